@@ -1,0 +1,82 @@
+/* status.h — what every public header shares: the export mark, status codes, error text, data types, version.
+ *
+ * Errors are values. A function that can fail returns a tn_status; the text of the failure (what happened, with which
+ * values, and what to do) waits in a slot of the calling thread until the next failure there. */
+#ifndef TRUNNION_STATUS_H
+#define TRUNNION_STATUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define TN_API __declspec(dllexport)
+#else
+#define TN_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TN_VERSION_MAJOR 0
+#define TN_VERSION_MINOR 1
+#define TN_VERSION_PATCH 0
+
+/* What went wrong, by kind; tn_error() has the words. */
+typedef enum tn_status {
+    TN_OK = 0,
+    TN_ERR_ARGUMENT,    /* an argument is out of range or NULL where it must not be */
+    TN_ERR_SHAPE,       /* shapes do not fit */
+    TN_ERR_DTYPE,       /* data types do not fit */
+    TN_ERR_MEMORY,      /* host or device memory ran out */
+    TN_ERR_UNAVAILABLE, /* a device, library or symbol is missing here */
+    TN_ERR_DEVICE,      /* a driver call failed */
+    TN_ERR_LOST,        /* the device is gone; what was on it cannot be read */
+    TN_ERR_IO,          /* a file could not be read or written */
+    TN_ERR_FORMAT,      /* a file's content is not what it should be */
+    TN_ERR_UNSUPPORTED, /* valid, but not something this build or device does */
+    TN_ERR_STATE,       /* called at the wrong time (backward twice, capture inside capture) */
+    TN_ERR_INTERNAL     /* a defect of Trunnion's: please report the text */
+} tn_status;
+
+/* The text of the calling thread's last failure; "" if there was none. Valid until the thread's next failure. */
+TN_API const char *tn_error(void);
+
+/* A short name of a status: "out of memory" for TN_ERR_MEMORY. Never NULL. */
+TN_API const char *tn_status_name(tn_status s);
+
+/* The library's version, "0.1.0". */
+TN_API const char *tn_version(void);
+
+/* Element types. The first group computes; the second is storage that converts on load and store: small integers
+ * compute as i32, f16 and bf16 as f32. Values are stable: files and plug-ins store them. */
+typedef enum tn_dtype {
+    TN_F32 = 0,
+    TN_F64 = 1,
+    TN_I32 = 2,
+    TN_I64 = 3,
+    TN_U32 = 4,
+    TN_U64 = 5,
+    TN_BOOL = 6, /* one byte, 0 or 1 */
+    TN_F16 = 7,
+    TN_BF16 = 8,
+    TN_I8 = 9,
+    TN_U8 = 10,
+    TN_I16 = 11,
+    TN_U16 = 12,
+    TN_DTYPE_COUNT
+} tn_dtype;
+
+/* Bytes an element, 0 for a value outside the enumeration. */
+TN_API size_t tn_dtype_size(tn_dtype t);
+
+/* "f32", "i64" …; "invalid" for a value outside the enumeration. */
+TN_API const char *tn_dtype_name(tn_dtype t);
+
+TN_API bool tn_dtype_is_float(tn_dtype t);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,224 @@
+/* base.h — what every layer stands on: errors, memory, text, JSON, files and time, libraries, the processor, threads.
+ *
+ * Nothing here knows a tensor or a device. Every allocation of the library goes through tn_mem_*, so that a test can
+ * let the n-th one fail and see that nothing is lost. */
+#ifndef TN_BASE_H
+#define TN_BASE_H
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "trunnion/status.h"
+
+#define TN_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define TN_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* Runs an expression that yields a tn_status and returns it to the caller when it is not TN_OK. */
+#define TRY(expr)                                 \
+    do {                                          \
+        tn_status try_status_ = (expr);           \
+        if (try_status_ != TN_OK) return try_status_; \
+    } while (0)
+
+static inline int64_t tn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t tn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t tn_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* ---- status and errors (text.c) ---------------------------------------------------------------------------------- */
+
+/* Stores the formatted text as this thread's error and returns `code`: `return tn_fail(TN_ERR_IO, "...", ...)`. */
+tn_status tn_fail(tn_status code, const char *format, ...) TN_PRINTF(2, 3);
+
+/* Puts "prefix: " before this thread's error text and returns `code`; for callers that know more than the callee. */
+tn_status tn_fail_prefix(tn_status code, const char *format, ...) TN_PRINTF(2, 3);
+
+/* The code of this thread's last failure. */
+tn_status tn_error_code(void);
+
+/* Log lines go to standard error as "trunnion: …"; level from TRUNNION_LOG (0 silent, 1 notices — default —, 2 verbose). */
+typedef enum tn_log_level { TN_LOG_NOTICE = 1, TN_LOG_VERBOSE = 2 } tn_log_level;
+void tn_log(tn_log_level level, const char *format, ...) TN_PRINTF(2, 3);
+
+/* A growing string. A failed allocation is remembered in `failed`; text stays a valid, shorter string. */
+typedef struct tn_str {
+    char *text; /* NULL until something is added; else NUL-terminated */
+    size_t length, capacity;
+    bool failed;
+} tn_str;
+
+void tn_str_add(tn_str *s, const char *format, ...) TN_PRINTF(2, 3);
+void tn_str_addn(tn_str *s, const char *bytes, size_t n);
+const char *tn_str_text(const tn_str *s); /* "" when empty */
+void tn_str_free(tn_str *s);
+
+/* 64-bit content hash; equal on every machine. Not for adversaries. */
+uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed);
+
+/* ---- memory (mem.c) ---------------------------------------------------------------------------------------------- */
+
+/* As malloc, but NULL with an error set (TN_ERR_MEMORY) on failure; 64-byte aligned; zero bytes give a valid pointer. */
+void *tn_mem_alloc(size_t bytes);
+void *tn_mem_zalloc(size_t count, size_t size); /* zeroed; overflow of count*size is TN_ERR_MEMORY */
+void *tn_mem_realloc(void *p, size_t bytes);    /* on failure p stays valid and NULL is returned */
+void tn_mem_free(void *p);                      /* NULL is fine */
+char *tn_mem_strdup(const char *s);
+
+/* Makes room for `need` items in *items (capacity in items, grows by half); TN_ERR_MEMORY leaves all as it was. */
+tn_status tn_mem_grow(void *items_pointer, size_t *capacity, size_t need, size_t item_size);
+
+/* Test hook: the n-th allocation from now fails (1 = the next); 0 turns it off. Process-wide. */
+void tn_mem_fail_at(int64_t n);
+typedef struct tn_mem_stats {
+    int64_t live_blocks, live_bytes, peak_bytes, calls; /* calls counts allocations, for the hook above */
+} tn_mem_stats;
+tn_mem_stats tn_mem_get_stats(void);
+
+/* true on overflow; *out undefined then. */
+bool tn_mul_overflow(int64_t a, int64_t b, int64_t *out);
+bool tn_add_overflow(int64_t a, int64_t b, int64_t *out);
+
+/* ---- files, time, environment (sys.c) ----------------------------------------------------------------------------- */
+
+double tn_now(void); /* seconds, monotonic */
+
+typedef struct tn_map {
+    const uint8_t *data;
+    size_t size;
+    void *handle; /* private */
+} tn_map;
+tn_status tn_map_open(const char *path, tn_map *out); /* read-only mapping; an empty file maps to size 0 */
+void tn_map_close(tn_map *m);
+
+tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit); /* NUL-terminated; tn_mem_free it */
+
+/* Atomic save: bytes go to a temporary file beside `path`; commit syncs and renames; abandon removes. A process killed
+ * at any moment leaves either the old file or the new one. */
+typedef struct tn_save tn_save;
+tn_status tn_save_begin(const char *path, tn_save **out);
+tn_status tn_save_write(tn_save *s, const void *bytes, size_t n);
+tn_status tn_save_commit(tn_save *s); /* frees s in any case */
+void tn_save_abandon(tn_save *s);     /* frees s; NULL is fine */
+
+tn_status tn_make_dirs(const char *path, unsigned mode);
+/* The cache folder (TRUNNION_CACHE, else XDG_CACHE_HOME/trunnion, else HOME/.cache/trunnion), made with mode 0700. */
+tn_status tn_cache_dir(char *out, size_t size);
+const char *tn_env(const char *name); /* NULL when unset or empty */
+
+/* ---- shared libraries (load.c) ------------------------------------------------------------------------------------ */
+
+/* Why something cannot be used, for people (`text`, `fix`) and programs (`code`). */
+typedef enum tn_reason_code {
+    TN_REASON_NONE = 0,          /* usable */
+    TN_REASON_NOT_BUILT,         /* left out at build time */
+    TN_REASON_PLATFORM,          /* does not exist on this operating system */
+    TN_REASON_LIBRARY_NOT_FOUND,
+    TN_REASON_SYMBOL_MISSING,
+    TN_REASON_TOO_OLD,
+    TN_REASON_PERMISSION,
+    TN_REASON_NO_DEVICE,
+    TN_REASON_NO_MEMORY,         /* too little memory for what was asked */
+    TN_REASON_INIT_FAILED,
+    TN_REASON_CRASHED,           /* the library killed the probing child process */
+    TN_REASON_NO_DRIVER,         /* the device answers, but this version of Trunnion has no driver for it yet */
+    TN_REASON_NOT_ASKED          /* only used when asked for by name */
+} tn_reason_code;
+
+typedef struct tn_reason {
+    tn_reason_code code;
+    char text[240];
+    char fix[240];
+} tn_reason;
+const char *tn_reason_code_name(tn_reason_code code); /* "library_not_found" */
+void tn_reason_set(tn_reason *r, tn_reason_code code, const char *fix, const char *format, ...) TN_PRINTF(4, 5);
+
+typedef struct tn_symbol {
+    const char *name;
+    void **address; /* set to the symbol, or to NULL when it is optional and missing */
+    bool optional;
+} tn_symbol;
+
+typedef struct tn_library_spec {
+    const char *title;          /* "CUDA driver" */
+    const char *env;            /* environment variable that overrides the names: a file or a folder; may be NULL */
+    const char *const *names;   /* candidates, tried in order, NULL-terminated; a '*' is globbed in known folders */
+    const tn_symbol *symbols;   /* may be NULL */
+    size_t symbol_count;
+    const char *fix;            /* what to install */
+} tn_library_spec;
+
+/* Opens the first candidate that has all required symbols. NULL with *why filled otherwise. Never closed again: driver
+ * libraries own threads and exit handlers. */
+void *tn_library_open(const tn_library_spec *spec, tn_reason *why);
+/* Finds the file that tn_library_open would load, without loading it; false when there is none. */
+bool tn_library_locate(const tn_library_spec *spec, char *path, size_t size);
+
+/* ---- processor (cpu.c) -------------------------------------------------------------------------------------------- */
+
+typedef enum tn_isa { TN_ISA_BASE = 0, TN_ISA_AVX2, TN_ISA_AVX512, TN_ISA_COUNT } tn_isa;
+
+typedef struct tn_cpu_info {
+    char name[96];
+    tn_isa isa;               /* the best level that processor and system allow (TRUNNION_ISA lowers it) */
+    bool vnni, bf16, f16c, neon;
+    int cores;                /* processors this process may run on (affinity mask) */
+    int usable_threads;       /* the same, cut by the cgroup quota, at least 1 */
+    int64_t l1d, l2, l3;      /* bytes; sensible defaults when unknown */
+    int64_t total_memory, free_memory; /* bytes, cgroup limit respected; free is read anew at each call */
+} tn_cpu_info;
+tn_cpu_info tn_cpu(void);
+const char *tn_isa_name(tn_isa isa); /* "baseline", "avx2", "avx512" */
+
+/* ---- the one thread pool (threads.c) ------------------------------------------------------------------------------ */
+
+/* Sets the pool's size, the caller included; 0 = usable_threads. Takes effect at the next tn_parallel. */
+tn_status tn_threads_set(int n);
+int tn_threads(void);
+
+/* Calls body(ctx, begin, end, worker) for parts of [0, n), each at least `grain` long but the last, on the pool and the
+ * caller; returns when all are done. Parts are split statically: worker w of t gets the w-th run of grains. A nested
+ * call, or one made while another thread uses the pool, runs whole on its own thread with worker 0. */
+typedef void tn_parallel_body(void *ctx, int64_t begin, int64_t end, int worker);
+void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
+
+/* ---- JSON (json.c) ------------------------------------------------------------------------------------------------ */
+
+/* A strict reader (RFC 8259) into one block of memory. Limits: 64 levels, 64 MiB of text, 4 M values. */
+typedef enum tn_json_kind { TN_JSON_NULL, TN_JSON_BOOL, TN_JSON_NUMBER, TN_JSON_STRING, TN_JSON_ARRAY, TN_JSON_OBJECT } tn_json_kind;
+typedef struct tn_json tn_json; /* a value; valid until the document is freed */
+typedef struct tn_json_doc tn_json_doc;
+
+tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out); /* errors name the byte offset */
+void tn_json_free(tn_json_doc *d);
+const tn_json *tn_json_root(const tn_json_doc *d);
+tn_json_kind tn_json_kind_of(const tn_json *v);
+size_t tn_json_length(const tn_json *v);                        /* of an array, object or string; else 0 */
+const tn_json *tn_json_at(const tn_json *v, size_t i);          /* array item or object member value; NULL past the end */
+const char *tn_json_key(const tn_json *v, size_t i);            /* object member's key; NULL past the end */
+const tn_json *tn_json_get(const tn_json *v, const char *key);  /* NULL when absent or v is no object */
+bool tn_json_bool(const tn_json *v, bool fallback);
+double tn_json_number(const tn_json *v, double fallback);
+int64_t tn_json_int(const tn_json *v, int64_t fallback);        /* exact for integers that fit; else fallback */
+const char *tn_json_string(const tn_json *v, const char *fallback);
+
+/* A writer into a tn_str that places commas itself. Keys only inside objects. Non-finite numbers become null. */
+typedef struct tn_json_writer {
+    tn_str *out;
+    int depth;
+    uint64_t has_items; /* one bit a level */
+    bool after_key;
+} tn_json_writer;
+void tn_json_begin_object(tn_json_writer *w);
+void tn_json_end_object(tn_json_writer *w);
+void tn_json_begin_array(tn_json_writer *w);
+void tn_json_end_array(tn_json_writer *w);
+void tn_json_put_key(tn_json_writer *w, const char *key);
+void tn_json_put_string(tn_json_writer *w, const char *text);
+void tn_json_put_number(tn_json_writer *w, double v); /* shortest text that reads back to the same double */
+void tn_json_put_int(tn_json_writer *w, int64_t v);
+void tn_json_put_bool(tn_json_writer *w, bool v);
+void tn_json_put_null(tn_json_writer *w);
+
+#endif

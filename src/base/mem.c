@@ -1,0 +1,126 @@
+/* mem.c — every allocation of the library: aligned, counted, and able to fail on demand.
+ *
+ * A block is preceded by a header of one cache line that holds its size, so that releasing and counting need no table.
+ * The counters are the means of a promise that tests keep: let the n-th allocation of any operation fail, for every n,
+ * and what comes back is a clean error with as many live blocks as before. */
+#include "base/base.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64 }; /* a cache line, and the widest vector register */
+
+typedef struct block_header {
+    size_t bytes;
+} block_header;
+
+static _Atomic int64_t attempts;  /* allocations asked for */
+static _Atomic int64_t finished;  /* those that failed or have been freed: attempts - finished are alive */
+static _Atomic int64_t live_bytes;
+static _Atomic int64_t peak_bytes;
+static _Atomic int64_t fail_countdown; /* at 1 the next allocation fails; at 0 or below none does */
+
+static bool told_to_fail(void) {
+    if (atomic_load_explicit(&fail_countdown, memory_order_relaxed) <= 0) return false;
+    return atomic_fetch_sub_explicit(&fail_countdown, 1, memory_order_relaxed) == 1;
+}
+
+static block_header *header_of(void *p) { return (block_header *)(void *)((char *)p - ALIGNMENT); }
+
+static void count_new_bytes(size_t bytes) {
+    int64_t added = (int64_t)bytes;
+    int64_t now = atomic_fetch_add_explicit(&live_bytes, added, memory_order_relaxed) + added;
+    int64_t peak = atomic_load_explicit(&peak_bytes, memory_order_relaxed);
+    while (now > peak && !atomic_compare_exchange_weak_explicit(&peak_bytes, &peak, now, memory_order_relaxed,
+                                                                memory_order_relaxed)) {
+    }
+}
+
+void *tn_mem_alloc(size_t bytes) {
+    void *raw = NULL;
+    atomic_fetch_add_explicit(&attempts, 1, memory_order_relaxed);
+    bool fits = bytes <= (size_t)PTRDIFF_MAX - ALIGNMENT;
+    if (!fits || told_to_fail() || posix_memalign(&raw, ALIGNMENT, bytes + ALIGNMENT) != 0) {
+        atomic_fetch_add_explicit(&finished, 1, memory_order_relaxed);
+        tn_fail(TN_ERR_MEMORY, "out of host memory: %zu bytes could not be allocated", bytes);
+        return NULL;
+    }
+    void *p = (char *)raw + ALIGNMENT;
+    header_of(p)->bytes = bytes;
+    count_new_bytes(bytes);
+    return p;
+}
+
+void *tn_mem_zalloc(size_t count, size_t size) {
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes)) {
+        tn_fail(TN_ERR_MEMORY, "out of host memory: %zu items of %zu bytes are more than can be addressed", count, size);
+        return NULL;
+    }
+    void *p = tn_mem_alloc(bytes);
+    if (p != NULL) memset(p, 0, bytes);
+    return p;
+}
+
+void *tn_mem_realloc(void *p, size_t bytes) {
+    void *grown = tn_mem_alloc(bytes);
+    if (grown == NULL || p == NULL) return grown;
+    size_t old_bytes = header_of(p)->bytes;
+    memcpy(grown, p, old_bytes < bytes ? old_bytes : bytes);
+    tn_mem_free(p);
+    return grown;
+}
+
+void tn_mem_free(void *p) {
+    if (p == NULL) return;
+    block_header *header = header_of(p);
+    atomic_fetch_sub_explicit(&live_bytes, (int64_t)header->bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&finished, 1, memory_order_relaxed);
+    free(header);
+}
+
+char *tn_mem_strdup(const char *s) {
+    size_t bytes = strlen(s) + 1;
+    char *copy = tn_mem_alloc(bytes);
+    if (copy != NULL) memcpy(copy, s, bytes);
+    return copy;
+}
+
+/* At least half as much again, so that adding one at a time costs amortised constant time; eight to begin with. */
+static size_t grown_capacity(size_t capacity, size_t need) {
+    size_t half_more = capacity <= SIZE_MAX / 2 ? capacity + capacity / 2 : need;
+    size_t wanted = half_more > need ? half_more : need;
+    return wanted > 8 ? wanted : 8;
+}
+
+tn_status tn_mem_grow(void *items_pointer, size_t *capacity, size_t need, size_t item_size) {
+    if (need <= *capacity) return TN_OK;
+    size_t new_capacity = grown_capacity(*capacity, need);
+    size_t bytes;
+    if (__builtin_mul_overflow(new_capacity, item_size, &bytes)) {
+        return tn_fail(TN_ERR_MEMORY, "out of host memory: %zu items of %zu bytes are more than can be addressed",
+                       new_capacity, item_size);
+    }
+    void *items; /* items_pointer is some T **: copied as bytes, because a T * must not be read as a void * */
+    memcpy(&items, items_pointer, sizeof items);
+    void *grown = tn_mem_realloc(items, bytes);
+    if (grown == NULL) return TN_ERR_MEMORY;
+    memcpy(items_pointer, &grown, sizeof grown);
+    *capacity = new_capacity;
+    return TN_OK;
+}
+
+void tn_mem_fail_at(int64_t n) { atomic_store_explicit(&fail_countdown, n, memory_order_relaxed); }
+
+tn_mem_stats tn_mem_get_stats(void) {
+    tn_mem_stats stats;
+    stats.calls = atomic_load_explicit(&attempts, memory_order_relaxed);
+    stats.live_blocks = stats.calls - atomic_load_explicit(&finished, memory_order_relaxed);
+    stats.live_bytes = atomic_load_explicit(&live_bytes, memory_order_relaxed);
+    stats.peak_bytes = atomic_load_explicit(&peak_bytes, memory_order_relaxed);
+    return stats;
+}
+
+bool tn_mul_overflow(int64_t a, int64_t b, int64_t *out) { return __builtin_mul_overflow(a, b, out); }
+
+bool tn_add_overflow(int64_t a, int64_t b, int64_t *out) { return __builtin_add_overflow(a, b, out); }

@@ -1,0 +1,382 @@
+/* sys.c — files, directories, the clock and the environment.
+ *
+ * The idea that matters is the atomic save. Bytes go to a temporary file beside the target, under a name that only a
+ * few numbered slots can take; the writer holds a lock on it. A lock dies with its process, so a later save recognises
+ * what a killed one left, removes it and uses the slot again: however often a process is killed, the target is whole
+ * and rubbish does not pile up. */
+#include "base/base.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+double tn_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+const char *tn_env(const char *name) {
+    const char *value = getenv(name);
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
+
+/* Close without losing the errno of what failed before. */
+static void close_quietly(int fd) {
+    int saved = errno;
+    close(fd);
+    errno = saved;
+}
+
+static tn_status open_for_reading(const char *path, int flags, int *fd, struct stat *info) {
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | flags);
+    if (*fd < 0) return tn_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
+    if (fstat(*fd, info) != 0) {
+        close_quietly(*fd);
+        return tn_fail(TN_ERR_IO, "cannot examine '%s': %s", path, strerror(errno));
+    }
+    return TN_OK;
+}
+
+/* Regular files only: a pipe or a device has no fixed content to map, and O_NONBLOCK keeps the look at a pipe from
+ * waiting for its writer. A file that another process shortens while it is mapped raises SIGBUS at the lost pages, as
+ * every mapping does; Trunnion's own saves replace files and never shorten them. */
+tn_status tn_map_open(const char *path, tn_map *out) {
+    *out = (tn_map){0};
+    int fd;
+    struct stat info;
+    TRY(open_for_reading(path, O_NONBLOCK, &fd, &info));
+    if (!S_ISREG(info.st_mode)) {
+        close(fd);
+        return tn_fail(TN_ERR_IO, "cannot map '%s': it is not a regular file", path);
+    }
+    if ((uint64_t)info.st_size > (uint64_t)PTRDIFF_MAX) {
+        close(fd);
+        return tn_fail(TN_ERR_IO, "cannot map '%s': %lld bytes exceed the address space", path, (long long)info.st_size);
+    }
+    if (info.st_size == 0) {
+        close(fd);
+        return TN_OK;
+    }
+    size_t size = (size_t)info.st_size;
+    void *pages = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
+    close_quietly(fd); /* the mapping keeps the file */
+    if (pages == MAP_FAILED) return tn_fail(TN_ERR_IO, "cannot map '%s' (%zu bytes): %s", path, size, strerror(errno));
+    out->data = pages;
+    out->size = size;
+    out->handle = pages;
+    return TN_OK;
+}
+
+void tn_map_close(tn_map *m) {
+    if (m->handle != NULL) munmap(m->handle, m->size);
+    *m = (tn_map){0};
+}
+
+/* read() that goes on after a signal. */
+static ssize_t read_some(int fd, char *buffer, size_t n) {
+    ssize_t got;
+    do {
+        got = read(fd, buffer, n);
+    } while (got < 0 && errno == EINTR);
+    return got;
+}
+
+/* Reads to the end of the file, whatever size it claims: files of the kernel claim none. One byte more than expected is
+ * asked for, to meet the end or to see that the file is too large. */
+static tn_status read_all(int fd, const char *path, size_t expected, size_t limit, tn_str *s) {
+    enum { READ_STEP = 64 << 10 };
+    size_t room = (expected < limit ? expected : limit) + 1;
+    for (;;) {
+        TRY(tn_mem_grow(&s->text, &s->capacity, s->length + room + 1, 1));
+        ssize_t got = read_some(fd, s->text + s->length, room);
+        if (got < 0) return tn_fail(TN_ERR_IO, "cannot read '%s': %s", path, strerror(errno));
+        if (got == 0) break;
+        s->length += (size_t)got;
+        if (s->length > limit) {
+            return tn_fail(TN_ERR_FORMAT, "'%s' is larger than the %zu bytes allowed for it", path, limit);
+        }
+        size_t spare = s->capacity - s->length - 1;
+        size_t until_limit = limit - s->length + 1;
+        room = spare > 0 ? spare : READ_STEP;
+        if (room > until_limit) room = until_limit;
+    }
+    s->text[s->length] = '\0';
+    return TN_OK;
+}
+
+tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit) {
+    *data = NULL;
+    *size = 0;
+    int fd;
+    struct stat info;
+    TRY(open_for_reading(path, 0, &fd, &info));
+    size_t most = limit < PTRDIFF_MAX / 2 ? limit : PTRDIFF_MAX / 2; /* so that sums of sizes cannot overflow */
+    size_t expected = S_ISREG(info.st_mode) && info.st_size > 0 ? (size_t)info.st_size : 0;
+    if (expected > most) {
+        close(fd);
+        return tn_fail(TN_ERR_FORMAT, "'%s' holds %zu bytes, %zu are allowed for it", path, expected, limit);
+    }
+    tn_str content = {0};
+    tn_status status = read_all(fd, path, expected, most, &content);
+    close(fd);
+    if (status != TN_OK) {
+        tn_str_free(&content);
+        return status;
+    }
+    *data = content.text;
+    *size = content.length;
+    return TN_OK;
+}
+
+/* ---- atomic save ------------------------------------------------------------------------------------------------- */
+
+enum {
+    SAVE_BUFFER_SIZE = 256 << 10, /* few calls of write for many small pieces */
+    SAVE_SLOTS = 64               /* saves of one file that may be under way at the same time */
+};
+
+struct tn_save {
+    int fd;
+    tn_status status; /* the first failure; every later step repeats it */
+    char *target;     /* the file to replace, links followed */
+    char *temporary;
+    size_t buffered;
+    char buffer[SAVE_BUFFER_SIZE];
+};
+
+/* Follows a link, so that saving through one changes what it points to; a name that does not exist yet stays as it is.
+ * What exists and is no regular file is refused: the rename would replace a device by a file. */
+static tn_status resolve_target(const char *path, char **target) {
+    struct stat info;
+    *target = NULL;
+    if (stat(path, &info) != 0) {
+        if (errno != ENOENT) return tn_fail(TN_ERR_IO, "cannot save '%s': %s", path, strerror(errno));
+        *target = tn_mem_strdup(path);
+        return *target != NULL ? TN_OK : TN_ERR_MEMORY;
+    }
+    if (!S_ISREG(info.st_mode)) return tn_fail(TN_ERR_IO, "cannot save '%s': it is not a regular file", path);
+    char real[PATH_MAX];
+    if (realpath(path, real) == NULL) return tn_fail(TN_ERR_IO, "cannot save '%s': %s", path, strerror(errno));
+    *target = tn_mem_strdup(real);
+    return *target != NULL ? TN_OK : TN_ERR_MEMORY;
+}
+
+/* "folder/.name.tmp7" for "folder/name" and slot 7. */
+static char *temporary_name(const char *target, int slot) {
+    const char *slash = strrchr(target, '/');
+    int folder = slash != NULL ? (int)(slash - target) + 1 : 0;
+    tn_str s = {0};
+    tn_str_add(&s, "%.*s.%s.tmp%d", folder, target, target + folder, slot);
+    if (s.failed) tn_str_free(&s);
+    return s.text;
+}
+
+/* True when `fd` still is what stands under `path`, and is an ordinary file of ours that has no second name. */
+static bool is_our_file(int fd, const char *path) {
+    struct stat open_file, named_file;
+    if (fstat(fd, &open_file) != 0 || lstat(path, &named_file) != 0) return false;
+    bool same = open_file.st_dev == named_file.st_dev && open_file.st_ino == named_file.st_ino;
+    return same && S_ISREG(open_file.st_mode) && open_file.st_uid == geteuid() && open_file.st_nlink == 1;
+}
+
+/* Removes what a killed process left under `path`. Its lock is gone; a file that is still locked belongs to a save that
+ * is under way. */
+static bool remove_orphan(const char *path) {
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    if (fd < 0) return errno == ENOENT;
+    bool removed = flock(fd, LOCK_EX | LOCK_NB) == 0 && is_our_file(fd, path) && unlink(path) == 0;
+    close(fd);
+    return removed;
+}
+
+/* Creates and locks `path`; -1 with errno set, EEXIST when somebody else has it. Between creation and lock another
+ * process may take the new file for an orphan: then it is no longer ours. Without locks on this file system the save
+ * works all the same, only orphans stay. */
+static int create_locked(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) return -1;
+    bool busy = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (!busy && is_our_file(fd, path)) return fd;
+    close(fd);
+    errno = EEXIST;
+    return -1;
+}
+
+static tn_status open_temporary(tn_save *s) {
+    for (int slot = 0; slot < SAVE_SLOTS; slot++) {
+        char *name = temporary_name(s->target, slot);
+        if (name == NULL) return TN_ERR_MEMORY;
+        int fd = create_locked(name);
+        if (fd < 0 && errno == EEXIST && remove_orphan(name)) fd = create_locked(name);
+        if (fd >= 0) {
+            s->fd = fd;
+            s->temporary = name;
+            return TN_OK;
+        }
+        tn_status status = TN_OK;
+        if (errno != EEXIST && errno != EWOULDBLOCK) {
+            status = tn_fail(TN_ERR_IO, "cannot save '%s': creating '%s': %s", s->target, name, strerror(errno));
+        }
+        tn_mem_free(name);
+        if (status != TN_OK) return status;
+    }
+    return tn_fail(TN_ERR_IO, "cannot save '%s': all %d temporary names beside it are taken (.*.tmp0 and so on)",
+                   s->target, SAVE_SLOTS);
+}
+
+/* A replaced file keeps its permissions. */
+static void copy_mode(const tn_save *s) {
+    struct stat info;
+    if (stat(s->target, &info) != 0) return;
+    if (fchmod(s->fd, info.st_mode & 07777) != 0) tn_log(TN_LOG_VERBOSE, "permissions of '%s' not kept", s->target);
+}
+
+tn_status tn_save_begin(const char *path, tn_save **out) {
+    *out = NULL;
+    if (path[0] == '\0') return tn_fail(TN_ERR_ARGUMENT, "cannot save: the file name is empty");
+    tn_save *s = tn_mem_alloc(sizeof *s);
+    if (s == NULL) return TN_ERR_MEMORY;
+    s->fd = -1;
+    s->status = TN_OK;
+    s->target = NULL;
+    s->temporary = NULL;
+    s->buffered = 0;
+    tn_status status = resolve_target(path, &s->target);
+    if (status == TN_OK) status = open_temporary(s);
+    if (status != TN_OK) {
+        tn_save_abandon(s);
+        return status;
+    }
+    copy_mode(s);
+    *out = s;
+    return TN_OK;
+}
+
+static tn_status save_failed(tn_save *s, const char *step) {
+    s->status = tn_fail(TN_ERR_IO, "cannot save '%s': %s: %s", s->target, step, strerror(errno));
+    return s->status;
+}
+
+static tn_status write_through(tn_save *s, const char *bytes, size_t n) {
+    while (n > 0) {
+        ssize_t done = write(s->fd, bytes, n);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) return save_failed(s, "writing");
+        bytes += done;
+        n -= (size_t)done;
+    }
+    return TN_OK;
+}
+
+static tn_status flush_buffer(tn_save *s) {
+    size_t n = s->buffered;
+    s->buffered = 0;
+    return write_through(s, s->buffer, n);
+}
+
+tn_status tn_save_write(tn_save *s, const void *bytes, size_t n) {
+    if (s->status != TN_OK) return tn_fail(s->status, "cannot save '%s': an earlier write failed", s->target);
+    if (n > SAVE_BUFFER_SIZE - s->buffered) TRY(flush_buffer(s));
+    if (n > SAVE_BUFFER_SIZE) return write_through(s, bytes, n);
+    if (n > 0) memcpy(s->buffer + s->buffered, bytes, n);
+    s->buffered += n;
+    return TN_OK;
+}
+
+/* Makes the rename itself last. Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
+static tn_status sync_folder(tn_save *s) {
+    char *slash = strrchr(s->temporary, '/');
+    if (slash != NULL) slash[slash == s->temporary ? 1 : 0] = '\0';
+    int fd = open(slash != NULL ? s->temporary : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return errno == EACCES ? TN_OK : save_failed(s, "opening its folder");
+    bool failed = fsync(fd) != 0 && errno != EINVAL && errno != ENOTSUP;
+    tn_status status = failed ? save_failed(s, "syncing its folder") : TN_OK;
+    close(fd);
+    return status;
+}
+
+static tn_status finish_save(tn_save *s) {
+    if (s->status != TN_OK) return tn_fail(s->status, "cannot save '%s': an earlier write failed", s->target);
+    TRY(flush_buffer(s));
+    if (fsync(s->fd) != 0) return save_failed(s, "syncing");
+    if (rename(s->temporary, s->target) != 0) return save_failed(s, "renaming");
+    close(s->fd);
+    s->fd = -1; /* from here on there is no temporary file to remove */
+    return sync_folder(s);
+}
+
+tn_status tn_save_commit(tn_save *s) {
+    tn_status status = finish_save(s);
+    tn_save_abandon(s);
+    return status;
+}
+
+void tn_save_abandon(tn_save *s) {
+    if (s == NULL) return;
+    if (s->fd >= 0) {
+        unlink(s->temporary);
+        close(s->fd); /* after the name is gone: the lock guards it until then */
+    }
+    tn_mem_free(s->target);
+    tn_mem_free(s->temporary);
+    tn_mem_free(s);
+}
+
+/* ---- folders ----------------------------------------------------------------------------------------------------- */
+
+static tn_status make_dir(const char *path, unsigned mode) {
+    struct stat info;
+    if (mkdir(path, (mode_t)mode) == 0) return TN_OK;
+    int error = errno; /* a folder that exists may also answer EROFS or EACCES */
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) return TN_OK;
+    return tn_fail(TN_ERR_IO, "cannot make the folder '%s': %s", path, strerror(error));
+}
+
+tn_status tn_make_dirs(const char *path, unsigned mode) {
+    if (path[0] == '\0') return tn_fail(TN_ERR_ARGUMENT, "cannot make a folder without a name");
+    char *copy = tn_mem_strdup(path);
+    if (copy == NULL) return TN_ERR_MEMORY;
+    tn_status status = TN_OK;
+    for (char *p = strchr(copy + 1, '/'); p != NULL && status == TN_OK; p = strchr(p + 1, '/')) {
+        *p = '\0';
+        status = make_dir(copy, mode);
+        *p = '/';
+    }
+    if (status == TN_OK) status = make_dir(copy, mode);
+    tn_mem_free(copy);
+    return status;
+}
+
+/* The folder's name from the environment; XDG asks that a relative XDG_CACHE_HOME be ignored. */
+static int cache_dir_name(char *out, size_t size) {
+    const char *own = tn_env("TRUNNION_CACHE");
+    if (own != NULL) return snprintf(out, size, "%s", own);
+    const char *xdg = tn_env("XDG_CACHE_HOME");
+    if (xdg != NULL && xdg[0] == '/') return snprintf(out, size, "%s/trunnion", xdg);
+    const char *home = tn_env("HOME");
+    if (home != NULL) return snprintf(out, size, "%s/.cache/trunnion", home);
+    return -1;
+}
+
+tn_status tn_cache_dir(char *out, size_t size) {
+    int n = cache_dir_name(out, size);
+    if (n < 0) {
+        return tn_fail(TN_ERR_IO, "no cache folder: neither TRUNNION_CACHE nor XDG_CACHE_HOME nor HOME is set; "
+                                  "set TRUNNION_CACHE to a folder that you can write to");
+    }
+    if ((size_t)n >= size) return tn_fail(TN_ERR_IO, "the cache folder's name is longer than %zu bytes", size);
+    tn_status status = tn_make_dirs(out, 0700);
+    if (status != TN_OK) return tn_fail_prefix(status, "cache folder (set TRUNNION_CACHE to another one)");
+    return TN_OK;
+}

@@ -1,0 +1,204 @@
+/* text.c — words: the error slot of each thread, log lines, growing strings, the content hash.
+ *
+ * A failure must be reportable when memory has run out, so the error slot is a fixed buffer in thread-local storage and
+ * tn_fail formats into the stack first: its arguments may point into the very text that it replaces. */
+#include "base/base.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ERROR_TEXT_SIZE = 1024, LOG_LINE_SIZE = 2048 };
+
+typedef struct error_slot {
+    tn_status code;
+    char text[ERROR_TEXT_SIZE];
+} error_slot;
+
+static _Thread_local error_slot last_error;
+
+static const char *const status_names[] = {
+    [TN_OK] = "ok",
+    [TN_ERR_ARGUMENT] = "bad argument",
+    [TN_ERR_SHAPE] = "shapes do not fit",
+    [TN_ERR_DTYPE] = "data types do not fit",
+    [TN_ERR_MEMORY] = "out of memory",
+    [TN_ERR_UNAVAILABLE] = "not available",
+    [TN_ERR_DEVICE] = "device error",
+    [TN_ERR_LOST] = "device lost",
+    [TN_ERR_IO] = "input/output error",
+    [TN_ERR_FORMAT] = "malformed file",
+    [TN_ERR_UNSUPPORTED] = "not supported",
+    [TN_ERR_STATE] = "called at the wrong time",
+    [TN_ERR_INTERNAL] = "internal error",
+};
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+/* The longest length of at most `limit` bytes that does not cut a UTF-8 sequence of `text` in two. */
+static size_t utf8_floor(const char *text, size_t limit) {
+    size_t n = strnlen(text, limit + 1);
+    if (n <= limit) return n;
+    n = limit;
+    while (n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80) n--;
+    return n;
+}
+
+static void set_error(tn_status code, const char *text) {
+    size_t n = utf8_floor(text, ERROR_TEXT_SIZE - 1);
+    memmove(last_error.text, text, n);
+    last_error.text[n] = '\0';
+    last_error.code = code;
+}
+
+tn_status tn_fail(tn_status code, const char *format, ...) {
+    char text[ERROR_TEXT_SIZE + 8]; /* longer than the slot, so that set_error sees where a sequence is cut */
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    set_error(code, n < 0 ? format : text);
+    return code;
+}
+
+tn_status tn_fail_prefix(tn_status code, const char *format, ...) {
+    char text[2 * ERROR_TEXT_SIZE + 8];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text, ERROR_TEXT_SIZE, format, args);
+    va_end(args);
+    size_t used = n < 0 ? 0 : strlen(text);
+    snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? ": " : "", last_error.text);
+    set_error(code, text);
+    return code;
+}
+
+tn_status tn_error_code(void) { return last_error.code; }
+
+const char *tn_error(void) { return last_error.text; }
+
+const char *tn_status_name(tn_status s) {
+    return (size_t)s < TN_COUNT(status_names) ? status_names[s] : "unknown status";
+}
+
+#define STRINGIFY_VALUE(x) #x
+#define STRINGIFY(x) STRINGIFY_VALUE(x)
+
+const char *tn_version(void) {
+    return STRINGIFY(TN_VERSION_MAJOR) "." STRINGIFY(TN_VERSION_MINOR) "." STRINGIFY(TN_VERSION_PATCH);
+}
+
+/* ---- log --------------------------------------------------------------------------------------------------------- */
+
+/* Read once: a level that changes while threads log would need more than an environment variable. */
+static int log_level(void) {
+    static _Atomic int cached = -1;
+    int level = atomic_load_explicit(&cached, memory_order_relaxed);
+    if (level >= 0) return level;
+    const char *text = tn_env("TRUNNION_LOG");
+    level = TN_LOG_NOTICE;
+    if (text != NULL && text[0] >= '0' && text[0] <= '9') level = text[0] - '0';
+    atomic_store_explicit(&cached, level, memory_order_relaxed);
+    return level;
+}
+
+void tn_log(tn_log_level level, const char *format, ...) {
+    if ((int)level > log_level()) return;
+    char line[LOG_LINE_SIZE];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    if (n < 0) return;
+    fprintf(stderr, "trunnion: %s\n", line); /* one call a line, so that lines of several threads do not mix */
+}
+
+/* ---- growing strings --------------------------------------------------------------------------------------------- */
+
+/* Makes room for `more` bytes and the NUL. After the first failure nothing is added any more: a text with a gap in the
+ * middle would be worse than a short one. */
+static bool str_reserve(tn_str *s, size_t more) {
+    if (s->failed) return false;
+    if (more > SIZE_MAX - s->length - 1) {
+        s->failed = true;
+        return false;
+    }
+    if (tn_mem_grow(&s->text, &s->capacity, s->length + more + 1, 1) != TN_OK) {
+        s->failed = true;
+        return false;
+    }
+    return true;
+}
+
+void tn_str_addn(tn_str *s, const char *bytes, size_t n) {
+    if (!str_reserve(s, n)) return;
+    if (n > 0) memcpy(s->text + s->length, bytes, n);
+    s->length += n;
+    s->text[s->length] = '\0';
+}
+
+void tn_str_add(tn_str *s, const char *format, ...) {
+    char small[256];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(small, sizeof small, format, args);
+    va_end(args);
+    if (n < 0) {
+        s->failed = true;
+        return;
+    }
+    if ((size_t)n < sizeof small) {
+        tn_str_addn(s, small, (size_t)n);
+        return;
+    }
+    if (!str_reserve(s, (size_t)n)) return;
+    va_start(args, format);
+    vsnprintf(s->text + s->length, (size_t)n + 1, format, args);
+    va_end(args);
+    s->length += (size_t)n;
+}
+
+const char *tn_str_text(const tn_str *s) { return s->text != NULL ? s->text : ""; }
+
+void tn_str_free(tn_str *s) {
+    tn_mem_free(s->text);
+    *s = (tn_str){0};
+}
+
+/* ---- hash -------------------------------------------------------------------------------------------------------- */
+
+/* Odd constants: the golden ratio in 64 bits, and the two multipliers of the splitmix64 finaliser (Steele, Lea and
+ * Flood, 2014), which spread every input bit over the word. */
+static const uint64_t HASH_STEP = 0x9E3779B97F4A7C15u;
+static const uint64_t HASH_MIX_1 = 0xBF58476D1CE4E5B9u;
+static const uint64_t HASH_MIX_2 = 0x94D049BB133111EBu;
+
+static uint64_t rotate_left(uint64_t x, int k) { return x << k | x >> (64 - k); }
+
+/* Up to 8 bytes as a little-endian number, whatever the machine's own order; compilers make one load of the full case. */
+static uint64_t load_little_endian(const unsigned char *p, size_t n) {
+    uint64_t word = 0;
+    for (size_t i = 0; i < n; i++) word |= (uint64_t)p[i] << (8 * i);
+    return word;
+}
+
+static uint64_t hash_word(uint64_t hash, uint64_t word) {
+    word *= HASH_MIX_1;
+    word = rotate_left(word, 31) * HASH_STEP;
+    return rotate_left(hash ^ word, 27) * HASH_MIX_2 + HASH_STEP;
+}
+
+uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed) {
+    const unsigned char *p = bytes;
+    uint64_t hash = seed ^ ((uint64_t)n * HASH_STEP);
+    size_t left = n;
+    while (left >= 8) {
+        hash = hash_word(hash, load_little_endian(p, 8));
+        p += 8;
+        left -= 8;
+    }
+    if (left > 0) hash = hash_word(hash, load_little_endian(p, left));
+    hash = (hash ^ hash >> 30) * HASH_MIX_1;
+    hash = (hash ^ hash >> 27) * HASH_MIX_2;
+    return hash ^ hash >> 31;
+}

@@ -1,0 +1,272 @@
+/* threads.c — the one thread pool of the process: fork, run, join, in under a microsecond while it is warm.
+ *
+ * Every worker owns one cache line. The caller writes the job's ticket there, the worker spins on it, runs its part and
+ * writes the ticket back as `done`. Only who has waited for SPIN_SECONDS in vain goes to sleep on a condition variable
+ * and says so in a flag; waker and sleeper write first and read second, all sequentially consistent, so that at least
+ * one of them sees the other. Parts are split by position alone: which worker runs what never depends on time. Workers
+ * are started when first needed and are never stopped; a smaller pool leaves the later ones asleep. */
+#include "base/base.h"
+
+#include <fenv.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    MAX_THREADS = 512,
+    STACK_BYTES = 2 << 20, /* the caller runs the same bodies; a fixed size does not depend on the shell's limits */
+    SPINS_A_LOOK = 16      /* pauses between two looks at the clock */
+};
+
+/* Longer than the gap between two kernels of one plan, shorter than what shows up as load. */
+static const double SPIN_SECONDS = 30e-6;
+
+/* What one worker shares with the caller. Its first 64 bytes hold all that a warm job needs, so that one cache line
+ * travels to the worker and back. */
+typedef struct worker_slot {
+    _Alignas(64) _Atomic uint64_t ticket; /* counted up by the caller: a part is ready */
+    _Atomic uint64_t done;                /* set to the ticket by the worker: the part has run */
+    tn_parallel_body *body;
+    void *ctx;
+    int64_t begin, end;
+    int index;
+    _Atomic bool asleep;
+    pthread_mutex_t lock; /* with `wake`: only for sleeping */
+    pthread_cond_t wake;
+} worker_slot;
+
+/* All but the sleeping caller's three members belongs to the thread that holds `busy`. */
+static struct {
+    _Atomic bool busy;
+    int started; /* workers that exist; the caller is not counted */
+    int most;    /* workers that the system lets us start */
+    _Atomic bool caller_asleep;
+    pthread_mutex_t caller_lock;
+    pthread_cond_t caller_wake;
+    worker_slot slots[MAX_THREADS]; /* slots[0] stands for the caller and is unused */
+} pool = {
+    .most = MAX_THREADS - 1,
+    .caller_lock = PTHREAD_MUTEX_INITIALIZER,
+    .caller_wake = PTHREAD_COND_INITIALIZER,
+};
+
+static _Atomic int wanted_threads;     /* 0 = as many as usable */
+static _Thread_local bool inside_body; /* this thread runs a part: a nested call stays on it */
+
+/* ---- size -------------------------------------------------------------------------------------------------------- */
+
+static int usable_threads(void) {
+    static _Atomic int cached;
+    int n = atomic_load_explicit(&cached, memory_order_relaxed);
+    if (n > 0) return n;
+    n = tn_cpu().usable_threads;
+    if (n > MAX_THREADS) n = MAX_THREADS;
+    atomic_store_explicit(&cached, n, memory_order_relaxed);
+    return n;
+}
+
+tn_status tn_threads_set(int n) {
+    if (n < 0 || n > MAX_THREADS) {
+        return tn_fail(TN_ERR_ARGUMENT, "thread count %d is outside 0 (automatic) to %d", n, MAX_THREADS);
+    }
+    atomic_store_explicit(&wanted_threads, n, memory_order_relaxed);
+    return TN_OK;
+}
+
+int tn_threads(void) {
+    int n = atomic_load_explicit(&wanted_threads, memory_order_relaxed);
+    return n > 0 ? n : usable_threads();
+}
+
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb"); /* waits longer than yield, which is a no-op on most cores */
+#endif
+}
+
+/* Spins until *word is `value`; false when the time is up. */
+static bool spin_until(_Atomic uint64_t *word, uint64_t value, double seconds) {
+    if (atomic_load_explicit(word, memory_order_acquire) == value) return true;
+    if (seconds <= 0) return false;
+    double deadline = tn_now() + seconds;
+    do {
+        for (int i = 0; i < SPINS_A_LOOK; i++) {
+            if (atomic_load_explicit(word, memory_order_acquire) == value) return true;
+            pause_briefly();
+        }
+    } while (tn_now() < deadline);
+    return false;
+}
+
+/* Sleeps until *word is `value`. The flag goes up before the word is looked at again, and wake_sleeper looks at the flag
+ * after the word was written: one of the two sees the other. */
+static void sleep_until(_Atomic uint64_t *word, uint64_t value, _Atomic bool *asleep, pthread_mutex_t *lock,
+                        pthread_cond_t *wake) {
+    pthread_mutex_lock(lock);
+    atomic_store(asleep, true);
+    while (atomic_load(word) != value) pthread_cond_wait(wake, lock);
+    atomic_store_explicit(asleep, false, memory_order_relaxed);
+    pthread_mutex_unlock(lock);
+}
+
+static void wake_sleeper(_Atomic bool *asleep, pthread_mutex_t *lock, pthread_cond_t *wake) {
+    if (!atomic_load(asleep)) return;
+    pthread_mutex_lock(lock);
+    pthread_cond_signal(wake);
+    pthread_mutex_unlock(lock);
+}
+
+/* Spinning helps only where the awaited thread has a processor of its own. */
+static double spin_seconds(void) { return tn_threads() <= usable_threads() ? SPIN_SECONDS : 0; }
+
+/* ---- workers ----------------------------------------------------------------------------------------------------- */
+
+static void run_part(worker_slot *slot) {
+    slot->body(slot->ctx, slot->begin, slot->end, slot->index);
+}
+
+/* A worker computes with the default rounding and with subnormal numbers, whatever the thread that started it had set:
+ * results must not depend on who runs a part. */
+static void *worker_main(void *argument) {
+    worker_slot *slot = argument;
+    fesetenv(FE_DFL_ENV);
+    inside_body = true;
+    for (uint64_t ticket = 1;; ticket++) {
+        if (!spin_until(&slot->ticket, ticket, spin_seconds())) {
+            sleep_until(&slot->ticket, ticket, &slot->asleep, &slot->lock, &slot->wake);
+        }
+        run_part(slot);
+        atomic_store(&slot->done, ticket);
+        wake_sleeper(&pool.caller_asleep, &pool.caller_lock, &pool.caller_wake);
+    }
+    return NULL;
+}
+
+static void name_thread(pthread_t thread, int index) {
+#if defined(__linux__)
+    char name[16];
+    snprintf(name, sizeof name, "trunnion-%d", index);
+    pthread_setname_np(thread, name);
+#else
+    (void)thread;
+    (void)index;
+#endif
+}
+
+static int create_thread(worker_slot *slot) {
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0) return error;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_t thread;
+    error = pthread_create(&thread, &attributes, worker_main, slot);
+    pthread_attr_destroy(&attributes);
+    if (error == 0) name_thread(thread, slot->index);
+    return error;
+}
+
+static void start_worker(void) {
+    worker_slot *slot = &pool.slots[pool.started + 1];
+    slot->index = pool.started + 1;
+    atomic_store_explicit(&slot->ticket, 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->done, 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->asleep, false, memory_order_relaxed);
+    pthread_mutex_init(&slot->lock, NULL);
+    pthread_cond_init(&slot->wake, NULL);
+    int error = create_thread(slot);
+    if (error == 0) {
+        pool.started++;
+        return;
+    }
+    pool.most = pool.started;
+    tn_log(TN_LOG_NOTICE, "only %d of %d threads could be started: %s", pool.started + 1, tn_threads(), strerror(error));
+}
+
+/* In a child of fork() only the forking thread exists: its first parallel call starts workers of its own. Done equals
+ * ticket everywhere then, so that even a caller that forked inside a body does not wait for the parent's workers. */
+static void forget_workers(void) {
+    for (int i = 1; i <= pool.started; i++) {
+        worker_slot *slot = &pool.slots[i];
+        atomic_store_explicit(&slot->done, atomic_load_explicit(&slot->ticket, memory_order_relaxed),
+                              memory_order_relaxed);
+    }
+    pool.started = 0;
+    pthread_mutex_init(&pool.caller_lock, NULL);
+    pthread_cond_init(&pool.caller_wake, NULL);
+    atomic_store_explicit(&pool.caller_asleep, false, memory_order_relaxed);
+    atomic_store_explicit(&pool.busy, false, memory_order_release);
+}
+
+static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
+
+/* Workers take no signals: a handler of the host program must not run on a thread that it does not know. */
+static void start_workers(int wanted) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (pool.started < wanted && pool.started < pool.most) start_worker();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* ---- fork and join ----------------------------------------------------------------------------------------------- */
+
+static void hand_out(worker_slot *slot) {
+    uint64_t ticket = atomic_load_explicit(&slot->ticket, memory_order_relaxed) + 1;
+    atomic_store(&slot->ticket, ticket);
+    wake_sleeper(&slot->asleep, &slot->lock, &slot->wake);
+}
+
+static void wait_for(worker_slot *slot) {
+    uint64_t ticket = atomic_load_explicit(&slot->ticket, memory_order_relaxed);
+    if (spin_until(&slot->done, ticket, spin_seconds())) return;
+    sleep_until(&slot->done, ticket, &pool.caller_asleep, &pool.caller_lock, &pool.caller_wake);
+}
+
+/* Where part `index` of `parts` begins, when `grains` runs of `grain` items are dealt out evenly. */
+static int64_t part_begin(int64_t grains, int64_t grain, int64_t n, int64_t index, int64_t parts) {
+    int64_t whole = grains / parts;
+    int64_t rest = grains % parts; /* the first `rest` parts get one grain more */
+    return tn_min64((whole * index + tn_min64(index, rest)) * grain, n);
+}
+
+static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, tn_parallel_body *body, void *ctx) {
+    if (pool.started < threads - 1) start_workers(threads - 1);
+    int64_t parts = tn_min64(pool.started + 1, threads);
+    for (int i = 1; i < parts; i++) {
+        worker_slot *slot = &pool.slots[i];
+        slot->body = body;
+        slot->ctx = ctx;
+        slot->begin = part_begin(grains, grain, n, i, parts);
+        slot->end = part_begin(grains, grain, n, i + 1, parts);
+        hand_out(slot);
+    }
+    inside_body = true;
+    body(ctx, 0, part_begin(grains, grain, n, 1, parts), 0);
+    inside_body = false;
+    for (int i = 1; i < parts; i++) wait_for(&pool.slots[i]);
+}
+
+void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx) {
+    if (n <= 0) return;
+    if (grain < 1) grain = 1;
+    if (n <= grain || inside_body) {
+        body(ctx, 0, n, 0);
+        return;
+    }
+    int64_t grains = (n - 1) / grain + 1;
+    int threads = (int)tn_min64(tn_threads(), grains);
+    if (threads <= 1 || atomic_exchange_explicit(&pool.busy, true, memory_order_acquire)) {
+        body(ctx, 0, n, 0);
+        return;
+    }
+    run_on_pool(n, grain, grains, threads, body, ctx);
+    atomic_store_explicit(&pool.busy, false, memory_order_release);
+}
