@@ -1,0 +1,44 @@
+# Makefile — short names for what the scripts and CMake do. `make demo` shows it, `make check` proves it.
+#
+#   make                 the library and the command, in build/
+#   make demo            sets up, builds, lists the devices, trains two small models
+#   make check           sets up, runs all tests (ONLY="unit layers" runs just these suites)
+#   make check-all       the slower suites too
+#   BUILD=elsewhere      another build folder; WERROR=OFF builds in spite of warnings; JOBS=1 on a small machine
+
+BUILD  ?= build
+WERROR ?= ON
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+PREFIX ?= /usr/local
+ONLY   ?=
+
+MAKEFLAGS += --no-print-directory
+export BUILD WERROR JOBS
+
+.PHONY: all demo check check-all bench format clean install
+
+all:
+	@tools/build.sh $(BUILD) all -DTRUNNION_WERROR=$(WERROR)
+
+demo:
+	@tools/setup.sh build
+	@$(MAKE) all
+	@tools/demo.sh $(BUILD)
+
+check:
+	@tools/check.sh check $(ONLY)
+
+check-all:
+	@tools/check.sh check-all $(ONLY)
+
+bench: all
+	$(BUILD)/trunnion bench
+
+format:
+	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' | xargs -0 clang-format -i
+
+clean:
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-minimal
+
+install: all
+	cmake --install $(BUILD) --prefix $(PREFIX)

@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# check.sh [check|check-all] [SUITE…] — runs the suites of the table below and tells what passed.
+#
+# A suite is a command with a budget of seconds. If the last line of its output reads "N passed, N failed, N skipped",
+# these are its counts; any other suite counts as one test. Past its budget it is stopped and has failed. A line
+# "ran on: DEVICE" says that a device or engine really computed, "skipped: …" why something did not run; both are shown.
+# Each suite builds what it needs, so every one can be run alone. Logs: build/check/SUITE.log.
+#
+# The last line of all is the sum. No quiet pass: what is `expected` below must have said "ran on".
+set -u
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.deps/venv/bin:$PATH"
+export BUILD=${BUILD:-build} WERROR=${WERROR:-ON} JOBS=${JOBS:-2}
+
+level=${1:-check}
+[ $# -gt 0 ] && shift
+only=" $* "
+
+# Devices and engines that must take part on every machine, because tools/setup.sh provides for them.
+expected="cpu"
+
+plain="-DTRUNNION_WERROR=$WERROR"
+asan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZE=address,undefined"
+tsan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZE=thread"
+
+# The tests that run threads against each other; each is built and run under the thread sanitizer.
+threaded=$(cd tests && ls test_base.c test_*thread*.c 2>/dev/null | sort -u | sed 's/\.c$//' | tr '\n' ' ')
+
+# name | runs in | budget, seconds | command
+table="
+setup     | check     | 900 | tools/setup.sh check
+layers    | check     |  20 | python3 tools/layers.py
+source    | check     |  20 | python3 tools/checks/source.py
+generated | check     | 120 | python3 tools/check_generated.py
+headers   | check     | 120 | tools/checks/headers.sh
+build     | check     | 600 | tools/build.sh $BUILD programs $plain && tools/build.sh $BUILD all $plain
+digits    | check     | 300 | python3 tools/digits.py
+devices   | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/command.py $BUILD devices
+library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
+unit      | check     | 420 | tools/build.sh $BUILD tests $plain && python3 tools/checks/programs.py $BUILD tests
+examples  | check     | 120 | tools/build.sh $BUILD examples $plain && python3 tools/checks/programs.py $BUILD examples
+train     | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/command.py $BUILD train
+install   | check     | 120 | tools/checks/install.sh $BUILD
+minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
+asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && python3 tools/checks/programs.py $BUILD-asan tests --each 300
+fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && python3 tools/checks/programs.py $BUILD-asan fuzzers
+tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
+fuzz-long | check-all | 3600 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 60
+"
+
+# ---- running one suite ---------------------------------------------------------------------------------------------------
+
+logs=$BUILD/check
+mkdir -p "$logs"
+passed=0 failed=0 skipped=0
+ran_on=""
+
+# Reads the counts of a finished suite: counts_of LOG EXIT_CODE → "passed failed skipped".
+counts_of() {
+    local last
+    last=$(tail -n 1 "$1")
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed,\ ([0-9]+)\ skipped$ ]]; then
+        local bad=${BASH_REMATCH[2]}
+        [ "$2" != 0 ] && [ "$bad" = 0 ] && bad=1
+        echo "${BASH_REMATCH[1]} $bad ${BASH_REMATCH[3]}"
+    elif [ "$2" = 0 ]; then
+        echo "1 0 0"
+    else
+        echo "0 1 0"
+    fi
+}
+
+run_suite() {
+    local name=$1 budget=$2 command=$3 log=$logs/$1.log start=$EPOCHREALTIME code p f s seconds verdict=ok
+    timeout --kill-after=10 "$budget" bash -c "$command" >"$log" 2>&1 </dev/null
+    code=$?
+    seconds=$(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $start }")
+    [ $code = 124 ] || [ $code = 137 ] && echo "stopped: it ran past its budget of $budget s" >>"$log"
+    read -r p f s <<<"$(counts_of "$log" $code)"
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+
+    [ "$f" != 0 ] && verdict=FAIL
+    printf '%-4s  %-10s %7s s   %s passed, %s failed, %s skipped\n' "$verdict" "$name" "$seconds" "$p" "$f" "$s"
+    grep '^skipped: ' "$log" | sort | uniq -c | sed 's/^ *\([0-9]*\) skipped: /        skipped (\1): /'
+    ran_on+=$(sed -n 's/^ran on: //p' "$log")$'\n'
+    [ "$name" = devices ] && sed 's/^/        /' "$log"
+    if [ "$f" != 0 ]; then
+        echo "        log: $log; its end:"
+        tail -n 60 "$log" | sed 's/^/      | /'
+    fi
+}
+
+# ---- all of them -----------------------------------------------------------------------------------------------------------
+
+trim() { sed 's/^ *//; s/ *$//' <<<"$1"; }
+
+while IFS='|' read -r name when budget command <&3; do
+    name=$(trim "$name")
+    [ -n "$name" ] || continue
+    [ "$only" != "  " ] && [[ $only != *" $name "* ]] && continue
+    [ "$only" = "  " ] && [ "$level" = check ] && [ "$(trim "$when")" != check ] && continue
+    run_suite "$name" "$(trim "$budget")" "$(trim "$command")"
+done 3<<<"$table"
+
+echo
+echo "devices and engines that ran:"
+sort -u <<<"$ran_on" | sed '/^$/d; s/^/    /'
+
+# Only a whole run can say that somebody is missing, and only where there is a command to run.
+if [ "$only" = "  " ] && [ -x "$BUILD/trunnion" ]; then
+    for name in $expected; do
+        if ! grep -qE "^$name( |:|$)" <<<"$ran_on"; then
+            echo "FAIL  $name should have run, and no suite says that it did"
+            failed=$((failed + 1))
+        fi
+    done
+fi
+echo "time: $SECONDS s"
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ]

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# libfuzzer.sh BUILD 'CMAKE OPTIONS' SECONDS — the fuzzers for longer, with clang's coverage-guided search where there is
+# a clang that brings it.
+set -eu
+cd "$(dirname "$0")/../.."
+build=$1 options=$2 seconds=$3
+if command -v clang >/dev/null; then
+    export CC=clang
+else
+    echo "skipped: libFuzzer, there is no clang; mutations without coverage run instead"
+fi
+tools/build.sh "$build" fuzzers $options
+python3 tools/checks/programs.py "$build" fuzzers --fuzz "$seconds"

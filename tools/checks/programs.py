@@ -1,0 +1,178 @@
+"""programs.py BUILD KIND [NAME…] — runs what was built: `tests` (cmocka), `examples`, or `fuzzers` for some seconds.
+
+A program is expected for every source file of its kind; one that is not there, that crashes, that runs over its time or
+that runs fewer tests than it announced counts as failed, so nothing passes by being absent. Programs run from the root
+of the repository, each with a folder of its own in TMPDIR, and their words are kept in BUILD/check/KIND/.
+Lines "ran on: DEVICE" and "skipped: …" of theirs are passed on.
+
+  --each N     seconds that one test or example may take (120)
+  --fuzz N     seconds for each fuzzer (5)
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TAIL = 40
+PASSED_ON = ("ran on: ", "skipped: ")
+
+
+class Count:
+    def __init__(self, passed=0, failed=0, skipped=0):
+        self.passed, self.failed, self.skipped = passed, failed, skipped
+
+    def __iadd__(self, other):
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        return self
+
+    def __str__(self):
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def end_of(code):
+    """How a program ended, in words; None when well."""
+    if code is None:
+        return "ran over its time and was stopped"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with {code}" if code else None
+
+
+def execute(command, log, limit, environment):
+    """Runs a command in a process group of its own, so that its children go with it. Returns the exit code, None when
+    time ran out. Standard output goes to `log`.out alone: what a test counts must not be torn by its error output."""
+    with open(f"{log}.out", "wb") as out, open(f"{log}.err", "wb") as err:
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                   env=environment, start_new_session=True)
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
+def words(log):
+    parts = [pathlib.Path(f"{log}.{kind}").read_text(errors="replace") for kind in ("out", "err")]
+    return "\n".join(part.rstrip("\n") for part in parts if part)
+
+
+def count_tap(text):
+    """Counts cmocka's TAP lines. A test that was announced and never reported counts as failed. Returns the count and
+    the names of the failed."""
+    count, failed = Count(), []
+    planned = sum(int(n) for n in re.findall(r"^1\.\.(\d+)$", text, re.MULTILINE))
+    for negative, name in re.findall(r"^(not )?ok [1-9]\d*\s*(?:- )?(.*)$", text, re.MULTILINE):
+        if "# SKIP" in name:
+            count.skipped += 1
+        elif negative:
+            count.failed += 1
+            failed.append(name)
+        else:
+            count.passed += 1
+    lost = planned - (count.passed + count.failed + count.skipped)
+    if lost > 0:
+        count.failed += lost
+        failed.append(f"{lost} that never reported")
+    return count, failed
+
+
+def run_test(program, log, options, environment):
+    code = execute([program], log, options.each, environment | {"CMOCKA_MESSAGE_OUTPUT": "TAP"})
+    count, failed = count_tap(pathlib.Path(f"{log}.out").read_text(errors="replace"))
+    if end_of(code) and count.failed == 0:
+        count.failed = 1
+    if count.passed + count.failed + count.skipped == 0:
+        count.failed = 1
+        failed.append("it holds no test")
+    # A plain failure of tests is no surprise; any other end is told.
+    plain = code is not None and code > 0 and failed
+    return count, failed + ([] if plain or not end_of(code) else [end_of(code)])
+
+
+def run_example(program, log, options, environment):
+    end = end_of(execute([program], log, options.each, environment))
+    return (Count(failed=1), [end]) if end else (Count(passed=1), [])
+
+
+def run_fuzzer(program, log, options, environment):
+    """New inputs go to a folder of the run; the corpus in tests/ is only read."""
+    corpus = ROOT / "tests" / "corpus" / program.name.removeprefix("fuzz_")
+    found = pathlib.Path(environment["TMPDIR"]) / "found"
+    found.mkdir()
+    command = [program, f"-max_total_time={options.fuzz}", f"-artifact_prefix={log}-", found]
+    end = end_of(execute(command + ([corpus] if corpus.is_dir() else []), log, options.fuzz + 60, environment))
+    return (Count(failed=1), [end]) if end else (Count(passed=1), [])
+
+
+# kind: (pattern of the sources, name of the program from the name of its source, how to run it)
+KINDS = {
+    "tests": ("tests/test_*.c", "{}", run_test),
+    "examples": ("examples/*.c", "example_{}", run_example),
+    "fuzzers": ("tests/fuzz_*.c", "{}", run_fuzzer),
+}
+
+
+def run_one(program, log, options, run):
+    """Runs one program and prints its line. Returns its count."""
+    if not program.exists():
+        print(f"{program.name}: was not built")
+        return Count(failed=1)
+    folder = tempfile.mkdtemp(prefix=f"{program.name}-")
+    start = time.monotonic()
+    try:
+        count, failed = run(program, log, options, os.environ | {"TMPDIR": folder})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{program.name}: {count} ({time.monotonic() - start:.1f} s)", flush=True)
+    text = words(log)
+    for line in text.splitlines():
+        if line.startswith(PASSED_ON):
+            print(line)
+    if count.failed:
+        print("  failed:", "; ".join(failed))
+        print("\n".join("  | " + line for line in text.splitlines()[-TAIL:]))
+    return count
+
+
+def main():
+    parser = argparse.ArgumentParser(description="runs built tests, examples or fuzzers")
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--each", type=int, default=120)
+    parser.add_argument("--fuzz", type=int, default=5)
+    options = parser.parse_args()
+
+    pattern, program_name, run = KINDS[options.kind]
+    names = sorted(p.stem for p in ROOT.glob(pattern) if p.stem != "fuzz_replay")
+    unknown = [name for name in options.names if name not in names]
+    if unknown:
+        sys.exit(f"no source for: {', '.join(unknown)}")
+    logs = (ROOT / options.build / "check" / options.kind).resolve()
+    logs.mkdir(parents=True, exist_ok=True)
+
+    total = Count()
+    for name in options.names or names:
+        program = (ROOT / options.build / program_name.format(name)).resolve()
+        total += run_one(program, logs / name, options, run)
+    print(total)
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

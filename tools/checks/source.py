@@ -1,0 +1,49 @@
+"""source.py — what must not stand in the sources.
+
+The library never ends the caller's process: no abort, exit or assert in src/ (a forked child may use _exit). No file
+names the machine it was written on: no absolute home or work folders.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+ENDS_PROCESS = re.compile(r"\b(abort|exit|quick_exit|assert)\s*\(|#\s*include\s*<assert\.h>")
+OWN_FOLDER = re.compile(r"[\"'\s(](/home/|/root/|/work/|/Users/)\w")
+COMMENTS_AND_STRINGS = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
+LIBRARY = ["include", "src"]
+ALL = LIBRARY + ["cli", "examples", "bench", "tests", "tools", "docs"]
+TEXT = {".c", ".h", ".def", ".inc", ".py", ".sh", ".md", ".txt", ".cmake"}
+
+
+def blank(match):
+    """Takes a comment or string out but leaves its line ends, so that line numbers stay true."""
+    return "".join(c if c == "\n" else " " for c in match.group())
+
+
+def files(folders, endings):
+    return sorted(p for f in folders for p in (ROOT / f).rglob("*") if p.suffix in endings and p.is_file())
+
+
+def faults(path, text, pattern, what):
+    for number, line in enumerate(text.splitlines(), 1):
+        match = pattern.search(line)
+        if match:
+            yield f"{path.relative_to(ROOT)}:{number}: {what}: {match.group().strip()}"
+
+
+def main():
+    found = []
+    for path in files(LIBRARY, {".c", ".h", ".def", ".inc"}):
+        code = COMMENTS_AND_STRINGS.sub(blank, path.read_text(encoding="utf-8"))
+        found += faults(path, code, ENDS_PROCESS, "ends the caller's process")
+    for path in files(ALL, TEXT):
+        if path != pathlib.Path(__file__).resolve():
+            found += faults(path, path.read_text(encoding="utf-8"), OWN_FOLDER, "names a folder of one machine")
+    print("\n".join(found + [f"source: {len(found)} faults"]))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

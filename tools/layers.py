@@ -1,0 +1,96 @@
+"""layers.py — every #include goes upwards: a folder of src/ may include its own headers and those of folders above it.
+
+The order below is the architecture. Everything may include the public headers (include/trunnion) and the system's;
+nn, cli and examples may include nothing else but headers of their own folder, which proves that the public interface is
+enough. Prints one line a fault, as file:line, and fails if there is one.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ORDER = ["base", "kir", "kern", "hal", "drivers", "graph", "ops", "core", "engines", "formats", "nn"]
+PUBLIC_ONLY = {"nn"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+ENDINGS = {".c", ".h", ".def", ".inc"}
+
+
+def includes(path):
+    """Yields (line number, '<' or '"', name) of each include."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        match = INCLUDE.match(line)
+        if match:
+            yield number, match.group(1), match.group(2)
+
+
+def find(path, name):
+    """The file that a quoted include means: beside the includer, in src/, or in include/. None when there is none."""
+    for folder in (path.parent, ROOT / "src", ROOT / "include"):
+        candidate = (folder / name).resolve()
+        if candidate.is_file() and candidate.is_relative_to(ROOT):
+            return candidate.relative_to(ROOT)
+    return None
+
+
+def fault_in_src(layer, target):
+    """Why a file of src/<layer>/ may not include `target` (relative to the root), or None."""
+    if target.parts[:2] == ("include", "trunnion"):
+        return None
+    if target.parts[0] != "src" or target.parts[1] not in ORDER:
+        return f"{target} is in no layer"
+    other = target.parts[1]
+    if other == layer:
+        return None
+    if layer in PUBLIC_ONLY:
+        return f"{layer} may include public headers only, not {target}"
+    if ORDER.index(other) > ORDER.index(layer):
+        return f"{layer} stands above {other} and may not include {target}"
+    return None
+
+
+def fault_outside(folder, target):
+    """The same for cli/ and examples/ (own headers and public ones), and for include/ (public ones)."""
+    if target.parts[:2] == ("include", "trunnion"):
+        return None
+    if target.parts[0] == folder and folder != "include":
+        return None
+    return f"{folder} may include public headers only, not {target}"
+
+
+def fault_of(path, bracket, name):
+    if bracket == "<" and not name.startswith("trunnion/"):
+        return None
+    target = find(path, name)
+    if target is None:
+        return f"{name} is not found"
+    where = path.relative_to(ROOT).parts
+    if where[0] == "src":
+        return fault_in_src(where[1], target)
+    return fault_outside(where[0], target)
+
+
+def sources(folder):
+    return sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in ENDINGS)
+
+
+def main():
+    faults, count = [], 0
+    for folder in sorted((ROOT / "src").iterdir()):
+        if folder.name not in ORDER:
+            faults.append(f"{folder.relative_to(ROOT)}: not in the order of tools/layers.py")
+    for path in [p for folder in ("include", "src", "cli", "examples") for p in sources(folder)]:
+        if path.relative_to(ROOT).parts[1] not in ORDER and path.is_relative_to(ROOT / "src"):
+            continue
+        count += 1
+        for number, bracket, name in includes(path):
+            fault = fault_of(path, bracket, name)
+            if fault:
+                faults.append(f"{path.relative_to(ROOT)}:{number}: {fault}")
+    print("\n".join(faults + [f"layers: {count} files read, {len(faults)} faults"]))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# setup.sh [build|check] — installs what building (or, the default, building and checking) needs, and nothing twice.
+#
+# With root or a sudo that asks nothing, packages come from apt. Otherwise CMake comes from pip into .deps/venv, and for
+# the rest the script says exactly what is missing and fails. When all is there it only looks, and takes no time.
+set -u
+cd "$(dirname "$0")/.."
+purpose=${1:-check}
+venv=.deps/venv
+PATH="$PWD/$venv/bin:$PATH"
+
+say() { echo "setup: $*"; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# ---- what is needed: a test, the Debian package, and what it is for -----------------------------------------------------
+
+have_cmake() {
+    local version
+    version=$(cmake --version 2>/dev/null | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
+    [ -n "$version" ] && [ "$(printf '%s\n3.21\n' "$version" | sort -V | head -n 1)" = 3.21 ]
+}
+have_compiler() { have "${CC:-cc}"; }
+have_generator() { have make || have ninja; }
+have_cmocka() { have pkg-config && pkg-config --exists cmocka; }
+have_venv() { [ -x $venv/bin/python ] && [ -d "$(echo $venv/lib/python3*/site-packages/pip)" ]; }
+have_ensurepip() { have_venv || python3 -c 'import venv, ensurepip' 2>/dev/null; }
+
+# test | package | needed for | what it does
+needs="
+have_compiler     | gcc libc6-dev  | build | the C compiler
+have_generator    | make           | build | runs the compiler
+have_cmake        | cmake          | build | CMake 3.21 or later
+have_python       | python3        | build | the scripts in tools/
+have_ensurepip    | python3-venv   | build | pip, which fetches the data sets
+have_readelf      | binutils       | check | looks into the built library
+have_pkg_config   | pkg-config     | check | finds cmocka
+have_cmocka       | libcmocka-dev  | check | the test framework
+have_cxx          | g++            | check | proves that C++ programs can include the headers
+"
+have_python() { have python3; }
+have_readelf() { have readelf; }
+have_pkg_config() { have pkg-config; }
+have_cxx() { have "${CXX:-c++}"; }
+
+# Prints the rows of `needs` whose test fails, for this purpose.
+missing() {
+    while IFS='|' read -r test package for what; do
+        [ -n "${test// /}" ] || continue
+        [ "$purpose" = build ] && [ "${for// /}" != build ] && continue
+        ${test// /} || echo "$package|$what"
+    done <<<"$needs"
+}
+
+# ---- ways to get it -----------------------------------------------------------------------------------------------------
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    else
+        sudo -n "$@"
+    fi
+}
+
+may_install() { have apt-get && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; }
+
+install_packages() {
+    local packages=$1
+    say "installing with apt-get:" $packages
+    export DEBIAN_FRONTEND=noninteractive
+    as_root apt-get update -q || say "apt-get update failed; going on with the package lists at hand"
+    as_root apt-get install -q -y --no-install-recommends $packages
+}
+
+# A Python of our own, so that nothing is ever installed beside the system's packages.
+make_venv() {
+    have_venv && return 0
+    say "making $venv"
+    python3 -m venv $venv && return 0
+    python3 -m venv --without-pip $venv && python3 -m pip --python $venv/bin/python install -q pip
+}
+
+cmake_from_pip() {
+    say "taking CMake from pip"
+    make_venv && $venv/bin/python -m pip install -q cmake && hash -r
+}
+
+# ---- the work -----------------------------------------------------------------------------------------------------------
+
+lacking=$(missing)
+if [ -n "$lacking" ] && may_install; then
+    install_packages "$(cut -d'|' -f1 <<<"$lacking" | tr '\n' ' ')"
+fi
+have_cmake || cmake_from_pip
+have_venv || make_venv || say "no virtual environment for Python could be made: install python3-venv"
+
+lacking=$(missing)
+if [ -n "$lacking" ]; then
+    say "these are missing, and this account may not install them (it needs root, or sudo without a password):"
+    while IFS='|' read -r package what; do
+        say "  apt-get install $package —$what"
+    done <<<"$lacking"
+    exit 1
+fi
+say "all that is needed to $purpose is here"
