@@ -1,0 +1,121 @@
+/* cpu.c — the driver of the processor: memory is the process's own, a module is a program of the tile VM.
+ *
+ * Everything has ended when a call returns, so sync has nothing to wait for. Native kernels (kern/cpu) do not pass
+ * through here: they work on the buffers' addresses directly, which are plain pointers. */
+#include <stdio.h>
+#include <string.h>
+
+#include "hal/hal.h"
+
+/* A launch passes from hal to the VM as it is. */
+_Static_assert(sizeof(tn_launch) == sizeof(kir_launch), "tn_launch and kir_launch have one layout");
+_Static_assert(offsetof(tn_launch, sizes) == offsetof(kir_launch, sizes), "tn_launch and kir_launch have one layout");
+_Static_assert(offsetof(tn_launch, buffers) == offsetof(kir_launch, buffers), "tn_launch and kir_launch have one layout");
+_Static_assert(offsetof(tn_launch, dials) == offsetof(kir_launch, dials), "tn_launch and kir_launch have one layout");
+
+static int the_processor; /* the handle of every open: there is one processor and it has no state of its own */
+
+static void cpu_probe(tn_probe *out) {
+    tn_cpu_info cpu = tn_cpu();
+    if (out->capacity < 1) return;
+    tn_device_info *d = &out->devices[0];
+    snprintf(d->name, sizeof d->name, "%s", cpu.name);
+    snprintf(d->compute_capability, sizeof d->compute_capability, "%s", cpu.neon ? "neon" : tn_isa_name(cpu.isa));
+    d->total_memory = cpu.total_memory;
+    d->free_memory = cpu.free_memory;
+    d->unified_memory = true;
+    d->threads = tn_threads();
+    out->count = 1;
+}
+
+static tn_status cpu_open(int index, const tn_device_options *options, void **device) {
+    if (index != 0) return tn_fail(TN_ERR_ARGUMENT, "cpu:%d does not exist; there is one cpu", index);
+    if (options->threads) TRY(tn_threads_set(options->threads));
+    *device = &the_processor;
+    return TN_OK;
+}
+
+static void cpu_close(void *device) { (void)device; }
+
+static tn_status cpu_caps(void *device, tn_caps *out) {
+    (void)device;
+    *out = (tn_caps){
+        .struct_size = sizeof *out,
+        .code = TN_CODE_KIR,
+        .f64 = true,
+        .i64 = true,
+        .max_buffer = INT64_MAX,
+        .max_group = 1,
+        .alignment = 64,
+        .host_visible = true,
+    };
+    return TN_OK;
+}
+
+static tn_status cpu_alloc(void *device, size_t bytes, void **address) {
+    (void)device;
+    *address = tn_mem_alloc(bytes);
+    return *address ? TN_OK : TN_ERR_MEMORY;
+}
+
+static void cpu_free(void *device, void *address) {
+    (void)device;
+    tn_mem_free(address);
+}
+
+static tn_status cpu_load(void *device, const tn_code *code, void **module) {
+    (void)device;
+    kir_vm *vm = NULL;
+    TRY(kir_vm_compile(code->data, &vm));
+    *module = vm;
+    return TN_OK;
+}
+
+static void cpu_unload(void *device, void *module) {
+    (void)device;
+    kir_vm_free(module);
+}
+
+static tn_status cpu_launch(void *device, void *module, const tn_launch *launches, int64_t count) {
+    (void)device;
+    return kir_vm_run(module, (const kir_launch *)launches, count);
+}
+
+static tn_status cpu_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
+    (void)device;
+    (void)kind;
+    memcpy(dst, src, bytes);
+    return TN_OK;
+}
+
+static tn_status cpu_sync(void *device) {
+    (void)device;
+    return TN_OK;
+}
+
+static tn_status cpu_memory(void *device, int64_t *total, int64_t *unused) {
+    (void)device;
+    tn_cpu_info cpu = tn_cpu();
+    *total = cpu.total_memory;
+    *unused = cpu.free_memory;
+    return TN_OK;
+}
+
+const tn_driver tn_driver_cpu = {
+    .struct_size = sizeof(tn_driver),
+    .abi = TN_BACKEND_ABI,
+    .name = "cpu",
+    .title = "CPU",
+    .probe = cpu_probe,
+    .open = cpu_open,
+    .close = cpu_close,
+    .caps = cpu_caps,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .load = cpu_load,
+    .unload = cpu_unload,
+    .launch = cpu_launch,
+    .copy = cpu_copy,
+    .sync = cpu_sync,
+    .memory = cpu_memory,
+};

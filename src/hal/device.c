@@ -1,0 +1,396 @@
+/* device.c — the table of backends, choosing a device, and the devices that are open.
+ *
+ * A backend is one line of the table. Choosing walks the table in order of preference and writes down a step for each
+ * backend or device that it passes over, so that the answer to "why not my GPU?" is always at hand. Backends that this
+ * version cannot compute on are passed over without being probed: opening the default device never waits for a driver. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "hal/look.h"
+
+/* ---- the table ---------------------------------------------------------------------------------------------------- */
+
+/* name, title, driver (drivers/), whether this build has it */
+#define BACKENDS(X)                                                                                                    \
+    X("cpu", "CPU", tn_driver_cpu, 1)
+
+static tn_backend table[TN_MOST_BACKENDS] = {
+#define X(name, title, driver, built) {name, title, (built) ? &(driver) : NULL, NULL, 0},
+    BACKENDS(X)
+#undef X
+};
+static int table_count =
+#define X(name, title, driver, built) +1
+    BACKENDS(X);
+#undef X
+
+static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER; /* the table, the findings, the open devices */
+
+void tn_registry_lock(void) { pthread_mutex_lock(&registry); }
+void tn_registry_unlock(void) { pthread_mutex_unlock(&registry); }
+
+tn_backend *tn_backends(int *count) {
+    *count = table_count;
+    return table;
+}
+
+static tn_backend *backend_named(const char *name, size_t length) {
+    for (int i = 0; i < table_count; i++)
+        if (strlen(table[i].name) == length && !memcmp(table[i].name, name, length)) return &table[i];
+    return NULL;
+}
+
+/* The first mandatory function that a driver lacks, or NULL. */
+static const char *missing_function(const tn_driver *d) {
+    const struct {
+        const char *name;
+        bool there;
+    } need[] = {
+        {"probe", d->probe}, {"open", d->open},     {"close", d->close},   {"caps", d->caps},
+        {"alloc", d->alloc}, {"free", d->free},     {"load", d->load},     {"unload", d->unload},
+        {"launch", d->launch}, {"copy", d->copy},   {"sync", d->sync},
+    };
+    for (size_t i = 0; i < TN_COUNT(need); i++)
+        if (!need[i].there) return need[i].name;
+    return NULL;
+}
+
+static tn_status driver_check(const tn_driver *d) {
+    if (!d || !d->name || !d->name[0] || strlen(d->name) > 20 || !d->title)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: a driver needs a title and a name of at most 20 characters");
+    if (d->abi != TN_BACKEND_ABI || d->struct_size > sizeof *d)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: driver %s was built for interface %d, this is %d; build it anew",
+                       d->name, d->abi, TN_BACKEND_ABI);
+    if (d->struct_size < offsetof(tn_driver, memory))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: driver %s: struct_size is not set", d->name);
+    const char *missing = missing_function(d);
+    if (missing) return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: driver %s has no %s function", d->name, missing);
+    return TN_OK;
+}
+
+/* A new backend stands before the cpu: who registers a driver wants it used. */
+static tn_status table_insert(const tn_driver *d) {
+    if (backend_named(d->name, strlen(d->name)))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: there is a backend %s already", d->name);
+    if (table_count == TN_MOST_BACKENDS)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: %s: at most %d backends", d->name, TN_MOST_BACKENDS);
+    int at = table_count++;
+    for (; at > 0 && table[at].driver != &tn_driver_cpu; at--) table[at] = table[at - 1];
+    table[at] = (tn_backend){.name = d->name, .title = d->title, .driver = d};
+    return TN_OK;
+}
+
+tn_status tn_backend_register(const tn_driver *driver) {
+    TRY(driver_check(driver));
+    tn_registry_lock();
+    tn_status s = table_insert(driver);
+    tn_registry_unlock();
+    return s;
+}
+
+tn_status tn_backend_fail(tn_status code, const char *format, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return tn_fail(code, "%s", text);
+}
+
+/* ---- open devices ------------------------------------------------------------------------------------------------- */
+
+static tn_device *open_devices; /* guarded by the registry's lock */
+
+void tn_device_end(tn_device *d) {
+    if (d->kernels) tn_kernels_close(d);
+    tn_pool_free(d);
+    if (d->handle) d->driver->close(d->handle);
+    tn_mem_free(d);
+}
+
+static tn_status device_start(tn_device *d, const tn_device_options *o) {
+    TRY(d->driver->open(d->info.index, o, &d->handle));
+    d->caps.struct_size = sizeof d->caps;
+    TRY(d->driver->caps(d->handle, &d->caps));
+    TRY(tn_kernels_open(d));
+    return tn_pool_open(d, o);
+}
+
+/* A device from the list of open ones, or opened anew and put there. */
+static tn_status device_get(const tn_backend *b, const tn_device_info *info, const tn_device_options *o, tn_device **out) {
+    for (tn_device *d = open_devices; d; d = d->next) {
+        if (strcmp(d->info.id, info->id) != 0) continue;
+        d->opens++;
+        *out = d;
+        return TN_OK;
+    }
+    tn_device *d = tn_mem_zalloc(1, sizeof *d);
+    if (!d) return TN_ERR_MEMORY;
+    d->driver = b->driver;
+    d->info = *info;
+    d->is_cpu = b->driver == &tn_driver_cpu;
+    d->opens = 1;
+    tn_status s = device_start(d, o);
+    if (s != TN_OK) {
+        tn_device_end(d);
+        return s;
+    }
+    d->next = open_devices;
+    open_devices = d;
+    *out = d;
+    return TN_OK;
+}
+
+/* The caller holds the registry's lock. true: nobody uses the device any more and the caller ends it. */
+static bool device_put(tn_device *d) {
+    if (--d->opens > 0) return false;
+    tn_device **link = &open_devices;
+    while (*link != d) link = &(*link)->next;
+    *link = d->next;
+    return tn_pool_close(d);
+}
+
+void tn_device_close(tn_device *d) {
+    if (!d) return;
+    tn_registry_lock();
+    bool end = device_put(d);
+    tn_registry_unlock();
+    if (end) tn_device_end(d);
+}
+
+static void memory_now(const tn_device *d, int64_t *total, int64_t *unused) {
+    *total = d->info.total_memory;
+    *unused = d->info.free_memory;
+    if (d->driver->struct_size > offsetof(tn_driver, memory) && d->driver->memory)
+        (void)d->driver->memory(d->handle, total, unused);
+}
+
+tn_status tn_device_get_info(const tn_device *d, tn_device_info *info) {
+    if (!d || !info) return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_info: %s is NULL", d ? "info" : "device");
+    size_t room = info->struct_size;
+    if (room < sizeof(size_t)) return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_info: info->struct_size is not set");
+    tn_device_info now = d->info;
+    memory_now(d, &now.total_memory, &now.free_memory);
+    if (d->is_cpu) now.threads = tn_threads();
+    now.struct_size = room < sizeof now ? room : sizeof now;
+    memcpy(info, &now, now.struct_size);
+    return TN_OK;
+}
+
+/* ---- choosing ----------------------------------------------------------------------------------------------------- */
+
+/* One choice under way. */
+typedef struct search {
+    const tn_device_options *options;
+    tn_selection *log;
+    tn_device *found;
+} search;
+
+static void note(search *s, const char *id, const char *code, const char *reason, const char *fix) {
+    if (s->log->step_count == (int)TN_COUNT(s->log->steps)) return;
+    tn_selection_step *step = &s->log->steps[s->log->step_count++];
+    snprintf(step->id, sizeof step->id, "%s", id);
+    snprintf(step->reason_code, sizeof step->reason_code, "%s", code);
+    snprintf(step->reason, sizeof step->reason, "%s", reason);
+    snprintf(step->fix, sizeof step->fix, "%s", fix);
+}
+
+static void note_code(search *s, const char *id, tn_reason_code code, const char *reason, const char *fix) {
+    note(s, id, tn_reason_code_name(code), reason, fix);
+}
+
+static bool noted(const search *s, const char *id) {
+    for (int i = 0; i < s->log->step_count; i++)
+        if (!strcmp(s->log->steps[i].id, id)) return true;
+    return false;
+}
+
+/* Whether a device has the memory that was asked for; one that does not say how much it has passes. */
+static bool has_memory(search *s, const tn_device *d) {
+    int64_t total, unused, need = s->options->minimum_memory;
+    memory_now(d, &total, &unused);
+    int64_t have = unused ? unused : total;
+    if (!need || !have || have >= need) return true;
+    char a[24], b[24], reason[160];
+    snprintf(reason, sizeof reason, "%s free, %s asked for", tn_bytes_text(a, have), tn_bytes_text(b, need));
+    note_code(s, d->info.id, TN_REASON_NO_MEMORY, reason, "close other programs on it, or ask for less (--mem)");
+    return false;
+}
+
+/* Opens one device and takes it if it fits. Errors: TN_ERR_MEMORY alone; every other failure is a step. */
+static tn_status try_device(search *s, const tn_backend *b, const tn_device_info *info) {
+    tn_device *d = NULL;
+    tn_status status = device_get(b, info, s->options, &d);
+    if (status == TN_ERR_MEMORY && b->driver == &tn_driver_cpu) return status; /* the host's memory: nothing can go on */
+    if (status != TN_OK) {
+        note_code(s, info->id, TN_REASON_INIT_FAILED, tn_error(), "see: trunnion devices -v");
+        return TN_OK;
+    }
+    if (!has_memory(s, d)) {
+        if (device_put(d)) tn_device_end(d);
+        return TN_OK;
+    }
+    note_code(s, info->id, TN_REASON_NONE, "", "");
+    s->log->steps[s->log->step_count - 1].chosen = true;
+    snprintf(s->log->chosen, sizeof s->log->chosen, "%s", info->id);
+    s->found = d;
+    return TN_OK;
+}
+
+enum { ANY = -1 };
+
+/* Tries a backend's devices: the one of this index, or all; of the wanted kind alone unless software is ANY. */
+static tn_status try_backend(search *s, tn_backend *b, int index, int software) {
+    TRY(tn_look(b, 1, false));
+    const tn_findings *f = b->found;
+    if (!f->count || !tn_backend_usable(b)) {
+        if (!noted(s, b->name)) note(s, b->name, f->code, f->reason, f->fix);
+        return TN_OK;
+    }
+    bool seen = false;
+    for (int i = 0; i < f->count && !s->found; i++) {
+        const tn_device_info *info = &f->devices[i];
+        if (index != ANY && info->index != index) continue;
+        seen = true;
+        if ((software == ANY || info->software == software) && !noted(s, info->id)) TRY(try_device(s, b, info));
+    }
+    if (!seen) {
+        char id[32], reason[120];
+        snprintf(id, sizeof id, "%s:%d", b->name, index);
+        snprintf(reason, sizeof reason, "%s has %d device%s, the last is %s", b->name, f->count, f->count > 1 ? "s" : "",
+                 f->devices[f->count - 1].id);
+        note_code(s, id, TN_REASON_NO_DEVICE, reason, "see: trunnion devices");
+    }
+    return TN_OK;
+}
+
+/* All backends in order of preference: first what is a processor of its own or the cpu, then software in disguise. */
+static tn_status try_auto(search *s) {
+    for (int software = 0; software < 2; software++) {
+        for (int i = 0; i < table_count && !s->found; i++) {
+            tn_backend *b = &table[i];
+            if (tn_backend_by_name(b)) {
+                if (!noted(s, b->name)) note_code(s, b->name, TN_REASON_NOT_ASKED, "used only when asked for by name", "");
+            } else if (b->driver && !tn_backend_usable(b)) {
+                if (!noted(s, b->name))
+                    note_code(s, b->name, TN_REASON_NO_DRIVER, "this version of Trunnion has no driver for it yet", "");
+            } else {
+                TRY(try_backend(s, b, ANY, software));
+            }
+        }
+    }
+    return TN_OK;
+}
+
+/* "cuda:1" → backend and 1, "cuda" → backend and ANY. A backend's name may hold a colon itself. */
+static tn_backend *parse_id(const char *id, int *index) {
+    *index = ANY;
+    tn_backend *b = backend_named(id, strlen(id));
+    const char *colon = strrchr(id, ':');
+    if (b || !colon) return b;
+    size_t digits = strspn(colon + 1, "0123456789");
+    if (!digits || digits > 4 || colon[1 + digits]) return NULL;
+    int n = 0;
+    for (const char *c = colon + 1; *c; c++) n = n * 10 + (*c - '0');
+    *index = n;
+    return backend_named(id, (size_t)(colon - id));
+}
+
+static tn_status unknown_name(const char *preference) {
+    char known[320] = "auto";
+    for (int i = 0; i < table_count; i++) {
+        size_t n = strlen(known);
+        snprintf(known + n, sizeof known - n, ", %s", table[i].name);
+    }
+    return tn_fail(TN_ERR_ARGUMENT, "unknown device \"%.40s\"; known are %s, each also with an index as in cuda:1", preference,
+                   known);
+}
+
+static tn_status nothing_fits(const search *s, const char *preference) {
+    char why[640] = "";
+    for (int i = 0; i < s->log->step_count; i++) {
+        const tn_selection_step *step = &s->log->steps[i];
+        size_t n = strlen(why);
+        snprintf(why + n, sizeof why - n, "%s%s: %s%s%s", n ? "; " : "", step->id, step->reason, step->fix[0] ? " — " : "",
+                 step->fix);
+    }
+    return tn_fail(TN_ERR_UNAVAILABLE, "no device fits \"%s\": %s", preference, why);
+}
+
+static tn_status choose(search *s, const char *preference) {
+    if (!strcmp(preference, "auto")) {
+        TRY(try_auto(s));
+        return s->found ? TN_OK : nothing_fits(s, preference);
+    }
+    int index;
+    tn_backend *b = parse_id(preference, &index);
+    if (!b) return unknown_name(preference);
+    TRY(try_backend(s, b, index, ANY));
+    if (s->found) return TN_OK;
+    if (s->options->fallback == TN_FALLBACK_STRICT) return nothing_fits(s, preference);
+    TRY(try_auto(s));
+    if (!s->found) return nothing_fits(s, preference);
+    if (s->options->fallback == TN_FALLBACK_WARN)
+        tn_log(TN_LOG_NOTICE, "%s cannot be used (%s); using %s instead", preference, s->log->steps[0].reason,
+               s->found->info.id);
+    return TN_OK;
+}
+
+static tn_status read_options(const tn_device_options *given, tn_device_options *out) {
+    *out = (tn_device_options){.struct_size = sizeof *out};
+    if (!given) return TN_OK;
+    size_t n = given->struct_size;
+    if (n < sizeof n) return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: options->struct_size is not set");
+    memcpy(out, given, n < sizeof *out ? n : sizeof *out);
+    if (out->threads < 0 || out->minimum_memory < 0 || out->simd < 0 || out->simd > 3)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: threads %d, minimum_memory %lld, simd %d: one is out of range",
+                       out->threads, (long long)out->minimum_memory, out->simd);
+    return TN_OK;
+}
+
+tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection, tn_device **out) {
+    if (!out) return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: out is NULL");
+    *out = NULL;
+    if (selection && selection->struct_size < sizeof(size_t))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: selection->struct_size is not set");
+    tn_device_options o;
+    TRY(read_options(options, &o));
+
+    tn_selection log = {.struct_size = sizeof log};
+    search s = {.options = &o, .log = &log};
+    tn_registry_lock();
+    tn_status status = choose(&s, preference ? preference : "auto");
+    tn_registry_unlock();
+    if (selection) {
+        if (selection->struct_size < sizeof log) log.struct_size = selection->struct_size;
+        memcpy(selection, &log, log.struct_size);
+    }
+    *out = s.found;
+    return status;
+}
+
+/* ---- the default device ------------------------------------------------------------------------------------------- */
+
+static _Atomic(tn_device *) best;
+static _Thread_local tn_device *current;
+
+tn_device *tn_best_device(void) {
+    tn_device *d = atomic_load_explicit(&best, memory_order_acquire);
+    if (d) return d;
+    if (tn_device_open("auto", NULL, NULL, &d) != TN_OK) return NULL;
+    tn_device *expected = NULL;
+    if (atomic_compare_exchange_strong(&best, &expected, d)) return d;
+    tn_device_close(d); /* another thread was quicker */
+    return expected;
+}
+
+tn_device *tn_current_device(void) { return current ? current : tn_best_device(); }
+
+tn_status tn_set_current_device(tn_device *device) {
+    current = device;
+    return TN_OK;
+}
+
+tn_status tn_set_num_threads(int n) { return tn_threads_set(n); }
+int tn_get_num_threads(void) { return tn_threads(); }

@@ -1,0 +1,82 @@
+/* hal.h — what the layers above see of a device: open devices, buffers, kernels, launches.
+ *
+ * device.c holds the driver table, selection and the open devices; listing.c looks at backends (child.c: in a process of
+ * their own; record.c: the record on disk). memory.c keeps and counts buffers. kernel.c turns a kernel program into what
+ * a driver loads, once a structure. Nothing here knows an operation. */
+#ifndef TN_HAL_H
+#define TN_HAL_H
+
+#include "base/base.h"
+#include "kir/kir.h"
+#include "trunnion/backend.h"
+#include "trunnion/device.h"
+
+struct tn_device {
+    const tn_driver *driver;
+    void *handle; /* the driver's */
+    tn_device_info info;
+    tn_caps caps;
+    int opens;
+    bool is_cpu;   /* native kernels of kern/cpu may run on its buffers */
+    void *kernels; /* kernel.c's table, by structure */
+    void *pool;    /* memory.c's kept blocks and counts */
+    tn_device *next; /* device.c's list of open devices */
+};
+
+/* A piece of device memory, shared by count. Its address can be offset: address + n is a device address as well. */
+typedef struct tn_buffer {
+    _Atomic int32_t refs;
+    uint16_t size_class;             /* memory.c: which list of kept blocks it belongs to */
+    bool carved;                     /* memory.c: part of the block taken at open, never given back alone */
+    tn_device *device;
+    void *address; /* device address; on a host-visible device a pointer */
+    size_t bytes;
+    uint64_t version;                /* add one at each write; starts at a value never seen before in this process, so that
+                                      * cached packings may compare (buffer, version) alone */
+    void (*release)(void *ctx);      /* borrowed memory: called instead of freeing */
+    void *release_ctx;
+    struct tn_buffer *next;          /* memory.c: list of kept blocks, or of blocks handed out by address */
+    void *given;                     /* memory.c: the aligned address that tn_device_alloc handed out */
+} tn_buffer;
+
+tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out); /* 64-byte aligned; freed blocks are kept for reuse */
+/* *out is made of memory that the caller owns; release(ctx) (may be NULL) is called when the last count is gone. */
+tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx, tn_buffer **out);
+static inline tn_buffer *tn_buffer_retain(tn_buffer *b) {
+    if (b) atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
+    return b;
+}
+void tn_buffer_release(tn_buffer *b); /* NULL is fine */
+tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes);
+tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes); /* waits for work before it */
+
+/* Bytes of tensors and plans alive on all devices, and the most there ever were. Borrowed memory counts as a buffer of
+ * no bytes. */
+typedef struct tn_memory_stats {
+    int64_t live_bytes, peak_bytes, live_buffers;
+} tn_memory_stats;
+tn_memory_stats tn_memory_get_stats(void);
+void tn_memory_reset_peak(void);
+void tn_memory_trim(tn_device *d); /* gives kept blocks back */
+
+/* A loaded kernel; belongs to the device's table, equal structures share one. */
+typedef struct tn_kernel tn_kernel;
+tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out);
+tn_status tn_kernel_launch(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count);
+
+/* ---- between the files of hal/ ------------------------------------------------------------------------------------ */
+
+tn_status tn_pool_open(tn_device *d, const tn_device_options *o);
+bool tn_pool_close(tn_device *d); /* false while buffers live: the last release then ends the device */
+void tn_pool_free(tn_device *d);
+tn_status tn_kernels_open(tn_device *d);
+void tn_kernels_close(tn_device *d);
+void tn_device_end(tn_device *d); /* frees all of a device that nobody uses any more */
+
+/* Bytes in words, "1.5 GiB"; out has room for 24. Returns out. */
+const char *tn_bytes_text(char *out, int64_t bytes);
+
+/* The drivers, one file each in drivers/. */
+extern const tn_driver tn_driver_cpu, tn_driver_null;
+
+#endif

@@ -1,0 +1,36 @@
+/* look.h — inside hal/: the table of backends and what looking at them found. */
+#ifndef TN_HAL_LOOK_H
+#define TN_HAL_LOOK_H
+
+#include "hal/hal.h"
+
+enum { TN_MOST_BACKENDS = 24, TN_MOST_DEVICES = 16 };
+
+/* What a look at one backend found. */
+typedef struct tn_findings {
+    char code[32], reason[240], fix[240], library[256];
+    int count;
+    tn_device_info devices[TN_MOST_DEVICES];
+} tn_findings;
+
+/* One line of the table. */
+typedef struct tn_backend {
+    const char *name, *title;
+    const tn_driver *driver; /* NULL: left out at build time */
+    tn_findings *found;      /* listing.c: the last look of this process; NULL before it */
+    uint64_t key;            /* listing.c: what the last look depended on */
+} tn_backend;
+
+/* The table in order of preference. The caller holds the registry's lock. */
+tn_backend *tn_backends(int *count);
+void tn_registry_lock(void);
+void tn_registry_unlock(void);
+
+static inline bool tn_backend_usable(const tn_backend *b) { return b->driver && b->driver->open; }
+static inline bool tn_backend_by_name(const tn_backend *b) { return b->driver && b->driver->only_by_name; }
+
+/* Makes found of `count` backends current: from this process's memory, the record on disk, or a probe (always with
+ * fresh). The caller holds the registry's lock. Errors: TN_ERR_MEMORY alone. */
+tn_status tn_look(tn_backend *b, int count, bool fresh);
+
+#endif

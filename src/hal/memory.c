@@ -1,0 +1,452 @@
+/* memory.c — device memory: buffers, the blocks kept for reuse, counts, and the by-hand functions of device.h.
+ *
+ * A freed block goes to a list of its size class together with its tn_buffer, so that the usual pair of new and release
+ * is a pop and a push: no driver call, no allocation. Eight classes a power of two bound the waste to an eighth. One
+ * spin lock for all devices guards lists and counts; it is held for a dozen instructions, never over a driver call.
+ *
+ * Kept memory is bounded, given back by tn_memory_trim, and given back before an allocation is allowed to fail. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "hal/hal.h"
+
+enum {
+    UNIT = 64,         /* smallest class, and the alignment of every class */
+    STEPS = 8,         /* classes a power of two */
+    FIRST_OCTAVE = 9,  /* up to 2^9 the classes are the multiples of UNIT */
+    LAST_OCTAVE = 46,  /* no block beyond 64 TiB */
+    CLASSES = STEPS + (LAST_OCTAVE - FIRST_OCTAVE) * STEPS,
+    GIVEN_SLOTS = 1024, /* chains of blocks handed out by address */
+    MAX_ALIGNMENT = 4096,
+    STAGE_BYTES = 1 << 20, /* copies between devices go through pieces of host memory of this size */
+    VERSION_SHIFT = 20     /* writes that a buffer's version counts before it could meet another's start */
+};
+static const int64_t KEEP_MOST = (int64_t)512 << 20; /* kept without use, at most; and at most a sixteenth of the device */
+
+typedef struct pool {
+    tn_buffer *kept[CLASSES];
+    int64_t kept_bytes, keep_limit;
+    int64_t taken_bytes, taken_limit; /* from the driver: in use and kept; limit 0: none */
+    int64_t live_buffers;
+    bool closing;
+    tn_buffer *given[GIVEN_SLOTS];
+    char *slab; /* taken at open (pool_initial), carved from its start */
+    size_t slab_size, slab_used;
+} pool;
+
+static atomic_int heap_taken;
+static tn_memory_stats stats; /* guarded, as all pools, by the heap lock */
+static uint64_t serial;       /* buffers made so far */
+
+static void heap_lock(void) {
+    for (int tries = 0; atomic_exchange_explicit(&heap_taken, 1, memory_order_acquire); tries++)
+        if (tries > 32) sched_yield();
+}
+
+static void heap_unlock(void) { atomic_store_explicit(&heap_taken, 0, memory_order_release); }
+
+const char *tn_bytes_text(char *out, int64_t bytes) {
+    static const char *const unit[] = {"KiB", "MiB", "GiB", "TiB"};
+    if (bytes < 1024) {
+        snprintf(out, 24, "%d bytes", (int)bytes);
+        return out;
+    }
+    double v = (double)bytes / 1024;
+    size_t u = 0;
+    for (; v >= 1024 && u + 1 < TN_COUNT(unit); u++) v /= 1024;
+    snprintf(out, 24, v < 10 ? "%.1f %s" : "%.0f %s", v, unit[u]);
+    return out;
+}
+
+/* ---- size classes ------------------------------------------------------------------------------------------------- */
+
+static int log2_floor(size_t v) { return 63 - __builtin_clzll((unsigned long long)v); }
+
+/* The class of a block of at least `bytes`; -1 beyond the largest. */
+static int class_of(size_t bytes) {
+    if (bytes <= (size_t)1 << FIRST_OCTAVE) return bytes <= UNIT ? 0 : (int)((bytes - 1) / UNIT);
+    int octave = log2_floor(bytes - 1);
+    if (octave >= LAST_OCTAVE) return -1;
+    return STEPS + (octave - FIRST_OCTAVE) * STEPS + (int)((bytes - 1) >> (octave - 3)) - STEPS;
+}
+
+static size_t class_bytes(int c) {
+    if (c < STEPS) return (size_t)(c + 1) * UNIT;
+    int octave = FIRST_OCTAVE + (c - STEPS) / STEPS;
+    return (size_t)(STEPS + c % STEPS + 1) << (octave - 3);
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------- */
+
+static void count_in(pool *p, const tn_buffer *b) {
+    p->live_buffers++;
+    stats.live_buffers++;
+    stats.live_bytes += (int64_t)b->bytes;
+    if (stats.live_bytes > stats.peak_bytes) stats.peak_bytes = stats.live_bytes;
+}
+
+/* The part of a buffer that a new use begins with. */
+static void begin_use(tn_buffer *b, size_t bytes) {
+    atomic_store_explicit(&b->refs, 1, memory_order_relaxed);
+    b->bytes = bytes;
+    b->version = ++serial << VERSION_SHIFT;
+    b->next = NULL;
+}
+
+static tn_status out_of_memory(tn_device *d, size_t bytes) {
+    char want[24], total[24], left[24];
+    int64_t all = d->info.total_memory, unused = d->info.free_memory;
+    if (d->driver->memory) (void)d->driver->memory(d->handle, &all, &unused);
+    return tn_fail(TN_ERR_MEMORY,
+                   "%s: no memory for %s (free: %s of %s); try a smaller batch, a smaller type, or another device",
+                   d->info.id, tn_bytes_text(want, (int64_t)bytes), tn_bytes_text(left, unused), tn_bytes_text(total, all));
+}
+
+/* Returns a block and its buffer to where they came from. */
+static void block_free(tn_device *d, tn_buffer *b) {
+    pool *p = d->pool;
+    if (!b->carved) {
+        (void)d->driver->sync(d->handle); /* work under way may still use it */
+        d->driver->free(d->handle, b->address);
+        heap_lock();
+        p->taken_bytes -= (int64_t)class_bytes(b->size_class);
+        heap_unlock();
+    }
+    tn_mem_free(b);
+}
+
+/* Room in the block taken at open, or NULL. */
+static void *slab_carve(pool *p, size_t bytes) {
+    heap_lock();
+    void *at = NULL;
+    if (p->slab && bytes <= p->slab_size - p->slab_used) {
+        at = p->slab + p->slab_used;
+        p->slab_used += bytes;
+    }
+    heap_unlock();
+    return at;
+}
+
+/* Books `bytes` from the driver against the limit; false when they do not fit. */
+static bool take_booked(pool *p, int64_t bytes) {
+    heap_lock();
+    bool fits = !p->taken_limit || bytes <= p->taken_limit - p->taken_bytes;
+    if (fits) p->taken_bytes += bytes;
+    heap_unlock();
+    return fits;
+}
+
+static tn_status driver_alloc(tn_device *d, size_t bytes, void **address) {
+    pool *p = d->pool;
+    if (!take_booked(p, (int64_t)bytes)) return TN_ERR_MEMORY;
+    tn_status s = d->driver->alloc(d->handle, bytes, address);
+    if (s == TN_OK) return TN_OK;
+    heap_lock();
+    p->taken_bytes -= (int64_t)bytes;
+    heap_unlock();
+    return s;
+}
+
+/* A block of class c from the slab or the driver; kept blocks are given back before this fails. */
+static tn_status block_alloc(tn_device *d, int c, void **address, bool *carved) {
+    size_t bytes = class_bytes(c);
+    *address = slab_carve(d->pool, bytes);
+    *carved = *address != NULL;
+    if (*carved) return TN_OK;
+    tn_status s = driver_alloc(d, bytes, address);
+    if (s != TN_ERR_MEMORY) return s;
+    tn_memory_trim(d);
+    s = driver_alloc(d, bytes, address);
+    return s == TN_ERR_MEMORY ? out_of_memory(d, bytes) : s;
+}
+
+static tn_status buffer_make(tn_device *d, int c, size_t bytes, tn_buffer **out) {
+    tn_buffer *b = tn_mem_zalloc(1, sizeof *b);
+    if (!b) return TN_ERR_MEMORY;
+    tn_status s = block_alloc(d, c, &b->address, &b->carved);
+    if (s != TN_OK) {
+        tn_mem_free(b);
+        return s;
+    }
+    b->device = d;
+    b->size_class = (uint16_t)c;
+    heap_lock();
+    begin_use(b, bytes);
+    count_in(d->pool, b);
+    heap_unlock();
+    *out = b;
+    return TN_OK;
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------------ */
+
+tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out) {
+    *out = NULL;
+    int c = class_of(bytes);
+    if (c < 0) return out_of_memory(d, bytes);
+    pool *p = d->pool;
+    heap_lock();
+    tn_buffer *b = p->kept[c];
+    if (b) {
+        p->kept[c] = b->next;
+        p->kept_bytes -= (int64_t)class_bytes(c);
+        begin_use(b, bytes);
+        count_in(p, b);
+    }
+    heap_unlock();
+    if (!b) return buffer_make(d, c, bytes, out);
+    *out = b;
+    return TN_OK;
+}
+
+tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx, tn_buffer **out) {
+    *out = NULL;
+    if (!address && bytes) return tn_fail(TN_ERR_ARGUMENT, "borrowing %zu bytes of memory at NULL", bytes);
+    tn_buffer *b = tn_mem_zalloc(1, sizeof *b);
+    if (!b) return TN_ERR_MEMORY;
+    b->device = d;
+    b->address = address;
+    b->release = release;
+    b->release_ctx = ctx;
+    b->size_class = CLASSES; /* none */
+    heap_lock();
+    begin_use(b, 0);
+    count_in(d->pool, b);
+    heap_unlock();
+    b->bytes = bytes;
+    *out = b;
+    return TN_OK;
+}
+
+/* Counts a buffer out and keeps its block if there is room for it. *last: the device was only waiting for this. */
+static bool count_out(pool *p, tn_buffer *b, bool *last) {
+    bool borrowed = b->size_class == CLASSES;
+    int64_t size = borrowed ? 0 : (int64_t)class_bytes(b->size_class);
+    heap_lock();
+    p->live_buffers--;
+    stats.live_buffers--;
+    stats.live_bytes -= borrowed ? 0 : (int64_t)b->bytes;
+    bool keep = !borrowed && !p->closing && (b->carved || p->kept_bytes + size <= p->keep_limit);
+    if (keep) {
+        b->next = p->kept[b->size_class];
+        p->kept[b->size_class] = b;
+        p->kept_bytes += size;
+    }
+    *last = p->closing && p->live_buffers == 0;
+    heap_unlock();
+    return keep;
+}
+
+void tn_buffer_release(tn_buffer *b) {
+    if (!b) return;
+    /* A sole owner needs no atomic exchange: nobody else can be counting. */
+    if (atomic_load_explicit(&b->refs, memory_order_acquire) != 1 &&
+        atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1)
+        return;
+    tn_device *d = b->device;
+    if (b->release) b->release(b->release_ctx);
+    bool last;
+    bool borrowed = b->size_class == CLASSES;
+    if (!count_out(d->pool, b, &last)) {
+        if (borrowed)
+            tn_mem_free(b);
+        else
+            block_free(d, b);
+    }
+    if (last) tn_device_end(d);
+}
+
+static tn_status check_range(const tn_buffer *b, size_t offset, size_t bytes, const char *verb) {
+    if (offset <= b->bytes && bytes <= b->bytes - offset) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, "%s %zu bytes at offset %zu of a buffer of %zu bytes", verb, bytes, offset, b->bytes);
+}
+
+tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes) {
+    TRY(check_range(b, offset, bytes, "writing"));
+    if (!bytes) return TN_OK;
+    b->version++;
+    return b->device->driver->copy(b->device->handle, (char *)b->address + offset, host, bytes, 0);
+}
+
+tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes) {
+    TRY(check_range(b, offset, bytes, "reading"));
+    if (!bytes) return TN_OK;
+    TRY(b->device->driver->copy(b->device->handle, host, (const char *)b->address + offset, bytes, 1));
+    return b->device->driver->sync(b->device->handle);
+}
+
+tn_memory_stats tn_memory_get_stats(void) {
+    heap_lock();
+    tn_memory_stats s = stats;
+    heap_unlock();
+    return s;
+}
+
+void tn_memory_reset_peak(void) {
+    heap_lock();
+    stats.peak_bytes = stats.live_bytes;
+    heap_unlock();
+}
+
+/* Takes every kept block that the driver gave, of all classes, as one list. Carved blocks stay in their lists. */
+static tn_buffer *kept_take_all(pool *p) {
+    tn_buffer *all = NULL;
+    heap_lock();
+    for (int c = 0; c < CLASSES; c++) {
+        tn_buffer **link = &p->kept[c];
+        while (*link) {
+            tn_buffer *b = *link;
+            if (b->carved) {
+                link = &b->next;
+                continue;
+            }
+            *link = b->next;
+            p->kept_bytes -= (int64_t)class_bytes(c);
+            b->next = all;
+            all = b;
+        }
+    }
+    heap_unlock();
+    return all;
+}
+
+void tn_memory_trim(tn_device *d) {
+    tn_buffer *next;
+    for (tn_buffer *b = kept_take_all(d->pool); b; b = next) {
+        next = b->next;
+        block_free(d, b);
+    }
+}
+
+/* ---- a device's pool ---------------------------------------------------------------------------------------------- */
+
+tn_status tn_pool_open(tn_device *d, const tn_device_options *o) {
+    pool *p = tn_mem_zalloc(1, sizeof *p);
+    if (!p) return TN_ERR_MEMORY;
+    int64_t total = d->info.total_memory;
+    p->keep_limit = total ? tn_min64(KEEP_MOST, total / 16) : KEEP_MOST;
+    p->taken_limit = o->pool_max > INT64_MAX ? INT64_MAX : (int64_t)o->pool_max;
+    d->pool = p;
+    if (!o->pool_initial) return TN_OK;
+    tn_status s = driver_alloc(d, o->pool_initial, (void **)&p->slab);
+    if (s == TN_OK) {
+        p->slab_size = o->pool_initial;
+        return TN_OK;
+    }
+    tn_mem_free(p);
+    d->pool = NULL;
+    return s == TN_ERR_MEMORY ? out_of_memory(d, o->pool_initial) : s;
+}
+
+bool tn_pool_close(tn_device *d) {
+    pool *p = d->pool;
+    heap_lock();
+    p->closing = true;
+    bool idle = p->live_buffers == 0;
+    heap_unlock();
+    return idle;
+}
+
+void tn_pool_free(tn_device *d) {
+    pool *p = d->pool;
+    if (!p) return;
+    tn_memory_trim(d);
+    for (int c = 0; c < CLASSES; c++) {
+        tn_buffer *next;
+        for (tn_buffer *b = p->kept[c]; b; b = next) {
+            next = b->next;
+            tn_mem_free(b);
+        }
+    }
+    if (p->slab) d->driver->free(d->handle, p->slab);
+    tn_mem_free(p);
+    d->pool = NULL;
+}
+
+/* ---- by hand (device.h) ------------------------------------------------------------------------------------------- */
+
+static tn_buffer **given_slot(pool *p, const void *address) {
+    uintptr_t a = (uintptr_t)address;
+    return &p->given[(a >> 6 ^ a >> 16) % GIVEN_SLOTS];
+}
+
+tn_status tn_device_alloc(tn_device *d, size_t size, size_t alignment, void **out) {
+    if (!d || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_device_alloc: %s is NULL", d ? "out" : "device");
+    *out = NULL;
+    if (!alignment || alignment & (alignment - 1) || alignment > MAX_ALIGNMENT)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_alloc: alignment %zu is no power of two up to %d", alignment, MAX_ALIGNMENT);
+    size_t slack = alignment > UNIT ? alignment - UNIT : 0;
+    if (size > SIZE_MAX - slack) return out_of_memory(d, size);
+    tn_buffer *b;
+    TRY(tn_buffer_new(d, size + slack, &b));
+    uintptr_t a = ((uintptr_t)b->address + alignment - 1) & ~(uintptr_t)(alignment - 1);
+    b->given = (char *)b->address + (a - (uintptr_t)b->address);
+    heap_lock();
+    tn_buffer **slot = given_slot(d->pool, b->given);
+    b->next = *slot;
+    *slot = b;
+    heap_unlock();
+    *out = b->given;
+    return TN_OK;
+}
+
+void tn_device_dealloc(tn_device *d, void *address) {
+    if (!d || !address) return;
+    heap_lock();
+    tn_buffer **link = given_slot(d->pool, address);
+    while (*link && (*link)->given != address) link = &(*link)->next;
+    tn_buffer *b = *link;
+    if (b) *link = b->next;
+    heap_unlock();
+    if (b)
+        tn_buffer_release(b);
+    else
+        (void)tn_fail(TN_ERR_ARGUMENT, "tn_device_dealloc: %p was not given by tn_device_alloc of %s", address, d->info.id);
+}
+
+/* Between two devices that cannot see each other: piece by piece through host memory. */
+static tn_status copy_staged(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len) {
+    size_t piece = len < STAGE_BYTES ? len : STAGE_BYTES;
+    void *stage = tn_mem_alloc(piece);
+    if (!stage) return TN_ERR_MEMORY;
+    tn_status s = TN_OK;
+    for (size_t at = 0; at < len && s == TN_OK; at += piece) {
+        size_t n = len - at < piece ? len - at : piece;
+        s = tn_device_copy(NULL, stage, src_device, src + at, n);
+        if (s == TN_OK) s = tn_device_copy(dst_device, dst + at, NULL, stage, n);
+    }
+    tn_mem_free(stage);
+    return s;
+}
+
+static tn_status copy_one_device(tn_device *d, void *dst, const void *src, size_t len, int kind) {
+    TRY(d->driver->copy(d->handle, dst, src, len, kind));
+    return d->driver->sync(d->handle);
+}
+
+tn_status tn_device_copy(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len) {
+    if (!len) return TN_OK;
+    if (!dst || !src) return tn_fail(TN_ERR_ARGUMENT, "tn_device_copy: %s is NULL", dst ? "src" : "dst");
+    if (dst_device && dst_device == src_device) return copy_one_device(dst_device, dst, src, len, 2);
+    /* Memory of a host-visible device is host memory once its work is done. */
+    if (src_device && src_device->caps.host_visible) {
+        TRY(tn_device_synchronize(src_device));
+        src_device = NULL;
+    }
+    if (dst_device && dst_device->caps.host_visible) {
+        TRY(tn_device_synchronize(dst_device));
+        dst_device = NULL;
+    }
+    if (dst_device && src_device) return copy_staged(dst_device, dst, src_device, src, len);
+    if (dst_device) return copy_one_device(dst_device, dst, src, len, 0);
+    if (src_device) return copy_one_device(src_device, dst, src, len, 1);
+    memcpy(dst, src, len);
+    return TN_OK;
+}
+
+tn_status tn_device_synchronize(tn_device *d) {
+    if (!d) return tn_fail(TN_ERR_ARGUMENT, "tn_device_synchronize: device is NULL");
+    return d->driver->sync(d->handle);
+}
