@@ -24,7 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 /* Present under the sanitizers alone, which end the process without a signal that could be caught. */
 __attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)(void));
 
-enum { MAX_INPUT = 64 << 10 }; /* mutations stay below; files of the corpus may be longer */
+enum { INPUT_LIMIT = 64 << 10 }; /* mutations stay below; files of the corpus may be longer */
 
 typedef struct input {
     uint8_t *data;
@@ -149,17 +149,17 @@ static void cut(input *in) {
 static void shorten(input *in) { in->size = below(in->size + 1); }
 
 /* Puts a piece of some file of the corpus at a random place. */
-static void splice(input *in) {
+static void insert_piece(input *in) {
     const input *from = &corpus[below(corpus_count)];
     size_t begin = below(from->size), length = below(from->size - begin + 1), at = below(in->size + 1);
-    if (in->size + length > MAX_INPUT) return;
+    if (in->size + length > INPUT_LIMIT) return;
     memmove(in->data + at + length, in->data + at, in->size - at);
     memcpy(in->data + at, from->data + begin, length);
     in->size += length;
 }
 
 static void mutate(input *in) {
-    static void (*const ways[])(input *) = {flip_bit, set_byte, set_number, cut, shorten, splice};
+    static void (*const ways[])(input *) = {flip_bit, set_byte, set_number, cut, shorten, insert_piece};
     for (size_t n = 1 + below(4); n > 0; n--) ways[below(sizeof ways / sizeof *ways)](in);
 }
 
@@ -200,11 +200,11 @@ int main(int argc, char **argv) {
         corpus[corpus_count++].data = need(malloc(1));
     }
 
-    input in = {.data = need(malloc(MAX_INPUT))};
+    input in = {.data = need(malloc(INPUT_LIMIT))};
     uint64_t runs = 0;
     for (double start = seconds(); seconds() - start < limit; runs++) {
         const input *from = &corpus[below(corpus_count)];
-        in.size = from->size < MAX_INPUT ? from->size : MAX_INPUT;
+        in.size = from->size < INPUT_LIMIT ? from->size : INPUT_LIMIT;
         memcpy(in.data, from->data, in.size);
         mutate(&in);
         try_input(&in);

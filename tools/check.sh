@@ -3,7 +3,8 @@
 #
 # A suite is a command with a budget of seconds. If the last line of its output reads "N passed, N failed, N skipped",
 # these are its counts; any other suite counts as one test. Past its budget it is stopped and has failed. A line
-# "ran on: DEVICE" says that a device or engine really computed, "skipped: …" why something did not run; both are shown.
+# "ran on: DEVICE" says that a device or engine really computed, "skipped: …" why something did not run, "listing: …" is
+# the text of `trunnion devices`; these are shown.
 # Each suite builds what it needs, so every one can be run alone. Logs: build/check/SUITE.log.
 #
 # The last line of all is the sum. No quiet pass: what is `expected` below must have said "ran on".
@@ -79,14 +80,15 @@ run_suite() {
     read -r p f s <<<"$(counts_of "$log" $code)"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 
+    [ "$p $f" = "0 0" ] && verdict=none
     [ "$f" != 0 ] && verdict=FAIL
     printf '%-4s  %-10s %7s s   %s passed, %s failed, %s skipped\n' "$verdict" "$name" "$seconds" "$p" "$f" "$s"
     grep '^skipped: ' "$log" | sort | uniq -c | sed 's/^ *\([0-9]*\) skipped: /        skipped (\1): /'
     ran_on+=$(sed -n 's/^ran on: //p' "$log")$'\n'
-    [ "$name" = devices ] && sed 's/^/        /' "$log"
+    sed -n 's/^listing: /        /p' "$log"
     if [ "$f" != 0 ]; then
         echo "        log: $log; its end:"
-        tail -n 60 "$log" | sed 's/^/      | /'
+        tail -n 30 "$log" | sed 's/^/      | /'
     fi
 }
 

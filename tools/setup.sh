@@ -47,7 +47,7 @@ missing() {
     while IFS='|' read -r test package for what; do
         [ -n "${test// /}" ] || continue
         [ "$purpose" = build ] && [ "${for// /}" != build ] && continue
-        ${test// /} || echo "$package|$what"
+        ${test// /} || echo "$(echo $package)|$what"
     done <<<"$needs"
 }
 

@@ -22,6 +22,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TAIL = 40
+SANITIZERS = {"ASAN_OPTIONS": "print_legend=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 PASSED_ON = ("ran on: ", "skipped: ")
 
 
@@ -135,7 +136,7 @@ def run_one(program, log, options, run):
     folder = tempfile.mkdtemp(prefix=f"{program.name}-")
     start = time.monotonic()
     try:
-        count, failed = run(program, log, options, os.environ | {"TMPDIR": folder})
+        count, failed = run(program, log, options, os.environ | {"TMPDIR": folder} | SANITIZERS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{program.name}: {count} ({time.monotonic() - start:.1f} s)", flush=True)
@@ -156,7 +157,7 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--each", type=int, default=120)
     parser.add_argument("--fuzz", type=int, default=5)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
 
     pattern, program_name, run = KINDS[options.kind]
     names = sorted(p.stem for p in ROOT.glob(pattern) if p.stem != "fuzz_replay")
