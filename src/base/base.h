@@ -143,7 +143,8 @@ typedef struct tn_symbol {
 typedef struct tn_library_spec {
     const char *title;          /* "CUDA driver" */
     const char *env;            /* environment variable that overrides the names: a file or a folder; may be NULL */
-    const char *const *names;   /* candidates, tried in order, NULL-terminated; a '*' is globbed in known folders */
+    const char *const *names;   /* candidates, tried in order, NULL-terminated; a '*' is globbed in known folders, and
+                                 * "site-packages/…" is looked for below every folder of Python packages */
     const tn_symbol *symbols;   /* may be NULL */
     size_t symbol_count;
     const char *fix;            /* what to install */
@@ -179,13 +180,14 @@ int tn_threads(void);
 
 /* Calls body(ctx, begin, end, worker) for parts of [0, n), each at least `grain` long but the last, on the pool and the
  * caller; returns when all are done. Parts are split statically: worker w of t gets the w-th run of grains. A nested
- * call, or one made while another thread uses the pool, runs whole on its own thread with worker 0. */
+ * call, or one made while another thread uses the pool, runs whole on its own thread with worker 0. A body must not
+ * fork() without exec. */
 typedef void tn_parallel_body(void *ctx, int64_t begin, int64_t end, int worker);
 void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
 
 /* ---- JSON (json.c) ------------------------------------------------------------------------------------------------ */
 
-/* A strict reader (RFC 8259) into one block of memory. Limits: 64 levels, 64 MiB of text, 4 M values. */
+/* A strict reader (RFC 8259). All readers below accept NULL as an absent value. Limits: 64 levels, 64 MiB of text, 4 M values. */
 typedef enum tn_json_kind { TN_JSON_NULL, TN_JSON_BOOL, TN_JSON_NUMBER, TN_JSON_STRING, TN_JSON_ARRAY, TN_JSON_OBJECT } tn_json_kind;
 typedef struct tn_json tn_json; /* a value; valid until the document is freed */
 typedef struct tn_json_doc tn_json_doc;
@@ -197,7 +199,8 @@ tn_json_kind tn_json_kind_of(const tn_json *v);
 size_t tn_json_length(const tn_json *v);                        /* of an array, object or string; else 0 */
 const tn_json *tn_json_at(const tn_json *v, size_t i);          /* array item or object member value; NULL past the end */
 const char *tn_json_key(const tn_json *v, size_t i);            /* object member's key; NULL past the end */
-const tn_json *tn_json_get(const tn_json *v, const char *key);  /* NULL when absent or v is no object */
+const tn_json *tn_json_get(const tn_json *v, const char *key);  /* NULL when absent or v is no object; of equal keys
+                                                                 * the last; takes time in proportion to the length */
 bool tn_json_bool(const tn_json *v, bool fallback);
 double tn_json_number(const tn_json *v, double fallback);
 int64_t tn_json_int(const tn_json *v, int64_t fallback);        /* exact for integers that fit; else fallback */

@@ -175,10 +175,13 @@ static const uint64_t HASH_MIX_2 = 0x94D049BB133111EBu;
 
 static uint64_t rotate_left(uint64_t x, int k) { return x << k | x >> (64 - k); }
 
-/* Up to 8 bytes as a little-endian number, whatever the machine's own order; compilers make one load of the full case. */
-static uint64_t load_little_endian(const unsigned char *p, size_t n) {
-    uint64_t word = 0;
-    for (size_t i = 0; i < n; i++) word |= (uint64_t)p[i] << (8 * i);
+/* Eight bytes as a little-endian number, whatever the machine's own order. */
+static uint64_t load_word(const unsigned char *p) {
+    uint64_t word;
+    memcpy(&word, p, sizeof word);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
     return word;
 }
 
@@ -191,13 +194,13 @@ static uint64_t hash_word(uint64_t hash, uint64_t word) {
 uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed) {
     const unsigned char *p = bytes;
     uint64_t hash = seed ^ ((uint64_t)n * HASH_STEP);
-    size_t left = n;
-    while (left >= 8) {
-        hash = hash_word(hash, load_little_endian(p, 8));
-        p += 8;
-        left -= 8;
+    size_t whole = n & ~(size_t)7;
+    for (size_t i = 0; i < whole; i += 8) hash = hash_word(hash, load_word(p + i));
+    if (whole < n) {
+        unsigned char tail[8] = {0}; /* the length is in the hash already: padding cannot collide */
+        memcpy(tail, p + whole, n - whole);
+        hash = hash_word(hash, load_word(tail));
     }
-    if (left > 0) hash = hash_word(hash, load_little_endian(p, left));
     hash = (hash ^ hash >> 30) * HASH_MIX_1;
     hash = (hash ^ hash >> 27) * HASH_MIX_2;
     return hash ^ hash >> 31;
