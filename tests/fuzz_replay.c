@@ -1,9 +1,9 @@
 /* fuzz_replay.c — a main for the fuzzers where the compiler brings no libFuzzer.
  *
- * It runs every file of the corpus through LLVMFuzzerTestOneInput, then simple mutations of them until time is up. There
- * is no coverage feedback: it guards what was found before and catches the plain mistakes; libFuzzer does the searching.
- * Runs are repeatable (-seed), options are named as libFuzzer's, and the input that ends the process is written to
- * <artifact_prefix>crash first.
+ * It runs every file of the corpus through LLVMFuzzerTestOneInput, then simple mutations of them until time is up.
+ * There is no coverage feedback: it guards what was found before and catches the plain mistakes; libFuzzer does the
+ * searching. Runs are repeatable (-seed), options are named as libFuzzer's, and the input that ends the process is
+ * written to <artifact_prefix>crash first.
  *
  *   fuzz_NAME [-max_total_time=SECONDS] [-seed=N] [-artifact_prefix=PATH] [FILE or FOLDER]… */
 #include <dirent.h>
@@ -110,7 +110,7 @@ static void add_path(const char *path) {
     if (count >= 0) free(entries);
 }
 
-/* ---- mutations ----------------------------------------------------------------------------------------------------- */
+/* ---- mutations --------------------------------------------------------------------------------------------------- */
 
 /* splitmix64: small, repeatable, good enough to pick bytes with. */
 static uint64_t next_random(void) {
@@ -163,7 +163,7 @@ static void mutate(input *in) {
     for (size_t n = 1 + below(4); n > 0; n--) ways[below(sizeof ways / sizeof *ways)](in);
 }
 
-/* ---- the run ------------------------------------------------------------------------------------------------------- */
+/* ---- the run ----------------------------------------------------------------------------------------------------- */
 
 /* The fuzzer gets a block of exactly the input's size, so that a sanitizer sees the first byte read past it. */
 static void try_input(const input *in) {

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # build.sh FOLDER TARGET [CMAKE OPTION…] — configures FOLDER when that is needed, and builds TARGET there.
 #
-# Quick when nothing changed: CMake runs again only when FOLDER is new or the options differ from those of the last call.
+# Quick when nothing changed: CMake runs again only when FOLDER is new or the options are not those of the
+# last call.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$PWD/.deps/venv/bin:$PATH"
@@ -9,7 +10,7 @@ folder=$1 target=$2
 shift 2
 
 if ! command -v cmake >/dev/null; then
-    echo "build.sh: CMake is missing. Run tools/setup.sh, or install it (apt-get install cmake, or pip install cmake)." >&2
+    echo "build.sh: CMake is missing. Run tools/setup.sh, or install it: apt-get (or pip) install cmake" >&2
     exit 1
 fi
 

@@ -20,6 +20,8 @@ only=" $* "
 # Devices and engines that must take part on every machine, because tools/setup.sh provides for them.
 expected="cpu"
 
+run_programs="python3 tools/checks/programs.py"
+run_command="python3 tools/checks/command.py"
 plain="-DTRUNNION_WERROR=$WERROR"
 asan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZE=address,undefined"
 tsan="-DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRUNNION_SHARED=OFF -DTRUNNION_SANITIZE=thread"
@@ -36,20 +38,20 @@ generated | check     | 120 | python3 tools/check_generated.py
 headers   | check     | 120 | tools/checks/headers.sh
 build     | check     | 600 | tools/build.sh $BUILD programs $plain && tools/build.sh $BUILD all $plain
 digits    | check     | 300 | python3 tools/digits.py
-devices   | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/command.py $BUILD devices
+devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
-unit      | check     | 420 | tools/build.sh $BUILD tests $plain && python3 tools/checks/programs.py $BUILD tests
-examples  | check     | 120 | tools/build.sh $BUILD examples $plain && python3 tools/checks/programs.py $BUILD examples
-train     | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/command.py $BUILD train
+unit      | check     | 420 | tools/build.sh $BUILD tests $plain && $run_programs $BUILD tests
+examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
+train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
 install   | check     | 120 | tools/checks/install.sh $BUILD
 minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
-asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && python3 tools/checks/programs.py $BUILD-asan tests --each 300
-fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && python3 tools/checks/programs.py $BUILD-asan fuzzers
+asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && $run_programs $BUILD-asan tests --each 300
+fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_programs $BUILD-asan fuzzers
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 fuzz-long | check-all | 3600 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 60
 "
 
-# ---- running one suite ---------------------------------------------------------------------------------------------------
+# ---- running one suite -----------------------------------------------------------------------------------------------
 
 logs=$BUILD/check
 mkdir -p "$logs"
@@ -92,7 +94,7 @@ run_suite() {
     fi
 }
 
-# ---- all of them -----------------------------------------------------------------------------------------------------------
+# ---- all of them -----------------------------------------------------------------------------------------------------
 
 trim() { sed 's/^ *//; s/ *$//' <<<"$1"; }
 

@@ -12,7 +12,7 @@ PATH="$PWD/$venv/bin:$PATH"
 say() { echo "setup: $*"; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# ---- what is needed: a test, the Debian package, and what it is for -----------------------------------------------------
+# ---- what is needed: a test, the Debian package, and what it is for --------------------------------------------------
 
 have_cmake() {
     local version
@@ -51,7 +51,7 @@ missing() {
     done <<<"$needs"
 }
 
-# ---- ways to get it -----------------------------------------------------------------------------------------------------
+# ---- ways to get it --------------------------------------------------------------------------------------------------
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then
@@ -84,7 +84,7 @@ cmake_from_pip() {
     make_venv && $venv/bin/python -m pip install -q cmake && hash -r
 }
 
-# ---- the work -----------------------------------------------------------------------------------------------------------
+# ---- the work --------------------------------------------------------------------------------------------------------
 
 lacking=$(missing)
 if [ -n "$lacking" ] && may_install; then

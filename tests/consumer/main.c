@@ -1,5 +1,5 @@
-/* main.c — the smallest program that uses an installed libtrunnion: it was linked if it can tell the version, and it was
- * linked with the version of its headers if the two agree. */
+/* main.c — the smallest program that uses an installed libtrunnion: it was linked if it can tell the version, and it
+ * was linked with the version of its headers if the two agree. */
 #include <stdio.h>
 #include <string.h>
 #include <trunnion/status.h>

@@ -2,13 +2,14 @@
 # headers.sh — every public header stands on its own: alone, in strict C17 and in C++11 and C++17, without a warning.
 set -u
 cd "$(dirname "$0")/../.."
+strict=(-Wall -Wextra -Wpedantic -Werror)
 passed=0 failed=0 skipped=0
 
 # compiles LANGUAGE HEADER COMPILER FLAG…
 compiles() {
     local language=$1 header=$2
     shift 2
-    if echo "#include \"$header\"" | "$@" -x "$language" -Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude -; then
+    if echo "#include \"$header\"" | "$@" -x "$language" "${strict[@]}" -fsyntax-only -Iinclude -; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# libfuzzer.sh BUILD 'CMAKE OPTIONS' SECONDS — the fuzzers for longer, with clang's coverage-guided search where there is
-# a clang that brings it.
+# libfuzzer.sh BUILD 'CMAKE OPTIONS' SECONDS — the fuzzers for longer, with clang's coverage-guided search where there
+# is a clang that brings it.
 set -eu
 cd "$(dirname "$0")/../.."
 build=$1 options=$2 seconds=$3
