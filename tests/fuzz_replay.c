@@ -58,7 +58,8 @@ static void on_signal(int number) {
 
 static void watch_for_crashes(void) {
     static const int fatal[] = {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV};
-    for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) signal(fatal[i], on_signal);
+    for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++)
+        signal(fatal[i], on_signal);
     if (__sanitizer_set_death_callback) __sanitizer_set_death_callback(save_current);
 }
 
@@ -160,7 +161,8 @@ static void insert_piece(input *in) {
 
 static void mutate(input *in) {
     static void (*const ways[])(input *) = {flip_bit, set_byte, set_number, cut, shorten, insert_piece};
-    for (size_t n = 1 + below(4); n > 0; n--) ways[below(sizeof ways / sizeof *ways)](in);
+    for (size_t n = 1 + below(4); n > 0; n--)
+        ways[below(sizeof ways / sizeof *ways)](in);
 }
 
 /* ---- the run ----------------------------------------------------------------------------------------------------- */
@@ -184,17 +186,22 @@ int main(int argc, char **argv) {
     double limit = 5;
     for (int i = 1; i < argc; i++) {
         const char *value = strchr(argv[i], '=');
-        if (argv[i][0] != '-') add_path(argv[i]);
-        else if (value && strncmp(argv[i], "-max_total_time=", 16) == 0) limit = strtod(value + 1, NULL);
-        else if (value && strncmp(argv[i], "-seed=", 6) == 0) random_state = strtoull(value + 1, NULL, 10);
+        if (argv[i][0] != '-')
+            add_path(argv[i]);
+        else if (value && strncmp(argv[i], "-max_total_time=", 16) == 0)
+            limit = strtod(value + 1, NULL);
+        else if (value && strncmp(argv[i], "-seed=", 6) == 0)
+            random_state = strtoull(value + 1, NULL, 10);
         else if (value && strncmp(argv[i], "-artifact_prefix=", 17) == 0)
             snprintf(crash_path, sizeof crash_path, "%scrash", value + 1);
-        else fprintf(stderr, "fuzz_replay: %s is ignored\n", argv[i]);
+        else
+            fprintf(stderr, "fuzz_replay: %s is ignored\n", argv[i]);
     }
     watch_for_crashes();
 
     size_t files = corpus_count;
-    for (size_t i = 0; i < files; i++) try_input(&corpus[i]);
+    for (size_t i = 0; i < files; i++)
+        try_input(&corpus[i]);
     if (files == 0) {
         corpus = need(calloc(1, sizeof *corpus));
         corpus[corpus_count++].data = need(malloc(1));
@@ -212,7 +219,8 @@ int main(int argc, char **argv) {
     printf("%zu files and %llu mutations\n", files, (unsigned long long)runs);
 
     free(in.data);
-    for (size_t i = 0; i < corpus_count; i++) free(corpus[i].data);
+    for (size_t i = 0; i < corpus_count; i++)
+        free(corpus[i].data);
     free(corpus);
     return 0;
 }

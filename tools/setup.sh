@@ -95,7 +95,11 @@ have_venv || make_venv || say "no virtual environment for Python could be made: 
 
 lacking=$(missing)
 if [ -n "$lacking" ]; then
-    say "these are missing, and this account may not install them (it needs root, or sudo without a password):"
+    if may_install; then
+        say "these are still missing after apt-get, whose words are above:"
+    else
+        say "these are missing, and this account may not install them (that takes apt-get, and root or a free sudo):"
+    fi
     while IFS='|' read -r package what; do
         say "  apt-get install $package —$what"
     done <<<"$lacking"
