@@ -1,0 +1,577 @@
+/* build.c — the builder: appends instructions, and keeps a program small while it does.
+ *
+ * Each call checks, simplifies and shares: an instruction on constants is evaluated, one that changes nothing yields its
+ * operand, and one that is there already, in this region or one around it, is not made twice. Loads are shared only
+ * inside one region and only until the next store, for a buffer may be read under two names. What nobody reads is
+ * dropped by kir_finish. */
+#include "kir/eval.h"
+#include "kir/rules.h"
+
+#include <string.h>
+
+enum { BUCKETS = 256 };
+
+/* What the builder knows of an instruction: the region (number of its LOOP, -1 at the top) it was appended in, the
+ * number of stores before it, and the next instruction in its bucket. */
+typedef struct note {
+    int16_t region, epoch, next;
+} note;
+
+struct kir_builder {
+    int n_par, n_loop;
+    int64_t extents[KIR_MAX_AXES];
+    kir_ins *ins;
+    note *notes;
+    kir_access *access;
+    int64_t *affine; /* of each access: offset, strides */
+    size_t ins_room, note_room, access_room, affine_room;
+    int n_ins, n_access, n_buffers, n_dials;
+    uint8_t buffer_dtype[KIR_MAX_BUFFERS];
+    bool buffer_written[KIR_MAX_BUFFERS];
+    int16_t open[KIR_MAX_AXES + 1]; /* loops around the current place */
+    int depth, epoch;
+    int16_t buckets[BUCKETS];
+    tn_status status; /* the first failure */
+    char error[200];
+};
+
+static int axes_of(const kir_builder *b) { return b->n_par + b->n_loop; }
+
+/* The first failure is the one reported; its text is copied, since later failures replace the thread's. */
+static kir_val fail(kir_builder *b, tn_status status) {
+    if (b->status != TN_OK) return KIR_NONE;
+    b->status = status;
+    size_t n = strlen(tn_error());
+    if (n >= sizeof b->error) n = sizeof b->error - 1;
+    memcpy(b->error, tn_error(), n);
+    b->error[n] = '\0';
+    return KIR_NONE;
+}
+
+static kir_val wrong(kir_builder *b, kir_op op, const char *what) {
+    if (b->status != TN_OK) return KIR_NONE;
+    return fail(b, tn_fail(TN_ERR_ARGUMENT, "kernel builder, %s at instruction %d: %s", kir_op_name(op), b->n_ins, what));
+}
+
+tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder **out) {
+    *out = NULL;
+    if (n_par < 0 || n_loop < 0 || n_par > KIR_MAX_AXES || n_loop > KIR_MAX_AXES || n_par + n_loop > KIR_MAX_AXES) {
+        return tn_fail(TN_ERR_ARGUMENT, "kernel builder: %d parallel and %d loop axes, at most %d in all", n_par, n_loop,
+                       KIR_MAX_AXES);
+    }
+    for (int i = 0; i < n_par + n_loop; i++) {
+        if (extents[i] < 0) return tn_fail(TN_ERR_ARGUMENT, "kernel builder: axis %d has %lld points", i, (long long)extents[i]);
+    }
+    kir_builder *b = tn_mem_zalloc(1, sizeof *b);
+    if (!b) return TN_ERR_MEMORY;
+    b->n_par = n_par;
+    b->n_loop = n_loop;
+    for (int i = 0; i < n_par + n_loop; i++) b->extents[i] = extents[i];
+    memset(b->buckets, 0xff, sizeof b->buckets);
+    *out = b;
+    return TN_OK;
+}
+
+void kir_abandon(kir_builder *b) {
+    if (!b) return;
+    tn_mem_free(b->ins);
+    tn_mem_free(b->notes);
+    tn_mem_free(b->access);
+    tn_mem_free(b->affine);
+    tn_mem_free(b);
+}
+
+int kir_buffer(kir_builder *b, tn_dtype dtype) {
+    if (b->status != TN_OK) return 0;
+    if (b->n_buffers == KIR_MAX_BUFFERS || kir_type_of(dtype) == KIR_TYPE_COUNT) {
+        fail(b, tn_fail(TN_ERR_ARGUMENT, "kernel builder: buffer %d of dtype %s; at most %d buffers of known dtypes",
+                        b->n_buffers, tn_dtype_name(dtype), KIR_MAX_BUFFERS));
+        return 0;
+    }
+    b->buffer_dtype[b->n_buffers] = (uint8_t)dtype;
+    return b->n_buffers++;
+}
+
+/* ---- appending and sharing ----------------------------------------------------------------------------------------- */
+
+static int16_t region_of(const kir_builder *b) { return b->depth > 0 ? b->open[b->depth - 1] : (int16_t)-1; }
+
+static bool region_is_open(const kir_builder *b, int16_t region) {
+    for (int i = 0; i < b->depth; i++) {
+        if (b->open[i] == region) return true;
+    }
+    return region == -1;
+}
+
+static int16_t region_around(const kir_builder *b, int16_t loop) { return b->notes[loop].region; }
+
+static bool visible(const kir_builder *b, kir_val v) {
+    if (v < 0 || v >= b->n_ins || !kir_yields((kir_op)b->ins[v].op)) return false;
+    int16_t region = b->notes[v].region;
+    if (b->ins[v].op != KIR_REDUCE) return region_is_open(b, region);
+    return !region_is_open(b, region) && region_is_open(b, region_around(b, region));
+}
+
+static unsigned bucket_of(const kir_ins *in) {
+    uint64_t h = (uint64_t)in->op | (uint64_t)in->type << 8 | (uint64_t)in->kind << 16;
+    h = h * 31 + (uint16_t)in->a;
+    h = h * 31 + (uint16_t)in->b;
+    h = h * 31 + (uint16_t)in->c;
+    h = (h ^ (uint64_t)in->imm.i) * 0x9E3779B97F4A7C15U;
+    return (unsigned)(h >> 56) % BUCKETS;
+}
+
+static bool same(const kir_ins *x, const kir_ins *y) {
+    return x->op == y->op && x->type == y->type && x->kind == y->kind && x->a == y->a && x->b == y->b && x->c == y->c &&
+           x->imm.i == y->imm.i;
+}
+
+/* May instruction `v`, equal to one about to be appended, stand for it? */
+static bool reusable(const kir_builder *b, kir_val v) {
+    switch (b->ins[v].op) {
+    case KIR_STORE:
+    case KIR_LOOP:
+    case KIR_END:
+        return false;
+    case KIR_LOAD:
+        return b->notes[v].region == region_of(b) && b->notes[v].epoch == b->epoch;
+    case KIR_REDUCE:
+    case KIR_SCAN:
+        return b->notes[v].region == region_of(b);
+    default:
+        return region_is_open(b, b->notes[v].region);
+    }
+}
+
+static kir_val append(kir_builder *b, const kir_ins *in) {
+    if (b->status != TN_OK) return KIR_NONE;
+    unsigned bucket = bucket_of(in);
+    for (int16_t v = b->buckets[bucket]; v >= 0; v = b->notes[v].next) {
+        if (same(&b->ins[v], in) && reusable(b, v)) return v;
+    }
+    if (b->n_ins == KIR_MAX_INS) return wrong(b, (kir_op)in->op, "the program has too many instructions");
+    size_t need = (size_t)b->n_ins + 1;
+    tn_status status = tn_mem_grow(&b->ins, &b->ins_room, need, sizeof *b->ins);
+    if (status == TN_OK) status = tn_mem_grow(&b->notes, &b->note_room, need, sizeof *b->notes);
+    if (status != TN_OK) return fail(b, status);
+    b->ins[b->n_ins] = *in;
+    b->notes[b->n_ins] = (note){region_of(b), (int16_t)b->epoch, b->buckets[bucket]};
+    b->buckets[bucket] = (int16_t)b->n_ins;
+    return (kir_val)b->n_ins++;
+}
+
+/* Appends after checking operands and types. */
+static kir_val append_checked(kir_builder *b, const kir_ins *in) {
+    kir_type types[3] = {KIR_TYPE_COUNT, KIR_TYPE_COUNT, KIR_TYPE_COUNT};
+    if (b->status != TN_OK) return KIR_NONE;
+    for (int k = 0; k < 3; k++) {
+        kir_val v = kir_operand(in, k);
+        if (v == KIR_NONE) continue;
+        if (!visible(b, v)) return wrong(b, (kir_op)in->op, "an operand that is no value here");
+        types[k] = (kir_type)b->ins[v].type;
+    }
+    const char *error = kir_type_error(in, types);
+    return error ? wrong(b, (kir_op)in->op, error) : append(b, in);
+}
+
+kir_type kir_val_type(const kir_builder *b, kir_val v) {
+    return v >= 0 && v < b->n_ins ? (kir_type)b->ins[v].type : KIR_F32;
+}
+
+/* ---- constants and simplification ---------------------------------------------------------------------------------- */
+
+static kir_val constant(kir_builder *b, kir_type t, kir_value v) {
+    kir_ins in = kir_const_ins(t, v);
+    return append(b, &in);
+}
+
+static kir_val constant_cast(kir_builder *b, kir_type to, kir_type from, kir_value v) {
+    kir_ins cast = {.op = KIR_CAST, .type = (uint8_t)to, .a = KIR_NONE, .b = KIR_NONE, .c = KIR_NONE};
+    if ((unsigned)to >= KIR_TYPE_COUNT) return wrong(b, KIR_CONST, "no such type");
+    kir_eval(&cast, from, (kir_value[3]){v}, &v);
+    return constant(b, to, v);
+}
+
+kir_val kir_const(kir_builder *b, kir_type t, double v) { return constant_cast(b, t, KIR_F64, (kir_value){.f64 = v}); }
+
+kir_val kir_const_i(kir_builder *b, kir_type t, int64_t v) {
+    return constant_cast(b, t, KIR_I64, (kir_value){.i64 = v});
+}
+
+static bool is_const(const kir_builder *b, kir_val v) { return v != KIR_NONE && b->ins[v].op == KIR_CONST; }
+
+/* Is v the constant x, to the bit (so that 0 and -0 differ)? */
+static bool is_number(const kir_builder *b, kir_val v, double x) {
+    if (!is_const(b, v)) return false;
+    const kir_ins *in = &b->ins[v];
+    if (kir_is_float((kir_type)in->type)) return memcmp(&in->imm.f, &x, sizeof x) == 0;
+    return x == (double)(int64_t)x && in->imm.i == (int64_t)x;
+}
+
+static bool commutes(kir_op op) {
+    return op == KIR_ADD || op == KIR_MUL || op == KIR_AND || op == KIR_OR || op == KIR_XOR || op == KIR_EQ;
+}
+
+/* The operation's value if it is one of its operands, else KIR_NONE. -0 is the neutral element of float addition. */
+static kir_val neutral_operand(const kir_builder *b, const kir_ins *in) {
+    bool whole = !kir_is_float((kir_type)in->type);
+    kir_val x = in->a, y = in->b;
+    switch (in->op) {
+    case KIR_ADD:
+        return is_number(b, y, whole ? 0.0 : -0.0) ? x : KIR_NONE;
+    case KIR_SUB:
+    case KIR_SHL:
+    case KIR_SHR:
+    case KIR_XOR:
+        return is_number(b, y, 0.0) ? x : KIR_NONE;
+    case KIR_DIV:
+        return is_number(b, y, 1.0) ? x : KIR_NONE;
+    case KIR_MUL:
+        if (is_number(b, y, 1.0)) return x;
+        return whole && is_number(b, y, 0.0) ? y : KIR_NONE;
+    case KIR_AND:
+        if (x == y || (in->type == KIR_BOOL && is_number(b, y, 1.0))) return x;
+        return is_number(b, y, 0.0) ? y : KIR_NONE;
+    case KIR_OR:
+        if (x == y || is_number(b, y, 0.0)) return x;
+        return in->type == KIR_BOOL && is_number(b, y, 1.0) ? y : KIR_NONE;
+    case KIR_SELECT:
+        if (is_const(b, x)) return b->ins[x].imm.i ? in->b : in->c;
+        return in->b == in->c ? in->b : KIR_NONE;
+    default:
+        return KIR_NONE;
+    }
+}
+
+/* Appends a pure operation, or finds that it is a constant, an operand, or there already. */
+static kir_val pure(kir_builder *b, kir_ins in) {
+    if (b->status != TN_OK) return KIR_NONE;
+    int arity = kir_arity(&in);
+    kir_value values[3] = {{.u64 = 0}, {.u64 = 0}, {.u64 = 0}};
+    kir_type types[3] = {KIR_TYPE_COUNT, KIR_TYPE_COUNT, KIR_TYPE_COUNT};
+    bool all_const = true;
+    for (int k = 0; k < arity; k++) {
+        kir_val v = kir_operand(&in, k);
+        if (!visible(b, v)) return wrong(b, (kir_op)in.op, "an operand that is no value here");
+        types[k] = (kir_type)b->ins[v].type;
+        if (is_const(b, v)) values[k] = kir_const_value(&b->ins[v]);
+        else all_const = false;
+    }
+    const char *error = kir_type_error(&in, types);
+    if (error) return wrong(b, (kir_op)in.op, error);
+    if (all_const && kir_eval(&in, types[arity - 1], values, &values[0])) return constant(b, (kir_type)in.type, values[0]);
+    if (commutes((kir_op)in.op) && (is_const(b, in.a) || (in.a > in.b && !is_const(b, in.b)))) {
+        kir_val swap = in.a;
+        in.a = in.b;
+        in.b = swap;
+    }
+    kir_val same_as = neutral_operand(b, &in);
+    return same_as != KIR_NONE ? same_as : append(b, &in);
+}
+
+static kir_ins make(kir_op op, kir_type t, kir_val a, kir_val c, kir_val d) {
+    return (kir_ins){.op = (uint8_t)op, .type = (uint8_t)t, .a = a, .b = c, .c = d, .imm.i = 0};
+}
+
+static kir_val refuse_missing(kir_builder *b, kir_op op) { return wrong(b, op, "an operand that is no value here"); }
+
+kir_val kir_unary(kir_builder *b, kir_op op, kir_val a) {
+    if (a < 0 || !kir_op_takes(op, 1) || op == KIR_ROUND || op == KIR_CAST) return refuse_missing(b, op);
+    return pure(b, make(op, kir_val_type(b, a), a, KIR_NONE, KIR_NONE));
+}
+
+kir_val kir_rounding(kir_builder *b, kir_round mode, kir_val a) {
+    if (a < 0 || (unsigned)mode > KIR_NEAREST_EVEN) return refuse_missing(b, KIR_ROUND);
+    if (!kir_is_float(kir_val_type(b, a)) && kir_val_type(b, a) != KIR_BOOL) return a;
+    kir_ins in = make(KIR_ROUND, kir_val_type(b, a), a, KIR_NONE, KIR_NONE);
+    in.imm.i = mode;
+    return pure(b, in);
+}
+
+kir_val kir_binary(kir_builder *b, kir_op op, kir_val a, kir_val c) {
+    if (a < 0 || c < 0 || !kir_op_takes(op, 2)) return refuse_missing(b, op);
+    bool compares = op == KIR_EQ || op == KIR_LT || op == KIR_LE;
+    return pure(b, make(op, compares ? KIR_BOOL : kir_val_type(b, a), a, c, KIR_NONE));
+}
+
+kir_val kir_fma(kir_builder *b, kir_val a, kir_val c, kir_val d) {
+    if (a < 0 || c < 0 || d < 0) return refuse_missing(b, KIR_FMA);
+    return pure(b, make(KIR_FMA, kir_val_type(b, a), a, c, d));
+}
+
+kir_val kir_select(kir_builder *b, kir_val cond, kir_val yes, kir_val no) {
+    if (cond < 0 || yes < 0 || no < 0) return refuse_missing(b, KIR_SELECT);
+    return pure(b, make(KIR_SELECT, kir_val_type(b, yes), cond, yes, no));
+}
+
+kir_val kir_cast(kir_builder *b, kir_type t, kir_val a) {
+    if (a < 0) return refuse_missing(b, KIR_CAST);
+    if (b->status == TN_OK && kir_val_type(b, a) == t) return a;
+    return pure(b, make(KIR_CAST, t, a, KIR_NONE, KIR_NONE));
+}
+
+kir_val kir_bitcast(kir_builder *b, kir_type t, kir_val a) {
+    if (a < 0) return refuse_missing(b, KIR_BITCAST);
+    if (b->status == TN_OK && kir_val_type(b, a) == t) return a;
+    return pure(b, make(KIR_BITCAST, t, a, KIR_NONE, KIR_NONE));
+}
+
+kir_val kir_philox(kir_builder *b, kir_val key, kir_val counter) {
+    if (key < 0 || counter < 0) return refuse_missing(b, KIR_PHILOX);
+    return pure(b, make(KIR_PHILOX, KIR_U32, key, counter, KIR_NONE));
+}
+
+kir_val kir_dial_value(kir_builder *b, kir_type t, int dial) {
+    if (dial < 0 || dial >= INT16_MAX) return wrong(b, KIR_DIAL, "a dial outside its limits");
+    kir_ins in = make(KIR_DIAL, t, KIR_NONE, KIR_NONE, KIR_NONE);
+    in.imm.i = dial;
+    kir_val v = append_checked(b, &in);
+    if (v != KIR_NONE && dial >= b->n_dials) b->n_dials = dial + 1;
+    return v;
+}
+
+/* ---- memory -------------------------------------------------------------------------------------------------------- */
+
+static int64_t *affine_of(const kir_builder *b, int access) { return b->affine + (size_t)access * (size_t)(axes_of(b) + 1); }
+
+static bool same_affine(const kir_builder *b, const int64_t *mine, const kir_aff *index) {
+    if (mine[0] != index->c) return false;
+    return memcmp(mine + 1, index->s, (size_t)axes_of(b) * sizeof *mine) == 0;
+}
+
+static int new_access(kir_builder *b, int buffer, const kir_aff *index) {
+    size_t width = (size_t)(axes_of(b) + 1), need = (size_t)b->n_access + 1;
+    if (b->n_access == KIR_MAX_INS) return wrong(b, KIR_LOAD, "the program has too many accesses");
+    tn_status status = tn_mem_grow(&b->access, &b->access_room, need, sizeof *b->access);
+    if (status == TN_OK) status = tn_mem_grow(&b->affine, &b->affine_room, need * width, sizeof *b->affine);
+    if (status != TN_OK) return fail(b, status);
+    b->access[b->n_access] = (kir_access){(int16_t)buffer, index->dyn};
+    int64_t *affine = affine_of(b, b->n_access);
+    affine[0] = index->c;
+    memcpy(affine + 1, index->s, (width - 1) * sizeof *affine);
+    return b->n_access++;
+}
+
+/* The number of this access, shared with an equal one; KIR_NONE after a failure. */
+static int access_of(kir_builder *b, kir_op op, int buffer, const kir_aff *index) {
+    if (b->status != TN_OK) return KIR_NONE;
+    bool is_index = op == KIR_INDEX;
+    if (!is_index && (buffer < 0 || buffer >= b->n_buffers)) return wrong(b, op, "no such buffer");
+    if (index->dyn != KIR_NONE) {
+        if (!visible(b, index->dyn)) return wrong(b, op, "a computed index that is no value here");
+        if (b->ins[index->dyn].type != KIR_I64) return wrong(b, op, "a computed index that is not i64");
+    }
+    for (int i = 0; i < b->n_access; i++) {
+        const kir_access *a = &b->access[i];
+        if (a->buffer == buffer && a->dyn == index->dyn && same_affine(b, affine_of(b, i), index)) return i;
+    }
+    return new_access(b, buffer, index);
+}
+
+kir_val kir_index(kir_builder *b, const kir_aff *index) {
+    kir_ins in = make(KIR_INDEX, KIR_I64, KIR_NONE, KIR_NONE, KIR_NONE);
+    in.imm.i = access_of(b, KIR_INDEX, -1, index);
+    return append_checked(b, &in);
+}
+
+kir_val kir_load(kir_builder *b, int buffer, const kir_aff *index, kir_val mask) {
+    int access = access_of(b, KIR_LOAD, buffer, index);
+    if (b->status != TN_OK) return KIR_NONE;
+    if (is_const(b, mask) && b->ins[mask].type == KIR_BOOL && b->ins[mask].imm.i) mask = KIR_NONE;
+    kir_ins in = make(KIR_LOAD, kir_type_of((tn_dtype)b->buffer_dtype[buffer]), mask, KIR_NONE, KIR_NONE);
+    in.imm.i = access;
+    return append_checked(b, &in);
+}
+
+void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, kir_val mask) {
+    int access = access_of(b, KIR_STORE, buffer, index);
+    if (b->status != TN_OK) return;
+    value = kir_cast(b, kir_type_of((tn_dtype)b->buffer_dtype[buffer]), value);
+    if (b->status != TN_OK) return;
+    if (is_const(b, mask) && b->ins[mask].type == KIR_BOOL && b->ins[mask].imm.i) mask = KIR_NONE;
+    kir_ins in = make(KIR_STORE, kir_val_type(b, value), value, mask, KIR_NONE);
+    in.imm.i = access;
+    append_checked(b, &in);
+    b->buffer_written[buffer] = true;
+    b->epoch++;
+}
+
+/* ---- loops --------------------------------------------------------------------------------------------------------- */
+
+static bool axis_is_open(const kir_builder *b, int first, int count) {
+    for (int i = 0; i < b->depth; i++) {
+        const kir_ins *loop = &b->ins[b->open[i]];
+        int start = kir_loop_first(loop), end = start + kir_loop_count(loop);
+        if (first < end && start < first + count) return true;
+    }
+    return false;
+}
+
+void kir_loop(kir_builder *b, int first_axis, int count) {
+    if (b->status != TN_OK) return;
+    if (first_axis < b->n_par || count < 0 || count > KIR_MAX_AXES || first_axis + count > axes_of(b)) {
+        wrong(b, KIR_LOOP, "a range that is not one of loop axes");
+        return;
+    }
+    if (axis_is_open(b, first_axis, count) || b->depth == KIR_MAX_AXES) {
+        wrong(b, KIR_LOOP, "an axis that a loop around it runs over already");
+        return;
+    }
+    kir_ins in = make(KIR_LOOP, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
+    in.imm.i = first_axis | count << 8;
+    kir_val loop = append_checked(b, &in);
+    if (loop != KIR_NONE) b->open[b->depth++] = loop;
+}
+
+void kir_end(kir_builder *b) {
+    if (b->status != TN_OK) return;
+    if (b->depth == 0) {
+        wrong(b, KIR_END, "no loop to end");
+        return;
+    }
+    b->depth--;
+    kir_ins in = make(KIR_END, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
+    append_checked(b, &in);
+}
+
+kir_val kir_reduce_value(kir_builder *b, kir_reduce kind, kir_val a, kir_val c) {
+    if (b->status != TN_OK) return KIR_NONE;
+    if (a < 0 || (kind == KIR_CHAIN) != (c != KIR_NONE)) return refuse_missing(b, KIR_REDUCE);
+    if (b->depth == 0) return wrong(b, KIR_REDUCE, "outside a loop");
+    bool arg = kind == KIR_ARGMAX || kind == KIR_ARGMIN;
+    kir_ins in = make(KIR_REDUCE, arg ? KIR_I64 : kir_val_type(b, a), a, c, KIR_NONE);
+    in.kind = (uint8_t)kind;
+    return append_checked(b, &in);
+}
+
+kir_val kir_scan(kir_builder *b, kir_reduce kind, kir_val a) {
+    if (b->status != TN_OK) return KIR_NONE;
+    if (a < 0) return refuse_missing(b, KIR_SCAN);
+    if (b->depth == 0) return wrong(b, KIR_SCAN, "outside a loop");
+    kir_ins in = make(KIR_SCAN, kir_val_type(b, a), a, KIR_NONE, KIR_NONE);
+    in.kind = (uint8_t)kind;
+    return append_checked(b, &in);
+}
+
+/* ---- finishing ----------------------------------------------------------------------------------------------------- */
+
+static void mark_operands(const kir_builder *b, const kir_ins *in, bool *live) {
+    for (int k = 0; k < 3; k++) {
+        if (kir_operand(in, k) != KIR_NONE) live[kir_operand(in, k)] = true;
+    }
+    if (kir_has_access((kir_op)in->op) && b->access[in->imm.i].dyn != KIR_NONE) live[b->access[in->imm.i].dyn] = true;
+}
+
+/* Marks what a store needs, backwards; a loop lives when anything in it does. */
+static void mark_live(const kir_builder *b, bool *live) {
+    int16_t loops[KIR_MAX_AXES + 1];
+    int depth = 0;
+    for (int i = b->n_ins - 1; i >= 0; i--) {
+        const kir_ins *in = &b->ins[i];
+        if (in->op == KIR_END) loops[depth++] = (int16_t)i;
+        if (in->op == KIR_STORE) live[i] = true;
+        if (in->op == KIR_LOOP) {
+            depth--;
+            live[loops[depth]] = live[i];
+        }
+        if (!live[i]) continue;
+        mark_operands(b, in, live);
+        if (b->notes[i].region >= 0) live[b->notes[i].region] = true;
+    }
+}
+
+static kir_val renumber(const kir_val *map, kir_val v) { return v == KIR_NONE ? KIR_NONE : map[v]; }
+
+/* Copies the live instructions into p, with the accesses they name in order of first use. */
+static void copy_live(const kir_builder *b, const bool *live, kir_val *map, kir_program *p, int64_t *sizes) {
+    size_t width = (size_t)(axes_of(b) + 1);
+    int16_t *access_map = map + b->n_ins;
+    for (int i = 0; i < b->n_access; i++) access_map[i] = -1;
+    for (int i = 0; i < b->n_ins; i++) {
+        if (!live[i]) continue;
+        kir_ins *in = &p->ins[p->n_ins];
+        *in = b->ins[i];
+        in->a = renumber(map, in->a);
+        in->b = renumber(map, in->b);
+        in->c = renumber(map, in->c);
+        map[i] = p->n_ins++;
+        if (!kir_has_access((kir_op)in->op)) continue;
+        int old = (int)in->imm.i;
+        if (access_map[old] < 0) {
+            access_map[old] = p->n_access;
+            p->access[p->n_access] = (kir_access){b->access[old].buffer, renumber(map, b->access[old].dyn)};
+            memcpy(sizes + width - 1 + (size_t)p->n_access * width, affine_of(b, old), width * sizeof *sizes);
+            p->n_access++;
+        }
+        in->imm.i = access_map[old];
+    }
+}
+
+static uint64_t hash_structure(const kir_program *p) {
+    int64_t head[] = {p->n_par, p->n_loop, p->n_ins, p->n_access, p->n_buffers, p->n_dials};
+    uint64_t h = tn_hash64(head, sizeof head, 0);
+    for (int i = 0; i < p->n_ins; i++) {
+        const kir_ins *in = &p->ins[i];
+        int64_t row[] = {in->op | in->type << 8 | in->kind << 16, in->a, in->b, in->c, in->imm.i};
+        h = tn_hash64(row, sizeof row, h);
+    }
+    for (int i = 0; i < p->n_access; i++) {
+        int64_t row[] = {p->access[i].buffer, p->access[i].dyn};
+        h = tn_hash64(row, sizeof row, h);
+    }
+    for (int i = 0; i < p->n_buffers; i++) {
+        int64_t row[] = {p->buffer_dtype[i], p->buffer_written[i]};
+        h = tn_hash64(row, sizeof row, h);
+    }
+    return h;
+}
+
+/* Room for a program as large as the builder's; map: instructions, then accesses. */
+static tn_status make_room(const kir_builder *b, kir_program *p, int64_t **sizes, bool **live, kir_val **map) {
+    size_t axes = (size_t)axes_of(b), n = (size_t)b->n_ins, accesses = (size_t)b->n_access;
+    *p = (kir_program){.n_par = (uint8_t)b->n_par, .n_loop = (uint8_t)b->n_loop};
+    p->n_buffers = (int16_t)b->n_buffers;
+    p->n_dials = (int16_t)b->n_dials;
+    memcpy(p->buffer_dtype, b->buffer_dtype, sizeof p->buffer_dtype);
+    memcpy(p->buffer_written, b->buffer_written, sizeof p->buffer_written);
+    p->ins = tn_mem_zalloc(n + 1, sizeof *p->ins);
+    p->access = tn_mem_zalloc(accesses + 1, sizeof *p->access);
+    *sizes = tn_mem_zalloc(axes + accesses * (axes + 1) + 1, sizeof **sizes);
+    *live = tn_mem_zalloc(n + 1, sizeof **live);
+    *map = tn_mem_zalloc(n + accesses + 1, sizeof **map);
+    return p->ins && p->access && *sizes && *live && *map ? TN_OK : TN_ERR_MEMORY;
+}
+
+static tn_status finish_into(const kir_builder *b, kir_program *p, int64_t **sizes) {
+    bool *live = NULL;
+    kir_val *map = NULL;
+    tn_status status = make_room(b, p, sizes, &live, &map);
+    if (status == TN_OK) {
+        mark_live(b, live);
+        memcpy(*sizes, b->extents, (size_t)axes_of(b) * sizeof **sizes);
+        copy_live(b, live, map, p, *sizes);
+        p->hash = hash_structure(p);
+        status = kir_verify(p);
+    }
+    tn_mem_free(live);
+    tn_mem_free(map);
+    return status;
+}
+
+tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes) {
+    *program = NULL;
+    *sizes = NULL;
+    if (b->status == TN_OK && b->depth > 0) wrong(b, KIR_LOOP, "a loop without an end");
+    tn_status status = b->status == TN_OK ? TN_OK : tn_fail(b->status, "%s", b->error);
+    kir_program *p = status == TN_OK ? tn_mem_zalloc(1, sizeof *p) : NULL;
+    if (status == TN_OK) status = p ? finish_into(b, p, sizes) : TN_ERR_MEMORY;
+    kir_abandon(b);
+    if (status != TN_OK) {
+        kir_free(p);
+        tn_mem_free(*sizes);
+        *sizes = NULL;
+        return status;
+    }
+    *program = p;
+    return TN_OK;
+}

@@ -1,0 +1,344 @@
+/* interp.c — the oracle: runs a program point by point, exactly as kir.h words it, with no thought of speed.
+ *
+ * Loops may nest and range over different axes. A REDUCE keeps its own state, cleared when its loop begins, fed once a
+ * point of that loop, folded when the loop ends. */
+#include "kir/eval.h"
+#include "kir/kir_math.h"
+#include "kir/rules.h"
+
+/* A running reduction or scan. `count` elements have come in. */
+typedef struct state {
+    int64_t count, best_index;
+    bool whole_blocks; /* total holds a finished block or chain */
+    kir_value total;
+    kir_value lanes[KIR_LANES]; /* SCAN, SEQ, ARG* and CHAIN use lane 0 alone */
+} state;
+
+typedef struct interp {
+    const kir_program *p;
+    const kir_launch *launch;
+    kir_value *values;
+    state *states;      /* one for each REDUCE and SCAN, in order */
+    int16_t *state_of;  /* by instruction */
+    int64_t at[KIR_MAX_AXES];
+} interp;
+
+/* ---- memory -------------------------------------------------------------------------------------------------------- */
+
+static int64_t element_of(const interp *m, const kir_ins *in) {
+    const int64_t *affine = kir_sizes_access(m->p, m->launch->sizes, (int)in->imm.i);
+    int64_t index = affine[0];
+    for (int axis = 0; axis < m->p->n_par + m->p->n_loop; axis++) index += m->at[axis] * affine[1 + axis];
+    kir_val dyn = m->p->access[in->imm.i].dyn;
+    return dyn == KIR_NONE ? index : (int64_t)((uint64_t)index + (uint64_t)m->values[dyn].i64);
+}
+
+static uint16_t read_u16(const uint8_t *at) {
+    uint16_t v;
+    memcpy(&v, at, sizeof v);
+    return v;
+}
+
+static void write_u16(uint8_t *at, uint16_t v) { memcpy(at, &v, sizeof v); }
+
+static kir_value load_element(tn_dtype dtype, const uint8_t *at) {
+    kir_value v = {.u64 = 0};
+    switch (dtype) {
+    case TN_F16:
+        return (kir_value){.f32 = kir_from_f16(read_u16(at))};
+    case TN_BF16:
+        return (kir_value){.f32 = kir_from_bf16(read_u16(at))};
+    case TN_I8:
+        return (kir_value){.i32 = (int8_t)*at};
+    case TN_U8:
+        return (kir_value){.i32 = *at};
+    case TN_I16:
+        return (kir_value){.i32 = (int16_t)read_u16(at)};
+    case TN_U16:
+        return (kir_value){.i32 = read_u16(at)};
+    default:
+        memcpy(&v, at, tn_dtype_size(dtype));
+        return v;
+    }
+}
+
+static void store_element(tn_dtype dtype, uint8_t *at, kir_value v) {
+    switch (dtype) {
+    case TN_F16:
+        write_u16(at, kir_to_f16(v.f32));
+        break;
+    case TN_BF16:
+        write_u16(at, kir_to_bf16(v.f32));
+        break;
+    case TN_I8:
+    case TN_U8:
+        *at = (uint8_t)v.i32;
+        break;
+    case TN_I16:
+    case TN_U16:
+        write_u16(at, (uint16_t)v.i32);
+        break;
+    default:
+        memcpy(at, &v, tn_dtype_size(dtype));
+    }
+}
+
+static uint8_t *address_of(const interp *m, const kir_ins *in, tn_dtype *dtype) {
+    int buffer = m->p->access[in->imm.i].buffer;
+    *dtype = (tn_dtype)m->p->buffer_dtype[buffer];
+    return (uint8_t *)m->launch->buffers[buffer] + element_of(m, in) * (int64_t)tn_dtype_size(*dtype);
+}
+
+static void run_load(interp *m, const kir_ins *in, kir_value *out) {
+    *out = (kir_value){.u64 = 0};
+    if (in->a != KIR_NONE && !m->values[in->a].b) return;
+    tn_dtype dtype;
+    const uint8_t *at = address_of(m, in, &dtype);
+    *out = load_element(dtype, at);
+}
+
+static void run_store(interp *m, const kir_ins *in) {
+    if (in->b != KIR_NONE && !m->values[in->b].b) return;
+    tn_dtype dtype;
+    uint8_t *at = address_of(m, in, &dtype);
+    store_element(dtype, at, m->values[in->a]);
+}
+
+/* ---- reductions ---------------------------------------------------------------------------------------------------- */
+
+static void state_clear(state *s, const kir_ins *in) {
+    kir_value identity = kir_identity((kir_reduce)in->kind, (kir_type)in->type);
+    *s = (state){.total = identity};
+    for (int i = 0; i < KIR_LANES; i++) s->lanes[i] = identity;
+}
+
+static void add_to_total(state *s, kir_reduce kind, kir_type t, kir_value part) {
+    s->total = s->whole_blocks ? kir_combine(kind, t, s->total, part) : part;
+    s->whole_blocks = true;
+}
+
+static void fold_lanes(state *s, kir_reduce kind, kir_type t) {
+    for (int half = KIR_LANES / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) s->lanes[i] = kir_combine(kind, t, s->lanes[i], s->lanes[i + half]);
+    }
+    add_to_total(s, kind, t, s->lanes[0]);
+    for (int i = 0; i < KIR_LANES; i++) s->lanes[i] = kir_identity(kind, t);
+}
+
+static kir_value multiply_add(kir_type t, kir_value a, kir_value b, kir_value c) {
+    kir_ins op = {.op = KIR_FMA, .type = (uint8_t)t};
+    kir_value v[3] = {a, b, c}, out = {.u64 = 0};
+    if (kir_is_float(t)) {
+        kir_eval(&op, t, v, &out);
+        return out;
+    }
+    op.op = KIR_MUL;
+    kir_eval(&op, t, v, &out);
+    return kir_combine(KIR_SUM, t, out, c);
+}
+
+static void feed_chain(state *s, kir_type t, kir_value a, kir_value b) {
+    if (s->count > 0 && s->count % KIR_KSUM == 0) {
+        add_to_total(s, KIR_SUM, t, s->lanes[0]);
+        s->lanes[0] = kir_identity(KIR_SUM, t);
+    }
+    s->lanes[0] = multiply_add(t, a, b, s->lanes[0]);
+}
+
+static void feed_arg(state *s, kir_reduce kind, kir_type t, kir_value x) {
+    if (s->count > 0 && !kir_beats(kind, t, x, s->lanes[0])) return;
+    s->lanes[0] = x;
+    s->best_index = s->count;
+}
+
+static void feed_lanes(state *s, kir_reduce kind, kir_type t, kir_value x) {
+    if (s->count > 0 && s->count % KIR_BLOCK == 0) fold_lanes(s, kind, t);
+    kir_value *lane = &s->lanes[s->count % KIR_LANES];
+    *lane = kir_combine(kind, t, *lane, x);
+}
+
+static void run_reduce(interp *m, int i, const kir_ins *in) {
+    state *s = &m->states[m->state_of[i]];
+    kir_type t = (kir_type)m->p->ins[in->a].type;
+    kir_value x = m->values[in->a];
+    switch (in->kind) {
+    case KIR_CHAIN:
+        feed_chain(s, t, x, m->values[in->b]);
+        break;
+    case KIR_SEQ:
+        s->lanes[0] = kir_combine(KIR_SUM, t, s->lanes[0], x);
+        break;
+    case KIR_ARGMAX:
+    case KIR_ARGMIN:
+        feed_arg(s, (kir_reduce)in->kind, t, x);
+        break;
+    default:
+        feed_lanes(s, (kir_reduce)in->kind, t, x);
+    }
+    s->count++;
+}
+
+static void run_scan(interp *m, int i, const kir_ins *in) {
+    state *s = &m->states[m->state_of[i]];
+    s->lanes[0] = kir_combine((kir_reduce)in->kind, (kir_type)in->type, s->lanes[0], m->values[in->a]);
+    m->values[i] = s->lanes[0];
+}
+
+static kir_value result_of(state *s, const kir_ins *in) {
+    kir_type t = (kir_type)in->type;
+    switch (in->kind) {
+    case KIR_CHAIN:
+        if (s->count > 0) add_to_total(s, KIR_SUM, t, s->lanes[0]);
+        return s->total;
+    case KIR_SEQ:
+        return s->lanes[0];
+    case KIR_ARGMAX:
+    case KIR_ARGMIN:
+        return (kir_value){.i64 = s->best_index};
+    default:
+        if (s->count > 0) fold_lanes(s, (kir_reduce)in->kind, t);
+        return s->total;
+    }
+}
+
+/* ---- running ------------------------------------------------------------------------------------------------------- */
+
+static kir_value dial_of(const interp *m, const kir_ins *in) {
+    kir_dial dial = m->launch->dials[in->imm.i];
+    if (in->type == KIR_F32) return (kir_value){.f32 = (float)dial.f};
+    if (in->type == KIR_F64) return (kir_value){.f64 = dial.f};
+    kir_ins as_const = {.op = KIR_CONST, .type = in->type, .imm.i = dial.i};
+    return kir_const_value(&as_const);
+}
+
+static void run_plain(interp *m, int i, const kir_ins *in) {
+    kir_value v[3] = {{.u64 = 0}, {.u64 = 0}, {.u64 = 0}};
+    kir_type t = (kir_type)in->type;
+    for (int k = 0; k < kir_arity(in); k++) {
+        v[k] = m->values[kir_operand(in, k)];
+        t = (kir_type)m->p->ins[kir_operand(in, k)].type;
+    }
+    kir_eval(in, t, v, &m->values[i]);
+}
+
+static void run_one(interp *m, int i) {
+    const kir_ins *in = &m->p->ins[i];
+    switch (in->op) {
+    case KIR_CONST:
+        m->values[i] = kir_const_value(in);
+        break;
+    case KIR_DIAL:
+        m->values[i] = dial_of(m, in);
+        break;
+    case KIR_INDEX:
+        m->values[i].i64 = element_of(m, in);
+        break;
+    case KIR_LOAD:
+        run_load(m, in, &m->values[i]);
+        break;
+    case KIR_STORE:
+        run_store(m, in);
+        break;
+    case KIR_REDUCE:
+        run_reduce(m, i, in);
+        break;
+    case KIR_SCAN:
+        run_scan(m, i, in);
+        break;
+    default:
+        run_plain(m, i, in);
+    }
+}
+
+static int end_of(const kir_program *p, int loop) {
+    int depth = 0;
+    for (int i = loop;; i++) {
+        if (p->ins[i].op == KIR_LOOP) depth++;
+        if (p->ins[i].op == KIR_END && --depth == 0) return i;
+    }
+}
+
+/* Steps the coordinates of axes first … first+count-1 through their extents; false after the last point. */
+static bool next_point(interp *m, int first, int count) {
+    for (int axis = first + count - 1; axis >= first; axis--) {
+        if (++m->at[axis] < m->launch->sizes[axis]) return true;
+        m->at[axis] = 0;
+    }
+    return false;
+}
+
+static bool range_is_empty(const interp *m, int first, int count) {
+    for (int axis = first; axis < first + count; axis++) {
+        if (m->launch->sizes[axis] == 0) return true;
+    }
+    return false;
+}
+
+static void run_range(interp *m, int begin, int end);
+
+/* Applies `fn` to the reductions that belong to this loop and not to one inside it. */
+static void for_own_states(interp *m, int loop, int end, void (*fn)(interp *m, int i)) {
+    int depth = 0;
+    for (int i = loop + 1; i < end; i++) {
+        uint8_t op = m->p->ins[i].op;
+        depth += (op == KIR_LOOP) - (op == KIR_END);
+        if (depth == 0 && (op == KIR_REDUCE || op == KIR_SCAN)) fn(m, i);
+    }
+}
+
+static void begin_state(interp *m, int i) { state_clear(&m->states[m->state_of[i]], &m->p->ins[i]); }
+
+static void end_state(interp *m, int i) {
+    if (m->p->ins[i].op == KIR_REDUCE) m->values[i] = result_of(&m->states[m->state_of[i]], &m->p->ins[i]);
+}
+
+static void run_loop(interp *m, int loop, int end) {
+    int first = kir_loop_first(&m->p->ins[loop]), count = kir_loop_count(&m->p->ins[loop]);
+    for_own_states(m, loop, end, begin_state);
+    if (!range_is_empty(m, first, count)) {
+        do {
+            run_range(m, loop + 1, end);
+        } while (next_point(m, first, count));
+    }
+    for_own_states(m, loop, end, end_state);
+}
+
+static void run_range(interp *m, int begin, int end) {
+    for (int i = begin; i < end; i++) {
+        if (m->p->ins[i].op != KIR_LOOP) {
+            run_one(m, i);
+            continue;
+        }
+        int loop_end = end_of(m->p, i);
+        run_loop(m, i, loop_end);
+        i = loop_end;
+    }
+}
+
+static tn_status make_states(interp *m) {
+    size_t count = 0;
+    m->values = tn_mem_zalloc((size_t)m->p->n_ins + 1, sizeof *m->values);
+    m->state_of = tn_mem_zalloc((size_t)m->p->n_ins + 1, sizeof *m->state_of);
+    if (!m->values || !m->state_of) return TN_ERR_MEMORY;
+    for (int i = 0; i < m->p->n_ins; i++) {
+        uint8_t op = m->p->ins[i].op;
+        if (op == KIR_REDUCE || op == KIR_SCAN) m->state_of[i] = (int16_t)count++;
+    }
+    m->states = tn_mem_zalloc(count + 1, sizeof *m->states);
+    return m->states ? TN_OK : TN_ERR_MEMORY;
+}
+
+tn_status kir_interpret(const kir_program *p, const kir_launch *launch) {
+    TRY(kir_verify(p));
+    interp m = {.p = p, .launch = launch};
+    tn_status status = make_states(&m);
+    if (status == TN_OK && !range_is_empty(&m, 0, p->n_par)) {
+        do {
+            run_range(&m, 0, p->n_ins);
+        } while (next_point(&m, 0, p->n_par));
+    }
+    tn_mem_free(m.values);
+    tn_mem_free(m.state_of);
+    tn_mem_free(m.states);
+    return status;
+}

@@ -1,0 +1,415 @@
+/* kir.c — programs as data: the table of operations, verification, equality, printing.
+ *
+ * A program may come from anywhere (a builder, a cache file, a test), so kir_verify trusts nothing: whoever runs or
+ * renders a verified program need not check an operand, a type or a loop again. Visibility is the one rule that needs
+ * care: a value made inside a loop is gone behind its END, except a REDUCE, which is there only behind it. */
+#include "kir/rules.h"
+
+#include <string.h>
+
+/* Sets of types, as bits. */
+enum {
+    BIT_F32 = 1 << KIR_F32,
+    BIT_BOOL = 1 << KIR_BOOL,
+    FLOATS = 1 << KIR_F32 | 1 << KIR_F64,
+    INTS = 1 << KIR_I32 | 1 << KIR_I64 | 1 << KIR_U32 | 1 << KIR_U64,
+    NUMBERS = FLOATS | INTS,
+    BITS = INTS | BIT_BOOL,
+    ANY = NUMBERS | BIT_BOOL
+};
+
+typedef struct op_row {
+    const char *name, *operand_types;
+    int arity;
+} op_row;
+
+static const op_row OPS[KIR_OP_COUNT] = {
+#define X(name, arity, types) {#name, types, arity},
+    KIR_OPS(X)
+#undef X
+};
+
+static const int RESULTS[KIR_OP_COUNT] = {
+    [KIR_CONST] = ANY,        [KIR_DIAL] = ANY,     [KIR_INDEX] = 1 << KIR_I64, [KIR_NEG] = NUMBERS,
+    [KIR_ABS] = NUMBERS,      [KIR_ROUND] = FLOATS, [KIR_SQRT] = FLOATS,        [KIR_EXP] = FLOATS,
+    [KIR_LOG] = FLOATS,       [KIR_SIN] = FLOATS,   [KIR_COS] = FLOATS,         [KIR_TANH] = FLOATS,
+    [KIR_ERF] = FLOATS,       [KIR_CAST] = ANY,     [KIR_BITCAST] = ANY,        [KIR_ADD] = NUMBERS,
+    [KIR_SUB] = NUMBERS,      [KIR_MUL] = NUMBERS,  [KIR_DIV] = NUMBERS,        [KIR_MOD] = NUMBERS,
+    [KIR_MIN] = ANY,          [KIR_MAX] = ANY,      [KIR_AND] = BITS,           [KIR_OR] = BITS,
+    [KIR_XOR] = BITS,         [KIR_SHL] = INTS,     [KIR_SHR] = INTS,           [KIR_EQ] = BIT_BOOL,
+    [KIR_LT] = BIT_BOOL,      [KIR_LE] = BIT_BOOL,  [KIR_FMA] = FLOATS,         [KIR_SELECT] = ANY,
+    [KIR_PHILOX] = 1 << KIR_U32, [KIR_LOAD] = ANY,  [KIR_STORE] = ANY,          [KIR_LOOP] = BIT_F32,
+    [KIR_END] = BIT_F32,      [KIR_REDUCE] = ANY,   [KIR_SCAN] = ANY,
+};
+
+/* Which element types a reduction takes. */
+static const int REDUCED[] = {
+    [KIR_SUM] = NUMBERS, [KIR_PROD] = NUMBERS, [KIR_RMAX] = ANY,      [KIR_RMIN] = ANY,
+    [KIR_ARGMAX] = ANY,  [KIR_ARGMIN] = ANY,   [KIR_CHAIN] = NUMBERS, [KIR_SEQ] = NUMBERS,
+};
+
+static const char *const REDUCE_NAMES[] = {"SUM", "PROD", "MAX", "MIN", "ARGMAX", "ARGMIN", "CHAIN", "SEQ"};
+static const char *const TYPE_NAMES[KIR_TYPE_COUNT] = {"f32", "f64", "i32", "i64", "u32", "u64", "bool"};
+static const char *const ROUND_NAMES[] = {"floor", "ceil", "trunc", "nearest"};
+static const uint8_t TYPE_SIZES[KIR_TYPE_COUNT] = {4, 8, 4, 8, 4, 8, 1};
+
+const char *kir_op_name(kir_op op) { return (unsigned)op < KIR_OP_COUNT ? OPS[op].name : "invalid"; }
+const char *kir_type_name(kir_type t) { return (unsigned)t < KIR_TYPE_COUNT ? TYPE_NAMES[t] : "invalid"; }
+const char *kir_reduce_name(kir_reduce k) { return (unsigned)k < TN_COUNT(REDUCE_NAMES) ? REDUCE_NAMES[k] : "invalid"; }
+size_t kir_type_size(kir_type t) { return (unsigned)t < KIR_TYPE_COUNT ? TYPE_SIZES[t] : 0; }
+
+kir_type kir_type_of(tn_dtype t) {
+    static const kir_type computes[TN_DTYPE_COUNT] = {
+        [TN_F32] = KIR_F32,  [TN_F64] = KIR_F64, [TN_I32] = KIR_I32, [TN_I64] = KIR_I64, [TN_U32] = KIR_U32,
+        [TN_U64] = KIR_U64,  [TN_BOOL] = KIR_BOOL, [TN_F16] = KIR_F32, [TN_BF16] = KIR_F32, [TN_I8] = KIR_I32,
+        [TN_U8] = KIR_I32,   [TN_I16] = KIR_I32, [TN_U16] = KIR_I32,
+    };
+    return (unsigned)t < TN_DTYPE_COUNT ? computes[t] : KIR_TYPE_COUNT;
+}
+
+bool kir_op_takes(kir_op op, int n) { return op >= KIR_NEG && op <= KIR_PHILOX && OPS[op].arity == n; }
+
+/* ---- rules of one instruction -------------------------------------------------------------------------------------- */
+
+bool kir_operand_optional(const kir_ins *in, int k) {
+    if (in->op == KIR_LOAD) return k == 0;
+    if (in->op == KIR_STORE) return k == 1;
+    return false;
+}
+
+static int operand_slots(const kir_ins *in) {
+    if (in->op == KIR_REDUCE) return in->kind == KIR_CHAIN ? 2 : 1;
+    return OPS[in->op].arity;
+}
+
+int kir_arity(const kir_ins *in) {
+    int slots = operand_slots(in);
+    while (slots > 0 && kir_operand(in, slots - 1) == KIR_NONE) slots--;
+    return slots;
+}
+
+static const char *reduce_error(const kir_ins *in, const kir_type types[3]) {
+    bool scan = in->op == KIR_SCAN;
+    if (in->kind >= TN_COUNT(REDUCED) || (scan && in->kind > KIR_RMIN)) return "no such reduction";
+    if (!(REDUCED[in->kind] >> types[0] & 1)) return "a type that this reduction does not take";
+    bool arg = in->kind == KIR_ARGMAX || in->kind == KIR_ARGMIN;
+    if (in->type != (arg ? KIR_I64 : types[0])) return "a result type that does not follow from the operand";
+    if (in->kind == KIR_CHAIN && types[1] != types[0]) return "factors of different types";
+    return NULL;
+}
+
+/* Operations whose operand types are '*' in the table. */
+static const char *free_type_error(const kir_ins *in, const kir_type types[3]) {
+    switch (in->op) {
+    case KIR_EQ:
+    case KIR_LT:
+    case KIR_LE:
+        return types[0] == types[1] ? NULL : "operands of different types";
+    case KIR_BITCAST:
+        return kir_type_size(types[0]) == kir_type_size(in->type) ? NULL : "types of different width";
+    case KIR_PHILOX:
+        return types[0] == KIR_U64 && types[1] == KIR_U64 ? NULL : "a key or counter that is not u64";
+    case KIR_STORE:
+        return types[0] == in->type ? NULL : "a type other than its value's";
+    case KIR_REDUCE:
+    case KIR_SCAN:
+        return reduce_error(in, types);
+    default:
+        return NULL;
+    }
+}
+
+const char *kir_type_error(const kir_ins *in, const kir_type types[3]) {
+    if (in->op >= KIR_OP_COUNT) return "no such operation";
+    if (in->type >= KIR_TYPE_COUNT || !(RESULTS[in->op] >> in->type & 1)) return "a result type it cannot have";
+    const char *want = OPS[in->op].operand_types;
+    for (int k = 0; k < kir_arity(in); k++) {
+        if (kir_operand(in, k) == KIR_NONE) continue;
+        if (want[k] == 'S' && types[k] != in->type) return "operands of different types";
+        if (want[k] == 'B' && types[k] != KIR_BOOL) return "a condition that is not bool";
+        if (want[k] == 'I' && types[k] != KIR_I64) return "an index that is not i64";
+    }
+    return free_type_error(in, types);
+}
+
+/* ---- verification -------------------------------------------------------------------------------------------------- */
+
+/* Where a value lives: `home` is the innermost loop around its use-sites' region (a LOOP's instruction number, -1 at
+ * the top), `hidden` the loop that must have ended (REDUCE), -1 when there is none. */
+typedef struct scope {
+    int16_t home, hidden;
+} scope;
+
+typedef struct verifier {
+    const kir_program *p;
+    scope *scopes;       /* one an instruction */
+    int16_t open[KIR_MAX_AXES + 1]; /* the loops around the current instruction */
+    int depth;
+    uint32_t axes_open;
+    int at;
+} verifier;
+
+static tn_status invalid(const verifier *v, const char *what) {
+    const char *name = v->at < v->p->n_ins ? kir_op_name((kir_op)v->p->ins[v->at].op) : "end of program";
+    return tn_fail(TN_ERR_ARGUMENT, "kernel program, instruction %d (%s): %s", v->at, name, what);
+}
+
+static bool loop_is_open(const verifier *v, int loop) {
+    if (loop < 0) return true;
+    for (int i = 0; i < v->depth; i++) {
+        if (v->open[i] == loop) return true;
+    }
+    return false;
+}
+
+static tn_status check_operand(const verifier *v, kir_val operand) {
+    if (operand < 0 || operand >= v->at) return invalid(v, "an operand that is not an earlier instruction");
+    if (!kir_yields((kir_op)v->p->ins[operand].op)) return invalid(v, "an operand that yields no value");
+    scope s = v->scopes[operand];
+    if (!loop_is_open(v, s.home)) return invalid(v, "an operand from inside a loop that has ended");
+    if (s.hidden >= 0 && loop_is_open(v, s.hidden)) return invalid(v, "a reduction used before its loop has ended");
+    return TN_OK;
+}
+
+static tn_status check_operands(const verifier *v, const kir_ins *in) {
+    kir_type types[3] = {KIR_TYPE_COUNT, KIR_TYPE_COUNT, KIR_TYPE_COUNT};
+    int slots = operand_slots(in);
+    for (int k = 0; k < 3; k++) {
+        kir_val operand = kir_operand(in, k);
+        if (operand == KIR_NONE && (k >= slots || kir_operand_optional(in, k))) continue;
+        if (k >= slots) return invalid(v, "too many operands");
+        TRY(check_operand(v, operand));
+        types[k] = (kir_type)v->p->ins[operand].type;
+    }
+    const char *wrong = kir_type_error(in, types);
+    return wrong ? invalid(v, wrong) : TN_OK;
+}
+
+static tn_status check_access(const verifier *v, const kir_ins *in) {
+    const kir_program *p = v->p;
+    if (in->imm.i < 0 || in->imm.i >= p->n_access) return invalid(v, "no such access");
+    const kir_access *access = &p->access[in->imm.i];
+    if (access->dyn != KIR_NONE) {
+        TRY(check_operand(v, access->dyn));
+        if (p->ins[access->dyn].type != KIR_I64) return invalid(v, "a computed index that is not i64");
+    }
+    if (in->op == KIR_INDEX) return access->buffer == -1 ? TN_OK : invalid(v, "an index with a buffer");
+    if (access->buffer < 0 || access->buffer >= p->n_buffers) return invalid(v, "no such buffer");
+    if (in->type != kir_type_of((tn_dtype)p->buffer_dtype[access->buffer])) {
+        return invalid(v, "a type other than the one its buffer computes in");
+    }
+    if (in->op == KIR_STORE && !p->buffer_written[access->buffer]) return invalid(v, "a buffer not marked as written");
+    return TN_OK;
+}
+
+static bool constant_fits(const kir_ins *in) {
+    int64_t i = in->imm.i;
+    switch (in->type) {
+    case KIR_F32:
+        return in->imm.f != in->imm.f || (double)(float)in->imm.f == in->imm.f;
+    case KIR_I32:
+        return i == (int32_t)i;
+    case KIR_U32:
+        return i == (int64_t)(uint32_t)i;
+    case KIR_BOOL:
+        return i == 0 || i == 1;
+    default:
+        return true;
+    }
+}
+
+static tn_status open_loop(verifier *v, const kir_ins *in) {
+    int first = kir_loop_first(in), count = kir_loop_count(in);
+    int axes = v->p->n_par + v->p->n_loop;
+    if (in->imm.i < 0 || in->imm.i >> 16 || first < v->p->n_par || first + count > axes) {
+        return invalid(v, "a range that is not one of loop axes");
+    }
+    uint32_t range = ((1U << count) - 1) << first;
+    if (v->axes_open & range) return invalid(v, "an axis that a loop around it runs over already");
+    if (v->depth == KIR_MAX_AXES) return invalid(v, "loops nested too deep");
+    v->axes_open |= range;
+    v->open[v->depth++] = (int16_t)v->at;
+    return TN_OK;
+}
+
+static tn_status close_loop(verifier *v) {
+    if (v->depth == 0) return invalid(v, "no loop to end");
+    const kir_ins *loop = &v->p->ins[v->open[--v->depth]];
+    v->axes_open &= ~(((1U << kir_loop_count(loop)) - 1) << kir_loop_first(loop));
+    return TN_OK;
+}
+
+static tn_status check_place(verifier *v, const kir_ins *in) {
+    switch (in->op) {
+    case KIR_LOOP:
+        return open_loop(v, in);
+    case KIR_END:
+        return close_loop(v);
+    case KIR_CONST:
+        return constant_fits(in) ? TN_OK : invalid(v, "a constant outside its type");
+    case KIR_DIAL:
+        return in->imm.i >= 0 && in->imm.i < v->p->n_dials ? TN_OK : invalid(v, "no such dial");
+    case KIR_ROUND:
+        return in->imm.i >= 0 && in->imm.i <= KIR_NEAREST_EVEN ? TN_OK : invalid(v, "no such rounding");
+    case KIR_REDUCE:
+    case KIR_SCAN:
+        return v->depth > 0 ? TN_OK : invalid(v, "outside a loop");
+    default:
+        return kir_has_access((kir_op)in->op) ? check_access(v, in) : TN_OK;
+    }
+}
+
+static void note_scope(verifier *v, const kir_ins *in) {
+    int16_t inner = v->depth > 0 ? v->open[v->depth - 1] : (int16_t)-1;
+    scope *s = &v->scopes[v->at];
+    *s = (scope){inner, -1};
+    if (in->op == KIR_REDUCE) *s = (scope){v->depth > 1 ? v->open[v->depth - 2] : (int16_t)-1, inner};
+}
+
+static tn_status check_counts(const kir_program *p) {
+    bool sane = p->n_par + p->n_loop <= KIR_MAX_AXES && p->n_ins >= 0 && p->n_ins <= KIR_MAX_INS && p->n_access >= 0 &&
+                p->n_access <= KIR_MAX_INS && p->n_buffers >= 0 && p->n_buffers <= KIR_MAX_BUFFERS && p->n_dials >= 0 &&
+                (p->ins || p->n_ins == 0) && (p->access || p->n_access == 0);
+    if (!sane) return tn_fail(TN_ERR_ARGUMENT, "kernel program: a count is outside its limits");
+    for (int i = 0; i < p->n_buffers; i++) {
+        if (p->buffer_dtype[i] >= TN_DTYPE_COUNT) {
+            return tn_fail(TN_ERR_ARGUMENT, "kernel program: buffer %d has no valid dtype", i);
+        }
+    }
+    return TN_OK;
+}
+
+static tn_status verify_instructions(verifier *v) {
+    for (v->at = 0; v->at < v->p->n_ins; v->at++) {
+        const kir_ins *in = &v->p->ins[v->at];
+        if (in->op >= KIR_OP_COUNT) return invalid(v, "no such operation");
+        TRY(check_operands(v, in));
+        TRY(check_place(v, in));
+        note_scope(v, in);
+    }
+    return v->depth == 0 ? TN_OK : invalid(v, "a loop without an end");
+}
+
+tn_status kir_verify(const kir_program *p) {
+    if (!p) return tn_fail(TN_ERR_ARGUMENT, "kernel program: none given");
+    TRY(check_counts(p));
+    verifier v = {.p = p};
+    v.scopes = tn_mem_zalloc((size_t)p->n_ins + 1, sizeof *v.scopes);
+    if (!v.scopes) return TN_ERR_MEMORY;
+    tn_status status = verify_instructions(&v);
+    tn_mem_free(v.scopes);
+    return status;
+}
+
+/* ---- equality, release --------------------------------------------------------------------------------------------- */
+
+static bool same_ins(const kir_ins *a, const kir_ins *b) {
+    return a->op == b->op && a->type == b->type && a->kind == b->kind && a->a == b->a && a->b == b->b && a->c == b->c &&
+           a->imm.i == b->imm.i;
+}
+
+static bool same_access(const kir_access *a, const kir_access *b) { return a->buffer == b->buffer && a->dyn == b->dyn; }
+
+static bool same_counts(const kir_program *a, const kir_program *b) {
+    return a->n_par == b->n_par && a->n_loop == b->n_loop && a->n_ins == b->n_ins && a->n_access == b->n_access &&
+           a->n_buffers == b->n_buffers && a->n_dials == b->n_dials;
+}
+
+bool kir_equal(const kir_program *a, const kir_program *b) {
+    if (a == b) return true;
+    if (a->hash != b->hash || !same_counts(a, b)) return false;
+    for (int i = 0; i < a->n_ins; i++) {
+        if (!same_ins(&a->ins[i], &b->ins[i])) return false;
+    }
+    for (int i = 0; i < a->n_access; i++) {
+        if (!same_access(&a->access[i], &b->access[i])) return false;
+    }
+    for (int i = 0; i < a->n_buffers; i++) {
+        if (a->buffer_dtype[i] != b->buffer_dtype[i] || a->buffer_written[i] != b->buffer_written[i]) return false;
+    }
+    return true;
+}
+
+void kir_free(kir_program *p) {
+    if (!p) return;
+    tn_mem_free(p->ins);
+    tn_mem_free(p->access);
+    tn_mem_free(p);
+}
+
+/* ---- printing ------------------------------------------------------------------------------------------------------ */
+
+static void print_affine(const kir_program *p, const int64_t *sizes, int access, tn_str *out) {
+    const int64_t *affine = kir_sizes_access(p, sizes, access);
+    tn_str_add(out, "%lld", (long long)affine[0]);
+    for (int axis = 0; axis < p->n_par + p->n_loop; axis++) {
+        if (affine[1 + axis]) tn_str_add(out, " + %lld·x%d", (long long)affine[1 + axis], axis);
+    }
+}
+
+static void print_access(const kir_program *p, const int64_t *sizes, int access, tn_str *out) {
+    const kir_access *a = &p->access[access];
+    if (a->buffer >= 0) tn_str_add(out, " b%d[", a->buffer);
+    else tn_str_add(out, " [");
+    if (sizes) print_affine(p, sizes, access, out);
+    else tn_str_add(out, "access %d", access);
+    if (a->dyn != KIR_NONE) tn_str_add(out, " + %%%d", a->dyn);
+    tn_str_add(out, "]");
+}
+
+static void print_details(const kir_program *p, const int64_t *sizes, const kir_ins *in, tn_str *out) {
+    switch (in->op) {
+    case KIR_CONST:
+        if (kir_is_float((kir_type)in->type)) tn_str_add(out, " %.17g", in->imm.f);
+        else tn_str_add(out, " %lld", (long long)in->imm.i);
+        break;
+    case KIR_DIAL:
+        tn_str_add(out, " dial %lld", (long long)in->imm.i);
+        break;
+    case KIR_ROUND:
+        tn_str_add(out, " %s", ROUND_NAMES[in->imm.i & 3]);
+        break;
+    case KIR_LOOP:
+        tn_str_add(out, " over %d axes from x%d", kir_loop_count(in), kir_loop_first(in));
+        break;
+    case KIR_REDUCE:
+    case KIR_SCAN:
+        tn_str_add(out, " %s", kir_reduce_name((kir_reduce)in->kind));
+        break;
+    default:
+        if (kir_has_access((kir_op)in->op)) print_access(p, sizes, (int)in->imm.i, out);
+    }
+}
+
+static void print_ins(const kir_program *p, const int64_t *sizes, int i, int depth, tn_str *out) {
+    const kir_ins *in = &p->ins[i];
+    tn_str_add(out, "%*s", depth * 2, "");
+    if (kir_yields((kir_op)in->op)) tn_str_add(out, "%%%d = ", i);
+    tn_str_add(out, "%s", kir_op_name((kir_op)in->op));
+    if (in->op != KIR_LOOP && in->op != KIR_END) tn_str_add(out, " %s", kir_type_name((kir_type)in->type));
+    print_details(p, sizes, in, out);
+    for (int k = 0; k < kir_arity(in); k++) {
+        kir_val operand = kir_operand(in, k);
+        if (operand != KIR_NONE) tn_str_add(out, "%s%%%d", kir_operand_optional(in, k) ? " if " : " ", operand);
+    }
+    tn_str_add(out, "\n");
+}
+
+void kir_print(const kir_program *p, const int64_t *sizes, tn_str *out) {
+    tn_str_add(out, "kernel %016llx: %d parallel axes, %d loop axes\n", (unsigned long long)p->hash, p->n_par, p->n_loop);
+    if (sizes) {
+        tn_str_add(out, "extents");
+        for (int axis = 0; axis < p->n_par + p->n_loop; axis++) tn_str_add(out, " x%d=%lld", axis, (long long)sizes[axis]);
+        tn_str_add(out, "\n");
+    }
+    for (int i = 0; i < p->n_buffers; i++) {
+        const char *mark = p->buffer_written[i] ? " written" : "";
+        tn_str_add(out, "b%d: %s%s\n", i, tn_dtype_name((tn_dtype)p->buffer_dtype[i]), mark);
+    }
+    int depth = 0;
+    for (int i = 0; i < p->n_ins; i++) {
+        if (p->ins[i].op == KIR_END && depth > 0) depth--;
+        print_ins(p, sizes, i, depth, out);
+        if (p->ins[i].op == KIR_LOOP) depth++;
+    }
+}

@@ -1,0 +1,213 @@
+/* kir.h — the kernel language: what a kernel computes, in a form that every machine can be given.
+ *
+ * A program is a list of instructions in order of execution. Each yields at most one value; operands name earlier
+ * instructions. It runs once for every point of its parallel axes; LOOP … END repeats a region over a range of loop
+ * axes, and REDUCE inside such a region yields a value that is ready behind END. Memory is reached through accesses:
+ * a buffer and an affine index (offset + Σ axis · stride, in elements), plus at most one computed index (a gather).
+ *
+ * The structure (instructions) and the sizes (extents, offsets, strides) are kept apart: two shapes of one kernel share
+ * the structure, so a device compiles it once and a plan is re-sized without being planned again.
+ *
+ * Semantics are exact and the interpreter (interp.c) is their definition; every other way of running a program yields
+ * the same bits under `exact`:
+ *   float arithmetic   IEEE 754, round to nearest even, nothing contracted; FMA rounds once.
+ *   MAX(a,b), MIN      (a > b || a != a) ? a : b, and with <: NaN wins, b wins a tie (so MAX(-0,+0) is +0).
+ *   EXP LOG SIN COS TANH ERF   the polynomials of kir_math.h, in f32 and f64.
+ *   integer + - * NEG  wrap; DIV truncates, x/0 = 0, MIN/-1 = MIN; MOD is the remainder of DIV, x%0 = 0; float MOD is fmod.
+ *   SHL, SHR           a count outside [0, width) gives 0 (or the sign fill of a signed SHR).
+ *   CAST               float to integer truncates and saturates, NaN gives 0; integers wrap; to BOOL: x != 0.
+ *   LOAD, STORE        convert between the buffer's dtype and the value's type; float to f16/bf16 rounds to nearest even,
+ *                      small integers wrap. A LOAD whose mask is false touches no memory and yields 0.
+ *   REDUCE             float SUM, PROD, MAX, MIN: see KIR_LANES below. ARGMAX, ARGMIN: the first extreme element's flat
+ *                      loop index; a NaN counts as extreme. CHAIN(a,b): Σ a·b as chains of KIR_KSUM ascending FMAs, each
+ *                      chain begun at +0, chains added in order. SEQ: plain ascending sum.
+ *   SCAN               the running SUM, PROD, MAX or MIN up to and including this point, ascending.
+ *   PHILOX(key, ctr)   word 0 of Philox-4x32-10 (Salmon et al. 2011), counter = (ctr low, ctr high, 0, 0). */
+#ifndef KIR_H
+#define KIR_H
+
+#include "base/base.h"
+
+enum {
+    KIR_MAX_AXES = 12,   /* parallel and loop axes together */
+    KIR_MAX_BUFFERS = 32,
+    KIR_MAX_INS = 4096,
+    KIR_KSUM = 256,      /* length of an fma chain: part of the numerics contract */
+    KIR_LANES = 64,      /* a reduction keeps 64 partial results: element i goes to lane i % 64, in order, from the identity; */
+    KIR_BLOCK = 16384    /* … after each block of this many elements the lanes are folded by halves (32, 16 … 1) and the
+                          * block's result is combined with the ones before it, in order. The first block stands alone. */
+};
+
+typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KIR_BOOL, KIR_TYPE_COUNT } kir_type;
+
+/* name, operands, what the operands' types must be: S same as result, B bool, I I64, * any, - none */
+#define KIR_OPS(X)                                                                                                     \
+    X(CONST, 0, "")     /* imm */                                                                                      \
+    X(DIAL, 0, "")      /* dials[imm.i]: a scalar that may change at each launch */                                    \
+    X(INDEX, 0, "")     /* I64: the affine value of access imm.i (its buffer is -1) */                                 \
+    X(NEG, 1, "S")                                                                                                     \
+    X(ABS, 1, "S")                                                                                                     \
+    X(ROUND, 1, "S")    /* imm.i: a kir_round */                                                                       \
+    X(SQRT, 1, "S")                                                                                                    \
+    X(EXP, 1, "S")                                                                                                     \
+    X(LOG, 1, "S")                                                                                                     \
+    X(SIN, 1, "S")                                                                                                     \
+    X(COS, 1, "S")                                                                                                     \
+    X(TANH, 1, "S")                                                                                                    \
+    X(ERF, 1, "S")                                                                                                     \
+    X(CAST, 1, "*")                                                                                                    \
+    X(BITCAST, 1, "*")  /* same width */                                                                               \
+    X(ADD, 2, "SS")                                                                                                    \
+    X(SUB, 2, "SS")                                                                                                    \
+    X(MUL, 2, "SS")                                                                                                    \
+    X(DIV, 2, "SS")                                                                                                    \
+    X(MOD, 2, "SS")                                                                                                    \
+    X(MIN, 2, "SS")                                                                                                    \
+    X(MAX, 2, "SS")                                                                                                    \
+    X(AND, 2, "SS")     /* integers and bool */                                                                        \
+    X(OR, 2, "SS")                                                                                                     \
+    X(XOR, 2, "SS")                                                                                                    \
+    X(SHL, 2, "SS")                                                                                                    \
+    X(SHR, 2, "SS")                                                                                                    \
+    X(EQ, 2, "**")      /* BOOL; operands of one type */                                                               \
+    X(LT, 2, "**")                                                                                                     \
+    X(LE, 2, "**")                                                                                                     \
+    X(FMA, 3, "SSS")    /* a·b + c, float */                                                                           \
+    X(SELECT, 3, "BSS") /* a ? b : c */                                                                                \
+    X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                                                            \
+    X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                                                        \
+    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; yields nothing */                              \
+    X(LOOP, 0, "")      /* imm.i: first axis | count << 8; yields nothing */                                           \
+    X(END, 0, "")                                                                                                      \
+    X(REDUCE, 2, "**")  /* kind: a kir_reduce; b only for CHAIN */                                                     \
+    X(SCAN, 1, "S")     /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */
+
+typedef enum kir_op {
+#define X(name, arity, types) KIR_##name,
+    KIR_OPS(X)
+#undef X
+        KIR_OP_COUNT
+} kir_op;
+
+typedef enum kir_round { KIR_FLOOR, KIR_CEIL, KIR_TRUNC, KIR_NEAREST_EVEN } kir_round;
+typedef enum kir_reduce { KIR_SUM, KIR_PROD, KIR_RMAX, KIR_RMIN, KIR_ARGMAX, KIR_ARGMIN, KIR_CHAIN, KIR_SEQ } kir_reduce;
+
+typedef int16_t kir_val; /* the number of an instruction */
+enum { KIR_NONE = -1 };
+
+typedef struct kir_ins {
+    uint8_t op, type, kind; /* kir_op, kir_type of the result, kir_reduce */
+    kir_val a, b, c;
+    union {
+        double f;  /* CONST of a float type */
+        int64_t i; /* CONST of another type; round mode, access, dial or loop range */
+    } imm;
+} kir_ins;
+
+/* Which buffer an access touches; its offset and strides live in the sizes. */
+typedef struct kir_access {
+    int16_t buffer; /* -1 for INDEX */
+    kir_val dyn;    /* an I64 value added to the index, or KIR_NONE */
+} kir_access;
+
+typedef struct kir_program {
+    uint8_t n_par, n_loop; /* parallel axes are 0 … n_par-1, loop axes follow; the last axis of each group is innermost */
+    int16_t n_ins, n_access, n_buffers, n_dials;
+    kir_ins *ins;
+    kir_access *access;
+    uint8_t buffer_dtype[KIR_MAX_BUFFERS]; /* tn_dtype */
+    bool buffer_written[KIR_MAX_BUFFERS];
+    uint64_t hash; /* of the structure alone */
+} kir_program;
+
+/* Sizes of one launch: extents[axes], then for each access its offset and stride[axes]. */
+static inline size_t kir_sizes_count(const kir_program *p) {
+    size_t axes = (size_t)(p->n_par + p->n_loop);
+    return axes + (size_t)p->n_access * (axes + 1);
+}
+static inline const int64_t *kir_sizes_access(const kir_program *p, const int64_t *sizes, int access) {
+    size_t axes = (size_t)(p->n_par + p->n_loop);
+    return sizes + axes + (size_t)access * (axes + 1);
+}
+
+typedef union kir_dial {
+    double f;  /* read by float DIALs */
+    int64_t i; /* read by all others */
+} kir_dial;
+
+/* What one launch gets. Buffers: the address of element 0 of each buffer. */
+typedef struct kir_launch {
+    const int64_t *sizes;
+    void *const *buffers;
+    const kir_dial *dials;
+} kir_launch;
+
+const char *kir_op_name(kir_op op);
+size_t kir_type_size(kir_type t);
+kir_type kir_type_of(tn_dtype t); /* the type in which a dtype computes */
+
+/* ---- building (kir.c) ------------------------------------------------------------------------------------------- */
+
+/* An affine index: c + Σ axis · s[axis] (+ the I64 value dyn · 1). */
+typedef struct kir_aff {
+    int64_t c;
+    int64_t s[KIR_MAX_AXES];
+    kir_val dyn;
+} kir_aff;
+static inline kir_aff kir_aff_const(int64_t c) { return (kir_aff){.c = c, .dyn = KIR_NONE}; }
+
+/* A builder. Functions yield instructions; equal instructions of one region are shared, constants folded. A failure
+ * (memory, too many instructions, types that do not fit) sticks, calls become harmless, kir_finish reports it. */
+typedef struct kir_builder kir_builder;
+
+tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder **out);
+int kir_buffer(kir_builder *b, tn_dtype dtype); /* declares the next buffer, returns its number */
+kir_val kir_const(kir_builder *b, kir_type t, double v);    /* converted as CAST does */
+kir_val kir_const_i(kir_builder *b, kir_type t, int64_t v); /* exact for 64-bit integers */
+kir_val kir_dial_value(kir_builder *b, kir_type t, int dial);
+kir_val kir_index(kir_builder *b, const kir_aff *index);    /* its value as I64 */
+kir_val kir_unary(kir_builder *b, kir_op op, kir_val a);
+kir_val kir_rounding(kir_builder *b, kir_round mode, kir_val a);
+kir_val kir_binary(kir_builder *b, kir_op op, kir_val a, kir_val c); /* arithmetic and comparisons */
+kir_val kir_fma(kir_builder *b, kir_val a, kir_val c, kir_val d);
+kir_val kir_select(kir_builder *b, kir_val cond, kir_val yes, kir_val no);
+kir_val kir_cast(kir_builder *b, kir_type t, kir_val a);    /* a itself when the type fits */
+kir_val kir_bitcast(kir_builder *b, kir_type t, kir_val a);
+kir_val kir_philox(kir_builder *b, kir_val key, kir_val counter);
+kir_val kir_load(kir_builder *b, int buffer, const kir_aff *index, kir_val mask);
+void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, kir_val mask);
+void kir_loop(kir_builder *b, int first_axis, int count);
+void kir_end(kir_builder *b);
+kir_val kir_reduce_value(kir_builder *b, kir_reduce kind, kir_val a, kir_val c); /* ready behind kir_end */
+kir_val kir_scan(kir_builder *b, kir_reduce kind, kir_val a);
+kir_type kir_val_type(const kir_builder *b, kir_val v);
+void kir_abandon(kir_builder *b);
+/* Dead code removed, verified; the sizes of this launch come beside the program (kir_sizes_count of them). Frees b. */
+tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes);
+
+tn_status kir_verify(const kir_program *p);
+void kir_free(kir_program *p);
+bool kir_equal(const kir_program *a, const kir_program *b); /* same structure */
+void kir_print(const kir_program *p, const int64_t *sizes, tn_str *out); /* one instruction a line; sizes may be NULL */
+
+/* ---- running ------------------------------------------------------------------------------------------------------ */
+
+/* The oracle: any valid program, point by point (interp.c). */
+tn_status kir_interpret(const kir_program *p, const kir_launch *launch);
+
+/* The tile VM (vm.c): programs whose loops all range over the same axes at depth one. A value is a tile of up to
+ * KIR_TILE points; each instruction is one vector routine (simd.c, compiled per instruction set) over the tile. */
+enum { KIR_TILE = 1024 };
+typedef struct kir_vm kir_vm;
+tn_status kir_vm_compile(const kir_program *p, kir_vm **out); /* keeps nothing of p */
+void kir_vm_free(kir_vm *vm);
+
+/* Runs `count` launches of one program as one piece of parallel work (one fork-join), serially when it is small. */
+tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count);
+
+/* The joint of native kernels: evaluates the points lo ≤ axis < hi of the parallel axes on the calling thread. Programs
+ * without loops only. Scratch: kir_vm_scratch(vm) bytes, 64-byte aligned, one a thread. */
+size_t kir_vm_scratch(const kir_vm *vm);
+void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, void *scratch);
+
+#endif

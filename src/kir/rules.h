@@ -1,0 +1,41 @@
+/* rules.h — what makes an instruction valid, shared by the builder (build.c), the verifier (kir.c) and the VM.
+ *
+ * An operation's row says how many operands it takes, which types its result may have and how the operands' types
+ * relate to it. Everything that depends on where an instruction stands (visibility, loops) is in kir.c. */
+#ifndef KIR_RULES_H
+#define KIR_RULES_H
+
+#include "kir/kir.h"
+
+/* Number of operands an instruction really has: kir_op's arity, less an absent mask or second factor. */
+int kir_arity(const kir_ins *in);
+
+/* LOAD and STORE may leave their mask out, REDUCE its second operand: may operand `k` (0, 1, 2) be KIR_NONE? */
+bool kir_operand_optional(const kir_ins *in, int k);
+
+static inline kir_val kir_operand(const kir_ins *in, int k) {
+    return k == 0 ? in->a : k == 1 ? in->b : in->c;
+}
+
+/* Is this a pure operation (NEG … PHILOX) of `n` operands? */
+bool kir_op_takes(kir_op op, int n);
+
+/* STORE, LOOP and END yield no value. */
+static inline bool kir_yields(kir_op op) { return op != KIR_STORE && op != KIR_LOOP && op != KIR_END; }
+
+static inline bool kir_is_float(kir_type t) { return t == KIR_F32 || t == KIR_F64; }
+
+/* LOAD, STORE and INDEX name an access. */
+static inline bool kir_has_access(kir_op op) { return op == KIR_LOAD || op == KIR_STORE || op == KIR_INDEX; }
+
+/* The first axis and the number of axes of a LOOP. */
+static inline int kir_loop_first(const kir_ins *in) { return (int)(in->imm.i & 0xff); }
+static inline int kir_loop_count(const kir_ins *in) { return (int)(in->imm.i >> 8 & 0xff); }
+
+/* NULL when the types fit the operation; else what is wrong. `types` are those of the operands present. */
+const char *kir_type_error(const kir_ins *in, const kir_type types[3]);
+
+const char *kir_type_name(kir_type t);
+const char *kir_reduce_name(kir_reduce kind);
+
+#endif
