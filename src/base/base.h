@@ -187,7 +187,8 @@ void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
 
 /* ---- JSON (json.c) ------------------------------------------------------------------------------------------------ */
 
-/* A strict reader (RFC 8259). All readers below accept NULL as an absent value. Limits: 64 levels, 64 MiB of text, 4 M values. */
+/* A strict reader (RFC 8259). Limits: 64 levels, 64 MiB of text, 4 M values. All that read a value below accept NULL as
+ * an absent one. */
 typedef enum tn_json_kind { TN_JSON_NULL, TN_JSON_BOOL, TN_JSON_NUMBER, TN_JSON_STRING, TN_JSON_ARRAY, TN_JSON_OBJECT } tn_json_kind;
 typedef struct tn_json tn_json; /* a value; valid until the document is freed */
 typedef struct tn_json_doc tn_json_doc;

@@ -12,12 +12,14 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
-#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <link.h>
+#endif
 
 enum { CONFIG_LIMIT = 64 << 10 };
 
@@ -323,7 +325,7 @@ static bool is_plainly_absent(const char *candidate, const char *linker_text) {
 }
 
 static const char *loaded_file(void *handle, const char *fallback) {
-#if defined(RTLD_DI_LINKMAP)
+#if defined(__linux__)
     struct link_map *map = NULL;
     if (dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != NULL && map->l_name[0] != '\0') return map->l_name;
 #else

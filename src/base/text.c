@@ -193,7 +193,7 @@ static uint64_t hash_word(uint64_t hash, uint64_t word) {
 
 uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed) {
     const unsigned char *p = bytes;
-    uint64_t hash = seed ^ ((uint64_t)n * HASH_STEP);
+    uint64_t hash = seed ^ ((uint64_t)n + 1) * HASH_STEP;
     size_t whole = n & ~(size_t)7;
     for (size_t i = 0; i < whole; i += 8) hash = hash_word(hash, load_word(p + i));
     if (whole < n) {

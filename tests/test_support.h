@@ -1,0 +1,90 @@
+/* test_support.h — what several test programs share: cmocka with its includes, a scratch folder, sanitizer switches. */
+#ifndef TN_TEST_SUPPORT_H
+#define TN_TEST_SUPPORT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <ftw.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/base.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define TEST_ADDRESS_SANITIZER 1
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define TEST_THREAD_SANITIZER 1
+#endif
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define TEST_ADDRESS_SANITIZER 1
+#endif
+#if __has_feature(thread_sanitizer)
+#define TEST_THREAD_SANITIZER 1
+#endif
+#endif
+
+/* Fails with the library's own words instead of a bare number. */
+#define assert_ok(expr) assert_ok_at((expr), #expr, __FILE__, __LINE__)
+
+static inline void assert_ok_at(tn_status status, const char *expression, const char *file, int line) {
+    if (status == TN_OK) return;
+    print_error("%s: %s: %s\n", expression, tn_status_name(status), tn_error());
+    _fail(file, line);
+}
+
+static inline void assert_text_has(const char *text, const char *part) {
+    if (strstr(text, part) != NULL) return;
+    fail_msg("\"%s\" does not contain \"%s\"", text, part);
+}
+
+/* ---- scratch folder: test_scratch("name") is the path of a file in it -------------------------------------------- */
+
+static char scratch_folder[256];
+
+static inline int make_scratch(void **state) {
+    (void)state;
+    const char *parent = getenv("TMPDIR");
+    snprintf(scratch_folder, sizeof scratch_folder, "%s/trunnion-test-XXXXXX", parent != NULL ? parent : "/tmp");
+    return mkdtemp(scratch_folder) != NULL ? 0 : -1;
+}
+
+static inline int remove_one(const char *path, const struct stat *info, int type, struct FTW *place) {
+    (void)info;
+    (void)type;
+    (void)place;
+    return remove(path);
+}
+
+static inline int remove_scratch(void **state) {
+    (void)state;
+    return nftw(scratch_folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Valid until the eighth call from now. */
+static inline const char *test_scratch(const char *name) {
+    static char paths[8][512];
+    static int next;
+    char *path = paths[next++ % 8];
+    snprintf(path, sizeof paths[0], "%s/%s", scratch_folder, name);
+    return path;
+}
+
+static inline void write_file(const char *path, const char *content) {
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(content, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+#endif
