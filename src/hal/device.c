@@ -11,9 +11,17 @@
 
 /* ---- the table ---------------------------------------------------------------------------------------------------- */
 
-/* name, title, driver (drivers/), whether this build has it */
+/* In order of preference: name, title, driver (drivers/), whether this build has it. */
 #define BACKENDS(X)                                                                                                    \
-    X("cpu", "CPU", tn_driver_cpu, 1)
+    X("cuda", "NVIDIA CUDA", tn_driver_cuda, TRUNNION_WITH_CUDA)                                                       \
+    X("rocm", "AMD ROCm", tn_driver_rocm, TRUNNION_WITH_ROCM)                                                          \
+    X("metal", "Apple Metal", tn_driver_metal, TRUNNION_WITH_METAL)                                                    \
+    X("vulkan", "Vulkan", tn_driver_vulkan, TRUNNION_WITH_VULKAN)                                                      \
+    X("opencl", "OpenCL", tn_driver_opencl, TRUNNION_WITH_OPENCL)                                                      \
+    X("webgpu", "WebGPU", tn_driver_webgpu, TRUNNION_WITH_WEBGPU)                                                      \
+    X("cpu", "CPU", tn_driver_cpu, 1)                                                                                  \
+    X("engine:onnxruntime", "ONNX Runtime", tn_driver_onnxruntime, TRUNNION_WITH_ONNXRUNTIME)                          \
+    X("engine:torch", "LibTorch", tn_driver_torch, TRUNNION_WITH_TORCH)
 
 static tn_backend table[TN_MOST_BACKENDS] = {
 #define X(name, title, driver, built) {name, title, (built) ? &(driver) : NULL, NULL, 0},

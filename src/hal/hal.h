@@ -76,7 +76,34 @@ void tn_device_end(tn_device *d); /* frees all of a device that nobody uses any 
 /* Bytes in words, "1.5 GiB"; out has room for 24. Returns out. */
 const char *tn_bytes_text(char *out, int64_t bytes);
 
+/* Which backends this build has; CMake says 0 for what is left out. */
+#ifndef TRUNNION_WITH_CUDA
+#define TRUNNION_WITH_CUDA 1
+#endif
+#ifndef TRUNNION_WITH_ROCM
+#define TRUNNION_WITH_ROCM 1
+#endif
+#ifndef TRUNNION_WITH_METAL
+#define TRUNNION_WITH_METAL 1
+#endif
+#ifndef TRUNNION_WITH_VULKAN
+#define TRUNNION_WITH_VULKAN 1
+#endif
+#ifndef TRUNNION_WITH_OPENCL
+#define TRUNNION_WITH_OPENCL 1
+#endif
+#ifndef TRUNNION_WITH_WEBGPU
+#define TRUNNION_WITH_WEBGPU 1
+#endif
+#ifndef TRUNNION_WITH_ONNXRUNTIME
+#define TRUNNION_WITH_ONNXRUNTIME 1
+#endif
+#ifndef TRUNNION_WITH_TORCH
+#define TRUNNION_WITH_TORCH 1
+#endif
+
 /* The drivers, one file each in drivers/. */
-extern const tn_driver tn_driver_cpu, tn_driver_null;
+extern const tn_driver tn_driver_cuda, tn_driver_rocm, tn_driver_metal, tn_driver_vulkan, tn_driver_opencl, tn_driver_webgpu;
+extern const tn_driver tn_driver_cpu, tn_driver_onnxruntime, tn_driver_torch, tn_driver_null;
 
 #endif

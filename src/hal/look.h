@@ -17,8 +17,8 @@ typedef struct tn_findings {
 typedef struct tn_backend {
     const char *name, *title;
     const tn_driver *driver; /* NULL: left out at build time */
-    tn_findings *found;      /* listing.c: the last look of this process; NULL before it */
-    uint64_t key;            /* listing.c: what the last look depended on */
+    tn_findings *found;      /* listing.c: the last look; NULL before it */
+    uint64_t key;            /* listing.c: what the last look depended on; 0: it is not to be relied on */
 } tn_backend;
 
 /* The table in order of preference. The caller holds the registry's lock. */
@@ -28,9 +28,26 @@ void tn_registry_unlock(void);
 
 static inline bool tn_backend_usable(const tn_backend *b) { return b->driver && b->driver->open; }
 static inline bool tn_backend_by_name(const tn_backend *b) { return b->driver && b->driver->only_by_name; }
+static inline bool tn_backend_isolated(const tn_backend *b) { return b->driver && b->driver->isolate; }
 
-/* Makes found of `count` backends current: from this process's memory, the record on disk, or a probe (always with
+/* Makes `found` of `count` backends current: from this process's memory, the record on disk, or a probe (always with
  * fresh). The caller holds the registry's lock. Errors: TN_ERR_MEMORY alone. */
 tn_status tn_look(tn_backend *b, int count, bool fresh);
+
+/* listing.c: asks the driver in this process. */
+void tn_probe_here(const tn_driver *driver, tn_findings *f);
+
+/* child.c: asks the driver in a process of its own: start, then finish. */
+typedef struct tn_child {
+    int pid, fd;
+    double deadline;
+} tn_child;
+void tn_child_start(const tn_driver *driver, tn_child *c);
+void tn_child_finish(tn_child *c, tn_findings *f); /* always fills f */
+
+/* record.c: findings and keys of isolated backends on disk. A record that cannot be read or trusted counts as none, one
+ * that cannot be written is left out: both cost a probe and never an error. */
+void tn_record_load(tn_backend *b, int count); /* into backends that have no findings yet */
+void tn_record_save(const tn_backend *b, int count);
 
 #endif

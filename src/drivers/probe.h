@@ -1,0 +1,41 @@
+/* probe.h — what the probes share: words for findings, and facts about libraries and device nodes.
+ *
+ * A probe fills a tn_probe: devices, or the reason why there are none. Most run in a child process (hal/child.c), so they
+ * may leave things open: the process ends with them. */
+#ifndef TN_DRIVERS_PROBE_H
+#define TN_DRIVERS_PROBE_H
+
+#include "base/base.h"
+#include "trunnion/backend.h"
+
+typedef void tn_watch_add(void *ctx, const char *what);
+
+void tn_probe_reason(tn_probe *out, tn_reason_code code, const char *fix, const char *format, ...) TN_PRINTF(4, 5);
+
+/* Opens the library of a probe and notes its file; NULL with the reason noted when that fails. */
+void *tn_probe_library(tn_probe *out, const tn_library_spec *spec);
+
+/* The next device to fill, cleared; NULL when there is no room for more. */
+tn_device_info *tn_probe_device(tn_probe *out);
+
+/* Watches what decides which library tn_probe_library opens. */
+void tn_probe_watch(const tn_library_spec *spec, tn_watch_add *add, void *ctx);
+
+/* The path of a device node ("nvidiactl", "dri/renderD128"): below /dev, or below TRUNNION_DEV, which is for tests. */
+void tn_probe_node(char *out, size_t size, const char *node);
+void tn_probe_watch_node(const char *node, tn_watch_add *add, void *ctx);
+
+/* If the node is there but not for this user: notes the reason "permission" and returns true. */
+bool tn_probe_denied(tn_probe *out, const char *node);
+/* The same for any of dri/renderD128 … renderD143. */
+bool tn_probe_render_denied(tn_probe *out);
+
+/* Watches what decides which Vulkan drivers there are. */
+void tn_probe_watch_vulkan(tn_watch_add *add, void *ctx);
+
+/* "0:65:0.0", "00000000:65:00.0" → "0000:65:00.0"; "" for anything else. */
+void tn_probe_pci(char out[16], const char *text);
+void tn_probe_pci_numbers(char out[16], unsigned domain, unsigned bus, unsigned device, unsigned function);
+void tn_probe_uuid(char out[40], const unsigned char bytes[16]); /* "" for all zeros */
+
+#endif
