@@ -1,0 +1,484 @@
+/* safetensors.c — reads and writes safetensors files.
+ *
+ * A file is 8 bytes of header length, a JSON header that names each tensor's type, shape and place, and the tensors' bytes
+ * without gaps. Headers come from strangers: everything they claim is checked when the file is opened, so that afterwards a
+ * tensor is nothing but a pointer into the mapping. An open file is counted; every tensor made without a copy holds it. */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "trunnion/model.h"
+
+enum {
+    LENGTH_BYTES = 8,
+    MAX_HEADER = 64 << 20, /* what tn_json_parse takes; a header is about 100 bytes a tensor */
+    ALIGNMENT = 64         /* of the first tensor's bytes in files that we write: whole vectors and cache lines */
+};
+
+static const char metadata_name[] = "__metadata__";
+
+typedef struct dtype_row {
+    const char *name;
+    tn_dtype dtype; /* TN_DTYPE_COUNT: known, but not computed with */
+    uint8_t size;
+} dtype_row;
+
+static const dtype_row dtype_rows[] = {
+    {"F32", TN_F32, 4},
+    {"F64", TN_F64, 8},
+    {"F16", TN_F16, 2},
+    {"BF16", TN_BF16, 2},
+    {"I64", TN_I64, 8},
+    {"I32", TN_I32, 4},
+    {"I16", TN_I16, 2},
+    {"I8", TN_I8, 1},
+    {"U64", TN_U64, 8},
+    {"U32", TN_U32, 4},
+    {"U16", TN_U16, 2},
+    {"U8", TN_U8, 1},
+    {"BOOL", TN_BOOL, 1},
+    {"F8_E4M3", TN_DTYPE_COUNT, 1},
+    {"F8_E5M2", TN_DTYPE_COUNT, 1},
+    {"F8_E8M0", TN_DTYPE_COUNT, 1},
+    {"C64", TN_DTYPE_COUNT, 8},
+};
+
+typedef struct entry {
+    const char *name; /* in the document */
+    const dtype_row *type;
+    int rank;
+    int64_t shape[TN_MAX_RANK];
+    int64_t begin, end; /* within the data */
+} entry;
+
+struct tn_safetensors {
+    _Atomic int32_t refs;
+    tn_map map;
+    tn_json_doc *header;
+    const tn_json *metadata; /* NULL when there is none */
+    const uint8_t *data;     /* behind the header */
+    int64_t data_bytes;
+    entry *entries;  /* in the header's order */
+    entry **by_name; /* sorted */
+    size_t count;
+};
+
+/* ---- the header -------------------------------------------------------------------------------------------------- */
+
+static const dtype_row *find_dtype(const char *name) {
+    for (size_t i = 0; i < TN_COUNT(dtype_rows); i++)
+        if (strcmp(dtype_rows[i].name, name) == 0) return &dtype_rows[i];
+    return NULL;
+}
+
+static uint64_t read_length(const uint8_t *bytes) {
+    uint64_t n = 0;
+    for (int i = LENGTH_BYTES - 1; i >= 0; i--)
+        n = n << 8 | bytes[i];
+    return n;
+}
+
+static tn_status parse_header(tn_safetensors *f) {
+    if (f->map.size < LENGTH_BYTES)
+        return tn_fail(TN_ERR_FORMAT, "%zu bytes are too few for a safetensors file", f->map.size);
+    uint64_t length = read_length(f->map.data);
+    if (length > MAX_HEADER)
+        return tn_fail(TN_ERR_FORMAT, "a header of %llu bytes; at most %d are allowed: is this a safetensors file?",
+                       (unsigned long long)length, MAX_HEADER);
+    if (length > f->map.size - LENGTH_BYTES)
+        return tn_fail(TN_ERR_FORMAT, "a header of %llu bytes in a file of %zu: the file is cut short",
+                       (unsigned long long)length, f->map.size);
+    const char *text = (const char *)f->map.data + LENGTH_BYTES;
+    if (length == 0 || text[0] != '{') return tn_fail(TN_ERR_FORMAT, "the header does not begin with '{'");
+    tn_status status = tn_json_parse(text, (size_t)length, &f->header);
+    if (status != TN_OK) return tn_fail_prefix(status, "header");
+    f->data = f->map.data + LENGTH_BYTES + length;
+    f->data_bytes = (int64_t)(f->map.size - LENGTH_BYTES - (size_t)length);
+    return TN_OK;
+}
+
+/* A whole number ≥ 0 out of the header. */
+static bool read_natural(const tn_json *v, int64_t *out) {
+    *out = tn_json_int(v, -1);
+    return tn_json_kind_of(v) == TN_JSON_NUMBER && *out >= 0;
+}
+
+static tn_status read_shape(entry *e, const tn_json *shape, int64_t *bytes) {
+    if (!shape || tn_json_kind_of(shape) != TN_JSON_ARRAY)
+        return tn_fail(TN_ERR_FORMAT, "tensor '%s' has no list \"shape\"", e->name);
+    size_t rank = tn_json_length(shape);
+    if (rank > TN_MAX_RANK)
+        return tn_fail(TN_ERR_FORMAT, "tensor '%s' has %zu dimensions; %d are possible", e->name, rank, TN_MAX_RANK);
+    e->rank = (int)rank;
+    *bytes = e->type->size;
+    for (size_t d = 0; d < rank; d++) {
+        if (!read_natural(tn_json_at(shape, d), &e->shape[d]))
+            return tn_fail(TN_ERR_FORMAT, "tensor '%s': extent %zu of its shape is no whole number", e->name, d);
+        if (tn_mul_overflow(*bytes, e->shape[d], bytes))
+            return tn_fail(TN_ERR_FORMAT, "tensor '%s' claims more than 2^63 bytes", e->name);
+    }
+    return TN_OK;
+}
+
+static tn_status read_place(const tn_safetensors *f, entry *e, const tn_json *offsets, int64_t bytes) {
+    bool pair = offsets && tn_json_kind_of(offsets) == TN_JSON_ARRAY && tn_json_length(offsets) == 2;
+    if (!pair || !read_natural(tn_json_at(offsets, 0), &e->begin) || !read_natural(tn_json_at(offsets, 1), &e->end))
+        return tn_fail(TN_ERR_FORMAT, "tensor '%s' has no pair of whole numbers \"data_offsets\"", e->name);
+    if (e->begin > e->end || e->end > f->data_bytes)
+        return tn_fail(TN_ERR_FORMAT, "tensor '%s' lies at bytes %lld to %lld of %lld: outside the file", e->name,
+                       (long long)e->begin, (long long)e->end, (long long)f->data_bytes);
+    if (e->end - e->begin != bytes)
+        return tn_fail(TN_ERR_FORMAT, "tensor '%s' needs %lld bytes by its shape and type, but has %lld", e->name,
+                       (long long)bytes, (long long)(e->end - e->begin));
+    return TN_OK;
+}
+
+static tn_status read_entry(const tn_safetensors *f, entry *e, const tn_json *v) {
+    if (tn_json_kind_of(v) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "tensor '%s' is no object", e->name);
+    const tn_json *dtype = tn_json_get(v, "dtype");
+    const char *type_name = dtype ? tn_json_string(dtype, NULL) : NULL;
+    if (!type_name) return tn_fail(TN_ERR_FORMAT, "tensor '%s' has no text \"dtype\"", e->name);
+    e->type = find_dtype(type_name);
+    if (!e->type) return tn_fail(TN_ERR_FORMAT, "tensor '%s' has the unknown dtype '%s'", e->name, type_name);
+    int64_t bytes = 0;
+    TRY(read_shape(e, tn_json_get(v, "shape"), &bytes));
+    return read_place(f, e, tn_json_get(v, "data_offsets"), bytes);
+}
+
+static tn_status read_metadata(tn_safetensors *f, const tn_json *v) {
+    if (f->metadata) return tn_fail(TN_ERR_FORMAT, "two members %s", metadata_name);
+    if (tn_json_kind_of(v) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "%s is no object", metadata_name);
+    for (size_t i = 0; i < tn_json_length(v); i++)
+        if (tn_json_kind_of(tn_json_at(v, i)) != TN_JSON_STRING)
+            return tn_fail(TN_ERR_FORMAT, "%s: '%s' is no text", metadata_name, tn_json_key(v, i));
+    f->metadata = v;
+    return TN_OK;
+}
+
+static tn_status read_entries(tn_safetensors *f) {
+    const tn_json *root = tn_json_root(f->header);
+    if (tn_json_kind_of(root) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "the header is no object");
+    size_t members = tn_json_length(root);
+    if (members > INT_MAX) return tn_fail(TN_ERR_FORMAT, "%zu tensors are too many", members);
+    f->entries = tn_mem_zalloc(members, sizeof *f->entries);
+    f->by_name = tn_mem_zalloc(members, sizeof *f->by_name);
+    if (!f->entries || !f->by_name) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < members; i++) {
+        const char *name = tn_json_key(root, i);
+        const tn_json *v = tn_json_at(root, i);
+        if (strcmp(name, metadata_name) == 0) {
+            TRY(read_metadata(f, v));
+            continue;
+        }
+        entry *e = &f->entries[f->count];
+        e->name = name;
+        TRY(read_entry(f, e, v));
+        f->by_name[f->count++] = e;
+    }
+    return TN_OK;
+}
+
+/* ---- what entries must be together ------------------------------------------------------------------------------- */
+
+static int compare_place(const void *a, const void *b) {
+    const entry *x = *(entry *const *)a, *y = *(entry *const *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->end > y->end) - (x->end < y->end);
+}
+
+static int compare_name(const void *a, const void *b) {
+    return strcmp((*(entry *const *)a)->name, (*(entry *const *)b)->name);
+}
+
+/* The format wants every byte to belong to exactly one tensor: nothing can be hidden between them. */
+static tn_status check_places(tn_safetensors *f) {
+    qsort(f->by_name, f->count, sizeof *f->by_name, compare_place);
+    int64_t reached = 0;
+    for (size_t i = 0; i < f->count; i++) {
+        const entry *e = f->by_name[i];
+        if (e->begin != reached)
+            return tn_fail(TN_ERR_FORMAT, "tensor '%s' begins at byte %lld where %lld was expected: %s", e->name,
+                           (long long)e->begin, (long long)reached, e->begin < reached ? "an overlap" : "a hole");
+        reached = e->end;
+    }
+    if (reached != f->data_bytes)
+        return tn_fail(TN_ERR_FORMAT, "%lld bytes behind the last tensor belong to none",
+                       (long long)(f->data_bytes - reached));
+    return TN_OK;
+}
+
+static tn_status check_names(tn_safetensors *f) {
+    qsort(f->by_name, f->count, sizeof *f->by_name, compare_name);
+    for (size_t i = 1; i < f->count; i++)
+        if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
+            return tn_fail(TN_ERR_FORMAT, "two tensors are called '%s'", f->by_name[i]->name);
+    return TN_OK;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static void file_release(void *file) {
+    tn_safetensors *f = file;
+    if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
+    tn_json_free(f->header);
+    tn_map_close(&f->map);
+    tn_mem_free(f->entries);
+    tn_mem_free(f->by_name);
+    tn_mem_free(f);
+}
+
+static tn_status read_file(tn_safetensors *f) {
+    TRY(parse_header(f));
+    TRY(read_entries(f));
+    TRY(check_places(f));
+    return check_names(f);
+}
+
+tn_status tn_safetensors_open(const char *path, tn_safetensors **out) {
+    *out = NULL;
+    if (!path) return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_open: the path is NULL");
+    tn_safetensors *f = tn_mem_zalloc(1, sizeof *f);
+    if (!f) return TN_ERR_MEMORY;
+    atomic_init(&f->refs, 1);
+    tn_status status = tn_map_open(path, &f->map);
+    if (status == TN_OK && (status = read_file(f)) != TN_OK) tn_fail_prefix(status, "'%s'", path);
+    if (status != TN_OK) {
+        file_release(f);
+        return status;
+    }
+    *out = f;
+    return TN_OK;
+}
+
+void tn_safetensors_close(tn_safetensors *file) { file_release(file); }
+
+/* ---- looking ----------------------------------------------------------------------------------------------------- */
+
+static const entry *find_entry(const tn_safetensors *f, const char *name) {
+    size_t low = 0, high = f->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(f->by_name[middle]->name, name);
+        if (order == 0) return f->by_name[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+static tn_status describe(const tn_safetensors *f, const entry *e, tn_safetensors_info *info) {
+    if (info->struct_size < sizeof *info)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_info: set struct_size to sizeof(tn_safetensors_info)");
+    info->name = e->name;
+    info->dtype_name = e->type->name;
+    info->dtype = e->type->dtype;
+    info->rank = e->rank;
+    memcpy(info->shape, e->shape, sizeof info->shape);
+    info->data = f->data + e->begin;
+    info->bytes = e->end - e->begin;
+    return TN_OK;
+}
+
+int tn_safetensors_count(const tn_safetensors *file) { return (int)file->count; }
+
+tn_status tn_safetensors_at(const tn_safetensors *file, int i, tn_safetensors_info *info) {
+    if (i < 0 || (size_t)i >= file->count)
+        return tn_fail(TN_ERR_ARGUMENT, "tensor %d of a file that holds %zu", i, file->count);
+    return describe(file, &file->entries[i], info);
+}
+
+tn_status tn_safetensors_find(const tn_safetensors *file, const char *name, tn_safetensors_info *info) {
+    const entry *e = find_entry(file, name);
+    if (!e) return tn_fail(TN_ERR_ARGUMENT, "there is no tensor '%s' in the file", name);
+    return describe(file, e, info);
+}
+
+const char *tn_safetensors_metadata(const tn_safetensors *file, const char *key) {
+    const tn_json *v = file->metadata ? tn_json_get(file->metadata, key) : NULL;
+    return v ? tn_json_string(v, NULL) : NULL;
+}
+
+const char *tn_safetensors_metadata_key(const tn_safetensors *file, int i) {
+    return file->metadata && i >= 0 ? tn_json_key(file->metadata, (size_t)i) : NULL;
+}
+
+static bool bytes_are_bools(const uint8_t *bytes, int64_t n) {
+    uint8_t all = 0;
+    for (int64_t i = 0; i < n; i++)
+        all |= bytes[i];
+    return all <= 1;
+}
+
+tn_tensor *tn_safetensors_tensor(const tn_safetensors *file, const char *name) {
+    const entry *e = find_entry(file, name);
+    if (!e) return tn_failed(TN_ERR_ARGUMENT, "there is no tensor '%s' in the file", name);
+    if (e->type->dtype == TN_DTYPE_COUNT)
+        return tn_failed(TN_ERR_UNSUPPORTED,
+                         "tensor '%s' is of type %s, which cannot be computed with; convert it first", name,
+                         e->type->name);
+    const uint8_t *bytes = file->data + e->begin;
+    if (e->type->dtype == TN_BOOL && !bytes_are_bools(bytes, e->end - e->begin))
+        return tn_failed(TN_ERR_FORMAT, "tensor '%s' is BOOL but has other bytes than 0 and 1", name);
+    if ((uintptr_t)bytes % e->type->size != 0) return tn_from_data(bytes, e->shape, e->rank, e->type->dtype);
+
+    tn_safetensors *owner = (tn_safetensors *)(uintptr_t)file; /* counting does not change what the file says */
+    atomic_fetch_add_explicit(&owner->refs, 1, memory_order_relaxed);
+    return tn_from_ptr((void *)(uintptr_t)bytes, e->shape, e->rank, e->type->dtype, file_release, owner);
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
+
+static const char *dtype_word(tn_dtype dtype) {
+    for (size_t i = 0; i < TN_COUNT(dtype_rows); i++)
+        if (dtype_rows[i].dtype == dtype) return dtype_rows[i].name;
+    return NULL;
+}
+
+static size_t tensor_bytes(const tn_tensor *t) { return (size_t)tn_numel(t) * tn_dtype_size(tn_dtype_of(t)); }
+
+static int compare_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static tn_status check_distinct(const tn_named_tensor *tensors, int count) {
+    const char **names = tn_mem_zalloc((size_t)count, sizeof *names);
+    if (!names) return TN_ERR_MEMORY;
+    for (int i = 0; i < count; i++)
+        names[i] = tensors[i].name;
+    qsort(names, (size_t)count, sizeof *names, compare_text);
+    tn_status status = TN_OK;
+    for (int i = 1; i < count && status == TN_OK; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            status = tn_fail(TN_ERR_ARGUMENT, "safetensors: two tensors are called '%s'", names[i]);
+    tn_mem_free(names);
+    return status;
+}
+
+/* Checks what is to be written and computes it, all in one run. */
+static tn_status prepare(const tn_named_tensor *tensors, int count) {
+    if (count < 0 || (count > 0 && !tensors)) return tn_fail(TN_ERR_ARGUMENT, "safetensors: %d tensors to save", count);
+    tn_tensor **all = tn_mem_zalloc((size_t)count, sizeof *all);
+    if (!all) return TN_ERR_MEMORY;
+    tn_status status = TN_OK;
+    for (int i = 0; i < count && status == TN_OK; i++) {
+        const char *name = tensors[i].name;
+        if (!name || strcmp(name, metadata_name) == 0)
+            status =
+                tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor %d may not be called '%s'", i, name ? name : "(NULL)");
+        else if (!tensors[i].tensor)
+            status = tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor '%s' is NULL", name);
+        else if ((status = tn_status_of(tensors[i].tensor)) != TN_OK)
+            tn_fail_prefix(status, "safetensors: '%s'", name);
+        all[i] = (tn_tensor *)(uintptr_t)tensors[i].tensor;
+    }
+    if (status == TN_OK) status = check_distinct(tensors, count);
+    if (status == TN_OK) status = tn_eval(all, count);
+    tn_mem_free(all);
+    return status;
+}
+
+static void put_tensor(tn_json_writer *w, const tn_named_tensor *t, int64_t *offset) {
+    tn_json_put_key(w, t->name);
+    tn_json_begin_object(w);
+    tn_json_put_key(w, "dtype");
+    tn_json_put_string(w, dtype_word(tn_dtype_of(t->tensor)));
+    tn_json_put_key(w, "shape");
+    tn_json_begin_array(w);
+    for (int d = 0; d < tn_rank(t->tensor); d++)
+        tn_json_put_int(w, tn_size(t->tensor, d));
+    tn_json_end_array(w);
+    tn_json_put_key(w, "data_offsets");
+    tn_json_begin_array(w);
+    tn_json_put_int(w, *offset);
+    *offset += (int64_t)tensor_bytes(t->tensor);
+    tn_json_put_int(w, *offset);
+    tn_json_end_array(w);
+    tn_json_end_object(w);
+}
+
+static void put_metadata(tn_json_writer *w, const tn_metadata *metadata, int count) {
+    if (count <= 0) return;
+    tn_json_put_key(w, metadata_name);
+    tn_json_begin_object(w);
+    for (int i = 0; i < count; i++) {
+        tn_json_put_key(w, metadata[i].key);
+        tn_json_put_string(w, metadata[i].value);
+    }
+    tn_json_end_object(w);
+}
+
+/* Tensors stand in the order of falling element size, so that every one is aligned to its own. */
+static int compare_size(const void *a, const void *b) {
+    const tn_named_tensor *x = *(const tn_named_tensor *const *)a, *y = *(const tn_named_tensor *const *)b;
+    size_t m = tn_dtype_size(tn_dtype_of(x->tensor)), n = tn_dtype_size(tn_dtype_of(y->tensor));
+    if (m != n) return m > n ? -1 : 1;
+    return (x > y) - (x < y); /* else as given */
+}
+
+static tn_status build_header(const tn_named_tensor *const *order, int count, const tn_metadata *metadata,
+                              int metadata_count, tn_str *header) {
+    tn_json_writer w = {.out = header};
+    int64_t offset = 0;
+    tn_json_begin_object(&w);
+    put_metadata(&w, metadata, metadata_count);
+    for (int i = 0; i < count; i++)
+        put_tensor(&w, order[i], &offset);
+    tn_json_end_object(&w);
+    while ((header->length + LENGTH_BYTES) % ALIGNMENT != 0 && !header->failed)
+        tn_str_addn(header, " ", 1);
+    if (header->failed) return tn_fail(TN_ERR_MEMORY, "safetensors: out of memory while writing the header");
+    if (header->length > MAX_HEADER)
+        return tn_fail(TN_ERR_ARGUMENT, "safetensors: the header would have %zu bytes; %d are allowed", header->length,
+                       MAX_HEADER);
+    return TN_OK;
+}
+
+static tn_status write_tensor(tn_save *s, const tn_tensor *t) {
+    size_t bytes = tensor_bytes(t);
+    void *copy = tn_mem_alloc(bytes);
+    if (!copy) return TN_ERR_MEMORY;
+    tn_status status = tn_read(t, copy, bytes);
+    if (status == TN_OK) status = tn_save_write(s, copy, bytes);
+    tn_mem_free(copy);
+    return status;
+}
+
+static tn_status write_all(tn_save *s, const tn_str *header, const tn_named_tensor *const *order, int count) {
+    uint8_t length[LENGTH_BYTES];
+    for (int i = 0; i < LENGTH_BYTES; i++)
+        length[i] = (uint8_t)((uint64_t)header->length >> (8 * i));
+    TRY(tn_save_write(s, length, sizeof length));
+    TRY(tn_save_write(s, header->text, header->length));
+    for (int i = 0; i < count; i++)
+        TRY(write_tensor(s, order[i]->tensor));
+    return TN_OK;
+}
+
+static tn_status save_ordered(const char *path, const tn_named_tensor *const *order, int count, const tn_str *header) {
+    tn_save *s = NULL;
+    TRY(tn_save_begin(path, &s));
+    tn_status status = write_all(s, header, order, count);
+    if (status == TN_OK) return tn_save_commit(s);
+    tn_save_abandon(s);
+    return status;
+}
+
+tn_status tn_safetensors_save(const char *path, const tn_named_tensor *tensors, int count, const tn_metadata *metadata,
+                              int metadata_count) {
+    if (!path) return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_save: the path is NULL");
+    TRY(prepare(tensors, count));
+    const tn_named_tensor **order = tn_mem_zalloc((size_t)count, sizeof *order);
+    if (!order) return TN_ERR_MEMORY;
+    for (int i = 0; i < count; i++)
+        order[i] = &tensors[i];
+    qsort(order, (size_t)count, sizeof *order, compare_size);
+    tn_str header = {0};
+    tn_status status = build_header(order, count, metadata, metadata_count, &header);
+    if (status == TN_OK) status = save_ordered(path, order, count, &header);
+    tn_str_free(&header);
+    tn_mem_free(order);
+    return status;
+}

@@ -1,0 +1,331 @@
+/* module.c — the tree of modules and the variables that it owns.
+ *
+ * A variable is a state tensor: made once, written in place ever after, so plans that use it stay valid. The root keeps the
+ * first failure of its tree; makers return NULL from then on and callers need to ask only once. This folder uses the
+ * public headers alone, as a user's own layers would. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "trunnion/autograd.h"
+#include "trunnion/backend.h"
+#include "trunnion/nn.h"
+
+typedef struct variable {
+    char *name;
+    tn_tensor *tensor;
+    bool parameter;
+} variable;
+
+struct tn_module {
+    const tn_module_type *type;
+    void *self;
+    char *name; /* NULL for a root */
+    tn_module *parent, *root;
+    tn_module **children;
+    size_t child_count, child_capacity;
+    variable *variables;
+    size_t variable_count, variable_capacity;
+    bool training;
+    tn_status status; /* roots: the first failure of the tree */
+    char *error;
+};
+
+static const tn_module_type container_type = {sizeof(tn_module_type), "container", NULL, NULL};
+
+/* Room for one more item; false when memory is out. */
+static bool reserve(void **items, size_t *capacity, size_t count, size_t size) {
+    if (count < *capacity) return true;
+    size_t wanted = *capacity ? *capacity * 2 : 4;
+    void *grown = wanted <= SIZE_MAX / size ? realloc(*items, wanted * size) : NULL;
+    if (!grown) return false;
+    *items = grown;
+    *capacity = wanted;
+    return true;
+}
+
+/* ---- failures ---------------------------------------------------------------------------------------------------- */
+
+tn_status tn_module_fail(tn_module *m, tn_status status) {
+    if (!m || status == TN_OK || m->root->status != TN_OK) return status;
+    m->root->status = status;
+    m->root->error = strdup(tn_error());
+    return status;
+}
+
+tn_status tn_module_status(const tn_module *m) {
+    if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "there is no module: it could not be made (its root knows why)");
+    if (m->root->status == TN_OK) return TN_OK;
+    return tn_backend_fail(m->root->status, "%s", m->root->error ? m->root->error : "out of memory");
+}
+
+/* A name may stand between dots: not empty, no dot, no control characters. */
+static bool name_is_valid(const char *name) {
+    if (!name || !*name) return false;
+    for (const char *c = name; *c; c++)
+        if (*c == '.' || (unsigned char)*c < 0x20) return false;
+    return true;
+}
+
+static tn_module *find_child(const tn_module *m, const char *name, size_t length) {
+    for (size_t i = 0; i < m->child_count; i++) {
+        const char *other = m->children[i]->name;
+        if (strlen(other) == length && memcmp(other, name, length) == 0) return m->children[i];
+    }
+    return NULL;
+}
+
+static variable *find_variable(const tn_module *m, const char *name) {
+    for (size_t i = 0; i < m->variable_count; i++)
+        if (strcmp(m->variables[i].name, name) == 0) return &m->variables[i];
+    return NULL;
+}
+
+static tn_status check_name(const tn_module *m, const char *name) {
+    if (!name_is_valid(name))
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "module: the name \"%s\" is empty or has a dot or control character in it",
+                               name ? name : "");
+    if (find_child(m, name, strlen(name)) || find_variable(m, name))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "module: the name \"%s\" is taken; choose another", name);
+    return TN_OK;
+}
+
+/* ---- making and freeing ------------------------------------------------------------------------------------------ */
+
+static void destroy(const tn_module_type *type, void *self) {
+    if (type && type->destroy) type->destroy(self);
+}
+
+static void module_delete(tn_module *m) {
+    for (size_t i = 0; i < m->child_count; i++)
+        module_delete(m->children[i]);
+    for (size_t i = 0; i < m->variable_count; i++) {
+        tn_free(m->variables[i].tensor);
+        free(m->variables[i].name);
+    }
+    destroy(m->type, m->self);
+    free(m->children);
+    free(m->variables);
+    free(m->name);
+    free(m->error);
+    free(m);
+}
+
+tn_module *tn_module_root(void) {
+    tn_module *m = calloc(1, sizeof *m);
+    if (!m) {
+        tn_backend_fail(TN_ERR_MEMORY, "module: out of memory");
+        return NULL;
+    }
+    m->type = &container_type;
+    m->root = m;
+    m->training = true;
+    return m;
+}
+
+/* Hangs a new module into its parent; NULL when memory is out, and then self is not yet taken. */
+static tn_module *attach(tn_module *parent, const char *name, const tn_module_type *type) {
+    if (!reserve((void **)&parent->children, &parent->child_capacity, parent->child_count, sizeof(tn_module *)))
+        return NULL;
+    tn_module *m = calloc(1, sizeof *m);
+    char *copy = strdup(name);
+    if (!m || !copy) {
+        free(m);
+        free(copy);
+        return NULL;
+    }
+    m->type = type ? type : &container_type;
+    m->name = copy;
+    m->parent = parent;
+    m->root = parent->root;
+    m->training = parent->training;
+    parent->children[parent->child_count++] = m;
+    return m;
+}
+
+tn_module *tn_module_new(tn_module *parent, const char *name, const tn_module_type *type, void *self) {
+    tn_module *m = NULL;
+    if (parent && parent->root->status == TN_OK) {
+        tn_status status = check_name(parent, name);
+        m = status == TN_OK ? attach(parent, name, type) : NULL;
+        if (!m)
+            tn_module_fail(parent, status != TN_OK ? status : tn_backend_fail(TN_ERR_MEMORY, "module: out of memory"));
+    }
+    if (m)
+        m->self = self;
+    else
+        destroy(type, self);
+    return m;
+}
+
+void *tn_module_self(const tn_module *m) { return m ? m->self : NULL; }
+
+void tn_module_free(tn_module *root) {
+    if (root && root->root == root) module_delete(root);
+}
+
+/* ---- variables --------------------------------------------------------------------------------------------------- */
+
+static tn_status append_variable(tn_module *m, const char *name, tn_tensor *initial, bool parameter) {
+    if (m->root->status != TN_OK) return m->root->status;
+    tn_status status = check_name(m, name);
+    if (status == TN_OK && !initial)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "module: variable \"%s\" has no value", name);
+    if (status == TN_OK) status = tn_make_state(initial);
+    if (status == TN_OK && parameter) status = tn_set_requires_grad(initial, true);
+    if (status != TN_OK) return status;
+
+    char *copy = strdup(name);
+    if (!copy || !reserve((void **)&m->variables, &m->variable_capacity, m->variable_count, sizeof(variable))) {
+        free(copy);
+        return tn_backend_fail(TN_ERR_MEMORY, "module: out of memory");
+    }
+    m->variables[m->variable_count++] = (variable){copy, tn_retain(initial), parameter};
+    return TN_OK;
+}
+
+static tn_tensor *add_variable(tn_module *m, const char *name, tn_tensor *initial, bool parameter) {
+    if (!m) return NULL;
+    if (tn_module_fail(m, append_variable(m, name, initial, parameter)) != TN_OK) return NULL;
+    return initial;
+}
+
+tn_tensor *tn_module_add_parameter(tn_module *m, const char *name, tn_tensor *initial) {
+    return add_variable(m, name, initial, true);
+}
+
+tn_tensor *tn_module_add_buffer(tn_module *m, const char *name, tn_tensor *initial) {
+    return add_variable(m, name, initial, false);
+}
+
+/* Walks down all parts of a dotted path but the last, which *last receives. */
+static const tn_module *walk(const tn_module *m, const char *path, const char **last) {
+    for (const char *dot = strchr(path, '.'); m && dot; dot = strchr(path, '.')) {
+        m = find_child(m, path, (size_t)(dot - path));
+        path = dot + 1;
+    }
+    *last = path;
+    return m;
+}
+
+tn_tensor *tn_module_variable(const tn_module *m, const char *path) {
+    const char *last;
+    m = walk(m, path ? path : "", &last);
+    const variable *v = m ? find_variable(m, last) : NULL;
+    return v ? v->tensor : NULL;
+}
+
+tn_module *tn_module_child(const tn_module *m, const char *path) {
+    const char *last;
+    m = walk(m, path ? path : "", &last);
+    return m ? find_child(m, last, strlen(last)) : NULL;
+}
+
+/* ---- lists ------------------------------------------------------------------------------------------------------- */
+
+typedef struct listing {
+    tn_variable *items; /* NULL while measuring */
+    char *text;         /* where the next name goes */
+    size_t count, text_size;
+} listing;
+
+static void list_one(listing *l, const char *prefix, const variable *v) {
+    size_t size = strlen(prefix) + strlen(v->name) + 1;
+    if (l->items) {
+        l->items[l->count] = (tn_variable){l->text, v->tensor, v->parameter};
+        strcpy(l->text, prefix);
+        strcat(l->text, v->name);
+        l->text += size;
+    }
+    l->count++;
+    l->text_size += size;
+}
+
+/* prefix: the dotted path of m with a dot behind it, "" for the top. False when memory is out. */
+static bool list_all(listing *l, const char *prefix, const tn_module *m) {
+    for (size_t i = 0; i < m->variable_count; i++)
+        list_one(l, prefix, &m->variables[i]);
+    for (size_t i = 0; i < m->child_count; i++) {
+        const tn_module *child = m->children[i];
+        size_t size = strlen(prefix) + strlen(child->name) + 2;
+        char *path = malloc(size);
+        if (!path) return false;
+        strcpy(path, prefix);
+        strcat(path, child->name);
+        strcat(path, ".");
+        bool done = list_all(l, path, child);
+        free(path);
+        if (!done) return false;
+    }
+    return true;
+}
+
+tn_status tn_module_variables(const tn_module *m, tn_variable **items, int *count) {
+    *items = NULL;
+    *count = 0;
+    if (!m) return tn_module_status(m);
+    listing measure = {0};
+    bool done = list_all(&measure, "", m);
+    if (done && measure.count == 0) return TN_OK;
+    tn_variable *block = done ? malloc(measure.count * sizeof(tn_variable) + measure.text_size) : NULL;
+    listing fill = {.items = block, .text = block ? (char *)(block + measure.count) : NULL};
+    if (!block || !list_all(&fill, "", m)) {
+        free(block);
+        return tn_backend_fail(TN_ERR_MEMORY, "module: out of memory while listing the variables");
+    }
+    *items = block;
+    *count = (int)measure.count;
+    return TN_OK;
+}
+
+void tn_variables_free(tn_variable *items) { free(items); }
+
+int64_t tn_module_parameter_count(const tn_module *m) {
+    int64_t total = 0;
+    if (!m) return 0;
+    for (size_t i = 0; i < m->variable_count; i++)
+        if (m->variables[i].parameter) total += tn_numel(m->variables[i].tensor);
+    for (size_t i = 0; i < m->child_count; i++)
+        total += tn_module_parameter_count(m->children[i]);
+    return total;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+void tn_module_train(tn_module *m, bool training) {
+    if (!m) return;
+    m->training = training;
+    for (size_t i = 0; i < m->child_count; i++)
+        tn_module_train(m->children[i], training);
+}
+
+bool tn_module_is_training(const tn_module *m) { return m && m->training; }
+
+tn_tensor *tn_forward(tn_module *m, const tn_tensor *x) {
+    if (!m)
+        return tn_failed(TN_ERR_ARGUMENT,
+                         "forward: the module is NULL; it could not be made (tn_module_status of its root)");
+    if (!m->type->forward)
+        return tn_failed(TN_ERR_ARGUMENT, "forward: \"%s\", of type %s, has no forward of one tensor",
+                         m->name ? m->name : "", m->type->name);
+    return m->type->forward(m, x);
+}
+
+/* A sequence knows its children only through the tree, so it lives here. */
+static tn_tensor *sequential_forward(tn_module *m, const tn_tensor *x) {
+    if (m->child_count == 0) return tn_failed(TN_ERR_ARGUMENT, "forward: the sequence \"%s\" is empty", m->name);
+    tn_tensor *result = NULL;
+    TN_SCOPE {
+        result = tn_forward(m->children[0], x);
+        for (size_t i = 1; i < m->child_count; i++)
+            result = tn_forward(m->children[i], result);
+        tn_keep(result);
+    }
+    return result;
+}
+
+static const tn_module_type sequential_type = {sizeof(tn_module_type), "sequential", sequential_forward, NULL};
+
+tn_module *tn_nn_sequential(tn_module *parent, const char *name) {
+    return tn_module_new(parent, name, &sequential_type, NULL);
+}
