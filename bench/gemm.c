@@ -1,0 +1,235 @@
+/* gemm.c — matrix products beside what the processor could do.
+ *
+ * The limit is measured in the same run: independent fused multiply-adds that touch no memory, on as many threads. The
+ * answer of every shape is checked before it is timed. Figures are medians; the last column says which part of the
+ * limit a shape reaches.
+ *
+ *   bench_gemm [threads] [name part]     default: all usable threads, all shapes */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "kern/kern.h"
+
+enum { SAMPLES = 21, CHAINS = 16, STEPS = 20000 };
+static const double SAMPLE_SECONDS = 4e-3;
+
+/* ---- the limit ---------------------------------------------------------------------------------------------------- */
+
+static volatile float seed, keep; /* volatile: so that no two chains are known to be equal */
+
+#define PROBE(name, target_name, vector, fma, chains)                                             \
+    __attribute__((target(target_name))) static double name(void) {                               \
+        vector sum[chains], x = (vector){0} + seed, y = (vector){0} + seed;                       \
+        _Pragma("GCC unroll 16") for (int i = 0; i < chains; i++) sum[i] = (vector){0} + seed;    \
+        for (int step = 0; step < STEPS; step++) {                                                \
+            _Pragma("GCC unroll 16") for (int i = 0; i < chains; i++) sum[i] = fma(x, y, sum[i]); \
+        }                                                                                         \
+        _Pragma("GCC unroll 16") for (int i = 0; i < chains; i++) keep = sum[i][0];               \
+        return 2.0 * (double)(sizeof(vector) / sizeof(float)) * chains * STEPS;                   \
+    }
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+PROBE(probe_avx512, "avx512f", __m512, _mm512_fmadd_ps, 16)
+PROBE(probe_avx2, "avx2,fma", __m256, _mm256_fmadd_ps, 12)
+#endif
+
+static double probe_base(void) {
+    float sum[CHAINS] = {0}, x = seed;
+    for (int step = 0; step < STEPS / 10; step++) {
+        for (int i = 0; i < CHAINS; i++) sum[i] = __builtin_fmaf(x, x, sum[i]);
+    }
+    for (int i = 0; i < CHAINS; i++) keep = sum[i];
+    return 2.0 * CHAINS * STEPS / 10;
+}
+
+static double (*choose_probe(void))(void) {
+#if defined(__x86_64__)
+    if (tn_cpu().isa == TN_ISA_AVX512) return probe_avx512;
+    if (tn_cpu().isa == TN_ISA_AVX2) return probe_avx2;
+#endif
+    return probe_base;
+}
+
+static void probe_part(void *ctx, int64_t begin, int64_t end, int worker) {
+    double (*probe)(void) = *(double (**)(void))ctx;
+    (void)begin, (void)end, (void)worker;
+    probe();
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* GFLOP/s of all threads; the best of a few, as it is a limit. */
+static double measure_limit(int threads) {
+    double (*probe)(void) = choose_probe();
+    double work = probe() * threads, best = 1e9;
+    for (int i = 0; i < 20; i++) {
+        double start = tn_now();
+        tn_parallel(threads, 1, probe_part, &probe);
+        double seconds = tn_now() - start;
+        if (seconds < best) best = seconds;
+    }
+    return work / best * 1e-9;
+}
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------- */
+
+typedef struct shape {
+    const char *name;
+    int64_t batch, m, n, k;
+    bool a_by_columns, b_by_columns, kept; /* kept: packed once */
+} shape;
+
+static const shape shapes[] = {
+    {"square-128", 1, 128, 128, 128, false, false, false},
+    {"square-256", 1, 256, 256, 256, false, false, false},
+    {"square-512", 1, 512, 512, 512, false, false, false},
+    {"square-1024", 1, 1024, 1024, 1024, false, false, false},
+    {"square-2048", 1, 2048, 2048, 2048, false, false, false},
+    {"policy-1-in", 1, 1, 128, 64, false, true, true},
+    {"policy-1-hidden", 1, 1, 128, 128, false, true, true},
+    {"policy-1-heads", 1, 1, 9, 128, false, true, true},
+    {"policy-1-hidden-unkept", 1, 1, 128, 128, false, true, false},
+    {"policy-1-dx", 1, 1, 128, 128, false, false, false},
+    {"policy-1-dw", 1, 128, 128, 1, true, false, false},
+    {"policy-64-in", 1, 64, 128, 64, false, true, false},
+    {"policy-64-hidden-kept", 1, 64, 128, 128, false, true, true},
+    {"policy-64-hidden", 1, 64, 128, 128, false, true, false},
+    {"policy-64-heads", 1, 64, 8, 128, false, true, false},
+    {"policy-64-value", 1, 64, 1, 128, false, true, false},
+    {"policy-64-dx", 1, 64, 128, 128, false, false, false},
+    {"policy-64-dw", 1, 128, 128, 64, true, false, false},
+    {"policy-4096-in", 1, 4096, 128, 64, false, true, false},
+    {"policy-4096-hidden-kept", 1, 4096, 128, 128, false, true, true},
+    {"policy-4096-hidden", 1, 4096, 128, 128, false, true, false},
+    {"policy-4096-heads", 1, 4096, 8, 128, false, true, false},
+    {"policy-4096-value", 1, 4096, 1, 128, false, true, false},
+    {"policy-4096-dx", 1, 4096, 128, 128, false, false, false},
+    {"policy-4096-dw", 1, 128, 128, 4096, true, false, false},
+    {"transformer-qkv", 1, 1024, 384, 384, false, true, false},
+    {"transformer-up", 1, 1024, 1536, 384, false, true, false},
+    {"transformer-down", 1, 1024, 384, 1536, false, true, false},
+    {"transformer-up-dw", 1, 1536, 384, 1024, true, false, false},
+    {"transformer-up-dx", 1, 1024, 384, 1536, false, false, false},
+    {"attention-qk", 48, 128, 128, 64, false, true, false},
+    {"attention-pv", 48, 128, 64, 128, false, false, false},
+    {"minilm-up-kept", 1, 27, 1536, 384, false, true, true},
+    {"minilm-up", 1, 27, 1536, 384, false, true, false},
+    {"conv-64-3x3-56", 1, 64, 3136, 576, false, false, false},
+    {"conv-64-3x3-8", 32, 64, 64, 576, false, false, false},
+    {"conv-128-3x3-4", 32, 128, 16, 1152, false, false, false},
+    {"gemv-4096", 1, 4096, 1, 4096, false, false, false},
+};
+
+typedef struct problem {
+    tn_gemm_args args;
+    float *a, *b, *c, *packed;
+    bool packed_valid;
+} problem;
+
+static float *make_numbers(int64_t count, int64_t period) {
+    float *x = tn_mem_alloc((size_t)count * sizeof *x);
+    for (int64_t i = 0; x && i < count; i++) x[i] = (float)(i * 7919 % period) - (float)(period / 2);
+    return x;
+}
+
+static bool make_problem(problem *p, const shape *s, int threads) {
+    p->a = make_numbers(s->batch * s->m * s->k, 17);
+    p->b = make_numbers(s->batch * s->k * s->n, 13);
+    p->c = make_numbers(s->batch * s->m * s->n, 7);
+    p->packed = s->kept ? tn_mem_alloc(tn_gemm_packed_bytes(s->n, s->k, TN_F32)) : NULL;
+    p->packed_valid = false;
+    p->args = (tn_gemm_args){.batch = {s->batch, 1, 1, 1}, .m = s->m, .n = s->n, .k = s->k};
+    p->args.a = (tn_matrix){.data = p->a, .batch_stride = {s->m * s->k}, .row_stride = s->k, .col_stride = 1};
+    p->args.b = (tn_matrix){.data = p->b, .batch_stride = {s->k * s->n}, .row_stride = s->n, .col_stride = 1};
+    p->args.c = (tn_matrix){.data = p->c, .batch_stride = {s->m * s->n}, .row_stride = s->n, .col_stride = 1};
+    if (s->a_by_columns) p->args.a.row_stride = 1, p->args.a.col_stride = s->m;
+    if (s->b_by_columns) p->args.b.row_stride = 1, p->args.b.col_stride = s->k;
+    if (s->kept) p->args.packed_b = p->packed, p->args.packed_valid = &p->packed_valid;
+    p->args.workspace = tn_mem_alloc(tn_gemm_workspace(&p->args, TN_F32, threads));
+    return p->a && p->b && p->c && p->args.workspace && (p->packed || !s->kept);
+}
+
+static void free_problem(problem *p) {
+    tn_mem_free(p->a);
+    tn_mem_free(p->b);
+    tn_mem_free(p->c);
+    tn_mem_free(p->packed);
+    tn_mem_free(p->args.workspace);
+}
+
+/* All numbers are small integers: sums are exact in any order. */
+static bool is_right(const problem *p, const shape *s) {
+    const tn_matrix *a = &p->args.a, *b = &p->args.b;
+    for (int64_t probe = 0; probe < 200; probe++) {
+        int64_t q = probe * 5 % s->batch, i = probe * 37 % s->m, j = probe * 91 % s->n;
+        double sum = 0;
+        for (int64_t k = 0; k < s->k; k++) {
+            sum += (double)p->a[q * s->m * s->k + i * a->row_stride + k * a->col_stride] *
+                   (double)p->b[q * s->k * s->n + k * b->row_stride + j * b->col_stride];
+        }
+        if (sum != (double)p->c[q * s->m * s->n + i * s->n + j]) return false;
+    }
+    return true;
+}
+
+static double measure(const problem *p) {
+    double start = tn_now();
+    tn_gemm_f32(&p->args);
+    double once = tn_now() - start;
+    int repeats = once < SAMPLE_SECONDS ? (int)(SAMPLE_SECONDS / (once + 1e-8)) + 1 : 1;
+    double samples[SAMPLES];
+    for (int i = 0; i < SAMPLES; i++) {
+        start = tn_now();
+        for (int r = 0; r < repeats; r++) tn_gemm_f32(&p->args);
+        samples[i] = (tn_now() - start) / repeats;
+    }
+    qsort(samples, SAMPLES, sizeof *samples, compare);
+    return samples[SAMPLES / 2];
+}
+
+static bool bench(const shape *s, int threads, double limit) {
+    problem p;
+    if (!make_problem(&p, s, threads)) {
+        printf("%s: %s\n", s->name, tn_error());
+        free_problem(&p);
+        return false;
+    }
+    tn_gemm_f32(&p.args);
+    bool right = is_right(&p, s);
+    if (right) {
+        double seconds = measure(&p);
+        double rate = 2e-9 * (double)(s->batch * s->m * s->n * s->k) / seconds;
+        printf("%-24s %3lld x %5lld x %5lld x %5lld %12.2f us %8.1f GFLOP/s %6.2f\n", s->name, (long long)s->batch,
+               (long long)s->m, (long long)s->n, (long long)s->k, seconds * 1e6, rate, rate / limit);
+    } else {
+        printf("%s: WRONG RESULT\n", s->name);
+    }
+    free_problem(&p);
+    return right;
+}
+
+int main(int argc, char **argv) {
+    int threads = argc > 1 ? atoi(argv[1]) : 0;
+    if (tn_threads_set(threads) != TN_OK) {
+        fprintf(stderr, "%s\n", tn_error());
+        return 2;
+    }
+    threads = tn_threads();
+    double limit = measure_limit(threads);
+    printf("%s, %s, %d threads; limit %.1f GFLOP/s\n", tn_cpu().name, tn_isa_name(tn_cpu().isa), threads, limit);
+    printf("%-24s batch x m x n x k %47s %9s\n", "shape", "median", "of limit");
+    bool right = true;
+    for (size_t i = 0; i < TN_COUNT(shapes); i++) {
+        if (argc > 2 && !strstr(shapes[i].name, argv[2])) continue;
+        right = bench(&shapes[i], threads, limit) && right;
+    }
+    printf("limit at the end: %.1f GFLOP/s\n", measure_limit(threads));
+    return right ? 0 : 1;
+}

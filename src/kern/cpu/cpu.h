@@ -1,0 +1,24 @@
+/* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
+ *
+ * gemm.c and gemm_f64.c are compiled with the flags of each instruction set and export one table each; select.c looks
+ * at the processor once and keeps the best tables that this build has. */
+#ifndef TN_KERN_CPU_H
+#define TN_KERN_CPU_H
+
+#include "kern/kern.h"
+
+typedef struct tn_gemm_table {
+    void (*run)(const tn_gemm_args *args);
+    size_t (*workspace)(const tn_gemm_args *args, int threads);
+    size_t (*packed_bytes)(int64_t n, int64_t k);
+} tn_gemm_table;
+
+extern const tn_gemm_table tn_gemm_table_f32_base, tn_gemm_table_f64_base;
+extern const tn_gemm_table tn_gemm_table_f32_avx2, tn_gemm_table_f64_avx2;
+extern const tn_gemm_table tn_gemm_table_f32_avx512, tn_gemm_table_f64_avx512;
+
+/* Test hook: uses the kernels of `isa` from now on. false, and nothing changes, when this build or this processor does
+ * not have them. What was packed or sized before must not be used again. */
+bool tn_gemm_use(tn_isa isa);
+
+#endif

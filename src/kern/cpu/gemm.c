@@ -1,0 +1,685 @@
+/* gemm.c — matrix products on the processor; compiled once per instruction set and element type.
+ *
+ * C is cut into strips of rows and columns, one or more a thread. A strip brings a block of A into its cache (packed, or
+ * read where it lies), and multiplies it with B block after block; every 256 steps of k are one chain that starts at
+ * +0 and is added to C in order. Nothing else decides a bit: any cut, any number of threads and any instruction set
+ * give the same result.
+ *
+ * B comes from one of four sources: a packed copy that the caller keeps (weights), the matrix itself, a block that all
+ * threads pack together, or a few panels that a thread packs just before it needs them (few rows: nothing is used
+ * twice). C is written by the micro-kernels themselves if its rows are contiguous and no store joint waits; else a
+ * block of up to 512 columns is finished in the part's own memory and handed to the joint, or copied out. */
+#include "kern/cpu/cpu.h"
+
+#include <string.h>
+
+#include "kern/cpu/pack.h"
+#include "kern/cpu/tile.h"
+
+enum {
+    CHUNK = KIR_KSUM,
+    BLOCK_LD = TN_GEMM_BLOCK_LD,
+    LOAD_STEPS = 16,               /* a load joint of B fills blocks of so many steps … */
+    LOAD_COLUMNS = 8 * PANEL,      /* … and columns: 4096 elements with AVX-512 */
+    FEW_ROWS = 2 * TILE_ROWS,      /* up to here packing all of B first does not pay */
+    FLY_COLUMNS = 4 * PANEL,       /* columns packed just before use: with CHUNK steps they stay in the second cache */
+    K_BLOCK = 16 * CHUNK,          /* steps of A and B that are packed at once, at most */
+    MIN_N_BLOCK = 512,
+    B_ELEMENTS = (8 << 20) / sizeof(real),   /* of B packed by all threads together: a share of the third cache */
+    A_ELEMENTS = (512 << 10) / sizeof(real), /* of A packed by one thread: half of a second cache of 1 MiB */
+    MIN_ROWS = 4 * TILE_ROWS,      /* rows of a block of A: fewer would read B too often … */
+    MAX_ROWS = 12 * TILE_ROWS,     /* … and with more C falls out of the cache */
+    OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by matrix */
+};
+
+static const double SERIAL_FLOPS = 1e6; /* about 5 µs of one core's work: less than that is not worth a fork-join */
+
+typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY } b_source;
+
+/* What is known of a call before it starts. */
+typedef struct gemm {
+    tn_gemm_args args; /* simplified: see simplify() */
+    int64_t batches;
+    bool b_fixed; /* one B for all batches */
+    b_source b_source;
+    bool a_in_place;
+    bool direct; /* tiles write C itself */
+    int64_t m_block, n_block, k_block;
+    size_t a_bytes, b_bytes, c_bytes, load_bytes, scratch_bytes; /* of one part */
+    size_t sums_bytes, shared_bytes; /* of all parts together: sums, then packed panels of B */
+    size_t part_bytes;
+} gemm;
+
+/* ---- the call, simplified ---------------------------------------------------------------------------------------- */
+
+static void swap64(int64_t *a, int64_t *b) {
+    int64_t x = *a;
+    *a = *b;
+    *b = x;
+}
+
+static void transpose(tn_matrix *x) { swap64(&x->row_stride, &x->col_stride); }
+
+static bool has_joint(const tn_gemm_args *g) { return g->a.joint.vm || g->b.joint.vm || g->c.joint.vm; }
+
+/* Strides of axes with one element say nothing: give them the values that the checks below like best. */
+static void settle_strides(tn_matrix *x, int64_t rows, int64_t cols) {
+    if (cols == 1) x->col_stride = 1;
+    if (rows == 1) x->row_stride = cols == 1 ? 1 : x->row_stride;
+}
+
+/* The last batch axis becomes rows of A and C where they follow each other in memory and share one B. */
+static void fold_batch(tn_gemm_args *g) {
+    if (has_joint(g)) return;
+    for (int axis = TN_GEMM_BATCH_AXES - 1; axis >= 0; axis--) {
+        if (g->batch[axis] == 1) continue;
+        if (g->m == 1) {
+            g->a.row_stride = g->a.batch_stride[axis];
+            g->c.row_stride = g->c.batch_stride[axis];
+        }
+        bool follows = g->b.batch_stride[axis] == 0 && g->a.batch_stride[axis] == g->m * g->a.row_stride &&
+                       g->c.batch_stride[axis] == g->m * g->c.row_stride;
+        if (!follows) return;
+        g->m *= g->batch[axis];
+        g->batch[axis] = 1;
+    }
+}
+
+/* Cᵀ = Bᵀ·Aᵀ where C lies by columns, or where it is too narrow to fill a vector. a·b = b·a, so no bit changes. */
+static void swap_sides(tn_gemm_args *g) {
+    if (has_joint(g) || g->packed_b) return;
+    bool by_columns = g->c.col_stride != 1 && g->c.row_stride == 1;
+    bool narrow = g->n <= VL / 4 && g->m >= VL;
+    if (!by_columns && !narrow) return;
+    tn_matrix a = g->a;
+    g->a = g->b;
+    g->b = a;
+    transpose(&g->a);
+    transpose(&g->b);
+    transpose(&g->c);
+    swap64(&g->m, &g->n);
+}
+
+static void simplify(tn_gemm_args *g) {
+    fold_batch(g);
+    settle_strides(&g->a, g->m, g->k);
+    settle_strides(&g->b, g->k, g->n);
+    settle_strides(&g->c, g->m, g->n);
+    swap_sides(g);
+}
+
+/* ---- choices ----------------------------------------------------------------------------------------------------- */
+
+static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
+
+/* Rows at this distance fall into few sets of the cache and push each other out. */
+static bool bad_distance(int64_t stride) {
+    int64_t bytes = (stride < 0 ? -stride : stride) * (int64_t)sizeof(real);
+    return bytes % 4096 == 0 || bytes > 64 << 10;
+}
+
+static bool is_b_fixed(const tn_gemm_args *g) {
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {
+        if (g->batch[axis] > 1 && (g->b.batch_stride[axis] != 0 || g->b.joint.vm)) return false;
+    }
+    return true;
+}
+
+static b_source choose_b(const gemm *g) {
+    const tn_gemm_args *x = &g->args;
+    if (x->packed_b && g->b_fixed) return B_CACHED;
+    bool few_rows = x->m <= FEW_ROWS && (g->batches == 1 || !g->b_fixed);
+    bool readable = !x->b.joint.vm && x->b.col_stride == 1;
+    if (readable && few_rows) return B_IN_PLACE;
+    if (few_rows) return B_ON_THE_FLY;
+    return B_TOGETHER;
+}
+
+static bool choose_a_in_place(const gemm *g) {
+    const tn_gemm_args *x = &g->args;
+    if (x->a.joint.vm) return false;
+    if (x->m <= TILE_ROWS || x->n <= 2 * PANEL) return true;
+    return !bad_distance(x->a.row_stride == 1 ? x->a.col_stride : x->a.row_stride);
+}
+
+/* k is too long to be packed at once: C is visited several times. */
+static bool in_pieces(const gemm *g) { return g->args.k > g->k_block; }
+
+/* How much is packed and finished at once. */
+static void choose_blocks(gemm *g) {
+    const tn_gemm_args *x = &g->args;
+    bool packs_nothing = g->a_in_place && g->b_source != B_TOGETHER;
+    g->k_block = packs_nothing ? tn_max64(x->k, 1) : tn_max64(tn_min64(x->k, K_BLOCK), 1);
+    g->n_block = x->n;
+    if (g->b_source == B_TOGETHER) g->n_block = tn_max64(B_ELEMENTS / g->k_block / PANEL * PANEL, MIN_N_BLOCK);
+    if (!g->direct && in_pieces(g)) g->n_block = BLOCK_LD;
+    g->n_block = tn_min64(g->n_block, x->n);
+    int64_t rows = A_ELEMENTS / g->k_block / TILE_ROWS * TILE_ROWS;
+    rows = tn_min64(tn_max64(rows, MIN_ROWS), MAX_ROWS);
+    if (!g->direct && x->k <= 2 * CHUNK) rows = 2 * TILE_ROWS;
+    g->m_block = tn_min64(rows, x->m);
+}
+
+static size_t area(int64_t elements) { return ((size_t)elements * sizeof(real) + 63) / 64 * 64; }
+
+static size_t joint_scratch(const tn_joint *joint, size_t most) {
+    if (!joint->vm) return most;
+    size_t need = (kir_vm_scratch(joint->vm) + 63) / 64 * 64;
+    return need > most ? need : most;
+}
+
+static void choose_memory(gemm *g) {
+    const tn_gemm_args *x = &g->args;
+    bool pieces = !g->direct && in_pieces(g);
+    int64_t columns = tn_min64(x->n, BLOCK_LD);
+    g->a_bytes = g->a_in_place ? 0 : area(g->m_block * g->k_block);
+    g->b_bytes = g->b_source == B_ON_THE_FLY ? area(tn_min64(round_up(x->n, PANEL), FLY_COLUMNS) * CHUNK) : 0;
+    g->c_bytes = g->direct || pieces ? 0 : area((g->m_block - 1) * BLOCK_LD + columns);
+    g->load_bytes = x->a.joint.vm ? area(TILE_ROWS * BLOCK_LD) : 0;
+    if (x->b.joint.vm && g->load_bytes < area(LOAD_STEPS * BLOCK_LD)) g->load_bytes = area(LOAD_STEPS * BLOCK_LD);
+    g->scratch_bytes = joint_scratch(&x->a.joint, joint_scratch(&x->b.joint, joint_scratch(&x->c.joint, 0)));
+    g->part_bytes = g->a_bytes + g->b_bytes + g->c_bytes + g->load_bytes + g->scratch_bytes;
+    g->shared_bytes = g->b_source == B_TOGETHER ? area(round_up(g->n_block, PANEL) * g->k_block) : 0;
+    g->sums_bytes = pieces ? area(x->m * BLOCK_LD) : 0;
+    g->shared_bytes += g->sums_bytes;
+}
+
+static void plan(gemm *g, const tn_gemm_args *args) {
+    g->args = *args;
+    simplify(&g->args);
+    const tn_gemm_args *x = &g->args;
+    g->batches = 1;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) g->batches *= x->batch[axis];
+    g->b_fixed = is_b_fixed(x);
+    g->direct = !x->c.joint.vm && x->c.col_stride == 1;
+    g->b_source = choose_b(g);
+    g->a_in_place = choose_a_in_place(g);
+    choose_blocks(g);
+    choose_memory(g);
+}
+
+static double flops(const gemm *g) { return 2.0 * (double)g->args.m * (double)g->args.n * (double)g->args.k; }
+
+/* Small products with a B each: threads take whole products. */
+static bool may_split_by_batch(const gemm *g) {
+    return g->batches > 1 && !g->b_fixed && (double)g->args.k * (double)g->args.n <= OWN_B_ELEMENTS;
+}
+
+static bool splits_by_batch(const gemm *g, int threads) {
+    if (!may_split_by_batch(g)) return false;
+    return flops(g) < 2 * SERIAL_FLOPS || g->batches % threads == 0 || g->batches >= 4 * threads;
+}
+
+/* ---- joints ------------------------------------------------------------------------------------------------------- */
+
+/* A joint made ready for one thread: its own copy of the buffer addresses. */
+typedef struct port {
+    const kir_vm *vm;
+    kir_launch launch;
+    void *buffers[KIR_MAX_BUFFERS];
+    int block;
+    void *scratch;
+} port;
+
+static void port_open(port *p, const tn_joint *joint, void *scratch) {
+    p->vm = joint->vm;
+    if (!joint->vm) return;
+    p->launch = joint->launch;
+    memcpy(p->buffers, joint->launch.buffers, (size_t)joint->buffer_count * sizeof *p->buffers);
+    p->launch.buffers = p->buffers;
+    p->block = joint->block_buffer;
+    p->scratch = scratch;
+}
+
+typedef struct box {
+    int64_t row, rows, col, cols;
+} box;
+
+/* The program counts rows and columns from those of the whole matrix: the block's address is moved back by as much. */
+static void port_run(port *p, const int64_t *batch, box at, real *block) {
+    int64_t lo[TN_GEMM_BATCH_AXES + 2], hi[TN_GEMM_BATCH_AXES + 2];
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {
+        lo[axis] = batch[axis];
+        hi[axis] = batch[axis] + 1;
+    }
+    lo[TN_GEMM_BATCH_AXES] = at.row;
+    hi[TN_GEMM_BATCH_AXES] = at.row + at.rows;
+    lo[TN_GEMM_BATCH_AXES + 1] = at.col;
+    hi[TN_GEMM_BATCH_AXES + 1] = at.col + at.cols;
+    uintptr_t origin = (uintptr_t)block - (uintptr_t)(at.row * BLOCK_LD + at.col) * sizeof(real);
+    p->buffers[p->block] = (void *)origin;
+    kir_vm_run_box(p->vm, &p->launch, lo, hi, p->scratch);
+}
+
+/* ---- one part: a thread with its memory --------------------------------------------------------------------------- */
+
+typedef struct part {
+    real *a_packed, *b_packed, *c_block, *load;
+    port a, b, c;
+} part;
+
+static void part_open(part *p, const gemm *g, char *memory) {
+    p->a_packed = (real *)(void *)memory;
+    memory += g->a_bytes;
+    p->b_packed = (real *)(void *)memory;
+    memory += g->b_bytes;
+    p->c_block = (real *)(void *)memory;
+    memory += g->c_bytes;
+    p->load = (real *)(void *)memory;
+    memory += g->load_bytes;
+    port_open(&p->a, &g->args.a.joint, memory);
+    port_open(&p->b, &g->args.b.joint, memory);
+    port_open(&p->c, &g->args.c.joint, memory);
+}
+
+/* Where in the batch: its coordinates. */
+static void locate(const gemm *g, int64_t index, int64_t *batch) {
+    for (int axis = TN_GEMM_BATCH_AXES - 1; axis >= 0; axis--) {
+        int64_t extent = g->args.batch[axis];
+        batch[axis] = extent > 1 ? index % extent : 0;
+        index = extent > 1 ? index / extent : index;
+    }
+}
+
+static real *element(const tn_matrix *x, const int64_t *batch, int64_t row, int64_t col) {
+    int64_t at = row * x->row_stride + col * x->col_stride;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) at += batch[axis] * x->batch_stride[axis];
+    return (real *)x->data + at;
+}
+
+/* ---- packing ------------------------------------------------------------------------------------------------------ */
+
+/* One block of B into panels that are `distance` elements apart. `at` counts in B: rows are steps of k. */
+static void pack_b_memory(const gemm *g, const int64_t *batch, box at, real *to, int64_t distance) {
+    const tn_matrix *b = &g->args.b;
+    const real *from = element(b, batch, at.row, at.col);
+    for (int64_t j = 0; j < at.cols; j += PANEL) {
+        pack_run(&(pack){.to = to + j / PANEL * distance,
+                         .distance = PANEL,
+                         .from = from + j * b->col_stride,
+                         .along = b->row_stride,
+                         .across = b->col_stride,
+                         .steps = at.rows,
+                         .lines = tn_min64(PANEL, at.cols - j)});
+    }
+}
+
+static void pack_b_joint(part *p, const int64_t *batch, box at, real *to, int64_t distance) {
+    port_run(&p->b, batch, at, p->load);
+    for (int64_t j = 0; j < at.cols; j += PANEL) {
+        pack_run(&(pack){.to = to + j / PANEL * distance,
+                         .distance = PANEL,
+                         .from = p->load + j,
+                         .along = BLOCK_LD,
+                         .across = 1,
+                         .steps = at.rows,
+                         .lines = tn_min64(PANEL, at.cols - j)});
+    }
+}
+
+static void pack_b(const gemm *g, part *p, const int64_t *batch, box at, real *to, int64_t distance) {
+    if (!g->args.b.joint.vm) {
+        pack_b_memory(g, batch, at, to, distance);
+        return;
+    }
+    for (int64_t j = 0; j < at.cols; j += LOAD_COLUMNS) {
+        for (int64_t k = 0; k < at.rows; k += LOAD_STEPS) {
+            box piece = {at.row + k, tn_min64(LOAD_STEPS, at.rows - k), at.col + j, tn_min64(LOAD_COLUMNS, at.cols - j)};
+            pack_b_joint(p, batch, piece, to + j / PANEL * distance + k * PANEL, distance);
+        }
+    }
+}
+
+/* Rows left in a block → rows of the next tile: full height, but the last two share what is left. */
+static int64_t tile_height(int64_t left) {
+    if (left >= 2 * TILE_ROWS || left <= TILE_ROWS) return tn_min64(left, TILE_ROWS);
+    return (left + 1) / 2;
+}
+
+/* One block of A: the tile that starts at row i lies at i · steps, its rows side by side. */
+static void pack_a(const gemm *g, part *p, const int64_t *batch, box at) {
+    const tn_matrix *a = &g->args.a;
+    for (int64_t i = 0, height = 0; i < at.rows; i += height) {
+        height = tile_height(at.rows - i);
+        pack to = {.to = p->a_packed + i * at.cols, .distance = height, .lines = height};
+        if (!a->joint.vm) {
+            to.from = element(a, batch, at.row + i, at.col);
+            to.along = a->col_stride;
+            to.across = a->row_stride;
+            to.steps = at.cols;
+            pack_run(&to);
+            continue;
+        }
+        for (int64_t k = 0; k < at.cols; k += BLOCK_LD) {
+            to.steps = tn_min64(BLOCK_LD, at.cols - k);
+            port_run(&p->a, batch, (box){at.row + i, height, at.col + k, to.steps}, p->load);
+            to.from = p->load;
+            to.along = 1;
+            to.across = BLOCK_LD;
+            pack_run(&to);
+            to.to += to.steps * height;
+        }
+    }
+}
+
+/* ---- one block ---------------------------------------------------------------------------------------------------- */
+
+/* A block of A as tiles read it: packed by pack_a with `steps` steps, or in place. */
+typedef struct a_block {
+    const real *data;
+    bool packed;
+    int64_t steps;  /* packed */
+    int64_t row, k; /* in place: distances */
+} a_block;
+
+/* Points `t` at the tile of A that starts at row i, from step k on. */
+static void aim(tile *t, const a_block *a, int64_t i, int64_t height, int64_t k) {
+    t->a = a->packed ? a->data + i * a->steps + k * height : a->data + i * a->row + k * a->k;
+    t->a_row = a->packed ? 1 : a->row;
+    t->a_k = a->packed ? height : a->k;
+}
+
+/* Few rows: tiles several panels wide. Returns the columns done; what is left is narrower than such a tile. */
+static int64_t multiply_wide(tile t, int64_t rows, int64_t columns) {
+    int64_t panels = tile_wide_panels[rows], j = 0;
+    for (; j + panels * PANEL <= columns; j += panels * PANEL) {
+        tile_wide[rows](&t);
+        t.b += panels * t.b_panel;
+        t.c += panels * PANEL;
+    }
+    return j;
+}
+
+/* A's rows from step k on times the panels that `t` points at. */
+static void multiply(const a_block *a, int64_t k, tile t, int64_t rows, int64_t columns) {
+    int64_t j = 0;
+    real *c = t.c;
+    if (rows <= WIDE_HEIGHT) {
+        aim(&t, a, 0, rows, k);
+        j = multiply_wide(t, rows, columns);
+        t.b += j / PANEL * t.b_panel;
+    }
+    for (; j < columns; j += PANEL) {
+        t.columns = columns - j;
+        tile_fn *const *tiles = t.columns >= PANEL ? tile_full : tile_edge;
+        for (int64_t i = 0, height = 0; i < rows; i += height) {
+            height = tile_height(rows - i);
+            aim(&t, a, i, height, k);
+            t.c = c + i * t.c_row + j;
+            tiles[height](&t);
+        }
+        t.b += t.b_panel;
+    }
+}
+
+/* ---- a group: products that share one B, on some threads ---------------------------------------------------------- */
+
+typedef struct group {
+    const gemm *g;
+    int64_t first, batches; /* which products */
+    int threads;
+    real *b_packed, *sums; /* memory of all parts together: packed panels; a column block of C whose k comes in pieces */
+    char *parts;           /* memory of each part */
+    int64_t j0, columns;   /* the stage at hand: columns of B and C … */
+    int64_t k0, steps;     /* … and steps of k */
+    int64_t row_strips, column_strips;
+} group;
+
+/* Points `t` at B's panels from step k and column j of the stage on. */
+static void aim_b(const group *s, const part *p, const int64_t *batch, tile *t, int64_t k, int64_t j) {
+    const gemm *g = s->g;
+    const tn_matrix *b = &g->args.b;
+    t->b_k = PANEL;
+    if (g->b_source == B_CACHED) {
+        t->b_panel = g->args.k * PANEL;
+        t->b = (const real *)g->args.packed_b + (s->j0 + j) / PANEL * t->b_panel + (s->k0 + k) * PANEL;
+    } else if (g->b_source == B_TOGETHER) {
+        t->b_panel = s->steps * PANEL;
+        t->b = s->b_packed + j / PANEL * t->b_panel + k * PANEL;
+    } else if (g->b_source == B_ON_THE_FLY) {
+        t->b_panel = t->k * PANEL;
+        t->b = p->b_packed;
+    } else {
+        t->b_panel = PANEL;
+        t->b_k = b->row_stride;
+        t->b = element(b, batch, s->k0 + k, s->j0 + j);
+    }
+}
+
+/* All steps of the stage for a block of C, chain after chain, into c. */
+static void accumulate(const group *s, part *p, const int64_t *batch, const a_block *a, box at, real *c, int64_t c_row) {
+    tile t = {.c = c, .c_row = c_row};
+    int64_t k = 0;
+    do {
+        t.k = tn_min64(CHUNK, s->steps - k);
+        t.add = s->k0 + k > 0;
+        if (s->g->b_source == B_ON_THE_FLY) {
+            pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed, t.k * PANEL);
+        }
+        aim_b(s, p, batch, &t, k, at.col);
+        multiply(a, k, t, at.rows, at.cols);
+        k += CHUNK;
+    } while (k < s->steps);
+}
+
+static void copy_out(const tn_matrix *matrix, const int64_t *batch, box at, const real *block) {
+    real *c = element(matrix, batch, at.row, at.col);
+    if (matrix->row_stride == 1) {
+        pack_run(&(pack){.to = c,
+                         .distance = matrix->col_stride,
+                         .from = block,
+                         .along = 1,
+                         .across = BLOCK_LD,
+                         .steps = at.cols,
+                         .lines = at.rows});
+        return;
+    }
+    for (int64_t i = 0; i < at.rows; i++) {
+        for (int64_t j = 0; j < at.cols; j++) c[i * matrix->row_stride + j * matrix->col_stride] = block[i * BLOCK_LD + j];
+    }
+}
+
+/* One block of C, `at.col` counted from the stage's first column. */
+static void compute_block(const group *s, part *p, const int64_t *batch, const a_block *a, box at) {
+    const gemm *g = s->g;
+    box whole = {at.row, at.rows, s->j0 + at.col, at.cols};
+    if (g->direct) {
+        accumulate(s, p, batch, a, at, element(&g->args.c, batch, whole.row, whole.col), g->args.c.row_stride);
+        return;
+    }
+    real *block = in_pieces(g) ? s->sums + at.row * BLOCK_LD + at.col : p->c_block;
+    accumulate(s, p, batch, a, at, block, BLOCK_LD);
+    if (s->k0 + s->steps < g->args.k) return;
+    if (g->args.c.joint.vm) {
+        port_run(&p->c, batch, whole, block);
+    } else {
+        copy_out(&g->args.c, batch, whole, block);
+    }
+}
+
+/* `at`: rows of one product, columns of the stage. */
+static void compute_strip(const group *s, part *p, const int64_t *batch, box at) {
+    const gemm *g = s->g;
+    const tn_matrix *a = &g->args.a;
+    int64_t width = g->b_source == B_ON_THE_FLY ? FLY_COLUMNS : BLOCK_LD;
+    for (int64_t i = 0; i < at.rows; i += g->m_block) {
+        int64_t row = at.row + i, rows = tn_min64(g->m_block, at.rows - i);
+        a_block block = {.packed = !g->a_in_place, .steps = s->steps, .row = a->row_stride, .k = a->col_stride};
+        if (g->a_in_place) {
+            block.data = element(a, batch, row, s->k0);
+        } else {
+            pack_a(g, p, batch, (box){row, rows, s->k0, s->steps});
+            block.data = p->a_packed;
+        }
+        for (int64_t j = 0; j < at.cols; j += width) {
+            compute_block(s, p, batch, &block, (box){row, rows, at.col + j, tn_min64(width, at.cols - j)});
+        }
+    }
+}
+
+/* The parallel body: strips [begin, end) of the stage. */
+static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
+    const group *s = ctx;
+    const gemm *g = s->g;
+    part p;
+    part_open(&p, g, s->parts + (size_t)worker * g->part_bytes);
+    int64_t panels = tn_ceil_div(s->columns, PANEL);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t column = i % s->column_strips, row = i / s->column_strips % s->row_strips;
+        int64_t batch[TN_GEMM_BATCH_AXES];
+        locate(g, s->first + i / s->column_strips / s->row_strips, batch);
+        int64_t r0 = g->args.m * row / s->row_strips, r1 = g->args.m * (row + 1) / s->row_strips;
+        int64_t c0 = panels * column / s->column_strips * PANEL;
+        int64_t c1 = tn_min64(panels * (column + 1) / s->column_strips * PANEL, s->columns);
+        compute_strip(s, &p, batch, (box){r0, r1 - r0, c0, c1 - c0});
+    }
+}
+
+/* Strips so that the busiest thread has as little to do as possible; rows are cut rather than columns, as each strip
+ * packs its rows of A itself. */
+static void choose_strips(group *s) {
+    s->row_strips = s->column_strips = 1;
+    if (s->threads == 1) return;
+    int64_t m = s->g->args.m, panels = tn_ceil_div(s->columns, PANEL), threads = s->threads, best = INT64_MAX;
+    for (int64_t columns = 1; columns <= tn_min64(threads, panels); columns++) {
+        int64_t rows = s->batches % threads == 0 ? 1 : tn_ceil_div(threads, columns);
+        rows = tn_max64(tn_min64(rows, m / 4), 1);
+        int64_t strips = tn_ceil_div(s->batches * rows * columns, threads);
+        int64_t load = strips * tn_ceil_div(m, rows) * tn_ceil_div(panels, columns);
+        if (load >= best) continue;
+        best = load;
+        s->row_strips = rows;
+        s->column_strips = columns;
+    }
+}
+
+/* ---- packing B together ------------------------------------------------------------------------------------------- */
+
+/* A region of B, cut into blocks of some panels and CHUNK steps, and where its panels go. */
+typedef struct b_region {
+    const gemm *g;
+    const int64_t *batch;
+    box at;
+    real *to;
+    int64_t distance;
+    int64_t block; /* columns of a block */
+    char *parts;
+} b_region;
+
+static void pack_b_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const b_region *r = ctx;
+    part p;
+    part_open(&p, r->g, r->parts + (size_t)worker * r->g->part_bytes);
+    int64_t chunks = tn_ceil_div(r->at.rows, CHUNK);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t j = i / chunks * r->block, k = i % chunks * CHUNK;
+        box at = {r->at.row + k, tn_min64(CHUNK, r->at.rows - k), r->at.col + j, tn_min64(r->block, r->at.cols - j)};
+        pack_b(r->g, &p, r->batch, at, r->to + j / PANEL * r->distance + k * PANEL, r->distance);
+    }
+}
+
+static void pack_b_together(const gemm *g, const int64_t *batch, box at, real *to, char *parts, int threads) {
+    b_region r = {g, batch, at, to, at.rows * PANEL, g->args.b.joint.vm ? LOAD_COLUMNS : PANEL, parts};
+    int64_t blocks = tn_ceil_div(at.cols, r.block) * tn_ceil_div(at.rows, CHUNK);
+    if (threads == 1) {
+        pack_b_blocks(&r, 0, blocks, 0);
+    } else {
+        tn_parallel(blocks, 2, pack_b_blocks, &r);
+    }
+}
+
+/* ---- running ------------------------------------------------------------------------------------------------------ */
+
+static void run_stage(group *s) {
+    const gemm *g = s->g;
+    if (g->b_source == B_TOGETHER) {
+        int64_t batch[TN_GEMM_BATCH_AXES];
+        locate(g, s->first, batch);
+        pack_b_together(g, batch, (box){s->k0, s->steps, s->j0, s->columns}, s->b_packed, s->parts, s->threads);
+    }
+    choose_strips(s);
+    int64_t strips = s->batches * s->row_strips * s->column_strips;
+    if (s->threads == 1) {
+        compute_strips(s, 0, strips, 0);
+    } else {
+        tn_parallel(strips, 1, compute_strips, s);
+    }
+}
+
+/* Products `first` to `first + batches`, which share one B. `shared`: shared_bytes of memory, then that of the parts. */
+static void run_group(const gemm *g, int64_t first, int64_t batches, int threads, char *shared) {
+    group s = {.g = g, .first = first, .batches = batches, .threads = threads, .parts = shared + g->shared_bytes};
+    s.sums = (real *)(void *)shared;
+    s.b_packed = (real *)(void *)(shared + g->sums_bytes);
+    for (s.j0 = 0; s.j0 < g->args.n; s.j0 += g->n_block) {
+        s.columns = tn_min64(g->n_block, g->args.n - s.j0);
+        s.k0 = 0;
+        do {
+            s.steps = tn_min64(g->k_block, g->args.k - s.k0);
+            run_stage(&s);
+            s.k0 += g->k_block;
+        } while (s.k0 < g->args.k);
+    }
+}
+
+static void run_batches(void *ctx, int64_t begin, int64_t end, int worker) {
+    const gemm *g = ctx;
+    char *memory = (char *)g->args.workspace + (size_t)worker * (g->shared_bytes + g->part_bytes);
+    for (int64_t i = begin; i < end; i++) run_group(g, i, 1, 1, memory);
+}
+
+static void fill_cache(const gemm *g, int threads) {
+    if (g->b_source != B_CACHED || *g->args.packed_valid) return;
+    static const int64_t origin[TN_GEMM_BATCH_AXES] = {0};
+    char *parts = (char *)g->args.workspace + g->shared_bytes;
+    pack_b_together(g, origin, (box){0, g->args.k, 0, g->args.n}, g->args.packed_b, parts, threads);
+    *g->args.packed_valid = true;
+}
+
+static bool is_empty(const tn_gemm_args *args) {
+    bool empty = args->m == 0 || args->n == 0;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) empty = empty || args->batch[axis] == 0;
+    return empty;
+}
+
+static void run(const tn_gemm_args *args) {
+    if (is_empty(args)) return;
+    gemm g;
+    plan(&g, args);
+    int threads = flops(&g) * (double)g.batches < SERIAL_FLOPS ? 1 : tn_threads();
+    fill_cache(&g, threads);
+    if (threads > 1 && splits_by_batch(&g, threads)) {
+        tn_parallel(g.batches, 1, run_batches, &g);
+    } else if (g.b_fixed && (g.direct || !in_pieces(&g))) {
+        run_group(&g, 0, g.batches, threads, g.args.workspace);
+    } else {
+        for (int64_t i = 0; i < g.batches; i++) run_group(&g, i, 1, threads, g.args.workspace);
+    }
+}
+
+/* Enough with and without a kept copy of B, for any number of threads up to `threads`. */
+static size_t workspace(const tn_gemm_args *args, int threads) {
+    if (is_empty(args)) return 64;
+    size_t most = 64;
+    for (int kept = 0; kept < 2; kept++) {
+        tn_gemm_args variant = *args;
+        variant.packed_b = kept ? &variant : NULL;
+        gemm g;
+        plan(&g, &variant);
+        size_t parts = (size_t)(threads > 1 ? threads : 1);
+        size_t together = g.shared_bytes + parts * g.part_bytes;
+        size_t apart = may_split_by_batch(&g) ? parts * (g.shared_bytes + g.part_bytes) : 0;
+        if (together > most) most = together;
+        if (apart > most) most = apart;
+    }
+    return most;
+}
+
+static size_t packed_bytes(int64_t n, int64_t k) { return area(round_up(n, PANEL) * k); }
+
+#ifdef TN_VEC_F64
+#define TABLE VEC_JOIN(tn_gemm_table_f64, TN_ISA_SUFFIX)
+#else
+#define TABLE VEC_JOIN(tn_gemm_table_f32, TN_ISA_SUFFIX)
+#endif
+const tn_gemm_table TABLE = {run, workspace, packed_bytes};

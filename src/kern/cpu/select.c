@@ -1,0 +1,54 @@
+/* select.c — picks the native kernels for the processor at hand, once.
+ *
+ * Every instruction set yields the same bits, so the choice is about speed alone; TRUNNION_ISA lowers it (tn_cpu). */
+#include "kern/cpu/cpu.h"
+
+typedef struct gemm_tables {
+    const tn_gemm_table *f32, *f64;
+} gemm_tables;
+
+/* Best last; what this build lacks takes the row before it. */
+static const gemm_tables built[TN_ISA_COUNT] = {
+    [TN_ISA_BASE] = {&tn_gemm_table_f32_base, &tn_gemm_table_f64_base},
+#ifdef TN_HAVE_AVX2
+    [TN_ISA_AVX2] = {&tn_gemm_table_f32_avx2, &tn_gemm_table_f64_avx2},
+#endif
+#ifdef TN_HAVE_AVX512
+    [TN_ISA_AVX512] = {&tn_gemm_table_f32_avx512, &tn_gemm_table_f64_avx512},
+#endif
+};
+
+static _Atomic(const gemm_tables *) chosen;
+
+/* Threads that get here at the same time find the same answer. */
+static const gemm_tables *choose(void) {
+    int isa = (int)tn_cpu().isa;
+    while (isa > TN_ISA_BASE && !built[isa].f32) isa--;
+    atomic_store_explicit(&chosen, &built[isa], memory_order_relaxed);
+    return &built[isa];
+}
+
+static const gemm_tables *tables(void) {
+    const gemm_tables *t = atomic_load_explicit(&chosen, memory_order_relaxed);
+    return t ? t : choose();
+}
+
+bool tn_gemm_use(tn_isa isa) {
+    if (isa > tn_cpu().isa || !built[isa].f32) return false;
+    atomic_store_explicit(&chosen, &built[isa], memory_order_relaxed);
+    return true;
+}
+
+size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) {
+    const gemm_tables *t = tables();
+    return (dtype == TN_F64 ? t->f64 : t->f32)->packed_bytes(n, k);
+}
+
+size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
+    const gemm_tables *t = tables();
+    return (dtype == TN_F64 ? t->f64 : t->f32)->workspace(args, threads);
+}
+
+void tn_gemm_f32(const tn_gemm_args *args) { tables()->f32->run(args); }
+
+void tn_gemm_f64(const tn_gemm_args *args) { tables()->f64->run(args); }

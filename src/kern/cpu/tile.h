@@ -1,0 +1,135 @@
+/* tile.h — the micro-kernels: a few rows of C times one panel of columns, over one chunk of k, in registers.
+ *
+ * A tile starts its sums at +0 and adds them to C (or stores them, for the first chunk): that is one chain of the
+ * numerics contract. Tiles exist for every height up to TILE_ROWS, so rows are never padded; widths are a panel of
+ * PANEL columns, an edge of one (masked), or several panels at once where few rows leave registers free: few rows
+ * need several columns in flight to hide the latency of the fma.
+ *
+ * Neither operand has to be packed: B is read through a distance between rows of k and one between panels, A through a
+ * distance between rows and one along k. */
+#ifndef TN_TILE_H
+#define TN_TILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "vec.h"
+
+/* Rows are bounded by the registers: rows · 2 sums, two vectors of B and one of A must fit. WIDE_n: panels that n rows
+ * take at once; 1 where one panel keeps the multipliers busy. */
+#if defined(__AVX512F__)
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
+#elif defined(__AVX2__)
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
+#else
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4)
+enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
+#endif
+
+enum {
+    PANEL = 2 * VL,
+    WIDE_HEIGHT = 4, /* the greatest height that may be wide */
+    WIDEST = 4       /* the greatest number of panels of a wide tile */
+};
+
+typedef struct tile {
+    const real *a;
+    int64_t a_row, a_k; /* distance between rows and between steps of k */
+    const real *b;
+    int64_t b_k, b_panel; /* distance between steps of k and between panels */
+    real *c;
+    int64_t c_row;
+    int64_t k;
+    int64_t columns; /* of an edge tile */
+    bool add;        /* to what C holds; else C is overwritten */
+} tile;
+
+typedef void tile_fn(const tile *t);
+
+enum { PREFETCH_K = 64 }; /* with fewer steps the rows of C cannot arrive in time anyway */
+
+/* All but `t` is constant after inlining: rows, panels, vectors a panel, whether the last vectors are masked, whether
+ * the rows of A lie side by side. */
+VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
+                         const bool adjacent) {
+    const int width = panels * vectors;
+    V sum[TILE_ROWS][2 * WIDEST];
+    M mask[2] = {v_mask(VL), v_mask(VL)};
+    if (edge) mask[vectors - 1] = v_mask(t->columns - (vectors - 1) * VL);
+    VEC_UNROLL for (int i = 0; i < rows; i++) {
+        VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_zero();
+    }
+    const real *a = t->a;
+    const real *b = t->b;
+    const int64_t a_row = adjacent ? 1 : t->a_row;
+    const int64_t a_k = t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
+    const bool add = t->add;
+    real *c = t->c;
+    if (t->k >= PREFETCH_K) {
+        const real *row = c;
+        VEC_UNROLL for (int i = 0; i < rows; i++, row += c_row) {
+            __builtin_prefetch(row, 1);
+            __builtin_prefetch(row + VL, 1);
+        }
+    }
+    for (int64_t k = t->k; k > 0; k--) {
+        V y[2 * WIDEST];
+        VEC_UNROLL for (int j = 0; j < width; j++) {
+            const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
+            y[j] = edge && j == width - 1 ? v_part_load(from, mask[j]) : v_load(from);
+        }
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            V x = v_set1(a[i * a_row]);
+            VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_fma(x, y[j], sum[i][j]);
+        }
+        a += a_k;
+        b += b_k;
+    }
+    VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
+        VEC_UNROLL for (int j = 0; j < width; j++) {
+            real *to = c + j * VL;
+            if (edge && j == width - 1) {
+                v_part_store(to, mask[j], add ? v_part_load(to, mask[j]) + sum[i][j] : sum[i][j]);
+            } else {
+                v_store(to, add ? v_load(to) + sum[i][j] : sum[i][j]);
+            }
+        }
+    }
+}
+
+/* Full: one panel. Only full height is worth a second copy for rows of A that lie side by side (packed, or a transposed
+ * matrix in place). Edge: more than one vector of a panel; narrow: at most one. */
+#define TILE_FUNCTIONS(rows)                                                  \
+    static void tile_full_##rows(const tile *t) {                             \
+        if (rows == TILE_ROWS && t->a_row == 1) {                             \
+            tile_run(t, rows, 1, 2, false, true);                             \
+        } else {                                                              \
+            tile_run(t, rows, 1, 2, false, false);                            \
+        }                                                                     \
+    }                                                                         \
+    static void tile_edge_##rows(const tile *t) {                             \
+        if (t->columns <= VL) {                                               \
+            tile_run(t, rows, 1, 1, true, false);                             \
+        } else {                                                              \
+            tile_run(t, rows, 1, 2, true, false);                             \
+        }                                                                     \
+    }
+TILE_HEIGHTS(TILE_FUNCTIONS)
+
+#define TILE_WIDE_FUNCTION(rows) \
+    static void tile_wide_##rows(const tile *t) { tile_run(t, rows, WIDE_##rows, 2, false, false); }
+TILE_WIDE_FUNCTION(1)
+TILE_WIDE_FUNCTION(2)
+TILE_WIDE_FUNCTION(3)
+TILE_WIDE_FUNCTION(4)
+
+#define TILE_FULL_NAME(rows) tile_full_##rows,
+#define TILE_EDGE_NAME(rows) tile_edge_##rows,
+static tile_fn *const tile_full[] = {NULL, TILE_HEIGHTS(TILE_FULL_NAME)};
+static tile_fn *const tile_edge[] = {NULL, TILE_HEIGHTS(TILE_EDGE_NAME)};
+static tile_fn *const tile_wide[] = {NULL, tile_wide_1, tile_wide_2, tile_wide_3, tile_wide_4};
+static const int tile_wide_panels[] = {1, WIDE_1, WIDE_2, WIDE_3, WIDE_4};
+
+#endif

@@ -1,0 +1,181 @@
+/* vec.h — the vectors of one instruction set, for sources that are compiled once for each.
+ *
+ * `real` is float, or double where TN_VEC_F64 is defined before this file is included; V holds VL of them. A fused
+ * multiply-add rounds once on every instruction set: where there is no instruction for it, libm's exact function is
+ * called. It is slow there, and the bits are the same.
+ *
+ * v_part_load and v_part_store touch the lanes of a mask alone, so that an edge is never read or written past.
+ * Transposes are built from 16-byte pieces: v_load_pieces takes one from every PIECE-th line (lines[0], lines[PIECE] …)
+ * at one offset, and v_transpose_pieces turns the small squares that PIECE such vectors hold. */
+#ifndef TN_VEC_H
+#define TN_VEC_H
+
+#include <stdint.h>
+
+#define VEC_JOIN_(a, b) a##_##b
+#define VEC_JOIN(a, b) VEC_JOIN_(a, b)
+/* Before a loop of constant length: unrolled whole, so that an array of vectors can live in registers. */
+#ifdef __clang__
+#define VEC_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define VEC_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#define VEC_INLINE static inline __attribute__((always_inline))
+
+#ifdef TN_VEC_F64
+typedef double real;
+#else
+typedef float real;
+#endif
+
+#if defined(__AVX512F__)
+enum { VEC_BYTES = 64 };
+#elif defined(__AVX2__)
+enum { VEC_BYTES = 32 };
+#else
+enum { VEC_BYTES = 16 };
+#endif
+
+enum {
+    VL = VEC_BYTES / sizeof(real), /* lanes of a vector */
+    PIECE = 16 / sizeof(real)      /* lanes of one of its 16-byte pieces */
+};
+
+typedef real V __attribute__((vector_size(VEC_BYTES)));
+typedef real v_unaligned __attribute__((vector_size(VEC_BYTES), aligned(sizeof(real)), may_alias));
+
+VEC_INLINE V v_zero(void) { return (V){0}; }
+VEC_INLINE V v_load(const real *p) { return *(const v_unaligned *)p; }
+VEC_INLINE void v_store(real *p, V x) { *(v_unaligned *)p = x; }
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+
+#if defined(__AVX512F__)
+#define VEC_OP_(name, type) _mm512_##name##_##type
+#else
+#define VEC_OP_(name, type) _mm256_##name##_##type
+#endif
+#ifdef TN_VEC_F64
+#define VEC_OP(name) VEC_OP_(name, pd)
+#else
+#define VEC_OP(name) VEC_OP_(name, ps)
+#endif
+
+VEC_INLINE V v_set1(real x) { return VEC_OP(set1)(x); }
+VEC_INLINE V v_fma(V a, V b, V c) { return VEC_OP(fmadd)(a, b, c); }
+#endif
+
+#if defined(__AVX512F__)
+
+#ifdef TN_VEC_F64
+typedef __mmask8 M;
+#else
+typedef __mmask16 M;
+#endif
+VEC_INLINE M v_mask(int64_t n) { return (M)(n >= VL ? (1u << VL) - 1u : (1u << n) - 1u); }
+VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskz_loadu)(m, p); }
+VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(mask_storeu)(p, m, x); }
+
+VEC_INLINE V v_load_pieces(const real *const line[], int64_t at) {
+    __m512 x = _mm512_castps128_ps512(_mm_loadu_ps((const float *)(line[0] + at)));
+    x = _mm512_insertf32x4(x, _mm_loadu_ps((const float *)(line[PIECE] + at)), 1);
+    x = _mm512_insertf32x4(x, _mm_loadu_ps((const float *)(line[2 * PIECE] + at)), 2);
+    return (V)_mm512_insertf32x4(x, _mm_loadu_ps((const float *)(line[3 * PIECE] + at)), 3);
+}
+
+#elif defined(__AVX2__)
+
+typedef __m256i M;
+#ifdef TN_VEC_F64
+VEC_INLINE M v_mask(int64_t n) { return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3)); }
+#else
+VEC_INLINE M v_mask(int64_t n) {
+    int lanes = n < VL ? (int)n : VL;
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskload)(p, m); }
+VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(maskstore)(p, m, x); }
+
+VEC_INLINE V v_load_pieces(const real *const line[], int64_t at) {
+    __m256 x = _mm256_castps128_ps256(_mm_loadu_ps((const float *)(line[0] + at)));
+    return (V)_mm256_insertf128_ps(x, _mm_loadu_ps((const float *)(line[PIECE] + at)), 1);
+}
+
+#else
+
+VEC_INLINE V v_set1(real x) {
+    V v;
+    for (int i = 0; i < VL; i++) v[i] = x;
+    return v;
+}
+
+VEC_INLINE V v_fma(V a, V b, V c) {
+    V v;
+    for (int i = 0; i < VL; i++) {
+#ifdef TN_VEC_F64
+        v[i] = __builtin_fma(a[i], b[i], c[i]);
+#else
+        v[i] = __builtin_fmaf(a[i], b[i], c[i]);
+#endif
+    }
+    return v;
+}
+
+typedef int M; /* the number of lanes in use */
+VEC_INLINE M v_mask(int64_t n) { return n < VL ? (int)n : VL; }
+
+VEC_INLINE V v_part_load(const real *p, M m) {
+    V v = v_zero();
+    for (int i = 0; i < m; i++) v[i] = p[i];
+    return v;
+}
+
+VEC_INLINE void v_part_store(real *p, M m, V x) {
+    for (int i = 0; i < m; i++) p[i] = x[i];
+}
+
+VEC_INLINE V v_load_pieces(const real *const line[], int64_t at) { return v_load(line[0] + at); }
+
+#endif
+
+/* Every piece position of r[0 … PIECE-1] holds a PIECE × PIECE square, a row a vector; each is transposed. */
+#if defined(__AVX512F__) || defined(__AVX2__)
+
+#ifdef TN_VEC_F64
+VEC_INLINE void v_transpose_pieces(V r[PIECE]) {
+    V low = VEC_OP(unpacklo)(r[0], r[1]);
+    r[1] = VEC_OP(unpackhi)(r[0], r[1]);
+    r[0] = low;
+}
+#else
+VEC_INLINE void v_transpose_pieces(V r[PIECE]) {
+    typedef double W __attribute__((vector_size(VEC_BYTES)));
+    W low01 = (W)VEC_OP(unpacklo)(r[0], r[1]);
+    W high01 = (W)VEC_OP(unpackhi)(r[0], r[1]);
+    W low23 = (W)VEC_OP(unpacklo)(r[2], r[3]);
+    W high23 = (W)VEC_OP(unpackhi)(r[2], r[3]);
+    r[0] = (V)VEC_OP_(unpacklo, pd)(low01, low23);
+    r[1] = (V)VEC_OP_(unpackhi, pd)(low01, low23);
+    r[2] = (V)VEC_OP_(unpacklo, pd)(high01, high23);
+    r[3] = (V)VEC_OP_(unpackhi, pd)(high01, high23);
+}
+#endif
+
+#else
+
+VEC_INLINE void v_transpose_pieces(V r[PIECE]) {
+    for (int i = 0; i < PIECE; i++) {
+        for (int j = 0; j < i; j++) {
+            real x = r[i][j];
+            r[i][j] = r[j][i];
+            r[j][i] = x;
+        }
+    }
+}
+
+#endif
+
+#endif

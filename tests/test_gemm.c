@@ -1,0 +1,324 @@
+/* test_gemm.c — matrix products: the same bits as their definition, whatever the layout, processor and thread count.
+ *
+ * Random products are computed by a scalar loop that spells out the numerics contract, and by the kernels of every
+ * instruction set that this processor has, on one, two and three threads, with and without a kept copy of B. C lies in
+ * a larger buffer of marks, which shows every write beside it; the workspace has exactly the size that was asked for, so
+ * that the address sanitizer sees every step beyond. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "kern/cpu/cpu.h"
+
+enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COL = ROW + 1, MAX_THREADS = 3, CASES = 400 };
+
+/* ---- random numbers ----------------------------------------------------------------------------------------------- */
+
+static uint64_t random_state;
+
+static uint64_t random_bits(void) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    uint64_t x = random_state ^ random_state >> 29;
+    return x * 0x9e3779b97f4a7c15u >> 16;
+}
+
+static int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n); }
+
+static double random_real(void) { return (double)random_below(2000001) / 1000000.0 - 1.0; }
+
+/* ---- arrays of either type, in any layout ------------------------------------------------------------------------- */
+
+typedef struct array {
+    tn_dtype dtype;
+    int64_t extent[AXES], stride[AXES];
+    int64_t first, size; /* index of element 0, elements in all */
+    void *memory;
+} array;
+
+static void put(const array *x, int64_t at, double v) {
+    if (x->dtype == TN_F64) {
+        ((double *)x->memory)[at] = v;
+    } else {
+        ((float *)x->memory)[at] = (float)v;
+    }
+}
+
+static double get(const array *x, int64_t at) {
+    return x->dtype == TN_F64 ? ((double *)x->memory)[at] : (double)((float *)x->memory)[at];
+}
+
+static int64_t index_of(const array *x, const int64_t *point) {
+    int64_t at = x->first;
+    for (int axis = 0; axis < AXES; axis++) at += point[axis] * x->stride[axis];
+    return at;
+}
+
+/* Axes from the innermost to the outermost: usually rows and columns inside, in one order or the other. */
+static void random_order(int *order) {
+    for (int i = 0; i < AXES; i++) order[i] = AXES - 1 - i;
+    if (random_below(2)) order[0] = ROW, order[1] = COL;
+    if (random_below(5)) return;
+    for (int i = AXES - 1; i > 0; i--) {
+        int j = (int)random_below(i + 1), axis = order[i];
+        order[i] = order[j];
+        order[j] = axis;
+    }
+}
+
+/* Gaps, backward strides and, if allowed, axes along which one element is read again and again. */
+static void random_layout(array *x, bool broadcast) {
+    int order[AXES];
+    random_order(order);
+    int64_t distance = random_below(8) ? 1 : 2;
+    x->first = 0;
+    x->size = 1;
+    for (int i = 0; i < AXES; i++) {
+        int axis = order[i];
+        bool backward = random_below(10) == 0;
+        bool again = broadcast && random_below(axis < TN_GEMM_BATCH_AXES ? 3 : 20) == 0;
+        x->stride[axis] = again ? 0 : backward ? -distance : distance;
+        if (x->extent[axis] == 0 || again) continue;
+        int64_t reach = (x->extent[axis] - 1) * distance;
+        if (backward) x->first += reach;
+        x->size += reach;
+        distance = distance * x->extent[axis] + (random_below(4) ? 0 : random_below(20));
+    }
+}
+
+static void random_array(array *x, tn_dtype dtype, bool broadcast) {
+    x->dtype = dtype;
+    random_layout(x, broadcast);
+    x->memory = tn_mem_alloc((size_t)x->size * tn_dtype_size(dtype));
+    assert_non_null(x->memory);
+    for (int64_t i = 0; i < x->size; i++) put(x, i, random_real());
+}
+
+static tn_matrix matrix_of(const array *x) {
+    tn_matrix m = {.data = (char *)x->memory + (size_t)x->first * tn_dtype_size(x->dtype),
+                   .row_stride = x->stride[ROW],
+                   .col_stride = x->stride[COL]};
+    memcpy(m.batch_stride, x->stride, sizeof m.batch_stride);
+    return m;
+}
+
+/* ---- a product, and its definition -------------------------------------------------------------------------------- */
+
+typedef struct product {
+    tn_dtype dtype;
+    int64_t batch[TN_GEMM_BATCH_AXES], m, n, k;
+    array a, b, c, expected;
+} product;
+
+static void set_extents(array *x, const product *p, int64_t rows, int64_t cols) {
+    memcpy(x->extent, p->batch, sizeof p->batch);
+    x->extent[ROW] = rows;
+    x->extent[COL] = cols;
+}
+
+/* One element as the contract has it: chains of KIR_KSUM fused multiply-adds from +0, added in order. */
+static double define(const product *p, const int64_t *point) {
+    int64_t a[AXES], b[AXES];
+    memcpy(a, point, sizeof a);
+    memcpy(b, point, sizeof b);
+    double total = 0;
+    for (int64_t k = 0; k < p->k; k += KIR_KSUM) {
+        double chain = 0;
+        for (int64_t i = k; i < p->k && i < k + KIR_KSUM; i++) {
+            a[COL] = b[ROW] = i;
+            double x = get(&p->a, index_of(&p->a, a)), y = get(&p->b, index_of(&p->b, b));
+            chain = p->dtype == TN_F64 ? fma(x, y, chain) : (double)fmaf((float)x, (float)y, (float)chain);
+        }
+        if (k == 0) {
+            total = chain;
+        } else {
+            total = p->dtype == TN_F64 ? total + chain : (double)((float)total + (float)chain);
+        }
+    }
+    return total;
+}
+
+static int64_t points_of(const array *x) {
+    int64_t count = 1;
+    for (int axis = 0; axis < AXES; axis++) count *= x->extent[axis];
+    return count;
+}
+
+static void point_at(const array *x, int64_t i, int64_t *point) {
+    for (int axis = AXES - 1; axis >= 0; axis--) {
+        point[axis] = i % x->extent[axis];
+        i /= x->extent[axis];
+    }
+}
+
+static void make_product(product *p) {
+    set_extents(&p->a, p, p->m, p->k);
+    set_extents(&p->b, p, p->k, p->n);
+    set_extents(&p->c, p, p->m, p->n);
+    random_array(&p->a, p->dtype, true);
+    random_array(&p->b, p->dtype, true);
+    random_array(&p->c, p->dtype, false);
+    p->expected = p->c;
+    size_t bytes = (size_t)p->c.size * tn_dtype_size(p->dtype);
+    p->expected.memory = tn_mem_alloc(bytes);
+    assert_non_null(p->expected.memory);
+    memcpy(p->expected.memory, p->c.memory, bytes);
+    for (int64_t i = 0; i < points_of(&p->c); i++) {
+        int64_t point[AXES];
+        point_at(&p->c, i, point);
+        put(&p->expected, index_of(&p->c, point), define(p, point));
+    }
+}
+
+static void free_product(product *p) {
+    tn_mem_free(p->a.memory);
+    tn_mem_free(p->b.memory);
+    tn_mem_free(p->c.memory);
+    tn_mem_free(p->expected.memory);
+}
+
+/* ---- running ------------------------------------------------------------------------------------------------------ */
+
+static void *dirty_memory(size_t bytes) {
+    void *memory = tn_mem_alloc(bytes);
+    assert_non_null(memory);
+    memset(memory, 0xff, bytes); /* NaN: a sum that starts from what lies there shows */
+    return memory;
+}
+
+static void compare(const product *p, const array *result, const char *how) {
+    size_t size = tn_dtype_size(p->dtype);
+    for (int64_t i = 0; i < p->c.size; i++) {
+        const char *got = (const char *)result->memory + (size_t)i * size;
+        const char *want = (const char *)p->expected.memory + (size_t)i * size;
+        if (memcmp(got, want, size) == 0) continue;
+        fail_msg("%s, %s, %d threads, %s: [%lld, %lld]·[%lld, %lld], batch %lld %lld %lld %lld: element %lld of C is %.9g, "
+                 "not %.9g (C strides %lld, %lld)",
+                 how, tn_isa_name(tn_cpu().isa), tn_threads(), tn_dtype_name(p->dtype), (long long)p->m, (long long)p->k,
+                 (long long)p->k, (long long)p->n, (long long)p->batch[0], (long long)p->batch[1], (long long)p->batch[2],
+                 (long long)p->batch[3], (long long)i, get(result, i), get(&p->expected, i),
+                 (long long)p->c.stride[ROW], (long long)p->c.stride[COL]);
+    }
+}
+
+static bool b_is_fixed(const product *p) {
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {
+        if (p->batch[axis] > 1 && p->b.stride[axis] != 0) return false;
+    }
+    return true;
+}
+
+static void call(const product *p, const tn_gemm_args *args, array *c, const char *how) {
+    memcpy(c->memory, p->c.memory, (size_t)p->c.size * tn_dtype_size(p->dtype));
+    if (p->dtype == TN_F64) {
+        tn_gemm_f64(args);
+    } else {
+        tn_gemm_f32(args);
+    }
+    compare(p, c, how);
+}
+
+/* The caller has chosen instruction set and threads. */
+static void check_product(const product *p) {
+    size_t bytes = (size_t)p->c.size * tn_dtype_size(p->dtype);
+    array c = p->c;
+    c.memory = tn_mem_alloc(bytes);
+    assert_non_null(c.memory);
+    tn_gemm_args args = {.m = p->m, .n = p->n, .k = p->k};
+    memcpy(args.batch, p->batch, sizeof args.batch);
+    args.a = matrix_of(&p->a);
+    args.b = matrix_of(&p->b);
+    args.c = matrix_of(&c);
+    args.workspace = dirty_memory(tn_gemm_workspace(&args, p->dtype, tn_threads()));
+    call(p, &args, &c, "packed anew");
+    if (b_is_fixed(p)) {
+        bool valid = false;
+        args.packed_b = dirty_memory(tn_gemm_packed_bytes(p->n, p->k, p->dtype));
+        args.packed_valid = &valid;
+        call(p, &args, &c, "packed and kept");
+        assert_true(valid || points_of(&p->c) == 0);
+        args.b.data = NULL; /* what is kept is enough */
+        if (valid) call(p, &args, &c, "kept");
+        tn_mem_free(args.packed_b);
+    }
+    tn_mem_free(args.workspace);
+    tn_mem_free(c.memory);
+}
+
+static void check_everywhere(const product *p) {
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+        if (!tn_gemm_use((tn_isa)isa)) continue;
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            assert_ok(tn_threads_set(threads));
+            check_product(p);
+        }
+    }
+}
+
+static int64_t random_size(void) {
+    static const int64_t sizes[] = {1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 14, 15, 16, 17, 27, 28, 29, 31, 32, 33, 48, 63, 64, 65, 100, 130};
+    return sizes[random_below((int64_t)TN_COUNT(sizes))];
+}
+
+static int64_t random_depth(void) {
+    static const int64_t depths[] = {1, 2, 3, 4, 5, 16, 64, 100, 255, 256, 257, 300, 512, 520};
+    return depths[random_below((int64_t)TN_COUNT(depths))];
+}
+
+static void random_product(product *p) {
+    p->dtype = random_below(3) ? TN_F32 : TN_F64;
+    int64_t room = 3000000; /* multiplications of the definition: bounds the time of a case */
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) p->batch[axis] = random_below(5) ? 1 : 1 + random_below(3);
+    do {
+        p->m = random_size();
+        p->n = random_size();
+        p->k = random_depth();
+    } while (p->m * p->n * p->k * p->batch[0] * p->batch[1] * p->batch[2] * p->batch[3] > room);
+}
+
+static void products_have_the_bits_of_their_definition(void **state) {
+    (void)state;
+    random_state = 1;
+    for (int i = 0; i < CASES; i++) {
+        product p = {0};
+        random_product(&p);
+        make_product(&p);
+        check_everywhere(&p);
+        free_product(&p);
+    }
+}
+
+/* Large in one direction: blocks of columns, of rows, and of k, where C is visited several times. */
+static void large_products_have_the_bits_of_their_definition(void **state) {
+    (void)state;
+    static const int64_t sizes[][3] = {{3, 1100, 40}, {700, 3, 40}, {400, 600, 7}, {20, 5, 9000}, {40, 40, 5000}, {1, 600, 4100}, {30, 530, 300}};
+    random_state = 2;
+    for (size_t i = 0; i < TN_COUNT(sizes) * 3; i++) {
+        const int64_t *size = sizes[i / 3];
+        product p = {.dtype = i % 3 == 2 ? TN_F64 : TN_F32, .batch = {1, 1, 1, 1}, .m = size[0], .n = size[1], .k = size[2]};
+        make_product(&p);
+        check_everywhere(&p);
+        free_product(&p);
+    }
+}
+
+static void empty_products_are_zero_or_nothing(void **state) {
+    (void)state;
+    static const int64_t sizes[][4] = {{0, 5, 5, 1}, {5, 0, 5, 1}, {5, 5, 0, 1}, {5, 40, 0, 3}, {40, 1, 0, 2}, {0, 0, 0, 1}, {5, 5, 5, 0}};
+    random_state = 3;
+    for (size_t i = 0; i < TN_COUNT(sizes) * 2; i++) {
+        const int64_t *size = sizes[i / 2];
+        product p = {.dtype = i % 2 ? TN_F64 : TN_F32, .batch = {1, size[3], 1, 1}, .m = size[0], .n = size[1], .k = size[2]};
+        make_product(&p);
+        check_everywhere(&p);
+        free_product(&p);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_have_the_bits_of_their_definition),
+        cmocka_unit_test(large_products_have_the_bits_of_their_definition),
+        cmocka_unit_test(empty_products_are_zero_or_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
