@@ -44,7 +44,8 @@ static void error_may_quote_the_one_before(void **state) {
 static void long_error_is_cut_between_characters(void **state) {
     (void)state;
     char text[3000];
-    for (size_t i = 0; i + 2 < sizeof text; i += 2) memcpy(text + i, "\xC3\xA9", 2);
+    for (size_t i = 0; i + 2 < sizeof text; i += 2)
+        memcpy(text + i, "\xC3\xA9", 2);
     text[sizeof text - 2] = '\0';
     for (size_t shift = 0; shift < 2; shift++) {
         tn_fail(TN_ERR_IO, "%.*s%s", (int)shift, "x", text);
@@ -157,7 +158,8 @@ static void blocks_are_aligned_and_counted(void **state) {
     assert_int_equal(with.live_bytes - before.live_bytes, 7 * 64 * 63 / 2);
     assert_int_equal(with.calls - before.calls, 64);
     assert_true(with.peak_bytes >= with.live_bytes);
-    for (size_t i = 0; i < TN_COUNT(blocks); i++) tn_mem_free(blocks[i]);
+    for (size_t i = 0; i < TN_COUNT(blocks); i++)
+        tn_mem_free(blocks[i]);
     tn_mem_free(NULL);
     tn_mem_stats after = tn_mem_get_stats();
     assert_int_equal(after.live_blocks, before.live_blocks);
@@ -210,7 +212,8 @@ static void growing_keeps_content_and_survives_failure(void **state) {
     }
     tn_mem_fail_at(1);
     assert_int_equal(tn_mem_grow(&items, &capacity, capacity + 1, sizeof *items), TN_ERR_MEMORY);
-    for (int i = 0; i < 1000; i++) assert_int_equal(items[i], i);
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(items[i], i);
     tn_mem_fail_at(1);
     assert_null(tn_mem_realloc(items, 10));
     assert_int_equal(items[999], 999);
@@ -218,7 +221,8 @@ static void growing_keeps_content_and_survives_failure(void **state) {
     assert_int_equal(items[1], 1);
     tn_mem_free(items);
     char *zeros = tn_mem_zalloc(100, 10);
-    for (int i = 0; i < 1000; i++) assert_int_equal(zeros[i], 0);
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(zeros[i], 0);
     tn_mem_free(zeros);
     char *copy = tn_mem_strdup("copy");
     assert_string_equal(copy, "copy");
@@ -290,7 +294,8 @@ static int count_temporaries(void) {
     DIR *folder = opendir(scratch_folder);
     assert_non_null(folder);
     int count = 0;
-    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) count += strstr(entry->d_name, ".tmp") != NULL;
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;)
+        count += strstr(entry->d_name, ".tmp") != NULL;
     closedir(folder);
     return count;
 }
@@ -473,7 +478,8 @@ static void saves_of_one_file_do_not_mix(void **state) {
     (void)state;
     const char *path = test_scratch("shared");
     pid_t children[4];
-    for (size_t i = 0; i < TN_COUNT(children); i++) children[i] = start_saver(path, 25);
+    for (size_t i = 0; i < TN_COUNT(children); i++)
+        children[i] = start_saver(path, 25);
     for (size_t i = 0; i < TN_COUNT(children); i++) {
         int status;
         assert_int_equal(waitpid(children[i], &status, 0), children[i]);
@@ -661,7 +667,8 @@ static void absent_library_names_all_that_was_tried(void **state) {
     char path[256];
     assert_null(tn_library_open(&spec, &why));
     assert_int_equal(why.code, TN_REASON_LIBRARY_NOT_FOUND);
-    for (size_t i = 0; names[i] != NULL; i++) assert_text_has(why.text, names[i]);
+    for (size_t i = 0; names[i] != NULL; i++)
+        assert_text_has(why.text, names[i]);
     assert_string_equal(why.fix, "install it");
     assert_false(tn_library_locate(&spec, path, sizeof path));
 }

@@ -17,8 +17,9 @@ static tn_json_doc *parse(const char *text) {
 
 static void values_of_every_kind_are_read(void **state) {
     (void)state;
-    tn_json_doc *doc = parse(" {\"n\":null, \"t\":true,\"f\":false,\r\n\t\"i\":-12,\"d\":2.5e-1,\"s\":\"a\\nb\",\"o\":{\"k\":[]},"
-                             "\"a\":[1,[2,3],{\"x\":4}]} ");
+    tn_json_doc *doc =
+        parse(" {\"n\":null, \"t\":true,\"f\":false,\r\n\t\"i\":-12,\"d\":2.5e-1,\"s\":\"a\\nb\",\"o\":{\"k\":[]},"
+              "\"a\":[1,[2,3],{\"x\":4}]} ");
     const tn_json *root = tn_json_root(doc);
     assert_int_equal(tn_json_kind_of(root), TN_JSON_OBJECT);
     assert_int_equal(tn_json_length(root), 8);
@@ -67,8 +68,9 @@ static void last_of_equal_keys_wins(void **state) {
 
 static void strings_are_unescaped(void **state) {
     (void)state;
-    tn_json_doc *doc = parse("[\"\\\"\\\\\\/\\b\\f\\n\\r\\t\",\"\\u0041\\u00e9\\u20AC\\ud83d\\uDE00\",\"\xC3\xA9\xF0\x9F\x98\x80\","
-                             "\"a\\u0000b\",{\"k\\u0000\":1}]");
+    tn_json_doc *doc =
+        parse("[\"\\\"\\\\\\/\\b\\f\\n\\r\\t\",\"\\u0041\\u00e9\\u20AC\\ud83d\\uDE00\",\"\xC3\xA9\xF0\x9F\x98\x80\","
+              "\"a\\u0000b\",{\"k\\u0000\":1}]");
     const tn_json *root = tn_json_root(doc);
     assert_string_equal(tn_json_string(tn_json_at(root, 0), ""), "\"\\/\b\f\n\r\t");
     assert_string_equal(tn_json_string(tn_json_at(root, 1), ""), "A\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80");
@@ -85,10 +87,18 @@ static void integers_are_exact_or_the_fallback(void **state) {
         const char *text;
         int64_t value; /* 77 is the fallback */
     } cases[] = {
-        {"9223372036854775807", INT64_MAX}, {"-9223372036854775808", INT64_MIN}, {"9223372036854775808", 77},
-        {"-9223372036854775809", 77},       {"9007199254740993", 9007199254740993}, {"1e3", 1000},
-        {"5.0", 5},                         {"-0", 0},                           {"1.5", 77},
-        {"1e300", 77},                      {"123456789012345678901234567890", 77}, {"0", 0},
+        {"9223372036854775807", INT64_MAX},
+        {"-9223372036854775808", INT64_MIN},
+        {"9223372036854775808", 77},
+        {"-9223372036854775809", 77},
+        {"9007199254740993", 9007199254740993},
+        {"1e3", 1000},
+        {"5.0", 5},
+        {"-0", 0},
+        {"1.5", 77},
+        {"1e300", 77},
+        {"123456789012345678901234567890", 77},
+        {"0", 0},
     };
     for (size_t i = 0; i < TN_COUNT(cases); i++) {
         tn_json_doc *doc = parse(cases[i].text);
@@ -130,18 +140,88 @@ static void hostile_texts_are_refused_at_the_right_byte(void **state) {
         const char *text;
         int offset;
     } cases[] = {
-        {"", 0}, {" ", 1}, {"[", 1}, {"{", 1}, {"]", 0}, {"}", 0}, {"[1", 2}, {"[1,", 3}, {"[1,]", 3}, {"[,1]", 1},
-        {"[1 2]", 3}, {"[1}", 2}, {"{\"a\":1]", 6}, {"{\"a\"}", 4}, {"{\"a\":}", 5}, {"{\"a\":1,}", 7}, {"{a:1}", 1},
-        {"{1:1}", 1}, {"{'a':1}", 1}, {"{\"a\" 1}", 5}, {"{\"a\":1 \"b\":2}", 7}, {"{,}", 1}, {"1 2", 2}, {"[] []", 3},
-        {"nul", 0}, {"nulL", 0}, {"True", 0}, {"truefalse", 4}, {"NaN", 0}, {"Infinity", 0}, {"-Infinity", 1},
-        {"+1", 0}, {"01", 1}, {"-01", 2}, {"00", 1}, {"-", 1}, {"1.", 2}, {".5", 0}, {"1.e5", 2}, {"1e", 2}, {"1e+", 3},
-        {"1E-x", 3}, {"0x10", 1}, {"1_000", 1}, {"1e999", 0}, {"-1e999", 0}, {"--1", 1},
-        {"\"", 0}, {"\"abc", 0}, {"\"\\\"", 0}, {"\"\\", 2}, {"\"\\x41\"", 2}, {"\"\\u12\"", 3}, {"\"\\u12G4\"", 3},
-        {"\"\\uD800\"", 7}, {"\"\\uDC00\"", 7}, {"\"\\uD800\\u0041\"", 9}, {"\"\\uD800\\n\"", 8},
-        {"\"\n\"", 1}, {"\"\t\"", 1}, {"\"\x1f\"", 1}, {"\"a\x80\"", 2}, {"\"\xC0\xAF\"", 1}, {"\"\xC1\xBF\"", 1},
-        {"\"\xE0\x80\x80\"", 1}, {"\"\xED\xA0\x80\"", 1}, {"\"\xF0\x80\x80\x80\"", 1}, {"\"\xF4\x90\x80\x80\"", 1},
-        {"\"\xF5\x80\x80\x80\"", 1}, {"\"\xC3\"", 1}, {"\"\xE2\x82\"", 1}, {"\"\xFF\"", 1}, {"\xEF\xBB\xBF{}", 0},
-        {"\xFF\xFE[", 0}, {"// x\n1", 0}, {"/* x */ 1", 0}, {"[1]#", 3}, {"\f1", 0}, {"\xC2\xA0" "1", 0}, {"\"a\" \x0b", 4},
+        {"", 0},
+        {" ", 1},
+        {"[", 1},
+        {"{", 1},
+        {"]", 0},
+        {"}", 0},
+        {"[1", 2},
+        {"[1,", 3},
+        {"[1,]", 3},
+        {"[,1]", 1},
+        {"[1 2]", 3},
+        {"[1}", 2},
+        {"{\"a\":1]", 6},
+        {"{\"a\"}", 4},
+        {"{\"a\":}", 5},
+        {"{\"a\":1,}", 7},
+        {"{a:1}", 1},
+        {"{1:1}", 1},
+        {"{'a':1}", 1},
+        {"{\"a\" 1}", 5},
+        {"{\"a\":1 \"b\":2}", 7},
+        {"{,}", 1},
+        {"1 2", 2},
+        {"[] []", 3},
+        {"nul", 0},
+        {"nulL", 0},
+        {"True", 0},
+        {"truefalse", 4},
+        {"NaN", 0},
+        {"Infinity", 0},
+        {"-Infinity", 1},
+        {"+1", 0},
+        {"01", 1},
+        {"-01", 2},
+        {"00", 1},
+        {"-", 1},
+        {"1.", 2},
+        {".5", 0},
+        {"1.e5", 2},
+        {"1e", 2},
+        {"1e+", 3},
+        {"1E-x", 3},
+        {"0x10", 1},
+        {"1_000", 1},
+        {"1e999", 0},
+        {"-1e999", 0},
+        {"--1", 1},
+        {"\"", 0},
+        {"\"abc", 0},
+        {"\"\\\"", 0},
+        {"\"\\", 2},
+        {"\"\\x41\"", 2},
+        {"\"\\u12\"", 3},
+        {"\"\\u12G4\"", 3},
+        {"\"\\uD800\"", 7},
+        {"\"\\uDC00\"", 7},
+        {"\"\\uD800\\u0041\"", 9},
+        {"\"\\uD800\\n\"", 8},
+        {"\"\n\"", 1},
+        {"\"\t\"", 1},
+        {"\"\x1f\"", 1},
+        {"\"a\x80\"", 2},
+        {"\"\xC0\xAF\"", 1},
+        {"\"\xC1\xBF\"", 1},
+        {"\"\xE0\x80\x80\"", 1},
+        {"\"\xED\xA0\x80\"", 1},
+        {"\"\xF0\x80\x80\x80\"", 1},
+        {"\"\xF4\x90\x80\x80\"", 1},
+        {"\"\xF5\x80\x80\x80\"", 1},
+        {"\"\xC3\"", 1},
+        {"\"\xE2\x82\"", 1},
+        {"\"\xFF\"", 1},
+        {"\xEF\xBB\xBF{}", 0},
+        {"\xFF\xFE[", 0},
+        {"// x\n1", 0},
+        {"/* x */ 1", 0},
+        {"[1]#", 3},
+        {"\f1", 0},
+        {"\xC2\xA0"
+         "1",
+         0},
+        {"\"a\" \x0b", 4},
     };
     for (size_t i = 0; i < TN_COUNT(cases); i++) {
         tn_json_doc *doc = (tn_json_doc *)&doc;
@@ -166,7 +246,8 @@ static tn_status parse_nested(int depth, char open, char close) {
         text[n++] = open;
         if (open == '{' && i < depth - 1) n += snprintf(text + n, sizeof text - (size_t)n, "\"\":");
     }
-    for (int i = 0; i < depth; i++) text[n++] = close;
+    for (int i = 0; i < depth; i++)
+        text[n++] = close;
     tn_json_doc *doc;
     tn_status status = tn_json_parse(text, (size_t)n, &doc);
     tn_json_free(doc);
@@ -189,7 +270,8 @@ static void size_and_count_are_limited(void **state) {
     size_t values = (4u << 20) - 1; /* and the array itself: exactly the limit */
     size_t length = 2 * values + 1;
     char *text = malloc(length + 2);
-    for (size_t i = 0; i < length; i++) text[i] = i % 2 == 0 ? ',' : '0';
+    for (size_t i = 0; i < length; i++)
+        text[i] = i % 2 == 0 ? ',' : '0';
     text[0] = '[';
     text[length - 1] = ']';
     assert_ok(tn_json_parse(text, length, &doc));
@@ -285,11 +367,13 @@ static void writer_refuses_more_levels_than_it_can_track(void **state) {
     (void)state;
     tn_str s = {0};
     tn_json_writer w = {.out = &s};
-    for (int i = 0; i < 63; i++) tn_json_begin_array(&w);
+    for (int i = 0; i < 63; i++)
+        tn_json_begin_array(&w);
     assert_false(s.failed);
     tn_json_begin_array(&w);
     assert_true(s.failed);
-    for (int i = 0; i < 70; i++) tn_json_end_array(&w);
+    for (int i = 0; i < 70; i++)
+        tn_json_end_array(&w);
     tn_str_free(&s);
 }
 
@@ -348,7 +432,8 @@ static void numbers_have_a_point_in_every_locale(void **state) {
     (void)state;
     static const char *const names[] = {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "ru_RU.UTF-8", "pt_BR.UTF-8"};
     bool found = false;
-    for (size_t i = 0; i < TN_COUNT(names) && !found; i++) found = setlocale(LC_ALL, names[i]) != NULL;
+    for (size_t i = 0; i < TN_COUNT(names) && !found; i++)
+        found = setlocale(LC_ALL, names[i]) != NULL;
     if (!found) skip();
     char with_comma[16];
     snprintf(with_comma, sizeof with_comma, "%.1f", 0.5);

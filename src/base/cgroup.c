@@ -21,7 +21,8 @@ static bool read_text(const char *path, char *out, size_t size) {
     if (fd < 0) return false;
     size_t length = 0;
     ssize_t got;
-    while (length < size - 1 && (got = read(fd, out + length, size - 1 - length)) > 0) length += (size_t)got;
+    while (length < size - 1 && (got = read(fd, out + length, size - 1 - length)) > 0)
+        length += (size_t)got;
     close(fd);
     out[length] = '\0';
     return length > 0;

@@ -8,10 +8,10 @@ typedef struct dtype_row {
 } dtype_row;
 
 static const dtype_row dtype_table[TN_DTYPE_COUNT] = {
-    [TN_F32] = {"f32", 4, true},    [TN_F64] = {"f64", 8, true},   [TN_I32] = {"i32", 4, false},
-    [TN_I64] = {"i64", 8, false},   [TN_U32] = {"u32", 4, false},  [TN_U64] = {"u64", 8, false},
-    [TN_BOOL] = {"bool", 1, false}, [TN_F16] = {"f16", 2, true},   [TN_BF16] = {"bf16", 2, true},
-    [TN_I8] = {"i8", 1, false},     [TN_U8] = {"u8", 1, false},    [TN_I16] = {"i16", 2, false},
+    [TN_F32] = {"f32", 4, true},    [TN_F64] = {"f64", 8, true},  [TN_I32] = {"i32", 4, false},
+    [TN_I64] = {"i64", 8, false},   [TN_U32] = {"u32", 4, false}, [TN_U64] = {"u64", 8, false},
+    [TN_BOOL] = {"bool", 1, false}, [TN_F16] = {"f16", 2, true},  [TN_BF16] = {"bf16", 2, true},
+    [TN_I8] = {"i8", 1, false},     [TN_U8] = {"u8", 1, false},   [TN_I16] = {"i16", 2, false},
     [TN_U16] = {"u16", 2, false},
 };
 

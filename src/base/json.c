@@ -70,9 +70,8 @@ typedef struct utf8_row {
 } utf8_row;
 
 static const utf8_row utf8_rows[] = {
-    {0xC2, 0xDF, 0x80, 0xBF, 2}, {0xE0, 0xE0, 0xA0, 0xBF, 3}, {0xE1, 0xEC, 0x80, 0xBF, 3},
-    {0xED, 0xED, 0x80, 0x9F, 3}, {0xEE, 0xEF, 0x80, 0xBF, 3}, {0xF0, 0xF0, 0x90, 0xBF, 4},
-    {0xF1, 0xF3, 0x80, 0xBF, 4}, {0xF4, 0xF4, 0x80, 0x8F, 4},
+    {0xC2, 0xDF, 0x80, 0xBF, 2}, {0xE0, 0xE0, 0xA0, 0xBF, 3}, {0xE1, 0xEC, 0x80, 0xBF, 3}, {0xED, 0xED, 0x80, 0x9F, 3},
+    {0xEE, 0xEF, 0x80, 0xBF, 3}, {0xF0, 0xF0, 0x90, 0xBF, 4}, {0xF1, 0xF3, 0x80, 0xBF, 4}, {0xF4, 0xF4, 0x80, 0x8F, 4},
 };
 
 /* The length of the sequence at `p`, of which `left` bytes are there; 0 when it is malformed. */
@@ -235,7 +234,8 @@ static tn_status read_string_value(reader *r) {
 
 static size_t skip_digits(reader *r) {
     size_t start = r->at;
-    while (peek(r) >= '0' && peek(r) <= '9') r->at++;
+    while (peek(r) >= '0' && peek(r) <= '9')
+        r->at++;
     return r->at - start;
 }
 
@@ -407,7 +407,8 @@ static tn_status make_doc(reader *r, tn_json_doc **out) {
 
 tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out) {
     *out = NULL;
-    if (length > MAX_TEXT) return tn_fail(TN_ERR_FORMAT, "JSON: %zu bytes of text, at most %d are read", length, MAX_TEXT);
+    if (length > MAX_TEXT)
+        return tn_fail(TN_ERR_FORMAT, "JSON: %zu bytes of text, at most %d are read", length, MAX_TEXT);
     reader r = {.text = text, .length = length};
     tn_status status = make_doc(&r, out);
     tn_mem_free(r.waiting.items);

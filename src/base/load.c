@@ -90,7 +90,8 @@ static void add_search_path(folder_list *list, const char *path) {
 static void add_matching_folders(folder_list *list, const char *pattern) {
     glob_t found = {0};
     if (glob(pattern, GLOB_ONLYDIR, NULL, &found) == 0) {
-        for (size_t i = 0; i < found.gl_pathc; i++) add_folder(list, found.gl_pathv[i], strlen(found.gl_pathv[i]));
+        for (size_t i = 0; i < found.gl_pathc; i++)
+            add_folder(list, found.gl_pathv[i], strlen(found.gl_pathv[i]));
     }
     globfree(&found);
 }
@@ -100,7 +101,8 @@ static void add_config_file(folder_list *list, const char *path, int depth);
 static void add_included_files(folder_list *list, const char *pattern, int depth) {
     glob_t found = {0};
     if (glob(pattern, 0, NULL, &found) == 0) {
-        for (size_t i = 0; i < found.gl_pathc; i++) add_config_file(list, found.gl_pathv[i], depth);
+        for (size_t i = 0; i < found.gl_pathc; i++)
+            add_config_file(list, found.gl_pathv[i], depth);
     }
     globfree(&found);
 }
@@ -132,13 +134,14 @@ static void add_config_file(folder_list *list, const char *path, int depth) {
 
 static folder_list library_folders(void) {
     static const char *const usual[] = {
-        "/lib/*-linux-gnu*", "/usr/lib/*-linux-gnu*", "/lib64", "/usr/lib64", "/lib", "/usr/lib",
-        "/usr/local/lib64", "/usr/local/lib", "/opt/homebrew/lib",
+        "/lib/*-linux-gnu*", "/usr/lib/*-linux-gnu*", "/lib64",         "/usr/lib64",        "/lib",
+        "/usr/lib",          "/usr/local/lib64",      "/usr/local/lib", "/opt/homebrew/lib",
     };
     folder_list list = {0};
     add_search_path(&list, tn_env("LD_LIBRARY_PATH"));
     add_config_file(&list, "/etc/ld.so.conf", 0);
-    for (size_t i = 0; i < TN_COUNT(usual); i++) add_matching_folders(&list, usual[i]);
+    for (size_t i = 0; i < TN_COUNT(usual); i++)
+        add_matching_folders(&list, usual[i]);
     return list;
 }
 
@@ -297,7 +300,8 @@ typedef struct opening {
 
 static void note_failure(opening *o, tn_reason_code code, const char *what, const char *detail) {
     if (o->why.code != TN_REASON_NONE) return;
-    tn_reason_set(&o->why, code, o->spec->fix, "%s: %s%s%s", o->spec->title, what, detail[0] != '\0' ? ": " : "", detail);
+    tn_reason_set(&o->why, code, o->spec->fix, "%s: %s%s%s", o->spec->title, what, detail[0] != '\0' ? ": " : "",
+                  detail);
 }
 
 /* The dynamic linker explains itself in words only. */
@@ -306,9 +310,12 @@ static tn_reason_code classify(const char *linker_text) {
         const char *words;
         tn_reason_code code;
     } rows[] = {
-        {"undefined symbol", TN_REASON_SYMBOL_MISSING}, {"symbol not found", TN_REASON_SYMBOL_MISSING},
-        {"version `", TN_REASON_TOO_OLD},               {"No such file", TN_REASON_LIBRARY_NOT_FOUND},
-        {"Permission denied", TN_REASON_PERMISSION},    {"annot allocate memory", TN_REASON_NO_MEMORY},
+        {"undefined symbol", TN_REASON_SYMBOL_MISSING},
+        {"symbol not found", TN_REASON_SYMBOL_MISSING},
+        {"version `", TN_REASON_TOO_OLD},
+        {"No such file", TN_REASON_LIBRARY_NOT_FOUND},
+        {"Permission denied", TN_REASON_PERMISSION},
+        {"annot allocate memory", TN_REASON_NO_MEMORY},
     };
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         if (strstr(linker_text, rows[i].words) != NULL) return rows[i].code;
@@ -321,7 +328,8 @@ static tn_reason_code classify(const char *linker_text) {
 static bool is_plainly_absent(const char *candidate, const char *linker_text) {
     if (strchr(candidate, '/') != NULL) return access(candidate, F_OK) != 0;
     size_t n = strlen(candidate);
-    return strncmp(linker_text, candidate, n) == 0 && linker_text[n] == ':' && strstr(linker_text, "No such file") != NULL;
+    return strncmp(linker_text, candidate, n) == 0 && linker_text[n] == ':' &&
+           strstr(linker_text, "No such file") != NULL;
 }
 
 static const char *loaded_file(void *handle, const char *fallback) {
@@ -335,7 +343,8 @@ static const char *loaded_file(void *handle, const char *fallback) {
 }
 
 static void forget_symbols(const tn_library_spec *spec) {
-    for (size_t i = 0; i < spec->symbol_count; i++) *spec->symbols[i].address = NULL;
+    for (size_t i = 0; i < spec->symbol_count; i++)
+        *spec->symbols[i].address = NULL;
 }
 
 /* The name of the first required symbol that is missing, NULL when all are there. */

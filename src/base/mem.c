@@ -27,8 +27,8 @@ typedef struct block_header {
     size_t bytes;
 } block_header;
 
-static _Atomic int64_t attempts;  /* allocations asked for */
-static _Atomic int64_t finished;  /* those that failed or have been freed: attempts - finished are alive */
+static _Atomic int64_t attempts; /* allocations asked for */
+static _Atomic int64_t finished; /* those that failed or have been freed: attempts - finished are alive */
 static _Atomic int64_t live_bytes;
 static _Atomic int64_t peak_bytes;
 static _Atomic int64_t fail_countdown; /* at 1 the next allocation fails; at 0 or below none does */

@@ -62,7 +62,8 @@ tn_status tn_map_open(const char *path, tn_map *out) {
     }
     if ((uint64_t)info.st_size > (uint64_t)PTRDIFF_MAX) {
         close(fd);
-        return tn_fail(TN_ERR_IO, "cannot map '%s': %lld bytes exceed the address space", path, (long long)info.st_size);
+        return tn_fail(TN_ERR_IO, "cannot map '%s': %lld bytes exceed the address space", path,
+                       (long long)info.st_size);
     }
     if (info.st_size == 0) {
         close(fd);

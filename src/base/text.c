@@ -40,7 +40,8 @@ static size_t utf8_floor(const char *text, size_t limit) {
     size_t n = strnlen(text, limit + 1);
     if (n <= limit) return n;
     n = limit;
-    while (n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80) n--;
+    while (n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80)
+        n--;
     return n;
 }
 
@@ -195,7 +196,8 @@ uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed) {
     const unsigned char *p = bytes;
     uint64_t hash = seed ^ ((uint64_t)n + 1) * HASH_STEP;
     size_t whole = n & ~(size_t)7;
-    for (size_t i = 0; i < whole; i += 8) hash = hash_word(hash, load_word(p + i));
+    for (size_t i = 0; i < whole; i += 8)
+        hash = hash_word(hash, load_word(p + i));
     if (whole < n) {
         unsigned char tail[8] = {0}; /* the length is in the hash already: padding cannot collide */
         memcpy(tail, p + whole, n - whole);

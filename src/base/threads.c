@@ -109,7 +109,8 @@ static void sleep_until(_Atomic uint64_t *word, uint64_t value, _Atomic bool *as
                         pthread_cond_t *wake) {
     pthread_mutex_lock(lock);
     atomic_store(asleep, true);
-    while (atomic_load(word) != value) pthread_cond_wait(wake, lock);
+    while (atomic_load(word) != value)
+        pthread_cond_wait(wake, lock);
     atomic_store_explicit(asleep, false, memory_order_relaxed);
     pthread_mutex_unlock(lock);
 }
@@ -126,9 +127,7 @@ static double spin_seconds(void) { return tn_threads() <= usable_threads() ? SPI
 
 /* ---- workers ----------------------------------------------------------------------------------------------------- */
 
-static void run_part(worker_slot *slot) {
-    slot->body(slot->ctx, slot->begin, slot->end, slot->index);
-}
+static void run_part(worker_slot *slot) { slot->body(slot->ctx, slot->begin, slot->end, slot->index); }
 
 /* A worker computes with the default rounding and with subnormal numbers, whatever the thread that started it had set:
  * results must not depend on who runs a part. */
@@ -185,7 +184,8 @@ static void start_worker(void) {
         return;
     }
     pool.most = pool.started;
-    tn_log(TN_LOG_NOTICE, "only %d of %d threads could be started: %s", pool.started + 1, tn_threads(), strerror(error));
+    tn_log(TN_LOG_NOTICE, "only %d of %d threads could be started: %s", pool.started + 1, tn_threads(),
+           strerror(error));
 }
 
 /* In a child of fork() only the forking thread exists: its first parallel call starts workers of its own. Done equals
@@ -197,6 +197,7 @@ static void forget_workers(void) {
                               memory_order_relaxed);
     }
     pool.started = 0;
+    pool.most = MAX_THREADS - 1;
     pthread_mutex_init(&pool.caller_lock, NULL);
     pthread_cond_init(&pool.caller_wake, NULL);
     atomic_store_explicit(&pool.caller_asleep, false, memory_order_relaxed);
@@ -212,7 +213,8 @@ static void start_workers(int wanted) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (pool.started < wanted && pool.started < pool.most) start_worker();
+    while (pool.started < wanted && pool.started < pool.most)
+        start_worker();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
@@ -251,7 +253,8 @@ static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, t
     inside_body = true;
     body(ctx, 0, part_begin(grains, grain, n, 1, parts), 0);
     inside_body = false;
-    for (int i = 1; i < parts; i++) wait_for(&pool.slots[i]);
+    for (int i = 1; i < parts; i++)
+        wait_for(&pool.slots[i]);
 }
 
 void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx) {

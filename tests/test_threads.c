@@ -1,0 +1,332 @@
+/* test_threads.c — promises of the one thread pool: every item once, by position alone, from any number of threads and
+ * callers, in a child of fork as well. Runs under the thread sanitizer too. */
+#include "test_support.h"
+
+#include <errno.h>
+#include <fenv.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+enum { MOST_ITEMS = 10000 };
+
+/* ---- splitting --------------------------------------------------------------------------------------------------- */
+
+typedef struct tally {
+    _Atomic int times[MOST_ITEMS];
+    _Atomic int worker_of[MOST_ITEMS];
+    _Atomic int parts, short_parts;
+    int64_t grain;
+} tally;
+
+static void count_items(void *ctx, int64_t begin, int64_t end, int worker) {
+    tally *t = ctx;
+    t->parts++;
+    t->short_parts += end - begin < t->grain;
+    for (int64_t i = begin; i < end; i++) {
+        t->times[i]++;
+        t->worker_of[i] = worker;
+    }
+}
+
+static void every_item_runs_once(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {0, 1, 2, 3, 7, 64, 100, 1001, MOST_ITEMS};
+    static const int64_t grains[] = {-1, 0, 1, 2, 7, 100, 1 << 20};
+    tally *t = malloc(sizeof *t);
+    for (int threads = 1; threads <= 5; threads++) {
+        assert_ok(tn_threads_set(threads));
+        for (size_t s = 0; s < TN_COUNT(sizes); s++) {
+            for (size_t g = 0; g < TN_COUNT(grains); g++) {
+                memset(t, 0, sizeof *t);
+                t->grain = grains[g];
+                tn_parallel(sizes[s], grains[g], count_items, t);
+                for (int64_t i = 0; i < sizes[s]; i++)
+                    assert_int_equal(t->times[i], 1);
+                assert_in_range(t->parts, 0, threads);
+                assert_in_range(t->short_parts, 0, 1);
+            }
+        }
+    }
+    free(t);
+}
+
+static void parts_depend_on_position_alone(void **state) {
+    (void)state;
+    tally *t = calloc(2, sizeof *t);
+    assert_ok(tn_threads_set(3));
+    for (int run = 0; run < 200; run++) {
+        tn_parallel(1000, 10, count_items, &t[run > 0]);
+        for (int i = 0; i < 1000 && run > 0; i++)
+            assert_int_equal(t[1].worker_of[i], t[0].worker_of[i]);
+    }
+    assert_int_equal(t[0].worker_of[0], 0);
+    assert_int_equal(t[0].worker_of[339], 0); /* 100 grains: 34, 33, 33 */
+    assert_int_equal(t[0].worker_of[340], 1);
+    assert_int_equal(t[0].worker_of[999], 2);
+    free(t);
+}
+
+static void sum_rows(void *ctx, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    float *sums = ctx;
+    for (int64_t row = begin; row < end; row++) {
+        float sum = 0;
+        for (int k = 1; k < 50; k++)
+            sum += 1.0f / (float)(row + k);
+        sums[row] = sum;
+    }
+}
+
+static void results_are_the_same_for_any_thread_count(void **state) {
+    (void)state;
+    static float expected[1000], sums[1000];
+    assert_ok(tn_threads_set(1));
+    tn_parallel(1000, 3, sum_rows, expected);
+    for (int threads = 2; threads <= 8; threads++) {
+        assert_ok(tn_threads_set(threads));
+        memset(sums, 0, sizeof sums);
+        tn_parallel(1000, 3, sum_rows, sums);
+        assert_memory_equal(sums, expected, sizeof sums);
+    }
+}
+
+/* ---- size -------------------------------------------------------------------------------------------------------- */
+
+static void note_worker(void *ctx, int64_t begin, int64_t end, int worker) {
+    (void)begin;
+    (void)end;
+    _Atomic uint64_t *seen = ctx;
+    atomic_fetch_or(seen, (uint64_t)1 << worker);
+}
+
+static uint64_t workers_seen(int threads) {
+    _Atomic uint64_t seen = 0;
+    assert_ok(tn_threads_set(threads));
+    tn_parallel(64, 1, note_worker, &seen);
+    return seen;
+}
+
+static void pool_has_the_size_that_was_set(void **state) {
+    (void)state;
+    static const int sizes[] = {1, 2, 6, 3, 1, 4, 6};
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        assert_int_equal(workers_seen(sizes[i]), ((uint64_t)1 << sizes[i]) - 1);
+        assert_int_equal(tn_threads(), sizes[i]);
+    }
+    assert_ok(tn_threads_set(0));
+    assert_int_equal(tn_threads(), tn_cpu().usable_threads);
+    assert_int_equal(tn_threads_set(-1), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_threads_set(100000), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "100000");
+}
+
+/* ---- nested and concurrent callers ------------------------------------------------------------------------------- */
+
+typedef struct nest {
+    _Atomic int64_t inner_items;
+    _Atomic int elsewhere;
+} nest;
+
+typedef struct inner_call {
+    nest *nest;
+    pthread_t thread;
+} inner_call;
+
+static void inner_body(void *ctx, int64_t begin, int64_t end, int worker) {
+    inner_call *call = ctx;
+    call->nest->inner_items += end - begin;
+    bool own_thread = pthread_equal(call->thread, pthread_self()) && worker == 0 && begin == 0 && end == 100;
+    call->nest->elsewhere += !own_thread;
+}
+
+static void outer_body(void *ctx, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        inner_call call = {ctx, pthread_self()};
+        tn_parallel(100, 1, inner_body, &call);
+    }
+}
+
+static void nested_call_stays_on_its_thread(void **state) {
+    (void)state;
+    nest n = {0};
+    assert_ok(tn_threads_set(4));
+    for (int run = 0; run < 50; run++)
+        tn_parallel(20, 1, outer_body, &n);
+    assert_int_equal(n.inner_items, 50 * 20 * 100);
+    assert_int_equal(n.elsewhere, 0);
+}
+
+static void add_items(void *ctx, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    int64_t *items = ctx;
+    for (int64_t i = begin; i < end; i++)
+        items[i]++;
+}
+
+static void *call_many_times(void *unused) {
+    (void)unused;
+    int64_t items[500] = {0};
+    for (int run = 0; run < 400; run++)
+        tn_parallel(500, 5, add_items, items);
+    for (int i = 0; i < 500; i++) {
+        if (items[i] != 400) return (void *)1;
+    }
+    return NULL;
+}
+
+static void callers_at_the_same_time_each_get_all_their_items(void **state) {
+    (void)state;
+    pthread_t callers[4];
+    assert_ok(tn_threads_set(3));
+    for (size_t i = 0; i < TN_COUNT(callers); i++) {
+        assert_int_equal(pthread_create(&callers[i], NULL, call_many_times, NULL), 0);
+    }
+    for (size_t i = 0; i < TN_COUNT(callers); i++) {
+        void *wrong;
+        assert_int_equal(pthread_join(callers[i], &wrong), 0);
+        assert_null(wrong);
+    }
+}
+
+/* Pauses of every length around the moment in which workers fall asleep must lose no wake-up. */
+static void sleeping_workers_wake(void **state) {
+    (void)state;
+    int64_t items[8] = {0};
+    alarm(100);
+    for (int oversubscribed = 0; oversubscribed < 2; oversubscribed++) {
+        assert_ok(tn_threads_set(oversubscribed ? 8 : 2));
+        for (int run = 0; run < 1500; run++) {
+            double until = tn_now() + run % 100 * 1e-6;
+            while (tn_now() < until)
+                sched_yield();
+            tn_parallel(8, 1, add_items, items);
+        }
+    }
+    alarm(0);
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(items[i], 3000);
+}
+
+/* ---- what a worker is -------------------------------------------------------------------------------------------- */
+
+static void look_at_environment(void *ctx, int64_t begin, int64_t end, int worker) {
+    (void)begin;
+    (void)end;
+    _Atomic int *wrong = ctx;
+    if (worker == 0) return;
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    if (!sigismember(&blocked, SIGINT) || !sigismember(&blocked, SIGUSR1) || fegetround() != FE_TONEAREST) (*wrong)++;
+}
+
+static void workers_take_no_signals_and_round_to_nearest(void **state) {
+    (void)state;
+    _Atomic int wrong = 0;
+    assert_ok(tn_threads_set(12)); /* more than before: new workers start from this thread, as it is set now */
+    fesetround(FE_UPWARD);
+    tn_parallel(12, 1, look_at_environment, &wrong);
+    fesetround(FE_TONEAREST);
+    assert_int_equal(wrong, 0);
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, NULL, &blocked);
+    assert_false(sigismember(&blocked, SIGUSR1)); /* and the caller's own mask is as it was */
+}
+
+#if !defined(TEST_THREAD_SANITIZER)
+
+/* Runs `body` in a child process; its exit status. */
+static int run_in_child(int (*body)(void)) {
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(60);
+        _exit(body());
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static int count_in_child(void) {
+    int64_t items[100] = {0};
+    for (int run = 0; run < 100; run++)
+        tn_parallel(100, 1, add_items, items);
+    for (int i = 0; i < 100; i++) {
+        if (items[i] != 100) return 1;
+    }
+    return workers_seen(4) == 15 ? 0 : 2;
+}
+
+static void child_of_fork_has_a_pool_of_its_own(void **state) {
+    (void)state;
+    assert_int_equal(workers_seen(4), 15);
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(run_in_child(count_in_child), 0);
+    assert_int_equal(workers_seen(4), 15);
+}
+
+#if !defined(TEST_ADDRESS_SANITIZER) /* which itself needs the address space */
+
+/* Address space for a few stacks only. */
+static int count_with_little_memory(void) {
+    struct rlimit limit = {0};
+    char *text;
+    size_t size;
+    if (tn_file_read("/proc/self/statm", &text, &size, 4096) != TN_OK) return 3;
+    limit.rlim_cur = limit.rlim_max = (rlim_t)strtoull(text, NULL, 10) * (rlim_t)sysconf(_SC_PAGESIZE) + (12 << 20);
+    tn_mem_free(text);
+    if (setrlimit(RLIMIT_AS, &limit) != 0) return 4;
+    if (tn_threads_set(200) != TN_OK) return 5;
+    int64_t items[1000] = {0};
+    for (int run = 0; run < 10; run++)
+        tn_parallel(1000, 1, add_items, items);
+    for (int i = 0; i < 1000; i++) {
+        if (items[i] != 10) return 1;
+    }
+    return 0;
+}
+
+static void pool_makes_do_with_the_threads_it_gets(void **state) {
+    (void)state;
+    assert_int_equal(run_in_child(count_with_little_memory), 0);
+}
+
+#endif
+
+static void fork_while_another_thread_computes_leaves_the_child_a_pool(void **state) {
+    (void)state;
+    pthread_t caller;
+    assert_ok(tn_threads_set(3));
+    for (int i = 0; i < 10; i++) {
+        assert_int_equal(pthread_create(&caller, NULL, call_many_times, NULL), 0);
+        assert_int_equal(run_in_child(count_in_child), 0);
+        assert_int_equal(pthread_join(caller, NULL), 0);
+    }
+}
+
+#endif
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_item_runs_once),
+        cmocka_unit_test(parts_depend_on_position_alone),
+        cmocka_unit_test(results_are_the_same_for_any_thread_count),
+        cmocka_unit_test(pool_has_the_size_that_was_set),
+        cmocka_unit_test(nested_call_stays_on_its_thread),
+        cmocka_unit_test(callers_at_the_same_time_each_get_all_their_items),
+        cmocka_unit_test(sleeping_workers_wake),
+        cmocka_unit_test(workers_take_no_signals_and_round_to_nearest),
+#if !defined(TEST_THREAD_SANITIZER) /* which cannot follow threads that start after a fork */
+        cmocka_unit_test(child_of_fork_has_a_pool_of_its_own),
+        cmocka_unit_test(fork_while_another_thread_computes_leaves_the_child_a_pool),
+#if !defined(TEST_ADDRESS_SANITIZER)
+        cmocka_unit_test(pool_makes_do_with_the_threads_it_gets),
+#endif
+#endif
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
