@@ -170,6 +170,7 @@ typedef struct tn_cpu_info {
     int64_t total_memory, free_memory; /* bytes, cgroup limit respected; free is read anew at each call */
 } tn_cpu_info;
 tn_cpu_info tn_cpu(void);
+void tn_cpu_limit(tn_isa most); /* from now on tn_cpu names no higher level than this; what was chosen before stays */
 const char *tn_isa_name(tn_isa isa); /* "baseline", "avx2", "avx512" */
 
 /* ---- the one thread pool (threads.c) ------------------------------------------------------------------------------ */

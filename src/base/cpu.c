@@ -126,7 +126,8 @@ static void trim(char *text) {
     size_t start = strspn(text, " \t");
     size_t n = strlen(text + start);
     memmove(text, text + start, n + 1);
-    while (n > 0 && (text[n - 1] == ' ' || text[n - 1] == '\t')) text[--n] = '\0';
+    while (n > 0 && (text[n - 1] == ' ' || text[n - 1] == '\t'))
+        text[--n] = '\0';
 }
 
 /* ---- caches ------------------------------------------------------------------------------------------------------ */
@@ -228,10 +229,23 @@ static void read_fixed_info(void) {
     info->usable_threads = cut_by_quota(info->cores, tn_cgroup_read("").processors);
 }
 
+static _Atomic int most_isa = TN_ISA_COUNT;
+
+void tn_cpu_limit(tn_isa most) { atomic_store(&most_isa, (int)most); }
+
+/* Leaves out what belongs to the levels above `most`. */
+static void lower_isa(tn_cpu_info *info, tn_isa most) {
+    if (info->isa <= most) return;
+    info->isa = most;
+    info->vnni = info->bf16 = false;
+    info->f16c = info->f16c && most >= TN_ISA_AVX2;
+}
+
 tn_cpu_info tn_cpu(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, read_fixed_info);
     tn_cpu_info info = fixed_info;
+    lower_isa(&info, (tn_isa)atomic_load(&most_isa));
     tn_cgroup_limits limits = tn_cgroup_read("");
     read_memory(&info, &limits);
     return info;

@@ -173,10 +173,7 @@ const tn_driver tn_driver_cuda = {
 
 #if TRUNNION_WITH_ROCM
 
-static const char *const rocm_names[] = {
-    "libamdhip64.so",   "libamdhip64.so.7", "libamdhip64.so.6",
-    "libamdhip64.so.5", "/opt/rocm/lib/libamdhip64.so", "/opt/rocm-*/lib/libamdhip64.so", NULL,
-};
+static const char *const rocm_names[] = {"libamdhip64.so", "libamdhip64.so.*", "/opt/rocm*/lib/libamdhip64.so", NULL};
 static const tn_symbol rocm_symbols[] = {
     {"hipInit", (void **)&gpu.init, false},
     {"hipGetDeviceCount", (void **)&gpu.count, false},

@@ -43,10 +43,7 @@ static void *(*create_instance)(const void *descriptor);
 static size_t (*enumerate_adapters)(void *instance, const wgpu_enumerate_options *, void **adapters);
 static uint32_t (*get_info)(void *adapter, wgpu_adapter_info *);
 
-static const char *const names[] = {
-    "libwgpu_native.so", "libwgpu_native.dylib", "site-packages/wgpu/resources/libwgpu_native-release.so",
-    "site-packages/wgpu/resources/libwgpu_native-release.dylib", NULL,
-};
+static const char *const names[] = {"libwgpu_native.*", "site-packages/wgpu/resources/libwgpu_native*", NULL};
 static const tn_symbol symbols[] = {
     {"wgpuGetVersion", (void **)&get_version, false},
     {"wgpuCreateInstance", (void **)&create_instance, false},

@@ -1,0 +1,9 @@
+/* commands.h — the subcommands, one file each. */
+#ifndef TRUNNION_CLI_COMMANDS_H
+#define TRUNNION_CLI_COMMANDS_H
+
+#include "cli.h"
+
+extern const cli_command cli_devices;
+
+#endif

@@ -1,0 +1,92 @@
+/* json_out.c — JSON for standard output: places commas, escapes text, and no more. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+enum { DEEPEST = sizeof(((cli_json *)0)->used) / sizeof(bool) - 1 };
+
+/* Length of the UTF-8 character at p: 1 to 4, or 0 if there is none. */
+static int utf8_length(const unsigned char *p) {
+    if (p[0] < 0x80) return 1;
+    int n = p[0] >= 0xC2 && p[0] <= 0xDF ? 2 : (p[0] & 0xF0) == 0xE0 ? 3 : p[0] >= 0xF0 && p[0] <= 0xF4 ? 4 : 0;
+    for (int i = 1; i < n; i++)
+        if ((p[i] & 0xC0) != 0x80) return 0;
+    bool overlong = (p[0] == 0xE0 && p[1] < 0xA0) || (p[0] == 0xF0 && p[1] < 0x90);
+    bool beyond = (p[0] == 0xED && p[1] > 0x9F) || (p[0] == 0xF4 && p[1] > 0x8F);
+    return overlong || beyond ? 0 : n;
+}
+
+static void put_text(FILE *out, const char *text) {
+    const unsigned char *p = (const unsigned char *)text;
+    fputc('"', out);
+    while (*p) {
+        int n = utf8_length(p);
+        if (*p == '"' || *p == '\\')
+            fprintf(out, "\\%c", *p);
+        else if (*p < 0x20)
+            fprintf(out, "\\u%04x", *p);
+        else if (n == 0)
+            fputc('?', out);
+        else
+            fwrite(p, 1, (size_t)n, out);
+        p += n ? n : 1;
+    }
+    fputc('"', out);
+}
+
+/* The comma and the key before a value. */
+static void begin_value(cli_json *j, const char *key) {
+    if (j->used[j->depth]) fputs(", ", j->out);
+    j->used[j->depth] = true;
+    if (!key) return;
+    put_text(j->out, key);
+    fputs(": ", j->out);
+}
+
+static void open_level(cli_json *j, const char *key, char opening) {
+    begin_value(j, key);
+    fputc(opening, j->out);
+    if (j->depth < DEEPEST) j->depth++;
+    j->used[j->depth] = false;
+}
+
+void cli_json_object(cli_json *j, const char *key) { open_level(j, key, '{'); }
+void cli_json_array(cli_json *j, const char *key) { open_level(j, key, '['); }
+
+void cli_json_end(cli_json *j, char closing) {
+    fputc(closing, j->out);
+    if (j->depth > 0) j->depth--;
+    if (j->depth == 0) fputc('\n', j->out);
+}
+
+void cli_json_string(cli_json *j, const char *key, const char *v) {
+    begin_value(j, key);
+    if (v)
+        put_text(j->out, v);
+    else
+        fputs("null", j->out);
+}
+
+void cli_json_number(cli_json *j, const char *key, double v) {
+    char text[40];
+    begin_value(j, key);
+    if (!isfinite(v)) {
+        fputs("null", j->out);
+        return;
+    }
+    snprintf(text, sizeof text, "%.15g", v);
+    if (strtod(text, NULL) != v) snprintf(text, sizeof text, "%.17g", v);
+    fputs(text, j->out);
+}
+
+void cli_json_int(cli_json *j, const char *key, int64_t v) {
+    begin_value(j, key);
+    fprintf(j->out, "%lld", (long long)v);
+}
+
+void cli_json_bool(cli_json *j, const char *key, bool v) {
+    begin_value(j, key);
+    fputs(v ? "true" : "false", j->out);
+}

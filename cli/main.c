@@ -1,0 +1,135 @@
+/* main.c — the command `trunnion`: finds the subcommand and runs it.
+ *
+ * A subcommand is one line of the table below and one file. */
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "commands.h"
+
+static const cli_command *const commands[] = {
+    &cli_devices,
+};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static const char COMMON_HELP[] =
+    "common options, where they have a meaning:\n"
+    "  --json           one JSON object on standard output, nothing else there\n"
+    "  --device NAME    auto, cpu, cuda, cuda:1, rocm, metal, vulkan, opencl, webgpu, engine:onnxruntime, engine:torch\n"
+    "  --strict         fail rather than use another device\n"
+    "  --mem SIZE       memory that has to be free on the device, as in 6G\n"
+    "  --threads N      threads on the processor\n"
+    "  --seed N         start of the random numbers\n"
+    "  -v, --verbose    say more\n";
+
+static void print_overview(FILE *to) {
+    fprintf(to, "usage: trunnion COMMAND [options]\n\ncommands:\n");
+    for (int i = 0; i < COMMANDS; i++) fprintf(to, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
+    fprintf(to, "  %-12s %s\n\n%s\n", "help CMD", "what a command does, with examples", COMMON_HELP);
+    fprintf(to, "exit status: 0 success, 1 the work failed, 2 wrong usage\n");
+}
+
+void cli_help(const cli_command *c, FILE *to) {
+    fprintf(to, "usage: trunnion %s\n\n%s\n\n%s", c->usage, c->summary, c->help);
+}
+
+int cli_wrong_usage(const cli_command *c, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "trunnion%s%s: ", c ? " " : "", c ? c->name : "");
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n  see: trunnion help%s%s\n", c ? " " : "", c ? c->name : "");
+    va_end(args);
+    return CLI_USAGE;
+}
+
+int cli_failed(void) {
+    fprintf(stderr, "trunnion: error: %s\n", tn_error());
+    return CLI_FAILED;
+}
+
+static const cli_command *find_command(const char *name) {
+    for (int i = 0; i < COMMANDS; i++)
+        if (!strcmp(commands[i]->name, name)) return commands[i];
+    return NULL;
+}
+
+/* ---- unknown commands ----------------------------------------------------------------------------------------------- */
+
+enum { LONGEST = 32 };
+
+static int least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
+
+/* Letters to insert, delete or replace to get from one word to the other (Levenshtein 1966), row by row. */
+static int edit_distance(const char *a, const char *b) {
+    int row[LONGEST + 1];
+    int n = (int)strlen(b);
+    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int above = row[j];
+            row[j] = least(above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1]));
+            diagonal = above;
+        }
+    }
+    return row[n];
+}
+
+/* The command whose name is nearest to what was typed, NULL if none is near. */
+static const char *nearest_command(const char *typed) {
+    const char *best = NULL;
+    int best_distance = 4;
+    if (strlen(typed) > LONGEST) return NULL;
+    for (int i = 0; i < COMMANDS; i++) {
+        const char *name = commands[i]->name;
+        int d = strlen(name) > LONGEST ? best_distance : edit_distance(typed, name);
+        if (d >= best_distance || d >= (int)strlen(name)) continue;
+        best = name;
+        best_distance = d;
+    }
+    return best;
+}
+
+static int unknown_command(const char *name) {
+    const char *near = nearest_command(name);
+    return cli_wrong_usage(NULL, "there is no command \"%s\"%s%s%s", name, near ? "; did you mean " : "", near ? near : "",
+                           near ? "?" : "");
+}
+
+/* ---- start ---------------------------------------------------------------------------------------------------------- */
+
+static int run_help(const char *name) {
+    const cli_command *c = name ? find_command(name) : NULL;
+    if (name && !c) return unknown_command(name);
+    if (c)
+        cli_help(c, stdout);
+    else
+        print_overview(stdout);
+    return CLI_OK;
+}
+
+/* What was written has to have arrived: a full disk or a closed pipe is a failure like another. */
+static int finish(int status) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return status;
+    perror("trunnion: writing to standard output");
+    return status ? status : CLI_FAILED;
+}
+
+int main(int argc, char **argv) {
+    const char *name = argc > 1 ? argv[1] : NULL;
+    if (!name) {
+        print_overview(stderr);
+        return CLI_USAGE;
+    }
+    if (!strcmp(name, "--version") || !strcmp(name, "version")) {
+        printf("trunnion %s\n", tn_version());
+        return finish(CLI_OK);
+    }
+    if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) return finish(run_help(argc > 2 ? argv[2] : NULL));
+    const cli_command *c = find_command(name);
+    if (!c) return unknown_command(name);
+    return finish(c->run(argc - 1, argv + 1));
+}

@@ -1,0 +1,145 @@
+/* options.c — the options that most subcommands share, parsed the same way everywhere. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+enum { MOST_OWN = 32, FIRST_COMMON = 1000 };
+enum { OPT_JSON = FIRST_COMMON, OPT_DEVICE, OPT_STRICT, OPT_MEM, OPT_THREADS, OPT_SEED, OPT_HELP };
+
+static const struct {
+    struct option option;
+    unsigned group; /* the CLI_… bit under which a command accepts it; 0: always */
+} common[] = {
+    {{"json", no_argument, NULL, OPT_JSON}, CLI_JSON},
+    {{"device", required_argument, NULL, OPT_DEVICE}, CLI_DEVICE},
+    {{"strict", no_argument, NULL, OPT_STRICT}, CLI_DEVICE},
+    {{"mem", required_argument, NULL, OPT_MEM}, CLI_DEVICE},
+    {{"threads", required_argument, NULL, OPT_THREADS}, CLI_THREADS},
+    {{"seed", required_argument, NULL, OPT_SEED}, CLI_SEED},
+    {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE},
+    {{"help", no_argument, NULL, OPT_HELP}, 0},
+};
+enum { COMMON = sizeof common / sizeof common[0] };
+
+bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out) {
+    char *end;
+    errno = 0;
+    long long v = strtoll(text, &end, 10);
+    if (end == text || *end || errno || v < least || v > most) return false;
+    *out = v;
+    return true;
+}
+
+bool cli_parse_bytes(const char *text, int64_t *out) {
+    static const char units[] = "KMGT";
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || !(v >= 0)) return false;
+    const char *unit = *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
+    if (unit) {
+        for (const char *u = units; u <= unit; u++) v *= 1024;
+        end++;
+        if (*end == 'i') end++;
+    }
+    if (*end == 'B' || *end == 'b') end++;
+    if (*end || v >= 9e18) return false;
+    *out = (int64_t)v;
+    return true;
+}
+
+static bool parse_seed(const char *text, uint64_t *out) {
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(text, &end, 0);
+    if (end == text || *end || errno || *text == '-') return false;
+    *out = v;
+    return true;
+}
+
+/* Takes a common option; false for a wrong value. */
+static bool take_common(cli_options *o, int val, const char *arg) {
+    int64_t n;
+    switch (val) {
+    case OPT_JSON: return o->json = true;
+    case OPT_STRICT: return o->strict = true;
+    case 'v': return o->verbose = true;
+    case OPT_DEVICE: o->device = arg; return *arg != 0;
+    case OPT_MEM: return cli_parse_bytes(arg, &o->memory);
+    case OPT_SEED: return o->seed_given = parse_seed(arg, &o->seed);
+    default:
+        if (!cli_parse_int(arg, 1, 4096, &n)) return false;
+        o->threads = (int)n;
+        return true;
+    }
+}
+
+/* The options that this command knows, its own ones first, ended by a row of zeros. */
+static void gather(const cli_command *c, const struct option *own, struct option *all) {
+    int n = 0;
+    for (; own && own->name && n < MOST_OWN; own++) all[n++] = *own;
+    for (int i = 0; i < COMMON; i++)
+        if (!common[i].group || common[i].group & c->accepts) all[n++] = common[i].option;
+    all[n] = (struct option){0};
+}
+
+static const char *name_of(const struct option *all, int val) {
+    while (all->name && all->val != val) all++;
+    return all->name ? all->name : "?";
+}
+
+int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
+              bool (*take)(void *ctx, int val, const char *arg), void *ctx, int *status) {
+    struct option all[MOST_OWN + COMMON + 1];
+    char letters[64];
+    gather(c, own, all);
+    snprintf(letters, sizeof letters, ":%s%s", c->accepts & CLI_VERBOSE ? "v" : "", shorts ? shorts : "");
+    *o = (cli_options){.device = "auto"};
+    *status = CLI_USAGE;
+    optind = 1;
+    for (;;) {
+        int at = optind, val = getopt_long(argc, argv, letters, all, NULL);
+        if (val == -1) return optind;
+        if (val == OPT_HELP) {
+            cli_help(c, stdout);
+            *status = CLI_OK;
+            return -1;
+        }
+        if (val == ':') {
+            (void)cli_wrong_usage(c, "%s needs a value", argv[optind - 1]);
+            return -1;
+        }
+        if (val == '?') {
+            (void)cli_wrong_usage(c, "there is no option %s", argv[at] && argv[at][0] == '-' ? argv[at] : argv[optind - 1]);
+            return -1;
+        }
+        bool is_common = val >= FIRST_COMMON || (val == 'v' && c->accepts & CLI_VERBOSE);
+        if (is_common ? take_common(o, val, optarg) : take(ctx, val, optarg)) continue;
+        (void)cli_wrong_usage(c, "--%s: the value \"%s\" is wrong", name_of(all, val), optarg ? optarg : "");
+        return -1;
+    }
+}
+
+static void say_steps(const tn_selection *s) {
+    for (int i = 0; i < s->step_count; i++) {
+        const tn_selection_step *step = &s->steps[i];
+        fprintf(stderr, "  %s %s%s%s\n", step->chosen ? "✓" : "✗", step->id, step->chosen ? "" : ": ", step->reason);
+        if (!step->chosen && step->fix[0]) fprintf(stderr, "      → %s\n", step->fix);
+    }
+}
+
+tn_device *cli_open_device(const cli_options *o) {
+    tn_device_options d = {.struct_size = sizeof d, .minimum_memory = o->memory, .threads = o->threads};
+    d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
+    tn_selection s = {.struct_size = sizeof s};
+    tn_device *device = NULL;
+    tn_status status = tn_device_open(o->device, &d, &s, &device);
+    if (status == TN_OK) status = tn_set_current_device(device);
+    if (o->verbose && status == TN_OK) say_steps(&s);
+    if (status == TN_OK) return device;
+    (void)cli_failed();
+    tn_device_close(device);
+    return NULL;
+}

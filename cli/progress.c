@@ -1,0 +1,93 @@
+/* progress.c — a live line on standard error while work goes on. */
+#include <string.h>
+#include <time.h>
+
+#include "cli.h"
+
+enum { BAR_COLUMNS = 24, LINE_BYTES = 512 };
+static const double BETWEEN = 0.05;  /* seconds from one showing to the next */
+static const double SMOOTHING = 0.3; /* weight of the newest rate */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void cli_progress_begin(cli_progress *p, const char *what, const char *unit, int64_t total) {
+    double t = now();
+    *p = (cli_progress){.what = what, .unit = unit, .total = total, .begun = t, .shown = t};
+    p->live = cli_colour(stderr);
+}
+
+/* A bar in eighths of a column, or in whole ones where the locale has no such characters. */
+static void bar_text(char *out, size_t size, double part) {
+    static const char *const eighths[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+    int filled = (int)(part * BAR_COLUMNS * 8);
+    if (filled < 0) filled = 0;
+    if (filled > BAR_COLUMNS * 8) filled = BAR_COLUMNS * 8;
+    bool fine = cli_utf8();
+    size_t n = 0;
+    for (int i = 0; i < BAR_COLUMNS && n + 4 < size; i++) {
+        int left = filled - i * 8;
+        const char *cell = left >= 8 ? (fine ? "█" : "#") : left > 0 && fine ? eighths[left] : " ";
+        n += (size_t)snprintf(out + n, size - n, "%s", cell);
+    }
+}
+
+static void left_text(char *out, size_t size, double seconds) {
+    if (seconds < 100)
+        snprintf(out, size, "%.0f s left", seconds);
+    else if (seconds < 6000)
+        snprintf(out, size, "%.0f min left", seconds / 60);
+    else
+        snprintf(out, size, "%.1f h left", seconds / 3600);
+}
+
+/* Cuts UTF-8 text to so many characters. */
+static void cut(char *text, int columns) {
+    for (char *c = text; *c; c++) {
+        if (((unsigned char)*c & 0xC0) == 0x80) continue;
+        if (columns-- == 0) {
+            *c = 0;
+            return;
+        }
+    }
+}
+
+static void show(const cli_progress *p, const char *text) {
+    char line[LINE_BYTES], bar[BAR_COLUMNS * 3 + 4] = "", left[32] = "";
+    if (p->total > 0) {
+        bar_text(bar, sizeof bar, (double)p->done / (double)p->total);
+        if (p->rate > 0) left_text(left, sizeof left, (double)(p->total - p->done) / p->rate);
+        snprintf(line, sizeof line, "%s %s %lld/%lld  %s  %.3g %s/s  %s", p->what, bar, (long long)p->done,
+                 (long long)p->total, text, p->rate, p->unit, left);
+    } else {
+        snprintf(line, sizeof line, "%s %lld  %s  %.3g %s/s", p->what, (long long)p->done, text, p->rate, p->unit);
+    }
+    cut(line, cli_columns(stderr) - 1);
+    fprintf(stderr, "\r%s\033[K", line);
+    fflush(stderr);
+}
+
+void cli_progress_update(cli_progress *p, int64_t done, const char *text) {
+    p->done = done;
+    if (!p->live) return;
+    double t = now(), passed = t - p->shown;
+    if (passed < BETWEEN && done < p->total) return;
+    double rate = passed > 0 ? (double)(done - p->shown_done) / passed : p->rate;
+    p->rate = p->rate > 0 ? p->rate + SMOOTHING * (rate - p->rate) : rate;
+    p->shown = t;
+    p->shown_done = done;
+    show(p, text);
+}
+
+void cli_progress_end(cli_progress *p) {
+    if (p->live) fputs("\r\033[K", stderr);
+    p->live = false;
+}
+
+double cli_progress_rate(const cli_progress *p) {
+    double passed = now() - p->begun;
+    return passed > 0 ? (double)p->done / passed : 0;
+}
