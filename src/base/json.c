@@ -200,11 +200,20 @@ static tn_status read_escape(reader *r) {
     return TN_OK;
 }
 
-/* One character that is neither a quote nor an escape. */
+/* How many of the next bytes are ASCII that stands for itself. */
+static size_t plain_ascii(const unsigned char *p, size_t left) {
+    size_t n = 0;
+    while (n < left && p[n] >= 0x20 && p[n] < 0x80 && p[n] != '"' && p[n] != '\\')
+        n++;
+    return n;
+}
+
+/* A run of plain ASCII, or one longer character. */
 static tn_status read_plain(reader *r) {
     const unsigned char *p = (const unsigned char *)r->text + r->at;
     if (p[0] < 0x20) return malformed(r->at, "a control character in a string must be escaped");
-    size_t n = utf8_length(p, r->length - r->at);
+    size_t n = plain_ascii(p, r->length - r->at);
+    if (n == 0) n = utf8_length(p, r->length - r->at);
     if (n == 0) return malformed(r->at, "this is not UTF-8");
     memcpy(r->strings + r->strings_used, p, n);
     r->strings_used += n;
@@ -280,7 +289,8 @@ static tn_status read_number(reader *r) {
     digits[n] = '\0';
     tn_json value = {.kind = TN_JSON_NUMBER};
     value.is_int = whole && parse_integer(digits, &value.integer);
-    value.number = strtod(digits, NULL);
+    bool convert = value.is_int && value.integer != 0; /* strtod knows -0, and takes longer */
+    value.number = convert ? (double)value.integer : strtod(digits, NULL);
     if (!isfinite(value.number)) return malformed(start, "this number is beyond the range of a double");
     return push(r, &value);
 }
