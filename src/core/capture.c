@@ -1,0 +1,198 @@
+/* capture.c — explicit replay: a plan and what it is bound to, run again without recording anything.
+ *
+ * The graph holds the buffers that the recording met: a launch replaces those of the inputs, makes new ones for the
+ * results, and writes states where they live. */
+#include <string.h>
+
+#include "core/core.h"
+
+typedef struct graph_input {
+    int slot; /* -1: the recording did not read it */
+    uint8_t dtype, rank;
+    int64_t shape[TN_MAX_RANK];
+} graph_input;
+
+typedef struct graph_output {
+    int output; /* of the plan */
+    uint8_t dtype, rank;
+    int64_t shape[TN_MAX_RANK];
+} graph_output;
+
+struct tn_graph {
+    tn_plan *plan;
+    tn_buffer **bound;
+    size_t bound_count;
+    graph_input *inputs;
+    graph_output *outputs;
+    int input_count, output_count;
+    kir_dial *dials;
+    int64_t *random_count; /* numbers a random counter uses up at each launch; 0: no random counter */
+    bool *dial_is_float;
+    size_t dial_count;
+};
+
+tn_status tn_capture_begin(void) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return TN_ERR_MEMORY;
+    if (r->capturing) return tn_fail(TN_ERR_STATE, "tn_capture_begin: this thread is capturing already; end that capture first");
+    TRY(tn_flush(r, NULL, 0));
+    r->capturing = true;
+    return TN_OK;
+}
+
+void tn_graph_free(tn_graph *g) {
+    if (!g) return;
+    for (size_t i = 0; i < g->bound_count; i++) tn_buffer_release(g->bound[i]);
+    tn_plan_free(g->plan);
+    tn_mem_free(g->bound);
+    tn_mem_free(g->inputs);
+    tn_mem_free(g->outputs);
+    tn_mem_free(g->dials);
+    tn_mem_free(g->random_count);
+    tn_mem_free(g->dial_is_float);
+    tn_mem_free(g);
+}
+
+static tn_status note_input(graph_input *in, const tn_binding *b, const tn_tensor *t, int number) {
+    const tn_node *n = tn_tensor_node(t);
+    if (!n->buffer) return tn_fail(TN_ERR_ARGUMENT, "tn_capture_end: input %d is not a whole tensor with a value (evaluate it, or make it contiguous)", number);
+    in->slot = tn_map_find(&b->buffer_slots, n->buffer);
+    in->dtype = n->dtype;
+    in->rank = n->rank;
+    memcpy(in->shape, n->shape, sizeof in->shape);
+    return TN_OK;
+}
+
+static tn_status note_output(graph_output *out, const tn_binding *b, const tn_tensor *t, int number) {
+    const tn_node *n = tn_tensor_node(t), *root = n->flags & TN_NODE_VIEW ? n->root : n;
+    for (size_t i = 0; i < b->output_count; i++) {
+        if (b->outputs[i].node != root || !tn_node_contiguous(n)) continue;
+        out->output = (int)i;
+        out->dtype = n->dtype;
+        out->rank = n->rank;
+        memcpy(out->shape, n->shape, sizeof out->shape);
+        return TN_OK;
+    }
+    return tn_fail(TN_ERR_ARGUMENT, "tn_capture_end: output %d was not recorded in this capture (or is a strided view: make it contiguous)", number);
+}
+
+static tn_status note_dials(tn_graph *g, const tn_binding *b) {
+    g->dial_count = b->dial_count;
+    g->dials = tn_mem_zalloc(b->dial_count, sizeof *g->dials);
+    g->random_count = tn_mem_zalloc(b->dial_count, sizeof *g->random_count);
+    g->dial_is_float = tn_mem_zalloc(b->dial_count, sizeof *g->dial_is_float);
+    if (!g->dials || !g->random_count || !g->dial_is_float) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < b->dial_count; i++) {
+        const tn_node *d = b->dial_nodes[i];
+        g->dials[i] = tn_dial_value_of(d);
+        g->dial_is_float[i] = d->i[0] == TN_DIAL_FLOAT;
+        if (d->i[0] == TN_DIAL_RANDOM) g->random_count[i] = d->i[2];
+    }
+    return TN_OK;
+}
+
+static tn_status note(tn_graph *g, const tn_binding *b, tn_tensor *const *inputs, tn_tensor *const *outputs) {
+    g->inputs = tn_mem_zalloc((size_t)g->input_count, sizeof *g->inputs);
+    g->outputs = tn_mem_zalloc((size_t)g->output_count, sizeof *g->outputs);
+    g->bound = tn_mem_zalloc(b->buffer_count, sizeof *g->bound);
+    if (!g->inputs || !g->outputs || !g->bound) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < b->buffer_count; i++) g->bound[i] = tn_buffer_retain(b->buffers[i]);
+    g->bound_count = b->buffer_count;
+    for (int i = 0; i < g->input_count; i++) TRY(note_input(&g->inputs[i], b, inputs[i], i));
+    for (int i = 0; i < g->output_count; i++) TRY(note_output(&g->outputs[i], b, outputs[i], i));
+    return note_dials(g, b);
+}
+
+static tn_status make(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
+    tn_plan_cache *c = tn_plans_of(r);
+    if (!c) return TN_ERR_MEMORY;
+    const tn_node **targets = tn_mem_alloc((size_t)g->output_count * sizeof *targets);
+    if (!targets) return TN_ERR_MEMORY;
+    for (int i = 0; i < g->output_count; i++) targets[i] = tn_tensor_node(outputs[i]);
+    tn_status s = TN_OK;
+    for (int i = 0; i < g->output_count && s == TN_OK; i++)
+        if (targets[i]->flags & TN_NODE_ERROR) s = tn_fail(targets[i]->status, "%s", targets[i]->error);
+    if (s == TN_OK) s = tn_binding_make(&c->binding, r, targets, g->output_count);
+    tn_mem_free(targets);
+    if (s == TN_OK) s = note(g, &c->binding, inputs, outputs);
+    return s == TN_OK ? tn_plan_make(&c->binding, &g->plan) : s;
+}
+
+tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count, tn_graph **out) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return TN_ERR_MEMORY;
+    if (!r->capturing) return tn_fail(TN_ERR_STATE, "tn_capture_end: no capture was begun on this thread");
+    r->capturing = false;
+    tn_graph *g = tn_mem_zalloc(1, sizeof *g);
+    if (!g) return TN_ERR_MEMORY;
+    g->input_count = input_count;
+    g->output_count = output_count;
+    tn_status s = make(r, g, inputs, outputs);
+    if (s == TN_OK) s = tn_eval(outputs, output_count);
+    if (s != TN_OK) {
+        tn_graph_free(g);
+        return s;
+    }
+    *out = g;
+    return TN_OK;
+}
+
+static tn_status bind_input(tn_graph *g, int i, tn_tensor *t) {
+    const graph_input *in = &g->inputs[i];
+    tn_node *n = tn_tensor_node(t);
+    if (!tn_node_computed(n)) TRY(tn_eval(&t, 1));
+    n = tn_tensor_node(t);
+    bool same = n->buffer && n->dtype == in->dtype && n->rank == in->rank && memcmp(n->shape, in->shape, (size_t)n->rank * sizeof *n->shape) == 0;
+    if (!same) {
+        char shape[96];
+        return tn_fail(TN_ERR_SHAPE, "tn_graph_launch: input %d is %s %s; it must be contiguous and as it was when captured", i,
+                       tn_dtype_name((tn_dtype)n->dtype), tn_shape_text(n, shape, sizeof shape));
+    }
+    if (in->slot < 0) return TN_OK;
+    tn_buffer_retain(n->buffer);
+    tn_buffer_release(g->bound[in->slot]);
+    g->bound[in->slot] = n->buffer;
+    return TN_OK;
+}
+
+static void advance_random(tn_recorder *r, tn_graph *g) {
+    for (size_t i = 0; i < g->dial_count; i++) {
+        if (g->random_count[i] == 0) continue;
+        g->dials[i].i = (int64_t)r->random_offset;
+        r->random_offset += (uint64_t)g->random_count[i];
+    }
+}
+
+static void mark_written(const tn_graph *g) {
+    for (int i = 0; i < g->plan->output_count; i++)
+        if (g->plan->output_home[i] >= 0) g->bound[g->plan->output_home[i]]->version++;
+}
+
+tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs) {
+    tn_recorder *r = tn_recorder_here();
+    tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
+    if (!c) return TN_ERR_MEMORY;
+    TRY(tn_flush(r, NULL, 0)); /* pending writes to states come first */
+    for (int i = 0; i < g->input_count; i++) TRY(bind_input(g, i, inputs[i]));
+    advance_random(r, g);
+    TRY(tn_plan_reserve(c, g->plan, g->bound));
+    tn_status s = tn_plan_run(g->plan, g->bound, c->outputs, c->arena, g->dials);
+    if (s == TN_OK) mark_written(g);
+    for (int i = 0; i < g->output_count && s == TN_OK; i++) {
+        const graph_output *o = &g->outputs[i];
+        outputs[i] = tn_tensor_new(tn_node_data(c->outputs[o->output], o->shape, o->rank, (tn_dtype)o->dtype));
+    }
+    tn_plan_release_outputs(c, g->plan, g->plan->output_count);
+    c->launches += (int64_t)g->plan->command_count;
+    return s;
+}
+
+tn_status tn_graph_set_dial(tn_graph *g, int dial, double value) {
+    if (dial < 0 || (size_t)dial >= g->dial_count)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_graph_set_dial: dial %d; the graph has %zu", dial, g->dial_count);
+    if (g->dial_is_float[dial])
+        g->dials[dial].f = value;
+    else
+        g->dials[dial].i = (int64_t)value;
+    return TN_OK;
+}

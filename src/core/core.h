@@ -1,0 +1,251 @@
+/* core.h — from a recording to a run: what the passes of core/ hand to each other.
+ *
+ *   key.c      what must be computed, and the key of the recording
+ *   flush.c    plan cache, running, and what a run leaves behind
+ *   values.c   nodes → values: composed ops expanded, equal values shared
+ *   fuse.c     values → groups: what becomes one kernel
+ *   lower.c    a group → a KIR program
+ *   plan.c     groups → commands: order, memory, the commit section
+ *   native.c   matmul, argsort, index_add: commands of kern/
+ *   read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
+ *
+ * A plan knows no node: it speaks of slots (bound buffers, outputs, the arena) and is run with whatever is bound. */
+#ifndef TN_CORE_H
+#define TN_CORE_H
+
+#include "base/base.h"
+#include "graph/graph.h"
+#include "graph/known.h"
+#include "hal/hal.h"
+#include "kern/kern.h"
+
+/* ---- a pointer table: node or buffer → small number (values.c) ------------------------------------------------------- */
+
+typedef struct tn_pointer_map {
+    const void **keys;
+    int32_t *values;
+    size_t count, capacity; /* capacity is a power of two, or 0 */
+} tn_pointer_map;
+int32_t tn_map_find(const tn_pointer_map *m, const void *key); /* -1 when absent */
+tn_status tn_map_put(tn_pointer_map *m, const void *key, int32_t value);
+void tn_map_clear(tn_pointer_map *m); /* keeps its memory */
+void tn_map_free(tn_pointer_map *m);
+
+/* ---- what a flush binds ----------------------------------------------------------------------------------------------- */
+
+/* One result that outlives the run. */
+typedef struct tn_output {
+    tn_node *node;
+    int home; /* slot of the state's memory, or -1: a new buffer */
+} tn_output;
+
+/* Everything about one recording that a plan does not know: nodes in order, buffers, dial values. */
+typedef struct tn_binding {
+    tn_recorder *recorder;
+    tn_device *device;
+    tn_output *outputs;
+    size_t output_count, output_capacity;
+    tn_buffer **buffers; /* slots */
+    size_t buffer_count, buffer_capacity;
+    const tn_node **dial_nodes;
+    size_t dial_count, dial_capacity;
+    uint64_t *key;
+    size_t key_count, key_capacity;
+    int64_t *sizes; /* values of symbolic extents, in key order */
+    size_t size_count, size_capacity;
+    /* scratch, by place in the recorder's list */
+    uint8_t *marks;
+    int32_t *numbers;
+    size_t mark_capacity, number_capacity;
+    const tn_node **work;
+    size_t work_capacity;
+    tn_pointer_map buffer_slots, leaf_ids;
+} tn_binding;
+
+/* ---- values (values.c) ------------------------------------------------------------------------------------------------ */
+
+typedef struct tn_value {
+    const tn_node *node;
+    const tn_op_row *row;  /* NULL: a leaf, bound to a slot */
+    int *in, n_in;         /* values; -1 for an absent optional input */
+    int root;              /* views: the value whose memory they look into; else itself */
+    int64_t offset, stride[TN_MAX_RANK]; /* views and leaves: place in root's memory, in elements */
+    int slot;              /* leaves: bound buffer */
+    int output;            /* index among the plan's outputs, or -1 */
+    int dial;              /* dials: index among the binding's dials, or -1 */
+    /* fuse.c */
+    bool stored;           /* gets memory */
+    bool alone;            /* an attempt to join it failed: its own group, always stored */
+    int group;             /* where it is computed, -1 while inlined */
+    float weight;          /* work to compute it again from what is in memory */
+    int *pulls;            /* groups that need it, while inlined; then those that read it */
+    int pull_count;
+    size_t pull_capacity;
+    bool wants_memory;     /* some user can only read it from memory */
+    int loads;             /* memory operands behind it */
+    int *users;
+    int user_count;
+    uint32_t phase_stamp;  /* lower.c: phase is known for the group being lowered */
+    int phase;
+    /* plan.c */
+    int place;             /* slot of its memory once planned (bound, output or arena), -1: none */
+    int64_t byte_offset, bytes;
+} tn_value;
+
+typedef struct tn_native tn_native;
+typedef enum tn_group_kind { TN_GROUP_MAP, TN_GROUP_ROWS, TN_GROUP_SCAN, TN_GROUP_MATMUL, TN_GROUP_NATIVE } tn_group_kind;
+
+typedef struct tn_group {
+    tn_group_kind kind;
+    int *members;  /* values computed here, in order */
+    size_t member_count, member_capacity;
+    int lead;      /* the value whose shape is the space: MAP: any member; ROWS: a reduction; MATMUL: the product */
+    int *deps;     /* groups whose results it reads */
+    size_t dep_count, dep_capacity;
+    uint32_t seen; /* stamp of the last search that met it */
+    int position;  /* in the order of execution */
+    bool commit;   /* all it makes, and all that is made from it, are states' new values: runs last */
+    /* lower.c */
+    kir_program *program;
+    int64_t *sizes;
+    int buffer_values[KIR_MAX_BUFFERS]; /* value behind each buffer of the program */
+    bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where the results are stored: may be overwritten */
+    int buffer_count, block_buffer;
+    int dials[16], dial_count;          /* binding dials in the order of the program's */
+    /* plan.c */
+    int *reads;                         /* roots of what it reads */
+    int read_count;
+    size_t workspace;                   /* bytes of the arena it needs while it runs, at workspace_offset */
+    int64_t workspace_offset;
+    tn_native *native;
+} tn_group;
+
+typedef struct tn_graph_plan {
+    const tn_binding *binding;
+    tn_recorder *recorder;
+    size_t pending_before; /* nodes behind it in the recorder belong to the planner */
+    tn_value *values;
+    size_t value_count, value_capacity;
+    tn_pointer_map value_of; /* node → value */
+    tn_pointer_map expansion_of; /* composed node → index in expansions */
+    tn_node **expansions;
+    size_t expansion_count, expansion_capacity;
+    tn_build build;
+    tn_group *groups;
+    size_t group_count, group_capacity;
+    int *order; /* groups in order of execution */
+    uint32_t stamp;
+    int forbid; /* value that must not join a group, found while lowering; -1 */
+} tn_graph_plan;
+
+tn_status tn_values_make(tn_graph_plan *g);
+void tn_graph_plan_free(tn_graph_plan *g);
+void tn_group_free(tn_group *group);
+tn_op_class tn_value_class(const tn_value *v);
+int tn_value_of(const tn_graph_plan *g, const tn_node *n); /* compositions followed; -1 when it has none */
+bool tn_value_in_memory(const tn_graph_plan *g, int value); /* its root is a leaf or stored */
+int64_t tn_value_numel(const tn_value *v);
+
+tn_status tn_fuse(tn_graph_plan *g);
+
+/* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
+tn_status tn_lower_group(tn_graph_plan *g, int group);
+
+/* ---- plans (plan.c) ---------------------------------------------------------------------------------------------------- */
+
+typedef enum tn_command_kind { TN_CMD_KERNEL, TN_CMD_NATIVE, TN_CMD_COPY } tn_command_kind;
+
+/* pointers[pointer] = address of slot + offset, done when a run is bound. */
+typedef struct tn_patch {
+    int32_t pointer, slot;
+    int64_t offset;
+} tn_patch;
+
+typedef struct tn_command {
+    tn_command_kind kind;
+    tn_kernel *kernel;     /* KERNEL: launches that do not depend on each other */
+    tn_launch *launches;
+    int64_t launch_count;
+    tn_native *native;     /* NATIVE */
+    void **pointers;       /* NATIVE, COPY (to, from): operands, inside the plan's pointers */
+    kir_dial *dials;       /* NATIVE: its joint's */
+    size_t bytes;          /* COPY */
+    bool commit;
+    char label[96];        /* for explain: the ops joined in it, the shape it runs over */
+} tn_command;
+
+typedef struct tn_plan {
+    uint64_t hash;
+    uint64_t *key;
+    size_t key_count;
+    int64_t *sizes; /* of symbolic extents, as planned */
+    size_t size_count;
+    tn_device *device;
+    int bound_count, output_count; /* slots: bound buffers, outputs, then the arena */
+    int64_t *output_bytes;
+    int *output_home;              /* slot of the state's memory, or -1: a new buffer */
+    size_t arena_bytes;
+    tn_command *commands;
+    size_t command_count;
+    void **pointers;
+    size_t pointer_count;
+    tn_patch *patches;
+    size_t patch_count;
+    kir_dial *dials;
+    int *dial_source;              /* binding dial behind each */
+    size_t dial_count;
+    void **addresses;              /* of the slots, at this run */
+    int64_t runs, values_planned;
+    uint64_t last_used;
+    void **owned;                  /* blocks freed with the plan */
+    size_t owned_count, owned_capacity;
+    tn_native **natives;
+    size_t native_count;
+} tn_plan;
+
+tn_status tn_plan_make(const tn_binding *b, tn_plan **out);
+void tn_plan_free(tn_plan *p);
+/* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones. */
+tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, const kir_dial *dials);
+void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
+
+/* ---- native kernels (native.c) ------------------------------------------------------------------------------------------ */
+
+/* The values whose memory a native group reads and writes, in the order of its pointers: operands, then the workspace,
+ * then the buffers of its joint. A negative entry: -1 none, TN_WORKSPACE. */
+enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 5 };
+int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
+tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace);
+tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);
+void tn_native_free(tn_native *n);
+
+/* ---- running (key.c, flush.c) --------------------------------------------------------------------------------------------- */
+
+/* Finds what must be computed and writes the key: equal keys mean equal plans. */
+tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
+void tn_binding_free(tn_binding *b);
+
+enum { TN_MAX_PLANS = 256 };
+typedef struct tn_plan_cache {
+    tn_plan *plans[TN_MAX_PLANS];
+    uint64_t hashes[TN_MAX_PLANS];
+    int count;
+    uint64_t clock;
+    tn_plan *last;
+    tn_binding binding; /* reused, so that a hit allocates nothing */
+    tn_buffer *arena;   /* shared by all plans of the thread: intermediates do not outlive a run */
+    tn_buffer **outputs;
+    size_t output_capacity;
+    kir_dial *dials;
+    size_t dial_capacity;
+    int64_t made, hits, misses, resized, launches;
+    double plan_seconds, run_seconds;
+} tn_plan_cache;
+tn_plan_cache *tn_plans_of(tn_recorder *r); /* NULL when memory is out */
+tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out);
+/* Room for the plan's intermediates and results, before anything runs; outputs that are no state are new buffers. */
+tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound);
+void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count);
+kir_dial tn_dial_value_of(const tn_node *dial);
+
+#endif

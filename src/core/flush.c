@@ -1,0 +1,206 @@
+/* flush.c — finding the plan of a recording, running it, and what a run leaves behind.
+ *
+ * All memory is taken before the first launch, so a run that cannot be had fails with every state as it was. Afterwards
+ * each output's node has its buffer; what nobody can ask for any more is dropped; a node that needs no gradient forgets
+ * how it was made. */
+#include <string.h>
+
+#include "core/core.h"
+
+/* ---- the cache ----------------------------------------------------------------------------------------------------------------- */
+
+static void plans_free(void *plans) {
+    tn_plan_cache *c = plans;
+    if (!c) return;
+    for (int i = 0; i < c->count; i++) tn_plan_free(c->plans[i]);
+    tn_binding_free(&c->binding);
+    tn_buffer_release(c->arena);
+    tn_mem_free(c->outputs);
+    tn_mem_free(c->dials);
+    tn_mem_free(c);
+}
+
+tn_plan_cache *tn_plans_of(tn_recorder *r) {
+    if (r->plans) return r->plans;
+    r->plans = tn_mem_zalloc(1, sizeof(tn_plan_cache));
+    r->plans_free = plans_free;
+    return r->plans;
+}
+
+static bool same_key(const tn_plan *p, const tn_binding *b) {
+    return p->key_count == b->key_count && memcmp(p->key, b->key, b->key_count * sizeof *b->key) == 0;
+}
+
+static bool same_sizes(const tn_plan *p, const tn_binding *b) {
+    return b->size_count == 0 || memcmp(p->sizes, b->sizes, b->size_count * sizeof *b->sizes) == 0;
+}
+
+static int place_of(const tn_plan_cache *c, const tn_binding *b, uint64_t hash) {
+    for (int i = 0; i < c->count; i++)
+        if (c->hashes[i] == hash && same_key(c->plans[i], b)) return i;
+    return -1;
+}
+
+/* The place of a new plan: the end, or that of the plan unused for longest. */
+static int free_place(tn_plan_cache *c) {
+    if (c->count < TN_MAX_PLANS) return c->count++;
+    int oldest = 0;
+    for (int i = 1; i < c->count; i++)
+        if (c->plans[i]->last_used < c->plans[oldest]->last_used) oldest = i;
+    if (c->last == c->plans[oldest]) c->last = NULL;
+    tn_plan_free(c->plans[oldest]);
+    return oldest;
+}
+
+tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
+    uint64_t hash = tn_hash64(b->key, b->key_count * sizeof *b->key, 0);
+    int at = place_of(c, b, hash);
+    if (at >= 0 && same_sizes(c->plans[at], b)) {
+        c->hits++;
+        *out = c->plans[at];
+        (*out)->last_used = ++c->clock;
+        return TN_OK;
+    }
+    /* Same structure at other sizes: planned anew in its place; its kernels are found by structure. */
+    double start = tn_now();
+    tn_plan *p = NULL;
+    TRY(tn_plan_make(b, &p));
+    p->hash = hash;
+    if (at >= 0) {
+        c->resized++;
+        if (c->last == c->plans[at]) c->last = NULL;
+        tn_plan_free(c->plans[at]);
+    } else {
+        c->misses++;
+        at = free_place(c);
+    }
+    c->made++;
+    c->plans[at] = p;
+    c->hashes[at] = hash;
+    p->last_used = ++c->clock;
+    c->plan_seconds += tn_now() - start;
+    *out = p;
+    return TN_OK;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------------------ */
+
+static tn_status reserve_arena(tn_plan_cache *c, const tn_plan *p) {
+    if (p->arena_bytes == 0 || (c->arena && c->arena->device == p->device && c->arena->bytes >= p->arena_bytes)) return TN_OK;
+    tn_buffer_release(c->arena);
+    c->arena = NULL;
+    return tn_buffer_new(p->device, p->arena_bytes, &c->arena);
+}
+
+void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count) {
+    (void)p;
+    for (int i = 0; i < count; i++) tn_buffer_release(c->outputs[i]);
+}
+
+tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound) {
+    TRY(tn_mem_grow(&c->outputs, &c->output_capacity, (size_t)p->output_count, sizeof *c->outputs));
+    TRY(reserve_arena(c, p));
+    for (int i = 0; i < p->output_count; i++) {
+        if (p->output_home[i] >= 0) {
+            c->outputs[i] = tn_buffer_retain(bound[p->output_home[i]]);
+            continue;
+        }
+        tn_status s = tn_buffer_new(p->device, (size_t)p->output_bytes[i], &c->outputs[i]);
+        if (s == TN_OK) continue;
+        tn_plan_release_outputs(c, p, i);
+        return s;
+    }
+    return TN_OK;
+}
+
+/* ---- after a run --------------------------------------------------------------------------------------------------------------------- */
+
+static void commit_states(tn_recorder *r) {
+    while (r->written) {
+        tn_storage *s = r->written;
+        r->written = s->next_written;
+        s->next_written = NULL;
+        s->in_written = false;
+        if (s->value->buffer == s->home && s->resident != s->value) {
+            if (s->resident) {
+                s->resident->flags |= TN_NODE_STALE;
+                tn_node_release(s->resident);
+            }
+            s->resident = tn_node_retain(s->value);
+            s->home->version++;
+        }
+        tn_storage_release(s);
+    }
+}
+
+static void take_from_list(tn_recorder *r, size_t i) {
+    tn_node *n = r->pending[i];
+    r->pending[i] = NULL;
+    n->recorder = NULL;
+    n->index = -1;
+    bool history = (n->flags & TN_NODE_GRAD) && !(n->flags & TN_NODE_LEAF);
+    if (!history && tn_node_computed(n)) tn_node_forget_inputs(n);
+    tn_node_release(n);
+}
+
+/* From the end, so that a node whose only user has gone is seen to be alone. */
+static void prune(tn_recorder *r) {
+    for (size_t i = r->count; i-- > 0;) {
+        const tn_node *n = r->pending[i];
+        if (!n) continue;
+        bool alone = atomic_load_explicit(&n->refs, memory_order_acquire) == 1;
+        if (alone || tn_node_computed(n)) take_from_list(r, i);
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < r->count; i++) {
+        tn_node *n = r->pending[i];
+        if (!n) continue;
+        n->index = (int32_t)kept;
+        r->pending[kept++] = n;
+    }
+    r->count = kept;
+}
+
+static void give_buffers(tn_plan_cache *c, const tn_binding *b) {
+    for (size_t i = 0; i < b->output_count; i++) b->outputs[i].node->buffer = c->outputs[i];
+}
+
+/* ---- flush ------------------------------------------------------------------------------------------------------------------------------ */
+
+kir_dial tn_dial_value_of(const tn_node *dial) {
+    kir_dial d;
+    if (dial->i[0] == TN_DIAL_FLOAT)
+        d.f = dial->f[0];
+    else
+        d.i = dial->i[1];
+    return d;
+}
+
+static tn_status run(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
+    TRY(tn_mem_grow(&c->dials, &c->dial_capacity, b->dial_count, sizeof *c->dials));
+    for (size_t i = 0; i < b->dial_count; i++) c->dials[i] = tn_dial_value_of(b->dial_nodes[i]);
+    TRY(tn_plan_reserve(c, p, b->buffers));
+    tn_status s = tn_plan_run(p, b->buffers, c->outputs, c->arena, c->dials);
+    if (s == TN_OK) return TN_OK;
+    tn_plan_release_outputs(c, p, p->output_count);
+    return s;
+}
+
+tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
+    if (r->count == 0) return TN_OK;
+    tn_plan_cache *c = tn_plans_of(r);
+    if (!c) return TN_ERR_MEMORY;
+    tn_binding *b = &c->binding;
+    tn_plan *p = NULL;
+    TRY(tn_binding_make(b, r, (const tn_node *const *)targets, count));
+    if (b->output_count > 0) {
+        TRY(tn_plan_find(c, b, &p));
+        TRY(run(c, p, b));
+        c->launches += (int64_t)p->command_count;
+        c->last = p;
+        give_buffers(c, b);
+    }
+    commit_states(r);
+    prune(r);
+    return TN_OK;
+}

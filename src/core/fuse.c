@@ -1,0 +1,308 @@
+/* fuse.c — values → groups: what becomes one kernel.
+ *
+ * One rule a line:
+ *   - An element-wise, movement or generated value is computed inside whoever needs it (inlined), unless it is an output, is
+ *     needed by several groups and dear, or some user can only read it from memory.
+ *   - A value that must be stored joins a group that needs it and runs over the same space: further results of one pass.
+ *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel.
+ *   - A product takes the element-wise group behind it as its store joint.
+ *   - Everything else is a group of its own.
+ * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on shape
+ * alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left alone. */
+#include <string.h>
+
+#include "core/core.h"
+
+enum {
+    MAX_PULLS = 16,     /* groups that may each compute an inlined value again */
+    CHEAP_WEIGHT = 6,   /* work below which computing again beats storing */
+    MOVED_WEIGHT = 3,   /* the same where each element is read several times */
+    SPREAD_WEIGHT = 16, /* the same under a broadcast */
+    MAX_WEIGHT = 256,   /* bounds the size and the depth of one program */
+    MAX_LOADS = 20,     /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
+    FEW_ROWS = 8        /* rows too few to share out a long second pass over them */
+};
+
+/* ---- facts ------------------------------------------------------------------------------------------------------------- */
+
+static bool same_shape(const tn_node *a, const tn_node *b) {
+    return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+}
+
+static bool over_dims(const tn_value *v) { return v->row->impl->loops == tn_loops_over_dims; }
+
+/* A view whose index can be mapped to its input's: all but a reshape that merges dimensions, and raw strides. */
+static bool view_maps(const tn_value *v) {
+    if (!v->row->impl->lower) return false;
+    if (v->node->op != tn_known(TN_KNOWN_VIEW)) return true;
+    /* Each input extent must be the product of consecutive extents of the result. */
+    const tn_node *out = v->node, *in = v->node->in[0];
+    int o = 0;
+    for (int d = 0; d < in->rank; d++) {
+        int64_t product = 1;
+        while (o < out->rank && product < in->shape[d]) product *= out->shape[o++];
+        if (product != in->shape[d]) return false;
+    }
+    return true;
+}
+
+static tn_status find_users(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->value_count; i++) g->values[i].user_count = 0;
+    for (size_t i = 0; i < g->value_count; i++)
+        for (int k = 0; k < g->values[i].n_in; k++)
+            if (g->values[i].in[k] >= 0) g->values[g->values[i].in[k]].user_count++;
+    for (size_t i = 0; i < g->value_count; i++) {
+        tn_value *v = &g->values[i];
+        tn_mem_free(v->users);
+        v->users = tn_mem_alloc((size_t)v->user_count * sizeof *v->users);
+        if (!v->users) return TN_ERR_MEMORY;
+        v->user_count = 0;
+    }
+    for (size_t i = 0; i < g->value_count; i++)
+        for (int k = 0; k < g->values[i].n_in; k++) {
+            if (g->values[i].in[k] < 0) continue;
+            tn_value *in = &g->values[g->values[i].in[k]];
+            in->users[in->user_count++] = (int)i;
+        }
+    return TN_OK;
+}
+
+/* ---- weights: what it costs to compute a value again, and who insists on memory ------------------------------------------ */
+
+static bool kernel_of_its_own(tn_op_class c) { return c == TN_MATMUL || c == TN_NATIVE || c == TN_REDUCTION || c == TN_SCANNING; }
+
+static void want_memory(tn_graph_plan *g, int value) { g->values[g->values[value].root].wants_memory = true; }
+
+/* What user u asks of its input x. */
+static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
+    const tn_value *root = &g->values[g->values[x].root], *in = &g->values[x];
+    tn_op_class c = tn_value_class(u);
+    bool dear = in->loads > 0 && in->weight > MOVED_WEIGHT;
+    bool spread = in->weight > SPREAD_WEIGHT && tn_value_numel(u) > 4 * tn_value_numel(in) && c != TN_REDUCTION;
+    if (root->slot >= 0) return;
+    if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && !view_maps(u)) || (c == TN_MOVEMENT && dear) || spread) want_memory(g, x);
+    if (c == TN_REDUCTION && !over_dims(u) && dear) want_memory(g, x);
+}
+
+static void weigh(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->value_count; i++) g->values[i].wants_memory = false;
+    for (size_t i = 0; i < g->value_count; i++) {
+        tn_value *v = &g->values[i];
+        tn_op_class c = tn_value_class(v);
+        v->loads = 1;
+        v->weight = 1;
+        if (!v->row || kernel_of_its_own(c)) {
+            if (v->row && v->dial < 0)
+                for (int k = 0; k < v->n_in; k++)
+                    if (v->in[k] >= 0) input_needs(g, v, v->in[k]);
+            continue;
+        }
+        float weight = c == TN_VIEW_OP ? 0.0f : 1.0f + (float)v->row->impl->flops;
+        int loads = 0;
+        for (int k = 0; k < v->n_in; k++) {
+            if (v->in[k] < 0) continue;
+            input_needs(g, v, v->in[k]);
+            const tn_value *in = &g->values[v->in[k]];
+            bool memory = g->values[in->root].wants_memory;
+            weight += memory ? 1.0f : in->weight;
+            loads += memory ? 1 : in->loads;
+        }
+        v->weight = weight;
+        v->loads = loads;
+        if (weight > MAX_WEIGHT || loads > MAX_LOADS) {
+            want_memory(g, (int)i);
+            v->weight = 1;
+            v->loads = 1;
+        }
+    }
+}
+
+/* ---- groups -------------------------------------------------------------------------------------------------------------- */
+
+static tn_status group_new(tn_graph_plan *g, tn_group_kind kind, int lead, int *out) {
+    TRY(tn_mem_grow(&g->groups, &g->group_capacity, g->group_count + 1, sizeof *g->groups));
+    *out = (int)g->group_count++;
+    g->groups[*out] = (tn_group){.kind = kind, .lead = lead, .block_buffer = -1};
+    return TN_OK;
+}
+
+static tn_status group_add(tn_graph_plan *g, int group, int value) {
+    tn_group *to = &g->groups[group];
+    TRY(tn_mem_grow(&to->members, &to->member_capacity, to->member_count + 1, sizeof *to->members));
+    to->members[to->member_count++] = value;
+    g->values[value].group = group;
+    return TN_OK;
+}
+
+/* Does `from` read, directly or not, a result of one of `targets` (other than itself)? */
+static bool reads_any(tn_graph_plan *g, int from, const int *targets, int count) {
+    g->stamp++;
+    int *stack = g->order, top = 0; /* order is not made yet: its room serves as the stack */
+    stack[top++] = from;
+    g->groups[from].seen = g->stamp;
+    while (top > 0) {
+        const tn_group *at = &g->groups[stack[--top]];
+        for (size_t i = 0; i < at->dep_count; i++) {
+            int d = at->deps[i];
+            for (int k = 0; k < count; k++)
+                if (targets[k] == d && d != from) return true;
+            if (g->groups[d].seen == g->stamp) continue;
+            g->groups[d].seen = g->stamp;
+            stack[top++] = d;
+        }
+    }
+    return false;
+}
+
+static bool same_rows(const tn_graph_plan *g, const tn_value *r, int lead) {
+    const tn_value *l = &g->values[lead];
+    if (!over_dims(r) || !over_dims(l) || !same_shape(r->node, l->node) || !same_shape(r->node->in[0], l->node->in[0])) return false;
+    return r->node->i[0] == l->node->i[0] && memcmp(r->node->i + 1, l->node->i + 1, (size_t)r->node->i[0] * sizeof(int64_t)) == 0;
+}
+
+/* Can a reduction compute inside a map over `space`: per row, or in passes over its input? */
+static bool rows_fit(const tn_value *r, const tn_node *space) {
+    if (same_shape(space, r->node)) return true;
+    if (!over_dims(r) || !same_shape(space, r->node->in[0])) return false;
+    int64_t rows = tn_value_numel(r), all = tn_node_numel(space);
+    return rows >= FEW_ROWS || all <= 4 * (int64_t)KIR_BLOCK;
+}
+
+static bool joint_fits(const tn_value *v, const tn_node *space) {
+    return v->node->dtype == TN_F32 && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 && same_shape(space, v->node) &&
+           tn_value_numel(v) > 0;
+}
+
+static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
+    const tn_value *lead = &g->values[to->lead];
+    tn_op_class c = tn_value_class(v);
+    if (to->member_count >= 8) return false;
+    if (c == TN_REDUCTION) {
+        if (to->kind == TN_GROUP_MAP) return rows_fit(v, lead->node);
+        return to->kind == TN_GROUP_ROWS && same_rows(g, v, to->lead);
+    }
+    if (c == TN_MATMUL) return to->kind == TN_GROUP_MAP && joint_fits(v, lead->node);
+    if (c != TN_ELEMENTWISE && c != TN_MOVEMENT) return false;
+    if (same_shape(v->node, lead->node) && to->kind != TN_GROUP_NATIVE && to->kind != TN_GROUP_SCAN) return true;
+    return to->kind == TN_GROUP_ROWS && over_dims(lead) && same_shape(v->node, lead->node->in[0]);
+}
+
+static void take_lead(tn_graph_plan *g, int group, int value) {
+    tn_op_class c = tn_value_class(&g->values[value]);
+    tn_group *to = &g->groups[group];
+    if (to->kind != TN_GROUP_MAP) return;
+    if (c == TN_REDUCTION) to->kind = TN_GROUP_ROWS;
+    if (c == TN_MATMUL) to->kind = TN_GROUP_MATMUL;
+    if (c == TN_REDUCTION || c == TN_MATMUL) to->lead = value;
+}
+
+static bool has_zero_extent(const tn_node *n) { return tn_node_numel(n) == 0; }
+
+static bool may_join(tn_graph_plan *g, int group, int value) {
+    const tn_value *v = &g->values[value];
+    if (v->alone || has_zero_extent(v->node)) return false;
+    const tn_group *to = &g->groups[group];
+    for (size_t i = 0; i < to->member_count; i++)
+        if (g->values[to->members[i]].alone) return false;
+    return space_fits(g, to, v) && !reads_any(g, group, v->pulls, v->pull_count);
+}
+
+static tn_group_kind kind_alone(tn_op_class c) {
+    switch (c) {
+    case TN_REDUCTION: return TN_GROUP_ROWS;
+    case TN_SCANNING: return TN_GROUP_SCAN;
+    case TN_MATMUL: return TN_GROUP_MATMUL;
+    case TN_NATIVE: return TN_GROUP_NATIVE;
+    default: return TN_GROUP_MAP;
+    }
+}
+
+static tn_status place_value(tn_graph_plan *g, int value) {
+    tn_value *v = &g->values[value];
+    for (int k = 0; k < v->pull_count; k++) {
+        int group = v->pulls[k];
+        if (!may_join(g, group, value)) continue;
+        take_lead(g, group, value);
+        v->stored = v->output >= 0 || v->wants_memory || v->pull_count > 1;
+        return group_add(g, group, value);
+    }
+    int own = -1;
+    TRY(group_new(g, kind_alone(tn_value_class(v)), value, &own));
+    v->stored = true;
+    return group_add(g, own, value);
+}
+
+/* ---- the pass ------------------------------------------------------------------------------------------------------------ */
+
+static tn_status pull_add(tn_value *v, int group) {
+    for (int k = 0; k < v->pull_count; k++)
+        if (v->pulls[k] == group) return TN_OK;
+    TRY(tn_mem_grow(&v->pulls, &v->pull_capacity, (size_t)v->pull_count + 1, sizeof *v->pulls));
+    v->pulls[v->pull_count++] = group;
+    return TN_OK;
+}
+
+/* Groups that need v: those of its stored users, and those that inlined users are computed in. */
+static tn_status collect_pulls(tn_graph_plan *g, tn_value *v) {
+    v->pull_count = 0;
+    for (int k = 0; k < v->user_count; k++) {
+        const tn_value *u = &g->values[v->users[k]];
+        if (u->group >= 0) TRY(pull_add(v, u->group));
+        for (int j = 0; u->group < 0 && j < u->pull_count; j++) TRY(pull_add(v, u->pulls[j]));
+    }
+    return TN_OK;
+}
+
+static tn_status add_dependencies(tn_graph_plan *g, const tn_value *v) {
+    for (int k = 0; k < v->pull_count; k++) {
+        tn_group *reader = &g->groups[v->pulls[k]];
+        if (v->pulls[k] == v->group) continue;
+        TRY(tn_mem_grow(&reader->deps, &reader->dep_capacity, reader->dep_count + 1, sizeof *reader->deps));
+        reader->deps[reader->dep_count++] = v->group;
+    }
+    return TN_OK;
+}
+
+static bool must_store(const tn_value *v) {
+    if (v->output >= 0 || v->wants_memory || v->alone) return true;
+    if (kernel_of_its_own(tn_value_class(v))) return true;
+    bool dear = v->loads > 0 && v->weight > CHEAP_WEIGHT;
+    return (v->pull_count > 1 && dear) || v->pull_count > MAX_PULLS;
+}
+
+/* Views are never stored: who needs one reads its root's memory, or computes through it. */
+static tn_status visit(tn_graph_plan *g, int value) {
+    tn_value *v = &g->values[value];
+    v->group = -1;
+    v->stored = false;
+    if (!v->row || v->dial >= 0) return TN_OK;
+    TRY(collect_pulls(g, v));
+    if (tn_value_class(v) == TN_VIEW_OP) return TN_OK;
+    if (v->pull_count == 0 && v->output < 0) return TN_OK;
+    if (!must_store(v)) return TN_OK;
+    TRY(place_value(g, value));
+    return add_dependencies(g, &g->values[value]);
+}
+
+static int compare_ints(const int *a, const int *b) { return *a < *b ? -1 : *a > *b; }
+
+static void sort_members(tn_group *group) {
+    for (size_t i = 1; i < group->member_count; i++)
+        for (size_t j = i; j > 0 && compare_ints(&group->members[j - 1], &group->members[j]) > 0; j--) {
+            int swap = group->members[j];
+            group->members[j] = group->members[j - 1];
+            group->members[j - 1] = swap;
+        }
+}
+
+tn_status tn_fuse(tn_graph_plan *g) {
+    if (!g->order) g->order = tn_mem_alloc((g->value_count + 1) * sizeof *g->order);
+    if (!g->order) return TN_ERR_MEMORY;
+    TRY(find_users(g));
+    weigh(g);
+    for (size_t i = 0; i < g->group_count; i++) tn_group_free(&g->groups[i]);
+    g->group_count = 0;
+    for (size_t i = g->value_count; i-- > 0;) TRY(visit(g, (int)i));
+    for (size_t i = 0; i < g->group_count; i++) sort_members(&g->groups[i]);
+    return TN_OK;
+}

@@ -1,0 +1,211 @@
+/* key.c — what a recording must compute, and its key.
+ *
+ * The key spells the needed nodes out: op, dtype, extents, attributes, inputs by number, leaves by slot and layout. Two
+ * recordings with equal keys are computed by the same plan; comparing keys word by word is the verification, so a hit
+ * can never be a false one. Dials leave their values out, symbolic extents stand as their symbol. */
+#include <string.h>
+
+#include "core/core.h"
+
+enum { NEEDED = 1, OUTPUT = 2 };
+enum { INPUT_NONE = 0, INPUT_NODE = 1, INPUT_LEAF = 2 };
+
+/* ---- what is needed ------------------------------------------------------------------------------------------------------------ */
+
+static const tn_node *root_of(const tn_node *n) { return n->flags & TN_NODE_VIEW ? n->root : n; }
+
+static tn_status add_output(tn_binding *b, const tn_node *n) {
+    n = root_of(n);
+    if (n->recorder != b->recorder || (b->marks[n->index] & OUTPUT)) return TN_OK;
+    b->marks[n->index] |= OUTPUT;
+    TRY(tn_mem_grow(&b->outputs, &b->output_capacity, b->output_count + 1, sizeof *b->outputs));
+    b->outputs[b->output_count++] = (tn_output){.node = (tn_node *)(uintptr_t)n, .home = -1};
+    return TN_OK;
+}
+
+static tn_status find_outputs(tn_binding *b, const tn_node *const *targets, int count) {
+    const tn_recorder *r = b->recorder;
+    for (size_t i = 0; i < r->count; i++) {
+        const tn_node *n = r->pending[i];
+        if (n && atomic_load_explicit(&n->handles, memory_order_relaxed) > 0) TRY(add_output(b, n));
+    }
+    for (int i = 0; i < count; i++) TRY(add_output(b, targets[i]));
+    return TN_OK;
+}
+
+static tn_status need(tn_binding *b, const tn_node *n, size_t *top) {
+    if (!n || n->recorder != b->recorder || (b->marks[n->index] & NEEDED)) return TN_OK;
+    b->marks[n->index] |= NEEDED;
+    TRY(tn_mem_grow(&b->work, &b->work_capacity, *top + 1, sizeof *b->work));
+    b->work[(*top)++] = n;
+    return TN_OK;
+}
+
+/* A composed node that autograd expanded is computed through its expansion. */
+static tn_status mark_needed(tn_binding *b) {
+    size_t top = 0;
+    for (size_t i = 0; i < b->output_count; i++) TRY(need(b, b->outputs[i].node, &top));
+    while (top > 0) {
+        const tn_node *n = b->work[--top];
+        if (n->expansion) TRY(need(b, n->expansion, &top));
+        for (int k = 0; k < n->n_in && !n->expansion; k++) TRY(need(b, n->in[k], &top));
+    }
+    return TN_OK;
+}
+
+/* ---- writing the key ------------------------------------------------------------------------------------------------------------- */
+
+static tn_status room(tn_binding *b, size_t words) { return tn_mem_grow(&b->key, &b->key_capacity, b->key_count + words, sizeof *b->key); }
+
+static void put(tn_binding *b, uint64_t word) { b->key[b->key_count++] = word; }
+
+static tn_status put_extents(tn_binding *b, const tn_node *n) {
+    for (int d = 0; d < n->rank; d++) {
+        if (!n->symbol[d]) {
+            put(b, (uint64_t)n->shape[d]);
+            continue;
+        }
+        put(b, UINT64_MAX - n->symbol[d]);
+        TRY(tn_mem_grow(&b->sizes, &b->size_capacity, b->size_count + 1, sizeof *b->sizes));
+        b->sizes[b->size_count++] = n->shape[d];
+    }
+    return TN_OK;
+}
+
+static tn_status slot_of(tn_binding *b, tn_buffer *buffer, int32_t *slot) {
+    *slot = tn_map_find(&b->buffer_slots, buffer);
+    if (*slot >= 0) return TN_OK;
+    TRY(tn_mem_grow(&b->buffers, &b->buffer_capacity, b->buffer_count + 1, sizeof *b->buffers));
+    *slot = (int32_t)b->buffer_count;
+    b->buffers[b->buffer_count++] = buffer;
+    return tn_map_put(&b->buffer_slots, buffer, *slot);
+}
+
+static tn_status check_leaf(const tn_node *n) {
+    const tn_node *root = root_of(n);
+    if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
+    if (root->flags & TN_NODE_STALE)
+        return tn_fail(TN_ERR_STATE, "a value is needed whose tensor has been written in place since (for gradients: run backward "
+                                     "before the optimiser's step, or copy the tensor first)");
+    if (!root->buffer) return tn_fail(TN_ERR_STATE, "a tensor that another thread recorded: that thread must evaluate it (tn_eval) first");
+    return TN_OK;
+}
+
+/* A leaf is described where it is met first; later it is its number. */
+static tn_status put_leaf(tn_binding *b, const tn_node *n) {
+    int32_t id = tn_map_find(&b->leaf_ids, n), slot = -1;
+    if (id >= 0) {
+        put(b, (uint64_t)id << 2 | INPUT_LEAF);
+        return TN_OK;
+    }
+    TRY(check_leaf(n));
+    TRY(slot_of(b, root_of(n)->buffer, &slot));
+    TRY(room(b, 4 + 2 * TN_MAX_RANK));
+    id = (int32_t)b->leaf_ids.count;
+    TRY(tn_map_put(&b->leaf_ids, n, id));
+    put(b, (uint64_t)id << 2 | INPUT_LEAF);
+    put(b, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 | (uint64_t)(n->flags & TN_NODE_VIEW) << 48);
+    TRY(put_extents(b, n));
+    for (int d = 0; d <= n->rank && (n->flags & TN_NODE_VIEW); d++) put(b, (uint64_t)n->layout[d]);
+    return TN_OK;
+}
+
+/* Extents stand in the key already, by symbol where they may vary: not again as attributes. */
+static bool attributes_are_extents(int op) { return op == tn_known(TN_KNOWN_VIEW) || op == tn_known(TN_KNOWN_EXPAND); }
+
+static tn_status put_attributes(tn_binding *b, const tn_node *n) {
+    if (n->op == tn_known(TN_KNOWN_DIAL)) {
+        put(b, (uint64_t)n->i[0]);
+        TRY(tn_mem_grow(&b->dial_nodes, &b->dial_capacity, b->dial_count + 1, sizeof *b->dial_nodes));
+        b->dial_nodes[b->dial_count++] = n;
+        return TN_OK;
+    }
+    for (int k = 0; k < n->n_i && !attributes_are_extents(n->op); k++) put(b, (uint64_t)n->i[k]);
+    for (int k = 0; k < n->n_f; k++) {
+        uint64_t bits = 0;
+        memcpy(&bits, &n->f[k], sizeof bits);
+        put(b, bits);
+    }
+    return TN_OK;
+}
+
+static tn_status put_input(tn_binding *b, const tn_node *in) {
+    if (!in) {
+        put(b, INPUT_NONE);
+        return TN_OK;
+    }
+    if (in->recorder != b->recorder) return put_leaf(b, in);
+    put(b, (uint64_t)b->numbers[in->index] << 2 | INPUT_NODE);
+    return TN_OK;
+}
+
+static tn_status put_node(tn_binding *b, const tn_node *n) {
+    uint64_t mark = b->marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0;
+    TRY(room(b, 4 + TN_MAX_RANK + n->n_in + (size_t)n->n_i + n->n_f));
+    put(b, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 | expanded << 41);
+    TRY(put_extents(b, n));
+    TRY(put_attributes(b, n));
+    if (n->expansion) return put_input(b, n->expansion);
+    for (int k = 0; k < n->n_in; k++) {
+        TRY(put_input(b, n->in[k]));
+        TRY(room(b, 4 + TN_MAX_RANK + n->n_in));
+    }
+    return TN_OK;
+}
+
+/* States whose new value is pending: their home is bound, and is where that value goes. */
+static tn_status put_homes(tn_binding *b) {
+    for (tn_storage *s = b->recorder->written; s; s = s->next_written) {
+        int32_t slot = -1;
+        if (s->value->recorder != b->recorder) continue;
+        TRY(slot_of(b, s->home, &slot));
+        TRY(room(b, 2));
+        put(b, (uint64_t)b->numbers[s->value->index]);
+        put(b, (uint64_t)slot);
+        for (size_t i = 0; i < b->output_count; i++)
+            if (b->outputs[i].node == s->value) b->outputs[i].home = slot;
+    }
+    return TN_OK;
+}
+
+static void reset(tn_binding *b, tn_recorder *r) {
+    b->recorder = r;
+    b->device = NULL;
+    b->output_count = b->buffer_count = b->dial_count = b->key_count = b->size_count = 0;
+    tn_map_clear(&b->buffer_slots);
+    tn_map_clear(&b->leaf_ids);
+}
+
+tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count) {
+    reset(b, r);
+    TRY(tn_mem_grow(&b->marks, &b->mark_capacity, r->count + 1, sizeof *b->marks));
+    TRY(tn_mem_grow(&b->numbers, &b->number_capacity, r->count + 1, sizeof *b->numbers));
+    memset(b->marks, 0, r->count);
+    TRY(find_outputs(b, targets, count));
+    if (b->output_count == 0) return TN_OK;
+    TRY(mark_needed(b));
+    int32_t number = 0;
+    for (size_t i = 0; i < r->count; i++)
+        if (b->marks[i] & NEEDED) b->numbers[i] = number++;
+    b->device = b->outputs[0].node->device;
+    TRY(room(b, 2));
+    put(b, (uint64_t)(uintptr_t)b->device);
+    put(b, (uint64_t)tn_threads());
+    for (size_t i = 0; i < r->count; i++)
+        if (b->marks[i] & NEEDED) TRY(put_node(b, r->pending[i]));
+    return put_homes(b);
+}
+
+void tn_binding_free(tn_binding *b) {
+    tn_mem_free(b->outputs);
+    tn_mem_free(b->buffers);
+    tn_mem_free(b->dial_nodes);
+    tn_mem_free(b->key);
+    tn_mem_free(b->sizes);
+    tn_mem_free(b->marks);
+    tn_mem_free(b->numbers);
+    tn_mem_free(b->work);
+    tn_map_free(&b->buffer_slots);
+    tn_map_free(&b->leaf_ids);
+    *b = (tn_binding){0};
+}

@@ -1,0 +1,525 @@
+/* lower.c — a group → a KIR program.
+ *
+ * Lowering pulls: to store a member at an index, its value is asked for at that index; an op asks its inputs at theirs; a
+ * value in memory answers with a load. Indices are affine in the program's axes, so views, broadcasts and slices cost
+ * nothing. A member of the group answers with what was computed for it — if it is asked for where it is stored; else it
+ * cannot share this kernel, and the group is given up with `forbid` naming it. */
+#include <string.h>
+
+#include "core/core.h"
+
+typedef struct memo_entry {
+    int value;
+    int region; /* 0: outside loops; else the loop in which it was computed */
+    uint64_t hash;
+    kir_val mask, result;
+    kir_aff at[TN_MAX_RANK];
+} memo_entry;
+
+typedef struct lowering {
+    tn_graph_plan *g;
+    tn_group *group;
+    int group_id, region, loops_made;
+    kir_aff space[TN_MAX_RANK]; /* index of the full space */
+    kir_aff row[TN_MAX_RANK];   /* ROWS: index of the lead's result */
+    kir_aff loop[TN_MAX_RANK];  /* ROWS with a loop space of its own */
+    int loop_rank, first_loop_axis, loop_axes;
+    const tn_node *space_node;
+    int building; /* the member whose value is being made, so that it is not asked of itself */
+    memo_entry *memo;
+    size_t memo_count, memo_capacity;
+    tn_status status;
+} lowering;
+
+/* ---- index arithmetic ---------------------------------------------------------------------------------------------------- */
+
+static kir_aff axis_index(int axis) {
+    kir_aff a = kir_aff_const(0);
+    a.s[axis] = 1;
+    return a;
+}
+
+static bool same_index(const kir_aff *a, const kir_aff *b) {
+    return a->c == b->c && a->dyn == b->dyn && memcmp(a->s, b->s, sizeof a->s) == 0;
+}
+
+kir_aff tn_aff_value(kir_val v) {
+    kir_aff a = kir_aff_const(0);
+    a.dyn = v;
+    return a;
+}
+
+kir_aff tn_aff_add(tn_lower *lw, const kir_aff *a, const kir_aff *b) {
+    kir_aff r = *a;
+    r.c += b->c;
+    for (int x = 0; x < KIR_MAX_AXES; x++) r.s[x] += b->s[x];
+    if (a->dyn == KIR_NONE) r.dyn = b->dyn;
+    if (a->dyn != KIR_NONE && b->dyn != KIR_NONE) r.dyn = kir_binary(lw->kb, KIR_ADD, a->dyn, b->dyn);
+    return r;
+}
+
+kir_aff tn_aff_scale(tn_lower *lw, const kir_aff *a, int64_t k) {
+    kir_aff r = *a;
+    r.c *= k;
+    for (int x = 0; x < KIR_MAX_AXES; x++) r.s[x] *= k;
+    if (a->dyn == KIR_NONE || k == 1) return r;
+    r.dyn = k == 0 ? KIR_NONE : kir_binary(lw->kb, KIR_MUL, a->dyn, kir_const_i(lw->kb, KIR_I64, k));
+    return r;
+}
+
+/* ---- memo ------------------------------------------------------------------------------------------------------------------ */
+
+static uint64_t index_hash(const kir_aff *at, int rank) {
+    uint64_t h = (uint64_t)rank;
+    for (int d = 0; d < rank; d++) {
+        h = (h ^ (uint64_t)at[d].c) * 0x9E3779B97F4A7C15u;
+        for (int x = 0; x < KIR_MAX_AXES; x++) h = (h ^ (uint64_t)at[d].s[x] ^ (h >> 29)) * 0x9E3779B97F4A7C15u;
+        h = (h ^ (uint64_t)(at[d].dyn + 1)) * 0x9E3779B97F4A7C15u;
+    }
+    return h;
+}
+
+static bool memo_matches(const memo_entry *e, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank) {
+    if (e->value != value || e->mask != mask || e->hash != hash) return false;
+    for (int d = 0; d < rank; d++)
+        if (!same_index(&e->at[d], &at[d])) return false;
+    return true;
+}
+
+static bool memo_find(const lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank, kir_val *out) {
+    for (size_t i = w->memo_count; i-- > 0;) {
+        const memo_entry *e = &w->memo[i];
+        if (e->region != 0 && e->region != w->region) continue;
+        if (!memo_matches(e, value, mask, hash, at, rank)) continue;
+        *out = e->result;
+        return true;
+    }
+    return false;
+}
+
+static void memo_add(lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank, kir_val result) {
+    tn_status s = tn_mem_grow(&w->memo, &w->memo_capacity, w->memo_count + 1, sizeof *w->memo);
+    if (s != TN_OK) {
+        w->status = s;
+        return;
+    }
+    memo_entry *e = &w->memo[w->memo_count++];
+    *e = (memo_entry){.value = value, .region = w->region, .hash = hash, .mask = mask, .result = result};
+    memcpy(e->at, at, (size_t)rank * sizeof *at);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------------ */
+
+static int buffer_of(lowering *w, kir_builder *kb, int root) {
+    tn_group *group = w->group;
+    for (int b = 0; b < group->buffer_count; b++)
+        if (group->buffer_values[b] == root) return b;
+    if (group->buffer_count == KIR_MAX_BUFFERS) {
+        w->status = tn_fail(TN_ERR_INTERNAL, "a kernel would need more than %d buffers", KIR_MAX_BUFFERS);
+        return 0;
+    }
+    int b = kir_buffer(kb, (tn_dtype)w->g->values[root].node->dtype);
+    group->buffer_values[b] = root;
+    group->buffer_same_place[b] = true;
+    group->buffer_count = b + 1;
+    return b;
+}
+
+static kir_aff place_index(tn_lower *lw, const kir_aff *at, int rank, int64_t offset, const int64_t *stride) {
+    kir_aff sum = kir_aff_const(offset);
+    for (int d = 0; d < rank; d++) {
+        kir_aff scaled = tn_aff_scale(lw, &at[d], stride[d]);
+        sum = tn_aff_add(lw, &sum, &scaled);
+    }
+    return sum;
+}
+
+/* Where a member that fills the space is stored: the place that an operand may share with it. */
+static kir_aff store_place(tn_lower *lw, const lowering *w) {
+    int64_t stride[TN_MAX_RANK];
+    tn_strides_contiguous(w->space_node->shape, w->space_node->rank, stride);
+    return place_index(lw, w->space, w->space_node->rank, 0, stride);
+}
+
+static kir_val load_from(tn_lower *lw, lowering *w, const tn_value *v, const kir_aff *at) {
+    int b = buffer_of(w, lw->kb, v->root);
+    kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
+    kir_aff store = store_place(lw, w);
+    if (w->group->kind != TN_GROUP_MAP || !same_index(&index, &store)) w->group->buffer_same_place[b] = false;
+    return kir_load(lw->kb, b, &index, lw->mask);
+}
+
+/* The accumulated block of a product, at the joint. */
+static kir_val load_block(tn_lower *lw, lowering *w) {
+    tn_group *group = w->group;
+    if (group->block_buffer < 0) {
+        group->block_buffer = buffer_of(w, lw->kb, group->lead);
+    }
+    kir_aff index = kir_aff_const(0);
+    index.s[TN_GEMM_BATCH_AXES] = TN_GEMM_BLOCK_LD;
+    index.s[TN_GEMM_BATCH_AXES + 1] = 1;
+    return kir_load(lw->kb, group->block_buffer, &index, KIR_NONE);
+}
+
+/* ---- pulling --------------------------------------------------------------------------------------------------------------------- */
+
+/* Small integers compute as i32; where a result is not stored, it must still wrap as if it were. */
+static kir_val wrap_small(tn_lower *lw, tn_dtype t, kir_val v) {
+    static const struct {
+        uint8_t bits;
+        bool is_signed;
+    } small[TN_DTYPE_COUNT] = {[TN_I8] = {8, true}, [TN_U8] = {8, false}, [TN_I16] = {16, true}, [TN_U16] = {16, false}};
+    if (!small[t].bits) return v;
+    if (!small[t].is_signed) return kir_binary(lw->kb, KIR_AND, v, kir_const_i(lw->kb, KIR_I32, (1 << small[t].bits) - 1));
+    kir_val shift = kir_const_i(lw->kb, KIR_I32, 32 - small[t].bits);
+    return kir_binary(lw->kb, KIR_SHR, kir_binary(lw->kb, KIR_SHL, v, shift), shift);
+}
+
+static kir_val pull_dial(tn_lower *lw, lowering *w, const tn_value *v) {
+    tn_group *group = w->group;
+    int d = 0;
+    while (d < group->dial_count && group->dials[d] != v->dial) d++;
+    if (d == (int)TN_COUNT(group->dials)) {
+        w->status = tn_fail(TN_ERR_UNSUPPORTED, "a kernel with more than %d dials: evaluate some of its inputs first", d);
+        return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
+    }
+    if (d == group->dial_count) group->dials[group->dial_count++] = v->dial;
+    return kir_dial_value(lw->kb, kir_type_of((tn_dtype)v->node->dtype), d);
+}
+
+static bool is_index(const tn_node *n, const kir_aff *at, const kir_aff *want) {
+    for (int d = 0; d < n->rank; d++)
+        if (n->shape[d] != 1 && !same_index(&at[d], &want[d])) return false;
+    return true;
+}
+
+static bool shaped(const tn_node *a, const tn_node *b) {
+    return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+}
+
+/* May a member be read as a value here: is it asked for at the place where it is computed? */
+static bool at_own_place(const lowering *w, const tn_node *n, const kir_aff *at) {
+    if (shaped(n, w->space_node) && is_index(n, at, w->space)) return true;
+    const tn_node *lead = w->g->values[w->group->lead].node;
+    return w->group->kind == TN_GROUP_ROWS && shaped(n, lead) && is_index(n, at, w->row);
+}
+
+static kir_val give_up(tn_lower *lw, lowering *w, int value) {
+    if (w->g->forbid < 0) w->g->forbid = value;
+    return kir_const(lw->kb, kir_type_of((tn_dtype)w->g->values[value].node->dtype), 0.0);
+}
+
+static kir_val compute(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+    const tn_value *v = &w->g->values[value];
+    uint64_t hash = index_hash(at, v->node->rank);
+    kir_val r = KIR_NONE;
+    if (memo_find(w, value, lw->mask, hash, at, v->node->rank, &r)) return r;
+    r = wrap_small(lw, (tn_dtype)v->node->dtype, v->row->impl->lower(lw, v->node, at));
+    memo_add(w, value, lw->mask, hash, at, v->node->rank, r);
+    return r;
+}
+
+static kir_val pull_member(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+    const tn_value *v = &w->g->values[value];
+    if (!at_own_place(w, v->node, at) || lw->mask != KIR_NONE) return give_up(lw, w, value);
+    if (w->group->kind == TN_GROUP_MATMUL && value == w->group->lead) return load_block(lw, w);
+    if (tn_value_class(v) != TN_REDUCTION) return compute(lw, w, value, at);
+    /* A reduction's result was noted when its loop was made; asked for too early, it cannot be shared. */
+    uint64_t hash = index_hash(w->row, v->node->rank);
+    kir_val r = KIR_NONE;
+    if (memo_find(w, value, KIR_NONE, hash, w->row, v->node->rank, &r)) return r;
+    return give_up(lw, w, value);
+}
+
+static kir_val pull(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+    const tn_value *v = &w->g->values[value];
+    if (w->status != TN_OK || w->g->forbid >= 0) return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
+    if (v->dial >= 0) return pull_dial(lw, w, v);
+    if (v->group == w->group_id && value != w->building) return pull_member(lw, w, value, at);
+    const tn_value *root = &w->g->values[v->root];
+    bool in_this_group = root->group == w->group_id;
+    if (root->slot >= 0 || (root->stored && !in_this_group)) return load_from(lw, w, v, at);
+    if (!v->row || !v->row->impl->lower) return give_up(lw, w, v->root);
+    return compute(lw, w, value, at);
+}
+
+kir_val tn_lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at) {
+    lowering *w = lw->group;
+    int value = tn_value_of(w->g, node);
+    if (value >= 0) return pull(lw, w, value, at);
+    w->status = tn_fail(TN_ERR_INTERNAL, "lowering met a node that was not planned");
+    return kir_const(lw->kb, kir_type_of((tn_dtype)node->dtype), 0.0);
+}
+
+kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at) {
+    const tn_node *in = n->in[i];
+    kir_aff index[TN_MAX_RANK];
+    int skip = n->rank - in->rank;
+    for (int d = 0; d < in->rank; d++) index[d] = in->shape[d] == 1 ? kir_aff_const(0) : at[skip + d];
+    return tn_lower_at(lw, in, index);
+}
+
+kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at, kir_val mask) {
+    kir_val before = lw->mask;
+    lw->mask = before == KIR_NONE ? mask : kir_binary(lw->kb, KIR_AND, before, mask);
+    kir_val r = tn_lower_at(lw, node, at);
+    lw->mask = before;
+    return r;
+}
+
+/* ---- spaces ------------------------------------------------------------------------------------------------------------------------- */
+
+static void map_space(lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
+    *n_par = 0;
+    for (int d = 0; d < n->rank; d++) {
+        w->space[d] = kir_aff_const(0);
+        if (n->shape[d] == 1) continue;
+        extents[*n_par] = n->shape[d];
+        w->space[d] = axis_index((*n_par)++);
+    }
+}
+
+static void matmul_space(lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
+    *n_par = TN_GEMM_BATCH_AXES + 2;
+    for (int x = 0; x < *n_par; x++) extents[x] = 1;
+    for (int d = 0; d < n->rank; d++) {
+        int axis = *n_par - n->rank + d;
+        extents[axis] = n->shape[d];
+        w->space[d] = n->shape[d] == 1 ? kir_aff_const(0) : axis_index(axis);
+    }
+}
+
+static bool is_reduced(const tn_node *r, int d) {
+    for (int64_t k = 0; k < r->i[0]; k++)
+        if (r->i[1 + k] == d) return true;
+    return r->i[0] == 0;
+}
+
+/* A reduction over dims of its input: kept dims run in parallel, the others are the loop. */
+static tn_status dims_space(lowering *w, const tn_node *r, int64_t *extents, int *n_par, int *n_loop) {
+    const tn_node *in = r->in[0];
+    bool keepdim = r->rank == in->rank;
+    int out = 0;
+    *n_par = *n_loop = 0;
+    for (int d = 0; d < in->rank; d++) {
+        if (is_reduced(r, d)) continue;
+        w->space[d] = kir_aff_const(0);
+        if (in->shape[d] == 1) continue;
+        extents[*n_par] = in->shape[d];
+        w->space[d] = axis_index((*n_par)++);
+    }
+    for (int d = 0; d < in->rank; d++) {
+        if (!is_reduced(r, d)) {
+            w->row[out++] = w->space[d];
+            continue;
+        }
+        if (keepdim) w->row[out++] = kir_aff_const(0);
+        int axis = *n_par + *n_loop;
+        extents[axis] = in->shape[d];
+        w->space[d] = axis_index(axis);
+        w->loop[(*n_loop)++] = w->space[d];
+    }
+    w->space_node = in;
+    return TN_OK;
+}
+
+static tn_status loops_space(lowering *w, const tn_value *r, int64_t *extents, int *n_par, int *n_loop) {
+    const tn_node *n = r->node;
+    int64_t loops[TN_MAX_RANK];
+    map_space(w, n, extents, n_par);
+    *n_loop = r->row->impl->loops(n, loops);
+    if (*n_par + *n_loop > KIR_MAX_AXES)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %d axes, a kernel has at most %d", r->row->name, *n_par + *n_loop, KIR_MAX_AXES);
+    memcpy(w->row, w->space, sizeof w->row);
+    for (int k = 0; k < *n_loop; k++) {
+        extents[*n_par + k] = loops[k];
+        w->loop[k] = axis_index(*n_par + k);
+    }
+    return TN_OK;
+}
+
+static void scan_space(lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
+    *n_par = 0;
+    for (int d = 0; d < n->rank; d++) {
+        if (d == n->i[0]) continue;
+        extents[*n_par] = n->shape[d];
+        w->space[d] = axis_index((*n_par)++);
+    }
+    if (n->rank == 0) {
+        extents[0] = 1;
+        return;
+    }
+    extents[*n_par] = n->shape[n->i[0]];
+    w->space[n->i[0]] = axis_index(*n_par);
+}
+
+static tn_status make_space(lowering *w, int64_t *extents, int *n_par, int *n_loop) {
+    const tn_value *lead = &w->g->values[w->group->lead];
+    w->space_node = lead->node;
+    *n_loop = 0;
+    switch (w->group->kind) {
+    case TN_GROUP_ROWS:
+        if (lead->row->impl->loops == tn_loops_over_dims)
+            TRY(dims_space(w, lead->node, extents, n_par, n_loop));
+        else
+            TRY(loops_space(w, lead, extents, n_par, n_loop));
+        break;
+    case TN_GROUP_SCAN:
+        scan_space(w, lead->node, extents, n_par);
+        *n_loop = 1;
+        break;
+    case TN_GROUP_MATMUL: matmul_space(w, lead->node, extents, n_par); break;
+    default: map_space(w, lead->node, extents, n_par);
+    }
+    w->first_loop_axis = *n_par;
+    w->loop_axes = *n_loop;
+    return TN_OK;
+}
+
+/* ---- emitting ------------------------------------------------------------------------------------------------------------------------- */
+
+static void store_member(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+    const tn_value *v = &w->g->values[value];
+    kir_val r = pull(lw, w, value, at);
+    if (!v->stored) return;
+    int b = buffer_of(w, lw->kb, value);
+    int64_t stride[TN_MAX_RANK];
+    tn_strides_contiguous(v->node->shape, v->node->rank, stride);
+    kir_aff index = place_index(lw, at, v->node->rank, 0, stride);
+    kir_store(lw->kb, b, &index, r, KIR_NONE);
+}
+
+static void emit_map(tn_lower *lw, lowering *w) {
+    for (size_t i = 0; i < w->group->member_count; i++) store_member(lw, w, w->group->members[i], w->space);
+}
+
+static void loop_begin(tn_lower *lw, lowering *w) {
+    w->region = ++w->loops_made;
+    kir_loop(lw->kb, w->first_loop_axis, w->loop_axes);
+}
+
+static void loop_end(tn_lower *lw, lowering *w) {
+    kir_end(lw->kb);
+    w->region = 0;
+}
+
+static void emit_scan(tn_lower *lw, lowering *w) {
+    int value = w->group->lead;
+    const tn_value *v = &w->g->values[value];
+    loop_begin(lw, w);
+    w->building = value;
+    kir_val r = kir_scan(lw->kb, (kir_reduce)v->row->impl->reduce, v->row->impl->lower(lw, v->node, w->space));
+    w->building = -1;
+    memo_add(w, value, KIR_NONE, index_hash(w->space, v->node->rank), w->space, v->node->rank, r);
+    store_member(lw, w, value, w->space);
+    loop_end(lw, w);
+}
+
+/* The number of loops that must have ended before a value can be computed; a reduction's is one more than its input's. */
+static int phase_of(lowering *w, int value) {
+    tn_value *v = &w->g->values[value];
+    const tn_value *root = &w->g->values[v->root];
+    bool here = v->group == w->group_id;
+    if (v->phase_stamp == w->g->stamp) return v->phase;
+    if (!v->row || v->dial >= 0 || (!here && (root->slot >= 0 || (root->stored && root->group != w->group_id)))) return 0;
+    int phase = 0;
+    for (int k = 0; k < v->n_in; k++) {
+        int p = v->in[k] >= 0 ? phase_of(w, v->in[k]) : 0;
+        if (p > phase) phase = p;
+    }
+    if (here && tn_value_class(v) == TN_REDUCTION) phase++;
+    v->phase = phase;
+    v->phase_stamp = w->g->stamp;
+    return phase;
+}
+
+static bool is_reduction(const lowering *w, int value) { return tn_value_class(&w->g->values[value]) == TN_REDUCTION; }
+
+static bool fills_space(const lowering *w, int value) {
+    return !is_reduction(w, value) && shaped(w->g->values[value].node, w->space_node) && w->space_node != w->g->values[w->group->lead].node;
+}
+
+static kir_val reduced_value(tn_lower *lw, lowering *w, int value) {
+    const tn_value *v = &w->g->values[value];
+    kir_aff at[2 * TN_MAX_RANK];
+    memcpy(at, w->row, (size_t)v->node->rank * sizeof *at);
+    memcpy(at + v->node->rank, w->loop, (size_t)w->loop_axes * sizeof *at);
+    w->building = value;
+    kir_val r = v->row->impl->lower(lw, v->node, at);
+    w->building = -1;
+    if (v->row->impl->class_ == TN_MATMUL) return r; /* two operands: its lowering ends in the reduction */
+    return kir_reduce_value(lw->kb, (kir_reduce)v->row->impl->reduce, r, KIR_NONE);
+}
+
+static bool in_loop(lowering *w, int value, int phase) {
+    if (is_reduction(w, value)) return phase_of(w, value) == phase;
+    return fills_space(w, value) && phase_of(w, value) == phase - 1;
+}
+
+/* Pass `phase` over the rows: its reductions, and results over the whole space whose inputs are then complete. */
+static void emit_pass(tn_lower *lw, lowering *w, int phase) {
+    const tn_group *group = w->group;
+    bool any = false;
+    kir_val reduced[16];
+    for (size_t i = 0; i < group->member_count; i++) any |= in_loop(w, group->members[i], phase);
+    if (any) loop_begin(lw, w);
+    for (size_t i = 0; i < group->member_count; i++) {
+        int value = group->members[i];
+        if (!in_loop(w, value, phase)) continue;
+        if (is_reduction(w, value))
+            reduced[i] = reduced_value(lw, w, value);
+        else
+            store_member(lw, w, value, w->space);
+    }
+    if (any) loop_end(lw, w);
+    for (size_t i = 0; i < group->member_count; i++) {
+        int value = group->members[i];
+        const tn_node *n = w->g->values[value].node;
+        if (is_reduction(w, value) && phase_of(w, value) == phase)
+            memo_add(w, value, KIR_NONE, index_hash(w->row, n->rank), w->row, n->rank, reduced[i]);
+    }
+    /* Results a row, as soon as they are complete, so that later passes find them computed. */
+    for (size_t i = 0; i < group->member_count; i++) {
+        int value = group->members[i];
+        bool a_row = !fills_space(w, value) && (!is_reduction(w, value) || phase > 0);
+        if (a_row && phase_of(w, value) == phase) store_member(lw, w, value, w->row);
+    }
+}
+
+static void emit_rows(tn_lower *lw, lowering *w) {
+    int last = 0;
+    w->g->stamp++;
+    for (size_t i = 0; i < w->group->member_count; i++) {
+        int p = phase_of(w, w->group->members[i]);
+        if (p > last) last = p;
+    }
+    for (int phase = 0; phase <= last + 1; phase++) emit_pass(lw, w, phase);
+}
+
+static tn_status emit(lowering *w, kir_builder *kb) {
+    tn_lower lw = {.kb = kb, .mask = KIR_NONE, .group = w};
+    switch (w->group->kind) {
+    case TN_GROUP_ROWS: emit_rows(&lw, w); break;
+    case TN_GROUP_SCAN: emit_scan(&lw, w); break;
+    default: emit_map(&lw, w);
+    }
+    return w->status;
+}
+
+tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
+    tn_group *group = &g->groups[group_id];
+    if (group->kind == TN_GROUP_NATIVE || (group->kind == TN_GROUP_MATMUL && group->member_count == 1)) return TN_OK;
+    lowering w = {.g = g, .group = group, .group_id = group_id, .building = -1};
+    int64_t extents[KIR_MAX_AXES] = {0};
+    int n_par = 0, n_loop = 0;
+    kir_builder *kb = NULL;
+    group->buffer_count = group->dial_count = 0;
+    group->block_buffer = -1;
+    TRY(make_space(&w, extents, &n_par, &n_loop));
+    TRY(kir_begin(n_par, n_loop, extents, &kb));
+    tn_status s = emit(&w, kb);
+    tn_mem_free(w.memo);
+    if (s == TN_OK && g->forbid < 0) return kir_finish(kb, &group->program, &group->sizes);
+    kir_abandon(kb);
+    return s;
+}

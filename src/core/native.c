@@ -1,0 +1,227 @@
+/* native.c — groups that a kernel of kern/ computes: products with their store joint, argsort, index_add.
+ *
+ * Everything that does not change between runs is worked out once: strides, workspace, the compiled joint. A second
+ * operand that lies in bound memory which this plan does not write (a weight under inference) is packed once and packed
+ * again only when its buffer's version says that somebody wrote it. */
+#include <string.h>
+
+#include "core/core.h"
+
+static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed weight that a plan may keep */
+
+struct tn_native {
+    tn_status (*run)(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);
+    tn_dtype dtype;
+    int64_t offset[3]; /* of the operands in their memory, bytes */
+    tn_gemm_args gemm;
+    kir_vm *vm; /* the product's joint */
+    int64_t *sizes;
+    tn_buffer *packed;
+    bool packed_valid;
+    uint64_t packed_version; /* of the weight's buffer when it was packed */
+    int packed_slot;
+    tn_argsort_args argsort;
+    tn_scatter_args scatter;
+    size_t self_bytes;
+};
+
+/* ---- operands --------------------------------------------------------------------------------------------------------------- */
+
+/* MATMUL: a, b, c, workspace. Others: result, inputs …, workspace. */
+int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]) {
+    const tn_value *v = &g->values[group->lead];
+    int count = 0;
+    if (group->kind == TN_GROUP_MATMUL) {
+        values[count++] = v->in[0];
+        values[count++] = v->in[1];
+        values[count++] = group->member_count == 1 ? group->lead : -1;
+    } else {
+        values[count++] = group->lead;
+        for (int k = 0; k < v->n_in; k++) values[count++] = v->in[k];
+    }
+    values[count++] = TN_WORKSPACE;
+    return count;
+}
+
+/* ---- products ----------------------------------------------------------------------------------------------------------------- */
+
+static void matrix_of(const tn_value *v, tn_matrix *m) {
+    int rank = v->node->rank;
+    m->row_stride = v->stride[rank - 2];
+    m->col_stride = v->stride[rank - 1];
+    for (int d = 0; d < rank - 2; d++) {
+        int axis = TN_GEMM_BATCH_AXES - (rank - 2) + d;
+        m->batch_stride[axis] = v->node->shape[d] == 1 ? 0 : v->stride[d];
+    }
+}
+
+static bool writes_slot(const tn_graph_plan *g, int slot) {
+    for (size_t i = 0; i < g->binding->output_count; i++)
+        if (g->binding->outputs[i].home == slot) return true;
+    return false;
+}
+
+static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
+    const tn_value *root = &g->values[b->root];
+    if (root->slot < 0 || writes_slot(g, root->slot)) return false;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        if (n->gemm.b.batch_stride[axis] != 0) return false;
+    return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype) <= PACK_LIMIT;
+}
+
+static tn_status keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
+    n->packed_slot = -1;
+    if (!worth_keeping_packed(g, n, b)) return TN_OK;
+    TRY(tn_buffer_new(g->binding->device, tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype), &n->packed));
+    n->packed_slot = g->values[b->root].slot;
+    n->gemm.packed_b = n->packed->address;
+    n->gemm.packed_valid = &n->packed_valid;
+    return TN_OK;
+}
+
+static tn_status make_joint(tn_native *n, const tn_group *group) {
+    if (!group->program) return TN_OK;
+    TRY(kir_vm_compile(group->program, &n->vm));
+    size_t bytes = kir_sizes_count(group->program) * sizeof(int64_t);
+    n->sizes = tn_mem_alloc(bytes);
+    if (!n->sizes) return TN_ERR_MEMORY;
+    memcpy(n->sizes, group->sizes, bytes);
+    n->gemm.c.joint = (tn_joint){.vm = n->vm, .launch = {.sizes = n->sizes}, .block_buffer = group->block_buffer, .buffer_count = group->buffer_count};
+    return TN_OK;
+}
+
+static void repack_if_written(tn_native *n, tn_buffer *const *bound) {
+    if (n->packed_slot < 0) return;
+    uint64_t version = bound[n->packed_slot]->version;
+    if (version != n->packed_version) n->packed_valid = false;
+    n->packed_version = version;
+}
+
+static tn_status run_matmul(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+    tn_gemm_args *args = &n->gemm;
+    args->a.data = (char *)pointers[0] + n->offset[0];
+    args->b.data = (char *)pointers[1] + n->offset[1];
+    args->c.data = pointers[2];
+    args->workspace = pointers[3];
+    if (args->c.joint.vm) {
+        args->c.joint.launch.buffers = pointers + 4;
+        args->c.joint.launch.dials = dials;
+    }
+    repack_if_written(n, bound);
+    if (n->dtype == TN_F32)
+        tn_gemm_f32(args);
+    else
+        tn_gemm_f64(args);
+    return TN_OK;
+}
+
+static tn_status make_matmul(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead], *a = &g->values[c->in[0]], *b = &g->values[c->in[1]];
+    int rank = c->node->rank;
+    size_t element = tn_dtype_size((tn_dtype)c->node->dtype);
+    n->run = run_matmul;
+    n->gemm = (tn_gemm_args){.m = c->node->shape[rank - 2], .n = c->node->shape[rank - 1], .k = a->node->shape[a->node->rank - 1]};
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) n->gemm.batch[axis] = 1;
+    for (int d = 0; d < rank - 2; d++) n->gemm.batch[TN_GEMM_BATCH_AXES - (rank - 2) + d] = c->node->shape[d];
+    matrix_of(a, &n->gemm.a);
+    matrix_of(b, &n->gemm.b);
+    matrix_of(c, &n->gemm.c);
+    n->offset[0] = a->offset * (int64_t)element;
+    n->offset[1] = b->offset * (int64_t)element;
+    TRY(make_joint(n, group));
+    TRY(keep_packed(g, n, b));
+    *workspace = tn_gemm_workspace(&n->gemm, n->dtype, tn_threads());
+    return TN_OK;
+}
+
+/* ---- argsort, index_add ---------------------------------------------------------------------------------------------------------- */
+
+static tn_status run_argsort(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+    (void)dials;
+    (void)bound;
+    n->argsort.order = pointers[0];
+    n->argsort.data = (char *)pointers[1] + n->offset[1];
+    n->argsort.workspace = pointers[2];
+    tn_argsort(&n->argsort);
+    return TN_OK;
+}
+
+/* argsort(x, descending): over the last dim of a contiguous x. */
+static tn_status make_argsort(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *v = &g->values[group->lead], *x = &g->values[v->in[0]];
+    int rank = x->node->rank;
+    int64_t length = rank ? x->node->shape[rank - 1] : 1;
+    n->run = run_argsort;
+    n->offset[1] = x->offset * (int64_t)tn_dtype_size((tn_dtype)x->node->dtype);
+    n->argsort = (tn_argsort_args){.rows = length ? tn_value_numel(x) / length : 0, .length = length,
+                                   .dtype = (tn_dtype)x->node->dtype, .descending = v->node->i[0] != 0};
+    *workspace = (size_t)tn_threads() * 2 * (size_t)length * sizeof(int64_t);
+    return TN_OK;
+}
+
+static tn_status run_index_add(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+    (void)dials;
+    (void)bound;
+    tn_scatter_args *s = &n->scatter;
+    s->out = pointers[0];
+    s->index = (const int64_t *)(const void *)((const char *)pointers[2] + n->offset[1]);
+    s->src = (const char *)pointers[3] + n->offset[2];
+    const char *self = (const char *)pointers[1] + n->offset[0];
+    if (s->out != (const void *)self) memcpy(s->out, self, n->self_bytes);
+    int64_t outside = n->dtype == TN_F32 ? tn_scatter_add_f32(s) : tn_scatter_add_f64(s);
+    if (outside > 0) return tn_fail(TN_ERR_ARGUMENT, "index_add: %lld indices lie outside [0, %lld)", (long long)outside, (long long)s->rows);
+    return TN_OK;
+}
+
+/* index_add(x, index, src): x[index[i]] += src[i] along dim 0, all contiguous. */
+static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *v = &g->values[group->lead], *self = &g->values[v->in[0]], *index = &g->values[v->in[1]], *src = &g->values[v->in[2]];
+    size_t element = tn_dtype_size(n->dtype);
+    n->run = run_index_add;
+    n->offset[0] = self->offset * (int64_t)element;
+    n->offset[1] = index->offset * (int64_t)sizeof(int64_t);
+    n->offset[2] = src->offset * (int64_t)element;
+    int64_t rows = self->node->shape[0];
+    int64_t width = rows ? tn_value_numel(self) / rows : 0;
+    n->scatter = (tn_scatter_args){.rows = rows, .width = width, .count = tn_value_numel(index), .src_stride = width};
+    n->self_bytes = tn_node_bytes(self->node);
+    *workspace = 0;
+    return TN_OK;
+}
+
+/* ---- the table ---------------------------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    tn_status (*make)(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace);
+} natives[] = {
+    {"matmul_batched", make_matmul},
+    {"argsort_last", make_argsort},
+    {"index_add", make_index_add},
+};
+
+tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {
+    const tn_value *v = &g->values[group->lead];
+    for (size_t i = 0; i < TN_COUNT(natives); i++) {
+        if (strcmp(natives[i].name, v->row->name) != 0) continue;
+        tn_native *n = tn_mem_zalloc(1, sizeof *n);
+        if (!n) return TN_ERR_MEMORY;
+        *out = n;
+        n->dtype = (tn_dtype)v->node->dtype;
+        n->packed_slot = -1;
+        return natives[i].make(g, group, n, workspace);
+    }
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: no native kernel; evaluate it on the cpu", v->row->name);
+}
+
+tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+    return n->run(n, pointers, dials, bound);
+}
+
+void tn_native_free(tn_native *n) {
+    if (!n) return;
+    kir_vm_free(n->vm);
+    tn_mem_free(n->sizes);
+    tn_buffer_release(n->packed);
+    tn_mem_free(n);
+}

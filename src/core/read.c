@@ -1,0 +1,143 @@
+/* read.c — values back to the host, and the counters that people look at. */
+#include <math.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "kir/kir_math.h"
+
+static tn_status evaluate(tn_recorder *r, tn_node **nodes, int count) {
+    for (int i = 0; i < count; i++)
+        if (nodes[i]->flags & TN_NODE_ERROR) return tn_fail(nodes[i]->status, "%s", nodes[i]->error);
+    return tn_flush(r, nodes, count);
+}
+
+tn_status tn_eval(tn_tensor *const *tensors, int count) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return TN_ERR_MEMORY;
+    tn_node **nodes = tn_mem_alloc((size_t)(count > 0 ? count : 0) * sizeof *nodes);
+    if (!nodes) return TN_ERR_MEMORY;
+    for (int i = 0; i < count; i++) nodes[i] = tn_tensor_node(tensors[i]);
+    tn_status s = evaluate(r, nodes, count);
+    tn_mem_free(nodes);
+    return s;
+}
+
+static tn_status computed_node(const tn_tensor *t, tn_node **out) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return TN_ERR_MEMORY;
+    *out = tn_tensor_node(t);
+    if (!tn_node_computed(*out) || ((*out)->flags & TN_NODE_ERROR)) TRY(evaluate(r, out, 1));
+    const tn_node *root = (*out)->flags & TN_NODE_VIEW ? (*out)->root : *out;
+    if (root->flags & TN_NODE_STALE) return tn_fail(TN_ERR_STATE, "this value has been overwritten in place since; copy it before the write");
+    if (root->buffer) return TN_OK;
+    return tn_fail(TN_ERR_STATE, "a tensor that another thread recorded: that thread must evaluate it (tn_eval) first");
+}
+
+/* Elements of a strided view, in order, out of its root's bytes. */
+static void gather(const tn_node *n, const char *root, char *out) {
+    size_t size = tn_dtype_size((tn_dtype)n->dtype);
+    int64_t at[TN_MAX_RANK] = {0}, place = n->layout[0];
+    for (int64_t i = tn_node_numel(n); i-- > 0; out += size) {
+        memcpy(out, root + place * (int64_t)size, size);
+        for (int d = n->rank - 1; d >= 0; d--) {
+            place += n->layout[1 + d];
+            if (++at[d] < n->shape[d]) break;
+            place -= n->layout[1 + d] * n->shape[d];
+            at[d] = 0;
+        }
+    }
+}
+
+static tn_status read_node(const tn_node *n, void *out) {
+    const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
+    if (tn_node_numel(n) == 0) return TN_OK;
+    if (!(n->flags & TN_NODE_VIEW) || tn_node_contiguous(n)) return tn_buffer_read(root->buffer, 0, out, tn_node_bytes(n));
+    if (n->device->caps.host_visible) {
+        TRY(tn_device_synchronize(n->device));
+        gather(n, root->buffer->address, out);
+        return TN_OK;
+    }
+    char *bytes = tn_mem_alloc(tn_node_bytes(root));
+    if (!bytes) return TN_ERR_MEMORY;
+    tn_status s = tn_buffer_read(root->buffer, 0, bytes, tn_node_bytes(root));
+    if (s == TN_OK) gather(n, bytes, out);
+    tn_mem_free(bytes);
+    return s;
+}
+
+tn_status tn_read(const tn_tensor *t, void *out, size_t bytes) {
+    tn_node *n = NULL;
+    TRY(computed_node(t, &n));
+    if (bytes != tn_node_bytes(n)) {
+        char shape[96];
+        return tn_fail(TN_ERR_ARGUMENT, "tn_read: %zu bytes given, the tensor %s of %s has %zu", bytes,
+                       tn_shape_text(n, shape, sizeof shape), tn_dtype_name((tn_dtype)n->dtype), tn_node_bytes(n));
+    }
+    return read_node(n, out);
+}
+
+static double as_double(tn_dtype t, const void *p) {
+    union {
+        float f32;
+        double f64;
+        int32_t i32;
+        int64_t i64;
+        uint32_t u32;
+        uint64_t u64;
+        uint16_t u16;
+        int16_t i16;
+        uint8_t u8;
+        int8_t i8;
+    } v;
+    memcpy(&v, p, tn_dtype_size(t));
+    switch (t) {
+    case TN_F32: return (double)v.f32;
+    case TN_F64: return v.f64;
+    case TN_I32: return v.i32;
+    case TN_I64: return (double)v.i64;
+    case TN_U32: return v.u32;
+    case TN_U64: return (double)v.u64;
+    case TN_F16: return (double)kir_from_f16(v.u16);
+    case TN_BF16: return (double)kir_from_bf16(v.u16);
+    case TN_I16: return v.i16;
+    case TN_U16: return v.u16;
+    case TN_I8: return v.i8;
+    default: return v.u8;
+    }
+}
+
+double tn_item(const tn_tensor *t) {
+    tn_node *n = NULL;
+    if (computed_node(t, &n) != TN_OK) return NAN;
+    if (tn_node_numel(n) != 1) {
+        char shape[96];
+        tn_fail(TN_ERR_SHAPE, "tn_item: one element is needed, the tensor is %s", tn_shape_text(n, shape, sizeof shape));
+        return NAN;
+    }
+    char bytes[8];
+    return read_node(n, bytes) == TN_OK ? as_double((tn_dtype)n->dtype, bytes) : (double)NAN;
+}
+
+/* ---- counters ---------------------------------------------------------------------------------------------------------------------- */
+
+tn_status tn_get_runtime_stats(tn_runtime_stats *stats) {
+    tn_recorder *r = tn_recorder_here();
+    tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
+    if (!c) return TN_ERR_MEMORY;
+    tn_memory_stats memory = tn_memory_get_stats();
+    tn_runtime_stats full = {.struct_size = stats->struct_size, .plans_made = c->made, .plan_hits = c->hits, .plan_misses = c->misses,
+                             .nodes_recorded = r->nodes_recorded, .launches = c->launches, .live_bytes = memory.live_bytes,
+                             .peak_bytes = memory.peak_bytes, .plan_seconds = c->plan_seconds, .run_seconds = c->run_seconds};
+    memcpy(stats, &full, stats->struct_size < sizeof full ? stats->struct_size : sizeof full);
+    return TN_OK;
+}
+
+void tn_reset_runtime_stats(void) {
+    tn_recorder *r = tn_recorder_here();
+    tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
+    tn_memory_reset_peak();
+    if (!c) return;
+    c->made = c->hits = c->misses = c->resized = c->launches = 0;
+    c->plan_seconds = c->run_seconds = 0;
+    r->nodes_recorded = 0;
+}

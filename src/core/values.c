@@ -1,0 +1,336 @@
+/* values.c — nodes → values: what a recording computes, with composed ops expanded and equal values shared.
+ *
+ * Values are numbered so that inputs come before users. A composed node is replaced by its composition: the one that
+ * autograd differentiated through, if there is one, else one made here, whose nodes belong to the planner and go when it
+ * is done. A walk with its own stack takes the place of recursion: recordings can be deep. */
+#include <string.h>
+
+#include "core/core.h"
+
+/* ---- pointer map: open addressing, linear probing --------------------------------------------------------------------- */
+
+static size_t map_place(const tn_pointer_map *m, const void *key) {
+    size_t h = (size_t)((uintptr_t)key >> 4) * (size_t)0x9E3779B97F4A7C15u;
+    size_t i = (h >> 20) & (m->capacity - 1);
+    while (m->keys[i] && m->keys[i] != key) i = (i + 1) & (m->capacity - 1);
+    return i;
+}
+
+int32_t tn_map_find(const tn_pointer_map *m, const void *key) {
+    if (m->count == 0) return -1;
+    size_t i = map_place(m, key);
+    return m->keys[i] ? m->values[i] : -1;
+}
+
+static tn_status map_grow(tn_pointer_map *m) {
+    tn_pointer_map old = *m;
+    size_t capacity = old.capacity ? 2 * old.capacity : 64;
+    const void **keys = tn_mem_zalloc(capacity, sizeof *keys);
+    int32_t *values = tn_mem_alloc(capacity * sizeof *values);
+    if (!keys || !values) {
+        tn_mem_free(keys);
+        tn_mem_free(values);
+        return TN_ERR_MEMORY;
+    }
+    *m = (tn_pointer_map){.keys = keys, .values = values, .count = old.count, .capacity = capacity};
+    for (size_t i = 0; i < old.capacity; i++) {
+        if (!old.keys[i]) continue;
+        size_t at = map_place(m, old.keys[i]);
+        keys[at] = old.keys[i];
+        values[at] = old.values[i];
+    }
+    tn_mem_free(old.keys);
+    tn_mem_free(old.values);
+    return TN_OK;
+}
+
+tn_status tn_map_put(tn_pointer_map *m, const void *key, int32_t value) {
+    if (2 * (m->count + 1) > m->capacity) TRY(map_grow(m));
+    size_t i = map_place(m, key);
+    if (!m->keys[i]) m->count++;
+    m->keys[i] = key;
+    m->values[i] = value;
+    return TN_OK;
+}
+
+void tn_map_clear(tn_pointer_map *m) {
+    if (m->count) memset(m->keys, 0, m->capacity * sizeof *m->keys);
+    m->count = 0;
+}
+
+void tn_map_free(tn_pointer_map *m) {
+    tn_mem_free(m->keys);
+    tn_mem_free(m->values);
+    *m = (tn_pointer_map){0};
+}
+
+/* ---- facts ------------------------------------------------------------------------------------------------------------ */
+
+int64_t tn_value_numel(const tn_value *v) { return tn_node_numel(v->node); }
+
+/* A product without a native kernel (its dtype, its device, too many batch axes) is the reduction that defines it. */
+static bool native_product(const tn_node *n) {
+    return n->device->is_cpu && (n->dtype == TN_F32 || n->dtype == TN_F64) && n->rank <= TN_GEMM_BATCH_AXES + 2;
+}
+
+tn_op_class tn_value_class(const tn_value *v) {
+    if (!v->row) return TN_LEAF_VALUE;
+    tn_op_class c = v->row->impl->class_;
+    return c == TN_MATMUL && !native_product(v->node) ? TN_REDUCTION : c;
+}
+
+bool tn_value_in_memory(const tn_graph_plan *g, int value) {
+    const tn_value *root = &g->values[g->values[value].root];
+    return root->slot >= 0 || root->stored;
+}
+
+int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
+    for (;;) {
+        int32_t id = tn_map_find(&g->value_of, n);
+        if (id >= 0) return id;
+        int32_t e = tn_map_find(&g->expansion_of, n);
+        if (e < 0) return -1;
+        n = g->expansions[e];
+    }
+}
+
+/* ---- expansion ---------------------------------------------------------------------------------------------------------- */
+
+static bool is_composed(const tn_node *n) {
+    return n->op != TN_OP_NONE && !tn_node_computed(n) && tn_op(n->op)->kind == TN_COMPOSED;
+}
+
+/* A composition may end in a view that is not laid out as its users assume: then it is copied. */
+static tn_node *as_whole(tn_graph_plan *g, tn_node *n) {
+    if (tn_node_contiguous(n)) return n;
+    return tn_b_op(&g->build, tn_known(TN_KNOWN_CONTIGUOUS), &n, 1, NULL);
+}
+
+static tn_status check_expansion(const tn_node *n, const tn_node *e) {
+    bool same = e->dtype == n->dtype && e->rank == n->rank && memcmp(e->shape, n->shape, (size_t)n->rank * sizeof *n->shape) == 0;
+    if (same) return TN_OK;
+    char want[128], got[128];
+    return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields %s %s instead of %s %s", tn_op(n->op)->name,
+                   tn_dtype_name((tn_dtype)e->dtype), tn_shape_text(e, got, sizeof got), tn_dtype_name((tn_dtype)n->dtype),
+                   tn_shape_text(n, want, sizeof want));
+}
+
+static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
+    int32_t known = tn_map_find(&g->expansion_of, n);
+    if (known >= 0) {
+        *out = g->expansions[known];
+        return TN_OK;
+    }
+    tn_node *e = n->expansion ? n->expansion : tn_op(n->op)->impl->compose(&g->build, n);
+    if (e && e != n) e = as_whole(g, e);
+    if (g->build.status != TN_OK) return g->build.status;
+    if (!e) return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing", tn_op(n->op)->name);
+    TRY(check_expansion(n, e));
+    TRY(tn_mem_grow(&g->expansions, &g->expansion_capacity, g->expansion_count + 1, sizeof *g->expansions));
+    g->expansions[g->expansion_count] = e;
+    TRY(tn_map_put(&g->expansion_of, n, (int32_t)g->expansion_count));
+    g->expansion_count++;
+    *out = e;
+    return TN_OK;
+}
+
+/* Follows compositions to the node that is really computed. */
+static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out) {
+    enum { MAX_NESTING = 64 };
+    for (int depth = 0; is_composed(n); depth++) {
+        tn_node *e = NULL;
+        if (depth == MAX_NESTING) return tn_fail(TN_ERR_INTERNAL, "%s: compositions nest endlessly", tn_op(n->op)->name);
+        TRY(expand(g, n, &e));
+        n = e;
+    }
+    *out = n;
+    return TN_OK;
+}
+
+/* ---- values -------------------------------------------------------------------------------------------------------------- */
+
+static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
+    TRY(tn_mem_grow(&g->values, &g->value_capacity, g->value_count + 1, sizeof *g->values));
+    *id = (int)g->value_count;
+    tn_value *v = &g->values[g->value_count++];
+    *v = (tn_value){.node = n, .root = *id, .slot = -1, .output = -1, .dial = -1, .group = -1, .place = -1};
+    tn_strides_contiguous(n->shape, n->rank, v->stride);
+    return tn_map_put(&g->value_of, n, *id);
+}
+
+/* Bound memory: one value for the buffer's root, further ones for views into it. */
+static tn_status leaf_value(tn_graph_plan *g, const tn_node *n, int *id) {
+    const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
+    int32_t slot = tn_map_find(&g->binding->buffer_slots, root->buffer);
+    if (slot < 0) return tn_fail(TN_ERR_INTERNAL, "a leaf's buffer was not bound");
+    TRY(value_add(g, n, id));
+    tn_value *v = &g->values[*id];
+    v->slot = slot;
+    tn_node_layout(n, &v->offset, v->stride);
+    return TN_OK;
+}
+
+static bool same_value(const tn_value *a, const tn_node *n, const int *in, int n_in) {
+    const tn_node *m = a->node;
+    if (!a->row || m->op != n->op || m->dtype != n->dtype || m->rank != n->rank || m->n_i != n->n_i || m->n_f != n->n_f) return false;
+    if (a->n_in != n_in || (n_in && memcmp(a->in, in, (size_t)n_in * sizeof *in) != 0)) return false;
+    if (memcmp(m->shape, n->shape, (size_t)n->rank * sizeof *n->shape) != 0) return false;
+    return memcmp(m->i, n->i, (size_t)n->n_i * sizeof *n->i) == 0 && memcmp(m->f, n->f, (size_t)n->n_f * sizeof *n->f) == 0;
+}
+
+/* Looks among the users of the first input (or, for constants, a few recent values): enough for gradients and
+ * compositions, which repeat each other locally. Results that are kept have memory of their own, so they are not shared. */
+static int find_equal(const tn_graph_plan *g, const tn_node *n, const int *in, int n_in) {
+    enum { WINDOW = 256 };
+    if (atomic_load_explicit(&n->handles, memory_order_relaxed) > 0 && n->recorder && (size_t)n->index < g->pending_before) return -1;
+    size_t from = g->value_count > WINDOW ? g->value_count - WINDOW : 0;
+    for (size_t i = g->value_count; i-- > from;) {
+        const tn_value *v = &g->values[i];
+        if (v->output < 0 && v->dial < 0 && same_value(v, n, in, n_in)) return (int)i;
+    }
+    return -1;
+}
+
+static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *in, int n_in, int *id) {
+    int equal = n->op == tn_known(TN_KNOWN_DIAL) ? -1 : find_equal(g, n, in, n_in);
+    if (equal >= 0) {
+        *id = equal;
+        return tn_map_put(&g->value_of, n, equal);
+    }
+    int *own = tn_mem_alloc((size_t)n_in * sizeof *own);
+    if (!own) return TN_ERR_MEMORY;
+    if (n_in) memcpy(own, in, (size_t)n_in * sizeof *own);
+    tn_status s = value_add(g, n, id);
+    if (s != TN_OK) {
+        tn_mem_free(own);
+        return s;
+    }
+    tn_value *v = &g->values[*id];
+    v->row = tn_op(n->op);
+    v->in = own;
+    v->n_in = n_in;
+    if (n->flags & TN_NODE_VIEW) {
+        /* The root is whatever the input's elements really lie in; a composed root was made whole, so layouts agree. */
+        const tn_value *src = &g->values[in[0]];
+        v->root = src->root;
+        tn_node_layout(n, &v->offset, v->stride);
+    }
+    return TN_OK;
+}
+
+/* ---- the walk ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct walk_stack {
+    const tn_node **nodes;
+    size_t count, capacity;
+} walk_stack;
+
+static tn_status push(walk_stack *s, const tn_node *n) {
+    TRY(tn_mem_grow(&s->nodes, &s->capacity, s->count + 1, sizeof *s->nodes));
+    s->nodes[s->count++] = n;
+    return TN_OK;
+}
+
+enum { MAX_INPUTS = 64 };
+
+/* Values of a node's inputs; *ready is false when some had to be pushed first. */
+static tn_status inputs_of(tn_graph_plan *g, walk_stack *stack, const tn_node *n, int *in, bool *ready) {
+    *ready = true;
+    for (int i = 0; i < n->n_in; i++) {
+        in[i] = -1;
+        if (!n->in[i]) continue;
+        const tn_node *source = NULL;
+        TRY(resolve(g, n->in[i], &source));
+        in[i] = tn_map_find(&g->value_of, source);
+        if (in[i] >= 0) continue;
+        *ready = false;
+        TRY(push(stack, source));
+    }
+    return TN_OK;
+}
+
+static tn_status visit(tn_graph_plan *g, walk_stack *stack) {
+    const tn_node *n = stack->nodes[stack->count - 1];
+    int in[MAX_INPUTS], id = -1;
+    if (tn_map_find(&g->value_of, n) >= 0) {
+        stack->count--;
+        return TN_OK;
+    }
+    if (tn_node_computed(n) || n->op == TN_OP_NONE) {
+        stack->count--;
+        return leaf_value(g, n, &id);
+    }
+    bool ready = false;
+    TRY(inputs_of(g, stack, n, in, &ready));
+    if (!ready) return TN_OK;
+    stack->count--;
+    return computed_value(g, n, in, n->n_in, &id);
+}
+
+static tn_status walk_from(tn_graph_plan *g, walk_stack *stack, const tn_node *n, int *id) {
+    const tn_node *source = NULL;
+    TRY(resolve(g, n, &source));
+    TRY(push(stack, source));
+    while (stack->count > 0) TRY(visit(g, stack));
+    *id = tn_map_find(&g->value_of, source);
+    return TN_OK;
+}
+
+static tn_status mark_dials(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->binding->dial_count; i++) {
+        int32_t id = tn_map_find(&g->value_of, g->binding->dial_nodes[i]);
+        if (id >= 0) g->values[id].dial = (int)i;
+    }
+    return TN_OK;
+}
+
+/* An output that is an alias of other memory (a composition that ended in a view of a leaf, or a value that is an output
+ * already) gets a copy of its own. */
+static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, int *id) {
+    const tn_value *v = &g->values[*id];
+    bool alias = v->slot >= 0 || v->root != *id || v->output >= 0;
+    if (!alias) return TN_OK;
+    tn_node *n = (tn_node *)(uintptr_t)v->node;
+    tn_node *copy = tn_b_op(&g->build, tn_known(TN_KNOWN_CONTIGUOUS), &n, 1, NULL);
+    if (!copy) return g->build.status;
+    return walk_from(g, stack, copy, id);
+}
+
+tn_status tn_values_make(tn_graph_plan *g) {
+    walk_stack stack = {0};
+    tn_status s = TN_OK;
+    for (size_t i = 0; i < g->binding->output_count && s == TN_OK; i++) {
+        int id = -1;
+        s = walk_from(g, &stack, g->binding->outputs[i].node, &id);
+        if (s == TN_OK) s = own_memory(g, &stack, &id);
+        if (s == TN_OK) g->values[id].output = (int)i;
+    }
+    tn_mem_free(stack.nodes);
+    return s == TN_OK ? mark_dials(g) : s;
+}
+
+void tn_group_free(tn_group *group) {
+    tn_mem_free(group->members);
+    tn_mem_free(group->deps);
+    tn_mem_free(group->reads);
+    tn_native_free(group->native);
+    kir_free(group->program);
+    tn_mem_free(group->sizes);
+    *group = (tn_group){0};
+}
+
+void tn_graph_plan_free(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->value_count; i++) {
+        tn_mem_free(g->values[i].in);
+        tn_mem_free(g->values[i].users);
+        tn_mem_free(g->values[i].pulls);
+    }
+    for (size_t i = 0; i < g->group_count; i++) tn_group_free(&g->groups[i]);
+    tn_mem_free(g->values);
+    tn_mem_free(g->groups);
+    tn_mem_free(g->order);
+    tn_mem_free(g->expansions);
+    tn_map_free(&g->value_of);
+    tn_map_free(&g->expansion_of);
+    tn_build_end(&g->build);
+}

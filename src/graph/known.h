@@ -1,0 +1,24 @@
+/* known.h — what graph/ and core/ share beyond graph.h: the few ops that tensors themselves are made of, found by name. */
+#ifndef TN_KNOWN_H
+#define TN_KNOWN_H
+
+#include "graph/graph.h"
+
+enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
+
+typedef enum tn_known_op {
+    TN_KNOWN_CAST, TN_KNOWN_FULL, TN_KNOWN_DIAL, TN_KNOWN_VIEW, TN_KNOWN_EXPAND, TN_KNOWN_CONTIGUOUS, TN_KNOWN_ASSIGN_VIEW,
+    TN_KNOWN_COUNT
+} tn_known_op;
+int tn_known(tn_known_op which); /* its id in the op table */
+
+tn_node *tn_node_number(double v);           /* a rank-0 f32 that does not raise dtypes; the caller's reference */
+bool tn_node_computed(const tn_node *n);     /* its root has a buffer */
+void tn_node_forget_inputs(tn_node *n);      /* a computed node without gradient needs its history no more */
+void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
+void tn_grad_slot_release(tn_grad_slot *s);
+size_t tn_recorder_limit(const tn_recorder *r);
+void tn_recorder_drop(void);                 /* frees all that this thread's recorder holds (thread exit, leak tests) */
+void tn_storage_release(tn_storage *s);
+
+#endif

@@ -1,0 +1,493 @@
+/* node.c — nodes: making them from an op's row, their lifetime, and the recorder that keeps them in order.
+ *
+ * Recording is the hot path of every small model, so nodes come from a free list of the thread, all in one size, with
+ * their attributes and view layout packed behind them. */
+#include "graph/graph.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "graph/known.h"
+
+/* ---- the thread's recorder and free list ---------------------------------------------------------------------------- */
+
+enum {
+    NODE_TAIL = TN_MAX_ATTR_INTS + TN_MAX_ATTR_FLOATS + TN_MAX_RANK + 1, /* 8-byte words behind a node */
+    FREE_LIST_MAX = 8192 /* nodes kept for reuse: two full recordings */
+};
+
+typedef struct node_block {
+    tn_node node;
+    int64_t tail[NODE_TAIL];
+} node_block;
+
+typedef struct thread_state {
+    tn_recorder recorder;
+    node_block *free; /* chained through node.in */
+    int free_count;
+} thread_state;
+
+static _Thread_local thread_state *here;
+static pthread_key_t exit_key;
+static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
+
+static void free_list_clear(thread_state *t) {
+    while (t->free) {
+        node_block *next = (node_block *)(void *)t->free->node.in;
+        tn_mem_free(t->free);
+        t->free = next;
+    }
+    t->free_count = 0;
+}
+
+void tn_recorder_drop(void) {
+    thread_state *t = here;
+    if (!t) return;
+    tn_recorder *r = &t->recorder;
+    for (size_t i = 0; i < r->count; i++) {
+        tn_node *n = r->pending[i];
+        r->pending[i] = NULL;
+        if (!n) continue;
+        n->recorder = NULL;
+        n->index = -1;
+        tn_node_release(n);
+    }
+    tn_mem_free(r->pending);
+    if (r->plans_free) r->plans_free(r->plans);
+    free_list_clear(t);
+    here = NULL;
+    pthread_setspecific(exit_key, NULL);
+    tn_mem_free(t);
+}
+
+static void at_thread_exit(void *state) {
+    here = state;
+    tn_recorder_drop();
+}
+
+static void make_exit_key(void) { pthread_key_create(&exit_key, at_thread_exit); }
+
+static thread_state *thread_here(void) {
+    if (here) return here;
+    pthread_once(&exit_once, make_exit_key);
+    thread_state *t = tn_mem_zalloc(1, sizeof *t);
+    if (!t) return NULL;
+    pthread_setspecific(exit_key, t);
+    here = t;
+    return t;
+}
+
+tn_recorder *tn_recorder_here(void) {
+    thread_state *t = thread_here();
+    return t ? &t->recorder : NULL;
+}
+
+void(tn_at)(const char *file, int line) {
+    thread_state *t = thread_here();
+    if (!t) return;
+    t->recorder.file = file;
+    t->recorder.line = line;
+}
+
+/* ---- lifetime -------------------------------------------------------------------------------------------------------- */
+
+static tn_node *node_new(void) {
+    thread_state *t = thread_here();
+    if (!t) return NULL;
+    node_block *b = t->free;
+    if (b) {
+        t->free = (node_block *)(void *)b->node.in;
+        t->free_count--;
+    } else {
+        b = tn_mem_alloc(sizeof *b);
+        if (!b) return NULL;
+    }
+    tn_node *n = &b->node;
+    memset(n, 0, sizeof *n);
+    n->in = n->in_small;
+    n->i = b->tail;
+    n->index = -1;
+    atomic_init(&n->refs, 1);
+    return n;
+}
+
+static void node_recycle(tn_node *n) {
+    thread_state *t = here;
+    node_block *b = (node_block *)(void *)n;
+    if (!t || t->free_count >= FREE_LIST_MAX) {
+        tn_mem_free(b);
+        return;
+    }
+    n->in = (tn_node **)(void *)t->free;
+    t->free = b;
+    t->free_count++;
+}
+
+void tn_grad_slot_release(tn_grad_slot *s) {
+    if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
+    tn_free(s->grad);
+    tn_mem_free(s);
+}
+
+/* Nodes whose last reference went wait here, so that a long chain is freed by a loop. Chained through n->expansion. */
+static _Thread_local tn_node *doomed;
+static _Thread_local bool releasing;
+
+static void drop_reference(tn_node *n) {
+    if (!n || atomic_fetch_sub_explicit(&n->refs, 1, memory_order_acq_rel) != 1) return;
+    drop_reference(n->expansion);
+    n->expansion = doomed;
+    doomed = n;
+}
+
+static void node_destroy(tn_node *n) {
+    for (int i = 0; i < n->n_in; i++) drop_reference(n->in[i]);
+    if (n->in != n->in_small) tn_mem_free(n->in);
+    drop_reference(n->root);
+    tn_buffer_release(n->buffer);
+    tn_grad_slot_release(n->slot);
+    tn_mem_free(n->error);
+    node_recycle(n);
+}
+
+void tn_node_release(tn_node *n) {
+    drop_reference(n);
+    if (releasing) return;
+    releasing = true;
+    while (doomed) {
+        tn_node *next = doomed;
+        doomed = next->expansion;
+        next->expansion = NULL;
+        node_destroy(next);
+    }
+    releasing = false;
+}
+
+void tn_node_forget_inputs(tn_node *n) {
+    for (int i = 0; i < n->n_in; i++) tn_node_release(n->in[i]);
+    n->n_in = 0;
+    tn_node_release(n->expansion);
+    n->expansion = NULL;
+}
+
+/* ---- facts ----------------------------------------------------------------------------------------------------------- */
+
+int64_t tn_node_numel(const tn_node *n) {
+    int64_t count = 1;
+    for (int d = 0; d < n->rank; d++) count *= n->shape[d];
+    return count;
+}
+
+size_t tn_node_bytes(const tn_node *n) { return (size_t)tn_node_numel(n) * tn_dtype_size((tn_dtype)n->dtype); }
+
+void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride) {
+    int64_t s = 1;
+    for (int d = rank - 1; d >= 0; d--) {
+        stride[d] = s;
+        s *= shape[d];
+    }
+}
+
+const tn_node *tn_node_layout(const tn_node *n, int64_t *offset, int64_t stride[TN_MAX_RANK]) {
+    if (!(n->flags & TN_NODE_VIEW)) {
+        *offset = 0;
+        tn_strides_contiguous(n->shape, n->rank, stride);
+        return n;
+    }
+    *offset = n->layout[0];
+    memcpy(stride, n->layout + 1, (size_t)n->rank * sizeof *stride);
+    return n->root;
+}
+
+bool tn_node_contiguous(const tn_node *n) {
+    if (!(n->flags & TN_NODE_VIEW)) return true;
+    if (n->layout[0] != 0 || tn_node_numel(n) != tn_node_numel(n->root)) return false;
+    int64_t expected = 1;
+    for (int d = n->rank - 1; d >= 0; d--) {
+        if (n->shape[d] != 1 && n->layout[1 + d] != expected) return false;
+        expected *= n->shape[d];
+    }
+    return true;
+}
+
+bool tn_node_computed(const tn_node *n) {
+    const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
+    return root->buffer != NULL;
+}
+
+/* ---- making ---------------------------------------------------------------------------------------------------------- */
+
+/* Shown when there is no memory for an error node either: one node for all, never freed. */
+static tn_node out_of_memory = {.refs = 1 << 30, .flags = TN_NODE_ERROR, .index = -1, .status = TN_ERR_MEMORY,
+                                .error = (char[]){"out of host memory while recording"}};
+
+tn_node *tn_node_error(tn_status status, const char *text) {
+    tn_node *n = node_new();
+    if (!n) return tn_node_retain(&out_of_memory);
+    n->op = TN_OP_NONE;
+    n->flags = TN_NODE_ERROR;
+    n->status = status;
+    n->error = tn_mem_strdup(text);
+    if (n->error) return n;
+    tn_node_release(n);
+    return tn_node_retain(&out_of_memory);
+}
+
+/* The pending failure of this thread as an error node, with the caller's line. */
+static tn_node *failed_here(const tn_recorder *r, tn_status status) {
+    if (r && r->file) tn_fail_prefix(status, "%s:%d", r->file, r->line);
+    return tn_node_error(status, tn_error());
+}
+
+tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtype dtype) {
+    tn_node *n = node_new();
+    if (!n) return tn_node_retain(&out_of_memory);
+    n->op = TN_OP_NONE;
+    n->dtype = (uint8_t)dtype;
+    n->rank = (uint8_t)rank;
+    memcpy(n->shape, shape, (size_t)rank * sizeof *shape);
+    n->buffer = tn_buffer_retain(buffer);
+    n->device = buffer->device;
+    return n;
+}
+
+static tn_status recorder_append(tn_recorder *r, tn_node *n) {
+    TRY(tn_mem_grow(&r->pending, &r->capacity, r->count + 1, sizeof *r->pending));
+    n->recorder = r;
+    n->index = (int32_t)r->count;
+    r->pending[r->count++] = tn_node_retain(n);
+    r->nodes_recorded++;
+    return TN_OK;
+}
+
+/* A recording that nobody reads must not grow for ever. */
+static tn_status recorder_bound(tn_recorder *r) {
+    if (r->capturing || r->planning || r->count < tn_recorder_limit(r)) return TN_OK;
+    tn_status s = tn_flush(r, NULL, 0);
+    r->limit = 2 * r->count;
+    return s;
+}
+
+size_t tn_recorder_limit(const tn_recorder *r) { return r->limit > TN_MAX_PENDING ? r->limit : TN_MAX_PENDING; }
+
+static bool any_input_needs_gradient(tn_node *const *in, int n_in) {
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && (in[i]->flags & TN_NODE_GRAD)) return true;
+    return false;
+}
+
+static bool differentiable(const tn_op_row *row) { return row->kind == TN_COMPOSED || row->impl->grad != NULL; }
+
+static tn_status node_fill(tn_node *n, const tn_infer *c, int op) {
+    if (c->n_in > (int)TN_COUNT(n->in_small)) {
+        n->in = tn_mem_alloc((size_t)c->n_in * sizeof *n->in);
+        if (!n->in) {
+            n->in = n->in_small;
+            return TN_ERR_MEMORY;
+        }
+    }
+    n->op = (uint16_t)op;
+    n->dtype = (uint8_t)c->dtype;
+    n->rank = (uint8_t)c->rank;
+    n->n_in = (uint8_t)c->n_in;
+    memcpy(n->shape, c->shape, (size_t)c->rank * sizeof *n->shape);
+    memcpy(n->symbol, c->symbol, (size_t)c->rank);
+    for (int i = 0; i < c->n_in; i++) {
+        n->in[i] = tn_node_retain(c->in[i]);
+        if (c->in[i] && !n->device) n->device = c->in[i]->device;
+    }
+    n->n_i = c->attrs->n_i;
+    n->n_f = c->attrs->n_f;
+    n->f = (double *)(void *)(n->i + n->n_i);
+    memcpy(n->i, c->attrs->i, (size_t)n->n_i * sizeof *n->i);
+    memcpy(n->f, c->attrs->f, (size_t)n->n_f * sizeof *n->f);
+    if (c->row->impl->class_ == TN_VIEW_OP && c->row->kind == TN_KERNEL) {
+        tn_node *root = c->in[0]->flags & TN_NODE_VIEW ? c->in[0]->root : c->in[0];
+        n->flags |= TN_NODE_VIEW;
+        n->root = tn_node_retain(root);
+        n->layout = n->i + n->n_i + n->n_f;
+        n->layout[0] = c->offset;
+        memcpy(n->layout + 1, c->stride, (size_t)c->rank * sizeof *c->stride);
+    }
+    return TN_OK;
+}
+
+static tn_status check_device(tn_infer *c) {
+    const tn_node *first = NULL;
+    for (int i = 0; i < c->n_in; i++) {
+        if (!c->in[i]) continue;
+        if (first && c->in[i]->device != first->device)
+            return tn_fail(TN_ERR_DEVICE, "%s: tensors on two devices, %s and %s: move one with tn_to_device", c->row->name,
+                           first->device->info.id, c->in[i]->device->info.id);
+        first = c->in[i];
+    }
+    return TN_OK;
+}
+
+static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, const tn_attrs *attrs, tn_node **out) {
+    const tn_op_row *row = tn_op(op);
+    tn_attrs own;
+    own.n_i = attrs ? attrs->n_i : 0;
+    own.n_f = attrs ? attrs->n_f : 0;
+    if (attrs) {
+        memcpy(own.i, attrs->i, own.n_i * sizeof *own.i);
+        memcpy(own.f, attrs->f, own.n_f * sizeof *own.f);
+    }
+    tn_infer c = {.row = row, .in = in, .n_in = n_in, .attrs = &own};
+    TRY(check_device(&c));
+    TRY(row->impl->infer(&c));
+    tn_node *n = node_new();
+    if (!n) return TN_ERR_MEMORY;
+    tn_status s = node_fill(n, &c, op);
+    if (s == TN_OK && !n->device) {
+        n->device = tn_current_device();
+        if (!n->device) s = tn_error_code();
+    }
+    if (s == TN_OK && !r->no_grad && any_input_needs_gradient(in, n_in) && differentiable(row) && tn_dtype_is_float(c.dtype))
+        n->flags |= TN_NODE_GRAD;
+    if (s == TN_OK) {
+        n->file = r->file;
+        n->line = r->line;
+        s = recorder_append(r, n);
+    }
+    if (s != TN_OK) {
+        tn_node_release(n);
+        return s;
+    }
+    *out = n;
+    return TN_OK;
+}
+
+/* ---- promotion ------------------------------------------------------------------------------------------------------- */
+
+static tn_node *cast_node(tn_node *x, tn_dtype to) {
+    tn_attrs a = {.n_i = 1, .i = {to}};
+    tn_node *n = tn_node_make(tn_known(TN_KNOWN_CAST), &x, 1, &a);
+    if (x->flags & TN_NODE_WRAPPED) n->flags |= TN_NODE_WRAPPED;
+    return n;
+}
+
+static bool promoted_dtype(const tn_op_row *row, tn_node *const *in, int n_in, tn_dtype *out) {
+    const tn_op_impl *impl = row->impl;
+    if (!impl->promote && !impl->to_float) return false;
+    const tn_node *first = NULL;
+    for (int i = 0; i < n_in; i++) {
+        if (!in[i]) continue;
+        *out = first ? tn_promote_with(*out, first, in[i]) : (tn_dtype)in[i]->dtype;
+        if (!first || in[i]->rank > 0) first = in[i];
+    }
+    if (!first) return false;
+    if (impl->to_float && !tn_dtype_is_float(*out)) *out = TN_F32;
+    return true;
+}
+
+/* Replaces inputs of another dtype by casts; made[] holds what must be released. */
+static void promote_inputs(const tn_op_row *row, tn_node **in, int n_in, tn_node **made) {
+    tn_dtype t = TN_F32;
+    if (!promoted_dtype(row, in, n_in, &t)) return;
+    /* where() and masked ops keep their BOOL condition: it is in[0] and the row does not promote it. */
+    for (int i = row->impl->promote_from; i < n_in; i++)
+        if (in[i] && in[i]->dtype != t) in[i] = made[i] = cast_node(in[i], t);
+}
+
+enum { MAX_INPUTS = 64 };
+
+static tn_node *first_error(tn_node *const *in, int n_in) {
+    for (int i = 0; i < n_in; i++)
+        if (in[i] && (in[i]->flags & TN_NODE_ERROR)) return in[i];
+    return NULL;
+}
+
+tn_node *tn_node_make(int op, tn_node *const *given, int n_in, const tn_attrs *attrs) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return tn_node_retain(&out_of_memory);
+    tn_node *bad = first_error(given, n_in);
+    if (bad) return tn_node_retain(bad);
+    if (n_in > MAX_INPUTS)
+        return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", tn_op(op)->name, n_in, MAX_INPUTS));
+    tn_node *in[MAX_INPUTS], *made[MAX_INPUTS];
+    for (int i = 0; i < n_in; i++) {
+        in[i] = given[i];
+        made[i] = NULL;
+    }
+    const tn_op_row *row = tn_op(op);
+    promote_inputs(row, in, n_in, made);
+    bad = first_error(in, n_in);
+    tn_node *n = NULL;
+    tn_status s = TN_OK;
+    if (bad)
+        n = tn_node_retain(bad);
+    else
+        s = node_try(r, op, in, n_in, attrs, &n);
+    for (int i = 0; i < n_in; i++)
+        if (made[i]) tn_node_release(made[i]);
+    if (s != TN_OK) return failed_here(r, s);
+    s = recorder_bound(r);
+    if (s == TN_OK) return n;
+    tn_node_release(n);
+    return failed_here(r, s);
+}
+
+/* ---- building inside the library ------------------------------------------------------------------------------------- */
+
+tn_node *tn_b_own(tn_build *b, tn_node *n) {
+    if (!n) return NULL;
+    if (n->flags & TN_NODE_ERROR) {
+        if (b->status == TN_OK) b->status = tn_fail(n->status, "%s", n->error);
+        tn_node_release(n);
+        return NULL;
+    }
+    tn_status s = tn_mem_grow(&b->made, &b->capacity, b->count + 1, sizeof *b->made);
+    if (s != TN_OK) {
+        b->status = s;
+        tn_node_release(n);
+        return NULL;
+    }
+    atomic_fetch_add_explicit(&n->handles, 1, memory_order_relaxed);
+    b->made[b->count++] = n;
+    return n;
+}
+
+tn_node *tn_b_op(tn_build *b, int op, tn_node *const *in, int n_in, const tn_attrs *attrs) {
+    if (b->status != TN_OK) return NULL;
+    return tn_b_own(b, tn_node_make(op, in, n_in, attrs));
+}
+
+void tn_build_end(tn_build *b) {
+    for (size_t i = 0; i < b->count; i++) {
+        atomic_fetch_sub_explicit(&b->made[i]->handles, 1, memory_order_relaxed);
+        tn_node_release(b->made[i]);
+    }
+    tn_mem_free(b->made);
+    *b = (tn_build){.status = b->status};
+}
+
+tn_node *tn_node_number(double v) {
+    tn_attrs a = {.n_i = 2, .n_f = 1, .i = {0, TN_F32}, .f = {v}};
+    tn_node *n = tn_node_make(tn_known(TN_KNOWN_FULL), NULL, 0, &a);
+    n->flags |= TN_NODE_WRAPPED;
+    return n;
+}
+
+tn_node *tn_b_number(tn_build *b, double v) { return b->status == TN_OK ? tn_b_own(b, tn_node_number(v)) : NULL; }
+
+tn_node *tn_b_cast_like(tn_build *b, tn_node *x, const tn_node *like) {
+    if (b->status != TN_OK || !x || x->dtype == like->dtype) return x;
+    return tn_b_own(b, cast_node(x, (tn_dtype)like->dtype));
+}
+
+/* ---- ops that graph/ itself records ---------------------------------------------------------------------------------- */
+
+int tn_known(tn_known_op which) {
+    static const char *const names[TN_KNOWN_COUNT] = {"cast", "full", "dial", "view", "expand", "contiguous", "assign_view"};
+    static _Atomic int ids[TN_KNOWN_COUNT];
+    int id = atomic_load_explicit(&ids[which], memory_order_relaxed);
+    if (id) return id - 1;
+    for (int op = 0; op < tn_op_count(); op++)
+        if (strcmp(tn_op(op)->name, names[which]) == 0) {
+            atomic_store_explicit(&ids[which], op + 1, memory_order_relaxed);
+            return op;
+        }
+    return 0;
+}

@@ -1,0 +1,568 @@
+/* tensor.c — handles, storages and scopes; recording through handles; views and writes under laziness.
+ *
+ * A handle holds the node that is its value. As soon as somebody views or writes a tensor it gets a storage, which all its
+ * views share: the storage holds the current value and counts its replacements. A write makes a new value node and bumps
+ * the count; a handle whose count is behind makes its view anew from its base when it is next used. So recording stays
+ * functional, and the planner decides which writes really happen in place. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/known.h"
+#include "trunnion/autograd.h"
+
+/* ---- scopes ---------------------------------------------------------------------------------------------------------- */
+
+enum { NO_SLOT = -1, MAX_SCOPES = 256 };
+
+/* Handles of all open scopes, innermost last; start[d] is where scope d begins. */
+typedef struct scope_stack {
+    tn_tensor **items;
+    size_t count, capacity;
+    size_t start[MAX_SCOPES];
+    int depth;
+} scope_stack;
+
+static _Thread_local scope_stack scopes;
+
+static tn_status scope_add(tn_tensor *t) {
+    if (scopes.depth == 0) return TN_OK;
+    TRY(tn_mem_grow(&scopes.items, &scopes.capacity, scopes.count + 1, sizeof *scopes.items));
+    t->slot = (int32_t)scopes.count;
+    scopes.items[scopes.count++] = t;
+    return TN_OK;
+}
+
+static void scope_forget(tn_tensor *t) {
+    if (t->slot >= 0 && (size_t)t->slot < scopes.count && scopes.items[t->slot] == t) scopes.items[t->slot] = NULL;
+    t->slot = NO_SLOT;
+}
+
+tn_tensor *tn_tensor_unscoped(tn_tensor *t) {
+    if (t->slot != NO_SLOT) scope_forget(t);
+    return t;
+}
+
+tn_scope tn_scope_begin(void) {
+    tn_scope s = {.mark = scopes.count, .once = 0};
+    if (scopes.depth < MAX_SCOPES) scopes.start[scopes.depth] = scopes.count;
+    scopes.depth++;
+    return s;
+}
+
+void tn_scope_end(tn_scope *scope) {
+    (void)scope;
+    if (scopes.depth == 0) return;
+    scopes.depth--;
+    size_t start = scopes.depth < MAX_SCOPES ? scopes.start[scopes.depth] : scopes.count;
+    while (scopes.count > start) {
+        tn_tensor *t = scopes.items[--scopes.count];
+        if (!t) continue;
+        t->slot = NO_SLOT;
+        tn_free(t);
+    }
+    if (scopes.depth > 0) return;
+    tn_mem_free(scopes.items);
+    scopes = (scope_stack){0};
+}
+
+static void scope_swap(size_t a, size_t b) {
+    tn_tensor *x = scopes.items[a], *y = scopes.items[b];
+    scopes.items[a] = y;
+    scopes.items[b] = x;
+    if (y) y->slot = (int32_t)a;
+    if (x) x->slot = (int32_t)b;
+}
+
+tn_tensor *tn_keep(tn_tensor *t) {
+    if (!t || t->slot < 0 || scopes.depth == 0 || scopes.depth > MAX_SCOPES) return t;
+    size_t *start = &scopes.start[scopes.depth - 1];
+    if ((size_t)t->slot < *start) return t; /* belongs to a scope further out already */
+    if (scopes.depth == 1) {
+        scope_forget(t);
+        return t;
+    }
+    scope_swap((size_t)t->slot, *start);
+    (*start)++;
+    return t;
+}
+
+/* ---- handles --------------------------------------------------------------------------------------------------------- */
+
+static tn_node *pin(tn_node *n) {
+    atomic_fetch_add_explicit(&n->handles, 1, memory_order_relaxed);
+    return n;
+}
+
+static void unpin(tn_node *n) {
+    atomic_fetch_sub_explicit(&n->handles, 1, memory_order_relaxed);
+    tn_node_release(n);
+}
+
+/* What a caller gets when not even a handle can be had; never freed, never written. */
+static tn_node no_memory_node = {.refs = 1 << 30, .handles = 1, .flags = TN_NODE_ERROR, .index = -1, .op = TN_OP_NONE,
+                                 .status = TN_ERR_MEMORY, .error = (char[]){"out of host memory while recording"}};
+static tn_tensor no_memory = {.refs = 1 << 30, .node = &no_memory_node, .slot = NO_SLOT};
+
+enum { FREE_HANDLES_MAX = 4096 };
+static _Thread_local tn_tensor *free_handles; /* chained through base */
+static _Thread_local int free_handle_count;
+
+static tn_tensor *handle_alloc(void) {
+    tn_tensor *t = free_handles;
+    if (!t) return tn_mem_alloc(sizeof *t);
+    free_handles = t->base;
+    free_handle_count--;
+    return t;
+}
+
+static void handle_recycle(tn_tensor *t) {
+    if (free_handle_count >= FREE_HANDLES_MAX) {
+        tn_mem_free(t);
+        return;
+    }
+    t->base = free_handles;
+    free_handles = t;
+    free_handle_count++;
+}
+
+void tn_handles_drop(void) {
+    while (free_handles) {
+        tn_tensor *next = free_handles->base;
+        tn_mem_free(free_handles);
+        free_handles = next;
+    }
+    free_handle_count = 0;
+}
+
+tn_tensor *tn_tensor_new(tn_node *n) {
+    tn_tensor *t = n ? handle_alloc() : NULL;
+    if (!t) {
+        tn_node_release(n);
+        return &no_memory;
+    }
+    memset(t, 0, sizeof *t);
+    atomic_init(&t->refs, 1);
+    t->slot = NO_SLOT;
+    t->node = pin(n);
+    if (scope_add(t) == TN_OK) return t;
+    tn_free(t);
+    return &no_memory;
+}
+
+tn_tensor *tn_retain(tn_tensor *t) {
+    if (t && t != &no_memory) atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
+    return t;
+}
+
+void tn_storage_release(tn_storage *s) {
+    if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
+    unpin(s->value);
+    if (s->resident) tn_node_release(s->resident);
+    tn_buffer_release(s->home);
+    tn_grad_slot_release(s->slot);
+    tn_mem_free(s);
+}
+
+/* Freeing a view frees its hold on its base, which may be a view again: a loop, so that long chains are no deep stack. */
+void tn_free(tn_tensor *t) {
+    while (t && t != &no_memory) {
+        if (atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1) return;
+        tn_tensor *base = t->base;
+        scope_forget(t);
+        unpin(t->node);
+        tn_storage_release(atomic_load_explicit(&t->storage, memory_order_relaxed));
+        handle_recycle(t);
+        t = base;
+    }
+}
+
+/* ---- storages -------------------------------------------------------------------------------------------------------- */
+
+tn_storage *tn_tensor_storage(const tn_tensor *t) {
+    tn_tensor *own = (tn_tensor *)(uintptr_t)t; /* a cache: every thread that looks would make the same */
+    tn_storage *s = atomic_load_explicit(&own->storage, memory_order_acquire);
+    if (s) return s;
+    tn_storage *fresh = tn_mem_zalloc(1, sizeof *fresh);
+    if (!fresh) return NULL;
+    atomic_init(&fresh->refs, 1);
+    fresh->value = pin(tn_node_retain(t->node));
+    if (atomic_compare_exchange_strong(&own->storage, &s, fresh)) return fresh;
+    tn_storage_release(fresh);
+    return s;
+}
+
+static tn_node *replay_view(const tn_tensor *t, tn_node *base) {
+    tn_attrs a = {.n_i = t->node->n_i, .n_f = t->node->n_f};
+    memcpy(a.i, t->node->i, a.n_i * sizeof *a.i);
+    memcpy(a.f, t->node->f, a.n_f * sizeof *a.f);
+    return tn_node_make(t->node->op, &base, 1, &a);
+}
+
+static pthread_mutex_t refresh_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void refresh(tn_tensor *t, const tn_storage *s) {
+    /* Walk to the first handle up the chain that is current, then make the views below it anew, one by one. */
+    enum { MAX_CHAIN = TN_MAX_VIEW_CHAIN + 1 };
+    tn_tensor *chain[MAX_CHAIN];
+    int length = 0;
+    tn_tensor *up = t;
+    while (up->base && up->version != s->version && length < MAX_CHAIN) {
+        chain[length++] = up;
+        up = up->base;
+    }
+    if (up->version != s->version) {
+        unpin(up->node);
+        up->node = pin(tn_node_retain(s->value));
+        up->version = s->version;
+    }
+    while (length > 0) {
+        tn_tensor *v = chain[--length];
+        tn_node *n = replay_view(v, v->base->node);
+        unpin(v->node);
+        v->node = pin(n);
+        v->version = s->version;
+    }
+}
+
+tn_node *tn_tensor_node(const tn_tensor *t) {
+    const tn_storage *s = atomic_load_explicit(&t->storage, memory_order_acquire);
+    if (!s || t->version == s->version) return t->node;
+    pthread_mutex_lock(&refresh_lock);
+    refresh((tn_tensor *)(uintptr_t)t, s);
+    pthread_mutex_unlock(&refresh_lock);
+    return t->node;
+}
+
+/* ---- recording ------------------------------------------------------------------------------------------------------- */
+
+enum { MAX_INPUTS = 64 };
+
+static int view_depth(const tn_tensor *t) {
+    int depth = 0;
+    for (; t->base; t = t->base) depth++;
+    return depth;
+}
+
+/* Ties a view's handle to the storage of the tensor it looks into. */
+static tn_tensor *attach_view(tn_tensor *view, const tn_tensor *base) {
+    tn_storage *s = tn_tensor_storage(base);
+    if (!s) {
+        tn_free(view);
+        return &no_memory;
+    }
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    atomic_store_explicit(&view->storage, s, memory_order_release);
+    view->version = s->version;
+    view->base = tn_retain((tn_tensor *)(uintptr_t)base);
+    return view;
+}
+
+tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
+    tn_node *nodes[MAX_INPUTS];
+    if (n_in > MAX_INPUTS) {
+        tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", tn_op(op)->name, n_in, MAX_INPUTS);
+        return tn_tensor_new(tn_node_error(TN_ERR_ARGUMENT, tn_error()));
+    }
+    for (int i = 0; i < n_in; i++) nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
+    tn_node *n = tn_node_make(op, nodes, n_in, attrs);
+    tn_tensor *t = tn_tensor_new(n);
+    if (!(n->flags & TN_NODE_VIEW) || t == &no_memory) return t;
+    if (view_depth(in[0]) < TN_MAX_VIEW_CHAIN) return attach_view(t, in[0]);
+    tn_free(t);
+    tn_fail(TN_ERR_UNSUPPORTED, "%s: a view of a view, %d deep: make it contiguous first", tn_op(op)->name, TN_MAX_VIEW_CHAIN);
+    return tn_tensor_new(tn_node_error(TN_ERR_UNSUPPORTED, tn_error()));
+}
+
+tn_tensor *tn_tensor_error(tn_status status) { return tn_tensor_new(tn_node_error(status, tn_error())); }
+
+tn_tensor *tn_failed(tn_status code, const char *format, ...) {
+    char text[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    return tn_tensor_error(tn_fail(code, "%s", text));
+}
+
+/* ---- writing --------------------------------------------------------------------------------------------------------- */
+
+static bool overlaps(const tn_node *n) {
+    for (int d = 0; d < n->rank; d++)
+        if (n->shape[d] > 1 && n->layout[1 + d] == 0) return true;
+    /* Sort by stride and see that each dimension steps over all that is below it. */
+    int order[TN_MAX_RANK], count = 0;
+    for (int d = 0; d < n->rank; d++)
+        if (n->shape[d] > 1) order[count++] = d;
+    for (int i = 1; i < count; i++)
+        for (int j = i; j > 0 && llabs(n->layout[1 + order[j]]) < llabs(n->layout[1 + order[j - 1]]); j--) {
+            int swap = order[j];
+            order[j] = order[j - 1];
+            order[j - 1] = swap;
+        }
+    int64_t reach = 0;
+    for (int i = 0; i < count; i++) {
+        int64_t step = llabs(n->layout[1 + order[i]]);
+        if (step <= reach) return true;
+        reach += step * (n->shape[order[i]] - 1);
+    }
+    return false;
+}
+
+/* The value of the whole storage once `value` stands where the view node `place` looks. */
+static tn_node *assign_view(tn_node *whole, const tn_node *place, tn_node *value) {
+    tn_attrs a = {.n_i = (uint8_t)(1 + 1 + place->rank)};
+    a.i[0] = place->layout[0];
+    a.i[1] = place->rank;
+    memcpy(a.i + 2, place->layout + 1, (size_t)place->rank * sizeof *a.i);
+    tn_node *in[] = {whole, value};
+    return tn_node_make(tn_known(TN_KNOWN_ASSIGN_VIEW), in, 2, &a);
+}
+
+static tn_node *expand_to(tn_node *value, const tn_node *like) {
+    bool same = value->rank == like->rank && memcmp(value->shape, like->shape, (size_t)like->rank * sizeof *like->shape) == 0;
+    if (same) return tn_node_retain(value);
+    tn_attrs a = {.n_i = (uint8_t)(1 + like->rank), .i = {like->rank}};
+    memcpy(a.i + 1, like->shape, (size_t)like->rank * sizeof *a.i);
+    return tn_node_make(tn_known(TN_KNOWN_EXPAND), &value, 1, &a);
+}
+
+/* A node that may become the whole value of a storage: not a view, and nobody else's value. */
+static tn_node *own_value(tn_node *value, bool fresh) {
+    if (fresh && !(value->flags & TN_NODE_VIEW) && value->op != TN_OP_NONE && value->n_in > 0) return tn_node_retain(value);
+    return tn_node_make(tn_known(TN_KNOWN_CONTIGUOUS), &value, 1, NULL);
+}
+
+static tn_node *cast_to(tn_node *value, const tn_node *like) {
+    if (value->dtype == like->dtype) return tn_node_retain(value);
+    tn_attrs a = {.n_i = 1, .i = {like->dtype}};
+    return tn_node_make(tn_known(TN_KNOWN_CAST), &value, 1, &a);
+}
+
+/* value as dst's whole storage would read; the caller's reference. fresh: nobody else holds `value`. */
+static tn_node *written_value(const tn_tensor *dst, const tn_storage *s, tn_node *value, bool fresh) {
+    tn_node *place = tn_tensor_node(dst);
+    tn_node *cast = cast_to(value, place);
+    tn_node *fitted = expand_to(cast, place);
+    fresh = fresh && fitted == value;
+    tn_node_release(cast);
+    tn_node *whole = dst->base ? assign_view(s->value, place, fitted) : own_value(fitted, fresh);
+    tn_node_release(fitted);
+    return whole;
+}
+
+static void storage_set(tn_recorder *r, tn_storage *s, tn_node *whole) {
+    if (s->slot) {
+        whole->flags |= TN_NODE_GRAD | TN_NODE_LEAF;
+        if (!whole->slot) {
+            atomic_fetch_add_explicit(&s->slot->refs, 1, memory_order_relaxed);
+            whole->slot = s->slot;
+        }
+    }
+    unpin(s->value);
+    s->value = pin(whole);
+    s->version++;
+    if (!s->state || s->in_written) return;
+    s->in_written = true;
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+    s->next_written = r->written;
+    r->written = s;
+}
+
+/* dst's handle becomes an error: what is written to it is lost, and reading it says why. */
+static tn_tensor *poison(tn_tensor *dst, tn_node *error) {
+    if (dst == &no_memory) return dst;
+    unpin(dst->node);
+    dst->node = pin(error);
+    tn_storage_release(atomic_exchange(&dst->storage, NULL));
+    tn_free(dst->base);
+    dst->base = NULL;
+    return dst;
+}
+
+static tn_status check_writable(const tn_tensor *dst, const tn_recorder *r) {
+    const tn_node *n = tn_tensor_node(dst);
+    if ((n->flags & TN_NODE_VIEW) && overlaps(n))
+        return tn_fail(TN_ERR_ARGUMENT, "in-place write to a tensor whose elements share memory (an expanded view): copy it with tn_contiguous first");
+    const tn_storage *s = atomic_load_explicit(&dst->storage, memory_order_acquire);
+    bool leaf = (s && s->slot) || (n->flags & TN_NODE_LEAF);
+    if (leaf && !r->no_grad)
+        return tn_fail(TN_ERR_STATE, "in-place write to a leaf that requires gradients: wrap the write in TN_NO_GRAD");
+    return TN_OK;
+}
+
+static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh) {
+    tn_recorder *r = tn_recorder_here();
+    tn_storage *s = tn_tensor_storage(dst);
+    tn_node *now = tn_tensor_node(dst);
+    if (!r || !s) return poison(dst, tn_node_error(TN_ERR_MEMORY, "out of host memory while recording a write"));
+    if (now->flags & TN_NODE_ERROR) return dst;
+    if (value->flags & TN_NODE_ERROR) return poison(dst, tn_node_retain(value));
+    tn_status ok = check_writable(dst, r);
+    if (ok != TN_OK) return poison(dst, tn_node_error(ok, tn_error()));
+    tn_node *whole = written_value(dst, s, value, fresh);
+    if (whole->flags & TN_NODE_ERROR) return poison(dst, whole);
+    storage_set(r, s, whole);
+    tn_tensor_node(dst); /* lets go of the old value, which nobody needs to store now */
+    return dst;
+}
+
+tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) { return write_node(dst, tn_tensor_node(src), false); }
+
+tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
+    tn_node *nodes[MAX_INPUTS];
+    for (int i = 0; i < n_in && i < MAX_INPUTS; i++) nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
+    tn_node *n = tn_node_make(op, nodes, n_in < MAX_INPUTS ? n_in : MAX_INPUTS, attrs);
+    dst = write_node(dst, n, true);
+    tn_node_release(n);
+    return dst;
+}
+
+/* ---- making ---------------------------------------------------------------------------------------------------------- */
+
+static tn_status data_bytes(const int64_t *shape, int rank, tn_dtype dtype, size_t *bytes) {
+    if (rank < 0 || rank > TN_MAX_RANK) return tn_fail(TN_ERR_SHAPE, "a tensor of rank %d: 0 to %d are possible", rank, TN_MAX_RANK);
+    if (tn_dtype_size(dtype) == 0) return tn_fail(TN_ERR_DTYPE, "%d is no dtype", (int)dtype);
+    int64_t total = (int64_t)tn_dtype_size(dtype);
+    for (int d = 0; d < rank; d++) {
+        if (shape[d] < 0) return tn_fail(TN_ERR_SHAPE, "extent %d of the shape is %lld: negative", d, (long long)shape[d]);
+        if (tn_mul_overflow(total, shape[d], &total)) return tn_fail(TN_ERR_SHAPE, "the shape has more than 2^63 bytes");
+    }
+    *bytes = (size_t)total;
+    return TN_OK;
+}
+
+static tn_tensor *from_buffer(tn_buffer *b, const int64_t *shape, int rank, tn_dtype dtype) {
+    tn_node *n = tn_node_data(b, shape, rank, dtype);
+    tn_buffer_release(b);
+    return tn_tensor_new(n);
+}
+
+tn_tensor *tn_from_data(const void *data, const int64_t *shape, int rank, tn_dtype dtype) {
+    size_t bytes = 0;
+    tn_buffer *b = NULL;
+    tn_status s = data_bytes(shape, rank, dtype, &bytes);
+    tn_device *device = tn_current_device();
+    if (s == TN_OK && !device) s = tn_error_code();
+    if (s == TN_OK && !data && bytes) s = tn_fail(TN_ERR_ARGUMENT, "tn_from_data: data is NULL");
+    if (s == TN_OK) s = tn_buffer_new(device, bytes, &b);
+    if (s == TN_OK && bytes) s = tn_buffer_write(b, 0, data, bytes);
+    if (s == TN_OK) return from_buffer(b, shape, rank, dtype);
+    tn_buffer_release(b);
+    return tn_tensor_error(s);
+}
+
+tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtype, void (*release)(void *), void *ctx) {
+    tn_device *device = tn_current_device();
+    if (device && !device->caps.host_visible) {
+        tn_tensor *t = tn_from_data(data, shape, rank, dtype);
+        if (release) release(ctx);
+        return t;
+    }
+    size_t bytes = 0;
+    tn_buffer *b = NULL;
+    tn_status s = data_bytes(shape, rank, dtype, &bytes);
+    if (s == TN_OK && !device) s = tn_error_code();
+    if (s == TN_OK) s = tn_buffer_borrow(device, data, bytes, release, ctx, &b);
+    if (s == TN_OK) return from_buffer(b, shape, rank, dtype);
+    if (release) release(ctx);
+    return tn_tensor_error(s);
+}
+
+tn_tensor *tn_scalar(double value) { return tn_tensor_new(tn_node_number(value)); }
+
+static tn_tensor *dial(int kind, int64_t i, double f) {
+    tn_attrs a = {.n_i = 2, .n_f = 1, .i = {kind, i}, .f = {f}};
+    return tn_tensor_new(tn_node_make(tn_known(TN_KNOWN_DIAL), NULL, 0, &a));
+}
+
+tn_tensor *tn_dial(double value) { return dial(TN_DIAL_FLOAT, 0, value); }
+tn_tensor *tn_dial_int(int64_t value) { return dial(TN_DIAL_INT, value, 0.0); }
+
+tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol) {
+    tn_node *n = tn_tensor_node(t);
+    if (n->flags & TN_NODE_ERROR) return tn_tensor_new(tn_node_retain(n));
+    int64_t d = dim < 0 ? dim + n->rank : dim;
+    if (d < 0 || d >= n->rank || symbol < 0 || symbol > 3) {
+        tn_fail(TN_ERR_ARGUMENT, "tn_symbolic: dim %lld of a tensor of rank %d, symbol %d (0 to 3)", (long long)dim, n->rank, symbol);
+        return tn_tensor_error(TN_ERR_ARGUMENT);
+    }
+    if (!n->buffer)
+        return tn_tensor_error(tn_fail(TN_ERR_STATE, "tn_symbolic: mark inputs (data or evaluated tensors), not recorded results"));
+    tn_node *marked = tn_node_data(n->buffer, n->shape, n->rank, (tn_dtype)n->dtype);
+    if (!(marked->flags & TN_NODE_ERROR)) {
+        memcpy(marked->symbol, n->symbol, sizeof marked->symbol);
+        marked->symbol[d] = (uint8_t)(1 + symbol);
+    }
+    return tn_tensor_new(marked);
+}
+
+tn_status tn_make_state(tn_tensor *t) {
+    tn_node *n = tn_tensor_node(t);
+    if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
+    if (t->base) return tn_fail(TN_ERR_ARGUMENT, "tn_make_state: a view cannot be state; its base can");
+    tn_storage *s = tn_tensor_storage(t);
+    tn_recorder *r = tn_recorder_here();
+    if (!s || !r) return TN_ERR_MEMORY;
+    if (s->state) return TN_OK;
+    TRY(tn_flush(r, &n, 1));
+    tn_buffer *home = NULL;
+    TRY(tn_buffer_new(n->device, tn_node_bytes(n), &home));
+    /* The value may be shared (borrowed memory, a constant): state has memory of its own. */
+    tn_status status = TN_OK;
+    if (home->bytes) status = tn_device_copy(n->device, home->address, n->device, n->buffer->address, tn_node_bytes(n));
+    tn_node *value = status == TN_OK ? tn_node_data(home, n->shape, n->rank, (tn_dtype)n->dtype) : NULL;
+    if (!value || (value->flags & TN_NODE_ERROR)) {
+        tn_buffer_release(home);
+        tn_node_release(value);
+        return status != TN_OK ? status : TN_ERR_MEMORY;
+    }
+    s->home = home;
+    s->resident = tn_node_retain(value);
+    s->state = true;
+    storage_set(r, s, value);
+    /* The value is at home already: nothing is pending. */
+    if (s->in_written && r->written == s) {
+        r->written = s->next_written;
+        s->in_written = false;
+        tn_storage_release(s);
+    }
+    return TN_OK;
+}
+
+/* ---- facts ----------------------------------------------------------------------------------------------------------- */
+
+int tn_rank(const tn_tensor *t) { return t->node->flags & TN_NODE_ERROR ? 0 : t->node->rank; }
+
+int64_t tn_size(const tn_tensor *t, int64_t dim) {
+    int rank = tn_rank(t);
+    int64_t d = dim < 0 ? dim + rank : dim;
+    return d >= 0 && d < rank ? t->node->shape[d] : -1;
+}
+
+const int64_t *tn_shape(const tn_tensor *t) { return t->node->shape; }
+int64_t tn_numel(const tn_tensor *t) { return t->node->flags & TN_NODE_ERROR ? 0 : tn_node_numel(t->node); }
+tn_dtype tn_dtype_of(const tn_tensor *t) { return (tn_dtype)t->node->dtype; }
+tn_device *tn_device_of(const tn_tensor *t) { return t->node->device; }
+
+tn_status tn_status_of(const tn_tensor *t) {
+    const tn_node *n = tn_tensor_node(t);
+    return n->flags & TN_NODE_ERROR ? tn_fail(n->status, "%s", n->error) : TN_OK;
+}
+
+bool tn_grad_enabled(void) {
+    const tn_recorder *r = tn_recorder_here();
+    return r && !r->no_grad;
+}
+
+bool tn_set_grad_enabled(bool enabled) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return true;
+    bool before = !r->no_grad;
+    r->no_grad = !enabled;
+    return before;
+}
+
+tn_grad_mode tn_no_grad_begin(void) { return (tn_grad_mode){.before = tn_set_grad_enabled(false), .once = 0}; }
+void tn_no_grad_end(tn_grad_mode *mode) { tn_set_grad_enabled(mode->before); }
