@@ -1,0 +1,51 @@
+/* autograd.h — gradients: reverse mode, as graph to graph, so that a gradient can be differentiated again.
+ *
+ * A leaf that requires gradients collects them in tn_grad(leaf). Whatever is computed from it remembers how. Forward,
+ * backward and optimiser step become one plan. Semantics are PyTorch's (torch.autograd). */
+#ifndef TRUNNION_AUTOGRAD_H
+#define TRUNNION_AUTOGRAD_H
+
+#include "trunnion/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Marks a leaf (a tensor not computed from others that require gradients). Floating dtypes only. */
+TN_API tn_status tn_set_requires_grad(tn_tensor *t, bool requires_grad);
+TN_API bool tn_requires_grad(const tn_tensor *t);
+
+/* d loss / d leaf is added to every leaf's gradient. loss must have one element.
+ * Errors: TN_ERR_STATE when loss does not require gradients. */
+TN_API tn_status tn_backward(const tn_tensor *loss);
+
+/* The gradients of `outputs` (seeded with grad_outputs; NULL: ones) with respect to `inputs`, without touching tn_grad.
+ * grads receives `input_count` new handles; zeros where an output does not depend on the input.
+ * create_graph: the gradients can be differentiated again. */
+TN_API tn_status tn_gradients(tn_tensor *const *outputs, int output_count, tn_tensor *const *grad_outputs,
+                              tn_tensor *const *inputs, int input_count, bool create_graph, tn_tensor **grads);
+
+/* The gradient collected so far: a new handle, or NULL when there is none. */
+TN_API tn_tensor *tn_grad(const tn_tensor *leaf);
+TN_API void tn_zero_grad(tn_tensor *leaf); /* forgets it */
+
+/* Switches recording of gradients for this thread; returns what it was. */
+TN_API bool tn_grad_enabled(void);
+TN_API bool tn_set_grad_enabled(bool enabled);
+
+typedef struct tn_grad_mode {
+    bool before;
+    int once;
+} tn_grad_mode;
+TN_API tn_grad_mode tn_no_grad_begin(void);
+TN_API void tn_no_grad_end(tn_grad_mode *mode);
+
+/* TN_NO_GRAD { … } — nothing inside remembers how it was computed. */
+#define TN_NO_GRAD                                                                                                     \
+    for (tn_grad_mode tn_grad_mode_here_ __attribute__((cleanup(tn_no_grad_end))) = tn_no_grad_begin();                 \
+         !tn_grad_mode_here_.once; tn_grad_mode_here_.once = 1)
+
+#ifdef __cplusplus
+}
+#endif
+#endif
