@@ -40,7 +40,7 @@ tn_status tn_error_code(void);
 
 /* Log lines go to standard error as "trunnion: …"; level from TRUNNION_LOG (0 silent, 1 notices — default —, 2 verbose). */
 typedef enum tn_log_level { TN_LOG_NOTICE = 1, TN_LOG_VERBOSE = 2 } tn_log_level;
-void tn_log(tn_log_level level, const char *format, ...) TN_PRINTF(2, 3);
+void tn_log_line(tn_log_level level, const char *format, ...) TN_PRINTF(2, 3);
 
 /* A growing string. A failed allocation is remembered in `failed`; text stays a valid, shorter string. */
 typedef struct tn_str {

@@ -376,7 +376,7 @@ static bool try_to_open(void *ctx, const char *candidate) {
         note_failure(o, TN_REASON_SYMBOL_MISSING, text, "");
         return false;
     }
-    tn_log(TN_LOG_VERBOSE, "%s: %s", o->spec->title, file);
+    tn_log_line(TN_LOG_VERBOSE, "%s: %s", o->spec->title, file);
     o->handle = handle;
     return true;
 }

@@ -240,7 +240,7 @@ static tn_status open_temporary(tn_save *s) {
 static void copy_mode(const tn_save *s) {
     struct stat info;
     if (stat(s->target, &info) != 0) return;
-    if (fchmod(s->fd, info.st_mode & 07777) != 0) tn_log(TN_LOG_VERBOSE, "permissions of '%s' not kept", s->target);
+    if (fchmod(s->fd, info.st_mode & 07777) != 0) tn_log_line(TN_LOG_VERBOSE, "permissions of '%s' not kept", s->target);
 }
 
 tn_status tn_save_begin(const char *path, tn_save **out) {

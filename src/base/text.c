@@ -103,7 +103,7 @@ static int log_level(void) {
     return level;
 }
 
-void tn_log(tn_log_level level, const char *format, ...) {
+void tn_log_line(tn_log_level level, const char *format, ...) {
     if ((int)level > log_level()) return;
     char line[LOG_LINE_SIZE];
     va_list args;

@@ -184,7 +184,7 @@ static void start_worker(void) {
         return;
     }
     pool.most = pool.started;
-    tn_log(TN_LOG_NOTICE, "only %d of %d threads could be started: %s", pool.started + 1, tn_threads(),
+    tn_log_line(TN_LOG_NOTICE, "only %d of %d threads could be started: %s", pool.started + 1, tn_threads(),
            strerror(error));
 }
 

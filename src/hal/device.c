@@ -350,7 +350,7 @@ static tn_status choose(search *s, const char *preference) {
     TRY(try_auto(s));
     if (!s->found) return nothing_fits(s, preference);
     if (s->options->fallback == TN_FALLBACK_WARN)
-        tn_log(TN_LOG_NOTICE, "%s cannot be used (%s); using %s instead", preference, s->log->steps[0].reason,
+        tn_log_line(TN_LOG_NOTICE, "%s cannot be used (%s); using %s instead", preference, s->log->steps[0].reason,
                s->found->info.id);
     return TN_OK;
 }

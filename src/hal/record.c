@@ -164,6 +164,6 @@ void tn_record_save(const tn_backend *b, int count) {
     tn_str text = {0};
     write_all(&text, b, count);
     if (!text.failed && record_path(path, sizeof path) && save(path, &text) != TN_OK)
-        tn_log(TN_LOG_VERBOSE, "the record of devices is not kept: %s", tn_error());
+        tn_log_line(TN_LOG_VERBOSE, "the record of devices is not kept: %s", tn_error());
     tn_str_free(&text);
 }
