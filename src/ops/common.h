@@ -1,0 +1,69 @@
+/* common.h — what the files of ops/ share: steps of view functions, constants and sums in graphs, f64 references. */
+#ifndef TN_OPS_COMMON_H
+#define TN_OPS_COMMON_H
+
+#include "ops/ops_build.h"
+
+/* ---- view functions (kind VIEWS) ------------------------------------------------------------------------------------- */
+
+enum { TN_VIEW_STEPS = 3 };
+
+/* The view ops that a function like unsqueeze stands for, in order. */
+struct tn_view_steps {
+    const char *name; /* the function's, for messages */
+    int count;
+    int op[TN_VIEW_STEPS];
+    tn_attrs attrs[TN_VIEW_STEPS];
+};
+tn_attrs *tn_view_step(tn_view_steps *s, int op); /* adds a step; returns its attributes, empty */
+void tn_view_shape(tn_view_steps *s, int op, const int64_t *items, int count); /* adds a step whose attribute is a list */
+tn_tensor *tn_view_record(const tn_tensor *x, const tn_view_steps *s);
+tn_node *tn_view_build(tn_build *b, tn_node *x, const tn_view_steps *s);
+tn_tensor *tn_view_failed(tn_status s); /* this thread's error as a tensor */
+/* dim in [-rank, rank) made ≥ 0, or TN_ERR_SHAPE in the name of s. */
+tn_status tn_view_dim(const tn_view_steps *s, int64_t dim, int rank, int64_t *out);
+
+/* ---- graphs ---------------------------------------------------------------------------------------------------------- */
+
+/* A rank-0 constant of like's dtype, on its device: exact in f64 as well, unlike tn_b_number. */
+tn_node *tn_b_const(tn_build *b, double v, const tn_node *like);
+tn_node *tn_b_scale(tn_build *b, tn_node *x, double v);  /* x · v */
+tn_node *tn_b_offset(tn_build *b, tn_node *x, double v); /* x + v */
+/* Gradient of broadcasting: dy summed over the dims along which `like` was repeated, in like's shape. */
+tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);
+/* The node itself as an operand: gradients use results again. */
+static inline tn_node *tn_b_self(const tn_node *n) { return (tn_node *)(uintptr_t)n; }
+static inline bool tn_needs_grad(const tn_node *n, int i) { return n->in[i] && (n->in[i]->flags & TN_NODE_GRAD); }
+tn_status tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads); /* zero almost everywhere */
+
+/* ---- lowering -------------------------------------------------------------------------------------------------------- */
+
+/* v as it is after it was stored as dtype and loaded again: rounded to f16 or bf16, wrapped to 8 or 16 bits. */
+kir_val tn_lower_narrow(kir_builder *kb, tn_dtype dtype, kir_val v);
+
+/* ---- f64 references ---------------------------------------------------------------------------------------------------- */
+
+/* Walks the result's elements in order; at[] is the index, in[] where the broadcast inputs' elements lie. */
+typedef struct tn_walk {
+    const tn_node *node;
+    int64_t count, place;
+    int64_t at[TN_MAX_RANK];
+    int64_t in[4]; /* places in the first four inputs, moved by step */
+    int64_t step[4][TN_MAX_RANK];
+} tn_walk;
+tn_walk tn_walk_begin(const tn_node *n); /* while (w.place < w.count) { …; tn_walk_next(&w); } */
+void tn_walk_next(tn_walk *w);
+/* Place of index at[] in a contiguous tensor of n's shape. */
+int64_t tn_place(const tn_node *n, const int64_t *at);
+
+/* ---- shape rules ------------------------------------------------------------------------------------------------------- */
+
+tn_status tn_infer_float(tn_infer *c);    /* broadcast; TN_ERR_DTYPE unless floating point */
+tn_status tn_infer_bits(tn_infer *c);     /* broadcast; TN_ERR_DTYPE unless integer or bool */
+tn_status tn_infer_not_bool(tn_infer *c); /* broadcast; TN_ERR_DTYPE for bool */
+tn_status tn_need_float(const tn_infer *c, int input);
+tn_status tn_need_integer(const tn_infer *c, int input);
+/* rank and shape from a list of attributes; refuses negative extents and products that overflow. */
+tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank);
+
+#endif

@@ -1,0 +1,251 @@
+/* reduce.c — what is taken over dimensions: sums, extremes, running sums, orders; and what is composed of them.
+ *
+ * A reduction's dims are a list; the shape rule writes it in full and ascending, so the code behind it need not know of
+ * negative or left-out dims. */
+#include <math.h>
+#include <string.h>
+
+#include "ops/common.h"
+
+/* ---- gradients and references of reductions over a dims list ---------------------------------------------------------------- */
+
+static int64_t dims_count(const tn_node *n) { return n->i[0]; }
+static const int64_t *dims_of(const tn_node *n) { return n->i + 1; }
+
+static bool is_reduced(const tn_node *n, int d) {
+    for (int64_t k = 0; k < dims_count(n); k++)
+        if (dims_of(n)[k] == d) return true;
+    return false;
+}
+
+/* v, of n's shape, with the reduced dims back as extents of 1. */
+static tn_node *with_dims(tn_build *b, const tn_node *n, tn_node *v) {
+    int64_t shape[TN_MAX_RANK];
+    const tn_node *x = n->in[0];
+    for (int d = 0; d < x->rank; d++) shape[d] = is_reduced(n, d) ? 1 : x->shape[d];
+    if (!v || v->rank == x->rank) return v;
+    return tn_b_reshape(b, v, shape, x->rank);
+}
+
+static int64_t reduced_count(const tn_node *n) {
+    int64_t count = 1;
+    for (int64_t k = 0; k < dims_count(n); k++) count *= n->in[0]->shape[dims_of(n)[k]];
+    return count;
+}
+
+/* Folds every element of the input into its place of the result; `number` counts a place's elements in row-major order. */
+typedef void fold_step(double *result, double v, int64_t number, double *extreme);
+
+static void fold(const tn_reference *r, double first, fold_step *step) {
+    const tn_node *n = r->node, *x = n->in[0];
+    int64_t size = tn_node_numel(n), to_stride[TN_MAX_RANK] = {0}, number_stride[TN_MAX_RANK] = {0}, s = 1, t = 1;
+    for (int d = x->rank - 1; d >= 0; d--) {
+        if (is_reduced(n, d)) {
+            number_stride[d] = t;
+            t *= x->shape[d];
+        } else {
+            to_stride[d] = s;
+            s *= x->shape[d];
+        }
+    }
+    double *extreme = tn_mem_zalloc((size_t)size + 1, sizeof *extreme);
+    for (int64_t i = 0; i < size; i++) r->out[i] = first;
+    for (tn_walk w = tn_walk_begin(x); extreme && w.place < w.count; tn_walk_next(&w)) {
+        int64_t to = 0, number = 0;
+        for (int d = 0; d < x->rank; d++) {
+            to += w.at[d] * to_stride[d];
+            number += w.at[d] * number_stride[d];
+        }
+        step(&r->out[to], r->in[0][w.place], number, &extreme[to]);
+    }
+    tn_mem_free(extreme);
+}
+
+static void step_sum(double *result, double v, int64_t number, double *extreme) {
+    (void)number;
+    (void)extreme;
+    *result += v;
+}
+static void step_prod(double *result, double v, int64_t number, double *extreme) {
+    (void)number;
+    (void)extreme;
+    *result *= v;
+}
+static void step_max(double *result, double v, int64_t number, double *extreme) {
+    (void)extreme;
+    if (number == 0 || v > *result || v != v) *result = v;
+}
+static void step_min(double *result, double v, int64_t number, double *extreme) {
+    (void)extreme;
+    if (number == 0 || v < *result || v != v) *result = v;
+}
+static void step_argmax(double *result, double v, int64_t number, double *extreme) {
+    if (number > 0 && (*extreme != *extreme || !(v > *extreme || v != v))) return;
+    *result = (double)number;
+    *extreme = v;
+}
+static void step_argmin(double *result, double v, int64_t number, double *extreme) {
+    if (number > 0 && (*extreme != *extreme || !(v < *extreme || v != v))) return;
+    *result = (double)number;
+    *extreme = v;
+}
+
+/* Whole sums of integers and bools are i64, as in PyTorch. */
+static tn_status infer_sum(tn_infer *c) {
+    TRY(tn_infer_reduce(c));
+    if (!tn_dtype_is_float(c->dtype)) c->dtype = TN_I64;
+    return TN_OK;
+}
+static kir_val lower_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    return kir_cast(lw->kb, kir_type_of((tn_dtype)n->dtype), tn_lower_reduced(lw, n, at));
+}
+
+/* A sum's rounding error grows with its length; lanes keep it near the logarithm of that, 16 ulp of the largest sums here. */
+#define REDUCTIONS                                                                                                      \
+    "[2,3] dims=() keepdim=false; [2,3] dims=(0) keepdim=false; [2,3] dims=(1) keepdim=true; [2,3,4] dims=(0,-1) keepdim=false;" \
+    "[] dims=() keepdim=false; [5,1] dims=(1) keepdim=false; [3,200] dims=(1) keepdim=false; [300,3] dims=(0) keepdim=false;" \
+    "error=range [2] dims=(1) keepdim=false; error=twice [2] dims=(0,0) keepdim=false"
+#define EMPTY_REDUCTIONS "[0,3] dims=(0) keepdim=false; [0,3] dims=(1) keepdim=true; [2,0] dims=() keepdim=false"
+
+/* sum(x, dims, keepdim): the sum over dims (TN_ALL: all). Integers and bools sum to i64. */
+static tn_status grad_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_expand(b, with_dims(b, n, dy), n->in[0]->shape, n->in[0]->rank);
+    return b->status;
+}
+static void reference_sum(const tn_reference *r) { fold(r, 0, step_sum); }
+const tn_op_impl tn_impl_sum = {
+    .class_ = TN_REDUCTION, .reduce = KIR_SUM, .infer = infer_sum, .grad = grad_sum, .lower = lower_sum,
+    .loops = tn_loops_over_dims, .reference = reference_sum,
+    .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS ";" EMPTY_REDUCTIONS, .flops = 1};
+
+/* prod(x, dims, keepdim): the product over dims (TN_ALL: all). Integers and bools multiply to i64. */
+static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    /* The product of the others is y / x where x is not 0; where it is, the others' product, for a single zero. */
+    tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy);
+    tn_node *none = tn_b_const(b, 0, x), *one = tn_b_const(b, 1, x);
+    tn_node *zero = tn_b_eq(b, x, none);
+    tn_node *filled = tn_b_where(b, zero, one, x);
+    tn_node *others = tn_b_prod(b, filled, dims_of(n), (int)dims_count(n), true);
+    tn_node *zeros = tn_b_sum(b, tn_b_cast(b, zero, (tn_dtype)x->dtype), dims_of(n), (int)dims_count(n), true);
+    tn_node *single = tn_b_where(b, tn_b_eq(b, zeros, one), others, none);
+    grads[0] = tn_b_mul(b, d, tn_b_where(b, zero, single, tn_b_div(b, y, filled)));
+    return b->status;
+}
+static void reference_prod(const tn_reference *r) { fold(r, 1, step_prod); }
+const tn_op_impl tn_impl_prod = {
+    .class_ = TN_REDUCTION, .reduce = KIR_PROD, .infer = infer_sum, .grad = grad_prod, .lower = lower_sum,
+    .loops = tn_loops_over_dims, .reference = reference_prod,
+    .cases = "types=f32,f64,bool tol=1e-5; [2,3] dims=() keepdim=false; [2,3]@0.5..2 dims=(0) keepdim=true;"
+             "[2,3,4]@0.5..1.5 dims=(0,-1) keepdim=false; [] dims=() keepdim=false; [9,2]@-1.2..1.2 dims=(0) keepdim=false;"
+             "types=i32; [2,3]@-3..3 dims=(1) keepdim=false; types=f32,i32; " EMPTY_REDUCTIONS,
+    .flops = 1};
+
+/* ---- extremes ---------------------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_extreme(tn_infer *c) {
+    TRY(tn_infer_reduce(c));
+    const tn_node *x = c->in[0];
+    char text[96];
+    for (int64_t k = 0; k < c->attrs->i[0]; k++)
+        if (x->shape[c->attrs->i[1 + k]] == 0)
+            return tn_fail(TN_ERR_SHAPE, "%s: dim %lld of %s has no element, so there is no extreme one", c->row->name,
+                           (long long)c->attrs->i[1 + k], tn_shape_text(x, text, sizeof text));
+    return TN_OK;
+}
+
+/* All elements that reach the extreme share its gradient evenly. */
+static tn_status grad_extreme(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0];
+    tn_node *reached = tn_b_cast(b, tn_b_eq(b, x, with_dims(b, n, tn_b_self(n))), (tn_dtype)x->dtype);
+    tn_node *many = tn_b_sum(b, reached, dims_of(n), (int)dims_count(n), true);
+    grads[0] = tn_b_mul(b, reached, tn_b_div(b, with_dims(b, n, dy), many));
+    return b->status;
+}
+static void reference_amax(const tn_reference *r) { fold(r, -INFINITY, step_max); }
+static void reference_amin(const tn_reference *r) { fold(r, INFINITY, step_min); }
+
+#define EXTREMES "types=f32,f64,i32,i64; " REDUCTIONS "; [0,3] dims=(1) keepdim=false; error=element [0,3] dims=(0) keepdim=false"
+
+/* amax(x, dims, keepdim): the greatest element over dims (TN_ALL: all); NaN if there is one. Equal ones share the gradient. */
+const tn_op_impl tn_impl_amax = {
+    .class_ = TN_REDUCTION, .reduce = KIR_RMAX, .infer = infer_extreme, .grad = grad_extreme, .lower = tn_lower_reduced,
+    .loops = tn_loops_over_dims, .reference = reference_amax, .cases = EXTREMES, .flops = 1};
+
+/* amin(x, dims, keepdim): the least element over dims (TN_ALL: all); NaN if there is one. Equal ones share the gradient. */
+const tn_op_impl tn_impl_amin = {
+    .class_ = TN_REDUCTION, .reduce = KIR_RMIN, .infer = infer_extreme, .grad = grad_extreme, .lower = tn_lower_reduced,
+    .loops = tn_loops_over_dims, .reference = reference_amin, .cases = EXTREMES, .flops = 1};
+
+static tn_status infer_arg(tn_infer *c) {
+    TRY(infer_extreme(c));
+    c->dtype = TN_I64;
+    return TN_OK;
+}
+static void reference_argmax(const tn_reference *r) { fold(r, 0, step_argmax); }
+static void reference_argmin(const tn_reference *r) { fold(r, 0, step_argmin); }
+
+/* argmax(x, dims, keepdim): where the greatest element lies along dims, the first of equals; over several dims (TN_ALL: all)
+ * counted in row-major order. A NaN is the greatest. */
+const tn_op_impl tn_impl_argmax = {
+    .class_ = TN_REDUCTION, .reduce = KIR_ARGMAX, .infer = infer_arg, .lower = tn_lower_reduced,
+    .loops = tn_loops_over_dims, .reference = reference_argmax, .cases = EXTREMES, .flops = 1};
+
+/* argmin(x, dims, keepdim): where the least element lies along dims, the first of equals; over several dims (TN_ALL: all)
+ * counted in row-major order. A NaN is the least. */
+const tn_op_impl tn_impl_argmin = {
+    .class_ = TN_REDUCTION, .reduce = KIR_ARGMIN, .infer = infer_arg, .lower = tn_lower_reduced,
+    .loops = tn_loops_over_dims, .reference = reference_argmin, .cases = EXTREMES, .flops = 1};
+
+/* ---- running ------------------------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_running(tn_infer *c) {
+    TRY(tn_infer_same(c));
+    TRY(tn_infer_dim(c, c->attrs->i[0], c->rank, &c->attrs->i[0]));
+    if (c->rank == 0) return tn_fail(TN_ERR_SHAPE, "%s: the tensor has no dimension", c->row->name);
+    if (!tn_dtype_is_float(c->dtype)) c->dtype = TN_I64;
+    return TN_OK;
+}
+static kir_val lower_running(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    return kir_cast(lw->kb, kir_type_of((tn_dtype)n->dtype), tn_lower_in(lw, n, 0, at));
+}
+static void run_along(const tn_reference *r, bool multiply) {
+    const tn_node *n = r->node;
+    int64_t stride = 1, dim = n->i[0];
+    for (int d = n->rank - 1; d > dim; d--) stride *= n->shape[d];
+    for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
+        double v = r->in[0][w.place];
+        double before = w.at[dim] > 0 ? r->out[w.place - stride] : multiply ? 1 : 0;
+        r->out[w.place] = multiply ? before * v : before + v;
+    }
+}
+static void reference_cumsum(const tn_reference *r) { run_along(r, false); }
+static void reference_cumprod(const tn_reference *r) { run_along(r, true); }
+
+/* The sums of all that comes after, this one included: a running sum from the end. */
+static tn_node *sum_from_end(tn_build *b, tn_node *v, int64_t dim) {
+    tn_node *turned = tn_b_slice(b, v, dim, INT64_MAX, INT64_MIN, -1);
+    return tn_b_slice(b, tn_b_cumsum(b, turned, dim), dim, INT64_MAX, INT64_MIN, -1);
+}
+
+#define RUNNING                                                                                                         \
+    "[5] dim=0; [2,3] dim=0; [2,3] dim=-1; [3,0] dim=0; [2,3,4] dim=1; error=range [2] dim=1; error=dimension [] dim=0"
+
+/* cumsum(x, dim): the running sum along dim. Integers and bools sum to i64. */
+static tn_status grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = sum_from_end(b, dy, n->i[0]);
+    return b->status;
+}
+const tn_op_impl tn_impl_cumsum = {
+    .class_ = TN_SCANNING, .reduce = KIR_SUM, .infer = infer_running, .grad = grad_cumsum, .lower = lower_running,
+    .reference = reference_cumsum, .cases = "types=f32,f64,i32,bool tol=1e-5 atol=1e-6; " RUNNING "; [300] dim=0 grad=off", .flops = 1};
+
+/* cumprod(x, dim): the running product along dim. Integers and bools multiply to i64. The gradient where x is 0 is that of a
+ * division by 0. */
+static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *sums = sum_from_end(b, tn_b_mul(b, dy, tn_b_self(n)), n->i[0]);
+    grads[0] = tn_b_div(b, sums, n->in[0]);
+    return b->status;
+}
+const tn_op_impl tn_impl_cumprod = {
+    .class_ = TN_SCANNING, .reduce = KIR_PROD, .infer = infer_running, .grad = grad_cumprod, .lower = lower_running,
+    .reference = reference_cumprod, .cases = "types=f32,f64,i32 tol=1e-5; " RUNNING, .flops = 1};
