@@ -1,0 +1,47 @@
+/* train.h — what a training task is, so that train.c can run, show, save and resume any of them. */
+#ifndef TRUNNION_CLI_TRAIN_H
+#define TRUNNION_CLI_TRAIN_H
+
+#include "cli.h"
+#include "trunnion/trunnion.h"
+
+/* What the command line says. Texts live as long as argv. */
+typedef struct train_options {
+    cli_options common;
+    int64_t steps;      /* -1: the task's own number */
+    int64_t save_every; /* 0: at the end alone */
+    const char *save, *resume, *log;
+    const char *data;   /* digits: the table; NULL: in the cache folder */
+    const char *model;  /* digits: mlp, cnn */
+    const char *policy; /* cartpole: mlp, lstm */
+} train_options;
+
+/* One task. Functions return a status; the words are those of tn_error. */
+typedef struct train_task {
+    const char *name;
+    const char *unit;   /* what a step is, in the plural */
+    const char *metric; /* what `metric` of the result means */
+    int64_t steps;      /* the number made unless --steps says otherwise */
+    tn_status (*begin)(const train_options *o, void **self);
+    /* Goes on from `step`; *made: how many steps further, at least 1. */
+    tn_status (*advance)(void *self, int64_t step, int64_t *made, double *loss);
+    /* A few words on how it goes, for the live line. */
+    void (*status_text)(void *self, char *text, size_t size);
+    /* Model, optimiser and extras of a checkpoint. before_save: brings the extras up to date; after_load: takes them. */
+    void (*checkpoint)(void *self, tn_checkpoint *c);
+    tn_status (*before_save)(void *self);
+    tn_status (*after_load)(void *self);
+    tn_status (*measure)(void *self, double *metric);
+    void (*end)(void *self); /* NULL is fine */
+} train_task;
+
+extern const train_task train_digits, train_cartpole;
+
+/* ---- random numbers of the host side (random.c): data order, environments, actions -------------------------------- */
+
+/* The next 64 bits of a state (SplitMix64: Steele, Lea and Flood 2014); uniform in [0, 1); a permutation of 0 … n-1. */
+uint64_t random_next(uint64_t *state);
+double random_uniform(uint64_t *state);
+void random_shuffle(uint64_t *state, int32_t *items, int64_t n);
+
+#endif

@@ -1,0 +1,14 @@
+/* trunnion.h — everything that programs need; each header also stands on its own. Authors of drivers: backend.h. */
+#ifndef TRUNNION_TRUNNION_H
+#define TRUNNION_TRUNNION_H
+
+#include "trunnion/autograd.h"
+#include "trunnion/device.h"
+#include "trunnion/model.h"
+#include "trunnion/nn.h"
+#include "trunnion/ops.h"
+#include "trunnion/optim.h"
+#include "trunnion/status.h"
+#include "trunnion/tensor.h"
+
+#endif

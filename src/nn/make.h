@@ -1,0 +1,19 @@
+/* make.h — what the files of this folder share: how a layer is made. */
+#ifndef TN_NN_MAKE_H
+#define TN_NN_MAKE_H
+
+#include "trunnion/nn.h"
+
+/* A module with a zeroed self of `size` bytes; NULL on failure, noted on the root. */
+tn_module *tn_nn_make(tn_module *parent, const char *name, const tn_module_type *type, size_t size);
+
+/* The end of making: m, or NULL when anything in its tree failed. */
+tn_module *tn_nn_made(tn_module *m);
+
+/* Two extents must be positive; false otherwise, noted on the root, and when the parent is NULL. */
+bool tn_nn_check_sizes(tn_module *parent, const char *what, const char *name, int64_t a, int64_t b);
+
+/* Overwrites a variable of m with a value (computed with the next run); NULL as m is fine. */
+void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value);
+
+#endif
