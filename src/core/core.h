@@ -104,7 +104,7 @@ typedef struct tn_group {
     size_t dep_count, dep_capacity;
     uint32_t seen; /* stamp of the last search that met it */
     int position;  /* in the order of execution */
-    bool commit;   /* all it makes, and all that is made from it, are states' new values: runs last */
+    bool commit;   /* makes a state's new value, and only such groups read its results: runs last */
     /* lower.c */
     kir_program *program;
     int64_t *sizes;

@@ -267,6 +267,35 @@ kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at,
     return r;
 }
 
+/* ---- reductions over dims: what their rows share ------------------------------------------------------------------------------ */
+
+static bool is_reduced(const tn_node *r, int d) {
+    for (int64_t k = 0; k < r->i[0]; k++)
+        if (r->i[1 + k] == d) return true;
+    return r->i[0] == 0;
+}
+
+int tn_loops_over_dims(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
+    const tn_node *in = n->in[0];
+    int count = 0;
+    for (int d = 0; d < in->rank; d++)
+        if (is_reduced(n, d)) extent[count++] = in->shape[d];
+    return count;
+}
+
+kir_val tn_lower_reduced(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    const tn_node *in = n->in[0];
+    bool keepdim = n->rank == in->rank;
+    kir_aff index[TN_MAX_RANK];
+    int out = 0, loop = n->rank;
+    for (int d = 0; d < in->rank; d++) {
+        bool reduced = is_reduced(n, d);
+        index[d] = reduced ? at[loop++] : at[out];
+        if (!reduced || keepdim) out++;
+    }
+    return tn_lower_at(lw, in, index);
+}
+
 /* ---- spaces ------------------------------------------------------------------------------------------------------------------------- */
 
 static void map_space(lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
@@ -287,12 +316,6 @@ static void matmul_space(lowering *w, const tn_node *n, int64_t *extents, int *n
         extents[axis] = n->shape[d];
         w->space[d] = n->shape[d] == 1 ? kir_aff_const(0) : axis_index(axis);
     }
-}
-
-static bool is_reduced(const tn_node *r, int d) {
-    for (int64_t k = 0; k < r->i[0]; k++)
-        if (r->i[1 + k] == d) return true;
-    return r->i[0] == 0;
 }
 
 /* A reduction over dims of its input: kept dims run in parallel, the others are the loop. */

@@ -64,15 +64,15 @@ static tn_status topological_order(tn_graph_plan *g) {
     return TN_OK;
 }
 
-static bool makes_states_only(const tn_graph_plan *g, const tn_group *group) {
+static bool makes_a_state(const tn_graph_plan *g, const tn_group *group) {
     for (size_t i = 0; i < group->member_count; i++) {
         const tn_value *v = &g->values[group->members[i]];
-        if (v->stored && (v->output < 0 || g->binding->outputs[v->output].home < 0)) return false;
+        if (v->output >= 0 && g->binding->outputs[v->output].home >= 0) return true;
     }
-    return true;
+    return false;
 }
 
-/* Groups that only make states' new values, and that nothing but such groups reads, run last. */
+/* Groups that make states' new values, and whose results only such groups read, run last. */
 static tn_status commit_last(tn_graph_plan *g) {
     int count = (int)g->group_count, kept = 0, late = 0;
     int *commits = tn_mem_alloc((size_t)(count + 1) * sizeof *commits);
@@ -80,7 +80,7 @@ static tn_status commit_last(tn_graph_plan *g) {
     for (int i = 0; i < count; i++) g->groups[i].commit = true;
     for (int i = count; i-- > 0;) {
         tn_group *group = &g->groups[g->order[i]];
-        if (!makes_states_only(g, group)) group->commit = false;
+        if (!makes_a_state(g, group)) group->commit = false;
         for (size_t k = 0; k < group->dep_count && !group->commit; k++) g->groups[group->deps[k]].commit = false;
     }
     for (int i = 0; i < count; i++) {

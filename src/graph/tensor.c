@@ -473,7 +473,7 @@ tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtyp
 tn_tensor *tn_scalar(double value) { return tn_tensor_new(tn_node_number(value)); }
 
 static tn_tensor *dial(int kind, int64_t i, double f) {
-    tn_attrs a = {.n_i = 2, .n_f = 1, .i = {kind, i}, .f = {f}};
+    tn_attrs a = {.n_i = 3, .n_f = 1, .i = {kind, i, 0}, .f = {f}};
     return tn_tensor_new(tn_node_make(tn_known(TN_KNOWN_DIAL), NULL, 0, &a));
 }
 
