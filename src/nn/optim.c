@@ -228,14 +228,10 @@ tn_status tn_optimizer_adamw(tn_module *m, const tn_adam_options *options, tn_op
 
 /* ---- gradients --------------------------------------------------------------------------------------------------- */
 
-/* The norm of several tensors taken as one vector; inside a scope and without gradients. */
-static tn_tensor *norm_of_all(tn_tensor *const *tensors, int count) {
-    tn_tensor *sum = NULL;
-    for (int i = 0; i < count; i++) {
-        tn_tensor *square = tn_sum(tn_mul(tensors[i], tensors[i]), NULL, 0, false);
-        sum = sum ? tn_add(sum, square) : square;
-    }
-    return tn_sqrt(sum ? sum : tn_scalar(0));
+/* The sum of squares so far, with one more tensor's; NULL: nothing yet. */
+static tn_tensor *add_squares(tn_tensor *sum, const tn_tensor *x) {
+    tn_tensor *square = tn_sum(tn_mul(x, x), NULL, 0, false);
+    return sum ? tn_add(sum, square) : square;
 }
 
 /* What gradients of this norm are multiplied with so that it becomes max_norm at most. */
@@ -243,28 +239,30 @@ static tn_tensor *clip_factor(const tn_tensor *norm, double max_norm) {
     return tn_minimum(tn_div(tn_scalar(max_norm), tn_add(norm, tn_scalar(1e-6))), tn_scalar(1));
 }
 
+static tn_status clip_variables(const tn_variable *variables, int count, double max_norm, tn_tensor **total_norm) {
+    tn_tensor *sum = NULL;
+    for (int i = 0; i < count; i++) {
+        tn_tensor *g = variables[i].parameter ? tn_grad(variables[i].tensor) : NULL;
+        tn_status status = g ? tn_status_of(g) : TN_OK;
+        if (status != TN_OK) return status;
+        if (g) sum = add_squares(sum, g);
+    }
+    tn_tensor *norm = tn_sqrt(sum ? sum : tn_scalar(0)), *factor = clip_factor(norm, max_norm);
+    for (int i = 0; i < count; i++) {
+        tn_tensor *g = variables[i].parameter ? tn_grad(variables[i].tensor) : NULL;
+        if (g) tn_mul_(g, factor);
+    }
+    if (total_norm) *total_norm = tn_keep(norm);
+    return tn_status_of(norm);
+}
+
 tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_norm) {
     if (total_norm) *total_norm = NULL;
     tn_variable *variables = NULL;
-    int count = 0, found = 0;
+    int count = 0;
     tn_status status = tn_module_variables(m, &variables, &count);
     if (status != TN_OK) return status;
-    tn_tensor **gradients = calloc((size_t)count + 1, sizeof *gradients);
-    if (!gradients) status = out_of_memory();
-    TN_SCOPE TN_NO_GRAD {
-        for (int i = 0; i < count && status == TN_OK; i++) {
-            tn_tensor *g = variables[i].parameter ? tn_grad(variables[i].tensor) : NULL;
-            if (g) status = tn_status_of(gradients[found++] = g);
-        }
-        if (status == TN_OK) {
-            tn_tensor *norm = norm_of_all(gradients, found);
-            tn_tensor *factor = clip_factor(norm, max_norm);
-            for (int i = 0; i < found; i++)
-                tn_mul_(gradients[i], factor);
-            if (total_norm) *total_norm = tn_keep(norm);
-        }
-    }
-    free(gradients);
+    TN_SCOPE TN_NO_GRAD status = clip_variables(variables, count, max_norm, total_norm);
     tn_variables_free(variables);
     return status;
 }
@@ -287,15 +285,13 @@ static tn_status collect_gradients(tn_optimizer *o) {
 }
 
 static tn_status clip_collected(tn_optimizer *o) {
-    tn_tensor **all = calloc((size_t)o->count, sizeof *all);
-    if (!all) return out_of_memory();
-    int found = 0;
+    tn_tensor *sum = NULL;
     for (int i = 0; i < o->count; i++)
-        if (o->items[i].gradient) all[found++] = o->items[i].gradient;
-    tn_tensor *factor = clip_factor(norm_of_all(all, found), o->max_grad_norm);
+        if (o->items[i].gradient) sum = add_squares(sum, o->items[i].gradient);
+    if (!sum) return TN_OK;
+    tn_tensor *factor = clip_factor(tn_sqrt(sum), o->max_grad_norm);
     for (int i = 0; i < o->count; i++)
         if (o->items[i].gradient) o->items[i].gradient = tn_mul(o->items[i].gradient, factor);
-    free(all);
     return tn_status_of(factor);
 }
 
