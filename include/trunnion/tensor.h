@@ -93,9 +93,11 @@ TN_API void tn_scope_end(tn_scope *scope);
 TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does nothing */
 
 /* TN_SCOPE { … } — handles made inside are freed at its end, also on break, return and goto (gcc and clang). */
-#define TN_SCOPE                                                                                                      \
-    for (tn_scope tn_scope_here_ __attribute__((cleanup(tn_scope_end))) = tn_scope_begin(); !tn_scope_here_.once;       \
-         tn_scope_here_.once = 1)
+#define TN_SCOPE TN_SCOPE_AT_(__LINE__)
+#define TN_SCOPE_AT_(line) TN_SCOPE_AS_(line)
+#define TN_SCOPE_AS_(line)                                                                                             \
+    for (tn_scope tn_scope_##line __attribute__((cleanup(tn_scope_end))) = tn_scope_begin(); !tn_scope_##line.once;    \
+         tn_scope_##line.once = 1)
 
 /* ---- in place ---------------------------------------------------------------------------------------------------- */
 
