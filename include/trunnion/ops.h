@@ -284,18 +284,71 @@ TN_API tn_tensor *tn_cumsum(const tn_tensor *x, int64_t dim);
  * by 0. */
 TN_API tn_tensor *tn_cumprod(const tn_tensor *x, int64_t dim);
 
+/* ---- linalg ------------------------------------------------------------------------------------------------------ */
+
+/* matrix product, as torch.matmul: two vectors give their dot product, a vector and a matrix a vector, and with more
+ * dimensions the leading ones are batch dimensions, which broadcast. */
+TN_API tn_tensor *tn_matmul(const tn_tensor *x, const tn_tensor *y);
+
+/* product of two matrices, without broadcasting. */
+TN_API tn_tensor *tn_mm(const tn_tensor *x, const tn_tensor *y);
+
+/* products of two batches of matrices, [b, m, k] and [b, k, n], without broadcasting. */
+TN_API tn_tensor *tn_bmm(const tn_tensor *x, const tn_tensor *y);
+
+/* product of a matrix and a vector. */
+TN_API tn_tensor *tn_mv(const tn_tensor *x, const tn_tensor *y);
+
+/* Σ x·y of two vectors. */
+TN_API tn_tensor *tn_dot(const tn_tensor *x, const tn_tensor *y);
+
+/* x[i]·y[j] of two vectors. */
+TN_API tn_tensor *tn_outer(const tn_tensor *x, const tn_tensor *y);
+
+/* x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. */
+TN_API tn_tensor *tn_linear(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias);
+
+/* beta·input + alpha·(x·y) of two matrices; input broadcasts to the product. */
+TN_API tn_tensor *tn_addmm(const tn_tensor *input, const tn_tensor *x, const tn_tensor *y, double beta, double alpha);
+
+/* beta·input + alpha·(x·y) of two batches of matrices; input broadcasts to the product. */
+TN_API tn_tensor *tn_baddbmm(const tn_tensor *input, const tn_tensor *x, const tn_tensor *y, double beta, double alpha);
+
+/* alpha·op(x)·op(y) + beta·addend, where op transposes when asked; addend is NULL or broadcasts to the product.
+ * BLAS's gemm without its output argument; ONNX Gemm. */
+TN_API tn_tensor *tn_gemm(const tn_tensor *x, const tn_tensor *y, const tn_tensor *addend, double alpha, double beta,
+                          bool trans_x, bool trans_y);
+
+/* alpha·op(matrix)·x + beta·addend, where op transposes when asked; addend is NULL or broadcasts to the product.
+ * BLAS's gemv without its output argument. */
+TN_API tn_tensor *tn_gemv(const tn_tensor *matrix, const tn_tensor *x, const tn_tensor *addend, double alpha,
+                          double beta, bool trans);
+
+/* Σ x[i, i] of a matrix; integers give i64. */
+TN_API tn_tensor *tn_trace(const tn_tensor *x);
+
+/* x·y / (max(‖x‖, eps)·max(‖y‖, eps)) along dim, after broadcasting. */
+typedef struct tn_cosine_similarity_options {
+    size_t struct_size;
+    double eps; /* default 1e-8 */
+} tn_cosine_similarity_options;
+TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, int64_t dim,
+                                       const tn_cosine_similarity_options *o);
+
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #define tn_abs(...) (tn_at(__FILE__, __LINE__), tn_abs(__VA_ARGS__))
 #define tn_abs_(...) (tn_at(__FILE__, __LINE__), tn_abs_(__VA_ARGS__))
 #define tn_add(...) (tn_at(__FILE__, __LINE__), tn_add(__VA_ARGS__))
 #define tn_add_(...) (tn_at(__FILE__, __LINE__), tn_add_(__VA_ARGS__))
+#define tn_addmm(...) (tn_at(__FILE__, __LINE__), tn_addmm(__VA_ARGS__))
 #define tn_amax(...) (tn_at(__FILE__, __LINE__), tn_amax(__VA_ARGS__))
 #define tn_amin(...) (tn_at(__FILE__, __LINE__), tn_amin(__VA_ARGS__))
 #define tn_arange(...) (tn_at(__FILE__, __LINE__), tn_arange(__VA_ARGS__))
 #define tn_argmax(...) (tn_at(__FILE__, __LINE__), tn_argmax(__VA_ARGS__))
 #define tn_argmin(...) (tn_at(__FILE__, __LINE__), tn_argmin(__VA_ARGS__))
 #define tn_as_strided(...) (tn_at(__FILE__, __LINE__), tn_as_strided(__VA_ARGS__))
+#define tn_baddbmm(...) (tn_at(__FILE__, __LINE__), tn_baddbmm(__VA_ARGS__))
 #define tn_bitwise_and(...) (tn_at(__FILE__, __LINE__), tn_bitwise_and(__VA_ARGS__))
 #define tn_bitwise_and_(...) (tn_at(__FILE__, __LINE__), tn_bitwise_and_(__VA_ARGS__))
 #define tn_bitwise_left_shift(...) (tn_at(__FILE__, __LINE__), tn_bitwise_left_shift(__VA_ARGS__))
@@ -306,6 +359,7 @@ TN_API tn_tensor *tn_cumprod(const tn_tensor *x, int64_t dim);
 #define tn_bitwise_right_shift(...) (tn_at(__FILE__, __LINE__), tn_bitwise_right_shift(__VA_ARGS__))
 #define tn_bitwise_xor(...) (tn_at(__FILE__, __LINE__), tn_bitwise_xor(__VA_ARGS__))
 #define tn_bitwise_xor_(...) (tn_at(__FILE__, __LINE__), tn_bitwise_xor_(__VA_ARGS__))
+#define tn_bmm(...) (tn_at(__FILE__, __LINE__), tn_bmm(__VA_ARGS__))
 #define tn_broadcast_to(...) (tn_at(__FILE__, __LINE__), tn_broadcast_to(__VA_ARGS__))
 #define tn_cast(...) (tn_at(__FILE__, __LINE__), tn_cast(__VA_ARGS__))
 #define tn_cat(...) (tn_at(__FILE__, __LINE__), tn_cat(__VA_ARGS__))
@@ -315,11 +369,13 @@ TN_API tn_tensor *tn_cumprod(const tn_tensor *x, int64_t dim);
 #define tn_contiguous(...) (tn_at(__FILE__, __LINE__), tn_contiguous(__VA_ARGS__))
 #define tn_cos(...) (tn_at(__FILE__, __LINE__), tn_cos(__VA_ARGS__))
 #define tn_cos_(...) (tn_at(__FILE__, __LINE__), tn_cos_(__VA_ARGS__))
+#define tn_cosine_similarity(...) (tn_at(__FILE__, __LINE__), tn_cosine_similarity(__VA_ARGS__))
 #define tn_cumprod(...) (tn_at(__FILE__, __LINE__), tn_cumprod(__VA_ARGS__))
 #define tn_cumsum(...) (tn_at(__FILE__, __LINE__), tn_cumsum(__VA_ARGS__))
 #define tn_detach(...) (tn_at(__FILE__, __LINE__), tn_detach(__VA_ARGS__))
 #define tn_div(...) (tn_at(__FILE__, __LINE__), tn_div(__VA_ARGS__))
 #define tn_div_(...) (tn_at(__FILE__, __LINE__), tn_div_(__VA_ARGS__))
+#define tn_dot(...) (tn_at(__FILE__, __LINE__), tn_dot(__VA_ARGS__))
 #define tn_eq(...) (tn_at(__FILE__, __LINE__), tn_eq(__VA_ARGS__))
 #define tn_erf(...) (tn_at(__FILE__, __LINE__), tn_erf(__VA_ARGS__))
 #define tn_erf_(...) (tn_at(__FILE__, __LINE__), tn_erf_(__VA_ARGS__))
@@ -336,20 +392,27 @@ TN_API tn_tensor *tn_cumprod(const tn_tensor *x, int64_t dim);
 #define tn_fmod_(...) (tn_at(__FILE__, __LINE__), tn_fmod_(__VA_ARGS__))
 #define tn_full(...) (tn_at(__FILE__, __LINE__), tn_full(__VA_ARGS__))
 #define tn_gather(...) (tn_at(__FILE__, __LINE__), tn_gather(__VA_ARGS__))
+#define tn_gemm(...) (tn_at(__FILE__, __LINE__), tn_gemm(__VA_ARGS__))
+#define tn_gemv(...) (tn_at(__FILE__, __LINE__), tn_gemv(__VA_ARGS__))
 #define tn_index_add(...) (tn_at(__FILE__, __LINE__), tn_index_add(__VA_ARGS__))
 #define tn_index_select(...) (tn_at(__FILE__, __LINE__), tn_index_select(__VA_ARGS__))
 #define tn_le(...) (tn_at(__FILE__, __LINE__), tn_le(__VA_ARGS__))
+#define tn_linear(...) (tn_at(__FILE__, __LINE__), tn_linear(__VA_ARGS__))
 #define tn_log(...) (tn_at(__FILE__, __LINE__), tn_log(__VA_ARGS__))
 #define tn_log_(...) (tn_at(__FILE__, __LINE__), tn_log_(__VA_ARGS__))
 #define tn_lt(...) (tn_at(__FILE__, __LINE__), tn_lt(__VA_ARGS__))
+#define tn_matmul(...) (tn_at(__FILE__, __LINE__), tn_matmul(__VA_ARGS__))
 #define tn_maximum(...) (tn_at(__FILE__, __LINE__), tn_maximum(__VA_ARGS__))
 #define tn_minimum(...) (tn_at(__FILE__, __LINE__), tn_minimum(__VA_ARGS__))
+#define tn_mm(...) (tn_at(__FILE__, __LINE__), tn_mm(__VA_ARGS__))
 #define tn_movedim(...) (tn_at(__FILE__, __LINE__), tn_movedim(__VA_ARGS__))
 #define tn_mul(...) (tn_at(__FILE__, __LINE__), tn_mul(__VA_ARGS__))
 #define tn_mul_(...) (tn_at(__FILE__, __LINE__), tn_mul_(__VA_ARGS__))
+#define tn_mv(...) (tn_at(__FILE__, __LINE__), tn_mv(__VA_ARGS__))
 #define tn_narrow(...) (tn_at(__FILE__, __LINE__), tn_narrow(__VA_ARGS__))
 #define tn_neg(...) (tn_at(__FILE__, __LINE__), tn_neg(__VA_ARGS__))
 #define tn_neg_(...) (tn_at(__FILE__, __LINE__), tn_neg_(__VA_ARGS__))
+#define tn_outer(...) (tn_at(__FILE__, __LINE__), tn_outer(__VA_ARGS__))
 #define tn_pad(...) (tn_at(__FILE__, __LINE__), tn_pad(__VA_ARGS__))
 #define tn_permute(...) (tn_at(__FILE__, __LINE__), tn_permute(__VA_ARGS__))
 #define tn_prod(...) (tn_at(__FILE__, __LINE__), tn_prod(__VA_ARGS__))
@@ -373,6 +436,7 @@ TN_API tn_tensor *tn_cumprod(const tn_tensor *x, int64_t dim);
 #define tn_t(...) (tn_at(__FILE__, __LINE__), tn_t(__VA_ARGS__))
 #define tn_tanh(...) (tn_at(__FILE__, __LINE__), tn_tanh(__VA_ARGS__))
 #define tn_tanh_(...) (tn_at(__FILE__, __LINE__), tn_tanh_(__VA_ARGS__))
+#define tn_trace(...) (tn_at(__FILE__, __LINE__), tn_trace(__VA_ARGS__))
 #define tn_transpose(...) (tn_at(__FILE__, __LINE__), tn_transpose(__VA_ARGS__))
 #define tn_trunc(...) (tn_at(__FILE__, __LINE__), tn_trunc(__VA_ARGS__))
 #define tn_trunc_(...) (tn_at(__FILE__, __LINE__), tn_trunc_(__VA_ARGS__))

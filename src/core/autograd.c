@@ -108,7 +108,7 @@ static tn_status next_child(tape_entry *e, tn_node **child) {
     if (n->flags & TN_NODE_LEAF) return TN_OK;
     if (through_expansion(n)) {
         if (e->next_child++ > 0) return TN_OK;
-        TRY(tn_expand(n));
+        TRY(tn_expand_node(n));
         if (n->expansion->flags & TN_NODE_GRAD) *child = n->expansion;
         return TN_OK;
     }
@@ -226,14 +226,16 @@ static tn_status go_back(tape *t) {
     return TN_OK;
 }
 
-static tn_node *ones_like(tape *t, const tn_node *n) {
-    return tn_b_full_like(&t->build, (tn_node *)n, 1.0, (tn_dtype)n->dtype);
+static tn_node *filled_like(tape *t, const tn_node *n, double value) {
+    tn_node *g = tn_b_full(&t->build, n->shape, n->rank, value, (tn_dtype)n->dtype);
+    if (g) g->device = n->device;
+    return g;
 }
 
 static tn_status seed(tape *t, tn_node *output, tn_node *grad) {
     tape_entry *e = tape_find(t, output);
     if (!e || !e->needed) return TN_OK;
-    tn_node *g = grad ? grad : ones_like(t, output);
+    tn_node *g = grad ? grad : filled_like(t, output, 1.0);
     TRY(t->build.status);
     return add_gradient(t, e, g);
 }
@@ -449,7 +451,7 @@ static tn_status gradients_on(tape *t, const request *q, tn_tensor **grads) {
     for (int i = 0; i < q->input_count; i++) {
         tn_node *n = tn_tensor_node(q->inputs[i]);
         tn_node *g = tape_find(t, n)->grad;
-        g = g ? own_memory(t, g) : tn_b_full_like(&t->build, n, 0.0, (tn_dtype)n->dtype);
+        g = g ? own_memory(t, g) : filled_like(t, n, 0.0);
         TRY(t->build.status);
         grads[i] = tn_tensor_new(tn_node_retain(g));
         TRY(tn_status_of(grads[i]));

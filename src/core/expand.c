@@ -21,7 +21,7 @@ static tn_status expand_with(tn_build *b, tn_node *n) {
     return TN_OK;
 }
 
-tn_status tn_expand(tn_node *n) {
+tn_status tn_expand_node(tn_node *n) {
     if (n->expansion) return TN_OK;
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;

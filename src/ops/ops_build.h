@@ -38,6 +38,11 @@ enum { TN_ARGMAX_DIMS = 0 };
 enum { TN_ARGMIN_DIMS = 0 };
 enum { TN_CUMSUM_DIM = 0 };
 enum { TN_CUMPROD_DIM = 0 };
+enum { TN_ADDMM_BETA = 0, TN_ADDMM_ALPHA = 1 };
+enum { TN_BADDBMM_BETA = 0, TN_BADDBMM_ALPHA = 1 };
+enum { TN_GEMM_ALPHA = 0, TN_GEMM_BETA = 1, TN_GEMM_TRANS_X = 0, TN_GEMM_TRANS_Y = 1 };
+enum { TN_GEMV_ALPHA = 0, TN_GEMV_BETA = 1, TN_GEMV_TRANS = 0 };
+enum { TN_COSINE_SIMILARITY_DIM = 0, TN_COSINE_SIMILARITY_EPS = 0 };
 
 tn_node *tn_b_neg(tn_build *b, tn_node *x);
 tn_node *tn_b_abs(tn_build *b, tn_node *x);
@@ -119,6 +124,22 @@ tn_node *tn_b_argmax(tn_build *b, tn_node *x, const int64_t *dims, int dim_count
 tn_node *tn_b_argmin(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim);
 tn_node *tn_b_cumsum(tn_build *b, tn_node *x, int64_t dim);
 tn_node *tn_b_cumprod(tn_build *b, tn_node *x, int64_t dim);
+tn_node *tn_b_matmul_batched(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_matmul(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_mm(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_bmm(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_mv(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_dot(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_outer(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_linear(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias);
+tn_node *tn_b_addmm(tn_build *b, tn_node *input, tn_node *x, tn_node *y, double beta, double alpha);
+tn_node *tn_b_baddbmm(tn_build *b, tn_node *input, tn_node *x, tn_node *y, double beta, double alpha);
+tn_node *tn_b_gemm(tn_build *b, tn_node *x, tn_node *y, tn_node *addend, double alpha, double beta, bool trans_x,
+                   bool trans_y);
+tn_node *tn_b_gemv(tn_build *b, tn_node *matrix, tn_node *x, tn_node *addend, double alpha, double beta, bool trans);
+tn_node *tn_b_trace(tn_build *b, tn_node *x);
+tn_node *tn_b_cosine_similarity(tn_build *b, tn_node *x, tn_node *y, int64_t dim,
+                                const tn_cosine_similarity_options *o);
 
 /* Which view ops a function of kind VIEWS stands for: rewritten by hand beside the other view ops. */
 typedef struct tn_view_steps tn_view_steps;

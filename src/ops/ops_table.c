@@ -115,7 +115,9 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_slice, tn_impl_as_strided, tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad,
     tn_impl_gather, tn_impl_index_select, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add,
     tn_impl_assign_view, tn_impl_windows2d, tn_impl_fold_windows2d, tn_impl_sum, tn_impl_prod, tn_impl_amax,
-    tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod;
+    tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod, tn_impl_matmul_batched,
+    tn_impl_matmul, tn_impl_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm,
+    tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity;
 
 static const tn_op_row rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "Tensor neg(Tensor x)", "Neg", &tn_impl_neg},
@@ -223,6 +225,34 @@ static const tn_op_row rows[] = {
         "ArgMin", &tn_impl_argmin},
     [TN_OP_CUMSUM] = {"cumsum", TN_KERNEL, "Tensor cumsum(Tensor x, int dim)", "CumSum", &tn_impl_cumsum},
     [TN_OP_CUMPROD] = {"cumprod", TN_KERNEL, "Tensor cumprod(Tensor x, int dim)", "CumProd", &tn_impl_cumprod},
+    [TN_OP_MATMUL_BATCHED] = {"matmul_batched", TN_KERNEL,
+        "Tensor matmul_batched(Tensor x, Tensor y)",
+        "", &tn_impl_matmul_batched},
+    [TN_OP_MATMUL] = {"matmul", TN_COMPOSED, "Tensor matmul(Tensor x, Tensor y)", "MatMul", &tn_impl_matmul},
+    [TN_OP_MM] = {"mm", TN_COMPOSED, "Tensor mm(Tensor x, Tensor y)", "", &tn_impl_mm},
+    [TN_OP_BMM] = {"bmm", TN_COMPOSED, "Tensor bmm(Tensor x, Tensor y)", "", &tn_impl_bmm},
+    [TN_OP_MV] = {"mv", TN_COMPOSED, "Tensor mv(Tensor x, Tensor y)", "", &tn_impl_mv},
+    [TN_OP_DOT] = {"dot", TN_COMPOSED, "Tensor dot(Tensor x, Tensor y)", "", &tn_impl_dot},
+    [TN_OP_OUTER] = {"outer", TN_COMPOSED, "Tensor outer(Tensor x, Tensor y)", "", &tn_impl_outer},
+    [TN_OP_LINEAR] = {"linear", TN_COMPOSED,
+        "Tensor linear(Tensor x, Tensor weight, Tensor? bias)",
+        "", &tn_impl_linear},
+    [TN_OP_ADDMM] = {"addmm", TN_COMPOSED,
+        "Tensor addmm(Tensor input, Tensor x, Tensor y, float beta, float alpha)",
+        "", &tn_impl_addmm},
+    [TN_OP_BADDBMM] = {"baddbmm", TN_COMPOSED,
+        "Tensor baddbmm(Tensor input, Tensor x, Tensor y, float beta, float alpha)",
+        "", &tn_impl_baddbmm},
+    [TN_OP_GEMM] = {"gemm", TN_COMPOSED,
+        "Tensor gemm(Tensor x, Tensor y, Tensor? addend, float alpha, float beta, bool trans_x, bool trans_y)",
+        "Gemm", &tn_impl_gemm},
+    [TN_OP_GEMV] = {"gemv", TN_COMPOSED,
+        "Tensor gemv(Tensor matrix, Tensor x, Tensor? addend, float alpha, float beta, bool trans)",
+        "", &tn_impl_gemv},
+    [TN_OP_TRACE] = {"trace", TN_COMPOSED, "Tensor trace(Tensor x)", "", &tn_impl_trace},
+    [TN_OP_COSINE_SIMILARITY] = {"cosine_similarity", TN_COMPOSED,
+        "Tensor cosine_similarity(Tensor x, Tensor y, int dim, *, float eps=1e-8)",
+        "", &tn_impl_cosine_similarity},
 };
 
 const tn_op_row *tn_op(int id) { return &rows[id]; }
@@ -1376,4 +1406,187 @@ tn_node *tn_b_cumprod(tn_build *b, tn_node *x, int64_t dim) {
     tn_status s = pack_cumprod(&a, dim);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_CUMPROD, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_matmul_batched(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_MATMUL_BATCHED, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_matmul)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_MATMUL, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_matmul(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_MATMUL, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_mm)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_MM, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_mm(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_MM, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_bmm)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_BMM, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_bmm(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_BMM, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_mv)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_MV, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_mv(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_MV, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_dot)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_DOT, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_dot(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_DOT, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_outer)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_OUTER, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_outer(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_OUTER, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_linear)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
+    return record(TN_OP_LINEAR, (const tn_tensor *const[]){x, weight, bias}, 3, NULL, 4);
+}
+
+tn_node *tn_b_linear(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias) {
+    return build(b, TN_OP_LINEAR, (tn_node *const[]){x, weight, bias}, 3, NULL, 4);
+}
+
+static tn_status pack_addmm(tn_attrs *a, double beta, double alpha) {
+    a->n_i = a->n_f = 0;
+    put_float(a, beta);
+    put_float(a, alpha);
+    return TN_OK;
+}
+
+tn_tensor *(tn_addmm)(const tn_tensor *input, const tn_tensor *x, const tn_tensor *y, double beta, double alpha) {
+    tn_attrs a;
+    tn_status s = pack_addmm(&a, beta, alpha);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ADDMM, (const tn_tensor *const[]){input, x, y}, 3, &a, 0);
+}
+
+tn_node *tn_b_addmm(tn_build *b, tn_node *input, tn_node *x, tn_node *y, double beta, double alpha) {
+    tn_attrs a;
+    tn_status s = pack_addmm(&a, beta, alpha);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ADDMM, (tn_node *const[]){input, x, y}, 3, &a, 0);
+}
+
+static tn_status pack_baddbmm(tn_attrs *a, double beta, double alpha) {
+    a->n_i = a->n_f = 0;
+    put_float(a, beta);
+    put_float(a, alpha);
+    return TN_OK;
+}
+
+tn_tensor *(tn_baddbmm)(const tn_tensor *input, const tn_tensor *x, const tn_tensor *y, double beta, double alpha) {
+    tn_attrs a;
+    tn_status s = pack_baddbmm(&a, beta, alpha);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_BADDBMM, (const tn_tensor *const[]){input, x, y}, 3, &a, 0);
+}
+
+tn_node *tn_b_baddbmm(tn_build *b, tn_node *input, tn_node *x, tn_node *y, double beta, double alpha) {
+    tn_attrs a;
+    tn_status s = pack_baddbmm(&a, beta, alpha);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_BADDBMM, (tn_node *const[]){input, x, y}, 3, &a, 0);
+}
+
+static tn_status pack_gemm(tn_attrs *a, double alpha, double beta, bool trans_x, bool trans_y) {
+    a->n_i = a->n_f = 0;
+    put_float(a, alpha);
+    put_float(a, beta);
+    put_int(a, trans_x);
+    put_int(a, trans_y);
+    return TN_OK;
+}
+
+tn_tensor *(tn_gemm)(const tn_tensor *x, const tn_tensor *y, const tn_tensor *addend, double alpha, double beta,
+                     bool trans_x, bool trans_y) {
+    tn_attrs a;
+    tn_status s = pack_gemm(&a, alpha, beta, trans_x, trans_y);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_GEMM, (const tn_tensor *const[]){x, y, addend}, 3, &a, 4);
+}
+
+tn_node *tn_b_gemm(tn_build *b, tn_node *x, tn_node *y, tn_node *addend, double alpha, double beta, bool trans_x,
+                   bool trans_y) {
+    tn_attrs a;
+    tn_status s = pack_gemm(&a, alpha, beta, trans_x, trans_y);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_GEMM, (tn_node *const[]){x, y, addend}, 3, &a, 4);
+}
+
+static tn_status pack_gemv(tn_attrs *a, double alpha, double beta, bool trans) {
+    a->n_i = a->n_f = 0;
+    put_float(a, alpha);
+    put_float(a, beta);
+    put_int(a, trans);
+    return TN_OK;
+}
+
+tn_tensor *(tn_gemv)(const tn_tensor *matrix, const tn_tensor *x, const tn_tensor *addend, double alpha, double beta,
+                     bool trans) {
+    tn_attrs a;
+    tn_status s = pack_gemv(&a, alpha, beta, trans);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_GEMV, (const tn_tensor *const[]){matrix, x, addend}, 3, &a, 4);
+}
+
+tn_node *tn_b_gemv(tn_build *b, tn_node *matrix, tn_node *x, tn_node *addend, double alpha, double beta, bool trans) {
+    tn_attrs a;
+    tn_status s = pack_gemv(&a, alpha, beta, trans);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_GEMV, (tn_node *const[]){matrix, x, addend}, 3, &a, 4);
+}
+
+tn_tensor *(tn_trace)(const tn_tensor *x) {
+    return record(TN_OP_TRACE, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_trace(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_TRACE, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+static tn_status pack_cosine_similarity(tn_attrs *a, int64_t dim, const tn_cosine_similarity_options *o) {
+    tn_cosine_similarity_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    put_float(a, own.eps != 0 ? own.eps : 1e-8);
+    return TN_OK;
+}
+
+tn_tensor *(tn_cosine_similarity)(const tn_tensor *x, const tn_tensor *y, int64_t dim,
+                                  const tn_cosine_similarity_options *o) {
+    tn_attrs a;
+    tn_status s = pack_cosine_similarity(&a, dim, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_COSINE_SIMILARITY, (const tn_tensor *const[]){x, y}, 2, &a, 0);
+}
+
+tn_node *tn_b_cosine_similarity(tn_build *b, tn_node *x, tn_node *y, int64_t dim,
+                                const tn_cosine_similarity_options *o) {
+    tn_attrs a;
+    tn_status s = pack_cosine_similarity(&a, dim, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_COSINE_SIMILARITY, (tn_node *const[]){x, y}, 2, &a, 0);
 }
