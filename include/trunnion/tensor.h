@@ -121,6 +121,16 @@ TN_API tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tenso
 TN_API tn_status tn_graph_set_dial(tn_graph *g, int dial, double value);
 TN_API void tn_graph_free(tn_graph *g); /* NULL is fine */
 
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
+
+/* Where the random numbers of the calling thread stand: their seed, and how many were used. What was saved and put back
+ * goes on with the same numbers. */
+typedef struct tn_random_state {
+    uint64_t seed, offset;
+} tn_random_state;
+TN_API tn_random_state tn_get_random_state(void);
+TN_API void tn_set_random_state(tn_random_state state);
+
 /* ---- looking inside ----------------------------------------------------------------------------------------------- */
 
 /* Counters of the calling thread's recorder and plans. */
