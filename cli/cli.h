@@ -1,8 +1,8 @@
 /* cli.h — what the subcommands of `trunnion` share: the table's row, common options, output helpers.
  *
- * A subcommand is one file with one cli_command, and one line in main.c's table. It writes its result to standard output
- * (with --json: one JSON object and nothing else), everything else to standard error, and returns 0 for success, 1 when
- * the work failed, 2 for wrong usage. The command uses the public headers alone. */
+ * A subcommand is one file with one cli_command, and one line in main.c's table. It writes its result to standard
+ * output (with --json: one JSON object and nothing else), everything else to standard error, and returns 0 for
+ * success, 1 when the work failed, 2 for wrong usage. The command uses the public headers alone. */
 #ifndef TRUNNION_CLI_H
 #define TRUNNION_CLI_H
 
@@ -17,10 +17,10 @@ enum { CLI_OK = 0, CLI_FAILED = 1, CLI_USAGE = 2 };
 
 typedef struct cli_command {
     const char *name;
-    const char *summary; /* one line for the list of commands */
-    const char *usage;   /* what follows "usage: trunnion " */
-    const char *help;    /* its own options and examples, lines that end in a newline */
-    unsigned accepts;    /* common options that have a meaning here: CLI_JSON | … */
+    const char *summary;               /* one line for the list of commands */
+    const char *usage;                 /* what follows "usage: trunnion " */
+    const char *help;                  /* its own options and examples, lines that end in a newline */
+    unsigned accepts;                  /* common options that have a meaning here: CLI_JSON | … */
     int (*run)(int argc, char **argv); /* argv[0] is the subcommand's name */
 } cli_command;
 
@@ -32,7 +32,7 @@ int cli_failed(void);
 
 void cli_help(const cli_command *c, FILE *to);
 
-/* ---- common options (options.c) ------------------------------------------------------------------------------------- */
+/* ---- common options (options.c) ---------------------------------------------------------------------------------- */
 
 enum {
     CLI_JSON = 1 << 0,
@@ -52,9 +52,9 @@ typedef struct cli_options {
     bool seed_given;
 } cli_options;
 
-/* Parses a subcommand's arguments. `own`: its own options, ended by a row of zeros, with .flag NULL and .val from 256 on
- * (or the letter of a short form, named in `shorts`); each found one is handed to `take`, which returns false for a value
- * that is wrong, after saying so. Options and positional arguments may be mixed.
+/* Parses a subcommand's arguments. `own`: its own options, ended by a row of zeros, with .flag NULL and .val from 256
+ * on (or the letter of a short form, named in `shorts`); each found one is handed to `take`, which returns false for
+ * a value that is wrong, after saying so. Options and positional arguments may be mixed.
  * Returns the index of the first positional argument in argv; or -1 after a message: return *status then (--help and
  * --version-like options give CLI_OK). */
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
@@ -69,14 +69,14 @@ bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out);
  * passed over if that was asked for (-v) or nothing fits. NULL after a message. */
 tn_device *cli_open_device(const cli_options *o);
 
-/* ---- terminal (terminal.c) ------------------------------------------------------------------------------------------ */
+/* ---- terminal (terminal.c) --------------------------------------------------------------------------------------- */
 
 bool cli_is_terminal(FILE *f);
 bool cli_colour(FILE *f); /* a terminal, and nobody asked for no colours (NO_COLOR, TERM=dumb) */
 int cli_columns(FILE *f); /* its width; 80 when unknown */
 bool cli_utf8(void);      /* the locale's characters are UTF-8 */
 
-/* ---- JSON (json_out.c) ---------------------------------------------------------------------------------------------- */
+/* ---- JSON (json_out.c) ------------------------------------------------------------------------------------------- */
 
 /* A writer of one JSON text. key: the member's name inside an object, NULL inside an array and at the top. */
 typedef struct cli_json {
@@ -88,12 +88,13 @@ typedef struct cli_json {
 void cli_json_object(cli_json *j, const char *key);
 void cli_json_array(cli_json *j, const char *key);
 void cli_json_end(cli_json *j, char closing); /* '}' or ']'; ends the line at the top */
-void cli_json_string(cli_json *j, const char *key, const char *v); /* NULL becomes null; bytes that are no UTF-8 become ? */
-void cli_json_number(cli_json *j, const char *key, double v);      /* not finite becomes null */
+void cli_json_string(cli_json *j, const char *key,
+                     const char *v);                          /* NULL becomes null; bytes that are no UTF-8 become ? */
+void cli_json_number(cli_json *j, const char *key, double v); /* not finite becomes null */
 void cli_json_int(cli_json *j, const char *key, int64_t v);
 void cli_json_bool(cli_json *j, const char *key, bool v);
 
-/* ---- progress (progress.c) ------------------------------------------------------------------------------------------ */
+/* ---- progress (progress.c) --------------------------------------------------------------------------------------- */
 
 /* A live line on standard error: "what  ███▌    312/500  text  41.3/s  4 s left". On anything but a terminal it is
  * silent. */
@@ -109,13 +110,13 @@ typedef struct cli_progress {
 void cli_progress_begin(cli_progress *p, const char *what, const char *unit, int64_t total);
 /* Shows at most twenty times a second; text may be "". */
 void cli_progress_update(cli_progress *p, int64_t done, const char *text);
-void cli_progress_end(cli_progress *p); /* takes the line away */
+void cli_progress_end(cli_progress *p);          /* takes the line away */
 double cli_progress_rate(const cli_progress *p); /* over all, units a second */
 
-/* ---- plot (plot.c) -------------------------------------------------------------------------------------------------- */
+/* ---- plot (plot.c) ----------------------------------------------------------------------------------------------- */
 
-/* Draws y[0 … n-1] as a line in `rows` lines of text, as wide as the terminal behind `to` (at most 100 columns): braille
- * dots where the locale has them, else stars. Values that are not finite are left out. x_label stands below. */
+/* Draws y[0 … n-1] as a line in `rows` lines of text, as wide as the terminal behind `to` (at most 100 columns):
+ * braille dots where the locale has them, else stars. Values that are not finite are left out. x_label stands below. */
 void cli_plot(FILE *to, const char *title, const char *x_label, const double *y, int n, int rows);
 
 #endif

@@ -2,17 +2,19 @@
 #include "cli.h"
 #include "commands.h"
 
-enum { OPT_FRESH = 256 };
+enum { OPT_FRESH = 256, OPT_REASONS };
 
 static int run(int argc, char **argv);
 
 const cli_command cli_devices = {
     .name = "devices",
     .summary = "lists what can compute here, and why the rest cannot",
-    .usage = "devices [-v] [--json] [--fresh]",
+    .usage = "devices [-v] [--json] [--fresh | --reasons]",
     .help = "  --fresh          look again instead of using the last findings, as long as nothing has changed\n"
+            "  --reasons        what each reason code means, and what to do\n"
             "  -v, --verbose    reason codes (docs/devices.md), libraries, identities\n"
-            "  --json           backends[{name, title, available, reason_code, reason, fix, library, devices[…]}], recommended\n"
+            "  --json           backends[{name, title, available, reason_code, reason, fix, library, devices[…]}], "
+            "recommended\n"
             "\n"
             "examples:\n"
             "  trunnion devices\n"
@@ -50,7 +52,8 @@ static void put_backend(cli_json *j, const tn_backend_info *b) {
     cli_json_string(j, "fix", b->fix);
     cli_json_string(j, "library", b->library);
     cli_json_array(j, "devices");
-    for (int i = 0; i < b->device_count; i++) put_device(j, &b->devices[i]);
+    for (int i = 0; i < b->device_count; i++)
+        put_device(j, &b->devices[i]);
     cli_json_end(j, ']');
     cli_json_end(j, '}');
 }
@@ -59,7 +62,8 @@ static void put_list(const tn_device_list *list) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_array(&j, "backends");
-    for (int i = 0; i < tn_device_list_count(list); i++) put_backend(&j, tn_device_list_at(list, i));
+    for (int i = 0; i < tn_device_list_count(list); i++)
+        put_backend(&j, tn_device_list_at(list, i));
     cli_json_end(&j, ']');
     cli_json_string(&j, "recommended", tn_device_list_recommended(list));
     cli_json_end(&j, '}');
@@ -67,23 +71,59 @@ static void put_list(const tn_device_list *list) {
 
 static void write_out(void *ctx, const char *text) { fputs(text, ctx); }
 
+static void put_reasons(bool json) {
+    const tn_reason_help *r;
+    cli_json j = {.out = stdout};
+    if (json) {
+        cli_json_object(&j, NULL);
+        cli_json_array(&j, "reasons");
+    }
+    for (int i = 0; (r = tn_reason_help_at(i)); i++) {
+        if (!json) {
+            printf("%s\n  %s\n  → %s\n", r->code, r->meaning, r->fix);
+            continue;
+        }
+        cli_json_object(&j, NULL);
+        cli_json_string(&j, "code", r->code);
+        cli_json_string(&j, "meaning", r->meaning);
+        cli_json_string(&j, "fix", r->fix);
+        cli_json_end(&j, '}');
+    }
+    if (json) {
+        cli_json_end(&j, ']');
+        cli_json_end(&j, '}');
+    }
+}
+
+typedef struct wishes {
+    bool fresh, reasons;
+} wishes;
+
 static bool take(void *ctx, int val, const char *arg) {
-    (void)val;
+    wishes *w = ctx;
     (void)arg;
-    *(bool *)ctx = true; /* --fresh, the only one */
+    *(val == OPT_FRESH ? &w->fresh : &w->reasons) = true;
     return true;
 }
 
 static int run(int argc, char **argv) {
-    static const struct option own[] = {{"fresh", no_argument, NULL, OPT_FRESH}, {0}};
+    static const struct option own[] = {
+        {"fresh", no_argument, NULL, OPT_FRESH},
+        {"reasons", no_argument, NULL, OPT_REASONS},
+        {0},
+    };
     cli_options o;
-    bool fresh = false;
-    int status, at = cli_parse(&cli_devices, argc, argv, &o, own, "", take, &fresh, &status);
+    wishes w = {0};
+    int status, at = cli_parse(&cli_devices, argc, argv, &o, own, "", take, &w, &status);
     if (at < 0) return status;
     if (at < argc) return cli_wrong_usage(&cli_devices, "\"%s\" is not expected here", argv[at]);
+    if (w.reasons) {
+        put_reasons(o.json);
+        return CLI_OK;
+    }
 
     tn_device_list *list;
-    if (tn_device_list_new(fresh, &list) != TN_OK) return cli_failed();
+    if (tn_device_list_new(w.fresh, &list) != TN_OK) return cli_failed();
     if (o.json) put_list(list);
     tn_device_list_free(list);
     if (o.json) return CLI_OK;

@@ -13,19 +13,20 @@ static const cli_command *const commands[] = {
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-static const char COMMON_HELP[] =
-    "common options, where they have a meaning:\n"
-    "  --json           one JSON object on standard output, nothing else there\n"
-    "  --device NAME    auto, cpu, cuda, cuda:1, rocm, metal, vulkan, opencl, webgpu, engine:onnxruntime, engine:torch\n"
-    "  --strict         fail rather than use another device\n"
-    "  --mem SIZE       memory that has to be free on the device, as in 6G\n"
-    "  --threads N      threads on the processor\n"
-    "  --seed N         start of the random numbers\n"
-    "  -v, --verbose    say more\n";
+static const char COMMON_HELP[] = "common options, where they have a meaning:\n"
+                                  "  --json           one JSON object on standard output, nothing else there\n"
+                                  "  --device NAME    auto, cpu, cuda, cuda:1, rocm, metal, vulkan, opencl, webgpu, "
+                                  "engine:onnxruntime, engine:torch\n"
+                                  "  --strict         fail rather than use another device\n"
+                                  "  --mem SIZE       memory that has to be free on the device, as in 6G\n"
+                                  "  --threads N      threads on the processor\n"
+                                  "  --seed N         start of the random numbers\n"
+                                  "  -v, --verbose    say more\n";
 
 static void print_overview(FILE *to) {
     fprintf(to, "usage: trunnion COMMAND [options]\n\ncommands:\n");
-    for (int i = 0; i < COMMANDS; i++) fprintf(to, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
+    for (int i = 0; i < COMMANDS; i++)
+        fprintf(to, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(to, "  %-12s %s\n\n%s\n", "help CMD", "what a command does, with examples", COMMON_HELP);
     fprintf(to, "exit status: 0 success, 1 the work failed, 2 wrong usage\n");
 }
@@ -55,7 +56,7 @@ static const cli_command *find_command(const char *name) {
     return NULL;
 }
 
-/* ---- unknown commands ----------------------------------------------------------------------------------------------- */
+/* ---- unknown commands -------------------------------------------------------------------------------------------- */
 
 enum { LONGEST = 32 };
 
@@ -65,7 +66,8 @@ static int least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c 
 static int edit_distance(const char *a, const char *b) {
     int row[LONGEST + 1];
     int n = (int)strlen(b);
-    for (int j = 0; j <= n; j++) row[j] = j;
+    for (int j = 0; j <= n; j++)
+        row[j] = j;
     for (int i = 1; a[i - 1]; i++) {
         int diagonal = row[0];
         row[0] = i;
@@ -95,11 +97,11 @@ static const char *nearest_command(const char *typed) {
 
 static int unknown_command(const char *name) {
     const char *near = nearest_command(name);
-    return cli_wrong_usage(NULL, "there is no command \"%s\"%s%s%s", name, near ? "; did you mean " : "", near ? near : "",
-                           near ? "?" : "");
+    return cli_wrong_usage(NULL, "there is no command \"%s\"%s%s%s", name, near ? "; did you mean " : "",
+                           near ? near : "", near ? "?" : "");
 }
 
-/* ---- start ---------------------------------------------------------------------------------------------------------- */
+/* ---- start ------------------------------------------------------------------------------------------------------- */
 
 static int run_help(const char *name) {
     const cli_command *c = name ? find_command(name) : NULL;
@@ -128,7 +130,8 @@ int main(int argc, char **argv) {
         printf("trunnion %s\n", tn_version());
         return finish(CLI_OK);
     }
-    if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h")) return finish(run_help(argc > 2 ? argv[2] : NULL));
+    if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h"))
+        return finish(run_help(argc > 2 ? argv[2] : NULL));
     const cli_command *c = find_command(name);
     if (!c) return unknown_command(name);
     return finish(c->run(argc - 1, argv + 1));

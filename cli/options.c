@@ -40,7 +40,8 @@ bool cli_parse_bytes(const char *text, int64_t *out) {
     if (end == text || !(v >= 0)) return false;
     const char *unit = *end ? strchr(units, *end >= 'a' ? *end - 'a' + 'A' : *end) : NULL;
     if (unit) {
-        for (const char *u = units; u <= unit; u++) v *= 1024;
+        for (const char *u = units; u <= unit; u++)
+            v *= 1024;
         end++;
         if (*end == 'i') end++;
     }
@@ -79,14 +80,16 @@ static bool take_common(cli_options *o, int val, const char *arg) {
 /* The options that this command knows, its own ones first, ended by a row of zeros. */
 static void gather(const cli_command *c, const struct option *own, struct option *all) {
     int n = 0;
-    for (; own && own->name && n < MOST_OWN; own++) all[n++] = *own;
+    for (; own && own->name && n < MOST_OWN; own++)
+        all[n++] = *own;
     for (int i = 0; i < COMMON; i++)
         if (!common[i].group || common[i].group & c->accepts) all[n++] = common[i].option;
     all[n] = (struct option){0};
 }
 
 static const char *name_of(const struct option *all, int val) {
-    while (all->name && all->val != val) all++;
+    while (all->name && all->val != val)
+        all++;
     return all->name ? all->name : "?";
 }
 
@@ -112,7 +115,8 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
             return -1;
         }
         if (val == '?') {
-            (void)cli_wrong_usage(c, "there is no option %s", argv[at] && argv[at][0] == '-' ? argv[at] : argv[optind - 1]);
+            (void)cli_wrong_usage(c, "there is no option %s",
+                                  argv[at] && argv[at][0] == '-' ? argv[at] : argv[optind - 1]);
             return -1;
         }
         bool is_common = val >= FIRST_COMMON || (val == 'v' && c->accepts & CLI_VERBOSE);

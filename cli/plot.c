@@ -12,13 +12,14 @@ enum { LABEL_COLUMNS = 9, MOST_COLUMNS = 100, LEAST_COLUMNS = 20, MOST_ROWS = 40
 
 typedef struct canvas {
     bool braille;
-    int columns, rows; /* characters */
-    int wide, high;    /* dots */
+    int columns, rows;                            /* characters */
+    int wide, high;                               /* dots */
     unsigned char cells[MOST_ROWS][MOST_COLUMNS]; /* braille: its eight dots; else 0 or 1 */
 } canvas;
 
 static void dot(canvas *c, int x, int y) {
-    static const unsigned char bits[4][2] = {{0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}; /* Unicode's order */
+    static const unsigned char bits[4][2] = {
+        {0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}}; /* Unicode's order */
     if (c->braille)
         c->cells[y / 4][x / 2] |= bits[y % 4][x % 2];
     else
@@ -54,7 +55,8 @@ static void draw(canvas *c, const double *y, int n, double low, double high) {
         if (isfinite(y[end - 1])) last = row_of(c, y[end - 1], low, high);
         if (before >= 0 && before < top) top = before + 1 < top ? before + 1 : top; /* join to the neighbour */
         if (before > bottom) bottom = before - 1 > bottom ? before - 1 : bottom;
-        for (int r = top; r <= bottom; r++) dot(c, x, r);
+        for (int r = top; r <= bottom; r++)
+            dot(c, x, r);
         before = last;
     }
 }
@@ -78,7 +80,8 @@ static void put_rows(FILE *to, const canvas *c, double low, double high) {
             fprintf(to, "%*.4g %s", LABEL_COLUMNS - 1, r == 0 ? high : low, wall);
         else
             fprintf(to, "%*s%s", LABEL_COLUMNS, "", wall);
-        for (int x = 0; x < c->columns; x++) put_cell(to, c, c->cells[r][x]);
+        for (int x = 0; x < c->columns; x++)
+            put_cell(to, c, c->cells[r][x]);
         fputc('\n', to);
     }
 }

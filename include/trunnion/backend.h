@@ -1,9 +1,10 @@
 /* backend.h — for authors of drivers: the one struct that makes a machine usable.
  *
- * A driver knows memory, code and launches of one interface, and never an operation. hal/ checks arguments, counts, pools
- * and orders; a driver may trust what it is given. src/drivers/null.c is the commented skeleton to copy.
+ * A driver knows memory, code and launches of one interface, and never an operation. hal/ checks arguments, counts,
+ * pools and orders; a driver may trust what it is given. src/drivers/null.c is the commented skeleton to copy.
  *
- * A struct grows at its end; struct_size tells which fields exist. A NULL function has the default that its comment names. */
+ * A struct grows at its end; struct_size tells which fields exist. A NULL function has the default that its comment
+ * names. */
 #ifndef TRUNNION_BACKEND_H
 #define TRUNNION_BACKEND_H
 
@@ -18,7 +19,13 @@ enum { TN_BACKEND_ABI = 1 };
 /* What a driver's load() takes. */
 typedef enum tn_code_form {
     TN_CODE_KIR = 1, /* the kernel program itself, for in-tree drivers that run it (cpu) */
-    TN_CODE_OPENCL_C, TN_CODE_CUDA_C, TN_CODE_HIP_C, TN_CODE_MSL, TN_CODE_WGSL, TN_CODE_SPIRV, TN_CODE_PTX
+    TN_CODE_OPENCL_C,
+    TN_CODE_CUDA_C,
+    TN_CODE_HIP_C,
+    TN_CODE_MSL,
+    TN_CODE_WGSL,
+    TN_CODE_SPIRV,
+    TN_CODE_PTX
 } tn_code_form;
 
 typedef struct tn_code {
@@ -30,13 +37,13 @@ typedef struct tn_code {
 
 typedef struct tn_caps {
     size_t struct_size;
-    tn_code_form code;      /* what load() wants */
-    bool f64, i64, f16;     /* native types */
-    int64_t max_buffer;     /* bytes in one binding */
-    int64_t max_group;      /* threads a workgroup */
-    int64_t shared_memory;  /* bytes of workgroup memory */
-    int64_t alignment;      /* of a buffer offset, bytes */
-    bool host_visible;      /* device addresses are host pointers */
+    tn_code_form code;     /* what load() wants */
+    bool f64, i64, f16;    /* native types */
+    int64_t max_buffer;    /* bytes in one binding */
+    int64_t max_group;     /* threads a workgroup */
+    int64_t shared_memory; /* bytes of workgroup memory */
+    int64_t alignment;     /* of a buffer offset, bytes */
+    bool host_visible;     /* device addresses are host pointers */
 } tn_caps;
 
 /* One kernel launch: sizes (extents, offsets, strides; 64-bit), buffers (device addresses), dials (8 bytes each). */
@@ -47,7 +54,8 @@ typedef struct tn_launch {
 } tn_launch;
 
 /* A probe's findings: what it found, or why nothing. In a device it fills name, memory, compute_capability,
- * unified_memory, software and, where known, uuid and pci; hal fills the rest. reason_code is a word of docs/devices.md ("none" when devices were found). */
+ * unified_memory, software and, where known, uuid and pci; hal fills the rest. reason_code is a word of
+ * docs/devices.md ("none" when devices were found). */
 typedef struct tn_probe {
     size_t struct_size;
     tn_device_info *devices;
@@ -80,7 +88,7 @@ typedef struct tn_driver {
      * library, its configuration, device nodes; and each environment variable that it heeds as "$NAME". Findings of an
      * isolated probe are kept on disk until one of them changes. */
     void (*watch)(void (*add)(void *ctx, const char *what), void *ctx);
-    bool isolate;      /* the probe loads code that could disturb the process: it runs in a child process, 5 s at most */
+    bool isolate; /* the probe loads code that could disturb the process: it runs in a child process, 5 s at most */
     bool only_by_name; /* `auto` never takes it */
 } tn_driver;
 

@@ -1,8 +1,8 @@
 /* device.h — what this machine can compute on: listing, choosing, opening, and a device's memory.
  *
- * A backend is an interface (cpu, cuda, rocm, metal, vulkan, opencl, webgpu, engine:onnxruntime, engine:torch); a device
- * is one processor behind it, named "cpu", "cuda:0", "vulkan:1". Nothing is loaded before it is asked for, and whatever
- * cannot be used leaves a reason: what was tried, what failed, what to do.
+ * A backend is an interface (cpu, cuda, rocm, metal, vulkan, opencl, webgpu, engine:onnxruntime, engine:torch); a
+ * device is one processor behind it, named "cpu", "cuda:0", "vulkan:1". Nothing is loaded before it is asked for, and
+ * whatever cannot be used leaves a reason: what was tried, what failed, what to do.
  *
  * Threads: every function here may be called from any thread. */
 #ifndef TRUNNION_DEVICE_H
@@ -22,36 +22,36 @@ typedef struct tn_device_info {
     char id[32];        /* "cuda:0": what tn_device_open takes */
     char backend[24];   /* "cuda" */
     int index;
-    char name[128];     /* the vendor's name of the device */
+    char name[128]; /* the vendor's name of the device */
     int64_t total_memory, free_memory;
-    char compute_capability[24]; /* "9.0", "gfx1100", "avx512": the vendor's word for the instruction level; may be "" */
-    bool unified_memory; /* the host reaches the same memory */
-    bool software;       /* an interface for GPUs that the processor serves (llvmpipe, PoCL); false for "cpu" itself */
-    bool usable;         /* this build of Trunnion can compute on it; else the backend's reason says why not */
-    int threads;         /* cpu: threads that will be used; else 0 */
-    char uuid[40];       /* 32 hexadecimal digits, or "" */
-    char pci[16];        /* "0000:65:00.0", or "" */
-    char same_as[32];    /* id of a device further up in the listing that is the same processor; "" if there is none */
+    char compute_capability[24]; /* "9.0", "gfx1100", "avx512": the vendor's word for its level; may be "" */
+    bool unified_memory;         /* the host reaches the same memory */
+    bool software;    /* an interface for GPUs that the processor serves (llvmpipe, PoCL); false for "cpu" itself */
+    bool usable;      /* this build of Trunnion can compute on it; else the backend's reason says why not */
+    int threads;      /* cpu: threads that will be used; else 0 */
+    char uuid[40];    /* 32 hexadecimal digits, or "" */
+    char pci[16];     /* "0000:65:00.0", or "" */
+    char same_as[32]; /* id of a device further up in the listing that is the same processor; "" if there is none */
 } tn_device_info;
 
 /* Facts about one backend. Strings live until the listing is freed. */
 typedef struct tn_backend_info {
     size_t struct_size;
-    const char *name;   /* "cuda" */
-    const char *title;  /* "NVIDIA CUDA" */
-    bool available;     /* at least one device can be used */
+    const char *name;        /* "cuda" */
+    const char *title;       /* "NVIDIA CUDA" */
+    bool available;          /* at least one device can be used */
     const char *reason_code; /* "none", "library_not_found", "no_device" …: see docs/devices.md */
-    const char *reason; /* for people; "" when available */
-    const char *fix;    /* what to do about it; "" when there is nothing to do */
-    const char *library; /* the file that was or would be loaded; "" if none */
+    const char *reason;      /* for people; "" when available */
+    const char *fix;         /* what to do about it; "" when there is nothing to do */
+    const char *library;     /* the file that was or would be loaded; "" if none */
     const tn_device_info *devices;
     int device_count;
 } tn_backend_info;
 
 typedef struct tn_device_list tn_device_list;
 
-/* Looks at every backend. From the record in the cache folder this takes milliseconds; `fresh` probes again (a second or
- * two: libraries are loaded, some in a child process because they can take the process down).
+/* Looks at every backend. From the record in the cache folder this takes milliseconds; `fresh` probes again (a second
+ * or two: libraries are loaded, some in a child process because they can take the process down).
  * *out: freed with tn_device_list_free. Errors: TN_ERR_MEMORY alone; a backend that fails is an entry, not an error. */
 TN_API tn_status tn_device_list_new(bool fresh, tn_device_list **out);
 TN_API void tn_device_list_free(tn_device_list *list);
@@ -62,7 +62,14 @@ TN_API const tn_backend_info *tn_device_list_at(const tn_device_list *list, int 
 TN_API const char *tn_device_list_recommended(const tn_device_list *list);
 
 /* The summary that `trunnion devices` shows, through `write` (text pieces, not lines). colour: ANSI colours. */
-TN_API tn_status tn_print_backend_summary(void (*write)(void *ctx, const char *text), void *ctx, bool verbose, bool colour);
+TN_API tn_status tn_print_backend_summary(void (*write)(void *ctx, const char *text), void *ctx, bool verbose,
+                                          bool colour);
+
+/* What a reason code means and what to do about it in general. Rows 0, 1 … until NULL; the first is "none". */
+typedef struct tn_reason_help {
+    const char *code, *meaning, *fix;
+} tn_reason_help;
+TN_API const tn_reason_help *tn_reason_help_at(int i);
 
 /* What to do when the preferred device cannot be used. */
 typedef enum tn_fallback {
@@ -75,9 +82,9 @@ typedef enum tn_fallback {
 typedef struct tn_device_options {
     size_t struct_size;
     tn_fallback fallback;
-    int64_t minimum_memory; /* bytes that must be free; a device with less is passed over */
-    int threads;            /* cpu: threads to use; 0 = all that affinity and quota allow */
-    int simd;               /* cpu: 0 best, 1 baseline, 2 AVX2, 3 AVX-512 at most */
+    int64_t minimum_memory;        /* bytes that must be free; a device with less is passed over */
+    int threads;                   /* cpu: threads to use; 0 = all that affinity and quota allow */
+    int simd;                      /* cpu: 0 best, 1 baseline, 2 AVX2, 3 AVX-512 at most */
     size_t pool_initial, pool_max; /* bytes of device memory taken at open / at most; 0 = on demand / no limit */
 } tn_device_options;
 
@@ -97,12 +104,14 @@ typedef struct tn_selection {
     char chosen[32]; /* "" when none */
 } tn_selection;
 
-/* Opens a device. preference: "auto" or NULL, a backend ("cuda": its first device), or an id ("cuda:1").
- * `auto` takes CUDA, ROCm, Metal, Vulkan, OpenCL, WebGPU, CPU in this order, software devices last; engines only by name.
+/* Opens a device. preference: "auto" or NULL, a backend ("cuda": its first device), or an id ("cuda:1"). `auto` takes
+ * CUDA, ROCm, Metal, Vulkan, OpenCL, WebGPU, CPU in this order, software devices last; engines only by name.
  * selection (may be NULL; struct_size set by the caller) receives all that was tried, also on failure.
- * *out is shared: opening the same id again yields the same device; close once an open. The options of the first open hold.
+ * *out is shared: opening the same id again yields the same device; close once an open. The options of the first open
+ * hold.
  * Errors: TN_ERR_ARGUMENT for a name that is no backend; TN_ERR_UNAVAILABLE with the reasons when nothing fits. */
-TN_API tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection, tn_device **out);
+TN_API tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection,
+                                tn_device **out);
 TN_API void tn_device_close(tn_device *device); /* NULL is fine */
 
 /* The device that `auto` finds, opened once a process and never closed; NULL (see tn_error) only when memory is out. */
@@ -113,13 +122,16 @@ TN_API tn_device *tn_best_device(void);
 TN_API tn_device *tn_current_device(void);
 TN_API tn_status tn_set_current_device(tn_device *device);
 
-TN_API tn_status tn_device_get_info(const tn_device *device, tn_device_info *info); /* info->struct_size set by the caller */
+TN_API tn_status tn_device_get_info(const tn_device *device,
+                                    tn_device_info *info); /* info->struct_size set by the caller */
 
 /* Device memory by hand: for embedding and for tests; tensors do not need it.
- * alloc: `size` bytes aligned to `alignment` (a power of two up to 4096); *out is a device address, on the CPU a pointer.
+ * alloc: `size` bytes aligned to `alignment` (a power of two up to 4096); *out is a device address, on the CPU a
+ * pointer.
  *   Errors: TN_ERR_MEMORY with what was asked and what is free; TN_ERR_ARGUMENT for a bad alignment.
  * dealloc: an address that alloc of the same device gave; NULL is fine.
- * copy: `len` bytes from src on src_device to dst on dst_device; regions must not overlap; ends before it returns. NULL as a
+ * copy: `len` bytes from src on src_device to dst on dst_device; regions must not overlap; ends before it returns.
+ * NULL as a
  *   device means host memory.
  * synchronize: waits until all work given to the device is done; reports a failure that happened meanwhile. */
 TN_API tn_status tn_device_alloc(tn_device *device, size_t size, size_t alignment, void **out);

@@ -10,7 +10,8 @@
 /* A launch passes from hal to the VM as it is. */
 _Static_assert(sizeof(tn_launch) == sizeof(kir_launch), "tn_launch and kir_launch have one layout");
 _Static_assert(offsetof(tn_launch, sizes) == offsetof(kir_launch, sizes), "tn_launch and kir_launch have one layout");
-_Static_assert(offsetof(tn_launch, buffers) == offsetof(kir_launch, buffers), "tn_launch and kir_launch have one layout");
+_Static_assert(offsetof(tn_launch, buffers) == offsetof(kir_launch, buffers),
+               "tn_launch and kir_launch have one layout");
 _Static_assert(offsetof(tn_launch, dials) == offsetof(kir_launch, dials), "tn_launch and kir_launch have one layout");
 
 static int the_processor; /* the handle of every open: there is one processor and it has no state of its own */

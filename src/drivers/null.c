@@ -1,16 +1,18 @@
 /* null.c — a driver to copy: it has every function, computes nothing, and checks that it is used rightly.
  *
- * To write a driver for a new machine, copy this file and fill the functions in from top to bottom; the comments say what
- * each has to do and what it may rely on. Nothing here knows an operation such as matmul: a driver knows memory, code and
- * launches. Then either add one line to the table in hal/device.c, or, outside the library, call tn_backend_register
- * before the first listing (include only trunnion/backend.h, use tn_backend_fail for errors and your own allocator).
+ * To write a driver for a new machine, copy this file and fill the functions in from top to bottom; the comments say
+ * what each has to do and what it may rely on. Nothing here knows an operation such as matmul: a driver knows memory,
+ * code and launches. Then either add one line to the table in hal/device.c, or, outside the library, call
+ * tn_backend_register before the first listing (include only trunnion/backend.h, use tn_backend_fail for errors and
+ * your own allocator).
  *
- * What it may rely on: arguments are checked, a device is closed after all of its modules and memory are gone, and calls
- * on one device may come from several threads at once.
+ * What it may rely on: arguments are checked, a device is closed after all of its modules and memory are gone, and
+ * calls on one device may come from several threads at once.
  *
  * This one counts calls and notes faults (null.h), so that tests can see what the layers above do with a device. Its
- * device addresses are no pointers on purpose: whoever reads one as a pointer crashes in the test, not at the customer's.
- * It is listed only after tn_backend_register(&tn_driver_null), or with TRUNNION_NULL=1 in the environment. */
+ * device addresses are no pointers on purpose: whoever reads one as a pointer crashes in the test, not at the
+ * customer's. It is listed only after tn_backend_register(&tn_driver_null), or with TRUNNION_NULL=1 in the
+ * environment. */
 #include "drivers/null.h"
 
 #include <pthread.h>
@@ -21,7 +23,7 @@
 #include "kir/kir.h"
 #include "trunnion/backend.h"
 
-/* ---- counting and checking: a real driver has none of this ----------------------------------------------------------- */
+/* ---- counting and checking: a real driver has none of this ------------------------------------------------------- */
 
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static tn_null_counts counts;
@@ -45,7 +47,7 @@ static tn_status fault(const char *what) {
     return tn_backend_fail(TN_ERR_INTERNAL, "null driver: %s", what);
 }
 
-/* ---- finding devices ------------------------------------------------------------------------------------------------ */
+/* ---- finding devices --------------------------------------------------------------------------------------------- */
 
 /* Fill out->devices (at most out->capacity) and out->count; or, when there is nothing, reason_code (a word of
  * docs/devices.md), reason and fix. Leave the process as it was: no threads, no signal handlers, no output. If the
@@ -59,7 +61,7 @@ static void null_probe(tn_probe *out) {
     out->count = 1;
 }
 
-/* ---- opening -------------------------------------------------------------------------------------------------------- */
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 /* What a device is to the driver: its context, its queue, whatever calls need. */
 typedef struct null_device {
@@ -67,8 +69,8 @@ typedef struct null_device {
     int64_t block_count, module_count;
 } null_device;
 
-/* Opens the index-th device that the probe found. On failure leave nothing behind and say why, with the failing call and
- * its code: tn_backend_fail(TN_ERR_DEVICE, "mychip:0: mcOpen gives error %d; …what to do"). */
+/* Opens the index-th device that the probe found. On failure leave nothing behind and say why, with the failing call
+ * and its code: tn_backend_fail(TN_ERR_DEVICE, "mychip:0: mcOpen gives error %d; …what to do"). */
 static tn_status null_open(int index, const tn_device_options *options, void **device) {
     (void)options;
     if (index != 0) return tn_backend_fail(TN_ERR_ARGUMENT, "null:%d does not exist", index);
@@ -108,7 +110,7 @@ static tn_status null_caps(void *device, tn_caps *out) {
     return TN_OK;
 }
 
-/* ---- memory --------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 /* One allocation. Its address as the layers above see it is `host` moved to where no pointer can point. */
 typedef struct block {
@@ -131,9 +133,9 @@ static block *block_of(null_device *d, const void *address, size_t bytes) {
     return NULL;
 }
 
-/* `bytes` bytes, aligned to 64. The address is a number that can be offset: hal and kernels pass address + n and mean n
- * bytes further. An interface with handles instead of addresses hands out numbers from a range of its own and looks them
- * up. Return TN_ERR_MEMORY when memory is out: hal gives kept blocks back, tries again, and only then reports. */
+/* `bytes` bytes, aligned to 64. The address is a number that can be offset: hal and kernels pass address + n and mean
+ * n bytes further. An interface with handles instead of addresses hands out numbers from a range of its own and looks
+ * them up. Return TN_ERR_MEMORY when memory is out: hal gives kept blocks back, tries again, and only then reports. */
 static tn_status null_alloc(void *device, size_t bytes, void **address) {
     null_device *d = device;
     block *b = tn_mem_zalloc(1, sizeof *b);
@@ -160,7 +162,8 @@ static void null_free(void *device, void *address) {
     null_device *d = device;
     pthread_mutex_lock(&guard);
     block **link = &d->blocks;
-    while (*link && far((*link)->host) != address) link = &(*link)->next;
+    while (*link && far((*link)->host) != address)
+        link = &(*link)->next;
     block *b = *link;
     counts.frees++;
     if (b) {
@@ -193,15 +196,15 @@ static tn_status null_copy(void *device, void *dst, const void *src, size_t byte
     return TN_OK;
 }
 
-/* ---- kernels -------------------------------------------------------------------------------------------------------- */
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* A loaded kernel. This driver only notes how many buffers a launch has to have. */
 typedef struct null_module {
     int buffers;
 } null_module;
 
-/* Turns code into something that can be launched: compile code->data in the form that caps named. Put the compiler's log
- * into the error text. */
+/* Turns code into something that can be launched: compile code->data in the form that caps named. Put the compiler's
+ * log into the error text. */
 static tn_status null_load(void *device, const tn_code *code, void **module) {
     null_device *d = device;
     const kir_program *p = code->data;
@@ -251,7 +254,7 @@ static tn_status null_sync(void *device) {
     return TN_OK;
 }
 
-/* ---- the driver ----------------------------------------------------------------------------------------------------- */
+/* ---- the driver -------------------------------------------------------------------------------------------------- */
 
 const tn_driver tn_driver_null = {
     .struct_size = sizeof(tn_driver),

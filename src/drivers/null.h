@@ -5,7 +5,8 @@
 #include <stdint.h>
 
 typedef struct tn_null_counts {
-    int64_t opens, closes, allocs, frees, loads, unloads, launches, copies, syncs; /* calls that came; launches: their sum */
+    int64_t opens, closes, allocs, frees, loads, unloads, launches, copies,
+        syncs;                         /* calls that came; launches: their sum */
     int64_t live_blocks, live_modules; /* now */
     int64_t faults;                    /* calls that were not right, and things left over at close */
     char first_fault[160];             /* in words, "" without one */

@@ -76,8 +76,10 @@ void tn_probe_watch_vulkan(tn_watch_add *add, void *ctx) {
         "/etc/vulkan/icd.d", "/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d",
     };
     static const char *const nodes[] = {"dri", "dri/renderD128", "nvidiactl"};
-    for (size_t i = 0; i < TN_COUNT(settings); i++) add(ctx, settings[i]);
-    for (size_t i = 0; i < TN_COUNT(nodes); i++) tn_probe_watch_node(nodes[i], add, ctx);
+    for (size_t i = 0; i < TN_COUNT(settings); i++)
+        add(ctx, settings[i]);
+    for (size_t i = 0; i < TN_COUNT(nodes); i++)
+        tn_probe_watch_node(nodes[i], add, ctx);
 }
 
 void tn_probe_pci_numbers(char out[16], unsigned domain, unsigned bus, unsigned device, unsigned function) {

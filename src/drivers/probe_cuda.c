@@ -21,8 +21,8 @@ static struct {
     int (*name)(char *name, int size, int device);
     int (*total_memory)(size_t *bytes, int device);
     int (*pci)(char *text, int size, int device);
-    int (*uuid)(unsigned char bytes[16], int device);         /* optional */
-    int (*attribute)(int *value, int attribute, int device);  /* CUDA alone: the numbers differ */
+    int (*uuid)(unsigned char bytes[16], int device);        /* optional */
+    int (*attribute)(int *value, int attribute, int device); /* CUDA alone: the numbers differ */
 } gpu;
 
 /* What an error code of init or count means. */
@@ -44,7 +44,8 @@ static void explain(tn_probe *out, const interface *i, int error) {
     char node[256];
     tn_probe_node(node, sizeof node, i->node);
     const meaning *m = i->meanings;
-    while (m->error != error && m->error != -1) m++;
+    while (m->error != error && m->error != -1)
+        m++;
     tn_probe_reason(out, m->code, m->fix, "%s: %s (error %d)", i->library.title, m->text, error);
     if (m->code != TN_REASON_LIBRARY_NOT_FOUND && m->code != TN_REASON_TOO_OLD) (void)tn_probe_denied(out, i->node);
 }
@@ -73,14 +74,15 @@ static void probe(tn_probe *out, const interface *i) {
         explain(out, i, error);
         return;
     }
-    for (int n = 0; n < count; n++) describe(out, i, n);
+    for (int n = 0; n < count; n++)
+        describe(out, i, n);
     if (!out->count && !tn_probe_denied(out, i->node))
         tn_probe_reason(out, TN_REASON_NO_DEVICE, i->node_fix, "%s: it runs, and has no device", i->library.title);
 }
 
 #endif
 
-/* ---- CUDA --------------------------------------------------------------------------------------------------------- */
+/* ---- CUDA -------------------------------------------------------------------------------------------------------- */
 
 #if TRUNNION_WITH_CUDA
 
@@ -99,7 +101,8 @@ static const tn_symbol cuda_symbols[] = {
 };
 
 static const char INSTALL_NVIDIA[] = "install NVIDIA's driver (the toolkit is not needed)";
-static const char LOAD_NVIDIA[] = "load NVIDIA's kernel module (nvidia-smi shows whether it runs); in a container, pass the GPU in";
+static const char LOAD_NVIDIA[] =
+    "load NVIDIA's kernel module (nvidia-smi shows whether it runs); in a container, pass the GPU in";
 
 static const meaning cuda_meanings[] = {
     {34, TN_REASON_LIBRARY_NOT_FOUND, "this libcuda is the toolkit's stub, not a driver", INSTALL_NVIDIA},
@@ -109,7 +112,8 @@ static const meaning cuda_meanings[] = {
     {101, TN_REASON_NO_DEVICE, "no valid device", LOAD_NVIDIA},
     {304, TN_REASON_INIT_FAILED, "a call to the operating system failed", LOAD_NVIDIA},
     {802, TN_REASON_INIT_FAILED, "the system is not ready", "start NVIDIA's fabric manager, or wait until it runs"},
-    {803, TN_REASON_TOO_OLD, "libcuda and the kernel's driver are of different versions", "restart the machine, or reinstall the driver"},
+    {803, TN_REASON_TOO_OLD, "libcuda and the kernel's driver are of different versions",
+     "restart the machine, or reinstall the driver"},
     {-1, TN_REASON_INIT_FAILED, "it does not start", "see whether nvidia-smi works; update or reinstall the driver"},
 };
 
@@ -169,7 +173,7 @@ const tn_driver tn_driver_cuda = {
 
 #endif
 
-/* ---- ROCm --------------------------------------------------------------------------------------------------------- */
+/* ---- ROCm -------------------------------------------------------------------------------------------------------- */
 
 #if TRUNNION_WITH_ROCM
 
@@ -214,8 +218,8 @@ static char *kfd_node(int n) {
     return tn_file_read(path, &text, &size, 1 << 16) == TN_OK ? text : NULL;
 }
 
-/* The instruction set, "gfx90a": the run time tells it in a struct that changes between versions, the kernel in a number
- * that does not (90010: major 9, minor 0, stepping 10). */
+/* The instruction set, "gfx90a": the run time tells it in a struct that changes between versions, the kernel in a
+ * number that does not (90010: major 9, minor 0, stepping 10). */
 static void gfx_name(tn_device_info *d) {
     char *text;
     for (int n = 0; !d->compute_capability[0] && (text = kfd_node(n)); n++) {
@@ -246,7 +250,8 @@ static void rocm_details(tn_device_info *d, int device) {
     (void)device;
     if (!d->pci[0]) return;
     gfx_name(d);
-    d->free_memory = tn_max64(0, amdgpu_number(d->pci, "mem_info_vram_total") - amdgpu_number(d->pci, "mem_info_vram_used"));
+    d->free_memory =
+        tn_max64(0, amdgpu_number(d->pci, "mem_info_vram_total") - amdgpu_number(d->pci, "mem_info_vram_used"));
 }
 
 static const interface rocm = {
@@ -264,7 +269,8 @@ static void rocm_watch(tn_watch_add *add, void *ctx) {
     tn_probe_watch(&rocm.library, add, ctx);
     tn_probe_watch_node("kfd", add, ctx);
     tn_probe_watch_node("dri", add, ctx);
-    for (size_t i = 0; i < TN_COUNT(more); i++) add(ctx, more[i]);
+    for (size_t i = 0; i < TN_COUNT(more); i++)
+        add(ctx, more[i]);
 }
 
 const tn_driver tn_driver_rocm = {

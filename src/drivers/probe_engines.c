@@ -1,8 +1,9 @@
 /* probe_engines.c — finds ONNX Runtime and LibTorch by file, without loading them.
  *
- * Loading LibTorch takes a third of a second and a hundred megabytes; a listing must not cost that. The version stands in
- * the file's name (libonnxruntime.so.1.31.1), or beside the library: in the folder that pip leaves (torch-2.15.0.dist-info)
- * or the file of the unpacked archive (build-version). Engines are used only when asked for by name. */
+ * Loading LibTorch takes a third of a second and a hundred megabytes; a listing must not cost that. The version
+ * stands in the file's name (libonnxruntime.so.1.31.1), or beside the library: in the folder that pip leaves
+ * (torch-2.15.0.dist-info) or the file of the unpacked archive (build-version). Engines are used only when asked for
+ * by name. */
 #include <glob.h>
 #include <limits.h>
 #include <stdio.h>
@@ -24,7 +25,8 @@ typedef struct engine {
 /* Copies digits and dots, as far as they go. */
 static void copy_version(char out[32], const char *text) {
     size_t n = strspn(text, "0123456789.");
-    while (n && text[n - 1] == '.') n--;
+    while (n && text[n - 1] == '.')
+        n--;
     snprintf(out, 32, "%.*s", (int)n, text);
 }
 
@@ -51,8 +53,8 @@ static void find_engine(tn_probe *out, const engine *e) {
     e->version(out->library, version);
     int parts = sscanf(version, "%d.%d", &major, &minor);
     if (parts == 2 && (major < e->oldest_major || (major == e->oldest_major && minor < e->oldest_minor))) {
-        tn_probe_reason(out, TN_REASON_TOO_OLD, e->library.fix, "%s %s is older than %d.%d, %s", e->library.title, version,
-                        e->oldest_major, e->oldest_minor, e->why_oldest);
+        tn_probe_reason(out, TN_REASON_TOO_OLD, e->library.fix, "%s %s is older than %d.%d, %s", e->library.title,
+                        version, e->oldest_major, e->oldest_minor, e->why_oldest);
         return;
     }
     tn_device_info *d = tn_probe_device(out);
@@ -61,7 +63,7 @@ static void find_engine(tn_probe *out, const engine *e) {
 
 #endif
 
-/* ---- ONNX Runtime ------------------------------------------------------------------------------------------------- */
+/* ---- ONNX Runtime ------------------------------------------------------------------------------------------------ */
 
 #if TRUNNION_WITH_ONNXRUNTIME
 
@@ -99,7 +101,7 @@ const tn_driver tn_driver_onnxruntime = {
 
 #endif
 
-/* ---- LibTorch ----------------------------------------------------------------------------------------------------- */
+/* ---- LibTorch ---------------------------------------------------------------------------------------------------- */
 
 #if TRUNNION_WITH_TORCH
 

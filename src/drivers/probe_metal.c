@@ -28,22 +28,24 @@ typedef signed char (*message_truth)(object, selector);
 
 static void (*message)(void);
 static selector (*selector_named)(const char *);
-static object (*copy_all_devices)(void);       /* macOS */
-static object (*system_default_device)(void);  /* everywhere */
+static object (*copy_all_devices)(void);      /* macOS */
+static object (*system_default_device)(void); /* everywhere */
 
 static const char *const objc_names[] = {"/usr/lib/libobjc.A.dylib", NULL};
 static const tn_symbol objc_symbols[] = {
     {"objc_msgSend", (void **)&message, false},
     {"sel_registerName", (void **)&selector_named, false},
 };
-static const tn_library_spec objc = {"Objective-C run time", "TRUNNION_OBJC_LIB", objc_names, objc_symbols, TN_COUNT(objc_symbols), ""};
+static const tn_library_spec objc = {"Objective-C run time", "TRUNNION_OBJC_LIB",    objc_names,
+                                     objc_symbols,           TN_COUNT(objc_symbols), ""};
 
 static const char *const metal_names[] = {"/System/Library/Frameworks/Metal.framework/Metal", NULL};
 static const tn_symbol metal_symbols[] = {
     {"MTLCreateSystemDefaultDevice", (void **)&system_default_device, false},
     {"MTLCopyAllDevices", (void **)&copy_all_devices, true},
 };
-static const tn_library_spec metal = {"Metal", "TRUNNION_METAL_LIB", metal_names, metal_symbols, TN_COUNT(metal_symbols), "update the system"};
+static const tn_library_spec metal = {"Metal",       "TRUNNION_METAL_LIB",    metal_names,
+                                      metal_symbols, TN_COUNT(metal_symbols), "update the system"};
 
 static uint64_t number(object of, const char *what) { return ((message_number)message)(of, selector_named(what)); }
 

@@ -1,7 +1,7 @@
 /* probe_opencl.c — looks for OpenCL devices: every platform that the loader knows, every device of each.
  *
- * Own declarations of the few calls needed: handles are pointers, enumerations 32-bit, bit fields 64-bit. Queries that a
- * platform does not know fail and are left out. */
+ * Own declarations of the few calls needed: handles are pointers, enumerations 32-bit, bit fields 64-bit. Queries
+ * that a platform does not know fail and are left out. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,9 +21,9 @@ enum {
     DEVICE_NAME = 0x102B,
     DEVICE_VERSION = 0x102F,
     DEVICE_HOST_UNIFIED_MEMORY = 0x1035,
-    DEVICE_UUID = 0x106A,            /* cl_khr_device_uuid */
-    DEVICE_PCI_BUS_INFO = 0x410F,    /* cl_khr_pci_bus_info: domain, bus, device, function */
-    DEVICE_PCI_BUS_NV = 0x4008,      /* cl_nv_device_attribute_query */
+    DEVICE_UUID = 0x106A,         /* cl_khr_device_uuid */
+    DEVICE_PCI_BUS_INFO = 0x410F, /* cl_khr_pci_bus_info: domain, bus, device, function */
+    DEVICE_PCI_BUS_NV = 0x4008,   /* cl_nv_device_attribute_query */
     DEVICE_PCI_SLOT_NV = 0x4009,
     DEVICE_PCI_DOMAIN_NV = 0x400A,
     TYPE_CPU = 1 << 1,
@@ -37,7 +37,10 @@ static int32_t (*get_devices)(void *platform, uint64_t type, uint32_t room, void
 static int32_t (*get_device_info)(void *device, uint32_t what, size_t size, void *value, size_t *needed);
 
 static const char *const names[] = {
-    "libOpenCL.so.1", "libOpenCL.so", "/System/Library/Frameworks/OpenCL.framework/OpenCL", NULL,
+    "libOpenCL.so.1",
+    "libOpenCL.so",
+    "/System/Library/Frameworks/OpenCL.framework/OpenCL",
+    NULL,
 };
 static const tn_symbol symbols[] = {
     {"clGetPlatformIDs", (void **)&get_platforms, false},
@@ -46,11 +49,14 @@ static const tn_symbol symbols[] = {
     {"clGetDeviceInfo", (void **)&get_device_info, false},
 };
 static const tn_library_spec library = {
-    "OpenCL loader", "TRUNNION_OPENCL_LIB", names, symbols, TN_COUNT(symbols),
+    "OpenCL loader",
+    "TRUNNION_OPENCL_LIB",
+    names,
+    symbols,
+    TN_COUNT(symbols),
     "install the OpenCL loader (package ocl-icd-libopencl1) and your GPU's OpenCL driver",
 };
-static const char NO_DRIVER_FIX[] =
-    "install your GPU's OpenCL driver; pocl-opencl-icd runs OpenCL on the processor";
+static const char NO_DRIVER_FIX[] = "install your GPU's OpenCL driver; pocl-opencl-icd runs OpenCL on the processor";
 
 /* Whether the device answers the query with exactly `size` bytes. */
 static bool ask(void *device, uint32_t what, void *value, size_t size) {
@@ -71,7 +77,8 @@ static void ask_place(void *device, tn_device_info *d) {
     if (ask(device, DEVICE_UUID, uuid, sizeof uuid)) tn_probe_uuid(d->uuid, uuid);
     if (ask(device, DEVICE_PCI_BUS_INFO, khr, sizeof khr)) {
         tn_probe_pci_numbers(d->pci, khr[0], khr[1], khr[2], khr[3]);
-    } else if (ask(device, DEVICE_PCI_BUS_NV, &bus, sizeof bus) && ask(device, DEVICE_PCI_SLOT_NV, &slot, sizeof slot)) {
+    } else if (ask(device, DEVICE_PCI_BUS_NV, &bus, sizeof bus) &&
+               ask(device, DEVICE_PCI_SLOT_NV, &slot, sizeof slot)) {
         (void)ask(device, DEVICE_PCI_DOMAIN_NV, &domain, sizeof domain);
         tn_probe_pci_numbers(d->pci, domain, bus, slot >> 3, slot);
     }
@@ -108,7 +115,8 @@ static void describe_platform(tn_probe *out, void *platform) {
     uint32_t count = 0;
     if (get_platform_info(platform, PLATFORM_NAME, sizeof name - 1, name, NULL)) name[0] = 0;
     if (get_devices(platform, TYPE_ALL, MOST, devices, &count)) return;
-    for (uint32_t i = 0; i < count && i < MOST; i++) describe(out, devices[i], name);
+    for (uint32_t i = 0; i < count && i < MOST; i++)
+        describe(out, devices[i], name);
 }
 
 static void probe(tn_probe *out) {
@@ -116,10 +124,12 @@ static void probe(tn_probe *out) {
     uint32_t count = 0;
     if (!tn_probe_library(out, &library)) return;
     int32_t error = get_platforms(MOST, platforms, &count);
-    for (uint32_t i = 0; error == 0 && i < count && i < MOST; i++) describe_platform(out, platforms[i]);
+    for (uint32_t i = 0; error == 0 && i < count && i < MOST; i++)
+        describe_platform(out, platforms[i]);
     if (out->count || tn_probe_render_denied(out)) return;
     if (error == NO_PLATFORM || (error == 0 && count == 0))
-        tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX, "the OpenCL loader is there, but no driver is registered with it");
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX,
+                        "the OpenCL loader is there, but no driver is registered with it");
     else if (error == 0)
         tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX, "%u OpenCL driver%s registered, and no device", count,
                         count == 1 ? " is" : "s are");

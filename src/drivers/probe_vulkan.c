@@ -1,7 +1,8 @@
 /* probe_vulkan.c — looks for Vulkan devices that can compute.
  *
- * Own declarations of the few structures needed, after the Vulkan 1.3 specification. Identity (UUID), place on the PCI
- * bus and free memory come from structures chained behind the plain ones, each only where the device says it knows it. */
+ * Own declarations of the few structures needed, after the Vulkan 1.3 specification. Identity (UUID), place on the
+ * PCI bus and free memory come from structures chained behind the plain ones, each only where the device says it
+ * knows it. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -123,7 +124,11 @@ static void (*get_queues)(void *device, uint32_t *count, vk_queue_family *);
 static const char *const names[] = {"libvulkan.so.1", "libvulkan.so", "libvulkan.1.dylib", "libMoltenVK.dylib", NULL};
 static const tn_symbol symbols[] = {{"vkGetInstanceProcAddr", (void **)&get_proc, false}};
 static const tn_library_spec library = {
-    "Vulkan loader", "TRUNNION_VULKAN_LIB", names, symbols, TN_COUNT(symbols),
+    "Vulkan loader",
+    "TRUNNION_VULKAN_LIB",
+    names,
+    symbols,
+    TN_COUNT(symbols),
     "install the Vulkan loader (package libvulkan1) and your GPU's Vulkan driver",
 };
 static const char NO_DRIVER_FIX[] = "install your GPU's Vulkan driver (package mesa-vulkan-drivers, or the vendor's)";
@@ -164,7 +169,8 @@ static bool has_extension(void *device, const char *name) {
     vk_extension *list = tn_mem_zalloc(MOST_EXTENSIONS, sizeof *list);
     bool found = false;
     if (list && enumerate_extensions(device, NULL, &count, list) >= 0)
-        for (uint32_t i = 0; i < count && !found; i++) found = !strcmp(list[i].name, name);
+        for (uint32_t i = 0; i < count && !found; i++)
+            found = !strcmp(list[i].name, name);
     tn_mem_free(list);
     return found;
 }
@@ -183,7 +189,8 @@ static void fill_memory(void *device, tn_device_info *d) {
     for (uint32_t i = 0; i < m.memory.heap_count && i < TN_COUNT(m.memory.heaps); i++) {
         if (!(m.memory.heaps[i].flags & HEAP_DEVICE_LOCAL)) continue;
         d->total_memory += (int64_t)m.memory.heaps[i].size;
-        if (knows && budget.budget[i] > budget.usage[i]) d->free_memory += (int64_t)(budget.budget[i] - budget.usage[i]);
+        if (knows && budget.budget[i] > budget.usage[i])
+            d->free_memory += (int64_t)(budget.budget[i] - budget.usage[i]);
     }
 }
 
@@ -222,7 +229,8 @@ static void *make_instance(tn_probe *out) {
     if (!error && bind(instance)) return instance;
     if (tn_probe_render_denied(out)) return NULL;
     if (error == ERROR_INCOMPATIBLE_DRIVER)
-        tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX, "the Vulkan loader is there, but no driver is registered with it");
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX,
+                        "the Vulkan loader is there, but no driver is registered with it");
     else
         tn_probe_reason(out, TN_REASON_INIT_FAILED, "see whether vulkaninfo works; reinstall the Vulkan driver",
                         "Vulkan loader: vkCreateInstance gives error %d", error);
@@ -236,9 +244,11 @@ static void probe(tn_probe *out) {
     void *devices[MOST];
     uint32_t count = MOST;
     int32_t error = enumerate_devices(instance, &count, devices);
-    for (uint32_t i = 0; (error == 0 || error == INCOMPLETE) && i < count; i++) describe(out, devices[i]);
+    for (uint32_t i = 0; (error == 0 || error == INCOMPLETE) && i < count; i++)
+        describe(out, devices[i]);
     if (out->count || tn_probe_render_denied(out)) return;
-    tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX, "Vulkan runs, and has no device that computes (error %d)", error);
+    tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX, "Vulkan runs, and has no device that computes (error %d)",
+                    error);
 }
 
 static void watch(tn_watch_add *add, void *ctx) {

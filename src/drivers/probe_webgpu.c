@@ -1,8 +1,8 @@
 /* probe_webgpu.c — looks for adapters through a native WebGPU library (wgpu-native).
  *
- * webgpu.h was unstable before wgpu-native 24 and a wrong call takes the process down, so the version is asked first and
- * nothing else is called below 24. Own declarations of the calls needed; structures that grew between versions have room
- * at their end. WebGPU does not say how much memory an adapter has. */
+ * webgpu.h was unstable before wgpu-native 24 and a wrong call takes the process down, so the version is asked first
+ * and nothing else is called below 24. Own declarations of the calls needed; structures that grew between versions
+ * have room at their end. WebGPU does not say how much memory an adapter has. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,10 +51,12 @@ static const tn_symbol symbols[] = {
     {"wgpuAdapterGetInfo", (void **)&get_info, false},
 };
 static const char INSTALL[] = "install wgpu-native 24 or later (pip install wgpu brings it)";
-static const tn_library_spec library = {"wgpu-native", "TRUNNION_WEBGPU_LIB", names, symbols, TN_COUNT(symbols), INSTALL};
+static const tn_library_spec library = {"wgpu-native", "TRUNNION_WEBGPU_LIB", names,
+                                        symbols,       TN_COUNT(symbols),     INSTALL};
 
 static const char *const backend_names[] = {
-    [2] = "WebGPU", [3] = "Direct3D 11", [4] = "Direct3D 12", [5] = "Metal", [6] = "Vulkan", [7] = "OpenGL", [8] = "OpenGL ES",
+    [2] = "WebGPU", [3] = "Direct3D 11", [4] = "Direct3D 12", [5] = "Metal",
+    [6] = "Vulkan", [7] = "OpenGL",      [8] = "OpenGL ES",
 };
 
 static void copy_text(char *out, size_t size, wgpu_text t) {
@@ -78,7 +80,8 @@ static void probe(tn_probe *out) {
     if (!tn_probe_library(out, &library)) return;
     uint32_t version = get_version(), major = version >> 24;
     if (major < OLDEST) {
-        tn_probe_reason(out, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", major, version >> 16 & 255, OLDEST);
+        tn_probe_reason(out, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", major,
+                        version >> 16 & 255, OLDEST);
         return;
     }
     void *instance = create_instance(NULL), *adapters[MOST];
@@ -90,10 +93,12 @@ static void probe(tn_probe *out) {
         tn_probe_reason(out, TN_REASON_NO_DEVICE, "install your GPU's Vulkan driver: see the line of vulkan",
                         "wgpu-native runs, and has no adapter");
     else if (count > MOST)
-        tn_probe_reason(out, TN_REASON_INIT_FAILED, "", "wgpu-native names %zu adapters, more than the %d there is room for", count, MOST);
+        tn_probe_reason(out, TN_REASON_INIT_FAILED, "",
+                        "wgpu-native names %zu adapters, more than the %d there is room for", count, MOST);
     if (!count || count > MOST) return;
     count = enumerate_adapters(instance, &options, adapters);
-    for (size_t i = 0; i < count && i < MOST; i++) describe(out, adapters[i]);
+    for (size_t i = 0; i < count && i < MOST; i++)
+        describe(out, adapters[i]);
 }
 
 static void watch(tn_watch_add *add, void *ctx) {

@@ -1,9 +1,9 @@
 /* child.c — asks a driver what it finds in a process of its own.
  *
  * Loading a driver's library can crash, hang, start threads or print; none of this may reach the host program. So a
- * probe that loads such code runs in a forked child, which writes its findings through a pipe and ends. The parent reads
- * until a deadline, ends a child that is still there, and turns a crash or silence into a reason. The children of all
- * backends run side by side. This is the one place that makes processes, and the one that calls _exit. */
+ * probe that loads such code runs in a forked child, which writes its findings through a pipe and ends. The parent
+ * reads until a deadline, ends a child that is still there, and turns a crash or silence into a reason. The children
+ * of all backends run side by side. This is the one place that makes processes, and the one that calls _exit. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -31,18 +31,20 @@ static int probe_seconds(void) {
     return n >= 1 && n <= MOST_SECONDS ? n : SECONDS;
 }
 
-/* ---- in the child ------------------------------------------------------------------------------------------------- */
+/* ---- in the child ------------------------------------------------------------------------------------------------ */
 
 /* A crash must end the child alone and at once: no handler of the host program, no core file, no noise. */
 static void child_prepare(pid_t parent) {
     static const int crash[] = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGTERM, SIGALRM, SIGPIPE};
-    for (size_t i = 0; i < TN_COUNT(crash); i++) signal(crash[i], SIG_DFL);
+    for (size_t i = 0; i < TN_COUNT(crash); i++)
+        signal(crash[i], SIG_DFL);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    for (int fd = 0; null >= 0 && fd < 3; fd++) dup2(null, fd);
+    for (int fd = 0; null >= 0 && fd < 3; fd++)
+        dup2(null, fd);
 #ifdef __linux__
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
@@ -69,7 +71,7 @@ static void child_run(const tn_driver *driver, int fd, pid_t parent) {
     _exit(0);
 }
 
-/* ---- in the parent ------------------------------------------------------------------------------------------------ */
+/* ---- in the parent ----------------------------------------------------------------------------------------------- */
 
 void tn_child_start(const tn_driver *driver, tn_child *c) {
     int ends[2];

@@ -1,26 +1,27 @@
 /* device.c — the table of backends, choosing a device, and the devices that are open.
  *
  * A backend is one line of the table. Choosing walks the table in order of preference and writes down a step for each
- * backend or device that it passes over, so that the answer to "why not my GPU?" is always at hand. Backends that this
- * version cannot compute on are passed over without being probed: opening the default device never waits for a driver. */
+ * backend or device that it passes over, so that the answer to "why not my GPU?" is always at hand. Backends that
+ * this version cannot compute on are passed over without being probed: opening the default device never waits for a
+ * driver. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "hal/look.h"
 
-/* ---- the table ---------------------------------------------------------------------------------------------------- */
+/* ---- the table --------------------------------------------------------------------------------------------------- */
 
 /* In order of preference: name, title, driver (drivers/), whether this build has it. */
-#define BACKENDS(X)                                                                                                    \
-    X("cuda", "NVIDIA CUDA", tn_driver_cuda, TRUNNION_WITH_CUDA)                                                       \
-    X("rocm", "AMD ROCm", tn_driver_rocm, TRUNNION_WITH_ROCM)                                                          \
-    X("metal", "Apple Metal", tn_driver_metal, TRUNNION_WITH_METAL)                                                    \
-    X("vulkan", "Vulkan", tn_driver_vulkan, TRUNNION_WITH_VULKAN)                                                      \
-    X("opencl", "OpenCL", tn_driver_opencl, TRUNNION_WITH_OPENCL)                                                      \
-    X("webgpu", "WebGPU", tn_driver_webgpu, TRUNNION_WITH_WEBGPU)                                                      \
-    X("cpu", "CPU", tn_driver_cpu, 1)                                                                                  \
-    X("engine:onnxruntime", "ONNX Runtime", tn_driver_onnxruntime, TRUNNION_WITH_ONNXRUNTIME)                          \
+#define BACKENDS(X)                                                                           \
+    X("cuda", "NVIDIA CUDA", tn_driver_cuda, TRUNNION_WITH_CUDA)                              \
+    X("rocm", "AMD ROCm", tn_driver_rocm, TRUNNION_WITH_ROCM)                                 \
+    X("metal", "Apple Metal", tn_driver_metal, TRUNNION_WITH_METAL)                           \
+    X("vulkan", "Vulkan", tn_driver_vulkan, TRUNNION_WITH_VULKAN)                             \
+    X("opencl", "OpenCL", tn_driver_opencl, TRUNNION_WITH_OPENCL)                             \
+    X("webgpu", "WebGPU", tn_driver_webgpu, TRUNNION_WITH_WEBGPU)                             \
+    X("cpu", "CPU", tn_driver_cpu, 1)                                                         \
+    X("engine:onnxruntime", "ONNX Runtime", tn_driver_onnxruntime, TRUNNION_WITH_ONNXRUNTIME) \
     X("engine:torch", "LibTorch", tn_driver_torch, TRUNNION_WITH_TORCH)
 
 static tn_backend table[TN_MOST_BACKENDS] = {
@@ -50,9 +51,9 @@ static const char *missing_function(const tn_driver *d) {
         const char *name;
         bool there;
     } need[] = {
-        {"probe", d->probe}, {"open", d->open},     {"close", d->close},   {"caps", d->caps},
-        {"alloc", d->alloc}, {"free", d->free},     {"load", d->load},     {"unload", d->unload},
-        {"launch", d->launch}, {"copy", d->copy},   {"sync", d->sync},
+        {"probe", d->probe},   {"open", d->open}, {"close", d->close}, {"caps", d->caps},
+        {"alloc", d->alloc},   {"free", d->free}, {"load", d->load},   {"unload", d->unload},
+        {"launch", d->launch}, {"copy", d->copy}, {"sync", d->sync},
     };
     for (size_t i = 0; i < TN_COUNT(need); i++)
         if (!need[i].there) return need[i].name;
@@ -61,10 +62,12 @@ static const char *missing_function(const tn_driver *d) {
 
 static tn_status driver_check(const tn_driver *d) {
     if (!d || !d->name || !d->name[0] || strlen(d->name) > 20 || !d->title)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: a driver needs a title and a name of at most 20 characters");
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_backend_register: a driver needs a title and a name of at most 20 characters");
     if (d->abi != TN_BACKEND_ABI || d->struct_size > sizeof *d)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: driver %s was built for interface %d, this is %d; build it anew",
-                       d->name, d->abi, TN_BACKEND_ABI);
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_backend_register: driver %s was built for interface %d, this is %d; build it anew", d->name,
+                       d->abi, TN_BACKEND_ABI);
     if (d->struct_size < offsetof(tn_driver, memory))
         return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: driver %s: struct_size is not set", d->name);
     const char *missing = missing_function(d);
@@ -79,7 +82,8 @@ static tn_status table_insert(const tn_driver *d) {
     if (table_count == TN_MOST_BACKENDS)
         return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: %s: at most %d backends", d->name, TN_MOST_BACKENDS);
     int at = table_count++;
-    for (; at > 0 && table[at].driver != &tn_driver_cpu; at--) table[at] = table[at - 1];
+    for (; at > 0 && table[at].driver != &tn_driver_cpu; at--)
+        table[at] = table[at - 1];
     table[at] = (tn_backend){.name = d->name, .title = d->title, .driver = d};
     return TN_OK;
 }
@@ -116,7 +120,7 @@ tn_status tn_backend_fail(tn_status code, const char *format, ...) {
     return tn_fail(code, "%s", text);
 }
 
-/* ---- open devices ------------------------------------------------------------------------------------------------- */
+/* ---- open devices ------------------------------------------------------------------------------------------------ */
 
 static tn_device *open_devices; /* guarded by the registry's lock */
 
@@ -136,7 +140,8 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
 }
 
 /* A device from the list of open ones, or opened anew and put there. */
-static tn_status device_get(const tn_backend *b, const tn_device_info *info, const tn_device_options *o, tn_device **out) {
+static tn_status device_get(const tn_backend *b, const tn_device_info *info, const tn_device_options *o,
+                            tn_device **out) {
     for (tn_device *d = open_devices; d; d = d->next) {
         if (strcmp(d->info.id, info->id) != 0) continue;
         d->opens++;
@@ -164,7 +169,8 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
 static bool device_put(tn_device *d) {
     if (--d->opens > 0) return false;
     tn_device **link = &open_devices;
-    while (*link != d) link = &(*link)->next;
+    while (*link != d)
+        link = &(*link)->next;
     *link = d->next;
     return tn_pool_close(d);
 }
@@ -196,7 +202,7 @@ tn_status tn_device_get_info(const tn_device *d, tn_device_info *info) {
     return TN_OK;
 }
 
-/* ---- choosing ----------------------------------------------------------------------------------------------------- */
+/* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
 /* One choice under way. */
 typedef struct search {
@@ -240,7 +246,8 @@ static bool has_memory(search *s, const tn_device *d) {
 static tn_status try_device(search *s, const tn_backend *b, const tn_device_info *info) {
     tn_device *d = NULL;
     tn_status status = device_get(b, info, s->options, &d);
-    if (status == TN_ERR_MEMORY && b->driver == &tn_driver_cpu) return status; /* the host's memory: nothing can go on */
+    if (status == TN_ERR_MEMORY && b->driver == &tn_driver_cpu)
+        return status; /* the host's memory: nothing can go on */
     if (status != TN_OK) {
         note_code(s, info->id, TN_REASON_INIT_FAILED, tn_error(), "see: trunnion devices -v");
         return TN_OK;
@@ -276,8 +283,8 @@ static tn_status try_backend(search *s, tn_backend *b, int index, int software) 
     if (!seen) {
         char id[32], reason[120];
         snprintf(id, sizeof id, "%s:%d", b->name, index);
-        snprintf(reason, sizeof reason, "%s has %d device%s, the last is %s", b->name, f->count, f->count > 1 ? "s" : "",
-                 f->devices[f->count - 1].id);
+        snprintf(reason, sizeof reason, "%s has %d device%s, the last is %s", b->name, f->count,
+                 f->count > 1 ? "s" : "", f->devices[f->count - 1].id);
         note_code(s, id, TN_REASON_NO_DEVICE, reason, "see: trunnion devices");
     }
     return TN_OK;
@@ -289,7 +296,8 @@ static tn_status try_auto(search *s) {
         for (int i = 0; i < table_count && !s->found; i++) {
             tn_backend *b = &table[i];
             if (tn_backend_by_name(b)) {
-                if (!noted(s, b->name)) note_code(s, b->name, TN_REASON_NOT_ASKED, "used only when asked for by name", "");
+                if (!noted(s, b->name))
+                    note_code(s, b->name, TN_REASON_NOT_ASKED, "used only when asked for by name", "");
             } else if (b->driver && !tn_backend_usable(b)) {
                 if (!noted(s, b->name))
                     note_code(s, b->name, TN_REASON_NO_DRIVER, "this version of Trunnion has no driver for it yet", "");
@@ -310,7 +318,8 @@ static tn_backend *parse_id(const char *id, int *index) {
     size_t digits = strspn(colon + 1, "0123456789");
     if (!digits || digits > 4 || colon[1 + digits]) return NULL;
     int n = 0;
-    for (const char *c = colon + 1; *c; c++) n = n * 10 + (*c - '0');
+    for (const char *c = colon + 1; *c; c++)
+        n = n * 10 + (*c - '0');
     *index = n;
     return backend_named(id, (size_t)(colon - id));
 }
@@ -321,8 +330,8 @@ static tn_status unknown_name(const char *preference) {
         size_t n = strlen(known);
         snprintf(known + n, sizeof known - n, ", %s", table[i].name);
     }
-    return tn_fail(TN_ERR_ARGUMENT, "unknown device \"%.40s\"; known are %s, each also with an index as in cuda:1", preference,
-                   known);
+    return tn_fail(TN_ERR_ARGUMENT, "unknown device \"%.40s\"; known are %s, each also with an index as in cuda:1",
+                   preference, known);
 }
 
 static tn_status nothing_fits(const search *s, const char *preference) {
@@ -330,8 +339,8 @@ static tn_status nothing_fits(const search *s, const char *preference) {
     for (int i = 0; i < s->log->step_count; i++) {
         const tn_selection_step *step = &s->log->steps[i];
         size_t n = strlen(why);
-        snprintf(why + n, sizeof why - n, "%s%s: %s%s%s", n ? "; " : "", step->id, step->reason, step->fix[0] ? " — " : "",
-                 step->fix);
+        snprintf(why + n, sizeof why - n, "%s%s: %s%s%s", n ? "; " : "", step->id, step->reason,
+                 step->fix[0] ? " — " : "", step->fix);
     }
     return tn_fail(TN_ERR_UNAVAILABLE, "no device fits \"%s\": %s", preference, why);
 }
@@ -351,7 +360,7 @@ static tn_status choose(search *s, const char *preference) {
     if (!s->found) return nothing_fits(s, preference);
     if (s->options->fallback == TN_FALLBACK_WARN)
         tn_log_line(TN_LOG_NOTICE, "%s cannot be used (%s); using %s instead", preference, s->log->steps[0].reason,
-               s->found->info.id);
+                    s->found->info.id);
     return TN_OK;
 }
 
@@ -367,7 +376,8 @@ static tn_status read_options(const tn_device_options *given, tn_device_options 
     return TN_OK;
 }
 
-tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection, tn_device **out) {
+tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection,
+                         tn_device **out) {
     if (!out) return tn_fail(TN_ERR_ARGUMENT, "tn_device_open: out is NULL");
     *out = NULL;
     if (selection && selection->struct_size < sizeof(size_t))
@@ -389,7 +399,7 @@ tn_status tn_device_open(const char *preference, const tn_device_options *option
     return status;
 }
 
-/* ---- the default device ------------------------------------------------------------------------------------------- */
+/* ---- the default device ------------------------------------------------------------------------------------------ */
 
 static _Atomic(tn_device *) best;
 static _Thread_local tn_device *current;

@@ -1,8 +1,8 @@
 /* hal.h — what the layers above see of a device: open devices, buffers, kernels, launches.
  *
- * device.c holds the driver table, selection and the open devices; listing.c looks at backends (child.c: in a process of
- * their own; record.c: the record on disk). memory.c keeps and counts buffers. kernel.c turns a kernel program into what
- * a driver loads, once a structure. Nothing here knows an operation. */
+ * device.c holds the driver table, selection and the open devices; listing.c looks at backends (child.c: in a process
+ * of their own; record.c: the record on disk). memory.c keeps and counts buffers. kernel.c turns a kernel program
+ * into what a driver loads, once a structure. Nothing here knows an operation. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
 
@@ -17,31 +17,33 @@ struct tn_device {
     tn_device_info info;
     tn_caps caps;
     int opens;
-    bool is_cpu;   /* native kernels of kern/cpu may run on its buffers */
-    void *kernels; /* kernel.c's table, by structure */
-    void *pool;    /* memory.c's kept blocks and counts */
+    bool is_cpu;     /* native kernels of kern/cpu may run on its buffers */
+    void *kernels;   /* kernel.c's table, by structure */
+    void *pool;      /* memory.c's kept blocks and counts */
     tn_device *next; /* device.c's list of open devices */
 };
 
 /* A piece of device memory, shared by count. Its address can be offset: address + n is a device address as well. */
 typedef struct tn_buffer {
     _Atomic int32_t refs;
-    uint16_t size_class;             /* memory.c: which list of kept blocks it belongs to */
-    bool carved;                     /* memory.c: part of the block taken at open, never given back alone */
+    uint16_t size_class; /* memory.c: which list of kept blocks it belongs to */
+    bool carved;         /* memory.c: part of the block taken at open, never given back alone */
     tn_device *device;
     void *address; /* device address; on a host-visible device a pointer */
     size_t bytes;
-    uint64_t version;                /* add one at each write; starts at a value never seen before in this process, so that
+    uint64_t version;           /* add one at each write; starts at a value never seen before in this process, so that
                                       * cached packings may compare (buffer, version) alone */
-    void (*release)(void *ctx);      /* borrowed memory: called instead of freeing */
+    void (*release)(void *ctx); /* borrowed memory: called instead of freeing */
     void *release_ctx;
-    struct tn_buffer *next;          /* memory.c: list of kept blocks, or of blocks handed out by address */
-    void *given;                     /* memory.c: the aligned address that tn_device_alloc handed out */
+    struct tn_buffer *next; /* memory.c: list of kept blocks, or of blocks handed out by address */
+    void *given;            /* memory.c: the aligned address that tn_device_alloc handed out */
 } tn_buffer;
 
-tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out); /* 64-byte aligned; freed blocks are kept for reuse */
+tn_status tn_buffer_new(tn_device *d, size_t bytes,
+                        tn_buffer **out); /* 64-byte aligned; freed blocks are kept for reuse */
 /* *out is made of memory that the caller owns; release(ctx) (may be NULL) is called when the last count is gone. */
-tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx, tn_buffer **out);
+tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx,
+                           tn_buffer **out);
 static inline tn_buffer *tn_buffer_retain(tn_buffer *b) {
     if (b) atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
     return b;
@@ -64,7 +66,7 @@ typedef struct tn_kernel tn_kernel;
 tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out);
 tn_status tn_kernel_launch(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count);
 
-/* ---- between the files of hal/ ------------------------------------------------------------------------------------ */
+/* ---- between the files of hal/ ----------------------------------------------------------------------------------- */
 
 tn_status tn_pool_open(tn_device *d, const tn_device_options *o);
 bool tn_pool_close(tn_device *d); /* false while buffers live: the last release then ends the device */
@@ -103,7 +105,8 @@ const char *tn_bytes_text(char *out, int64_t bytes);
 #endif
 
 /* The drivers, one file each in drivers/. */
-extern const tn_driver tn_driver_cuda, tn_driver_rocm, tn_driver_metal, tn_driver_vulkan, tn_driver_opencl, tn_driver_webgpu;
+extern const tn_driver tn_driver_cuda, tn_driver_rocm, tn_driver_metal, tn_driver_vulkan, tn_driver_opencl,
+    tn_driver_webgpu;
 extern const tn_driver tn_driver_cpu, tn_driver_onnxruntime, tn_driver_torch, tn_driver_null;
 
 #endif

@@ -11,8 +11,8 @@
 #include "hal/hal.h"
 
 struct tn_kernel {
-    void *module; /* the driver's */
-    kir_program *program; /* own copy, to verify hits */
+    void *module;           /* the driver's */
+    kir_program *program;   /* own copy, to verify hits */
     struct tn_kernel *next; /* same slot */
 };
 
@@ -77,7 +77,8 @@ void tn_kernels_close(tn_device *d) {
 
 static tn_kernel *table_find(const kernel_table *t, const kir_program *p) {
     tn_kernel *k = t->slots[p->hash & (t->slot_count - 1)];
-    while (k && !(k->program->hash == p->hash && kir_equal(k->program, p))) k = k->next;
+    while (k && !(k->program->hash == p->hash && kir_equal(k->program, p)))
+        k = k->next;
     return k;
 }
 
@@ -108,7 +109,8 @@ static void table_grow(kernel_table *t) {
 
 static tn_status kernel_load(tn_device *d, const kir_program *p, tn_kernel **out) {
     if (d->caps.code != TN_CODE_KIR)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: no renderer for the kernel language that this driver takes", d->info.id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: no renderer for the kernel language that this driver takes",
+                       d->info.id);
     tn_kernel *k = tn_mem_zalloc(1, sizeof *k);
     if (!k) return TN_ERR_MEMORY;
     tn_status s = TN_ERR_MEMORY;

@@ -1,9 +1,9 @@
 /* listing.c — looking at backends, and the list that comes of it.
  *
- * A look is answered from the quickest source that is still true: this process's last look, the record on disk, a probe.
- * What decides is a key: a hash over all that the probe's findings depend on (the driver names its files, folders, device
- * nodes and environment variables), so that nothing has to be loaded to know that nothing has changed. Probes that load
- * no foreign code are cheap and simply run each time. */
+ * A look is answered from the quickest source that is still true: this process's last look, the record on disk, a
+ * probe. What decides is a key: a hash over all that the probe's findings depend on (the driver names its files,
+ * folders, device nodes and environment variables), so that nothing has to be loaded to know that nothing has
+ * changed. Probes that load no foreign code are cheap and simply run each time. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,7 +11,9 @@
 
 #include "hal/look.h"
 
-/* ---- keys --------------------------------------------------------------------------------------------------------- */
+enum { PROBES = 1 }; /* raise it when a probe finds or says something else than before: old records are then ignored */
+
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t mix_text(uint64_t key, const char *text) { return tn_hash64(text, strlen(text) + 1, key); }
 
@@ -59,11 +61,11 @@ static uint64_t key_of(const tn_backend *b, uint64_t common) {
 
 /* The part of a key that all backends share. */
 static uint64_t common_key(void) {
-    uint64_t seed = TN_BACKEND_ABI + ((uint64_t)geteuid() << 32);
+    uint64_t seed = PROBES + ((uint64_t)geteuid() << 32);
     return mix_boot(mix_text(seed, tn_version()));
 }
 
-/* ---- looking ------------------------------------------------------------------------------------------------------ */
+/* ---- looking ----------------------------------------------------------------------------------------------------- */
 
 void tn_probe_here(const tn_driver *driver, tn_findings *f) {
     memset(f, 0, sizeof *f);
@@ -97,10 +99,11 @@ static void say_usable(tn_findings *f) {
 static void say_no_driver(const tn_backend *b, tn_findings *f) {
     snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(TN_REASON_NO_DRIVER));
     if (tn_backend_by_name(b))
-        snprintf(f->reason, sizeof f->reason, "found %.80s; this version of Trunnion has no driver for it yet", f->devices[0].name);
+        snprintf(f->reason, sizeof f->reason, "found %.80s; this version of Trunnion has no driver for it yet",
+                 f->devices[0].name);
     else
-        snprintf(f->reason, sizeof f->reason, "found %d device%s; this version of Trunnion has no driver for %s yet", f->count,
-                 f->count > 1 ? "s" : "", f->count > 1 ? "them" : "it");
+        snprintf(f->reason, sizeof f->reason, "found %d device%s; this version of Trunnion has no driver for %s yet",
+                 f->count, f->count > 1 ? "s" : "", f->count > 1 ? "them" : "it");
     f->fix[0] = 0;
 }
 
@@ -153,7 +156,8 @@ static tn_status make_room(tn_backend *b, int count) {
 static void recall(const tn_backend *b, int count) {
     static bool done;
     bool wanted = false;
-    for (int i = 0; i < count; i++) wanted = wanted || tn_backend_isolated(&b[i]);
+    for (int i = 0; i < count; i++)
+        wanted = wanted || tn_backend_isolated(&b[i]);
     if (done || !wanted) return;
     done = true;
     int all;
@@ -186,7 +190,7 @@ tn_status tn_look(tn_backend *b, int count, bool fresh) {
     return TN_OK;
 }
 
-/* ---- the list ----------------------------------------------------------------------------------------------------- */
+/* ---- the list ---------------------------------------------------------------------------------------------------- */
 
 typedef struct entry {
     tn_backend_info info;
@@ -257,7 +261,8 @@ static tn_status list_make(bool fresh, tn_device_list **out) {
     tn_device_list *l = tn_mem_zalloc(1, sizeof *l + (size_t)count * sizeof l->entries[0]);
     if (!l) return TN_ERR_MEMORY;
     l->count = count;
-    for (int i = 0; i < count; i++) fill_entry(l, i, &table[i]);
+    for (int i = 0; i < count; i++)
+        fill_entry(l, i, &table[i]);
     recommend(l, table);
     *out = l;
     return TN_OK;

@@ -13,17 +13,18 @@
 #include "hal/hal.h"
 
 enum {
-    UNIT = 64,         /* smallest class, and the alignment of every class */
-    STEPS = 8,         /* classes a power of two */
-    FIRST_OCTAVE = 9,  /* up to 2^9 the classes are the multiples of UNIT */
-    LAST_OCTAVE = 46,  /* no block beyond 64 TiB */
+    UNIT = 64,        /* smallest class, and the alignment of every class */
+    STEPS = 8,        /* classes a power of two */
+    FIRST_OCTAVE = 9, /* up to 2^9 the classes are the multiples of UNIT */
+    LAST_OCTAVE = 46, /* no block beyond 64 TiB */
     CLASSES = STEPS + (LAST_OCTAVE - FIRST_OCTAVE) * STEPS,
     GIVEN_SLOTS = 1024, /* chains of blocks handed out by address */
     MAX_ALIGNMENT = 4096,
     STAGE_BYTES = 1 << 20, /* copies between devices go through pieces of host memory of this size */
     VERSION_SHIFT = 20     /* writes that a buffer's version counts before it could meet another's start */
 };
-static const int64_t KEEP_MOST = (int64_t)512 << 20; /* kept without use, at most; and at most a sixteenth of the device */
+static const int64_t KEEP_MOST = (int64_t)512
+                                 << 20; /* kept without use, at most; and at most a sixteenth of the device */
 
 typedef struct pool {
     tn_buffer *kept[CLASSES];
@@ -55,12 +56,13 @@ const char *tn_bytes_text(char *out, int64_t bytes) {
     }
     double v = (double)bytes / 1024;
     size_t u = 0;
-    for (; v >= 1024 && u + 1 < TN_COUNT(unit); u++) v /= 1024;
+    for (; v >= 1024 && u + 1 < TN_COUNT(unit); u++)
+        v /= 1024;
     snprintf(out, 24, v < 10 ? "%.1f %s" : "%.0f %s", v, unit[u]);
     return out;
 }
 
-/* ---- size classes ------------------------------------------------------------------------------------------------- */
+/* ---- size classes ------------------------------------------------------------------------------------------------ */
 
 static int log2_floor(size_t v) { return 63 - __builtin_clzll((unsigned long long)v); }
 
@@ -78,7 +80,7 @@ static size_t class_bytes(int c) {
     return (size_t)(STEPS + c % STEPS + 1) << (octave - 3);
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------------------------- */
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 static void count_in(pool *p, const tn_buffer *b) {
     p->live_buffers++;
@@ -99,9 +101,9 @@ static tn_status out_of_memory(tn_device *d, size_t bytes) {
     char want[24], total[24], left[24];
     int64_t all = d->info.total_memory, unused = d->info.free_memory;
     if (d->driver->memory) (void)d->driver->memory(d->handle, &all, &unused);
-    return tn_fail(TN_ERR_MEMORY,
-                   "%s: no memory for %s (free: %s of %s); try a smaller batch, a smaller type, or another device",
-                   d->info.id, tn_bytes_text(want, (int64_t)bytes), tn_bytes_text(left, unused), tn_bytes_text(total, all));
+    return tn_fail(
+        TN_ERR_MEMORY, "%s: no memory for %s (free: %s of %s); try a smaller batch, a smaller type, or another device",
+        d->info.id, tn_bytes_text(want, (int64_t)bytes), tn_bytes_text(left, unused), tn_bytes_text(total, all));
 }
 
 /* Returns a block and its buffer to where they came from. */
@@ -180,7 +182,7 @@ static tn_status buffer_make(tn_device *d, int c, size_t bytes, tn_buffer **out)
     return TN_OK;
 }
 
-/* ---- buffers ------------------------------------------------------------------------------------------------------ */
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
 tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out) {
     *out = NULL;
@@ -201,7 +203,8 @@ tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out) {
     return TN_OK;
 }
 
-tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx, tn_buffer **out) {
+tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx,
+                           tn_buffer **out) {
     *out = NULL;
     if (!address && bytes) return tn_fail(TN_ERR_ARGUMENT, "borrowing %zu bytes of memory at NULL", bytes);
     tn_buffer *b = tn_mem_zalloc(1, sizeof *b);
@@ -260,7 +263,8 @@ void tn_buffer_release(tn_buffer *b) {
 
 static tn_status check_range(const tn_buffer *b, size_t offset, size_t bytes, const char *verb) {
     if (offset <= b->bytes && bytes <= b->bytes - offset) return TN_OK;
-    return tn_fail(TN_ERR_ARGUMENT, "%s %zu bytes at offset %zu of a buffer of %zu bytes", verb, bytes, offset, b->bytes);
+    return tn_fail(TN_ERR_ARGUMENT, "%s %zu bytes at offset %zu of a buffer of %zu bytes", verb, bytes, offset,
+                   b->bytes);
 }
 
 tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes) {
@@ -320,7 +324,7 @@ void tn_memory_trim(tn_device *d) {
     }
 }
 
-/* ---- a device's pool ---------------------------------------------------------------------------------------------- */
+/* ---- a device's pool --------------------------------------------------------------------------------------------- */
 
 tn_status tn_pool_open(tn_device *d, const tn_device_options *o) {
     pool *p = tn_mem_zalloc(1, sizeof *p);
@@ -365,7 +369,7 @@ void tn_pool_free(tn_device *d) {
     d->pool = NULL;
 }
 
-/* ---- by hand (device.h) ------------------------------------------------------------------------------------------- */
+/* ---- by hand (device.h) ------------------------------------------------------------------------------------------ */
 
 static tn_buffer **given_slot(pool *p, const void *address) {
     uintptr_t a = (uintptr_t)address;
@@ -376,7 +380,8 @@ tn_status tn_device_alloc(tn_device *d, size_t size, size_t alignment, void **ou
     if (!d || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_device_alloc: %s is NULL", d ? "out" : "device");
     *out = NULL;
     if (!alignment || alignment & (alignment - 1) || alignment > MAX_ALIGNMENT)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_device_alloc: alignment %zu is no power of two up to %d", alignment, MAX_ALIGNMENT);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_alloc: alignment %zu is no power of two up to %d", alignment,
+                       MAX_ALIGNMENT);
     size_t slack = alignment > UNIT ? alignment - UNIT : 0;
     if (size > SIZE_MAX - slack) return out_of_memory(d, size);
     tn_buffer *b;
@@ -396,14 +401,16 @@ void tn_device_dealloc(tn_device *d, void *address) {
     if (!d || !address) return;
     heap_lock();
     tn_buffer **link = given_slot(d->pool, address);
-    while (*link && (*link)->given != address) link = &(*link)->next;
+    while (*link && (*link)->given != address)
+        link = &(*link)->next;
     tn_buffer *b = *link;
     if (b) *link = b->next;
     heap_unlock();
     if (b)
         tn_buffer_release(b);
     else
-        (void)tn_fail(TN_ERR_ARGUMENT, "tn_device_dealloc: %p was not given by tn_device_alloc of %s", address, d->info.id);
+        (void)tn_fail(TN_ERR_ARGUMENT, "tn_device_dealloc: %p was not given by tn_device_alloc of %s", address,
+                      d->info.id);
 }
 
 /* Between two devices that cannot see each other: piece by piece through host memory. */

@@ -1,9 +1,9 @@
 /* record.c — what the last look at the backends found, kept in the cache folder as devices.json.
  *
- * Each backend's entry holds a key made of all that its findings depended on (listing.c); an entry whose key no longer
- * fits is ignored, so a new driver or library is seen at once. What may pass by itself (a crash, a device that was busy)
- * is believed for an hour. The file is used only if it belongs to this user and nobody else can write it; it is rewritten
- * as a whole and atomically. */
+ * Each backend's entry holds a key made of all that its findings depended on (listing.c); an entry whose key no
+ * longer fits is ignored, so a new driver or library is seen at once. What may pass by itself (a crash, a device that
+ * was busy) is believed for an hour. The file is used only if it belongs to this user and nobody else can write it;
+ * it is rewritten as a whole and atomically. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,22 +22,24 @@ static bool record_path(char *out, size_t size) {
     return n > 0 && (size_t)n < size;
 }
 
-/* ---- the text fields of findings and devices, in the file's words --------------------------------------------------- */
+/* ---- the text fields of findings and devices, in the file's words ------------------------------------------------ */
 
-#define FIELD(type, name) {#name, offsetof(type, name), sizeof(((type *)0)->name)}
+#define FIELD(type, name) \
+    { #name, offsetof(type, name), sizeof(((type *)0)->name) }
 typedef struct field {
     const char *name;
     size_t offset, size;
 } field;
 
-static const field of_findings[] = {
-    FIELD(tn_findings, code), FIELD(tn_findings, reason), FIELD(tn_findings, fix), FIELD(tn_findings, library)};
+static const field of_findings[] = {FIELD(tn_findings, code), FIELD(tn_findings, reason), FIELD(tn_findings, fix),
+                                    FIELD(tn_findings, library)};
 static const field of_device[] = {FIELD(tn_device_info, name), FIELD(tn_device_info, compute_capability),
                                   FIELD(tn_device_info, uuid), FIELD(tn_device_info, pci)};
 
 static void read_texts(const tn_json *v, const field *fields, size_t count, void *into) {
     for (size_t i = 0; i < count; i++)
-        snprintf((char *)into + fields[i].offset, fields[i].size, "%s", tn_json_string(tn_json_get(v, fields[i].name), ""));
+        snprintf((char *)into + fields[i].offset, fields[i].size, "%s",
+                 tn_json_string(tn_json_get(v, fields[i].name), ""));
 }
 
 static void write_texts(tn_json_writer *w, const field *fields, size_t count, const void *from) {
@@ -47,7 +49,7 @@ static void write_texts(tn_json_writer *w, const field *fields, size_t count, co
     }
 }
 
-/* ---- reading ------------------------------------------------------------------------------------------------------ */
+/* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 /* A device as recorded. Its free memory was true then and is not repeated. */
 static void read_device(const tn_json *v, tn_device_info *d) {
@@ -75,7 +77,8 @@ static void read_entry(const tn_json *v, tn_backend *b) {
     const tn_json *devices = tn_json_get(v, "devices");
     size_t n = tn_json_kind_of(devices) == TN_JSON_ARRAY ? tn_json_length(devices) : 0;
     f->count = n < TN_MOST_DEVICES ? (int)n : TN_MOST_DEVICES;
-    for (int i = 0; i < f->count; i++) read_device(tn_json_at(devices, (size_t)i), &f->devices[i]);
+    for (int i = 0; i < f->count; i++)
+        read_device(tn_json_at(devices, (size_t)i), &f->devices[i]);
     b->found = f;
     b->key = key;
 }
@@ -106,7 +109,7 @@ void tn_record_load(tn_backend *b, int count) {
     tn_mem_free(text);
 }
 
-/* ---- writing ------------------------------------------------------------------------------------------------------ */
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 static void write_device(tn_json_writer *w, const tn_device_info *d) {
     tn_json_begin_object(w);
@@ -132,7 +135,8 @@ static void write_entry(tn_json_writer *w, const tn_backend *b) {
     tn_json_put_int(w, believed_until(b->found));
     tn_json_put_key(w, "devices");
     tn_json_begin_array(w);
-    for (int i = 0; i < b->found->count; i++) write_device(w, &b->found->devices[i]);
+    for (int i = 0; i < b->found->count; i++)
+        write_device(w, &b->found->devices[i]);
     tn_json_end_array(w);
     tn_json_end_object(w);
 }

@@ -13,7 +13,8 @@ typedef struct printer {
 
 enum { INDENT = 2, BACKEND_COLUMNS = 20, MOST_NAME_COLUMNS = 48 };
 
-static const char GOOD[] = "\033[32m", BAD[] = "\033[31m", FAINT[] = "\033[2m", STRONG[] = "\033[1m", PLAIN[] = "\033[0m";
+static const char GOOD[] = "\033[32m", BAD[] = "\033[31m", FAINT[] = "\033[2m", STRONG[] = "\033[1m",
+                  PLAIN[] = "\033[0m";
 
 static void put(const printer *p, const char *style, const char *text) {
     if (p->colour && style) p->write(p->ctx, style);
@@ -24,12 +25,14 @@ static void put(const printer *p, const char *style, const char *text) {
 /* Characters of UTF-8 text, which is what a terminal gives a column each. */
 static int columns(const char *text) {
     int n = 0;
-    for (; *text; text++) n += ((unsigned char)*text & 0xC0) != 0x80;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xC0) != 0x80;
     return n;
 }
 
 static void pad(const printer *p, int n) {
-    for (; n > 0; n--) p->write(p->ctx, " ");
+    for (; n > 0; n--)
+        p->write(p->ctx, " ");
 }
 
 static void put_padded(const printer *p, const char *style, const char *text, int width) {
@@ -61,7 +64,8 @@ static void put_device(const printer *p, const tn_device_info *d) {
     if (d->same_as[0]) snprintf(note, sizeof note, "  the same as %s", d->same_as);
     put(p, FAINT, note);
     if (p->verbose && (d->uuid[0] || d->pci[0])) {
-        snprintf(note, sizeof note, "%s%s%s%s", d->pci[0] ? "  pci " : "", d->pci, d->uuid[0] ? "  uuid " : "", d->uuid);
+        snprintf(note, sizeof note, "%s%s%s%s", d->pci[0] ? "  pci " : "", d->pci, d->uuid[0] ? "  uuid " : "",
+                 d->uuid);
         put(p, FAINT, note);
     }
     p->write(p->ctx, "\n");
@@ -121,7 +125,8 @@ tn_status tn_print_backend_summary(void (*write)(void *ctx, const char *text), v
     tn_device_list *list;
     TRY(tn_device_list_new(false, &list));
     const printer p = {write, ctx, verbose, colour, widest_name(list)};
-    for (int i = 0; i < tn_device_list_count(list); i++) put_backend(&p, tn_device_list_at(list, i));
+    for (int i = 0; i < tn_device_list_count(list); i++)
+        put_backend(&p, tn_device_list_at(list, i));
     write(ctx, "\nrecommended: ");
     put(&p, STRONG, tn_device_list_recommended(list));
     write(ctx, "\n");
