@@ -135,7 +135,7 @@ static _Thread_local tn_node *doomed;
 static _Thread_local bool releasing;
 
 static void drop_reference(tn_node *n) {
-    if (!n || atomic_fetch_sub_explicit(&n->refs, 1, memory_order_acq_rel) != 1) return;
+    if (!n || tn_node_count(n, &n->refs, -1) != 1) return;
     drop_reference(n->expansion);
     n->expansion = doomed;
     doomed = n;
@@ -444,7 +444,7 @@ tn_node *tn_b_own(tn_build *b, tn_node *n) {
         tn_node_release(n);
         return NULL;
     }
-    atomic_fetch_add_explicit(&n->handles, 1, memory_order_relaxed);
+    tn_node_count(n, &n->handles, 1);
     b->made[b->count++] = n;
     return n;
 }
@@ -456,7 +456,7 @@ tn_node *tn_b_op(tn_build *b, int op, tn_node *const *in, int n_in, const tn_att
 
 void tn_build_end(tn_build *b) {
     for (size_t i = 0; i < b->count; i++) {
-        atomic_fetch_sub_explicit(&b->made[i]->handles, 1, memory_order_relaxed);
+        tn_node_count(b->made[i], &b->made[i]->handles, -1);
         tn_node_release(b->made[i]);
     }
     tn_mem_free(b->made);

@@ -91,12 +91,12 @@ tn_tensor *tn_keep(tn_tensor *t) {
 /* ---- handles --------------------------------------------------------------------------------------------------------- */
 
 static tn_node *pin(tn_node *n) {
-    atomic_fetch_add_explicit(&n->handles, 1, memory_order_relaxed);
+    tn_node_count(n, &n->handles, 1);
     return n;
 }
 
 static void unpin(tn_node *n) {
-    atomic_fetch_sub_explicit(&n->handles, 1, memory_order_relaxed);
+    tn_node_count(n, &n->handles, -1);
     tn_node_release(n);
 }
 
