@@ -92,6 +92,7 @@ typedef struct tn_value {
     int64_t byte_offset, bytes;
 } tn_value;
 
+enum { TN_BLOCK = -3 };
 typedef struct tn_native tn_native;
 typedef enum tn_group_kind { TN_GROUP_MAP, TN_GROUP_ROWS, TN_GROUP_SCAN, TN_GROUP_MATMUL, TN_GROUP_NATIVE } tn_group_kind;
 
@@ -108,7 +109,7 @@ typedef struct tn_group {
     /* lower.c */
     kir_program *program;
     int64_t *sizes;
-    int buffer_values[KIR_MAX_BUFFERS]; /* value behind each buffer of the program */
+    int buffer_values[KIR_MAX_BUFFERS]; /* value behind each buffer of the program; TN_BLOCK: the joint's block */
     bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where the results are stored: may be overwritten */
     int buffer_count, block_buffer;
     int dials[16], dial_count;          /* binding dials in the order of the program's */

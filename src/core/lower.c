@@ -110,15 +110,16 @@ static void memo_add(lowering *w, int value, kir_val mask, uint64_t hash, const 
 
 /* ---- memory ------------------------------------------------------------------------------------------------------------------ */
 
-static int buffer_of(lowering *w, kir_builder *kb, int root) {
+static int buffer_of(lowering *w, kir_builder *kb, int root) { /* root: a value, or TN_BLOCK */
     tn_group *group = w->group;
+    const tn_node *n = w->g->values[root == TN_BLOCK ? group->lead : root].node;
     for (int b = 0; b < group->buffer_count; b++)
         if (group->buffer_values[b] == root) return b;
     if (group->buffer_count == KIR_MAX_BUFFERS) {
         w->status = tn_fail(TN_ERR_INTERNAL, "a kernel would need more than %d buffers", KIR_MAX_BUFFERS);
         return 0;
     }
-    int b = kir_buffer(kb, (tn_dtype)w->g->values[root].node->dtype);
+    int b = kir_buffer(kb, (tn_dtype)n->dtype);
     group->buffer_values[b] = root;
     group->buffer_same_place[b] = true;
     group->buffer_count = b + 1;
@@ -145,16 +146,15 @@ static kir_val load_from(tn_lower *lw, lowering *w, const tn_value *v, const kir
     int b = buffer_of(w, lw->kb, v->root);
     kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
     kir_aff store = store_place(lw, w);
-    if (w->group->kind != TN_GROUP_MAP || !same_index(&index, &store)) w->group->buffer_same_place[b] = false;
+    bool pointwise = w->group->kind == TN_GROUP_MAP || w->group->kind == TN_GROUP_MATMUL;
+    if (!pointwise || !same_index(&index, &store)) w->group->buffer_same_place[b] = false;
     return kir_load(lw->kb, b, &index, lw->mask);
 }
 
 /* The accumulated block of a product, at the joint. */
 static kir_val load_block(tn_lower *lw, lowering *w) {
     tn_group *group = w->group;
-    if (group->block_buffer < 0) {
-        group->block_buffer = buffer_of(w, lw->kb, group->lead);
-    }
+    group->block_buffer = buffer_of(w, lw->kb, TN_BLOCK);
     kir_aff index = kir_aff_const(0);
     index.s[TN_GEMM_BATCH_AXES] = TN_GEMM_BLOCK_LD;
     index.s[TN_GEMM_BATCH_AXES + 1] = 1;

@@ -103,8 +103,10 @@ static tn_status find_reads(tn_graph_plan *g, tn_group *group) {
     group->reads = tn_mem_alloc((size_t)(group->buffer_count + count + 1) * sizeof *group->reads);
     if (!group->reads) return TN_ERR_MEMORY;
     int own = (int)(group - g->groups);
-    for (int b = 0; b < group->buffer_count; b++)
-        if (g->values[group->buffer_values[b]].group != own) group->reads[group->read_count++] = group->buffer_values[b];
+    for (int b = 0; b < group->buffer_count; b++) {
+        int v = group->buffer_values[b];
+        if (v != TN_BLOCK && g->values[v].group != own) group->reads[group->read_count++] = v;
+    }
     for (int k = 0; k < count; k++)
         if (operands[k] >= 0 && g->values[operands[k]].group != own) group->reads[group->read_count++] = g->values[operands[k]].root;
     return TN_OK;
@@ -112,8 +114,12 @@ static tn_status find_reads(tn_graph_plan *g, tn_group *group) {
 
 /* May `group` write over this memory while it reads it? Only element by element, at the same place. */
 static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int slot, size_t element) {
-    if (group->kind != TN_GROUP_MAP) return false;
+    if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return false;
+    const tn_value *lead = &g->values[group->lead];
+    for (int k = 0; k < lead->n_in && group->kind == TN_GROUP_MATMUL; k++)
+        if (g->values[g->values[lead->in[k]].root].slot == slot) return false; /* a product reads its operands all over */
     for (int b = 0; b < group->buffer_count; b++) {
+        if (group->buffer_values[b] == TN_BLOCK) continue;
         const tn_value *v = &g->values[group->buffer_values[b]];
         if (v->slot != slot) continue;
         if (!group->buffer_same_place[b] || tn_dtype_size((tn_dtype)v->node->dtype) != element) return false;
@@ -263,6 +269,7 @@ static void patch(tn_plan *p, void **at, int slot, int64_t offset) {
 }
 
 static void patch_value(tn_plan *p, void **at, const tn_graph_plan *g, int value) {
+    if (value == TN_BLOCK) return; /* the kernel supplies it */
     const tn_value *v = &g->values[value];
     if (v->place >= 0) patch(p, at, v->place, v->byte_offset);
 }
