@@ -93,6 +93,18 @@ static const char *name_of(const struct option *all, int val) {
     return all->name ? all->name : "?";
 }
 
+/* getopt_long has found no such option (?), or no value (:); `word` is the argument it looked at last. */
+static void say_unknown(const cli_command *c, const struct option *all, int val, const char *word) {
+    if (val == ':')
+        (void)cli_wrong_usage(c, "%s needs a value", word);
+    else if (optopt >= 256)
+        (void)cli_wrong_usage(c, "--%s takes no value", name_of(all, optopt));
+    else if (optopt)
+        (void)cli_wrong_usage(c, "there is no option -%c", optopt);
+    else
+        (void)cli_wrong_usage(c, "there is no option %s", word);
+}
+
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
               bool (*take)(void *ctx, int val, const char *arg), void *ctx, int *status) {
     struct option all[MOST_OWN + COMMON + 1];
@@ -101,22 +113,17 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
     snprintf(letters, sizeof letters, ":%s%s", c->accepts & CLI_VERBOSE ? "v" : "", shorts ? shorts : "");
     *o = (cli_options){.device = "auto"};
     *status = CLI_USAGE;
-    optind = 1;
+    optind = 0; /* begin anew, whatever was parsed before */
     for (;;) {
-        int at = optind, val = getopt_long(argc, argv, letters, all, NULL);
+        int val = getopt_long(argc, argv, letters, all, NULL);
         if (val == -1) return optind;
         if (val == OPT_HELP) {
             cli_help(c, stdout);
             *status = CLI_OK;
             return -1;
         }
-        if (val == ':') {
-            (void)cli_wrong_usage(c, "%s needs a value", argv[optind - 1]);
-            return -1;
-        }
-        if (val == '?') {
-            (void)cli_wrong_usage(c, "there is no option %s",
-                                  argv[at] && argv[at][0] == '-' ? argv[at] : argv[optind - 1]);
+        if (val == '?' || val == ':') {
+            say_unknown(c, all, val, argv[optind - 1]);
             return -1;
         }
         bool is_common = val >= FIRST_COMMON || (val == 'v' && c->accepts & CLI_VERBOSE);

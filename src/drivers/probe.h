@@ -8,6 +8,14 @@
 #include "base/base.h"
 #include "trunnion/backend.h"
 
+/* A probe that loads a vendor's code runs in a child process; but Apple's frameworks do not work in a forked child. */
+#ifdef __APPLE__
+enum { TN_PROBE_ON_APPLE = 1 };
+#else
+enum { TN_PROBE_ON_APPLE = 0 };
+#endif
+enum { TN_PROBE_ISOLATE = !TN_PROBE_ON_APPLE };
+
 typedef void tn_watch_add(void *ctx, const char *what);
 
 void tn_probe_reason(tn_probe *out, tn_reason_code code, const char *fix, const char *format, ...) TN_PRINTF(4, 5);

@@ -168,7 +168,7 @@ const tn_driver tn_driver_cuda = {
     .title = "NVIDIA CUDA",
     .probe = cuda_probe,
     .watch = cuda_watch,
-    .isolate = true,
+    .isolate = TN_PROBE_ISOLATE,
 };
 
 #endif
@@ -280,7 +280,7 @@ const tn_driver tn_driver_rocm = {
     .title = "AMD ROCm",
     .probe = rocm_probe,
     .watch = rocm_watch,
-    .isolate = true,
+    .isolate = TN_PROBE_ISOLATE,
 };
 
 #endif

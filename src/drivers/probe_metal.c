@@ -12,12 +12,6 @@
 
 #if TRUNNION_WITH_METAL
 
-#ifdef __APPLE__
-enum { APPLE = 1 };
-#else
-enum { APPLE = 0 };
-#endif
-
 typedef void *object;
 typedef void *selector;
 typedef object (*message_object)(object, selector);
@@ -28,6 +22,8 @@ typedef signed char (*message_truth)(object, selector);
 
 static void (*message)(void);
 static selector (*selector_named)(const char *);
+static void *(*pool_push)(void);
+static void (*pool_pop)(void *);
 static object (*copy_all_devices)(void);      /* macOS */
 static object (*system_default_device)(void); /* everywhere */
 
@@ -35,6 +31,8 @@ static const char *const objc_names[] = {"/usr/lib/libobjc.A.dylib", NULL};
 static const tn_symbol objc_symbols[] = {
     {"objc_msgSend", (void **)&message, false},
     {"sel_registerName", (void **)&selector_named, false},
+    {"objc_autoreleasePoolPush", (void **)&pool_push, false},
+    {"objc_autoreleasePoolPop", (void **)&pool_pop, false},
 };
 static const tn_library_spec objc = {"Objective-C run time", "TRUNNION_OBJC_LIB",    objc_names,
                                      objc_symbols,           TN_COUNT(objc_symbols), ""};
@@ -60,17 +58,24 @@ static void describe(tn_probe *out, object device) {
     d->unified_memory = ((message_truth)message)(device, selector_named("hasUnifiedMemory"));
 }
 
-static void probe(tn_probe *out) {
-    if (!APPLE && !tn_env(metal.env)) {
-        tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists on Apple's systems alone");
-        return;
-    }
-    if (!tn_probe_library(out, &objc) || !tn_probe_library(out, &metal)) return;
+static void describe_all(tn_probe *out) {
     object all = copy_all_devices ? copy_all_devices() : NULL;
     uint64_t count = all ? number(all, "count") : 0;
     for (uint64_t i = 0; i < count; i++)
         describe(out, ((message_object_at)message)(all, selector_named("objectAtIndex:"), i));
+    if (all) (void)((message_object)message)(all, selector_named("release"));
     if (!count) describe(out, system_default_device());
+}
+
+static void probe(tn_probe *out) {
+    if (!TN_PROBE_ON_APPLE && !tn_env(metal.env)) {
+        tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists on Apple's systems alone");
+        return;
+    }
+    if (!tn_probe_library(out, &objc) || !tn_probe_library(out, &metal)) return;
+    void *pool = pool_push(); /* names and lists live until it is popped */
+    describe_all(out);
+    pool_pop(pool);
     if (!out->count) tn_probe_reason(out, TN_REASON_NO_DEVICE, "", "Metal runs, and has no device");
 }
 
@@ -86,7 +91,7 @@ const tn_driver tn_driver_metal = {
     .title = "Apple Metal",
     .probe = probe,
     .watch = watch,
-    .isolate = true,
+    .isolate = TN_PROBE_ISOLATE,
 };
 
 #endif

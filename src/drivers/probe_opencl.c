@@ -154,7 +154,7 @@ const tn_driver tn_driver_opencl = {
     .title = "OpenCL",
     .probe = probe,
     .watch = watch,
-    .isolate = true,
+    .isolate = TN_PROBE_ISOLATE,
 };
 
 #endif

@@ -263,7 +263,7 @@ const tn_driver tn_driver_vulkan = {
     .title = "Vulkan",
     .probe = probe,
     .watch = watch,
-    .isolate = true,
+    .isolate = TN_PROBE_ISOLATE,
 };
 
 #endif

@@ -113,7 +113,7 @@ const tn_driver tn_driver_webgpu = {
     .title = "WebGPU",
     .probe = probe,
     .watch = watch,
-    .isolate = true,
+    .isolate = TN_PROBE_ISOLATE,
 };
 
 #endif

@@ -1,0 +1,361 @@
+/* test_cli.c — promises of the command: its options, JSON, plot and progress line (the helpers, included here), and the
+ * exit codes of `trunnion` itself, where it was built beside this program. */
+#include "test_support.h"
+
+#include <math.h>
+#include <sys/wait.h>
+
+#include "../cli/json_out.c"
+#include "../cli/options.c"
+#include "../cli/plot.c"
+#include "../cli/progress.c"
+#include "../cli/terminal.c"
+
+/* What main.c has for the helpers. */
+static char complaint[512];
+static int helped;
+
+int cli_wrong_usage(const cli_command *c, const char *format, ...) {
+    va_list args;
+    (void)c;
+    va_start(args, format);
+    vsnprintf(complaint, sizeof complaint, format, args);
+    va_end(args);
+    return CLI_USAGE;
+}
+
+int cli_failed(void) { return CLI_FAILED; }
+
+void cli_help(const cli_command *c, FILE *to) {
+    (void)c;
+    (void)to;
+    helped++;
+}
+
+/* ---- options ----------------------------------------------------------------------------------------------------- */
+
+static const char *name_taken;
+
+static bool take_own(void *ctx, int val, const char *arg) {
+    (void)ctx;
+    name_taken = val == 'n' ? arg : "flag";
+    return strcmp(name_taken, "wrong") != 0;
+}
+
+/* Parses words separated by blanks. */
+static int parse(unsigned accepts, const char *line, cli_options *o, int *status) {
+    static char text[256];
+    static char *argv[32];
+    static const struct option own[] = {{"name", required_argument, NULL, 'n'}, {"flag", no_argument, NULL, 256}, {0}};
+    const cli_command c = {.name = "test", .accepts = accepts};
+    int argc = 1;
+    argv[0] = strcpy(text + 200, "test");
+    char *rest = NULL;
+    snprintf(text, 200, "%s", line);
+    for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        argv[argc++] = word;
+    argv[argc] = NULL;
+    complaint[0] = 0;
+    name_taken = NULL;
+    return cli_parse(&c, argc, argv, o, own, "n:", take_own, NULL, status);
+}
+
+static void options_are_read_wherever_they_stand(void **state) {
+    (void)state;
+    cli_options o;
+    int status;
+    int at = parse(CLI_ALL, "file --json --device cuda:1 -v -n N --strict --mem 6G --threads 3 --seed 0x10 more", &o,
+                   &status);
+    assert_int_equal(at, 14); /* file and more have moved to the end */
+    assert_true(o.json && o.verbose && o.strict && o.seed_given);
+    assert_string_equal(o.device, "cuda:1");
+    assert_int_equal(o.memory, (int64_t)6 << 30);
+    assert_int_equal(o.threads, 3);
+    assert_int_equal(o.seed, 16);
+    assert_string_equal(name_taken, "N");
+    assert_int_equal(parse(CLI_ALL, "", &o, &status), 1);
+    assert_string_equal(o.device, "auto");
+    assert_false(o.json || o.verbose || o.strict || o.seed_given);
+}
+
+static void wrong_options_are_named(void **state) {
+    (void)state;
+    const struct {
+        const char *line, *part;
+    } rows[] = {
+        {"--jsn", "--jsn"},        {"--threads 0", "threads"}, {"--threads many", "many"}, {"--mem -3", "-3"},
+        {"--mem 3X", "3X"},        {"--seed -1", "-1"},        {"--device", "--device"},   {"-n", "-n"},
+        {"--name wrong", "wrong"}, {"file -x", "-x"},          {"--seed 1e3", "1e3"},      {"--json=3", "json"},
+    };
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        cli_options o;
+        int status = -1;
+        assert_int_equal(parse(CLI_ALL, rows[i].line, &o, &status), -1);
+        assert_int_equal(status, CLI_USAGE);
+        assert_text_has(complaint, rows[i].part);
+    }
+}
+
+static void options_without_a_meaning_are_refused(void **state) {
+    (void)state;
+    cli_options o;
+    int status;
+    assert_int_equal(parse(CLI_JSON, "--seed 3", &o, &status), -1);
+    assert_int_equal(parse(CLI_JSON, "-v", &o, &status), -1);
+    assert_int_equal(status, CLI_USAGE);
+    assert_int_equal(parse(CLI_JSON, "--json", &o, &status), 2);
+    helped = 0;
+    assert_int_equal(parse(CLI_JSON, "--help", &o, &status), -1);
+    assert_int_equal(status, CLI_OK);
+    assert_int_equal(helped, 1);
+}
+
+static void sizes_are_powers_of_1024(void **state) {
+    (void)state;
+    const struct {
+        const char *text;
+        int64_t bytes; /* -1: wrong */
+    } rows[] = {
+        {"0", 0},
+        {"100", 100},
+        {"1K", 1024},
+        {"6G", (int64_t)6 << 30},
+        {"1.5GiB", (int64_t)3 << 29},
+        {"2mb", 2097152},
+        {"512MiB", 536870912},
+        {"1T", (int64_t)1 << 40},
+        {"5B", 5},
+        {"", -1},
+        {"G", -1},
+        {"3GG", -1},
+        {"-1", -1},
+        {"nan", -1},
+        {"1e300", -1},
+    };
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        int64_t v = 0;
+        bool good = cli_parse_bytes(rows[i].text, &v);
+        if (good != (rows[i].bytes >= 0) || (good && v != rows[i].bytes))
+            fail_msg("\"%s\": %lld", rows[i].text, (long long)v);
+    }
+}
+
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
+
+static void json_reads_back(void **state) {
+    (void)state;
+    char *text = NULL;
+    size_t size = 0;
+    cli_json j = {.out = open_memstream(&text, &size)};
+    cli_json_object(&j, NULL);
+    cli_json_string(&j, "quote \"\\\n\x01", "gr\xC3\xBC\xC3\x9F \xF0\x9F\x98\x80 \xFF\xC0\x80\xED\xA0\x80 end");
+    cli_json_string(&j, "none", NULL);
+    cli_json_array(&j, "list");
+    cli_json_number(&j, NULL, 0.1);
+    cli_json_number(&j, NULL, 1.0 / 3);
+    cli_json_number(&j, NULL, NAN);
+    cli_json_int(&j, NULL, INT64_MIN);
+    cli_json_object(&j, NULL);
+    cli_json_end(&j, '}');
+    cli_json_bool(&j, NULL, true);
+    cli_json_end(&j, ']');
+    cli_json_end(&j, '}');
+    fclose(j.out);
+    tn_json_doc *doc;
+    assert_ok(tn_json_parse(text, size, &doc));
+    const tn_json *root = tn_json_root(doc), *list = tn_json_get(root, "list");
+    assert_string_equal(tn_json_string(tn_json_at(root, 0), ""), "gr\xC3\xBC\xC3\x9F \xF0\x9F\x98\x80 ?????? end");
+    assert_int_equal(tn_json_kind_of(tn_json_get(root, "none")), TN_JSON_NULL);
+    assert_int_equal(tn_json_length(list), 6);
+    assert_true(tn_json_number(tn_json_at(list, 0), 0) == 0.1);
+    assert_true(tn_json_number(tn_json_at(list, 1), 0) == 1.0 / 3);
+    assert_int_equal(tn_json_kind_of(tn_json_at(list, 2)), TN_JSON_NULL);
+    assert_true(tn_json_int(tn_json_at(list, 3), 0) == INT64_MIN);
+    assert_int_equal(text[size - 1], '\n');
+    tn_json_free(doc);
+    free(text);
+}
+
+/* ---- plot and progress ------------------------------------------------------------------------------------------- */
+
+static char *plot_text(const double *y, int n, int rows) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    cli_plot(f, "loss", "steps", y, n, rows);
+    fclose(f);
+    return text;
+}
+
+/* Rows (from 0 below the title) of the stars in column x of the plain plot. */
+static bool star_at(const char *plot, int row, int x) {
+    const char *line = strchr(plot, '\n') + 1;
+    for (; row > 0; row--)
+        line = strchr(line, '\n') + 1;
+    return line[LABEL_COLUMNS + 1 + x] == '*';
+}
+
+static void plot_goes_from_corner_to_corner(void **state) {
+    (void)state;
+    setenv("LC_ALL", "C", 1);
+    setenv("COLUMNS", "60", 1);
+    double y[500];
+    for (int i = 0; i < 500; i++)
+        y[i] = 500 - i;
+    char *plot = plot_text(y, 500, 8);
+    assert_true(star_at(plot, 0, 0));
+    assert_true(star_at(plot, 7, 49));
+    assert_false(star_at(plot, 7, 0));
+    assert_false(star_at(plot, 0, 49));
+    assert_text_has(plot, "500 |");
+    assert_text_has(plot, "steps");
+    free(plot);
+}
+
+static void plot_keeps_spikes_and_leaves_out_what_is_no_number(void **state) {
+    (void)state;
+    double y[10000] = {0};
+    y[5000] = 7;
+    y[100] = NAN;
+    y[200] = INFINITY;
+    char *plot = plot_text(y, 10000, 5);
+    assert_true(star_at(plot, 0, 25));
+    assert_text_has(plot, "7 |");
+    free(plot);
+    const double none[2] = {NAN, NAN}, one = 3;
+    char *empty = plot_text(none, 2, 5);
+    assert_string_equal(empty, "");
+    free(empty);
+    free(plot_text(&one, 1, 5));
+}
+
+static void plot_uses_braille_where_it_may(void **state) {
+    (void)state;
+    setenv("LC_ALL", "C.UTF-8", 1);
+    const double y[] = {1, 3, 2};
+    char *plot = plot_text(y, 3, 4);
+    assert_text_has(plot, "\xE2\xA0");
+    free(plot);
+    setenv("LC_ALL", "C", 1);
+}
+
+static void progress_is_silent_without_a_terminal(void **state) {
+    (void)state;
+    cli_progress p;
+    cli_progress_begin(&p, "training", "steps", 10);
+    if (isatty(2)) skip();
+    assert_false(p.live);
+    for (int i = 1; i <= 10; i++)
+        cli_progress_update(&p, i, "");
+    assert_true(cli_progress_rate(&p) > 0);
+    cli_progress_end(&p);
+}
+
+static void progress_bar_fills(void **state) {
+    (void)state;
+    char text[BAR_COLUMNS * 3 + 4];
+    setenv("LC_ALL", "C", 1);
+    bar_text(text, sizeof text, 0.5);
+    assert_int_equal(strlen(text), BAR_COLUMNS);
+    assert_int_equal(strspn(text, "#"), BAR_COLUMNS / 2);
+    bar_text(text, sizeof text, 7);
+    assert_int_equal(strspn(text, "#"), BAR_COLUMNS);
+    bar_text(text, sizeof text, -1);
+    assert_int_equal(strspn(text, " "), BAR_COLUMNS);
+    char line[] = "gr\xC3\xBC\xC3\x9F"
+                  "e";
+    cut(line, 4);
+    assert_string_equal(line, "gr\xC3\xBC\xC3\x9F");
+}
+
+/* ---- the command itself ------------------------------------------------------------------------------------------ */
+
+/* Runs `trunnion ARGUMENTS` and gives its exit code; what it says goes to `heard`. */
+static int run_command(const char *arguments, char *heard, size_t size) {
+    char self[512], command[800];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = 0;
+    *strrchr(self, '/') = 0;
+    strcat(self, "/trunnion");
+    if (access(self, X_OK) != 0) {
+        print_message("skipped: trunnion was not built beside this test\n");
+        skip();
+    }
+    snprintf(command, sizeof command, "%s %s", self, arguments);
+    FILE *p = popen(command, "r");
+    assert_non_null(p);
+    heard[fread(heard, 1, size - 1, p)] = 0;
+    return WEXITSTATUS(pclose(p));
+}
+
+static void command_ends_with_the_promised_codes(void **state) {
+    (void)state;
+    const struct {
+        const char *arguments;
+        int code;
+        const char *part;
+    } rows[] = {
+        {"2>&1", 2, "usage: trunnion"},
+        {"--version", 0, "trunnion 0."},
+        {"help", 0, "devices"},
+        {"help devices", 0, "examples"},
+        {"devices --help", 0, "examples"},
+        {"help nothing 2>&1", 2, "no command"},
+        {"devises 2>&1", 2, "did you mean devices?"},
+        {"devices --nothing 2>&1", 2, "--nothing"},
+        {"devices stray 2>&1", 2, "stray"},
+        {"devices", 0, "recommended: "},
+        {"devices -v", 0, "cpu"},
+        {"devices --reasons", 0, "library_not_found"},
+        {"devices --json", 0, "\"recommended\": "},
+        {"devices --json 2>&1 >/dev/full", 1, "standard output"},
+    };
+    char heard[65536];
+    setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        int code = run_command(rows[i].arguments, heard, sizeof heard);
+        if (code != rows[i].code) fail_msg("trunnion %s ends with %d: %s", rows[i].arguments, code, heard);
+        assert_text_has(heard, rows[i].part);
+    }
+}
+
+static void devices_json_has_the_promised_keys(void **state) {
+    (void)state;
+    static const char *const of_backend[] = {"name", "available", "reason", "fix", "devices"};
+    static const char *const of_device[] = {
+        "id", "name", "total_memory", "free_memory", "compute_capability", "unified_memory", "software"};
+    char heard[65536];
+    assert_int_equal(run_command("devices --json", heard, sizeof heard), 0);
+    tn_json_doc *doc;
+    assert_ok(tn_json_parse(heard, strlen(heard), &doc));
+    const tn_json *backends = tn_json_get(tn_json_root(doc), "backends");
+    assert_true(tn_json_length(backends) >= 9);
+    for (size_t i = 0; i < tn_json_length(backends); i++) {
+        const tn_json *b = tn_json_at(backends, i), *devices = tn_json_get(b, "devices");
+        for (size_t k = 0; k < TN_COUNT(of_backend); k++)
+            assert_non_null(tn_json_get(b, of_backend[k]));
+        for (size_t d = 0; d < tn_json_length(devices); d++)
+            for (size_t k = 0; k < TN_COUNT(of_device); k++)
+                assert_non_null(tn_json_get(tn_json_at(devices, d), of_device[k]));
+    }
+    tn_json_free(doc);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(options_are_read_wherever_they_stand),
+        cmocka_unit_test(wrong_options_are_named),
+        cmocka_unit_test(options_without_a_meaning_are_refused),
+        cmocka_unit_test(sizes_are_powers_of_1024),
+        cmocka_unit_test(json_reads_back),
+        cmocka_unit_test(plot_goes_from_corner_to_corner),
+        cmocka_unit_test(plot_keeps_spikes_and_leaves_out_what_is_no_number),
+        cmocka_unit_test(plot_uses_braille_where_it_may),
+        cmocka_unit_test(progress_is_silent_without_a_terminal),
+        cmocka_unit_test(progress_bar_fills),
+        cmocka_unit_test(command_ends_with_the_promised_codes),
+        cmocka_unit_test(devices_json_has_the_promised_keys),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}
