@@ -407,7 +407,7 @@ static void copy_options(void *own, size_t own_size, const void *given) {{
     memcpy(own, given, size == 0 || size > own_size ? own_size : size);
 }}
 
-static tn_tensor *failed(tn_status s) {{ return tn_tensor_new(tn_node_error(s, tn_error())); }}
+static tn_tensor *failed(tn_status s) {{ return tn_tensor_error(s); }}
 
 static tn_node *build_failed(tn_build *b, tn_status s) {{
     if (b->status == TN_OK) b->status = s;
@@ -457,7 +457,7 @@ static tn_tensor *record_view(const char *name, view_rule *rule, const tn_tensor
     }}
     tn_view_steps steps = {{.name = name}};
     tn_status s = rule(nodes, a, &steps);
-    return s == TN_OK ? tn_view_record(in[0], &steps) : tn_view_failed(s);
+    return s == TN_OK ? tn_view_record(in[0], &steps) : tn_tensor_error(s);
 }}
 
 static tn_node *build_view(tn_build *b, const char *name, view_rule *rule, tn_node *const *in, const tn_attrs *a) {{

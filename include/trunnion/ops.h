@@ -154,10 +154,251 @@ TN_API tn_tensor *tn_full(const int64_t *shape, int rank, double value, tn_dtype
 /* start, start + step, … up to but without end. */
 TN_API tn_tensor *tn_arange(double start, double end, double step, tn_dtype dtype);
 
+/* ---- transcendental ---------------------------------------------------------------------------------------------- */
+
+/* 2 to the power of x; exact for whole x. */
+TN_API tn_tensor *tn_exp2(const tn_tensor *x);
+
+/* the logarithm to base 2; exact for powers of 2. */
+TN_API tn_tensor *tn_log2(const tn_tensor *x);
+
+/* the logarithm to base 10. */
+TN_API tn_tensor *tn_log10(const tn_tensor *x);
+
+/* x to the power of y, with C's results at the edges. Integers stay integers and wrap; to a negative power only 1
+ * and −1 give anything but 0. */
+TN_API tn_tensor *tn_pow(const tn_tensor *x, const tn_tensor *y);
+TN_API tn_tensor *tn_pow_(tn_tensor *x, const tn_tensor *y);
+
+/* the angle in [−π/2, π/2] whose tangent is x. */
+TN_API tn_tensor *tn_atan(const tn_tensor *x);
+
+/* the angle in [−π, π] of the point (x, y), signed zeros and infinities as in C. */
+TN_API tn_tensor *tn_atan2(const tn_tensor *y, const tn_tensor *x);
+
 /* ---- math -------------------------------------------------------------------------------------------------------- */
+
+/* x · x. */
+TN_API tn_tensor *tn_square(const tn_tensor *x);
+TN_API tn_tensor *tn_square_(tn_tensor *x);
+
+/* 1 / sqrt(x). */
+TN_API tn_tensor *tn_rsqrt(const tn_tensor *x);
+TN_API tn_tensor *tn_rsqrt_(tn_tensor *x);
+
+/* 1 / x. */
+TN_API tn_tensor *tn_reciprocal(const tn_tensor *x);
+TN_API tn_tensor *tn_reciprocal_(tn_tensor *x);
+
+/* sqrt(x² + y²) without overflow in between. */
+TN_API tn_tensor *tn_hypot(const tn_tensor *x, const tn_tensor *y);
+
+/* log(1 + x), accurate near 0. With u = 1 + x as it was rounded, log(u) · x / (u − 1) makes good for the rounding
+ * (Goldberg 1991, theorem 4). */
+TN_API tn_tensor *tn_log1p(const tn_tensor *x);
+
+/* exp(x) − 1, accurate near 0. With u = exp(x) as it was rounded, (u − 1) · x / log(u) makes good for the rounding
+ * (Kahan's way). */
+TN_API tn_tensor *tn_expm1(const tn_tensor *x);
+
+/* x · log(y), and 0 for x = 0 whatever y is, NaN apart. */
+TN_API tn_tensor *tn_xlogy(const tn_tensor *x, const tn_tensor *y);
+
+/* log(exp(x) + exp(y)) without overflow. */
+TN_API tn_tensor *tn_logaddexp(const tn_tensor *x, const tn_tensor *y);
+
+/* sin(x) / cos(x). */
+TN_API tn_tensor *tn_tan(const tn_tensor *x);
+
+/* (exp(x) − exp(−x)) / 2, accurate near 0. */
+TN_API tn_tensor *tn_sinh(const tn_tensor *x);
+
+/* (exp(x) + exp(−x)) / 2. */
+TN_API tn_tensor *tn_cosh(const tn_tensor *x);
+
+/* the angle in [−π/2, π/2] whose sine is x. */
+TN_API tn_tensor *tn_asin(const tn_tensor *x);
+
+/* the angle in [0, π] whose cosine is x. */
+TN_API tn_tensor *tn_acos(const tn_tensor *x);
+
+/* log(x + sqrt(x² + 1)), accurate near 0 and without overflow. */
+TN_API tn_tensor *tn_asinh(const tn_tensor *x);
+
+/* log(x + sqrt(x² − 1)) for x ≥ 1, accurate near 1 and without overflow. */
+TN_API tn_tensor *tn_acosh(const tn_tensor *x);
+
+/* log((1 + x) / (1 − x)) / 2, accurate near 0. */
+TN_API tn_tensor *tn_atanh(const tn_tensor *x);
 
 /* −1, 0 or 1; NaN stays NaN. */
 TN_API tn_tensor *tn_sign(const tn_tensor *x);
+
+/* x − trunc(x), with the sign of x. */
+TN_API tn_tensor *tn_frac(const tn_tensor *x);
+
+/* true where x is not a number. */
+TN_API tn_tensor *tn_isnan(const tn_tensor *x);
+
+/* true where x is +∞ or −∞. */
+TN_API tn_tensor *tn_isinf(const tn_tensor *x);
+
+/* true where x is neither NaN nor infinite. */
+TN_API tn_tensor *tn_isfinite(const tn_tensor *x);
+
+/* NaN and the infinities replaced. A posinf or neginf that is itself infinite stands for the largest number of the
+ * dtype and its negative. */
+TN_API tn_tensor *tn_nan_to_num(const tn_tensor *x, double nan, double posinf, double neginf);
+
+/* min where x is less, max where it is more; −INFINITY and INFINITY for no bound. Bounds of an integer tensor are
+ * whole. NaN stays. */
+TN_API tn_tensor *tn_clamp(const tn_tensor *x, double min, double max);
+TN_API tn_tensor *tn_clamp_(tn_tensor *x, double min, double max);
+
+/* x + weight · (end − x), from whichever end is nearer, so that weight 1 gives end exactly. */
+TN_API tn_tensor *tn_lerp(const tn_tensor *x, const tn_tensor *end, const tn_tensor *weight);
+TN_API tn_tensor *tn_lerp_(tn_tensor *x, const tn_tensor *end, const tn_tensor *weight);
+
+/* x + value · tensor1 · tensor2. */
+TN_API tn_tensor *tn_addcmul(const tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value);
+TN_API tn_tensor *tn_addcmul_(tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value);
+
+/* x + value · tensor1 / tensor2. */
+TN_API tn_tensor *tn_addcdiv(const tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value);
+TN_API tn_tensor *tn_addcdiv_(tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value);
+
+/* value where the bool mask is true, else x; both broadcast. x's dtype stays. */
+TN_API tn_tensor *tn_masked_fill(const tn_tensor *x, const tn_tensor *mask, double value);
+TN_API tn_tensor *tn_masked_fill_(tn_tensor *x, const tn_tensor *mask, double value);
+
+/* true where x ≠ y; NaN differs from everything. */
+TN_API tn_tensor *tn_ne(const tn_tensor *x, const tn_tensor *y);
+
+/* true where x > y. */
+TN_API tn_tensor *tn_gt(const tn_tensor *x, const tn_tensor *y);
+
+/* true where x ≥ y. */
+TN_API tn_tensor *tn_ge(const tn_tensor *x, const tn_tensor *y);
+
+/* true where x is 0 or false. */
+TN_API tn_tensor *tn_logical_not(const tn_tensor *x);
+
+/* true where both are neither 0 nor false. */
+TN_API tn_tensor *tn_logical_and(const tn_tensor *x, const tn_tensor *y);
+
+/* true where one is neither 0 nor false. */
+TN_API tn_tensor *tn_logical_or(const tn_tensor *x, const tn_tensor *y);
+
+/* true where one, but not both, is neither 0 nor false. */
+TN_API tn_tensor *tn_logical_xor(const tn_tensor *x, const tn_tensor *y);
+
+/* x + other. */
+TN_API tn_tensor *tn_add_scalar(const tn_tensor *x, double other);
+TN_API tn_tensor *tn_add_scalar_(tn_tensor *x, double other);
+
+/* x − other. */
+TN_API tn_tensor *tn_sub_scalar(const tn_tensor *x, double other);
+TN_API tn_tensor *tn_sub_scalar_(tn_tensor *x, double other);
+
+/* other − x. */
+TN_API tn_tensor *tn_rsub_scalar(const tn_tensor *x, double other);
+
+/* x · other. */
+TN_API tn_tensor *tn_mul_scalar(const tn_tensor *x, double other);
+TN_API tn_tensor *tn_mul_scalar_(tn_tensor *x, double other);
+
+/* x / other, always floating point. */
+TN_API tn_tensor *tn_div_scalar(const tn_tensor *x, double other);
+TN_API tn_tensor *tn_div_scalar_(tn_tensor *x, double other);
+
+/* other / x, always floating point. */
+TN_API tn_tensor *tn_rdiv_scalar(const tn_tensor *x, double other);
+
+/* the greatest whole number ≤ x / other. */
+TN_API tn_tensor *tn_floor_divide_scalar(const tn_tensor *x, double other);
+
+/* x modulo other, with the sign of other. */
+TN_API tn_tensor *tn_remainder_scalar(const tn_tensor *x, double other);
+
+/* x modulo other, with the sign of x. */
+TN_API tn_tensor *tn_fmod_scalar(const tn_tensor *x, double other);
+
+/* the greater of x and other. */
+TN_API tn_tensor *tn_maximum_scalar(const tn_tensor *x, double other);
+
+/* the lesser of x and other. */
+TN_API tn_tensor *tn_minimum_scalar(const tn_tensor *x, double other);
+
+/* x to the power of other; small whole powers and roots by multiplication and sqrt. */
+TN_API tn_tensor *tn_pow_scalar(const tn_tensor *x, double other);
+TN_API tn_tensor *tn_pow_scalar_(tn_tensor *x, double other);
+
+/* true where x = other. */
+TN_API tn_tensor *tn_eq_scalar(const tn_tensor *x, double other);
+
+/* true where x ≠ other. */
+TN_API tn_tensor *tn_ne_scalar(const tn_tensor *x, double other);
+
+/* true where x < other. */
+TN_API tn_tensor *tn_lt_scalar(const tn_tensor *x, double other);
+
+/* true where x ≤ other. */
+TN_API tn_tensor *tn_le_scalar(const tn_tensor *x, double other);
+
+/* true where x > other. */
+TN_API tn_tensor *tn_gt_scalar(const tn_tensor *x, double other);
+
+/* true where x ≥ other. */
+TN_API tn_tensor *tn_ge_scalar(const tn_tensor *x, double other);
+
+/* ---- create ------------------------------------------------------------------------------------------------------ */
+
+/* all 0. */
+TN_API tn_tensor *tn_zeros(const int64_t *shape, int rank, tn_dtype dtype);
+
+/* all 1. */
+TN_API tn_tensor *tn_ones(const int64_t *shape, int rank, tn_dtype dtype);
+
+/* zeros with x's shape and dtype. */
+TN_API tn_tensor *tn_zeros_like(const tn_tensor *x);
+
+/* ones with x's shape and dtype. */
+TN_API tn_tensor *tn_ones_like(const tn_tensor *x);
+
+/* `value` everywhere, with x's shape and dtype. */
+TN_API tn_tensor *tn_full_like(const tn_tensor *x, double value);
+
+/* `steps` numbers at equal distances from start to end, both included. */
+TN_API tn_tensor *tn_linspace(double start, double end, int64_t steps, tn_dtype dtype);
+
+/* a matrix with ones on the diagonal and zeros elsewhere. */
+TN_API tn_tensor *tn_eye(int64_t n, int64_t m, tn_dtype dtype);
+
+/* matrices with what lies above the given diagonal set to 0 (0 the main one, 1 the one above). */
+TN_API tn_tensor *tn_tril(const tn_tensor *x, int64_t diagonal);
+
+/* matrices with what lies below the given diagonal set to 0 (0 the main one, 1 the one above). */
+TN_API tn_tensor *tn_triu(const tn_tensor *x, int64_t diagonal);
+
+/* 1 at the place that index names, 0 elsewhere, along a new last dimension of `classes`. */
+TN_API tn_tensor *tn_one_hot(const tn_tensor *index, int64_t classes, tn_dtype dtype);
+
+/* tensors of one shape along a new dimension at dim. */
+TN_API tn_tensor *tn_stack(tn_tensor *const *tensors, int tensor_count, int64_t dim);
+
+/* x repeated repeats[d] times along each dimension; repeats may have more entries than x dimensions, the first ones
+ * are then new dimensions. */
+TN_API tn_tensor *tn_repeat(const tn_tensor *x, const int64_t *repeats, int repeat_count);
+
+/* repeat, with leading ones where repeats is shorter than the rank. */
+TN_API tn_tensor *tn_tile(const tn_tensor *x, const int64_t *repeats, int repeat_count);
+
+/* the order of elements turned round along dims; a copy. */
+TN_API tn_tensor *tn_flip(const tn_tensor *x, const int64_t *dims, int dim_count);
+
+/* elements moved on by shifts[k] along dims[k], those that leave at the end come in at the beginning. */
+TN_API tn_tensor *tn_roll(const tn_tensor *x, const int64_t *shifts, int shift_count, const int64_t *dims,
+                          int dim_count);
 
 /* ---- movement ---------------------------------------------------------------------------------------------------- */
 
@@ -255,6 +496,25 @@ TN_API int tn_chunk(const tn_tensor *x, int64_t chunks, int64_t dim, tn_tensor *
 /* x with slice i of src along dim added to slice index[i]; indices outside are left out. */
 TN_API tn_tensor *tn_index_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 
+/* gather, with all but dim broadcast between x and index. */
+TN_API tn_tensor *tn_take_along_dim(const tn_tensor *x, int64_t dim, const tn_tensor *index);
+
+/* x with src[…, j, …] added at […, index[…, j, …], …]; indices outside are left out. */
+TN_API tn_tensor *tn_scatter_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
+
+/* the places along dim of x's elements in ascending (or descending) order; equal ones stay in order, NaN is the
+ * greatest. */
+TN_API tn_tensor *tn_argsort(const tn_tensor *x, int64_t dim, bool descending);
+
+/* x's elements in ascending (or descending) order along dim; where they come from says argsort. */
+TN_API tn_tensor *tn_sort(const tn_tensor *x, int64_t dim, bool descending);
+
+/* the k greatest (or least) elements along dim, the first first. */
+TN_API tn_tensor *tn_topk(const tn_tensor *x, int64_t k, int64_t dim, bool largest);
+
+/* where the elements of topk lie along dim. */
+TN_API tn_tensor *tn_topk_indices(const tn_tensor *x, int64_t k, int64_t dim, bool largest);
+
 /* ---- reduce ------------------------------------------------------------------------------------------------------ */
 
 /* the sum over dims (TN_ALL: all). Integers and bools sum to i64. */
@@ -283,6 +543,40 @@ TN_API tn_tensor *tn_cumsum(const tn_tensor *x, int64_t dim);
 /* the running product along dim. Integers and bools multiply to i64. The gradient where x is 0 is that of a division
  * by 0. */
 TN_API tn_tensor *tn_cumprod(const tn_tensor *x, int64_t dim);
+
+/* the mean over dims (TN_ALL: all). Floating point only: an integer mean is not whole. */
+TN_API tn_tensor *tn_mean(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
+
+/* the mean squared deviation from the mean over dims (TN_ALL: all), with the number of elements less `correction` as
+ * divisor: 1 for a sample's, 0 for a population's. */
+TN_API tn_tensor *tn_var(const tn_tensor *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim);
+
+/* the square root of var. */
+TN_API tn_tensor *tn_std(const tn_tensor *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim);
+
+/* (Σ |x|^p)^(1/p) over dims (TN_ALL: all); p INFINITY or −INFINITY: the greatest or least |x|, 0: how many are not
+ * 0. The gradient at 0 is 0. */
+TN_API tn_tensor *tn_norm(const tn_tensor *x, double p, const int64_t *dims, int dim_count, bool keepdim);
+
+/* log Σ exp(x) over dims (TN_ALL: all) without overflow. */
+TN_API tn_tensor *tn_logsumexp(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
+
+/* true where any element over dims (TN_ALL: all) is neither 0 nor false; false for none. */
+TN_API tn_tensor *tn_any(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
+
+/* true where every element over dims (TN_ALL: all) is neither 0 nor false; true for none. */
+TN_API tn_tensor *tn_all(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
+
+/* how many elements over dims (TN_ALL: all) are neither 0 nor false, as i64. */
+TN_API tn_tensor *tn_count_nonzero(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim);
+
+/* the greatest element along dim; the gradient goes to the first of equals alone (amax shares it). Where it lies
+ * says argmax. */
+TN_API tn_tensor *tn_max(const tn_tensor *x, int64_t dim, bool keepdim);
+
+/* the least element along dim; the gradient goes to the first of equals alone (amin shares it). Where it lies says
+ * argmin. */
+TN_API tn_tensor *tn_min(const tn_tensor *x, int64_t dim, bool keepdim);
 
 /* ---- linalg ------------------------------------------------------------------------------------------------------ */
 
@@ -339,15 +633,31 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 
 #define tn_abs(...) (tn_at(__FILE__, __LINE__), tn_abs(__VA_ARGS__))
 #define tn_abs_(...) (tn_at(__FILE__, __LINE__), tn_abs_(__VA_ARGS__))
+#define tn_acos(...) (tn_at(__FILE__, __LINE__), tn_acos(__VA_ARGS__))
+#define tn_acosh(...) (tn_at(__FILE__, __LINE__), tn_acosh(__VA_ARGS__))
 #define tn_add(...) (tn_at(__FILE__, __LINE__), tn_add(__VA_ARGS__))
 #define tn_add_(...) (tn_at(__FILE__, __LINE__), tn_add_(__VA_ARGS__))
+#define tn_add_scalar(...) (tn_at(__FILE__, __LINE__), tn_add_scalar(__VA_ARGS__))
+#define tn_add_scalar_(...) (tn_at(__FILE__, __LINE__), tn_add_scalar_(__VA_ARGS__))
+#define tn_addcdiv(...) (tn_at(__FILE__, __LINE__), tn_addcdiv(__VA_ARGS__))
+#define tn_addcdiv_(...) (tn_at(__FILE__, __LINE__), tn_addcdiv_(__VA_ARGS__))
+#define tn_addcmul(...) (tn_at(__FILE__, __LINE__), tn_addcmul(__VA_ARGS__))
+#define tn_addcmul_(...) (tn_at(__FILE__, __LINE__), tn_addcmul_(__VA_ARGS__))
 #define tn_addmm(...) (tn_at(__FILE__, __LINE__), tn_addmm(__VA_ARGS__))
+#define tn_all(...) (tn_at(__FILE__, __LINE__), tn_all(__VA_ARGS__))
 #define tn_amax(...) (tn_at(__FILE__, __LINE__), tn_amax(__VA_ARGS__))
 #define tn_amin(...) (tn_at(__FILE__, __LINE__), tn_amin(__VA_ARGS__))
+#define tn_any(...) (tn_at(__FILE__, __LINE__), tn_any(__VA_ARGS__))
 #define tn_arange(...) (tn_at(__FILE__, __LINE__), tn_arange(__VA_ARGS__))
 #define tn_argmax(...) (tn_at(__FILE__, __LINE__), tn_argmax(__VA_ARGS__))
 #define tn_argmin(...) (tn_at(__FILE__, __LINE__), tn_argmin(__VA_ARGS__))
+#define tn_argsort(...) (tn_at(__FILE__, __LINE__), tn_argsort(__VA_ARGS__))
 #define tn_as_strided(...) (tn_at(__FILE__, __LINE__), tn_as_strided(__VA_ARGS__))
+#define tn_asin(...) (tn_at(__FILE__, __LINE__), tn_asin(__VA_ARGS__))
+#define tn_asinh(...) (tn_at(__FILE__, __LINE__), tn_asinh(__VA_ARGS__))
+#define tn_atan(...) (tn_at(__FILE__, __LINE__), tn_atan(__VA_ARGS__))
+#define tn_atan2(...) (tn_at(__FILE__, __LINE__), tn_atan2(__VA_ARGS__))
+#define tn_atanh(...) (tn_at(__FILE__, __LINE__), tn_atanh(__VA_ARGS__))
 #define tn_baddbmm(...) (tn_at(__FILE__, __LINE__), tn_baddbmm(__VA_ARGS__))
 #define tn_bitwise_and(...) (tn_at(__FILE__, __LINE__), tn_bitwise_and(__VA_ARGS__))
 #define tn_bitwise_and_(...) (tn_at(__FILE__, __LINE__), tn_bitwise_and_(__VA_ARGS__))
@@ -366,85 +676,171 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_ceil(...) (tn_at(__FILE__, __LINE__), tn_ceil(__VA_ARGS__))
 #define tn_ceil_(...) (tn_at(__FILE__, __LINE__), tn_ceil_(__VA_ARGS__))
 #define tn_chunk(...) (tn_at(__FILE__, __LINE__), tn_chunk(__VA_ARGS__))
+#define tn_clamp(...) (tn_at(__FILE__, __LINE__), tn_clamp(__VA_ARGS__))
+#define tn_clamp_(...) (tn_at(__FILE__, __LINE__), tn_clamp_(__VA_ARGS__))
 #define tn_contiguous(...) (tn_at(__FILE__, __LINE__), tn_contiguous(__VA_ARGS__))
 #define tn_cos(...) (tn_at(__FILE__, __LINE__), tn_cos(__VA_ARGS__))
 #define tn_cos_(...) (tn_at(__FILE__, __LINE__), tn_cos_(__VA_ARGS__))
+#define tn_cosh(...) (tn_at(__FILE__, __LINE__), tn_cosh(__VA_ARGS__))
 #define tn_cosine_similarity(...) (tn_at(__FILE__, __LINE__), tn_cosine_similarity(__VA_ARGS__))
+#define tn_count_nonzero(...) (tn_at(__FILE__, __LINE__), tn_count_nonzero(__VA_ARGS__))
 #define tn_cumprod(...) (tn_at(__FILE__, __LINE__), tn_cumprod(__VA_ARGS__))
 #define tn_cumsum(...) (tn_at(__FILE__, __LINE__), tn_cumsum(__VA_ARGS__))
 #define tn_detach(...) (tn_at(__FILE__, __LINE__), tn_detach(__VA_ARGS__))
 #define tn_div(...) (tn_at(__FILE__, __LINE__), tn_div(__VA_ARGS__))
 #define tn_div_(...) (tn_at(__FILE__, __LINE__), tn_div_(__VA_ARGS__))
+#define tn_div_scalar(...) (tn_at(__FILE__, __LINE__), tn_div_scalar(__VA_ARGS__))
+#define tn_div_scalar_(...) (tn_at(__FILE__, __LINE__), tn_div_scalar_(__VA_ARGS__))
 #define tn_dot(...) (tn_at(__FILE__, __LINE__), tn_dot(__VA_ARGS__))
 #define tn_eq(...) (tn_at(__FILE__, __LINE__), tn_eq(__VA_ARGS__))
+#define tn_eq_scalar(...) (tn_at(__FILE__, __LINE__), tn_eq_scalar(__VA_ARGS__))
 #define tn_erf(...) (tn_at(__FILE__, __LINE__), tn_erf(__VA_ARGS__))
 #define tn_erf_(...) (tn_at(__FILE__, __LINE__), tn_erf_(__VA_ARGS__))
 #define tn_exp(...) (tn_at(__FILE__, __LINE__), tn_exp(__VA_ARGS__))
+#define tn_exp2(...) (tn_at(__FILE__, __LINE__), tn_exp2(__VA_ARGS__))
 #define tn_exp_(...) (tn_at(__FILE__, __LINE__), tn_exp_(__VA_ARGS__))
 #define tn_expand(...) (tn_at(__FILE__, __LINE__), tn_expand(__VA_ARGS__))
 #define tn_expand_as(...) (tn_at(__FILE__, __LINE__), tn_expand_as(__VA_ARGS__))
+#define tn_expm1(...) (tn_at(__FILE__, __LINE__), tn_expm1(__VA_ARGS__))
+#define tn_eye(...) (tn_at(__FILE__, __LINE__), tn_eye(__VA_ARGS__))
 #define tn_flatten(...) (tn_at(__FILE__, __LINE__), tn_flatten(__VA_ARGS__))
+#define tn_flip(...) (tn_at(__FILE__, __LINE__), tn_flip(__VA_ARGS__))
 #define tn_floor(...) (tn_at(__FILE__, __LINE__), tn_floor(__VA_ARGS__))
 #define tn_floor_(...) (tn_at(__FILE__, __LINE__), tn_floor_(__VA_ARGS__))
 #define tn_floor_divide(...) (tn_at(__FILE__, __LINE__), tn_floor_divide(__VA_ARGS__))
 #define tn_floor_divide_(...) (tn_at(__FILE__, __LINE__), tn_floor_divide_(__VA_ARGS__))
+#define tn_floor_divide_scalar(...) (tn_at(__FILE__, __LINE__), tn_floor_divide_scalar(__VA_ARGS__))
 #define tn_fmod(...) (tn_at(__FILE__, __LINE__), tn_fmod(__VA_ARGS__))
 #define tn_fmod_(...) (tn_at(__FILE__, __LINE__), tn_fmod_(__VA_ARGS__))
+#define tn_fmod_scalar(...) (tn_at(__FILE__, __LINE__), tn_fmod_scalar(__VA_ARGS__))
+#define tn_frac(...) (tn_at(__FILE__, __LINE__), tn_frac(__VA_ARGS__))
 #define tn_full(...) (tn_at(__FILE__, __LINE__), tn_full(__VA_ARGS__))
+#define tn_full_like(...) (tn_at(__FILE__, __LINE__), tn_full_like(__VA_ARGS__))
 #define tn_gather(...) (tn_at(__FILE__, __LINE__), tn_gather(__VA_ARGS__))
+#define tn_ge(...) (tn_at(__FILE__, __LINE__), tn_ge(__VA_ARGS__))
+#define tn_ge_scalar(...) (tn_at(__FILE__, __LINE__), tn_ge_scalar(__VA_ARGS__))
 #define tn_gemm(...) (tn_at(__FILE__, __LINE__), tn_gemm(__VA_ARGS__))
 #define tn_gemv(...) (tn_at(__FILE__, __LINE__), tn_gemv(__VA_ARGS__))
+#define tn_gt(...) (tn_at(__FILE__, __LINE__), tn_gt(__VA_ARGS__))
+#define tn_gt_scalar(...) (tn_at(__FILE__, __LINE__), tn_gt_scalar(__VA_ARGS__))
+#define tn_hypot(...) (tn_at(__FILE__, __LINE__), tn_hypot(__VA_ARGS__))
 #define tn_index_add(...) (tn_at(__FILE__, __LINE__), tn_index_add(__VA_ARGS__))
 #define tn_index_select(...) (tn_at(__FILE__, __LINE__), tn_index_select(__VA_ARGS__))
+#define tn_isfinite(...) (tn_at(__FILE__, __LINE__), tn_isfinite(__VA_ARGS__))
+#define tn_isinf(...) (tn_at(__FILE__, __LINE__), tn_isinf(__VA_ARGS__))
+#define tn_isnan(...) (tn_at(__FILE__, __LINE__), tn_isnan(__VA_ARGS__))
 #define tn_le(...) (tn_at(__FILE__, __LINE__), tn_le(__VA_ARGS__))
+#define tn_le_scalar(...) (tn_at(__FILE__, __LINE__), tn_le_scalar(__VA_ARGS__))
+#define tn_lerp(...) (tn_at(__FILE__, __LINE__), tn_lerp(__VA_ARGS__))
+#define tn_lerp_(...) (tn_at(__FILE__, __LINE__), tn_lerp_(__VA_ARGS__))
 #define tn_linear(...) (tn_at(__FILE__, __LINE__), tn_linear(__VA_ARGS__))
+#define tn_linspace(...) (tn_at(__FILE__, __LINE__), tn_linspace(__VA_ARGS__))
 #define tn_log(...) (tn_at(__FILE__, __LINE__), tn_log(__VA_ARGS__))
+#define tn_log10(...) (tn_at(__FILE__, __LINE__), tn_log10(__VA_ARGS__))
+#define tn_log1p(...) (tn_at(__FILE__, __LINE__), tn_log1p(__VA_ARGS__))
+#define tn_log2(...) (tn_at(__FILE__, __LINE__), tn_log2(__VA_ARGS__))
 #define tn_log_(...) (tn_at(__FILE__, __LINE__), tn_log_(__VA_ARGS__))
+#define tn_logaddexp(...) (tn_at(__FILE__, __LINE__), tn_logaddexp(__VA_ARGS__))
+#define tn_logical_and(...) (tn_at(__FILE__, __LINE__), tn_logical_and(__VA_ARGS__))
+#define tn_logical_not(...) (tn_at(__FILE__, __LINE__), tn_logical_not(__VA_ARGS__))
+#define tn_logical_or(...) (tn_at(__FILE__, __LINE__), tn_logical_or(__VA_ARGS__))
+#define tn_logical_xor(...) (tn_at(__FILE__, __LINE__), tn_logical_xor(__VA_ARGS__))
+#define tn_logsumexp(...) (tn_at(__FILE__, __LINE__), tn_logsumexp(__VA_ARGS__))
 #define tn_lt(...) (tn_at(__FILE__, __LINE__), tn_lt(__VA_ARGS__))
+#define tn_lt_scalar(...) (tn_at(__FILE__, __LINE__), tn_lt_scalar(__VA_ARGS__))
+#define tn_masked_fill(...) (tn_at(__FILE__, __LINE__), tn_masked_fill(__VA_ARGS__))
+#define tn_masked_fill_(...) (tn_at(__FILE__, __LINE__), tn_masked_fill_(__VA_ARGS__))
 #define tn_matmul(...) (tn_at(__FILE__, __LINE__), tn_matmul(__VA_ARGS__))
+#define tn_max(...) (tn_at(__FILE__, __LINE__), tn_max(__VA_ARGS__))
 #define tn_maximum(...) (tn_at(__FILE__, __LINE__), tn_maximum(__VA_ARGS__))
+#define tn_maximum_scalar(...) (tn_at(__FILE__, __LINE__), tn_maximum_scalar(__VA_ARGS__))
+#define tn_mean(...) (tn_at(__FILE__, __LINE__), tn_mean(__VA_ARGS__))
+#define tn_min(...) (tn_at(__FILE__, __LINE__), tn_min(__VA_ARGS__))
 #define tn_minimum(...) (tn_at(__FILE__, __LINE__), tn_minimum(__VA_ARGS__))
+#define tn_minimum_scalar(...) (tn_at(__FILE__, __LINE__), tn_minimum_scalar(__VA_ARGS__))
 #define tn_mm(...) (tn_at(__FILE__, __LINE__), tn_mm(__VA_ARGS__))
 #define tn_movedim(...) (tn_at(__FILE__, __LINE__), tn_movedim(__VA_ARGS__))
 #define tn_mul(...) (tn_at(__FILE__, __LINE__), tn_mul(__VA_ARGS__))
 #define tn_mul_(...) (tn_at(__FILE__, __LINE__), tn_mul_(__VA_ARGS__))
+#define tn_mul_scalar(...) (tn_at(__FILE__, __LINE__), tn_mul_scalar(__VA_ARGS__))
+#define tn_mul_scalar_(...) (tn_at(__FILE__, __LINE__), tn_mul_scalar_(__VA_ARGS__))
 #define tn_mv(...) (tn_at(__FILE__, __LINE__), tn_mv(__VA_ARGS__))
+#define tn_nan_to_num(...) (tn_at(__FILE__, __LINE__), tn_nan_to_num(__VA_ARGS__))
 #define tn_narrow(...) (tn_at(__FILE__, __LINE__), tn_narrow(__VA_ARGS__))
+#define tn_ne(...) (tn_at(__FILE__, __LINE__), tn_ne(__VA_ARGS__))
+#define tn_ne_scalar(...) (tn_at(__FILE__, __LINE__), tn_ne_scalar(__VA_ARGS__))
 #define tn_neg(...) (tn_at(__FILE__, __LINE__), tn_neg(__VA_ARGS__))
 #define tn_neg_(...) (tn_at(__FILE__, __LINE__), tn_neg_(__VA_ARGS__))
+#define tn_norm(...) (tn_at(__FILE__, __LINE__), tn_norm(__VA_ARGS__))
+#define tn_one_hot(...) (tn_at(__FILE__, __LINE__), tn_one_hot(__VA_ARGS__))
+#define tn_ones(...) (tn_at(__FILE__, __LINE__), tn_ones(__VA_ARGS__))
+#define tn_ones_like(...) (tn_at(__FILE__, __LINE__), tn_ones_like(__VA_ARGS__))
 #define tn_outer(...) (tn_at(__FILE__, __LINE__), tn_outer(__VA_ARGS__))
 #define tn_pad(...) (tn_at(__FILE__, __LINE__), tn_pad(__VA_ARGS__))
 #define tn_permute(...) (tn_at(__FILE__, __LINE__), tn_permute(__VA_ARGS__))
+#define tn_pow(...) (tn_at(__FILE__, __LINE__), tn_pow(__VA_ARGS__))
+#define tn_pow_(...) (tn_at(__FILE__, __LINE__), tn_pow_(__VA_ARGS__))
+#define tn_pow_scalar(...) (tn_at(__FILE__, __LINE__), tn_pow_scalar(__VA_ARGS__))
+#define tn_pow_scalar_(...) (tn_at(__FILE__, __LINE__), tn_pow_scalar_(__VA_ARGS__))
 #define tn_prod(...) (tn_at(__FILE__, __LINE__), tn_prod(__VA_ARGS__))
+#define tn_rdiv_scalar(...) (tn_at(__FILE__, __LINE__), tn_rdiv_scalar(__VA_ARGS__))
+#define tn_reciprocal(...) (tn_at(__FILE__, __LINE__), tn_reciprocal(__VA_ARGS__))
+#define tn_reciprocal_(...) (tn_at(__FILE__, __LINE__), tn_reciprocal_(__VA_ARGS__))
 #define tn_remainder(...) (tn_at(__FILE__, __LINE__), tn_remainder(__VA_ARGS__))
 #define tn_remainder_(...) (tn_at(__FILE__, __LINE__), tn_remainder_(__VA_ARGS__))
+#define tn_remainder_scalar(...) (tn_at(__FILE__, __LINE__), tn_remainder_scalar(__VA_ARGS__))
+#define tn_repeat(...) (tn_at(__FILE__, __LINE__), tn_repeat(__VA_ARGS__))
 #define tn_reshape(...) (tn_at(__FILE__, __LINE__), tn_reshape(__VA_ARGS__))
+#define tn_roll(...) (tn_at(__FILE__, __LINE__), tn_roll(__VA_ARGS__))
 #define tn_round(...) (tn_at(__FILE__, __LINE__), tn_round(__VA_ARGS__))
 #define tn_round_(...) (tn_at(__FILE__, __LINE__), tn_round_(__VA_ARGS__))
+#define tn_rsqrt(...) (tn_at(__FILE__, __LINE__), tn_rsqrt(__VA_ARGS__))
+#define tn_rsqrt_(...) (tn_at(__FILE__, __LINE__), tn_rsqrt_(__VA_ARGS__))
+#define tn_rsub_scalar(...) (tn_at(__FILE__, __LINE__), tn_rsub_scalar(__VA_ARGS__))
+#define tn_scatter_add(...) (tn_at(__FILE__, __LINE__), tn_scatter_add(__VA_ARGS__))
 #define tn_select(...) (tn_at(__FILE__, __LINE__), tn_select(__VA_ARGS__))
 #define tn_sign(...) (tn_at(__FILE__, __LINE__), tn_sign(__VA_ARGS__))
 #define tn_sin(...) (tn_at(__FILE__, __LINE__), tn_sin(__VA_ARGS__))
 #define tn_sin_(...) (tn_at(__FILE__, __LINE__), tn_sin_(__VA_ARGS__))
+#define tn_sinh(...) (tn_at(__FILE__, __LINE__), tn_sinh(__VA_ARGS__))
 #define tn_slice(...) (tn_at(__FILE__, __LINE__), tn_slice(__VA_ARGS__))
+#define tn_sort(...) (tn_at(__FILE__, __LINE__), tn_sort(__VA_ARGS__))
 #define tn_split(...) (tn_at(__FILE__, __LINE__), tn_split(__VA_ARGS__))
 #define tn_sqrt(...) (tn_at(__FILE__, __LINE__), tn_sqrt(__VA_ARGS__))
 #define tn_sqrt_(...) (tn_at(__FILE__, __LINE__), tn_sqrt_(__VA_ARGS__))
+#define tn_square(...) (tn_at(__FILE__, __LINE__), tn_square(__VA_ARGS__))
+#define tn_square_(...) (tn_at(__FILE__, __LINE__), tn_square_(__VA_ARGS__))
 #define tn_squeeze(...) (tn_at(__FILE__, __LINE__), tn_squeeze(__VA_ARGS__))
+#define tn_stack(...) (tn_at(__FILE__, __LINE__), tn_stack(__VA_ARGS__))
+#define tn_std(...) (tn_at(__FILE__, __LINE__), tn_std(__VA_ARGS__))
 #define tn_sub(...) (tn_at(__FILE__, __LINE__), tn_sub(__VA_ARGS__))
 #define tn_sub_(...) (tn_at(__FILE__, __LINE__), tn_sub_(__VA_ARGS__))
+#define tn_sub_scalar(...) (tn_at(__FILE__, __LINE__), tn_sub_scalar(__VA_ARGS__))
+#define tn_sub_scalar_(...) (tn_at(__FILE__, __LINE__), tn_sub_scalar_(__VA_ARGS__))
 #define tn_sum(...) (tn_at(__FILE__, __LINE__), tn_sum(__VA_ARGS__))
 #define tn_t(...) (tn_at(__FILE__, __LINE__), tn_t(__VA_ARGS__))
+#define tn_take_along_dim(...) (tn_at(__FILE__, __LINE__), tn_take_along_dim(__VA_ARGS__))
+#define tn_tan(...) (tn_at(__FILE__, __LINE__), tn_tan(__VA_ARGS__))
 #define tn_tanh(...) (tn_at(__FILE__, __LINE__), tn_tanh(__VA_ARGS__))
 #define tn_tanh_(...) (tn_at(__FILE__, __LINE__), tn_tanh_(__VA_ARGS__))
+#define tn_tile(...) (tn_at(__FILE__, __LINE__), tn_tile(__VA_ARGS__))
+#define tn_topk(...) (tn_at(__FILE__, __LINE__), tn_topk(__VA_ARGS__))
+#define tn_topk_indices(...) (tn_at(__FILE__, __LINE__), tn_topk_indices(__VA_ARGS__))
 #define tn_trace(...) (tn_at(__FILE__, __LINE__), tn_trace(__VA_ARGS__))
 #define tn_transpose(...) (tn_at(__FILE__, __LINE__), tn_transpose(__VA_ARGS__))
+#define tn_tril(...) (tn_at(__FILE__, __LINE__), tn_tril(__VA_ARGS__))
+#define tn_triu(...) (tn_at(__FILE__, __LINE__), tn_triu(__VA_ARGS__))
 #define tn_trunc(...) (tn_at(__FILE__, __LINE__), tn_trunc(__VA_ARGS__))
 #define tn_trunc_(...) (tn_at(__FILE__, __LINE__), tn_trunc_(__VA_ARGS__))
 #define tn_unflatten(...) (tn_at(__FILE__, __LINE__), tn_unflatten(__VA_ARGS__))
 #define tn_unsqueeze(...) (tn_at(__FILE__, __LINE__), tn_unsqueeze(__VA_ARGS__))
+#define tn_var(...) (tn_at(__FILE__, __LINE__), tn_var(__VA_ARGS__))
 #define tn_view(...) (tn_at(__FILE__, __LINE__), tn_view(__VA_ARGS__))
 #define tn_view_as(...) (tn_at(__FILE__, __LINE__), tn_view_as(__VA_ARGS__))
 #define tn_where(...) (tn_at(__FILE__, __LINE__), tn_where(__VA_ARGS__))
+#define tn_xlogy(...) (tn_at(__FILE__, __LINE__), tn_xlogy(__VA_ARGS__))
+#define tn_zeros(...) (tn_at(__FILE__, __LINE__), tn_zeros(__VA_ARGS__))
+#define tn_zeros_like(...) (tn_at(__FILE__, __LINE__), tn_zeros_like(__VA_ARGS__))
 
 #ifdef __cplusplus
 }

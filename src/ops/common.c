@@ -35,8 +35,6 @@ tn_node *tn_view_build(tn_build *b, tn_node *x, const tn_view_steps *s) {
     return x;
 }
 
-tn_tensor *tn_view_failed(tn_status s) { return tn_tensor_new(tn_node_error(s, tn_error())); }
-
 tn_status tn_view_dim(const tn_view_steps *s, int64_t dim, int rank, int64_t *out) {
     tn_op_row row = {.name = s->name};
     tn_infer c = {.row = &row};

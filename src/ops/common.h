@@ -19,7 +19,6 @@ tn_attrs *tn_view_step(tn_view_steps *s, int op); /* adds a step; returns its at
 void tn_view_shape(tn_view_steps *s, int op, const int64_t *items, int count); /* adds a step whose attribute is a list */
 tn_tensor *tn_view_record(const tn_tensor *x, const tn_view_steps *s);
 tn_node *tn_view_build(tn_build *b, tn_node *x, const tn_view_steps *s);
-tn_tensor *tn_view_failed(tn_status s); /* this thread's error as a tensor */
 /* dim in [-rank, rank) made ≥ 0, or TN_ERR_SHAPE in the name of s. */
 tn_status tn_view_dim(const tn_view_steps *s, int64_t dim, int rank, int64_t *out);
 

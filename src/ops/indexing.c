@@ -23,7 +23,7 @@ static tn_status infer_index_add(tn_infer *c) {
 /* Floats go through the native kernel for rows; for the others every element looks for what belongs to it. */
 static tn_node *compose_index_add(tn_build *b, const tn_node *n) {
     int64_t dim = n->i[0], count = tn_node_numel(n->in[1]);
-    tn_node *index = tn_b_reshape(b, n->in[1], &count, 1);
+    tn_node *index = tn_b_cast(b, tn_b_reshape(b, n->in[1], &count, 1), TN_I64);
     if (n->dtype == TN_F32 || n->dtype == TN_F64) {
         tn_node *x = tn_b_movedim(b, n->in[0], dim, 0);
         tn_node *sum = tn_b_index_add_rows(b, x, index, tn_b_movedim(b, n->in[2], dim, 0));
@@ -38,3 +38,159 @@ const tn_op_impl tn_impl_index_add = {
     .infer = infer_index_add, .compose = compose_index_add,
     .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3] dim=0; [2,5] [3]:i32@0..4 [2,3] dim=-1;"
              "error=fit [4,3] [9]:i64@0..3 [8,3] dim=0"};
+
+/* take_along_dim(x, dim, index): gather, with all but dim broadcast between x and index. */
+static tn_status infer_take_along_dim(tn_infer *c) {
+    const tn_node *x = c->in[0], *index = c->in[1];
+    int64_t dim;
+    char a[96], b[96];
+    TRY(tn_need_integer(c, 1));
+    TRY(tn_infer_dim(c, c->attrs->i[0], x->rank, &dim));
+    c->attrs->i[0] = dim;
+    bool fits = x->rank > 0 && index->rank == x->rank;
+    TRY(tn_infer_same(c));
+    for (int d = 0; fits && d < x->rank; d++) {
+        fits = d == dim || x->shape[d] == index->shape[d] || x->shape[d] == 1 || index->shape[d] == 1;
+        if (d != dim && x->shape[d] != 1) continue;
+        c->shape[d] = index->shape[d];
+        c->symbol[d] = index->symbol[d];
+    }
+    if (fits) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "take_along_dim: index %s does not broadcast with %s beside dim %lld",
+                   tn_shape_text(index, b, sizeof b), tn_shape_text(x, a, sizeof a), (long long)dim);
+}
+static tn_node *compose_take_along_dim(tn_build *b, const tn_node *n) {
+    int64_t dim = n->i[0], shape[TN_MAX_RANK];
+    for (int d = 0; d < n->rank; d++) shape[d] = d == dim ? n->in[0]->shape[d] : n->shape[d];
+    tn_node *x = tn_b_expand(b, n->in[0], shape, n->rank);
+    return tn_b_gather(b, x, dim, tn_b_expand(b, n->in[1], n->shape, n->rank));
+}
+const tn_op_impl tn_impl_take_along_dim = {
+    .infer = infer_take_along_dim, .compose = compose_take_along_dim,
+    .cases = "types=f32,f64,i32; [4,5] [1,5]:i64@0..3 dim=0; [4,1] [4,3]:i64@0..0 dim=1; [1,5] [3,2]:i64@0..4 dim=1;"
+             "error=broadcast [4,5] [2,2]:i64@0..1 dim=0"};
+
+/* scatter_add(x, dim, index, src): x with src[…, j, …] added at […, index[…, j, …], …]; indices outside are left out. */
+static tn_status infer_scatter_add(tn_infer *c) {
+    const tn_node *x = c->in[0];
+    if (x->dtype != c->in[2]->dtype)
+        return tn_fail(TN_ERR_DTYPE, "%s: %s and source %s: they must have one dtype", c->row->name,
+                       tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)c->in[2]->dtype));
+    /* The primitive's own rule, on its own arguments. */
+    tn_attrs a = {.n_i = (uint8_t)(2 + x->rank), .i = {c->attrs->i[0], x->rank}};
+    for (int d = 0; d < x->rank; d++) a.i[2 + d] = x->shape[d];
+    tn_infer inner = {.row = c->row, .in = c->in + 1, .n_in = 2, .attrs = &a};
+    TRY(tn_op(TN_OP_SCATTER_SUM)->impl->infer(&inner));
+    c->attrs->i[0] = a.i[0];
+    return tn_infer_same(c);
+}
+static tn_node *compose_scatter_add(tn_build *b, const tn_node *n) {
+    return tn_b_add(b, n->in[0], tn_b_scatter_sum(b, n->in[1], n->in[2], n->i[0], n->shape, n->rank));
+}
+const tn_op_impl tn_impl_scatter_add = {
+    .infer = infer_scatter_add, .compose = compose_scatter_add,
+    .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,2] [9,2]:i64@0..3 [9,2] dim=0; [3,5] [2,7]:i32@0..4 [3,8] dim=1;"
+             "error=fit [2,2] [2]:i64@0..1 [2,2] dim=0"};
+
+/* ---- order ----------------------------------------------------------------------------------------------------------------- */
+
+/* argsort_last(x, descending): for each row of the last dimension, the places of its elements in ascending (or descending)
+ * order; equal ones stay in order, NaN is the greatest. */
+static tn_status infer_argsort_last(tn_infer *c) {
+    TRY(tn_infer_same(c));
+    c->dtype = TN_I64;
+    return c->rank > 0 ? TN_OK : tn_fail(TN_ERR_SHAPE, "argsort: the tensor has no dimension");
+}
+/* Insertion sort: short, stable, and a definition that nobody doubts. */
+static void reference_argsort_last(const tn_reference *r) {
+    const tn_node *n = r->node;
+    int64_t length = n->shape[n->rank - 1], count = tn_node_numel(n);
+    bool descending = n->i[0] != 0;
+    for (int64_t row = 0; row < count; row += length) {
+        const double *x = r->in[0] + row;
+        for (int64_t i = 0; i < length; i++) {
+            int64_t at = i;
+            for (; at > 0; at--) {
+                double before = x[(int64_t)r->out[row + at - 1]], now = x[i];
+                bool less = now < before || (before != before && now == now);
+                bool greater = before < now || (now != now && before == before);
+                if (!(descending ? greater : less)) break;
+                r->out[row + at] = r->out[row + at - 1];
+            }
+            r->out[row + at] = (double)i;
+        }
+    }
+}
+const tn_op_impl tn_impl_argsort_last = {
+    .class_ = TN_NATIVE, .infer = infer_argsort_last, .reference = reference_argsort_last,
+    .cases = "types=f32,f64,i32,i64; [7] descending=false; [3,5] descending=true; [2,0] descending=false; [40]@0..3 descending=false;"
+             "[40]@0..3 descending=true; error=dimension [] descending=false",
+    .flops = 10};
+
+static tn_status infer_order(tn_infer *c) {
+    TRY(tn_infer_same(c));
+    return tn_infer_dim(c, c->attrs->i[0], c->rank, &c->attrs->i[0]);
+}
+static tn_status infer_argsort(tn_infer *c) {
+    TRY(infer_order(c));
+    c->dtype = TN_I64;
+    return TN_OK;
+}
+
+/* argsort(x, dim, descending): the places along dim of x's elements in ascending (or descending) order; equal ones stay in
+ * order, NaN is the greatest. */
+static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0];
+    int64_t dim = n->i[TN_ARGSORT_DIM], last = x->rank - 1;
+    bool descending = n->i[TN_ARGSORT_DESCENDING];
+    if (x->rank == 0) return tn_b_full(b, NULL, 0, 0, TN_I64);
+    tn_node *order = tn_b_argsort_last(b, tn_b_movedim(b, x, dim, last), descending);
+    return dim == last ? order : tn_b_contiguous(b, tn_b_movedim(b, order, last, dim));
+}
+#define ORDERS                                                                                                          \
+    "types=f32,f64,i32; [7] dim=0 descending=false; [3,5] dim=0 descending=true; [3,5] dim=-1 descending=false;"         \
+    "[] dim=0 descending=false; [0,3] dim=0 descending=false; error=range [3] dim=1 descending=false"
+const tn_op_impl tn_impl_argsort = {.infer = infer_argsort, .compose = compose_argsort, .cases = ORDERS};
+
+/* sort(x, dim, descending): x's elements in ascending (or descending) order along dim; where they come from says argsort. */
+static tn_node *compose_sort(tn_build *b, const tn_node *n) {
+    if (n->rank == 0) return tn_b_contiguous(b, n->in[0]);
+    return tn_b_gather(b, n->in[0], n->i[0], tn_b_argsort(b, n->in[0], n->i[0], n->i[1] != 0));
+}
+const tn_op_impl tn_impl_sort = {.infer = infer_order, .compose = compose_sort, .cases = ORDERS};
+
+static tn_status infer_topk(tn_infer *c) {
+    int64_t k = c->attrs->i[TN_TOPK_K];
+    TRY(tn_infer_same(c));
+    TRY(tn_infer_dim(c, c->attrs->i[TN_TOPK_DIM], c->rank, &c->attrs->i[TN_TOPK_DIM]));
+    int64_t dim = c->attrs->i[TN_TOPK_DIM], size = c->rank ? c->shape[dim] : 1;
+    if (k < 0 || k > size)
+        return tn_fail(TN_ERR_ARGUMENT, "%s: the first %lld of %lld elements", c->row->name, (long long)k, (long long)size);
+    if (c->rank == 0) return tn_fail(TN_ERR_SHAPE, "%s: the tensor has no dimension", c->row->name);
+    c->shape[dim] = k;
+    c->symbol[dim] = 0;
+    return TN_OK;
+}
+static tn_status infer_topk_indices(tn_infer *c) {
+    TRY(infer_topk(c));
+    c->dtype = TN_I64;
+    return TN_OK;
+}
+static tn_node *first_places(tn_build *b, const tn_node *n) {
+    int64_t dim = n->i[TN_TOPK_DIM];
+    tn_node *order = tn_b_argsort(b, n->in[0], dim, n->i[TN_TOPK_LARGEST] != 0);
+    return tn_b_slice(b, order, dim, 0, n->i[TN_TOPK_K], 1);
+}
+#define TOPS                                                                                                            \
+    "types=f32,f64,i32; [7] k=3 dim=0 largest=true; [3,5] k=2 dim=1 largest=false; [3,5] k=3 dim=0 largest=true; [4] k=0 dim=0 largest=true;" \
+    "error=elements [3] k=4 dim=0 largest=true"
+
+/* topk(x, k, dim, largest): the k greatest (or least) elements along dim, the first first. */
+static tn_node *compose_topk(tn_build *b, const tn_node *n) {
+    return tn_b_gather(b, n->in[0], n->i[TN_TOPK_DIM], first_places(b, n));
+}
+const tn_op_impl tn_impl_topk = {.infer = infer_topk, .compose = compose_topk, .cases = TOPS};
+
+/* topk_indices(x, k, dim, largest): where the elements of topk lie along dim. */
+static tn_node *compose_topk_indices(tn_build *b, const tn_node *n) { return tn_b_contiguous(b, first_places(b, n)); }
+const tn_op_impl tn_impl_topk_indices = {.infer = infer_topk_indices, .compose = compose_topk_indices, .cases = TOPS};

@@ -44,7 +44,7 @@ static void copy_options(void *own, size_t own_size, const void *given) {
     memcpy(own, given, size == 0 || size > own_size ? own_size : size);
 }
 
-static tn_tensor *failed(tn_status s) { return tn_tensor_new(tn_node_error(s, tn_error())); }
+static tn_tensor *failed(tn_status s) { return tn_tensor_error(s); }
 
 static tn_node *build_failed(tn_build *b, tn_status s) {
     if (b->status == TN_OK) b->status = s;
@@ -94,7 +94,7 @@ static tn_tensor *record_view(const char *name, view_rule *rule, const tn_tensor
     }
     tn_view_steps steps = {.name = name};
     tn_status s = rule(nodes, a, &steps);
-    return s == TN_OK ? tn_view_record(in[0], &steps) : tn_view_failed(s);
+    return s == TN_OK ? tn_view_record(in[0], &steps) : tn_tensor_error(s);
 }
 
 static tn_node *build_view(tn_build *b, const char *name, view_rule *rule, tn_node *const *in, const tn_attrs *a) {
@@ -111,13 +111,28 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_cast, tn_impl_add, tn_impl_sub, tn_impl_mul, tn_impl_div, tn_impl_floor_divide, tn_impl_remainder,
     tn_impl_fmod, tn_impl_maximum, tn_impl_minimum, tn_impl_eq, tn_impl_lt, tn_impl_le, tn_impl_bitwise_and,
     tn_impl_bitwise_or, tn_impl_bitwise_xor, tn_impl_bitwise_left_shift, tn_impl_bitwise_right_shift, tn_impl_where,
-    tn_impl_full, tn_impl_arange, tn_impl_dial, tn_impl_sign, tn_impl_view, tn_impl_permute, tn_impl_expand,
-    tn_impl_slice, tn_impl_as_strided, tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad,
-    tn_impl_gather, tn_impl_index_select, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add,
-    tn_impl_assign_view, tn_impl_windows2d, tn_impl_fold_windows2d, tn_impl_sum, tn_impl_prod, tn_impl_amax,
-    tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod, tn_impl_matmul_batched,
-    tn_impl_matmul, tn_impl_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm,
-    tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity;
+    tn_impl_full, tn_impl_arange, tn_impl_dial, tn_impl_exp2, tn_impl_log2, tn_impl_log10, tn_impl_pow, tn_impl_atan,
+    tn_impl_atan2, tn_impl_square, tn_impl_rsqrt, tn_impl_reciprocal, tn_impl_hypot, tn_impl_log1p, tn_impl_expm1,
+    tn_impl_xlogy, tn_impl_logaddexp, tn_impl_tan, tn_impl_sinh, tn_impl_cosh, tn_impl_asin, tn_impl_acos,
+    tn_impl_asinh, tn_impl_acosh, tn_impl_atanh, tn_impl_sign, tn_impl_frac, tn_impl_isnan, tn_impl_isinf,
+    tn_impl_isfinite, tn_impl_nan_to_num, tn_impl_clamp, tn_impl_lerp, tn_impl_addcmul, tn_impl_addcdiv,
+    tn_impl_masked_fill, tn_impl_ne, tn_impl_gt, tn_impl_ge, tn_impl_logical_not, tn_impl_logical_and,
+    tn_impl_logical_or, tn_impl_logical_xor, tn_impl_add_scalar, tn_impl_sub_scalar, tn_impl_rsub_scalar,
+    tn_impl_mul_scalar, tn_impl_div_scalar, tn_impl_rdiv_scalar, tn_impl_floor_divide_scalar, tn_impl_remainder_scalar,
+    tn_impl_fmod_scalar, tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar, tn_impl_eq_scalar,
+    tn_impl_ne_scalar, tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar, tn_impl_zeros,
+    tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like, tn_impl_full_like, tn_impl_linspace, tn_impl_eye,
+    tn_impl_tril, tn_impl_triu, tn_impl_one_hot, tn_impl_stack, tn_impl_repeat, tn_impl_tile, tn_impl_flip,
+    tn_impl_roll, tn_impl_view, tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided, tn_impl_detach,
+    tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather, tn_impl_index_select,
+    tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim, tn_impl_scatter_add,
+    tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort, tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view,
+    tn_impl_windows2d, tn_impl_fold_windows2d, tn_impl_sum, tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax,
+    tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod, tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm,
+    tn_impl_logsumexp, tn_impl_any, tn_impl_all, tn_impl_count_nonzero, tn_impl_max, tn_impl_min,
+    tn_impl_matmul_batched, tn_impl_matmul, tn_impl_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer,
+    tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace,
+    tn_impl_cosine_similarity;
 
 static const tn_op_row rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "Tensor neg(Tensor x)", "Neg", &tn_impl_neg},
@@ -174,7 +189,121 @@ static const tn_op_row rows[] = {
         "Tensor arange(float start, float end, float step, dtype dtype)",
         "Range", &tn_impl_arange},
     [TN_OP_DIAL] = {"dial", TN_KERNEL, "Tensor dial(int kind, int value, int count, float number)", "", &tn_impl_dial},
+    [TN_OP_EXP2] = {"exp2", TN_KERNEL, "Tensor exp2(Tensor x)", "", &tn_impl_exp2},
+    [TN_OP_LOG2] = {"log2", TN_KERNEL, "Tensor log2(Tensor x)", "", &tn_impl_log2},
+    [TN_OP_LOG10] = {"log10", TN_KERNEL, "Tensor log10(Tensor x)", "", &tn_impl_log10},
+    [TN_OP_POW] = {"pow", TN_KERNEL, "Tensor pow(Tensor x, Tensor y)", "Pow", &tn_impl_pow},
+    [TN_OP_ATAN] = {"atan", TN_KERNEL, "Tensor atan(Tensor x)", "Atan", &tn_impl_atan},
+    [TN_OP_ATAN2] = {"atan2", TN_KERNEL, "Tensor atan2(Tensor y, Tensor x)", "", &tn_impl_atan2},
+    [TN_OP_SQUARE] = {"square", TN_COMPOSED, "Tensor square(Tensor x)", "", &tn_impl_square},
+    [TN_OP_RSQRT] = {"rsqrt", TN_COMPOSED, "Tensor rsqrt(Tensor x)", "", &tn_impl_rsqrt},
+    [TN_OP_RECIPROCAL] = {"reciprocal", TN_COMPOSED, "Tensor reciprocal(Tensor x)", "Reciprocal", &tn_impl_reciprocal},
+    [TN_OP_HYPOT] = {"hypot", TN_COMPOSED, "Tensor hypot(Tensor x, Tensor y)", "", &tn_impl_hypot},
+    [TN_OP_LOG1P] = {"log1p", TN_COMPOSED, "Tensor log1p(Tensor x)", "", &tn_impl_log1p},
+    [TN_OP_EXPM1] = {"expm1", TN_COMPOSED, "Tensor expm1(Tensor x)", "", &tn_impl_expm1},
+    [TN_OP_XLOGY] = {"xlogy", TN_COMPOSED, "Tensor xlogy(Tensor x, Tensor y)", "", &tn_impl_xlogy},
+    [TN_OP_LOGADDEXP] = {"logaddexp", TN_COMPOSED, "Tensor logaddexp(Tensor x, Tensor y)", "", &tn_impl_logaddexp},
+    [TN_OP_TAN] = {"tan", TN_COMPOSED, "Tensor tan(Tensor x)", "Tan", &tn_impl_tan},
+    [TN_OP_SINH] = {"sinh", TN_COMPOSED, "Tensor sinh(Tensor x)", "Sinh", &tn_impl_sinh},
+    [TN_OP_COSH] = {"cosh", TN_COMPOSED, "Tensor cosh(Tensor x)", "Cosh", &tn_impl_cosh},
+    [TN_OP_ASIN] = {"asin", TN_COMPOSED, "Tensor asin(Tensor x)", "Asin", &tn_impl_asin},
+    [TN_OP_ACOS] = {"acos", TN_COMPOSED, "Tensor acos(Tensor x)", "Acos", &tn_impl_acos},
+    [TN_OP_ASINH] = {"asinh", TN_COMPOSED, "Tensor asinh(Tensor x)", "Asinh", &tn_impl_asinh},
+    [TN_OP_ACOSH] = {"acosh", TN_COMPOSED, "Tensor acosh(Tensor x)", "Acosh", &tn_impl_acosh},
+    [TN_OP_ATANH] = {"atanh", TN_COMPOSED, "Tensor atanh(Tensor x)", "Atanh", &tn_impl_atanh},
     [TN_OP_SIGN] = {"sign", TN_COMPOSED, "Tensor sign(Tensor x)", "Sign", &tn_impl_sign},
+    [TN_OP_FRAC] = {"frac", TN_COMPOSED, "Tensor frac(Tensor x)", "", &tn_impl_frac},
+    [TN_OP_ISNAN] = {"isnan", TN_COMPOSED, "Tensor isnan(Tensor x)", "IsNaN", &tn_impl_isnan},
+    [TN_OP_ISINF] = {"isinf", TN_COMPOSED, "Tensor isinf(Tensor x)", "IsInf", &tn_impl_isinf},
+    [TN_OP_ISFINITE] = {"isfinite", TN_COMPOSED, "Tensor isfinite(Tensor x)", "", &tn_impl_isfinite},
+    [TN_OP_NAN_TO_NUM] = {"nan_to_num", TN_COMPOSED,
+        "Tensor nan_to_num(Tensor x, float nan, float posinf, float neginf)",
+        "", &tn_impl_nan_to_num},
+    [TN_OP_CLAMP] = {"clamp", TN_COMPOSED, "Tensor clamp(Tensor x, float min, float max)", "Clip", &tn_impl_clamp},
+    [TN_OP_LERP] = {"lerp", TN_COMPOSED, "Tensor lerp(Tensor x, Tensor end, Tensor weight)", "", &tn_impl_lerp},
+    [TN_OP_ADDCMUL] = {"addcmul", TN_COMPOSED,
+        "Tensor addcmul(Tensor x, Tensor tensor1, Tensor tensor2, float value)",
+        "", &tn_impl_addcmul},
+    [TN_OP_ADDCDIV] = {"addcdiv", TN_COMPOSED,
+        "Tensor addcdiv(Tensor x, Tensor tensor1, Tensor tensor2, float value)",
+        "", &tn_impl_addcdiv},
+    [TN_OP_MASKED_FILL] = {"masked_fill", TN_COMPOSED,
+        "Tensor masked_fill(Tensor x, Tensor mask, float value)",
+        "", &tn_impl_masked_fill},
+    [TN_OP_NE] = {"ne", TN_COMPOSED, "Tensor ne(Tensor x, Tensor y)", "", &tn_impl_ne},
+    [TN_OP_GT] = {"gt", TN_COMPOSED, "Tensor gt(Tensor x, Tensor y)", "Greater", &tn_impl_gt},
+    [TN_OP_GE] = {"ge", TN_COMPOSED, "Tensor ge(Tensor x, Tensor y)", "GreaterOrEqual", &tn_impl_ge},
+    [TN_OP_LOGICAL_NOT] = {"logical_not", TN_COMPOSED, "Tensor logical_not(Tensor x)", "Not", &tn_impl_logical_not},
+    [TN_OP_LOGICAL_AND] = {"logical_and", TN_COMPOSED,
+        "Tensor logical_and(Tensor x, Tensor y)",
+        "And", &tn_impl_logical_and},
+    [TN_OP_LOGICAL_OR] = {"logical_or", TN_COMPOSED,
+        "Tensor logical_or(Tensor x, Tensor y)",
+        "Or", &tn_impl_logical_or},
+    [TN_OP_LOGICAL_XOR] = {"logical_xor", TN_COMPOSED,
+        "Tensor logical_xor(Tensor x, Tensor y)",
+        "Xor", &tn_impl_logical_xor},
+    [TN_OP_ADD_SCALAR] = {"add_scalar", TN_COMPOSED,
+        "Tensor add_scalar(Tensor x, float other)",
+        "", &tn_impl_add_scalar},
+    [TN_OP_SUB_SCALAR] = {"sub_scalar", TN_COMPOSED,
+        "Tensor sub_scalar(Tensor x, float other)",
+        "", &tn_impl_sub_scalar},
+    [TN_OP_RSUB_SCALAR] = {"rsub_scalar", TN_COMPOSED,
+        "Tensor rsub_scalar(Tensor x, float other)",
+        "", &tn_impl_rsub_scalar},
+    [TN_OP_MUL_SCALAR] = {"mul_scalar", TN_COMPOSED,
+        "Tensor mul_scalar(Tensor x, float other)",
+        "", &tn_impl_mul_scalar},
+    [TN_OP_DIV_SCALAR] = {"div_scalar", TN_COMPOSED,
+        "Tensor div_scalar(Tensor x, float other)",
+        "", &tn_impl_div_scalar},
+    [TN_OP_RDIV_SCALAR] = {"rdiv_scalar", TN_COMPOSED,
+        "Tensor rdiv_scalar(Tensor x, float other)",
+        "", &tn_impl_rdiv_scalar},
+    [TN_OP_FLOOR_DIVIDE_SCALAR] = {"floor_divide_scalar", TN_COMPOSED,
+        "Tensor floor_divide_scalar(Tensor x, float other)",
+        "", &tn_impl_floor_divide_scalar},
+    [TN_OP_REMAINDER_SCALAR] = {"remainder_scalar", TN_COMPOSED,
+        "Tensor remainder_scalar(Tensor x, float other)",
+        "", &tn_impl_remainder_scalar},
+    [TN_OP_FMOD_SCALAR] = {"fmod_scalar", TN_COMPOSED,
+        "Tensor fmod_scalar(Tensor x, float other)",
+        "", &tn_impl_fmod_scalar},
+    [TN_OP_MAXIMUM_SCALAR] = {"maximum_scalar", TN_COMPOSED,
+        "Tensor maximum_scalar(Tensor x, float other)",
+        "", &tn_impl_maximum_scalar},
+    [TN_OP_MINIMUM_SCALAR] = {"minimum_scalar", TN_COMPOSED,
+        "Tensor minimum_scalar(Tensor x, float other)",
+        "", &tn_impl_minimum_scalar},
+    [TN_OP_POW_SCALAR] = {"pow_scalar", TN_COMPOSED,
+        "Tensor pow_scalar(Tensor x, float other)",
+        "", &tn_impl_pow_scalar},
+    [TN_OP_EQ_SCALAR] = {"eq_scalar", TN_COMPOSED, "Tensor eq_scalar(Tensor x, float other)", "", &tn_impl_eq_scalar},
+    [TN_OP_NE_SCALAR] = {"ne_scalar", TN_COMPOSED, "Tensor ne_scalar(Tensor x, float other)", "", &tn_impl_ne_scalar},
+    [TN_OP_LT_SCALAR] = {"lt_scalar", TN_COMPOSED, "Tensor lt_scalar(Tensor x, float other)", "", &tn_impl_lt_scalar},
+    [TN_OP_LE_SCALAR] = {"le_scalar", TN_COMPOSED, "Tensor le_scalar(Tensor x, float other)", "", &tn_impl_le_scalar},
+    [TN_OP_GT_SCALAR] = {"gt_scalar", TN_COMPOSED, "Tensor gt_scalar(Tensor x, float other)", "", &tn_impl_gt_scalar},
+    [TN_OP_GE_SCALAR] = {"ge_scalar", TN_COMPOSED, "Tensor ge_scalar(Tensor x, float other)", "", &tn_impl_ge_scalar},
+    [TN_OP_ZEROS] = {"zeros", TN_COMPOSED, "Tensor zeros(int[] shape, dtype dtype)", "", &tn_impl_zeros},
+    [TN_OP_ONES] = {"ones", TN_COMPOSED, "Tensor ones(int[] shape, dtype dtype)", "", &tn_impl_ones},
+    [TN_OP_ZEROS_LIKE] = {"zeros_like", TN_COMPOSED, "Tensor zeros_like(Tensor x)", "", &tn_impl_zeros_like},
+    [TN_OP_ONES_LIKE] = {"ones_like", TN_COMPOSED, "Tensor ones_like(Tensor x)", "", &tn_impl_ones_like},
+    [TN_OP_FULL_LIKE] = {"full_like", TN_COMPOSED, "Tensor full_like(Tensor x, float value)", "", &tn_impl_full_like},
+    [TN_OP_LINSPACE] = {"linspace", TN_COMPOSED,
+        "Tensor linspace(float start, float end, int steps, dtype dtype)",
+        "", &tn_impl_linspace},
+    [TN_OP_EYE] = {"eye", TN_COMPOSED, "Tensor eye(int n, int m, dtype dtype)", "EyeLike", &tn_impl_eye},
+    [TN_OP_TRIL] = {"tril", TN_COMPOSED, "Tensor tril(Tensor x, int diagonal)", "Trilu", &tn_impl_tril},
+    [TN_OP_TRIU] = {"triu", TN_COMPOSED, "Tensor triu(Tensor x, int diagonal)", "Trilu", &tn_impl_triu},
+    [TN_OP_ONE_HOT] = {"one_hot", TN_COMPOSED,
+        "Tensor one_hot(Tensor index, int classes, dtype dtype)",
+        "OneHot", &tn_impl_one_hot},
+    [TN_OP_STACK] = {"stack", TN_COMPOSED, "Tensor stack(Tensor[] tensors, int dim)", "", &tn_impl_stack},
+    [TN_OP_REPEAT] = {"repeat", TN_COMPOSED, "Tensor repeat(Tensor x, int[] repeats)", "Tile", &tn_impl_repeat},
+    [TN_OP_TILE] = {"tile", TN_COMPOSED, "Tensor tile(Tensor x, int[] repeats)", "Tile", &tn_impl_tile},
+    [TN_OP_FLIP] = {"flip", TN_COMPOSED, "Tensor flip(Tensor x, int[] dims)", "", &tn_impl_flip},
+    [TN_OP_ROLL] = {"roll", TN_COMPOSED, "Tensor roll(Tensor x, int[] shifts, int[] dims)", "", &tn_impl_roll},
     [TN_OP_VIEW] = {"view", TN_KERNEL, "Tensor view(Tensor x, int[] shape)", "Reshape", &tn_impl_view},
     [TN_OP_PERMUTE] = {"permute", TN_KERNEL, "Tensor permute(Tensor x, int[] dims)", "Transpose", &tn_impl_permute},
     [TN_OP_EXPAND] = {"expand", TN_KERNEL, "Tensor expand(Tensor x, int[] shape)", "Expand", &tn_impl_expand},
@@ -204,6 +333,23 @@ static const tn_op_row rows[] = {
     [TN_OP_INDEX_ADD] = {"index_add", TN_COMPOSED,
         "Tensor index_add(Tensor x, int dim, Tensor index, Tensor src)",
         "", &tn_impl_index_add},
+    [TN_OP_TAKE_ALONG_DIM] = {"take_along_dim", TN_COMPOSED,
+        "Tensor take_along_dim(Tensor x, int dim, Tensor index)",
+        "", &tn_impl_take_along_dim},
+    [TN_OP_SCATTER_ADD] = {"scatter_add", TN_COMPOSED,
+        "Tensor scatter_add(Tensor x, int dim, Tensor index, Tensor src)",
+        "ScatterElements", &tn_impl_scatter_add},
+    [TN_OP_ARGSORT_LAST] = {"argsort_last", TN_KERNEL,
+        "Tensor argsort_last(Tensor x, bool descending)",
+        "", &tn_impl_argsort_last},
+    [TN_OP_ARGSORT] = {"argsort", TN_COMPOSED,
+        "Tensor argsort(Tensor x, int dim, bool descending)",
+        "", &tn_impl_argsort},
+    [TN_OP_SORT] = {"sort", TN_COMPOSED, "Tensor sort(Tensor x, int dim, bool descending)", "", &tn_impl_sort},
+    [TN_OP_TOPK] = {"topk", TN_COMPOSED, "Tensor topk(Tensor x, int k, int dim, bool largest)", "TopK", &tn_impl_topk},
+    [TN_OP_TOPK_INDICES] = {"topk_indices", TN_COMPOSED,
+        "Tensor topk_indices(Tensor x, int k, int dim, bool largest)",
+        "TopK", &tn_impl_topk_indices},
     [TN_OP_ASSIGN_VIEW] = {"assign_view", TN_KERNEL,
         "Tensor assign_view(Tensor base, Tensor value, int offset, int[] strides)",
         "", &tn_impl_assign_view},
@@ -225,6 +371,28 @@ static const tn_op_row rows[] = {
         "ArgMin", &tn_impl_argmin},
     [TN_OP_CUMSUM] = {"cumsum", TN_KERNEL, "Tensor cumsum(Tensor x, int dim)", "CumSum", &tn_impl_cumsum},
     [TN_OP_CUMPROD] = {"cumprod", TN_KERNEL, "Tensor cumprod(Tensor x, int dim)", "CumProd", &tn_impl_cumprod},
+    [TN_OP_MEAN] = {"mean", TN_COMPOSED,
+        "Tensor mean(Tensor x, int[] dims, bool keepdim)",
+        "ReduceMean", &tn_impl_mean},
+    [TN_OP_VAR] = {"var", TN_COMPOSED,
+        "Tensor var(Tensor x, int[] dims, int correction, bool keepdim)",
+        "", &tn_impl_var},
+    [TN_OP_STD] = {"std", TN_COMPOSED,
+        "Tensor std(Tensor x, int[] dims, int correction, bool keepdim)",
+        "", &tn_impl_std},
+    [TN_OP_NORM] = {"norm", TN_COMPOSED,
+        "Tensor norm(Tensor x, float p, int[] dims, bool keepdim)",
+        "ReduceL1,ReduceL2", &tn_impl_norm},
+    [TN_OP_LOGSUMEXP] = {"logsumexp", TN_COMPOSED,
+        "Tensor logsumexp(Tensor x, int[] dims, bool keepdim)",
+        "ReduceLogSumExp", &tn_impl_logsumexp},
+    [TN_OP_ANY] = {"any", TN_COMPOSED, "Tensor any(Tensor x, int[] dims, bool keepdim)", "", &tn_impl_any},
+    [TN_OP_ALL] = {"all", TN_COMPOSED, "Tensor all(Tensor x, int[] dims, bool keepdim)", "", &tn_impl_all},
+    [TN_OP_COUNT_NONZERO] = {"count_nonzero", TN_COMPOSED,
+        "Tensor count_nonzero(Tensor x, int[] dims, bool keepdim)",
+        "", &tn_impl_count_nonzero},
+    [TN_OP_MAX] = {"max", TN_COMPOSED, "Tensor max(Tensor x, int dim, bool keepdim)", "ReduceMax", &tn_impl_max},
+    [TN_OP_MIN] = {"min", TN_COMPOSED, "Tensor min(Tensor x, int dim, bool keepdim)", "ReduceMin", &tn_impl_min},
     [TN_OP_MATMUL_BATCHED] = {"matmul_batched", TN_KERNEL,
         "Tensor matmul_batched(Tensor x, Tensor y)",
         "", &tn_impl_matmul_batched},
@@ -694,12 +862,1116 @@ tn_node *tn_b_dial(tn_build *b, int64_t kind, int64_t value, int64_t count, doub
     return build(b, TN_OP_DIAL, NULL, 0, &a, 0);
 }
 
+tn_tensor *(tn_exp2)(const tn_tensor *x) {
+    return record(TN_OP_EXP2, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_exp2(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_EXP2, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_log2)(const tn_tensor *x) {
+    return record(TN_OP_LOG2, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_log2(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LOG2, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_log10)(const tn_tensor *x) {
+    return record(TN_OP_LOG10, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_log10(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LOG10, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_pow)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_POW, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_pow_)(tn_tensor *x, const tn_tensor *y) {
+    return record_inplace(x, TN_OP_POW, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_pow(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_POW, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_atan)(const tn_tensor *x) {
+    return record(TN_OP_ATAN, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_atan(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ATAN, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_atan2)(const tn_tensor *y, const tn_tensor *x) {
+    return record(TN_OP_ATAN2, (const tn_tensor *const[]){y, x}, 2, NULL, 0);
+}
+
+tn_node *tn_b_atan2(tn_build *b, tn_node *y, tn_node *x) {
+    return build(b, TN_OP_ATAN2, (tn_node *const[]){y, x}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_square)(const tn_tensor *x) {
+    return record(TN_OP_SQUARE, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_square_)(tn_tensor *x) {
+    return record_inplace(x, TN_OP_SQUARE, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_square(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_SQUARE, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_rsqrt)(const tn_tensor *x) {
+    return record(TN_OP_RSQRT, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_rsqrt_)(tn_tensor *x) {
+    return record_inplace(x, TN_OP_RSQRT, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_rsqrt(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_RSQRT, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_reciprocal)(const tn_tensor *x) {
+    return record(TN_OP_RECIPROCAL, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_reciprocal_)(tn_tensor *x) {
+    return record_inplace(x, TN_OP_RECIPROCAL, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_reciprocal(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_RECIPROCAL, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_hypot)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_HYPOT, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_hypot(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_HYPOT, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_log1p)(const tn_tensor *x) {
+    return record(TN_OP_LOG1P, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_log1p(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LOG1P, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_expm1)(const tn_tensor *x) {
+    return record(TN_OP_EXPM1, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_expm1(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_EXPM1, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_xlogy)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_XLOGY, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_xlogy(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_XLOGY, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_logaddexp)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_LOGADDEXP, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_logaddexp(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_LOGADDEXP, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_tan)(const tn_tensor *x) {
+    return record(TN_OP_TAN, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_tan(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_TAN, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_sinh)(const tn_tensor *x) {
+    return record(TN_OP_SINH, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_sinh(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_SINH, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_cosh)(const tn_tensor *x) {
+    return record(TN_OP_COSH, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_cosh(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_COSH, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_asin)(const tn_tensor *x) {
+    return record(TN_OP_ASIN, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_asin(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ASIN, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_acos)(const tn_tensor *x) {
+    return record(TN_OP_ACOS, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_acos(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ACOS, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_asinh)(const tn_tensor *x) {
+    return record(TN_OP_ASINH, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_asinh(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ASINH, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_acosh)(const tn_tensor *x) {
+    return record(TN_OP_ACOSH, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_acosh(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ACOSH, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_atanh)(const tn_tensor *x) {
+    return record(TN_OP_ATANH, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_atanh(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ATANH, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
 tn_tensor *(tn_sign)(const tn_tensor *x) {
     return record(TN_OP_SIGN, (const tn_tensor *const[]){x}, 1, NULL, 0);
 }
 
 tn_node *tn_b_sign(tn_build *b, tn_node *x) {
     return build(b, TN_OP_SIGN, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_frac)(const tn_tensor *x) {
+    return record(TN_OP_FRAC, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_frac(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_FRAC, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_isnan)(const tn_tensor *x) {
+    return record(TN_OP_ISNAN, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_isnan(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ISNAN, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_isinf)(const tn_tensor *x) {
+    return record(TN_OP_ISINF, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_isinf(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ISINF, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_isfinite)(const tn_tensor *x) {
+    return record(TN_OP_ISFINITE, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_isfinite(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ISFINITE, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+static tn_status pack_nan_to_num(tn_attrs *a, double nan, double posinf, double neginf) {
+    a->n_i = a->n_f = 0;
+    put_float(a, nan);
+    put_float(a, posinf);
+    put_float(a, neginf);
+    return TN_OK;
+}
+
+tn_tensor *(tn_nan_to_num)(const tn_tensor *x, double nan, double posinf, double neginf) {
+    tn_attrs a;
+    tn_status s = pack_nan_to_num(&a, nan, posinf, neginf);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_NAN_TO_NUM, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_nan_to_num(tn_build *b, tn_node *x, double nan, double posinf, double neginf) {
+    tn_attrs a;
+    tn_status s = pack_nan_to_num(&a, nan, posinf, neginf);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_NAN_TO_NUM, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_clamp(tn_attrs *a, double min, double max) {
+    a->n_i = a->n_f = 0;
+    put_float(a, min);
+    put_float(a, max);
+    return TN_OK;
+}
+
+tn_tensor *(tn_clamp)(const tn_tensor *x, double min, double max) {
+    tn_attrs a;
+    tn_status s = pack_clamp(&a, min, max);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_CLAMP, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_clamp_)(tn_tensor *x, double min, double max) {
+    tn_attrs a;
+    tn_status s = pack_clamp(&a, min, max);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_CLAMP, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_clamp(tn_build *b, tn_node *x, double min, double max) {
+    tn_attrs a;
+    tn_status s = pack_clamp(&a, min, max);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_CLAMP, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_lerp)(const tn_tensor *x, const tn_tensor *end, const tn_tensor *weight) {
+    return record(TN_OP_LERP, (const tn_tensor *const[]){x, end, weight}, 3, NULL, 0);
+}
+
+tn_tensor *(tn_lerp_)(tn_tensor *x, const tn_tensor *end, const tn_tensor *weight) {
+    return record_inplace(x, TN_OP_LERP, (const tn_tensor *const[]){x, end, weight}, 3, NULL, 0);
+}
+
+tn_node *tn_b_lerp(tn_build *b, tn_node *x, tn_node *end, tn_node *weight) {
+    return build(b, TN_OP_LERP, (tn_node *const[]){x, end, weight}, 3, NULL, 0);
+}
+
+static tn_status pack_addcmul(tn_attrs *a, double value) {
+    a->n_i = a->n_f = 0;
+    put_float(a, value);
+    return TN_OK;
+}
+
+tn_tensor *(tn_addcmul)(const tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value) {
+    tn_attrs a;
+    tn_status s = pack_addcmul(&a, value);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ADDCMUL, (const tn_tensor *const[]){x, tensor1, tensor2}, 3, &a, 0);
+}
+
+tn_tensor *(tn_addcmul_)(tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value) {
+    tn_attrs a;
+    tn_status s = pack_addcmul(&a, value);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_ADDCMUL, (const tn_tensor *const[]){x, tensor1, tensor2}, 3, &a, 0);
+}
+
+tn_node *tn_b_addcmul(tn_build *b, tn_node *x, tn_node *tensor1, tn_node *tensor2, double value) {
+    tn_attrs a;
+    tn_status s = pack_addcmul(&a, value);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ADDCMUL, (tn_node *const[]){x, tensor1, tensor2}, 3, &a, 0);
+}
+
+static tn_status pack_addcdiv(tn_attrs *a, double value) {
+    a->n_i = a->n_f = 0;
+    put_float(a, value);
+    return TN_OK;
+}
+
+tn_tensor *(tn_addcdiv)(const tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value) {
+    tn_attrs a;
+    tn_status s = pack_addcdiv(&a, value);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ADDCDIV, (const tn_tensor *const[]){x, tensor1, tensor2}, 3, &a, 0);
+}
+
+tn_tensor *(tn_addcdiv_)(tn_tensor *x, const tn_tensor *tensor1, const tn_tensor *tensor2, double value) {
+    tn_attrs a;
+    tn_status s = pack_addcdiv(&a, value);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_ADDCDIV, (const tn_tensor *const[]){x, tensor1, tensor2}, 3, &a, 0);
+}
+
+tn_node *tn_b_addcdiv(tn_build *b, tn_node *x, tn_node *tensor1, tn_node *tensor2, double value) {
+    tn_attrs a;
+    tn_status s = pack_addcdiv(&a, value);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ADDCDIV, (tn_node *const[]){x, tensor1, tensor2}, 3, &a, 0);
+}
+
+static tn_status pack_masked_fill(tn_attrs *a, double value) {
+    a->n_i = a->n_f = 0;
+    put_float(a, value);
+    return TN_OK;
+}
+
+tn_tensor *(tn_masked_fill)(const tn_tensor *x, const tn_tensor *mask, double value) {
+    tn_attrs a;
+    tn_status s = pack_masked_fill(&a, value);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_MASKED_FILL, (const tn_tensor *const[]){x, mask}, 2, &a, 0);
+}
+
+tn_tensor *(tn_masked_fill_)(tn_tensor *x, const tn_tensor *mask, double value) {
+    tn_attrs a;
+    tn_status s = pack_masked_fill(&a, value);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_MASKED_FILL, (const tn_tensor *const[]){x, mask}, 2, &a, 0);
+}
+
+tn_node *tn_b_masked_fill(tn_build *b, tn_node *x, tn_node *mask, double value) {
+    tn_attrs a;
+    tn_status s = pack_masked_fill(&a, value);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_MASKED_FILL, (tn_node *const[]){x, mask}, 2, &a, 0);
+}
+
+tn_tensor *(tn_ne)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_NE, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_ne(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_NE, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_gt)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_GT, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_gt(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_GT, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_ge)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_GE, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_ge(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_GE, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_logical_not)(const tn_tensor *x) {
+    return record(TN_OP_LOGICAL_NOT, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_logical_not(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LOGICAL_NOT, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_logical_and)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_LOGICAL_AND, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_logical_and(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_LOGICAL_AND, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_logical_or)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_LOGICAL_OR, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_logical_or(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_LOGICAL_OR, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_logical_xor)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_LOGICAL_XOR, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_logical_xor(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_LOGICAL_XOR, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+static tn_status pack_add_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_add_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_add_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ADD_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_add_scalar_)(tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_add_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_ADD_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_add_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_add_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ADD_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_sub_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_sub_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_sub_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_SUB_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_sub_scalar_)(tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_sub_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_SUB_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_sub_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_sub_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SUB_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_rsub_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_rsub_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_rsub_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_RSUB_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_rsub_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_rsub_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_RSUB_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_mul_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_mul_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_mul_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_MUL_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_mul_scalar_)(tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_mul_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_MUL_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_mul_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_mul_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_MUL_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_div_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_div_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_div_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_DIV_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_div_scalar_)(tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_div_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_DIV_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_div_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_div_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_DIV_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_rdiv_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_rdiv_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_rdiv_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_RDIV_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_rdiv_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_rdiv_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_RDIV_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_floor_divide_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_floor_divide_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_floor_divide_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_FLOOR_DIVIDE_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_floor_divide_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_floor_divide_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_FLOOR_DIVIDE_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_remainder_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_remainder_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_remainder_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_REMAINDER_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_remainder_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_remainder_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_REMAINDER_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_fmod_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_fmod_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_fmod_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_FMOD_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_fmod_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_fmod_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_FMOD_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_maximum_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_maximum_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_maximum_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_MAXIMUM_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_maximum_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_maximum_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_MAXIMUM_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_minimum_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_minimum_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_minimum_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_MINIMUM_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_minimum_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_minimum_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_MINIMUM_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_pow_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_pow_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_pow_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_POW_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_pow_scalar_)(tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_pow_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_POW_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_pow_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_pow_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_POW_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_eq_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_eq_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_eq_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_EQ_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_eq_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_eq_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_EQ_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_ne_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_ne_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_ne_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_NE_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_ne_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_ne_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_NE_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_lt_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_lt_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_lt_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_LT_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_lt_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_lt_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_LT_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_le_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_le_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_le_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_LE_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_le_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_le_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_LE_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_gt_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_gt_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_gt_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_GT_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_gt_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_gt_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_GT_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_ge_scalar(tn_attrs *a, double other) {
+    a->n_i = a->n_f = 0;
+    put_float(a, other);
+    return TN_OK;
+}
+
+tn_tensor *(tn_ge_scalar)(const tn_tensor *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_ge_scalar(&a, other);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_GE_SCALAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_ge_scalar(tn_build *b, tn_node *x, double other) {
+    tn_attrs a;
+    tn_status s = pack_ge_scalar(&a, other);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_GE_SCALAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_zeros(tn_attrs *a, const int64_t *shape, int rank, tn_dtype dtype) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "zeros", shape, rank));
+    put_int(a, dtype);
+    return TN_OK;
+}
+
+tn_tensor *(tn_zeros)(const int64_t *shape, int rank, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_zeros(&a, shape, rank, dtype);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ZEROS, NULL, 0, &a, 0);
+}
+
+tn_node *tn_b_zeros(tn_build *b, const int64_t *shape, int rank, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_zeros(&a, shape, rank, dtype);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ZEROS, NULL, 0, &a, 0);
+}
+
+static tn_status pack_ones(tn_attrs *a, const int64_t *shape, int rank, tn_dtype dtype) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "ones", shape, rank));
+    put_int(a, dtype);
+    return TN_OK;
+}
+
+tn_tensor *(tn_ones)(const int64_t *shape, int rank, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_ones(&a, shape, rank, dtype);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ONES, NULL, 0, &a, 0);
+}
+
+tn_node *tn_b_ones(tn_build *b, const int64_t *shape, int rank, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_ones(&a, shape, rank, dtype);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ONES, NULL, 0, &a, 0);
+}
+
+tn_tensor *(tn_zeros_like)(const tn_tensor *x) {
+    return record(TN_OP_ZEROS_LIKE, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_zeros_like(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ZEROS_LIKE, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_ones_like)(const tn_tensor *x) {
+    return record(TN_OP_ONES_LIKE, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_ones_like(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ONES_LIKE, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+static tn_status pack_full_like(tn_attrs *a, double value) {
+    a->n_i = a->n_f = 0;
+    put_float(a, value);
+    return TN_OK;
+}
+
+tn_tensor *(tn_full_like)(const tn_tensor *x, double value) {
+    tn_attrs a;
+    tn_status s = pack_full_like(&a, value);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_FULL_LIKE, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_full_like(tn_build *b, tn_node *x, double value) {
+    tn_attrs a;
+    tn_status s = pack_full_like(&a, value);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_FULL_LIKE, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_linspace(tn_attrs *a, double start, double end, int64_t steps, tn_dtype dtype) {
+    a->n_i = a->n_f = 0;
+    put_float(a, start);
+    put_float(a, end);
+    put_int(a, steps);
+    put_int(a, dtype);
+    return TN_OK;
+}
+
+tn_tensor *(tn_linspace)(double start, double end, int64_t steps, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_linspace(&a, start, end, steps, dtype);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_LINSPACE, NULL, 0, &a, 0);
+}
+
+tn_node *tn_b_linspace(tn_build *b, double start, double end, int64_t steps, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_linspace(&a, start, end, steps, dtype);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_LINSPACE, NULL, 0, &a, 0);
+}
+
+static tn_status pack_eye(tn_attrs *a, int64_t n, int64_t m, tn_dtype dtype) {
+    a->n_i = a->n_f = 0;
+    put_int(a, n);
+    put_int(a, m);
+    put_int(a, dtype);
+    return TN_OK;
+}
+
+tn_tensor *(tn_eye)(int64_t n, int64_t m, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_eye(&a, n, m, dtype);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_EYE, NULL, 0, &a, 0);
+}
+
+tn_node *tn_b_eye(tn_build *b, int64_t n, int64_t m, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_eye(&a, n, m, dtype);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_EYE, NULL, 0, &a, 0);
+}
+
+static tn_status pack_tril(tn_attrs *a, int64_t diagonal) {
+    a->n_i = a->n_f = 0;
+    put_int(a, diagonal);
+    return TN_OK;
+}
+
+tn_tensor *(tn_tril)(const tn_tensor *x, int64_t diagonal) {
+    tn_attrs a;
+    tn_status s = pack_tril(&a, diagonal);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_TRIL, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_tril(tn_build *b, tn_node *x, int64_t diagonal) {
+    tn_attrs a;
+    tn_status s = pack_tril(&a, diagonal);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_TRIL, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_triu(tn_attrs *a, int64_t diagonal) {
+    a->n_i = a->n_f = 0;
+    put_int(a, diagonal);
+    return TN_OK;
+}
+
+tn_tensor *(tn_triu)(const tn_tensor *x, int64_t diagonal) {
+    tn_attrs a;
+    tn_status s = pack_triu(&a, diagonal);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_TRIU, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_triu(tn_build *b, tn_node *x, int64_t diagonal) {
+    tn_attrs a;
+    tn_status s = pack_triu(&a, diagonal);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_TRIU, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_one_hot(tn_attrs *a, int64_t classes, tn_dtype dtype) {
+    a->n_i = a->n_f = 0;
+    put_int(a, classes);
+    put_int(a, dtype);
+    return TN_OK;
+}
+
+tn_tensor *(tn_one_hot)(const tn_tensor *index, int64_t classes, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_one_hot(&a, classes, dtype);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ONE_HOT, (const tn_tensor *const[]){index}, 1, &a, 0);
+}
+
+tn_node *tn_b_one_hot(tn_build *b, tn_node *index, int64_t classes, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_one_hot(&a, classes, dtype);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ONE_HOT, (tn_node *const[]){index}, 1, &a, 0);
+}
+
+static tn_status pack_stack(tn_attrs *a, int64_t dim) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_stack)(tn_tensor *const *tensors, int tensor_count, int64_t dim) {
+    tn_attrs a;
+    tn_status s = pack_stack(&a, dim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_STACK, (const tn_tensor *const *)tensors, tensor_count, &a, 0);
+}
+
+tn_node *tn_b_stack(tn_build *b, tn_node *const *tensors, int tensor_count, int64_t dim) {
+    tn_attrs a;
+    tn_status s = pack_stack(&a, dim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_STACK, tensors, tensor_count, &a, 0);
+}
+
+static tn_status pack_repeat(tn_attrs *a, const int64_t *repeats, int repeat_count) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "repeat", repeats, repeat_count));
+    return TN_OK;
+}
+
+tn_tensor *(tn_repeat)(const tn_tensor *x, const int64_t *repeats, int repeat_count) {
+    tn_attrs a;
+    tn_status s = pack_repeat(&a, repeats, repeat_count);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_REPEAT, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_repeat(tn_build *b, tn_node *x, const int64_t *repeats, int repeat_count) {
+    tn_attrs a;
+    tn_status s = pack_repeat(&a, repeats, repeat_count);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_REPEAT, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_tile(tn_attrs *a, const int64_t *repeats, int repeat_count) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "tile", repeats, repeat_count));
+    return TN_OK;
+}
+
+tn_tensor *(tn_tile)(const tn_tensor *x, const int64_t *repeats, int repeat_count) {
+    tn_attrs a;
+    tn_status s = pack_tile(&a, repeats, repeat_count);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_TILE, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_tile(tn_build *b, tn_node *x, const int64_t *repeats, int repeat_count) {
+    tn_attrs a;
+    tn_status s = pack_tile(&a, repeats, repeat_count);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_TILE, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_flip(tn_attrs *a, const int64_t *dims, int dim_count) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "flip", dims, dim_count));
+    return TN_OK;
+}
+
+tn_tensor *(tn_flip)(const tn_tensor *x, const int64_t *dims, int dim_count) {
+    tn_attrs a;
+    tn_status s = pack_flip(&a, dims, dim_count);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_FLIP, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_flip(tn_build *b, tn_node *x, const int64_t *dims, int dim_count) {
+    tn_attrs a;
+    tn_status s = pack_flip(&a, dims, dim_count);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_FLIP, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_roll(tn_attrs *a, const int64_t *shifts, int shift_count, const int64_t *dims, int dim_count) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "roll", shifts, shift_count));
+    TRY(put_list(a, "roll", dims, dim_count));
+    return TN_OK;
+}
+
+tn_tensor *(tn_roll)(const tn_tensor *x, const int64_t *shifts, int shift_count, const int64_t *dims, int dim_count) {
+    tn_attrs a;
+    tn_status s = pack_roll(&a, shifts, shift_count, dims, dim_count);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ROLL, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_roll(tn_build *b, tn_node *x, const int64_t *shifts, int shift_count, const int64_t *dims,
+                   int dim_count) {
+    tn_attrs a;
+    tn_status s = pack_roll(&a, shifts, shift_count, dims, dim_count);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ROLL, (tn_node *const[]){x}, 1, &a, 0);
 }
 
 static tn_status pack_view(tn_attrs *a, const int64_t *shape, int rank) {
@@ -1189,6 +2461,145 @@ tn_node *tn_b_index_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn
     return build(b, TN_OP_INDEX_ADD, (tn_node *const[]){x, index, src}, 3, &a, 0);
 }
 
+static tn_status pack_take_along_dim(tn_attrs *a, int64_t dim) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_take_along_dim)(const tn_tensor *x, int64_t dim, const tn_tensor *index) {
+    tn_attrs a;
+    tn_status s = pack_take_along_dim(&a, dim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_TAKE_ALONG_DIM, (const tn_tensor *const[]){x, index}, 2, &a, 0);
+}
+
+tn_node *tn_b_take_along_dim(tn_build *b, tn_node *x, int64_t dim, tn_node *index) {
+    tn_attrs a;
+    tn_status s = pack_take_along_dim(&a, dim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_TAKE_ALONG_DIM, (tn_node *const[]){x, index}, 2, &a, 0);
+}
+
+static tn_status pack_scatter_add(tn_attrs *a, int64_t dim) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_scatter_add)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src) {
+    tn_attrs a;
+    tn_status s = pack_scatter_add(&a, dim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_SCATTER_ADD, (const tn_tensor *const[]){x, index, src}, 3, &a, 0);
+}
+
+tn_node *tn_b_scatter_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src) {
+    tn_attrs a;
+    tn_status s = pack_scatter_add(&a, dim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SCATTER_ADD, (tn_node *const[]){x, index, src}, 3, &a, 0);
+}
+
+static tn_status pack_argsort_last(tn_attrs *a, bool descending) {
+    a->n_i = a->n_f = 0;
+    put_int(a, descending);
+    return TN_OK;
+}
+
+tn_node *tn_b_argsort_last(tn_build *b, tn_node *x, bool descending) {
+    tn_attrs a;
+    tn_status s = pack_argsort_last(&a, descending);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ARGSORT_LAST, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_argsort(tn_attrs *a, int64_t dim, bool descending) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    put_int(a, descending);
+    return TN_OK;
+}
+
+tn_tensor *(tn_argsort)(const tn_tensor *x, int64_t dim, bool descending) {
+    tn_attrs a;
+    tn_status s = pack_argsort(&a, dim, descending);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ARGSORT, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_argsort(tn_build *b, tn_node *x, int64_t dim, bool descending) {
+    tn_attrs a;
+    tn_status s = pack_argsort(&a, dim, descending);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ARGSORT, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_sort(tn_attrs *a, int64_t dim, bool descending) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    put_int(a, descending);
+    return TN_OK;
+}
+
+tn_tensor *(tn_sort)(const tn_tensor *x, int64_t dim, bool descending) {
+    tn_attrs a;
+    tn_status s = pack_sort(&a, dim, descending);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_SORT, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_sort(tn_build *b, tn_node *x, int64_t dim, bool descending) {
+    tn_attrs a;
+    tn_status s = pack_sort(&a, dim, descending);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SORT, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_topk(tn_attrs *a, int64_t k, int64_t dim, bool largest) {
+    a->n_i = a->n_f = 0;
+    put_int(a, k);
+    put_int(a, dim);
+    put_int(a, largest);
+    return TN_OK;
+}
+
+tn_tensor *(tn_topk)(const tn_tensor *x, int64_t k, int64_t dim, bool largest) {
+    tn_attrs a;
+    tn_status s = pack_topk(&a, k, dim, largest);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_TOPK, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_topk(tn_build *b, tn_node *x, int64_t k, int64_t dim, bool largest) {
+    tn_attrs a;
+    tn_status s = pack_topk(&a, k, dim, largest);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_TOPK, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_topk_indices(tn_attrs *a, int64_t k, int64_t dim, bool largest) {
+    a->n_i = a->n_f = 0;
+    put_int(a, k);
+    put_int(a, dim);
+    put_int(a, largest);
+    return TN_OK;
+}
+
+tn_tensor *(tn_topk_indices)(const tn_tensor *x, int64_t k, int64_t dim, bool largest) {
+    tn_attrs a;
+    tn_status s = pack_topk_indices(&a, k, dim, largest);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_TOPK_INDICES, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_topk_indices(tn_build *b, tn_node *x, int64_t k, int64_t dim, bool largest) {
+    tn_attrs a;
+    tn_status s = pack_topk_indices(&a, k, dim, largest);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_TOPK_INDICES, (tn_node *const[]){x}, 1, &a, 0);
+}
+
 static tn_status pack_assign_view(tn_attrs *a, int64_t offset, const int64_t *strides, int strid_count) {
     a->n_i = a->n_f = 0;
     put_int(a, offset);
@@ -1406,6 +2817,219 @@ tn_node *tn_b_cumprod(tn_build *b, tn_node *x, int64_t dim) {
     tn_status s = pack_cumprod(&a, dim);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_CUMPROD, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_mean(tn_attrs *a, const int64_t *dims, int dim_count, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "mean", dims, dim_count));
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_mean)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_mean(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_MEAN, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_mean(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_mean(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_MEAN, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_var(tn_attrs *a, const int64_t *dims, int dim_count, int64_t correction, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "var", dims, dim_count));
+    put_int(a, correction);
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_var)(const tn_tensor *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_var(&a, dims, dim_count, correction, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_VAR, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_var(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_var(&a, dims, dim_count, correction, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_VAR, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_std(tn_attrs *a, const int64_t *dims, int dim_count, int64_t correction, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "std", dims, dim_count));
+    put_int(a, correction);
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_std)(const tn_tensor *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_std(&a, dims, dim_count, correction, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_STD, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_std(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, int64_t correction, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_std(&a, dims, dim_count, correction, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_STD, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_norm(tn_attrs *a, double p, const int64_t *dims, int dim_count, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    put_float(a, p);
+    TRY(put_list(a, "norm", dims, dim_count));
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_norm)(const tn_tensor *x, double p, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_norm(&a, p, dims, dim_count, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_NORM, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_norm(tn_build *b, tn_node *x, double p, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_norm(&a, p, dims, dim_count, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_NORM, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_logsumexp(tn_attrs *a, const int64_t *dims, int dim_count, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "logsumexp", dims, dim_count));
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_logsumexp)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_logsumexp(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_LOGSUMEXP, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_logsumexp(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_logsumexp(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_LOGSUMEXP, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_any(tn_attrs *a, const int64_t *dims, int dim_count, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "any", dims, dim_count));
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_any)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_any(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ANY, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_any(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_any(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ANY, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_all(tn_attrs *a, const int64_t *dims, int dim_count, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "all", dims, dim_count));
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_all)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_all(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ALL, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_all(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_all(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ALL, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_count_nonzero(tn_attrs *a, const int64_t *dims, int dim_count, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "count_nonzero", dims, dim_count));
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_count_nonzero)(const tn_tensor *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_count_nonzero(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_COUNT_NONZERO, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_count_nonzero(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_count_nonzero(&a, dims, dim_count, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_COUNT_NONZERO, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_max(tn_attrs *a, int64_t dim, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_max)(const tn_tensor *x, int64_t dim, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_max(&a, dim, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_MAX, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_max(tn_build *b, tn_node *x, int64_t dim, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_max(&a, dim, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_MAX, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_min(tn_attrs *a, int64_t dim, bool keepdim) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    put_int(a, keepdim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_min)(const tn_tensor *x, int64_t dim, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_min(&a, dim, keepdim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_MIN, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_min(tn_build *b, tn_node *x, int64_t dim, bool keepdim) {
+    tn_attrs a;
+    tn_status s = pack_min(&a, dim, keepdim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_MIN, (tn_node *const[]){x}, 1, &a, 0);
 }
 
 tn_node *tn_b_matmul_batched(tn_build *b, tn_node *x, tn_node *y) {

@@ -249,3 +249,217 @@ static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 const tn_op_impl tn_impl_cumprod = {
     .class_ = TN_SCANNING, .reduce = KIR_PROD, .infer = infer_running, .grad = grad_cumprod, .lower = lower_running,
     .reference = reference_cumprod, .cases = "types=f32,f64,i32 tol=1e-5; " RUNNING, .flops = 1};
+
+/* ---- composed: means, deviations, norms -------------------------------------------------------------------------------------------- */
+
+/* f16 and bf16 are summed in f32: their sums would overflow or stall long before their means. */
+static tn_node *wide(tn_build *b, tn_node *x) {
+    return x->dtype == TN_F16 || x->dtype == TN_BF16 ? tn_b_cast(b, x, TN_F32) : x;
+}
+static tn_node *narrow_to(tn_build *b, tn_node *v, const tn_node *n) { return tn_b_cast_like(b, v, n); }
+
+static bool keeps_dims(const tn_node *n) { return n->rank == n->in[0]->rank; }
+
+static tn_status infer_float_reduce(tn_infer *c) {
+    if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype))
+        return tn_fail(TN_ERR_DTYPE, "%s: the tensor is %s, the result could not be: cast it to a float type first", c->row->name,
+                       tn_dtype_name((tn_dtype)c->in[0]->dtype));
+    return tn_infer_reduce(c);
+}
+
+/* mean(x, dims, keepdim): the mean over dims (TN_ALL: all). Floating point only: an integer mean is not whole. */
+static tn_node *compose_mean(tn_build *b, const tn_node *n) {
+    tn_node *sum = tn_b_sum(b, wide(b, n->in[0]), dims_of(n), (int)dims_count(n), keeps_dims(n));
+    return sum ? narrow_to(b, tn_b_div(b, sum, tn_b_const(b, (double)reduced_count(n), sum)), n) : NULL;
+}
+const tn_op_impl tn_impl_mean = {
+    .infer = infer_float_reduce, .compose = compose_mean,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS "; types=i32; error=cast [2] dims=() keepdim=false"};
+
+/* var(x, dims, correction, keepdim): the mean squared deviation from the mean over dims (TN_ALL: all), with the number of
+ * elements less `correction` as divisor: 1 for a sample's, 0 for a population's. */
+static tn_status infer_var(tn_infer *c) {
+    int64_t count = c->attrs->i[0];
+    if (c->attrs->i[1 + count] < 0) return tn_fail(TN_ERR_ARGUMENT, "%s: a correction of %lld", c->row->name, (long long)c->attrs->i[1 + count]);
+    if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) return infer_float_reduce(c);
+    /* The shared rule wants keepdim behind the dims. */
+    tn_attrs *given = c->attrs, plain = *given;
+    int64_t correction = given->i[1 + count];
+    plain.i[1 + count] = given->i[2 + count];
+    plain.n_i--;
+    c->attrs = &plain;
+    tn_status s = infer_float_reduce(c);
+    c->attrs = given;
+    TRY(s);
+    *given = plain;
+    int64_t *end = given->i + 1 + given->i[0];
+    end[1] = end[0];
+    end[0] = correction;
+    given->n_i++;
+    return TN_OK;
+}
+static tn_node *compose_var(tn_build *b, const tn_node *n) {
+    tn_node *x = wide(b, n->in[0]);
+    tn_node *mean = tn_b_mean(b, x, dims_of(n), (int)dims_count(n), true);
+    tn_node *apart = x ? tn_b_sub(b, x, mean) : NULL;
+    tn_node *sum = tn_b_sum(b, tn_b_mul(b, apart, apart), dims_of(n), (int)dims_count(n), keeps_dims(n));
+    int64_t free_count = reduced_count(n) - n->i[1 + dims_count(n)];
+    return sum ? narrow_to(b, tn_b_div(b, sum, tn_b_const(b, (double)tn_max64(free_count, 0), sum)), n) : NULL;
+}
+#define DEVIATIONS                                                                                                      \
+    "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] dims=() correction=1 keepdim=false; [2,3] dims=(0) correction=0 keepdim=true;" \
+    "[2,3,4] dims=(0,-1) correction=1 keepdim=false; [3,200] dims=(1) correction=1 keepdim=true;"                        \
+    "[4] dims=() correction=0 keepdim=false; error=correction [2] dims=() correction=-1 keepdim=false"
+const tn_op_impl tn_impl_var = {.infer = infer_var, .compose = compose_var, .cases = DEVIATIONS};
+
+/* std(x, dims, correction, keepdim): the square root of var. */
+static tn_node *compose_std(tn_build *b, const tn_node *n) {
+    tn_node *x = wide(b, n->in[0]);
+    if (!x) return NULL;
+    tn_node *v = tn_b_var(b, x, dims_of(n), (int)dims_count(n), n->i[1 + dims_count(n)], keeps_dims(n));
+    return v ? narrow_to(b, tn_b_sqrt(b, v), n) : NULL;
+}
+const tn_op_impl tn_impl_std = {.infer = infer_var, .compose = compose_std, .cases = DEVIATIONS};
+
+/* norm(x, p, dims, keepdim): (Σ |x|^p)^(1/p) over dims (TN_ALL: all); p INFINITY or −INFINITY: the greatest or least |x|, 0:
+ * how many are not 0. The gradient at 0 is 0. */
+static tn_node *compose_norm(tn_build *b, const tn_node *n) {
+    double p = n->f[TN_NORM_P];
+    const int64_t *dims = dims_of(n);
+    int count = (int)dims_count(n);
+    bool keep = keeps_dims(n);
+    tn_node *x = wide(b, n->in[0]);
+    if (!x) return NULL;
+    tn_node *v;
+    if (p == 2)
+        v = tn_b_sqrt(b, tn_b_sum(b, tn_b_mul(b, x, x), dims, count, keep));
+    else if (p == 1)
+        v = tn_b_sum(b, tn_b_abs(b, x), dims, count, keep);
+    else if (p == INFINITY)
+        v = tn_b_amax(b, tn_b_abs(b, x), dims, count, keep);
+    else if (p == -INFINITY)
+        v = tn_b_amin(b, tn_b_abs(b, x), dims, count, keep);
+    else if (p == 0)
+        v = tn_b_sum(b, tn_b_cast(b, tn_b_cast(b, x, TN_BOOL), (tn_dtype)x->dtype), dims, count, keep);
+    else
+        v = tn_b_pow_scalar(b, tn_b_sum(b, tn_b_pow_scalar(b, tn_b_abs(b, x), p), dims, count, keep), 1 / p);
+    return v ? narrow_to(b, v, n) : NULL;
+}
+/* d/dx = x · |x|^(p−2) / y^(p−1); where y is 0, nothing. The extremes share among those that reach them. */
+static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    double p = n->f[TN_NORM_P];
+    tn_node *x = n->in[0], *y = with_dims(b, n, tn_b_self(n)), *d = with_dims(b, n, dy), *none = tn_b_const(b, 0, x);
+    if (p == 0 || !x || !y) return b->status;
+    if (p == 1) {
+        grads[0] = tn_b_mul(b, d, tn_b_sign(b, x));
+    } else if (isinf(p)) {
+        tn_node *reached = tn_b_cast(b, tn_b_eq(b, tn_b_abs(b, x), y), (tn_dtype)x->dtype);
+        tn_node *share = tn_b_div(b, d, tn_b_sum(b, reached, dims_of(n), (int)dims_count(n), true));
+        grads[0] = tn_b_mul(b, tn_b_mul(b, reached, tn_b_sign(b, x)), share);
+    } else {
+        tn_node *ratio = tn_b_div(b, x, y);
+        if (p != 2) ratio = tn_b_mul(b, tn_b_sign(b, x), tn_b_pow_scalar(b, tn_b_abs(b, ratio), p - 1));
+        grads[0] = tn_b_where(b, tn_b_eq(b, y, none), none, tn_b_mul(b, d, ratio));
+    }
+    return b->status;
+}
+const tn_op_impl tn_impl_norm = {
+    .infer = infer_float_reduce, .compose = compose_norm, .grad = grad_norm,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] p=2 dims=() keepdim=false; [2,3] p=1 dims=(0) keepdim=true;"
+             "[2,3] p=inf dims=(1) keepdim=false; [2,3] p=-inf dims=(1) keepdim=false; [2,3] p=3 dims=() keepdim=false;"
+             "[2,3] p=0 dims=() keepdim=false; [2,3]@0.5..2 p=0.5 dims=(1) keepdim=true; [3]@0..0 p=2 dims=() keepdim=false grad=off;"
+             "[0] p=2 dims=() keepdim=false"};
+
+/* logsumexp(x, dims, keepdim): log Σ exp(x) over dims (TN_ALL: all) without overflow. */
+static tn_node *compose_logsumexp(tn_build *b, const tn_node *n) {
+    const int64_t *dims = dims_of(n);
+    int count = (int)dims_count(n);
+    tn_node *x = wide(b, n->in[0]);
+    if (!x) return NULL;
+    if (reduced_count(n) == 0) return narrow_to(b, tn_b_log(b, tn_b_sum(b, x, dims, count, keeps_dims(n))), n);
+    tn_node *top = tn_b_amax(b, x, dims, count, true), *infinite = tn_b_const(b, INFINITY, x);
+    top = tn_b_where(b, tn_b_lt(b, tn_b_abs(b, top), infinite), top, tn_b_const(b, 0, x));
+    tn_node *sum = tn_b_log(b, tn_b_sum(b, tn_b_exp(b, tn_b_sub(b, x, top)), dims, count, true));
+    return narrow_to(b, tn_b_reshape(b, tn_b_add(b, sum, top), n->shape, n->rank), n);
+}
+static tn_status grad_logsumexp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *share = tn_b_exp(b, tn_b_sub(b, n->in[0], with_dims(b, n, tn_b_self(n))));
+    grads[0] = tn_b_mul(b, with_dims(b, n, dy), share);
+    return b->status;
+}
+const tn_op_impl tn_impl_logsumexp = {
+    .infer = infer_float_reduce, .compose = compose_logsumexp, .grad = grad_logsumexp,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off"};
+
+/* ---- composed: truth over dims ------------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_truth_reduce(tn_infer *c) {
+    TRY(tn_infer_reduce(c));
+    c->dtype = TN_BOOL;
+    return TN_OK;
+}
+static tn_node *count_true(tn_build *b, const tn_node *n, tn_node *truth) {
+    return tn_b_sum(b, truth, dims_of(n), (int)dims_count(n), keeps_dims(n));
+}
+#define TRUTHS                                                                                                          \
+    "types=bool,i32,f32; [2,3]@-1..1 dims=() keepdim=false; [4,3]@0..1 dims=(0) keepdim=true; [2,3,4]@0..1 dims=(0,-1) keepdim=false;" \
+    "[] dims=() keepdim=false; [0,3] dims=(0) keepdim=false"
+
+/* any(x, dims, keepdim): true where any element over dims (TN_ALL: all) is neither 0 nor false; false for none. */
+static tn_node *compose_any(tn_build *b, const tn_node *n) {
+    return tn_b_cast(b, count_true(b, n, tn_b_cast(b, n->in[0], TN_BOOL)), TN_BOOL);
+}
+const tn_op_impl tn_impl_any = {.infer = infer_truth_reduce, .compose = compose_any, .cases = TRUTHS};
+
+/* all(x, dims, keepdim): true where every element over dims (TN_ALL: all) is neither 0 nor false; true for none. */
+static tn_node *compose_all(tn_build *b, const tn_node *n) {
+    tn_node *falses = count_true(b, n, tn_b_logical_not(b, n->in[0]));
+    return tn_b_logical_not(b, falses);
+}
+const tn_op_impl tn_impl_all = {.infer = infer_truth_reduce, .compose = compose_all, .cases = TRUTHS};
+
+/* count_nonzero(x, dims, keepdim): how many elements over dims (TN_ALL: all) are neither 0 nor false, as i64. */
+static tn_status infer_count(tn_infer *c) {
+    TRY(tn_infer_reduce(c));
+    c->dtype = TN_I64;
+    return TN_OK;
+}
+static tn_node *compose_count_nonzero(tn_build *b, const tn_node *n) {
+    return count_true(b, n, tn_b_cast(b, n->in[0], TN_BOOL));
+}
+const tn_op_impl tn_impl_count_nonzero = {.infer = infer_count, .compose = compose_count_nonzero, .cases = TRUTHS};
+
+/* ---- composed: one extreme element --------------------------------------------------------------------------------------------------- */
+
+/* The shape of reducing one dim; attributes: dim, keepdim. */
+static tn_status infer_one_dim(tn_infer *c) {
+    const tn_node *x = c->in[0];
+    tn_attrs *given = c->attrs, list = {.n_i = 3, .i = {1, given->i[0], given->i[1]}};
+    if (x->rank == 0) list = (tn_attrs){.n_i = 2, .i = {0, given->i[1]}};
+    c->attrs = &list;
+    tn_status s = infer_extreme(c);
+    c->attrs = given;
+    TRY(s);
+    return tn_infer_dim(c, given->i[0], x->rank, &given->i[0]);
+}
+static tn_node *compose_chosen(tn_build *b, const tn_node *n, bool greatest) {
+    int64_t dim = n->i[0];
+    tn_node *x = n->in[0];
+    if (x->rank == 0) return tn_b_contiguous(b, x);
+    tn_node *where = greatest ? tn_b_argmax(b, x, &dim, 1, true) : tn_b_argmin(b, x, &dim, 1, true);
+    tn_node *v = tn_b_gather(b, x, dim, where);
+    return keeps_dims(n) ? v : tn_b_contiguous(b, tn_b_squeeze(b, v, &dim, 1));
+}
+static tn_node *compose_max(tn_build *b, const tn_node *n) { return compose_chosen(b, n, true); }
+static tn_node *compose_min(tn_build *b, const tn_node *n) { return compose_chosen(b, n, false); }
+#define CHOSEN                                                                                                          \
+    "types=f32,f64,i32; [2,3] dim=0 keepdim=false; [2,3] dim=-1 keepdim=true; [2,3,4] dim=1 keepdim=false; [] dim=0 keepdim=false;" \
+    "error=element [0,3] dim=0 keepdim=false"
+
+/* max(x, dim, keepdim): the greatest element along dim; the gradient goes to the first of equals alone (amax shares it).
+ * Where it lies says argmax. */
+const tn_op_impl tn_impl_max = {.infer = infer_one_dim, .compose = compose_max, .cases = CHOSEN};
+
+/* min(x, dim, keepdim): the least element along dim; the gradient goes to the first of equals alone (amin shares it). Where it
+ * lies says argmin. */
+const tn_op_impl tn_impl_min = {.infer = infer_one_dim, .compose = compose_min, .cases = CHOSEN};

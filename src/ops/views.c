@@ -207,7 +207,7 @@ tn_status tn_view_select(const tn_node *const *in, const tn_attrs *args, tn_view
 /* ---- several parts at once ------------------------------------------------------------------------------------------------------- */
 
 static int all_failed(tn_tensor **out, int count, tn_status s) {
-    for (int i = 0; i < count; i++) out[i] = tn_view_failed(s);
+    for (int i = 0; i < count; i++) out[i] = tn_tensor_error(s);
     return count;
 }
 
