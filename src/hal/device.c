@@ -25,12 +25,12 @@
     X("engine:torch", "LibTorch", tn_driver_torch, TRUNNION_WITH_TORCH)
 
 static tn_backend table[TN_MOST_BACKENDS] = {
-#define X(name, title, driver, built) {name, title, (built) ? &(driver) : NULL, NULL, 0},
+#define X(n, t, d, built) {.name = n, .title = t, .driver = (built) ? &(d) : NULL},
     BACKENDS(X)
 #undef X
 };
 static int table_count =
-#define X(name, title, driver, built) +1
+#define X(n, t, d, built) +1
     BACKENDS(X);
 #undef X
 

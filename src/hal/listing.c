@@ -11,6 +11,8 @@
 
 #include "hal/look.h"
 
+enum { FREE_MEMORY_SECONDS = 10 }; /* how long what a probe said about free memory is repeated */
+
 enum { PROBES = 1 }; /* raise it when a probe finds or says something else than before: old records are then ignored */
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
@@ -144,6 +146,13 @@ static void look_begin(tn_backend *b, tn_child *child) {
         tn_probe_here(b->driver, b->found);
 }
 
+/* Findings that are used again are still true, but for how much memory is free. */
+static void forget_free_memory(tn_backend *b) {
+    if (tn_now() - b->looked < FREE_MEMORY_SECONDS && b->looked > 0) return;
+    for (int i = 0; i < b->found->count; i++)
+        b->found->devices[i].free_memory = 0;
+}
+
 static tn_status make_room(tn_backend *b, int count) {
     for (int i = 0; i < count; i++) {
         if (!b[i].found) b[i].found = tn_mem_zalloc(1, sizeof *b[i].found);
@@ -178,8 +187,10 @@ tn_status tn_look(tn_backend *b, int count, bool fresh) {
     for (int i = 0; i < count; i++) {
         if (due[i] && tn_backend_isolated(&b[i])) {
             tn_child_finish(&child[i], b[i].found);
+            b[i].looked = tn_now();
             asked = true;
         }
+        if (!due[i]) forget_free_memory(&b[i]);
         complete(&b[i], b[i].found);
     }
     if (asked) {

@@ -19,6 +19,7 @@ typedef struct tn_backend {
     const tn_driver *driver; /* NULL: left out at build time */
     tn_findings *found;      /* listing.c: the last look; NULL before it */
     uint64_t key;            /* listing.c: what the last look depended on; 0: it is not to be relied on */
+    double looked;           /* listing.c: when a probe last answered, as tn_now; 0: not in this process */
 } tn_backend;
 
 /* The table in order of preference. The caller holds the registry's lock. */
