@@ -23,6 +23,10 @@ extern "C" {
 #endif
 #define TN_ALL NULL, 0
 
+typedef enum tn_approximate { TN_APPROXIMATE_NONE, TN_APPROXIMATE_TANH } tn_approximate;
+
+typedef enum tn_reduction { TN_REDUCTION_MEAN, TN_REDUCTION_SUM, TN_REDUCTION_NONE } tn_reduction;
+
 /* ---- elementwise ------------------------------------------------------------------------------------------------- */
 
 /* −x. */
@@ -629,12 +633,329 @@ typedef struct tn_cosine_similarity_options {
 TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, int64_t dim,
                                        const tn_cosine_similarity_options *o);
 
+/* ---- activation -------------------------------------------------------------------------------------------------- */
+
+/* max(x, 0); NaN stays NaN. */
+TN_API tn_tensor *tn_relu(const tn_tensor *x);
+TN_API tn_tensor *tn_relu_(tn_tensor *x);
+
+/* min(max(x, 0), 6). */
+TN_API tn_tensor *tn_relu6(const tn_tensor *x);
+
+/* min(max(x, min_val), max_val); usually -1 and 1. */
+TN_API tn_tensor *tn_hardtanh(const tn_tensor *x, double min_val, double max_val);
+
+/* relu6(x + 3) / 6. */
+TN_API tn_tensor *tn_hardsigmoid(const tn_tensor *x);
+
+/* x · relu6(x + 3) / 6. */
+TN_API tn_tensor *tn_hardswish(const tn_tensor *x);
+
+/* x where x > 0, else negative_slope · x; usually 0.01. */
+TN_API tn_tensor *tn_leaky_relu(const tn_tensor *x, double negative_slope);
+
+/* x where x > 0, else weight · x; weight has one element, or one a channel (dimension 1 of x). */
+TN_API tn_tensor *tn_prelu(const tn_tensor *x, const tn_tensor *weight);
+
+/* x where x > 0, else alpha · (exp(x) - 1); usually 1. Source: Clevert et al. 2015. */
+TN_API tn_tensor *tn_elu(const tn_tensor *x, double alpha);
+
+/* 1.0507 · elu(x, 1.6733), which keeps mean 0 and variance 1 through layers. Source: Klambauer et al. 2017. */
+TN_API tn_tensor *tn_selu(const tn_tensor *x);
+
+/* 1 / (1 + exp(-x)). */
+TN_API tn_tensor *tn_sigmoid(const tn_tensor *x);
+TN_API tn_tensor *tn_sigmoid_(tn_tensor *x);
+
+/* x · sigmoid(x), also called swish. */
+TN_API tn_tensor *tn_silu(const tn_tensor *x);
+
+/* log(1 + exp(beta·x)) / beta; x itself where beta·x > threshold. */
+typedef struct tn_softplus_options {
+    size_t struct_size;
+    double beta;      /* default 1.0 */
+    double threshold; /* default 20.0 */
+} tn_softplus_options;
+TN_API tn_tensor *tn_softplus(const tn_tensor *x, const tn_softplus_options *o);
+
+/* x · tanh(softplus(x)). Source: Misra 2019. */
+TN_API tn_tensor *tn_mish(const tn_tensor *x);
+
+/* log(sigmoid(x)) without overflow. */
+TN_API tn_tensor *tn_logsigmoid(const tn_tensor *x);
+
+/* x · Φ(x), Φ the normal distribution function; approximate=tanh uses (1 + tanh(sqrt(2/π)(x + 0.044715 x³))) / 2 for
+ * it. Source: Hendrycks and Gimpel 2016. */
+typedef struct tn_gelu_options {
+    size_t struct_size;
+    tn_approximate approximate; /* default TN_APPROXIMATE_NONE */
+} tn_gelu_options;
+TN_API tn_tensor *tn_gelu(const tn_tensor *x, const tn_gelu_options *o);
+
+/* a · sigmoid(b), where a and b are the halves of x along dim. Source: Dauphin et al. 2016. */
+TN_API tn_tensor *tn_glu(const tn_tensor *x, int64_t dim);
+
+/* silu(gate) · up. Source: Shazeer 2020. */
+TN_API tn_tensor *tn_swiglu(const tn_tensor *gate, const tn_tensor *up);
+
+/* ---- norm -------------------------------------------------------------------------------------------------------- */
+
+/* exp(x) / Σ exp(x) along dim, computed from x - max(x). */
+TN_API tn_tensor *tn_softmax(const tn_tensor *x, int64_t dim);
+
+/* log(softmax(x)) along dim, without underflow. */
+TN_API tn_tensor *tn_log_softmax(const tn_tensor *x, int64_t dim);
+
+/* (x - mean) / sqrt(var + eps) · weight + bias, mean and variance over the last dimensions, which are
+ * normalized_shape; weight and bias have that shape or are NULL. Source: Ba et al. 2016. */
+typedef struct tn_layer_norm_options {
+    size_t struct_size;
+    double eps; /* default 1e-5 */
+} tn_layer_norm_options;
+TN_API tn_tensor *tn_layer_norm(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
+                                const tn_tensor *weight, const tn_tensor *bias, const tn_layer_norm_options *o);
+
+/* x / sqrt(mean(x²) + eps) · weight, the mean over the last dimensions, which are normalized_shape; eps 0 means the
+ * machine epsilon of the computation. Source: Zhang and Sennrich 2019. */
+typedef struct tn_rms_norm_options {
+    size_t struct_size;
+    double eps; /* default 0.0 */
+} tn_rms_norm_options;
+TN_API tn_tensor *tn_rms_norm(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
+                              const tn_tensor *weight, const tn_rms_norm_options *o);
+
+/* x [batch, channels, ...] standardised over each group of channels / num_groups channels and all that follows, then
+ * · weight + bias a channel. Source: Wu and He 2018. */
+typedef struct tn_group_norm_options {
+    size_t struct_size;
+    double eps; /* default 1e-5 */
+} tn_group_norm_options;
+TN_API tn_tensor *tn_group_norm(const tn_tensor *x, int64_t num_groups, const tn_tensor *weight, const tn_tensor *bias,
+                                const tn_group_norm_options *o);
+
+/* x [batch, channels, ...] standardised over each channel of each sample, then · weight + bias a channel. Source:
+ * Ulyanov et al. 2016. */
+typedef struct tn_instance_norm_options {
+    size_t struct_size;
+    double eps; /* default 1e-5 */
+} tn_instance_norm_options;
+TN_API tn_tensor *tn_instance_norm(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
+                                   const tn_instance_norm_options *o);
+
+/* x [batch, channels, ...] normalised a channel, then · weight + bias. training: with the statistics of this batch
+ * (batch_mean and batch_var give them, to update running ones); else with the running ones. Source: Ioffe and
+ * Szegedy 2015. */
+typedef struct tn_batch_norm_options {
+    size_t struct_size;
+    double eps; /* default 1e-5 */
+} tn_batch_norm_options;
+TN_API tn_tensor *tn_batch_norm(const tn_tensor *x, const tn_tensor *running_mean, const tn_tensor *running_var,
+                                const tn_tensor *weight, const tn_tensor *bias, bool training,
+                                const tn_batch_norm_options *o);
+
+/* the mean of each channel of x [batch, channels, ...], as batch_norm uses it in training. */
+TN_API tn_tensor *tn_batch_mean(const tn_tensor *x);
+
+/* the biased variance (divided by the number of values) of each channel of x [batch, channels, ...], as batch_norm
+ * uses it in training; PyTorch's running_var collects it times count / (count - 1). */
+TN_API tn_tensor *tn_batch_var(const tn_tensor *x);
+
+/* ---- conv -------------------------------------------------------------------------------------------------------- */
+
+/* cross-correlation of x [batch, channels, length] (or without the batch) with weight [out, channels / groups,
+ * kernel]; bias [out] or NULL. */
+typedef struct tn_conv1d_options {
+    size_t struct_size;
+    int64_t stride;   /* default 1 */
+    int64_t padding;  /* default 0 */
+    int64_t dilation; /* default 1 */
+    int64_t groups;   /* default 1 */
+} tn_conv1d_options;
+TN_API tn_tensor *tn_conv1d(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
+                            const tn_conv1d_options *o);
+
+/* cross-correlation of x [batch, channels, height, width] (or without the batch) with weight [out, channels /
+ * groups, kernel height, kernel width]; bias [out] or NULL. */
+typedef struct tn_conv2d_options {
+    size_t struct_size;
+    int64_t stride[2];   /* default 1 */
+    int64_t padding[2];  /* default 0 */
+    int64_t dilation[2]; /* default 1 */
+    int64_t groups;      /* default 1 */
+} tn_conv2d_options;
+TN_API tn_tensor *tn_conv2d(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
+                            const tn_conv2d_options *o);
+
+/* the adjoint of conv2d, as a layer: x [batch, channels, height, width] (or without the batch), weight [channels,
+ * out / groups, kernel height, kernel width]. */
+typedef struct tn_conv_transpose2d_options {
+    size_t struct_size;
+    int64_t stride[2];         /* default 1 */
+    int64_t padding[2];        /* default 0 */
+    int64_t output_padding[2]; /* default 0 */
+    int64_t groups;            /* default 1 */
+    int64_t dilation[2];       /* default 1 */
+} tn_conv_transpose2d_options;
+TN_API tn_tensor *tn_conv_transpose2d(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
+                                      const tn_conv_transpose2d_options *o);
+
+/* the greatest value of each window of x [batch, channels, height, width] (or without the batch); stride 0 means the
+ * kernel's size. */
+typedef struct tn_max_pool2d_options {
+    size_t struct_size;
+    int64_t stride[2];   /* default 0 */
+    int64_t padding[2];  /* default 0 */
+    int64_t dilation[2]; /* default 1 */
+    bool ceil_mode;      /* default false */
+} tn_max_pool2d_options;
+TN_API tn_tensor *tn_max_pool2d(const tn_tensor *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o);
+
+/* the mean of each window of x [batch, channels, height, width] (or without the batch); stride 0 means the kernel's
+ * size. Zeros of the padding count unless count_exclude_pad (PyTorch's count_include_pad turned round);
+ * divisor_override, if not 0, divides instead. */
+typedef struct tn_avg_pool2d_options {
+    size_t struct_size;
+    int64_t stride[2];        /* default 0 */
+    int64_t padding[2];       /* default 0 */
+    bool ceil_mode;           /* default false */
+    bool count_exclude_pad;   /* default false */
+    int64_t divisor_override; /* default 0 */
+} tn_avg_pool2d_options;
+TN_API tn_tensor *tn_avg_pool2d(const tn_tensor *x, const int64_t kernel_size[2], const tn_avg_pool2d_options *o);
+
+/* the mean of each of height × width equal (or overlapping by one) parts of x [batch, channels, height, width] (or
+ * without the batch). */
+TN_API tn_tensor *tn_adaptive_avg_pool2d(const tn_tensor *x, const int64_t output_size[2]);
+
+/* ---- nn ---------------------------------------------------------------------------------------------------------- */
+
+/* the rows of weight [rows, features] with these numbers: index's shape, then features. */
+TN_API tn_tensor *tn_embedding(const tn_tensor *index, const tn_tensor *weight);
+
+/* rotary position embedding: each pair of x [..., positions, features] is turned by an angle whose cosine and sine
+ * are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved; features behind 2·half stay.
+ * Source: Su et al. 2021. */
+typedef struct tn_rope_options {
+    size_t struct_size;
+    bool interleaved; /* default false */
+} tn_rope_options;
+TN_API tn_tensor *tn_rope(const tn_tensor *x, const tn_tensor *cos, const tn_tensor *sin, const tn_rope_options *o);
+
+/* softmax(scale · q kᵀ + mask) v; q [..., heads, queries, features], k and v [..., kv_heads, keys, features], heads
+ * a multiple of kv_heads (grouped queries). mask, NULL or broadcastable to [..., heads, queries, keys], is added, or
+ * if bool lets see where true; is_causal lets query i see keys 0 … i; scale 0 means 1/sqrt(features). Source:
+ * Vaswani et al. 2017, eq. 1. */
+typedef struct tn_scaled_dot_product_attention_options {
+    size_t struct_size;
+    bool is_causal; /* default false */
+    double scale;   /* default 0.0 */
+} tn_scaled_dot_product_attention_options;
+TN_API tn_tensor *tn_scaled_dot_product_attention(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
+                                                  const tn_tensor *mask,
+                                                  const tn_scaled_dot_product_attention_options *o);
+
+/* ---- random ------------------------------------------------------------------------------------------------------ */
+
+/* f32, uniform in [0, 1). */
+TN_API tn_tensor *tn_rand(const int64_t *shape, int rank);
+
+/* f32, uniform in [low, high). */
+TN_API tn_tensor *tn_uniform(double low, double high, const int64_t *shape, int rank);
+
+/* f32, normally distributed with mean 0 and variance 1. */
+TN_API tn_tensor *tn_randn(const int64_t *shape, int rank);
+
+/* f32, normally distributed. */
+TN_API tn_tensor *tn_normal(double mean, double std, const int64_t *shape, int rank);
+
+/* i64, uniform from low to below high (at most 2^32 numbers). */
+TN_API tn_tensor *tn_randint(int64_t low, int64_t high, const int64_t *shape, int rank);
+
+/* the numbers 0 … n - 1 in random order, as i64. */
+TN_API tn_tensor *tn_randperm(int64_t n);
+
+/* 1 with probability p, else 0, element by element, in p's dtype. No gradient. */
+TN_API tn_tensor *tn_bernoulli(const tn_tensor *p);
+
+/* in training, each element 0 with probability p and the others times 1/(1 - p); else x itself. The mask is not kept
+ * for the backward pass but drawn again. Source: Srivastava et al. 2014. */
+TN_API tn_tensor *tn_dropout(const tn_tensor *x, double p, bool training);
+
+/* ---- loss -------------------------------------------------------------------------------------------------------- */
+
+/* (x - target)². */
+TN_API tn_tensor *tn_mse_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction);
+
+/* |x - target|. */
+TN_API tn_tensor *tn_l1_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction);
+
+/* d²/(2·beta) where |d| < beta, else |d| - beta/2, with d = x - target. Source: Girshick 2015. */
+typedef struct tn_smooth_l1_loss_options {
+    size_t struct_size;
+    double beta; /* default 1.0 */
+} tn_smooth_l1_loss_options;
+TN_API tn_tensor *tn_smooth_l1_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                                    const tn_smooth_l1_loss_options *o);
+
+/* d²/2 where |d| < delta, else delta·(|d| - delta/2), with d = x - target. Source: Huber 1964. */
+typedef struct tn_huber_loss_options {
+    size_t struct_size;
+    double delta; /* default 1.0 */
+} tn_huber_loss_options;
+TN_API tn_tensor *tn_huber_loss(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                                const tn_huber_loss_options *o);
+
+/* target · (log(target) - x), x holding log-probabilities; with log_target the target does too. The mean a sample
+ * (PyTorch's batchmean) is the sum divided by the batch. Source: Kullback, Leibler 1951. */
+typedef struct tn_kl_div_options {
+    size_t struct_size;
+    bool log_target; /* default false */
+} tn_kl_div_options;
+TN_API tn_tensor *tn_kl_div(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                            const tn_kl_div_options *o);
+
+/* -(t·log(x) + (1 - t)·log(1 - x)) of probabilities x, logarithms kept above -100, times weight unless it is NULL. */
+TN_API tn_tensor *tn_binary_cross_entropy(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
+                                          tn_reduction reduction);
+
+/* binary_cross_entropy of sigmoid(x) without overflow; pos_weight multiplies the part of the positive class; both
+ * weights may be NULL. */
+TN_API tn_tensor *tn_binary_cross_entropy_with_logits(const tn_tensor *x, const tn_tensor *target,
+                                                      const tn_tensor *weight, const tn_tensor *pos_weight,
+                                                      tn_reduction reduction);
+
+/* -weight[target] · x[target] of log-probabilities x [batch, classes, ...] and class numbers target [batch, ...].
+ * Samples whose target is ignore_index do not count (class 0: set ignore_zero); the mean divides by the sum of the
+ * weights. */
+typedef struct tn_nll_loss_options {
+    size_t struct_size;
+    tn_reduction reduction; /* default TN_REDUCTION_MEAN */
+    int64_t ignore_index;   /* default -100 */
+    bool ignore_zero;       /* default false */
+} tn_nll_loss_options;
+TN_API tn_tensor *tn_nll_loss(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
+                              const tn_nll_loss_options *o);
+
+/* -weight[target] · log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...].
+ * Samples whose target is ignore_index do not count (class 0: set ignore_zero); the mean divides by the sum of the
+ * weights; label_smoothing mixes in the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
+typedef struct tn_cross_entropy_options {
+    size_t struct_size;
+    tn_reduction reduction; /* default TN_REDUCTION_MEAN */
+    int64_t ignore_index;   /* default -100 */
+    bool ignore_zero;       /* default false */
+    double label_smoothing; /* default 0.0 */
+} tn_cross_entropy_options;
+TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
+                                   const tn_cross_entropy_options *o);
+
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #define tn_abs(...) (tn_at(__FILE__, __LINE__), tn_abs(__VA_ARGS__))
 #define tn_abs_(...) (tn_at(__FILE__, __LINE__), tn_abs_(__VA_ARGS__))
 #define tn_acos(...) (tn_at(__FILE__, __LINE__), tn_acos(__VA_ARGS__))
 #define tn_acosh(...) (tn_at(__FILE__, __LINE__), tn_acosh(__VA_ARGS__))
+#define tn_adaptive_avg_pool2d(...) (tn_at(__FILE__, __LINE__), tn_adaptive_avg_pool2d(__VA_ARGS__))
 #define tn_add(...) (tn_at(__FILE__, __LINE__), tn_add(__VA_ARGS__))
 #define tn_add_(...) (tn_at(__FILE__, __LINE__), tn_add_(__VA_ARGS__))
 #define tn_add_scalar(...) (tn_at(__FILE__, __LINE__), tn_add_scalar(__VA_ARGS__))
@@ -658,7 +979,14 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_atan(...) (tn_at(__FILE__, __LINE__), tn_atan(__VA_ARGS__))
 #define tn_atan2(...) (tn_at(__FILE__, __LINE__), tn_atan2(__VA_ARGS__))
 #define tn_atanh(...) (tn_at(__FILE__, __LINE__), tn_atanh(__VA_ARGS__))
+#define tn_avg_pool2d(...) (tn_at(__FILE__, __LINE__), tn_avg_pool2d(__VA_ARGS__))
 #define tn_baddbmm(...) (tn_at(__FILE__, __LINE__), tn_baddbmm(__VA_ARGS__))
+#define tn_batch_mean(...) (tn_at(__FILE__, __LINE__), tn_batch_mean(__VA_ARGS__))
+#define tn_batch_norm(...) (tn_at(__FILE__, __LINE__), tn_batch_norm(__VA_ARGS__))
+#define tn_batch_var(...) (tn_at(__FILE__, __LINE__), tn_batch_var(__VA_ARGS__))
+#define tn_bernoulli(...) (tn_at(__FILE__, __LINE__), tn_bernoulli(__VA_ARGS__))
+#define tn_binary_cross_entropy(...) (tn_at(__FILE__, __LINE__), tn_binary_cross_entropy(__VA_ARGS__))
+#define tn_binary_cross_entropy_with_logits(...) (tn_at(__FILE__, __LINE__), tn_binary_cross_entropy_with_logits(__VA_ARGS__))
 #define tn_bitwise_and(...) (tn_at(__FILE__, __LINE__), tn_bitwise_and(__VA_ARGS__))
 #define tn_bitwise_and_(...) (tn_at(__FILE__, __LINE__), tn_bitwise_and_(__VA_ARGS__))
 #define tn_bitwise_left_shift(...) (tn_at(__FILE__, __LINE__), tn_bitwise_left_shift(__VA_ARGS__))
@@ -679,11 +1007,15 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_clamp(...) (tn_at(__FILE__, __LINE__), tn_clamp(__VA_ARGS__))
 #define tn_clamp_(...) (tn_at(__FILE__, __LINE__), tn_clamp_(__VA_ARGS__))
 #define tn_contiguous(...) (tn_at(__FILE__, __LINE__), tn_contiguous(__VA_ARGS__))
+#define tn_conv1d(...) (tn_at(__FILE__, __LINE__), tn_conv1d(__VA_ARGS__))
+#define tn_conv2d(...) (tn_at(__FILE__, __LINE__), tn_conv2d(__VA_ARGS__))
+#define tn_conv_transpose2d(...) (tn_at(__FILE__, __LINE__), tn_conv_transpose2d(__VA_ARGS__))
 #define tn_cos(...) (tn_at(__FILE__, __LINE__), tn_cos(__VA_ARGS__))
 #define tn_cos_(...) (tn_at(__FILE__, __LINE__), tn_cos_(__VA_ARGS__))
 #define tn_cosh(...) (tn_at(__FILE__, __LINE__), tn_cosh(__VA_ARGS__))
 #define tn_cosine_similarity(...) (tn_at(__FILE__, __LINE__), tn_cosine_similarity(__VA_ARGS__))
 #define tn_count_nonzero(...) (tn_at(__FILE__, __LINE__), tn_count_nonzero(__VA_ARGS__))
+#define tn_cross_entropy(...) (tn_at(__FILE__, __LINE__), tn_cross_entropy(__VA_ARGS__))
 #define tn_cumprod(...) (tn_at(__FILE__, __LINE__), tn_cumprod(__VA_ARGS__))
 #define tn_cumsum(...) (tn_at(__FILE__, __LINE__), tn_cumsum(__VA_ARGS__))
 #define tn_detach(...) (tn_at(__FILE__, __LINE__), tn_detach(__VA_ARGS__))
@@ -692,6 +1024,9 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_div_scalar(...) (tn_at(__FILE__, __LINE__), tn_div_scalar(__VA_ARGS__))
 #define tn_div_scalar_(...) (tn_at(__FILE__, __LINE__), tn_div_scalar_(__VA_ARGS__))
 #define tn_dot(...) (tn_at(__FILE__, __LINE__), tn_dot(__VA_ARGS__))
+#define tn_dropout(...) (tn_at(__FILE__, __LINE__), tn_dropout(__VA_ARGS__))
+#define tn_elu(...) (tn_at(__FILE__, __LINE__), tn_elu(__VA_ARGS__))
+#define tn_embedding(...) (tn_at(__FILE__, __LINE__), tn_embedding(__VA_ARGS__))
 #define tn_eq(...) (tn_at(__FILE__, __LINE__), tn_eq(__VA_ARGS__))
 #define tn_eq_scalar(...) (tn_at(__FILE__, __LINE__), tn_eq_scalar(__VA_ARGS__))
 #define tn_erf(...) (tn_at(__FILE__, __LINE__), tn_erf(__VA_ARGS__))
@@ -719,18 +1054,30 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_gather(...) (tn_at(__FILE__, __LINE__), tn_gather(__VA_ARGS__))
 #define tn_ge(...) (tn_at(__FILE__, __LINE__), tn_ge(__VA_ARGS__))
 #define tn_ge_scalar(...) (tn_at(__FILE__, __LINE__), tn_ge_scalar(__VA_ARGS__))
+#define tn_gelu(...) (tn_at(__FILE__, __LINE__), tn_gelu(__VA_ARGS__))
 #define tn_gemm(...) (tn_at(__FILE__, __LINE__), tn_gemm(__VA_ARGS__))
 #define tn_gemv(...) (tn_at(__FILE__, __LINE__), tn_gemv(__VA_ARGS__))
+#define tn_glu(...) (tn_at(__FILE__, __LINE__), tn_glu(__VA_ARGS__))
+#define tn_group_norm(...) (tn_at(__FILE__, __LINE__), tn_group_norm(__VA_ARGS__))
 #define tn_gt(...) (tn_at(__FILE__, __LINE__), tn_gt(__VA_ARGS__))
 #define tn_gt_scalar(...) (tn_at(__FILE__, __LINE__), tn_gt_scalar(__VA_ARGS__))
+#define tn_hardsigmoid(...) (tn_at(__FILE__, __LINE__), tn_hardsigmoid(__VA_ARGS__))
+#define tn_hardswish(...) (tn_at(__FILE__, __LINE__), tn_hardswish(__VA_ARGS__))
+#define tn_hardtanh(...) (tn_at(__FILE__, __LINE__), tn_hardtanh(__VA_ARGS__))
+#define tn_huber_loss(...) (tn_at(__FILE__, __LINE__), tn_huber_loss(__VA_ARGS__))
 #define tn_hypot(...) (tn_at(__FILE__, __LINE__), tn_hypot(__VA_ARGS__))
 #define tn_index_add(...) (tn_at(__FILE__, __LINE__), tn_index_add(__VA_ARGS__))
 #define tn_index_select(...) (tn_at(__FILE__, __LINE__), tn_index_select(__VA_ARGS__))
+#define tn_instance_norm(...) (tn_at(__FILE__, __LINE__), tn_instance_norm(__VA_ARGS__))
 #define tn_isfinite(...) (tn_at(__FILE__, __LINE__), tn_isfinite(__VA_ARGS__))
 #define tn_isinf(...) (tn_at(__FILE__, __LINE__), tn_isinf(__VA_ARGS__))
 #define tn_isnan(...) (tn_at(__FILE__, __LINE__), tn_isnan(__VA_ARGS__))
+#define tn_kl_div(...) (tn_at(__FILE__, __LINE__), tn_kl_div(__VA_ARGS__))
+#define tn_l1_loss(...) (tn_at(__FILE__, __LINE__), tn_l1_loss(__VA_ARGS__))
+#define tn_layer_norm(...) (tn_at(__FILE__, __LINE__), tn_layer_norm(__VA_ARGS__))
 #define tn_le(...) (tn_at(__FILE__, __LINE__), tn_le(__VA_ARGS__))
 #define tn_le_scalar(...) (tn_at(__FILE__, __LINE__), tn_le_scalar(__VA_ARGS__))
+#define tn_leaky_relu(...) (tn_at(__FILE__, __LINE__), tn_leaky_relu(__VA_ARGS__))
 #define tn_lerp(...) (tn_at(__FILE__, __LINE__), tn_lerp(__VA_ARGS__))
 #define tn_lerp_(...) (tn_at(__FILE__, __LINE__), tn_lerp_(__VA_ARGS__))
 #define tn_linear(...) (tn_at(__FILE__, __LINE__), tn_linear(__VA_ARGS__))
@@ -740,11 +1087,13 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_log1p(...) (tn_at(__FILE__, __LINE__), tn_log1p(__VA_ARGS__))
 #define tn_log2(...) (tn_at(__FILE__, __LINE__), tn_log2(__VA_ARGS__))
 #define tn_log_(...) (tn_at(__FILE__, __LINE__), tn_log_(__VA_ARGS__))
+#define tn_log_softmax(...) (tn_at(__FILE__, __LINE__), tn_log_softmax(__VA_ARGS__))
 #define tn_logaddexp(...) (tn_at(__FILE__, __LINE__), tn_logaddexp(__VA_ARGS__))
 #define tn_logical_and(...) (tn_at(__FILE__, __LINE__), tn_logical_and(__VA_ARGS__))
 #define tn_logical_not(...) (tn_at(__FILE__, __LINE__), tn_logical_not(__VA_ARGS__))
 #define tn_logical_or(...) (tn_at(__FILE__, __LINE__), tn_logical_or(__VA_ARGS__))
 #define tn_logical_xor(...) (tn_at(__FILE__, __LINE__), tn_logical_xor(__VA_ARGS__))
+#define tn_logsigmoid(...) (tn_at(__FILE__, __LINE__), tn_logsigmoid(__VA_ARGS__))
 #define tn_logsumexp(...) (tn_at(__FILE__, __LINE__), tn_logsumexp(__VA_ARGS__))
 #define tn_lt(...) (tn_at(__FILE__, __LINE__), tn_lt(__VA_ARGS__))
 #define tn_lt_scalar(...) (tn_at(__FILE__, __LINE__), tn_lt_scalar(__VA_ARGS__))
@@ -752,14 +1101,17 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_masked_fill_(...) (tn_at(__FILE__, __LINE__), tn_masked_fill_(__VA_ARGS__))
 #define tn_matmul(...) (tn_at(__FILE__, __LINE__), tn_matmul(__VA_ARGS__))
 #define tn_max(...) (tn_at(__FILE__, __LINE__), tn_max(__VA_ARGS__))
+#define tn_max_pool2d(...) (tn_at(__FILE__, __LINE__), tn_max_pool2d(__VA_ARGS__))
 #define tn_maximum(...) (tn_at(__FILE__, __LINE__), tn_maximum(__VA_ARGS__))
 #define tn_maximum_scalar(...) (tn_at(__FILE__, __LINE__), tn_maximum_scalar(__VA_ARGS__))
 #define tn_mean(...) (tn_at(__FILE__, __LINE__), tn_mean(__VA_ARGS__))
 #define tn_min(...) (tn_at(__FILE__, __LINE__), tn_min(__VA_ARGS__))
 #define tn_minimum(...) (tn_at(__FILE__, __LINE__), tn_minimum(__VA_ARGS__))
 #define tn_minimum_scalar(...) (tn_at(__FILE__, __LINE__), tn_minimum_scalar(__VA_ARGS__))
+#define tn_mish(...) (tn_at(__FILE__, __LINE__), tn_mish(__VA_ARGS__))
 #define tn_mm(...) (tn_at(__FILE__, __LINE__), tn_mm(__VA_ARGS__))
 #define tn_movedim(...) (tn_at(__FILE__, __LINE__), tn_movedim(__VA_ARGS__))
+#define tn_mse_loss(...) (tn_at(__FILE__, __LINE__), tn_mse_loss(__VA_ARGS__))
 #define tn_mul(...) (tn_at(__FILE__, __LINE__), tn_mul(__VA_ARGS__))
 #define tn_mul_(...) (tn_at(__FILE__, __LINE__), tn_mul_(__VA_ARGS__))
 #define tn_mul_scalar(...) (tn_at(__FILE__, __LINE__), tn_mul_scalar(__VA_ARGS__))
@@ -771,7 +1123,9 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_ne_scalar(...) (tn_at(__FILE__, __LINE__), tn_ne_scalar(__VA_ARGS__))
 #define tn_neg(...) (tn_at(__FILE__, __LINE__), tn_neg(__VA_ARGS__))
 #define tn_neg_(...) (tn_at(__FILE__, __LINE__), tn_neg_(__VA_ARGS__))
+#define tn_nll_loss(...) (tn_at(__FILE__, __LINE__), tn_nll_loss(__VA_ARGS__))
 #define tn_norm(...) (tn_at(__FILE__, __LINE__), tn_norm(__VA_ARGS__))
+#define tn_normal(...) (tn_at(__FILE__, __LINE__), tn_normal(__VA_ARGS__))
 #define tn_one_hot(...) (tn_at(__FILE__, __LINE__), tn_one_hot(__VA_ARGS__))
 #define tn_ones(...) (tn_at(__FILE__, __LINE__), tn_ones(__VA_ARGS__))
 #define tn_ones_like(...) (tn_at(__FILE__, __LINE__), tn_ones_like(__VA_ARGS__))
@@ -782,28 +1136,46 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_pow_(...) (tn_at(__FILE__, __LINE__), tn_pow_(__VA_ARGS__))
 #define tn_pow_scalar(...) (tn_at(__FILE__, __LINE__), tn_pow_scalar(__VA_ARGS__))
 #define tn_pow_scalar_(...) (tn_at(__FILE__, __LINE__), tn_pow_scalar_(__VA_ARGS__))
+#define tn_prelu(...) (tn_at(__FILE__, __LINE__), tn_prelu(__VA_ARGS__))
 #define tn_prod(...) (tn_at(__FILE__, __LINE__), tn_prod(__VA_ARGS__))
+#define tn_rand(...) (tn_at(__FILE__, __LINE__), tn_rand(__VA_ARGS__))
+#define tn_randint(...) (tn_at(__FILE__, __LINE__), tn_randint(__VA_ARGS__))
+#define tn_randn(...) (tn_at(__FILE__, __LINE__), tn_randn(__VA_ARGS__))
+#define tn_randperm(...) (tn_at(__FILE__, __LINE__), tn_randperm(__VA_ARGS__))
 #define tn_rdiv_scalar(...) (tn_at(__FILE__, __LINE__), tn_rdiv_scalar(__VA_ARGS__))
 #define tn_reciprocal(...) (tn_at(__FILE__, __LINE__), tn_reciprocal(__VA_ARGS__))
 #define tn_reciprocal_(...) (tn_at(__FILE__, __LINE__), tn_reciprocal_(__VA_ARGS__))
+#define tn_relu(...) (tn_at(__FILE__, __LINE__), tn_relu(__VA_ARGS__))
+#define tn_relu6(...) (tn_at(__FILE__, __LINE__), tn_relu6(__VA_ARGS__))
+#define tn_relu_(...) (tn_at(__FILE__, __LINE__), tn_relu_(__VA_ARGS__))
 #define tn_remainder(...) (tn_at(__FILE__, __LINE__), tn_remainder(__VA_ARGS__))
 #define tn_remainder_(...) (tn_at(__FILE__, __LINE__), tn_remainder_(__VA_ARGS__))
 #define tn_remainder_scalar(...) (tn_at(__FILE__, __LINE__), tn_remainder_scalar(__VA_ARGS__))
 #define tn_repeat(...) (tn_at(__FILE__, __LINE__), tn_repeat(__VA_ARGS__))
 #define tn_reshape(...) (tn_at(__FILE__, __LINE__), tn_reshape(__VA_ARGS__))
+#define tn_rms_norm(...) (tn_at(__FILE__, __LINE__), tn_rms_norm(__VA_ARGS__))
 #define tn_roll(...) (tn_at(__FILE__, __LINE__), tn_roll(__VA_ARGS__))
+#define tn_rope(...) (tn_at(__FILE__, __LINE__), tn_rope(__VA_ARGS__))
 #define tn_round(...) (tn_at(__FILE__, __LINE__), tn_round(__VA_ARGS__))
 #define tn_round_(...) (tn_at(__FILE__, __LINE__), tn_round_(__VA_ARGS__))
 #define tn_rsqrt(...) (tn_at(__FILE__, __LINE__), tn_rsqrt(__VA_ARGS__))
 #define tn_rsqrt_(...) (tn_at(__FILE__, __LINE__), tn_rsqrt_(__VA_ARGS__))
 #define tn_rsub_scalar(...) (tn_at(__FILE__, __LINE__), tn_rsub_scalar(__VA_ARGS__))
+#define tn_scaled_dot_product_attention(...) (tn_at(__FILE__, __LINE__), tn_scaled_dot_product_attention(__VA_ARGS__))
 #define tn_scatter_add(...) (tn_at(__FILE__, __LINE__), tn_scatter_add(__VA_ARGS__))
 #define tn_select(...) (tn_at(__FILE__, __LINE__), tn_select(__VA_ARGS__))
+#define tn_selu(...) (tn_at(__FILE__, __LINE__), tn_selu(__VA_ARGS__))
+#define tn_sigmoid(...) (tn_at(__FILE__, __LINE__), tn_sigmoid(__VA_ARGS__))
+#define tn_sigmoid_(...) (tn_at(__FILE__, __LINE__), tn_sigmoid_(__VA_ARGS__))
 #define tn_sign(...) (tn_at(__FILE__, __LINE__), tn_sign(__VA_ARGS__))
+#define tn_silu(...) (tn_at(__FILE__, __LINE__), tn_silu(__VA_ARGS__))
 #define tn_sin(...) (tn_at(__FILE__, __LINE__), tn_sin(__VA_ARGS__))
 #define tn_sin_(...) (tn_at(__FILE__, __LINE__), tn_sin_(__VA_ARGS__))
 #define tn_sinh(...) (tn_at(__FILE__, __LINE__), tn_sinh(__VA_ARGS__))
 #define tn_slice(...) (tn_at(__FILE__, __LINE__), tn_slice(__VA_ARGS__))
+#define tn_smooth_l1_loss(...) (tn_at(__FILE__, __LINE__), tn_smooth_l1_loss(__VA_ARGS__))
+#define tn_softmax(...) (tn_at(__FILE__, __LINE__), tn_softmax(__VA_ARGS__))
+#define tn_softplus(...) (tn_at(__FILE__, __LINE__), tn_softplus(__VA_ARGS__))
 #define tn_sort(...) (tn_at(__FILE__, __LINE__), tn_sort(__VA_ARGS__))
 #define tn_split(...) (tn_at(__FILE__, __LINE__), tn_split(__VA_ARGS__))
 #define tn_sqrt(...) (tn_at(__FILE__, __LINE__), tn_sqrt(__VA_ARGS__))
@@ -818,6 +1190,7 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_sub_scalar(...) (tn_at(__FILE__, __LINE__), tn_sub_scalar(__VA_ARGS__))
 #define tn_sub_scalar_(...) (tn_at(__FILE__, __LINE__), tn_sub_scalar_(__VA_ARGS__))
 #define tn_sum(...) (tn_at(__FILE__, __LINE__), tn_sum(__VA_ARGS__))
+#define tn_swiglu(...) (tn_at(__FILE__, __LINE__), tn_swiglu(__VA_ARGS__))
 #define tn_t(...) (tn_at(__FILE__, __LINE__), tn_t(__VA_ARGS__))
 #define tn_take_along_dim(...) (tn_at(__FILE__, __LINE__), tn_take_along_dim(__VA_ARGS__))
 #define tn_tan(...) (tn_at(__FILE__, __LINE__), tn_tan(__VA_ARGS__))
@@ -833,6 +1206,7 @@ TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, i
 #define tn_trunc(...) (tn_at(__FILE__, __LINE__), tn_trunc(__VA_ARGS__))
 #define tn_trunc_(...) (tn_at(__FILE__, __LINE__), tn_trunc_(__VA_ARGS__))
 #define tn_unflatten(...) (tn_at(__FILE__, __LINE__), tn_unflatten(__VA_ARGS__))
+#define tn_uniform(...) (tn_at(__FILE__, __LINE__), tn_uniform(__VA_ARGS__))
 #define tn_unsqueeze(...) (tn_at(__FILE__, __LINE__), tn_unsqueeze(__VA_ARGS__))
 #define tn_var(...) (tn_at(__FILE__, __LINE__), tn_var(__VA_ARGS__))
 #define tn_view(...) (tn_at(__FILE__, __LINE__), tn_view(__VA_ARGS__))

@@ -45,6 +45,10 @@ TN_API tn_tensor *tn_scalar(double value);
 TN_API tn_tensor *tn_dial(double value);
 TN_API tn_tensor *tn_dial_int(int64_t value); /* the same as i64 */
 
+/* The seed of this thread's random numbers (0 at the start), which begin anew: the same calls then yield the same numbers,
+ * on every device. */
+TN_API void tn_manual_seed(uint64_t seed);
+
 /* Declares that extent `dim` of an input varies between runs: plans are then shared by all its values.
  * Up to four names (0…3); tensors whose extents are tied use the same one. Returns t's handle anew. */
 TN_API tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol);

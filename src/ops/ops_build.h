@@ -96,6 +96,47 @@ enum { TN_BADDBMM_BETA = 0, TN_BADDBMM_ALPHA = 1 };
 enum { TN_GEMM_ALPHA = 0, TN_GEMM_BETA = 1, TN_GEMM_TRANS_X = 0, TN_GEMM_TRANS_Y = 1 };
 enum { TN_GEMV_ALPHA = 0, TN_GEMV_BETA = 1, TN_GEMV_TRANS = 0 };
 enum { TN_COSINE_SIMILARITY_DIM = 0, TN_COSINE_SIMILARITY_EPS = 0 };
+enum { TN_HARDTANH_MIN_VAL = 0, TN_HARDTANH_MAX_VAL = 1 };
+enum { TN_LEAKY_RELU_NEGATIVE_SLOPE = 0 };
+enum { TN_ELU_ALPHA = 0 };
+enum { TN_SOFTPLUS_BETA = 0, TN_SOFTPLUS_THRESHOLD = 1 };
+enum { TN_GELU_APPROXIMATE = 0 };
+enum { TN_GLU_DIM = 0 };
+enum { TN_SOFTMAX_DIM = 0 };
+enum { TN_LOG_SOFTMAX_DIM = 0 };
+enum { TN_STANDARDIZE_DIMS = 0, TN_STANDARDIZE_EPS = 0 };
+enum { TN_RMS_SCALE_DIMS = 0, TN_RMS_SCALE_EPS = 0 };
+enum { TN_LAYER_NORM_NORMALIZED_SHAPE = 0, TN_LAYER_NORM_EPS = 0 };
+enum { TN_RMS_NORM_NORMALIZED_SHAPE = 0, TN_RMS_NORM_EPS = 0 };
+enum { TN_GROUP_NORM_NUM_GROUPS = 0, TN_GROUP_NORM_EPS = 0 };
+enum { TN_INSTANCE_NORM_EPS = 0 };
+enum { TN_BATCH_NORM_TRAINING = 0, TN_BATCH_NORM_EPS = 0 };
+enum { TN_CONV1D_STRIDE = 0, TN_CONV1D_PADDING = 1, TN_CONV1D_DILATION = 2, TN_CONV1D_GROUPS = 3 };
+enum { TN_CONV2D_STRIDE = 0, TN_CONV2D_PADDING = 2, TN_CONV2D_DILATION = 4, TN_CONV2D_GROUPS = 6 };
+enum { TN_CONV_TRANSPOSE2D_STRIDE = 0, TN_CONV_TRANSPOSE2D_PADDING = 2, TN_CONV_TRANSPOSE2D_OUTPUT_PADDING = 4,
+       TN_CONV_TRANSPOSE2D_GROUPS = 6, TN_CONV_TRANSPOSE2D_DILATION = 7 };
+enum { TN_MAX_POOL2D_KERNEL_SIZE = 0, TN_MAX_POOL2D_STRIDE = 2, TN_MAX_POOL2D_PADDING = 4, TN_MAX_POOL2D_DILATION = 6,
+       TN_MAX_POOL2D_CEIL_MODE = 8 };
+enum { TN_AVG_POOL2D_KERNEL_SIZE = 0, TN_AVG_POOL2D_STRIDE = 2, TN_AVG_POOL2D_PADDING = 4, TN_AVG_POOL2D_CEIL_MODE = 6,
+       TN_AVG_POOL2D_COUNT_EXCLUDE_PAD = 7, TN_AVG_POOL2D_DIVISOR_OVERRIDE = 8 };
+enum { TN_ADAPTIVE_AVG_POOL2D_OUTPUT_SIZE = 0 };
+enum { TN_ROPE_INTERLEAVED = 0 };
+enum { TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL = 0, TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE = 0 };
+enum { TN_RANDOM_BITS_SKIP = 0, TN_RANDOM_BITS_SHAPE = 1 };
+enum { TN_RANDOM_UNIFORM_SKIP = 0, TN_RANDOM_UNIFORM_SHAPE = 1 };
+enum { TN_RANDOM_NORMAL_SHAPE = 0 };
+enum { TN_RANDOM_INTEGERS_LOW = 0, TN_RANDOM_INTEGERS_HIGH = 1, TN_RANDOM_INTEGERS_SHAPE = 2 };
+enum { TN_DROPOUT_BY_P = 0 };
+enum { TN_MSE_LOSS_REDUCTION = 0 };
+enum { TN_L1_LOSS_REDUCTION = 0 };
+enum { TN_SMOOTH_L1_LOSS_REDUCTION = 0, TN_SMOOTH_L1_LOSS_BETA = 0 };
+enum { TN_HUBER_LOSS_REDUCTION = 0, TN_HUBER_LOSS_DELTA = 0 };
+enum { TN_KL_DIV_REDUCTION = 0, TN_KL_DIV_LOG_TARGET = 1 };
+enum { TN_BINARY_CROSS_ENTROPY_REDUCTION = 0 };
+enum { TN_BINARY_CROSS_ENTROPY_WITH_LOGITS_REDUCTION = 0 };
+enum { TN_NLL_LOSS_REDUCTION = 0, TN_NLL_LOSS_IGNORE_INDEX = 1, TN_NLL_LOSS_IGNORE_ZERO = 2 };
+enum { TN_CROSS_ENTROPY_REDUCTION = 0, TN_CROSS_ENTROPY_IGNORE_INDEX = 1, TN_CROSS_ENTROPY_IGNORE_ZERO = 2,
+       TN_CROSS_ENTROPY_LABEL_SMOOTHING = 0 };
 
 tn_node *tn_b_neg(tn_build *b, tn_node *x);
 tn_node *tn_b_abs(tn_build *b, tn_node *x);
@@ -282,6 +323,69 @@ tn_node *tn_b_gemv(tn_build *b, tn_node *matrix, tn_node *x, tn_node *addend, do
 tn_node *tn_b_trace(tn_build *b, tn_node *x);
 tn_node *tn_b_cosine_similarity(tn_build *b, tn_node *x, tn_node *y, int64_t dim,
                                 const tn_cosine_similarity_options *o);
+tn_node *tn_b_relu(tn_build *b, tn_node *x);
+tn_node *tn_b_relu6(tn_build *b, tn_node *x);
+tn_node *tn_b_hardtanh(tn_build *b, tn_node *x, double min_val, double max_val);
+tn_node *tn_b_hardsigmoid(tn_build *b, tn_node *x);
+tn_node *tn_b_hardswish(tn_build *b, tn_node *x);
+tn_node *tn_b_leaky_relu(tn_build *b, tn_node *x, double negative_slope);
+tn_node *tn_b_prelu(tn_build *b, tn_node *x, tn_node *weight);
+tn_node *tn_b_elu(tn_build *b, tn_node *x, double alpha);
+tn_node *tn_b_selu(tn_build *b, tn_node *x);
+tn_node *tn_b_sigmoid(tn_build *b, tn_node *x);
+tn_node *tn_b_silu(tn_build *b, tn_node *x);
+tn_node *tn_b_softplus(tn_build *b, tn_node *x, const tn_softplus_options *o);
+tn_node *tn_b_mish(tn_build *b, tn_node *x);
+tn_node *tn_b_logsigmoid(tn_build *b, tn_node *x);
+tn_node *tn_b_gelu(tn_build *b, tn_node *x, const tn_gelu_options *o);
+tn_node *tn_b_glu(tn_build *b, tn_node *x, int64_t dim);
+tn_node *tn_b_swiglu(tn_build *b, tn_node *gate, tn_node *up);
+tn_node *tn_b_softmax(tn_build *b, tn_node *x, int64_t dim);
+tn_node *tn_b_log_softmax(tn_build *b, tn_node *x, int64_t dim);
+tn_node *tn_b_standardize(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, double eps);
+tn_node *tn_b_rms_scale(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, double eps);
+tn_node *tn_b_layer_norm(tn_build *b, tn_node *x, const int64_t *normalized_shape, int normalized_shape_count,
+                         tn_node *weight, tn_node *bias, const tn_layer_norm_options *o);
+tn_node *tn_b_rms_norm(tn_build *b, tn_node *x, const int64_t *normalized_shape, int normalized_shape_count,
+                       tn_node *weight, const tn_rms_norm_options *o);
+tn_node *tn_b_group_norm(tn_build *b, tn_node *x, int64_t num_groups, tn_node *weight, tn_node *bias,
+                         const tn_group_norm_options *o);
+tn_node *tn_b_instance_norm(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_instance_norm_options *o);
+tn_node *tn_b_batch_norm(tn_build *b, tn_node *x, tn_node *running_mean, tn_node *running_var, tn_node *weight,
+                         tn_node *bias, bool training, const tn_batch_norm_options *o);
+tn_node *tn_b_batch_mean(tn_build *b, tn_node *x);
+tn_node *tn_b_batch_var(tn_build *b, tn_node *x);
+tn_node *tn_b_conv1d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_conv1d_options *o);
+tn_node *tn_b_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_conv2d_options *o);
+tn_node *tn_b_conv_transpose2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias,
+                               const tn_conv_transpose2d_options *o);
+tn_node *tn_b_max_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o);
+tn_node *tn_b_avg_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], const tn_avg_pool2d_options *o);
+tn_node *tn_b_adaptive_avg_pool2d(tn_build *b, tn_node *x, const int64_t output_size[2]);
+tn_node *tn_b_embedding(tn_build *b, tn_node *index, tn_node *weight);
+tn_node *tn_b_rope(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, const tn_rope_options *o);
+tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask,
+                                           const tn_scaled_dot_product_attention_options *o);
+tn_node *tn_b_random_bits(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank);
+tn_node *tn_b_random_uniform(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank);
+tn_node *tn_b_random_normal(tn_build *b, tn_node *key, tn_node *counter, const int64_t *shape, int rank);
+tn_node *tn_b_random_integers(tn_build *b, tn_node *key, tn_node *counter, int64_t low, int64_t high,
+                              const int64_t *shape, int rank);
+tn_node *tn_b_bernoulli_by(tn_build *b, tn_node *p, tn_node *key, tn_node *counter);
+tn_node *tn_b_dropout_by(tn_build *b, tn_node *x, tn_node *key, tn_node *counter, double p);
+tn_node *tn_b_mse_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction);
+tn_node *tn_b_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction);
+tn_node *tn_b_smooth_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction,
+                             const tn_smooth_l1_loss_options *o);
+tn_node *tn_b_huber_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction,
+                         const tn_huber_loss_options *o);
+tn_node *tn_b_kl_div(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction, const tn_kl_div_options *o);
+tn_node *tn_b_binary_cross_entropy(tn_build *b, tn_node *x, tn_node *target, tn_node *weight, tn_reduction reduction);
+tn_node *tn_b_binary_cross_entropy_with_logits(tn_build *b, tn_node *x, tn_node *target, tn_node *weight,
+                                               tn_node *pos_weight, tn_reduction reduction);
+tn_node *tn_b_nll_loss(tn_build *b, tn_node *x, tn_node *target, tn_node *weight, const tn_nll_loss_options *o);
+tn_node *tn_b_cross_entropy(tn_build *b, tn_node *x, tn_node *target, tn_node *weight,
+                            const tn_cross_entropy_options *o);
 
 /* Which view ops a function of kind VIEWS stands for: rewritten by hand beside the other view ops. */
 typedef struct tn_view_steps tn_view_steps;

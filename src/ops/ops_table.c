@@ -132,7 +132,16 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_logsumexp, tn_impl_any, tn_impl_all, tn_impl_count_nonzero, tn_impl_max, tn_impl_min,
     tn_impl_matmul_batched, tn_impl_matmul, tn_impl_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer,
     tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace,
-    tn_impl_cosine_similarity;
+    tn_impl_cosine_similarity, tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish,
+    tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus,
+    tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax,
+    tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
+    tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
+    tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding,
+    tn_impl_rope, tn_impl_scaled_dot_product_attention, tn_impl_random_bits, tn_impl_random_uniform,
+    tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss,
+    tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
+    tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 static const tn_op_row rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "Tensor neg(Tensor x)", "Neg", &tn_impl_neg},
@@ -421,6 +430,130 @@ static const tn_op_row rows[] = {
     [TN_OP_COSINE_SIMILARITY] = {"cosine_similarity", TN_COMPOSED,
         "Tensor cosine_similarity(Tensor x, Tensor y, int dim, *, float eps=1e-8)",
         "", &tn_impl_cosine_similarity},
+    [TN_OP_RELU] = {"relu", TN_COMPOSED, "Tensor relu(Tensor x)", "Relu", &tn_impl_relu},
+    [TN_OP_RELU6] = {"relu6", TN_COMPOSED, "Tensor relu6(Tensor x)", "", &tn_impl_relu6},
+    [TN_OP_HARDTANH] = {"hardtanh", TN_COMPOSED,
+        "Tensor hardtanh(Tensor x, float min_val, float max_val)",
+        "", &tn_impl_hardtanh},
+    [TN_OP_HARDSIGMOID] = {"hardsigmoid", TN_COMPOSED, "Tensor hardsigmoid(Tensor x)", "", &tn_impl_hardsigmoid},
+    [TN_OP_HARDSWISH] = {"hardswish", TN_COMPOSED, "Tensor hardswish(Tensor x)", "HardSwish", &tn_impl_hardswish},
+    [TN_OP_LEAKY_RELU] = {"leaky_relu", TN_COMPOSED,
+        "Tensor leaky_relu(Tensor x, float negative_slope)",
+        "LeakyRelu", &tn_impl_leaky_relu},
+    [TN_OP_PRELU] = {"prelu", TN_COMPOSED, "Tensor prelu(Tensor x, Tensor weight)", "", &tn_impl_prelu},
+    [TN_OP_ELU] = {"elu", TN_COMPOSED, "Tensor elu(Tensor x, float alpha)", "Elu", &tn_impl_elu},
+    [TN_OP_SELU] = {"selu", TN_COMPOSED, "Tensor selu(Tensor x)", "Selu", &tn_impl_selu},
+    [TN_OP_SIGMOID] = {"sigmoid", TN_COMPOSED, "Tensor sigmoid(Tensor x)", "Sigmoid", &tn_impl_sigmoid},
+    [TN_OP_SILU] = {"silu", TN_COMPOSED, "Tensor silu(Tensor x)", "Swish", &tn_impl_silu},
+    [TN_OP_SOFTPLUS] = {"softplus", TN_COMPOSED,
+        "Tensor softplus(Tensor x, *, float beta=1.0, float threshold=20.0)",
+        "Softplus", &tn_impl_softplus},
+    [TN_OP_MISH] = {"mish", TN_COMPOSED, "Tensor mish(Tensor x)", "Mish", &tn_impl_mish},
+    [TN_OP_LOGSIGMOID] = {"logsigmoid", TN_COMPOSED, "Tensor logsigmoid(Tensor x)", "", &tn_impl_logsigmoid},
+    [TN_OP_GELU] = {"gelu", TN_COMPOSED,
+        "Tensor gelu(Tensor x, *, {none|tanh} approximate=none)",
+        "Gelu", &tn_impl_gelu},
+    [TN_OP_GLU] = {"glu", TN_COMPOSED, "Tensor glu(Tensor x, int dim)", "", &tn_impl_glu},
+    [TN_OP_SWIGLU] = {"swiglu", TN_COMPOSED, "Tensor swiglu(Tensor gate, Tensor up)", "", &tn_impl_swiglu},
+    [TN_OP_SOFTMAX] = {"softmax", TN_COMPOSED, "Tensor softmax(Tensor x, int dim)", "Softmax", &tn_impl_softmax},
+    [TN_OP_LOG_SOFTMAX] = {"log_softmax", TN_COMPOSED,
+        "Tensor log_softmax(Tensor x, int dim)",
+        "LogSoftmax", &tn_impl_log_softmax},
+    [TN_OP_STANDARDIZE] = {"standardize", TN_COMPOSED,
+        "Tensor standardize(Tensor x, int[] dims, float eps)",
+        "", &tn_impl_standardize},
+    [TN_OP_RMS_SCALE] = {"rms_scale", TN_COMPOSED,
+        "Tensor rms_scale(Tensor x, int[] dims, float eps)",
+        "", &tn_impl_rms_scale},
+    [TN_OP_LAYER_NORM] = {"layer_norm", TN_COMPOSED,
+        "Tensor layer_norm(Tensor x, int[] normalized_shape, Tensor? weight, Tensor? bias, *, float eps=1e-5)",
+        "LayerNormalization", &tn_impl_layer_norm},
+    [TN_OP_RMS_NORM] = {"rms_norm", TN_COMPOSED,
+        "Tensor rms_norm(Tensor x, int[] normalized_shape, Tensor? weight, *, float eps=0.0)",
+        "RMSNormalization", &tn_impl_rms_norm},
+    [TN_OP_GROUP_NORM] = {"group_norm", TN_COMPOSED,
+        "Tensor group_norm(Tensor x, int num_groups, Tensor? weight, Tensor? bias, *, float eps=1e-5)",
+        "GroupNormalization", &tn_impl_group_norm},
+    [TN_OP_INSTANCE_NORM] = {"instance_norm", TN_COMPOSED,
+        "Tensor instance_norm(Tensor x, Tensor? weight, Tensor? bias, *, float eps=1e-5)",
+        "InstanceNormalization", &tn_impl_instance_norm},
+    [TN_OP_BATCH_NORM] = {"batch_norm", TN_COMPOSED,
+        "Tensor batch_norm(Tensor x, Tensor? running_mean, Tensor? running_var, Tensor? weight, Tensor? bias, bool training, *, float eps=1e-5)",
+        "BatchNormalization", &tn_impl_batch_norm},
+    [TN_OP_BATCH_MEAN] = {"batch_mean", TN_COMPOSED, "Tensor batch_mean(Tensor x)", "", &tn_impl_batch_mean},
+    [TN_OP_BATCH_VAR] = {"batch_var", TN_COMPOSED, "Tensor batch_var(Tensor x)", "", &tn_impl_batch_var},
+    [TN_OP_CONV1D] = {"conv1d", TN_COMPOSED,
+        "Tensor conv1d(Tensor x, Tensor weight, Tensor? bias, *, int stride=1, int padding=0, int dilation=1, int groups=1)",
+        "Conv", &tn_impl_conv1d},
+    [TN_OP_CONV2D] = {"conv2d", TN_COMPOSED,
+        "Tensor conv2d(Tensor x, Tensor weight, Tensor? bias, *, int[2] stride=1, int[2] padding=0, int[2] dilation=1, int groups=1)",
+        "Conv", &tn_impl_conv2d},
+    [TN_OP_CONV_TRANSPOSE2D] = {"conv_transpose2d", TN_COMPOSED,
+        "Tensor conv_transpose2d(Tensor x, Tensor weight, Tensor? bias, *, int[2] stride=1, int[2] padding=0, int[2] output_padding=0, int groups=1, int[2] dilation=1)",
+        "ConvTranspose", &tn_impl_conv_transpose2d},
+    [TN_OP_MAX_POOL2D] = {"max_pool2d", TN_COMPOSED,
+        "Tensor max_pool2d(Tensor x, int[2] kernel_size, *, int[2] stride=0, int[2] padding=0, int[2] dilation=1, bool ceil_mode=false)",
+        "MaxPool", &tn_impl_max_pool2d},
+    [TN_OP_AVG_POOL2D] = {"avg_pool2d", TN_COMPOSED,
+        "Tensor avg_pool2d(Tensor x, int[2] kernel_size, *, int[2] stride=0, int[2] padding=0, bool ceil_mode=false, bool count_exclude_pad=false, int divisor_override=0)",
+        "AveragePool", &tn_impl_avg_pool2d},
+    [TN_OP_ADAPTIVE_AVG_POOL2D] = {"adaptive_avg_pool2d", TN_COMPOSED,
+        "Tensor adaptive_avg_pool2d(Tensor x, int[2] output_size)",
+        "GlobalAveragePool", &tn_impl_adaptive_avg_pool2d},
+    [TN_OP_EMBEDDING] = {"embedding", TN_COMPOSED,
+        "Tensor embedding(Tensor index, Tensor weight)",
+        "", &tn_impl_embedding},
+    [TN_OP_ROPE] = {"rope", TN_COMPOSED,
+        "Tensor rope(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=false)",
+        "RotaryEmbedding", &tn_impl_rope},
+    [TN_OP_SCALED_DOT_PRODUCT_ATTENTION] = {"scaled_dot_product_attention", TN_COMPOSED,
+        "Tensor scaled_dot_product_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, *, bool is_causal=false, float scale=0.0)",
+        "Attention", &tn_impl_scaled_dot_product_attention},
+    [TN_OP_RANDOM_BITS] = {"random_bits", TN_KERNEL,
+        "Tensor random_bits(Tensor key, Tensor counter, int skip, int[] shape)",
+        "", &tn_impl_random_bits},
+    [TN_OP_RANDOM_UNIFORM] = {"random_uniform", TN_COMPOSED,
+        "Tensor random_uniform(Tensor key, Tensor counter, int skip, int[] shape)",
+        "", &tn_impl_random_uniform},
+    [TN_OP_RANDOM_NORMAL] = {"random_normal", TN_COMPOSED,
+        "Tensor random_normal(Tensor key, Tensor counter, int[] shape)",
+        "", &tn_impl_random_normal},
+    [TN_OP_RANDOM_INTEGERS] = {"random_integers", TN_COMPOSED,
+        "Tensor random_integers(Tensor key, Tensor counter, int low, int high, int[] shape)",
+        "", &tn_impl_random_integers},
+    [TN_OP_BERNOULLI_BY] = {"bernoulli_by", TN_COMPOSED,
+        "Tensor bernoulli_by(Tensor p, Tensor key, Tensor counter)",
+        "", &tn_impl_bernoulli_by},
+    [TN_OP_DROPOUT_BY] = {"dropout_by", TN_COMPOSED,
+        "Tensor dropout_by(Tensor x, Tensor key, Tensor counter, float p)",
+        "", &tn_impl_dropout_by},
+    [TN_OP_MSE_LOSS] = {"mse_loss", TN_COMPOSED,
+        "Tensor mse_loss(Tensor x, Tensor target, {mean|sum|none} reduction)",
+        "", &tn_impl_mse_loss},
+    [TN_OP_L1_LOSS] = {"l1_loss", TN_COMPOSED,
+        "Tensor l1_loss(Tensor x, Tensor target, {mean|sum|none} reduction)",
+        "", &tn_impl_l1_loss},
+    [TN_OP_SMOOTH_L1_LOSS] = {"smooth_l1_loss", TN_COMPOSED,
+        "Tensor smooth_l1_loss(Tensor x, Tensor target, {mean|sum|none} reduction, *, float beta=1.0)",
+        "", &tn_impl_smooth_l1_loss},
+    [TN_OP_HUBER_LOSS] = {"huber_loss", TN_COMPOSED,
+        "Tensor huber_loss(Tensor x, Tensor target, {mean|sum|none} reduction, *, float delta=1.0)",
+        "", &tn_impl_huber_loss},
+    [TN_OP_KL_DIV] = {"kl_div", TN_COMPOSED,
+        "Tensor kl_div(Tensor x, Tensor target, {mean|sum|none} reduction, *, bool log_target=false)",
+        "", &tn_impl_kl_div},
+    [TN_OP_BINARY_CROSS_ENTROPY] = {"binary_cross_entropy", TN_COMPOSED,
+        "Tensor binary_cross_entropy(Tensor x, Tensor target, Tensor? weight, {mean|sum|none} reduction)",
+        "", &tn_impl_binary_cross_entropy},
+    [TN_OP_BINARY_CROSS_ENTROPY_WITH_LOGITS] = {"binary_cross_entropy_with_logits", TN_COMPOSED,
+        "Tensor binary_cross_entropy_with_logits(Tensor x, Tensor target, Tensor? weight, Tensor? pos_weight, {mean|sum|none} reduction)",
+        "", &tn_impl_binary_cross_entropy_with_logits},
+    [TN_OP_NLL_LOSS] = {"nll_loss", TN_COMPOSED,
+        "Tensor nll_loss(Tensor x, Tensor target, Tensor? weight, *, {mean|sum|none} reduction=mean, int ignore_index=-100, bool ignore_zero=false)",
+        "NegativeLogLikelihoodLoss", &tn_impl_nll_loss},
+    [TN_OP_CROSS_ENTROPY] = {"cross_entropy", TN_COMPOSED,
+        "Tensor cross_entropy(Tensor x, Tensor target, Tensor? weight, *, {mean|sum|none} reduction=mean, int ignore_index=-100, bool ignore_zero=false, float label_smoothing=0.0)",
+        "SoftmaxCrossEntropyLoss", &tn_impl_cross_entropy},
 };
 
 const tn_op_row *tn_op(int id) { return &rows[id]; }
@@ -3213,4 +3346,927 @@ tn_node *tn_b_cosine_similarity(tn_build *b, tn_node *x, tn_node *y, int64_t dim
     tn_status s = pack_cosine_similarity(&a, dim, o);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_COSINE_SIMILARITY, (tn_node *const[]){x, y}, 2, &a, 0);
+}
+
+tn_tensor *(tn_relu)(const tn_tensor *x) {
+    return record(TN_OP_RELU, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_relu_)(tn_tensor *x) {
+    return record_inplace(x, TN_OP_RELU, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_relu(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_RELU, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_relu6)(const tn_tensor *x) {
+    return record(TN_OP_RELU6, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_relu6(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_RELU6, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+static tn_status pack_hardtanh(tn_attrs *a, double min_val, double max_val) {
+    a->n_i = a->n_f = 0;
+    put_float(a, min_val);
+    put_float(a, max_val);
+    return TN_OK;
+}
+
+tn_tensor *(tn_hardtanh)(const tn_tensor *x, double min_val, double max_val) {
+    tn_attrs a;
+    tn_status s = pack_hardtanh(&a, min_val, max_val);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_HARDTANH, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_hardtanh(tn_build *b, tn_node *x, double min_val, double max_val) {
+    tn_attrs a;
+    tn_status s = pack_hardtanh(&a, min_val, max_val);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_HARDTANH, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_hardsigmoid)(const tn_tensor *x) {
+    return record(TN_OP_HARDSIGMOID, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_hardsigmoid(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_HARDSIGMOID, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_hardswish)(const tn_tensor *x) {
+    return record(TN_OP_HARDSWISH, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_hardswish(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_HARDSWISH, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+static tn_status pack_leaky_relu(tn_attrs *a, double negative_slope) {
+    a->n_i = a->n_f = 0;
+    put_float(a, negative_slope);
+    return TN_OK;
+}
+
+tn_tensor *(tn_leaky_relu)(const tn_tensor *x, double negative_slope) {
+    tn_attrs a;
+    tn_status s = pack_leaky_relu(&a, negative_slope);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_LEAKY_RELU, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_leaky_relu(tn_build *b, tn_node *x, double negative_slope) {
+    tn_attrs a;
+    tn_status s = pack_leaky_relu(&a, negative_slope);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_LEAKY_RELU, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_prelu)(const tn_tensor *x, const tn_tensor *weight) {
+    return record(TN_OP_PRELU, (const tn_tensor *const[]){x, weight}, 2, NULL, 0);
+}
+
+tn_node *tn_b_prelu(tn_build *b, tn_node *x, tn_node *weight) {
+    return build(b, TN_OP_PRELU, (tn_node *const[]){x, weight}, 2, NULL, 0);
+}
+
+static tn_status pack_elu(tn_attrs *a, double alpha) {
+    a->n_i = a->n_f = 0;
+    put_float(a, alpha);
+    return TN_OK;
+}
+
+tn_tensor *(tn_elu)(const tn_tensor *x, double alpha) {
+    tn_attrs a;
+    tn_status s = pack_elu(&a, alpha);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ELU, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_elu(tn_build *b, tn_node *x, double alpha) {
+    tn_attrs a;
+    tn_status s = pack_elu(&a, alpha);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ELU, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_selu)(const tn_tensor *x) {
+    return record(TN_OP_SELU, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_selu(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_SELU, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_sigmoid)(const tn_tensor *x) {
+    return record(TN_OP_SIGMOID, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_sigmoid_)(tn_tensor *x) {
+    return record_inplace(x, TN_OP_SIGMOID, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_sigmoid(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_SIGMOID, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_silu)(const tn_tensor *x) {
+    return record(TN_OP_SILU, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_silu(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_SILU, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+static tn_status pack_softplus(tn_attrs *a, const tn_softplus_options *o) {
+    tn_softplus_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_float(a, own.beta != 0 ? own.beta : 1.0);
+    put_float(a, own.threshold != 0 ? own.threshold : 20.0);
+    return TN_OK;
+}
+
+tn_tensor *(tn_softplus)(const tn_tensor *x, const tn_softplus_options *o) {
+    tn_attrs a;
+    tn_status s = pack_softplus(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_SOFTPLUS, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_softplus(tn_build *b, tn_node *x, const tn_softplus_options *o) {
+    tn_attrs a;
+    tn_status s = pack_softplus(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SOFTPLUS, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_mish)(const tn_tensor *x) {
+    return record(TN_OP_MISH, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_mish(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_MISH, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_logsigmoid)(const tn_tensor *x) {
+    return record(TN_OP_LOGSIGMOID, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_logsigmoid(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LOGSIGMOID, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+static tn_status pack_gelu(tn_attrs *a, const tn_gelu_options *o) {
+    tn_gelu_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, own.approximate);
+    return TN_OK;
+}
+
+tn_tensor *(tn_gelu)(const tn_tensor *x, const tn_gelu_options *o) {
+    tn_attrs a;
+    tn_status s = pack_gelu(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_GELU, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_gelu(tn_build *b, tn_node *x, const tn_gelu_options *o) {
+    tn_attrs a;
+    tn_status s = pack_gelu(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_GELU, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_glu(tn_attrs *a, int64_t dim) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_glu)(const tn_tensor *x, int64_t dim) {
+    tn_attrs a;
+    tn_status s = pack_glu(&a, dim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_GLU, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_glu(tn_build *b, tn_node *x, int64_t dim) {
+    tn_attrs a;
+    tn_status s = pack_glu(&a, dim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_GLU, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_swiglu)(const tn_tensor *gate, const tn_tensor *up) {
+    return record(TN_OP_SWIGLU, (const tn_tensor *const[]){gate, up}, 2, NULL, 0);
+}
+
+tn_node *tn_b_swiglu(tn_build *b, tn_node *gate, tn_node *up) {
+    return build(b, TN_OP_SWIGLU, (tn_node *const[]){gate, up}, 2, NULL, 0);
+}
+
+static tn_status pack_softmax(tn_attrs *a, int64_t dim) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_softmax)(const tn_tensor *x, int64_t dim) {
+    tn_attrs a;
+    tn_status s = pack_softmax(&a, dim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_SOFTMAX, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_softmax(tn_build *b, tn_node *x, int64_t dim) {
+    tn_attrs a;
+    tn_status s = pack_softmax(&a, dim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SOFTMAX, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_log_softmax(tn_attrs *a, int64_t dim) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    return TN_OK;
+}
+
+tn_tensor *(tn_log_softmax)(const tn_tensor *x, int64_t dim) {
+    tn_attrs a;
+    tn_status s = pack_log_softmax(&a, dim);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_LOG_SOFTMAX, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_log_softmax(tn_build *b, tn_node *x, int64_t dim) {
+    tn_attrs a;
+    tn_status s = pack_log_softmax(&a, dim);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_LOG_SOFTMAX, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_standardize(tn_attrs *a, const int64_t *dims, int dim_count, double eps) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "standardize", dims, dim_count));
+    put_float(a, eps);
+    return TN_OK;
+}
+
+tn_node *tn_b_standardize(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, double eps) {
+    tn_attrs a;
+    tn_status s = pack_standardize(&a, dims, dim_count, eps);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_STANDARDIZE, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_rms_scale(tn_attrs *a, const int64_t *dims, int dim_count, double eps) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "rms_scale", dims, dim_count));
+    put_float(a, eps);
+    return TN_OK;
+}
+
+tn_node *tn_b_rms_scale(tn_build *b, tn_node *x, const int64_t *dims, int dim_count, double eps) {
+    tn_attrs a;
+    tn_status s = pack_rms_scale(&a, dims, dim_count, eps);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_RMS_SCALE, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_layer_norm(tn_attrs *a, const int64_t *normalized_shape, int normalized_shape_count,
+                                 const tn_layer_norm_options *o) {
+    tn_layer_norm_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "layer_norm", normalized_shape, normalized_shape_count));
+    put_float(a, own.eps != 0 ? own.eps : 1e-5);
+    return TN_OK;
+}
+
+tn_tensor *(tn_layer_norm)(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
+                           const tn_tensor *weight, const tn_tensor *bias, const tn_layer_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_layer_norm(&a, normalized_shape, normalized_shape_count, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_LAYER_NORM, (const tn_tensor *const[]){x, weight, bias}, 3, &a, 6);
+}
+
+tn_node *tn_b_layer_norm(tn_build *b, tn_node *x, const int64_t *normalized_shape, int normalized_shape_count,
+                         tn_node *weight, tn_node *bias, const tn_layer_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_layer_norm(&a, normalized_shape, normalized_shape_count, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_LAYER_NORM, (tn_node *const[]){x, weight, bias}, 3, &a, 6);
+}
+
+static tn_status pack_rms_norm(tn_attrs *a, const int64_t *normalized_shape, int normalized_shape_count,
+                               const tn_rms_norm_options *o) {
+    tn_rms_norm_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "rms_norm", normalized_shape, normalized_shape_count));
+    put_float(a, own.eps);
+    return TN_OK;
+}
+
+tn_tensor *(tn_rms_norm)(const tn_tensor *x, const int64_t *normalized_shape, int normalized_shape_count,
+                         const tn_tensor *weight, const tn_rms_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_rms_norm(&a, normalized_shape, normalized_shape_count, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_RMS_NORM, (const tn_tensor *const[]){x, weight}, 2, &a, 2);
+}
+
+tn_node *tn_b_rms_norm(tn_build *b, tn_node *x, const int64_t *normalized_shape, int normalized_shape_count,
+                       tn_node *weight, const tn_rms_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_rms_norm(&a, normalized_shape, normalized_shape_count, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_RMS_NORM, (tn_node *const[]){x, weight}, 2, &a, 2);
+}
+
+static tn_status pack_group_norm(tn_attrs *a, int64_t num_groups, const tn_group_norm_options *o) {
+    tn_group_norm_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, num_groups);
+    put_float(a, own.eps != 0 ? own.eps : 1e-5);
+    return TN_OK;
+}
+
+tn_tensor *(tn_group_norm)(const tn_tensor *x, int64_t num_groups, const tn_tensor *weight, const tn_tensor *bias,
+                           const tn_group_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_group_norm(&a, num_groups, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_GROUP_NORM, (const tn_tensor *const[]){x, weight, bias}, 3, &a, 6);
+}
+
+tn_node *tn_b_group_norm(tn_build *b, tn_node *x, int64_t num_groups, tn_node *weight, tn_node *bias,
+                         const tn_group_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_group_norm(&a, num_groups, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_GROUP_NORM, (tn_node *const[]){x, weight, bias}, 3, &a, 6);
+}
+
+static tn_status pack_instance_norm(tn_attrs *a, const tn_instance_norm_options *o) {
+    tn_instance_norm_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_float(a, own.eps != 0 ? own.eps : 1e-5);
+    return TN_OK;
+}
+
+tn_tensor *(tn_instance_norm)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
+                              const tn_instance_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_instance_norm(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_INSTANCE_NORM, (const tn_tensor *const[]){x, weight, bias}, 3, &a, 6);
+}
+
+tn_node *tn_b_instance_norm(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias,
+                            const tn_instance_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_instance_norm(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_INSTANCE_NORM, (tn_node *const[]){x, weight, bias}, 3, &a, 6);
+}
+
+static tn_status pack_batch_norm(tn_attrs *a, bool training, const tn_batch_norm_options *o) {
+    tn_batch_norm_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, training);
+    put_float(a, own.eps != 0 ? own.eps : 1e-5);
+    return TN_OK;
+}
+
+tn_tensor *(tn_batch_norm)(const tn_tensor *x, const tn_tensor *running_mean, const tn_tensor *running_var,
+                           const tn_tensor *weight, const tn_tensor *bias, bool training,
+                           const tn_batch_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_batch_norm(&a, training, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_BATCH_NORM, (const tn_tensor *const[]){x, running_mean, running_var, weight, bias}, 5, &a, 30);
+}
+
+tn_node *tn_b_batch_norm(tn_build *b, tn_node *x, tn_node *running_mean, tn_node *running_var, tn_node *weight,
+                         tn_node *bias, bool training, const tn_batch_norm_options *o) {
+    tn_attrs a;
+    tn_status s = pack_batch_norm(&a, training, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_BATCH_NORM, (tn_node *const[]){x, running_mean, running_var, weight, bias}, 5, &a, 30);
+}
+
+tn_tensor *(tn_batch_mean)(const tn_tensor *x) {
+    return record(TN_OP_BATCH_MEAN, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_batch_mean(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_BATCH_MEAN, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_batch_var)(const tn_tensor *x) {
+    return record(TN_OP_BATCH_VAR, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_batch_var(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_BATCH_VAR, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+static tn_status pack_conv1d(tn_attrs *a, const tn_conv1d_options *o) {
+    tn_conv1d_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, own.stride ? own.stride : 1);
+    put_int(a, own.padding);
+    put_int(a, own.dilation ? own.dilation : 1);
+    put_int(a, own.groups ? own.groups : 1);
+    return TN_OK;
+}
+
+tn_tensor *(tn_conv1d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const tn_conv1d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_conv1d(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_CONV1D, (const tn_tensor *const[]){x, weight, bias}, 3, &a, 4);
+}
+
+tn_node *tn_b_conv1d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_conv1d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_conv1d(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_CONV1D, (tn_node *const[]){x, weight, bias}, 3, &a, 4);
+}
+
+static tn_status pack_conv2d(tn_attrs *a, const tn_conv2d_options *o) {
+    tn_conv2d_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_defaulted(a, own.stride, 2, 1);
+    put_defaulted(a, own.padding, 2, 0);
+    put_defaulted(a, own.dilation, 2, 1);
+    put_int(a, own.groups ? own.groups : 1);
+    return TN_OK;
+}
+
+tn_tensor *(tn_conv2d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const tn_conv2d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_conv2d(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_CONV2D, (const tn_tensor *const[]){x, weight, bias}, 3, &a, 4);
+}
+
+tn_node *tn_b_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_conv2d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_conv2d(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_CONV2D, (tn_node *const[]){x, weight, bias}, 3, &a, 4);
+}
+
+static tn_status pack_conv_transpose2d(tn_attrs *a, const tn_conv_transpose2d_options *o) {
+    tn_conv_transpose2d_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_defaulted(a, own.stride, 2, 1);
+    put_defaulted(a, own.padding, 2, 0);
+    put_defaulted(a, own.output_padding, 2, 0);
+    put_int(a, own.groups ? own.groups : 1);
+    put_defaulted(a, own.dilation, 2, 1);
+    return TN_OK;
+}
+
+tn_tensor *(tn_conv_transpose2d)(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
+                                 const tn_conv_transpose2d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_conv_transpose2d(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_CONV_TRANSPOSE2D, (const tn_tensor *const[]){x, weight, bias}, 3, &a, 4);
+}
+
+tn_node *tn_b_conv_transpose2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias,
+                               const tn_conv_transpose2d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_conv_transpose2d(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_CONV_TRANSPOSE2D, (tn_node *const[]){x, weight, bias}, 3, &a, 4);
+}
+
+static tn_status pack_max_pool2d(tn_attrs *a, const int64_t kernel_size[2], const tn_max_pool2d_options *o) {
+    tn_max_pool2d_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_items(a, kernel_size, 2);
+    put_defaulted(a, own.stride, 2, 0);
+    put_defaulted(a, own.padding, 2, 0);
+    put_defaulted(a, own.dilation, 2, 1);
+    put_int(a, own.ceil_mode);
+    return TN_OK;
+}
+
+tn_tensor *(tn_max_pool2d)(const tn_tensor *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_max_pool2d(&a, kernel_size, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_MAX_POOL2D, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_max_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], const tn_max_pool2d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_max_pool2d(&a, kernel_size, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_MAX_POOL2D, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_avg_pool2d(tn_attrs *a, const int64_t kernel_size[2], const tn_avg_pool2d_options *o) {
+    tn_avg_pool2d_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_items(a, kernel_size, 2);
+    put_defaulted(a, own.stride, 2, 0);
+    put_defaulted(a, own.padding, 2, 0);
+    put_int(a, own.ceil_mode);
+    put_int(a, own.count_exclude_pad);
+    put_int(a, own.divisor_override);
+    return TN_OK;
+}
+
+tn_tensor *(tn_avg_pool2d)(const tn_tensor *x, const int64_t kernel_size[2], const tn_avg_pool2d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_avg_pool2d(&a, kernel_size, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_AVG_POOL2D, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_avg_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], const tn_avg_pool2d_options *o) {
+    tn_attrs a;
+    tn_status s = pack_avg_pool2d(&a, kernel_size, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_AVG_POOL2D, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_adaptive_avg_pool2d(tn_attrs *a, const int64_t output_size[2]) {
+    a->n_i = a->n_f = 0;
+    put_items(a, output_size, 2);
+    return TN_OK;
+}
+
+tn_tensor *(tn_adaptive_avg_pool2d)(const tn_tensor *x, const int64_t output_size[2]) {
+    tn_attrs a;
+    tn_status s = pack_adaptive_avg_pool2d(&a, output_size);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ADAPTIVE_AVG_POOL2D, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_adaptive_avg_pool2d(tn_build *b, tn_node *x, const int64_t output_size[2]) {
+    tn_attrs a;
+    tn_status s = pack_adaptive_avg_pool2d(&a, output_size);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ADAPTIVE_AVG_POOL2D, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_embedding)(const tn_tensor *index, const tn_tensor *weight) {
+    return record(TN_OP_EMBEDDING, (const tn_tensor *const[]){index, weight}, 2, NULL, 0);
+}
+
+tn_node *tn_b_embedding(tn_build *b, tn_node *index, tn_node *weight) {
+    return build(b, TN_OP_EMBEDDING, (tn_node *const[]){index, weight}, 2, NULL, 0);
+}
+
+static tn_status pack_rope(tn_attrs *a, const tn_rope_options *o) {
+    tn_rope_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, own.interleaved);
+    return TN_OK;
+}
+
+tn_tensor *(tn_rope)(const tn_tensor *x, const tn_tensor *cos, const tn_tensor *sin, const tn_rope_options *o) {
+    tn_attrs a;
+    tn_status s = pack_rope(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_ROPE, (const tn_tensor *const[]){x, cos, sin}, 3, &a, 0);
+}
+
+tn_node *tn_b_rope(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, const tn_rope_options *o) {
+    tn_attrs a;
+    tn_status s = pack_rope(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ROPE, (tn_node *const[]){x, cos, sin}, 3, &a, 0);
+}
+
+static tn_status pack_scaled_dot_product_attention(tn_attrs *a, const tn_scaled_dot_product_attention_options *o) {
+    tn_scaled_dot_product_attention_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, own.is_causal);
+    put_float(a, own.scale);
+    return TN_OK;
+}
+
+tn_tensor *(tn_scaled_dot_product_attention)(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
+                                             const tn_tensor *mask, const tn_scaled_dot_product_attention_options *o) {
+    tn_attrs a;
+    tn_status s = pack_scaled_dot_product_attention(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_SCALED_DOT_PRODUCT_ATTENTION, (const tn_tensor *const[]){q, k, v, mask}, 4, &a, 8);
+}
+
+tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask,
+                                           const tn_scaled_dot_product_attention_options *o) {
+    tn_attrs a;
+    tn_status s = pack_scaled_dot_product_attention(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SCALED_DOT_PRODUCT_ATTENTION, (tn_node *const[]){q, k, v, mask}, 4, &a, 8);
+}
+
+static tn_status pack_random_bits(tn_attrs *a, int64_t skip, const int64_t *shape, int rank) {
+    a->n_i = a->n_f = 0;
+    put_int(a, skip);
+    TRY(put_list(a, "random_bits", shape, rank));
+    return TN_OK;
+}
+
+tn_node *tn_b_random_bits(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank) {
+    tn_attrs a;
+    tn_status s = pack_random_bits(&a, skip, shape, rank);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_RANDOM_BITS, (tn_node *const[]){key, counter}, 2, &a, 0);
+}
+
+static tn_status pack_random_uniform(tn_attrs *a, int64_t skip, const int64_t *shape, int rank) {
+    a->n_i = a->n_f = 0;
+    put_int(a, skip);
+    TRY(put_list(a, "random_uniform", shape, rank));
+    return TN_OK;
+}
+
+tn_node *tn_b_random_uniform(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape,
+                             int rank) {
+    tn_attrs a;
+    tn_status s = pack_random_uniform(&a, skip, shape, rank);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_RANDOM_UNIFORM, (tn_node *const[]){key, counter}, 2, &a, 0);
+}
+
+static tn_status pack_random_normal(tn_attrs *a, const int64_t *shape, int rank) {
+    a->n_i = a->n_f = 0;
+    TRY(put_list(a, "random_normal", shape, rank));
+    return TN_OK;
+}
+
+tn_node *tn_b_random_normal(tn_build *b, tn_node *key, tn_node *counter, const int64_t *shape, int rank) {
+    tn_attrs a;
+    tn_status s = pack_random_normal(&a, shape, rank);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_RANDOM_NORMAL, (tn_node *const[]){key, counter}, 2, &a, 0);
+}
+
+static tn_status pack_random_integers(tn_attrs *a, int64_t low, int64_t high, const int64_t *shape, int rank) {
+    a->n_i = a->n_f = 0;
+    put_int(a, low);
+    put_int(a, high);
+    TRY(put_list(a, "random_integers", shape, rank));
+    return TN_OK;
+}
+
+tn_node *tn_b_random_integers(tn_build *b, tn_node *key, tn_node *counter, int64_t low, int64_t high,
+                              const int64_t *shape, int rank) {
+    tn_attrs a;
+    tn_status s = pack_random_integers(&a, low, high, shape, rank);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_RANDOM_INTEGERS, (tn_node *const[]){key, counter}, 2, &a, 0);
+}
+
+tn_node *tn_b_bernoulli_by(tn_build *b, tn_node *p, tn_node *key, tn_node *counter) {
+    return build(b, TN_OP_BERNOULLI_BY, (tn_node *const[]){p, key, counter}, 3, NULL, 0);
+}
+
+static tn_status pack_dropout_by(tn_attrs *a, double p) {
+    a->n_i = a->n_f = 0;
+    put_float(a, p);
+    return TN_OK;
+}
+
+tn_node *tn_b_dropout_by(tn_build *b, tn_node *x, tn_node *key, tn_node *counter, double p) {
+    tn_attrs a;
+    tn_status s = pack_dropout_by(&a, p);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_DROPOUT_BY, (tn_node *const[]){x, key, counter}, 3, &a, 0);
+}
+
+static tn_status pack_mse_loss(tn_attrs *a, tn_reduction reduction) {
+    a->n_i = a->n_f = 0;
+    put_int(a, reduction);
+    return TN_OK;
+}
+
+tn_tensor *(tn_mse_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction) {
+    tn_attrs a;
+    tn_status s = pack_mse_loss(&a, reduction);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_MSE_LOSS, (const tn_tensor *const[]){x, target}, 2, &a, 0);
+}
+
+tn_node *tn_b_mse_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction) {
+    tn_attrs a;
+    tn_status s = pack_mse_loss(&a, reduction);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_MSE_LOSS, (tn_node *const[]){x, target}, 2, &a, 0);
+}
+
+static tn_status pack_l1_loss(tn_attrs *a, tn_reduction reduction) {
+    a->n_i = a->n_f = 0;
+    put_int(a, reduction);
+    return TN_OK;
+}
+
+tn_tensor *(tn_l1_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction) {
+    tn_attrs a;
+    tn_status s = pack_l1_loss(&a, reduction);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_L1_LOSS, (const tn_tensor *const[]){x, target}, 2, &a, 0);
+}
+
+tn_node *tn_b_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction) {
+    tn_attrs a;
+    tn_status s = pack_l1_loss(&a, reduction);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_L1_LOSS, (tn_node *const[]){x, target}, 2, &a, 0);
+}
+
+static tn_status pack_smooth_l1_loss(tn_attrs *a, tn_reduction reduction, const tn_smooth_l1_loss_options *o) {
+    tn_smooth_l1_loss_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, reduction);
+    put_float(a, own.beta != 0 ? own.beta : 1.0);
+    return TN_OK;
+}
+
+tn_tensor *(tn_smooth_l1_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                               const tn_smooth_l1_loss_options *o) {
+    tn_attrs a;
+    tn_status s = pack_smooth_l1_loss(&a, reduction, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_SMOOTH_L1_LOSS, (const tn_tensor *const[]){x, target}, 2, &a, 0);
+}
+
+tn_node *tn_b_smooth_l1_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction,
+                             const tn_smooth_l1_loss_options *o) {
+    tn_attrs a;
+    tn_status s = pack_smooth_l1_loss(&a, reduction, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SMOOTH_L1_LOSS, (tn_node *const[]){x, target}, 2, &a, 0);
+}
+
+static tn_status pack_huber_loss(tn_attrs *a, tn_reduction reduction, const tn_huber_loss_options *o) {
+    tn_huber_loss_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, reduction);
+    put_float(a, own.delta != 0 ? own.delta : 1.0);
+    return TN_OK;
+}
+
+tn_tensor *(tn_huber_loss)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                           const tn_huber_loss_options *o) {
+    tn_attrs a;
+    tn_status s = pack_huber_loss(&a, reduction, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_HUBER_LOSS, (const tn_tensor *const[]){x, target}, 2, &a, 0);
+}
+
+tn_node *tn_b_huber_loss(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction,
+                         const tn_huber_loss_options *o) {
+    tn_attrs a;
+    tn_status s = pack_huber_loss(&a, reduction, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_HUBER_LOSS, (tn_node *const[]){x, target}, 2, &a, 0);
+}
+
+static tn_status pack_kl_div(tn_attrs *a, tn_reduction reduction, const tn_kl_div_options *o) {
+    tn_kl_div_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, reduction);
+    put_int(a, own.log_target);
+    return TN_OK;
+}
+
+tn_tensor *(tn_kl_div)(const tn_tensor *x, const tn_tensor *target, tn_reduction reduction,
+                       const tn_kl_div_options *o) {
+    tn_attrs a;
+    tn_status s = pack_kl_div(&a, reduction, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_KL_DIV, (const tn_tensor *const[]){x, target}, 2, &a, 0);
+}
+
+tn_node *tn_b_kl_div(tn_build *b, tn_node *x, tn_node *target, tn_reduction reduction, const tn_kl_div_options *o) {
+    tn_attrs a;
+    tn_status s = pack_kl_div(&a, reduction, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_KL_DIV, (tn_node *const[]){x, target}, 2, &a, 0);
+}
+
+static tn_status pack_binary_cross_entropy(tn_attrs *a, tn_reduction reduction) {
+    a->n_i = a->n_f = 0;
+    put_int(a, reduction);
+    return TN_OK;
+}
+
+tn_tensor *(tn_binary_cross_entropy)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
+                                     tn_reduction reduction) {
+    tn_attrs a;
+    tn_status s = pack_binary_cross_entropy(&a, reduction);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_BINARY_CROSS_ENTROPY, (const tn_tensor *const[]){x, target, weight}, 3, &a, 4);
+}
+
+tn_node *tn_b_binary_cross_entropy(tn_build *b, tn_node *x, tn_node *target, tn_node *weight, tn_reduction reduction) {
+    tn_attrs a;
+    tn_status s = pack_binary_cross_entropy(&a, reduction);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_BINARY_CROSS_ENTROPY, (tn_node *const[]){x, target, weight}, 3, &a, 4);
+}
+
+static tn_status pack_binary_cross_entropy_with_logits(tn_attrs *a, tn_reduction reduction) {
+    a->n_i = a->n_f = 0;
+    put_int(a, reduction);
+    return TN_OK;
+}
+
+tn_tensor *(tn_binary_cross_entropy_with_logits)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
+                                                 const tn_tensor *pos_weight, tn_reduction reduction) {
+    tn_attrs a;
+    tn_status s = pack_binary_cross_entropy_with_logits(&a, reduction);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_BINARY_CROSS_ENTROPY_WITH_LOGITS, (const tn_tensor *const[]){x, target, weight, pos_weight}, 4, &a, 12);
+}
+
+tn_node *tn_b_binary_cross_entropy_with_logits(tn_build *b, tn_node *x, tn_node *target, tn_node *weight,
+                                               tn_node *pos_weight, tn_reduction reduction) {
+    tn_attrs a;
+    tn_status s = pack_binary_cross_entropy_with_logits(&a, reduction);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_BINARY_CROSS_ENTROPY_WITH_LOGITS, (tn_node *const[]){x, target, weight, pos_weight}, 4, &a, 12);
+}
+
+static tn_status pack_nll_loss(tn_attrs *a, const tn_nll_loss_options *o) {
+    tn_nll_loss_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, own.reduction);
+    put_int(a, own.ignore_index ? own.ignore_index : -100);
+    put_int(a, own.ignore_zero);
+    return TN_OK;
+}
+
+tn_tensor *(tn_nll_loss)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
+                         const tn_nll_loss_options *o) {
+    tn_attrs a;
+    tn_status s = pack_nll_loss(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_NLL_LOSS, (const tn_tensor *const[]){x, target, weight}, 3, &a, 4);
+}
+
+tn_node *tn_b_nll_loss(tn_build *b, tn_node *x, tn_node *target, tn_node *weight, const tn_nll_loss_options *o) {
+    tn_attrs a;
+    tn_status s = pack_nll_loss(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_NLL_LOSS, (tn_node *const[]){x, target, weight}, 3, &a, 4);
+}
+
+static tn_status pack_cross_entropy(tn_attrs *a, const tn_cross_entropy_options *o) {
+    tn_cross_entropy_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_int(a, own.reduction);
+    put_int(a, own.ignore_index ? own.ignore_index : -100);
+    put_int(a, own.ignore_zero);
+    put_float(a, own.label_smoothing);
+    return TN_OK;
+}
+
+tn_tensor *(tn_cross_entropy)(const tn_tensor *x, const tn_tensor *target, const tn_tensor *weight,
+                              const tn_cross_entropy_options *o) {
+    tn_attrs a;
+    tn_status s = pack_cross_entropy(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_CROSS_ENTROPY, (const tn_tensor *const[]){x, target, weight}, 3, &a, 4);
+}
+
+tn_node *tn_b_cross_entropy(tn_build *b, tn_node *x, tn_node *target, tn_node *weight,
+                            const tn_cross_entropy_options *o) {
+    tn_attrs a;
+    tn_status s = pack_cross_entropy(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_CROSS_ENTROPY, (tn_node *const[]){x, target, weight}, 3, &a, 4);
 }

@@ -1,0 +1,239 @@
+/* nn.c — what networks read and mix with: embedding, rotary positions, attention. All composed. */
+#include <math.h>
+
+#include "ops/common.h"
+
+static tn_node *wide(tn_build *b, tn_node *x) {
+    return x && (x->dtype == TN_F16 || x->dtype == TN_BF16) ? tn_b_cast(b, x, TN_F32) : x;
+}
+
+static void copy_dim(tn_infer *c, int to, const tn_node *from, int dim) {
+    c->shape[to] = from->shape[dim];
+    c->symbol[to] = from->symbol[dim];
+}
+
+/* ---- embedding ------------------------------------------------------------------------------------------------------------ */
+
+static tn_status infer_embedding(tn_infer *c) {
+    const tn_node *index = c->in[0], *weight = c->in[1];
+    char text[96];
+    TRY(tn_need_integer(c, 0));
+    if (weight->rank != 2)
+        return tn_fail(TN_ERR_SHAPE, "embedding: the weight must be [rows, features], it is %s",
+                       tn_shape_text(weight, text, sizeof text));
+    if (index->rank + 1 > TN_MAX_RANK)
+        return tn_fail(TN_ERR_SHAPE, "embedding: an index of rank %d gives more than %d dimensions", index->rank, TN_MAX_RANK);
+    c->dtype = (tn_dtype)weight->dtype;
+    c->rank = index->rank + 1;
+    for (int d = 0; d < index->rank; d++) copy_dim(c, d, index, d);
+    copy_dim(c, index->rank, weight, 1);
+    return TN_OK;
+}
+
+static tn_node *compose_embedding(tn_build *b, const tn_node *n) {
+    tn_node *flat = tn_b_reshape(b, n->in[0], (int64_t[]){tn_node_numel(n->in[0])}, 1);
+    return tn_b_view(b, tn_b_index_select(b, n->in[1], 0, flat), n->shape, n->rank);
+}
+
+/* embedding(index, weight): the rows of weight [rows, features] with these numbers: index's shape, then features. */
+const tn_op_impl tn_impl_embedding = {.infer = infer_embedding, .compose = compose_embedding};
+
+/* ---- rope --------------------------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_rope(tn_infer *c) {
+    const tn_node *x = c->in[0], *cosine = c->in[1], *sine = c->in[2];
+    char xt[96], ct[96], st[96];
+    TRY(tn_need_float(c, 0));
+    TRY(tn_infer_same(c));
+    bool fits = x->rank >= 1 && cosine->rank >= 1 && cosine->rank <= x->rank && sine->rank == cosine->rank;
+    fits = fits && 2 * cosine->shape[cosine->rank - 1] <= x->shape[x->rank - 1];
+    for (int d = 0; fits && d < cosine->rank; d++) {
+        int64_t own = x->shape[x->rank - cosine->rank + d];
+        fits = sine->shape[d] == cosine->shape[d];
+        if (fits && d < cosine->rank - 1) fits = cosine->shape[d] == own || cosine->shape[d] == 1;
+    }
+    if (cosine->dtype != x->dtype || sine->dtype != x->dtype)
+        return tn_fail(TN_ERR_DTYPE, "rope: x, cos and sin must have one dtype, they are %s, %s and %s",
+                       tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)cosine->dtype),
+                       tn_dtype_name((tn_dtype)sine->dtype));
+    if (fits) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "rope: x %s, cos %s and sin %s do not fit: cos and sin are [positions, half] with half at most "
+                                 "half of x's last dimension",
+                   tn_shape_text(x, xt, sizeof xt), tn_shape_text(cosine, ct, sizeof ct), tn_shape_text(sine, st, sizeof st));
+}
+
+/* The two parts of each pair in x, and what is not rotated (NULL when all is). */
+typedef struct rope_parts {
+    tn_node *first, *second, *rest;
+} rope_parts;
+
+static rope_parts split_pairs(tn_build *b, const tn_node *n, tn_node *x) {
+    const tn_node *cosine = n->in[1];
+    int64_t half = cosine->shape[cosine->rank - 1], all = n->shape[n->rank - 1], last = n->rank - 1;
+    bool interleaved = n->i[TN_ROPE_INTERLEAVED];
+    rope_parts p = {0};
+    p.first = interleaved ? tn_b_slice(b, x, last, 0, 2 * half, 2) : tn_b_slice(b, x, last, 0, half, 1);
+    p.second = interleaved ? tn_b_slice(b, x, last, 1, 2 * half, 2) : tn_b_slice(b, x, last, half, 2 * half, 1);
+    if (2 * half < all) p.rest = tn_b_slice(b, x, last, 2 * half, all, 1);
+    return p;
+}
+
+static tn_node *join_pairs(tn_build *b, const tn_node *n, rope_parts p) {
+    int64_t last = n->rank - 1;
+    if (!n->i[TN_ROPE_INTERLEAVED]) return tn_b_cat(b, (tn_node *[]){p.first, p.second, p.rest}, p.rest ? 3 : 2, last);
+    tn_node *pairs = tn_b_stack(b, (tn_node *[]){p.first, p.second}, 2, n->rank);
+    int64_t shape[TN_MAX_RANK];
+    for (int d = 0; d < n->rank; d++) shape[d] = n->shape[d];
+    shape[last] = 2 * n->in[1]->shape[n->in[1]->rank - 1];
+    tn_node *rotated = tn_b_view(b, pairs, shape, n->rank);
+    return p.rest ? tn_b_cat(b, (tn_node *[]){rotated, p.rest}, 2, last) : rotated;
+}
+
+/* Turns each pair of x by the angle; back: by its opposite. */
+static tn_node *turn(tn_build *b, const tn_node *n, tn_node *x, bool back) {
+    tn_node *cosine = n->in[1], *sine = back ? tn_b_neg(b, n->in[2]) : n->in[2];
+    rope_parts p = split_pairs(b, n, x);
+    tn_node *first = tn_b_sub(b, tn_b_mul(b, p.first, cosine), tn_b_mul(b, p.second, sine));
+    tn_node *second = tn_b_add(b, tn_b_mul(b, p.second, cosine), tn_b_mul(b, p.first, sine));
+    return join_pairs(b, n, (rope_parts){first, second, p.rest});
+}
+
+static tn_node *compose_rope(tn_build *b, const tn_node *n) { return turn(b, n, n->in[0], false); }
+
+static tn_status grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    if (tn_needs_grad(n, 0)) grads[0] = turn(b, n, dy, true);
+    if (!tn_needs_grad(n, 1) && !tn_needs_grad(n, 2)) return b->status;
+    rope_parts x = split_pairs(b, n, n->in[0]), g = split_pairs(b, n, dy);
+    tn_node *along = tn_b_add(b, tn_b_mul(b, g.first, x.first), tn_b_mul(b, g.second, x.second));
+    tn_node *across = tn_b_sub(b, tn_b_mul(b, g.second, x.first), tn_b_mul(b, g.first, x.second));
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_sum_to(b, along, n->in[1]);
+    if (tn_needs_grad(n, 2)) grads[2] = tn_b_sum_to(b, across, n->in[2]);
+    return b->status;
+}
+
+/* rope(x, cos, sin, interleaved): rotary position embedding: each pair of x [..., positions, features] is turned by an angle
+ * whose cosine and sine are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved; features behind
+ * 2·half stay. Source: Su et al. 2021. */
+const tn_op_impl tn_impl_rope = {.infer = infer_rope, .compose = compose_rope, .grad = grad_rope};
+
+/* ---- attention ------------------------------------------------------------------------------------------------------------------ */
+
+static tn_status attention_mismatch(const tn_infer *c, const char *what) {
+    char q[96], k[96], v[96];
+    return tn_fail(TN_ERR_SHAPE, "scaled_dot_product_attention: q %s, k %s and v %s do not fit: %s",
+                   tn_shape_text(c->in[0], q, sizeof q), tn_shape_text(c->in[1], k, sizeof k),
+                   tn_shape_text(c->in[2], v, sizeof v), what);
+}
+
+static tn_status check_attention_mask(const tn_infer *c) {
+    const tn_node *mask = c->in[3], *q = c->in[0], *k = c->in[1];
+    char text[96];
+    if (!mask) return TN_OK;
+    if (mask->dtype != TN_BOOL && mask->dtype != q->dtype)
+        return tn_fail(TN_ERR_DTYPE, "scaled_dot_product_attention: the mask must be bool or %s, it is %s",
+                       tn_dtype_name((tn_dtype)q->dtype), tn_dtype_name((tn_dtype)mask->dtype));
+    bool fits = mask->rank <= q->rank;
+    for (int back = 1; fits && back <= mask->rank; back++) {
+        int64_t own = mask->shape[mask->rank - back], want = back == 1 ? k->shape[k->rank - 2] : q->shape[q->rank - back];
+        fits = own == 1 || own == want;
+    }
+    if (fits) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "scaled_dot_product_attention: the mask %s does not broadcast to [..., heads, queries, keys]",
+                   tn_shape_text(mask, text, sizeof text));
+}
+
+static tn_status infer_attention(tn_infer *c) {
+    const tn_node *q = c->in[0], *k = c->in[1], *v = c->in[2];
+    int r = q->rank;
+    TRY(tn_need_float(c, 0));
+    if (k->dtype != q->dtype || v->dtype != q->dtype)
+        return tn_fail(TN_ERR_DTYPE, "scaled_dot_product_attention: q, k and v must have one dtype, they are %s, %s and %s",
+                       tn_dtype_name((tn_dtype)q->dtype), tn_dtype_name((tn_dtype)k->dtype), tn_dtype_name((tn_dtype)v->dtype));
+    if (r < 2 || k->rank != r || v->rank != r) return attention_mismatch(c, "all need the same number of dimensions, at least 2");
+    if (k->shape[r - 1] != q->shape[r - 1]) return attention_mismatch(c, "q and k must have equally many features");
+    if (k->shape[r - 2] != v->shape[r - 2]) return attention_mismatch(c, "k and v must have equally many positions");
+    for (int d = 0; d < r - 2; d++) {
+        if (k->shape[d] != v->shape[d]) return attention_mismatch(c, "k and v must have the same batch and heads");
+        bool heads = d == r - 3;
+        bool grouped = heads && k->shape[d] > 0 && q->shape[d] % k->shape[d] == 0;
+        if (q->shape[d] != k->shape[d] && !grouped)
+            return attention_mismatch(c, heads ? "q's heads must be a multiple of k's" : "the batch dimensions differ");
+    }
+    if (r == TN_MAX_RANK && q->shape[r - 3] != k->shape[r - 3]) return attention_mismatch(c, "too many dimensions for grouped queries");
+    TRY(check_attention_mask(c));
+    TRY(tn_infer_same(c));
+    copy_dim(c, r - 1, v, r - 1);
+    return TN_OK;
+}
+
+/* Grouped queries: heads of q per head of k, 0 when there are no groups. */
+static int64_t group_size(const tn_node *n) {
+    const tn_node *q = n->in[0], *k = n->in[1];
+    int heads = q->rank - 3;
+    return heads >= 0 && q->shape[heads] != k->shape[heads] ? q->shape[heads] / k->shape[heads] : 0;
+}
+
+/* x's head dimension as two: [kv heads, group]; an extent of 1 as [1, 1], no head dimension as it is. */
+static tn_node *split_heads(tn_build *b, tn_node *x, int64_t kv_heads, int64_t group) {
+    int64_t shape[TN_MAX_RANK];
+    int heads = x->rank - 3;
+    if (heads < 0) return x;
+    bool one = x->shape[heads] == 1;
+    for (int d = 0; d < heads; d++) shape[d] = x->shape[d];
+    shape[heads] = one ? 1 : kv_heads;
+    shape[heads + 1] = one ? 1 : group;
+    shape[heads + 2] = x->shape[heads + 1];
+    shape[heads + 3] = x->shape[heads + 2];
+    return tn_b_reshape(b, x, shape, x->rank + 1);
+}
+
+/* Query i sees keys 0 … i. */
+static tn_node *causal(tn_build *b, tn_node *scores) {
+    if (!scores) return NULL;
+    int64_t queries = scores->shape[scores->rank - 2], keys = scores->shape[scores->rank - 1];
+    tn_node *row = tn_b_view(b, tn_b_arange(b, 0.0, (double)queries, 1.0, TN_I64), (int64_t[]){queries, 1}, 2);
+    tn_node *column = tn_b_arange(b, 0.0, (double)keys, 1.0, TN_I64);
+    return tn_b_where(b, tn_b_le(b, column, row), scores, tn_b_const(b, -INFINITY, scores));
+}
+
+static tn_node *masked(tn_build *b, tn_node *scores, tn_node *mask) {
+    if (!mask) return NULL;
+    if (mask->dtype != TN_BOOL) return tn_b_add(b, scores, wide(b, mask));
+    return tn_b_where(b, mask, scores, tn_b_const(b, -INFINITY, scores));
+}
+
+/* Softmax over keys. A query that a mask lets see nothing gets zeros, and no NaN reaches its gradient. */
+static tn_node *attention_weights(tn_build *b, tn_node *scores, bool may_be_blind) {
+    if (!scores) return NULL;
+    int64_t last = scores->rank - 1;
+    if (!may_be_blind) return tn_b_softmax(b, scores, last);
+    tn_node *none = tn_b_const(b, 0.0, scores);
+    tn_node *blind = tn_b_eq(b, tn_b_amax(b, scores, &last, 1, true), tn_b_const(b, -INFINITY, scores));
+    return tn_b_where(b, blind, none, tn_b_softmax(b, tn_b_where(b, blind, none, scores), last));
+}
+
+static tn_node *compose_attention(tn_build *b, const tn_node *n) {
+    tn_node *q = wide(b, n->in[0]), *k = wide(b, n->in[1]), *v = wide(b, n->in[2]), *mask = n->in[3];
+    double scale = n->f[TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE];
+    int64_t group = group_size(n);
+    if (b->status != TN_OK) return NULL;
+    if (scale == 0.0) scale = 1.0 / sqrt((double)q->shape[q->rank - 1]);
+    if (group) {
+        int64_t kv_heads = k->shape[k->rank - 3];
+        q = split_heads(b, q, kv_heads, group);
+        if (mask) mask = split_heads(b, mask, kv_heads, group);
+        k = tn_b_unsqueeze(b, k, k->rank - 2);
+        v = tn_b_unsqueeze(b, v, v->rank - 2);
+    }
+    tn_node *scores = tn_b_scale(b, tn_b_matmul_batched(b, q, tn_b_transpose(b, k, -2, -1)), scale);
+    if (n->i[TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL]) scores = causal(b, scores);
+    if (mask) scores = masked(b, scores, mask);
+    tn_node *y = tn_b_matmul_batched(b, attention_weights(b, scores, mask != NULL), v);
+    return tn_b_cast_like(b, group ? tn_b_view(b, y, n->shape, n->rank) : y, n);
+}
+
+/* scaled_dot_product_attention(q, k, v, mask, is_causal, scale): softmax(scale · q kᵀ + mask) v; q [..., heads, queries,
+ * features], k and v [..., kv_heads, keys, features], heads a multiple of kv_heads (grouped queries). mask, NULL or
+ * broadcastable to [..., heads, queries, keys], is added, or if bool lets see where true; is_causal lets query i see keys
+ * 0 … i; scale 0 means 1/sqrt(features). Source: Vaswani et al. 2017, eq. 1. */
+const tn_op_impl tn_impl_scaled_dot_product_attention = {.infer = infer_attention, .compose = compose_attention};

@@ -1,0 +1,338 @@
+/* norm.c — softmax and the normalisations.
+ *
+ * Layer, group, instance and batch normalisation differ only in the dimensions over which they standardise, so one internal
+ * op does that for all of them and has the one gradient rule; what is around it (reshaping, weight, bias) is composed and
+ * differentiates by itself. f16 and bf16 compute in f32 here, as in PyTorch, and are rounded once at the end. */
+#include <float.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ops/common.h"
+
+/* ---- small words ------------------------------------------------------------------------------------------------------ */
+
+/* x in the dtype in which sums of it are taken. */
+static tn_node *wide(tn_build *b, tn_node *x) {
+    return x && (x->dtype == TN_F16 || x->dtype == TN_BF16) ? tn_b_cast(b, x, TN_F32) : x;
+}
+
+static tn_node *squared(tn_build *b, tn_node *x) { return tn_b_mul(b, x, x); }
+
+static tn_status wrong_shape(const tn_infer *c, const char *name, const tn_node *is, const char *want) {
+    char text[96];
+    return tn_fail(TN_ERR_SHAPE, "%s: %s must be %s, it is %s", c->row->name, name, want, tn_shape_text(is, text, sizeof text));
+}
+
+/* ---- softmax ------------------------------------------------------------------------------------------------------------ */
+
+static tn_status infer_softmax(tn_infer *c) {
+    int rank = c->in[0]->rank;
+    TRY(tn_need_float(c, 0));
+    TRY(tn_infer_dim(c, c->attrs->i[0], rank ? rank : 1, &c->attrs->i[0]));
+    return tn_infer_same(c);
+}
+
+/* A single number has no dimension to reduce: the empty list then means all none of them. */
+static int one_dim(const tn_node *n) { return n->rank ? 1 : 0; }
+
+static tn_node *below_maximum(tn_build *b, const tn_node *n) {
+    tn_node *x = wide(b, n->in[0]);
+    return tn_b_sub(b, x, tn_b_amax(b, x, n->i, one_dim(n), true));
+}
+
+static tn_node *compose_softmax(tn_build *b, const tn_node *n) {
+    tn_node *e = tn_b_exp(b, below_maximum(b, n));
+    return tn_b_cast_like(b, tn_b_div(b, e, tn_b_sum(b, e, n->i, one_dim(n), true)), n);
+}
+
+static tn_status grad_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *y = wide(b, tn_b_self(n)), *g = wide(b, dy);
+    tn_node *sum = tn_b_sum(b, tn_b_mul(b, g, y), n->i, one_dim(n), true);
+    grads[0] = tn_b_cast_like(b, tn_b_mul(b, y, tn_b_sub(b, g, sum)), n);
+    return b->status;
+}
+
+/* softmax(x, dim): exp(x) / Σ exp(x) along dim, computed from x - max(x). */
+const tn_op_impl tn_impl_softmax = {.infer = infer_softmax, .compose = compose_softmax, .grad = grad_softmax};
+
+static tn_node *compose_log_softmax(tn_build *b, const tn_node *n) {
+    tn_node *z = below_maximum(b, n);
+    tn_node *sum = tn_b_sum(b, tn_b_exp(b, z), n->i, one_dim(n), true);
+    return tn_b_cast_like(b, tn_b_sub(b, z, tn_b_log(b, sum)), n);
+}
+
+static tn_status grad_log_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *y = wide(b, tn_b_self(n)), *g = wide(b, dy);
+    tn_node *sum = tn_b_sum(b, g, n->i, one_dim(n), true);
+    grads[0] = tn_b_cast_like(b, tn_b_sub(b, g, tn_b_mul(b, tn_b_exp(b, y), sum)), n);
+    return b->status;
+}
+
+/* log_softmax(x, dim): log(softmax(x)) along dim, without underflow. */
+const tn_op_impl tn_impl_log_softmax = {.infer = infer_softmax, .compose = compose_log_softmax, .grad = grad_log_softmax};
+
+/* ---- standardising over some dimensions ----------------------------------------------------------------------------------- */
+
+/* Attributes of both internal ops: the list of dims, then eps in f[0]. */
+static const int64_t *dims_of(const tn_node *n) { return n->i + 1; }
+static int dim_count_of(const tn_node *n) { return (int)n->i[0]; }
+
+static tn_node *mean_over(tn_build *b, const tn_node *n, tn_node *x) {
+    return tn_b_mean(b, x, dims_of(n), dim_count_of(n), true);
+}
+
+static tn_node *centred(tn_build *b, const tn_node *n) { return tn_b_sub(b, n->in[0], mean_over(b, n, n->in[0])); }
+
+/* 1 / sqrt(mean(c²) + eps) */
+static tn_node *inverse_deviation(tn_build *b, const tn_node *n, tn_node *c) {
+    return tn_b_rsqrt(b, tn_b_offset(b, mean_over(b, n, squared(b, c)), n->f[0]));
+}
+
+static tn_node *compose_standardize(tn_build *b, const tn_node *n) {
+    tn_node *c = centred(b, n);
+    return tn_b_mul(b, c, inverse_deviation(b, n, c));
+}
+
+/* r · (dy - mean(dy) - y · mean(dy · y)), r = 1/deviation */
+static tn_status grad_standardize(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *y = tn_b_self(n), *r = inverse_deviation(b, n, centred(b, n));
+    tn_node *along = tn_b_mul(b, y, mean_over(b, n, tn_b_mul(b, dy, y)));
+    tn_node *across = tn_b_sub(b, tn_b_sub(b, dy, mean_over(b, n, dy)), along);
+    grads[0] = tn_b_mul(b, r, across);
+    return b->status;
+}
+
+/* standardize(x, dims, eps): (x - mean(x)) / sqrt(var(x) + eps) with mean and (biased) variance over dims. */
+const tn_op_impl tn_impl_standardize = {.infer = tn_infer_float, .compose = compose_standardize, .grad = grad_standardize};
+
+static tn_node *compose_rms_scale(tn_build *b, const tn_node *n) {
+    return tn_b_mul(b, n->in[0], inverse_deviation(b, n, n->in[0]));
+}
+
+static tn_status grad_rms_scale(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *y = tn_b_self(n), *r = inverse_deviation(b, n, n->in[0]);
+    tn_node *along = tn_b_mul(b, y, mean_over(b, n, tn_b_mul(b, dy, y)));
+    grads[0] = tn_b_mul(b, r, tn_b_sub(b, dy, along));
+    return b->status;
+}
+
+/* rms_scale(x, dims, eps): x / sqrt(mean(x²) + eps) with the mean over dims. */
+const tn_op_impl tn_impl_rms_scale = {.infer = tn_infer_float, .compose = compose_rms_scale, .grad = grad_rms_scale};
+
+/* x · weight + bias, each NULL or seen in `shape` so that it meets x's dimensions. */
+static tn_node *affine(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const int64_t *shape, int rank) {
+    if (weight) x = tn_b_mul(b, x, wide(b, tn_b_view(b, weight, shape, rank)));
+    if (bias) x = tn_b_add(b, x, wide(b, tn_b_view(b, bias, shape, rank)));
+    return x;
+}
+
+/* ---- over the last dimensions: layer_norm, rms_norm ---------------------------------------------------------------------- */
+
+/* Attributes: normalized_shape as a list, then eps. */
+static tn_status check_last_dims(const tn_infer *c, const tn_node *x, const char *name) {
+    int count = (int)c->attrs->i[0], first = x->rank - count;
+    bool fits = first >= 0;
+    for (int i = 0; fits && i < count; i++) fits = x->shape[first + i] == c->attrs->i[1 + i];
+    if (fits) return TN_OK;
+    tn_node want = {.rank = (uint8_t)count};
+    char text[96];
+    memcpy(want.shape, c->attrs->i + 1, (size_t)count * sizeof *want.shape);
+    tn_shape_text(&want, text, sizeof text);
+    return wrong_shape(c, name, x, text);
+}
+
+static tn_status infer_last_dims(tn_infer *c) {
+    static const char *const names[] = {"the input's last dimensions", "the weight", "the bias"};
+    TRY(tn_need_float(c, 0));
+    if (c->attrs->i[0] < 1) return tn_fail(TN_ERR_SHAPE, "%s: normalized_shape must have at least one entry", c->row->name);
+    for (int i = 0; i < c->n_in; i++) {
+        if (!c->in[i]) continue;
+        TRY(tn_need_float(c, i));
+        TRY(check_last_dims(c, c->in[i], names[i]));
+        if (i > 0 && c->in[i]->rank != c->attrs->i[0]) return wrong_shape(c, names[i], c->in[i], "normalized_shape");
+    }
+    return tn_infer_same(c);
+}
+
+/* The numbers of the last n->i[0] dimensions. */
+static int last_dims(const tn_node *n, int64_t *dims) {
+    int count = (int)n->i[0];
+    for (int i = 0; i < count; i++) dims[i] = n->rank - count + i;
+    return count;
+}
+
+static tn_node *compose_layer_norm(tn_build *b, const tn_node *n) {
+    int64_t dims[TN_MAX_RANK];
+    int count = last_dims(n, dims);
+    tn_node *y = tn_b_standardize(b, wide(b, n->in[0]), dims, count, n->f[0]);
+    return tn_b_cast_like(b, affine(b, y, n->in[1], n->in[2], n->i + 1, count), n);
+}
+
+/* layer_norm(x, normalized_shape, weight, bias, eps): (x - mean) / sqrt(var + eps) · weight + bias, mean and variance over
+ * the last dimensions, which are normalized_shape; weight and bias have that shape or are NULL. Source: Ba et al. 2016. */
+const tn_op_impl tn_impl_layer_norm = {.infer = infer_last_dims, .compose = compose_layer_norm};
+
+static tn_node *compose_rms_norm(tn_build *b, const tn_node *n) {
+    int64_t dims[TN_MAX_RANK];
+    int count = last_dims(n, dims);
+    tn_node *x = wide(b, n->in[0]);
+    if (!x) return NULL;
+    double eps = n->f[0] != 0.0 ? n->f[0] : x->dtype == TN_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
+    return tn_b_cast_like(b, affine(b, tn_b_rms_scale(b, x, dims, count, eps), n->in[1], NULL, n->i + 1, count), n);
+}
+
+/* rms_norm(x, normalized_shape, weight, eps): x / sqrt(mean(x²) + eps) · weight, the mean over the last dimensions, which
+ * are normalized_shape; eps 0 means the machine epsilon of the computation. Source: Zhang and Sennrich 2019. */
+const tn_op_impl tn_impl_rms_norm = {.infer = infer_last_dims, .compose = compose_rms_norm};
+
+/* ---- over groups of channels: group_norm, instance_norm ------------------------------------------------------------------- */
+
+static tn_status check_channels(const tn_infer *c, int first) {
+    const tn_node *x = c->in[0];
+    char want[48];
+    if (x->rank < 2) return wrong_shape(c, "the input", x, "[batch, channels, ...]");
+    snprintf(want, sizeof want, "[%lld], one entry a channel", (long long)x->shape[1]);
+    for (int i = first; i < c->n_in; i++) {
+        if (!c->in[i]) continue;
+        TRY(tn_need_float(c, i));
+        static const char *const names[] = {"running_mean", "running_var", "weight", "bias"};
+        const char *name = names[i - first + (c->n_in - first == 4 ? 0 : 2)];
+        if (c->in[i]->rank != 1 || c->in[i]->shape[0] != x->shape[1]) return wrong_shape(c, name, c->in[i], want);
+    }
+    return TN_OK;
+}
+
+/* [channels, 1, 1 …], which meets dimension 1 of x. */
+static int channel_shape(const tn_node *x, int64_t *shape) {
+    shape[0] = x->shape[1];
+    for (int d = 2; d < x->rank; d++) shape[d - 1] = 1;
+    return x->rank - 1;
+}
+
+static tn_node *normalize_groups(tn_build *b, const tn_node *n, int64_t groups, double eps) {
+    tn_node *x = n->in[0];
+    int64_t batch = x->shape[0], rows = batch * groups, shape[TN_MAX_RANK];
+    int64_t length = rows ? tn_node_numel(x) / rows : 0;
+    tn_node *flat = tn_b_reshape(b, wide(b, x), (int64_t[]){batch, groups, length}, 3);
+    tn_node *y = tn_b_standardize(b, flat, (int64_t[]){2}, 1, eps);
+    int rank = channel_shape(x, shape);
+    return tn_b_cast_like(b, affine(b, tn_b_view(b, y, x->shape, x->rank), n->in[1], n->in[2], shape, rank), n);
+}
+
+static tn_status infer_group_norm(tn_infer *c) {
+    int64_t groups = c->attrs->i[TN_GROUP_NORM_NUM_GROUPS];
+    TRY(tn_need_float(c, 0));
+    TRY(check_channels(c, 1));
+    if (groups < 1 || c->in[0]->shape[1] % groups)
+        return tn_fail(TN_ERR_SHAPE, "group_norm: %lld channels cannot be split into %lld groups", (long long)c->in[0]->shape[1],
+                       (long long)groups);
+    return tn_infer_same(c);
+}
+
+static tn_node *compose_group_norm(tn_build *b, const tn_node *n) {
+    return normalize_groups(b, n, n->i[TN_GROUP_NORM_NUM_GROUPS], n->f[TN_GROUP_NORM_EPS]);
+}
+
+/* group_norm(x, num_groups, weight, bias, eps): x [batch, channels, ...] standardised over each group of
+ * channels / num_groups channels and all that follows, then · weight + bias a channel. Source: Wu and He 2018. */
+const tn_op_impl tn_impl_group_norm = {.infer = infer_group_norm, .compose = compose_group_norm};
+
+static tn_status infer_instance_norm(tn_infer *c) {
+    TRY(tn_need_float(c, 0));
+    TRY(check_channels(c, 1));
+    return tn_infer_same(c);
+}
+
+static tn_node *compose_instance_norm(tn_build *b, const tn_node *n) {
+    return normalize_groups(b, n, n->in[0]->shape[1], n->f[TN_INSTANCE_NORM_EPS]);
+}
+
+/* instance_norm(x, weight, bias, eps): x [batch, channels, ...] standardised over each channel of each sample, then
+ * · weight + bias a channel. Source: Ulyanov et al. 2016. */
+const tn_op_impl tn_impl_instance_norm = {.infer = infer_instance_norm, .compose = compose_instance_norm};
+
+/* ---- over the batch ---------------------------------------------------------------------------------------------------------- */
+
+enum { BN_MEAN = 1, BN_VAR, BN_WEIGHT, BN_BIAS }; /* inputs of batch_norm behind x */
+
+/* All dimensions but that of the channels. */
+static int batch_dims(const tn_node *x, int64_t *dims) {
+    int count = 0;
+    for (int d = 0; d < x->rank; d++)
+        if (d != 1) dims[count++] = d;
+    return count;
+}
+
+static tn_status infer_batch_norm(tn_infer *c) {
+    const tn_node *x = c->in[0];
+    bool training = c->attrs->i[TN_BATCH_NORM_TRAINING];
+    TRY(tn_need_float(c, 0));
+    TRY(check_channels(c, 1));
+    if (!training && (!c->in[BN_MEAN] || !c->in[BN_VAR]))
+        return tn_fail(TN_ERR_ARGUMENT, "batch_norm: evaluation needs running_mean and running_var; set training to use the batch's");
+    if (training && tn_node_numel(x) == x->shape[1])
+        return tn_fail(TN_ERR_SHAPE, "batch_norm: training needs more than one value a channel");
+    return tn_infer_same(c);
+}
+
+/* With fixed statistics the whole is one multiplication and one addition an element. */
+static tn_node *normalize_fixed(tn_build *b, const tn_node *n) {
+    int64_t shape[TN_MAX_RANK];
+    int rank = channel_shape(n->in[0], shape);
+    tn_node *scale = tn_b_rsqrt(b, tn_b_offset(b, wide(b, n->in[BN_VAR]), n->f[TN_BATCH_NORM_EPS]));
+    if (n->in[BN_WEIGHT]) scale = tn_b_mul(b, scale, wide(b, n->in[BN_WEIGHT]));
+    tn_node *shift = tn_b_neg(b, tn_b_mul(b, wide(b, n->in[BN_MEAN]), scale));
+    if (n->in[BN_BIAS]) shift = tn_b_add(b, shift, wide(b, n->in[BN_BIAS]));
+    tn_node *y = tn_b_mul(b, wide(b, n->in[0]), tn_b_view(b, scale, shape, rank));
+    return tn_b_add(b, y, tn_b_view(b, shift, shape, rank));
+}
+
+static tn_node *normalize_batch(tn_build *b, const tn_node *n) {
+    int64_t dims[TN_MAX_RANK], shape[TN_MAX_RANK];
+    int count = batch_dims(n->in[0], dims);
+    tn_node *y = tn_b_standardize(b, wide(b, n->in[0]), dims, count, n->f[TN_BATCH_NORM_EPS]);
+    int rank = channel_shape(n->in[0], shape);
+    return affine(b, y, n->in[BN_WEIGHT], n->in[BN_BIAS], shape, rank);
+}
+
+static tn_node *compose_batch_norm(tn_build *b, const tn_node *n) {
+    return tn_b_cast_like(b, n->i[TN_BATCH_NORM_TRAINING] ? normalize_batch(b, n) : normalize_fixed(b, n), n);
+}
+
+/* batch_norm(x, running_mean, running_var, weight, bias, training, eps): x [batch, channels, ...] normalised a channel, then
+ * · weight + bias. training: with the statistics of this batch (batch_mean and batch_var give them, to update running
+ * ones); else with the running ones. Source: Ioffe and Szegedy 2015. */
+const tn_op_impl tn_impl_batch_norm = {.infer = infer_batch_norm, .compose = compose_batch_norm};
+
+static tn_status infer_batch_statistic(tn_infer *c) {
+    const tn_node *x = c->in[0];
+    TRY(tn_need_float(c, 0));
+    if (x->rank < 2) return wrong_shape(c, "the input", x, "[batch, channels, ...]");
+    c->dtype = x->dtype == TN_F64 ? TN_F64 : TN_F32;
+    c->rank = 1;
+    c->shape[0] = x->shape[1];
+    c->symbol[0] = x->symbol[1];
+    return TN_OK;
+}
+
+/* These build the nodes that standardize builds, so that a plan with both computes them once. */
+static tn_node *compose_batch_mean(tn_build *b, const tn_node *n) {
+    int64_t dims[TN_MAX_RANK];
+    int count = batch_dims(n->in[0], dims);
+    return tn_b_view(b, tn_b_mean(b, wide(b, n->in[0]), dims, count, true), n->shape, 1);
+}
+
+/* batch_mean(x): the mean of each channel of x [batch, channels, ...], as batch_norm uses it in training. */
+const tn_op_impl tn_impl_batch_mean = {.infer = infer_batch_statistic, .compose = compose_batch_mean};
+
+static tn_node *compose_batch_var(tn_build *b, const tn_node *n) {
+    int64_t dims[TN_MAX_RANK];
+    int count = batch_dims(n->in[0], dims);
+    tn_node *x = wide(b, n->in[0]);
+    tn_node *c = tn_b_sub(b, x, tn_b_mean(b, x, dims, count, true));
+    return tn_b_view(b, tn_b_mean(b, squared(b, c), dims, count, true), n->shape, 1);
+}
+
+/* batch_var(x): the biased variance (divided by the number of values) of each channel of x [batch, channels, ...], as
+ * batch_norm uses it in training; PyTorch's running_var collects it times count / (count - 1). */
+const tn_op_impl tn_impl_batch_var = {.infer = infer_batch_statistic, .compose = compose_batch_var};
