@@ -202,6 +202,12 @@ typedef struct kir_vm kir_vm;
 tn_status kir_vm_compile(const kir_program *p, kir_vm **out); /* keeps nothing of p */
 void kir_vm_free(kir_vm *vm);
 
+/* Makes all later runs use the routines of this instruction set; false when processor or build lack it. For tests. */
+bool kir_vm_use(tn_isa isa);
+
+/* Frees what the calling thread keeps between runs; it is freed at the thread's end too. */
+void kir_vm_trim(void);
+
 /* Runs `count` launches of one program as one piece of parallel work (one fork-join), serially when it is small. */
 tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count);
 

@@ -1,0 +1,614 @@
+/* simd.c — the tile VM's routines as plain loops, compiled once an instruction set (TN_ISA_SUFFIX) into one table.
+ *
+ * Each loop applies a scalar function of kir_math.h; the compiler makes it a vector loop. Because the functions spell
+ * out every fused multiply-add and contraction is off, all tables and the interpreter yield the same bits. The only
+ * order that matters, that of reductions, is spelled out here too. */
+#include "kir/simd.h"
+#include "kir/kir_math.h"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+
+/* The loop behind this carries nothing from one turn to the next: output and input are the same memory or apart. */
+#if defined(__clang__)
+#define EACH _Pragma("clang loop vectorize(assume_safety)") for (int64_t i = 0; i < n; i++)
+#else
+#define EACH _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
+#endif
+
+/* Called from several routines and long enough that copies of it would only fill the instruction cache. */
+#define SHARED __attribute__((noinline)) static
+
+/* Parameters of a kir_fn that does not use all of them. */
+#define ARGS_A void *d_, const void *a_, const void *b_, const void *c_, int64_t n
+#define UNUSED_B (void)b_
+#define UNUSED_C (void)c_
+
+/* ---- element by element -------------------------------------------------------------------------------------------- */
+
+#define UNARY(OP, op, TYPE, t)                         \
+    static void op##_##t(ARGS_A) {                     \
+        kir_##t *d = d_;                               \
+        const kir_##t *a = a_;                         \
+        UNUSED_B;                                      \
+        UNUSED_C;                                      \
+        EACH d[i] = kir_##op##_##t(a[i]);              \
+    }
+
+/* Arguments too far for the quick reduction are rare: one of them sends the tile through the full function. */
+#define TRIGONOMETRIC(OP, op, TYPE, t)                                \
+    static void op##_##t(ARGS_A) {                                    \
+        kir_##t *d = d_;                                              \
+        const kir_##t *a = a_;                                        \
+        int far = 0;                                                  \
+        UNUSED_B;                                                     \
+        UNUSED_C;                                                     \
+        for (int64_t i = 0; i < n; i++) far |= kir_trig_is_far_##t(a[i]); \
+        if (far) {                                                    \
+            for (int64_t i = 0; i < n; i++) d[i] = kir_##op##_##t(a[i]); \
+            return;                                                   \
+        }                                                             \
+        EACH d[i] = kir_##op##_near_##t(a[i]);                        \
+    }
+
+/* Of the integer operations that do not look at the sign, the signed ones stand for both. */
+#define EACH_SIGNED(X, OP, op) X(OP, op, I32, i32) X(OP, op, I64, i64)
+#define EACH_SIGNLESS(X, OP, op) KIR_EACH_FLOAT(X, OP, op) EACH_SIGNED(X, OP, op)
+
+#define PLAIN_UNARY_LIST(X)                                                                     \
+    EACH_SIGNLESS(X, NEG, neg) EACH_SIGNLESS(X, ABS, abs) KIR_EACH_FLOAT(X, SQRT, sqrt)         \
+    KIR_EACH_FLOAT(X, EXP, exp) KIR_EACH_FLOAT(X, LOG, log) KIR_EACH_FLOAT(X, TANH, tanh)       \
+    KIR_EACH_FLOAT(X, ERF, erf)
+#define TRIGONOMETRIC_LIST(X) KIR_EACH_FLOAT(X, SIN, sin) KIR_EACH_FLOAT(X, COS, cos)
+
+PLAIN_UNARY_LIST(UNARY)
+KIR_ROUND_LIST(UNARY)
+TRIGONOMETRIC_LIST(TRIGONOMETRIC)
+
+static void copy_32(ARGS_A) {
+    UNUSED_B;
+    UNUSED_C;
+    memmove(d_, a_, (size_t)n * 4);
+}
+static void copy_64(ARGS_A) {
+    UNUSED_B;
+    UNUSED_C;
+    memmove(d_, a_, (size_t)n * 8);
+}
+
+#define CAST(FROM, from, TO, to)                               \
+    static void cast_##from##_##to(ARGS_A) {                   \
+        kir_##to *d = d_;                                      \
+        const kir_##from *a = a_;                              \
+        UNUSED_B;                                              \
+        UNUSED_C;                                              \
+        EACH d[i] = kir_cast_##from##_##to(a[i]);              \
+    }
+KIR_CAST_LIST(CAST)
+
+/* One variant of a binary operation: A and B say how the i-th operand is read. */
+#define BINARY_VARIANT(name, fn, r, t, A, B)                   \
+    static void name(ARGS_A) {                                 \
+        kir_##r *d = d_;                                       \
+        const kir_##t *a = a_, *b = b_;                        \
+        UNUSED_C;                                              \
+        SINGLE_OR_VECTOR(t, A, B)                              \
+        EACH d[i] = fn(A, B);                                  \
+    }
+#define SINGLE_OR_VECTOR(t, A, B)  \
+    const kir_##t a0 = a[0], b0 = b[0]; \
+    (void)a0;                      \
+    (void)b0;
+
+#define BINARY_VV(OP, op, TYPE, t) BINARY_VARIANT(op##_vv_##t, kir_##op##_##t, t, t, a[i], b[i])
+#define BINARY_VS(OP, op, TYPE, t) BINARY_VARIANT(op##_vs_##t, kir_##op##_##t, t, t, a[i], b0)
+#define BINARY_SV(OP, op, TYPE, t) BINARY_VARIANT(op##_sv_##t, kir_##op##_##t, t, t, a0, b[i])
+#define COMPARE_VV(OP, op, TYPE, t) BINARY_VARIANT(op##_vv_##t, kir_##op##_##t, b8, t, a[i], b[i])
+#define COMPARE_VS(OP, op, TYPE, t) BINARY_VARIANT(op##_vs_##t, kir_##op##_##t, b8, t, a[i], b0)
+#define COMPARE_SV(OP, op, TYPE, t) BINARY_VARIANT(op##_sv_##t, kir_##op##_##t, b8, t, a0, b[i])
+
+/* Operations that have variants for single elements … */
+#define SHAPED_LIST(X)                                                                                       \
+    EACH_SIGNLESS(X, ADD, add) EACH_SIGNLESS(X, SUB, sub) EACH_SIGNLESS(X, MUL, mul)                         \
+    KIR_EACH_FLOAT(X, DIV, div) EACH_SIGNLESS(X, MIN, min) EACH_SIGNLESS(X, MAX, max)                        \
+    EACH_SIGNED(X, AND, and) EACH_SIGNED(X, OR, or) EACH_SIGNED(X, XOR, xor)
+#define SHAPED_COMPARE_LIST(X) EACH_SIGNLESS(X, EQ, eq) EACH_SIGNLESS(X, LT, lt) EACH_SIGNLESS(X, LE, le)
+
+/* … and those that take vectors only. */
+#define PAIRED_LIST(X)                                                                                       \
+    KIR_EACH_INT(X, DIV, div) KIR_EACH_NUMBER(X, MOD, mod)                                                   \
+    X(MIN, min, U32, u32) X(MIN, min, U64, u64) X(MAX, max, U32, u32) X(MAX, max, U64, u64)                  \
+    X(MIN, min, BOOL, b8) X(MAX, max, BOOL, b8)                                                              \
+    X(AND, and, BOOL, b8) X(OR, or, BOOL, b8) X(XOR, xor, BOOL, b8)                                          \
+    EACH_SIGNED(X, SHL, shl) KIR_EACH_INT(X, SHR, shr)
+#define PAIRED_COMPARE_LIST(X)                                                                               \
+    X(EQ, eq, BOOL, b8) X(LT, lt, U32, u32) X(LT, lt, U64, u64) X(LT, lt, BOOL, b8)                          \
+    X(LE, le, U32, u32) X(LE, le, U64, u64) X(LE, le, BOOL, b8)
+
+SHAPED_LIST(BINARY_VV)
+SHAPED_LIST(BINARY_VS)
+SHAPED_LIST(BINARY_SV)
+PAIRED_LIST(BINARY_VV)
+SHAPED_COMPARE_LIST(COMPARE_VV)
+SHAPED_COMPARE_LIST(COMPARE_VS)
+SHAPED_COMPARE_LIST(COMPARE_SV)
+PAIRED_COMPARE_LIST(COMPARE_VV)
+
+#define FMA_VARIANT(t, name, A, B, C)                          \
+    static void fma_##name##_##t(ARGS_A) {                     \
+        kir_##t *d = d_;                                       \
+        const kir_##t *a = a_, *b = b_, *c = c_;               \
+        SINGLE_OR_VECTOR(t, A, B)                              \
+        const kir_##t c0 = c[0];                               \
+        (void)c0;                                              \
+        EACH d[i] = kir_fma_##t(A, B, C);                      \
+    }
+#define FMA_VARIANTS(t)                  \
+    FMA_VARIANT(t, vvv, a[i], b[i], c[i]) \
+    FMA_VARIANT(t, svv, a0, b[i], c[i])   \
+    FMA_VARIANT(t, vsv, a[i], b0, c[i])   \
+    FMA_VARIANT(t, vvs, a[i], b[i], c0)   \
+    FMA_VARIANT(t, vss, a[i], b0, c0)
+FMA_VARIANTS(f32)
+FMA_VARIANTS(f64)
+
+#define SELECT_VARIANT(t, name, B, C)                          \
+    static void select_##name##_##t(ARGS_A) {                  \
+        kir_##t *d = d_;                                       \
+        const kir_b8 *a = a_;                                  \
+        const kir_##t *b = b_, *c = c_;                        \
+        const kir_##t b0 = b[0], c0 = c[0];                    \
+        (void)b0;                                              \
+        (void)c0;                                              \
+        EACH d[i] = a[i] ? B : C;                              \
+    }
+#define SELECT_VARIANTS(t)            \
+    SELECT_VARIANT(t, vv, b[i], c[i]) \
+    SELECT_VARIANT(t, sv, b0, c[i])   \
+    SELECT_VARIANT(t, vs, b[i], c0)   \
+    SELECT_VARIANT(t, ss, b0, c0)
+SELECT_VARIANTS(u32)
+SELECT_VARIANTS(u64)
+SELECT_VARIANT(b8, vv, b[i], c[i])
+
+static void philox_vv(ARGS_A) {
+    uint32_t *d = d_;
+    const uint64_t *a = a_, *b = b_;
+    UNUSED_C;
+    for (int64_t i = 0; i < n; i++) d[i] = kir_philox_u32(a[i], b[i]); /* the output is narrower: not in place */
+}
+static void philox_sv(ARGS_A) {
+    uint32_t *d = d_;
+    const uint64_t *a = a_, *b = b_;
+    const uint64_t key = a[0];
+    UNUSED_C;
+    EACH d[i] = kir_philox_u32(key, b[i]);
+}
+
+/* ---- two operations in one pass ------------------------------------------------------------------------------------ */
+
+#define FIRST_ADD(x, y) ((x) + (y))
+#define FIRST_SUB(x, y) ((x) - (y))
+#define FIRST_MUL(x, y) ((x) * (y))
+#define FIRST_RSUB(x, y) ((y) - (x))
+#define SECOND_ADD(t, z) ((t) + (z))
+#define SECOND_SUB(t, z) ((t) - (z))
+#define SECOND_RSUB(t, z) ((z) - (t))
+#define SECOND_MUL(t, z) ((t) * (z))
+#define SECOND_DIV(t, z) ((t) / (z))
+#define SECOND_RDIV(t, z) ((z) / (t))
+#define SECOND_MAX(t, z) kir_max_f32(t, z)
+#define SECOND_MIN(t, z) kir_min_f32(t, z)
+
+#define FUSED_VARIANT(F, S, name, B, C)                        \
+    static void fused_##F##_##S##_##name(ARGS_A) {             \
+        float *d = d_;                                         \
+        const float *a = a_, *b = b_, *c = c_;                 \
+        const float b0 = b[0], c0 = c[0];                      \
+        (void)b0;                                              \
+        (void)c0;                                              \
+        EACH {                                                 \
+            float t = FIRST_##F(a[i], B);                      \
+            d[i] = SECOND_##S(t, C);                           \
+        }                                                      \
+    }
+#define FUSED_BOTH(F, S)                \
+    FUSED_VARIANT(F, S, vv, b[i], c[i]) \
+    FUSED_VARIANT(F, S, vs, b[i], c0)   \
+    FUSED_VARIANT(F, S, sv, b0, c[i])   \
+    FUSED_VARIANT(F, S, ss, b0, c0)
+#define FUSED_RSUB(F, S)              \
+    FUSED_VARIANT(F, S, sv, b0, c[i]) \
+    FUSED_VARIANT(F, S, ss, b0, c0)
+#define SECOND_LIST(X, F) \
+    X(F, ADD) X(F, SUB) X(F, RSUB) X(F, MUL) X(F, DIV) X(F, RDIV) X(F, MAX) X(F, MIN)
+
+SECOND_LIST(FUSED_BOTH, ADD)
+SECOND_LIST(FUSED_BOTH, SUB)
+SECOND_LIST(FUSED_BOTH, MUL)
+SECOND_LIST(FUSED_RSUB, RSUB)
+
+#define CHOOSE_VARIANT(op, name, A, B, YES, NO)                \
+    static void choose_##op##_##name(ARGS_A) {                 \
+        float *d = d_;                                         \
+        const float *a = a_, *b = b_;                          \
+        const kir_choice *c = c_;                              \
+        const float *yes = c->yes, *no = c->no;                \
+        const float a0 = a[0], b0 = b[0], yes0 = yes[0], no0 = no[0]; \
+        (void)a0;                                              \
+        (void)b0;                                              \
+        (void)yes0;                                            \
+        (void)no0;                                             \
+        EACH {                                                 \
+            float x = YES, y = NO;                             \
+            d[i] = A op##_SIGN B ? x : y;                      \
+        }                                                      \
+    }
+#define eq_SIGN ==
+#define lt_SIGN <
+#define le_SIGN <=
+#define CHOOSE_SHAPE(op, name, A, B)                       \
+    CHOOSE_VARIANT(op, name##_vv, A, B, yes[i], no[i])     \
+    CHOOSE_VARIANT(op, name##_vs, A, B, yes[i], no0)       \
+    CHOOSE_VARIANT(op, name##_sv, A, B, yes0, no[i])       \
+    CHOOSE_VARIANT(op, name##_ss, A, B, yes0, no0)
+#define CHOOSE(op)                      \
+    CHOOSE_SHAPE(op, vv, a[i], b[i])    \
+    CHOOSE_SHAPE(op, vs, a[i], b0)      \
+    CHOOSE_SHAPE(op, sv, a0, b[i])
+CHOOSE(eq)
+CHOOSE(lt)
+CHOOSE(le)
+
+/* ---- memory -------------------------------------------------------------------------------------------------------- */
+
+#define CONVERT(name, D, S, EXPR)                              \
+    static void name(ARGS_A) {                                 \
+        D *d = d_;                                             \
+        const S *a = a_;                                       \
+        UNUSED_B;                                              \
+        UNUSED_C;                                              \
+        EACH d[i] = EXPR;                                      \
+    }
+CONVERT(load_f16, float, uint16_t, kir_from_f16(a[i]))
+CONVERT(load_bf16, float, uint16_t, kir_from_bf16(a[i]))
+CONVERT(load_i8, int32_t, int8_t, a[i])
+CONVERT(load_u8, int32_t, uint8_t, a[i])
+CONVERT(load_i16, int32_t, int16_t, a[i])
+CONVERT(load_u16, int32_t, uint16_t, a[i])
+CONVERT(store_f16, uint16_t, float, kir_to_f16(a[i]))
+CONVERT(store_bf16, uint16_t, float, kir_to_bf16(a[i]))
+CONVERT(store_8, uint8_t, int32_t, (uint8_t)a[i])
+CONVERT(store_16, uint16_t, int32_t, (uint16_t)a[i])
+
+/* Rows of a block whose neighbours lie side by side in the source only across rows: in small squares, so that a line of
+ * memory is used up while it is near. */
+enum { SQUARE = 16 };
+
+#define MOVES(u)                                                                                                 \
+    static void row_##u(u##_t *d, int64_t d_step, const u##_t *s, int64_t s_step, int64_t n) {                   \
+        if (d_step == 1 && s_step == 1) {                                                                        \
+            memmove(d, s, (size_t)n * sizeof *d);                                                                \
+        } else if (d_step == 1 && s_step == 0) {                                                                 \
+            const u##_t x = s[0];                                                                                \
+            EACH d[i] = x;                                                                                       \
+        } else if (d_step == 1) {                                                                                \
+            EACH d[i] = s[i * s_step];                                                                           \
+        } else {                                                                                                 \
+            for (int64_t i = 0; i < n; i++) d[i * d_step] = s[i * s_step];                                       \
+        }                                                                                                        \
+    }                                                                                                            \
+    static void square_##u(const kir_block *k, int64_t row, int64_t column, int64_t rows, int64_t columns) {     \
+        for (int64_t j = column; j < column + columns; j++) {                                                    \
+            u##_t *d = (u##_t *)k->d + row * k->d_outer + j * k->d_inner;                                        \
+            const u##_t *s = (const u##_t *)k->s + row * k->s_outer + j * k->s_inner;                            \
+            for (int64_t i = 0; i < rows; i++) d[i * k->d_outer] = s[i * k->s_outer];                            \
+        }                                                                                                        \
+    }                                                                                                            \
+    static void across_##u(const kir_block *k) {                                                                 \
+        for (int64_t row = 0; row < k->outer; row += SQUARE) {                                                   \
+            int64_t rows = tn_min64(k->outer - row, SQUARE);                                                     \
+            for (int64_t column = 0; column < k->inner; column += SQUARE) {                                      \
+                square_##u(k, row, column, rows, tn_min64(k->inner - column, SQUARE));                           \
+            }                                                                                                    \
+        }                                                                                                        \
+    }                                                                                                            \
+    static void copy_##u(const kir_block *k) {                                                                   \
+        bool together = k->d_inner == 1 && k->s_inner == 1 && k->d_outer == k->inner && k->s_outer == k->inner;  \
+        if (together) {                                                                                          \
+            row_##u(k->d, 1, k->s, 1, k->outer * k->inner);                                                      \
+        } else if ((k->s_outer == 1 && k->s_inner > 1) || (k->d_outer == 1 && k->d_inner > 1)) {                 \
+            across_##u(k);                                                                                       \
+        } else {                                                                                                 \
+            for (int64_t r = 0; r < k->outer; r++) {                                                             \
+                row_##u((u##_t *)k->d + r * k->d_outer, k->d_inner, (const u##_t *)k->s + r * k->s_outer,        \
+                        k->s_inner, k->inner);                                                                   \
+            }                                                                                                    \
+        }                                                                                                        \
+    }                                                                                                            \
+    static void gather_##u(void *d_, const void *s_, const int64_t *index, const uint8_t *mask, int64_t n) {     \
+        u##_t *d = d_;                                                                                           \
+        const u##_t *s = s_;                                                                                     \
+        if (!mask) {                                                                                             \
+            EACH d[i] = s[index[i]];                                                                             \
+            return;                                                                                              \
+        }                                                                                                        \
+        for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[index[i]] : 0;                                        \
+    }                                                                                                            \
+    static void scatter_##u(void *d_, const void *s_, const int64_t *index, const uint8_t *mask, int64_t n) {    \
+        u##_t *d = d_;                                                                                           \
+        const u##_t *s = s_;                                                                                     \
+        for (int64_t i = 0; i < n; i++) {                                                                        \
+            if (!mask || mask[i]) d[index[i]] = s[i];                                                            \
+        }                                                                                                        \
+    }                                                                                                            \
+    static void load_masked_##u(void *d_, const void *s_, int64_t stride, const uint8_t *mask, int64_t n) {      \
+        u##_t *d = d_;                                                                                           \
+        const u##_t *s = s_;                                                                                     \
+        for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[i * stride] : 0;                                      \
+    }                                                                                                            \
+    static void store_masked_##u(void *d_, const void *s_, int64_t stride, const uint8_t *mask, int64_t n) {     \
+        u##_t *d = d_;                                                                                           \
+        const u##_t *s = s_;                                                                                     \
+        for (int64_t i = 0; i < n; i++) {                                                                        \
+            if (mask[i]) d[i * stride] = s[i];                                                                   \
+        }                                                                                                        \
+    }
+MOVES(uint8)
+MOVES(uint16)
+MOVES(uint32)
+MOVES(uint64)
+
+static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) {
+    EACH d[i] = first + i * step;
+}
+
+/* ---- reductions ---------------------------------------------------------------------------------------------------- */
+
+/* `first` is what a lane begins with. Only as many lanes are folded as hold elements: op(x, identity) is x. */
+#define REDUCTION(OP, op, t, first)                                                                       \
+    SHARED void lanes_##OP##_##t(ARGS_A) {                                                                \
+        kir_##t *lane = d_;                                                                               \
+        const kir_##t *a = a_;                                                                            \
+        UNUSED_C;                                                                                         \
+        for (int64_t at = *(const int64_t *)b_; at % KIR_LANES != 0 && n > 0; at++, a++, n--) {           \
+            lane[at] = kir_##op##_##t(lane[at], *a);                                                      \
+        }                                                                                                 \
+        kir_##t sum[KIR_LANES];                                                                           \
+        memcpy(sum, lane, sizeof sum);                                                                    \
+        for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES) {                                          \
+            for (int l = 0; l < KIR_LANES; l++) sum[l] = kir_##op##_##t(sum[l], a[l]);                    \
+        }                                                                                                 \
+        for (int64_t l = 0; l < n; l++) sum[l] = kir_##op##_##t(sum[l], a[l]);                            \
+        memcpy(lane, sum, sizeof sum);                                                                    \
+    }                                                                                                     \
+    SHARED kir_##t tree_##OP##_##t(kir_##t *lane, int64_t used) {                                         \
+        for (int half = KIR_LANES / 2; half > 0; half /= 2) {                                             \
+            for (int64_t l = 0; l < half && l + half < used; l++) lane[l] = kir_##op##_##t(lane[l], lane[l + half]); \
+        }                                                                                                 \
+        return lane[0];                                                                                   \
+    }                                                                                                     \
+    static void fold_##OP##_##t(ARGS_A) {                                                                 \
+        kir_##t lane[KIR_LANES];                                                                          \
+        UNUSED_B;                                                                                         \
+        UNUSED_C;                                                                                         \
+        (void)n;                                                                                          \
+        memcpy(lane, a_, sizeof lane);                                                                    \
+        *(kir_##t *)d_ = tree_##OP##_##t(lane, KIR_LANES);                                                \
+    }                                                                                                     \
+    static kir_##t short_row_##OP##_##t(const kir_##t *a, int64_t length) {                               \
+        kir_##t lane[KIR_LANES];                                                                          \
+        for (int64_t l = 0; l < length; l++) lane[l] = kir_##op##_##t(first, a[l]);                       \
+        return length > 0 ? tree_##OP##_##t(lane, length) : first;                                        \
+    }                                                                                                     \
+    SHARED kir_##t long_row_##OP##_##t(const kir_##t *a, int64_t length) {                                \
+        kir_##t lane[KIR_LANES];                                                                          \
+        const int64_t begin = 0;                                                                          \
+        for (int l = 0; l < KIR_LANES; l++) lane[l] = first;                                              \
+        lanes_##OP##_##t(lane, a, &begin, NULL, length);                                                  \
+        return tree_##OP##_##t(lane, KIR_LANES);                                                          \
+    }                                                                                                     \
+    static void rows_##OP##_##t(ARGS_A) {                                                                 \
+        kir_##t *d = d_;                                                                                  \
+        const kir_##t *a = a_;                                                                            \
+        const int64_t length = *(const int64_t *)b_;                                                      \
+        UNUSED_C;                                                                                         \
+        for (int64_t i = 0; i < n; i++, a += length) {                                                    \
+            d[i] = length < KIR_LANES ? short_row_##OP##_##t(a, length) : long_row_##OP##_##t(a, length); \
+        }                                                                                                 \
+    }
+REDUCTION(SUM, add, f32, 0.0f)
+REDUCTION(SUM, add, f64, 0.0)
+REDUCTION(SUM, add, i32, 0)
+REDUCTION(SUM, add, i64, 0)
+REDUCTION(PROD, mul, f32, 1.0f)
+REDUCTION(PROD, mul, f64, 1.0)
+REDUCTION(PROD, mul, i32, 1)
+REDUCTION(PROD, mul, i64, 1)
+REDUCTION(RMAX, max, f32, -INFINITY)
+REDUCTION(RMAX, max, f64, -(double)INFINITY)
+REDUCTION(RMAX, max, i32, INT32_MIN)
+REDUCTION(RMAX, max, i64, INT64_MIN)
+REDUCTION(RMAX, max, u32, 0)
+REDUCTION(RMAX, max, u64, 0)
+REDUCTION(RMAX, max, b8, 0)
+REDUCTION(RMIN, min, f32, INFINITY)
+REDUCTION(RMIN, min, f64, (double)INFINITY)
+REDUCTION(RMIN, min, i32, INT32_MAX)
+REDUCTION(RMIN, min, i64, INT64_MAX)
+REDUCTION(RMIN, min, u32, UINT32_MAX)
+REDUCTION(RMIN, min, u64, UINT64_MAX)
+REDUCTION(RMIN, min, b8, 1)
+
+/* The extreme of the elements is found by the reduction above, which lets a NaN through; the first element equal to it
+ * (or the first NaN) is then the one looked for. */
+#define ARG(name, R, beyond, t)                                                                    \
+    static bool beats_##name##_##t(kir_##t x, kir_##t best) {                                      \
+        return best == best && (x != x || x beyond best);                                          \
+    }                                                                                              \
+    static void arg_##name##_##t(ARGS_A) {                                                         \
+        int64_t *index = d_, first = *(const int64_t *)c_, at = 0;                                 \
+        const kir_##t *a = a_;                                                                     \
+        kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                  \
+        if (n == 0) return;                                                                        \
+        kir_##t extreme = long_row_##R##_##t(a, n);                                                \
+        if (*index >= 0 && !beats_##name##_##t(extreme, *best)) return;                            \
+        while (at < n - 1 && !(a[at] == extreme || a[at] != a[at])) at++;                          \
+        *best = a[at];                                                                             \
+        *index = first + at;                                                                       \
+    }                                                                                              \
+    static void arg_columns_##name##_##t(ARGS_A) {                                                 \
+        int64_t *index = d_;                                                                       \
+        const int64_t row = *(const int64_t *)c_;                                                  \
+        const kir_##t *a = a_;                                                                     \
+        kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                  \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            bool better = row == 0 || beats_##name##_##t(a[i], best[i]);                           \
+            best[i] = better ? a[i] : best[i];                                                     \
+            index[i] = better ? row : index[i];                                                    \
+        }                                                                                          \
+    }
+#define ARG_BOTH(OP, op, TYPE, t) ARG(max, RMAX, >, t) ARG(min, RMIN, <, t)
+KIR_EACH_TYPE(ARG_BOTH, ARG, arg)
+
+#define SCAN(OP, op, t)                                                            \
+    static void scan_##OP##_##t(ARGS_A) {                                          \
+        kir_##t *d = d_;                                                           \
+        const kir_##t *a = a_;                                                     \
+        kir_##t *last = (kir_##t *)(uintptr_t)b_;                                  \
+        kir_##t x = *last;                                                         \
+        UNUSED_C;                                                                  \
+        for (int64_t i = 0; i < n; i++) d[i] = x = kir_##op##_##t(x, a[i]);        \
+        *last = x;                                                                 \
+    }
+#define SCAN_TWO(OP, op, TYPE, t) SCAN(SUM, add, t) SCAN(PROD, mul, t)
+#define SCAN_EXTREMES(OP, op, TYPE, t) SCAN(RMAX, max, t) SCAN(RMIN, min, t)
+EACH_SIGNLESS(SCAN_TWO, SCAN, scan)
+KIR_EACH_TYPE(SCAN_EXTREMES, SCAN, scan)
+
+#define STEP_FLOAT(t, a, b, c) kir_fma_##t(a, b, c)
+#define STEP_INT(t, a, b, c) kir_add_##t(kir_mul_##t(a, b), c)
+
+/* Four chains at once keep the multiplier busy; the last one stays open, as if they had come one after another. */
+enum { CHAINS = 4 };
+#define CHAIN(t, STEP)                                                                             \
+    static void close_##t(kir_##t *open, kir_##t *total, int64_t before) {                         \
+        *total = before == KIR_KSUM ? *open : kir_add_##t(*total, *open);                          \
+        *open = 0;                                                                                 \
+    }                                                                                              \
+    static void four_chains_##t(kir_##t *state, const kir_##t *a, const kir_##t *b, int64_t before) { \
+        kir_##t x[CHAINS] = {0};                                                                   \
+        for (int i = 0; i < KIR_KSUM; i++) {                                                       \
+            for (int k = 0; k < CHAINS; k++) x[k] = STEP(t, a[k * KIR_KSUM + i], b[k * KIR_KSUM + i], x[k]); \
+        }                                                                                          \
+        for (int k = 0; k < CHAINS; k++) {                                                         \
+            int64_t at = before + k * KIR_KSUM;                                                    \
+            if (at > 0) close_##t(&state[0], &state[1], at);                                       \
+            state[0] = x[k];                                                                       \
+        }                                                                                          \
+    }                                                                                              \
+    static void chain_##t(ARGS_A) {                                                                \
+        kir_##t *state = d_;                                                                       \
+        const kir_##t *a = a_, *b = b_;                                                            \
+        int64_t at = *(const int64_t *)c_, end = at + n;                                           \
+        while (at < end) {                                                                         \
+            int64_t step = tn_min64(end - at, KIR_KSUM - at % KIR_KSUM);                           \
+            if (at % KIR_KSUM == 0 && end - at >= CHAINS * KIR_KSUM) {                             \
+                step = CHAINS * KIR_KSUM;                                                          \
+                four_chains_##t(state, a, b, at);                                                  \
+            } else {                                                                               \
+                if (at > 0 && at % KIR_KSUM == 0) close_##t(&state[0], &state[1], at);             \
+                for (int64_t i = 0; i < step; i++) state[0] = STEP(t, a[i], b[i], state[0]);       \
+            }                                                                                      \
+            at += step;                                                                            \
+            a += step;                                                                             \
+            b += step;                                                                             \
+        }                                                                                          \
+    }
+CHAIN(f32, STEP_FLOAT)
+CHAIN(f64, STEP_FLOAT)
+CHAIN(i32, STEP_INT)
+CHAIN(i64, STEP_INT)
+
+/* ---- the table ----------------------------------------------------------------------------------------------------- */
+
+/* The signed routine under the unsigned type of the same width as well. */
+#define BOTH_SIGNS(table, OP, name)         \
+    table[KIR_##OP][KIR_I32] = name##_i32,  \
+    table[KIR_##OP][KIR_U32] = name##_i32,  \
+    table[KIR_##OP][KIR_I64] = name##_i64,  \
+    table[KIR_##OP][KIR_U64] = name##_i64
+
+#define ROW(OP, op, TYPE, t) [KIR_##OP][KIR_##TYPE] = op##_##t,
+#define ROW_VV(OP, op, TYPE, t) [KIR_VV][KIR_##OP][KIR_##TYPE] = op##_vv_##t,
+#define ROW_VS(OP, op, TYPE, t) [KIR_VS][KIR_##OP][KIR_##TYPE] = op##_vs_##t,
+#define ROW_SV(OP, op, TYPE, t) [KIR_SV][KIR_##OP][KIR_##TYPE] = op##_sv_##t,
+#define ROW_CAST(FROM, from, TO, to) [KIR_##FROM][KIR_##TO] = cast_##from##_##to,
+#define ROW_SHAPES(OP, op)                                                         \
+    BOTH_SIGNS([KIR_VV], OP, op##_vv), BOTH_SIGNS([KIR_VS], OP, op##_vs), BOTH_SIGNS([KIR_SV], OP, op##_sv),
+#define UNSIGNED_SHAPES(OP, op)                                                    \
+    [KIR_VV][KIR_##OP][KIR_U32] = op##_vv_i32, [KIR_VV][KIR_##OP][KIR_U64] = op##_vv_i64, \
+    [KIR_VS][KIR_##OP][KIR_U32] = op##_vs_i32, [KIR_VS][KIR_##OP][KIR_U64] = op##_vs_i64, \
+    [KIR_SV][KIR_##OP][KIR_U32] = op##_sv_i32, [KIR_SV][KIR_##OP][KIR_U64] = op##_sv_i64,
+
+#define ROW_FUSED_BOTH(F, S)                                                                       \
+    [KIR_1_##F][KIR_2_##S] = {{fused_##F##_##S##_vv, fused_##F##_##S##_vs}, {fused_##F##_##S##_sv, fused_##F##_##S##_ss}},
+#define ROW_FUSED_RSUB(F, S) [KIR_1_##F][KIR_2_##S] = {{NULL, NULL}, {fused_##F##_##S##_sv, fused_##F##_##S##_ss}},
+
+#define ROW_CHOOSE_SHAPE(op, shape)                                                                \
+    {{choose_##op##_##shape##_vv, choose_##op##_##shape##_vs}, {choose_##op##_##shape##_sv, choose_##op##_##shape##_ss}}
+#define ROW_CHOOSE(op) {ROW_CHOOSE_SHAPE(op, vv), ROW_CHOOSE_SHAPE(op, vs), ROW_CHOOSE_SHAPE(op, sv)}
+
+#define ROW_REDUCE(part)                                                                                          \
+    [KIR_SUM] = {part##_SUM_f32, part##_SUM_f64, part##_SUM_i32, part##_SUM_i64, part##_SUM_i32, part##_SUM_i64},  \
+    [KIR_PROD] = {part##_PROD_f32, part##_PROD_f64, part##_PROD_i32, part##_PROD_i64, part##_PROD_i32, part##_PROD_i64}, \
+    [KIR_RMAX] = {part##_RMAX_f32, part##_RMAX_f64, part##_RMAX_i32, part##_RMAX_i64, part##_RMAX_u32, part##_RMAX_u64,  \
+                  part##_RMAX_b8},                                                                                \
+    [KIR_RMIN] = {part##_RMIN_f32, part##_RMIN_f64, part##_RMIN_i32, part##_RMIN_i64, part##_RMIN_u32, part##_RMIN_u64,  \
+                  part##_RMIN_b8},
+#define ROW_ARG(part, name)                                                                        \
+    {part##_##name##_f32, part##_##name##_f64, part##_##name##_i32, part##_##name##_i64, part##_##name##_u32, \
+     part##_##name##_u64, part##_##name##_b8}
+
+extern const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX);
+const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
+    .unary = {PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW)
+              [KIR_NEG][KIR_U32] = neg_i32, [KIR_NEG][KIR_U64] = neg_i64,
+              [KIR_ABS][KIR_U32] = copy_32, [KIR_ABS][KIR_U64] = copy_64},
+    .round = {KIR_ROUND_LIST(ROW)},
+    .cast = {KIR_CAST_LIST(ROW_CAST)},
+    .binary = {SHAPED_LIST(ROW_VV) SHAPED_LIST(ROW_VS) SHAPED_LIST(ROW_SV) PAIRED_LIST(ROW_VV)
+               SHAPED_COMPARE_LIST(ROW_VV) SHAPED_COMPARE_LIST(ROW_VS) SHAPED_COMPARE_LIST(ROW_SV)
+               PAIRED_COMPARE_LIST(ROW_VV)
+               UNSIGNED_SHAPES(ADD, add) UNSIGNED_SHAPES(SUB, sub) UNSIGNED_SHAPES(MUL, mul)
+               UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor)
+               UNSIGNED_SHAPES(EQ, eq)
+               [KIR_VV][KIR_SHL][KIR_U32] = shl_vv_i32, [KIR_VV][KIR_SHL][KIR_U64] = shl_vv_i64},
+    .fma = {[0] = {fma_vvv_f32, fma_vvv_f64}, [1] = {fma_svv_f32, fma_svv_f64}, [2] = {fma_vsv_f32, fma_vsv_f64},
+            [4] = {fma_vvs_f32, fma_vvs_f64}, [6] = {fma_vss_f32, fma_vss_f64}},
+    .select = {[0] = {select_vv_b8, NULL, select_vv_u32, select_vv_u64},
+               [2] = {NULL, NULL, select_sv_u32, select_sv_u64},
+               [4] = {NULL, NULL, select_vs_u32, select_vs_u64},
+               [6] = {NULL, NULL, select_ss_u32, select_ss_u64}},
+    .philox = {philox_vv, philox_sv},
+    .fused = {SECOND_LIST(ROW_FUSED_BOTH, ADD) SECOND_LIST(ROW_FUSED_BOTH, SUB) SECOND_LIST(ROW_FUSED_BOTH, MUL)
+              SECOND_LIST(ROW_FUSED_RSUB, RSUB)},
+    .choose = {ROW_CHOOSE(eq), ROW_CHOOSE(lt), ROW_CHOOSE(le)},
+    .load = {[TN_F16] = load_f16, [TN_BF16] = load_bf16, [TN_I8] = load_i8, [TN_U8] = load_u8, [TN_I16] = load_i16,
+             [TN_U16] = load_u16},
+    .store = {[TN_F16] = store_f16, [TN_BF16] = store_bf16, [TN_I8] = store_8, [TN_U8] = store_8, [TN_I16] = store_16,
+              [TN_U16] = store_16},
+    .lanes = {ROW_REDUCE(lanes)},
+    .fold = {ROW_REDUCE(fold)},
+    .rows = {ROW_REDUCE(rows)},
+    .arg = {ROW_ARG(arg, max), ROW_ARG(arg, min)},
+    .arg_columns = {ROW_ARG(arg_columns, max), ROW_ARG(arg_columns, min)},
+    .scan = {ROW_REDUCE(scan)},
+    .chain = {chain_f32, chain_f64, chain_i32, chain_i64, chain_i32, chain_i64},
+    .copy = {copy_uint8, copy_uint16, copy_uint32, copy_uint64},
+    .gather = {gather_uint8, gather_uint16, gather_uint32, gather_uint64},
+    .scatter = {scatter_uint8, scatter_uint16, scatter_uint32, scatter_uint64},
+    .load_masked = {load_masked_uint8, load_masked_uint16, load_masked_uint32, load_masked_uint64},
+    .store_masked = {store_masked_uint8, store_masked_uint16, store_masked_uint32, store_masked_uint64},
+    .ramp = ramp,
+};

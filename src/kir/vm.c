@@ -1,0 +1,470 @@
+/* vm.c — runs tiles: the loop over steps, the loops of a program, and their division among threads.
+ *
+ * A launch divides into units (tiles of points, blocks of rows, lines of columns) that may run in any order on any
+ * thread. When there are few units but long loops, each loop is divided into blocks of KIR_BLOCK elements instead, whose
+ * results are put together in order. Either way the bits are the same. */
+#include "kir/rules.h"
+#include "kir/vm.h"
+
+#include <pthread.h>
+#include <string.h>
+
+/* Work below this, in nanoseconds, is not worth waking another thread. */
+static const double WORTH_A_THREAD = 5000;
+
+/* ---- which instruction set ----------------------------------------------------------------------------------------- */
+
+static const kir_simd_table *const BUILT[TN_ISA_COUNT] = {
+    [TN_ISA_BASE] = &kir_simd_base,
+#ifdef TN_HAVE_AVX2
+    [TN_ISA_AVX2] = &kir_simd_avx2,
+#endif
+#ifdef TN_HAVE_AVX512
+    [TN_ISA_AVX512] = &kir_simd_avx512,
+#endif
+};
+
+static _Atomic(const kir_simd_table *) chosen;
+
+static const kir_simd_table *choose(void) {
+    int isa = (int)tn_cpu().isa;
+    while (isa > TN_ISA_BASE && !BUILT[isa]) isa--;
+    atomic_store_explicit(&chosen, BUILT[isa], memory_order_relaxed);
+    return BUILT[isa];
+}
+
+static const kir_simd_table *table(void) {
+    const kir_simd_table *t = atomic_load_explicit(&chosen, memory_order_relaxed);
+    return t ? t : choose();
+}
+
+bool kir_vm_use(tn_isa isa) {
+    if (isa > tn_cpu().isa || !BUILT[isa]) return false;
+    atomic_store_explicit(&chosen, BUILT[isa], memory_order_relaxed);
+    return true;
+}
+
+/* ---- a thread's memory --------------------------------------------------------------------------------------------- */
+
+/* Each thread that calls the VM keeps what it once needed, until it ends or kir_vm_trim. */
+static _Thread_local struct {
+    char *memory;
+    size_t bytes;
+} mine;
+
+static pthread_key_t at_thread_end;
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
+static bool has_key;
+
+static void release(void *memory) { tn_mem_free(memory); }
+
+static void make_key(void) { has_key = pthread_key_create(&at_thread_end, release) == 0; }
+
+void kir_vm_trim(void) {
+    if (has_key) pthread_setspecific(at_thread_end, NULL);
+    tn_mem_free(mine.memory);
+    mine.memory = NULL;
+    mine.bytes = 0;
+}
+
+static char *thread_memory(size_t bytes) {
+    if (mine.bytes >= bytes) return mine.memory;
+    pthread_once(&key_once, make_key);
+    kir_vm_trim();
+    mine.memory = tn_mem_alloc(bytes);
+    mine.bytes = mine.memory ? bytes : 0;
+    if (has_key) pthread_setspecific(at_thread_end, mine.memory);
+    return mine.memory;
+}
+
+static void frame_open(kir_frame *f, const kir_vm *vm, void *memory) {
+    kir_frame_carve(f, vm, memory);
+    f->vm = vm;
+    f->simd = table();
+    f->schedule = NULL;
+    f->team = NULL;
+}
+
+/* ---- steps --------------------------------------------------------------------------------------------------------- */
+
+static void cursor_set(kir_cursor *c, const kir_space *s, int64_t begin, int64_t count) {
+    c->space = s;
+    c->begin = begin;
+    c->count = count;
+    for (int k = s->n - 1; k > 0; k--) {
+        c->at[k] = begin % s->extent[k];
+        begin /= s->extent[k];
+    }
+    c->at[0] = begin;
+    c->simple = s->n == 0 || c->at[s->n - 1] + count <= s->extent[s->n - 1];
+}
+
+static const kir_space *loop_space(const kir_frame *f) {
+    return f->layout == KIR_ALONG ? &f->inner_space : &f->outer_space;
+}
+
+static void set_loop(kir_frame *f, int64_t begin, int64_t count) {
+    cursor_set(f->layout == KIR_ALONG ? &f->inner : &f->outer, loop_space(f), begin, count);
+}
+
+/* Outside loops, the loop axes stand at their first point. */
+static void leave_loop(kir_frame *f) {
+    kir_cursor *c = f->layout == KIR_ALONG ? &f->inner : &f->outer;
+    *c = (kir_cursor){.space = loop_space(f), .count = 1, .simple = true};
+}
+
+static char *result_of(kir_frame *f, const kir_bound *b) {
+    if (b->direct == KIR_NONE) return f->at[b->d];
+    char *direct = kir_direct_address(f, b->direct);
+    f->at[b->d] = direct ? direct : f->slots + f->schedule->slots[b->d];
+    return f->at[b->d];
+}
+
+static void do_nothing(kir_frame *f, const kir_bound *b) {
+    (void)f;
+    (void)b;
+}
+
+static void do_call(kir_frame *f, const kir_bound *b) {
+    char *d = result_of(f, b);
+    int64_t n = kir_count(f, b->kind);
+    if (b->choice) {
+        kir_choice choice = {f->at[b->c], f->at[b->e]};
+        b->fn(d, f->at[b->a], f->at[b->b], &choice, n);
+        return;
+    }
+    b->fn(d, f->at[b->a], f->at[b->b], f->at[b->c], n);
+}
+
+static kir_type operand_type(const kir_step *s, int k) {
+    if (s->op == KIR_SELECT && k == 0) return KIR_BOOL;
+    return (kir_type)s->operand;
+}
+
+/* How far an operand moves from row to row. */
+static size_t row_bytes(const kir_frame *f, int v, size_t width) {
+    int kind = f->bind->kinds[v];
+    if (!(kind & KIR_OUTER)) return 0;
+    return kind & KIR_INNER ? (size_t)f->inner.count * width : width;
+}
+
+/* A call for each row: operands that vary only from row to row are single elements, those that vary only along rows
+ * stay where they are. Joined steps are all f32. */
+static void do_rows(kir_frame *f, const kir_bound *b) {
+    const kir_step *s = &f->schedule->steps[b->step];
+    const int16_t values[4] = {b->a, b->b, b->c, b->e};
+    const char *at[4];
+    size_t move[4];
+    bool joined = s->op != KIR_SELECT || b->choice;
+    for (int k = 0; k < b->operands; k++) {
+        at[k] = f->at[values[k]];
+        move[k] = row_bytes(f, values[k], joined ? kir_type_size((kir_type)s->operand) : kir_type_size(operand_type(s, k)));
+    }
+    char *d = result_of(f, b);
+    size_t d_move = (size_t)f->inner.count * kir_type_size((kir_type)s->type);
+    for (int64_t r = 0; r < f->outer.count; r++, d += d_move) {
+        if (b->choice) {
+            kir_choice choice = {at[2], at[3]};
+            b->fn(d, at[0], at[1], &choice, f->inner.count);
+        } else {
+            b->fn(d, at[0], b->operands > 1 ? at[1] : at[0], b->operands > 2 ? at[2] : at[0], f->inner.count);
+        }
+        for (int k = 0; k < b->operands; k++) at[k] += move[k];
+    }
+}
+
+static void do_spread(kir_frame *f, const kir_bound *b) {
+    const kir_step *s = &f->schedule->steps[b->step];
+    const int16_t values[3] = {b->a, b->b, b->c};
+    const char *at[3] = {NULL, NULL, NULL};
+    for (int k = 0; k < b->operands; k++) at[k] = kir_spread(f, values[k], operand_type(s, k), b->kind, k);
+    b->fn(result_of(f, b), at[0], at[1], at[2], kir_count(f, b->kind));
+}
+
+static void do_rename(kir_frame *f, const kir_bound *b) { f->at[b->d] = f->at[b->a]; }
+
+/* With whole rows in the tile, a loop is just the full range; parts are run by run_loop. */
+static void do_loop(kir_frame *f, const kir_bound *b) {
+    (void)b;
+    set_loop(f, 0, loop_space(f)->total);
+}
+
+static void do_end(kir_frame *f, const kir_bound *b) {
+    (void)b;
+    leave_loop(f);
+}
+
+typedef void act_fn(kir_frame *f, const kir_bound *b);
+static act_fn *const ACTS[KIR_ACTS] = {
+    [KIR_DO_NOTHING] = do_nothing, [KIR_DO_CALL] = do_call,      [KIR_DO_ROWS] = do_rows,
+    [KIR_DO_SPREAD] = do_spread,   [KIR_DO_RENAME] = do_rename,  [KIR_DO_LOAD] = kir_do_load,
+    [KIR_DO_STORE] = kir_do_store, [KIR_DO_INDEX] = kir_do_index, [KIR_DO_LOOP] = do_loop,
+    [KIR_DO_END] = do_end,         [KIR_DO_REDUCE] = kir_do_reduce, [KIR_DO_SCAN] = kir_do_scan,
+};
+
+static void run_loop(kir_frame *f, int loop, int end);
+
+static void run_steps(kir_frame *f, int from, int to) {
+    for (int i = from; i < to; i++) {
+        const kir_bound *b = &f->bind->bound[i];
+        if (b->act == KIR_DO_LOOP && !f->whole) {
+            int end = f->schedule->steps[i].partner;
+            run_loop(f, i, end);
+            i = end;
+            continue;
+        }
+        ACTS[b->act](f, b);
+    }
+}
+
+/* ---- loops in parts ------------------------------------------------------------------------------------------------ */
+
+/* How many elements from `at` on make the next chunk: a tile's worth, not past `end`, nor past the end of a long run of
+ * memory, so that loads can lend it. */
+static int64_t chunk_at(const kir_frame *f, int64_t at, int64_t end) {
+    enum { LONG_RUN = 64 };
+    const kir_space *s = loop_space(f);
+    int64_t n = tn_min64(end - at, f->layout == KIR_ALONG ? f->inner_step : f->outer_step);
+    if (s->n < 2 || s->extent[s->n - 1] < LONG_RUN) return n;
+    return tn_min64(n, s->extent[s->n - 1] - at % s->extent[s->n - 1]);
+}
+
+/* Runs a loop's body over [at, end), which lies in one block. */
+static void run_block(kir_frame *f, int loop, int loop_end, int64_t at, int64_t end) {
+    while (at < end) {
+        int64_t n = chunk_at(f, at, end);
+        set_loop(f, at, n);
+        run_steps(f, loop + 1, loop_end);
+        at += n;
+    }
+}
+
+/* Threads that share the blocks of a loop. */
+typedef struct kir_team {
+    kir_frame *leader;
+    int loop, end, threads;
+    int64_t blocks;
+    char *memory, *parts;
+} kir_team;
+
+static char *part_of(const kir_team *t, int64_t block, int state) {
+    return t->parts + ((size_t)block * (size_t)t->leader->vm->n_states + (size_t)state) * kir_part_bytes();
+}
+
+/* A member's frame: the leader's, but for the memory that loops write. */
+static void member_open(kir_frame *f, const kir_team *t, int worker) {
+    const kir_frame *leader = t->leader;
+    kir_frame own;
+    kir_frame_carve(&own, leader->vm, t->memory + (size_t)worker * leader->vm->thread_bytes);
+    *f = *leader;
+    f->team = NULL;
+    f->at = own.at;
+    f->flags = own.flags;
+    f->slots = own.slots;
+    f->states = own.states;
+    memcpy(f->stage, own.stage, sizeof f->stage);
+    memcpy(f->at, leader->at, (size_t)f->vm->n_values * sizeof *f->at);
+    memcpy(f->flags, leader->flags, (size_t)f->schedule->n_steps);
+    for (int i = 0; i < f->schedule->n_steps; i++) {
+        const kir_step *s = &f->schedule->steps[i];
+        if (s->in_loop && s->d != KIR_NONE && s->op != KIR_REDUCE) f->at[s->d] = f->slots + f->schedule->slots[s->d];
+    }
+    cursor_set(&f->inner, &f->inner_space, leader->inner.begin, leader->inner.count);
+    cursor_set(&f->outer, &f->outer_space, leader->outer.begin, leader->outer.count);
+}
+
+static void member_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const kir_team *t = ctx;
+    kir_frame f;
+    member_open(&f, t, worker);
+    for (int64_t block = begin; block < end; block++) {
+        int64_t at = block * KIR_BLOCK;
+        kir_states_begin(&f, t->loop, t->end);
+        run_block(&f, t->loop, t->end, at, tn_min64(at + KIR_BLOCK, loop_space(&f)->total));
+        for (int i = t->loop + 1; i < t->end; i++) {
+            const kir_step *s = &f.schedule->steps[i];
+            if (s->op == KIR_REDUCE) kir_part_save(&f, s, part_of(t, block, s->state));
+        }
+    }
+}
+
+static void run_loop_by_team(kir_frame *f, int loop, int end) {
+    kir_team *t = f->team;
+    t->loop = loop;
+    t->end = end;
+    tn_parallel(t->blocks, tn_ceil_div(t->blocks, t->threads), member_blocks, t);
+    leave_loop(f);
+    kir_states_begin(f, loop, end);
+    for (int i = loop + 1; i < end; i++) {
+        const kir_step *s = &f->schedule->steps[i];
+        if (s->op != KIR_REDUCE) continue;
+        for (int64_t block = 0; block < t->blocks; block++) {
+            kir_part_add(f, s, part_of(t, block, s->state), block * KIR_BLOCK);
+        }
+        kir_parts_end(f, s);
+    }
+}
+
+static void run_loop(kir_frame *f, int loop, int end) {
+    if (f->team) {
+        run_loop_by_team(f, loop, end);
+        return;
+    }
+    int64_t total = loop_space(f)->total;
+    kir_states_begin(f, loop, end);
+    for (int64_t at = 0; at < total; at += KIR_BLOCK) run_block(f, loop, end, at, tn_min64(at + KIR_BLOCK, total));
+    leave_loop(f);
+    kir_states_end(f, loop, end);
+}
+
+/* ---- units --------------------------------------------------------------------------------------------------------- */
+
+static void set_range(kir_cursor *c, const kir_space *s, int64_t unit, int64_t step) {
+    int64_t begin = unit * step;
+    cursor_set(c, s, begin, tn_min64(step, s->total - begin));
+}
+
+/* Columns: pieces of a run, or any stretch when runs are short. */
+static void set_columns(kir_frame *f, int64_t unit) {
+    const kir_space *s = &f->inner_space;
+    if (f->inner_pieces == 0) {
+        set_range(&f->inner, s, unit, f->inner_step);
+        return;
+    }
+    int64_t run = s->n > 0 ? s->extent[s->n - 1] : 1;
+    int64_t begin = unit % f->inner_pieces * f->inner_step;
+    cursor_set(&f->inner, s, unit / f->inner_pieces * run + begin, tn_min64(f->inner_step, run - begin));
+}
+
+static void run_unit(kir_frame *f, int64_t unit) {
+    if (f->layout == KIR_POINTS) {
+        set_range(&f->outer, &f->outer_space, unit / f->inner_pieces, f->outer_step);
+        set_range(&f->inner, &f->inner_space, unit % f->inner_pieces, f->inner_step);
+    } else if (f->layout == KIR_ALONG) {
+        set_range(&f->outer, &f->outer_space, unit, f->outer_step);
+        leave_loop(f);
+    } else {
+        set_columns(f, unit);
+        leave_loop(f);
+    }
+    run_steps(f, 0, f->schedule->n_steps);
+}
+
+static void run_units(kir_frame *f, int64_t begin, int64_t end) {
+    for (int64_t unit = begin; unit < end; unit++) run_unit(f, unit);
+}
+
+/* ---- launches ------------------------------------------------------------------------------------------------------ */
+
+typedef struct job {
+    const kir_vm *vm;
+    const kir_launch *launches;
+    int64_t count;
+    int64_t *first_unit; /* by launch, and one past the last */
+    char *memory;
+} job;
+
+static int64_t launch_of(const job *j, int64_t unit) {
+    int64_t low = 0, high = j->count - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (j->first_unit[middle] <= unit) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+static void run_share(void *ctx, int64_t begin, int64_t end, int worker) {
+    const job *j = ctx;
+    kir_frame f;
+    frame_open(&f, j->vm, j->memory + (size_t)worker * j->vm->thread_bytes);
+    for (int64_t i = launch_of(j, begin); i < j->count && j->first_unit[i] < end; i++) {
+        int64_t first = j->first_unit[i], last = j->first_unit[i + 1];
+        if (first == last) continue;
+        kir_frame_launch(&f, &j->launches[i], NULL, NULL);
+        run_units(&f, tn_max64(begin - first, 0), tn_min64(end, last) - first);
+    }
+}
+
+/* Is the launch better divided inside its loops? It has fewer units than threads, and each is long. */
+static bool wants_team(const kir_frame *f, int threads) {
+    return f->vm->in_blocks && !f->whole && f->units < threads && f->units > 0 && loop_space(f)->total >= 2 * KIR_BLOCK;
+}
+
+static tn_status run_with_team(kir_frame *f, int threads) {
+    kir_team t = {.leader = f, .threads = threads, .blocks = tn_ceil_div(loop_space(f)->total, KIR_BLOCK)};
+    size_t parts = (size_t)t.blocks * (size_t)f->vm->n_states * kir_part_bytes();
+    t.memory = tn_mem_alloc((size_t)threads * f->vm->thread_bytes + parts);
+    if (!t.memory) return TN_ERR_MEMORY;
+    t.parts = t.memory + (size_t)threads * f->vm->thread_bytes;
+    f->team = &t;
+    run_units(f, 0, f->units);
+    f->team = NULL;
+    tn_mem_free(t.memory);
+    return TN_OK;
+}
+
+/* Several launches, or one, as one piece of parallel work. `f` is ready for launch 0 if there is only one. */
+static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_t count, int threads) {
+    size_t table_bytes = ((size_t)count + 1) * sizeof(int64_t);
+    job j = {.vm = vm, .launches = launches, .count = count};
+    j.memory = thread_memory((size_t)threads * vm->thread_bytes + table_bytes);
+    if (!j.memory) return TN_ERR_MEMORY;
+    j.first_unit = (int64_t *)(void *)(j.memory + (size_t)threads * vm->thread_bytes);
+    int64_t units = 0;
+    double cost = 0;
+    kir_frame f;
+    frame_open(&f, vm, j.memory);
+    for (int64_t i = 0; i < count; i++) {
+        kir_frame_launch(&f, &launches[i], NULL, NULL);
+        j.first_unit[i] = units;
+        if (wants_team(&f, threads)) {
+            TRY(run_with_team(&f, threads));
+            continue;
+        }
+        units += f.units;
+        cost += f.cost;
+    }
+    j.first_unit[count] = units;
+    if (units == 0) return TN_OK;
+    int64_t grain = (int64_t)(WORTH_A_THREAD / (cost / (double)units)) + 1;
+    tn_parallel(units, tn_max64(grain, tn_ceil_div(units, threads)), run_share, &j);
+    return TN_OK;
+}
+
+/* A cheap upper guess of what the launches cost, in nanoseconds. */
+static double guess_cost(const kir_vm *vm, const kir_launch *launches, int64_t count) {
+    double total = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double points = 1, loop = 1;
+        for (int k = 0; k < vm->n_par; k++) points *= (double)launches[i].sizes[k];
+        for (int k = 0; k < vm->loop_count; k++) loop *= (double)launches[i].sizes[vm->loop_first + k];
+        total += points * (vm->point_cost + loop * vm->loop_cost);
+    }
+    return total;
+}
+
+tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count) {
+    int threads = tn_threads();
+    if (threads > 1 && guess_cost(vm, launches, count) > WORTH_A_THREAD) {
+        return run_shared(vm, launches, count, threads);
+    }
+    char *memory = thread_memory(vm->thread_bytes);
+    if (!memory) return TN_ERR_MEMORY;
+    kir_frame f;
+    frame_open(&f, vm, memory);
+    for (int64_t i = 0; i < count; i++) {
+        kir_frame_launch(&f, &launches[i], NULL, NULL);
+        run_units(&f, 0, f.units);
+    }
+    return TN_OK;
+}
+
+size_t kir_vm_scratch(const kir_vm *vm) { return vm->thread_bytes; }
+
+void kir_vm_run_box(const kir_vm *vm, const kir_launch *launch, const int64_t *lo, const int64_t *hi, void *scratch) {
+    kir_frame f;
+    frame_open(&f, vm, scratch);
+    kir_frame_launch(&f, launch, lo, hi);
+    run_units(&f, 0, f.units);
+}

@@ -1,0 +1,206 @@
+/* vm.h — the tile VM's own structures: what compilation leaves, what a launch adds.
+ *
+ * The VM works on tiles. A tile is the product of two ranges, `outer` × `inner`, of points of two spaces; each space is
+ * a list of axes, flattened:
+ *     program without loops   outer: all parallel axes but the last    inner: the last parallel axis
+ *     loops along memory      outer: parallel axes (rows)              inner: loop axes
+ *     loops across memory     outer: loop axes                         inner: parallel axes (columns)
+ * A value fills only the directions in which it varies (its `kind`): a bias is a line of inner, a row's maximum a line
+ * of outer, a constant one element. A full tile has at most KIR_TILE elements, inner side by side.
+ *
+ *     kir_vm      once a program: instructions as steps, slots for values, what may alias      vm_schedule.c
+ *     kir_bind    once a pattern of kinds: the routine for each step; kept in the kir_vm       vm_bind.c
+ *     kir_frame   once a launch and thread: spaces, strides, addresses                         vm.c
+ * vm_memory.c moves values between tiles and buffers, vm_reduce.c reduces them. */
+#ifndef KIR_VM_H
+#define KIR_VM_H
+
+#include "kir/eval.h"
+#include "kir/simd.h"
+
+enum { KIR_INNER = 1, KIR_OUTER = 2, KIR_FULL = 3 }; /* kinds: sets of directions */
+
+enum {
+    KIR_COLUMNS = 128,   /* width of a tile of columns: 64 lanes of them in f32 fill half a first-level cache */
+    KIR_STAGES = 5,      /* slots for values on their way (spread out, converted, indices) */
+    KIR_BINDS = 8,       /* patterns of kinds kept for a program */
+    KIR_NARROW = 16      /* rows shorter than this are not worth a call each */
+};
+
+typedef enum kir_layout { KIR_POINTS, KIR_ALONG, KIR_ACROSS } kir_layout; /* the three rows of the table above */
+
+/* One instruction made ready. Values keep the numbers of the instructions that yield them. */
+typedef struct kir_step {
+    uint8_t op, type, kind, mode; /* kir_op, result type, kir_reduce, kir_round */
+    uint8_t operand; /* type of the operands (of b for SELECT) */
+    bool in_loop;
+    bool joins;         /* its value has one reader, the next step, and both may be one routine */
+    int16_t d, a, b, c; /* values; of a LOAD (mask), of a STORE (value, mask) */
+    int16_t access, dyn; /* LOAD, STORE, INDEX */
+    int16_t partner;   /* LOOP: step of its END; END: step of its LOOP */
+    int16_t state;     /* REDUCE, SCAN: number of its state */
+    int16_t direct;    /* a value written by one STORE: the step of that STORE, into whose memory it may go at once; -1 */
+} kir_step;
+
+/* Two steps that are safe only while their memory does not overlap: else `loser` gives up its short cut (a LOAD that
+ * lends memory instead of copying it, a STORE whose value is computed in place). */
+typedef struct kir_conflict {
+    int16_t loser, other;
+} kir_conflict;
+
+typedef struct kir_schedule {
+    kir_step *steps;
+    int32_t *slots; /* by value: offset of its slot in a thread's memory, -1 without one */
+    kir_conflict *conflicts;
+    int n_steps, n_conflicts;
+    size_t slot_bytes;
+} kir_schedule;
+
+/* What a step does under one pattern of kinds. */
+typedef enum kir_act {
+    KIR_DO_NOTHING, /* joined with the next step, or a constant */
+    KIR_DO_CALL,    /* one call over all elements */
+    KIR_DO_ROWS,    /* a call for each row */
+    KIR_DO_SPREAD,  /* operands spread out to the result's kind, then one call */
+    KIR_DO_RENAME,  /* BITCAST: the value is its operand's memory */
+    KIR_DO_LOAD,
+    KIR_DO_STORE,
+    KIR_DO_INDEX,
+    KIR_DO_LOOP,
+    KIR_DO_END,
+    KIR_DO_REDUCE,
+    KIR_DO_SCAN,
+    KIR_ACTS
+} kir_act;
+
+typedef struct kir_bound {
+    kir_fn *fn;
+    int16_t d, a, b, c, e; /* values; e: the fourth operand of a choice */
+    int16_t step, direct;
+    uint8_t act, kind, operands;
+    bool choice;
+} kir_bound;
+
+typedef struct kir_bind {
+    kir_bound *bound; /* one a step */
+    uint8_t *kinds;   /* by value */
+    uint8_t *pattern; /* what it was made for: layout, whole, narrow, directions, then kinds by access */
+} kir_bind;
+
+enum { KIR_PATTERN_HEAD = 4 };
+
+struct kir_vm {
+    int n_par, n_loop, n_access, n_values, n_states, n_constants, n_dials;
+    bool has_loop, in_blocks; /* in_blocks: all reductions are such that blocks may be computed apart */
+    int loop_first, loop_count;
+    int16_t *buffer_of; /* by access */
+    uint8_t buffer_dtype[KIR_MAX_BUFFERS];
+    int first_store;           /* its access; the parallel axes are put in the order of its strides; -1: no store */
+    kir_schedule parts, whole; /* loops in chunks; whole rows in one tile (programs with loops) */
+    kir_ins *constants;        /* CONSTs, then DIALs */
+    int16_t *constant_of;      /* the number of each one's value */
+    kir_value *constant_values;
+    uint8_t *state_width;      /* by state: bytes an element */
+    double point_cost, loop_cost; /* nanoseconds a parallel point outside loops, a loop point */
+    size_t thread_bytes;          /* memory of one frame */
+    _Atomic(kir_bind *) binds[KIR_BINDS];
+};
+
+/* A list of axes, flattened. */
+typedef struct kir_space {
+    int n;
+    int64_t extent[KIR_MAX_AXES], total;
+} kir_space;
+
+/* A range of a space. `simple`: it lies in one run of the last axis. */
+typedef struct kir_cursor {
+    const kir_space *space;
+    int64_t begin, count;
+    int64_t at[KIR_MAX_AXES];
+    bool simple;
+} kir_cursor;
+
+/* A reduction or scan on its way. */
+typedef struct kir_state {
+    int64_t count; /* elements that have come in */
+    bool has_total;
+    char *lanes, *total; /* across memory: KIR_LANES lines of columns, one line of totals */
+} kir_state;
+
+typedef struct kir_frame {
+    const kir_vm *vm;
+    const kir_schedule *schedule;
+    const kir_simd_table *simd;
+    const kir_bind *bind;
+    const kir_launch *launch;
+    const int64_t *sizes;
+    kir_layout layout;
+    bool whole;
+    kir_space outer_space, inner_space;
+    int64_t outer_step, inner_step; /* a tile's size */
+    int64_t inner_pieces, units;    /* pieces of an inner run; what a launch divides into */
+    double cost;                    /* of the launch, nanoseconds */
+    kir_cursor outer, inner;        /* the current tile */
+    int64_t *strides;  /* by access: offset, outer strides, inner strides */
+    int stride_width;
+    char **at;         /* by value: its memory */
+    uint8_t *flags;    /* by step: KIR_FLAG_… */
+    char *slots;
+    char *stage[KIR_STAGES];
+    kir_state *states;
+    kir_value *dials;
+    uint8_t *pattern;
+    kir_bind own;      /* when the program's table of binds is full */
+    struct kir_team *team; /* not NULL: loops are shared out block by block (vm.c) */
+} kir_frame;
+
+enum {
+    KIR_FLAG_COPY = 1,    /* LOAD: must not lend its memory */
+    KIR_FLAG_LATE = 2,    /* STORE: its value must not be computed in place */
+    KIR_FLAG_DONE = 4     /* STORE: the value is already where it belongs (this tile) */
+};
+
+/* vm_frame.c */
+/* Divides a thread's memory (thread_bytes) among a frame's parts; with memory NULL only tells the size. */
+size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory);
+/* Makes the frame ready for a launch, or for the box lo ≤ axis < hi of its parallel axes. */
+void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo, const int64_t *hi);
+
+/* vm_schedule.c */
+tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out);
+void kir_schedule_free(kir_schedule *s);
+/* Do the buffer's elements need no conversion? */
+bool kir_is_plain(tn_dtype dtype);
+
+/* vm_bind.c */
+void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out);
+
+/* vm_memory.c */
+void kir_do_load(kir_frame *f, const kir_bound *b);
+void kir_do_store(kir_frame *f, const kir_bound *b);
+void kir_do_index(kir_frame *f, const kir_bound *b);
+/* Value `v` in all directions of `kind`: its own memory if it is so already, else spread out into a stage. */
+const char *kir_spread(kir_frame *f, int v, int type, int kind, int stage);
+/* The memory that the value of step `store` is to be computed into, or NULL when it has to be stored afterwards. */
+char *kir_direct_address(kir_frame *f, int store);
+
+/* vm_reduce.c */
+void kir_states_begin(kir_frame *f, int loop, int end);
+void kir_states_end(kir_frame *f, int loop, int end);
+void kir_do_reduce(kir_frame *f, const kir_bound *b);
+void kir_do_scan(kir_frame *f, const kir_bound *b);
+/* A loop whose blocks of KIR_BLOCK elements are reduced apart: what a block's state holds is saved as a part; the parts
+ * are added in order (`first`: number of a part's first element), then become the result. */
+size_t kir_part_bytes(void);
+void kir_part_save(kir_frame *f, const kir_step *s, char *part);
+void kir_part_add(kir_frame *f, const kir_step *s, const char *part, int64_t first);
+void kir_parts_end(kir_frame *f, const kir_step *s);
+
+/* The number of elements of a value of this kind in the current tile. */
+static inline int64_t kir_count(const kir_frame *f, int kind) {
+    return (kind & KIR_INNER ? f->inner.count : 1) * (kind & KIR_OUTER ? f->outer.count : 1);
+}
+
+static inline int kir_log2(size_t size) { return size >= 8 ? 3 : size >= 4 ? 2 : size >= 2 ? 1 : 0; }
+
+#endif
