@@ -1,0 +1,135 @@
+/* test_optim.c — optimisers against PyTorch's trajectories (tests/golden/optim.h), schedules, clipping, all or nothing. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "golden/optim.h"
+#include "trunnion/trunnion.h"
+
+/* ---- the problem of tools/torch_optim.py --------------------------------------------------------------------------- */
+
+static const float start[2][3] = {{0.5F, -1.25F, 2.0F}, {0.75F, -0.1F}};
+static const float a_of[2][3] = {{1.0F, 0.5F, 2.0F}, {3.0F, 0.25F}};
+static const float b_of[2][3] = {{0.3F, -0.7F, 1.1F}, {-0.2F, 0.9F}};
+static const int64_t extents[2] = {3, 2};
+
+typedef struct problem {
+    tn_module *root;
+    tn_tensor *w[2];
+} problem;
+
+static problem problem_new(void) {
+    problem p = {.root = tn_module_root()};
+    TN_SCOPE {
+        p.w[0] = tn_module_add_parameter(p.root, "first", tn_from_data(start[0], &extents[0], 1, TN_F32));
+        p.w[1] = tn_module_add_parameter(p.root, "second", tn_from_data(start[1], &extents[1], 1, TN_F32));
+    }
+    assert_int_equal(tn_module_status(p.root), TN_OK);
+    return p;
+}
+
+static tn_tensor *problem_loss(const problem *p) {
+    tn_tensor *loss = NULL;
+    for (int i = 0; i < 2; i++) {
+        tn_tensor *a = tn_from_data(a_of[i], &extents[i], 1, TN_F32), *b = tn_from_data(b_of[i], &extents[i], 1, TN_F32);
+        tn_tensor *square = tn_mul(tn_mul(a, tn_scalar(0.5)), tn_mul(p->w[i], p->w[i]));
+        tn_tensor *part = tn_sum(tn_add(square, tn_mul(b, tn_sin(p->w[i]))), NULL, 0, false);
+        loss = loss ? tn_add(loss, part) : part;
+    }
+    return loss;
+}
+
+static void problem_read(const problem *p, float out[5]) {
+    assert_int_equal(tn_read(p->w[0], out, 3 * sizeof *out), TN_OK);
+    assert_int_equal(tn_read(p->w[1], out + 3, 2 * sizeof *out), TN_OK);
+}
+
+static double rate(int64_t step) {
+    tn_schedule s = {.struct_size = sizeof s, .kind = TN_SCHEDULE_COSINE, .lr = 0.1, .final_lr = 0.01, .total = GOLDEN_TOTAL};
+    return tn_schedule_at(&s, step);
+}
+
+static void assert_near(const float *got, const double *expected, int n, const char *name, int step) {
+    for (int i = 0; i < n; i++) {
+        if (fabs(got[i] - expected[i]) <= 2e-6 * (1 + fabs(expected[i]))) continue;
+        fail_msg("%s, step %d, number %d: %.9g, PyTorch has %.9g", name, step, i, (double)got[i], expected[i]);
+    }
+}
+
+/* ---- golden trajectories ------------------------------------------------------------------------------------------- */
+
+typedef tn_status maker(tn_module *m, const void *options, tn_optimizer **out);
+static tn_status make_sgd(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_sgd(m, o, out); }
+static tn_status make_adam(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_adam(m, o, out); }
+static tn_status make_adamw(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_adamw(m, o, out); }
+
+typedef struct golden_run {
+    const char *name;
+    maker *make;
+    const void *options;
+    const double (*expected)[GOLDEN_NUMBERS];
+} golden_run;
+
+#define SGD(...) &(const tn_sgd_options) {.struct_size = sizeof(tn_sgd_options), __VA_ARGS__}
+#define ADAM(...) &(const tn_adam_options) {.struct_size = sizeof(tn_adam_options), __VA_ARGS__}
+
+static const golden_run runs[] = {
+    {"sgd", make_sgd, NULL, golden_sgd},
+    {"sgd with momentum", make_sgd, SGD(.momentum = 0.9), golden_sgd_momentum},
+    {"sgd with dampening", make_sgd, SGD(.momentum = 0.9, .dampening = 0.3, .weight_decay = 0.05), golden_sgd_dampening},
+    {"sgd with nesterov", make_sgd, SGD(.momentum = 0.9, .nesterov = true, .weight_decay = 0.05), golden_sgd_nesterov},
+    {"adam", make_adam, NULL, golden_adam},
+    {"adam with decay", make_adam, ADAM(.beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05), golden_adam_decay},
+    {"adam, clipped", make_adam, ADAM(.max_grad_norm = 0.5), golden_adam_clipped},
+    {"adamw", make_adamw, NULL, golden_adamw},
+};
+
+/* together: tn_minimize; else zero_grad, backward and step one by one, as in PyTorch. */
+static void follow(const golden_run *g, bool together) {
+    problem p = problem_new();
+    tn_optimizer *o = NULL;
+    assert_int_equal(g->make(p.root, g->options, &o), TN_OK);
+    int shown = 0;
+    for (int step = 0; step < GOLDEN_TOTAL; step++) {
+        tn_optimizer_set_lr(o, rate(step));
+        TN_SCOPE {
+            tn_tensor *loss = problem_loss(&p);
+            if (together) {
+                assert_int_equal(tn_minimize(o, loss), TN_OK);
+            } else {
+                tn_optimizer_zero_grad(o);
+                assert_int_equal(tn_backward(loss), TN_OK);
+                assert_int_equal(tn_optimizer_step(o), TN_OK);
+            }
+        }
+        if (step + 1 != golden_steps[shown]) continue;
+        float got[5];
+        problem_read(&p, got);
+        assert_near(got, g->expected[shown++], GOLDEN_NUMBERS, g->name, step + 1);
+    }
+    assert_int_equal(tn_optimizer_steps(o, 0), GOLDEN_TOTAL);
+    tn_optimizer_free(o);
+    tn_module_free(p.root);
+}
+
+static void optimizers_follow_pytorch(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) follow(&runs[i], true);
+}
+
+static void separate_calls_do_the_same(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) follow(&runs[i], false);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(optimizers_follow_pytorch),
+        cmocka_unit_test(separate_calls_do_the_same),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
