@@ -65,6 +65,8 @@ tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like) {
     return tn_b_view(b, dy, like->shape, like->rank);
 }
 
+tn_node *tn_b_whole(tn_build *b, tn_node *x) { return !x || tn_node_contiguous(x) ? x : tn_b_contiguous(b, x); }
+
 tn_status tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     (void)n;
     (void)dy;

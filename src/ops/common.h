@@ -30,6 +30,8 @@ tn_node *tn_b_scale(tn_build *b, tn_node *x, double v);  /* x · v */
 tn_node *tn_b_offset(tn_build *b, tn_node *x, double v); /* x + v */
 /* Gradient of broadcasting: dy summed over the dims along which `like` was repeated, in like's shape. */
 tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);
+/* x with its elements in row-major order, as native kernels want them: a copy only where they do not lie so. */
+tn_node *tn_b_whole(tn_build *b, tn_node *x);
 /* The node itself as an operand: gradients use results again. */
 static inline tn_node *tn_b_self(const tn_node *n) { return (tn_node *)(uintptr_t)n; }
 static inline bool tn_needs_grad(const tn_node *n, int i) { return n->in[i] && (n->in[i]->flags & TN_NODE_GRAD); }

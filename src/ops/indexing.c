@@ -25,8 +25,8 @@ static tn_node *compose_index_add(tn_build *b, const tn_node *n) {
     int64_t dim = n->i[0], count = tn_node_numel(n->in[1]);
     tn_node *index = tn_b_cast(b, tn_b_reshape(b, n->in[1], &count, 1), TN_I64);
     if (n->dtype == TN_F32 || n->dtype == TN_F64) {
-        tn_node *x = tn_b_movedim(b, n->in[0], dim, 0);
-        tn_node *sum = tn_b_index_add_rows(b, x, index, tn_b_movedim(b, n->in[2], dim, 0));
+        tn_node *x = tn_b_whole(b, tn_b_movedim(b, n->in[0], dim, 0));
+        tn_node *sum = tn_b_index_add_rows(b, x, tn_b_whole(b, index), tn_b_whole(b, tn_b_movedim(b, n->in[2], dim, 0)));
         return dim == 0 ? sum : tn_b_contiguous(b, tn_b_movedim(b, sum, 0, dim));
     }
     int64_t column[TN_MAX_RANK];
@@ -144,7 +144,7 @@ static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
     int64_t dim = n->i[TN_ARGSORT_DIM], last = x->rank - 1;
     bool descending = n->i[TN_ARGSORT_DESCENDING];
     if (x->rank == 0) return tn_b_full(b, NULL, 0, 0, TN_I64);
-    tn_node *order = tn_b_argsort_last(b, tn_b_movedim(b, x, dim, last), descending);
+    tn_node *order = tn_b_argsort_last(b, tn_b_whole(b, tn_b_movedim(b, x, dim, last)), descending);
     return dim == last ? order : tn_b_contiguous(b, tn_b_movedim(b, order, last, dim));
 }
 #define ORDERS                                                                                                          \
