@@ -142,7 +142,7 @@ static tn_status run_argsort(tn_native *n, void *const *pointers, const kir_dial
     n->argsort.order = pointers[0];
     n->argsort.data = (char *)pointers[1] + n->offset[1];
     n->argsort.workspace = pointers[2];
-    tn_argsort(&n->argsort);
+    tn_argsort_rows(&n->argsort);
     return TN_OK;
 }
 

@@ -70,6 +70,6 @@ typedef struct tn_argsort_args {
     bool descending;
     void *workspace; /* threads · 2 · length int64 */
 } tn_argsort_args;
-void tn_argsort(const tn_argsort_args *args);
+void tn_argsort_rows(const tn_argsort_args *args);
 
 #endif
