@@ -103,12 +103,26 @@ static tn_node *node_new(void) {
         b = tn_mem_alloc(sizeof *b);
         if (!b) return NULL;
     }
+    /* Field by field: shape, symbols and inputs are written before they are read, and clearing them would double the cost. */
     tn_node *n = &b->node;
-    memset(n, 0, sizeof *n);
-    n->in = n->in_small;
-    n->i = b->tail;
-    n->index = -1;
     atomic_init(&n->refs, 1);
+    atomic_init(&n->handles, 0);
+    n->op = TN_OP_NONE;
+    n->dtype = n->rank = n->flags = n->n_in = n->n_i = n->n_f = 0;
+    n->index = -1;
+    n->line = 0;
+    n->file = NULL;
+    n->in = n->in_small;
+    n->device = NULL;
+    n->buffer = NULL;
+    n->recorder = NULL;
+    n->expansion = n->root = NULL;
+    n->slot = NULL;
+    n->layout = NULL;
+    n->i = b->tail;
+    n->f = NULL;
+    n->error = NULL;
+    n->status = TN_OK;
     return n;
 }
 
@@ -247,6 +261,7 @@ tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtyp
     n->dtype = (uint8_t)dtype;
     n->rank = (uint8_t)rank;
     memcpy(n->shape, shape, (size_t)rank * sizeof *shape);
+    memset(n->symbol, 0, sizeof n->symbol);
     n->buffer = tn_buffer_retain(buffer);
     n->device = buffer->device;
     return n;
@@ -382,15 +397,6 @@ static bool promoted_dtype(const tn_op_row *row, tn_node *const *in, int n_in, t
     return true;
 }
 
-/* Replaces inputs of another dtype by casts; made[] holds what must be released. */
-static void promote_inputs(const tn_op_row *row, tn_node **in, int n_in, tn_node **made) {
-    tn_dtype t = TN_F32;
-    if (!promoted_dtype(row, in, n_in, &t)) return;
-    /* where() and masked ops keep their BOOL condition: it is in[0] and the row does not promote it. */
-    for (int i = row->impl->promote_from; i < n_in; i++)
-        if (in[i] && in[i]->dtype != t) in[i] = made[i] = cast_node(in[i], t);
-}
-
 enum { MAX_INPUTS = 64 };
 
 static tn_node *first_error(tn_node *const *in, int n_in) {
@@ -399,29 +405,40 @@ static tn_node *first_error(tn_node *const *in, int n_in) {
     return NULL;
 }
 
-tn_node *tn_node_make(int op, tn_node *const *given, int n_in, const tn_attrs *attrs) {
-    tn_recorder *r = tn_recorder_here();
-    if (!r) return tn_node_retain(&out_of_memory);
-    tn_node *bad = first_error(given, n_in);
-    if (bad) return tn_node_retain(bad);
-    if (n_in > MAX_INPUTS)
-        return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", tn_op(op)->name, n_in, MAX_INPUTS));
-    tn_node *in[MAX_INPUTS], *made[MAX_INPUTS];
+static bool needs_casts(const tn_op_row *row, tn_node *const *in, int n_in, tn_dtype *to) {
+    if (!promoted_dtype(row, in, n_in, to)) return false;
+    for (int i = row->impl->promote_from; i < n_in; i++)
+        if (in[i] && in[i]->dtype != *to) return true;
+    return false;
+}
+
+/* The op on inputs cast to one dtype. where() and masked ops keep their BOOL condition: promotion starts behind it. */
+static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, int n_in, const tn_attrs *attrs, tn_dtype to, tn_node **out) {
+    tn_node *in[MAX_INPUTS];
     for (int i = 0; i < n_in; i++) {
-        in[i] = given[i];
-        made[i] = NULL;
+        bool cast = given[i] && i >= tn_op(op)->impl->promote_from && given[i]->dtype != to;
+        in[i] = cast ? cast_node(given[i], to) : tn_node_retain(given[i]);
     }
-    const tn_op_row *row = tn_op(op);
-    promote_inputs(row, in, n_in, made);
-    bad = first_error(in, n_in);
-    tn_node *n = NULL;
+    tn_node *bad = first_error(in, n_in);
     tn_status s = TN_OK;
     if (bad)
-        n = tn_node_retain(bad);
+        *out = tn_node_retain(bad);
     else
-        s = node_try(r, op, in, n_in, attrs, &n);
-    for (int i = 0; i < n_in; i++)
-        if (made[i]) tn_node_release(made[i]);
+        s = node_try(r, op, in, n_in, attrs, out);
+    for (int i = 0; i < n_in; i++) tn_node_release(in[i]);
+    return s;
+}
+
+tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attrs) {
+    tn_recorder *r = tn_recorder_here();
+    if (!r) return tn_node_retain(&out_of_memory);
+    tn_node *bad = first_error(in, n_in), *n = NULL;
+    if (bad) return tn_node_retain(bad);
+    const tn_op_row *row = tn_op(op);
+    if (n_in > MAX_INPUTS)
+        return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", row->name, n_in, MAX_INPUTS));
+    tn_dtype to = TN_F32;
+    tn_status s = needs_casts(row, in, n_in, &to) ? node_promoted(r, op, in, n_in, attrs, to, &n) : node_try(r, op, in, n_in, attrs, &n);
     if (s != TN_OK) return failed_here(r, s);
     s = recorder_bound(r);
     if (s == TN_OK) return n;
