@@ -76,7 +76,9 @@ static void child_run(const tn_driver *driver, int fd, pid_t parent) {
 void tn_child_start(const tn_driver *driver, tn_child *c) {
     int ends[2];
     *c = (tn_child){.pid = -1, .fd = -1, .deadline = tn_now() + probe_seconds()};
-    if (pipe2(ends, O_CLOEXEC)) return;
+    if (pipe(ends)) return;
+    (void)fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+    (void)fcntl(ends[1], F_SETFD, FD_CLOEXEC);
     pid_t parent = getpid(), pid = fork();
     if (pid == 0) child_run(driver, ends[1], parent);
     close(ends[1]);

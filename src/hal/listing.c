@@ -19,6 +19,10 @@ enum { PROBES = 1 }; /* raise it when a probe finds or says something else than 
 
 static uint64_t mix_text(uint64_t key, const char *text) { return tn_hash64(text, strlen(text) + 1, key); }
 
+#ifdef __APPLE__
+#define st_mtim st_mtimespec
+#endif
+
 /* What a file, folder or device node looks like from outside. Of a node the times say nothing; whether this user may
  * open it does. */
 static void mix_path(uint64_t *key, const char *path) {
