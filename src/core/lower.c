@@ -412,7 +412,9 @@ static void store_member(tn_lower *lw, lowering *w, int value, const kir_aff *at
     kir_store(lw->kb, b, &index, r, KIR_NONE);
 }
 
+/* Everything is loaded before the first store: a result may get the memory of an operand that is read here last. */
 static void emit_map(tn_lower *lw, lowering *w) {
+    for (size_t i = 0; i < w->group->member_count; i++) pull(lw, w, w->group->members[i], w->space);
     for (size_t i = 0; i < w->group->member_count; i++) store_member(lw, w, w->group->members[i], w->space);
 }
 
