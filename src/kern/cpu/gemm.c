@@ -20,15 +20,18 @@ enum {
     CHUNK = KIR_KSUM,
     BLOCK_LD = TN_GEMM_BLOCK_LD,
     LOAD_STEPS = 16,               /* a load joint of B fills blocks of so many steps … */
-    LOAD_COLUMNS = 8 * PANEL,      /* … and columns: 4096 elements with AVX-512 */
-    FEW_ROWS = 2 * TILE_ROWS,      /* up to here packing all of B first does not pay */
-    FLY_COLUMNS = 4 * PANEL,       /* columns packed just before use: with CHUNK steps they stay in the second cache */
+    LOAD_COLUMNS = 8 * PANEL,      /* … and columns: 4096 elements with AVX-512. B is packed together in such pieces */
+    IN_PLACE_ROWS = 2 * TILE_ROWS, /* of C, up to which B is read where it lies if its rows are contiguous */
+    FLY_ROWS = 12 * TILE_ROWS,     /* … and up to which it is packed just before use, by each thread for itself … */
+    FLY_COLUMNS = 4 * PANEL,       /* … so many columns at a time: with CHUNK steps they stay in the second cache */
     K_BLOCK = 16 * CHUNK,          /* steps of A and B that are packed at once, at most */
     MIN_N_BLOCK = 512,
     B_ELEMENTS = (8 << 20) / sizeof(real),   /* of B packed by all threads together: a share of the third cache */
     A_ELEMENTS = (512 << 10) / sizeof(real), /* of A packed by one thread: half of a second cache of 1 MiB */
     MIN_ROWS = 4 * TILE_ROWS,      /* rows of a block of A: fewer would read B too often … */
     MAX_ROWS = 12 * TILE_ROWS,     /* … and with more C falls out of the cache */
+    SHORT_COLUMN = 512 / sizeof(real),       /* of A: eight to a page */
+    PACK_COST = 10, /* packing a number takes as long as so many multiplications */
     OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by matrix */
 };
 
@@ -112,12 +115,6 @@ static void simplify(tn_gemm_args *g) {
 
 static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
 
-/* Rows at this distance fall into few sets of the cache and push each other out. */
-static bool bad_distance(int64_t stride) {
-    int64_t bytes = (stride < 0 ? -stride : stride) * (int64_t)sizeof(real);
-    return bytes % 4096 == 0 || bytes > 64 << 10;
-}
-
 static bool is_b_fixed(const tn_gemm_args *g) {
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {
         if (g->batch[axis] > 1 && (g->b.batch_stride[axis] != 0 || g->b.joint.vm)) return false;
@@ -125,21 +122,29 @@ static bool is_b_fixed(const tn_gemm_args *g) {
     return true;
 }
 
+/* What is packed once for many rows of A is worth a meeting of all threads; what is used for one block of rows is packed
+ * by the thread that uses it. */
 static b_source choose_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->packed_b && g->b_fixed) return B_CACHED;
-    bool few_rows = x->m <= FEW_ROWS && (g->batches == 1 || !g->b_fixed);
+    if (g->b_fixed && g->batches > 1) return B_TOGETHER;
     bool readable = !x->b.joint.vm && x->b.col_stride == 1;
-    if (readable && few_rows) return B_IN_PLACE;
-    if (few_rows) return B_ON_THE_FLY;
-    return B_TOGETHER;
+    if (readable && x->m <= IN_PLACE_ROWS) return B_IN_PLACE;
+    return x->m <= FLY_ROWS ? B_ON_THE_FLY : B_TOGETHER;
 }
 
+/* Rows at this distance share one set of the first cache. */
+static bool bad_distance(int64_t stride) { return stride * (int64_t)sizeof(real) % 4096 == 0; }
+
+/* Rows that are contiguous are streams: packing them gains nothing, unless they are in each other's way. Columns are read
+ * 14 numbers at a time and leave the page at almost every step, unless they are short; with few panels of B that happens
+ * too seldom to matter. */
 static bool choose_a_in_place(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->a.joint.vm) return false;
     if (x->m <= TILE_ROWS || x->n <= 2 * PANEL) return true;
-    return !bad_distance(x->a.row_stride == 1 ? x->a.col_stride : x->a.row_stride);
+    if (x->a.col_stride == 1) return !bad_distance(x->a.row_stride);
+    return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
 }
 
 /* k is too long to be packed at once: C is visited several times. */
@@ -148,15 +153,18 @@ static bool in_pieces(const gemm *g) { return g->args.k > g->k_block; }
 /* How much is packed and finished at once. */
 static void choose_blocks(gemm *g) {
     const tn_gemm_args *x = &g->args;
-    bool packs_nothing = g->a_in_place && g->b_source != B_TOGETHER;
-    g->k_block = packs_nothing ? tn_max64(x->k, 1) : tn_max64(tn_min64(x->k, K_BLOCK), 1);
-    g->n_block = x->n;
-    if (g->b_source == B_TOGETHER) g->n_block = tn_max64(B_ELEMENTS / g->k_block / PANEL * PANEL, MIN_N_BLOCK);
-    if (!g->direct && in_pieces(g)) g->n_block = BLOCK_LD;
-    g->n_block = tn_min64(g->n_block, x->n);
-    int64_t rows = A_ELEMENTS / g->k_block / TILE_ROWS * TILE_ROWS;
-    rows = tn_min64(tn_max64(rows, MIN_ROWS), MAX_ROWS);
+    bool fly = g->b_source == B_ON_THE_FLY, together = g->b_source == B_TOGETHER;
+    int64_t depth = K_BLOCK;
+    if (fly) depth = tn_max64(A_ELEMENTS / x->m / CHUNK, 1) * CHUNK;
+    if (g->a_in_place && !together) depth = x->k;
+    g->k_block = tn_max64(tn_min64(x->k, depth), 1);
+    int64_t width = x->n;
+    if (together) width = tn_max64(B_ELEMENTS / g->k_block / PANEL * PANEL, MIN_N_BLOCK);
+    if (!g->direct && in_pieces(g)) width = BLOCK_LD;
+    g->n_block = tn_min64(width, x->n);
+    int64_t rows = tn_min64(tn_max64(A_ELEMENTS / g->k_block / TILE_ROWS * TILE_ROWS, MIN_ROWS), MAX_ROWS);
     if (!g->direct && x->k <= 2 * CHUNK) rows = 2 * TILE_ROWS;
+    if (fly) rows = FLY_ROWS;
     g->m_block = tn_min64(rows, x->m);
 }
 
@@ -292,32 +300,33 @@ static real *element(const tn_matrix *x, const int64_t *batch, int64_t row, int6
 /* One block of B into panels that are `distance` elements apart. `at` counts in B: rows are steps of k. */
 static void pack_b_memory(const gemm *g, const int64_t *batch, box at, real *to, int64_t distance) {
     const tn_matrix *b = &g->args.b;
-    const real *from = element(b, batch, at.row, at.col);
-    for (int64_t j = 0; j < at.cols; j += PANEL) {
-        pack_run(&(pack){.to = to + j / PANEL * distance,
-                         .distance = PANEL,
-                         .from = from + j * b->col_stride,
-                         .along = b->row_stride,
-                         .across = b->col_stride,
-                         .steps = at.rows,
-                         .lines = tn_min64(PANEL, at.cols - j)});
-    }
+    pack_run(&(pack){.to = to,
+                     .distance = PANEL,
+                     .group = PANEL,
+                     .jump = distance,
+                     .from = element(b, batch, at.row, at.col),
+                     .along = b->row_stride,
+                     .across = b->col_stride,
+                     .steps = at.rows,
+                     .lines = at.cols});
 }
 
 static void pack_b_joint(part *p, const int64_t *batch, box at, real *to, int64_t distance) {
     port_run(&p->b, batch, at, p->load);
-    for (int64_t j = 0; j < at.cols; j += PANEL) {
-        pack_run(&(pack){.to = to + j / PANEL * distance,
-                         .distance = PANEL,
-                         .from = p->load + j,
-                         .along = BLOCK_LD,
-                         .across = 1,
-                         .steps = at.rows,
-                         .lines = tn_min64(PANEL, at.cols - j)});
-    }
+    pack_run(&(pack){.to = to,
+                     .distance = PANEL,
+                     .group = PANEL,
+                     .jump = distance,
+                     .from = p->load,
+                     .along = BLOCK_LD,
+                     .across = 1,
+                     .steps = at.rows,
+                     .lines = at.cols});
 }
 
-static void pack_b(const gemm *g, part *p, const int64_t *batch, box at, real *to, int64_t distance) {
+/* A block of at most CHUNK steps: its panels follow each other without a gap. */
+static void pack_b(const gemm *g, part *p, const int64_t *batch, box at, real *to) {
+    int64_t distance = at.rows * PANEL;
     if (!g->args.b.joint.vm) {
         pack_b_memory(g, batch, at, to, distance);
         return;
@@ -336,45 +345,52 @@ static int64_t tile_height(int64_t left) {
     return (left + 1) / 2;
 }
 
-/* One block of A: the tile that starts at row i lies at i · steps, its rows side by side. */
-static void pack_a(const gemm *g, part *p, const int64_t *batch, box at) {
+/* Rows of A that become tiles of one height; at.cols steps, at most CHUNK. */
+static void pack_a_rows(const gemm *g, part *p, const int64_t *batch, box at, int64_t height, real *to) {
     const tn_matrix *a = &g->args.a;
-    for (int64_t i = 0, height = 0; i < at.rows; i += height) {
-        height = tile_height(at.rows - i);
-        pack to = {.to = p->a_packed + i * at.cols, .distance = height, .lines = height};
-        if (!a->joint.vm) {
-            to.from = element(a, batch, at.row + i, at.col);
-            to.along = a->col_stride;
-            to.across = a->row_stride;
-            to.steps = at.cols;
-            pack_run(&to);
-            continue;
-        }
-        for (int64_t k = 0; k < at.cols; k += BLOCK_LD) {
-            to.steps = tn_min64(BLOCK_LD, at.cols - k);
-            port_run(&p->a, batch, (box){at.row + i, height, at.col + k, to.steps}, p->load);
-            to.from = p->load;
-            to.along = 1;
-            to.across = BLOCK_LD;
-            pack_run(&to);
-            to.to += to.steps * height;
-        }
+    pack rows = {.to = to,
+                 .distance = height,
+                 .group = height,
+                 .jump = at.cols * height,
+                 .along = a->col_stride,
+                 .across = a->row_stride,
+                 .steps = at.cols,
+                 .lines = at.rows};
+    if (a->joint.vm) {
+        port_run(&p->a, batch, at, p->load);
+        rows.from = p->load;
+        rows.along = 1;
+        rows.across = BLOCK_LD;
+    } else {
+        rows.from = element(a, batch, at.row, at.col);
+    }
+    pack_run(&rows);
+}
+
+/* A block of at most CHUNK steps: the tile that starts at row i lies at i · steps, its rows side by side. Memory is
+ * packed for all full tiles at once, as rows of A may lie side by side; a joint fills memory for one tile. */
+static void pack_a(const gemm *g, part *p, const int64_t *batch, box at, real *to) {
+    for (int64_t i = 0, rows = 0; i < at.rows; i += rows) {
+        int64_t height = tile_height(at.rows - i);
+        rows = height;
+        if (height == TILE_ROWS && !g->args.a.joint.vm) rows = tn_max64((at.rows - i) / TILE_ROWS - 1, 1) * TILE_ROWS;
+        pack_a_rows(g, p, batch, (box){at.row + i, rows, at.col, at.cols}, height, to + i * at.cols);
     }
 }
 
 /* ---- one block ---------------------------------------------------------------------------------------------------- */
 
-/* A block of A as tiles read it: packed by pack_a with `steps` steps, or in place. */
+/* A block of A as tiles read it: in place, or packed chunk after chunk. */
 typedef struct a_block {
     const real *data;
-    bool packed;
-    int64_t steps;  /* packed */
     int64_t row, k; /* in place: distances */
+    bool packed;
+    int64_t rows; /* packed */
 } a_block;
 
-/* Points `t` at the tile of A that starts at row i, from step k on. */
+/* Points `t` at the tile of A that starts at row i of the chunk that starts at step k. */
 static void aim(tile *t, const a_block *a, int64_t i, int64_t height, int64_t k) {
-    t->a = a->packed ? a->data + i * a->steps + k * height : a->data + i * a->row + k * a->k;
+    t->a = a->packed ? a->data + k * a->rows + i * t->k : a->data + i * a->row + k * a->k;
     t->a_row = a->packed ? 1 : a->row;
     t->a_k = a->packed ? height : a->k;
 }
@@ -390,25 +406,34 @@ static int64_t multiply_wide(tile t, int64_t rows, int64_t columns) {
     return j;
 }
 
-/* A's rows from step k on times the panels that `t` points at. */
+/* The tile at column j asks for its share of the rows of A that come next. */
+static void look_ahead(tile *t, const a_block *a, int64_t next_row, int64_t k, int64_t j, int64_t share) {
+    if (a->packed || a->k != 1) return; /* packed rows are in the second cache already */
+    int64_t begin = j / PANEL * share;
+    t->ahead = a->data + (next_row + begin) * a->row + k;
+    t->ahead_rows = tn_min64(share, TILE_ROWS - begin);
+}
+
+/* A's rows from step k on times the panels that `t` points at. Rows outside: a tile of A stays in the first cache and
+ * the panels of B pass by in the second. */
 static void multiply(const a_block *a, int64_t k, tile t, int64_t rows, int64_t columns) {
-    int64_t j = 0;
-    real *c = t.c;
+    int64_t wide = 0, share = tn_ceil_div(TILE_ROWS, tn_ceil_div(columns, PANEL));
     if (rows <= WIDE_HEIGHT) {
         aim(&t, a, 0, rows, k);
-        j = multiply_wide(t, rows, columns);
-        t.b += j / PANEL * t.b_panel;
+        wide = multiply_wide(t, rows, columns);
     }
-    for (; j < columns; j += PANEL) {
-        t.columns = columns - j;
-        tile_fn *const *tiles = t.columns >= PANEL ? tile_full : tile_edge;
-        for (int64_t i = 0, height = 0; i < rows; i += height) {
-            height = tile_height(rows - i);
-            aim(&t, a, i, height, k);
+    real *c = t.c;
+    const real *b = t.b;
+    for (int64_t i = 0, height = 0; i < rows; i += height) {
+        height = tile_height(rows - i);
+        aim(&t, a, i, height, k);
+        for (int64_t j = wide; j < columns; j += PANEL) {
+            look_ahead(&t, a, i + height, k, j, share);
+            t.b = b + j / PANEL * t.b_panel;
             t.c = c + i * t.c_row + j;
-            tiles[height](&t);
+            t.columns = columns - j;
+            (t.columns >= PANEL ? tile_full : tile_edge)[height](&t);
         }
-        t.b += t.b_panel;
     }
 }
 
@@ -430,18 +455,16 @@ static void aim_b(const group *s, const part *p, const int64_t *batch, tile *t, 
     const gemm *g = s->g;
     const tn_matrix *b = &g->args.b;
     t->b_k = PANEL;
+    t->b_panel = t->k * PANEL;
     if (g->b_source == B_CACHED) {
-        t->b_panel = g->args.k * PANEL;
-        t->b = (const real *)g->args.packed_b + (s->j0 + j) / PANEL * t->b_panel + (s->k0 + k) * PANEL;
+        t->b = (const real *)g->args.packed_b + (s->k0 + k) * round_up(g->args.n, PANEL) + (s->j0 + j) * t->k;
     } else if (g->b_source == B_TOGETHER) {
-        t->b_panel = s->steps * PANEL;
-        t->b = s->b_packed + j / PANEL * t->b_panel + k * PANEL;
+        t->b = s->b_packed + k * round_up(s->columns, PANEL) + j * t->k;
     } else if (g->b_source == B_ON_THE_FLY) {
-        t->b_panel = t->k * PANEL;
         t->b = p->b_packed;
     } else {
-        t->b_panel = PANEL;
         t->b_k = b->row_stride;
+        t->b_panel = PANEL;
         t->b = element(b, batch, s->k0 + k, s->j0 + j);
     }
 }
@@ -454,7 +477,7 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
         t.k = tn_min64(CHUNK, s->steps - k);
         t.add = s->k0 + k > 0;
         if (s->g->b_source == B_ON_THE_FLY) {
-            pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed, t.k * PANEL);
+            pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed);
         }
         aim_b(s, p, batch, &t, k, at.col);
         multiply(a, k, t, at.rows, at.cols);
@@ -467,6 +490,7 @@ static void copy_out(const tn_matrix *matrix, const int64_t *batch, box at, cons
     if (matrix->row_stride == 1) {
         pack_run(&(pack){.to = c,
                          .distance = matrix->col_stride,
+                         .group = at.rows,
                          .from = block,
                          .along = 1,
                          .across = BLOCK_LD,
@@ -504,11 +528,14 @@ static void compute_strip(const group *s, part *p, const int64_t *batch, box at)
     int64_t width = g->b_source == B_ON_THE_FLY ? FLY_COLUMNS : BLOCK_LD;
     for (int64_t i = 0; i < at.rows; i += g->m_block) {
         int64_t row = at.row + i, rows = tn_min64(g->m_block, at.rows - i);
-        a_block block = {.packed = !g->a_in_place, .steps = s->steps, .row = a->row_stride, .k = a->col_stride};
+        a_block block = {.row = a->row_stride, .k = a->col_stride, .packed = !g->a_in_place, .rows = rows};
         if (g->a_in_place) {
             block.data = element(a, batch, row, s->k0);
         } else {
-            pack_a(g, p, batch, (box){row, rows, s->k0, s->steps});
+            for (int64_t k = 0; k < s->steps; k += CHUNK) {
+                box chunk = {row, rows, s->k0 + k, tn_min64(CHUNK, s->steps - k)};
+                pack_a(g, p, batch, chunk, p->a_packed + k * rows);
+            }
             block.data = p->a_packed;
         }
         for (int64_t j = 0; j < at.cols; j += width) {
@@ -535,8 +562,13 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Strips so that the busiest thread has as little to do as possible; rows are cut rather than columns, as each strip
- * packs its rows of A itself. */
+/* Time of a strip, a step of k: the product itself, and what the strip packs for itself. */
+static int64_t strip_cost(const gemm *g, int64_t rows, int64_t columns) {
+    int64_t packed = (g->a_in_place ? 0 : rows) + (g->b_source == B_ON_THE_FLY ? columns : 0);
+    return rows * columns + PACK_COST * packed;
+}
+
+/* Cuts C so that the busiest thread has as little to do as possible. */
 static void choose_strips(group *s) {
     s->row_strips = s->column_strips = 1;
     if (s->threads == 1) return;
@@ -545,9 +577,9 @@ static void choose_strips(group *s) {
         int64_t rows = s->batches % threads == 0 ? 1 : tn_ceil_div(threads, columns);
         rows = tn_max64(tn_min64(rows, m / 4), 1);
         int64_t strips = tn_ceil_div(s->batches * rows * columns, threads);
-        int64_t load = strips * tn_ceil_div(m, rows) * tn_ceil_div(panels, columns);
-        if (load >= best) continue;
-        best = load;
+        int64_t cost = strips * strip_cost(s->g, tn_ceil_div(m, rows), tn_ceil_div(panels, columns) * PANEL);
+        if (cost >= best) continue;
+        best = cost;
         s->row_strips = rows;
         s->column_strips = columns;
     }
@@ -555,14 +587,13 @@ static void choose_strips(group *s) {
 
 /* ---- packing B together ------------------------------------------------------------------------------------------- */
 
-/* A region of B, cut into blocks of some panels and CHUNK steps, and where its panels go. */
+/* A region of B, cut into blocks of some panels and CHUNK steps, and where they go: chunk after chunk, so that the panels
+ * of one chunk lie together and use all sets of the cache. */
 typedef struct b_region {
     const gemm *g;
     const int64_t *batch;
     box at;
     real *to;
-    int64_t distance;
-    int64_t block; /* columns of a block */
     char *parts;
 } b_region;
 
@@ -572,19 +603,19 @@ static void pack_b_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     part_open(&p, r->g, r->parts + (size_t)worker * r->g->part_bytes);
     int64_t chunks = tn_ceil_div(r->at.rows, CHUNK);
     for (int64_t i = begin; i < end; i++) {
-        int64_t j = i / chunks * r->block, k = i % chunks * CHUNK;
-        box at = {r->at.row + k, tn_min64(CHUNK, r->at.rows - k), r->at.col + j, tn_min64(r->block, r->at.cols - j)};
-        pack_b(r->g, &p, r->batch, at, r->to + j / PANEL * r->distance + k * PANEL, r->distance);
+        int64_t j = i / chunks * LOAD_COLUMNS, k = i % chunks * CHUNK;
+        box at = {r->at.row + k, tn_min64(CHUNK, r->at.rows - k), r->at.col + j, tn_min64(LOAD_COLUMNS, r->at.cols - j)};
+        pack_b(r->g, &p, r->batch, at, r->to + k * round_up(r->at.cols, PANEL) + j * at.rows);
     }
 }
 
 static void pack_b_together(const gemm *g, const int64_t *batch, box at, real *to, char *parts, int threads) {
-    b_region r = {g, batch, at, to, at.rows * PANEL, g->args.b.joint.vm ? LOAD_COLUMNS : PANEL, parts};
-    int64_t blocks = tn_ceil_div(at.cols, r.block) * tn_ceil_div(at.rows, CHUNK);
+    b_region r = {g, batch, at, to, parts};
+    int64_t blocks = tn_ceil_div(at.cols, LOAD_COLUMNS) * tn_ceil_div(at.rows, CHUNK);
     if (threads == 1) {
         pack_b_blocks(&r, 0, blocks, 0);
     } else {
-        tn_parallel(blocks, 2, pack_b_blocks, &r);
+        tn_parallel(blocks, 1, pack_b_blocks, &r);
     }
 }
 

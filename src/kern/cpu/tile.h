@@ -44,11 +44,19 @@ typedef struct tile {
     int64_t k;
     int64_t columns; /* of an edge tile */
     bool add;        /* to what C holds; else C is overwritten */
+    const real *ahead;  /* rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile */
+    int64_t ahead_rows; /* how many of them: 0 for none */
 } tile;
 
 typedef void tile_fn(const tile *t);
 
-enum { PREFETCH_K = 64 }; /* with fewer steps the rows of C cannot arrive in time anyway */
+/* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. */
+enum {
+    C_AHEAD_K = 64,              /* C's rows are asked for when the tile starts, if it has so many steps to go */
+    B_AHEAD = 8,                 /* steps */
+    TALL = TILE_ROWS / 2,        /* rows from which there is room for the prefetches of B */
+    STRETCH = 64 / sizeof(real)  /* steps between two prefetches of a row of A: one cache line */
+};
 
 /* All but `t` is constant after inlining: rows, panels, vectors a panel, whether the last vectors are masked, whether
  * the rows of A lie side by side. */
@@ -67,25 +75,31 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
     const int64_t a_k = t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
     const bool add = t->add;
     real *c = t->c;
-    if (t->k >= PREFETCH_K) {
+    if (t->k >= C_AHEAD_K) {
         const real *row = c;
         VEC_UNROLL for (int i = 0; i < rows; i++, row += c_row) {
             __builtin_prefetch(row, 1);
             __builtin_prefetch(row + VL, 1);
         }
     }
-    for (int64_t k = t->k; k > 0; k--) {
-        V y[2 * WIDEST];
-        VEC_UNROLL for (int j = 0; j < width; j++) {
-            const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
-            y[j] = edge && j == width - 1 ? v_part_load(from, mask[j]) : v_load(from);
+    const real *ahead = t->ahead;
+    for (int64_t left = t->k; left > 0; left -= STRETCH) {
+        for (int64_t i = 0; i < t->ahead_rows; i++) __builtin_prefetch(ahead + i * t->a_row);
+        ahead += STRETCH;
+        for (int64_t k = left < STRETCH ? left : STRETCH; k > 0; k--) {
+            V y[2 * WIDEST];
+            VEC_UNROLL for (int j = 0; j < width; j++) {
+                const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
+                if (rows >= TALL) __builtin_prefetch(from + B_AHEAD * b_k);
+                y[j] = edge && j == width - 1 ? v_part_load(from, mask[j]) : v_load(from);
+            }
+            VEC_UNROLL for (int i = 0; i < rows; i++) {
+                V x = v_set1(a[i * a_row]);
+                VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_fma(x, y[j], sum[i][j]);
+            }
+            a += a_k;
+            b += b_k;
         }
-        VEC_UNROLL for (int i = 0; i < rows; i++) {
-            V x = v_set1(a[i * a_row]);
-            VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_fma(x, y[j], sum[i][j]);
-        }
-        a += a_k;
-        b += b_k;
     }
     VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
         VEC_UNROLL for (int j = 0; j < width; j++) {

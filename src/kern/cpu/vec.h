@@ -5,8 +5,8 @@
  * called. It is slow there, and the bits are the same.
  *
  * v_part_load and v_part_store touch the lanes of a mask alone, so that an edge is never read or written past.
- * Transposes are built from 16-byte pieces: v_load_pieces takes one from every PIECE-th line (lines[0], lines[PIECE] …)
- * at one offset, and v_transpose_pieces turns the small squares that PIECE such vectors hold. */
+ * v_transpose turns a square of VL vectors, each line of which was touched by one load: lines whose distance is a
+ * multiple of 4 KiB share one set of the first cache and would push each other out before a second one. */
 #ifndef TN_VEC_H
 #define TN_VEC_H
 
@@ -78,13 +78,6 @@ VEC_INLINE M v_mask(int64_t n) { return (M)(n >= VL ? (1u << VL) - 1u : (1u << n
 VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskz_loadu)(m, p); }
 VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(mask_storeu)(p, m, x); }
 
-VEC_INLINE V v_load_pieces(const real *const line[], int64_t at) {
-    __m512 x = _mm512_castps128_ps512(_mm_loadu_ps((const float *)(line[0] + at)));
-    x = _mm512_insertf32x4(x, _mm_loadu_ps((const float *)(line[PIECE] + at)), 1);
-    x = _mm512_insertf32x4(x, _mm_loadu_ps((const float *)(line[2 * PIECE] + at)), 2);
-    return (V)_mm512_insertf32x4(x, _mm_loadu_ps((const float *)(line[3 * PIECE] + at)), 3);
-}
-
 #elif defined(__AVX2__)
 
 typedef __m256i M;
@@ -98,11 +91,6 @@ VEC_INLINE M v_mask(int64_t n) {
 #endif
 VEC_INLINE V v_part_load(const real *p, M m) { return VEC_OP(maskload)(p, m); }
 VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(maskstore)(p, m, x); }
-
-VEC_INLINE V v_load_pieces(const real *const line[], int64_t at) {
-    __m256 x = _mm256_castps128_ps256(_mm_loadu_ps((const float *)(line[0] + at)));
-    return (V)_mm256_insertf128_ps(x, _mm_loadu_ps((const float *)(line[PIECE] + at)), 1);
-}
 
 #else
 
@@ -137,21 +125,21 @@ VEC_INLINE void v_part_store(real *p, M m, V x) {
     for (int i = 0; i < m; i++) p[i] = x[i];
 }
 
-VEC_INLINE V v_load_pieces(const real *const line[], int64_t at) { return v_load(line[0] + at); }
-
 #endif
 
-/* Every piece position of r[0 … PIECE-1] holds a PIECE × PIECE square, a row a vector; each is transposed. */
+/* ---- transposes: within the pieces of PIECE vectors, then of whole pieces between PIECES vectors ------------------ */
+
 #if defined(__AVX512F__) || defined(__AVX2__)
 
+/* At each piece position the vectors hold a PIECE × PIECE square, a row a vector. */
 #ifdef TN_VEC_F64
-VEC_INLINE void v_transpose_pieces(V r[PIECE]) {
+VEC_INLINE void v_transpose_in_pieces(V *r) {
     V low = VEC_OP(unpacklo)(r[0], r[1]);
     r[1] = VEC_OP(unpackhi)(r[0], r[1]);
     r[0] = low;
 }
 #else
-VEC_INLINE void v_transpose_pieces(V r[PIECE]) {
+VEC_INLINE void v_transpose_in_pieces(V *r) {
     typedef double W __attribute__((vector_size(VEC_BYTES)));
     W low01 = (W)VEC_OP(unpacklo)(r[0], r[1]);
     W high01 = (W)VEC_OP(unpackhi)(r[0], r[1]);
@@ -166,7 +154,7 @@ VEC_INLINE void v_transpose_pieces(V r[PIECE]) {
 
 #else
 
-VEC_INLINE void v_transpose_pieces(V r[PIECE]) {
+VEC_INLINE void v_transpose_in_pieces(V *r) {
     for (int i = 0; i < PIECE; i++) {
         for (int j = 0; j < i; j++) {
             real x = r[i][j];
@@ -177,5 +165,32 @@ VEC_INLINE void v_transpose_pieces(V r[PIECE]) {
 }
 
 #endif
+
+/* The vectors r[0], r[PIECE], r[2 · PIECE] … are a square of pieces. */
+#if defined(__AVX512F__)
+VEC_INLINE void v_transpose_pieces(V *r) {
+    __m512 x0 = (__m512)r[0], x1 = (__m512)r[PIECE], x2 = (__m512)r[2 * PIECE], x3 = (__m512)r[3 * PIECE];
+    __m512 low01 = _mm512_shuffle_f32x4(x0, x1, 0x44), high01 = _mm512_shuffle_f32x4(x0, x1, 0xee);
+    __m512 low23 = _mm512_shuffle_f32x4(x2, x3, 0x44), high23 = _mm512_shuffle_f32x4(x2, x3, 0xee);
+    r[0] = (V)_mm512_shuffle_f32x4(low01, low23, 0x88);
+    r[PIECE] = (V)_mm512_shuffle_f32x4(low01, low23, 0xdd);
+    r[2 * PIECE] = (V)_mm512_shuffle_f32x4(high01, high23, 0x88);
+    r[3 * PIECE] = (V)_mm512_shuffle_f32x4(high01, high23, 0xdd);
+}
+#elif defined(__AVX2__)
+VEC_INLINE void v_transpose_pieces(V *r) {
+    __m256 x0 = (__m256)r[0], x1 = (__m256)r[PIECE];
+    r[0] = (V)_mm256_permute2f128_ps(x0, x1, 0x20);
+    r[PIECE] = (V)_mm256_permute2f128_ps(x0, x1, 0x31);
+}
+#else
+VEC_INLINE void v_transpose_pieces(V *r) { (void)r; }
+#endif
+
+/* A square of VL × VL, a row a vector. */
+VEC_INLINE void v_transpose(V r[VL]) {
+    VEC_UNROLL for (int i = 0; i < VL; i += PIECE) v_transpose_in_pieces(r + i);
+    VEC_UNROLL for (int i = 0; i < PIECE; i++) v_transpose_pieces(r + i);
+}
 
 #endif
