@@ -183,6 +183,7 @@ static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_valu
     }
     if (c == TN_MATMUL) return to->kind == TN_GROUP_MAP && joint_fits(v, lead->node);
     if (c != TN_ELEMENTWISE && c != TN_MOVEMENT) return false;
+    if (to->kind == TN_GROUP_MATMUL && v < lead) return false; /* it may be an operand, which must be there before */
     if (same_shape(v->node, lead->node) && to->kind != TN_GROUP_NATIVE && to->kind != TN_GROUP_SCAN) return true;
     return to->kind == TN_GROUP_ROWS && over_dims(lead) && same_shape(v->node, lead->node->in[0]);
 }
