@@ -72,6 +72,23 @@ static bool makes_a_state(const tn_graph_plan *g, const tn_group *group) {
     return false;
 }
 
+static uint64_t structure_of(const tn_group *group) {
+    return group->kind == TN_GROUP_MATMUL || !group->program ? 0 : group->program->hash;
+}
+
+/* Equal kernels side by side, so that they can be one launch; only where none of these groups waits for another. */
+static void gather_equal(const tn_graph_plan *g, int *groups, int count) {
+    for (int i = 0; i < count; i++)
+        for (size_t k = 0; k < g->groups[groups[i]].dep_count; k++)
+            if (g->groups[g->groups[groups[i]].deps[k]].commit) return;
+    for (int i = 1; i < count; i++)
+        for (int j = i; j > 0 && structure_of(&g->groups[groups[j - 1]]) > structure_of(&g->groups[groups[j]]); j--) {
+            int swap = groups[j];
+            groups[j] = groups[j - 1];
+            groups[j - 1] = swap;
+        }
+}
+
 /* Groups that make states' new values, and whose results only such groups read, run last. */
 static tn_status commit_last(tn_graph_plan *g) {
     int count = (int)g->group_count, kept = 0, late = 0;
@@ -89,6 +106,7 @@ static tn_status commit_last(tn_graph_plan *g) {
         else
             g->order[kept++] = g->order[i];
     }
+    gather_equal(g, commits, late);
     memcpy(g->order + kept, commits, (size_t)late * sizeof *commits);
     tn_mem_free(commits);
     for (int i = 0; i < count; i++) g->groups[g->order[i]].position = i;
