@@ -5,5 +5,6 @@
 #include "cli.h"
 
 extern const cli_command cli_devices;
+extern const cli_command cli_train;
 
 #endif

@@ -3,6 +3,7 @@
 #define TRUNNION_CLI_TRAIN_H
 
 #include "cli.h"
+#include "trunnion/backend.h"
 #include "trunnion/trunnion.h"
 
 /* What the command line says. Texts live as long as argv. */

@@ -1,0 +1,293 @@
+/* train.c — `trunnion train`: runs a task, shows how it goes, saves and resumes, and tells the result.
+ *
+ * A run that was interrupted (Ctrl-C) and has --save is saved before it ends. What a checkpoint holds beside the tensors is
+ * one line that says which run it belongs to; a line that differs is refused rather than mixed. */
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands.h"
+#include "train.h"
+
+enum { PLOT_ROWS = 8, PLOT_POINTS = 4096, DESCRIPTION_BYTES = 256 };
+
+static const train_task *const tasks[] = {&train_digits, &train_cartpole};
+enum { TASKS = sizeof tasks / sizeof tasks[0] };
+
+static const char help_text[] =
+    "tasks:\n"
+    "  digits                handwritten digits of 8 by 8 pixels; metric: accuracy on every fifth of them, kept aside\n"
+    "  cartpole              a pole to balance on a cart, with PPO; metric: mean return of 100 episodes (at most 500)\n"
+    "\n"
+    "options:\n"
+    "  --steps N             digits: batches of 64 (600); cartpole: steps in the environment (100000)\n"
+    "  --model mlp|cnn       digits: the network (mlp)\n"
+    "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
+    "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes)\n"
+    "  --save FILE           write a checkpoint at the end, and when interrupted\n"
+    "  --save-every N        also after each N steps\n"
+    "  --resume FILE         go on from a checkpoint; with the same options the same bits follow as without the stop\n"
+    "  --log FILE            one JSON object a line for each step shown: step, loss\n"
+    "\n"
+    "examples:\n"
+    "  trunnion train digits\n"
+    "  trunnion train digits --model cnn --save digits.safetensors\n"
+    "  trunnion train cartpole --policy lstm --seed 3 --json\n";
+
+static int run_train(int argc, char **argv);
+
+const cli_command cli_train = {
+    .name = "train",
+    .summary = "train a small network here and now",
+    .usage = "train digits|cartpole [options]",
+    .help = help_text,
+    .accepts = CLI_ALL,
+    .run = run_train,
+};
+
+/* ---- options ----------------------------------------------------------------------------------------------------- */
+
+enum { OWN = 256, OPT_STEPS = OWN, OPT_MODEL, OPT_POLICY, OPT_DATA, OPT_SAVE, OPT_SAVE_EVERY, OPT_RESUME, OPT_LOG };
+
+static const struct option own_options[] = {
+    {"steps", required_argument, NULL, OPT_STEPS},
+    {"model", required_argument, NULL, OPT_MODEL},
+    {"policy", required_argument, NULL, OPT_POLICY},
+    {"data", required_argument, NULL, OPT_DATA},
+    {"save", required_argument, NULL, OPT_SAVE},
+    {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
+    {"resume", required_argument, NULL, OPT_RESUME},
+    {"log", required_argument, NULL, OPT_LOG},
+    {NULL, 0, NULL, 0},
+};
+
+static bool one_of(const char *value, const char *a, const char *b) { return !strcmp(value, a) || !strcmp(value, b); }
+
+static bool take_option(void *ctx, int val, const char *arg) {
+    train_options *o = ctx;
+    switch (val) {
+    case OPT_STEPS: return cli_parse_int(arg, 0, INT64_C(1) << 40, &o->steps);
+    case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, INT64_C(1) << 40, &o->save_every);
+    case OPT_MODEL: o->model = arg; return one_of(arg, "mlp", "cnn");
+    case OPT_POLICY: o->policy = arg; return one_of(arg, "mlp", "lstm");
+    case OPT_DATA: o->data = arg; return *arg != 0;
+    case OPT_SAVE: o->save = arg; return *arg != 0;
+    case OPT_RESUME: o->resume = arg; return *arg != 0;
+    default: o->log = arg; return *arg != 0;
+    }
+}
+
+static const train_task *find_task(const char *name) {
+    for (int i = 0; i < TASKS; i++)
+        if (strcmp(tasks[i]->name, name) == 0) return tasks[i];
+    return NULL;
+}
+
+/* ---- a run ------------------------------------------------------------------------------------------------------- */
+
+typedef struct run {
+    const train_options *options;
+    const train_task *task;
+    void *self;
+    char description[DESCRIPTION_BYTES]; /* which run a checkpoint belongs to */
+    int64_t first, step, last;           /* steps made before, now, and at the end */
+    double loss;
+    double *curve; /* losses for the plot, every `stride` advances */
+    int points;
+    int64_t stride, advances;
+    FILE *log;
+    bool interrupted;
+} run;
+
+static volatile sig_atomic_t interrupt_asked;
+
+/* The second Ctrl-C ends the process as usual. */
+static void on_interrupt(int signal_number) {
+    (void)signal_number;
+    interrupt_asked = 1;
+    signal(SIGINT, SIG_DFL);
+}
+
+static void describe(run *r) {
+    bool digits = r->task == &train_digits;
+    snprintf(r->description, sizeof r->description, "{\"task\": \"%s\", \"%s\": \"%s\", \"seed\": %llu}", r->task->name,
+             digits ? "model" : "policy", digits ? r->options->model : r->options->policy,
+             (unsigned long long)r->options->common.seed);
+}
+
+static tn_checkpoint checkpoint_of(const run *r) {
+    tn_checkpoint c = {.struct_size = sizeof c, .step = r->step, .json = r->description};
+    r->task->checkpoint(r->self, &c);
+    return c;
+}
+
+static tn_status save(const run *r) {
+    tn_status status = r->task->before_save(r->self);
+    if (status != TN_OK) return status;
+    tn_checkpoint c = checkpoint_of(r);
+    return tn_checkpoint_save(r->options->save, &c);
+}
+
+/* 0, or the exit status after a message. */
+static int resume(run *r) {
+    if (!r->options->resume) return CLI_OK;
+    tn_checkpoint c = checkpoint_of(r);
+    if (tn_checkpoint_load(r->options->resume, &c) != TN_OK) return cli_failed();
+    bool same = c.loaded_json && strcmp(c.loaded_json, r->description) == 0;
+    if (!same)
+        fprintf(stderr, "trunnion train: '%s' is of another run: %s, not %s; give the options of that run\n",
+                r->options->resume, c.loaded_json ? c.loaded_json : "unknown", r->description);
+    tn_text_free(c.loaded_json);
+    if (!same) return CLI_FAILED;
+    r->first = r->step = c.step;
+    return r->task->after_load(r->self) == TN_OK ? CLI_OK : cli_failed();
+}
+
+/* Keeps one loss out of `stride`; when the curve is full every second one goes. */
+static void note_loss(run *r, double loss) {
+    r->loss = loss;
+    if (r->advances++ % r->stride != 0) return;
+    if (r->points == PLOT_POINTS) {
+        for (int i = 0; i < PLOT_POINTS / 2; i++)
+            r->curve[i] = r->curve[2 * i];
+        r->points = PLOT_POINTS / 2;
+        r->stride *= 2;
+    }
+    r->curve[r->points++] = loss;
+}
+
+static bool log_step(const run *r) {
+    if (!r->log) return true;
+    cli_json j = {.out = r->log};
+    cli_json_object(&j, NULL);
+    cli_json_int(&j, "step", r->step);
+    cli_json_number(&j, "loss", r->loss);
+    cli_json_end(&j, '}');
+    return !ferror(r->log);
+}
+
+static bool time_to_save(const run *r, int64_t before) {
+    int64_t every = r->options->save_every;
+    return r->options->save && every > 0 && r->step < r->last && r->step / every != before / every;
+}
+
+static tn_status train_on(run *r, cli_progress *progress) {
+    while (r->step < r->last && !interrupt_asked) {
+        int64_t before = r->step, made = 0;
+        double loss = NAN;
+        tn_status status = r->task->advance(r->self, r->step, &made, &loss);
+        if (status != TN_OK) return status;
+        r->step += made;
+        note_loss(r, loss);
+        if (!log_step(r)) return tn_backend_fail(TN_ERR_IO, "writing '%s' failed: is the disk full?", r->options->log);
+        if (time_to_save(r, before) && (status = save(r)) != TN_OK) return status;
+        char words[96], text[128];
+        r->task->status_text(r->self, words, sizeof words);
+        snprintf(text, sizeof text, "loss %.4g  %s", r->loss, words);
+        cli_progress_update(progress, r->step - r->first, text);
+    }
+    return TN_OK;
+}
+
+/* ---- the result -------------------------------------------------------------------------------------------------- */
+
+static void put_json(const run *r, double rate, double metric, const char *device) {
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_string(&j, "task", r->task->name);
+    cli_json_number(&j, "final_loss", r->loss);
+    cli_json_int(&j, "steps", r->step);
+    cli_json_number(&j, "steps_per_second", rate);
+    cli_json_number(&j, "metric", metric);
+    cli_json_string(&j, "metric_name", r->task->metric);
+    cli_json_string(&j, "device", device);
+    cli_json_bool(&j, "interrupted", r->interrupted);
+    cli_json_end(&j, '}');
+}
+
+static void put_text(const run *r, double rate, double metric, const char *device) {
+    if (r->points > 1) cli_plot(stdout, "loss", r->task->unit, r->curve, r->points, PLOT_ROWS);
+    printf("%s on %s: %lld %s", r->task->name, device, (long long)r->step, r->task->unit);
+    if (r->step > r->first) printf(", %.0f a second, loss %.4g", rate, r->loss);
+    printf("\n%s: %.4g\n", r->task->metric, metric);
+    if (r->options->save) printf("saved: %s (go on with --resume %s)\n", r->options->save, r->options->save);
+}
+
+static int finish(run *r, double rate, tn_device *device) {
+    tn_device_info info = {.struct_size = sizeof info};
+    double metric = NAN;
+    if (r->options->save && save(r) != TN_OK) return cli_failed();
+    if (r->log && fflush(r->log) != 0) {
+        perror("trunnion train: writing the log");
+        return CLI_FAILED;
+    }
+    if (tn_device_get_info(device, &info) != TN_OK || r->task->measure(r->self, &metric) != TN_OK) return cli_failed();
+    if (r->options->common.json)
+        put_json(r, rate, metric, info.id);
+    else
+        put_text(r, rate, metric, info.id);
+    return r->interrupted ? CLI_FAILED : CLI_OK;
+}
+
+static int execute(run *r, tn_device *device) {
+    tn_manual_seed(r->options->common.seed);
+    if (r->task->begin(r->options, &r->self) != TN_OK) return cli_failed();
+    int code = resume(r);
+    if (code != CLI_OK) return code;
+    if (r->step > r->last) r->last = r->step;
+
+    cli_progress progress;
+    signal(SIGINT, on_interrupt);
+    cli_progress_begin(&progress, r->task->name, "steps", r->last - r->first);
+    tn_status status = train_on(r, &progress);
+    progress.done = r->step - r->first;
+    double rate = cli_progress_rate(&progress);
+    cli_progress_end(&progress);
+    r->interrupted = interrupt_asked != 0;
+    if (status != TN_OK) return cli_failed();
+    if (r->interrupted) fprintf(stderr, "trunnion train: interrupted after %lld steps\n", (long long)r->step);
+    return finish(r, rate, device);
+}
+
+/* Opens what the run needs beside the task: curve and log. */
+static int prepare(run *r) {
+    r->curve = malloc(PLOT_POINTS * sizeof *r->curve);
+    if (!r->curve) {
+        fprintf(stderr, "trunnion train: out of memory\n");
+        return CLI_FAILED;
+    }
+    if (!r->options->log) return CLI_OK;
+    r->log = fopen(r->options->log, r->options->resume ? "a" : "w");
+    if (r->log) return CLI_OK;
+    perror("trunnion train: opening the log");
+    return CLI_FAILED;
+}
+
+static int run_task(const train_options *o, const train_task *task) {
+    run r = {.options = o, .task = task, .stride = 1, .loss = NAN};
+    r.last = o->steps >= 0 ? o->steps : task->steps;
+    describe(&r);
+    tn_device *device = cli_open_device(&o->common);
+    if (!device) return CLI_FAILED;
+    int code = prepare(&r);
+    if (code == CLI_OK) code = execute(&r, device);
+    task->end(r.self);
+    if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;
+    free(r.curve);
+    tn_device_close(device);
+    return code;
+}
+
+static int run_train(int argc, char **argv) {
+    train_options o = {.steps = -1, .model = "mlp", .policy = "mlp"};
+    int status = CLI_USAGE;
+    int at = cli_parse(&cli_train, argc, argv, &o.common, own_options, NULL, take_option, &o, &status);
+    if (at < 0) return status;
+    if (at >= argc) return cli_wrong_usage(&cli_train, "which task? digits or cartpole");
+    const train_task *task = find_task(argv[at]);
+    if (!task) return cli_wrong_usage(&cli_train, "there is no task \"%s\"; there are digits and cartpole", argv[at]);
+    if (at + 1 < argc) return cli_wrong_usage(&cli_train, "one task at a time, not also \"%s\"", argv[at + 1]);
+    if (o.save_every && !o.save) return cli_wrong_usage(&cli_train, "--save-every needs --save FILE");
+    return run_task(&o, task);
+}

@@ -1,0 +1,253 @@
+/* policy.c — the generic policy: observations and state in, logits, value and state out, whatever network is inside.
+ *
+ * A policy is a table of functions, a module that owns its variables, and a pointer of its own. The two that come with the
+ * library share their hidden layers and heads; the recurrent one has an LSTM cell in between. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "nn/make.h"
+#include "trunnion/backend.h"
+#include "trunnion/nn.h"
+#include "trunnion/ops.h"
+
+struct tn_policy {
+    const tn_policy_type *type;
+    tn_module *module;
+    void *self;
+};
+
+/* ---- any policy -------------------------------------------------------------------------------------------------- */
+
+static tn_status check_type(const tn_policy_type *type) {
+    if (!type || !type->forward || type->state_count < 0 || type->state_count > TN_MAX_POLICY_STATE)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "policy: a type needs forward and 0 to %d tensors of state",
+                               TN_MAX_POLICY_STATE);
+    if (type->state_count > 0 && !type->initial_state)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "policy %s: it has state, so it needs initial_state", type->name);
+    return TN_OK;
+}
+
+tn_status tn_policy_new(const tn_policy_type *type, tn_module *module, void *self, tn_policy **out) {
+    *out = NULL;
+    tn_status status = check_type(type);
+    if (status == TN_OK) status = tn_module_status(module);
+    tn_policy *p = status == TN_OK ? calloc(1, sizeof *p) : NULL;
+    if (p) {
+        *p = (tn_policy){type, module, self};
+        *out = p;
+        return TN_OK;
+    }
+    if (status == TN_OK) status = tn_backend_fail(TN_ERR_MEMORY, "policy: out of memory");
+    tn_module_free(module);
+    if (type && type->destroy) type->destroy(self);
+    return status;
+}
+
+void tn_policy_free(tn_policy *p) {
+    if (!p) return;
+    tn_module_free(p->module);
+    if (p->type->destroy) p->type->destroy(p->self);
+    free(p);
+}
+
+void *tn_policy_self(const tn_policy *p) { return p->self; }
+tn_module *tn_policy_module(const tn_policy *p) { return p->module; }
+const char *tn_policy_name(const tn_policy *p) { return p->type->name; }
+int tn_policy_state_count(const tn_policy *p) { return p->type->state_count; }
+
+void tn_policy_initial_state(tn_policy *p, int64_t batch, tn_tensor **state) {
+    if (p->type->state_count > 0) p->type->initial_state(p, batch, state);
+}
+
+/* Error tensors for every output, when a policy cannot even be asked. */
+static void fail_outputs(const tn_policy *p, tn_status status, tn_tensor **logits, tn_tensor **value,
+                         tn_tensor **new_state) {
+    char text[512];
+    snprintf(text, sizeof text, "%s", tn_error());
+    *logits = tn_failed(status, "%s", text);
+    *value = tn_failed(status, "%s", text);
+    for (int i = 0; new_state && i < p->type->state_count; i++)
+        new_state[i] = tn_failed(status, "%s", text);
+}
+
+void tn_policy_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,
+                       tn_tensor **value, tn_tensor **new_state) {
+    int count = p->type->state_count;
+    tn_tensor *unwanted[TN_MAX_POLICY_STATE];
+    tn_status status = tn_status_of(observations);
+    if (status == TN_OK && tn_rank(observations) < 2)
+        status = tn_backend_fail(TN_ERR_SHAPE, "policy %s: observations need two dimensions at least, [batch, …]",
+                                 p->type->name);
+    if (status != TN_OK) {
+        fail_outputs(p, status, logits, value, new_state);
+        return;
+    }
+    TN_SCOPE {
+        tn_tensor *initial[TN_MAX_POLICY_STATE];
+        if (!state) tn_policy_initial_state(p, tn_size(observations, 0), initial);
+        p->type->forward(p, observations, state ? state : initial, logits, value, new_state ? new_state : unwanted);
+        tn_keep(*logits);
+        tn_keep(*value);
+        for (int i = 0; new_state && i < count; i++)
+            tn_keep(new_state[i]);
+    }
+}
+
+/* ---- the two that come with the library -------------------------------------------------------------------------- */
+
+typedef struct network {
+    tn_module *hidden;       /* a sequence; NULL: none, heads on the observations */
+    tn_module *value_hidden; /* a sequence of the value's own; NULL: shared */
+    tn_module *cell;         /* LSTM, or NULL */
+    tn_module *logits, *value;
+    int64_t observations, recurrent;
+} network;
+
+/* Options with their defaults filled in. */
+typedef struct settings {
+    int64_t observations, actions, recurrent;
+    const int64_t *hidden;
+    int hidden_count;
+    tn_tensor *(*activation)(const tn_tensor *x);
+    bool separate_value;
+    double hidden_gain, logits_gain, value_gain;
+} settings;
+
+static const int64_t default_hidden[] = {64, 64};
+
+static tn_status read_options(const tn_policy_options *o, settings *s) {
+    if (!o || o->struct_size < sizeof *o)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "policy: set struct_size to sizeof(tn_policy_options)");
+    if (o->observations <= 0 || o->actions <= 0 || o->recurrent < 0 || o->hidden_count < 0)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "policy: %lld observations and %lld actions; both must be positive",
+                               (long long)o->observations, (long long)o->actions);
+    *s = (settings){.observations = o->observations,
+                    .actions = o->actions,
+                    .recurrent = o->recurrent ? o->recurrent : 64,
+                    .hidden = o->hidden ? o->hidden : default_hidden,
+                    .hidden_count = o->hidden ? o->hidden_count : 2,
+                    .activation = o->activation ? o->activation : tn_relu,
+                    .separate_value = o->separate_value,
+                    .hidden_gain = o->hidden_gain > 0 ? o->hidden_gain : sqrt(2),
+                    .logits_gain = o->logits_gain > 0 ? o->logits_gain : 0.01,
+                    .value_gain = o->value_gain > 0 ? o->value_gain : 1};
+    return TN_OK;
+}
+
+static tn_module *orthogonal_linear(tn_module *parent, const char *name, int64_t in, int64_t out, double gain) {
+    tn_module *m = tn_nn_linear(parent, name, in, out, true);
+    TN_SCOPE {
+        tn_nn_write(m, "weight", tn_init_orthogonal(out, in, gain));
+        tn_nn_write(m, "bias", tn_init_constant(&out, 1, 0));
+    }
+    return m;
+}
+
+/* Linear layers with an activation behind each, in a sequence; *width becomes what comes out. */
+static tn_module *make_hidden(tn_module *root, const char *part, const settings *s, int64_t *width) {
+    *width = s->observations;
+    if (s->hidden_count == 0) return NULL;
+    tn_module *sequence = tn_nn_sequential(root, part);
+    for (int i = 0; i < s->hidden_count; i++) {
+        char name[24];
+        snprintf(name, sizeof name, "%d", 2 * i);
+        orthogonal_linear(sequence, name, *width, s->hidden[i], s->hidden_gain);
+        snprintf(name, sizeof name, "%d", 2 * i + 1);
+        tn_nn_function(sequence, name, s->activation);
+        *width = s->hidden[i];
+    }
+    return sequence;
+}
+
+/* Orthogonal weights for each of the four gates, biases 0, that of the forget gate 1 (Jozefowicz et al. 2015). */
+static void set_cell(tn_module *cell, int64_t in, int64_t width) {
+    TN_SCOPE {
+        tn_tensor *gates[2][4];
+        for (int k = 0; k < 4; k++) {
+            gates[0][k] = tn_init_orthogonal(width, in, 1);
+            gates[1][k] = tn_init_orthogonal(width, width, 1);
+        }
+        tn_nn_write(cell, "weight_ih", tn_cat(gates[0], 4, 0));
+        tn_nn_write(cell, "weight_hh", tn_cat(gates[1], 4, 0));
+        tn_tensor *zero = tn_init_constant(&width, 1, 0), *one = tn_init_constant(&width, 1, 1);
+        tn_nn_write(cell, "bias_ih", tn_cat((tn_tensor *[]){zero, one, zero, zero}, 4, 0));
+        tn_nn_write(cell, "bias_hh", tn_cat((tn_tensor *[]){zero, zero, zero, zero}, 4, 0));
+    }
+}
+
+static void build(tn_module *root, const settings *s, bool recurrent, network *n) {
+    n->observations = s->observations;
+    int64_t width;
+    n->hidden = make_hidden(root, "hidden", s, &width);
+    if (s->separate_value && !recurrent) n->value_hidden = make_hidden(root, "value_hidden", s, &width);
+    if (recurrent) {
+        n->recurrent = s->recurrent;
+        n->cell = tn_nn_lstm_cell(root, "cell", width, s->recurrent);
+        if (n->cell) set_cell(n->cell, width, s->recurrent);
+        width = s->recurrent;
+    }
+    n->logits = orthogonal_linear(root, "logits", width, s->actions, s->logits_gain);
+    n->value = orthogonal_linear(root, "value", width, 1, s->value_gain);
+}
+
+static tn_status make_policy(const tn_policy_options *options, const tn_policy_type *type, tn_policy **out) {
+    *out = NULL;
+    settings s;
+    tn_status status = read_options(options, &s);
+    if (status != TN_OK) return status;
+    tn_module *root = tn_module_root();
+    network *n = calloc(1, sizeof *n);
+    if (!root || !n) {
+        tn_module_free(root);
+        free(n);
+        return tn_backend_fail(TN_ERR_MEMORY, "policy: out of memory");
+    }
+    build(root, &s, type->state_count > 0, n);
+    status = tn_eval(NULL, 0); /* the initial values written above */
+    if (status != TN_OK) tn_module_fail(root, status);
+    return tn_policy_new(type, root, n, out);
+}
+
+/* Any observation flat: [batch, observations]. */
+static tn_tensor *flat(const network *n, const tn_tensor *x) {
+    return tn_reshape(x, (int64_t[]){tn_size(x, 0), n->observations}, 2);
+}
+
+static void mlp_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,
+                        tn_tensor **value, tn_tensor **new_state) {
+    (void)state;
+    (void)new_state;
+    const network *n = p->self;
+    tn_tensor *x = flat(n, observations);
+    tn_tensor *h = n->hidden ? tn_forward(n->hidden, x) : x;
+    tn_tensor *v = n->value_hidden ? tn_forward(n->value_hidden, x) : h;
+    *logits = tn_forward(n->logits, h);
+    *value = tn_forward(n->value, v);
+}
+
+static void lstm_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,
+                         tn_tensor **value, tn_tensor **new_state) {
+    const network *n = p->self;
+    tn_tensor *x = flat(n, observations);
+    tn_tensor *h = n->hidden ? tn_forward(n->hidden, x) : x;
+    tn_lstm_cell_forward(n->cell, h, state[0], state[1], &new_state[0], &new_state[1]);
+    *logits = tn_forward(n->logits, new_state[0]);
+    *value = tn_forward(n->value, new_state[0]);
+}
+
+static void lstm_initial_state(tn_policy *p, int64_t batch, tn_tensor **state) {
+    const network *n = p->self;
+    for (int i = 0; i < 2; i++)
+        state[i] = tn_init_constant((int64_t[]){batch, n->recurrent}, 2, 0);
+}
+
+static const tn_policy_type mlp_type = {sizeof(tn_policy_type), "mlp", 0, mlp_forward, NULL, free};
+static const tn_policy_type lstm_type = {sizeof(tn_policy_type), "lstm", 2, lstm_forward, lstm_initial_state, free};
+
+tn_status tn_policy_mlp(const tn_policy_options *options, tn_policy **out) {
+    return make_policy(options, &mlp_type, out);
+}
+tn_status tn_policy_lstm(const tn_policy_options *options, tn_policy **out) {
+    return make_policy(options, &lstm_type, out);
+}
