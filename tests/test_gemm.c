@@ -101,12 +101,89 @@ static tn_matrix matrix_of(const array *x) {
     return m;
 }
 
+/* ---- joints ------------------------------------------------------------------------------------------------------- */
+
+/* A program at a joint with what its launch needs. Loads yield x · 0.75 + 0.5; stores take max(x + bias[column], 0). */
+typedef struct bound_program {
+    kir_vm *vm;
+    int64_t *sizes;
+    void *buffers[3];
+} bound_program;
+
+static float loaded(float x) { return x * 0.75f + 0.5f; }
+static float stored(float x, float bias) { return x + bias > 0 ? x + bias : 0; }
+
+static kir_aff affine(int64_t first, const int64_t *stride) {
+    kir_aff a = kir_aff_const(first);
+    memcpy(a.s, stride, AXES * sizeof *stride);
+    return a;
+}
+
+static kir_aff block_index(void) {
+    kir_aff a = kir_aff_const(0);
+    a.s[ROW] = TN_GEMM_BLOCK_LD;
+    a.s[COL] = 1;
+    return a;
+}
+
+static void finish_program(kir_builder *b, bound_program *out) {
+    kir_program *program = NULL;
+    assert_ok(kir_finish(b, &program, &out->sizes));
+    assert_ok(kir_vm_compile(program, &out->vm));
+    kir_free(program);
+}
+
+static kir_val scaled(kir_builder *b, kir_val x) {
+    kir_val product = kir_binary(b, KIR_MUL, x, kir_const(b, KIR_F32, 0.75));
+    return kir_binary(b, KIR_ADD, product, kir_const(b, KIR_F32, 0.5));
+}
+
+static void make_load(const array *from, bound_program *out) {
+    kir_builder *b = NULL;
+    assert_ok(kir_begin(AXES, 0, from->extent, &b));
+    int source = kir_buffer(b, TN_F32), block = kir_buffer(b, TN_F32);
+    kir_aff at = affine(from->first, from->stride), to = block_index();
+    kir_store(b, block, &to, scaled(b, kir_load(b, source, &at, KIR_NONE)), KIR_NONE);
+    out->buffers[0] = from->memory;
+    out->buffers[1] = NULL;
+    finish_program(b, out);
+}
+
+static void make_store(const array *to, float *bias, bound_program *out) {
+    kir_builder *b = NULL;
+    assert_ok(kir_begin(AXES, 0, to->extent, &b));
+    int result = kir_buffer(b, TN_F32), block = kir_buffer(b, TN_F32), column = kir_buffer(b, TN_F32);
+    kir_aff at = affine(to->first, to->stride), from = block_index(), of_bias = kir_aff_const(0);
+    of_bias.s[COL] = 1;
+    kir_val x = kir_load(b, block, &from, KIR_NONE);
+    x = kir_binary(b, KIR_ADD, x, kir_load(b, column, &of_bias, KIR_NONE));
+    kir_store(b, result, &at, kir_binary(b, KIR_MAX, x, kir_const(b, KIR_F32, 0)), KIR_NONE);
+    out->buffers[0] = to->memory;
+    out->buffers[1] = NULL;
+    out->buffers[2] = bias;
+    finish_program(b, out);
+}
+
+static void free_program(bound_program *p) {
+    kir_vm_free(p->vm);
+    tn_mem_free(p->sizes);
+    *p = (bound_program){0};
+}
+
+static tn_joint joint_of(bound_program *p, int buffers) {
+    tn_joint joint = {.vm = p->vm, .block_buffer = 1, .buffer_count = buffers};
+    joint.launch = (kir_launch){.sizes = p->sizes, .buffers = p->buffers};
+    return joint;
+}
+
 /* ---- a product, and its definition -------------------------------------------------------------------------------- */
 
 typedef struct product {
     tn_dtype dtype;
     int64_t batch[TN_GEMM_BATCH_AXES], m, n, k;
     array a, b, c, expected;
+    bool load_a, load_b, store_c; /* joints */
+    float *bias;                  /* of store_c, one a column */
 } product;
 
 static void set_extents(array *x, const product *p, int64_t rows, int64_t cols) {
@@ -126,6 +203,8 @@ static double define(const product *p, const int64_t *point) {
         for (int64_t i = k; i < p->k && i < k + KIR_KSUM; i++) {
             a[COL] = b[ROW] = i;
             double x = get(&p->a, index_of(&p->a, a)), y = get(&p->b, index_of(&p->b, b));
+            if (p->load_a) x = (double)loaded((float)x);
+            if (p->load_b) y = (double)loaded((float)y);
             chain = p->dtype == TN_F64 ? fma(x, y, chain) : (double)fmaf((float)x, (float)y, (float)chain);
         }
         if (k == 0) {
@@ -134,7 +213,7 @@ static double define(const product *p, const int64_t *point) {
             total = p->dtype == TN_F64 ? total + chain : (double)((float)total + (float)chain);
         }
     }
-    return total;
+    return p->store_c ? (double)stored((float)total, p->bias[point[COL]]) : total;
 }
 
 static int64_t points_of(const array *x) {
@@ -157,6 +236,11 @@ static void make_product(product *p) {
     random_array(&p->a, p->dtype, true);
     random_array(&p->b, p->dtype, true);
     random_array(&p->c, p->dtype, false);
+    if (p->store_c) {
+        p->bias = tn_mem_alloc((size_t)(p->n + 1) * sizeof *p->bias);
+        assert_non_null(p->bias);
+        for (int64_t i = 0; i < p->n; i++) p->bias[i] = (float)random_real();
+    }
     p->expected = p->c;
     size_t bytes = (size_t)p->c.size * tn_dtype_size(p->dtype);
     p->expected.memory = tn_mem_alloc(bytes);
@@ -174,6 +258,7 @@ static void free_product(product *p) {
     tn_mem_free(p->b.memory);
     tn_mem_free(p->c.memory);
     tn_mem_free(p->expected.memory);
+    tn_mem_free(p->bias);
 }
 
 /* ---- running ------------------------------------------------------------------------------------------------------ */
@@ -217,6 +302,26 @@ static void call(const product *p, const tn_gemm_args *args, array *c, const cha
     compare(p, c, how);
 }
 
+typedef struct joints {
+    bound_program a, b, c;
+} joints;
+
+static void make_joints(const product *p, const array *c, joints *j, tn_gemm_args *args) {
+    *j = (joints){0};
+    if (p->load_a) make_load(&p->a, &j->a);
+    if (p->load_b) make_load(&p->b, &j->b);
+    if (p->store_c) make_store(c, p->bias, &j->c);
+    if (p->load_a) args->a = (tn_matrix){.joint = joint_of(&j->a, 2)};
+    if (p->load_b) args->b = (tn_matrix){.joint = joint_of(&j->b, 2)};
+    if (p->store_c) args->c = (tn_matrix){.joint = joint_of(&j->c, 3)};
+}
+
+static void free_joints(joints *j) {
+    free_program(&j->a);
+    free_program(&j->b);
+    free_program(&j->c);
+}
+
 /* The caller has chosen instruction set and threads. */
 static void check_product(const product *p) {
     size_t bytes = (size_t)p->c.size * tn_dtype_size(p->dtype);
@@ -228,6 +333,8 @@ static void check_product(const product *p) {
     args.a = matrix_of(&p->a);
     args.b = matrix_of(&p->b);
     args.c = matrix_of(&c);
+    joints j;
+    make_joints(p, &c, &j, &args);
     args.workspace = dirty_memory(tn_gemm_workspace(&args, p->dtype, tn_threads()));
     call(p, &args, &c, "packed anew");
     if (b_is_fixed(p)) {
@@ -236,10 +343,14 @@ static void check_product(const product *p) {
         args.packed_valid = &valid;
         call(p, &args, &c, "packed and kept");
         assert_true(valid || points_of(&p->c) == 0);
-        args.b.data = NULL; /* what is kept is enough */
-        if (valid) call(p, &args, &c, "kept");
+        if (valid) {
+            args.b.data = NULL; /* what is kept is enough */
+            j.b.buffers[0] = NULL;
+            call(p, &args, &c, "kept");
+        }
         tn_mem_free(args.packed_b);
     }
+    free_joints(&j);
     tn_mem_free(args.workspace);
     tn_mem_free(c.memory);
 }
@@ -287,6 +398,23 @@ static void products_have_the_bits_of_their_definition(void **state) {
     }
 }
 
+static void joints_load_and_store_every_element_once(void **state) {
+    (void)state;
+    random_state = 4;
+    for (int i = 0; i < CASES / 2; i++) {
+        product p = {0};
+        random_product(&p);
+        p.dtype = TN_F32;
+        int which = 1 + (int)random_below(7);
+        p.load_a = which & 1;
+        p.load_b = which & 2;
+        p.store_c = which & 4;
+        make_product(&p);
+        check_everywhere(&p);
+        free_product(&p);
+    }
+}
+
 /* Large in one direction: blocks of columns, of rows, and of k, where C is visited several times. */
 static void large_products_have_the_bits_of_their_definition(void **state) {
     (void)state;
@@ -295,6 +423,7 @@ static void large_products_have_the_bits_of_their_definition(void **state) {
     for (size_t i = 0; i < TN_COUNT(sizes) * 3; i++) {
         const int64_t *size = sizes[i / 3];
         product p = {.dtype = i % 3 == 2 ? TN_F64 : TN_F32, .batch = {1, 1, 1, 1}, .m = size[0], .n = size[1], .k = size[2]};
+        p.load_a = p.load_b = p.store_c = i % 3 == 1;
         make_product(&p);
         check_everywhere(&p);
         free_product(&p);
@@ -317,6 +446,7 @@ static void empty_products_are_zero_or_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_have_the_bits_of_their_definition),
+        cmocka_unit_test(joints_load_and_store_every_element_once),
         cmocka_unit_test(large_products_have_the_bits_of_their_definition),
         cmocka_unit_test(empty_products_are_zero_or_nothing),
     };

@@ -12,8 +12,9 @@
 
 enum { TN_GEMM_BATCH_AXES = 4 };
 
-/* A program at a joint. Its parallel axes are the batch axes, then the operand's two axes: (m, k), (k, n) or (m, n). The
- * kernel evaluates boxes of it (kir_vm_run_box). `launch.buffers[block_buffer]` is replaced by the kernel: it is where a
+/* A program at a joint. Its parallel axes are all TN_GEMM_BATCH_AXES batch axes (extent 1 where unused), then the
+ * operand's two axes: (m, k), (k, n) or (m, n). What a joint of B yields may differ from batch to batch, whatever the
+ * batch strides say, unless packed_b is given. The kernel evaluates boxes of it (kir_vm_run_box). `launch.buffers[block_buffer]` is replaced by the kernel: it is where a
  * load program stores its f32 results, or a store program reads the finished f32 block. The access to that buffer must
  * have stride 0 in the batch axes, TN_GEMM_BLOCK_LD in the row axis and 1 in the column axis, and offset 0. */
 enum { TN_GEMM_BLOCK_LD = 512 };
@@ -37,13 +38,16 @@ typedef struct tn_gemm_args {
     int64_t m, n, k;
     tn_matrix a, b, c;
     /* A packed copy of B that may be kept between calls: space of tn_gemm_packed_bytes, filled when *packed_valid is false
-     * and then set to true. NULL: packed anew each time. Only for B without batch strides. */
+     * and then set to true; from then on neither B's data nor its joint is read. NULL: packed anew each time. Only for
+     * one B for all batches. */
     void *packed_b;
     bool *packed_valid;
     void *workspace; /* tn_gemm_workspace bytes, 64-byte aligned: part of the plan's arena, never allocated here */
 } tn_gemm_args;
 
 size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
+/* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides and joints of args, no data; enough
+ * with and without packed_b. */
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 /* Cannot fail: all memory is given. Same bits for any thread count, any split, any instruction set. */
 void tn_gemm_f32(const tn_gemm_args *args);

@@ -115,7 +115,9 @@ static void simplify(tn_gemm_args *g) {
 
 static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
 
+/* What a joint of B yields may differ from product to product, unless the caller keeps one packed copy for all. */
 static bool is_b_fixed(const tn_gemm_args *g) {
+    if (g->packed_b) return true;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {
         if (g->batch[axis] > 1 && (g->b.batch_stride[axis] != 0 || g->b.joint.vm)) return false;
     }
@@ -126,7 +128,7 @@ static bool is_b_fixed(const tn_gemm_args *g) {
  * by the thread that uses it. */
 static b_source choose_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
-    if (x->packed_b && g->b_fixed) return B_CACHED;
+    if (x->packed_b) return B_CACHED;
     if (g->b_fixed && g->batches > 1) return B_TOGETHER;
     bool readable = !x->b.joint.vm && x->b.col_stride == 1;
     if (readable && x->m <= IN_PLACE_ROWS) return B_IN_PLACE;
