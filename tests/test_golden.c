@@ -47,7 +47,8 @@ static tn_dtype dtype_of(const tn_json *packed, tn_dtype floating) {
 static int shape_of(const tn_json *packed, int64_t *shape) {
     const tn_json *list = tn_json_get(packed, "shape");
     int rank = (int)tn_json_length(list);
-    for (int d = 0; d < rank; d++) shape[d] = tn_json_int(tn_json_at(list, (size_t)d), -1);
+    for (int d = 0; d < rank; d++)
+        shape[d] = tn_json_int(tn_json_at(list, (size_t)d), -1);
     return rank;
 }
 
@@ -59,7 +60,8 @@ static tn_tensor *tensor_of(const tn_json *packed, tn_dtype floating) {
     tn_dtype dtype = dtype_of(packed, floating);
     void *data = calloc((size_t)count + 1, 8);
     assert_non_null(data);
-    for (int64_t i = 0; i < count; i++) put_element(data, i, dtype, number_of(tn_json_at(list, (size_t)i)));
+    for (int64_t i = 0; i < count; i++)
+        put_element(data, i, dtype, number_of(tn_json_at(list, (size_t)i)));
     tn_tensor *t = tn_from_data(data, shape, rank, dtype);
     free(data);
     assert_ok(tn_status_of(t));
@@ -85,7 +87,8 @@ static void assert_agrees(const golden *g, const char *what, const tn_tensor *t,
     int64_t shape[TN_MAX_RANK], count = tn_numel(t);
     assert_ok(tn_status_of(t));
     assert_int_equal(tn_rank(t), shape_of(want, shape));
-    for (int d = 0; d < tn_rank(t); d++) assert_int_equal(tn_size(t, d), shape[d]);
+    for (int d = 0; d < tn_rank(t); d++)
+        assert_int_equal(tn_size(t, d), shape[d]);
     assert_int_equal(tn_dtype_of(t), g->dtype);
     void *data = calloc((size_t)count + 1, 8);
     assert_non_null(data);
@@ -111,8 +114,10 @@ static int op_named(const char *name) {
 static tn_attrs attributes_of(const tn_json *row) {
     tn_attrs a = {0};
     const tn_json *i = tn_json_get(row, "i"), *f = tn_json_get(row, "f");
-    for (size_t k = 0; k < tn_json_length(i); k++) a.i[a.n_i++] = tn_json_int(tn_json_at(i, k), 0);
-    for (size_t k = 0; k < tn_json_length(f); k++) a.f[a.n_f++] = tn_json_number(tn_json_at(f, k), 0.0);
+    for (size_t k = 0; k < tn_json_length(i); k++)
+        a.i[a.n_i++] = tn_json_int(tn_json_at(i, k), 0);
+    for (size_t k = 0; k < tn_json_length(f); k++)
+        a.f[a.n_f++] = tn_json_number(tn_json_at(f, k), 0.0);
     return a;
 }
 
@@ -146,7 +151,8 @@ static void check_case(const golden *g) {
         if (grads && !is_null(tn_json_at(grads, (size_t)k))) assert_ok(tn_set_requires_grad(inputs[k], true));
     }
     tn_attrs a = attributes_of(g->row);
-    tn_tensor *y = tn_record(op_named(tn_json_string(tn_json_get(g->row, "op"), "")), (const tn_tensor *const *)inputs, n_in, &a);
+    tn_tensor *y =
+        tn_record(op_named(tn_json_string(tn_json_get(g->row, "op"), "")), (const tn_tensor *const *)inputs, n_in, &a);
     assert_agrees(g, "result", y, tn_json_get(g->row, "out"));
     if (grads) check_gradients(g, y, inputs);
 }

@@ -18,20 +18,20 @@
 /* A node on the tape. Leaves are known by their slot: all versions of one parameter share an entry. */
 typedef struct tape_entry {
     tn_node *node;
-    tn_node *grad;       /* sum of what has arrived; owned by the build */
+    tn_node *grad; /* sum of what has arrived; owned by the build */
     int32_t next_child;
     bool visited;
-    bool needed;         /* it, or something below it, is asked for */
+    bool needed; /* it, or something below it, is asked for */
 } tape_entry;
 
 typedef struct tape {
     tn_build build;
     tape_entry *entries;
-    int32_t *order;      /* entries, inputs before their users */
-    int32_t *stack;      /* entries whose children are being visited */
-    int32_t *table;      /* open addressing by key; entry + 1, 0 where empty */
+    int32_t *order; /* entries, inputs before their users */
+    int32_t *stack; /* entries whose children are being visited */
+    int32_t *table; /* open addressing by key; entry + 1, 0 where empty */
     size_t count, capacity, order_count, order_capacity, depth, stack_capacity, table_size;
-    bool leaves_needed;  /* tn_backward: every leaf is asked for */
+    bool leaves_needed; /* tn_backward: every leaf is asked for */
 } tape;
 
 static const void *key_of(const tn_node *n) {
@@ -42,7 +42,8 @@ static const void *key_of(const tn_node *n) {
 static size_t table_place(const tape *t, const void *key) {
     size_t mask = t->table_size - 1;
     size_t at = (size_t)(((uintptr_t)key >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 20) & mask;
-    while (t->table[at] && key_of(t->entries[t->table[at] - 1].node) != key) at = (at + 1) & mask;
+    while (t->table[at] && key_of(t->entries[t->table[at] - 1].node) != key)
+        at = (at + 1) & mask;
     return at;
 }
 
@@ -59,7 +60,8 @@ static tn_status table_double(tape *t) {
     tn_mem_free(t->table);
     t->table = table;
     t->table_size = size;
-    for (size_t i = 0; i < t->count; i++) t->table[table_place(t, key_of(t->entries[i].node))] = (int32_t)i + 1;
+    for (size_t i = 0; i < t->count; i++)
+        t->table[table_place(t, key_of(t->entries[i].node))] = (int32_t)i + 1;
     return TN_OK;
 }
 
@@ -143,8 +145,10 @@ static tn_status walk(tape *t, tn_node *n) {
             continue;
         }
         TRY(tape_enter(t, child, &entry));
-        if (t->entries[entry].visited) t->entries[here].needed |= t->entries[entry].needed;
-        else TRY(tape_push(t, entry));
+        if (t->entries[entry].visited)
+            t->entries[here].needed |= t->entries[entry].needed;
+        else
+            TRY(tape_push(t, entry));
     }
     return TN_OK;
 }
@@ -156,7 +160,8 @@ static tn_status check_gradient(const tn_node *n, int i, const tn_node *g) {
     size_t bytes = sizeof in->shape[0] * in->rank;
     if (g->rank == in->rank && g->dtype == in->dtype && !memcmp(g->shape, in->shape, bytes)) return TN_OK;
     char is[96], want[96];
-    return tn_fail(TN_ERR_INTERNAL, "%s: the gradient of input %d is %s %s, the input is %s %s: a defect in the op's rule",
+    return tn_fail(TN_ERR_INTERNAL,
+                   "%s: the gradient of input %d is %s %s, the input is %s %s: a defect in the op's rule",
                    tn_op(n->op)->name, i, tn_shape_text(g, is, sizeof is), tn_dtype_name((tn_dtype)g->dtype),
                    tn_shape_text(in, want, sizeof want), tn_dtype_name((tn_dtype)in->dtype));
 }
@@ -174,10 +179,11 @@ static tn_status check_stale(const tape *t, size_t first, const tn_node *n) {
             const tn_node *in = made->in[k];
             if (!in || !((in->root ? in->root : in)->flags & TN_NODE_STALE)) continue;
             char text[96];
-            return tn_fail(TN_ERR_STATE,
-                           "backward: the gradient of %s (%s:%d) needs a tensor %s that has been modified in place since; "
-                           "run backward before the write, or compute from a clone",
-                           tn_op(n->op)->name, n->file ? n->file : "?", n->line, tn_shape_text(in, text, sizeof text));
+            return tn_fail(
+                TN_ERR_STATE,
+                "backward: the gradient of %s (%s:%d) needs a tensor %s that has been modified in place since; "
+                "run backward before the write, or compute from a clone",
+                tn_op(n->op)->name, n->file ? n->file : "?", n->line, tn_shape_text(in, text, sizeof text));
         }
     }
     return TN_OK;
@@ -277,7 +283,8 @@ static tn_status collect_leaves(tape *t) {
     if (!handles) return TN_ERR_MEMORY;
     tn_status s = make_handles(t, handles);
     if (s == TN_OK) swap_slots(t, handles);
-    for (size_t i = 0; s != TN_OK && i < t->count; i++) tn_free(handles[i]);
+    for (size_t i = 0; s != TN_OK && i < t->count; i++)
+        tn_free(handles[i]);
     tn_mem_free(handles);
     return s;
 }
@@ -292,10 +299,13 @@ static tn_status check_leaf(const tn_tensor *t) {
         return tn_fail(TN_ERR_DTYPE, "set_requires_grad: only floating tensors have gradients, this one is %s",
                        tn_dtype_name((tn_dtype)n->dtype));
     if ((n->flags & TN_NODE_GRAD) && !(n->flags & TN_NODE_LEAF))
-        return tn_fail(TN_ERR_ARGUMENT, "set_requires_grad: the tensor was computed by %s from others that require gradients; "
-                                        "only leaves can be marked (detach it first)", tn_op(n->op)->name);
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "set_requires_grad: the tensor was computed by %s from others that require gradients; "
+                       "only leaves can be marked (detach it first)",
+                       tn_op(n->op)->name);
     if (t->base)
-        return tn_fail(TN_ERR_ARGUMENT, "set_requires_grad: a view cannot be a leaf; mark its base, or a contiguous copy");
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "set_requires_grad: a view cannot be a leaf; mark its base, or a contiguous copy");
     return TN_OK;
 }
 
@@ -370,8 +380,9 @@ static tn_status check_loss(const tn_tensor *loss) {
         return tn_fail(TN_ERR_SHAPE, "backward: the loss must have one element, it is %s; reduce it (sum, mean) first",
                        tn_shape_text(n, text, sizeof text));
     if (!(n->flags & TN_NODE_GRAD))
-        return tn_fail(TN_ERR_STATE, "backward: the loss does not require gradients: none of the tensors that it was computed "
-                                     "from was marked with tn_set_requires_grad, or it was computed under TN_NO_GRAD");
+        return tn_fail(TN_ERR_STATE,
+                       "backward: the loss does not require gradients: none of the tensors that it was computed "
+                       "from was marked with tn_set_requires_grad, or it was computed under TN_NO_GRAD");
     return TN_OK;
 }
 
@@ -392,11 +403,11 @@ static tn_status check_output(const tn_tensor *output, const tn_tensor *grad) {
     if (!output) return tn_fail(TN_ERR_ARGUMENT, "gradients: an output is NULL");
     TRY(tn_status_of(output));
     const tn_node *n = tn_tensor_node(output);
-    if (!(n->flags & TN_NODE_GRAD))
-        return tn_fail(TN_ERR_STATE, "gradients: an output does not require gradients");
+    if (!(n->flags & TN_NODE_GRAD)) return tn_fail(TN_ERR_STATE, "gradients: an output does not require gradients");
     char is[96], want[96];
     if (!grad && tn_node_numel(n) != 1)
-        return tn_fail(TN_ERR_SHAPE, "gradients: output %s has more than one element; give its gradient in grad_outputs",
+        return tn_fail(TN_ERR_SHAPE,
+                       "gradients: output %s has more than one element; give its gradient in grad_outputs",
                        tn_shape_text(n, is, sizeof is));
     if (!grad) return TN_OK;
     TRY(tn_status_of(grad));
@@ -425,8 +436,10 @@ typedef struct request {
 static tn_tensor *grad_output(const request *q, int i) { return q->grad_outputs ? q->grad_outputs[i] : NULL; }
 
 static tn_status check_request(const request *q) {
-    for (int i = 0; i < q->output_count; i++) TRY(check_output(q->outputs[i], grad_output(q, i)));
-    for (int i = 0; i < q->input_count; i++) TRY(check_input(q->inputs[i]));
+    for (int i = 0; i < q->output_count; i++)
+        TRY(check_output(q->outputs[i], grad_output(q, i)));
+    for (int i = 0; i < q->input_count; i++)
+        TRY(check_input(q->inputs[i]));
     return TN_OK;
 }
 
@@ -442,7 +455,8 @@ static tn_status enter_inputs(tape *t, const request *q) {
 
 static tn_status gradients_on(tape *t, const request *q, tn_tensor **grads) {
     TRY(enter_inputs(t, q));
-    for (int i = 0; i < q->output_count; i++) TRY(walk(t, tn_tensor_node(q->outputs[i])));
+    for (int i = 0; i < q->output_count; i++)
+        TRY(walk(t, tn_tensor_node(q->outputs[i])));
     for (int i = 0; i < q->output_count; i++) {
         const tn_tensor *g = grad_output(q, i);
         TRY(seed(t, tn_tensor_node(q->outputs[i]), g ? tn_tensor_node(g) : NULL));
@@ -462,12 +476,14 @@ static tn_status gradients_on(tape *t, const request *q, tn_tensor **grads) {
 tn_status tn_gradients(tn_tensor *const *outputs, int output_count, tn_tensor *const *grad_outputs,
                        tn_tensor *const *inputs, int input_count, bool create_graph, tn_tensor **grads) {
     if (!outputs || !inputs || !grads || output_count < 1 || input_count < 1)
-        return tn_fail(TN_ERR_ARGUMENT, "gradients: outputs, inputs and grads must not be NULL and need at least one entry");
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "gradients: outputs, inputs and grads must not be NULL and need at least one entry");
     request q = {outputs, grad_outputs, inputs, output_count, input_count};
     TRY(check_request(&q));
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
-    for (int i = 0; i < input_count; i++) grads[i] = NULL;
+    for (int i = 0; i < input_count; i++)
+        grads[i] = NULL;
     tape t = {0};
     bool before = r->no_grad;
     r->no_grad = !create_graph;

@@ -15,7 +15,8 @@ static tn_status check_expansion(const tn_node *n, const tn_node *root) {
 static tn_status expand_with(tn_build *b, tn_node *n) {
     tn_node *root = tn_op(n->op)->impl->compose(b, n);
     TRY(b->status);
-    if (!root) return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing: a defect in the op", tn_op(n->op)->name);
+    if (!root)
+        return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing: a defect in the op", tn_op(n->op)->name);
     TRY(check_expansion(n, root));
     n->expansion = tn_node_retain(root);
     return TN_OK;

@@ -15,7 +15,9 @@ static tn_node *at_most(tn_build *b, tn_node *x, double v) { return tn_b_minimum
 static tn_node *less(tn_build *b, tn_node *x, double v) { return tn_b_lt(b, x, tn_b_const(b, v, x)); }
 static tn_node *less_equal(tn_build *b, tn_node *x, double v) { return tn_b_le(b, x, tn_b_const(b, v, x)); }
 static tn_node *positive(tn_build *b, tn_node *x) { return tn_b_lt(b, zero(b, x), x); }
-static tn_node *clamped(tn_build *b, tn_node *x, double low, double high) { return at_most(b, at_least(b, x, low), high); }
+static tn_node *clamped(tn_build *b, tn_node *x, double low, double high) {
+    return at_most(b, at_least(b, x, low), high);
+}
 
 /* 1 - x */
 static tn_node *rest(tn_build *b, tn_node *x) { return tn_b_sub(b, tn_b_const(b, 1.0, x), x); }
@@ -36,7 +38,10 @@ static tn_status grad_relu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* relu(x): max(x, 0); NaN stays NaN. */
-const tn_op_impl tn_impl_relu = {.infer = tn_infer_not_bool, .compose = compose_relu, .grad = grad_relu};
+const tn_op_impl tn_impl_relu = {.infer = tn_infer_not_bool,
+                                 .compose = compose_relu,
+                                 .grad = grad_relu,
+                                 .cases = "types=f32,f64,i32; [3,5]@-4..4~0.1; [2,0]; []; error=number [3]:bool"};
 
 static tn_node *compose_relu6(tn_build *b, const tn_node *n) { return clamped(b, n->in[0], 0.0, 6.0); }
 
@@ -46,7 +51,10 @@ static tn_status grad_relu6(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 
 /* relu6(x): min(max(x, 0), 6). */
-const tn_op_impl tn_impl_relu6 = {.infer = tn_infer_float, .compose = compose_relu6, .grad = grad_relu6};
+const tn_op_impl tn_impl_relu6 = {.infer = tn_infer_float,
+                                  .compose = compose_relu6,
+                                  .grad = grad_relu6,
+                                  .cases = "types=f32,f64; [3,5]@-4..9~0.1; [2,0]; error=floating [3]:i64"};
 
 static tn_node *compose_hardtanh(tn_build *b, const tn_node *n) {
     return clamped(b, n->in[0], n->f[TN_HARDTANH_MIN_VAL], n->f[TN_HARDTANH_MAX_VAL]);
@@ -58,7 +66,11 @@ static tn_status grad_hardtanh(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 }
 
 /* hardtanh(x, min_val, max_val): min(max(x, min_val), max_val); usually -1 and 1. */
-const tn_op_impl tn_impl_hardtanh = {.infer = tn_infer_float, .compose = compose_hardtanh, .grad = grad_hardtanh};
+const tn_op_impl tn_impl_hardtanh = {
+    .infer = tn_infer_float,
+    .compose = compose_hardtanh,
+    .grad = grad_hardtanh,
+    .cases = "types=f32,f64; [3,5]@-4..4~0.1 min_val=-1 max_val=2; error=floating [3]:i64 min_val=-1 max_val=1"};
 
 static tn_node *compose_hardsigmoid(tn_build *b, const tn_node *n) {
     return tn_b_scale(b, clamped(b, tn_b_offset(b, n->in[0], 3.0), 0.0, 6.0), 1.0 / 6.0);
@@ -70,9 +82,15 @@ static tn_status grad_hardsigmoid(tn_build *b, const tn_node *n, tn_node *dy, tn
 }
 
 /* hardsigmoid(x): relu6(x + 3) / 6. */
-const tn_op_impl tn_impl_hardsigmoid = {.infer = tn_infer_float, .compose = compose_hardsigmoid, .grad = grad_hardsigmoid};
+const tn_op_impl tn_impl_hardsigmoid = {
+    .infer = tn_infer_float,
+    .compose = compose_hardsigmoid,
+    .grad = grad_hardsigmoid,
+    .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64"};
 
-static tn_node *compose_hardswish(tn_build *b, const tn_node *n) { return tn_b_mul(b, n->in[0], tn_b_hardsigmoid(b, n->in[0])); }
+static tn_node *compose_hardswish(tn_build *b, const tn_node *n) {
+    return tn_b_mul(b, n->in[0], tn_b_hardsigmoid(b, n->in[0]));
+}
 
 static tn_status grad_hardswish(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0];
@@ -83,7 +101,11 @@ static tn_status grad_hardswish(tn_build *b, const tn_node *n, tn_node *dy, tn_n
 }
 
 /* hardswish(x): x · relu6(x + 3) / 6. */
-const tn_op_impl tn_impl_hardswish = {.infer = tn_infer_float, .compose = compose_hardswish, .grad = grad_hardswish};
+const tn_op_impl tn_impl_hardswish = {
+    .infer = tn_infer_float,
+    .compose = compose_hardswish,
+    .grad = grad_hardswish,
+    .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64"};
 
 static tn_node *compose_leaky_relu(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
@@ -96,7 +118,12 @@ static tn_status grad_leaky_relu(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* leaky_relu(x, negative_slope): x where x > 0, else negative_slope · x; usually 0.01. */
-const tn_op_impl tn_impl_leaky_relu = {.infer = tn_infer_float, .compose = compose_leaky_relu, .grad = grad_leaky_relu};
+const tn_op_impl tn_impl_leaky_relu = {
+    .infer = tn_infer_float,
+    .compose = compose_leaky_relu,
+    .grad = grad_leaky_relu,
+    .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 negative_slope=0.01; [2,0] negative_slope=0; "
+             "error=floating [3]:i64 negative_slope=0.1"};
 
 /* The weight as it meets x: one for all, or one a channel (dimension 1). */
 static tn_node *prelu_weight(tn_build *b, const tn_node *n) {
@@ -104,7 +131,8 @@ static tn_node *prelu_weight(tn_build *b, const tn_node *n) {
     tn_node *w = n->in[1];
     int64_t shape[TN_MAX_RANK];
     if (x->rank < 2 || tn_node_numel(w) == 1) return tn_b_view(b, w, (int64_t[]){1}, x->rank ? 1 : 0);
-    for (int d = 0; d < x->rank; d++) shape[d] = d == 1 ? w->shape[0] : 1;
+    for (int d = 0; d < x->rank; d++)
+        shape[d] = d == 1 ? w->shape[0] : 1;
     return tn_b_view(b, w, shape, x->rank);
 }
 
@@ -115,10 +143,11 @@ static tn_status infer_prelu(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     TRY(tn_infer_same(c));
     if (w->dtype != x->dtype)
-        return tn_fail(TN_ERR_DTYPE, "prelu: x is %s and the weight %s; cast one of them", tn_dtype_name((tn_dtype)x->dtype),
-                       tn_dtype_name((tn_dtype)w->dtype));
+        return tn_fail(TN_ERR_DTYPE, "prelu: x is %s and the weight %s; cast one of them",
+                       tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
     if (w->rank <= 1 && (tn_node_numel(w) == 1 || (w->rank == 1 && w->shape[0] == channels))) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "prelu: the weight must have one element or one for each of the %lld channels of %s, it is %s",
+    return tn_fail(TN_ERR_SHAPE,
+                   "prelu: the weight must have one element or one for each of the %lld channels of %s, it is %s",
                    (long long)channels, tn_shape_text(x, xt, sizeof xt), tn_shape_text(w, wt, sizeof wt));
 }
 
@@ -138,7 +167,12 @@ static tn_status grad_prelu(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 
 /* prelu(x, weight): x where x > 0, else weight · x; weight has one element, or one a channel (dimension 1 of x). */
-const tn_op_impl tn_impl_prelu = {.infer = infer_prelu, .compose = compose_prelu, .grad = grad_prelu};
+const tn_op_impl tn_impl_prelu = {
+    .infer = infer_prelu,
+    .compose = compose_prelu,
+    .grad = grad_prelu,
+    .cases = "tol=4e-6 atol=2e-6; [2,3,4]@-4..4~0.1 [3]; [2,3]@-4..4~0.1 [1]; [4]@-4..4~0.1 []; "
+             "[3]@-4..4~0.1 [1]; error=channels [2,3] [2]; error=cast [2,3]:f32 [3]:f64"};
 
 /* ---- exponential ones ----------------------------------------------------------------------------------------------------- */
 
@@ -161,7 +195,11 @@ static tn_status grad_elu(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
 }
 
 /* elu(x, alpha): x where x > 0, else alpha · (exp(x) - 1); usually 1. Source: Clevert et al. 2015. */
-const tn_op_impl tn_impl_elu = {.infer = tn_infer_float, .compose = compose_elu, .grad = grad_elu};
+const tn_op_impl tn_impl_elu = {.infer = tn_infer_float,
+                                .compose = compose_elu,
+                                .grad = grad_elu,
+                                .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1 alpha=1.5; [40]@-100..100~0.1 alpha=1; "
+                                         "error=floating [3]:i64 alpha=1"};
 
 /* Klambauer et al. 2017, eq. 14. */
 static const double selu_alpha = 1.6732632423543772848170429916717, selu_scale = 1.0507009873554804934193349852946;
@@ -174,7 +212,11 @@ static tn_status grad_selu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* selu(x): 1.0507 · elu(x, 1.6733), which keeps mean 0 and variance 1 through layers. Source: Klambauer et al. 2017. */
-const tn_op_impl tn_impl_selu = {.infer = tn_infer_float, .compose = compose_selu, .grad = grad_selu};
+const tn_op_impl tn_impl_selu = {
+    .infer = tn_infer_float,
+    .compose = compose_selu,
+    .grad = grad_selu,
+    .cases = "tol=4e-6 atol=2e-6; [3,5]@-4..4~0.1; [2,0]; []@-3..3~0.1; error=floating [3]:i64"};
 
 static tn_node *compose_sigmoid(tn_build *b, const tn_node *n) {
     tn_node *below = tn_b_offset(b, tn_b_exp(b, tn_b_neg(b, n->in[0])), 1.0);
@@ -188,8 +230,12 @@ static tn_status grad_sigmoid(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 }
 
 /* sigmoid(x): 1 / (1 + exp(-x)). */
-const tn_op_impl tn_impl_sigmoid = {
-    .to_float = true, .infer = tn_infer_broadcast, .compose = compose_sigmoid, .grad = grad_sigmoid};
+const tn_op_impl tn_impl_sigmoid = {.to_float = true,
+                                    .infer = tn_infer_broadcast,
+                                    .compose = compose_sigmoid,
+                                    .grad = grad_sigmoid,
+                                    .cases =
+                                        "types=f32,f64,i32 tol=4e-6 atol=2e-6; [3,5]@-8..8; [2,0]; []; [40]@-200..200"};
 
 static tn_node *compose_silu(tn_build *b, const tn_node *n) { return tn_b_mul(b, n->in[0], tn_b_sigmoid(b, n->in[0])); }
 
@@ -202,7 +248,10 @@ static tn_status grad_silu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* silu(x): x · sigmoid(x), also called swish. */
-const tn_op_impl tn_impl_silu = {.infer = tn_infer_float, .compose = compose_silu, .grad = grad_silu};
+const tn_op_impl tn_impl_silu = {.infer = tn_infer_float,
+                                 .compose = compose_silu,
+                                 .grad = grad_silu,
+                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64"};
 
 /* log(1 + exp(x)) for any x, without overflow. */
 static tn_node *log1p_exp(tn_build *b, tn_node *x) {
@@ -226,7 +275,12 @@ static tn_status grad_softplus(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 }
 
 /* softplus(x, beta, threshold): log(1 + exp(beta·x)) / beta; x itself where beta·x > threshold. */
-const tn_op_impl tn_impl_softplus = {.infer = tn_infer_float, .compose = compose_softplus, .grad = grad_softplus};
+const tn_op_impl tn_impl_softplus = {
+    .infer = tn_infer_float,
+    .compose = compose_softplus,
+    .grad = grad_softplus,
+    .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [3,5]@-8..8~0.1 beta=2 threshold=5; [40]@-200..200~0.1; "
+             "error=floating [3]:i64"};
 
 static tn_node *compose_mish(tn_build *b, const tn_node *n) {
     return tn_b_mul(b, n->in[0], tn_b_tanh(b, log1p_exp(b, n->in[0])));
@@ -241,7 +295,10 @@ static tn_status grad_mish(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 
 /* mish(x): x · tanh(softplus(x)). Source: Misra 2019. */
-const tn_op_impl tn_impl_mish = {.infer = tn_infer_float, .compose = compose_mish, .grad = grad_mish};
+const tn_op_impl tn_impl_mish = {.infer = tn_infer_float,
+                                 .compose = compose_mish,
+                                 .grad = grad_mish,
+                                 .cases = "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64"};
 
 static tn_node *compose_logsigmoid(tn_build *b, const tn_node *n) {
     return tn_b_neg(b, log1p_exp(b, tn_b_neg(b, n->in[0])));
@@ -253,7 +310,11 @@ static tn_status grad_logsigmoid(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* logsigmoid(x): log(sigmoid(x)) without overflow. */
-const tn_op_impl tn_impl_logsigmoid = {.infer = tn_infer_float, .compose = compose_logsigmoid, .grad = grad_logsigmoid};
+const tn_op_impl tn_impl_logsigmoid = {.infer = tn_infer_float,
+                                       .compose = compose_logsigmoid,
+                                       .grad = grad_logsigmoid,
+                                       .cases =
+                                           "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64"};
 
 /* ---- gelu ------------------------------------------------------------------------------------------------------------------- */
 
@@ -295,7 +356,12 @@ static tn_status grad_gelu(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 
 /* gelu(x, approximate): x · Φ(x), Φ the normal distribution function; approximate=tanh uses
  * (1 + tanh(sqrt(2/π)(x + 0.044715 x³))) / 2 for it. Source: Hendrycks and Gimpel 2016. */
-const tn_op_impl tn_impl_gelu = {.infer = tn_infer_float, .compose = compose_gelu, .grad = grad_gelu};
+const tn_op_impl tn_impl_gelu = {.infer = tn_infer_float,
+                                 .compose = compose_gelu,
+                                 .grad = grad_gelu,
+                                 .cases =
+                                     "tol=4e-6 atol=2e-6; [3,5]@-4..4; [3,5]@-4..4 approximate=tanh; [40]@-30..30; "
+                                     "[40]@-30..30 approximate=tanh; error=floating [3]:i64"};
 
 /* ---- gates ------------------------------------------------------------------------------------------------------------------- */
 
@@ -307,8 +373,8 @@ static tn_status infer_glu(tn_infer *c) {
     TRY(tn_infer_dim(c, *dim, x->rank, dim));
     TRY(tn_infer_same(c));
     if (x->shape[*dim] % 2)
-        return tn_fail(TN_ERR_SHAPE, "glu: extent %lld of dimension %lld of %s cannot be halved", (long long)x->shape[*dim],
-                       (long long)*dim, tn_shape_text(x, text, sizeof text));
+        return tn_fail(TN_ERR_SHAPE, "glu: extent %lld of dimension %lld of %s cannot be halved",
+                       (long long)x->shape[*dim], (long long)*dim, tn_shape_text(x, text, sizeof text));
     c->shape[*dim] = x->shape[*dim] / 2;
     c->symbol[*dim] = 0;
     return TN_OK;
@@ -321,9 +387,17 @@ static tn_node *compose_glu(tn_build *b, const tn_node *n) {
 }
 
 /* glu(x, dim): a · sigmoid(b), where a and b are the halves of x along dim. Source: Dauphin et al. 2016. */
-const tn_op_impl tn_impl_glu = {.infer = infer_glu, .compose = compose_glu};
+const tn_op_impl tn_impl_glu = {
+    .infer = infer_glu,
+    .compose = compose_glu,
+    .cases = "tol=4e-6 atol=2e-6; [3,4] dim=1; [4,3] dim=-2; [0,4] dim=1; error=halved [3] dim=0; "
+             "error=range [4] dim=1"};
 
 static tn_node *compose_swiglu(tn_build *b, const tn_node *n) { return tn_b_mul(b, tn_b_silu(b, n->in[0]), n->in[1]); }
 
 /* swiglu(gate, up): silu(gate) · up. Source: Shazeer 2020. */
-const tn_op_impl tn_impl_swiglu = {.promote = true, .infer = tn_infer_float, .compose = compose_swiglu};
+const tn_op_impl tn_impl_swiglu = {.promote = true,
+                                   .infer = tn_infer_float,
+                                   .compose = compose_swiglu,
+                                   .cases =
+                                       "tol=4e-6 atol=2e-6; [3,4] [3,4]; [3,4] [4]; error=floating [3]:i64 [3]:i64"};

@@ -22,8 +22,9 @@ static tn_status check_window(const tn_infer *c, const window *w, int first_axis
         fine = fine && w->kernel[a] <= INT32_MAX && w->stride[a] <= INT32_MAX && w->dilation[a] <= INT32_MAX &&
                w->padding[a] <= INT32_MAX;
         if (fine) continue;
-        return tn_fail(TN_ERR_ARGUMENT, "%s: kernel %lld, stride %lld, padding %lld, dilation %lld: all but the padding must be "
-                                        "at least 1, the padding at least 0",
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "%s: kernel %lld, stride %lld, padding %lld, dilation %lld: all but the padding must be "
+                       "at least 1, the padding at least 0",
                        c->row->name, (long long)w->kernel[a], (long long)w->stride[a], (long long)w->padding[a],
                        (long long)w->dilation[a]);
     }
@@ -72,8 +73,8 @@ static tn_status check_images(const tn_infer *c, int axes) {
     const tn_node *x = c->in[0];
     char text[96];
     if (x->rank == axes + 1 || x->rank == axes + 2) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: the input must be [batch, channels, %s], or that without the batch; it is %s", c->row->name,
-                   axes == 2 ? "height, width" : "length", tn_shape_text(x, text, sizeof text));
+    return tn_fail(TN_ERR_SHAPE, "%s: the input must be [batch, channels, %s], or that without the batch; it is %s",
+                   c->row->name, axes == 2 ? "height, width" : "length", tn_shape_text(x, text, sizeof text));
 }
 
 static int channel_dim(const tn_node *x, int axes) { return x->rank - axes - 1; }
@@ -86,7 +87,8 @@ static void infer_images(tn_infer *c, int axes, int64_t channels, const int64_t 
     c->rank = x->rank;
     if (at) set_dim(c, 0, x->shape[0], x->symbol[0]);
     set_dim(c, at, channels, 0);
-    for (int a = 0; a < axes; a++) set_dim(c, at + 1 + a, size[a], 0);
+    for (int a = 0; a < axes; a++)
+        set_dim(c, at + 1 + a, size[a], 0);
 }
 
 /* x as a batch of images [n, c, h, w], whatever it was. */
@@ -118,8 +120,9 @@ static tn_status check_conv_channels(const tn_infer *c, int axes) {
     int64_t groups = conv_groups(c->attrs->i, axes), channels = x->shape[channel_dim(x, axes)];
     char xt[96], wt[96];
     if (groups >= 1 && channels == w->shape[1] * groups && w->shape[0] % groups == 0) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: input %s, weight %s and %lld groups do not fit: the weight is [out channels, in channels / "
-                                 "groups, kernel], and groups divides both numbers of channels",
+    return tn_fail(TN_ERR_SHAPE,
+                   "%s: input %s, weight %s and %lld groups do not fit: the weight is [out channels, in channels / "
+                   "groups, kernel], and groups divides both numbers of channels",
                    c->row->name, tn_shape_text(x, xt, sizeof xt), tn_shape_text(w, wt, sizeof wt), (long long)groups);
 }
 
@@ -148,7 +151,9 @@ static tn_status infer_conv(tn_infer *c, int axes) {
 static tn_status infer_conv1d(tn_infer *c) { return infer_conv(c, 1); }
 static tn_status infer_conv2d(tn_infer *c) { return infer_conv(c, 2); }
 
-static bool pointwise(const window *w) { return w->kernel[0] == 1 && w->kernel[1] == 1 && !w->padding[0] && !w->padding[1]; }
+static bool pointwise(const window *w) {
+    return w->kernel[0] == 1 && w->kernel[1] == 1 && !w->padding[0] && !w->padding[1];
+}
 
 /* What the window sees: [n, groups, channels of the group · kernel, places]; without the groups when there is one. */
 static tn_node *columns(tn_build *b, tn_node *x, const window *w, int64_t groups) {
@@ -177,7 +182,8 @@ static tn_node *depthwise(tn_build *b, tn_node *x, tn_node *weight, const window
 
 static tn_node *grouped(tn_build *b, tn_node *x, tn_node *weight, const window *w, int64_t groups) {
     int64_t filters = weight->shape[0] / groups, depth = 1;
-    for (int d = 1; d < weight->rank; d++) depth *= weight->shape[d];
+    for (int d = 1; d < weight->rank; d++)
+        depth *= weight->shape[d];
     tn_node *matrix = groups == 1 ? tn_b_reshape(b, weight, (int64_t[]){filters, depth}, 2)
                                   : tn_b_reshape(b, weight, (int64_t[]){groups, filters, depth}, 3);
     return tn_b_matmul_batched(b, matrix, columns(b, x, w, groups));
@@ -202,11 +208,23 @@ static tn_node *compose_conv2d(tn_build *b, const tn_node *n) { return compose_c
 
 /* conv1d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, length] (or without
  * the batch) with weight [out, channels / groups, kernel]; bias [out] or NULL. */
-const tn_op_impl tn_impl_conv1d = {.infer = infer_conv1d, .compose = compose_conv1d};
+const tn_op_impl tn_impl_conv1d = {
+    .infer = infer_conv1d,
+    .compose = compose_conv1d,
+    .cases = "tol=1e-5 atol=1e-5; [2,3,7] [2,3,3] [2] stride=2 padding=1; [4,6] [4,2,2] - dilation=2 groups=2; "
+             "error=fit [1,1,2] [1,1,3] -; error=groups [1,3,5] [2,2,2] -; error=dimensions [1,3,5] [2,3] -"};
 
 /* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width] (or
  * without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL. */
-const tn_op_impl tn_impl_conv2d = {.infer = infer_conv2d, .compose = compose_conv2d};
+const tn_op_impl tn_impl_conv2d = {
+    .infer = infer_conv2d,
+    .compose = compose_conv2d,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] [3,2,3,2] [3]; [1,3,5,4] [2,3,3,3] [2] stride=(2,2) padding=(1,1); "
+             "[1,2,5,6] [2,2,2,2] - stride=(1,2) padding=(1,0) dilation=(2,1); [1,4,3,3] [2,2,2,2] [2] groups=2; "
+             "[2,3,4,4] [3,1,3,3] [3] padding=(1,1) groups=3; [1,2,3,4] [4,1,2,2] - groups=2; "
+             "[2,3,3,4] [2,3,1,1] [2]; [1,3,5,4] [2,3,1,1] - stride=(2,2); [2,4,4] [3,2,2,2] [3]; "
+             "[0,2,4,4] [3,2,2,2] -; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
+             "error=groups [1,4,3,3] [3,2,2,2] - groups=2; error=without [3,3] [2,3,2,2] -"};
 
 /* ---- conv_transpose2d --------------------------------------------------------------------------------------------------------- */
 
@@ -221,7 +239,8 @@ static tn_status check_output_padding(const tn_infer *c, const window *w) {
     const int64_t *extra = c->attrs->i + TN_CONV_TRANSPOSE2D_OUTPUT_PADDING;
     for (int a = 0; a < 2; a++) {
         if (extra[a] >= 0 && (extra[a] < w->stride[a] || extra[a] < w->dilation[a])) continue;
-        return tn_fail(TN_ERR_ARGUMENT, "conv_transpose2d: an output_padding of %lld: it must be less than stride %lld or dilation %lld",
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "conv_transpose2d: an output_padding of %lld: it must be less than stride %lld or dilation %lld",
                        (long long)extra[a], (long long)w->stride[a], (long long)w->dilation[a]);
     }
     return TN_OK;
@@ -236,8 +255,9 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
     TRY(check_images(c, 2));
     bool fits = weight->rank == 4 && groups >= 1 && weight->shape[0] == x->shape[channel_dim(x, 2)];
     if (!fits || weight->shape[0] % groups)
-        return tn_fail(TN_ERR_SHAPE, "conv_transpose2d: input %s, weight %s and %lld groups do not fit: the weight is [in channels, "
-                                     "out channels / groups, kernel height, kernel width]",
+        return tn_fail(TN_ERR_SHAPE,
+                       "conv_transpose2d: input %s, weight %s and %lld groups do not fit: the weight is [in channels, "
+                       "out channels / groups, kernel height, kernel width]",
                        tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
     TRY(check_bias(c, weight->shape[1] * groups));
     window w = transposed_window(i, weight);
@@ -245,7 +265,9 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
     TRY(check_output_padding(c, &w));
     for (int a = 0; a < 2; a++) {
         size[a] = (x->shape[x->rank - 2 + a] - 1) * w.stride[a] - 2 * w.padding[a] + reach(&w, a) + extra[a];
-        if (size[a] < 1) return tn_fail(TN_ERR_SHAPE, "conv_transpose2d: the result's extent %d would be %lld", a, (long long)size[a]);
+        if (size[a] < 1)
+            return tn_fail(TN_ERR_SHAPE, "conv_transpose2d: the result's extent %d would be %lld", a,
+                           (long long)size[a]);
     }
     infer_images(c, 2, weight->shape[1] * groups, size);
     return TN_OK;
@@ -259,7 +281,9 @@ static tn_node *contributions(tn_build *b, tn_node *x, tn_node *weight, int64_t 
     tn_node *matrix = tn_b_reshape(b, weight, (int64_t[]){groups, depth, filters}, 3);
     tn_node *pixel = tn_b_reshape(b, x, (int64_t[]){n, groups, depth, pixels}, 4);
     tn_node *product = tn_b_matmul_batched(b, tn_b_transpose(b, matrix, -2, -1), pixel);
-    return tn_b_view(b, product, (int64_t[]){n, weight->shape[1] * groups, weight->shape[2], weight->shape[3], x->shape[2], x->shape[3]}, 6);
+    return tn_b_view(
+        b, product,
+        (int64_t[]){n, weight->shape[1] * groups, weight->shape[2], weight->shape[3], x->shape[2], x->shape[3]}, 6);
 }
 
 /* Sums the windows into an image of `size`. Beyond a whole step of the stride the windows would not be as many as the input's
@@ -287,13 +311,21 @@ static tn_node *compose_conv_transpose2d(tn_build *b, const tn_node *n) {
 
 /* conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation): the adjoint of conv2d, as a layer: x
  * [batch, channels, height, width] (or without the batch), weight [channels, out / groups, kernel height, kernel width]. */
-const tn_op_impl tn_impl_conv_transpose2d = {.infer = infer_conv_transpose2d, .compose = compose_conv_transpose2d};
+const tn_op_impl tn_impl_conv_transpose2d = {
+    .infer = infer_conv_transpose2d,
+    .compose = compose_conv_transpose2d,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,3,2] [2,3,2,2] [3]; "
+             "[1,2,2,3] [2,2,3,3] [2] stride=(2,2) padding=(1,1) output_padding=(1,1); "
+             "[1,4,2,2] [4,1,2,3] - stride=(2,3) groups=2 dilation=(2,1); "
+             "[1,1,2,2] [1,2,2,2] [2] padding=(1,1) output_padding=(1,1) dilation=(2,2); [2,3,2] [2,1,2,2] -; "
+             "error=output_padding [1,1,2,2] [1,1,2,2] - output_padding=(1,0); error=weight [1,2,2,2] [3,1,2,2] -"};
 
 /* ---- pooling ------------------------------------------------------------------------------------------------------------------- */
 
 /* Attributes of both poolings begin so: kernel_size, stride (0: the kernel's), padding. */
 enum { POOL_KERNEL = 0, POOL_STRIDE = 2, POOL_PADDING = 4 };
-_Static_assert((int)POOL_KERNEL == (int)TN_MAX_POOL2D_KERNEL_SIZE && (int)POOL_KERNEL == (int)TN_AVG_POOL2D_KERNEL_SIZE &&
+_Static_assert((int)POOL_KERNEL == (int)TN_MAX_POOL2D_KERNEL_SIZE &&
+                   (int)POOL_KERNEL == (int)TN_AVG_POOL2D_KERNEL_SIZE &&
                    (int)POOL_STRIDE == (int)TN_MAX_POOL2D_STRIDE && (int)POOL_STRIDE == (int)TN_AVG_POOL2D_STRIDE &&
                    (int)POOL_PADDING == (int)TN_MAX_POOL2D_PADDING && (int)POOL_PADDING == (int)TN_AVG_POOL2D_PADDING,
                "both poolings begin with these attributes");
@@ -339,7 +371,8 @@ static tn_node *pool_columns(tn_build *b, const tn_node *n, tn_node *x, const wi
     int64_t extra[2];
     if (!x) return NULL;
     missing_behind(n, x, w, extra);
-    int64_t shape[4] = {x->shape[0], x->shape[1], w->kernel[0] * w->kernel[1], n->shape[n->rank - 2] * n->shape[n->rank - 1]};
+    int64_t shape[4] = {x->shape[0], x->shape[1], w->kernel[0] * w->kernel[1],
+                        n->shape[n->rank - 2] * n->shape[n->rank - 1]};
     if (extra[0] || extra[1]) x = tn_b_pad(b, x, (int64_t[]){0, extra[1], 0, extra[0]}, 4, value);
     return tn_b_view(b, tn_b_windows2d(b, x, w->kernel, w->stride, w->padding, w->dilation, value), shape, 4);
 }
@@ -379,7 +412,17 @@ static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_
 
 /* max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode): the greatest value of each window of x [batch, channels,
  * height, width] (or without the batch); stride 0 means the kernel's size. */
-const tn_op_impl tn_impl_max_pool2d = {.infer = infer_max_pool2d, .compose = compose_max_pool2d, .grad = grad_max_pool2d};
+const tn_op_impl tn_impl_max_pool2d = {
+    .infer = infer_max_pool2d,
+    .compose = compose_max_pool2d,
+    .grad = grad_max_pool2d,
+    .cases = "types=f32,f64; [2,2,4,5] kernel_size=(2,2); "
+             "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
+             "[1,1,6,6] kernel_size=(2,2) stride=(2,2) dilation=(2,3); "
+             "[1,2,5,5] kernel_size=(2,2) stride=(2,2) ceil_mode=true; "
+             "[1,1,6,7] kernel_size=(3,3) stride=(3,2) padding=(1,1) ceil_mode=true; "
+             "[2,4,4] kernel_size=(2,2) stride=(1,1); error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
+             "error=fit [1,1,2,2] kernel_size=(3,3); error=floating [1,1,2,2]:i64 kernel_size=(1,1)"};
 
 static tn_status infer_avg_pool2d(tn_infer *c) {
     window w = pool_window(c->attrs->i, NULL);
@@ -392,7 +435,8 @@ static tn_status infer_avg_pool2d(tn_infer *c) {
 static tn_node *counted(tn_build *b, const tn_node *n, const window *w, int axis, bool padding_counts) {
     int64_t size = n->in[0]->shape[n->rank - 2 + axis], pad = w->padding[axis];
     double count = (double)n->shape[n->rank - 2 + axis];
-    tn_node *first = tn_b_arange(b, (double)-pad, count * (double)w->stride[axis] - (double)pad, (double)w->stride[axis], TN_I64);
+    tn_node *first =
+        tn_b_arange(b, (double)-pad, count * (double)w->stride[axis] - (double)pad, (double)w->stride[axis], TN_I64);
     tn_node *end = tn_b_offset(b, first, (double)w->kernel[axis]);
     if (!end) return NULL;
     end = tn_b_minimum(b, end, tn_b_const(b, (double)(padding_counts ? size + pad : size), end));
@@ -415,14 +459,25 @@ static tn_node *compose_avg_pool2d(tn_build *b, const tn_node *n) {
 /* avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_exclude_pad, divisor_override): the mean of each window of x
  * [batch, channels, height, width] (or without the batch); stride 0 means the kernel's size. Zeros of the padding count
  * unless count_exclude_pad (PyTorch's count_include_pad turned round); divisor_override, if not 0, divides instead. */
-const tn_op_impl tn_impl_avg_pool2d = {.infer = infer_avg_pool2d, .compose = compose_avg_pool2d};
+const tn_op_impl tn_impl_avg_pool2d = {
+    .infer = infer_avg_pool2d,
+    .compose = compose_avg_pool2d,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] kernel_size=(2,2); "
+             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
+             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1) count_exclude_pad=true; "
+             "[1,1,6,7] kernel_size=(3,3) stride=(2,2) padding=(1,0) ceil_mode=true; "
+             "[1,1,6,6] kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true count_exclude_pad=true; "
+             "[2,5,5] kernel_size=(2,2) stride=(2,2) divisor_override=3; "
+             "error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
+             "error=negative [1,1,4,4] kernel_size=(2,2) divisor_override=-1"};
 
 static tn_status infer_adaptive_avg_pool2d(tn_infer *c) {
     const tn_node *x = c->in[0];
     const int64_t *size = c->attrs->i;
     TRY(tn_need_float(c, 0));
     TRY(check_images(c, 2));
-    if (size[0] < 1 || size[1] < 1) return tn_fail(TN_ERR_ARGUMENT, "adaptive_avg_pool2d: output_size must be at least 1 × 1");
+    if (size[0] < 1 || size[1] < 1)
+        return tn_fail(TN_ERR_ARGUMENT, "adaptive_avg_pool2d: output_size must be at least 1 × 1");
     if (x->shape[x->rank - 1] < 1 || x->shape[x->rank - 2] < 1)
         return tn_fail(TN_ERR_SHAPE, "adaptive_avg_pool2d: the image is empty");
     infer_images(c, 2, x->shape[channel_dim(x, 2)], size);
@@ -434,7 +489,8 @@ static tn_node *averaging_matrix(tn_build *b, int64_t in, int64_t out, const tn_
     tn_node *i = tn_b_view(b, tn_b_arange(b, 0.0, (double)out, 1.0, TN_I64), (int64_t[]){out, 1}, 2);
     tn_node *place = tn_b_arange(b, 0.0, (double)in, 1.0, TN_I64);
     tn_node *first = tn_b_floor_divide(b, tn_b_scale(b, i, (double)in), tn_b_const(b, (double)out, i));
-    tn_node *end = tn_b_floor_divide(b, tn_b_offset(b, tn_b_scale(b, i, (double)in), (double)(in + out - 1)), tn_b_const(b, (double)out, i));
+    tn_node *end = tn_b_floor_divide(b, tn_b_offset(b, tn_b_scale(b, i, (double)in), (double)(in + out - 1)),
+                                     tn_b_const(b, (double)out, i));
     tn_node *inside = tn_b_bitwise_and(b, tn_b_le(b, first, place), tn_b_lt(b, place, end));
     tn_dtype t = (tn_dtype)like->dtype;
     return tn_b_div(b, tn_b_cast(b, inside, t), tn_b_cast(b, tn_b_sub(b, end, first), t));
@@ -456,4 +512,9 @@ static tn_node *compose_adaptive_avg_pool2d(tn_build *b, const tn_node *n) {
 
 /* adaptive_avg_pool2d(x, output_size): the mean of each of height × width equal (or overlapping by one) parts of x [batch,
  * channels, height, width] (or without the batch). */
-const tn_op_impl tn_impl_adaptive_avg_pool2d = {.infer = infer_adaptive_avg_pool2d, .compose = compose_adaptive_avg_pool2d};
+const tn_op_impl tn_impl_adaptive_avg_pool2d = {
+    .infer = infer_adaptive_avg_pool2d,
+    .compose = compose_adaptive_avg_pool2d,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,4,6] output_size=(1,1); [1,2,4,6] output_size=(2,3); "
+             "[1,2,4,6] output_size=(3,4); [2,5,3] output_size=(2,2); error=least [1,1,4,4] output_size=(0,1); "
+             "error=empty [1,1,0,4] output_size=(1,1)"};

@@ -11,8 +11,8 @@
 
 static tn_status shapes_do_not_fit(const tn_infer *c, const char *what) {
     char x[96], y[96];
-    return tn_fail(TN_ERR_SHAPE, "%s: shapes %s and %s do not fit: %s", c->row->name, tn_shape_text(c->in[0], x, sizeof x),
-                   tn_shape_text(c->in[1], y, sizeof y), what);
+    return tn_fail(TN_ERR_SHAPE, "%s: shapes %s and %s do not fit: %s", c->row->name,
+                   tn_shape_text(c->in[0], x, sizeof x), tn_shape_text(c->in[1], y, sizeof y), what);
 }
 
 static tn_status check_same_dtype(const tn_infer *c) {
@@ -21,7 +21,8 @@ static tn_status check_same_dtype(const tn_infer *c) {
         return tn_fail(TN_ERR_DTYPE, "%s: dtypes %s and %s differ; cast one of them (tn_cast)", c->row->name,
                        tn_dtype_name((tn_dtype)c->in[0]->dtype), tn_dtype_name((tn_dtype)c->in[i]->dtype));
     }
-    if (c->in[0]->dtype == TN_BOOL) return tn_fail(TN_ERR_DTYPE, "%s: not for bool; cast to an integer dtype", c->row->name);
+    if (c->in[0]->dtype == TN_BOOL)
+        return tn_fail(TN_ERR_DTYPE, "%s: not for bool; cast to an integer dtype", c->row->name);
     return TN_OK;
 }
 
@@ -45,8 +46,10 @@ static tn_status infer_batch(tn_infer *c, const tn_node *x, int x_tail, const tn
     *batch = xb > yb ? xb : yb;
     for (int back = 0; back < *batch; back++) {
         int xd = batch_dim(x, x_tail, back), yd = batch_dim(y, y_tail, back), to = *batch - 1 - back;
-        if (yd < 0 || (xd >= 0 && y->shape[yd] == 1)) copy_dim(c, to, x, xd);
-        else copy_dim(c, to, y, yd);
+        if (yd < 0 || (xd >= 0 && y->shape[yd] == 1))
+            copy_dim(c, to, x, xd);
+        else
+            copy_dim(c, to, y, yd);
         if (xd >= 0 && yd >= 0 && x->shape[xd] != y->shape[yd] && x->shape[xd] != 1 && y->shape[yd] != 1)
             return shapes_do_not_fit(c, "the batch dimensions do not broadcast");
     }
@@ -83,7 +86,8 @@ static int loops_matmul_batched(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
 
 /* Batch indices of operand x for an index of the result. */
 static void batch_index(const tn_node *n, const tn_node *x, const kir_aff *at, kir_aff *own) {
-    for (int d = 0; d < x->rank - 2; d++) own[d] = x->shape[d] == 1 ? kir_aff_const(0) : at[n->rank - x->rank + d];
+    for (int d = 0; d < x->rank - 2; d++)
+        own[d] = x->shape[d] == 1 ? kir_aff_const(0) : at[n->rank - x->rank + d];
 }
 
 static kir_val lower_matmul_batched(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -117,7 +121,8 @@ static void reference_matrix(const double *a, const double *b, double *c, int64_
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
             double sum = 0.0;
-            for (int64_t l = 0; l < k; l++) sum += a[i * k + l] * b[l * n + j];
+            for (int64_t l = 0; l < k; l++)
+                sum += a[i * k + l] * b[l * n + j];
             c[i * n + j] = sum;
         }
 }
@@ -126,10 +131,11 @@ static void reference_matmul_batched(const tn_reference *r) {
     const tn_node *n = r->node, *x = n->in[0], *y = n->in[1];
     int64_t rows = n->shape[n->rank - 2], columns = n->shape[n->rank - 1], k = x->shape[x->rank - 1];
     int64_t batches = 1;
-    for (int d = 0; d < n->rank - 2; d++) batches *= n->shape[d];
+    for (int d = 0; d < n->rank - 2; d++)
+        batches *= n->shape[d];
     for (int64_t i = 0; i < batches; i++)
-        reference_matrix(r->in[0] + reference_batch(n, x, i), r->in[1] + reference_batch(n, y, i), r->out + i * rows * columns,
-                         rows, columns, k);
+        reference_matrix(r->in[0] + reference_batch(n, x, i), r->in[1] + reference_batch(n, y, i),
+                         r->out + i * rows * columns, rows, columns, k);
 }
 
 /* ---- its gradient ------------------------------------------------------------------------------------------------------ */
@@ -142,7 +148,8 @@ static bool same_batch(const tn_node *a, const tn_node *b) {
 
 static int64_t batch_count(const tn_node *x) {
     int64_t count = 1;
-    for (int d = 0; d < x->rank - 2; d++) count *= x->shape[d];
+    for (int d = 0; d < x->rank - 2; d++)
+        count *= x->shape[d];
     return count;
 }
 
@@ -156,9 +163,11 @@ static tn_node *rows_of(tn_build *b, tn_node *x) {
 static tn_node *columns_of(tn_build *b, tn_node *x) {
     int64_t dims[TN_MAX_RANK], rows = x->shape[x->rank - 2];
     dims[0] = x->rank - 2;
-    for (int d = 0; d < x->rank - 2; d++) dims[1 + d] = d;
+    for (int d = 0; d < x->rank - 2; d++)
+        dims[1 + d] = d;
     dims[x->rank - 1] = x->rank - 1;
-    return tn_b_reshape(b, tn_b_permute(b, x, dims, x->rank), (int64_t[]){rows, batch_count(x) * x->shape[x->rank - 1]}, 2);
+    return tn_b_reshape(b, tn_b_permute(b, x, dims, x->rank), (int64_t[]){rows, batch_count(x) * x->shape[x->rank - 1]},
+                        2);
 }
 
 /* A shared left operand's gradient as one product over (batch, n) instead of one product a batch entry and their sum: worth
@@ -199,6 +208,10 @@ const tn_op_impl tn_impl_matmul_batched = {
     .loops = loops_matmul_batched,
     .reference = reference_matmul_batched,
     .flops = 2,
+    .cases = "types=f32,f64,i32,i64 tol=4e-6 atol=4e-6; [3,4] [4,5]; [2,3,4] [4,2]; [3,1,2,4] [2,4,3]; "
+             "[2,3] [5,3,2]; [1,1] [1,1]; [2,0] [0,3]; [0,3] [3,2]; [2,300] [300,2] grad=off; "
+             "error=dtypes [2,2]:f32 [2,2]:f64; error=last [2,3] [4,2]; error=broadcast [2,2,3] [3,3,2]; "
+             "error=two [3] [3,2]",
 };
 
 /* ---- the everyday names ------------------------------------------------------------------------------------------------ */
@@ -216,7 +229,11 @@ static tn_node *compose_matmul(tn_build *b, const tn_node *n) {
 
 /* matmul(x, y): matrix product, as torch.matmul: two vectors give their dot product, a vector and a matrix a vector, and
  * with more dimensions the leading ones are batch dimensions, which broadcast. */
-const tn_op_impl tn_impl_matmul = {.infer = infer_product, .compose = compose_matmul};
+const tn_op_impl tn_impl_matmul = {
+    .infer = infer_product,
+    .compose = compose_matmul,
+    .cases = "tol=4e-6 atol=4e-6; [5] [5]; [4] [4,3]; [3,4] [4]; [3,4] [4,2]; [2,3,4] [4,5]; [4] [2,4,3]; "
+             "[2,3,4] [4]; [0] [0]; error=one [] [3]; error=last [2,3] [2,3]"};
 
 static tn_node *compose_product(tn_build *b, const tn_node *n) { return tn_b_matmul_batched(b, n->in[0], n->in[1]); }
 
@@ -227,7 +244,10 @@ static tn_status infer_mm(tn_infer *c) {
 }
 
 /* mm(x, y): product of two matrices, without broadcasting. */
-const tn_op_impl tn_impl_mm = {.infer = infer_mm, .compose = compose_product};
+const tn_op_impl tn_impl_mm = {.infer = infer_mm,
+                               .compose = compose_product,
+                               .cases = "tol=4e-6 atol=4e-6; [3,4] [4,5]; [17,3] [3,1]; error=dimensions [3] [3,2]; "
+                                        "error=dimensions [2,3,4] [4,2]"};
 
 static tn_status infer_bmm(tn_infer *c) {
     TRY(check_rank(c, 0, 3, "the first batch"));
@@ -237,7 +257,10 @@ static tn_status infer_bmm(tn_infer *c) {
 }
 
 /* bmm(x, y): products of two batches of matrices, [b, m, k] and [b, k, n], without broadcasting. */
-const tn_op_impl tn_impl_bmm = {.infer = infer_bmm, .compose = compose_product};
+const tn_op_impl tn_impl_bmm = {
+    .infer = infer_bmm,
+    .compose = compose_product,
+    .cases = "tol=4e-6 atol=4e-6; [2,3,4] [2,4,2]; error=equal [2,3,4] [1,4,2]; error=dimensions [3,4] [4,2]"};
 
 static tn_status infer_mv(tn_infer *c) {
     TRY(check_rank(c, 0, 2, "the matrix"));
@@ -246,7 +269,9 @@ static tn_status infer_mv(tn_infer *c) {
 }
 
 /* mv(x, y): product of a matrix and a vector. */
-const tn_op_impl tn_impl_mv = {.infer = infer_mv, .compose = compose_matmul};
+const tn_op_impl tn_impl_mv = {.infer = infer_mv,
+                               .compose = compose_matmul,
+                               .cases = "tol=4e-6 atol=4e-6; [3,4] [4]; [0,4] [4]; error=dimensions [3,4] [4,1]"};
 
 static tn_status infer_dot(tn_infer *c) {
     TRY(check_rank(c, 0, 1, "the first vector"));
@@ -255,7 +280,8 @@ static tn_status infer_dot(tn_infer *c) {
 }
 
 /* dot(x, y): Σ x·y of two vectors. */
-const tn_op_impl tn_impl_dot = {.infer = infer_dot, .compose = compose_matmul};
+const tn_op_impl tn_impl_dot = {
+    .infer = infer_dot, .compose = compose_matmul, .cases = "tol=4e-6 atol=4e-6; [7] [7]; [0] [0]; error=last [3] [4]"};
 
 static tn_status infer_outer(tn_infer *c) {
     TRY(check_rank(c, 0, 1, "the first vector"));
@@ -272,7 +298,10 @@ static tn_node *compose_outer(tn_build *b, const tn_node *n) {
 }
 
 /* outer(x, y): x[i]·y[j] of two vectors. */
-const tn_op_impl tn_impl_outer = {.promote = true, .infer = infer_outer, .compose = compose_outer};
+const tn_op_impl tn_impl_outer = {.promote = true,
+                                  .infer = infer_outer,
+                                  .compose = compose_outer,
+                                  .cases = "types=f32,f64,i32; [3] [4]; [0] [2]; error=dimensions [2,2] [2]"};
 
 /* ---- linear ------------------------------------------------------------------------------------------------------------ */
 
@@ -289,7 +318,8 @@ static tn_status infer_linear(tn_infer *c) {
     }
     c->dtype = (tn_dtype)x->dtype;
     c->rank = x->rank;
-    for (int d = 0; d < x->rank - 1; d++) copy_dim(c, d, x, d);
+    for (int d = 0; d < x->rank - 1; d++)
+        copy_dim(c, d, x, d);
     copy_dim(c, x->rank - 1, w, 0);
     return TN_OK;
 }
@@ -320,7 +350,12 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
 }
 
 /* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. */
-const tn_op_impl tn_impl_linear = {.infer = infer_linear, .compose = compose_linear, .grad = grad_linear};
+const tn_op_impl tn_impl_linear = {
+    .infer = infer_linear,
+    .compose = compose_linear,
+    .grad = grad_linear,
+    .cases = "tol=4e-6 atol=4e-6; [3,4] [5,4] [5]; [2,3,4] [2,4] -; [4] [3,4] [3]; [0,4] [3,4] [3]; "
+             "error=weight [3,4] [4,3] -; error=bias [3,4] [2,4] [3]; error=dtypes [3,4]:f32 [2,4]:f64 -"};
 
 /* ---- products with factors --------------------------------------------------------------------------------------------- */
 
@@ -338,7 +373,8 @@ static tn_status check_addend(const tn_infer *c, const tn_node *addend) {
     char is[96], want[96];
     int skip = c->rank - addend->rank;
     bool fits = skip >= 0;
-    for (int d = 0; fits && d < addend->rank; d++) fits = addend->shape[d] == 1 || addend->shape[d] == c->shape[skip + d];
+    for (int d = 0; fits && d < addend->rank; d++)
+        fits = addend->shape[d] == 1 || addend->shape[d] == c->shape[skip + d];
     tn_node result = {.rank = (uint8_t)c->rank};
     memcpy(result.shape, c->shape, sizeof result.shape);
     if (fits) return TN_OK;
@@ -369,10 +405,17 @@ static tn_node *compose_addmm(tn_build *b, const tn_node *n) {
 }
 
 /* addmm(input, x, y, beta, alpha): beta·input + alpha·(x·y) of two matrices; input broadcasts to the product. */
-const tn_op_impl tn_impl_addmm = {.infer = infer_addmm, .compose = compose_addmm};
+const tn_op_impl tn_impl_addmm = {
+    .infer = infer_addmm,
+    .compose = compose_addmm,
+    .cases = "tol=4e-6 atol=4e-6; [3] [2,4] [4,3] beta=0.5 alpha=-2; [2,1] [2,4] [4,3] beta=1 alpha=1; "
+             "[2,3] [2,4] [4,3] beta=0 alpha=1; error=broadcast [2] [2,4] [4,3] beta=1 alpha=1"};
 
 /* baddbmm(input, x, y, beta, alpha): beta·input + alpha·(x·y) of two batches of matrices; input broadcasts to the product. */
-const tn_op_impl tn_impl_baddbmm = {.infer = infer_baddbmm, .compose = compose_addmm};
+const tn_op_impl tn_impl_baddbmm = {.infer = infer_baddbmm,
+                                    .compose = compose_addmm,
+                                    .cases = "tol=4e-6 atol=4e-6; [2,2] [3,2,4] [3,4,2] beta=2 alpha=0.5; "
+                                             "error=equal [2,2] [3,2,4] [2,4,2] beta=1 alpha=1"};
 
 static int64_t side(const tn_node *x, bool transpose, int dim) { return x->shape[transpose ? 1 - dim : dim]; }
 
@@ -382,7 +425,8 @@ static tn_status infer_gemm(tn_infer *c) {
     TRY(check_same_dtype(c));
     TRY(check_rank(c, 0, 2, "x"));
     TRY(check_rank(c, 1, 2, "y"));
-    if (side(x, tx, 1) != side(y, ty, 0)) return shapes_do_not_fit(c, "after transposing, x's columns must equal y's rows");
+    if (side(x, tx, 1) != side(y, ty, 0))
+        return shapes_do_not_fit(c, "after transposing, x's columns must equal y's rows");
     c->dtype = (tn_dtype)x->dtype;
     c->rank = 2;
     copy_dim(c, 0, x, tx ? 1 : 0);
@@ -398,7 +442,13 @@ static tn_node *compose_gemm(tn_build *b, const tn_node *n) {
 
 /* gemm(x, y, addend, alpha, beta, trans_x, trans_y): alpha·op(x)·op(y) + beta·addend, where op transposes when asked; addend
  * is NULL or broadcasts to the product. BLAS's gemm without its output argument; ONNX Gemm. */
-const tn_op_impl tn_impl_gemm = {.infer = infer_gemm, .compose = compose_gemm};
+const tn_op_impl tn_impl_gemm = {.infer = infer_gemm,
+                                 .compose = compose_gemm,
+                                 .cases =
+                                     "tol=4e-6 atol=4e-6; [4,2] [3,4] [3] alpha=0.5 beta=2 trans_x=true trans_y=true; "
+                                     "[2,4] [4,3] - alpha=1 beta=0 trans_x=false trans_y=false; "
+                                     "[4,2] [4,3] [2,1] alpha=1 beta=-1 trans_x=true trans_y=false; "
+                                     "error=transposing [2,4] [4,3] - alpha=1 beta=1 trans_x=true trans_y=false"};
 
 static tn_status infer_gemv(tn_infer *c) {
     const tn_node *a = c->in[0], *x = c->in[1];
@@ -406,7 +456,8 @@ static tn_status infer_gemv(tn_infer *c) {
     TRY(check_same_dtype(c));
     TRY(check_rank(c, 0, 2, "the matrix"));
     TRY(check_rank(c, 1, 1, "x"));
-    if (side(a, trans, 1) != x->shape[0]) return shapes_do_not_fit(c, "after transposing, the matrix's columns must equal x's length");
+    if (side(a, trans, 1) != x->shape[0])
+        return shapes_do_not_fit(c, "after transposing, the matrix's columns must equal x's length");
     c->dtype = (tn_dtype)a->dtype;
     c->rank = 1;
     copy_dim(c, 0, a, trans ? 1 : 0);
@@ -421,7 +472,11 @@ static tn_node *compose_gemv(tn_build *b, const tn_node *n) {
 
 /* gemv(matrix, x, addend, alpha, beta, trans): alpha·op(matrix)·x + beta·addend, where op transposes when asked; addend is
  * NULL or broadcasts to the product. BLAS's gemv without its output argument. */
-const tn_op_impl tn_impl_gemv = {.infer = infer_gemv, .compose = compose_gemv};
+const tn_op_impl tn_impl_gemv = {
+    .infer = infer_gemv,
+    .compose = compose_gemv,
+    .cases = "tol=4e-6 atol=4e-6; [4,2] [4] [2] alpha=3 beta=-1 trans=true; "
+             "[3,2] [2] - alpha=1 beta=0 trans=false; error=transposing [3,2] [3] - alpha=1 beta=0 trans=false"};
 
 /* ---- trace, cosine_similarity ------------------------------------------------------------------------------------------ */
 
@@ -443,7 +498,10 @@ static tn_node *compose_trace(tn_build *b, const tn_node *n) {
 }
 
 /* trace(x): Σ x[i, i] of a matrix; integers give i64. */
-const tn_op_impl tn_impl_trace = {.infer = infer_trace, .compose = compose_trace};
+const tn_op_impl tn_impl_trace = {
+    .infer = infer_trace,
+    .compose = compose_trace,
+    .cases = "types=f32,f64,i32 tol=4e-6 atol=4e-6; [3,5]; [4,2]; [1,1]; [0,3]; error=dimensions [3]"};
 
 static tn_status infer_cosine_similarity(tn_infer *c) {
     TRY(tn_infer_broadcast(c));
@@ -477,4 +535,9 @@ static tn_node *compose_cosine_similarity(tn_build *b, const tn_node *n) {
 
 /* cosine_similarity(x, y, dim, eps): x·y / (max(‖x‖, eps)·max(‖y‖, eps)) along dim, after broadcasting. */
 const tn_op_impl tn_impl_cosine_similarity = {
-    .promote = true, .infer = infer_cosine_similarity, .compose = compose_cosine_similarity};
+    .promote = true,
+    .infer = infer_cosine_similarity,
+    .compose = compose_cosine_similarity,
+    .cases = "tol=8e-6 atol=4e-6; [3,5]@0.5..2 [3,5]@-2..-0.5 dim=1 eps=1e-8; "
+             "[3,5]@0.5..2 [5]@0.5..2 dim=-1 eps=1e-6; [3,5]@0.5..2 [3,1]@0.5..2 dim=0 eps=1e-6; "
+             "error=range [3] [3] dim=1 eps=1e-8"};

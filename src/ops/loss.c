@@ -52,14 +52,26 @@ static tn_status grad_mse_loss(tn_build *b, const tn_node *n, tn_node *dy, tn_no
 
 /* mse_loss(x, target, reduction): (x - target)². */
 const tn_op_impl tn_impl_mse_loss = {
-    .promote = true, .infer = infer_distance, .compose = compose_mse_loss, .grad = grad_mse_loss};
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_mse_loss,
+    .grad = grad_mse_loss,
+    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum; "
+             "[3,4] [4] reduction=none; [0,2] [0,2] reduction=sum; error=broadcast [3] [4] reduction=mean; "
+             "error=floating [3]:i64 [3]:i64 reduction=mean"};
 
 static tn_node *compose_l1_loss(tn_build *b, const tn_node *n) {
     return reduced(b, tn_b_abs(b, difference(b, n)), n->i[0]);
 }
 
 /* l1_loss(x, target, reduction): |x - target|. */
-const tn_op_impl tn_impl_l1_loss = {.promote = true, .infer = infer_distance, .compose = compose_l1_loss};
+const tn_op_impl tn_impl_l1_loss = {
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_l1_loss,
+    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum; "
+             "[3,4] [4] reduction=none; [0,2] [0,2] reduction=sum; error=broadcast [3] [4] reduction=mean; "
+             "error=floating [3]:i64 [3]:i64 reduction=mean"};
 
 static tn_node *below(tn_build *b, tn_node *x, double v) { return tn_b_lt(b, x, tn_b_const(b, v, x)); }
 
@@ -76,7 +88,12 @@ static tn_node *compose_smooth_l1_loss(tn_build *b, const tn_node *n) {
 
 /* smooth_l1_loss(x, target, reduction, beta): d²/(2·beta) where |d| < beta, else |d| - beta/2, with d = x - target.
  * Source: Girshick 2015. */
-const tn_op_impl tn_impl_smooth_l1_loss = {.promote = true, .infer = infer_distance, .compose = compose_smooth_l1_loss};
+const tn_op_impl tn_impl_smooth_l1_loss = {
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_smooth_l1_loss,
+    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum beta=0.3; "
+             "[3,4] [4] reduction=none beta=2"};
 
 static tn_node *compose_huber_loss(tn_build *b, const tn_node *n) {
     double delta = n->f[TN_HUBER_LOSS_DELTA];
@@ -85,7 +102,12 @@ static tn_node *compose_huber_loss(tn_build *b, const tn_node *n) {
 
 /* huber_loss(x, target, reduction, delta): d²/2 where |d| < delta, else delta·(|d| - delta/2), with d = x - target.
  * Source: Huber 1964. */
-const tn_op_impl tn_impl_huber_loss = {.promote = true, .infer = infer_distance, .compose = compose_huber_loss};
+const tn_op_impl tn_impl_huber_loss = {
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_huber_loss,
+    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4] reduction=mean; [3,4] [3,4] reduction=sum delta=0.3; "
+             "[3,4] [4] reduction=none delta=2"};
 
 static tn_node *compose_kl_div(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *t = n->in[1];
@@ -96,7 +118,12 @@ static tn_node *compose_kl_div(tn_build *b, const tn_node *n) {
 
 /* kl_div(x, target, reduction, log_target): target · (log(target) - x), x holding log-probabilities; with log_target the
  * target does too. The mean a sample (PyTorch's batchmean) is the sum divided by the batch. Source: Kullback, Leibler 1951. */
-const tn_op_impl tn_impl_kl_div = {.promote = true, .infer = infer_distance, .compose = compose_kl_div};
+const tn_op_impl tn_impl_kl_div = {
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_kl_div,
+    .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4]@0.1..1 reduction=mean; [3,4] [3,4]@0.1..1 reduction=none; "
+             "[3,4] [3,4] reduction=sum log_target=true"};
 
 /* ---- binary cross-entropy ----------------------------------------------------------------------------------------------------- */
 
@@ -112,7 +139,8 @@ static tn_node *one_minus(tn_build *b, tn_node *x) { return tn_b_sub(b, tn_b_con
 
 static tn_node *compose_binary_cross_entropy(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *t = n->in[1];
-    tn_node *yes = tn_b_mul(b, t, clamped_log(b, x)), *no = tn_b_mul(b, one_minus(b, t), clamped_log(b, one_minus(b, x)));
+    tn_node *yes = tn_b_mul(b, t, clamped_log(b, x)),
+            *no = tn_b_mul(b, one_minus(b, t), clamped_log(b, one_minus(b, x)));
     return reduced(b, weighted(b, tn_b_neg(b, tn_b_add(b, yes, no)), n->in[2]), n->i[0]);
 }
 
@@ -138,8 +166,14 @@ static tn_status grad_binary_cross_entropy(tn_build *b, const tn_node *n, tn_nod
 
 /* binary_cross_entropy(x, target, weight, reduction): -(t·log(x) + (1 - t)·log(1 - x)) of probabilities x, logarithms kept
  * above -100, times weight unless it is NULL. */
-const tn_op_impl tn_impl_binary_cross_entropy = {
-    .promote = true, .infer = infer_distance, .compose = compose_binary_cross_entropy, .grad = grad_binary_cross_entropy};
+const tn_op_impl tn_impl_binary_cross_entropy = {.promote = true,
+                                                 .infer = infer_distance,
+                                                 .compose = compose_binary_cross_entropy,
+                                                 .grad = grad_binary_cross_entropy,
+                                                 .cases =
+                                                     "tol=1e-5 atol=2e-6; [3,4]@0.1..0.9 [3,4]@0..1 - reduction=mean; "
+                                                     "[3,4]@0.1..0.9 [3,4]@0..1 [4]@0.5..2 reduction=none grad=off; "
+                                                     "[3,4]@0.1..0.9 [3,4]@0..1 - reduction=sum"};
 
 /* With l = log(sigmoid(x)): -(p·t·l + (1 - t)·(l - x)). */
 static tn_node *compose_binary_cross_entropy_with_logits(tn_build *b, const tn_node *n) {
@@ -152,14 +186,20 @@ static tn_node *compose_binary_cross_entropy_with_logits(tn_build *b, const tn_n
 /* binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction): binary_cross_entropy of sigmoid(x) without
  * overflow; pos_weight multiplies the part of the positive class; both weights may be NULL. */
 const tn_op_impl tn_impl_binary_cross_entropy_with_logits = {
-    .promote = true, .infer = infer_distance, .compose = compose_binary_cross_entropy_with_logits};
+    .promote = true,
+    .infer = infer_distance,
+    .compose = compose_binary_cross_entropy_with_logits,
+    .cases = "tol=1e-5 atol=2e-6; [3,4]@-5..5 [3,4]@0..1 - - reduction=mean; "
+             "[3,4]@-5..5 [3,4]@0..1 [4]@0.5..2 [4]@0.5..3 reduction=none; "
+             "[20]@-200..200 [20]@0..1 - - reduction=sum"};
 
 /* ---- classes ------------------------------------------------------------------------------------------------------------------ */
 
 /* Both losses of classes: x [batch, classes, ...] or [classes], target [batch, ...] or [] with class numbers, weight [classes]
  * or NULL; attributes reduction, ignore_index, ignore_zero lead. */
 enum { CLASS_REDUCTION, CLASS_IGNORE_INDEX, CLASS_IGNORE_ZERO };
-_Static_assert((int)CLASS_REDUCTION == (int)TN_NLL_LOSS_REDUCTION && (int)CLASS_REDUCTION == (int)TN_CROSS_ENTROPY_REDUCTION &&
+_Static_assert((int)CLASS_REDUCTION == (int)TN_NLL_LOSS_REDUCTION &&
+                   (int)CLASS_REDUCTION == (int)TN_CROSS_ENTROPY_REDUCTION &&
                    (int)CLASS_IGNORE_INDEX == (int)TN_NLL_LOSS_IGNORE_INDEX &&
                    (int)CLASS_IGNORE_INDEX == (int)TN_CROSS_ENTROPY_IGNORE_INDEX &&
                    (int)CLASS_IGNORE_ZERO == (int)TN_NLL_LOSS_IGNORE_ZERO &&
@@ -172,14 +212,15 @@ static tn_status check_target(const tn_infer *c) {
     const tn_node *x = c->in[0], *t = c->in[1];
     char xt[96], tt[96];
     if (tn_dtype_is_float((tn_dtype)t->dtype) || t->dtype == TN_BOOL)
-        return tn_fail(TN_ERR_DTYPE, "%s: the target must hold class numbers (an integer dtype), it is %s", c->row->name,
-                       tn_dtype_name((tn_dtype)t->dtype));
+        return tn_fail(TN_ERR_DTYPE, "%s: the target must hold class numbers (an integer dtype), it is %s",
+                       c->row->name, tn_dtype_name((tn_dtype)t->dtype));
     bool fits = x->rank >= 1 && t->rank == x->rank - 1;
     for (int d = 0, k = 0; fits && d < x->rank; d++)
         if (d != class_dim(x)) fits = t->shape[k++] == x->shape[d];
     if (fits) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: input %s and target %s do not fit: the target has the input's dimensions without the "
-                                 "classes (dimension %d)",
+    return tn_fail(TN_ERR_SHAPE,
+                   "%s: input %s and target %s do not fit: the target has the input's dimensions without the "
+                   "classes (dimension %d)",
                    c->row->name, tn_shape_text(x, xt, sizeof xt), tn_shape_text(t, tt, sizeof tt), class_dim(x));
 }
 
@@ -262,7 +303,13 @@ static tn_node *compose_nll_loss(tn_build *b, const tn_node *n) {
 /* nll_loss(x, target, weight, reduction, ignore_index, ignore_zero): -weight[target] · x[target] of log-probabilities
  * x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target is ignore_index do not count (class 0:
  * set ignore_zero); the mean divides by the sum of the weights. */
-const tn_op_impl tn_impl_nll_loss = {.infer = infer_classes, .compose = compose_nll_loss};
+const tn_op_impl tn_impl_nll_loss = {
+    .infer = infer_classes,
+    .compose = compose_nll_loss,
+    .cases = "tol=4e-6 atol=1e-6; [3,4] [3]:i64@0..3 -; [3,4] [3]:i64@0..3 [4]@0.5..2 reduction=sum grad=off; "
+             "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_zero=true reduction=sum; "
+             "[4] []:i64@0..3 -; [3,4] [3]:i32@0..3 - ignore_index=2 reduction=sum; error=class [3,4] [3]:f32 -; "
+             "error=fit [3,4] [4]:i64@0..3 -; error=weight [3,4] [3]:i64@0..3 [3]"};
 
 /* The class weights as they meet dimension `dim` of x. */
 static tn_node *weight_along(tn_build *b, const tn_node *n, const class_terms *k) {
@@ -270,7 +317,8 @@ static tn_node *weight_along(tn_build *b, const tn_node *n, const class_terms *k
     int64_t shape[TN_MAX_RANK];
     int rank = x->rank - k->dim;
     shape[0] = x->shape[k->dim];
-    for (int d = 1; d < rank; d++) shape[d] = 1;
+    for (int d = 1; d < rank; d++)
+        shape[d] = 1;
     return tn_b_view(b, n->in[2], shape, rank);
 }
 
@@ -297,7 +345,8 @@ static tn_node *class_numbers(tn_build *b, const tn_node *x, int dim) {
     int64_t shape[TN_MAX_RANK];
     int rank = x->rank - dim;
     shape[0] = x->shape[dim];
-    for (int d = 1; d < rank; d++) shape[d] = 1;
+    for (int d = 1; d < rank; d++)
+        shape[d] = 1;
     return tn_b_view(b, tn_b_arange(b, 0.0, (double)x->shape[dim], 1.0, TN_I64), shape, rank);
 }
 
@@ -330,4 +379,12 @@ static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, 
  * ignore_index do not count (class 0: set ignore_zero); the mean divides by the sum of the weights; label_smoothing mixes in
  * the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
 const tn_op_impl tn_impl_cross_entropy = {
-    .infer = infer_classes, .compose = compose_cross_entropy, .grad = grad_cross_entropy};
+    .infer = infer_classes,
+    .compose = compose_cross_entropy,
+    .grad = grad_cross_entropy,
+    .cases = "tol=1e-5 atol=2e-6; [3,4] [3]:i64@0..3 -; [3,4] [3]:i64@0..3 [4]@0.5..2 reduction=sum grad=off; "
+             "[2,4,3] [2,3]:i64@0..3 - reduction=none; [3,4] [3]:i64@0..3 - ignore_zero=true reduction=sum; "
+             "[4] []:i64@0..3 -; [3,4] [3]:i64@0..3 - label_smoothing=0.1; "
+             "[2,4,3] [2,3]:i64@0..3 [4]@0.5..2 label_smoothing=0.2 reduction=none grad=off; "
+             "[3,4]@-80..80 [3]:i64@0..3 - atol=4e-5; error=class [3,4] [3]:f32 -; "
+             "error=fit [3,4] [4]:i64@0..3 -; error=weight [3,4] [3]:i64@0..3 [3]"};

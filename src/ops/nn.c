@@ -22,10 +22,12 @@ static tn_status infer_embedding(tn_infer *c) {
         return tn_fail(TN_ERR_SHAPE, "embedding: the weight must be [rows, features], it is %s",
                        tn_shape_text(weight, text, sizeof text));
     if (index->rank + 1 > TN_MAX_RANK)
-        return tn_fail(TN_ERR_SHAPE, "embedding: an index of rank %d gives more than %d dimensions", index->rank, TN_MAX_RANK);
+        return tn_fail(TN_ERR_SHAPE, "embedding: an index of rank %d gives more than %d dimensions", index->rank,
+                       TN_MAX_RANK);
     c->dtype = (tn_dtype)weight->dtype;
     c->rank = index->rank + 1;
-    for (int d = 0; d < index->rank; d++) copy_dim(c, d, index, d);
+    for (int d = 0; d < index->rank; d++)
+        copy_dim(c, d, index, d);
     copy_dim(c, index->rank, weight, 1);
     return TN_OK;
 }
@@ -36,7 +38,11 @@ static tn_node *compose_embedding(tn_build *b, const tn_node *n) {
 }
 
 /* embedding(index, weight): the rows of weight [rows, features] with these numbers: index's shape, then features. */
-const tn_op_impl tn_impl_embedding = {.infer = infer_embedding, .compose = compose_embedding};
+const tn_op_impl tn_impl_embedding = {
+    .infer = infer_embedding,
+    .compose = compose_embedding,
+    .cases = "types=f32,f64; [2,3]:i64@0..4 [5,4]; []:i64@0..4 [5,2]; [9]:i32@0..4 [5,3]; [0]:i64@0..0 [5,3]; "
+             "error=rows [2]:i64@0..1 [4]; error=integer [2]:f32 [4,2]"};
 
 /* ---- rope --------------------------------------------------------------------------------------------------------------------- */
 
@@ -57,9 +63,11 @@ static tn_status infer_rope(tn_infer *c) {
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)cosine->dtype),
                        tn_dtype_name((tn_dtype)sine->dtype));
     if (fits) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "rope: x %s, cos %s and sin %s do not fit: cos and sin are [positions, half] with half at most "
-                                 "half of x's last dimension",
-                   tn_shape_text(x, xt, sizeof xt), tn_shape_text(cosine, ct, sizeof ct), tn_shape_text(sine, st, sizeof st));
+    return tn_fail(TN_ERR_SHAPE,
+                   "rope: x %s, cos %s and sin %s do not fit: cos and sin are [positions, half] with half at most "
+                   "half of x's last dimension",
+                   tn_shape_text(x, xt, sizeof xt), tn_shape_text(cosine, ct, sizeof ct),
+                   tn_shape_text(sine, st, sizeof st));
 }
 
 /* The two parts of each pair in x, and what is not rotated (NULL when all is). */
@@ -83,7 +91,8 @@ static tn_node *join_pairs(tn_build *b, const tn_node *n, rope_parts p) {
     if (!n->i[TN_ROPE_INTERLEAVED]) return tn_b_cat(b, (tn_node *[]){p.first, p.second, p.rest}, p.rest ? 3 : 2, last);
     tn_node *pairs = tn_b_stack(b, (tn_node *[]){p.first, p.second}, 2, n->rank);
     int64_t shape[TN_MAX_RANK];
-    for (int d = 0; d < n->rank; d++) shape[d] = n->shape[d];
+    for (int d = 0; d < n->rank; d++)
+        shape[d] = n->shape[d];
     shape[last] = 2 * n->in[1]->shape[n->in[1]->rank - 1];
     tn_node *rotated = tn_b_view(b, pairs, shape, n->rank);
     return p.rest ? tn_b_cat(b, (tn_node *[]){rotated, p.rest}, 2, last) : rotated;
@@ -114,7 +123,13 @@ static tn_status grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 /* rope(x, cos, sin, interleaved): rotary position embedding: each pair of x [..., positions, features] is turned by an angle
  * whose cosine and sine are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved; features behind
  * 2·half stay. Source: Su et al. 2021. */
-const tn_op_impl tn_impl_rope = {.infer = infer_rope, .compose = compose_rope, .grad = grad_rope};
+const tn_op_impl tn_impl_rope = {
+    .infer = infer_rope,
+    .compose = compose_rope,
+    .grad = grad_rope,
+    .cases = "tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2]; [2,3,6] [3,2] [3,2] interleaved=true; "
+             "[2,3,6] [3,2] [3,2]; [2,2,3,4] [1,2] [1,2] interleaved=true; error=half [3,4] [3,3] [3,3]; "
+             "error=fit [3,4] [2,2] [2,2]; error=dtype [3,4]:f32 [3,2]:f64 [3,2]:f64"};
 
 /* ---- attention ------------------------------------------------------------------------------------------------------------------ */
 
@@ -134,11 +149,13 @@ static tn_status check_attention_mask(const tn_infer *c) {
                        tn_dtype_name((tn_dtype)q->dtype), tn_dtype_name((tn_dtype)mask->dtype));
     bool fits = mask->rank <= q->rank;
     for (int back = 1; fits && back <= mask->rank; back++) {
-        int64_t own = mask->shape[mask->rank - back], want = back == 1 ? k->shape[k->rank - 2] : q->shape[q->rank - back];
+        int64_t own = mask->shape[mask->rank - back],
+                want = back == 1 ? k->shape[k->rank - 2] : q->shape[q->rank - back];
         fits = own == 1 || own == want;
     }
     if (fits) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "scaled_dot_product_attention: the mask %s does not broadcast to [..., heads, queries, keys]",
+    return tn_fail(TN_ERR_SHAPE,
+                   "scaled_dot_product_attention: the mask %s does not broadcast to [..., heads, queries, keys]",
                    tn_shape_text(mask, text, sizeof text));
 }
 
@@ -147,9 +164,11 @@ static tn_status infer_attention(tn_infer *c) {
     int r = q->rank;
     TRY(tn_need_float(c, 0));
     if (k->dtype != q->dtype || v->dtype != q->dtype)
-        return tn_fail(TN_ERR_DTYPE, "scaled_dot_product_attention: q, k and v must have one dtype, they are %s, %s and %s",
-                       tn_dtype_name((tn_dtype)q->dtype), tn_dtype_name((tn_dtype)k->dtype), tn_dtype_name((tn_dtype)v->dtype));
-    if (r < 2 || k->rank != r || v->rank != r) return attention_mismatch(c, "all need the same number of dimensions, at least 2");
+        return tn_fail(
+            TN_ERR_DTYPE, "scaled_dot_product_attention: q, k and v must have one dtype, they are %s, %s and %s",
+            tn_dtype_name((tn_dtype)q->dtype), tn_dtype_name((tn_dtype)k->dtype), tn_dtype_name((tn_dtype)v->dtype));
+    if (r < 2 || k->rank != r || v->rank != r)
+        return attention_mismatch(c, "all need the same number of dimensions, at least 2");
     if (k->shape[r - 1] != q->shape[r - 1]) return attention_mismatch(c, "q and k must have equally many features");
     if (k->shape[r - 2] != v->shape[r - 2]) return attention_mismatch(c, "k and v must have equally many positions");
     for (int d = 0; d < r - 2; d++) {
@@ -159,7 +178,8 @@ static tn_status infer_attention(tn_infer *c) {
         if (q->shape[d] != k->shape[d] && !grouped)
             return attention_mismatch(c, heads ? "q's heads must be a multiple of k's" : "the batch dimensions differ");
     }
-    if (r == TN_MAX_RANK && q->shape[r - 3] != k->shape[r - 3]) return attention_mismatch(c, "too many dimensions for grouped queries");
+    if (r == TN_MAX_RANK && q->shape[r - 3] != k->shape[r - 3])
+        return attention_mismatch(c, "too many dimensions for grouped queries");
     TRY(check_attention_mask(c));
     TRY(tn_infer_same(c));
     copy_dim(c, r - 1, v, r - 1);
@@ -179,7 +199,8 @@ static tn_node *split_heads(tn_build *b, tn_node *x, int64_t kv_heads, int64_t g
     int heads = x->rank - 3;
     if (heads < 0) return x;
     bool one = x->shape[heads] == 1;
-    for (int d = 0; d < heads; d++) shape[d] = x->shape[d];
+    for (int d = 0; d < heads; d++)
+        shape[d] = x->shape[d];
     shape[heads] = one ? 1 : kv_heads;
     shape[heads + 1] = one ? 1 : group;
     shape[heads + 2] = x->shape[heads + 1];
@@ -236,4 +257,13 @@ static tn_node *compose_attention(tn_build *b, const tn_node *n) {
  * features], k and v [..., kv_heads, keys, features], heads a multiple of kv_heads (grouped queries). mask, NULL or
  * broadcastable to [..., heads, queries, keys], is added, or if bool lets see where true; is_causal lets query i see keys
  * 0 … i; scale 0 means 1/sqrt(features). Source: Vaswani et al. 2017, eq. 1. */
-const tn_op_impl tn_impl_scaled_dot_product_attention = {.infer = infer_attention, .compose = compose_attention};
+const tn_op_impl tn_impl_scaled_dot_product_attention = {
+    .infer = infer_attention,
+    .compose = compose_attention,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,3,4] [2,2,5,4] [2,2,5,3] -; "
+             "[1,2,4,3] [1,2,4,3] [1,2,4,3] - is_causal=true; [3,2] [4,2] [4,2] [3,4] scale=0.3; "
+             "[2,4,3,2] [2,2,4,2] [2,2,4,2] -; [1,4,2,2] [1,2,3,2] [1,2,3,2] [1,4,2,3]; "
+             "[2,2,3,2] [2,2,4,2] [2,2,4,2] [2,1,3,4]:bool; [1,4,2,2] [1,2,3,2] [1,2,3,2] [1,1,1,3]:bool; "
+             "[1,2,0,2] [1,2,3,2] [1,2,3,2] -; error=multiple [1,3,2,2] [1,2,2,2] [1,2,2,2] -; "
+             "error=features [2,3] [2,4] [2,4] -; error=broadcast [2,3] [2,3] [2,3] [3,2]; "
+             "error=positions [2,3] [2,3] [4,3] -"};

@@ -20,7 +20,8 @@ static tn_node *squared(tn_build *b, tn_node *x) { return tn_b_mul(b, x, x); }
 
 static tn_status wrong_shape(const tn_infer *c, const char *name, const tn_node *is, const char *want) {
     char text[96];
-    return tn_fail(TN_ERR_SHAPE, "%s: %s must be %s, it is %s", c->row->name, name, want, tn_shape_text(is, text, sizeof text));
+    return tn_fail(TN_ERR_SHAPE, "%s: %s must be %s, it is %s", c->row->name, name, want,
+                   tn_shape_text(is, text, sizeof text));
 }
 
 /* ---- softmax ------------------------------------------------------------------------------------------------------------ */
@@ -53,7 +54,12 @@ static tn_status grad_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 }
 
 /* softmax(x, dim): exp(x) / Σ exp(x) along dim, computed from x - max(x). */
-const tn_op_impl tn_impl_softmax = {.infer = infer_softmax, .compose = compose_softmax, .grad = grad_softmax};
+const tn_op_impl tn_impl_softmax = {
+    .infer = infer_softmax,
+    .compose = compose_softmax,
+    .grad = grad_softmax,
+    .cases = "tol=4e-6 atol=1e-7; [3,5] dim=1; [2,3,4]@-80..80 dim=-2; [7] dim=0; [] dim=0; [0,3] dim=1; "
+             "error=range [3] dim=1; error=floating [3]:i64 dim=0"};
 
 static tn_node *compose_log_softmax(tn_build *b, const tn_node *n) {
     tn_node *z = below_maximum(b, n);
@@ -69,7 +75,12 @@ static tn_status grad_log_softmax(tn_build *b, const tn_node *n, tn_node *dy, tn
 }
 
 /* log_softmax(x, dim): log(softmax(x)) along dim, without underflow. */
-const tn_op_impl tn_impl_log_softmax = {.infer = infer_softmax, .compose = compose_log_softmax, .grad = grad_log_softmax};
+const tn_op_impl tn_impl_log_softmax = {
+    .infer = infer_softmax,
+    .compose = compose_log_softmax,
+    .grad = grad_log_softmax,
+    .cases = "tol=4e-6 atol=4e-6; [3,5] dim=1; [2,3,4]@-80..80 dim=-2 atol=4e-5; [7] dim=0; [] dim=0; "
+             "[0,3] dim=1; error=range [3] dim=1"};
 
 /* ---- standardising over some dimensions ----------------------------------------------------------------------------------- */
 
@@ -103,7 +114,11 @@ static tn_status grad_standardize(tn_build *b, const tn_node *n, tn_node *dy, tn
 }
 
 /* standardize(x, dims, eps): (x - mean(x)) / sqrt(var(x) + eps) with mean and (biased) variance over dims. */
-const tn_op_impl tn_impl_standardize = {.infer = tn_infer_float, .compose = compose_standardize, .grad = grad_standardize};
+const tn_op_impl tn_impl_standardize = {.infer = tn_infer_float,
+                                        .compose = compose_standardize,
+                                        .grad = grad_standardize,
+                                        .cases =
+                                            "tol=2e-5 atol=2e-5; [3,6] dims=(1) eps=1e-5; [2,3,4] dims=(0,2) eps=0.1"};
 
 static tn_node *compose_rms_scale(tn_build *b, const tn_node *n) {
     return tn_b_mul(b, n->in[0], inverse_deviation(b, n, n->in[0]));
@@ -117,7 +132,11 @@ static tn_status grad_rms_scale(tn_build *b, const tn_node *n, tn_node *dy, tn_n
 }
 
 /* rms_scale(x, dims, eps): x / sqrt(mean(x²) + eps) with the mean over dims. */
-const tn_op_impl tn_impl_rms_scale = {.infer = tn_infer_float, .compose = compose_rms_scale, .grad = grad_rms_scale};
+const tn_op_impl tn_impl_rms_scale = {.infer = tn_infer_float,
+                                      .compose = compose_rms_scale,
+                                      .grad = grad_rms_scale,
+                                      .cases =
+                                          "tol=1e-5 atol=1e-5; [3,6] dims=(1) eps=1e-5; [2,3,4] dims=(0,2) eps=0.1"};
 
 /* x · weight + bias, each NULL or seen in `shape` so that it meets x's dimensions. */
 static tn_node *affine(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const int64_t *shape, int rank) {
@@ -132,7 +151,8 @@ static tn_node *affine(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, 
 static tn_status check_last_dims(const tn_infer *c, const tn_node *x, const char *name) {
     int count = (int)c->attrs->i[0], first = x->rank - count;
     bool fits = first >= 0;
-    for (int i = 0; fits && i < count; i++) fits = x->shape[first + i] == c->attrs->i[1 + i];
+    for (int i = 0; fits && i < count; i++)
+        fits = x->shape[first + i] == c->attrs->i[1 + i];
     if (fits) return TN_OK;
     tn_node want = {.rank = (uint8_t)count};
     char text[96];
@@ -144,7 +164,8 @@ static tn_status check_last_dims(const tn_infer *c, const tn_node *x, const char
 static tn_status infer_last_dims(tn_infer *c) {
     static const char *const names[] = {"the input's last dimensions", "the weight", "the bias"};
     TRY(tn_need_float(c, 0));
-    if (c->attrs->i[0] < 1) return tn_fail(TN_ERR_SHAPE, "%s: normalized_shape must have at least one entry", c->row->name);
+    if (c->attrs->i[0] < 1)
+        return tn_fail(TN_ERR_SHAPE, "%s: normalized_shape must have at least one entry", c->row->name);
     for (int i = 0; i < c->n_in; i++) {
         if (!c->in[i]) continue;
         TRY(tn_need_float(c, i));
@@ -157,7 +178,8 @@ static tn_status infer_last_dims(tn_infer *c) {
 /* The numbers of the last n->i[0] dimensions. */
 static int last_dims(const tn_node *n, int64_t *dims) {
     int count = (int)n->i[0];
-    for (int i = 0; i < count; i++) dims[i] = n->rank - count + i;
+    for (int i = 0; i < count; i++)
+        dims[i] = n->rank - count + i;
     return count;
 }
 
@@ -170,7 +192,13 @@ static tn_node *compose_layer_norm(tn_build *b, const tn_node *n) {
 
 /* layer_norm(x, normalized_shape, weight, bias, eps): (x - mean) / sqrt(var + eps) · weight + bias, mean and variance over
  * the last dimensions, which are normalized_shape; weight and bias have that shape or are NULL. Source: Ba et al. 2016. */
-const tn_op_impl tn_impl_layer_norm = {.infer = infer_last_dims, .compose = compose_layer_norm};
+const tn_op_impl tn_impl_layer_norm = {
+    .infer = infer_last_dims,
+    .compose = compose_layer_norm,
+    .cases = "tol=2e-5 atol=2e-5; [3,6] [6] [6] normalized_shape=(6); "
+             "[2,3,4] - - normalized_shape=(3,4) eps=0.1; [2,3,4] [4] - normalized_shape=(4); "
+             "[0,4] [4] [4] normalized_shape=(4); error=weight [3,6] [5] - normalized_shape=(6); "
+             "error=last [3,6] - - normalized_shape=(5); error=entry [3] - - normalized_shape=()"};
 
 static tn_node *compose_rms_norm(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
@@ -183,7 +211,11 @@ static tn_node *compose_rms_norm(tn_build *b, const tn_node *n) {
 
 /* rms_norm(x, normalized_shape, weight, eps): x / sqrt(mean(x²) + eps) · weight, the mean over the last dimensions, which
  * are normalized_shape; eps 0 means the machine epsilon of the computation. Source: Zhang and Sennrich 2019. */
-const tn_op_impl tn_impl_rms_norm = {.infer = infer_last_dims, .compose = compose_rms_norm};
+const tn_op_impl tn_impl_rms_norm = {
+    .infer = infer_last_dims,
+    .compose = compose_rms_norm,
+    .cases = "tol=1e-5 atol=1e-5; [3,6] [6] normalized_shape=(6); [2,3,4] - normalized_shape=(3,4) eps=0.01; "
+             "error=weight [3,6] [3] normalized_shape=(6)"};
 
 /* ---- over groups of channels: group_norm, instance_norm ------------------------------------------------------------------- */
 
@@ -205,7 +237,8 @@ static tn_status check_channels(const tn_infer *c, int first) {
 /* [channels, 1, 1 …], which meets dimension 1 of x. */
 static int channel_shape(const tn_node *x, int64_t *shape) {
     shape[0] = x->shape[1];
-    for (int d = 2; d < x->rank; d++) shape[d - 1] = 1;
+    for (int d = 2; d < x->rank; d++)
+        shape[d - 1] = 1;
     return x->rank - 1;
 }
 
@@ -224,8 +257,8 @@ static tn_status infer_group_norm(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     TRY(check_channels(c, 1));
     if (groups < 1 || c->in[0]->shape[1] % groups)
-        return tn_fail(TN_ERR_SHAPE, "group_norm: %lld channels cannot be split into %lld groups", (long long)c->in[0]->shape[1],
-                       (long long)groups);
+        return tn_fail(TN_ERR_SHAPE, "group_norm: %lld channels cannot be split into %lld groups",
+                       (long long)c->in[0]->shape[1], (long long)groups);
     return tn_infer_same(c);
 }
 
@@ -235,7 +268,12 @@ static tn_node *compose_group_norm(tn_build *b, const tn_node *n) {
 
 /* group_norm(x, num_groups, weight, bias, eps): x [batch, channels, ...] standardised over each group of
  * channels / num_groups channels and all that follows, then · weight + bias a channel. Source: Wu and He 2018. */
-const tn_op_impl tn_impl_group_norm = {.infer = infer_group_norm, .compose = compose_group_norm};
+const tn_op_impl tn_impl_group_norm = {
+    .infer = infer_group_norm,
+    .compose = compose_group_norm,
+    .cases = "tol=2e-5 atol=2e-5; [2,4,3] [4] [4] num_groups=2; [2,6,2,2] - - num_groups=3 eps=0.1; "
+             "error=split [2,4,3] - - num_groups=3; error=channels [4] - - num_groups=1; "
+             "error=weight [2,4,3] [3] - num_groups=2"};
 
 static tn_status infer_instance_norm(tn_infer *c) {
     TRY(tn_need_float(c, 0));
@@ -249,7 +287,10 @@ static tn_node *compose_instance_norm(tn_build *b, const tn_node *n) {
 
 /* instance_norm(x, weight, bias, eps): x [batch, channels, ...] standardised over each channel of each sample, then
  * · weight + bias a channel. Source: Ulyanov et al. 2016. */
-const tn_op_impl tn_impl_instance_norm = {.infer = infer_instance_norm, .compose = compose_instance_norm};
+const tn_op_impl tn_impl_instance_norm = {
+    .infer = infer_instance_norm,
+    .compose = compose_instance_norm,
+    .cases = "tol=2e-5 atol=2e-5; [2,3,5] [3] [3]; [2,2,2,3] - -; error=bias [2,3,5] [3] [2]"};
 
 /* ---- over the batch ---------------------------------------------------------------------------------------------------------- */
 
@@ -269,7 +310,8 @@ static tn_status infer_batch_norm(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     TRY(check_channels(c, 1));
     if (!training && (!c->in[BN_MEAN] || !c->in[BN_VAR]))
-        return tn_fail(TN_ERR_ARGUMENT, "batch_norm: evaluation needs running_mean and running_var; set training to use the batch's");
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "batch_norm: evaluation needs running_mean and running_var; set training to use the batch's");
     if (training && tn_node_numel(x) == x->shape[1])
         return tn_fail(TN_ERR_SHAPE, "batch_norm: training needs more than one value a channel");
     return tn_infer_same(c);
@@ -302,7 +344,13 @@ static tn_node *compose_batch_norm(tn_build *b, const tn_node *n) {
 /* batch_norm(x, running_mean, running_var, weight, bias, training, eps): x [batch, channels, ...] normalised a channel, then
  * · weight + bias. training: with the statistics of this batch (batch_mean and batch_var give them, to update running
  * ones); else with the running ones. Source: Ioffe and Szegedy 2015. */
-const tn_op_impl tn_impl_batch_norm = {.infer = infer_batch_norm, .compose = compose_batch_norm};
+const tn_op_impl tn_impl_batch_norm = {
+    .infer = infer_batch_norm,
+    .compose = compose_batch_norm,
+    .cases = "tol=2e-5 atol=2e-5; [5,3] - - [3] [3] training=true; [2,3,2,2] - - - - training=true; "
+             "[4,3] [3] [3]@0.5..2 [3] [3] training=false eps=0.01; [2,3,3] [3] [3]@0.5..2 - - training=false; "
+             "error=running [4,3] - - - - training=false; error=more [1,3] - - - - training=true; "
+             "error=weight [4,3] - - [4] - training=true"};
 
 static tn_status infer_batch_statistic(tn_infer *c) {
     const tn_node *x = c->in[0];
@@ -323,7 +371,9 @@ static tn_node *compose_batch_mean(tn_build *b, const tn_node *n) {
 }
 
 /* batch_mean(x): the mean of each channel of x [batch, channels, ...], as batch_norm uses it in training. */
-const tn_op_impl tn_impl_batch_mean = {.infer = infer_batch_statistic, .compose = compose_batch_mean};
+const tn_op_impl tn_impl_batch_mean = {.infer = infer_batch_statistic,
+                                       .compose = compose_batch_mean,
+                                       .cases = "tol=4e-6 atol=4e-6; [3,2,4]; [5,3]; error=batch [3]"};
 
 static tn_node *compose_batch_var(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
@@ -335,4 +385,6 @@ static tn_node *compose_batch_var(tn_build *b, const tn_node *n) {
 
 /* batch_var(x): the biased variance (divided by the number of values) of each channel of x [batch, channels, ...], as
  * batch_norm uses it in training; PyTorch's running_var collects it times count / (count - 1). */
-const tn_op_impl tn_impl_batch_var = {.infer = infer_batch_statistic, .compose = compose_batch_var};
+const tn_op_impl tn_impl_batch_var = {.infer = infer_batch_statistic,
+                                      .compose = compose_batch_var,
+                                      .cases = "tol=1e-5 atol=4e-6; [3,2,4]; [5,3]; error=batch [3]"};

@@ -41,7 +41,8 @@ static void reference_random_bits(const tn_reference *r) {
     int64_t count = tn_node_numel(r->node);
     uint64_t key = (uint64_t)(int64_t)r->in[0][0];
     uint64_t first = (uint64_t)((int64_t)r->in[1][0] + r->node->i[TN_RANDOM_BITS_SKIP]);
-    for (int64_t i = 0; i < count; i++) r->out[i] = kir_philox_u32(key, first + (uint64_t)i);
+    for (int64_t i = 0; i < count; i++)
+        r->out[i] = kir_philox_u32(key, first + (uint64_t)i);
 }
 
 /* random_bits(key, counter, skip, shape): 32 random bits an element: Philox of key at counter + skip + the element's number. */
@@ -75,7 +76,11 @@ static tn_node *compose_random_uniform(tn_build *b, const tn_node *n) {
 }
 
 /* random_uniform(key, counter, skip, shape): f32 in [0, 1) of random_bits. */
-const tn_op_impl tn_impl_random_uniform = {.infer = infer_random_uniform, .compose = compose_random_uniform};
+const tn_op_impl tn_impl_random_uniform = {
+    .infer = infer_random_uniform,
+    .compose = compose_random_uniform,
+    .cases = "[]:i64@0..99 []:i64@0..99 skip=0 shape=(2,3,5); []:i64@0..9 []:i64@0..9 skip=7 shape=(); "
+             "[]:i64@0..9 []:i64@0..9 skip=0 shape=(0,4)"};
 
 /* Attributes: shape alone. */
 static tn_status infer_random_normal(tn_infer *c) {
@@ -93,13 +98,16 @@ static tn_node *compose_random_normal(tn_build *b, const tn_node *n) {
 }
 
 /* random_normal(key, counter, shape): f32 with mean 0 and variance 1. Source: Box and Muller 1958. */
-const tn_op_impl tn_impl_random_normal = {.infer = infer_random_normal, .compose = compose_random_normal};
+const tn_op_impl tn_impl_random_normal = {
+    .infer = infer_random_normal,
+    .compose = compose_random_normal,
+    .cases = "tol=4e-6 atol=4e-6; []:i64@0..99 []:i64@0..99 shape=(2,3,50); []:i64@0..9 []:i64@0..9 shape=()"};
 
 static tn_status infer_random_integers(tn_infer *c) {
     int64_t low = c->attrs->i[TN_RANDOM_INTEGERS_LOW], high = c->attrs->i[TN_RANDOM_INTEGERS_HIGH], span;
     if (tn_add_overflow(high, -low, &span) || span < 1 || span > INT64_C(1) << 32)
-        return tn_fail(TN_ERR_ARGUMENT, "randint: from %lld to below %lld: the range must hold 1 to 2^32 numbers", (long long)low,
-                       (long long)high);
+        return tn_fail(TN_ERR_ARGUMENT, "randint: from %lld to below %lld: the range must hold 1 to 2^32 numbers",
+                       (long long)low, (long long)high);
     c->dtype = TN_I64;
     return tn_infer_shape(c, c->attrs->i + TN_RANDOM_INTEGERS_SHAPE + 1, c->attrs->i[TN_RANDOM_INTEGERS_SHAPE]);
 }
@@ -114,7 +122,10 @@ static tn_node *compose_random_integers(tn_build *b, const tn_node *n) {
 }
 
 /* random_integers(key, counter, low, high, shape): i64 from low to below high, all equally likely. */
-const tn_op_impl tn_impl_random_integers = {.infer = infer_random_integers, .compose = compose_random_integers};
+const tn_op_impl tn_impl_random_integers = {.infer = infer_random_integers,
+                                            .compose = compose_random_integers,
+                                            .cases = "[]:i64@0..99 []:i64@0..99 low=-3 high=4 shape=(2,30); "
+                                                     "error=range []:i64@0..9 []:i64@0..9 low=2 high=2 shape=(3)"};
 
 static tn_status infer_bernoulli_by(tn_infer *c) {
     TRY(tn_need_float(c, 0));
@@ -126,10 +137,16 @@ static tn_node *compose_bernoulli_by(tn_build *b, const tn_node *n) {
     return tn_b_cast_like(b, tn_b_lt(b, u, tn_b_cast(b, n->in[0], TN_F32)), n);
 }
 
-static tn_status no_gradient(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) { return tn_grad_none(b, n, dy, grads); }
+static tn_status no_gradient(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    return tn_grad_none(b, n, dy, grads);
+}
 
 /* bernoulli_by(p, key, counter): 1 with probability p, else 0, in p's dtype. */
-const tn_op_impl tn_impl_bernoulli_by = {.infer = infer_bernoulli_by, .compose = compose_bernoulli_by, .grad = no_gradient};
+const tn_op_impl tn_impl_bernoulli_by = {.infer = infer_bernoulli_by,
+                                         .compose = compose_bernoulli_by,
+                                         .grad = no_gradient,
+                                         .cases = "types=f32,f64 grad=off; [7,9]@0..1 []:i64@0..99 []:i64@0..99; "
+                                                  "error=floating [3]:i64 []:i64@0..9 []:i64@0..9"};
 
 /* ---- dropout ------------------------------------------------------------------------------------------------------------------- */
 
@@ -157,7 +174,12 @@ static tn_status grad_dropout_by(tn_build *b, const tn_node *n, tn_node *dy, tn_
 }
 
 /* dropout_by(x, key, counter, p): x with each element 0 with probability p, the others times 1/(1 - p). */
-const tn_op_impl tn_impl_dropout_by = {.infer = infer_dropout_by, .compose = compose_dropout_by, .grad = grad_dropout_by};
+const tn_op_impl tn_impl_dropout_by = {
+    .infer = infer_dropout_by,
+    .compose = compose_dropout_by,
+    .grad = grad_dropout_by,
+    .cases = "types=f32,f64 tol=1e-6; [4,5] []:i64@0..99 []:i64@0..99 p=0.3; [4,5] []:i64@0..9 []:i64@0..9 p=1; "
+             "error=lie [3] []:i64@0..9 []:i64@0..9 p=1.5; error=floating [3]:i64 []:i64@0..9 []:i64@0..9 p=0.5"};
 
 /* ---- the public functions: a run of counters, then a record ---------------------------------------------------------------------- */
 
@@ -213,7 +235,8 @@ static tn_status put_shape(tn_attrs *a, const char *op, const int64_t *shape, in
     if (rank < 0 || rank > TN_MAX_RANK || (rank && !shape))
         return tn_fail(TN_ERR_ARGUMENT, "%s: a shape of %d extents; 0 to %d are possible", op, rank, TN_MAX_RANK);
     a->i[a->n_i++] = rank;
-    for (int d = 0; d < rank; d++) a->i[a->n_i++] = shape[d];
+    for (int d = 0; d < rank; d++)
+        a->i[a->n_i++] = shape[d];
     return TN_OK;
 }
 
