@@ -36,7 +36,9 @@ typedef struct worker_slot {
     pthread_cond_t wake;
 } worker_slot;
 
-/* All but the sleeping caller's three members belongs to the thread that holds `busy`. */
+/* All but the sleeping caller's three members belongs to the thread that holds `busy`. The slots stand apart: with no
+ * initial value of their own they take no room in the library's file. */
+static worker_slot pool_slots[MAX_THREADS]; /* slots[0] stands for the caller and is unused */
 static struct {
     _Atomic bool busy;
     int started; /* workers that exist; the caller is not counted */
@@ -44,7 +46,6 @@ static struct {
     _Atomic bool caller_asleep;
     pthread_mutex_t caller_lock;
     pthread_cond_t caller_wake;
-    worker_slot slots[MAX_THREADS]; /* slots[0] stands for the caller and is unused */
 } pool = {
     .most = MAX_THREADS - 1,
     .caller_lock = PTHREAD_MUTEX_INITIALIZER,
@@ -171,7 +172,7 @@ static int create_thread(worker_slot *slot) {
 }
 
 static void start_worker(void) {
-    worker_slot *slot = &pool.slots[pool.started + 1];
+    worker_slot *slot = &pool_slots[pool.started + 1];
     slot->index = pool.started + 1;
     atomic_store_explicit(&slot->ticket, 0, memory_order_relaxed);
     atomic_store_explicit(&slot->done, 0, memory_order_relaxed);
@@ -192,7 +193,7 @@ static void start_worker(void) {
  * ticket everywhere then, so that even a caller that forked inside a body does not wait for the parent's workers. */
 static void forget_workers(void) {
     for (int i = 1; i <= pool.started; i++) {
-        worker_slot *slot = &pool.slots[i];
+        worker_slot *slot = &pool_slots[i];
         atomic_store_explicit(&slot->done, atomic_load_explicit(&slot->ticket, memory_order_relaxed),
                               memory_order_relaxed);
     }
@@ -243,7 +244,7 @@ static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, t
     if (pool.started < threads - 1) start_workers(threads - 1);
     int64_t parts = tn_min64(pool.started + 1, threads);
     for (int i = 1; i < parts; i++) {
-        worker_slot *slot = &pool.slots[i];
+        worker_slot *slot = &pool_slots[i];
         slot->body = body;
         slot->ctx = ctx;
         slot->begin = part_begin(grains, grain, n, i, parts);
@@ -254,7 +255,7 @@ static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, t
     body(ctx, 0, part_begin(grains, grain, n, 1, parts), 0);
     inside_body = false;
     for (int i = 1; i < parts; i++)
-        wait_for(&pool.slots[i]);
+        wait_for(&pool_slots[i]);
 }
 
 void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx) {
