@@ -69,6 +69,11 @@ char *tn_mem_strdup(const char *s);
 /* Makes room for `need` items in *items (capacity in items, grows by half); TN_ERR_MEMORY leaves all as it was. */
 tn_status tn_mem_grow(void *items_pointer, size_t *capacity, size_t need, size_t item_size);
 
+/* The same where it is asked for at every step: no call when there is room. */
+static inline tn_status tn_mem_reserve(void *items_pointer, size_t *capacity, size_t need, size_t item_size) {
+    return need <= *capacity ? TN_OK : tn_mem_grow(items_pointer, capacity, need, item_size);
+}
+
 /* Test hook: the n-th allocation from now fails (1 = the next); 0 turns it off. Process-wide. */
 void tn_mem_fail_at(int64_t n);
 typedef struct tn_mem_stats {

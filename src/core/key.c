@@ -18,7 +18,7 @@ static tn_status add_output(tn_binding *b, const tn_node *n) {
     n = root_of(n);
     if (n->recorder != b->recorder || (b->marks[n->index] & OUTPUT)) return TN_OK;
     b->marks[n->index] |= OUTPUT;
-    TRY(tn_mem_grow(&b->outputs, &b->output_capacity, b->output_count + 1, sizeof *b->outputs));
+    TRY(tn_mem_reserve(&b->outputs, &b->output_capacity, b->output_count + 1, sizeof *b->outputs));
     b->outputs[b->output_count++] = (tn_output){.node = (tn_node *)(uintptr_t)n, .home = -1};
     return TN_OK;
 }
@@ -36,7 +36,7 @@ static tn_status find_outputs(tn_binding *b, const tn_node *const *targets, int 
 static tn_status need(tn_binding *b, const tn_node *n, size_t *top) {
     if (!n || n->recorder != b->recorder || (b->marks[n->index] & NEEDED)) return TN_OK;
     b->marks[n->index] |= NEEDED;
-    TRY(tn_mem_grow(&b->work, &b->work_capacity, *top + 1, sizeof *b->work));
+    TRY(tn_mem_reserve(&b->work, &b->work_capacity, *top + 1, sizeof *b->work));
     b->work[(*top)++] = n;
     return TN_OK;
 }
@@ -55,7 +55,7 @@ static tn_status mark_needed(tn_binding *b) {
 
 /* ---- writing the key ------------------------------------------------------------------------------------------------------------- */
 
-static tn_status room(tn_binding *b, size_t words) { return tn_mem_grow(&b->key, &b->key_capacity, b->key_count + words, sizeof *b->key); }
+static tn_status room(tn_binding *b, size_t words) { return tn_mem_reserve(&b->key, &b->key_capacity, b->key_count + words, sizeof *b->key); }
 
 static void put(tn_binding *b, uint64_t word) { b->key[b->key_count++] = word; }
 
@@ -66,7 +66,7 @@ static tn_status put_extents(tn_binding *b, const tn_node *n) {
             continue;
         }
         put(b, UINT64_MAX - n->symbol[d]);
-        TRY(tn_mem_grow(&b->sizes, &b->size_capacity, b->size_count + 1, sizeof *b->sizes));
+        TRY(tn_mem_reserve(&b->sizes, &b->size_capacity, b->size_count + 1, sizeof *b->sizes));
         b->sizes[b->size_count++] = n->shape[d];
     }
     return TN_OK;
@@ -75,7 +75,7 @@ static tn_status put_extents(tn_binding *b, const tn_node *n) {
 static tn_status slot_of(tn_binding *b, tn_buffer *buffer, int32_t *slot) {
     *slot = tn_map_find(&b->buffer_slots, buffer);
     if (*slot >= 0) return TN_OK;
-    TRY(tn_mem_grow(&b->buffers, &b->buffer_capacity, b->buffer_count + 1, sizeof *b->buffers));
+    TRY(tn_mem_reserve(&b->buffers, &b->buffer_capacity, b->buffer_count + 1, sizeof *b->buffers));
     *slot = (int32_t)b->buffer_count;
     b->buffers[b->buffer_count++] = buffer;
     return tn_map_put(&b->buffer_slots, buffer, *slot);
@@ -116,7 +116,7 @@ static bool attributes_are_extents(int op) { return op == tn_known(TN_KNOWN_VIEW
 static tn_status put_attributes(tn_binding *b, const tn_node *n) {
     if (n->op == tn_known(TN_KNOWN_DIAL)) {
         put(b, (uint64_t)n->i[0]);
-        TRY(tn_mem_grow(&b->dial_nodes, &b->dial_capacity, b->dial_count + 1, sizeof *b->dial_nodes));
+        TRY(tn_mem_reserve(&b->dial_nodes, &b->dial_capacity, b->dial_count + 1, sizeof *b->dial_nodes));
         b->dial_nodes[b->dial_count++] = n;
         return TN_OK;
     }
@@ -178,8 +178,8 @@ static void reset(tn_binding *b, tn_recorder *r) {
 
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count) {
     reset(b, r);
-    TRY(tn_mem_grow(&b->marks, &b->mark_capacity, r->count + 1, sizeof *b->marks));
-    TRY(tn_mem_grow(&b->numbers, &b->number_capacity, r->count + 1, sizeof *b->numbers));
+    TRY(tn_mem_reserve(&b->marks, &b->mark_capacity, r->count + 1, sizeof *b->marks));
+    TRY(tn_mem_reserve(&b->numbers, &b->number_capacity, r->count + 1, sizeof *b->numbers));
     memset(b->marks, 0, r->count);
     TRY(find_outputs(b, targets, count));
     if (b->output_count == 0) return TN_OK;

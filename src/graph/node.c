@@ -268,7 +268,7 @@ tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtyp
 }
 
 static tn_status recorder_append(tn_recorder *r, tn_node *n) {
-    TRY(tn_mem_grow(&r->pending, &r->capacity, r->count + 1, sizeof *r->pending));
+    TRY(tn_mem_reserve(&r->pending, &r->capacity, r->count + 1, sizeof *r->pending));
     n->recorder = r;
     n->index = (int32_t)r->count;
     r->pending[r->count++] = tn_node_retain(n);
@@ -455,7 +455,7 @@ tn_node *tn_b_own(tn_build *b, tn_node *n) {
         tn_node_release(n);
         return NULL;
     }
-    tn_status s = tn_mem_grow(&b->made, &b->capacity, b->count + 1, sizeof *b->made);
+    tn_status s = tn_mem_reserve(&b->made, &b->capacity, b->count + 1, sizeof *b->made);
     if (s != TN_OK) {
         b->status = s;
         tn_node_release(n);
