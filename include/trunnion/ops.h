@@ -372,6 +372,14 @@ TN_API tn_tensor *tn_ones_like(const tn_tensor *x);
 /* `value` everywhere, with x's shape and dtype. */
 TN_API tn_tensor *tn_full_like(const tn_tensor *x, double value);
 
+/* `value` everywhere, with x's shape and dtype; fill_ writes it into x. */
+TN_API tn_tensor *tn_fill(const tn_tensor *x, double value);
+TN_API tn_tensor *tn_fill_(tn_tensor *x, double value);
+
+/* zeros with x's shape and dtype; zero_ writes them into x. */
+TN_API tn_tensor *tn_zero(const tn_tensor *x);
+TN_API tn_tensor *tn_zero_(tn_tensor *x);
+
 /* `steps` numbers at equal distances from start to end, both included. */
 TN_API tn_tensor *tn_linspace(double start, double end, int64_t steps, tn_dtype dtype);
 
@@ -1038,6 +1046,8 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_expand_as(...) (tn_at(__FILE__, __LINE__), tn_expand_as(__VA_ARGS__))
 #define tn_expm1(...) (tn_at(__FILE__, __LINE__), tn_expm1(__VA_ARGS__))
 #define tn_eye(...) (tn_at(__FILE__, __LINE__), tn_eye(__VA_ARGS__))
+#define tn_fill(...) (tn_at(__FILE__, __LINE__), tn_fill(__VA_ARGS__))
+#define tn_fill_(...) (tn_at(__FILE__, __LINE__), tn_fill_(__VA_ARGS__))
 #define tn_flatten(...) (tn_at(__FILE__, __LINE__), tn_flatten(__VA_ARGS__))
 #define tn_flip(...) (tn_at(__FILE__, __LINE__), tn_flip(__VA_ARGS__))
 #define tn_floor(...) (tn_at(__FILE__, __LINE__), tn_floor(__VA_ARGS__))
@@ -1213,6 +1223,8 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_view_as(...) (tn_at(__FILE__, __LINE__), tn_view_as(__VA_ARGS__))
 #define tn_where(...) (tn_at(__FILE__, __LINE__), tn_where(__VA_ARGS__))
 #define tn_xlogy(...) (tn_at(__FILE__, __LINE__), tn_xlogy(__VA_ARGS__))
+#define tn_zero(...) (tn_at(__FILE__, __LINE__), tn_zero(__VA_ARGS__))
+#define tn_zero_(...) (tn_at(__FILE__, __LINE__), tn_zero_(__VA_ARGS__))
 #define tn_zeros(...) (tn_at(__FILE__, __LINE__), tn_zeros(__VA_ARGS__))
 #define tn_zeros_like(...) (tn_at(__FILE__, __LINE__), tn_zeros_like(__VA_ARGS__))
 

@@ -67,6 +67,8 @@ tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like) {
 
 tn_node *tn_b_whole(tn_build *b, tn_node *x) { return !x || tn_node_contiguous(x) ? x : tn_b_contiguous(b, x); }
 
+tn_node *tn_b_laid_out(tn_build *b, tn_node *x) { return x && !tn_node_contiguous(x) ? tn_b_contiguous(b, x) : x; }
+
 tn_status tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     (void)n;
     (void)dy;
@@ -170,6 +172,11 @@ tn_status tn_need_float(const tn_infer *c, int input) {
 tn_status tn_need_integer(const tn_infer *c, int input) {
     tn_dtype t = (tn_dtype)c->in[input]->dtype;
     return tn_dtype_is_float(t) || t == TN_BOOL ? refuse_dtype(c, input, "an integer type") : TN_OK;
+}
+
+tn_status tn_need_contiguous(const tn_infer *c, int input) {
+    if (tn_node_contiguous(c->in[input])) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, input + 1);
 }
 
 tn_status tn_infer_float(tn_infer *c) {

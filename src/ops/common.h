@@ -32,6 +32,8 @@ tn_node *tn_b_offset(tn_build *b, tn_node *x, double v); /* x + v */
 tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);
 /* x with its elements in row-major order, as native kernels want them: a copy only where they do not lie so. */
 tn_node *tn_b_whole(tn_build *b, tn_node *x);
+/* x, or a copy of it when its elements do not lie in row-major order: native kernels take no other inputs. */
+tn_node *tn_b_laid_out(tn_build *b, tn_node *x);
 /* The node itself as an operand: gradients use results again. */
 static inline tn_node *tn_b_self(const tn_node *n) { return (tn_node *)(uintptr_t)n; }
 static inline bool tn_needs_grad(const tn_node *n, int i) { return n->in[i] && (n->in[i]->flags & TN_NODE_GRAD); }
@@ -64,6 +66,7 @@ tn_status tn_infer_bits(tn_infer *c);     /* broadcast; TN_ERR_DTYPE unless inte
 tn_status tn_infer_not_bool(tn_infer *c); /* broadcast; TN_ERR_DTYPE for bool */
 tn_status tn_need_float(const tn_infer *c, int input);
 tn_status tn_need_integer(const tn_infer *c, int input);
+tn_status tn_need_contiguous(const tn_infer *c, int input);
 /* rank and shape from a list of attributes; refuses negative extents and products that overflow. */
 tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank);
 

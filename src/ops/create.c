@@ -43,6 +43,15 @@ const tn_op_impl tn_impl_full_like = {
     .infer = tn_infer_same, .compose = compose_full_like, .grad = tn_grad_none,
     .cases = "types=f32,i32; [2,3] value=7; [] value=-1; [0,3] value=2"};
 
+/* fill(x, value): `value` everywhere, with x's shape and dtype; fill_ writes it into x. */
+static tn_node *compose_fill(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FILL_VALUE]); }
+const tn_op_impl tn_impl_fill = {
+    .infer = tn_infer_same, .compose = compose_fill, .grad = tn_grad_none, .cases = "types=f32,i32; [2,3] value=7"};
+
+/* zero(x): zeros with x's shape and dtype; zero_ writes them into x. */
+const tn_op_impl tn_impl_zero = {
+    .infer = tn_infer_same, .compose = compose_zeros_like, .grad = tn_grad_none, .cases = "types=f32,i32; [2,3]"};
+
 /* ---- sequences and patterns --------------------------------------------------------------------------------------------------- */
 
 /* linspace(start, end, steps, dtype): `steps` numbers at equal distances from start to end, both included. */

@@ -98,6 +98,7 @@ const tn_op_impl tn_impl_scatter_add = {
  * order; equal ones stay in order, NaN is the greatest. */
 static tn_status infer_argsort_last(tn_infer *c) {
     TRY(tn_infer_same(c));
+    TRY(tn_need_contiguous(c, 0));
     c->dtype = TN_I64;
     return c->rank > 0 ? TN_OK : tn_fail(TN_ERR_SHAPE, "argsort: the tensor has no dimension");
 }

@@ -67,10 +67,11 @@ const tn_op_impl tn_impl_reciprocal = {
 static tn_node *compose_hypot(tn_build *b, const tn_node *n) {
     tn_node *x = tn_b_abs(b, n->in[0]), *y = tn_b_abs(b, n->in[1]);
     tn_node *big = tn_b_maximum(b, x, y), *small = tn_b_minimum(b, x, y);
-    tn_node *zero = const_like(b, 0, big), *infinite = const_like(b, INFINITY, big);
+    tn_node *zero = const_like(b, 0, n), *infinite = const_like(b, INFINITY, n);
+    tn_node *endless = tn_b_bitwise_or(b, tn_b_eq(b, x, infinite), tn_b_eq(b, y, infinite)); /* beside NaN, too */
     tn_node *ratio = tn_b_where(b, tn_b_eq(b, big, zero), zero, tn_b_div(b, small, big));
     tn_node *length = tn_b_mul(b, big, root_of_one_and_square(b, ratio, 1));
-    return tn_b_where(b, tn_b_eq(b, big, infinite), infinite, length);
+    return tn_b_where(b, endless, infinite, length);
 }
 static tn_status grad_hypot(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *per_length = tn_b_div(b, dy, tn_b_self(n));

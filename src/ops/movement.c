@@ -795,7 +795,9 @@ const tn_op_impl tn_impl_scatter_sum = {
 static tn_status infer_index_add_rows(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1], *src = c->in[2];
     char a[96], b[96], i[96];
-    if (index->dtype != TN_I64) return tn_fail(TN_ERR_DTYPE, "index_add: the index is %s; it must be i64", tn_dtype_name((tn_dtype)index->dtype));
+    for (int k = 0; k < 3; k++) TRY(tn_need_contiguous(c, k));
+    if (index->dtype != TN_I64)
+        return tn_fail(TN_ERR_DTYPE, "index_add: the index is %s; it must be i64", tn_dtype_name((tn_dtype)index->dtype));
     bool fits = x->rank > 0 && src->rank == x->rank && index->rank == 1 && index->shape[0] == src->shape[0];
     for (int d = 1; fits && d < x->rank; d++) fits = src->shape[d] == x->shape[d];
     if (!fits)

@@ -121,17 +121,17 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_mul_scalar, tn_impl_div_scalar, tn_impl_rdiv_scalar, tn_impl_floor_divide_scalar, tn_impl_remainder_scalar,
     tn_impl_fmod_scalar, tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar, tn_impl_eq_scalar,
     tn_impl_ne_scalar, tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar, tn_impl_zeros,
-    tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like, tn_impl_full_like, tn_impl_linspace, tn_impl_eye,
-    tn_impl_tril, tn_impl_triu, tn_impl_one_hot, tn_impl_stack, tn_impl_repeat, tn_impl_tile, tn_impl_flip,
-    tn_impl_roll, tn_impl_view, tn_impl_permute, tn_impl_expand, tn_impl_slice, tn_impl_as_strided, tn_impl_detach,
-    tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather, tn_impl_index_select,
-    tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim, tn_impl_scatter_add,
-    tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort, tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view,
-    tn_impl_windows2d, tn_impl_fold_windows2d, tn_impl_sum, tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax,
-    tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod, tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm,
-    tn_impl_logsumexp, tn_impl_any, tn_impl_all, tn_impl_count_nonzero, tn_impl_max, tn_impl_min,
-    tn_impl_matmul_batched, tn_impl_matmul, tn_impl_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer,
-    tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace,
+    tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like, tn_impl_full_like, tn_impl_fill, tn_impl_zero,
+    tn_impl_linspace, tn_impl_eye, tn_impl_tril, tn_impl_triu, tn_impl_one_hot, tn_impl_stack, tn_impl_repeat,
+    tn_impl_tile, tn_impl_flip, tn_impl_roll, tn_impl_view, tn_impl_permute, tn_impl_expand, tn_impl_slice,
+    tn_impl_as_strided, tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather,
+    tn_impl_index_select, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim,
+    tn_impl_scatter_add, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort, tn_impl_topk, tn_impl_topk_indices,
+    tn_impl_assign_view, tn_impl_windows2d, tn_impl_fold_windows2d, tn_impl_sum, tn_impl_prod, tn_impl_amax,
+    tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod, tn_impl_mean, tn_impl_var,
+    tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all, tn_impl_count_nonzero, tn_impl_max,
+    tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul, tn_impl_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot,
+    tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace,
     tn_impl_cosine_similarity, tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish,
     tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus,
     tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax,
@@ -299,6 +299,8 @@ static const tn_op_row rows[] = {
     [TN_OP_ZEROS_LIKE] = {"zeros_like", TN_COMPOSED, "Tensor zeros_like(Tensor x)", "", &tn_impl_zeros_like},
     [TN_OP_ONES_LIKE] = {"ones_like", TN_COMPOSED, "Tensor ones_like(Tensor x)", "", &tn_impl_ones_like},
     [TN_OP_FULL_LIKE] = {"full_like", TN_COMPOSED, "Tensor full_like(Tensor x, float value)", "", &tn_impl_full_like},
+    [TN_OP_FILL] = {"fill", TN_COMPOSED, "Tensor fill(Tensor x, float value)", "", &tn_impl_fill},
+    [TN_OP_ZERO] = {"zero", TN_COMPOSED, "Tensor zero(Tensor x)", "", &tn_impl_zero},
     [TN_OP_LINSPACE] = {"linspace", TN_COMPOSED,
         "Tensor linspace(float start, float end, int steps, dtype dtype)",
         "", &tn_impl_linspace},
@@ -1897,6 +1899,45 @@ tn_node *tn_b_full_like(tn_build *b, tn_node *x, double value) {
     tn_status s = pack_full_like(&a, value);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_FULL_LIKE, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+static tn_status pack_fill(tn_attrs *a, double value) {
+    a->n_i = a->n_f = 0;
+    put_float(a, value);
+    return TN_OK;
+}
+
+tn_tensor *(tn_fill)(const tn_tensor *x, double value) {
+    tn_attrs a;
+    tn_status s = pack_fill(&a, value);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_FILL, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_fill_)(tn_tensor *x, double value) {
+    tn_attrs a;
+    tn_status s = pack_fill(&a, value);
+    if (s != TN_OK) return failed(s);
+    return record_inplace(x, TN_OP_FILL, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_fill(tn_build *b, tn_node *x, double value) {
+    tn_attrs a;
+    tn_status s = pack_fill(&a, value);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_FILL, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_tensor *(tn_zero)(const tn_tensor *x) {
+    return record(TN_OP_ZERO, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_zero_)(tn_tensor *x) {
+    return record_inplace(x, TN_OP_ZERO, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_zero(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_ZERO, (tn_node *const[]){x}, 1, NULL, 0);
 }
 
 static tn_status pack_linspace(tn_attrs *a, double start, double end, int64_t steps, tn_dtype dtype) {
