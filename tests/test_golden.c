@@ -1,8 +1,8 @@
 /* test_golden.c — operations and their gradients agree with PyTorch's.
  *
  * tests/golden/ops.json holds inputs, attributes, results and gradients that tools/torch_golden.py computed in f64. Each
- * case runs in f64, where only the eight digits of the file may differ, and in f32, with the tolerance below. One test a
- * case and dtype, named after both. */
+ * case runs in f64, where only the eight digits of the file may differ, in f32, with the tolerance below, and in bf16
+ * against itself in f32. One test a case and dtype, named after both. */
 #include "test_support.h"
 
 #include <math.h>
@@ -157,9 +157,61 @@ static void check_case(const golden *g) {
     if (grads) check_gradients(g, y, inputs);
 }
 
+/* ---- half precision ------------------------------------------------------------------------------------------------- */
+
+/* Inputs that are floating, rounded to g's dtype; as_f32: then widened again. */
+static void half_inputs(const golden *g, bool as_f32, tn_tensor **inputs) {
+    const tn_json *in = tn_json_get(g->row, "in");
+    for (int k = 0; k < (int)tn_json_length(in); k++) {
+        if (is_null(tn_json_at(in, (size_t)k))) continue;
+        inputs[k] = tensor_of(tn_json_at(in, (size_t)k), TN_F32);
+        if (tn_dtype_of(inputs[k]) != TN_F32) continue;
+        inputs[k] = tn_cast(inputs[k], g->dtype);
+        if (as_f32) inputs[k] = tn_cast(inputs[k], TN_F32);
+    }
+}
+
+static float *half_result(const golden *g, bool as_f32, int64_t *count) {
+    tn_tensor *inputs[MAX_INPUTS] = {NULL};
+    half_inputs(g, as_f32, inputs);
+    tn_attrs a = attributes_of(g->row);
+    int op = op_named(tn_json_string(tn_json_get(g->row, "op"), ""));
+    tn_tensor *y = tn_record(op, (const tn_tensor *const *)inputs, (int)tn_json_length(tn_json_get(g->row, "in")), &a);
+    assert_ok(tn_status_of(y));
+    bool statistics = strncmp(tn_op(op)->name, "batch_mean", 10) == 0 || strncmp(tn_op(op)->name, "batch_var", 9) == 0;
+    if (!as_f32 && !statistics) assert_int_equal(tn_dtype_of(y), g->dtype);
+    *count = tn_numel(y);
+    float *values = calloc((size_t)*count + 1, sizeof *values);
+    assert_non_null(values);
+    assert_ok(tn_read(tn_cast(y, TN_F32), values, (size_t)*count * sizeof *values));
+    return values;
+}
+
+/* The same inputs in f32: a bf16 result may differ by the roundings of a few steps, each 2^-9 of the values' size. */
+static void check_half(const golden *g) {
+    int64_t count = 0;
+    float *is = half_result(g, false, &count), *want = half_result(g, true, &count), size = 0.0f;
+    for (int64_t i = 0; i < count; i++)
+        if (isfinite(want[i])) size = fmaxf(size, fabsf(want[i]));
+    for (int64_t i = 0; i < count; i++) {
+        bool same = isnan(want[i])   ? isnan(is[i])
+                    : isinf(want[i]) ? is[i] == want[i]
+                                     : fabsf(is[i] - want[i]) <= size * 0x1p-6f;
+        if (same) continue;
+        fail_msg("%s: result[%lld] is %.6g, in f32 it is %.6g", g->name, (long long)i, (double)is[i], (double)want[i]);
+    }
+    free(is);
+    free(want);
+}
+
 static void agrees_with_pytorch(void **state) {
     const golden *g = *state;
-    TN_SCOPE check_case(g);
+    TN_SCOPE {
+        if (g->dtype == TN_BF16)
+            check_half(g);
+        else
+            check_case(g);
+    }
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------------------------------ */
@@ -169,14 +221,14 @@ static const char *const golden_path = "tests/golden/ops.json";
 
 static int run_all(const tn_json *cases) {
     size_t count = tn_json_length(cases), made = 0;
-    golden *rows = calloc(2 * count, sizeof *rows);
-    struct CMUnitTest *tests = calloc(2 * count, sizeof *tests);
+    golden *rows = calloc(3 * count, sizeof *rows);
+    struct CMUnitTest *tests = calloc(3 * count, sizeof *tests);
     if (!rows || !tests) return 1;
     for (size_t i = 0; i < count; i++)
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k < 3; k++) {
             golden *g = &rows[made];
             g->row = tn_json_at(cases, i);
-            g->dtype = k ? TN_F32 : TN_F64;
+            g->dtype = (const tn_dtype[]){TN_F64, TN_F32, TN_BF16}[k];
             snprintf(g->name, sizeof g->name, "%s_as_pytorch_%zu_%s", tn_json_string(tn_json_get(g->row, "op"), ""), i,
                      tn_dtype_name(g->dtype));
             tests[made++] = (struct CMUnitTest){.name = g->name, .test_func = agrees_with_pytorch, .initial_state = g};
