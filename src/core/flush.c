@@ -133,9 +133,13 @@ static void commit_states(tn_recorder *r) {
     }
 }
 
-static void take_from_list(tn_recorder *r, size_t i) {
+static void take_from_list(tn_recorder *r, size_t i, bool alone) {
     tn_node *n = r->pending[i];
     r->pending[i] = NULL;
+    if (alone) { /* goes now, and counts of its inputs need no lock while it is still this thread's */
+        tn_node_release(n);
+        return;
+    }
     n->recorder = NULL;
     n->index = -1;
     bool history = (n->flags & TN_NODE_GRAD) && !(n->flags & TN_NODE_LEAF);
@@ -149,7 +153,7 @@ static void prune(tn_recorder *r) {
         const tn_node *n = r->pending[i];
         if (!n) continue;
         bool alone = atomic_load_explicit(&n->refs, memory_order_acquire) == 1;
-        if (alone || tn_node_computed(n)) take_from_list(r, i);
+        if (alone || tn_node_computed(n)) take_from_list(r, i, alone);
     }
     size_t kept = 0;
     for (size_t i = 0; i < r->count; i++) {
