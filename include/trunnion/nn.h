@@ -220,7 +220,7 @@ typedef struct tn_policy_options {
     int hidden_count;
     int64_t recurrent;                            /* lstm: width of the cell behind the hidden layers; 64 */
     tn_tensor *(*activation)(const tn_tensor *x); /* ReLU */
-    bool separate_value;                          /* mlp: the value has hidden layers of its own */
+    bool separate_value;                          /* the value has hidden layers of its own, without memory */
     double hidden_gain, logits_gain, value_gain;  /* of the orthogonal weights: sqrt(2), 0.01, 1 */
 } tn_policy_options;
 

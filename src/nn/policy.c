@@ -178,9 +178,9 @@ static void set_cell(tn_module *cell, int64_t in, int64_t width) {
 
 static void build(tn_module *root, const settings *s, bool recurrent, network *n) {
     n->observations = s->observations;
-    int64_t width;
+    int64_t width, own_width = 0;
     n->hidden = make_hidden(root, "hidden", s, &width);
-    if (s->separate_value && !recurrent) n->value_hidden = make_hidden(root, "value_hidden", s, &width);
+    if (s->separate_value) n->value_hidden = make_hidden(root, "value_hidden", s, &own_width);
     if (recurrent) {
         n->recurrent = s->recurrent;
         n->cell = tn_nn_lstm_cell(root, "cell", width, s->recurrent);
@@ -188,7 +188,7 @@ static void build(tn_module *root, const settings *s, bool recurrent, network *n
         width = s->recurrent;
     }
     n->logits = orthogonal_linear(root, "logits", width, s->actions, s->logits_gain);
-    n->value = orthogonal_linear(root, "value", width, 1, s->value_gain);
+    n->value = orthogonal_linear(root, "value", n->value_hidden ? own_width : width, 1, s->value_gain);
 }
 
 static tn_status make_policy(const tn_policy_options *options, const tn_policy_type *type, tn_policy **out) {
@@ -233,7 +233,7 @@ static void lstm_forward(tn_policy *p, const tn_tensor *observations, tn_tensor 
     tn_tensor *h = n->hidden ? tn_forward(n->hidden, x) : x;
     tn_lstm_cell_forward(n->cell, h, state[0], state[1], &new_state[0], &new_state[1]);
     *logits = tn_forward(n->logits, new_state[0]);
-    *value = tn_forward(n->value, new_state[0]);
+    *value = tn_forward(n->value, n->value_hidden ? tn_forward(n->value_hidden, x) : new_state[0]);
 }
 
 static void lstm_initial_state(tn_policy *p, int64_t batch, tn_tensor **state) {
