@@ -60,7 +60,8 @@ tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like) {
     int count = 0, extra = dy->rank - like->rank;
     for (int d = 0; d < dy->rank; d++)
         if (d < extra || (like->shape[d - extra] == 1 && dy->shape[d] != 1)) dims[count++] = d;
-    if (count) dy = tn_b_sum(b, dy, dims, count, true);
+    if (count == extra) return count ? tn_b_sum(b, dy, dims, count, false) : dy;
+    dy = tn_b_sum(b, dy, dims, count, true);
     if (!dy || extra == 0) return dy;
     return tn_b_view(b, dy, like->shape, like->rank);
 }

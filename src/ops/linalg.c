@@ -359,9 +359,7 @@ const tn_op_impl tn_impl_linear = {
 
 /* ---- products with factors --------------------------------------------------------------------------------------------- */
 
-static tn_node *scaled(tn_build *b, tn_node *x, double factor) {
-    return factor == 1.0 ? x : tn_b_mul(b, x, tn_b_number(b, factor));
-}
+static tn_node *scaled(tn_build *b, tn_node *x, double factor) { return factor == 1.0 ? x : tn_b_scale(b, x, factor); }
 
 /* beta·addend + alpha·product; as in PyTorch, an addend with factor 0 is not even read (its NaNs do not count). */
 static tn_node *combine(tn_build *b, tn_node *product, double alpha, tn_node *addend, double beta) {
@@ -518,7 +516,7 @@ static tn_status infer_cosine_similarity(tn_infer *c) {
 
 static tn_node *clamped_norm(tn_build *b, tn_node *x, const int64_t *dim, double eps) {
     tn_node *norm = tn_b_sqrt(b, tn_b_sum(b, tn_b_mul(b, x, x), dim, 1, false));
-    return tn_b_maximum(b, norm, tn_b_number(b, eps));
+    return tn_b_maximum(b, norm, tn_b_const(b, eps, norm));
 }
 
 /* PyTorch broadcasts before it takes norms: with an extent of 1 along dim that is a difference. */
