@@ -21,7 +21,7 @@ static const char help_text[] =
     "  cartpole              a pole to balance on a cart, with PPO; metric: mean return of 100 episodes (at most 500)\n"
     "\n"
     "options:\n"
-    "  --steps N             digits: batches of 64 (600); cartpole: steps in the environment (100000)\n"
+    "  --steps N             digits: batches of 64 (1000); cartpole: steps in the environment (100000)\n"
     "  --model mlp|cnn       digits: the network (mlp)\n"
     "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
     "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes)\n"
@@ -129,17 +129,26 @@ static tn_status save(const run *r) {
     return tn_checkpoint_save(r->options->save, &c);
 }
 
-/* 0, or the exit status after a message. */
-static int resume(run *r) {
-    if (!r->options->resume) return CLI_OK;
-    tn_checkpoint c = checkpoint_of(r);
-    if (tn_checkpoint_load(r->options->resume, &c) != TN_OK) return cli_failed();
-    bool same = c.loaded_json && strcmp(c.loaded_json, r->description) == 0;
+/* Looks whose checkpoint it is before anything is loaded. 0, or the exit status after a message. */
+static int check_belongs(const run *r) {
+    tn_safetensors *file = NULL;
+    if (tn_safetensors_open(r->options->resume, &file) != TN_OK) return cli_failed();
+    const char *whose = tn_safetensors_metadata(file, "json");
+    bool same = whose && strcmp(whose, r->description) == 0;
     if (!same)
         fprintf(stderr, "trunnion train: '%s' is of another run: %s, not %s; give the options of that run\n",
-                r->options->resume, c.loaded_json ? c.loaded_json : "unknown", r->description);
+                r->options->resume, whose ? whose : "unknown", r->description);
+    tn_safetensors_close(file);
+    return same ? CLI_OK : CLI_FAILED;
+}
+
+static int resume(run *r) {
+    if (!r->options->resume) return CLI_OK;
+    int code = check_belongs(r);
+    if (code != CLI_OK) return code;
+    tn_checkpoint c = checkpoint_of(r);
+    if (tn_checkpoint_load(r->options->resume, &c) != TN_OK) return cli_failed();
     tn_text_free(c.loaded_json);
-    if (!same) return CLI_FAILED;
     r->first = r->step = c.step;
     return r->task->after_load(r->self) == TN_OK ? CLI_OK : cli_failed();
 }

@@ -85,7 +85,7 @@ typedef struct tn_checkpoint {
 } tn_checkpoint;
 
 /* One safetensors file; model variables under "model.NAME", optimiser state under "optimizer.NAME", extras under
- * "extra.NAME", the rest as metadata. */
+ * "extra.NAME", the rest as metadata: "trunnion.kind" is "checkpoint", "step" and "json" are what the struct says. */
 TN_API tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *c);
 
 /* Puts everything back, all or nothing: the same bits follow as without the stop, on the same device and numerics.
