@@ -21,7 +21,8 @@ enum {
     BLOCK_LD = TN_GEMM_BLOCK_LD,
     LOAD_STEPS = 16,               /* a load joint of B fills blocks of so many steps … */
     LOAD_COLUMNS = 8 * PANEL,      /* … and columns: 4096 elements with AVX-512. B is packed together in such pieces */
-    IN_PLACE_ROWS = 2 * TILE_ROWS, /* of C, up to which B is read where it lies if its rows are contiguous */
+    IN_PLACE_ROWS = 12 * TILE_ROWS, /* of C, up to which contiguous rows of B are read where they lie, … */
+    IN_PLACE_ELEMENTS = (4 << 20) / sizeof(real), /* … or beyond, if B is not larger than this */
     FLY_ROWS = 12 * TILE_ROWS,     /* … and up to which it is packed just before use, by each thread for itself … */
     FLY_COLUMNS = 4 * PANEL,       /* … so many columns at a time: with CHUNK steps they stay in the second cache */
     K_BLOCK = 16 * CHUNK,          /* steps of A and B that are packed at once, at most */
@@ -124,19 +125,25 @@ static bool is_b_fixed(const tn_gemm_args *g) {
     return true;
 }
 
+/* Rows at this distance share one set of the first cache. */
+static bool bad_distance(int64_t stride) { return stride * (int64_t)sizeof(real) % 4096 == 0; }
+
+/* Rows of B that are contiguous are read where they lie, as long as B is passed over a few times only, or from a cache. */
+static bool is_b_readable(const tn_gemm_args *x) {
+    if (x->b.joint.vm || x->b.col_stride != 1) return false;
+    if (x->m <= IN_PLACE_ROWS) return true;
+    return (double)x->k * (double)x->n <= IN_PLACE_ELEMENTS && !bad_distance(x->b.row_stride);
+}
+
 /* What is packed once for many rows of A is worth a meeting of all threads; what is used for one block of rows is packed
  * by the thread that uses it. */
 static b_source choose_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->packed_b) return B_CACHED;
     if (g->b_fixed && g->batches > 1) return B_TOGETHER;
-    bool readable = !x->b.joint.vm && x->b.col_stride == 1;
-    if (readable && x->m <= IN_PLACE_ROWS) return B_IN_PLACE;
+    if (is_b_readable(x)) return B_IN_PLACE;
     return x->m <= FLY_ROWS ? B_ON_THE_FLY : B_TOGETHER;
 }
-
-/* Rows at this distance share one set of the first cache. */
-static bool bad_distance(int64_t stride) { return stride * (int64_t)sizeof(real) % 4096 == 0; }
 
 /* Rows that are contiguous are streams: packing them gains nothing, unless they are in each other's way. Columns are read
  * 14 numbers at a time and leave the page at almost every step, unless they are short; with few panels of B that happens

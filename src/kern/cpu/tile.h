@@ -53,6 +53,7 @@ typedef void tile_fn(const tile *t);
 /* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. */
 enum {
     C_AHEAD_K = 64,              /* C's rows are asked for when the tile starts, if it has so many steps to go */
+    A_AHEAD = 12,                /* steps, where one step's rows lie side by side: a line or two */
     B_AHEAD = 8,                 /* steps */
     TALL = TILE_ROWS / 2,        /* rows from which there is room for the prefetches of B */
     STRETCH = 64 / sizeof(real)  /* steps between two prefetches of a row of A: one cache line */
@@ -87,6 +88,10 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
         for (int64_t i = 0; i < t->ahead_rows; i++) __builtin_prefetch(ahead + i * t->a_row);
         ahead += STRETCH;
         for (int64_t k = left < STRETCH ? left : STRETCH; k > 0; k--) {
+            if (adjacent) {
+                __builtin_prefetch(a + A_AHEAD * a_k);
+                __builtin_prefetch(a + A_AHEAD * a_k + rows - 1);
+            }
             V y[2 * WIDEST];
             VEC_UNROLL for (int j = 0; j < width; j++) {
                 const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
