@@ -1,11 +1,7 @@
 /* test_optim.c — optimisers against PyTorch's trajectories (tests/golden/optim.h), schedules, clipping, all or nothing. */
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
+#include "test_support.h"
 
-#include <cmocka.h>
+#include <math.h>
 
 #include "golden/optim.h"
 #include "trunnion/trunnion.h"
@@ -126,10 +122,156 @@ static void separate_calls_do_the_same(void **state) {
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) follow(&runs[i], false);
 }
 
+/* ---- what a step promises ------------------------------------------------------------------------------------------- */
+
+static void steps_share_one_plan(void **state) {
+    (void)state;
+    problem p = problem_new();
+    tn_optimizer *o;
+    assert_ok(tn_optimizer_adamw(p.root, NULL, &o));
+    int64_t plans = 0;
+    for (int step = 0; step < 6; step++) {
+        tn_optimizer_set_lr(o, rate(step));
+        TN_SCOPE assert_ok(tn_minimize(o, problem_loss(&p)));
+        tn_runtime_stats now = {.struct_size = sizeof now};
+        assert_ok(tn_get_runtime_stats(&now));
+        if (step == 1) plans = now.plans_made;
+        if (step > 1) assert_int_equal(now.plans_made, plans);
+    }
+    tn_optimizer_free(o);
+    tn_module_free(p.root);
+}
+
+static void a_failed_loss_changes_nothing(void **state) {
+    (void)state;
+    problem p = problem_new();
+    tn_optimizer *o;
+    float before[5], after[5];
+    assert_ok(tn_optimizer_sgd(p.root, SGD(.momentum = 0.5), &o));
+    TN_SCOPE assert_ok(tn_minimize(o, problem_loss(&p)));
+    problem_read(&p, before);
+    TN_SCOPE {
+        tn_tensor *wrong = tn_add(p.w[0], p.w[1]); /* 3 and 2 numbers do not fit */
+        assert_int_equal(tn_minimize(o, tn_sum(wrong, NULL, 0, false)), TN_ERR_SHAPE);
+        assert_text_has(tn_error(), "add");
+        tn_tensor *constant = tn_scalar(1);
+        assert_int_equal(tn_minimize(o, constant), TN_ERR_STATE);
+    }
+    problem_read(&p, after);
+    assert_memory_equal(before, after, sizeof before);
+    assert_int_equal(tn_optimizer_steps(o, 0), 1);
+    TN_SCOPE assert_ok(tn_minimize(o, problem_loss(&p))); /* and it goes on */
+    tn_optimizer_free(o);
+    tn_module_free(p.root);
+}
+
+static void variables_without_a_gradient_are_left_alone(void **state) {
+    (void)state;
+    problem p = problem_new();
+    tn_optimizer *o;
+    float before[5], after[5];
+    assert_ok(tn_optimizer_adam(p.root, NULL, &o));
+    problem_read(&p, before);
+    TN_SCOPE assert_ok(tn_minimize(o, tn_sum(tn_mul(p.w[0], p.w[0]), NULL, 0, false)));
+    problem_read(&p, after);
+    assert_memory_not_equal(before, after, 3 * sizeof *before);
+    assert_memory_equal(before + 3, after + 3, 2 * sizeof *before);
+    assert_int_equal(tn_optimizer_steps(o, 0), 1);
+    assert_int_equal(tn_optimizer_steps(o, 1), 0);
+    tn_optimizer_free(o);
+    tn_module_free(p.root);
+}
+
+static void clipping_scales_all_gradients_together(void **state) {
+    (void)state;
+    problem p = problem_new();
+    TN_SCOPE {
+        float before[5], after[5];
+        tn_tensor *total;
+        double norm = 0;
+        assert_ok(tn_backward(problem_loss(&p)));
+        assert_ok(tn_read(tn_grad(p.w[0]), before, 3 * sizeof *before));
+        assert_ok(tn_read(tn_grad(p.w[1]), before + 3, 2 * sizeof *before));
+        for (int i = 0; i < 5; i++) norm += (double)before[i] * (double)before[i];
+        norm = sqrt(norm);
+        assert_ok(tn_clip_grad_norm(p.root, norm / 2, &total));
+        assert_true(fabs(tn_item(total) - norm) < 1e-6 * norm);
+        assert_ok(tn_read(tn_grad(p.w[0]), after, 3 * sizeof *after));
+        assert_ok(tn_read(tn_grad(p.w[1]), after + 3, 2 * sizeof *after));
+        for (int i = 0; i < 5; i++) assert_true(fabs((double)after[i] - 0.5 * (double)before[i]) < 1e-5);
+        assert_ok(tn_clip_grad_norm(p.root, norm, NULL)); /* below the limit: untouched */
+        assert_ok(tn_read(tn_grad(p.w[0]), before, 3 * sizeof *before));
+        assert_memory_equal(before, after, 3 * sizeof *before);
+    }
+    tn_module_free(p.root);
+}
+
+static void the_optimizers_memory_has_names(void **state) {
+    (void)state;
+    problem p = problem_new();
+    tn_optimizer *o;
+    tn_variable *items;
+    int count;
+    assert_ok(tn_optimizer_adam(p.root, NULL, &o));
+    assert_ok(tn_optimizer_variables(o, &items, &count));
+    assert_int_equal(count, 4);
+    assert_string_equal(items[0].name, "exp_avg.first");
+    assert_string_equal(items[3].name, "exp_avg_sq.second");
+    assert_int_equal(tn_numel(items[0].tensor), 3);
+    tn_variables_free(items);
+    tn_optimizer_free(o);
+    assert_ok(tn_optimizer_sgd(p.root, NULL, &o)); /* nothing to remember */
+    assert_ok(tn_optimizer_variables(o, &items, &count));
+    assert_int_equal(count, 0);
+    tn_optimizer_free(o);
+    tn_module_free(p.root);
+}
+
+static void wrong_settings_are_refused(void **state) {
+    (void)state;
+    problem p = problem_new();
+    tn_module *empty = tn_module_root();
+    tn_optimizer *o;
+    assert_int_equal(tn_optimizer_sgd(p.root, SGD(.nesterov = true), &o), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_optimizer_sgd(p.root, SGD(.lr = -1), &o), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_optimizer_adam(p.root, ADAM(.beta1 = 1), &o), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_optimizer_adam(p.root, ADAM(.weight_decay = NAN), &o), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_optimizer_adam(empty, NULL, &o), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "no parameter");
+    assert_null(o);
+    tn_module_free(empty);
+    tn_module_free(p.root);
+}
+
+static void schedules_go_where_they_should(void **state) {
+    (void)state;
+    tn_schedule s = {.struct_size = sizeof s, .kind = TN_SCHEDULE_COSINE, .lr = 2, .final_lr = 1, .warmup = 4, .total = 14};
+    const struct {
+        tn_schedule_kind kind;
+        int64_t step;
+        double expected;
+    } rows[] = {{TN_SCHEDULE_CONSTANT, 0, 0.5},  {TN_SCHEDULE_CONSTANT, 3, 2},  {TN_SCHEDULE_CONSTANT, 1000, 2},
+                {TN_SCHEDULE_LINEAR, 1, 1},      {TN_SCHEDULE_LINEAR, 4, 2},    {TN_SCHEDULE_LINEAR, 9, 1.5},
+                {TN_SCHEDULE_LINEAR, 14, 1},     {TN_SCHEDULE_LINEAR, 99, 1},   {TN_SCHEDULE_COSINE, 4, 2},
+                {TN_SCHEDULE_COSINE, 9, 1.5},    {TN_SCHEDULE_COSINE, 14, 1},   {TN_SCHEDULE_COSINE, 6, 1.9045084971874737}};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        s.kind = rows[i].kind;
+        double got = tn_schedule_at(&s, rows[i].step);
+        if (fabs(got - rows[i].expected) > 1e-12) fail_msg("row %d: %.15g, not %.15g", (int)i, got, rows[i].expected);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optimizers_follow_pytorch),
         cmocka_unit_test(separate_calls_do_the_same),
+        cmocka_unit_test(steps_share_one_plan),
+        cmocka_unit_test(a_failed_loss_changes_nothing),
+        cmocka_unit_test(variables_without_a_gradient_are_left_alone),
+        cmocka_unit_test(clipping_scales_all_gradients_together),
+        cmocka_unit_test(the_optimizers_memory_has_names),
+        cmocka_unit_test(wrong_settings_are_refused),
+        cmocka_unit_test(schedules_go_where_they_should),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
