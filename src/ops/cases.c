@@ -405,7 +405,11 @@ static double fit(const tn_case_input *in, double v) {
     if (in->away > 0) v = floor(v) + in->away + (1 - 2 * in->away) * (v - floor(v));
     if (in->dtype == TN_BOOL) return floor(v + 0.5) != 0;
     if (!tn_dtype_is_float(in->dtype)) return floor(v + 0.5);
-    return in->dtype == TN_F64 ? v : (double)(float)v;
+    if (in->dtype == TN_F64) return v;
+    if (in->dtype == TN_F32) return (double)(float)v;
+    int e;
+    double m = frexp(v, &e); /* eight bits: what bf16 and f16 both have */
+    return ldexp(rint(ldexp(m, 8)), e - 8);
 }
 
 void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
@@ -428,10 +432,12 @@ void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
 
 /* The distance of neighbouring numbers at v. */
 static double unit_at(tn_dtype t, double v) {
-    double size = fabs(v);
-    int e;
-    if (t == TN_F64) return size < 0x1p-1022 ? 0x1p-1074 : (frexp(size, &e), ldexp(1, e - 53));
-    return size < 0x1p-126 ? 0x1p-149 : (frexp(size, &e), ldexp(1, e - 24));
+    static const struct {
+        int bits, least; /* of the significand; exponent of the least normal number */
+    } formats[TN_DTYPE_COUNT] = {[TN_F32] = {24, -126}, [TN_F64] = {53, -1022}, [TN_F16] = {11, -14}, [TN_BF16] = {8, -126}};
+    int e = formats[t].least + 1;
+    if (fabs(v) >= ldexp(1, formats[t].least)) frexp(v, &e);
+    return ldexp(1, e - formats[t].bits);
 }
 
 bool tn_case_allows(const tn_case *c, tn_dtype result, double got, double want) {

@@ -204,8 +204,8 @@ tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank) {
             return tn_fail(TN_ERR_SHAPE, "%s: extent %lld of dimension %d is negative", c->row->name, (long long)shape[d], d);
         if (shape[d] > 0 && tn_mul_overflow(numel, shape[d], &numel))
             return tn_fail(TN_ERR_SHAPE, "%s: the shape has more elements than 63 bits count", c->row->name);
+        if (shape != c->shape) c->symbol[d] = 0;
         c->shape[d] = shape[d];
-        c->symbol[d] = 0;
     }
     c->rank = (int)rank;
     return TN_OK;

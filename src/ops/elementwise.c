@@ -99,7 +99,7 @@ static tn_status grad_exp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
 }
 const tn_op_impl tn_impl_exp = {
     .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_exp, .lower = lower_unary,
-    .reference = reference_unary, .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-80..80 grad=off", .flops = 8};
+    .reference = reference_unary, .cases = "types=f32,f64,f16,bf16,i32 tol=4ulp; [2,3]; [0,3]; []; types=f32,f64; [33]@-80..80 grad=off", .flops = 8};
 
 /* log(x): the natural logarithm; −∞ at 0, NaN below. */
 static tn_status grad_log(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -294,7 +294,7 @@ static tn_status grad_add(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
 }
 const tn_op_impl tn_impl_add = {
     .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_broadcast, .grad = grad_add, .lower = lower_binary,
-    .reference = reference_binary, .cases = "types=f32,f64,i32,i64,bool; " PAIRS, .flops = 1};
+    .reference = reference_binary, .cases = "types=f32,f64,f16,bf16,i32,i64,i8,u8,bool; " PAIRS, .flops = 1};
 
 /* sub(x, y): x − y. */
 static tn_status grad_sub(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -302,7 +302,7 @@ static tn_status grad_sub(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
 }
 const tn_op_impl tn_impl_sub = {
     .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_sub, .lower = lower_binary,
-    .reference = reference_binary, .cases = "types=f32,f64,i32,i64; " PAIRS, .flops = 1};
+    .reference = reference_binary, .cases = "types=f32,f64,f16,bf16,i32,i64,i8; " PAIRS, .flops = 1};
 
 /* mul(x, y): x · y. Bools: and. */
 static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -312,7 +312,7 @@ static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
 }
 const tn_op_impl tn_impl_mul = {
     .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_broadcast, .grad = grad_mul, .lower = lower_binary,
-    .reference = reference_binary, .cases = "types=f32,f64,i32,i64,bool; " PAIRS, .flops = 1};
+    .reference = reference_binary, .cases = "types=f32,f64,f16,bf16,i32,i64,i8,bool; " PAIRS, .flops = 1};
 
 /* div(x, y): x / y, always floating point (integers are converted to f32). */
 static tn_status grad_div(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -449,7 +449,7 @@ static tn_status grad_minimum(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 /* maximum(x, y): the greater of both, element by element; NaN if either is. Equal operands share the gradient. */
 const tn_op_impl tn_impl_maximum = {
     .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_broadcast, .grad = grad_maximum, .lower = lower_binary,
-    .reference = reference_binary, .cases = "types=f32,f64,i32,i64,bool; " PAIRS, .flops = 1};
+    .reference = reference_binary, .cases = "types=f32,f64,f16,bf16,i32,i64,u8,bool; " PAIRS, .flops = 1};
 
 /* minimum(x, y): the lesser of both, element by element; NaN if either is. Equal operands share the gradient. */
 const tn_op_impl tn_impl_minimum = {

@@ -116,7 +116,8 @@ static void reference_sum(const tn_reference *r) { fold(r, 0, step_sum); }
 const tn_op_impl tn_impl_sum = {
     .class_ = TN_REDUCTION, .reduce = KIR_SUM, .infer = infer_sum, .grad = grad_sum, .lower = lower_sum,
     .loops = tn_loops_over_dims, .reference = reference_sum,
-    .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS ";" EMPTY_REDUCTIONS, .flops = 1};
+    .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS ";" EMPTY_REDUCTIONS
+             "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false", .flops = 1};
 
 /* prod(x, dims, keepdim): the product over dims (TN_ALL: all). Integers and bools multiply to i64. */
 static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -274,7 +275,8 @@ static tn_node *compose_mean(tn_build *b, const tn_node *n) {
 }
 const tn_op_impl tn_impl_mean = {
     .infer = infer_float_reduce, .compose = compose_mean,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS "; types=i32; error=cast [2] dims=() keepdim=false"};
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
+             "; types=i32; error=cast [2] dims=() keepdim=false; types=f16,bf16 tol=1ulp error=; [2,30] dims=(1) keepdim=false"};
 
 /* var(x, dims, correction, keepdim): the mean squared deviation from the mean over dims (TN_ALL: all), with the number of
  * elements less `correction` as divisor: 1 for a sample's, 0 for a population's. */
