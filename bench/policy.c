@@ -1,0 +1,259 @@
+/* policy.c — the generic policy (64 → 128 → 128 → 8 and 1, ReLU): how long a forward pass and a whole training step take.
+ *
+ * bench/compare_policy.py drives it beside PyTorch, and tools/torch_train.py compares its losses. A training step is
+ * forward, cross-entropy plus mean squared error, backward and Adam.
+ *
+ *   bench_policy losses FILE STEPS   writes weights and data to FILE, then prints the loss of each step
+ *   bench_policy memory BATCH STEPS  trains, then prints the peak of resident memory in bytes
+ *   bench_policy serve FILE THREADS  writes weights, data and results to FILE, then obeys lines on standard input:
+ *                                    "forward BATCH N", "replay BATCH N", "train BATCH N", "chain N": prints seconds a
+ *                                    call over N calls (train: also the part spent outside of kernels) */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "trunnion/trunnion.h"
+
+enum { OBSERVATIONS = 64, WIDTH = 128, ACTIONS = 8, MOST = 4096, CHECKED = 64, CHAIN = 15, CHAIN_ELEMENTS = 16 };
+static const double LEARNING_RATE = 1e-3;
+
+typedef struct bench {
+    tn_policy *policy;
+    tn_optimizer *optimizer;
+    float observations[MOST * OBSERVATIONS], returns[MOST];
+    int64_t actions[MOST];
+} bench;
+
+static bench b;
+
+static void check(tn_status status) {
+    if (status == TN_OK) return;
+    fprintf(stderr, "bench_policy: %s\n", tn_error());
+    exit(1);
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- the work ------------------------------------------------------------------------------------------------------- */
+
+static void make_data(void) {
+    uint32_t state = 1;
+    for (int i = 0; i < MOST * OBSERVATIONS; i++) {
+        state = state * 1664525U + 1013904223U;
+        b.observations[i] = (float)(state >> 8) / (float)(1 << 23) - 1;
+    }
+    for (int i = 0; i < MOST; i++) {
+        b.actions[i] = (int64_t)(b.observations[i * OBSERVATIONS] > 0) * 4 + i % 4;
+        b.returns[i] = b.observations[i * OBSERVATIONS + 1] * 2;
+    }
+}
+
+static void begin(void) {
+    static const int64_t hidden[] = {WIDTH, WIDTH};
+    tn_policy_options o = {.struct_size = sizeof o, .observations = OBSERVATIONS, .actions = ACTIONS, .hidden = hidden,
+                           .hidden_count = 2, .logits_gain = 1};
+    tn_adam_options adam = {.struct_size = sizeof adam, .lr = LEARNING_RATE};
+    make_data();
+    tn_manual_seed(1);
+    check(tn_policy_mlp(&o, &b.policy));
+    check(tn_optimizer_adam(tn_policy_module(b.policy), &adam, &b.optimizer));
+}
+
+typedef struct batch {
+    tn_tensor *observations, *actions, *returns;
+} batch;
+
+static batch take_batch(int64_t n) {
+    return (batch){tn_from_data(b.observations, (int64_t[]){n, OBSERVATIONS}, 2, TN_F32),
+                   tn_from_data(b.actions, &n, 1, TN_I64), tn_from_data(b.returns, (int64_t[]){n, 1}, 2, TN_F32)};
+}
+
+/* out: logits and value. */
+static void forward(const batch *x, tn_tensor *out[2]) {
+    tn_policy_forward(b.policy, x->observations, NULL, &out[0], &out[1], NULL);
+}
+
+static tn_tensor *loss_of(const batch *x) {
+    tn_tensor *loss = NULL;
+    TN_SCOPE {
+        tn_tensor *out[2];
+        forward(x, out);
+        tn_tensor *policy_loss = tn_cross_entropy(out[0], x->actions, NULL, NULL);
+        loss = tn_keep(tn_add(policy_loss, tn_mse_loss(out[1], x->returns, TN_REDUCTION_MEAN)));
+    }
+    return loss;
+}
+
+static double train_step(const batch *x) {
+    double value = NAN;
+    TN_SCOPE {
+        tn_tensor *loss = loss_of(x);
+        check(tn_minimize(b.optimizer, loss));
+        value = tn_item(loss);
+    }
+    return value;
+}
+
+static void forward_step(const batch *x) {
+    TN_SCOPE TN_NO_GRAD {
+        tn_tensor *out[2];
+        forward(x, out);
+        check(tn_eval(out, 2));
+    }
+}
+
+/* Fifteen small operations in a row: what recording, finding the plan and starting it cost. */
+static void chain_step(const tn_tensor *x) {
+    TN_SCOPE TN_NO_GRAD {
+        tn_tensor *y = tn_add(x, x);
+        for (int i = 1; i < CHAIN; i++) y = i % 2 ? tn_mul(y, x) : tn_add(y, x);
+        tn_keep(y);
+        check(tn_eval(&y, 1));
+    }
+}
+
+/* ---- files ---------------------------------------------------------------------------------------------------------- */
+
+static void save(const char *path) {
+    tn_checkpoint c = {.struct_size = sizeof c, .model = tn_policy_module(b.policy)};
+    tn_variable *items;
+    int count;
+    check(tn_module_variables(c.model, &items, &count));
+    TN_SCOPE {
+        tn_named_tensor *all = calloc((size_t)count + 5, sizeof *all);
+        char (*names)[64] = calloc((size_t)count, sizeof *names);
+        if (!all || !names) exit(1);
+        for (int i = 0; i < count; i++) {
+            snprintf(names[i], sizeof names[i], "model.%s", items[i].name);
+            all[i] = (tn_named_tensor){names[i], items[i].tensor};
+        }
+        batch x = take_batch(MOST), few = take_batch(CHECKED);
+        tn_tensor *out[2];
+        TN_NO_GRAD forward(&few, out);
+        const tn_named_tensor more[] = {{"data.observations", x.observations}, {"data.actions", x.actions},
+                                        {"data.returns", x.returns}, {"result.logits", out[0]}, {"result.value", out[1]}};
+        memcpy(all + count, more, sizeof more);
+        check(tn_safetensors_save(path, all, count + 5, NULL, 0));
+        free(all);
+        free(names);
+    }
+    tn_variables_free(items);
+}
+
+/* ---- timing --------------------------------------------------------------------------------------------------------- */
+
+static void time_forward(int64_t n, int64_t calls) {
+    TN_SCOPE {
+        batch x = take_batch(n);
+        double start = now();
+        for (int64_t i = 0; i < calls; i++) forward_step(&x);
+        printf("%.9g\n", (now() - start) / (double)calls);
+    }
+}
+
+static void time_replay(int64_t n, int64_t calls) {
+    TN_SCOPE TN_NO_GRAD {
+        batch x = take_batch(n);
+        tn_tensor *out[2], *got[2];
+        tn_graph *graph;
+        check(tn_capture_begin());
+        forward(&x, out);
+        check(tn_capture_end(&x.observations, 1, out, 2, &graph));
+        double start = now();
+        for (int64_t i = 0; i < calls; i++) TN_SCOPE check(tn_graph_launch(graph, &x.observations, got));
+        printf("%.9g\n", (now() - start) / (double)calls);
+        tn_graph_free(graph);
+    }
+}
+
+static void time_training(int64_t n, int64_t calls) {
+    tn_runtime_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};
+    TN_SCOPE {
+        batch x = take_batch(n);
+        check(tn_get_runtime_stats(&before));
+        double start = now();
+        for (int64_t i = 0; i < calls; i++) (void)train_step(&x);
+        double seconds = now() - start;
+        check(tn_get_runtime_stats(&after));
+        printf("%.9g %.4f\n", seconds / (double)calls, 1 - (after.run_seconds - before.run_seconds) / seconds);
+    }
+}
+
+static void time_chain(int64_t calls) {
+    static const float ones[CHAIN_ELEMENTS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    int64_t n = CHAIN_ELEMENTS;
+    TN_SCOPE {
+        tn_tensor *x = tn_from_data(ones, &n, 1, TN_F32);
+        double start = now();
+        for (int64_t i = 0; i < calls; i++) chain_step(x);
+        printf("%.9g\n", (now() - start) / (double)calls);
+    }
+}
+
+static void serve(const char *path, int threads) {
+    char line[128];
+    check(tn_set_num_threads(threads));
+    begin();
+    save(path);
+    printf("ready\n");
+    fflush(stdout);
+    while (fgets(line, sizeof line, stdin)) {
+        long long n = 1, calls = 1;
+        if (sscanf(line, "forward %lld %lld", &n, &calls) == 2) time_forward(n, calls);
+        else if (sscanf(line, "replay %lld %lld", &n, &calls) == 2) time_replay(n, calls);
+        else if (sscanf(line, "train %lld %lld", &n, &calls) == 2) time_training(n, calls);
+        else if (sscanf(line, "chain %lld", &calls) == 1) time_chain(calls);
+        else printf("what?\n");
+        fflush(stdout);
+    }
+}
+
+/* ---- losses, memory ------------------------------------------------------------------------------------------------- */
+
+static void losses(const char *path, long steps) {
+    begin();
+    save(path);
+    TN_SCOPE {
+        batch x = take_batch(MOST);
+        for (long i = 0; i < steps; i++) printf("%.9g\n", train_step(&x));
+    }
+}
+
+static long long peak_of_process(void) {
+    char line[256];
+    long long kib = -1;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %lld kB", &kib) == 1) break;
+    if (f) fclose(f);
+    return kib * 1024;
+}
+
+static void memory(int64_t n, long steps) {
+    begin();
+    TN_SCOPE {
+        batch x = take_batch(n);
+        for (long i = 0; i < steps; i++) (void)train_step(&x);
+    }
+    printf("%lld\n", peak_of_process());
+}
+
+int main(int argc, char **argv) {
+    const char *what = argc == 4 ? argv[1] : "";
+    if (strcmp(what, "losses") == 0) losses(argv[2], atol(argv[3]));
+    else if (strcmp(what, "memory") == 0) memory(atol(argv[2]), atol(argv[3]));
+    else if (strcmp(what, "serve") == 0) serve(argv[2], atoi(argv[3]));
+    else {
+        fprintf(stderr, "usage: bench_policy losses FILE STEPS | memory BATCH STEPS | serve FILE THREADS\n");
+        return 2;
+    }
+    tn_optimizer_free(b.optimizer);
+    tn_policy_free(b.policy);
+    return 0;
+}
