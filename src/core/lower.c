@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "ops/common.h"
 
 typedef struct memo_entry {
     int value;
@@ -163,18 +164,6 @@ static kir_val load_block(tn_lower *lw, lowering *w) {
 
 /* ---- pulling --------------------------------------------------------------------------------------------------------------------- */
 
-/* Small integers compute as i32; where a result is not stored, it must still wrap as if it were. */
-static kir_val wrap_small(tn_lower *lw, tn_dtype t, kir_val v) {
-    static const struct {
-        uint8_t bits;
-        bool is_signed;
-    } small[TN_DTYPE_COUNT] = {[TN_I8] = {8, true}, [TN_U8] = {8, false}, [TN_I16] = {16, true}, [TN_U16] = {16, false}};
-    if (!small[t].bits) return v;
-    if (!small[t].is_signed) return kir_binary(lw->kb, KIR_AND, v, kir_const_i(lw->kb, KIR_I32, (1 << small[t].bits) - 1));
-    kir_val shift = kir_const_i(lw->kb, KIR_I32, 32 - small[t].bits);
-    return kir_binary(lw->kb, KIR_SHR, kir_binary(lw->kb, KIR_SHL, v, shift), shift);
-}
-
 static kir_val pull_dial(tn_lower *lw, lowering *w, const tn_value *v) {
     tn_group *group = w->group;
     int d = 0;
@@ -214,7 +203,7 @@ static kir_val compute(tn_lower *lw, lowering *w, int value, const kir_aff *at) 
     uint64_t hash = index_hash(at, v->node->rank);
     kir_val r = KIR_NONE;
     if (memo_find(w, value, lw->mask, hash, at, v->node->rank, &r)) return r;
-    r = wrap_small(lw, (tn_dtype)v->node->dtype, v->row->impl->lower(lw, v->node, at));
+    r = v->row->impl->lower(lw, v->node, at);
     memo_add(w, value, lw->mask, hash, at, v->node->rank, r);
     return r;
 }
@@ -231,16 +220,29 @@ static kir_val pull_member(tn_lower *lw, lowering *w, int value, const kir_aff *
     return give_up(lw, w, value);
 }
 
-static kir_val pull(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+static kir_val value_at(tn_lower *lw, lowering *w, int value, const kir_aff *at, bool *loaded) {
     const tn_value *v = &w->g->values[value];
+    *loaded = true;
     if (w->status != TN_OK || w->g->forbid >= 0) return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
     if (v->dial >= 0) return pull_dial(lw, w, v);
-    if (v->group == w->group_id && value != w->building) return pull_member(lw, w, value, at);
     const tn_value *root = &w->g->values[v->root];
+    bool member = v->group == w->group_id && value != w->building;
     bool in_this_group = root->group == w->group_id;
-    if (root->slot >= 0 || (root->stored && !in_this_group)) return load_from(lw, w, v, at);
+    if (!member && (root->slot >= 0 || (root->stored && !in_this_group))) return load_from(lw, w, v, at);
+    *loaded = false;
+    if (member) return pull_member(lw, w, value, at);
     if (!v->row || !v->row->impl->lower) return give_up(lw, w, v->root);
     return compute(lw, w, value, at);
+}
+
+/* Small types compute as i32 or f32: a value that is used where it was made must still be what memory would have made of
+ * it, or reading it could change what follows. What costs nothing (flops) only moves elements that are so already. */
+static kir_val pull(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+    bool loaded;
+    kir_val r = value_at(lw, w, value, at, &loaded);
+    const tn_value *v = &w->g->values[value];
+    bool moved = !v->row || v->row->impl->flops == 0;
+    return loaded || moved ? r : tn_lower_narrow(lw->kb, (tn_dtype)v->node->dtype, r);
 }
 
 kir_val tn_lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at) {
@@ -403,7 +405,8 @@ static tn_status make_space(lowering *w, int64_t *extents, int *n_par, int *n_lo
 
 static void store_member(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
     const tn_value *v = &w->g->values[value];
-    kir_val r = pull(lw, w, value, at);
+    bool loaded;
+    kir_val r = value_at(lw, w, value, at, &loaded);
     if (!v->stored) return;
     int b = buffer_of(w, lw->kb, value);
     int64_t stride[TN_MAX_RANK];

@@ -386,13 +386,14 @@ static tn_node *cast_node(tn_node *x, tn_dtype to) {
 static bool promoted_dtype(const tn_op_row *row, tn_node *const *in, int n_in, tn_dtype *out) {
     const tn_op_impl *impl = row->impl;
     if (!impl->promote && !impl->to_float) return false;
-    const tn_node *first = NULL;
-    for (int i = 0; i < n_in; i++) {
+    const tn_node *heaviest = NULL; /* tensors with dims count more than those without, these more than numbers */
+    for (int i = impl->promote_from; i < n_in; i++) {
         if (!in[i]) continue;
-        *out = first ? tn_promote_with(*out, first, in[i]) : (tn_dtype)in[i]->dtype;
-        if (!first || in[i]->rank > 0) first = in[i];
+        *out = heaviest ? tn_promote_with(*out, heaviest, in[i]) : (tn_dtype)in[i]->dtype;
+        bool heavier = heaviest && (in[i]->rank > 0 || (heaviest->rank == 0 && (heaviest->flags & TN_NODE_WRAPPED)));
+        if (!heaviest || heavier) heaviest = in[i];
     }
-    if (!first) return false;
+    if (!heaviest) return false;
     if (impl->to_float && !tn_dtype_is_float(*out)) *out = TN_F32;
     return true;
 }

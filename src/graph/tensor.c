@@ -289,6 +289,7 @@ tn_tensor *tn_failed(tn_status code, const char *format, ...) {
 /* ---- writing --------------------------------------------------------------------------------------------------------- */
 
 static bool overlaps(const tn_node *n) {
+    if (tn_node_numel(n) == 0) return false;
     for (int d = 0; d < n->rank; d++)
         if (n->shape[d] > 1 && n->layout[1 + d] == 0) return true;
     /* Sort by stride and see that each dimension steps over all that is below it. */

@@ -1,0 +1,151 @@
+/* test_programs.c — laziness changes nothing: random programs by the library and by an eager oracle, bit for bit.
+ *
+ * TRUNNION_PROGRAMS says how many (2000), TRUNNION_FIRST with which seed they begin (1). A difference is printed with its
+ * seed and the shortest program that shows it; TRUNNION_FIRST=seed TRUNNION_PROGRAMS=1 shows it again, and with
+ * TRUNNION_ISOLATE=1 programs that crash or do not end are shortened as well. */
+#include "test_support.h"
+
+#include <signal.h>
+
+#include "programs.h"
+#include "trunnion/ops.h"
+
+/* Under a sanitizer a program takes ten times as long. */
+#if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
+enum { PROGRAMS = 250 };
+#else
+enum { PROGRAMS = 2000 };
+#endif
+enum { ENOUGH_FAILURES = 3, COUNTED = 400 };
+
+static int64_t number_from(const char *name, int64_t otherwise) {
+    const char *text = getenv(name);
+    return text && text[0] ? atoll(text) : otherwise;
+}
+
+static uint64_t first_seed(void) { return (uint64_t)number_from("TRUNNION_FIRST", 1); }
+
+static int programs(void) { return (int)number_from("TRUNNION_PROGRAMS", PROGRAMS); }
+
+/* ---- a crash tells its seed ------------------------------------------------------------------------------------------ */
+
+static volatile sig_atomic_t seed_now;
+
+static void tell_seed(int number) {
+    char text[] = "\nkilled in the program of seed 0000000000\n";
+    long seed = seed_now;
+    for (size_t at = sizeof text - 3; seed > 0; seed /= 10) text[at--] = (char)('0' + seed % 10);
+    (void)!write(STDOUT_FILENO, text, sizeof text - 1);
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+/* Where cmocka's own handlers would catch a crash. */
+static void tell_seed_of_crashes(void) {
+    static const int deadly[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGTERM};
+    for (size_t k = 0; k < TN_COUNT(deadly); k++) signal(deadly[k], tell_seed);
+}
+
+/* ---- running many ---------------------------------------------------------------------------------------------------- */
+
+static void check_many(program_form form, const run_mode *modes, int mode_count, int count) {
+    program *p = malloc(sizeof *p);
+    int failures = 0;
+    tell_seed_of_crashes();
+    for (int n = 0; n < count && failures < ENOUGH_FAILURES; n++) {
+        seed_now = (sig_atomic_t)(first_seed() + (uint64_t)n);
+        program_make(p, (uint64_t)seed_now, form, NULL, 0);
+        for (int k = 0; k < mode_count; k++) failures += !program_check(p, modes[k]);
+    }
+    free(p);
+    assert_int_equal(failures, 0);
+}
+
+static void programs_equal_the_oracle_lazily_eagerly_and_again(void **state) {
+    (void)state;
+    check_many(PROGRAM_PLAIN, (run_mode[]){RUN_AGAIN, RUN_EAGER}, 2, programs());
+}
+
+static void captured_programs_equal_the_oracle_at_each_launch(void **state) {
+    (void)state;
+    check_many(PROGRAM_CAPTURE, (run_mode[]){RUN_CAPTURE}, 1, programs() / 2);
+}
+
+static void programs_of_symbolic_extents_equal_the_oracle_at_each_size(void **state) {
+    (void)state;
+    check_many(PROGRAM_SYMBOLIC, (run_mode[]){RUN_AGAIN}, 1, programs() / 2);
+}
+
+/* The pool's size is part of no result. */
+static void programs_have_the_same_bits_on_one_two_and_three_threads(void **state) {
+    (void)state;
+    int before = tn_get_num_threads();
+    for (int threads = 1; threads <= 3; threads++) {
+        assert_ok(tn_set_num_threads(threads));
+        check_many(PROGRAM_PLAIN, (run_mode[]){RUN_LAZY}, 1, programs() / 8);
+    }
+    assert_ok(tn_set_num_threads(before));
+}
+
+/* ---- what the programs are ------------------------------------------------------------------------------------------- */
+
+static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+static int median(int *values, int count) {
+    qsort(values, (size_t)count, sizeof *values, compare_ints);
+    return values[count / 2];
+}
+
+static void programs_are_long_and_full_of_views_and_writes(void **state) {
+    (void)state;
+    static int ops[COUNTED], views[COUNTED], writes[COUNTED], reads[COUNTED];
+    program *p = malloc(sizeof *p);
+    for (int n = 0; n < COUNTED; n++) {
+        program_make(p, (uint64_t)n + 1, PROGRAM_PLAIN, NULL, 0);
+        program_counts c = program_count(p);
+        ops[n] = c.ops;
+        views[n] = c.views;
+        writes[n] = c.writes;
+        reads[n] = c.reads;
+    }
+    free(p);
+    int typical[] = {median(ops, COUNTED), median(views, COUNTED), median(writes, COUNTED), median(reads, COUNTED)};
+    print_message("median of a program: %d ops, of them %d views and %d writes; %d reads\n", typical[0], typical[1], typical[2], typical[3]);
+    assert_true(typical[0] >= 20);
+    assert_true(typical[1] >= 4);
+    assert_true(typical[2] >= 3);
+    assert_true(typical[3] >= 2);
+}
+
+/* A plan that was kept is found again by keys alone, so running a program a second time plans nothing; with symbolic
+ * extents most plans are found at another size. */
+static void symbolic_programs_mostly_keep_their_plans(void **state) {
+    (void)state;
+    program *p = malloc(sizeof *p);
+    char why[512];
+    tn_runtime_stats s = {.struct_size = sizeof s};
+    tn_reset_runtime_stats();
+    for (int n = 0; n < 50; n++) {
+        program_make(p, (uint64_t)n + 1, PROGRAM_SYMBOLIC, NULL, 0);
+        assert_true(program_run(p, RUN_AGAIN, NULL, why, sizeof why));
+    }
+    free(p);
+    assert_ok(tn_get_runtime_stats(&s));
+    int64_t resized = s.plans_made - s.plan_misses;
+    print_message("%lld plans: %lld new, %lld at another size\n", (long long)s.plans_made, (long long)s.plan_misses, (long long)resized);
+    assert_true(resized > s.plans_made / 10);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(programs_are_long_and_full_of_views_and_writes),
+        cmocka_unit_test(programs_equal_the_oracle_lazily_eagerly_and_again),
+        cmocka_unit_test(captured_programs_equal_the_oracle_at_each_launch),
+        cmocka_unit_test(programs_of_symbolic_extents_equal_the_oracle_at_each_size),
+        cmocka_unit_test(symbolic_programs_mostly_keep_their_plans),
+        cmocka_unit_test(programs_have_the_same_bits_on_one_two_and_three_threads),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    puts("ran on: cpu");
+    return failed;
+}
