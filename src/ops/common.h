@@ -16,7 +16,8 @@ struct tn_view_steps {
     tn_attrs attrs[TN_VIEW_STEPS];
 };
 tn_attrs *tn_view_step(tn_view_steps *s, int op); /* adds a step; returns its attributes, empty */
-void tn_view_shape(tn_view_steps *s, int op, const int64_t *items, int count); /* adds a step whose attribute is a list */
+void tn_view_shape(tn_view_steps *s, int op, const int64_t *items,
+                   int count); /* adds a step whose attribute is a list */
 tn_tensor *tn_view_record(const tn_tensor *x, const tn_view_steps *s);
 tn_node *tn_view_build(tn_build *b, tn_node *x, const tn_view_steps *s);
 /* dim in [-rank, rank) made ≥ 0, or TN_ERR_SHAPE in the name of s. */
@@ -34,6 +35,8 @@ tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);
 tn_node *tn_b_whole(tn_build *b, tn_node *x);
 /* x, or a copy of it when its elements do not lie in row-major order: native kernels take no other inputs. */
 tn_node *tn_b_laid_out(tn_build *b, tn_node *x);
+/* The gradient of a matrix product's left operand, which has x's shape (only that counts), given the right one. */
+tn_node *tn_b_matmul_left_gradient(tn_build *b, const tn_node *x, tn_node *y, tn_node *dy);
 /* The node itself as an operand: gradients use results again. */
 static inline tn_node *tn_b_self(const tn_node *n) { return (tn_node *)(uintptr_t)n; }
 static inline bool tn_needs_grad(const tn_node *n, int i) { return n->in[i] && (n->in[i]->flags & TN_NODE_GRAD); }
@@ -70,5 +73,6 @@ tn_status tn_need_contiguous(const tn_infer *c, int input);
 /* Rank and shape from a list of attributes, or c->shape checked as it is (symbols stay then); refuses negative extents and
  * products that overflow. */
 tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank);
+tn_status tn_infer_reshaped(tn_infer *c, const int64_t *shape, int64_t rank); /* the same, with in[0]'s dtype */
 
 #endif

@@ -1,53 +1,13 @@
-/* conv.c — convolution and pooling of images (and, with a height of 1, of sequences).
+/* conv.c — convolution of images (and, with a height of 1, of sequences).
  *
- * All slide a window, and windows2d (movement.c) names what is under it at each place: a convolution is a product of the
- * weight with these columns, a pooling a reduction over them. Nothing is copied where the planner joins the windows to the
- * product's load or to the reduction. A transposed convolution goes the other way, through fold_windows2d. */
-#include <math.h>
+ * A convolution is a product of the weight with what its window sees at each place (window.h). Its gradients are a transposed
+ * convolution and a third op, the product over all places that yields the weight's; each of the three has the other two as
+ * its gradients, so they can be differentiated for ever. */
+#include <string.h>
 
-#include "ops/common.h"
+#include "ops/window.h"
 
-/* A window over two axes. */
-typedef struct window {
-    int64_t kernel[2], stride[2], padding[2], dilation[2];
-} window;
-
-/* ---- shapes ---------------------------------------------------------------------------------------------------------------- */
-
-static int64_t reach(const window *w, int axis) { return w->dilation[axis] * (w->kernel[axis] - 1) + 1; }
-
-static tn_status check_window(const tn_infer *c, const window *w, int first_axis) {
-    for (int a = first_axis; a < 2; a++) {
-        bool fine = w->kernel[a] >= 1 && w->stride[a] >= 1 && w->dilation[a] >= 1 && w->padding[a] >= 0;
-        fine = fine && w->kernel[a] <= INT32_MAX && w->stride[a] <= INT32_MAX && w->dilation[a] <= INT32_MAX &&
-               w->padding[a] <= INT32_MAX;
-        if (fine) continue;
-        return tn_fail(TN_ERR_ARGUMENT,
-                       "%s: kernel %lld, stride %lld, padding %lld, dilation %lld: all but the padding must be "
-                       "at least 1, the padding at least 0",
-                       c->row->name, (long long)w->kernel[a], (long long)w->stride[a], (long long)w->padding[a],
-                       (long long)w->dilation[a]);
-    }
-    return TN_OK;
-}
-
-static tn_status kernel_too_large(const tn_infer *c, const window *w, int axis, int64_t size) {
-    return tn_fail(TN_ERR_SHAPE, "%s: a kernel that spans %lld does not fit into %lld with padding %lld on both sides",
-                   c->row->name, (long long)reach(w, axis), (long long)size, (long long)w->padding[axis]);
-}
-
-/* Places of the window along an axis, -1 when it does not fit. Rounding up, the last one must still begin inside. */
-static int64_t places(const window *w, int axis, int64_t size, bool ceil_mode) {
-    int64_t room = size + 2 * w->padding[axis] - reach(w, axis), stride = w->stride[axis];
-    if (room < 0) return -1;
-    int64_t count = (ceil_mode ? room + stride - 1 : room) / stride + 1;
-    return ceil_mode && (count - 1) * stride >= size + w->padding[axis] ? count - 1 : count;
-}
-
-static void set_dim(tn_infer *c, int dim, int64_t extent, int symbol) {
-    c->shape[dim] = extent;
-    c->symbol[dim] = (uint8_t)symbol;
-}
+/* ---- shapes ---------------------------------------------------------------------------------------------------------- */
 
 static tn_status check_same_dtype(const tn_infer *c) {
     for (int i = 0; i < c->n_in; i++) {
@@ -68,41 +28,9 @@ static tn_status check_bias(const tn_infer *c, int64_t channels) {
                    tn_shape_text(bias, text, sizeof text));
 }
 
-/* Images come as [batch, channels, size…], or without the batch. */
-static tn_status check_images(const tn_infer *c, int axes) {
-    const tn_node *x = c->in[0];
-    char text[96];
-    if (x->rank == axes + 1 || x->rank == axes + 2) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: the input must be [batch, channels, %s], or that without the batch; it is %s",
-                   c->row->name, axes == 2 ? "height, width" : "length", tn_shape_text(x, text, sizeof text));
-}
-
-static int channel_dim(const tn_node *x, int axes) { return x->rank - axes - 1; }
-
-/* The shape of result and input from the channels on; the batch, if any, is the input's. */
-static void infer_images(tn_infer *c, int axes, int64_t channels, const int64_t *size) {
-    const tn_node *x = c->in[0];
-    int at = channel_dim(x, axes);
-    c->dtype = (tn_dtype)x->dtype;
-    c->rank = x->rank;
-    if (at) set_dim(c, 0, x->shape[0], x->symbol[0]);
-    set_dim(c, at, channels, 0);
-    for (int a = 0; a < axes; a++)
-        set_dim(c, at + 1 + a, size[a], 0);
-}
-
-/* x as a batch of images [n, c, h, w], whatever it was. */
-static tn_node *as_images(tn_build *b, tn_node *x, int axes) {
-    int at = channel_dim(x, axes);
-    int64_t shape[4] = {at ? x->shape[0] : 1, x->shape[at], axes == 2 ? x->shape[at + 1] : 1, x->shape[x->rank - 1]};
-    return x->rank == 4 && axes == 2 ? x : tn_b_reshape(b, x, shape, 4);
-}
-
-/* ---- conv1d, conv2d --------------------------------------------------------------------------------------------------------- */
-
 /* Attributes of a convolution over `axes` axes: stride, padding, dilation (one an axis), groups. */
-static window conv_window(const int64_t *i, const tn_node *weight, int axes) {
-    window w = {.kernel = {1, 1}, .stride = {1, 1}, .dilation = {1, 1}};
+static tn_window conv_window(const int64_t *i, const tn_node *weight, int axes) {
+    tn_window w = {.kernel = {1, 1}, .stride = {1, 1}, .dilation = {1, 1}};
     for (int a = 0; a < axes; a++) {
         int to = 2 - axes + a;
         w.kernel[to] = weight->shape[2 + a];
@@ -117,7 +45,7 @@ static int64_t conv_groups(const int64_t *i, int axes) { return i[3 * axes]; }
 
 static tn_status check_conv_channels(const tn_infer *c, int axes) {
     const tn_node *x = c->in[0], *w = c->in[1];
-    int64_t groups = conv_groups(c->attrs->i, axes), channels = x->shape[channel_dim(x, axes)];
+    int64_t groups = conv_groups(c->attrs->i, axes), channels = x->shape[tn_images_channel_dim(x, axes)];
     char xt[96], wt[96];
     if (groups >= 1 && channels == w->shape[1] * groups && w->shape[0] % groups == 0) return TN_OK;
     return tn_fail(TN_ERR_SHAPE,
@@ -131,80 +59,222 @@ static tn_status infer_conv(tn_infer *c, int axes) {
     char text[96];
     int64_t size[2];
     TRY(check_same_dtype(c));
-    TRY(check_images(c, axes));
+    TRY(tn_images_check(c, axes));
     if (weight->rank != axes + 2)
         return tn_fail(TN_ERR_SHAPE, "%s: the weight must have %d dimensions, it is %s", c->row->name, axes + 2,
                        tn_shape_text(weight, text, sizeof text));
     TRY(check_conv_channels(c, axes));
     TRY(check_bias(c, weight->shape[0]));
-    window w = conv_window(c->attrs->i, weight, axes);
-    TRY(check_window(c, &w, 2 - axes));
+    tn_window w = conv_window(c->attrs->i, weight, axes);
+    TRY(tn_window_check(c, &w, 2 - axes));
     for (int a = 0; a < axes; a++) {
         int64_t extent = x->shape[x->rank - axes + a];
-        size[a] = places(&w, 2 - axes + a, extent, false);
-        if (size[a] < 0) return kernel_too_large(c, &w, 2 - axes + a, extent);
+        size[a] = tn_window_places(&w, 2 - axes + a, extent, false);
+        if (size[a] < 0) return tn_window_too_large(c, &w, 2 - axes + a, extent);
     }
-    infer_images(c, axes, weight->shape[0], size);
+    tn_images_infer(c, axes, weight->shape[0], size);
     return TN_OK;
 }
 
 static tn_status infer_conv1d(tn_infer *c) { return infer_conv(c, 1); }
 static tn_status infer_conv2d(tn_infer *c) { return infer_conv(c, 2); }
 
-static bool pointwise(const window *w) {
-    return w->kernel[0] == 1 && w->kernel[1] == 1 && !w->padding[0] && !w->padding[1];
-}
-
-/* What the window sees: [n, groups, channels of the group · kernel, places]; without the groups when there is one. */
-static tn_node *columns(tn_build *b, tn_node *x, const window *w, int64_t groups) {
-    if (!x) return NULL;
-    int64_t n = x->shape[0], depth = x->shape[1] / groups * w->kernel[0] * w->kernel[1];
-    int64_t count = places(w, 0, x->shape[2], false) * places(w, 1, x->shape[3], false);
-    tn_node *seen = NULL;
-    if (pointwise(w)) {
-        seen = x;
-        for (int a = 0; a < 2; a++)
-            if (w->stride[a] > 1) seen = tn_b_slice(b, seen, 2 + a, 0, x->shape[2 + a], w->stride[a]);
-    } else {
-        seen = tn_b_windows2d(b, x, w->kernel, w->stride, w->padding, w->dilation, 0.0);
-    }
-    if (groups == 1) return tn_b_reshape(b, seen, (int64_t[]){n, depth, count}, 3);
-    return tn_b_reshape(b, seen, (int64_t[]){n, groups, depth, count}, 4);
-}
+/* ---- the three products ---------------------------------------------------------------------------------------------- */
 
 /* One filter a channel: a product of matrices would be all edges, so it is a sum over the window. */
-static tn_node *depthwise(tn_build *b, tn_node *x, tn_node *weight, const window *w) {
-    if (!x) return NULL;
-    int64_t channels = x->shape[1], taps = w->kernel[0] * w->kernel[1], over = 2;
-    tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){channels, taps, 1}, 3);
-    return tn_b_sum(b, tn_b_mul(b, columns(b, x, w, channels), filter), &over, 1, false);
+static bool depthwise(const tn_node *weight, int64_t groups) {
+    return groups > 1 && weight->shape[0] == groups && weight->shape[1] == 1;
 }
 
-static tn_node *grouped(tn_build *b, tn_node *x, tn_node *weight, const window *w, int64_t groups) {
-    int64_t filters = weight->shape[0] / groups, depth = 1;
-    for (int d = 1; d < weight->rank; d++)
-        depth *= weight->shape[d];
-    tn_node *matrix = groups == 1 ? tn_b_reshape(b, weight, (int64_t[]){filters, depth}, 2)
-                                  : tn_b_reshape(b, weight, (int64_t[]){groups, filters, depth}, 3);
-    return tn_b_matmul_batched(b, matrix, columns(b, x, w, groups));
+/* [n, channels, taps, taps, places, places] as matrices [n, (groups,) channels of a group · taps, places]. */
+static tn_node *columns(tn_build *b, tn_node *seen, int64_t groups) {
+    if (!seen) return NULL;
+    const int64_t *s = seen->shape;
+    int64_t depth = s[1] / groups * s[2] * s[3], count = s[4] * s[5];
+    if (groups == 1) return tn_b_reshape(b, seen, (int64_t[]){s[0], depth, count}, 3);
+    return tn_b_reshape(b, seen, (int64_t[]){s[0], groups, depth, count}, 4);
 }
 
-static tn_node *add_bias(tn_build *b, tn_node *y, tn_node *bias, int axes) {
-    if (!bias) return y;
-    return tn_b_add(b, y, tn_b_reshape(b, bias, (int64_t[]){bias->shape[0], 1, 1}, 1 + axes));
+/* Images [n, channels, h, w] as such matrices. */
+static tn_node *pixels(tn_build *b, tn_node *y, int64_t groups) {
+    if (!y) return NULL;
+    const int64_t *s = y->shape;
+    if (groups == 1) return tn_b_reshape(b, y, (int64_t[]){s[0], s[1], s[2] * s[3]}, 3);
+    return tn_b_reshape(b, y, (int64_t[]){s[0], groups, s[1] / groups, s[2] * s[3]}, 4);
 }
 
-static tn_node *compose_conv(tn_build *b, const tn_node *n, int axes) {
-    tn_node *weight = n->in[1], *x = as_images(b, n->in[0], axes);
-    window w = conv_window(n->i, weight, axes);
-    int64_t groups = conv_groups(n->i, axes);
-    bool one_each = groups > 1 && weight->shape[0] == groups && weight->shape[1] == 1;
-    tn_node *y = one_each ? depthwise(b, x, weight, &w) : grouped(b, x, weight, &w, groups);
-    return add_bias(b, tn_b_view(b, y, n->shape, n->rank), n->in[2], axes);
+/* A weight [channels, …] as matrices [(groups,) channels of a group, the rest]. */
+static tn_node *filters(tn_build *b, tn_node *weight, int64_t groups) {
+    int64_t count = weight->shape[0] / groups, depth = weight->shape[1] * weight->shape[2] * weight->shape[3];
+    if (groups == 1) return tn_b_reshape(b, weight, (int64_t[]){count, depth}, 2);
+    return tn_b_reshape(b, weight, (int64_t[]){groups, count, depth}, 3);
 }
 
-static tn_node *compose_conv1d(tn_build *b, const tn_node *n) { return compose_conv(b, n, 1); }
-static tn_node *compose_conv2d(tn_build *b, const tn_node *n) { return compose_conv(b, n, 2); }
+/* Σ over taps of what is seen times the filter of each channel [channels, 1, taps, taps]. */
+static tn_node *weigh_channels(tn_build *b, tn_node *seen, tn_node *weight) {
+    if (!weight) return NULL;
+    const int64_t *s = weight->shape;
+    tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){s[0], s[2], s[3], 1, 1}, 5);
+    return tn_b_sum(b, tn_b_mul(b, seen, filter), (int64_t[]){2, 3}, 2, false);
+}
+
+/* The convolution: x [n, channels, h, w] → [n, out, places]. */
+static tn_node *correlate(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
+                          const int64_t *places) {
+    tn_node *seen = tn_b_seen(b, x, w, places, 0.0);
+    if (!seen) return NULL;
+    if (depthwise(weight, groups)) return weigh_channels(b, seen, weight);
+    tn_node *y = tn_b_matmul_batched(b, filters(b, weight, groups), columns(b, seen, groups));
+    return tn_b_view(b, y, (int64_t[]){x->shape[0], weight->shape[0], places[0], places[1]}, 4);
+}
+
+/* The taps of a phase, from the last to the first. */
+static tn_node *phase_taps(tn_build *b, tn_node *weight, const tn_window *w, const tn_phase *p) {
+    for (int a = 0; a < 2; a++) {
+        int64_t last = p->first[a] + w->stride[a] * (p->taps[a] - 1);
+        bool all = w->kernel[a] == 1;
+        if (!all) weight = tn_b_slice(b, weight, 2 + a, last, INT64_MIN, -w->stride[a]);
+    }
+    return weight;
+}
+
+/* weight [groups · in, out, taps, taps] as matrices [(groups,) out, in · taps]. */
+static tn_node *turned_filters(tn_build *b, tn_node *weight, int64_t groups) {
+    if (!weight) return NULL;
+    const int64_t *s = weight->shape;
+    int64_t in = s[0] / groups, depth = in * s[2] * s[3];
+    tn_node *split = tn_b_reshape(b, weight, (int64_t[]){groups, in, s[1], s[2], s[3]}, 5);
+    tn_node *turned = tn_b_permute(b, split, (int64_t[]){0, 2, 1, 3, 4}, 5);
+    if (groups == 1) return tn_b_reshape(b, turned, (int64_t[]){s[1], depth}, 2);
+    return tn_b_reshape(b, turned, (int64_t[]){groups, s[1], depth}, 3);
+}
+
+static tn_node *spread_phase(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                             const tn_phase *p) {
+    int64_t shape[4] = {y->shape[0], weight->shape[1] * groups, p->pixels[0], p->pixels[1]};
+    if (tn_phase_is_empty(p)) return tn_b_expand(b, tn_b_const(b, 0.0, y), shape, 4);
+    tn_node *seen = tn_b_phase_seen(b, y, p, 0.0), *taps = phase_taps(b, weight, w, p);
+    if (depthwise(weight, groups)) return weigh_channels(b, seen, taps);
+    tn_node *product = tn_b_matmul_batched(b, turned_filters(b, taps, groups), columns(b, seen, groups));
+    return tn_b_view(b, product, shape, 4);
+}
+
+static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                                 const int64_t *size) {
+    tn_node *parts[TN_MAX_PHASES * TN_MAX_PHASES];
+    for (int64_t k = 0; k < w->stride[0] * w->stride[1]; k++) {
+        int64_t number[2] = {k / w->stride[1], k % w->stride[1]};
+        tn_phase p = tn_phase_of(w, number, size, y->shape + 2);
+        parts[k] = spread_phase(b, y, weight, w, groups, &p);
+    }
+    return tn_b_join_phases(b, parts, w, size);
+}
+
+/* What each pixel of y contributes to its window, summed. A stride and a dilation: the uncut image is made and then cut, as
+ * fold_windows2d wants exactly the places that an image has. */
+static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                                const int64_t *size) {
+    const int64_t *s = weight->shape, none[2] = {0, 0};
+    tn_node *product =
+        tn_b_matmul_batched(b, tn_b_transpose(b, filters(b, weight, groups), -2, -1), pixels(b, y, groups));
+    int64_t shape[6] = {y->shape[0], s[1] * groups, s[2], s[3], y->shape[2], y->shape[3]}, whole[2], pads[4];
+    for (int a = 0; a < 2; a++) {
+        whole[a] = (y->shape[2 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
+        pads[2 * (1 - a)] = -w->padding[a];
+        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
+    }
+    tn_node *all =
+        tn_b_fold_windows2d(b, tn_b_view(b, product, shape, 6), w->kernel, w->stride, none, w->dilation, whole);
+    return tn_b_pad(b, all, pads, 4, 0.0);
+}
+
+/* The transposed convolution: y [n, groups · in, places] → images of `size`. */
+static tn_node *spread(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
+                       const int64_t *size) {
+    if (!y) return NULL;
+    return tn_window_has_phases(w) ? spread_in_phases(b, y, weight, w, groups, size)
+                                   : spread_and_fold(b, y, weight, w, groups, size);
+}
+
+/* The product over all places: x [n, channels, h, w] and y [n, out, places] → [out, channels / groups, kernel]. */
+static tn_node *collect(tn_build *b, tn_node *x, tn_node *y, const tn_window *w, int64_t groups, const tn_node *like) {
+    if (!x || !y) return NULL;
+    tn_node *seen = tn_b_seen(b, x, w, y->shape + 2, 0.0);
+    if (depthwise(like, groups)) {
+        tn_node *each = tn_b_reshape(b, y, (int64_t[]){y->shape[0], groups, 1, 1, y->shape[2], y->shape[3]}, 6);
+        return tn_b_view(b, tn_b_sum(b, tn_b_mul(b, seen, each), (int64_t[]){0, 4, 5}, 3, false), like->shape, 4);
+    }
+    int64_t out = like->shape[0] / groups, depth = like->shape[1] * like->shape[2] * like->shape[3];
+    tn_node matrix = {.rank = groups == 1 ? 2 : 3, .shape = {out, depth}};
+    if (groups > 1) matrix = (tn_node){.rank = 3, .shape = {groups, out, depth}};
+    tn_node *g = tn_b_matmul_left_gradient(b, &matrix, columns(b, seen, groups), pixels(b, y, groups));
+    return tn_b_view(b, g, like->shape, 4);
+}
+
+static tn_node *add_bias(tn_build *b, tn_node *y, tn_node *bias) {
+    return bias ? tn_b_add(b, y, tn_b_reshape(b, bias, (int64_t[]){bias->shape[0], 1, 1}, 3)) : y;
+}
+
+static tn_node *bias_gradient(tn_build *b, const tn_node *n, tn_node *dy) {
+    int channels = tn_images_channel_dim(n, 2), count = 0;
+    int64_t dims[3];
+    for (int d = 0; d < n->rank; d++)
+        if (d != channels) dims[count++] = d;
+    return tn_b_sum(b, dy, dims, count, false);
+}
+
+/* ---- conv2d, conv1d --------------------------------------------------------------------------------------------------- */
+
+static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
+    tn_node *weight = n->in[1];
+    tn_window w = conv_window(n->i, weight, 2);
+    tn_node *y = correlate(b, tn_b_images(b, n->in[0], 2), weight, &w, conv_groups(n->i, 2), n->shape + n->rank - 2);
+    return add_bias(b, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank), n->in[2]);
+}
+
+static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    tn_window w = conv_window(n->i, weight, 2);
+    int64_t groups = conv_groups(n->i, 2);
+    if (tn_needs_grad(n, 0)) {
+        tn_conv_transpose2d_options o = {.groups = groups};
+        for (int a = 0; a < 2; a++) {
+            int64_t least = (n->shape[n->rank - 2 + a] - 1) * w.stride[a] - 2 * w.padding[a] + tn_window_reach(&w, a);
+            o.stride[a] = w.stride[a];
+            o.padding[a] = w.padding[a];
+            o.dilation[a] = w.dilation[a];
+            o.output_padding[a] = x->shape[x->rank - 2 + a] - least;
+        }
+        grads[0] = tn_b_conv_transpose2d(b, dy, weight, NULL, &o);
+    }
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_weight(b, x, dy, w.kernel, w.stride, w.padding, w.dilation, groups);
+    if (tn_needs_grad(n, 2)) grads[2] = bias_gradient(b, n, dy);
+    return b->status;
+}
+
+/* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width] (or
+ * without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL. */
+const tn_op_impl tn_impl_conv2d = {
+    .infer = infer_conv2d,
+    .compose = compose_conv2d,
+    .grad = grad_conv2d,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] [3,2,3,2] [3]; [1,3,5,4] [2,3,3,3] [2] stride=(2,2) padding=(1,1); "
+             "[1,2,5,6] [2,2,2,2] - stride=(1,2) padding=(1,0) dilation=(2,1); [1,4,3,3] [2,2,2,2] [2] groups=2; "
+             "[2,3,4,4] [3,1,3,3] [3] padding=(1,1) groups=3; [1,2,3,4] [4,1,2,2] - groups=2; "
+             "[2,3,3,4] [2,3,1,1] [2]; [1,3,5,4] [2,3,1,1] - stride=(2,2); [2,4,4] [3,2,2,2] [3]; "
+             "[0,2,4,4] [3,2,2,2] -; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
+             "error=groups [1,4,3,3] [3,2,2,2] - groups=2; error=without [3,3] [2,3,2,2] -"};
+
+/* A sequence is an image of height 1. */
+static tn_node *compose_conv1d(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    const int64_t *i = n->i, *s = weight->shape;
+    int64_t batch = x->rank == 3 ? x->shape[0] : 1;
+    tn_conv2d_options o = {.stride = {1, i[0]}, .padding = {0, i[1]}, .dilation = {1, i[2]}, .groups = i[3]};
+    tn_node *image = tn_b_reshape(b, x, (int64_t[]){batch, x->shape[x->rank - 2], 1, x->shape[x->rank - 1]}, 4);
+    tn_node *kernel = tn_b_reshape(b, weight, (int64_t[]){s[0], s[1], 1, s[2]}, 4);
+    return tn_b_view(b, tn_b_conv2d(b, image, kernel, n->in[2], &o), n->shape, n->rank);
+}
 
 /* conv1d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, length] (or without
  * the batch) with weight [out, channels / groups, kernel]; bias [out] or NULL. */
@@ -214,28 +284,98 @@ const tn_op_impl tn_impl_conv1d = {
     .cases = "tol=1e-5 atol=1e-5; [2,3,7] [2,3,3] [2] stride=2 padding=1; [4,6] [4,2,2] - dilation=2 groups=2; "
              "error=fit [1,1,2] [1,1,3] -; error=groups [1,3,5] [2,2,2] -; error=dimensions [1,3,5] [2,3] -"};
 
-/* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width] (or
- * without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL. */
-const tn_op_impl tn_impl_conv2d = {
-    .infer = infer_conv2d,
-    .compose = compose_conv2d,
-    .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] [3,2,3,2] [3]; [1,3,5,4] [2,3,3,3] [2] stride=(2,2) padding=(1,1); "
-             "[1,2,5,6] [2,2,2,2] - stride=(1,2) padding=(1,0) dilation=(2,1); [1,4,3,3] [2,2,2,2] [2] groups=2; "
-             "[2,3,4,4] [3,1,3,3] [3] padding=(1,1) groups=3; [1,2,3,4] [4,1,2,2] - groups=2; "
-             "[2,3,3,4] [2,3,1,1] [2]; [1,3,5,4] [2,3,1,1] - stride=(2,2); [2,4,4] [3,2,2,2] [3]; "
-             "[0,2,4,4] [3,2,2,2] -; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
-             "error=groups [1,4,3,3] [3,2,2,2] - groups=2; error=without [3,3] [2,3,2,2] -"};
+/* ---- conv2d_weight ------------------------------------------------------------------------------------------------------ */
 
-/* ---- conv_transpose2d --------------------------------------------------------------------------------------------------------- */
-
-static window transposed_window(const int64_t *i, const tn_node *weight) {
-    return (window){.kernel = {weight->shape[2], weight->shape[3]},
-                    .stride = {i[TN_CONV_TRANSPOSE2D_STRIDE], i[TN_CONV_TRANSPOSE2D_STRIDE + 1]},
-                    .padding = {i[TN_CONV_TRANSPOSE2D_PADDING], i[TN_CONV_TRANSPOSE2D_PADDING + 1]},
-                    .dilation = {i[TN_CONV_TRANSPOSE2D_DILATION], i[TN_CONV_TRANSPOSE2D_DILATION + 1]}};
+static tn_window weight_window(const int64_t *i) {
+    tn_window w;
+    for (int a = 0; a < 2; a++) {
+        w.kernel[a] = i[TN_CONV2D_WEIGHT_KERNEL + a];
+        w.stride[a] = i[TN_CONV2D_WEIGHT_STRIDE + a];
+        w.padding[a] = i[TN_CONV2D_WEIGHT_PADDING + a];
+        w.dilation[a] = i[TN_CONV2D_WEIGHT_DILATION + a];
+    }
+    return w;
 }
 
-static tn_status check_output_padding(const tn_infer *c, const window *w) {
+static tn_status infer_conv2d_weight(tn_infer *c) {
+    const tn_node *x = c->in[0], *y = c->in[1];
+    char xt[96], yt[96];
+    int64_t groups = c->attrs->i[TN_CONV2D_WEIGHT_GROUPS];
+    tn_window w = weight_window(c->attrs->i);
+    TRY(check_same_dtype(c));
+    TRY(tn_images_check(c, 2));
+    TRY(tn_window_check(c, &w, 0));
+    int at = tn_images_channel_dim(x, 2);
+    bool fits = y->rank == x->rank && groups >= 1 && x->shape[at] % groups == 0 && y->shape[at] % groups == 0;
+    fits = fits && (at == 0 || x->shape[0] == y->shape[0]);
+    for (int a = 0; fits && a < 2; a++)
+        fits = y->shape[y->rank - 2 + a] <= tn_window_places(&w, a, x->shape[x->rank - 2 + a], false);
+    if (!fits)
+        return tn_fail(TN_ERR_SHAPE, "conv2d_weight: images %s and results %s do not fit",
+                       tn_shape_text(x, xt, sizeof xt), tn_shape_text(y, yt, sizeof yt));
+    c->dtype = (tn_dtype)x->dtype;
+    c->rank = 4;
+    int64_t shape[4] = {y->shape[at], x->shape[at] / groups, w.kernel[0], w.kernel[1]};
+    memcpy(c->shape, shape, sizeof shape);
+    return TN_OK;
+}
+
+static tn_node *compose_conv2d_weight(tn_build *b, const tn_node *n) {
+    tn_window w = weight_window(n->i);
+    return collect(b, tn_b_images(b, n->in[0], 2), tn_b_images(b, n->in[1], 2), &w, n->i[TN_CONV2D_WEIGHT_GROUPS], n);
+}
+
+/* Of a transposed convolution the window may have more places than y has pixels: those are left out. */
+static tn_node *first_places(tn_build *b, tn_node *y, const tn_node *like) {
+    for (int d = like->rank - 2; y && d < like->rank; d++)
+        if (y->shape[d] > like->shape[d]) y = tn_b_slice(b, y, d, 0, like->shape[d], 1);
+    return y;
+}
+
+static tn_conv2d_options conv_options(const tn_window *w, int64_t groups) {
+    tn_conv2d_options o = {.groups = groups};
+    memcpy(o.stride, w->stride, sizeof o.stride);
+    memcpy(o.padding, w->padding, sizeof o.padding);
+    memcpy(o.dilation, w->dilation, sizeof o.dilation);
+    return o;
+}
+
+static tn_status grad_conv2d_weight(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *y = n->in[1];
+    tn_window w = weight_window(n->i);
+    tn_conv2d_options o = conv_options(&w, n->i[TN_CONV2D_WEIGHT_GROUPS]);
+    if (tn_needs_grad(n, 0))
+        grads[0] =
+            tn_b_view(b, spread(b, tn_b_images(b, y, 2), dy, &w, o.groups, x->shape + x->rank - 2), x->shape, x->rank);
+    if (tn_needs_grad(n, 1)) grads[1] = first_places(b, tn_b_conv2d(b, x, dy, NULL, &o), y);
+    return b->status;
+}
+
+/* conv2d_weight(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x times
+ * results y, over all places of the window. */
+const tn_op_impl tn_impl_conv2d_weight = {
+    .infer = infer_conv2d_weight,
+    .compose = compose_conv2d_weight,
+    .grad = grad_conv2d_weight,
+    .cases = "tol=1e-5 atol=1e-5; "
+             "[2,2,4,5] [2,3,2,4] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
+             "[1,2,5,4] [1,3,3,2] kernel=(3,3) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
+             "[2,4,3,3] [2,2,2,2] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=2; "
+             "[2,3,4,4] [2,3,4,4] kernel=(3,3) stride=(1,1) padding=(1,1) dilation=(1,1) groups=3; "
+             "[2,5,4] [3,2,2] kernel=(2,2) stride=(2,2) padding=(0,0) dilation=(2,1) groups=1; "
+             "[1,1,6,6] [1,2,2,2] kernel=(2,2) stride=(2,2) padding=(0,0) dilation=(1,1) groups=1; "
+             "error=fit [1,1,3,3] [1,1,3,3] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1"};
+
+/* ---- conv_transpose2d --------------------------------------------------------------------------------------------------- */
+
+static tn_window transposed_window(const int64_t *i, const tn_node *weight) {
+    return (tn_window){.kernel = {weight->shape[2], weight->shape[3]},
+                       .stride = {i[TN_CONV_TRANSPOSE2D_STRIDE], i[TN_CONV_TRANSPOSE2D_STRIDE + 1]},
+                       .padding = {i[TN_CONV_TRANSPOSE2D_PADDING], i[TN_CONV_TRANSPOSE2D_PADDING + 1]},
+                       .dilation = {i[TN_CONV_TRANSPOSE2D_DILATION], i[TN_CONV_TRANSPOSE2D_DILATION + 1]}};
+}
+
+static tn_status check_output_padding(const tn_infer *c, const tn_window *w) {
     const int64_t *extra = c->attrs->i + TN_CONV_TRANSPOSE2D_OUTPUT_PADDING;
     for (int a = 0; a < 2; a++) {
         if (extra[a] >= 0 && (extra[a] < w->stride[a] || extra[a] < w->dilation[a])) continue;
@@ -252,61 +392,44 @@ static tn_status infer_conv_transpose2d(tn_infer *c) {
     int64_t groups = i[TN_CONV_TRANSPOSE2D_GROUPS], size[2];
     char xt[96], wt[96];
     TRY(check_same_dtype(c));
-    TRY(check_images(c, 2));
-    bool fits = weight->rank == 4 && groups >= 1 && weight->shape[0] == x->shape[channel_dim(x, 2)];
+    TRY(tn_images_check(c, 2));
+    bool fits = weight->rank == 4 && groups >= 1 && weight->shape[0] == x->shape[tn_images_channel_dim(x, 2)];
     if (!fits || weight->shape[0] % groups)
         return tn_fail(TN_ERR_SHAPE,
                        "conv_transpose2d: input %s, weight %s and %lld groups do not fit: the weight is [in channels, "
                        "out channels / groups, kernel height, kernel width]",
                        tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
     TRY(check_bias(c, weight->shape[1] * groups));
-    window w = transposed_window(i, weight);
-    TRY(check_window(c, &w, 0));
+    tn_window w = transposed_window(i, weight);
+    TRY(tn_window_check(c, &w, 0));
     TRY(check_output_padding(c, &w));
     for (int a = 0; a < 2; a++) {
-        size[a] = (x->shape[x->rank - 2 + a] - 1) * w.stride[a] - 2 * w.padding[a] + reach(&w, a) + extra[a];
+        size[a] = (x->shape[x->rank - 2 + a] - 1) * w.stride[a] - 2 * w.padding[a] + tn_window_reach(&w, a) + extra[a];
         if (size[a] < 1)
             return tn_fail(TN_ERR_SHAPE, "conv_transpose2d: the result's extent %d would be %lld", a,
                            (long long)size[a]);
     }
-    infer_images(c, 2, weight->shape[1] * groups, size);
+    tn_images_infer(c, 2, weight->shape[1] * groups, size);
     return TN_OK;
 }
 
-/* What each input pixel contributes to its window: [n, out channels, kernel height, kernel width, h, w]. */
-static tn_node *contributions(tn_build *b, tn_node *x, tn_node *weight, int64_t groups) {
-    if (!x) return NULL;
-    int64_t n = x->shape[0], depth = weight->shape[0] / groups, pixels = x->shape[2] * x->shape[3];
-    int64_t filters = weight->shape[1] * weight->shape[2] * weight->shape[3];
-    tn_node *matrix = tn_b_reshape(b, weight, (int64_t[]){groups, depth, filters}, 3);
-    tn_node *pixel = tn_b_reshape(b, x, (int64_t[]){n, groups, depth, pixels}, 4);
-    tn_node *product = tn_b_matmul_batched(b, tn_b_transpose(b, matrix, -2, -1), pixel);
-    return tn_b_view(
-        b, product,
-        (int64_t[]){n, weight->shape[1] * groups, weight->shape[2], weight->shape[3], x->shape[2], x->shape[3]}, 6);
-}
-
-/* Sums the windows into an image of `size`. Beyond a whole step of the stride the windows would not be as many as the input's
- * pixels: then the uncut image is made first. */
-static tn_node *fold_to(tn_build *b, tn_node *y, const window *w, const int64_t *size, const int64_t *extra) {
-    if (extra[0] < w->stride[0] && extra[1] < w->stride[1])
-        return tn_b_fold_windows2d(b, y, w->kernel, w->stride, w->padding, w->dilation, size);
-    int64_t whole[2], pads[4];
-    for (int a = 0; a < 2; a++) {
-        whole[a] = size[a] + 2 * w->padding[a] - extra[a];
-        pads[2 * (1 - a)] = -w->padding[a];
-        pads[2 * (1 - a) + 1] = extra[a] - w->padding[a];
-    }
-    tn_node *full = tn_b_fold_windows2d(b, y, w->kernel, w->stride, (int64_t[]){0, 0}, w->dilation, whole);
-    return tn_b_pad(b, full, pads, 4, 0.0);
-}
-
 static tn_node *compose_conv_transpose2d(tn_build *b, const tn_node *n) {
-    tn_node *weight = n->in[1], *x = as_images(b, n->in[0], 2);
-    window w = transposed_window(n->i, weight);
-    tn_node *y = contributions(b, x, weight, n->i[TN_CONV_TRANSPOSE2D_GROUPS]);
-    y = fold_to(b, y, &w, n->shape + n->rank - 2, n->i + TN_CONV_TRANSPOSE2D_OUTPUT_PADDING);
-    return add_bias(b, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank), n->in[2], 2);
+    tn_node *weight = n->in[1];
+    tn_window w = transposed_window(n->i, weight);
+    int64_t groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
+    tn_node *y = spread(b, tn_b_images(b, n->in[0], 2), weight, &w, groups, n->shape + n->rank - 2);
+    return add_bias(b, n->rank == 4 ? y : tn_b_reshape(b, y, n->shape, n->rank), n->in[2]);
+}
+
+static tn_status grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    tn_window w = transposed_window(n->i, weight);
+    int64_t groups = n->i[TN_CONV_TRANSPOSE2D_GROUPS];
+    tn_conv2d_options o = conv_options(&w, groups);
+    if (tn_needs_grad(n, 0)) grads[0] = first_places(b, tn_b_conv2d(b, dy, weight, NULL, &o), x);
+    if (tn_needs_grad(n, 1)) grads[1] = tn_b_conv2d_weight(b, dy, x, w.kernel, w.stride, w.padding, w.dilation, groups);
+    if (tn_needs_grad(n, 2)) grads[2] = bias_gradient(b, n, dy);
+    return b->status;
 }
 
 /* conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation): the adjoint of conv2d, as a layer: x
@@ -314,207 +437,9 @@ static tn_node *compose_conv_transpose2d(tn_build *b, const tn_node *n) {
 const tn_op_impl tn_impl_conv_transpose2d = {
     .infer = infer_conv_transpose2d,
     .compose = compose_conv_transpose2d,
+    .grad = grad_conv_transpose2d,
     .cases = "tol=1e-5 atol=1e-5; [2,2,3,2] [2,3,2,2] [3]; "
              "[1,2,2,3] [2,2,3,3] [2] stride=(2,2) padding=(1,1) output_padding=(1,1); "
              "[1,4,2,2] [4,1,2,3] - stride=(2,3) groups=2 dilation=(2,1); "
              "[1,1,2,2] [1,2,2,2] [2] padding=(1,1) output_padding=(1,1) dilation=(2,2); [2,3,2] [2,1,2,2] -; "
              "error=output_padding [1,1,2,2] [1,1,2,2] - output_padding=(1,0); error=weight [1,2,2,2] [3,1,2,2] -"};
-
-/* ---- pooling ------------------------------------------------------------------------------------------------------------------- */
-
-/* Attributes of both poolings begin so: kernel_size, stride (0: the kernel's), padding. */
-enum { POOL_KERNEL = 0, POOL_STRIDE = 2, POOL_PADDING = 4 };
-_Static_assert((int)POOL_KERNEL == (int)TN_MAX_POOL2D_KERNEL_SIZE &&
-                   (int)POOL_KERNEL == (int)TN_AVG_POOL2D_KERNEL_SIZE &&
-                   (int)POOL_STRIDE == (int)TN_MAX_POOL2D_STRIDE && (int)POOL_STRIDE == (int)TN_AVG_POOL2D_STRIDE &&
-                   (int)POOL_PADDING == (int)TN_MAX_POOL2D_PADDING && (int)POOL_PADDING == (int)TN_AVG_POOL2D_PADDING,
-               "both poolings begin with these attributes");
-
-static window pool_window(const int64_t *i, const int64_t *dilation) {
-    window w = {.dilation = {dilation ? dilation[0] : 1, dilation ? dilation[1] : 1}};
-    for (int a = 0; a < 2; a++) {
-        w.kernel[a] = i[POOL_KERNEL + a];
-        w.stride[a] = i[POOL_STRIDE + a] ? i[POOL_STRIDE + a] : w.kernel[a];
-        w.padding[a] = i[POOL_PADDING + a];
-    }
-    return w;
-}
-
-static tn_status infer_pool(tn_infer *c, const window *w, bool ceil_mode) {
-    const tn_node *x = c->in[0];
-    int64_t size[2];
-    TRY(tn_need_float(c, 0));
-    TRY(check_images(c, 2));
-    TRY(check_window(c, w, 0));
-    for (int a = 0; a < 2; a++) {
-        int64_t extent = x->shape[x->rank - 2 + a];
-        if (w->padding[a] > w->kernel[a] / 2)
-            return tn_fail(TN_ERR_ARGUMENT, "%s: padding %lld is more than half of the kernel, %lld", c->row->name,
-                           (long long)w->padding[a], (long long)w->kernel[a]);
-        size[a] = places(w, a, extent, ceil_mode);
-        if (size[a] < 0) return kernel_too_large(c, w, a, extent);
-    }
-    infer_images(c, 2, x->shape[channel_dim(x, 2)], size);
-    return TN_OK;
-}
-
-/* Rows and columns that must be added behind x so that windows rounded up find something. */
-static void missing_behind(const tn_node *n, const tn_node *x, const window *w, int64_t *extra) {
-    for (int a = 0; a < 2; a++) {
-        int64_t need = (n->shape[n->rank - 2 + a] - 1) * w->stride[a] + reach(w, a);
-        extra[a] = tn_max64(0, need - (x->shape[x->rank - 2 + a] + 2 * w->padding[a]));
-    }
-}
-
-/* What the window sees as [n, c, kernel, places]; x [n, c, h, w]. */
-static tn_node *pool_columns(tn_build *b, const tn_node *n, tn_node *x, const window *w, double value) {
-    int64_t extra[2];
-    if (!x) return NULL;
-    missing_behind(n, x, w, extra);
-    int64_t shape[4] = {x->shape[0], x->shape[1], w->kernel[0] * w->kernel[1],
-                        n->shape[n->rank - 2] * n->shape[n->rank - 1]};
-    if (extra[0] || extra[1]) x = tn_b_pad(b, x, (int64_t[]){0, extra[1], 0, extra[0]}, 4, value);
-    return tn_b_view(b, tn_b_windows2d(b, x, w->kernel, w->stride, w->padding, w->dilation, value), shape, 4);
-}
-
-static window max_window(const int64_t *i) { return pool_window(i, i + TN_MAX_POOL2D_DILATION); }
-
-static tn_status infer_max_pool2d(tn_infer *c) {
-    window w = max_window(c->attrs->i);
-    return infer_pool(c, &w, c->attrs->i[TN_MAX_POOL2D_CEIL_MODE]);
-}
-
-static tn_node *compose_max_pool2d(tn_build *b, const tn_node *n) {
-    window w = max_window(n->i);
-    int64_t over = 2;
-    tn_node *seen = pool_columns(b, n, as_images(b, n->in[0], 2), &w, -INFINITY);
-    return tn_b_view(b, tn_b_amax(b, seen, &over, 1, false), n->shape, n->rank);
-}
-
-/* The first greatest element of each window takes its whole gradient. */
-static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    window w = max_window(n->i);
-    tn_node *x = as_images(b, n->in[0], 2), *seen = pool_columns(b, n, x, &w, -INFINITY);
-    if (!seen) return b->status;
-    int64_t taps = seen->shape[2], high = n->shape[n->rank - 2], across = n->shape[n->rank - 1], extra[2];
-    missing_behind(n, x, &w, extra);
-    tn_node *number = tn_b_view(b, tn_b_arange(b, 0.0, (double)taps, 1.0, TN_I64), (int64_t[]){taps, 1}, 2);
-    tn_node *chosen = tn_b_eq(b, tn_b_argmax(b, seen, (int64_t[]){2}, 1, true), number);
-    tn_node *g = tn_b_reshape(b, dy, (int64_t[]){x->shape[0], x->shape[1], 1, high * across}, 4);
-    g = tn_b_where(b, chosen, g, tn_b_const(b, 0.0, dy));
-    g = tn_b_view(b, g, (int64_t[]){x->shape[0], x->shape[1], w.kernel[0], w.kernel[1], high, across}, 6);
-    g = tn_b_fold_windows2d(b, g, w.kernel, w.stride, w.padding, w.dilation,
-                            (int64_t[]){x->shape[2] + extra[0], x->shape[3] + extra[1]});
-    if (extra[0] || extra[1]) g = tn_b_pad(b, g, (int64_t[]){0, -extra[1], 0, -extra[0]}, 4, 0.0);
-    grads[0] = tn_b_view(b, g, n->in[0]->shape, n->in[0]->rank);
-    return b->status;
-}
-
-/* max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode): the greatest value of each window of x [batch, channels,
- * height, width] (or without the batch); stride 0 means the kernel's size. */
-const tn_op_impl tn_impl_max_pool2d = {
-    .infer = infer_max_pool2d,
-    .compose = compose_max_pool2d,
-    .grad = grad_max_pool2d,
-    .cases = "types=f32,f64; [2,2,4,5] kernel_size=(2,2); "
-             "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
-             "[1,1,6,6] kernel_size=(2,2) stride=(2,2) dilation=(2,3); "
-             "[1,2,5,5] kernel_size=(2,2) stride=(2,2) ceil_mode=true; "
-             "[1,1,6,7] kernel_size=(3,3) stride=(3,2) padding=(1,1) ceil_mode=true; "
-             "[2,4,4] kernel_size=(2,2) stride=(1,1); error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
-             "error=fit [1,1,2,2] kernel_size=(3,3); error=floating [1,1,2,2]:i64 kernel_size=(1,1)"};
-
-static tn_status infer_avg_pool2d(tn_infer *c) {
-    window w = pool_window(c->attrs->i, NULL);
-    if (c->attrs->i[TN_AVG_POOL2D_DIVISOR_OVERRIDE] < 0)
-        return tn_fail(TN_ERR_ARGUMENT, "avg_pool2d: divisor_override must not be negative");
-    return infer_pool(c, &w, c->attrs->i[TN_AVG_POOL2D_CEIL_MODE]);
-}
-
-/* Elements of each window along an axis that count: those inside the image, or inside image and padding. */
-static tn_node *counted(tn_build *b, const tn_node *n, const window *w, int axis, bool padding_counts) {
-    int64_t size = n->in[0]->shape[n->rank - 2 + axis], pad = w->padding[axis];
-    double count = (double)n->shape[n->rank - 2 + axis];
-    tn_node *first =
-        tn_b_arange(b, (double)-pad, count * (double)w->stride[axis] - (double)pad, (double)w->stride[axis], TN_I64);
-    tn_node *end = tn_b_offset(b, first, (double)w->kernel[axis]);
-    if (!end) return NULL;
-    end = tn_b_minimum(b, end, tn_b_const(b, (double)(padding_counts ? size + pad : size), end));
-    if (!padding_counts) first = tn_b_maximum(b, first, tn_b_const(b, 0.0, first));
-    return tn_b_cast(b, tn_b_sub(b, end, first), (tn_dtype)n->dtype);
-}
-
-static tn_node *compose_avg_pool2d(tn_build *b, const tn_node *n) {
-    window w = pool_window(n->i, NULL);
-    int64_t over = 2, divisor = n->i[TN_AVG_POOL2D_DIVISOR_OVERRIDE];
-    bool varies = n->i[TN_AVG_POOL2D_CEIL_MODE] || n->i[TN_AVG_POOL2D_COUNT_EXCLUDE_PAD];
-    tn_node *sum = tn_b_sum(b, pool_columns(b, n, as_images(b, n->in[0], 2), &w, 0.0), &over, 1, false);
-    sum = tn_b_view(b, sum, n->shape, n->rank);
-    if (divisor || !varies) return tn_b_scale(b, sum, 1.0 / (double)(divisor ? divisor : w.kernel[0] * w.kernel[1]));
-    bool padding_counts = !n->i[TN_AVG_POOL2D_COUNT_EXCLUDE_PAD];
-    tn_node *rows = tn_b_unsqueeze(b, counted(b, n, &w, 0, padding_counts), 1);
-    return tn_b_div(b, sum, tn_b_mul(b, rows, counted(b, n, &w, 1, padding_counts)));
-}
-
-/* avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_exclude_pad, divisor_override): the mean of each window of x
- * [batch, channels, height, width] (or without the batch); stride 0 means the kernel's size. Zeros of the padding count
- * unless count_exclude_pad (PyTorch's count_include_pad turned round); divisor_override, if not 0, divides instead. */
-const tn_op_impl tn_impl_avg_pool2d = {
-    .infer = infer_avg_pool2d,
-    .compose = compose_avg_pool2d,
-    .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] kernel_size=(2,2); "
-             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
-             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1) count_exclude_pad=true; "
-             "[1,1,6,7] kernel_size=(3,3) stride=(2,2) padding=(1,0) ceil_mode=true; "
-             "[1,1,6,6] kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true count_exclude_pad=true; "
-             "[2,5,5] kernel_size=(2,2) stride=(2,2) divisor_override=3; "
-             "error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
-             "error=negative [1,1,4,4] kernel_size=(2,2) divisor_override=-1"};
-
-static tn_status infer_adaptive_avg_pool2d(tn_infer *c) {
-    const tn_node *x = c->in[0];
-    const int64_t *size = c->attrs->i;
-    TRY(tn_need_float(c, 0));
-    TRY(check_images(c, 2));
-    if (size[0] < 1 || size[1] < 1)
-        return tn_fail(TN_ERR_ARGUMENT, "adaptive_avg_pool2d: output_size must be at least 1 × 1");
-    if (x->shape[x->rank - 1] < 1 || x->shape[x->rank - 2] < 1)
-        return tn_fail(TN_ERR_SHAPE, "adaptive_avg_pool2d: the image is empty");
-    infer_images(c, 2, x->shape[channel_dim(x, 2)], size);
-    return TN_OK;
-}
-
-/* [out, in]: row i averages the inputs from ⌊i·in/out⌋ to ⌈(i + 1)·in/out⌉. */
-static tn_node *averaging_matrix(tn_build *b, int64_t in, int64_t out, const tn_node *like) {
-    tn_node *i = tn_b_view(b, tn_b_arange(b, 0.0, (double)out, 1.0, TN_I64), (int64_t[]){out, 1}, 2);
-    tn_node *place = tn_b_arange(b, 0.0, (double)in, 1.0, TN_I64);
-    tn_node *first = tn_b_floor_divide(b, tn_b_scale(b, i, (double)in), tn_b_const(b, (double)out, i));
-    tn_node *end = tn_b_floor_divide(b, tn_b_offset(b, tn_b_scale(b, i, (double)in), (double)(in + out - 1)),
-                                     tn_b_const(b, (double)out, i));
-    tn_node *inside = tn_b_bitwise_and(b, tn_b_le(b, first, place), tn_b_lt(b, place, end));
-    tn_dtype t = (tn_dtype)like->dtype;
-    return tn_b_div(b, tn_b_cast(b, inside, t), tn_b_cast(b, tn_b_sub(b, end, first), t));
-}
-
-static tn_node *compose_adaptive_avg_pool2d(tn_build *b, const tn_node *n) {
-    const tn_node *given = n->in[0];
-    tn_node *x = as_images(b, n->in[0], 2);
-    int64_t h = given->shape[given->rank - 2], w = given->shape[given->rank - 1], oh = n->i[0], ow = n->i[1];
-    if (!x) return NULL;
-    if (h % oh == 0 && w % ow == 0) {
-        tn_node *tiles = tn_b_reshape(b, x, (int64_t[]){x->shape[0], x->shape[1], oh, h / oh, ow, w / ow}, 6);
-        return tn_b_view(b, tn_b_mean(b, tiles, (int64_t[]){3, 5}, 2, false), n->shape, n->rank);
-    }
-    tn_node *across = tn_b_matmul_batched(b, x, tn_b_transpose(b, averaging_matrix(b, w, ow, n), -2, -1));
-    tn_node *y = tn_b_matmul_batched(b, averaging_matrix(b, h, oh, n), across);
-    return n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank);
-}
-
-/* adaptive_avg_pool2d(x, output_size): the mean of each of height × width equal (or overlapping by one) parts of x [batch,
- * channels, height, width] (or without the batch). */
-const tn_op_impl tn_impl_adaptive_avg_pool2d = {
-    .infer = infer_adaptive_avg_pool2d,
-    .compose = compose_adaptive_avg_pool2d,
-    .cases = "tol=1e-5 atol=1e-5; [2,2,4,6] output_size=(1,1); [1,2,4,6] output_size=(2,3); "
-             "[1,2,4,6] output_size=(3,4); [2,5,3] output_size=(2,2); error=least [1,1,4,4] output_size=(0,1); "
-             "error=empty [1,1,0,4] output_size=(1,1)"};

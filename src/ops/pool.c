@@ -1,0 +1,281 @@
+/* pool.c — pooling of images: a reduction over what a window sees (window.h).
+ *
+ * The gradient is made at the pixels, not at the windows: each pixel looks which of the windows that cover it chose it. */
+#include <math.h>
+
+#include "ops/window.h"
+
+/* ---- shapes -------------------------------------------------------------------------------------------------------------- */
+
+/* Attributes of both poolings begin so: kernel_size, stride (0: the kernel's), padding. */
+enum { POOL_KERNEL = 0, POOL_STRIDE = 2, POOL_PADDING = 4 };
+_Static_assert((int)POOL_KERNEL == (int)TN_MAX_POOL2D_KERNEL_SIZE &&
+                   (int)POOL_KERNEL == (int)TN_AVG_POOL2D_KERNEL_SIZE &&
+                   (int)POOL_STRIDE == (int)TN_MAX_POOL2D_STRIDE && (int)POOL_STRIDE == (int)TN_AVG_POOL2D_STRIDE &&
+                   (int)POOL_PADDING == (int)TN_MAX_POOL2D_PADDING && (int)POOL_PADDING == (int)TN_AVG_POOL2D_PADDING,
+               "both poolings begin with these attributes");
+
+static tn_window pool_window(const int64_t *i, const int64_t *dilation) {
+    tn_window w = {.dilation = {dilation ? dilation[0] : 1, dilation ? dilation[1] : 1}};
+    for (int a = 0; a < 2; a++) {
+        w.kernel[a] = i[POOL_KERNEL + a];
+        w.stride[a] = i[POOL_STRIDE + a] ? i[POOL_STRIDE + a] : w.kernel[a];
+        w.padding[a] = i[POOL_PADDING + a];
+    }
+    return w;
+}
+
+static tn_status infer_pool(tn_infer *c, const tn_window *w, bool ceil_mode) {
+    const tn_node *x = c->in[0];
+    int64_t size[2];
+    TRY(tn_need_float(c, 0));
+    TRY(tn_images_check(c, 2));
+    TRY(tn_window_check(c, w, 0));
+    for (int a = 0; a < 2; a++) {
+        int64_t extent = x->shape[x->rank - 2 + a];
+        if (w->padding[a] > w->kernel[a] / 2)
+            return tn_fail(TN_ERR_ARGUMENT, "%s: padding %lld is more than half of the kernel, %lld", c->row->name,
+                           (long long)w->padding[a], (long long)w->kernel[a]);
+        size[a] = tn_window_places(w, a, extent, ceil_mode);
+        if (size[a] < 0) return tn_window_too_large(c, w, a, extent);
+    }
+    tn_images_infer(c, 2, x->shape[tn_images_channel_dim(x, 2)], size);
+    return TN_OK;
+}
+
+static const int64_t *places_of(const tn_node *n) { return n->shape + n->rank - 2; }
+
+static const int64_t taps_dims[2] = {2, 3}; /* of what a window sees: [n, c, kernel, kernel, places, places] */
+
+/* ---- the way back -------------------------------------------------------------------------------------------------------- */
+
+/* The taps' numbers in row-major order, as they meet what is seen: `down` rows and `across` columns of them. */
+static tn_node *tap_numbers(tn_build *b, const tn_window *w, tn_node *down, tn_node *across) {
+    return tn_b_add(b, tn_b_scale(b, down, (double)w->kernel[1]), across);
+}
+
+static tn_node *steps(tn_build *b, int64_t first, int64_t count, int64_t step, const int64_t *shape, int rank) {
+    return tn_b_view(b, tn_b_arange(b, (double)first, (double)(first + count * step), (double)step, TN_I64), shape,
+                     rank);
+}
+
+/* g where the window chose this tap; all of it when every tap has its share. */
+static tn_node *chosen(tn_build *b, tn_node *g, tn_node *index, tn_node *number) {
+    return index ? tn_b_where(b, tn_b_eq(b, index, number), g, tn_b_const(b, 0.0, g)) : g;
+}
+
+/* Windows that lie side by side: each pixel has one. */
+static tn_node *back_in_tiles(tn_build *b, tn_node *g, tn_node *index, const tn_window *w, const int64_t *size) {
+    const int64_t *s = g->shape, *k = w->kernel;
+    int64_t one[6] = {s[0], s[1], s[2], 1, s[3], 1}, tiles[6] = {s[0], s[1], s[2], k[0], s[3], k[1]};
+    tn_node *number =
+        tap_numbers(b, w, steps(b, 0, k[0], 1, (int64_t[]){k[0], 1, 1}, 3), steps(b, 0, k[1], 1, (int64_t[]){k[1]}, 1));
+    tn_node *each = chosen(b, tn_b_reshape(b, g, one, 6), index ? tn_b_reshape(b, index, one, 6) : NULL, number);
+    tn_node *image =
+        tn_b_reshape(b, tn_b_expand(b, each, tiles, 6), (int64_t[]){s[0], s[1], s[2] * k[0], s[3] * k[1]}, 4);
+    int64_t pads[4];
+    for (int a = 0; a < 2; a++) {
+        pads[2 * (1 - a)] = -w->padding[a];
+        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - s[2 + a] * k[a];
+    }
+    return tn_b_padded(b, image, pads, 0.0);
+}
+
+static tn_node *back_in_phase(tn_build *b, tn_node *g, tn_node *index, const tn_window *w, const tn_phase *p) {
+    int64_t shape[4] = {g->shape[0], g->shape[1], p->pixels[0], p->pixels[1]}, last[2];
+    if (tn_phase_is_empty(p)) return tn_b_expand(b, tn_b_const(b, 0.0, g), shape, 4);
+    for (int a = 0; a < 2; a++)
+        last[a] = p->first[a] + w->stride[a] * (p->taps[a] - 1);
+    tn_node *seen = tn_b_phase_seen(b, g, p, 0.0), *from = index ? tn_b_phase_seen(b, index, p, -1.0) : NULL;
+    tn_node *number =
+        tap_numbers(b, w, steps(b, last[0], p->taps[0], -w->stride[0], (int64_t[]){p->taps[0], 1, 1, 1}, 4),
+                    steps(b, last[1], p->taps[1], -w->stride[1], (int64_t[]){p->taps[1], 1, 1}, 3));
+    return tn_b_sum(b, chosen(b, seen, from, number), taps_dims, 2, false);
+}
+
+static tn_node *back_in_phases(tn_build *b, tn_node *g, tn_node *index, const tn_window *w, const int64_t *size) {
+    tn_node *parts[TN_MAX_PHASES * TN_MAX_PHASES];
+    for (int64_t k = 0; k < w->stride[0] * w->stride[1]; k++) {
+        int64_t number[2] = {k / w->stride[1], k % w->stride[1]};
+        tn_phase p = tn_phase_of(w, number, size, g->shape + 2);
+        parts[k] = back_in_phase(b, g, index, w, &p);
+    }
+    return tn_b_join_phases(b, parts, w, size);
+}
+
+/* Any window: what each tap has of each result, folded; fold_windows2d wants exactly the places that an image has. */
+static tn_node *back_by_folding(tn_build *b, tn_node *g, tn_node *index, const tn_window *w, const int64_t *size) {
+    const int64_t *s = g->shape, *k = w->kernel, none[2] = {0, 0};
+    int64_t one[6] = {s[0], s[1], 1, 1, s[2], s[3]}, all[6] = {s[0], s[1], k[0], k[1], s[2], s[3]}, whole[2], pads[4];
+    tn_node *number = tap_numbers(b, w, steps(b, 0, k[0], 1, (int64_t[]){k[0], 1, 1, 1}, 4),
+                                  steps(b, 0, k[1], 1, (int64_t[]){k[1], 1, 1}, 3));
+    tn_node *each = chosen(b, tn_b_reshape(b, g, one, 6), index ? tn_b_reshape(b, index, one, 6) : NULL, number);
+    for (int a = 0; a < 2; a++) {
+        whole[a] = (s[2 + a] - 1) * w->stride[a] + tn_window_reach(w, a);
+        pads[2 * (1 - a)] = -w->padding[a];
+        pads[2 * (1 - a) + 1] = size[a] + w->padding[a] - whole[a];
+    }
+    tn_node *image = tn_b_fold_windows2d(b, tn_b_expand(b, each, all, 6), k, w->stride, none, w->dilation, whole);
+    return tn_b_padded(b, image, pads, 0.0);
+}
+
+/* The gradient g of the results [n, c, places] at the pixels of n's input: to the tap that index names, or to all. */
+static tn_node *back(tn_build *b, const tn_node *n, tn_node *g, tn_node *index, const tn_window *w) {
+    const tn_node *x = n->in[0];
+    const int64_t *size = x->shape + x->rank - 2;
+    if (!g || (!index && b->status != TN_OK)) return NULL;
+    bool tiles =
+        w->dilation[0] == 1 && w->dilation[1] == 1 && w->stride[0] == w->kernel[0] && w->stride[1] == w->kernel[1];
+    tn_node *dx = tiles                     ? back_in_tiles(b, g, index, w, size)
+                  : tn_window_has_phases(w) ? back_in_phases(b, g, index, w, size)
+                                            : back_by_folding(b, g, index, w, size);
+    return tn_b_reshape(b, dx, x->shape, x->rank);
+}
+
+/* ---- max_pool2d ------------------------------------------------------------------------------------------------------------ */
+
+static tn_window max_window(const int64_t *i) { return pool_window(i, i + TN_MAX_POOL2D_DILATION); }
+
+static tn_status infer_max_pool2d(tn_infer *c) {
+    tn_window w = max_window(c->attrs->i);
+    return infer_pool(c, &w, c->attrs->i[TN_MAX_POOL2D_CEIL_MODE]);
+}
+
+static tn_node *compose_max_pool2d(tn_build *b, const tn_node *n) {
+    tn_window w = max_window(n->i);
+    tn_node *seen = tn_b_seen(b, tn_b_images(b, n->in[0], 2), &w, places_of(n), -INFINITY);
+    return tn_b_view(b, tn_b_amax(b, seen, taps_dims, 2, false), n->shape, n->rank);
+}
+
+/* The first greatest element of each window takes its whole gradient. */
+static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_window w = max_window(n->i);
+    tn_node *seen = tn_b_seen(b, tn_b_images(b, n->in[0], 2), &w, places_of(n), -INFINITY);
+    tn_node *index = tn_b_argmax(b, seen, taps_dims, 2, false);
+    grads[0] = index ? back(b, n, tn_b_images(b, dy, 2), index, &w) : NULL;
+    return b->status;
+}
+
+/* max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode): the greatest value of each window of x [batch, channels,
+ * height, width] (or without the batch); stride 0 means the kernel's size. */
+const tn_op_impl tn_impl_max_pool2d = {
+    .infer = infer_max_pool2d,
+    .compose = compose_max_pool2d,
+    .grad = grad_max_pool2d,
+    .cases = "types=f32,f64; [2,2,4,5] kernel_size=(2,2); "
+             "[1,2,5,6] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
+             "[1,1,6,6] kernel_size=(2,2) stride=(2,2) dilation=(2,3); "
+             "[1,2,5,5] kernel_size=(2,2) stride=(2,2) ceil_mode=true; "
+             "[1,1,6,7] kernel_size=(3,3) stride=(3,2) padding=(1,1) ceil_mode=true; "
+             "[2,4,4] kernel_size=(2,2) stride=(1,1); error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
+             "error=fit [1,1,2,2] kernel_size=(3,3); error=floating [1,1,2,2]:i64 kernel_size=(1,1)"};
+
+/* ---- avg_pool2d ------------------------------------------------------------------------------------------------------------ */
+
+static tn_status infer_avg_pool2d(tn_infer *c) {
+    tn_window w = pool_window(c->attrs->i, NULL);
+    if (c->attrs->i[TN_AVG_POOL2D_DIVISOR_OVERRIDE] < 0)
+        return tn_fail(TN_ERR_ARGUMENT, "avg_pool2d: divisor_override must not be negative");
+    return infer_pool(c, &w, c->attrs->i[TN_AVG_POOL2D_CEIL_MODE]);
+}
+
+/* Elements of each window along an axis that count: those inside the image, or inside image and padding. */
+static tn_node *counted(tn_build *b, const tn_node *n, const tn_window *w, int axis, bool padding_counts) {
+    int64_t size = n->in[0]->shape[n->rank - 2 + axis], pad = w->padding[axis];
+    double count = (double)n->shape[n->rank - 2 + axis];
+    tn_node *first =
+        tn_b_arange(b, (double)-pad, count * (double)w->stride[axis] - (double)pad, (double)w->stride[axis], TN_I64);
+    tn_node *end = tn_b_offset(b, first, (double)w->kernel[axis]);
+    if (!end) return NULL;
+    end = tn_b_minimum(b, end, tn_b_const(b, (double)(padding_counts ? size + pad : size), end));
+    if (!padding_counts) first = tn_b_maximum(b, first, tn_b_const(b, 0.0, first));
+    return tn_b_cast(b, tn_b_sub(b, end, first), (tn_dtype)n->dtype);
+}
+
+/* x divided by the number of elements in its window. */
+static tn_node *divided(tn_build *b, const tn_node *n, const tn_window *w, tn_node *x) {
+    int64_t divisor = n->i[TN_AVG_POOL2D_DIVISOR_OVERRIDE];
+    bool varies = n->i[TN_AVG_POOL2D_CEIL_MODE] || n->i[TN_AVG_POOL2D_COUNT_EXCLUDE_PAD];
+    if (divisor || !varies) return tn_b_scale(b, x, 1.0 / (double)(divisor ? divisor : w->kernel[0] * w->kernel[1]));
+    bool padding_counts = !n->i[TN_AVG_POOL2D_COUNT_EXCLUDE_PAD];
+    tn_node *rows = tn_b_unsqueeze(b, counted(b, n, w, 0, padding_counts), 1);
+    return tn_b_div(b, x, tn_b_mul(b, rows, counted(b, n, w, 1, padding_counts)));
+}
+
+static tn_node *compose_avg_pool2d(tn_build *b, const tn_node *n) {
+    tn_window w = pool_window(n->i, NULL);
+    tn_node *seen = tn_b_seen(b, tn_b_images(b, n->in[0], 2), &w, places_of(n), 0.0);
+    return divided(b, n, &w, tn_b_view(b, tn_b_sum(b, seen, taps_dims, 2, false), n->shape, n->rank));
+}
+
+static tn_status grad_avg_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_window w = pool_window(n->i, NULL);
+    grads[0] = back(b, n, tn_b_images(b, divided(b, n, &w, dy), 2), NULL, &w);
+    return b->status;
+}
+
+/* avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_exclude_pad, divisor_override): the mean of each window of x
+ * [batch, channels, height, width] (or without the batch); stride 0 means the kernel's size. Zeros of the padding count
+ * unless count_exclude_pad (PyTorch's count_include_pad turned round); divisor_override, if not 0, divides instead. */
+const tn_op_impl tn_impl_avg_pool2d = {
+    .infer = infer_avg_pool2d,
+    .compose = compose_avg_pool2d,
+    .grad = grad_avg_pool2d,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,4,5] kernel_size=(2,2); "
+             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1); "
+             "[1,2,5,4] kernel_size=(3,2) stride=(2,1) padding=(1,1) count_exclude_pad=true; "
+             "[1,1,6,7] kernel_size=(3,3) stride=(2,2) padding=(1,0) ceil_mode=true; "
+             "[1,1,6,6] kernel_size=(3,3) stride=(2,3) padding=(1,1) ceil_mode=true count_exclude_pad=true; "
+             "[2,5,5] kernel_size=(2,2) stride=(2,2) divisor_override=3; "
+             "error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
+             "error=negative [1,1,4,4] kernel_size=(2,2) divisor_override=-1"};
+
+/* ---- adaptive_avg_pool2d ----------------------------------------------------------------------------------------------------- */
+
+static tn_status infer_adaptive_avg_pool2d(tn_infer *c) {
+    const tn_node *x = c->in[0];
+    const int64_t *size = c->attrs->i;
+    TRY(tn_need_float(c, 0));
+    TRY(tn_images_check(c, 2));
+    if (size[0] < 1 || size[1] < 1)
+        return tn_fail(TN_ERR_ARGUMENT, "adaptive_avg_pool2d: output_size must be at least 1 × 1");
+    if (x->shape[x->rank - 1] < 1 || x->shape[x->rank - 2] < 1)
+        return tn_fail(TN_ERR_SHAPE, "adaptive_avg_pool2d: the image is empty");
+    tn_images_infer(c, 2, x->shape[tn_images_channel_dim(x, 2)], size);
+    return TN_OK;
+}
+
+/* [out, in]: row i averages the inputs from ⌊i·in/out⌋ to ⌈(i + 1)·in/out⌉. */
+static tn_node *averaging_matrix(tn_build *b, int64_t in, int64_t out, const tn_node *like) {
+    tn_node *i = tn_b_view(b, tn_b_arange(b, 0.0, (double)out, 1.0, TN_I64), (int64_t[]){out, 1}, 2);
+    tn_node *place = tn_b_arange(b, 0.0, (double)in, 1.0, TN_I64);
+    tn_node *first = tn_b_floor_divide(b, tn_b_scale(b, i, (double)in), tn_b_const(b, (double)out, i));
+    tn_node *end = tn_b_floor_divide(b, tn_b_offset(b, tn_b_scale(b, i, (double)in), (double)(in + out - 1)),
+                                     tn_b_const(b, (double)out, i));
+    tn_node *inside = tn_b_bitwise_and(b, tn_b_le(b, first, place), tn_b_lt(b, place, end));
+    tn_dtype t = (tn_dtype)like->dtype;
+    return tn_b_div(b, tn_b_cast(b, inside, t), tn_b_cast(b, tn_b_sub(b, end, first), t));
+}
+
+static tn_node *compose_adaptive_avg_pool2d(tn_build *b, const tn_node *n) {
+    const tn_node *given = n->in[0];
+    tn_node *x = tn_b_images(b, n->in[0], 2);
+    int64_t h = given->shape[given->rank - 2], w = given->shape[given->rank - 1], oh = n->i[0], ow = n->i[1];
+    if (!x) return NULL;
+    if (h % oh == 0 && w % ow == 0) {
+        tn_node *tiles = tn_b_reshape(b, x, (int64_t[]){x->shape[0], x->shape[1], oh, h / oh, ow, w / ow}, 6);
+        return tn_b_view(b, tn_b_mean(b, tiles, (int64_t[]){3, 5}, 2, false), n->shape, n->rank);
+    }
+    tn_node *across = tn_b_matmul_batched(b, x, tn_b_transpose(b, averaging_matrix(b, w, ow, n), -2, -1));
+    tn_node *y = tn_b_matmul_batched(b, averaging_matrix(b, h, oh, n), across);
+    return n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank);
+}
+
+/* adaptive_avg_pool2d(x, output_size): the mean of each of height × width equal (or overlapping by one) parts of x [batch,
+ * channels, height, width] (or without the batch). */
+const tn_op_impl tn_impl_adaptive_avg_pool2d = {
+    .infer = infer_adaptive_avg_pool2d,
+    .compose = compose_adaptive_avg_pool2d,
+    .cases = "tol=1e-5 atol=1e-5; [2,2,4,6] output_size=(1,1); [1,2,4,6] output_size=(2,3); "
+             "[1,2,4,6] output_size=(3,4); [2,5,3] output_size=(2,2); error=least [1,1,4,4] output_size=(0,1); "
+             "error=empty [1,1,0,4] output_size=(1,1)"};
