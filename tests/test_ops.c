@@ -14,7 +14,10 @@
 #include "ops/ops_build.h"
 #include "trunnion/autograd.h"
 
-enum { MOST_DIFFERENCES = 80, MOST_DIFFERENCES_FULL = 600 }; /* elements of inputs that are moved to measure a gradient */
+enum {
+    MOST_DIFFERENCES = 80,
+    MOST_DIFFERENCES_FULL = 600
+}; /* elements of inputs that are moved to measure a gradient */
 
 static bool full_run(void) { return getenv("TRUNNION_TEST_FULL") != NULL; }
 
@@ -22,7 +25,8 @@ static bool full_run(void) { return getenv("TRUNNION_TEST_FULL") != NULL; }
 
 static int64_t numel_of(const int64_t *shape, int rank) {
     int64_t n = 1;
-    for (int d = 0; d < rank; d++) n *= shape[d];
+    for (int d = 0; d < rank; d++)
+        n *= shape[d];
     return n;
 }
 
@@ -55,7 +59,8 @@ static void store(tn_dtype t, double v, void *to, int64_t i) {
 static tn_tensor *tensor_of(const double *values, const int64_t *shape, int rank, tn_dtype t) {
     int64_t n = numel_of(shape, rank);
     char *data = calloc((size_t)n + 1, 8);
-    for (int64_t i = 0; i < n; i++) store(t, values[i], data, i);
+    for (int64_t i = 0; i < n; i++)
+        store(t, values[i], data, i);
     tn_tensor *x = tn_from_data(data, shape, rank, t);
     free(data);
     return x;
@@ -68,7 +73,8 @@ static tn_tensor *strided_tensor_of(const double *values, const int64_t *shape, 
     memcpy(wide, shape, sizeof wide);
     wide[rank - 1] = 2 * last;
     double *spread = calloc((size_t)n * 2, sizeof *spread);
-    for (int64_t i = 0; i < n; i++) spread[2 * (i / last * last) + 2 * (last - 1 - i % last) + 1] = values[i];
+    for (int64_t i = 0; i < n; i++)
+        spread[2 * (i / last * last) + 2 * (last - 1 - i % last) + 1] = values[i];
     tn_tensor *base = tensor_of(spread, wide, rank, t);
     free(spread);
     return tn_slice(base, rank - 1, INT64_MAX, INT64_MIN, -2);
@@ -112,7 +118,8 @@ static void make_tensors(trial *t, bool strided) {
 }
 
 static void free_values(trial *t) {
-    for (int i = 0; i < t->c->n_in; i++) free(t->values[i]);
+    for (int i = 0; i < t->c->n_in; i++)
+        free(t->values[i]);
 }
 
 static tn_tensor *apply_op(const trial *t) {
@@ -120,7 +127,8 @@ static tn_tensor *apply_op(const trial *t) {
 }
 
 static void say(const trial *t, const char *what) {
-    print_error("%s, case '%.*s' with %s: %s\n", tn_op(t->op)->name, t->c->length, t->c->text, tn_dtype_name(t->c->type), what);
+    print_error("%s, case '%.*s' with %s: %s\n", tn_op(t->op)->name, t->c->length, t->c->text,
+                tn_dtype_name(t->c->type), what);
 }
 
 static void complain(const trial *t, const char *what, int64_t at, double got, double want) {
@@ -130,7 +138,8 @@ static void complain(const trial *t, const char *what, int64_t at, double got, d
     fail();
 }
 
-static void compare(const trial *t, const char *what, const double *got, const double *want, int64_t n, tn_dtype dtype) {
+static void compare(const trial *t, const char *what, const double *got, const double *want, int64_t n,
+                    tn_dtype dtype) {
     for (int64_t i = 0; i < n; i++)
         if (!tn_case_allows(t->c, dtype, got[i], want[i])) complain(t, what, i, got[i], want[i]);
 }
@@ -148,7 +157,8 @@ static void check_definition(const trial *t, tn_node *n, tn_reference_values *v,
     const tn_op_row *row = tn_op(t->op);
     if (row->kind != TN_COMPOSED || !row->impl->reference) return;
     const double *in[TN_CASE_INPUTS];
-    for (int i = 0; i < n->n_in; i++) in[i] = reference_values(t, v, n->in[i]);
+    for (int i = 0; i < n->n_in; i++)
+        in[i] = reference_values(t, v, n->in[i]);
     int64_t count = tn_node_numel(n);
     double *own = calloc((size_t)count + 1, sizeof *own);
     row->impl->reference(&(tn_reference){.node = n, .in = in, .out = own});
@@ -202,7 +212,8 @@ static double weighted_sum(const trial *t, tn_node *const *leaves, tn_node *y, c
         if (leaves[i]) tn_reference_set(&v, leaves[i], t->values[i]);
     const double *values = reference_values(t, &v, y);
     double sum = 0;
-    for (int64_t k = 0, n = tn_node_numel(y); k < n; k++) sum += values[k] * weight[k];
+    for (int64_t k = 0, n = tn_node_numel(y); k < n; k++)
+        sum += values[k] * weight[k];
     tn_reference_free(&v);
     return sum;
 }
@@ -227,7 +238,8 @@ static int64_t elements_to_move(const trial *t) {
     return n;
 }
 
-static void check_gradient_of(trial *t, tn_node *const *leaves, tn_node *y, const double *weight, int i, tn_tensor *grad, const char *what) {
+static void check_gradient_of(trial *t, tn_node *const *leaves, tn_node *y, const double *weight, int i,
+                              tn_tensor *grad, const char *what) {
     tn_reference_values v = {0};
     tn_node *g = tn_tensor_node(grad);
     for (int k = 0; k < t->c->n_in; k++)
@@ -314,11 +326,30 @@ static void check_gradients(trial *t) {
 
 /* ---- special values ---------------------------------------------------------------------------------------------------------------------- */
 
-static const double specials_f32[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1, -1, 0.5, -0.5, 2, 3, -3, 0x1.FFFFFEp127,
-                                      -0x1.FFFFFEp127, 0x1p-126, -0x1p-126, 0x1p-149, -0x1p-149, 0x1.000002p0, 1e10f, -7.5};
-static const double specials_f64[] = {NAN, INFINITY, -INFINITY, 0.0, -0.0, 1, -1, 0.5, -0.5, 2, 3, -3, 0x1.FFFFFFFFFFFFFp1023,
-                                      -0x1.FFFFFFFFFFFFFp1023, 0x1p-1022, -0x1p-1022, 0x1p-1074, -0x1p-1074,
-                                      0x1.0000000000001p0, 1e100, -7.5};
+static const double specials_f32[] = {
+    NAN, INFINITY,       -INFINITY,       0.0,      -0.0,      1,        -1,        0.5,          -0.5,  2,   3,
+    -3,  0x1.FFFFFEp127, -0x1.FFFFFEp127, 0x1p-126, -0x1p-126, 0x1p-149, -0x1p-149, 0x1.000002p0, 1e10f, -7.5};
+static const double specials_f64[] = {NAN,
+                                      INFINITY,
+                                      -INFINITY,
+                                      0.0,
+                                      -0.0,
+                                      1,
+                                      -1,
+                                      0.5,
+                                      -0.5,
+                                      2,
+                                      3,
+                                      -3,
+                                      0x1.FFFFFFFFFFFFFp1023,
+                                      -0x1.FFFFFFFFFFFFFp1023,
+                                      0x1p-1022,
+                                      -0x1p-1022,
+                                      0x1p-1074,
+                                      -0x1p-1074,
+                                      0x1.0000000000001p0,
+                                      1e100,
+                                      -7.5};
 enum { SPECIALS = TN_COUNT(specials_f32) };
 
 static double as_dtype(tn_dtype t, double v) { return t == TN_F32 ? (double)(float)v : v; }
@@ -329,11 +360,13 @@ static void check_specials_with(int op, const tn_case *like, tn_dtype dtype) {
     c.text = "special values";
     c.length = (int)strlen(c.text);
     c.type = dtype;
-    for (int i = 0; i < c.n_in; i++) c.in[i] = (tn_case_input){.dtype = dtype, .rank = 1, .shape = {SPECIALS * SPECIALS}};
+    for (int i = 0; i < c.n_in; i++)
+        c.in[i] = (tn_case_input){.dtype = dtype, .rank = 1, .shape = {SPECIALS * SPECIALS}};
     trial t = {.op = op, .c = &c};
     for (int i = 0; i < c.n_in; i++) {
         t.values[i] = calloc(SPECIALS * SPECIALS, sizeof(double));
-        for (int k = 0; k < SPECIALS * SPECIALS; k++) t.values[i][k] = all[i == 0 ? k % SPECIALS : k / SPECIALS];
+        for (int k = 0; k < SPECIALS * SPECIALS; k++)
+            t.values[i][k] = all[i == 0 ? k % SPECIALS : k / SPECIALS];
     }
     TN_SCOPE {
         make_tensors(&t, false);
@@ -451,7 +484,8 @@ static void expect_doubles(tn_tensor *t, const double *want, int64_t n) {
         if (got[i] != want[i]) fail_msg("element %lld is %g, it should be %g", (long long)i, got[i], want[i]);
     free(got);
 }
-#define EXPECT(t, ...) expect_doubles(t, (double[]){__VA_ARGS__}, (int64_t)(sizeof((double[]){__VA_ARGS__}) / sizeof(double)))
+#define EXPECT(t, ...) \
+    expect_doubles(t, (double[]){__VA_ARGS__}, (int64_t)(sizeof((double[]){__VA_ARGS__}) / sizeof(double)))
 
 static tn_tensor *counted(const int64_t *shape, int rank, tn_dtype t) {
     int64_t n = numel_of(shape, rank);
@@ -546,7 +580,8 @@ static void many_tensors_are_joined(void **state) {
     (void)state;
     TN_SCOPE {
         tn_tensor *parts[50];
-        for (int k = 0; k < 50; k++) parts[k] = tn_full(TN_DIMS(2), k, TN_F32);
+        for (int k = 0; k < 50; k++)
+            parts[k] = tn_full(TN_DIMS(2), k, TN_F32);
         tn_tensor *all = tn_cat(parts, 50, 0);
         assert_int_equal(tn_size(all, 0), 100);
         EXPECT(tn_narrow(all, 0, 61, 3), 30, 31, 31);
@@ -640,12 +675,14 @@ int main(int argc, char **argv) {
     struct CMUnitTest *tests = calloc(most, sizeof *tests);
     for (int op = 0; op < tn_op_count(); op++) {
         bool chosen = argc < 2;
-        for (int a = 1; a < argc; a++) chosen |= strcmp(argv[a], tn_op(op)->name) == 0;
+        for (int a = 1; a < argc; a++)
+            chosen |= strcmp(argv[a], tn_op(op)->name) == 0;
         if (!chosen) continue;
-        tests[count++] = (struct CMUnitTest){.name = tn_op(op)->name, .test_func = every_case_of_an_op_holds,
-                                             .initial_state = (void *)(intptr_t)op};
+        tests[count++] = (struct CMUnitTest){
+            .name = tn_op(op)->name, .test_func = every_case_of_an_op_holds, .initial_state = (void *)(intptr_t)op};
     }
-    for (size_t i = 0; argc < 2 && i < TN_COUNT(others); i++) tests[count++] = others[i];
+    for (size_t i = 0; argc < 2 && i < TN_COUNT(others); i++)
+        tests[count++] = others[i];
     int failed = _cmocka_run_group_tests("ops", tests, count, NULL, NULL);
     free(tests);
     return failed;

@@ -42,7 +42,8 @@ static double element(tn_dtype dtype, const void *from, int64_t i) {
 }
 
 void tn_doubles_of(tn_dtype dtype, const void *from, int64_t count, double *to) {
-    for (int64_t i = 0; i < count; i++) to[i] = element(dtype, from, i);
+    for (int64_t i = 0; i < count; i++)
+        to[i] = element(dtype, from, i);
 }
 
 /* The elements of a computed node, through its layout. */
@@ -95,7 +96,8 @@ tn_status tn_reference_set(tn_reference_values *v, const tn_node *n, const doubl
 }
 
 void tn_reference_free(tn_reference_values *v) {
-    for (size_t i = 0; i < v->count; i++) tn_mem_free(v->entries[i].values);
+    for (size_t i = 0; i < v->count; i++)
+        tn_mem_free(v->entries[i].values);
     tn_mem_free(v->entries);
     *v = (tn_reference_values){0};
 }
@@ -169,7 +171,8 @@ static tn_status step(tn_reference_values *v, waiting *w) {
 tn_status tn_reference_of(tn_reference_values *v, tn_node *n, const double **out) {
     waiting w = {0};
     tn_status s = wait_for(&w, n);
-    while (s == TN_OK && w.count > 0) s = step(v, &w);
+    while (s == TN_OK && w.count > 0)
+        s = step(v, &w);
     tn_mem_free(w.nodes);
     *out = s == TN_OK ? find(v, n) : NULL;
     return s;

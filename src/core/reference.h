@@ -9,7 +9,7 @@ typedef struct tn_reference_values {
     struct tn_reference_entry {
         const tn_node *node;
         double *values; /* numel of them, owned */
-    } *entries;
+    } * entries;
     size_t count, capacity;
 } tn_reference_values;
 

@@ -18,8 +18,8 @@ const char *tn_shape_text(const tn_node *n, char *text, size_t size) {
 tn_status tn_infer_dim(const tn_infer *c, int64_t dim, int rank, int64_t *out) {
     int64_t r = rank > 0 ? rank : 1; /* a rank-0 tensor may be named by dim 0 or -1, as in PyTorch */
     if (dim < -r || dim >= r)
-        return tn_fail(TN_ERR_SHAPE, "%s: dim %lld is out of range for a tensor of rank %d: use %lld to %lld", c->row->name,
-                       (long long)dim, rank, (long long)-r, (long long)r - 1);
+        return tn_fail(TN_ERR_SHAPE, "%s: dim %lld is out of range for a tensor of rank %d: use %lld to %lld",
+                       c->row->name, (long long)dim, rank, (long long)-r, (long long)r - 1);
     *out = dim < 0 ? dim + r : dim;
     return TN_OK;
 }
@@ -38,11 +38,11 @@ static tn_status refuse_broadcast(const tn_infer *c, const tn_node *x, int64_t h
     char one[128];
     for (int i = 0; i < c->n_in; i++)
         if (c->in[i]) tn_str_add(&all, all.length ? " and %s" : "%s", tn_shape_text(c->in[i], one, sizeof one));
-    tn_status s = tn_fail(TN_ERR_SHAPE,
-                          "%s: shapes %s do not broadcast: counted from the end, dimension %d is %lld in one and %lld in "
-                          "another; extents must be equal or 1",
-                          c->row->name, tn_str_text(&all), from_end + 1, (long long)have,
-                          (long long)x->shape[x->rank - 1 - from_end]);
+    tn_status s = tn_fail(
+        TN_ERR_SHAPE,
+        "%s: shapes %s do not broadcast: counted from the end, dimension %d is %lld in one and %lld in "
+        "another; extents must be equal or 1",
+        c->row->name, tn_str_text(&all), from_end + 1, (long long)have, (long long)x->shape[x->rank - 1 - from_end]);
     tn_str_free(&all);
     return s;
 }
@@ -87,7 +87,8 @@ tn_status tn_infer_compare(tn_infer *c) {
 /* Marks the reduced dims of attribute list i[0] | i[1…]; an empty list marks all. */
 static tn_status mark_dims(const tn_infer *c, int rank, bool reduced[TN_MAX_RANK]) {
     int64_t count = c->attrs->i[0];
-    for (int d = 0; d < rank; d++) reduced[d] = count == 0;
+    for (int d = 0; d < rank; d++)
+        reduced[d] = count == 0;
     for (int64_t k = 0; k < count; k++) {
         int64_t dim;
         TRY(tn_infer_dim(c, c->attrs->i[1 + k], rank, &dim));

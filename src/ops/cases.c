@@ -27,9 +27,11 @@ static bool is_text(text_span w, const char *text) {
 /* The next word of the segment [at, end); words are separated by spaces. */
 static bool next_word(const char **at, const char *end, text_span *w) {
     const char *p = *at;
-    while (p < end && *p == ' ') p++;
+    while (p < end && *p == ' ')
+        p++;
     w->text = p;
-    while (p < end && *p != ' ') p++;
+    while (p < end && *p != ' ')
+        p++;
     w->length = (int)(p - w->text);
     *at = p;
     return w->length > 0;
@@ -50,9 +52,12 @@ static bool number_of(text_span w, double *f, int64_t *i) {
         const char *name;
         double f;
         int64_t i;
-    } words[] = {{"true", 1, 1},          {"false", 0, 0},
-                 {"inf", INFINITY, INT64_MAX}, {"-inf", -INFINITY, INT64_MIN},
-                 {"min", -INFINITY, INT64_MIN}, {"max", INFINITY, INT64_MAX}};
+    } words[] = {{"true", 1, 1},
+                 {"false", 0, 0},
+                 {"inf", INFINITY, INT64_MAX},
+                 {"-inf", -INFINITY, INT64_MIN},
+                 {"min", -INFINITY, INT64_MIN},
+                 {"max", INFINITY, INT64_MAX}};
     for (size_t k = 0; k < TN_COUNT(words); k++) {
         if (!is_text(w, words[k].name)) continue;
         *f = words[k].f;
@@ -97,12 +102,14 @@ static void default_domain(tn_case_input *in) {
 static tn_status read_domain(const tn_case_reader *r, text_span w, tn_case_input *in) {
     text_span range = w, rest, low, high;
     int64_t unused;
-    if (split_at(w, '~', &range, &rest) && !number_of(rest, &in->away, &unused)) return refuse(r, w, "no number behind '~'");
+    if (split_at(w, '~', &range, &rest) && !number_of(rest, &in->away, &unused))
+        return refuse(r, w, "no number behind '~'");
     const char *dots = strstr(range.text, "..");
     if (!dots || dots >= range.text + range.length) return refuse(r, w, "a domain is low..high");
     low = (text_span){range.text, (int)(dots - range.text)};
     high = (text_span){dots + 2, range.length - low.length - 2};
-    if (!number_of(low, &in->low, &unused) || !number_of(high, &in->high, &unused)) return refuse(r, w, "a domain is low..high");
+    if (!number_of(low, &in->low, &unused) || !number_of(high, &in->high, &unused))
+        return refuse(r, w, "a domain is low..high");
     return TN_OK;
 }
 
@@ -144,7 +151,7 @@ typedef enum argument_kind { ARGUMENT_INT, ARGUMENT_FLOAT, ARGUMENT_LIST, ARGUME
 typedef struct argument {
     text_span name, fallback; /* fallback: the default behind '=', empty when there is none */
     argument_kind kind;
-    int count;     /* ARGUMENT_ARRAY */
+    int count;         /* ARGUMENT_ARRAY */
     text_span choices; /* {mean|sum}: the names behind the numbers */
 } argument;
 
@@ -172,7 +179,8 @@ static argument parse_argument(text_span w) {
 static bool next_argument(const char **at, argument *a) {
     while (**at && **at != ')') {
         const char *p = ++*at;
-        while (*p == ' ') p++;
+        while (*p == ' ')
+            p++;
         const char *end = p;
         int depth = 0;
         while (*end && *end != ')' && (depth || *end != ',')) {
@@ -229,7 +237,8 @@ static bool put_value(tn_case *c, const argument *a, text_span w) {
         rest = behind;
     }
     if (a->kind == ARGUMENT_LIST) c->attrs.i[place] = count;
-    for (; a->kind == ARGUMENT_ARRAY && !is_list && count < a->count; count++) put_one(c, a, w);
+    for (; a->kind == ARGUMENT_ARRAY && !is_list && count < a->count; count++)
+        put_one(c, a, w);
     return a->kind == ARGUMENT_LIST || count == a->count;
 }
 
@@ -284,7 +293,8 @@ static tn_status set_types(tn_case_reader *r, text_span value) {
     while (value.length > 0) {
         text_span item, behind = {0};
         if (!split_at(value, ',', &item, &behind)) item = value;
-        if (r->type_count == TN_DTYPE_COUNT || !dtype_of(item, &r->types[r->type_count])) return refuse(r, item, "no dtype");
+        if (r->type_count == TN_DTYPE_COUNT || !dtype_of(item, &r->types[r->type_count]))
+            return refuse(r, item, "no dtype");
         r->type_count++;
         value = behind;
     }
@@ -364,7 +374,8 @@ tn_status tn_cases_next(tn_case_reader *r, tn_case *out, bool *more) {
         }
         const char *begin = r->at, *end = segment_end(begin);
         r->at = *end ? end + 1 : end;
-        while (begin < end && *begin == ' ') begin++;
+        while (begin < end && *begin == ' ')
+            begin++;
         if (begin == end) continue;
         if (!is_case(r->op, begin, end)) {
             TRY(read_words(r, begin, end, &r->settings));
@@ -393,7 +404,9 @@ static uint64_t mix(uint64_t z) {
     return z ^ (z >> 31);
 }
 
-static double uniform(uint64_t seed, uint64_t i) { return (double)(mix(seed * UINT64_C(0x9E3779B97F4A7C15) + i + 1) >> 11) * 0x1p-53; }
+static double uniform(uint64_t seed, uint64_t i) {
+    return (double)(mix(seed * UINT64_C(0x9E3779B97F4A7C15) + i + 1) >> 11) * 0x1p-53;
+}
 
 /* Domains of many magnitudes are drawn by magnitude, else nearly all would be of the greatest. */
 static double in_domain(const tn_case_input *in, double u) {
@@ -414,12 +427,14 @@ static double fit(const tn_case_input *in, double v) {
 
 void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
     int64_t count = 1;
-    for (int d = 0; d < in->rank; d++) count *= in->shape[d];
+    for (int d = 0; d < in->rank; d++)
+        count *= in->shape[d];
     bool whole = !tn_dtype_is_float(in->dtype);
     for (int64_t i = 0; i < count; i++) {
         double u = uniform(seed, (uint64_t)i);
         /* Floats: one in each of `count` equal parts of the domain, so that no two are nearly equal; then shuffled. */
-        out[i] = whole ? in->low + floor(u * (in->high - in->low + 1)) : in_domain(in, ((double)i + 0.25 + 0.5 * u) / (double)count);
+        out[i] = whole ? in->low + floor(u * (in->high - in->low + 1))
+                       : in_domain(in, ((double)i + 0.25 + 0.5 * u) / (double)count);
     }
     for (int64_t i = count - 1; i > 0; i--) {
         int64_t j = (int64_t)(uniform(seed + 77, (uint64_t)i) * (double)(i + 1));
@@ -427,14 +442,16 @@ void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
         out[i] = out[j];
         out[j] = v;
     }
-    for (int64_t i = 0; i < count; i++) out[i] = fit(in, out[i]);
+    for (int64_t i = 0; i < count; i++)
+        out[i] = fit(in, out[i]);
 }
 
 /* The distance of neighbouring numbers at v. */
 static double unit_at(tn_dtype t, double v) {
     static const struct {
         int bits, least; /* of the significand; exponent of the least normal number */
-    } formats[TN_DTYPE_COUNT] = {[TN_F32] = {24, -126}, [TN_F64] = {53, -1022}, [TN_F16] = {11, -14}, [TN_BF16] = {8, -126}};
+    } formats[TN_DTYPE_COUNT] = {
+        [TN_F32] = {24, -126}, [TN_F64] = {53, -1022}, [TN_F16] = {11, -14}, [TN_BF16] = {8, -126}};
     int e = formats[t].least + 1;
     if (fabs(v) >= ldexp(1, formats[t].least)) frexp(v, &e);
     return ldexp(1, e - formats[t].bits);

@@ -31,7 +31,8 @@ tn_tensor *tn_view_record(const tn_tensor *x, const tn_view_steps *s) {
 }
 
 tn_node *tn_view_build(tn_build *b, tn_node *x, const tn_view_steps *s) {
-    for (int i = 0; i < s->count; i++) x = tn_b_op(b, s->op[i], &x, 1, &s->attrs[i]);
+    for (int i = 0; i < s->count; i++)
+        x = tn_b_op(b, s->op[i], &x, 1, &s->attrs[i]);
     return x;
 }
 
@@ -147,7 +148,8 @@ void tn_walk_next(tn_walk *w) {
     for (int d = w->node->rank - 1; d >= 0; d--) {
         bool carry = ++w->at[d] == w->node->shape[d];
         int64_t moved = carry ? 1 - w->node->shape[d] : 1;
-        for (int i = 0; i < 4; i++) w->in[i] += moved * w->step[i][d];
+        for (int i = 0; i < 4; i++)
+            w->in[i] += moved * w->step[i][d];
         if (!carry) return;
         w->at[d] = 0;
     }
@@ -155,15 +157,16 @@ void tn_walk_next(tn_walk *w) {
 
 int64_t tn_place(const tn_node *n, const int64_t *at) {
     int64_t place = 0;
-    for (int d = 0; d < n->rank; d++) place = place * n->shape[d] + at[d];
+    for (int d = 0; d < n->rank; d++)
+        place = place * n->shape[d] + at[d];
     return place;
 }
 
 /* ---- shape rules ------------------------------------------------------------------------------------------------------------- */
 
 static tn_status refuse_dtype(const tn_infer *c, int input, const char *wanted) {
-    return tn_fail(TN_ERR_DTYPE, "%s: dtype %s of input %d does not fit: it must be %s; convert it with tn_cast", c->row->name,
-                   tn_dtype_name((tn_dtype)c->in[input]->dtype), input + 1, wanted);
+    return tn_fail(TN_ERR_DTYPE, "%s: dtype %s of input %d does not fit: it must be %s; convert it with tn_cast",
+                   c->row->name, tn_dtype_name((tn_dtype)c->in[input]->dtype), input + 1, wanted);
 }
 
 tn_status tn_need_float(const tn_infer *c, int input) {
@@ -201,12 +204,19 @@ tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank) {
         return tn_fail(TN_ERR_SHAPE, "%s: rank %lld is more than %d", c->row->name, (long long)rank, TN_MAX_RANK);
     for (int d = 0; d < rank; d++) {
         if (shape[d] < 0)
-            return tn_fail(TN_ERR_SHAPE, "%s: extent %lld of dimension %d is negative", c->row->name, (long long)shape[d], d);
+            return tn_fail(TN_ERR_SHAPE, "%s: extent %lld of dimension %d is negative", c->row->name,
+                           (long long)shape[d], d);
         if (shape[d] > 0 && tn_mul_overflow(numel, shape[d], &numel))
             return tn_fail(TN_ERR_SHAPE, "%s: the shape has more elements than 63 bits count", c->row->name);
         if (shape != c->shape) c->symbol[d] = 0;
         c->shape[d] = shape[d];
     }
     c->rank = (int)rank;
+    return TN_OK;
+}
+
+tn_status tn_infer_reshaped(tn_infer *c, const int64_t *shape, int64_t rank) {
+    TRY(tn_infer_shape(c, shape, rank));
+    c->dtype = (tn_dtype)c->in[0]->dtype;
     return TN_OK;
 }

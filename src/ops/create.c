@@ -15,33 +15,42 @@ static tn_status infer_made(tn_infer *c) {
 }
 
 /* The value once, and repeated by strides of 0: nothing is stored until it is asked for. */
-static tn_node *filled(tn_build *b, const tn_node *n, double v) { return tn_b_full(b, n->shape, n->rank, v, (tn_dtype)n->dtype); }
+static tn_node *filled(tn_build *b, const tn_node *n, double v) {
+    return tn_b_full(b, n->shape, n->rank, v, (tn_dtype)n->dtype);
+}
 
 /* zeros(shape, dtype): all 0. */
 static tn_node *compose_zeros(tn_build *b, const tn_node *n) { return filled(b, n, 0); }
-const tn_op_impl tn_impl_zeros = {
-    .infer = infer_made, .compose = compose_zeros, .cases = "shape=(2,3) dtype=f32; shape=() dtype=i64; shape=(0,3) dtype=bool"};
+const tn_op_impl tn_impl_zeros = {.infer = infer_made,
+                                  .compose = compose_zeros,
+                                  .cases = "shape=(2,3) dtype=f32; shape=() dtype=i64; shape=(0,3) dtype=bool"};
 
 /* ones(shape, dtype): all 1. */
 static tn_node *compose_ones(tn_build *b, const tn_node *n) { return filled(b, n, 1); }
-const tn_op_impl tn_impl_ones = {
-    .infer = infer_made, .compose = compose_ones, .cases = "shape=(2,3) dtype=f32; shape=() dtype=i64; shape=(0,3) dtype=bool"};
+const tn_op_impl tn_impl_ones = {.infer = infer_made,
+                                 .compose = compose_ones,
+                                 .cases = "shape=(2,3) dtype=f32; shape=() dtype=i64; shape=(0,3) dtype=bool"};
 
 /* zeros_like(x): zeros with x's shape and dtype. */
 static tn_node *compose_zeros_like(tn_build *b, const tn_node *n) { return filled(b, n, 0); }
-const tn_op_impl tn_impl_zeros_like = {
-    .infer = tn_infer_same, .compose = compose_zeros_like, .grad = tn_grad_none, .cases = "types=f32,i32,bool; [2,3]; []; [0,3]"};
+const tn_op_impl tn_impl_zeros_like = {.infer = tn_infer_same,
+                                       .compose = compose_zeros_like,
+                                       .grad = tn_grad_none,
+                                       .cases = "types=f32,i32,bool; [2,3]; []; [0,3]"};
 
 /* ones_like(x): ones with x's shape and dtype. */
 static tn_node *compose_ones_like(tn_build *b, const tn_node *n) { return filled(b, n, 1); }
-const tn_op_impl tn_impl_ones_like = {
-    .infer = tn_infer_same, .compose = compose_ones_like, .grad = tn_grad_none, .cases = "types=f32,i32,bool; [2,3]; []; [0,3]"};
+const tn_op_impl tn_impl_ones_like = {.infer = tn_infer_same,
+                                      .compose = compose_ones_like,
+                                      .grad = tn_grad_none,
+                                      .cases = "types=f32,i32,bool; [2,3]; []; [0,3]"};
 
 /* full_like(x, value): `value` everywhere, with x's shape and dtype. */
 static tn_node *compose_full_like(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FULL_LIKE_VALUE]); }
-const tn_op_impl tn_impl_full_like = {
-    .infer = tn_infer_same, .compose = compose_full_like, .grad = tn_grad_none,
-    .cases = "types=f32,i32; [2,3] value=7; [] value=-1; [0,3] value=2"};
+const tn_op_impl tn_impl_full_like = {.infer = tn_infer_same,
+                                      .compose = compose_full_like,
+                                      .grad = tn_grad_none,
+                                      .cases = "types=f32,i32; [2,3] value=7; [] value=-1; [0,3] value=2"};
 
 /* fill(x, value): `value` everywhere, with x's shape and dtype; fill_ writes it into x. */
 static tn_node *compose_fill(tn_build *b, const tn_node *n) { return filled(b, n, n->f[TN_FILL_VALUE]); }
@@ -58,7 +67,8 @@ const tn_op_impl tn_impl_zero = {
 static tn_status infer_linspace(tn_infer *c) {
     int64_t steps = c->attrs->i[TN_LINSPACE_STEPS];
     c->dtype = (tn_dtype)c->attrs->i[TN_LINSPACE_DTYPE];
-    if (!tn_dtype_is_float(c->dtype)) return tn_fail(TN_ERR_DTYPE, "linspace: %s is no float type", tn_dtype_name(c->dtype));
+    if (!tn_dtype_is_float(c->dtype))
+        return tn_fail(TN_ERR_DTYPE, "linspace: %s is no float type", tn_dtype_name(c->dtype));
     return tn_infer_shape(c, &steps, 1);
 }
 /* From both ends towards the middle, so that both are exact. */
@@ -74,9 +84,12 @@ static tn_node *compose_linspace(tn_build *b, const tn_node *n) {
     return tn_b_where(b, tn_b_lt(b, i, tn_b_const(b, (double)(steps / 2), n)), rising, falling);
 }
 const tn_op_impl tn_impl_linspace = {
-    .infer = infer_linspace, .compose = compose_linspace,
-    .cases = "start=0 end=1 steps=5 dtype=f32; start=-3 end=3 steps=7 dtype=f64 tol=1e-12; start=2 end=9 steps=1 dtype=f32;"
-             "start=0 end=1 steps=0 dtype=f32; start=0.1 end=0.7 steps=11 dtype=f32 tol=1e-6; error=negative start=0 end=1 steps=-1 dtype=f32"};
+    .infer = infer_linspace,
+    .compose = compose_linspace,
+    .cases =
+        "start=0 end=1 steps=5 dtype=f32; start=-3 end=3 steps=7 dtype=f64 tol=1e-12; start=2 end=9 steps=1 dtype=f32;"
+        "start=0 end=1 steps=0 dtype=f32; start=0.1 end=0.7 steps=11 dtype=f32 tol=1e-6; error=negative start=0 end=1 "
+        "steps=-1 dtype=f32"};
 
 /* row − column of an [n, m] pattern, as i64: [n, 1] − [m]. */
 static tn_node *diagonal_number(tn_build *b, int64_t rows, int64_t columns) {
@@ -94,7 +107,9 @@ static tn_node *compose_eye(tn_build *b, const tn_node *n) {
     return d ? tn_b_cast(b, tn_b_eq(b, d, tn_b_const(b, 0, d)), (tn_dtype)n->dtype) : NULL;
 }
 const tn_op_impl tn_impl_eye = {
-    .infer = infer_eye, .compose = compose_eye, .cases = "n=3 m=3 dtype=f32; n=2 m=4 dtype=i32; n=0 m=3 dtype=f32; error=negative n=-1 m=2 dtype=f32"};
+    .infer = infer_eye,
+    .compose = compose_eye,
+    .cases = "n=3 m=3 dtype=f32; n=2 m=4 dtype=i32; n=0 m=3 dtype=f32; error=negative n=-1 m=2 dtype=f32"};
 
 static tn_status infer_triangle(tn_infer *c) {
     char text[96];
@@ -111,7 +126,9 @@ static tn_node *triangle(tn_build *b, const tn_node *n, bool lower) {
 }
 static tn_node *compose_tril(tn_build *b, const tn_node *n) { return triangle(b, n, true); }
 static tn_node *compose_triu(tn_build *b, const tn_node *n) { return triangle(b, n, false); }
-#define TRIANGLES "types=f32,f64,i32; [3,3] diagonal=0; [2,4] diagonal=1; [2,4,3] diagonal=-1; [0,3] diagonal=0; error=matrix [3] diagonal=0"
+#define TRIANGLES                                                                                                     \
+    "types=f32,f64,i32; [3,3] diagonal=0; [2,4] diagonal=1; [2,4,3] diagonal=-1; [0,3] diagonal=0; error=matrix [3] " \
+    "diagonal=0"
 
 /* tril(x, diagonal): matrices with what lies above the given diagonal set to 0 (0 the main one, 1 the one above). */
 const tn_op_impl tn_impl_tril = {.infer = infer_triangle, .compose = compose_tril, .cases = TRIANGLES};
@@ -136,8 +153,10 @@ static tn_node *compose_one_hot(tn_build *b, const tn_node *n) {
     return tn_b_cast(b, tn_b_eq(b, tn_b_unsqueeze(b, n->in[0], -1), classes), (tn_dtype)n->dtype);
 }
 const tn_op_impl tn_impl_one_hot = {
-    .infer = infer_one_hot, .compose = compose_one_hot,
-    .cases = "types=i64,i32; [4]@0..4 classes=5 dtype=f32; [2,3]@-1..3 classes=3 dtype=i64; []@0..1 classes=2 dtype=f32; types=f32; error=integer [2] classes=2 dtype=f32"};
+    .infer = infer_one_hot,
+    .compose = compose_one_hot,
+    .cases = "types=i64,i32; [4]@0..4 classes=5 dtype=f32; [2,3]@-1..3 classes=3 dtype=i64; []@0..1 classes=2 "
+             "dtype=f32; types=f32; error=integer [2] classes=2 dtype=f32"};
 
 /* ---- repeated, joined, turned --------------------------------------------------------------------------------------------------- */
 
@@ -166,12 +185,15 @@ static tn_status infer_stack(tn_infer *c) {
 }
 static tn_node *compose_stack(tn_build *b, const tn_node *n) {
     tn_node *parts[UINT8_MAX];
-    for (int i = 0; i < n->n_in; i++) parts[i] = tn_b_unsqueeze(b, n->in[i], n->i[0]);
+    for (int i = 0; i < n->n_in; i++)
+        parts[i] = tn_b_unsqueeze(b, n->in[i], n->i[0]);
     return b->status == TN_OK ? tn_b_cat(b, parts, n->n_in, n->i[0]) : NULL;
 }
-const tn_op_impl tn_impl_stack = {
-    .promote = true, .infer = infer_stack, .compose = compose_stack,
-    .cases = "types=f32,f64,i32; [2,3] [2,3] dim=0; [2] [2] [2] dim=-1; [] [] dim=0; [2,3] dim=1; error=differ [2] [3] dim=0"};
+const tn_op_impl tn_impl_stack = {.promote = true,
+                                  .infer = infer_stack,
+                                  .compose = compose_stack,
+                                  .cases = "types=f32,f64,i32; [2,3] [2,3] dim=0; [2] [2] [2] dim=-1; [] [] dim=0; "
+                                           "[2,3] dim=1; error=differ [2] [3] dim=0"};
 
 /* repeat(x, repeats): x repeated repeats[d] times along each dimension; repeats may have more entries than x dimensions, the
  * first ones are then new dimensions. */
@@ -184,7 +206,8 @@ static tn_status infer_repeat(tn_infer *c) {
                        (long long)count, x->rank);
     for (int64_t d = 0; d < count; d++) {
         shape[d] = d < count - x->rank ? 1 : x->shape[d - (count - x->rank)];
-        if (tn_mul_overflow(shape[d], repeats[d], &shape[d])) return tn_fail(TN_ERR_SHAPE, "%s: the result is too large", c->row->name);
+        if (tn_mul_overflow(shape[d], repeats[d], &shape[d]))
+            return tn_fail(TN_ERR_SHAPE, "%s: the result is too large", c->row->name);
     }
     TRY(tn_infer_shape(c, shape, count));
     c->dtype = (tn_dtype)x->dtype;
@@ -206,7 +229,8 @@ static tn_node *repeat_one(tn_build *b, tn_node *x, int d, int64_t times) {
 static tn_node *compose_repeat(tn_build *b, const tn_node *n) {
     int64_t shape[TN_MAX_RANK];
     int extra = n->rank - n->in[0]->rank;
-    for (int d = 0; d < n->rank; d++) shape[d] = d < extra ? 1 : n->in[0]->shape[d - extra];
+    for (int d = 0; d < n->rank; d++)
+        shape[d] = d < extra ? 1 : n->in[0]->shape[d - extra];
     tn_node *x = tn_b_reshape(b, n->in[0], shape, n->rank);
     for (int d = 0; d < n->rank; d++) {
         int64_t times = n->i[1 + d];
@@ -221,10 +245,11 @@ static tn_node *compose_repeat(tn_build *b, const tn_node *n) {
     }
     return tn_b_contiguous(b, x);
 }
-const tn_op_impl tn_impl_repeat = {
-    .infer = infer_repeat, .compose = compose_repeat,
-    .cases = "types=f32,f64,i32; [3] repeats=(2); [2,3] repeats=(2,3); [2,1] repeats=(1,4); [3] repeats=(2,2); [2,3] repeats=(0,1);"
-             "[] repeats=(3); error=dimension [2,3] repeats=(2)"};
+const tn_op_impl tn_impl_repeat = {.infer = infer_repeat,
+                                   .compose = compose_repeat,
+                                   .cases = "types=f32,f64,i32; [3] repeats=(2); [2,3] repeats=(2,3); [2,1] "
+                                            "repeats=(1,4); [3] repeats=(2,2); [2,3] repeats=(0,1);"
+                                            "[] repeats=(3); error=dimension [2,3] repeats=(2)"};
 
 /* tile(x, repeats): repeat, with leading ones where repeats is shorter than the rank. */
 static tn_status infer_tile(tn_infer *c) {
@@ -232,15 +257,17 @@ static tn_status infer_tile(tn_infer *c) {
     int64_t missing = c->in[0]->rank - a->i[0];
     if (missing > 0) {
         memmove(a->i + 1 + missing, a->i + 1, (size_t)a->i[0] * sizeof *a->i);
-        for (int64_t k = 0; k < missing; k++) a->i[1 + k] = 1;
+        for (int64_t k = 0; k < missing; k++)
+            a->i[1 + k] = 1;
         a->i[0] += missing;
         a->n_i = (uint8_t)(a->n_i + missing);
     }
     return infer_repeat(c);
 }
 static tn_node *compose_tile(tn_build *b, const tn_node *n) { return tn_b_repeat(b, n->in[0], n->i + 1, (int)n->i[0]); }
-const tn_op_impl tn_impl_tile = {
-    .infer = infer_tile, .compose = compose_tile, .cases = "types=f32,i32; [2,3] repeats=(2); [2,3] repeats=(2,2); [2] repeats=(2,1)"};
+const tn_op_impl tn_impl_tile = {.infer = infer_tile,
+                                 .compose = compose_tile,
+                                 .cases = "types=f32,i32; [2,3] repeats=(2); [2,3] repeats=(2,2); [2] repeats=(2,1)"};
 
 /* flip(x, dims): the order of elements turned round along dims; a copy. */
 static tn_status infer_flip(tn_infer *c) {
@@ -250,19 +277,22 @@ static tn_status infer_flip(tn_infer *c) {
 }
 static tn_node *compose_flip(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
-    for (int64_t k = 0; k < n->i[0] && n->rank > 0; k++) x = tn_b_slice(b, x, n->i[1 + k], INT64_MAX, INT64_MIN, -1);
+    for (int64_t k = 0; k < n->i[0] && n->rank > 0; k++)
+        x = tn_b_slice(b, x, n->i[1 + k], INT64_MAX, INT64_MIN, -1);
     return tn_b_contiguous(b, x);
 }
-const tn_op_impl tn_impl_flip = {
-    .infer = infer_flip, .compose = compose_flip,
-    .cases = "types=f32,f64,i32; [5] dims=(0); [2,3] dims=(0,1); [2,3] dims=(-1); [0,3] dims=(0); [] dims=(); error=range [2] dims=(1)"};
+const tn_op_impl tn_impl_flip = {.infer = infer_flip,
+                                 .compose = compose_flip,
+                                 .cases = "types=f32,f64,i32; [5] dims=(0); [2,3] dims=(0,1); [2,3] dims=(-1); [0,3] "
+                                          "dims=(0); [] dims=(); error=range [2] dims=(1)"};
 
 /* roll(x, shifts, dims): elements moved on by shifts[k] along dims[k], those that leave at the end come in at the beginning. */
 static tn_status infer_roll(tn_infer *c) {
     int64_t *shifts = c->attrs->i, *dims = shifts + 1 + shifts[0];
     if (shifts[0] != dims[0])
         return tn_fail(TN_ERR_ARGUMENT, "roll: %lld shifts for %lld dims", (long long)shifts[0], (long long)dims[0]);
-    for (int64_t k = 0; k < dims[0]; k++) TRY(tn_infer_dim(c, dims[1 + k], c->in[0]->rank, &dims[1 + k]));
+    for (int64_t k = 0; k < dims[0]; k++)
+        TRY(tn_infer_dim(c, dims[1 + k], c->in[0]->rank, &dims[1 + k]));
     return tn_infer_same(c);
 }
 static tn_node *compose_roll(tn_build *b, const tn_node *n) {
@@ -272,12 +302,14 @@ static tn_node *compose_roll(tn_build *b, const tn_node *n) {
         int64_t size = n->shape[dims[k]];
         int64_t shift = size ? ((shifts[k] % size) + size) % size : 0;
         if (shift == 0) continue;
-        tn_node *parts[2] = {tn_b_slice(b, x, dims[k], size - shift, size, 1), tn_b_slice(b, x, dims[k], 0, size - shift, 1)};
+        tn_node *parts[2] = {tn_b_slice(b, x, dims[k], size - shift, size, 1),
+                             tn_b_slice(b, x, dims[k], 0, size - shift, 1)};
         x = b->status == TN_OK ? tn_b_cat_few(b, parts, 2, dims[k]) : NULL;
     }
     return x == n->in[0] ? tn_b_contiguous(b, x) : x;
 }
-const tn_op_impl tn_impl_roll = {
-    .infer = infer_roll, .compose = compose_roll,
-    .cases = "types=f32,f64,i32; [5] shifts=(2) dims=(0); [2,3] shifts=(-1,1) dims=(0,-1); [4] shifts=(4) dims=(0); [0] shifts=(1) dims=(0);"
-             "error=shifts [4] shifts=(1,2) dims=(0)"};
+const tn_op_impl tn_impl_roll = {.infer = infer_roll,
+                                 .compose = compose_roll,
+                                 .cases = "types=f32,f64,i32; [5] shifts=(2) dims=(0); [2,3] shifts=(-1,1) "
+                                          "dims=(0,-1); [4] shifts=(4) dims=(0); [0] shifts=(1) dims=(0);"
+                                          "error=shifts [4] shifts=(1,2) dims=(0)"};

@@ -17,8 +17,8 @@ static const uint8_t unary_instruction[TN_OP_COUNT] = {
 static double negate(double x) { return -x; }
 
 static double (*const unary_definition[TN_OP_COUNT])(double) = {
-    [TN_OP_NEG] = negate, [TN_OP_ABS] = fabs,    [TN_OP_SQRT] = sqrt,   [TN_OP_EXP] = exp,   [TN_OP_LOG] = log,
-    [TN_OP_SIN] = sin,    [TN_OP_COS] = cos,     [TN_OP_TANH] = tanh,   [TN_OP_ERF] = erf,   [TN_OP_FLOOR] = floor,
+    [TN_OP_NEG] = negate, [TN_OP_ABS] = fabs,    [TN_OP_SQRT] = sqrt,  [TN_OP_EXP] = exp, [TN_OP_LOG] = log,
+    [TN_OP_SIN] = sin,    [TN_OP_COS] = cos,     [TN_OP_TANH] = tanh,  [TN_OP_ERF] = erf, [TN_OP_FLOOR] = floor,
     [TN_OP_CEIL] = ceil,  [TN_OP_TRUNC] = trunc, [TN_OP_ROUND] = rint,
 };
 
@@ -28,7 +28,8 @@ static kir_val lower_unary(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 
 static void reference_unary(const tn_reference *r) {
     int64_t count = tn_node_numel(r->node);
-    for (int64_t i = 0; i < count; i++) r->out[i] = unary_definition[r->node->op](r->in[0][i]);
+    for (int64_t i = 0; i < count; i++)
+        r->out[i] = unary_definition[r->node->op](r->in[0][i]);
 }
 
 /* neg(x): −x. */
@@ -37,9 +38,13 @@ static tn_status grad_neg(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     grads[0] = tn_b_neg(b, dy);
     return b->status;
 }
-const tn_op_impl tn_impl_neg = {
-    .class_ = TN_ELEMENTWISE, .infer = tn_infer_not_bool, .grad = grad_neg, .lower = lower_unary,
-    .reference = reference_unary, .cases = "types=f32,f64,i32,i64,i8; [2,3]; [0,3]; []; [17]", .flops = 1};
+const tn_op_impl tn_impl_neg = {.class_ = TN_ELEMENTWISE,
+                                .infer = tn_infer_not_bool,
+                                .grad = grad_neg,
+                                .lower = lower_unary,
+                                .reference = reference_unary,
+                                .cases = "types=f32,f64,i32,i64,i8; [2,3]; [0,3]; []; [17]",
+                                .flops = 1};
 
 /* abs(x): |x|. The gradient at 0 is 0. */
 static tn_status grad_abs(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -51,9 +56,13 @@ static kir_val lower_abs(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     return is_unsigned ? x : kir_unary(lw->kb, KIR_ABS, x);
 }
-const tn_op_impl tn_impl_abs = {
-    .class_ = TN_ELEMENTWISE, .infer = tn_infer_not_bool, .grad = grad_abs, .lower = lower_abs,
-    .reference = reference_unary, .cases = "types=f32,f64,i32,i64,u8; [2,3]; [0,3]; []", .flops = 1};
+const tn_op_impl tn_impl_abs = {.class_ = TN_ELEMENTWISE,
+                                .infer = tn_infer_not_bool,
+                                .grad = grad_abs,
+                                .lower = lower_abs,
+                                .reference = reference_unary,
+                                .cases = "types=f32,f64,i32,i64,u8; [2,3]; [0,3]; []",
+                                .flops = 1};
 
 /* The four roundings: of floats; integers and bools are whole already. */
 static const uint8_t rounding_mode[TN_OP_COUNT] = {
@@ -65,10 +74,10 @@ static kir_val lower_rounding(tn_lower *lw, const tn_node *n, const kir_aff *at)
     return kir_rounding(lw->kb, (kir_round)rounding_mode[n->op], x);
 }
 
-#define ROUNDING                                                                                                       \
-    .class_ = TN_ELEMENTWISE, .infer = tn_infer_not_bool, .grad = tn_grad_none, .lower = lower_rounding,                 \
-    .reference = reference_unary, .cases = "types=f32,f64,i32; [2,3]@-9..9~0.1; [0,3]; []@0..5~0.1; [3,5]@-1e9..1e9~0.1 grad=off",  \
-    .flops = 1
+#define ROUNDING                                                                                         \
+    .class_ = TN_ELEMENTWISE, .infer = tn_infer_not_bool, .grad = tn_grad_none, .lower = lower_rounding, \
+    .reference = reference_unary,                                                                        \
+    .cases = "types=f32,f64,i32; [2,3]@-9..9~0.1; [0,3]; []@0..5~0.1; [3,5]@-1e9..1e9~0.1 grad=off", .flops = 1
 
 /* floor(x): the greatest whole number ≤ x. The gradient is 0, as for ceil, trunc and round. */
 const tn_op_impl tn_impl_floor = {ROUNDING};
@@ -87,10 +96,14 @@ static tn_status grad_sqrt(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     grads[0] = tn_b_div(b, dy, tn_b_scale(b, tn_b_self(n), 2));
     return b->status;
 }
-const tn_op_impl tn_impl_sqrt = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_sqrt, .lower = lower_unary,
-    .reference = reference_unary, .cases = "types=f32,f64,i32; [2,3]@0.1..9; [0,3]; []@1..5; [9]@1e-30..1e30 grad=off",
-    .flops = 1};
+const tn_op_impl tn_impl_sqrt = {.class_ = TN_ELEMENTWISE,
+                                 .to_float = true,
+                                 .infer = tn_infer_float,
+                                 .grad = grad_sqrt,
+                                 .lower = lower_unary,
+                                 .reference = reference_unary,
+                                 .cases = "types=f32,f64,i32; [2,3]@0.1..9; [0,3]; []@1..5; [9]@1e-30..1e30 grad=off",
+                                 .flops = 1};
 
 /* exp(x): e to the power of x. */
 static tn_status grad_exp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -98,8 +111,14 @@ static tn_status grad_exp(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return b->status;
 }
 const tn_op_impl tn_impl_exp = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_exp, .lower = lower_unary,
-    .reference = reference_unary, .cases = "types=f32,f64,f16,bf16,i32 tol=4ulp; [2,3]; [0,3]; []; types=f32,f64; [33]@-80..80 grad=off", .flops = 8};
+    .class_ = TN_ELEMENTWISE,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .grad = grad_exp,
+    .lower = lower_unary,
+    .reference = reference_unary,
+    .cases = "types=f32,f64,f16,bf16,i32 tol=4ulp; [2,3]; [0,3]; []; types=f32,f64; [33]@-80..80 grad=off",
+    .flops = 8};
 
 /* log(x): the natural logarithm; −∞ at 0, NaN below. */
 static tn_status grad_log(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -107,9 +126,14 @@ static tn_status grad_log(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return b->status;
 }
 const tn_op_impl tn_impl_log = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_log, .lower = lower_unary,
+    .class_ = TN_ELEMENTWISE,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .grad = grad_log,
+    .lower = lower_unary,
     .reference = reference_unary,
-    .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off", .flops = 8};
+    .cases = "types=f32,f64,i32 tol=4ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off",
+    .flops = 8};
 
 /* sin(x): the sine of x in radians. */
 static tn_status grad_sin(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -118,18 +142,28 @@ static tn_status grad_sin(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
 }
 /* Near its zeros a sine has few correct bits relative to itself, so the tolerance there is absolute. */
 #define CIRCULAR "types=f32,f64,i32 tol=4ulp atol=1ulp; [2,3]; [0,3]; []; [33]@-1000..1000 grad=off"
-const tn_op_impl tn_impl_sin = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_sin, .lower = lower_unary,
-    .reference = reference_unary, .cases = CIRCULAR, .flops = 12};
+const tn_op_impl tn_impl_sin = {.class_ = TN_ELEMENTWISE,
+                                .to_float = true,
+                                .infer = tn_infer_float,
+                                .grad = grad_sin,
+                                .lower = lower_unary,
+                                .reference = reference_unary,
+                                .cases = CIRCULAR,
+                                .flops = 12};
 
 /* cos(x): the cosine of x in radians. */
 static tn_status grad_cos(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_neg(b, tn_b_mul(b, dy, tn_b_sin(b, n->in[0])));
     return b->status;
 }
-const tn_op_impl tn_impl_cos = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_cos, .lower = lower_unary,
-    .reference = reference_unary, .cases = CIRCULAR, .flops = 12};
+const tn_op_impl tn_impl_cos = {.class_ = TN_ELEMENTWISE,
+                                .to_float = true,
+                                .infer = tn_infer_float,
+                                .grad = grad_cos,
+                                .lower = lower_unary,
+                                .reference = reference_unary,
+                                .cases = CIRCULAR,
+                                .flops = 12};
 
 /* tanh(x): the hyperbolic tangent. */
 static tn_status grad_tanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -138,9 +172,14 @@ static tn_status grad_tanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     grads[0] = tn_b_mul(b, dy, slope);
     return b->status;
 }
-const tn_op_impl tn_impl_tanh = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_tanh, .lower = lower_unary,
-    .reference = reference_unary, .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-20..20 grad=off", .flops = 10};
+const tn_op_impl tn_impl_tanh = {.class_ = TN_ELEMENTWISE,
+                                 .to_float = true,
+                                 .infer = tn_infer_float,
+                                 .grad = grad_tanh,
+                                 .lower = lower_unary,
+                                 .reference = reference_unary,
+                                 .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-20..20 grad=off",
+                                 .flops = 10};
 
 /* erf(x): the error function, 2/√π · ∫ exp(−t²) dt from 0 to x. */
 static tn_status grad_erf(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -149,9 +188,14 @@ static tn_status grad_erf(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     grads[0] = tn_b_mul(b, dy, tn_b_scale(b, bell, 1.1283791670955126)); /* 2/√π */
     return b->status;
 }
-const tn_op_impl tn_impl_erf = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_erf, .lower = lower_unary,
-    .reference = reference_unary, .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-6..6 grad=off", .flops = 12};
+const tn_op_impl tn_impl_erf = {.class_ = TN_ELEMENTWISE,
+                                .to_float = true,
+                                .infer = tn_infer_float,
+                                .grad = grad_erf,
+                                .lower = lower_unary,
+                                .reference = reference_unary,
+                                .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-6..6 grad=off",
+                                .flops = 12};
 
 /* bitwise_not(x): every bit turned; of a bool: not x. */
 static kir_val lower_bitwise_not(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -162,17 +206,20 @@ static kir_val lower_bitwise_not(tn_lower *lw, const tn_node *n, const kir_aff *
 static void reference_bitwise_not(const tn_reference *r) {
     int64_t count = tn_node_numel(r->node);
     bool is_bool = r->node->dtype == TN_BOOL;
-    for (int64_t i = 0; i < count; i++) r->out[i] = is_bool ? 1 - r->in[0][i] : -1 - r->in[0][i];
+    for (int64_t i = 0; i < count; i++)
+        r->out[i] = is_bool ? 1 - r->in[0][i] : -1 - r->in[0][i];
 }
-const tn_op_impl tn_impl_bitwise_not = {
-    .class_ = TN_ELEMENTWISE, .infer = tn_infer_bits, .lower = lower_bitwise_not, .reference = reference_bitwise_not,
-    .cases = "types=i32,i64,bool; [2,3]; [0,3]; []", .flops = 1};
+const tn_op_impl tn_impl_bitwise_not = {.class_ = TN_ELEMENTWISE,
+                                        .infer = tn_infer_bits,
+                                        .lower = lower_bitwise_not,
+                                        .reference = reference_bitwise_not,
+                                        .cases = "types=i32,i64,bool; [2,3]; [0,3]; []",
+                                        .flops = 1};
 
 /* cast(x, dtype): x converted. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0. */
 static tn_status infer_cast(tn_infer *c) {
     int64_t dtype = c->attrs->i[TN_CAST_DTYPE];
-    if (dtype < 0 || dtype >= TN_DTYPE_COUNT)
-        return tn_fail(TN_ERR_DTYPE, "cast: %lld is no dtype", (long long)dtype);
+    if (dtype < 0 || dtype >= TN_DTYPE_COUNT) return tn_fail(TN_ERR_DTYPE, "cast: %lld is no dtype", (long long)dtype);
     TRY(tn_infer_same(c));
     c->dtype = (tn_dtype)dtype;
     return TN_OK;
@@ -216,7 +263,11 @@ static void reference_cast(const tn_reference *r) {
     }
 }
 const tn_op_impl tn_impl_cast = {
-    .class_ = TN_ELEMENTWISE, .infer = infer_cast, .grad = grad_cast, .lower = lower_cast, .reference = reference_cast,
+    .class_ = TN_ELEMENTWISE,
+    .infer = infer_cast,
+    .grad = grad_cast,
+    .lower = lower_cast,
+    .reference = reference_cast,
     .cases = "types=f32,f64,i32,i64,bool; [2,3] dtype=f64; [0,3] dtype=f32; [] dtype=f32; [7] dtype=bool;"
              "types=f32,f64; [7]@-9..9~0.1 dtype=i32; [7]@-9..9~0.1 dtype=i64; [9]@-300..300~0.1 dtype=i8;"
              "[5,3]@-9..9 dtype=f16 tol=1e-3 grad=off; [5,3]@-9..9 dtype=bf16 tol=8e-3 grad=off"};
@@ -224,11 +275,21 @@ const tn_op_impl tn_impl_cast = {
 /* ---- two operands -------------------------------------------------------------------------------------------------------- */
 
 static const uint8_t binary_instruction[TN_OP_COUNT] = {
-    [TN_OP_ADD] = KIR_ADD, [TN_OP_SUB] = KIR_SUB, [TN_OP_MUL] = KIR_MUL, [TN_OP_DIV] = KIR_DIV,
-    [TN_OP_FMOD] = KIR_MOD, [TN_OP_MINIMUM] = KIR_MIN, [TN_OP_MAXIMUM] = KIR_MAX,
-    [TN_OP_EQ] = KIR_EQ, [TN_OP_LT] = KIR_LT, [TN_OP_LE] = KIR_LE,
-    [TN_OP_BITWISE_AND] = KIR_AND, [TN_OP_BITWISE_OR] = KIR_OR, [TN_OP_BITWISE_XOR] = KIR_XOR,
-    [TN_OP_BITWISE_LEFT_SHIFT] = KIR_SHL, [TN_OP_BITWISE_RIGHT_SHIFT] = KIR_SHR,
+    [TN_OP_ADD] = KIR_ADD,
+    [TN_OP_SUB] = KIR_SUB,
+    [TN_OP_MUL] = KIR_MUL,
+    [TN_OP_DIV] = KIR_DIV,
+    [TN_OP_FMOD] = KIR_MOD,
+    [TN_OP_MINIMUM] = KIR_MIN,
+    [TN_OP_MAXIMUM] = KIR_MAX,
+    [TN_OP_EQ] = KIR_EQ,
+    [TN_OP_LT] = KIR_LT,
+    [TN_OP_LE] = KIR_LE,
+    [TN_OP_BITWISE_AND] = KIR_AND,
+    [TN_OP_BITWISE_OR] = KIR_OR,
+    [TN_OP_BITWISE_XOR] = KIR_XOR,
+    [TN_OP_BITWISE_LEFT_SHIFT] = KIR_SHL,
+    [TN_OP_BITWISE_RIGHT_SHIFT] = KIR_SHR,
 };
 
 /* What arithmetic means for bools: + and max are "or", · and min are "and". */
@@ -260,11 +321,21 @@ static double define_shl(double x, double y) { return x * exp2(y); }
 static double define_shr(double x, double y) { return floor(x * exp2(-y)); }
 
 static binary_definition *const binary_definitions[TN_OP_COUNT] = {
-    [TN_OP_ADD] = define_add, [TN_OP_SUB] = define_sub, [TN_OP_MUL] = define_mul, [TN_OP_DIV] = define_div,
-    [TN_OP_FMOD] = fmod, [TN_OP_MINIMUM] = define_min, [TN_OP_MAXIMUM] = define_max,
-    [TN_OP_EQ] = define_eq, [TN_OP_LT] = define_lt, [TN_OP_LE] = define_le,
-    [TN_OP_BITWISE_AND] = define_and, [TN_OP_BITWISE_OR] = define_or, [TN_OP_BITWISE_XOR] = define_xor,
-    [TN_OP_BITWISE_LEFT_SHIFT] = define_shl, [TN_OP_BITWISE_RIGHT_SHIFT] = define_shr,
+    [TN_OP_ADD] = define_add,
+    [TN_OP_SUB] = define_sub,
+    [TN_OP_MUL] = define_mul,
+    [TN_OP_DIV] = define_div,
+    [TN_OP_FMOD] = fmod,
+    [TN_OP_MINIMUM] = define_min,
+    [TN_OP_MAXIMUM] = define_max,
+    [TN_OP_EQ] = define_eq,
+    [TN_OP_LT] = define_lt,
+    [TN_OP_LE] = define_le,
+    [TN_OP_BITWISE_AND] = define_and,
+    [TN_OP_BITWISE_OR] = define_or,
+    [TN_OP_BITWISE_XOR] = define_xor,
+    [TN_OP_BITWISE_LEFT_SHIFT] = define_shl,
+    [TN_OP_BITWISE_RIGHT_SHIFT] = define_shr,
 };
 
 static void walk_binary(const tn_reference *r, binary_definition *f) {
@@ -275,7 +346,8 @@ static void walk_binary(const tn_reference *r, binary_definition *f) {
 static void reference_binary(const tn_reference *r) {
     walk_binary(r, binary_definitions[r->node->op]);
     if (r->node->dtype != TN_BOOL) return;
-    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++) r->out[i] = r->out[i] != 0;
+    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
+        r->out[i] = r->out[i] != 0;
 }
 
 /* Gives each of two broadcast operands its gradient, summed back to its shape. */
@@ -292,17 +364,27 @@ static tn_status give_two(tn_build *b, const tn_node *n, tn_node *gx, tn_node *g
 static tn_status grad_add(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? dy : NULL, grads);
 }
-const tn_op_impl tn_impl_add = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_broadcast, .grad = grad_add, .lower = lower_binary,
-    .reference = reference_binary, .cases = "types=f32,f64,f16,bf16,i32,i64,i8,u8,bool; " PAIRS, .flops = 1};
+const tn_op_impl tn_impl_add = {.class_ = TN_ELEMENTWISE,
+                                .promote = true,
+                                .infer = tn_infer_broadcast,
+                                .grad = grad_add,
+                                .lower = lower_binary,
+                                .reference = reference_binary,
+                                .cases = "types=f32,f64,f16,bf16,i32,i64,i8,u8,bool; " PAIRS,
+                                .flops = 1};
 
 /* sub(x, y): x − y. */
 static tn_status grad_sub(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     return give_two(b, n, tn_needs_grad(n, 0) ? dy : NULL, tn_needs_grad(n, 1) ? tn_b_neg(b, dy) : NULL, grads);
 }
-const tn_op_impl tn_impl_sub = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_sub, .lower = lower_binary,
-    .reference = reference_binary, .cases = "types=f32,f64,f16,bf16,i32,i64,i8; " PAIRS, .flops = 1};
+const tn_op_impl tn_impl_sub = {.class_ = TN_ELEMENTWISE,
+                                .promote = true,
+                                .infer = tn_infer_not_bool,
+                                .grad = grad_sub,
+                                .lower = lower_binary,
+                                .reference = reference_binary,
+                                .cases = "types=f32,f64,f16,bf16,i32,i64,i8; " PAIRS,
+                                .flops = 1};
 
 /* mul(x, y): x · y. Bools: and. */
 static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -310,9 +392,14 @@ static tn_status grad_mul(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     tn_node *gy = tn_needs_grad(n, 1) ? tn_b_mul(b, dy, n->in[0]) : NULL;
     return give_two(b, n, gx, gy, grads);
 }
-const tn_op_impl tn_impl_mul = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_broadcast, .grad = grad_mul, .lower = lower_binary,
-    .reference = reference_binary, .cases = "types=f32,f64,f16,bf16,i32,i64,i8,bool; " PAIRS, .flops = 1};
+const tn_op_impl tn_impl_mul = {.class_ = TN_ELEMENTWISE,
+                                .promote = true,
+                                .infer = tn_infer_broadcast,
+                                .grad = grad_mul,
+                                .lower = lower_binary,
+                                .reference = reference_binary,
+                                .cases = "types=f32,f64,f16,bf16,i32,i64,i8,bool; " PAIRS,
+                                .flops = 1};
 
 /* div(x, y): x / y, always floating point (integers are converted to f32). */
 static tn_status grad_div(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -322,8 +409,13 @@ static tn_status grad_div(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return give_two(b, n, gx, gy, grads);
 }
 const tn_op_impl tn_impl_div = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .to_float = true, .infer = tn_infer_float, .grad = grad_div,
-    .lower = lower_binary, .reference = reference_binary,
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .grad = grad_div,
+    .lower = lower_binary,
+    .reference = reference_binary,
     .cases = "types=f32,f64,i32; [2,3] [2,3]@0.5..3; [2,3] [3]@-3..-0.5; [4,1] [1,5]@1..3; [] [3]@1..2; [0,3] [1]@1..2;"
              "error=broadcast [2,3] [4]",
     .flops = 1};
@@ -375,10 +467,15 @@ static void reference_floor_divide(const tn_reference *r) {
     walk_binary(r, is_float ? define_floor_divide : define_floor_divide_integer);
 }
 const tn_op_impl tn_impl_floor_divide = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = tn_grad_none,
-    .lower = lower_floor_divide, .reference = reference_floor_divide,
-    .cases = "types=f32,f64,i32,i64; [2,3]@-20..20 [2,3]@1..5; [7]@-20..20 [7]@-5..-1; [4,1] [1,5]@1..3; [0,3] [1]@1..2;"
-             "types=i32; [9] [9]@-1..1",
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .infer = tn_infer_not_bool,
+    .grad = tn_grad_none,
+    .lower = lower_floor_divide,
+    .reference = reference_floor_divide,
+    .cases =
+        "types=f32,f64,i32,i64; [2,3]@-20..20 [2,3]@1..5; [7]@-20..20 [7]@-5..-1; [4,1] [1,5]@1..3; [0,3] [1]@1..2;"
+        "types=i32; [9] [9]@-1..1",
     .flops = 4};
 
 /* remainder(x, y): x − y · floor_divide(x, y), with the sign of y (Python's %). Integers: x % 0 is 0. */
@@ -408,12 +505,17 @@ static void reference_remainder(const tn_reference *r) {
     walk_binary(r, is_float ? define_remainder : define_remainder_integer);
 }
 /* Far from multiples of y, where the remainder jumps. */
-#define REMAINDERS                                                                                                      \
-    "types=f32,f64 tol=1e-5; [2,3]@0.1..0.9 [2,3]@1..5; [7]@-0.9..-0.1 [7]@1..5; [4,1]@2.1..2.9 [1,5]@1..1.01;"             \
+#define REMAINDERS                                                                                              \
+    "types=f32,f64 tol=1e-5; [2,3]@0.1..0.9 [2,3]@1..5; [7]@-0.9..-0.1 [7]@1..5; [4,1]@2.1..2.9 [1,5]@1..1.01;" \
     "types=i32,i64; [9]@-20..20 [9]@-4..-1; [9]@-20..20 [9]@1..4; [9] [9]@-1..1; [0,3] [1]@1..2"
-const tn_op_impl tn_impl_remainder = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_remainder,
-    .lower = lower_remainder, .reference = reference_remainder, .cases = REMAINDERS, .flops = 4};
+const tn_op_impl tn_impl_remainder = {.class_ = TN_ELEMENTWISE,
+                                      .promote = true,
+                                      .infer = tn_infer_not_bool,
+                                      .grad = grad_remainder,
+                                      .lower = lower_remainder,
+                                      .reference = reference_remainder,
+                                      .cases = REMAINDERS,
+                                      .flops = 4};
 
 /* fmod(x, y): x − y · trunc(x / y), with the sign of x (C's fmod). Integers: 0 for y = 0. */
 static tn_status grad_fmod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -425,9 +527,14 @@ static double define_fmod_integer(double x, double y) { return y == 0 ? 0 : fmod
 static void reference_fmod(const tn_reference *r) {
     walk_binary(r, tn_dtype_is_float((tn_dtype)r->node->dtype) ? fmod : define_fmod_integer);
 }
-const tn_op_impl tn_impl_fmod = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_fmod, .lower = lower_binary,
-    .reference = reference_fmod, .cases = REMAINDERS, .flops = 4};
+const tn_op_impl tn_impl_fmod = {.class_ = TN_ELEMENTWISE,
+                                 .promote = true,
+                                 .infer = tn_infer_not_bool,
+                                 .grad = grad_fmod,
+                                 .lower = lower_binary,
+                                 .reference = reference_fmod,
+                                 .cases = REMAINDERS,
+                                 .flops = 4};
 
 /* Half of the gradient to each of two equal operands, all of it to the chosen one (and to both if one is NaN). */
 static tn_status grad_choice(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads, bool greater) {
@@ -447,18 +554,29 @@ static tn_status grad_minimum(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 }
 
 /* maximum(x, y): the greater of both, element by element; NaN if either is. Equal operands share the gradient. */
-const tn_op_impl tn_impl_maximum = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_broadcast, .grad = grad_maximum, .lower = lower_binary,
-    .reference = reference_binary, .cases = "types=f32,f64,f16,bf16,i32,i64,u8,bool; " PAIRS, .flops = 1};
+const tn_op_impl tn_impl_maximum = {.class_ = TN_ELEMENTWISE,
+                                    .promote = true,
+                                    .infer = tn_infer_broadcast,
+                                    .grad = grad_maximum,
+                                    .lower = lower_binary,
+                                    .reference = reference_binary,
+                                    .cases = "types=f32,f64,f16,bf16,i32,i64,u8,bool; " PAIRS,
+                                    .flops = 1};
 
 /* minimum(x, y): the lesser of both, element by element; NaN if either is. Equal operands share the gradient. */
-const tn_op_impl tn_impl_minimum = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_broadcast, .grad = grad_minimum, .lower = lower_binary,
-    .reference = reference_binary, .cases = "types=f32,f64,i32,i64,bool; " PAIRS, .flops = 1};
+const tn_op_impl tn_impl_minimum = {.class_ = TN_ELEMENTWISE,
+                                    .promote = true,
+                                    .infer = tn_infer_broadcast,
+                                    .grad = grad_minimum,
+                                    .lower = lower_binary,
+                                    .reference = reference_binary,
+                                    .cases = "types=f32,f64,i32,i64,bool; " PAIRS,
+                                    .flops = 1};
 
-#define COMPARISON                                                                                                     \
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_compare, .lower = lower_binary,                          \
-    .reference = reference_binary, .cases = "types=f32,f64,i32,i64; " PAIRS "; types=i32; [50]@0..2 [50]@0..2", .flops = 1
+#define COMPARISON                                                                                              \
+    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_compare, .lower = lower_binary,                \
+    .reference = reference_binary, .cases = "types=f32,f64,i32,i64; " PAIRS "; types=i32; [50]@0..2 [50]@0..2", \
+    .flops = 1
 
 /* eq(x, y): true where x = y; NaN equals nothing. */
 const tn_op_impl tn_impl_eq = {COMPARISON};
@@ -469,8 +587,8 @@ const tn_op_impl tn_impl_lt = {COMPARISON};
 /* le(x, y): true where x ≤ y. */
 const tn_op_impl tn_impl_le = {COMPARISON};
 
-#define BITS(types_)                                                                                                   \
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_bits, .lower = lower_binary,                             \
+#define BITS(types_)                                                                          \
+    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_bits, .lower = lower_binary, \
     .reference = reference_binary, .cases = "types=" types_ "; [2,3] [2,3]; [2,3] [3]; [0,3] [1]; [] [3]", .flops = 1
 
 /* bitwise_and(x, y): bit by bit; of bools: both. */
@@ -488,14 +606,23 @@ static tn_status infer_shift(tn_infer *c) {
 }
 
 /* bitwise_left_shift(x, y): x · 2^y, wrapped; 0 when y is negative or not less than the width. */
-const tn_op_impl tn_impl_bitwise_left_shift = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = infer_shift, .lower = lower_binary, .reference = reference_binary,
-    .cases = "types=i32,i64; [2,3] [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]", .flops = 1};
+const tn_op_impl tn_impl_bitwise_left_shift = {.class_ = TN_ELEMENTWISE,
+                                               .promote = true,
+                                               .infer = infer_shift,
+                                               .lower = lower_binary,
+                                               .reference = reference_binary,
+                                               .cases = "types=i32,i64; [2,3] [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
+                                               .flops = 1};
 
 /* bitwise_right_shift(x, y): floor(x / 2^y); the sign alone when y is negative or not less than the width. */
 const tn_op_impl tn_impl_bitwise_right_shift = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = infer_shift, .lower = lower_binary, .reference = reference_binary,
-    .cases = "types=i32,i64; [2,3]@-99..99 [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]", .flops = 1};
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .infer = infer_shift,
+    .lower = lower_binary,
+    .reference = reference_binary,
+    .cases = "types=i32,i64; [2,3]@-99..99 [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
+    .flops = 1};
 
 /* ---- choice and values without operands ---------------------------------------------------------------------------------- */
 
@@ -525,8 +652,13 @@ static void reference_where(const tn_reference *r) {
         r->out[w.place] = r->in[0][w.in[0]] != 0 ? r->in[1][w.in[1]] : r->in[2][w.in[2]];
 }
 const tn_op_impl tn_impl_where = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .promote_from = 1, .infer = infer_where, .grad = grad_where,
-    .lower = lower_where, .reference = reference_where,
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .promote_from = 1,
+    .infer = infer_where,
+    .grad = grad_where,
+    .lower = lower_where,
+    .reference = reference_where,
     .cases = "types=f32,f64,i32,bool; [2,3]:bool [2,3] [2,3]; [3]:bool [2,1] [3]; []:bool [2] [2]; [2,1]:bool [] [3];"
              "[0,2]:bool [2] []; error=bool [2]:f32 [2] [2]; error=broadcast [2]:bool [3] [2]"};
 
@@ -545,10 +677,14 @@ static kir_val lower_full(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     return tn_lower_narrow(lw->kb, t, kir_const(lw->kb, kir_type_of(t), n->f[TN_FULL_VALUE]));
 }
 static void reference_full(const tn_reference *r) {
-    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++) r->out[i] = r->node->f[TN_FULL_VALUE];
+    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
+        r->out[i] = r->node->f[TN_FULL_VALUE];
 }
 const tn_op_impl tn_impl_full = {
-    .class_ = TN_ELEMENTWISE, .infer = infer_full, .lower = lower_full, .reference = reference_full,
+    .class_ = TN_ELEMENTWISE,
+    .infer = infer_full,
+    .lower = lower_full,
+    .reference = reference_full,
     .cases = "shape=(2,3) value=1.5 dtype=f32; shape=() value=-2 dtype=i64; shape=(0,3) value=1 dtype=f64;"
              "shape=(4) value=1 dtype=bool; error=negative shape=(-1) value=0 dtype=f32"};
 
@@ -586,13 +722,18 @@ static void reference_arange(const tn_reference *r) {
     double start = n->f[TN_ARANGE_START], step = n->f[TN_ARANGE_STEP];
     if (whole) start = trunc(start);
     if (whole) step = trunc(step);
-    for (int64_t i = 0; i < n->shape[0]; i++) r->out[i] = start + (double)i * step;
+    for (int64_t i = 0; i < n->shape[0]; i++)
+        r->out[i] = start + (double)i * step;
 }
 /* Start and step are rounded to the type, then one fma: an error of one step's rounding a place. */
 const tn_op_impl tn_impl_arange = {
-    .class_ = TN_ELEMENTWISE, .infer = infer_arange, .lower = lower_arange, .reference = reference_arange,
+    .class_ = TN_ELEMENTWISE,
+    .infer = infer_arange,
+    .lower = lower_arange,
+    .reference = reference_arange,
     .cases = "start=0 end=7 step=1 dtype=i64; start=5 end=-5 step=-3 dtype=i32; start=0 end=1 step=0.25 dtype=f32;"
-             "start=0.1 end=2 step=0.3 dtype=f64; start=0.1 end=2 step=0.3 dtype=f32 tol=1e-6; start=3 end=3 step=1 dtype=f32;"
+             "start=0.1 end=2 step=0.3 dtype=f64; start=0.1 end=2 step=0.3 dtype=f32 tol=1e-6; start=3 end=3 step=1 "
+             "dtype=f32;"
              "error=never start=0 end=1 step=-1 dtype=f32",
     .flops = 1};
 

@@ -1,4 +1,5 @@
-/* indexing.c — composed ops that pick, place and order elements by index. */
+/* indexing.c — picking, placing and ordering elements by index: composed of the primitives of gather.c, and of argsort_last,
+ * whose kernel sorts the rows of the last dimension. */
 #include "ops/common.h"
 
 /* index_add(x, dim, index, src): x with slice i of src along dim added to slice index[i]; indices outside are left out. */
@@ -10,10 +11,13 @@ static tn_status infer_index_add(tn_infer *c) {
     TRY(tn_infer_dim(c, c->attrs->i[0], x->rank, &dim));
     c->attrs->i[0] = dim;
     bool fits = x->rank > 0 && src->rank == x->rank && index->rank <= 1 && tn_node_numel(index) == src->shape[dim];
-    for (int d = 0; fits && d < x->rank; d++) fits = d == dim || src->shape[d] == x->shape[d];
+    for (int d = 0; fits && d < x->rank; d++)
+        fits = d == dim || src->shape[d] == x->shape[d];
     if (!fits)
-        return tn_fail(TN_ERR_SHAPE, "index_add: source %s with index %s does not fit to %s along dim %lld: one index a slice, "
-                       "slices as in x", tn_shape_text(src, b, sizeof b), tn_shape_text(index, i, sizeof i),
+        return tn_fail(TN_ERR_SHAPE,
+                       "index_add: source %s with index %s does not fit to %s along dim %lld: one index a slice, "
+                       "slices as in x",
+                       tn_shape_text(src, b, sizeof b), tn_shape_text(index, i, sizeof i),
                        tn_shape_text(x, a, sizeof a), (long long)dim);
     if (x->dtype != src->dtype)
         return tn_fail(TN_ERR_DTYPE, "index_add: %s and source %s: they must have one dtype",
@@ -26,16 +30,19 @@ static tn_node *compose_index_add(tn_build *b, const tn_node *n) {
     tn_node *index = tn_b_cast(b, tn_b_reshape(b, n->in[1], &count, 1), TN_I64);
     if (n->dtype == TN_F32 || n->dtype == TN_F64) {
         tn_node *x = tn_b_whole(b, tn_b_movedim(b, n->in[0], dim, 0));
-        tn_node *sum = tn_b_index_add_rows(b, x, tn_b_whole(b, index), tn_b_whole(b, tn_b_movedim(b, n->in[2], dim, 0)));
+        tn_node *sum =
+            tn_b_index_add_rows(b, x, tn_b_whole(b, index), tn_b_whole(b, tn_b_movedim(b, n->in[2], dim, 0)));
         return dim == 0 ? sum : tn_b_contiguous(b, tn_b_movedim(b, sum, 0, dim));
     }
     int64_t column[TN_MAX_RANK];
-    for (int d = 0; d < n->rank; d++) column[d] = d == dim ? count : 1;
+    for (int d = 0; d < n->rank; d++)
+        column[d] = d == dim ? count : 1;
     tn_node *all = tn_b_expand(b, tn_b_reshape(b, index, column, n->rank), n->in[2]->shape, n->rank);
     return tn_b_add(b, n->in[0], tn_b_scatter_sum(b, all, n->in[2], dim, n->shape, n->rank));
 }
 const tn_op_impl tn_impl_index_add = {
-    .infer = infer_index_add, .compose = compose_index_add,
+    .infer = infer_index_add,
+    .compose = compose_index_add,
     .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3] dim=0; [2,5] [3]:i32@0..4 [2,3] dim=-1;"
              "error=fit [4,3] [9]:i64@0..3 [8,3] dim=0"};
 
@@ -61,12 +68,14 @@ static tn_status infer_take_along_dim(tn_infer *c) {
 }
 static tn_node *compose_take_along_dim(tn_build *b, const tn_node *n) {
     int64_t dim = n->i[0], shape[TN_MAX_RANK];
-    for (int d = 0; d < n->rank; d++) shape[d] = d == dim ? n->in[0]->shape[d] : n->shape[d];
+    for (int d = 0; d < n->rank; d++)
+        shape[d] = d == dim ? n->in[0]->shape[d] : n->shape[d];
     tn_node *x = tn_b_expand(b, n->in[0], shape, n->rank);
     return tn_b_gather(b, x, dim, tn_b_expand(b, n->in[1], n->shape, n->rank));
 }
 const tn_op_impl tn_impl_take_along_dim = {
-    .infer = infer_take_along_dim, .compose = compose_take_along_dim,
+    .infer = infer_take_along_dim,
+    .compose = compose_take_along_dim,
     .cases = "types=f32,f64,i32; [4,5] [1,5]:i64@0..3 dim=0; [4,1] [4,3]:i64@0..0 dim=1; [1,5] [3,2]:i64@0..4 dim=1;"
              "error=broadcast [4,5] [2,2]:i64@0..1 dim=0"};
 
@@ -78,7 +87,8 @@ static tn_status infer_scatter_add(tn_infer *c) {
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)c->in[2]->dtype));
     /* The primitive's own rule, on its own arguments. */
     tn_attrs a = {.n_i = (uint8_t)(2 + x->rank), .i = {c->attrs->i[0], x->rank}};
-    for (int d = 0; d < x->rank; d++) a.i[2 + d] = x->shape[d];
+    for (int d = 0; d < x->rank; d++)
+        a.i[2 + d] = x->shape[d];
     tn_infer inner = {.row = c->row, .in = c->in + 1, .n_in = 2, .attrs = &a};
     TRY(tn_op(TN_OP_SCATTER_SUM)->impl->infer(&inner));
     c->attrs->i[0] = a.i[0];
@@ -88,7 +98,8 @@ static tn_node *compose_scatter_add(tn_build *b, const tn_node *n) {
     return tn_b_add(b, n->in[0], tn_b_scatter_sum(b, n->in[1], n->in[2], n->i[0], n->shape, n->rank));
 }
 const tn_op_impl tn_impl_scatter_add = {
-    .infer = infer_scatter_add, .compose = compose_scatter_add,
+    .infer = infer_scatter_add,
+    .compose = compose_scatter_add,
     .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,2] [9,2]:i64@0..3 [9,2] dim=0; [3,5] [2,7]:i32@0..4 [3,8] dim=1;"
              "error=fit [2,2] [2]:i64@0..1 [2,2] dim=0"};
 
@@ -122,11 +133,13 @@ static void reference_argsort_last(const tn_reference *r) {
         }
     }
 }
-const tn_op_impl tn_impl_argsort_last = {
-    .class_ = TN_NATIVE, .infer = infer_argsort_last, .reference = reference_argsort_last,
-    .cases = "types=f32,f64,i32,i64; [7] descending=false; [3,5] descending=true; [2,0] descending=false; [40]@0..3 descending=false;"
-             "[40]@0..3 descending=true; error=dimension [] descending=false",
-    .flops = 10};
+const tn_op_impl tn_impl_argsort_last = {.class_ = TN_NATIVE,
+                                         .infer = infer_argsort_last,
+                                         .reference = reference_argsort_last,
+                                         .cases = "types=f32,f64,i32,i64; [7] descending=false; [3,5] descending=true; "
+                                                  "[2,0] descending=false; [40]@0..3 descending=false;"
+                                                  "[40]@0..3 descending=true; error=dimension [] descending=false",
+                                         .flops = 10};
 
 static tn_status infer_order(tn_infer *c) {
     TRY(tn_infer_same(c));
@@ -148,8 +161,8 @@ static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
     tn_node *order = tn_b_argsort_last(b, tn_b_whole(b, tn_b_movedim(b, x, dim, last)), descending);
     return dim == last ? order : tn_b_contiguous(b, tn_b_movedim(b, order, last, dim));
 }
-#define ORDERS                                                                                                          \
-    "types=f32,f64,i32; [7] dim=0 descending=false; [3,5] dim=0 descending=true; [3,5] dim=-1 descending=false;"         \
+#define ORDERS                                                                                                   \
+    "types=f32,f64,i32; [7] dim=0 descending=false; [3,5] dim=0 descending=true; [3,5] dim=-1 descending=false;" \
     "[] dim=0 descending=false; [0,3] dim=0 descending=false; error=range [3] dim=1 descending=false"
 const tn_op_impl tn_impl_argsort = {.infer = infer_argsort, .compose = compose_argsort, .cases = ORDERS};
 
@@ -166,7 +179,8 @@ static tn_status infer_topk(tn_infer *c) {
     TRY(tn_infer_dim(c, c->attrs->i[TN_TOPK_DIM], c->rank, &c->attrs->i[TN_TOPK_DIM]));
     int64_t dim = c->attrs->i[TN_TOPK_DIM], size = c->rank ? c->shape[dim] : 1;
     if (k < 0 || k > size)
-        return tn_fail(TN_ERR_ARGUMENT, "%s: the first %lld of %lld elements", c->row->name, (long long)k, (long long)size);
+        return tn_fail(TN_ERR_ARGUMENT, "%s: the first %lld of %lld elements", c->row->name, (long long)k,
+                       (long long)size);
     if (c->rank == 0) return tn_fail(TN_ERR_SHAPE, "%s: the tensor has no dimension", c->row->name);
     c->shape[dim] = k;
     c->symbol[dim] = 0;
@@ -182,8 +196,9 @@ static tn_node *first_places(tn_build *b, const tn_node *n) {
     tn_node *order = tn_b_argsort(b, n->in[0], dim, n->i[TN_TOPK_LARGEST] != 0);
     return tn_b_slice(b, order, dim, 0, n->i[TN_TOPK_K], 1);
 }
-#define TOPS                                                                                                            \
-    "types=f32,f64,i32; [7] k=3 dim=0 largest=true; [3,5] k=2 dim=1 largest=false; [3,5] k=3 dim=0 largest=true; [4] k=0 dim=0 largest=true;" \
+#define TOPS                                                                                                           \
+    "types=f32,f64,i32; [7] k=3 dim=0 largest=true; [3,5] k=2 dim=1 largest=false; [3,5] k=3 dim=0 largest=true; [4] " \
+    "k=0 dim=0 largest=true;"                                                                                          \
     "error=elements [3] k=4 dim=0 largest=true"
 
 /* topk(x, k, dim, largest): the k greatest (or least) elements along dim, the first first. */

@@ -30,7 +30,8 @@ static bool is_float(const tn_node *n) { return tn_dtype_is_float((tn_dtype)n->d
 typedef double one_operand(double x);
 
 static void map_one(const tn_reference *r, one_operand *f) {
-    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++) r->out[i] = f(r->in[0][i]);
+    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
+        r->out[i] = f(r->in[0][i]);
 }
 
 /* ---- powers and roots -------------------------------------------------------------------------------------------------------- */
@@ -49,19 +50,25 @@ static tn_status grad_rsqrt(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     grads[0] = tn_b_mul(b, tn_b_scale(b, dy, -0.5), tn_b_mul(b, square(b, y), y));
     return b->status;
 }
-const tn_op_impl tn_impl_rsqrt = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_rsqrt, .grad = grad_rsqrt,
-    .cases = "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5"};
+const tn_op_impl tn_impl_rsqrt = {.to_float = true,
+                                  .infer = tn_infer_float,
+                                  .compose = compose_rsqrt,
+                                  .grad = grad_rsqrt,
+                                  .cases = "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5"};
 
 /* reciprocal(x): 1 / x. */
-static tn_node *compose_reciprocal(tn_build *b, const tn_node *n) { return tn_b_div(b, const_like(b, 1, n->in[0]), n->in[0]); }
+static tn_node *compose_reciprocal(tn_build *b, const tn_node *n) {
+    return tn_b_div(b, const_like(b, 1, n->in[0]), n->in[0]);
+}
 static tn_status grad_reciprocal(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = tn_b_neg(b, tn_b_mul(b, dy, square(b, tn_b_self(n))));
     return b->status;
 }
-const tn_op_impl tn_impl_reciprocal = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_reciprocal, .grad = grad_reciprocal,
-    .cases = "types=f32,f64,i32; [2,3]@0.5..9; [0,3]; []@1..5"};
+const tn_op_impl tn_impl_reciprocal = {.to_float = true,
+                                       .infer = tn_infer_float,
+                                       .compose = compose_reciprocal,
+                                       .grad = grad_reciprocal,
+                                       .cases = "types=f32,f64,i32; [2,3]@0.5..9; [0,3]; []@1..5"};
 
 /* hypot(x, y): sqrt(x² + y²) without overflow in between. */
 static tn_node *compose_hypot(tn_build *b, const tn_node *n) {
@@ -84,8 +91,13 @@ static void reference_hypot(const tn_reference *r) {
         r->out[w.place] = hypot(r->in[0][w.in[0]], r->in[1][w.in[1]]);
 }
 const tn_op_impl tn_impl_hypot = {
-    .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_hypot, .grad = grad_hypot,
-    .reference = reference_hypot, .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [2]@1e30..2e30 [2]@1e30..2e30 grad=off"};
+    .promote = true,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_hypot,
+    .grad = grad_hypot,
+    .reference = reference_hypot,
+    .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [2]@1e30..2e30 [2]@1e30..2e30 grad=off"};
 
 /* ---- exponentials and logarithms ----------------------------------------------------------------------------------------------- */
 
@@ -104,9 +116,13 @@ static tn_status grad_log1p(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_log1p(const tn_reference *r) { map_one(r, log1p); }
-const tn_op_impl tn_impl_log1p = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_log1p, .grad = grad_log1p, .reference = reference_log1p,
-    .cases = "types=f32,f64 tol=6ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; [9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off"};
+const tn_op_impl tn_impl_log1p = {.to_float = true,
+                                  .infer = tn_infer_float,
+                                  .compose = compose_log1p,
+                                  .grad = grad_log1p,
+                                  .reference = reference_log1p,
+                                  .cases = "types=f32,f64 tol=6ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; "
+                                           "[9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off"};
 
 /* expm1(x): exp(x) − 1, accurate near 0. With u = exp(x) as it was rounded, (u − 1) · x / log(u) makes good for the rounding
  * (Kahan's way). */
@@ -124,8 +140,13 @@ static tn_status grad_expm1(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 static void reference_expm1(const tn_reference *r) { map_one(r, expm1); }
 const tn_op_impl tn_impl_expm1 = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_expm1, .grad = grad_expm1, .reference = reference_expm1,
-    .cases = "types=f32,f64 tol=8ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e-9..1e-9 grad=off; [33]@-30..80 grad=off"};
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_expm1,
+    .grad = grad_expm1,
+    .reference = reference_expm1,
+    .cases =
+        "types=f32,f64 tol=8ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e-9..1e-9 grad=off; [33]@-30..80 grad=off"};
 
 /* xlogy(x, y): x · log(y), and 0 for x = 0 whatever y is, NaN apart. */
 static tn_node *compose_xlogy(tn_build *b, const tn_node *n) {
@@ -143,7 +164,11 @@ static tn_status grad_xlogy(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 const tn_op_impl tn_impl_xlogy = {
-    .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_xlogy, .grad = grad_xlogy,
+    .promote = true,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_xlogy,
+    .grad = grad_xlogy,
     .cases = "types=f32,f64 tol=6ulp; [2,3] [2,3]@0.1..4; [3,1] [4]@0.1..4; [3]@0..0 [3]@0..0 grad=off"};
 
 /* logaddexp(x, y): log(exp(x) + exp(y)) without overflow. */
@@ -164,7 +189,11 @@ static tn_status grad_logaddexp(tn_build *b, const tn_node *n, tn_node *dy, tn_n
     return b->status;
 }
 const tn_op_impl tn_impl_logaddexp = {
-    .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_logaddexp, .grad = grad_logaddexp,
+    .promote = true,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_logaddexp,
+    .grad = grad_logaddexp,
     .cases = "types=f32,f64 tol=6ulp atol=4ulp; [2,3] [2,3]; [3,1] [4]@-50..50; [2] []@-300..300 grad=off"};
 
 /* ---- circular and hyperbolic -------------------------------------------------------------------------------------------------- */
@@ -178,9 +207,13 @@ static tn_status grad_tan(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return b->status;
 }
 static void reference_tan(const tn_reference *r) { map_one(r, tan); }
-const tn_op_impl tn_impl_tan = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_tan, .grad = grad_tan, .reference = reference_tan,
-    .cases = "types=f32,f64 tol=6ulp; [2,3]@-1.4..1.4; [0,3]; []@2..4; [33]@-1.5..1.5 grad=off"};
+const tn_op_impl tn_impl_tan = {.to_float = true,
+                                .infer = tn_infer_float,
+                                .compose = compose_tan,
+                                .grad = grad_tan,
+                                .reference = reference_tan,
+                                .cases =
+                                    "types=f32,f64 tol=6ulp; [2,3]@-1.4..1.4; [0,3]; []@2..4; [33]@-1.5..1.5 grad=off"};
 
 /* sinh(x): (exp(x) − exp(−x)) / 2, accurate near 0. */
 static tn_node *compose_sinh(tn_build *b, const tn_node *n) {
@@ -198,7 +231,11 @@ static tn_status grad_sinh(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 static void reference_sinh(const tn_reference *r) { map_one(r, sinh); }
 const tn_op_impl tn_impl_sinh = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_sinh, .grad = grad_sinh, .reference = reference_sinh,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_sinh,
+    .grad = grad_sinh,
+    .reference = reference_sinh,
     .cases = "types=f32,f64 tol=12ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [33]@-85..85 grad=off"};
 
 /* cosh(x): (exp(x) + exp(−x)) / 2. */
@@ -213,9 +250,12 @@ static tn_status grad_cosh(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_cosh(const tn_reference *r) { map_one(r, cosh); }
-const tn_op_impl tn_impl_cosh = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_cosh, .grad = grad_cosh, .reference = reference_cosh,
-    .cases = "types=f32,f64 tol=12ulp; [2,3]; [0,3]; []; [33]@-85..85 grad=off"};
+const tn_op_impl tn_impl_cosh = {.to_float = true,
+                                 .infer = tn_infer_float,
+                                 .compose = compose_cosh,
+                                 .grad = grad_cosh,
+                                 .reference = reference_cosh,
+                                 .cases = "types=f32,f64 tol=12ulp; [2,3]; [0,3]; []; [33]@-85..85 grad=off"};
 
 /* asin(x): the angle in [−π/2, π/2] whose sine is x. */
 static tn_node *compose_asin(tn_build *b, const tn_node *n) {
@@ -229,8 +269,13 @@ static tn_status grad_asin(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 static void reference_asin(const tn_reference *r) { map_one(r, asin); }
 const tn_op_impl tn_impl_asin = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_asin, .grad = grad_asin, .reference = reference_asin,
-    .cases = "types=f32,f64 tol=6ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off; [9]@-1e-4..1e-4 grad=off"};
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_asin,
+    .grad = grad_asin,
+    .reference = reference_asin,
+    .cases =
+        "types=f32,f64 tol=6ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off; [9]@-1e-4..1e-4 grad=off"};
 
 /* acos(x): the angle in [0, π] whose cosine is x. */
 static tn_node *compose_acos(tn_build *b, const tn_node *n) {
@@ -243,9 +288,13 @@ static tn_status grad_acos(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_acos(const tn_reference *r) { map_one(r, acos); }
-const tn_op_impl tn_impl_acos = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_acos, .grad = grad_acos, .reference = reference_acos,
-    .cases = "types=f32,f64 tol=6ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off"};
+const tn_op_impl tn_impl_acos = {.to_float = true,
+                                 .infer = tn_infer_float,
+                                 .compose = compose_acos,
+                                 .grad = grad_acos,
+                                 .reference = reference_acos,
+                                 .cases =
+                                     "types=f32,f64 tol=6ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1..1 grad=off"};
 
 /* asinh(x): log(x + sqrt(x² + 1)), accurate near 0 and without overflow. */
 static tn_node *compose_asinh(tn_build *b, const tn_node *n) {
@@ -262,7 +311,11 @@ static tn_status grad_asinh(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 static void reference_asinh(const tn_reference *r) { map_one(r, asinh); }
 const tn_op_impl tn_impl_asinh = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_asinh, .grad = grad_asinh, .reference = reference_asinh,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_asinh,
+    .grad = grad_asinh,
+    .reference = reference_asinh,
     .cases = "types=f32,f64 tol=8ulp; [2,3]; [0,3]; []; [33]@-1e-3..1e-3; [9]@-1e30..1e30 grad=off"};
 
 /* acosh(x): log(x + sqrt(x² − 1)) for x ≥ 1, accurate near 1 and without overflow. */
@@ -281,7 +334,11 @@ static tn_status grad_acosh(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 static void reference_acosh(const tn_reference *r) { map_one(r, acosh); }
 const tn_op_impl tn_impl_acosh = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_acosh, .grad = grad_acosh, .reference = reference_acosh,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_acosh,
+    .grad = grad_acosh,
+    .reference = reference_acosh,
     .cases = "types=f32,f64 tol=8ulp; [2,3]@1.1..9; [0,3]; []@2..5; [33]@1..1.01 grad=off; [9]@1..1e30 grad=off"};
 
 /* atanh(x): log((1 + x) / (1 − x)) / 2, accurate near 0. */
@@ -297,7 +354,11 @@ static tn_status grad_atanh(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
 }
 static void reference_atanh(const tn_reference *r) { map_one(r, atanh); }
 const tn_op_impl tn_impl_atanh = {
-    .to_float = true, .infer = tn_infer_float, .compose = compose_atanh, .grad = grad_atanh, .reference = reference_atanh,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_atanh,
+    .grad = grad_atanh,
+    .reference = reference_atanh,
     .cases = "types=f32,f64 tol=8ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1e-3..1e-3; [33]@-0.99..0.99 grad=off"};
 
 /* ---- parts of numbers ---------------------------------------------------------------------------------------------------------- */
@@ -310,8 +371,10 @@ static tn_node *compose_sign(tn_build *b, const tn_node *n) {
     tn_node *s = tn_b_sub(b, up, down);
     return is_float(x) ? tn_b_where(b, tn_b_eq(b, x, x), s, x) : s;
 }
-const tn_op_impl tn_impl_sign = {
-    .infer = tn_infer_not_bool, .compose = compose_sign, .grad = tn_grad_none, .cases = "types=f32,f64,i32; [2,3]; [0,3]; []"};
+const tn_op_impl tn_impl_sign = {.infer = tn_infer_not_bool,
+                                 .compose = compose_sign,
+                                 .grad = tn_grad_none,
+                                 .cases = "types=f32,f64,i32; [2,3]; [0,3]; []"};
 
 /* frac(x): x − trunc(x), with the sign of x. */
 static tn_node *compose_frac(tn_build *b, const tn_node *n) { return tn_b_sub(b, n->in[0], tn_b_trunc(b, n->in[0])); }
@@ -319,8 +382,11 @@ const tn_op_impl tn_impl_frac = {
     .infer = tn_infer_float, .compose = compose_frac, .cases = "types=f32,f64; [2,3]@-9..9~0.1; [0,3]; []@0..9~0.1"};
 
 /* isnan(x): true where x is not a number. */
-static tn_node *compose_isnan(tn_build *b, const tn_node *n) { return tn_b_bitwise_not(b, tn_b_eq(b, n->in[0], n->in[0])); }
-const tn_op_impl tn_impl_isnan = {.infer = tn_infer_compare, .compose = compose_isnan, .cases = "types=f32,f64,i32; [2,3]; [0,3]"};
+static tn_node *compose_isnan(tn_build *b, const tn_node *n) {
+    return tn_b_bitwise_not(b, tn_b_eq(b, n->in[0], n->in[0]));
+}
+const tn_op_impl tn_impl_isnan = {
+    .infer = tn_infer_compare, .compose = compose_isnan, .cases = "types=f32,f64,i32; [2,3]; [0,3]"};
 
 /* isinf(x): true where x is +∞ or −∞. */
 static tn_node *compose_isinf(tn_build *b, const tn_node *n) {
@@ -328,7 +394,8 @@ static tn_node *compose_isinf(tn_build *b, const tn_node *n) {
     if (!is_float(x)) return tn_b_isnan(b, x);
     return tn_b_eq(b, tn_b_abs(b, x), const_like(b, INFINITY, x));
 }
-const tn_op_impl tn_impl_isinf = {.infer = tn_infer_compare, .compose = compose_isinf, .cases = "types=f32,f64,i32; [2,3]; [0,3]"};
+const tn_op_impl tn_impl_isinf = {
+    .infer = tn_infer_compare, .compose = compose_isinf, .cases = "types=f32,f64,i32; [2,3]; [0,3]"};
 
 /* isfinite(x): true where x is neither NaN nor infinite. */
 static tn_node *compose_isfinite(tn_build *b, const tn_node *n) {
@@ -353,7 +420,8 @@ static double largest_of(tn_dtype t) {
 static tn_node *compose_nan_to_num(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     if (!is_float(x)) return tn_b_contiguous(b, x);
-    double high = n->f[TN_NAN_TO_NUM_POSINF], low = n->f[TN_NAN_TO_NUM_NEGINF], largest = largest_of((tn_dtype)x->dtype);
+    double high = n->f[TN_NAN_TO_NUM_POSINF], low = n->f[TN_NAN_TO_NUM_NEGINF],
+           largest = largest_of((tn_dtype)x->dtype);
     tn_node *high_value = const_like(b, isinf(high) ? largest : high, x);
     tn_node *low_value = const_like(b, isinf(low) ? -largest : low, x);
     tn_node *y = tn_b_where(b, tn_b_eq(b, x, const_like(b, INFINITY, x)), high_value, x);
@@ -361,7 +429,8 @@ static tn_node *compose_nan_to_num(tn_build *b, const tn_node *n) {
     return tn_b_where(b, tn_b_eq(b, x, x), y, const_like(b, n->f[TN_NAN_TO_NUM_NAN], x));
 }
 const tn_op_impl tn_impl_nan_to_num = {
-    .infer = tn_infer_broadcast, .compose = compose_nan_to_num,
+    .infer = tn_infer_broadcast,
+    .compose = compose_nan_to_num,
     .cases = "types=f32,f64,i32; [2,3] nan=0 posinf=9 neginf=-9; [0,3] nan=1 posinf=1 neginf=1"};
 
 /* ---- bounds and mixtures ------------------------------------------------------------------------------------------------------ */
@@ -373,8 +442,8 @@ static tn_status infer_clamp(tn_infer *c) {
     TRY(tn_infer_not_bool(c));
     bool whole = (isinf(lo) || lo == floor(lo)) && (isinf(hi) || hi == floor(hi));
     if (tn_dtype_is_float(c->dtype) || whole) return TN_OK;
-    return tn_fail(TN_ERR_DTYPE, "clamp: bounds %g and %g of %s numbers must be whole: cast the tensor to a float type", lo, hi,
-                   tn_dtype_name(c->dtype));
+    return tn_fail(TN_ERR_DTYPE, "clamp: bounds %g and %g of %s numbers must be whole: cast the tensor to a float type",
+                   lo, hi, tn_dtype_name(c->dtype));
 }
 static tn_node *compose_clamp(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
@@ -390,10 +459,12 @@ static tn_status grad_clamp(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     grads[0] = tn_b_where(b, inside, dy, const_like(b, 0, dy));
     return b->status;
 }
-const tn_op_impl tn_impl_clamp = {
-    .infer = infer_clamp, .compose = compose_clamp, .grad = grad_clamp,
-    .cases = "types=f32,f64,i32; [2,3] min=-1 max=1; [0,3] min=0 max=1; [9] min=0 max=inf; [9] min=-inf max=1; [3] min=-inf max=inf;"
-             "types=i32; error=whole [2] min=0.5 max=1"};
+const tn_op_impl tn_impl_clamp = {.infer = infer_clamp,
+                                  .compose = compose_clamp,
+                                  .grad = grad_clamp,
+                                  .cases = "types=f32,f64,i32; [2,3] min=-1 max=1; [0,3] min=0 max=1; [9] min=0 "
+                                           "max=inf; [9] min=-inf max=1; [3] min=-inf max=inf;"
+                                           "types=i32; error=whole [2] min=0.5 max=1"};
 
 /* lerp(x, end, weight): x + weight · (end − x), from whichever end is nearer, so that weight 1 gives end exactly. */
 static tn_node *compose_lerp(tn_build *b, const tn_node *n) {
@@ -404,7 +475,9 @@ static tn_node *compose_lerp(tn_build *b, const tn_node *n) {
     return tn_b_where(b, tn_b_lt(b, tn_b_abs(b, w), const_like(b, 0.5, w)), forward, back);
 }
 const tn_op_impl tn_impl_lerp = {
-    .promote = true, .infer = tn_infer_float, .compose = compose_lerp,
+    .promote = true,
+    .infer = tn_infer_float,
+    .compose = compose_lerp,
     .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] []@0.1..0.4; [3,1] [4] [4]@0.6..0.9; [0,3] [3] []"};
 
 /* addcmul(x, tensor1, tensor2, value): x + value · tensor1 · tensor2. */
@@ -412,9 +485,11 @@ static tn_node *compose_addcmul(tn_build *b, const tn_node *n) {
     tn_node *product = tn_b_mul(b, n->in[1], n->in[2]);
     return tn_b_add(b, n->in[0], tn_b_scale(b, product, n->f[TN_ADDCMUL_VALUE]));
 }
-const tn_op_impl tn_impl_addcmul = {
-    .promote = true, .infer = tn_infer_not_bool, .compose = compose_addcmul,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3] value=0.5; [3,1] [4] [] value=-2; types=i32; [3] [3] [3] value=2"};
+const tn_op_impl tn_impl_addcmul = {.promote = true,
+                                    .infer = tn_infer_not_bool,
+                                    .compose = compose_addcmul,
+                                    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3] value=0.5; [3,1] [4] "
+                                             "[] value=-2; types=i32; [3] [3] [3] value=2"};
 
 /* addcdiv(x, tensor1, tensor2, value): x + value · tensor1 / tensor2. */
 static tn_node *compose_addcdiv(tn_build *b, const tn_node *n) {
@@ -422,7 +497,10 @@ static tn_node *compose_addcdiv(tn_build *b, const tn_node *n) {
     return tn_b_add(b, n->in[0], tn_b_scale(b, quotient, n->f[TN_ADDCDIV_VALUE]));
 }
 const tn_op_impl tn_impl_addcdiv = {
-    .promote = true, .to_float = true, .infer = tn_infer_float, .compose = compose_addcdiv,
+    .promote = true,
+    .to_float = true,
+    .infer = tn_infer_float,
+    .compose = compose_addcdiv,
     .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] [2,3] [2,3]@1..3 value=0.5; [3,1] [4] []@1..2 value=-2"};
 
 /* masked_fill(x, mask, value): value where the bool mask is true, else x; both broadcast. x's dtype stays. */
@@ -435,25 +513,30 @@ static tn_status infer_masked_fill(tn_infer *c) {
 static tn_node *compose_masked_fill(tn_build *b, const tn_node *n) {
     return tn_b_where(b, n->in[1], const_like(b, n->f[TN_MASKED_FILL_VALUE], n->in[0]), n->in[0]);
 }
-const tn_op_impl tn_impl_masked_fill = {
-    .infer = infer_masked_fill, .compose = compose_masked_fill,
-    .cases = "types=f32,f64,i32; [2,3] [2,3]:bool value=7; [2,3] [3]:bool value=-1; [3] [2,1]:bool value=0; [0,3] []:bool value=1;"
-             "error=bool [2] [2]:i32 value=0"};
+const tn_op_impl tn_impl_masked_fill = {.infer = infer_masked_fill,
+                                        .compose = compose_masked_fill,
+                                        .cases = "types=f32,f64,i32; [2,3] [2,3]:bool value=7; [2,3] [3]:bool "
+                                                 "value=-1; [3] [2,1]:bool value=0; [0,3] []:bool value=1;"
+                                                 "error=bool [2] [2]:i32 value=0"};
 
 /* ---- truth ----------------------------------------------------------------------------------------------------------------------- */
 
 static tn_node *truth(tn_build *b, tn_node *x) { return tn_b_cast(b, x, TN_BOOL); }
 
 /* ne(x, y): true where x ≠ y; NaN differs from everything. */
-static tn_node *compose_ne(tn_build *b, const tn_node *n) { return tn_b_bitwise_not(b, tn_b_eq(b, n->in[0], n->in[1])); }
+static tn_node *compose_ne(tn_build *b, const tn_node *n) {
+    return tn_b_bitwise_not(b, tn_b_eq(b, n->in[0], n->in[1]));
+}
 /* gt(x, y): true where x > y. */
 static tn_node *compose_gt(tn_build *b, const tn_node *n) { return tn_b_lt(b, n->in[1], n->in[0]); }
 /* ge(x, y): true where x ≥ y. */
 static tn_node *compose_ge(tn_build *b, const tn_node *n) { return tn_b_le(b, n->in[1], n->in[0]); }
 
-#define COMPARED(compose_)                                                                                              \
-    {.promote = true, .infer = tn_infer_compare, .compose = compose_,                                                    \
-     .cases = "types=f32,f64,i32; [2,3] [2,3]; [3,1] [4]; [0,3] [3]; types=i32; [50]@0..2 [50]@0..2"}
+#define COMPARED(compose_)                                                                              \
+    {                                                                                                   \
+        .promote = true, .infer = tn_infer_compare, .compose = compose_,                                \
+        .cases = "types=f32,f64,i32; [2,3] [2,3]; [3,1] [4]; [0,3] [3]; types=i32; [50]@0..2 [50]@0..2" \
+    }
 const tn_op_impl tn_impl_ne = COMPARED(compose_ne);
 const tn_op_impl tn_impl_gt = COMPARED(compose_gt);
 const tn_op_impl tn_impl_ge = COMPARED(compose_ge);
@@ -473,11 +556,14 @@ static tn_node *compose_logical_xor(tn_build *b, const tn_node *n) {
     return tn_b_bitwise_xor(b, truth(b, n->in[0]), truth(b, n->in[1]));
 }
 
-#define LOGICAL(compose_)                                                                                               \
-    {.infer = tn_infer_compare, .compose = compose_,                                                                     \
-     .cases = "types=bool,i32,f32; [9]@-1..1 [9]@-1..1; [3,1]@-1..1 [4]@-1..1; [0,3] [3]"}
-const tn_op_impl tn_impl_logical_not = {
-    .infer = tn_infer_compare, .compose = compose_logical_not, .cases = "types=bool,i32,f32; [9]@-1..1; [0,3]; []@0..0"};
+#define LOGICAL(compose_)                                                                    \
+    {                                                                                        \
+        .infer = tn_infer_compare, .compose = compose_,                                      \
+        .cases = "types=bool,i32,f32; [9]@-1..1 [9]@-1..1; [3,1]@-1..1 [4]@-1..1; [0,3] [3]" \
+    }
+const tn_op_impl tn_impl_logical_not = {.infer = tn_infer_compare,
+                                        .compose = compose_logical_not,
+                                        .cases = "types=bool,i32,f32; [9]@-1..1; [0,3]; []@0..0"};
 const tn_op_impl tn_impl_logical_and = LOGICAL(compose_logical_and);
 const tn_op_impl tn_impl_logical_or = LOGICAL(compose_logical_or);
 const tn_op_impl tn_impl_logical_xor = LOGICAL(compose_logical_xor);
@@ -517,11 +603,12 @@ static tn_node *join_number(tn_build *b, const tn_node *n, two_operands *op, boo
     return number_first ? op(b, v, x) : op(b, x, v);
 }
 
-#define WITH_NUMBER(name, op, number_first, infer_, cases_)                                                             \
-    static tn_node *compose_##name(tn_build *b, const tn_node *n) { return join_number(b, n, op, number_first); }        \
+#define WITH_NUMBER(name, op, number_first, infer_, cases_)                                                       \
+    static tn_node *compose_##name(tn_build *b, const tn_node *n) { return join_number(b, n, op, number_first); } \
     const tn_op_impl tn_impl_##name = {.infer = infer_, .compose = compose_##name, .cases = cases_}
 
-#define NUMBERS "types=f32,f64; [2,3] other=1.5; [] other=-2; types=i32; [2,3] other=3; [3] other=0.5; types=bool; [3] other=2"
+#define NUMBERS \
+    "types=f32,f64; [2,3] other=1.5; [] other=-2; types=i32; [2,3] other=3; [3] other=0.5; types=bool; [3] other=2"
 
 /* add_scalar(x, other): x + other. */
 WITH_NUMBER(add_scalar, tn_b_add, false, infer_with_number, NUMBERS);
@@ -534,19 +621,23 @@ WITH_NUMBER(mul_scalar, tn_b_mul, false, infer_with_number, NUMBERS);
 /* div_scalar(x, other): x / other, always floating point. */
 WITH_NUMBER(div_scalar, tn_b_div, false, infer_float_with_number, NUMBERS);
 /* rdiv_scalar(x, other): other / x, always floating point. */
-WITH_NUMBER(rdiv_scalar, tn_b_div, true, infer_float_with_number, "types=f32,f64,i32; [2,3]@1..5 other=1.5; []@2..3 other=-2");
+WITH_NUMBER(rdiv_scalar, tn_b_div, true, infer_float_with_number,
+            "types=f32,f64,i32; [2,3]@1..5 other=1.5; []@2..3 other=-2");
 /* floor_divide_scalar(x, other): the greatest whole number ≤ x / other. */
 WITH_NUMBER(floor_divide_scalar, tn_b_floor_divide, false, infer_with_number, NUMBERS);
 /* remainder_scalar(x, other): x modulo other, with the sign of other. */
-WITH_NUMBER(remainder_scalar, tn_b_remainder, false, infer_with_number, "types=f32,f64; [2,3]@0.1..1.4 other=1.5; types=i32; [9] other=3; [9] other=-4");
+WITH_NUMBER(remainder_scalar, tn_b_remainder, false, infer_with_number,
+            "types=f32,f64; [2,3]@0.1..1.4 other=1.5; types=i32; [9] other=3; [9] other=-4");
 /* fmod_scalar(x, other): x modulo other, with the sign of x. */
-WITH_NUMBER(fmod_scalar, tn_b_fmod, false, infer_with_number, "types=f32,f64; [2,3]@0.1..1.4 other=1.5; types=i32; [9] other=3; [9] other=-4");
+WITH_NUMBER(fmod_scalar, tn_b_fmod, false, infer_with_number,
+            "types=f32,f64; [2,3]@0.1..1.4 other=1.5; types=i32; [9] other=3; [9] other=-4");
 /* maximum_scalar(x, other): the greater of x and other. */
 WITH_NUMBER(maximum_scalar, tn_b_maximum, false, infer_with_number, NUMBERS);
 /* minimum_scalar(x, other): the lesser of x and other. */
 WITH_NUMBER(minimum_scalar, tn_b_minimum, false, infer_with_number, NUMBERS);
 
-#define COMPARED_NUMBERS "types=f32,f64; [2,3] other=0.5; [] other=-2; types=i32; [30]@0..4 other=2; [30]@0..4 other=1.5"
+#define COMPARED_NUMBERS \
+    "types=f32,f64; [2,3] other=0.5; [] other=-2; types=i32; [30]@0..4 other=2; [30]@0..4 other=1.5"
 /* eq_scalar(x, other): true where x = other. */
 WITH_NUMBER(eq_scalar, tn_b_eq, false, infer_compare_number, COMPARED_NUMBERS);
 /* ne_scalar(x, other): true where x ≠ other. */
@@ -574,7 +665,10 @@ static tn_node *compose_pow_scalar(tn_build *b, const tn_node *n) {
     return tn_b_pow(b, x, const_like(b, e, x));
 }
 const tn_op_impl tn_impl_pow_scalar = {
-    .infer = infer_with_number, .compose = compose_pow_scalar,
-    .cases = "types=f32,f64 tol=8ulp; [2,3] other=2; [2,3] other=3; [3]@0.5..3 other=0.5; [3]@0.5..3 other=-0.5; [3]@0.5..3 other=-1;"
-             "[5]@0.5..3 other=2.7; [5] other=4; [3] other=1; [3] other=0; types=i32; [9]@-3..3 other=3; [9]@-3..3 other=5;"
-             "[3]@1..4 other=0.5 tol=8ulp"};
+    .infer = infer_with_number,
+    .compose = compose_pow_scalar,
+    .cases =
+        "types=f32,f64 tol=8ulp; [2,3] other=2; [2,3] other=3; [3]@0.5..3 other=0.5; [3]@0.5..3 other=-0.5; [3]@0.5..3 "
+        "other=-1;"
+        "[5]@0.5..3 other=2.7; [5] other=4; [3] other=1; [3] other=0; types=i32; [9]@-3..3 other=3; [9]@-3..3 other=5;"
+        "[3]@1..4 other=0.5 tol=8ulp"};

@@ -22,14 +22,16 @@ static bool is_reduced(const tn_node *n, int d) {
 static tn_node *with_dims(tn_build *b, const tn_node *n, tn_node *v) {
     int64_t shape[TN_MAX_RANK];
     const tn_node *x = n->in[0];
-    for (int d = 0; d < x->rank; d++) shape[d] = is_reduced(n, d) ? 1 : x->shape[d];
+    for (int d = 0; d < x->rank; d++)
+        shape[d] = is_reduced(n, d) ? 1 : x->shape[d];
     if (!v || v->rank == x->rank) return v;
     return tn_b_reshape(b, v, shape, x->rank);
 }
 
 static int64_t reduced_count(const tn_node *n) {
     int64_t count = 1;
-    for (int64_t k = 0; k < dims_count(n); k++) count *= n->in[0]->shape[dims_of(n)[k]];
+    for (int64_t k = 0; k < dims_count(n); k++)
+        count *= n->in[0]->shape[dims_of(n)[k]];
     return count;
 }
 
@@ -49,7 +51,8 @@ static void fold(const tn_reference *r, double first, fold_step *step) {
         }
     }
     double *extreme = tn_mem_zalloc((size_t)size + 1, sizeof *extreme);
-    for (int64_t i = 0; i < size; i++) r->out[i] = first;
+    for (int64_t i = 0; i < size; i++)
+        r->out[i] = first;
     for (tn_walk w = tn_walk_begin(x); extreme && w.place < w.count; tn_walk_next(&w)) {
         int64_t to = 0, number = 0;
         for (int d = 0; d < x->rank; d++) {
@@ -101,9 +104,11 @@ static kir_val lower_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 }
 
 /* A sum's rounding error grows with its length; lanes keep it near the logarithm of that, 16 ulp of the largest sums here. */
-#define REDUCTIONS                                                                                                      \
-    "[2,3] dims=() keepdim=false; [2,3] dims=(0) keepdim=false; [2,3] dims=(1) keepdim=true; [2,3,4] dims=(0,-1) keepdim=false;" \
-    "[] dims=() keepdim=false; [5,1] dims=(1) keepdim=false; [3,200] dims=(1) keepdim=false; [300,3] dims=(0) keepdim=false;" \
+#define REDUCTIONS                                                                                                 \
+    "[2,3] dims=() keepdim=false; [2,3] dims=(0) keepdim=false; [2,3] dims=(1) keepdim=true; [2,3,4] dims=(0,-1) " \
+    "keepdim=false;"                                                                                               \
+    "[] dims=() keepdim=false; [5,1] dims=(1) keepdim=false; [3,200] dims=(1) keepdim=false; [300,3] dims=(0) "    \
+    "keepdim=false;"                                                                                               \
     "error=range [2] dims=(1) keepdim=false; error=twice [2] dims=(0,0) keepdim=false"
 #define EMPTY_REDUCTIONS "[0,3] dims=(0) keepdim=false; [0,3] dims=(1) keepdim=true; [2,0] dims=() keepdim=false"
 
@@ -113,11 +118,16 @@ static tn_status grad_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **
     return b->status;
 }
 static void reference_sum(const tn_reference *r) { fold(r, 0, step_sum); }
-const tn_op_impl tn_impl_sum = {
-    .class_ = TN_REDUCTION, .reduce = KIR_SUM, .infer = infer_sum, .grad = grad_sum, .lower = lower_sum,
-    .loops = tn_loops_over_dims, .reference = reference_sum,
-    .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS ";" EMPTY_REDUCTIONS
-             "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false", .flops = 1};
+const tn_op_impl tn_impl_sum = {.class_ = TN_REDUCTION,
+                                .reduce = KIR_SUM,
+                                .infer = infer_sum,
+                                .grad = grad_sum,
+                                .lower = lower_sum,
+                                .loops = tn_loops_over_dims,
+                                .reference = reference_sum,
+                                .cases = "types=f32,f64,i32,i64,bool tol=1e-5 atol=1e-5; " REDUCTIONS
+                                         ";" EMPTY_REDUCTIONS "; types=f16,bf16 tol=1ulp; [2,3] dims=(1) keepdim=false",
+                                .flops = 1};
 
 /* prod(x, dims, keepdim): the product over dims (TN_ALL: all). Integers and bools multiply to i64. */
 static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -134,11 +144,17 @@ static tn_status grad_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
 }
 static void reference_prod(const tn_reference *r) { fold(r, 1, step_prod); }
 const tn_op_impl tn_impl_prod = {
-    .class_ = TN_REDUCTION, .reduce = KIR_PROD, .infer = infer_sum, .grad = grad_prod, .lower = lower_sum,
-    .loops = tn_loops_over_dims, .reference = reference_prod,
-    .cases = "types=f32,f64,bool tol=1e-5; [2,3] dims=() keepdim=false; [2,3]@0.5..2 dims=(0) keepdim=true;"
-             "[2,3,4]@0.5..1.5 dims=(0,-1) keepdim=false; [] dims=() keepdim=false; [9,2]@-1.2..1.2 dims=(0) keepdim=false;"
-             "types=i32; [2,3]@-3..3 dims=(1) keepdim=false; types=f32,i32; " EMPTY_REDUCTIONS,
+    .class_ = TN_REDUCTION,
+    .reduce = KIR_PROD,
+    .infer = infer_sum,
+    .grad = grad_prod,
+    .lower = lower_sum,
+    .loops = tn_loops_over_dims,
+    .reference = reference_prod,
+    .cases =
+        "types=f32,f64,bool tol=1e-5; [2,3] dims=() keepdim=false; [2,3]@0.5..2 dims=(0) keepdim=true;"
+        "[2,3,4]@0.5..1.5 dims=(0,-1) keepdim=false; [] dims=() keepdim=false; [9,2]@-1.2..1.2 dims=(0) keepdim=false;"
+        "types=i32; [2,3]@-3..3 dims=(1) keepdim=false; types=f32,i32; " EMPTY_REDUCTIONS,
     .flops = 1};
 
 /* ---- extremes ---------------------------------------------------------------------------------------------------------------- */
@@ -165,17 +181,30 @@ static tn_status grad_extreme(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
 static void reference_amax(const tn_reference *r) { fold(r, -INFINITY, step_max); }
 static void reference_amin(const tn_reference *r) { fold(r, INFINITY, step_min); }
 
-#define EXTREMES "types=f32,f64,i32,i64; " REDUCTIONS "; [0,3] dims=(1) keepdim=false; error=element [0,3] dims=(0) keepdim=false"
+#define EXTREMES \
+    "types=f32,f64,i32,i64; " REDUCTIONS "; [0,3] dims=(1) keepdim=false; error=element [0,3] dims=(0) keepdim=false"
 
 /* amax(x, dims, keepdim): the greatest element over dims (TN_ALL: all); NaN if there is one. Equal ones share the gradient. */
-const tn_op_impl tn_impl_amax = {
-    .class_ = TN_REDUCTION, .reduce = KIR_RMAX, .infer = infer_extreme, .grad = grad_extreme, .lower = tn_lower_reduced,
-    .loops = tn_loops_over_dims, .reference = reference_amax, .cases = EXTREMES, .flops = 1};
+const tn_op_impl tn_impl_amax = {.class_ = TN_REDUCTION,
+                                 .reduce = KIR_RMAX,
+                                 .infer = infer_extreme,
+                                 .grad = grad_extreme,
+                                 .lower = tn_lower_reduced,
+                                 .loops = tn_loops_over_dims,
+                                 .reference = reference_amax,
+                                 .cases = EXTREMES,
+                                 .flops = 1};
 
 /* amin(x, dims, keepdim): the least element over dims (TN_ALL: all); NaN if there is one. Equal ones share the gradient. */
-const tn_op_impl tn_impl_amin = {
-    .class_ = TN_REDUCTION, .reduce = KIR_RMIN, .infer = infer_extreme, .grad = grad_extreme, .lower = tn_lower_reduced,
-    .loops = tn_loops_over_dims, .reference = reference_amin, .cases = EXTREMES, .flops = 1};
+const tn_op_impl tn_impl_amin = {.class_ = TN_REDUCTION,
+                                 .reduce = KIR_RMIN,
+                                 .infer = infer_extreme,
+                                 .grad = grad_extreme,
+                                 .lower = tn_lower_reduced,
+                                 .loops = tn_loops_over_dims,
+                                 .reference = reference_amin,
+                                 .cases = EXTREMES,
+                                 .flops = 1};
 
 static tn_status infer_arg(tn_infer *c) {
     TRY(infer_extreme(c));
@@ -187,15 +216,25 @@ static void reference_argmin(const tn_reference *r) { fold(r, 0, step_argmin); }
 
 /* argmax(x, dims, keepdim): where the greatest element lies along dims, the first of equals; over several dims (TN_ALL: all)
  * counted in row-major order. A NaN is the greatest. */
-const tn_op_impl tn_impl_argmax = {
-    .class_ = TN_REDUCTION, .reduce = KIR_ARGMAX, .infer = infer_arg, .lower = tn_lower_reduced,
-    .loops = tn_loops_over_dims, .reference = reference_argmax, .cases = EXTREMES, .flops = 1};
+const tn_op_impl tn_impl_argmax = {.class_ = TN_REDUCTION,
+                                   .reduce = KIR_ARGMAX,
+                                   .infer = infer_arg,
+                                   .lower = tn_lower_reduced,
+                                   .loops = tn_loops_over_dims,
+                                   .reference = reference_argmax,
+                                   .cases = EXTREMES,
+                                   .flops = 1};
 
 /* argmin(x, dims, keepdim): where the least element lies along dims, the first of equals; over several dims (TN_ALL: all)
  * counted in row-major order. A NaN is the least. */
-const tn_op_impl tn_impl_argmin = {
-    .class_ = TN_REDUCTION, .reduce = KIR_ARGMIN, .infer = infer_arg, .lower = tn_lower_reduced,
-    .loops = tn_loops_over_dims, .reference = reference_argmin, .cases = EXTREMES, .flops = 1};
+const tn_op_impl tn_impl_argmin = {.class_ = TN_REDUCTION,
+                                   .reduce = KIR_ARGMIN,
+                                   .infer = infer_arg,
+                                   .lower = tn_lower_reduced,
+                                   .loops = tn_loops_over_dims,
+                                   .reference = reference_argmin,
+                                   .cases = EXTREMES,
+                                   .flops = 1};
 
 /* ---- running ------------------------------------------------------------------------------------------------------------------- */
 
@@ -212,7 +251,8 @@ static kir_val lower_running(tn_lower *lw, const tn_node *n, const kir_aff *at) 
 static void run_along(const tn_reference *r, bool multiply) {
     const tn_node *n = r->node;
     int64_t stride = 1, dim = n->i[0];
-    for (int d = n->rank - 1; d > dim; d--) stride *= n->shape[d];
+    for (int d = n->rank - 1; d > dim; d--)
+        stride *= n->shape[d];
     for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
         double v = r->in[0][w.place];
         double before = w.at[dim] > 0 ? r->out[w.place - stride] : multiply ? 1 : 0;
@@ -228,17 +268,24 @@ static tn_node *sum_from_end(tn_build *b, tn_node *v, int64_t dim) {
     return tn_b_slice(b, tn_b_cumsum(b, turned, dim), dim, INT64_MAX, INT64_MIN, -1);
 }
 
-#define RUNNING                                                                                                         \
-    "[5] dim=0; [2,3] dim=0; [2,3] dim=-1; [3,0] dim=0; [2,3,4] dim=1; error=range [2] dim=1; error=dimension [] dim=0"
+#define RUNNING                                                                                                    \
+    "[5] dim=0; [2,3] dim=0; [2,3] dim=-1; [3,0] dim=0; [2,3,4] dim=1; error=range [2] dim=1; error=dimension [] " \
+    "dim=0"
 
 /* cumsum(x, dim): the running sum along dim. Integers and bools sum to i64. */
 static tn_status grad_cumsum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[0] = sum_from_end(b, dy, n->i[0]);
     return b->status;
 }
-const tn_op_impl tn_impl_cumsum = {
-    .class_ = TN_SCANNING, .reduce = KIR_SUM, .infer = infer_running, .grad = grad_cumsum, .lower = lower_running,
-    .reference = reference_cumsum, .cases = "types=f32,f64,i32,bool tol=1e-5 atol=1e-5; " RUNNING "; [300] dim=0 grad=off atol=1e-4", .flops = 1};
+const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
+                                   .reduce = KIR_SUM,
+                                   .infer = infer_running,
+                                   .grad = grad_cumsum,
+                                   .lower = lower_running,
+                                   .reference = reference_cumsum,
+                                   .cases = "types=f32,f64,i32,bool tol=1e-5 atol=1e-5; " RUNNING
+                                            "; [300] dim=0 grad=off atol=1e-4",
+                                   .flops = 1};
 
 /* cumprod(x, dim): the running product along dim. Integers and bools multiply to i64. The gradient where x is 0 is that of a
  * division by 0. */
@@ -247,9 +294,14 @@ static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_nod
     grads[0] = tn_b_div(b, sums, n->in[0]);
     return b->status;
 }
-const tn_op_impl tn_impl_cumprod = {
-    .class_ = TN_SCANNING, .reduce = KIR_PROD, .infer = infer_running, .grad = grad_cumprod, .lower = lower_running,
-    .reference = reference_cumprod, .cases = "types=f32,f64,i32 tol=1e-5; " RUNNING, .flops = 1};
+const tn_op_impl tn_impl_cumprod = {.class_ = TN_SCANNING,
+                                    .reduce = KIR_PROD,
+                                    .infer = infer_running,
+                                    .grad = grad_cumprod,
+                                    .lower = lower_running,
+                                    .reference = reference_cumprod,
+                                    .cases = "types=f32,f64,i32 tol=1e-5; " RUNNING,
+                                    .flops = 1};
 
 /* ---- composed: means, deviations, norms -------------------------------------------------------------------------------------------- */
 
@@ -263,8 +315,8 @@ static bool keeps_dims(const tn_node *n) { return n->rank == n->in[0]->rank; }
 
 static tn_status infer_float_reduce(tn_infer *c) {
     if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype))
-        return tn_fail(TN_ERR_DTYPE, "%s: the tensor is %s, the result could not be: cast it to a float type first", c->row->name,
-                       tn_dtype_name((tn_dtype)c->in[0]->dtype));
+        return tn_fail(TN_ERR_DTYPE, "%s: the tensor is %s, the result could not be: cast it to a float type first",
+                       c->row->name, tn_dtype_name((tn_dtype)c->in[0]->dtype));
     return tn_infer_reduce(c);
 }
 
@@ -273,16 +325,18 @@ static tn_node *compose_mean(tn_build *b, const tn_node *n) {
     tn_node *sum = tn_b_sum(b, wide(b, n->in[0]), dims_of(n), (int)dims_count(n), keeps_dims(n));
     return sum ? narrow_to(b, tn_b_div(b, sum, tn_b_const(b, (double)reduced_count(n), sum)), n) : NULL;
 }
-const tn_op_impl tn_impl_mean = {
-    .infer = infer_float_reduce, .compose = compose_mean,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
-             "; types=i32; error=cast [2] dims=() keepdim=false; types=f16,bf16 tol=1ulp error=; [2,30] dims=(1) keepdim=false"};
+const tn_op_impl tn_impl_mean = {.infer = infer_float_reduce,
+                                 .compose = compose_mean,
+                                 .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
+                                          "; types=i32; error=cast [2] dims=() keepdim=false; types=f16,bf16 tol=1ulp "
+                                          "error=; [2,30] dims=(1) keepdim=false"};
 
 /* var(x, dims, correction, keepdim): the mean squared deviation from the mean over dims (TN_ALL: all), with the number of
  * elements less `correction` as divisor: 1 for a sample's, 0 for a population's. */
 static tn_status infer_var(tn_infer *c) {
     int64_t count = c->attrs->i[0];
-    if (c->attrs->i[1 + count] < 0) return tn_fail(TN_ERR_ARGUMENT, "%s: a correction of %lld", c->row->name, (long long)c->attrs->i[1 + count]);
+    if (c->attrs->i[1 + count] < 0)
+        return tn_fail(TN_ERR_ARGUMENT, "%s: a correction of %lld", c->row->name, (long long)c->attrs->i[1 + count]);
     if (!tn_dtype_is_float((tn_dtype)c->in[0]->dtype)) return infer_float_reduce(c);
     /* The shared rule wants keepdim behind the dims. */
     tn_attrs *given = c->attrs, plain = *given;
@@ -308,9 +362,10 @@ static tn_node *compose_var(tn_build *b, const tn_node *n) {
     int64_t free_count = reduced_count(n) - n->i[1 + dims_count(n)];
     return sum ? narrow_to(b, tn_b_div(b, sum, tn_b_const(b, (double)tn_max64(free_count, 0), sum)), n) : NULL;
 }
-#define DEVIATIONS                                                                                                      \
-    "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] dims=() correction=1 keepdim=false; [2,3] dims=(0) correction=0 keepdim=true;" \
-    "[2,3,4] dims=(0,-1) correction=1 keepdim=false; [3,200] dims=(1) correction=1 keepdim=true;"                        \
+#define DEVIATIONS                                                                                             \
+    "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] dims=() correction=1 keepdim=false; [2,3] dims=(0) correction=0 " \
+    "keepdim=true;"                                                                                            \
+    "[2,3,4] dims=(0,-1) correction=1 keepdim=false; [3,200] dims=(1) correction=1 keepdim=true;"              \
     "[4] dims=() correction=0 keepdim=false; error=correction [2] dims=() correction=-1 keepdim=false"
 const tn_op_impl tn_impl_var = {.infer = infer_var, .compose = compose_var, .cases = DEVIATIONS};
 
@@ -366,10 +421,13 @@ static tn_status grad_norm(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 const tn_op_impl tn_impl_norm = {
-    .infer = infer_float_reduce, .compose = compose_norm, .grad = grad_norm,
+    .infer = infer_float_reduce,
+    .compose = compose_norm,
+    .grad = grad_norm,
     .cases = "types=f32,f64 tol=1e-5 atol=1e-6; [2,3] p=2 dims=() keepdim=false; [2,3] p=1 dims=(0) keepdim=true;"
              "[2,3] p=inf dims=(1) keepdim=false; [2,3] p=-inf dims=(1) keepdim=false; [2,3] p=3 dims=() keepdim=false;"
-             "[2,3] p=0 dims=() keepdim=false; [2,3]@0.5..2 p=0.5 dims=(1) keepdim=true; [3]@0..0 p=2 dims=() keepdim=false grad=off;"
+             "[2,3] p=0 dims=() keepdim=false; [2,3]@0.5..2 p=0.5 dims=(1) keepdim=true; [3]@0..0 p=2 dims=() "
+             "keepdim=false grad=off;"
              "[0] p=2 dims=() keepdim=false"};
 
 /* logsumexp(x, dims, keepdim): log Σ exp(x) over dims (TN_ALL: all) without overflow. */
@@ -390,8 +448,11 @@ static tn_status grad_logsumexp(tn_build *b, const tn_node *n, tn_node *dy, tn_n
     return b->status;
 }
 const tn_op_impl tn_impl_logsumexp = {
-    .infer = infer_float_reduce, .compose = compose_logsumexp, .grad = grad_logsumexp,
-    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off"};
+    .infer = infer_float_reduce,
+    .compose = compose_logsumexp,
+    .grad = grad_logsumexp,
+    .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
+             "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off"};
 
 /* ---- composed: truth over dims ------------------------------------------------------------------------------------------------------- */
 
@@ -403,8 +464,9 @@ static tn_status infer_truth_reduce(tn_infer *c) {
 static tn_node *count_true(tn_build *b, const tn_node *n, tn_node *truth) {
     return tn_b_sum(b, truth, dims_of(n), (int)dims_count(n), keeps_dims(n));
 }
-#define TRUTHS                                                                                                          \
-    "types=bool,i32,f32; [2,3]@-1..1 dims=() keepdim=false; [4,3]@0..1 dims=(0) keepdim=true; [2,3,4]@0..1 dims=(0,-1) keepdim=false;" \
+#define TRUTHS                                                                                               \
+    "types=bool,i32,f32; [2,3]@-1..1 dims=() keepdim=false; [4,3]@0..1 dims=(0) keepdim=true; [2,3,4]@0..1 " \
+    "dims=(0,-1) keepdim=false;"                                                                             \
     "[] dims=() keepdim=false; [0,3] dims=(0) keepdim=false"
 
 /* any(x, dims, keepdim): true where any element over dims (TN_ALL: all) is neither 0 nor false; false for none. */
@@ -454,8 +516,9 @@ static tn_node *compose_chosen(tn_build *b, const tn_node *n, bool greatest) {
 }
 static tn_node *compose_max(tn_build *b, const tn_node *n) { return compose_chosen(b, n, true); }
 static tn_node *compose_min(tn_build *b, const tn_node *n) { return compose_chosen(b, n, false); }
-#define CHOSEN                                                                                                          \
-    "types=f32,f64,i32; [2,3] dim=0 keepdim=false; [2,3] dim=-1 keepdim=true; [2,3,4] dim=1 keepdim=false; [] dim=0 keepdim=false;" \
+#define CHOSEN                                                                                                        \
+    "types=f32,f64,i32; [2,3] dim=0 keepdim=false; [2,3] dim=-1 keepdim=true; [2,3,4] dim=1 keepdim=false; [] dim=0 " \
+    "keepdim=false;"                                                                                                  \
     "error=element [0,3] dim=0 keepdim=false"
 
 /* max(x, dim, keepdim): the greatest element along dim; the gradient goes to the first of equals alone (amax shares it).

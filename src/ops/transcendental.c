@@ -20,7 +20,7 @@ typedef struct pair {
 /* What differs between f32 and f64. */
 typedef struct float_layout {
     kir_type type, bits;
-    int mantissa;      /* bits behind the point */
+    int mantissa; /* bits behind the point */
     int64_t bias;
     int64_t root_half; /* the pattern of √½ */
     double least;      /* least normal number */
@@ -30,7 +30,8 @@ typedef struct float_layout {
 } float_layout;
 
 static const float_layout single_layout = {KIR_F32, KIR_I32, 23, 127, 0x3F3504F3, 0x1p-126, 6, 10, 252, 1e10};
-static const float_layout double_layout = {KIR_F64, KIR_I64, 52, 1023, 0x3FE6A09E667F3BCD, 0x1p-1022, 12, 22, 2044, 1e20};
+static const float_layout double_layout = {KIR_F64,   KIR_I64, 52, 1023, 0x3FE6A09E667F3BCD,
+                                           0x1p-1022, 12,      22, 2044, 1e20};
 
 static const float_layout *layout_of(const kir_builder *kb, kir_val v) {
     return kir_val_type(kb, v) == KIR_F64 ? &double_layout : &single_layout;
@@ -44,7 +45,7 @@ static kir_val divide(kir_builder *kb, kir_val a, kir_val b) { return kir_binary
 static kir_val neg(kir_builder *kb, kir_val a) { return kir_unary(kb, KIR_NEG, a); }
 static kir_val equal(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_EQ, a, b); }
 static kir_val less(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_LT, a, b); }
-static kir_val and(kir_builder *kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_AND, a, b); }
+static kir_val and (kir_builder * kb, kir_val a, kir_val b) { return kir_binary(kb, KIR_AND, a, b); }
 
 /* The constant v as hi + lo in the type of `like`. */
 static pair pair_of(kir_builder *kb, kir_val like, long double v) {
@@ -138,7 +139,8 @@ static pair pair_times(kir_builder *kb, pair a, pair b) {
 typedef double one_operand(double x);
 
 static void map_one(const tn_reference *r, one_operand *f) {
-    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++) r->out[i] = f(r->in[0][i]);
+    for (int64_t i = 0, count = tn_node_numel(r->node); i < count; i++)
+        r->out[i] = f(r->in[0][i]);
 }
 
 /* exp2(x): 2 to the power of x; exact for whole x. */
@@ -151,9 +153,14 @@ static tn_status grad_exp2(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_exp2(const tn_reference *r) { map_one(r, exp2); }
-const tn_op_impl tn_impl_exp2 = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_exp2, .lower = lower_exp2,
-    .reference = reference_exp2, .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-120..120 grad=off", .flops = 16};
+const tn_op_impl tn_impl_exp2 = {.class_ = TN_ELEMENTWISE,
+                                 .to_float = true,
+                                 .infer = tn_infer_float,
+                                 .grad = grad_exp2,
+                                 .lower = lower_exp2,
+                                 .reference = reference_exp2,
+                                 .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [33]@-120..120 grad=off",
+                                 .flops = 16};
 
 /* log2 x for all x: the pair, and what holds at the edges. */
 static kir_val log_edges(kir_builder *kb, kir_val x, kir_val v) {
@@ -173,10 +180,16 @@ static tn_status grad_log2(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_log2(const tn_reference *r) { map_one(r, log2); }
-#define LOGARITHM "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off; [33]@0.99..1.01 grad=off"
-const tn_op_impl tn_impl_log2 = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_log2, .lower = lower_log2,
-    .reference = reference_log2, .cases = LOGARITHM, .flops = 30};
+#define LOGARITHM \
+    "types=f32,f64,i32 tol=2ulp; [2,3]@0.1..9; [0,3]; []@1..5; [33]@1e-30..1e30 grad=off; [33]@0.99..1.01 grad=off"
+const tn_op_impl tn_impl_log2 = {.class_ = TN_ELEMENTWISE,
+                                 .to_float = true,
+                                 .infer = tn_infer_float,
+                                 .grad = grad_log2,
+                                 .lower = lower_log2,
+                                 .reference = reference_log2,
+                                 .cases = LOGARITHM,
+                                 .flops = 30};
 
 /* log10(x): the logarithm to base 10. */
 static kir_val lower_log10(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -190,9 +203,14 @@ static tn_status grad_log10(tn_build *b, const tn_node *n, tn_node *dy, tn_node 
     return b->status;
 }
 static void reference_log10(const tn_reference *r) { map_one(r, log10); }
-const tn_op_impl tn_impl_log10 = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_log10, .lower = lower_log10,
-    .reference = reference_log10, .cases = LOGARITHM, .flops = 32};
+const tn_op_impl tn_impl_log10 = {.class_ = TN_ELEMENTWISE,
+                                  .to_float = true,
+                                  .infer = tn_infer_float,
+                                  .grad = grad_log10,
+                                  .lower = lower_log10,
+                                  .reference = reference_log10,
+                                  .cases = LOGARITHM,
+                                  .flops = 32};
 
 /* ---- pow -------------------------------------------------------------------------------------------------------------------------- */
 
@@ -222,7 +240,8 @@ static kir_val pow_plain(kir_builder *kb, kir_val size, kir_val y) {
 }
 
 static kir_val pow_floats(kir_builder *kb, kir_val x, kir_val y) {
-    kir_val zero = number(kb, x, 0), one = number(kb, x, 1), infinite = number(kb, x, INFINITY), nan = number(kb, x, NAN);
+    kir_val zero = number(kb, x, 0), one = number(kb, x, 1), infinite = number(kb, x, INFINITY),
+            nan = number(kb, x, NAN);
     kir_val size = kir_unary(kb, KIR_ABS, x);
     kir_val falls = less(kb, y, zero);
     kir_val v = pow_plain(kb, size, y);
@@ -275,11 +294,16 @@ static void reference_pow(const tn_reference *r) {
     }
 }
 const tn_op_impl tn_impl_pow = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .infer = tn_infer_not_bool, .grad = grad_pow, .lower = lower_pow,
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .infer = tn_infer_not_bool,
+    .grad = grad_pow,
+    .lower = lower_pow,
     .reference = reference_pow,
-    .cases = "types=f32,f64 tol=5ulp; [2,3]@0.3..4 [2,3]; [3,1]@0.3..4 [4]; [0,3] [3]; [99]@1e-3..1e3 [99]@-12..12 grad=off;"
-             "[9]@-3..3 []@3..3 grad=off; [9]@0.99..1.01 [9]@-3000..3000 grad=off;"
-             "types=i32,i64; [9]@-3..3 [9]@0..9; [9]@-2..2 [9]@-3..3; error=broadcast [2] [3]",
+    .cases =
+        "types=f32,f64 tol=5ulp; [2,3]@0.3..4 [2,3]; [3,1]@0.3..4 [4]; [0,3] [3]; [99]@1e-3..1e3 [99]@-12..12 grad=off;"
+        "[9]@-3..3 []@3..3 grad=off; [9]@0.99..1.01 [9]@-3000..3000 grad=off;"
+        "types=i32,i64; [9]@-3..3 [9]@0..9; [9]@-2..2 [9]@-3..3; error=broadcast [2] [3]",
     .flops = 50};
 
 /* ---- atan, atan2 ------------------------------------------------------------------------------------------------------------------ */
@@ -303,7 +327,8 @@ static kir_val angle(kir_builder *kb, kir_val y, kir_val x) {
     t = kir_select(kb, equal(kb, most, number(kb, x, 0)), most, t);
     t = kir_select(kb, equal(kb, least, number(kb, x, INFINITY)), number(kb, x, 1), t);
     kir_val a = atan_unit(kb, t);
-    pair half = pair_of(kb, x, 1.57079632679489661923132169163975144L), whole = pair_of(kb, x, 3.14159265358979323846264338327950288L);
+    pair half = pair_of(kb, x, 1.57079632679489661923132169163975144L),
+         whole = pair_of(kb, x, 3.14159265358979323846264338327950288L);
     a = kir_select(kb, less(kb, h, v), sub(kb, half.hi, sub(kb, a, half.lo)), a);
     a = kir_select(kb, sign_bit(kb, x), sub(kb, whole.hi, sub(kb, a, whole.lo)), a);
     a = kir_select(kb, sign_bit(kb, y), neg(kb, a), a);
@@ -321,9 +346,14 @@ static tn_status grad_atan(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 static void reference_atan(const tn_reference *r) { map_one(r, atan); }
-const tn_op_impl tn_impl_atan = {
-    .class_ = TN_ELEMENTWISE, .to_float = true, .infer = tn_infer_float, .grad = grad_atan, .lower = lower_atan,
-    .reference = reference_atan, .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [99]@-20..20 grad=off", .flops = 40};
+const tn_op_impl tn_impl_atan = {.class_ = TN_ELEMENTWISE,
+                                 .to_float = true,
+                                 .infer = tn_infer_float,
+                                 .grad = grad_atan,
+                                 .lower = lower_atan,
+                                 .reference = reference_atan,
+                                 .cases = "types=f32,f64,i32 tol=4ulp; [2,3]; [0,3]; []; [99]@-20..20 grad=off",
+                                 .flops = 40};
 
 /* atan2(y, x): the angle in [−π, π] of the point (x, y), signed zeros and infinities as in C. */
 static kir_val lower_atan2(tn_lower *lw, const tn_node *n, const kir_aff *at) {
@@ -343,7 +373,13 @@ static void reference_atan2(const tn_reference *r) {
     for (tn_walk w = tn_walk_begin(r->node); w.place < w.count; tn_walk_next(&w))
         r->out[w.place] = atan2(r->in[0][w.in[0]], r->in[1][w.in[1]]);
 }
-const tn_op_impl tn_impl_atan2 = {
-    .class_ = TN_ELEMENTWISE, .promote = true, .to_float = true, .infer = tn_infer_float, .grad = grad_atan2,
-    .lower = lower_atan2, .reference = reference_atan2,
-    .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [0,3] [3]; [99] [99] grad=off", .flops = 40};
+const tn_op_impl tn_impl_atan2 = {.class_ = TN_ELEMENTWISE,
+                                  .promote = true,
+                                  .to_float = true,
+                                  .infer = tn_infer_float,
+                                  .grad = grad_atan2,
+                                  .lower = lower_atan2,
+                                  .reference = reference_atan2,
+                                  .cases =
+                                      "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [0,3] [3]; [99] [99] grad=off",
+                                  .flops = 40};

@@ -34,11 +34,15 @@ tn_status tn_view_flatten(const tn_node *const *in, const tn_attrs *args, tn_vie
     TRY(tn_view_dim(steps, args->i[0], x->rank, &first));
     TRY(tn_view_dim(steps, args->i[1], x->rank, &last));
     if (first > last)
-        return tn_fail(TN_ERR_SHAPE, "flatten: start_dim %lld lies behind end_dim %lld", (long long)first, (long long)last);
-    for (int64_t d = first; d <= last && d < x->rank; d++) joined *= x->shape[d];
-    for (int64_t d = 0; d < first; d++) shape[rank++] = x->shape[d];
+        return tn_fail(TN_ERR_SHAPE, "flatten: start_dim %lld lies behind end_dim %lld", (long long)first,
+                       (long long)last);
+    for (int64_t d = first; d <= last && d < x->rank; d++)
+        joined *= x->shape[d];
+    for (int64_t d = 0; d < first; d++)
+        shape[rank++] = x->shape[d];
     shape[rank++] = joined;
-    for (int64_t d = last + 1; d < x->rank; d++) shape[rank++] = x->shape[d];
+    for (int64_t d = last + 1; d < x->rank; d++)
+        shape[rank++] = x->shape[d];
     return reshape_to(x, shape, (int)rank, steps);
 }
 
@@ -53,14 +57,16 @@ tn_status tn_view_unflatten(const tn_node *const *in, const tn_attrs *args, tn_v
     memcpy(shape, x->shape, (size_t)dim * sizeof *shape);
     memcpy(shape + dim, sizes, (size_t)count * sizeof *shape);
     memcpy(shape + dim + count, x->shape + dim + 1, (size_t)(x->rank - 1 - dim) * sizeof *shape);
-    for (int64_t k = 0; k < count; k++) known *= sizes[k] == -1 ? 1 : sizes[k];
+    for (int64_t k = 0; k < count; k++)
+        known *= sizes[k] == -1 ? 1 : sizes[k];
     for (int64_t k = 0; k < count; k++)
         if (sizes[k] == -1 && known > 0) shape[dim + k] = x->shape[dim] / known;
     int64_t product = 1;
-    for (int64_t k = 0; k < count; k++) product *= shape[dim + k];
+    for (int64_t k = 0; k < count; k++)
+        product *= shape[dim + k];
     if (product != x->shape[dim])
-        return tn_fail(TN_ERR_SHAPE, "unflatten: sizes with a product of %lld for an extent of %lld", (long long)product,
-                       (long long)x->shape[dim]);
+        return tn_fail(TN_ERR_SHAPE, "unflatten: sizes with a product of %lld for an extent of %lld",
+                       (long long)product, (long long)x->shape[dim]);
     return reshape_to(x, shape, (int)(x->rank - 1 + count), steps);
 }
 
@@ -70,7 +76,8 @@ tn_status tn_view_squeeze(const tn_node *const *in, const tn_attrs *args, tn_vie
     bool named[TN_MAX_RANK];
     int64_t shape[TN_MAX_RANK];
     int rank = 0;
-    for (int d = 0; d < x->rank; d++) named[d] = args->i[0] == 0;
+    for (int d = 0; d < x->rank; d++)
+        named[d] = args->i[0] == 0;
     for (int64_t k = 0; k < args->i[0]; k++) {
         int64_t dim;
         TRY(tn_view_dim(steps, args->i[1 + k], x->rank, &dim));
@@ -119,7 +126,8 @@ tn_status tn_view_broadcast_to(const tn_node *const *in, const tn_attrs *args, t
 /* ---- order of dimensions ---------------------------------------------------------------------------------------------------- */
 
 static void identity(int64_t *dims, int rank) {
-    for (int d = 0; d < rank; d++) dims[d] = d;
+    for (int d = 0; d < rank; d++)
+        dims[d] = d;
 }
 
 /* transpose(x, dim0, dim1): two dimensions exchanged. */
@@ -142,8 +150,10 @@ tn_status tn_view_t(const tn_node *const *in, const tn_attrs *args, tn_view_step
     int64_t dims[TN_MAX_RANK];
     char text[96];
     if (in[0]->rank > 2)
-        return tn_fail(TN_ERR_SHAPE, "t: %s has more than two dimensions: use transpose", tn_shape_text(in[0], text, sizeof text));
-    for (int d = 0; d < in[0]->rank; d++) dims[d] = in[0]->rank - 1 - d;
+        return tn_fail(TN_ERR_SHAPE, "t: %s has more than two dimensions: use transpose",
+                       tn_shape_text(in[0], text, sizeof text));
+    for (int d = 0; d < in[0]->rank; d++)
+        dims[d] = in[0]->rank - 1 - d;
     tn_view_shape(steps, TN_OP_PERMUTE, dims, in[0]->rank);
     return TN_OK;
 }
@@ -207,7 +217,8 @@ tn_status tn_view_select(const tn_node *const *in, const tn_attrs *args, tn_view
 /* ---- several parts at once ------------------------------------------------------------------------------------------------------- */
 
 static int all_failed(tn_tensor **out, int count, tn_status s) {
-    for (int i = 0; i < count; i++) out[i] = tn_tensor_error(s);
+    for (int i = 0; i < count; i++)
+        out[i] = tn_tensor_error(s);
     return count;
 }
 

@@ -1,0 +1,257 @@
+/* gather.c — the primitives that read and add at places which another tensor names. */
+#include <string.h>
+
+#include "ops/places.h"
+
+/* What stands where an index leads outside: NaN, so that it is seen; 0 for types without one. */
+static kir_val outside_value(tn_lower *lw, tn_dtype t) {
+    if (!tn_dtype_is_float(t)) return place_zero(lw, t);
+    return kir_const(lw->kb, kir_type_of(t), __builtin_nan(""));
+}
+static double outside_reference(tn_dtype t) { return tn_dtype_is_float(t) ? __builtin_nan("") : 0; }
+
+static kir_val load_gathered(tn_lower *lw, const tn_node *n, const kir_aff *at, int64_t dim, kir_val index) {
+    const tn_node *x = n->in[0];
+    kir_aff in[TN_MAX_RANK];
+    memcpy(in, at, (size_t)n->rank * sizeof *in);
+    index = kir_cast(lw->kb, KIR_I64, index);
+    in[dim] = tn_aff_value(index);
+    kir_val inside = place_in_range(lw->kb, index, x->shape[dim]);
+    kir_val v = tn_lower_at_masked(lw, x, in, inside);
+    return kir_select(lw->kb, inside, v, outside_value(lw, (tn_dtype)n->dtype));
+}
+
+/* gather(x, dim, index): out[…, i, …] = x[…, index[…, i, …], …]; the result has index's shape. An index outside [0, size)
+ * yields NaN (0 for integers). */
+static tn_status infer_gather(tn_infer *c) {
+    const tn_node *x = c->in[0], *index = c->in[1];
+    int64_t dim;
+    char a[96], b[96];
+    TRY(tn_need_integer(c, 1));
+    TRY(tn_infer_dim(c, c->attrs->i[TN_GATHER_DIM], x->rank, &dim));
+    c->attrs->i[TN_GATHER_DIM] = dim;
+    bool fits = x->rank == index->rank && x->rank > 0;
+    for (int d = 0; fits && d < x->rank; d++)
+        fits = d == dim || index->shape[d] <= x->shape[d];
+    if (!fits)
+        return tn_fail(TN_ERR_SHAPE,
+                       "gather: index %s does not fit to %s: ranks must be equal, extents but that of dim %lld ≤",
+                       tn_shape_text(index, b, sizeof b), tn_shape_text(x, a, sizeof a), (long long)dim);
+    c->rank = x->rank;
+    c->dtype = (tn_dtype)x->dtype;
+    memcpy(c->shape, index->shape, sizeof c->shape);
+    memcpy(c->symbol, index->symbol, sizeof c->symbol);
+    return TN_OK;
+}
+static tn_status grad_gather(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = tn_b_scatter_sum(b, n->in[1], dy, n->i[TN_GATHER_DIM], n->in[0]->shape, n->in[0]->rank);
+    return b->status;
+}
+static kir_val lower_gather(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    return load_gathered(lw, n, at, n->i[TN_GATHER_DIM], tn_lower_at(lw, n->in[1], at));
+}
+static void reference_gather(const tn_reference *r) {
+    const tn_node *n = r->node;
+    int64_t dim = n->i[TN_GATHER_DIM], from[TN_MAX_RANK];
+    for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
+        memcpy(from, w.at, sizeof from);
+        from[dim] = (int64_t)r->in[1][w.place];
+        bool inside = from[dim] >= 0 && from[dim] < n->in[0]->shape[dim];
+        r->out[w.place] = inside ? r->in[0][tn_place(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
+    }
+}
+const tn_op_impl tn_impl_gather = {
+    .class_ = TN_MOVEMENT,
+    .infer = infer_gather,
+    .grad = grad_gather,
+    .lower = lower_gather,
+    .reference = reference_gather,
+    .cases = "types=f32,f64,i32; [4,5] [2,5]:i64@0..3 dim=0; [4,5] [4,7]:i32@0..4 dim=-1; [5] [0]:i64@0..0 dim=0;"
+             "[3,4,2] [2,6,1]:i64@0..3 dim=1; [4] [6]:i64@-2..6 dim=0 grad=off; error=fit [4,5] [2]:i64@0..1 dim=0;"
+             "error=integer [4] [4]:f32 dim=0"};
+
+/* index_select(x, dim, index): the slices of x along dim that index (rank 1 or 0) names, in its order. An index outside
+ * yields NaN (0 for integers). */
+static tn_status infer_index_select(tn_infer *c) {
+    const tn_node *x = c->in[0], *index = c->in[1];
+    int64_t dim;
+    char a[96];
+    TRY(tn_need_integer(c, 1));
+    if (index->rank > 1 || x->rank == 0)
+        return tn_fail(TN_ERR_SHAPE, "index_select: index has shape %s; it must have rank 1, and x a dimension",
+                       tn_shape_text(index, a, sizeof a));
+    TRY(tn_infer_dim(c, c->attrs->i[TN_INDEX_SELECT_DIM], x->rank, &dim));
+    c->attrs->i[TN_INDEX_SELECT_DIM] = dim;
+    TRY(tn_infer_same(c));
+    c->shape[dim] = tn_node_numel(index);
+    c->symbol[dim] = index->rank ? index->symbol[0] : 0;
+    return tn_infer_shape(c, c->shape, c->rank);
+}
+static tn_status grad_index_select(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *zeros = tn_b_expand(b, tn_b_const(b, 0, dy), n->in[0]->shape, n->in[0]->rank);
+    grads[0] = tn_b_index_add(b, zeros, n->i[TN_INDEX_SELECT_DIM], n->in[1], dy);
+    return b->status;
+}
+static kir_val lower_index_select(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    int64_t dim = n->i[TN_INDEX_SELECT_DIM];
+    return load_gathered(lw, n, at, dim, tn_lower_at(lw, n->in[1], &at[dim]));
+}
+static void reference_index_select(const tn_reference *r) {
+    const tn_node *n = r->node;
+    int64_t dim = n->i[TN_INDEX_SELECT_DIM], from[TN_MAX_RANK];
+    for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
+        memcpy(from, w.at, sizeof from);
+        from[dim] = (int64_t)r->in[1][w.at[dim]];
+        bool inside = from[dim] >= 0 && from[dim] < n->in[0]->shape[dim];
+        r->out[w.place] = inside ? r->in[0][tn_place(n->in[0], from)] : outside_reference((tn_dtype)n->dtype);
+    }
+}
+const tn_op_impl tn_impl_index_select = {
+    .class_ = TN_MOVEMENT,
+    .infer = infer_index_select,
+    .grad = grad_index_select,
+    .lower = lower_index_select,
+    .reference = reference_index_select,
+    .cases = "types=f32,f64,i32; [4,5] [3]:i64@0..3 dim=0; [4,5] [7]:i32@0..4 dim=1; [4] []:i64@0..3 dim=0;"
+             "[3,2] [0]:i64@0..0 dim=0; [4] [6]:i64@-2..6 dim=0 grad=off; error=rank [4,5] [2,2]:i64@0..1 dim=0"};
+
+/* scatter_sum(index, src, dim, shape): zeros of `shape`, to which src[…, j, …] is added at […, index[…, j, …], …]; what an
+ * index puts outside is left out. One owner an element: it looks through all of dim, in ascending order. */
+static tn_status infer_scatter_sum(tn_infer *c) {
+    const tn_node *index = c->in[0], *src = c->in[1];
+    int64_t dim, rank = c->attrs->i[1];
+    const int64_t *shape = c->attrs->i + 2;
+    char a[96], b[96];
+    TRY(tn_need_integer(c, 0));
+    TRY(tn_infer_dim(c, c->attrs->i[0], (int)rank, &dim));
+    c->attrs->i[0] = dim;
+    bool fits = rank > 0 && index->rank == rank && src->rank == rank;
+    for (int d = 0; fits && d < rank; d++)
+        fits = index->shape[d] <= src->shape[d] && (d == dim || index->shape[d] <= shape[d]);
+    if (!fits)
+        return tn_fail(TN_ERR_SHAPE,
+                       "scatter: index %s and source %s do not fit to the target: equal ranks, and no extent of "
+                       "index greater than the source's, nor (but along dim) than the target's",
+                       tn_shape_text(index, a, sizeof a), tn_shape_text(src, b, sizeof b));
+    c->dtype = (tn_dtype)src->dtype;
+    return tn_infer_shape(c, shape, rank);
+}
+static tn_status grad_scatter_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    const tn_node *index = n->in[0], *src = n->in[1];
+    int64_t dim = n->i[0], pads[2 * TN_MAX_RANK], last = n->shape[dim] - 1;
+    /* What fell outside has no part in the result: its gradient is 0, at any place that exists. */
+    tn_node *low = tn_b_maximum(b, n->in[0], tn_b_const(b, 0, index));
+    tn_node *place = tn_b_minimum(b, low, tn_b_const(b, (double)last, index));
+    tn_node *taken =
+        last < 0 ? tn_b_expand(b, tn_b_const(b, 0, dy), index->shape, index->rank) : tn_b_gather(b, dy, dim, place);
+    tn_node *g = tn_b_where(b, tn_b_eq(b, place, n->in[0]), taken, tn_b_const(b, 0, dy));
+    for (int d = 0; d < n->rank; d++) {
+        pads[2 * (n->rank - 1 - d)] = 0;
+        pads[2 * (n->rank - 1 - d) + 1] = src->shape[d] - index->shape[d];
+    }
+    grads[1] = tn_b_pad(b, g, pads, 2 * n->rank, 0);
+    return b->status;
+}
+static int loops_scatter_sum(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
+    extent[0] = n->in[0]->shape[n->i[0]];
+    return 1;
+}
+static kir_val lower_scatter_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    const tn_node *index = n->in[0];
+    int64_t dim = n->i[0];
+    kir_aff in[TN_MAX_RANK];
+    kir_val there = KIR_NONE;
+    for (int d = 0; d < n->rank; d++) {
+        in[d] = d == dim ? at[n->rank] : at[d];
+        if (d != dim && index->shape[d] < n->shape[d])
+            there = place_both(kb, there, place_below(kb, &in[d], -index->shape[d]));
+    }
+    kir_val place = there == KIR_NONE ? tn_lower_at(lw, index, in) : tn_lower_at_masked(lw, index, in, there);
+    kir_val hit = kir_binary(kb, KIR_EQ, kir_cast(kb, KIR_I64, place), kir_index(kb, &at[dim]));
+    hit = place_both(kb, there, hit);
+    kir_val v = tn_lower_at_masked(lw, n->in[1], in, hit);
+    return kir_select(kb, hit, v, place_zero(lw, (tn_dtype)n->dtype));
+}
+static void reference_scatter_sum(const tn_reference *r) {
+    const tn_node *n = r->node, *index = n->in[0];
+    int64_t dim = n->i[0], to[TN_MAX_RANK];
+    memset(r->out, 0, (size_t)tn_node_numel(n) * sizeof *r->out);
+    tn_node like = {.rank = index->rank};
+    memcpy(like.shape, index->shape, sizeof like.shape);
+    for (tn_walk w = tn_walk_begin(&like); w.place < w.count; tn_walk_next(&w)) {
+        memcpy(to, w.at, sizeof to);
+        to[dim] = (int64_t)r->in[0][w.place];
+        if (to[dim] >= 0 && to[dim] < n->shape[dim]) r->out[tn_place(n, to)] += r->in[1][tn_place(n->in[1], w.at)];
+    }
+}
+const tn_op_impl tn_impl_scatter_sum = {.class_ = TN_REDUCTION,
+                                        .reduce = KIR_SEQ,
+                                        .infer = infer_scatter_sum,
+                                        .grad = grad_scatter_sum,
+                                        .lower = lower_scatter_sum,
+                                        .loops = loops_scatter_sum,
+                                        .reference = reference_scatter_sum,
+                                        .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [9,2]:i64@0..3 [9,2] dim=0 "
+                                                 "shape=(4,2); [2,7]:i32@0..4 [3,8] dim=1 shape=(3,5);"
+                                                 "[5]:i64@-2..6 [5] dim=0 shape=(4); [0]:i64@0..0 [0] dim=0 shape=(3);"
+                                                 "error=fit [2]:i64@0..1 [2,2] dim=0 shape=(2,2)",
+                                        .flops = 1};
+
+/* index_add_rows(x, index, src): x with row src[i] added to row index[i], in ascending i; rows outside are left out. */
+static tn_status infer_index_add_rows(tn_infer *c) {
+    const tn_node *x = c->in[0], *index = c->in[1], *src = c->in[2];
+    char a[96], b[96], i[96];
+    for (int k = 0; k < 3; k++)
+        TRY(tn_need_contiguous(c, k));
+    if (index->dtype != TN_I64)
+        return tn_fail(TN_ERR_DTYPE, "index_add: the index is %s; it must be i64",
+                       tn_dtype_name((tn_dtype)index->dtype));
+    bool fits = x->rank > 0 && src->rank == x->rank && index->rank == 1 && index->shape[0] == src->shape[0];
+    for (int d = 1; fits && d < x->rank; d++)
+        fits = src->shape[d] == x->shape[d];
+    if (!fits)
+        return tn_fail(
+            TN_ERR_SHAPE, "index_add: source %s with index %s does not fit to %s: one index a row, rows as in x",
+            tn_shape_text(src, b, sizeof b), tn_shape_text(index, i, sizeof i), tn_shape_text(x, a, sizeof a));
+    if (x->dtype != src->dtype)
+        return tn_fail(TN_ERR_DTYPE, "index_add: %s and source %s: they must have one dtype",
+                       tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)src->dtype));
+    return tn_infer_same(c);
+}
+static tn_status grad_index_add_rows(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[0] = dy;
+    if (!tn_needs_grad(n, 2)) return b->status;
+    int64_t last = n->shape[0] - 1;
+    tn_node *zero = tn_b_const(b, 0, n->in[1]);
+    tn_node *place = tn_b_minimum(b, tn_b_maximum(b, n->in[1], zero), tn_b_const(b, (double)last, n->in[1]));
+    tn_node *taken =
+        last < 0 ? tn_b_expand(b, tn_b_const(b, 0, dy), n->in[2]->shape, n->rank) : tn_b_index_select(b, dy, 0, place);
+    int64_t column[TN_MAX_RANK];
+    for (int d = 0; d < n->rank; d++)
+        column[d] = d ? 1 : n->in[1]->shape[0];
+    tn_node *inside = tn_b_reshape(b, tn_b_eq(b, place, n->in[1]), column, n->rank);
+    grads[2] = tn_b_where(b, inside, taken, tn_b_const(b, 0, dy));
+    return b->status;
+}
+static void reference_index_add_rows(const tn_reference *r) {
+    const tn_node *n = r->node;
+    int64_t rows = n->shape[0], count = n->in[1]->shape[0];
+    int64_t width = 1;
+    for (int d = 1; d < n->rank; d++)
+        width *= n->shape[d];
+    memcpy(r->out, r->in[0], (size_t)(rows * width) * sizeof *r->out);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t row = (int64_t)r->in[1][i];
+        for (int64_t k = 0; k < width && row >= 0 && row < rows; k++)
+            r->out[row * width + k] += r->in[2][i * width + k];
+    }
+}
+const tn_op_impl tn_impl_index_add_rows = {.class_ = TN_NATIVE,
+                                           .infer = infer_index_add_rows,
+                                           .grad = grad_index_add_rows,
+                                           .reference = reference_index_add_rows,
+                                           .cases = "types=f32,f64 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3]; [5] "
+                                                    "[3]:i64@-1..6 [3]; [2,2,3] [0]:i64@0..0 [0,2,3];"
+                                                    "error=fit [4,3] [9]:i64@0..3 [8,3]",
+                                           .flops = 1};
