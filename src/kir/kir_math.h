@@ -23,9 +23,9 @@ typedef uint32_t kir_u32;
 typedef uint64_t kir_u64;
 typedef uint8_t kir_b8;
 
-extern const uint32_t KIR_TWO_OVER_PI[42];
+extern const uint32_t kir_two_over_pi[42];
 enum { KIR_ERF_DEGREE = 11, KIR_ERF_PIECES = 24 };
-extern const double KIR_ERF_TABLE[KIR_ERF_DEGREE + 1][KIR_ERF_PIECES];
+extern const double kir_erf_table[KIR_ERF_DEGREE + 1][KIR_ERF_PIECES];
 
 /* x - quadrant·π/2 for a finite |x| > 2^20, to the last bit or two; *quadrant modulo 4 is what counts. */
 double kir_reduce_large(double x, int64_t *quadrant);
@@ -309,8 +309,8 @@ static inline double kir_erf_f64(double x) {
     double t = a < 6.0 ? a : 0.0;
     int32_t piece = (int32_t)(t * 4.0);
     double u = t - ((double)piece * 0.25 + 0.125);
-    double p = KIR_ERF_TABLE[KIR_ERF_DEGREE][piece];
-    for (int k = KIR_ERF_DEGREE - 1; k >= 0; k--) p = __builtin_fma(p, u, KIR_ERF_TABLE[k][piece]);
+    double p = kir_erf_table[KIR_ERF_DEGREE][piece];
+    for (int k = KIR_ERF_DEGREE - 1; k >= 0; k--) p = __builtin_fma(p, u, kir_erf_table[k][piece]);
     double y = x * p;
     y = y > 1.0 ? 1.0 : y;
     y = y < -1.0 ? -1.0 : y;

@@ -2,7 +2,7 @@
 #include "kir/kir_math.h"
 
 /* The bits of 2/π behind the point, 32 a word: enough to reduce the largest double. */
-const uint32_t KIR_TWO_OVER_PI[42] = {
+const uint32_t kir_two_over_pi[42] = {
     0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab,
     0xdebbc561, 0xb7246e3a, 0x424dd2e0, 0x06492eea, 0x09d1921c, 0xfe1deb1c, 0xb129a73e,
     0xe88235f5, 0x2ebb4484, 0xe99c7026, 0xb45f7e41, 0x3991d639, 0x835339f4, 0x9c845f8b,
@@ -12,7 +12,7 @@ const uint32_t KIR_TWO_OVER_PI[42] = {
 };
 
 /* erf(x)/x on [k/4, k/4 + 1/4): column k holds the coefficients of a polynomial in x - (k/4 + 1/8). */
-const double KIR_ERF_TABLE[12][24] = {
+const double kir_erf_table[12][24] = {
     {
         0x1.1f5e1a35c3b89p+0, 0x1.13e08c7a16a26p+0, 0x1.fe8f1614e4ebbp-1, 0x1.cacbc181f7fbdp-1,
         0x1.9450bb1ec6057p-1, 0x1.611065fc93172p-1, 0x1.3448f8704c35dp-1, 0x1.0ee12190b194ap-1,
@@ -148,7 +148,7 @@ double kir_reduce_large(double x, int64_t *quadrant) {
     uint64_t mantissa = (bits & 0xfffffffffffff) | (uint64_t)1 << 52;
     int first = exponent < 32 ? 0 : (exponent - 2) / 32;
     uint32_t number[9];
-    multiply(mantissa, KIR_TWO_OVER_PI + first, number);
+    multiply(mantissa, kir_two_over_pi + first, number);
     int point = 32 * (first + 6) - exponent; /* bits behind the point */
     int64_t whole = window(number, point + 31) & 3;
     uint64_t high = (uint64_t)window(number, point - 1) << 32 | window(number, point - 33);

@@ -10,7 +10,9 @@
 #include <string.h>
 
 /* Work below this, in nanoseconds, is not worth waking another thread. */
-static const double WORTH_A_THREAD = 5000;
+static double worth_a_thread = 5000;
+
+void kir_vm_worth_a_thread(double nanoseconds) { worth_a_thread = nanoseconds; }
 
 /* ---- which instruction set ----------------------------------------------------------------------------------------- */
 
@@ -81,7 +83,7 @@ static void frame_open(kir_frame *f, const kir_vm *vm, void *memory) {
     kir_frame_carve(f, vm, memory);
     f->vm = vm;
     f->simd = table();
-    f->schedule = NULL;
+    f->bind = NULL;
     f->team = NULL;
 }
 
@@ -107,10 +109,11 @@ static void set_loop(kir_frame *f, int64_t begin, int64_t count) {
     cursor_set(f->layout == KIR_ALONG ? &f->inner : &f->outer, loop_space(f), begin, count);
 }
 
-/* Outside loops, the loop axes stand at their first point. */
+/* Outside loops, the loop axes stand at their first point, even where they have none. */
 static void leave_loop(kir_frame *f) {
+    static const kir_space nowhere = {.n = 0, .total = 1};
     kir_cursor *c = f->layout == KIR_ALONG ? &f->inner : &f->outer;
-    *c = (kir_cursor){.space = loop_space(f), .count = 1, .simple = true};
+    *c = (kir_cursor){.space = &nowhere, .count = 1, .simple = true};
 }
 
 static char *result_of(kir_frame *f, const kir_bound *b) {
@@ -427,7 +430,7 @@ static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_
     }
     j.first_unit[count] = units;
     if (units == 0) return TN_OK;
-    int64_t grain = (int64_t)(WORTH_A_THREAD / (cost / (double)units)) + 1;
+    int64_t grain = (int64_t)(worth_a_thread / (cost / (double)units)) + 1;
     tn_parallel(units, tn_max64(grain, tn_ceil_div(units, threads)), run_share, &j);
     return TN_OK;
 }
@@ -446,7 +449,7 @@ static double guess_cost(const kir_vm *vm, const kir_launch *launches, int64_t c
 
 tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count) {
     int threads = tn_threads();
-    if (threads > 1 && guess_cost(vm, launches, count) > WORTH_A_THREAD) {
+    if (threads > 1 && guess_cost(vm, launches, count) > worth_a_thread) {
         return run_shared(vm, launches, count, threads);
     }
     char *memory = thread_memory(vm->thread_bytes);

@@ -160,6 +160,9 @@ enum {
     KIR_FLAG_DONE = 4     /* STORE: the value is already where it belongs (this tile) */
 };
 
+/* vm.c, for tests: how much work is divided among threads; before any run. */
+void kir_vm_worth_a_thread(double nanoseconds);
+
 /* vm_frame.c */
 /* Divides a thread's memory (thread_bytes) among a frame's parts; with memory NULL only tells the size. */
 size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory);

@@ -41,7 +41,7 @@ size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
     f->states = carve(&at, (size_t)vm->n_states * sizeof *f->states);
     for (int i = 0; i < vm->n_states; i++) {
         char *lanes = carve(&at, lane_bytes(vm->state_width[i]));
-        char *total = carve(&at, KIR_COLUMNS * sizeof(kir_value));
+        char *total = carve(&at, KIR_TILE * sizeof(kir_value));
         if (memory) f->states[i] = (kir_state){.lanes = lanes, .total = total};
     }
     return at - (uintptr_t)memory;
@@ -356,13 +356,13 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     f->cost = (double)par.total * (f->vm->point_cost + (double)loop.total * f->vm->loop_cost);
     if (par.total == 0) return;
     set_plan(f, &par, &loop, lo);
-    const kir_schedule *schedule = f->whole ? &f->vm->whole : &f->vm->parts;
-    if (schedule != f->schedule) {
-        f->schedule = schedule;
+    f->schedule = f->whole ? &f->vm->whole : &f->vm->parts;
+    make_pattern(f, f->pattern);
+    const kir_bind *bind = find_bind(f);
+    if (bind != f->bind || bind == &f->own) { /* else every value is in its slot, or is given its place by each tile */
+        f->bind = bind;
         set_values(f);
     }
-    make_pattern(f, f->pattern);
-    f->bind = find_bind(f);
     set_flags(f);
     set_dials(f);
 }
