@@ -40,9 +40,11 @@ PROBE(probe_avx2, "avx2,fma", __m256, _mm256_fmadd_ps, 12)
 static double probe_base(void) {
     float sum[CHAINS] = {0}, x = seed;
     for (int step = 0; step < STEPS / 10; step++) {
-        for (int i = 0; i < CHAINS; i++) sum[i] = __builtin_fmaf(x, x, sum[i]);
+        for (int i = 0; i < CHAINS; i++)
+            sum[i] = __builtin_fmaf(x, x, sum[i]);
     }
-    for (int i = 0; i < CHAINS; i++) keep = sum[i];
+    for (int i = 0; i < CHAINS; i++)
+        keep = sum[i];
     return 2.0 * CHAINS * STEPS / 10;
 }
 
@@ -154,7 +156,8 @@ typedef struct problem {
 
 static float *make_numbers(int64_t count, int64_t period) {
     float *x = tn_mem_alloc((size_t)count * sizeof *x);
-    for (int64_t i = 0; x && i < count; i++) x[i] = (float)(i * 7919 % period) - (float)(period / 2);
+    for (int64_t i = 0; x && i < count; i++)
+        x[i] = (float)(i * 7919 % period) - (float)(period / 2);
     return x;
 }
 
@@ -210,7 +213,8 @@ static times measure(const problem *p) {
     double samples[SAMPLES];
     for (int i = 0; i < SAMPLES; i++) {
         start = tn_now();
-        for (int r = 0; r < repeats; r++) tn_gemm_f32(&p->args);
+        for (int r = 0; r < repeats; r++)
+            tn_gemm_f32(&p->args);
         samples[i] = (tn_now() - start) / repeats;
     }
     qsort(samples, SAMPLES, sizeof *samples, compare);
@@ -229,8 +233,8 @@ static bool bench(const shape *s, int threads, double limit) {
     if (right) {
         times t = measure(&p);
         double work = 2e-9 * (double)(s->batch * s->m * s->n * s->k);
-        printf("%-24s %3lld x %5lld x %5lld x %5lld %12.2f us %8.1f GFLOP/s %6.2f %6.2f\n", s->name, (long long)s->batch,
-               (long long)s->m, (long long)s->n, (long long)s->k, t.median * 1e6, work / t.median,
+        printf("%-24s %3lld x %5lld x %5lld x %5lld %12.2f us %8.1f GFLOP/s %6.2f %6.2f\n", s->name,
+               (long long)s->batch, (long long)s->m, (long long)s->n, (long long)s->k, t.median * 1e6, work / t.median,
                work / t.median / limit, work / t.best / limit);
     } else {
         printf("%s: WRONG RESULT\n", s->name);

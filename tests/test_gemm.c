@@ -49,13 +49,15 @@ static double get(const array *x, int64_t at) {
 
 static int64_t index_of(const array *x, const int64_t *point) {
     int64_t at = x->first;
-    for (int axis = 0; axis < AXES; axis++) at += point[axis] * x->stride[axis];
+    for (int axis = 0; axis < AXES; axis++)
+        at += point[axis] * x->stride[axis];
     return at;
 }
 
 /* Axes from the innermost to the outermost: usually rows and columns inside, in one order or the other. */
 static void random_order(int *order) {
-    for (int i = 0; i < AXES; i++) order[i] = AXES - 1 - i;
+    for (int i = 0; i < AXES; i++)
+        order[i] = AXES - 1 - i;
     if (random_below(2)) order[0] = ROW, order[1] = COL;
     if (random_below(5)) return;
     for (int i = AXES - 1; i > 0; i--) {
@@ -90,7 +92,8 @@ static void random_array(array *x, tn_dtype dtype, bool broadcast) {
     random_layout(x, broadcast);
     x->memory = tn_mem_alloc((size_t)x->size * tn_dtype_size(dtype));
     assert_non_null(x->memory);
-    for (int64_t i = 0; i < x->size; i++) put(x, i, random_real());
+    for (int64_t i = 0; i < x->size; i++)
+        put(x, i, random_real());
 }
 
 static tn_matrix matrix_of(const array *x) {
@@ -218,7 +221,8 @@ static double define(const product *p, const int64_t *point) {
 
 static int64_t points_of(const array *x) {
     int64_t count = 1;
-    for (int axis = 0; axis < AXES; axis++) count *= x->extent[axis];
+    for (int axis = 0; axis < AXES; axis++)
+        count *= x->extent[axis];
     return count;
 }
 
@@ -239,7 +243,8 @@ static void make_product(product *p) {
     if (p->store_c) {
         p->bias = tn_mem_alloc((size_t)(p->n + 1) * sizeof *p->bias);
         assert_non_null(p->bias);
-        for (int64_t i = 0; i < p->n; i++) p->bias[i] = (float)random_real();
+        for (int64_t i = 0; i < p->n; i++)
+            p->bias[i] = (float)random_real();
     }
     p->expected = p->c;
     size_t bytes = (size_t)p->c.size * tn_dtype_size(p->dtype);
@@ -276,12 +281,13 @@ static void compare(const product *p, const array *result, const char *how) {
         const char *got = (const char *)result->memory + (size_t)i * size;
         const char *want = (const char *)p->expected.memory + (size_t)i * size;
         if (memcmp(got, want, size) == 0) continue;
-        fail_msg("%s, %s, %d threads, %s: [%lld, %lld]·[%lld, %lld], batch %lld %lld %lld %lld: element %lld of C is %.9g, "
-                 "not %.9g (C strides %lld, %lld)",
-                 how, tn_isa_name(tn_cpu().isa), tn_threads(), tn_dtype_name(p->dtype), (long long)p->m, (long long)p->k,
-                 (long long)p->k, (long long)p->n, (long long)p->batch[0], (long long)p->batch[1], (long long)p->batch[2],
-                 (long long)p->batch[3], (long long)i, get(result, i), get(&p->expected, i),
-                 (long long)p->c.stride[ROW], (long long)p->c.stride[COL]);
+        fail_msg(
+            "%s, %s, %d threads, %s: [%lld, %lld]·[%lld, %lld], batch %lld %lld %lld %lld: element %lld of C is %.9g, "
+            "not %.9g (C strides %lld, %lld)",
+            how, tn_isa_name(tn_cpu().isa), tn_threads(), tn_dtype_name(p->dtype), (long long)p->m, (long long)p->k,
+            (long long)p->k, (long long)p->n, (long long)p->batch[0], (long long)p->batch[1], (long long)p->batch[2],
+            (long long)p->batch[3], (long long)i, get(result, i), get(&p->expected, i), (long long)p->c.stride[ROW],
+            (long long)p->c.stride[COL]);
     }
 }
 
@@ -366,7 +372,8 @@ static void check_everywhere(const product *p) {
 }
 
 static int64_t random_size(void) {
-    static const int64_t sizes[] = {1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 14, 15, 16, 17, 27, 28, 29, 31, 32, 33, 48, 63, 64, 65, 100, 130};
+    static const int64_t sizes[] = {1,  1,  2,  3,  4,  5,  7,  8,  9,  13, 14, 15,  16,
+                                    17, 27, 28, 29, 31, 32, 33, 48, 63, 64, 65, 100, 130};
     return sizes[random_below((int64_t)TN_COUNT(sizes))];
 }
 
@@ -378,7 +385,8 @@ static int64_t random_depth(void) {
 static void random_product(product *p) {
     p->dtype = random_below(3) ? TN_F32 : TN_F64;
     int64_t room = 3000000; /* multiplications of the definition: bounds the time of a case */
-    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) p->batch[axis] = random_below(5) ? 1 : 1 + random_below(3);
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        p->batch[axis] = random_below(5) ? 1 : 1 + random_below(3);
     do {
         p->m = random_size();
         p->n = random_size();
@@ -418,11 +426,13 @@ static void joints_load_and_store_every_element_once(void **state) {
 /* Large in one direction: blocks of columns, of rows, and of k, where C is visited several times. */
 static void large_products_have_the_bits_of_their_definition(void **state) {
     (void)state;
-    static const int64_t sizes[][3] = {{3, 1100, 40}, {700, 3, 40}, {400, 600, 7}, {20, 5, 9000}, {40, 40, 5000}, {1, 600, 4100}, {30, 530, 300}};
+    static const int64_t sizes[][3] = {{3, 1100, 40},  {700, 3, 40},   {400, 600, 7}, {20, 5, 9000},
+                                       {40, 40, 5000}, {1, 600, 4100}, {30, 530, 300}};
     random_state = 2;
     for (size_t i = 0; i < TN_COUNT(sizes) * 3; i++) {
         const int64_t *size = sizes[i / 3];
-        product p = {.dtype = i % 3 == 2 ? TN_F64 : TN_F32, .batch = {1, 1, 1, 1}, .m = size[0], .n = size[1], .k = size[2]};
+        product p = {
+            .dtype = i % 3 == 2 ? TN_F64 : TN_F32, .batch = {1, 1, 1, 1}, .m = size[0], .n = size[1], .k = size[2]};
         p.load_a = p.load_b = p.store_c = i % 3 == 1;
         make_product(&p);
         check_everywhere(&p);
@@ -432,11 +442,13 @@ static void large_products_have_the_bits_of_their_definition(void **state) {
 
 static void empty_products_are_zero_or_nothing(void **state) {
     (void)state;
-    static const int64_t sizes[][4] = {{0, 5, 5, 1}, {5, 0, 5, 1}, {5, 5, 0, 1}, {5, 40, 0, 3}, {40, 1, 0, 2}, {0, 0, 0, 1}, {5, 5, 5, 0}};
+    static const int64_t sizes[][4] = {{0, 5, 5, 1},  {5, 0, 5, 1}, {5, 5, 0, 1}, {5, 40, 0, 3},
+                                       {40, 1, 0, 2}, {0, 0, 0, 1}, {5, 5, 5, 0}};
     random_state = 3;
     for (size_t i = 0; i < TN_COUNT(sizes) * 2; i++) {
         const int64_t *size = sizes[i / 2];
-        product p = {.dtype = i % 2 ? TN_F64 : TN_F32, .batch = {1, size[3], 1, 1}, .m = size[0], .n = size[1], .k = size[2]};
+        product p = {
+            .dtype = i % 2 ? TN_F64 : TN_F32, .batch = {1, size[3], 1, 1}, .m = size[0], .n = size[1], .k = size[2]};
         make_product(&p);
         check_everywhere(&p);
         free_product(&p);

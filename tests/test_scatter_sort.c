@@ -69,7 +69,13 @@ static void check_scatter(int64_t rows, int64_t width, int64_t count, int64_t ga
         if (i % 7 == 0) index[i] = random_below(2) ? INT64_MIN : INT64_MAX;
         skipped += index[i] < 0 || index[i] >= rows;
     }
-    tn_scatter_args x = {.out = expected, .src = src, .index = index, .rows = rows, .width = width, .count = count, .src_stride = stride};
+    tn_scatter_args x = {.out = expected,
+                         .src = src,
+                         .index = index,
+                         .rows = rows,
+                         .width = width,
+                         .count = count,
+                         .src_stride = stride};
     memcpy(expected, start, bytes);
     (size == sizeof(float) ? naive_scatter_f32 : naive_scatter_f64)(&x);
     x.out = out;
@@ -88,8 +94,9 @@ static void check_scatter(int64_t rows, int64_t width, int64_t count, int64_t ga
 
 static void scatter_sums_in_ascending_order_on_any_number_of_threads(void **state) {
     (void)state;
-    static const int64_t sizes[][3] = {{1, 1, 5},    {7, 3, 100},   {10, 384, 300},  {3, 1000, 80}, {1000, 1, 30000},
-                                       {50, 16, 4000}, {5, 130, 500}, {2, 127, 1000}, {0, 4, 10},    {4, 0, 10}, {4, 4, 0}};
+    static const int64_t sizes[][3] = {{1, 1, 5},        {7, 3, 100},    {10, 384, 300}, {3, 1000, 80},
+                                       {1000, 1, 30000}, {50, 16, 4000}, {5, 130, 500},  {2, 127, 1000},
+                                       {0, 4, 10},       {4, 0, 10},     {4, 4, 0}};
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
         for (int gap = 0; gap < 2; gap++) {
             check_scatter(sizes[i][0], sizes[i][1], sizes[i][2], gap, sizeof(float));
@@ -104,7 +111,8 @@ static void one_source_row_may_be_added_everywhere(void **state) {
     int64_t index[] = {0, 1, 1, 2, 2, 2};
     tn_scatter_args x = {.out = out, .src = &one, .index = index, .rows = 3, .width = 1, .count = 6, .src_stride = 0};
     assert_int_equal(tn_scatter_add_f32(&x), 0);
-    for (int i = 0; i < 3; i++) assert_true(out[i] == 1.5f * (float)(i + 1));
+    for (int i = 0; i < 3; i++)
+        assert_true(out[i] == 1.5f * (float)(i + 1));
 }
 
 /* ---- sort --------------------------------------------------------------------------------------------------------- */
@@ -123,7 +131,9 @@ static int compare_at(const void *data, int64_t i, int64_t j, tn_dtype t) {
     switch (t) {
     case TN_F32:
     case TN_F64: return compare_reals(real_at(data, i, t), real_at(data, j, t));
-    case TN_U64: return (((const uint64_t *)data)[i] > ((const uint64_t *)data)[j]) - (((const uint64_t *)data)[i] < ((const uint64_t *)data)[j]);
+    case TN_U64:
+        return (((const uint64_t *)data)[i] > ((const uint64_t *)data)[j]) -
+               (((const uint64_t *)data)[i] < ((const uint64_t *)data)[j]);
     case TN_I64: x = ((const int64_t *)data)[i], y = ((const int64_t *)data)[j]; break;
     case TN_I32: x = ((const int32_t *)data)[i], y = ((const int32_t *)data)[j]; break;
     case TN_U32: x = ((const uint32_t *)data)[i], y = ((const uint32_t *)data)[j]; break;
@@ -177,7 +187,13 @@ static void check_sort(int64_t rows, int64_t length, tn_dtype t) {
         int threads = variant / 2 + 1;
         assert_ok(tn_threads_set(threads));
         void *workspace = room((size_t)(threads * 2 * length) * sizeof(int64_t));
-        tn_argsort_args x = {.data = data, .order = order, .rows = rows, .length = length, .dtype = t, .descending = variant % 2, .workspace = workspace};
+        tn_argsort_args x = {.data = data,
+                             .order = order,
+                             .rows = rows,
+                             .length = length,
+                             .dtype = t,
+                             .descending = variant % 2,
+                             .workspace = workspace};
         memset(order, 0xff, count * sizeof *order);
         tn_argsort_rows(&x);
         for (int64_t r = 0; r < rows; r++) {
@@ -191,9 +207,11 @@ static void check_sort(int64_t rows, int64_t length, tn_dtype t) {
 
 static void argsort_is_stable_for_every_type_and_length(void **state) {
     (void)state;
-    static const int64_t sizes[][2] = {{1, 1}, {5, 2}, {1000, 7}, {3, 0}, {0, 3}, {20, 47}, {20, 48}, {9, 300}, {2, 20000}};
+    static const int64_t sizes[][2] = {{1, 1},   {5, 2},   {1000, 7}, {3, 0},    {0, 3},
+                                       {20, 47}, {20, 48}, {9, 300},  {2, 20000}};
     for (int t = TN_F32; t <= TN_BOOL; t++) {
-        for (size_t i = 0; i < TN_COUNT(sizes); i++) check_sort(sizes[i][0], sizes[i][1], (tn_dtype)t);
+        for (size_t i = 0; i < TN_COUNT(sizes); i++)
+            check_sort(sizes[i][0], sizes[i][1], (tn_dtype)t);
     }
 }
 

@@ -26,16 +26,20 @@ static void add_f32(void *out, const void *src, int64_t begin, int64_t count) {
     float *o = (float *)out + begin;
     const float *s = (const float *)src + begin;
     int64_t i = 0;
-    for (; i + 4 <= count; i += 4) *(floats *)(o + i) += *(const floats *)(s + i);
-    for (; i < count; i++) o[i] += s[i];
+    for (; i + 4 <= count; i += 4)
+        *(floats *)(o + i) += *(const floats *)(s + i);
+    for (; i < count; i++)
+        o[i] += s[i];
 }
 
 static void add_f64(void *out, const void *src, int64_t begin, int64_t count) {
     double *o = (double *)out + begin;
     const double *s = (const double *)src + begin;
     int64_t i = 0;
-    for (; i + 2 <= count; i += 2) *(doubles *)(o + i) += *(const doubles *)(s + i);
-    for (; i < count; i++) o[i] += s[i];
+    for (; i + 2 <= count; i += 2)
+        *(doubles *)(o + i) += *(const doubles *)(s + i);
+    for (; i < count; i++)
+        o[i] += s[i];
 }
 
 /* Adds columns [c0, c1) of all rows whose destination is in [r0, r1). */
@@ -64,7 +68,8 @@ static void add_rows_part(void *ctx, int64_t begin, int64_t end, int worker) {
 
 static int64_t count_skipped(const tn_scatter_args *x) {
     int64_t skipped = 0;
-    for (int64_t i = 0; i < x->count; i++) skipped += x->index[i] < 0 || x->index[i] >= x->rows;
+    for (int64_t i = 0; i < x->count; i++)
+        skipped += x->index[i] < 0 || x->index[i] >= x->rows;
     return skipped;
 }
 

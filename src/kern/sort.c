@@ -9,8 +9,8 @@
 #include <string.h>
 
 enum {
-    SHORT_ROW = 48,      /* below that insertion beats clearing and summing the counts */
-    RADIX = 256,         /* one byte a pass: its counts and the open ends of its buckets fit the first cache */
+    SHORT_ROW = 48, /* below that insertion beats clearing and summing the counts */
+    RADIX = 256,    /* one byte a pass: its counts and the open ends of its buckets fit the first cache */
     KEY_BYTES = 8,
     PART_ELEMENTS = 4096 /* rows are shared among threads in parts of at least so many elements */
 };
@@ -24,18 +24,12 @@ typedef struct key_rule {
 } key_rule;
 
 static const key_rule rules[TN_DTYPE_COUNT] = {
-    [TN_F32] = {KEY_FLOAT, 0x7f800000},
-    [TN_F64] = {KEY_FLOAT, 0x7ff0000000000000},
-    [TN_F16] = {KEY_FLOAT, 0x7c00},
-    [TN_BF16] = {KEY_FLOAT, 0x7f80},
-    [TN_I32] = {KEY_SIGNED, 0},
-    [TN_I64] = {KEY_SIGNED, 0},
-    [TN_I8] = {KEY_SIGNED, 0},
-    [TN_I16] = {KEY_SIGNED, 0},
-    [TN_U32] = {KEY_UNSIGNED, 0},
-    [TN_U64] = {KEY_UNSIGNED, 0},
-    [TN_BOOL] = {KEY_UNSIGNED, 0},
-    [TN_U8] = {KEY_UNSIGNED, 0},
+    [TN_F32] = {KEY_FLOAT, 0x7f800000}, [TN_F64] = {KEY_FLOAT, 0x7ff0000000000000},
+    [TN_F16] = {KEY_FLOAT, 0x7c00},     [TN_BF16] = {KEY_FLOAT, 0x7f80},
+    [TN_I32] = {KEY_SIGNED, 0},         [TN_I64] = {KEY_SIGNED, 0},
+    [TN_I8] = {KEY_SIGNED, 0},          [TN_I16] = {KEY_SIGNED, 0},
+    [TN_U32] = {KEY_UNSIGNED, 0},       [TN_U64] = {KEY_UNSIGNED, 0},
+    [TN_BOOL] = {KEY_UNSIGNED, 0},      [TN_U8] = {KEY_UNSIGNED, 0},
     [TN_U16] = {KEY_UNSIGNED, 0},
 };
 
@@ -67,7 +61,8 @@ static void make_keys(const tn_argsort_args *x, int64_t row, uint64_t *keys) {
     const char *data = (const char *)x->data + (size_t)(row * x->length) * size;
     uint64_t sign = (uint64_t)1 << (8 * size - 1), all = sign | (sign - 1);
     uint64_t turned = x->descending ? all : 0;
-    for (int64_t i = 0; i < x->length; i++) keys[i] = key_of(bits_at(data, i, size), rule, sign) ^ turned;
+    for (int64_t i = 0; i < x->length; i++)
+        keys[i] = key_of(bits_at(data, i, size), rule, sign) ^ turned;
 }
 
 /* ---- sorting ------------------------------------------------------------------------------------------------------ */
@@ -75,7 +70,8 @@ static void make_keys(const tn_argsort_args *x, int64_t row, uint64_t *keys) {
 static void sort_by_insertion(const uint64_t *keys, int64_t *order, int64_t length) {
     for (int64_t i = 0; i < length; i++) {
         int64_t j = i;
-        for (; j > 0 && keys[order[j - 1]] > keys[i]; j--) order[j] = order[j - 1];
+        for (; j > 0 && keys[order[j - 1]] > keys[i]; j--)
+            order[j] = order[j - 1];
         order[j] = i;
     }
 }
@@ -83,7 +79,8 @@ static void sort_by_insertion(const uint64_t *keys, int64_t *order, int64_t leng
 static void count_bytes(const uint64_t *keys, int64_t length, size_t bytes, int64_t counts[][RADIX]) {
     memset(counts, 0, bytes * sizeof *counts);
     for (int64_t i = 0; i < length; i++) {
-        for (size_t byte = 0; byte < bytes; byte++) counts[byte][keys[i] >> (8 * byte) & (RADIX - 1)]++;
+        for (size_t byte = 0; byte < bytes; byte++)
+            counts[byte][keys[i] >> (8 * byte) & (RADIX - 1)]++;
     }
 }
 
@@ -113,7 +110,8 @@ static void sort_by_bytes(const uint64_t *keys, int64_t *order, int64_t *other, 
         to = to == order ? other : order;
     }
     if (!from) {
-        for (int64_t i = 0; i < length; i++) order[i] = i;
+        for (int64_t i = 0; i < length; i++)
+            order[i] = i;
     } else if (from == other) {
         memcpy(order, other, (size_t)length * sizeof *order);
     }

@@ -19,20 +19,20 @@
 enum {
     CHUNK = KIR_KSUM,
     BLOCK_LD = TN_GEMM_BLOCK_LD,
-    LOAD_STEPS = 16,               /* a load joint of B fills blocks of so many steps … */
-    LOAD_COLUMNS = 8 * PANEL,      /* … and columns: 4096 elements with AVX-512. B is packed together in such pieces */
+    LOAD_STEPS = 16,          /* a load joint of B fills blocks of so many steps … */
+    LOAD_COLUMNS = 8 * PANEL, /* … and columns: 4096 elements with AVX-512. B is packed together in such pieces */
     IN_PLACE_ROWS = 12 * TILE_ROWS, /* of C, up to which contiguous rows of B are read where they lie, … */
     IN_PLACE_ELEMENTS = (4 << 20) / sizeof(real), /* … or beyond, if B is not larger than this */
-    FLY_ROWS = 12 * TILE_ROWS,     /* … and up to which it is packed just before use, by each thread for itself … */
-    FLY_COLUMNS = 4 * PANEL,       /* … so many columns at a time: with CHUNK steps they stay in the second cache */
-    K_BLOCK = 16 * CHUNK,          /* steps of A and B that are packed at once, at most */
+    FLY_ROWS = 12 * TILE_ROWS, /* … and up to which it is packed just before use, by each thread for itself … */
+    FLY_COLUMNS = 4 * PANEL,   /* … so many columns at a time: with CHUNK steps they stay in the second cache */
+    K_BLOCK = 16 * CHUNK,      /* steps of A and B that are packed at once, at most */
     MIN_N_BLOCK = 512,
-    B_ELEMENTS = (8 << 20) / sizeof(real),   /* of B packed by all threads together: a share of the third cache */
-    A_ELEMENTS = (512 << 10) / sizeof(real), /* of A packed by one thread: half of a second cache of 1 MiB */
-    MIN_ROWS = 4 * TILE_ROWS,      /* rows of a block of A: fewer would read B too often … */
-    MAX_ROWS = 12 * TILE_ROWS,     /* … and with more C falls out of the cache */
-    SHORT_COLUMN = 512 / sizeof(real),       /* of A: eight to a page */
-    PACK_COST = 10, /* packing a number takes as long as so many multiplications */
+    B_ELEMENTS = (8 << 20) / sizeof(real),    /* of B packed by all threads together: a share of the third cache */
+    A_ELEMENTS = (512 << 10) / sizeof(real),  /* of A packed by one thread: half of a second cache of 1 MiB */
+    MIN_ROWS = 4 * TILE_ROWS,                 /* rows of a block of A: fewer would read B too often … */
+    MAX_ROWS = 12 * TILE_ROWS,                /* … and with more C falls out of the cache */
+    SHORT_COLUMN = 512 / sizeof(real),        /* of A: eight to a page */
+    PACK_COST = 10,                           /* packing a number takes as long as so many multiplications */
     OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by matrix */
 };
 
@@ -206,7 +206,8 @@ static void plan(gemm *g, const tn_gemm_args *args) {
     simplify(&g->args);
     const tn_gemm_args *x = &g->args;
     g->batches = 1;
-    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) g->batches *= x->batch[axis];
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        g->batches *= x->batch[axis];
     g->b_fixed = is_b_fixed(x);
     g->direct = !x->c.joint.vm && x->c.col_stride == 1;
     g->b_source = choose_b(g);
@@ -300,7 +301,8 @@ static void locate(const gemm *g, int64_t index, int64_t *batch) {
 
 static real *element(const tn_matrix *x, const int64_t *batch, int64_t row, int64_t col) {
     int64_t at = row * x->row_stride + col * x->col_stride;
-    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) at += batch[axis] * x->batch_stride[axis];
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        at += batch[axis] * x->batch_stride[axis];
     return (real *)x->data + at;
 }
 
@@ -342,7 +344,8 @@ static void pack_b(const gemm *g, part *p, const int64_t *batch, box at, real *t
     }
     for (int64_t j = 0; j < at.cols; j += LOAD_COLUMNS) {
         for (int64_t k = 0; k < at.rows; k += LOAD_STEPS) {
-            box piece = {at.row + k, tn_min64(LOAD_STEPS, at.rows - k), at.col + j, tn_min64(LOAD_COLUMNS, at.cols - j)};
+            box piece = {at.row + k, tn_min64(LOAD_STEPS, at.rows - k), at.col + j,
+                         tn_min64(LOAD_COLUMNS, at.cols - j)};
             pack_b_joint(p, batch, piece, to + j / PANEL * distance + k * PANEL, distance);
         }
     }
@@ -423,10 +426,20 @@ static void look_ahead(tile *t, const a_block *a, int64_t next_row, int64_t k, i
     t->ahead_rows = tn_min64(share, TILE_ROWS - begin);
 }
 
+/* The last columns, fewer than a panel. */
+static void multiply_edge(tile t, int64_t height, int64_t columns) {
+    for (; columns > 0; columns -= VL) {
+        t.columns = columns;
+        tile_edge[height](&t);
+        t.b += VL;
+        t.c += VL;
+    }
+}
+
 /* A's rows from step k on times the panels that `t` points at. Rows outside: a tile of A stays in the first cache and
  * the panels of B pass by in the second. */
 static void multiply(const a_block *a, int64_t k, tile t, int64_t rows, int64_t columns) {
-    int64_t wide = 0, share = tn_ceil_div(TILE_ROWS, tn_ceil_div(columns, PANEL));
+    int64_t wide = 0, share = tn_ceil_div(TILE_ROWS, tn_max64(columns / PANEL, 1));
     if (rows <= WIDE_HEIGHT) {
         aim(&t, a, 0, rows, k);
         wide = multiply_wide(t, rows, columns);
@@ -436,13 +449,16 @@ static void multiply(const a_block *a, int64_t k, tile t, int64_t rows, int64_t 
     for (int64_t i = 0, height = 0; i < rows; i += height) {
         height = tile_height(rows - i);
         aim(&t, a, i, height, k);
-        for (int64_t j = wide; j < columns; j += PANEL) {
+        int64_t j = wide;
+        for (; j + PANEL <= columns; j += PANEL) {
             look_ahead(&t, a, i + height, k, j, share);
             t.b = b + j / PANEL * t.b_panel;
             t.c = c + i * t.c_row + j;
-            t.columns = columns - j;
-            (t.columns >= PANEL ? tile_full : tile_edge)[height](&t);
+            tile_full[height](&t);
         }
+        t.b = b + j / PANEL * t.b_panel;
+        t.c = c + i * t.c_row + j;
+        if (j < columns) multiply_edge(t, height, columns - j);
     }
 }
 
@@ -452,10 +468,11 @@ typedef struct group {
     const gemm *g;
     int64_t first, batches; /* which products */
     int threads;
-    real *b_packed, *sums; /* memory of all parts together: packed panels; a column block of C whose k comes in pieces */
-    char *parts;           /* memory of each part */
-    int64_t j0, columns;   /* the stage at hand: columns of B and C … */
-    int64_t k0, steps;     /* … and steps of k */
+    real *b_packed,
+        *sums;           /* memory of all parts together: packed panels; a column block of C whose k comes in pieces */
+    char *parts;         /* memory of each part */
+    int64_t j0, columns; /* the stage at hand: columns of B and C … */
+    int64_t k0, steps;   /* … and steps of k */
     int64_t row_strips, column_strips;
 } group;
 
@@ -479,7 +496,8 @@ static void aim_b(const group *s, const part *p, const int64_t *batch, tile *t, 
 }
 
 /* All steps of the stage for a block of C, chain after chain, into c. */
-static void accumulate(const group *s, part *p, const int64_t *batch, const a_block *a, box at, real *c, int64_t c_row) {
+static void accumulate(const group *s, part *p, const int64_t *batch, const a_block *a, box at, real *c,
+                       int64_t c_row) {
     tile t = {.c = c, .c_row = c_row};
     int64_t k = 0;
     do {
@@ -508,7 +526,8 @@ static void copy_out(const tn_matrix *matrix, const int64_t *batch, box at, cons
         return;
     }
     for (int64_t i = 0; i < at.rows; i++) {
-        for (int64_t j = 0; j < at.cols; j++) c[i * matrix->row_stride + j * matrix->col_stride] = block[i * BLOCK_LD + j];
+        for (int64_t j = 0; j < at.cols; j++)
+            c[i * matrix->row_stride + j * matrix->col_stride] = block[i * BLOCK_LD + j];
     }
 }
 
@@ -613,7 +632,8 @@ static void pack_b_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     int64_t chunks = tn_ceil_div(r->at.rows, CHUNK);
     for (int64_t i = begin; i < end; i++) {
         int64_t j = i / chunks * LOAD_COLUMNS, k = i % chunks * CHUNK;
-        box at = {r->at.row + k, tn_min64(CHUNK, r->at.rows - k), r->at.col + j, tn_min64(LOAD_COLUMNS, r->at.cols - j)};
+        box at = {r->at.row + k, tn_min64(CHUNK, r->at.rows - k), r->at.col + j,
+                  tn_min64(LOAD_COLUMNS, r->at.cols - j)};
         pack_b(r->g, &p, r->batch, at, r->to + k * round_up(r->at.cols, PANEL) + j * at.rows);
     }
 }
@@ -665,7 +685,8 @@ static void run_group(const gemm *g, int64_t first, int64_t batches, int threads
 static void run_batches(void *ctx, int64_t begin, int64_t end, int worker) {
     const gemm *g = ctx;
     char *memory = (char *)g->args.workspace + (size_t)worker * (g->shared_bytes + g->part_bytes);
-    for (int64_t i = begin; i < end; i++) run_group(g, i, 1, 1, memory);
+    for (int64_t i = begin; i < end; i++)
+        run_group(g, i, 1, 1, memory);
 }
 
 static void fill_cache(const gemm *g, int threads) {
@@ -678,7 +699,8 @@ static void fill_cache(const gemm *g, int threads) {
 
 static bool is_empty(const tn_gemm_args *args) {
     bool empty = args->m == 0 || args->n == 0;
-    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) empty = empty || args->batch[axis] == 0;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        empty = empty || args->batch[axis] == 0;
     return empty;
 }
 
@@ -693,7 +715,8 @@ static void run(const tn_gemm_args *args) {
     } else if (g.b_fixed && (g.direct || !in_pieces(&g))) {
         run_group(&g, 0, g.batches, threads, g.args.workspace);
     } else {
-        for (int64_t i = 0; i < g.batches; i++) run_group(&g, i, 1, threads, g.args.workspace);
+        for (int64_t i = 0; i < g.batches; i++)
+            run_group(&g, i, 1, threads, g.args.workspace);
     }
 }
 

@@ -67,7 +67,8 @@ static void pack_strided(const pack *p) {
     for (int64_t step = 0; step < p->steps; step++) {
         const real *from = p->from + step * p->along;
         real *to = p->to + step * p->distance;
-        for (int64_t line = 0; line < p->lines; line++) to[line] = from[line * p->across];
+        for (int64_t line = 0; line < p->lines; line++)
+            to[line] = from[line * p->across];
     }
 }
 
@@ -104,7 +105,8 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t line, const bool wh
 
 static void pack_transposed(const pack *p) {
     int64_t line = 0;
-    for (; line + VL <= p->lines; line += VL) pack_transposed_lines(p, line, true);
+    for (; line + VL <= p->lines; line += VL)
+        pack_transposed_lines(p, line, true);
     if (line < p->lines) pack_transposed_lines(p, line, false);
 }
 

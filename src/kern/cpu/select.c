@@ -23,7 +23,8 @@ static _Atomic(const gemm_tables *) chosen;
 /* Threads that get here at the same time find the same answer. */
 static const gemm_tables *choose(void) {
     int isa = (int)tn_cpu().isa;
-    while (isa > TN_ISA_BASE && !built[isa].f32) isa--;
+    while (isa > TN_ISA_BASE && !built[isa].f32)
+        isa--;
     atomic_store_explicit(&chosen, &built[isa], memory_order_relaxed);
     return &built[isa];
 }

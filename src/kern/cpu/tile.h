@@ -15,9 +15,13 @@
 
 #include "vec.h"
 
-/* Rows are bounded by the registers: rows · 2 sums, two vectors of B and one of A must fit. WIDE_n: panels that n rows
- * take at once; 1 where one panel keeps the multipliers busy. */
-#if defined(__AVX512F__)
+/* Rows are bounded by the registers: rows · 2 sums, two vectors of B and one of A must fit; for double, where nobody waits
+ * for the last tenth, by the size of the code. WIDE_n: panels that n rows take at once; 1 where one panel keeps the
+ * multipliers busy. */
+#if defined(__AVX512F__) && defined(TN_VEC_F64)
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+enum { TILE_ROWS = 8, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
+#elif defined(__AVX512F__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX2__)
@@ -42,8 +46,8 @@ typedef struct tile {
     real *c;
     int64_t c_row;
     int64_t k;
-    int64_t columns; /* of an edge tile */
-    bool add;        /* to what C holds; else C is overwritten */
+    int64_t columns;    /* of an edge tile, at most VL */
+    bool add;           /* to what C holds; else C is overwritten */
     const real *ahead;  /* rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile */
     int64_t ahead_rows; /* how many of them: 0 for none */
 } tile;
@@ -52,24 +56,21 @@ typedef void tile_fn(const tile *t);
 
 /* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. */
 enum {
-    C_AHEAD_K = 64,              /* C's rows are asked for when the tile starts, if it has so many steps to go */
-    A_AHEAD = 12,                /* steps, where one step's rows lie side by side: a line or two */
-    B_AHEAD = 8,                 /* steps */
-    TALL = TILE_ROWS / 2,        /* rows from which there is room for the prefetches of B */
-    STRETCH = 64 / sizeof(real)  /* steps between two prefetches of a row of A: one cache line */
+    C_AHEAD_K = 64,             /* C's rows are asked for when the tile starts, if it has so many steps to go */
+    A_AHEAD = 12,               /* steps, where one step's rows lie side by side: a line or two */
+    B_AHEAD = 8,                /* steps */
+    TALL = TILE_ROWS / 2,       /* rows from which there is room for the prefetches of B */
+    STRETCH = 64 / sizeof(real) /* steps between two prefetches of a row of A: one cache line */
 };
 
-/* All but `t` is constant after inlining: rows, panels, vectors a panel, whether the last vectors are masked, whether
- * the rows of A lie side by side. */
+/* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A lie
+ * side by side. */
 VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
                          const bool adjacent) {
     const int width = panels * vectors;
     V sum[TILE_ROWS][2 * WIDEST];
-    M mask[2] = {v_mask(VL), v_mask(VL)};
-    if (edge) mask[vectors - 1] = v_mask(t->columns - (vectors - 1) * VL);
-    VEC_UNROLL for (int i = 0; i < rows; i++) {
-        VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_zero();
-    }
+    const M mask = v_mask(t->columns);
+    VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_zero(); }
     const real *a = t->a;
     const real *b = t->b;
     const int64_t a_row = adjacent ? 1 : t->a_row;
@@ -85,7 +86,8 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
     }
     const real *ahead = t->ahead;
     for (int64_t left = t->k; left > 0; left -= STRETCH) {
-        for (int64_t i = 0; i < t->ahead_rows; i++) __builtin_prefetch(ahead + i * t->a_row);
+        for (int64_t i = 0; i < t->ahead_rows; i++)
+            __builtin_prefetch(ahead + i * t->a_row);
         ahead += STRETCH;
         for (int64_t k = left < STRETCH ? left : STRETCH; k > 0; k--) {
             if (adjacent) {
@@ -96,7 +98,7 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
             VEC_UNROLL for (int j = 0; j < width; j++) {
                 const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
                 if (rows >= TALL) __builtin_prefetch(from + B_AHEAD * b_k);
-                y[j] = edge && j == width - 1 ? v_part_load(from, mask[j]) : v_load(from);
+                y[j] = edge ? v_part_load(from, mask) : v_load(from);
             }
             VEC_UNROLL for (int i = 0; i < rows; i++) {
                 V x = v_set1(a[i * a_row]);
@@ -109,8 +111,8 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
     VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
         VEC_UNROLL for (int j = 0; j < width; j++) {
             real *to = c + j * VL;
-            if (edge && j == width - 1) {
-                v_part_store(to, mask[j], add ? v_part_load(to, mask[j]) + sum[i][j] : sum[i][j]);
+            if (edge) {
+                v_part_store(to, mask, add ? v_part_load(to, mask) + sum[i][j] : sum[i][j]);
             } else {
                 v_store(to, add ? v_load(to) + sum[i][j] : sum[i][j]);
             }
@@ -119,22 +121,16 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
 }
 
 /* Full: one panel. Only full height is worth a second copy for rows of A that lie side by side (packed, or a transposed
- * matrix in place). Edge: more than one vector of a panel; narrow: at most one. */
-#define TILE_FUNCTIONS(rows)                                                  \
-    static void tile_full_##rows(const tile *t) {                             \
-        if (rows == TILE_ROWS && t->a_row == 1) {                             \
-            tile_run(t, rows, 1, 2, false, true);                             \
-        } else {                                                              \
-            tile_run(t, rows, 1, 2, false, false);                            \
-        }                                                                     \
-    }                                                                         \
-    static void tile_edge_##rows(const tile *t) {                             \
-        if (t->columns <= VL) {                                               \
-            tile_run(t, rows, 1, 1, true, false);                             \
-        } else {                                                              \
-            tile_run(t, rows, 1, 2, true, false);                             \
-        }                                                                     \
-    }
+ * matrix in place). Edge: at most one vector; a wider edge is two of them. */
+#define TILE_FUNCTIONS(rows)                       \
+    static void tile_full_##rows(const tile *t) {  \
+        if (rows == TILE_ROWS && t->a_row == 1) {  \
+            tile_run(t, rows, 1, 2, false, true);  \
+        } else {                                   \
+            tile_run(t, rows, 1, 2, false, false); \
+        }                                          \
+    }                                              \
+    static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, false); }
 TILE_HEIGHTS(TILE_FUNCTIONS)
 
 #define TILE_WIDE_FUNCTION(rows) \

@@ -14,8 +14,11 @@
 
 #define VEC_JOIN_(a, b) a##_##b
 #define VEC_JOIN(a, b) VEC_JOIN_(a, b)
-/* Before a loop of constant length: unrolled whole, so that an array of vectors can live in registers. */
-#ifdef __clang__
+/* Before a loop of constant length: unrolled whole, so that an array of vectors can live in registers. Where fma is a
+ * call, that would be for nothing. */
+#if !defined(__AVX2__) && !defined(__FP_FAST_FMAF) && !defined(__ARM_FEATURE_FMA)
+#define VEC_UNROLL
+#elif defined(__clang__)
 #define VEC_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define VEC_UNROLL _Pragma("GCC unroll 16")
@@ -96,7 +99,8 @@ VEC_INLINE void v_part_store(real *p, M m, V x) { VEC_OP(maskstore)(p, m, x); }
 
 VEC_INLINE V v_set1(real x) {
     V v;
-    for (int i = 0; i < VL; i++) v[i] = x;
+    for (int i = 0; i < VL; i++)
+        v[i] = x;
     return v;
 }
 
@@ -117,12 +121,14 @@ VEC_INLINE M v_mask(int64_t n) { return n < VL ? (int)n : VL; }
 
 VEC_INLINE V v_part_load(const real *p, M m) {
     V v = v_zero();
-    for (int i = 0; i < m; i++) v[i] = p[i];
+    for (int i = 0; i < m; i++)
+        v[i] = p[i];
     return v;
 }
 
 VEC_INLINE void v_part_store(real *p, M m, V x) {
-    for (int i = 0; i < m; i++) p[i] = x[i];
+    for (int i = 0; i < m; i++)
+        p[i] = x[i];
 }
 
 #endif
