@@ -27,6 +27,7 @@ from torch_train import Policy, read_safetensors  # noqa: E402
 
 BATCHES = (1, 64, 4096)
 CALLS = {1: 400, 64: 100, 4096: 6}
+ROUND = 64  # batches taken in turn
 MEMORY_BATCH, MEMORY_STEPS = 4096, 20
 TARGETS = {("forward", 1): 8, ("forward", 64): 6, ("forward", 4096): 2.2,
            ("train", 1): 8, ("train", 64): 5, ("train", 4096): 2}
@@ -67,9 +68,13 @@ class Torch:
             return seconds_of(lambda: self.net(x), calls)
 
     def time_train(self, n, calls):
-        x, actions, returns = self.x[:n], self.actions[:n], self.returns[:n]
+        places, done = len(self.x) // n, 0
 
-        def step():
+        def step():  # on batches that differ, as bench/policy.c
+            nonlocal done
+            rows = slice(done % ROUND % places * n, (done % ROUND % places + 1) * n)
+            done += 1
+            x, actions, returns = self.x[rows], self.actions[rows], self.returns[rows]
             self.optimizer.zero_grad()
             logits, value = self.net(x)
             loss = torch.nn.functional.cross_entropy(logits, actions) + torch.nn.functional.mse_loss(value, returns)

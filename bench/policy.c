@@ -16,7 +16,7 @@
 
 #include "trunnion/trunnion.h"
 
-enum { OBSERVATIONS = 64, WIDTH = 128, ACTIONS = 8, MOST = 4096, CHECKED = 64, CHAIN = 15, CHAIN_ELEMENTS = 16 };
+enum { OBSERVATIONS = 64, WIDTH = 128, ACTIONS = 8, MOST = 4096, CHECKED = 64, CHAIN = 15, CHAIN_ELEMENTS = 16, ROUND = 64 };
 static const double LEARNING_RATE = 1e-3;
 
 typedef struct bench {
@@ -69,9 +69,17 @@ typedef struct batch {
     tn_tensor *observations, *actions, *returns;
 } batch;
 
-static batch take_batch(int64_t n) {
-    return (batch){tn_from_data(b.observations, (int64_t[]){n, OBSERVATIONS}, 2, TN_F32),
-                   tn_from_data(b.actions, &n, 1, TN_I64), tn_from_data(b.returns, (int64_t[]){n, 1}, 2, TN_F32)};
+/* n rows from row `first` on. */
+static batch take_batch(int64_t first, int64_t n) {
+    return (batch){tn_from_data(b.observations + first * OBSERVATIONS, (int64_t[]){n, OBSERVATIONS}, 2, TN_F32),
+                   tn_from_data(b.actions + first, &n, 1, TN_I64),
+                   tn_from_data(b.returns + first, (int64_t[]){n, 1}, 2, TN_F32)};
+}
+
+/* Batches that differ, as in life: on one alone many gradients soon vanish, and arithmetic on numbers next to zero is slow. */
+static void take_batches(int64_t n, batch batches[ROUND]) {
+    int64_t places = MOST / n;
+    for (int64_t i = 0; i < ROUND; i++) batches[i] = take_batch(i % places * n, n);
 }
 
 /* out: logits and value. */
@@ -133,7 +141,7 @@ static void save(const char *path) {
             snprintf(names[i], sizeof names[i], "model.%s", items[i].name);
             all[i] = (tn_named_tensor){names[i], items[i].tensor};
         }
-        batch x = take_batch(MOST), few = take_batch(CHECKED);
+        batch x = take_batch(0, MOST), few = take_batch(0, CHECKED);
         tn_tensor *out[2];
         TN_NO_GRAD forward(&few, out);
         const tn_named_tensor more[] = {{"data.observations", x.observations}, {"data.actions", x.actions},
@@ -150,7 +158,7 @@ static void save(const char *path) {
 
 static void time_forward(int64_t n, int64_t calls) {
     TN_SCOPE {
-        batch x = take_batch(n);
+        batch x = take_batch(0, n);
         double start = now();
         for (int64_t i = 0; i < calls; i++) forward_step(&x);
         printf("%.9g\n", (now() - start) / (double)calls);
@@ -159,7 +167,7 @@ static void time_forward(int64_t n, int64_t calls) {
 
 static void time_replay(int64_t n, int64_t calls) {
     TN_SCOPE TN_NO_GRAD {
-        batch x = take_batch(n);
+        batch x = take_batch(0, n);
         tn_tensor *out[2], *got[2];
         tn_graph *graph;
         check(tn_capture_begin());
@@ -175,10 +183,11 @@ static void time_replay(int64_t n, int64_t calls) {
 static void time_training(int64_t n, int64_t calls) {
     tn_runtime_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};
     TN_SCOPE {
-        batch x = take_batch(n);
+        batch batches[ROUND];
+        take_batches(n, batches);
         check(tn_get_runtime_stats(&before));
         double start = now();
-        for (int64_t i = 0; i < calls; i++) (void)train_step(&x);
+        for (int64_t i = 0; i < calls; i++) (void)train_step(&batches[i % ROUND]);
         double seconds = now() - start;
         check(tn_get_runtime_stats(&after));
         printf("%.9g %.4f\n", seconds / (double)calls, 1 - (after.run_seconds - before.run_seconds) / seconds);
@@ -220,7 +229,7 @@ static void losses(const char *path, long steps) {
     begin();
     save(path);
     TN_SCOPE {
-        batch x = take_batch(MOST);
+        batch x = take_batch(0, MOST);
         for (long i = 0; i < steps; i++) printf("%.9g\n", train_step(&x));
     }
 }
@@ -238,7 +247,7 @@ static long long peak_of_process(void) {
 static void memory(int64_t n, long steps) {
     begin();
     TN_SCOPE {
-        batch x = take_batch(n);
+        batch x = take_batch(0, n);
         for (long i = 0; i < steps; i++) (void)train_step(&x);
     }
     printf("%lld\n", peak_of_process());

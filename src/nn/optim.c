@@ -13,7 +13,7 @@
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
 
-enum { MAX_SLOTS = 2, MAX_DIALS = 3 };
+enum { MAX_SLOTS = 2, MAX_NUMBERS = 3 };
 
 /* One variable that is trained. */
 typedef struct trained {
@@ -24,14 +24,15 @@ typedef struct trained {
     int64_t steps;
 } trained;
 
-/* A method: how many tensors it remembers a variable, what a step's dials are, and what it records a variable. */
+/* A method: what it remembers a variable, the numbers that all variables share in a step, and what it records a variable.
+ * Dials differ from step to step and must not be part of the plan; constants are part of it. */
 typedef struct method {
     const char *name;
     const char *slot_names[MAX_SLOTS];
-    int slot_count;
-    int dial_count;
+    int slot_count, dial_count, constant_count;
     void (*dials)(const tn_optimizer *o, int64_t step, double *values);
-    void (*update)(const tn_optimizer *o, trained *v, tn_tensor *const *dials);
+    void (*constants)(const tn_optimizer *o, double *values);
+    void (*update)(const tn_optimizer *o, trained *v, tn_tensor *const *dials, tn_tensor *const *constants);
 } method;
 
 struct tn_optimizer {
@@ -45,60 +46,99 @@ struct tn_optimizer {
     double beta1, beta2, eps; /* Adam */
 };
 
+/* The gradient, plus weight_decay times the variable. */
+static tn_tensor *decayed(const tn_optimizer *o, const trained *v, const tn_tensor *weight_decay) {
+    return o->weight_decay == 0 ? v->gradient : tn_add(v->gradient, tn_mul(v->value, weight_decay));
+}
+
 /* ---- SGD --------------------------------------------------------------------------------------------------------- */
 
-/* The learning rate, and what of the gradient enters the momentum: all of it the first time. */
+enum { SGD_RATE, SGD_NEW, SGD_DIALS }; /* learning rate; what of the gradient enters the momentum */
+enum { SGD_DECAY, SGD_MOMENTUM, SGD_CONSTANTS };
+
 static void sgd_dials(const tn_optimizer *o, int64_t step, double *values) {
-    values[0] = o->lr;
-    values[1] = step == 1 ? 1 : 1 - o->dampening;
+    values[SGD_RATE] = o->lr;
+    values[SGD_NEW] = step == 1 ? 1 : 1 - o->dampening; /* all of it the first time */
 }
 
-static tn_tensor *decayed(const tn_optimizer *o, const trained *v) {
-    if (o->weight_decay == 0) return v->gradient;
-    return tn_add(v->gradient, tn_mul(v->value, tn_scalar(o->weight_decay)));
+static void sgd_constants(const tn_optimizer *o, double *values) {
+    values[SGD_DECAY] = o->weight_decay;
+    values[SGD_MOMENTUM] = o->momentum;
 }
 
-static void sgd_update(const tn_optimizer *o, trained *v, tn_tensor *const *dials) {
-    tn_tensor *g = decayed(o, v);
+static void sgd_update(const tn_optimizer *o, trained *v, tn_tensor *const *dials, tn_tensor *const *constants) {
+    tn_tensor *g = decayed(o, v, constants[SGD_DECAY]);
     if (o->momentum != 0) {
         tn_tensor *buffer = v->slots[0];
-        tn_mul_(buffer, tn_scalar(o->momentum));
-        tn_add_(buffer, o->dampening != 0 ? tn_mul(g, dials[1]) : g);
-        g = o->nesterov ? tn_add(g, tn_mul(buffer, tn_scalar(o->momentum))) : buffer;
+        tn_mul_(buffer, constants[SGD_MOMENTUM]);
+        tn_add_(buffer, o->dampening != 0 ? tn_mul(g, dials[SGD_NEW]) : g);
+        g = o->nesterov ? tn_add(g, tn_mul(buffer, constants[SGD_MOMENTUM])) : buffer;
     }
-    tn_sub_(v->value, tn_mul(g, dials[0]));
+    tn_sub_(v->value, tn_mul(g, dials[SGD_RATE]));
 }
 
 /* ---- Adam, AdamW ------------------------------------------------------------------------------------------------- */
 
-/* The step size lr / (1 − beta1^t), the factor 1 / sqrt(1 − beta2^t) of the root of v, and AdamW's decay. */
+enum { ADAM_SIZE, ADAM_EPS, ADAMW_KEPT, ADAM_DIALS };
+enum { ADAM_DECAY, ADAM_NEW, ADAM_BETA2, ADAM_CONSTANTS };
+
+/* The definition's fraction, numerator and denominator times c = sqrt(1 − beta2^t):
+ * lr·c / (1 − beta1^t) · m / (sqrt(v) + eps·c) has one multiplication less an element. */
 static void adam_dials(const tn_optimizer *o, int64_t step, double *values) {
-    values[0] = o->lr / (1 - pow(o->beta1, (double)step));
-    values[1] = 1 / sqrt(1 - pow(o->beta2, (double)step));
-    values[2] = 1 - o->lr * o->weight_decay;
+    double c = sqrt(1 - pow(o->beta2, (double)step));
+    values[ADAM_SIZE] = o->lr * c / (1 - pow(o->beta1, (double)step));
+    values[ADAM_EPS] = o->eps * c;
+    values[ADAMW_KEPT] = 1 - o->lr * o->weight_decay;
 }
 
-static void adam_move(const tn_optimizer *o, trained *v, tn_tensor *g, tn_tensor *const *dials) {
-    tn_tensor *m = v->slots[0], *s = v->slots[1];
-    tn_add_(m, tn_mul(tn_sub(g, m), tn_scalar(1 - o->beta1)));
-    tn_mul_(s, tn_scalar(o->beta2));
-    tn_add_(s, tn_mul(tn_mul(g, g), tn_scalar(1 - o->beta2)));
-    tn_tensor *root = tn_add(tn_mul(tn_sqrt(s), dials[1]), tn_scalar(o->eps));
-    tn_sub_(v->value, tn_div(tn_mul(m, dials[0]), root));
+static void adam_constants(const tn_optimizer *o, double *values) {
+    values[ADAM_DECAY] = o->weight_decay;
+    values[ADAM_NEW] = 1 - o->beta1;
+    values[ADAM_BETA2] = o->beta2;
 }
 
-static void adam_update(const tn_optimizer *o, trained *v, tn_tensor *const *dials) {
-    adam_move(o, v, decayed(o, v), dials);
+static void adam_move(const tn_optimizer *o, trained *v, tn_tensor *g, tn_tensor *const *dials,
+                      tn_tensor *const *constants) {
+    tn_tensor *mean = v->slots[0], *square = v->slots[1];
+    tn_lerp_(mean, g, constants[ADAM_NEW]);
+    tn_addcmul_(tn_mul_(square, constants[ADAM_BETA2]), g, g, 1 - o->beta2);
+    tn_tensor *root = tn_add(tn_sqrt(square), dials[ADAM_EPS]);
+    tn_sub_(v->value, tn_div(tn_mul(mean, dials[ADAM_SIZE]), root));
 }
 
-static void adamw_update(const tn_optimizer *o, trained *v, tn_tensor *const *dials) {
-    if (o->weight_decay != 0) tn_mul_(v->value, dials[2]);
-    adam_move(o, v, v->gradient, dials);
+static void adam_update(const tn_optimizer *o, trained *v, tn_tensor *const *dials, tn_tensor *const *constants) {
+    adam_move(o, v, decayed(o, v, constants[ADAM_DECAY]), dials, constants);
 }
 
-static const method sgd = {"sgd", {"momentum_buffer"}, 1, 2, sgd_dials, sgd_update};
-static const method adam = {"adam", {"exp_avg", "exp_avg_sq"}, 2, 2, adam_dials, adam_update};
-static const method adamw = {"adamw", {"exp_avg", "exp_avg_sq"}, 2, 3, adam_dials, adamw_update};
+static void adamw_update(const tn_optimizer *o, trained *v, tn_tensor *const *dials, tn_tensor *const *constants) {
+    if (o->weight_decay != 0) tn_mul_(v->value, dials[ADAMW_KEPT]);
+    adam_move(o, v, v->gradient, dials, constants);
+}
+
+static const method sgd = {.name = "sgd",
+                           .slot_names = {"momentum_buffer"},
+                           .slot_count = 1,
+                           .dial_count = SGD_DIALS,
+                           .constant_count = SGD_CONSTANTS,
+                           .dials = sgd_dials,
+                           .constants = sgd_constants,
+                           .update = sgd_update};
+static const method adam = {.name = "adam",
+                            .slot_names = {"exp_avg", "exp_avg_sq"},
+                            .slot_count = 2,
+                            .dial_count = ADAMW_KEPT,
+                            .constant_count = ADAM_CONSTANTS,
+                            .dials = adam_dials,
+                            .constants = adam_constants,
+                            .update = adam_update};
+static const method adamw = {.name = "adamw",
+                             .slot_names = {"exp_avg", "exp_avg_sq"},
+                             .slot_count = 2,
+                             .dial_count = ADAM_DIALS,
+                             .constant_count = ADAM_CONSTANTS,
+                             .dials = adam_dials,
+                             .constants = adam_constants,
+                             .update = adamw_update};
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
@@ -297,19 +337,23 @@ static tn_status clip_collected(tn_optimizer *o) {
 
 /* Variables that joined later count their own steps, and so have dials of their own; as a rule all share one pair. */
 static void record_updates(tn_optimizer *o) {
+    const method *m = o->method;
+    double values[MAX_NUMBERS];
+    tn_tensor *dials[MAX_NUMBERS] = {NULL}, *constants[MAX_NUMBERS];
+    m->constants(o, values);
+    for (int k = 0; k < m->constant_count; k++)
+        constants[k] = tn_scalar(values[k]);
     int64_t step = -1;
-    tn_tensor *dials[MAX_DIALS] = {NULL};
     for (int i = 0; i < o->count; i++) {
         trained *v = &o->items[i];
         if (!v->gradient) continue;
         if (v->steps + 1 != step) {
-            double values[MAX_DIALS];
             step = v->steps + 1;
-            o->method->dials(o, step, values);
-            for (int k = 0; k < o->method->dial_count; k++)
+            m->dials(o, step, values);
+            for (int k = 0; k < m->dial_count; k++)
                 dials[k] = tn_dial(values[k]);
         }
-        o->method->update(o, v, dials);
+        m->update(o, v, dials, constants);
     }
 }
 
