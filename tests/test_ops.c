@@ -573,6 +573,7 @@ static void integers_and_numbers_promote_as_in_pytorch(void **state) {
         assert_int_equal(tn_dtype_of(tn_sum(h, TN_ALL, false)), TN_F16);
         assert_int_equal(tn_dtype_of(tn_add(d, tn_scalar(1))), TN_F64);
         EXPECT(tn_floor_divide_scalar(tn_sub_scalar(i, 2), 2), -1, -1, 0);
+        EXPECT(tn_add(d, tn_scalar(0.1)), 0.1); /* not by way of f32 */
     }
 }
 

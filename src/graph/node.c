@@ -378,7 +378,12 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
 
 static tn_node *cast_node(tn_node *x, tn_dtype to) {
     tn_attrs a = {.n_i = 1, .i = {to}};
-    tn_node *n = tn_node_make(tn_known(TN_KNOWN_CAST), &x, 1, &a);
+    bool plain_number = (x->flags & TN_NODE_WRAPPED) && x->op == tn_known(TN_KNOWN_FULL);
+    /* A number is made anew in the wanted type: on the way through f32 it would be rounded. */
+    if (plain_number) a = (tn_attrs){.n_i = 2, .n_f = 1, .i = {0, to}, .f = {x->f[0]}};
+    tn_node *n = plain_number ? tn_node_make(tn_known(TN_KNOWN_FULL), NULL, 0, &a)
+                              : tn_node_make(tn_known(TN_KNOWN_CAST), &x, 1, &a);
+    if (plain_number && !(n->flags & TN_NODE_ERROR)) n->device = x->device;
     if (x->flags & TN_NODE_WRAPPED) n->flags |= TN_NODE_WRAPPED;
     return n;
 }

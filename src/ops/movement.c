@@ -481,6 +481,7 @@ static void reference_cat_few(const tn_reference *r) {
     }
 }
 const tn_op_impl tn_impl_cat_few = {.class_ = TN_MOVEMENT,
+                                    .flops = 4, /* finding the tensor */
                                     .promote = true,
                                     .infer = infer_cat,
                                     .grad = grad_cat_few,
@@ -575,8 +576,10 @@ static void reference_pad(const tn_reference *r) {
         r->out[w.place] = inside ? r->in[0][tn_place(n->in[0], from)] : n->f[TN_PAD_VALUE];
     }
 }
+/* The comparisons with the edges cost: a window that slides over a padded image had better find it made. */
 const tn_op_impl tn_impl_pad = {
     .class_ = TN_MOVEMENT,
+    .flops = 4,
     .infer = infer_pad,
     .grad = grad_pad,
     .lower = lower_pad,
