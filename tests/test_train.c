@@ -225,18 +225,18 @@ static tn_tensor *memory_loss(tn_module *cell, tn_module *head, int64_t step) {
 
 static void an_lstm_learns_to_remember(void **state) {
     (void)state;
-    tn_manual_seed(2);
+    tn_manual_seed(4);
     tn_module *root = tn_module_root(), *cell = tn_nn_lstm_cell(root, "cell", 1, 8), *head = tn_nn_linear(root, "head", 8, 2, true);
     tn_optimizer *o;
     tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.02};
     assert_ok(tn_optimizer_adam(root, &adam, &o));
     double mean = 1;
-    for (int64_t step = 0; step < 250; step++) TN_SCOPE {
+    for (int64_t step = 0; step < 400; step++) TN_SCOPE {
             tn_tensor *loss = memory_loss(cell, head, step);
             assert_ok(tn_minimize(o, loss));
             mean += 0.05 * (tn_item(loss) - mean);
         }
-    if (!(mean < 0.25)) fail_msg("the loss is still %g (0.69 is guessing)", mean);
+    if (!(mean < 0.2)) fail_msg("the loss is still %g (0.69 is guessing)", mean);
     tn_optimizer_free(o);
     tn_module_free(root);
 }
