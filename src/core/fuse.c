@@ -20,6 +20,7 @@ enum {
     SPREAD_WEIGHT = 16, /* the same under a broadcast */
     MAX_WEIGHT = 256,   /* bounds the size and the depth of one program */
     MAX_LOADS = 20,     /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
+    FREE_BUFFERS = 8,   /* what one value may not fill up alone */
     FEW_ROWS = 8        /* rows too few to share out a long second pass over them */
 };
 
@@ -105,10 +106,14 @@ static void weigh(tn_graph_plan *g) {
             const tn_value *in = &g->values[v->in[k]];
             bool memory = g->values[in->root].wants_memory;
             weight += memory ? 1.0f : in->weight;
-            loads += memory ? 1 : in->loads;
+            bool output = g->values[in->root].output >= 0; /* stored, so that it may be read instead of computed */
+            loads += memory || (output && in->loads == 0) ? 1 : in->loads;
         }
         v->weight = weight;
         v->loads = loads;
+        /* Many operands with many loads each (joined tensors): each of them is made first. */
+        for (int k = 0; loads > KIR_MAX_BUFFERS - FREE_BUFFERS && k < v->n_in; k++)
+            if (v->in[k] >= 0 && g->values[v->in[k]].loads > 1) want_memory(g, v->in[k]);
         if (weight > MAX_WEIGHT || loads > MAX_LOADS) {
             want_memory(g, (int)i);
             v->weight = 1;
