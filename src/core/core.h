@@ -136,6 +136,7 @@ typedef struct tn_graph_plan {
     size_t group_count, group_capacity;
     int *order; /* groups in order of execution */
     uint32_t stamp;
+    bool copying; /* contiguous makes a copy even of what is in order: an output of its own */
     int forbid; /* value that must not join a group, found while lowering; -1 */
 } tn_graph_plan;
 

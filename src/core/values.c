@@ -191,7 +191,23 @@ static int find_equal(const tn_graph_plan *g, const tn_node *n, const int *in, i
     return -1;
 }
 
+/* Are v's elements all those of a value that is computed here, in order? */
+static bool whole(const tn_graph_plan *g, const tn_value *v) {
+    const tn_value *root = &g->values[v->root];
+    int64_t stride[TN_MAX_RANK];
+    if (!root->row || root->dial >= 0 || tn_value_class(root) == TN_LEAF_VALUE) return false;
+    if (v->offset != 0 || tn_value_numel(v) != tn_value_numel(root)) return false;
+    tn_strides_contiguous(v->node->shape, v->node->rank, stride);
+    for (int d = 0; d < v->node->rank; d++)
+        if (v->node->shape[d] != 1 && v->stride[d] != stride[d]) return false;
+    return true;
+}
+
 static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *in, int n_in, int *id) {
+    if (n->op == tn_known(TN_KNOWN_CONTIGUOUS) && !g->copying && whole(g, &g->values[in[0]])) {
+        *id = in[0]; /* in order already */
+        return tn_map_put(&g->value_of, n, *id);
+    }
     int equal = n->op == tn_known(TN_KNOWN_DIAL) ? -1 : find_equal(g, n, in, n_in);
     if (equal >= 0) {
         *id = equal;
@@ -285,15 +301,22 @@ static tn_status mark_dials(tn_graph_plan *g) {
 }
 
 /* An output that is an alias of other memory (a composition that ended in a view of a leaf, or a value that is an output
- * already) gets a copy of its own. */
-static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, int *id) {
+ * already) gets a copy of its own. All of a computed value that nobody else keeps is no alias: the output is that value. */
+static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, const tn_output *output, int *id) {
     const tn_value *v = &g->values[*id];
+    if (v->root != *id && output->home < 0 && g->values[v->root].output < 0 && whole(g, v)) {
+        *id = v->root;
+        return TN_OK;
+    }
     bool alias = v->slot >= 0 || v->root != *id || v->output >= 0;
     if (!alias) return TN_OK;
     tn_node *n = (tn_node *)(uintptr_t)v->node;
     tn_node *copy = tn_b_op(&g->build, tn_known(TN_KNOWN_CONTIGUOUS), &n, 1, NULL);
     if (!copy) return g->build.status;
-    return walk_from(g, stack, copy, id);
+    g->copying = true;
+    tn_status s = walk_from(g, stack, copy, id);
+    g->copying = false;
+    return s;
 }
 
 tn_status tn_values_make(tn_graph_plan *g) {
@@ -302,7 +325,7 @@ tn_status tn_values_make(tn_graph_plan *g) {
     for (size_t i = 0; i < g->binding->output_count && s == TN_OK; i++) {
         int id = -1;
         s = walk_from(g, &stack, g->binding->outputs[i].node, &id);
-        if (s == TN_OK) s = own_memory(g, &stack, &id);
+        if (s == TN_OK) s = own_memory(g, &stack, &g->binding->outputs[i], &id);
         if (s == TN_OK) g->values[id].output = (int)i;
     }
     tn_mem_free(stack.nodes);
