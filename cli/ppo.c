@@ -1,8 +1,8 @@
 /* ppo.c — proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation (Schulman et al. 2016).
  *
  * The policy acts in all environments at once; what happened is kept on the host. Then it learns in several passes: a
- * policy without state from shuffled single steps, a recurrent one from whole stretches of some environments, through which
- * the gradient flows back. Advantages are normalised a minibatch; an episode that was cut is worth what the policy
+ * policy without state from shuffled single steps, a recurrent one from shuffled stretches, through which the gradient flows
+ * back and whose first state was kept. Advantages are normalised a minibatch; an episode that was cut is worth what the policy
  * expected behind the cut. */
 #include <math.h>
 #include <stdio.h>
@@ -11,6 +11,8 @@
 
 #include "ppo.h"
 #include "train.h"
+
+enum { MOST_STRETCHES = 16 }; /* of one environment */
 
 struct ppo {
     tn_policy *policy;
@@ -21,10 +23,10 @@ struct ppo {
     int64_t n, steps; /* environments; horizon */
     int state_count;
 
-    tn_tensor *state[TN_MAX_POLICY_STATE];   /* before the next step; held */
-    tn_tensor *initial[TN_MAX_POLICY_STATE]; /* before the first step of this stretch; held */
-    tn_tensor *stored;                       /* the random numbers' state, for checkpoints */
-    bool *started;                           /* [n]: the next step is the first of an episode */
+    tn_tensor *state[TN_MAX_POLICY_STATE];                     /* before the next step; held */
+    tn_tensor *starts_of[MOST_STRETCHES][TN_MAX_POLICY_STATE]; /* before the first step of each stretch; held */
+    tn_tensor *stored;                                         /* the random numbers' state, for checkpoints */
+    bool *started;                                             /* [n]: the next step is the first of an episode */
 
     /* What happened, [steps][n]; observations and last ones [steps][n][observations]. */
     float *observations, *rewards, *values, *log_probabilities, *advantages, *returns, *starts;
@@ -111,7 +113,8 @@ void ppo_free(ppo *p) {
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         free(blocks[i]);
     free_state(p, p->state);
-    free_state(p, p->initial);
+    for (int64_t k = 0; k < MOST_STRETCHES; k++)
+        free_state(p, p->starts_of[k]);
     tn_free(p->stored);
     tn_optimizer_free(p->optimizer);
     free(p);
@@ -137,6 +140,11 @@ static tn_status begin(ppo *p) {
 
 tn_status ppo_new(tn_policy *policy, const ppo_environments *environments, const ppo_settings *settings, ppo **out) {
     *out = NULL;
+    int64_t stretches = settings->stretch > 0 ? settings->horizon / settings->stretch : 0;
+    bool fits = stretches > 0 && stretches <= MOST_STRETCHES && stretches * settings->stretch == settings->horizon;
+    if (tn_policy_state_count(policy) > 0 && !fits)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "ppo: a horizon of %lld is not 1 to %d stretches of %lld",
+                               (long long)settings->horizon, MOST_STRETCHES, (long long)settings->stretch);
     ppo *p = calloc(1, sizeof *p);
     if (!p) return tn_backend_fail(TN_ERR_MEMORY, "ppo: out of memory");
     p->policy = policy;
@@ -269,13 +277,18 @@ static void estimate_advantages(ppo *p, const float *values_behind) {
     }
 }
 
+static void keep_state(ppo *p, int64_t stretch) {
+    free_state(p, p->starts_of[stretch]);
+    for (int i = 0; i < p->state_count; i++)
+        p->starts_of[stretch][i] = tn_retain(p->state[i]);
+}
+
 static tn_status collect(ppo *p) {
     tn_status status = TN_OK;
-    free_state(p, p->initial);
-    for (int i = 0; i < p->state_count; i++)
-        p->initial[i] = tn_retain(p->state[i]);
-    for (int64_t t = 0; t < p->steps && status == TN_OK; t++)
+    for (int64_t t = 0; t < p->steps && status == TN_OK; t++) {
+        if (p->state_count && t % p->settings.stretch == 0) keep_state(p, t / p->settings.stretch);
         status = collect_step(p, t);
+    }
     if (status != TN_OK) return status;
     p->environments.observe(p->environments.self, p->last);
     status = ask(p, p->last, p->state, p->logits, p->row, NULL);
@@ -348,15 +361,25 @@ static tn_status learn_single(ppo *p, int64_t n, double clip, double *loss_out) 
     return status;
 }
 
-/* The same for stretches of `m` environments, items [steps][m]; chosen: which environments, for their state at the start. */
+/* The kept states of all stretches, one row each: stretch k of environment i is row k·n + i. */
+static tn_tensor *kept_states(const ppo *p, int which) {
+    tn_tensor *parts[MOST_STRETCHES];
+    int count = (int)(p->steps / p->settings.stretch);
+    for (int k = 0; k < count; k++)
+        parts[k] = p->starts_of[k][which];
+    return tn_cat(parts, count, 0);
+}
+
+/* The objective of `m` stretches, items [stretch][m]; chosen: the rows of their kept states. */
 static tn_tensor *stretch_objective(ppo *p, const int64_t *chosen, int64_t m, double clip) {
+    int64_t length = p->settings.stretch;
     tn_tensor *rows = tn_from_data(chosen, &m, 1, TN_I64);
-    tn_tensor *state[TN_MAX_POLICY_STATE], **logits = calloc((size_t)p->steps * 2, sizeof(tn_tensor *));
+    tn_tensor *state[TN_MAX_POLICY_STATE], **logits = calloc((size_t)length * 2, sizeof(tn_tensor *));
     if (!logits) return tn_failed(TN_ERR_MEMORY, "ppo: out of memory");
-    tn_tensor **values = logits + p->steps;
+    tn_tensor **values = logits + length;
     for (int i = 0; i < p->state_count; i++)
-        state[i] = tn_index_select(p->initial[i], 0, rows);
-    for (int64_t t = 0; t < p->steps; t++) {
+        state[i] = tn_index_select(kept_states(p, i), 0, rows);
+    for (int64_t t = 0; t < length; t++) {
         tn_tensor *next[TN_MAX_POLICY_STATE];
         /* The first state is as it was: restarted already where an episode began. */
         tn_tensor *starts = column(p->batch_starts + t * m, m);
@@ -365,8 +388,7 @@ static tn_tensor *stretch_objective(ppo *p, const int64_t *chosen, int64_t m, do
         tn_policy_forward(p->policy, batch_observations(p, t * m, m), state, &logits[t], &values[t], next);
         memcpy(state, next, sizeof next);
     }
-    int steps = (int)p->steps;
-    tn_tensor *result = objective(p, tn_cat(logits, steps, 0), tn_cat(values, steps, 0), p->steps * m, clip);
+    tn_tensor *result = objective(p, tn_cat(logits, (int)length, 0), tn_cat(values, (int)length, 0), length * m, clip);
     free(logits);
     return result;
 }
@@ -392,17 +414,19 @@ static tn_status learn_part(ppo *p, int64_t k, double clip, double *loss) {
     return learn_single(p, n, clip, loss);
 }
 
-/* Part `k` of a pass over stretches: the order is one of environments. */
-static tn_status learn_part_recurrent(ppo *p, int64_t k, double clip, double *loss) {
-    int64_t parts = p->settings.minibatches, begin_at = p->n * k / parts, m = p->n * (k + 1) / parts - begin_at;
+/* The same over stretches. */
+static tn_status learn_part_recurrent(ppo *p, int64_t part, double clip, double *loss) {
+    int64_t length = p->settings.stretch, all = p->n * p->steps / length, parts = p->settings.minibatches;
+    int64_t begin_at = all * part / parts, m = all * (part + 1) / parts - begin_at;
     int64_t *chosen = calloc((size_t)m, sizeof *chosen);
     if (!chosen) return tn_backend_fail(TN_ERR_MEMORY, "ppo: out of memory");
-    for (int64_t i = 0; i < m; i++) {
-        chosen[i] = p->order[begin_at + i];
-        for (int64_t t = 0; t < p->steps; t++)
-            pick(p, t * p->n + chosen[i], t * m + i);
+    for (int64_t j = 0; j < m; j++) {
+        chosen[j] = p->order[begin_at + j];
+        int64_t stretch = chosen[j] / p->n, environment = chosen[j] % p->n;
+        for (int64_t t = 0; t < length; t++)
+            pick(p, (stretch * length + t) * p->n + environment, t * m + j);
     }
-    normalise(p->batch_advantages, p->steps * m);
+    normalise(p->batch_advantages, length * m);
     tn_status status = learn_stretches(p, chosen, m, clip, loss);
     free(chosen);
     return status;
@@ -418,7 +442,7 @@ static double decay(const ppo_settings *s, int64_t step) {
 tn_status ppo_iterate(ppo *p, int64_t step, double *loss) {
     tn_status status = collect(p);
     double left = decay(&p->settings, step), sum = 0;
-    int64_t updates = 0, items = p->state_count ? p->n : p->n * p->steps;
+    int64_t updates = 0, items = p->n * p->steps / (p->state_count ? p->settings.stretch : 1);
     tn_optimizer_set_lr(p->optimizer, p->settings.learning_rate * left);
     for (int64_t e = 0; e < p->settings.epochs; e++) {
         random_shuffle(&p->random, p->order, items);

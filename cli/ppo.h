@@ -16,9 +16,10 @@ typedef struct ppo_environments {
 } ppo_environments;
 
 typedef struct ppo_settings {
-    int64_t horizon;            /* steps of each environment between updates */
-    int64_t epochs;             /* passes over what was collected */
-    int64_t minibatches;        /* parts of a pass */
+    int64_t horizon;     /* steps of each environment between updates */
+    int64_t stretch;     /* of a policy with state: steps through which the gradient flows back; divides the horizon */
+    int64_t epochs;      /* passes over what was collected */
+    int64_t minibatches; /* parts of a pass */
     double discount, trace;     /* gamma and lambda */
     double clip, learning_rate; /* at the start; both fall to `floor` of it along a line … */
     double floor;
