@@ -198,6 +198,68 @@ const tn_op_impl tn_impl_scatter_sum = {.class_ = TN_REDUCTION,
                                                  "error=fit [2]:i64@0..1 [2,2] dim=0 shape=(2,2)",
                                         .flops = 1};
 
+/* scatter_last(index, dim, shape): for each element of `shape` the greatest j with index[…, j, …] leading to it, −1 where
+ * there is none. */
+static tn_status infer_scatter_last(tn_infer *c) {
+    const tn_node *index = c->in[0];
+    int64_t dim, rank = c->attrs->i[1];
+    const int64_t *shape = c->attrs->i + 2;
+    char text[96];
+    TRY(tn_need_integer(c, 0));
+    TRY(tn_infer_dim(c, c->attrs->i[0], (int)rank, &dim));
+    c->attrs->i[0] = dim;
+    bool fits = rank > 0 && index->rank == rank && index->shape[dim] > 0;
+    for (int d = 0; fits && d < rank; d++)
+        fits = d == dim || index->shape[d] <= shape[d];
+    if (!fits)
+        return tn_fail(TN_ERR_SHAPE, "%s: index %s does not fit to the target", c->row->name,
+                       tn_shape_text(index, text, sizeof text));
+    TRY(tn_infer_shape(c, shape, rank));
+    c->dtype = TN_I64;
+    return TN_OK;
+}
+static kir_val lower_scatter_last(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    const tn_node *index = n->in[0];
+    int64_t dim = n->i[0];
+    kir_aff in[TN_MAX_RANK];
+    kir_val there = KIR_NONE;
+    for (int d = 0; d < n->rank; d++) {
+        in[d] = d == dim ? at[n->rank] : at[d];
+        if (d != dim && index->shape[d] < n->shape[d])
+            there = place_both(kb, there, place_below(kb, &in[d], -index->shape[d]));
+    }
+    kir_val place = there == KIR_NONE ? tn_lower_at(lw, index, in) : tn_lower_at_masked(lw, index, in, there);
+    kir_val hit = kir_binary(kb, KIR_EQ, kir_cast(kb, KIR_I64, place), kir_index(kb, &at[dim]));
+    hit = place_both(kb, there, hit);
+    return kir_select(kb, hit, kir_index(kb, &at[n->rank]), kir_const_i(kb, KIR_I64, -1));
+}
+static void reference_scatter_last(const tn_reference *r) {
+    const tn_node *n = r->node, *index = n->in[0];
+    int64_t dim = n->i[0], to[TN_MAX_RANK];
+    for (int64_t i = 0, count = tn_node_numel(n); i < count; i++)
+        r->out[i] = -1;
+    tn_node like = {.rank = index->rank};
+    memcpy(like.shape, index->shape, sizeof like.shape);
+    for (tn_walk w = tn_walk_begin(&like); w.place < w.count; tn_walk_next(&w)) {
+        memcpy(to, w.at, sizeof to);
+        to[dim] = (int64_t)r->in[0][w.place];
+        if (to[dim] < 0 || to[dim] >= n->shape[dim]) continue;
+        double *last = &r->out[tn_place(n, to)];
+        if ((double)w.at[dim] > *last) *last = (double)w.at[dim];
+    }
+}
+const tn_op_impl tn_impl_scatter_last = {
+    .class_ = TN_REDUCTION,
+    .reduce = KIR_RMAX,
+    .infer = infer_scatter_last,
+    .lower = lower_scatter_last,
+    .loops = loops_scatter_sum,
+    .reference = reference_scatter_last,
+    .cases = "[9,2]:i64@0..3 dim=0 shape=(4,2); [2,7]:i32@0..4 dim=1 shape=(3,5); [5]:i64@-2..6 dim=0 shape=(4);"
+             "error=fit [2]:i64@0..1 dim=0 shape=(2,2)",
+    .flops = 1};
+
 /* index_add_rows(x, index, src): x with row src[i] added to row index[i], in ascending i; rows outside are left out. */
 static tn_status infer_index_add_rows(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1], *src = c->in[2];

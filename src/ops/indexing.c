@@ -103,6 +103,29 @@ const tn_op_impl tn_impl_scatter_add = {
     .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,2] [9,2]:i64@0..3 [9,2] dim=0; [3,5] [2,7]:i32@0..4 [3,8] dim=1;"
              "error=fit [2,2] [2]:i64@0..1 [2,2] dim=0"};
 
+/* scatter(x, dim, index, src): x with src[…, j, …] put at […, index[…, j, …], …]; of several for one place the last one
+ * stays, indices outside are left out. */
+static tn_node *compose_scatter(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *index = n->in[1], *src = n->in[2];
+    int64_t dim = n->i[0], pads[2 * TN_MAX_RANK];
+    if (tn_node_numel(index) == 0 || tn_node_numel(x) == 0) return tn_b_contiguous(b, x);
+    tn_node *last = tn_b_scatter_last(b, index, dim, n->shape, n->rank);
+    if (!last) return NULL;
+    tn_node *none = tn_b_const(b, 0, last);
+    /* gather wants a source that is as large as x beside dim; what it reads there is not used. */
+    for (int d = 0; d < n->rank; d++) {
+        pads[2 * (n->rank - 1 - d)] = 0;
+        pads[2 * (n->rank - 1 - d) + 1] = d == dim ? 0 : n->shape[d] - src->shape[d];
+    }
+    tn_node *taken = tn_b_gather(b, tn_b_pad(b, src, pads, 2 * n->rank, 0), dim, tn_b_maximum(b, last, none));
+    return tn_b_where(b, tn_b_le(b, none, last), taken, x);
+}
+const tn_op_impl tn_impl_scatter = {
+    .infer = infer_scatter_add,
+    .compose = compose_scatter,
+    .cases = "types=f32,f64,i32; [4,2] [9,2]:i64@0..3 [9,2] dim=0; [3,5] [2,7]:i32@0..4 [3,8] dim=1;"
+             "[5] [3]:i64@-1..5 [3] dim=0; [3] [0]:i64@0..0 [0] dim=0; error=fit [2,2] [2]:i64@0..1 [2,2] dim=0"};
+
 /* ---- order ----------------------------------------------------------------------------------------------------------------- */
 
 /* argsort_last(x, descending): for each row of the last dimension, the places of its elements in ascending (or descending)
@@ -171,7 +194,16 @@ static tn_node *compose_sort(tn_build *b, const tn_node *n) {
     if (n->rank == 0) return tn_b_contiguous(b, n->in[0]);
     return tn_b_gather(b, n->in[0], n->i[0], tn_b_argsort(b, n->in[0], n->i[0], n->i[1] != 0));
 }
-const tn_op_impl tn_impl_sort = {.infer = infer_order, .compose = compose_sort, .cases = ORDERS};
+/* Back by the inverse order: one look-up an element, where the gradient of gather would search. */
+static tn_status grad_sort(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    int64_t dim = n->i[0];
+    grads[0] = dy;
+    if (n->rank == 0) return b->status;
+    tn_node *order = tn_b_argsort(b, n->in[0], dim, n->i[1] != 0);
+    grads[0] = tn_b_gather(b, dy, dim, tn_b_argsort(b, order, dim, false));
+    return b->status;
+}
+const tn_op_impl tn_impl_sort = {.infer = infer_order, .compose = compose_sort, .grad = grad_sort, .cases = ORDERS};
 
 static tn_status infer_topk(tn_infer *c) {
     int64_t k = c->attrs->i[TN_TOPK_K];
