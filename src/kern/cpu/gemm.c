@@ -19,24 +19,31 @@
 enum {
     CHUNK = KIR_KSUM,
     BLOCK_LD = TN_GEMM_BLOCK_LD,
-    LOAD_STEPS = 16,          /* a load joint of B fills blocks of so many steps … */
-    LOAD_COLUMNS = 8 * PANEL, /* … and columns: 4096 elements with AVX-512. B is packed together in such pieces */
-    IN_PLACE_ROWS = 12 * TILE_ROWS, /* of C, up to which contiguous rows of B are read where they lie, … */
-    IN_PLACE_ELEMENTS = (4 << 20) / sizeof(real), /* … or beyond, if B is not larger than this */
-    FLY_ROWS = 12 * TILE_ROWS, /* … and up to which it is packed just before use, by each thread for itself … */
-    FLY_COLUMNS = 4 * PANEL,   /* … so many columns at a time: with CHUNK steps they stay in the second cache */
-    K_BLOCK = 16 * CHUNK,      /* steps of A and B that are packed at once, at most */
-    MIN_N_BLOCK = 512,
-    B_ELEMENTS = (8 << 20) / sizeof(real),    /* of B packed by all threads together: a share of the third cache */
-    A_ELEMENTS = (512 << 10) / sizeof(real),  /* of A packed by one thread: half of a second cache of 1 MiB */
-    MIN_ROWS = 4 * TILE_ROWS,                 /* rows of a block of A: fewer would read B too often … */
-    MAX_ROWS = 12 * TILE_ROWS,                /* … and with more C falls out of the cache */
-    SHORT_COLUMN = 512 / sizeof(real),        /* of A: eight to a page */
-    PACK_COST = 10,                           /* packing a number takes as long as so many multiplications */
-    OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by matrix */
+    K_BLOCK = 16 * CHUNK, /* steps of A and B that are packed at once, at most */
+    PACK_COST = 10        /* packing a number takes as long as so many multiplications */
 };
 
-static const double SERIAL_FLOPS = 1e6; /* about 5 µs of one core's work: less than that is not worth a fork-join */
+/* A: a block of rows. */
+enum {
+    A_ELEMENTS = (512 << 10) / sizeof(real), /* packed by one thread: half of a second cache of 1 MiB */
+    MIN_ROWS = 4 * TILE_ROWS,                /* fewer would read B too often … */
+    MAX_ROWS = 12 * TILE_ROWS,               /* … and with more C falls out of the cache */
+    SHORT_COLUMN = 512 / sizeof(real)        /* eight to a page: read in place */
+};
+
+/* B: panels of columns. */
+enum {
+    IN_PLACE_ELEMENTS = (4 << 20) / sizeof(real), /* up to this size, or for one block of rows, contiguous rows are read
+                                                   * where they lie */
+    FLY_COLUMNS = 4 * PANEL,               /* packed just before use: with CHUNK steps they stay in the second cache */
+    B_ELEMENTS = (8 << 20) / sizeof(real), /* packed by all threads together: a share of the third cache … */
+    MIN_COLUMNS = 512,                     /* … but so many columns at least */
+    LOAD_STEPS = 16,                       /* a load joint fills blocks of so many steps … */
+    LOAD_COLUMNS = 8 * PANEL,              /* … and columns: 4096 elements with AVX-512 */
+    OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by product */
+};
+
+static const double PART_FLOPS = 5e5; /* some µs of one core's work: less than two of that are not worth a fork-join */
 
 typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY } b_source;
 
@@ -131,7 +138,7 @@ static bool bad_distance(int64_t stride) { return stride * (int64_t)sizeof(real)
 /* Rows of B that are contiguous are read where they lie, as long as B is passed over a few times only, or from a cache. */
 static bool is_b_readable(const tn_gemm_args *x) {
     if (x->b.joint.vm || x->b.col_stride != 1) return false;
-    if (x->m <= IN_PLACE_ROWS) return true;
+    if (x->m <= MAX_ROWS) return true;
     return (double)x->k * (double)x->n <= IN_PLACE_ELEMENTS && !bad_distance(x->b.row_stride);
 }
 
@@ -140,9 +147,9 @@ static bool is_b_readable(const tn_gemm_args *x) {
 static b_source choose_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->packed_b) return B_CACHED;
-    if (g->b_fixed && g->batches > 1) return B_TOGETHER;
     if (is_b_readable(x)) return B_IN_PLACE;
-    return x->m <= FLY_ROWS ? B_ON_THE_FLY : B_TOGETHER;
+    bool used_once = x->m <= MAX_ROWS && !(g->b_fixed && g->batches > 1);
+    return used_once ? B_ON_THE_FLY : B_TOGETHER;
 }
 
 /* Rows that are contiguous are streams: packing them gains nothing, unless they are in each other's way. Columns are read
@@ -168,12 +175,12 @@ static void choose_blocks(gemm *g) {
     if (g->a_in_place && !together) depth = x->k;
     g->k_block = tn_max64(tn_min64(x->k, depth), 1);
     int64_t width = x->n;
-    if (together) width = tn_max64(B_ELEMENTS / g->k_block / PANEL * PANEL, MIN_N_BLOCK);
+    if (together) width = tn_max64(B_ELEMENTS / g->k_block / PANEL * PANEL, MIN_COLUMNS);
     if (!g->direct && in_pieces(g)) width = BLOCK_LD;
     g->n_block = tn_min64(width, x->n);
     int64_t rows = tn_min64(tn_max64(A_ELEMENTS / g->k_block / TILE_ROWS * TILE_ROWS, MIN_ROWS), MAX_ROWS);
     if (!g->direct && x->k <= 2 * CHUNK) rows = 2 * TILE_ROWS;
-    if (fly) rows = FLY_ROWS;
+    if (fly) rows = MAX_ROWS;
     g->m_block = tn_min64(rows, x->m);
 }
 
@@ -225,7 +232,7 @@ static bool may_split_by_batch(const gemm *g) {
 
 static bool splits_by_batch(const gemm *g, int threads) {
     if (!may_split_by_batch(g)) return false;
-    return flops(g) < 2 * SERIAL_FLOPS || g->batches % threads == 0 || g->batches >= 4 * threads;
+    return flops(g) < 4 * PART_FLOPS || g->batches % threads == 0 || g->batches >= 4 * threads;
 }
 
 /* ---- joints ------------------------------------------------------------------------------------------------------- */
@@ -468,8 +475,8 @@ typedef struct group {
     const gemm *g;
     int64_t first, batches; /* which products */
     int threads;
-    real *b_packed,
-        *sums;           /* memory of all parts together: packed panels; a column block of C whose k comes in pieces */
+    real *b_packed;      /* memory of all parts together: packed panels … */
+    real *sums;          /* … and a column block of C whose k comes in pieces */
     char *parts;         /* memory of each part */
     int64_t j0, columns; /* the stage at hand: columns of B and C … */
     int64_t k0, steps;   /* … and steps of k */
@@ -704,11 +711,18 @@ static bool is_empty(const tn_gemm_args *args) {
     return empty;
 }
 
+static int choose_threads(const gemm *g) {
+    double parts = flops(g) * (double)g->batches / PART_FLOPS;
+    if (parts < 2) return 1;
+    int most = tn_threads();
+    return parts < most ? (int)parts : most;
+}
+
 static void run(const tn_gemm_args *args) {
     if (is_empty(args)) return;
     gemm g;
     plan(&g, args);
-    int threads = flops(&g) * (double)g.batches < SERIAL_FLOPS ? 1 : tn_threads();
+    int threads = choose_threads(&g);
     fill_cache(&g, threads);
     if (threads > 1 && splits_by_batch(&g, threads)) {
         tn_parallel(g.batches, 1, run_batches, &g);
