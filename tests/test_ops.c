@@ -2,8 +2,8 @@
  *
  * For each case: the result against the op's definition in f64 — for a composed op the composition of definitions, and its own
  * one where it has one —, the same from strided views of the inputs, refusals by a word of their text, gradients against
- * central differences; for element-wise ops all pairs of special values. TRUNNION_TEST_FULL=1 runs more values and second
- * derivatives. */
+ * central differences, second derivatives too; for element-wise ops all pairs of special values; every allocation that
+ * fails in its turn. TRUNNION_TEST_FULL=1 does so for many more values. */
 #include "test_support.h"
 
 #include <math.h>
@@ -15,9 +15,12 @@
 #include "trunnion/autograd.h"
 
 enum {
-    MOST_DIFFERENCES = 80,
-    MOST_DIFFERENCES_FULL = 600
-}; /* elements of inputs that are moved to measure a gradient */
+    MOST_DIFFERENCES = 80, /* elements of inputs that are moved to measure a gradient */
+    MOST_DIFFERENCES_FULL = 600,
+    MOST_SECOND = 24, /* the same for second derivatives */
+    SEEDS = 2,        /* values that each case is run with */
+    SEEDS_FULL = 12
+};
 
 static bool full_run(void) { return getenv("TRUNNION_TEST_FULL") != NULL; }
 
@@ -314,10 +317,10 @@ static void check_gradients(trial *t) {
             double *w = weights(tn_numel(y));
             tn_tensor *dy = tensor_of(w, tn_shape(y), tn_rank(y), tn_dtype_of(y));
             if (tn_dtype_of(y) == TN_F64) {
-                assert_ok(tn_gradients(&y, 1, &dy, a.leaf, a.count, full_run(), a.grad));
+                assert_ok(tn_gradients(&y, 1, &dy, a.leaf, a.count, true, a.grad));
                 for (int k = 0; k < a.count; k++)
                     check_gradient_of(t, a.node, tn_tensor_node(y), w, a.input[k], a.grad[k], "gradient");
-                if (full_run() && moved <= 24) check_second_order(t, &a);
+                if (moved <= MOST_SECOND) check_second_order(t, &a);
             }
             free(w);
         }
@@ -454,7 +457,7 @@ static void every_case_of_an_op_holds(void **state) {
     for (;;) {
         assert_ok(tn_cases_next(&r, &c, &more));
         if (!more) break;
-        for (uint64_t seed = 1; seed <= (full_run() ? 3 : 1); seed++) {
+        for (uint64_t seed = 1; seed <= (full_run() ? SEEDS_FULL : SEEDS); seed++) {
             trial t = {.op = op, .c = &c, .seed = seed * 7919};
             make_values(&t);
             run_case(&t);
@@ -463,7 +466,7 @@ static void every_case_of_an_op_holds(void **state) {
             specials_done[c.type] = true;
             check_specials_with(op, &c, c.type);
         }
-        if (full_run() && cases == 0 && !c.error[0]) {
+        if (cases == 0 && !c.error[0]) {
             trial t = {.op = op, .c = &c, .seed = 1};
             make_values(&t);
             check_memory(&t);
