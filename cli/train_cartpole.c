@@ -80,7 +80,10 @@ static ppo_settings settings_for(bool recurrent, uint64_t seed) {
                       .entropy_weight = 0,
                       .max_grad_norm = 0.5,
                       .seed = seed};
-    if (recurrent) s.epochs = 10;
+    if (recurrent) {
+        s.epochs = 10;
+        s.minibatches = 2;
+    }
     return s;
 }
 
