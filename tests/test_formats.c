@@ -19,7 +19,7 @@ static void what_is_written_reads_back(void **state) {
     TN_SCOPE {
         tn_named_tensor tensors[] = {{"mask", tn_from_data(b, shape_b, 1, TN_BOOL)},
                                      {"weights", tn_from_data(f, shape_f, 2, TN_F32)},
-                                     {"count \"n\"", tn_from_data(i, NULL, 0, TN_I64)},
+                                     {"count \"n\"", tn_from_data(i, shape_f, 0, TN_I64)},
                                      {"nothing", tn_from_data(NULL, shape_none, 2, TN_F16)}};
         tn_metadata metadata[] = {{"format", "pt"}, {"note", "a \"b\"\n"}};
         assert_ok(tn_safetensors_save(path, tensors, 4, metadata, 2));
@@ -91,7 +91,7 @@ static void equal_names_are_not_saved(void **state) {
     (void)state;
     float one = 1;
     TN_SCOPE {
-        tn_tensor *t = tn_from_data(&one, NULL, 0, TN_F32);
+        tn_tensor *t = tn_from_data(&one, (int64_t[]){0}, 0, TN_F32);
         tn_named_tensor twice[] = {{"a", t}, {"b", t}, {"a", t}}, reserved[] = {{"__metadata__", t}};
         assert_int_equal(tn_safetensors_save(test_scratch("twice"), twice, 3, NULL, 0), TN_ERR_ARGUMENT);
         assert_text_has(tn_error(), "'a'");
