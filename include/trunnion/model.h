@@ -88,7 +88,8 @@ typedef struct tn_checkpoint {
  * "extra.NAME", the rest as metadata: "trunnion.kind" is "checkpoint", "step" and "json" are what the struct says. */
 TN_API tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *c);
 
-/* Puts everything back, all or nothing: the same bits follow as without the stop, on the same device and numerics.
+/* Puts everything back, all or nothing: the same bits follow as without the stop, on the same device and numerics. (Host
+ * memory that runs out while the writes are recorded is the exception: the failure says so, and the model is lost.)
  * Errors: TN_ERR_FORMAT when the file is no checkpoint or does not fit the model, naming what differs. */
 TN_API tn_status tn_checkpoint_load(const char *path, tn_checkpoint *c);
 

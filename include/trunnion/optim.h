@@ -3,7 +3,8 @@
  * A step is recorded behind forward and backward and runs with them as one plan; the learning rate and the step count are
  * dials, so every step finds the plan of the one before. Updates are element-wise work in place on state: one launch for
  * all variables. A step is all or nothing: an error among the gradients, or a run that fails, changes neither variables
- * nor counts. Definitions are PyTorch's (torch.optim).
+ * nor counts. (Host memory that runs out while the step is recorded is the exception: the failure says so, and the model has
+ * to be loaded anew.) Definitions are PyTorch's (torch.optim).
  *
  *     tn_optimizer *adam;
  *     if (tn_optimizer_adam(net, NULL, &adam) != TN_OK) ...

@@ -189,11 +189,14 @@ static tn_status part_values(const tn_safetensors *f, const part *p, tn_tensor *
     return status;
 }
 
-static void write_values(const part *p, tn_tensor *const *values) {
+/* A write that could not even be recorded (memory ran out) has spoiled its variable: that must not pass for success. */
+static tn_status write_values(const part *p, tn_tensor *const *values) {
+    tn_status status = TN_OK;
     TN_NO_GRAD {
-        for (int i = 0; i < p->count; i++)
-            tn_copy_(p->items[i].tensor, values[i]);
+        for (int i = 0; i < p->count && status == TN_OK; i++)
+            status = tn_status_of(tn_copy_(p->items[i].tensor, values[i]));
     }
+    return status;
 }
 
 /* Puts all parts' values from the file into their tensors, in one run, or changes nothing. */
@@ -207,9 +210,9 @@ static tn_status parts_load(const tn_safetensors *f, const parts *p, bool same_d
     for (int i = 0, at = 0; i < PARTS && status == TN_OK; at += p->part[i++].count)
         status = part_values(f, &p->part[i], values + at);
     if (status == TN_OK) {
-        for (int i = 0, at = 0; i < PARTS; at += p->part[i++].count)
-            write_values(&p->part[i], values + at);
-        status = tn_eval(NULL, 0);
+        for (int i = 0, at = 0; i < PARTS && status == TN_OK; at += p->part[i++].count)
+            status = write_values(&p->part[i], values + at);
+        if (status == TN_OK) status = tn_eval(NULL, 0);
     }
     for (int i = 0; i < total; i++)
         tn_free(values[i]);

@@ -336,7 +336,7 @@ static tn_status clip_collected(tn_optimizer *o) {
 }
 
 /* Variables that joined later count their own steps, and so have dials of their own; as a rule all share one pair. */
-static void record_updates(tn_optimizer *o) {
+static tn_status record_updates(tn_optimizer *o) {
     const method *m = o->method;
     double values[MAX_NUMBERS];
     tn_tensor *dials[MAX_NUMBERS] = {NULL}, *constants[MAX_NUMBERS];
@@ -354,7 +354,13 @@ static void record_updates(tn_optimizer *o) {
                 dials[k] = tn_dial(values[k]);
         }
         m->update(o, v, dials, constants);
+        /* Only memory can run out here, and then the variable is spoiled: that must not pass for a step. */
+        tn_status status = tn_status_of(v->value);
+        for (int k = 0; k < o->slot_count && status == TN_OK; k++)
+            status = tn_status_of(v->slots[k]);
+        if (status != TN_OK) return status;
     }
+    return TN_OK;
 }
 
 static void count_step(tn_optimizer *o, int64_t change) {
@@ -368,7 +374,7 @@ static tn_status step(tn_optimizer *o, bool forget) {
     TN_SCOPE TN_NO_GRAD {
         status = collect_gradients(o);
         if (status == TN_OK && o->max_grad_norm > 0) status = clip_collected(o);
-        if (status == TN_OK) record_updates(o);
+        if (status == TN_OK) status = record_updates(o);
     }
     if (status == TN_OK) count_step(o, 1);
     if (forget) tn_optimizer_zero_grad(o);
