@@ -277,6 +277,14 @@ static elements cast_elements(elements e, tn_dtype from, tn_dtype to) {
     return r;
 }
 
+/* x, broadcast to a shape, as another dtype. */
+static elements operand(const oracle *x, const int64_t *shape, int rank, tn_dtype dtype) {
+    elements e = elements_over(x, shape, rank);
+    if (!x->number || dtype == TN_F32) return cast_elements(e, x->dtype, dtype);
+    for (int64_t n = 0; n < e.count; n++) e.d[n] = x->value;
+    return cast_elements(e, TN_F64, dtype);
+}
+
 /* torch.promote_types */
 static tn_dtype promote_types(tn_dtype a, tn_dtype b) {
     static const tn_dtype integers[] = {TN_BOOL, TN_U8, TN_I8, TN_I32, TN_I64};
@@ -331,6 +339,7 @@ oracle *oracle_full(const int64_t *shape, int rank, double v, tn_dtype dtype) {
 oracle *oracle_number(double v) {
     oracle *x = oracle_full(NULL, 0, v, TN_F32);
     x->number = true;
+    x->value = v;
     return x;
 }
 
@@ -402,6 +411,8 @@ static int64_t binary_integer(oracle_binary_op op, int64_t a, int64_t b, bool bo
     }
 }
 
+enum { MOST_ELEMENTS = 1 << 18 }; /* larger results are refused: nobody wants to wait for them */
+
 static bool broadcast(const oracle *const *x, int count, int64_t *shape, int *rank) {
     *rank = 0;
     for (int k = 0; k < count; k++)
@@ -413,7 +424,7 @@ static bool broadcast(const oracle *const *x, int count, int64_t *shape, int *ra
             if (have != *to && have != 1 && *to != 1) return false;
             if (have != 1) *to = have;
         }
-    return true;
+    return numel_of(shape, *rank) <= MOST_ELEMENTS;
 }
 
 static bool compares(oracle_binary_op op) { return op == ORACLE_EQ || op == ORACLE_LT || op == ORACLE_LE; }
@@ -431,8 +442,8 @@ oracle *oracle_binary(oracle_binary_op op, const oracle *x, const oracle *y) {
     tn_dtype t = result_type(x, y);
     if (op == ORACLE_DIV && !is_float(t)) t = TN_F32;
     if (!possible(op, t)) return NULL;
-    elements a = cast_elements(elements_over(x, shape, rank), x->dtype, t);
-    elements b = cast_elements(elements_over(y, shape, rank), y->dtype, t);
+    elements a = operand(x, shape, rank, t);
+    elements b = operand(y, shape, rank, t);
     for (int64_t n = 0; n < a.count; n++) {
         if (a.d)
             a.d[n] = binary_float(op, a.d[n], b.d[n]);
@@ -450,8 +461,8 @@ oracle *oracle_where(const oracle *condition, const oracle *x, const oracle *y) 
     if (condition->dtype != TN_BOOL || !broadcast((const oracle *[]){condition, x, y}, 3, shape, &rank)) return NULL;
     tn_dtype t = result_type(x, y);
     elements c = elements_over(condition, shape, rank);
-    elements a = cast_elements(elements_over(x, shape, rank), x->dtype, t);
-    elements b = cast_elements(elements_over(y, shape, rank), y->dtype, t);
+    elements a = operand(x, shape, rank, t);
+    elements b = operand(y, shape, rank, t);
     for (int64_t n = 0; n < a.count; n++) {
         if (c.i[n]) continue;
         if (a.d)
@@ -625,6 +636,7 @@ oracle *oracle_matmul(const oracle *x, const oracle *y) {
     oracle bx = batch_of(x), by = batch_of(y);
     if (y->shape[y->rank - 2] != k || !broadcast((const oracle *[]){&bx, &by}, 2, shape, &rank)) return NULL;
     int64_t batch = numel_of(shape, rank);
+    if (batch * m * n > MOST_ELEMENTS || batch * m * k > MOST_ELEMENTS || batch * k * n > MOST_ELEMENTS) return NULL;
     shape[rank] = m;
     shape[rank + 1] = k;
     elements a = elements_over(x, shape, rank + 2);
@@ -824,7 +836,7 @@ oracle *oracle_contiguous(const oracle *x) { return from_elements(elements_of(x)
 bool oracle_write(oracle *dst, const oracle *src) {
     oracle *wide = oracle_expand(src, dst->shape, dst->rank);
     if (!wide) return false;
-    put_elements(dst, cast_elements(elements_of(wide), wide->dtype, dst->dtype));
+    put_elements(dst, operand(src, dst->shape, dst->rank, dst->dtype));
     oracle_free(wide);
     return true;
 }

@@ -21,7 +21,8 @@ typedef struct oracle {
     tn_dtype dtype;
     int rank;
     int64_t shape[TN_MAX_RANK], stride[TN_MAX_RANK], offset; /* in elements */
-    bool number; /* like a Python number: does not raise another operand's dtype within its category */
+    bool number; /* like a Python number: does not raise another operand's dtype within its category … */
+    double value; /* … and has all its digits when it meets f64 */
 } oracle;
 
 void oracle_free(oracle *x); /* NULL is fine */

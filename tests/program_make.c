@@ -45,10 +45,18 @@ static void add_list(step *s, const int64_t *items, int count) {
     for (int n = 0; n < count; n++) add_int(s, items[n]);
 }
 
-static bool tame(const maker *k, const machine *m) {
+/* Differences need f64 and functions without poles; what is no float takes part as a constant. */
+static bool smooth(const step *s, const oracle *x) {
+    if (s->kind == STEP_detach || s->kind == STEP_sqrt || s->kind == STEP_div || s->kind == STEP_make_state) return false;
+    return !x || !tn_dtype_is_float(x->dtype) || x->dtype == TN_F64 || x->number;
+}
+
+static bool tame(const maker *k, const machine *m, const step *s) {
+    bool gradient = k->form == PROGRAM_GRADIENT;
+    if (gradient && !smooth(s, m->pending)) return false;
     if (!m->pending) return true;
     if (oracle_numel(m->pending) > k->most) return false;
-    return k->wild || oracle_greatest(m->pending) < 1e5;
+    return k->wild || oracle_greatest(m->pending) < (gradient ? 30 : 1e5);
 }
 
 static void forget(maker *k, int r) {
@@ -69,7 +77,7 @@ static void remember(maker *k, int r) {
 static bool take(maker *k, const step *s) {
     if (k->p->count == MAX_STEPS) return false;
     bool a = machine_prepare(k->m[0], s), b = machine_prepare(k->m[1], s);
-    if (!a || !b || !tame(k, k->m[0]) || !tame(k, k->m[1])) {
+    if (!a || !b || !tame(k, k->m[0], s) || !tame(k, k->m[1], s)) {
         machine_cancel(k->m[0]);
         machine_cancel(k->m[1]);
         return false;
@@ -132,6 +140,7 @@ static bool has_elements(const maker *k, int r) { return oracle_numel(at(k, r)) 
 static tn_dtype random_dtype(maker *k) {
     static const tn_dtype often[] = {TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_I64,
                                      TN_I64, TN_I32, TN_I32, TN_BOOL, TN_U8, TN_F64, TN_F16};
+    if (k->form == PROGRAM_GRADIENT) return TN_F64;
     return often[below(k, (int)(sizeof often / sizeof *often))];
 }
 
@@ -174,7 +183,12 @@ static int make_data(maker *k, const int64_t *shape, int rank, tn_dtype dtype, c
     return marked;
 }
 
+static int index_data(maker *k, const int64_t *shape, int rank, int64_t limit) {
+    return make_data(k, shape, rank, chance(k, 75) ? TN_I64 : TN_I32, CONTENT_INDEX, limit);
+}
+
 static content content_for(maker *k, tn_dtype dtype) {
+    if (k->form == PROGRAM_GRADIENT) return CONTENT_DISTINCT; /* equal values would be kinks of max */
     if (k->wild && chance(k, 50)) return tn_dtype_is_float(dtype) ? CONTENT_WILD : CONTENT_WIDE;
     return CONTENT_PLAIN;
 }
@@ -188,7 +202,7 @@ static int make_any(maker *k) {
 }
 
 /* Data of the same shape as x, so that they can meet. */
-static int make_like(maker *k, int x) { return make_data(k, at(k, x)->shape, at(k, x)->rank, random_dtype(k), CONTENT_PLAIN, 0); }
+static int make_like(maker *k, int x) { return make_data(k, at(k, x)->shape, at(k, x)->rank, random_dtype(k), k->form == PROGRAM_GRADIENT ? CONTENT_DISTINCT : CONTENT_PLAIN, 0); }
 
 static int make_number(maker *k) {
     static const double values[] = {2.0, 0.5, -1.5, 3.0, 0.1, 1.0, -0.0, 7.0};
@@ -315,6 +329,29 @@ static void some_running_sum(maker *k) {
     add_in(&s, x);
     add_int(&s, below(k, at(k, x)->rank) - (chance(k, 30) ? at(k, x)->rank : 0));
     take_new(k, &s);
+}
+
+/* The same kernel several times, each reading what the one before it made: nothing that could be done side by side. */
+static void chain(maker *k) {
+    static const step_kind kinds[] = {STEP_cumsum, STEP_slice, STEP_index_select};
+    step_kind kind = kinds[below(k, 3)];
+    int x = pick(k, float_with_dims);
+    if (x < 0) return;
+    int64_t count = at(k, x)->shape[0];
+    int order = kind == STEP_index_select ? index_data(k, &count, 1, count) : -1;
+    if (kind == STEP_index_select && order < 0) return;
+    for (int n = 2 + below(k, 3); n > 0 && x >= 0; n--) {
+        step s = new_step(kind);
+        add_in(&s, x);
+        if (order >= 0) add_in(&s, order);
+        if (kind == STEP_slice)
+            for (int word = 0; word < 4; word++) add_int(&s, (int64_t[]){0, INT64_MAX, INT64_MIN, -1}[word]);
+        else
+            add_int(&s, 0);
+        int y = take_new(k, &s);
+        if (kind == STEP_slice && y >= 0) y = unary(k, STEP_contiguous, y);
+        x = kind == STEP_cumsum && y >= 0 ? unary(k, STEP_tanh, y) : y;
+    }
 }
 
 /* exp(x - max) / sum, its parts freed as one would. */
@@ -478,10 +515,6 @@ static int some_view(maker *k) {
 
 /* ---- copies ---------------------------------------------------------------------------------------------------------- */
 
-static int index_data(maker *k, const int64_t *shape, int rank, int64_t limit) {
-    return make_data(k, shape, rank, chance(k, 75) ? TN_I64 : TN_I32, CONTENT_INDEX, limit);
-}
-
 static int some_cat(maker *k) {
     step s = new_step(STEP_cat);
     int x = pick(k, has_dims);
@@ -577,7 +610,7 @@ static void some_write(maker *k) {
     static const step_kind kinds[] = {STEP_copy_, STEP_copy_, STEP_copy_, STEP_add_, STEP_add_, STEP_sub_, STEP_mul_, STEP_neg_, STEP_tanh_};
     step s = new_step(kinds[below(k, 9)]);
     int x = pick(k, chance(k, 70) ? is_view : has_elements);
-    if (x < 0) return;
+    if (x < 0 || (k->form == PROGRAM_CAPTURE && is_dial(k, x))) return;
     add_in(&s, x);
     if (s.kind != STEP_neg_ && s.kind != STEP_tanh_) {
         int y = source_for(k, x);
@@ -587,12 +620,38 @@ static void some_write(maker *k) {
     take(k, &s);
 }
 
-static void some_state(maker *k) {
-    int r = pick(k, is_no_bool);
-    if (r < 0 || (k->form == PROGRAM_SYMBOLIC && has_dims(k, r))) return;
+static bool is_state(const maker *k, int r) { return k->m[0]->state[r]; }
+
+static void write_into(maker *k, step_kind kind, int x, int y) {
+    step s = new_step(kind);
+    add_in(&s, x);
+    add_in(&s, y);
+    take(k, &s);
+}
+
+/* Two states change, the second by what the first one was before: which of them may be written first? */
+static void trade(maker *k) {
+    static const step_kind kinds[] = {STEP_copy_, STEP_add_, STEP_sub_, STEP_mul_};
+    int a = pick(k, is_state), b = pick(k, is_state);
+    if (a < 0 || b < 0) return;
+    int before = elementwise(k, a), change = elementwise(k, b);
+    if (before < 0 || change < 0) return;
+    write_into(k, kinds[below(k, 4)], a, change);
+    write_into(k, kinds[below(k, 4)], b, before);
+    if (chance(k, 70)) take_free(k, before);
+    if (chance(k, 70)) take_free(k, change);
+}
+
+static void make_state(maker *k, int r) {
     step s = new_step(STEP_make_state);
     add_in(&s, r);
     take(k, &s);
+}
+
+static void some_state(maker *k) {
+    int r = pick(k, is_no_bool);
+    if (r < 0 || (k->form == PROGRAM_SYMBOLIC && has_dims(k, r))) return;
+    make_state(k, r);
 }
 
 /* ---- controls -------------------------------------------------------------------------------------------------------- */
@@ -630,12 +689,14 @@ static void one_move(maker *k, bool reads) {
     else if (what < 24) expression(k);
     else if (what < 31) some_reduction(k);
     else if (what < 33) some_running_sum(k);
+    else if (what < 34) chain(k);
     else if (what < 36) softmax(k);
     else if (what < 38) normalise(k);
     else if (what < 41) some_product(k);
     else if (what < 58) some_view(k);
     else if (what < 65) some_copy(k);
-    else if (what < 82) some_write(k);
+    else if (what < 80) some_write(k);
+    else if (what < 83) trade(k);
     else if (what < 86) some_free(k);
     else if (what < 94) reads ? some_read(k) : some_free(k);
     else if (what < 97) reads ? some_eval(k) : some_free(k);
@@ -657,10 +718,15 @@ static void repeat(maker *k, int from) {
 static void prologue(maker *k) {
     for (int n = 2 + below(k, 3); n > 0; n--) {
         int r = make_any(k);
-        if (r < 0 || !chance(k, 40) || !is_no_bool(k, r) || (k->form == PROGRAM_SYMBOLIC && has_dims(k, r))) continue;
-        step s = new_step(STEP_make_state);
-        add_in(&s, r);
-        take(k, &s);
+        if (r < 0 || k->form == PROGRAM_GRADIENT || !chance(k, 40) || !is_no_bool(k, r) || (k->form == PROGRAM_SYMBOLIC && has_dims(k, r))) continue;
+        int twin = chance(k, 50) ? make_like(k, r) : -1; /* of the same shape, so that they can meet */
+        make_state(k, r);
+        if (twin >= 0 && is_no_bool(k, twin)) make_state(k, twin);
+    }
+    if (k->form == PROGRAM_GRADIENT) {
+        k->p->leaves = k->p->count;
+        machine_freeze(k->m[0]);
+        machine_freeze(k->m[1]);
     }
     for (int n = 1 + below(k, 3); n > 0; n--) some_view(k);
 }
@@ -702,9 +768,9 @@ void program_make(program *p, uint64_t seed, program_form form, oracle *const *s
     p->symbolic = form == PROGRAM_SYMBOLIC;
     seed_machines(&k, shared, shared_count);
     int size = below(&k, 100);
-    bool huge = size < 2;
+    bool huge = size < 2 || form == PROGRAM_LARGE;
     k.most = huge ? 70000 : size < 14 ? 6000 : 1500;
-    k.wild = chance(&k, 10);
+    k.wild = chance(&k, 10) && form != PROGRAM_GRADIENT && form != PROGRAM_LARGE;
     prologue(&k);
     int moves = huge ? 8 + below(&k, 8) : 14 + below(&k, 26);
     if (form == PROGRAM_CAPTURE)

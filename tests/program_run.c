@@ -267,6 +267,18 @@ static bool run_again(const program *p, const program_inputs *shared, char *why,
     return false;
 }
 
+static bool run_kept(const program *p, const program_inputs *shared, char *why, size_t size) {
+    if (!run_variant(p, shared, 0, false, why, size)) return false;
+    program *kept = malloc(sizeof *kept);
+    *kept = *p;
+    kept->count = 0;
+    for (int n = 0; n < p->count; n++)
+        if (p->steps[n].kind != STEP_free) kept->steps[kept->count++] = p->steps[n];
+    bool ok = run_variant(kept, shared, 0, false, why, size);
+    free(kept);
+    return ok;
+}
+
 /* ---- captured -------------------------------------------------------------------------------------------------------- */
 
 enum { LAUNCHES = 3 };
@@ -306,7 +318,7 @@ static void launch_eagerly(capture *c, int variant) {
     for (int n = 0; n < c->p->body; n++) {
         const step *s = &c->p->steps[n];
         bool is_input = s->kind == STEP_data && c->input[s->to];
-        bool looks = step_class_of(s->kind) == STEP_VIEWS && c->t->ran[n] && c->moved[s->in[0]] && c->m->reg[s->to];
+        bool looks = step_class_of(s->kind) == STEP_VIEWS && c->t->ran[n] && c->moved[s->to] && c->m->reg[s->to];
         if (is_input || looks) machine_step(c->m, s);
     }
     c->m->variant = 0; /* data that the body makes was captured with it */
@@ -432,7 +444,9 @@ static bool run_captured(const program *p, char *why, size_t size) {
 bool program_run(const program *p, run_mode mode, const program_inputs *shared, char *why, size_t size) {
     why[0] = 0;
     if (mode == RUN_AGAIN) return run_again(p, shared, why, size);
+    if (mode == RUN_KEPT) return run_kept(p, shared, why, size);
     if (mode == RUN_CAPTURE) return run_captured(p, why, size);
+    if (mode == RUN_GRADIENT) return program_run_gradient(p, why, size);
     return run_variant(p, shared, 0, mode == RUN_EAGER, why, size);
 }
 
@@ -456,9 +470,10 @@ static void without(program *to, const program *p, int from, int count) {
     *to = *p;
     memmove(&to->steps[from], &to->steps[from + count], (size_t)(p->count - from - count) * sizeof *to->steps);
     to->count -= count;
-    for (int *end = (int *[]){&to->body, &to->body_end}[0], k = 0; k < 2; k++, end = &to->body_end) {
-        int gone = *end <= from ? 0 : *end < from + count ? *end - from : count;
-        *end -= gone;
+    int *const ends[] = {&to->body, &to->body_end, &to->leaves};
+    for (int k = 0; k < 3; k++) {
+        int gone = *ends[k] - from;
+        *ends[k] -= gone <= 0 ? 0 : gone < count ? gone : count;
     }
 }
 
@@ -497,11 +512,12 @@ void program_print(const program *p) {
 }
 
 bool program_check(const program *p, run_mode mode) {
-    static const char *const names[] = {"lazily", "with tn_eval after every step", "twice", "captured"};
+    static const char *const names[] = {"lazily", "with tn_eval after every step", "twice", "with nothing freed", "captured", "backward"};
     char why[512] = "it crashes or does not end";
     bool alone = getenv("TRUNNION_ISOLATE") != NULL; /* for programs that crash: each in a process of its own */
     if (alone ? !fails(p, mode) : program_run(p, mode, NULL, why, sizeof why)) return true;
     printf("seed %llu, run %s: %s\n", (unsigned long long)p->seed, names[mode], why);
+    if (getenv("TRUNNION_BRIEF")) return false;
     program *shorter = malloc(sizeof *shorter);
     *shorter = *p;
     if (fails(shorter, mode)) shorten(shorter, mode);

@@ -28,10 +28,12 @@ static const int64_t *list_of(const step *s, int k, int *count) {
 /* Of a data step: what stands behind its shape. */
 static int64_t data_word(const step *s, int k) { return s->i[1 + s->i[0] + k]; }
 
+static double distinct_float(uint64_t r) { return (double)(int64_t)(r >> 11) / 0x1p51 - 2.0; } /* [-2, 2) */
+
 static double plain_float(uint64_t r) {
     static const double special[] = {0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-3, -0.25};
     if (r % 16 == 0) return special[r / 16 % 8];
-    return (double)(int64_t)(r >> 11) / 0x1p51 - 2.0; /* [-2, 2) */
+    return distinct_float(r);
 }
 
 static double wild_float(uint64_t r) {
@@ -43,6 +45,11 @@ static double wild_float(uint64_t r) {
     case 3: return special[r / 24 % 6];
     default: return plain_float(r / 24);
     }
+}
+
+static double float_of(content what, uint64_t r) {
+    if (what == CONTENT_WILD) return wild_float(r);
+    return what == CONTENT_DISTINCT ? distinct_float(r) : plain_float(r);
 }
 
 static void put_float(tn_dtype t, char *at, double v) {
@@ -78,7 +85,7 @@ void *step_data(const step *s, int variant, int64_t *shape, int *rank) {
         int64_t v = integer_of(s, r);
         if (s->dtype == TN_BOOL) v &= 1;
         if (tn_dtype_is_float(s->dtype))
-            put_float(s->dtype, at, data_word(s, 0) == CONTENT_WILD ? wild_float(r) : plain_float(r));
+            put_float(s->dtype, at, float_of((content)data_word(s, 0), r));
         else
             memcpy(at, &v, size);
     }
@@ -186,7 +193,9 @@ BINARY(mul_, ORACLE_MUL)
 
 EAGER(copy_) {
     UNUSED;
-    return oracle_alias(in[1]);
+    oracle *v = oracle_alias(in[1]);
+    v->number = in[1]->number;
+    return v;
 }
 LAZY(copy_) {
     UNUSED;
@@ -591,6 +600,12 @@ void machine_cancel(machine *m) {
     m->pending = NULL;
 }
 
+/* A number that is written becomes a tensor like others. */
+static void written_numbers(machine *m, const oracle *place) {
+    for (int r = 0; r < MAX_REGISTERS; r++)
+        if (m->reg[r] && m->reg[r]->number && oracle_same_storage(m->reg[r], place)) m->reg[r]->number = false;
+}
+
 void machine_commit(machine *m, const step *s) {
     oracle *value = m->pending;
     step_class class_ = step_class_of(s->kind);
@@ -604,6 +619,7 @@ void machine_commit(machine *m, const step *s) {
     if (class_ == STEP_WRITES) {
         oracle_write(m->reg[s->in[0]], value);
         oracle_free(value);
+        written_numbers(m, m->reg[s->in[0]]);
         return;
     }
     bool looks = class_ == STEP_VIEWS && oracle_same_storage(value, m->reg[s->in[0]]);

@@ -55,7 +55,7 @@ typedef enum step_kind {
 } step_kind;
 
 /* What data is made of. */
-typedef enum content { CONTENT_PLAIN, CONTENT_INDEX, CONTENT_WILD, CONTENT_WIDE } content;
+typedef enum content { CONTENT_PLAIN, CONTENT_INDEX, CONTENT_WILD, CONTENT_WIDE, CONTENT_DISTINCT } content;
 
 typedef struct step {
     step_kind kind;
@@ -74,6 +74,7 @@ typedef struct program {
     step steps[MAX_STEPS];
     int count;
     int body, body_end; /* capture: the steps that are captured; else body = body_end = 0 */
+    int leaves;         /* gradient: data made by the first steps requires gradients and is not written */
     bool symbolic;      /* an extent differs between variants */
 } program;
 
@@ -113,7 +114,7 @@ void machine_clear(machine *m);
 
 /* ---- generator (program_make.c) ---------------------------------------------------------------------------------------- */
 
-typedef enum program_form { PROGRAM_PLAIN, PROGRAM_CAPTURE, PROGRAM_SYMBOLIC } program_form;
+typedef enum program_form { PROGRAM_PLAIN, PROGRAM_CAPTURE, PROGRAM_SYMBOLIC, PROGRAM_GRADIENT, PROGRAM_LARGE } program_form;
 
 uint64_t program_random(uint64_t *state);
 /* shared: the first `shared_count` registers hold these tensors. */
@@ -130,7 +131,9 @@ typedef enum run_mode {
     RUN_LAZY,   /* as written */
     RUN_EAGER,  /* tn_eval after every step */
     RUN_AGAIN,  /* lazily, then once more with other values: no new plan */
-    RUN_CAPTURE /* the body captured, launched again with other inputs */
+    RUN_KEPT,   /* lazily, then again with nothing freed: the same operations, other results to keep */
+    RUN_CAPTURE, /* the body captured, launched again with other inputs */
+    RUN_GRADIENT /* as written, then backward from all that is left: against differences of the oracle */
 } run_mode;
 
 typedef struct program_inputs {
@@ -141,6 +144,7 @@ typedef struct program_inputs {
 
 /* Runs p in a mode and compares with the oracle; false: `why` has the first difference. shared may be NULL. */
 bool program_run(const program *p, run_mode mode, const program_inputs *shared, char *why, size_t size);
+bool program_run_gradient(const program *p, char *why, size_t size); /* program_gradient.c */
 /* As program_run, but a difference is printed with the seed and the shortest program that still shows it. */
 bool program_check(const program *p, run_mode mode);
 void program_print(const program *p);

@@ -66,6 +66,11 @@ static void programs_equal_the_oracle_lazily_eagerly_and_again(void **state) {
     check_many(PROGRAM_PLAIN, (run_mode[]){RUN_AGAIN, RUN_EAGER}, 2, programs());
 }
 
+static void programs_equal_the_oracle_whatever_is_kept(void **state) {
+    (void)state;
+    check_many(PROGRAM_PLAIN, (run_mode[]){RUN_KEPT}, 1, programs() / 2);
+}
+
 static void captured_programs_equal_the_oracle_at_each_launch(void **state) {
     (void)state;
     check_many(PROGRAM_CAPTURE, (run_mode[]){RUN_CAPTURE}, 1, programs() / 2);
@@ -82,7 +87,8 @@ static void programs_have_the_same_bits_on_one_two_and_three_threads(void **stat
     int before = tn_get_num_threads();
     for (int threads = 1; threads <= 3; threads++) {
         assert_ok(tn_set_num_threads(threads));
-        check_many(PROGRAM_PLAIN, (run_mode[]){RUN_LAZY}, 1, programs() / 8);
+        check_many(PROGRAM_PLAIN, (run_mode[]){RUN_LAZY}, 1, programs() / 10);
+        check_many(PROGRAM_LARGE, (run_mode[]){RUN_LAZY}, 1, programs() / 20);
     }
     assert_ok(tn_set_num_threads(before));
 }
@@ -140,6 +146,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(programs_are_long_and_full_of_views_and_writes),
         cmocka_unit_test(programs_equal_the_oracle_lazily_eagerly_and_again),
+        cmocka_unit_test(programs_equal_the_oracle_whatever_is_kept),
         cmocka_unit_test(captured_programs_equal_the_oracle_at_each_launch),
         cmocka_unit_test(programs_of_symbolic_extents_equal_the_oracle_at_each_size),
         cmocka_unit_test(symbolic_programs_mostly_keep_their_plans),

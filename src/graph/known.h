@@ -13,6 +13,7 @@ typedef enum tn_known_op {
 int tn_known(tn_known_op which); /* its id in the op table */
 
 tn_node *tn_node_number(double v);           /* a rank-0 f32 that does not raise dtypes; the caller's reference */
+tn_node *tn_node_cast(tn_node *x, tn_dtype to); /* a number keeps all its digits; the caller's reference */
 bool tn_node_computed(const tn_node *n);     /* its root has a buffer */
 void tn_node_forget_inputs(tn_node *n);      /* a computed node without gradient needs its history no more */
 void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);

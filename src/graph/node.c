@@ -376,7 +376,7 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
 
 /* ---- promotion ------------------------------------------------------------------------------------------------------- */
 
-static tn_node *cast_node(tn_node *x, tn_dtype to) {
+tn_node *tn_node_cast(tn_node *x, tn_dtype to) {
     tn_attrs a = {.n_i = 1, .i = {to}};
     bool plain_number = (x->flags & TN_NODE_WRAPPED) && x->op == tn_known(TN_KNOWN_FULL);
     /* A number is made anew in the wanted type: on the way through f32 it would be rounded. */
@@ -423,7 +423,7 @@ static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, in
     tn_node *in[MAX_INPUTS];
     for (int i = 0; i < n_in; i++) {
         bool cast = given[i] && i >= tn_op(op)->impl->promote_from && given[i]->dtype != to;
-        in[i] = cast ? cast_node(given[i], to) : tn_node_retain(given[i]);
+        in[i] = cast ? tn_node_cast(given[i], to) : tn_node_retain(given[i]);
     }
     tn_node *bad = first_error(in, n_in);
     tn_status s = TN_OK;
@@ -497,7 +497,7 @@ tn_node *tn_b_number(tn_build *b, double v) { return b->status == TN_OK ? tn_b_o
 
 tn_node *tn_b_cast_like(tn_build *b, tn_node *x, const tn_node *like) {
     if (b->status != TN_OK || !x || x->dtype == like->dtype) return x;
-    return tn_b_own(b, cast_node(x, (tn_dtype)like->dtype));
+    return tn_b_own(b, tn_node_cast(x, (tn_dtype)like->dtype));
 }
 
 /* ---- ops that graph/ itself records ---------------------------------------------------------------------------------- */

@@ -337,8 +337,7 @@ static tn_node *own_value(tn_node *value, bool fresh) {
 
 static tn_node *cast_to(tn_node *value, const tn_node *like) {
     if (value->dtype == like->dtype) return tn_node_retain(value);
-    tn_attrs a = {.n_i = 1, .i = {like->dtype}};
-    return tn_node_make(tn_known(TN_KNOWN_CAST), &value, 1, &a);
+    return tn_node_cast(value, (tn_dtype)like->dtype);
 }
 
 /* value as dst's whole storage would read; the caller's reference. fresh: nobody else holds `value`. */
