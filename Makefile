@@ -15,7 +15,7 @@ ONLY   ?=
 MAKEFLAGS += --no-print-directory
 export BUILD WERROR JOBS
 
-.PHONY: all demo check check-all bench format clean install
+.PHONY: all demo check check-all format clean install
 
 all:
 	@tools/build.sh $(BUILD) all -DTRUNNION_WERROR=$(WERROR)
@@ -30,9 +30,6 @@ check:
 
 check-all:
 	@tools/check.sh check-all $(ONLY)
-
-bench: all
-	$(BUILD)/trunnion bench
 
 format:
 	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' | xargs -0 clang-format -i

@@ -54,11 +54,15 @@ typedef struct cli_options {
 
 /* Parses a subcommand's arguments. `own`: its own options, ended by a row of zeros, with .flag NULL and .val from 256
  * on (or the letter of a short form, named in `shorts`); each found one is handed to `take`, which returns false for
- * a value that is wrong, after saying so. Options and positional arguments may be mixed.
+ * a value that is wrong: the message then shows the line of `help` that begins with the option. Options and positional
+ * arguments may be mixed.
  * Returns the index of the first positional argument in argv; or -1 after a message: return *status then (--help and
  * --version-like options give CLI_OK). */
 int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const struct option *own, const char *shorts,
               bool (*take)(void *ctx, int val, const char *arg), void *ctx, int *status);
+
+/* Prints what `help` has to say on the common options that c accepts and does not explain itself; c NULL: on all. */
+void cli_common_help(const cli_command *c, FILE *to);
 
 /* "6G", "512M", "1.5GiB", "100000" → bytes. Powers of 1024. */
 bool cli_parse_bytes(const char *text, int64_t *out);

@@ -10,16 +10,17 @@ const cli_command cli_devices = {
     .name = "devices",
     .summary = "lists what can compute here, and why the rest cannot",
     .usage = "devices [-v] [--json] [--fresh | --reasons]",
-    .help = "  --fresh          look again instead of using the last findings, as long as nothing has changed\n"
-            "  --reasons        what each reason code means, and what to do\n"
-            "  -v, --verbose    reason codes (docs/devices.md), libraries, identities\n"
-            "  --json           backends[{name, title, available, reason_code, reason, fix, library, devices[…]}], "
-            "recommended\n"
-            "\n"
-            "examples:\n"
-            "  trunnion devices\n"
-            "  trunnion devices --fresh -v            after installing a driver that is not noticed by itself\n"
-            "  trunnion devices --json | python3 -m json.tool\n",
+    .help =
+        "  --fresh               look again instead of using the last findings, as long as nothing has changed\n"
+        "  --reasons             what each reason code means, and what to do\n"
+        "  -v, --verbose         reason codes (docs/devices.md), libraries, identities\n"
+        "  --json                backends[{name, title, available, reason_code, reason, fix, library, devices[…]}], "
+        "recommended\n"
+        "\n"
+        "examples:\n"
+        "  trunnion devices\n"
+        "  trunnion devices --fresh -v            after installing a driver that is not noticed by itself\n"
+        "  trunnion devices --json | python3 -m json.tool\n",
     .accepts = CLI_JSON | CLI_VERBOSE,
     .run = run,
 };

@@ -14,26 +14,18 @@ static const cli_command *const commands[] = {
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-static const char COMMON_HELP[] = "common options, where they have a meaning:\n"
-                                  "  --json           one JSON object on standard output, nothing else there\n"
-                                  "  --device NAME    auto, cpu, cuda, cuda:1, rocm, metal, vulkan, opencl, webgpu, "
-                                  "engine:onnxruntime, engine:torch\n"
-                                  "  --strict         fail rather than use another device\n"
-                                  "  --mem SIZE       memory that has to be free on the device, as in 6G\n"
-                                  "  --threads N      threads on the processor\n"
-                                  "  --seed N         start of the random numbers\n"
-                                  "  -v, --verbose    say more\n";
-
 static void print_overview(FILE *to) {
     fprintf(to, "usage: trunnion COMMAND [options]\n\ncommands:\n");
     for (int i = 0; i < COMMANDS; i++)
         fprintf(to, "  %-12s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(to, "  %-12s %s\n\n%s\n", "help CMD", "what a command does, with examples", COMMON_HELP);
-    fprintf(to, "exit status: 0 success, 1 the work failed, 2 wrong usage\n");
+    fprintf(to, "  %-12s %s\n", "help CMD", "what a command does, with examples");
+    cli_common_help(NULL, to);
+    fprintf(to, "\nexit status: 0 success, 1 the work failed, 2 wrong usage\n");
 }
 
 void cli_help(const cli_command *c, FILE *to) {
     fprintf(to, "usage: trunnion %s\n\n%s\n\n%s", c->usage, c->summary, c->help);
+    cli_common_help(c, to);
 }
 
 int cli_wrong_usage(const cli_command *c, const char *format, ...) {

@@ -11,18 +11,51 @@ enum { OPT_JSON = FIRST_COMMON, OPT_DEVICE, OPT_STRICT, OPT_MEM, OPT_THREADS, OP
 
 static const struct {
     struct option option;
-    unsigned group; /* the CLI_… bit under which a command accepts it; 0: always */
+    unsigned group;   /* the CLI_… bit under which a command accepts it; 0: always */
+    const char *help; /* its line */
 } common[] = {
-    {{"json", no_argument, NULL, OPT_JSON}, CLI_JSON},
-    {{"device", required_argument, NULL, OPT_DEVICE}, CLI_DEVICE},
-    {{"strict", no_argument, NULL, OPT_STRICT}, CLI_DEVICE},
-    {{"mem", required_argument, NULL, OPT_MEM}, CLI_DEVICE},
-    {{"threads", required_argument, NULL, OPT_THREADS}, CLI_THREADS},
-    {{"seed", required_argument, NULL, OPT_SEED}, CLI_SEED},
-    {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE},
-    {{"help", no_argument, NULL, OPT_HELP}, 0},
+    {{"json", no_argument, NULL, OPT_JSON},
+     CLI_JSON,
+     "  --json                one JSON object on standard output, nothing else there"},
+    {{"device", required_argument, NULL, OPT_DEVICE},
+     CLI_DEVICE,
+     "  --device NAME         auto, cpu, cuda, cuda:1, rocm, metal, vulkan, opencl, webgpu, engine:onnxruntime, "
+     "engine:torch"},
+    {{"strict", no_argument, NULL, OPT_STRICT},
+     CLI_DEVICE,
+     "  --strict              fail rather than use another device"},
+    {{"mem", required_argument, NULL, OPT_MEM},
+     CLI_DEVICE,
+     "  --mem SIZE            memory that has to be free on the device, as in 6G"},
+    {{"threads", required_argument, NULL, OPT_THREADS},
+     CLI_THREADS,
+     "  --threads N           threads on the processor, 1 to 4096"},
+    {{"seed", required_argument, NULL, OPT_SEED},
+     CLI_SEED,
+     "  --seed N              start of the random numbers, a whole number from 0"},
+    {{"verbose", no_argument, NULL, 'v'}, CLI_VERBOSE, "  -v, --verbose         say more"},
+    {{"help", no_argument, NULL, OPT_HELP}, 0, "  --help                this text"},
 };
 enum { COMMON = sizeof common / sizeof common[0] };
+
+/* The line of a text that begins with --name (behind its short form, if it has one); NULL when there is none. */
+static const char *line_on(const char *text, const char *name) {
+    char begins[2][48];
+    snprintf(begins[0], sizeof begins[0], "  --%s ", name);
+    snprintf(begins[1], sizeof begins[1], "  -%c, --%s ", name[0], name);
+    for (; *text; text += strcspn(text, "\n"), text += *text != 0)
+        for (int i = 0; i < 2; i++)
+            if (!strncmp(text, begins[i], strlen(begins[i]))) return text;
+    return NULL;
+}
+
+void cli_common_help(const cli_command *c, FILE *to) {
+    fprintf(to, "\ncommon options%s:\n", c ? "" : ", where they have a meaning");
+    for (int i = 0; i < COMMON; i++) {
+        bool accepted = !c || !common[i].group || common[i].group & c->accepts;
+        if (accepted && !(c && line_on(c->help, common[i].option.name))) fprintf(to, "%s\n", common[i].help);
+    }
+}
 
 bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out) {
     char *end;
@@ -93,6 +126,14 @@ static const char *name_of(const struct option *all, int val) {
     return all->name ? all->name : "?";
 }
 
+static void say_wrong(const cli_command *c, const char *name, const char *value) {
+    const char *line = line_on(c->help, name);
+    for (int i = 0; i < COMMON && !line; i++)
+        line = line_on(common[i].help, name);
+    int length = line ? (int)strcspn(line, "\n") : 0;
+    (void)cli_wrong_usage(c, "--%s cannot be \"%s\"%s%.*s", name, value, line ? ":\n" : "", length, line ? line : "");
+}
+
 /* getopt_long has found no such option (?), or no value (:); `word` is the argument it looked at last. */
 static void say_unknown(const cli_command *c, const struct option *all, int val, const char *word) {
     if (val == ':')
@@ -128,7 +169,7 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
         }
         bool is_common = val >= FIRST_COMMON || (val == 'v' && c->accepts & CLI_VERBOSE);
         if (is_common ? take_common(o, val, optarg) : take(ctx, val, optarg)) continue;
-        (void)cli_wrong_usage(c, "--%s: the value \"%s\" is wrong", name_of(all, val), optarg ? optarg : "");
+        say_wrong(c, name_of(all, val), optarg ? optarg : "");
         return -1;
     }
 }

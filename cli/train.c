@@ -2,10 +2,13 @@
  *
  * A run that was interrupted (Ctrl-C) and has --save is saved before it ends. What a checkpoint holds beside the tensors is
  * one line that says which run it belongs to; a line that differs is refused rather than mixed. */
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "commands.h"
 #include "train.h"
@@ -21,12 +24,13 @@ static const char help_text[] =
     "  cartpole              a pole to balance on a cart, with PPO; metric: mean return of 100 episodes (at most 500)\n"
     "\n"
     "options:\n"
-    "  --steps N             digits: batches of 64 (1000); cartpole: steps in the environment (100000)\n"
+    "  --steps N             a whole number; digits: batches of 64 (1000); cartpole: steps in the environment "
+    "(100000)\n"
     "  --model mlp|cnn       digits: the network (mlp)\n"
     "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
     "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes)\n"
     "  --save FILE           write a checkpoint at the end, and when interrupted\n"
-    "  --save-every N        also after each N steps\n"
+    "  --save-every N        also after each N steps, a whole number from 1\n"
     "  --resume FILE         go on from a checkpoint; with the same options the same bits follow as without the stop\n"
     "  --log FILE            one JSON object a line for each step shown: step, loss\n"
     "\n"
@@ -76,6 +80,12 @@ static bool take_option(void *ctx, int val, const char *arg) {
     case OPT_RESUME: o->resume = arg; return *arg != 0;
     default: o->log = arg; return *arg != 0;
     }
+}
+
+/* An option that was given and has no meaning for this task; NULL when there is none. */
+static const char *foreign_option(const train_options *o, const train_task *task) {
+    if (task == &train_digits) return o->policy ? "--policy" : NULL;
+    return o->model ? "--model" : o->data ? "--data" : NULL;
 }
 
 static const train_task *find_task(const char *name) {
@@ -259,6 +269,26 @@ static int execute(run *r, tn_device *device) {
     return finish(r, rate, device);
 }
 
+/* Nobody should learn at the end of a run that it cannot be saved. */
+static bool can_save(const char *path) {
+    struct stat s;
+    char folder[4096] = ".";
+    const char *slash = strrchr(path, '/'), *why = NULL;
+    size_t length = slash ? (size_t)(slash - path) + 1 : 1;
+    if (slash && length < sizeof folder) {
+        memcpy(folder, path, length);
+        folder[length] = 0;
+    }
+    if (length >= sizeof folder)
+        why = strerror(ENAMETOOLONG);
+    else if (stat(path, &s) == 0 && !S_ISREG(s.st_mode))
+        why = "it is not a regular file";
+    else if (access(folder, W_OK | X_OK) != 0)
+        why = strerror(errno);
+    if (why) fprintf(stderr, "trunnion train: cannot save '%s': %s\n", path, why);
+    return !why;
+}
+
 /* Opens what the run needs beside the task: curve and log. */
 static int prepare(run *r) {
     r->curve = malloc(PLOT_POINTS * sizeof *r->curve);
@@ -266,10 +296,11 @@ static int prepare(run *r) {
         fprintf(stderr, "trunnion train: out of memory\n");
         return CLI_FAILED;
     }
+    if (r->options->save && !can_save(r->options->save)) return CLI_FAILED;
     if (!r->options->log) return CLI_OK;
     r->log = fopen(r->options->log, r->options->resume ? "a" : "w");
     if (r->log) return CLI_OK;
-    perror("trunnion train: opening the log");
+    fprintf(stderr, "trunnion train: cannot open the log '%s': %s\n", r->options->log, strerror(errno));
     return CLI_FAILED;
 }
 
@@ -289,7 +320,7 @@ static int run_task(const train_options *o, const train_task *task) {
 }
 
 static int run_train(int argc, char **argv) {
-    train_options o = {.steps = -1, .model = "mlp", .policy = "mlp"};
+    train_options o = {.steps = -1};
     int status = CLI_USAGE;
     int at = cli_parse(&cli_train, argc, argv, &o.common, own_options, NULL, take_option, &o, &status);
     if (at < 0) return status;
@@ -297,6 +328,10 @@ static int run_train(int argc, char **argv) {
     const train_task *task = find_task(argv[at]);
     if (!task) return cli_wrong_usage(&cli_train, "there is no task \"%s\"; there are digits and cartpole", argv[at]);
     if (at + 1 < argc) return cli_wrong_usage(&cli_train, "one task at a time, not also \"%s\"", argv[at + 1]);
+    const char *foreign = foreign_option(&o, task);
+    if (foreign) return cli_wrong_usage(&cli_train, "%s has no meaning for the task %s", foreign, task->name);
+    if (!o.model) o.model = "mlp";
+    if (!o.policy) o.policy = "mlp";
     if (o.save_every && !o.save) return cli_wrong_usage(&cli_train, "--save-every needs --save FILE");
     return run_task(&o, task);
 }
