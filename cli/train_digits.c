@@ -1,4 +1,5 @@
-/* train_digits.c — the task `digits`: 1,797 handwritten digits of 8 by 8 pixels, an MLP or a small CNN, Adam, batches of 64.
+/* train_digits.c — the task `digits`: 1,797 handwritten digits of 8 by 8 pixels, an MLP or a small CNN, Adam, batches of 64,
+ * cross-entropy with smoothed labels.
  *
  * Every fifth row of the table is kept aside for the test. The order of the others is a permutation drawn from seed and
  * epoch, so a step's batch follows from its number alone and a resumed run needs no memory of the order. */
@@ -21,6 +22,7 @@ enum {
 };
 
 static const double LEARNING_RATE = 2e-3;
+static const double SMOOTHING = 0.1; /* of the labels: without it the MLP gains a percent less */
 
 /* Rows of a split, pixels scaled to [0, 1]. */
 typedef struct rows {
@@ -117,13 +119,13 @@ static tn_status load_table(const char *given, digits *d) {
 
 /* ---- the networks ------------------------------------------------------------------------------------------------ */
 
-/* 64 → 128 → 128 → 10 */
+/* 64 → 256 → 256 → 10 */
 static void build_mlp(tn_module *net) {
-    tn_nn_linear(net, "0", PIXELS, 128, true);
+    tn_nn_linear(net, "0", PIXELS, 256, true);
     tn_nn_function(net, "1", tn_relu);
-    tn_nn_linear(net, "2", 128, 128, true);
+    tn_nn_linear(net, "2", 256, 256, true);
     tn_nn_function(net, "3", tn_relu);
-    tn_nn_linear(net, "4", 128, CLASSES, true);
+    tn_nn_linear(net, "4", 256, CLASSES, true);
 }
 
 /* [batch, channels, height, width] → [batch, channels], the mean of each channel */
@@ -212,7 +214,8 @@ static tn_status digits_advance(void *self, int64_t step, int64_t *made, double 
     pick_batch(d, step, pixels, labels);
     TN_SCOPE {
         tn_tensor *y = tn_from_data(labels, (int64_t[]){BATCH}, 1, TN_I64);
-        tn_tensor *loss = tn_cross_entropy(tn_forward(d->net, input_of(d, pixels, BATCH)), y, NULL, NULL);
+        tn_cross_entropy_options smooth = {.struct_size = sizeof smooth, .label_smoothing = SMOOTHING};
+        tn_tensor *loss = tn_cross_entropy(tn_forward(d->net, input_of(d, pixels, BATCH)), y, NULL, &smooth);
         status = tn_minimize(d->optimizer, loss);
         if (status == TN_OK) *loss_out = tn_item(loss);
     }
@@ -259,7 +262,7 @@ const train_task train_digits = {
     .name = "digits",
     .unit = "batches of 64",
     .metric = "test accuracy",
-    .steps = 600,
+    .steps = 1000,
     .begin = digits_begin,
     .advance = digits_advance,
     .status_text = digits_status_text,
