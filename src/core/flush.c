@@ -153,7 +153,7 @@ static void prune(tn_recorder *r) {
         const tn_node *n = r->pending[i];
         if (!n) continue;
         bool alone = atomic_load_explicit(&n->refs, memory_order_acquire) == 1;
-        if (alone || tn_node_computed(n)) take_from_list(r, i, alone);
+        if (alone || tn_node_computed(n) || (n->flags & TN_NODE_ERROR)) take_from_list(r, i, alone);
     }
     size_t kept = 0;
     for (size_t i = 0; i < r->count; i++) {
@@ -190,6 +190,28 @@ static tn_status run(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     return s;
 }
 
+/* What cannot be planned would fail again at every read: its results become errors that say why, and states keep the
+ * values they have. Out of memory is another matter: the same may succeed later. */
+static void give_up(tn_recorder *r, const tn_binding *b, tn_status status) {
+    for (size_t i = 0; i < b->output_count; i++) {
+        tn_node *n = b->outputs[i].node;
+        char *text = tn_mem_strdup(tn_error());
+        if (!text) return;
+        n->flags |= TN_NODE_ERROR;
+        n->status = status;
+        n->error = text;
+    }
+    while (r->written) {
+        tn_storage *s = r->written;
+        r->written = s->next_written;
+        s->next_written = NULL;
+        s->in_written = false;
+        tn_storage_restore(s);
+        tn_storage_release(s);
+    }
+    prune(r);
+}
+
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     if (r->count == 0) return TN_OK;
     tn_plan_cache *c = tn_plans_of(r);
@@ -198,7 +220,9 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     tn_plan *p = NULL;
     TRY(tn_binding_make(b, r, (const tn_node *const *)targets, count));
     if (b->output_count > 0) {
-        TRY(tn_plan_find(c, b, &p));
+        tn_status planned = tn_plan_find(c, b, &p);
+        if (planned != TN_OK && planned != TN_ERR_MEMORY) give_up(r, b, planned);
+        TRY(planned);
         TRY(run(c, p, b));
         c->launches += (int64_t)p->command_count;
         c->last = p;

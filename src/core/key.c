@@ -84,6 +84,7 @@ static tn_status slot_of(tn_binding *b, tn_buffer *buffer, int32_t *slot) {
 static tn_status check_leaf(const tn_node *n) {
     const tn_node *root = root_of(n);
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
+    if (root->flags & TN_NODE_ERROR) return tn_fail(root->status, "%s", root->error);
     if (root->flags & TN_NODE_STALE)
         return tn_fail(TN_ERR_STATE, "a value is needed whose tensor has been written in place since (for gradients: run backward "
                                      "before the optimiser's step, or copy the tensor first)");

@@ -28,6 +28,7 @@ static tn_status computed_node(const tn_tensor *t, tn_node **out) {
     *out = tn_tensor_node(t);
     if (!tn_node_computed(*out) || ((*out)->flags & TN_NODE_ERROR)) TRY(evaluate(r, out, 1));
     const tn_node *root = (*out)->flags & TN_NODE_VIEW ? (*out)->root : *out;
+    if (root->flags & TN_NODE_ERROR) return tn_fail(root->status, "%s", root->error);
     if (root->flags & TN_NODE_STALE) return tn_fail(TN_ERR_STATE, "this value has been overwritten in place since; copy it before the write");
     if (root->buffer) return TN_OK;
     return tn_fail(TN_ERR_STATE, "a tensor that another thread recorded: that thread must evaluate it (tn_eval) first");

@@ -21,5 +21,6 @@ void tn_grad_slot_release(tn_grad_slot *s);
 size_t tn_recorder_limit(const tn_recorder *r);
 void tn_recorder_drop(void);                 /* frees all that this thread's recorder holds (thread exit, leak tests) */
 void tn_storage_release(tn_storage *s);
+void tn_storage_restore(tn_storage *s);      /* a state's pending write is given up: its value is what lies at home */
 
 #endif

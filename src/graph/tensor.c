@@ -28,7 +28,7 @@ static _Thread_local scope_stack scopes;
 
 static tn_status scope_add(tn_tensor *t) {
     if (scopes.depth == 0) return TN_OK;
-    TRY(tn_mem_grow(&scopes.items, &scopes.capacity, scopes.count + 1, sizeof *scopes.items));
+    TRY(tn_mem_reserve(&scopes.items, &scopes.capacity, scopes.count + 1, sizeof *scopes.items));
     t->slot = (int32_t)scopes.count;
     scopes.items[scopes.count++] = t;
     return TN_OK;
@@ -163,6 +163,13 @@ void tn_storage_release(tn_storage *s) {
     tn_buffer_release(s->home);
     tn_grad_slot_release(s->slot);
     tn_mem_free(s);
+}
+
+void tn_storage_restore(tn_storage *s) {
+    if (!s->resident || s->value == s->resident) return;
+    unpin(s->value);
+    s->value = pin(tn_node_retain(s->resident));
+    s->version++;
 }
 
 /* Freeing a view frees its hold on its base, which may be a view again: a loop, so that long chains are no deep stack. */
