@@ -38,12 +38,12 @@ static const struct {
 };
 enum { COMMON = sizeof common / sizeof common[0] };
 
-/* The line of a text that begins with --name (behind its short form, if it has one); NULL when there is none. */
+/* The line of a text (may be NULL) that begins with --name, perhaps behind its short form; NULL when there is none. */
 static const char *line_on(const char *text, const char *name) {
     char begins[2][48];
     snprintf(begins[0], sizeof begins[0], "  --%s ", name);
     snprintf(begins[1], sizeof begins[1], "  -%c, --%s ", name[0], name);
-    for (; *text; text += strcspn(text, "\n"), text += *text != 0)
+    for (; text && *text; text += strcspn(text, "\n"), text += *text != 0)
         for (int i = 0; i < 2; i++)
             if (!strncmp(text, begins[i], strlen(begins[i]))) return text;
     return NULL;

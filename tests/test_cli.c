@@ -47,7 +47,11 @@ static int parse(unsigned accepts, const char *line, cli_options *o, int *status
     static char text[256];
     static char *argv[32];
     static const struct option own[] = {{"name", required_argument, NULL, 'n'}, {"flag", no_argument, NULL, 256}, {0}};
-    const cli_command c = {.name = "test", .accepts = accepts};
+    const cli_command c = {
+        .name = "test",
+        .accepts = accepts,
+        .help = "  -n, --name WORD       how it is called\n  --flag                not to be mistaken for --name\n",
+    };
     int argc = 1;
     argv[0] = strcpy(text + 200, "test");
     char *rest = NULL;
@@ -94,6 +98,39 @@ static void wrong_options_are_named(void **state) {
         assert_int_equal(status, CLI_USAGE);
         assert_text_has(complaint, rows[i].part);
     }
+}
+
+/* Prints common help into a buffer. */
+static void common_help(const cli_command *c, char *out, size_t size) {
+    FILE *f = fmemopen(out, size, "w");
+    assert_non_null(f);
+    cli_common_help(c, f);
+    fclose(f);
+}
+
+static void wrong_values_show_the_line_of_the_help(void **state) {
+    (void)state;
+    cli_options o;
+    int status;
+    parse(CLI_ALL, "--name wrong", &o, &status);
+    assert_text_has(complaint, "\n  -n, --name WORD       how it is called");
+    assert_null(strstr(complaint, "--flag"));
+    parse(CLI_ALL, "--threads 0", &o, &status);
+    assert_text_has(complaint, "1 to 4096");
+}
+
+static void help_has_each_common_option_once(void **state) {
+    (void)state;
+    char text[4096];
+    const cli_command c = {
+        .name = "test", .accepts = CLI_JSON | CLI_SEED, .help = "  --json                its own words\n"};
+    common_help(&c, text, sizeof text);
+    assert_text_has(text, "--seed N");
+    assert_null(strstr(text, "--json"));
+    assert_null(strstr(text, "--device"));
+    common_help(NULL, text, sizeof text);
+    assert_text_has(text, "--json");
+    assert_text_has(text, "--device");
 }
 
 static void options_without_a_meaning_are_refused(void **state) {
@@ -302,6 +339,10 @@ static void command_ends_with_the_promised_codes(void **state) {
         {"devises 2>&1", 2, "did you mean devices?"},
         {"devices --nothing 2>&1", 2, "--nothing"},
         {"devices stray 2>&1", 2, "stray"},
+        {"train --help", 0, "--threads N"},
+        {"train digits --steps -1 2>&1", 2, "a whole number"},
+        {"train digits --policy lstm 2>&1", 2, "no meaning for the task digits"},
+        {"train digits --save /dev/null/folder/file 2>&1", 1, "cannot save"},
         {"devices", 0, "recommended: "},
         {"devices -v", 0, "cpu"},
         {"devices --reasons", 0, "library_not_found"},
@@ -343,6 +384,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_are_read_wherever_they_stand),
         cmocka_unit_test(wrong_options_are_named),
+        cmocka_unit_test(wrong_values_show_the_line_of_the_help),
+        cmocka_unit_test(help_has_each_common_option_once),
         cmocka_unit_test(options_without_a_meaning_are_refused),
         cmocka_unit_test(sizes_are_powers_of_1024),
         cmocka_unit_test(json_reads_back),

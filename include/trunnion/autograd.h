@@ -15,8 +15,9 @@ extern "C" {
 TN_API tn_status tn_set_requires_grad(tn_tensor *t, bool requires_grad);
 TN_API bool tn_requires_grad(const tn_tensor *t);
 
-/* d loss / d leaf is added to every leaf's gradient. loss must have one element.
- * Errors: TN_ERR_STATE when loss does not require gradients. */
+/* d loss / d leaf is added to every leaf's gradient. loss must have one element. Nothing is freed by it:
+ * called again for the same loss it adds the same once more, and retain_graph is not needed.
+ * Errors: TN_ERR_SHAPE for a loss of several elements; TN_ERR_STATE when loss does not require gradients. */
 TN_API tn_status tn_backward(const tn_tensor *loss);
 
 /* The gradients of `outputs` (seeded with grad_outputs; NULL: ones) with respect to `inputs`, without touching tn_grad.
@@ -25,7 +26,7 @@ TN_API tn_status tn_backward(const tn_tensor *loss);
 TN_API tn_status tn_gradients(tn_tensor *const *outputs, int output_count, tn_tensor *const *grad_outputs,
                               tn_tensor *const *inputs, int input_count, bool create_graph, tn_tensor **grads);
 
-/* The gradient collected so far: a new handle, or NULL when there is none. */
+/* The gradient collected so far: a new handle, or NULL when there is none, which is to be looked at before it is read. */
 TN_API tn_tensor *tn_grad(const tn_tensor *leaf);
 TN_API void tn_zero_grad(tn_tensor *leaf); /* forgets it */
 

@@ -126,13 +126,11 @@ TN_API tn_status tn_device_get_info(const tn_device *device,
                                     tn_device_info *info); /* info->struct_size set by the caller */
 
 /* Device memory by hand: for embedding and for tests; tensors do not need it.
- * alloc: `size` bytes aligned to `alignment` (a power of two up to 4096); *out is a device address, on the CPU a
- * pointer.
+ * alloc: `size` bytes aligned to `alignment` (a power of two up to 4096); *out is a device address, on the CPU a pointer.
  *   Errors: TN_ERR_MEMORY with what was asked and what is free; TN_ERR_ARGUMENT for a bad alignment.
  * dealloc: an address that alloc of the same device gave; NULL is fine.
  * copy: `len` bytes from src on src_device to dst on dst_device; regions must not overlap; ends before it returns.
- * NULL as a
- *   device means host memory.
+ *   NULL as a device means host memory.
  * synchronize: waits until all work given to the device is done; reports a failure that happened meanwhile. */
 TN_API tn_status tn_device_alloc(tn_device *device, size_t size, size_t alignment, void **out);
 TN_API void tn_device_dealloc(tn_device *device, void *address);

@@ -36,7 +36,7 @@ typedef enum tn_status {
     TN_ERR_IO,          /* a file could not be read or written */
     TN_ERR_FORMAT,      /* a file's content is not what it should be */
     TN_ERR_UNSUPPORTED, /* valid, but not something this build or device does */
-    TN_ERR_STATE,       /* called at the wrong time (backward twice, capture inside capture) */
+    TN_ERR_STATE,       /* called at the wrong time (capture inside capture, backward without gradients) */
     TN_ERR_INTERNAL     /* a defect of Trunnion's: please report the text */
 } tn_status;
 

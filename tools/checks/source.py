@@ -1,7 +1,8 @@
 """source.py — what must not stand in the sources.
 
 The library never ends the caller's process: no abort, exit or assert in src/ (a forked child may use _exit). No file
-names the machine it was written on: no absolute home or work folders.
+names the machine it was written on: no absolute home or work folders. C that README.md shows stands in an example, which
+is compiled and run.
 """
 
 import pathlib
@@ -33,6 +34,15 @@ def faults(path, text, pattern, what):
             yield f"{path.relative_to(ROOT)}:{number}: {what}: {match.group().strip()}"
 
 
+def unproven(readme):
+    """Blocks of C in the text that are in no example."""
+    examples = [p.read_text(encoding="utf-8") for p in files(["examples"], {".c"})]
+    for block in re.finditer(r"^```c\n(.*?)^```", readme, re.DOTALL | re.MULTILINE):
+        if not any(block.group(1) in e for e in examples):
+            number = readme.count("\n", 0, block.start()) + 1
+            yield f"README.md:{number}: this C is not, letter by letter, in a file of examples/"
+
+
 def main():
     found = []
     for path in files(LIBRARY, {".c", ".h", ".def", ".inc"}):
@@ -41,6 +51,7 @@ def main():
     for path in files(ALL, TEXT):
         if path != pathlib.Path(__file__).resolve():
             found += faults(path, path.read_text(encoding="utf-8"), OWN_FOLDER, "names a folder of one machine")
+    found += unproven((ROOT / "README.md").read_text(encoding="utf-8"))
     print("\n".join(found + [f"source: {len(found)} faults"]))
     return 1 if found else 0
 
