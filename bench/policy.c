@@ -16,7 +16,16 @@
 
 #include "trunnion/trunnion.h"
 
-enum { OBSERVATIONS = 64, WIDTH = 128, ACTIONS = 8, MOST = 4096, CHECKED = 64, CHAIN = 15, CHAIN_ELEMENTS = 16, ROUND = 64 };
+enum {
+    OBSERVATIONS = 64,
+    WIDTH = 128,
+    ACTIONS = 8,
+    MOST = 4096,
+    CHECKED = 64,
+    CHAIN = 15,
+    CHAIN_ELEMENTS = 16,
+    ROUND = 64
+};
 static const double LEARNING_RATE = 1e-3;
 
 typedef struct bench {
@@ -56,8 +65,12 @@ static void make_data(void) {
 
 static void begin(void) {
     static const int64_t hidden[] = {WIDTH, WIDTH};
-    tn_policy_options o = {.struct_size = sizeof o, .observations = OBSERVATIONS, .actions = ACTIONS, .hidden = hidden,
-                           .hidden_count = 2, .logits_gain = 1};
+    tn_policy_options o = {.struct_size = sizeof o,
+                           .observations = OBSERVATIONS,
+                           .actions = ACTIONS,
+                           .hidden = hidden,
+                           .hidden_count = 2,
+                           .logits_gain = 1};
     tn_adam_options adam = {.struct_size = sizeof adam, .lr = LEARNING_RATE};
     make_data();
     tn_manual_seed(1);
@@ -79,7 +92,8 @@ static batch take_batch(int64_t first, int64_t n) {
 /* Batches that differ, as in life: on one alone many gradients soon vanish, and arithmetic on numbers next to zero is slow. */
 static void take_batches(int64_t n, batch batches[ROUND]) {
     int64_t places = MOST / n;
-    for (int64_t i = 0; i < ROUND; i++) batches[i] = take_batch(i % places * n, n);
+    for (int64_t i = 0; i < ROUND; i++)
+        batches[i] = take_batch(i % places * n, n);
 }
 
 /* out: logits and value. */
@@ -120,7 +134,8 @@ static void forward_step(const batch *x) {
 static void chain_step(const tn_tensor *x) {
     TN_SCOPE TN_NO_GRAD {
         tn_tensor *y = tn_add(x, x);
-        for (int i = 1; i < CHAIN; i++) y = i % 2 ? tn_mul(y, x) : tn_add(y, x);
+        for (int i = 1; i < CHAIN; i++)
+            y = i % 2 ? tn_mul(y, x) : tn_add(y, x);
         tn_keep(y);
         check(tn_eval(&y, 1));
     }
@@ -135,7 +150,7 @@ static void save(const char *path) {
     check(tn_module_variables(c.model, &items, &count));
     TN_SCOPE {
         tn_named_tensor *all = calloc((size_t)count + 5, sizeof *all);
-        char (*names)[64] = calloc((size_t)count, sizeof *names);
+        char(*names)[64] = calloc((size_t)count, sizeof *names);
         if (!all || !names) exit(1);
         for (int i = 0; i < count; i++) {
             snprintf(names[i], sizeof names[i], "model.%s", items[i].name);
@@ -144,8 +159,11 @@ static void save(const char *path) {
         batch x = take_batch(0, MOST), few = take_batch(0, CHECKED);
         tn_tensor *out[2];
         TN_NO_GRAD forward(&few, out);
-        const tn_named_tensor more[] = {{"data.observations", x.observations}, {"data.actions", x.actions},
-                                        {"data.returns", x.returns}, {"result.logits", out[0]}, {"result.value", out[1]}};
+        const tn_named_tensor more[] = {{"data.observations", x.observations},
+                                        {"data.actions", x.actions},
+                                        {"data.returns", x.returns},
+                                        {"result.logits", out[0]},
+                                        {"result.value", out[1]}};
         memcpy(all + count, more, sizeof more);
         check(tn_safetensors_save(path, all, count + 5, NULL, 0));
         free(all);
@@ -160,7 +178,8 @@ static void time_forward(int64_t n, int64_t calls) {
     TN_SCOPE {
         batch x = take_batch(0, n);
         double start = now();
-        for (int64_t i = 0; i < calls; i++) forward_step(&x);
+        for (int64_t i = 0; i < calls; i++)
+            forward_step(&x);
         printf("%.9g\n", (now() - start) / (double)calls);
     }
 }
@@ -174,7 +193,8 @@ static void time_replay(int64_t n, int64_t calls) {
         forward(&x, out);
         check(tn_capture_end(&x.observations, 1, out, 2, &graph));
         double start = now();
-        for (int64_t i = 0; i < calls; i++) TN_SCOPE check(tn_graph_launch(graph, &x.observations, got));
+        for (int64_t i = 0; i < calls; i++)
+            TN_SCOPE check(tn_graph_launch(graph, &x.observations, got));
         printf("%.9g\n", (now() - start) / (double)calls);
         tn_graph_free(graph);
     }
@@ -187,7 +207,8 @@ static void time_training(int64_t n, int64_t calls) {
         take_batches(n, batches);
         check(tn_get_runtime_stats(&before));
         double start = now();
-        for (int64_t i = 0; i < calls; i++) (void)train_step(&batches[i % ROUND]);
+        for (int64_t i = 0; i < calls; i++)
+            (void)train_step(&batches[i % ROUND]);
         double seconds = now() - start;
         check(tn_get_runtime_stats(&after));
         printf("%.9g %.4f\n", seconds / (double)calls, 1 - (after.run_seconds - before.run_seconds) / seconds);
@@ -200,7 +221,8 @@ static void time_chain(int64_t calls) {
     TN_SCOPE {
         tn_tensor *x = tn_from_data(ones, &n, 1, TN_F32);
         double start = now();
-        for (int64_t i = 0; i < calls; i++) chain_step(x);
+        for (int64_t i = 0; i < calls; i++)
+            chain_step(x);
         printf("%.9g\n", (now() - start) / (double)calls);
     }
 }
@@ -214,11 +236,16 @@ static void serve(const char *path, int threads) {
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
         long long n = 1, calls = 1;
-        if (sscanf(line, "forward %lld %lld", &n, &calls) == 2) time_forward(n, calls);
-        else if (sscanf(line, "replay %lld %lld", &n, &calls) == 2) time_replay(n, calls);
-        else if (sscanf(line, "train %lld %lld", &n, &calls) == 2) time_training(n, calls);
-        else if (sscanf(line, "chain %lld", &calls) == 1) time_chain(calls);
-        else printf("what?\n");
+        if (sscanf(line, "forward %lld %lld", &n, &calls) == 2)
+            time_forward(n, calls);
+        else if (sscanf(line, "replay %lld %lld", &n, &calls) == 2)
+            time_replay(n, calls);
+        else if (sscanf(line, "train %lld %lld", &n, &calls) == 2)
+            time_training(n, calls);
+        else if (sscanf(line, "chain %lld", &calls) == 1)
+            time_chain(calls);
+        else
+            printf("what?\n");
         fflush(stdout);
     }
 }
@@ -230,7 +257,8 @@ static void losses(const char *path, long steps) {
     save(path);
     TN_SCOPE {
         batch x = take_batch(0, MOST);
-        for (long i = 0; i < steps; i++) printf("%.9g\n", train_step(&x));
+        for (long i = 0; i < steps; i++)
+            printf("%.9g\n", train_step(&x));
     }
 }
 
@@ -248,16 +276,20 @@ static void memory(int64_t n, long steps) {
     begin();
     TN_SCOPE {
         batch x = take_batch(0, n);
-        for (long i = 0; i < steps; i++) (void)train_step(&x);
+        for (long i = 0; i < steps; i++)
+            (void)train_step(&x);
     }
     printf("%lld\n", peak_of_process());
 }
 
 int main(int argc, char **argv) {
     const char *what = argc == 4 ? argv[1] : "";
-    if (strcmp(what, "losses") == 0) losses(argv[2], atol(argv[3]));
-    else if (strcmp(what, "memory") == 0) memory(atol(argv[2]), atol(argv[3]));
-    else if (strcmp(what, "serve") == 0) serve(argv[2], atoi(argv[3]));
+    if (strcmp(what, "losses") == 0)
+        losses(argv[2], atol(argv[3]));
+    else if (strcmp(what, "memory") == 0)
+        memory(atol(argv[2]), atol(argv[3]));
+    else if (strcmp(what, "serve") == 0)
+        serve(argv[2], atoi(argv[3]));
     else {
         fprintf(stderr, "usage: bench_policy losses FILE STEPS | memory BATCH STEPS | serve FILE THREADS\n");
         return 2;

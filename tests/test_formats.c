@@ -56,7 +56,8 @@ static void tensors_outlive_the_file(void **state) {
     const char *path = test_scratch("outlive.safetensors");
     float f[4] = {1, 2, 3, 4}, got[4];
     int64_t shape[] = {4};
-    TN_SCOPE assert_ok(tn_safetensors_save(path, &(tn_named_tensor){"x", tn_from_data(f, shape, 1, TN_F32)}, 1, NULL, 0));
+    TN_SCOPE assert_ok(
+        tn_safetensors_save(path, &(tn_named_tensor){"x", tn_from_data(f, shape, 1, TN_F32)}, 1, NULL, 0));
     tn_safetensors *file;
     assert_ok(tn_safetensors_open(path, &file));
     tn_tensor *x = tn_safetensors_tensor(file, "x");
@@ -73,14 +74,16 @@ static void mapped_tensors_can_be_changed(void **state) {
     const char *path = test_scratch("changed.safetensors");
     float f[4] = {1, 2, 3, 4}, got[4];
     int64_t shape[] = {4};
-    TN_SCOPE assert_ok(tn_safetensors_save(path, &(tn_named_tensor){"x", tn_from_data(f, shape, 1, TN_F32)}, 1, NULL, 0));
+    TN_SCOPE assert_ok(
+        tn_safetensors_save(path, &(tn_named_tensor){"x", tn_from_data(f, shape, 1, TN_F32)}, 1, NULL, 0));
     tn_safetensors *file;
     assert_ok(tn_safetensors_open(path, &file));
     TN_SCOPE {
         tn_tensor *x = tn_safetensors_tensor(file, "x");
         tn_add_(x, tn_scalar(10));
         assert_ok(tn_read(x, got, sizeof got));
-        for (int i = 0; i < 4; i++) assert_float_equal(got[i], f[i] + 10, 0);
+        for (int i = 0; i < 4; i++)
+            assert_float_equal(got[i], f[i] + 10, 0);
         assert_ok(tn_read(tn_safetensors_tensor(file, "x"), got, sizeof got));
         assert_memory_equal(got, f, sizeof f);
     }
@@ -108,7 +111,7 @@ typedef struct hostile {
     const char *reason; /* part of the message */
 } hostile;
 
-#define ENTRY(name, dtype, shape, offsets)                                                                             \
+#define ENTRY(name, dtype, shape, offsets) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
 static const hostile hostile_files[] = {
@@ -146,9 +149,11 @@ static const hostile hostile_files[] = {
 static void write_hostile(const char *path, uint64_t length, const char *header, size_t data_bytes) {
     FILE *f = fopen(path, "w");
     assert_non_null(f);
-    for (int i = 0; i < 8; i++) fputc((int)(length >> (8 * i) & 0xFF), f);
+    for (int i = 0; i < 8; i++)
+        fputc((int)(length >> (8 * i) & 0xFF), f);
     fputs(header, f);
-    for (size_t i = 0; i < data_bytes; i++) fputc(1, f);
+    for (size_t i = 0; i < data_bytes; i++)
+        fputc(1, f);
     assert_int_equal(fclose(f), 0);
 }
 
@@ -192,7 +197,8 @@ static void bytes_that_are_no_bools_are_refused(void **state) {
     const char *path = test_scratch("bool.safetensors");
     const char header[] = "{" ENTRY("a", "BOOL", "[2]", "[0,2]") "}";
     FILE *f = fopen(path, "w");
-    for (int i = 0; i < 8; i++) fputc(i == 0 ? (int)strlen(header) : 0, f);
+    for (int i = 0; i < 8; i++)
+        fputc(i == 0 ? (int)strlen(header) : 0, f);
     fputs(header, f);
     fputs("\1\2", f);
     assert_int_equal(fclose(f), 0);
@@ -214,8 +220,10 @@ static void opening_survives_failure_at_every_allocation(void **state) {
         tn_mem_fail_at(n);
         status = tn_safetensors_open(path, &file);
         tn_mem_fail_at(0);
-        if (status == TN_OK) tn_safetensors_close(file);
-        else assert_int_equal(status, TN_ERR_MEMORY);
+        if (status == TN_OK)
+            tn_safetensors_close(file);
+        else
+            assert_int_equal(status, TN_ERR_MEMORY);
         assert_int_equal(tn_mem_get_stats().live_blocks, before.live_blocks);
         assert_true(n < 1000);
     }
@@ -248,7 +256,8 @@ static int64_t assert_whole(const char *path, tn_module *m) {
     assert_ok(tn_checkpoint_load(path, &c));
     assert_ok(tn_read(tn_module_variable(m, "w"), numbers, sizeof numbers));
     for (int i = 0; i < NUMBERS; i++)
-        if (numbers[i] != (float)c.step) fail_msg("number %d is %g in checkpoint %d", i, (double)numbers[i], (int)c.step);
+        if (numbers[i] != (float)c.step)
+            fail_msg("number %d is %g in checkpoint %d", i, (double)numbers[i], (int)c.step);
     return c.step;
 }
 
@@ -279,8 +288,15 @@ static void no_kill_loses_a_checkpoint(void **state) {
 /* Mistral 7B at 4,096 tokens in f32: 7.24 billion weights. */
 static void memory_of_a_known_model_is_right(void **state) {
     (void)state;
-    tn_model_sizes s = {.struct_size = sizeof s, .hidden = 4096, .intermediate = 14336, .layers = 32, .vocabulary = 32000,
-                        .heads = 32, .kv_heads = 8, .sequence = 4096, .bytes_per_weight = 4};
+    tn_model_sizes s = {.struct_size = sizeof s,
+                        .hidden = 4096,
+                        .intermediate = 14336,
+                        .layers = 32,
+                        .vocabulary = 32000,
+                        .heads = 32,
+                        .kv_heads = 8,
+                        .sequence = 4096,
+                        .bytes_per_weight = 4};
     tn_memory_estimate e = {.struct_size = sizeof e};
     assert_ok(tn_estimate_inference_memory(&s, &e));
     assert_int_equal(e.weights_bytes, INT64_C(7241732096) * 4);

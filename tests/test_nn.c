@@ -26,8 +26,13 @@ static void names_are_paths(void **state) {
     assert_null(tn_module_variable(root, "blocks.0"));
     assert_null(tn_module_child(root, "blocks.0.weight"));
 
-    static const char *const names[] = {"blocks.0.weight", "blocks.0.bias", "blocks.1.weight", "blocks.1.bias",
-                                        "blocks.1.running_mean", "blocks.1.running_var", "blocks.1.num_batches_tracked"};
+    static const char *const names[] = {"blocks.0.weight",
+                                        "blocks.0.bias",
+                                        "blocks.1.weight",
+                                        "blocks.1.bias",
+                                        "blocks.1.running_mean",
+                                        "blocks.1.running_var",
+                                        "blocks.1.num_batches_tracked"};
     tn_variable *items;
     int count;
     assert_ok(tn_module_variables(root, &items, &count));
@@ -176,9 +181,10 @@ static void assert_gradient(const fixture *f, tn_tensor *x, tn_tensor *y, const 
 
 static void layers_compute_what_pytorch_computes(void **state) {
     const fixture *f = *state;
-    static const char *const names[] = {"linear", "conv2d", "batch_norm2d", "layer_norm", "embedding",
-                                        "attention", "encoder", "encoder_first"};
-    for (size_t i = 0; i < TN_COUNT(names); i++) TN_SCOPE {
+    static const char *const names[] = {"linear",    "conv2d",    "batch_norm2d", "layer_norm",
+                                        "embedding", "attention", "encoder",      "encoder_first"};
+    for (size_t i = 0; i < TN_COUNT(names); i++)
+        TN_SCOPE {
             tn_tensor *x = input(f, names[i]), *y = tn_forward(tn_module_child(f->root, names[i]), x);
             assert_equals_file(f, y, "output", names[i]);
             if (strcmp(names[i], "embedding") != 0) assert_gradient(f, x, y, names[i]);
@@ -189,7 +195,8 @@ static void lstm_cell_computes_what_pytorchs_computes(void **state) {
     const fixture *f = *state;
     TN_SCOPE {
         tn_tensor *x = input(f, "lstm_cell"), *out[2];
-        tn_lstm_cell_forward(tn_module_child(f->root, "lstm_cell"), x, input(f, "lstm_h"), input(f, "lstm_c"), &out[0], &out[1]);
+        tn_lstm_cell_forward(tn_module_child(f->root, "lstm_cell"), x, input(f, "lstm_h"), input(f, "lstm_c"), &out[0],
+                             &out[1]);
         tn_tensor *y = tn_cat(out, 2, 1);
         assert_equals_file(f, y, "output", "lstm_cell");
         assert_gradient(f, x, y, "lstm_cell");
@@ -244,7 +251,8 @@ static void dropout_acts_in_training_alone(void **state) {
         assert_true(fabs(sum / N - 1) < 0.03);
         tn_module_train(m, false);
         assert_ok(tn_read(tn_forward(m, ones), got, sizeof got));
-        for (int i = 0; i < N; i++) assert_near(got[i], 1, 0);
+        for (int i = 0; i < N; i++)
+            assert_near(got[i], 1, 0);
     }
     tn_module_free(root);
 }
@@ -273,7 +281,8 @@ static void default_weights_are_pytorchs(void **state) {
 static void orthogonal_matrices_are_orthogonal(void **state) {
     (void)state;
     static const int64_t shapes[][2] = {{5, 12}, {12, 5}, {7, 7}, {1, 3}};
-    for (size_t k = 0; k < TN_COUNT(shapes); k++) TN_SCOPE {
+    for (size_t k = 0; k < TN_COUNT(shapes); k++)
+        TN_SCOPE {
             int64_t rows = shapes[k][0], columns = shapes[k][1], small = rows < columns ? rows : columns;
             tn_tensor *w = tn_init_orthogonal(rows, columns, 2), *t = tn_t(w);
             tn_tensor *product = rows <= columns ? tn_matmul(w, t) : tn_matmul(t, w);
@@ -300,7 +309,8 @@ static void equal_seeds_give_equal_weights(void **state) {
 /* ---- policies ------------------------------------------------------------------------------------------------------- */
 
 static tn_policy_options small_policy(void) {
-    return (tn_policy_options){.struct_size = sizeof(tn_policy_options), .observations = 6, .actions = 3, .recurrent = 5};
+    return (tn_policy_options){
+        .struct_size = sizeof(tn_policy_options), .observations = 6, .actions = 3, .recurrent = 5};
 }
 
 static void assert_matrix(const tn_tensor *t, int64_t rows, int64_t columns) {
@@ -342,7 +352,8 @@ static void lstm_policy_carries_its_state(void **state) {
         assert_matrix(first[0], 4, 5);
         assert_matrix(second[1], 4, 5);
         float got[3][12];
-        for (int i = 0; i < 3; i++) assert_ok(tn_read(logits[i], got[i], sizeof got[i]));
+        for (int i = 0; i < 3; i++)
+            assert_ok(tn_read(logits[i], got[i], sizeof got[i]));
         assert_memory_equal(got[0], got[1], sizeof got[0]);
         assert_memory_not_equal(got[0], got[2], sizeof got[0]);
     }
@@ -385,7 +396,8 @@ static void counting_initial(tn_policy *p, int64_t batch, tn_tensor **state) {
 
 static void policies_of_the_users_own_work(void **state) {
     (void)state;
-    static const tn_policy_type type = {sizeof(tn_policy_type), "counting", 1, counting_forward, counting_initial, NULL};
+    static const tn_policy_type type = {sizeof(tn_policy_type), "counting",       1,
+                                        counting_forward,       counting_initial, NULL};
     tn_policy *p;
     assert_ok(tn_policy_new(&type, tn_module_root(), NULL, &p));
     TN_SCOPE {

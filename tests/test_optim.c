@@ -31,7 +31,8 @@ static problem problem_new(void) {
 static tn_tensor *problem_loss(const problem *p) {
     tn_tensor *loss = NULL;
     for (int i = 0; i < 2; i++) {
-        tn_tensor *a = tn_from_data(a_of[i], &extents[i], 1, TN_F32), *b = tn_from_data(b_of[i], &extents[i], 1, TN_F32);
+        tn_tensor *a = tn_from_data(a_of[i], &extents[i], 1, TN_F32),
+                  *b = tn_from_data(b_of[i], &extents[i], 1, TN_F32);
         tn_tensor *square = tn_mul(tn_mul(a, tn_scalar(0.5)), tn_mul(p->w[i], p->w[i]));
         tn_tensor *part = tn_sum(tn_add(square, tn_mul(b, tn_sin(p->w[i]))), NULL, 0, false);
         loss = loss ? tn_add(loss, part) : part;
@@ -45,7 +46,8 @@ static void problem_read(const problem *p, float out[5]) {
 }
 
 static double rate(int64_t step) {
-    tn_schedule s = {.struct_size = sizeof s, .kind = TN_SCHEDULE_COSINE, .lr = 0.1, .final_lr = 0.01, .total = GOLDEN_TOTAL};
+    tn_schedule s = {
+        .struct_size = sizeof s, .kind = TN_SCHEDULE_COSINE, .lr = 0.1, .final_lr = 0.01, .total = GOLDEN_TOTAL};
     return tn_schedule_at(&s, step);
 }
 
@@ -70,16 +72,20 @@ typedef struct golden_run {
     const double (*expected)[GOLDEN_NUMBERS];
 } golden_run;
 
-#define SGD(...) &(const tn_sgd_options) {.struct_size = sizeof(tn_sgd_options), __VA_ARGS__}
-#define ADAM(...) &(const tn_adam_options) {.struct_size = sizeof(tn_adam_options), __VA_ARGS__}
+#define SGD(...) \
+    &(const tn_sgd_options) { .struct_size = sizeof(tn_sgd_options), __VA_ARGS__ }
+#define ADAM(...) \
+    &(const tn_adam_options) { .struct_size = sizeof(tn_adam_options), __VA_ARGS__ }
 
 static const golden_run runs[] = {
     {"sgd", make_sgd, NULL, golden_sgd},
     {"sgd with momentum", make_sgd, SGD(.momentum = 0.9), golden_sgd_momentum},
-    {"sgd with dampening", make_sgd, SGD(.momentum = 0.9, .dampening = 0.3, .weight_decay = 0.05), golden_sgd_dampening},
+    {"sgd with dampening", make_sgd, SGD(.momentum = 0.9, .dampening = 0.3, .weight_decay = 0.05),
+     golden_sgd_dampening},
     {"sgd with nesterov", make_sgd, SGD(.momentum = 0.9, .nesterov = true, .weight_decay = 0.05), golden_sgd_nesterov},
     {"adam", make_adam, NULL, golden_adam},
-    {"adam with decay", make_adam, ADAM(.beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05), golden_adam_decay},
+    {"adam with decay", make_adam, ADAM(.beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.05),
+     golden_adam_decay},
     {"adam, clipped", make_adam, ADAM(.max_grad_norm = 0.5), golden_adam_clipped},
     {"adamw", make_adamw, NULL, golden_adamw},
 };
@@ -114,12 +120,14 @@ static void follow(const golden_run *g, bool together) {
 
 static void optimizers_follow_pytorch(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) follow(&runs[i], true);
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++)
+        follow(&runs[i], true);
 }
 
 static void separate_calls_do_the_same(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) follow(&runs[i], false);
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++)
+        follow(&runs[i], false);
 }
 
 /* ---- what a step promises ------------------------------------------------------------------------------------------- */
@@ -192,13 +200,15 @@ static void clipping_scales_all_gradients_together(void **state) {
         assert_ok(tn_backward(problem_loss(&p)));
         assert_ok(tn_read(tn_grad(p.w[0]), before, 3 * sizeof *before));
         assert_ok(tn_read(tn_grad(p.w[1]), before + 3, 2 * sizeof *before));
-        for (int i = 0; i < 5; i++) norm += (double)before[i] * (double)before[i];
+        for (int i = 0; i < 5; i++)
+            norm += (double)before[i] * (double)before[i];
         norm = sqrt(norm);
         assert_ok(tn_clip_grad_norm(p.root, norm / 2, &total));
         assert_true(fabs(tn_item(total) - norm) < 1e-6 * norm);
         assert_ok(tn_read(tn_grad(p.w[0]), after, 3 * sizeof *after));
         assert_ok(tn_read(tn_grad(p.w[1]), after + 3, 2 * sizeof *after));
-        for (int i = 0; i < 5; i++) assert_true(fabs((double)after[i] - 0.5 * (double)before[i]) < 1e-5);
+        for (int i = 0; i < 5; i++)
+            assert_true(fabs((double)after[i] - 0.5 * (double)before[i]) < 1e-5);
         assert_ok(tn_clip_grad_norm(p.root, norm, NULL)); /* below the limit: untouched */
         assert_ok(tn_read(tn_grad(p.w[0]), before, 3 * sizeof *before));
         assert_memory_equal(before, after, 3 * sizeof *before);
@@ -245,15 +255,17 @@ static void wrong_settings_are_refused(void **state) {
 
 static void schedules_go_where_they_should(void **state) {
     (void)state;
-    tn_schedule s = {.struct_size = sizeof s, .kind = TN_SCHEDULE_COSINE, .lr = 2, .final_lr = 1, .warmup = 4, .total = 14};
+    tn_schedule s = {
+        .struct_size = sizeof s, .kind = TN_SCHEDULE_COSINE, .lr = 2, .final_lr = 1, .warmup = 4, .total = 14};
     const struct {
         tn_schedule_kind kind;
         int64_t step;
         double expected;
-    } rows[] = {{TN_SCHEDULE_CONSTANT, 0, 0.5},  {TN_SCHEDULE_CONSTANT, 3, 2},  {TN_SCHEDULE_CONSTANT, 1000, 2},
-                {TN_SCHEDULE_LINEAR, 1, 1},      {TN_SCHEDULE_LINEAR, 4, 2},    {TN_SCHEDULE_LINEAR, 9, 1.5},
-                {TN_SCHEDULE_LINEAR, 14, 1},     {TN_SCHEDULE_LINEAR, 99, 1},   {TN_SCHEDULE_COSINE, 4, 2},
-                {TN_SCHEDULE_COSINE, 9, 1.5},    {TN_SCHEDULE_COSINE, 14, 1},   {TN_SCHEDULE_COSINE, 6, 1.9045084971874737}};
+    } rows[] = {
+        {TN_SCHEDULE_CONSTANT, 0, 0.5}, {TN_SCHEDULE_CONSTANT, 3, 2}, {TN_SCHEDULE_CONSTANT, 1000, 2},
+        {TN_SCHEDULE_LINEAR, 1, 1},     {TN_SCHEDULE_LINEAR, 4, 2},   {TN_SCHEDULE_LINEAR, 9, 1.5},
+        {TN_SCHEDULE_LINEAR, 14, 1},    {TN_SCHEDULE_LINEAR, 99, 1},  {TN_SCHEDULE_COSINE, 4, 2},
+        {TN_SCHEDULE_COSINE, 9, 1.5},   {TN_SCHEDULE_COSINE, 14, 1},  {TN_SCHEDULE_COSINE, 6, 1.9045084971874737}};
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         s.kind = rows[i].kind;
         double got = tn_schedule_at(&s, rows[i].step);

@@ -43,9 +43,11 @@ static void trial_free(trial *t) {
 
 /* Steps `from` … `to` − 1; a step's data follows from its number, noise from the thread's random numbers. */
 static void trial_run(trial *t, int64_t from, int64_t to) {
-    for (int64_t step = from; step < to; step++) TN_SCOPE {
+    for (int64_t step = from; step < to; step++)
+        TN_SCOPE {
             int64_t labels[ROWS];
-            for (int i = 0; i < ROWS; i++) labels[i] = (i + step) % 3;
+            for (int i = 0; i < ROWS; i++)
+                labels[i] = (i + step) % 3;
             tn_tensor *x = tn_randn((int64_t[]){ROWS, 1, SIDE, SIDE}, 4);
             tn_tensor *y = tn_from_data(labels, (int64_t[]){ROWS}, 1, TN_I64);
             tn_optimizer_set_lr(t->optimizer, 0.01 / (double)(1 + step));
@@ -195,7 +197,8 @@ static void exclusive_or_is_learned(void **state) {
     tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.05};
     assert_ok(tn_optimizer_adam(root, &adam, &o));
     double last = INFINITY;
-    for (int step = 0; step < 200; step++) TN_SCOPE {
+    for (int step = 0; step < 200; step++)
+        TN_SCOPE {
             tn_tensor *x = tn_from_data(inputs, (int64_t[]){4, 2}, 2, TN_F32);
             tn_tensor *y = tn_from_data(outputs, (int64_t[]){4, 1}, 2, TN_F32);
             tn_tensor *loss = tn_mse_loss(tn_forward(net, x), y, TN_REDUCTION_MEAN);
@@ -214,8 +217,10 @@ static tn_tensor *memory_loss(tn_module *cell, tn_module *head, int64_t step) {
     float inputs[LENGTH][BATCH];
     int64_t labels[BATCH];
     for (int t = 0; t < LENGTH; t++)
-        for (int i = 0; i < BATCH; i++) inputs[t][i] = (float)(2 * random_uniform(&seed) - 1);
-    for (int i = 0; i < BATCH; i++) labels[i] = inputs[0][i] > 0;
+        for (int i = 0; i < BATCH; i++)
+            inputs[t][i] = (float)(2 * random_uniform(&seed) - 1);
+    for (int i = 0; i < BATCH; i++)
+        labels[i] = inputs[0][i] > 0;
     tn_tensor *h = tn_full((int64_t[]){BATCH, WIDTH}, 2, 0, TN_F32), *c = h;
     for (int t = 0; t < LENGTH; t++)
         tn_lstm_cell_forward(cell, tn_from_data(inputs[t], (int64_t[]){BATCH, 1}, 2, TN_F32), h, c, &h, &c);
@@ -226,12 +231,14 @@ static tn_tensor *memory_loss(tn_module *cell, tn_module *head, int64_t step) {
 static void an_lstm_learns_to_remember(void **state) {
     (void)state;
     tn_manual_seed(4);
-    tn_module *root = tn_module_root(), *cell = tn_nn_lstm_cell(root, "cell", 1, 8), *head = tn_nn_linear(root, "head", 8, 2, true);
+    tn_module *root = tn_module_root(), *cell = tn_nn_lstm_cell(root, "cell", 1, 8),
+              *head = tn_nn_linear(root, "head", 8, 2, true);
     tn_optimizer *o;
     tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.02};
     assert_ok(tn_optimizer_adam(root, &adam, &o));
     double mean = 1;
-    for (int64_t step = 0; step < 400; step++) TN_SCOPE {
+    for (int64_t step = 0; step < 400; step++)
+        TN_SCOPE {
             tn_tensor *loss = memory_loss(cell, head, step);
             assert_ok(tn_minimize(o, loss));
             mean += 0.05 * (tn_item(loss) - mean);
@@ -244,8 +251,9 @@ static void an_lstm_learns_to_remember(void **state) {
 /* ---- the cart ------------------------------------------------------------------------------------------------------- */
 
 /* States of Gymnasium 1.4.0's CartPole-v1 after so many of these actions from (0.01, -0.02, 0.03, 0.04). */
-static const char actions[] = "101010101010101010101010101011001101001100110011010011001011001100110011001100110011001100110"
-                              "011001100110011001100110011001";
+static const char actions[] =
+    "101010101010101010101010101011001101001100110011010011001011001100110011001100110011001100110"
+    "011001100110011001100110011001";
 static const struct {
     int steps;
     double values[4];

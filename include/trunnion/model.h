@@ -57,8 +57,8 @@ typedef struct tn_metadata {
 } tn_metadata;
 
 /* Writes tensors (evaluated first) and metadata. Names must differ and not be "__metadata__". */
-TN_API tn_status tn_safetensors_save(const char *path, const tn_named_tensor *tensors, int count, const tn_metadata *metadata,
-                                     int metadata_count);
+TN_API tn_status tn_safetensors_save(const char *path, const tn_named_tensor *tensors, int count,
+                                     const tn_metadata *metadata, int metadata_count);
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
@@ -74,14 +74,14 @@ TN_API tn_status tn_module_load(tn_module *m, const char *path);
 /* What a run needs to go on as if it had not stopped. Every pointer may be NULL: what is not there is neither written nor
  * read. The random numbers of the calling thread always belong to it. */
 typedef struct tn_checkpoint {
-    size_t struct_size;        /* set by the caller */
+    size_t struct_size; /* set by the caller */
     tn_module *model;
     tn_optimizer *optimizer;   /* its state and step count */
     int64_t step;              /* saved; set by loading */
     const tn_variable *extras; /* further tensors of the run: environments, running averages */
     int extra_count;
-    const char *json;          /* saved: free text, JSON by convention */
-    char *loaded_json;         /* set by loading: the free text, freed with tn_text_free, or NULL */
+    const char *json;  /* saved: free text, JSON by convention */
+    char *loaded_json; /* set by loading: the free text, freed with tn_text_free, or NULL */
 } tn_checkpoint;
 
 /* One safetensors file; model variables under "model.NAME", optimiser state under "optimizer.NAME", extras under
@@ -97,9 +97,9 @@ TN_API tn_status tn_checkpoint_load(const char *path, tn_checkpoint *c);
 
 /* A decoder-only language model's sizes, as config.json names them. */
 typedef struct tn_model_sizes {
-    size_t struct_size; /* set by the caller */
+    size_t struct_size;                                                /* set by the caller */
     int64_t hidden, intermediate, layers, vocabulary, heads, kv_heads; /* kv_heads 0: as heads */
-    int64_t sequence;        /* tokens of context */
+    int64_t sequence;                                                  /* tokens of context */
     double bytes_per_weight; /* 4 for f32, 2 for bf16, 0.5625 for 4-bit blocks of 32 */
     double bytes_per_cache;  /* an element of the key-value cache; 0: 2 (f16) */
     bool tied_embeddings;    /* input and output embedding are one matrix */

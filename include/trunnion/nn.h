@@ -31,9 +31,9 @@ typedef struct tn_module tn_module;
 /* What a kind of module does. Yours are made like the library's own: a constant of this type and tn_module_new. */
 typedef struct tn_module_type {
     size_t struct_size;
-    const char *name;                                           /* "linear", for messages */
-    tn_tensor *(*forward)(tn_module *m, const tn_tensor *x);    /* NULL: the module has no forward of one tensor */
-    void (*destroy)(void *self);                                /* frees what tn_module_new was given; may be NULL */
+    const char *name;                                        /* "linear", for messages */
+    tn_tensor *(*forward)(tn_module *m, const tn_tensor *x); /* NULL: the module has no forward of one tensor */
+    void (*destroy)(void *self);                             /* frees what tn_module_new was given; may be NULL */
 } tn_module_type;
 
 /* The top of a tree: holds modules and variables, computes nothing. NULL only when memory is out. */
@@ -102,7 +102,8 @@ TN_API tn_tensor *tn_init_orthogonal(int64_t rows, int64_t columns, double gain)
 /* ---- layers ------------------------------------------------------------------------------------------------------ */
 
 /* y = x·weightᵀ + bias. weight [out_features, in_features], bias [out_features]; x [..., in_features]. */
-TN_API tn_module *tn_nn_linear(tn_module *parent, const char *name, int64_t in_features, int64_t out_features, bool bias);
+TN_API tn_module *tn_nn_linear(tn_module *parent, const char *name, int64_t in_features, int64_t out_features,
+                               bool bias);
 
 /* Two-dimensional convolution. Zero means default. */
 typedef struct tn_nn_conv2d_options {
@@ -126,9 +127,11 @@ typedef struct tn_nn_norm_options {
 } tn_nn_norm_options;
 /* Over batch, height and width, a channel each; weight, bias; buffers running_mean, running_var, num_batches_tracked.
  * In training mode with the batch's statistics, which also move the running ones; else with the running ones. */
-TN_API tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t channels, const tn_nn_norm_options *options);
+TN_API tn_module *tn_nn_batch_norm2d(tn_module *parent, const char *name, int64_t channels,
+                                     const tn_nn_norm_options *options);
 /* Over the last dimension, of extent `features`; weight, bias. */
-TN_API tn_module *tn_nn_layer_norm(tn_module *parent, const char *name, int64_t features, const tn_nn_norm_options *options);
+TN_API tn_module *tn_nn_layer_norm(tn_module *parent, const char *name, int64_t features,
+                                   const tn_nn_norm_options *options);
 
 /* Rows of weight [count, features] chosen by integers. */
 TN_API tn_module *tn_nn_embedding(tn_module *parent, const char *name, int64_t count, int64_t features);
@@ -152,7 +155,8 @@ TN_API void tn_lstm_cell_forward(tn_module *m, const tn_tensor *x, const tn_tens
 /* Multi-head attention (PyTorch's MultiheadAttention, batch first). in_proj_weight [3·features, features] and in_proj_bias
  * hold query, key and value in this order; out_proj is linear. dropout acts on the attention weights.
  * tn_forward is self-attention without a mask. */
-TN_API tn_module *tn_nn_multihead_attention(tn_module *parent, const char *name, int64_t features, int64_t heads, double dropout);
+TN_API tn_module *tn_nn_multihead_attention(tn_module *parent, const char *name, int64_t features, int64_t heads,
+                                            double dropout);
 /* query [batch, m, features], key and value [batch, n, features]; mask NULL or broadcastable to [batch, heads, m, n],
  * added before the softmax → [batch, m, features]. */
 TN_API tn_tensor *tn_multihead_attention_forward(tn_module *m, const tn_tensor *query, const tn_tensor *key,
@@ -161,11 +165,11 @@ TN_API tn_tensor *tn_multihead_attention_forward(tn_module *m, const tn_tensor *
 /* Transformer encoder block. Zero means default. */
 typedef struct tn_nn_encoder_options {
     size_t struct_size;
-    int64_t feedforward;                               /* inner width of the feed-forward part; 4·features */
-    double dropout;                                    /* 0 */
-    tn_tensor *(*activation)(const tn_tensor *x);      /* exact GELU */
-    bool norm_first;                                   /* normalise before each part instead of after it */
-    double eps;                                        /* of the norms; 1e-5 */
+    int64_t feedforward;                          /* inner width of the feed-forward part; 4·features */
+    double dropout;                               /* 0 */
+    tn_tensor *(*activation)(const tn_tensor *x); /* exact GELU */
+    bool norm_first;                              /* normalise before each part instead of after it */
+    double eps;                                   /* of the norms; 1e-5 */
 } tn_nn_encoder_options;
 /* x [batch, n, features]: norm1(x + self_attn(x)), then norm2(x + linear2(activation(linear1(x)))). Names are those of
  * PyTorch's TransformerEncoderLayer. Source: Vaswani et al. 2017, section 3.1. */
@@ -214,9 +218,9 @@ TN_API void tn_policy_initial_state(tn_policy *p, int64_t batch, tn_tensor **sta
 /* The two policies that come with the library. Zero means default. */
 typedef struct tn_policy_options {
     size_t struct_size;
-    int64_t observations;                         /* length of an observation; must be given */
-    int64_t actions;                              /* number of logits; must be given */
-    const int64_t *hidden;                        /* widths of the hidden layers; NULL: two of 64 */
+    int64_t observations;  /* length of an observation; must be given */
+    int64_t actions;       /* number of logits; must be given */
+    const int64_t *hidden; /* widths of the hidden layers; NULL: two of 64 */
     int hidden_count;
     int64_t recurrent;                            /* lstm: width of the cell behind the hidden layers; 64 */
     tn_tensor *(*activation)(const tn_tensor *x); /* ReLU */
