@@ -3,7 +3,8 @@
  * A hand loop applies the same functions (kir/kir_math.h) to the same arrays in one pass, compiled for the same
  * instruction set: what is left between the two is what interpreting costs. Answers are compared before anything is
  * timed. One line a case: nanoseconds an element of the hand loop and of the VM on one thread, their ratio, and the VM
- * on all threads; for cases without a hand loop, the VM alone.
+ * on all threads; for cases without a hand loop, the VM alone. Each figure is the best of many short samples, the two
+ * sides by turns: what others do on the machine at the same time shows in all but the best.
  *
  *   bench_vm [name part]     default: all cases */
 #include <stdio.h>
@@ -13,8 +14,8 @@
 #include "kir/kir.h"
 #include "kir/kir_math.h"
 
-enum { SAMPLES = 15, MOST = 1 << 24, BUFFERS = 4 };
-static const double SAMPLE_SECONDS = 3e-3;
+enum { SAMPLES = 60, MOST = 1 << 24, BUFFERS = 4 };
+static const double SAMPLE_SECONDS = 3e-4;
 
 #if defined(__x86_64__)
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512"), optimize("O3"), noinline))
@@ -207,6 +208,9 @@ static const bench_case CASES[] = {
     {"softmax-64x1000", build_softmax, NULL, 1, 1, {64, 1000}},
     {"softmax-8x50000", build_softmax, NULL, 1, 1, {8, 50000}},
     {"layer-norm-512x384", build_layer_norm, NULL, 1, 1, {512, 384}},
+    {"row-sum-4096x8", build_row_sum, NULL, 1, 1, {4096, 8}},
+    {"row-sum-4096x10", build_row_sum, NULL, 1, 1, {4096, 10}},
+    {"row-sum-2048x32", build_row_sum, NULL, 1, 1, {2048, 32}},
     {"row-sum-512x128", build_row_sum, NULL, 1, 1, {512, 128}},
     {"row-sum-64x4096", build_row_sum, NULL, 1, 1, {64, 4096}},
     {"sum-16m", build_row_sum, NULL, 0, 1, {MOST}},
@@ -217,7 +221,10 @@ static const bench_case CASES[] = {
 
 /* ---- timing -------------------------------------------------------------------------------------------------------- */
 
+/* Arrays begin at different places of a page, as they would in a larger block. */
+enum { APART = 1088 };
 static float *arrays[BUFFERS];
+static void *allocations[BUFFERS];
 
 typedef struct work {
     const kir_vm *vm;
@@ -230,28 +237,28 @@ static void run_vm(const work *w) { kir_vm_run(w->vm, &w->launch, 1); }
 
 static void run_hand(const work *w) { w->hand(arrays[3], arrays[1], arrays[2], w->n); }
 
-static int by_size(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+static double time_calls(void (*run)(const work *), const work *w, int64_t calls) {
+    double begin = tn_now();
+    for (int64_t i = 0; i < calls; i++) run(w);
+    return (tn_now() - begin) / (double)calls;
 }
 
-/* Median seconds of one call. */
-static double seconds_of(void (*run)(const work *), const work *w) {
-    double samples[SAMPLES];
+static int64_t calls_for_a_sample(void (*run)(const work *), const work *w) {
     int64_t calls = 1;
-    for (double took = 0; took < SAMPLE_SECONDS;) {
-        double begin = tn_now();
-        for (int64_t i = 0; i < calls; i++) run(w);
-        took = tn_now() - begin;
-        if (took < SAMPLE_SECONDS) calls *= 2;
-    }
+    while (calls < 1 << 20 && time_calls(run, w, calls) * (double)calls < SAMPLE_SECONDS) calls *= 2;
+    return calls;
+}
+
+/* Best seconds of a call, for both sides by turns. */
+static void time_both(const work *w, double *hand, double *vm) {
+    int64_t vm_calls = calls_for_a_sample(run_vm, w), hand_calls = w->hand ? calls_for_a_sample(run_hand, w) : 0;
+    *hand = *vm = 1e9;
     for (int s = 0; s < SAMPLES; s++) {
-        double begin = tn_now();
-        for (int64_t i = 0; i < calls; i++) run(w);
-        samples[s] = (tn_now() - begin) / (double)calls;
+        double v = time_calls(run_vm, w, vm_calls);
+        if (v < *vm) *vm = v;
+        double h = w->hand ? time_calls(run_hand, w, hand_calls) : 0;
+        if (h < *hand) *hand = h;
     }
-    qsort(samples, SAMPLES, sizeof *samples, by_size);
-    return samples[SAMPLES / 2];
 }
 
 static void fail(const char *what) {
@@ -261,8 +268,10 @@ static void fail(const char *what) {
 
 static void fill(void) {
     for (int i = 0; i < BUFFERS; i++) {
-        arrays[i] = tn_mem_alloc(sizeof(float) * MOST);
-        if (!arrays[i]) fail(tn_error());
+        char *memory = tn_mem_alloc(sizeof(float) * MOST + APART * BUFFERS);
+        allocations[i] = memory;
+        if (!memory) fail(tn_error());
+        arrays[i] = (float *)(void *)(memory + APART * i);
         for (int64_t e = 0; e < MOST; e++) arrays[i][e] = (float)((e * (7919 + 4 * i)) % 1000) / 500 - 1;
     }
 }
@@ -284,17 +293,15 @@ static void run_case(const bench_case *c) {
     if (kir_finish(b, &p, &sizes) != TN_OK || kir_vm_compile(p, &vm) != TN_OK) fail(tn_error());
     work w = {.vm = vm, .launch = {sizes, (void *const *)arrays, NULL}, .hand = c->hand, .n = 1};
     for (int k = 0; k < c->n_par + c->n_loop; k++) w.n *= c->extent[k];
-    double each = 1e9 / (double)w.n, hand = 0;
+    double each = 1e9 / (double)w.n, hand, one, all, unused;
     tn_threads_set(1);
-    if (c->hand) {
-        check(&w);
-        hand = seconds_of(run_hand, &w) * each;
-    }
-    double one = seconds_of(run_vm, &w) * each;
+    if (c->hand) check(&w);
+    time_both(&w, &hand, &one);
     tn_threads_set(0);
-    double all = seconds_of(run_vm, &w) * each;
-    printf("%-22s %9.4f %9.4f %6.2fx %9.4f   %10.3f us a launch\n", c->name, hand, one, hand > 0 ? one / hand : 0, all,
-           one * (double)w.n * 1e-3);
+    w.hand = NULL;
+    time_both(&w, &unused, &all);
+    printf("%-22s %9.4f %9.4f %6.2fx %9.4f   %10.3f us a launch\n", c->name, hand * each, one * each,
+           c->hand ? one / hand : 0, all * each, one * 1e6);
     kir_vm_free(vm);
     kir_free(p);
     tn_mem_free(sizes);
@@ -306,7 +313,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < TN_COUNT(CASES); i++) {
         if (argc < 2 || strstr(CASES[i].name, argv[1])) run_case(&CASES[i]);
     }
-    for (int i = 0; i < BUFFERS; i++) tn_mem_free(arrays[i]);
+    for (int i = 0; i < BUFFERS; i++) tn_mem_free(allocations[i]);
     kir_vm_trim();
     return 0;
 }

@@ -2,22 +2,43 @@
  *
  * Each loop applies a scalar function of kir_math.h; the compiler makes it a vector loop. Because the functions spell
  * out every fused multiply-add and contraction is off, all tables and the interpreter yield the same bits. The only
- * order that matters, that of reductions, is spelled out here too. */
+ * order that matters, that of reductions, is spelled out here too.
+ *
+ * A table may leave out what it would hardly do faster than the one below it: vm.c fills the gaps. So the AVX-512 table
+ * has floats, memory and masks of floats, and borrows integers from AVX2; the plain x86-64 one does not join operations. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
-/* The loop behind this carries nothing from one turn to the next: output and input are the same memory or apart. */
+#if defined(__AVX512F__)
+#define HAS_INTEGERS 0
+#else
+#define HAS_INTEGERS 1
+#endif
+#if defined(__x86_64__) && !defined(__AVX2__)
+#define HAS_JOINED 0
+#else
+#define HAS_JOINED 1
+#endif
+
+/* EACH: the loop behind this carries nothing from one turn to the next, output and input being the same memory or
+ * apart. ROLLED: copies of the loop's body would take room and save nothing; the few elements behind the last whole
+ * vector are not worth it either. */
 #if defined(__clang__)
+#define ROLLED _Pragma("clang loop unroll(disable)")
+#define UNROLLED _Pragma("clang loop unroll(full)")
 #define EACH _Pragma("clang loop vectorize(assume_safety)") for (int64_t i = 0; i < n; i++)
 #else
-#define EACH _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
+#define ROLLED _Pragma("GCC unroll 1")
+#define UNROLLED _Pragma("GCC unroll 16")
+#define EACH _Pragma("GCC ivdep") ROLLED for (int64_t i = 0; i < n; i++)
 #endif
 
 /* Called from several routines and long enough that copies of it would only fill the instruction cache. */
 #define SHARED __attribute__((noinline)) static
+#define ALWAYS_INLINE __attribute__((always_inline)) static inline
 
 /* Parameters of a kir_fn that does not use all of them. */
 #define ARGS_A void *d_, const void *a_, const void *b_, const void *c_, int64_t n
@@ -43,16 +64,26 @@
         int far = 0;                                                  \
         UNUSED_B;                                                     \
         UNUSED_C;                                                     \
-        for (int64_t i = 0; i < n; i++) far |= kir_trig_is_far_##t(a[i]); \
+        ROLLED for (int64_t i = 0; i < n; i++) far |= kir_trig_is_far_##t(a[i]); \
         if (far) {                                                    \
-            for (int64_t i = 0; i < n; i++) d[i] = kir_##op##_##t(a[i]); \
+            ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_##op##_##t(a[i]); \
             return;                                                   \
         }                                                             \
         EACH d[i] = kir_##op##_near_##t(a[i]);                        \
     }
 
 /* Of the integer operations that do not look at the sign, the signed ones stand for both. */
+#if HAS_INTEGERS
 #define EACH_SIGNED(X, OP, op) X(OP, op, I32, i32) X(OP, op, I64, i64)
+#define EACH_INT(X, OP, op) KIR_EACH_INT(X, OP, op)
+#define UNSIGNED(X, OP, op) X(OP, op, U32, u32) X(OP, op, U64, u64)
+#define BOOLEAN(X, OP, op) X(OP, op, BOOL, b8)
+#else
+#define EACH_SIGNED(X, OP, op)
+#define EACH_INT(X, OP, op)
+#define UNSIGNED(X, OP, op)
+#define BOOLEAN(X, OP, op)
+#endif
 #define EACH_SIGNLESS(X, OP, op) KIR_EACH_FLOAT(X, OP, op) EACH_SIGNED(X, OP, op)
 
 #define PLAIN_UNARY_LIST(X)                                                                     \
@@ -65,6 +96,7 @@ PLAIN_UNARY_LIST(UNARY)
 KIR_ROUND_LIST(UNARY)
 TRIGONOMETRIC_LIST(TRIGONOMETRIC)
 
+#if HAS_INTEGERS
 static void copy_32(ARGS_A) {
     UNUSED_B;
     UNUSED_C;
@@ -75,6 +107,7 @@ static void copy_64(ARGS_A) {
     UNUSED_C;
     memmove(d_, a_, (size_t)n * 8);
 }
+#endif
 
 #define CAST(FROM, from, TO, to)                               \
     static void cast_##from##_##to(ARGS_A) {                   \
@@ -84,7 +117,14 @@ static void copy_64(ARGS_A) {
         UNUSED_C;                                              \
         EACH d[i] = kir_cast_##from##_##to(a[i]);              \
     }
-KIR_CAST_LIST(CAST)
+#if HAS_INTEGERS
+#define CAST_LIST(X) KIR_CAST_LIST(X)
+#else
+#define CAST_LIST(X)                                                                                         \
+    KIR_EACH_NUMBER(X, F32, f32) KIR_EACH_NUMBER(X, F64, f64)                                                \
+    KIR_EACH_FLOAT(X, I32, i32) KIR_EACH_FLOAT(X, I64, i64)
+#endif
+CAST_LIST(CAST)
 
 /* One variant of a binary operation: A and B say how the i-th operand is read. */
 #define BINARY_VARIANT(name, fn, r, t, A, B)                   \
@@ -116,14 +156,12 @@ KIR_CAST_LIST(CAST)
 
 /* … and those that take vectors only. */
 #define PAIRED_LIST(X)                                                                                       \
-    KIR_EACH_INT(X, DIV, div) KIR_EACH_NUMBER(X, MOD, mod)                                                   \
-    X(MIN, min, U32, u32) X(MIN, min, U64, u64) X(MAX, max, U32, u32) X(MAX, max, U64, u64)                  \
-    X(MIN, min, BOOL, b8) X(MAX, max, BOOL, b8)                                                              \
-    X(AND, and, BOOL, b8) X(OR, or, BOOL, b8) X(XOR, xor, BOOL, b8)                                          \
-    EACH_SIGNED(X, SHL, shl) KIR_EACH_INT(X, SHR, shr)
+    EACH_INT(X, DIV, div) EACH_INT(X, MOD, mod) KIR_EACH_FLOAT(X, MOD, mod)                                  \
+    UNSIGNED(X, MIN, min) UNSIGNED(X, MAX, max) BOOLEAN(X, MIN, min) BOOLEAN(X, MAX, max)                    \
+    BOOLEAN(X, AND, and) BOOLEAN(X, OR, or) BOOLEAN(X, XOR, xor)                                             \
+    EACH_SIGNED(X, SHL, shl) EACH_INT(X, SHR, shr)
 #define PAIRED_COMPARE_LIST(X)                                                                               \
-    X(EQ, eq, BOOL, b8) X(LT, lt, U32, u32) X(LT, lt, U64, u64) X(LT, lt, BOOL, b8)                          \
-    X(LE, le, U32, u32) X(LE, le, U64, u64) X(LE, le, BOOL, b8)
+    BOOLEAN(X, EQ, eq) UNSIGNED(X, LT, lt) BOOLEAN(X, LT, lt) UNSIGNED(X, LE, le) BOOLEAN(X, LE, le)
 
 SHAPED_LIST(BINARY_VV)
 SHAPED_LIST(BINARY_VS)
@@ -145,7 +183,6 @@ PAIRED_COMPARE_LIST(COMPARE_VV)
     }
 #define FMA_VARIANTS(t)                  \
     FMA_VARIANT(t, vvv, a[i], b[i], c[i]) \
-    FMA_VARIANT(t, svv, a0, b[i], c[i])   \
     FMA_VARIANT(t, vsv, a[i], b0, c[i])   \
     FMA_VARIANT(t, vvs, a[i], b[i], c0)   \
     FMA_VARIANT(t, vss, a[i], b0, c0)
@@ -175,7 +212,7 @@ static void philox_vv(ARGS_A) {
     uint32_t *d = d_;
     const uint64_t *a = a_, *b = b_;
     UNUSED_C;
-    for (int64_t i = 0; i < n; i++) d[i] = kir_philox_u32(a[i], b[i]); /* the output is narrower: not in place */
+    ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_philox_u32(a[i], b[i]); /* the output is narrower: not in place */
 }
 static void philox_sv(ARGS_A) {
     uint32_t *d = d_;
@@ -187,6 +224,7 @@ static void philox_sv(ARGS_A) {
 
 /* ---- two operations in one pass ------------------------------------------------------------------------------------ */
 
+#if HAS_JOINED
 #define FIRST_ADD(x, y) ((x) + (y))
 #define FIRST_SUB(x, y) ((x) - (y))
 #define FIRST_MUL(x, y) ((x) * (y))
@@ -259,6 +297,7 @@ SECOND_LIST(FUSED_RSUB, RSUB)
 CHOOSE(eq)
 CHOOSE(lt)
 CHOOSE(le)
+#endif
 
 /* ---- memory -------------------------------------------------------------------------------------------------------- */
 
@@ -281,10 +320,46 @@ CONVERT(store_bf16, uint16_t, float, kir_to_bf16(a[i]))
 CONVERT(store_8, uint8_t, int32_t, (uint8_t)a[i])
 CONVERT(store_16, uint16_t, int32_t, (uint16_t)a[i])
 
-/* Rows of a block whose neighbours lie side by side in the source only across rows: in small squares, so that a line of
- * memory is used up while it is near. */
-enum { SQUARE = 16 };
+/* A square of 32-bit elements is turned over its diagonal in rounds, each dealing two vectors into two:
+ * d[i·d_step + j] = s[j·s_step + i], i and j below `side`. */
+#define LOWER8(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define UPPER8(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#define LOWER16(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define UPPER16(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define TURN(side, rounds)                                                                                    \
+    typedef uint32_t row_of_##side __attribute__((vector_size(side * 4), aligned(4), may_alias));             \
+    static void turn_##side(uint32_t *d, int64_t d_step, const uint32_t *s, int64_t s_step) {                 \
+        row_of_##side x[side], y[side];                                                                       \
+        UNROLLED for (int k = 0; k < side; k++) x[k] = *(const row_of_##side *)(const void *)(s + k * s_step); \
+        UNROLLED for (int round = 0; round < rounds; round++) {                                               \
+            UNROLLED for (int k = 0; k < side / 2; k++) {                                                     \
+                y[2 * k] = LOWER##side(x[k], x[k + side / 2]);                                                \
+                y[2 * k + 1] = UPPER##side(x[k], x[k + side / 2]);                                            \
+            }                                                                                                 \
+            UNROLLED for (int k = 0; k < side; k++) x[k] = y[k];                                              \
+        }                                                                                                     \
+        UNROLLED for (int k = 0; k < side; k++) *(row_of_##side *)(void *)(d + k * d_step) = x[k];            \
+    }
+TURN(8, 3)
+#if defined(__AVX512F__)
+TURN(16, 4)
+#else
+static void turn_16(uint32_t *d, int64_t d_step, const uint32_t *s, int64_t s_step) {
+    for (int i = 0; i < 16; i += 8) {
+        for (int j = 0; j < 16; j += 8) turn_8(d + i * d_step + j, d_step, s + j * s_step + i, s_step);
+    }
+}
+#endif
+enum { SQUARE = 16, SMALL_SQUARE = 8 };
 
+/* The block with its two sides exchanged. */
+static kir_block turned(const kir_block *k) {
+    return (kir_block){.d = k->d, .s = k->s, .d_outer = k->d_inner, .d_inner = k->d_outer, .s_outer = k->s_inner,
+                       .s_inner = k->s_outer, .outer = k->inner, .inner = k->outer};
+}
+
+/* across: the source lies side by side from row to row, the destination within a row. It is done in squares, so that a
+ * line of memory is used up while it is near. */
 #define MOVES(u)                                                                                                 \
     static void row_##u(u##_t *d, int64_t d_step, const u##_t *s, int64_t s_step, int64_t n) {                   \
         if (d_step == 1 && s_step == 1) {                                                                        \
@@ -295,36 +370,64 @@ enum { SQUARE = 16 };
         } else if (d_step == 1) {                                                                                \
             EACH d[i] = s[i * s_step];                                                                           \
         } else {                                                                                                 \
-            for (int64_t i = 0; i < n; i++) d[i * d_step] = s[i * s_step];                                       \
+            ROLLED for (int64_t i = 0; i < n; i++) d[i * d_step] = s[i * s_step];                                \
         }                                                                                                        \
     }                                                                                                            \
-    static void square_##u(const kir_block *k, int64_t row, int64_t column, int64_t rows, int64_t columns) {     \
-        for (int64_t j = column; j < column + columns; j++) {                                                    \
-            u##_t *d = (u##_t *)k->d + row * k->d_outer + j * k->d_inner;                                        \
-            const u##_t *s = (const u##_t *)k->s + row * k->s_outer + j * k->s_inner;                            \
-            for (int64_t i = 0; i < rows; i++) d[i * k->d_outer] = s[i * k->s_outer];                            \
+    static void rest_##u(u##_t *d, const u##_t *s, const kir_block *k, int64_t rows, int64_t columns) {          \
+        for (int64_t i = 0; i < rows; i++) {                                                                     \
+            ROLLED for (int64_t j = 0; j < columns; j++) d[i * k->d_outer + j] = s[i + j * k->s_inner];          \
+        }                                                                                                        \
+    }                                                                                                            \
+    static void square_##u(u##_t *d, const u##_t *s, const kir_block *k, int64_t rows, int64_t columns) {        \
+        enum { SIDE = SMALL_SQUARE };                                                                            \
+        if (sizeof *d != 4) {                                                                                    \
+            rest_##u(d, s, k, rows, columns);                                                                    \
+        } else if (rows == SQUARE && columns == SQUARE) {                                                        \
+            turn_16((uint32_t *)(void *)d, k->d_outer, (const uint32_t *)(const void *)s, k->s_inner);           \
+        } else if (rows >= SIDE && columns >= SIDE) {                                                            \
+            turn_8((uint32_t *)(void *)d, k->d_outer, (const uint32_t *)(const void *)s, k->s_inner);            \
+            square_##u(d + SIDE, s + SIDE * k->s_inner, k, SIDE, columns - SIDE);                                \
+            square_##u(d + SIDE * k->d_outer, s + SIDE, k, rows - SIDE, columns);                                \
+        } else {                                                                                                 \
+            rest_##u(d, s, k, rows, columns);                                                                    \
         }                                                                                                        \
     }                                                                                                            \
     static void across_##u(const kir_block *k) {                                                                 \
         for (int64_t row = 0; row < k->outer; row += SQUARE) {                                                   \
             int64_t rows = tn_min64(k->outer - row, SQUARE);                                                     \
+            u##_t *d = (u##_t *)k->d + row * k->d_outer;                                                         \
+            const u##_t *s = (const u##_t *)k->s + row;                                                          \
             for (int64_t column = 0; column < k->inner; column += SQUARE) {                                      \
-                square_##u(k, row, column, rows, tn_min64(k->inner - column, SQUARE));                           \
+                int64_t columns = tn_min64(k->inner - column, SQUARE);                                           \
+                square_##u(d + column, s + column * k->s_inner, k, rows, columns);                               \
             }                                                                                                    \
         }                                                                                                        \
     }                                                                                                            \
-    static void copy_##u(const kir_block *k) {                                                                   \
-        bool together = k->d_inner == 1 && k->s_inner == 1 && k->d_outer == k->inner && k->s_outer == k->inner;  \
-        if (together) {                                                                                          \
-            row_##u(k->d, 1, k->s, 1, k->outer * k->inner);                                                      \
-        } else if ((k->s_outer == 1 && k->s_inner > 1) || (k->d_outer == 1 && k->d_inner > 1)) {                 \
-            across_##u(k);                                                                                       \
-        } else {                                                                                                 \
-            for (int64_t r = 0; r < k->outer; r++) {                                                             \
-                row_##u((u##_t *)k->d + r * k->d_outer, k->d_inner, (const u##_t *)k->s + r * k->s_outer,        \
-                        k->s_inner, k->inner);                                                                   \
-            }                                                                                                    \
+    /* One row again and again: what is there already is copied along. */                                        \
+    static void repeat_##u(const kir_block *k) {                                                                 \
+        u##_t *d = k->d;                                                                                         \
+        int64_t all = k->outer * k->inner;                                                                       \
+        memmove(d, k->s, (size_t)k->inner * sizeof *d);                                                          \
+        for (int64_t done = k->inner; done < all; done *= 2) {                                                   \
+            memcpy(d + done, d, (size_t)tn_min64(done, all - done) * sizeof *d);                                 \
         }                                                                                                        \
+    }                                                                                                            \
+    static void rows_##u(const kir_block *k) {                                                                   \
+        ROLLED for (int64_t r = 0; r < k->outer; r++) {                                                          \
+            row_##u((u##_t *)k->d + r * k->d_outer, k->d_inner, (const u##_t *)k->s + r * k->s_outer,            \
+                    k->s_inner, k->inner);                                                                       \
+        }                                                                                                        \
+    }                                                                                                            \
+    static void copy_##u(const kir_block *k) {                                                                   \
+        bool rows = k->d_inner == 1 && k->s_inner == 1 && k->d_outer == k->inner;                                \
+        bool stands = k->d_outer == 1 && k->d_inner != 1 && k->inner > 1;                                        \
+        kir_block lying = turned(k);                                                                             \
+        if (rows && k->s_outer == k->inner) row_##u(k->d, 1, k->s, 1, k->outer * k->inner);                      \
+        else if (rows && k->s_outer == 0 && k->outer > 0) repeat_##u(k);                                         \
+        else if (k->s_outer == 1 && k->d_inner == 1 && k->s_inner != 1 && k->outer > 1) across_##u(k);           \
+        else if (stands && k->s_inner == 1) across_##u(&lying);                                                  \
+        else if (stands) rows_##u(&lying);                                                                       \
+        else rows_##u(k);                                                                                        \
     }                                                                                                            \
     static void gather_##u(void *d_, const void *s_, const int64_t *index, const uint8_t *mask, int64_t n) {     \
         u##_t *d = d_;                                                                                           \
@@ -333,24 +436,24 @@ enum { SQUARE = 16 };
             EACH d[i] = s[index[i]];                                                                             \
             return;                                                                                              \
         }                                                                                                        \
-        for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[index[i]] : 0;                                        \
+        ROLLED for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[index[i]] : 0;                                        \
     }                                                                                                            \
     static void scatter_##u(void *d_, const void *s_, const int64_t *index, const uint8_t *mask, int64_t n) {    \
         u##_t *d = d_;                                                                                           \
         const u##_t *s = s_;                                                                                     \
-        for (int64_t i = 0; i < n; i++) {                                                                        \
+        ROLLED for (int64_t i = 0; i < n; i++) {                                                                        \
             if (!mask || mask[i]) d[index[i]] = s[i];                                                            \
         }                                                                                                        \
     }                                                                                                            \
     static void load_masked_##u(void *d_, const void *s_, int64_t stride, const uint8_t *mask, int64_t n) {      \
         u##_t *d = d_;                                                                                           \
         const u##_t *s = s_;                                                                                     \
-        for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[i * stride] : 0;                                      \
+        ROLLED for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[i * stride] : 0;                                      \
     }                                                                                                            \
     static void store_masked_##u(void *d_, const void *s_, int64_t stride, const uint8_t *mask, int64_t n) {     \
         u##_t *d = d_;                                                                                           \
         const u##_t *s = s_;                                                                                     \
-        for (int64_t i = 0; i < n; i++) {                                                                        \
+        ROLLED for (int64_t i = 0; i < n; i++) {                                                                        \
             if (mask[i]) d[i * stride] = s[i];                                                                   \
         }                                                                                                        \
     }
@@ -365,30 +468,39 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) {
 
 /* ---- reductions ---------------------------------------------------------------------------------------------------- */
 
-/* `first` is what a lane begins with. Only as many lanes are folded as hold elements: op(x, identity) is x. */
-#define REDUCTION(OP, op, t, first)                                                                       \
-    SHARED void lanes_##OP##_##t(ARGS_A) {                                                                \
+/* `first` is what a lane begins with. Lanes that hold no element are not folded: op(x, first) is x. */
+#define FOLD(op, t, half) \
+    for (int l = 0; l < half; l++) lane[l] = kir_##op##_##t(lane[l], lane[l + half]);
+
+#define REDUCTION(OP, op, t, first, LONG)                                                                 \
+    ALWAYS_INLINE kir_##t tree_##OP##_##t(kir_##t *lane, int size) {                                      \
+        if (size > 32) FOLD(op, t, 32)                                                                    \
+        if (size > 16) FOLD(op, t, 16)                                                                    \
+        if (size > 8) FOLD(op, t, 8)                                                                      \
+        FOLD(op, t, 4)                                                                                    \
+        FOLD(op, t, 2)                                                                                    \
+        FOLD(op, t, 1)                                                                                    \
+        return lane[0];                                                                                   \
+    }                                                                                                     \
+    LONG void take_##OP##_##t(kir_##t *lane, const kir_##t *a, int64_t n) {                               \
+        kir_##t sum[KIR_LANES];                                                                           \
+        memcpy(sum, lane, sizeof sum);                                                                    \
+        for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES) {                                          \
+            for (int l = 0; l < KIR_LANES; l++) sum[l] = kir_##op##_##t(sum[l], a[l]);                    \
+        }                                                                                                 \
+        memcpy(lane, sum, sizeof sum);                                                                    \
+        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], a[l]);                          \
+    }                                                                                                     \
+    static void lanes_##OP##_##t(ARGS_A) {                                                                \
         kir_##t *lane = d_;                                                                               \
         const kir_##t *a = a_;                                                                            \
         UNUSED_C;                                                                                         \
         for (int64_t at = *(const int64_t *)b_; at % KIR_LANES != 0 && n > 0; at++, a++, n--) {           \
             lane[at] = kir_##op##_##t(lane[at], *a);                                                      \
         }                                                                                                 \
-        kir_##t sum[KIR_LANES];                                                                           \
-        memcpy(sum, lane, sizeof sum);                                                                    \
-        for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES) {                                          \
-            for (int l = 0; l < KIR_LANES; l++) sum[l] = kir_##op##_##t(sum[l], a[l]);                    \
-        }                                                                                                 \
-        for (int64_t l = 0; l < n; l++) sum[l] = kir_##op##_##t(sum[l], a[l]);                            \
-        memcpy(lane, sum, sizeof sum);                                                                    \
+        take_##OP##_##t(lane, a, n);                                                                      \
     }                                                                                                     \
-    SHARED kir_##t tree_##OP##_##t(kir_##t *lane, int64_t used) {                                         \
-        for (int half = KIR_LANES / 2; half > 0; half /= 2) {                                             \
-            for (int64_t l = 0; l < half && l + half < used; l++) lane[l] = kir_##op##_##t(lane[l], lane[l + half]); \
-        }                                                                                                 \
-        return lane[0];                                                                                   \
-    }                                                                                                     \
-    static void fold_##OP##_##t(ARGS_A) {                                                                 \
+    SHARED void fold_##OP##_##t(ARGS_A) {                                                                 \
         kir_##t lane[KIR_LANES];                                                                          \
         UNUSED_B;                                                                                         \
         UNUSED_C;                                                                                         \
@@ -396,16 +508,16 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) {
         memcpy(lane, a_, sizeof lane);                                                                    \
         *(kir_##t *)d_ = tree_##OP##_##t(lane, KIR_LANES);                                                \
     }                                                                                                     \
-    static kir_##t short_row_##OP##_##t(const kir_##t *a, int64_t length) {                               \
+    ALWAYS_INLINE kir_##t short_##OP##_##t(const kir_##t *a, int64_t length, int size) {                  \
         kir_##t lane[KIR_LANES];                                                                          \
+        for (int l = 0; l < size; l++) lane[l] = first;                                                   \
         for (int64_t l = 0; l < length; l++) lane[l] = kir_##op##_##t(first, a[l]);                       \
-        return length > 0 ? tree_##OP##_##t(lane, length) : first;                                        \
+        return tree_##OP##_##t(lane, size);                                                               \
     }                                                                                                     \
-    SHARED kir_##t long_row_##OP##_##t(const kir_##t *a, int64_t length) {                                \
+    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {                                    \
         kir_##t lane[KIR_LANES];                                                                          \
-        const int64_t begin = 0;                                                                          \
         for (int l = 0; l < KIR_LANES; l++) lane[l] = first;                                              \
-        lanes_##OP##_##t(lane, a, &begin, NULL, length);                                                  \
+        take_##OP##_##t(lane, a, length);                                                                 \
         return tree_##OP##_##t(lane, KIR_LANES);                                                          \
     }                                                                                                     \
     static void rows_##OP##_##t(ARGS_A) {                                                                 \
@@ -413,32 +525,63 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) {
         const kir_##t *a = a_;                                                                            \
         const int64_t length = *(const int64_t *)b_;                                                      \
         UNUSED_C;                                                                                         \
-        for (int64_t i = 0; i < n; i++, a += length) {                                                    \
-            d[i] = length < KIR_LANES ? short_row_##OP##_##t(a, length) : long_row_##OP##_##t(a, length); \
+        ROLLED for (int64_t i = 0; i < n; i++, a += length) {                                                    \
+            d[i] = length == 8    ? short_##OP##_##t(a, 8, 8)                                             \
+                   : length <= 16 ? short_##OP##_##t(a, length, 16)                                       \
+                                  : long_##OP##_##t(a, length);                                           \
         }                                                                                                 \
     }
-REDUCTION(SUM, add, f32, 0.0f)
-REDUCTION(SUM, add, f64, 0.0)
-REDUCTION(SUM, add, i32, 0)
-REDUCTION(SUM, add, i64, 0)
-REDUCTION(PROD, mul, f32, 1.0f)
-REDUCTION(PROD, mul, f64, 1.0)
-REDUCTION(PROD, mul, i32, 1)
-REDUCTION(PROD, mul, i64, 1)
-REDUCTION(RMAX, max, f32, -INFINITY)
-REDUCTION(RMAX, max, f64, -(double)INFINITY)
-REDUCTION(RMAX, max, i32, INT32_MIN)
-REDUCTION(RMAX, max, i64, INT64_MIN)
-REDUCTION(RMAX, max, u32, 0)
-REDUCTION(RMAX, max, u64, 0)
-REDUCTION(RMAX, max, b8, 0)
-REDUCTION(RMIN, min, f32, INFINITY)
-REDUCTION(RMIN, min, f64, (double)INFINITY)
-REDUCTION(RMIN, min, i32, INT32_MAX)
-REDUCTION(RMIN, min, i64, INT64_MAX)
-REDUCTION(RMIN, min, u32, UINT32_MAX)
-REDUCTION(RMIN, min, u64, UINT64_MAX)
-REDUCTION(RMIN, min, b8, 1)
+REDUCTION(SUM, add, f32, 0.0f, ALWAYS_INLINE)
+REDUCTION(SUM, add, f64, 0.0, SHARED)
+REDUCTION(PROD, mul, f32, 1.0f, SHARED)
+REDUCTION(PROD, mul, f64, 1.0, SHARED)
+REDUCTION(RMAX, max, f32, -INFINITY, ALWAYS_INLINE)
+REDUCTION(RMAX, max, f64, -(double)INFINITY, SHARED)
+REDUCTION(RMIN, min, f32, INFINITY, SHARED)
+REDUCTION(RMIN, min, f64, (double)INFINITY, SHARED)
+
+/* Integers may be taken in any order: one lane does. */
+#define WHOLE_REDUCTION(OP, op, t, first)                                          \
+    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {             \
+        kir_##t x = first;                                                         \
+        ROLLED for (int64_t i = 0; i < length; i++) x = kir_##op##_##t(x, a[i]);          \
+        return x;                                                                  \
+    }                                                                              \
+    static void lanes_##OP##_##t(ARGS_A) {                                         \
+        kir_##t *lane = d_;                                                        \
+        UNUSED_B;                                                                  \
+        UNUSED_C;                                                                  \
+        lane[0] = kir_##op##_##t(lane[0], long_##OP##_##t(a_, n));                 \
+    }                                                                              \
+    static void fold_##OP##_##t(ARGS_A) {                                          \
+        UNUSED_B;                                                                  \
+        UNUSED_C;                                                                  \
+        (void)n;                                                                   \
+        *(kir_##t *)d_ = *(const kir_##t *)a_;                                     \
+    }                                                                              \
+    static void rows_##OP##_##t(ARGS_A) {                                          \
+        kir_##t *d = d_;                                                           \
+        const kir_##t *a = a_;                                                     \
+        const int64_t length = *(const int64_t *)b_;                               \
+        UNUSED_C;                                                                  \
+        ROLLED for (int64_t i = 0; i < n; i++) d[i] = long_##OP##_##t(a + i * length, length); \
+    }
+#if HAS_INTEGERS
+WHOLE_REDUCTION(SUM, add, i32, 0)
+WHOLE_REDUCTION(SUM, add, i64, 0)
+WHOLE_REDUCTION(PROD, mul, i32, 1)
+WHOLE_REDUCTION(PROD, mul, i64, 1)
+WHOLE_REDUCTION(RMAX, max, i32, INT32_MIN)
+WHOLE_REDUCTION(RMAX, max, i64, INT64_MIN)
+WHOLE_REDUCTION(RMAX, max, u32, 0)
+WHOLE_REDUCTION(RMAX, max, u64, 0)
+WHOLE_REDUCTION(RMAX, max, b8, 0)
+WHOLE_REDUCTION(RMIN, min, i32, INT32_MAX)
+WHOLE_REDUCTION(RMIN, min, i64, INT64_MAX)
+WHOLE_REDUCTION(RMIN, min, u32, UINT32_MAX)
+WHOLE_REDUCTION(RMIN, min, u64, UINT64_MAX)
+WHOLE_REDUCTION(RMIN, min, b8, 1)
+#endif
 
 /* The extreme of the elements is found by the reduction above, which lets a NaN through; the first element equal to it
  * (or the first NaN) is then the one looked for. */
@@ -451,7 +594,7 @@ REDUCTION(RMIN, min, b8, 1)
         const kir_##t *a = a_;                                                                     \
         kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                  \
         if (n == 0) return;                                                                        \
-        kir_##t extreme = long_row_##R##_##t(a, n);                                                \
+        kir_##t extreme = long_##R##_##t(a, n);                                                \
         if (*index >= 0 && !beats_##name##_##t(extreme, *best)) return;                            \
         while (at < n - 1 && !(a[at] == extreme || a[at] != a[at])) at++;                          \
         *best = a[at];                                                                             \
@@ -462,14 +605,16 @@ REDUCTION(RMIN, min, b8, 1)
         const int64_t row = *(const int64_t *)c_;                                                  \
         const kir_##t *a = a_;                                                                     \
         kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                  \
-        for (int64_t i = 0; i < n; i++) {                                                          \
+        ROLLED for (int64_t i = 0; i < n; i++) {                                                          \
             bool better = row == 0 || beats_##name##_##t(a[i], best[i]);                           \
             best[i] = better ? a[i] : best[i];                                                     \
             index[i] = better ? row : index[i];                                                    \
         }                                                                                          \
     }
 #define ARG_BOTH(OP, op, TYPE, t) ARG(max, RMAX, >, t) ARG(min, RMIN, <, t)
-KIR_EACH_TYPE(ARG_BOTH, ARG, arg)
+KIR_EACH_FLOAT(ARG_BOTH, ARG, arg)
+EACH_INT(ARG_BOTH, ARG, arg)
+BOOLEAN(ARG_BOTH, ARG, arg)
 
 #define SCAN(OP, op, t)                                                            \
     static void scan_##OP##_##t(ARGS_A) {                                          \
@@ -478,13 +623,15 @@ KIR_EACH_TYPE(ARG_BOTH, ARG, arg)
         kir_##t *last = (kir_##t *)(uintptr_t)b_;                                  \
         kir_##t x = *last;                                                         \
         UNUSED_C;                                                                  \
-        for (int64_t i = 0; i < n; i++) d[i] = x = kir_##op##_##t(x, a[i]);        \
+        ROLLED for (int64_t i = 0; i < n; i++) d[i] = x = kir_##op##_##t(x, a[i]);        \
         *last = x;                                                                 \
     }
 #define SCAN_TWO(OP, op, TYPE, t) SCAN(SUM, add, t) SCAN(PROD, mul, t)
 #define SCAN_EXTREMES(OP, op, TYPE, t) SCAN(RMAX, max, t) SCAN(RMIN, min, t)
 EACH_SIGNLESS(SCAN_TWO, SCAN, scan)
-KIR_EACH_TYPE(SCAN_EXTREMES, SCAN, scan)
+KIR_EACH_FLOAT(SCAN_EXTREMES, SCAN, scan)
+EACH_INT(SCAN_EXTREMES, SCAN, scan)
+BOOLEAN(SCAN_EXTREMES, SCAN, scan)
 
 #define STEP_FLOAT(t, a, b, c) kir_fma_##t(a, b, c)
 #define STEP_INT(t, a, b, c) kir_add_##t(kir_mul_##t(a, b), c)
@@ -527,84 +674,82 @@ enum { CHAINS = 4 };
     }
 CHAIN(f32, STEP_FLOAT)
 CHAIN(f64, STEP_FLOAT)
+#if HAS_INTEGERS
 CHAIN(i32, STEP_INT)
 CHAIN(i64, STEP_INT)
+#endif
 
 /* ---- the table ----------------------------------------------------------------------------------------------------- */
-
-/* The signed routine under the unsigned type of the same width as well. */
-#define BOTH_SIGNS(table, OP, name)         \
-    table[KIR_##OP][KIR_I32] = name##_i32,  \
-    table[KIR_##OP][KIR_U32] = name##_i32,  \
-    table[KIR_##OP][KIR_I64] = name##_i64,  \
-    table[KIR_##OP][KIR_U64] = name##_i64
 
 #define ROW(OP, op, TYPE, t) [KIR_##OP][KIR_##TYPE] = op##_##t,
 #define ROW_VV(OP, op, TYPE, t) [KIR_VV][KIR_##OP][KIR_##TYPE] = op##_vv_##t,
 #define ROW_VS(OP, op, TYPE, t) [KIR_VS][KIR_##OP][KIR_##TYPE] = op##_vs_##t,
 #define ROW_SV(OP, op, TYPE, t) [KIR_SV][KIR_##OP][KIR_##TYPE] = op##_sv_##t,
 #define ROW_CAST(FROM, from, TO, to) [KIR_##FROM][KIR_##TO] = cast_##from##_##to,
-#define ROW_SHAPES(OP, op)                                                         \
-    BOTH_SIGNS([KIR_VV], OP, op##_vv), BOTH_SIGNS([KIR_VS], OP, op##_vs), BOTH_SIGNS([KIR_SV], OP, op##_sv),
-#define UNSIGNED_SHAPES(OP, op)                                                    \
+
+/* The signed routine under the unsigned type of the same width. */
+#define UNSIGNED_SHAPES(OP, op)                                                           \
     [KIR_VV][KIR_##OP][KIR_U32] = op##_vv_i32, [KIR_VV][KIR_##OP][KIR_U64] = op##_vv_i64, \
     [KIR_VS][KIR_##OP][KIR_U32] = op##_vs_i32, [KIR_VS][KIR_##OP][KIR_U64] = op##_vs_i64, \
     [KIR_SV][KIR_##OP][KIR_U32] = op##_sv_i32, [KIR_SV][KIR_##OP][KIR_U64] = op##_sv_i64,
 
+#if HAS_INTEGERS
+#define UNSIGNED_UNARY                                      \
+    [KIR_NEG][KIR_U32] = neg_i32, [KIR_NEG][KIR_U64] = neg_i64, \
+    [KIR_ABS][KIR_U32] = copy_32, [KIR_ABS][KIR_U64] = copy_64
+#define UNSIGNED_BINARY                                                                   \
+    UNSIGNED_SHAPES(ADD, add) UNSIGNED_SHAPES(SUB, sub) UNSIGNED_SHAPES(MUL, mul)         \
+    UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor)           \
+    UNSIGNED_SHAPES(EQ, eq)                                                               \
+    [KIR_VV][KIR_SHL][KIR_U32] = shl_vv_i32, [KIR_VV][KIR_SHL][KIR_U64] = shl_vv_i64
+#define ROW_SIGNLESS(f) {f##_f32, f##_f64, f##_i32, f##_i64, f##_i32, f##_i64}
+#define ROW_SIGNED(f) {f##_f32, f##_f64, f##_i32, f##_i64, f##_u32, f##_u64, f##_b8}
+#else
+#define UNSIGNED_UNARY
+#define UNSIGNED_BINARY
+#define ROW_SIGNLESS(f) {f##_f32, f##_f64}
+#define ROW_SIGNED(f) {f##_f32, f##_f64}
+#endif
+#define ROW_REDUCE(f) {ROW_SIGNLESS(f##_SUM), ROW_SIGNLESS(f##_PROD), ROW_SIGNED(f##_RMAX), ROW_SIGNED(f##_RMIN)}
+#define ROW_ARG(f) {ROW_SIGNED(f##_max), ROW_SIGNED(f##_min)}
+
 #define ROW_FUSED_BOTH(F, S)                                                                       \
     [KIR_1_##F][KIR_2_##S] = {{fused_##F##_##S##_vv, fused_##F##_##S##_vs}, {fused_##F##_##S##_sv, fused_##F##_##S##_ss}},
 #define ROW_FUSED_RSUB(F, S) [KIR_1_##F][KIR_2_##S] = {{NULL, NULL}, {fused_##F##_##S##_sv, fused_##F##_##S##_ss}},
-
 #define ROW_CHOOSE_SHAPE(op, shape)                                                                \
     {{choose_##op##_##shape##_vv, choose_##op##_##shape##_vs}, {choose_##op##_##shape##_sv, choose_##op##_##shape##_ss}}
 #define ROW_CHOOSE(op) {ROW_CHOOSE_SHAPE(op, vv), ROW_CHOOSE_SHAPE(op, vs), ROW_CHOOSE_SHAPE(op, sv)}
 
-#define ROW_REDUCE(part)                                                                                          \
-    [KIR_SUM] = {part##_SUM_f32, part##_SUM_f64, part##_SUM_i32, part##_SUM_i64, part##_SUM_i32, part##_SUM_i64},  \
-    [KIR_PROD] = {part##_PROD_f32, part##_PROD_f64, part##_PROD_i32, part##_PROD_i64, part##_PROD_i32, part##_PROD_i64}, \
-    [KIR_RMAX] = {part##_RMAX_f32, part##_RMAX_f64, part##_RMAX_i32, part##_RMAX_i64, part##_RMAX_u32, part##_RMAX_u64,  \
-                  part##_RMAX_b8},                                                                                \
-    [KIR_RMIN] = {part##_RMIN_f32, part##_RMIN_f64, part##_RMIN_i32, part##_RMIN_i64, part##_RMIN_u32, part##_RMIN_u64,  \
-                  part##_RMIN_b8},
-#define ROW_ARG(part, name)                                                                        \
-    {part##_##name##_f32, part##_##name##_f64, part##_##name##_i32, part##_##name##_i64, part##_##name##_u32, \
-     part##_##name##_u64, part##_##name##_b8}
-
-extern const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX);
 const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
-    .unary = {PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW)
-              [KIR_NEG][KIR_U32] = neg_i32, [KIR_NEG][KIR_U64] = neg_i64,
-              [KIR_ABS][KIR_U32] = copy_32, [KIR_ABS][KIR_U64] = copy_64},
+    .unary = {PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW) UNSIGNED_UNARY},
     .round = {KIR_ROUND_LIST(ROW)},
-    .cast = {KIR_CAST_LIST(ROW_CAST)},
+    .cast = {CAST_LIST(ROW_CAST)},
     .binary = {SHAPED_LIST(ROW_VV) SHAPED_LIST(ROW_VS) SHAPED_LIST(ROW_SV) PAIRED_LIST(ROW_VV)
                SHAPED_COMPARE_LIST(ROW_VV) SHAPED_COMPARE_LIST(ROW_VS) SHAPED_COMPARE_LIST(ROW_SV)
-               PAIRED_COMPARE_LIST(ROW_VV)
-               UNSIGNED_SHAPES(ADD, add) UNSIGNED_SHAPES(SUB, sub) UNSIGNED_SHAPES(MUL, mul)
-               UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor)
-               UNSIGNED_SHAPES(EQ, eq)
-               [KIR_VV][KIR_SHL][KIR_U32] = shl_vv_i32, [KIR_VV][KIR_SHL][KIR_U64] = shl_vv_i64},
-    .fma = {[0] = {fma_vvv_f32, fma_vvv_f64}, [1] = {fma_svv_f32, fma_svv_f64}, [2] = {fma_vsv_f32, fma_vsv_f64},
-            [4] = {fma_vvs_f32, fma_vvs_f64}, [6] = {fma_vss_f32, fma_vss_f64}},
+               PAIRED_COMPARE_LIST(ROW_VV) UNSIGNED_BINARY},
+    .fma = {[0] = {fma_vvv_f32, fma_vvv_f64}, [2] = {fma_vsv_f32, fma_vsv_f64}, [4] = {fma_vvs_f32, fma_vvs_f64},
+            [6] = {fma_vss_f32, fma_vss_f64}},
     .select = {[0] = {select_vv_b8, NULL, select_vv_u32, select_vv_u64},
                [2] = {NULL, NULL, select_sv_u32, select_sv_u64},
                [4] = {NULL, NULL, select_vs_u32, select_vs_u64},
                [6] = {NULL, NULL, select_ss_u32, select_ss_u64}},
     .philox = {philox_vv, philox_sv},
+#if HAS_JOINED
     .fused = {SECOND_LIST(ROW_FUSED_BOTH, ADD) SECOND_LIST(ROW_FUSED_BOTH, SUB) SECOND_LIST(ROW_FUSED_BOTH, MUL)
               SECOND_LIST(ROW_FUSED_RSUB, RSUB)},
     .choose = {ROW_CHOOSE(eq), ROW_CHOOSE(lt), ROW_CHOOSE(le)},
+#endif
     .load = {[TN_F16] = load_f16, [TN_BF16] = load_bf16, [TN_I8] = load_i8, [TN_U8] = load_u8, [TN_I16] = load_i16,
              [TN_U16] = load_u16},
     .store = {[TN_F16] = store_f16, [TN_BF16] = store_bf16, [TN_I8] = store_8, [TN_U8] = store_8, [TN_I16] = store_16,
               [TN_U16] = store_16},
-    .lanes = {ROW_REDUCE(lanes)},
-    .fold = {ROW_REDUCE(fold)},
-    .rows = {ROW_REDUCE(rows)},
-    .arg = {ROW_ARG(arg, max), ROW_ARG(arg, min)},
-    .arg_columns = {ROW_ARG(arg_columns, max), ROW_ARG(arg_columns, min)},
-    .scan = {ROW_REDUCE(scan)},
-    .chain = {chain_f32, chain_f64, chain_i32, chain_i64, chain_i32, chain_i64},
+    .lanes = ROW_REDUCE(lanes),
+    .fold = ROW_REDUCE(fold),
+    .rows = ROW_REDUCE(rows),
+    .arg = ROW_ARG(arg),
+    .arg_columns = ROW_ARG(arg_columns),
+    .scan = ROW_REDUCE(scan),
+    .chain = ROW_SIGNLESS(chain),
     .copy = {copy_uint8, copy_uint16, copy_uint32, copy_uint64},
     .gather = {gather_uint8, gather_uint16, gather_uint32, gather_uint64},
     .scatter = {scatter_uint8, scatter_uint16, scatter_uint32, scatter_uint64},

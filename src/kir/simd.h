@@ -79,12 +79,7 @@ typedef struct kir_simd_table {
     void (*ramp)(int64_t *d, int64_t first, int64_t step, int64_t n);
 } kir_simd_table;
 
-extern const kir_simd_table kir_simd_base;
-#ifdef TN_HAVE_AVX2
-extern const kir_simd_table kir_simd_avx2;
-#endif
-#ifdef TN_HAVE_AVX512
-extern const kir_simd_table kir_simd_avx512;
-#endif
+/* The tables as built; each may have gaps that the one before it fills. */
+extern const kir_simd_table kir_simd_base, kir_simd_avx2, kir_simd_avx512;
 
 #endif

@@ -26,23 +26,49 @@ static const kir_simd_table *const BUILT[TN_ISA_COUNT] = {
 #endif
 };
 
+/* The tables without gaps, made at first use. */
+static kir_simd_table tables[TN_ISA_COUNT];
+static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 static _Atomic(const kir_simd_table *) chosen;
 
-static const kir_simd_table *choose(void) {
-    int isa = (int)tn_cpu().isa;
+/* A table is nothing but addresses of routines, all of one size. */
+static void fill_gaps(kir_simd_table *t, const kir_simd_table *below) {
+    enum { ENTRIES = sizeof(kir_simd_table) / sizeof(kir_fn *) };
+    _Static_assert(sizeof(kir_fn *) == sizeof(kir_copy *), "addresses of functions have one size");
+    const char *from = (const char *)below;
+    char *to = (char *)t;
+    for (size_t i = 0; i < ENTRIES * sizeof(kir_fn *); i += sizeof(kir_fn *)) {
+        kir_fn *own;
+        memcpy(&own, to + i, sizeof own);
+        if (!own) memcpy(to + i, from + i, sizeof own);
+    }
+}
+
+static void make_tables(void) {
+    tables[TN_ISA_BASE] = *BUILT[TN_ISA_BASE];
+    for (int isa = TN_ISA_BASE + 1; isa < TN_ISA_COUNT; isa++) {
+        if (!BUILT[isa]) continue;
+        tables[isa] = *BUILT[isa];
+        fill_gaps(&tables[isa], &tables[isa - 1]);
+    }
+}
+
+static const kir_simd_table *choose(tn_isa most) {
+    pthread_once(&tables_once, make_tables);
+    int isa = (int)most;
     while (isa > TN_ISA_BASE && !BUILT[isa]) isa--;
-    atomic_store_explicit(&chosen, BUILT[isa], memory_order_relaxed);
-    return BUILT[isa];
+    atomic_store_explicit(&chosen, &tables[isa], memory_order_release);
+    return &tables[isa];
 }
 
 static const kir_simd_table *table(void) {
-    const kir_simd_table *t = atomic_load_explicit(&chosen, memory_order_relaxed);
-    return t ? t : choose();
+    const kir_simd_table *t = atomic_load_explicit(&chosen, memory_order_acquire);
+    return t ? t : choose(tn_cpu().isa);
 }
 
 bool kir_vm_use(tn_isa isa) {
     if (isa > tn_cpu().isa || !BUILT[isa]) return false;
-    atomic_store_explicit(&chosen, BUILT[isa], memory_order_relaxed);
+    choose(isa);
     return true;
 }
 
@@ -85,6 +111,7 @@ static void frame_open(kir_frame *f, const kir_vm *vm, void *memory) {
     f->simd = table();
     f->bind = NULL;
     f->team = NULL;
+    if (vm->n_access > 0) memcpy(f->views, vm->views, (size_t)vm->n_access * sizeof *f->views);
 }
 
 /* ---- steps --------------------------------------------------------------------------------------------------------- */
@@ -113,7 +140,11 @@ static void set_loop(kir_frame *f, int64_t begin, int64_t count) {
 static void leave_loop(kir_frame *f) {
     static const kir_space nowhere = {.n = 0, .total = 1};
     kir_cursor *c = f->layout == KIR_ALONG ? &f->inner : &f->outer;
-    *c = (kir_cursor){.space = &nowhere, .count = 1, .simple = true};
+    c->space = &nowhere;
+    c->begin = 0;
+    c->count = 1;
+    c->simple = true;
+    for (int k = 0; k < loop_space(f)->n; k++) c->at[k] = 0;
 }
 
 static char *result_of(kir_frame *f, const kir_bound *b) {
@@ -339,10 +370,29 @@ static void set_columns(kir_frame *f, int64_t unit) {
     cursor_set(&f->inner, s, unit / f->inner_pieces * run + begin, tn_min64(f->inner_step, run - begin));
 }
 
+/* Square tiles go through memory in squares of tiles, whose pages, read along one side and written along the other, all
+ * stay within reach of the processor's address cache. */
+static void place_square(const kir_frame *f, int64_t unit, int64_t *row, int64_t *column) {
+    enum { SIDE = 16 };
+    int64_t across = f->inner_pieces, down = f->units / across;
+    int64_t band = unit / (SIDE * across), in_band = unit % (SIDE * across);
+    int64_t height = tn_min64(SIDE, down - band * SIDE);
+    int64_t block = in_band / (height * SIDE), in_block = in_band % (height * SIDE);
+    int64_t width = tn_min64(SIDE, across - block * SIDE);
+    *row = band * SIDE + in_block / width;
+    *column = block * SIDE + in_block % width;
+}
+
+static void set_tile(kir_frame *f, int64_t unit) {
+    int64_t row = unit / f->inner_pieces, column = unit % f->inner_pieces;
+    if (f->square) place_square(f, unit, &row, &column);
+    set_range(&f->outer, &f->outer_space, row, f->outer_step);
+    set_range(&f->inner, &f->inner_space, column, f->inner_step);
+}
+
 static void run_unit(kir_frame *f, int64_t unit) {
     if (f->layout == KIR_POINTS) {
-        set_range(&f->outer, &f->outer_space, unit / f->inner_pieces, f->outer_step);
-        set_range(&f->inner, &f->inner_space, unit % f->inner_pieces, f->inner_step);
+        set_tile(f, unit);
     } else if (f->layout == KIR_ALONG) {
         set_range(&f->outer, &f->outer_space, unit, f->outer_step);
         leave_loop(f);
@@ -354,7 +404,10 @@ static void run_unit(kir_frame *f, int64_t unit) {
 }
 
 static void run_units(kir_frame *f, int64_t begin, int64_t end) {
-    for (int64_t unit = begin; unit < end; unit++) run_unit(f, unit);
+    for (int64_t unit = begin; unit < end; unit++) {
+        if (f->straight) kir_run_straight(f, unit);
+        else run_unit(f, unit);
+    }
 }
 
 /* ---- launches ------------------------------------------------------------------------------------------------------ */

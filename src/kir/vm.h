@@ -34,11 +34,13 @@ typedef struct kir_step {
     uint8_t op, type, kind, mode; /* kir_op, result type, kir_reduce, kir_round */
     uint8_t operand; /* type of the operands (of b for SELECT) */
     bool in_loop;
+    bool converts;      /* LOAD, STORE: the buffer's elements are not what the value's are */
     bool joins;         /* its value has one reader, the next step, and both may be one routine */
     int16_t d, a, b, c; /* values; of a LOAD (mask), of a STORE (value, mask) */
     int16_t access, dyn; /* LOAD, STORE, INDEX */
     int16_t partner;   /* LOOP: step of its END; END: step of its LOOP */
     int16_t state;     /* REDUCE, SCAN: number of its state */
+    bool moves;        /* LOAD: only its STORE reads the value: elements can go from memory to memory */
     int16_t direct;    /* a value written by one STORE: the step of that STORE, into whose memory it may go at once; -1 */
 } kir_step;
 
@@ -79,12 +81,14 @@ typedef struct kir_bound {
     int16_t step, direct;
     uint8_t act, kind, operands;
     bool choice;
+    bool in_place; /* STORE: some step may compute the value where it belongs */
 } kir_bound;
 
 typedef struct kir_bind {
     kir_bound *bound; /* one a step */
     uint8_t *kinds;   /* by value */
     uint8_t *pattern; /* what it was made for: layout, whole, narrow, directions, then kinds by access */
+    bool straight;    /* the steps can be a list of calls (vm_straight.c) */
 } kir_bind;
 
 enum { KIR_PATTERN_HEAD = 4 };
@@ -93,8 +97,8 @@ struct kir_vm {
     int n_par, n_loop, n_access, n_values, n_states, n_constants, n_dials;
     bool has_loop, in_blocks; /* in_blocks: all reductions are such that blocks may be computed apart */
     int loop_first, loop_count;
-    int16_t *buffer_of; /* by access */
-    uint8_t buffer_dtype[KIR_MAX_BUFFERS];
+    int16_t *buffer_of;      /* by access; INDEX has -1 */
+    struct kir_view *views;  /* by access; origins are the launch's */
     int first_store;           /* its access; the parallel axes are put in the order of its strides; -1: no store */
     kir_schedule parts, whole; /* loops in chunks; whole rows in one tile (programs with loops) */
     kir_ins *constants;        /* CONSTs, then DIALs */
@@ -120,6 +124,25 @@ typedef struct kir_cursor {
     bool simple;
 } kir_cursor;
 
+/* A buffer as an access sees it. */
+typedef struct kir_view {
+    char *origin;
+    uint8_t size, width; /* bytes an element, and their logarithm */
+    uint8_t dtype;
+} kir_view;
+
+/* vm_straight.c: where the element in some row and column is; and a call of a routine on a piece of a row. */
+typedef struct kir_place {
+    char *at;
+    int64_t row, column; /* bytes from one to the next */
+} kir_place;
+typedef struct kir_call {
+    kir_fn *fn;
+    const kir_place *at[5]; /* result, operands */
+    bool single;     /* one element a row */
+    bool choice;
+} kir_call;
+
 /* A reduction or scan on its way. */
 typedef struct kir_state {
     int64_t count; /* elements that have come in */
@@ -138,11 +161,18 @@ typedef struct kir_frame {
     bool whole;
     kir_space outer_space, inner_space;
     int64_t outer_step, inner_step; /* a tile's size */
+    bool square;                    /* tiles are square: something is transposed */
     int64_t inner_pieces, units;    /* pieces of an inner run; what a launch divides into */
     double cost;                    /* of the launch, nanoseconds */
     kir_cursor outer, inner;        /* the current tile */
     int64_t *strides;  /* by access: offset, outer strides, inner strides */
     int stride_width;
+    kir_view *views;   /* by access */
+    bool flagged;      /* some step has a flag */
+    bool straight, uses_slots;
+    kir_place *places, *memory; /* by value; by access */
+    kir_call *calls;
+    int n_calls;
     char **at;         /* by value: its memory */
     uint8_t *flags;    /* by step: KIR_FLAG_… */
     char *slots;
@@ -168,15 +198,20 @@ void kir_vm_worth_a_thread(double nanoseconds);
 size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory);
 /* Makes the frame ready for a launch, or for the box lo ≤ axis < hi of its parallel axes. */
 void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo, const int64_t *hi);
+/* The size of equal pieces, none above `most`, whole vectors each, that `total` is cut into. */
+int64_t kir_piece_of(int64_t total, int64_t most);
 
 /* vm_schedule.c */
 tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out);
 void kir_schedule_free(kir_schedule *s);
-/* Do the buffer's elements need no conversion? */
-bool kir_is_plain(tn_dtype dtype);
 
 /* vm_bind.c */
 void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out);
+
+/* vm_straight.c */
+bool kir_bind_is_straight(const kir_schedule *s, const kir_bind *bind);
+void kir_straighten(kir_frame *f);
+void kir_run_straight(const kir_frame *f, int64_t unit);
 
 /* vm_memory.c */
 void kir_do_load(kir_frame *f, const kir_bound *b);

@@ -197,6 +197,14 @@ static void try_join(const binder *m, int i) {
     m->out->bound[i].act = KIR_DO_NOTHING;
 }
 
+/* A load lends or copies memory, so its value is not surely where a store wants it. */
+static void mark_in_place(const binder *m) {
+    for (int i = 0; i < m->s->n_steps; i++) {
+        const kir_bound *b = &m->out->bound[i];
+        if (b->direct != KIR_NONE && b->act != KIR_DO_LOAD) m->out->bound[b->direct].in_place = true;
+    }
+}
+
 void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out) {
     binder m = {.f = f, .s = f->schedule, .pattern = pattern, .out = out};
     for (int v = 0; v < f->vm->n_values; v++) out->kinds[v] = 0;
@@ -204,4 +212,6 @@ void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out) {
         bind_step(&m, i);
         if (i > 0 && m.s->steps[i - 1].joins) try_join(&m, i - 1);
     }
+    mark_in_place(&m);
+    out->straight = kir_bind_is_straight(m.s, out);
 }

@@ -93,9 +93,14 @@ static tn_status note_constants(const kir_program *p, kir_vm *vm) {
 static tn_status note_access(const kir_program *p, kir_vm *vm) {
     vm->n_access = p->n_access;
     vm->buffer_of = tn_mem_zalloc((size_t)p->n_access + 1, sizeof *vm->buffer_of);
-    if (!vm->buffer_of) return TN_ERR_MEMORY;
-    for (int i = 0; i < p->n_access; i++) vm->buffer_of[i] = p->access[i].buffer;
-    memcpy(vm->buffer_dtype, p->buffer_dtype, sizeof vm->buffer_dtype);
+    vm->views = tn_mem_zalloc((size_t)p->n_access + 1, sizeof *vm->views);
+    if (!vm->buffer_of || !vm->views) return TN_ERR_MEMORY;
+    for (int i = 0; i < p->n_access; i++) {
+        int buffer = vm->buffer_of[i] = p->access[i].buffer;
+        if (buffer < 0) continue;
+        size_t size = tn_dtype_size((tn_dtype)p->buffer_dtype[buffer]);
+        vm->views[i] = (kir_view){NULL, (uint8_t)size, (uint8_t)kir_log2(size), p->buffer_dtype[buffer]};
+    }
     vm->first_store = -1;
     for (int i = p->n_ins - 1; i >= 0; i--) {
         if (p->ins[i].op == KIR_STORE) vm->first_store = (int)p->ins[i].imm.i;
@@ -125,6 +130,7 @@ void kir_vm_free(kir_vm *vm) {
     kir_schedule_free(&vm->parts);
     kir_schedule_free(&vm->whole);
     tn_mem_free(vm->buffer_of);
+    tn_mem_free(vm->views);
     tn_mem_free(vm->constants);
     tn_mem_free(vm->constant_of);
     tn_mem_free(vm->constant_values);

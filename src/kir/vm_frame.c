@@ -32,6 +32,10 @@ size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
     f->flags = carve(&at, steps);
     f->strides = carve(&at, accesses * (KIR_MAX_AXES + 1) * sizeof *f->strides);
     f->dials = carve(&at, (size_t)vm->n_dials * sizeof *f->dials);
+    f->views = carve(&at, accesses * sizeof *f->views);
+    f->places = carve(&at, values * sizeof *f->places);
+    f->memory = carve(&at, accesses * sizeof *f->memory);
+    f->calls = carve(&at, steps * sizeof *f->calls);
     f->pattern = carve(&at, KIR_PATTERN_HEAD + accesses);
     f->own.bound = carve(&at, steps * sizeof *f->own.bound);
     f->own.kinds = carve(&at, values);
@@ -99,7 +103,8 @@ static int sorted_axes(const kir_frame *f, int *order) {
 static void merge_par(const kir_frame *f, const int64_t *lo, const int64_t *hi, axes *out) {
     int order[KIR_MAX_AXES];
     int n = sorted_axes(f, order);
-    *out = (axes){.total = 1};
+    out->n = 0; /* no initialiser: filling the arrays would take longer than all the rest */
+    out->total = 1;
     for (int i = 0; i < n; i++) {
         int axis = order[i];
         push_axis(f, out, axis, lo ? hi[axis] - lo[axis] : f->sizes[axis]);
@@ -107,7 +112,8 @@ static void merge_par(const kir_frame *f, const int64_t *lo, const int64_t *hi, 
 }
 
 static void merge_loop(const kir_frame *f, axes *out) {
-    *out = (axes){.total = 1};
+    out->n = 0;
+    out->total = 1;
     for (int i = 0; i < f->vm->loop_count; i++) {
         int axis = f->vm->loop_first + i;
         push_axis(f, out, axis, f->sizes[axis]);
@@ -116,10 +122,13 @@ static void merge_loop(const kir_frame *f, axes *out) {
 
 /* ---- layout -------------------------------------------------------------------------------------------------------- */
 
-/* Do the loop's loads and stores go along memory rather than across it? */
+/* Do the loop's loads and stores go along memory rather than across it? Rows too short for a vector are turned: many of
+ * them side by side keep vectors full. */
 static kir_layout choose_layout(const kir_frame *f, const axes *par, const axes *loop) {
+    enum { SHORT_LOOP = 16 };
     if (!f->vm->has_loop) return KIR_POINTS;
     if (par->n == 0 || par->extent[par->n - 1] < 4 || loop->n == 0) return KIR_ALONG;
+    if (loop->total <= SHORT_LOOP && par->total >= KIR_COLUMNS && loop->total > 0) return KIR_ACROSS;
     int along = 0, across = 0;
     for (int i = 0; i < f->vm->parts.n_steps; i++) {
         const kir_step *s = &f->vm->parts.steps[i];
@@ -173,8 +182,7 @@ static bool transposes(const kir_frame *f) {
     return false;
 }
 
-/* Cuts `total` into equal pieces of at most `most`, whole vectors each. */
-static int64_t piece_of(int64_t total, int64_t most) {
+int64_t kir_piece_of(int64_t total, int64_t most) {
     if (total <= most) return tn_max64(total, 1);
     int64_t pieces = tn_ceil_div(total, most);
     return tn_min64(most, (tn_ceil_div(total, pieces) + 15) / 16 * 16);
@@ -182,8 +190,8 @@ static int64_t piece_of(int64_t total, int64_t most) {
 
 static void plan_points(kir_frame *f) {
     enum { SQUARE_SIDE = 32 };
-    bool square = f->outer_space.total >= 8 && f->inner_space.total >= 8 && transposes(f);
-    f->inner_step = piece_of(f->inner_space.total, square ? SQUARE_SIDE : KIR_TILE);
+    f->square = f->outer_space.total >= 8 && f->inner_space.total >= 8 && transposes(f);
+    f->inner_step = kir_piece_of(f->inner_space.total, f->square ? SQUARE_SIDE : KIR_TILE);
     f->outer_step = tn_max64(tn_min64(f->outer_space.total, KIR_TILE / f->inner_step), 1);
     f->inner_pieces = tn_ceil_div(f->inner_space.total, f->inner_step);
     f->units = f->inner_pieces * tn_ceil_div(f->outer_space.total, f->outer_step);
@@ -205,7 +213,7 @@ static void plan_across(kir_frame *f) {
     const kir_space *s = &f->inner_space;
     int64_t run = s->n > 0 ? s->extent[s->n - 1] : 1;
     bool by_runs = s->n == 1 || run >= KIR_NARROW;
-    f->inner_step = by_runs ? piece_of(run, columns) : tn_min64(columns, tn_max64(s->total, 1));
+    f->inner_step = by_runs ? kir_piece_of(run, columns) : tn_min64(columns, tn_max64(s->total, 1));
     f->inner_pieces = by_runs ? tn_ceil_div(run, f->inner_step) : 0;
     f->units = by_runs ? f->inner_pieces * (s->total / tn_max64(run, 1)) : tn_ceil_div(s->total, f->inner_step);
 }
@@ -289,19 +297,21 @@ static range range_of(const kir_frame *f, const kir_step *s) {
     int64_t low = strides[0], high = strides[0];
     stretch(&low, &high, &f->outer_space, strides + 1);
     stretch(&low, &high, &f->inner_space, strides + 1 + f->outer_space.n);
-    int buffer = f->vm->buffer_of[s->access];
-    uintptr_t base = (uintptr_t)f->launch->buffers[buffer];
-    uintptr_t size = tn_dtype_size((tn_dtype)f->vm->buffer_dtype[buffer]);
-    return (range){base + (uintptr_t)low * size, base + ((uintptr_t)high + 1) * size};
+    const kir_view *view = &f->views[s->access];
+    uintptr_t base = (uintptr_t)view->origin;
+    return (range){base + (uintptr_t)low * view->size, base + ((uintptr_t)high + 1) * view->size};
 }
 
 static void set_flags(kir_frame *f) {
     memset(f->flags, 0, (size_t)f->schedule->n_steps);
+    f->flagged = false;
     for (int i = 0; i < f->schedule->n_conflicts; i++) {
         const kir_conflict *c = &f->schedule->conflicts[i];
         const kir_step *loser = &f->schedule->steps[c->loser];
         range a = range_of(f, loser), b = range_of(f, &f->schedule->steps[c->other]);
-        if (a.low < b.high && b.low < a.high) f->flags[c->loser] |= loser->op == KIR_LOAD ? KIR_FLAG_COPY : KIR_FLAG_LATE;
+        if (a.low >= b.high || b.low >= a.high) continue;
+        f->flags[c->loser] |= loser->op == KIR_LOAD ? KIR_FLAG_COPY : KIR_FLAG_LATE;
+        f->flagged = true;
     }
 }
 
@@ -311,6 +321,13 @@ static void set_values(kir_frame *f) {
     for (int v = 0; v < f->vm->n_values; v++) f->at[v] = f->slots + f->schedule->slots[v];
     for (int i = 0; i < f->vm->n_constants; i++) f->at[f->vm->constant_of[i]] = (char *)&f->vm->constant_values[i];
     for (int i = 0; i < f->vm->n_dials; i++) f->at[f->vm->constant_of[f->vm->n_constants + i]] = (char *)&f->dials[i];
+}
+
+static void set_views(kir_frame *f) {
+    for (int i = 0; i < f->vm->n_access; i++) {
+        int buffer = f->vm->buffer_of[i];
+        if (buffer >= 0) f->views[i].origin = f->launch->buffers[buffer];
+    }
 }
 
 static void set_dials(kir_frame *f) {
@@ -347,7 +364,9 @@ static void set_plan(kir_frame *f, const axes *par, const axes *loop, const int6
 }
 
 void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo, const int64_t *hi) {
-    axes par, loop = {.total = 1};
+    axes par, loop;
+    loop.n = 0;
+    loop.total = 1;
     f->launch = launch;
     f->sizes = launch->sizes;
     f->units = 0;
@@ -363,6 +382,8 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
         f->bind = bind;
         set_values(f);
     }
+    set_views(f);
     set_flags(f);
     set_dials(f);
+    kir_straighten(f);
 }

@@ -13,10 +13,6 @@ enum { STAGE_VALUE, STAGE_MASK, STAGE_RAW, STAGE_INDEX, STAGE_DYN };
 
 static const kir_step *step_of(const kir_frame *f, const kir_bound *b) { return &f->schedule->steps[b->step]; }
 
-static tn_dtype dtype_of(const kir_frame *f, int access) {
-    return (tn_dtype)f->vm->buffer_dtype[f->vm->buffer_of[access]];
-}
-
 static const int64_t *outer_strides(const kir_frame *f, int access) {
     return f->strides + (size_t)access * (size_t)f->stride_width + 1;
 }
@@ -36,8 +32,8 @@ static int64_t first_element(const kir_frame *f, int access) {
 
 /* A launch may give an origin that lies outside its buffer, so this is arithmetic on numbers. */
 static char *address_of(const kir_frame *f, int access, int64_t element) {
-    uintptr_t size = tn_dtype_size(dtype_of(f, access));
-    return (char *)((uintptr_t)f->launch->buffers[f->vm->buffer_of[access]] + (uintptr_t)element * size);
+    const kir_view *view = &f->views[access];
+    return (char *)((uintptr_t)view->origin + (uintptr_t)element * view->size);
 }
 
 /* Does the range go through memory in steps of `step`? */
@@ -64,7 +60,11 @@ typedef struct walk {
 } walk;
 
 static walk walk_begin(const kir_cursor *c, const int64_t *strides, bool active) {
-    walk w = {.space = c->space, .strides = strides, .left = active ? c->count : 1, .offset = 0};
+    walk w; /* not all of `at` is needed, so not all of it is cleared */
+    w.space = c->space;
+    w.strides = strides;
+    w.left = active ? c->count : 1;
+    w.offset = 0;
     for (int k = 0; k < c->space->n; k++) {
         w.at[k] = c->at[k];
         w.offset += c->at[k] * strides[k];
@@ -268,7 +268,7 @@ void kir_do_index(kir_frame *f, const kir_bound *b) {
 /* Fetches elements of the buffer's own width into `raw`. */
 static void fetch(kir_frame *f, const kir_step *s, int kind, const uint8_t *mask, char *raw) {
     mover m = {.f = f, .tile = raw, .access = s->access, .kind = kind, .mask = mask};
-    m.width = kir_log2(tn_dtype_size(dtype_of(f, s->access)));
+    m.width = f->views[s->access].width;
     m.fn = mask ? load_masked : load_piece;
     bool by_rows = kind & KIR_INNER && !mask && s->dyn != KIR_NONE && !(f->bind->kinds[s->dyn] & KIR_INNER);
     if (by_rows) {
@@ -282,11 +282,33 @@ static void fetch(kir_frame *f, const kir_step *s, int kind, const uint8_t *mask
     for_pieces(&m);
 }
 
+static int64_t last_of(const kir_cursor *c, const int64_t *strides) {
+    return c->space->n > 0 ? strides[c->space->n - 1] : 0;
+}
+
+/* A load whose only reader is a store: one block of memory goes to another. false when it is not one block. */
+static bool move_block(kir_frame *f, const kir_bound *b) {
+    const kir_step *from = step_of(f, b), *to = &f->schedule->steps[from->direct];
+    if (b->direct == KIR_NONE || f->flags[b->direct] & KIR_FLAG_LATE || f->flags[b->step] & KIR_FLAG_COPY) return false;
+    if (!f->outer.simple || !f->inner.simple) return false;
+    kir_block block = {.outer = f->outer.count, .inner = f->inner.count};
+    block.s = address_of(f, from->access, first_element(f, from->access));
+    block.s_outer = last_of(&f->outer, outer_strides(f, from->access));
+    block.s_inner = last_of(&f->inner, inner_strides(f, from->access));
+    block.d = address_of(f, to->access, first_element(f, to->access));
+    block.d_outer = last_of(&f->outer, outer_strides(f, to->access));
+    block.d_inner = last_of(&f->inner, inner_strides(f, to->access));
+    f->simd->copy[f->views[from->access].width](&block);
+    f->flags[b->direct] |= KIR_FLAG_DONE;
+    return true;
+}
+
 void kir_do_load(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
     const uint8_t *mask;
+    if (s->moves && move_block(f, b)) return;
     let through = read_mask(f, s->a, b->kind, &mask);
-    kir_fn *convert = f->simd->load[dtype_of(f, s->access)];
+    kir_fn *convert = s->converts ? f->simd->load[f->views[s->access].dtype] : NULL;
     bool together = through == LET_ALL && s->dyn == KIR_NONE && side_by_side(f, s->access, b->kind);
     char *there = together ? address_of(f, s->access, first_element(f, s->access)) : NULL;
     if (together && !convert && !(f->flags[b->step] & KIR_FLAG_COPY)) {
@@ -317,8 +339,7 @@ void kir_do_store(kir_frame *f, const kir_bound *b) {
     }
     let through = read_mask(f, s->b, b->kind, &mask);
     if (through == LET_NONE) return;
-    tn_dtype dtype = dtype_of(f, s->access);
-    kir_fn *convert = f->simd->store[dtype];
+    kir_fn *convert = s->converts ? f->simd->store[f->views[s->access].dtype] : NULL;
     char *raw = (char *)(uintptr_t)kir_spread(f, s->a, s->type, b->kind, STAGE_VALUE);
     bool together = through == LET_ALL && s->dyn == KIR_NONE && side_by_side(f, s->access, b->kind);
     if (convert) {
@@ -328,7 +349,7 @@ void kir_do_store(kir_frame *f, const kir_bound *b) {
         raw = out;
     }
     mover m = {.f = f, .fn = mask ? store_masked : store_piece, .tile = raw, .access = s->access, .kind = b->kind,
-               .width = kir_log2(tn_dtype_size(dtype)), .mask = mask};
+               .width = f->views[s->access].width, .mask = mask};
     if (s->dyn != KIR_NONE) scatter(f, s, b->kind, mask, raw, m.width);
     else for_pieces(&m);
 }

@@ -27,9 +27,14 @@ typedef struct maker {
     int16_t buckets[BUCKETS];
 } maker;
 
-bool kir_is_plain(tn_dtype dtype) { return dtype <= TN_BOOL; }
+/* Elements that need no conversion. */
+static bool is_plain(tn_dtype dtype) { return dtype <= TN_BOOL; }
 
 static kir_step *step_at(const maker *m, int position) { return &m->out->steps[position]; }
+
+static tn_dtype dtype_of(const maker *m, const kir_step *s) {
+    return (tn_dtype)m->p->buffer_dtype[m->p->access[s->access].buffer];
+}
 
 static kir_val mapped(const maker *m, kir_val v) { return v == KIR_NONE ? KIR_NONE : m->map[v]; }
 
@@ -49,6 +54,7 @@ static kir_step step_of(const maker *m, int i, bool in_loop) {
         s.access = (int16_t)in->imm.i;
         s.dyn = mapped(m, m->p->access[in->imm.i].dyn);
     }
+    if (in->op == KIR_LOAD || in->op == KIR_STORE) s.converts = !is_plain(dtype_of(m, &s));
     return s;
 }
 
@@ -308,27 +314,25 @@ static tn_status place(maker *m) {
 
 /* ---- direct and conflicts ------------------------------------------------------------------------------------------ */
 
-static tn_dtype dtype_of(const maker *m, const kir_step *s) {
-    return (tn_dtype)m->p->buffer_dtype[m->p->access[s->access].buffer];
-}
-
 /* Steps whose routine writes its result wherever it is told to. */
 static bool writes_anywhere(const kir_step *s) {
     return s->op == KIR_LOAD || s->op == KIR_INDEX || (s->op >= KIR_NEG && s->op <= KIR_PHILOX && s->op != KIR_BITCAST);
 }
 
+static bool lends(const kir_step *s) {
+    return s->op == KIR_LOAD && s->dyn == KIR_NONE && !s->converts;
+}
+
 static void find_direct(maker *m) {
     for (int i = 0; i < m->out->n_steps; i++) {
         kir_step *s = step_at(m, i);
-        if (s->op != KIR_STORE || s->b != KIR_NONE || s->dyn != KIR_NONE || !kir_is_plain(dtype_of(m, s))) continue;
+        if (s->op != KIR_STORE || s->b != KIR_NONE || s->dyn != KIR_NONE || s->converts) continue;
         if (m->def[s->a] < 0 || m->region[m->def[s->a]] != m->region[i]) continue;
         kir_step *source = step_at(m, m->def[s->a]);
-        if (writes_anywhere(source) && source->direct == KIR_NONE) source->direct = (int16_t)i;
+        if (!writes_anywhere(source) || source->direct != KIR_NONE) continue;
+        source->direct = (int16_t)i;
+        source->moves = lends(source) && source->a == KIR_NONE && m->uses[s->a] == 1;
     }
-}
-
-static bool lends(const maker *m, const kir_step *s) {
-    return s->op == KIR_LOAD && s->dyn == KIR_NONE && kir_is_plain(dtype_of(m, s));
 }
 
 /* Where the store at `position` may really happen: where its value is computed. */
@@ -353,7 +357,7 @@ static bool early_store_hurts(const maker *m, int store, int early, int other) {
     if (o->op == KIR_STORE) return other != store && other > early && earliest(m, other) < late;
     if (o->op != KIR_LOAD) return false;
     if (other > early && other < store) return true;
-    return lends(m, o) && other < early && m->last[o->d] > early;
+    return lends(o) && other < early && m->last[o->d] > early;
 }
 
 /* Is it wrong for the load at `load` to lend memory that the store at `store` writes? Reading and writing by the same
@@ -368,7 +372,7 @@ static bool lending_hurts(const maker *m, int load, int store) {
 static tn_status find_conflicts(maker *m) {
     size_t room = 0;
     for (int i = 0; i < m->out->n_steps; i++) {
-        bool load = lends(m, step_at(m, i));
+        bool load = lends(step_at(m, i));
         int early = step_at(m, i)->op == KIR_STORE ? earliest(m, i) : i;
         if (!load && early == i) continue;
         for (int j = 0; j < m->out->n_steps; j++) {
