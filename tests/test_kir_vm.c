@@ -12,7 +12,7 @@
 #include "kir/kir.h"
 #include "kir/vm.h"
 
-enum { MOST_VALUES = 256, MOST_POINTS = 6000, CASES = 700, LONG_CASES = 24, MAX_THREADS = 3 };
+enum { MOST_VALUES = 256, MOST_POINTS = 6000, CASES = 120, LONG_CASES = 6, MAX_THREADS = 3 };
 
 /* ---- random numbers ------------------------------------------------------------------------------------------------ */
 
@@ -615,14 +615,17 @@ static bool run_case(uint64_t seed, bool long_loop, bool show) {
     return good;
 }
 
+/* Every check runs a few; TRUNNION_TEST_FULL, ten times as many. */
+static uint64_t cases(uint64_t few) { return getenv("TRUNNION_TEST_FULL") ? 10 * few : few; }
+
 static void random_programs_match_the_interpreter(void **state) {
     (void)state;
-    for (uint64_t seed = 0; seed < CASES; seed++) assert_true(run_case(seed, false, false));
+    for (uint64_t seed = 0; seed < cases(CASES); seed++) assert_true(run_case(seed, false, false));
 }
 
 static void long_loops_match_the_interpreter(void **state) {
     (void)state;
-    for (uint64_t seed = 0; seed < LONG_CASES; seed++) assert_true(run_case(seed, true, false));
+    for (uint64_t seed = 0; seed < cases(LONG_CASES); seed++) assert_true(run_case(seed, true, false));
 }
 
 static int run_seeds(uint64_t begin, uint64_t end, bool long_loop, bool show) {
