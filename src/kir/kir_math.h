@@ -73,18 +73,22 @@ static inline float kir_reduce_ln2_f32(float x, float *r) {
 /* A small whole number held in a float, as an integer; a NaN gives some integer. */
 static inline int32_t kir_whole_f32(float n) { return (int32_t)(kir_bits_f32(n + KIR_MAGIC_F32) - 0x4b400000U); }
 
+/* e^r for |r| ≤ ln 2 / 2. */
+static inline float kir_exp_core_f32(float r) {
+    float p = __builtin_fmaf(0x1.6a2352p-10f, r, 0x1.123a6ap-7f);
+    p = __builtin_fmaf(p, r, 0x1.5558f4p-5f);
+    p = __builtin_fmaf(p, r, 0x1.55549p-3f);
+    p = __builtin_fmaf(p, r, 0x1.fffffcp-2f);
+    return 1.0f + __builtin_fmaf(p, r * r, r);
+}
+
 static inline float kir_exp_f32(float x) {
     float c = x > 89.0f ? 89.0f : x;
     c = c < -104.0f ? -104.0f : c;
     float r;
     float n = kir_reduce_ln2_f32(c, &r);
-    float p = __builtin_fmaf(0x1.6a2352p-10f, r, 0x1.123a6ap-7f);
-    p = __builtin_fmaf(p, r, 0x1.5558f4p-5f);
-    p = __builtin_fmaf(p, r, 0x1.55549p-3f);
-    p = __builtin_fmaf(p, r, 0x1.fffffcp-2f);
-    float y = 1.0f + __builtin_fmaf(p, r * r, r);
     int32_t whole = kir_whole_f32(n), half = whole >> 1; /* in two steps, so that subnormal results round once */
-    return y * kir_pow2_f32(half) * kir_pow2_f32(whole - half);
+    return kir_exp_core_f32(r) * kir_pow2_f32(half) * kir_pow2_f32(whole - half);
 }
 
 static inline float kir_log_f32(float x) {
@@ -138,19 +142,19 @@ static inline float kir_trig_near_f32(float x, int32_t shift) {
     return kir_quarter_f32(r, kir_whole_f32(n) + shift);
 }
 
+/* An odd polynomial near 0, beyond 1 - 2 / (e^(2a) + 1): a quotient alone would round once too often. */
 static inline float kir_tanh_f32(float x) {
-    float a = __builtin_fabsf(x);
-    a = a > 10.0f ? 10.0f : a;
-    float r;
-    float n = kir_reduce_ln2_f32(a + a, &r);
-    float p = __builtin_fmaf(0x1.a1a218p-13f, r, 0x1.6d7526p-10f);
-    p = __builtin_fmaf(p, r, 0x1.11109p-7f);
-    p = __builtin_fmaf(p, r, 0x1.5554aep-5f);
-    p = __builtin_fmaf(p, r, 0x1.555556p-3f);
-    p = __builtin_fmaf(p, r, 0.5f);
-    float scale = kir_pow2_f32(kir_whole_f32(n));
-    float minus_one = __builtin_fmaf(scale, __builtin_fmaf(p, r * r, r), scale - 1.0f); /* e^(2a) - 1 */
-    return __builtin_copysignf(minus_one / (minus_one + 2.0f), x);
+    float a = __builtin_fabsf(x), s = x * x;
+    float p = __builtin_fmaf(-0x1.963d5cp-8f, s, 0x1.58669ap-6f);
+    p = __builtin_fmaf(p, s, -0x1.b90fcp-5f);
+    p = __builtin_fmaf(p, s, 0x1.110c98p-3f);
+    p = __builtin_fmaf(p, s, -0x1.555548p-2f);
+    float small = __builtin_fmaf(x * s, p, x);
+    float t = a > 10.0f ? 20.0f : a + a, r;
+    float n = kir_reduce_ln2_f32(t, &r);
+    float power = kir_exp_core_f32(r) * kir_pow2_f32(kir_whole_f32(n));
+    float large = 1.0f - 2.0f / (power + 1.0f);
+    return __builtin_copysignf(a < 0.56f ? small : large, x);
 }
 
 static inline float kir_erf_f32(float x) {

@@ -218,7 +218,7 @@ void kir_do_load(kir_frame *f, const kir_bound *b);
 void kir_do_store(kir_frame *f, const kir_bound *b);
 void kir_do_index(kir_frame *f, const kir_bound *b);
 /* Value `v` in all directions of `kind`: its own memory if it is so already, else spread out into a stage. */
-const char *kir_spread(kir_frame *f, int v, int type, int kind, int stage);
+const char *kir_spread(kir_frame *f, int v, kir_type type, int kind, int stage);
 /* The memory that the value of step `store` is to be computed into, or NULL when it has to be stored afterwards. */
 char *kir_direct_address(kir_frame *f, int store);
 

@@ -206,7 +206,7 @@ static int64_t stride_in(const kir_frame *f, int kind, int direction) {
     return kind & KIR_INNER ? f->inner.count : 1;
 }
 
-const char *kir_spread(kir_frame *f, int v, int type, int kind, int stage) {
+const char *kir_spread(kir_frame *f, int v, kir_type type, int kind, int stage) {
     int own = f->bind->kinds[v];
     if (own == kind) return f->at[v];
     kir_block block = {.d = f->stage[stage], .s = f->at[v], .d_outer = stride_in(f, kind, KIR_OUTER),
@@ -214,7 +214,7 @@ const char *kir_spread(kir_frame *f, int v, int type, int kind, int stage) {
                        .s_inner = stride_in(f, own, KIR_INNER)};
     block.outer = kind & KIR_OUTER ? f->outer.count : 1;
     block.inner = kind & KIR_INNER ? f->inner.count : 1;
-    f->simd->copy[kir_log2(kir_type_size((kir_type)type))](&block);
+    f->simd->copy[kir_log2(kir_type_size(type))](&block);
     return f->stage[stage];
 }
 
@@ -340,7 +340,7 @@ void kir_do_store(kir_frame *f, const kir_bound *b) {
     let through = read_mask(f, s->b, b->kind, &mask);
     if (through == LET_NONE) return;
     kir_fn *convert = s->converts ? f->simd->store[f->views[s->access].dtype] : NULL;
-    char *raw = (char *)(uintptr_t)kir_spread(f, s->a, s->type, b->kind, STAGE_VALUE);
+    char *raw = (char *)(uintptr_t)kir_spread(f, s->a, (kir_type)s->type, b->kind, STAGE_VALUE);
     bool together = through == LET_ALL && s->dyn == KIR_NONE && side_by_side(f, s->access, b->kind);
     if (convert) {
         char *out = together ? address_of(f, s->access, first_element(f, s->access)) : f->stage[STAGE_RAW];

@@ -244,8 +244,8 @@ void kir_do_reduce(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
     kir_state *state = &f->states[s->state];
     int kind = full_kind(f);
-    const char *x = kir_spread(f, s->a, s->operand, kind, 3);
-    const char *y = s->b == KIR_NONE ? NULL : kir_spread(f, s->b, s->operand, kind, 4);
+    const char *x = kir_spread(f, s->a, (kir_type)s->operand, kind, 3);
+    const char *y = s->b == KIR_NONE ? NULL : kir_spread(f, s->b, (kir_type)s->operand, kind, 4);
     if (!f->whole) {
         feed(f, s, state, x, y);
         return;
@@ -262,7 +262,7 @@ void kir_do_reduce(kir_frame *f, const kir_bound *b) {
 void kir_do_scan(kir_frame *f, const kir_bound *b) {
     const kir_step *s = step_of(f, b);
     kir_state *state = &f->states[s->state];
-    const char *x = kir_spread(f, s->a, s->operand, full_kind(f), 3);
+    const char *x = kir_spread(f, s->a, (kir_type)s->operand, full_kind(f), 3);
     if (f->whole && f->layout == KIR_ALONG) {
         scan_rows(f, s, x, f->at[b->d]);
         return;
