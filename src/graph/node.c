@@ -53,6 +53,13 @@ void tn_recorder_drop(void) {
         n->index = -1;
         tn_node_release(n);
     }
+    while (r->written) {
+        tn_storage *s = r->written;
+        r->written = s->next_written;
+        s->next_written = NULL;
+        s->in_written = false;
+        tn_storage_release(s);
+    }
     tn_mem_free(r->pending);
     if (r->plans_free) r->plans_free(r->plans);
     free_list_clear(t);
@@ -64,6 +71,7 @@ void tn_recorder_drop(void) {
 static void at_thread_exit(void *state) {
     here = state;
     tn_recorder_drop();
+    tn_handles_drop();
 }
 
 static void make_exit_key(void) { pthread_key_create(&exit_key, at_thread_exit); }
