@@ -169,7 +169,8 @@ static bool check_item(const lazy *z, const reading *want, const tn_tensor *t) {
     double got = tn_item(t), expected = element(want->dtype, want->data);
     if (want->dtype == TN_F16) return check_reading(z, want, t);
     if (got == expected || (got != got && expected != expected)) return true;
-    snprintf(z->why, z->size, "step %d: item of r%d is %.9g, should be %.9g", want->step, want->reg, got, expected);
+    snprintf(z->why, z->size, "step %d: item of r%d is %.9g, should be %.9g%s%s", want->step, want->reg, got, expected,
+             got != got ? ": " : "", got != got ? tn_error() : "");
     return false;
 }
 
@@ -417,6 +418,7 @@ static bool captured(capture *c) {
     bool ok = lazy_steps(c->z, c->t, c->p->body, c->p->body_end, 0, false, &next);
     for (int k = 0; k < c->input_count; k++) in[k] = c->z->reg[c->inputs[k]];
     for (int k = 0; k < c->output_count; k++) out[k] = c->z->reg[c->outputs[k]];
+    if (!ok) c->input_count = c->output_count = 0; /* the capture has to end, whatever came of it */
     tn_status s = tn_capture_end(in, c->input_count, out, c->output_count, &c->graph);
     if (ok && s != TN_OK) {
         snprintf(c->z->why, c->z->size, "tn_capture_end: %s", tn_error());

@@ -268,7 +268,7 @@ static void swap_slots(tape *t, tn_tensor **handles) {
 static tn_status make_handles(tape *t, tn_tensor **handles) {
     for (size_t i = 0; i < t->count; i++) {
         const tape_entry *e = &t->entries[i];
-        if (!e->grad || !(e->node->flags & TN_NODE_LEAF) || !e->node->slot) continue;
+        if (!e->grad || !(e->node->flags & TN_NODE_LEAF) || !e->node->slot || e->node->slot->closed) continue;
         const tn_tensor *before = e->node->slot->grad;
         tn_node *g = before ? tn_b_add(&t->build, tn_tensor_node(before), e->grad) : own_memory(t, e->grad);
         TRY(t->build.status);
@@ -320,7 +320,7 @@ static tn_status mark_leaf(tn_node *n, tn_storage *s) {
 }
 
 static void unmark_leaf(tn_node *n, tn_storage *s) {
-    tn_grad_slot_release(s->slot);
+    tn_grad_slot_close(s->slot);
     tn_grad_slot_release(n->slot);
     s->slot = NULL;
     n->slot = NULL;

@@ -13,7 +13,8 @@ typedef struct graph_input {
 } graph_input;
 
 typedef struct graph_output {
-    int output; /* of the plan */
+    int output;      /* of the plan */
+    tn_buffer *copy; /* during a launch: a state as result, which later launches must not change */
     uint8_t dtype, rank;
     int64_t shape[TN_MAX_RANK];
 } graph_output;
@@ -168,6 +169,45 @@ static void mark_written(const tn_graph *g) {
         if (g->plan->output_home[i] >= 0) g->bound[g->plan->output_home[i]]->version++;
 }
 
+static bool is_state(const tn_graph *g, const graph_output *o) { return g->plan->output_home[o->output] >= 0; }
+
+static void release_copies(tn_graph *g) {
+    for (int i = 0; i < g->output_count; i++) {
+        tn_buffer_release(g->outputs[i].copy);
+        g->outputs[i].copy = NULL;
+    }
+}
+
+static tn_status reserve_copies(tn_graph *g) {
+    for (int i = 0; i < g->output_count; i++) {
+        graph_output *o = &g->outputs[i];
+        if (is_state(g, o)) TRY(tn_buffer_new(g->plan->device, (size_t)g->plan->output_bytes[o->output], &o->copy));
+    }
+    return TN_OK;
+}
+
+static tn_status hand_out(const tn_graph *g, tn_buffer *const *results, tn_tensor **outputs) {
+    for (int i = 0; i < g->output_count; i++) {
+        const graph_output *o = &g->outputs[i];
+        tn_buffer *b = results[o->output];
+        if (o->copy && b->bytes) TRY(tn_device_copy(b->device, o->copy->address, b->device, b->address, b->bytes));
+        outputs[i] = tn_tensor_new(tn_node_data(o->copy ? o->copy : b, o->shape, o->rank, (tn_dtype)o->dtype));
+    }
+    return TN_OK;
+}
+
+/* Everything that can fail for want of memory comes before the run: a launch that is refused has changed nothing. */
+static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs) {
+    TRY(reserve_copies(g));
+    TRY(tn_plan_reserve(c, g->plan, g->bound));
+    tn_status s = tn_plan_run(g->plan, g->bound, c->outputs, c->arena, g->dials);
+    if (s == TN_OK) mark_written(g);
+    if (s == TN_OK) s = hand_out(g, c->outputs, outputs);
+    tn_plan_release_outputs(c, g->plan, g->plan->output_count);
+    c->launches += (int64_t)g->plan->command_count;
+    return s;
+}
+
 tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs) {
     tn_recorder *r = tn_recorder_here();
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
@@ -175,15 +215,8 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
     TRY(tn_flush(r, NULL, 0)); /* pending writes to states come first */
     for (int i = 0; i < g->input_count; i++) TRY(bind_input(g, i, inputs[i]));
     advance_random(r, g);
-    TRY(tn_plan_reserve(c, g->plan, g->bound));
-    tn_status s = tn_plan_run(g->plan, g->bound, c->outputs, c->arena, g->dials);
-    if (s == TN_OK) mark_written(g);
-    for (int i = 0; i < g->output_count && s == TN_OK; i++) {
-        const graph_output *o = &g->outputs[i];
-        outputs[i] = tn_tensor_new(tn_node_data(c->outputs[o->output], o->shape, o->rank, (tn_dtype)o->dtype));
-    }
-    tn_plan_release_outputs(c, g->plan, g->plan->output_count);
-    c->launches += (int64_t)g->plan->command_count;
+    tn_status s = launch(c, g, outputs);
+    release_copies(g);
     return s;
 }
 

@@ -111,13 +111,29 @@ static void memo_add(lowering *w, int value, kir_val mask, uint64_t hash, const 
 
 /* ---- memory ------------------------------------------------------------------------------------------------------------------ */
 
+/* What a kernel with too many operands can do without: a further result, or else the largest part of its only one. */
+static int part_to_leave(const lowering *w) {
+    const tn_group *group = w->group;
+    for (size_t i = 0; i < group->member_count; i++)
+        if (group->members[i] != group->lead) return group->members[i];
+    const tn_value *lead = &w->g->values[group->lead];
+    int most = -1;
+    for (int k = 0; k < lead->n_in; k++) {
+        int root = lead->in[k] >= 0 ? w->g->values[lead->in[k]].root : -1;
+        if (root < 0 || tn_value_in_memory(w->g, root) || w->g->values[root].dial >= 0) continue;
+        if (most < 0 || w->g->values[root].loads > w->g->values[most].loads) most = root;
+    }
+    return most;
+}
+
 static int buffer_of(lowering *w, kir_builder *kb, int root) { /* root: a value, or TN_BLOCK */
     tn_group *group = w->group;
     const tn_node *n = w->g->values[root == TN_BLOCK ? group->lead : root].node;
     for (int b = 0; b < group->buffer_count; b++)
         if (group->buffer_values[b] == root) return b;
     if (group->buffer_count == KIR_MAX_BUFFERS) {
-        w->status = tn_fail(TN_ERR_INTERNAL, "a kernel would need more than %d buffers", KIR_MAX_BUFFERS);
+        if (w->g->forbid < 0) w->g->forbid = part_to_leave(w);
+        if (w->g->forbid < 0) w->status = tn_fail(TN_ERR_INTERNAL, "a kernel would need more than %d buffers", KIR_MAX_BUFFERS);
         return 0;
     }
     int b = kir_buffer(kb, (tn_dtype)n->dtype);

@@ -321,11 +321,11 @@ static bool touches(const tn_graph_plan *g, const tn_group *writer, const tn_gro
 }
 
 /* Equal kernels that do not touch each other's memory are one launch: an optimiser's step over all its tensors. */
-static bool joins_batch(const tn_graph_plan *g, const tn_command *last, const tn_kernel *kernel, int position) {
+static bool joins_batch(const tn_graph_plan *g, const tn_command *last, const tn_kernel *kernel, int first, int position) {
     if (!last || last->kind != TN_CMD_KERNEL || last->kernel != kernel) return false;
     const tn_group *group = &g->groups[g->order[position]];
-    for (int64_t k = 1; k <= last->launch_count; k++) {
-        const tn_group *before = &g->groups[g->order[position - (int)k]];
+    for (int i = first; i < position; i++) {
+        const tn_group *before = &g->groups[g->order[i]];
         if (touches(g, group, before) || touches(g, before, group)) return false;
     }
     return true;
@@ -336,6 +336,7 @@ typedef struct command_maker {
     tn_graph_plan *g;
     tn_launch *launches;
     size_t launch_count;
+    int batch_first; /* position of the last command's first launch; groups without elements may lie between */
     void **next_pointer;
     kir_dial *next_dial;
 } command_maker;
@@ -366,10 +367,11 @@ static tn_status add_kernel(command_maker *m, int position) {
     tn_launch *launch = &m->launches[m->launch_count++];
     *launch = (tn_launch){.sizes = sizes, .buffers = take_program_pointers(m, group), .dials = take_dials(m, group)};
     tn_command *last = m->p->command_count ? &m->p->commands[m->p->command_count - 1] : NULL;
-    if (joins_batch(m->g, last, kernel, position)) {
+    if (joins_batch(m->g, last, kernel, m->batch_first, position)) {
         last->launch_count++;
         return TN_OK;
     }
+    m->batch_first = position;
     tn_command *c = &m->p->commands[m->p->command_count++];
     *c = (tn_command){.kind = TN_CMD_KERNEL, .kernel = kernel, .launches = launch, .launch_count = 1, .commit = group->commit};
     add_label(m->g, group, c->label, sizeof c->label);

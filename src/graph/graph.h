@@ -49,6 +49,7 @@ enum {
 typedef struct tn_grad_slot {
     _Atomic int32_t refs;
     tn_tensor *grad;
+    bool closed; /* the leaf's tensor is gone: nobody can ask for a gradient any more, and none is collected */
 } tn_grad_slot;
 
 struct tn_node {
@@ -239,6 +240,7 @@ struct tn_tensor {
     uint32_t version;
     int32_t slot;         /* place among its thread's scoped handles, -1 outside */
     tn_tensor *base;      /* a view's parent handle (retained); its op and attributes are node's */
+    tn_node *failed;      /* the error of a refused write: what the handle is from then on. node stays, for views of it */
 };
 
 enum { TN_MAX_VIEW_CHAIN = 64 }; /* views of views of views: what a write has to make anew at most */

@@ -18,6 +18,7 @@ bool tn_node_computed(const tn_node *n);     /* its root has a buffer */
 void tn_node_forget_inputs(tn_node *n);      /* a computed node without gradient needs its history no more */
 void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
 void tn_grad_slot_release(tn_grad_slot *s);
+void tn_grad_slot_close(tn_grad_slot *s);    /* the same by the leaf's storage, whose gradient goes with it */
 size_t tn_recorder_limit(const tn_recorder *r);
 void tn_recorder_drop(void);                 /* frees all that this thread's recorder holds (thread exit, leak tests) */
 void tn_storage_release(tn_storage *s);

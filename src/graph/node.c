@@ -152,6 +152,17 @@ void tn_grad_slot_release(tn_grad_slot *s) {
     tn_mem_free(s);
 }
 
+/* A gradient that was never computed refers, through what it is computed from, to the leaf's own nodes and so to this
+ * slot: were it not dropped here, that circle would stay. */
+void tn_grad_slot_close(tn_grad_slot *s) {
+    if (!s) return;
+    s->closed = true;
+    tn_tensor *grad = s->grad;
+    s->grad = NULL;
+    tn_free(grad);
+    tn_grad_slot_release(s);
+}
+
 /* Nodes whose last reference went wait here, so that a long chain is freed by a loop. Chained through n->expansion. */
 static _Thread_local tn_node *doomed;
 static _Thread_local bool releasing;

@@ -161,7 +161,7 @@ void tn_storage_release(tn_storage *s) {
     unpin(s->value);
     if (s->resident) tn_node_release(s->resident);
     tn_buffer_release(s->home);
-    tn_grad_slot_release(s->slot);
+    tn_grad_slot_close(s->slot);
     tn_mem_free(s);
 }
 
@@ -179,6 +179,7 @@ void tn_free(tn_tensor *t) {
         tn_tensor *base = t->base;
         scope_forget(t);
         unpin(t->node);
+        if (t->failed) unpin(t->failed);
         tn_storage_release(atomic_load_explicit(&t->storage, memory_order_relaxed));
         handle_recycle(t);
         t = base;
@@ -209,7 +210,8 @@ static tn_node *replay_view(const tn_tensor *t, tn_node *base) {
 
 static pthread_mutex_t refresh_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void refresh(tn_tensor *t, const tn_storage *s) {
+/* False when memory is out: what could not be made anew is tried again next time. */
+static bool refresh(tn_tensor *t, const tn_storage *s) {
     /* Walk to the first handle up the chain that is current, then make the views below it anew, one by one. */
     enum { MAX_CHAIN = TN_MAX_VIEW_CHAIN + 1 };
     tn_tensor *chain[MAX_CHAIN];
@@ -227,19 +229,25 @@ static void refresh(tn_tensor *t, const tn_storage *s) {
     while (length > 0) {
         tn_tensor *v = chain[--length];
         tn_node *n = replay_view(v, v->base->node);
+        if (n->flags & TN_NODE_ERROR) {
+            tn_node_release(n);
+            return false;
+        }
         unpin(v->node);
         v->node = pin(n);
         v->version = s->version;
     }
+    return true;
 }
 
 tn_node *tn_tensor_node(const tn_tensor *t) {
+    if (t->failed) return t->failed;
     const tn_storage *s = atomic_load_explicit(&t->storage, memory_order_acquire);
     if (!s || t->version == s->version) return t->node;
     pthread_mutex_lock(&refresh_lock);
-    refresh((tn_tensor *)(uintptr_t)t, s);
+    bool current = refresh((tn_tensor *)(uintptr_t)t, s);
     pthread_mutex_unlock(&refresh_lock);
-    return t->node;
+    return current ? t->node : &no_memory_node;
 }
 
 /* ---- recording ------------------------------------------------------------------------------------------------------- */
@@ -379,12 +387,10 @@ static void storage_set(tn_recorder *r, tn_storage *s, tn_node *whole) {
 
 /* dst's handle becomes an error: what is written to it is lost, and reading it says why. */
 static tn_tensor *poison(tn_tensor *dst, tn_node *error) {
-    if (dst == &no_memory) return dst;
-    unpin(dst->node);
-    dst->node = pin(error);
-    tn_storage_release(atomic_exchange(&dst->storage, NULL));
-    tn_free(dst->base);
-    dst->base = NULL;
+    if (dst == &no_memory || dst->failed)
+        tn_node_release(error);
+    else
+        dst->failed = pin(error);
     return dst;
 }
 
@@ -400,11 +406,11 @@ static tn_status check_writable(const tn_tensor *dst, const tn_recorder *r) {
 }
 
 static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh) {
+    tn_node *now = tn_tensor_node(dst);
+    if (now->flags & TN_NODE_ERROR) return dst;
     tn_recorder *r = tn_recorder_here();
     tn_storage *s = tn_tensor_storage(dst);
-    tn_node *now = tn_tensor_node(dst);
     if (!r || !s) return poison(dst, tn_node_error(TN_ERR_MEMORY, "out of host memory while recording a write"));
-    if (now->flags & TN_NODE_ERROR) return dst;
     if (value->flags & TN_NODE_ERROR) return poison(dst, tn_node_retain(value));
     tn_status ok = check_writable(dst, r);
     if (ok != TN_OK) return poison(dst, tn_node_error(ok, tn_error()));
@@ -514,6 +520,7 @@ tn_status tn_make_state(tn_tensor *t) {
     if (!s || !r) return TN_ERR_MEMORY;
     if (s->state) return TN_OK;
     TRY(tn_flush(r, &n, 1));
+    if (!n->buffer) return tn_fail(TN_ERR_STATE, "tn_make_state: another thread recorded this tensor and must evaluate it (tn_eval) first");
     tn_buffer *home = NULL;
     TRY(tn_buffer_new(n->device, tn_node_bytes(n), &home));
     /* The value may be shared (borrowed memory, a constant): state has memory of its own. */
@@ -540,18 +547,20 @@ tn_status tn_make_state(tn_tensor *t) {
 
 /* ---- facts ----------------------------------------------------------------------------------------------------------- */
 
-int tn_rank(const tn_tensor *t) { return t->node->flags & TN_NODE_ERROR ? 0 : t->node->rank; }
+static const tn_node *shown(const tn_tensor *t) { return t->failed ? t->failed : t->node; }
+
+int tn_rank(const tn_tensor *t) { return shown(t)->flags & TN_NODE_ERROR ? 0 : shown(t)->rank; }
 
 int64_t tn_size(const tn_tensor *t, int64_t dim) {
     int rank = tn_rank(t);
     int64_t d = dim < 0 ? dim + rank : dim;
-    return d >= 0 && d < rank ? t->node->shape[d] : -1;
+    return d >= 0 && d < rank ? shown(t)->shape[d] : -1;
 }
 
-const int64_t *tn_shape(const tn_tensor *t) { return t->node->shape; }
-int64_t tn_numel(const tn_tensor *t) { return t->node->flags & TN_NODE_ERROR ? 0 : tn_node_numel(t->node); }
-tn_dtype tn_dtype_of(const tn_tensor *t) { return (tn_dtype)t->node->dtype; }
-tn_device *tn_device_of(const tn_tensor *t) { return t->node->device; }
+const int64_t *tn_shape(const tn_tensor *t) { return shown(t)->shape; }
+int64_t tn_numel(const tn_tensor *t) { return shown(t)->flags & TN_NODE_ERROR ? 0 : tn_node_numel(shown(t)); }
+tn_dtype tn_dtype_of(const tn_tensor *t) { return (tn_dtype)shown(t)->dtype; }
+tn_device *tn_device_of(const tn_tensor *t) { return shown(t)->device; }
 
 tn_status tn_status_of(const tn_tensor *t) {
     const tn_node *n = tn_tensor_node(t);

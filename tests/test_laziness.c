@@ -1,0 +1,274 @@
+/* test_laziness.c — promises of lazy tensors that random programs meet too seldom, each with a program made for it. */
+#include "test_support.h"
+
+#include <pthread.h>
+
+#include "trunnion/ops.h"
+
+enum { LONG = 200000 };
+
+static tn_tensor *vector_of(int64_t count, double from) {
+    float *v = malloc((size_t)count * sizeof *v + 1);
+    for (int64_t n = 0; n < count; n++) v[n] = (float)(from + (double)(n % 13));
+    tn_tensor *t = tn_from_data(v, &count, 1, TN_F32);
+    free(v);
+    return t;
+}
+
+static void assert_reads(const tn_tensor *t, const float *want, int count) {
+    float got[64];
+    assert_true(count <= 64);
+    assert_ok(tn_read(t, got, (size_t)count * sizeof *got));
+    for (int n = 0; n < count; n++)
+        if (got[n] != want[n]) fail_msg("[%d] is %g, should be %g", n, (double)got[n], (double)want[n]);
+}
+
+#define ASSERT_READS(t, ...) \
+    assert_reads(t, (const float[]){__VA_ARGS__}, (int)(sizeof((const float[]){__VA_ARGS__}) / sizeof(float)))
+
+/* ---- order ----------------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *turned(const tn_tensor *x) { return tn_contiguous(tn_slice(x, 0, INT64_MAX, INT64_MIN, -1)); }
+
+static float first_of(const tn_tensor *t) { return (float)tn_item(tn_select(t, 0, 0)); }
+
+/* Equal kernels in a row are one launch when they may run at once; these may not, whatever stands between them. */
+static void equal_kernels_wait_for_each_other(void **state) {
+    (void)state;
+    int before = tn_get_num_threads();
+    assert_ok(tn_set_num_threads(3));
+    for (int round = 0; round < 20; round++) {
+        TN_SCOPE {
+            tn_tensor *x = vector_of(LONG, round);
+            tn_tensor *a = turned(x);
+            tn_tensor *nothing = tn_add(tn_full(TN_DIMS(0), 1.0, TN_F32), tn_scalar(1));
+            tn_tensor *b = turned(a), *c = turned(b);
+            assert_ok(tn_eval(NULL, 0));
+            assert_int_equal(tn_numel(nothing), 0);
+            assert_true(first_of(b) == first_of(x));
+            float *want = malloc(LONG * sizeof *want), *got = malloc(LONG * sizeof *got);
+            assert_ok(tn_read(a, want, LONG * sizeof *want));
+            assert_ok(tn_read(c, got, LONG * sizeof *got));
+            assert_memory_equal(want, got, LONG * sizeof *got);
+            free(want);
+            free(got);
+        }
+    }
+    assert_ok(tn_set_num_threads(before));
+}
+
+static void states_trade_their_values(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *a = vector_of(3, 1), *b = vector_of(3, 10);
+        assert_ok(tn_make_state(a));
+        assert_ok(tn_make_state(b));
+        for (int round = 0; round < 4; round++) {
+            TN_SCOPE {
+                tn_tensor *old = tn_add(a, tn_scalar(0));
+                tn_copy_(a, b);
+                tn_copy_(b, old);
+            }
+            assert_ok(tn_eval(NULL, 0));
+        }
+        ASSERT_READS(a, 1, 2, 3);
+        ASSERT_READS(b, 10, 11, 12);
+        TN_SCOPE {
+            tn_tensor *ends = tn_cat((tn_tensor *[]){tn_slice(b, 0, 2, 3, 1), tn_slice(a, 0, 0, 2, 1)}, 2, 0);
+            tn_add_(a, tn_slice(b, 0, INT64_MAX, INT64_MIN, -1));
+            tn_copy_(b, ends);
+        }
+        ASSERT_READS(b, 12, 1, 2);
+        ASSERT_READS(a, 13, 13, 13);
+    }
+}
+
+/* More nodes than a recorder holds: they are computed unasked, in the middle of an operation, and nobody can tell. */
+static void a_recording_without_reads_is_bounded(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *sum = tn_full(TN_DIMS(3), 0.0, TN_I64), *total = tn_full(TN_DIMS(3), 0.0, TN_I64);
+        assert_ok(tn_make_state(sum));
+        assert_ok(tn_make_state(total));
+        for (int n = 1; n <= 5000; n++) {
+            TN_SCOPE {
+                tn_tensor *before = tn_mul(sum, tn_scalar(2));
+                tn_add_(tn_slice(sum, 0, 0, 2, 1), tn_scalar(1));
+                tn_add_(total, tn_sub(before, sum));
+            }
+        }
+        int64_t got[3];
+        assert_ok(tn_read(total, got, sizeof got));
+        /* before - sum is 2 (n - 1) - n = n - 2 where one is added, 0 elsewhere */
+        assert_int_equal(got[0], 5000 * 5001 / 2 - 2 * 5000);
+        assert_int_equal(got[2], 0);
+    }
+}
+
+/* ---- captured graphs ------------------------------------------------------------------------------------------------- */
+
+/* A product keeps its weight packed between runs; a launch that writes the weight must not leave it so. */
+static void a_product_notices_that_a_launch_wrote_its_weight(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *w = vector_of(4, 1), *x = tn_full(TN_DIMS(1, 4), 1.0, TN_F32), *by = tn_full(TN_DIMS(1), 1.0, TN_F32);
+        tn_graph *graph = NULL;
+        assert_ok(tn_make_state(w));
+        assert_ok(tn_eval(NULL, 0));
+        assert_ok(tn_capture_begin());
+        tn_add_(w, by);
+        tn_tensor *out = tn_sum(w, TN_ALL, false);
+        assert_ok(tn_capture_end(&by, 1, &out, 1, &graph));
+        for (int round = 1; round <= 4; round++) {
+            tn_tensor *result = NULL;
+            TN_SCOPE { assert_true(tn_item(tn_matmul(x, tn_view(w, TN_DIMS(4, 1)))) == 10.0 + 4.0 * round); }
+            assert_ok(tn_graph_launch(graph, &by, &result));
+            assert_true(tn_item(result) == 14.0 + 4.0 * round);
+        }
+        tn_graph_free(graph);
+    }
+}
+
+static void what_a_launch_hands_out_keeps_its_value(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *w = vector_of(3, 0), *by = tn_full(TN_DIMS(3), 10.0, TN_F32);
+        tn_graph *graph = NULL;
+        tn_tensor *first = NULL, *second = NULL;
+        assert_ok(tn_make_state(w));
+        assert_ok(tn_eval(NULL, 0));
+        assert_ok(tn_capture_begin());
+        tn_add_(w, by);
+        assert_ok(tn_capture_end(&by, 1, &w, 1, &graph));
+        assert_ok(tn_graph_launch(graph, &by, &first));
+        assert_ok(tn_graph_launch(graph, &by, &second));
+        ASSERT_READS(w, 30, 31, 32);
+        ASSERT_READS(first, 20, 21, 22);
+        ASSERT_READS(second, 30, 31, 32);
+        tn_mul_(second, tn_scalar(2));
+        ASSERT_READS(w, 30, 31, 32);
+        tn_graph_free(graph);
+    }
+}
+
+/* ---- handles --------------------------------------------------------------------------------------------------------- */
+
+static void a_kept_dial_has_its_value(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *d = tn_dial(2.5), *wide = tn_expand(d, TN_DIMS(1, 3));
+        tn_tensor *product = tn_matmul(wide, tn_full(TN_DIMS(3, 1), 2.0, TN_F32));
+        assert_true(tn_item(product) == 15.0);
+        ASSERT_READS(d, 2.5f);
+        ASSERT_READS(wide, 2.5f, 2.5f, 2.5f);
+    }
+}
+
+static void a_refused_write_spoils_nothing_but_its_handle(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *x = vector_of(3, 1), *wide = tn_expand(x, TN_DIMS(2, 3)), *rest = tn_slice(x, 0, 1, 3, 1);
+        tn_add_(wide, tn_scalar(1));
+        assert_int_equal(tn_status_of(wide), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), "share memory");
+        tn_add_(rest, vector_of(3, 0)); /* does not fit */
+        assert_int_equal(tn_status_of(rest), TN_ERR_SHAPE);
+        tn_mul_(x, tn_scalar(2));
+        ASSERT_READS(x, 2, 4, 6);
+    }
+}
+
+/* A view of a handle that became an error still looks where it looked, and the error stays one. */
+static void views_of_a_refused_handle_keep_their_place(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *x = tn_reshape(vector_of(12, 0), TN_DIMS(4, 3));
+        tn_tensor *middle = tn_slice(x, 0, 1, 3, 1), *row = tn_select(middle, 0, 0);
+        tn_add_(middle, vector_of(5, 0)); /* does not fit */
+        tn_add_(x, tn_scalar(100));
+        ASSERT_READS(row, 103, 104, 105);
+        tn_mul_(row, tn_scalar(0));
+        ASSERT_READS(x, 100, 101, 102, 0, 0, 0, 106, 107, 108, 109, 110, 111);
+        assert_int_equal(tn_status_of(middle), TN_ERR_SHAPE);
+        assert_int_equal(tn_rank(middle), 0);
+    }
+}
+
+static int releases;
+
+static void count_release(void *ctx) {
+    (void)ctx;
+    releases++;
+}
+
+static void borrowed_memory_is_read_and_never_written(void **state) {
+    (void)state;
+    float memory[4] = {1, 2, 3, 4};
+    releases = 0;
+    TN_SCOPE {
+        tn_tensor *x = tn_from_ptr(memory, TN_DIMS(4), TN_F32, count_release, NULL);
+        tn_tensor *view = tn_slice(x, 0, 0, 4, 2);
+        tn_add_(view, tn_scalar(10));
+        ASSERT_READS(x, 11, 2, 13, 4);
+        tn_tensor *state_of_it = tn_from_ptr(memory, TN_DIMS(4), TN_F32, count_release, NULL);
+        assert_ok(tn_make_state(state_of_it));
+        tn_mul_(state_of_it, tn_scalar(3));
+        ASSERT_READS(state_of_it, 3, 6, 9, 12);
+    }
+    assert_memory_equal(memory, ((float[]){1, 2, 3, 4}), sizeof memory);
+    assert_int_equal(releases, 2);
+}
+
+static void *record_only(void *ctx) {
+    *(tn_tensor **)ctx = tn_add(tn_full(TN_DIMS(3), 1.0, TN_F32), tn_scalar(1));
+    return NULL;
+}
+
+static void what_another_thread_did_not_compute_is_refused(void **state) {
+    (void)state;
+    tn_tensor *x = NULL;
+    pthread_t thread;
+    float room[3];
+    assert_int_equal(pthread_create(&thread, NULL, record_only, &x), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(tn_read(x, room, sizeof room), TN_ERR_STATE);
+    assert_text_has(tn_error(), "tn_eval");
+    assert_int_equal(tn_make_state(x), TN_ERR_STATE);
+    tn_tensor *y = tn_add(x, x);
+    assert_int_not_equal(tn_read(y, room, sizeof room), TN_OK);
+    tn_free(y);
+    tn_free(x);
+}
+
+static void views_of_views_have_an_end(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *x = vector_of(3, 1), *v = x;
+        for (int n = 0; n < 60; n++) v = tn_slice(v, 0, INT64_MAX, INT64_MIN, -1);
+        tn_add_(tn_slice(v, 0, 0, 1, 1), tn_scalar(5));
+        ASSERT_READS(x, 6, 2, 3);
+        ASSERT_READS(v, 6, 2, 3);
+        for (int n = 0; n < 10; n++) v = tn_detach(v);
+        assert_int_equal(tn_status_of(v), TN_ERR_UNSUPPORTED);
+        assert_text_has(tn_error(), "contiguous");
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(equal_kernels_wait_for_each_other),
+        cmocka_unit_test(states_trade_their_values),
+        cmocka_unit_test(a_recording_without_reads_is_bounded),
+        cmocka_unit_test(a_product_notices_that_a_launch_wrote_its_weight),
+        cmocka_unit_test(what_a_launch_hands_out_keeps_its_value),
+        cmocka_unit_test(a_kept_dial_has_its_value),
+        cmocka_unit_test(a_refused_write_spoils_nothing_but_its_handle),
+        cmocka_unit_test(views_of_a_refused_handle_keep_their_place),
+        cmocka_unit_test(borrowed_memory_is_read_and_never_written),
+        cmocka_unit_test(what_another_thread_did_not_compute_is_refused),
+        cmocka_unit_test(views_of_views_have_an_end),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    puts("ran on: cpu");
+    return failed;
+}

@@ -1,0 +1,236 @@
+/* test_program_failures.c — memory that runs out anywhere: a clean error, no leak, states as they were, and the next try works.
+ *
+ * Every allocation of a training step fails once; then random allocations of random programs do. Each try has a device of
+ * its own, so that loading kernels fails as well, and leaves as many of the library's blocks behind as there were before:
+ * none. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "graph/known.h"
+#include "hal/hal.h"
+#include "programs.h"
+#include "trunnion/autograd.h"
+#include "trunnion/ops.h"
+
+#if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
+enum { PROGRAMS = 20 };
+#else
+enum { PROGRAMS = 120 };
+#endif
+enum { ROWS = 4, COLUMNS = 3, ELEMENTS = ROWS * COLUMNS, TRIES = 12 };
+
+/* A device for one try. It must be the only one in the process: kernels live as long as their device. */
+static tn_device *begin(void) {
+    tn_device *device = NULL;
+    assert_ok(tn_device_open("cpu", NULL, NULL, &device));
+    assert_ok(tn_set_current_device(device));
+    return device;
+}
+
+/* All that this thread and the device keep for reuse is given back. */
+static void end(tn_device *device) {
+    tn_recorder_drop();
+    tn_handles_drop();
+    tn_memory_trim(device);
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(device);
+}
+
+static int64_t live_blocks(void) { return tn_mem_get_stats().live_blocks; }
+
+/* ---- a step of training ---------------------------------------------------------------------------------------------- */
+
+typedef struct model {
+    tn_tensor *weight, *momentum; /* states; the handles of a failed step may be errors */
+    tn_tensor *weight_seen, *momentum_seen; /* other handles on the same memory */
+} model;
+
+static tn_tensor *numbers(const int64_t *shape, int rank, double from) {
+    float v[ELEMENTS * 2];
+    int64_t count = 1;
+    for (int d = 0; d < rank; d++) count *= shape[d];
+    for (int64_t n = 0; n < count; n++) v[n] = (float)(from + 0.25 * (double)(n % 7));
+    return tn_from_data(v, shape, rank, TN_F32);
+}
+
+static void make_model(model *m) {
+    m->weight = numbers((int64_t[]){ROWS, COLUMNS}, 2, -0.5);
+    m->momentum = numbers((int64_t[]){ROWS, COLUMNS}, 2, 0.0);
+    assert_ok(tn_make_state(m->weight));
+    assert_ok(tn_make_state(m->momentum));
+    assert_ok(tn_set_requires_grad(m->weight, true));
+    m->weight_seen = tn_detach(m->weight);
+    m->momentum_seen = tn_detach(m->momentum);
+    assert_ok(tn_eval(NULL, 0));
+}
+
+static void free_model(model *m) {
+    tn_free(m->weight_seen);
+    tn_free(m->momentum_seen);
+    tn_free(m->weight);
+    tn_free(m->momentum);
+}
+
+static tn_status update(model *m) {
+    tn_status s = TN_OK;
+    TN_NO_GRAD {
+        tn_tensor *g = tn_grad(m->weight);
+        tn_tensor *turned = tn_mul(m->momentum, tn_scalar(0.5));
+        if (!g) g = tn_full(NULL, 0, 0.0, TN_F32);
+        tn_copy_(m->momentum, tn_add(turned, g));
+        tn_sub_(m->weight, tn_mul(m->momentum, tn_dial(0.125)));
+        s = tn_status_of(tn_mul_(tn_slice(m->weight, 0, 1, INT64_MAX, 2), tn_scalar(0.5)));
+    }
+    return s;
+}
+
+/* Forward, backward, two states written, one of them again through a view; the loss read. */
+static tn_status train(model *m, float *loss_value) {
+    tn_status s = TN_OK;
+    TN_SCOPE {
+        tn_tensor *x = numbers((int64_t[]){5, ROWS}, 2, 0.5);
+        tn_tensor *y = tn_softmax(tn_matmul(x, m->weight), -1);
+        tn_tensor *loss = tn_sum(tn_mul(y, numbers((int64_t[]){COLUMNS}, 1, 1.0)), TN_ALL, false);
+        s = tn_backward(loss);
+        if (s == TN_OK) s = update(m);
+        if (s == TN_OK) s = tn_read(loss, loss_value, sizeof *loss_value);
+        if (s == TN_OK) s = tn_status_of(m->weight);
+        if (s == TN_OK) s = tn_status_of(m->momentum);
+    }
+    return s;
+}
+
+typedef struct values {
+    float weight[ELEMENTS], momentum[ELEMENTS];
+} values;
+
+static void read_states(const model *m, values *v) {
+    assert_ok(tn_read(m->weight_seen, v->weight, sizeof v->weight));
+    assert_ok(tn_read(m->momentum_seen, v->momentum, sizeof v->momentum));
+}
+
+static bool same(const float *a, const float *b) { return memcmp(a, b, ELEMENTS * sizeof *a) == 0; }
+
+static bool is_any_of(const float *v, const float (*known)[ELEMENTS], int count) {
+    for (int k = 0; k < count; k++)
+        if (same(v, known[k])) return true;
+    return false;
+}
+
+/* What the states may be: before the step, after each of the writes that were recorded, after the step. */
+typedef struct expected {
+    values before, after;
+    float weight[3][ELEMENTS]; /* before, without the write through the view, with it */
+} expected;
+
+static void find_expected(expected *e) {
+    model m;
+    float loss;
+    tn_device *device = begin();
+    make_model(&m);
+    read_states(&m, &e->before);
+    assert_ok(train(&m, &loss));
+    read_states(&m, &e->after);
+    free_model(&m);
+    memcpy(e->weight[0], e->before.weight, sizeof e->weight[0]);
+    memcpy(e->weight[2], e->after.weight, sizeof e->weight[2]);
+    memcpy(e->weight[1], e->after.weight, sizeof e->weight[1]);
+    for (int row = 1; row < ROWS; row += 2)
+        for (int n = 0; n < COLUMNS; n++) e->weight[1][row * COLUMNS + n] *= 2.0f;
+    end(device);
+}
+
+/* The n-th allocation of a step fails, which may still succeed: some are for speed alone. False: it has fewer. */
+static bool fail_once(int64_t n, const expected *e) {
+    model m;
+    values now;
+    float loss = 0;
+    make_model(&m);
+    int64_t calls = tn_mem_get_stats().calls;
+    tn_mem_fail_at(n);
+    tn_status s = train(&m, &loss);
+    tn_mem_fail_at(0);
+    calls = tn_mem_get_stats().calls - calls;
+    if (s != TN_OK) {
+        assert_int_equal(s, TN_ERR_MEMORY);
+        assert_text_has(tn_error(), "memory");
+    }
+    /* With memory again, whatever was recorded is done in full, and nothing else. */
+    read_states(&m, &now);
+    if (s == TN_OK) assert_true(same(now.weight, e->after.weight) && same(now.momentum, e->after.momentum));
+    assert_true(is_any_of(now.weight, e->weight, 3));
+    assert_true(same(now.momentum, e->before.momentum) || same(now.momentum, e->after.momentum));
+    free_model(&m);
+    return calls >= n;
+}
+
+static void each_allocation_of_a_training_step_may_fail(void **state) {
+    (void)state;
+    expected e;
+    find_expected(&e);
+    int64_t before = live_blocks(), n = 1;
+    for (bool failed = true; failed; n++) {
+        tn_device *device = begin();
+        failed = fail_once(n, &e);
+        end(device);
+        if (live_blocks() != before)
+            fail_msg("allocation %lld failed: %lld blocks more than before", (long long)n, (long long)(live_blocks() - before));
+    }
+    print_message("%lld allocations\n", (long long)n - 2);
+    assert_true(n > 300);
+}
+
+/* ---- random programs ------------------------------------------------------------------------------------------------- */
+
+/* How many allocations a program takes on a new device. */
+static int64_t count_allocations(const program *p, run_mode mode) {
+    char why[512];
+    tn_device *device = begin();
+    int64_t before = tn_mem_get_stats().calls;
+    assert_true(program_run(p, mode, NULL, why, sizeof why));
+    int64_t calls = tn_mem_get_stats().calls - before;
+    end(device);
+    return calls;
+}
+
+static void fail_somewhere(const program *p, run_mode mode, uint64_t *random) {
+    char why[512];
+    int64_t calls = count_allocations(p, mode), blocks = live_blocks();
+    for (int k = 0; k < TRIES && calls > 0; k++) {
+        int64_t n = 1 + (int64_t)(program_random(random) % (uint64_t)calls);
+        tn_device *device = begin();
+        tn_mem_fail_at(n);
+        bool ok = program_run(p, mode, NULL, why, sizeof why);
+        tn_mem_fail_at(0);
+        end(device);
+        if (!ok && !strstr(why, "memory")) fail_msg("seed %llu, allocation %lld: %s", (unsigned long long)p->seed, (long long)n, why);
+        if (live_blocks() != blocks)
+            fail_msg("seed %llu, allocation %lld: %lld blocks more than before", (unsigned long long)p->seed, (long long)n, (long long)(live_blocks() - blocks));
+    }
+}
+
+static void random_allocations_of_random_programs_may_fail(void **state) {
+    (void)state;
+    program *p = malloc(sizeof *p);
+    uint64_t random = 7;
+    for (int n = 1; n <= PROGRAMS; n++) {
+        program_make(p, (uint64_t)n, PROGRAM_PLAIN, NULL, 0);
+        fail_somewhere(p, n % 2 ? RUN_LAZY : RUN_EAGER, &random);
+        program_make(p, (uint64_t)n, PROGRAM_CAPTURE, NULL, 0);
+        fail_somewhere(p, RUN_CAPTURE, &random);
+        program_make(p, (uint64_t)n, PROGRAM_GRADIENT, NULL, 0);
+        fail_somewhere(p, RUN_GRADIENT, &random);
+    }
+    free(p);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_allocation_of_a_training_step_may_fail),
+        cmocka_unit_test(random_allocations_of_random_programs_may_fail),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    puts("ran on: cpu");
+    return failed;
+}
