@@ -220,7 +220,7 @@ static void borrowed_memory_is_read_and_never_written(void **state) {
 }
 
 static void *record_only(void *ctx) {
-    *(tn_tensor **)ctx = tn_add(tn_full(TN_DIMS(3), 1.0, TN_F32), tn_scalar(1));
+    TN_SCOPE *(tn_tensor **)ctx = tn_keep(tn_add(tn_full(TN_DIMS(3), 1.0, TN_F32), tn_scalar(1)));
     return NULL;
 }
 
