@@ -839,14 +839,16 @@ static void verifier_survives_any_damage(void **state) {
 /* ---- failures and threads ------------------------------------------------------------------------------------------ */
 
 /* Builds, compiles and runs small_program under a failing allocation; TN_OK when none failed. */
-static tn_status live_through(float *out) {
-    const int64_t extents[] = {300, 40};
+enum { ROWS = 300, LAUNCHES = 3 };
+
+static tn_status live_through(float out[LAUNCHES][ROWS]) {
+    const int64_t extents[] = {ROWS, 40};
     kir_builder *b = NULL;
     kir_program *p = NULL;
     kir_vm *vm = NULL;
     int64_t *sizes = NULL;
-    static float in[300 * 40];
-    for (int i = 0; i < 300 * 40; i++) in[i] = (float)(i % 17) - 3;
+    static float in[ROWS * 40];
+    for (int i = 0; i < ROWS * 40; i++) in[i] = (float)(i % 17) - 3;
     TRY(kir_begin(1, 1, extents, &b));
     int from = kir_buffer(b, TN_F32), to = kir_buffer(b, TN_F32);
     kir_aff index = along(1), row = along(0);
@@ -857,11 +859,16 @@ static tn_status live_through(float *out) {
     kir_end(b);
     kir_store(b, to, &row, sum, KIR_NONE);
     tn_status status = kir_finish(b, &p, &sizes);
-    void *const buffers[] = {in, out};
-    kir_launch launch = {sizes, buffers, NULL};
-    if (status == TN_OK) status = kir_interpret(p, &launch);
+    void *buffers[LAUNCHES][2];
+    kir_launch launches[LAUNCHES];
+    for (int i = 0; i < LAUNCHES; i++) {
+        buffers[i][0] = in;
+        buffers[i][1] = out[i];
+        launches[i] = (kir_launch){sizes, buffers[i], NULL};
+    }
+    if (status == TN_OK) status = kir_interpret(p, &launches[0]);
     if (status == TN_OK) status = kir_vm_compile(p, &vm);
-    if (status == TN_OK) status = kir_vm_run(vm, (kir_launch[]){launch, launch, launch}, 3);
+    if (status == TN_OK) status = kir_vm_run(vm, launches, LAUNCHES);
     kir_vm_free(vm);
     kir_free(p);
     tn_mem_free(sizes);
@@ -870,7 +877,7 @@ static tn_status live_through(float *out) {
 
 static void failure_of_any_allocation_is_an_error_and_loses_nothing(void **state) {
     (void)state;
-    float right[300], out[300];
+    float right[LAUNCHES][ROWS], out[LAUNCHES][ROWS];
     assert_ok(tn_threads_set(2));
     kir_vm_trim();
     int64_t blocks = tn_mem_get_stats().live_blocks, calls = tn_mem_get_stats().calls;

@@ -105,6 +105,23 @@ static void a_recording_without_reads_is_bounded(void **state) {
     }
 }
 
+/* The same operations with the same results kept, but asked for by other handles: what x was before the write by two views
+ * or by the later one alone. */
+static void a_plan_is_found_again_whoever_keeps_its_results(void **state) {
+    (void)state;
+    for (int round = 0; round < 4; round++) {
+        TN_SCOPE {
+            tn_tensor *x = tn_neg(vector_of(3, 1)), *first = tn_slice(x, 0, 0, 1, 1), *y = tn_abs(vector_of(3, 20));
+            tn_tensor *second = tn_slice(x, 0, 1, 3, 1), *written = tn_slice(x, 0, 0, 2, 1);
+            if (round % 2) tn_free(first);
+            tn_add_(written, tn_scalar(1));
+            ASSERT_READS(y, 20, 21, 22);
+            ASSERT_READS(second, -1, -3);
+            ASSERT_READS(x, 0, -1, -3);
+        }
+    }
+}
+
 /* ---- captured graphs ------------------------------------------------------------------------------------------------- */
 
 /* A product keeps its weight packed between runs; a launch that writes the weight must not leave it so. */
@@ -259,6 +276,7 @@ int main(void) {
         cmocka_unit_test(equal_kernels_wait_for_each_other),
         cmocka_unit_test(states_trade_their_values),
         cmocka_unit_test(a_recording_without_reads_is_bounded),
+        cmocka_unit_test(a_plan_is_found_again_whoever_keeps_its_results),
         cmocka_unit_test(a_product_notices_that_a_launch_wrote_its_weight),
         cmocka_unit_test(what_a_launch_hands_out_keeps_its_value),
         cmocka_unit_test(a_kept_dial_has_its_value),

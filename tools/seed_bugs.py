@@ -2,7 +2,8 @@
 """seed_bugs.py [--keep] [NUMBER…] — does the proof of laziness notice when laziness is broken?
 
 Each bug below is a small edit of the recorder or the planner, of the kind that is made by mistake. The tree is copied to
-a temporary folder, test_programs is built there once as it is (and must pass), then again with each bug, and must fail.
+a temporary folder and the tests of laziness are built there, once as it is (all must pass), then again with each bug
+(one must fail).
 An edit whose text is no longer in the sources fails as well: then the bug has to be sown anew, not the test dropped.
 
   NUMBER…   only these bugs
@@ -21,7 +22,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPIED = ["CMakeLists.txt", "cmake", "include", "src", "tests", "LICENSE", "README.md"]
-PROGRAMS = "600"  # of each form: enough for every bug here, and a few seconds when all is well
+TESTS = ["test_laziness", "test_programs", "test_program_failures"]
+PROGRAMS = "600"  # enough for every bug here, and a few seconds when all is well
 SECONDS = 180     # a bug may also make a program run for ever
 
 # what is wrong | file | what stands there (white space does not count) | what is put there
@@ -81,6 +83,14 @@ BUGS = [
      "g->bound[in->slot] = n->buffer;", "tn_buffer_release(n->buffer); tn_buffer_retain(g->bound[in->slot]);"),
     ("a launch does not notice that it wrote states", "core/capture.c",
      "if (s == TN_OK) mark_written(g);", "(void)mark_written;"),
+    ("kernels that write states are not prepared", "core/plan.c",
+     "if (p->commands[i].commit && !committing) TRY(prepare_commits(p, i));", "(void)prepare_commits;"),
+    ("a launch hands out the state itself", "core/capture.c",
+     "if (is_state(g, o)) TRY(tn_buffer_new", "if (is_state(g, o) && false) TRY(tn_buffer_new"),
+    ("a refused write takes the place of what views look at", "graph/tensor.c",
+     "dst->failed = pin(error);", "{ unpin(dst->node); dst->node = pin(error); }"),
+    ("a kernel's dials are counted from the wrong one", "core/plan.c",
+     "m->p->dial_source[m->next_dial - m->p->dials] = group->dials[d];", "m->p->dial_source[m->next_dial - m->p->dials] = 0;"),
 ]
 
 
@@ -112,7 +122,7 @@ def run(command, folder, limit=None, **environment):
 
 
 def build(folder):
-    return run(["cmake", "--build", "build", "--target", "test_programs", "-j", os.environ.get("JOBS", "2")], folder)
+    return run(["cmake", "--build", "build", "-j", os.environ.get("JOBS", "2"), "--target", *TESTS], folder)
 
 
 def configure(folder):
@@ -130,18 +140,22 @@ def configure(folder):
 
 
 def test(folder):
-    return run(["build/test_programs"], folder, SECONDS, TRUNNION_PROGRAMS=PROGRAMS, TRUNNION_BRIEF="1", TMPDIR=str(folder))
+    """None when all pass; else what the first failure says."""
+    for name in TESTS:
+        code, out = run([f"build/{name}"], folder, SECONDS, TRUNNION_PROGRAMS=PROGRAMS, TRUNNION_BRIEF="1", TMPDIR=str(folder))
+        if code != 0:
+            return f"{name}: {first_difference(code, out)}"
+    return None
 
 
 def first_difference(code, out):
     if code is None:
         return "does not end"
     for line in out.splitlines():
-        if line.startswith("seed "):
-            return line
-        if "killed in the program" in line:
+        if line.startswith("seed ") or "killed in the program" in line:
             return line.strip()
-    return f"ended with {code}"
+    failed = re.search(r"\[  FAILED  \] (\w+)", out)
+    return failed.group(1) if failed else f"ended with {code}"
 
 
 def try_bug(folder, bug):
@@ -157,9 +171,9 @@ def try_bug(folder, bug):
     words = "does not build:\n" + out[-2000:]
     caught = False
     if code == 0:
-        code, out = test(folder)
-        caught = code != 0
-        words = first_difference(code, out) if caught else "not noticed"
+        noticed = test(folder)
+        caught = noticed is not None
+        words = noticed or "not noticed"
     path.write_text(source, encoding="utf-8")
     return caught, words
 
@@ -177,10 +191,9 @@ def main():
             print(out[-4000:])
             print("the tree does not build as it is")
             return 1
-        code, out = test(folder)
-        if code != 0:
-            print(out[-4000:])
-            print("test_programs fails without any bug")
+        noticed = test(folder)
+        if noticed:
+            print(f"without any bug, {noticed}")
             return 1
         numbers = arguments.numbers or range(1, len(BUGS) + 1)
         for number in numbers:

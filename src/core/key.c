@@ -14,22 +14,25 @@ enum { INPUT_NONE = 0, INPUT_NODE = 1, INPUT_LEAF = 2 };
 
 static const tn_node *root_of(const tn_node *n) { return n->flags & TN_NODE_VIEW ? n->root : n; }
 
-static tn_status add_output(tn_binding *b, const tn_node *n) {
+static void mark_output(tn_binding *b, const tn_node *n) {
     n = root_of(n);
-    if (n->recorder != b->recorder || (b->marks[n->index] & OUTPUT)) return TN_OK;
-    b->marks[n->index] |= OUTPUT;
-    TRY(tn_mem_reserve(&b->outputs, &b->output_capacity, b->output_count + 1, sizeof *b->outputs));
-    b->outputs[b->output_count++] = (tn_output){.node = (tn_node *)(uintptr_t)n, .home = -1};
-    return TN_OK;
+    if (n->recorder == b->recorder) b->marks[n->index] |= OUTPUT;
 }
 
+/* In the order of the recording, whoever asks for them (a handle, or a view made later): the key says which nodes are
+ * outputs and not in which order. */
 static tn_status find_outputs(tn_binding *b, const tn_node *const *targets, int count) {
     const tn_recorder *r = b->recorder;
     for (size_t i = 0; i < r->count; i++) {
         const tn_node *n = r->pending[i];
-        if (n && atomic_load_explicit(&n->handles, memory_order_relaxed) > 0) TRY(add_output(b, n));
+        if (n && atomic_load_explicit(&n->handles, memory_order_relaxed) > 0) mark_output(b, n);
     }
-    for (int i = 0; i < count; i++) TRY(add_output(b, targets[i]));
+    for (int i = 0; i < count; i++) mark_output(b, targets[i]);
+    for (size_t i = 0; i < r->count; i++) {
+        if (!(b->marks[i] & OUTPUT)) continue;
+        TRY(tn_mem_grow(&b->outputs, &b->output_capacity, b->output_count + 1, sizeof *b->outputs));
+        b->outputs[b->output_count++] = (tn_output){.node = r->pending[i], .home = -1};
+    }
     return TN_OK;
 }
 

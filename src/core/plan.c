@@ -574,9 +574,23 @@ static tn_status run_command(tn_plan *p, const tn_command *c, tn_buffer *const *
     return TN_ERR_INTERNAL;
 }
 
+/* From the first write to a state on nothing may fail that could have failed before. */
+static tn_status prepare_commits(const tn_plan *p, size_t first) {
+    for (size_t i = first; i < p->command_count; i++) {
+        const tn_command *c = &p->commands[i];
+        if (c->kind == TN_CMD_KERNEL) TRY(tn_kernel_prepare(p->device, c->kernel, c->launches, c->launch_count));
+    }
+    return TN_OK;
+}
+
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory, const kir_dial *dials) {
     bind(p, bound, outputs, memory, dials);
-    for (size_t i = 0; i < p->command_count; i++) TRY(run_command(p, &p->commands[i], bound));
+    bool committing = false;
+    for (size_t i = 0; i < p->command_count; i++) {
+        if (p->commands[i].commit && !committing) TRY(prepare_commits(p, i));
+        committing |= p->commands[i].commit;
+        TRY(run_command(p, &p->commands[i], bound));
+    }
     p->runs++;
     return TN_OK;
 }

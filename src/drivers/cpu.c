@@ -83,6 +83,11 @@ static tn_status cpu_launch(void *device, void *module, const tn_launch *launche
     return kir_vm_run(module, (const kir_launch *)launches, count);
 }
 
+static tn_status cpu_prepare(void *device, void *module, const tn_launch *launches, int64_t count) {
+    (void)device;
+    return kir_vm_reserve(module, (const kir_launch *)launches, count);
+}
+
 static tn_status cpu_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
     (void)device;
     (void)kind;
@@ -120,4 +125,5 @@ const tn_driver tn_driver_cpu = {
     .copy = cpu_copy,
     .sync = cpu_sync,
     .memory = cpu_memory,
+    .prepare = cpu_prepare,
 };

@@ -65,6 +65,7 @@ void tn_memory_trim(tn_device *d); /* gives kept blocks back */
 typedef struct tn_kernel tn_kernel;
 tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out);
 tn_status tn_kernel_launch(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count);
+tn_status tn_kernel_prepare(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count);
 
 /* ---- between the files of hal/ ----------------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
  *
  * Kernels live as long as their device: plans hold plain pointers to them. */
 #include <pthread.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "hal/hal.h"
@@ -151,4 +152,9 @@ tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out) {
 
 tn_status tn_kernel_launch(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count) {
     return d->driver->launch(d->handle, k->module, launches, count);
+}
+
+tn_status tn_kernel_prepare(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count) {
+    bool known = d->driver->struct_size > offsetof(tn_driver, prepare); /* a driver may have been built before it was */
+    return known && d->driver->prepare ? d->driver->prepare(d->handle, k->module, launches, count) : TN_OK;
 }

@@ -223,23 +223,28 @@ tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*rel
     return TN_OK;
 }
 
-/* Counts a buffer out and keeps its block if there is room for it. *last: the device was only waiting for this. */
-static bool count_out(pool *p, tn_buffer *b, bool *last) {
+/* Counts a buffer out. true: the device was only waiting for this one, and the caller ends it. */
+static bool count_out(pool *p) {
+    p->live_buffers--;
+    stats.live_buffers--;
+    return p->closing && p->live_buffers == 0;
+}
+
+/* Keeps a buffer's block for later if there is room for it, and counts the buffer out then. */
+static bool keep(pool *p, tn_buffer *b) {
     bool borrowed = b->size_class == CLASSES;
     int64_t size = borrowed ? 0 : (int64_t)class_bytes(b->size_class);
     heap_lock();
-    p->live_buffers--;
-    stats.live_buffers--;
     stats.live_bytes -= borrowed ? 0 : (int64_t)b->bytes;
-    bool keep = !borrowed && !p->closing && (b->carved || p->kept_bytes + size <= p->keep_limit);
-    if (keep) {
+    bool kept = !borrowed && !p->closing && (b->carved || p->kept_bytes + size <= p->keep_limit);
+    if (kept) {
         b->next = p->kept[b->size_class];
         p->kept[b->size_class] = b;
         p->kept_bytes += size;
+        (void)count_out(p);
     }
-    *last = p->closing && p->live_buffers == 0;
     heap_unlock();
-    return keep;
+    return kept;
 }
 
 void tn_buffer_release(tn_buffer *b) {
@@ -250,14 +255,14 @@ void tn_buffer_release(tn_buffer *b) {
         return;
     tn_device *d = b->device;
     if (b->release) b->release(b->release_ctx);
-    bool last;
-    bool borrowed = b->size_class == CLASSES;
-    if (!count_out(d->pool, b, &last)) {
-        if (borrowed)
-            tn_mem_free(b);
-        else
-            block_free(d, b);
-    }
+    if (keep(d->pool, b)) return;
+    if (b->size_class == CLASSES)
+        tn_mem_free(b);
+    else
+        block_free(d, b);
+    heap_lock(); /* counted only now: a closed device ends when the last buffer is out, and the block was the device's */
+    bool last = count_out(d->pool);
+    heap_unlock();
     if (last) tn_device_end(d);
 }
 

@@ -20,9 +20,12 @@
  *                      small integers wrap. A LOAD whose mask is false touches no memory and yields 0.
  *   REDUCE             float SUM, PROD, MAX, MIN: see KIR_LANES below. ARGMAX, ARGMIN: the first extreme element's flat
  *                      loop index; a NaN counts as extreme. CHAIN(a,b): Σ a·b as chains of KIR_KSUM ascending FMAs, each
- *                      chain begun at +0, chains added in order. SEQ: plain ascending sum.
- *   SCAN               the running SUM, PROD, MAX or MIN up to and including this point, ascending.
- *   PHILOX(key, ctr)   word 0 of Philox-4x32-10 (Salmon et al. 2011), counter = (ctr low, ctr high, 0, 0). */
+ *                      chain begun at +0, chains added in order, the first standing alone. SEQ: plain ascending sum.
+ *   SCAN               the running SUM, PROD, MAX or MIN up to and including this point, ascending from the identity.
+ *   PHILOX(key, ctr)   word 0 of Philox-4x32-10 (Salmon et al. 2011), counter = (ctr low, ctr high, 0, 0).
+ *   order              parallel points run in any order or at once; memory that one point writes, another must not touch.
+ *                      A point may store where it loads (in place), at the same index. BOOL in memory is 0 or 1.
+ *   NaN                that a result is NaN is promised, not which one. */
 #ifndef KIR_H
 #define KIR_H
 
@@ -208,8 +211,12 @@ bool kir_vm_use(tn_isa isa);
 /* Frees what the calling thread keeps between runs; it is freed at the thread's end too. */
 void kir_vm_trim(void);
 
-/* Runs `count` launches of one program as one piece of parallel work (one fork-join), serially when it is small. */
+/* Runs `count` launches of one program as one piece of parallel work (one fork-join), serially when it is small. None
+ * may read or write what another one writes. */
 tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count);
+
+/* Takes the memory that kir_vm_run of these launches needs on this thread: that run then cannot fail. */
+tn_status kir_vm_reserve(const kir_vm *vm, const kir_launch *launches, int64_t count);
 
 /* The joint of native kernels: evaluates the points lo ≤ axis < hi of the parallel axes on the calling thread. Programs
  * without loops only. Scratch: kir_vm_scratch(vm) bytes, 64-byte aligned, one a thread. */

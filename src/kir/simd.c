@@ -9,6 +9,10 @@
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
@@ -309,16 +313,57 @@ CHOOSE(le)
         UNUSED_C;                                              \
         EACH d[i] = EXPR;                                      \
     }
-CONVERT(load_f16, float, uint16_t, kir_from_f16(a[i]))
 CONVERT(load_bf16, float, uint16_t, kir_from_bf16(a[i]))
 CONVERT(load_i8, int32_t, int8_t, a[i])
 CONVERT(load_u8, int32_t, uint8_t, a[i])
 CONVERT(load_i16, int32_t, int16_t, a[i])
 CONVERT(load_u16, int32_t, uint16_t, a[i])
-CONVERT(store_f16, uint16_t, float, kir_to_f16(a[i]))
 CONVERT(store_bf16, uint16_t, float, kir_to_bf16(a[i]))
 CONVERT(store_8, uint8_t, int32_t, (uint8_t)a[i])
 CONVERT(store_16, uint16_t, int32_t, (uint16_t)a[i])
+
+/* Processors convert halves themselves, to the same bits (but for which NaN); the rest behind whole vectors is ours. */
+#if defined(__AVX512F__)
+enum { HALVES = 16 };
+static void widen(float *d, const uint16_t *a) {
+    _mm512_storeu_ps(d, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)a)));
+}
+static void narrow(uint16_t *d, const float *a) {
+    _mm256_storeu_si256((__m256i *)(void *)d, _mm512_cvtps_ph(_mm512_loadu_ps(a), _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__F16C__)
+enum { HALVES = 8 };
+static void widen(float *d, const uint16_t *a) {
+    _mm256_storeu_ps(d, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)a)));
+}
+static void narrow(uint16_t *d, const float *a) {
+    _mm_storeu_si128((__m128i *)(void *)d, _mm256_cvtps_ph(_mm256_loadu_ps(a), _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+enum { HALVES = 1 };
+static void widen(float *d, const uint16_t *a) { *d = kir_from_f16(*a); }
+static void narrow(uint16_t *d, const float *a) { *d = kir_to_f16(*a); }
+#endif
+
+static void load_f16(ARGS_A) {
+    float *d = d_;
+    const uint16_t *a = a_;
+    int64_t vectors = n - n % HALVES;
+    UNUSED_B;
+    UNUSED_C;
+    for (int64_t i = 0; i < vectors; i += HALVES) widen(d + i, a + i);
+    ROLLED for (int64_t i = vectors; i < n; i++) d[i] = kir_from_f16(a[i]);
+}
+
+static void store_f16(ARGS_A) {
+    uint16_t *d = d_;
+    const float *a = a_;
+    int64_t vectors = n - n % HALVES;
+    UNUSED_B;
+    UNUSED_C;
+    for (int64_t i = 0; i < vectors; i += HALVES) narrow(d + i, a + i);
+    ROLLED for (int64_t i = vectors; i < n; i++) d[i] = kir_to_f16(a[i]);
+}
 
 /* A square of 32-bit elements is turned over its diagonal in rounds, each dealing two vectors into two:
  * d[i·d_step + j] = s[j·s_step + i], i and j below `side`. */

@@ -447,26 +447,39 @@ static bool wants_team(const kir_frame *f, int threads) {
     return f->vm->in_blocks && !f->whole && f->units < threads && f->units > 0 && loop_space(f)->total >= 2 * KIR_BLOCK;
 }
 
-static tn_status run_with_team(kir_frame *f, int threads) {
+static void run_with_team(kir_frame *f, int threads, char *memory) {
     kir_team t = {.leader = f, .threads = threads, .blocks = tn_ceil_div(loop_space(f)->total, KIR_BLOCK)};
-    size_t parts = (size_t)t.blocks * (size_t)f->vm->n_states * kir_part_bytes();
-    t.memory = tn_mem_alloc((size_t)threads * f->vm->thread_bytes + parts);
-    if (!t.memory) return TN_ERR_MEMORY;
+    t.memory = memory;
     t.parts = t.memory + (size_t)threads * f->vm->thread_bytes;
     f->team = &t;
     run_units(f, 0, f->units);
     f->team = NULL;
-    tn_mem_free(t.memory);
-    return TN_OK;
+}
+
+/* The memory of a run on several threads: their frames, the table of units, what a team needs. */
+typedef struct shares {
+    size_t frames, table, team;
+} shares;
+
+static shares shares_of(const kir_vm *vm, const kir_launch *launches, int64_t count, int threads) {
+    shares s = {.frames = (size_t)threads * vm->thread_bytes};
+    s.table = (((size_t)count + 1) * sizeof(int64_t) + 63) & ~(size_t)63;
+    for (int64_t i = 0; i < count && vm->in_blocks; i++) {
+        int64_t loop = 1;
+        for (int k = 0; k < vm->loop_count; k++) loop *= launches[i].sizes[vm->loop_first + k];
+        size_t parts = (size_t)tn_ceil_div(loop, KIR_BLOCK) * (size_t)vm->n_states * kir_part_bytes();
+        if (loop >= 2 * KIR_BLOCK && s.frames + parts > s.team) s.team = s.frames + parts;
+    }
+    return s;
 }
 
 /* Several launches, or one, as one piece of parallel work. `f` is ready for launch 0 if there is only one. */
 static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_t count, int threads) {
-    size_t table_bytes = ((size_t)count + 1) * sizeof(int64_t);
+    shares s = shares_of(vm, launches, count, threads);
     job j = {.vm = vm, .launches = launches, .count = count};
-    j.memory = thread_memory((size_t)threads * vm->thread_bytes + table_bytes);
+    j.memory = thread_memory(s.frames + s.table + s.team);
     if (!j.memory) return TN_ERR_MEMORY;
-    j.first_unit = (int64_t *)(void *)(j.memory + (size_t)threads * vm->thread_bytes);
+    j.first_unit = (int64_t *)(void *)(j.memory + s.frames);
     int64_t units = 0;
     double cost = 0;
     kir_frame f;
@@ -475,7 +488,7 @@ static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_
         kir_frame_launch(&f, &launches[i], NULL, NULL);
         j.first_unit[i] = units;
         if (wants_team(&f, threads)) {
-            TRY(run_with_team(&f, threads));
+            run_with_team(&f, threads, j.memory + s.frames + s.table);
             continue;
         }
         units += f.units;
@@ -514,6 +527,11 @@ tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count
         run_units(&f, 0, f.units);
     }
     return TN_OK;
+}
+
+tn_status kir_vm_reserve(const kir_vm *vm, const kir_launch *launches, int64_t count) {
+    shares s = shares_of(vm, launches, count, tn_threads());
+    return thread_memory(s.frames + s.table + s.team) ? TN_OK : TN_ERR_MEMORY;
 }
 
 size_t kir_vm_scratch(const kir_vm *vm) { return vm->thread_bytes; }

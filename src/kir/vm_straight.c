@@ -7,7 +7,7 @@
 #include "kir/rules.h"
 #include "kir/vm.h"
 
-enum { LONG_STRETCH = 16384, SHORT_ROW = 64 };
+enum { LONG_STRETCH = 16384, SHORT_ROW = 16 };
 
 /* Steps that can be such calls, whatever the launch. A store is none: its value must be computed in place, unless it
  * converts. */
