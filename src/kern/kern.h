@@ -76,4 +76,69 @@ typedef struct tn_argsort_args {
 } tn_argsort_args;
 void tn_argsort_rows(const tn_argsort_args *args);
 
+/* ---- attention over a paged cache (cpu/attention.c) --------------------------------------------------------------- */
+
+enum { TN_PAGE_TOKENS = 64 }; /* tokens of a page of a cache, and keys of a chunk of the softmax: part of the contract */
+
+/* Keys or values of all tokens so far: data [n_pages, kv_heads, TN_PAGE_TOKENS, head_dim], contiguous within a page.
+ * Token t lies in row t % TN_PAGE_TOKENS of page pages[t / TN_PAGE_TOKENS]. */
+typedef struct tn_cache {
+    void *data;
+    tn_dtype dtype;       /* TN_F32, TN_F16 or TN_BF16 */
+    int64_t n_pages;      /* pages in data; a number in `pages` outside [0, n_pages) names no page */
+    int64_t page_stride;  /* elements from page to page, at least kv_heads · TN_PAGE_TOKENS · head_dim */
+    const int64_t *pages; /* [page_count]; NULL: page i is i */
+    int64_t page_count;   /* pages of this sequence; with pages NULL at most n_pages of them exist */
+} tn_cache;
+
+/* Rounds x (f32, nearest even) to the cache's dtype and writes token i to logical place position + i. What has no page
+ * is not written; nothing else can go wrong. */
+typedef struct tn_cache_append_args {
+    tn_cache cache;
+    int64_t n, kv_heads, head_dim, position;
+    const float *x; /* [n, kv_heads, head_dim], the last axis contiguous */
+    int64_t x_token_stride, x_head_stride; /* elements */
+} tn_cache_append_args;
+void tn_cache_append(const tn_cache_append_args *args);
+
+/* Causal attention of n new tokens, which follow `position` tokens of the cache. Query i sees the logical keys
+ * (position + i - window, position + i], all up to position + i if window is 0: keys below `position` come from the
+ * cache, the others are the new tokens' k and v ROUNDED to the caches' dtypes, so that it does not matter whether they
+ * came in one call or in several. Head h uses kv head h / (heads / kv_heads). The caches are only read: appending may
+ * come before or after. A key whose page does not exist is a vector of zeros. `position` is taken as the nearest place in
+ * [0, TN_PAGE_TOKENS · page_count].
+ *
+ * Definition, for one query and one head, all in f32:
+ *   - the logical keys are cut at the multiples of TN_PAGE_TOKENS into chunks, ascending; chunks without a visible key
+ *     are left out, and so are invisible keys of the others;
+ *   - score s_j = scale · (q·k_j), where q·k_j is the matrix product's: ascending fma chains of KIR_KSUM from +0, added in
+ *     order;
+ *   - chunk: m = max s_j (NaN ignored; 0 in place of -inf below); p_j = exp(s_j - m); l = Σ p_j, where place t of the
+ *     page is added to lane t % 16, ascending, invisible ones as +0, and lane t takes lane t + w for w = 8, 4, 2, 1;
+ *     o = Σ p_j · v_j, one fma chain from +0 over the visible keys ascending;
+ *   - the chunks are merged ascending; the first is taken as it is, then with M = max(M', m), a = exp(M' - M),
+ *     b = exp(m - M) (M = 0 in place of -inf): L = fma(l, b, L'·a), O = fma(o, b, O'·a);
+ *   - out = O / L. Scores that are all -inf give NaN, and so does a NaN or +inf among them.
+ * exp is kir_exp_f32. A row's bits depend on its own query and visible keys alone: not on n, the cut of a prompt, the
+ * place of pages, threads or instruction set. */
+typedef struct tn_attention_args {
+    int64_t n; /* may be 0 */
+    int64_t heads, kv_heads, head_dim; /* heads is a multiple of kv_heads */
+    int64_t position, window;          /* window ≥ 0 */
+    float scale;
+    const float *q, *k, *v; /* [n, heads or kv_heads, head_dim], the last axis contiguous; strides in elements */
+    int64_t q_token_stride, q_head_stride;
+    int64_t k_token_stride, k_head_stride;
+    int64_t v_token_stride, v_head_stride;
+    float *out; /* [n, heads, head_dim]; must not overlap q, k or v */
+    int64_t out_token_stride, out_head_stride;
+    tn_cache k_cache, v_cache; /* with the same page_count */
+    void *workspace; /* tn_attention_workspace bytes, 64-byte aligned */
+} tn_attention_args;
+
+/* Enough for any position. Reads n, heads, kv_heads, head_dim, window and page_count alone. `threads`: tn_threads() when
+ * the product will run, or more. */
+size_t tn_attention_workspace(const tn_attention_args *args, int threads);
+void tn_attention(const tn_attention_args *args);
+
 #endif
