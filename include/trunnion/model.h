@@ -1,4 +1,5 @@
-/* model.h — models in files: safetensors in and out, a module's weights, checkpoints, and how much memory a model needs.
+/* model.h — models in files: safetensors in and out, GGUF in, a module's weights, checkpoints, and how much memory a model
+ * needs.
  *
  * A file is read through a mapping: opening costs the header, and a tensor's bytes are touched when they are used. A file
  * is written beside its name and then renamed: whoever is killed while saving leaves the old file or the new one, whole.
@@ -59,6 +60,85 @@ typedef struct tn_metadata {
 /* Writes tensors (evaluated first) and metadata. Names must differ and not be "__metadata__". */
 TN_API tn_status tn_safetensors_save(const char *path, const tn_named_tensor *tensors, int count,
                                      const tn_metadata *metadata, int metadata_count);
+
+/* ---- GGUF -------------------------------------------------------------------------------------------------------- */
+
+typedef struct tn_gguf tn_gguf;
+
+/* Types of metadata; the numbers are the file's. */
+typedef enum tn_gguf_type {
+    TN_GGUF_U8 = 0,
+    TN_GGUF_I8,
+    TN_GGUF_U16,
+    TN_GGUF_I16,
+    TN_GGUF_U32,
+    TN_GGUF_I32,
+    TN_GGUF_F32,
+    TN_GGUF_BOOL,
+    TN_GGUF_STRING,
+    TN_GGUF_ARRAY,
+    TN_GGUF_U64,
+    TN_GGUF_I64,
+    TN_GGUF_F64,
+    TN_GGUF_TYPE_COUNT
+} tn_gguf_type;
+
+/* Opens a GGUF file (version 2 or 3, little-endian) and checks all that it says of itself: counts, lengths, nesting,
+ * duplicate names, places and sizes of tensors. Costs a pass over the metadata; tensors are not touched, and memory is
+ * taken in proportion to what the file really holds.
+ * *out: closed with tn_gguf_close; tensors made from it stay valid after that. The file must not shrink meanwhile.
+ * Errors: TN_ERR_IO; TN_ERR_FORMAT naming the file, the byte and what is wrong there; TN_ERR_UNSUPPORTED for version 1 and
+ * for big-endian files. Source: the format's description in the ggml project.
+ * Threads: an open file is read by any number of threads at once. */
+TN_API tn_status tn_gguf_open(const char *path, tn_gguf **out);
+TN_API void tn_gguf_close(tn_gguf *file);             /* NULL is fine */
+TN_API const char *tn_gguf_path(const tn_gguf *file); /* as it was opened, for messages */
+
+/* A value of the metadata: a scalar, a string or an array. Lives as long as the file is open. */
+typedef struct tn_gguf_value tn_gguf_value;
+
+TN_API int64_t tn_gguf_key_count(const tn_gguf *file);
+TN_API const char *tn_gguf_key(const tn_gguf *file, int64_t i);                /* in the order of the file; NULL past the end */
+TN_API const tn_gguf_value *tn_gguf_get(const tn_gguf *file, const char *key); /* NULL when absent */
+TN_API tn_gguf_type tn_gguf_type_of(const tn_gguf_value *v);   /* TN_GGUF_TYPE_COUNT for NULL */
+TN_API tn_gguf_type tn_gguf_item_type(const tn_gguf_value *v); /* of an array's items; of a scalar its own type */
+TN_API int64_t tn_gguf_length(const tn_gguf_value *v);         /* items of an array; 1 for a scalar, 0 for NULL */
+
+/* Item i of an array; a scalar or a string has one item, number 0. Integers of every width and booleans are ints, f32, f64
+ * and ints are floats. A string's bytes lie in the mapping: `length` of them, not terminated, of any content.
+ * Items of arrays of arrays cannot be read.
+ * Errors: TN_ERR_ARGUMENT for i out of range or v NULL; TN_ERR_FORMAT for another type, naming file, key and byte. */
+TN_API tn_status tn_gguf_int(const tn_gguf_value *v, int64_t i, int64_t *out);
+TN_API tn_status tn_gguf_float(const tn_gguf_value *v, int64_t i, double *out);
+TN_API tn_status tn_gguf_bool(const tn_gguf_value *v, int64_t i, bool *out);
+TN_API tn_status tn_gguf_string(const tn_gguf_value *v, int64_t i, const char **text, int64_t *length);
+
+/* The same for item 0 of the value under `key`; TN_ERR_FORMAT naming file and key when it is absent. */
+TN_API tn_status tn_gguf_get_int(const tn_gguf *file, const char *key, int64_t *out);
+TN_API tn_status tn_gguf_get_float(const tn_gguf *file, const char *key, double *out);
+TN_API tn_status tn_gguf_get_bool(const tn_gguf *file, const char *key, bool *out);
+TN_API tn_status tn_gguf_get_string(const tn_gguf *file, const char *key, const char **text, int64_t *length);
+
+/* Facts about one tensor of a file. Strings and data live as long as the file is open. */
+typedef struct tn_gguf_info {
+    size_t struct_size; /* set by the caller */
+    const char *name;
+    const char *dtype_name; /* the format's word: "F32", "Q4_1", "IQ2_XS" … */
+    tn_dtype dtype;         /* TN_DTYPE_COUNT for a type that only other programs compute with */
+    int rank;
+    int64_t shape[TN_MAX_RANK]; /* PyTorch's order, the last dim is contiguous: [rows, columns] of a matrix */
+    const void *data;           /* in the mapping; may be unaligned */
+    int64_t bytes, offset;      /* length, and place in the file */
+} tn_gguf_info;
+
+TN_API int64_t tn_gguf_count(const tn_gguf *file); /* tensors */
+/* Tensor i in the file's order. TN_ERR_ARGUMENT when there is none. */
+TN_API tn_status tn_gguf_at(const tn_gguf *file, int64_t i, tn_gguf_info *info);
+/* The same by name; TN_ERR_FORMAT naming the file when there is none. */
+TN_API tn_status tn_gguf_find(const tn_gguf *file, const char *name, tn_gguf_info *info);
+/* A tensor of the file without a copy where the device can read host memory and the bytes are aligned: a new handle.
+ * An error tensor names file, tensor and type where the type cannot be computed with. */
+TN_API tn_tensor *tn_gguf_tensor(const tn_gguf *file, const char *name);
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 

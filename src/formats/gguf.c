@@ -1,0 +1,720 @@
+/* gguf.c — reads GGUF files: language models with everything needed to run them, in one mapping.
+ *
+ * A file is a header (magic, version, two counts), key-value pairs, one description a tensor, and from the next multiple of
+ * the alignment on the tensors' bytes. Files come from strangers: one pass when the file is opened checks all that it
+ * claims, so that afterwards a value or a tensor is nothing but a pointer into the mapping. Tables grow with what has
+ * really been read, never with what a count claims. Strings of an array differ in length: every MARK_STEP-th place is
+ * kept, so that any item is near one. An open file is counted; every tensor made without a copy holds it. */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "trunnion/model.h"
+
+enum {
+    MAX_NAME = 65535,   /* bytes of a key, by the format's description; taken for tensors too */
+    MAX_KEYS = 1 << 16, /* thousands of times what models have */
+    MAX_TENSORS = 1 << 18,
+    MAX_NESTING = 4,            /* arrays in arrays */
+    DEFAULT_ALIGNMENT = 32,     /* of the tensors' bytes, where general.alignment says nothing else */
+    MAX_ALIGNMENT = 1 << 16,    /* far above what any file uses */
+    MIN_PAIR = 8 + 4 + 1,       /* bytes of the smallest key-value pair: an empty key with one byte */
+    MIN_TENSOR = 8 + 4 + 4 + 8, /* and of the smallest description of a tensor */
+    MARK_STEP = 16,             /* strings between two kept places */
+    BLOCK_ALIGNMENT = 4         /* what kernels that read blocks ask for */
+};
+
+typedef struct dtype_row {
+    uint32_t number; /* the file's */
+    const char *name;
+    tn_dtype dtype; /* TN_DTYPE_COUNT: known, but not computed with */
+    uint16_t block; /* elements of a block … */
+    uint16_t bytes; /* … and its size */
+} dtype_row;
+
+static const dtype_row dtype_rows[] = {
+    {0, "F32", TN_F32, 1, 4},
+    {1, "F16", TN_F16, 1, 2},
+    {2, "Q4_0", (tn_dtype)13, 32, 18},
+    {3, "Q4_1", (tn_dtype)14, 32, 20},
+    {6, "Q5_0", (tn_dtype)15, 32, 22},
+    {7, "Q5_1", (tn_dtype)16, 32, 24},
+    {8, "Q8_0", (tn_dtype)17, 32, 34},
+    {10, "Q2_K", (tn_dtype)18, 256, 84},
+    {11, "Q3_K", (tn_dtype)19, 256, 110},
+    {12, "Q4_K", (tn_dtype)20, 256, 144},
+    {13, "Q5_K", (tn_dtype)21, 256, 176},
+    {14, "Q6_K", (tn_dtype)22, 256, 210},
+    {16, "IQ2_XXS", TN_DTYPE_COUNT, 256, 66},
+    {17, "IQ2_XS", TN_DTYPE_COUNT, 256, 74},
+    {18, "IQ3_XXS", TN_DTYPE_COUNT, 256, 98},
+    {19, "IQ1_S", TN_DTYPE_COUNT, 256, 50},
+    {20, "IQ4_NL", TN_DTYPE_COUNT, 32, 18},
+    {21, "IQ3_S", TN_DTYPE_COUNT, 256, 110},
+    {22, "IQ2_S", TN_DTYPE_COUNT, 256, 82},
+    {23, "IQ4_XS", TN_DTYPE_COUNT, 256, 136},
+    {24, "I8", TN_I8, 1, 1},
+    {25, "I16", TN_I16, 1, 2},
+    {26, "I32", TN_I32, 1, 4},
+    {27, "I64", TN_I64, 1, 8},
+    {28, "F64", TN_F64, 1, 8},
+    {29, "IQ1_M", TN_DTYPE_COUNT, 256, 56},
+    {30, "BF16", TN_BF16, 1, 2},
+    {34, "TQ1_0", TN_DTYPE_COUNT, 256, 54},
+    {35, "TQ2_0", TN_DTYPE_COUNT, 256, 66},
+    {39, "MXFP4", TN_DTYPE_COUNT, 32, 17},
+};
+
+typedef enum value_class { CLASS_UNSIGNED, CLASS_SIGNED, CLASS_FLOAT, CLASS_BOOL, CLASS_OTHER } value_class;
+
+typedef struct type_row {
+    const char *name;
+    uint8_t size; /* 0: varies */
+    uint8_t class_;
+} type_row;
+
+static const type_row type_rows[TN_GGUF_TYPE_COUNT] = {
+    [TN_GGUF_U8] = {"u8", 1, CLASS_UNSIGNED},      [TN_GGUF_I8] = {"i8", 1, CLASS_SIGNED},
+    [TN_GGUF_U16] = {"u16", 2, CLASS_UNSIGNED},    [TN_GGUF_I16] = {"i16", 2, CLASS_SIGNED},
+    [TN_GGUF_U32] = {"u32", 4, CLASS_UNSIGNED},    [TN_GGUF_I32] = {"i32", 4, CLASS_SIGNED},
+    [TN_GGUF_F32] = {"f32", 4, CLASS_FLOAT},       [TN_GGUF_BOOL] = {"bool", 1, CLASS_BOOL},
+    [TN_GGUF_STRING] = {"string", 0, CLASS_OTHER}, [TN_GGUF_ARRAY] = {"array", 0, CLASS_OTHER},
+    [TN_GGUF_U64] = {"u64", 8, CLASS_UNSIGNED},    [TN_GGUF_I64] = {"i64", 8, CLASS_SIGNED},
+    [TN_GGUF_F64] = {"f64", 8, CLASS_FLOAT},
+};
+
+struct tn_gguf_value {
+    const tn_gguf *file;
+    const char *key;
+    size_t name_at; /* of the key in the file's names; `key` is set when these have their final address */
+    tn_gguf_type type, item;
+    int64_t count;
+    size_t data;   /* place of the first item */
+    size_t *marks; /* strings of an array: places of items MARK_STEP, 2 · MARK_STEP …; NULL: none */
+};
+
+typedef struct entry {
+    const char *name;
+    size_t name_at;
+    const dtype_row *type;
+    size_t described; /* place of its description */
+    int rank;
+    int64_t shape[TN_MAX_RANK];
+    int64_t begin, bytes; /* begin: behind the start of all tensors' bytes, then place in the file */
+} entry;
+
+struct tn_gguf {
+    _Atomic int32_t refs;
+    char *path;
+    tn_map map;
+    tn_str names; /* keys and tensors' names, each terminated */
+    tn_gguf_value *values;
+    const tn_gguf_value **by_key; /* sorted */
+    entry *entries;
+    const entry **by_name; /* sorted */
+    size_t value_count, value_capacity, entry_count, entry_capacity;
+};
+
+/* ---- reading bytes ----------------------------------------------------------------------------------------------- */
+
+/* A place in the file. Everything that is read goes through take(), which knows where the file ends. */
+typedef struct cursor {
+    const uint8_t *bytes;
+    size_t size, at;
+} cursor;
+
+static tn_status take(cursor *c, size_t n, const char *what, const uint8_t **out) {
+    if (n > c->size - c->at)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s needs %zu bytes, and the file ends after %zu", c->at, what, n,
+                       c->size - c->at);
+    *out = c->bytes + c->at;
+    c->at += n;
+    return TN_OK;
+}
+
+static uint64_t little_endian(const uint8_t *bytes, size_t n) {
+    uint64_t v = 0;
+    for (size_t i = n; i > 0; i--)
+        v = v << 8 | bytes[i - 1];
+    return v;
+}
+
+static tn_status take_u32(cursor *c, const char *what, uint32_t *out) {
+    const uint8_t *bytes;
+    TRY(take(c, 4, what, &bytes));
+    *out = (uint32_t)little_endian(bytes, 4);
+    return TN_OK;
+}
+
+static tn_status take_u64(cursor *c, const char *what, uint64_t *out) {
+    const uint8_t *bytes;
+    TRY(take(c, 8, what, &bytes));
+    *out = little_endian(bytes, 8);
+    return TN_OK;
+}
+
+/* A number of things, `most` at most, of which each takes at least `each` bytes of what is left of the file. */
+static tn_status take_count(cursor *c, const char *what, size_t each, size_t most, size_t *out) {
+    size_t at = c->at;
+    uint64_t n;
+    TRY(take_u64(c, what, &n));
+    if (n > (c->size - c->at) / each)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s is %llu, more than the file's remaining %zu bytes can hold", at,
+                       what, (unsigned long long)n, c->size - c->at);
+    if (n > most)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s is %llu; at most %zu are taken", at, what, (unsigned long long)n,
+                       most);
+    *out = (size_t)n;
+    return TN_OK;
+}
+
+static tn_status take_text(cursor *c, const char *what, const uint8_t **text, size_t *length) {
+    TRY(take_count(c, what, 1, SIZE_MAX, length));
+    return take(c, *length, what, text);
+}
+
+/* A key or a tensor's name is copied, so that it can be shown and compared as text: nothing in it may disturb either. */
+static tn_status take_name(tn_gguf *f, cursor *c, const char *what, size_t *name_at) {
+    const uint8_t *text;
+    size_t at = c->at, length;
+    TRY(take_text(c, what, &text, &length));
+    if (length > MAX_NAME)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s of %zu bytes; at most %d are allowed", at, what, length, MAX_NAME);
+    for (size_t i = 0; i < length; i++)
+        if (text[i] < 0x20 || text[i] == 0x7f)
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: the control character 0x%02x in %s", at + 8 + i, text[i], what);
+    *name_at = f->names.length;
+    tn_str_addn(&f->names, (const char *)text, length);
+    tn_str_addn(&f->names, "", 1);
+    return f->names.failed ? tn_fail(TN_ERR_MEMORY, "out of memory for the names of keys and tensors") : TN_OK;
+}
+
+/* ---- metadata ---------------------------------------------------------------------------------------------------- */
+
+static tn_status check_bools(const uint8_t *bytes, size_t count, size_t at) {
+    for (size_t i = 0; i < count; i++)
+        if (bytes[i] > 1) return tn_fail(TN_ERR_FORMAT, "byte %zu: a bool of value %u", at + i, bytes[i]);
+    return TN_OK;
+}
+
+static tn_status take_type(cursor *c, const char *what, tn_gguf_type *out) {
+    uint32_t number;
+    size_t at = c->at;
+    TRY(take_u32(c, what, &number));
+    if (number >= TN_GGUF_TYPE_COUNT)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %s is %u, which is none of the format", at, what, number);
+    *out = (tn_gguf_type)number;
+    return TN_OK;
+}
+
+static tn_status skip_strings(cursor *c, size_t count, size_t *marks) {
+    for (size_t i = 0; i < count; i++) {
+        const uint8_t *text;
+        size_t length;
+        if (marks && i > 0 && i % MARK_STEP == 0) marks[i / MARK_STEP - 1] = c->at;
+        TRY(take_text(c, "a string's length", &text, &length));
+    }
+    return TN_OK;
+}
+
+static tn_status skip_array(cursor *c, int depth);
+
+/* Goes over `count` items. Each has room in the file: callers have seen to it. */
+static tn_status skip_items(cursor *c, tn_gguf_type type, size_t count, int depth, size_t *marks) {
+    if (type == TN_GGUF_STRING) return skip_strings(c, count, marks);
+    if (type == TN_GGUF_ARRAY) {
+        for (size_t i = 0; i < count; i++)
+            TRY(skip_array(c, depth + 1));
+        return TN_OK;
+    }
+    const uint8_t *bytes;
+    size_t at = c->at;
+    TRY(take(c, count * type_rows[type].size, "a value", &bytes));
+    return type == TN_GGUF_BOOL ? check_bools(bytes, count, at) : TN_OK;
+}
+
+static tn_status take_array(cursor *c, tn_gguf_type *item, size_t *count) {
+    TRY(take_type(c, "the type of an array's items", item));
+    size_t least = *item == TN_GGUF_ARRAY ? 4 + 8 : *item == TN_GGUF_STRING ? 8 : type_rows[*item].size;
+    return take_count(c, "an array's length", least, SIZE_MAX, count);
+}
+
+static tn_status skip_array(cursor *c, int depth) {
+    tn_gguf_type item;
+    size_t count;
+    if (depth > MAX_NESTING)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: arrays are nested more than %d deep", c->at, MAX_NESTING);
+    TRY(take_array(c, &item, &count));
+    return skip_items(c, item, count, depth, NULL);
+}
+
+static tn_status take_value(tn_gguf_value *v, cursor *c) {
+    size_t count = 1;
+    TRY(take_type(c, "the type of a value", &v->type));
+    v->item = v->type;
+    if (v->type == TN_GGUF_ARRAY) TRY(take_array(c, &v->item, &count));
+    v->count = (int64_t)count;
+    v->data = c->at;
+    if (v->item == TN_GGUF_STRING && count > MARK_STEP) {
+        v->marks = tn_mem_zalloc((count - 1) / MARK_STEP, sizeof *v->marks);
+        if (!v->marks) return TN_ERR_MEMORY;
+    }
+    return skip_items(c, v->item, count, 1, v->marks);
+}
+
+static tn_status read_values(tn_gguf *f, cursor *c, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        TRY(tn_mem_reserve(&f->values, &f->value_capacity, i + 1, sizeof *f->values));
+        tn_gguf_value *v = &f->values[i];
+        *v = (tn_gguf_value){.file = f};
+        f->value_count++;
+        TRY(take_name(f, c, "a key", &v->name_at));
+        tn_status status = take_value(v, c);
+        if (status != TN_OK) return tn_fail_prefix(status, "key '%.100s'", f->names.text + v->name_at);
+    }
+    return TN_OK;
+}
+
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
+
+static const dtype_row *find_dtype(uint32_t number) {
+    for (size_t i = 0; i < TN_COUNT(dtype_rows); i++)
+        if (dtype_rows[i].number == number) return &dtype_rows[i];
+    return NULL;
+}
+
+/* The file names the contiguous dim first, PyTorch last. */
+static tn_status take_shape(entry *e, cursor *c) {
+    uint32_t rank;
+    size_t at = c->at;
+    TRY(take_u32(c, "a tensor's number of dimensions", &rank));
+    if (rank > TN_MAX_RANK)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: %u dimensions; %d are possible", at, rank, TN_MAX_RANK);
+    e->rank = (int)rank;
+    for (uint32_t d = rank; d > 0; d--) {
+        uint64_t extent;
+        at = c->at;
+        TRY(take_u64(c, "a tensor's extent", &extent));
+        if (extent > INT64_MAX)
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: an extent of %llu", at, (unsigned long long)extent);
+        e->shape[d - 1] = (int64_t)extent;
+    }
+    return TN_OK;
+}
+
+static tn_status count_bytes(entry *e, size_t at) {
+    int64_t row = e->rank > 0 ? e->shape[e->rank - 1] : 1;
+    if (row % e->type->block != 0)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: rows of %lld elements are not whole blocks of %d, as %s has them", at,
+                       (long long)row, e->type->block, e->type->name);
+    e->bytes = row / e->type->block;
+    bool over = tn_mul_overflow(e->bytes, e->type->bytes, &e->bytes);
+    for (int d = 0; d + 1 < e->rank && !over; d++)
+        over = tn_mul_overflow(e->bytes, e->shape[d], &e->bytes);
+    return over ? tn_fail(TN_ERR_FORMAT, "byte %zu: the shape claims more than 2^63 bytes", at) : TN_OK;
+}
+
+static tn_status take_entry(entry *e, cursor *c) {
+    uint32_t number;
+    uint64_t begin;
+    TRY(take_shape(e, c));
+    size_t at = c->at;
+    TRY(take_u32(c, "a tensor's type", &number));
+    e->type = find_dtype(number);
+    if (!e->type) return tn_fail(TN_ERR_FORMAT, "byte %zu: the unknown type %u", at, number);
+    TRY(count_bytes(e, e->described));
+    at = c->at;
+    TRY(take_u64(c, "a tensor's place", &begin));
+    if (begin > INT64_MAX)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: its place is %llu, outside any file", at, (unsigned long long)begin);
+    e->begin = (int64_t)begin;
+    return TN_OK;
+}
+
+static tn_status read_entries(tn_gguf *f, cursor *c, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        TRY(tn_mem_reserve(&f->entries, &f->entry_capacity, i + 1, sizeof *f->entries));
+        entry *e = &f->entries[i];
+        *e = (entry){.described = c->at};
+        f->entry_count++;
+        TRY(take_name(f, c, "a tensor's name", &e->name_at));
+        tn_status status = take_entry(e, c);
+        if (status != TN_OK) return tn_fail_prefix(status, "tensor '%.100s'", f->names.text + e->name_at);
+    }
+    return TN_OK;
+}
+
+/* ---- what keys and tensors must be together ----------------------------------------------------------------------- */
+
+static int compare_key(const void *a, const void *b) {
+    return strcmp((*(const tn_gguf_value *const *)a)->key, (*(const tn_gguf_value *const *)b)->key);
+}
+
+static int compare_name(const void *a, const void *b) {
+    return strcmp((*(const entry *const *)a)->name, (*(const entry *const *)b)->name);
+}
+
+static int compare_place(const void *a, const void *b) {
+    const entry *x = *(const entry *const *)a, *y = *(const entry *const *)b;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+/* Sorted tables: they find any name in a few comparisons, whatever names a file was made of. */
+static tn_status sort_keys(tn_gguf *f) {
+    f->by_key = tn_mem_zalloc(f->value_count, sizeof *f->by_key);
+    if (!f->by_key) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < f->value_count; i++) {
+        f->values[i].key = f->names.text + f->values[i].name_at;
+        f->by_key[i] = &f->values[i];
+    }
+    qsort(f->by_key, f->value_count, sizeof *f->by_key, compare_key);
+    for (size_t i = 1; i < f->value_count; i++)
+        if (strcmp(f->by_key[i - 1]->key, f->by_key[i]->key) == 0)
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: the key '%.100s' is there twice",
+                           f->by_key[i - 1] > f->by_key[i] ? f->by_key[i - 1]->data : f->by_key[i]->data,
+                           f->by_key[i]->key);
+    return TN_OK;
+}
+
+static tn_status sort_names(tn_gguf *f) {
+    qsort(f->by_name, f->entry_count, sizeof *f->by_name, compare_name);
+    for (size_t i = 1; i < f->entry_count; i++)
+        if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: a second tensor is called '%.100s'",
+                           f->by_name[i - 1] > f->by_name[i] ? f->by_name[i - 1]->described : f->by_name[i]->described,
+                           f->by_name[i]->name);
+    return TN_OK;
+}
+
+/* Turns places behind `start` into places in the file. */
+static tn_status place_entry(const tn_gguf *f, entry *e, int64_t start, int64_t alignment) {
+    int64_t end;
+    if (e->begin % alignment != 0)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: tensor '%.100s' has place %lld, no multiple of the alignment %lld",
+                       e->described, e->name, (long long)e->begin, (long long)alignment);
+    bool over = tn_add_overflow(e->begin, start, &e->begin) || tn_add_overflow(e->begin, e->bytes, &end);
+    if (over || (uint64_t)end > f->map.size)
+        return tn_fail(
+            TN_ERR_FORMAT,
+            "byte %zu: tensor '%.100s' has %lld bytes from byte %lld on, and the file ends at %zu: it is cut "
+            "short, or damaged",
+            e->described, e->name, (long long)e->bytes, (long long)e->begin, f->map.size);
+    return TN_OK;
+}
+
+static tn_status check_overlaps(tn_gguf *f) {
+    qsort(f->by_name, f->entry_count, sizeof *f->by_name, compare_place);
+    const entry *last = NULL;
+    for (size_t i = 0; i < f->entry_count; i++) {
+        const entry *e = f->by_name[i];
+        if (e->bytes == 0) continue;
+        if (last && e->begin < last->begin + last->bytes)
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: tensor '%.100s' begins at byte %lld inside '%.100s'", e->described,
+                           e->name, (long long)e->begin, last->name);
+        last = e;
+    }
+    return TN_OK;
+}
+
+static tn_status place_entries(tn_gguf *f, size_t start, int64_t alignment) {
+    f->by_name = tn_mem_zalloc(f->entry_count, sizeof *f->by_name);
+    if (!f->by_name) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < f->entry_count; i++) {
+        entry *e = &f->entries[i];
+        e->name = f->names.text + e->name_at;
+        f->by_name[i] = e;
+        TRY(place_entry(f, e, (int64_t)start, alignment));
+    }
+    return check_overlaps(f);
+}
+
+static tn_status read_alignment(const tn_gguf *f, int64_t *out) {
+    *out = DEFAULT_ALIGNMENT;
+    const tn_gguf_value *v = tn_gguf_get(f, "general.alignment");
+    if (!v) return TN_OK;
+    bool is_int = v->type != TN_GGUF_ARRAY && tn_gguf_int(v, 0, out) == TN_OK;
+    if (!is_int || *out < 1 || *out > MAX_ALIGNMENT || (*out & (*out - 1)) != 0)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: general.alignment must be a power of two up to %d", v->data,
+                       MAX_ALIGNMENT);
+    return TN_OK;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static void file_release(void *file) {
+    tn_gguf *f = file;
+    if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
+    for (size_t i = 0; i < f->value_count; i++)
+        tn_mem_free(f->values[i].marks);
+    tn_mem_free(f->values);
+    tn_mem_free(f->by_key);
+    tn_mem_free(f->entries);
+    tn_mem_free(f->by_name);
+    tn_str_free(&f->names);
+    tn_map_close(&f->map);
+    tn_mem_free(f->path);
+    tn_mem_free(f);
+}
+
+static tn_status read_head(cursor *c, size_t *tensors, size_t *pairs) {
+    const uint8_t *magic;
+    uint32_t version;
+    TRY(take(c, 4, "a GGUF file's mark", &magic));
+    if (memcmp(magic, "GGUF", 4) != 0)
+        return tn_fail(TN_ERR_FORMAT, "byte 0: the file does not begin with \"GGUF\": it is no GGUF file");
+    TRY(take_u32(c, "the version", &version));
+    if (version << 16 == 0 && version != 0)
+        return tn_fail(TN_ERR_UNSUPPORTED, "byte 4: the file is big-endian; convert it to little-endian");
+    if (version == 1)
+        return tn_fail(TN_ERR_UNSUPPORTED, "byte 4: version 1; convert the model anew (2 and 3 are read)");
+    if (version != 2 && version != 3) return tn_fail(TN_ERR_FORMAT, "byte 4: version %u; 2 and 3 are read", version);
+    TRY(take_count(c, "the number of tensors", MIN_TENSOR, MAX_TENSORS, tensors));
+    return take_count(c, "the number of keys", MIN_PAIR, MAX_KEYS, pairs);
+}
+
+static tn_status read_file(tn_gguf *f) {
+    cursor c = {.bytes = f->map.data, .size = f->map.size};
+    size_t tensors = 0, pairs = 0;
+    int64_t alignment;
+    TRY(read_head(&c, &tensors, &pairs));
+    TRY(read_values(f, &c, pairs));
+    TRY(read_entries(f, &c, tensors));
+    TRY(sort_keys(f));
+    TRY(read_alignment(f, &alignment));
+    size_t behind = c.at % (size_t)alignment;
+    TRY(place_entries(f, behind ? c.at + (size_t)alignment - behind : c.at, alignment));
+    return sort_names(f);
+}
+
+static tn_status open_file(tn_gguf *f, const char *path) {
+    f->path = tn_mem_strdup(path);
+    if (!f->path) return TN_ERR_MEMORY;
+    TRY(tn_map_open(path, &f->map));
+    tn_status status = read_file(f);
+    return status == TN_OK ? TN_OK : tn_fail_prefix(status, "'%s'", path);
+}
+
+tn_status tn_gguf_open(const char *path, tn_gguf **out) {
+    if (!out) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_open: out is NULL");
+    *out = NULL;
+    if (!path) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_open: the path is NULL");
+    tn_gguf *f = tn_mem_zalloc(1, sizeof *f);
+    if (!f) return TN_ERR_MEMORY;
+    atomic_init(&f->refs, 1);
+    tn_status status = open_file(f, path);
+    if (status != TN_OK) {
+        file_release(f);
+        return status;
+    }
+    *out = f;
+    return TN_OK;
+}
+
+void tn_gguf_close(tn_gguf *file) { file_release(file); }
+
+const char *tn_gguf_path(const tn_gguf *file) { return file ? file->path : ""; }
+
+/* ---- looking at metadata ----------------------------------------------------------------------------------------- */
+
+int64_t tn_gguf_key_count(const tn_gguf *file) { return file ? (int64_t)file->value_count : 0; }
+
+const char *tn_gguf_key(const tn_gguf *file, int64_t i) {
+    return i >= 0 && i < tn_gguf_key_count(file) ? file->values[i].key : NULL;
+}
+
+const tn_gguf_value *tn_gguf_get(const tn_gguf *file, const char *key) {
+    size_t low = 0, high = file && key ? file->value_count : 0;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(file->by_key[middle]->key, key);
+        if (order == 0) return file->by_key[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+tn_gguf_type tn_gguf_type_of(const tn_gguf_value *v) { return v ? v->type : TN_GGUF_TYPE_COUNT; }
+tn_gguf_type tn_gguf_item_type(const tn_gguf_value *v) { return v ? v->item : TN_GGUF_TYPE_COUNT; }
+int64_t tn_gguf_length(const tn_gguf_value *v) { return v ? v->count : 0; }
+
+static tn_status wrong_type(const tn_gguf_value *v, const char *wanted) {
+    return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: key '%.100s' is %s%s where %s is expected", v->file->path, v->data,
+                   v->key, v->type == TN_GGUF_ARRAY ? "an array of " : "", type_rows[v->item].name, wanted);
+}
+
+static tn_status check_item(const tn_gguf_value *v, int64_t i, const void *out) {
+    if (!v || !out) return tn_fail(TN_ERR_ARGUMENT, "GGUF metadata: the value is NULL, or what receives it");
+    if (i < 0 || i >= v->count)
+        return tn_fail(TN_ERR_ARGUMENT, "'%s': key '%.100s' has %lld items, and none of number %lld", v->file->path,
+                       v->key, (long long)v->count, (long long)i);
+    return TN_OK;
+}
+
+static uint64_t item_bits(const tn_gguf_value *v, int64_t i) {
+    size_t size = type_rows[v->item].size;
+    return little_endian(v->file->map.data + v->data + (size_t)i * size, size);
+}
+
+static int64_t extend_sign(uint64_t bits, size_t bytes) {
+    uint64_t sign = 1ull << (8 * bytes - 1);
+    return (int64_t)((bits ^ sign) - sign);
+}
+
+tn_status tn_gguf_int(const tn_gguf_value *v, int64_t i, int64_t *out) {
+    TRY(check_item(v, i, out));
+    const type_row *t = &type_rows[v->item];
+    if (t->class_ == CLASS_FLOAT || t->class_ == CLASS_OTHER) return wrong_type(v, "a whole number");
+    uint64_t bits = item_bits(v, i);
+    if (t->class_ == CLASS_SIGNED) {
+        *out = extend_sign(bits, t->size);
+        return TN_OK;
+    }
+    if (bits > INT64_MAX)
+        return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: key '%.100s' holds %llu, which exceeds 63 bits", v->file->path,
+                       v->data, v->key, (unsigned long long)bits);
+    *out = (int64_t)bits;
+    return TN_OK;
+}
+
+tn_status tn_gguf_float(const tn_gguf_value *v, int64_t i, double *out) {
+    TRY(check_item(v, i, out));
+    const type_row *t = &type_rows[v->item];
+    if (t->class_ == CLASS_BOOL || t->class_ == CLASS_OTHER) return wrong_type(v, "a number");
+    uint64_t bits = item_bits(v, i);
+    uint32_t low = (uint32_t)bits;
+    float narrow;
+    memcpy(&narrow, &low, sizeof narrow);
+    if (t->class_ == CLASS_UNSIGNED)
+        *out = (double)bits;
+    else if (t->class_ == CLASS_SIGNED)
+        *out = (double)extend_sign(bits, t->size);
+    else if (t->size == sizeof narrow)
+        *out = narrow;
+    else
+        memcpy(out, &bits, sizeof *out);
+    return TN_OK;
+}
+
+tn_status tn_gguf_bool(const tn_gguf_value *v, int64_t i, bool *out) {
+    TRY(check_item(v, i, out));
+    if (v->item != TN_GGUF_BOOL) return wrong_type(v, "a bool");
+    *out = item_bits(v, i) != 0;
+    return TN_OK;
+}
+
+/* Lengths were checked when the file was opened. */
+tn_status tn_gguf_string(const tn_gguf_value *v, int64_t i, const char **text, int64_t *length) {
+    TRY(check_item(v, i, text));
+    if (!length) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_string: length is NULL");
+    if (v->item != TN_GGUF_STRING) return wrong_type(v, "a string");
+    const uint8_t *bytes = v->file->map.data;
+    const uint8_t *at = bytes + (i < MARK_STEP ? v->data : v->marks[i / MARK_STEP - 1]);
+    for (int64_t skip = i % MARK_STEP; skip > 0; skip--)
+        at += 8 + little_endian(at, 8);
+    *length = (int64_t)little_endian(at, 8);
+    *text = (const char *)at + 8;
+    return TN_OK;
+}
+
+static tn_status need_scalar(const tn_gguf *file, const char *key, const tn_gguf_value **out) {
+    if (!file || !key) return tn_fail(TN_ERR_ARGUMENT, "GGUF metadata: the file or the key is NULL");
+    *out = tn_gguf_get(file, key);
+    if (!*out) return tn_fail(TN_ERR_FORMAT, "'%s' has no key '%.100s'", file->path, key);
+    return (*out)->type == TN_GGUF_ARRAY ? wrong_type(*out, "one value") : TN_OK;
+}
+
+tn_status tn_gguf_get_int(const tn_gguf *file, const char *key, int64_t *out) {
+    const tn_gguf_value *v;
+    TRY(need_scalar(file, key, &v));
+    return tn_gguf_int(v, 0, out);
+}
+
+tn_status tn_gguf_get_float(const tn_gguf *file, const char *key, double *out) {
+    const tn_gguf_value *v;
+    TRY(need_scalar(file, key, &v));
+    return tn_gguf_float(v, 0, out);
+}
+
+tn_status tn_gguf_get_bool(const tn_gguf *file, const char *key, bool *out) {
+    const tn_gguf_value *v;
+    TRY(need_scalar(file, key, &v));
+    return tn_gguf_bool(v, 0, out);
+}
+
+tn_status tn_gguf_get_string(const tn_gguf *file, const char *key, const char **text, int64_t *length) {
+    const tn_gguf_value *v;
+    TRY(need_scalar(file, key, &v));
+    return tn_gguf_string(v, 0, text, length);
+}
+
+/* ---- looking at tensors ------------------------------------------------------------------------------------------ */
+
+static const entry *find_entry(const tn_gguf *f, const char *name) {
+    size_t low = 0, high = f->entry_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = strcmp(f->by_name[middle]->name, name);
+        if (order == 0) return f->by_name[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+static tn_dtype dtype_of(const entry *e) { return tn_dtype_size(e->type->dtype) > 0 ? e->type->dtype : TN_DTYPE_COUNT; }
+
+static tn_status describe(const tn_gguf *f, const entry *e, tn_gguf_info *info) {
+    if (!info || info->struct_size < sizeof *info)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_info: NULL, or its struct_size is not sizeof(tn_gguf_info)");
+    info->name = e->name;
+    info->dtype_name = e->type->name;
+    info->dtype = dtype_of(e);
+    info->rank = e->rank;
+    memcpy(info->shape, e->shape, sizeof info->shape);
+    info->data = f->map.data + e->begin;
+    info->bytes = e->bytes;
+    info->offset = e->begin;
+    return TN_OK;
+}
+
+int64_t tn_gguf_count(const tn_gguf *file) { return file ? (int64_t)file->entry_count : 0; }
+
+tn_status tn_gguf_at(const tn_gguf *file, int64_t i, tn_gguf_info *info) {
+    if (i < 0 || i >= tn_gguf_count(file))
+        return tn_fail(TN_ERR_ARGUMENT, "tensor %lld of a GGUF file that holds %lld", (long long)i,
+                       (long long)tn_gguf_count(file));
+    return describe(file, &file->entries[i], info);
+}
+
+tn_status tn_gguf_find(const tn_gguf *file, const char *name, tn_gguf_info *info) {
+    if (!file || !name) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_find: the file or the name is NULL");
+    const entry *e = find_entry(file, name);
+    if (!e) return tn_fail(TN_ERR_FORMAT, "'%s' has no tensor '%.100s'", file->path, name);
+    return describe(file, e, info);
+}
+
+tn_tensor *tn_gguf_tensor(const tn_gguf *file, const char *name) {
+    if (!file || !name) return tn_failed(TN_ERR_ARGUMENT, "tn_gguf_tensor: the file or the name is NULL");
+    const entry *e = find_entry(file, name);
+    if (!e) return tn_failed(TN_ERR_FORMAT, "'%s' has no tensor '%.100s'", file->path, name);
+    tn_dtype dtype = dtype_of(e);
+    if (dtype == TN_DTYPE_COUNT)
+        return tn_failed(TN_ERR_UNSUPPORTED,
+                         "'%s': byte %zu: tensor '%.100s' is of type %s, which cannot be computed with; convert the "
+                         "model to another quantisation",
+                         file->path, e->described, e->name, e->type->name);
+    const uint8_t *bytes = file->map.data + e->begin;
+    size_t alignment = e->type->block > 1 ? BLOCK_ALIGNMENT : e->type->bytes;
+    if ((uintptr_t)bytes % alignment != 0) return tn_from_data(bytes, e->shape, e->rank, dtype);
+
+    tn_gguf *owner = (tn_gguf *)(uintptr_t)file; /* counting does not change what the file says */
+    atomic_fetch_add_explicit(&owner->refs, 1, memory_order_relaxed);
+    return tn_from_ptr((void *)(uintptr_t)bytes, e->shape, e->rank, dtype, file_release, owner);
+}
