@@ -53,6 +53,50 @@ size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 void tn_gemm_f32(const tn_gemm_args *args);
 void tn_gemm_f64(const tn_gemm_args *args);
 
+/* ---- products with block-quantised weights ------------------------------------------------------------------------
+ *
+ * y[m, n] = x[m, k] · W[n, k]ᵀ in f32, W one of the block formats (TN_Q4_0 … TN_Q6_K). This is the definition; the
+ * kernels of every instruction set, for any m, any number of threads and any split, give its bits (a NaN is a NaN,
+ * whatever its payload).
+ *
+ * Weights. A block of 32 is one part of 32 weights, or in Q2_K, Q3_K and Q6_K two parts of 16. In a part, w = s·u + t:
+ *   u is an integer: 4 bits less 8 (Q4_0), 4 bits (Q4_1, Q4_K), 5 bits less 16 (Q5_0), 5 bits (Q5_1, Q5_K), 8 bits with
+ *   sign (Q8_0), 2 bits (Q2_K), 3 bits less 4 (Q3_K), 6 bits less 32 (Q6_K);
+ *   s = d, or d·scale in the K formats (d: f16 widened; the product is exact in f32);
+ *   t = the f16 minimum (Q4_1, Q5_1), −(dmin·min) (Q2_K, Q4_K, Q5_K; exact), absent in the others.
+ * Activations. Per row and per 32 elements of x, with a = max|x| of them:
+ *   a < 2⁻¹⁰⁰: q = 0, dx = 0.    Not finite (any of them): q = 0, dx = NaN.
+ *   Else dx = a / 127 and q = x · (127 / a) rounded to the nearest integer, ties to even; so |q| ≤ 127.
+ * Result. acc = +0; then for each block of ascending k, for each of its parts in order:
+ *   acc = fma(s · dx, (float)Σ u·q, acc), the sum in integers, s · dx and dx · (float)Σ q rounded to f32;
+ *   where there is a minimum: acc = fma(t, dx · (float)Σ q, acc). */
+
+/* Weights are multiplied from a form of their own: 16 rows side by side, bits and scales as few as in the file, the same
+ * on every instruction set. It takes at most 1.02 times the blocks' bytes with n rounded up to 16, and some cache lines
+ * each 16 rows. `dtype` is a block format and k a whole number of its blocks, here and in tn_qmat; any n. */
+size_t tn_qmat_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
+/* `blocks`: [n, k] as GGUF has them, row after row, any alignment. `packed`: 64-byte aligned. Runs on all threads. */
+void tn_qmat_pack(tn_dtype dtype, const void *blocks, int64_t n, int64_t k, void *packed);
+
+typedef struct tn_qmat_args {
+    int64_t m, n, k;
+    tn_dtype dtype;
+    const float *x; /* element (row, i) at x + row·x_stride + i */
+    int64_t x_stride;
+    const void *packed;
+    tn_matrix c;     /* f32; its store joint is as in tn_gemm_f32, all batch axes of extent 1 */
+    void *workspace; /* tn_qmat_workspace bytes, 64-byte aligned */
+} tn_qmat_args;
+
+/* `threads`: tn_threads() when the product will run, or more. Reads sizes, dtype and joint of args, no data. Does not
+ * shrink as m grows: what is enough for m is enough for fewer rows. */
+size_t tn_qmat_workspace(const tn_qmat_args *args, int threads);
+/* Cannot fail: all memory is given. */
+void tn_qmat(const tn_qmat_args *args);
+
+/* Blocks to f32, in the order of their elements: s·u + t, rounded once. `count` blocks; any alignment; one thread. */
+void tn_decode_blocks(tn_dtype dtype, const void *blocks, int64_t count, float *out);
+
 /* out[index[i], :] += src[i, :] in ascending i for each row (one owner a row); rows outside [0, rows) are skipped and
  * counted. out [rows, width] is read and written; src row i at src + i·src_stride. f32 or f64 by element size. */
 typedef struct tn_scatter_args {
