@@ -88,12 +88,17 @@ static void version_is_that_of_the_header(void **state) {
 static void every_dtype_has_a_row(void **state) {
     (void)state;
     for (int t = 0; t < TN_DTYPE_COUNT; t++) {
-        assert_in_range(tn_dtype_size((tn_dtype)t), 1, 8);
+        int64_t block = tn_dtype_block((tn_dtype)t);
+        assert_in_range(tn_dtype_size((tn_dtype)t), 1, block == 1 ? 8 : block * 5 / 4);
+        assert_int_equal(tn_dtype_bytes((tn_dtype)t, 3 * block), 3 * tn_dtype_size((tn_dtype)t));
         assert_string_not_equal(tn_dtype_name((tn_dtype)t), "invalid");
     }
     assert_int_equal(tn_dtype_size(TN_BF16), 2);
     assert_true(tn_dtype_is_float(TN_BF16));
     assert_false(tn_dtype_is_float(TN_U64));
+    assert_false(tn_dtype_is_float(TN_Q4_0)); /* has no gradients */
+    assert_int_equal(tn_dtype_block(TN_Q6_K), 256);
+    assert_int_equal(tn_dtype_block((tn_dtype)-1), 1);
     assert_string_equal(tn_dtype_name(TN_DTYPE_COUNT), "invalid");
     assert_int_equal(tn_dtype_size((tn_dtype)-1), 0);
 }

@@ -182,7 +182,7 @@ static kir_val random_mask(test_case *t) {
 }
 
 static void add_load(test_case *t) {
-    tn_dtype dtype = one_in(3) ? (tn_dtype)below(TN_DTYPE_COUNT) : TN_F32;
+    tn_dtype dtype = one_in(3) ? (tn_dtype)below(TN_PLAIN_DTYPES) : TN_F32;
     kir_aff index = anywhere(t, visible_axes(t));
     kir_val mask = random_mask(t);
     int buffer = -1;
@@ -281,7 +281,7 @@ static void add_store(test_case *t) {
     if (t->n_values == 0 || t->n_areas >= KIR_MAX_BUFFERS - 1) return;
     kir_val v = t->values[t->n_values - 1 - below(tn_min64(t->n_values, 5))];
     static const tn_dtype wide[KIR_TYPE_COUNT] = {TN_F32, TN_F64, TN_I32, TN_I64, TN_U32, TN_U64, TN_BOOL};
-    tn_dtype dtype = one_in(4) ? (tn_dtype)below(TN_DTYPE_COUNT) : wide[kir_val_type(t->b, v)];
+    tn_dtype dtype = one_in(4) ? (tn_dtype)below(TN_PLAIN_DTYPES) : wide[kir_val_type(t->b, v)];
     kir_aff index = apart(t, visible_axes(t));
     int buffer = add_area(t, dtype, &index, visible_axes(t), 0);
     kir_store(t->b, buffer, &index, v, random_mask(t));

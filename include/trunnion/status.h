@@ -50,7 +50,10 @@ TN_API const char *tn_status_name(tn_status s);
 TN_API const char *tn_version(void);
 
 /* Element types. The first group computes; the second is storage that converts on load and store: small integers
- * compute as i32, f16 and bf16 as f32. Values are stable: files and plug-ins store them. */
+ * compute as i32, f16 and bf16 as f32. The third is quantised in blocks of 32 or 256 neighbours that share their scales,
+ * laid out in memory as in GGUF files: weights, which tn_linear, tn_embedding, tn_dequantize and tn_cast take as they
+ * are. Shapes count elements; the last extent is a whole number of blocks. Values are stable: files and plug-ins store
+ * them. */
 typedef enum tn_dtype {
     TN_F32 = 0,
     TN_F64 = 1,
@@ -65,15 +68,32 @@ typedef enum tn_dtype {
     TN_U8 = 10,
     TN_I16 = 11,
     TN_U16 = 12,
+    TN_Q4_0 = 13, /* blocks of 32 */
+    TN_Q4_1 = 14,
+    TN_Q5_0 = 15,
+    TN_Q5_1 = 16,
+    TN_Q8_0 = 17,
+    TN_Q2_K = 18, /* blocks of 256 */
+    TN_Q3_K = 19,
+    TN_Q4_K = 20,
+    TN_Q5_K = 21,
+    TN_Q6_K = 22,
     TN_DTYPE_COUNT
 } tn_dtype;
 
-/* Bytes an element, 0 for a value outside the enumeration. */
+/* Bytes an element, or a block for types that are quantised in blocks; 0 for a value outside the enumeration. */
 TN_API size_t tn_dtype_size(tn_dtype t);
 
-/* "f32", "i64" …; "invalid" for a value outside the enumeration. */
+/* Elements a block: 1 for plain types and for a value outside the enumeration. */
+TN_API int64_t tn_dtype_block(tn_dtype t);
+
+/* Bytes of numel elements, which are whole blocks. */
+TN_API size_t tn_dtype_bytes(tn_dtype t, int64_t numel);
+
+/* "f32", "i64", "q4_0" …; "invalid" for a value outside the enumeration. */
 TN_API const char *tn_dtype_name(tn_dtype t);
 
+/* f16, bf16, f32, f64: not the types that are quantised in blocks, which have no gradients. */
 TN_API bool tn_dtype_is_float(tn_dtype t);
 
 #ifdef __cplusplus

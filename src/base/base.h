@@ -27,6 +27,10 @@ static inline int64_t tn_min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t tn_max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t tn_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/* The plain dtypes come first: those of which an element can be loaded, stored and computed with on its own. */
+enum { TN_PLAIN_DTYPES = TN_U16 + 1 };
+static inline bool tn_dtype_is_quantized(tn_dtype t) { return t > TN_U16 && t < TN_DTYPE_COUNT; }
+
 /* ---- status and errors (text.c) ---------------------------------------------------------------------------------- */
 
 /* Stores the formatted text as this thread's error and returns `code`: `return tn_fail(TN_ERR_IO, "...", ...)`. */

@@ -34,15 +34,17 @@ static tn_status computed_node(const tn_tensor *t, tn_node **out) {
     return tn_fail(TN_ERR_STATE, "a tensor that another thread recorded: that thread must evaluate it (tn_eval) first");
 }
 
-/* Elements of a strided view, in order, out of its root's bytes. */
+/* Elements of a strided view, in order, out of its root's bytes; block by block where neighbours share one. */
 static void gather(const tn_node *n, const char *root, char *out) {
     size_t size = tn_dtype_size((tn_dtype)n->dtype);
+    int64_t block = tn_dtype_block((tn_dtype)n->dtype);
     int64_t at[TN_MAX_RANK] = {0}, place = n->layout[0];
-    for (int64_t i = tn_node_numel(n); i-- > 0; out += size) {
-        memcpy(out, root + place * (int64_t)size, size);
+    for (int64_t i = tn_node_numel(n) / block; i-- > 0; out += size) {
+        memcpy(out, root + place / block * (int64_t)size, size);
         for (int d = n->rank - 1; d >= 0; d--) {
-            place += n->layout[1 + d];
-            if (++at[d] < n->shape[d]) break;
+            int64_t step = d == n->rank - 1 ? block : 1;
+            place += n->layout[1 + d] * step;
+            if ((at[d] += step) < n->shape[d]) break;
             place -= n->layout[1 + d] * n->shape[d];
             at[d] = 0;
         }

@@ -337,7 +337,7 @@ static const char *dtype_word(tn_dtype dtype) {
     return NULL;
 }
 
-static size_t tensor_bytes(const tn_tensor *t) { return (size_t)tn_numel(t) * tn_dtype_size(tn_dtype_of(t)); }
+static size_t tensor_bytes(const tn_tensor *t) { return tn_dtype_bytes(tn_dtype_of(t), tn_numel(t)); }
 
 static int compare_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
@@ -372,6 +372,9 @@ static tn_status prepare(const tn_named_tensor *tensors, int count) {
             status = tn_fail(TN_ERR_ARGUMENT, "safetensors: tensor '%s' is NULL", name);
         else if ((status = tn_status_of(tensors[i].tensor)) != TN_OK)
             tn_fail_prefix(status, "safetensors: '%s'", name);
+        else if (!dtype_word(tn_dtype_of(tensors[i].tensor)))
+            status = tn_fail(TN_ERR_DTYPE, "safetensors: '%s' is %s, which the format has no word for; save tn_dequantize of it", name,
+                             tn_dtype_name(tn_dtype_of(tensors[i].tensor)));
         all[i] = (tn_tensor *)(uintptr_t)tensors[i].tensor;
     }
     if (status == TN_OK) status = check_distinct(tensors, count);

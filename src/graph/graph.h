@@ -162,6 +162,7 @@ typedef struct tn_op_impl {
     bool promote;                                 /* inputs are cast to their common dtype first (PyTorch's rules) */
     bool to_float;                                /* integer inputs are cast to f32 (exp, div …) */
     uint8_t promote_from;                         /* first input that promotion touches: 1 for where(condition, x, y) */
+    uint8_t quantized;                            /* bit i: input i may be quantised in blocks (tn_dtype_is_quantized) */
     uint8_t reduce;                               /* TN_REDUCTION, TN_SCANNING: a kir_reduce */
     tn_status (*infer)(tn_infer *c);
     tn_node *(*compose)(tn_build *b, const tn_node *n);

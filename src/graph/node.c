@@ -212,7 +212,7 @@ int64_t tn_node_numel(const tn_node *n) {
     return count;
 }
 
-size_t tn_node_bytes(const tn_node *n) { return (size_t)tn_node_numel(n) * tn_dtype_size((tn_dtype)n->dtype); }
+size_t tn_node_bytes(const tn_node *n) { return tn_dtype_bytes((tn_dtype)n->dtype, tn_node_numel(n)); }
 
 void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride) {
     int64_t s = 1;
@@ -359,6 +359,17 @@ static tn_status check_device(tn_infer *c) {
     return TN_OK;
 }
 
+/* A view of blocks keeps them whole: rows of whole blocks, one behind the other inside a row. */
+static tn_status check_blocks(const tn_infer *c) {
+    int64_t block = tn_dtype_block(c->dtype);
+    bool whole = c->rank > 0 && c->shape[c->rank - 1] % block == 0 && c->offset % block == 0;
+    for (int d = 0; whole && d < c->rank; d++) whole = d == c->rank - 1 ? c->stride[d] == 1 : c->stride[d] % block == 0;
+    if (whole) return TN_OK;
+    char text[96];
+    return tn_fail(TN_ERR_DTYPE, "%s: %s is %s, whose blocks of %lld elements would be cut: only whole rows can be taken; use tn_dequantize first",
+                   c->row->name, tn_shape_text(c->in[0], text, sizeof text), tn_dtype_name(c->dtype), (long long)block);
+}
+
 static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, const tn_attrs *attrs, tn_node **out) {
     const tn_op_row *row = tn_op(op);
     tn_attrs own;
@@ -371,6 +382,7 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
     tn_infer c = {.row = row, .in = in, .n_in = n_in, .attrs = &own};
     TRY(check_device(&c));
     TRY(row->impl->infer(&c));
+    if (tn_dtype_is_quantized(c.dtype)) TRY(check_blocks(&c));
     tn_node *n = node_new();
     if (!n) return TN_ERR_MEMORY;
     tn_status s = node_fill(n, &c, op);
@@ -430,6 +442,19 @@ static tn_node *first_error(tn_node *const *in, int n_in) {
     return NULL;
 }
 
+/* Blocks are weights: few ops read them, and no promotion may decode them unasked. */
+static tn_status check_plain(const tn_op_row *row, tn_node *const *in, int n_in) {
+    for (int i = 0; i < n_in; i++) {
+        bool refused = in[i] && tn_dtype_is_quantized((tn_dtype)in[i]->dtype) && !(i < 8 && row->impl->quantized >> i & 1);
+        if (!refused) continue;
+        char text[96];
+        return tn_fail(TN_ERR_DTYPE, "%s: input %d, %s, is %s, quantised in blocks; use tn_dequantize(x, TN_F32) first (as they are, blocks are "
+                       "weights of tn_linear and tn_embedding, and can be sliced by rows)", row->name, i + 1,
+                       tn_shape_text(in[i], text, sizeof text), tn_dtype_name((tn_dtype)in[i]->dtype));
+    }
+    return TN_OK;
+}
+
 static bool needs_casts(const tn_op_row *row, tn_node *const *in, int n_in, tn_dtype *to) {
     if (!promoted_dtype(row, in, n_in, to)) return false;
     for (int i = row->impl->promote_from; i < n_in; i++)
@@ -463,7 +488,9 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     if (n_in > MAX_INPUTS)
         return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", row->name, n_in, MAX_INPUTS));
     tn_dtype to = TN_F32;
-    tn_status s = needs_casts(row, in, n_in, &to) ? node_promoted(r, op, in, n_in, attrs, to, &n) : node_try(r, op, in, n_in, attrs, &n);
+    tn_status s = check_plain(row, in, n_in);
+    if (s != TN_OK) return failed_here(r, s);
+    s = needs_casts(row, in, n_in, &to) ? node_promoted(r, op, in, n_in, attrs, to, &n) : node_try(r, op, in, n_in, attrs, &n);
     if (s != TN_OK) return failed_here(r, s);
     s = recorder_bound(r);
     if (s == TN_OK) return n;

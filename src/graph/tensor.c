@@ -437,10 +437,13 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
 static tn_status data_bytes(const int64_t *shape, int rank, tn_dtype dtype, size_t *bytes) {
     if (rank < 0 || rank > TN_MAX_RANK) return tn_fail(TN_ERR_SHAPE, "a tensor of rank %d: 0 to %d are possible", rank, TN_MAX_RANK);
     if (tn_dtype_size(dtype) == 0) return tn_fail(TN_ERR_DTYPE, "%d is no dtype", (int)dtype);
-    int64_t total = (int64_t)tn_dtype_size(dtype);
+    int64_t total = (int64_t)tn_dtype_size(dtype), block = tn_dtype_block(dtype);
+    if (block > 1 && (rank == 0 || shape[rank - 1] % block))
+        return tn_fail(TN_ERR_SHAPE, "the last extent of a tensor of %s is %lld; it must be a whole number of blocks of %lld",
+                       tn_dtype_name(dtype), (long long)(rank ? shape[rank - 1] : 1), (long long)block);
     for (int d = 0; d < rank; d++) {
         if (shape[d] < 0) return tn_fail(TN_ERR_SHAPE, "extent %d of the shape is %lld: negative", d, (long long)shape[d]);
-        if (tn_mul_overflow(total, shape[d], &total)) return tn_fail(TN_ERR_SHAPE, "the shape has more than 2^63 bytes");
+        if (tn_mul_overflow(total, d == rank - 1 ? shape[d] / block : shape[d], &total)) return tn_fail(TN_ERR_SHAPE, "the shape has more than 2^63 bytes");
     }
     *bytes = (size_t)total;
     return TN_OK;
@@ -477,6 +480,8 @@ tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtyp
     tn_buffer *b = NULL;
     tn_status s = data_bytes(shape, rank, dtype, &bytes);
     if (s == TN_OK && !device) s = tn_error_code();
+    if (s == TN_OK && tn_dtype_is_quantized(dtype) && (uintptr_t)data % 2)
+        s = tn_fail(TN_ERR_ARGUMENT, "tn_from_ptr: blocks of %s must lie at an even address: copy them with tn_from_data", tn_dtype_name(dtype));
     if (s == TN_OK) s = tn_buffer_borrow(device, data, bytes, release, ctx, &b);
     if (s == TN_OK) return from_buffer(b, shape, rank, dtype);
     if (release) release(ctx);

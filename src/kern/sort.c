@@ -23,7 +23,7 @@ typedef struct key_rule {
     uint64_t infinity;
 } key_rule;
 
-static const key_rule rules[TN_DTYPE_COUNT] = {
+static const key_rule rules[TN_PLAIN_DTYPES] = {
     [TN_F32] = {KEY_FLOAT, 0x7f800000}, [TN_F64] = {KEY_FLOAT, 0x7ff0000000000000},
     [TN_F16] = {KEY_FLOAT, 0x7c00},     [TN_BF16] = {KEY_FLOAT, 0x7f80},
     [TN_I32] = {KEY_SIGNED, 0},         [TN_I64] = {KEY_SIGNED, 0},

@@ -59,12 +59,13 @@ const char *kir_reduce_name(kir_reduce k) { return (unsigned)k < TN_COUNT(REDUCE
 size_t kir_type_size(kir_type t) { return (unsigned)t < KIR_TYPE_COUNT ? TYPE_SIZES[t] : 0; }
 
 kir_type kir_type_of(tn_dtype t) {
-    static const kir_type computes[TN_DTYPE_COUNT] = {
+    static const kir_type computes[TN_PLAIN_DTYPES] = {
         [TN_F32] = KIR_F32,  [TN_F64] = KIR_F64, [TN_I32] = KIR_I32, [TN_I64] = KIR_I64, [TN_U32] = KIR_U32,
         [TN_U64] = KIR_U64,  [TN_BOOL] = KIR_BOOL, [TN_F16] = KIR_F32, [TN_BF16] = KIR_F32, [TN_I8] = KIR_I32,
         [TN_U8] = KIR_I32,   [TN_I16] = KIR_I32, [TN_U16] = KIR_I32,
     };
-    return (unsigned)t < TN_DTYPE_COUNT ? computes[t] : KIR_TYPE_COUNT;
+    if (tn_dtype_is_quantized(t)) return KIR_F32;
+    return (unsigned)t < TN_PLAIN_DTYPES ? computes[t] : KIR_TYPE_COUNT;
 }
 
 bool kir_op_takes(kir_op op, int n) { return op >= KIR_NEG && op <= KIR_PHILOX && OPS[op].arity == n; }
@@ -272,7 +273,7 @@ static tn_status check_counts(const kir_program *p) {
                 (p->ins || p->n_ins == 0) && (p->access || p->n_access == 0);
     if (!sane) return tn_fail(TN_ERR_ARGUMENT, "kernel program: a count is outside its limits");
     for (int i = 0; i < p->n_buffers; i++) {
-        if (p->buffer_dtype[i] >= TN_DTYPE_COUNT) {
+        if (p->buffer_dtype[i] >= TN_PLAIN_DTYPES) {
             return tn_fail(TN_ERR_ARGUMENT, "kernel program: buffer %d has no valid dtype", i);
         }
     }

@@ -147,7 +147,8 @@ typedef struct kir_launch {
 
 const char *kir_op_name(kir_op op);
 size_t kir_type_size(kir_type t);
-kir_type kir_type_of(tn_dtype t); /* the type in which a dtype computes */
+kir_type kir_type_of(tn_dtype t); /* the type in which a dtype computes; f32 for what is quantised in blocks, whose bytes
+                                   * a program decodes: its buffers have plain dtypes */
 
 /* ---- building (kir.c) ------------------------------------------------------------------------------------------- */
 

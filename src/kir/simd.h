@@ -61,7 +61,7 @@ typedef struct kir_simd_table {
     kir_fn *philox[2];                 /* 1: the key is a single element */
     kir_fn *fused[KIR_FIRSTS][KIR_SECONDS][2][2];   /* b, c single */
     kir_fn *choose[3][KIR_SHAPES][2][2];            /* EQ, LT, LE; shape of the comparison; yes, no single */
-    kir_fn *load[TN_DTYPE_COUNT], *store[TN_DTYPE_COUNT]; /* conversions; NULL where bits are only copied */
+    kir_fn *load[TN_PLAIN_DTYPES], *store[TN_PLAIN_DTYPES]; /* conversions; NULL where bits are only copied */
 
     /* Reductions along memory. lanes: d has KIR_LANES partial results, *b (int64) is the lane of a[0]. fold: *d from the
      * lanes in a. rows: d[i] from row i of a, n rows of *b (int64) elements, at most KIR_BLOCK. */

@@ -293,7 +293,7 @@ static tn_status set_types(tn_case_reader *r, text_span value) {
     while (value.length > 0) {
         text_span item, behind = {0};
         if (!split_at(value, ',', &item, &behind)) item = value;
-        if (r->type_count == TN_DTYPE_COUNT || !dtype_of(item, &r->types[r->type_count]))
+        if (r->type_count == TN_PLAIN_DTYPES || !dtype_of(item, &r->types[r->type_count]))
             return refuse(r, item, "no dtype");
         r->type_count++;
         value = behind;
@@ -450,7 +450,7 @@ void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
 static double unit_at(tn_dtype t, double v) {
     static const struct {
         int bits, least; /* of the significand; exponent of the least normal number */
-    } formats[TN_DTYPE_COUNT] = {
+    } formats[TN_PLAIN_DTYPES] = {
         [TN_F32] = {24, -126}, [TN_F64] = {53, -1022}, [TN_F16] = {11, -14}, [TN_BF16] = {8, -126}};
     int e = formats[t].least + 1;
     if (fabs(v) >= ldexp(1, formats[t].least)) frexp(v, &e);

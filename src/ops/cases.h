@@ -35,7 +35,7 @@ typedef struct tn_case_reader {
     int op;
     const char *at;
     tn_case settings; /* those that hold until they are set anew */
-    tn_dtype types[TN_DTYPE_COUNT];
+    tn_dtype types[TN_PLAIN_DTYPES];
     int type_count, next_type;
     const char *begin; /* of the case that is being read with each of the types */
 } tn_case_reader;

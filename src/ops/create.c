@@ -8,7 +8,7 @@
 
 static tn_status infer_made(tn_infer *c) {
     int64_t rank = c->attrs->i[0], dtype = c->attrs->i[1 + rank];
-    if (dtype < 0 || dtype >= TN_DTYPE_COUNT)
+    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
         return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
     c->dtype = (tn_dtype)dtype;
     return tn_infer_shape(c, c->attrs->i + 1, rank);

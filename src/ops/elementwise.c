@@ -219,7 +219,7 @@ const tn_op_impl tn_impl_bitwise_not = {.class_ = TN_ELEMENTWISE,
 /* cast(x, dtype): x converted. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0. */
 static tn_status infer_cast(tn_infer *c) {
     int64_t dtype = c->attrs->i[TN_CAST_DTYPE];
-    if (dtype < 0 || dtype >= TN_DTYPE_COUNT) return tn_fail(TN_ERR_DTYPE, "cast: %lld is no dtype", (long long)dtype);
+    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES) return tn_fail(TN_ERR_DTYPE, "cast: %lld is no dtype", (long long)dtype);
     TRY(tn_infer_same(c));
     c->dtype = (tn_dtype)dtype;
     return TN_OK;
@@ -666,7 +666,7 @@ const tn_op_impl tn_impl_where = {
 static tn_status infer_full(tn_infer *c) {
     int64_t rank = c->attrs->i[0];
     int64_t dtype = c->attrs->i[1 + rank];
-    if (dtype < 0 || dtype >= TN_DTYPE_COUNT)
+    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
         return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
     c->dtype = (tn_dtype)dtype;
     return tn_infer_shape(c, c->attrs->i + 1, rank);
@@ -692,7 +692,7 @@ const tn_op_impl tn_impl_full = {
 static tn_status infer_arange(tn_infer *c) {
     const double *f = c->attrs->f;
     int64_t dtype = c->attrs->i[TN_ARANGE_DTYPE];
-    if (dtype < 0 || dtype >= TN_DTYPE_COUNT || dtype == TN_BOOL)
+    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES || dtype == TN_BOOL)
         return tn_fail(TN_ERR_DTYPE, "arange: %s is no number type", tn_dtype_name((tn_dtype)dtype));
     double length = ceil((f[TN_ARANGE_END] - f[TN_ARANGE_START]) / f[TN_ARANGE_STEP]);
     if (!(length >= 0 && length < 0x1p53))

@@ -117,6 +117,7 @@ static void reference_copy(const tn_reference *r) {
     memcpy(r->out, r->in[0], (size_t)tn_node_numel(r->node) * sizeof *r->out);
 }
 const tn_op_impl tn_impl_view = {.class_ = TN_VIEW_OP,
+                                 .quantized = 1,
                                  .infer = infer_view,
                                  .grad = grad_view,
                                  .lower = lower_view,
@@ -293,6 +294,7 @@ static void reference_slice(const tn_reference *r) {
 }
 const tn_op_impl tn_impl_slice = {
     .class_ = TN_VIEW_OP,
+    .quantized = 1,
     .infer = infer_slice,
     .grad = grad_slice,
     .lower = lower_slice,
