@@ -1,7 +1,7 @@
 """layers.py — every #include goes upwards: a folder of src/ may include its own headers and those of folders above it.
 
 The order below is the architecture. Everything may include the public headers (include/trunnion) and the system's;
-nn, cli and examples may include nothing else but headers of their own folder, which proves that the public interface is
+nn, text, cli and examples may include nothing else but headers of their own folder, which proves that the public interface is
 enough. Prints one line a fault, as file:line, and fails if there is one.
 """
 
@@ -10,8 +10,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-ORDER = ["base", "kir", "kern", "hal", "drivers", "graph", "ops", "core", "engines", "formats", "nn"]
-PUBLIC_ONLY = {"nn"}
+ORDER = ["base", "kir", "kern", "hal", "drivers", "graph", "ops", "core", "engines", "formats", "nn", "text"]
+PUBLIC_ONLY = {"nn", "text"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 ENDINGS = {".c", ".h", ".def", ".inc"}

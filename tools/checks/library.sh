@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
-# library.sh BUILD — what the built library promises its users: it needs only the C library, it is small, its names
-# cannot clash with theirs, and nothing in it can end their process.
+# library.sh BUILD — what the built libraries promise their users: libtrunnion needs only the C library, libtrunnion-text
+# beside it PCRE2 and utf8proc; they are small, their names cannot clash with the users', and nothing in them can end the
+# process.
 set -u
 cd "$(dirname "$0")/../.."
 build=$1
-shared=$build/libtrunnion.so
-static=$build/libtrunnion.a
-size_limit=1000000
 passed=0 failed=0
 
 # verdict NAME FAULTS — one promise is kept when no fault was found.
@@ -20,40 +18,55 @@ verdict() {
     fi
 }
 
-for file in "$shared" "$static"; do
-    if [ ! -e "$file" ]; then
-        echo "$file is not there"
-        exit 1
-    fi
-done
+# check_library NAME BYTES NEEDED GLOBAL — its promises: smaller than BYTES; needs at most the libraries that NEEDED
+# (a pattern) names; global names of the static library match GLOBAL.
+check_library() {
+    local name=$1 size_limit=$2 may_need=$3 may_define=$4
+    local shared=$build/$name.so static=$build/$name.a file
+    for file in "$shared" "$static"; do
+        if [ ! -e "$file" ]; then
+            verdict "$name is built" "  $file is not there"
+            return
+        fi
+    done
 
-# The loader itself is named where thread-local storage is used; it is part of the C library.
-needed=$(readelf -dW "$shared" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
-verdict "needs libc, libm, libdl and libpthread at most" \
-    "$(grep -vE '^(lib(c|m|dl|pthread)\.so|ld-linux|ld-musl|libc\.musl)' <<<"$needed" | sed '/^$/d; s/^/  needs /')"
+    # The loader itself is named where thread-local storage is used; it is part of the C library.
+    local needed
+    needed=$(readelf -dW "$shared" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+    verdict "$name needs $may_need at most" \
+        "$(grep -vE "^(lib($may_need)\.so|ld-linux|ld-musl|libc\.musl)" <<<"$needed" | sed '/^$/d; s/^/  needs /')"
 
-soname=$(readelf -dW "$shared" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
-verdict "is called libtrunnion.so.0 by its users" "$([ "$soname" = libtrunnion.so.0 ] || echo "  SONAME is $soname")"
+    local soname
+    soname=$(readelf -dW "$shared" | sed -n 's/.*(SONAME).*\[\(.*\)\]/\1/p')
+    verdict "$name is called $name.so.0 by its users" "$([ "$soname" = "$name.so.0" ] || echo "  SONAME is $soname")"
 
-stripped=$build/check/libtrunnion.stripped
-mkdir -p "$build/check"
-strip -o "$stripped" "$shared"
-size=$(stat -c %s "$stripped")
-verdict "is smaller than $size_limit bytes, stripped ($size)" "$([ "$size" -lt $size_limit ] || echo "  $size bytes")"
+    local stripped=$build/check/$name.stripped size
+    mkdir -p "$build/check"
+    strip -o "$stripped" "$shared"
+    size=$(stat -c %s "$stripped")
+    verdict "$name is smaller than $size_limit bytes, stripped ($size)" \
+        "$([ "$size" -lt "$size_limit" ] || echo "  $size bytes")"
 
-exported=$(nm -D --defined-only --format=posix "$shared" | cut -d' ' -f1)
-verdict "exports names that begin with tn_ alone ($(wc -w <<<"$exported"))" \
-    "$(grep -v '^tn_' <<<"$exported" | sed '/^$/d; s/^/  exports /')"
+    local exported
+    exported=$(nm -D --defined-only --format=posix "$shared" | cut -d' ' -f1)
+    verdict "$name exports names that begin with tn_ alone ($(wc -w <<<"$exported"))" \
+        "$(grep -v '^tn_' <<<"$exported" | sed '/^$/d; s/^/  exports /')"
 
-# A static library shares one space of names with the program that links it, hidden visibility or not.
-global=$(nm -g --defined-only --format=posix "$static" 2>/dev/null | awk 'NF > 1 { print $1 }' | sort -u)
-verdict "has no global name without tn_ or kir_ in the static library ($(wc -w <<<"$global"))" \
-    "$(grep -v '^\(tn\|kir\)_' <<<"$global" | sed '/^$/d; s/^/  defines /')"
+    # A static library shares one space of names with the program that links it, hidden visibility or not.
+    local global
+    global=$(nm -g --defined-only --format=posix "$static" 2>/dev/null | awk 'NF > 1 { print $1 }' | sort -u)
+    verdict "$name has global names of the form $may_define alone in the static library ($(wc -w <<<"$global"))" \
+        "$(grep -v "^$may_define" <<<"$global" | sed '/^$/d; s/^/  defines /')"
 
-# Looked for in the static library, which holds also what the linker left out of the shared one.
-undefined=$(nm -u --format=posix "$static" 2>/dev/null | awk '{ print $1 }' | sort -u)
-verdict "calls nothing that ends the process" \
-    "$(grep -xE 'abort|exit|quick_exit|__assert_fail' <<<"$undefined" | sed 's/^/  calls /')"
+    # Looked for in the static library, which holds also what the linker left out of the shared one.
+    local undefined
+    undefined=$(nm -u --format=posix "$static" 2>/dev/null | awk '{ print $1 }' | sort -u)
+    verdict "$name calls nothing that ends the process" \
+        "$(grep -xE 'abort|exit|quick_exit|__assert_fail' <<<"$undefined" | sed 's/^/  calls /')"
+}
+
+check_library libtrunnion 1000000 'c|m|dl|pthread' '\(tn\|kir\)_'
+check_library libtrunnion-text 300000 'c|m|dl|pthread|trunnion|pcre2-8|utf8proc' 'tn_'
 
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed = 0 ]

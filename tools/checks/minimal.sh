@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# minimal.sh BUILD — every driver and engine can be left out: the build with none of them works, and the listing names
-# each with "not built" as its reason. The processor stays.
+# minimal.sh BUILD — every driver and engine can be left out, and the second library too: the build with none of them
+# works, the listing names each with "not built" as its reason, and the subcommands of the second library say what is
+# missing. The processor stays.
 set -eu
 cd "$(dirname "$0")/../.."
 build=$1
 parts=$(sed -n 's/^set(TN_PARTS \(.*\))$/\1/p' CMakeLists.txt)
-options=(-DTRUNNION_SHARED=OFF "-DTRUNNION_WERROR=${WERROR:-ON}")
+options=(-DTRUNNION_SHARED=OFF -DTRUNNION_TEXT=OFF "-DTRUNNION_WERROR=${WERROR:-ON}")
 for part in $parts; do
     options+=("-DTRUNNION_$part=OFF")
 done
