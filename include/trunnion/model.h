@@ -103,6 +103,7 @@ TN_API const tn_gguf_value *tn_gguf_get(const tn_gguf *file, const char *key); /
 TN_API tn_gguf_type tn_gguf_type_of(const tn_gguf_value *v);   /* TN_GGUF_TYPE_COUNT for NULL */
 TN_API tn_gguf_type tn_gguf_item_type(const tn_gguf_value *v); /* of an array's items; of a scalar its own type */
 TN_API int64_t tn_gguf_length(const tn_gguf_value *v);         /* items of an array; 1 for a scalar, 0 for NULL */
+TN_API int64_t tn_gguf_offset(const tn_gguf_value *v);         /* place of the first item in the file; -1 for NULL */
 
 /* Item i of an array; a scalar or a string has one item, number 0. Integers of every width and booleans are ints, f32, f64
  * and ints are floats. A string's bytes lie in the mapping: `length` of them, not terminated, of any content.

@@ -541,6 +541,7 @@ const tn_gguf_value *tn_gguf_get(const tn_gguf *file, const char *key) {
 tn_gguf_type tn_gguf_type_of(const tn_gguf_value *v) { return v ? v->type : TN_GGUF_TYPE_COUNT; }
 tn_gguf_type tn_gguf_item_type(const tn_gguf_value *v) { return v ? v->item : TN_GGUF_TYPE_COUNT; }
 int64_t tn_gguf_length(const tn_gguf_value *v) { return v ? v->count : 0; }
+int64_t tn_gguf_offset(const tn_gguf_value *v) { return v ? (int64_t)v->data : -1; }
 
 static tn_status wrong_type(const tn_gguf_value *v, const char *wanted) {
     return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: key '%.100s' is %s%s where %s is expected", v->file->path, v->data,
