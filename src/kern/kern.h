@@ -157,11 +157,11 @@ void tn_cache_append(const tn_cache_append_args *args);
  *     are left out, and so are invisible keys of the others;
  *   - score s_j = scale · (q·k_j), where q·k_j is the matrix product's: ascending fma chains of KIR_KSUM from +0, added in
  *     order;
- *   - chunk: m = max s_j (NaN ignored; 0 in place of -inf below); p_j = exp(s_j - m); l = Σ p_j, where place t of the
- *     page is added to lane t % 16, ascending, invisible ones as +0, and lane t takes lane t + w for w = 8, 4, 2, 1;
- *     o = Σ p_j · v_j, one fma chain from +0 over the visible keys ascending;
- *   - the chunks are merged ascending; the first is taken as it is, then with M = max(M', m), a = exp(M' - M),
- *     b = exp(m - M) (M = 0 in place of -inf): L = fma(l, b, L'·a), O = fma(o, b, O'·a);
+ *   - chunk: m = max s_j, NaN ignored; p_j = exp(s_j - m), with 0 in place of an m of -inf; l = Σ p_j, where place t of
+ *     the page is added to lane t % 16, ascending, invisible ones as +0, and then lane t takes lane t + w for w = 8, 4,
+ *     2, 1; o = Σ p_j · v_j, one fma chain from +0 over the visible keys, ascending;
+ *   - the chunks are merged ascending from M = -inf, L = 0, O = 0: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), with
+ *     0 in place of an M' of -inf; L = fma(l, b, L·a), O = fma(o, b, O·a), M = M';
  *   - out = O / L. Scores that are all -inf give NaN, and so does a NaN or +inf among them.
  * exp is kir_exp_f32. A row's bits depend on its own query and visible keys alone: not on n, the cut of a prompt, the
  * place of pages, threads or instruction set. */

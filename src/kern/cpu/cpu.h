@@ -1,7 +1,7 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
- * gemm.c and gemm_f64.c are compiled with the flags of each instruction set and export one table each; select.c looks
- * at the processor once and keeps the best tables that this build has. */
+ * gemm.c, gemm_f64.c and attention.c are compiled with the flags of each instruction set and export one table each;
+ * select.c looks at the processor once and keeps the best tables that this build has. */
 #ifndef TN_KERN_CPU_H
 #define TN_KERN_CPU_H
 
@@ -16,6 +16,14 @@ typedef struct tn_gemm_table {
 extern const tn_gemm_table tn_gemm_table_f32_base, tn_gemm_table_f64_base;
 extern const tn_gemm_table tn_gemm_table_f32_avx2, tn_gemm_table_f64_avx2;
 extern const tn_gemm_table tn_gemm_table_f32_avx512, tn_gemm_table_f64_avx512;
+
+typedef struct tn_attention_table {
+    void (*run)(const tn_attention_args *args);
+    size_t (*workspace)(const tn_attention_args *args, int threads);
+    void (*append)(const tn_cache_append_args *args);
+} tn_attention_table;
+
+extern const tn_attention_table tn_attention_table_base, tn_attention_table_avx2, tn_attention_table_avx512;
 
 /* Test hook: uses the kernels of `isa` from now on. false, and nothing changes, when this build or this processor does
  * not have them. What was packed or sized before must not be used again. */

@@ -3,25 +3,26 @@
  * Every instruction set yields the same bits, so the choice is about speed alone; TRUNNION_ISA lowers it (tn_cpu). */
 #include "kern/cpu/cpu.h"
 
-typedef struct gemm_tables {
+typedef struct kernel_tables {
     const tn_gemm_table *f32, *f64;
-} gemm_tables;
+    const tn_attention_table *attention;
+} kernel_tables;
 
 /* Best last; what this build lacks takes the row before it. */
-static const gemm_tables built[TN_ISA_COUNT] = {
-    [TN_ISA_BASE] = {&tn_gemm_table_f32_base, &tn_gemm_table_f64_base},
+static const kernel_tables built[TN_ISA_COUNT] = {
+    [TN_ISA_BASE] = {&tn_gemm_table_f32_base, &tn_gemm_table_f64_base, &tn_attention_table_base},
 #ifdef TN_HAVE_AVX2
-    [TN_ISA_AVX2] = {&tn_gemm_table_f32_avx2, &tn_gemm_table_f64_avx2},
+    [TN_ISA_AVX2] = {&tn_gemm_table_f32_avx2, &tn_gemm_table_f64_avx2, &tn_attention_table_avx2},
 #endif
 #ifdef TN_HAVE_AVX512
-    [TN_ISA_AVX512] = {&tn_gemm_table_f32_avx512, &tn_gemm_table_f64_avx512},
+    [TN_ISA_AVX512] = {&tn_gemm_table_f32_avx512, &tn_gemm_table_f64_avx512, &tn_attention_table_avx512},
 #endif
 };
 
-static _Atomic(const gemm_tables *) chosen;
+static _Atomic(const kernel_tables *) chosen;
 
 /* Threads that get here at the same time find the same answer. */
-static const gemm_tables *choose(void) {
+static const kernel_tables *choose(void) {
     int isa = (int)tn_cpu().isa;
     while (isa > TN_ISA_BASE && !built[isa].f32)
         isa--;
@@ -29,8 +30,8 @@ static const gemm_tables *choose(void) {
     return &built[isa];
 }
 
-static const gemm_tables *tables(void) {
-    const gemm_tables *t = atomic_load_explicit(&chosen, memory_order_relaxed);
+static const kernel_tables *tables(void) {
+    const kernel_tables *t = atomic_load_explicit(&chosen, memory_order_relaxed);
     return t ? t : choose();
 }
 
@@ -41,15 +42,23 @@ bool tn_gemm_use(tn_isa isa) {
 }
 
 size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) {
-    const gemm_tables *t = tables();
+    const kernel_tables *t = tables();
     return (dtype == TN_F64 ? t->f64 : t->f32)->packed_bytes(n, k);
 }
 
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
-    const gemm_tables *t = tables();
+    const kernel_tables *t = tables();
     return (dtype == TN_F64 ? t->f64 : t->f32)->workspace(args, threads);
 }
 
 void tn_gemm_f32(const tn_gemm_args *args) { tables()->f32->run(args); }
 
 void tn_gemm_f64(const tn_gemm_args *args) { tables()->f64->run(args); }
+
+size_t tn_attention_workspace(const tn_attention_args *args, int threads) {
+    return tables()->attention->workspace(args, threads);
+}
+
+void tn_attention(const tn_attention_args *args) { tables()->attention->run(args); }
+
+void tn_cache_append(const tn_cache_append_args *args) { tables()->attention->append(args); }

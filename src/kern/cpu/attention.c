@@ -1,0 +1,642 @@
+/* attention.c — causal attention over a paged cache; compiled once per instruction set.
+ *
+ * The work is cut into blocks: some queries and all heads that share one kv head, so that each chunk of 64 keys is
+ * brought once, widened to f32 and laid out for vectors, for many rows. Scores and sums are then small matrix products
+ * in the first cache. Every chunk yields its own maximum, sum and weighted values, which are merged in ascending order:
+ * a thread may therefore take any run of chunks of a block, and the bits stay (kern.h has the definition).
+ *
+ * Prompts have many blocks, and threads take whole ones. A few tokens have one block a kv head: there the chunks are
+ * shared out, and what a thread computes behind the first run of a block waits in memory until all are done. */
+#include <string.h>
+
+#include "kern/cpu/cpu.h"
+#include "kir/kir_math.h"
+
+#include "kern/cpu/vec.h"
+
+enum {
+    KEYS = TN_PAGE_TOKENS,
+    LANES = 16,      /* of the sum over a chunk: part of the definition */
+    BLOCK_ROWS = 96, /* at most, or one query: then bringing a chunk costs a twentieth of what is done with it */
+    SPLIT_ROWS = 16  /* up to so many rows, chunks are shared out */
+};
+
+/* Rows and vectors of a micro-kernel: rows · vectors sums, the vectors of B and one of A must fit into registers. */
+enum { TILE_ROWS = 6 };
+#if defined(__AVX2__) && !defined(__AVX512F__)
+enum { TILE_VECTORS = 2 };
+#else
+enum { TILE_VECTORS = 4 };
+#endif
+
+/* Time, in multiplications: bringing a number of keys and of values; what makes a thread worth waking (some µs), for
+ * chunks and for numbers that are merged. */
+static const double BRING_COST = 7, PART_COST = 2.5e5, JOIN_COST = 1e5;
+
+/* ---- small matrix products ---------------------------------------------------------------------------------------- */
+
+typedef struct product {
+    const float *a, *b;
+    float *c;
+    int64_t a_row, b_row, c_row; /* distances between rows */
+    int64_t steps;
+    bool add; /* to what C holds */
+} product;
+
+typedef void tile_fn(const product *p);
+
+VEC_INLINE void tile_run(const product *p, const int rows, const int vectors) {
+    V sum[TILE_ROWS][TILE_VECTORS];
+    VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_zero(); }
+    const float *a = p->a, *b = p->b;
+    const int64_t a_row = p->a_row, b_row = p->b_row;
+    for (int64_t k = p->steps; k > 0; k--) {
+        V y[TILE_VECTORS];
+        VEC_UNROLL for (int j = 0; j < vectors; j++) y[j] = v_load(b + j * VL);
+        VEC_UNROLL for (int i = 0; i < rows; i++) {
+            V x = v_set1(a[i * a_row]);
+            VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_fma(x, y[j], sum[i][j]);
+        }
+        a++;
+        b += b_row;
+    }
+    float *c = p->c;
+    VEC_UNROLL for (int i = 0; i < rows; i++, c += p->c_row) {
+        VEC_UNROLL for (int j = 0; j < vectors; j++) {
+            float *to = c + j * VL;
+            v_store(to, p->add ? v_load(to) + sum[i][j] : sum[i][j]);
+        }
+    }
+}
+
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define TILE_FUNCTIONS(rows)                                                            \
+    static void tile_wide_##rows(const product *p) { tile_run(p, rows, TILE_VECTORS); } \
+    static void tile_narrow_##rows(const product *p) { tile_run(p, rows, 1); }
+TILE_HEIGHTS(TILE_FUNCTIONS)
+#define WIDE_NAME(rows) tile_wide_##rows,
+#define NARROW_NAME(rows) tile_narrow_##rows,
+static tile_fn *const tile_wide[] = {NULL, TILE_HEIGHTS(WIDE_NAME)};
+static tile_fn *const tile_narrow[] = {NULL, TILE_HEIGHTS(NARROW_NAME)};
+
+/* C[rows, columns] = A · B, one chain a result; columns: a multiple of VL. */
+static void multiply(product p, int64_t rows, int64_t columns) {
+    const float *a = p.a, *b = p.b;
+    float *c = p.c;
+    for (int64_t i = 0, height = 0; i < rows; i += height) {
+        int64_t left = rows - i, j = 0;
+        height = left >= 2 * TILE_ROWS || left <= TILE_ROWS ? tn_min64(left, TILE_ROWS) : (left + 1) / 2;
+        p.a = a + i * p.a_row;
+        for (; j + TILE_VECTORS * VL <= columns; j += TILE_VECTORS * VL) {
+            p.b = b + j;
+            p.c = c + i * p.c_row + j;
+            tile_wide[height](&p);
+        }
+        for (; j < columns; j += VL) {
+            p.b = b + j;
+            p.c = c + i * p.c_row + j;
+            tile_narrow[height](&p);
+        }
+    }
+}
+
+/* ---- dtypes of the cache ------------------------------------------------------------------------------------------- */
+
+static void widen(const void *from, tn_dtype dtype, int64_t count, float *to) {
+    int64_t i = 0;
+    if (dtype == TN_F32) {
+        memcpy(to, from, (size_t)count * sizeof *to);
+        return;
+    }
+    const uint16_t *h = from;
+    if (dtype == TN_BF16) {
+        for (; i < count; i++)
+            to[i] = kir_from_bf16(h[i]);
+        return;
+    }
+#if defined(__AVX512F__)
+    for (; i + VL <= count; i += VL)
+        v_store(to + i, (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(h + i))));
+#elif defined(__F16C__)
+    for (; i + VL <= count; i += VL)
+        v_store(to + i, (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(h + i))));
+#endif
+    for (; i < count; i++)
+        to[i] = kir_from_f16(h[i]);
+}
+
+static void narrow(const float *from, tn_dtype dtype, int64_t count, void *to) {
+    uint16_t *h = to;
+    if (dtype == TN_F32) {
+        memcpy(to, from, (size_t)count * sizeof *from);
+    } else if (dtype == TN_BF16) {
+        for (int64_t i = 0; i < count; i++)
+            h[i] = kir_to_bf16(from[i]);
+    } else {
+        for (int64_t i = 0; i < count; i++)
+            h[i] = kir_to_f16(from[i]);
+    }
+}
+
+/* ---- pages --------------------------------------------------------------------------------------------------------- */
+
+/* Address of a kv head's first row in the page of a chunk; NULL when there is no such page. */
+static char *find_page(const tn_cache *cache, int64_t chunk, int64_t head, int64_t head_dim) {
+    if (chunk < 0 || chunk >= cache->page_count) return NULL;
+    int64_t page = cache->pages ? cache->pages[chunk] : chunk;
+    if (page < 0 || page >= cache->n_pages) return NULL;
+    int64_t element = page * cache->page_stride + head * KEYS * head_dim;
+    return (char *)cache->data + (size_t)element * tn_dtype_size(cache->dtype);
+}
+
+static void append_tokens(void *ctx, int64_t begin, int64_t end, int worker) {
+    const tn_cache_append_args *x = ctx;
+    (void)worker;
+    int64_t row_bytes = x->head_dim * (int64_t)tn_dtype_size(x->cache.dtype);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t place = x->position + i;
+        if (place < 0) continue;
+        for (int64_t head = 0; head < x->kv_heads; head++) {
+            char *page = find_page(&x->cache, place / KEYS, head, x->head_dim);
+            if (!page) break;
+            const float *from = x->x + i * x->x_token_stride + head * x->x_head_stride;
+            narrow(from, x->cache.dtype, x->head_dim, page + place % KEYS * row_bytes);
+        }
+    }
+}
+
+static void append(const tn_cache_append_args *args) {
+    enum { PART_ELEMENTS = 32768 };
+    int64_t last;
+    if (tn_add_overflow(args->position, args->n, &last)) return;
+    int64_t width = tn_max64(args->kv_heads * args->head_dim, 1);
+    tn_parallel(args->n, PART_ELEMENTS / width + 1, append_tokens, (void *)(uintptr_t)args);
+}
+
+/* ---- the call ------------------------------------------------------------------------------------------------------ */
+
+typedef struct attention {
+    const tn_attention_args *args;
+    int64_t position;   /* within the pages */
+    int64_t group;      /* heads that share a kv head */
+    int64_t width;      /* head_dim, rounded up to whole vectors */
+    int64_t queries;    /* of a block, at most */
+    int64_t blocks;     /* of one kv head */
+    int64_t rows;       /* of a block, at most */
+    int64_t units;      /* chunks of all blocks together */
+    bool split;         /* threads may share a block */
+    size_t part_floats; /* memory of a thread */
+    float *states;      /* split: what the first run of each block has come to … */
+    float *waiting;     /* … and the chunks of later runs */
+    int64_t *done;      /* split: chunks of each block's first run */
+} attention;
+
+/* A block: queries [first, end) of one kv head's heads; row (i - first) · group + h is query i of the h-th head. */
+typedef struct block {
+    int64_t head, first, end;
+    int64_t chunk, chunks; /* the first visible chunk, and how many */
+} block;
+
+typedef struct range {
+    int64_t begin, end;
+} range;
+
+static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
+
+/* Keys that a query sees. */
+static range visible_keys(const attention *a, int64_t query) {
+    int64_t end = a->position + query + 1, window = a->args->window;
+    return (range){window > 0 && window < end ? end - window : 0, end};
+}
+
+/* … as places of a chunk; empty where it sees none of them. */
+static range visible_places(const attention *a, int64_t query, int64_t chunk) {
+    range keys = visible_keys(a, query);
+    return (range){tn_max64(keys.begin - chunk * KEYS, 0), tn_min64(keys.end - chunk * KEYS, KEYS)};
+}
+
+/* Queries of a block that see a chunk: a run, as both ends of what a query sees go up with it. */
+static range seeing_queries(const attention *a, const block *b, int64_t chunk) {
+    range seen = {b->first, b->end};
+    while (seen.begin < seen.end && visible_keys(a, seen.begin).end <= chunk * KEYS)
+        seen.begin++;
+    while (seen.begin < seen.end && visible_keys(a, seen.end - 1).begin >= (chunk + 1) * KEYS)
+        seen.end--;
+    return seen;
+}
+
+static block block_at(const attention *a, int64_t index) {
+    block b = {.head = index / a->blocks, .first = index % a->blocks * a->queries};
+    b.end = tn_min64(b.first + a->queries, a->args->n);
+    b.chunk = visible_keys(a, b.first).begin / KEYS;
+    b.chunks = (visible_keys(a, b.end - 1).end - 1) / KEYS + 1 - b.chunk;
+    return b;
+}
+
+/* ---- one thread's memory ------------------------------------------------------------------------------------------- */
+
+/* What rows have come to: the greatest score, the sum of weights, the weighted values [rows, width]. */
+typedef struct sums {
+    float *most, *weight, *value;
+} sums;
+
+typedef struct part {
+    float *q;            /* [rows, width] */
+    float *scores;       /* [rows, KEYS] */
+    float *keys;         /* [head_dim, KEYS] */
+    float *values;       /* [KEYS, width] */
+    float *raw;          /* [VL, width]: keys on their way */
+    uint16_t *rounded;   /* [head_dim] */
+    float *before, *now; /* [rows]: factors of a merge */
+    sums chunk, total;
+} part;
+
+static size_t row_floats(const attention *a) { return (size_t)round_up(a->rows, LANES); }
+
+/* Memory handed out piece after piece; without a base it is only counted. */
+typedef struct supply {
+    float *base;
+    size_t used;
+} supply;
+
+static float *take(supply *s, size_t floats) {
+    float *at = s->base ? s->base + s->used : NULL;
+    s->used += (floats + LANES - 1) / LANES * LANES;
+    return at;
+}
+
+static sums take_sums(const attention *a, supply *s) {
+    float *most = take(s, row_floats(a)), *weight = take(s, row_floats(a));
+    return (sums){most, weight, take(s, (size_t)(a->rows * a->width))};
+}
+
+static size_t part_open(part *p, const attention *a, float *base) {
+    supply s = {base, 0};
+    size_t width = (size_t)a->width, rows = (size_t)a->rows;
+    p->q = take(&s, rows * width);
+    p->scores = take(&s, rows * KEYS);
+    p->keys = take(&s, width * KEYS);
+    p->values = take(&s, width * KEYS);
+    p->raw = take(&s, width * VL);
+    p->rounded = (uint16_t *)(void *)take(&s, width);
+    p->before = take(&s, row_floats(a));
+    p->now = take(&s, row_floats(a));
+    p->chunk = take_sums(a, &s);
+    p->total = take_sums(a, &s);
+    return s.used;
+}
+
+static float *part_memory(const attention *a, int worker) {
+    return (float *)a->args->workspace + (size_t)worker * a->part_floats;
+}
+
+static size_t sums_floats(const attention *a) {
+    supply s = {NULL, 0};
+    take_sums(a, &s);
+    return s.used;
+}
+
+static sums sums_at(const attention *a, float *base, int64_t index) {
+    supply s = {base + (size_t)index * sums_floats(a), 0};
+    return take_sums(a, &s);
+}
+
+static void clear(const attention *a, sums *s) {
+    for (int64_t r = 0; r < a->rows; r++) {
+        s->most[r] = -INFINITY;
+        s->weight[r] = 0;
+    }
+    memset(s->value, 0, (size_t)(a->rows * a->width) * sizeof(float));
+}
+
+/* ---- bringing a chunk ---------------------------------------------------------------------------------------------- */
+
+/* Where keys, or values, come from. */
+typedef struct source {
+    const tn_cache *cache;
+    const float *x;
+    int64_t token_stride, head_stride;
+} source;
+
+/* Places [at.begin, at.end) of a chunk, widened, a row each. */
+static void bring_rows(const attention *a, part *p, const source *s, const block *b, int64_t chunk, range at,
+                       float *to) {
+    int64_t d = a->args->head_dim, size = (int64_t)tn_dtype_size(s->cache->dtype);
+    const char *page = find_page(s->cache, chunk, b->head, d);
+    for (int64_t i = at.begin; i < at.end; i++, to += a->width) {
+        int64_t token = chunk * KEYS + i - a->position;
+        if (token >= 0) {
+            const float *x = s->x + token * s->token_stride + b->head * s->head_stride;
+            if (s->cache->dtype == TN_F32) {
+                memcpy(to, x, (size_t)d * sizeof *to);
+                continue;
+            }
+            narrow(x, s->cache->dtype, d, p->rounded);
+            widen(p->rounded, s->cache->dtype, d, to);
+        } else if (page) {
+            widen(page + i * d * size, s->cache->dtype, d, to);
+        } else {
+            memset(to, 0, (size_t)d * sizeof *to);
+        }
+    }
+}
+
+/* Keys in columns. What nobody sees is zero. */
+static void bring_keys(const attention *a, part *p, const block *b, int64_t chunk, range at) {
+    const tn_attention_args *x = a->args;
+    source s = {&x->k_cache, x->k, x->k_token_stride, x->k_head_stride};
+    for (int64_t i = 0; i < KEYS; i += VL) {
+        range rows = {tn_max64(i, at.begin), tn_min64(i + VL, at.end)};
+        if (rows.begin >= rows.end || rows.end - rows.begin < VL)
+            memset(p->raw, 0, (size_t)(VL * a->width) * sizeof(float));
+        if (rows.begin < rows.end) bring_rows(a, p, &s, b, chunk, rows, p->raw + (rows.begin - i) * a->width);
+        for (int64_t j = 0; j < a->width; j += VL) {
+            V r[VL];
+            VEC_UNROLL for (int l = 0; l < VL; l++) r[l] = v_load(p->raw + l * a->width + j);
+            v_transpose(r);
+            VEC_UNROLL for (int l = 0; l < VL; l++) v_store(p->keys + (j + l) * KEYS + i, r[l]);
+        }
+    }
+}
+
+/* A matrix [KEYS, width or head_dim]: in place if it can be. */
+typedef struct values {
+    const float *data;
+    int64_t row;
+} values;
+
+static values bring_values(const attention *a, part *p, const block *b, int64_t chunk, range at) {
+    const tn_attention_args *x = a->args;
+    if (x->v_cache.dtype == TN_F32 && a->width == x->head_dim && chunk * KEYS + at.end <= a->position) {
+        const char *page = find_page(&x->v_cache, chunk, b->head, x->head_dim);
+        if (page) return (values){(const float *)(const void *)page, x->head_dim};
+    }
+    source s = {&x->v_cache, x->v, x->v_token_stride, x->v_head_stride};
+    bring_rows(a, p, &s, b, chunk, at, p->values + at.begin * a->width);
+    return (values){p->values, a->width};
+}
+
+/* ---- softmax of a chunk -------------------------------------------------------------------------------------------- */
+
+/* Scores of one row become weights; `seen`: the visible places. */
+static void soften(float *restrict s, range seen, float scale, float *most, float *weight) {
+    for (int j = 0; j < KEYS; j++)
+        s[j] *= scale;
+    for (int64_t j = 0; j < seen.begin; j++)
+        s[j] = -INFINITY;
+    for (int64_t j = seen.end; j < KEYS; j++)
+        s[j] = -INFINITY;
+    float lane[LANES];
+    for (int t = 0; t < LANES; t++)
+        lane[t] = -INFINITY;
+    for (int j = 0; j < KEYS; j += LANES) {
+        for (int t = 0; t < LANES; t++)
+            lane[t] = s[j + t] > lane[t] ? s[j + t] : lane[t];
+    }
+    for (int w = LANES / 2; w > 0; w /= 2) {
+        for (int t = 0; t < w; t++)
+            lane[t] = lane[t + w] > lane[t] ? lane[t + w] : lane[t];
+    }
+    float m = lane[0], from = m == -INFINITY ? 0 : m;
+    *most = m;
+    for (int j = 0; j < KEYS; j++)
+        s[j] = kir_exp_f32(s[j] - from);
+    for (int t = 0; t < LANES; t++)
+        lane[t] = s[t];
+    for (int j = LANES; j < KEYS; j += LANES) {
+        for (int t = 0; t < LANES; t++)
+            lane[t] += s[j + t];
+    }
+    for (int w = LANES / 2; w > 0; w /= 2) {
+        for (int t = 0; t < w; t++)
+            lane[t] += lane[t + w];
+    }
+    *weight = lane[0];
+}
+
+/* ---- one chunk of one block ---------------------------------------------------------------------------------------- */
+
+static int64_t row_of(const attention *a, const block *b, int64_t query) { return (query - b->first) * a->group; }
+
+static bool same_range(range x, range y) { return x.begin == y.begin && x.end == y.end; }
+
+/* Weighted values, for runs of queries that see the same places. */
+static void weigh(const attention *a, part *p, const block *b, int64_t chunk, range queries, values v, sums *out) {
+    for (int64_t i = queries.begin, next; i < queries.end; i = next) {
+        range seen = visible_places(a, i, chunk);
+        for (next = i + 1; next < queries.end && same_range(seen, visible_places(a, next, chunk));)
+            next++;
+        int64_t row = row_of(a, b, i);
+        product w = {.a = p->scores + row * KEYS + seen.begin,
+                     .a_row = KEYS,
+                     .b = v.data + seen.begin * v.row,
+                     .b_row = v.row,
+                     .c = out->value + row * a->width,
+                     .c_row = a->width,
+                     .steps = seen.end - seen.begin};
+        multiply(w, (next - i) * a->group, a->width);
+    }
+}
+
+static void attend(const attention *a, part *p, const block *b, int64_t chunk, sums *out) {
+    range queries = seeing_queries(a, b, chunk);
+    range keys = {visible_places(a, queries.begin, chunk).begin, visible_places(a, queries.end - 1, chunk).end};
+    int64_t row = row_of(a, b, queries.begin), rows = (queries.end - queries.begin) * a->group;
+    bring_keys(a, p, b, chunk, keys);
+    values v = bring_values(a, p, b, chunk, keys);
+    for (int64_t k = 0; k < a->args->head_dim; k += KIR_KSUM) {
+        product s = {.a = p->q + row * a->width + k,
+                     .a_row = a->width,
+                     .b = p->keys + k * KEYS,
+                     .b_row = KEYS,
+                     .c = p->scores + row * KEYS,
+                     .c_row = KEYS,
+                     .steps = tn_min64(KIR_KSUM, a->args->head_dim - k),
+                     .add = k > 0};
+        multiply(s, rows, KEYS);
+    }
+    for (int64_t i = queries.begin, r = row; i < queries.end; i++) {
+        range seen = visible_places(a, i, chunk);
+        for (int64_t h = 0; h < a->group; h++, r++)
+            soften(p->scores + r * KEYS, seen, a->args->scale, &out->most[r], &out->weight[r]);
+    }
+    weigh(a, p, b, chunk, queries, v, out);
+}
+
+/* ---- merging ------------------------------------------------------------------------------------------------------- */
+
+static float greater(float x, float y) { return x > y ? x : y; }
+
+static void merge(const attention *a, part *p, const block *b, int64_t chunk, const sums *one, sums *total) {
+    range queries = seeing_queries(a, b, chunk);
+    int64_t begin = row_of(a, b, queries.begin), end = row_of(a, b, queries.end);
+    for (int64_t r0 = begin / LANES * LANES; r0 < end; r0 += LANES) {
+        for (int t = 0; t < LANES; t++) {
+            float most = greater(total->most[r0 + t], one->most[r0 + t]), from = most == -INFINITY ? 0 : most;
+            p->before[r0 + t] = kir_exp_f32(total->most[r0 + t] - from);
+            p->now[r0 + t] = kir_exp_f32(one->most[r0 + t] - from);
+        }
+    }
+    for (int64_t r = begin; r < end; r++) {
+        float before = p->before[r], now = p->now[r];
+        total->most[r] = greater(total->most[r], one->most[r]);
+        total->weight[r] = __builtin_fmaf(one->weight[r], now, total->weight[r] * before);
+        float *sum = total->value + r * a->width;
+        const float *value = one->value + r * a->width;
+        V x = v_set1(before), y = v_set1(now);
+        for (int64_t j = 0; j < a->width; j += VL)
+            v_store(sum + j, v_fma(v_load(value + j), y, v_load(sum + j) * x));
+    }
+}
+
+/* Quotients, to where the caller wants them. */
+static void finish(const attention *a, const block *b, const sums *total) {
+    const tn_attention_args *x = a->args;
+    for (int64_t i = b->first; i < b->end; i++) {
+        for (int64_t h = 0; h < a->group; h++) {
+            int64_t row = row_of(a, b, i) + h;
+            float *sum = total->value + row * a->width;
+            V weight = v_set1(total->weight[row]);
+            for (int64_t j = 0; j < a->width; j += VL)
+                v_store(sum + j, v_load(sum + j) / weight);
+            float *out = x->out + i * x->out_token_stride + (b->head * a->group + h) * x->out_head_stride;
+            memcpy(out, sum, (size_t)x->head_dim * sizeof *out);
+        }
+    }
+}
+
+/* ---- threads ------------------------------------------------------------------------------------------------------- */
+
+static void bring_queries(const attention *a, part *p, const block *b) {
+    const tn_attention_args *x = a->args;
+    for (int64_t i = b->first; i < b->end; i++) {
+        for (int64_t h = 0; h < a->group; h++) {
+            const float *q = x->q + i * x->q_token_stride + (b->head * a->group + h) * x->q_head_stride;
+            memcpy(p->q + (row_of(a, b, i) + h) * a->width, q, (size_t)x->head_dim * sizeof *q);
+        }
+    }
+}
+
+/* Chunks [begin, end) of a block, whose first unit is `unit`. The run from the block's first chunk on is merged; if it is
+ * not the whole block, what it has come to is kept. Each chunk of a later run waits by itself. */
+static void run_block(const attention *a, part *p, int64_t index, const block *b, int64_t unit, range run) {
+    bring_queries(a, p, b);
+    if (run.begin > 0) {
+        for (int64_t c = run.begin; c < run.end; c++) {
+            sums one = sums_at(a, a->waiting, unit + c);
+            attend(a, p, b, b->chunk + c, &one);
+        }
+        return;
+    }
+    if (a->split) a->done[index] = run.end;
+    sums total = run.end == b->chunks ? p->total : sums_at(a, a->states, index);
+    clear(a, &total);
+    for (int64_t c = 0; c < run.end; c++) {
+        attend(a, p, b, b->chunk + c, &p->chunk);
+        merge(a, p, b, b->chunk + c, &p->chunk, &total);
+    }
+    if (run.end == b->chunks) finish(a, b, &total);
+}
+
+/* Units [begin, end) of the whole: of a block that is cut, its part; else whole blocks that begin there. */
+static void run_units(void *ctx, int64_t begin, int64_t end, int worker) {
+    const attention *a = ctx;
+    part p;
+    part_open(&p, a, part_memory(a, worker));
+    clear(a, &p.chunk);
+    int64_t count = a->args->kv_heads * a->blocks, unit = 0;
+    for (int64_t i = 0; i < count && unit < end; i++) {
+        block b = block_at(a, i);
+        range run = {tn_max64(begin - unit, 0), tn_min64(end - unit, b.chunks)};
+        if (!a->split) run = run.begin == 0 && unit >= begin ? (range){0, b.chunks} : (range){0, 0};
+        if (run.begin < run.end) run_block(a, &p, i, &b, unit, run);
+        unit += b.chunks;
+    }
+}
+
+/* Blocks whose chunks were shared out: what waits is merged behind the first run. */
+static void join_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const attention *a = ctx;
+    part p;
+    part_open(&p, a, part_memory(a, worker));
+    int64_t unit = 0;
+    for (int64_t i = 0; i < end; i++) {
+        block b = block_at(a, i);
+        if (i >= begin && a->done[i] < b.chunks) {
+            sums total = sums_at(a, a->states, i);
+            for (int64_t c = a->done[i]; c < b.chunks; c++) {
+                sums one = sums_at(a, a->waiting, unit + c);
+                merge(a, &p, &b, b.chunk + c, &one, &total);
+            }
+            finish(a, &b, &total);
+        }
+        unit += b.chunks;
+    }
+}
+
+/* ---- the whole ----------------------------------------------------------------------------------------------------- */
+
+/* Large blocks, but several for each thread. */
+static int64_t choose_queries(const attention *a, int threads) {
+    const tn_attention_args *x = a->args;
+    if (a->split) return x->n;
+    int64_t most = tn_max64(BLOCK_ROWS / a->group, 1), least = tn_max64(2 * TILE_ROWS / a->group, 1);
+    int64_t wanted = tn_ceil_div(4 * (int64_t)threads, x->kv_heads);
+    return tn_min64(most, tn_max64(tn_ceil_div(x->n, wanted), least));
+}
+
+static bool is_empty(const tn_attention_args *x) {
+    return x->n <= 0 || x->heads <= 0 || x->kv_heads <= 0 || x->head_dim <= 0;
+}
+
+static void plan(attention *a, const tn_attention_args *args, int threads) {
+    *a = (attention){.args = args, .group = args->heads / args->kv_heads, .width = round_up(args->head_dim, VL)};
+    int64_t pages = tn_min64(args->k_cache.page_count, args->v_cache.page_count);
+    a->position = tn_max64(tn_min64(args->position, tn_min64(pages, INT32_MAX) * KEYS), 0);
+    a->split = args->n * a->group <= SPLIT_ROWS;
+    a->queries = choose_queries(a, threads);
+    a->blocks = tn_ceil_div(args->n, a->queries);
+    a->rows = tn_min64(a->queries, args->n) * a->group;
+    part p;
+    a->part_floats = part_open(&p, a, NULL);
+}
+
+/* Blocks of one thread are largest: what they need is enough for any. */
+static size_t workspace(const tn_attention_args *args, int threads) {
+    if (is_empty(args)) return 64;
+    attention a;
+    plan(&a, args, 1);
+    size_t floats = (size_t)tn_max64(threads, 1) * a.part_floats;
+    if (a.split) {
+        size_t heads = (size_t)args->kv_heads;
+        size_t chunks = (size_t)(tn_max64(args->k_cache.page_count, 0) + tn_ceil_div(args->n, KEYS) + 1);
+        if (threads > 1) floats += heads * (chunks + 1) * sums_floats(&a);
+        floats += heads * (sizeof(int64_t) / sizeof(float));
+    }
+    return floats * sizeof(float);
+}
+
+static double unit_cost(const attention *a) {
+    double products = 2 * (double)a->rows + BRING_COST;
+    return products * (double)(KEYS * a->width);
+}
+
+static void run(const tn_attention_args *args) {
+    if (is_empty(args)) return;
+    attention a;
+    int threads = tn_threads();
+    plan(&a, args, threads);
+    int64_t count = args->kv_heads * a.blocks, units = 0;
+    for (int64_t i = 0; i < count; i++)
+        units += block_at(&a, i).chunks;
+    float *rest = part_memory(&a, threads);
+    a.done = (int64_t *)(void *)rest;
+    a.states = rest + args->kv_heads * (int64_t)(sizeof(int64_t) / sizeof(float));
+    a.waiting = a.states + (size_t)args->kv_heads * sums_floats(&a);
+    tn_parallel(units, (int64_t)(PART_COST / unit_cost(&a)) + 1, run_units, &a);
+    if (!a.split || threads == 1) return;
+    int64_t merged = tn_max64((int64_t)(JOIN_COST / (double)(a.rows * a.width) / (double)units), 1);
+    tn_parallel(count, merged, join_blocks, &a);
+}
+
+const tn_attention_table VEC_JOIN(tn_attention_table, TN_ISA_SUFFIX) = {run, workspace, append};
