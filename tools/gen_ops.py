@@ -429,9 +429,15 @@ static tn_status check_there(int op, const void *const *in, int n_in, unsigned o
     return tn_fail(TN_ERR_ARGUMENT, "%s: tensor %d is NULL; it is needed", tn_op(op)->name, number);
 }}
 
-static tn_tensor *record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {{
+static tn_tensor *record_with_gaps(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {{
     tn_status s = check_there(op, (const void *const *)in, n_in, optional);
     return s == TN_OK ? tn_record(op, in, n_in, a) : failed(s);
+}}
+
+static tn_tensor *record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {{
+    for (int i = 0; i < n_in; i++)
+        if (!in[i]) return record_with_gaps(op, in, n_in, a, optional);
+    return tn_record(op, in, n_in, a);
 }}
 
 /* An in-place op without its target has nothing to write to: the result is a new error tensor. */
@@ -558,8 +564,8 @@ def write_table(ops):
             line = (f'    [{op.id}] = {{"{op.name}", TN_{op.kind},\n        "{op.signature}",\n'
                     f'        "{op.onnx}", &tn_impl_{op.name}}},')
         lines.append(line)
-    out.append("static const tn_op_row rows[] = {\n" + "\n".join(lines) + "\n};\n")
-    out.append("const tn_op_row *tn_op(int id) { return &rows[id]; }\n\nint tn_op_count(void) { return TN_OP_COUNT; }\n")
+    out.append("const tn_op_row tn_op_rows[] = {\n" + "\n".join(lines) + "\n};\n")
+    out.append("int tn_op_count(void) { return TN_OP_COUNT; }\n")
     out.append(section("functions") + "\n")
     for op in ops:
         if op.returns_list or op.kind == "HAND":

@@ -2,6 +2,7 @@
  *
  *   key.c      what must be computed, and the key of the recording
  *   flush.c    plan cache, running, and what a run leaves behind
+ *   map.c      pointers → small numbers
  *   values.c   nodes → values: composed ops expanded, equal values shared
  *   fuse.c     values → groups: what becomes one kernel
  *   lower.c    a group → a KIR program
@@ -19,7 +20,7 @@
 #include "hal/hal.h"
 #include "kern/kern.h"
 
-/* ---- a pointer table: node or buffer → small number (values.c) ------------------------------------------------------- */
+/* ---- a pointer table: node or buffer → small number (map.c) ---------------------------------------------------------- */
 
 typedef struct tn_pointer_map {
     const void **keys;
@@ -60,6 +61,8 @@ typedef struct tn_binding {
     const tn_node **work;
     size_t work_capacity;
     tn_pointer_map buffer_slots, leaf_ids;
+    const tn_node *last_leaf; /* the leaf met last: often the next one too */
+    int32_t last_leaf_id;
 } tn_binding;
 
 /* ---- values (values.c) ------------------------------------------------------------------------------------------------ */
@@ -199,6 +202,7 @@ typedef struct tn_plan {
     void **addresses;              /* of the slots, at this run */
     int64_t runs, values_planned;
     uint64_t last_used;
+    int followed_by;               /* place in the cache of the plan that was asked for after this one */
     void **owned;                  /* blocks freed with the plan */
     size_t owned_count, owned_capacity;
     tn_native **natives;

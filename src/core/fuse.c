@@ -34,8 +34,8 @@ static bool over_dims(const tn_value *v) { return v->row->impl->loops == tn_loop
 
 /* A view whose index can be mapped to its input's: all but a reshape that merges dimensions, and raw strides. */
 static bool view_maps(const tn_value *v) {
-    if (!v->row->impl->lower || v->node->op == tn_known(TN_KNOWN_AS_STRIDED)) return false;
-    if (v->node->op != tn_known(TN_KNOWN_VIEW)) return true;
+    if (!v->row->impl->lower || v->node->op == TN_OP_AS_STRIDED) return false;
+    if (v->node->op != TN_OP_VIEW) return true;
     /* Each input extent must be the product of consecutive extents of the result. */
     const tn_node *out = v->node, *in = v->node->in[0];
     int o = 0;

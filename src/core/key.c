@@ -19,50 +19,77 @@ static void mark_output(tn_binding *b, const tn_node *n) {
     if (n->recorder == b->recorder) b->marks[n->index] |= OUTPUT;
 }
 
-/* In the order of the recording, whoever asks for them (a handle, or a view made later): the key says which nodes are
- * outputs and not in which order. */
-static tn_status find_outputs(tn_binding *b, const tn_node *const *targets, int count) {
+/* Whoever asks for them: a handle, or a view made later. */
+static void mark_outputs(tn_binding *b, const tn_node *const *targets, int count) {
     const tn_recorder *r = b->recorder;
+    memset(b->marks, 0, r->count);
     for (size_t i = 0; i < r->count; i++) {
         const tn_node *n = r->pending[i];
         if (n && atomic_load_explicit(&n->handles, memory_order_relaxed) > 0) mark_output(b, n);
     }
     for (int i = 0; i < count; i++) mark_output(b, targets[i]);
+}
+
+/* In the order of the recording: the key says which nodes are outputs and not in which order. */
+static tn_status list_outputs(tn_binding *b) {
+    const tn_recorder *r = b->recorder;
     for (size_t i = 0; i < r->count; i++) {
         if (!(b->marks[i] & OUTPUT)) continue;
-        TRY(tn_mem_grow(&b->outputs, &b->output_capacity, b->output_count + 1, sizeof *b->outputs));
+        TRY(tn_mem_reserve(&b->outputs, &b->output_capacity, b->output_count + 1, sizeof *b->outputs));
         b->outputs[b->output_count++] = (tn_output){.node = r->pending[i], .home = -1};
     }
     return TN_OK;
 }
 
-static tn_status need(tn_binding *b, const tn_node *n, size_t *top) {
+/* Marks a node; one behind `at` in the list, where the sweep has been already, is put on the stack besides. */
+static inline tn_status need(tn_binding *b, const tn_node *n, int32_t at, size_t *top) {
     if (!n || n->recorder != b->recorder || (b->marks[n->index] & NEEDED)) return TN_OK;
     b->marks[n->index] |= NEEDED;
+    if (n->index < at) return TN_OK;
     TRY(tn_mem_reserve(&b->work, &b->work_capacity, *top + 1, sizeof *b->work));
     b->work[(*top)++] = n;
     return TN_OK;
 }
 
 /* A composed node that autograd expanded is computed through its expansion. */
+static inline tn_status need_inputs(tn_binding *b, const tn_node *n, int32_t at, size_t *top) {
+    if (n->expansion) return need(b, n->expansion, at, top);
+    for (int k = 0; k < n->n_in; k++) TRY(need(b, n->in[k], at, top));
+    return TN_OK;
+}
+
+/* Inputs stand before their users, so one sweep from the end meets all that is needed; only expansions stand behind. */
 static tn_status mark_needed(tn_binding *b) {
+    const tn_recorder *r = b->recorder;
     size_t top = 0;
-    for (size_t i = 0; i < b->output_count; i++) TRY(need(b, b->outputs[i].node, &top));
-    while (top > 0) {
-        const tn_node *n = b->work[--top];
-        if (n->expansion) TRY(need(b, n->expansion, &top));
-        for (int k = 0; k < n->n_in && !n->expansion; k++) TRY(need(b, n->in[k], &top));
+    for (size_t i = r->count; i-- > 0;) {
+        if (!b->marks[i]) continue;
+        b->marks[i] |= NEEDED;
+        TRY(need_inputs(b, r->pending[i], (int32_t)i, &top));
+        while (top > 0) TRY(need_inputs(b, b->work[--top], (int32_t)i, &top));
     }
     return TN_OK;
+}
+
+static void number(tn_binding *b) {
+    int32_t next = 0;
+    for (size_t i = 0; i < b->recorder->count; i++)
+        if (b->marks[i] & NEEDED) b->numbers[i] = next++;
 }
 
 /* ---- writing the key ------------------------------------------------------------------------------------------------------------- */
 
 static tn_status room(tn_binding *b, size_t words) { return tn_mem_reserve(&b->key, &b->key_capacity, b->key_count + words, sizeof *b->key); }
 
-static void put(tn_binding *b, uint64_t word) { b->key[b->key_count++] = word; }
+static inline void put(tn_binding *b, uint64_t word) { b->key[b->key_count++] = word; }
 
-static tn_status put_extents(tn_binding *b, const tn_node *n) {
+static bool has_symbols(const tn_node *n) {
+    for (int d = 0; d < n->rank; d++)
+        if (n->symbol[d]) return true;
+    return false;
+}
+
+static tn_status put_symbols(tn_binding *b, const tn_node *n) {
     for (int d = 0; d < n->rank; d++) {
         if (!n->symbol[d]) {
             put(b, (uint64_t)n->shape[d]);
@@ -72,6 +99,12 @@ static tn_status put_extents(tn_binding *b, const tn_node *n) {
         TRY(tn_mem_reserve(&b->sizes, &b->size_capacity, b->size_count + 1, sizeof *b->sizes));
         b->sizes[b->size_count++] = n->shape[d];
     }
+    return TN_OK;
+}
+
+static inline tn_status put_extents(tn_binding *b, const tn_node *n) {
+    if (has_symbols(n)) return put_symbols(b, n);
+    for (int d = 0; d < n->rank; d++) put(b, (uint64_t)n->shape[d]);
     return TN_OK;
 }
 
@@ -95,17 +128,14 @@ static tn_status check_leaf(const tn_node *n) {
     return TN_OK;
 }
 
+/* Words that an input takes at most. */
+enum { INPUT_WORDS = 4 + 2 * TN_MAX_RANK };
+
 /* A leaf is described where it is met first; later it is its number. */
-static tn_status put_leaf(tn_binding *b, const tn_node *n) {
-    int32_t id = tn_map_find(&b->leaf_ids, n), slot = -1;
-    if (id >= 0) {
-        put(b, (uint64_t)id << 2 | INPUT_LEAF);
-        return TN_OK;
-    }
+static tn_status put_new_leaf(tn_binding *b, const tn_node *n, int32_t id) {
+    int32_t slot = -1;
     TRY(check_leaf(n));
     TRY(slot_of(b, root_of(n)->buffer, &slot));
-    TRY(room(b, 4 + 2 * TN_MAX_RANK));
-    id = (int32_t)b->leaf_ids.count;
     TRY(tn_map_put(&b->leaf_ids, n, id));
     put(b, (uint64_t)id << 2 | INPUT_LEAF);
     put(b, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 | (uint64_t)(n->flags & TN_NODE_VIEW) << 48);
@@ -114,16 +144,29 @@ static tn_status put_leaf(tn_binding *b, const tn_node *n) {
     return TN_OK;
 }
 
+static tn_status put_leaf(tn_binding *b, const tn_node *n) {
+    if (n != b->last_leaf) {
+        int32_t id = tn_map_find(&b->leaf_ids, n), fresh = (int32_t)b->leaf_ids.count;
+        b->last_leaf = n;
+        b->last_leaf_id = id >= 0 ? id : fresh;
+        if (id < 0) return put_new_leaf(b, n, fresh);
+    }
+    put(b, (uint64_t)b->last_leaf_id << 2 | INPUT_LEAF);
+    return TN_OK;
+}
+
+static tn_status put_dial(tn_binding *b, const tn_node *n) {
+    put(b, (uint64_t)n->i[0]);
+    TRY(tn_mem_reserve(&b->dial_nodes, &b->dial_capacity, b->dial_count + 1, sizeof *b->dial_nodes));
+    b->dial_nodes[b->dial_count++] = n;
+    return TN_OK;
+}
+
 /* Extents stand in the key already, by symbol where they may vary: not again as attributes. */
-static bool attributes_are_extents(int op) { return op == tn_known(TN_KNOWN_VIEW) || op == tn_known(TN_KNOWN_EXPAND); }
+static bool attributes_are_extents(int op) { return op == TN_OP_VIEW || op == TN_OP_EXPAND; }
 
 static tn_status put_attributes(tn_binding *b, const tn_node *n) {
-    if (n->op == tn_known(TN_KNOWN_DIAL)) {
-        put(b, (uint64_t)n->i[0]);
-        TRY(tn_mem_reserve(&b->dial_nodes, &b->dial_capacity, b->dial_count + 1, sizeof *b->dial_nodes));
-        b->dial_nodes[b->dial_count++] = n;
-        return TN_OK;
-    }
+    if (n->op == TN_OP_DIAL) return put_dial(b, n);
     for (int k = 0; k < n->n_i && !attributes_are_extents(n->op); k++) put(b, (uint64_t)n->i[k]);
     for (int k = 0; k < n->n_f; k++) {
         uint64_t bits = 0;
@@ -133,27 +176,20 @@ static tn_status put_attributes(tn_binding *b, const tn_node *n) {
     return TN_OK;
 }
 
-static tn_status put_input(tn_binding *b, const tn_node *in) {
-    if (!in) {
-        put(b, INPUT_NONE);
-        return TN_OK;
-    }
-    if (in->recorder != b->recorder) return put_leaf(b, in);
-    put(b, (uint64_t)b->numbers[in->index] << 2 | INPUT_NODE);
+static inline tn_status put_input(tn_binding *b, const tn_node *in) {
+    if (in && in->recorder != b->recorder) return put_leaf(b, in);
+    put(b, in ? (uint64_t)b->numbers[in->index] << 2 | INPUT_NODE : INPUT_NONE);
     return TN_OK;
 }
 
 static tn_status put_node(tn_binding *b, const tn_node *n) {
     uint64_t mark = b->marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0;
-    TRY(room(b, 4 + TN_MAX_RANK + n->n_in + (size_t)n->n_i + n->n_f));
+    TRY(room(b, 1 + TN_MAX_RANK + (size_t)n->n_i + n->n_f + (size_t)(n->n_in + 1) * INPUT_WORDS));
     put(b, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 | expanded << 41);
     TRY(put_extents(b, n));
-    TRY(put_attributes(b, n));
+    if (n->n_i + n->n_f) TRY(put_attributes(b, n));
     if (n->expansion) return put_input(b, n->expansion);
-    for (int k = 0; k < n->n_in; k++) {
-        TRY(put_input(b, n->in[k]));
-        TRY(room(b, 4 + TN_MAX_RANK + n->n_in));
-    }
+    for (int k = 0; k < n->n_in; k++) TRY(put_input(b, n->in[k]));
     return TN_OK;
 }
 
@@ -176,21 +212,13 @@ static void reset(tn_binding *b, tn_recorder *r) {
     b->recorder = r;
     b->device = NULL;
     b->output_count = b->buffer_count = b->dial_count = b->key_count = b->size_count = 0;
+    b->last_leaf = NULL;
     tn_map_clear(&b->buffer_slots);
     tn_map_clear(&b->leaf_ids);
 }
 
-tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count) {
-    reset(b, r);
-    TRY(tn_mem_reserve(&b->marks, &b->mark_capacity, r->count + 1, sizeof *b->marks));
-    TRY(tn_mem_reserve(&b->numbers, &b->number_capacity, r->count + 1, sizeof *b->numbers));
-    memset(b->marks, 0, r->count);
-    TRY(find_outputs(b, targets, count));
-    if (b->output_count == 0) return TN_OK;
-    TRY(mark_needed(b));
-    int32_t number = 0;
-    for (size_t i = 0; i < r->count; i++)
-        if (b->marks[i] & NEEDED) b->numbers[i] = number++;
+static tn_status write_key(tn_binding *b) {
+    const tn_recorder *r = b->recorder;
     b->device = b->outputs[0].node->device;
     TRY(room(b, 2));
     put(b, (uint64_t)(uintptr_t)b->device);
@@ -198,6 +226,18 @@ tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *t
     for (size_t i = 0; i < r->count; i++)
         if (b->marks[i] & NEEDED) TRY(put_node(b, r->pending[i]));
     return put_homes(b);
+}
+
+tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count) {
+    reset(b, r);
+    TRY(tn_mem_reserve(&b->marks, &b->mark_capacity, r->count + 1, sizeof *b->marks));
+    TRY(tn_mem_reserve(&b->numbers, &b->number_capacity, r->count + 1, sizeof *b->numbers));
+    mark_outputs(b, targets, count);
+    TRY(list_outputs(b));
+    if (b->output_count == 0) return TN_OK;
+    TRY(mark_needed(b));
+    number(b);
+    return write_key(b);
 }
 
 void tn_binding_free(tn_binding *b) {

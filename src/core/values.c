@@ -7,63 +7,6 @@
 
 #include "core/core.h"
 
-/* ---- pointer map: open addressing, linear probing --------------------------------------------------------------------- */
-
-static size_t map_place(const tn_pointer_map *m, const void *key) {
-    size_t h = (size_t)((uintptr_t)key >> 4) * (size_t)0x9E3779B97F4A7C15u;
-    size_t i = (h >> 20) & (m->capacity - 1);
-    while (m->keys[i] && m->keys[i] != key) i = (i + 1) & (m->capacity - 1);
-    return i;
-}
-
-int32_t tn_map_find(const tn_pointer_map *m, const void *key) {
-    if (m->count == 0) return -1;
-    size_t i = map_place(m, key);
-    return m->keys[i] ? m->values[i] : -1;
-}
-
-static tn_status map_grow(tn_pointer_map *m) {
-    tn_pointer_map old = *m;
-    size_t capacity = old.capacity ? 2 * old.capacity : 64;
-    const void **keys = tn_mem_zalloc(capacity, sizeof *keys);
-    int32_t *values = tn_mem_alloc(capacity * sizeof *values);
-    if (!keys || !values) {
-        tn_mem_free(keys);
-        tn_mem_free(values);
-        return TN_ERR_MEMORY;
-    }
-    *m = (tn_pointer_map){.keys = keys, .values = values, .count = old.count, .capacity = capacity};
-    for (size_t i = 0; i < old.capacity; i++) {
-        if (!old.keys[i]) continue;
-        size_t at = map_place(m, old.keys[i]);
-        keys[at] = old.keys[i];
-        values[at] = old.values[i];
-    }
-    tn_mem_free(old.keys);
-    tn_mem_free(old.values);
-    return TN_OK;
-}
-
-tn_status tn_map_put(tn_pointer_map *m, const void *key, int32_t value) {
-    if (2 * (m->count + 1) > m->capacity) TRY(map_grow(m));
-    size_t i = map_place(m, key);
-    if (!m->keys[i]) m->count++;
-    m->keys[i] = key;
-    m->values[i] = value;
-    return TN_OK;
-}
-
-void tn_map_clear(tn_pointer_map *m) {
-    if (m->count) memset(m->keys, 0, m->capacity * sizeof *m->keys);
-    m->count = 0;
-}
-
-void tn_map_free(tn_pointer_map *m) {
-    tn_mem_free(m->keys);
-    tn_mem_free(m->values);
-    *m = (tn_pointer_map){0};
-}
-
 /* ---- facts ------------------------------------------------------------------------------------------------------------ */
 
 int64_t tn_value_numel(const tn_value *v) { return tn_node_numel(v->node); }
@@ -103,7 +46,7 @@ static bool is_composed(const tn_node *n) {
 /* A composition may end in a view that is not laid out as its users assume: then it is copied. */
 static tn_node *as_whole(tn_graph_plan *g, tn_node *n) {
     if (tn_node_contiguous(n)) return n;
-    return tn_b_op(&g->build, tn_known(TN_KNOWN_CONTIGUOUS), &n, 1, NULL);
+    return tn_b_op(&g->build, TN_OP_CONTIGUOUS, &n, 1, NULL);
 }
 
 static tn_status check_expansion(const tn_node *n, const tn_node *e) {
@@ -204,11 +147,11 @@ static bool whole(const tn_graph_plan *g, const tn_value *v) {
 }
 
 static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *in, int n_in, int *id) {
-    if (n->op == tn_known(TN_KNOWN_CONTIGUOUS) && !g->copying && whole(g, &g->values[in[0]])) {
+    if (n->op == TN_OP_CONTIGUOUS && !g->copying && whole(g, &g->values[in[0]])) {
         *id = in[0]; /* in order already */
         return tn_map_put(&g->value_of, n, *id);
     }
-    int equal = n->op == tn_known(TN_KNOWN_DIAL) ? -1 : find_equal(g, n, in, n_in);
+    int equal = n->op == TN_OP_DIAL ? -1 : find_equal(g, n, in, n_in);
     if (equal >= 0) {
         *id = equal;
         return tn_map_put(&g->value_of, n, equal);
@@ -311,7 +254,7 @@ static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, const tn_output
     bool alias = v->slot >= 0 || v->root != *id || v->output >= 0;
     if (!alias) return TN_OK;
     tn_node *n = (tn_node *)(uintptr_t)v->node;
-    tn_node *copy = tn_b_op(&g->build, tn_known(TN_KNOWN_CONTIGUOUS), &n, 1, NULL);
+    tn_node *copy = tn_b_op(&g->build, TN_OP_CONTIGUOUS, &n, 1, NULL);
     if (!copy) return g->build.status;
     g->copying = true;
     tn_status s = walk_from(g, stack, copy, id);

@@ -91,7 +91,10 @@ static inline tn_node *tn_node_retain(tn_node *n) {
     if (n) tn_node_count(n, &n->refs, 1);
     return n;
 }
-void tn_node_release(tn_node *n); /* NULL is fine; frees without recursion */
+void tn_node_end(tn_node *n); /* its last reference has gone: frees it and what it held, without recursion */
+static inline void tn_node_release(tn_node *n) {
+    if (n && tn_node_count(n, &n->refs, -1) == 1) tn_node_end(n);
+}
 /* Offset and strides of a node's elements in its root's buffer, contiguous ones for non-views. Returns the root. */
 const tn_node *tn_node_layout(const tn_node *n, int64_t *offset, int64_t stride[TN_MAX_RANK]);
 bool tn_node_contiguous(const tn_node *n); /* its elements are its root's, all of them, in order */
@@ -183,7 +186,8 @@ typedef struct tn_op_row {
     const tn_op_impl *impl;
 } tn_op_row;
 
-const tn_op_row *tn_op(int id); /* id: tn_op_id of ops/ops_build.h; never NULL for an id of that enumeration */
+extern const tn_op_row tn_op_rows[]; /* by tn_op_id */
+static inline const tn_op_row *tn_op(int id) { return &tn_op_rows[id]; }
 int tn_op_count(void);
 
 /* ---- lowering (core/lower.c supplies these to the ops) ------------------------------------------------------------- */

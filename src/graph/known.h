@@ -1,16 +1,11 @@
-/* known.h — what graph/ and core/ share beyond graph.h: the few ops that tensors themselves are made of, found by name. */
+/* known.h — what graph/ and core/ share beyond graph.h, and the numbers of the ops that tensors themselves are made of. */
 #ifndef TN_KNOWN_H
 #define TN_KNOWN_H
 
 #include "graph/graph.h"
+#include "graph/op_ids.h"
 
 enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
-
-typedef enum tn_known_op {
-    TN_KNOWN_CAST, TN_KNOWN_FULL, TN_KNOWN_DIAL, TN_KNOWN_VIEW, TN_KNOWN_EXPAND, TN_KNOWN_CONTIGUOUS, TN_KNOWN_ASSIGN_VIEW,
-    TN_KNOWN_AS_STRIDED, TN_KNOWN_COUNT
-} tn_known_op;
-int tn_known(tn_known_op which); /* its id in the op table */
 
 tn_node *tn_node_number(double v);           /* a rank-0 f32 that does not raise dtypes; the caller's reference */
 tn_node *tn_node_cast(tn_node *x, tn_dtype to); /* a number keeps all its digits; the caller's reference */

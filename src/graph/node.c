@@ -76,8 +76,7 @@ static void at_thread_exit(void *state) {
 
 static void make_exit_key(void) { pthread_key_create(&exit_key, at_thread_exit); }
 
-static thread_state *thread_here(void) {
-    if (here) return here;
+static __attribute__((noinline)) thread_state *thread_begin(void) {
     pthread_once(&exit_once, make_exit_key);
     thread_state *t = tn_mem_zalloc(1, sizeof *t);
     if (!t) return NULL;
@@ -85,6 +84,8 @@ static thread_state *thread_here(void) {
     here = t;
     return t;
 }
+
+static inline thread_state *thread_here(void) { return here ? here : thread_begin(); }
 
 tn_recorder *tn_recorder_here(void) {
     thread_state *t = thread_here();
@@ -100,7 +101,7 @@ void(tn_at)(const char *file, int line) {
 
 /* ---- lifetime -------------------------------------------------------------------------------------------------------- */
 
-static tn_node *node_new(void) {
+static inline tn_node *node_new(void) {
     thread_state *t = thread_here();
     if (!t) return NULL;
     node_block *b = t->free;
@@ -167,8 +168,13 @@ void tn_grad_slot_close(tn_grad_slot *s) {
 static _Thread_local tn_node *doomed;
 static _Thread_local bool releasing;
 
-static void drop_reference(tn_node *n) {
-    if (!n || tn_node_count(n, &n->refs, -1) != 1) return;
+static void doom(tn_node *n);
+
+static inline void drop_reference(tn_node *n) {
+    if (n && tn_node_count(n, &n->refs, -1) == 1) doom(n);
+}
+
+static void doom(tn_node *n) {
     drop_reference(n->expansion);
     n->expansion = doomed;
     doomed = n;
@@ -178,14 +184,14 @@ static void node_destroy(tn_node *n) {
     for (int i = 0; i < n->n_in; i++) drop_reference(n->in[i]);
     if (n->in != n->in_small) tn_mem_free(n->in);
     drop_reference(n->root);
-    tn_buffer_release(n->buffer);
-    tn_grad_slot_release(n->slot);
-    tn_mem_free(n->error);
+    if (n->buffer) tn_buffer_release(n->buffer);
+    if (n->slot) tn_grad_slot_release(n->slot);
+    if (n->error) tn_mem_free(n->error);
     node_recycle(n);
 }
 
-void tn_node_release(tn_node *n) {
-    drop_reference(n);
+void tn_node_end(tn_node *n) {
+    doom(n);
     if (releasing) return;
     releasing = true;
     while (doomed) {
@@ -305,15 +311,35 @@ static tn_status recorder_bound(tn_recorder *r) {
 
 size_t tn_recorder_limit(const tn_recorder *r) { return r->limit > TN_MAX_PENDING ? r->limit : TN_MAX_PENDING; }
 
-static bool any_input_needs_gradient(tn_node *const *in, int n_in) {
-    for (int i = 0; i < n_in; i++)
-        if (in[i] && (in[i]->flags & TN_NODE_GRAD)) return true;
-    return false;
+/* What the inputs of an op have in common, found in one look. */
+typedef struct input_facts {
+    unsigned flags;       /* TN_NODE_…: any of them */
+    tn_device *device;    /* of the first; NULL without inputs */
+    int dtype;            /* of the first */
+    bool two_dtypes, two_devices, quantized;
+} input_facts;
+
+static inline input_facts look_at(tn_node *const *in, int n_in) {
+    input_facts f = {.flags = 0};
+    const tn_node *first = NULL;
+    for (int i = 0; i < n_in; i++) {
+        const tn_node *x = in[i];
+        if (!x) continue;
+        if (!first) first = x;
+        f.flags |= x->flags;
+        f.two_dtypes |= x->dtype != first->dtype;
+        f.two_devices |= x->device != first->device;
+        f.quantized |= tn_dtype_is_quantized((tn_dtype)x->dtype);
+    }
+    if (!first) return f;
+    f.device = first->device;
+    f.dtype = first->dtype;
+    return f;
 }
 
 static bool differentiable(const tn_op_row *row) { return row->kind == TN_COMPOSED || row->impl->grad != NULL; }
 
-static tn_status node_fill(tn_node *n, const tn_infer *c, int op) {
+static tn_status take_inputs(tn_node *n, const tn_infer *c) {
     if (c->n_in > (int)TN_COUNT(n->in_small)) {
         n->in = tn_mem_alloc((size_t)c->n_in * sizeof *n->in);
         if (!n->in) {
@@ -321,42 +347,49 @@ static tn_status node_fill(tn_node *n, const tn_infer *c, int op) {
             return TN_ERR_MEMORY;
         }
     }
-    n->op = (uint16_t)op;
-    n->dtype = (uint8_t)c->dtype;
-    n->rank = (uint8_t)c->rank;
     n->n_in = (uint8_t)c->n_in;
-    memcpy(n->shape, c->shape, (size_t)c->rank * sizeof *n->shape);
-    memcpy(n->symbol, c->symbol, (size_t)c->rank);
-    for (int i = 0; i < c->n_in; i++) {
-        n->in[i] = tn_node_retain(c->in[i]);
-        if (c->in[i] && !n->device) n->device = c->in[i]->device;
-    }
-    n->n_i = c->attrs->n_i;
-    n->n_f = c->attrs->n_f;
-    n->f = (double *)(void *)(n->i + n->n_i);
-    memcpy(n->i, c->attrs->i, (size_t)n->n_i * sizeof *n->i);
-    memcpy(n->f, c->attrs->f, (size_t)n->n_f * sizeof *n->f);
-    if (c->row->impl->class_ == TN_VIEW_OP && c->row->kind == TN_KERNEL) {
-        tn_node *root = c->in[0]->flags & TN_NODE_VIEW ? c->in[0]->root : c->in[0];
-        n->flags |= TN_NODE_VIEW;
-        n->root = tn_node_retain(root);
-        n->layout = n->i + n->n_i + n->n_f;
-        n->layout[0] = c->offset;
-        memcpy(n->layout + 1, c->stride, (size_t)c->rank * sizeof *c->stride);
-    }
+    for (int i = 0; i < c->n_in; i++) n->in[i] = tn_node_retain(c->in[i]);
     return TN_OK;
 }
 
-static tn_status check_device(tn_infer *c) {
-    const tn_node *first = NULL;
-    for (int i = 0; i < c->n_in; i++) {
-        if (!c->in[i]) continue;
-        if (first && c->in[i]->device != first->device)
-            return tn_fail(TN_ERR_DEVICE, "%s: tensors on two devices, %s and %s: move one with tn_to_device", c->row->name,
-                           first->device->info.id, c->in[i]->device->info.id);
-        first = c->in[i];
-    }
+static void take_attributes(tn_node *n, const tn_attrs *a) {
+    n->n_i = a->n_i;
+    n->n_f = a->n_f;
+    n->f = (double *)(void *)(n->i + n->n_i);
+    if (n->n_i) memcpy(n->i, a->i, (size_t)n->n_i * sizeof *n->i);
+    if (n->n_f) memcpy(n->f, a->f, (size_t)n->n_f * sizeof *n->f);
+}
+
+static void take_layout(tn_node *n, const tn_infer *c) {
+    tn_node *root = c->in[0]->flags & TN_NODE_VIEW ? c->in[0]->root : c->in[0];
+    n->flags |= TN_NODE_VIEW;
+    n->root = tn_node_retain(root);
+    n->layout = n->i + n->n_i + n->n_f;
+    n->layout[0] = c->offset;
+    memcpy(n->layout + 1, c->stride, (size_t)c->rank * sizeof *c->stride);
+}
+
+static tn_status node_fill(tn_node *n, const tn_infer *c, int op) {
+    TRY(take_inputs(n, c));
+    n->op = (uint16_t)op;
+    n->dtype = (uint8_t)c->dtype;
+    n->rank = (uint8_t)c->rank;
+    memcpy(n->shape, c->shape, sizeof n->shape); /* all of it: a copy of known size is a few moves */
+    memcpy(n->symbol, c->symbol, sizeof n->symbol);
+    take_attributes(n, c->attrs);
+    if (c->row->impl->class_ == TN_VIEW_OP && c->row->kind == TN_KERNEL) take_layout(n, c);
     return TN_OK;
+}
+
+static tn_status refuse_devices(const tn_infer *c) {
+    const tn_node *first = NULL, *other = NULL;
+    for (int i = 0; i < c->n_in && !other; i++) {
+        if (!c->in[i]) continue;
+        if (!first) first = c->in[i];
+        if (c->in[i]->device != first->device) other = c->in[i];
+    }
+    return tn_fail(TN_ERR_DEVICE, "%s: tensors on two devices, %s and %s: move one with tn_to_device", c->row->name,
+                   first->device->info.id, other->device->info.id);
 }
 
 /* A view of blocks keeps them whole: rows of whole blocks, one behind the other inside a row. */
@@ -370,33 +403,49 @@ static tn_status check_blocks(const tn_infer *c) {
                    c->row->name, tn_shape_text(c->in[0], text, sizeof text), tn_dtype_name(c->dtype), (long long)block);
 }
 
-static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, const tn_attrs *attrs, tn_node **out) {
+/* The rule may put attributes into canonical form: it gets a copy. */
+static void copy_attributes(tn_attrs *own, const tn_attrs *given) {
+    own->n_i = own->n_f = 0;
+    if (!given) return;
+    own->n_i = given->n_i;
+    own->n_f = given->n_f;
+    if (own->n_i) memcpy(own->i, given->i, own->n_i * sizeof *own->i);
+    if (own->n_f) memcpy(own->f, given->f, own->n_f * sizeof *own->f);
+}
+
+static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, const tn_attrs *attrs, const input_facts *f,
+                          tn_node **out) {
     const tn_op_row *row = tn_op(op);
     tn_attrs own;
-    own.n_i = attrs ? attrs->n_i : 0;
-    own.n_f = attrs ? attrs->n_f : 0;
-    if (attrs) {
-        memcpy(own.i, attrs->i, own.n_i * sizeof *own.i);
-        memcpy(own.f, attrs->f, own.n_f * sizeof *own.f);
-    }
-    tn_infer c = {.row = row, .in = in, .n_in = n_in, .attrs = &own};
-    TRY(check_device(&c));
+    tn_infer c;
+    copy_attributes(&own, attrs);
+    /* By hand, as an initialiser would clear all of it, strides of what is no view included. */
+    c.row = row;
+    c.in = in;
+    c.n_in = n_in;
+    c.attrs = &own;
+    c.rank = 0;
+    c.dtype = TN_F32;
+    c.offset = 0;
+    memset(c.shape, 0, sizeof c.shape);
+    memset(c.symbol, 0, sizeof c.symbol);
+    if (row->impl->class_ == TN_VIEW_OP) memset(c.stride, 0, sizeof c.stride);
+    if (f->two_devices) return refuse_devices(&c);
     TRY(row->impl->infer(&c));
     if (tn_dtype_is_quantized(c.dtype)) TRY(check_blocks(&c));
     tn_node *n = node_new();
     if (!n) return TN_ERR_MEMORY;
+    n->device = f->device;
+    n->file = r->file;
+    n->line = r->line;
     tn_status s = node_fill(n, &c, op);
     if (s == TN_OK && !n->device) {
         n->device = tn_current_device();
         if (!n->device) s = tn_error_code();
     }
-    if (s == TN_OK && !r->no_grad && any_input_needs_gradient(in, n_in) && differentiable(row) && tn_dtype_is_float(c.dtype))
+    if (s == TN_OK && (f->flags & TN_NODE_GRAD) && !r->no_grad && differentiable(row) && tn_dtype_is_float(c.dtype))
         n->flags |= TN_NODE_GRAD;
-    if (s == TN_OK) {
-        n->file = r->file;
-        n->line = r->line;
-        s = recorder_append(r, n);
-    }
+    if (s == TN_OK) s = recorder_append(r, n);
     if (s != TN_OK) {
         tn_node_release(n);
         return s;
@@ -409,11 +458,11 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
 
 tn_node *tn_node_cast(tn_node *x, tn_dtype to) {
     tn_attrs a = {.n_i = 1, .i = {to}};
-    bool plain_number = (x->flags & TN_NODE_WRAPPED) && x->op == tn_known(TN_KNOWN_FULL);
+    bool plain_number = (x->flags & TN_NODE_WRAPPED) && x->op == TN_OP_FULL;
     /* A number is made anew in the wanted type: on the way through f32 it would be rounded. */
     if (plain_number) a = (tn_attrs){.n_i = 2, .n_f = 1, .i = {0, to}, .f = {x->f[0]}};
-    tn_node *n = plain_number ? tn_node_make(tn_known(TN_KNOWN_FULL), NULL, 0, &a)
-                              : tn_node_make(tn_known(TN_KNOWN_CAST), &x, 1, &a);
+    tn_node *n = plain_number ? tn_node_make(TN_OP_FULL, NULL, 0, &a)
+                              : tn_node_make(TN_OP_CAST, &x, 1, &a);
     if (plain_number && !(n->flags & TN_NODE_ERROR)) n->device = x->device;
     if (x->flags & TN_NODE_WRAPPED) n->flags |= TN_NODE_WRAPPED;
     return n;
@@ -455,7 +504,8 @@ static tn_status check_plain(const tn_op_row *row, tn_node *const *in, int n_in)
     return TN_OK;
 }
 
-static bool needs_casts(const tn_op_row *row, tn_node *const *in, int n_in, tn_dtype *to) {
+static bool needs_casts(const tn_op_row *row, tn_node *const *in, int n_in, const input_facts *f, tn_dtype *to) {
+    if (!f->two_dtypes && !(row->impl->to_float && !tn_dtype_is_float((tn_dtype)f->dtype))) return false;
     if (!promoted_dtype(row, in, n_in, to)) return false;
     for (int i = row->impl->promote_from; i < n_in; i++)
         if (in[i] && in[i]->dtype != *to) return true;
@@ -473,8 +523,10 @@ static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, in
     tn_status s = TN_OK;
     if (bad)
         *out = tn_node_retain(bad);
-    else
-        s = node_try(r, op, in, n_in, attrs, out);
+    else {
+        input_facts f = look_at(in, n_in);
+        s = node_try(r, op, in, n_in, attrs, &f, out);
+    }
     for (int i = 0; i < n_in; i++) tn_node_release(in[i]);
     return s;
 }
@@ -482,15 +534,16 @@ static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, in
 tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attrs) {
     tn_recorder *r = tn_recorder_here();
     if (!r) return tn_node_retain(&out_of_memory);
-    tn_node *bad = first_error(in, n_in), *n = NULL;
-    if (bad) return tn_node_retain(bad);
+    input_facts f = look_at(in, n_in);
+    if (f.flags & TN_NODE_ERROR) return tn_node_retain(first_error(in, n_in));
     const tn_op_row *row = tn_op(op);
     if (n_in > MAX_INPUTS)
         return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", row->name, n_in, MAX_INPUTS));
     tn_dtype to = TN_F32;
-    tn_status s = check_plain(row, in, n_in);
+    tn_node *n = NULL;
+    tn_status s = f.quantized ? check_plain(row, in, n_in) : TN_OK;
     if (s != TN_OK) return failed_here(r, s);
-    s = needs_casts(row, in, n_in, &to) ? node_promoted(r, op, in, n_in, attrs, to, &n) : node_try(r, op, in, n_in, attrs, &n);
+    s = needs_casts(row, in, n_in, &f, &to) ? node_promoted(r, op, in, n_in, attrs, to, &n) : node_try(r, op, in, n_in, attrs, &f, &n);
     if (s != TN_OK) return failed_here(r, s);
     s = recorder_bound(r);
     if (s == TN_OK) return n;
@@ -534,7 +587,7 @@ void tn_build_end(tn_build *b) {
 
 tn_node *tn_node_number(double v) {
     tn_attrs a = {.n_i = 2, .n_f = 1, .i = {0, TN_F32}, .f = {v}};
-    tn_node *n = tn_node_make(tn_known(TN_KNOWN_FULL), NULL, 0, &a);
+    tn_node *n = tn_node_make(TN_OP_FULL, NULL, 0, &a);
     n->flags |= TN_NODE_WRAPPED;
     return n;
 }
@@ -544,19 +597,4 @@ tn_node *tn_b_number(tn_build *b, double v) { return b->status == TN_OK ? tn_b_o
 tn_node *tn_b_cast_like(tn_build *b, tn_node *x, const tn_node *like) {
     if (b->status != TN_OK || !x || x->dtype == like->dtype) return x;
     return tn_b_own(b, tn_node_cast(x, (tn_dtype)like->dtype));
-}
-
-/* ---- ops that graph/ itself records ---------------------------------------------------------------------------------- */
-
-int tn_known(tn_known_op which) {
-    static const char *const names[TN_KNOWN_COUNT] = {"cast", "full", "dial", "view", "expand", "contiguous", "assign_view", "as_strided"};
-    static _Atomic int ids[TN_KNOWN_COUNT];
-    int id = atomic_load_explicit(&ids[which], memory_order_relaxed);
-    if (id) return id - 1;
-    for (int op = 0; op < tn_op_count(); op++)
-        if (strcmp(tn_op(op)->name, names[which]) == 0) {
-            atomic_store_explicit(&ids[which], op + 1, memory_order_relaxed);
-            return op;
-        }
-    return 0;
 }

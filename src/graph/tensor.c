@@ -26,7 +26,7 @@ typedef struct scope_stack {
 
 static _Thread_local scope_stack scopes;
 
-static tn_status scope_add(tn_tensor *t) {
+static inline tn_status scope_add(tn_tensor *t) {
     if (scopes.depth == 0) return TN_OK;
     TRY(tn_mem_reserve(&scopes.items, &scopes.capacity, scopes.count + 1, sizeof *scopes.items));
     t->slot = (int32_t)scopes.count;
@@ -142,10 +142,13 @@ tn_tensor *tn_tensor_new(tn_node *n) {
         tn_node_release(n);
         return &no_memory;
     }
-    memset(t, 0, sizeof *t);
     atomic_init(&t->refs, 1);
-    t->slot = NO_SLOT;
     t->node = pin(n);
+    atomic_init(&t->storage, NULL);
+    t->version = 0;
+    t->slot = NO_SLOT;
+    t->base = NULL;
+    t->failed = NULL;
     if (scope_add(t) == TN_OK) return t;
     tn_free(t);
     return &no_memory;
@@ -175,12 +178,16 @@ void tn_storage_restore(tn_storage *s) {
 /* Freeing a view frees its hold on its base, which may be a view again: a loop, so that long chains are no deep stack. */
 void tn_free(tn_tensor *t) {
     while (t && t != &no_memory) {
-        if (atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1) return;
+        /* A sole owner needs no locked instruction: nobody else can be counting. */
+        if (atomic_load_explicit(&t->refs, memory_order_acquire) != 1 &&
+            atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1)
+            return;
         tn_tensor *base = t->base;
-        scope_forget(t);
+        if (t->slot != NO_SLOT) scope_forget(t);
         unpin(t->node);
         if (t->failed) unpin(t->failed);
-        tn_storage_release(atomic_load_explicit(&t->storage, memory_order_relaxed));
+        tn_storage *s = atomic_load_explicit(&t->storage, memory_order_relaxed);
+        if (s) tn_storage_release(s);
         handle_recycle(t);
         t = base;
     }
@@ -240,15 +247,20 @@ static bool refresh(tn_tensor *t, const tn_storage *s) {
     return true;
 }
 
-tn_node *tn_tensor_node(const tn_tensor *t) {
-    if (t->failed) return t->failed;
-    const tn_storage *s = atomic_load_explicit(&t->storage, memory_order_acquire);
-    if (!s || t->version == s->version) return t->node;
+static __attribute__((noinline)) tn_node *refreshed_node(const tn_tensor *t, const tn_storage *s) {
     pthread_mutex_lock(&refresh_lock);
     bool current = refresh((tn_tensor *)(uintptr_t)t, s);
     pthread_mutex_unlock(&refresh_lock);
     return current ? t->node : &no_memory_node;
 }
+
+static inline tn_node *node_of(const tn_tensor *t) {
+    if (t->failed) return t->failed;
+    const tn_storage *s = atomic_load_explicit(&t->storage, memory_order_acquire);
+    return !s || t->version == s->version ? t->node : refreshed_node(t, s);
+}
+
+tn_node *tn_tensor_node(const tn_tensor *t) { return node_of(t); }
 
 /* ---- recording ------------------------------------------------------------------------------------------------------- */
 
@@ -280,7 +292,7 @@ tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attr
         tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", tn_op(op)->name, n_in, MAX_INPUTS);
         return tn_tensor_new(tn_node_error(TN_ERR_ARGUMENT, tn_error()));
     }
-    for (int i = 0; i < n_in; i++) nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
+    for (int i = 0; i < n_in; i++) nodes[i] = in[i] ? node_of(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in, attrs);
     tn_tensor *t = tn_tensor_new(n);
     if (!(n->flags & TN_NODE_VIEW) || t == &no_memory) return t;
@@ -333,7 +345,7 @@ static tn_node *assign_view(tn_node *whole, const tn_node *place, tn_node *value
     a.i[1] = place->rank;
     memcpy(a.i + 2, place->layout + 1, (size_t)place->rank * sizeof *a.i);
     tn_node *in[] = {whole, value};
-    return tn_node_make(tn_known(TN_KNOWN_ASSIGN_VIEW), in, 2, &a);
+    return tn_node_make(TN_OP_ASSIGN_VIEW, in, 2, &a);
 }
 
 static tn_node *expand_to(tn_node *value, const tn_node *like) {
@@ -341,13 +353,13 @@ static tn_node *expand_to(tn_node *value, const tn_node *like) {
     if (same) return tn_node_retain(value);
     tn_attrs a = {.n_i = (uint8_t)(1 + like->rank), .i = {like->rank}};
     memcpy(a.i + 1, like->shape, (size_t)like->rank * sizeof *a.i);
-    return tn_node_make(tn_known(TN_KNOWN_EXPAND), &value, 1, &a);
+    return tn_node_make(TN_OP_EXPAND, &value, 1, &a);
 }
 
 /* A node that may become the whole value of a storage: not a view, and nobody else's value. */
 static tn_node *own_value(tn_node *value, bool fresh) {
     if (fresh && !(value->flags & TN_NODE_VIEW) && value->op != TN_OP_NONE && value->n_in > 0) return tn_node_retain(value);
-    return tn_node_make(tn_known(TN_KNOWN_CONTIGUOUS), &value, 1, NULL);
+    return tn_node_make(TN_OP_CONTIGUOUS, &value, 1, NULL);
 }
 
 static tn_node *cast_to(tn_node *value, const tn_node *like) {
@@ -492,7 +504,7 @@ tn_tensor *tn_scalar(double value) { return tn_tensor_new(tn_node_number(value))
 
 static tn_tensor *dial(int kind, int64_t i, double f) {
     tn_attrs a = {.n_i = 3, .n_f = 1, .i = {kind, i, 0}, .f = {f}};
-    return tn_tensor_new(tn_node_make(tn_known(TN_KNOWN_DIAL), NULL, 0, &a));
+    return tn_tensor_new(tn_node_make(TN_OP_DIAL, NULL, 0, &a));
 }
 
 tn_tensor *tn_dial(double value) { return dial(TN_DIAL_FLOAT, 0, value); }

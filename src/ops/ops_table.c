@@ -61,9 +61,15 @@ static tn_status check_there(int op, const void *const *in, int n_in, unsigned o
     return tn_fail(TN_ERR_ARGUMENT, "%s: tensor %d is NULL; it is needed", tn_op(op)->name, number);
 }
 
-static tn_tensor *record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {
+static tn_tensor *record_with_gaps(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {
     tn_status s = check_there(op, (const void *const *)in, n_in, optional);
     return s == TN_OK ? tn_record(op, in, n_in, a) : failed(s);
+}
+
+static tn_tensor *record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {
+    for (int i = 0; i < n_in; i++)
+        if (!in[i]) return record_with_gaps(op, in, n_in, a, optional);
+    return tn_record(op, in, n_in, a);
 }
 
 /* An in-place op without its target has nothing to write to: the result is a new error tensor. */
@@ -141,7 +147,7 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
     tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
-static const tn_op_row rows[] = {
+const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "Tensor neg(Tensor x)", "Neg", &tn_impl_neg},
     [TN_OP_ABS] = {"abs", TN_KERNEL, "Tensor abs(Tensor x)", "Abs", &tn_impl_abs},
     [TN_OP_FLOOR] = {"floor", TN_KERNEL, "Tensor floor(Tensor x)", "Floor", &tn_impl_floor},
@@ -564,8 +570,6 @@ static const tn_op_row rows[] = {
         "Tensor cross_entropy(Tensor x, Tensor target, Tensor? weight, *, {mean|sum|none} reduction=mean, int ignore_index=-100, bool ignore_zero=false, float label_smoothing=0.0)",
         "SoftmaxCrossEntropyLoss", &tn_impl_cross_entropy},
 };
-
-const tn_op_row *tn_op(int id) { return &rows[id]; }
 
 int tn_op_count(void) { return TN_OP_COUNT; }
 
