@@ -8,7 +8,7 @@ Writes tests/golden/tokenizer_smollm2.json (hostile texts and their ids, by llam
   perplexity  of tests/golden/text_alice.txt, by PyTorch in f32 and, to compare, by llama.cpp
   logits      the five largest behind each of the text's first 64 tokens, by PyTorch in f32
 Both say what made them. Needs what tools/peers/llama_cpp.sh builds, torch, numpy, gguf and jinja2; takes about five
-minutes on two processors; not part of the checks, which only read the files.
+minutes on one processor; not part of the checks, which only read the files.
 """
 
 import argparse
@@ -163,8 +163,8 @@ def main():
     parser.add_argument("--only", choices=["tokenizer", "model"])
     parser.add_argument("--model", default=str(smollm2.path()))
     options = parser.parse_args()
-    torch.set_num_threads(2)
-    peer = llama_cpp.Peer(options.model)
+    torch.set_num_threads(1)
+    peer = llama_cpp.Peer(options.model, threads=1)
     if options.only != "model":
         write_tokenizer(options, peer)
     if options.only != "tokenizer":

@@ -151,6 +151,26 @@ TN_API void tn_reset_runtime_stats(void); /* also the peak */
 TN_API char *tn_explain_last(void);
 TN_API void tn_text_free(char *text);
 
+/* Where the time goes: from begin to end every command that this thread runs is timed, and equal ones (same ops, same
+ * shape, of whatever plan) are one row, in the order in which they first ran. */
+typedef struct tn_profile tn_profile;
+typedef struct tn_profile_row {
+    size_t struct_size; /* set by the caller */
+    const char *kind;   /* "kernel", "native", "copy" */
+    const char *label;  /* the ops joined in it and the shape it runs over; lives as long as the profile */
+    int64_t runs;
+    int64_t bytes;  /* predicted: what all runs read and write, an operand once a run */
+    double flops;   /* predicted: operations on elements in all runs */
+    double seconds; /* measured */
+} tn_profile_row;
+/* NULL when memory is out. The profile begun last is the one that counts; freed with tn_profile_free, also without end. */
+TN_API tn_profile *tn_profile_begin(void);
+TN_API void tn_profile_end(tn_profile *p);
+TN_API void tn_profile_free(tn_profile *p); /* NULL is fine */
+TN_API int64_t tn_profile_count(const tn_profile *p);
+/* Row i. TN_ERR_ARGUMENT when there is none. */
+TN_API tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *row);
+
 #ifdef __cplusplus
 }
 #endif

@@ -9,6 +9,7 @@
  *   plan.c     groups → commands: order, memory, the commit section
  *   native.c   matmul, argsort, index_add: commands of kern/
  *   read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
+ *   profile.c  what commands should cost and do cost
  *
  * A plan knows no node: it speaks of slots (bound buffers, outputs, the arena) and is run with whatever is bound. */
 #ifndef TN_CORE_H
@@ -166,6 +167,13 @@ typedef struct tn_patch {
     int64_t offset;
 } tn_patch;
 
+/* Predicted from the operands: bytes read and written, operations on elements. */
+typedef struct tn_cost {
+    int64_t bytes;
+    double flops;
+} tn_cost;
+
+enum { TN_LABEL = 96 };
 typedef struct tn_command {
     tn_command_kind kind;
     tn_kernel *kernel;     /* KERNEL: launches that do not depend on each other */
@@ -176,7 +184,8 @@ typedef struct tn_command {
     kir_dial *dials;       /* NATIVE: its joint's */
     size_t bytes;          /* COPY */
     bool commit;
-    char label[96];        /* for explain: the ops joined in it, the shape it runs over */
+    char label[TN_LABEL];  /* for explain: the ops joined in it, the shape it runs over */
+    tn_cost cost;          /* of all its launches */
 } tn_command;
 
 typedef struct tn_plan {
@@ -214,6 +223,13 @@ void tn_plan_free(tn_plan *p);
 /* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones. */
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, const kir_dial *dials);
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
+
+/* ---- where the time goes (profile.c, explain.c) --------------------------------------------------------------------------- */
+
+tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group);
+tn_profile *tn_profile_here(void); /* the profile that is on for this thread, or NULL */
+void tn_profile_add(tn_profile *p, const tn_command *c, double seconds);
+const char *tn_command_kind_name(const tn_command *c);
 
 /* ---- native kernels (native.c) ------------------------------------------------------------------------------------------ */
 

@@ -1,7 +1,7 @@
 /* explain.c — what a plan does, in words that a person can check. */
 #include "core/core.h"
 
-static const char *kind_name(const tn_command *c) {
+const char *tn_command_kind_name(const tn_command *c) {
     switch (c->kind) {
     case TN_CMD_KERNEL: return "kernel";
     case TN_CMD_NATIVE: return "native";
@@ -10,7 +10,7 @@ static const char *kind_name(const tn_command *c) {
 }
 
 static void put_command(tn_str *out, size_t number, const tn_command *c) {
-    tn_str_add(out, "%4zu  %-7s %s", number, kind_name(c), c->label);
+    tn_str_add(out, "%4zu  %-7s %s", number, tn_command_kind_name(c), c->label);
     if (c->kind == TN_CMD_KERNEL && c->launch_count > 1) tn_str_add(out, "  (and %lld like it, one launch)", (long long)(c->launch_count - 1));
     tn_str_add(out, "%s\n", c->commit ? "  [commit]" : "");
 }

@@ -368,12 +368,16 @@ static tn_status add_kernel(command_maker *m, int position) {
     *launch = (tn_launch){.sizes = sizes, .buffers = take_program_pointers(m, group), .dials = take_dials(m, group)};
     tn_command *last = m->p->command_count ? &m->p->commands[m->p->command_count - 1] : NULL;
     if (joins_batch(m->g, last, kernel, m->batch_first, position)) {
+        tn_cost more = tn_group_cost(m->g, group);
         last->launch_count++;
+        last->cost.bytes += more.bytes;
+        last->cost.flops += more.flops;
         return TN_OK;
     }
     m->batch_first = position;
     tn_command *c = &m->p->commands[m->p->command_count++];
     *c = (tn_command){.kind = TN_CMD_KERNEL, .kernel = kernel, .launches = launch, .launch_count = 1, .commit = group->commit};
+    c->cost = tn_group_cost(m->g, group);
     add_label(m->g, group, c->label, sizeof c->label);
     return TN_OK;
 }
@@ -383,6 +387,7 @@ static void add_native(command_maker *m, tn_group *group) {
     int count = tn_native_operands(m->g, group, operands);
     tn_command *c = &m->p->commands[m->p->command_count++];
     *c = (tn_command){.kind = TN_CMD_NATIVE, .native = group->native, .pointers = m->next_pointer, .commit = group->commit};
+    c->cost = tn_group_cost(m->g, group);
     for (int k = 0; k < count; k++, m->next_pointer++) {
         if (operands[k] >= 0) patch_value(m->p, m->next_pointer, m->g, m->g->values[operands[k]].root);
         if (operands[k] == TN_WORKSPACE)
@@ -402,6 +407,7 @@ static void add_copies(command_maker *m) {
         if (home < 0 || v->place == home) continue;
         tn_command *c = &m->p->commands[m->p->command_count++];
         *c = (tn_command){.kind = TN_CMD_COPY, .pointers = m->next_pointer, .bytes = (size_t)v->bytes, .commit = true};
+        c->cost.bytes = 2 * v->bytes;
         snprintf(c->label, sizeof c->label, "copy to state");
         patch(m->p, m->next_pointer++, home, 0);
         patch_value(m->p, m->next_pointer++, m->g, (int)i);
@@ -574,6 +580,15 @@ static tn_status run_command(tn_plan *p, const tn_command *c, tn_buffer *const *
     return TN_ERR_INTERNAL;
 }
 
+/* The same with its time taken; a device that works beside the host is waited for. */
+static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c, tn_buffer *const *bound) {
+    double begun = tn_now();
+    TRY(run_command(p, c, bound));
+    if (!p->device->is_cpu) TRY(p->device->driver->sync(p->device->handle));
+    tn_profile_add(profile, c, tn_now() - begun);
+    return TN_OK;
+}
+
 /* From the first write to a state on nothing may fail that could have failed before. */
 static tn_status prepare_commits(const tn_plan *p, size_t first) {
     for (size_t i = first; i < p->command_count; i++) {
@@ -585,11 +600,12 @@ static tn_status prepare_commits(const tn_plan *p, size_t first) {
 
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory, const kir_dial *dials) {
     bind(p, bound, outputs, memory, dials);
+    tn_profile *profile = tn_profile_here();
     bool committing = false;
     for (size_t i = 0; i < p->command_count; i++) {
         if (p->commands[i].commit && !committing) TRY(prepare_commits(p, i));
         committing |= p->commands[i].commit;
-        TRY(run_command(p, &p->commands[i], bound));
+        TRY(profile ? run_timed(profile, p, &p->commands[i], bound) : run_command(p, &p->commands[i], bound));
     }
     p->runs++;
     return TN_OK;
