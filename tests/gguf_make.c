@@ -22,7 +22,7 @@ void make_bytes(gguf_make *g, const void *bytes, size_t n) {
 
 void make_number(gguf_make *g, uint64_t v, int bytes) {
     for (int i = 0; i < bytes; i++)
-        make_bytes(g, &(uint8_t){(uint8_t)(v >> (8 * i))}, 1);
+        make_bytes(g, &(uint8_t){(uint8_t)(i < 8 ? v >> (8 * i) : 0)}, 1);
 }
 
 void make_f32(gguf_make *g, float v) {

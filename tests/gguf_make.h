@@ -16,7 +16,7 @@ typedef struct gguf_make {
 
 void make_free(gguf_make *g);
 void make_bytes(gguf_make *g, const void *bytes, size_t n);
-void make_number(gguf_make *g, uint64_t v, int bytes); /* little-endian */
+void make_number(gguf_make *g, uint64_t v, int bytes); /* little-endian, 0 beyond eight */
 void make_f32(gguf_make *g, float v);
 void make_text(gguf_make *g, const char *text); /* length and bytes */
 void make_padding(gguf_make *g, size_t alignment);
