@@ -122,7 +122,9 @@ static void *use_device(void *number) {
         wrong += tn_buffer_new(d, 64, &b) != TN_OK;
         wrong += tn_kernel_get(d, programs[(i + (intptr_t)number) % (int)TN_COUNT(programs)], &k) != TN_OK;
         tn_device_close(d); /* the buffer keeps it alive */
+        if (i % 2) tn_kernel_release(k);
         tn_buffer_release(b);
+        if (i % 2 == 0) tn_kernel_release(k); /* the device may have ended */
     }
     return NULL;
 }
@@ -172,6 +174,8 @@ static void one_structure_loaded_at_once_is_one_kernel(void **state) {
     run_everywhere(get_one_kernel);
     for (int i = 1; i < THREADS; i++)
         assert_ptr_equal(kernels[i], kernels[0]);
+    for (int i = 0; i < THREADS; i++)
+        tn_kernel_release(kernels[i]);
     tn_device_close(d);
     tn_mem_free(sizes);
     kir_free(programs[0]);

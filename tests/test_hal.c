@@ -167,6 +167,7 @@ static void registered_driver_is_listed_opened_and_launched(void **state) {
     tn_launch launches[3] = {0};
     assert_ok(tn_kernel_launch(d, k, launches, 3));
     assert_int_equal(mock.launches, 3);
+    tn_kernel_release(k);
     tn_buffer_release(buffer);
     tn_device_close(d);
     assert_int_equal(mock.live, 0);
@@ -676,6 +677,7 @@ static void cpu_runs_a_kernel(void **state) {
     for (int i = 0; i < N; i++)
         if (out[i] != in[i] * 3) fail_msg("element %d: %g, not %g", i, (double)out[i], (double)in[i] * 3);
     print_message("ran on: cpu (a kernel through the device layer)\n");
+    tn_kernel_release(k);
     tn_buffer_release(x);
     tn_buffer_release(y);
     kir_free(p);
@@ -704,12 +706,60 @@ static void equal_structures_share_a_kernel(void **state) {
         build_scale(800 + i, i + 2, &p, &sizes); /* another size is the same structure */
         assert_ok(tn_kernel_get(d, p, &again));
         assert_ptr_equal(again, first[i]);
+        tn_kernel_release(again);
+        tn_kernel_release(first[i]);
         kir_free(p);
         tn_mem_free(sizes);
     }
     assert_int_equal(mock.loads, 200);
     tn_device_close(d);
     assert_int_equal(mock.unloads, 200);
+}
+
+/* The kernel of one structure among many, its user gone at once. */
+static tn_kernel *pass_by(tn_device *d, int factor) {
+    kir_program *p;
+    int64_t *sizes;
+    tn_kernel *k;
+    build_scale(8, factor, &p, &sizes);
+    assert_ok(tn_kernel_get(d, p, &k));
+    tn_kernel_release(k);
+    kir_free(p);
+    tn_mem_free(sizes);
+    return k;
+}
+
+static void only_the_latest_unused_kernels_are_kept(void **state) {
+    (void)state;
+    enum { STRUCTURES = 2000, KEPT = 512 };
+    mock.devices = 1;
+    mock.loads = mock.unloads = 0;
+    tn_device *d;
+    kir_program *p;
+    int64_t *sizes;
+    tn_kernel *held;
+    assert_ok(tn_device_open("mock", NULL, NULL, &d));
+    build_scale(8, 1, &p, &sizes);
+    assert_ok(tn_kernel_get(d, p, &held));
+    for (int i = 0; i < STRUCTURES; i++)
+        pass_by(d, i + 2);
+    assert_int_equal(mock.loads, STRUCTURES + 1);
+    assert_int_equal(mock.unloads, STRUCTURES - KEPT);
+    for (int i = STRUCTURES - KEPT; i < STRUCTURES; i++) /* the oldest of them leaves first, but each was used again */
+        pass_by(d, i + 2);
+    assert_int_equal(mock.loads, STRUCTURES + 1);
+    pass_by(d, 2);
+    assert_int_equal(mock.loads, STRUCTURES + 2);
+    tn_kernel *again;
+    assert_ok(tn_kernel_get(d, p, &again)); /* in use all the time */
+    assert_ptr_equal(again, held);
+    assert_int_equal(mock.loads, STRUCTURES + 2);
+    tn_kernel_release(again);
+    tn_device_close(d);
+    assert_int_equal(mock.unloads, mock.loads);
+    tn_kernel_release(held); /* its device has ended */
+    kir_free(p);
+    tn_mem_free(sizes);
 }
 
 static void equal_hashes_of_different_structures_stay_apart(void **state) {
@@ -726,6 +776,8 @@ static void equal_hashes_of_different_structures_stay_apart(void **state) {
     assert_ok(tn_kernel_get(d, p, &a));
     assert_ok(tn_kernel_get(d, q, &b));
     assert_ptr_not_equal(a, b);
+    tn_kernel_release(a);
+    tn_kernel_release(b);
     kir_free(p);
     kir_free(q);
     tn_mem_free(sizes);
@@ -755,6 +807,7 @@ static void null_driver_sees_right_use(void **state) {
     assert_ok(tn_kernel_launch(d, k, &launch, 1));
     assert_ok(tn_buffer_read(x, 4, out, 8));
     assert_true(out[0] == 2 && out[1] == 3);
+    tn_kernel_release(k);
     tn_buffer_release(x);
     tn_buffer_release(y);
     tn_device_close(d);
@@ -843,6 +896,7 @@ static tn_status kernel_work(void) {
     tn_kernel *k;
     TRY(tn_device_open("mock", NULL, NULL, &d));
     tn_status s = tn_kernel_get(d, some_program, &k);
+    if (s == TN_OK) tn_kernel_release(k);
     tn_device_close(d);
     return s;
 }
@@ -929,6 +983,7 @@ int main(void) {
         TEST(trim_gives_all_back),
         TEST(hand_copies_go_between_any_two_places),
         TEST(equal_structures_share_a_kernel),
+        TEST(only_the_latest_unused_kernels_are_kept),
         TEST(equal_hashes_of_different_structures_stay_apart),
         TEST(null_driver_sees_right_use),
         TEST(null_driver_sees_wrong_use),

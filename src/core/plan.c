@@ -362,7 +362,10 @@ static tn_status add_kernel(command_maker *m, int position) {
     TRY(tn_kernel_get(m->p->device, group->program, &kernel));
     size_t bytes = kir_sizes_count(group->program) * sizeof(int64_t);
     int64_t *sizes = tn_plan_own(m->p, bytes);
-    if (!sizes) return TN_ERR_MEMORY;
+    if (!sizes) {
+        tn_kernel_release(kernel);
+        return TN_ERR_MEMORY;
+    }
     memcpy(sizes, group->sizes, bytes);
     tn_launch *launch = &m->launches[m->launch_count++];
     *launch = (tn_launch){.sizes = sizes, .buffers = take_program_pointers(m, group), .dials = take_dials(m, group)};
@@ -372,6 +375,7 @@ static tn_status add_kernel(command_maker *m, int position) {
         last->launch_count++;
         last->cost.bytes += more.bytes;
         last->cost.flops += more.flops;
+        tn_kernel_release(kernel); /* the command has it already */
         return TN_OK;
     }
     m->batch_first = position;
@@ -553,6 +557,7 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
 void tn_plan_free(tn_plan *p) {
     if (!p) return;
     for (size_t i = 0; i < p->native_count; i++) tn_native_free(p->natives[i]);
+    for (size_t i = 0; i < p->command_count; i++) tn_kernel_release(p->commands[i].kernel);
     for (size_t i = 0; i < p->owned_count; i++) tn_mem_free(p->owned[i]);
     tn_mem_free(p->owned);
     tn_mem_free(p);

@@ -61,9 +61,11 @@ tn_memory_stats tn_memory_get_stats(void);
 void tn_memory_reset_peak(void);
 void tn_memory_trim(tn_device *d); /* gives kept blocks back */
 
-/* A loaded kernel; belongs to the device's table, equal structures share one. */
+/* A loaded kernel; belongs to the device's table, equal structures share one. Each tn_kernel_get is matched by a
+ * tn_kernel_release, from any thread, also after the device has ended. */
 typedef struct tn_kernel tn_kernel;
 tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out);
+void tn_kernel_release(tn_kernel *k); /* NULL is fine */
 tn_status tn_kernel_launch(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count);
 tn_status tn_kernel_prepare(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count);
 
