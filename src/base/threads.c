@@ -4,7 +4,8 @@
  * writes the ticket back as `done`. Only who has waited for SPIN_SECONDS in vain goes to sleep on a condition variable
  * and says so in a flag; waker and sleeper write first and read second, all sequentially consistent, so that at least
  * one of them sees the other. Parts are split by position alone: which worker runs what never depends on time. Workers
- * are started when first needed and are never stopped; a smaller pool leaves the later ones asleep. */
+ * are started when first needed and are never stopped; a smaller pool leaves the later ones asleep. Each has a processor
+ * of its own (pin.c). */
 #include "base/base.h"
 
 #include <fenv.h>
@@ -13,8 +14,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/pin.h"
+
 enum {
-    MAX_THREADS = 512,
+    MAX_THREADS = TN_MOST_THREADS,
     STACK_BYTES = 2 << 20, /* the caller runs the same bodies; a fixed size does not depend on the shell's limits */
     SPINS_A_LOOK = 16      /* pauses between two looks at the clock */
 };
@@ -167,8 +170,10 @@ static int create_thread(worker_slot *slot) {
     pthread_t thread;
     error = pthread_create(&thread, &attributes, worker_main, slot);
     pthread_attr_destroy(&attributes);
-    if (error == 0) name_thread(thread, slot->index);
-    return error;
+    if (error != 0) return error;
+    name_thread(thread, slot->index);
+    tn_pin_started(slot->index, thread);
+    return 0;
 }
 
 static void start_worker(void) {
@@ -197,6 +202,7 @@ static void forget_workers(void) {
         atomic_store_explicit(&slot->done, atomic_load_explicit(&slot->ticket, memory_order_relaxed),
                               memory_order_relaxed);
     }
+    tn_pin_forget();
     pool.started = 0;
     pool.most = MAX_THREADS - 1;
     pthread_mutex_init(&pool.caller_lock, NULL);
@@ -243,6 +249,7 @@ static int64_t part_begin(int64_t grains, int64_t grain, int64_t n, int64_t inde
 static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, tn_parallel_body *body, void *ctx) {
     if (pool.started < threads - 1) start_workers(threads - 1);
     int64_t parts = tn_min64(pool.started + 1, threads);
+    tn_pin_arrange((int)parts - 1);
     for (int i = 1; i < parts; i++) {
         worker_slot *slot = &pool_slots[i];
         slot->body = body;
