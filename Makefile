@@ -4,6 +4,7 @@
 #   make demo            sets up, builds, lists the devices, trains two small models
 #   make check           sets up, runs all tests (ONLY="unit layers" runs just these suites)
 #   make check-all       the slower suites too
+#   make bench           measures (WORK="gemm policy" just these; bench/README.md says what and how)
 #   BUILD=elsewhere      another build folder; WERROR=OFF builds in spite of warnings; JOBS=1 on a small machine
 
 BUILD  ?= build
@@ -11,11 +12,12 @@ WERROR ?= ON
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PREFIX ?= /usr/local
 ONLY   ?=
+WORK   ?= $(patsubst bench/%.c,%,$(sort $(wildcard bench/*.c)))
 
 MAKEFLAGS += --no-print-directory
 export BUILD WERROR JOBS
 
-.PHONY: all demo check check-all format clean install
+.PHONY: all demo check check-all bench format clean install
 
 all:
 	@tools/build.sh $(BUILD) all -DTRUNNION_WERROR=$(WERROR)
@@ -30,6 +32,10 @@ check:
 
 check-all:
 	@tools/check.sh check-all $(ONLY)
+
+bench:
+	@tools/build.sh $(BUILD) benches -DTRUNNION_WERROR=$(WERROR)
+	@for work in $(WORK); do echo "== $$work"; $(BUILD)/bench_$$work || exit 1; done
 
 format:
 	@git ls-files -z --cached --others --exclude-standard '*.c' '*.h' | xargs -0 clang-format -i

@@ -5,7 +5,6 @@
  * limit a shape reaches in the median and at best (a machine that others use too shows its best now and then).
  *
  *   bench_gemm [threads] [name part]     default: all usable threads, all shapes */
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,25 +59,6 @@ static void probe_part(void *ctx, int64_t begin, int64_t end, int worker) {
     double (*probe)(void) = *(double (**)(void))ctx;
     (void)begin, (void)end, (void)worker;
     probe();
-}
-
-/* Each thread on a processor of its own: what is measured is the kernels, not where the system puts threads. */
-static void pin_part(void *ctx, int64_t begin, int64_t end, int worker) {
-    const cpu_set_t *allowed = ctx;
-    (void)begin, (void)end;
-    int seen = 0;
-    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, allowed) || seen++ != worker) continue;
-        cpu_set_t one;
-        CPU_ZERO(&one);
-        CPU_SET(cpu, &one);
-        sched_setaffinity(0, sizeof one, &one);
-    }
-}
-
-static void pin_threads(int threads) {
-    cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) tn_parallel(threads, 1, pin_part, &allowed);
 }
 
 static int compare(const void *a, const void *b) {
@@ -250,7 +230,6 @@ int main(int argc, char **argv) {
         return 2;
     }
     threads = tn_threads();
-    pin_threads(threads);
     double limit = measure_limit(threads);
     printf("%s, %s, %d threads; limit %.1f GFLOP/s\n", tn_cpu().name, tn_isa_name(tn_cpu().isa), threads, limit);
     printf("%-24s batch x m x n x k %39s %16s of limit, best\n", "shape", "median", "");

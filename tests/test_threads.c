@@ -2,6 +2,7 @@
  * callers, in a child of fork as well. Runs under the thread sanitizer too. */
 #include "test_support.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fenv.h>
 #include <pthread.h>
@@ -9,6 +10,8 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+
+#include "base/pin.h"
 
 enum { MOST_ITEMS = 10000 };
 
@@ -213,27 +216,65 @@ static void sleeping_workers_wake(void **state) {
 
 /* ---- what a worker is -------------------------------------------------------------------------------------------- */
 
+typedef struct environment {
+    pthread_t caller;
+    _Atomic int wrong_mask, wrong_rounding;
+} environment;
+
+/* The caller may run parts of workers that come late: with their rounding, and with its own signals. */
 static void look_at_environment(void *ctx, int64_t begin, int64_t end, int worker) {
     (void)begin;
     (void)end;
-    _Atomic int *wrong = ctx;
+    environment *e = ctx;
     if (worker == 0) return;
     sigset_t blocked;
     pthread_sigmask(SIG_BLOCK, NULL, &blocked);
-    if (!sigismember(&blocked, SIGINT) || !sigismember(&blocked, SIGUSR1) || fegetround() != FE_TONEAREST) (*wrong)++;
+    bool takes = !sigismember(&blocked, SIGINT) || !sigismember(&blocked, SIGUSR1);
+    e->wrong_mask += takes && !pthread_equal(pthread_self(), e->caller);
+    e->wrong_rounding += fegetround() != FE_TONEAREST;
 }
 
 static void workers_take_no_signals_and_round_to_nearest(void **state) {
     (void)state;
-    _Atomic int wrong = 0;
+    environment e = {.caller = pthread_self()};
     assert_ok(tn_threads_set(12)); /* more than before: new workers start from this thread, as it is set now */
     fesetround(FE_UPWARD);
-    tn_parallel(12, 1, look_at_environment, &wrong);
+    for (int run = 0; run < 50; run++)
+        tn_parallel(12, 1, look_at_environment, &e);
+    assert_int_equal(fegetround(), FE_UPWARD);
     fesetround(FE_TONEAREST);
-    assert_int_equal(wrong, 0);
+    assert_int_equal(e.wrong_mask, 0);
+    assert_int_equal(e.wrong_rounding, 0);
     sigset_t blocked;
     pthread_sigmask(SIG_BLOCK, NULL, &blocked);
     assert_false(sigismember(&blocked, SIGUSR1)); /* and the caller's own mask is as it was */
+}
+
+/* Times are handed in, so this depends on none. */
+static void crowded_processors_free_the_workers_for_a_while(void **state) {
+    (void)state;
+    tn_pin_pause p = {0};
+    assert_true(tn_pin_may_tie(&p, 10, false));
+    assert_false(tn_pin_may_tie(&p, 11, true));
+    assert_false(tn_pin_may_tie(&p, 11.05, false));
+    assert_false(tn_pin_may_tie(&p, 11.09, true)); /* stopped while free: says nothing */
+    assert_true(tn_pin_may_tie(&p, 11.2, true));   /* nor does what was noted in the pause */
+    assert_true(tn_pin_may_tie(&p, 11.3, false));
+    assert_false(tn_pin_may_tie(&p, 11.4, true)); /* again at once: twice as long */
+    assert_false(tn_pin_may_tie(&p, 11.55, false));
+    assert_true(tn_pin_may_tie(&p, 11.65, false));
+    double now = 11.65, longest = 0;
+    for (int k = 0; k < 20; k++) {
+        double from = now += 0.1;
+        assert_false(tn_pin_may_tie(&p, now, true));
+        while (!tn_pin_may_tie(&p, now += 0.01, false)) {
+        }
+        if (now - from > longest) longest = now - from;
+    }
+    assert_true(longest > 2 && longest < 5);
+    now += 3; /* a calm time */
+    assert_false(tn_pin_may_tie(&p, now, true));
+    assert_true(tn_pin_may_tie(&p, now + 0.15, false));
 }
 
 #if !defined(TEST_THREAD_SANITIZER)
@@ -267,6 +308,100 @@ static void child_of_fork_has_a_pool_of_its_own(void **state) {
     for (int i = 0; i < 20; i++)
         assert_int_equal(run_in_child(count_in_child), 0);
     assert_int_equal(workers_seen(4), 15);
+}
+
+/* ---- where workers run ------------------------------------------------------------------------------------------- */
+
+/* The one thread of this process beside the caller. */
+static pid_t the_worker(void) {
+    pid_t found = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *task = readdir(tasks); task; task = readdir(tasks)) {
+        pid_t thread = (pid_t)atoi(task->d_name);
+        if (thread > 0 && thread != getpid()) found = thread;
+    }
+    closedir(tasks);
+    return found;
+}
+
+static cpu_set_t mask_of(pid_t thread) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    sched_getaffinity(thread, sizeof set, &set);
+    return set;
+}
+
+static int only_cpu_of(pid_t thread) {
+    cpu_set_t set = mask_of(thread);
+    int only = -1;
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&set) == 1; cpu++)
+        if (CPU_ISSET((size_t)cpu, &set)) only = cpu;
+    return only;
+}
+
+static void stand_on(pid_t thread, int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)cpu, &set);
+    sched_setaffinity(thread, sizeof set, &set);
+}
+
+static void use_two_threads(void) {
+    int64_t items[2] = {0};
+    (void)tn_threads_set(2);
+    tn_parallel(2, 1, add_items, items);
+}
+
+static bool may_be_tied(void) { return tn_cpu().cores > 1 && tn_cpu().usable_threads == tn_cpu().cores; }
+
+static int worker_keeps_away_from_its_caller(void) {
+    cpu_set_t all = mask_of(0), now;
+    use_two_threads();
+    pid_t worker = the_worker();
+    now = mask_of(0);
+    if (!CPU_EQUAL(&all, &now)) return 1; /* the caller is left as it is */
+    int first = only_cpu_of(worker);
+    if (first < 0) return 2;
+    stand_on(0, first);
+    use_two_threads();
+    int second = only_cpu_of(worker);
+    if (second < 0 || second == first) return 3;
+    sched_setaffinity(worker, sizeof all, &all); /* by a user's hand */
+    stand_on(0, second);
+    use_two_threads();
+    now = mask_of(worker);
+    return CPU_EQUAL(&all, &now) ? 0 : 4;
+}
+
+static int worker_is_free_when_asked_for(void) {
+    cpu_set_t all = mask_of(0);
+    setenv("TRUNNION_PIN", "0", 1);
+    use_two_threads();
+    cpu_set_t now = mask_of(the_worker());
+    return CPU_EQUAL(&all, &now) ? 0 : 1;
+}
+
+static int workers_in_each_others_way_are_free(void) {
+    cpu_set_t all = mask_of(0);
+    use_two_threads();
+    pid_t worker = the_worker();
+    if (only_cpu_of(worker) < 0) return 1;
+    int64_t items[1000] = {0};
+    (void)tn_threads_set(tn_cpu().cores + 1);
+    tn_parallel(1000, 1, add_items, items);
+    cpu_set_t now = mask_of(worker);
+    return CPU_EQUAL(&all, &now) ? 0 : 2;
+}
+
+static void workers_have_processors_of_their_own(void **state) {
+    (void)state;
+    if (!may_be_tied()) {
+        print_message("skipped: workers are tied to processors only where there are two, and no quota\n");
+        skip();
+    }
+    assert_int_equal(run_in_child(worker_keeps_away_from_its_caller), 0);
+    assert_int_equal(run_in_child(worker_is_free_when_asked_for), 0);
+    assert_int_equal(run_in_child(workers_in_each_others_way_are_free), 0);
 }
 
 #if !defined(TEST_ADDRESS_SANITIZER) /* which itself needs the address space */
@@ -320,8 +455,10 @@ int main(void) {
         cmocka_unit_test(callers_at_the_same_time_each_get_all_their_items),
         cmocka_unit_test(sleeping_workers_wake),
         cmocka_unit_test(workers_take_no_signals_and_round_to_nearest),
+        cmocka_unit_test(crowded_processors_free_the_workers_for_a_while),
 #if !defined(TEST_THREAD_SANITIZER) /* which cannot follow threads that start after a fork */
         cmocka_unit_test(child_of_fork_has_a_pool_of_its_own),
+        cmocka_unit_test(workers_have_processors_of_their_own),
         cmocka_unit_test(fork_while_another_thread_computes_leaves_the_child_a_pool),
 #if !defined(TEST_ADDRESS_SANITIZER)
         cmocka_unit_test(pool_makes_do_with_the_threads_it_gets),

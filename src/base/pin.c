@@ -5,14 +5,33 @@
  * moved on when the caller turns up there. The caller is the host program's thread and stays free.
  *
  * Nothing is tied where that would do harm: with more threads than processors; under a quota below the mask (the machine
- * is shared with programs that we do not see); a worker whose mask somebody else has set; with TRUNNION_PIN=0. */
+ * is shared with programs that we do not see); a worker whose mask somebody else has set; while other programs want the
+ * same processors (the scheduler may then have better places); with TRUNNION_PIN=0. */
 #include "base/pin.h"
 
 #include <sched.h>
-#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/base.h"
+
+/* A worker looks every WATCH_SECONDS how much of the time went to others. With half a processor it still helps. */
+static const double WATCH_SECONDS = 0.03, LOST_SHARE = 0.6;
+static const double FIRST_PAUSE = 0.1, LAST_PAUSE = 3.2, CALM_SECONDS = 1;
+
+bool tn_pin_may_tie(tn_pin_pause *p, double now, bool crowded) {
+    if (now < p->until) return false;
+    if (p->until > 0) { /* a pause ends: what was seen in it does not count */
+        p->until = 0;
+        p->tied_since = now;
+        return true;
+    }
+    if (!crowded) return true;
+    bool again = p->length > 0 && now - p->tied_since < CALM_SECONDS;
+    p->length = !again ? FIRST_PAUSE : p->length < LAST_PAUSE ? 2 * p->length : LAST_PAUSE;
+    p->until = now + p->length;
+    return false;
+}
 
 #if defined(__linux__)
 
@@ -31,7 +50,9 @@ static struct {
     cpu_set_t mask; /* of the thread that started the first worker */
     int cpus;       /* in it */
     int caller_cpu, workers; /* at the last arrangement */
+    tn_pin_pause pause;
 } pins = {.caller_cpu = NOWHERE};
+static _Atomic bool crowded; /* set by workers, taken back by who uses the pool */
 
 static bool wanted(void) {
     const char *setting = tn_env("TRUNNION_PIN");
@@ -57,6 +78,7 @@ void tn_pin_started(int index, pthread_t thread) {
 void tn_pin_forget(void) {
     memset(&pins, 0, sizeof pins);
     pins.caller_cpu = NOWHERE;
+    atomic_store_explicit(&crowded, false, memory_order_relaxed);
 }
 
 /* Is the worker's mask still what was set here? */
@@ -103,18 +125,47 @@ static void spread(int workers, int caller_cpu) {
         if (!stays[i]) move(&pinned[i], take_free(&unused));
 }
 
+static void untie(int workers) {
+    for (int i = 1; i <= workers; i++)
+        move(&pinned[i], NOWHERE);
+}
+
+/* Not in the way of a warm job: the time is asked for only around a pause. */
+static bool may_tie(void) {
+    bool now_crowded = atomic_load_explicit(&crowded, memory_order_relaxed);
+    if (!now_crowded && pins.pause.until <= 0) return true;
+    atomic_store_explicit(&crowded, false, memory_order_relaxed);
+    return tn_pin_may_tie(&pins.pause, tn_now(), now_crowded);
+}
+
 void tn_pin_arrange(int workers) {
     if (!pins.on) return;
-    int caller_cpu = sched_getcpu();
+    int caller_cpu = workers < pins.cpus && may_tie() ? sched_getcpu() : NOWHERE;
     if (caller_cpu == pins.caller_cpu && workers == pins.workers) return;
     pins.caller_cpu = caller_cpu;
     pins.workers = workers;
-    if (workers < pins.cpus) {
+    if (caller_cpu == NOWHERE)
+        untie(workers);
+    else
         spread(workers, caller_cpu);
-        return;
-    }
-    for (int i = 1; i <= workers; i++)
-        move(&pinned[i], NOWHERE);
+}
+
+static double processor_time(void) {
+    struct timespec t;
+    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) == 0 ? (double)t.tv_sec + 1e-9 * (double)t.tv_nsec : 0;
+}
+
+void tn_pin_watch(double begin) {
+    static _Thread_local double since, busy, used_before;
+    double now = tn_now();
+    busy += now - begin;
+    if (now - since < WATCH_SECONDS) return;
+    double used = processor_time(); /* waiting for the next part is in it as well: what is lost is rather more */
+    double lost = busy - (used - used_before);
+    if (since > 0 && lost > LOST_SHARE * (now - since)) atomic_store_explicit(&crowded, true, memory_order_relaxed);
+    since = now;
+    busy = 0;
+    used_before = used;
 }
 
 #else
@@ -125,6 +176,8 @@ void tn_pin_started(int index, pthread_t thread) {
 }
 
 void tn_pin_arrange(int workers) { (void)workers; }
+
+void tn_pin_watch(double begin) { (void)begin; }
 
 void tn_pin_forget(void) {}
 

@@ -1,7 +1,8 @@
 /* threads.c — the one thread pool of the process: fork, run, join, in under a microsecond while it is warm.
  *
- * Every worker owns one cache line. The caller writes the job's ticket there, the worker spins on it, runs its part and
- * writes the ticket back as `done`. Only who has waited for SPIN_SECONDS in vain goes to sleep on a condition variable
+ * Every worker owns one cache line. The caller writes the job's ticket there, the worker spins on it, claims it, runs its
+ * part and writes the ticket back as `done`. A part that nobody has claimed when the caller is through with its own is
+ * claimed by the caller: a worker that gets no processor holds nobody up. Only who has waited for SPIN_SECONDS in vain goes to sleep on a condition variable
  * and says so in a flag; waker and sleeper write first and read second, all sequentially consistent, so that at least
  * one of them sees the other. Parts are split by position alone: which worker runs what never depends on time. Workers
  * are started when first needed and are never stopped; a smaller pool leaves the later ones asleep. Each has a processor
@@ -29,6 +30,7 @@ static const double SPIN_SECONDS = 30e-6;
  * travels to the worker and back. */
 typedef struct worker_slot {
     _Alignas(64) _Atomic uint64_t ticket; /* counted up by the caller: a part is ready */
+    _Atomic uint64_t claimed;             /* the last ticket whose part was begun, by the worker or by the caller */
     _Atomic uint64_t done;                /* set to the ticket by the worker: the part has run */
     tn_parallel_body *body;
     void *ctx;
@@ -93,27 +95,27 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-/* Spins until *word is `value`; false when the time is up. */
+/* Spins until *word is at least `value`; false when the time is up. */
 static bool spin_until(_Atomic uint64_t *word, uint64_t value, double seconds) {
-    if (atomic_load_explicit(word, memory_order_acquire) == value) return true;
+    if (atomic_load_explicit(word, memory_order_acquire) >= value) return true;
     if (seconds <= 0) return false;
     double deadline = tn_now() + seconds;
     do {
         for (int i = 0; i < SPINS_A_LOOK; i++) {
-            if (atomic_load_explicit(word, memory_order_acquire) == value) return true;
+            if (atomic_load_explicit(word, memory_order_acquire) >= value) return true;
             pause_briefly();
         }
     } while (tn_now() < deadline);
     return false;
 }
 
-/* Sleeps until *word is `value`. The flag goes up before the word is looked at again, and wake_sleeper looks at the flag
- * after the word was written: one of the two sees the other. */
+/* Sleeps until *word is at least `value`. The flag goes up before the word is looked at again, and wake_sleeper looks at
+ * the flag after the word was written: one of the two sees the other. */
 static void sleep_until(_Atomic uint64_t *word, uint64_t value, _Atomic bool *asleep, pthread_mutex_t *lock,
                         pthread_cond_t *wake) {
     pthread_mutex_lock(lock);
     atomic_store(asleep, true);
-    while (atomic_load(word) != value)
+    while (atomic_load(word) < value)
         pthread_cond_wait(wake, lock);
     atomic_store_explicit(asleep, false, memory_order_relaxed);
     pthread_mutex_unlock(lock);
@@ -131,21 +133,40 @@ static double spin_seconds(void) { return tn_threads() <= usable_threads() ? SPI
 
 /* ---- workers ----------------------------------------------------------------------------------------------------- */
 
-static void run_part(worker_slot *slot) { slot->body(slot->ctx, slot->begin, slot->end, slot->index); }
+static void run_part(const worker_slot *slot) { slot->body(slot->ctx, slot->begin, slot->end, slot->index); }
+
+/* True for the one thread that shall run the part behind this ticket. What the slot says of the part is the caller's to
+ * change until then, and stays as it is from then on until the part is done. */
+static bool claim(worker_slot *slot, uint64_t ticket) {
+    uint64_t before = ticket - 1;
+    return atomic_compare_exchange_strong(&slot->claimed, &before, ticket);
+}
 
 /* A worker computes with the default rounding and with subnormal numbers, whatever the thread that started it had set:
  * results must not depend on who runs a part. */
+static void run_part_as_worker(const worker_slot *slot) {
+    fenv_t own;
+    fegetenv(&own);
+    fesetenv(FE_DFL_ENV);
+    run_part(slot);
+    fesetenv(&own);
+}
+
 static void *worker_main(void *argument) {
     worker_slot *slot = argument;
     fesetenv(FE_DFL_ENV);
     inside_body = true;
-    for (uint64_t ticket = 1;; ticket++) {
-        if (!spin_until(&slot->ticket, ticket, spin_seconds())) {
-            sleep_until(&slot->ticket, ticket, &slot->asleep, &slot->lock, &slot->wake);
+    for (uint64_t ticket = 0;;) {
+        if (!spin_until(&slot->ticket, ticket + 1, spin_seconds())) {
+            sleep_until(&slot->ticket, ticket + 1, &slot->asleep, &slot->lock, &slot->wake);
         }
+        ticket = atomic_load_explicit(&slot->ticket, memory_order_acquire);
+        if (!claim(slot, ticket)) continue;
+        double begin = tn_now();
         run_part(slot);
         atomic_store(&slot->done, ticket);
         wake_sleeper(&pool.caller_asleep, &pool.caller_lock, &pool.caller_wake);
+        tn_pin_watch(begin);
     }
     return NULL;
 }
@@ -180,6 +201,7 @@ static void start_worker(void) {
     worker_slot *slot = &pool_slots[pool.started + 1];
     slot->index = pool.started + 1;
     atomic_store_explicit(&slot->ticket, 0, memory_order_relaxed);
+    atomic_store_explicit(&slot->claimed, 0, memory_order_relaxed);
     atomic_store_explicit(&slot->done, 0, memory_order_relaxed);
     atomic_store_explicit(&slot->asleep, false, memory_order_relaxed);
     pthread_mutex_init(&slot->lock, NULL);
@@ -199,8 +221,9 @@ static void start_worker(void) {
 static void forget_workers(void) {
     for (int i = 1; i <= pool.started; i++) {
         worker_slot *slot = &pool_slots[i];
-        atomic_store_explicit(&slot->done, atomic_load_explicit(&slot->ticket, memory_order_relaxed),
-                              memory_order_relaxed);
+        uint64_t ticket = atomic_load_explicit(&slot->ticket, memory_order_relaxed);
+        atomic_store_explicit(&slot->claimed, ticket, memory_order_relaxed);
+        atomic_store_explicit(&slot->done, ticket, memory_order_relaxed);
     }
     tn_pin_forget();
     pool.started = 0;
@@ -233,8 +256,13 @@ static void hand_out(worker_slot *slot) {
     wake_sleeper(&slot->asleep, &slot->lock, &slot->wake);
 }
 
-static void wait_for(worker_slot *slot) {
+/* Until the part of this slot has run, if need be here. */
+static void finish_part(worker_slot *slot) {
     uint64_t ticket = atomic_load_explicit(&slot->ticket, memory_order_relaxed);
+    if (claim(slot, ticket)) {
+        run_part_as_worker(slot);
+        return;
+    }
     if (spin_until(&slot->done, ticket, spin_seconds())) return;
     sleep_until(&slot->done, ticket, &pool.caller_asleep, &pool.caller_lock, &pool.caller_wake);
 }
@@ -260,9 +288,9 @@ static void run_on_pool(int64_t n, int64_t grain, int64_t grains, int threads, t
     }
     inside_body = true;
     body(ctx, 0, part_begin(grains, grain, n, 1, parts), 0);
-    inside_body = false;
     for (int i = 1; i < parts; i++)
-        wait_for(&pool_slots[i]);
+        finish_part(&pool_slots[i]);
+    inside_body = false;
 }
 
 void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx) {
