@@ -5,6 +5,7 @@
 #include "cli.h"
 
 extern const cli_command cli_devices;
+extern const cli_command cli_fit;
 extern const cli_command cli_train;
 
 #endif

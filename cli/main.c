@@ -10,6 +10,7 @@
 
 static const cli_command *const commands[] = {
     &cli_devices,
+    &cli_fit,
     &cli_train,
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };

@@ -301,7 +301,14 @@ static void memory_of_a_known_model_is_right(void **state) {
     assert_ok(tn_estimate_inference_memory(&s, &e));
     assert_int_equal(e.weights_bytes, INT64_C(7241732096) * 4);
     assert_int_equal(e.cache_bytes, INT64_C(2) * 32 * 4096 * 1024 * 2);
-    assert_int_equal(e.total_bytes, e.weights_bytes + e.cache_bytes + e.activation_bytes);
+    assert_int_equal(e.parameters, INT64_C(7241732096));
+    assert_true(e.activation_bytes > 0 && e.runtime_bytes > 0);
+    assert_int_equal(e.total_bytes, e.weights_bytes + e.cache_bytes + e.activation_bytes + e.runtime_bytes);
+    assert_ok(tn_estimate_training_memory(&s, 1, 2, &e));
+    assert_int_equal(e.gradient_bytes, e.weights_bytes);
+    assert_int_equal(e.optimizer_bytes, 2 * e.weights_bytes);
+    assert_int_equal(e.cache_bytes, 0);
+    assert_int_equal(tn_estimate_training_memory(&s, 0, 2, &e), TN_ERR_ARGUMENT);
     s.heads = 0;
     assert_int_equal(tn_estimate_inference_memory(&s, &e), TN_ERR_ARGUMENT);
     s.heads = 32;

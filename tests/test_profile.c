@@ -11,7 +11,8 @@ enum { M = 32, K = 48, N = 64 };
 static void run_layers(void) {
     TN_SCOPE {
         int64_t x_shape[] = {M, K}, w_shape[] = {K, N};
-        tn_tensor *x = tn_full(x_shape, 2, 0.5, TN_F32), *a = tn_full(w_shape, 2, 0.25, TN_F32), *b = tn_full(w_shape, 2, 0.125, TN_F32);
+        tn_tensor *x = tn_full(x_shape, 2, 0.5, TN_F32), *a = tn_full(w_shape, 2, 0.25, TN_F32),
+                  *b = tn_full(w_shape, 2, 0.125, TN_F32);
         tn_tensor *given[] = {x, a, b};
         assert_int_equal(tn_eval(given, 3), TN_OK);
         tn_tensor *y[] = {tn_relu(tn_matmul(x, a)), tn_relu(tn_matmul(x, b))};
@@ -38,8 +39,9 @@ static void equal_commands_are_one_row_with_their_cost(void **state) {
     assert_true(find_row(p, "matmul", &row));
     assert_string_equal(row.kind, "native");
     assert_int_equal(row.runs, 2);
-    assert_int_equal(row.bytes, 2 * 4 * (M * K + K * N + 2 * M * N)); /* the product has a handle too, so it is written */
-    assert_true(row.flops >= 2.0 * (2.0 * M * N * K)); /* and those of relu, joined to it */
+    assert_int_equal(row.bytes,
+                     2 * 4 * (M * K + K * N + 2 * M * N)); /* the product has a handle too, so it is written */
+    assert_true(row.flops >= 2.0 * (2.0 * M * N * K));     /* and those of relu, joined to it */
     assert_true(row.flops <= 2.0 * (2.0 * M * N * K + 8.0 * M * N));
     assert_true(row.seconds > 0);
     tn_profile_free(p);

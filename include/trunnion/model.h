@@ -184,17 +184,35 @@ typedef struct tn_model_sizes {
     double bytes_per_weight; /* 4 for f32, 2 for bf16, 0.5625 for 4-bit blocks of 32 */
     double bytes_per_cache;  /* an element of the key-value cache; 0: 2 (f16) */
     bool tied_embeddings;    /* input and output embedding are one matrix */
+    int64_t head_dim;        /* 0: hidden / heads */
+    int64_t chunk;           /* tokens of a prompt that are computed at once; 0: TN_PROMPT_CHUNK, or the sequence if less */
+    int64_t weights_bytes;   /* of all weights where they are known; 0: bytes_per_weight for each */
 } tn_model_sizes;
 
+enum { TN_PROMPT_CHUNK = 512 }; /* a prompt is cut into pieces of this many tokens */
+
+/* total_bytes is the sum of all others: the most that a process which does nothing else has resident. */
 typedef struct tn_memory_estimate {
     size_t struct_size; /* set by the caller */
     int64_t weights_bytes, cache_bytes, activation_bytes, total_bytes;
+    int64_t gradient_bytes, optimizer_bytes; /* training only */
+    int64_t runtime_bytes;                   /* the library, and what it keeps for each token of the vocabulary */
+    int64_t parameters;                      /* number of weights */
 } tn_memory_estimate;
 
 /* Memory for inference, one sequence: weights, key-value cache, working space. Compare with tn_device_info, or hand
  * total_bytes to tn_device_options.minimum_memory so that devices with less are passed over.
  * Errors: TN_ERR_ARGUMENT for sizes ≤ 0 or such that exceed 64 bits. */
 TN_API tn_status tn_estimate_inference_memory(const tn_model_sizes *sizes, tn_memory_estimate *out);
+
+/* Memory for training on `batch` sequences of sizes->sequence tokens at once: weights, a gradient in f32 for each, as many
+ * f32 states a weight as the optimiser keeps (0: plain SGD, 1: momentum, 2: Adam), and the values that the backward pass
+ * needs. Attention is computed without keeping its scores. Errors: as above. */
+TN_API tn_status tn_estimate_training_memory(const tn_model_sizes *sizes, int64_t batch, int states, tn_memory_estimate *out);
+
+/* The sizes of a language model in a GGUF file, from its metadata and tensors alone. sequence: what the model was trained
+ * for. Errors: TN_ERR_FORMAT naming what is missing. */
+TN_API tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out);
 
 #ifdef __cplusplus
 }

@@ -52,7 +52,8 @@ tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group) {
         if (v->stored) cost.bytes += bytes_of(v, tn_value_numel(v));
         cost.flops += flops_of(g, group, group->members[i]) * (double)tn_value_numel(v);
     }
-    for (int i = 0; i < group->read_count; i++) cost.bytes += bytes_read(g, group, &g->values[group->reads[i]]);
+    for (int i = 0; i < group->read_count; i++)
+        cost.bytes += bytes_read(g, group, &g->values[group->reads[i]]);
     return cost;
 }
 
@@ -108,9 +109,15 @@ tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *out) {
     if (!p || !out || out->struct_size < sizeof *out)
         return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: an argument is NULL or its struct_size is not set");
     if (i < 0 || i >= p->count)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: there is no row %lld; there are %lld", (long long)i, (long long)p->count);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_profile_at: there is no row %lld; there are %lld", (long long)i,
+                       (long long)p->count);
     const profile_row *row = &p->rows[i];
-    *out = (tn_profile_row){.struct_size = out->struct_size, .kind = row->kind, .label = row->label, .runs = row->runs,
-                            .bytes = row->bytes, .flops = row->flops, .seconds = row->seconds};
+    *out = (tn_profile_row){.struct_size = out->struct_size,
+                            .kind = row->kind,
+                            .label = row->label,
+                            .runs = row->runs,
+                            .bytes = row->bytes,
+                            .flops = row->flops,
+                            .seconds = row->seconds};
     return TN_OK;
 }

@@ -1,19 +1,37 @@
 /* estimate.c — how much memory a decoder-only language model needs, from its sizes alone.
  *
  * Counts what a Llama-like model holds: embedding and output head, per layer four attention projections, three of the feed-
- * forward part and two norms; a key and a value for every token, layer and key-value head; and the widest values that live
- * at once while one token passes. */
+ * forward part and two norms; a key and a value for every token, layer and key-value head; the widest values that live
+ * at once while a chunk of tokens passes; and what the program itself takes. Everything is computed in double, which is
+ * exact up to 2^53 bytes, so that sizes that make no sense overflow nothing. */
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/base.h"
 #include "trunnion/model.h"
 
 enum {
     FEEDFORWARD_MATRICES = 3, /* gate, up, down */
-    LIVE_HIDDEN = 4,          /* residual, normalised, attention's result, its projection */
-    LIVE_INTERMEDIATE = 2,    /* gate and up */
-    ACTIVATION_BYTES = 4      /* f32 */
+    F32_BYTES = 4,
+    CACHE_PAGE = 64, /* tokens: the cache grows by whole pages */
+
+    /* Saved for the backward pass, a token and layer: two norms' inputs and results, q, attention's result; gate, up and
+     * their product. */
+    SAVED_HIDDEN = 6,
+    SAVED_INTERMEDIATE = 3,
+    SAVED_KV = 2,
+    SAVED_LOGITS = 3, /* logits, their exponentials, their gradient */
+
+    /* Measured: a process that has opened the library and a device and run a first plan; and for each token its text, its
+     * rank and its places in two tables of names. */
+    RUNTIME_BYTES = 8 << 20,
+    TOKEN_BYTES = 96
 };
+
+typedef struct parts {
+    double weights, cache, activations, gradients, optimizer, runtime, parameters;
+} parts;
 
 static tn_status check_sizes(const tn_model_sizes *s) {
     const struct {
@@ -26,38 +44,156 @@ static tn_status check_sizes(const tn_model_sizes *s) {
         if (rows[i].value <= 0)
             return tn_fail(TN_ERR_ARGUMENT, "memory estimate: %s is %lld; it must be positive", rows[i].name,
                            (long long)rows[i].value);
-    if (s->kv_heads < 0 || s->kv_heads > s->heads || s->hidden % s->heads != 0)
+    bool whole = s->head_dim > 0 || s->hidden % s->heads == 0;
+    if (s->kv_heads < 0 || s->kv_heads > s->heads || !whole)
         return tn_fail(TN_ERR_ARGUMENT,
                        "memory estimate: %lld heads with %lld key-value heads do not fit a hidden size of %lld",
                        (long long)s->heads, (long long)s->kv_heads, (long long)s->hidden);
-    if (!(s->bytes_per_weight > 0) || s->bytes_per_cache < 0)
+    if (s->head_dim < 0 || s->chunk < 0 || s->weights_bytes < 0)
+        return tn_fail(TN_ERR_ARGUMENT, "memory estimate: head_dim, chunk or weights_bytes is negative");
+    if ((!(s->bytes_per_weight > 0) && !s->weights_bytes) || s->bytes_per_cache < 0)
         return tn_fail(TN_ERR_ARGUMENT, "memory estimate: bytes_per_weight is %g; it must be positive",
                        s->bytes_per_weight);
     return TN_OK;
 }
 
-tn_status tn_estimate_inference_memory(const tn_model_sizes *sizes, tn_memory_estimate *out) {
+static double head_dim(const tn_model_sizes *s) {
+    return s->head_dim ? (double)s->head_dim : (double)s->hidden / (double)s->heads;
+}
+
+static double q_width(const tn_model_sizes *s) { return head_dim(s) * (double)s->heads; }
+static double kv_width(const tn_model_sizes *s) { return head_dim(s) * (double)(s->kv_heads ? s->kv_heads : s->heads); }
+
+static double count_parameters(const tn_model_sizes *s) {
+    double hidden = (double)s->hidden, intermediate = (double)s->intermediate;
+    double attention = 2 * hidden * q_width(s) + 2 * hidden * kv_width(s);
+    double layer = attention + FEEDFORWARD_MATRICES * hidden * intermediate + 2 * hidden;
+    double embeddings = (s->tied_embeddings ? 1 : 2) * (double)s->vocabulary * hidden;
+    return (double)s->layers * layer + embeddings + hidden;
+}
+
+static void count_model(const tn_model_sizes *s, parts *p) {
+    p->parameters = count_parameters(s);
+    p->weights = s->weights_bytes ? (double)s->weights_bytes : ceil(p->parameters * s->bytes_per_weight);
+    p->runtime = RUNTIME_BYTES + (double)TOKEN_BYTES * (double)s->vocabulary;
+}
+
+/* The widest point of a layer: in attention the residual, its norm's result, q, k, v and attention's result; in the feed-
+ * forward part the residual, its norm's result, gate and the product with up. Beside it the tables of rotary positions, and
+ * the operand of a quantised product, a byte an element with a scale for 32. */
+static double inference_activations(const tn_model_sizes *s) {
+    double tokens = (double)tn_min64(s->chunk ? s->chunk : TN_PROMPT_CHUNK, s->sequence);
+    double hidden = (double)s->hidden, intermediate = (double)s->intermediate;
+    double attention = 2 * hidden + 2 * q_width(s) + 2 * kv_width(s);
+    double feedforward = 2 * hidden + 2 * intermediate;
+    double widest = attention > feedforward ? attention : feedforward;
+    double operand = 1.125 * (intermediate > hidden ? intermediate : hidden);
+    return tokens * (F32_BYTES * (widest + head_dim(s)) + operand) + F32_BYTES * (double)s->vocabulary;
+}
+
+static tn_status put(const parts *p, tn_memory_estimate *out) {
+    double total = p->weights + p->cache + p->activations + p->gradients + p->optimizer + p->runtime;
+    if (total >= 0x1p63 || p->parameters >= 0x1p63)
+        return tn_fail(TN_ERR_ARGUMENT, "memory estimate: the model would need more than 2^63 bytes");
+    out->weights_bytes = (int64_t)p->weights;
+    out->cache_bytes = (int64_t)p->cache;
+    out->activation_bytes = (int64_t)p->activations;
+    out->gradient_bytes = (int64_t)p->gradients;
+    out->optimizer_bytes = (int64_t)p->optimizer;
+    out->runtime_bytes = (int64_t)p->runtime;
+    out->parameters = (int64_t)p->parameters;
+    out->total_bytes = out->weights_bytes + out->cache_bytes + out->activation_bytes + out->gradient_bytes +
+                       out->optimizer_bytes + out->runtime_bytes;
+    return TN_OK;
+}
+
+static tn_status check_arguments(const tn_model_sizes *sizes, const tn_memory_estimate *out) {
     if (!sizes || !out || sizes->struct_size < sizeof *sizes || out->struct_size < sizeof *out)
         return tn_fail(TN_ERR_ARGUMENT, "memory estimate: an argument is NULL or its struct_size is not set");
-    TRY(check_sizes(sizes));
-    /* In double: exact up to 2^53 bytes, and sizes that make no sense overflow nothing. */
-    double hidden = (double)sizes->hidden, intermediate = (double)sizes->intermediate, layers = (double)sizes->layers;
-    double vocabulary = (double)sizes->vocabulary, heads = (double)sizes->heads, sequence = (double)sizes->sequence;
-    double kv_width = hidden / heads * (double)(sizes->kv_heads ? sizes->kv_heads : sizes->heads);
+    return check_sizes(sizes);
+}
 
-    double attention = 2 * hidden * hidden + 2 * hidden * kv_width;
-    double layer = attention + FEEDFORWARD_MATRICES * hidden * intermediate + 2 * hidden;
-    double embeddings = (sizes->tied_embeddings ? 1 : 2) * vocabulary * hidden;
-    double weights = ceil((layers * layer + embeddings + hidden) * sizes->bytes_per_weight);
-    double cache = ceil(2 * layers * sequence * kv_width * (sizes->bytes_per_cache > 0 ? sizes->bytes_per_cache : 2));
-    double live =
-        LIVE_HIDDEN * hidden + LIVE_INTERMEDIATE * intermediate + 2 * kv_width + heads * sequence + vocabulary;
-    double activations = ACTIVATION_BYTES * live;
-    if (weights + cache + activations >= 0x1p63)
-        return tn_fail(TN_ERR_ARGUMENT, "memory estimate: the model would need more than 2^63 bytes");
-    out->weights_bytes = (int64_t)weights;
-    out->cache_bytes = (int64_t)cache;
-    out->activation_bytes = (int64_t)activations;
-    out->total_bytes = out->weights_bytes + out->cache_bytes + out->activation_bytes;
+tn_status tn_estimate_inference_memory(const tn_model_sizes *sizes, tn_memory_estimate *out) {
+    TRY(check_arguments(sizes, out));
+    parts p = {0};
+    count_model(sizes, &p);
+    double rows = ceil((double)sizes->sequence / CACHE_PAGE) * CACHE_PAGE;
+    double element = sizes->bytes_per_cache > 0 ? sizes->bytes_per_cache : 2;
+    p.cache = ceil(2 * (double)sizes->layers * rows * kv_width(sizes) * element);
+    p.activations = ceil(inference_activations(sizes));
+    return put(&p, out);
+}
+
+tn_status tn_estimate_training_memory(const tn_model_sizes *sizes, int64_t batch, int states, tn_memory_estimate *out) {
+    TRY(check_arguments(sizes, out));
+    if (batch <= 0 || states < 0)
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "memory estimate: a batch of %lld and %d states a weight; it takes at least 1 and 0",
+                       (long long)batch, states);
+    parts p = {0};
+    count_model(sizes, &p);
+    p.gradients = F32_BYTES * p.parameters;
+    p.optimizer = F32_BYTES * p.parameters * states;
+    double saved = SAVED_HIDDEN * (double)sizes->hidden + SAVED_INTERMEDIATE * (double)sizes->intermediate +
+                   SAVED_KV * kv_width(sizes);
+    double token = (double)sizes->layers * saved + SAVED_LOGITS * (double)sizes->vocabulary;
+    p.activations = F32_BYTES * token * (double)batch * (double)sizes->sequence;
+    return put(&p, out);
+}
+
+/* ---- GGUF ------------------------------------------------------------------------------------------------------------ */
+
+/* An integer under "ARCHITECTURE.name"; `otherwise` when it is absent and otherwise is not -1. */
+static tn_status get_size(const tn_gguf *file, const char *architecture, const char *name, int64_t otherwise,
+                          int64_t *out) {
+    char key[160];
+    snprintf(key, sizeof key, "%s.%s", architecture, name);
+    if (otherwise != -1 && !tn_gguf_get(file, key)) {
+        *out = otherwise;
+        return TN_OK;
+    }
+    return tn_gguf_get_int(file, key, out);
+}
+
+static tn_status get_weights(const tn_gguf *file, tn_model_sizes *out) {
+    tn_gguf_info t = {.struct_size = sizeof t};
+    out->tied_embeddings = true;
+    out->weights_bytes = 0;
+    for (int64_t i = 0; i < tn_gguf_count(file); i++) {
+        TRY(tn_gguf_at(file, i, &t));
+        out->weights_bytes += t.bytes; /* the file holds them all, so the sum cannot overflow */
+        if (!strcmp(t.name, "output.weight")) out->tied_embeddings = false;
+    }
+    return TN_OK;
+}
+
+tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out) {
+    if (!file || !out || out->struct_size < sizeof *out)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_model_sizes: an argument is NULL or its struct_size is not set");
+    const char *text;
+    int64_t length;
+    TRY(tn_gguf_get_string(file, "general.architecture", &text, &length));
+    char name[64];
+    if (length <= 0 || length >= (int64_t)sizeof name)
+        return tn_fail(TN_ERR_FORMAT, "%s: general.architecture has a length of %lld", tn_gguf_path(file),
+                       (long long)length);
+    memcpy(name, text, (size_t)length);
+    name[length] = 0;
+
+    tn_model_sizes s = {.struct_size = out->struct_size, .bytes_per_cache = 2};
+    TRY(get_size(file, name, "embedding_length", -1, &s.hidden));
+    TRY(get_size(file, name, "feed_forward_length", -1, &s.intermediate));
+    TRY(get_size(file, name, "block_count", -1, &s.layers));
+    TRY(get_size(file, name, "attention.head_count", -1, &s.heads));
+    TRY(get_size(file, name, "attention.head_count_kv", s.heads, &s.kv_heads));
+    TRY(get_size(file, name, "attention.key_length", 0, &s.head_dim));
+    TRY(get_size(file, name, "context_length", -1, &s.sequence));
+    tn_gguf_info embedding = {.struct_size = sizeof embedding};
+    TRY(tn_gguf_find(file, "token_embd.weight", &embedding));
+    s.vocabulary = embedding.rank == 2 ? embedding.shape[0] : 0;
+    TRY(get_weights(file, &s));
+    TRY(check_sizes(&s));
+    s.bytes_per_weight = (double)s.weights_bytes / count_parameters(&s);
+    *out = s;
     return TN_OK;
 }
