@@ -1,0 +1,91 @@
+/* llm.h — language models from GGUF files: what goes in is token ids, what comes out is logits.
+ *
+ * Part of libtrunnion-text, made of recorded operations (ops.h) over libtrunnion's public interface. A model holds one
+ * sequence: its tokens' keys and values stand in a cache of `context` places, and every call appends to it. What is
+ * computed for a token does not depend on how the prompt was cut into calls: its logits are the same bits.
+ * Text becomes ids, and logits become the next id, through text.h.
+ *
+ *   tn_llm *m;
+ *   const float *logits;
+ *   tn_llm_open("model.gguf", NULL, &m);
+ *   tn_llm_prompt(m, ids, count, &logits);
+ *   while (…) tn_llm_step(m, next_id, &logits);
+ *   tn_llm_close(m);
+ *
+ * Threads: one thread at a time uses a model, and always the same one: plans belong to the thread that made them. */
+#ifndef TRUNNION_LLM_H
+#define TRUNNION_LLM_H
+
+#include "trunnion/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tn_llm tn_llm;
+
+/* What a number of the cache is stored as. */
+typedef enum tn_llm_cache { TN_LLM_CACHE_F16 = 0, TN_LLM_CACHE_BF16, TN_LLM_CACHE_F32 } tn_llm_cache;
+
+/* Zero means default in every field: tn_llm_options o = {sizeof o}; */
+typedef struct tn_llm_options {
+    size_t struct_size;
+    int64_t context; /* tokens of the longest sequence; 0: what the model was trained for, at most 4096 */
+    tn_llm_cache cache;
+    tn_device *device; /* NULL: the thread's current device */
+    int64_t memory;    /* bytes that may be used; 0: what is free on the device */
+} tn_llm_options;
+
+/* A model's sizes and what it takes. Strings live as long as the file or model that they were asked of. */
+typedef struct tn_llm_facts {
+    size_t struct_size;       /* set by the caller */
+    const char *architecture; /* general.architecture: "llama" */
+    char name[128];           /* general.name, or "" */
+    char quantisation[16];    /* the type that most of the weights' bytes have: "Q4_1" */
+    int64_t parameters;       /* numbers in all weights */
+    int64_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
+    int64_t trained_context; /* tokens; the file's context_length */
+    int64_t context;         /* tokens that the cache holds: the options' or the default's */
+    int64_t weights_bytes;   /* as in the file */
+    int64_t cache_bytes;
+    int64_t activation_bytes; /* at most, for the longest piece of a prompt */
+    int64_t total_bytes;      /* the three together */
+    bool tied_embeddings;
+} tn_llm_facts;
+
+/* What tn_llm_open would make of an open file, from its metadata alone: sizes are checked against the tensors', nothing is
+ * allocated. options may be NULL. Errors: as tn_llm_open's, but for memory. */
+TN_API tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_llm_facts *facts);
+
+/* Opens a model; options may be NULL. Weights stay mapped until they are used.
+ * *out: closed with tn_llm_close.
+ * Errors: those of tn_gguf_open; TN_ERR_UNSUPPORTED for an architecture or a feature that is not known here, naming it;
+ * TN_ERR_FORMAT naming the key or tensor that is missing or does not fit; TN_ERR_ARGUMENT for a context beyond what the
+ * model was trained for; TN_ERR_MEMORY before anything is taken, with what is needed, what is free, and what would fit. */
+TN_API tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out);
+TN_API void tn_llm_close(tn_llm *m); /* NULL is fine */
+
+TN_API const tn_gguf *tn_llm_file(const tn_llm *m); /* the open file, for tn_tokenizer_from_gguf; NULL for NULL */
+TN_API tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts);
+
+/* Tokens in the sequence so far; 0 for NULL. */
+TN_API int64_t tn_llm_position(const tn_llm *m);
+
+/* Cuts the sequence to its first `position` tokens; 0 begins anew. TN_ERR_ARGUMENT when it is shorter. */
+TN_API tn_status tn_llm_rewind(tn_llm *m, int64_t position);
+
+/* Appends `count` ≥ 1 tokens. *logits (may be NULL): vocabulary numbers for what follows the last one; valid until the
+ * next call on m. A failure appends nothing.
+ * Errors: TN_ERR_ARGUMENT for an id outside the vocabulary, or more tokens than the context has room for. */
+TN_API tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const float **logits);
+
+/* Appends one token: the fast path, a captured plan. The same result as tn_llm_prompt with one id. */
+TN_API tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits);
+
+/* Appends `count` tokens and writes the logits behind every one of them: out [count, vocabulary]. */
+TN_API tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
