@@ -173,6 +173,7 @@ typedef struct tn_cpu_info {
     char name[96];
     tn_isa isa;               /* the best level that processor and system allow (TRUNNION_ISA lowers it) */
     bool vnni, bf16, f16c, neon;
+    bool avx_vnni; /* vnni in the encoding of AVX2, whatever the level above it */
     int cores;                /* processors this process may run on (affinity mask) */
     int usable_threads;       /* the same, cut by the cgroup quota, at least 1 */
     int64_t l1d, l2, l3;      /* bytes; sensible defaults when unknown */

@@ -69,8 +69,8 @@ static void detect_features(tn_cpu_info *info) {
     cpuid_words first = cpuid_leaf(7, 0);
     unsigned second = cpuid_leaf(7, 1).a;
     info->f16c = info->isa >= TN_ISA_AVX2;
-    info->vnni = (info->isa == TN_ISA_AVX512 && has_all(first.c, 1u << 11)) ||
-                 (info->isa == TN_ISA_AVX2 && has_all(second, 1u << 4));
+    info->avx_vnni = info->isa >= TN_ISA_AVX2 && has_all(second, 1u << 4);
+    info->vnni = info->isa == TN_ISA_AVX512 ? has_all(first.c, 1u << 11) : info->avx_vnni;
     info->bf16 = info->isa == TN_ISA_AVX512 && has_all(second, 1u << 5);
 }
 
@@ -237,7 +237,9 @@ void tn_cpu_limit(tn_isa most) { atomic_store(&most_isa, (int)most); }
 static void lower_isa(tn_cpu_info *info, tn_isa most) {
     if (info->isa <= most) return;
     info->isa = most;
-    info->vnni = info->bf16 = false;
+    info->avx_vnni = info->avx_vnni && most >= TN_ISA_AVX2;
+    info->vnni = info->avx_vnni;
+    info->bf16 = false;
     info->f16c = info->f16c && most >= TN_ISA_AVX2;
 }
 

@@ -25,8 +25,17 @@ typedef struct tn_attention_table {
 
 extern const tn_attention_table tn_attention_table_base, tn_attention_table_avx2, tn_attention_table_avx512;
 
+typedef struct tn_qmat_table {
+    void (*run)(const tn_qmat_args *args);
+    size_t (*workspace)(const tn_qmat_args *args, int threads);
+} tn_qmat_table;
+
+extern const tn_qmat_table tn_qmat_table_base, tn_qmat_table_avx2, tn_qmat_table_avx512;
+extern const tn_qmat_table tn_qmat_table_avx2vnni, tn_qmat_table_avx512vnni; /* with dot products of small integers */
+
 /* Test hook: uses the kernels of `isa` from now on. false, and nothing changes, when this build or this processor does
  * not have them. What was packed or sized before must not be used again. */
 bool tn_gemm_use(tn_isa isa);
+bool tn_qmat_use(tn_isa isa, bool vnni);
 
 #endif

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kern/cpu/pack.h"
+#include "kern/cpu/port.h"
 #include "kern/cpu/tile.h"
 
 enum {
@@ -186,12 +187,6 @@ static void choose_blocks(gemm *g) {
 
 static size_t area(int64_t elements) { return ((size_t)elements * sizeof(real) + 63) / 64 * 64; }
 
-static size_t joint_scratch(const tn_joint *joint, size_t most) {
-    if (!joint->vm) return most;
-    size_t need = (kir_vm_scratch(joint->vm) + 63) / 64 * 64;
-    return need > most ? need : most;
-}
-
 static void choose_memory(gemm *g) {
     const tn_gemm_args *x = &g->args;
     bool pieces = !g->direct && in_pieces(g);
@@ -201,7 +196,7 @@ static void choose_memory(gemm *g) {
     g->c_bytes = g->direct || pieces ? 0 : area((g->m_block - 1) * BLOCK_LD + columns);
     g->load_bytes = x->a.joint.vm ? area(TILE_ROWS * BLOCK_LD) : 0;
     if (x->b.joint.vm && g->load_bytes < area(LOAD_STEPS * BLOCK_LD)) g->load_bytes = area(LOAD_STEPS * BLOCK_LD);
-    g->scratch_bytes = joint_scratch(&x->a.joint, joint_scratch(&x->b.joint, joint_scratch(&x->c.joint, 0)));
+    g->scratch_bytes = port_scratch(&x->a.joint, port_scratch(&x->b.joint, port_scratch(&x->c.joint, 0)));
     g->part_bytes = g->a_bytes + g->b_bytes + g->c_bytes + g->load_bytes + g->scratch_bytes;
     g->shared_bytes = g->b_source == B_TOGETHER ? area(round_up(g->n_block, PANEL) * g->k_block) : 0;
     g->sums_bytes = pieces ? area(x->m * BLOCK_LD) : 0;
@@ -233,47 +228,6 @@ static bool may_split_by_batch(const gemm *g) {
 static bool splits_by_batch(const gemm *g, int threads) {
     if (!may_split_by_batch(g)) return false;
     return flops(g) < 4 * PART_FLOPS || g->batches % threads == 0 || g->batches >= 4 * threads;
-}
-
-/* ---- joints ------------------------------------------------------------------------------------------------------- */
-
-/* A joint made ready for one thread: its own copy of the buffer addresses. */
-typedef struct port {
-    const kir_vm *vm;
-    kir_launch launch;
-    void *buffers[KIR_MAX_BUFFERS];
-    int block;
-    void *scratch;
-} port;
-
-static void port_open(port *p, const tn_joint *joint, void *scratch) {
-    p->vm = joint->vm;
-    if (!joint->vm) return;
-    p->launch = joint->launch;
-    memcpy(p->buffers, joint->launch.buffers, (size_t)joint->buffer_count * sizeof *p->buffers);
-    p->launch.buffers = p->buffers;
-    p->block = joint->block_buffer;
-    p->scratch = scratch;
-}
-
-typedef struct box {
-    int64_t row, rows, col, cols;
-} box;
-
-/* The program counts rows and columns from those of the whole matrix: the block's address is moved back by as much. */
-static void port_run(port *p, const int64_t *batch, box at, real *block) {
-    int64_t lo[TN_GEMM_BATCH_AXES + 2], hi[TN_GEMM_BATCH_AXES + 2];
-    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) {
-        lo[axis] = batch[axis];
-        hi[axis] = batch[axis] + 1;
-    }
-    lo[TN_GEMM_BATCH_AXES] = at.row;
-    hi[TN_GEMM_BATCH_AXES] = at.row + at.rows;
-    lo[TN_GEMM_BATCH_AXES + 1] = at.col;
-    hi[TN_GEMM_BATCH_AXES + 1] = at.col + at.cols;
-    uintptr_t origin = (uintptr_t)block - (uintptr_t)(at.row * BLOCK_LD + at.col) * sizeof(real);
-    p->buffers[p->block] = (void *)origin;
-    kir_vm_run_box(p->vm, &p->launch, lo, hi, p->scratch);
 }
 
 /* ---- one part: a thread with its memory --------------------------------------------------------------------------- */

@@ -62,3 +62,51 @@ size_t tn_attention_workspace(const tn_attention_args *args, int threads) {
 void tn_attention(const tn_attention_args *args) { tables()->attention->run(args); }
 
 void tn_cache_append(const tn_cache_append_args *args) { tables()->attention->append(args); }
+
+/* ---- block-quantised weights -------------------------------------------------------------------------------------- */
+
+#ifdef TN_HAVE_AVX2_VNNI
+#define QMAT_AVX2_VNNI &tn_qmat_table_avx2vnni
+#else
+#define QMAT_AVX2_VNNI NULL
+#endif
+
+/* By level, without and with dot products. */
+static const tn_qmat_table *const qmat_built[TN_ISA_COUNT][2] = {
+    [TN_ISA_BASE] = {&tn_qmat_table_base, NULL},
+#ifdef TN_HAVE_AVX2
+    [TN_ISA_AVX2] = {&tn_qmat_table_avx2, QMAT_AVX2_VNNI},
+#endif
+#ifdef TN_HAVE_AVX512
+    [TN_ISA_AVX512] = {&tn_qmat_table_avx512, &tn_qmat_table_avx512vnni},
+#endif
+};
+
+static _Atomic(const tn_qmat_table *) qmat_chosen;
+
+static const tn_qmat_table *choose_qmat(void) {
+    tn_cpu_info cpu = tn_cpu();
+    int isa = (int)cpu.isa;
+    while (isa > TN_ISA_BASE && !qmat_built[isa][0])
+        isa--;
+    const tn_qmat_table *best = qmat_built[isa][cpu.vnni] ? qmat_built[isa][cpu.vnni] : qmat_built[isa][0];
+    atomic_store_explicit(&qmat_chosen, best, memory_order_relaxed);
+    return best;
+}
+
+static const tn_qmat_table *qmat_table(void) {
+    const tn_qmat_table *t = atomic_load_explicit(&qmat_chosen, memory_order_relaxed);
+    return t ? t : choose_qmat();
+}
+
+bool tn_qmat_use(tn_isa isa, bool vnni) {
+    tn_cpu_info cpu = tn_cpu();
+    bool has_vnni = isa == cpu.isa ? cpu.vnni : isa == TN_ISA_AVX2 && cpu.avx_vnni;
+    if (isa > cpu.isa || (vnni && !has_vnni) || !qmat_built[isa][vnni]) return false;
+    atomic_store_explicit(&qmat_chosen, qmat_built[isa][vnni], memory_order_relaxed);
+    return true;
+}
+
+size_t tn_qmat_workspace(const tn_qmat_args *args, int threads) { return qmat_table()->workspace(args, threads); }
+
+void tn_qmat(const tn_qmat_args *args) { qmat_table()->run(args); }
