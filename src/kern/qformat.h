@@ -9,9 +9,9 @@
 #include "kern/kern.h"
 
 enum {
-    TN_QROWS = 16,     /* weight rows side by side in the packed form */
-    TN_QBLOCK = 32,    /* weights of a row that share one rounding of the activations */
-    TN_QSUPER = 256,   /* weights of a block in the K formats … */
+    TN_QROWS = 16,                           /* weight rows side by side in the packed form */
+    TN_QBLOCK = 32,                          /* weights of a row that share one rounding of the activations */
+    TN_QSUPER = 256,                         /* weights of a block in the K formats … */
     TN_QSUPER_BLOCKS = TN_QSUPER / TN_QBLOCK /* … which is so many of ours */
 };
 
@@ -43,8 +43,8 @@ typedef enum tn_qscales {
 /* One block of a file, in any format: weight i is s·(u[i] − zero) + t, s and t by the part it is in. */
 typedef struct tn_qunpacked {
     uint8_t u[TN_QSUPER];
-    uint16_t d, minimum;         /* f16 */
-    uint8_t scale[16], min[16];  /* of parts; i8 with TN_QSCALES_I8, 32 more than meant with TN_QSCALES_PAIR */
+    uint16_t d, minimum;        /* f16 */
+    uint8_t scale[16], min[16]; /* of parts; i8 with TN_QSCALES_I8, 32 more than meant with TN_QSCALES_PAIR */
 } tn_qunpacked;
 
 typedef struct tn_qformat {
@@ -67,10 +67,10 @@ float tn_qminimum(const tn_qformat *f, const tn_qunpacked *block, int i);
 
 /* Where a group of 16 rows keeps what. Regions start at multiples of 64 bytes. */
 typedef struct tn_qlayout {
-    int64_t low, high;           /* where they start; scales start at 0 */
-    int64_t group;               /* bytes of all */
-    int low_bytes, high_bytes;   /* of a block of 32 */
-    int scale_bytes;             /* of `scale_blocks` blocks of 32: 1 or 8 */
+    int64_t low, high;         /* where they start; scales start at 0 */
+    int64_t group;             /* bytes of all */
+    int low_bytes, high_bytes; /* of a block of 32 */
+    int scale_bytes;           /* of `scale_blocks` blocks of 32: 1 or 8 */
     int scale_blocks;
 } tn_qlayout;
 tn_qlayout tn_qlayout_of(const tn_qformat *f, int64_t k);

@@ -16,28 +16,33 @@
 #include "kern/cpu/qvec.h"
 #include "kern/qformat.h"
 
+/* TILE: rows of x at once. 12 sums and 12 accumulators of 32 registers, 6 and 6 of 16. KERNEL: a function that is made
+ * anew for each format; where there are no vectors to speak of, one for all is small and hardly slower. */
 #if defined(__AVX512F__)
-enum { TILE = 12 }; /* rows of x at once: 12 sums and 12 accumulators of 32 registers */
+enum { TILE = 12 };
+#define KERNEL VEC_INLINE
 #elif defined(__AVX2__)
 enum { TILE = 6 };
+#define KERNEL VEC_INLINE
 #else
 enum { TILE = 4 };
+#define KERNEL static __attribute__((noinline))
 #endif
 
 enum {
     BLOCK_LD = TN_GEMM_BLOCK_LD,
     CHUNKS = TN_QBLOCK / 4,
-    LINE = 4 * TN_QROWS,      /* bytes of a chunk */
-    HALVES = TN_QROWS / VL,   /* vectors of a group: one, two or four */
-    BITS = CHUNKS * LINE,     /* bytes of a panel's block before its scales */
-    LANE = VL * 4,            /* bytes of a vector of f32 */
-    PANEL_BLOCKS = 24,        /* of a panel: with a tile of x it stays in a first cache of 32 KiB */
-    SLAB_BYTES = 640 << 10,   /* of rounded x: most of a second cache of 1 MiB */
+    LINE = 4 * TN_QROWS,    /* bytes of a chunk */
+    HALVES = TN_QROWS / VL, /* vectors of a group: one, two or four */
+    BITS = CHUNKS * LINE,   /* bytes of a panel's block before its scales */
+    LANE = VL * 4,          /* bytes of a vector of f32 */
+    PANEL_BLOCKS = 24,      /* of a panel: with a tile of x it stays in a first cache of 32 KiB */
+    SLAB_BYTES = 640 << 10, /* of rounded x: most of a second cache of 1 MiB */
     SLAB_ROWS = 512,
-    SUM_ROWS = 240,           /* rows of C finished before they are written … */
-    SUM_COLUMNS = 256,        /* … and columns, if there are more than few rows */
+    SUM_ROWS = 240,    /* rows of C finished before they are written … */
+    SUM_COLUMNS = 256, /* … and columns, if there are more than few rows */
     FEW_ROWS = 48,
-    AHEAD = 2048              /* bytes from a block to what is asked for: five to eight blocks */
+    AHEAD = 2048 /* bytes from a block to what is asked for: five to eight blocks */
 };
 
 static const double BYTES_A_PART = 30e3;  /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
@@ -47,7 +52,7 @@ static const int64_t ROUND_A_PART = 8192; /* numbers of x to round: as much time
 /* ---- unpacking ---------------------------------------------------------------------------------------------------- */
 
 /* Chunk after chunk of a block, one vector of rows. */
-VEC_INLINE void unpack_bits(tn_qbits bits, const uint8_t *low, const uint8_t *high, VB w[CHUNKS]) {
+KERNEL void unpack_bits(tn_qbits bits, const uint8_t *low, const uint8_t *high, VB w[CHUNKS]) {
     bool nibbles = bits <= TN_QBITS_4_2, pairs = bits == TN_QBITS_2 || bits == TN_QBITS_2_1;
     VEC_UNROLL for (int c = 0; c < CHUNKS; c++) {
         if (nibbles) w[c] = q_field(q_load(low + c % 4 * LINE), c / 4 * 4, 0, 15);
@@ -59,13 +64,21 @@ VEC_INLINE void unpack_bits(tn_qbits bits, const uint8_t *low, const uint8_t *hi
     }
 }
 
+VEC_INLINE bool form_has_minimum(tn_qscales form) {
+    return form == TN_QSCALES_DM || form == TN_QSCALES_PAIR_M || form == TN_QSCALES_NIBBLE;
+}
+
+VEC_INLINE int form_parts(tn_qscales form) {
+    return form == TN_QSCALES_PAIR || form == TN_QSCALES_I8 || form == TN_QSCALES_NIBBLE ? 2 : 1;
+}
+
 typedef struct scales {
     V s[2], t[2];
 } scales;
 
 /* Of block `b` of a super-block, or of a block that has its own (b = 0); rows from `row` on. */
-VEC_INLINE void unpack_scales(tn_qscales form, const uint8_t *p, int b, int row, scales *out) {
-    bool has_minimum = form == TN_QSCALES_DM || form == TN_QSCALES_PAIR_M || form == TN_QSCALES_NIBBLE;
+KERNEL void unpack_scales(tn_qscales form, const uint8_t *p, int b, int row, scales *out) {
+    bool has_minimum = form_has_minimum(form);
     V d = q_f16(p + 2 * row), m = has_minimum ? q_f16(p + 32 + 2 * row) : v_zero();
     const uint8_t *small = p + (has_minimum ? 64 : 32) + row;
     out->s[0] = d;
@@ -184,12 +197,12 @@ VEC_INLINE VI first_sum(const uint8_t *record, int part, bool has_minimum) {
     return q_set1(has_minimum ? 0 : read_int(record + RECORD_PARTS + 4 * part));
 }
 
-VEC_INLINE void multiply_panel(const tile *t, int height, int parts, bool has_minimum, bool wide) {
+KERNEL void multiply_panel(const tile *t, int height, int parts, bool has_minimum, bool wide) {
     const int64_t record = record_bytes(parts), block = BITS + parts * LINE * (has_minimum ? 2 : 1);
     for (int half = 0; half < HALVES; half++) {
         V acc[TILE];
-        VEC_UNROLL for (int r = 0; r < height; r++)
-            acc[r] = t->add ? v_load(t->c + r * BLOCK_LD + half * VL) : v_zero();
+        VEC_UNROLL for (int r = 0; r < height; r++) acc[r] =
+            t->add ? v_load(t->c + r * BLOCK_LD + half * VL) : v_zero();
         const uint8_t *x = t->x, *panel = t->panel + half * VEC_BYTES;
         for (int64_t b = 0; b < t->blocks; b++, x += t->x_step, panel += block) {
             VEC_UNROLL for (int part = 0; part < parts; part++) {
@@ -204,17 +217,17 @@ VEC_INLINE void multiply_panel(const tile *t, int height, int parts, bool has_mi
                 }
                 V s = *(const V *)(const void *)(panel + BITS + part * LINE);
                 V m = has_minimum ? *(const V *)(const void *)(panel + BITS + (parts + part) * LINE) : v_zero();
-                VEC_UNROLL for (int r = 0; r < height; r++)
-                    acc[r] = finish_part(acc[r], sum[r], x + r * record, part, s, m, has_minimum);
+                VEC_UNROLL for (int r = 0; r < height; r++) acc[r] =
+                    finish_part(acc[r], sum[r], x + r * record, part, s, m, has_minimum);
             }
         }
         VEC_UNROLL for (int r = 0; r < height; r++) v_store(t->c + r * BLOCK_LD + half * VL, acc[r]);
     }
 }
 
-VEC_INLINE void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_qlayout l) {
-    bool has_minimum = form == TN_QSCALES_DM || form == TN_QSCALES_PAIR_M || form == TN_QSCALES_NIBBLE;
-    int parts = form == TN_QSCALES_D || form == TN_QSCALES_DM || form == TN_QSCALES_PAIR_M ? 1 : 2;
+KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_qlayout l) {
+    bool has_minimum = form_has_minimum(form);
+    int parts = form_parts(form);
     const uint8_t *low = p->low, *high = p->high, *x = p->x;
     V acc[HALVES];
     VEC_UNROLL for (int half = 0; half < HALVES; half++) acc[half] = v_zero();
@@ -246,9 +259,9 @@ VEC_INLINE void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form,
 
 /* ---- their instances ---------------------------------------------------------------------------------------------- */
 
-#define PANEL_KERNELS(name, parts, has_minimum, wide)                                                     \
-    static void name##_full(const tile *t) { multiply_panel(t, TILE, parts, has_minimum, wide); }         \
-    static void name##_third(const tile *t) { multiply_panel(t, TILE / 3, parts, has_minimum, wide); }    \
+#define PANEL_KERNELS(name, parts, has_minimum, wide)                                                  \
+    static void name##_full(const tile *t) { multiply_panel(t, TILE, parts, has_minimum, wide); }      \
+    static void name##_third(const tile *t) { multiply_panel(t, TILE / 3, parts, has_minimum, wide); } \
     static void name##_one(const tile *t) { multiply_panel(t, 1, parts, has_minimum, wide); }
 
 PANEL_KERNELS(plain, 1, false, false)
@@ -300,16 +313,16 @@ static void (*const stripe_kernels[TN_DTYPE_COUNT])(const stripe *) = {
 
 /* ---- panels ------------------------------------------------------------------------------------------------------- */
 
-#define BITS_TO_PANEL(name, bits)                                                                                 \
-    static void name(const uint8_t *low, const uint8_t *high, const tn_qlayout *l, int64_t blocks, uint8_t *to,   \
-                     int64_t step) {                                                                              \
-        for (int64_t b = 0; b < blocks; b++, low += l->low_bytes, high += l->high_bytes, to += step) {            \
-            for (int half = 0; half < HALVES; half++) {                                                           \
-                VB w[CHUNKS];                                                                                     \
-                unpack_bits(bits, low + half * VEC_BYTES, high + half * VEC_BYTES, w);                            \
-                VEC_UNROLL for (int c = 0; c < CHUNKS; c++) q_store(to + c * LINE + half * VEC_BYTES, w[c]);      \
-            }                                                                                                     \
-        }                                                                                                         \
+#define BITS_TO_PANEL(name, bits)                                                                               \
+    static void name(const uint8_t *low, const uint8_t *high, const tn_qlayout *l, int64_t blocks, uint8_t *to, \
+                     int64_t step) {                                                                            \
+        for (int64_t b = 0; b < blocks; b++, low += l->low_bytes, high += l->high_bytes, to += step) {          \
+            for (int half = 0; half < HALVES; half++) {                                                         \
+                VB w[CHUNKS];                                                                                   \
+                unpack_bits(bits, low + half * VEC_BYTES, high + half * VEC_BYTES, w);                          \
+                VEC_UNROLL for (int c = 0; c < CHUNKS; c++) q_store(to + c * LINE + half * VEC_BYTES, w[c]);    \
+            }                                                                                                   \
+        }                                                                                                       \
     }
 
 BITS_TO_PANEL(bits_4, TN_QBITS_4)
@@ -320,33 +333,35 @@ BITS_TO_PANEL(bits_2_1, TN_QBITS_2_1)
 BITS_TO_PANEL(bits_8, TN_QBITS_8)
 
 static void (*const bits_to_panel[TN_QBITS_COUNT])(const uint8_t *, const uint8_t *, const tn_qlayout *, int64_t,
-                                                   uint8_t *, int64_t) = {bits_4, bits_4_1, bits_4_2,
-                                                                          bits_2, bits_2_1, bits_8};
+                                                   uint8_t *,
+                                                   int64_t) = {bits_4, bits_4_1, bits_4_2, bits_2, bits_2_1, bits_8};
 
-VEC_INLINE void scales_to_panel_as(tn_qscales form, const uint8_t *from, const tn_qlayout *l, int64_t blocks,
-                                   const tn_qformat *f, uint8_t *to, int64_t step) {
+KERNEL void scales_to_panel_as(tn_qscales form, const uint8_t *from, const tn_qlayout *l, int64_t blocks, uint8_t *to,
+                               int64_t step) {
+    bool has_minimum = form_has_minimum(form);
+    int parts = form_parts(form);
     for (int64_t b = 0; b < blocks; b++, to += step) {
         const uint8_t *unit = from + b / l->scale_blocks * l->scale_bytes;
         for (int half = 0; half < HALVES; half++) {
             scales sc;
             unpack_scales(form, unit, (int)(b % l->scale_blocks), half * VL, &sc);
             uint8_t *at = to + half * LANE;
-            for (int part = 0; part < f->parts; part++) {
+            VEC_UNROLL for (int part = 0; part < parts; part++) {
                 *(V *)(void *)(at + part * LINE) = sc.s[part];
-                if (f->has_minimum) *(V *)(void *)(at + (f->parts + part) * LINE) = sc.t[part];
+                if (has_minimum) *(V *)(void *)(at + (parts + part) * LINE) = sc.t[part];
             }
         }
     }
 }
 
-static void scales_to_panel(const uint8_t *from, const tn_qlayout *l, int64_t blocks, const tn_qformat *f, uint8_t *to,
+static void scales_to_panel(tn_qscales form, const uint8_t *from, const tn_qlayout *l, int64_t blocks, uint8_t *to,
                             int64_t step) {
-    if (f->scales == TN_QSCALES_D) scales_to_panel_as(TN_QSCALES_D, from, l, blocks, f, to, step);
-    if (f->scales == TN_QSCALES_DM) scales_to_panel_as(TN_QSCALES_DM, from, l, blocks, f, to, step);
-    if (f->scales == TN_QSCALES_PAIR_M) scales_to_panel_as(TN_QSCALES_PAIR_M, from, l, blocks, f, to, step);
-    if (f->scales == TN_QSCALES_PAIR) scales_to_panel_as(TN_QSCALES_PAIR, from, l, blocks, f, to, step);
-    if (f->scales == TN_QSCALES_I8) scales_to_panel_as(TN_QSCALES_I8, from, l, blocks, f, to, step);
-    if (f->scales == TN_QSCALES_NIBBLE) scales_to_panel_as(TN_QSCALES_NIBBLE, from, l, blocks, f, to, step);
+    if (form == TN_QSCALES_D) scales_to_panel_as(TN_QSCALES_D, from, l, blocks, to, step);
+    if (form == TN_QSCALES_DM) scales_to_panel_as(TN_QSCALES_DM, from, l, blocks, to, step);
+    if (form == TN_QSCALES_PAIR_M) scales_to_panel_as(TN_QSCALES_PAIR_M, from, l, blocks, to, step);
+    if (form == TN_QSCALES_PAIR) scales_to_panel_as(TN_QSCALES_PAIR, from, l, blocks, to, step);
+    if (form == TN_QSCALES_I8) scales_to_panel_as(TN_QSCALES_I8, from, l, blocks, to, step);
+    if (form == TN_QSCALES_NIBBLE) scales_to_panel_as(TN_QSCALES_NIBBLE, from, l, blocks, to, step);
 }
 
 /* ---- a call ------------------------------------------------------------------------------------------------------- */
@@ -357,13 +372,13 @@ typedef struct qmat {
     void (*stripe)(const stripe *p);
     const panel_kernels *panels;
     tn_qlayout layout;
-    int64_t blocks, groups;   /* of 32 weights, of 16 rows */
-    int64_t record, panel;    /* bytes of a record and of a panel's block */
-    int64_t piece;            /* blocks of a panel */
-    int64_t slab;             /* rows of x rounded at once, at most */
+    int64_t blocks, groups; /* of 32 weights, of 16 rows */
+    int64_t record, panel;  /* bytes of a record and of a panel's block */
+    int64_t piece;          /* blocks of a panel */
+    int64_t slab;           /* rows of x rounded at once, at most */
     size_t rounded_bytes, panel_bytes, sums_bytes, part_bytes;
-    int64_t row0, rows;                 /* the slab at hand … */
-    int64_t row_strips, column_strips;  /* … and how it is cut */
+    int64_t row0, rows;                /* the slab at hand … */
+    int64_t row_strips, column_strips; /* … and how it is cut */
 } qmat;
 
 static size_t area(int64_t bytes) { return ((size_t)bytes + 63) / 64 * 64; }
@@ -423,10 +438,13 @@ static void part_open(part *p, const qmat *q, int worker) {
     port_open(&p->c, &q->args->c.joint, memory + q->panel_bytes + q->sums_bytes);
 }
 
-static const uint8_t *group_of(const qmat *q, int64_t g) { return (const uint8_t *)q->args->packed + g * q->layout.group; }
+static const uint8_t *group_of(const qmat *q, int64_t g) {
+    return (const uint8_t *)q->args->packed + g * q->layout.group;
+}
 
 /* Rows [first, first + rows) of the slab, which start with a tile, times the panel's blocks from k on. */
-static void multiply_rows(const qmat *q, const part *p, int64_t first, int64_t rows, int64_t k, int64_t blocks, float *c) {
+static void multiply_rows(const qmat *q, const part *p, int64_t first, int64_t rows, int64_t k, int64_t blocks,
+                          float *c) {
     for (int64_t i = 0; i < rows; i += TILE) {
         int64_t height = tn_min64(TILE, q->rows - first - i), done = 0;
         const uint8_t *x = rounded(q) + ((first + i) * q->blocks + k * height) * q->record;
@@ -452,10 +470,10 @@ static void multiply_group(const qmat *q, const part *p, int64_t g, int64_t firs
     int64_t k = 0;
     do {
         int64_t blocks = tn_min64(q->piece, q->blocks - k);
-        const uint8_t *scales = group + k / l->scale_blocks * l->scale_bytes;
-        bits_to_panel[q->format->bits](group + l->low + k * l->low_bytes, group + l->high + k * l->high_bytes, l, blocks,
-                                       p->panel, q->panel);
-        scales_to_panel(scales, l, blocks, q->format, p->panel + BITS, q->panel);
+        const uint8_t *from = group + k / l->scale_blocks * l->scale_bytes;
+        bits_to_panel[q->format->bits](group + l->low + k * l->low_bytes, group + l->high + k * l->high_bytes, l,
+                                       blocks, p->panel, q->panel);
+        scales_to_panel(q->format->scales, from, l, blocks, p->panel + BITS, q->panel);
         multiply_rows(q, p, first, rows, k, blocks, c);
         k += q->piece;
     } while (k < q->blocks);
