@@ -1,7 +1,8 @@
 /* text.h — the second library, libtrunnion-text: what stands between text and a language model's token ids.
  *
  * It needs PCRE2 and utf8proc and uses libtrunnion through its public headers alone. Errors are tn_status values whose
- * text tn_error() gives, as everywhere in Trunnion.
+ * text tn_error() gives, as everywhere in Trunnion. Objects behind a const pointer may be used by several threads at
+ * once.
  *
  * Results of unknown length are appended to a buffer of the caller's, which may be used again and again:
  *   tn_ids ids = {0};                  // empty
@@ -10,7 +11,7 @@
 #ifndef TRUNNION_TEXT_H
 #define TRUNNION_TEXT_H
 
-#include "trunnion/status.h"
+#include "trunnion/model.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -37,6 +38,120 @@ TN_API tn_status tn_ids_append(tn_ids *ids, int32_t id);
 /* Give the memory back and leave an empty buffer; NULL is fine. */
 TN_API void tn_bytes_free(tn_bytes *b);
 TN_API void tn_ids_free(tn_ids *ids);
+
+/* ---- tokenizer --------------------------------------------------------------------------------------------------- */
+
+typedef struct tn_tokenizer tn_tokenizer;
+
+/* What a token is. The numbers are those of GGUF's tokenizer.ggml.token_type. */
+typedef enum tn_token_type {
+    TN_TOKEN_NORMAL = 1,
+    TN_TOKEN_UNKNOWN = 2,      /* stands for what the vocabulary cannot spell */
+    TN_TOKEN_CONTROL = 3,      /* begins, ends or structures a text; plain text never becomes one */
+    TN_TOKEN_USER_DEFINED = 4, /* found in a text before anything else, always whole */
+    TN_TOKEN_UNUSED = 5,
+    TN_TOKEN_BYTE = 6 /* one byte, spelled "<0x41>" */
+} tn_token_type;
+
+/* Tokens with a meaning of their own. */
+typedef enum tn_special {
+    TN_SPECIAL_BOS,         /* begins a text */
+    TN_SPECIAL_EOS,         /* ends a text */
+    TN_SPECIAL_END_OF_TURN, /* ends an answer */
+    TN_SPECIAL_UNKNOWN,
+    TN_SPECIAL_SEPARATOR,
+    TN_SPECIAL_PADDING,
+    TN_SPECIAL_COUNT
+} tn_special;
+
+typedef struct tn_text_slice {
+    const char *data;
+    size_t size;
+} tn_text_slice;
+
+/* What a tokenizer is made of; nothing is kept of it. */
+typedef struct tn_vocabulary {
+    size_t struct_size; /* set by the caller */
+    /* "gpt2": byte-level BPE, the merge with the lowest rank first (Sennrich et al. 2016; Radford et al. 2019).
+     * "llama": SentencePiece's BPE, the pair with the highest score first (Kudo and Richardson 2018). */
+    const char *model;
+    const char *pre; /* gpt2: the rule that cuts a text into words, by GGUF's name for it; NULL: "default" */
+    int32_t count;
+    const tn_text_slice *tokens;  /* [count]; "gpt2": in GPT-2's spelling of bytes as letters */
+    const float *scores;          /* [count], "llama" only */
+    const int32_t *types;         /* [count] of tn_token_type; NULL: all are normal */
+    const tn_text_slice *merges;  /* "gpt2" only: "left right", the best first; those that give no token do not count */
+    int32_t merge_count;
+    int32_t special[TN_SPECIAL_COUNT]; /* ids, -1 for none */
+    int8_t add_bos, add_eos, add_space_prefix; /* 0 or 1; -1: what the model and rule usually do */
+    const char *chat_template;                 /* NULL for none */
+} tn_vocabulary;
+
+/* Makes a tokenizer. *out: freed with tn_tokenizer_free.
+ * Errors: TN_ERR_FORMAT for ids, types or scores that make no sense, TN_ERR_UNSUPPORTED for an unknown model or rule
+ * (the text lists what is known), TN_ERR_MEMORY. */
+TN_API tn_status tn_tokenizer_new(const tn_vocabulary *vocabulary, tn_tokenizer **out);
+
+/* The same from the metadata of a model file (tokenizer.ggml.*, tokenizer.chat_template). The file may be closed
+ * afterwards. */
+TN_API tn_status tn_tokenizer_from_gguf(const tn_gguf *file, tn_tokenizer **out);
+
+TN_API void tn_tokenizer_free(tn_tokenizer *t); /* NULL is fine */
+
+enum {
+    TN_ENCODE_SPECIAL = 1, /* control tokens that are spelled out in the text become tokens: for prompts made by a
+                              template, never for words of a stranger */
+    TN_ENCODE_ENDS = 2     /* put the begin and end tokens around it that the model was trained with */
+};
+
+/* Appends the tokens of a text of at most 700 MB. Bytes that are no UTF-8 become U+FFFD each ("gpt2"; overlong
+ * forms are read as what they mean, surrogates as bytes) or byte tokens ("llama"). What the vocabulary cannot spell
+ * becomes the unknown token ("llama") or is left out ("gpt2"), as in the reference, llama.cpp. Takes memory in
+ * proportion to the text, for its longest word ("llama": the whole) up to 80 bytes a byte. On failure `out` is as it
+ * was. Errors: TN_ERR_ARGUMENT, TN_ERR_MEMORY, TN_ERR_UNSUPPORTED (a text on which the rule's pattern runs into its
+ * limit). */
+TN_API tn_status tn_tokenizer_encode(const tn_tokenizer *t, const char *text, size_t size, unsigned flags, tn_ids *out);
+
+enum { TN_DECODE_SPECIAL = 1 /* control tokens give their spelling; else nothing */ };
+
+/* Appends the text of `count` ids. Tokens may end inside a character, so any bytes can come out. A space that encoding
+ * put in front of a text is taken away again. Errors: TN_ERR_ARGUMENT for an id outside the vocabulary, TN_ERR_MEMORY.
+ * */
+TN_API tn_status tn_tokenizer_decode(const tn_tokenizer *t, const int32_t *ids, size_t count, unsigned flags,
+                                     tn_bytes *out);
+
+/* A decoder for a text that comes token by token: bytes that begin a character wait until the rest is there.
+ * Begins as {0}; holds no memory. */
+typedef struct tn_text_stream {
+    uint8_t held[4];
+    int held_count;
+} tn_text_stream;
+
+/* Appends what can be shown after one more token: what was held back and the token's text, but not an unfinished
+ * character at its end. Appended over a whole text, and followed by tn_tokenizer_stream_end, this is
+ * tn_tokenizer_decode's text (but for the space in front). Errors: as decode's. */
+TN_API tn_status tn_tokenizer_stream(const tn_tokenizer *t, tn_text_stream *s, int32_t id, unsigned flags,
+                                     tn_bytes *out);
+/* Appends what was still held back, and resets. */
+TN_API tn_status tn_tokenizer_stream_end(tn_text_stream *s, tn_bytes *out);
+
+TN_API int32_t tn_tokenizer_count(const tn_tokenizer *t);
+TN_API const char *tn_tokenizer_model(const tn_tokenizer *t); /* "gpt2" or "llama" */
+TN_API const char *tn_tokenizer_rule(const tn_tokenizer *t);  /* name of the rule that cuts words; "" for "llama" */
+/* 0 for an id outside the vocabulary. */
+TN_API tn_token_type tn_tokenizer_type(const tn_tokenizer *t, int32_t id);
+/* The vocabulary's own spelling of a token; NULL for an id outside it. Lives as long as the tokenizer. */
+TN_API const char *tn_tokenizer_spelling(const tn_tokenizer *t, int32_t id, size_t *size);
+/* The token of that spelling, -1 for none. */
+TN_API int32_t tn_tokenizer_find(const tn_tokenizer *t, const char *spelling, size_t size);
+/* An id, or -1. */
+TN_API int32_t tn_tokenizer_special(const tn_tokenizer *t, tn_special which);
+/* Whether generation ends with this token: the end of text or turn, or a control token known to mean that. */
+TN_API bool tn_tokenizer_ends(const tn_tokenizer *t, int32_t id);
+/* Whether TN_ENCODE_ENDS begins a text with the begin token. */
+TN_API bool tn_tokenizer_adds_bos(const tn_tokenizer *t);
+/* The model's chat template, NULL when it has none. */
+TN_API const char *tn_tokenizer_chat_template(const tn_tokenizer *t);
 
 #ifdef __cplusplus
 }

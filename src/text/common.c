@@ -1,6 +1,7 @@
 /* common.c — memory and buffers of libtrunnion-text.
  *
- * Blocks are malloc's; the counters keep the promise that a failed allocation anywhere leaves a clean error and no leak. */
+ * Blocks are malloc's; the counters keep the promise that a failed allocation anywhere leaves a clean error and no
+ * leak. */
 #include "text/common.h"
 
 #include <stdatomic.h>
@@ -22,7 +23,8 @@ static size_t bytes_of(size_t count, size_t size) {
 }
 
 static tn_status out_of_memory(size_t count, size_t size) {
-    return tn_backend_fail(TN_ERR_MEMORY, "out of host memory: %zu times %zu bytes could not be allocated", count, size);
+    return tn_backend_fail(TN_ERR_MEMORY, "out of host memory: %zu times %zu bytes could not be allocated", count,
+                           size);
 }
 
 static void *counted(void *p, size_t count, size_t size) {

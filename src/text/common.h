@@ -1,7 +1,7 @@
 /* common.h — what the files of src/text share: memory that can fail on demand, growing arrays, error returns.
  *
- * This library stands on the public headers of libtrunnion alone, so it has its own few lines for memory; a test can let
- * the n-th allocation fail here as it can below. */
+ * This library stands on the public headers of libtrunnion alone, so it has its own few lines for memory; a test can
+ * let the n-th allocation fail here as it can below. */
 #ifndef TN_TEXT_COMMON_H
 #define TN_TEXT_COMMON_H
 
@@ -12,15 +12,17 @@
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
 
-/* Returns from the caller with the status of `expr` unless it is TN_OK. */
-#define TRY(expr)                                                                                                      \
-    do {                                                                                                               \
-        tn_status try_status_ = (expr);                                                                                \
-        if (try_status_ != TN_OK) return try_status_;                                                                  \
+/* Returns from the caller with the status of `expr` unless it is TN_OK. (base.h has the same; tests see both.) */
+#ifndef TRY
+#define TRY(expr)                                     \
+    do {                                              \
+        tn_status try_status_ = (expr);               \
+        if (try_status_ != TN_OK) return try_status_; \
     } while (0)
+#endif
 
-/* As malloc, calloc, realloc and free, but a failure sets the error text (TN_ERR_MEMORY), sizes are checked for overflow,
- * and blocks are counted. */
+/* As malloc, calloc, realloc and free, but a failure sets the error text (TN_ERR_MEMORY), sizes are checked for
+ * overflow, and blocks are counted. */
 void *tn_txt_alloc(size_t count, size_t size);
 void *tn_txt_zalloc(size_t count, size_t size);
 void tn_txt_free(void *p);

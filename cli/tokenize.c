@@ -1,0 +1,208 @@
+/* tokenize.c — `trunnion tokenize`: a text's tokens under a model's vocabulary, and back. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "commands.h"
+#include "trunnion/backend.h"
+#include "trunnion/text.h"
+
+enum { OPT_DECODE = 256, OPT_NO_SPECIAL, OPT_NO_ENDS };
+
+static int run(int argc, char **argv);
+
+const cli_command cli_tokenize = {
+    .name = "tokenize",
+    .summary = "shows a text's tokens under a model's vocabulary, or the text of tokens",
+    .usage = "tokenize -m MODEL TEXT | tokenize -m MODEL --decode IDS",
+    .help =
+        "  -m, --model FILE      a GGUF file\n"
+        "  TEXT                  what to tokenize; - reads standard input\n"
+        "      --decode IDS      numbers with commas or blanks between them; - reads standard input\n"
+        "      --no-special      words that look like control tokens are words; a decoded text leaves such tokens out\n"
+        "      --no-ends         without the begin and end tokens that the model expects\n"
+        "      --json            ids[], pieces[]; or text\n"
+        "\n"
+        "examples:\n"
+        "  trunnion tokenize -m model.gguf 'Hello, world'\n"
+        "  trunnion tokenize -m model.gguf --decode 19556,28,905\n"
+        "  echo 'a long text' | trunnion tokenize -m model.gguf - --json\n",
+    .accepts = CLI_JSON,
+    .run = run,
+};
+
+typedef struct wishes {
+    const char *model, *decode;
+    bool no_special, no_ends;
+} wishes;
+
+static bool take(void *ctx, int val, const char *arg) {
+    wishes *w = ctx;
+    switch (val) {
+    case 'm': w->model = arg; break;
+    case OPT_DECODE: w->decode = arg; break;
+    case OPT_NO_SPECIAL: w->no_special = true; break;
+    case OPT_NO_ENDS: w->no_ends = true; break;
+    default: break;
+    }
+    return true;
+}
+
+/* ---- input ------------------------------------------------------------------------------------------------------- */
+
+static bool read_input(tn_bytes *out) {
+    char part[65536];
+    size_t n;
+    while ((n = fread(part, 1, sizeof part, stdin)) > 0) {
+        if (tn_bytes_append(out, part, n) != TN_OK) return false;
+    }
+    if (ferror(stdin)) tn_backend_fail(TN_ERR_IO, "standard input could not be read: %s", strerror(errno));
+    return !ferror(stdin);
+}
+
+/* What an argument says: itself, or standard input for "-". */
+static bool take_text(const char *argument, tn_bytes *out) {
+    return strcmp(argument, "-") == 0 ? read_input(out) : tn_bytes_append(out, argument, strlen(argument)) == TN_OK;
+}
+
+/* Reads ids parted by commas and blanks. */
+static bool read_ids(const char *text, tn_ids *out) {
+    const char *at = text + strspn(text, ", \t\r\n");
+    while (*at) {
+        char *end;
+        errno = 0;
+        long id = strtol(at, &end, 10);
+        if (end == at || errno != 0 || id < 0 || id > INT32_MAX) {
+            tn_backend_fail(TN_ERR_ARGUMENT, "\"%.20s\" is no token id", at);
+            return false;
+        }
+        if (tn_ids_append(out, (int32_t)id) != TN_OK) return false;
+        at = end + strspn(end, ", \t\r\n");
+    }
+    return true;
+}
+
+/* ---- output ------------------------------------------------------------------------------------------------------ */
+
+/* A piece on one line: control characters and stray bytes are written as \xNN. */
+static void print_piece(const tn_bytes *piece) {
+    for (size_t i = 0; i < piece->size; i++) {
+        unsigned char c = (unsigned char)piece->data[i];
+        if (c == '\n') {
+            fputs("\\n", stdout);
+        } else if (c == '\\' || c == '\'') {
+            printf("\\%c", c);
+        } else if (c < 32 || c == 127 || (c >= 128 && !cli_utf8())) {
+            printf("\\x%02x", c);
+        } else {
+            putchar(c);
+        }
+    }
+}
+
+static bool put_pieces(const tn_tokenizer *t, const tn_ids *ids, cli_json *j) {
+    tn_bytes piece = {0};
+    bool good = true;
+    for (size_t i = 0; i < ids->count && good; i++) {
+        tn_text_stream whole = {0};
+        piece.size = 0;
+        good = tn_tokenizer_stream(t, &whole, ids->data[i], TN_DECODE_SPECIAL, &piece) == TN_OK &&
+               tn_tokenizer_stream_end(&whole, &piece) == TN_OK;
+        if (!good) break;
+        if (j) {
+            cli_json_string(j, NULL, piece.data);
+            continue;
+        }
+        printf("%7d  '", (int)ids->data[i]);
+        print_piece(&piece);
+        fputs("'\n", stdout);
+    }
+    tn_bytes_free(&piece);
+    return good;
+}
+
+static bool put_tokens(const tn_tokenizer *t, const tn_ids *ids, bool json) {
+    if (!json) return put_pieces(t, ids, NULL);
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_array(&j, "ids");
+    for (size_t i = 0; i < ids->count; i++)
+        cli_json_int(&j, NULL, ids->data[i]);
+    cli_json_end(&j, ']');
+    cli_json_array(&j, "pieces");
+    bool good = put_pieces(t, ids, &j);
+    cli_json_end(&j, ']');
+    cli_json_end(&j, '}');
+    return good;
+}
+
+static void put_text(const tn_bytes *text, bool json) {
+    if (!json) {
+        fwrite(text->data, 1, text->size, stdout);
+        putchar('\n');
+        return;
+    }
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_string(&j, "text", text->data);
+    cli_json_end(&j, '}');
+}
+
+/* ---- the work ---------------------------------------------------------------------------------------------------- */
+
+static bool open_tokenizer(const char *path, tn_tokenizer **out) {
+    tn_gguf *file;
+    if (tn_gguf_open(path, &file) != TN_OK) return false;
+    tn_status status = tn_tokenizer_from_gguf(file, out);
+    tn_gguf_close(file);
+    return status == TN_OK;
+}
+
+static bool decode(const tn_tokenizer *t, const wishes *w, bool json) {
+    tn_ids ids = {0};
+    tn_bytes given = {0}, text = {0};
+    bool good = take_text(w->decode, &given) && read_ids(given.data, &ids) &&
+                tn_tokenizer_decode(t, ids.data, ids.count, w->no_special ? 0 : TN_DECODE_SPECIAL, &text) == TN_OK;
+    if (good) put_text(&text, json);
+    tn_ids_free(&ids);
+    tn_bytes_free(&given);
+    tn_bytes_free(&text);
+    return good;
+}
+
+static bool encode(const tn_tokenizer *t, const wishes *w, const char *argument, bool json) {
+    tn_ids ids = {0};
+    tn_bytes text = {0};
+    unsigned flags = (w->no_special ? 0u : TN_ENCODE_SPECIAL) | (w->no_ends ? 0u : TN_ENCODE_ENDS);
+    bool good = take_text(argument, &text) && tn_tokenizer_encode(t, text.data, text.size, flags, &ids) == TN_OK &&
+                put_tokens(t, &ids, json);
+    tn_ids_free(&ids);
+    tn_bytes_free(&text);
+    return good;
+}
+
+static int run(int argc, char **argv) {
+    static const struct option own[] = {
+        {"model", required_argument, NULL, 'm'},
+        {"decode", required_argument, NULL, OPT_DECODE},
+        {"no-special", no_argument, NULL, OPT_NO_SPECIAL},
+        {"no-ends", no_argument, NULL, OPT_NO_ENDS},
+        {0},
+    };
+    cli_options o;
+    wishes w = {0};
+    int status, at = cli_parse(&cli_tokenize, argc, argv, &o, own, "m:", take, &w, &status);
+    if (at < 0) return status;
+    if (!w.model) return cli_wrong_usage(&cli_tokenize, "which model? Give its GGUF file with -m");
+    if (w.decode && at < argc) return cli_wrong_usage(&cli_tokenize, "either TEXT or --decode");
+    if (!w.decode && argc - at != 1)
+        return cli_wrong_usage(&cli_tokenize, argc == at ? "which text? - reads standard input"
+                                                         : "one text is expected; put it in quotes");
+
+    tn_tokenizer *t;
+    if (!open_tokenizer(w.model, &t)) return cli_failed();
+    bool good = w.decode ? decode(t, &w, o.json) : encode(t, &w, argv[at], o.json);
+    tn_tokenizer_free(t);
+    return good ? CLI_OK : cli_failed();
+}

@@ -1,0 +1,21 @@
+/* without_text.c — the subcommands that need libtrunnion-text, in a build that has none: each is listed, and says what is
+ * missing. A build with that library leaves this file out. */
+#include "cli.h"
+#include "commands.h"
+
+static int refuse(int argc, char **argv) {
+    (void)argc;
+    fprintf(stderr, "trunnion: error: %s needs the library trunnion-text: %s\n", argv[0], TN_TEXT_MISSING);
+    return CLI_FAILED;
+}
+
+#define WITHOUT_TEXT(command)                                               \
+    const cli_command cli_##command = {                                     \
+        .name = #command,                                                   \
+        .summary = "not in this build: it needs the library trunnion-text", \
+        .usage = #command,                                                  \
+        .help = "",                                                         \
+        .run = refuse,                                                      \
+    }
+
+WITHOUT_TEXT(tokenize);
