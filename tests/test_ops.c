@@ -83,6 +83,21 @@ static tn_tensor *strided_tensor_of(const double *values, const int64_t *shape, 
     return tn_slice(base, rank - 1, INT64_MAX, INT64_MIN, -2);
 }
 
+/* Blocks as they are, or seen through a view: rows from the middle of a taller tensor. */
+static tn_tensor *blocks_of(const void *blocks, const tn_case_input *in, bool view) {
+    int64_t tall[TN_MAX_RANK];
+    size_t bytes = tn_dtype_bytes(in->dtype, numel_of(in->shape, in->rank));
+    if (!view || in->rank < 2 || bytes == 0) return tn_from_data(blocks, in->shape, in->rank, in->dtype);
+    memcpy(tall, in->shape, sizeof tall);
+    tall[0] += 2;
+    size_t row = bytes / (size_t)in->shape[0];
+    char *data = calloc(bytes + 2 * row, 1);
+    memcpy(data + row, blocks, bytes);
+    tn_tensor *base = tn_from_data(data, tall, in->rank, in->dtype);
+    free(data);
+    return tn_slice(base, 0, 1, 1 + in->shape[0], 1);
+}
+
 static double *read_doubles(const tn_tensor *x) {
     int64_t n = tn_numel(x);
     size_t bytes = (size_t)n * tn_dtype_size(tn_dtype_of(x));
@@ -101,6 +116,7 @@ typedef struct trial {
     const tn_case *c;
     uint64_t seed;
     double *values[TN_CASE_INPUTS];
+    void *blocks[TN_CASE_INPUTS]; /* of inputs that are quantised in blocks */
     tn_tensor *in[TN_CASE_INPUTS];
 } trial;
 
@@ -109,6 +125,9 @@ static void make_values(trial *t) {
         const tn_case_input *in = &t->c->in[i];
         t->values[i] = calloc((size_t)numel_of(in->shape, in->rank) + 1, sizeof(double));
         tn_case_values(in, t->seed + (uint64_t)i * 1000, t->values[i]);
+        if (!tn_dtype_is_quantized(in->dtype)) continue;
+        t->blocks[i] = calloc(tn_dtype_bytes(in->dtype, numel_of(in->shape, in->rank)) + 1, 1);
+        tn_case_blocks(in, t->seed + (uint64_t)i * 1000, t->blocks[i]);
     }
 }
 
@@ -116,13 +135,18 @@ static void make_tensors(trial *t, bool strided) {
     for (int i = 0; i < t->c->n_in; i++) {
         const tn_case_input *in = &t->c->in[i];
         tn_tensor *(*make)(const double *, const int64_t *, int, tn_dtype) = strided ? strided_tensor_of : tensor_of;
-        t->in[i] = in->absent ? NULL : make(t->values[i], in->shape, in->rank, in->dtype);
+        if (t->blocks[i])
+            t->in[i] = blocks_of(t->blocks[i], in, strided);
+        else
+            t->in[i] = in->absent ? NULL : make(t->values[i], in->shape, in->rank, in->dtype);
     }
 }
 
 static void free_values(trial *t) {
-    for (int i = 0; i < t->c->n_in; i++)
+    for (int i = 0; i < t->c->n_in; i++) {
         free(t->values[i]);
+        free(t->blocks[i]);
+    }
 }
 
 static tn_tensor *apply_op(const trial *t) {
@@ -172,7 +196,7 @@ static void check_definition(const trial *t, tn_node *n, tn_reference_values *v,
 
 /* Views that cannot be had of any strides, and kernels whose composition lays their inputs out for them. */
 static bool needs_layout(int op) {
-    return op == TN_OP_VIEW || op == TN_OP_AS_STRIDED || tn_op(op)->impl->class_ == TN_NATIVE;
+    return op == TN_OP_VIEW || op == TN_OP_AS_STRIDED || op == TN_OP_LINEAR_QUANTIZED || tn_op(op)->impl->class_ == TN_NATIVE;
 }
 
 static void check_forward(trial *t, bool strided) {

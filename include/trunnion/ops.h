@@ -86,7 +86,8 @@ TN_API tn_tensor *tn_erf_(tn_tensor *x);
 TN_API tn_tensor *tn_bitwise_not(const tn_tensor *x);
 TN_API tn_tensor *tn_bitwise_not_(tn_tensor *x);
 
-/* x converted. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0. */
+/* x converted. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0. What is quantised in
+ * blocks is decoded; nothing is cast to such types. */
 TN_API tn_tensor *tn_cast(const tn_tensor *x, tn_dtype dtype);
 
 /* x + y. Bools: or. */
@@ -621,7 +622,9 @@ TN_API tn_tensor *tn_dot(const tn_tensor *x, const tn_tensor *y);
 /* x[i]·y[j] of two vectors. */
 TN_API tn_tensor *tn_outer(const tn_tensor *x, const tn_tensor *y);
 
-/* x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. */
+/* x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. A weight that is quantised in blocks is
+ * multiplied as it is, with x rounded to eight bits a block of 32 elements: x and bias are f32, so is the result,
+ * and its gradient goes to x and bias alone. */
 TN_API tn_tensor *tn_linear(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias);
 
 /* beta·input + alpha·(x·y) of two matrices; input broadcasts to the product. */
@@ -849,7 +852,8 @@ TN_API tn_tensor *tn_adaptive_avg_pool2d(const tn_tensor *x, const int64_t outpu
 
 /* ---- nn ---------------------------------------------------------------------------------------------------------- */
 
-/* The rows of weight [rows, features] with these numbers: index's shape, then features. */
+/* The rows of weight [rows, features] with these numbers: index's shape, then features. Of a weight that is
+ * quantised in blocks these rows are decoded, to f32. */
 TN_API tn_tensor *tn_embedding(const tn_tensor *index, const tn_tensor *weight);
 
 /* Rotary position embedding: each pair of x [..., positions, features] is turned by an angle whose cosine and sine
@@ -873,6 +877,11 @@ typedef struct tn_scaled_dot_product_attention_options {
 TN_API tn_tensor *tn_scaled_dot_product_attention(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
                                                   const tn_tensor *mask,
                                                   const tn_scaled_dot_product_attention_options *o);
+
+/* ---- quantized --------------------------------------------------------------------------------------------------- */
+
+/* The values of a tensor that is quantised in blocks, as f32, f16, bf16 or f64. */
+TN_API tn_tensor *tn_dequantize(const tn_tensor *x, tn_dtype dtype);
 
 /* ---- random ------------------------------------------------------------------------------------------------------ */
 
@@ -1038,6 +1047,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_cross_entropy(...) (tn_at(__FILE__, __LINE__), tn_cross_entropy(__VA_ARGS__))
 #define tn_cumprod(...) (tn_at(__FILE__, __LINE__), tn_cumprod(__VA_ARGS__))
 #define tn_cumsum(...) (tn_at(__FILE__, __LINE__), tn_cumsum(__VA_ARGS__))
+#define tn_dequantize(...) (tn_at(__FILE__, __LINE__), tn_dequantize(__VA_ARGS__))
 #define tn_detach(...) (tn_at(__FILE__, __LINE__), tn_detach(__VA_ARGS__))
 #define tn_div(...) (tn_at(__FILE__, __LINE__), tn_div(__VA_ARGS__))
 #define tn_div_(...) (tn_at(__FILE__, __LINE__), tn_div_(__VA_ARGS__))

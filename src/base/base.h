@@ -100,6 +100,9 @@ typedef struct tn_map {
 } tn_map;
 tn_status tn_map_open(const char *path, tn_map *out); /* read-only mapping; an empty file maps to size 0 */
 void tn_map_close(tn_map *m);
+/* Lets the whole pages in this range of memory go when they belong to a file that tn_map_open mapped: they come back from
+ * the file when they are read again. Does nothing for other memory. */
+void tn_map_return_pages(const void *address, size_t bytes);
 
 tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit); /* NUL-terminated; tn_mem_free it */
 

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,35 @@ static tn_status open_for_reading(const char *path, int flags, int *fd, struct s
 /* Regular files only: a pipe or a device has no fixed content to map, and O_NONBLOCK keeps the look at a pipe from
  * waiting for its writer. A file that another process shortens while it is mapped raises SIGBUS at the lost pages, as
  * every mapping does; Trunnion's own saves replace files and never shorten them. */
+/* The mappings that there are: only of these pages is it known that they can be read again. */
+typedef struct mapping {
+    uintptr_t begin, end; /* end: up to the last page's */
+    struct mapping *next;
+} mapping;
+static mapping *mappings;
+static pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static tn_status mapping_add(const void *pages, size_t size) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    mapping *m = tn_mem_alloc(sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    pthread_mutex_lock(&mappings_lock);
+    *m = (mapping){(uintptr_t)pages, ((uintptr_t)pages + size + page - 1) / page * page, mappings};
+    mappings = m;
+    pthread_mutex_unlock(&mappings_lock);
+    return TN_OK;
+}
+
+static void mapping_remove(const void *pages) {
+    pthread_mutex_lock(&mappings_lock);
+    mapping **link = &mappings;
+    while (*link && (*link)->begin != (uintptr_t)pages) link = &(*link)->next;
+    mapping *m = *link;
+    if (m) *link = m->next;
+    pthread_mutex_unlock(&mappings_lock);
+    tn_mem_free(m);
+}
+
 tn_status tn_map_open(const char *path, tn_map *out) {
     *out = (tn_map){0};
     int fd;
@@ -73,6 +103,10 @@ tn_status tn_map_open(const char *path, tn_map *out) {
     void *pages = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
     close_quietly(fd); /* the mapping keeps the file */
     if (pages == MAP_FAILED) return tn_fail(TN_ERR_IO, "cannot map '%s' (%zu bytes): %s", path, size, strerror(errno));
+    if (mapping_add(pages, size) != TN_OK) {
+        munmap(pages, size);
+        return TN_ERR_MEMORY;
+    }
     out->data = pages;
     out->size = size;
     out->handle = pages;
@@ -80,8 +114,22 @@ tn_status tn_map_open(const char *path, tn_map *out) {
 }
 
 void tn_map_close(tn_map *m) {
-    if (m->handle != NULL) munmap(m->handle, m->size);
+    if (m->handle != NULL) {
+        mapping_remove(m->handle);
+        munmap(m->handle, m->size);
+    }
     *m = (tn_map){0};
+}
+
+void tn_map_return_pages(const void *address, size_t bytes) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = ((uintptr_t)address + page - 1) / page * page, end = ((uintptr_t)address + bytes) / page * page;
+    if (end <= first) return;
+    pthread_mutex_lock(&mappings_lock);
+    const mapping *m = mappings;
+    while (m && !(first >= m->begin && end <= m->end)) m = m->next;
+    if (m) (void)madvise((void *)first, end - first, MADV_DONTNEED);
+    pthread_mutex_unlock(&mappings_lock);
 }
 
 /* read() that goes on after a signal. */

@@ -5,7 +5,7 @@
  *   map.c      pointers → small numbers
  *   values.c   nodes → values: composed ops expanded, equal values shared
  *   fuse.c     values → groups: what becomes one kernel
- *   lower.c    a group → a KIR program
+ *   lower.c    a group → a KIR program; blocks.c: what an element of quantised weights is
  *   plan.c     groups → commands: order, memory, the commit section
  *   native.c   matmul, argsort, index_add: commands of kern/
  *   read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
@@ -114,6 +114,7 @@ typedef struct tn_group {
     kir_program *program;
     int64_t *sizes;
     int buffer_values[KIR_MAX_BUFFERS]; /* value behind each buffer of the program; TN_BLOCK: the joint's block */
+    uint8_t buffer_dtypes[KIR_MAX_BUFFERS]; /* what its elements are there: blocks are read as bytes and as f16 */
     bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where the results are stored: may be overwritten */
     int buffer_count, block_buffer;
     int dials[16], dial_count;          /* binding dials in the order of the program's */
@@ -156,6 +157,8 @@ tn_status tn_fuse(tn_graph_plan *g);
 
 /* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
 tn_status tn_lower_group(tn_graph_plan *g, int group);
+/* The f32 value of element `index` of memory in blocks, of which `bytes` and `halves` are buffers of u8 and of f16. */
+kir_val tn_lower_block_element(kir_builder *kb, tn_dtype dtype, int bytes, int halves, const kir_aff *index, kir_val mask);
 
 /* ---- plans (plan.c) ---------------------------------------------------------------------------------------------------- */
 
@@ -238,6 +241,7 @@ const char *tn_command_kind_name(const tn_command *c);
 enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 5 };
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace);
+tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound); /* before the first launch: takes what memory it needs */
 tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);
 void tn_native_free(tn_native *n);
 

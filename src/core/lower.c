@@ -126,21 +126,27 @@ static int part_to_leave(const lowering *w) {
     return most;
 }
 
-static int buffer_of(lowering *w, kir_builder *kb, int root) { /* root: a value, or TN_BLOCK */
+/* The buffer that stands for root's memory, seen as elements of `dtype`. root: a value, or TN_BLOCK. */
+static int buffer_seen_as(lowering *w, kir_builder *kb, int root, tn_dtype dtype) {
     tn_group *group = w->group;
-    const tn_node *n = w->g->values[root == TN_BLOCK ? group->lead : root].node;
     for (int b = 0; b < group->buffer_count; b++)
-        if (group->buffer_values[b] == root) return b;
+        if (group->buffer_values[b] == root && group->buffer_dtypes[b] == dtype) return b;
     if (group->buffer_count == KIR_MAX_BUFFERS) {
         if (w->g->forbid < 0) w->g->forbid = part_to_leave(w);
         if (w->g->forbid < 0) w->status = tn_fail(TN_ERR_INTERNAL, "a kernel would need more than %d buffers", KIR_MAX_BUFFERS);
         return 0;
     }
-    int b = kir_buffer(kb, (tn_dtype)n->dtype);
+    int b = kir_buffer(kb, dtype);
     group->buffer_values[b] = root;
+    group->buffer_dtypes[b] = (uint8_t)dtype;
     group->buffer_same_place[b] = true;
     group->buffer_count = b + 1;
     return b;
+}
+
+static int buffer_of(lowering *w, kir_builder *kb, int root) {
+    const tn_node *n = w->g->values[root == TN_BLOCK ? w->group->lead : root].node;
+    return buffer_seen_as(w, kb, root, (tn_dtype)n->dtype);
 }
 
 static kir_aff place_index(tn_lower *lw, const kir_aff *at, int rank, int64_t offset, const int64_t *stride) {
@@ -159,9 +165,17 @@ static kir_aff store_place(tn_lower *lw, const lowering *w) {
     return place_index(lw, w->space, w->space_node->rank, 0, stride);
 }
 
+/* An element of a weight that is quantised in blocks: its block's bytes are looked up, wherever they lie. */
+static kir_val load_from_blocks(tn_lower *lw, lowering *w, const tn_value *v, const kir_aff *index) {
+    int bytes = buffer_seen_as(w, lw->kb, v->root, TN_U8), halves = buffer_seen_as(w, lw->kb, v->root, TN_F16);
+    w->group->buffer_same_place[bytes] = w->group->buffer_same_place[halves] = false;
+    return tn_lower_block_element(lw->kb, (tn_dtype)v->node->dtype, bytes, halves, index, lw->mask);
+}
+
 static kir_val load_from(tn_lower *lw, lowering *w, const tn_value *v, const kir_aff *at) {
-    int b = buffer_of(w, lw->kb, v->root);
     kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
+    if (tn_dtype_is_quantized((tn_dtype)v->node->dtype)) return load_from_blocks(lw, w, v, &index);
+    int b = buffer_of(w, lw->kb, v->root);
     kir_aff store = store_place(lw, w);
     bool pointwise = w->group->kind == TN_GROUP_MAP || w->group->kind == TN_GROUP_MATMUL;
     if (!pointwise || !same_index(&index, &store)) w->group->buffer_same_place[b] = false;

@@ -20,6 +20,9 @@ struct tn_native {
     bool packed_valid;
     uint64_t packed_version; /* of the weight's buffer when it was packed */
     int packed_slot;
+    tn_form form;  /* of the weight that the kernel reads, of the buffer bound to form_slot; -1: none */
+    int form_slot;
+    tn_qmat_args qmat;
     tn_argsort_args argsort;
     tn_scatter_args scatter;
     size_t self_bytes;
@@ -134,6 +137,49 @@ static tn_status make_matmul(const tn_graph_plan *g, const tn_group *group, tn_n
     return TN_OK;
 }
 
+/* ---- products with weights quantised in blocks ------------------------------------------------------------------------------------- */
+
+enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET }; /* words of the form's name */
+
+static void pack_blocks(const tn_form *form, const void *from, void *to) {
+    const int64_t *w = form->word;
+    tn_qmat_pack((tn_dtype)w[FORM_DTYPE], (const char *)from + w[FORM_OFFSET], w[FORM_ROWS], w[FORM_COLUMNS], to);
+}
+
+static tn_status run_linear_quantized(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+    (void)bound;
+    tn_qmat_args *args = &n->qmat;
+    args->x = (const float *)(const void *)((const char *)pointers[0] + n->offset[0]);
+    args->c.data = pointers[2];
+    args->workspace = pointers[3];
+    if (args->c.joint.vm) {
+        args->c.joint.launch.buffers = pointers + 4;
+        args->c.joint.launch.dials = dials;
+    }
+    tn_qmat(args);
+    return TN_OK;
+}
+
+static tn_status make_linear_quantized(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead], *x = &g->values[c->in[0]], *w = &g->values[c->in[1]];
+    tn_dtype dtype = (tn_dtype)w->node->dtype;
+    int64_t rows = w->node->shape[0], k = w->node->shape[1];
+    n->run = run_linear_quantized;
+    n->offset[0] = x->offset * (int64_t)sizeof(float);
+    n->qmat = (tn_qmat_args){.m = c->node->shape[0], .n = rows, .k = k, .dtype = dtype, .x_stride = x->stride[0]};
+    matrix_of(c, &n->qmat.c);
+    TRY(make_joint(n, group));
+    n->qmat.c.joint = n->gemm.c.joint;
+    n->form_slot = g->values[w->root].slot;
+    n->form = (tn_form){.make = pack_blocks, .bytes = tn_qmat_packed_bytes(rows, k, dtype), .replaces = true};
+    n->form.word[FORM_DTYPE] = dtype;
+    n->form.word[FORM_ROWS] = rows;
+    n->form.word[FORM_COLUMNS] = k;
+    n->form.word[FORM_OFFSET] = (int64_t)tn_dtype_bytes(dtype, w->offset);
+    *workspace = tn_qmat_workspace(&n->qmat, tn_threads());
+    return TN_OK;
+}
+
 /* ---- argsort, index_add ---------------------------------------------------------------------------------------------------------- */
 
 static tn_status run_argsort(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
@@ -195,6 +241,7 @@ static const struct {
     tn_status (*make)(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace);
 } natives[] = {
     {"matmul_batched", make_matmul},
+    {"linear_quantized", make_linear_quantized},
     {"argsort_last", make_argsort},
     {"index_add_rows", make_index_add},
 };
@@ -207,10 +254,18 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
         if (!n) return TN_ERR_MEMORY;
         *out = n;
         n->dtype = (tn_dtype)v->node->dtype;
-        n->packed_slot = -1;
+        n->packed_slot = n->form_slot = -1;
         return natives[i].make(g, group, n, workspace);
     }
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: no native kernel; evaluate it on the cpu", v->row->name);
+}
+
+tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound) {
+    void *form = NULL;
+    if (n->form_slot < 0) return TN_OK;
+    TRY(tn_buffer_form(bound[n->form_slot], &n->form, &form));
+    n->qmat.packed = form;
+    return TN_OK;
 }
 
 tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {

@@ -604,6 +604,7 @@ static tn_status prepare_commits(const tn_plan *p, size_t first) {
 }
 
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory, const kir_dial *dials) {
+    for (size_t i = 0; i < p->native_count; i++) TRY(tn_native_prepare(p->natives[i], bound));
     bind(p, bound, outputs, memory, dials);
     tn_profile *profile = tn_profile_here();
     bool committing = false;

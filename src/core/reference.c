@@ -9,6 +9,7 @@
 
 #include "core/expand.h"
 #include "graph/known.h"
+#include "kern/kern.h"
 
 /* ---- from memory ------------------------------------------------------------------------------------------------------------- */
 
@@ -41,7 +42,23 @@ static double element(tn_dtype dtype, const void *from, int64_t i) {
     }
 }
 
+static void decoded(tn_dtype dtype, const void *from, int64_t count, double *to) {
+    enum { MOST = 256 };
+    float values[MOST];
+    int64_t block = tn_dtype_block(dtype);
+    const char *bytes = from;
+    for (int64_t i = 0; i < count; i += block, bytes += tn_dtype_size(dtype)) {
+        tn_decode_blocks(dtype, bytes, 1, values);
+        for (int64_t k = 0; k < block; k++)
+            to[i + k] = (double)values[k];
+    }
+}
+
 void tn_doubles_of(tn_dtype dtype, const void *from, int64_t count, double *to) {
+    if (tn_dtype_is_quantized(dtype)) {
+        decoded(dtype, from, count, to);
+        return;
+    }
     for (int64_t i = 0; i < count; i++)
         to[i] = element(dtype, from, i);
 }
@@ -52,10 +69,12 @@ static tn_status read_buffer(const tn_node *n, double *out) {
     const tn_node *root = tn_node_layout(n, &offset, stride);
     size_t bytes = tn_node_bytes(root);
     void *host = tn_mem_alloc(bytes);
-    if (!host) return TN_ERR_MEMORY;
-    tn_status s = bytes ? tn_buffer_read(root->buffer, 0, host, bytes) : TN_OK;
+    double *all = tn_mem_alloc((size_t)tn_node_numel(root) * sizeof *all);
+    tn_status s = host && all ? TN_OK : TN_ERR_MEMORY;
+    if (s == TN_OK && bytes) s = tn_buffer_read(root->buffer, 0, host, bytes);
+    if (s == TN_OK) tn_doubles_of((tn_dtype)n->dtype, host, tn_node_numel(root), all);
     for (int64_t i = 0, count = tn_node_numel(n); s == TN_OK && i < count; i++) {
-        out[i] = element((tn_dtype)n->dtype, host, offset);
+        out[i] = all[offset];
         for (int d = n->rank - 1; d >= 0; d--) {
             offset += stride[d];
             if (++at[d] < n->shape[d]) break;
@@ -63,6 +82,7 @@ static tn_status read_buffer(const tn_node *n, double *out) {
             at[d] = 0;
         }
     }
+    tn_mem_free(all);
     tn_mem_free(host);
     return s;
 }

@@ -21,7 +21,7 @@ tn_status tn_reference_of(tn_reference_values *v, tn_node *n, const double **out
 tn_status tn_reference_set(tn_reference_values *v, const tn_node *n, const double *values);
 void tn_reference_free(tn_reference_values *v);
 
-/* count elements of a dtype as doubles; for f16 and bf16 too. */
+/* count elements of a dtype as doubles; f16, bf16 and whole blocks too. */
 void tn_doubles_of(tn_dtype dtype, const void *from, int64_t count, double *to);
 
 #endif

@@ -254,6 +254,7 @@ void tn_buffer_release(tn_buffer *b) {
         atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1)
         return;
     tn_device *d = b->device;
+    tn_buffer_drop_forms(b);
     if (b->release) b->release(b->release_ctx);
     if (keep(d->pool, b)) return;
     if (b->size_class == CLASSES)

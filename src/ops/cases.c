@@ -5,6 +5,9 @@
  * sets what holds for the cases behind it. */
 #include "ops/cases.h"
 
+#include "kern/kern.h"
+#include "kir/kir_math.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -425,10 +428,62 @@ static double fit(const tn_case_input *in, double v) {
     return ldexp(rint(ldexp(m, 8)), e - 8);
 }
 
-void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
+static int64_t count_of(const tn_case_input *in) {
     int64_t count = 1;
     for (int d = 0; d < in->rank; d++)
         count *= in->shape[d];
+    return count;
+}
+
+/* Where the f16 factors of a block stand, and the greatest number that each is multiplied with. */
+static const struct {
+    int scale_at, minimum_at; /* bytes; -1: there is none */
+    double scale_span, minimum_span;
+} block_rows[TN_DTYPE_COUNT] = {
+    [TN_Q4_0] = {0, -1, 8, 0},       [TN_Q4_1] = {0, 2, 15, 1},      [TN_Q5_0] = {0, -1, 16, 0},
+    [TN_Q5_1] = {0, 2, 31, 1},       [TN_Q8_0] = {0, -1, 128, 0},    [TN_Q2_K] = {80, 82, 45, 15},
+    [TN_Q3_K] = {108, -1, 128, 0},   [TN_Q4_K] = {0, 2, 945, 63},    [TN_Q5_K] = {0, 2, 1953, 63},
+    [TN_Q6_K] = {208, -1, 4096, 0},
+};
+
+static void put_half(uint8_t *at, double v) {
+    uint16_t bits = kir_to_f16((float)v);
+    memcpy(at, &bits, sizeof bits);
+}
+
+void tn_case_blocks(const tn_case_input *in, uint64_t seed, void *out) {
+    size_t size = tn_dtype_size(in->dtype), bytes = tn_dtype_bytes(in->dtype, count_of(in));
+    uint8_t *at = out;
+    for (size_t i = 0; i < bytes; i++)
+        at[i] = (uint8_t)(uniform(seed, i) * 256);
+    for (size_t i = 0; i < bytes; i += size) {
+        double scale = uniform(seed + 1, i) + 0.25, minimum = uniform(seed + 2, i) - 0.5;
+        put_half(at + i + block_rows[in->dtype].scale_at, scale / block_rows[in->dtype].scale_span);
+        if (block_rows[in->dtype].minimum_at < 0) continue;
+        put_half(at + i + block_rows[in->dtype].minimum_at, minimum / block_rows[in->dtype].minimum_span);
+    }
+}
+
+static void block_values(const tn_case_input *in, uint64_t seed, double *out) {
+    enum { MOST = 256 };
+    int64_t block = tn_dtype_block(in->dtype), count = count_of(in);
+    uint8_t *blocks = tn_mem_alloc(tn_dtype_bytes(in->dtype, count));
+    float values[MOST];
+    if (blocks) tn_case_blocks(in, seed, blocks);
+    for (int64_t i = 0; i < count && blocks; i += block) {
+        tn_decode_blocks(in->dtype, blocks + (size_t)(i / block) * tn_dtype_size(in->dtype), 1, values);
+        for (int64_t k = 0; k < block; k++)
+            out[i + k] = (double)values[k];
+    }
+    tn_mem_free(blocks);
+}
+
+void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
+    int64_t count = count_of(in);
+    if (tn_dtype_is_quantized(in->dtype)) {
+        block_values(in, seed, out);
+        return;
+    }
     bool whole = !tn_dtype_is_float(in->dtype);
     for (int64_t i = 0; i < count; i++) {
         double u = uniform(seed, (uint64_t)i);

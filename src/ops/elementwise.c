@@ -216,10 +216,15 @@ const tn_op_impl tn_impl_bitwise_not = {.class_ = TN_ELEMENTWISE,
                                         .cases = "types=i32,i64,bool; [2,3]; [0,3]; []",
                                         .flops = 1};
 
-/* cast(x, dtype): x converted. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0. */
+/* cast(x, dtype): x converted. Float to integer truncates towards 0 and saturates, NaN gives 0; to bool: x ≠ 0. What is
+ * quantised in blocks is decoded; nothing is cast to such types. */
 static tn_status infer_cast(tn_infer *c) {
     int64_t dtype = c->attrs->i[TN_CAST_DTYPE];
-    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES) return tn_fail(TN_ERR_DTYPE, "cast: %lld is no dtype", (long long)dtype);
+    if (dtype >= TN_PLAIN_DTYPES && dtype < TN_DTYPE_COUNT)
+        return tn_fail(TN_ERR_DTYPE, "%s: to %s, which is quantised in blocks: such tensors come from files, not from computing",
+                       c->row->name, tn_dtype_name((tn_dtype)dtype));
+    if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
+        return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
     TRY(tn_infer_same(c));
     c->dtype = (tn_dtype)dtype;
     return TN_OK;
@@ -264,13 +269,15 @@ static void reference_cast(const tn_reference *r) {
 }
 const tn_op_impl tn_impl_cast = {
     .class_ = TN_ELEMENTWISE,
+    .quantized = 1,
     .infer = infer_cast,
     .grad = grad_cast,
     .lower = lower_cast,
     .reference = reference_cast,
     .cases = "types=f32,f64,i32,i64,bool; [2,3] dtype=f64; [0,3] dtype=f32; [] dtype=f32; [7] dtype=bool;"
              "types=f32,f64; [7]@-9..9~0.1 dtype=i32; [7]@-9..9~0.1 dtype=i64; [9]@-300..300~0.1 dtype=i8;"
-             "[5,3]@-9..9 dtype=f16 tol=1e-3 grad=off; [5,3]@-9..9 dtype=bf16 tol=8e-3 grad=off"};
+             "[5,3]@-9..9 dtype=f16 tol=1e-3 grad=off; [5,3]@-9..9 dtype=bf16 tol=8e-3 grad=off;"
+             "types=f32; [3,64]:q4_0 dtype=f64; [2,256]:q6_k dtype=i32; error=files [4] dtype=q8_0"};
 
 /* ---- two operands -------------------------------------------------------------------------------------------------------- */
 

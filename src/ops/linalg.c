@@ -306,9 +306,21 @@ const tn_op_impl tn_impl_outer = {.promote = true,
 
 /* ---- linear ------------------------------------------------------------------------------------------------------------ */
 
+/* A weight quantised in blocks is multiplied as it is; everything around it is f32. */
+static tn_status check_quantized(const tn_infer *c) {
+    for (int i = 0; i < c->n_in; i++) {
+        if (i == 1 || !c->in[i] || c->in[i]->dtype == TN_F32) continue;
+        return tn_fail(TN_ERR_DTYPE, "linear: the weight is %s, so %s must be f32, it is %s; cast it (tn_cast)",
+                       tn_dtype_name((tn_dtype)c->in[1]->dtype), i == 0 ? "x" : "the bias", tn_dtype_name((tn_dtype)c->in[i]->dtype));
+    }
+    return TN_OK;
+}
+
+static bool weight_is_quantized(const tn_node *w) { return tn_dtype_is_quantized((tn_dtype)w->dtype); }
+
 static tn_status infer_linear(tn_infer *c) {
     const tn_node *x = c->in[0], *w = c->in[1], *bias = c->in[2];
-    TRY(check_same_dtype(c));
+    TRY(weight_is_quantized(w) ? check_quantized(c) : check_same_dtype(c));
     TRY(check_rank(c, 1, 2, "the weight"));
     if (x->rank < 1 || x->shape[x->rank - 1] != w->shape[1])
         return shapes_do_not_fit(c, "the input's last dimension must equal the weight's second [out, in]");
@@ -325,7 +337,20 @@ static tn_status infer_linear(tn_infer *c) {
     return TN_OK;
 }
 
+static tn_node *compose_linear_quantized(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *rows = as_matrix(b, x, false);
+    if (rows && rows->rank > 2) rows = rows_of(b, rows);
+    int64_t offset, stride[TN_MAX_RANK];
+    if (!rows) return NULL;
+    tn_node_layout(rows, &offset, stride);
+    if (stride[1] != 1 && rows->shape[1] > 1) rows = tn_b_contiguous(b, rows);
+    tn_node *product = tn_b_linear_quantized(b, rows, n->in[1]);
+    if (x->rank != 2) product = tn_b_view(b, product, n->shape, n->rank);
+    return n->in[2] ? tn_b_add(b, product, n->in[2]) : product;
+}
+
 static tn_node *compose_linear(tn_build *b, const tn_node *n) {
+    if (weight_is_quantized(n->in[1])) return compose_linear_quantized(b, n);
     tn_node *x = n->in[0], *product = tn_b_matmul_batched(b, as_matrix(b, x, false), transposed(b, n->in[1]));
     if (x->rank == 1) product = tn_b_view(b, product, n->shape, n->rank);
     return n->in[2] ? tn_b_add(b, product, n->in[2]) : product;
@@ -336,7 +361,8 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     tn_node *dy2 = as_matrix(b, dy, false), *x2 = as_matrix(b, x, false);
     if (!dy2 || !x2) return b->status;
     if (x->flags & TN_NODE_GRAD) {
-        tn_node *dx = tn_b_matmul_batched(b, dy2, w);
+        tn_node *decoded = weight_is_quantized(w) ? tn_b_cast(b, w, TN_F32) : w;
+        tn_node *dx = tn_b_matmul_batched(b, dy2, decoded);
         grads[0] = x->rank == 1 ? tn_b_view(b, dx, x->shape, x->rank) : dx;
     }
     if (w->flags & TN_NODE_GRAD) {
@@ -350,13 +376,18 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     return b->status;
 }
 
-/* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. */
+/* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. A weight that is quantised
+ * in blocks is multiplied as it is, with x rounded to eight bits a block of 32 elements: x and bias are f32, so is the
+ * result, and its gradient goes to x and bias alone. */
 const tn_op_impl tn_impl_linear = {
+    .quantized = 2,
     .infer = infer_linear,
     .compose = compose_linear,
     .grad = grad_linear,
     .cases = "tol=4e-6 atol=4e-6; [3,4] [5,4] [5]; [2,3,4] [2,4] -; [4] [3,4] [3]; [0,4] [3,4] [3]; "
-             "error=weight [3,4] [4,3] -; error=bias [3,4] [2,4] [3]; error=dtypes [3,4]:f32 [2,4]:f64 -"};
+             "error=weight [3,4] [4,3] -; error=bias [3,4] [2,4] [3]; error=dtypes [3,4]:f32 [2,4]:f64 -; "
+             "error= types=f32 atol=2e-5; [3,64] [5,64]:q4_1 [5]; [2,2,32] [3,32]:q8_0 -; [256] [2,256]:q6_k [2]; "
+             "error=f32 [2,32]:f64 [3,32]:q4_0 -; error=bias [2,32] [3,32]:q4_0 [3]:f64"};
 
 /* ---- products with factors --------------------------------------------------------------------------------------------- */
 

@@ -24,7 +24,7 @@ static tn_status infer_embedding(tn_infer *c) {
     if (index->rank + 1 > TN_MAX_RANK)
         return tn_fail(TN_ERR_SHAPE, "embedding: an index of rank %d gives more than %d dimensions", index->rank,
                        TN_MAX_RANK);
-    c->dtype = (tn_dtype)weight->dtype;
+    c->dtype = tn_dtype_is_quantized((tn_dtype)weight->dtype) ? TN_F32 : (tn_dtype)weight->dtype;
     c->rank = index->rank + 1;
     for (int d = 0; d < index->rank; d++)
         copy_dim(c, d, index, d);
@@ -33,16 +33,22 @@ static tn_status infer_embedding(tn_infer *c) {
 }
 
 static tn_node *compose_embedding(tn_build *b, const tn_node *n) {
-    tn_node *flat = tn_b_reshape(b, n->in[0], (int64_t[]){tn_node_numel(n->in[0])}, 1);
-    return tn_b_view(b, tn_b_index_select(b, n->in[1], 0, flat), n->shape, n->rank);
+    tn_node *weight = n->in[1], *index = n->in[0];
+    tn_node *flat = index->rank == 1 ? index : tn_b_reshape(b, index, (int64_t[]){tn_node_numel(index)}, 1);
+    if (tn_dtype_is_quantized((tn_dtype)weight->dtype)) weight = tn_b_cast(b, weight, TN_F32);
+    tn_node *rows = tn_b_index_select(b, weight, 0, flat);
+    return index->rank == 1 ? rows : tn_b_view(b, rows, n->shape, n->rank);
 }
 
-/* embedding(index, weight): the rows of weight [rows, features] with these numbers: index's shape, then features. */
+/* embedding(index, weight): the rows of weight [rows, features] with these numbers: index's shape, then features. Of a weight
+ * that is quantised in blocks these rows are decoded, to f32. */
 const tn_op_impl tn_impl_embedding = {
+    .quantized = 2,
     .infer = infer_embedding,
     .compose = compose_embedding,
     .cases = "types=f32,f64; [2,3]:i64@0..4 [5,4]; []:i64@0..4 [5,2]; [9]:i32@0..4 [5,3]; [0]:i64@0..0 [5,3]; "
-             "error=rows [2]:i64@0..1 [4]; error=integer [2]:f32 [4,2]"};
+             "error=rows [2]:i64@0..1 [4]; error=integer [2]:f32 [4,2]; error= types=f32; [3]:i64@0..4 [5,64]:q4_1; "
+             "[2,1]:i64@-1..5 [5,256]:q4_k"};
 
 /* ---- rope --------------------------------------------------------------------------------------------------------------------- */
 

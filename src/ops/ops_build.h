@@ -128,6 +128,7 @@ enum { TN_AVG_POOL2D_KERNEL_SIZE = 0, TN_AVG_POOL2D_STRIDE = 2, TN_AVG_POOL2D_PA
 enum { TN_ADAPTIVE_AVG_POOL2D_OUTPUT_SIZE = 0 };
 enum { TN_ROPE_INTERLEAVED = 0 };
 enum { TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL = 0, TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE = 0 };
+enum { TN_DEQUANTIZE_DTYPE = 0 };
 enum { TN_RANDOM_BITS_SKIP = 0, TN_RANDOM_BITS_SHAPE = 1 };
 enum { TN_RANDOM_UNIFORM_SKIP = 0, TN_RANDOM_UNIFORM_SHAPE = 1 };
 enum { TN_RANDOM_NORMAL_SHAPE = 0 };
@@ -378,6 +379,8 @@ tn_node *tn_b_embedding(tn_build *b, tn_node *index, tn_node *weight);
 tn_node *tn_b_rope(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, const tn_rope_options *o);
 tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask,
                                            const tn_scaled_dot_product_attention_options *o);
+tn_node *tn_b_dequantize(tn_build *b, tn_node *x, tn_dtype dtype);
+tn_node *tn_b_linear_quantized(tn_build *b, tn_node *x, tn_node *weight);
 tn_node *tn_b_random_bits(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank);
 tn_node *tn_b_random_uniform(tn_build *b, tn_node *key, tn_node *counter, int64_t skip, const int64_t *shape, int rank);
 tn_node *tn_b_random_normal(tn_build *b, tn_node *key, tn_node *counter, const int64_t *shape, int rank);

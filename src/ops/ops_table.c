@@ -142,10 +142,10 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var,
     tn_impl_conv1d, tn_impl_conv2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
     tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope,
-    tn_impl_scaled_dot_product_attention, tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal,
-    tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss,
-    tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
-    tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_random_bits,
+    tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by,
+    tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
+    tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "Tensor neg(Tensor x)", "Neg", &tn_impl_neg},
@@ -524,6 +524,12 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_SCALED_DOT_PRODUCT_ATTENTION] = {"scaled_dot_product_attention", TN_COMPOSED,
         "Tensor scaled_dot_product_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, *, bool is_causal=false, float scale=0.0)",
         "Attention", &tn_impl_scaled_dot_product_attention},
+    [TN_OP_DEQUANTIZE] = {"dequantize", TN_COMPOSED,
+        "Tensor dequantize(Tensor x, dtype dtype)",
+        "", &tn_impl_dequantize},
+    [TN_OP_LINEAR_QUANTIZED] = {"linear_quantized", TN_KERNEL,
+        "Tensor linear_quantized(Tensor x, Tensor weight)",
+        "", &tn_impl_linear_quantized},
     [TN_OP_RANDOM_BITS] = {"random_bits", TN_KERNEL,
         "Tensor random_bits(Tensor key, Tensor counter, int skip, int[] shape)",
         "", &tn_impl_random_bits},
@@ -4111,6 +4117,30 @@ tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, 
     tn_status s = pack_scaled_dot_product_attention(&a, o);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_SCALED_DOT_PRODUCT_ATTENTION, (tn_node *const[]){q, k, v, mask}, 4, &a, 8);
+}
+
+static tn_status pack_dequantize(tn_attrs *a, tn_dtype dtype) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dtype);
+    return TN_OK;
+}
+
+tn_tensor *(tn_dequantize)(const tn_tensor *x, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_dequantize(&a, dtype);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_DEQUANTIZE, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_dequantize(tn_build *b, tn_node *x, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_dequantize(&a, dtype);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_DEQUANTIZE, (tn_node *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_linear_quantized(tn_build *b, tn_node *x, tn_node *weight) {
+    return build(b, TN_OP_LINEAR_QUANTIZED, (tn_node *const[]){x, weight}, 2, NULL, 0);
 }
 
 static tn_status pack_random_bits(tn_attrs *a, int64_t skip, const int64_t *shape, int rank) {

@@ -1,0 +1,80 @@
+/* forms.c — what is made of a buffer's content once and used many times: see tn_form.
+ *
+ * The list of a buffer only grows, and an entry says which version of the content it was made of: so a kernel that finds what
+ * it needs takes no lock. One lock for all guards the making, which happens once a weight. */
+#include <pthread.h>
+#include <string.h>
+
+#include "hal/hal.h"
+
+typedef struct tn_form_entry {
+    tn_form form;
+    tn_buffer *result;
+    _Atomic uint64_t version; /* of the content it was made of */
+    struct tn_form_entry *next;
+} form_entry;
+
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+
+static bool same_form(const tn_form *a, const tn_form *b) {
+    return a->make == b->make && a->bytes == b->bytes && memcmp(a->word, b->word, sizeof a->word) == 0;
+}
+
+static form_entry *find(const tn_buffer *b, const tn_form *form) {
+    form_entry *e = atomic_load_explicit(&b->forms, memory_order_acquire);
+    while (e && !same_form(&e->form, form))
+        e = e->next;
+    return e;
+}
+
+static bool is_current(const form_entry *e, const tn_buffer *b) {
+    return e && atomic_load_explicit(&e->version, memory_order_acquire) == b->version;
+}
+
+static void make_entry(form_entry *e, const tn_buffer *b) {
+    e->form.make(&e->form, b->address, e->result->address);
+    atomic_store_explicit(&e->version, b->version, memory_order_release);
+    if (e->form.replaces) tn_map_return_pages(b->address, b->bytes);
+}
+
+static tn_status add_entry(tn_buffer *b, const tn_form *form, form_entry **out) {
+    form_entry *e = tn_mem_zalloc(1, sizeof *e);
+    if (!e) return TN_ERR_MEMORY;
+    tn_status s = tn_buffer_new(b->device, form->bytes, &e->result);
+    if (s != TN_OK) {
+        tn_mem_free(e);
+        return s;
+    }
+    e->form = *form;
+    make_entry(e, b);
+    e->next = atomic_load_explicit(&b->forms, memory_order_relaxed);
+    atomic_store_explicit(&b->forms, e, memory_order_release);
+    *out = e;
+    return TN_OK;
+}
+
+tn_status tn_buffer_form(tn_buffer *b, const tn_form *form, void **out) {
+    form_entry *e = find(b, form);
+    tn_status s = TN_OK;
+    if (!is_current(e, b)) {
+        pthread_mutex_lock(&making);
+        e = find(b, form);
+        if (!e)
+            s = add_entry(b, form, &e);
+        else if (!is_current(e, b))
+            make_entry(e, b);
+        pthread_mutex_unlock(&making);
+    }
+    *out = e ? e->result->address : NULL;
+    return s;
+}
+
+void tn_buffer_drop_forms(tn_buffer *b) {
+    form_entry *e = atomic_exchange_explicit(&b->forms, NULL, memory_order_acquire);
+    while (e) {
+        form_entry *next = e->next;
+        tn_buffer_release(e->result);
+        tn_mem_free(e);
+        e = next;
+    }
+}

@@ -1,0 +1,123 @@
+/* quantized.c — weights quantised in blocks: decoded, and multiplied as they are.
+ *
+ * An op that reads such a weight element by element needs nothing of its own: lowering decodes an element where it is asked
+ * for (core/blocks.c), so a gather decodes the rows that it takes and no others. The product has a kernel (kern.h), which
+ * rounds the other operand to eight bits a block as well; where there is none, it is the product with the decoded weight. */
+#include <math.h>
+
+#include "ops/common.h"
+
+/* ---- dequantize ------------------------------------------------------------------------------------------------------------ */
+
+static tn_status infer_dequantize(tn_infer *c) {
+    tn_dtype from = (tn_dtype)c->in[0]->dtype, to = (tn_dtype)c->attrs->i[TN_DEQUANTIZE_DTYPE];
+    if (!tn_dtype_is_quantized(from))
+        return tn_fail(TN_ERR_DTYPE, "dequantize: x is %s, which is not quantised in blocks; convert it with tn_cast", tn_dtype_name(from));
+    if (!tn_dtype_is_float(to))
+        return tn_fail(TN_ERR_DTYPE, "dequantize: to %s; it must be a floating type", tn_dtype_name(to));
+    TRY(tn_infer_same(c));
+    c->dtype = to;
+    return TN_OK;
+}
+
+static tn_node *compose_dequantize(tn_build *b, const tn_node *n) { return tn_b_cast(b, n->in[0], (tn_dtype)n->dtype); }
+
+/* dequantize(x, dtype): the values of a tensor that is quantised in blocks, as f32, f16, bf16 or f64. */
+const tn_op_impl tn_impl_dequantize = {
+    .quantized = 1,
+    .infer = infer_dequantize,
+    .compose = compose_dequantize,
+    .cases = "types=f32; [3,32]:q4_0 dtype=f32; [2,2,64]:q4_1 dtype=f32; [3,96]:q5_0 dtype=f32; [1,64]:q5_1 dtype=f64; "
+             "[5,32]:q8_0 dtype=f32; [2,512]:q2_k dtype=f32; [3,256]:q3_k dtype=f32; [2,256]:q4_k dtype=f32; "
+             "[256]:q5_k dtype=f32; [3,512]:q6_k dtype=f32; [2,64]:q8_0 dtype=f16 tol=1e-3; [0,32]:q4_0 dtype=f32 tol=0; "
+             "error=floating [32]:q4_0 dtype=i32; error=tn_cast [32] dtype=f32"};
+
+/* ---- linear_quantized -------------------------------------------------------------------------------------------------------- */
+
+enum { Q8_BLOCK = 32 };
+
+static tn_status infer_linear_quantized(tn_infer *c) {
+    const tn_node *x = c->in[0], *w = c->in[1];
+    int64_t offset, stride[TN_MAX_RANK];
+    char a[96], b[96];
+    if (x->dtype != TN_F32 || !tn_dtype_is_quantized((tn_dtype)w->dtype))
+        return tn_fail(TN_ERR_DTYPE, "%s: x must be f32 and the weight quantised, they are %s and %s", c->row->name,
+                       tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
+    if (x->rank != 2 || w->rank != 2 || x->shape[1] != w->shape[1])
+        return tn_fail(TN_ERR_SHAPE, "%s: x %s and weight %s do not fit: they must be [m, in] and [out, in]", c->row->name,
+                       tn_shape_text(x, a, sizeof a), tn_shape_text(w, b, sizeof b));
+    tn_node_layout(x, &offset, stride);
+    if (stride[1] != 1 && x->shape[1] > 1)
+        return tn_fail(TN_ERR_SHAPE, "%s: the rows of x must be contiguous", c->row->name);
+    tn_node_layout(w, &offset, stride);
+    if (w->shape[0] > 1 && stride[0] != w->shape[1])
+        return tn_fail(TN_ERR_SHAPE, "linear: the rows of the %s weight %s do not lie one behind the other: take rows without a step",
+                       tn_dtype_name((tn_dtype)w->dtype), tn_shape_text(w, b, sizeof b));
+    c->dtype = TN_F32;
+    c->rank = 2;
+    c->shape[0] = x->shape[0];
+    c->symbol[0] = x->symbol[0];
+    c->shape[1] = w->shape[0];
+    c->symbol[1] = w->symbol[0];
+    return TN_OK;
+}
+
+static int loops_linear_quantized(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
+    extent[0] = n->in[0]->shape[1];
+    return 1;
+}
+
+/* For devices without the kernel: x is not rounded. */
+static kir_val lower_linear_quantized(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_aff xi[2] = {at[0], at[2]}, wi[2] = {at[1], at[2]};
+    return kir_reduce_value(lw->kb, KIR_CHAIN, tn_lower_at(lw, n->in[0], xi), tn_lower_at(lw, n->in[1], wi));
+}
+
+/* One block of x as the kernel sees it: whole numbers of at most 127 times a step. Rounded as there, in f32. */
+static void rounded_block(const double *x, double *out) {
+    float most = 0;
+    bool finite = true;
+    for (int k = 0; k < Q8_BLOCK; k++) {
+        finite = finite && isfinite(x[k]);
+        most = fmaxf(most, fabsf((float)x[k]));
+    }
+    float step = finite ? most / 127.0f : NAN, inverse = 127.0f / most;
+    bool none = !finite || most < 0x1p-100f;
+    for (int k = 0; k < Q8_BLOCK; k++) {
+        double q = none ? 0 : (double)rintf((float)x[k] * inverse);
+        out[k] = none && finite ? 0 : q * (double)step;
+    }
+}
+
+static void reference_linear_quantized(const tn_reference *r) {
+    int64_t m = r->node->shape[0], n = r->node->shape[1], k = r->node->in[0]->shape[1];
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0, x[Q8_BLOCK];
+            for (int64_t from = 0; from < k; from += Q8_BLOCK) {
+                rounded_block(r->in[0] + i * k + from, x);
+                for (int64_t l = 0; l < Q8_BLOCK; l++)
+                    sum += x[l] * r->in[1][j * k + from + l];
+            }
+            r->out[i * n + j] = sum;
+        }
+}
+
+/* linear_quantized(x, weight): x·weightᵀ for x [m, in] in f32 and a weight [out, in] that is quantised in blocks; x is
+ * rounded to eight bits a block of 32 (kern.h has the definition).
+ *
+ * Cases: |x| ≤ 2 and |w| ≤ 2, so partial sums stay below 4·in; each of in/32 blocks rounds a few times by 2⁻²⁴ of them, in
+ * either direction: their root adds up to less than 2e-5 for in ≤ 512. */
+const tn_op_impl tn_impl_linear_quantized = {
+    .class_ = TN_MATMUL,
+    .quantized = 2,
+    .reduce = KIR_CHAIN,
+    .infer = infer_linear_quantized,
+        .lower = lower_linear_quantized,
+    .loops = loops_linear_quantized,
+    .reference = reference_linear_quantized,
+    .flops = 2,
+    .cases = "types=f32 tol=4e-6 atol=2e-5; [3,64] [5,64]:q4_0; [1,96] [17,96]:q4_1; [2,32] [16,32]:q5_0; [9,64] [33,64]:q5_1; "
+             "[1,64] [4,64]:q8_0; [2,512] [3,512]:q2_k; [1,256] [5,256]:q3_k; [3,512] [20,512]:q4_k; [1,256] [2,256]:q5_k; "
+             "[7,256] [18,256]:q6_k; [0,32] [3,32]:q8_0; [2,32] [0,32]:q8_0; error=fit [2,64] [3,32]:q4_0; "
+             "error=f32 [2,32]:f64 [3,32]:q4_0"};
