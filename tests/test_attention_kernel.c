@@ -103,7 +103,7 @@ static tn_cache cache_of(const sequence *s, bool keys) {
 
 static void append(const sequence *s, int64_t position, int64_t n) {
     int64_t width = s->kv_heads * s->head_dim;
-    tn_cache_append_args a = {.n = n,
+    tn_cache_write_args a = {.n = n,
                               .kv_heads = s->kv_heads,
                               .head_dim = s->head_dim,
                               .position = position,
@@ -111,10 +111,10 @@ static void append(const sequence *s, int64_t position, int64_t n) {
                               .x_head_stride = s->head_dim};
     a.cache = cache_of(s, true);
     a.x = s->k + position * width;
-    tn_cache_append(&a);
+    tn_cache_write(&a);
     a.cache = cache_of(s, false);
     a.x = s->v + position * width;
-    tn_cache_append(&a);
+    tn_cache_write(&a);
 }
 
 /* Tokens [position, position + n) as queries; out [n, heads, head_dim]. */
@@ -462,12 +462,12 @@ static void pages_that_do_not_exist_are_neither_read_nor_written(void **unused) 
     assert_non_null(out);
     static const int64_t positions[] = {INT64_MIN, -1, INT64_MAX, INT64_MAX - 3};
     for (size_t i = 0; i < TN_COUNT(positions); i++) {
-        tn_cache_append_args a = {.cache = cache_of(&s, true), .n = 3, .kv_heads = 2, .head_dim = 16};
+        tn_cache_write_args a = {.cache = cache_of(&s, true), .n = 3, .kv_heads = 2, .head_dim = 16};
         a.position = positions[i];
         a.x = s.k;
         a.x_token_stride = row;
         a.x_head_stride = 16;
-        tn_cache_append(&a); /* the sanitizer sees a write */
+        tn_cache_write(&a); /* the sanitizer sees a write */
     }
     tn_mem_free(out);
     s.pages = NULL;
@@ -511,7 +511,7 @@ static void nothing_to_do_is_fine(void **unused) {
     tn_attention_args a = {.n = 0, .heads = 3, .kv_heads = 3, .head_dim = 64};
     assert_true(tn_attention_workspace(&a, 2) > 0);
     tn_attention(&a);
-    tn_cache_append(&(tn_cache_append_args){.n = 0, .kv_heads = 1, .head_dim = 8});
+    tn_cache_write(&(tn_cache_write_args){.n = 0, .kv_heads = 1, .head_dim = 8});
 }
 
 int main(void) {

@@ -883,6 +883,31 @@ TN_API tn_tensor *tn_scaled_dot_product_attention(const tn_tensor *q, const tn_t
 /* The values of a tensor that is quantised in blocks, as f32, f16, bf16 or f64. */
 TN_API tn_tensor *tn_dequantize(const tn_tensor *x, tn_dtype dtype);
 
+/* ---- cache ------------------------------------------------------------------------------------------------------- */
+
+/* The cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens x [n, kv_heads, head_dim] (f32,
+ * rounded) at logical places position, position + 1, …: place t is row t % 64 of page pages[t / 64]. position: one
+ * i64 (tn_dial_int), pages: a list of i64. What has no page is not written. In place on a state (tn_cache_append_),
+ * only these rows are touched; what reads the cache's old value should be recorded before. */
+TN_API tn_tensor *tn_cache_append(const tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,
+                                  const tn_tensor *pages);
+TN_API tn_tensor *tn_cache_append_(tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,
+                                   const tn_tensor *pages);
+
+/* Causal attention of n new tokens, q [n, heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow
+ * `position` tokens in the caches [pages, kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold
+ * the new ones only afterwards. k and v count as the caches would hold them, so a result does not depend on how a
+ * text was cut. heads is a multiple of kv_heads; scale 0 means 1/sqrt(head_dim); window: the greatest number of keys
+ * a query sees, itself included, 0 for all. Result [n, heads, head_dim]; no gradient. */
+typedef struct tn_cached_attention_options {
+    size_t struct_size;
+    double scale;   /* default 0.0 */
+    int64_t window; /* default 0 */
+} tn_cached_attention_options;
+TN_API tn_tensor *tn_cached_attention(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v,
+                                      const tn_tensor *k_cache, const tn_tensor *v_cache, const tn_tensor *position,
+                                      const tn_tensor *pages, const tn_cached_attention_options *o);
+
 /* ---- random ------------------------------------------------------------------------------------------------------ */
 
 /* f32, uniform in [0, 1). */
@@ -1028,6 +1053,9 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_bitwise_xor_(...) (tn_at(__FILE__, __LINE__), tn_bitwise_xor_(__VA_ARGS__))
 #define tn_bmm(...) (tn_at(__FILE__, __LINE__), tn_bmm(__VA_ARGS__))
 #define tn_broadcast_to(...) (tn_at(__FILE__, __LINE__), tn_broadcast_to(__VA_ARGS__))
+#define tn_cache_append(...) (tn_at(__FILE__, __LINE__), tn_cache_append(__VA_ARGS__))
+#define tn_cache_append_(...) (tn_at(__FILE__, __LINE__), tn_cache_append_(__VA_ARGS__))
+#define tn_cached_attention(...) (tn_at(__FILE__, __LINE__), tn_cached_attention(__VA_ARGS__))
 #define tn_cast(...) (tn_at(__FILE__, __LINE__), tn_cast(__VA_ARGS__))
 #define tn_cat(...) (tn_at(__FILE__, __LINE__), tn_cat(__VA_ARGS__))
 #define tn_ceil(...) (tn_at(__FILE__, __LINE__), tn_ceil(__VA_ARGS__))

@@ -238,8 +238,10 @@ const char *tn_command_kind_name(const tn_command *c);
 
 /* The values whose memory a native group reads and writes, in the order of its pointers: operands, then the workspace,
  * then the buffers of its joint. A negative entry: -1 none, TN_WORKSPACE. */
-enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 5 };
+enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 9 };
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
+/* Does this group write over its first operand, touching only what it owns, while it reads nothing else of that memory? */
+bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot);
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace);
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound); /* before the first launch: takes what memory it needs */
 tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);

@@ -12,7 +12,7 @@ static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed weig
 struct tn_native {
     tn_status (*run)(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);
     tn_dtype dtype;
-    int64_t offset[3]; /* of the operands in their memory, bytes */
+    int64_t offset[TN_NATIVE_POINTERS]; /* of the operands in their memory, bytes */
     tn_gemm_args gemm;
     kir_vm *vm; /* the product's joint */
     int64_t *sizes;
@@ -25,6 +25,8 @@ struct tn_native {
     tn_qmat_args qmat;
     tn_argsort_args argsort;
     tn_scatter_args scatter;
+    tn_cache_write_args append;
+    tn_attention_args attention;
     size_t self_bytes;
 };
 
@@ -234,17 +236,103 @@ static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, t
     return TN_OK;
 }
 
+/* ---- keys and values in pages ------------------------------------------------------------------------------------------------------ */
+
+static size_t byte_offset(const tn_value *v) { return (size_t)v->offset * tn_dtype_size((tn_dtype)v->node->dtype); }
+
+/* Operand `i` of a native group: the pointers hold the result first. */
+static void *operand(const tn_native *n, void *const *pointers, int i) { return (char *)pointers[1 + i] + n->offset[i]; }
+
+static tn_cache cache_of(const tn_value *cache, const tn_value *pages) {
+    return (tn_cache){.dtype = (tn_dtype)cache->node->dtype, .n_pages = cache->node->shape[0], .page_stride = cache->stride[0],
+                      .page_count = tn_value_numel(pages)};
+}
+
+static tn_status run_cache_append(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+    (void)dials;
+    (void)bound;
+    const void *self = operand(n, pointers, 0);
+    if (pointers[0] != self) memcpy(pointers[0], self, n->self_bytes);
+    n->append.cache.data = pointers[0];
+    n->append.x = operand(n, pointers, 1);
+    n->append.position = *(const int64_t *)operand(n, pointers, 2);
+    n->append.cache.pages = operand(n, pointers, 3);
+    tn_cache_write(&n->append);
+    return TN_OK;
+}
+
+/* cache_append_rows(cache, x, position, pages) */
+static tn_status make_cache_append(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *v = &g->values[group->lead], *cache = &g->values[v->in[0]], *x = &g->values[v->in[1]];
+    const tn_value *pages = &g->values[v->in[3]];
+    n->run = run_cache_append;
+    for (int i = 0; i < v->n_in; i++) n->offset[i] = (int64_t)byte_offset(&g->values[v->in[i]]);
+    n->self_bytes = tn_node_bytes(cache->node);
+    n->append = (tn_cache_write_args){.cache = cache_of(cache, pages), .n = x->node->shape[0], .kv_heads = x->node->shape[1],
+                                       .head_dim = x->node->shape[2], .x_token_stride = x->stride[0], .x_head_stride = x->stride[1]};
+    *workspace = 0;
+    return TN_OK;
+}
+
+static tn_status run_cached_attention(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+    (void)dials;
+    (void)bound;
+    tn_attention_args *a = &n->attention;
+    a->out = pointers[0];
+    a->q = operand(n, pointers, 0);
+    a->k = operand(n, pointers, 1);
+    a->v = operand(n, pointers, 2);
+    a->k_cache.data = operand(n, pointers, 3);
+    a->v_cache.data = operand(n, pointers, 4);
+    a->position = *(const int64_t *)operand(n, pointers, 5);
+    a->k_cache.pages = a->v_cache.pages = operand(n, pointers, 6);
+    a->workspace = pointers[8];
+    tn_attention(a);
+    return TN_OK;
+}
+
+/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages; scale; window) */
+static tn_status make_cached_attention(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *out = &g->values[group->lead], *in[7];
+    for (int i = 0; i < 7; i++) {
+        in[i] = &g->values[out->in[i]];
+        n->offset[i] = (int64_t)byte_offset(in[i]);
+    }
+    n->run = run_cached_attention;
+    n->attention = (tn_attention_args){
+        .n = out->node->shape[0], .heads = out->node->shape[1], .kv_heads = in[3]->node->shape[1], .head_dim = out->node->shape[2],
+        .window = out->node->i[0], .scale = (float)out->node->f[0],
+        .q_token_stride = in[0]->stride[0], .q_head_stride = in[0]->stride[1], .k_token_stride = in[1]->stride[0],
+        .k_head_stride = in[1]->stride[1], .v_token_stride = in[2]->stride[0], .v_head_stride = in[2]->stride[1],
+        .out_token_stride = out->stride[0], .out_head_stride = out->stride[1],
+        .k_cache = cache_of(in[3], in[6]), .v_cache = cache_of(in[4], in[6])};
+    *workspace = tn_attention_workspace(&n->attention, tn_threads());
+    return TN_OK;
+}
+
 /* ---- the table ---------------------------------------------------------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
     tn_status (*make)(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace);
+    bool updates; /* its result is its first operand with some elements changed, each by itself */
 } natives[] = {
-    {"matmul_batched", make_matmul},
-    {"linear_quantized", make_linear_quantized},
-    {"argsort_last", make_argsort},
-    {"index_add_rows", make_index_add},
+    {"matmul_batched", make_matmul, false},
+    {"linear_quantized", make_linear_quantized, false},
+    {"argsort_last", make_argsort, false},
+    {"index_add_rows", make_index_add, true},
+    {"cache_append_rows", make_cache_append, true},
+    {"cached_attention_rows", make_cached_attention, false},
 };
+
+bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot) {
+    const tn_value *v = &g->values[group->lead];
+    bool updates = false;
+    for (size_t i = 0; i < TN_COUNT(natives); i++) updates = updates || (natives[i].updates && strcmp(natives[i].name, v->row->name) == 0);
+    for (int k = 1; k < v->n_in; k++)
+        if (v->in[k] >= 0 && g->values[g->values[v->in[k]].root].slot == slot) return false;
+    return updates && g->values[v->in[0]].offset == 0;
+}
 
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {
     const tn_value *v = &g->values[group->lead];

@@ -130,8 +130,9 @@ static tn_status find_reads(tn_graph_plan *g, tn_group *group) {
     return TN_OK;
 }
 
-/* May `group` write over this memory while it reads it? Only element by element, at the same place. */
+/* May `group` write over this memory while it reads it? Only element by element, at the same place, or if it is made for it. */
 static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int slot, size_t element) {
+    if (group->kind == TN_GROUP_NATIVE) return tn_native_updates(g, group, slot);
     if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return false;
     const tn_value *lead = &g->values[group->lead];
     for (int k = 0; k < lead->n_in && group->kind == TN_GROUP_MATMUL; k++)

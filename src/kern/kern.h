@@ -137,13 +137,13 @@ typedef struct tn_cache {
 
 /* Rounds x (f32, nearest even) to the cache's dtype and writes token i to logical place position + i. What has no page
  * is not written; nothing else can go wrong. */
-typedef struct tn_cache_append_args {
+typedef struct tn_cache_write_args {
     tn_cache cache;
     int64_t n, kv_heads, head_dim, position;
     const float *x; /* [n, kv_heads, head_dim], the last axis contiguous */
     int64_t x_token_stride, x_head_stride; /* elements */
-} tn_cache_append_args;
-void tn_cache_append(const tn_cache_append_args *args);
+} tn_cache_write_args;
+void tn_cache_write(const tn_cache_write_args *args);
 
 /* Causal attention of n new tokens, which follow `position` tokens of the cache. Query i sees the logical keys
  * (position + i - window, position + i], all up to position + i if window is 0: keys below `position` come from the

@@ -142,7 +142,8 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var,
     tn_impl_conv1d, tn_impl_conv2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
     tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope,
-    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_random_bits,
+    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_cache_append,
+    tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits,
     tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by,
     tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
     tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
@@ -530,6 +531,18 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_LINEAR_QUANTIZED] = {"linear_quantized", TN_KERNEL,
         "Tensor linear_quantized(Tensor x, Tensor weight)",
         "", &tn_impl_linear_quantized},
+    [TN_OP_CACHE_APPEND] = {"cache_append", TN_COMPOSED,
+        "Tensor cache_append(Tensor cache, Tensor x, Tensor position, Tensor pages)",
+        "", &tn_impl_cache_append},
+    [TN_OP_CACHE_APPEND_ROWS] = {"cache_append_rows", TN_KERNEL,
+        "Tensor cache_append_rows(Tensor cache, Tensor x, Tensor position, Tensor pages)",
+        "", &tn_impl_cache_append_rows},
+    [TN_OP_CACHED_ATTENTION] = {"cached_attention", TN_COMPOSED,
+        "Tensor cached_attention(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, *, float scale=0.0, int window=0)",
+        "", &tn_impl_cached_attention},
+    [TN_OP_CACHED_ATTENTION_ROWS] = {"cached_attention_rows", TN_KERNEL,
+        "Tensor cached_attention_rows(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, Tensor position, Tensor pages, float scale, int window)",
+        "", &tn_impl_cached_attention_rows},
     [TN_OP_RANDOM_BITS] = {"random_bits", TN_KERNEL,
         "Tensor random_bits(Tensor key, Tensor counter, int skip, int[] shape)",
         "", &tn_impl_random_bits},
@@ -4141,6 +4154,65 @@ tn_node *tn_b_dequantize(tn_build *b, tn_node *x, tn_dtype dtype) {
 
 tn_node *tn_b_linear_quantized(tn_build *b, tn_node *x, tn_node *weight) {
     return build(b, TN_OP_LINEAR_QUANTIZED, (tn_node *const[]){x, weight}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_cache_append)(const tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,
+                             const tn_tensor *pages) {
+    return record(TN_OP_CACHE_APPEND, (const tn_tensor *const[]){cache, x, position, pages}, 4, NULL, 0);
+}
+
+tn_tensor *(tn_cache_append_)(tn_tensor *cache, const tn_tensor *x, const tn_tensor *position, const tn_tensor *pages) {
+    return record_inplace(cache, TN_OP_CACHE_APPEND, (const tn_tensor *const[]){cache, x, position, pages}, 4, NULL, 0);
+}
+
+tn_node *tn_b_cache_append(tn_build *b, tn_node *cache, tn_node *x, tn_node *position, tn_node *pages) {
+    return build(b, TN_OP_CACHE_APPEND, (tn_node *const[]){cache, x, position, pages}, 4, NULL, 0);
+}
+
+tn_node *tn_b_cache_append_rows(tn_build *b, tn_node *cache, tn_node *x, tn_node *position, tn_node *pages) {
+    return build(b, TN_OP_CACHE_APPEND_ROWS, (tn_node *const[]){cache, x, position, pages}, 4, NULL, 0);
+}
+
+static tn_status pack_cached_attention(tn_attrs *a, const tn_cached_attention_options *o) {
+    tn_cached_attention_options own = {0};
+    copy_options(&own, sizeof own, o);
+    a->n_i = a->n_f = 0;
+    put_float(a, own.scale);
+    put_int(a, own.window);
+    return TN_OK;
+}
+
+tn_tensor *(tn_cached_attention)(const tn_tensor *q, const tn_tensor *k, const tn_tensor *v, const tn_tensor *k_cache,
+                                 const tn_tensor *v_cache, const tn_tensor *position, const tn_tensor *pages,
+                                 const tn_cached_attention_options *o) {
+    tn_attrs a;
+    tn_status s = pack_cached_attention(&a, o);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_CACHED_ATTENTION, (const tn_tensor *const[]){q, k, v, k_cache, v_cache, position, pages}, 7, &a, 0);
+}
+
+tn_node *tn_b_cached_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache, tn_node *v_cache,
+                               tn_node *position, tn_node *pages, const tn_cached_attention_options *o) {
+    tn_attrs a;
+    tn_status s = pack_cached_attention(&a, o);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_CACHED_ATTENTION, (tn_node *const[]){q, k, v, k_cache, v_cache, position, pages}, 7, &a, 0);
+}
+
+static tn_status pack_cached_attention_rows(tn_attrs *a, double scale, int64_t window) {
+    a->n_i = a->n_f = 0;
+    put_float(a, scale);
+    put_int(a, window);
+    return TN_OK;
+}
+
+tn_node *tn_b_cached_attention_rows(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *k_cache,
+                                    tn_node *v_cache, tn_node *position, tn_node *pages, double scale,
+                                    int64_t window) {
+    tn_attrs a;
+    tn_status s = pack_cached_attention_rows(&a, scale, window);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_CACHED_ATTENTION_ROWS, (tn_node *const[]){q, k, v, k_cache, v_cache, position, pages}, 7, &a, 0);
 }
 
 static tn_status pack_random_bits(tn_attrs *a, int64_t skip, const int64_t *shape, int rank) {

@@ -150,7 +150,7 @@ static char *find_page(const tn_cache *cache, int64_t chunk, int64_t head, int64
 }
 
 static void append_tokens(void *ctx, int64_t begin, int64_t end, int worker) {
-    const tn_cache_append_args *x = ctx;
+    const tn_cache_write_args *x = ctx;
     (void)worker;
     int64_t row_bytes = x->head_dim * (int64_t)tn_dtype_size(x->cache.dtype);
     for (int64_t i = begin; i < end; i++) {
@@ -165,7 +165,7 @@ static void append_tokens(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-static void append(const tn_cache_append_args *args) {
+static void append(const tn_cache_write_args *args) {
     enum { PART_ELEMENTS = 32768 };
     int64_t last;
     if (tn_add_overflow(args->position, args->n, &last)) return;

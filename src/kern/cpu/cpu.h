@@ -20,7 +20,7 @@ extern const tn_gemm_table tn_gemm_table_f32_avx512, tn_gemm_table_f64_avx512;
 typedef struct tn_attention_table {
     void (*run)(const tn_attention_args *args);
     size_t (*workspace)(const tn_attention_args *args, int threads);
-    void (*append)(const tn_cache_append_args *args);
+    void (*append)(const tn_cache_write_args *args);
 } tn_attention_table;
 
 extern const tn_attention_table tn_attention_table_base, tn_attention_table_avx2, tn_attention_table_avx512;

@@ -61,7 +61,7 @@ size_t tn_attention_workspace(const tn_attention_args *args, int threads) {
 
 void tn_attention(const tn_attention_args *args) { tables()->attention->run(args); }
 
-void tn_cache_append(const tn_cache_append_args *args) { tables()->attention->append(args); }
+void tn_cache_write(const tn_cache_write_args *args) { tables()->attention->append(args); }
 
 /* ---- block-quantised weights -------------------------------------------------------------------------------------- */
 
