@@ -1,0 +1,304 @@
+/* test_quantized.c — tensors that are quantised in blocks: what may be done with them, that their values are those of the
+ * files' other readers, and that a product with them is packed once and shared.
+ *
+ * What each op computes is checked by its cases (test_ops); tests/golden/blocks.txt holds blocks and their values as the gguf
+ * package decodes them. */
+#include "test_support.h"
+
+#include <math.h>
+#include <pthread.h>
+
+#include "graph/known.h"
+#include "kern/kern.h"
+#include "ops/cases.h"
+#include "trunnion/autograd.h"
+#include "trunnion/ops.h"
+
+static tn_case_input matrix(tn_dtype t, int64_t rows, int64_t columns) {
+    return (tn_case_input){.dtype = t, .rank = 2, .shape = {rows, columns}, .low = -2, .high = 2};
+}
+
+static void *blocks_of(tn_dtype t, int64_t rows, int64_t columns) {
+    void *blocks = malloc(tn_dtype_bytes(t, rows * columns) + 1);
+    tn_case_input in = matrix(t, rows, columns);
+    tn_case_blocks(&in, 3, blocks);
+    return blocks;
+}
+
+static tn_tensor *weight_of(tn_dtype t, int64_t rows, int64_t columns) {
+    void *blocks = blocks_of(t, rows, columns);
+    tn_tensor *w = tn_from_data(blocks, TN_DIMS(rows, columns), t);
+    free(blocks);
+    return w;
+}
+
+static tn_tensor *floats_of(int64_t rows, int64_t columns, uint64_t seed) {
+    double *values = malloc((size_t)(rows * columns + 1) * sizeof *values);
+    float *narrow = malloc((size_t)(rows * columns + 1) * sizeof *narrow);
+    tn_case_input in = matrix(TN_F32, rows, columns);
+    tn_case_values(&in, seed, values);
+    for (int64_t i = 0; i < rows * columns; i++) narrow[i] = (float)values[i];
+    tn_tensor *x = tn_from_data(narrow, TN_DIMS(rows, columns), TN_F32);
+    free(values);
+    free(narrow);
+    return x;
+}
+
+static float *read_floats(const tn_tensor *t) {
+    size_t bytes = (size_t)tn_numel(t) * sizeof(float);
+    float *out = malloc(bytes + 1);
+    assert_ok(tn_read(t, out, bytes));
+    return out;
+}
+
+static void assert_same(const tn_tensor *a, const tn_tensor *b) {
+    float *x = read_floats(a), *y = read_floats(b);
+    assert_int_equal(tn_numel(a), tn_numel(b));
+    for (int64_t i = 0; i < tn_numel(a); i++)
+        if (memcmp(x + i, y + i, sizeof *x) != 0) fail_msg("[%lld] is %a, should be %a", (long long)i, (double)x[i], (double)y[i]);
+    free(x);
+    free(y);
+}
+
+static void assert_refused(const tn_tensor *t, const char *word) {
+    assert_int_not_equal(tn_status_of(t), TN_OK);
+    assert_text_has(tn_error(), word);
+}
+
+/* ---- the tensors ------------------------------------------------------------------------------------------------------- */
+
+static void rows_are_views_and_bytes_stay(void **state) {
+    (void)state;
+    enum { ROWS = 5, COLUMNS = 64, ROW_BYTES = 2 * 18 };
+    TN_SCOPE {
+        uint8_t *blocks = blocks_of(TN_Q4_0, ROWS, COLUMNS), got[ROWS * ROW_BYTES];
+        tn_tensor *w = tn_from_data(blocks, TN_DIMS(ROWS, COLUMNS), TN_Q4_0);
+        assert_ok(tn_read(w, got, sizeof got));
+        assert_memory_equal(got, blocks, sizeof got);
+        tn_tensor *odd = tn_slice(w, 0, 3, INT64_MIN, -2); /* rows 3 and 1 */
+        assert_ok(tn_read(odd, got, 2 * ROW_BYTES));
+        assert_memory_equal(got, blocks + 3 * ROW_BYTES, ROW_BYTES);
+        assert_memory_equal(got + ROW_BYTES, blocks + ROW_BYTES, ROW_BYTES);
+        assert_same(tn_dequantize(odd, TN_F32), tn_slice(tn_dequantize(w, TN_F32), 0, 3, INT64_MIN, -2));
+        assert_same(tn_dequantize(tn_select(w, 0, 2), TN_F32), tn_select(tn_cast(w, TN_F32), 0, 2));
+        free(blocks);
+    }
+}
+
+static void what_would_cut_a_block_is_refused(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *w = weight_of(TN_Q4_1, 4, 64), *x = floats_of(4, 64, 1);
+        assert_refused(tn_slice(w, 1, 0, 16, 1), "whole rows");
+        assert_refused(tn_slice(w, 1, INT64_MAX, INT64_MIN, -1), "whole rows");
+        assert_refused(tn_view(w, TN_DIMS(16, 16)), "whole rows");
+        assert_refused(tn_transpose(w, 0, 1), "tn_dequantize");
+        assert_refused(tn_add(x, w), "input 2");
+        assert_refused(tn_matmul(x, w), "tn_dequantize");
+        assert_refused(tn_contiguous(w), "q4_1");
+        assert_refused(tn_linear(x, tn_slice(w, 0, 0, 4, 2), NULL), "step");
+        assert_refused(tn_cast(x, TN_Q8_0), "files");
+        assert_refused(tn_full(TN_DIMS(32), 0, TN_Q8_0), "no dtype");
+        assert_refused(tn_from_data(x, TN_DIMS(4, 48), TN_Q4_0), "blocks of 32");
+        assert_refused(tn_from_data(x, NULL, 0, TN_Q4_0), "blocks of 32");
+        assert_int_not_equal(tn_set_requires_grad(w, true), TN_OK);
+        assert_text_has(tn_error(), "q4_1");
+        char bytes[64];
+        assert_refused(tn_from_ptr(bytes + ((uintptr_t)bytes % 2 == 0), TN_DIMS(32), TN_Q4_0, NULL, NULL), "even");
+    }
+}
+
+/* ---- values -------------------------------------------------------------------------------------------------------------- */
+
+static int digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
+
+static size_t bytes_of(const char *hex, uint8_t *out) {
+    size_t n = 0;
+    for (; hex[2 * n] && hex[2 * n + 1]; n++) out[n] = (uint8_t)(digit(hex[2 * n]) * 16 + digit(hex[2 * n + 1]));
+    return n;
+}
+
+static tn_dtype dtype_named(const char *name) {
+    for (int t = 0; t < TN_DTYPE_COUNT; t++)
+        if (strcmp(tn_dtype_name((tn_dtype)t), name) == 0) return (tn_dtype)t;
+    fail_msg("no dtype is called %s", name);
+    return TN_DTYPE_COUNT;
+}
+
+static void values_are_those_of_the_gguf_package(void **state) {
+    (void)state;
+    enum { MOST = 2048 };
+    static char name[16], blocks_hex[4 * MOST], values_hex[16 * MOST];
+    static uint8_t blocks[2 * MOST];
+    static float want[MOST], decoded[MOST], got[MOST];
+    int formats = 0;
+    FILE *file = fopen("tests/golden/blocks.txt", "r");
+    assert_non_null(file);
+    assert_int_equal(fscanf(file, "#%*[^\n]"), 0);
+    while (fscanf(file, "%15s %8191s %32767s", name, blocks_hex, values_hex) == 3) {
+        tn_dtype t = dtype_named(name);
+        size_t bytes = bytes_of(blocks_hex, blocks), count = bytes_of(values_hex, (uint8_t *)want) / sizeof *want;
+        assert_int_equal(bytes, tn_dtype_bytes(t, (int64_t)count));
+        tn_decode_blocks(t, blocks, (int64_t)count / tn_dtype_block(t), decoded);
+        tn_tensor *x = tn_from_data(blocks, TN_DIMS((int64_t)count), t), *y = tn_dequantize(x, TN_F32);
+        assert_ok(tn_read(y, got, count * sizeof *got));
+        for (size_t i = 0; i < count; i++)
+            if (got[i] != want[i] || decoded[i] != want[i])
+                fail_msg("%s: [%zu] is %a, and %a by the kernel; it should be %a", name, i, (double)got[i], (double)decoded[i], (double)want[i]);
+        tn_free(x);
+        tn_free(y);
+        formats++;
+    }
+    fclose(file);
+    assert_int_equal(formats, 10);
+}
+
+static int64_t live_buffers(void) {
+    tn_memory_stats s = tn_memory_get_stats();
+    return s.live_buffers;
+}
+
+static void looking_up_rows_decodes_no_others(void **state) {
+    (void)state;
+    enum { ROWS = 20000, COLUMNS = 256 };
+    TN_SCOPE {
+        tn_tensor *w = weight_of(TN_Q6_K, ROWS, COLUMNS);
+        tn_tensor *index = tn_from_data((int64_t[]){7, ROWS - 1, 0}, TN_DIMS(3), TN_I64);
+        tn_memory_reset_peak();
+        int64_t before = tn_memory_get_stats().peak_bytes;
+        tn_tensor *rows = tn_embedding(index, w);
+        float *got = read_floats(rows);
+        assert_true(tn_memory_get_stats().peak_bytes - before < 64 * COLUMNS);
+        float *want = read_floats(tn_dequantize(tn_slice(w, 0, ROWS - 1, ROWS, 1), TN_F32));
+        assert_memory_equal(got + COLUMNS, want, COLUMNS * sizeof *want);
+        free(got);
+        free(want);
+    }
+}
+
+/* ---- products -------------------------------------------------------------------------------------------------------------- */
+
+static int64_t launches_of(const tn_tensor *t) {
+    tn_reset_runtime_stats();
+    free(read_floats(t));
+    tn_runtime_stats s = {.struct_size = sizeof s};
+    assert_ok(tn_get_runtime_stats(&s));
+    return s.launches;
+}
+
+/* What follows a product element by element is computed on its blocks: the same bits, and no launch of its own. */
+static void neighbours_join_the_product(void **state) {
+    (void)state;
+    static const int64_t rows[] = {1, 5, 70};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        TN_SCOPE {
+            int64_t m = rows[i];
+            tn_tensor *x = floats_of(m, 128, 1), *w = weight_of(TN_Q4_1, 600, 128), *v = weight_of(TN_Q8_0, 600, 128);
+            tn_tensor *bias = tn_contiguous(tn_select(floats_of(1, 600, 2), 0, 0)), *rest = floats_of(m, 600, 3);
+            assert_ok(tn_eval((tn_tensor *[]){bias}, 1));
+            tn_tensor *gate = tn_linear(x, w, NULL), *up = tn_linear(x, v, NULL);
+            assert_ok(tn_eval((tn_tensor *[]){gate, up}, 2));
+            tn_tensor *wanted = tn_add(tn_add(gate, bias), rest), *swiglu = tn_mul(tn_silu(gate), up);
+            assert_ok(tn_eval((tn_tensor *[]){wanted, swiglu}, 2));
+            tn_tensor *joined = tn_add(tn_linear(x, w, bias), rest);
+            assert_int_equal(launches_of(joined), 1);
+            assert_same(joined, wanted);
+            tn_tensor *second = tn_mul(tn_silu(gate), tn_linear(x, v, NULL));
+            assert_int_equal(launches_of(second), 1);
+            assert_same(second, swiglu);
+        }
+    }
+}
+
+/* A row's result does not depend on the rows beside it, however the batch is shaped. */
+static void rows_stand_alone(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *x = floats_of(24, 96, 1), *w = weight_of(TN_Q5_0, 40, 96);
+        tn_tensor *all = tn_linear(x, w, NULL);
+        assert_same(tn_linear(tn_reshape(x, TN_DIMS(2, 3, 4, 96)), w, NULL), all);
+        for (int64_t i = 0; i < 24; i += 7) assert_same(tn_linear(tn_select(x, 0, i), w, NULL), tn_select(all, 0, i));
+        tn_tensor *turned = tn_contiguous(tn_transpose(x, 0, 1));
+        assert_ok(tn_eval((tn_tensor *[]){turned}, 1));
+        assert_same(tn_linear(tn_transpose(turned, 0, 1), w, NULL), all);
+    }
+}
+
+/* The gradient of the other operand is that of the product with the decoded weight. */
+static void gradients_pass_through(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *x = floats_of(3, 64, 1), *bias = tn_zeros(TN_DIMS(5), TN_F32), *w = weight_of(TN_Q4_0, 5, 64), *dy = floats_of(3, 5, 2);
+        bias = tn_contiguous(bias);
+        assert_ok(tn_set_requires_grad(x, true));
+        assert_ok(tn_set_requires_grad(bias, true));
+        tn_tensor *y = tn_linear(x, w, bias), *grads[2];
+        assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){x, bias}, 2, false, grads));
+        assert_same(grads[0], tn_matmul(dy, tn_dequantize(w, TN_F32)));
+        assert_same(grads[1], tn_sum(dy, TN_DIMS(0), false));
+    }
+}
+
+/* One packed copy for all plans, which goes with the weight. */
+static void a_weight_is_packed_once(void **state) {
+    (void)state;
+    int64_t before = live_buffers();
+    tn_tensor *w = weight_of(TN_Q4_K, 64, 256);
+    for (int64_t m = 1; m <= 4; m++) {
+        tn_tensor *x = floats_of(m, 256, 1), *y = tn_linear(x, w, NULL);
+        free(read_floats(y));
+        tn_free(x);
+        tn_free(y);
+    }
+    tn_recorder_drop(); /* plans and their arena */
+    assert_int_equal(live_buffers() - before, 2);
+    tn_free(w);
+    assert_int_equal(live_buffers() - before, 0);
+}
+
+typedef struct sharer {
+    const tn_tensor *x, *w;
+    float *out;
+} sharer;
+
+static void *multiply(void *ctx) {
+    sharer *s = ctx;
+    tn_tensor *y = tn_linear(s->x, s->w, NULL);
+    s->out = read_floats(y);
+    tn_free(y);
+    return NULL;
+}
+
+static void threads_share_the_packed_weight(void **state) {
+    (void)state;
+    enum { THREADS = 4 };
+    tn_tensor *x = floats_of(2, 256, 1), *w = weight_of(TN_Q6_K, 300, 256);
+    pthread_t threads[THREADS];
+    sharer sharers[THREADS];
+    int64_t before = live_buffers();
+    for (int i = 0; i < THREADS; i++) {
+        sharers[i] = (sharer){x, w, NULL};
+        assert_int_equal(pthread_create(&threads[i], NULL, multiply, &sharers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    for (int i = 1; i < THREADS; i++) assert_memory_equal(sharers[i].out, sharers[0].out, 600 * sizeof(float));
+    for (int i = 0; i < THREADS; i++) free(sharers[i].out);
+    assert_int_equal(live_buffers() - before, 1);
+    tn_free(x);
+    tn_free(w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_are_views_and_bytes_stay),
+        cmocka_unit_test(what_would_cut_a_block_is_refused),
+        cmocka_unit_test(values_are_those_of_the_gguf_package),
+        cmocka_unit_test(looking_up_rows_decodes_no_others),
+        cmocka_unit_test(neighbours_join_the_product),
+        cmocka_unit_test(rows_stand_alone),
+        cmocka_unit_test(gradients_pass_through),
+        cmocka_unit_test(a_weight_is_packed_once),
+        cmocka_unit_test(threads_share_the_packed_weight),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
