@@ -183,6 +183,16 @@ tn_status tn_need_contiguous(const tn_infer *c, int input) {
     return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, input + 1);
 }
 
+tn_status tn_need_rows(const tn_infer *c, int input) {
+    int64_t offset, stride[TN_MAX_RANK];
+    const tn_node *x = c->in[input];
+    char text[96];
+    tn_node_layout(x, &offset, stride);
+    if (x->shape[0] <= 1 || stride[0] == x->shape[1]) return TN_OK;
+    return tn_fail(TN_ERR_SHAPE, "%s: the rows of input %d, %s of %s, do not follow each other: take rows without a step", c->row->name,
+                   input + 1, tn_shape_text(x, text, sizeof text), tn_dtype_name((tn_dtype)x->dtype));
+}
+
 tn_status tn_infer_float(tn_infer *c) {
     TRY(tn_need_float(c, 0));
     return tn_infer_broadcast(c);

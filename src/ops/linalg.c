@@ -322,6 +322,7 @@ static tn_status infer_linear(tn_infer *c) {
     const tn_node *x = c->in[0], *w = c->in[1], *bias = c->in[2];
     TRY(weight_is_quantized(w) ? check_quantized(c) : check_same_dtype(c));
     TRY(check_rank(c, 1, 2, "the weight"));
+    if (weight_is_quantized(w)) TRY(tn_need_rows(c, 1));
     if (x->rank < 1 || x->shape[x->rank - 1] != w->shape[1])
         return shapes_do_not_fit(c, "the input's last dimension must equal the weight's second [out, in]");
     if (bias && (bias->rank != 1 || bias->shape[0] != w->shape[0])) {

@@ -49,10 +49,7 @@ static tn_status infer_linear_quantized(tn_infer *c) {
     tn_node_layout(x, &offset, stride);
     if (stride[1] != 1 && x->shape[1] > 1)
         return tn_fail(TN_ERR_SHAPE, "%s: the rows of x must be contiguous", c->row->name);
-    tn_node_layout(w, &offset, stride);
-    if (w->shape[0] > 1 && stride[0] != w->shape[1])
-        return tn_fail(TN_ERR_SHAPE, "linear: the rows of the %s weight %s do not lie one behind the other: take rows without a step",
-                       tn_dtype_name((tn_dtype)w->dtype), tn_shape_text(w, b, sizeof b));
+    TRY(tn_need_rows(c, 1));
     c->dtype = TN_F32;
     c->rank = 2;
     c->shape[0] = x->shape[0];
