@@ -153,6 +153,42 @@ TN_API bool tn_tokenizer_adds_bos(const tn_tokenizer *t);
 /* The model's chat template, NULL when it has none. */
 TN_API const char *tn_tokenizer_chat_template(const tn_tokenizer *t);
 
+/* ---- sampler ----------------------------------------------------------------------------------------------------- */
+
+/* How the next token is chosen from a model's logits. All zero: the greatest logit, always.
+ *
+ * The steps, in this order: the repetition penalty changes logits; temperature divides them; top_k, top_p and min_p
+ * each leave the likelier tokens; one of what is left is drawn with its probability. This is Hugging Face's order.
+ * (llama.cpp applies the temperature last, so that with top_p and min_p other tokens may stay: at a temperature below 1
+ * more of them there, above 1 fewer. Both agree at temperature 1.) */
+typedef struct tn_sampler_options {
+    size_t struct_size;    /* set by the caller */
+    double temperature;    /* 0: the first of the greatest logits, and nothing is drawn */
+    int32_t top_k;         /* the k likeliest; 0: all */
+    double top_p;          /* the fewest that together are this likely (Holtzman et al. 2020); 0 or 1: all */
+    double min_p;          /* those at least this fraction as likely as the likeliest (Nguyen et al. 2024); 0: all */
+    double repeat_penalty; /* positive logits of recent tokens are divided by it, others multiplied (Keskar et al.
+                              2019); 0 or 1: as they are */
+    int32_t repeat_window; /* how many recent tokens count; 0: 64 */
+    uint64_t seed;         /* of the draws: the same seed and logits give the same tokens */
+} tn_sampler_options;
+
+typedef struct tn_sampler tn_sampler;
+
+/* Makes a sampler (options NULL: all zero). *out: freed with tn_sampler_free; used by one thread at a time.
+ * Errors: TN_ERR_ARGUMENT for an option out of range, TN_ERR_MEMORY. */
+TN_API tn_status tn_sampler_new(const tn_sampler_options *options, tn_sampler **out);
+TN_API void tn_sampler_free(tn_sampler *s); /* NULL is fine */
+
+/* Tells of a token that the text now ends with, for the repetition penalty: tokens of the prompt, and each one picked.
+ * */
+TN_API void tn_sampler_accept(tn_sampler *s, int32_t id);
+
+/* Picks a token from logits[count]; does not accept it. Takes time in proportion to count (times a logarithm for what
+ * top_k and top_p keep). Draw n uses block n of Philox4x32-10 (Salmon et al. 2011) keyed by the seed.
+ * Errors: TN_ERR_ARGUMENT when a logit is NaN or none is above minus infinity; TN_ERR_MEMORY. */
+TN_API tn_status tn_sampler_pick(tn_sampler *s, const float *logits, int32_t count, int32_t *id);
+
 #ifdef __cplusplus
 }
 #endif

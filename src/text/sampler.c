@@ -1,0 +1,263 @@
+/* sampler.c — the next token out of a model's logits.
+ *
+ * Whatever the options, the tokens that stay are the likeliest ones, ties going to the lower id. So there is one list
+ * of candidates, and each step shortens it: with heaps, so that nothing sorts the whole vocabulary.
+ * */
+#include <math.h>
+#include <string.h>
+
+#include "text/common.h"
+
+enum { USUAL_WINDOW = 64, LONGEST_WINDOW = 1 << 20 };
+
+typedef struct candidate {
+    double weight; /* probability relative to the likeliest token's */
+    float logit;
+    int32_t id;
+} candidate;
+
+struct tn_sampler {
+    tn_sampler_options o;
+    int32_t *recent; /* ring of repeat_window ids */
+    size_t recent_count, recent_next;
+    float *logits; /* after the penalty */
+    size_t logit_capacity;
+    candidate *candidates;
+    size_t capacity;
+    uint64_t draws;
+};
+
+/* ---- options ----------------------------------------------------------------------------------------------------- */
+
+static tn_status refuse(const char *name, double value, const char *range) {
+    return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: %s is %g; it has to be %s", name, value, range);
+}
+
+static tn_status check(const tn_sampler_options *o) {
+    if (!(o->temperature >= 0) || isinf(o->temperature)) return refuse("temperature", o->temperature, "0 or more");
+    if (o->top_k < 0) return refuse("top_k", o->top_k, "0 or more");
+    if (!(o->top_p >= 0 && o->top_p <= 1)) return refuse("top_p", o->top_p, "in 0 to 1");
+    if (!(o->min_p >= 0 && o->min_p <= 1)) return refuse("min_p", o->min_p, "in 0 to 1");
+    if (!(o->repeat_penalty >= 0) || isinf(o->repeat_penalty))
+        return refuse("repeat_penalty", o->repeat_penalty, "0 or more");
+    if (o->repeat_window < 0 || o->repeat_window > LONGEST_WINDOW)
+        return refuse("repeat_window", o->repeat_window, "in 0 to 1048576");
+    return TN_OK;
+}
+
+tn_status tn_sampler_new(const tn_sampler_options *options, tn_sampler **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: out is NULL");
+    *out = NULL;
+    tn_sampler_options o = {.struct_size = sizeof o};
+    if (options && options->struct_size < sizeof o)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: set the options' struct_size");
+    if (options) o = *options;
+    TRY(check(&o));
+    if (o.repeat_penalty == 0) o.repeat_penalty = 1;
+    if (o.repeat_window == 0) o.repeat_window = USUAL_WINDOW;
+    tn_sampler *s = tn_txt_zalloc(1, sizeof *s);
+    if (!s) return TN_ERR_MEMORY;
+    s->o = o;
+    s->recent = tn_txt_alloc((size_t)o.repeat_window, sizeof *s->recent);
+    if (!s->recent) {
+        tn_sampler_free(s);
+        return TN_ERR_MEMORY;
+    }
+    *out = s;
+    return TN_OK;
+}
+
+void tn_sampler_free(tn_sampler *s) {
+    if (!s) return;
+    tn_txt_free(s->recent);
+    tn_txt_free(s->logits);
+    tn_txt_free(s->candidates);
+    tn_txt_free(s);
+}
+
+void tn_sampler_accept(tn_sampler *s, int32_t id) {
+    size_t window = (size_t)s->o.repeat_window;
+    s->recent[s->recent_next] = id;
+    s->recent_next = (s->recent_next + 1) % window;
+    if (s->recent_count < window) s->recent_count++;
+}
+
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
+
+/* Philox4x32-10 (Salmon et al. 2011): a block of random words from a counter and a key. */
+static void philox(uint64_t key, uint64_t counter, uint32_t out[4]) {
+    uint32_t c[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), 0, 0};
+    uint32_t k[2] = {(uint32_t)key, (uint32_t)(key >> 32)};
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xd2511f53u * c[0], b = (uint64_t)0xcd9e8d57u * c[2];
+        uint32_t next[4] = {(uint32_t)(b >> 32) ^ c[1] ^ k[0], (uint32_t)b, (uint32_t)(a >> 32) ^ c[3] ^ k[1],
+                            (uint32_t)a};
+        memcpy(c, next, sizeof c);
+        k[0] += 0x9e3779b9u;
+        k[1] += 0xbb67ae85u;
+    }
+    memcpy(out, c, sizeof c);
+}
+
+/* Uniform in [0, 1), with 53 bits. */
+static double next_uniform(tn_sampler *s) {
+    uint32_t word[4];
+    philox(s->o.seed, s->draws++, word);
+    uint64_t bits = ((uint64_t)word[0] << 32 | word[1]) >> 11;
+    return (double)bits * 0x1p-53;
+}
+
+/* ---- candidates -------------------------------------------------------------------------------------------------- */
+
+static bool likelier(const candidate *a, const candidate *b) {
+    return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
+}
+
+static void swap(candidate *a, candidate *b) {
+    candidate c = *a;
+    *a = *b;
+    *b = c;
+}
+
+/* Heaps with the least likely candidate on top, or with the likeliest. */
+typedef enum heap_order { LEAST_ON_TOP, LIKELIEST_ON_TOP } heap_order;
+
+static bool above(heap_order order, const candidate *a, const candidate *b) {
+    return order == LIKELIEST_ON_TOP ? likelier(a, b) : likelier(b, a);
+}
+
+static void sift(heap_order order, candidate *c, size_t at, size_t count) {
+    while (2 * at + 1 < count) {
+        size_t child = 2 * at + 1;
+        if (child + 1 < count && above(order, &c[child + 1], &c[child])) child++;
+        if (!above(order, &c[child], &c[at])) return;
+        swap(&c[at], &c[child]);
+        at = child;
+    }
+}
+
+static void make_heap(heap_order order, candidate *c, size_t count) {
+    for (size_t i = count / 2; i-- > 0;)
+        sift(order, c, i, count);
+}
+
+/* ---- the steps --------------------------------------------------------------------------------------------------- */
+
+static tn_status take_logits(tn_sampler *s, const float *logits, int32_t count) {
+    TRY(tn_txt_reserve(&s->logits, &s->logit_capacity, (size_t)count, sizeof *s->logits));
+    bool good = true;
+    for (int32_t i = 0; i < count; i++) {
+        s->logits[i] = logits[i];
+        good &= !isnan(logits[i]);
+    }
+    for (int32_t i = 0; i < count && !good; i++) {
+        if (isnan(logits[i]))
+            return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: the logit of token %d is not a number", (int)i);
+    }
+    return TN_OK;
+}
+
+/* Each recent token counts once, however often it occurred. */
+static void penalise(tn_sampler *s, const float *logits, int32_t count) {
+    float penalty = (float)s->o.repeat_penalty;
+    if (penalty == 1) return;
+    for (size_t i = 0; i < s->recent_count; i++) {
+        int32_t id = s->recent[i];
+        if (id < 0 || id >= count) continue;
+        float logit = logits[id]; /* the given one, so that a second time changes nothing */
+        s->logits[id] = logit > 0 ? logit / penalty : logit * penalty;
+    }
+}
+
+static int32_t first_greatest(const float *logits, int32_t count) {
+    int32_t best = 0;
+    for (int32_t i = 1; i < count; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+/* The candidates: the k likeliest, all for k = 0. */
+static tn_status gather(tn_sampler *s, int32_t count, size_t *gathered) {
+    size_t all = (size_t)count, k = s->o.top_k > 0 && (size_t)s->o.top_k < all ? (size_t)s->o.top_k : all;
+    TRY(tn_txt_reserve(&s->candidates, &s->capacity, k, sizeof *s->candidates));
+    candidate *c = s->candidates;
+    for (size_t i = 0; i < k; i++)
+        c[i] = (candidate){.logit = s->logits[i], .id = (int32_t)i};
+    if (k < all) make_heap(LEAST_ON_TOP, c, k);
+    for (size_t i = k; i < all; i++) {
+        if (!(s->logits[i] > c[0].logit)) continue; /* of equals the lower ids stay */
+        c[0] = (candidate){.logit = s->logits[i], .id = (int32_t)i};
+        sift(LEAST_ON_TOP, c, 0, k);
+    }
+    *gathered = k;
+    return TN_OK;
+}
+
+/* An infinite logit leaves no chance to finite ones. */
+static void weigh(candidate *c, size_t count, double greatest, double temperature) {
+    for (size_t i = 0; i < count; i++)
+        c[i].weight = (double)c[i].logit == greatest ? 1 : exp(((double)c[i].logit - greatest) / temperature);
+}
+
+static double total_weight(const candidate *c, size_t count) {
+    double total = 0;
+    for (size_t i = 0; i < count; i++)
+        total += c[i].weight;
+    return total;
+}
+
+/* The fewest likeliest whose weights reach `wanted`. They are taken from a heap one by one and gather at its end. */
+static size_t take_top(candidate *c, size_t count, double wanted) {
+    make_heap(LIKELIEST_ON_TOP, c, count);
+    size_t left = count;
+    for (double sum = 0; left > 0 && (sum < wanted || left == count);) {
+        sum += c[0].weight;
+        swap(&c[0], &c[--left]);
+        sift(LIKELIEST_ON_TOP, c, 0, left);
+    }
+    memmove(c, c + left, (count - left) * sizeof *c);
+    return count - left;
+}
+
+static size_t take_min(candidate *c, size_t count, double least) {
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++)
+        if (c[i].weight >= least) c[kept++] = c[i];
+    return kept;
+}
+
+static int32_t draw(tn_sampler *s, size_t count) {
+    const candidate *c = s->candidates;
+    double point = next_uniform(s) * total_weight(c, count), sum = 0;
+    size_t last = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (c[i].weight == 0) continue;
+        sum += c[i].weight;
+        last = i;
+        if (point < sum) break;
+    }
+    return c[last].id;
+}
+
+tn_status tn_sampler_pick(tn_sampler *s, const float *logits, int32_t count, int32_t *id) {
+    if (!s || !logits || !id || count <= 0)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: an argument is NULL or there are no logits");
+    TRY(take_logits(s, logits, count));
+    penalise(s, logits, count);
+    int32_t best = first_greatest(s->logits, count);
+    double greatest = s->logits[best];
+    if (greatest == -INFINITY)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: all %d logits are minus infinity", (int)count);
+    if (s->o.temperature == 0) {
+        *id = best;
+        return TN_OK;
+    }
+    size_t n = 0;
+    TRY(gather(s, count, &n));
+    candidate *c = s->candidates;
+    weigh(c, n, greatest, s->o.temperature);
+    if (s->o.top_p > 0 && s->o.top_p < 1) n = take_top(c, n, s->o.top_p * total_weight(c, n));
+    if (s->o.min_p > 0) n = take_min(c, n, s->o.min_p);
+    *id = draw(s, n);
+    return TN_OK;
+}
