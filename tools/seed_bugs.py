@@ -74,7 +74,7 @@ BUGS = [
     ("a packed weight is used after it was written", "core/native.c",
      "if (version != n->packed_version) n->packed_valid = false;", ""),
     ("a handle keeps its view after its base was written", "graph/tensor.c",
-     "if (!s || t->version == s->version) return t->node;", "if (!s || t->base || t->version == s->version) return t->node;"),
+     "return !s || t->version == s->version ?", "return !s || t->base || t->version == s->version ?"),
     ("a write through a view forgets the writes before it", "graph/tensor.c",
      "dst->base ? assign_view(s->value, place, fitted)", "dst->base ? assign_view(dst->base->node, place, fitted)"),
     ("a view's place is taken from its own memory", "graph/tensor.c",
