@@ -80,6 +80,12 @@ bool cli_colour(FILE *f); /* a terminal, and nobody asked for no colours (NO_COL
 int cli_columns(FILE *f); /* its width; 80 when unknown */
 bool cli_utf8(void);      /* the locale's characters are UTF-8 */
 
+/* Text for people, which is UTF-8 here: as it is where the locale's characters are, else its signs in ASCII. */
+void cli_put(FILE *to, const char *text);
+void cli_print(FILE *to, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same, broken between words at the width of a terminal; what is not the first line begins with `indent` blanks. */
+void cli_put_wrapped(FILE *to, const char *text, int indent);
+
 /* ---- JSON (json_out.c) ------------------------------------------------------------------------------------------- */
 
 /* A writer of one JSON text. key: the member's name inside an object, NULL inside an array and at the top. */

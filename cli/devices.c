@@ -70,7 +70,7 @@ static void put_list(const tn_device_list *list) {
     cli_json_end(&j, '}');
 }
 
-static void write_out(void *ctx, const char *text) { fputs(text, ctx); }
+static void write_out(void *ctx, const char *text) { cli_put(ctx, text); }
 
 static void put_reasons(bool json) {
     const tn_reason_help *r;
@@ -81,7 +81,7 @@ static void put_reasons(bool json) {
     }
     for (int i = 0; (r = tn_reason_help_at(i)); i++) {
         if (!json) {
-            printf("%s\n  %s\n  → %s\n", r->code, r->meaning, r->fix);
+            cli_print(stdout, "%s\n  %s\n  → %s\n", r->code, r->meaning, r->fix);
             continue;
         }
         cli_json_object(&j, NULL);

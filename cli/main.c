@@ -26,7 +26,7 @@ static void print_overview(FILE *to) {
 }
 
 void cli_help(const cli_command *c, FILE *to) {
-    fprintf(to, "usage: trunnion %s\n\n%s\n\n%s", c->usage, c->summary, c->help);
+    cli_print(to, "usage: trunnion %s\n\n%s\n\n%s", c->usage, c->summary, c->help);
     cli_common_help(c, to);
 }
 
@@ -41,7 +41,9 @@ int cli_wrong_usage(const cli_command *c, const char *format, ...) {
 }
 
 int cli_failed(void) {
-    fprintf(stderr, "trunnion: error: %s\n", tn_error());
+    char text[1200];
+    snprintf(text, sizeof text, "trunnion: error: %s", tn_error());
+    cli_put_wrapped(stderr, text, 2);
     return CLI_FAILED;
 }
 

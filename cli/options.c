@@ -177,8 +177,8 @@ int cli_parse(const cli_command *c, int argc, char **argv, cli_options *o, const
 static void say_steps(const tn_selection *s) {
     for (int i = 0; i < s->step_count; i++) {
         const tn_selection_step *step = &s->steps[i];
-        fprintf(stderr, "  %s %s%s%s\n", step->chosen ? "✓" : "✗", step->id, step->chosen ? "" : ": ", step->reason);
-        if (!step->chosen && step->fix[0]) fprintf(stderr, "      → %s\n", step->fix);
+        cli_print(stderr, "  %s %s%s%s\n", step->chosen ? "✓" : "✗", step->id, step->chosen ? "" : ": ", step->reason);
+        if (!step->chosen && step->fix[0]) cli_print(stderr, "      → %s\n", step->fix);
     }
 }
 

@@ -32,7 +32,7 @@ static const char help_text[] =
     "  --save FILE           write a checkpoint at the end, and when interrupted\n"
     "  --save-every N        also after each N steps, a whole number from 1\n"
     "  --resume FILE         go on from a checkpoint; with the same options the same bits follow as without the stop\n"
-    "  --log FILE            one JSON object a line for each step shown: step, loss\n"
+    "  --log FILE            one JSON object a line for each step shown: step, loss; cartpole: mean return\n"
     "\n"
     "examples:\n"
     "  trunnion train digits\n"
@@ -163,7 +163,9 @@ static int resume(run *r) {
     return r->task->after_load(r->self) == TN_OK ? CLI_OK : cli_failed();
 }
 
-/* Keeps one loss out of `stride`; when the curve is full every second one goes. */
+static double shown_now(const run *r) { return r->task->shown ? r->task->shown_now(r->self) : r->loss; }
+
+/* Keeps one value out of `stride`; when the curve is full every second one goes. */
 static void note_loss(run *r, double loss) {
     r->loss = loss;
     if (r->advances++ % r->stride != 0) return;
@@ -173,7 +175,7 @@ static void note_loss(run *r, double loss) {
         r->points = PLOT_POINTS / 2;
         r->stride *= 2;
     }
-    r->curve[r->points++] = loss;
+    r->curve[r->points++] = shown_now(r);
 }
 
 static bool log_step(const run *r) {
@@ -182,6 +184,7 @@ static bool log_step(const run *r) {
     cli_json_object(&j, NULL);
     cli_json_int(&j, "step", r->step);
     cli_json_number(&j, "loss", r->loss);
+    if (r->task->shown) cli_json_number(&j, r->task->shown, shown_now(r));
     cli_json_end(&j, '}');
     return !ferror(r->log);
 }
@@ -226,7 +229,7 @@ static void put_json(const run *r, double rate, double metric, const char *devic
 }
 
 static void put_text(const run *r, double rate, double metric, const char *device) {
-    if (r->points > 1) cli_plot(stdout, "loss", r->task->unit, r->curve, r->points, PLOT_ROWS);
+    if (r->points > 1) cli_plot(stdout, r->task->shown ? r->task->shown : "loss", r->task->unit, r->curve, r->points, PLOT_ROWS);
     printf("%s on %s: %lld %s", r->task->name, device, (long long)r->step, r->task->unit);
     if (r->step > r->first) printf(", %.0f a second, loss %.4g", rate, r->loss);
     printf("\n%s: %.4g\n", r->task->metric, metric);

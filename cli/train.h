@@ -28,6 +28,9 @@ typedef struct train_task {
     tn_status (*advance)(void *self, int64_t step, int64_t *made, double *loss);
     /* A few words on how it goes, for the live line. */
     void (*status_text)(void *self, char *text, size_t size);
+    /* What tells more than the loss, for the curve and the log: its name, and its value now. NULL: the loss it is. */
+    const char *shown;
+    double (*shown_now)(void *self);
     /* Model, optimiser and extras of a checkpoint. before_save: brings the extras up to date; after_load: takes them. */
     void (*checkpoint)(void *self, tn_checkpoint *c);
     tn_status (*before_save)(void *self);

@@ -131,6 +131,11 @@ static void carts_status_text(void *self, char *text, size_t size) {
     snprintf(text, size, "return %.0f", c->recent_return);
 }
 
+static double carts_return(void *self) {
+    const carts *c = self;
+    return c->recent_return;
+}
+
 static void carts_checkpoint(void *self, tn_checkpoint *k) {
     carts *c = self;
     int count = ppo_extras(c->learner, c->extras);
@@ -251,6 +256,8 @@ const train_task train_cartpole = {
     .begin = carts_begin,
     .advance = carts_advance,
     .status_text = carts_status_text,
+    .shown = "mean return",
+    .shown_now = carts_return,
     .checkpoint = carts_checkpoint,
     .before_save = carts_before_save,
     .after_load = carts_after_load,

@@ -273,6 +273,41 @@ static void plot_uses_braille_where_it_may(void **state) {
     setenv("LC_ALL", "C", 1);
 }
 
+/* ---- text for people ----------------------------------------------------------------------------------------------- */
+
+static const char *wrapped(const char *text, int indent, int width) {
+    static char out[1024];
+    memset(out, 0, sizeof out);
+    FILE *f = fmemopen(out, sizeof out, "w");
+    assert_non_null(f);
+    put_wrapped(f, text, indent, width);
+    fclose(f);
+    return out;
+}
+
+static void signs_are_ascii_where_the_locale_says_so(void **state) {
+    (void)state;
+    setenv("LC_ALL", "C", 1);
+    assert_string_equal(wrapped("✗ a·b → c — gr\xC3\xBC\xC3\x9F\x65 …", 0, 80), "- a|b -> c - gr??e ...\n");
+    assert_string_equal(wrapped("cut \xE2\x9C", 0, 80), "cut ?\n");
+    setenv("LC_ALL", "C.UTF-8", 1);
+    assert_string_equal(wrapped("✗ a → b", 0, 80), "✗ a → b\n");
+    setenv("LC_ALL", "C", 1);
+}
+
+static void long_text_breaks_between_words(void **state) {
+    (void)state;
+    assert_string_equal(wrapped("one two three four", 2, 10), "one two\n  three\n  four\n");
+    assert_string_equal(wrapped("one two three four", 2, 11), "one two\n  three\n  four\n");
+    assert_string_equal(wrapped("one two three four", 2, 14), "one two three\n  four\n");
+    assert_string_equal(wrapped("a_word_that_is_too_long is kept", 2, 12), "a_word_that_is_too_long\n  is kept\n");
+    assert_string_equal(wrapped("one\ntwo  three", 2, 40), "one\n  two  three\n");
+    assert_string_equal(wrapped("", 2, 40), "\n");
+    setenv("LC_ALL", "C.UTF-8", 1);
+    assert_string_equal(wrapped("→→→→ four", 0, 10), "→→→→ four\n"); /* columns, not bytes */
+    setenv("LC_ALL", "C", 1);
+}
+
 static void progress_is_silent_without_a_terminal(void **state) {
     (void)state;
     cli_progress p;
@@ -343,6 +378,7 @@ static void command_ends_with_the_promised_codes(void **state) {
         {"train digits --steps -1 2>&1", 2, "a whole number"},
         {"train digits --policy lstm 2>&1", 2, "no meaning for the task digits"},
         {"train digits --save /dev/null/folder/file 2>&1", 1, "cannot save"},
+        {"train digits --mem 900T 2>&1", 1, "no device has 900 TiB free; the most"},
         {"devices", 0, "recommended: "},
         {"devices -v", 0, "cpu"},
         {"devices --reasons", 0, "library_not_found"},
@@ -356,6 +392,22 @@ static void command_ends_with_the_promised_codes(void **state) {
         if (code != rows[i].code) fail_msg("trunnion %s ends with %d: %s", rows[i].arguments, code, heard);
         assert_text_has(heard, rows[i].part);
     }
+}
+
+static void listing_is_ascii_where_the_locale_says_so(void **state) {
+    (void)state;
+    char heard[65536];
+    setenv("LC_ALL", "C", 1);
+    static const char *const commands[] = {"devices -v", "devices --reasons", "help devices", "help train", "help"};
+    for (size_t i = 0; i < TN_COUNT(commands); i++) {
+        assert_int_equal(run_command(commands[i], heard, sizeof heard), 0);
+        for (const char *c = heard; *c; c++)
+            if (*c & 0x80) fail_msg("trunnion %s says: %.40s", commands[i], c);
+    }
+    setenv("LC_ALL", "C.UTF-8", 1);
+    assert_int_equal(run_command("devices", heard, sizeof heard), 0);
+    assert_text_has(heard, "✓ cpu");
+    setenv("LC_ALL", "C", 1);
 }
 
 static void devices_json_has_the_promised_keys(void **state) {
@@ -392,9 +444,12 @@ int main(void) {
         cmocka_unit_test(plot_goes_from_corner_to_corner),
         cmocka_unit_test(plot_keeps_spikes_and_leaves_out_what_is_no_number),
         cmocka_unit_test(plot_uses_braille_where_it_may),
+        cmocka_unit_test(signs_are_ascii_where_the_locale_says_so),
+        cmocka_unit_test(long_text_breaks_between_words),
         cmocka_unit_test(progress_is_silent_without_a_terminal),
         cmocka_unit_test(progress_bar_fills),
         cmocka_unit_test(command_ends_with_the_promised_codes),
+        cmocka_unit_test(listing_is_ascii_where_the_locale_says_so),
         cmocka_unit_test(devices_json_has_the_promised_keys),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

@@ -209,6 +209,8 @@ typedef struct search {
     const tn_device_options *options;
     tn_selection *log;
     tn_device *found;
+    int64_t most; /* memory of the largest device that was too small, and which it is */
+    char largest[32];
 } search;
 
 static void note(search *s, const char *id, const char *code, const char *reason, const char *fix) {
@@ -237,6 +239,10 @@ static bool has_memory(search *s, const tn_device *d) {
     int64_t have = unused ? unused : total;
     if (!need || !have || have >= need) return true;
     char a[24], b[24], reason[160];
+    if (have > s->most) {
+        s->most = have;
+        snprintf(s->largest, sizeof s->largest, "%s", d->info.id);
+    }
     snprintf(reason, sizeof reason, "%s free, %s asked for", tn_bytes_text(a, have), tn_bytes_text(b, need));
     note_code(s, d->info.id, TN_REASON_NO_MEMORY, reason, "close other programs on it, or ask for less (--mem)");
     return false;
@@ -334,15 +340,40 @@ static tn_status unknown_name(const char *preference) {
                    preference, known);
 }
 
-static tn_status nothing_fits(const search *s, const char *preference) {
-    char why[640] = "";
-    for (int i = 0; i < s->log->step_count; i++) {
-        const tn_selection_step *step = &s->log->steps[i];
-        size_t n = strlen(why);
-        snprintf(why + n, sizeof why - n, "%s%s: %s%s%s", n ? "; " : "", step->id, step->reason,
-                 step->fix[0] ? " — " : "", step->fix);
+static bool same_words(const tn_selection_step *a, const tn_selection_step *b) {
+    return !strcmp(a->reason, b->reason) && !strcmp(a->fix, b->fix);
+}
+
+static void append(char *text, size_t size, const char *first, const char *second, const char *third) {
+    size_t n = strlen(text);
+    snprintf(text + n, size - n, "%s%s%s", first, second, third);
+}
+
+/* "vulkan, opencl: reason - fix; cpu: …": what shares a reason shares a line of words. */
+static void gather_reasons(const tn_selection *log, char *out, size_t size) {
+    out[0] = 0;
+    for (int i = 0; i < log->step_count; i++) {
+        const tn_selection_step *step = &log->steps[i];
+        bool told = false;
+        for (int k = 0; k < i; k++)
+            told = told || same_words(&log->steps[k], step);
+        if (told) continue;
+        append(out, size, out[0] ? "; " : "", step->id, "");
+        for (int k = i + 1; k < log->step_count; k++)
+            if (same_words(&log->steps[k], step)) append(out, size, ", ", log->steps[k].id, "");
+        append(out, size, ": ", step->reason, "");
+        if (step->fix[0]) append(out, size, " — ", step->fix, "");
     }
-    return tn_fail(TN_ERR_UNAVAILABLE, "no device fits \"%s\": %s", preference, why);
+}
+
+static tn_status nothing_fits(const search *s, const char *preference) {
+    char why[640], wanted[24], most[24];
+    gather_reasons(s->log, why, sizeof why);
+    if (s->most == 0) return tn_fail(TN_ERR_UNAVAILABLE, "no device fits \"%s\": %s", preference, why);
+    return tn_fail(TN_ERR_UNAVAILABLE,
+                   "no device has %s free; the most that one has is %s, on %s: ask for less (--mem), or close other "
+                   "programs on it. All that were tried: %s",
+                   tn_bytes_text(wanted, s->options->minimum_memory), tn_bytes_text(most, s->most), s->largest, why);
 }
 
 static tn_status choose(search *s, const char *preference) {
