@@ -43,6 +43,7 @@ library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/l
 unit      | check     | 420 | tools/build.sh $BUILD tests $plain && $run_programs $BUILD tests
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
+help      | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 120 | tools/checks/install.sh $BUILD
 minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
 asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && $run_programs $BUILD-asan tests --each 300

@@ -1,30 +1,42 @@
-"""command.py BUILD devices | train | left-out PART… — the command on this machine.
+"""command.py BUILD devices | train | help | left-out PART… — the command on this machine.
 
 devices    lists the devices; the processor has to be among the usable ones.
 train      trains a small network on every backend that the listing calls available, with --strict, so that none of it
            can run elsewhere unseen; says "ran on: NAME" for each. A backend that is listed and then fails is a failure.
+help       runs the examples of each command's help; a training for a few steps only.
 left-out   in a build without PARTs the listing names each with the reason not_built.
 """
 
 import json
 import math
+import os
 import pathlib
+import re
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import smollm2  # noqa: E402
+
 STEPS = 20
+EXAMPLE_SECONDS = 120
 ENGINES = {"torch", "onnxruntime"}  # they run networks, they do not train ours
 
 
 class Report:
     def __init__(self):
-        self.passed = self.failed = 0
+        self.passed = self.failed = self.skipped = 0
 
     def add(self, good, text):
         self.passed += bool(good)
         self.failed += not good
         print(text if good else f"failed: {text}", flush=True)
+
+    def skip(self, text):
+        self.skipped += 1
+        print(f"skipped: {text}", flush=True)
 
 
 def call(program, *arguments):
@@ -64,6 +76,34 @@ def check_train(program, report, _):
         report.add(False, "no backend is available, not even the processor")
 
 
+def examples_of(text):
+    """The lines below "examples:", without the remarks that stand behind many blanks."""
+    below = re.search(r"^examples:\n((?:  .*\n)+)", text, re.MULTILINE)
+    return [re.split(r" {3,}", line.strip())[0] for line in below.group(1).splitlines()] if below else []
+
+
+def check_help(program, report, _):
+    """In a folder that holds what the examples name: the model, a text."""
+    overview = subprocess.run([program, "help"], capture_output=True, text=True).stdout
+    commands = re.search(r"^commands:\n((?:  .*\n)+)", overview, re.MULTILINE).group(1)
+    names = [line.split()[0] for line in commands.splitlines() if line.split()[0] != "help"]
+    with tempfile.TemporaryDirectory() as folder:
+        model = smollm2.path()
+        if model.exists():
+            os.symlink(model, pathlib.Path(folder) / "model.gguf")
+        (pathlib.Path(folder) / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
+        environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+        for name in names:
+            for example in examples_of(subprocess.run([program, "help", name], capture_output=True, text=True).stdout):
+                if "model.gguf" in example and not model.exists():
+                    report.skip(f"no model for: {example}")
+                    continue
+                line = re.sub(r"trunnion train (\w+)", rf"trunnion train \1 --steps {STEPS}", example)
+                ended = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=folder, env=environment, text=True,
+                                       stdin=subprocess.DEVNULL, capture_output=True, timeout=EXAMPLE_SECONDS)
+                report.add(ended.returncode == 0, f"{line}" + (f": {ended.stderr[-600:]}" if ended.returncode else ""))
+
+
 def check_left_out(program, report, parts):
     found = backends(program)
     report.add(found.get("cpu", {}).get("available"), "the processor is available")
@@ -72,7 +112,7 @@ def check_left_out(program, report, parts):
         report.add(backend.get("reason_code", backend.get("reason")) == "not_built", f"{part} is listed as not built")
 
 
-CHECKS = {"devices": check_devices, "train": check_train, "left-out": check_left_out}
+CHECKS = {"devices": check_devices, "train": check_train, "help": check_help, "left-out": check_left_out}
 
 
 def main():
@@ -86,7 +126,7 @@ def main():
         CHECKS[what](program, report, parts)
     else:
         report.add(False, f"{build}/trunnion was not built")
-    print(f"{report.passed} passed, {report.failed} failed, 0 skipped")
+    print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
     return 1 if report.failed else 0
 
 
