@@ -290,6 +290,7 @@ static void every_row_has_the_bits_of_its_definition(void **unused) {
         if (s.head_dim * n > 4000) position %= 70;
         s.tokens = position + n;
         make_sequence(&s);
+        if (i % 4 == 0) s.scale *= 60; /* weights down to nothing, through all that is subnormal */
         append(&s, 0, position);
         check_call(&s, position, n);
         free_sequence(&s);
@@ -438,6 +439,29 @@ static void overflowing_scores_follow_the_definition(void **unused) {
     }
 }
 
+/* A chunk whose scores are all -inf weighs nothing beside others; alone it has no weights. */
+static void a_chunk_of_minus_infinities_weighs_nothing(void **unused) {
+    (void)unused;
+    random_state = 9;
+    for (int first = 0; first < 3; first++) {
+        sequence s = {.head_dim = 8, .heads = 2, .kv_heads = 1, .tokens = 192};
+        make_sequence(&s);
+        for (int64_t i = 0; i < s.tokens; i++) {
+            s.q[i * 16] = s.q[i * 16 + 8] = 1e30f;
+            s.k[i * 8] = i / PAGE == first ? -1e30f : 0;
+        }
+        append(&s, 0, 191);
+        check_call(&s, 191, 1);
+        float out[16];
+        attend(&s, 191, 1, 1, out);
+        for (int e = 0; e < 16; e++)
+            assert_true(isfinite(out[e]));
+        append(&s, 0, 192);
+        check_call(&s, 0, 192); /* the first rows see that chunk alone */
+        free_sequence(&s);
+    }
+}
+
 static void pages_that_do_not_exist_are_neither_read_nor_written(void **unused) {
     (void)unused;
     random_state = 7;
@@ -522,6 +546,7 @@ int main(void) {
         cmocka_unit_test(a_row_does_not_depend_on_keys_that_it_does_not_see),
         cmocka_unit_test(results_are_as_near_to_softmax_as_their_roundings_allow),
         cmocka_unit_test(overflowing_scores_follow_the_definition),
+        cmocka_unit_test(a_chunk_of_minus_infinities_weighs_nothing),
         cmocka_unit_test(pages_that_do_not_exist_are_neither_read_nor_written),
         cmocka_unit_test(appending_rounds_and_writes_tokens_alone),
         cmocka_unit_test(nothing_to_do_is_fine),

@@ -33,26 +33,96 @@ enum { TILE_VECTORS = 4 };
  * chunks and for numbers that are merged. */
 static const double BRING_COST = 7, PART_COST = 2.5e5, JOIN_COST = 1e5;
 
-/* ---- small matrix products ---------------------------------------------------------------------------------------- */
+/* ---- dtypes of the cache ------------------------------------------------------------------------------------------- */
+
+/* f16, VL numbers at a time: a NaN stays one. */
+#if defined(__AVX512F__)
+#define HAS_F16 1
+VEC_INLINE V load_f16(const uint16_t *h) {
+    return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)h));
+}
+VEC_INLINE void store_f16(uint16_t *h, V x) {
+    _mm256_storeu_si256((__m256i *)(void *)h, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(__F16C__)
+#define HAS_F16 1
+VEC_INLINE V load_f16(const uint16_t *h) {
+    return (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)h));
+}
+VEC_INLINE void store_f16(uint16_t *h, V x) {
+    _mm_storeu_si128((__m128i *)(void *)h, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+#define HAS_F16 0
+#endif
+
+static void widen(const void *from, tn_dtype dtype, int64_t count, float *restrict to) {
+    const uint16_t *h = from;
+    int64_t i = 0;
+    if (dtype == TN_F32) {
+        memcpy(to, from, (size_t)count * sizeof *to);
+    } else if (dtype == TN_BF16) {
+        for (; i < count; i++)
+            to[i] = kir_from_bf16(h[i]);
+    } else {
+#if HAS_F16
+        for (; i + VL <= count; i += VL)
+            v_store(to + i, load_f16(h + i));
+#endif
+        for (; i < count; i++)
+            to[i] = kir_from_f16(h[i]);
+    }
+}
+
+static void narrow(const float *from, tn_dtype dtype, int64_t count, void *restrict to) {
+    uint16_t *h = to;
+    int64_t i = 0;
+    if (dtype == TN_F32) {
+        memcpy(to, from, (size_t)count * sizeof *from);
+    } else if (dtype == TN_BF16) {
+        for (; i < count; i++)
+            h[i] = kir_to_bf16(from[i]);
+    } else {
+#if HAS_F16
+        for (; i + VL <= count; i += VL)
+            store_f16(h + i, v_load(from + i));
+#endif
+        for (; i < count; i++)
+            h[i] = kir_to_f16(from[i]);
+    }
+}
+
+/* ---- small matrix products ----------------------------------------------------------------------------------------- */
 
 typedef struct product {
-    const float *a, *b;
+    const float *a;
+    const void *b; /* f32 or, if `half`, f16 */
     float *c;
     int64_t a_row, b_row, c_row; /* distances between rows */
     int64_t steps;
+    bool half;
     bool add; /* to what C holds */
 } product;
 
 typedef void tile_fn(const product *p);
 
-VEC_INLINE void tile_run(const product *p, const int rows, const int vectors) {
+VEC_INLINE V load_b(const char *b, int j, const bool half) {
+#if HAS_F16
+    if (half) return load_f16((const uint16_t *)(const void *)b + j * VL);
+#endif
+    (void)half;
+    return v_load((const float *)(const void *)b + j * VL);
+}
+
+VEC_INLINE void tile_run(const product *p, const int rows, const int vectors, const bool half) {
     V sum[TILE_ROWS][TILE_VECTORS];
     VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_zero(); }
-    const float *a = p->a, *b = p->b;
-    const int64_t a_row = p->a_row, b_row = p->b_row;
+    const float *a = p->a;
+    const char *b = p->b;
+    const int64_t a_row = p->a_row, b_row = p->b_row * (half ? 2 : 4);
     for (int64_t k = p->steps; k > 0; k--) {
         V y[TILE_VECTORS];
-        VEC_UNROLL for (int j = 0; j < vectors; j++) y[j] = v_load(b + j * VL);
+        VEC_UNROLL for (int j = 0; j < vectors; j++) y[j] = load_b(b, j, half);
         VEC_UNROLL for (int i = 0; i < rows; i++) {
             V x = v_set1(a[i * a_row]);
             VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_fma(x, y[j], sum[i][j]);
@@ -70,71 +140,40 @@ VEC_INLINE void tile_run(const product *p, const int rows, const int vectors) {
 }
 
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#define TILE_FUNCTIONS(rows)                                                            \
-    static void tile_wide_##rows(const product *p) { tile_run(p, rows, TILE_VECTORS); } \
-    static void tile_narrow_##rows(const product *p) { tile_run(p, rows, 1); }
+#define TILE_FUNCTIONS(rows)                                                                   \
+    static void tile_wide_##rows(const product *p) { tile_run(p, rows, TILE_VECTORS, false); } \
+    static void tile_narrow_##rows(const product *p) { tile_run(p, rows, 1, false); }
+#define TILE_NAMES(rows) {tile_narrow_##rows, tile_wide_##rows},
 TILE_HEIGHTS(TILE_FUNCTIONS)
-#define WIDE_NAME(rows) tile_wide_##rows,
-#define NARROW_NAME(rows) tile_narrow_##rows,
-static tile_fn *const tile_wide[] = {NULL, TILE_HEIGHTS(WIDE_NAME)};
-static tile_fn *const tile_narrow[] = {NULL, TILE_HEIGHTS(NARROW_NAME)};
+static tile_fn *const tiles[][2] = {{NULL}, TILE_HEIGHTS(TILE_NAMES)};
+
+#if HAS_F16
+#define TILE_HALF_FUNCTIONS(rows)                                                                  \
+    static void tile_half_wide_##rows(const product *p) { tile_run(p, rows, TILE_VECTORS, true); } \
+    static void tile_half_narrow_##rows(const product *p) { tile_run(p, rows, 1, true); }
+#define TILE_HALF_NAMES(rows) {tile_half_narrow_##rows, tile_half_wide_##rows},
+TILE_HEIGHTS(TILE_HALF_FUNCTIONS)
+static tile_fn *const tiles_half[][2] = {{NULL}, TILE_HEIGHTS(TILE_HALF_NAMES)};
+#else
+#define tiles_half tiles
+#endif
 
 /* C[rows, columns] = A · B, one chain a result; columns: a multiple of VL. */
 static void multiply(product p, int64_t rows, int64_t columns) {
-    const float *a = p.a, *b = p.b;
+    const float *a = p.a;
+    const char *b = p.b;
     float *c = p.c;
     for (int64_t i = 0, height = 0; i < rows; i += height) {
-        int64_t left = rows - i, j = 0;
+        int64_t left = rows - i;
         height = left >= 2 * TILE_ROWS || left <= TILE_ROWS ? tn_min64(left, TILE_ROWS) : (left + 1) / 2;
+        tile_fn *const *run = p.half ? tiles_half[height] : tiles[height];
         p.a = a + i * p.a_row;
-        for (; j + TILE_VECTORS * VL <= columns; j += TILE_VECTORS * VL) {
-            p.b = b + j;
+        for (int64_t j = 0, wide; j < columns; j += wide ? TILE_VECTORS * VL : VL) {
+            wide = columns - j >= TILE_VECTORS * VL;
+            p.b = b + j * (p.half ? 2 : 4);
             p.c = c + i * p.c_row + j;
-            tile_wide[height](&p);
+            run[wide](&p);
         }
-        for (; j < columns; j += VL) {
-            p.b = b + j;
-            p.c = c + i * p.c_row + j;
-            tile_narrow[height](&p);
-        }
-    }
-}
-
-/* ---- dtypes of the cache ------------------------------------------------------------------------------------------- */
-
-static void widen(const void *from, tn_dtype dtype, int64_t count, float *to) {
-    int64_t i = 0;
-    if (dtype == TN_F32) {
-        memcpy(to, from, (size_t)count * sizeof *to);
-        return;
-    }
-    const uint16_t *h = from;
-    if (dtype == TN_BF16) {
-        for (; i < count; i++)
-            to[i] = kir_from_bf16(h[i]);
-        return;
-    }
-#if defined(__AVX512F__)
-    for (; i + VL <= count; i += VL)
-        v_store(to + i, (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(h + i))));
-#elif defined(__F16C__)
-    for (; i + VL <= count; i += VL)
-        v_store(to + i, (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(h + i))));
-#endif
-    for (; i < count; i++)
-        to[i] = kir_from_f16(h[i]);
-}
-
-static void narrow(const float *from, tn_dtype dtype, int64_t count, void *to) {
-    uint16_t *h = to;
-    if (dtype == TN_F32) {
-        memcpy(to, from, (size_t)count * sizeof *from);
-    } else if (dtype == TN_BF16) {
-        for (int64_t i = 0; i < count; i++)
-            h[i] = kir_to_bf16(from[i]);
-    } else {
-        for (int64_t i = 0; i < count; i++)
-            h[i] = kir_to_f16(from[i]);
     }
 }
 
@@ -245,8 +284,8 @@ typedef struct part {
     float *scores;       /* [rows, KEYS] */
     float *keys;         /* [head_dim, KEYS] */
     float *values;       /* [KEYS, width] */
-    float *raw;          /* [VL, width]: keys on their way */
-    uint16_t *rounded;   /* [head_dim] */
+    float *raw, *turned; /* [VL, width], [head_dim, KEYS] of 16 bits: keys on their way */
+    float *rounded;      /* [head_dim] numbers of a cache's dtype */
     float *before, *now; /* [rows]: factors of a merge */
     sums chunk, total;
 } part;
@@ -278,7 +317,8 @@ static size_t part_open(part *p, const attention *a, float *base) {
     p->keys = take(&s, width * KEYS);
     p->values = take(&s, width * KEYS);
     p->raw = take(&s, width * VL);
-    p->rounded = (uint16_t *)(void *)take(&s, width);
+    p->turned = take(&s, width * KEYS / 2);
+    p->rounded = take(&s, width);
     p->before = take(&s, row_floats(a));
     p->now = take(&s, row_floats(a));
     p->chunk = take_sums(a, &s);
@@ -321,97 +361,264 @@ typedef struct source {
 /* Places [at.begin, at.end) of a chunk, widened, a row each. */
 static void bring_rows(const attention *a, part *p, const source *s, const block *b, int64_t chunk, range at,
                        float *to) {
-    int64_t d = a->args->head_dim, size = (int64_t)tn_dtype_size(s->cache->dtype);
+    int64_t d = a->args->head_dim, row_bytes = d * (int64_t)tn_dtype_size(s->cache->dtype);
     const char *page = find_page(s->cache, chunk, b->head, d);
     for (int64_t i = at.begin; i < at.end; i++, to += a->width) {
         int64_t token = chunk * KEYS + i - a->position;
         if (token >= 0) {
             const float *x = s->x + token * s->token_stride + b->head * s->head_stride;
-            if (s->cache->dtype == TN_F32) {
-                memcpy(to, x, (size_t)d * sizeof *to);
-                continue;
-            }
             narrow(x, s->cache->dtype, d, p->rounded);
             widen(p->rounded, s->cache->dtype, d, to);
         } else if (page) {
-            widen(page + i * d * size, s->cache->dtype, d, to);
+            widen(page + i * row_bytes, s->cache->dtype, d, to);
         } else {
             memset(to, 0, (size_t)d * sizeof *to);
         }
     }
 }
 
-/* Keys in columns. What nobody sees is zero. */
-static void bring_keys(const attention *a, part *p, const block *b, int64_t chunk, range at) {
-    const tn_attention_args *x = a->args;
-    source s = {&x->k_cache, x->k, x->k_token_stride, x->k_head_stride};
-    for (int64_t i = 0; i < KEYS; i += VL) {
-        range rows = {tn_max64(i, at.begin), tn_min64(i + VL, at.end)};
-        if (rows.begin >= rows.end || rows.end - rows.begin < VL)
-            memset(p->raw, 0, (size_t)(VL * a->width) * sizeof(float));
-        if (rows.begin < rows.end) bring_rows(a, p, &s, b, chunk, rows, p->raw + (rows.begin - i) * a->width);
-        for (int64_t j = 0; j < a->width; j += VL) {
-            V r[VL];
-            VEC_UNROLL for (int l = 0; l < VL; l++) r[l] = v_load(p->raw + l * a->width + j);
-            v_transpose(r);
-            VEC_UNROLL for (int l = 0; l < VL; l++) v_store(p->keys + (j + l) * KEYS + i, r[l]);
-        }
+/* A whole page of the cache, or NULL if the chunk is not one. */
+static const char *whole_page(const attention *a, const source *s, const block *b, int64_t chunk) {
+    if ((chunk + 1) * KEYS > a->position) return NULL;
+    return find_page(s->cache, chunk, b->head, a->args->head_dim);
+}
+
+/* VL keys, `row` apart, become a column each. */
+static void put_columns(const float *from, int64_t row, int64_t width, float *to) {
+    for (int64_t j = 0; j < width; j += VL) {
+        V r[VL];
+        VEC_UNROLL for (int l = 0; l < VL; l++) r[l] = v_load(from + l * row + j);
+        v_transpose(r);
+        VEC_UNROLL for (int l = 0; l < VL; l++) v_store(to + (j + l) * KEYS, r[l]);
     }
 }
 
-/* A matrix [KEYS, width or head_dim]: in place if it can be. */
-typedef struct values {
-    const float *data;
-    int64_t row;
-} values;
+#if defined(__AVX2__)
+#define HAS_PIECES 1
+#if defined(__AVX512F__)
+typedef __m512i W;
+#else
+typedef __m256i W;
+#endif
 
-static values bring_values(const attention *a, part *p, const block *b, int64_t chunk, range at) {
-    const tn_attention_args *x = a->args;
-    if (x->v_cache.dtype == TN_F32 && a->width == x->head_dim && chunk * KEYS + at.end <= a->position) {
-        const char *page = find_page(&x->v_cache, chunk, b->head, x->head_dim);
-        if (page) return (values){(const float *)(const void *)page, x->head_dim};
+enum { PIECES = VEC_BYTES / 16, PIECE_KEYS = 8 };
+
+VEC_INLINE __m128i load_piece(const uint16_t *from) { return _mm_loadu_si128((const __m128i *)(const void *)from); }
+
+/* Eight numbers of each of PIECES keys that are PIECE_KEYS apart. */
+VEC_INLINE W load_pieces(const uint16_t *from, int64_t row) {
+    int64_t next = PIECE_KEYS * row;
+#if defined(__AVX512F__)
+    W w = _mm512_castsi128_si512(load_piece(from));
+    w = _mm512_inserti32x4(w, load_piece(from + next), 1);
+    w = _mm512_inserti32x4(w, load_piece(from + 2 * next), 2);
+    return _mm512_inserti32x4(w, load_piece(from + 3 * next), 3);
+#else
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(load_piece(from)), load_piece(from + next), 1);
+#endif
+}
+
+/* In each 16-byte piece r holds a square of 8 × 8, a row a vector. */
+VEC_INLINE void transpose_pieces(W r[8]) {
+    W s[8], t[8];
+    VEC_UNROLL for (int i = 0; i < 8; i += 2) {
+        s[i] = VEC_OP_(unpacklo, epi16)(r[i], r[i + 1]);
+        s[i + 1] = VEC_OP_(unpackhi, epi16)(r[i], r[i + 1]);
     }
+    VEC_UNROLL for (int i = 0; i < 8; i += 4) {
+        VEC_UNROLL for (int j = 0; j < 2; j++) {
+            t[i + 2 * j] = VEC_OP_(unpacklo, epi32)(s[i + j], s[i + j + 2]);
+            t[i + 2 * j + 1] = VEC_OP_(unpackhi, epi32)(s[i + j], s[i + j + 2]);
+        }
+    }
+    VEC_UNROLL for (int i = 0; i < 4; i++) {
+        r[2 * i] = VEC_OP_(unpacklo, epi64)(t[i], t[i + 4]);
+        r[2 * i + 1] = VEC_OP_(unpackhi, epi64)(t[i], t[i + 4]);
+    }
+}
+
+/* A page of 16-bit numbers, turned before it is widened: half as many steps. head_dim: a multiple of eight. */
+static void put_page(const uint16_t *page, int64_t head_dim, uint16_t *to) {
+    for (int64_t i = 0; i < KEYS; i += PIECES * PIECE_KEYS) {
+        for (int64_t j = 0; j < head_dim; j += 8) {
+            W r[8];
+            VEC_UNROLL for (int l = 0; l < 8; l++) r[l] = load_pieces(page + (i + l) * head_dim + j, head_dim);
+            transpose_pieces(r);
+            VEC_UNROLL for (int l = 0; l < 8; l++) v_store((float *)(void *)(to + (j + l) * KEYS + i), (V)r[l]);
+        }
+    }
+}
+#else
+#define HAS_PIECES 0
+#endif
+
+/* A matrix of f32 or f16, with the distance between its rows. */
+typedef struct matrix {
+    const void *data;
+    int64_t row;
+    bool half;
+} matrix;
+
+/* Few rows read each number once or twice: f16 is widened then, and not before. */
+static bool may_stay_half(const attention *a, const tn_cache *cache) {
+    return HAS_F16 && cache->dtype == TN_F16 && a->rows <= 2 * TILE_ROWS;
+}
+
+/* A whole page of keys; false where this is not worth a way of its own. */
+static bool bring_page_of_keys(const attention *a, part *p, const char *page, matrix *out) {
+    const tn_cache *cache = &a->args->k_cache;
+    int64_t d = a->args->head_dim;
+    *out = (matrix){p->keys, KEYS, false};
+    if (cache->dtype == TN_F32 && d == a->width) {
+        for (int64_t i = 0; i < KEYS; i += VL)
+            put_columns((const float *)(const void *)page + i * d, d, d, p->keys + i);
+        return true;
+    }
+#if HAS_PIECES
+    if (cache->dtype != TN_F32 && d % 8 == 0) {
+        put_page((const uint16_t *)(const void *)page, d, (uint16_t *)(void *)p->turned);
+        if (may_stay_half(a, cache)) {
+            *out = (matrix){p->turned, KEYS, true};
+        } else {
+            widen(p->turned, cache->dtype, d * KEYS, p->keys);
+        }
+        return true;
+    }
+#endif
+    return false;
+}
+
+/* Keys in columns: [head_dim, KEYS]. What nobody sees may be anything. */
+static matrix bring_keys(const attention *a, part *p, const block *b, int64_t chunk, range at) {
+    const tn_attention_args *x = a->args;
+    source s = {&x->k_cache, x->k, x->k_token_stride, x->k_head_stride};
+    matrix keys = {p->keys, KEYS, false};
+    const char *page = whole_page(a, &s, b, chunk);
+    if (page && bring_page_of_keys(a, p, page, &keys)) return keys;
+    for (int64_t i = 0; i < KEYS; i += VL) {
+        range rows = {tn_max64(i, at.begin), tn_min64(i + VL, at.end)};
+        if (rows.begin >= rows.end) continue;
+        if (rows.end - rows.begin < VL) memset(p->raw, 0, (size_t)(VL * a->width) * sizeof(float));
+        bring_rows(a, p, &s, b, chunk, rows, p->raw + (rows.begin - i) * a->width);
+        put_columns(p->raw, a->width, a->width, p->keys + i);
+    }
+    return keys;
+}
+
+/* [KEYS, width]: in place if it can be. */
+static matrix bring_values(const attention *a, part *p, const block *b, int64_t chunk, range at) {
+    const tn_attention_args *x = a->args;
     source s = {&x->v_cache, x->v, x->v_token_stride, x->v_head_stride};
-    bring_rows(a, p, &s, b, chunk, at, p->values + at.begin * a->width);
-    return (values){p->values, a->width};
+    const char *page = whole_page(a, &s, b, chunk);
+    bool half = may_stay_half(a, &x->v_cache);
+    if (page && x->head_dim == a->width) {
+        if (half || x->v_cache.dtype == TN_F32) return (matrix){page, x->head_dim, half};
+        widen(page, x->v_cache.dtype, KEYS * x->head_dim, p->values);
+    } else {
+        bring_rows(a, p, &s, b, chunk, at, p->values + at.begin * a->width);
+    }
+    return (matrix){p->values, a->width, false};
 }
 
 /* ---- softmax of a chunk -------------------------------------------------------------------------------------------- */
 
-/* Scores of one row become weights; `seen`: the visible places. */
-static void soften(float *restrict s, range seen, float scale, float *most, float *weight) {
-    for (int j = 0; j < KEYS; j++)
-        s[j] *= scale;
-    for (int64_t j = 0; j < seen.begin; j++)
-        s[j] = -INFINITY;
-    for (int64_t j = seen.end; j < KEYS; j++)
-        s[j] = -INFINITY;
+VEC_INLINE float greater(float x, float y) { return x > y ? x : y; }
+
+/* The bits of kir_exp_f32 for x ≤ 0 or NaN. Below LEAST that is 0, and not computed: processors take a hundred steps
+ * where a result underflows. */
+#define LEAST (-104.0f)
+
+VEC_INLINE float exp_down(float x) {
+    float y = kir_exp_f32(x < LEAST ? 0 : x);
+    return x < LEAST ? 0 : y;
+}
+
+#if defined(__AVX512F__)
+VEC_INLINE V v_greater(V x, V y) { return (V)_mm512_max_ps((__m512)x, (__m512)y); }
+
+VEC_INLINE V v_exp_down(V x) {
+    __mmask16 matters = _mm512_cmp_ps_mask((__m512)x, (__m512)v_set1(LEAST), _CMP_NLT_UQ);
+    V n = v_fma(x, v_set1(0x1.715476p0f), v_set1(KIR_MAGIC_F32)) - v_set1(KIR_MAGIC_F32);
+    V r = v_fma(n, v_set1(0x1.05c61p-29f), v_fma(n, v_set1(-0x1.62e43p-1f), x));
+    V p = v_fma(v_set1(0x1.6a2352p-10f), r, v_set1(0x1.123a6ap-7f));
+    p = v_fma(p, r, v_set1(0x1.5558f4p-5f));
+    p = v_fma(p, r, v_set1(0x1.55549p-3f));
+    p = v_fma(p, r, v_set1(0x1.fffffcp-2f));
+    V y = v_set1(1.0f) + v_fma(p, r * r, r);
+    return (V)_mm512_maskz_scalef_ps(matters, (__m512)y, (__m512)n);
+}
+#else
+VEC_INLINE V v_greater(V x, V y) {
+    V z;
+    for (int i = 0; i < VL; i++)
+        z[i] = greater(x[i], y[i]);
+    return z;
+}
+
+VEC_INLINE V v_exp_down(V x) {
+    float each[VL];
+    v_store(each, x);
+    for (int i = 0; i < VL; i++)
+        each[i] = exp_down(each[i]);
+    return v_load(each);
+}
+#endif
+
+enum { VECTORS = KEYS / VL, LANE_VECTORS = LANES / VL };
+
+/* Lane t takes lane t + w, for w = 8, 4, 2, 1. */
+VEC_INLINE float fold_sum(const V *lanes) {
     float lane[LANES];
-    for (int t = 0; t < LANES; t++)
-        lane[t] = -INFINITY;
-    for (int j = 0; j < KEYS; j += LANES) {
-        for (int t = 0; t < LANES; t++)
-            lane[t] = s[j + t] > lane[t] ? s[j + t] : lane[t];
+    VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) v_store(lane + i * VL, lanes[i]);
+    for (int t = 0; t < 8; t++)
+        lane[t] += lane[t + 8];
+    for (int t = 0; t < 4; t++)
+        lane[t] += lane[t + 4];
+    return lane[0] + lane[2] + (lane[1] + lane[3]);
+}
+
+VEC_INLINE float fold_most(const V *lanes) {
+    float lane[LANES];
+    VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) v_store(lane + i * VL, lanes[i]);
+    for (int t = 0; t < 8; t++)
+        lane[t] = greater(lane[t + 8], lane[t]);
+    for (int t = 0; t < 4; t++)
+        lane[t] = greater(lane[t + 4], lane[t]);
+    return greater(greater(lane[0], lane[2]), greater(lane[1], lane[3]));
+}
+
+static void fill_unseen(float *s, range seen, float x) {
+    for (int64_t j = 0; j < seen.begin; j++)
+        s[j] = x;
+    for (int64_t j = seen.end; j < KEYS; j++)
+        s[j] = x;
+}
+
+/* Scores of one row, the unseen ones -inf, become weights. */
+VEC_INLINE void soften_row(float *row, float *most, float *weight) {
+    V s[VECTORS], lane[LANE_VECTORS];
+    VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_set1(-INFINITY);
+    VEC_UNROLL for (int i = 0; i < VECTORS; i++) {
+        s[i] = v_load(row + i * VL);
+        lane[i % LANE_VECTORS] = v_greater(s[i], lane[i % LANE_VECTORS]);
     }
-    for (int w = LANES / 2; w > 0; w /= 2) {
-        for (int t = 0; t < w; t++)
-            lane[t] = lane[t + w] > lane[t] ? lane[t + w] : lane[t];
+    float m = fold_most(lane);
+    V from = v_set1(m == -INFINITY ? 0 : m);
+    VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_zero();
+    VEC_UNROLL for (int i = 0; i < VECTORS; i++) {
+        s[i] = v_exp_down(s[i] - from);
+        v_store(row + i * VL, s[i]);
+        lane[i % LANE_VECTORS] += s[i];
     }
-    float m = lane[0], from = m == -INFINITY ? 0 : m;
     *most = m;
-    for (int j = 0; j < KEYS; j++)
-        s[j] = kir_exp_f32(s[j] - from);
-    for (int t = 0; t < LANES; t++)
-        lane[t] = s[t];
-    for (int j = LANES; j < KEYS; j += LANES) {
-        for (int t = 0; t < LANES; t++)
-            lane[t] += s[j + t];
-    }
-    for (int w = LANES / 2; w > 0; w /= 2) {
-        for (int t = 0; t < w; t++)
-            lane[t] += lane[t + w];
-    }
-    *weight = lane[0];
+    *weight = fold_sum(lane);
+}
+
+static void soften(float *row, range seen, float scale, float *most, float *weight) {
+    V factor = v_set1(scale);
+    VEC_UNROLL for (int i = 0; i < VECTORS; i++) v_store(row + i * VL, v_load(row + i * VL) * factor);
+    if (seen.begin > 0 || seen.end < KEYS) fill_unseen(row, seen, -INFINITY);
+    soften_row(row, most, weight);
 }
 
 /* ---- one chunk of one block ---------------------------------------------------------------------------------------- */
@@ -421,7 +628,7 @@ static int64_t row_of(const attention *a, const block *b, int64_t query) { retur
 static bool same_range(range x, range y) { return x.begin == y.begin && x.end == y.end; }
 
 /* Weighted values, for runs of queries that see the same places. */
-static void weigh(const attention *a, part *p, const block *b, int64_t chunk, range queries, values v, sums *out) {
+static void weigh(const attention *a, part *p, const block *b, int64_t chunk, range queries, matrix v, sums *out) {
     for (int64_t i = queries.begin, next; i < queries.end; i = next) {
         range seen = visible_places(a, i, chunk);
         for (next = i + 1; next < queries.end && same_range(seen, visible_places(a, next, chunk));)
@@ -429,8 +636,9 @@ static void weigh(const attention *a, part *p, const block *b, int64_t chunk, ra
         int64_t row = row_of(a, b, i);
         product w = {.a = p->scores + row * KEYS + seen.begin,
                      .a_row = KEYS,
-                     .b = v.data + seen.begin * v.row,
+                     .b = (const char *)v.data + seen.begin * v.row * (v.half ? 2 : 4),
                      .b_row = v.row,
+                     .half = v.half,
                      .c = out->value + row * a->width,
                      .c_row = a->width,
                      .steps = seen.end - seen.begin};
@@ -442,17 +650,17 @@ static void attend(const attention *a, part *p, const block *b, int64_t chunk, s
     range queries = seeing_queries(a, b, chunk);
     range keys = {visible_places(a, queries.begin, chunk).begin, visible_places(a, queries.end - 1, chunk).end};
     int64_t row = row_of(a, b, queries.begin), rows = (queries.end - queries.begin) * a->group;
-    bring_keys(a, p, b, chunk, keys);
-    values v = bring_values(a, p, b, chunk, keys);
-    for (int64_t k = 0; k < a->args->head_dim; k += KIR_KSUM) {
-        product s = {.a = p->q + row * a->width + k,
+    matrix k = bring_keys(a, p, b, chunk, keys), v = bring_values(a, p, b, chunk, keys);
+    for (int64_t i = 0; i < a->args->head_dim; i += KIR_KSUM) {
+        product s = {.a = p->q + row * a->width + i,
                      .a_row = a->width,
-                     .b = p->keys + k * KEYS,
-                     .b_row = KEYS,
+                     .b = (const char *)k.data + i * k.row * (k.half ? 2 : 4),
+                     .b_row = k.row,
+                     .half = k.half,
                      .c = p->scores + row * KEYS,
                      .c_row = KEYS,
-                     .steps = tn_min64(KIR_KSUM, a->args->head_dim - k),
-                     .add = k > 0};
+                     .steps = tn_min64(KIR_KSUM, a->args->head_dim - i),
+                     .add = i > 0};
         multiply(s, rows, KEYS);
     }
     for (int64_t i = queries.begin, r = row; i < queries.end; i++) {
@@ -465,16 +673,14 @@ static void attend(const attention *a, part *p, const block *b, int64_t chunk, s
 
 /* ---- merging ------------------------------------------------------------------------------------------------------- */
 
-static float greater(float x, float y) { return x > y ? x : y; }
-
 static void merge(const attention *a, part *p, const block *b, int64_t chunk, const sums *one, sums *total) {
     range queries = seeing_queries(a, b, chunk);
     int64_t begin = row_of(a, b, queries.begin), end = row_of(a, b, queries.end);
     for (int64_t r0 = begin / LANES * LANES; r0 < end; r0 += LANES) {
         for (int t = 0; t < LANES; t++) {
             float most = greater(total->most[r0 + t], one->most[r0 + t]), from = most == -INFINITY ? 0 : most;
-            p->before[r0 + t] = kir_exp_f32(total->most[r0 + t] - from);
-            p->now[r0 + t] = kir_exp_f32(one->most[r0 + t] - from);
+            p->before[r0 + t] = exp_down(total->most[r0 + t] - from);
+            p->now[r0 + t] = exp_down(one->most[r0 + t] - from);
         }
     }
     for (int64_t r = begin; r < end; r++) {
