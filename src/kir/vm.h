@@ -50,6 +50,10 @@ typedef struct kir_conflict {
     int16_t loser, other;
 } kir_conflict;
 
+typedef struct kir_range {
+    uintptr_t low, high;
+} kir_range;
+
 typedef struct kir_schedule {
     kir_step *steps;
     int32_t *slots; /* by value: offset of its slot in a thread's memory, -1 without one */
@@ -175,6 +179,7 @@ typedef struct kir_frame {
     int n_calls;
     char **at;         /* by value: its memory */
     uint8_t *flags;    /* by step: KIR_FLAG_… */
+    kir_range *ranges; /* by step that loads or stores: the bytes it may touch */
     char *slots;
     char *stage[KIR_STAGES];
     kir_state *states;

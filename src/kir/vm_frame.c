@@ -30,6 +30,7 @@ size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
     size_t values = (size_t)vm->n_values, accesses = (size_t)vm->n_access;
     f->at = carve(&at, values * sizeof *f->at);
     f->flags = carve(&at, steps);
+    f->ranges = carve(&at, steps * sizeof *f->ranges);
     f->strides = carve(&at, accesses * (KIR_MAX_AXES + 1) * sizeof *f->strides);
     f->dials = carve(&at, (size_t)vm->n_dials * sizeof *f->dials);
     f->views = carve(&at, accesses * sizeof *f->views);
@@ -278,10 +279,6 @@ static const kir_bind *find_bind(kir_frame *f) {
 
 /* ---- overlap ------------------------------------------------------------------------------------------------------- */
 
-typedef struct range {
-    uintptr_t low, high;
-} range;
-
 static void stretch(int64_t *low, int64_t *high, const kir_space *s, const int64_t *strides) {
     for (int k = 0; k < s->n; k++) {
         int64_t reach = (s->extent[k] - 1) * strides[k];
@@ -291,26 +288,34 @@ static void stretch(int64_t *low, int64_t *high, const kir_space *s, const int64
 }
 
 /* The bytes that a step's access may touch in this launch. */
-static range range_of(const kir_frame *f, const kir_step *s) {
-    if (s->dyn != KIR_NONE) return (range){0, UINTPTR_MAX};
+static kir_range range_of(const kir_frame *f, const kir_step *s) {
+    if (s->dyn != KIR_NONE) return (kir_range){0, UINTPTR_MAX};
     const int64_t *strides = f->strides + (size_t)s->access * (size_t)f->stride_width;
     int64_t low = strides[0], high = strides[0];
     stretch(&low, &high, &f->outer_space, strides + 1);
     stretch(&low, &high, &f->inner_space, strides + 1 + f->outer_space.n);
     const kir_view *view = &f->views[s->access];
     uintptr_t base = (uintptr_t)view->origin;
-    return (range){base + (uintptr_t)low * view->size, base + ((uintptr_t)high + 1) * view->size};
+    return (kir_range){base + (uintptr_t)low * view->size, base + ((uintptr_t)high + 1) * view->size};
+}
+
+/* Once a step, as conflicts are pairs of steps. */
+static void set_ranges(kir_frame *f) {
+    for (int i = 0; i < f->schedule->n_steps; i++) {
+        const kir_step *s = &f->schedule->steps[i];
+        if (s->op == KIR_LOAD || s->op == KIR_STORE) f->ranges[i] = range_of(f, s);
+    }
 }
 
 static void set_flags(kir_frame *f) {
     memset(f->flags, 0, (size_t)f->schedule->n_steps);
     f->flagged = false;
+    if (f->schedule->n_conflicts) set_ranges(f);
     for (int i = 0; i < f->schedule->n_conflicts; i++) {
         const kir_conflict *c = &f->schedule->conflicts[i];
-        const kir_step *loser = &f->schedule->steps[c->loser];
-        range a = range_of(f, loser), b = range_of(f, &f->schedule->steps[c->other]);
-        if (a.low >= b.high || b.low >= a.high) continue;
-        f->flags[c->loser] |= loser->op == KIR_LOAD ? KIR_FLAG_COPY : KIR_FLAG_LATE;
+        const kir_range *a = &f->ranges[c->loser], *b = &f->ranges[c->other];
+        if (a->low >= b->high || b->low >= a->high) continue;
+        f->flags[c->loser] |= f->schedule->steps[c->loser].op == KIR_LOAD ? KIR_FLAG_COPY : KIR_FLAG_LATE;
         f->flagged = true;
     }
 }
