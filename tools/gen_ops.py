@@ -5,6 +5,7 @@
     src/graph/op_ids.h       the enumeration of all ops
     src/ops/ops_build.h      tn_b_* functions for compositions and gradients, places of attributes
     src/ops/ops_table.c      the table, and the bodies of all these functions
+    tests/null_ops.h         each public function called with NULL for all that is a pointer
     docs/ops.md              what each op is
 
 What an op does in words is the first paragraph of the comment that stands above its code: `/* name(x, …): …`.
@@ -304,8 +305,9 @@ def write_public(ops):
             out.append("\n".join([comment(op.text)] + public_prototypes(op)) + "\n")
     out.append(section("the caller's line, for error messages") + "\n")
     names = [op.name for op in public] + [op.name + "_" for op in public if op.inplace]
+    out.append("#ifndef TN_NO_CALLER_LINES")
     out += [f"#define tn_{n}(...) (tn_at(__FILE__, __LINE__), tn_{n}(__VA_ARGS__))" for n in sorted(names)]
-    out.append("\n#ifdef __cplusplus\n}\n#endif\n#endif\n")
+    out.append("#endif\n\n#ifdef __cplusplus\n}\n#endif\n#endif\n")
     return "\n".join(out)
 
 
@@ -393,6 +395,12 @@ static tn_status put_list(tn_attrs *a, const char *op, const int64_t *items, int
     return TN_OK;
 }}
 
+static tn_status put_array(tn_attrs *a, const char *op, const int64_t *items, int count) {{
+    if (!items) return tn_fail(TN_ERR_ARGUMENT, "%s: a list of %d numbers is NULL", op, count);
+    put_items(a, items, count);
+    return TN_OK;
+}}
+
 /* An item left zero is as the one before it, the first as `value`. */
 static void put_defaulted(tn_attrs *a, const int64_t *items, int count, int64_t value) {{
     for (int i = 0; i < count; i++) {{
@@ -418,6 +426,7 @@ static tn_node *build_failed(tn_build *b, tn_status s) {{
 
 /* The number of the first tensor that is NULL and must not be, from 1; 0 when all are there. */
 static int missing(const void *const *in, int n_in, unsigned optional) {{
+    if (!in && n_in > 0) return 1;
     for (int i = 0; i < n_in; i++)
         if (!in[i] && !(i < 32 && (optional >> i & 1))) return i + 1;
     return 0;
@@ -436,7 +445,7 @@ static tn_tensor *record_with_gaps(int op, const tn_tensor *const *in, int n_in,
 
 static tn_tensor *record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {{
     for (int i = 0; i < n_in; i++)
-        if (!in[i]) return record_with_gaps(op, in, n_in, a, optional);
+        if (!in || !in[i]) return record_with_gaps(op, in, n_in, a, optional);
     return tn_record(op, in, n_in, a);
 }}
 
@@ -485,6 +494,8 @@ def pack_lines(op):
             lines.append(f'TRY(put_list(a, "{op.name}", {value}, {p.count_name()}));')
         elif p.is_array and p.optional_part and p.default != "0":
             lines.append(f"put_defaulted(a, {value}, {p.fixed}, {p.default});")
+        elif p.is_array and not p.optional_part:
+            lines.append(f'TRY(put_array(a, "{op.name}", {value}, {p.fixed}));')
         elif p.is_array:
             lines.append(f"put_items(a, {value}, {p.fixed});")
         else:
@@ -578,6 +589,34 @@ def write_table(ops):
     return "\n".join(out)
 
 
+def null_arguments(op):
+    """As little as can be given: NULL for pointers (lists: of two items), zeros for the rest."""
+    out = []
+    for p in op.parameters:
+        if p.optional_part:
+            continue
+        if p.type == "Tensor[]" or p.is_list:
+            out += ["NULL", "2"]
+        else:
+            zero = {"float": "0.0", "bool": "false", "dtype": "TN_F32"}.get(p.type, "0")
+            out.append("NULL" if p.is_tensor or p.is_array else f"({p.value_type()})0" if p.choices else zero)
+    return out + (["NULL"] if op.options else [])
+
+
+def write_nulls(ops):
+    out = [f"""/* null_ops.h — every public op called with NULL for all that is a pointer. {BY}
+ *
+ * REFUSES(call): it returns an error tensor. */
+{AS_IT_IS}"""]
+    for op in ops:
+        needs = any(p.is_tensor or p.is_list or p.is_array for p in op.parameters if not p.optional_part)
+        if op.internal or op.returns_list or not needs:
+            continue
+        for name in [op.name] + ([op.name + "_"] if op.inplace else []):
+            out.append(f"REFUSES(tn_{name}({', '.join(null_arguments(op))}))")
+    return "\n".join(out) + "\n"
+
+
 def write_docs(ops):
     public = [op for op in ops if not op.internal]
     out = [f"<!-- {BY} -->", "# Operations", "",
@@ -600,6 +639,7 @@ FILES_OUT = {
     "src/graph/op_ids.h": write_ids,
     "src/ops/ops_build.h": write_build,
     "src/ops/ops_table.c": write_table,
+    "tests/null_ops.h": write_nulls,
     "docs/ops.md": write_docs,
 }
 

@@ -46,6 +46,14 @@ TN_API void tn_no_grad_end(tn_grad_mode *mode);
     for (tn_grad_mode tn_grad_mode_here_ __attribute__((cleanup(tn_no_grad_end))) = tn_no_grad_begin();                 \
          !tn_grad_mode_here_.once; tn_grad_mode_here_.once = 1)
 
+/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+
+#ifndef TN_NO_CALLER_LINES
+#define tn_backward(...) (tn_at(__FILE__, __LINE__), tn_backward(__VA_ARGS__))
+#define tn_grad(...) (tn_at(__FILE__, __LINE__), tn_grad(__VA_ARGS__))
+#define tn_gradients(...) (tn_at(__FILE__, __LINE__), tn_gradients(__VA_ARGS__))
+#endif
+
 #ifdef __cplusplus
 }
 #endif

@@ -214,6 +214,15 @@ TN_API tn_status tn_estimate_training_memory(const tn_model_sizes *sizes, int64_
  * for. Errors: TN_ERR_FORMAT naming what is missing. */
 TN_API tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out);
 
+/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+
+#ifndef TN_NO_CALLER_LINES
+#define tn_checkpoint_load(...) (tn_at(__FILE__, __LINE__), tn_checkpoint_load(__VA_ARGS__))
+#define tn_gguf_tensor(...) (tn_at(__FILE__, __LINE__), tn_gguf_tensor(__VA_ARGS__))
+#define tn_module_load(...) (tn_at(__FILE__, __LINE__), tn_module_load(__VA_ARGS__))
+#define tn_safetensors_tensor(...) (tn_at(__FILE__, __LINE__), tn_safetensors_tensor(__VA_ARGS__))
+#endif
+
 #ifdef __cplusplus
 }
 #endif

@@ -148,7 +148,7 @@ TN_API tn_module *tn_nn_sequential(tn_module *parent, const char *name);
 /* One step of a long short-term memory (PyTorch's LSTMCell: gates in the order input, forget, cell, output).
  * weight_ih [4·hidden, input], weight_hh [4·hidden, hidden], bias_ih, bias_hh [4·hidden]. */
 TN_API tn_module *tn_nn_lstm_cell(tn_module *parent, const char *name, int64_t input, int64_t hidden);
-/* x [batch, input], h and c [batch, hidden] → *new_h and *new_c, new handles, error tensors on failure. */
+/* x [batch, input], h and c [batch, hidden] → *new_h and *new_c (NULL: not wanted), new handles, error tensors on failure. */
 TN_API void tn_lstm_cell_forward(tn_module *m, const tn_tensor *x, const tn_tensor *h, const tn_tensor *c,
                                  tn_tensor **new_h, tn_tensor **new_c);
 
@@ -208,8 +208,8 @@ TN_API const char *tn_policy_name(const tn_policy *p);
 TN_API int tn_policy_state_count(const tn_policy *p);
 
 /* observations [batch, …] → *logits [batch, actions], *value [batch, 1] and, for a recurrent policy, new_state[state_count].
- * state: state_count tensors, or NULL for the initial state. new_state may be NULL when state_count is 0. Outputs are new
- * handles, error tensors on failure; state is not changed. */
+ * state: state_count tensors, or NULL for the initial state. An output that is not wanted may be NULL. Outputs are new
+ * handles, error tensors on failure (when p is NULL of logits and value alone); state is not changed. */
 TN_API void tn_policy_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,
                               tn_tensor **value, tn_tensor **new_state);
 /* The state before the first observation for `batch` agents: state_count new handles. */
@@ -233,6 +233,35 @@ typedef struct tn_policy_options {
 TN_API tn_status tn_policy_mlp(const tn_policy_options *options, tn_policy **out);
 /* The same with an LSTM cell between hidden layers and heads; state: h and c [batch, recurrent]. */
 TN_API tn_status tn_policy_lstm(const tn_policy_options *options, tn_policy **out);
+
+/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+
+#ifndef TN_NO_CALLER_LINES
+#define tn_forward(...) (tn_at(__FILE__, __LINE__), tn_forward(__VA_ARGS__))
+#define tn_init_constant(...) (tn_at(__FILE__, __LINE__), tn_init_constant(__VA_ARGS__))
+#define tn_init_kaiming_uniform(...) (tn_at(__FILE__, __LINE__), tn_init_kaiming_uniform(__VA_ARGS__))
+#define tn_init_normal(...) (tn_at(__FILE__, __LINE__), tn_init_normal(__VA_ARGS__))
+#define tn_init_orthogonal(...) (tn_at(__FILE__, __LINE__), tn_init_orthogonal(__VA_ARGS__))
+#define tn_init_uniform(...) (tn_at(__FILE__, __LINE__), tn_init_uniform(__VA_ARGS__))
+#define tn_init_xavier_uniform(...) (tn_at(__FILE__, __LINE__), tn_init_xavier_uniform(__VA_ARGS__))
+#define tn_lstm_cell_forward(...) (tn_at(__FILE__, __LINE__), tn_lstm_cell_forward(__VA_ARGS__))
+#define tn_module_add_buffer(...) (tn_at(__FILE__, __LINE__), tn_module_add_buffer(__VA_ARGS__))
+#define tn_module_add_parameter(...) (tn_at(__FILE__, __LINE__), tn_module_add_parameter(__VA_ARGS__))
+#define tn_multihead_attention_forward(...) (tn_at(__FILE__, __LINE__), tn_multihead_attention_forward(__VA_ARGS__))
+#define tn_nn_batch_norm2d(...) (tn_at(__FILE__, __LINE__), tn_nn_batch_norm2d(__VA_ARGS__))
+#define tn_nn_conv2d(...) (tn_at(__FILE__, __LINE__), tn_nn_conv2d(__VA_ARGS__))
+#define tn_nn_embedding(...) (tn_at(__FILE__, __LINE__), tn_nn_embedding(__VA_ARGS__))
+#define tn_nn_layer_norm(...) (tn_at(__FILE__, __LINE__), tn_nn_layer_norm(__VA_ARGS__))
+#define tn_nn_linear(...) (tn_at(__FILE__, __LINE__), tn_nn_linear(__VA_ARGS__))
+#define tn_nn_lstm_cell(...) (tn_at(__FILE__, __LINE__), tn_nn_lstm_cell(__VA_ARGS__))
+#define tn_nn_multihead_attention(...) (tn_at(__FILE__, __LINE__), tn_nn_multihead_attention(__VA_ARGS__))
+#define tn_nn_transformer_encoder_layer(...) (tn_at(__FILE__, __LINE__), tn_nn_transformer_encoder_layer(__VA_ARGS__))
+#define tn_policy_forward(...) (tn_at(__FILE__, __LINE__), tn_policy_forward(__VA_ARGS__))
+#define tn_policy_initial_state(...) (tn_at(__FILE__, __LINE__), tn_policy_initial_state(__VA_ARGS__))
+#define tn_policy_lstm(...) (tn_at(__FILE__, __LINE__), tn_policy_lstm(__VA_ARGS__))
+#define tn_policy_mlp(...) (tn_at(__FILE__, __LINE__), tn_policy_mlp(__VA_ARGS__))
+#define tn_transformer_encoder_layer_forward(...) (tn_at(__FILE__, __LINE__), tn_transformer_encoder_layer_forward(__VA_ARGS__))
+#endif
 
 #ifdef __cplusplus
 }

@@ -1005,6 +1005,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
+#ifndef TN_NO_CALLER_LINES
 #define tn_abs(...) (tn_at(__FILE__, __LINE__), tn_abs(__VA_ARGS__))
 #define tn_abs_(...) (tn_at(__FILE__, __LINE__), tn_abs_(__VA_ARGS__))
 #define tn_acos(...) (tn_at(__FILE__, __LINE__), tn_acos(__VA_ARGS__))
@@ -1281,6 +1282,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_zero_(...) (tn_at(__FILE__, __LINE__), tn_zero_(__VA_ARGS__))
 #define tn_zeros(...) (tn_at(__FILE__, __LINE__), tn_zeros(__VA_ARGS__))
 #define tn_zeros_like(...) (tn_at(__FILE__, __LINE__), tn_zeros_like(__VA_ARGS__))
+#endif
 
 #ifdef __cplusplus
 }

@@ -95,8 +95,19 @@ typedef struct tn_schedule {
     int64_t warmup, total;
 } tn_schedule;
 
-/* The learning rate at a step counted from 0, for tn_optimizer_set_lr. */
+/* The learning rate at a step counted from 0, for tn_optimizer_set_lr; NaN without a schedule. */
 TN_API double tn_schedule_at(const tn_schedule *s, int64_t step);
+
+/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+
+#ifndef TN_NO_CALLER_LINES
+#define tn_clip_grad_norm(...) (tn_at(__FILE__, __LINE__), tn_clip_grad_norm(__VA_ARGS__))
+#define tn_minimize(...) (tn_at(__FILE__, __LINE__), tn_minimize(__VA_ARGS__))
+#define tn_optimizer_adam(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adam(__VA_ARGS__))
+#define tn_optimizer_adamw(...) (tn_at(__FILE__, __LINE__), tn_optimizer_adamw(__VA_ARGS__))
+#define tn_optimizer_sgd(...) (tn_at(__FILE__, __LINE__), tn_optimizer_sgd(__VA_ARGS__))
+#define tn_optimizer_step(...) (tn_at(__FILE__, __LINE__), tn_optimizer_step(__VA_ARGS__))
+#endif
 
 #ifdef __cplusplus
 }

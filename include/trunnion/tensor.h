@@ -171,6 +171,22 @@ TN_API int64_t tn_profile_count(const tn_profile *p);
 /* Row i. TN_ERR_ARGUMENT when there is none. */
 TN_API tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *row);
 
+/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+
+/* As the macros of ops.h. A library on top of this one that wants its callers' lines in messages, rather than its own,
+ * defines TN_NO_CALLER_LINES and does likewise for its functions. */
+#ifndef TN_NO_CALLER_LINES
+#define tn_copy_(...) (tn_at(__FILE__, __LINE__), tn_copy_(__VA_ARGS__))
+#define tn_dial(...) (tn_at(__FILE__, __LINE__), tn_dial(__VA_ARGS__))
+#define tn_dial_int(...) (tn_at(__FILE__, __LINE__), tn_dial_int(__VA_ARGS__))
+#define tn_failed(...) (tn_at(__FILE__, __LINE__), tn_failed(__VA_ARGS__))
+#define tn_from_data(...) (tn_at(__FILE__, __LINE__), tn_from_data(__VA_ARGS__))
+#define tn_from_ptr(...) (tn_at(__FILE__, __LINE__), tn_from_ptr(__VA_ARGS__))
+#define tn_make_state(...) (tn_at(__FILE__, __LINE__), tn_make_state(__VA_ARGS__))
+#define tn_scalar(...) (tn_at(__FILE__, __LINE__), tn_scalar(__VA_ARGS__))
+#define tn_symbolic(...) (tn_at(__FILE__, __LINE__), tn_symbolic(__VA_ARGS__))
+#endif
+
 #ifdef __cplusplus
 }
 #endif

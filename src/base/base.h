@@ -38,6 +38,8 @@ tn_status tn_fail(tn_status code, const char *format, ...) TN_PRINTF(2, 3);
 
 /* Puts "prefix: " before this thread's error text and returns `code`; for callers that know more than the callee. */
 tn_status tn_fail_prefix(tn_status code, const char *format, ...) TN_PRINTF(2, 3);
+/* TN_OK when p is there; else TN_ERR_ARGUMENT with "what is NULL": tn_need(out, "tn_read: out"). */
+tn_status tn_need(const void *p, const char *what);
 
 /* The code of this thread's last failure. */
 tn_status tn_error_code(void);

@@ -54,6 +54,21 @@ void tn_graph_free(tn_graph *g) {
     tn_mem_free(g);
 }
 
+/* What capture and launch are given: lists without gaps. */
+static tn_status check_list(tn_tensor *const *items, int count, const char *function, const char *what) {
+    if (count < 0) return tn_fail(TN_ERR_ARGUMENT, "%s: %d %s", function, count, what);
+    for (int i = 0; i < count; i++) {
+        if (!items) return tn_fail(TN_ERR_ARGUMENT, "%s: %s is NULL, its count %d", function, what, count);
+        if (!items[i]) return tn_fail(TN_ERR_ARGUMENT, "%s: %s: tensor %d is NULL", function, what, i);
+    }
+    return TN_OK;
+}
+
+static tn_status check_lists(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count, const char *function) {
+    TRY(check_list(inputs, input_count, function, "inputs"));
+    return check_list(outputs, output_count, function, "outputs");
+}
+
 static tn_status note_input(graph_input *in, const tn_binding *b, const tn_tensor *t, int number) {
     const tn_node *n = tn_tensor_node(t);
     if (!n->buffer) return tn_fail(TN_ERR_ARGUMENT, "tn_capture_end: input %d is not a whole tensor with a value (evaluate it, or make it contiguous)", number);
@@ -124,6 +139,9 @@ tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *c
     if (!r) return TN_ERR_MEMORY;
     if (!r->capturing) return tn_fail(TN_ERR_STATE, "tn_capture_end: no capture was begun on this thread");
     r->capturing = false;
+    TRY(check_lists(inputs, input_count, outputs, output_count, "tn_capture_end"));
+    TRY(tn_need(out, "tn_capture_end: out"));
+    *out = NULL;
     tn_graph *g = tn_mem_zalloc(1, sizeof *g);
     if (!g) return TN_ERR_MEMORY;
     g->input_count = input_count;
@@ -209,6 +227,9 @@ static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs) {
 }
 
 tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs) {
+    TRY(tn_need(g, "tn_graph_launch: the graph"));
+    TRY(check_list(inputs, g->input_count, "tn_graph_launch", "inputs"));
+    if (g->output_count > 0) TRY(tn_need(outputs, "tn_graph_launch: outputs"));
     tn_recorder *r = tn_recorder_here();
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
     if (!c) return TN_ERR_MEMORY;
@@ -221,6 +242,7 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
 }
 
 tn_status tn_graph_set_dial(tn_graph *g, int dial, double value) {
+    TRY(tn_need(g, "tn_graph_set_dial: the graph"));
     if (dial < 0 || (size_t)dial >= g->dial_count)
         return tn_fail(TN_ERR_ARGUMENT, "tn_graph_set_dial: dial %d; the graph has %zu", dial, g->dial_count);
     if (g->dial_is_float[dial])

@@ -12,6 +12,7 @@ static tn_status evaluate(tn_recorder *r, tn_node **nodes, int count) {
 }
 
 tn_status tn_eval(tn_tensor *const *tensors, int count) {
+    if (count > 0) TRY(tn_need(tensors, "tn_eval: tensors"));
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
     tn_node **nodes = tn_mem_alloc((size_t)(count > 0 ? count : 0) * sizeof *nodes);
@@ -70,6 +71,8 @@ static tn_status read_node(const tn_node *n, void *out) {
 
 tn_status tn_read(const tn_tensor *t, void *out, size_t bytes) {
     tn_node *n = NULL;
+    TRY(tn_need(t, "tn_read: the tensor"));
+    if (bytes) TRY(tn_need(out, "tn_read: out"));
     TRY(computed_node(t, &n));
     if (bytes != tn_node_bytes(n)) {
         char shape[96];
@@ -111,6 +114,7 @@ static double as_double(tn_dtype t, const void *p) {
 
 double tn_item(const tn_tensor *t) {
     tn_node *n = NULL;
+    if (tn_need(t, "tn_item: the tensor") != TN_OK) return NAN;
     if (computed_node(t, &n) != TN_OK) return NAN;
     if (tn_node_numel(n) != 1) {
         char shape[96];
@@ -124,6 +128,7 @@ double tn_item(const tn_tensor *t) {
 /* ---- counters ---------------------------------------------------------------------------------------------------------------------- */
 
 tn_status tn_get_runtime_stats(tn_runtime_stats *stats) {
+    TRY(tn_need(stats, "tn_get_runtime_stats: stats"));
     tn_recorder *r = tn_recorder_here();
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
     if (!c) return TN_ERR_MEMORY;

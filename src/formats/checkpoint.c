@@ -119,6 +119,7 @@ tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *c) {
 }
 
 tn_status tn_module_save(const tn_module *m, const char *path) {
+    TRY(tn_need(path, "tn_module_save: the path"));
     parts p = {.part = {{"", NULL, 0}, {"", NULL, 0}, {"", NULL, 0}}};
     TRY(tn_module_variables(m, &p.model, &p.part[PART_MODEL].count));
     p.part[PART_MODEL].items = p.model;
@@ -221,6 +222,7 @@ static tn_status parts_load(const tn_safetensors *f, const parts *p, bool same_d
 }
 
 tn_status tn_module_load(tn_module *m, const char *path) {
+    TRY(tn_need(path, "tn_module_load: the path"));
     parts p = {.part = {{"", NULL, 0}, {"", NULL, 0}, {"", NULL, 0}}};
     TRY(tn_module_variables(m, &p.model, &p.part[PART_MODEL].count));
     p.part[PART_MODEL].items = p.model;

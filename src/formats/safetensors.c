@@ -236,8 +236,9 @@ static tn_status read_file(tn_safetensors *f) {
 }
 
 tn_status tn_safetensors_open(const char *path, tn_safetensors **out) {
+    TRY(tn_need(out, "tn_safetensors_open: out"));
     *out = NULL;
-    if (!path) return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_open: the path is NULL");
+    TRY(tn_need(path, "tn_safetensors_open: the path"));
     tn_safetensors *f = tn_mem_zalloc(1, sizeof *f);
     if (!f) return TN_ERR_MEMORY;
     atomic_init(&f->refs, 1);
@@ -270,6 +271,7 @@ static const entry *find_entry(const tn_safetensors *f, const char *name) {
 }
 
 static tn_status describe(const tn_safetensors *f, const entry *e, tn_safetensors_info *info) {
+    TRY(tn_need(info, "tn_safetensors_info: info"));
     if (info->struct_size < sizeof *info)
         return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_info: set struct_size to sizeof(tn_safetensors_info)");
     info->name = e->name;
@@ -282,27 +284,30 @@ static tn_status describe(const tn_safetensors *f, const entry *e, tn_safetensor
     return TN_OK;
 }
 
-int tn_safetensors_count(const tn_safetensors *file) { return (int)file->count; }
+int tn_safetensors_count(const tn_safetensors *file) { return file ? (int)file->count : 0; }
 
 tn_status tn_safetensors_at(const tn_safetensors *file, int i, tn_safetensors_info *info) {
+    TRY(tn_need(file, "tn_safetensors_at: the file"));
     if (i < 0 || (size_t)i >= file->count)
         return tn_fail(TN_ERR_ARGUMENT, "tensor %d of a file that holds %zu", i, file->count);
     return describe(file, &file->entries[i], info);
 }
 
 tn_status tn_safetensors_find(const tn_safetensors *file, const char *name, tn_safetensors_info *info) {
+    TRY(tn_need(file, "tn_safetensors_find: the file"));
+    TRY(tn_need(name, "tn_safetensors_find: the name"));
     const entry *e = find_entry(file, name);
     if (!e) return tn_fail(TN_ERR_ARGUMENT, "there is no tensor '%s' in the file", name);
     return describe(file, e, info);
 }
 
 const char *tn_safetensors_metadata(const tn_safetensors *file, const char *key) {
-    const tn_json *v = file->metadata ? tn_json_get(file->metadata, key) : NULL;
+    const tn_json *v = file && file->metadata && key ? tn_json_get(file->metadata, key) : NULL;
     return v ? tn_json_string(v, NULL) : NULL;
 }
 
 const char *tn_safetensors_metadata_key(const tn_safetensors *file, int i) {
-    return file->metadata && i >= 0 ? tn_json_key(file->metadata, (size_t)i) : NULL;
+    return file && file->metadata && i >= 0 ? tn_json_key(file->metadata, (size_t)i) : NULL;
 }
 
 static bool bytes_are_bools(const uint8_t *bytes, int64_t n) {
@@ -313,6 +318,7 @@ static bool bytes_are_bools(const uint8_t *bytes, int64_t n) {
 }
 
 tn_tensor *tn_safetensors_tensor(const tn_safetensors *file, const char *name) {
+    if (!file || !name) return tn_failed(TN_ERR_ARGUMENT, "tn_safetensors_tensor: the %s is NULL", file ? "name" : "file");
     const entry *e = find_entry(file, name);
     if (!e) return tn_failed(TN_ERR_ARGUMENT, "there is no tensor '%s' in the file", name);
     if (e->type->dtype == TN_DTYPE_COUNT)
@@ -472,6 +478,9 @@ static tn_status save_ordered(const char *path, const tn_named_tensor *const *or
 tn_status tn_safetensors_save(const char *path, const tn_named_tensor *tensors, int count, const tn_metadata *metadata,
                               int metadata_count) {
     if (!path) return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_save: the path is NULL");
+    for (int i = 0; i < metadata_count; i++)
+        if (!metadata || !metadata[i].key || !metadata[i].value)
+            return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_save: metadata entry %d is NULL, or its key or value is", i);
     TRY(prepare(tensors, count));
     const tn_named_tensor **order = tn_mem_zalloc((size_t)count, sizeof *order);
     if (!order) return TN_ERR_MEMORY;

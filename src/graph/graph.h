@@ -103,6 +103,7 @@ bool tn_node_contiguous(const tn_node *n); /* its elements are its root's, all o
  * an input is one or a rule refuses; NULL never. The caller owns one reference. attrs may be NULL. */
 tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attrs);
 tn_node *tn_node_error(tn_status status, const char *text);  /* text as it shall be shown */
+tn_node *tn_node_failed(tn_status status); /* this thread's error as an error node, with the caller's line before it */
 /* A computed node over a buffer (leaf data). Retains the buffer. */
 tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtype dtype);
 
@@ -256,7 +257,7 @@ enum { TN_DIAL_FLOAT = 0, TN_DIAL_INT = 1, TN_DIAL_RANDOM = 2 };
 tn_tensor *tn_tensor_new(tn_node *n); /* takes the reference; never NULL (a shared out-of-memory tensor instead) */
 tn_tensor *tn_tensor_unscoped(tn_tensor *t); /* takes t out of all scopes (what the library keeps itself); returns t */
 tn_node *tn_tensor_node(const tn_tensor *t); /* the current value, borrowed; views are made anew when the base was written */
-tn_tensor *tn_tensor_error(tn_status status); /* an error tensor with this thread's error text */
+tn_tensor *tn_tensor_error(tn_status status); /* an error tensor with this thread's error text and the caller's line */
 tn_storage *tn_tensor_storage(const tn_tensor *t); /* made when there is none yet; NULL when memory is out */
 void tn_handles_drop(void); /* frees this thread's spare handles (thread exit, leak tests) */
 /* What generated op functions call. inputs may hold NULL for optional ones. */
@@ -275,6 +276,7 @@ typedef struct tn_recorder {
     bool capturing;
     const char *file; /* caller's line, from tn_at */
     int line;
+    const char *called; /* the function that the caller knows, where it stands for other ops: reshape for view; or NULL */
     int64_t nodes_recorded;
     uint64_t seed, random_offset; /* Philox key and the next free counter */
     size_t limit;  /* pending nodes at which the next unasked flush happens; at least TN_MAX_PENDING */

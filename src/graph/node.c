@@ -273,10 +273,29 @@ tn_node *tn_node_error(tn_status status, const char *text) {
     return tn_node_retain(&out_of_memory);
 }
 
+/* Does the text begin as "file.c:12: "? Then it is passed on from an earlier failure, whose line is the one to tell. */
+static bool names_a_line(const char *text) {
+    size_t name = strcspn(text, ": ");
+    if (text[name] != ':' || !memchr(text, '.', name)) return false;
+    size_t digits = strspn(text + name + 1, "0123456789");
+    return digits > 0 && strncmp(text + name + 1 + digits, ": ", 2) == 0;
+}
+
 /* The pending failure of this thread as an error node, with the caller's line. */
 static tn_node *failed_here(const tn_recorder *r, tn_status status) {
-    if (r && r->file) tn_fail_prefix(status, "%s:%d", r->file, r->line);
+    if (r && r->file && !names_a_line(tn_error())) tn_fail_prefix(status, "%s:%d", r->file, r->line);
     return tn_node_error(status, tn_error());
+}
+
+tn_node *tn_node_failed(tn_status status) { return failed_here(tn_recorder_here(), status); }
+
+/* An op's failure under the name that the caller used. */
+static tn_node *op_failed(const tn_recorder *r, const tn_op_row *row, tn_status status) {
+    size_t length = strlen(row->name);
+    const char *text = tn_error();
+    bool named = r->called && strncmp(text, row->name, length) == 0 && text[length] == ':';
+    if (named) tn_fail(status, "%s%s", r->called, text + length);
+    return failed_here(r, status);
 }
 
 tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtype dtype) {
@@ -285,7 +304,7 @@ tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtyp
     n->op = TN_OP_NONE;
     n->dtype = (uint8_t)dtype;
     n->rank = (uint8_t)rank;
-    memcpy(n->shape, shape, (size_t)rank * sizeof *shape);
+    if (rank > 0) memcpy(n->shape, shape, (size_t)rank * sizeof *shape);
     memset(n->symbol, 0, sizeof n->symbol);
     n->buffer = tn_buffer_retain(buffer);
     n->device = buffer->device;
@@ -537,18 +556,18 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     input_facts f = look_at(in, n_in);
     if (f.flags & TN_NODE_ERROR) return tn_node_retain(first_error(in, n_in));
     const tn_op_row *row = tn_op(op);
-    if (n_in > MAX_INPUTS)
-        return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", row->name, n_in, MAX_INPUTS));
+    if (n_in < 0 || n_in > MAX_INPUTS)
+        return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d are possible", row->name, n_in, MAX_INPUTS));
     tn_dtype to = TN_F32;
     tn_node *n = NULL;
     tn_status s = f.quantized ? check_plain(row, in, n_in) : TN_OK;
-    if (s != TN_OK) return failed_here(r, s);
+    if (s != TN_OK) return op_failed(r, row, s);
     s = needs_casts(row, in, n_in, &f, &to) ? node_promoted(r, op, in, n_in, attrs, to, &n) : node_try(r, op, in, n_in, attrs, &f, &n);
-    if (s != TN_OK) return failed_here(r, s);
+    if (s != TN_OK) return op_failed(r, row, s);
     s = recorder_bound(r);
     if (s == TN_OK) return n;
     tn_node_release(n);
-    return failed_here(r, s);
+    return op_failed(r, row, s);
 }
 
 /* ---- building inside the library ------------------------------------------------------------------------------------- */

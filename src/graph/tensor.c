@@ -103,6 +103,9 @@ static void unpin(tn_node *n) {
 /* What a caller gets when not even a handle can be had; never freed, never written. */
 static tn_node no_memory_node = {.refs = 1 << 30, .handles = 1, .flags = TN_NODE_ERROR, .index = -1, .op = TN_OP_NONE,
                                  .status = TN_ERR_MEMORY, .error = (char[]){"out of host memory while recording"}};
+/* What stands for a tensor that is NULL. */
+static tn_node null_node = {.refs = 1 << 30, .handles = 1, .flags = TN_NODE_ERROR, .index = -1, .op = TN_OP_NONE,
+                            .status = TN_ERR_ARGUMENT, .error = (char[]){"the tensor is NULL: it was never made"}};
 static tn_tensor no_memory = {.refs = 1 << 30, .node = &no_memory_node, .slot = NO_SLOT};
 
 enum { FREE_HANDLES_MAX = 4096 };
@@ -260,7 +263,7 @@ static inline tn_node *node_of(const tn_tensor *t) {
     return !s || t->version == s->version ? t->node : refreshed_node(t, s);
 }
 
-tn_node *tn_tensor_node(const tn_tensor *t) { return node_of(t); }
+tn_node *tn_tensor_node(const tn_tensor *t) { return t ? node_of(t) : &null_node; }
 
 /* ---- recording ------------------------------------------------------------------------------------------------------- */
 
@@ -290,7 +293,7 @@ tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attr
     tn_node *nodes[MAX_INPUTS];
     if (n_in > MAX_INPUTS) {
         tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", tn_op(op)->name, n_in, MAX_INPUTS);
-        return tn_tensor_new(tn_node_error(TN_ERR_ARGUMENT, tn_error()));
+        return tn_tensor_error(TN_ERR_ARGUMENT);
     }
     for (int i = 0; i < n_in; i++) nodes[i] = in[i] ? node_of(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in, attrs);
@@ -299,16 +302,17 @@ tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attr
     if (view_depth(in[0]) < TN_MAX_VIEW_CHAIN) return attach_view(t, in[0]);
     tn_free(t);
     tn_fail(TN_ERR_UNSUPPORTED, "%s: a view of a view, %d deep: make it contiguous first", tn_op(op)->name, TN_MAX_VIEW_CHAIN);
-    return tn_tensor_new(tn_node_error(TN_ERR_UNSUPPORTED, tn_error()));
+    return tn_tensor_error(TN_ERR_UNSUPPORTED);
 }
 
-tn_tensor *tn_tensor_error(tn_status status) { return tn_tensor_new(tn_node_error(status, tn_error())); }
+tn_tensor *tn_tensor_error(tn_status status) { return tn_tensor_new(tn_node_failed(status)); }
 
 tn_tensor *tn_failed(tn_status code, const char *format, ...) {
     char text[512];
     va_list args;
+    if (code == TN_OK) code = TN_ERR_ARGUMENT; /* there is no failure that is none */
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    vsnprintf(text, sizeof text, format ? format : "failed", args);
     va_end(args);
     return tn_tensor_error(tn_fail(code, "%s", text));
 }
@@ -406,56 +410,68 @@ static tn_tensor *poison(tn_tensor *dst, tn_node *error) {
     return dst;
 }
 
-static tn_status check_writable(const tn_tensor *dst, const tn_recorder *r) {
+static tn_status check_writable(const tn_tensor *dst, const tn_recorder *r, const char *what) {
     const tn_node *n = tn_tensor_node(dst);
     if ((n->flags & TN_NODE_VIEW) && overlaps(n))
-        return tn_fail(TN_ERR_ARGUMENT, "in-place write to a tensor whose elements share memory (an expanded view): copy it with tn_contiguous first");
+        return tn_fail(TN_ERR_ARGUMENT, "%s_: in-place write to a tensor whose elements share memory (an expanded view): copy it with tn_contiguous first", what);
     const tn_storage *s = atomic_load_explicit(&dst->storage, memory_order_acquire);
     bool leaf = (s && s->slot) || (n->flags & TN_NODE_LEAF);
     if (leaf && !r->no_grad)
-        return tn_fail(TN_ERR_STATE, "in-place write to a leaf that requires gradients: wrap the write in TN_NO_GRAD");
+        return tn_fail(TN_ERR_STATE, "%s_: in-place write to a leaf that requires gradients: wrap the write in TN_NO_GRAD", what);
     return TN_OK;
 }
 
-static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh) {
+/* Writes value to dst by the function `what`_. */
+static tn_tensor *write_node(tn_tensor *dst, tn_node *value, bool fresh, const char *what) {
     tn_node *now = tn_tensor_node(dst);
     if (now->flags & TN_NODE_ERROR) return dst;
     tn_recorder *r = tn_recorder_here();
     tn_storage *s = tn_tensor_storage(dst);
     if (!r || !s) return poison(dst, tn_node_error(TN_ERR_MEMORY, "out of host memory while recording a write"));
     if (value->flags & TN_NODE_ERROR) return poison(dst, tn_node_retain(value));
-    tn_status ok = check_writable(dst, r);
-    if (ok != TN_OK) return poison(dst, tn_node_error(ok, tn_error()));
+    tn_status ok = check_writable(dst, r, what);
+    if (ok != TN_OK) return poison(dst, tn_node_failed(ok));
+    r->called = what;
     tn_node *whole = written_value(dst, s, value, fresh);
+    r->called = NULL;
     if (whole->flags & TN_NODE_ERROR) return poison(dst, whole);
     storage_set(r, s, whole);
     tn_tensor_node(dst); /* lets go of the old value, which nobody needs to store now */
     return dst;
 }
 
-tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) { return write_node(dst, tn_tensor_node(src), false); }
+tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) {
+    const char *missing = !dst ? "tn_copy_: dst" : !src ? "tn_copy_: src" : NULL;
+    if (!missing) return write_node(dst, tn_tensor_node(src), false, "copy");
+    tn_node *error = tn_node_failed(tn_need(NULL, missing));
+    return dst ? poison(dst, error) : tn_tensor_new(error);
+}
 
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
     tn_node *nodes[MAX_INPUTS];
     for (int i = 0; i < n_in && i < MAX_INPUTS; i++) nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in < MAX_INPUTS ? n_in : MAX_INPUTS, attrs);
-    dst = write_node(dst, n, true);
+    dst = write_node(dst, n, true, tn_op(op)->name);
     tn_node_release(n);
     return dst;
 }
 
 /* ---- making ---------------------------------------------------------------------------------------------------------- */
 
-static tn_status data_bytes(const int64_t *shape, int rank, tn_dtype dtype, size_t *bytes) {
-    if (rank < 0 || rank > TN_MAX_RANK) return tn_fail(TN_ERR_SHAPE, "a tensor of rank %d: 0 to %d are possible", rank, TN_MAX_RANK);
-    if (tn_dtype_size(dtype) == 0) return tn_fail(TN_ERR_DTYPE, "%d is no dtype", (int)dtype);
+/* What the function `what` was given: a shape of a dtype, in bytes. */
+static tn_status data_bytes(const char *what, const int64_t *shape, int rank, tn_dtype dtype, size_t *bytes) {
+    if (rank < 0 || rank > TN_MAX_RANK)
+        return tn_fail(TN_ERR_SHAPE, "%s: a tensor of rank %d: 0 to %d are possible", what, rank, TN_MAX_RANK);
+    if (rank > 0 && !shape) return tn_fail(TN_ERR_ARGUMENT, "%s: shape is NULL, and rank %d", what, rank);
+    if (tn_dtype_size(dtype) == 0) return tn_fail(TN_ERR_DTYPE, "%s: %d is no dtype", what, (int)dtype);
     int64_t total = (int64_t)tn_dtype_size(dtype), block = tn_dtype_block(dtype);
     if (block > 1 && (rank == 0 || shape[rank - 1] % block))
-        return tn_fail(TN_ERR_SHAPE, "the last extent of a tensor of %s is %lld; it must be a whole number of blocks of %lld",
+        return tn_fail(TN_ERR_SHAPE, "%s: the last extent of a tensor of %s is %lld; it must be a whole number of blocks of %lld", what,
                        tn_dtype_name(dtype), (long long)(rank ? shape[rank - 1] : 1), (long long)block);
     for (int d = 0; d < rank; d++) {
-        if (shape[d] < 0) return tn_fail(TN_ERR_SHAPE, "extent %d of the shape is %lld: negative", d, (long long)shape[d]);
-        if (tn_mul_overflow(total, d == rank - 1 ? shape[d] / block : shape[d], &total)) return tn_fail(TN_ERR_SHAPE, "the shape has more than 2^63 bytes");
+        if (shape[d] < 0) return tn_fail(TN_ERR_SHAPE, "%s: extent %d of the shape is %lld: negative", what, d, (long long)shape[d]);
+        if (tn_mul_overflow(total, d == rank - 1 ? shape[d] / block : shape[d], &total))
+            return tn_fail(TN_ERR_SHAPE, "%s: the shape has more than 2^63 bytes", what);
     }
     *bytes = (size_t)total;
     return TN_OK;
@@ -470,10 +486,10 @@ static tn_tensor *from_buffer(tn_buffer *b, const int64_t *shape, int rank, tn_d
 tn_tensor *tn_from_data(const void *data, const int64_t *shape, int rank, tn_dtype dtype) {
     size_t bytes = 0;
     tn_buffer *b = NULL;
-    tn_status s = data_bytes(shape, rank, dtype, &bytes);
+    tn_status s = data_bytes("tn_from_data", shape, rank, dtype, &bytes);
     tn_device *device = tn_current_device();
     if (s == TN_OK && !device) s = tn_error_code();
-    if (s == TN_OK && !data && bytes) s = tn_fail(TN_ERR_ARGUMENT, "tn_from_data: data is NULL");
+    if (s == TN_OK && bytes) s = tn_need(data, "tn_from_data: data");
     if (s == TN_OK) s = tn_buffer_new(device, bytes, &b);
     if (s == TN_OK && bytes) s = tn_buffer_write(b, 0, data, bytes);
     if (s == TN_OK) return from_buffer(b, shape, rank, dtype);
@@ -490,8 +506,9 @@ tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtyp
     }
     size_t bytes = 0;
     tn_buffer *b = NULL;
-    tn_status s = data_bytes(shape, rank, dtype, &bytes);
+    tn_status s = data_bytes("tn_from_ptr", shape, rank, dtype, &bytes);
     if (s == TN_OK && !device) s = tn_error_code();
+    if (s == TN_OK && bytes) s = tn_need(data, "tn_from_ptr: data");
     if (s == TN_OK && tn_dtype_is_quantized(dtype) && (uintptr_t)data % 2)
         s = tn_fail(TN_ERR_ARGUMENT, "tn_from_ptr: blocks of %s must lie at an even address: copy them with tn_from_data", tn_dtype_name(dtype));
     if (s == TN_OK) s = tn_buffer_borrow(device, data, bytes, release, ctx, &b);
@@ -511,6 +528,7 @@ tn_tensor *tn_dial(double value) { return dial(TN_DIAL_FLOAT, 0, value); }
 tn_tensor *tn_dial_int(int64_t value) { return dial(TN_DIAL_INT, value, 0.0); }
 
 tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol) {
+    if (!t) return tn_tensor_error(tn_need(t, "tn_symbolic: the tensor"));
     tn_node *n = tn_tensor_node(t);
     if (n->flags & TN_NODE_ERROR) return tn_tensor_new(tn_node_retain(n));
     int64_t d = dim < 0 ? dim + n->rank : dim;
@@ -529,6 +547,7 @@ tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol) {
 }
 
 tn_status tn_make_state(tn_tensor *t) {
+    TRY(tn_need(t, "tn_make_state: the tensor"));
     tn_node *n = tn_tensor_node(t);
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
     if (t->base) return tn_fail(TN_ERR_ARGUMENT, "tn_make_state: a view cannot be state; its base can");
@@ -564,7 +583,10 @@ tn_status tn_make_state(tn_tensor *t) {
 
 /* ---- facts ----------------------------------------------------------------------------------------------------------- */
 
-static const tn_node *shown(const tn_tensor *t) { return t->failed ? t->failed : t->node; }
+static const tn_node *shown(const tn_tensor *t) {
+    if (!t) return &null_node;
+    return t->failed ? t->failed : t->node;
+}
 
 int tn_rank(const tn_tensor *t) { return shown(t)->flags & TN_NODE_ERROR ? 0 : shown(t)->rank; }
 
@@ -598,4 +620,6 @@ bool tn_set_grad_enabled(bool enabled) {
 }
 
 tn_grad_mode tn_no_grad_begin(void) { return (tn_grad_mode){.before = tn_set_grad_enabled(false), .once = 0}; }
-void tn_no_grad_end(tn_grad_mode *mode) { tn_set_grad_enabled(mode->before); }
+void tn_no_grad_end(tn_grad_mode *mode) {
+    if (mode) tn_set_grad_enabled(mode->before);
+}

@@ -115,7 +115,7 @@ tn_status tn_backend_fail(tn_status code, const char *format, ...) {
     char text[512];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    vsnprintf(text, sizeof text, format ? format : "failed", args);
     va_end(args);
     return tn_fail(code, "%s", text);
 }

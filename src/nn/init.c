@@ -28,7 +28,7 @@ tn_tensor *tn_init_constant(const int64_t *shape, int rank, double value) {
 /* Values that feed one output, and outputs that one value feeds; for [out, in, kernel…]. False for less than two
  * dimensions. */
 static bool fans(const int64_t *shape, int rank, double *in, double *out) {
-    if (rank < 2) return false;
+    if (rank < 2 || rank > TN_MAX_RANK || !shape) return false;
     double field = 1;
     for (int d = 2; d < rank; d++)
         field *= (double)shape[d];

@@ -24,8 +24,6 @@ tn_module *tn_nn_make(tn_module *parent, const char *name, const tn_module_type 
     return tn_module_new(parent, name, type, self);
 }
 
-tn_module *tn_nn_made(tn_module *m) { return m && tn_module_status(m) == TN_OK ? m : NULL; }
-
 bool tn_nn_check_sizes(tn_module *parent, const char *what, const char *name, int64_t a, int64_t b) {
     if (!parent) return false;
     if (a > 0 && b > 0) return true;
@@ -321,19 +319,26 @@ static tn_tensor *gate(const lstm_cell *s, const tn_tensor *gates, int64_t k) {
 }
 
 /* c' = sigmoid(f)·c + sigmoid(i)·tanh(g); h' = sigmoid(o)·tanh(c'). Source: PyTorch, LSTMCell. */
+static void lstm_step(const lstm_cell *s, const tn_tensor *x, const tn_tensor *h, const tn_tensor *c, tn_tensor **new_h,
+                      tn_tensor **new_c) {
+    tn_tensor *gates = tn_add(tn_linear(x, s->weight_ih, s->bias_ih), tn_linear(h, s->weight_hh, s->bias_hh));
+    tn_tensor *input = tn_sigmoid(gate(s, gates, 0)), *forget = tn_sigmoid(gate(s, gates, 1));
+    tn_tensor *candidate = tn_tanh(gate(s, gates, 2)), *output = tn_sigmoid(gate(s, gates, 3));
+    *new_c = tn_add(tn_mul(forget, c), tn_mul(input, candidate));
+    *new_h = tn_mul(output, tn_tanh(*new_c));
+}
+
 void tn_lstm_cell_forward(tn_module *m, const tn_tensor *x, const tn_tensor *h, const tn_tensor *c, tn_tensor **new_h,
                           tn_tensor **new_c) {
-    if (!m) {
-        *new_h = tn_failed(TN_ERR_ARGUMENT, "lstm_cell: the module is NULL; it could not be made");
-        *new_c = tn_failed(TN_ERR_ARGUMENT, "lstm_cell: the module is NULL; it could not be made");
-        return;
-    }
-    const lstm_cell *s = tn_module_self(m);
     TN_SCOPE {
-        tn_tensor *gates = tn_add(tn_linear(x, s->weight_ih, s->bias_ih), tn_linear(h, s->weight_hh, s->bias_hh));
-        tn_tensor *input = tn_sigmoid(gate(s, gates, 0)), *forget = tn_sigmoid(gate(s, gates, 1));
-        tn_tensor *candidate = tn_tanh(gate(s, gates, 2)), *output = tn_sigmoid(gate(s, gates, 3));
-        *new_c = tn_keep(tn_add(tn_mul(forget, c), tn_mul(input, candidate)));
-        *new_h = tn_keep(tn_mul(output, tn_tanh(*new_c)));
+        tn_tensor *made[2];
+        if (m) {
+            lstm_step(tn_module_self(m), x, h, c, &made[0], &made[1]);
+        } else {
+            for (int i = 0; i < 2; i++)
+                made[i] = tn_failed(TN_ERR_ARGUMENT, "lstm_cell: the module is NULL; it could not be made");
+        }
+        if (new_h) *new_h = tn_keep(made[0]);
+        if (new_c) *new_c = tn_keep(made[1]);
     }
 }

@@ -7,8 +7,11 @@
 /* A module with a zeroed self of `size` bytes; NULL on failure, noted on the root. */
 tn_module *tn_nn_make(tn_module *parent, const char *name, const tn_module_type *type, size_t size);
 
-/* The end of making: m, or NULL when anything in its tree failed. */
+/* The end of making: m, or NULL when anything in its tree failed; then m is taken out of it and freed. */
 tn_module *tn_nn_made(tn_module *m);
+
+/* TN_OK when p is there; else TN_ERR_ARGUMENT with "what is NULL". */
+tn_status tn_nn_need(const void *p, const char *what);
 
 /* Two extents must be positive; false otherwise, noted on the root, and when the parent is NULL. */
 bool tn_nn_check_sizes(tn_module *parent, const char *what, const char *name, int64_t a, int64_t b);

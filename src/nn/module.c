@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "nn/make.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/nn.h"
@@ -56,6 +57,10 @@ tn_status tn_module_status(const tn_module *m) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "there is no module: it could not be made (its root knows why)");
     if (m->root->status == TN_OK) return TN_OK;
     return tn_backend_fail(m->root->status, "%s", m->root->error ? m->root->error : "out of memory");
+}
+
+tn_status tn_nn_need(const void *p, const char *what) {
+    return p ? TN_OK : tn_backend_fail(TN_ERR_ARGUMENT, "%s is NULL", what);
 }
 
 /* A name may stand between dots: not empty, no dot, no control characters. */
@@ -156,6 +161,16 @@ tn_module *tn_module_new(tn_module *parent, const char *name, const tn_module_ty
     else
         destroy(type, self);
     return m;
+}
+
+tn_module *tn_nn_made(tn_module *m) {
+    if (!m || m->root->status == TN_OK) return m;
+    tn_module *parent = m->parent;
+    size_t i = 0;
+    while (parent->children[i] != m) i++;
+    memmove(parent->children + i, parent->children + i + 1, (--parent->child_count - i) * sizeof(tn_module *));
+    module_delete(m);
+    return NULL;
 }
 
 void *tn_module_self(const tn_module *m) { return m ? m->self : NULL; }
@@ -261,6 +276,7 @@ static bool list_all(listing *l, const char *prefix, const tn_module *m) {
 }
 
 tn_status tn_module_variables(const tn_module *m, tn_variable **items, int *count) {
+    if (!items || !count) return tn_nn_need(NULL, items ? "tn_module_variables: count" : "tn_module_variables: items");
     *items = NULL;
     *count = 0;
     if (!m) return tn_module_status(m);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "nn/make.h"
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
 #include "trunnion/ops.h"
@@ -220,10 +221,12 @@ static tn_status make(tn_module *m, const tn_optimizer *model, tn_optimizer **ou
 }
 
 tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optimizer **out) {
+    tn_status status = tn_nn_need(out, "sgd: out");
+    if (status != TN_OK) return status;
     *out = NULL;
     tn_sgd_options o = {.struct_size = sizeof o};
     if (options && options->struct_size >= sizeof o) o = *options;
-    tn_status status = check_value("momentum", o.momentum, 0, INFINITY);
+    status = check_value("momentum", o.momentum, 0, INFINITY);
     if (status == TN_OK && o.nesterov && (o.momentum == 0 || o.dampening != 0))
         status = tn_backend_fail(TN_ERR_ARGUMENT, "sgd: nesterov needs momentum and no dampening");
     if (status != TN_OK) return status;
@@ -240,6 +243,8 @@ tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optim
 
 static tn_status make_adam(const method *how, tn_module *m, const tn_adam_options *options, double weight_decay,
                            tn_optimizer **out) {
+    tn_status status = tn_nn_need(out, "adam: out");
+    if (status != TN_OK) return status;
     *out = NULL;
     tn_adam_options o = {.struct_size = sizeof o};
     if (options && options->struct_size >= sizeof o) o = *options;
@@ -252,7 +257,7 @@ static tn_status make_adam(const method *how, tn_module *m, const tn_adam_option
                           .eps = o.eps != 0 ? o.eps : 1e-8,
                           .weight_decay = weight_decay,
                           .max_grad_norm = o.max_grad_norm};
-    tn_status status = check_value("beta1", model.beta1, 0, 1);
+    status = check_value("beta1", model.beta1, 0, 1);
     if (status == TN_OK) status = check_value("beta2", model.beta2, 0, 1);
     if (status == TN_OK) status = check_value("eps", model.eps, 0, INFINITY);
     return status == TN_OK ? make(m, &model, out) : status;
@@ -308,7 +313,7 @@ tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **total_nor
 }
 
 void tn_optimizer_zero_grad(tn_optimizer *o) {
-    for (int i = 0; i < o->count; i++)
+    for (int i = 0; o && i < o->count; i++)
         tn_zero_grad(o->items[i].value);
 }
 
@@ -387,11 +392,16 @@ static tn_status step(tn_optimizer *o, bool forget) {
     return status;
 }
 
-tn_status tn_optimizer_step(tn_optimizer *o) { return step(o, false); }
+tn_status tn_optimizer_step(tn_optimizer *o) {
+    tn_status status = tn_nn_need(o, "tn_optimizer_step: the optimizer");
+    return status == TN_OK ? step(o, false) : status;
+}
 
 tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss) {
+    tn_status status = tn_nn_need(o, "tn_minimize: the optimizer");
+    if (status != TN_OK) return status;
     tn_optimizer_zero_grad(o);
-    tn_status status = tn_backward(loss);
+    status = tn_backward(loss);
     if (status == TN_OK) return step(o, true);
     tn_optimizer_zero_grad(o);
     return status;
@@ -399,13 +409,17 @@ tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss) {
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
-double tn_optimizer_lr(const tn_optimizer *o) { return o->lr; }
-void tn_optimizer_set_lr(tn_optimizer *o, double lr) { o->lr = lr; }
-int tn_optimizer_count(const tn_optimizer *o) { return o->count; }
+double tn_optimizer_lr(const tn_optimizer *o) { return o ? o->lr : 0; }
+void tn_optimizer_set_lr(tn_optimizer *o, double lr) {
+    if (o) o->lr = lr;
+}
+int tn_optimizer_count(const tn_optimizer *o) { return o ? o->count : 0; }
 
-int64_t tn_optimizer_steps(const tn_optimizer *o, int i) { return i >= 0 && i < o->count ? o->items[i].steps : -1; }
+int64_t tn_optimizer_steps(const tn_optimizer *o, int i) { return i >= 0 && i < tn_optimizer_count(o) ? o->items[i].steps : -1; }
 
 tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps) {
+    tn_status status = tn_nn_need(o, "tn_optimizer_set_steps: the optimizer");
+    if (status != TN_OK) return status;
     if (i < 0 || i >= o->count || steps < 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "optimizer: variable %d of %d cannot have made %lld steps", i, o->count,
                                (long long)steps);
@@ -414,6 +428,7 @@ tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps) {
 }
 
 tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int *count) {
+    if (!o || !items || !count) return tn_nn_need(NULL, "tn_optimizer_variables: the optimizer, items or count");
     *items = NULL;
     *count = 0;
     int total = o->count * o->slot_count;
@@ -438,6 +453,7 @@ tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int
 /* ---- learning-rate schedules ------------------------------------------------------------------------------------- */
 
 double tn_schedule_at(const tn_schedule *s, int64_t at) {
+    if (!s) return NAN;
     if (at < s->warmup) return s->lr * (double)(at + 1) / (double)s->warmup;
     if (s->kind == TN_SCHEDULE_CONSTANT) return s->lr;
     if (at >= s->total) return s->final_lr;

@@ -29,8 +29,9 @@ static tn_status check_type(const tn_policy_type *type) {
 }
 
 tn_status tn_policy_new(const tn_policy_type *type, tn_module *module, void *self, tn_policy **out) {
-    *out = NULL;
-    tn_status status = check_type(type);
+    tn_status status = tn_nn_need(out, "tn_policy_new: out");
+    if (status == TN_OK) *out = NULL;
+    if (status == TN_OK) status = check_type(type);
     if (status == TN_OK) status = tn_module_status(module);
     tn_policy *p = status == TN_OK ? calloc(1, sizeof *p) : NULL;
     if (p) {
@@ -51,13 +52,13 @@ void tn_policy_free(tn_policy *p) {
     free(p);
 }
 
-void *tn_policy_self(const tn_policy *p) { return p->self; }
-tn_module *tn_policy_module(const tn_policy *p) { return p->module; }
-const char *tn_policy_name(const tn_policy *p) { return p->type->name; }
-int tn_policy_state_count(const tn_policy *p) { return p->type->state_count; }
+void *tn_policy_self(const tn_policy *p) { return p ? p->self : NULL; }
+tn_module *tn_policy_module(const tn_policy *p) { return p ? p->module : NULL; }
+const char *tn_policy_name(const tn_policy *p) { return p ? p->type->name : ""; }
+int tn_policy_state_count(const tn_policy *p) { return p ? p->type->state_count : 0; }
 
 void tn_policy_initial_state(tn_policy *p, int64_t batch, tn_tensor **state) {
-    if (p->type->state_count > 0) p->type->initial_state(p, batch, state);
+    if (state && tn_policy_state_count(p) > 0) p->type->initial_state(p, batch, state);
 }
 
 /* Error tensors for every output, when a policy cannot even be asked. */
@@ -67,30 +68,32 @@ static void fail_outputs(const tn_policy *p, tn_status status, tn_tensor **logit
     snprintf(text, sizeof text, "%s", tn_error());
     *logits = tn_failed(status, "%s", text);
     *value = tn_failed(status, "%s", text);
-    for (int i = 0; new_state && i < p->type->state_count; i++)
+    for (int i = 0; i < tn_policy_state_count(p); i++)
         new_state[i] = tn_failed(status, "%s", text);
+}
+
+static tn_status check_observations(const tn_policy *p, const tn_tensor *observations) {
+    tn_status status = tn_nn_need(p, "policy: the policy");
+    if (status == TN_OK) status = tn_status_of(observations);
+    if (status != TN_OK || tn_rank(observations) >= 2) return status;
+    return tn_backend_fail(TN_ERR_SHAPE, "policy %s: observations need two dimensions at least, [batch, …]", p->type->name);
 }
 
 void tn_policy_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,
                        tn_tensor **value, tn_tensor **new_state) {
-    int count = p->type->state_count;
-    tn_tensor *unwanted[TN_MAX_POLICY_STATE];
-    tn_status status = tn_status_of(observations);
-    if (status == TN_OK && tn_rank(observations) < 2)
-        status = tn_backend_fail(TN_ERR_SHAPE, "policy %s: observations need two dimensions at least, [batch, …]",
-                                 p->type->name);
-    if (status != TN_OK) {
-        fail_outputs(p, status, logits, value, new_state);
-        return;
-    }
     TN_SCOPE {
-        tn_tensor *initial[TN_MAX_POLICY_STATE];
-        if (!state) tn_policy_initial_state(p, tn_size(observations, 0), initial);
-        p->type->forward(p, observations, state ? state : initial, logits, value, new_state ? new_state : unwanted);
-        tn_keep(*logits);
-        tn_keep(*value);
-        for (int i = 0; new_state && i < count; i++)
-            tn_keep(new_state[i]);
+        tn_tensor *initial[TN_MAX_POLICY_STATE], *next[TN_MAX_POLICY_STATE], *made[2];
+        tn_status status = check_observations(p, observations);
+        if (status != TN_OK) {
+            fail_outputs(p, status, &made[0], &made[1], next);
+        } else {
+            if (!state) tn_policy_initial_state(p, tn_size(observations, 0), initial);
+            p->type->forward(p, observations, state ? state : initial, &made[0], &made[1], next);
+        }
+        if (logits) *logits = tn_keep(made[0]);
+        if (value) *value = tn_keep(made[1]);
+        for (int i = 0; new_state && i < tn_policy_state_count(p); i++)
+            new_state[i] = tn_keep(next[i]);
     }
 }
 
@@ -192,9 +195,11 @@ static void build(tn_module *root, const settings *s, bool recurrent, network *n
 }
 
 static tn_status make_policy(const tn_policy_options *options, const tn_policy_type *type, tn_policy **out) {
+    tn_status status = tn_nn_need(out, "policy: out");
+    if (status != TN_OK) return status;
     *out = NULL;
     settings s;
-    tn_status status = read_options(options, &s);
+    status = read_options(options, &s);
     if (status != TN_OK) return status;
     tn_module *root = tn_module_root();
     network *n = calloc(1, sizeof *n);

@@ -19,14 +19,18 @@ void tn_view_shape(tn_view_steps *s, int op, const int64_t *items, int count) {
     a->n_i = (uint8_t)(count + 1);
 }
 
+/* The caller knows the function, not the view ops that it stands for. */
 tn_tensor *tn_view_record(const tn_tensor *x, const tn_view_steps *s) {
     tn_tensor *before = NULL, *t = NULL;
+    tn_recorder *r = tn_recorder_here();
+    if (r) r->called = s->name;
     for (int i = 0; i < s->count; i++) {
         const tn_tensor *from = t ? t : x;
         before = t;
         t = tn_record(s->op[i], &from, 1, &s->attrs[i]);
         tn_free(before);
     }
+    if (r) r->called = NULL;
     return t;
 }
 

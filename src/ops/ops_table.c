@@ -25,6 +25,12 @@ static tn_status put_list(tn_attrs *a, const char *op, const int64_t *items, int
     return TN_OK;
 }
 
+static tn_status put_array(tn_attrs *a, const char *op, const int64_t *items, int count) {
+    if (!items) return tn_fail(TN_ERR_ARGUMENT, "%s: a list of %d numbers is NULL", op, count);
+    put_items(a, items, count);
+    return TN_OK;
+}
+
 /* An item left zero is as the one before it, the first as `value`. */
 static void put_defaulted(tn_attrs *a, const int64_t *items, int count, int64_t value) {
     for (int i = 0; i < count; i++) {
@@ -50,6 +56,7 @@ static tn_node *build_failed(tn_build *b, tn_status s) {
 
 /* The number of the first tensor that is NULL and must not be, from 1; 0 when all are there. */
 static int missing(const void *const *in, int n_in, unsigned optional) {
+    if (!in && n_in > 0) return 1;
     for (int i = 0; i < n_in; i++)
         if (!in[i] && !(i < 32 && (optional >> i & 1))) return i + 1;
     return 0;
@@ -68,7 +75,7 @@ static tn_tensor *record_with_gaps(int op, const tn_tensor *const *in, int n_in,
 
 static tn_tensor *record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {
     for (int i = 0; i < n_in; i++)
-        if (!in[i]) return record_with_gaps(op, in, n_in, a, optional);
+        if (!in || !in[i]) return record_with_gaps(op, in, n_in, a, optional);
     return tn_record(op, in, n_in, a);
 }
 
@@ -2877,10 +2884,10 @@ tn_node *tn_b_assign_view(tn_build *b, tn_node *base, tn_node *value, int64_t of
 static tn_status pack_windows2d(tn_attrs *a, const int64_t kernel[2], const int64_t stride[2],
                                 const int64_t padding[2], const int64_t dilation[2], double value) {
     a->n_i = a->n_f = 0;
-    put_items(a, kernel, 2);
-    put_items(a, stride, 2);
-    put_items(a, padding, 2);
-    put_items(a, dilation, 2);
+    TRY(put_array(a, "windows2d", kernel, 2));
+    TRY(put_array(a, "windows2d", stride, 2));
+    TRY(put_array(a, "windows2d", padding, 2));
+    TRY(put_array(a, "windows2d", dilation, 2));
     put_float(a, value);
     return TN_OK;
 }
@@ -2896,11 +2903,11 @@ tn_node *tn_b_windows2d(tn_build *b, tn_node *x, const int64_t kernel[2], const 
 static tn_status pack_fold_windows2d(tn_attrs *a, const int64_t kernel[2], const int64_t stride[2],
                                      const int64_t padding[2], const int64_t dilation[2], const int64_t size[2]) {
     a->n_i = a->n_f = 0;
-    put_items(a, kernel, 2);
-    put_items(a, stride, 2);
-    put_items(a, padding, 2);
-    put_items(a, dilation, 2);
-    put_items(a, size, 2);
+    TRY(put_array(a, "fold_windows2d", kernel, 2));
+    TRY(put_array(a, "fold_windows2d", stride, 2));
+    TRY(put_array(a, "fold_windows2d", padding, 2));
+    TRY(put_array(a, "fold_windows2d", dilation, 2));
+    TRY(put_array(a, "fold_windows2d", size, 2));
     return TN_OK;
 }
 
@@ -3960,10 +3967,10 @@ tn_node *tn_b_conv2d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, co
 static tn_status pack_conv2d_weight(tn_attrs *a, const int64_t kernel[2], const int64_t stride[2],
                                     const int64_t padding[2], const int64_t dilation[2], int64_t groups) {
     a->n_i = a->n_f = 0;
-    put_items(a, kernel, 2);
-    put_items(a, stride, 2);
-    put_items(a, padding, 2);
-    put_items(a, dilation, 2);
+    TRY(put_array(a, "conv2d_weight", kernel, 2));
+    TRY(put_array(a, "conv2d_weight", stride, 2));
+    TRY(put_array(a, "conv2d_weight", padding, 2));
+    TRY(put_array(a, "conv2d_weight", dilation, 2));
     put_int(a, groups);
     return TN_OK;
 }
@@ -4008,7 +4015,7 @@ static tn_status pack_max_pool2d(tn_attrs *a, const int64_t kernel_size[2], cons
     tn_max_pool2d_options own = {0};
     copy_options(&own, sizeof own, o);
     a->n_i = a->n_f = 0;
-    put_items(a, kernel_size, 2);
+    TRY(put_array(a, "max_pool2d", kernel_size, 2));
     put_items(a, own.stride, 2);
     put_items(a, own.padding, 2);
     put_defaulted(a, own.dilation, 2, 1);
@@ -4034,7 +4041,7 @@ static tn_status pack_avg_pool2d(tn_attrs *a, const int64_t kernel_size[2], cons
     tn_avg_pool2d_options own = {0};
     copy_options(&own, sizeof own, o);
     a->n_i = a->n_f = 0;
-    put_items(a, kernel_size, 2);
+    TRY(put_array(a, "avg_pool2d", kernel_size, 2));
     put_items(a, own.stride, 2);
     put_items(a, own.padding, 2);
     put_int(a, own.ceil_mode);
@@ -4059,7 +4066,7 @@ tn_node *tn_b_avg_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], 
 
 static tn_status pack_adaptive_avg_pool2d(tn_attrs *a, const int64_t output_size[2]) {
     a->n_i = a->n_f = 0;
-    put_items(a, output_size, 2);
+    TRY(put_array(a, "adaptive_avg_pool2d", output_size, 2));
     return TN_OK;
 }
 

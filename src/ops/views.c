@@ -241,7 +241,10 @@ static tn_status check_split(const tn_tensor *x, const int64_t *sizes, int count
 /* split(x, sizes, dim): views of x that follow each other along dim; sizes sum to its extent. out receives as many handles as
  * there are sizes, error tensors when something is wrong. Returns their number. */
 int(tn_split)(const tn_tensor *x, const int64_t *sizes, int size_count, int64_t dim, tn_tensor **out) {
-    tn_status s = x ? check_split(x, sizes, size_count, &dim) : tn_fail(TN_ERR_ARGUMENT, "split: the tensor is NULL");
+    tn_status s = tn_need(out, "split: out");
+    if (s != TN_OK) return 0;
+    s = x && (sizes || size_count <= 0) ? check_split(x, sizes, size_count, &dim)
+                                        : tn_fail(TN_ERR_ARGUMENT, "split: the %s is NULL", x ? "list of sizes" : "tensor");
     if (s != TN_OK) return all_failed(out, size_count, s);
     int64_t start = 0;
     for (int i = 0; i < size_count; i++) {
@@ -254,6 +257,7 @@ int(tn_split)(const tn_tensor *x, const int64_t *sizes, int size_count, int64_t 
 /* chunk(x, chunks, dim): views of x of equal length along dim, but for a shorter last one; as in PyTorch there can be fewer
  * than `chunks` of them. out has room for `chunks` handles. Returns their number. */
 int(tn_chunk)(const tn_tensor *x, int64_t chunks, int64_t dim, tn_tensor **out) {
+    if (tn_need(out, "chunk: out") != TN_OK) return 0;
     if (!x || chunks < 1 || chunks > INT32_MAX) {
         tn_status s = tn_fail(TN_ERR_ARGUMENT, "chunk: %lld chunks of %s tensor", (long long)chunks, x ? "a" : "no");
         return chunks < 1 ? 0 : all_failed(out, 1, s);

@@ -1,0 +1,515 @@
+/* test_null.c — NULL where a pointer is needed: a clear error or the neutral value that the header states, never a crash.
+ *
+ * Every public function that takes a pointer stands in one of the tables below (tools/checks/source.py looks for them);
+ * those of ops.h are generated. A row is a call and what it must yield:
+ *   REFUSES(call)        an error tensor with words
+ *   FAILS(call)          a status other than TN_OK, with words
+ *   YIELDS(value, call)  this value
+ *   RETURNS(call)        anything: the call is all
+ * Errors of calls that were refused name the caller's line too: the last tests look at that. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "trunnion/autograd.h"
+#include "trunnion/backend.h"
+#include "trunnion/model.h"
+#include "trunnion/nn.h"
+#include "trunnion/ops.h"
+#include "trunnion/optim.h"
+
+/* A failure must bring words of its own, not those of an earlier one. */
+static void forget_error(void) { tn_backend_fail(TN_ERR_INTERNAL, "an earlier failure"); }
+
+static void check_words(const char *call) {
+    if (tn_error()[0] == '\0' || strstr(tn_error(), "an earlier failure")) fail_msg("%s: no words", call);
+}
+
+static void check_refused(const char *call, tn_tensor *t) {
+    if (!t) fail_msg("%s: NULL instead of an error tensor", call);
+    if (tn_status_of(t) == TN_OK) fail_msg("%s: not refused", call);
+    check_words(call);
+    tn_free(t);
+}
+
+static void check_failed(const char *call, tn_status status) {
+    if (status == TN_OK) fail_msg("%s: not refused", call);
+    check_words(call);
+}
+
+#define REFUSES(call) (forget_error(), check_refused(#call, (call)));
+#define FAILS(call) (forget_error(), check_failed(#call, (call)));
+#define YIELDS(value, call) \
+    if (!((call) == (value))) fail_msg("%s is not %s", #call, #value);
+#define RETURNS(call) (void)(call);
+#define CALLS(call) call;
+
+static void ops_refuse(void **state) {
+    (void)state;
+#include "null_ops.h"
+    tn_tensor *out[2] = {NULL, NULL};
+    REFUSES(tn_cat(NULL, 0, 0))
+    REFUSES(tn_cat(out, -1, 0))
+    REFUSES(tn_cat(out, 1000, 0))
+    YIELDS(2, tn_split(NULL, (int64_t[]){1, 1}, 2, 0, out))
+    REFUSES(out[0])
+    REFUSES(out[1])
+    YIELDS(0, tn_split(NULL, NULL, 2, 0, NULL))
+    YIELDS(1, tn_chunk(NULL, 2, 0, out))
+    REFUSES(out[0])
+    YIELDS(0, tn_chunk(NULL, 2, 0, NULL))
+}
+
+static void tensors_refuse(void **state) {
+    (void)state;
+    const int64_t shape[] = {2};
+    float values[2] = {1, 2};
+    tn_tensor *x = tn_from_data(values, shape, 1, TN_F32);
+    assert_ok(tn_status_of(x));
+    CALLS(tn_at(NULL, 0))
+    REFUSES(tn_from_data(NULL, shape, 1, TN_F32))
+    REFUSES(tn_from_data(values, NULL, 1, TN_F32))
+    REFUSES(tn_from_ptr(NULL, shape, 1, TN_F32, NULL, NULL))
+    REFUSES(tn_from_ptr(values, NULL, 1, TN_F32, NULL, NULL))
+    REFUSES(tn_symbolic(NULL, 0, 0))
+    FAILS(tn_make_state(NULL))
+    const char *no_format = NULL;
+    REFUSES(tn_failed(TN_ERR_SHAPE, no_format, 0))
+    YIELDS(0, tn_rank(NULL))
+    YIELDS(-1, tn_size(NULL, 0))
+    RETURNS(tn_shape(NULL))
+    YIELDS(0, tn_numel(NULL))
+    RETURNS(tn_dtype_of(NULL))
+    YIELDS(NULL, tn_device_of(NULL))
+    FAILS(tn_status_of(NULL))
+    FAILS(tn_eval(NULL, 1))
+    FAILS(tn_eval((tn_tensor *[]){NULL}, 1))
+    assert_ok(tn_eval(NULL, 0));
+    FAILS(tn_read(NULL, values, sizeof values))
+    FAILS(tn_read(x, NULL, sizeof values))
+    YIELDS(true, isnan(tn_item(NULL)))
+    YIELDS(NULL, tn_retain(NULL))
+    YIELDS(NULL, tn_keep(NULL))
+    CALLS(tn_free(NULL))
+    tn_scope scope = tn_scope_begin();
+    (void)scope;
+    CALLS(tn_scope_end(NULL))
+    REFUSES(tn_copy_(NULL, x))
+    FAILS(tn_get_runtime_stats(NULL))
+    CALLS(tn_text_free(NULL))
+    tn_profile_row row = {.struct_size = sizeof row};
+    CALLS(tn_profile_end(NULL))
+    CALLS(tn_profile_free(NULL))
+    YIELDS(0, tn_profile_count(NULL))
+    FAILS(tn_profile_at(NULL, 0, &row))
+    tn_tensor *failed = tn_retain(tn_copy_(x, NULL));
+    REFUSES(failed)
+    tn_free(x);
+}
+
+/* Rank 0 needs no shape. */
+static void a_scalar_needs_no_shape(void **state) {
+    (void)state;
+    float value = 3;
+    tn_tensor *x = tn_from_data(&value, NULL, 0, TN_F32), *y = tn_zeros(NULL, 0, TN_F32);
+    assert_true(tn_item(x) == 3 && tn_item(y) == 0);
+    tn_free(x);
+    tn_free(y);
+}
+
+static void graphs_refuse(void **state) {
+    (void)state;
+    tn_graph *graph = NULL;
+    tn_tensor *x = tn_full(TN_DIMS(2), 1, TN_F32), *out = NULL;
+    assert_ok(tn_eval(&x, 1));
+    FAILS(tn_capture_end(NULL, 0, NULL, 0, NULL))
+    assert_ok(tn_capture_begin());
+    FAILS(tn_capture_end(&x, 1, NULL, 1, &graph))
+    assert_ok(tn_capture_begin());
+    FAILS(tn_capture_end(NULL, 1, &x, 1, &graph))
+    assert_ok(tn_capture_begin());
+    FAILS(tn_capture_end((tn_tensor *[]){NULL}, 1, &x, 1, &graph))
+    assert_ok(tn_capture_begin());
+    tn_tensor *y = tn_add(x, x);
+    FAILS(tn_capture_end(&x, 1, &y, 1, NULL))
+    tn_free(y);
+    assert_ok(tn_capture_begin());
+    y = tn_add(x, x);
+    assert_ok(tn_capture_end(&x, 1, &y, 1, &graph));
+    FAILS(tn_graph_launch(NULL, &x, &out))
+    FAILS(tn_graph_launch(graph, NULL, &out))
+    FAILS(tn_graph_launch(graph, (tn_tensor *[]){NULL}, &out))
+    FAILS(tn_graph_launch(graph, &x, NULL))
+    FAILS(tn_graph_set_dial(NULL, 0, 1))
+    CALLS(tn_graph_free(NULL))
+    tn_graph_free(graph);
+    tn_free(x);
+    tn_free(y);
+}
+
+static void gradients_refuse(void **state) {
+    (void)state;
+    tn_tensor *x = tn_full(TN_DIMS(2), 1, TN_F32), *grad = NULL;
+    FAILS(tn_set_requires_grad(NULL, true))
+    YIELDS(false, tn_requires_grad(NULL))
+    FAILS(tn_backward(NULL))
+    FAILS(tn_gradients(NULL, 1, NULL, &x, 1, false, &grad))
+    FAILS(tn_gradients(&x, 1, NULL, NULL, 1, false, &grad))
+    FAILS(tn_gradients(&x, 1, NULL, &x, 1, false, NULL))
+    FAILS(tn_gradients((tn_tensor *[]){NULL}, 1, NULL, &x, 1, false, &grad))
+    YIELDS(NULL, tn_grad(NULL))
+    CALLS(tn_zero_grad(NULL))
+    CALLS(tn_no_grad_end(NULL))
+    tn_free(x);
+}
+
+static void devices_refuse(void **state) {
+    (void)state;
+    tn_device *cpu = NULL;
+    void *address = NULL;
+    tn_device_info info = {.struct_size = sizeof info};
+    assert_ok(tn_device_open("cpu", NULL, NULL, &cpu));
+    FAILS(tn_device_list_new(false, NULL))
+    CALLS(tn_device_list_free(NULL))
+    YIELDS(0, tn_device_list_count(NULL))
+    YIELDS(NULL, tn_device_list_at(NULL, 0))
+    RETURNS(tn_device_list_recommended(NULL))
+    FAILS(tn_print_backend_summary(NULL, NULL, false, false))
+    FAILS(tn_device_open("cpu", NULL, NULL, NULL))
+    CALLS(tn_device_close(NULL))
+    assert_ok(tn_set_current_device(NULL)); /* the default */
+    FAILS(tn_device_get_info(NULL, &info))
+    FAILS(tn_device_get_info(cpu, NULL))
+    FAILS(tn_device_alloc(NULL, 8, 64, &address))
+    FAILS(tn_device_alloc(cpu, 8, 64, NULL))
+    CALLS(tn_device_dealloc(cpu, NULL))
+    CALLS(tn_device_dealloc(NULL, &info))
+    FAILS(tn_device_copy(cpu, NULL, NULL, &info, 8))
+    FAILS(tn_device_copy(cpu, &info, NULL, NULL, 8))
+    FAILS(tn_device_synchronize(NULL))
+    FAILS(tn_backend_register(NULL))
+    const char *no_format = NULL;
+    FAILS(tn_backend_fail(TN_ERR_SHAPE, no_format, 0))
+    tn_device_close(cpu);
+}
+
+static void modules_refuse(void **state) {
+    (void)state;
+    tn_module *root = tn_module_root();
+    tn_variable *items = NULL;
+    int count = 0;
+    YIELDS(NULL, tn_module_new(NULL, "x", NULL, NULL))
+    YIELDS(NULL, tn_module_self(NULL))
+    CALLS(tn_module_free(NULL))
+    FAILS(tn_module_status(NULL))
+    YIELDS(TN_ERR_SHAPE, tn_module_fail(NULL, TN_ERR_SHAPE))
+    YIELDS(NULL, tn_module_add_parameter(NULL, "x", NULL))
+    YIELDS(NULL, tn_module_add_buffer(NULL, "x", NULL))
+    YIELDS(NULL, tn_module_variable(NULL, "x"))
+    YIELDS(NULL, tn_module_variable(root, NULL))
+    YIELDS(NULL, tn_module_child(NULL, "x"))
+    YIELDS(NULL, tn_module_child(root, NULL))
+    FAILS(tn_module_variables(NULL, &items, &count))
+    FAILS(tn_module_variables(root, NULL, &count))
+    FAILS(tn_module_variables(root, &items, NULL))
+    CALLS(tn_variables_free(NULL))
+    YIELDS(0, tn_module_parameter_count(NULL))
+    CALLS(tn_module_train(NULL, true))
+    YIELDS(false, tn_module_is_training(NULL))
+    REFUSES(tn_forward(NULL, NULL))
+    REFUSES(tn_init_uniform(NULL, 2, 0, 1))
+    REFUSES(tn_init_normal(NULL, 2, 0, 1))
+    REFUSES(tn_init_constant(NULL, 2, 0))
+    REFUSES(tn_init_kaiming_uniform(NULL, 2, 0))
+    REFUSES(tn_init_xavier_uniform(NULL, 2, 0))
+    FAILS(tn_module_save(NULL, "x"))
+    FAILS(tn_module_save(root, NULL))
+    FAILS(tn_module_load(NULL, "x"))
+    FAILS(tn_module_load(root, NULL))
+    YIELDS(NULL, tn_module_add_parameter(root, "x", NULL))
+    assert_int_not_equal(tn_module_status(root), TN_OK);
+    tn_module_free(root);
+}
+
+/* Inside NULL nothing can be made; without a name neither, and the root knows why. */
+static void layers_refuse(void **state) {
+    (void)state;
+    YIELDS(NULL, tn_nn_linear(NULL, "x", 1, 1, true))
+    YIELDS(NULL, tn_nn_conv2d(NULL, "x", 1, 1, 1, NULL))
+    YIELDS(NULL, tn_nn_batch_norm2d(NULL, "x", 1, NULL))
+    YIELDS(NULL, tn_nn_layer_norm(NULL, "x", 1, NULL))
+    YIELDS(NULL, tn_nn_embedding(NULL, "x", 1, 1))
+    YIELDS(NULL, tn_nn_dropout(NULL, "x", 0))
+    YIELDS(NULL, tn_nn_function(NULL, "x", tn_relu))
+    YIELDS(NULL, tn_nn_sequential(NULL, "x"))
+    YIELDS(NULL, tn_nn_lstm_cell(NULL, "x", 1, 1))
+    YIELDS(NULL, tn_nn_multihead_attention(NULL, "x", 1, 1, 0))
+    YIELDS(NULL, tn_nn_transformer_encoder_layer(NULL, "x", 1, 1, NULL))
+    for (int i = 0; i < 4; i++) {
+        tn_module *root = tn_module_root(), *m = NULL;
+        if (i == 0) m = tn_nn_linear(root, NULL, 1, 1, true);
+        if (i == 1) m = tn_nn_function(root, "f", NULL);
+        if (i == 2) m = tn_nn_conv2d(root, NULL, 1, 1, 1, NULL);
+        if (i == 3) m = tn_nn_transformer_encoder_layer(root, NULL, 4, 2, NULL);
+        assert_null(m);
+        FAILS(tn_module_status(root))
+        tn_module_free(root);
+    }
+    REFUSES(tn_multihead_attention_forward(NULL, NULL, NULL, NULL, NULL))
+    REFUSES(tn_transformer_encoder_layer_forward(NULL, NULL, NULL))
+    tn_tensor *h = NULL, *c = NULL;
+    tn_lstm_cell_forward(NULL, NULL, NULL, NULL, &h, &c);
+    REFUSES(h)
+    REFUSES(c)
+    CALLS(tn_lstm_cell_forward(NULL, NULL, NULL, NULL, NULL, NULL))
+    tn_module *root = tn_module_root(), *linear = tn_nn_linear(root, "linear", 2, 2, true), *cell = tn_nn_lstm_cell(root, "cell", 2, 2);
+    tn_module *attention = tn_nn_multihead_attention(root, "attention", 4, 2, 0);
+    assert_ok(tn_module_status(root));
+    REFUSES(tn_forward(linear, NULL))
+    REFUSES(tn_multihead_attention_forward(attention, NULL, NULL, NULL, NULL))
+    tn_lstm_cell_forward(cell, NULL, NULL, NULL, &h, NULL);
+    REFUSES(h)
+    tn_module_free(root);
+}
+
+static void policies_refuse(void **state) {
+    (void)state;
+    tn_policy *p = NULL;
+    tn_tensor *logits = NULL, *value = NULL;
+    FAILS(tn_policy_new(NULL, NULL, NULL, &p))
+    FAILS(tn_policy_new(NULL, NULL, NULL, NULL))
+    CALLS(tn_policy_free(NULL))
+    YIELDS(NULL, tn_policy_self(NULL))
+    YIELDS(NULL, tn_policy_module(NULL))
+    assert_string_equal(tn_policy_name(NULL), "");
+    YIELDS(0, tn_policy_state_count(NULL))
+    CALLS(tn_policy_initial_state(NULL, 1, NULL))
+    tn_policy_forward(NULL, NULL, NULL, &logits, &value, NULL);
+    REFUSES(logits)
+    REFUSES(value)
+    CALLS(tn_policy_forward(NULL, NULL, NULL, NULL, NULL, NULL))
+    FAILS(tn_policy_mlp(NULL, &p))
+    FAILS(tn_policy_lstm(NULL, &p))
+    tn_policy_options options = {.struct_size = sizeof options, .observations = 2, .actions = 2};
+    FAILS(tn_policy_mlp(&options, NULL))
+    FAILS(tn_policy_lstm(&options, NULL))
+    assert_ok(tn_policy_lstm(&options, &p));
+    tn_policy_forward(p, NULL, NULL, &logits, NULL, NULL);
+    REFUSES(logits)
+    CALLS(tn_policy_initial_state(p, 1, NULL))
+    tn_policy_free(p);
+}
+
+static void optimizers_refuse(void **state) {
+    (void)state;
+    tn_module *root = tn_module_root();
+    tn_nn_linear(root, "linear", 2, 2, true);
+    tn_optimizer *o = NULL;
+    tn_variable *items = NULL;
+    int count = 0;
+    FAILS(tn_optimizer_sgd(NULL, NULL, &o))
+    FAILS(tn_optimizer_sgd(root, NULL, NULL))
+    FAILS(tn_optimizer_adam(NULL, NULL, &o))
+    FAILS(tn_optimizer_adam(root, NULL, NULL))
+    FAILS(tn_optimizer_adamw(NULL, NULL, &o))
+    FAILS(tn_optimizer_adamw(root, NULL, NULL))
+    CALLS(tn_optimizer_free(NULL))
+    FAILS(tn_optimizer_step(NULL))
+    CALLS(tn_optimizer_zero_grad(NULL))
+    FAILS(tn_minimize(NULL, NULL))
+    FAILS(tn_clip_grad_norm(NULL, 1, NULL))
+    YIELDS(0, tn_optimizer_lr(NULL))
+    CALLS(tn_optimizer_set_lr(NULL, 1))
+    FAILS(tn_optimizer_variables(NULL, &items, &count))
+    YIELDS(0, tn_optimizer_count(NULL))
+    YIELDS(-1, tn_optimizer_steps(NULL, 0))
+    FAILS(tn_optimizer_set_steps(NULL, 0, 0))
+    YIELDS(true, isnan(tn_schedule_at(NULL, 0)))
+    assert_ok(tn_optimizer_sgd(root, NULL, &o));
+    FAILS(tn_minimize(o, NULL))
+    FAILS(tn_optimizer_variables(o, NULL, &count))
+    FAILS(tn_optimizer_variables(o, &items, NULL))
+    tn_optimizer_free(o);
+    tn_module_free(root);
+}
+
+static void files_refuse(void **state) {
+    (void)state;
+    const char *path = test_scratch("null.safetensors");
+    tn_safetensors *file = NULL;
+    tn_safetensors_info info = {.struct_size = sizeof info};
+    tn_checkpoint checkpoint = {.struct_size = sizeof checkpoint};
+    tn_tensor *x = tn_zeros(TN_DIMS(2), TN_F32);
+    tn_model_sizes sizes = {.struct_size = sizeof sizes};
+    tn_memory_estimate estimate = {.struct_size = sizeof estimate};
+    FAILS(tn_safetensors_open(NULL, &file))
+    FAILS(tn_safetensors_open(path, NULL))
+    CALLS(tn_safetensors_close(NULL))
+    YIELDS(0, tn_safetensors_count(NULL))
+    FAILS(tn_safetensors_at(NULL, 0, &info))
+    FAILS(tn_safetensors_find(NULL, "x", &info))
+    REFUSES(tn_safetensors_tensor(NULL, "x"))
+    YIELDS(NULL, tn_safetensors_metadata(NULL, "x"))
+    YIELDS(NULL, tn_safetensors_metadata_key(NULL, 0))
+    FAILS(tn_safetensors_save(NULL, &(tn_named_tensor){"x", x}, 1, NULL, 0))
+    FAILS(tn_safetensors_save(path, NULL, 1, NULL, 0))
+    FAILS(tn_safetensors_save(path, &(tn_named_tensor){NULL, x}, 1, NULL, 0))
+    FAILS(tn_safetensors_save(path, &(tn_named_tensor){"x", NULL}, 1, NULL, 0))
+    FAILS(tn_safetensors_save(path, &(tn_named_tensor){"x", x}, 1, NULL, 1))
+    assert_ok(tn_safetensors_save(path, &(tn_named_tensor){"x", x}, 1, NULL, 0));
+    assert_ok(tn_safetensors_open(path, &file));
+    FAILS(tn_safetensors_at(file, 0, NULL))
+    FAILS(tn_safetensors_find(file, NULL, &info))
+    FAILS(tn_safetensors_find(file, "x", NULL))
+    REFUSES(tn_safetensors_tensor(file, NULL))
+    YIELDS(NULL, tn_safetensors_metadata(file, NULL))
+    tn_safetensors_close(file);
+    FAILS(tn_checkpoint_save(NULL, &checkpoint))
+    FAILS(tn_checkpoint_save(path, NULL))
+    FAILS(tn_checkpoint_load(NULL, &checkpoint))
+    FAILS(tn_checkpoint_load(path, NULL))
+    FAILS(tn_estimate_inference_memory(NULL, &estimate))
+    FAILS(tn_estimate_inference_memory(&sizes, NULL))
+    FAILS(tn_estimate_training_memory(NULL, 1, 0, &estimate))
+    FAILS(tn_estimate_training_memory(&sizes, 1, 0, NULL))
+    tn_free(x);
+}
+
+static void gguf_refuses(void **state) {
+    (void)state;
+    tn_gguf *file = NULL;
+    tn_gguf_info info = {.struct_size = sizeof info};
+    int64_t number = 0;
+    double real = 0;
+    bool yes = false;
+    const char *text = NULL;
+    FAILS(tn_gguf_open(NULL, &file))
+    FAILS(tn_gguf_open("x", NULL))
+    CALLS(tn_gguf_close(NULL))
+    assert_string_equal(tn_gguf_path(NULL), "");
+    YIELDS(0, tn_gguf_key_count(NULL))
+    YIELDS(NULL, tn_gguf_key(NULL, 0))
+    YIELDS(NULL, tn_gguf_get(NULL, "x"))
+    YIELDS(TN_GGUF_TYPE_COUNT, tn_gguf_type_of(NULL))
+    YIELDS(TN_GGUF_TYPE_COUNT, tn_gguf_item_type(NULL))
+    YIELDS(0, tn_gguf_length(NULL))
+    YIELDS(-1, tn_gguf_offset(NULL))
+    FAILS(tn_gguf_int(NULL, 0, &number))
+    FAILS(tn_gguf_float(NULL, 0, &real))
+    FAILS(tn_gguf_bool(NULL, 0, &yes))
+    FAILS(tn_gguf_string(NULL, 0, &text, &number))
+    FAILS(tn_gguf_get_int(NULL, "x", &number))
+    FAILS(tn_gguf_get_float(NULL, "x", &real))
+    FAILS(tn_gguf_get_bool(NULL, "x", &yes))
+    FAILS(tn_gguf_get_string(NULL, "x", &text, &number))
+    YIELDS(0, tn_gguf_count(NULL))
+    FAILS(tn_gguf_at(NULL, 0, &info))
+    FAILS(tn_gguf_find(NULL, "x", &info))
+    REFUSES(tn_gguf_tensor(NULL, "x"))
+    tn_model_sizes sizes = {.struct_size = sizeof sizes};
+    FAILS(tn_gguf_model_sizes(NULL, &sizes))
+}
+
+/* ---- the caller's line ----------------------------------------------------------------------------------------------- */
+
+static void check_line(tn_tensor *t, int line, const char *words) {
+    char where[64];
+    snprintf(where, sizeof where, "test_null.c:%d: %s", line, words);
+    assert_int_not_equal(tn_status_of(t), TN_OK);
+    assert_text_has(tn_error(), where);
+    if (strstr(strstr(tn_error(), where) + 12, ".c:")) fail_msg("two lines: %s", tn_error());
+    tn_free(t);
+}
+
+/* The function that was called, and where: also where it stands for others, or fails inside a layer. */
+static void errors_name_function_and_line(void **state) {
+    (void)state;
+    tn_tensor *x = tn_zeros(TN_DIMS(2, 3), TN_F32);
+    check_line(tn_add(x, NULL), __LINE__, "add: tensor 2 is NULL");
+    check_line(tn_reshape(x, TN_DIMS(4)), __LINE__, "reshape:");
+    check_line(tn_view(x, TN_DIMS(4)), __LINE__, "view:");
+    check_line(tn_broadcast_to(x, TN_DIMS(4, 4)), __LINE__, "broadcast_to:");
+    check_line(tn_narrow(x, 5, 0, 1), __LINE__, "narrow:");
+    check_line(tn_rand(NULL, 2), __LINE__, "rand:");
+    check_line(tn_from_data(NULL, TN_DIMS(2), TN_F32), __LINE__, "tn_from_data: data is NULL");
+    check_line(tn_from_data(x, TN_DIMS(-2), TN_F32), __LINE__, "tn_from_data: extent 0");
+    check_line(tn_copy_(tn_retain(x), NULL), __LINE__, "tn_copy_: src is NULL");
+    tn_free(x);
+}
+
+static void errors_of_writes_name_function_and_line(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *x = tn_zeros(TN_DIMS(2, 3), TN_F32), *wide = tn_expand(tn_zeros(TN_DIMS(1, 3), TN_F32), TN_DIMS(2, 3));
+        check_line(tn_retain(tn_add_(wide, x)), __LINE__, "add_: in-place write");
+        tn_tensor *leaf = tn_zeros(TN_DIMS(2), TN_F32);
+        assert_ok(tn_set_requires_grad(leaf, true));
+        check_line(tn_retain(tn_mul_(leaf, leaf)), __LINE__, "mul_: in-place write to a leaf");
+        tn_tensor *small = tn_zeros(TN_DIMS(3), TN_F32);
+        check_line(tn_retain(tn_copy_(small, x)), __LINE__, "copy:");
+    }
+}
+
+static tn_tensor *twice(tn_module *m, const tn_tensor *x) {
+    (void)m;
+    return tn_matmul(x, x);
+}
+
+static void errors_inside_layers_name_the_line_of_the_call(void **state) {
+    (void)state;
+    static const tn_module_type own = {sizeof own, "own", twice, NULL};
+    tn_module *root = tn_module_root(), *linear = tn_nn_linear(root, "linear", 4, 2, true);
+    tn_module *list = tn_nn_sequential(root, "list"), *mine = tn_module_new(root, "mine", &own, NULL);
+    tn_nn_linear(list, "0", 3, 5, true);
+    tn_nn_linear(list, "1", 4, 5, true);
+    tn_module *encoder = tn_nn_transformer_encoder_layer(root, "encoder", 4, 2, NULL);
+    assert_ok(tn_module_status(root));
+    tn_tensor *x = tn_zeros(TN_DIMS(2, 3), TN_F32), *logits = NULL;
+    check_line(tn_forward(linear, x), __LINE__, "linear:");
+    check_line(tn_forward(list, x), __LINE__, "linear:");
+    check_line(tn_forward(encoder, x), __LINE__, "multihead_attention:");
+    int line = __LINE__ - 16; /* in a function of the user's own, its line */
+    check_line(tn_forward(mine, x), line, "matmul:");
+    tn_policy *policy = NULL;
+    assert_ok(tn_policy_mlp(&(tn_policy_options){.struct_size = sizeof(tn_policy_options), .observations = 4, .actions = 2}, &policy));
+    tn_policy_forward(policy, x, NULL, &logits, NULL, NULL);
+    check_line(logits, __LINE__ - 1, "reshape:");
+    tn_policy_free(policy);
+    tn_free(x);
+    tn_module_free(root);
+}
+
+/* A layer that could not be made is not in the tree, nor are its parts. */
+static void failed_layers_are_not_found(void **state) {
+    (void)state;
+    tn_module *root = tn_module_root();
+    assert_non_null(tn_nn_linear(root, "good", 4, 2, true));
+    assert_null(tn_nn_transformer_encoder_layer(root, "block", 6, 4, NULL)); /* 6 features are no 4 heads */
+    assert_int_not_equal(tn_module_status(root), TN_OK);
+    assert_null(tn_module_child(root, "block"));
+    assert_null(tn_module_child(root, "block.linear1"));
+    assert_non_null(tn_module_child(root, "good"));
+    tn_module_free(root);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ops_refuse),
+        cmocka_unit_test(tensors_refuse),
+        cmocka_unit_test(a_scalar_needs_no_shape),
+        cmocka_unit_test(graphs_refuse),
+        cmocka_unit_test(gradients_refuse),
+        cmocka_unit_test(devices_refuse),
+        cmocka_unit_test(modules_refuse),
+        cmocka_unit_test(layers_refuse),
+        cmocka_unit_test(policies_refuse),
+        cmocka_unit_test(optimizers_refuse),
+        cmocka_unit_test(files_refuse),
+        cmocka_unit_test(gguf_refuses),
+        cmocka_unit_test(errors_name_function_and_line),
+        cmocka_unit_test(errors_of_writes_name_function_and_line),
+        cmocka_unit_test(errors_inside_layers_name_the_line_of_the_call),
+        cmocka_unit_test(failed_layers_are_not_found),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}
