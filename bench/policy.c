@@ -3,6 +3,7 @@
  * bench/compare_policy.py drives it beside PyTorch, and tools/torch_train.py compares its losses. A training step is
  * forward, cross-entropy plus mean squared error, backward and Adam.
  *
+ *   bench_policy                     a table of the same, on all threads, without a peer
  *   bench_policy losses FILE STEPS   writes weights and data to FILE, then prints the loss of each step
  *   bench_policy memory BATCH STEPS  trains, then prints the peak of resident memory in bytes
  *   bench_policy serve FILE THREADS  writes weights, data and results to FILE, then obeys lines on standard input:
@@ -174,17 +175,21 @@ static void save(const char *path) {
 
 /* ---- timing --------------------------------------------------------------------------------------------------------- */
 
-static void time_forward(int64_t n, int64_t calls) {
+/* Seconds a call over so many calls. */
+static double time_forward(int64_t n, int64_t calls) {
+    double seconds = 0;
     TN_SCOPE {
         batch x = take_batch(0, n);
         double start = now();
         for (int64_t i = 0; i < calls; i++)
             forward_step(&x);
-        printf("%.9g\n", (now() - start) / (double)calls);
+        seconds = (now() - start) / (double)calls;
     }
+    return seconds;
 }
 
-static void time_replay(int64_t n, int64_t calls) {
+static double time_replay(int64_t n, int64_t calls) {
+    double seconds = 0;
     TN_SCOPE TN_NO_GRAD {
         batch x = take_batch(0, n);
         tn_tensor *out[2], *got[2];
@@ -195,12 +200,15 @@ static void time_replay(int64_t n, int64_t calls) {
         double start = now();
         for (int64_t i = 0; i < calls; i++)
             TN_SCOPE check(tn_graph_launch(graph, &x.observations, got));
-        printf("%.9g\n", (now() - start) / (double)calls);
+        seconds = (now() - start) / (double)calls;
         tn_graph_free(graph);
     }
+    return seconds;
 }
 
-static void time_training(int64_t n, int64_t calls) {
+/* *host: the part of the time that was not spent in kernels. */
+static double time_training(int64_t n, int64_t calls, double *host) {
+    double seconds = 0;
     tn_runtime_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};
     TN_SCOPE {
         batch batches[ROUND];
@@ -209,13 +217,15 @@ static void time_training(int64_t n, int64_t calls) {
         double start = now();
         for (int64_t i = 0; i < calls; i++)
             (void)train_step(&batches[i % ROUND]);
-        double seconds = now() - start;
+        seconds = now() - start;
         check(tn_get_runtime_stats(&after));
-        printf("%.9g %.4f\n", seconds / (double)calls, 1 - (after.run_seconds - before.run_seconds) / seconds);
+        *host = 1 - (after.run_seconds - before.run_seconds) / seconds;
     }
+    return seconds / (double)calls;
 }
 
-static void time_chain(int64_t calls) {
+static double time_chain(int64_t calls) {
+    double seconds = 0;
     static const float ones[CHAIN_ELEMENTS] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     int64_t n = CHAIN_ELEMENTS;
     TN_SCOPE {
@@ -223,12 +233,14 @@ static void time_chain(int64_t calls) {
         double start = now();
         for (int64_t i = 0; i < calls; i++)
             chain_step(x);
-        printf("%.9g\n", (now() - start) / (double)calls);
+        seconds = (now() - start) / (double)calls;
     }
+    return seconds;
 }
 
 static void serve(const char *path, int threads) {
     char line[128];
+    double host = 0;
     check(tn_set_num_threads(threads));
     begin();
     save(path);
@@ -237,17 +249,62 @@ static void serve(const char *path, int threads) {
     while (fgets(line, sizeof line, stdin)) {
         long long n = 1, calls = 1;
         if (sscanf(line, "forward %lld %lld", &n, &calls) == 2)
-            time_forward(n, calls);
+            printf("%.9g\n", time_forward(n, calls));
         else if (sscanf(line, "replay %lld %lld", &n, &calls) == 2)
-            time_replay(n, calls);
-        else if (sscanf(line, "train %lld %lld", &n, &calls) == 2)
-            time_training(n, calls);
+            printf("%.9g\n", time_replay(n, calls));
+        else if (sscanf(line, "train %lld %lld", &n, &calls) == 2) {
+            double seconds = time_training(n, calls, &host);
+            printf("%.9g %.4f\n", seconds, host);
+        }
         else if (sscanf(line, "chain %lld", &calls) == 1)
-            time_chain(calls);
+            printf("%.9g\n", time_chain(calls));
         else
             printf("what?\n");
         fflush(stdout);
     }
+}
+
+/* ---- a table ---------------------------------------------------------------------------------------------------------- */
+
+enum { ROWS_BATCHES = 3, SAMPLES = 15 };
+
+static int compare(const void *x, const void *y) {
+    double a = *(const double *)x, c = *(const double *)y;
+    return (a > c) - (a < c);
+}
+
+static double forward_sample(int64_t n, int64_t calls, double *host) {
+    (void)host;
+    return time_forward(n, calls);
+}
+
+static double replay_sample(int64_t n, int64_t calls, double *host) {
+    (void)host;
+    return time_replay(n, calls);
+}
+
+/* Median and best of a few samples; the first warms up. */
+static void row(const char *name, int64_t n, int64_t calls, double (*take)(int64_t n, int64_t calls, double *host)) {
+    double samples[SAMPLES], host = NAN;
+    (void)take(n, calls, &host);
+    for (int i = 0; i < SAMPLES; i++)
+        samples[i] = take(n, calls, &host);
+    qsort(samples, SAMPLES, sizeof *samples, compare);
+    printf("%-18s %5lld %12.2f us %12.2f us", name, (long long)n, samples[SAMPLES / 2] * 1e6, samples[0] * 1e6);
+    if (host >= 0) printf("   host %.0f %%", host * 100);
+    printf("\n");
+}
+
+static void table(void) {
+    static const int64_t batches[ROWS_BATCHES] = {1, 64, 4096}, calls[ROWS_BATCHES] = {400, 100, 6};
+    begin();
+    printf("%d threads\n%-18s %5s %15s %15s\n", tn_get_num_threads(), "work", "batch", "median", "best");
+    for (int i = 0; i < ROWS_BATCHES; i++) {
+        row("forward", batches[i], calls[i], forward_sample);
+        row("forward, replayed", batches[i], calls[i], replay_sample);
+        row("train", batches[i], calls[i] / 4 + 2, time_training);
+    }
+    printf("%-24s %12.2f us\n", "fifteen small ops", time_chain(20000) * 1e6);
 }
 
 /* ---- losses, memory ------------------------------------------------------------------------------------------------- */
@@ -284,14 +341,16 @@ static void memory(int64_t n, long steps) {
 
 int main(int argc, char **argv) {
     const char *what = argc == 4 ? argv[1] : "";
-    if (strcmp(what, "losses") == 0)
+    if (argc == 1)
+        table();
+    else if (strcmp(what, "losses") == 0)
         losses(argv[2], atol(argv[3]));
     else if (strcmp(what, "memory") == 0)
         memory(atol(argv[2]), atol(argv[3]));
     else if (strcmp(what, "serve") == 0)
         serve(argv[2], atoi(argv[3]));
     else {
-        fprintf(stderr, "usage: bench_policy losses FILE STEPS | memory BATCH STEPS | serve FILE THREADS\n");
+        fprintf(stderr, "usage: bench_policy [losses FILE STEPS | memory BATCH STEPS | serve FILE THREADS]\n");
         return 2;
     }
     tn_optimizer_free(b.optimizer);
