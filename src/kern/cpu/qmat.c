@@ -37,12 +37,10 @@ enum {
     BITS = CHUNKS * LINE,   /* bytes of a panel's block before its scales */
     LANE = VL * 4,          /* bytes of a vector of f32 */
     PANEL_BLOCKS = 24,      /* of a panel: with a tile of x it stays in a first cache of 32 KiB */
-    SLAB_BYTES = 640 << 10, /* of rounded x: most of a second cache of 1 MiB */
-    SLAB_ROWS = 512,
-    SUM_ROWS = 240,    /* rows of C finished before they are written … */
-    SUM_COLUMNS = 256, /* … and columns, if there are more than few rows */
-    FEW_ROWS = 48,
-    AHEAD = 2048 /* bytes from a block to what is asked for: five to eight blocks */
+    SLAB_ROWS = 516,        /* of x rounded at once: with a panel's blocks, half of a second cache of 1 MiB */
+    SUM_COLUMNS = 128,      /* of C finished before a joint gets them: as much again … */
+    FEW_ROWS = 48,          /* … if there are more rows than these */
+    AHEAD = 2048            /* bytes from a block to what is asked for: five to eight blocks */
 };
 
 static const double BYTES_A_PART = 30e3;  /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
@@ -128,36 +126,18 @@ VEC_INLINE float read_real(const uint8_t *p) {
     return x;
 }
 
-/* x · (127 / a), to the nearest integer: adding 1.5 · 2²³ leaves no room for a fraction. */
 static void round_block(const float *x, const tn_qformat *f, uint8_t *record) {
-    static const float to_integer = 12582912.0f, least = 0x1p-100f;
-    int32_t bits[TN_QBLOCK], most = 0;
-    memcpy(bits, x, sizeof bits);
-    for (int i = 0; i < TN_QBLOCK; i++) {
-        int32_t size = bits[i] & 0x7fffffff; /* as integers: NaN above infinity above all numbers */
-        most = size > most ? size : most;
-    }
-    float a = kir_from_bits_f32((uint32_t)most);
-    bool is_finite = most < 0x7f800000, is_zero = !is_finite || a < least;
-    float dx = is_zero ? 0 : a / 127.0f, inverse = is_zero ? 0 : 127.0f / a;
-    int32_t sum[2] = {0};
-    if (is_zero) {
-        memset(record, 0, TN_QBLOCK);
+    static const float least = 0x1p-100f;
+    int32_t most = q_most(x), sum[2] = {0};
+    bool is_finite = most < 0x7f800000;
+    float a = kir_from_bits_f32((uint32_t)most), dx = 0;
+    if (is_finite && a >= least) {
+        dx = a / 127.0f;
+        q_round(x, 127.0f / a, record, sum);
     } else {
-        int8_t q[TN_QBLOCK];
-        for (int i = 0; i < TN_QBLOCK; i++) {
-            float integer = x[i] * inverse + to_integer;
-            memcpy(&bits[i], &integer, sizeof integer);
-        }
-        for (int i = 0; i < TN_QBLOCK; i++)
-            q[i] = (int8_t)bits[i];
-        for (int i = 0; i < TN_QBLOCK / 2; i++) {
-            sum[0] += q[i];
-            sum[1] += q[TN_QBLOCK / 2 + i];
-        }
-        memcpy(record, q, sizeof q);
+        memset(record, 0, TN_QBLOCK);
+        if (!is_finite) dx = __builtin_nanf("");
     }
-    if (!is_finite) dx = __builtin_nanf("");
     memcpy(record + RECORD_SCALE, &dx, sizeof dx);
     if (f->parts == 1) sum[0] += sum[1];
     for (int part = 0; part < f->parts; part++) {
@@ -183,8 +163,9 @@ typedef struct tile {
     int64_t blocks;
     const uint8_t *x;
     int64_t x_step; /* bytes from block to block */
-    float *c;       /* rows of BLOCK_LD */
-    bool add;       /* to what stands there: blocks before these */
+    float *c;
+    int64_t c_row;
+    bool add; /* to what stands in c: blocks before these */
 } tile;
 
 /* The products of one part of a block: four of its chunks, or eight. */
@@ -202,7 +183,7 @@ KERNEL void multiply_panel(const tile *t, int height, int parts, bool has_minimu
     for (int half = 0; half < HALVES; half++) {
         V acc[TILE];
         VEC_UNROLL for (int r = 0; r < height; r++) acc[r] =
-            t->add ? v_load(t->c + r * BLOCK_LD + half * VL) : v_zero();
+            t->add ? v_load(t->c + r * t->c_row + half * VL) : v_zero();
         const uint8_t *x = t->x, *panel = t->panel + half * VEC_BYTES;
         for (int64_t b = 0; b < t->blocks; b++, x += t->x_step, panel += block) {
             VEC_UNROLL for (int part = 0; part < parts; part++) {
@@ -221,7 +202,7 @@ KERNEL void multiply_panel(const tile *t, int height, int parts, bool has_minimu
                     finish_part(acc[r], sum[r], x + r * record, part, s, m, has_minimum);
             }
         }
-        VEC_UNROLL for (int r = 0; r < height; r++) v_store(t->c + r * BLOCK_LD + half * VL, acc[r]);
+        VEC_UNROLL for (int r = 0; r < height; r++) v_store(t->c + r * t->c_row + half * VL, acc[r]);
     }
 }
 
@@ -376,6 +357,8 @@ typedef struct qmat {
     int64_t record, panel;  /* bytes of a record and of a panel's block */
     int64_t piece;          /* blocks of a panel */
     int64_t slab;           /* rows of x rounded at once, at most */
+    int64_t sum_rows;       /* rows of C that are finished before they are written, at most */
+    bool direct;            /* full groups are written to C as they are finished */
     size_t rounded_bytes, panel_bytes, sums_bytes, part_bytes;
     int64_t row0, rows;                /* the slab at hand … */
     int64_t row_strips, column_strips; /* … and how it is cut */
@@ -396,13 +379,13 @@ static void plan(qmat *q, const tn_qmat_args *args) {
     q->panel = BITS + f->parts * LINE * (f->has_minimum ? 2 : 1);
     int64_t pieces = tn_max64(tn_ceil_div(q->blocks, PANEL_BLOCKS), 1), unit = q->layout.scale_blocks;
     q->piece = tn_ceil_div(tn_ceil_div(q->blocks, pieces), unit) * unit;
-    int64_t most = SLAB_BYTES / tn_max64(q->blocks * q->record, 1) / TILE * TILE;
-    most = tn_max64(tn_min64(most, SLAB_ROWS), 4 * TILE);
-    q->slab = tn_min64(args->m, most);
+    q->slab = tn_min64(args->m, SLAB_ROWS);
     q->rounded_bytes = area(q->slab * q->blocks * q->record);
     q->panel_bytes = args->m > 1 ? area(q->piece * q->panel) : 0;
-    int64_t columns = q->slab > FEW_ROWS ? SUM_COLUMNS : BLOCK_LD;
-    q->sums_bytes = area(((tn_min64(q->slab, SUM_ROWS) - 1) * BLOCK_LD + columns) * (int64_t)sizeof(float));
+    q->direct = !args->c.joint.vm && args->c.col_stride == 1;
+    q->sum_rows = tn_min64(q->slab, q->direct ? FEW_ROWS : SLAB_ROWS);
+    int64_t columns = q->sum_rows > FEW_ROWS ? SUM_COLUMNS : BLOCK_LD;
+    q->sums_bytes = area(((q->sum_rows - 1) * BLOCK_LD + columns) * (int64_t)sizeof(float));
     q->part_bytes = q->panel_bytes + q->sums_bytes + port_scratch(&args->c.joint, 0);
 }
 
@@ -444,37 +427,48 @@ static const uint8_t *group_of(const qmat *q, int64_t g) {
 
 /* Rows [first, first + rows) of the slab, which start with a tile, times the panel's blocks from k on. */
 static void multiply_rows(const qmat *q, const part *p, int64_t first, int64_t rows, int64_t k, int64_t blocks,
-                          float *c) {
+                          float *c, int64_t c_row) {
     for (int64_t i = 0; i < rows; i += TILE) {
         int64_t height = tn_min64(TILE, q->rows - first - i), done = 0;
         const uint8_t *x = rounded(q) + ((first + i) * q->blocks + k * height) * q->record;
-        tile t = {.panel = p->panel, .blocks = blocks, .x_step = height * q->record, .add = k > 0};
+        tile t = {.panel = p->panel, .blocks = blocks, .x_step = height * q->record, .c_row = c_row, .add = k > 0};
         for (size_t kind = 0; kind < TN_COUNT(heights); kind++) {
             for (; height - done >= heights[kind]; done += heights[kind]) {
                 t.x = x + done * q->record;
-                t.c = c + (i + done) * BLOCK_LD;
+                t.c = c + (i + done) * c_row;
                 q->panels->run[kind](&t);
             }
         }
     }
 }
 
-/* One group of columns; c: the group's first sum. */
-static void multiply_group(const qmat *q, const part *p, int64_t g, int64_t first, int64_t rows, float *c) {
+/* Blocks [k, k + blocks) of a group. */
+static void unpack_panel(const qmat *q, const part *p, int64_t g, int64_t k, int64_t blocks) {
     const tn_qlayout *l = &q->layout;
-    const uint8_t *group = group_of(q, g);
+    const uint8_t *group = group_of(q, g), *scales_from = group + k / l->scale_blocks * l->scale_bytes;
+    const uint8_t *low = group + l->low + k * l->low_bytes, *high = group + l->high + k * l->high_bytes;
+    bits_to_panel[q->format->bits](low, high, l, blocks, p->panel, q->panel);
+    scales_to_panel(q->format->scales, scales_from, l, blocks, p->panel + BITS, q->panel);
+}
+
+/* Some groups of columns; c: the first element. A panel's blocks of all rows stay in the second cache while the groups
+ * pass by. */
+static void multiply_groups(const qmat *q, const part *p, int64_t group0, int64_t group1, int64_t first, int64_t rows,
+                            float *c, int64_t c_row) {
     if (q->rows == 1) {
-        q->stripe(&(stripe){group, group + l->low, group + l->high, q->blocks, rounded(q), c});
+        for (int64_t g = group0; g < group1; g++, c += TN_QROWS) {
+            const uint8_t *group = group_of(q, g);
+            q->stripe(&(stripe){group, group + q->layout.low, group + q->layout.high, q->blocks, rounded(q), c});
+        }
         return;
     }
     int64_t k = 0;
     do {
         int64_t blocks = tn_min64(q->piece, q->blocks - k);
-        const uint8_t *from = group + k / l->scale_blocks * l->scale_bytes;
-        bits_to_panel[q->format->bits](group + l->low + k * l->low_bytes, group + l->high + k * l->high_bytes, l,
-                                       blocks, p->panel, q->panel);
-        scales_to_panel(q->format->scales, from, l, blocks, p->panel + BITS, q->panel);
-        multiply_rows(q, p, first, rows, k, blocks, c);
+        for (int64_t g = group0; g < group1; g++) {
+            unpack_panel(q, p, g, k, blocks);
+            multiply_rows(q, p, first, rows, k, blocks, c + (g - group0) * TN_QROWS, c_row);
+        }
         k += q->piece;
     } while (k < q->blocks);
 }
@@ -499,18 +493,26 @@ static void write_sums(const qmat *q, part *p, box at) {
 }
 
 /* Rows of the slab and groups of columns: blocks of C are finished, then written. */
-static void multiply_strip(const qmat *q, part *p, int64_t row0, int64_t row1, int64_t group0, int64_t group1) {
-    int64_t width = (row1 - row0 > FEW_ROWS ? SUM_COLUMNS : BLOCK_LD) / TN_QROWS;
+static void multiply_to_sums(const qmat *q, part *p, int64_t row0, int64_t row1, int64_t group0, int64_t group1) {
+    int64_t width = (q->sum_rows > FEW_ROWS ? SUM_COLUMNS : BLOCK_LD) / TN_QROWS;
     for (int64_t g = group0; g < group1; g += width) {
-        int64_t end = tn_min64(g + width, group1);
-        for (int64_t i = row0; i < row1; i += SUM_ROWS) {
-            int64_t rows = tn_min64(SUM_ROWS, row1 - i);
-            for (int64_t j = g; j < end; j++)
-                multiply_group(q, p, j, i, rows, p->sums + (j - g) * TN_QROWS);
-            int64_t columns = tn_min64(end * TN_QROWS, q->args->n) - g * TN_QROWS;
+        int64_t end = tn_min64(g + width, group1), columns = tn_min64(end * TN_QROWS, q->args->n) - g * TN_QROWS;
+        for (int64_t i = row0; i < row1; i += q->sum_rows) {
+            int64_t rows = tn_min64(q->sum_rows, row1 - i);
+            multiply_groups(q, p, g, end, i, rows, p->sums, BLOCK_LD);
             write_sums(q, p, (box){q->row0 + i, rows, g * TN_QROWS, columns});
         }
     }
+}
+
+static void multiply_strip(const qmat *q, part *p, int64_t row0, int64_t row1, int64_t group0, int64_t group1) {
+    const tn_matrix *c = &q->args->c;
+    int64_t full = q->direct ? tn_min64(group1, q->args->n / TN_QROWS) : group0;
+    if (full > group0) {
+        float *to = (float *)c->data + (q->row0 + row0) * c->row_stride + group0 * TN_QROWS;
+        multiply_groups(q, p, group0, full, row0, row1 - row0, to, c->row_stride);
+    }
+    multiply_to_sums(q, p, row0, row1, full, group1);
 }
 
 static void multiply_strips(void *ctx, int64_t begin, int64_t end, int worker) {

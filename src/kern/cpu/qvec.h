@@ -120,4 +120,57 @@ VEC_INLINE VI q_dot2(VI sum, VB w0, VI q0, VB w1, VI q1, bool wide) {
 #endif
 }
 
+/* ---- 32 numbers to 8 bits ----------------------------------------------------------------------------------------- */
+
+#if defined(__AVX2__)
+
+/* The bits of the largest absolute value. As integers, NaN is above infinity and infinity above all numbers. */
+VEC_INLINE int32_t q_most(const float *x) {
+    const __m256i size = _mm256_set1_epi32(0x7fffffff);
+    __m256i a[4];
+    VEC_UNROLL for (int i = 0; i < 4; i++) a[i] = _mm256_and_si256(_mm256_loadu_si256((const void *)(x + 8 * i)), size);
+    __m256i b = _mm256_max_epi32(_mm256_max_epi32(a[0], a[1]), _mm256_max_epi32(a[2], a[3]));
+    __m128i c = _mm_max_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+    c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1)));
+}
+
+/* x · factor to the nearest integers, which fit in 8 bits; sums of the first and the second 16 of them. */
+VEC_INLINE void q_round(const float *x, float factor, uint8_t *q, int32_t sum[2]) {
+    __m256i a[4];
+    VEC_UNROLL for (int i = 0; i < 4; i++) a[i] =
+        _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(factor)));
+    __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a[0], a[1]), _mm256_packs_epi32(a[2], a[3]));
+    bytes =
+        _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); /* undoes the pairs of halves */
+    _mm256_storeu_si256((void *)q, bytes);
+    int64_t of_eight[4]; /* of q + 128 */
+    _mm256_storeu_si256((void *)of_eight,
+                        _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256()));
+    sum[0] = (int32_t)(of_eight[0] + of_eight[1]) - 128 * 16;
+    sum[1] = (int32_t)(of_eight[2] + of_eight[3]) - 128 * 16;
+}
+
+#else
+
+VEC_INLINE int32_t q_most(const float *x) {
+    int32_t most = 0;
+    for (int i = 0; i < 32; i++) {
+        int32_t size = (int32_t)(kir_bits_f32(x[i]) & 0x7fffffff);
+        most = size > most ? size : most;
+    }
+    return most;
+}
+
+/* Adding 1.5 · 2²³ leaves no room for a fraction: the integer is in the lowest bits. */
+VEC_INLINE void q_round(const float *x, float factor, uint8_t *q, int32_t sum[2]) {
+    sum[0] = sum[1] = 0;
+    for (int i = 0; i < 32; i++) {
+        q[i] = (uint8_t)kir_bits_f32(x[i] * factor + 12582912.0f);
+        sum[i / 16] += (int8_t)q[i];
+    }
+}
+
+#endif
+
 #endif
