@@ -37,6 +37,7 @@ enum {
     BITS = CHUNKS * LINE,   /* bytes of a panel's block before its scales */
     LANE = VL * 4,          /* bytes of a vector of f32 */
     PANEL_BLOCKS = 24,      /* of a panel: with a tile of x it stays in a first cache of 32 KiB */
+    ROUND_BLOCKS = 16,      /* of a row, rounded side by side */
     SLAB_ROWS = 516,        /* of x rounded at once: with a panel's blocks, half of a second cache of 1 MiB */
     SUM_COLUMNS = 128,      /* of C finished before a joint gets them: as much again … */
     FEW_ROWS = 48,          /* … if there are more rows than these */
@@ -110,7 +111,7 @@ KERNEL void unpack_scales(tn_qscales form, const uint8_t *p, int b, int row, sca
 
 /* 32 numbers of 8 bits, dx, then a number for each part: dx · Σ q where weights have a minimum, else −zero · Σ q, with
  * which the sum of products starts. Records of a tile's rows lie side by side, block after block. */
-enum { RECORD_SCALE = TN_QBLOCK, RECORD_PARTS = RECORD_SCALE + 4 };
+enum { RECORD_SCALE = TN_QBLOCK, RECORD_PARTS = RECORD_SCALE + 4, MOST_RECORD_BYTES = RECORD_PARTS + 8 };
 
 VEC_INLINE int64_t record_bytes(int parts) { return RECORD_PARTS + 4 * parts; }
 
@@ -126,24 +127,35 @@ VEC_INLINE float read_real(const uint8_t *p) {
     return x;
 }
 
-static void round_block(const float *x, const tn_qformat *f, uint8_t *record) {
+/* Up to ROUND_BLOCKS blocks of a row, a multiple of ROUND_AT_ONCE; step by step for all of them: each step waits for the
+ * one before, blocks do not wait for each other. */
+static void round_blocks(const float *x, int count, const tn_qformat *f, uint8_t *record, int64_t step) {
     static const float least = 0x1p-100f;
-    int32_t most = q_most(x), sum[2] = {0};
-    bool is_finite = most < 0x7f800000;
-    float a = kir_from_bits_f32((uint32_t)most), dx = 0;
-    if (is_finite && a >= least) {
-        dx = a / 127.0f;
-        q_round(x, 127.0f / a, record, sum);
-    } else {
-        memset(record, 0, TN_QBLOCK);
-        if (!is_finite) dx = __builtin_nanf("");
+    int32_t most[ROUND_BLOCKS], sum[ROUND_BLOCKS][2];
+    float dx[ROUND_BLOCKS], factor[ROUND_BLOCKS];
+    for (int b = 0; b < count; b += ROUND_AT_ONCE)
+        q_most(x + b * TN_QBLOCK, most + b);
+    for (int b = 0; b < count; b++) {
+        float a = kir_from_bits_f32((uint32_t)most[b]);
+        dx[b] = a < least ? 0 : a / 127.0f;
+        factor[b] = a < least ? 0 : 127.0f / a;
     }
-    memcpy(record + RECORD_SCALE, &dx, sizeof dx);
-    if (f->parts == 1) sum[0] += sum[1];
-    for (int part = 0; part < f->parts; part++) {
-        float scaled = dx * (float)sum[part];
-        int32_t start = -f->zero * sum[part];
-        memcpy(record + RECORD_PARTS + 4 * part, f->has_minimum ? (void *)&scaled : (void *)&start, 4);
+    for (int b = 0; b < count; b += ROUND_AT_ONCE)
+        q_round(x + b * TN_QBLOCK, factor + b, record + b * step, step, sum + b);
+    for (int b = 0; b < count; b++) {
+        uint8_t *to = record + b * step;
+        if (most[b] >= 0x7f800000) {
+            memset(to, 0, TN_QBLOCK);
+            sum[b][0] = sum[b][1] = 0;
+            dx[b] = __builtin_nanf("");
+        }
+        memcpy(to + RECORD_SCALE, &dx[b], sizeof *dx);
+        if (f->parts == 1) sum[b][0] += sum[b][1];
+        for (int part = 0; part < f->parts; part++) {
+            float scaled = dx[b] * (float)sum[b][part];
+            int32_t start = -f->zero * sum[b][part];
+            memcpy(to + RECORD_PARTS + 4 * part, f->has_minimum ? (void *)&scaled : (void *)&start, 4);
+        }
     }
 }
 
@@ -393,6 +405,27 @@ static void plan(qmat *q, const tn_qmat_args *args) {
 
 static uint8_t *rounded(const qmat *q) { return q->args->workspace; }
 
+/* What is left over at the end is rounded together with blocks before it, a second time; or beside zeros. */
+static void round_row(const qmat *q, const float *x, uint8_t *to, int64_t step) {
+    int64_t blocks = q->blocks, rest = blocks % ROUND_AT_ONCE;
+    for (int64_t b = 0; b < blocks - rest; b += ROUND_BLOCKS) {
+        int count = (int)tn_min64(ROUND_BLOCKS, blocks - rest - b);
+        round_blocks(x + b * TN_QBLOCK, count, q->format, to + b * step, step);
+    }
+    if (rest == 0) return;
+    if (blocks >= ROUND_AT_ONCE) {
+        int64_t b = blocks - ROUND_AT_ONCE;
+        round_blocks(x + b * TN_QBLOCK, ROUND_AT_ONCE, q->format, to + b * step, step);
+        return;
+    }
+    float padded[ROUND_AT_ONCE * TN_QBLOCK] = {0};
+    uint8_t records[ROUND_AT_ONCE * MOST_RECORD_BYTES];
+    memcpy(padded, x, (size_t)rest * TN_QBLOCK * sizeof *x);
+    round_blocks(padded, ROUND_AT_ONCE, q->format, records, q->record);
+    for (int64_t b = 0; b < rest; b++)
+        memcpy(to + b * step, records + b * q->record, (size_t)q->record);
+}
+
 /* Rows [begin, end) of the slab. */
 static void round_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     const qmat *q = ctx;
@@ -401,8 +434,7 @@ static void round_rows(void *ctx, int64_t begin, int64_t end, int worker) {
         int64_t first = i / TILE * TILE, height = tn_min64(TILE, q->rows - first);
         const float *x = q->args->x + (q->row0 + i) * q->args->x_stride;
         uint8_t *to = rounded(q) + (first * q->blocks + i - first) * q->record;
-        for (int64_t b = 0; b < q->blocks; b++)
-            round_block(x + b * TN_QBLOCK, q->format, to + b * height * q->record);
+        round_row(q, x, to, height * q->record);
     }
 }
 
@@ -432,6 +464,8 @@ static void multiply_rows(const qmat *q, const part *p, int64_t first, int64_t r
         int64_t height = tn_min64(TILE, q->rows - first - i), done = 0;
         const uint8_t *x = rounded(q) + ((first + i) * q->blocks + k * height) * q->record;
         tile t = {.panel = p->panel, .blocks = blocks, .x_step = height * q->record, .c_row = c_row, .add = k > 0};
+        for (int64_t r = i + TILE; t.add && r < tn_min64(i + 2 * TILE, rows); r++)
+            __builtin_prefetch(c + r * c_row, 1);
         for (size_t kind = 0; kind < TN_COUNT(heights); kind++) {
             for (; height - done >= heights[kind]; done += heights[kind]) {
                 t.x = x + done * q->record;

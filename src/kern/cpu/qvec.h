@@ -120,54 +120,102 @@ VEC_INLINE VI q_dot2(VI sum, VB w0, VI q0, VB w1, VI q1, bool wide) {
 #endif
 }
 
-/* ---- 32 numbers to 8 bits ----------------------------------------------------------------------------------------- */
+/* ---- blocks of 32 numbers to 8 bits, ROUND_AT_ONCE of them --------------------------------------------------------- */
 
-#if defined(__AVX2__)
+/* q_most: the bits of each block's largest absolute value; as integers, NaN is above infinity and infinity above all
+ * numbers. q_round: x · factor[b] to the nearest integers, which fit in 8 bits, each block at a distance of `step` from
+ * the one before, and sums of the first and second 16 of them. */
 
-/* The bits of the largest absolute value. As integers, NaN is above infinity and infinity above all numbers. */
-VEC_INLINE int32_t q_most(const float *x) {
+#if defined(__AVX512F__)
+enum { ROUND_AT_ONCE = 4 };
+
+VEC_INLINE __m512i q_sizes(const float *x) {
+    const __m512i size = _mm512_set1_epi32(0x7fffffff);
+    __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), size), b = _mm512_and_si512(_mm512_loadu_si512(x + 16), size);
+    return _mm512_max_epi32(a, b);
+}
+
+VEC_INLINE void q_most(const float *x, int32_t *most) {
+    __m512i a = q_sizes(x), b = q_sizes(x + 32), c = q_sizes(x + 64), d = q_sizes(x + 96);
+    __m512i ab = _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    __m512i cd = _mm512_max_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    __m512i all = _mm512_max_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    __m256i half = _mm256_max_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    _mm_storeu_si128((void *)most, four);
+}
+
+VEC_INLINE __m512i q_integers(const float *x, float factor) {
+    return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(factor)));
+}
+
+/* Two blocks share a vector. Packing leaves four bytes of each half of each block in each 128 bits. */
+VEC_INLINE void q_round_two(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i one8 = _mm512_set1_epi8(1), one16 = _mm512_set1_epi16(1);
+    __m512i a = _mm512_packs_epi32(q_integers(x, factor[0]), q_integers(x + 16, factor[0]));
+    __m512i b = _mm512_packs_epi32(q_integers(x + 32, factor[1]), q_integers(x + 48, factor[1]));
+    __m512i bytes = _mm512_packs_epi16(a, b), sums = _mm512_madd_epi16(_mm512_maddubs_epi16(one8, bytes), one16);
+    __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64(sums, 1));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    _mm_storeu_si128((void *)sum, four);
+    bytes = _mm512_permutexvar_epi32(order, bytes);
+    _mm256_storeu_si256((void *)q, _mm512_castsi512_si256(bytes));
+    _mm256_storeu_si256((void *)(q + step), _mm512_extracti64x4_epi64(bytes, 1));
+}
+
+VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
+    q_round_two(x, factor, q, step, sum);
+    q_round_two(x + 64, factor + 2, q + 2 * step, step, sum + 2);
+}
+
+#elif defined(__AVX2__)
+enum { ROUND_AT_ONCE = 1 };
+
+VEC_INLINE void q_most(const float *x, int32_t *most) {
     const __m256i size = _mm256_set1_epi32(0x7fffffff);
     __m256i a[4];
     VEC_UNROLL for (int i = 0; i < 4; i++) a[i] = _mm256_and_si256(_mm256_loadu_si256((const void *)(x + 8 * i)), size);
     __m256i b = _mm256_max_epi32(_mm256_max_epi32(a[0], a[1]), _mm256_max_epi32(a[2], a[3]));
     __m128i c = _mm_max_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
     c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0x4e));
-    return _mm_cvtsi128_si32(_mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1)));
+    *most = _mm_cvtsi128_si32(_mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1)));
 }
 
-/* x · factor to the nearest integers, which fit in 8 bits; sums of the first and the second 16 of them. */
-VEC_INLINE void q_round(const float *x, float factor, uint8_t *q, int32_t sum[2]) {
+VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
+    (void)step;
     __m256i a[4];
     VEC_UNROLL for (int i = 0; i < 4; i++) a[i] =
-        _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(factor)));
+        _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(*factor)));
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a[0], a[1]), _mm256_packs_epi32(a[2], a[3]));
     bytes =
-        _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); /* undoes the pairs of halves */
+        _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); /* halves were packed apart */
     _mm256_storeu_si256((void *)q, bytes);
     int64_t of_eight[4]; /* of q + 128 */
-    _mm256_storeu_si256((void *)of_eight,
-                        _mm256_sad_epu8(_mm256_xor_si256(bytes, _mm256_set1_epi8(-128)), _mm256_setzero_si256()));
-    sum[0] = (int32_t)(of_eight[0] + of_eight[1]) - 128 * 16;
-    sum[1] = (int32_t)(of_eight[2] + of_eight[3]) - 128 * 16;
+    bytes = _mm256_xor_si256(bytes, _mm256_set1_epi8(-128));
+    _mm256_storeu_si256((void *)of_eight, _mm256_sad_epu8(bytes, _mm256_setzero_si256()));
+    sum[0][0] = (int32_t)(of_eight[0] + of_eight[1]) - 128 * 16;
+    sum[0][1] = (int32_t)(of_eight[2] + of_eight[3]) - 128 * 16;
 }
 
 #else
+enum { ROUND_AT_ONCE = 1 };
 
-VEC_INLINE int32_t q_most(const float *x) {
-    int32_t most = 0;
+VEC_INLINE void q_most(const float *x, int32_t *most) {
+    *most = 0;
     for (int i = 0; i < 32; i++) {
         int32_t size = (int32_t)(kir_bits_f32(x[i]) & 0x7fffffff);
-        most = size > most ? size : most;
+        *most = size > *most ? size : *most;
     }
-    return most;
 }
 
 /* Adding 1.5 · 2²³ leaves no room for a fraction: the integer is in the lowest bits. */
-VEC_INLINE void q_round(const float *x, float factor, uint8_t *q, int32_t sum[2]) {
-    sum[0] = sum[1] = 0;
+VEC_INLINE void q_round(const float *x, const float *factor, uint8_t *q, int64_t step, int32_t sum[][2]) {
+    (void)step;
+    sum[0][0] = sum[0][1] = 0;
     for (int i = 0; i < 32; i++) {
-        q[i] = (uint8_t)kir_bits_f32(x[i] * factor + 12582912.0f);
-        sum[i / 16] += (int8_t)q[i];
+        q[i] = (uint8_t)kir_bits_f32(x[i] * *factor + 12582912.0f);
+        sum[0][i / 16] += (int8_t)q[i];
     }
 }
 
