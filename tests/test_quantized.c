@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 #include "graph/known.h"
+#include "hal/hal.h"
 #include "kern/kern.h"
 #include "ops/cases.h"
 #include "trunnion/autograd.h"
@@ -224,6 +225,43 @@ static void rows_stand_alone(void **state) {
     }
 }
 
+/* What ops with kernels of their own are where there are none: their lowering, here on the same device. Plans are dropped
+ * where kernels come and go, for their keys say nothing of that. */
+static void devices_without_kernels_do_it_by_definition(void **state) {
+    (void)state;
+    static const tn_dtype formats[] = {TN_Q4_1, TN_Q8_0, TN_Q3_K, TN_Q6_K};
+    tn_device *device = tn_current_device();
+    for (size_t i = 0; i < TN_COUNT(formats); i++) {
+        TN_SCOPE {
+            tn_tensor *x = floats_of(3, 256, 1), *w = weight_of(formats[i], 7, 256), *decoded = tn_dequantize(w, TN_F32);
+            assert_ok(tn_eval(&decoded, 1));
+            device->is_cpu = false;
+            tn_recorder_drop();
+            tn_tensor *product = tn_linear(x, w, NULL), *plain = tn_matmul(x, tn_transpose(decoded, 0, 1));
+            assert_ok(tn_eval((tn_tensor *[]){product, plain}, 2));
+            tn_recorder_drop();
+            device->is_cpu = true;
+            assert_same(product, plain);
+        }
+    }
+    TN_SCOPE {
+        tn_tensor *x = tn_reshape(floats_of(20, 26, 1), TN_DIMS(5, 4, 26)), *c = tn_reshape(floats_of(5, 12, 2), TN_DIMS(5, 1, 12));
+        tn_tensor *s = tn_reshape(floats_of(5, 12, 3), TN_DIMS(5, 1, 12));
+        for (int k = 0; k < 2; k++) {
+            tn_rope_options o = {.interleaved = k == 1};
+            tn_tensor *kernel = tn_rope(x, c, s, &o), *lowered;
+            assert_ok(tn_eval(&kernel, 1));
+            device->is_cpu = false;
+            tn_recorder_drop();
+            lowered = tn_rope(x, c, s, &o);
+            assert_ok(tn_eval(&lowered, 1));
+            tn_recorder_drop();
+            device->is_cpu = true;
+            assert_same(lowered, kernel);
+        }
+    }
+}
+
 /* The gradient of the other operand is that of the product with the decoded weight. */
 static void gradients_pass_through(void **state) {
     (void)state;
@@ -297,6 +335,7 @@ int main(void) {
         cmocka_unit_test(looking_up_rows_decodes_no_others),
         cmocka_unit_test(neighbours_join_the_product),
         cmocka_unit_test(rows_stand_alone),
+        cmocka_unit_test(devices_without_kernels_do_it_by_definition),
         cmocka_unit_test(gradients_pass_through),
         cmocka_unit_test(a_weight_is_packed_once),
         cmocka_unit_test(threads_share_the_packed_weight),

@@ -27,6 +27,7 @@ struct tn_native {
     tn_scatter_args scatter;
     tn_cache_write_args append;
     tn_attention_args attention;
+    tn_rope_args rope;
     size_t self_bytes;
 };
 
@@ -310,6 +311,36 @@ static tn_status make_cached_attention(const tn_graph_plan *g, const tn_group *g
     return TN_OK;
 }
 
+/* ---- rotary positions -------------------------------------------------------------------------------------------------------------- */
+
+static tn_status run_rope(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+    (void)dials;
+    (void)bound;
+    n->rope.out = pointers[0];
+    n->rope.x = operand(n, pointers, 0);
+    n->rope.cosine = operand(n, pointers, 1);
+    n->rope.sine = operand(n, pointers, 2);
+    tn_rope_f32(&n->rope);
+    return TN_OK;
+}
+
+/* rope_rows(x, cos, sin; interleaved): the tables broadcast over x's rows. */
+static tn_status make_rope(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *v = &g->values[group->lead], *table = &g->values[v->in[1]];
+    const tn_node *x = v->node, *angles = table->node;
+    n->run = run_rope;
+    for (int i = 0; i < v->n_in; i++) n->offset[i] = (int64_t)byte_offset(&g->values[v->in[i]]);
+    n->rope = (tn_rope_args){.features = x->shape[x->rank - 1], .half = angles->shape[angles->rank - 1], .interleaved = x->i[0] != 0};
+    for (int d = 0; d < TN_ROPE_AXES; d++) n->rope.extent[d] = 1;
+    for (int d = 0; d < x->rank - 1; d++) {
+        int axis = TN_ROPE_AXES - (x->rank - 1) + d, own = d - (x->rank - angles->rank);
+        n->rope.extent[axis] = x->shape[d];
+        if (own >= 0 && angles->shape[own] != 1) n->rope.table_stride[axis] = table->stride[own];
+    }
+    *workspace = 0;
+    return TN_OK;
+}
+
 /* ---- the table ---------------------------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -321,6 +352,7 @@ static const struct {
     {"linear_quantized", make_linear_quantized, false},
     {"argsort_last", make_argsort, false},
     {"index_add_rows", make_index_add, true},
+    {"rope_rows", make_rope, false},
     {"cache_append_rows", make_cache_append, true},
     {"cached_attention_rows", make_cached_attention, false},
 };

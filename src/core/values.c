@@ -19,6 +19,7 @@ static bool native_product(const tn_node *n) {
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     tn_op_class c = v->row->impl->class_;
+    if (c == TN_NATIVE && v->row->impl->lower && !v->node->device->is_cpu) return TN_MOVEMENT;
     return c == TN_MATMUL && !native_product(v->node) ? TN_REDUCTION : c;
 }
 

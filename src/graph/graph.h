@@ -135,7 +135,8 @@ typedef enum tn_op_class {
     TN_REDUCTION,   /* over a loop space (loops()); lower() is the value to reduce, its index: result dims, then loop dims */
     TN_SCANNING,    /* running reduction along dim i[0]; lower() is the value to add, at an index of the result */
     TN_MATMUL,      /* template: matmul */
-    TN_NATIVE       /* a kernel of kern/ of its own: argsort, index_add; a case each in core/native.c */
+    TN_NATIVE       /* a kernel of kern/ of its own: argsort, index_add; a case each in core/native.c. With a lower() it is a
+                     * movement where the device has no such kernels */
 } tn_op_class;
 
 /* What infer() reads and writes. */

@@ -120,6 +120,20 @@ typedef struct tn_argsort_args {
 } tn_argsort_args;
 void tn_argsort_rows(const tn_argsort_args *args);
 
+/* Rotary positions: in each row of x [extent…, features] pair i, features (i, i + half) or the neighbours (2i, 2i + 1), becomes
+ * (x·cos - y·sin, y·cos + x·sin) with entry i of the row's cosine and sine, each operation rounded; what is behind 2·half
+ * stays. x and out are contiguous and do not overlap. */
+enum { TN_ROPE_AXES = 6 };
+typedef struct tn_rope_args {
+    const float *x, *cosine, *sine;
+    float *out;
+    int64_t extent[TN_ROPE_AXES];       /* of the rows; 1 where unused */
+    int64_t table_stride[TN_ROPE_AXES]; /* from row to row in cosine and sine, elements; 0 where the rows share theirs */
+    int64_t features, half;
+    bool interleaved; /* neighbours are a pair */
+} tn_rope_args;
+void tn_rope_f32(const tn_rope_args *args);
+
 /* ---- attention over a paged cache (cpu/attention.c) --------------------------------------------------------------- */
 
 enum { TN_PAGE_TOKENS = 64 }; /* tokens of a page of a cache, and keys of a chunk of the softmax: part of the contract */

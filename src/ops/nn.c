@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kern/kern.h"
 #include "ops/common.h"
 
 static tn_node *wide(tn_build *b, tn_node *x) {
@@ -78,6 +79,69 @@ static tn_status infer_rope(tn_infer *c) {
                    tn_shape_text(sine, st, sizeof st));
 }
 
+static tn_status infer_rope_rows(tn_infer *c) {
+    for (int i = 0; i < 3; i++) TRY(tn_need_contiguous(c, i));
+    if (c->in[0]->dtype != TN_F32) return tn_fail(TN_ERR_DTYPE, "%s: only f32", c->row->name);
+    return infer_rope(c);
+}
+
+/* Feature j of a row, where no kernel does it: its own part and its partner's. */
+static kir_val lower_rope_rows(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    const tn_node *angles = n->in[1];
+    int64_t half = angles->shape[angles->rank - 1];
+    int last = n->rank - 1;
+    kir_aff own[TN_MAX_RANK], table[TN_MAX_RANK];
+    kir_val j = kir_index(kb, &at[last]), one = kir_const_i(kb, KIR_I64, 1), width = kir_const_i(kb, KIR_I64, half);
+    bool neighbours = n->i[TN_ROPE_ROWS_INTERLEAVED];
+    kir_val first = neighbours ? kir_binary(kb, KIR_EQ, kir_binary(kb, KIR_AND, j, one), kir_const_i(kb, KIR_I64, 0))
+                               : kir_binary(kb, KIR_LT, j, width);
+    kir_val low = kir_binary(kb, KIR_SUB, j, width), high = kir_binary(kb, KIR_ADD, j, width);
+    kir_val partner = neighbours ? kir_binary(kb, KIR_XOR, j, one) : kir_select(kb, first, high, low);
+    kir_val pair = neighbours ? kir_binary(kb, KIR_SHR, j, one) : kir_select(kb, first, j, low);
+    kir_val turning = kir_binary(kb, KIR_LT, j, kir_const_i(kb, KIR_I64, 2 * half));
+    memcpy(own, at, (size_t)n->rank * sizeof *own);
+    for (int d = 0; d < angles->rank - 1; d++) table[d] = angles->shape[d] == 1 ? kir_aff_const(0) : at[n->rank - angles->rank + d];
+    table[angles->rank - 1] = tn_aff_value(pair);
+    kir_val x = tn_lower_at(lw, n->in[0], own);
+    own[last] = tn_aff_value(partner);
+    kir_val y = tn_lower_at_masked(lw, n->in[0], own, turning);
+    kir_val cosine = tn_lower_at_masked(lw, n->in[1], table, turning), sine = tn_lower_at_masked(lw, n->in[2], table, turning);
+    sine = kir_select(kb, first, kir_unary(kb, KIR_NEG, sine), sine);
+    kir_val turned = kir_binary(kb, KIR_ADD, kir_binary(kb, KIR_MUL, x, cosine), kir_binary(kb, KIR_MUL, y, sine));
+    return kir_select(kb, turning, turned, x);
+}
+
+static void reference_rope_rows(const tn_reference *r) {
+    const tn_node *n = r->node, *angles = n->in[1];
+    int64_t half = angles->shape[angles->rank - 1], last = n->rank - 1, from[TN_MAX_RANK], table[TN_MAX_RANK];
+    bool neighbours = n->i[TN_ROPE_ROWS_INTERLEAVED];
+    for (tn_walk w = tn_walk_begin(n); w.place < w.count; tn_walk_next(&w)) {
+        int64_t j = w.at[last];
+        bool first = neighbours ? j % 2 == 0 : j < half;
+        r->out[w.place] = r->in[0][w.place];
+        if (j >= 2 * half) continue;
+        memcpy(from, w.at, sizeof from);
+        from[last] = neighbours ? j ^ 1 : first ? j + half : j - half;
+        for (int d = 0; d < angles->rank - 1; d++) table[d] = angles->shape[d] == 1 ? 0 : w.at[n->rank - angles->rank + d];
+        table[angles->rank - 1] = neighbours ? j / 2 : j % half;
+        int64_t angle = tn_place(angles, table);
+        double across = r->in[0][tn_place(n, from)] * r->in[2][angle];
+        r->out[w.place] = r->in[0][w.place] * r->in[1][angle] + (first ? -across : across);
+    }
+}
+
+/* rope_rows(x, cos, sin, interleaved): rope of contiguous f32 operands. */
+const tn_op_impl tn_impl_rope_rows = {
+    .class_ = TN_NATIVE,
+    .infer = infer_rope_rows,
+    .lower = lower_rope_rows,
+    .reference = reference_rope_rows,
+    .cases = "types=f32 tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2] interleaved=false; [2,3,18] [3,8] [3,8] interleaved=true; "
+             "[4,3,13] [4,1,6] [4,1,6] interleaved=false; [5,13] [1,5] [1,5] interleaved=true; [4] [2] [2] interleaved=true; "
+             "error=f32 [2,4]:f64 [2,2]:f64 [2,2]:f64 interleaved=true",
+    .flops = 3};
+
 /* The two parts of each pair in x. */
 typedef struct rope_parts {
     tn_node *first, *second;
@@ -123,10 +187,17 @@ static tn_node *turn(tn_build *b, const tn_node *n, tn_node *x, bool back) {
     return tn_b_cat(b, (tn_node *[]){tn_b_view(b, turned, shape, n->rank), rest}, 2, last);
 }
 
-static tn_node *compose_rope(tn_build *b, const tn_node *n) { return turn(b, n, n->in[0], false); }
+/* In f32 there is a kernel for it. */
+static tn_node *turned(tn_build *b, const tn_node *n, tn_node *x, bool back) {
+    if (n->dtype != TN_F32 || n->rank - 1 > TN_ROPE_AXES) return turn(b, n, x, back);
+    tn_node *sine = back ? tn_b_neg(b, n->in[2]) : n->in[2];
+    return tn_b_rope_rows(b, tn_b_laid_out(b, x), tn_b_laid_out(b, n->in[1]), tn_b_laid_out(b, sine), n->i[TN_ROPE_INTERLEAVED]);
+}
+
+static tn_node *compose_rope(tn_build *b, const tn_node *n) { return turned(b, n, n->in[0], false); }
 
 static tn_status grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
-    if (tn_needs_grad(n, 0)) grads[0] = turn(b, n, dy, true);
+    if (tn_needs_grad(n, 0)) grads[0] = turned(b, n, dy, true);
     if (!tn_needs_grad(n, 1) && !tn_needs_grad(n, 2)) return b->status;
     rope_parts x = split_pairs(b, n, n->in[0]), g = split_pairs(b, n, dy);
     tn_node *along = tn_b_add(b, tn_b_mul(b, g.first, x.first), tn_b_mul(b, g.second, x.second));

@@ -126,6 +126,7 @@ enum { TN_MAX_POOL2D_KERNEL_SIZE = 0, TN_MAX_POOL2D_STRIDE = 2, TN_MAX_POOL2D_PA
 enum { TN_AVG_POOL2D_KERNEL_SIZE = 0, TN_AVG_POOL2D_STRIDE = 2, TN_AVG_POOL2D_PADDING = 4, TN_AVG_POOL2D_CEIL_MODE = 6,
        TN_AVG_POOL2D_COUNT_EXCLUDE_PAD = 7, TN_AVG_POOL2D_DIVISOR_OVERRIDE = 8 };
 enum { TN_ADAPTIVE_AVG_POOL2D_OUTPUT_SIZE = 0 };
+enum { TN_ROPE_ROWS_INTERLEAVED = 0 };
 enum { TN_ROPE_INTERLEAVED = 0 };
 enum { TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL = 0, TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE = 0 };
 enum { TN_DEQUANTIZE_DTYPE = 0 };
@@ -378,6 +379,7 @@ tn_node *tn_b_max_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], 
 tn_node *tn_b_avg_pool2d(tn_build *b, tn_node *x, const int64_t kernel_size[2], const tn_avg_pool2d_options *o);
 tn_node *tn_b_adaptive_avg_pool2d(tn_build *b, tn_node *x, const int64_t output_size[2]);
 tn_node *tn_b_embedding(tn_build *b, tn_node *index, tn_node *weight);
+tn_node *tn_b_rope_rows(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, bool interleaved);
 tn_node *tn_b_rope(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, const tn_rope_options *o);
 tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask,
                                            const tn_scaled_dot_product_attention_options *o);

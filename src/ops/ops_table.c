@@ -148,7 +148,7 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_log_softmax, tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm,
     tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var,
     tn_impl_conv1d, tn_impl_conv2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
-    tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope,
+    tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope,
     tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_cache_append,
     tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits,
     tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by,
@@ -526,6 +526,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_EMBEDDING] = {"embedding", TN_COMPOSED,
         "Tensor embedding(Tensor index, Tensor weight)",
         "", &tn_impl_embedding},
+    [TN_OP_ROPE_ROWS] = {"rope_rows", TN_KERNEL,
+        "Tensor rope_rows(Tensor x, Tensor cos, Tensor sin, bool interleaved)",
+        "", &tn_impl_rope_rows},
     [TN_OP_ROPE] = {"rope", TN_COMPOSED,
         "Tensor rope(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=false)",
         "RotaryEmbedding", &tn_impl_rope},
@@ -4090,6 +4093,19 @@ tn_tensor *(tn_embedding)(const tn_tensor *index, const tn_tensor *weight) {
 
 tn_node *tn_b_embedding(tn_build *b, tn_node *index, tn_node *weight) {
     return build(b, TN_OP_EMBEDDING, (tn_node *const[]){index, weight}, 2, NULL, 0);
+}
+
+static tn_status pack_rope_rows(tn_attrs *a, bool interleaved) {
+    a->n_i = a->n_f = 0;
+    put_int(a, interleaved);
+    return TN_OK;
+}
+
+tn_node *tn_b_rope_rows(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, bool interleaved) {
+    tn_attrs a;
+    tn_status s = pack_rope_rows(&a, interleaved);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ROPE_ROWS, (tn_node *const[]){x, cos, sin}, 3, &a, 0);
 }
 
 static tn_status pack_rope(tn_attrs *a, const tn_rope_options *o) {
