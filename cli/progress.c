@@ -4,7 +4,7 @@
 
 #include "cli.h"
 
-enum { BAR_COLUMNS = 24, LINE_BYTES = 512 };
+enum { BAR_COLUMNS = 24, LEAST_BAR_COLUMNS = 6, LINE_BYTES = 512 };
 static const double BETWEEN = 0.05;  /* seconds from one showing to the next */
 static const double SMOOTHING = 0.3; /* weight of the newest rate */
 
@@ -21,14 +21,14 @@ void cli_progress_begin(cli_progress *p, const char *what, const char *unit, int
 }
 
 /* A bar in eighths of a column, or in whole ones where the locale has no such characters. */
-static void bar_text(char *out, size_t size, double part) {
+static void bar_text(char *out, size_t size, double part, int columns) {
     static const char *const eighths[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
-    int filled = (int)(part * BAR_COLUMNS * 8);
+    int filled = (int)(part * columns * 8);
     if (filled < 0) filled = 0;
-    if (filled > BAR_COLUMNS * 8) filled = BAR_COLUMNS * 8;
+    if (filled > columns * 8) filled = columns * 8;
     bool fine = cli_utf8();
     size_t n = 0;
-    for (int i = 0; i < BAR_COLUMNS && n + 4 < size; i++) {
+    for (int i = 0; i < columns && n + 4 < size; i++) {
         int left = filled - i * 8;
         const char *cell = left >= 8 ? (fine ? "█" : "#") : left > 0 && fine ? eighths[left] : " ";
         n += (size_t)snprintf(out + n, size - n, "%s", cell);
@@ -55,17 +55,34 @@ static void cut(char *text, int columns) {
     }
 }
 
-static void show(const cli_progress *p, const char *text) {
-    char line[LINE_BYTES], bar[BAR_COLUMNS * 3 + 4] = "", left[32] = "";
-    if (p->total > 0) {
-        bar_text(bar, sizeof bar, (double)p->done / (double)p->total);
-        if (p->rate > 0) left_text(left, sizeof left, (double)(p->total - p->done) / p->rate);
-        snprintf(line, sizeof line, "%s %s %lld/%lld  %s  %.3g %s/s  %s", p->what, bar, (long long)p->done,
-                 (long long)p->total, text, p->rate, p->unit, left);
-    } else {
-        snprintf(line, sizeof line, "%s %lld  %s  %.3g %s/s", p->what, (long long)p->done, text, p->rate, p->unit);
+static int columns_of(const char *text) {
+    int n = 0;
+    for (; *text; text++)
+        n += ((unsigned char)*text & 0xC0) != 0x80;
+    return n;
+}
+
+/* All but the bar is put together first; the bar takes what the terminal leaves it, or goes. */
+static void line_text(char *line, size_t size, const cli_progress *p, const char *text, int width) {
+    char rest[LINE_BYTES / 2], bar[BAR_COLUMNS * 3 + 4] = "", left[32] = "";
+    if (p->total <= 0) {
+        snprintf(line, size, "%s %lld  %s  %.3g %s/s", p->what, (long long)p->done, text, p->rate, p->unit);
+        return;
     }
-    cut(line, cli_columns(stderr) - 1);
+    long long done = p->done < p->total ? p->done : p->total;
+    if (p->rate > 0) left_text(left, sizeof left, (double)(p->total - done) / p->rate);
+    snprintf(rest, sizeof rest, "%lld/%lld  %s  %.3g %s/s  %s", done, (long long)p->total, text, p->rate, p->unit, left);
+    int room = width - columns_of(p->what) - columns_of(rest) - 2;
+    if (room > BAR_COLUMNS) room = BAR_COLUMNS;
+    if (room >= LEAST_BAR_COLUMNS) bar_text(bar, sizeof bar, (double)done / (double)p->total, room);
+    snprintf(line, size, "%s %s%s%s", p->what, bar, bar[0] ? " " : "", rest);
+}
+
+static void show(const cli_progress *p, const char *text) {
+    char line[LINE_BYTES];
+    int width = cli_columns(stderr) - 1;
+    line_text(line, sizeof line, p, text, width);
+    cut(line, width);
     fprintf(stderr, "\r%s\033[K", line);
     fflush(stderr);
 }

@@ -206,7 +206,7 @@ static tn_status train_on(run *r, cli_progress *progress) {
         if (time_to_save(r, before) && (status = save(r)) != TN_OK) return status;
         char words[96], text[128];
         r->task->status_text(r->self, words, sizeof words);
-        snprintf(text, sizeof text, "loss %.4g  %s", r->loss, words);
+        snprintf(text, sizeof text, "loss %.3g  %s", r->loss, words);
         cli_progress_update(progress, r->step - r->first, text);
     }
     return TN_OK;

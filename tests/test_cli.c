@@ -324,17 +324,37 @@ static void progress_bar_fills(void **state) {
     (void)state;
     char text[BAR_COLUMNS * 3 + 4];
     setenv("LC_ALL", "C", 1);
-    bar_text(text, sizeof text, 0.5);
+    bar_text(text, sizeof text, 0.5, BAR_COLUMNS);
     assert_int_equal(strlen(text), BAR_COLUMNS);
     assert_int_equal(strspn(text, "#"), BAR_COLUMNS / 2);
-    bar_text(text, sizeof text, 7);
+    bar_text(text, sizeof text, 7, BAR_COLUMNS);
     assert_int_equal(strspn(text, "#"), BAR_COLUMNS);
-    bar_text(text, sizeof text, -1);
+    bar_text(text, sizeof text, -1, BAR_COLUMNS);
     assert_int_equal(strspn(text, " "), BAR_COLUMNS);
     char line[] = "gr\xC3\xBC\xC3\x9F"
                   "e";
     cut(line, 4);
     assert_string_equal(line, "gr\xC3\xBC\xC3\x9F");
+}
+
+static void progress_line_keeps_rate_and_time_left(void **state) {
+    (void)state;
+    char line[LINE_BYTES];
+    setenv("LC_ALL", "C", 1);
+    cli_progress p = {.what = "cartpole", .unit = "steps", .total = 100000, .done = 50000, .rate = 1e4};
+    static const char end[] = " 50000/100000  loss -0.0012  return 489  1e+04 steps/s  5 s left";
+    const struct {
+        int width, bar;
+    } rows[] = {{120, BAR_COLUMNS}, {79, 6}, {85, 12}, {78, 0}};
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        line_text(line, sizeof line, &p, "loss -0.0012  return 489", rows[i].width);
+        assert_text_has(line, end);
+        assert_int_equal(strlen(line), strlen("cartpole") + strlen(end) + (size_t)(rows[i].bar ? rows[i].bar + 1 : 0));
+        assert_int_equal(strspn(line + strlen("cartpole "), "#"), rows[i].bar / 2);
+    }
+    p.done = 100096; /* the last stretch may go beyond */
+    line_text(line, sizeof line, &p, "", 120);
+    assert_text_has(line, " 100000/100000 ");
 }
 
 /* ---- the command itself ------------------------------------------------------------------------------------------ */
@@ -448,6 +468,7 @@ int main(void) {
         cmocka_unit_test(long_text_breaks_between_words),
         cmocka_unit_test(progress_is_silent_without_a_terminal),
         cmocka_unit_test(progress_bar_fills),
+        cmocka_unit_test(progress_line_keeps_rate_and_time_left),
         cmocka_unit_test(command_ends_with_the_promised_codes),
         cmocka_unit_test(listing_is_ascii_where_the_locale_says_so),
         cmocka_unit_test(devices_json_has_the_promised_keys),
