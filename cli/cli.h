@@ -104,6 +104,9 @@ void cli_json_number(cli_json *j, const char *key, double v); /* not finite beco
 void cli_json_int(cli_json *j, const char *key, int64_t v);
 void cli_json_bool(cli_json *j, const char *key, bool v);
 
+/* Seconds on a clock that only goes forward (progress.c). */
+double cli_now(void);
+
 /* ---- progress (progress.c) --------------------------------------------------------------------------------------- */
 
 /* A live line on standard error: "what  ███▌    312/500  text  41.3/s  4 s left". On anything but a terminal it is

@@ -1,7 +1,7 @@
 /* fit.c — `trunnion fit`: how much memory a language model needs, and which devices here have it.
  *
- * The sizes come from a GGUF file's header (its weights are not touched), from a model known by name, or from the command
- * line; the sums are the library's, the same that a start checks against the free memory. */
+ * The sizes come from a GGUF file's header (its weights are not touched), from a model known by name, or from the
+ * command line; the sums are the library's, the same that a start checks against the free memory. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -49,7 +49,7 @@ const cli_command cli_fit = {
     .run = run,
 };
 
-/* ---- what is asked --------------------------------------------------------------------------------------------------- */
+/* ---- what is asked ----------------------------------------------------------------------------------------------- */
 
 enum { LONGEST_DEFAULT = 4096 };
 
@@ -210,7 +210,7 @@ static tn_status estimate(const request *r, const tn_model_sizes *s, tn_memory_e
     return tn_estimate_training_memory(&f32, r->batch ? r->batch : 1, 2, e);
 }
 
-/* ---- the answer ------------------------------------------------------------------------------------------------------ */
+/* ---- the answer -------------------------------------------------------------------------------------------------- */
 
 static const char *in_words(char out[32], int64_t bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};

@@ -8,14 +8,14 @@ enum { BAR_COLUMNS = 24, LEAST_BAR_COLUMNS = 6, LINE_BYTES = 512 };
 static const double BETWEEN = 0.05;  /* seconds from one showing to the next */
 static const double SMOOTHING = 0.3; /* weight of the newest rate */
 
-static double now(void) {
+double cli_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 void cli_progress_begin(cli_progress *p, const char *what, const char *unit, int64_t total) {
-    double t = now();
+    double t = cli_now();
     *p = (cli_progress){.what = what, .unit = unit, .total = total, .begun = t, .shown = t};
     p->live = cli_colour(stderr);
 }
@@ -90,7 +90,7 @@ static void show(const cli_progress *p, const char *text) {
 void cli_progress_update(cli_progress *p, int64_t done, const char *text) {
     p->done = done;
     if (!p->live) return;
-    double t = now(), passed = t - p->shown;
+    double t = cli_now(), passed = t - p->shown;
     if (passed < BETWEEN && done < p->total) return;
     double rate = passed > 0 ? (double)(done - p->shown_done) / passed : p->rate;
     p->rate = p->rate > 0 ? p->rate + SMOOTHING * (rate - p->rate) : rate;
@@ -105,6 +105,6 @@ void cli_progress_end(cli_progress *p) {
 }
 
 double cli_progress_rate(const cli_progress *p) {
-    double passed = now() - p->begun;
+    double passed = cli_now() - p->begun;
     return passed > 0 ? (double)p->done / passed : 0;
 }

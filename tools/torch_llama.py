@@ -3,10 +3,10 @@
     torch_llama.py MODEL.gguf perplexity TEXT_FILE [--context 512]     (token ids come from llama.cpp)
 
 Weights are decoded to f32 by the package `gguf`; the network is written out here, plainly, from the papers: RMS norm
-before attention and feed-forward, grouped queries, SwiGLU, tied output. One thing belongs to the file format: GGUF keeps
-the rows of q and k of a `llama` model in the order in which a rotary position turns neighbours (2i, 2i + 1); `qwen2` and
-`qwen3` turn halves (i, i + d/2). Nothing is cached and nothing is fused: a window is computed whole.
-Needs torch, numpy and gguf; not part of the checks.
+before attention and feed-forward, grouped queries, SwiGLU, tied output. One thing belongs to the file format: GGUF
+keeps the rows of q and k of a `llama` model in the order in which a rotary position turns neighbours (2i, 2i + 1);
+`qwen2` and `qwen3` turn halves (i, i + d/2). Nothing is cached and nothing is fused: a window is computed whole. Needs
+torch, numpy and gguf; not part of the checks.
 """
 
 import argparse

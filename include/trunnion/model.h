@@ -189,7 +189,7 @@ typedef struct tn_model_sizes {
     int64_t weights_bytes;   /* of all weights where they are known; 0: bytes_per_weight for each */
 } tn_model_sizes;
 
-enum { TN_PROMPT_CHUNK = 512 }; /* a prompt is cut into pieces of this many tokens */
+enum { TN_PROMPT_CHUNK = 256 }; /* a prompt is cut into pieces of this many tokens */
 
 /* total_bytes is the sum of all others: the most that a process which does nothing else has resident. */
 typedef struct tn_memory_estimate {

@@ -144,9 +144,21 @@ static tn_status make_matmul(const tn_graph_plan *g, const tn_group *group, tn_n
 
 enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET }; /* words of the form's name */
 
+/* Piece by piece, each piece's pages of the file going back at once: a large weight is never in memory twice. Packed rows
+ * stand in groups of 16, one group after the other. */
 static void pack_blocks(const tn_form *form, const void *from, void *to) {
+    enum { PIECE_BYTES = 1 << 20, GROUP = 16 };
     const int64_t *w = form->word;
-    tn_qmat_pack((tn_dtype)w[FORM_DTYPE], (const char *)from + w[FORM_OFFSET], w[FORM_ROWS], w[FORM_COLUMNS], to);
+    tn_dtype dtype = (tn_dtype)w[FORM_DTYPE];
+    int64_t rows = w[FORM_ROWS], columns = w[FORM_COLUMNS];
+    size_t row = tn_dtype_bytes(dtype, columns);
+    int64_t piece = tn_max64(1, PIECE_BYTES / tn_max64(1, (int64_t)row) / GROUP) * GROUP;
+    for (int64_t first = 0; first < rows; first += piece) {
+        int64_t n = tn_min64(piece, rows - first);
+        const char *blocks = (const char *)from + w[FORM_OFFSET] + (size_t)first * row;
+        tn_qmat_pack(dtype, blocks, n, columns, (char *)to + tn_qmat_packed_bytes(first, columns, dtype));
+        if (form->replaces) tn_map_return_pages(blocks, (size_t)n * row);
+    }
 }
 
 static tn_status run_linear_quantized(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {

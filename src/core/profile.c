@@ -1,7 +1,7 @@
 /* profile.c — where the time goes: what each command of a plan costs by its operands, and what it took.
  *
  * While a profile is on, every command that this thread runs, of whatever plan, is timed and added to the row of its
- * label, so that thirty layers alike are one row. A profile belongs to its caller; the thread only knows which is on. */
+ * label, so that thirty layers alike are one row. A profile belongs to its caller; the thread knows which is on. */
 #include <string.h>
 
 #include "core/core.h"
@@ -20,7 +20,7 @@ struct tn_profile {
 
 static _Thread_local tn_profile *active;
 
-/* ---- cost ------------------------------------------------------------------------------------------------------------ */
+/* ---- cost -------------------------------------------------------------------------------------------------------- */
 
 static int64_t bytes_of(const tn_value *v, int64_t elements) {
     return (int64_t)tn_dtype_bytes((tn_dtype)v->node->dtype, elements);
@@ -57,7 +57,7 @@ tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group) {
     return cost;
 }
 
-/* ---- the rows -------------------------------------------------------------------------------------------------------- */
+/* ---- the rows ---------------------------------------------------------------------------------------------------- */
 
 static profile_row *row_of(tn_profile *p, const char *kind, const char *label) {
     for (int64_t i = 0; i < p->count; i++)

@@ -1,9 +1,9 @@
 /* estimate.c — how much memory a decoder-only language model needs, from its sizes alone.
  *
- * Counts what a Llama-like model holds: embedding and output head, per layer four attention projections, three of the feed-
- * forward part and two norms; a key and a value for every token, layer and key-value head; the widest values that live
- * at once while a chunk of tokens passes; and what the program itself takes. Everything is computed in double, which is
- * exact up to 2^53 bytes, so that sizes that make no sense overflow nothing. */
+ * Counts what a Llama-like model holds: embedding and output head, per layer four attention projections, three of the
+ * feed-forward part and two norms; a key and a value for every token, layer and key-value head; the widest values that
+ * live at once while a chunk of tokens passes; and what the program itself takes. Everything is computed in double,
+ * which is exact up to 2^53 bytes, so that sizes that make no sense overflow nothing. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,15 +16,15 @@ enum {
     F32_BYTES = 4,
     CACHE_PAGE = 64, /* tokens: the cache grows by whole pages */
 
-    /* Saved for the backward pass, a token and layer: two norms' inputs and results, q, attention's result; gate, up and
-     * their product. */
+    /* Saved for the backward pass, a token and layer: two norms' inputs and results, q, attention's result; gate, up
+     * and their product. */
     SAVED_HIDDEN = 6,
     SAVED_INTERMEDIATE = 3,
     SAVED_KV = 2,
     SAVED_LOGITS = 3, /* logits, their exponentials, their gradient */
 
-    /* Measured: a process that has opened the library and a device and run a first plan; and for each token its text, its
-     * rank and its places in two tables of names. */
+    /* Measured: a process that has opened the library and a device and run a first plan; and for each token its text,
+     * its rank and its places in two tables of names. */
     RUNTIME_BYTES = 8 << 20,
     TOKEN_BYTES = 96
 };
@@ -78,9 +78,9 @@ static void count_model(const tn_model_sizes *s, parts *p) {
     p->runtime = RUNTIME_BYTES + (double)TOKEN_BYTES * (double)s->vocabulary;
 }
 
-/* The widest point of a layer: in attention the residual, its norm's result, q, k, v and attention's result; in the feed-
- * forward part the residual, its norm's result, gate and the product with up. Beside it the tables of rotary positions, and
- * the operand of a quantised product, a byte an element with a scale for 32. */
+/* The widest point of a layer: in attention the residual, its norm's result, q, k, v and attention's result; in the
+ * feed-forward part the residual, its norm's result, gate and the product with up. Beside it the tables of rotary
+ * positions, and the operand of a quantised product, a byte an element with a scale for 32. */
 static double inference_activations(const tn_model_sizes *s) {
     double tokens = (double)tn_min64(s->chunk ? s->chunk : TN_PROMPT_CHUNK, s->sequence);
     double hidden = (double)s->hidden, intermediate = (double)s->intermediate;
@@ -141,7 +141,7 @@ tn_status tn_estimate_training_memory(const tn_model_sizes *sizes, int64_t batch
     return put(&p, out);
 }
 
-/* ---- GGUF ------------------------------------------------------------------------------------------------------------ */
+/* ---- GGUF -------------------------------------------------------------------------------------------------------- */
 
 /* An integer under "ARCHITECTURE.name"; `otherwise` when it is absent and otherwise is not -1. */
 static tn_status get_size(const tn_gguf *file, const char *architecture, const char *name, int64_t otherwise,

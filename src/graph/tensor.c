@@ -578,6 +578,7 @@ tn_status tn_make_state(tn_tensor *t) {
         s->in_written = false;
         tn_storage_release(s);
     }
+    (void)tn_tensor_node(t); /* the handle follows, and lets go of the memory before */
     return TN_OK;
 }
 

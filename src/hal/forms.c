@@ -11,6 +11,7 @@ typedef struct tn_form_entry {
     tn_form form;
     tn_buffer *result;
     _Atomic uint64_t version; /* of the content it was made of */
+    _Atomic uint32_t asked;   /* times */
     struct tn_form_entry *next;
 } form_entry;
 
@@ -35,6 +36,15 @@ static void make_entry(form_entry *e, const tn_buffer *b) {
     e->form.make(&e->form, b->address, e->result->address);
     atomic_store_explicit(&e->version, b->version, memory_order_release);
     if (e->form.replaces) tn_map_return_pages(b->address, b->bytes);
+}
+
+/* Rows of a weight that are looked up in the file itself (an embedding that is the output matrix too) bring its pages
+ * back one by one; now and then they go again. */
+static void tidy(form_entry *e, const tn_buffer *b) {
+    enum { BETWEEN = 64 };
+    if (!e->form.replaces) return;
+    uint32_t asked = atomic_fetch_add_explicit(&e->asked, 1, memory_order_relaxed);
+    if (asked % BETWEEN == BETWEEN - 1) tn_map_return_pages(b->address, b->bytes);
 }
 
 static tn_status add_entry(tn_buffer *b, const tn_form *form, form_entry **out) {
@@ -65,6 +75,7 @@ tn_status tn_buffer_form(tn_buffer *b, const tn_form *form, void **out) {
             make_entry(e, b);
         pthread_mutex_unlock(&making);
     }
+    if (e) tidy(e, b);
     *out = e ? e->result->address : NULL;
     return s;
 }
