@@ -150,7 +150,7 @@ static times measure(const problem *p) {
     return (times){samples[SAMPLES / 2], samples[0]};
 }
 
-/* ---- reading memory ------------------------------------------------------------------------------------------------ */
+/* ---- reading memory ---------------------------------------------------------------------------------------------- */
 
 typedef struct reading {
     const uint64_t *words;

@@ -15,7 +15,7 @@ enum { PAGE = TN_PAGE_TOKENS, LANES = 16, MAX_THREADS = 3, MARKS = 8 };
 
 static const float MARK = 12345.0f;
 
-/* ---- random numbers ----------------------------------------------------------------------------------------------- */
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
 static uint64_t random_state;
 
@@ -29,7 +29,7 @@ static int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint6
 
 static float random_real(void) { return (float)random_below(2000001) / 1000000.0f - 1.0f; }
 
-/* ---- a sequence with its caches ------------------------------------------------------------------------------------ */
+/* ---- a sequence with its caches ---------------------------------------------------------------------------------- */
 
 /* All tokens' q, k and v; n of them are new, behind `position` that are in the caches. */
 typedef struct sequence {
@@ -150,7 +150,7 @@ static void attend(const sequence *s, int64_t position, int64_t n, int threads, 
     tn_mem_free(a.workspace);
 }
 
-/* ---- the definition ------------------------------------------------------------------------------------------------ */
+/* ---- the definition ---------------------------------------------------------------------------------------------- */
 
 static float rounded(float x, tn_dtype dtype) {
     if (dtype == TN_F16) return kir_from_f16(kir_to_f16(x));
@@ -245,7 +245,7 @@ static void assert_same(const sequence *s, const float *got, const float *wanted
     }
 }
 
-/* ---- every instruction set, one to three threads ------------------------------------------------------------------- */
+/* ---- every instruction set, one to three threads ----------------------------------------------------------------- */
 
 static void check_call(const sequence *s, int64_t position, int64_t n) {
     int64_t count = n * s->heads * s->head_dim;
@@ -315,7 +315,7 @@ static void a_token_has_the_bits_of_its_definition_at_every_border(void **unused
     }
 }
 
-/* ---- cuts ---------------------------------------------------------------------------------------------------------- */
+/* ---- cuts -------------------------------------------------------------------------------------------------------- */
 
 static void cutting_a_prompt_differently_gives_the_same_bits(void **unused) {
     (void)unused;
@@ -366,7 +366,7 @@ static void a_row_does_not_depend_on_keys_that_it_does_not_see(void **unused) {
     free_sequence(&s);
 }
 
-/* ---- accuracy ------------------------------------------------------------------------------------------------------ */
+/* ---- accuracy ---------------------------------------------------------------------------------------------------- */
 
 /* Softmax attention in f64 on the rounded keys and values. Weights are off by the error of a score: at most
  * (d + 2) · 2^-24 · scale · Σ|q·k| relative, and a few units for exp; sums add 64 roundings a chunk, merges three. */
@@ -418,7 +418,7 @@ static void results_are_as_near_to_softmax_as_their_roundings_allow(void **unuse
     }
 }
 
-/* ---- special values, hostile tables -------------------------------------------------------------------------------- */
+/* ---- special values, hostile tables ------------------------------------------------------------------------------ */
 
 static void overflowing_scores_follow_the_definition(void **unused) {
     (void)unused;

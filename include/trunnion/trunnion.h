@@ -4,6 +4,7 @@
 
 #include "trunnion/autograd.h"
 #include "trunnion/device.h"
+#include "trunnion/kernels.h"
 #include "trunnion/model.h"
 #include "trunnion/nn.h"
 #include "trunnion/ops.h"

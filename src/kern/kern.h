@@ -134,9 +134,9 @@ typedef struct tn_rope_args {
 } tn_rope_args;
 void tn_rope_f32(const tn_rope_args *args);
 
-/* ---- attention over a paged cache (cpu/attention.c) --------------------------------------------------------------- */
+/* ---- attention over a paged cache (cpu/attention.c) -------------------------------------------------------------- */
 
-enum { TN_PAGE_TOKENS = 64 }; /* tokens of a page of a cache, and keys of a chunk of the softmax: part of the contract */
+enum { TN_PAGE_TOKENS = 64 }; /* tokens of a page of a cache, keys of a chunk of the softmax: part of the contract */
 
 /* Keys or values of all tokens so far: data [n_pages, kv_heads, TN_PAGE_TOKENS, head_dim], contiguous within a page.
  * Token t lies in row t % TN_PAGE_TOKENS of page pages[t / TN_PAGE_TOKENS]. */
@@ -163,19 +163,19 @@ void tn_cache_write(const tn_cache_write_args *args);
  * (position + i - window, position + i], all up to position + i if window is 0: keys below `position` come from the
  * cache, the others are the new tokens' k and v ROUNDED to the caches' dtypes, so that it does not matter whether they
  * came in one call or in several. Head h uses kv head h / (heads / kv_heads). The caches are only read: appending may
- * come before or after. A key whose page does not exist is a vector of zeros. `position` is taken as the nearest place in
- * [0, TN_PAGE_TOKENS · page_count].
+ * come before or after. A key whose page does not exist is a vector of zeros. `position` is taken as the nearest place
+ * in [0, TN_PAGE_TOKENS · page_count].
  *
  * Definition, for one query and one head, all in f32:
  *   - the logical keys are cut at the multiples of TN_PAGE_TOKENS into chunks, ascending; chunks without a visible key
  *     are left out, and so are invisible keys of the others;
- *   - score s_j = scale · (q·k_j), where q·k_j is the matrix product's: ascending fma chains of KIR_KSUM from +0, added in
- *     order;
+ *   - score s_j = scale · (q·k_j), where q·k_j is the matrix product's: ascending fma chains of KIR_KSUM from +0, added
+ *     in order;
  *   - chunk: m = max s_j, NaN ignored; p_j = exp(s_j - m), with 0 in place of an m of -inf; l = Σ p_j, where place t of
  *     the page is added to lane t % 16, ascending, invisible ones as +0, and then lane t takes lane t + w for w = 8, 4,
  *     2, 1; o = Σ p_j · v_j, one fma chain from +0 over the visible keys, ascending;
- *   - the chunks are merged ascending from M = -inf, L = 0, O = 0: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), with
- *     0 in place of an M' of -inf; L = fma(l, b, L·a), O = fma(o, b, O·a), M = M';
+ *   - the chunks are merged ascending from M = -inf, L = 0, O = 0: M' = max(M, m), a = exp(M - M'), b = exp(m - M'),
+ *     with 0 in place of an M' of -inf; L = fma(l, b, L·a), O = fma(o, b, O·a), M = M';
  *   - out = O / L. Scores that are all -inf give NaN, and so does a NaN or +inf among them.
  * exp is kir_exp_f32. A row's bits depend on its own query and visible keys alone: not on n, the cut of a prompt, the
  * place of pages, threads or instruction set. */
@@ -194,8 +194,8 @@ typedef struct tn_attention_args {
     void *workspace; /* tn_attention_workspace bytes, 64-byte aligned */
 } tn_attention_args;
 
-/* Enough for any position. Reads n, heads, kv_heads, head_dim, window and page_count alone. `threads`: tn_threads() when
- * the product will run, or more. */
+/* Enough for any position. Reads n, heads, kv_heads, head_dim, window and page_count alone. `threads`: tn_threads()
+ * when the product will run, or more. */
 size_t tn_attention_workspace(const tn_attention_args *args, int threads);
 void tn_attention(const tn_attention_args *args);
 

@@ -33,7 +33,7 @@ enum { TILE_VECTORS = 4 };
  * chunks and for numbers that are merged. */
 static const double BRING_COST = 7, PART_COST = 2.5e5, JOIN_COST = 1e5;
 
-/* ---- dtypes of the cache ------------------------------------------------------------------------------------------- */
+/* ---- dtypes of the cache ----------------------------------------------------------------------------------------- */
 
 /* f16, VL numbers at a time: a NaN stays one. */
 #if defined(__AVX512F__)
@@ -92,7 +92,7 @@ static void narrow(const float *from, tn_dtype dtype, int64_t count, void *restr
     }
 }
 
-/* ---- small matrix products ----------------------------------------------------------------------------------------- */
+/* ---- small matrix products --------------------------------------------------------------------------------------- */
 
 typedef struct product {
     const float *a;
@@ -177,7 +177,7 @@ static void multiply(product p, int64_t rows, int64_t columns) {
     }
 }
 
-/* ---- pages --------------------------------------------------------------------------------------------------------- */
+/* ---- pages ------------------------------------------------------------------------------------------------------- */
 
 /* Address of a kv head's first row in the page of a chunk; NULL when there is no such page. */
 static char *find_page(const tn_cache *cache, int64_t chunk, int64_t head, int64_t head_dim) {
@@ -212,7 +212,7 @@ static void append(const tn_cache_write_args *args) {
     tn_parallel(args->n, PART_ELEMENTS / width + 1, append_tokens, (void *)(uintptr_t)args);
 }
 
-/* ---- the call ------------------------------------------------------------------------------------------------------ */
+/* ---- the call ---------------------------------------------------------------------------------------------------- */
 
 typedef struct attention {
     const tn_attention_args *args;
@@ -272,7 +272,7 @@ static block block_at(const attention *a, int64_t index) {
     return b;
 }
 
-/* ---- one thread's memory ------------------------------------------------------------------------------------------- */
+/* ---- one thread's memory ----------------------------------------------------------------------------------------- */
 
 /* What rows have come to: the greatest score, the sum of weights, the weighted values [rows, width]. */
 typedef struct sums {
@@ -349,7 +349,7 @@ static void clear(const attention *a, sums *s) {
     memset(s->value, 0, (size_t)(a->rows * a->width) * sizeof(float));
 }
 
-/* ---- bringing a chunk ---------------------------------------------------------------------------------------------- */
+/* ---- bringing a chunk -------------------------------------------------------------------------------------------- */
 
 /* Where keys, or values, come from. */
 typedef struct source {
@@ -520,7 +520,7 @@ static matrix bring_values(const attention *a, part *p, const block *b, int64_t 
     return (matrix){p->values, a->width, false};
 }
 
-/* ---- softmax of a chunk -------------------------------------------------------------------------------------------- */
+/* ---- softmax of a chunk ------------------------------------------------------------------------------------------ */
 
 VEC_INLINE float greater(float x, float y) { return x > y ? x : y; }
 
@@ -621,7 +621,7 @@ static void soften(float *row, range seen, float scale, float *most, float *weig
     soften_row(row, most, weight);
 }
 
-/* ---- one chunk of one block ---------------------------------------------------------------------------------------- */
+/* ---- one chunk of one block -------------------------------------------------------------------------------------- */
 
 static int64_t row_of(const attention *a, const block *b, int64_t query) { return (query - b->first) * a->group; }
 
@@ -671,7 +671,7 @@ static void attend(const attention *a, part *p, const block *b, int64_t chunk, s
     weigh(a, p, b, chunk, queries, v, out);
 }
 
-/* ---- merging ------------------------------------------------------------------------------------------------------- */
+/* ---- merging ----------------------------------------------------------------------------------------------------- */
 
 static void merge(const attention *a, part *p, const block *b, int64_t chunk, const sums *one, sums *total) {
     range queries = seeing_queries(a, b, chunk);
@@ -711,7 +711,7 @@ static void finish(const attention *a, const block *b, const sums *total) {
     }
 }
 
-/* ---- threads ------------------------------------------------------------------------------------------------------- */
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
 
 static void bring_queries(const attention *a, part *p, const block *b) {
     const tn_attention_args *x = a->args;
@@ -723,8 +723,8 @@ static void bring_queries(const attention *a, part *p, const block *b) {
     }
 }
 
-/* Chunks [begin, end) of a block, whose first unit is `unit`. The run from the block's first chunk on is merged; if it is
- * not the whole block, what it has come to is kept. Each chunk of a later run waits by itself. */
+/* Chunks of a block, whose first unit is `unit`. The run from the block's first chunk on is merged; if it is not the
+ * whole block, what it has come to is kept. Each chunk of a later run waits by itself. */
 static void run_block(const attention *a, part *p, int64_t index, const block *b, int64_t unit, range run) {
     bring_queries(a, p, b);
     if (run.begin > 0) {
@@ -780,7 +780,7 @@ static void join_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* ---- the whole ----------------------------------------------------------------------------------------------------- */
+/* ---- the whole --------------------------------------------------------------------------------------------------- */
 
 /* Large blocks, but several for each thread. */
 static int64_t choose_queries(const attention *a, int threads) {

@@ -1,0 +1,87 @@
+/* kernels.h — single kernels at once: plain memory in, plain memory out, no tensors and no graph.
+ *
+ * For programs that bring their own loop around a model, for ports of such programs, and for tests. A call computes
+ * when it is made and returns when it is done. All numbers are f32 in the caller's memory, vectors contiguous and
+ * matrices row-major unless a stride is given; strides count elements. The work runs on the processor, in all its
+ * instruction sets and, where it is large, on the library's threads (tn_set_num_threads).
+ *
+ * Each result has the bits of the operation of ops.h that its comment names: a model may be moved from one to the other
+ * without a change in its numbers.
+ *
+ * Errors: TN_ERR_ARGUMENT, with the argument's name, for NULL where there are elements, negative sizes, sizes whose
+ * bytes overflow, and an output that overlaps an input where that is not allowed; TN_ERR_MEMORY. Sizes of 0 are fine.
+ * After an error the output is as it was. Calls of several threads may run at once; they share the inputs as they
+ * like. */
+#ifndef TRUNNION_KERNELS_H
+#define TRUNNION_KERNELS_H
+
+#include "trunnion/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* out[rows] = w · x for w [rows, cols], x [cols]. As tn_linear without a bias.
+ * The first makes the result: *out is freed with tn_kernel_free, and NULL after an error. The second writes into the
+ * caller's memory, and takes rows of w that are row_stride ≥ cols apart (a part of a wider matrix). */
+TN_API tn_status tn_kernel_matmul_vec(const float *w, int64_t rows, int64_t cols, const float *x, float **out);
+TN_API tn_status tn_kernel_matmul_vec_into(const float *w, int64_t row_stride, int64_t rows, int64_t cols,
+                                           const float *x, float *out);
+TN_API void tn_kernel_free(float *result); /* NULL is fine */
+
+/* out[m, n] = a[m, k] · b[k, n]. As tn_matmul. */
+TN_API tn_status tn_kernel_matmul(const float *a, const float *b, int64_t m, int64_t k, int64_t n, float *out);
+
+/* out[rows] = w · x for weights that are quantised in blocks (TN_Q4_0 … TN_Q6_K), laid out as in a GGUF file: `rows`
+ * rows of cols / tn_dtype_block(dtype) blocks, at any address. x is rounded to 8 bits in blocks of 32. As
+ * tn_linear with such a weight. Errors: cols that is no whole number of blocks; TN_ERR_DTYPE for a dtype without blocks. */
+TN_API tn_status tn_kernel_matmul_vec_quantized(tn_dtype dtype, const void *blocks, int64_t rows, int64_t cols,
+                                                const float *x, float *out);
+
+/* The same for weights that are used often. pack arranges a copy of them for the processor, in about the blocks' size;
+ * matmul_packed multiplies m rows: out[m, rows] = x[m, cols] · wᵀ. A packed matrix is only read: threads may share
+ * it. */
+typedef struct tn_kernel_matrix tn_kernel_matrix;
+TN_API tn_status tn_kernel_pack_quantized(tn_dtype dtype, const void *blocks, int64_t rows, int64_t cols,
+                                          tn_kernel_matrix **out);
+TN_API tn_status tn_kernel_matmul_packed(const tn_kernel_matrix *w, const float *x, int64_t m, float *out);
+TN_API void tn_kernel_matrix_free(tn_kernel_matrix *w); /* NULL is fine */
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+/* x = x / sqrt(mean(x²) + eps) · weight, in place; x and weight [n]. eps ≥ 0. As tn_rms_norm (whose eps of 0 means
+ * f32's machine epsilon: here 0 is 0). Source: Zhang and Sennrich 2019. */
+TN_API tn_status tn_kernel_rmsnorm(float *x, const float *weight, int64_t n, float eps);
+
+/* x = exp(x - max x) / Σ exp(x - max x), in place; x [n]. As tn_softmax. */
+TN_API tn_status tn_kernel_softmax(float *x, int64_t n);
+/* The same for n elements that are `stride` apart (a column, a part of a row, backwards if negative; not 0). */
+TN_API tn_status tn_kernel_softmax_view(float *x, int64_t n, int64_t stride);
+
+/* out = x / (1 + exp(-x)), element by element; out may be x. As tn_silu. */
+TN_API tn_status tn_kernel_silu(const float *x, int64_t n, float *out);
+
+/* Rotary position embedding of one position, in place: each pair (a, b) of a row of x [rows, features] becomes
+ * (a · cos - b · sin, b · cos + a · sin). cos and sin [half] are shared by all rows. Pairs are (i, i + half), or the
+ * neighbours (2i, 2i + 1) if interleaved; features behind 2 · half stay. As tn_rope. Source: Su et al. 2021.
+ * Errors: 2 · half > features. */
+TN_API tn_status tn_kernel_apply_rope(float *x, int64_t rows, int64_t features, const float *cos, const float *sin,
+                                      int64_t half, bool interleaved);
+
+/* ---- attention, one query at a time ------------------------------------------------------------------------------ */
+
+/* scores[n] = scale · (keys · query): query [d], keys [n, d] with rows row_stride ≥ d apart. As tn_matmul, then
+ * tn_mul. */
+TN_API tn_status tn_kernel_attention_scores(const float *query, const float *keys, int64_t row_stride, int64_t n,
+                                            int64_t d, float scale, float *scores);
+
+/* out[d] = Σ weights[i] · matrix[i, :]: weights [n], matrix [n, d] with rows row_stride ≥ d apart. As tn_matmul. */
+TN_API tn_status tn_kernel_weighted_sum_rows(const float *weights, const float *matrix, int64_t row_stride, int64_t n,
+                                             int64_t d, float *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
