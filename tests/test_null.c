@@ -13,6 +13,7 @@
 
 #include "trunnion/autograd.h"
 #include "trunnion/backend.h"
+#include "trunnion/kernels.h"
 #include "trunnion/model.h"
 #include "trunnion/nn.h"
 #include "trunnion/ops.h"
@@ -58,6 +59,45 @@ static void ops_refuse(void **state) {
     YIELDS(1, tn_chunk(NULL, 2, 0, out))
     REFUSES(out[0])
     YIELDS(0, tn_chunk(NULL, 2, 0, NULL))
+}
+
+static void kernels_refuse(void **state) {
+    (void)state;
+    float x[8] = {0}, y[8] = {0}, *made;
+    const uint8_t blocks[34] = {0};
+    tn_kernel_matrix *w;
+    FAILS(tn_kernel_matmul_vec(NULL, 2, 2, x, &made))
+    FAILS(tn_kernel_matmul_vec(x, 2, 2, NULL, &made))
+    FAILS(tn_kernel_matmul_vec(x, 2, 2, y, NULL))
+    FAILS(tn_kernel_matmul_vec_into(NULL, 2, 2, 2, x, y))
+    FAILS(tn_kernel_matmul_vec_into(x, 2, 2, 2, NULL, y))
+    FAILS(tn_kernel_matmul_vec_into(x, 2, 2, 2, y, NULL))
+    CALLS(tn_kernel_free(NULL))
+    FAILS(tn_kernel_matmul(NULL, x, 2, 2, 2, y))
+    FAILS(tn_kernel_matmul(x, NULL, 2, 2, 2, y))
+    FAILS(tn_kernel_matmul(x, x, 2, 2, 2, NULL))
+    FAILS(tn_kernel_matmul_vec_quantized(TN_Q8_0, NULL, 1, 32, x, y))
+    FAILS(tn_kernel_matmul_vec_quantized(TN_Q8_0, blocks, 1, 32, NULL, y))
+    FAILS(tn_kernel_matmul_vec_quantized(TN_Q8_0, blocks, 1, 32, x, NULL))
+    FAILS(tn_kernel_pack_quantized(TN_Q8_0, NULL, 1, 32, &w))
+    FAILS(tn_kernel_pack_quantized(TN_Q8_0, blocks, 1, 32, NULL))
+    FAILS(tn_kernel_matmul_packed(NULL, x, 1, y))
+    CALLS(tn_kernel_matrix_free(NULL))
+    FAILS(tn_kernel_rmsnorm(NULL, x, 2, 0))
+    FAILS(tn_kernel_rmsnorm(x, NULL, 2, 0))
+    FAILS(tn_kernel_softmax(NULL, 2))
+    FAILS(tn_kernel_softmax_view(NULL, 2, 2))
+    FAILS(tn_kernel_silu(NULL, 2, y))
+    FAILS(tn_kernel_silu(x, 2, NULL))
+    FAILS(tn_kernel_apply_rope(NULL, 1, 4, y, y, 2, false))
+    FAILS(tn_kernel_apply_rope(x, 1, 4, NULL, y, 2, false))
+    FAILS(tn_kernel_apply_rope(x, 1, 4, y, NULL, 2, false))
+    FAILS(tn_kernel_attention_scores(NULL, x, 2, 2, 2, 1, y))
+    FAILS(tn_kernel_attention_scores(y, NULL, 2, 2, 2, 1, x))
+    FAILS(tn_kernel_attention_scores(y, x, 2, 2, 2, 1, NULL))
+    FAILS(tn_kernel_weighted_sum_rows(NULL, x, 2, 2, 2, y))
+    FAILS(tn_kernel_weighted_sum_rows(y, NULL, 2, 2, 2, x))
+    FAILS(tn_kernel_weighted_sum_rows(y, x, 2, 2, 2, NULL))
 }
 
 static void tensors_refuse(void **state) {
@@ -495,6 +535,7 @@ static void failed_layers_are_not_found(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ops_refuse),
+        cmocka_unit_test(kernels_refuse),
         cmocka_unit_test(tensors_refuse),
         cmocka_unit_test(a_scalar_needs_no_shape),
         cmocka_unit_test(graphs_refuse),
