@@ -1,0 +1,343 @@
+/* llm.c — a model and its one sequence: opening, the cache, prompts in pieces, single tokens by a captured plan.
+ *
+ * Weights are borrowed from the mapped file. A prompt is computed in pieces of at most LLM_CHUNK tokens whose number is a
+ * symbolic extent, so one plan serves them all. A token is a launch of a captured graph: nothing is recorded, nothing is
+ * looked up; its position is a dial, its id an input. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/llm_model.h"
+
+enum { SYMBOL_TOKENS = 0 };
+
+struct tn_llm {
+    tn_gguf *file;
+    tn_device *device;
+    llm_config config;
+    llm_weights weights;
+    int64_t position;
+    float *logits;    /* of the last token: what callers get to see */
+    tn_graph *token;  /* captured at the first single token */
+    int64_t *numbers; /* LLM_CHUNK ids on their way into a tensor */
+    float *places;    /* and their positions */
+};
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+/* The handle is the model's, whatever scope the caller stands in. Vectors are made f32, which they are computed in. */
+static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out) {
+    char name[LLM_NAME_SIZE];
+    tn_gguf_info info = {.struct_size = sizeof info};
+    tn_llm_name(name, layer, slot);
+    if (tn_gguf_find(m->file, name, &info) != TN_OK) return TN_OK; /* optional: what is needed was looked for */
+    TN_SCOPE {
+        tn_tensor *t = tn_gguf_tensor(m->file, name);
+        if (info.rank == 1 && info.dtype != TN_F32) t = tn_cast(t, TN_F32);
+        *out = tn_retain(t);
+    }
+    return tn_status_of(*out);
+}
+
+static tn_status take_weights(tn_llm *m) {
+    llm_weights *w = &m->weights;
+    for (int slot = 0; slot < HEAD_SLOTS; slot++)
+        TRY(take_weight(m, -1, slot, &w->head[slot]));
+    for (int64_t i = 0; i < m->config.layers; i++)
+        for (int slot = 0; slot < LAYER_SLOTS; slot++)
+            TRY(take_weight(m, i, slot, &w->layers[i].weight[slot]));
+    return TN_OK;
+}
+
+/* base^(-i / half), scaled, and divided by the file's factor for this frequency where it has them (Llama 3). */
+static tn_status fill_frequencies(const llm_config *c, const tn_tensor *factors, float *out) {
+    int64_t half = c->size[SIZE_HALF];
+    for (int64_t i = 0; i < half; i++)
+        out[i] = 1;
+    if (factors) TRY(tn_read(factors, out, (size_t)half * sizeof *out));
+    for (int64_t i = 0; i < half; i++)
+        out[i] = (float)(c->rope_scale * pow(c->rope_base, -(double)i / (double)half) / (double)out[i]);
+    return TN_OK;
+}
+
+static tn_status make_frequencies(tn_llm *m) {
+    int64_t half = m->config.size[SIZE_HALF];
+    float *values = tn_txt_alloc((size_t)half, sizeof *values);
+    if (!values) return TN_ERR_MEMORY;
+    tn_status status = fill_frequencies(&m->config, m->weights.head[SLOT_ROPE_FACTORS], values);
+    TN_SCOPE if (status == TN_OK) m->weights.rope_frequencies =
+        tn_retain(tn_from_data(values, TN_DIMS(1, 1, half), TN_F32));
+    tn_txt_free(values);
+    return status == TN_OK ? tn_status_of(m->weights.rope_frequencies) : status;
+}
+
+/* ---- cache ------------------------------------------------------------------------------------------------------- */
+
+static tn_status make_cache(const llm_config *c, tn_tensor **out) {
+    TN_SCOPE *out = tn_retain(tn_zeros(TN_DIMS(c->pages, c->kv_heads, LLM_PAGE, c->size[SIZE_HEAD]), c->cache));
+    return tn_make_state(*out);
+}
+
+static tn_status make_caches(tn_llm *m) {
+    for (int64_t i = 0; i < m->config.layers; i++) {
+        TRY(make_cache(&m->config, &m->weights.layers[i].k_cache));
+        TRY(make_cache(&m->config, &m->weights.layers[i].v_cache));
+    }
+    TN_SCOPE m->weights.pages = tn_retain(tn_arange(0, (double)m->config.pages, 1, TN_I64));
+    return tn_eval(&m->weights.pages, 1);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
+
+/* What would make it fit: a context that is as long as the room allows. */
+static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room) {
+    int64_t fixed = f->weights_bytes + f->activation_bytes;
+    int64_t a_page = f->cache_bytes / m->config.pages;
+    int64_t pages = room > fixed ? (room - fixed) / a_page : 0;
+    char fix[160];
+    if (pages > 0)
+        snprintf(fix, sizeof fix, "a context of %" PRId64 " tokens would fit (--context)", pages * LLM_PAGE);
+    else
+        snprintf(fix, sizeof fix, "take a model of fewer weights or bits, or another device (trunnion devices)");
+    return tn_backend_fail(TN_ERR_MEMORY,
+                           "'%s' needs %.2f GiB: %.2f for weights, %.2f for the cache of %" PRId64
+                           " tokens, %.2f to compute in; %.2f GiB are free. %s",
+                           tn_gguf_path(m->file), gib(f->total_bytes), gib(f->weights_bytes), gib(f->cache_bytes),
+                           f->context, gib(f->activation_bytes), gib(room), fix);
+}
+
+static tn_status check_memory(const tn_llm *m, const tn_llm_options *o) {
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    tn_device_info info = {.struct_size = sizeof info};
+    tn_llm_describe(&m->config, m->file, &facts);
+    TRY(tn_device_get_info(m->device, &info));
+    int64_t room = o && o->memory > 0 ? o->memory : info.free_memory;
+    return room > 0 && facts.total_bytes > room ? too_large(m, &facts, room) : TN_OK;
+}
+
+static tn_status take_memory(tn_llm *m) {
+    m->weights.layers = tn_txt_zalloc((size_t)m->config.layers, sizeof *m->weights.layers);
+    m->logits = tn_txt_alloc((size_t)m->config.size[SIZE_VOCABULARY], sizeof *m->logits);
+    m->numbers = tn_txt_alloc(LLM_CHUNK, sizeof *m->numbers);
+    m->places = tn_txt_alloc(LLM_CHUNK, sizeof *m->places);
+    return m->weights.layers && m->logits && m->numbers && m->places ? TN_OK : TN_ERR_MEMORY;
+}
+
+/* The model's tensors live on its device, whichever the caller's thread works on. Returns the one to go back to. */
+static tn_device *enter(const tn_llm *m) {
+    tn_device *before = tn_current_device();
+    if (before != m->device) tn_set_current_device(m->device);
+    return before;
+}
+
+static void leave(const tn_llm *m, tn_device *before) {
+    if (before != m->device) tn_set_current_device(before);
+}
+
+static tn_status set_up(tn_llm *m) {
+    TRY(take_memory(m));
+    TRY(take_weights(m));
+    TRY(make_frequencies(m));
+    return make_caches(m);
+}
+
+static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *options) {
+    TRY(tn_gguf_open(path, &m->file));
+    TRY(tn_llm_configure(m->file, options, &m->config));
+    TRY(check_memory(m, options));
+    tn_device *before = enter(m);
+    tn_status status = set_up(m);
+    leave(m, before);
+    return status;
+}
+
+tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_open: out is NULL");
+    *out = NULL;
+    tn_llm *m = tn_txt_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    m->device =
+        options && options->struct_size >= sizeof *options && options->device ? options->device : tn_current_device();
+    tn_status status = m->device ? open_model(m, path, options) : TN_ERR_MEMORY;
+    if (status != TN_OK) {
+        tn_llm_close(m);
+        return status;
+    }
+    *out = m;
+    return TN_OK;
+}
+
+void tn_llm_close(tn_llm *m) {
+    if (!m) return;
+    tn_graph_free(m->token);
+    for (int64_t i = 0; m->weights.layers && i < m->config.layers; i++) {
+        llm_layer *l = &m->weights.layers[i];
+        for (int slot = 0; slot < LAYER_SLOTS; slot++)
+            tn_free(l->weight[slot]);
+        tn_free(l->k_cache);
+        tn_free(l->v_cache);
+    }
+    for (int slot = 0; slot < HEAD_SLOTS; slot++)
+        tn_free(m->weights.head[slot]);
+    tn_free(m->weights.rope_frequencies);
+    tn_free(m->weights.pages);
+    tn_txt_free(m->weights.layers);
+    tn_txt_free(m->logits);
+    tn_txt_free(m->numbers);
+    tn_txt_free(m->places);
+    tn_gguf_close(m->file);
+    tn_txt_free(m);
+}
+
+const tn_gguf *tn_llm_file(const tn_llm *m) { return m ? m->file : NULL; }
+int64_t tn_llm_position(const tn_llm *m) { return m ? m->position : 0; }
+
+tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts) {
+    if (!m || !facts || facts->struct_size < sizeof *facts)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_llm_get_facts: an argument is NULL or facts->struct_size is not set");
+    tn_llm_describe(&m->config, m->file, facts);
+    return TN_OK;
+}
+
+tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
+    if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_rewind: the model is NULL");
+    if (position < 0 || position > m->position)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_rewind: to %" PRId64 " tokens; the sequence has %" PRId64,
+                               position, m->position);
+    m->position = position;
+    return TN_OK;
+}
+
+/* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
+
+static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
+    if (!m || !ids || count < 1)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_llm: the model or the ids are NULL, or there are none (%" PRId64 ")", count);
+    if (count > m->config.context - m->position)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "%" PRId64 " tokens behind the %" PRId64 " there are exceed the context of %" PRId64
+                               "; open the model with a longer one (--context), up to %" PRId64,
+                               count, m->position, m->config.context, m->config.trained_context);
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= m->config.size[SIZE_VOCABULARY])
+            return tn_backend_fail(TN_ERR_ARGUMENT, "token %" PRId64 " is %" PRId32 "; the vocabulary has %" PRId64, i,
+                                   ids[i], m->config.size[SIZE_VOCABULARY]);
+    return TN_OK;
+}
+
+/* The inputs of n tokens from m->position + done on; n = 1 has plain extents, more share a symbolic one. */
+static llm_inputs make_inputs(tn_llm *m, const int32_t *ids, int64_t done, int64_t n) {
+    int64_t first = m->position + done;
+    for (int64_t i = 0; i < n; i++) {
+        m->numbers[i] = ids[done + i];
+        m->places[i] = (float)(first + i);
+    }
+    llm_inputs in = {.ids = tn_from_data(m->numbers, TN_DIMS(n), TN_I64),
+                     .positions = tn_from_data(m->places, TN_DIMS(n, 1, 1), TN_F32),
+                     .position = tn_dial_int(first),
+                     .last = tn_from_data(&(int64_t){n - 1}, TN_DIMS(1), TN_I64)};
+    if (n == 1) return in;
+    in.ids = tn_symbolic(in.ids, 0, SYMBOL_TOKENS);
+    in.positions = tn_symbolic(in.positions, 0, SYMBOL_TOKENS);
+    return in;
+}
+
+static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t n, llm_rows rows, float *out) {
+    tn_status status = TN_ERR_INTERNAL;
+    TN_SCOPE {
+        llm_inputs in = make_inputs(m, ids, done, n);
+        tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, rows);
+        status = logits ? tn_eval(&logits, 1) : tn_eval(NULL, 0);
+        size_t count = (size_t)(rows == LLM_ALL_ROWS ? n : 1) * (size_t)m->config.size[SIZE_VOCABULARY];
+        if (status == TN_OK && logits) status = tn_read(logits, out, count * sizeof *out);
+        tn_free(logits);
+    }
+    return status;
+}
+
+static tn_status run_prompt(tn_llm *m, const int32_t *ids, int64_t count, bool wanted) {
+    for (int64_t done = 0, n; done < count; done += n) {
+        n = count - done < LLM_CHUNK ? count - done : LLM_CHUNK;
+        bool last = wanted && done + n == count;
+        TRY(run_piece(m, ids, done, n, last ? LLM_LAST_ROW : LLM_NO_ROWS, m->logits));
+    }
+    m->position += count;
+    return TN_OK;
+}
+
+tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const float **logits) {
+    TRY(check_ids(m, ids, count));
+    if (count == 1) return tn_llm_step(m, ids[0], logits);
+    tn_device *before = enter(m);
+    tn_status status = run_prompt(m, ids, count, logits != NULL);
+    leave(m, before);
+    if (status == TN_OK && logits) *logits = m->logits;
+    return status;
+}
+
+static tn_status run_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out) {
+    for (int64_t done = 0, n; done < count; done += n) {
+        n = count - done < LLM_LOGITS_CHUNK ? count - done : LLM_LOGITS_CHUNK;
+        TRY(run_piece(m, ids, done, n, LLM_ALL_ROWS, out + done * m->config.size[SIZE_VOCABULARY]));
+    }
+    m->position += count;
+    return TN_OK;
+}
+
+tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out) {
+    TRY(check_ids(m, ids, count));
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_logits: out is NULL");
+    tn_device *before = enter(m);
+    tn_status status = run_logits(m, ids, count, out);
+    leave(m, before);
+    return status;
+}
+
+/* ---- single tokens ----------------------------------------------------------------------------------------------- */
+
+static tn_status read_logits(tn_llm *m, const tn_tensor *logits) {
+    return tn_read(logits, m->logits, (size_t)m->config.size[SIZE_VOCABULARY] * sizeof *m->logits);
+}
+
+/* Capturing computes the token that it is captured with. */
+static tn_status capture(tn_llm *m, int32_t id) {
+    tn_status status = tn_capture_begin();
+    if (status != TN_OK) return status;
+    TN_SCOPE {
+        llm_inputs in = make_inputs(m, &id, 0, 1);
+        tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
+        status = tn_capture_end((tn_tensor *[]){in.ids, in.positions}, 2, &logits, 1, &m->token);
+        if (status == TN_OK) status = read_logits(m, logits);
+        tn_free(logits);
+    }
+    return status;
+}
+
+static tn_status launch(tn_llm *m, int32_t id) {
+    tn_status status = tn_graph_set_dial(m->token, 0, (double)m->position);
+    if (status != TN_OK) return status;
+    TN_SCOPE {
+        tn_tensor *logits = NULL;
+        tn_tensor *inputs[] = {tn_from_data(&(int64_t){id}, TN_DIMS(1), TN_I64),
+                               tn_from_data(&(float){(float)m->position}, TN_DIMS(1, 1, 1), TN_F32)};
+        status = tn_graph_launch(m->token, inputs, &logits);
+        if (status == TN_OK) status = read_logits(m, logits);
+    }
+    return status;
+}
+
+tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
+    TRY(check_ids(m, &id, 1));
+    tn_device *before = enter(m);
+    tn_status status = m->token ? launch(m, id) : capture(m, id);
+    leave(m, before);
+    if (status != TN_OK) return status;
+    m->position++;
+    if (logits) *logits = m->logits;
+    return TN_OK;
+}
