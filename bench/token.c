@@ -110,15 +110,19 @@ static tn_tensor *run_layer(const layer *l, tn_tensor *x, tn_tensor *position, t
     return tn_add(x, tn_linear(wide, l->down, NULL));
 }
 
-/* Logits of the last token, [1, vocabulary]. */
+/* Logits of the last token, [1, vocabulary]. What lies between is given up before anything is computed. */
 static tn_tensor *forward(tn_tensor *ids, tn_tensor *position) {
     int64_t n = tn_size(ids, 0);
-    tn_tensor *places = tn_cast(tn_add(tn_arange(0, (double)n, 1, TN_I64), position), TN_F32);
-    tn_tensor *angles = tn_mul(tn_unsqueeze(tn_unsqueeze(places, 1), 1), model.frequencies); /* [n, 1, half] */
-    tn_tensor *cosine = tn_cos(angles), *sine = tn_sin(angles), *x = tn_embedding(ids, model.embedding);
-    for (int i = 0; i < LAYERS; i++) x = run_layer(&model.layers[i], x, position, cosine, sine);
-    if (n > 1) x = tn_slice(x, 0, n - 1, n, 1);
-    return tn_linear(norm(x, model.norm_out), model.embedding, NULL);
+    tn_tensor *logits = NULL;
+    TN_SCOPE {
+        tn_tensor *places = tn_cast(tn_add(tn_arange(0, (double)n, 1, TN_I64), position), TN_F32);
+        tn_tensor *angles = tn_mul(tn_unsqueeze(tn_unsqueeze(places, 1), 1), model.frequencies); /* [n, 1, half] */
+        tn_tensor *cosine = tn_cos(angles), *sine = tn_sin(angles), *x = tn_embedding(ids, model.embedding);
+        for (int i = 0; i < LAYERS; i++) x = run_layer(&model.layers[i], x, position, cosine, sine);
+        if (n > 1) x = tn_slice(x, 0, n - 1, n, 1);
+        logits = tn_keep(tn_linear(norm(x, model.norm_out), model.embedding, NULL));
+    }
+    return logits;
 }
 
 /* ---- measuring ---------------------------------------------------------------------------------------------------------- */
