@@ -1,13 +1,13 @@
 /* native.c — groups that a kernel of kern/ computes: products with their store joint, argsort, index_add.
  *
  * Everything that does not change between runs is worked out once: strides, workspace, the compiled joint. A second
- * operand that lies in bound memory which this plan does not write (a weight under inference) is packed once and packed
- * again only when its buffer's version says that somebody wrote it. */
+ * operand that lies in bound memory which this plan does not write (a weight under inference) is packed once: its packed form
+ * hangs on the buffer (tn_form), for all plans, and is made anew only when somebody wrote it. */
 #include <string.h>
 
 #include "core/core.h"
 
-static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed weight that a plan may keep */
+static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed operand that is kept beside it */
 
 struct tn_native {
     tn_status (*run)(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);
@@ -16,13 +16,12 @@ struct tn_native {
     tn_gemm_args gemm;
     kir_vm *vm; /* the product's joint */
     int64_t *sizes;
-    tn_buffer *packed;
     bool packed_valid;
-    uint64_t packed_version; /* of the weight's buffer when it was packed */
-    int packed_slot;
     tn_form form;  /* of the weight that the kernel reads, of the buffer bound to form_slot; -1: none */
     int form_slot;
+    void **formed; /* where the kernel looks for it */
     tn_qmat_args qmat;
+    void *packed_weight;
     tn_argsort_args argsort;
     tn_scatter_args scatter;
     tn_cache_write_args append;
@@ -75,14 +74,26 @@ static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, con
     return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype) <= PACK_LIMIT;
 }
 
-static tn_status keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
-    n->packed_slot = -1;
-    if (!worth_keeping_packed(g, n, b)) return TN_OK;
-    TRY(tn_buffer_new(g->binding->device, tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype), &n->packed));
-    n->packed_slot = g->values[b->root].slot;
-    n->gemm.packed_b = n->packed->address;
-    n->gemm.packed_valid = &n->packed_valid;
-    return TN_OK;
+enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET, FORM_ROW_STRIDE, FORM_COLUMN_STRIDE }; /* words of a form's name */
+
+static void pack_operand(const tn_form *form, const void *from, void *to) {
+    const int64_t *w = form->word;
+    tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = 1, .n = w[FORM_COLUMNS], .k = w[FORM_ROWS], .packed_b = to};
+    args.b.data = (char *)(uintptr_t)from + w[FORM_OFFSET];
+    args.b.row_stride = w[FORM_ROW_STRIDE];
+    args.b.col_stride = w[FORM_COLUMN_STRIDE];
+    tn_gemm_pack(&args, (tn_dtype)w[FORM_DTYPE]);
+}
+
+static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
+    if (!worth_keeping_packed(g, n, b)) return;
+    tn_gemm_args *gemm = &n->gemm;
+    n->form_slot = g->values[b->root].slot;
+    n->form = (tn_form){.make = pack_operand, .bytes = tn_gemm_packed_bytes(gemm->n, gemm->k, n->dtype),
+                        .word = {n->dtype, gemm->k, gemm->n, n->offset[1], gemm->b.row_stride, gemm->b.col_stride}};
+    n->formed = &gemm->packed_b;
+    n->packed_valid = true;
+    gemm->packed_valid = &n->packed_valid;
 }
 
 static tn_status make_joint(tn_native *n, const tn_group *group) {
@@ -96,13 +107,6 @@ static tn_status make_joint(tn_native *n, const tn_group *group) {
     return TN_OK;
 }
 
-static void repack_if_written(tn_native *n, tn_buffer *const *bound) {
-    if (n->packed_slot < 0) return;
-    uint64_t version = bound[n->packed_slot]->version;
-    if (version != n->packed_version) n->packed_valid = false;
-    n->packed_version = version;
-}
-
 static tn_status run_matmul(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
     tn_gemm_args *args = &n->gemm;
     args->a.data = (char *)pointers[0] + n->offset[0];
@@ -113,7 +117,7 @@ static tn_status run_matmul(tn_native *n, void *const *pointers, const kir_dial 
         args->c.joint.launch.buffers = pointers + 4;
         args->c.joint.launch.dials = dials;
     }
-    repack_if_written(n, bound);
+    (void)bound;
     if (n->dtype == TN_F32)
         tn_gemm_f32(args);
     else
@@ -135,14 +139,12 @@ static tn_status make_matmul(const tn_graph_plan *g, const tn_group *group, tn_n
     n->offset[0] = a->offset * (int64_t)element;
     n->offset[1] = b->offset * (int64_t)element;
     TRY(make_joint(n, group));
-    TRY(keep_packed(g, n, b));
+    keep_packed(g, n, b);
     *workspace = tn_gemm_workspace(&n->gemm, n->dtype, tn_threads());
     return TN_OK;
 }
 
 /* ---- products with weights quantised in blocks ------------------------------------------------------------------------------------- */
-
-enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET }; /* words of the form's name */
 
 /* Piece by piece, each piece's pages of the file going back at once: a large weight is never in memory twice. Packed rows
  * stand in groups of 16, one group after the other. */
@@ -167,6 +169,7 @@ static tn_status run_linear_quantized(tn_native *n, void *const *pointers, const
     args->x = (const float *)(const void *)((const char *)pointers[0] + n->offset[0]);
     args->c.data = pointers[2];
     args->workspace = pointers[3];
+    args->packed = n->packed_weight;
     if (args->c.joint.vm) {
         args->c.joint.launch.buffers = pointers + 4;
         args->c.joint.launch.dials = dials;
@@ -186,6 +189,7 @@ static tn_status make_linear_quantized(const tn_graph_plan *g, const tn_group *g
     TRY(make_joint(n, group));
     n->qmat.c.joint = n->gemm.c.joint;
     n->form_slot = g->values[w->root].slot;
+    n->formed = &n->packed_weight;
     n->form = (tn_form){.make = pack_blocks, .bytes = tn_qmat_packed_bytes(rows, k, dtype), .replaces = true};
     n->form.word[FORM_DTYPE] = dtype;
     n->form.word[FORM_ROWS] = rows;
@@ -386,18 +390,14 @@ tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_nativ
         if (!n) return TN_ERR_MEMORY;
         *out = n;
         n->dtype = (tn_dtype)v->node->dtype;
-        n->packed_slot = n->form_slot = -1;
+        n->form_slot = -1;
         return natives[i].make(g, group, n, workspace);
     }
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: no native kernel; evaluate it on the cpu", v->row->name);
 }
 
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound) {
-    void *form = NULL;
-    if (n->form_slot < 0) return TN_OK;
-    TRY(tn_buffer_form(bound[n->form_slot], &n->form, &form));
-    n->qmat.packed = form;
-    return TN_OK;
+    return n->form_slot < 0 ? TN_OK : tn_buffer_form(bound[n->form_slot], &n->form, n->formed);
 }
 
 tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
@@ -408,6 +408,5 @@ void tn_native_free(tn_native *n) {
     if (!n) return;
     kir_vm_free(n->vm);
     tn_mem_free(n->sizes);
-    tn_buffer_release(n->packed);
     tn_mem_free(n);
 }

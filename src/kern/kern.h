@@ -46,6 +46,9 @@ typedef struct tn_gemm_args {
 } tn_gemm_args;
 
 size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
+/* Fills args->packed_b from B, which has no joint: what a product with *packed_valid false would do first. Reads n, k, b and
+ * batch; the rest may be anything that is valid. */
+void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype);
 /* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides and joints of args, no data; enough
  * with and without packed_b. */
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);

@@ -11,6 +11,7 @@ typedef struct tn_gemm_table {
     void (*run)(const tn_gemm_args *args);
     size_t (*workspace)(const tn_gemm_args *args, int threads);
     size_t (*packed_bytes)(int64_t n, int64_t k);
+    void (*pack)(const tn_gemm_args *args);
 } tn_gemm_table;
 
 extern const tn_gemm_table tn_gemm_table_f32_base, tn_gemm_table_f64_base;

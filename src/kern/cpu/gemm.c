@@ -650,11 +650,14 @@ static void run_batches(void *ctx, int64_t begin, int64_t end, int worker) {
         run_group(g, i, 1, 1, memory);
 }
 
+static void pack_all(const gemm *g, char *parts, int threads) {
+    static const int64_t origin[TN_GEMM_BATCH_AXES] = {0};
+    pack_b_together(g, origin, (box){0, g->args.k, 0, g->args.n}, g->args.packed_b, parts, threads);
+}
+
 static void fill_cache(const gemm *g, int threads) {
     if (g->b_source != B_CACHED || *g->args.packed_valid) return;
-    static const int64_t origin[TN_GEMM_BATCH_AXES] = {0};
-    char *parts = (char *)g->args.workspace + g->shared_bytes;
-    pack_b_together(g, origin, (box){0, g->args.k, 0, g->args.n}, g->args.packed_b, parts, threads);
+    pack_all(g, (char *)g->args.workspace + g->shared_bytes, threads);
     *g->args.packed_valid = true;
 }
 
@@ -670,6 +673,14 @@ static int choose_threads(const gemm *g) {
     if (parts < 2) return 1;
     int most = tn_threads();
     return parts < most ? (int)parts : most;
+}
+
+static void pack_b_alone(const tn_gemm_args *args) {
+    enum { PART_ELEMENTS = 1 << 16 }; /* what is worth a second thread's waking */
+    gemm g;
+    if (args->n == 0 || args->k == 0) return;
+    plan(&g, args);
+    pack_all(&g, NULL, args->n * args->k < PART_ELEMENTS ? 1 : tn_threads());
 }
 
 static void run(const tn_gemm_args *args) {
@@ -713,4 +724,4 @@ static size_t packed_bytes(int64_t n, int64_t k) { return area(round_up(n, PANEL
 #else
 #define TABLE VEC_JOIN(tn_gemm_table_f32, TN_ISA_SUFFIX)
 #endif
-const tn_gemm_table TABLE = {run, workspace, packed_bytes};
+const tn_gemm_table TABLE = {run, workspace, packed_bytes, pack_b_alone};

@@ -46,6 +46,11 @@ size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) {
     return (dtype == TN_F64 ? t->f64 : t->f32)->packed_bytes(n, k);
 }
 
+void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype) {
+    const kernel_tables *t = tables();
+    (dtype == TN_F64 ? t->f64 : t->f32)->pack(args);
+}
+
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
     const kernel_tables *t = tables();
     return (dtype == TN_F64 ? t->f64 : t->f32)->workspace(args, threads);
