@@ -310,6 +310,28 @@ static void a_written_weight_is_packed_anew(void **state) {
     }
 }
 
+/* A large weight is packed piece by piece: its products are those of its rows' parts. */
+static void pieces_are_packed_as_one(void **state) {
+    (void)state;
+    enum { ROWS = 2900, COLUMNS = 1024, CUT = 1000 }; /* 3 MB, and no piece ends at a cut */
+    tn_tensor *x = floats_of(2, COLUMNS, 1), *w = weight_of(TN_Q8_0, ROWS, COLUMNS), *whole = tn_linear(x, w, NULL);
+    float *all = read_floats(whole);
+    for (int64_t first = 0; first < ROWS; first += CUT) {
+        int64_t n = tn_min64(CUT, ROWS - first);
+        tn_tensor *part = tn_slice(w, 0, first, first + n, 1), *y = tn_linear(x, part, NULL);
+        float *some = read_floats(y);
+        for (int64_t row = 0; row < 2; row++)
+            assert_memory_equal(some + row * n, all + row * ROWS + first, (size_t)n * sizeof *some);
+        free(some);
+        tn_free(y);
+        tn_free(part);
+    }
+    free(all);
+    tn_free(whole);
+    tn_free(w);
+    tn_free(x);
+}
+
 typedef struct sharer {
     const tn_tensor *x, *w;
     float *out;
