@@ -72,6 +72,8 @@ bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out);
 /* Opens the device that the options ask for, makes it the thread's current one, and says on standard error what was
  * passed over if that was asked for (-v) or nothing fits. NULL after a message. */
 tn_device *cli_open_device(const cli_options *o);
+/* The same, and hands out all that was looked at. */
+tn_device *cli_choose_device(const cli_options *o, tn_selection *s);
 
 /* ---- terminal (terminal.c) --------------------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
 
 extern const cli_command cli_devices;
 extern const cli_command cli_fit;
+extern const cli_command cli_generate;
 extern const cli_command cli_tokenize;
 extern const cli_command cli_train;
 

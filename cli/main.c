@@ -11,6 +11,7 @@
 static const cli_command *const commands[] = {
     &cli_devices,
     &cli_fit,
+    &cli_generate,
     &cli_tokenize,
     &cli_train,
 };

@@ -182,16 +182,21 @@ static void say_steps(const tn_selection *s) {
     }
 }
 
-tn_device *cli_open_device(const cli_options *o) {
+tn_device *cli_choose_device(const cli_options *o, tn_selection *s) {
     tn_device_options d = {.struct_size = sizeof d, .minimum_memory = o->memory, .threads = o->threads};
     d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
-    tn_selection s = {.struct_size = sizeof s};
+    *s = (tn_selection){.struct_size = sizeof *s};
     tn_device *device = NULL;
-    tn_status status = tn_device_open(o->device, &d, &s, &device);
+    tn_status status = tn_device_open(o->device, &d, s, &device);
     if (status == TN_OK) status = tn_set_current_device(device);
-    if (o->verbose && status == TN_OK) say_steps(&s);
+    if (o->verbose && status == TN_OK) say_steps(s);
     if (status == TN_OK) return device;
     (void)cli_failed();
     tn_device_close(device);
     return NULL;
+}
+
+tn_device *cli_open_device(const cli_options *o) {
+    tn_selection s;
+    return cli_choose_device(o, &s);
 }

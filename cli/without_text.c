@@ -18,4 +18,5 @@ static int refuse(int argc, char **argv) {
         .run = refuse,                                                      \
     }
 
+WITHOUT_TEXT(generate);
 WITHOUT_TEXT(tokenize);

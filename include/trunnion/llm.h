@@ -65,6 +65,10 @@ TN_API tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *optio
 TN_API tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out);
 TN_API void tn_llm_close(tn_llm *m); /* NULL is fine */
 
+/* Packs the weights and makes the plans now, which the first calls would do otherwise: after it they are as fast as all
+ * others. Computes a token or two to that end, and leaves the sequence as it is. */
+TN_API tn_status tn_llm_prepare(tn_llm *m);
+
 TN_API const tn_gguf *tn_llm_file(const tn_llm *m); /* the open file, for tn_tokenizer_from_gguf; NULL for NULL */
 TN_API tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts);
 

@@ -341,3 +341,22 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
     if (logits) *logits = m->logits;
     return TN_OK;
 }
+
+/* ---- preparing --------------------------------------------------------------------------------------------------- */
+
+/* What these tokens leave in the cache lies behind the sequence: nobody sees it before it is written anew. */
+static tn_status prepare(tn_llm *m) {
+    const int32_t any[2] = {0, 0};
+    int64_t room = m->config.context - m->position;
+    if (room >= 2) TRY(run_piece(m, any, 0, 2, LLM_LAST_ROW, m->logits));
+    if (room > LLM_CHUNK) TRY(run_piece(m, any, 0, 2, LLM_NO_ROWS, m->logits));
+    return room >= 1 && !m->token ? capture(m, any[0]) : TN_OK;
+}
+
+tn_status tn_llm_prepare(tn_llm *m) {
+    if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_prepare: the model is NULL");
+    tn_device *before = enter(m);
+    tn_status status = prepare(m);
+    leave(m, before);
+    return status;
+}

@@ -1,0 +1,366 @@
+/* generate.c — `trunnion generate`: a language model goes on with a text, token by token as it is made.
+ *
+ * The text goes to standard output, what there is to say about it to standard error. Loading, planning and packing come
+ * before the clock starts; the two speeds are those of the prompt and of the tokens behind it. */
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "commands.h"
+#include "trunnion/backend.h"
+#include "trunnion/llm.h"
+#include "trunnion/text.h"
+
+enum { OPT_GREEDY = 256, OPT_TEMPERATURE, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT, OPT_CONTEXT };
+enum { DEFAULT_TOKENS = 128 };
+
+static int run(int argc, char **argv);
+
+const cli_command cli_generate = {
+    .name = "generate",
+    .summary = "a language model goes on with a text",
+    .usage = "generate -m MODEL -p TEXT [-n N] [options]",
+    .help = "  -m, --model FILE      a GGUF file\n"
+            "  -p, --prompt TEXT     what to go on with; - reads standard input\n"
+            "  -n, --tokens N        how many tokens at most (default 128)\n"
+            "      --greedy          always the likeliest token; else one is drawn:\n"
+            "      --temperature X   below 1 likelier tokens more often (default 0.8)\n"
+            "      --top-k N         only from the N likeliest, 0: all (default 40)\n"
+            "      --top-p X         only from the fewest that are together this likely (default 0.95)\n"
+            "      --min-p X         only from those at least X times as likely as the likeliest (default 0.05)\n"
+            "      --repeat-penalty X   makes the latest 64 tokens less likely (default 1: does not)\n"
+            "      --context N       tokens that prompt and answer may have together (default: what they need)\n"
+            "      --json            text, prompt_ids[], ids[], prompt_tokens_per_second, tokens_per_second, device,\n"
+            "                        fallback[], load_seconds, weights_bytes, cache_bytes, seed, stopped\n"
+            "\n"
+            "The same seed gives the same text, on any number of threads.\n"
+            "\n"
+            "examples:\n"
+            "  trunnion generate -m model.gguf -p 'Once upon a time' -n 200 --temperature 1 --seed 7\n"
+            "  trunnion generate -m model.gguf -p 'The capital of France is' -n 8 --greedy --json\n",
+    .accepts = CLI_ALL,
+    .run = run,
+};
+
+static const struct option options[] = {
+    {"model", required_argument, NULL, 'm'},
+    {"prompt", required_argument, NULL, 'p'},
+    {"tokens", required_argument, NULL, 'n'},
+    {"greedy", no_argument, NULL, OPT_GREEDY},
+    {"temperature", required_argument, NULL, OPT_TEMPERATURE},
+    {"top-k", required_argument, NULL, OPT_TOP_K},
+    {"top-p", required_argument, NULL, OPT_TOP_P},
+    {"min-p", required_argument, NULL, OPT_MIN_P},
+    {"repeat-penalty", required_argument, NULL, OPT_REPEAT},
+    {"context", required_argument, NULL, OPT_CONTEXT},
+    {0},
+};
+
+typedef struct request {
+    cli_options common;
+    const char *model, *prompt;
+    int64_t tokens, context; /* context 0: not given */
+    bool greedy;
+    tn_sampler_options sampling;
+} request;
+
+/* What a run works with and what it yields. */
+typedef struct work {
+    const request *asked;
+    tn_tokenizer *tokenizer;
+    tn_sampler *sampler;
+    tn_device *device;
+    tn_selection selection;
+    tn_llm *model;
+    tn_llm_facts facts;
+    tn_ids prompt, ids;
+    tn_bytes text; /* all that was generated */
+    size_t shown;  /* bytes of it that were written */
+    tn_text_stream stream;
+    double load_seconds, prompt_seconds, token_seconds;
+    int64_t steps; /* tokens behind the prompt that were computed */
+    const char *stopped;
+} work;
+
+/* ---- options ----------------------------------------------------------------------------------------------------- */
+
+static bool take_real(const char *text, double least, double most, double *out) {
+    char *end;
+    errno = 0;
+    double v = strtod(text, &end);
+    if (end == text || *end || errno || !(v >= least && v <= most)) return false;
+    *out = v;
+    return true;
+}
+
+static bool take(void *ctx, int val, const char *arg) {
+    request *r = ctx;
+    tn_sampler_options *s = &r->sampling;
+    int64_t n = 0;
+    bool good = true;
+    switch (val) {
+    case 'm': r->model = arg; break;
+    case 'p': r->prompt = arg; break;
+    case 'n': return cli_parse_int(arg, 0, INT32_MAX, &r->tokens);
+    case OPT_GREEDY: r->greedy = true; break;
+    case OPT_TEMPERATURE: return take_real(arg, 0, 100, &s->temperature);
+    case OPT_TOP_K:
+        good = cli_parse_int(arg, 0, INT32_MAX, &n);
+        s->top_k = (int32_t)n;
+        break;
+    case OPT_TOP_P: return take_real(arg, 0, 1, &s->top_p);
+    case OPT_MIN_P: return take_real(arg, 0, 1, &s->min_p);
+    case OPT_REPEAT: return take_real(arg, 0.01, 100, &s->repeat_penalty);
+    case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &r->context);
+    default: break;
+    }
+    return good;
+}
+
+/* ---- the prompt -------------------------------------------------------------------------------------------------- */
+
+static tn_status read_input(tn_bytes *out) {
+    char part[65536];
+    size_t n;
+    tn_status status = TN_OK;
+    while (status == TN_OK && (n = fread(part, 1, sizeof part, stdin)) > 0)
+        status = tn_bytes_append(out, part, n);
+    if (status == TN_OK && ferror(stdin))
+        return tn_backend_fail(TN_ERR_IO, "standard input could not be read: %s", strerror(errno));
+    return status;
+}
+
+static tn_status encode_prompt(work *w, const tn_bytes *given) {
+    const char *text = given->data ? given->data : "";
+    return tn_tokenizer_encode(w->tokenizer, text, given->size, TN_ENCODE_ENDS, &w->prompt);
+}
+
+static tn_status make_prompt(work *w) {
+    tn_bytes given = {0};
+    const char *prompt = w->asked->prompt;
+    tn_status status = strcmp(prompt, "-") == 0 ? read_input(&given) : tn_bytes_append(&given, prompt, strlen(prompt));
+    if (status == TN_OK) status = encode_prompt(w, &given);
+    tn_bytes_free(&given);
+    if (status == TN_OK && w->prompt.count == 0)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty; a model goes on with something");
+    return status;
+}
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+/* As long as prompt and answer need, unless somebody says otherwise; the model's own length is the most there is. */
+static int64_t choose_context(const work *w, const tn_llm_facts *facts) {
+    int64_t need = (int64_t)w->prompt.count + w->asked->tokens;
+    if (w->asked->context > 0) return w->asked->context;
+    return need < facts->trained_context ? need : facts->trained_context;
+}
+
+static tn_status open_tokenizer(work *w, tn_llm_facts *facts) {
+    tn_gguf *file;
+    tn_status status = tn_gguf_open(w->asked->model, &file);
+    if (status != TN_OK) return status;
+    *facts = (tn_llm_facts){.struct_size = sizeof *facts};
+    status = tn_llm_inspect(file, NULL, facts);
+    if (status == TN_OK) status = tn_tokenizer_from_gguf(file, &w->tokenizer);
+    tn_gguf_close(file);
+    return status;
+}
+
+static tn_status load(work *w) {
+    double start = cli_now();
+    tn_llm_facts facts;
+    tn_status status = open_tokenizer(w, &facts);
+    if (status == TN_OK) status = make_prompt(w);
+    if (status == TN_OK) status = tn_sampler_new(&w->asked->sampling, &w->sampler);
+    if (status != TN_OK) return status;
+    tn_llm_options o = {.struct_size = sizeof o,
+                        .context = choose_context(w, &facts),
+                        .device = w->device,
+                        .memory = w->asked->common.memory};
+    status = tn_llm_open(w->asked->model, &o, &w->model);
+    if (status == TN_OK) status = tn_llm_prepare(w->model);
+    w->facts.struct_size = sizeof w->facts;
+    if (status == TN_OK) status = tn_llm_get_facts(w->model, &w->facts);
+    w->load_seconds = cli_now() - start;
+    return status;
+}
+
+/* ---- generating -------------------------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int number) {
+    interrupted = 1;
+    signal(number, SIG_DFL); /* a second one ends the process */
+}
+
+/* Writes what can be written by now. */
+static void show(work *w) {
+    if (w->asked->common.json) return;
+    fwrite(w->text.data + w->shown, 1, w->text.size - w->shown, stdout);
+    fflush(stdout);
+    w->shown = w->text.size;
+}
+
+static tn_status add_token(work *w, int32_t id) {
+    tn_status status = tn_ids_append(&w->ids, id);
+    if (status == TN_OK) status = tn_tokenizer_stream(w->tokenizer, &w->stream, id, 0, &w->text);
+    if (status == TN_OK && w->text.size > w->shown) show(w);
+    tn_sampler_accept(w->sampler, id);
+    return status;
+}
+
+static tn_status run_prompt(work *w, const float **logits) {
+    double start = cli_now();
+    for (size_t i = 0; i < w->prompt.count; i++)
+        tn_sampler_accept(w->sampler, w->prompt.data[i]);
+    tn_status status = tn_llm_prompt(w->model, w->prompt.data, (int64_t)w->prompt.count, logits);
+    w->prompt_seconds = cli_now() - start;
+    return status;
+}
+
+/* The last token is shown and not computed: nothing is wanted behind it. */
+static tn_status run_tokens(work *w, const float *logits) {
+    double start = cli_now();
+    tn_status status = TN_OK;
+    w->stopped = "length";
+    while ((int64_t)w->ids.count < w->asked->tokens) {
+        int32_t id = 0;
+        status = tn_sampler_pick(w->sampler, logits, (int32_t)w->facts.vocabulary, &id);
+        if (status == TN_OK && tn_tokenizer_ends(w->tokenizer, id)) w->stopped = "end";
+        if (interrupted) w->stopped = "interrupt";
+        if (status != TN_OK || strcmp(w->stopped, "length") != 0) break;
+        status = add_token(w, id);
+        if ((int64_t)w->ids.count == w->asked->tokens) break;
+        if (tn_llm_position(w->model) == w->facts.context) {
+            w->stopped = "context";
+            break;
+        }
+        if (status == TN_OK) status = tn_llm_step(w->model, id, &logits);
+        if (status != TN_OK) break;
+        w->steps++;
+    }
+    w->token_seconds = cli_now() - start;
+    return status;
+}
+
+static tn_status generate(work *w) {
+    const float *logits = NULL;
+    signal(SIGINT, on_interrupt);
+    tn_status status = run_prompt(w, &logits);
+    if (status == TN_OK) status = run_tokens(w, logits);
+    if (status == TN_OK) status = tn_tokenizer_stream_end(&w->stream, &w->text);
+    if (status == TN_OK) show(w);
+    signal(SIGINT, SIG_DFL);
+    return status;
+}
+
+/* ---- telling ----------------------------------------------------------------------------------------------------- */
+
+static double rate(int64_t count, double seconds) { return seconds > 0 ? (double)count / seconds : 0; }
+
+static double prompt_rate(const work *w) { return rate((int64_t)w->prompt.count, w->prompt_seconds); }
+
+static double token_rate(const work *w) { return rate(w->steps, w->token_seconds); }
+
+/* Why this device: what was looked at before it, if anything that was asked for. */
+static void put_why(char *out, size_t size, const work *w) {
+    bool any = strcmp(w->asked->common.device, "auto") == 0;
+    const tn_selection_step *first = w->selection.step_count > 0 ? &w->selection.steps[0] : NULL;
+    if (any || !first || first->chosen)
+        snprintf(out, size, "%s", any ? "the first that can be used here" : "as asked");
+    else
+        snprintf(out, size, "%s: %s", first->id, first->reason);
+}
+
+static void tell(const work *w) {
+    char why[512];
+    tn_device_info info = {.struct_size = sizeof info};
+    tn_device_get_info(w->device, &info);
+    put_why(why, sizeof why, w);
+    printf("\n");
+    fflush(stdout);
+    cli_print(stderr, "\n[prompt: %zu tokens, %.1f/s — generation: %zu tokens, %.1f/s — %s, %s, %d threads; %s]\n",
+              w->prompt.count, prompt_rate(w), w->ids.count, token_rate(w), info.id, info.name, info.threads, why);
+    if (strcmp(w->stopped, "context") == 0)
+        cli_print(stderr, "trunnion: the context of %" PRId64 " tokens is full; --context N makes it longer\n",
+                  w->facts.context);
+}
+
+static void put_ids(cli_json *j, const char *key, const tn_ids *ids) {
+    cli_json_array(j, key);
+    for (size_t i = 0; i < ids->count; i++)
+        cli_json_int(j, NULL, ids->data[i]);
+    cli_json_end(j, ']');
+}
+
+static void put_json(const work *w) {
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_string(&j, "text", w->text.data ? w->text.data : "");
+    put_ids(&j, "prompt_ids", &w->prompt);
+    put_ids(&j, "ids", &w->ids);
+    cli_json_number(&j, "prompt_tokens_per_second", prompt_rate(w));
+    cli_json_number(&j, "tokens_per_second", token_rate(w));
+    cli_json_string(&j, "device", w->selection.chosen);
+    cli_json_array(&j, "fallback");
+    for (int i = 0; i < w->selection.step_count; i++) {
+        const tn_selection_step *step = &w->selection.steps[i];
+        if (step->chosen) continue;
+        cli_json_object(&j, NULL);
+        cli_json_string(&j, "id", step->id);
+        cli_json_string(&j, "reason", step->reason);
+        cli_json_end(&j, '}');
+    }
+    cli_json_end(&j, ']');
+    cli_json_number(&j, "load_seconds", w->load_seconds);
+    cli_json_int(&j, "weights_bytes", w->facts.weights_bytes);
+    cli_json_int(&j, "cache_bytes", w->facts.cache_bytes);
+    cli_json_int(&j, "context", w->facts.context);
+    cli_json_int(&j, "seed", (int64_t)w->asked->sampling.seed);
+    cli_json_string(&j, "stopped", w->stopped);
+    cli_json_end(&j, '}');
+}
+
+/* ---- the work ---------------------------------------------------------------------------------------------------- */
+
+static void finish(work *w) {
+    tn_llm_close(w->model);
+    tn_sampler_free(w->sampler);
+    tn_tokenizer_free(w->tokenizer);
+    tn_ids_free(&w->prompt);
+    tn_ids_free(&w->ids);
+    tn_bytes_free(&w->text);
+    tn_set_current_device(NULL);
+    tn_device_close(w->device);
+}
+
+static int work_on(const request *r) {
+    work w = {.asked = r};
+    w.device = cli_choose_device(&r->common, &w.selection);
+    if (!w.device) return CLI_FAILED;
+    tn_status status = load(&w);
+    if (status == TN_OK) status = generate(&w);
+    if (status == TN_OK && r->common.json) put_json(&w);
+    if (status == TN_OK && !r->common.json) tell(&w);
+    int result = status == TN_OK ? CLI_OK : cli_failed();
+    finish(&w);
+    return result;
+}
+
+static int run(int argc, char **argv) {
+    request r = {
+        .tokens = DEFAULT_TOKENS,
+        .sampling = {.struct_size = sizeof r.sampling, .temperature = 0.8, .top_k = 40, .top_p = 0.95, .min_p = 0.05}};
+    int status, at = cli_parse(&cli_generate, argc, argv, &r.common, options, "m:p:n:", take, &r, &status);
+    if (at < 0) return status;
+    if (at < argc) return cli_wrong_usage(&cli_generate, "\"%s\": the text goes behind -p, in quotes", argv[at]);
+    if (!r.model) return cli_wrong_usage(&cli_generate, "which model? Give its GGUF file with -m");
+    if (!r.prompt) return cli_wrong_usage(&cli_generate, "which text? Give it with -p; -p - reads standard input");
+    if (r.greedy) r.sampling.temperature = 0;
+    r.sampling.seed = r.common.seed;
+    return work_on(&r);
+}
