@@ -1,0 +1,609 @@
+/* test_llm_model.c — language models made for the test: every family computes what its definition says in f64, the same bits
+ * come however a text is cut, a token makes no plan, and what a file has wrong is refused by name. */
+#include "test_support.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+#include "gguf_make.h"
+#include "text/common.h"
+#include "trunnion/llm.h"
+
+/* ---- a small model ----------------------------------------------------------------------------------------------- */
+
+typedef struct spec {
+    const char *architecture;
+    int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, context, window;
+    double base, factor; /* factor: of linear rope scaling; 0: none */
+    bool biases, output_bias, head_norms, output, rope_factors;
+} spec;
+
+static const spec llama = {"llama", 2, 32, 4, 2, 8, 64, 48, 320, 0, 10000, 0, false, false, false, false, false};
+
+enum { MOST_TENSORS = 64 };
+
+typedef struct matrix {
+    char name[48];
+    int rank;
+    int64_t rows, columns; /* columns 1 for vectors: [rows] */
+    float *data;
+} matrix;
+
+typedef struct model {
+    spec s;
+    matrix weights[MOST_TENSORS];
+    int count;
+    uint64_t random;
+} model;
+
+static double uniform(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+/* Numbers around `middle`, as wide as keeps products near 1. */
+static void add_weight(model *m, int rank, int64_t rows, int64_t columns, double middle, const char *name) {
+    matrix *w = &m->weights[m->count++];
+    assert_true(m->count <= MOST_TENSORS);
+    *w = (matrix){.rank = rank, .rows = rows, .columns = columns};
+    snprintf(w->name, sizeof w->name, "%s", name);
+    w->data = malloc((size_t)(rows * columns) * sizeof *w->data);
+    assert_non_null(w->data);
+    double width = rank == 2 ? 2 / sqrt((double)columns) : 0.3;
+    for (int64_t i = 0; i < rows * columns; i++)
+        w->data[i] = (float)(middle + width * (2 * uniform(&m->random) - 1));
+}
+
+static void add_layer_weight(model *m, int64_t layer, int rank, int64_t rows, int64_t columns, double middle,
+                             const char *what) {
+    char name[48];
+    snprintf(name, sizeof name, "blk.%" PRId64 ".%s", layer, what);
+    add_weight(m, rank, rows, columns, middle, name);
+}
+
+static void add_layer(model *m, int64_t i) {
+    const spec *s = &m->s;
+    int64_t q = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
+    add_layer_weight(m, i, 1, s->hidden, 1, 1, "attn_norm.weight");
+    add_layer_weight(m, i, 2, q, s->hidden, 0, "attn_q.weight");
+    add_layer_weight(m, i, 2, kv, s->hidden, 0, "attn_k.weight");
+    add_layer_weight(m, i, 2, kv, s->hidden, 0, "attn_v.weight");
+    add_layer_weight(m, i, 2, s->hidden, q, 0, "attn_output.weight");
+    add_layer_weight(m, i, 1, s->hidden, 1, 1, "ffn_norm.weight");
+    add_layer_weight(m, i, 2, s->intermediate, s->hidden, 0, "ffn_gate.weight");
+    add_layer_weight(m, i, 2, s->intermediate, s->hidden, 0, "ffn_up.weight");
+    add_layer_weight(m, i, 2, s->hidden, s->intermediate, 0, "ffn_down.weight");
+    if (s->biases) {
+        add_layer_weight(m, i, 1, q, 1, 0, "attn_q.bias");
+        add_layer_weight(m, i, 1, kv, 1, 0, "attn_k.bias");
+        add_layer_weight(m, i, 1, kv, 1, 0, "attn_v.bias");
+    }
+    if (s->output_bias) add_layer_weight(m, i, 1, s->hidden, 1, 0, "attn_output.bias");
+    if (s->head_norms) {
+        add_layer_weight(m, i, 1, s->head_dim, 1, 1, "attn_q_norm.weight");
+        add_layer_weight(m, i, 1, s->head_dim, 1, 1, "attn_k_norm.weight");
+    }
+}
+
+static void make_model(model *m, const spec *s) {
+    *m = (model){.s = *s, .random = 7};
+    add_weight(m, 2, s->vocabulary, s->hidden, 0, "token_embd.weight");
+    for (int64_t i = 0; i < s->layers; i++)
+        add_layer(m, i);
+    add_weight(m, 1, s->hidden, 1, 1, "output_norm.weight");
+    if (s->output) add_weight(m, 2, s->vocabulary, s->hidden, 0, "output.weight");
+    if (s->rope_factors) add_weight(m, 1, s->head_dim / 2, 1, 2, "rope_freqs.weight");
+}
+
+static void free_model(model *m) {
+    for (int i = 0; i < m->count; i++)
+        free(m->weights[i].data);
+}
+
+static const float *data_of(const model *m, int64_t layer, const char *what) {
+    char name[48];
+    if (layer < 0)
+        snprintf(name, sizeof name, "%s", what);
+    else
+        snprintf(name, sizeof name, "blk.%" PRId64 ".%s", layer, what);
+    for (int i = 0; i < m->count; i++)
+        if (strcmp(m->weights[i].name, name) == 0) return m->weights[i].data;
+    return NULL;
+}
+
+/* ---- as a file --------------------------------------------------------------------------------------------------- */
+
+/* One thing to get wrong: a key to leave out or change, a number to give it; a tensor to leave out; an extra pair. */
+typedef struct fault {
+    const char *key, *without;
+    uint32_t value;
+    bool absent, extra_tensor;
+} fault;
+
+typedef struct pairs {
+    gguf_make bytes;
+    uint64_t count;
+    const fault *wrong;
+    const char *architecture;
+} pairs;
+
+static void put_u32(pairs *p, const char *what, int64_t value) {
+    char key[96];
+    snprintf(key, sizeof key, "%s.%s", p->architecture, what);
+    bool hit = p->wrong->key && strcmp(p->wrong->key, what) == 0;
+    if (hit && p->wrong->absent) return;
+    make_key_u32(&p->bytes, key, hit ? p->wrong->value : (uint32_t)value);
+    p->count++;
+}
+
+static void put_f32(pairs *p, const char *what, double value) {
+    char key[96];
+    snprintf(key, sizeof key, "%s.%s", p->architecture, what);
+    make_key_f32(&p->bytes, key, (float)value);
+    p->count++;
+}
+
+static void put_pairs(pairs *p, const spec *s) {
+    make_key_text(&p->bytes, "general.architecture", s->architecture);
+    make_key_text(&p->bytes, "general.name", "made");
+    p->count += 2;
+    put_u32(p, "block_count", s->layers);
+    put_u32(p, "embedding_length", s->hidden);
+    put_u32(p, "feed_forward_length", s->intermediate);
+    put_u32(p, "context_length", s->context);
+    put_u32(p, "attention.head_count", s->heads);
+    put_u32(p, "attention.head_count_kv", s->kv_heads);
+    put_u32(p, "attention.key_length", s->head_dim);
+    put_u32(p, "attention.value_length", s->head_dim);
+    if (s->window) put_u32(p, "attention.sliding_window", s->window);
+    put_f32(p, "attention.layer_norm_rms_epsilon", 1e-5);
+    put_f32(p, "rope.freq_base", s->base);
+    if (s->factor > 0) {
+        char key[96];
+        snprintf(key, sizeof key, "%s.rope.scaling.type", s->architecture);
+        make_key_text(&p->bytes, key, "linear");
+        p->count++;
+        put_f32(p, "rope.scaling.factor", s->factor);
+    }
+    if (p->wrong->key && strcmp(p->wrong->key, "expert_count") == 0) put_u32(p, "expert_count", 0);
+    if (p->wrong->key && strcmp(p->wrong->key, "split") == 0) {
+        make_key_u32(&p->bytes, "split.count", p->wrong->value);
+        p->count++;
+    }
+}
+
+static bool is_left_out(const fault *wrong, const char *name) {
+    return wrong->without && strcmp(wrong->without, name) == 0;
+}
+
+static void put_tensors(gguf_make *g, const model *m, const fault *wrong) {
+    uint64_t place = 0;
+    for (int i = 0; i < m->count; i++) {
+        const matrix *w = &m->weights[i];
+        uint64_t dims[2] = {(uint64_t)(w->rank == 2 ? w->columns : w->rows), (uint64_t)w->rows};
+        if (is_left_out(wrong, w->name)) continue;
+        make_tensor(g, w->name, w->rank, dims, 0, place);
+        place += ((uint64_t)(w->rows * w->columns) * 4 + 31) / 32 * 32;
+    }
+    if (wrong->extra_tensor) make_tensor(g, "blk.0.ffn_gate_inp.weight", 0, NULL, 0, place);
+    for (int i = 0; i < m->count; i++) {
+        const matrix *w = &m->weights[i];
+        if (is_left_out(wrong, w->name)) continue;
+        make_padding(g, 32);
+        make_bytes(g, w->data, (size_t)(w->rows * w->columns) * sizeof *w->data);
+    }
+    make_padding(g, 32);
+    make_number(g, 0, 32);
+}
+
+static const char *write_model(const model *m, const fault *wrong, const char *name) {
+    static const fault none;
+    gguf_make g = {0};
+    pairs p = {.wrong = wrong ? wrong : &none, .architecture = m->s.architecture};
+    put_pairs(&p, &m->s);
+    make_head(&g, (uint64_t)(m->count - (p.wrong->without != NULL) + p.wrong->extra_tensor), p.count);
+    make_bytes(&g, p.bytes.data, p.bytes.size);
+    put_tensors(&g, m, p.wrong);
+    const char *path = test_scratch(name);
+    assert_int_equal(make_write(&g, path), 0);
+    make_free(&g);
+    make_free(&p.bytes);
+    return path;
+}
+
+/* ---- the definition, in f64 -------------------------------------------------------------------------------------- */
+
+static void ref_norm(const double *x, const float *weight, int64_t n, double *out) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    double scale = 1 / sqrt(sum / (double)n + (double)1e-5F);
+    for (int64_t i = 0; i < n; i++)
+        out[i] = x[i] * scale * (double)weight[i];
+}
+
+static void ref_linear(const double *x, const float *weight, const float *bias, int64_t rows, int64_t columns,
+                       double *out) {
+    for (int64_t r = 0; r < rows; r++) {
+        out[r] = bias ? (double)bias[r] : 0;
+        for (int64_t c = 0; c < columns; c++)
+            out[r] += x[c] * (double)weight[r * columns + c];
+    }
+}
+
+static void ref_rope(const model *m, double *head, int64_t position) {
+    int64_t half = m->s.head_dim / 2;
+    const float *factors = data_of(m, -1, "rope_freqs.weight");
+    bool neighbours = strcmp(m->s.architecture, "llama") == 0;
+    for (int64_t i = 0; i < half; i++) {
+        double angle = (double)position * pow(m->s.base, -(double)i / (double)half);
+        if (factors) angle /= (double)factors[i];
+        if (m->s.factor > 0) angle /= m->s.factor;
+        int64_t a = neighbours ? 2 * i : i, b = neighbours ? 2 * i + 1 : i + half;
+        double x = head[a], y = head[b];
+        head[a] = x * cos(angle) - y * sin(angle);
+        head[b] = x * sin(angle) + y * cos(angle);
+    }
+}
+
+/* Projects, normalises by head and turns: out [heads · head_dim]. */
+static void ref_heads(const model *m, const double *x, int64_t layer, const char *which, int64_t heads,
+                      int64_t position, double *out) {
+    char name[32];
+    int64_t width = m->s.head_dim;
+    snprintf(name, sizeof name, "attn_%s.weight", which);
+    const float *weight = data_of(m, layer, name);
+    snprintf(name, sizeof name, "attn_%s.bias", which);
+    ref_linear(x, weight, data_of(m, layer, name), heads * width, m->s.hidden, out);
+    snprintf(name, sizeof name, "attn_%s_norm.weight", which);
+    const float *norm = data_of(m, layer, name);
+    for (int64_t h = 0; h < heads && strcmp(which, "v") != 0; h++) {
+        if (norm) ref_norm(out + h * width, norm, width, out + h * width);
+        ref_rope(m, out + h * width, position);
+    }
+}
+
+static void ref_attend(const spec *s, const double *q, const double *k, const double *v, int64_t at, double *out) {
+    int64_t width = s->head_dim, kv = s->kv_heads * width;
+    int64_t first = s->window && at >= s->window ? at - s->window + 1 : 0;
+    double *share = malloc((size_t)(at + 1) * sizeof *share);
+    for (int64_t h = 0; h < s->heads; h++) {
+        int64_t shared = h / (s->heads / s->kv_heads) * width;
+        double total = 0, most = -INFINITY;
+        for (int64_t j = first; j <= at; j++) {
+            share[j] = 0;
+            for (int64_t d = 0; d < width; d++)
+                share[j] += q[h * width + d] * k[j * kv + shared + d] / sqrt((double)width);
+            most = fmax(most, share[j]);
+        }
+        for (int64_t j = first; j <= at; j++)
+            total += share[j] = exp(share[j] - most);
+        for (int64_t d = 0; d < width; d++) {
+            out[h * width + d] = 0;
+            for (int64_t j = first; j <= at; j++)
+                out[h * width + d] += share[j] / total * v[j * kv + shared + d];
+        }
+    }
+    free(share);
+}
+
+static void ref_layer(const model *m, int64_t layer, double *x, int64_t n) {
+    const spec *s = &m->s;
+    int64_t q_width = s->heads * s->head_dim, kv = s->kv_heads * s->head_dim;
+    double *h = calloc((size_t)(s->hidden + 2 * q_width + 2 * s->intermediate), sizeof *h);
+    double *q = h + s->hidden, *mixed = q + q_width, *gate = mixed + q_width, *up = gate + s->intermediate;
+    double *k = calloc((size_t)(2 * n * kv), sizeof *k), *v = k + n * kv;
+    for (int64_t t = 0; t < n; t++) {
+        double *row = x + t * s->hidden;
+        ref_norm(row, data_of(m, layer, "attn_norm.weight"), s->hidden, h);
+        ref_heads(m, h, layer, "q", s->heads, t, q);
+        ref_heads(m, h, layer, "k", s->kv_heads, t, k + t * kv);
+        ref_heads(m, h, layer, "v", s->kv_heads, t, v + t * kv);
+        ref_attend(s, q, k, v, t, mixed);
+        ref_linear(mixed, data_of(m, layer, "attn_output.weight"), data_of(m, layer, "attn_output.bias"), s->hidden,
+                   q_width, h);
+        for (int64_t i = 0; i < s->hidden; i++)
+            row[i] += h[i];
+        ref_norm(row, data_of(m, layer, "ffn_norm.weight"), s->hidden, h);
+        ref_linear(h, data_of(m, layer, "ffn_gate.weight"), NULL, s->intermediate, s->hidden, gate);
+        ref_linear(h, data_of(m, layer, "ffn_up.weight"), NULL, s->intermediate, s->hidden, up);
+        for (int64_t i = 0; i < s->intermediate; i++)
+            up[i] *= gate[i] / (1 + exp(-gate[i]));
+        ref_linear(up, data_of(m, layer, "ffn_down.weight"), NULL, s->hidden, s->intermediate, h);
+        for (int64_t i = 0; i < s->hidden; i++)
+            row[i] += h[i];
+    }
+    free(h);
+    free(k);
+}
+
+static void ref_logits(const model *m, const int32_t *ids, int64_t n, double *out) {
+    const spec *s = &m->s;
+    const float *embedding = data_of(m, -1, "token_embd.weight"), *output = data_of(m, -1, "output.weight");
+    double *x = calloc((size_t)((n + 1) * s->hidden), sizeof *x), *h = x + n * s->hidden;
+    for (int64_t i = 0; i < n * s->hidden; i++)
+        x[i] = (double)embedding[ids[i / s->hidden] * s->hidden + i % s->hidden];
+    for (int64_t layer = 0; layer < s->layers; layer++)
+        ref_layer(m, layer, x, n);
+    for (int64_t t = 0; t < n; t++) {
+        ref_norm(x + t * s->hidden, data_of(m, -1, "output_norm.weight"), s->hidden, h);
+        ref_linear(h, output ? output : embedding, NULL, s->vocabulary, s->hidden, out + t * s->vocabulary);
+    }
+    free(x);
+}
+
+/* ---- tests ------------------------------------------------------------------------------------------------------- */
+
+static void fill_ids(int32_t *ids, int64_t n, int64_t vocabulary) {
+    for (int64_t i = 0; i < n; i++)
+        ids[i] = (int32_t)((i * i * 7 + i * 3 + 1) % vocabulary);
+}
+
+static tn_llm *open_llm(const char *path, tn_llm_cache cache) {
+    tn_llm *llm = NULL;
+    tn_llm_options o = {.struct_size = sizeof o, .cache = cache};
+    assert_ok(tn_llm_open(path, &o, &llm));
+    return llm;
+}
+
+/* Logits are about 1; each comes through some hundred f32 roundings, and half precision of keys and values where asked. */
+static void compare_with_definition(const spec *s, tn_llm_cache cache, double tolerance) {
+    enum { TOKENS = 100 };
+    model m;
+    int32_t ids[TOKENS];
+    make_model(&m, s);
+    fill_ids(ids, TOKENS, s->vocabulary);
+    double *want = calloc((size_t)(TOKENS * s->vocabulary), sizeof *want);
+    float *got = calloc((size_t)(TOKENS * s->vocabulary), sizeof *got);
+    ref_logits(&m, ids, TOKENS, want);
+    tn_llm *llm = open_llm(write_model(&m, NULL, "family.gguf"), cache);
+    assert_ok(tn_llm_logits(llm, ids, TOKENS, got));
+    assert_int_equal(tn_llm_position(llm), TOKENS);
+    for (int64_t i = 0; i < TOKENS * s->vocabulary; i++)
+        if (!(fabs((double)got[i] - want[i]) <= tolerance * (1 + fabs(want[i]))))
+            fail_msg("%s: logit %lld of token %lld is %g, by definition %g", s->architecture,
+                     (long long)(i % s->vocabulary), (long long)(i / s->vocabulary), (double)got[i], want[i]);
+    tn_llm_close(llm);
+    free(want);
+    free(got);
+    free_model(&m);
+}
+
+static void families_compute_what_they_are_defined_as(void **state) {
+    (void)state;
+    spec s = llama;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    compare_with_definition(&s, TN_LLM_CACHE_F16, 5e-3);
+    compare_with_definition(&s, TN_LLM_CACHE_BF16, 4e-2);
+    s.output = s.rope_factors = s.biases = s.output_bias = true;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s = llama;
+    s.factor = 4;
+    s.window = 17;
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s = (spec){"qwen2", 3, 48, 3, 1, 16, 80, 50, 300, 0, 1e6, 0, true, false, false, true, false};
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+    s = (spec){"qwen3", 2, 32, 4, 2, 16, 64, 48, 300, 0, 1e6, 0, false, false, true, false, false};
+    compare_with_definition(&s, TN_LLM_CACHE_F32, 5e-5);
+}
+
+/* What a token's logits are does not depend on how the text before it came. */
+static void every_cut_gives_the_same_bits(void **state) {
+    (void)state;
+    enum { TOKENS = 200 };
+    static const int64_t cuts[][5] = {{200}, {1, 63, 5, 81, 50}, {64, 64, 72}, {199, 1}};
+    model m;
+    int32_t ids[TOKENS];
+    make_model(&m, &llama);
+    fill_ids(ids, TOKENS, llama.vocabulary);
+    tn_llm *llm = open_llm(write_model(&m, NULL, "cuts.gguf"), TN_LLM_CACHE_F16);
+    size_t width = (size_t)llama.vocabulary;
+    float *all = calloc(TOKENS * width, sizeof *all);
+    const float *logits;
+    assert_ok(tn_llm_logits(llm, ids, TOKENS, all));
+    for (size_t i = 0; i < TN_COUNT(cuts); i++) {
+        assert_ok(tn_llm_rewind(llm, 0));
+        for (int64_t done = 0, k = 0; done < TOKENS; done += cuts[i][k++])
+            assert_ok(tn_llm_prompt(llm, ids + done, cuts[i][k], &logits));
+        assert_memory_equal(logits, all + (TOKENS - 1) * width, width * sizeof *all);
+    }
+    assert_ok(tn_llm_rewind(llm, 0));
+    assert_ok(tn_llm_prepare(llm));
+    assert_int_equal(tn_llm_position(llm), 0);
+    for (int i = 0; i < TOKENS; i++) {
+        assert_ok(tn_llm_step(llm, ids[i], &logits));
+        assert_memory_equal(logits, all + (size_t)i * width, width * sizeof *all);
+    }
+    assert_ok(tn_llm_rewind(llm, 70));
+    assert_ok(tn_llm_prompt(llm, ids + 70, 9, &logits));
+    assert_memory_equal(logits, all + 78 * width, width * sizeof *all);
+    tn_llm_close(llm);
+    free(all);
+    free_model(&m);
+}
+
+static int64_t misses(void) {
+    tn_runtime_stats stats = {.struct_size = sizeof stats};
+    assert_ok(tn_get_runtime_stats(&stats));
+    return stats.plan_misses;
+}
+
+static void neither_tokens_nor_lengths_make_plans(void **state) {
+    (void)state;
+    model m;
+    int32_t ids[100];
+    make_model(&m, &llama);
+    fill_ids(ids, 100, llama.vocabulary);
+    tn_llm *llm = open_llm(write_model(&m, NULL, "plans.gguf"), TN_LLM_CACHE_F16);
+    const float *logits;
+    assert_ok(tn_llm_prepare(llm));
+    int64_t before = misses();
+    assert_ok(tn_llm_prompt(llm, ids, 30, &logits));
+    for (int i = 0; i < 50; i++)
+        assert_ok(tn_llm_step(llm, ids[i], &logits));
+    assert_ok(tn_llm_prompt(llm, ids, 77, &logits));
+    assert_ok(tn_llm_prompt(llm, ids, 2, &logits));
+    assert_int_equal(misses(), before);
+    tn_llm_close(llm);
+    free_model(&m);
+}
+
+static void what_cannot_be_appended_is_refused(void **state) {
+    (void)state;
+    model m;
+    make_model(&m, &llama);
+    const char *path = write_model(&m, NULL, "limits.gguf");
+    tn_llm_options o = {.struct_size = sizeof o, .context = 10};
+    tn_llm *llm;
+    const float *logits;
+    int32_t ids[11] = {0};
+    assert_ok(tn_llm_open(path, &o, &llm));
+    assert_int_equal(tn_llm_prompt(llm, ids, 11, &logits), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "--context");
+    ids[2] = 48;
+    assert_int_equal(tn_llm_prompt(llm, ids, 3, &logits), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "token 2 is 48; the vocabulary has 48");
+    assert_int_equal(tn_llm_prompt(llm, ids, 0, &logits), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_step(llm, -1, &logits), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_position(llm), 0);
+    assert_ok(tn_llm_prompt(llm, ids, 2, NULL));
+    assert_int_equal(tn_llm_rewind(llm, 3), TN_ERR_ARGUMENT);
+    ids[2] = 0;
+    assert_ok(tn_llm_prompt(llm, ids, 8, &logits));
+    assert_int_equal(tn_llm_step(llm, 0, &logits), TN_ERR_ARGUMENT);
+    tn_llm_close(llm);
+    o.context = 321;
+    assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "was trained for 1 to 320");
+    free_model(&m);
+}
+
+static void too_little_memory_is_told_before_the_start(void **state) {
+    (void)state;
+    model m;
+    make_model(&m, &llama);
+    const char *path = write_model(&m, NULL, "memory.gguf");
+    tn_gguf *file;
+    tn_llm *llm;
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    assert_ok(tn_gguf_open(path, &file));
+    assert_ok(tn_llm_inspect(file, NULL, &facts));
+    assert_int_equal(facts.context, 320);
+    assert_int_equal(facts.cache_bytes, 2 * 2 * 320 * 2 * 8 * 2);
+    assert_int_equal(facts.total_bytes, facts.weights_bytes + facts.cache_bytes + facts.activation_bytes);
+    assert_string_equal(facts.name, "made");
+    assert_string_equal(facts.quantisation, "F32");
+    tn_gguf_close(file);
+    tn_llm_options o = {.struct_size = sizeof o, .memory = facts.total_bytes - 1};
+    assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_MEMORY);
+    assert_text_has(tn_error(), "a context of 256 tokens would fit");
+    o.memory = facts.weights_bytes;
+    assert_int_equal(tn_llm_open(path, &o, &llm), TN_ERR_MEMORY);
+    assert_text_has(tn_error(), "fewer weights");
+    o.memory = facts.total_bytes;
+    assert_ok(tn_llm_open(path, &o, &llm));
+    tn_llm_close(llm);
+    free_model(&m);
+}
+
+static void what_does_not_fit_is_refused_by_name(void **state) {
+    (void)state;
+    static const struct {
+        fault wrong;
+        const char *reason;
+    } rows[] = {
+        {{.key = "block_count", .absent = true}, "no key 'llama.block_count'"},
+        {{.key = "block_count", .value = 0}, "'llama.block_count' is 0"},
+        {{.key = "block_count", .value = 3}, "no tensor 'blk.2.attn_norm.weight'"},
+        {{.key = "block_count", .value = 1}, "'blk.1.attn_norm.weight' is none"},
+        {{.key = "block_count", .value = UINT32_MAX}, "must lie between 1 and 4096"},
+        {{.key = "embedding_length", .value = 64}, "'token_embd.weight' has 2 dimensions, [48, 32]"},
+        {{.key = "feed_forward_length", .value = 96}, "'blk.0.ffn_gate.weight'"},
+        {{.key = "attention.head_count", .value = 6}, "'blk.0.attn_q.weight'"},
+        {{.key = "attention.head_count", .value = 0}, "'llama.attention.head_count' is 0"},
+        {{.key = "attention.head_count_kv", .value = 3}, "4 heads cannot share 3"},
+        {{.key = "attention.key_length", .value = 16}, "'llama.attention.value_length' is 8"},
+        {{.key = "attention.value_length", .value = 16}, "'llama.attention.value_length' is 16"},
+        {{.key = "context_length", .value = 0}, "'llama.context_length' is 0"},
+        {{.key = "expert_count", .value = 8}, "8 experts"},
+        {{.key = "split", .value = 2}, "one of 2 parts"},
+        {{.without = "blk.1.ffn_up.weight"}, "no tensor 'blk.1.ffn_up.weight'"},
+        {{.without = "token_embd.weight"}, "no tensor 'token_embd.weight'"},
+        {{.extra_tensor = true}, "'blk.0.ffn_gate_inp.weight' is none"},
+    };
+    model m;
+    make_model(&m, &llama);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        tn_llm *llm = NULL;
+        tn_status status = tn_llm_open(write_model(&m, &rows[i].wrong, "wrong.gguf"), NULL, &llm);
+        if (status == TN_OK) fail_msg("a model that should be refused for \"%s\" was opened", rows[i].reason);
+        assert_null(llm);
+        assert_text_has(tn_error(), "wrong.gguf");
+        assert_text_has(tn_error(), rows[i].reason);
+    }
+    free_model(&m);
+
+    spec s = llama;
+    s.architecture = "mystery";
+    tn_llm *llm = NULL;
+    make_model(&m, &s);
+    assert_int_equal(tn_llm_open(write_model(&m, NULL, "wrong.gguf"), NULL, &llm), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "'mystery' is not known here; known are llama");
+    free_model(&m);
+}
+
+/* In libtrunnion-text's own memory; libtrunnion's is let fail by its own tests. */
+static void memory_may_run_out_anywhere(void **state) {
+    (void)state;
+    model m;
+    make_model(&m, &llama);
+    const char *path = write_model(&m, NULL, "failing.gguf");
+    int64_t before = tn_txt_live_blocks();
+    tn_status status = TN_ERR_MEMORY;
+    for (int64_t n = 1; status != TN_OK; n++) {
+        tn_llm *llm = NULL;
+        tn_txt_fail_at(n);
+        status = tn_llm_open(path, NULL, &llm);
+        tn_txt_fail_at(0);
+        assert_true(status == TN_OK || (status == TN_ERR_MEMORY && !llm));
+        tn_llm_close(llm);
+        assert_int_equal(tn_txt_live_blocks(), before);
+    }
+    free_model(&m);
+}
+
+static void null_arguments_are_answered(void **state) {
+    (void)state;
+    tn_llm *llm = NULL;
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    int32_t id = 0;
+    float out;
+    assert_int_equal(tn_llm_open(NULL, NULL, &llm), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_open("x", NULL, NULL), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_inspect(NULL, NULL, &facts), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_get_facts(NULL, &facts), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_prompt(NULL, &id, 1, NULL), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_step(NULL, 0, NULL), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_logits(NULL, &id, 1, &out), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_rewind(NULL, 0), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_prepare(NULL), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_position(NULL), 0);
+    assert_null(tn_llm_file(NULL));
+    tn_llm_close(NULL);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(families_compute_what_they_are_defined_as),
+        cmocka_unit_test(every_cut_gives_the_same_bits),
+        cmocka_unit_test(neither_tokens_nor_lengths_make_plans),
+        cmocka_unit_test(what_cannot_be_appended_is_refused),
+        cmocka_unit_test(too_little_memory_is_told_before_the_start),
+        cmocka_unit_test(what_does_not_fit_is_refused_by_name),
+        cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(null_arguments_are_answered),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}
