@@ -1,7 +1,7 @@
 /* build.c — the builder: appends instructions, and keeps a program small while it does.
  *
- * Each call checks, simplifies and shares: an instruction on constants is evaluated, one that changes nothing yields its
- * operand, and one that is there already, in this region or one around it, is not made twice. Loads are shared only
+ * Each call checks, simplifies and shares: an instruction on constants is evaluated, one that changes nothing yields
+ * its operand, and one that is there already, in this region or one around it, is not made twice. Loads are shared only
  * inside one region and only until the next store, for a buffer may be read under two names. What nobody reads is
  * dropped by kir_finish. */
 #include "kir/eval.h"
@@ -50,23 +50,26 @@ static kir_val fail(kir_builder *b, tn_status status) {
 
 static kir_val wrong(kir_builder *b, kir_op op, const char *what) {
     if (b->status != TN_OK) return KIR_NONE;
-    return fail(b, tn_fail(TN_ERR_ARGUMENT, "kernel builder, %s at instruction %d: %s", kir_op_name(op), b->n_ins, what));
+    return fail(b,
+                tn_fail(TN_ERR_ARGUMENT, "kernel builder, %s at instruction %d: %s", kir_op_name(op), b->n_ins, what));
 }
 
 tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder **out) {
     *out = NULL;
     if (n_par < 0 || n_loop < 0 || n_par > KIR_MAX_AXES || n_loop > KIR_MAX_AXES || n_par + n_loop > KIR_MAX_AXES) {
-        return tn_fail(TN_ERR_ARGUMENT, "kernel builder: %d parallel and %d loop axes, at most %d in all", n_par, n_loop,
-                       KIR_MAX_AXES);
+        return tn_fail(TN_ERR_ARGUMENT, "kernel builder: %d parallel and %d loop axes, at most %d in all", n_par,
+                       n_loop, KIR_MAX_AXES);
     }
     for (int i = 0; i < n_par + n_loop; i++) {
-        if (extents[i] < 0) return tn_fail(TN_ERR_ARGUMENT, "kernel builder: axis %d has %lld points", i, (long long)extents[i]);
+        if (extents[i] < 0)
+            return tn_fail(TN_ERR_ARGUMENT, "kernel builder: axis %d has %lld points", i, (long long)extents[i]);
     }
     kir_builder *b = tn_mem_zalloc(1, sizeof *b);
     if (!b) return TN_ERR_MEMORY;
     b->n_par = n_par;
     b->n_loop = n_loop;
-    for (int i = 0; i < n_par + n_loop; i++) b->extents[i] = extents[i];
+    for (int i = 0; i < n_par + n_loop; i++)
+        b->extents[i] = extents[i];
     memset(b->buckets, 0xff, sizeof b->buckets);
     *out = b;
     return TN_OK;
@@ -92,7 +95,7 @@ int kir_buffer(kir_builder *b, tn_dtype dtype) {
     return b->n_buffers++;
 }
 
-/* ---- appending and sharing ----------------------------------------------------------------------------------------- */
+/* ---- appending and sharing --------------------------------------------------------------------------------------- */
 
 static int16_t region_of(const kir_builder *b) { return b->depth > 0 ? b->open[b->depth - 1] : (int16_t)-1; }
 
@@ -131,15 +134,11 @@ static bool reusable(const kir_builder *b, kir_val v) {
     switch (b->ins[v].op) {
     case KIR_STORE:
     case KIR_LOOP:
-    case KIR_END:
-        return false;
-    case KIR_LOAD:
-        return b->notes[v].region == region_of(b) && b->notes[v].epoch == b->epoch;
+    case KIR_END: return false;
+    case KIR_LOAD: return b->notes[v].region == region_of(b) && b->notes[v].epoch == b->epoch;
     case KIR_REDUCE:
-    case KIR_SCAN:
-        return b->notes[v].region == region_of(b);
-    default:
-        return region_is_open(b, b->notes[v].region);
+    case KIR_SCAN: return b->notes[v].region == region_of(b);
+    default: return region_is_open(b, b->notes[v].region);
     }
 }
 
@@ -178,7 +177,7 @@ kir_type kir_val_type(const kir_builder *b, kir_val v) {
     return v >= 0 && v < b->n_ins ? (kir_type)b->ins[v].type : KIR_F32;
 }
 
-/* ---- constants and simplification ---------------------------------------------------------------------------------- */
+/* ---- constants and simplification -------------------------------------------------------------------------------- */
 
 static kir_val constant(kir_builder *b, kir_type t, kir_value v) {
     kir_ins in = kir_const_ins(t, v);
@@ -217,15 +216,12 @@ static kir_val neutral_operand(const kir_builder *b, const kir_ins *in) {
     bool whole = !kir_is_float((kir_type)in->type);
     kir_val x = in->a, y = in->b;
     switch (in->op) {
-    case KIR_ADD:
-        return is_number(b, y, whole ? 0.0 : -0.0) ? x : KIR_NONE;
+    case KIR_ADD: return is_number(b, y, whole ? 0.0 : -0.0) ? x : KIR_NONE;
     case KIR_SUB:
     case KIR_SHL:
     case KIR_SHR:
-    case KIR_XOR:
-        return is_number(b, y, 0.0) ? x : KIR_NONE;
-    case KIR_DIV:
-        return is_number(b, y, 1.0) ? x : KIR_NONE;
+    case KIR_XOR: return is_number(b, y, 0.0) ? x : KIR_NONE;
+    case KIR_DIV: return is_number(b, y, 1.0) ? x : KIR_NONE;
     case KIR_MUL:
         if (is_number(b, y, 1.0)) return x;
         return whole && is_number(b, y, 0.0) ? y : KIR_NONE;
@@ -238,8 +234,7 @@ static kir_val neutral_operand(const kir_builder *b, const kir_ins *in) {
     case KIR_SELECT:
         if (is_const(b, x)) return b->ins[x].imm.i ? in->b : in->c;
         return in->b == in->c ? in->b : KIR_NONE;
-    default:
-        return KIR_NONE;
+    default: return KIR_NONE;
     }
 }
 
@@ -254,12 +249,15 @@ static kir_val pure(kir_builder *b, kir_ins in) {
         kir_val v = kir_operand(&in, k);
         if (!visible(b, v)) return wrong(b, (kir_op)in.op, "an operand that is no value here");
         types[k] = (kir_type)b->ins[v].type;
-        if (is_const(b, v)) values[k] = kir_const_value(&b->ins[v]);
-        else all_const = false;
+        if (is_const(b, v))
+            values[k] = kir_const_value(&b->ins[v]);
+        else
+            all_const = false;
     }
     const char *error = kir_type_error(&in, types);
     if (error) return wrong(b, (kir_op)in.op, error);
-    if (all_const && kir_eval(&in, types[arity - 1], values, &values[0])) return constant(b, (kir_type)in.type, values[0]);
+    if (all_const && kir_eval(&in, types[arity - 1], values, &values[0]))
+        return constant(b, (kir_type)in.type, values[0]);
     if (commutes((kir_op)in.op) && (is_const(b, in.a) || (in.a > in.b && !is_const(b, in.b)))) {
         kir_val swap = in.a;
         in.a = in.b;
@@ -330,9 +328,11 @@ kir_val kir_dial_value(kir_builder *b, kir_type t, int dial) {
     return v;
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static int64_t *affine_of(const kir_builder *b, int access) { return b->affine + (size_t)access * (size_t)(axes_of(b) + 1); }
+static int64_t *affine_of(const kir_builder *b, int access) {
+    return b->affine + (size_t)access * (size_t)(axes_of(b) + 1);
+}
 
 static bool same_affine(const kir_builder *b, const int64_t *mine, const kir_aff *index) {
     if (mine[0] != index->c) return false;
@@ -396,7 +396,7 @@ void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, 
     b->epoch++;
 }
 
-/* ---- loops --------------------------------------------------------------------------------------------------------- */
+/* ---- loops ------------------------------------------------------------------------------------------------------- */
 
 static bool axis_is_open(const kir_builder *b, int first, int count) {
     for (int i = 0; i < b->depth; i++) {
@@ -453,7 +453,7 @@ kir_val kir_scan(kir_builder *b, kir_reduce kind, kir_val a) {
     return append_checked(b, &in);
 }
 
-/* ---- finishing ----------------------------------------------------------------------------------------------------- */
+/* ---- finishing --------------------------------------------------------------------------------------------------- */
 
 static void mark_operands(const kir_builder *b, const kir_ins *in, bool *live) {
     for (int k = 0; k < 3; k++) {
@@ -486,7 +486,8 @@ static kir_val renumber(const kir_val *map, kir_val v) { return v == KIR_NONE ? 
 static void copy_live(const kir_builder *b, const bool *live, kir_val *map, kir_program *p, int64_t *sizes) {
     size_t width = (size_t)(axes_of(b) + 1);
     int16_t *access_map = map + b->n_ins;
-    for (int i = 0; i < b->n_access; i++) access_map[i] = -1;
+    for (int i = 0; i < b->n_access; i++)
+        access_map[i] = -1;
     for (int i = 0; i < b->n_ins; i++) {
         if (!live[i]) continue;
         kir_ins *in = &p->ins[p->n_ins];

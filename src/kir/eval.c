@@ -20,20 +20,22 @@ KIR_UNARY_LIST(X)
 KIR_ROUND_LIST(X)
 #undef X
 
-#define X(OP, op, TYPE, t)                                          \
-    static void op##_##t(kir_value *out, const kir_value v[3]) {    \
+#define X(OP, op, TYPE, t)                                               \
+    static void op##_##t(kir_value *out, const kir_value v[3]) {         \
         out->value_##t = kir_##op##_##t(v[0].value_##t, v[1].value_##t); \
     }
 KIR_BINARY_LIST(X)
 #undef X
 
-#define X(OP, op, TYPE, t) \
-    static void op##_##t(kir_value *out, const kir_value v[3]) { out->b = kir_##op##_##t(v[0].value_##t, v[1].value_##t); }
+#define X(OP, op, TYPE, t)                                       \
+    static void op##_##t(kir_value *out, const kir_value v[3]) { \
+        out->b = kir_##op##_##t(v[0].value_##t, v[1].value_##t); \
+    }
 KIR_COMPARE_LIST(X)
 #undef X
 
-#define X(OP, op, TYPE, t)                                       \
-    static void op##_##t(kir_value *out, const kir_value v[3]) { \
+#define X(OP, op, TYPE, t)                                                               \
+    static void op##_##t(kir_value *out, const kir_value v[3]) {                         \
         out->value_##t = kir_##op##_##t(v[0].value_##t, v[1].value_##t, v[2].value_##t); \
     }
 KIR_EACH_FLOAT(X, FMA, fma)
@@ -72,18 +74,12 @@ static eval_fn *const CASTS[KIR_TYPE_COUNT][KIR_TYPE_COUNT] = {
 
 static eval_fn *find(const kir_ins *in, kir_type operand) {
     switch (in->op) {
-    case KIR_ROUND:
-        return ROUNDINGS[in->imm.i][operand];
-    case KIR_CAST:
-        return CASTS[operand][in->type];
-    case KIR_BITCAST:
-        return bits_copied;
-    case KIR_SELECT:
-        return select_any;
-    case KIR_PHILOX:
-        return philox;
-    default:
-        return BY_TYPE[in->op][operand];
+    case KIR_ROUND: return ROUNDINGS[in->imm.i][operand];
+    case KIR_CAST: return CASTS[operand][in->type];
+    case KIR_BITCAST: return bits_copied;
+    case KIR_SELECT: return select_any;
+    case KIR_PHILOX: return philox;
+    default: return BY_TYPE[in->op][operand];
     }
 }
 
@@ -109,16 +105,17 @@ kir_value kir_combine(kir_reduce kind, kir_type t, kir_value acc, kir_value x) {
 
 static kir_value lowest(kir_type t) {
     static const kir_value values[KIR_TYPE_COUNT] = {
-        [KIR_F32] = {.f32 = -INFINITY}, [KIR_F64] = {.f64 = -(double)INFINITY}, [KIR_I32] = {.i32 = INT32_MIN},
-        [KIR_I64] = {.i64 = INT64_MIN}, [KIR_BOOL] = {.b = 0},
+        [KIR_F32] = {.f32 = -INFINITY}, [KIR_F64] = {.f64 = -(double)INFINITY},
+        [KIR_I32] = {.i32 = INT32_MIN}, [KIR_I64] = {.i64 = INT64_MIN},
+        [KIR_BOOL] = {.b = 0},
     };
     return values[t];
 }
 
 static kir_value highest(kir_type t) {
     static const kir_value values[KIR_TYPE_COUNT] = {
-        [KIR_F32] = {.f32 = INFINITY},    [KIR_F64] = {.f64 = (double)INFINITY}, [KIR_I32] = {.i32 = INT32_MAX},
-        [KIR_I64] = {.i64 = INT64_MAX},   [KIR_U32] = {.u32 = UINT32_MAX},       [KIR_U64] = {.u64 = UINT64_MAX},
+        [KIR_F32] = {.f32 = INFINITY},  [KIR_F64] = {.f64 = (double)INFINITY}, [KIR_I32] = {.i32 = INT32_MAX},
+        [KIR_I64] = {.i64 = INT64_MAX}, [KIR_U32] = {.u32 = UINT32_MAX},       [KIR_U64] = {.u64 = UINT64_MAX},
         [KIR_BOOL] = {.b = 1},
     };
     return values[t];
@@ -132,14 +129,10 @@ static kir_value one(kir_type t) {
 
 kir_value kir_identity(kir_reduce kind, kir_type t) {
     switch (kind) {
-    case KIR_PROD:
-        return one(t);
-    case KIR_RMAX:
-        return lowest(t);
-    case KIR_RMIN:
-        return highest(t);
-    default:
-        return (kir_value){.u64 = 0};
+    case KIR_PROD: return one(t);
+    case KIR_RMAX: return lowest(t);
+    case KIR_RMIN: return highest(t);
+    default: return (kir_value){.u64 = 0};
     }
 }
 
@@ -155,12 +148,9 @@ bool kir_beats(kir_reduce kind, kir_type t, kir_value x, kir_value best) {
 
 kir_value kir_const_value(const kir_ins *in) {
     switch (in->type) {
-    case KIR_F32:
-        return (kir_value){.f32 = (float)in->imm.f};
-    case KIR_F64:
-        return (kir_value){.f64 = in->imm.f};
-    default: /* little end first or not, a narrow integer is read as what it is */
-        break;
+    case KIR_F32: return (kir_value){.f32 = (float)in->imm.f};
+    case KIR_F64: return (kir_value){.f64 = in->imm.f};
+    default: /* little end first or not, a narrow integer is read as what it is */ break;
     }
     if (in->type == KIR_I32) return (kir_value){.i32 = (int32_t)in->imm.i};
     if (in->type == KIR_U32) return (kir_value){.u32 = (uint32_t)in->imm.i};
@@ -171,23 +161,12 @@ kir_value kir_const_value(const kir_ins *in) {
 kir_ins kir_const_ins(kir_type t, kir_value v) {
     kir_ins in = {.op = KIR_CONST, .type = (uint8_t)t, .a = KIR_NONE, .b = KIR_NONE, .c = KIR_NONE, .imm.i = 0};
     switch (t) {
-    case KIR_F32:
-        in.imm.f = (double)v.f32;
-        break;
-    case KIR_F64:
-        in.imm.f = v.f64;
-        break;
-    case KIR_I32:
-        in.imm.i = v.i32;
-        break;
-    case KIR_U32:
-        in.imm.i = v.u32;
-        break;
-    case KIR_BOOL:
-        in.imm.i = v.b;
-        break;
-    default:
-        in.imm.i = v.i64;
+    case KIR_F32: in.imm.f = (double)v.f32; break;
+    case KIR_F64: in.imm.f = v.f64; break;
+    case KIR_I32: in.imm.i = v.i32; break;
+    case KIR_U32: in.imm.i = v.u32; break;
+    case KIR_BOOL: in.imm.i = v.b; break;
+    default: in.imm.i = v.i64;
     }
     return in;
 }

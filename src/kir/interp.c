@@ -18,17 +18,18 @@ typedef struct interp {
     const kir_program *p;
     const kir_launch *launch;
     kir_value *values;
-    state *states;      /* one for each REDUCE and SCAN, in order */
-    int16_t *state_of;  /* by instruction */
+    state *states;     /* one for each REDUCE and SCAN, in order */
+    int16_t *state_of; /* by instruction */
     int64_t at[KIR_MAX_AXES];
 } interp;
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static int64_t element_of(const interp *m, const kir_ins *in) {
     const int64_t *affine = kir_sizes_access(m->p, m->launch->sizes, (int)in->imm.i);
     int64_t index = affine[0];
-    for (int axis = 0; axis < m->p->n_par + m->p->n_loop; axis++) index += m->at[axis] * affine[1 + axis];
+    for (int axis = 0; axis < m->p->n_par + m->p->n_loop; axis++)
+        index += m->at[axis] * affine[1 + axis];
     kir_val dyn = m->p->access[in->imm.i].dyn;
     return dyn == KIR_NONE ? index : (int64_t)((uint64_t)index + (uint64_t)m->values[dyn].i64);
 }
@@ -44,42 +45,25 @@ static void write_u16(uint8_t *at, uint16_t v) { memcpy(at, &v, sizeof v); }
 static kir_value load_element(tn_dtype dtype, const uint8_t *at) {
     kir_value v = {.u64 = 0};
     switch (dtype) {
-    case TN_F16:
-        return (kir_value){.f32 = kir_from_f16(read_u16(at))};
-    case TN_BF16:
-        return (kir_value){.f32 = kir_from_bf16(read_u16(at))};
-    case TN_I8:
-        return (kir_value){.i32 = (int8_t)*at};
-    case TN_U8:
-        return (kir_value){.i32 = *at};
-    case TN_I16:
-        return (kir_value){.i32 = (int16_t)read_u16(at)};
-    case TN_U16:
-        return (kir_value){.i32 = read_u16(at)};
-    default:
-        memcpy(&v, at, tn_dtype_size(dtype));
-        return v;
+    case TN_F16: return (kir_value){.f32 = kir_from_f16(read_u16(at))};
+    case TN_BF16: return (kir_value){.f32 = kir_from_bf16(read_u16(at))};
+    case TN_I8: return (kir_value){.i32 = (int8_t)*at};
+    case TN_U8: return (kir_value){.i32 = *at};
+    case TN_I16: return (kir_value){.i32 = (int16_t)read_u16(at)};
+    case TN_U16: return (kir_value){.i32 = read_u16(at)};
+    default: memcpy(&v, at, tn_dtype_size(dtype)); return v;
     }
 }
 
 static void store_element(tn_dtype dtype, uint8_t *at, kir_value v) {
     switch (dtype) {
-    case TN_F16:
-        write_u16(at, kir_to_f16(v.f32));
-        break;
-    case TN_BF16:
-        write_u16(at, kir_to_bf16(v.f32));
-        break;
+    case TN_F16: write_u16(at, kir_to_f16(v.f32)); break;
+    case TN_BF16: write_u16(at, kir_to_bf16(v.f32)); break;
     case TN_I8:
-    case TN_U8:
-        *at = (uint8_t)v.i32;
-        break;
+    case TN_U8: *at = (uint8_t)v.i32; break;
     case TN_I16:
-    case TN_U16:
-        write_u16(at, (uint16_t)v.i32);
-        break;
-    default:
-        memcpy(at, &v, tn_dtype_size(dtype));
+    case TN_U16: write_u16(at, (uint16_t)v.i32); break;
+    default: memcpy(at, &v, tn_dtype_size(dtype));
     }
 }
 
@@ -104,12 +88,13 @@ static void run_store(interp *m, const kir_ins *in) {
     store_element(dtype, at, m->values[in->a]);
 }
 
-/* ---- reductions ---------------------------------------------------------------------------------------------------- */
+/* ---- reductions -------------------------------------------------------------------------------------------------- */
 
 static void state_clear(state *s, const kir_ins *in) {
     kir_value identity = kir_identity((kir_reduce)in->kind, (kir_type)in->type);
     *s = (state){.total = identity};
-    for (int i = 0; i < KIR_LANES; i++) s->lanes[i] = identity;
+    for (int i = 0; i < KIR_LANES; i++)
+        s->lanes[i] = identity;
 }
 
 static void add_to_total(state *s, kir_reduce kind, kir_type t, kir_value part) {
@@ -119,10 +104,12 @@ static void add_to_total(state *s, kir_reduce kind, kir_type t, kir_value part) 
 
 static void fold_lanes(state *s, kir_reduce kind, kir_type t) {
     for (int half = KIR_LANES / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++) s->lanes[i] = kir_combine(kind, t, s->lanes[i], s->lanes[i + half]);
+        for (int i = 0; i < half; i++)
+            s->lanes[i] = kir_combine(kind, t, s->lanes[i], s->lanes[i + half]);
     }
     add_to_total(s, kind, t, s->lanes[0]);
-    for (int i = 0; i < KIR_LANES; i++) s->lanes[i] = kir_identity(kind, t);
+    for (int i = 0; i < KIR_LANES; i++)
+        s->lanes[i] = kir_identity(kind, t);
 }
 
 static kir_value multiply_add(kir_type t, kir_value a, kir_value b, kir_value c) {
@@ -162,18 +149,11 @@ static void run_reduce(interp *m, int i, const kir_ins *in) {
     kir_type t = (kir_type)m->p->ins[in->a].type;
     kir_value x = m->values[in->a];
     switch (in->kind) {
-    case KIR_CHAIN:
-        feed_chain(s, t, x, m->values[in->b]);
-        break;
-    case KIR_SEQ:
-        s->lanes[0] = kir_combine(KIR_SUM, t, s->lanes[0], x);
-        break;
+    case KIR_CHAIN: feed_chain(s, t, x, m->values[in->b]); break;
+    case KIR_SEQ: s->lanes[0] = kir_combine(KIR_SUM, t, s->lanes[0], x); break;
     case KIR_ARGMAX:
-    case KIR_ARGMIN:
-        feed_arg(s, (kir_reduce)in->kind, t, x);
-        break;
-    default:
-        feed_lanes(s, (kir_reduce)in->kind, t, x);
+    case KIR_ARGMIN: feed_arg(s, (kir_reduce)in->kind, t, x); break;
+    default: feed_lanes(s, (kir_reduce)in->kind, t, x);
     }
     s->count++;
 }
@@ -190,18 +170,16 @@ static kir_value result_of(state *s, const kir_ins *in) {
     case KIR_CHAIN:
         if (s->count > 0) add_to_total(s, KIR_SUM, t, s->lanes[0]);
         return s->total;
-    case KIR_SEQ:
-        return s->lanes[0];
+    case KIR_SEQ: return s->lanes[0];
     case KIR_ARGMAX:
-    case KIR_ARGMIN:
-        return (kir_value){.i64 = s->best_index};
+    case KIR_ARGMIN: return (kir_value){.i64 = s->best_index};
     default:
         if (s->count > 0) fold_lanes(s, (kir_reduce)in->kind, t);
         return s->total;
     }
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static kir_value dial_of(const interp *m, const kir_ins *in) {
     kir_dial dial = m->launch->dials[in->imm.i];
@@ -224,29 +202,14 @@ static void run_plain(interp *m, int i, const kir_ins *in) {
 static void run_one(interp *m, int i) {
     const kir_ins *in = &m->p->ins[i];
     switch (in->op) {
-    case KIR_CONST:
-        m->values[i] = kir_const_value(in);
-        break;
-    case KIR_DIAL:
-        m->values[i] = dial_of(m, in);
-        break;
-    case KIR_INDEX:
-        m->values[i].i64 = element_of(m, in);
-        break;
-    case KIR_LOAD:
-        run_load(m, in, &m->values[i]);
-        break;
-    case KIR_STORE:
-        run_store(m, in);
-        break;
-    case KIR_REDUCE:
-        run_reduce(m, i, in);
-        break;
-    case KIR_SCAN:
-        run_scan(m, i, in);
-        break;
-    default:
-        run_plain(m, i, in);
+    case KIR_CONST: m->values[i] = kir_const_value(in); break;
+    case KIR_DIAL: m->values[i] = dial_of(m, in); break;
+    case KIR_INDEX: m->values[i].i64 = element_of(m, in); break;
+    case KIR_LOAD: run_load(m, in, &m->values[i]); break;
+    case KIR_STORE: run_store(m, in); break;
+    case KIR_REDUCE: run_reduce(m, i, in); break;
+    case KIR_SCAN: run_scan(m, i, in); break;
+    default: run_plain(m, i, in);
     }
 }
 

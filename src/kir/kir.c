@@ -30,16 +30,19 @@ static const op_row OPS[KIR_OP_COUNT] = {
 };
 
 static const int RESULTS[KIR_OP_COUNT] = {
-    [KIR_CONST] = ANY,        [KIR_DIAL] = ANY,     [KIR_INDEX] = 1 << KIR_I64, [KIR_NEG] = NUMBERS,
-    [KIR_ABS] = NUMBERS,      [KIR_ROUND] = FLOATS, [KIR_SQRT] = FLOATS,        [KIR_EXP] = FLOATS,
-    [KIR_LOG] = FLOATS,       [KIR_SIN] = FLOATS,   [KIR_COS] = FLOATS,         [KIR_TANH] = FLOATS,
-    [KIR_ERF] = FLOATS,       [KIR_CAST] = ANY,     [KIR_BITCAST] = ANY,        [KIR_ADD] = NUMBERS,
-    [KIR_SUB] = NUMBERS,      [KIR_MUL] = NUMBERS,  [KIR_DIV] = NUMBERS,        [KIR_MOD] = NUMBERS,
-    [KIR_MIN] = ANY,          [KIR_MAX] = ANY,      [KIR_AND] = BITS,           [KIR_OR] = BITS,
-    [KIR_XOR] = BITS,         [KIR_SHL] = INTS,     [KIR_SHR] = INTS,           [KIR_EQ] = BIT_BOOL,
-    [KIR_LT] = BIT_BOOL,      [KIR_LE] = BIT_BOOL,  [KIR_FMA] = FLOATS,         [KIR_SELECT] = ANY,
-    [KIR_PHILOX] = 1 << KIR_U32, [KIR_LOAD] = ANY,  [KIR_STORE] = ANY,          [KIR_LOOP] = BIT_F32,
-    [KIR_END] = BIT_F32,      [KIR_REDUCE] = ANY,   [KIR_SCAN] = ANY,
+    [KIR_CONST] = ANY,   [KIR_DIAL] = ANY,    [KIR_INDEX] = 1 << KIR_I64,
+    [KIR_NEG] = NUMBERS, [KIR_ABS] = NUMBERS, [KIR_ROUND] = FLOATS,
+    [KIR_SQRT] = FLOATS, [KIR_EXP] = FLOATS,  [KIR_LOG] = FLOATS,
+    [KIR_SIN] = FLOATS,  [KIR_COS] = FLOATS,  [KIR_TANH] = FLOATS,
+    [KIR_ERF] = FLOATS,  [KIR_CAST] = ANY,    [KIR_BITCAST] = ANY,
+    [KIR_ADD] = NUMBERS, [KIR_SUB] = NUMBERS, [KIR_MUL] = NUMBERS,
+    [KIR_DIV] = NUMBERS, [KIR_MOD] = NUMBERS, [KIR_MIN] = ANY,
+    [KIR_MAX] = ANY,     [KIR_AND] = BITS,    [KIR_OR] = BITS,
+    [KIR_XOR] = BITS,    [KIR_SHL] = INTS,    [KIR_SHR] = INTS,
+    [KIR_EQ] = BIT_BOOL, [KIR_LT] = BIT_BOOL, [KIR_LE] = BIT_BOOL,
+    [KIR_FMA] = FLOATS,  [KIR_SELECT] = ANY,  [KIR_PHILOX] = 1 << KIR_U32,
+    [KIR_LOAD] = ANY,    [KIR_STORE] = ANY,   [KIR_LOOP] = BIT_F32,
+    [KIR_END] = BIT_F32, [KIR_REDUCE] = ANY,  [KIR_SCAN] = ANY,
 };
 
 /* Which element types a reduction takes. */
@@ -60,9 +63,9 @@ size_t kir_type_size(kir_type t) { return (unsigned)t < KIR_TYPE_COUNT ? TYPE_SI
 
 kir_type kir_type_of(tn_dtype t) {
     static const kir_type computes[TN_PLAIN_DTYPES] = {
-        [TN_F32] = KIR_F32,  [TN_F64] = KIR_F64, [TN_I32] = KIR_I32, [TN_I64] = KIR_I64, [TN_U32] = KIR_U32,
-        [TN_U64] = KIR_U64,  [TN_BOOL] = KIR_BOOL, [TN_F16] = KIR_F32, [TN_BF16] = KIR_F32, [TN_I8] = KIR_I32,
-        [TN_U8] = KIR_I32,   [TN_I16] = KIR_I32, [TN_U16] = KIR_I32,
+        [TN_F32] = KIR_F32, [TN_F64] = KIR_F64,   [TN_I32] = KIR_I32, [TN_I64] = KIR_I64,  [TN_U32] = KIR_U32,
+        [TN_U64] = KIR_U64, [TN_BOOL] = KIR_BOOL, [TN_F16] = KIR_F32, [TN_BF16] = KIR_F32, [TN_I8] = KIR_I32,
+        [TN_U8] = KIR_I32,  [TN_I16] = KIR_I32,   [TN_U16] = KIR_I32,
     };
     if (tn_dtype_is_quantized(t)) return KIR_F32;
     return (unsigned)t < TN_PLAIN_DTYPES ? computes[t] : KIR_TYPE_COUNT;
@@ -70,7 +73,7 @@ kir_type kir_type_of(tn_dtype t) {
 
 bool kir_op_takes(kir_op op, int n) { return op >= KIR_NEG && op <= KIR_PHILOX && OPS[op].arity == n; }
 
-/* ---- rules of one instruction -------------------------------------------------------------------------------------- */
+/* ---- rules of one instruction ------------------------------------------------------------------------------------ */
 
 bool kir_operand_optional(const kir_ins *in, int k) {
     if (in->op == KIR_LOAD) return k == 0;
@@ -85,7 +88,8 @@ static int operand_slots(const kir_ins *in) {
 
 int kir_arity(const kir_ins *in) {
     int slots = operand_slots(in);
-    while (slots > 0 && kir_operand(in, slots - 1) == KIR_NONE) slots--;
+    while (slots > 0 && kir_operand(in, slots - 1) == KIR_NONE)
+        slots--;
     return slots;
 }
 
@@ -104,19 +108,13 @@ static const char *free_type_error(const kir_ins *in, const kir_type types[3]) {
     switch (in->op) {
     case KIR_EQ:
     case KIR_LT:
-    case KIR_LE:
-        return types[0] == types[1] ? NULL : "operands of different types";
-    case KIR_BITCAST:
-        return kir_type_size(types[0]) == kir_type_size(in->type) ? NULL : "types of different width";
-    case KIR_PHILOX:
-        return types[0] == KIR_U64 && types[1] == KIR_U64 ? NULL : "a key or counter that is not u64";
-    case KIR_STORE:
-        return types[0] == in->type ? NULL : "a type other than its value's";
+    case KIR_LE: return types[0] == types[1] ? NULL : "operands of different types";
+    case KIR_BITCAST: return kir_type_size(types[0]) == kir_type_size(in->type) ? NULL : "types of different width";
+    case KIR_PHILOX: return types[0] == KIR_U64 && types[1] == KIR_U64 ? NULL : "a key or counter that is not u64";
+    case KIR_STORE: return types[0] == in->type ? NULL : "a type other than its value's";
     case KIR_REDUCE:
-    case KIR_SCAN:
-        return reduce_error(in, types);
-    default:
-        return NULL;
+    case KIR_SCAN: return reduce_error(in, types);
+    default: return NULL;
     }
 }
 
@@ -133,7 +131,7 @@ const char *kir_type_error(const kir_ins *in, const kir_type types[3]) {
     return free_type_error(in, types);
 }
 
-/* ---- verification -------------------------------------------------------------------------------------------------- */
+/* ---- verification ------------------------------------------------------------------------------------------------ */
 
 /* Where a value lives: `home` is the innermost loop around its use-sites' region (a LOOP's instruction number, -1 at
  * the top), `hidden` the loop that must have ended (REDUCE), -1 when there is none. */
@@ -143,7 +141,7 @@ typedef struct scope {
 
 typedef struct verifier {
     const kir_program *p;
-    scope *scopes;       /* one an instruction */
+    scope *scopes;                  /* one an instruction */
     int16_t open[KIR_MAX_AXES + 1]; /* the loops around the current instruction */
     int depth;
     uint32_t axes_open;
@@ -206,16 +204,11 @@ static tn_status check_access(const verifier *v, const kir_ins *in) {
 static bool constant_fits(const kir_ins *in) {
     int64_t i = in->imm.i;
     switch (in->type) {
-    case KIR_F32:
-        return in->imm.f != in->imm.f || (double)(float)in->imm.f == in->imm.f;
-    case KIR_I32:
-        return i == (int32_t)i;
-    case KIR_U32:
-        return i == (int64_t)(uint32_t)i;
-    case KIR_BOOL:
-        return i == 0 || i == 1;
-    default:
-        return true;
+    case KIR_F32: return in->imm.f != in->imm.f || (double)(float)in->imm.f == in->imm.f;
+    case KIR_I32: return i == (int32_t)i;
+    case KIR_U32: return i == (int64_t)(uint32_t)i;
+    case KIR_BOOL: return i == 0 || i == 1;
+    default: return true;
     }
 }
 
@@ -242,21 +235,14 @@ static tn_status close_loop(verifier *v) {
 
 static tn_status check_place(verifier *v, const kir_ins *in) {
     switch (in->op) {
-    case KIR_LOOP:
-        return open_loop(v, in);
-    case KIR_END:
-        return close_loop(v);
-    case KIR_CONST:
-        return constant_fits(in) ? TN_OK : invalid(v, "a constant outside its type");
-    case KIR_DIAL:
-        return in->imm.i >= 0 && in->imm.i < v->p->n_dials ? TN_OK : invalid(v, "no such dial");
-    case KIR_ROUND:
-        return in->imm.i >= 0 && in->imm.i <= KIR_NEAREST_EVEN ? TN_OK : invalid(v, "no such rounding");
+    case KIR_LOOP: return open_loop(v, in);
+    case KIR_END: return close_loop(v);
+    case KIR_CONST: return constant_fits(in) ? TN_OK : invalid(v, "a constant outside its type");
+    case KIR_DIAL: return in->imm.i >= 0 && in->imm.i < v->p->n_dials ? TN_OK : invalid(v, "no such dial");
+    case KIR_ROUND: return in->imm.i >= 0 && in->imm.i <= KIR_NEAREST_EVEN ? TN_OK : invalid(v, "no such rounding");
     case KIR_REDUCE:
-    case KIR_SCAN:
-        return v->depth > 0 ? TN_OK : invalid(v, "outside a loop");
-    default:
-        return kir_has_access((kir_op)in->op) ? check_access(v, in) : TN_OK;
+    case KIR_SCAN: return v->depth > 0 ? TN_OK : invalid(v, "outside a loop");
+    default: return kir_has_access((kir_op)in->op) ? check_access(v, in) : TN_OK;
     }
 }
 
@@ -302,7 +288,7 @@ tn_status kir_verify(const kir_program *p) {
     return status;
 }
 
-/* ---- equality, release --------------------------------------------------------------------------------------------- */
+/* ---- equality, release ------------------------------------------------------------------------------------------- */
 
 static bool same_ins(const kir_ins *a, const kir_ins *b) {
     return a->op == b->op && a->type == b->type && a->kind == b->kind && a->a == b->a && a->b == b->b && a->c == b->c &&
@@ -338,7 +324,7 @@ void kir_free(kir_program *p) {
     tn_mem_free(p);
 }
 
-/* ---- printing ------------------------------------------------------------------------------------------------------ */
+/* ---- printing ---------------------------------------------------------------------------------------------------- */
 
 static void print_affine(const kir_program *p, const int64_t *sizes, int access, tn_str *out) {
     const int64_t *affine = kir_sizes_access(p, sizes, access);
@@ -350,10 +336,14 @@ static void print_affine(const kir_program *p, const int64_t *sizes, int access,
 
 static void print_access(const kir_program *p, const int64_t *sizes, int access, tn_str *out) {
     const kir_access *a = &p->access[access];
-    if (a->buffer >= 0) tn_str_add(out, " b%d[", a->buffer);
-    else tn_str_add(out, " [");
-    if (sizes) print_affine(p, sizes, access, out);
-    else tn_str_add(out, "access %d", access);
+    if (a->buffer >= 0)
+        tn_str_add(out, " b%d[", a->buffer);
+    else
+        tn_str_add(out, " [");
+    if (sizes)
+        print_affine(p, sizes, access, out);
+    else
+        tn_str_add(out, "access %d", access);
     if (a->dyn != KIR_NONE) tn_str_add(out, " + %%%d", a->dyn);
     tn_str_add(out, "]");
 }
@@ -361,22 +351,16 @@ static void print_access(const kir_program *p, const int64_t *sizes, int access,
 static void print_details(const kir_program *p, const int64_t *sizes, const kir_ins *in, tn_str *out) {
     switch (in->op) {
     case KIR_CONST:
-        if (kir_is_float((kir_type)in->type)) tn_str_add(out, " %.17g", in->imm.f);
-        else tn_str_add(out, " %lld", (long long)in->imm.i);
+        if (kir_is_float((kir_type)in->type))
+            tn_str_add(out, " %.17g", in->imm.f);
+        else
+            tn_str_add(out, " %lld", (long long)in->imm.i);
         break;
-    case KIR_DIAL:
-        tn_str_add(out, " dial %lld", (long long)in->imm.i);
-        break;
-    case KIR_ROUND:
-        tn_str_add(out, " %s", ROUND_NAMES[in->imm.i & 3]);
-        break;
-    case KIR_LOOP:
-        tn_str_add(out, " over %d axes from x%d", kir_loop_count(in), kir_loop_first(in));
-        break;
+    case KIR_DIAL: tn_str_add(out, " dial %lld", (long long)in->imm.i); break;
+    case KIR_ROUND: tn_str_add(out, " %s", ROUND_NAMES[in->imm.i & 3]); break;
+    case KIR_LOOP: tn_str_add(out, " over %d axes from x%d", kir_loop_count(in), kir_loop_first(in)); break;
     case KIR_REDUCE:
-    case KIR_SCAN:
-        tn_str_add(out, " %s", kir_reduce_name((kir_reduce)in->kind));
-        break;
+    case KIR_SCAN: tn_str_add(out, " %s", kir_reduce_name((kir_reduce)in->kind)); break;
     default:
         if (kir_has_access((kir_op)in->op)) print_access(p, sizes, (int)in->imm.i, out);
     }
@@ -397,10 +381,12 @@ static void print_ins(const kir_program *p, const int64_t *sizes, int i, int dep
 }
 
 void kir_print(const kir_program *p, const int64_t *sizes, tn_str *out) {
-    tn_str_add(out, "kernel %016llx: %d parallel axes, %d loop axes\n", (unsigned long long)p->hash, p->n_par, p->n_loop);
+    tn_str_add(out, "kernel %016llx: %d parallel axes, %d loop axes\n", (unsigned long long)p->hash, p->n_par,
+               p->n_loop);
     if (sizes) {
         tn_str_add(out, "extents");
-        for (int axis = 0; axis < p->n_par + p->n_loop; axis++) tn_str_add(out, " x%d=%lld", axis, (long long)sizes[axis]);
+        for (int axis = 0; axis < p->n_par + p->n_loop; axis++)
+            tn_str_add(out, " x%d=%lld", axis, (long long)sizes[axis]);
         tn_str_add(out, "\n");
     }
     for (int i = 0; i < p->n_buffers; i++) {

@@ -13,18 +13,20 @@
  *   float arithmetic   IEEE 754, round to nearest even, nothing contracted; FMA rounds once.
  *   MAX(a,b), MIN      (a > b || a != a) ? a : b, and with <: NaN wins, b wins a tie (so MAX(-0,+0) is +0).
  *   EXP LOG SIN COS TANH ERF   the polynomials of kir_math.h, in f32 and f64.
- *   integer + - * NEG  wrap; DIV truncates, x/0 = 0, MIN/-1 = MIN; MOD is the remainder of DIV, x%0 = 0; float MOD is fmod.
+ *   integer + - * NEG  wrap; DIV truncates, x/0 = 0, MIN/-1 = MIN; MOD is the remainder of DIV, x%0 = 0; float
+ *                      MOD is fmod.
  *   SHL, SHR           a count outside [0, width) gives 0 (or the sign fill of a signed SHR).
  *   CAST               float to integer truncates and saturates, NaN gives 0; integers wrap; to BOOL: x != 0.
- *   LOAD, STORE        convert between the buffer's dtype and the value's type; float to f16/bf16 rounds to nearest even,
- *                      small integers wrap. A LOAD whose mask is false touches no memory and yields 0.
+ *   LOAD, STORE        convert between the buffer's dtype and the value's type; float to f16/bf16 rounds to nearest
+ *                      even, small integers wrap. A LOAD whose mask is false touches no memory and yields 0.
  *   REDUCE             float SUM, PROD, MAX, MIN: see KIR_LANES below. ARGMAX, ARGMIN: the first extreme element's flat
- *                      loop index; a NaN counts as extreme. CHAIN(a,b): Σ a·b as chains of KIR_KSUM ascending FMAs, each
- *                      chain begun at +0, chains added in order, the first standing alone. SEQ: plain ascending sum.
+ *                      loop index; a NaN counts as extreme. CHAIN(a,b): Σ a·b as chains of KIR_KSUM ascending FMAs,
+ *                      each chain begun at +0, chains added in order, the first standing alone. SEQ: plain ascending
+ *                      sum.
  *   SCAN               the running SUM, PROD, MAX or MIN up to and including this point, ascending from the identity.
  *   PHILOX(key, ctr)   word 0 of Philox-4x32-10 (Salmon et al. 2011), counter = (ctr low, ctr high, 0, 0).
- *   order              parallel points run in any order or at once; memory that one point writes, another must not touch.
- *                      A point may store where it loads (in place), at the same index. BOOL in memory is 0 or 1.
+ *   order              parallel points run in any order or at once; memory that one point writes, another must not
+ *                      touch. A point may store where it loads (in place), at the same index. BOOL in memory is 0 or 1.
  *   NaN                that a result is NaN is promised, not which one. */
 #ifndef KIR_H
 #define KIR_H
@@ -32,58 +34,60 @@
 #include "base/base.h"
 
 enum {
-    KIR_MAX_AXES = 12,   /* parallel and loop axes together */
+    KIR_MAX_AXES = 12, /* parallel and loop axes together */
     KIR_MAX_BUFFERS = 32,
     KIR_MAX_INS = 4096,
-    KIR_KSUM = 256,      /* length of an fma chain: part of the numerics contract */
-    KIR_LANES = 64,      /* a reduction keeps 64 partial results: element i goes to lane i % 64, in order, from the identity; */
-    KIR_BLOCK = 16384    /* … after each block of this many elements the lanes are folded by halves (32, 16 … 1) and the
-                          * block's result is combined with the ones before it, in order. The first block stands alone. */
+    KIR_KSUM = 256, /* length of an fma chain: part of the numerics contract */
+    /* A reduction keeps 64 partial results: element i goes to lane i % 64, in order, from the identity. After each
+     * block of KIR_BLOCK elements the lanes are folded by halves (32, 16 … 1), and the block's result is combined with
+     * the ones before it, in order. The first block stands alone. */
+    KIR_LANES = 64,
+    KIR_BLOCK = 16384
 };
 
 typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KIR_BOOL, KIR_TYPE_COUNT } kir_type;
 
 /* name, operands, what the operands' types must be: S same as result, B bool, I I64, * any, - none */
-#define KIR_OPS(X)                                                                                                     \
-    X(CONST, 0, "")     /* imm */                                                                                      \
-    X(DIAL, 0, "")      /* dials[imm.i]: a scalar that may change at each launch */                                    \
-    X(INDEX, 0, "")     /* I64: the affine value of access imm.i (its buffer is -1) */                                 \
-    X(NEG, 1, "S")                                                                                                     \
-    X(ABS, 1, "S")                                                                                                     \
-    X(ROUND, 1, "S")    /* imm.i: a kir_round */                                                                       \
-    X(SQRT, 1, "S")                                                                                                    \
-    X(EXP, 1, "S")                                                                                                     \
-    X(LOG, 1, "S")                                                                                                     \
-    X(SIN, 1, "S")                                                                                                     \
-    X(COS, 1, "S")                                                                                                     \
-    X(TANH, 1, "S")                                                                                                    \
-    X(ERF, 1, "S")                                                                                                     \
-    X(CAST, 1, "*")                                                                                                    \
-    X(BITCAST, 1, "*")  /* same width */                                                                               \
-    X(ADD, 2, "SS")                                                                                                    \
-    X(SUB, 2, "SS")                                                                                                    \
-    X(MUL, 2, "SS")                                                                                                    \
-    X(DIV, 2, "SS")                                                                                                    \
-    X(MOD, 2, "SS")                                                                                                    \
-    X(MIN, 2, "SS")                                                                                                    \
-    X(MAX, 2, "SS")                                                                                                    \
-    X(AND, 2, "SS")     /* integers and bool */                                                                        \
-    X(OR, 2, "SS")                                                                                                     \
-    X(XOR, 2, "SS")                                                                                                    \
-    X(SHL, 2, "SS")                                                                                                    \
-    X(SHR, 2, "SS")                                                                                                    \
-    X(EQ, 2, "**")      /* BOOL; operands of one type */                                                               \
-    X(LT, 2, "**")                                                                                                     \
-    X(LE, 2, "**")                                                                                                     \
-    X(FMA, 3, "SSS")    /* a·b + c, float */                                                                           \
-    X(SELECT, 3, "BSS") /* a ? b : c */                                                                                \
-    X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                                                            \
-    X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                                                        \
-    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; yields nothing */                              \
-    X(LOOP, 0, "")      /* imm.i: first axis | count << 8; yields nothing */                                           \
-    X(END, 0, "")                                                                                                      \
-    X(REDUCE, 2, "**")  /* kind: a kir_reduce; b only for CHAIN */                                                     \
-    X(SCAN, 1, "S")     /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */
+#define KIR_OPS(X)                                                                        \
+    X(CONST, 0, "") /* imm */                                                             \
+    X(DIAL, 0, "")  /* dials[imm.i]: a scalar that may change at each launch */           \
+    X(INDEX, 0, "") /* I64: the affine value of access imm.i (its buffer is -1) */        \
+    X(NEG, 1, "S")                                                                        \
+    X(ABS, 1, "S")                                                                        \
+    X(ROUND, 1, "S") /* imm.i: a kir_round */                                             \
+    X(SQRT, 1, "S")                                                                       \
+    X(EXP, 1, "S")                                                                        \
+    X(LOG, 1, "S")                                                                        \
+    X(SIN, 1, "S")                                                                        \
+    X(COS, 1, "S")                                                                        \
+    X(TANH, 1, "S")                                                                       \
+    X(ERF, 1, "S")                                                                        \
+    X(CAST, 1, "*")                                                                       \
+    X(BITCAST, 1, "*") /* same width */                                                   \
+    X(ADD, 2, "SS")                                                                       \
+    X(SUB, 2, "SS")                                                                       \
+    X(MUL, 2, "SS")                                                                       \
+    X(DIV, 2, "SS")                                                                       \
+    X(MOD, 2, "SS")                                                                       \
+    X(MIN, 2, "SS")                                                                       \
+    X(MAX, 2, "SS")                                                                       \
+    X(AND, 2, "SS") /* integers and bool */                                               \
+    X(OR, 2, "SS")                                                                        \
+    X(XOR, 2, "SS")                                                                       \
+    X(SHL, 2, "SS")                                                                       \
+    X(SHR, 2, "SS")                                                                       \
+    X(EQ, 2, "**") /* BOOL; operands of one type */                                       \
+    X(LT, 2, "**")                                                                        \
+    X(LE, 2, "**")                                                                        \
+    X(FMA, 3, "SSS")    /* a·b + c, float */                                             \
+    X(SELECT, 3, "BSS") /* a ? b : c */                                                   \
+    X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                               \
+    X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                           \
+    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; yields nothing */ \
+    X(LOOP, 0, "")      /* imm.i: first axis | count << 8; yields nothing */              \
+    X(END, 0, "")                                                                         \
+    X(REDUCE, 2, "**") /* kind: a kir_reduce; b only for CHAIN */                         \
+    X(SCAN, 1, "S")    /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */
 
 typedef enum kir_op {
 #define X(name, arity, types) KIR_##name,
@@ -93,7 +97,16 @@ typedef enum kir_op {
 } kir_op;
 
 typedef enum kir_round { KIR_FLOOR, KIR_CEIL, KIR_TRUNC, KIR_NEAREST_EVEN } kir_round;
-typedef enum kir_reduce { KIR_SUM, KIR_PROD, KIR_RMAX, KIR_RMIN, KIR_ARGMAX, KIR_ARGMIN, KIR_CHAIN, KIR_SEQ } kir_reduce;
+typedef enum kir_reduce {
+    KIR_SUM,
+    KIR_PROD,
+    KIR_RMAX,
+    KIR_RMIN,
+    KIR_ARGMAX,
+    KIR_ARGMIN,
+    KIR_CHAIN,
+    KIR_SEQ
+} kir_reduce;
 
 typedef int16_t kir_val; /* the number of an instruction */
 enum { KIR_NONE = -1 };
@@ -114,7 +127,8 @@ typedef struct kir_access {
 } kir_access;
 
 typedef struct kir_program {
-    uint8_t n_par, n_loop; /* parallel axes are 0 … n_par-1, loop axes follow; the last axis of each group is innermost */
+    /* parallel axes are 0 … n_par-1, loop axes follow; the last axis of each group is innermost */
+    uint8_t n_par, n_loop;
     int16_t n_ins, n_access, n_buffers, n_dials;
     kir_ins *ins;
     kir_access *access;
@@ -147,8 +161,9 @@ typedef struct kir_launch {
 
 const char *kir_op_name(kir_op op);
 size_t kir_type_size(kir_type t);
-kir_type kir_type_of(tn_dtype t); /* the type in which a dtype computes; f32 for what is quantised in blocks, whose bytes
-                                   * a program decodes: its buffers have plain dtypes */
+/* the type in which a dtype computes; f32 for what is quantised in blocks, whose bytes a program decodes: its buffers
+ * have plain dtypes */
+kir_type kir_type_of(tn_dtype t);
 
 /* ---- building (kir.c) ------------------------------------------------------------------------------------------- */
 
@@ -165,17 +180,17 @@ static inline kir_aff kir_aff_const(int64_t c) { return (kir_aff){.c = c, .dyn =
 typedef struct kir_builder kir_builder;
 
 tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder **out);
-int kir_buffer(kir_builder *b, tn_dtype dtype); /* declares the next buffer, returns its number */
+int kir_buffer(kir_builder *b, tn_dtype dtype);             /* declares the next buffer, returns its number */
 kir_val kir_const(kir_builder *b, kir_type t, double v);    /* converted as CAST does */
 kir_val kir_const_i(kir_builder *b, kir_type t, int64_t v); /* exact for 64-bit integers */
 kir_val kir_dial_value(kir_builder *b, kir_type t, int dial);
-kir_val kir_index(kir_builder *b, const kir_aff *index);    /* its value as I64 */
+kir_val kir_index(kir_builder *b, const kir_aff *index); /* its value as I64 */
 kir_val kir_unary(kir_builder *b, kir_op op, kir_val a);
 kir_val kir_rounding(kir_builder *b, kir_round mode, kir_val a);
 kir_val kir_binary(kir_builder *b, kir_op op, kir_val a, kir_val c); /* arithmetic and comparisons */
 kir_val kir_fma(kir_builder *b, kir_val a, kir_val c, kir_val d);
 kir_val kir_select(kir_builder *b, kir_val cond, kir_val yes, kir_val no);
-kir_val kir_cast(kir_builder *b, kir_type t, kir_val a);    /* a itself when the type fits */
+kir_val kir_cast(kir_builder *b, kir_type t, kir_val a); /* a itself when the type fits */
 kir_val kir_bitcast(kir_builder *b, kir_type t, kir_val a);
 kir_val kir_philox(kir_builder *b, kir_val key, kir_val counter);
 kir_val kir_load(kir_builder *b, int buffer, const kir_aff *index, kir_val mask);
@@ -191,10 +206,10 @@ tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes);
 
 tn_status kir_verify(const kir_program *p);
 void kir_free(kir_program *p);
-bool kir_equal(const kir_program *a, const kir_program *b); /* same structure */
+bool kir_equal(const kir_program *a, const kir_program *b);              /* same structure */
 void kir_print(const kir_program *p, const int64_t *sizes, tn_str *out); /* one instruction a line; sizes may be NULL */
 
-/* ---- running ------------------------------------------------------------------------------------------------------ */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 /* The oracle: any valid program, point by point (interp.c). */
 tn_status kir_interpret(const kir_program *p, const kir_launch *launch);

@@ -30,7 +30,7 @@ extern const double kir_erf_table[KIR_ERF_DEGREE + 1][KIR_ERF_PIECES];
 /* x - quadrant·π/2 for a finite |x| > 2^20, to the last bit or two; *quadrant modulo 4 is what counts. */
 double kir_reduce_large(double x, int64_t *quadrant);
 
-/* ---- bits ---------------------------------------------------------------------------------------------------------- */
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
 
 static inline uint32_t kir_bits_f32(float x) {
     uint32_t u;
@@ -53,7 +53,7 @@ static inline double kir_from_bits_f64(uint64_t u) {
     return x;
 }
 
-/* ---- f32 ----------------------------------------------------------------------------------------------------------- */
+/* ---- f32 --------------------------------------------------------------------------------------------------------- */
 
 /* Adding and taking away 1.5·2^23 rounds to the nearest integer, whose low bits then stand in the sum's. */
 #define KIR_MAGIC_F32 0x1.8p23f
@@ -178,7 +178,7 @@ static inline float kir_erf_f32(float x) {
     return a < 0.93f ? small : large;
 }
 
-/* ---- f64 ----------------------------------------------------------------------------------------------------------- */
+/* ---- f64 --------------------------------------------------------------------------------------------------------- */
 
 static inline double kir_pow2_f64(int64_t n) { return kir_from_bits_f64((uint64_t)(n + 1023) << 52); }
 
@@ -314,7 +314,8 @@ static inline double kir_erf_f64(double x) {
     int32_t piece = (int32_t)(t * 4.0);
     double u = t - ((double)piece * 0.25 + 0.125);
     double p = kir_erf_table[KIR_ERF_DEGREE][piece];
-    for (int k = KIR_ERF_DEGREE - 1; k >= 0; k--) p = __builtin_fma(p, u, kir_erf_table[k][piece]);
+    for (int k = KIR_ERF_DEGREE - 1; k >= 0; k--)
+        p = __builtin_fma(p, u, kir_erf_table[k][piece]);
     double y = x * p;
     y = y > 1.0 ? 1.0 : y;
     y = y < -1.0 ? -1.0 : y;
@@ -322,7 +323,7 @@ static inline double kir_erf_f64(double x) {
     return x != x ? x : y;
 }
 
-/* ---- f16 and bf16 -------------------------------------------------------------------------------------------------- */
+/* ---- f16 and bf16 ------------------------------------------------------------------------------------------------ */
 
 static inline float kir_from_f16(uint16_t h) {
     uint32_t magnitude = h & 0x7fffU, shifted = magnitude << 13;
@@ -352,7 +353,7 @@ static inline uint16_t kir_to_bf16(float x) {
     return (uint16_t)(x != x ? bits >> 16 | 0x40U : rounded);
 }
 
-/* ---- Philox-4x32-10 ------------------------------------------------------------------------------------------------ */
+/* ---- Philox-4x32-10 ---------------------------------------------------------------------------------------------- */
 
 static inline uint32_t kir_philox_u32(uint64_t key, uint64_t counter) {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
@@ -369,47 +370,47 @@ static inline uint32_t kir_philox_u32(uint64_t key, uint64_t counter) {
     return c0;
 }
 
-/* ---- arithmetic ---------------------------------------------------------------------------------------------------- */
+/* ---- arithmetic -------------------------------------------------------------------------------------------------- */
 
-#define KIR_FLOAT_ARITHMETIC(t, suffix)                                                            \
-    static inline kir_##t kir_neg_##t(kir_##t a) { return -a; }                                    \
-    static inline kir_##t kir_abs_##t(kir_##t a) { return __builtin_fabs##suffix(a); }             \
-    static inline kir_##t kir_sqrt_##t(kir_##t a) { return __builtin_sqrt##suffix(a); }            \
-    static inline kir_##t kir_floor_##t(kir_##t a) { return __builtin_floor##suffix(a); }          \
-    static inline kir_##t kir_ceil_##t(kir_##t a) { return __builtin_ceil##suffix(a); }            \
-    static inline kir_##t kir_trunc_##t(kir_##t a) { return __builtin_trunc##suffix(a); }          \
-    static inline kir_##t kir_nearest_##t(kir_##t a) { return __builtin_rint##suffix(a); }         \
-    static inline kir_##t kir_add_##t(kir_##t a, kir_##t b) { return a + b; }                      \
-    static inline kir_##t kir_sub_##t(kir_##t a, kir_##t b) { return a - b; }                      \
-    static inline kir_##t kir_mul_##t(kir_##t a, kir_##t b) { return a * b; }                      \
-    static inline kir_##t kir_div_##t(kir_##t a, kir_##t b) { return a / b; }                      \
-    static inline kir_##t kir_mod_##t(kir_##t a, kir_##t b) { return __builtin_fmod##suffix(a, b); } \
+#define KIR_FLOAT_ARITHMETIC(t, suffix)                                                                           \
+    static inline kir_##t kir_neg_##t(kir_##t a) { return -a; }                                                   \
+    static inline kir_##t kir_abs_##t(kir_##t a) { return __builtin_fabs##suffix(a); }                            \
+    static inline kir_##t kir_sqrt_##t(kir_##t a) { return __builtin_sqrt##suffix(a); }                           \
+    static inline kir_##t kir_floor_##t(kir_##t a) { return __builtin_floor##suffix(a); }                         \
+    static inline kir_##t kir_ceil_##t(kir_##t a) { return __builtin_ceil##suffix(a); }                           \
+    static inline kir_##t kir_trunc_##t(kir_##t a) { return __builtin_trunc##suffix(a); }                         \
+    static inline kir_##t kir_nearest_##t(kir_##t a) { return __builtin_rint##suffix(a); }                        \
+    static inline kir_##t kir_add_##t(kir_##t a, kir_##t b) { return a + b; }                                     \
+    static inline kir_##t kir_sub_##t(kir_##t a, kir_##t b) { return a - b; }                                     \
+    static inline kir_##t kir_mul_##t(kir_##t a, kir_##t b) { return a * b; }                                     \
+    static inline kir_##t kir_div_##t(kir_##t a, kir_##t b) { return a / b; }                                     \
+    static inline kir_##t kir_mod_##t(kir_##t a, kir_##t b) { return __builtin_fmod##suffix(a, b); }              \
     static inline kir_##t kir_fma_##t(kir_##t a, kir_##t b, kir_##t c) { return __builtin_fma##suffix(a, b, c); } \
-    static inline kir_##t kir_max_##t(kir_##t a, kir_##t b) {                                      \
-        kir_##t greater = a > b ? a : b;                                                           \
-        return a != a ? a : greater;                                                               \
-    }                                                                                              \
-    static inline kir_##t kir_min_##t(kir_##t a, kir_##t b) {                                      \
-        kir_##t less = a < b ? a : b;                                                              \
-        return a != a ? a : less;                                                                  \
+    static inline kir_##t kir_max_##t(kir_##t a, kir_##t b) {                                                     \
+        kir_##t greater = a > b ? a : b;                                                                          \
+        return a != a ? a : greater;                                                                              \
+    }                                                                                                             \
+    static inline kir_##t kir_min_##t(kir_##t a, kir_##t b) {                                                     \
+        kir_##t less = a < b ? a : b;                                                                             \
+        return a != a ? a : less;                                                                                 \
     }
 KIR_FLOAT_ARITHMETIC(f32, f)
 KIR_FLOAT_ARITHMETIC(f64, )
 
 /* u is the unsigned type of the same width: there arithmetic wraps. */
-#define KIR_INT_ARITHMETIC(t, u, width)                                                                  \
-    static inline kir_##t kir_neg_##t(kir_##t a) { return (kir_##t)(0U - (kir_##u)a); }                  \
+#define KIR_INT_ARITHMETIC(t, u, width)                                                                    \
+    static inline kir_##t kir_neg_##t(kir_##t a) { return (kir_##t)(0U - (kir_##u)a); }                    \
     static inline kir_##t kir_add_##t(kir_##t a, kir_##t b) { return (kir_##t)((kir_##u)a + (kir_##u)b); } \
     static inline kir_##t kir_sub_##t(kir_##t a, kir_##t b) { return (kir_##t)((kir_##u)a - (kir_##u)b); } \
     static inline kir_##t kir_mul_##t(kir_##t a, kir_##t b) { return (kir_##t)((kir_##u)a * (kir_##u)b); } \
-    static inline kir_##t kir_max_##t(kir_##t a, kir_##t b) { return a > b ? a : b; }                    \
-    static inline kir_##t kir_min_##t(kir_##t a, kir_##t b) { return a < b ? a : b; }                    \
-    static inline kir_##t kir_and_##t(kir_##t a, kir_##t b) { return a & b; }                            \
-    static inline kir_##t kir_or_##t(kir_##t a, kir_##t b) { return a | b; }                             \
-    static inline kir_##t kir_xor_##t(kir_##t a, kir_##t b) { return a ^ b; }                            \
-    static inline kir_##t kir_shl_##t(kir_##t a, kir_##t b) {                                            \
-        kir_##t shifted = (kir_##t)((kir_##u)a << ((kir_##u)b & (width - 1)));                           \
-        return (kir_##u)b < width ? shifted : 0;                                                         \
+    static inline kir_##t kir_max_##t(kir_##t a, kir_##t b) { return a > b ? a : b; }                      \
+    static inline kir_##t kir_min_##t(kir_##t a, kir_##t b) { return a < b ? a : b; }                      \
+    static inline kir_##t kir_and_##t(kir_##t a, kir_##t b) { return a & b; }                              \
+    static inline kir_##t kir_or_##t(kir_##t a, kir_##t b) { return a | b; }                               \
+    static inline kir_##t kir_xor_##t(kir_##t a, kir_##t b) { return a ^ b; }                              \
+    static inline kir_##t kir_shl_##t(kir_##t a, kir_##t b) {                                              \
+        kir_##t shifted = (kir_##t)((kir_##u)a << ((kir_##u)b & (width - 1)));                             \
+        return (kir_##u)b < width ? shifted : 0;                                                           \
     }
 KIR_INT_ARITHMETIC(i32, u32, 32)
 KIR_INT_ARITHMETIC(i64, u64, 64)
@@ -458,10 +459,10 @@ static inline uint8_t kir_xor_b8(uint8_t a, uint8_t b) { return a ^ b; }
 static inline uint8_t kir_max_b8(uint8_t a, uint8_t b) { return a > b ? a : b; }
 static inline uint8_t kir_min_b8(uint8_t a, uint8_t b) { return a < b ? a : b; }
 
-#define KIR_COMPARISONS(t)                                                               \
-    static inline uint8_t kir_eq_##t(kir_##t a, kir_##t b) { return a == b; }            \
-    static inline uint8_t kir_lt_##t(kir_##t a, kir_##t b) { return a < b; }             \
-    static inline uint8_t kir_le_##t(kir_##t a, kir_##t b) { return a <= b; }            \
+#define KIR_COMPARISONS(t)                                                    \
+    static inline uint8_t kir_eq_##t(kir_##t a, kir_##t b) { return a == b; } \
+    static inline uint8_t kir_lt_##t(kir_##t a, kir_##t b) { return a < b; }  \
+    static inline uint8_t kir_le_##t(kir_##t a, kir_##t b) { return a <= b; } \
     static inline kir_##t kir_select_##t(uint8_t c, kir_##t a, kir_##t b) { return c ? a : b; }
 KIR_COMPARISONS(f32)
 KIR_COMPARISONS(f64)
@@ -471,16 +472,16 @@ KIR_COMPARISONS(u32)
 KIR_COMPARISONS(u64)
 KIR_COMPARISONS(b8)
 
-/* ---- casts --------------------------------------------------------------------------------------------------------- */
+/* ---- casts ------------------------------------------------------------------------------------------------------- */
 
 /* Float to integer: `low` and `high` are the extreme floats that the conversion takes, from `limit` on it is `most`. */
-#define KIR_SATURATING(f, i, low, high, limit, most)                   \
-    static inline kir_##i kir_cast_##f##_##i(kir_##f x) {              \
-        kir_##f inside = x > (low) ? x : (low);                        \
-        inside = inside < (high) ? inside : (high);                    \
-        inside = x != x ? 0 : inside;                                  \
-        kir_##i whole = (kir_##i)inside;                               \
-        return x >= (limit) ? (most) : whole;                          \
+#define KIR_SATURATING(f, i, low, high, limit, most)      \
+    static inline kir_##i kir_cast_##f##_##i(kir_##f x) { \
+        kir_##f inside = x > (low) ? x : (low);           \
+        inside = inside < (high) ? inside : (high);       \
+        inside = x != x ? 0 : inside;                     \
+        kir_##i whole = (kir_##i)inside;                  \
+        return x >= (limit) ? (most) : whole;             \
     }
 KIR_SATURATING(f32, i32, -0x1p31f, 0x1.fffffep30f, 0x1p31f, INT32_MAX)
 KIR_SATURATING(f32, i64, -0x1p63f, 0x1.fffffep62f, 0x1p63f, INT64_MAX)
@@ -493,12 +494,12 @@ KIR_SATURATING(f64, u64, 0.0, 0x1.fffffffffffffp63, 0x1p64, UINT64_MAX)
 
 #define KIR_PLAIN_CAST(from, to) \
     static inline kir_##to kir_cast_##from##_##to(kir_##from x) { return (kir_##to)x; }
-#define KIR_PLAIN_CASTS(from)                                                            \
-    KIR_PLAIN_CAST(from, f32)                                                            \
-    KIR_PLAIN_CAST(from, f64)                                                            \
-    KIR_PLAIN_CAST(from, i32)                                                            \
-    KIR_PLAIN_CAST(from, i64)                                                            \
-    KIR_PLAIN_CAST(from, u32)                                                            \
+#define KIR_PLAIN_CASTS(from) \
+    KIR_PLAIN_CAST(from, f32) \
+    KIR_PLAIN_CAST(from, f64) \
+    KIR_PLAIN_CAST(from, i32) \
+    KIR_PLAIN_CAST(from, i64) \
+    KIR_PLAIN_CAST(from, u32) \
     KIR_PLAIN_CAST(from, u64)
 KIR_PLAIN_CAST(f32, f32)
 KIR_PLAIN_CAST(f32, f64)
@@ -520,7 +521,7 @@ KIR_CAST_TO_BOOL(u32)
 KIR_CAST_TO_BOOL(u64)
 KIR_CAST_TO_BOOL(b8)
 
-/* ---- the lists ----------------------------------------------------------------------------------------------------- */
+/* ---- the lists --------------------------------------------------------------------------------------------------- */
 
 /* Every (operation, type) there is, with the name of its function above: X(OP, op, TYPE, type). */
 #define KIR_EACH_FLOAT(X, OP, op) X(OP, op, F32, f32) X(OP, op, F64, f64)
@@ -528,30 +529,38 @@ KIR_CAST_TO_BOOL(b8)
 #define KIR_EACH_NUMBER(X, OP, op) KIR_EACH_FLOAT(X, OP, op) KIR_EACH_INT(X, OP, op)
 #define KIR_EACH_TYPE(X, OP, op) KIR_EACH_NUMBER(X, OP, op) X(OP, op, BOOL, b8)
 
+// clang-format off
 #define KIR_UNARY_LIST(X)                                                                                  \
     KIR_EACH_NUMBER(X, NEG, neg) KIR_EACH_NUMBER(X, ABS, abs) KIR_EACH_FLOAT(X, SQRT, sqrt)                \
     KIR_EACH_FLOAT(X, EXP, exp) KIR_EACH_FLOAT(X, LOG, log) KIR_EACH_FLOAT(X, SIN, sin)                    \
     KIR_EACH_FLOAT(X, COS, cos) KIR_EACH_FLOAT(X, TANH, tanh) KIR_EACH_FLOAT(X, ERF, erf)
+// clang-format on
 
 /* OP here is a kir_round. */
+// clang-format off
 #define KIR_ROUND_LIST(X)                                                                                  \
     KIR_EACH_FLOAT(X, FLOOR, floor) KIR_EACH_FLOAT(X, CEIL, ceil) KIR_EACH_FLOAT(X, TRUNC, trunc)          \
     KIR_EACH_FLOAT(X, NEAREST_EVEN, nearest)
 
+// clang-format off
 #define KIR_BINARY_LIST(X)                                                                                 \
     KIR_EACH_NUMBER(X, ADD, add) KIR_EACH_NUMBER(X, SUB, sub) KIR_EACH_NUMBER(X, MUL, mul)                 \
     KIR_EACH_NUMBER(X, DIV, div) KIR_EACH_NUMBER(X, MOD, mod) KIR_EACH_TYPE(X, MIN, min)                   \
     KIR_EACH_TYPE(X, MAX, max) KIR_EACH_INT(X, AND, and) KIR_EACH_INT(X, OR, or) KIR_EACH_INT(X, XOR, xor) \
     X(AND, and, BOOL, b8) X(OR, or, BOOL, b8) X(XOR, xor, BOOL, b8)                                  \
     KIR_EACH_INT(X, SHL, shl) KIR_EACH_INT(X, SHR, shr)
+// clang-format on
+// clang-format on
 
 #define KIR_COMPARE_LIST(X) KIR_EACH_TYPE(X, EQ, eq) KIR_EACH_TYPE(X, LT, lt) KIR_EACH_TYPE(X, LE, le)
 
 /* X(FROM, from, TO, to) */
 #define KIR_CASTS_FROM(X, FROM, from) KIR_EACH_TYPE(X, FROM, from)
+// clang-format off
 #define KIR_CAST_LIST(X)                                                                                   \
     KIR_CASTS_FROM(X, F32, f32) KIR_CASTS_FROM(X, F64, f64) KIR_CASTS_FROM(X, I32, i32)                    \
     KIR_CASTS_FROM(X, I64, i64) KIR_CASTS_FROM(X, U32, u32) KIR_CASTS_FROM(X, U64, u64)                    \
     KIR_CASTS_FROM(X, BOOL, b8)
+// clang-format on
 
 #endif

@@ -13,9 +13,7 @@ int kir_arity(const kir_ins *in);
 /* LOAD and STORE may leave their mask out, REDUCE its second operand: may operand `k` (0, 1, 2) be KIR_NONE? */
 bool kir_operand_optional(const kir_ins *in, int k);
 
-static inline kir_val kir_operand(const kir_ins *in, int k) {
-    return k == 0 ? in->a : k == 1 ? in->b : in->c;
-}
+static inline kir_val kir_operand(const kir_ins *in, int k) { return k == 0 ? in->a : k == 1 ? in->b : in->c; }
 
 /* Is this a pure operation (NEG … PHILOX) of `n` operands? */
 bool kir_op_takes(kir_op op, int n);

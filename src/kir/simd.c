@@ -5,7 +5,8 @@
  * order that matters, that of reductions, is spelled out here too.
  *
  * A table may leave out what it would hardly do faster than the one below it: vm.c fills the gaps. So the AVX-512 table
- * has floats, memory and masks of floats, and borrows integers from AVX2; the plain x86-64 one does not join operations. */
+ * has floats, memory and masks of floats, and borrows integers from AVX2; the plain x86-64 one does not join
+ * operations. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
@@ -49,31 +50,31 @@
 #define UNUSED_B (void)b_
 #define UNUSED_C (void)c_
 
-/* ---- element by element -------------------------------------------------------------------------------------------- */
+/* ---- element by element ------------------------------------------------------------------------------------------ */
 
-#define UNARY(OP, op, TYPE, t)                         \
-    static void op##_##t(ARGS_A) {                     \
-        kir_##t *d = d_;                               \
-        const kir_##t *a = a_;                         \
-        UNUSED_B;                                      \
-        UNUSED_C;                                      \
-        EACH d[i] = kir_##op##_##t(a[i]);              \
+#define UNARY(OP, op, TYPE, t)            \
+    static void op##_##t(ARGS_A) {        \
+        kir_##t *d = d_;                  \
+        const kir_##t *a = a_;            \
+        UNUSED_B;                         \
+        UNUSED_C;                         \
+        EACH d[i] = kir_##op##_##t(a[i]); \
     }
 
 /* Arguments too far for the quick reduction are rare: one of them sends the tile through the full function. */
-#define TRIGONOMETRIC(OP, op, TYPE, t)                                \
-    static void op##_##t(ARGS_A) {                                    \
-        kir_##t *d = d_;                                              \
-        const kir_##t *a = a_;                                        \
-        int far = 0;                                                  \
-        UNUSED_B;                                                     \
-        UNUSED_C;                                                     \
+#define TRIGONOMETRIC(OP, op, TYPE, t)                                           \
+    static void op##_##t(ARGS_A) {                                               \
+        kir_##t *d = d_;                                                         \
+        const kir_##t *a = a_;                                                   \
+        int far = 0;                                                             \
+        UNUSED_B;                                                                \
+        UNUSED_C;                                                                \
         ROLLED for (int64_t i = 0; i < n; i++) far |= kir_trig_is_far_##t(a[i]); \
-        if (far) {                                                    \
-            ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_##op##_##t(a[i]); \
-            return;                                                   \
-        }                                                             \
-        EACH d[i] = kir_##op##_near_##t(a[i]);                        \
+        if (far) {                                                               \
+            ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_##op##_##t(a[i]);  \
+            return;                                                              \
+        }                                                                        \
+        EACH d[i] = kir_##op##_near_##t(a[i]);                                   \
     }
 
 /* Of the integer operations that do not look at the sign, the signed ones stand for both. */
@@ -90,10 +91,12 @@
 #endif
 #define EACH_SIGNLESS(X, OP, op) KIR_EACH_FLOAT(X, OP, op) EACH_SIGNED(X, OP, op)
 
+// clang-format off
 #define PLAIN_UNARY_LIST(X)                                                                     \
     EACH_SIGNLESS(X, NEG, neg) EACH_SIGNLESS(X, ABS, abs) KIR_EACH_FLOAT(X, SQRT, sqrt)         \
     KIR_EACH_FLOAT(X, EXP, exp) KIR_EACH_FLOAT(X, LOG, log) KIR_EACH_FLOAT(X, TANH, tanh)       \
     KIR_EACH_FLOAT(X, ERF, erf)
+// clang-format on
 #define TRIGONOMETRIC_LIST(X) KIR_EACH_FLOAT(X, SIN, sin) KIR_EACH_FLOAT(X, COS, cos)
 
 PLAIN_UNARY_LIST(UNARY)
@@ -113,35 +116,37 @@ static void copy_64(ARGS_A) {
 }
 #endif
 
-#define CAST(FROM, from, TO, to)                               \
-    static void cast_##from##_##to(ARGS_A) {                   \
-        kir_##to *d = d_;                                      \
-        const kir_##from *a = a_;                              \
-        UNUSED_B;                                              \
-        UNUSED_C;                                              \
-        EACH d[i] = kir_cast_##from##_##to(a[i]);              \
+#define CAST(FROM, from, TO, to)                  \
+    static void cast_##from##_##to(ARGS_A) {      \
+        kir_##to *d = d_;                         \
+        const kir_##from *a = a_;                 \
+        UNUSED_B;                                 \
+        UNUSED_C;                                 \
+        EACH d[i] = kir_cast_##from##_##to(a[i]); \
     }
 #if HAS_INTEGERS
 #define CAST_LIST(X) KIR_CAST_LIST(X)
 #else
+// clang-format off
 #define CAST_LIST(X)                                                                                         \
     KIR_EACH_NUMBER(X, F32, f32) KIR_EACH_NUMBER(X, F64, f64)                                                \
     KIR_EACH_FLOAT(X, I32, i32) KIR_EACH_FLOAT(X, I64, i64)
+// clang-format on
 #endif
 CAST_LIST(CAST)
 
 /* One variant of a binary operation: A and B say how the i-th operand is read. */
-#define BINARY_VARIANT(name, fn, r, t, A, B)                   \
-    static void name(ARGS_A) {                                 \
-        kir_##r *d = d_;                                       \
-        const kir_##t *a = a_, *b = b_;                        \
-        UNUSED_C;                                              \
-        SINGLE_OR_VECTOR(t, A, B)                              \
-        EACH d[i] = fn(A, B);                                  \
+#define BINARY_VARIANT(name, fn, r, t, A, B) \
+    static void name(ARGS_A) {               \
+        kir_##r *d = d_;                     \
+        const kir_##t *a = a_, *b = b_;      \
+        UNUSED_C;                            \
+        SINGLE_OR_VECTOR(t, A, B)            \
+        EACH d[i] = fn(A, B);                \
     }
-#define SINGLE_OR_VECTOR(t, A, B)  \
+#define SINGLE_OR_VECTOR(t, A, B)       \
     const kir_##t a0 = a[0], b0 = b[0]; \
-    (void)a0;                      \
+    (void)a0;                           \
     (void)b0;
 
 #define BINARY_VV(OP, op, TYPE, t) BINARY_VARIANT(op##_vv_##t, kir_##op##_##t, t, t, a[i], b[i])
@@ -152,20 +157,26 @@ CAST_LIST(CAST)
 #define COMPARE_SV(OP, op, TYPE, t) BINARY_VARIANT(op##_sv_##t, kir_##op##_##t, b8, t, a0, b[i])
 
 /* Operations that have variants for single elements … */
+// clang-format off
 #define SHAPED_LIST(X)                                                                                       \
     EACH_SIGNLESS(X, ADD, add) EACH_SIGNLESS(X, SUB, sub) EACH_SIGNLESS(X, MUL, mul)                         \
     KIR_EACH_FLOAT(X, DIV, div) EACH_SIGNLESS(X, MIN, min) EACH_SIGNLESS(X, MAX, max)                        \
     EACH_SIGNED(X, AND, and) EACH_SIGNED(X, OR, or) EACH_SIGNED(X, XOR, xor)
+// clang-format on
 #define SHAPED_COMPARE_LIST(X) EACH_SIGNLESS(X, EQ, eq) EACH_SIGNLESS(X, LT, lt) EACH_SIGNLESS(X, LE, le)
 
 /* … and those that take vectors only. */
+// clang-format off
 #define PAIRED_LIST(X)                                                                                       \
     EACH_INT(X, DIV, div) EACH_INT(X, MOD, mod) KIR_EACH_FLOAT(X, MOD, mod)                                  \
     UNSIGNED(X, MIN, min) UNSIGNED(X, MAX, max) BOOLEAN(X, MIN, min) BOOLEAN(X, MAX, max)                    \
     BOOLEAN(X, AND, and) BOOLEAN(X, OR, or) BOOLEAN(X, XOR, xor)                                             \
     EACH_SIGNED(X, SHL, shl) EACH_INT(X, SHR, shr)
+// clang-format off
 #define PAIRED_COMPARE_LIST(X)                                                                               \
     BOOLEAN(X, EQ, eq) UNSIGNED(X, LT, lt) BOOLEAN(X, LT, lt) UNSIGNED(X, LE, le) BOOLEAN(X, LE, le)
+// clang-format on
+// clang-format on
 
 SHAPED_LIST(BINARY_VV)
 SHAPED_LIST(BINARY_VS)
@@ -176,16 +187,16 @@ SHAPED_COMPARE_LIST(COMPARE_VS)
 SHAPED_COMPARE_LIST(COMPARE_SV)
 PAIRED_COMPARE_LIST(COMPARE_VV)
 
-#define FMA_VARIANT(t, name, A, B, C)                          \
-    static void fma_##name##_##t(ARGS_A) {                     \
-        kir_##t *d = d_;                                       \
-        const kir_##t *a = a_, *b = b_, *c = c_;               \
-        SINGLE_OR_VECTOR(t, A, B)                              \
-        const kir_##t c0 = c[0];                               \
-        (void)c0;                                              \
-        EACH d[i] = kir_fma_##t(A, B, C);                      \
+#define FMA_VARIANT(t, name, A, B, C)            \
+    static void fma_##name##_##t(ARGS_A) {       \
+        kir_##t *d = d_;                         \
+        const kir_##t *a = a_, *b = b_, *c = c_; \
+        SINGLE_OR_VECTOR(t, A, B)                \
+        const kir_##t c0 = c[0];                 \
+        (void)c0;                                \
+        EACH d[i] = kir_fma_##t(A, B, C);        \
     }
-#define FMA_VARIANTS(t)                  \
+#define FMA_VARIANTS(t)                   \
     FMA_VARIANT(t, vvv, a[i], b[i], c[i]) \
     FMA_VARIANT(t, vsv, a[i], b0, c[i])   \
     FMA_VARIANT(t, vvs, a[i], b[i], c0)   \
@@ -193,15 +204,15 @@ PAIRED_COMPARE_LIST(COMPARE_VV)
 FMA_VARIANTS(f32)
 FMA_VARIANTS(f64)
 
-#define SELECT_VARIANT(t, name, B, C)                          \
-    static void select_##name##_##t(ARGS_A) {                  \
-        kir_##t *d = d_;                                       \
-        const kir_b8 *a = a_;                                  \
-        const kir_##t *b = b_, *c = c_;                        \
-        const kir_##t b0 = b[0], c0 = c[0];                    \
-        (void)b0;                                              \
-        (void)c0;                                              \
-        EACH d[i] = a[i] ? B : C;                              \
+#define SELECT_VARIANT(t, name, B, C)         \
+    static void select_##name##_##t(ARGS_A) { \
+        kir_##t *d = d_;                      \
+        const kir_b8 *a = a_;                 \
+        const kir_##t *b = b_, *c = c_;       \
+        const kir_##t b0 = b[0], c0 = c[0];   \
+        (void)b0;                             \
+        (void)c0;                             \
+        EACH d[i] = a[i] ? B : C;             \
     }
 #define SELECT_VARIANTS(t)            \
     SELECT_VARIANT(t, vv, b[i], c[i]) \
@@ -226,7 +237,7 @@ static void philox_sv(ARGS_A) {
     EACH d[i] = kir_philox_u32(key, b[i]);
 }
 
-/* ---- two operations in one pass ------------------------------------------------------------------------------------ */
+/* ---- two operations in one pass ---------------------------------------------------------------------------------- */
 
 #if HAS_JOINED
 #define FIRST_ADD(x, y) ((x) + (y))
@@ -242,17 +253,17 @@ static void philox_sv(ARGS_A) {
 #define SECOND_MAX(t, z) kir_max_f32(t, z)
 #define SECOND_MIN(t, z) kir_min_f32(t, z)
 
-#define FUSED_VARIANT(F, S, name, B, C)                        \
-    static void fused_##F##_##S##_##name(ARGS_A) {             \
-        float *d = d_;                                         \
-        const float *a = a_, *b = b_, *c = c_;                 \
-        const float b0 = b[0], c0 = c[0];                      \
-        (void)b0;                                              \
-        (void)c0;                                              \
-        EACH {                                                 \
-            float t = FIRST_##F(a[i], B);                      \
-            d[i] = SECOND_##S(t, C);                           \
-        }                                                      \
+#define FUSED_VARIANT(F, S, name, B, C)            \
+    static void fused_##F##_##S##_##name(ARGS_A) { \
+        float *d = d_;                             \
+        const float *a = a_, *b = b_, *c = c_;     \
+        const float b0 = b[0], c0 = c[0];          \
+        (void)b0;                                  \
+        (void)c0;                                  \
+        EACH {                                     \
+            float t = FIRST_##F(a[i], B);          \
+            d[i] = SECOND_##S(t, C);               \
+        }                                          \
     }
 #define FUSED_BOTH(F, S)                \
     FUSED_VARIANT(F, S, vv, b[i], c[i]) \
@@ -262,56 +273,58 @@ static void philox_sv(ARGS_A) {
 #define FUSED_RSUB(F, S)              \
     FUSED_VARIANT(F, S, sv, b0, c[i]) \
     FUSED_VARIANT(F, S, ss, b0, c0)
+// clang-format off
 #define SECOND_LIST(X, F) \
     X(F, ADD) X(F, SUB) X(F, RSUB) X(F, MUL) X(F, DIV) X(F, RDIV) X(F, MAX) X(F, MIN)
+// clang-format on
 
 SECOND_LIST(FUSED_BOTH, ADD)
 SECOND_LIST(FUSED_BOTH, SUB)
 SECOND_LIST(FUSED_BOTH, MUL)
 SECOND_LIST(FUSED_RSUB, RSUB)
 
-#define CHOOSE_VARIANT(op, name, A, B, YES, NO)                \
-    static void choose_##op##_##name(ARGS_A) {                 \
-        float *d = d_;                                         \
-        const float *a = a_, *b = b_;                          \
-        const kir_choice *c = c_;                              \
-        const float *yes = c->yes, *no = c->no;                \
+#define CHOOSE_VARIANT(op, name, A, B, YES, NO)                       \
+    static void choose_##op##_##name(ARGS_A) {                        \
+        float *d = d_;                                                \
+        const float *a = a_, *b = b_;                                 \
+        const kir_choice *c = c_;                                     \
+        const float *yes = c->yes, *no = c->no;                       \
         const float a0 = a[0], b0 = b[0], yes0 = yes[0], no0 = no[0]; \
-        (void)a0;                                              \
-        (void)b0;                                              \
-        (void)yes0;                                            \
-        (void)no0;                                             \
-        EACH {                                                 \
-            float x = YES, y = NO;                             \
-            d[i] = A op##_SIGN B ? x : y;                      \
-        }                                                      \
+        (void)a0;                                                     \
+        (void)b0;                                                     \
+        (void)yes0;                                                   \
+        (void)no0;                                                    \
+        EACH {                                                        \
+            float x = YES, y = NO;                                    \
+            d[i] = A op##_SIGN B ? x : y;                             \
+        }                                                             \
     }
 #define eq_SIGN ==
 #define lt_SIGN <
 #define le_SIGN <=
-#define CHOOSE_SHAPE(op, name, A, B)                       \
-    CHOOSE_VARIANT(op, name##_vv, A, B, yes[i], no[i])     \
-    CHOOSE_VARIANT(op, name##_vs, A, B, yes[i], no0)       \
-    CHOOSE_VARIANT(op, name##_sv, A, B, yes0, no[i])       \
+#define CHOOSE_SHAPE(op, name, A, B)                   \
+    CHOOSE_VARIANT(op, name##_vv, A, B, yes[i], no[i]) \
+    CHOOSE_VARIANT(op, name##_vs, A, B, yes[i], no0)   \
+    CHOOSE_VARIANT(op, name##_sv, A, B, yes0, no[i])   \
     CHOOSE_VARIANT(op, name##_ss, A, B, yes0, no0)
-#define CHOOSE(op)                      \
-    CHOOSE_SHAPE(op, vv, a[i], b[i])    \
-    CHOOSE_SHAPE(op, vs, a[i], b0)      \
+#define CHOOSE(op)                   \
+    CHOOSE_SHAPE(op, vv, a[i], b[i]) \
+    CHOOSE_SHAPE(op, vs, a[i], b0)   \
     CHOOSE_SHAPE(op, sv, a0, b[i])
 CHOOSE(eq)
 CHOOSE(lt)
 CHOOSE(le)
 #endif
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-#define CONVERT(name, D, S, EXPR)                              \
-    static void name(ARGS_A) {                                 \
-        D *d = d_;                                             \
-        const S *a = a_;                                       \
-        UNUSED_B;                                              \
-        UNUSED_C;                                              \
-        EACH d[i] = EXPR;                                      \
+#define CONVERT(name, D, S, EXPR) \
+    static void name(ARGS_A) {    \
+        D *d = d_;                \
+        const S *a = a_;          \
+        UNUSED_B;                 \
+        UNUSED_C;                 \
+        EACH d[i] = EXPR;         \
     }
 CONVERT(load_bf16, float, uint16_t, kir_from_bf16(a[i]))
 CONVERT(load_i8, int32_t, int8_t, a[i])
@@ -351,7 +364,8 @@ static void load_f16(ARGS_A) {
     int64_t vectors = n - n % HALVES;
     UNUSED_B;
     UNUSED_C;
-    for (int64_t i = 0; i < vectors; i += HALVES) widen(d + i, a + i);
+    for (int64_t i = 0; i < vectors; i += HALVES)
+        widen(d + i, a + i);
     ROLLED for (int64_t i = vectors; i < n; i++) d[i] = kir_from_f16(a[i]);
 }
 
@@ -361,7 +375,8 @@ static void store_f16(ARGS_A) {
     int64_t vectors = n - n % HALVES;
     UNUSED_B;
     UNUSED_C;
-    for (int64_t i = 0; i < vectors; i += HALVES) narrow(d + i, a + i);
+    for (int64_t i = 0; i < vectors; i += HALVES)
+        narrow(d + i, a + i);
     ROLLED for (int64_t i = vectors; i < n; i++) d[i] = kir_to_f16(a[i]);
 }
 
@@ -371,19 +386,19 @@ static void store_f16(ARGS_A) {
 #define UPPER8(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 #define LOWER16(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #define UPPER16(a, b) __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#define TURN(side, rounds)                                                                                    \
-    typedef uint32_t row_of_##side __attribute__((vector_size(side * 4), aligned(4), may_alias));             \
-    static void turn_##side(uint32_t *d, int64_t d_step, const uint32_t *s, int64_t s_step) {                 \
-        row_of_##side x[side], y[side];                                                                       \
+#define TURN(side, rounds)                                                                                     \
+    typedef uint32_t row_of_##side __attribute__((vector_size(side * 4), aligned(4), may_alias));              \
+    static void turn_##side(uint32_t *d, int64_t d_step, const uint32_t *s, int64_t s_step) {                  \
+        row_of_##side x[side], y[side];                                                                        \
         UNROLLED for (int k = 0; k < side; k++) x[k] = *(const row_of_##side *)(const void *)(s + k * s_step); \
-        UNROLLED for (int round = 0; round < rounds; round++) {                                               \
-            UNROLLED for (int k = 0; k < side / 2; k++) {                                                     \
-                y[2 * k] = LOWER##side(x[k], x[k + side / 2]);                                                \
-                y[2 * k + 1] = UPPER##side(x[k], x[k + side / 2]);                                            \
-            }                                                                                                 \
-            UNROLLED for (int k = 0; k < side; k++) x[k] = y[k];                                              \
-        }                                                                                                     \
-        UNROLLED for (int k = 0; k < side; k++) *(row_of_##side *)(void *)(d + k * d_step) = x[k];            \
+        UNROLLED for (int round = 0; round < rounds; round++) {                                                \
+            UNROLLED for (int k = 0; k < side / 2; k++) {                                                      \
+                y[2 * k] = LOWER##side(x[k], x[k + side / 2]);                                                 \
+                y[2 * k + 1] = UPPER##side(x[k], x[k + side / 2]);                                             \
+            }                                                                                                  \
+            UNROLLED for (int k = 0; k < side; k++) x[k] = y[k];                                               \
+        }                                                                                                      \
+        UNROLLED for (int k = 0; k < side; k++) * (row_of_##side *)(void *)(d + k * d_step) = x[k];            \
     }
 TURN(8, 3)
 #if defined(__AVX512F__)
@@ -391,7 +406,8 @@ TURN(16, 4)
 #else
 static void turn_16(uint32_t *d, int64_t d_step, const uint32_t *s, int64_t s_step) {
     for (int i = 0; i < 16; i += 8) {
-        for (int j = 0; j < 16; j += 8) turn_8(d + i * d_step + j, d_step, s + j * s_step + i, s_step);
+        for (int j = 0; j < 16; j += 8)
+            turn_8(d + i * d_step + j, d_step, s + j * s_step + i, s_step);
     }
 }
 #endif
@@ -399,182 +415,197 @@ enum { SQUARE = 16, SMALL_SQUARE = 8 };
 
 /* The block with its two sides exchanged. */
 static kir_block turned(const kir_block *k) {
-    return (kir_block){.d = k->d, .s = k->s, .d_outer = k->d_inner, .d_inner = k->d_outer, .s_outer = k->s_inner,
-                       .s_inner = k->s_outer, .outer = k->inner, .inner = k->outer};
+    return (kir_block){.d = k->d,
+                       .s = k->s,
+                       .d_outer = k->d_inner,
+                       .d_inner = k->d_outer,
+                       .s_outer = k->s_inner,
+                       .s_inner = k->s_outer,
+                       .outer = k->inner,
+                       .inner = k->outer};
 }
 
 /* across: the source lies side by side from row to row, the destination within a row. It is done in squares, so that a
  * line of memory is used up while it is near. */
-#define MOVES(u)                                                                                                 \
-    static void row_##u(u##_t *d, int64_t d_step, const u##_t *s, int64_t s_step, int64_t n) {                   \
-        if (d_step == 1 && s_step == 1) {                                                                        \
-            memmove(d, s, (size_t)n * sizeof *d);                                                                \
-        } else if (d_step == 1 && s_step == 0) {                                                                 \
-            const u##_t x = s[0];                                                                                \
-            EACH d[i] = x;                                                                                       \
-        } else if (d_step == 1) {                                                                                \
-            EACH d[i] = s[i * s_step];                                                                           \
-        } else {                                                                                                 \
-            ROLLED for (int64_t i = 0; i < n; i++) d[i * d_step] = s[i * s_step];                                \
-        }                                                                                                        \
-    }                                                                                                            \
-    static void rest_##u(u##_t *d, const u##_t *s, const kir_block *k, int64_t rows, int64_t columns) {          \
-        for (int64_t i = 0; i < rows; i++) {                                                                     \
-            ROLLED for (int64_t j = 0; j < columns; j++) d[i * k->d_outer + j] = s[i + j * k->s_inner];          \
-        }                                                                                                        \
-    }                                                                                                            \
-    static void square_##u(u##_t *d, const u##_t *s, const kir_block *k, int64_t rows, int64_t columns) {        \
-        enum { SIDE = SMALL_SQUARE };                                                                            \
-        if (sizeof *d != 4) {                                                                                    \
-            rest_##u(d, s, k, rows, columns);                                                                    \
-        } else if (rows == SQUARE && columns == SQUARE) {                                                        \
-            turn_16((uint32_t *)(void *)d, k->d_outer, (const uint32_t *)(const void *)s, k->s_inner);           \
-        } else if (rows >= SIDE && columns >= SIDE) {                                                            \
-            turn_8((uint32_t *)(void *)d, k->d_outer, (const uint32_t *)(const void *)s, k->s_inner);            \
-            square_##u(d + SIDE, s + SIDE * k->s_inner, k, SIDE, columns - SIDE);                                \
-            square_##u(d + SIDE * k->d_outer, s + SIDE, k, rows - SIDE, columns);                                \
-        } else {                                                                                                 \
-            rest_##u(d, s, k, rows, columns);                                                                    \
-        }                                                                                                        \
-    }                                                                                                            \
-    static void across_##u(const kir_block *k) {                                                                 \
-        for (int64_t row = 0; row < k->outer; row += SQUARE) {                                                   \
-            int64_t rows = tn_min64(k->outer - row, SQUARE);                                                     \
-            u##_t *d = (u##_t *)k->d + row * k->d_outer;                                                         \
-            const u##_t *s = (const u##_t *)k->s + row;                                                          \
-            for (int64_t column = 0; column < k->inner; column += SQUARE) {                                      \
-                int64_t columns = tn_min64(k->inner - column, SQUARE);                                           \
-                square_##u(d + column, s + column * k->s_inner, k, rows, columns);                               \
-            }                                                                                                    \
-        }                                                                                                        \
-    }                                                                                                            \
-    /* One row again and again: what is there already is copied along. */                                        \
-    static void repeat_##u(const kir_block *k) {                                                                 \
-        u##_t *d = k->d;                                                                                         \
-        int64_t all = k->outer * k->inner;                                                                       \
-        memmove(d, k->s, (size_t)k->inner * sizeof *d);                                                          \
-        for (int64_t done = k->inner; done < all; done *= 2) {                                                   \
-            memcpy(d + done, d, (size_t)tn_min64(done, all - done) * sizeof *d);                                 \
-        }                                                                                                        \
-    }                                                                                                            \
-    static void rows_##u(const kir_block *k) {                                                                   \
-        ROLLED for (int64_t r = 0; r < k->outer; r++) {                                                          \
-            row_##u((u##_t *)k->d + r * k->d_outer, k->d_inner, (const u##_t *)k->s + r * k->s_outer,            \
-                    k->s_inner, k->inner);                                                                       \
-        }                                                                                                        \
-    }                                                                                                            \
-    static void copy_##u(const kir_block *k) {                                                                   \
-        bool rows = k->d_inner == 1 && k->s_inner == 1 && k->d_outer == k->inner;                                \
-        bool stands = k->d_outer == 1 && k->d_inner != 1 && k->inner > 1;                                        \
-        kir_block lying = turned(k);                                                                             \
-        if (rows && k->s_outer == k->inner) row_##u(k->d, 1, k->s, 1, k->outer * k->inner);                      \
-        else if (rows && k->s_outer == 0 && k->outer > 0) repeat_##u(k);                                         \
-        else if (k->s_outer == 1 && k->d_inner == 1 && k->s_inner != 1 && k->outer > 1) across_##u(k);           \
-        else if (stands && k->s_inner == 1) across_##u(&lying);                                                  \
-        else if (stands) rows_##u(&lying);                                                                       \
-        else rows_##u(k);                                                                                        \
-    }                                                                                                            \
-    static void gather_##u(void *d_, const void *s_, const int64_t *index, const uint8_t *mask, int64_t n) {     \
-        u##_t *d = d_;                                                                                           \
-        const u##_t *s = s_;                                                                                     \
-        if (!mask) {                                                                                             \
-            EACH d[i] = s[index[i]];                                                                             \
-            return;                                                                                              \
-        }                                                                                                        \
-        ROLLED for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[index[i]] : 0;                                        \
-    }                                                                                                            \
-    static void scatter_##u(void *d_, const void *s_, const int64_t *index, const uint8_t *mask, int64_t n) {    \
-        u##_t *d = d_;                                                                                           \
-        const u##_t *s = s_;                                                                                     \
-        ROLLED for (int64_t i = 0; i < n; i++) {                                                                        \
-            if (!mask || mask[i]) d[index[i]] = s[i];                                                            \
-        }                                                                                                        \
-    }                                                                                                            \
-    static void load_masked_##u(void *d_, const void *s_, int64_t stride, const uint8_t *mask, int64_t n) {      \
-        u##_t *d = d_;                                                                                           \
-        const u##_t *s = s_;                                                                                     \
-        ROLLED for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[i * stride] : 0;                                      \
-    }                                                                                                            \
-    static void store_masked_##u(void *d_, const void *s_, int64_t stride, const uint8_t *mask, int64_t n) {     \
-        u##_t *d = d_;                                                                                           \
-        const u##_t *s = s_;                                                                                     \
-        ROLLED for (int64_t i = 0; i < n; i++) {                                                                        \
-            if (mask[i]) d[i * stride] = s[i];                                                                   \
-        }                                                                                                        \
+#define MOVES(u)                                                                                                  \
+    static void row_##u(u##_t *d, int64_t d_step, const u##_t *s, int64_t s_step, int64_t n) {                    \
+        if (d_step == 1 && s_step == 1) {                                                                         \
+            memmove(d, s, (size_t)n * sizeof *d);                                                                 \
+        } else if (d_step == 1 && s_step == 0) {                                                                  \
+            const u##_t x = s[0];                                                                                 \
+            EACH d[i] = x;                                                                                        \
+        } else if (d_step == 1) {                                                                                 \
+            EACH d[i] = s[i * s_step];                                                                            \
+        } else {                                                                                                  \
+            ROLLED for (int64_t i = 0; i < n; i++) d[i * d_step] = s[i * s_step];                                 \
+        }                                                                                                         \
+    }                                                                                                             \
+    static void rest_##u(u##_t *d, const u##_t *s, const kir_block *k, int64_t rows, int64_t columns) {           \
+        for (int64_t i = 0; i < rows; i++) {                                                                      \
+            ROLLED for (int64_t j = 0; j < columns; j++) d[i * k->d_outer + j] = s[i + j * k->s_inner];           \
+        }                                                                                                         \
+    }                                                                                                             \
+    static void square_##u(u##_t *d, const u##_t *s, const kir_block *k, int64_t rows, int64_t columns) {         \
+        enum { SIDE = SMALL_SQUARE };                                                                             \
+        if (sizeof *d != 4) {                                                                                     \
+            rest_##u(d, s, k, rows, columns);                                                                     \
+        } else if (rows == SQUARE && columns == SQUARE) {                                                         \
+            turn_16((uint32_t *)(void *)d, k->d_outer, (const uint32_t *)(const void *)s, k->s_inner);            \
+        } else if (rows >= SIDE && columns >= SIDE) {                                                             \
+            turn_8((uint32_t *)(void *)d, k->d_outer, (const uint32_t *)(const void *)s, k->s_inner);             \
+            square_##u(d + SIDE, s + SIDE * k->s_inner, k, SIDE, columns - SIDE);                                 \
+            square_##u(d + SIDE * k->d_outer, s + SIDE, k, rows - SIDE, columns);                                 \
+        } else {                                                                                                  \
+            rest_##u(d, s, k, rows, columns);                                                                     \
+        }                                                                                                         \
+    }                                                                                                             \
+    static void across_##u(const kir_block *k) {                                                                  \
+        for (int64_t row = 0; row < k->outer; row += SQUARE) {                                                    \
+            int64_t rows = tn_min64(k->outer - row, SQUARE);                                                      \
+            u##_t *d = (u##_t *)k->d + row * k->d_outer;                                                          \
+            const u##_t *s = (const u##_t *)k->s + row;                                                           \
+            for (int64_t column = 0; column < k->inner; column += SQUARE) {                                       \
+                int64_t columns = tn_min64(k->inner - column, SQUARE);                                            \
+                square_##u(d + column, s + column * k->s_inner, k, rows, columns);                                \
+            }                                                                                                     \
+        }                                                                                                         \
+    }                                                                                                             \
+    /* One row again and again: what is there already is copied along. */                                         \
+    static void repeat_##u(const kir_block *k) {                                                                  \
+        u##_t *d = k->d;                                                                                          \
+        int64_t all = k->outer * k->inner;                                                                        \
+        memmove(d, k->s, (size_t)k->inner * sizeof *d);                                                           \
+        for (int64_t done = k->inner; done < all; done *= 2) {                                                    \
+            memcpy(d + done, d, (size_t)tn_min64(done, all - done) * sizeof *d);                                  \
+        }                                                                                                         \
+    }                                                                                                             \
+    static void rows_##u(const kir_block *k) {                                                                    \
+        ROLLED for (int64_t r = 0; r < k->outer; r++) {                                                           \
+            row_##u((u##_t *)k->d + r * k->d_outer, k->d_inner, (const u##_t *)k->s + r * k->s_outer, k->s_inner, \
+                    k->inner);                                                                                    \
+        }                                                                                                         \
+    }                                                                                                             \
+    static void copy_##u(const kir_block *k) {                                                                    \
+        bool rows = k->d_inner == 1 && k->s_inner == 1 && k->d_outer == k->inner;                                 \
+        bool stands = k->d_outer == 1 && k->d_inner != 1 && k->inner > 1;                                         \
+        kir_block lying = turned(k);                                                                              \
+        if (rows && k->s_outer == k->inner)                                                                       \
+            row_##u(k->d, 1, k->s, 1, k->outer * k->inner);                                                       \
+        else if (rows && k->s_outer == 0 && k->outer > 0)                                                         \
+            repeat_##u(k);                                                                                        \
+        else if (k->s_outer == 1 && k->d_inner == 1 && k->s_inner != 1 && k->outer > 1)                           \
+            across_##u(k);                                                                                        \
+        else if (stands && k->s_inner == 1)                                                                       \
+            across_##u(&lying);                                                                                   \
+        else if (stands)                                                                                          \
+            rows_##u(&lying);                                                                                     \
+        else                                                                                                      \
+            rows_##u(k);                                                                                          \
+    }                                                                                                             \
+    static void gather_##u(void *d_, const void *s_, const int64_t *index, const uint8_t *mask, int64_t n) {      \
+        u##_t *d = d_;                                                                                            \
+        const u##_t *s = s_;                                                                                      \
+        if (!mask) {                                                                                              \
+            EACH d[i] = s[index[i]];                                                                              \
+            return;                                                                                               \
+        }                                                                                                         \
+        ROLLED for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[index[i]] : 0;                                  \
+    }                                                                                                             \
+    static void scatter_##u(void *d_, const void *s_, const int64_t *index, const uint8_t *mask, int64_t n) {     \
+        u##_t *d = d_;                                                                                            \
+        const u##_t *s = s_;                                                                                      \
+        ROLLED for (int64_t i = 0; i < n; i++) {                                                                  \
+            if (!mask || mask[i]) d[index[i]] = s[i];                                                             \
+        }                                                                                                         \
+    }                                                                                                             \
+    static void load_masked_##u(void *d_, const void *s_, int64_t stride, const uint8_t *mask, int64_t n) {       \
+        u##_t *d = d_;                                                                                            \
+        const u##_t *s = s_;                                                                                      \
+        ROLLED for (int64_t i = 0; i < n; i++) d[i] = mask[i] ? s[i * stride] : 0;                                \
+    }                                                                                                             \
+    static void store_masked_##u(void *d_, const void *s_, int64_t stride, const uint8_t *mask, int64_t n) {      \
+        u##_t *d = d_;                                                                                            \
+        const u##_t *s = s_;                                                                                      \
+        ROLLED for (int64_t i = 0; i < n; i++) {                                                                  \
+            if (mask[i]) d[i * stride] = s[i];                                                                    \
+        }                                                                                                         \
     }
 MOVES(uint8)
 MOVES(uint16)
 MOVES(uint32)
 MOVES(uint64)
 
-static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) {
-    EACH d[i] = first + i * step;
-}
+static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i] = first + i * step; }
 
-/* ---- reductions ---------------------------------------------------------------------------------------------------- */
+/* ---- reductions -------------------------------------------------------------------------------------------------- */
 
 /* `first` is what a lane begins with. Lanes that hold no element are not folded: op(x, first) is x. */
-#define FOLD(op, t, half) \
-    for (int l = 0; l < half; l++) lane[l] = kir_##op##_##t(lane[l], lane[l + half]);
+#define FOLD(op, t, half)          \
+    for (int l = 0; l < half; l++) \
+        lane[l] = kir_##op##_##t(lane[l], lane[l + half]);
 
-#define REDUCTION(OP, op, t, first, LONG)                                                                 \
-    ALWAYS_INLINE kir_##t tree_##OP##_##t(kir_##t *lane, int size) {                                      \
-        if (size > 32) FOLD(op, t, 32)                                                                    \
-        if (size > 16) FOLD(op, t, 16)                                                                    \
-        if (size > 8) FOLD(op, t, 8)                                                                      \
-        FOLD(op, t, 4)                                                                                    \
-        FOLD(op, t, 2)                                                                                    \
-        FOLD(op, t, 1)                                                                                    \
-        return lane[0];                                                                                   \
-    }                                                                                                     \
-    LONG void take_##OP##_##t(kir_##t *lane, const kir_##t *a, int64_t n) {                               \
-        kir_##t sum[KIR_LANES];                                                                           \
-        memcpy(sum, lane, sizeof sum);                                                                    \
-        for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES) {                                          \
-            for (int l = 0; l < KIR_LANES; l++) sum[l] = kir_##op##_##t(sum[l], a[l]);                    \
-        }                                                                                                 \
-        memcpy(lane, sum, sizeof sum);                                                                    \
-        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], a[l]);                          \
-    }                                                                                                     \
-    static void lanes_##OP##_##t(ARGS_A) {                                                                \
-        kir_##t *lane = d_;                                                                               \
-        const kir_##t *a = a_;                                                                            \
-        UNUSED_C;                                                                                         \
-        for (int64_t at = *(const int64_t *)b_; at % KIR_LANES != 0 && n > 0; at++, a++, n--) {           \
-            lane[at] = kir_##op##_##t(lane[at], *a);                                                      \
-        }                                                                                                 \
-        take_##OP##_##t(lane, a, n);                                                                      \
-    }                                                                                                     \
-    SHARED void fold_##OP##_##t(ARGS_A) {                                                                 \
-        kir_##t lane[KIR_LANES];                                                                          \
-        UNUSED_B;                                                                                         \
-        UNUSED_C;                                                                                         \
-        (void)n;                                                                                          \
-        memcpy(lane, a_, sizeof lane);                                                                    \
-        *(kir_##t *)d_ = tree_##OP##_##t(lane, KIR_LANES);                                                \
-    }                                                                                                     \
-    ALWAYS_INLINE kir_##t short_##OP##_##t(const kir_##t *a, int64_t length, int size) {                  \
-        kir_##t lane[KIR_LANES];                                                                          \
-        for (int l = 0; l < size; l++) lane[l] = first;                                                   \
-        for (int64_t l = 0; l < length; l++) lane[l] = kir_##op##_##t(first, a[l]);                       \
-        return tree_##OP##_##t(lane, size);                                                               \
-    }                                                                                                     \
-    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {                                    \
-        kir_##t lane[KIR_LANES];                                                                          \
-        for (int l = 0; l < KIR_LANES; l++) lane[l] = first;                                              \
-        take_##OP##_##t(lane, a, length);                                                                 \
-        return tree_##OP##_##t(lane, KIR_LANES);                                                          \
-    }                                                                                                     \
-    static void rows_##OP##_##t(ARGS_A) {                                                                 \
-        kir_##t *d = d_;                                                                                  \
-        const kir_##t *a = a_;                                                                            \
-        const int64_t length = *(const int64_t *)b_;                                                      \
-        UNUSED_C;                                                                                         \
-        ROLLED for (int64_t i = 0; i < n; i++, a += length) {                                                    \
-            d[i] = length == 8    ? short_##OP##_##t(a, 8, 8)                                             \
-                   : length <= 16 ? short_##OP##_##t(a, length, 16)                                       \
-                                  : long_##OP##_##t(a, length);                                           \
-        }                                                                                                 \
+#define REDUCTION(OP, op, t, first, LONG)                                                       \
+    ALWAYS_INLINE kir_##t tree_##OP##_##t(kir_##t *lane, int size) {                            \
+        if (size > 32) FOLD(op, t, 32)                                                          \
+        if (size > 16) FOLD(op, t, 16)                                                          \
+        if (size > 8) FOLD(op, t, 8)                                                            \
+        FOLD(op, t, 4)                                                                          \
+        FOLD(op, t, 2)                                                                          \
+        FOLD(op, t, 1)                                                                          \
+        return lane[0];                                                                         \
+    }                                                                                           \
+    LONG void take_##OP##_##t(kir_##t *lane, const kir_##t *a, int64_t n) {                     \
+        kir_##t sum[KIR_LANES];                                                                 \
+        memcpy(sum, lane, sizeof sum);                                                          \
+        for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES) {                                \
+            for (int l = 0; l < KIR_LANES; l++)                                                 \
+                sum[l] = kir_##op##_##t(sum[l], a[l]);                                          \
+        }                                                                                       \
+        memcpy(lane, sum, sizeof sum);                                                          \
+        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], a[l]);         \
+    }                                                                                           \
+    static void lanes_##OP##_##t(ARGS_A) {                                                      \
+        kir_##t *lane = d_;                                                                     \
+        const kir_##t *a = a_;                                                                  \
+        UNUSED_C;                                                                               \
+        for (int64_t at = *(const int64_t *)b_; at % KIR_LANES != 0 && n > 0; at++, a++, n--) { \
+            lane[at] = kir_##op##_##t(lane[at], *a);                                            \
+        }                                                                                       \
+        take_##OP##_##t(lane, a, n);                                                            \
+    }                                                                                           \
+    SHARED void fold_##OP##_##t(ARGS_A) {                                                       \
+        kir_##t lane[KIR_LANES];                                                                \
+        UNUSED_B;                                                                               \
+        UNUSED_C;                                                                               \
+        (void)n;                                                                                \
+        memcpy(lane, a_, sizeof lane);                                                          \
+        *(kir_##t *)d_ = tree_##OP##_##t(lane, KIR_LANES);                                      \
+    }                                                                                           \
+    ALWAYS_INLINE kir_##t short_##OP##_##t(const kir_##t *a, int64_t length, int size) {        \
+        kir_##t lane[KIR_LANES];                                                                \
+        for (int l = 0; l < size; l++)                                                          \
+            lane[l] = first;                                                                    \
+        for (int64_t l = 0; l < length; l++)                                                    \
+            lane[l] = kir_##op##_##t(first, a[l]);                                              \
+        return tree_##OP##_##t(lane, size);                                                     \
+    }                                                                                           \
+    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {                          \
+        kir_##t lane[KIR_LANES];                                                                \
+        for (int l = 0; l < KIR_LANES; l++)                                                     \
+            lane[l] = first;                                                                    \
+        take_##OP##_##t(lane, a, length);                                                       \
+        return tree_##OP##_##t(lane, KIR_LANES);                                                \
+    }                                                                                           \
+    static void rows_##OP##_##t(ARGS_A) {                                                       \
+        kir_##t *d = d_;                                                                        \
+        const kir_##t *a = a_;                                                                  \
+        const int64_t length = *(const int64_t *)b_;                                            \
+        UNUSED_C;                                                                               \
+        ROLLED for (int64_t i = 0; i < n; i++, a += length) {                                   \
+            d[i] = length == 8    ? short_##OP##_##t(a, 8, 8)                                   \
+                   : length <= 16 ? short_##OP##_##t(a, length, 16)                             \
+                                  : long_##OP##_##t(a, length);                                 \
+        }                                                                                       \
     }
 REDUCTION(SUM, add, f32, 0.0f, ALWAYS_INLINE)
 REDUCTION(SUM, add, f64, 0.0, SHARED)
@@ -586,29 +617,29 @@ REDUCTION(RMIN, min, f32, INFINITY, SHARED)
 REDUCTION(RMIN, min, f64, (double)INFINITY, SHARED)
 
 /* Integers may be taken in any order: one lane does. */
-#define WHOLE_REDUCTION(OP, op, t, first)                                          \
-    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {             \
-        kir_##t x = first;                                                         \
-        ROLLED for (int64_t i = 0; i < length; i++) x = kir_##op##_##t(x, a[i]);          \
-        return x;                                                                  \
-    }                                                                              \
-    static void lanes_##OP##_##t(ARGS_A) {                                         \
-        kir_##t *lane = d_;                                                        \
-        UNUSED_B;                                                                  \
-        UNUSED_C;                                                                  \
-        lane[0] = kir_##op##_##t(lane[0], long_##OP##_##t(a_, n));                 \
-    }                                                                              \
-    static void fold_##OP##_##t(ARGS_A) {                                          \
-        UNUSED_B;                                                                  \
-        UNUSED_C;                                                                  \
-        (void)n;                                                                   \
-        *(kir_##t *)d_ = *(const kir_##t *)a_;                                     \
-    }                                                                              \
-    static void rows_##OP##_##t(ARGS_A) {                                          \
-        kir_##t *d = d_;                                                           \
-        const kir_##t *a = a_;                                                     \
-        const int64_t length = *(const int64_t *)b_;                               \
-        UNUSED_C;                                                                  \
+#define WHOLE_REDUCTION(OP, op, t, first)                                                      \
+    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {                         \
+        kir_##t x = first;                                                                     \
+        ROLLED for (int64_t i = 0; i < length; i++) x = kir_##op##_##t(x, a[i]);               \
+        return x;                                                                              \
+    }                                                                                          \
+    static void lanes_##OP##_##t(ARGS_A) {                                                     \
+        kir_##t *lane = d_;                                                                    \
+        UNUSED_B;                                                                              \
+        UNUSED_C;                                                                              \
+        lane[0] = kir_##op##_##t(lane[0], long_##OP##_##t(a_, n));                             \
+    }                                                                                          \
+    static void fold_##OP##_##t(ARGS_A) {                                                      \
+        UNUSED_B;                                                                              \
+        UNUSED_C;                                                                              \
+        (void)n;                                                                               \
+        *(kir_##t *)d_ = *(const kir_##t *)a_;                                                 \
+    }                                                                                          \
+    static void rows_##OP##_##t(ARGS_A) {                                                      \
+        kir_##t *d = d_;                                                                       \
+        const kir_##t *a = a_;                                                                 \
+        const int64_t length = *(const int64_t *)b_;                                           \
+        UNUSED_C;                                                                              \
         ROLLED for (int64_t i = 0; i < n; i++) d[i] = long_##OP##_##t(a + i * length, length); \
     }
 #if HAS_INTEGERS
@@ -630,31 +661,30 @@ WHOLE_REDUCTION(RMIN, min, b8, 1)
 
 /* The extreme of the elements is found by the reduction above, which lets a NaN through; the first element equal to it
  * (or the first NaN) is then the one looked for. */
-#define ARG(name, R, beyond, t)                                                                    \
-    static bool beats_##name##_##t(kir_##t x, kir_##t best) {                                      \
-        return best == best && (x != x || x beyond best);                                          \
-    }                                                                                              \
-    static void arg_##name##_##t(ARGS_A) {                                                         \
-        int64_t *index = d_, first = *(const int64_t *)c_, at = 0;                                 \
-        const kir_##t *a = a_;                                                                     \
-        kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                  \
-        if (n == 0) return;                                                                        \
-        kir_##t extreme = long_##R##_##t(a, n);                                                \
-        if (*index >= 0 && !beats_##name##_##t(extreme, *best)) return;                            \
-        while (at < n - 1 && !(a[at] == extreme || a[at] != a[at])) at++;                          \
-        *best = a[at];                                                                             \
-        *index = first + at;                                                                       \
-    }                                                                                              \
-    static void arg_columns_##name##_##t(ARGS_A) {                                                 \
-        int64_t *index = d_;                                                                       \
-        const int64_t row = *(const int64_t *)c_;                                                  \
-        const kir_##t *a = a_;                                                                     \
-        kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                  \
-        ROLLED for (int64_t i = 0; i < n; i++) {                                                          \
-            bool better = row == 0 || beats_##name##_##t(a[i], best[i]);                           \
-            best[i] = better ? a[i] : best[i];                                                     \
-            index[i] = better ? row : index[i];                                                    \
-        }                                                                                          \
+#define ARG(name, R, beyond, t)                                                                                   \
+    static bool beats_##name##_##t(kir_##t x, kir_##t best) { return best == best && (x != x || x beyond best); } \
+    static void arg_##name##_##t(ARGS_A) {                                                                        \
+        int64_t *index = d_, first = *(const int64_t *)c_, at = 0;                                                \
+        const kir_##t *a = a_;                                                                                    \
+        kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                                 \
+        if (n == 0) return;                                                                                       \
+        kir_##t extreme = long_##R##_##t(a, n);                                                                   \
+        if (*index >= 0 && !beats_##name##_##t(extreme, *best)) return;                                           \
+        while (at < n - 1 && !(a[at] == extreme || a[at] != a[at]))                                               \
+            at++;                                                                                                 \
+        *best = a[at];                                                                                            \
+        *index = first + at;                                                                                      \
+    }                                                                                                             \
+    static void arg_columns_##name##_##t(ARGS_A) {                                                                \
+        int64_t *index = d_;                                                                                      \
+        const int64_t row = *(const int64_t *)c_;                                                                 \
+        const kir_##t *a = a_;                                                                                    \
+        kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                                 \
+        ROLLED for (int64_t i = 0; i < n; i++) {                                                                  \
+            bool better = row == 0 || beats_##name##_##t(a[i], best[i]);                                          \
+            best[i] = better ? a[i] : best[i];                                                                    \
+            index[i] = better ? row : index[i];                                                                   \
+        }                                                                                                         \
     }
 #define ARG_BOTH(OP, op, TYPE, t) ARG(max, RMAX, >, t) ARG(min, RMIN, <, t)
 KIR_EACH_FLOAT(ARG_BOTH, ARG, arg)
@@ -668,7 +698,7 @@ BOOLEAN(ARG_BOTH, ARG, arg)
         kir_##t *last = (kir_##t *)(uintptr_t)b_;                                  \
         kir_##t x = *last;                                                         \
         UNUSED_C;                                                                  \
-        ROLLED for (int64_t i = 0; i < n; i++) d[i] = x = kir_##op##_##t(x, a[i]);        \
+        ROLLED for (int64_t i = 0; i < n; i++) d[i] = x = kir_##op##_##t(x, a[i]); \
         *last = x;                                                                 \
     }
 #define SCAN_TWO(OP, op, TYPE, t) SCAN(SUM, add, t) SCAN(PROD, mul, t)
@@ -683,39 +713,41 @@ BOOLEAN(SCAN_EXTREMES, SCAN, scan)
 
 /* Four chains at once keep the multiplier busy; the last one stays open, as if they had come one after another. */
 enum { CHAINS = 4 };
-#define CHAIN(t, STEP)                                                                             \
-    static void close_##t(kir_##t *open, kir_##t *total, int64_t before) {                         \
-        *total = before == KIR_KSUM ? *open : kir_add_##t(*total, *open);                          \
-        *open = 0;                                                                                 \
-    }                                                                                              \
+#define CHAIN(t, STEP)                                                                                \
+    static void close_##t(kir_##t *open, kir_##t *total, int64_t before) {                            \
+        *total = before == KIR_KSUM ? *open : kir_add_##t(*total, *open);                             \
+        *open = 0;                                                                                    \
+    }                                                                                                 \
     static void four_chains_##t(kir_##t *state, const kir_##t *a, const kir_##t *b, int64_t before) { \
-        kir_##t x[CHAINS] = {0};                                                                   \
-        for (int i = 0; i < KIR_KSUM; i++) {                                                       \
-            for (int k = 0; k < CHAINS; k++) x[k] = STEP(t, a[k * KIR_KSUM + i], b[k * KIR_KSUM + i], x[k]); \
-        }                                                                                          \
-        for (int k = 0; k < CHAINS; k++) {                                                         \
-            int64_t at = before + k * KIR_KSUM;                                                    \
-            if (at > 0) close_##t(&state[0], &state[1], at);                                       \
-            state[0] = x[k];                                                                       \
-        }                                                                                          \
-    }                                                                                              \
-    static void chain_##t(ARGS_A) {                                                                \
-        kir_##t *state = d_;                                                                       \
-        const kir_##t *a = a_, *b = b_;                                                            \
-        int64_t at = *(const int64_t *)c_, end = at + n;                                           \
-        while (at < end) {                                                                         \
-            int64_t step = tn_min64(end - at, KIR_KSUM - at % KIR_KSUM);                           \
-            if (at % KIR_KSUM == 0 && end - at >= CHAINS * KIR_KSUM) {                             \
-                step = CHAINS * KIR_KSUM;                                                          \
-                four_chains_##t(state, a, b, at);                                                  \
-            } else {                                                                               \
-                if (at > 0 && at % KIR_KSUM == 0) close_##t(&state[0], &state[1], at);             \
-                for (int64_t i = 0; i < step; i++) state[0] = STEP(t, a[i], b[i], state[0]);       \
-            }                                                                                      \
-            at += step;                                                                            \
-            a += step;                                                                             \
-            b += step;                                                                             \
-        }                                                                                          \
+        kir_##t x[CHAINS] = {0};                                                                      \
+        for (int i = 0; i < KIR_KSUM; i++) {                                                          \
+            for (int k = 0; k < CHAINS; k++)                                                          \
+                x[k] = STEP(t, a[k * KIR_KSUM + i], b[k * KIR_KSUM + i], x[k]);                       \
+        }                                                                                             \
+        for (int k = 0; k < CHAINS; k++) {                                                            \
+            int64_t at = before + k * KIR_KSUM;                                                       \
+            if (at > 0) close_##t(&state[0], &state[1], at);                                          \
+            state[0] = x[k];                                                                          \
+        }                                                                                             \
+    }                                                                                                 \
+    static void chain_##t(ARGS_A) {                                                                   \
+        kir_##t *state = d_;                                                                          \
+        const kir_##t *a = a_, *b = b_;                                                               \
+        int64_t at = *(const int64_t *)c_, end = at + n;                                              \
+        while (at < end) {                                                                            \
+            int64_t step = tn_min64(end - at, KIR_KSUM - at % KIR_KSUM);                              \
+            if (at % KIR_KSUM == 0 && end - at >= CHAINS * KIR_KSUM) {                                \
+                step = CHAINS * KIR_KSUM;                                                             \
+                four_chains_##t(state, a, b, at);                                                     \
+            } else {                                                                                  \
+                if (at > 0 && at % KIR_KSUM == 0) close_##t(&state[0], &state[1], at);                \
+                for (int64_t i = 0; i < step; i++)                                                    \
+                    state[0] = STEP(t, a[i], b[i], state[0]);                                         \
+            }                                                                                         \
+            at += step;                                                                               \
+            a += step;                                                                                \
+            b += step;                                                                                \
+        }                                                                                             \
     }
 CHAIN(f32, STEP_FLOAT)
 CHAIN(f64, STEP_FLOAT)
@@ -724,7 +756,7 @@ CHAIN(i32, STEP_INT)
 CHAIN(i64, STEP_INT)
 #endif
 
-/* ---- the table ----------------------------------------------------------------------------------------------------- */
+/* ---- the table --------------------------------------------------------------------------------------------------- */
 
 #define ROW(OP, op, TYPE, t) [KIR_##OP][KIR_##TYPE] = op##_##t,
 #define ROW_VV(OP, op, TYPE, t) [KIR_VV][KIR_##OP][KIR_##TYPE] = op##_vv_##t,
@@ -739,40 +771,56 @@ CHAIN(i64, STEP_INT)
     [KIR_SV][KIR_##OP][KIR_U32] = op##_sv_i32, [KIR_SV][KIR_##OP][KIR_U64] = op##_sv_i64,
 
 #if HAS_INTEGERS
-#define UNSIGNED_UNARY                                      \
-    [KIR_NEG][KIR_U32] = neg_i32, [KIR_NEG][KIR_U64] = neg_i64, \
-    [KIR_ABS][KIR_U32] = copy_32, [KIR_ABS][KIR_U64] = copy_64
-#define UNSIGNED_BINARY                                                                   \
-    UNSIGNED_SHAPES(ADD, add) UNSIGNED_SHAPES(SUB, sub) UNSIGNED_SHAPES(MUL, mul)         \
-    UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor)           \
-    UNSIGNED_SHAPES(EQ, eq)                                                               \
-    [KIR_VV][KIR_SHL][KIR_U32] = shl_vv_i32, [KIR_VV][KIR_SHL][KIR_U64] = shl_vv_i64
-#define ROW_SIGNLESS(f) {f##_f32, f##_f64, f##_i32, f##_i64, f##_i32, f##_i64}
-#define ROW_SIGNED(f) {f##_f32, f##_f64, f##_i32, f##_i64, f##_u32, f##_u64, f##_b8}
+#define UNSIGNED_UNARY                                                                        \
+    [KIR_NEG][KIR_U32] = neg_i32, [KIR_NEG][KIR_U64] = neg_i64, [KIR_ABS][KIR_U32] = copy_32, \
+    [KIR_ABS][KIR_U64] = copy_64
+#define UNSIGNED_BINARY                                                         \
+    UNSIGNED_SHAPES(ADD, add)                                                   \
+    UNSIGNED_SHAPES(SUB, sub)                                                   \
+    UNSIGNED_SHAPES(MUL, mul)                                                   \
+    UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor) \
+        UNSIGNED_SHAPES(EQ, eq)[KIR_VV][KIR_SHL][KIR_U32] = shl_vv_i32,         \
+                            [KIR_VV][KIR_SHL][KIR_U64] = shl_vv_i64
+#define ROW_SIGNLESS(f) \
+    { f##_f32, f##_f64, f##_i32, f##_i64, f##_i32, f##_i64 }
+#define ROW_SIGNED(f) \
+    { f##_f32, f##_f64, f##_i32, f##_i64, f##_u32, f##_u64, f##_b8 }
 #else
 #define UNSIGNED_UNARY
 #define UNSIGNED_BINARY
-#define ROW_SIGNLESS(f) {f##_f32, f##_f64}
-#define ROW_SIGNED(f) {f##_f32, f##_f64}
+#define ROW_SIGNLESS(f) \
+    { f##_f32, f##_f64 }
+#define ROW_SIGNED(f) \
+    { f##_f32, f##_f64 }
 #endif
-#define ROW_REDUCE(f) {ROW_SIGNLESS(f##_SUM), ROW_SIGNLESS(f##_PROD), ROW_SIGNED(f##_RMAX), ROW_SIGNED(f##_RMIN)}
-#define ROW_ARG(f) {ROW_SIGNED(f##_max), ROW_SIGNED(f##_min)}
+#define ROW_REDUCE(f) \
+    { ROW_SIGNLESS(f##_SUM), ROW_SIGNLESS(f##_PROD), ROW_SIGNED(f##_RMAX), ROW_SIGNED(f##_RMIN) }
+#define ROW_ARG(f) \
+    { ROW_SIGNED(f##_max), ROW_SIGNED(f##_min) }
 
-#define ROW_FUSED_BOTH(F, S)                                                                       \
-    [KIR_1_##F][KIR_2_##S] = {{fused_##F##_##S##_vv, fused_##F##_##S##_vs}, {fused_##F##_##S##_sv, fused_##F##_##S##_ss}},
+#define ROW_FUSED_BOTH(F, S) \
+    [KIR_1_##                \
+        F][KIR_2_##S] = {{fused_##F##_##S##_vv, fused_##F##_##S##_vs}, {fused_##F##_##S##_sv, fused_##F##_##S##_ss}},
 #define ROW_FUSED_RSUB(F, S) [KIR_1_##F][KIR_2_##S] = {{NULL, NULL}, {fused_##F##_##S##_sv, fused_##F##_##S##_ss}},
-#define ROW_CHOOSE_SHAPE(op, shape)                                                                \
-    {{choose_##op##_##shape##_vv, choose_##op##_##shape##_vs}, {choose_##op##_##shape##_sv, choose_##op##_##shape##_ss}}
-#define ROW_CHOOSE(op) {ROW_CHOOSE_SHAPE(op, vv), ROW_CHOOSE_SHAPE(op, vs), ROW_CHOOSE_SHAPE(op, sv)}
+#define ROW_CHOOSE_SHAPE(op, shape)                                 \
+    {                                                               \
+        {choose_##op##_##shape##_vv, choose_##op##_##shape##_vs}, { \
+            choose_##op##_##shape##_sv, choose_##op##_##shape##_ss  \
+        }                                                           \
+    }
+#define ROW_CHOOSE(op) \
+    { ROW_CHOOSE_SHAPE(op, vv), ROW_CHOOSE_SHAPE(op, vs), ROW_CHOOSE_SHAPE(op, sv) }
 
 const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
     .unary = {PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW) UNSIGNED_UNARY},
     .round = {KIR_ROUND_LIST(ROW)},
     .cast = {CAST_LIST(ROW_CAST)},
     .binary = {SHAPED_LIST(ROW_VV) SHAPED_LIST(ROW_VS) SHAPED_LIST(ROW_SV) PAIRED_LIST(ROW_VV)
-               SHAPED_COMPARE_LIST(ROW_VV) SHAPED_COMPARE_LIST(ROW_VS) SHAPED_COMPARE_LIST(ROW_SV)
-               PAIRED_COMPARE_LIST(ROW_VV) UNSIGNED_BINARY},
-    .fma = {[0] = {fma_vvv_f32, fma_vvv_f64}, [2] = {fma_vsv_f32, fma_vsv_f64}, [4] = {fma_vvs_f32, fma_vvs_f64},
+                   SHAPED_COMPARE_LIST(ROW_VV) SHAPED_COMPARE_LIST(ROW_VS) SHAPED_COMPARE_LIST(ROW_SV)
+                       PAIRED_COMPARE_LIST(ROW_VV) UNSIGNED_BINARY},
+    .fma = {[0] = {fma_vvv_f32, fma_vvv_f64},
+            [2] = {fma_vsv_f32, fma_vsv_f64},
+            [4] = {fma_vvs_f32, fma_vvs_f64},
             [6] = {fma_vss_f32, fma_vss_f64}},
     .select = {[0] = {select_vv_b8, NULL, select_vv_u32, select_vv_u64},
                [2] = {NULL, NULL, select_sv_u32, select_sv_u64},
@@ -781,12 +829,20 @@ const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
     .philox = {philox_vv, philox_sv},
 #if HAS_JOINED
     .fused = {SECOND_LIST(ROW_FUSED_BOTH, ADD) SECOND_LIST(ROW_FUSED_BOTH, SUB) SECOND_LIST(ROW_FUSED_BOTH, MUL)
-              SECOND_LIST(ROW_FUSED_RSUB, RSUB)},
+                  SECOND_LIST(ROW_FUSED_RSUB, RSUB)},
     .choose = {ROW_CHOOSE(eq), ROW_CHOOSE(lt), ROW_CHOOSE(le)},
 #endif
-    .load = {[TN_F16] = load_f16, [TN_BF16] = load_bf16, [TN_I8] = load_i8, [TN_U8] = load_u8, [TN_I16] = load_i16,
+    .load = {[TN_F16] = load_f16,
+             [TN_BF16] = load_bf16,
+             [TN_I8] = load_i8,
+             [TN_U8] = load_u8,
+             [TN_I16] = load_i16,
              [TN_U16] = load_u16},
-    .store = {[TN_F16] = store_f16, [TN_BF16] = store_bf16, [TN_I8] = store_8, [TN_U8] = store_8, [TN_I16] = store_16,
+    .store = {[TN_F16] = store_f16,
+              [TN_BF16] = store_bf16,
+              [TN_I8] = store_8,
+              [TN_U8] = store_8,
+              [TN_I16] = store_16,
               [TN_U16] = store_16},
     .lanes = ROW_REDUCE(lanes),
     .fold = ROW_REDUCE(fold),

@@ -1,8 +1,8 @@
 /* simd.h — the vector routines of the tile VM: one table an instruction set, all with the same content.
  *
  * A routine runs over n elements that lie side by side; its output may be the very memory of an input, never a shifted
- * part of it. Where an operand is the same for all elements, a variant takes the address of that one element. An entry is
- * NULL where a variant was not worth its code: the VM then spreads the element out first. */
+ * part of it. Where an operand is the same for all elements, a variant takes the address of that one element. An entry
+ * is NULL where a variant was not worth its code: the VM then spreads the element out first. */
 #ifndef KIR_SIMD_H
 #define KIR_SIMD_H
 
@@ -56,16 +56,17 @@ typedef struct kir_simd_table {
     kir_fn *round[KIR_NEAREST_EVEN + 1][KIR_TYPE_COUNT];
     kir_fn *cast[KIR_TYPE_COUNT][KIR_TYPE_COUNT]; /* from, to */
     kir_fn *binary[KIR_SHAPES][KIR_OP_COUNT][KIR_TYPE_COUNT];
-    kir_fn *fma[8][KIR_TYPE_COUNT];    /* bits 0, 1, 2: operand a, b, c is a single element */
-    kir_fn *select[8][KIR_WIDTHS];     /* the same bits; the condition is always a vector */
-    kir_fn *philox[2];                 /* 1: the key is a single element */
-    kir_fn *fused[KIR_FIRSTS][KIR_SECONDS][2][2];   /* b, c single */
-    kir_fn *choose[3][KIR_SHAPES][2][2];            /* EQ, LT, LE; shape of the comparison; yes, no single */
+    kir_fn *fma[8][KIR_TYPE_COUNT];                         /* bits 0, 1, 2: operand a, b, c is a single element */
+    kir_fn *select[8][KIR_WIDTHS];                          /* the same bits; the condition is always a vector */
+    kir_fn *philox[2];                                      /* 1: the key is a single element */
+    kir_fn *fused[KIR_FIRSTS][KIR_SECONDS][2][2];           /* b, c single */
+    kir_fn *choose[3][KIR_SHAPES][2][2];                    /* EQ, LT, LE; shape of the comparison; yes, no single */
     kir_fn *load[TN_PLAIN_DTYPES], *store[TN_PLAIN_DTYPES]; /* conversions; NULL where bits are only copied */
 
-    /* Reductions along memory. lanes: d has KIR_LANES partial results, *b (int64) is the lane of a[0]. fold: *d from the
-     * lanes in a. rows: d[i] from row i of a, n rows of *b (int64) elements, at most KIR_BLOCK. */
-    kir_fn *lanes[KIR_RMIN + 1][KIR_TYPE_COUNT], *fold[KIR_RMIN + 1][KIR_TYPE_COUNT], *rows[KIR_RMIN + 1][KIR_TYPE_COUNT];
+    /* Reductions along memory. lanes: d has KIR_LANES partial results, *b (int64) is the lane of a[0]. fold: *d from
+     * the lanes in a. rows: d[i] from row i of a, n rows of *b (int64) elements, at most KIR_BLOCK. */
+    kir_fn *lanes[KIR_RMIN + 1][KIR_TYPE_COUNT], *fold[KIR_RMIN + 1][KIR_TYPE_COUNT],
+        *rows[KIR_RMIN + 1][KIR_TYPE_COUNT];
     /* *d (int64): index of the best so far, -1 at first; *b: its value, updated; *c (int64): index of a[0]. */
     kir_fn *arg[2][KIR_TYPE_COUNT];
     /* The same for n columns side by side, one element each: *c (int64) is the index of this row. */

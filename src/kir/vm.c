@@ -1,10 +1,10 @@
 /* vm.c — runs tiles: the loop over steps, the loops of a program, and their division among threads.
  *
  * A launch divides into units (tiles of points, blocks of rows, lines of columns) that may run in any order on any
- * thread. When there are few units but long loops, each loop is divided into blocks of KIR_BLOCK elements instead, whose
- * results are put together in order. Either way the bits are the same. */
-#include "kir/rules.h"
+ * thread. When there are few units but long loops, each loop is divided into blocks of KIR_BLOCK elements instead,
+ * whose results are put together in order. Either way the bits are the same. */
 #include "kir/vm.h"
+#include "kir/rules.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static double worth_a_thread = 5000;
 
 void kir_vm_worth_a_thread(double nanoseconds) { worth_a_thread = nanoseconds; }
 
-/* ---- which instruction set ----------------------------------------------------------------------------------------- */
+/* ---- which instruction set --------------------------------------------------------------------------------------- */
 
 static const kir_simd_table *const BUILT[TN_ISA_COUNT] = {
     [TN_ISA_BASE] = &kir_simd_base,
@@ -56,7 +56,8 @@ static void make_tables(void) {
 static const kir_simd_table *choose(tn_isa most) {
     pthread_once(&tables_once, make_tables);
     int isa = (int)most;
-    while (isa > TN_ISA_BASE && !BUILT[isa]) isa--;
+    while (isa > TN_ISA_BASE && !BUILT[isa])
+        isa--;
     atomic_store_explicit(&chosen, &tables[isa], memory_order_release);
     return &tables[isa];
 }
@@ -72,7 +73,7 @@ bool kir_vm_use(tn_isa isa) {
     return true;
 }
 
-/* ---- a thread's memory --------------------------------------------------------------------------------------------- */
+/* ---- a thread's memory ------------------------------------------------------------------------------------------- */
 
 /* Each thread that calls the VM keeps what it once needed, until it ends or kir_vm_trim. */
 static _Thread_local struct {
@@ -114,7 +115,7 @@ static void frame_open(kir_frame *f, const kir_vm *vm, void *memory) {
     if (vm->n_access > 0) memcpy(f->views, vm->views, (size_t)vm->n_access * sizeof *f->views);
 }
 
-/* ---- steps --------------------------------------------------------------------------------------------------------- */
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
 
 static void cursor_set(kir_cursor *c, const kir_space *s, int64_t begin, int64_t count) {
     c->space = s;
@@ -144,7 +145,8 @@ static void leave_loop(kir_frame *f) {
     c->begin = 0;
     c->count = 1;
     c->simple = true;
-    for (int k = 0; k < loop_space(f)->n; k++) c->at[k] = 0;
+    for (int k = 0; k < loop_space(f)->n; k++)
+        c->at[k] = 0;
 }
 
 static char *result_of(kir_frame *f, const kir_bound *b) {
@@ -192,7 +194,8 @@ static void do_rows(kir_frame *f, const kir_bound *b) {
     bool joined = s->op != KIR_SELECT || b->choice;
     for (int k = 0; k < b->operands; k++) {
         at[k] = f->at[values[k]];
-        move[k] = row_bytes(f, values[k], joined ? kir_type_size((kir_type)s->operand) : kir_type_size(operand_type(s, k)));
+        move[k] =
+            row_bytes(f, values[k], joined ? kir_type_size((kir_type)s->operand) : kir_type_size(operand_type(s, k)));
     }
     char *d = result_of(f, b);
     size_t d_move = (size_t)f->inner.count * kir_type_size((kir_type)s->type);
@@ -203,7 +206,8 @@ static void do_rows(kir_frame *f, const kir_bound *b) {
         } else {
             b->fn(d, at[0], b->operands > 1 ? at[1] : at[0], b->operands > 2 ? at[2] : at[0], f->inner.count);
         }
-        for (int k = 0; k < b->operands; k++) at[k] += move[k];
+        for (int k = 0; k < b->operands; k++)
+            at[k] += move[k];
     }
 }
 
@@ -211,7 +215,8 @@ static void do_spread(kir_frame *f, const kir_bound *b) {
     const kir_step *s = &f->schedule->steps[b->step];
     const int16_t values[3] = {b->a, b->b, b->c};
     const char *at[3] = {NULL, NULL, NULL};
-    for (int k = 0; k < b->operands; k++) at[k] = kir_spread(f, values[k], operand_type(s, k), b->kind, k);
+    for (int k = 0; k < b->operands; k++)
+        at[k] = kir_spread(f, values[k], operand_type(s, k), b->kind, k);
     b->fn(result_of(f, b), at[0], at[1], at[2], kir_count(f, b->kind));
 }
 
@@ -230,9 +235,9 @@ static void do_end(kir_frame *f, const kir_bound *b) {
 
 typedef void act_fn(kir_frame *f, const kir_bound *b);
 static act_fn *const ACTS[KIR_ACTS] = {
-    [KIR_DO_NOTHING] = do_nothing, [KIR_DO_CALL] = do_call,      [KIR_DO_ROWS] = do_rows,
-    [KIR_DO_SPREAD] = do_spread,   [KIR_DO_RENAME] = do_rename,  [KIR_DO_LOAD] = kir_do_load,
-    [KIR_DO_STORE] = kir_do_store, [KIR_DO_INDEX] = kir_do_index, [KIR_DO_LOOP] = do_loop,
+    [KIR_DO_NOTHING] = do_nothing, [KIR_DO_CALL] = do_call,         [KIR_DO_ROWS] = do_rows,
+    [KIR_DO_SPREAD] = do_spread,   [KIR_DO_RENAME] = do_rename,     [KIR_DO_LOAD] = kir_do_load,
+    [KIR_DO_STORE] = kir_do_store, [KIR_DO_INDEX] = kir_do_index,   [KIR_DO_LOOP] = do_loop,
     [KIR_DO_END] = do_end,         [KIR_DO_REDUCE] = kir_do_reduce, [KIR_DO_SCAN] = kir_do_scan,
 };
 
@@ -251,7 +256,7 @@ static void run_steps(kir_frame *f, int from, int to) {
     }
 }
 
-/* ---- loops in parts ------------------------------------------------------------------------------------------------ */
+/* ---- loops in parts ---------------------------------------------------------------------------------------------- */
 
 /* How many elements from `at` on make the next chunk: a tile's worth, not past `end`, nor past the end of a long run of
  * memory, so that loads can lend it. */
@@ -346,12 +351,13 @@ static void run_loop(kir_frame *f, int loop, int end) {
     }
     int64_t total = loop_space(f)->total;
     kir_states_begin(f, loop, end);
-    for (int64_t at = 0; at < total; at += KIR_BLOCK) run_block(f, loop, end, at, tn_min64(at + KIR_BLOCK, total));
+    for (int64_t at = 0; at < total; at += KIR_BLOCK)
+        run_block(f, loop, end, at, tn_min64(at + KIR_BLOCK, total));
     leave_loop(f);
     kir_states_end(f, loop, end);
 }
 
-/* ---- units --------------------------------------------------------------------------------------------------------- */
+/* ---- units ------------------------------------------------------------------------------------------------------- */
 
 static void set_range(kir_cursor *c, const kir_space *s, int64_t unit, int64_t step) {
     int64_t begin = unit * step;
@@ -405,12 +411,14 @@ static void run_unit(kir_frame *f, int64_t unit) {
 
 static void run_units(kir_frame *f, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; unit++) {
-        if (f->straight) kir_run_straight(f, unit);
-        else run_unit(f, unit);
+        if (f->straight)
+            kir_run_straight(f, unit);
+        else
+            run_unit(f, unit);
     }
 }
 
-/* ---- launches ------------------------------------------------------------------------------------------------------ */
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 typedef struct job {
     const kir_vm *vm;
@@ -424,8 +432,10 @@ static int64_t launch_of(const job *j, int64_t unit) {
     int64_t low = 0, high = j->count - 1;
     while (low < high) {
         int64_t middle = (low + high + 1) / 2;
-        if (j->first_unit[middle] <= unit) low = middle;
-        else high = middle - 1;
+        if (j->first_unit[middle] <= unit)
+            low = middle;
+        else
+            high = middle - 1;
     }
     return low;
 }
@@ -466,7 +476,8 @@ static shares shares_of(const kir_vm *vm, const kir_launch *launches, int64_t co
     s.table = (((size_t)count + 1) * sizeof(int64_t) + 63) & ~(size_t)63;
     for (int64_t i = 0; i < count && vm->in_blocks; i++) {
         int64_t loop = 1;
-        for (int k = 0; k < vm->loop_count; k++) loop *= launches[i].sizes[vm->loop_first + k];
+        for (int k = 0; k < vm->loop_count; k++)
+            loop *= launches[i].sizes[vm->loop_first + k];
         size_t parts = (size_t)tn_ceil_div(loop, KIR_BLOCK) * (size_t)vm->n_states * kir_part_bytes();
         if (loop >= 2 * KIR_BLOCK && s.frames + parts > s.team) s.team = s.frames + parts;
     }
@@ -506,8 +517,10 @@ static double guess_cost(const kir_vm *vm, const kir_launch *launches, int64_t c
     double total = 0;
     for (int64_t i = 0; i < count; i++) {
         double points = 1, loop = 1;
-        for (int k = 0; k < vm->n_par; k++) points *= (double)launches[i].sizes[k];
-        for (int k = 0; k < vm->loop_count; k++) loop *= (double)launches[i].sizes[vm->loop_first + k];
+        for (int k = 0; k < vm->n_par; k++)
+            points *= (double)launches[i].sizes[k];
+        for (int k = 0; k < vm->loop_count; k++)
+            loop *= (double)launches[i].sizes[vm->loop_first + k];
         total += points * (vm->point_cost + loop * vm->loop_cost);
     }
     return total;

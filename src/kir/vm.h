@@ -21,10 +21,10 @@
 enum { KIR_INNER = 1, KIR_OUTER = 2, KIR_FULL = 3 }; /* kinds: sets of directions */
 
 enum {
-    KIR_COLUMNS = 128,   /* width of a tile of columns: 64 lanes of them in f32 fill half a first-level cache */
-    KIR_STAGES = 5,      /* slots for values on their way (spread out, converted, indices) */
-    KIR_BINDS = 8,       /* patterns of kinds kept for a program */
-    KIR_NARROW = 16      /* rows shorter than this are not worth a call each */
+    KIR_COLUMNS = 128, /* width of a tile of columns: 64 lanes of them in f32 fill half a first-level cache */
+    KIR_STAGES = 5,    /* slots for values on their way (spread out, converted, indices) */
+    KIR_BINDS = 8,     /* patterns of kinds kept for a program */
+    KIR_NARROW = 16    /* rows shorter than this are not worth a call each */
 };
 
 typedef enum kir_layout { KIR_POINTS, KIR_ALONG, KIR_ACROSS } kir_layout; /* the three rows of the table above */
@@ -32,16 +32,17 @@ typedef enum kir_layout { KIR_POINTS, KIR_ALONG, KIR_ACROSS } kir_layout; /* the
 /* One instruction made ready. Values keep the numbers of the instructions that yield them. */
 typedef struct kir_step {
     uint8_t op, type, kind, mode; /* kir_op, result type, kir_reduce, kir_round */
-    uint8_t operand; /* type of the operands (of b for SELECT) */
+    uint8_t operand;              /* type of the operands (of b for SELECT) */
     bool in_loop;
-    bool converts;      /* LOAD, STORE: the buffer's elements are not what the value's are */
-    bool joins;         /* its value has one reader, the next step, and both may be one routine */
-    int16_t d, a, b, c; /* values; of a LOAD (mask), of a STORE (value, mask) */
+    bool converts;       /* LOAD, STORE: the buffer's elements are not what the value's are */
+    bool joins;          /* its value has one reader, the next step, and both may be one routine */
+    int16_t d, a, b, c;  /* values; of a LOAD (mask), of a STORE (value, mask) */
     int16_t access, dyn; /* LOAD, STORE, INDEX */
-    int16_t partner;   /* LOOP: step of its END; END: step of its LOOP */
-    int16_t state;     /* REDUCE, SCAN: number of its state */
-    bool moves;        /* LOAD: only its STORE reads the value: elements can go from memory to memory */
-    int16_t direct;    /* a value written by one STORE: the step of that STORE, into whose memory it may go at once; -1 */
+    int16_t partner;     /* LOOP: step of its END; END: step of its LOOP */
+    int16_t state;       /* REDUCE, SCAN: number of its state */
+    bool moves;          /* LOAD: only its STORE reads the value: elements can go from memory to memory */
+    /* a value written by one STORE: the step of that STORE, into whose memory it may go at once; -1 */
+    int16_t direct;
 } kir_step;
 
 /* Two steps that are safe only while their memory does not overlap: else `loser` gives up its short cut (a LOAD that
@@ -101,14 +102,14 @@ struct kir_vm {
     int n_par, n_loop, n_access, n_values, n_states, n_constants, n_dials;
     bool has_loop, in_blocks; /* in_blocks: all reductions are such that blocks may be computed apart */
     int loop_first, loop_count;
-    int16_t *buffer_of;      /* by access; INDEX has -1 */
-    struct kir_view *views;  /* by access; origins are the launch's */
+    int16_t *buffer_of;        /* by access; INDEX has -1 */
+    struct kir_view *views;    /* by access; origins are the launch's */
     int first_store;           /* its access; the parallel axes are put in the order of its strides; -1: no store */
     kir_schedule parts, whole; /* loops in chunks; whole rows in one tile (programs with loops) */
     kir_ins *constants;        /* CONSTs, then DIALs */
     int16_t *constant_of;      /* the number of each one's value */
     kir_value *constant_values;
-    uint8_t *state_width;      /* by state: bytes an element */
+    uint8_t *state_width;         /* by state: bytes an element */
     double point_cost, loop_cost; /* nanoseconds a parallel point outside loops, a loop point */
     size_t thread_bytes;          /* memory of one frame */
     _Atomic(kir_bind *) binds[KIR_BINDS];
@@ -143,7 +144,7 @@ typedef struct kir_place {
 typedef struct kir_call {
     kir_fn *fn;
     const kir_place *at[5]; /* result, operands */
-    bool single;     /* one element a row */
+    bool single;            /* one element a row */
     bool choice;
 } kir_call;
 
@@ -169,10 +170,10 @@ typedef struct kir_frame {
     int64_t inner_pieces, units;    /* pieces of an inner run; what a launch divides into */
     double cost;                    /* of the launch, nanoseconds */
     kir_cursor outer, inner;        /* the current tile */
-    int64_t *strides;  /* by access: offset, outer strides, inner strides */
+    int64_t *strides;               /* by access: offset, outer strides, inner strides */
     int stride_width;
-    kir_view *views;   /* by access */
-    bool flagged;      /* some step has a flag */
+    kir_view *views; /* by access */
+    bool flagged;    /* some step has a flag */
     bool straight, uses_slots;
     kir_place *places, *memory; /* by value; by access */
     kir_call *calls;
@@ -185,14 +186,14 @@ typedef struct kir_frame {
     kir_state *states;
     kir_value *dials;
     uint8_t *pattern;
-    kir_bind own;      /* when the program's table of binds is full */
+    kir_bind own;          /* when the program's table of binds is full */
     struct kir_team *team; /* not NULL: loops are shared out block by block (vm.c) */
 } kir_frame;
 
 enum {
-    KIR_FLAG_COPY = 1,    /* LOAD: must not lend its memory */
-    KIR_FLAG_LATE = 2,    /* STORE: its value must not be computed in place */
-    KIR_FLAG_DONE = 4     /* STORE: the value is already where it belongs (this tile) */
+    KIR_FLAG_COPY = 1, /* LOAD: must not lend its memory */
+    KIR_FLAG_LATE = 2, /* STORE: its value must not be computed in place */
+    KIR_FLAG_DONE = 4  /* STORE: the value is already where it belongs (this tile) */
 };
 
 /* vm.c, for tests: how much work is divided among threads; before any run. */

@@ -1,8 +1,8 @@
 /* vm_bind.c — picks the routine of each step once it is known in which directions every value varies.
  *
  * A routine runs over elements side by side, so operands that vary in fewer directions than the result need care: a
- * single element is handed over as such; otherwise there is a call for each row, or, when rows are short, the operand is
- * spread out first. Joined steps become one routine when there is one for their operands. */
+ * single element is handed over as such; otherwise there is a call for each row, or, when rows are short, the operand
+ * is spread out first. Joined steps become one routine when there is one for their operands. */
 #include "kir/rules.h"
 #include "kir/vm.h"
 
@@ -81,14 +81,10 @@ static kir_fn *find_fn(const binder *m, const kir_step *s, kir_bound *b, bool *s
     if (s->op == KIR_FMA) order_factors(b, single);
     int bits = single[0] | single[1] << 1 | single[2] << 2;
     switch (s->op) {
-    case KIR_FMA:
-        return t->fma[bits][s->operand];
-    case KIR_SELECT:
-        return t->select[bits][kir_log2(kir_type_size((kir_type)s->type))];
-    case KIR_PHILOX:
-        return bits > 1 ? NULL : t->philox[bits];
-    default:
-        return s->b == KIR_NONE ? find_unary(m, s) : find_binary(m, s, single);
+    case KIR_FMA: return t->fma[bits][s->operand];
+    case KIR_SELECT: return t->select[bits][kir_log2(kir_type_size((kir_type)s->type))];
+    case KIR_PHILOX: return bits > 1 ? NULL : t->philox[bits];
+    default: return s->b == KIR_NONE ? find_unary(m, s) : find_binary(m, s, single);
     }
 }
 
@@ -97,7 +93,8 @@ static void bind_call(const binder *m, const kir_step *s, kir_bound *b) {
     bool single[3] = {false, false, false};
     int n = s->c != KIR_NONE ? 3 : s->b != KIR_NONE ? 2 : 1;
     kir_act act = plan_call(m, b->kind, values, n);
-    for (int k = 0; k < n; k++) single[k] = is_single(m, act, b->kind, values[k]);
+    for (int k = 0; k < n; k++)
+        single[k] = is_single(m, act, b->kind, values[k]);
     b->fn = find_fn(m, s, b, single);
     if (!b->fn) {
         b->a = s->a;
@@ -130,15 +127,17 @@ static void bind_step(const binder *m, int i) {
     if (b->act == KIR_DO_NOTHING) bind_call(m, s, b);
 }
 
-/* ---- joined steps -------------------------------------------------------------------------------------------------- */
+/* ---- joined steps ------------------------------------------------------------------------------------------------ */
 
 static const int8_t FIRSTS[KIR_OP_COUNT] = {
-    [KIR_ADD] = KIR_1_ADD + 1, [KIR_SUB] = KIR_1_SUB + 1, [KIR_MUL] = KIR_1_MUL + 1,
+    [KIR_ADD] = KIR_1_ADD + 1,
+    [KIR_SUB] = KIR_1_SUB + 1,
+    [KIR_MUL] = KIR_1_MUL + 1,
 };
 static const int8_t SECONDS[KIR_OP_COUNT][2] = {
     /* with the first result on the left, on the right */
-    [KIR_ADD] = {KIR_2_ADD, KIR_2_ADD}, [KIR_SUB] = {KIR_2_SUB, KIR_2_RSUB}, [KIR_MUL] = {KIR_2_MUL, KIR_2_MUL},
-    [KIR_DIV] = {KIR_2_DIV, KIR_2_RDIV}, [KIR_MAX] = {KIR_2_MAX, KIR_2_MAX}, [KIR_MIN] = {KIR_2_MIN, KIR_2_MIN},
+    [KIR_ADD] = {KIR_2_ADD, KIR_2_ADD},  [KIR_SUB] = {KIR_2_SUB, KIR_2_RSUB}, [KIR_MUL] = {KIR_2_MUL, KIR_2_MUL},
+    [KIR_DIV] = {KIR_2_DIV, KIR_2_RDIV}, [KIR_MAX] = {KIR_2_MAX, KIR_2_MAX},  [KIR_MIN] = {KIR_2_MIN, KIR_2_MIN},
 };
 
 static bool join_arithmetic(const binder *m, const kir_step *x, const kir_step *y, kir_bound *b) {
@@ -149,7 +148,8 @@ static bool join_arithmetic(const binder *m, const kir_step *x, const kir_step *
     kir_act act = plan_call(m, b->kind, values, 3);
     if (act == KIR_DO_SPREAD) return false;
     bool single[3];
-    for (int k = 0; k < 3; k++) single[k] = is_single(m, act, b->kind, values[k]);
+    for (int k = 0; k < 3; k++)
+        single[k] = is_single(m, act, b->kind, values[k]);
     if (single[0] && single[1]) return false;
     b->a = x->a;
     b->b = x->b;
@@ -171,7 +171,8 @@ static bool join_choice(const binder *m, const kir_step *x, const kir_step *y, k
     kir_act act = plan_call(m, b->kind, values, 4);
     if (act == KIR_DO_SPREAD) return false;
     bool single[4];
-    for (int k = 0; k < 4; k++) single[k] = is_single(m, act, b->kind, values[k]);
+    for (int k = 0; k < 4; k++)
+        single[k] = is_single(m, act, b->kind, values[k]);
     if (single[0] && single[1]) return false;
     int shape = single[0] ? KIR_SV : single[1] ? KIR_VS : KIR_VV;
     b->a = x->a;
@@ -207,7 +208,8 @@ static void mark_in_place(const binder *m) {
 
 void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out) {
     binder m = {.f = f, .s = f->schedule, .pattern = pattern, .out = out};
-    for (int v = 0; v < f->vm->n_values; v++) out->kinds[v] = 0;
+    for (int v = 0; v < f->vm->n_values; v++)
+        out->kinds[v] = 0;
     for (int i = 0; i < m.s->n_steps; i++) {
         bind_step(&m, i);
         if (i > 0 && m.s->steps[i - 1].joins) try_join(&m, i - 1);

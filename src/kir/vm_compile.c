@@ -1,4 +1,5 @@
-/* vm_compile.c — makes a kir_vm of a program: schedules, constants, what a point costs, how much memory a thread needs. */
+/* vm_compile.c — makes a kir_vm of a program: schedules, constants, what a point costs, how much memory a thread
+ * needs. */
 #include "kir/rules.h"
 #include "kir/vm.h"
 
@@ -6,9 +7,9 @@
 
 /* Rough nanoseconds an element of one operation takes on one core; only the decision to use threads depends on them. */
 static const float COSTS[KIR_OP_COUNT] = {
-    [KIR_SQRT] = 0.2f, [KIR_EXP] = 0.2f,    [KIR_LOG] = 0.3f,  [KIR_SIN] = 0.3f,   [KIR_COS] = 0.3f,  [KIR_TANH] = 0.3f,
-    [KIR_ERF] = 0.4f,  [KIR_DIV] = 0.15f,   [KIR_MOD] = 5.0f,  [KIR_PHILOX] = 0.6f, [KIR_LOAD] = 0.1f, [KIR_STORE] = 0.1f,
-    [KIR_SCAN] = 1.0f, [KIR_REDUCE] = 0.08f,
+    [KIR_SQRT] = 0.2f, [KIR_EXP] = 0.2f,   [KIR_LOG] = 0.3f,  [KIR_SIN] = 0.3f,     [KIR_COS] = 0.3f,
+    [KIR_TANH] = 0.3f, [KIR_ERF] = 0.4f,   [KIR_DIV] = 0.15f, [KIR_MOD] = 5.0f,     [KIR_PHILOX] = 0.6f,
+    [KIR_LOAD] = 0.1f, [KIR_STORE] = 0.1f, [KIR_SCAN] = 1.0f, [KIR_REDUCE] = 0.08f,
 };
 static const float COST_OF_OTHERS = 0.05f, COST_OF_COMPUTED_INDEX = 1.0f, COST_OF_CHAIN = 0.5f;
 
@@ -23,8 +24,10 @@ static void sum_costs(kir_vm *vm) {
     for (int i = 0; i < vm->parts.n_steps; i++) {
         const kir_step *s = &vm->parts.steps[i];
         if (s->op == KIR_LOOP || s->op == KIR_END) continue;
-        if (s->in_loop) vm->loop_cost += cost_of(s);
-        else vm->point_cost += cost_of(s);
+        if (s->in_loop)
+            vm->loop_cost += cost_of(s);
+        else
+            vm->point_cost += cost_of(s);
     }
 }
 
@@ -38,8 +41,10 @@ static tn_status check_loops(const kir_program *p, kir_vm *vm) {
         int first = kir_loop_first(in), count = kir_loop_count(in);
         bool fits = !vm->has_loop || (first == vm->loop_first && count == vm->loop_count);
         if (depth > 1 || !fits) {
-            return tn_fail(TN_ERR_UNSUPPORTED, "tile VM: loop at instruction %d is nested or ranges over other axes than"
-                           " the first; loops must be at depth one, all over the same axes", i);
+            return tn_fail(TN_ERR_UNSUPPORTED,
+                           "tile VM: loop at instruction %d is nested or ranges over other axes than"
+                           " the first; loops must be at depth one, all over the same axes",
+                           i);
         }
         vm->has_loop = true;
         vm->loop_first = first;
@@ -126,7 +131,8 @@ static tn_status compile(const kir_program *p, kir_vm *vm) {
 
 void kir_vm_free(kir_vm *vm) {
     if (!vm) return;
-    for (int i = 0; i < KIR_BINDS; i++) tn_mem_free(atomic_load_explicit(&vm->binds[i], memory_order_relaxed));
+    for (int i = 0; i < KIR_BINDS; i++)
+        tn_mem_free(atomic_load_explicit(&vm->binds[i], memory_order_relaxed));
     kir_schedule_free(&vm->parts);
     kir_schedule_free(&vm->whole);
     tn_mem_free(vm->buffer_of);

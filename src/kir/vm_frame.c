@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 /* Takes `bytes` from *at on; works on numbers, so that a dry run from 0 gives the size. */
 static void *carve(uintptr_t *at, size_t bytes) {
@@ -18,9 +18,7 @@ static void *carve(uintptr_t *at, size_t bytes) {
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-static size_t lane_bytes(size_t width) {
-    return larger((size_t)KIR_LANES * KIR_COLUMNS, KIR_TILE) * width;
-}
+static size_t lane_bytes(size_t width) { return larger((size_t)KIR_LANES * KIR_COLUMNS, KIR_TILE) * width; }
 
 size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
     kir_frame unused;
@@ -42,7 +40,8 @@ size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
     f->own.kinds = carve(&at, values);
     f->own.pattern = carve(&at, KIR_PATTERN_HEAD + accesses);
     f->slots = carve(&at, larger(vm->parts.slot_bytes, vm->whole.slot_bytes));
-    for (int i = 0; i < KIR_STAGES; i++) f->stage[i] = carve(&at, KIR_TILE * sizeof(kir_value));
+    for (int i = 0; i < KIR_STAGES; i++)
+        f->stage[i] = carve(&at, KIR_TILE * sizeof(kir_value));
     f->states = carve(&at, (size_t)vm->n_states * sizeof *f->states);
     for (int i = 0; i < vm->n_states; i++) {
         char *lanes = carve(&at, lane_bytes(vm->state_width[i]));
@@ -52,7 +51,7 @@ size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory) {
     return at - (uintptr_t)memory;
 }
 
-/* ---- axes ---------------------------------------------------------------------------------------------------------- */
+/* ---- axes -------------------------------------------------------------------------------------------------------- */
 
 /* Axes of a launch after merging. `axis`: the original axis whose strides a merged one has. */
 typedef struct axes {
@@ -95,7 +94,8 @@ static int sorted_axes(const kir_frame *f, int *order) {
     for (int i = 0; i < n; i++) {
         int k = i;
         int64_t mine = store < 0 ? 0 : magnitude(stride_of(f, store, i));
-        for (; store >= 0 && k > 0 && magnitude(stride_of(f, store, order[k - 1])) < mine; k--) order[k] = order[k - 1];
+        for (; store >= 0 && k > 0 && magnitude(stride_of(f, store, order[k - 1])) < mine; k--)
+            order[k] = order[k - 1];
         order[k] = i;
     }
     return n;
@@ -121,7 +121,7 @@ static void merge_loop(const kir_frame *f, axes *out) {
     }
 }
 
-/* ---- layout -------------------------------------------------------------------------------------------------------- */
+/* ---- layout ------------------------------------------------------------------------------------------------------ */
 
 /* Do the loop's loads and stores go along memory rather than across it? Rows too short for a vector are turned: many of
  * them side by side keep vectors full. */
@@ -159,11 +159,14 @@ static void set_strides(kir_frame *f, const axes *outer, int n_outer, const axes
         const int64_t *affine = affine_of(f, i);
         *to = affine[0];
         if (lo) {
-            for (int k = 0; k < f->vm->n_par; k++) *to += lo[k] * affine[1 + k];
+            for (int k = 0; k < f->vm->n_par; k++)
+                *to += lo[k] * affine[1 + k];
         }
         to++;
-        for (int k = 0; k < n_outer; k++) *to++ = affine[1 + outer->axis[k]];
-        for (int k = 0; k < n_inner; k++) *to++ = affine[1 + inner->axis[inner_first + k]];
+        for (int k = 0; k < n_outer; k++)
+            *to++ = affine[1 + outer->axis[k]];
+        for (int k = 0; k < n_inner; k++)
+            *to++ = affine[1 + inner->axis[inner_first + k]];
     }
 }
 
@@ -219,7 +222,7 @@ static void plan_across(kir_frame *f) {
     f->units = by_runs ? f->inner_pieces * (s->total / tn_max64(run, 1)) : tn_ceil_div(s->total, f->inner_step);
 }
 
-/* ---- kinds --------------------------------------------------------------------------------------------------------- */
+/* ---- kinds ------------------------------------------------------------------------------------------------------- */
 
 static bool varies(const int64_t *strides, int n) {
     for (int k = 0; k < n; k++) {
@@ -277,13 +280,15 @@ static const kir_bind *find_bind(kir_frame *f) {
     return &f->own;
 }
 
-/* ---- overlap ------------------------------------------------------------------------------------------------------- */
+/* ---- overlap ----------------------------------------------------------------------------------------------------- */
 
 static void stretch(int64_t *low, int64_t *high, const kir_space *s, const int64_t *strides) {
     for (int k = 0; k < s->n; k++) {
         int64_t reach = (s->extent[k] - 1) * strides[k];
-        if (reach < 0) *low += reach;
-        else *high += reach;
+        if (reach < 0)
+            *low += reach;
+        else
+            *high += reach;
     }
 }
 
@@ -320,12 +325,15 @@ static void set_flags(kir_frame *f) {
     }
 }
 
-/* ---- a launch ------------------------------------------------------------------------------------------------------ */
+/* ---- a launch ---------------------------------------------------------------------------------------------------- */
 
 static void set_values(kir_frame *f) {
-    for (int v = 0; v < f->vm->n_values; v++) f->at[v] = f->slots + f->schedule->slots[v];
-    for (int i = 0; i < f->vm->n_constants; i++) f->at[f->vm->constant_of[i]] = (char *)&f->vm->constant_values[i];
-    for (int i = 0; i < f->vm->n_dials; i++) f->at[f->vm->constant_of[f->vm->n_constants + i]] = (char *)&f->dials[i];
+    for (int v = 0; v < f->vm->n_values; v++)
+        f->at[v] = f->slots + f->schedule->slots[v];
+    for (int i = 0; i < f->vm->n_constants; i++)
+        f->at[f->vm->constant_of[i]] = (char *)&f->vm->constant_values[i];
+    for (int i = 0; i < f->vm->n_dials; i++)
+        f->at[f->vm->constant_of[f->vm->n_constants + i]] = (char *)&f->dials[i];
 }
 
 static void set_views(kir_frame *f) {
@@ -339,8 +347,10 @@ static void set_dials(kir_frame *f) {
     for (int i = 0; i < f->vm->n_dials; i++) {
         kir_ins in = f->vm->constants[f->vm->n_constants + i];
         kir_dial dial = f->launch->dials[in.imm.i];
-        if (kir_is_float((kir_type)in.type)) in.imm.f = dial.f;
-        else in.imm.i = dial.i;
+        if (kir_is_float((kir_type)in.type))
+            in.imm.f = dial.f;
+        else
+            in.imm.i = dial.i;
         f->dials[i] = kir_const_value(&in);
     }
 }

@@ -1,8 +1,8 @@
 /* vm_memory.c — between tiles and buffers: loads, stores and the index values themselves.
  *
- * A tile's part of a buffer is a few regular blocks, or with a computed index any elements at all. A load whose elements
- * already lie side by side in the right type moves nothing: the value borrows the memory. A store of a value that was
- * computed in place moves nothing either. */
+ * A tile's part of a buffer is a few regular blocks, or with a computed index any elements at all. A load whose
+ * elements already lie side by side in the right type moves nothing: the value borrows the memory. A store of a value
+ * that was computed in place moves nothing either. */
 #include "kir/rules.h"
 #include "kir/vm.h"
 
@@ -25,8 +25,10 @@ static const int64_t *inner_strides(const kir_frame *f, int access) {
 static int64_t first_element(const kir_frame *f, int access) {
     const int64_t *outer = outer_strides(f, access), *inner = inner_strides(f, access);
     int64_t index = outer[-1];
-    for (int k = 0; k < f->outer_space.n; k++) index += f->outer.at[k] * outer[k];
-    for (int k = 0; k < f->inner_space.n; k++) index += f->inner.at[k] * inner[k];
+    for (int k = 0; k < f->outer_space.n; k++)
+        index += f->outer.at[k] * outer[k];
+    for (int k = 0; k < f->inner_space.n; k++)
+        index += f->inner.at[k] * inner[k];
     return index;
 }
 
@@ -49,7 +51,7 @@ static bool side_by_side(const kir_frame *f, int access, int kind) {
     return inner && outer;
 }
 
-/* ---- walking ------------------------------------------------------------------------------------------------------- */
+/* ---- walking ----------------------------------------------------------------------------------------------------- */
 
 /* Goes through a cursor's range run by run: a run is `count` points whose elements lie `step` apart. */
 typedef struct walk {
@@ -142,15 +144,26 @@ static void for_pieces(mover *m) {
 static char *tile_at(const mover *m, int64_t place) { return m->tile + ((size_t)place << m->width); }
 
 static void load_piece(const mover *m, const piece *p) {
-    kir_block block = {.d = tile_at(m, p->place), .s = address_of(m->f, m->access, p->element), .d_outer = m->row,
-                       .d_inner = 1, .s_outer = p->outer_step, .s_inner = p->inner_step, .outer = p->outer,
+    kir_block block = {.d = tile_at(m, p->place),
+                       .s = address_of(m->f, m->access, p->element),
+                       .d_outer = m->row,
+                       .d_inner = 1,
+                       .s_outer = p->outer_step,
+                       .s_inner = p->inner_step,
+                       .outer = p->outer,
                        .inner = p->inner};
     m->f->simd->copy[m->width](&block);
 }
 
 static void store_piece(const mover *m, const piece *p) {
-    kir_block block = {.d = address_of(m->f, m->access, p->element), .s = tile_at(m, p->place), .d_outer = p->outer_step,
-                       .d_inner = p->inner_step, .s_outer = m->row, .s_inner = 1, .outer = p->outer, .inner = p->inner};
+    kir_block block = {.d = address_of(m->f, m->access, p->element),
+                       .s = tile_at(m, p->place),
+                       .d_outer = p->outer_step,
+                       .d_inner = p->inner_step,
+                       .s_outer = m->row,
+                       .s_inner = 1,
+                       .outer = p->outer,
+                       .inner = p->inner};
     m->f->simd->copy[m->width](&block);
 }
 
@@ -159,8 +172,13 @@ static void load_rows(const mover *m, const piece *p) {
     int64_t first = p->place / m->row;
     for (int64_t r = 0; r < p->outer; r++) {
         int64_t element = p->element + r * p->outer_step + m->dyn[first + r];
-        kir_block block = {.d = tile_at(m, p->place + r * m->row), .s = address_of(m->f, m->access, element),
-                           .d_outer = m->row, .d_inner = 1, .s_outer = 0, .s_inner = p->inner_step, .outer = 1,
+        kir_block block = {.d = tile_at(m, p->place + r * m->row),
+                           .s = address_of(m->f, m->access, element),
+                           .d_outer = m->row,
+                           .d_inner = 1,
+                           .s_outer = 0,
+                           .s_inner = p->inner_step,
+                           .outer = 1,
                            .inner = p->inner};
         m->f->simd->copy[m->width](&block);
     }
@@ -172,9 +190,9 @@ static void load_masked(const mover *m, const piece *p) {
     int64_t rows = tall ? 1 : p->outer;
     for (int64_t r = 0; r < rows; r++) {
         int64_t place = p->place + r * m->row;
-        m->f->simd->load_masked[m->width](tile_at(m, place), address_of(m->f, m->access, p->element + r * p->outer_step),
-                                          tall ? p->outer_step : p->inner_step, m->mask + place,
-                                          tall ? p->outer : p->inner);
+        m->f->simd->load_masked[m->width](
+            tile_at(m, place), address_of(m->f, m->access, p->element + r * p->outer_step),
+            tall ? p->outer_step : p->inner_step, m->mask + place, tall ? p->outer : p->inner);
     }
 }
 
@@ -198,7 +216,7 @@ static void index_piece(const mover *m, const piece *p) {
     }
 }
 
-/* ---- spreading ----------------------------------------------------------------------------------------------------- */
+/* ---- spreading --------------------------------------------------------------------------------------------------- */
 
 static int64_t stride_in(const kir_frame *f, int kind, int direction) {
     if (!(kind & direction)) return 0;
@@ -209,8 +227,11 @@ static int64_t stride_in(const kir_frame *f, int kind, int direction) {
 const char *kir_spread(kir_frame *f, int v, kir_type type, int kind, int stage) {
     int own = f->bind->kinds[v];
     if (own == kind) return f->at[v];
-    kir_block block = {.d = f->stage[stage], .s = f->at[v], .d_outer = stride_in(f, kind, KIR_OUTER),
-                       .d_inner = stride_in(f, kind, KIR_INNER), .s_outer = stride_in(f, own, KIR_OUTER),
+    kir_block block = {.d = f->stage[stage],
+                       .s = f->at[v],
+                       .d_outer = stride_in(f, kind, KIR_OUTER),
+                       .d_inner = stride_in(f, kind, KIR_INNER),
+                       .s_outer = stride_in(f, own, KIR_OUTER),
                        .s_inner = stride_in(f, own, KIR_INNER)};
     block.outer = kind & KIR_OUTER ? f->outer.count : 1;
     block.inner = kind & KIR_INNER ? f->inner.count : 1;
@@ -243,7 +264,7 @@ static const int64_t *make_index(kir_frame *f, int access, int dyn, int kind, ch
     return (const int64_t *)(const void *)out;
 }
 
-/* ---- the steps ----------------------------------------------------------------------------------------------------- */
+/* ---- the steps --------------------------------------------------------------------------------------------------- */
 
 char *kir_direct_address(kir_frame *f, int store) {
     const kir_step *s = &f->schedule->steps[store];
@@ -348,8 +369,15 @@ void kir_do_store(kir_frame *f, const kir_bound *b) {
         if (together) return;
         raw = out;
     }
-    mover m = {.f = f, .fn = mask ? store_masked : store_piece, .tile = raw, .access = s->access, .kind = b->kind,
-               .width = f->views[s->access].width, .mask = mask};
-    if (s->dyn != KIR_NONE) scatter(f, s, b->kind, mask, raw, m.width);
-    else for_pieces(&m);
+    mover m = {.f = f,
+               .fn = mask ? store_masked : store_piece,
+               .tile = raw,
+               .access = s->access,
+               .kind = b->kind,
+               .width = f->views[s->access].width,
+               .mask = mask};
+    if (s->dyn != KIR_NONE)
+        scatter(f, s, b->kind, mask, raw, m.width);
+    else
+        for_pieces(&m);
 }

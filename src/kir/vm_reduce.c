@@ -1,10 +1,10 @@
 /* vm_reduce.c — reductions and scans over tiles, in the one order that kir.h defines.
  *
  * A reduction has a state: KIR_LANES partial results, and the total of the blocks before. Loops along memory have one
- * row at a time in parts, so a lane is one element; loops across memory have a line of columns, so a lane is a line, and
- * every operation on lanes is an ordinary vector operation on lines. When a tile holds whole rows, the state begins and
- * ends with the tile. ARGMAX keeps the best value in `lanes` and its number in `total`; CHAIN the open chain and the
- * sum of the closed ones; SEQ and SCAN the running value, both in `total`. */
+ * row at a time in parts, so a lane is one element; loops across memory have a line of columns, so a lane is a line,
+ * and every operation on lanes is an ordinary vector operation on lines. When a tile holds whole rows, the state begins
+ * and ends with the tile. ARGMAX keeps the best value in `lanes` and its number in `total`; CHAIN the open chain and
+ * the sum of the closed ones; SEQ and SCAN the running value, both in `total`. */
 #include "kir/rules.h"
 #include "kir/vm.h"
 
@@ -12,7 +12,8 @@
 
 static const kir_step *step_of(const kir_frame *f, const kir_bound *b) { return &f->schedule->steps[b->step]; }
 
-static const kir_op COMBINES[] = {[KIR_SUM] = KIR_ADD, [KIR_PROD] = KIR_MUL, [KIR_RMAX] = KIR_MAX, [KIR_RMIN] = KIR_MIN};
+static const kir_op COMBINES[] = {
+    [KIR_SUM] = KIR_ADD, [KIR_PROD] = KIR_MUL, [KIR_RMAX] = KIR_MAX, [KIR_RMIN] = KIR_MIN};
 
 static bool is_arg(int kind) { return kind == KIR_ARGMAX || kind == KIR_ARGMIN; }
 
@@ -40,7 +41,7 @@ static void fill(const kir_frame *f, char *d, const kir_step *s, kir_value x, in
     f->simd->copy[kir_log2(width_of(s))](&block);
 }
 
-/* ---- begin, feed, end ---------------------------------------------------------------------------------------------- */
+/* ---- begin, feed, end -------------------------------------------------------------------------------------------- */
 
 /* Lanes that can ever hold an element; across memory the others are left out, op(x, identity) being x. */
 static int64_t lanes_used(const kir_frame *f) {
@@ -59,7 +60,8 @@ static void begin_state(const kir_frame *f, const kir_step *s, kir_state *state)
         clear_lanes(f, s, state);
     } else if (is_arg(s->kind) && s->op == KIR_REDUCE) {
         int64_t none = f->layout == KIR_ACROSS ? 0 : -1;
-        for (int64_t i = 0; i < columns(f); i++) ((int64_t *)(void *)state->total)[i] = none;
+        for (int64_t i = 0; i < columns(f); i++)
+            ((int64_t *)(void *)state->total)[i] = none;
     } else if (s->kind == KIR_CHAIN && s->op == KIR_REDUCE) {
         fill(f, state->lanes, s, kir_identity(KIR_SUM, (kir_type)s->operand), columns(f));
     } else {
@@ -139,8 +141,10 @@ static void multiply_add(const kir_frame *f, const kir_step *s, char *sum, const
 /* The open chain joins the sum of those before it; the first one stands alone. */
 static void close_chain(const kir_frame *f, const kir_step *s, kir_state *state) {
     size_t line = (size_t)columns(f) * width_of(s);
-    if (state->has_total) combiner(f, s, KIR_SUM)(state->total, state->total, state->lanes, NULL, columns(f));
-    else memcpy(state->total, state->lanes, line);
+    if (state->has_total)
+        combiner(f, s, KIR_SUM)(state->total, state->total, state->lanes, NULL, columns(f));
+    else
+        memcpy(state->total, state->lanes, line);
     state->has_total = true;
 }
 
@@ -186,10 +190,14 @@ static void feed_running(const kir_frame *f, const kir_step *s, kir_state *state
 }
 
 static void feed(const kir_frame *f, const kir_step *s, kir_state *state, const char *a, const char *b) {
-    if (uses_lanes(s)) feed_lanes(f, s, state, a);
-    else if (is_arg(s->kind)) feed_arg(f, s, state, a);
-    else if (s->kind == KIR_CHAIN) feed_chain(f, s, state, a, b);
-    else feed_running(f, s, state, a, f->stage[1]);
+    if (uses_lanes(s))
+        feed_lanes(f, s, state, a);
+    else if (is_arg(s->kind))
+        feed_arg(f, s, state, a);
+    else if (s->kind == KIR_CHAIN)
+        feed_chain(f, s, state, a, b);
+    else
+        feed_running(f, s, state, a, f->stage[1]);
     state->count += loop_count(f);
 }
 
@@ -203,12 +211,14 @@ static void end_state(const kir_frame *f, const kir_step *s, kir_state *state, c
         f->simd->copy[kir_log2(width)](&block);
         return;
     }
-    if (uses_lanes(s)) end_block(f, s, state);
-    else if (s->kind == KIR_CHAIN) close_chain(f, s, state);
+    if (uses_lanes(s))
+        end_block(f, s, state);
+    else if (s->kind == KIR_CHAIN)
+        close_chain(f, s, state);
     memcpy(out, state->total, (size_t)columns(f) * width);
 }
 
-/* ---- whole rows ---------------------------------------------------------------------------------------------------- */
+/* ---- whole rows -------------------------------------------------------------------------------------------------- */
 
 /* Along memory, a tile of whole rows: each row has its state in turn. */
 static void reduce_rows(const kir_frame *f, const kir_step *s, const char *a, const char *b, char *out) {
@@ -235,7 +245,7 @@ static void scan_rows(const kir_frame *f, const kir_step *s, const char *x, char
     }
 }
 
-/* ---- the steps ----------------------------------------------------------------------------------------------------- */
+/* ---- the steps --------------------------------------------------------------------------------------------------- */
 
 /* All directions of the tile. */
 static int full_kind(const kir_frame *f) { return f->bind->pattern[3]; }
@@ -286,7 +296,7 @@ void kir_states_end(kir_frame *f, int loop, int end) {
     }
 }
 
-/* ---- blocks computed apart ----------------------------------------------------------------------------------------- */
+/* ---- blocks computed apart --------------------------------------------------------------------------------------- */
 
 size_t kir_part_bytes(void) { return 2 * sizeof(kir_value) * KIR_COLUMNS; }
 
@@ -319,9 +329,12 @@ static void add_arg_part(const kir_frame *f, const kir_step *s, kir_state *state
 /* Parts come in order; `first` is the number of the part's first element. */
 void kir_part_add(kir_frame *f, const kir_step *s, const char *part, int64_t first) {
     kir_state *state = &f->states[s->state];
-    if (is_arg(s->kind)) add_arg_part(f, s, state, part, first);
-    else if (state->has_total) combiner(f, s, (kir_reduce)s->kind)(state->total, state->total, part, NULL, columns(f));
-    else memcpy(state->total, part, (size_t)columns(f) * width_of(s));
+    if (is_arg(s->kind))
+        add_arg_part(f, s, state, part, first);
+    else if (state->has_total)
+        combiner(f, s, (kir_reduce)s->kind)(state->total, state->total, part, NULL, columns(f));
+    else
+        memcpy(state->total, part, (size_t)columns(f) * width_of(s));
     state->has_total = true;
     state->count = first + 1;
 }

@@ -14,15 +14,15 @@ typedef struct maker {
     const kir_program *p;
     bool whole;
     kir_schedule *out;
-    int n;             /* instructions */
-    int16_t *map;      /* by instruction: the one whose value stands for it */
-    int16_t *epoch;    /* by instruction: stores before it */
-    int16_t *next;     /* by instruction: chain of its bucket */
-    int16_t *uses;     /* by value: readers */
-    int16_t *def;      /* by value: position of its step, -1 for constants */
-    int16_t *last;     /* by value: position of its last reader */
-    int16_t *root;     /* by value: the one whose memory it shares (BITCAST) */
-    int16_t *region;   /* by position: number of the region */
+    int n;           /* instructions */
+    int16_t *map;    /* by instruction: the one whose value stands for it */
+    int16_t *epoch;  /* by instruction: stores before it */
+    int16_t *next;   /* by instruction: chain of its bucket */
+    int16_t *uses;   /* by value: readers */
+    int16_t *def;    /* by value: position of its step, -1 for constants */
+    int16_t *last;   /* by value: position of its last reader */
+    int16_t *root;   /* by value: the one whose memory it shares (BITCAST) */
+    int16_t *region; /* by position: number of the region */
     int16_t *order;
     int16_t buckets[BUCKETS];
 } maker;
@@ -38,7 +38,7 @@ static tn_dtype dtype_of(const maker *m, const kir_step *s) {
 
 static kir_val mapped(const maker *m, kir_val v) { return v == KIR_NONE ? KIR_NONE : m->map[v]; }
 
-/* ---- emit ---------------------------------------------------------------------------------------------------------- */
+/* ---- emit -------------------------------------------------------------------------------------------------------- */
 
 static kir_step step_of(const maker *m, int i, bool in_loop) {
     const kir_ins *in = &m->p->ins[i];
@@ -111,7 +111,7 @@ static void emit(maker *m, bool *in_loop) {
     }
 }
 
-/* ---- join ---------------------------------------------------------------------------------------------------------- */
+/* ---- join -------------------------------------------------------------------------------------------------------- */
 
 /* Every value that a step reads. */
 static int operands_of(const kir_step *s, int16_t values[4]) {
@@ -128,7 +128,8 @@ static void count_uses(maker *m) {
     int16_t region = 0;
     for (int i = 0; i < m->out->n_steps; i++) {
         const kir_step *s = step_at(m, i);
-        for (int k = operands_of(s, values) - 1; k >= 0; k--) m->uses[values[k]]++;
+        for (int k = operands_of(s, values) - 1; k >= 0; k--)
+            m->uses[values[k]]++;
         if (s->op == KIR_LOOP || s->op == KIR_END) region++;
         m->region[i] = region;
         if (s->d != KIR_NONE) m->def[s->d] = (int16_t)i;
@@ -137,7 +138,8 @@ static void count_uses(maker *m) {
 
 static bool is_first(const kir_step *s) {
     if (s->operand != KIR_F32) return false;
-    return s->op == KIR_ADD || s->op == KIR_SUB || s->op == KIR_MUL || s->op == KIR_EQ || s->op == KIR_LT || s->op == KIR_LE;
+    return s->op == KIR_ADD || s->op == KIR_SUB || s->op == KIR_MUL || s->op == KIR_EQ || s->op == KIR_LT ||
+           s->op == KIR_LE;
 }
 
 /* May `second` be computed together with the step that yields v? */
@@ -150,13 +152,10 @@ static bool can_join(const maker *m, const kir_step *second, int position, int16
     case KIR_ADD:
     case KIR_SUB:
     case KIR_MUL:
-    case KIR_DIV:
-        return true;
+    case KIR_DIV: return true;
     case KIR_MAX:
-    case KIR_MIN:
-        return second->a == v;
-    default:
-        return false;
+    case KIR_MIN: return second->a == v;
+    default: return false;
     }
 }
 
@@ -199,7 +198,7 @@ static tn_status join(maker *m) {
     return status;
 }
 
-/* ---- measure ------------------------------------------------------------------------------------------------------- */
+/* ---- measure ----------------------------------------------------------------------------------------------------- */
 
 static void link_loops(maker *m) {
     int open = -1;
@@ -238,11 +237,12 @@ static void measure(maker *m) {
             if (s->op == KIR_BITCAST) m->root[s->d] = m->root[s->a];
         }
         int reader = s->joins ? i + 1 : i; /* the pair reads its operands together */
-        for (int k = operands_of(s, values) - 1; k >= 0; k--) note_use(m, values[k], reader, loop);
+        for (int k = operands_of(s, values) - 1; k >= 0; k--)
+            note_use(m, values[k], reader, loop);
     }
 }
 
-/* ---- place --------------------------------------------------------------------------------------------------------- */
+/* ---- place ------------------------------------------------------------------------------------------------------- */
 
 /* Slots that are free, by the logarithm of their element's width. */
 typedef struct pool {
@@ -262,13 +262,15 @@ static int width_of(const maker *m, int16_t v) { return kir_log2(kir_type_size((
 
 /* Can the step write over its operand? One operand of the same width is read in step with the writing. */
 static bool overwrites(const maker *m, const kir_step *s, int position) {
-    if (s->b != KIR_NONE || s->a == KIR_NONE || s->op < KIR_NEG || s->op > KIR_CAST || s->op == KIR_BITCAST) return false;
+    if (s->b != KIR_NONE || s->a == KIR_NONE || s->op < KIR_NEG || s->op > KIR_CAST || s->op == KIR_BITCAST)
+        return false;
     int16_t a = m->root[s->a];
     return m->out->slots[a] >= 0 && m->last[a] == position && m->def[a] >= 0 && width_of(m, a) == width_of(m, s->d);
 }
 
 static void place_all(maker *m, pool *slots, int16_t *ends) {
-    for (int v = 0; v < m->n; v++) m->out->slots[v] = -1;
+    for (int v = 0; v < m->n; v++)
+        m->out->slots[v] = -1;
     for (int i = 0; i < m->out->n_steps; i++) {
         const kir_step *s = step_at(m, i);
         bool over = overwrites(m, s, i);
@@ -307,21 +309,20 @@ static tn_status place(maker *m) {
         place_all(m, &slots, ends);
         m->out->slot_bytes = (slots.bytes + 63) / 64 * 64;
     }
-    for (int w = 0; w < KIR_WIDTHS; w++) tn_mem_free(slots.free[w]);
+    for (int w = 0; w < KIR_WIDTHS; w++)
+        tn_mem_free(slots.free[w]);
     tn_mem_free(ends);
     return status;
 }
 
-/* ---- direct and conflicts ------------------------------------------------------------------------------------------ */
+/* ---- direct and conflicts ---------------------------------------------------------------------------------------- */
 
 /* Steps whose routine writes its result wherever it is told to. */
 static bool writes_anywhere(const kir_step *s) {
     return s->op == KIR_LOAD || s->op == KIR_INDEX || (s->op >= KIR_NEG && s->op <= KIR_PHILOX && s->op != KIR_BITCAST);
 }
 
-static bool lends(const kir_step *s) {
-    return s->op == KIR_LOAD && s->dyn == KIR_NONE && !s->converts;
-}
+static bool lends(const kir_step *s) { return s->op == KIR_LOAD && s->dyn == KIR_NONE && !s->converts; }
 
 static void find_direct(maker *m) {
     for (int i = 0; i < m->out->n_steps; i++) {
@@ -384,7 +385,7 @@ static tn_status find_conflicts(maker *m) {
     return TN_OK;
 }
 
-/* ---- all together -------------------------------------------------------------------------------------------------- */
+/* ---- all together ------------------------------------------------------------------------------------------------ */
 
 static tn_status make(maker *m, bool *in_loop) {
     emit(m, in_loop);
@@ -417,7 +418,8 @@ tn_status kir_schedule_make(const kir_program *p, bool whole, kir_schedule *out)
     if (status == TN_OK) {
         maker m = {.p = p, .whole = whole, .out = out, .n = p->n_ins};
         int16_t **parts[TABLES] = {&m.map, &m.epoch, &m.next, &m.uses, &m.def, &m.last, &m.root, &m.region, &m.order};
-        for (size_t k = 0; k < TABLES; k++) *parts[k] = tables + k * n;
+        for (size_t k = 0; k < TABLES; k++)
+            *parts[k] = tables + k * n;
         memset(m.buckets, 0xff, sizeof m.buckets);
         memset(m.def, 0xff, n * sizeof *m.def);
         status = make(&m, in_loop);

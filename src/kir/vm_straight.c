@@ -2,8 +2,8 @@
  * element within a row.
  *
  * Then the steps are nothing but calls whose addresses follow from row and column, so a launch is turned into a list of
- * calls once and the list is run for each piece of a row. Loads lend their memory, values to be stored are computed where
- * they belong. A program whose values all lie in buffers needs no slots and runs in long stretches. */
+ * calls once and the list is run for each piece of a row. Loads lend their memory, values to be stored are computed
+ * where they belong. A program whose values all lie in buffers needs no slots and runs in long stretches. */
 #include "kir/rules.h"
 #include "kir/vm.h"
 
@@ -35,7 +35,7 @@ static bool launch_is_straight(const kir_frame *f) {
     return true;
 }
 
-/* ---- the list ------------------------------------------------------------------------------------------------------ */
+/* ---- the list ---------------------------------------------------------------------------------------------------- */
 
 static void place(kir_place *p, char *at, int64_t row, int64_t column) {
     p->at = at;
@@ -86,8 +86,10 @@ static void add_store(kir_frame *f, const kir_bound *b) {
 }
 
 static void add_call(kir_frame *f, const kir_bound *b) {
-    if (b->direct != KIR_NONE) f->places[b->d] = *place_memory(f, f->schedule->steps[b->direct].access);
-    else place_in_slot(f, b->d);
+    if (b->direct != KIR_NONE)
+        f->places[b->d] = *place_memory(f, f->schedule->steps[b->direct].access);
+    else
+        place_in_slot(f, b->d);
     kir_call *c = new_call(f, b, b->fn, &f->places[b->d], &f->places[b->a]);
     c->at[2] = &f->places[b->b];
     c->at[3] = &f->places[b->c];
@@ -103,10 +105,14 @@ static void make_list(kir_frame *f) {
     }
     for (int i = 0; i < f->schedule->n_steps; i++) {
         const kir_bound *b = &f->bind->bound[i];
-        if (b->act == KIR_DO_LOAD) add_load(f, b);
-        else if (b->act == KIR_DO_STORE) add_store(f, b);
-        else if (b->act == KIR_DO_RENAME) f->places[b->d] = f->places[b->a];
-        else if (b->act != KIR_DO_NOTHING) add_call(f, b);
+        if (b->act == KIR_DO_LOAD)
+            add_load(f, b);
+        else if (b->act == KIR_DO_STORE)
+            add_store(f, b);
+        else if (b->act == KIR_DO_RENAME)
+            f->places[b->d] = f->places[b->a];
+        else if (b->act != KIR_DO_NOTHING)
+            add_call(f, b);
     }
 }
 
@@ -121,7 +127,7 @@ void kir_straighten(kir_frame *f) {
     f->units = f->inner_pieces * f->outer_space.total;
 }
 
-/* ---- running it ---------------------------------------------------------------------------------------------------- */
+/* ---- running it -------------------------------------------------------------------------------------------------- */
 
 static char *address_at(const kir_place *p, int64_t row, int64_t column) {
     return (char *)((uintptr_t)p->at + (uintptr_t)(row * p->row + column * p->column));
