@@ -15,7 +15,7 @@
 enum { SAMPLES = 21, CHAINS = 16, STEPS = 20000 };
 static const double SAMPLE_SECONDS = 4e-3;
 
-/* ---- the limit ---------------------------------------------------------------------------------------------------- */
+/* ---- the limit --------------------------------------------------------------------------------------------------- */
 
 static volatile float seed, keep; /* volatile: so that no two chains are known to be equal */
 
@@ -79,7 +79,7 @@ static double measure_limit(int threads) {
     return work / best * 1e-9;
 }
 
-/* ---- shapes ------------------------------------------------------------------------------------------------------- */
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
 typedef struct shape {
     const char *name;

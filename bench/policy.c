@@ -1,4 +1,5 @@
-/* policy.c — the generic policy (64 → 128 → 128 → 8 and 1, ReLU): how long a forward pass and a whole training step take.
+/* policy.c — the generic policy (64 → 128 → 128 → 8 and 1, ReLU): how long a forward pass and a whole training step
+ * take.
  *
  * bench/compare_policy.py drives it beside PyTorch, and tools/torch_train.py compares its losses. A training step is
  * forward, cross-entropy plus mean squared error, backward and Adam.
@@ -50,7 +51,7 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- the work ------------------------------------------------------------------------------------------------------- */
+/* ---- the work ---------------------------------------------------------------------------------------------------- */
 
 static void make_data(void) {
     uint32_t state = 1;
@@ -90,7 +91,8 @@ static batch take_batch(int64_t first, int64_t n) {
                    tn_from_data(b.returns + first, (int64_t[]){n, 1}, 2, TN_F32)};
 }
 
-/* Batches that differ, as in life: on one alone many gradients soon vanish, and arithmetic on numbers next to zero is slow. */
+/* Batches that differ, as in life: on one alone many gradients soon vanish, and arithmetic on
+ * numbers next to zero is slow. */
 static void take_batches(int64_t n, batch batches[ROUND]) {
     int64_t places = MOST / n;
     for (int64_t i = 0; i < ROUND; i++)
@@ -142,7 +144,7 @@ static void chain_step(const tn_tensor *x) {
     }
 }
 
-/* ---- files ---------------------------------------------------------------------------------------------------------- */
+/* ---- files ------------------------------------------------------------------------------------------------------- */
 
 static void save(const char *path) {
     tn_checkpoint c = {.struct_size = sizeof c, .model = tn_policy_module(b.policy)};
@@ -173,7 +175,7 @@ static void save(const char *path) {
     tn_variables_free(items);
 }
 
-/* ---- timing --------------------------------------------------------------------------------------------------------- */
+/* ---- timing ------------------------------------------------------------------------------------------------------ */
 
 /* Seconds a call over so many calls. */
 static double time_forward(int64_t n, int64_t calls) {
@@ -255,8 +257,7 @@ static void serve(const char *path, int threads) {
         else if (sscanf(line, "train %lld %lld", &n, &calls) == 2) {
             double seconds = time_training(n, calls, &host);
             printf("%.9g %.4f\n", seconds, host);
-        }
-        else if (sscanf(line, "chain %lld", &calls) == 1)
+        } else if (sscanf(line, "chain %lld", &calls) == 1)
             printf("%.9g\n", time_chain(calls));
         else
             printf("what?\n");
@@ -264,7 +265,7 @@ static void serve(const char *path, int threads) {
     }
 }
 
-/* ---- a table ---------------------------------------------------------------------------------------------------------- */
+/* ---- a table ----------------------------------------------------------------------------------------------------- */
 
 enum { ROWS_BATCHES = 3, SAMPLES = 15 };
 
@@ -307,7 +308,7 @@ static void table(void) {
     printf("%-24s %12.2f us\n", "fifteen small ops", time_chain(20000) * 1e6);
 }
 
-/* ---- losses, memory ------------------------------------------------------------------------------------------------- */
+/* ---- losses, memory ---------------------------------------------------------------------------------------------- */
 
 static void losses(const char *path, long steps) {
     begin();

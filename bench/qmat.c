@@ -1,9 +1,9 @@
 /* qmat.c — products with block-quantised weights beside what the processor and its memory could do.
  *
  * Limits are measured in the same run, on as many threads: dot products of small integers that touch no memory (GOP/s,
- * a multiplication and an addition each), and the reading of memory in order (GB/s) as large as the weights. Answers are
- * checked against a scalar sum over decoded weights before they are timed. Figures are medians, the best in brackets.
- *   kernels: one weight matrix, again and again: from a cache if it fits there;
+ * a multiplication and an addition each), and the reading of memory in order (GB/s) as large as the weights. Answers
+ * are checked against a scalar sum over decoded weights before they are timed. Figures are medians, the best in
+ * brackets. kernels: one weight matrix, again and again: from a cache if it fits there;
  *   model: all matrices of SmolLM2-135M in order, each read once a pass, as a token or a prompt does.
  *
  *   bench_qmat [threads] [name part]     default: all usable threads, everything */
@@ -23,7 +23,7 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* ---- limits ------------------------------------------------------------------------------------------------------- */
+/* ---- limits ------------------------------------------------------------------------------------------------------ */
 
 static volatile int seed, keep; /* volatile: so that no two chains are known to be equal */
 
@@ -124,7 +124,7 @@ static times measure_read(void *memory, int64_t bytes) {
     return sorted(samples);
 }
 
-/* ---- weights ------------------------------------------------------------------------------------------------------ */
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
 
 typedef struct matrix {
     int64_t n, k;
@@ -212,7 +212,7 @@ static times measure(const problem *p) {
     return sorted(samples);
 }
 
-/* ---- single matrices ---------------------------------------------------------------------------------------------- */
+/* ---- single matrices --------------------------------------------------------------------------------------------- */
 
 static bool bench_matrix(const matrix *w, int64_t m) {
     problem p;
@@ -247,7 +247,7 @@ static bool bench_kernels(void) {
     return right;
 }
 
-/* ---- a model ------------------------------------------------------------------------------------------------------ */
+/* ---- a model ----------------------------------------------------------------------------------------------------- */
 
 enum { LAYERS = 30, HIDDEN = 576, KEYS = 192, INNER = 1536, VOCABULARY = 49152, KINDS = 8 };
 

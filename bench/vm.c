@@ -18,7 +18,8 @@ enum { SAMPLES = 60, MOST = 1 << 24, BUFFERS = 4 };
 static const double SAMPLE_SECONDS = 3e-4;
 
 #if defined(__x86_64__)
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512"), optimize("O3"), noinline))
+#define TARGET \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512"), optimize("O3"), noinline))
 #else
 #define TARGET __attribute__((noinline))
 #endif
@@ -46,7 +47,7 @@ TARGET static void hand_gelu(float *d, const float *x, const float *y, int64_t n
     }
 }
 
-/* ---- programs ------------------------------------------------------------------------------------------------------ */
+/* ---- programs ---------------------------------------------------------------------------------------------------- */
 
 typedef struct bench_case {
     const char *name;
@@ -81,7 +82,8 @@ static void store(kir_builder *b, int buffer, kir_val v) {
 }
 
 static void declare(kir_builder *b) {
-    for (int i = 0; i < BUFFERS; i++) kir_buffer(b, TN_F32);
+    for (int i = 0; i < BUFFERS; i++)
+        kir_buffer(b, TN_F32);
 }
 
 static kir_val f32(kir_builder *b, double x) { return kir_const(b, KIR_F32, x); }
@@ -125,7 +127,8 @@ static void build_bias(kir_builder *b) {
 }
 
 static void build_bf16(kir_builder *b) {
-    for (int i = 0; i < BUFFERS; i++) kir_buffer(b, i == 0 ? TN_BF16 : TN_F16);
+    for (int i = 0; i < BUFFERS; i++)
+        kir_buffer(b, i == 0 ? TN_BF16 : TN_F16);
     store(b, 0, kir_binary(b, KIR_ADD, load(b, 1), load(b, 2)));
 }
 
@@ -136,7 +139,8 @@ static void build_softmax(kir_builder *b) {
     kir_val most = kir_reduce_value(b, KIR_RMAX, load(b, 1), KIR_NONE);
     kir_end(b);
     kir_loop(b, axis, 1);
-    kir_val sum = kir_reduce_value(b, KIR_SUM, kir_unary(b, KIR_EXP, kir_binary(b, KIR_SUB, load(b, 1), most)), KIR_NONE);
+    kir_val sum =
+        kir_reduce_value(b, KIR_SUM, kir_unary(b, KIR_EXP, kir_binary(b, KIR_SUB, load(b, 1), most)), KIR_NONE);
     kir_end(b);
     kir_loop(b, axis, 1);
     store(b, 0, kir_binary(b, KIR_DIV, kir_unary(b, KIR_EXP, kir_binary(b, KIR_SUB, load(b, 1), most)), sum));
@@ -219,7 +223,7 @@ static const bench_case CASES[] = {
     {"column-sum-64x9", build_column_sum, NULL, 1, 1, {64, 9}},
 };
 
-/* ---- timing -------------------------------------------------------------------------------------------------------- */
+/* ---- timing ------------------------------------------------------------------------------------------------------ */
 
 /* Arrays begin at different places of a page, as they would in a larger block. */
 enum { APART = 1088 };
@@ -239,13 +243,15 @@ static void run_hand(const work *w) { w->hand(arrays[3], arrays[1], arrays[2], w
 
 static double time_calls(void (*run)(const work *), const work *w, int64_t calls) {
     double begin = tn_now();
-    for (int64_t i = 0; i < calls; i++) run(w);
+    for (int64_t i = 0; i < calls; i++)
+        run(w);
     return (tn_now() - begin) / (double)calls;
 }
 
 static int64_t calls_for_a_sample(void (*run)(const work *), const work *w) {
     int64_t calls = 1;
-    while (calls < 1 << 20 && time_calls(run, w, calls) * (double)calls < SAMPLE_SECONDS) calls *= 2;
+    while (calls < 1 << 20 && time_calls(run, w, calls) * (double)calls < SAMPLE_SECONDS)
+        calls *= 2;
     return calls;
 }
 
@@ -272,7 +278,8 @@ static void fill(void) {
         allocations[i] = memory;
         if (!memory) fail(tn_error());
         arrays[i] = (float *)(void *)(memory + APART * i);
-        for (int64_t e = 0; e < MOST; e++) arrays[i][e] = (float)((e * (7919 + 4 * i)) % 1000) / 500 - 1;
+        for (int64_t e = 0; e < MOST; e++)
+            arrays[i][e] = (float)((e * (7919 + 4 * i)) % 1000) / 500 - 1;
     }
 }
 
@@ -292,7 +299,8 @@ static void run_case(const bench_case *c) {
     c->build(b);
     if (kir_finish(b, &p, &sizes) != TN_OK || kir_vm_compile(p, &vm) != TN_OK) fail(tn_error());
     work w = {.vm = vm, .launch = {sizes, (void *const *)arrays, NULL}, .hand = c->hand, .n = 1};
-    for (int k = 0; k < c->n_par + c->n_loop; k++) w.n *= c->extent[k];
+    for (int k = 0; k < c->n_par + c->n_loop; k++)
+        w.n *= c->extent[k];
     double each = 1e9 / (double)w.n, hand, one, all, unused;
     tn_threads_set(1);
     if (c->hand) check(&w);
@@ -313,7 +321,8 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < TN_COUNT(CASES); i++) {
         if (argc < 2 || strstr(CASES[i].name, argv[1])) run_case(&CASES[i]);
     }
-    for (int i = 0; i < BUFFERS; i++) tn_mem_free(allocations[i]);
+    for (int i = 0; i < BUFFERS; i++)
+        tn_mem_free(allocations[i]);
     kir_vm_trim();
     return 0;
 }

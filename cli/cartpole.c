@@ -1,7 +1,7 @@
 /* cartpole.c — the cart with a pole: Gymnasium's CartPole-v1, in double precision as there.
  *
- * A pole stands on a cart by a hinge without friction; each step pushes the cart to the left or to the right. Equations:
- * Florian 2005, "Correct equations for the dynamics of the cart-pole system"; explicit Euler steps. */
+ * A pole stands on a cart by a hinge without friction; each step pushes the cart to the left or to the right.
+ * Equations: Florian 2005, "Correct equations for the dynamics of the cart-pole system"; explicit Euler steps. */
 #include <math.h>
 
 #include "cartpole.h"

@@ -1,9 +1,10 @@
-/* ppo.c — proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation (Schulman et al. 2016).
+/* ppo.c — proximal policy optimisation (Schulman et al. 2017) with generalised advantage estimation (Schulman et al.
+ * 2016).
  *
  * The policy acts in all environments at once; what happened is kept on the host. Then it learns in several passes: a
- * policy without state from shuffled single steps, a recurrent one from shuffled stretches, through which the gradient flows
- * back and whose first state was kept. Advantages are normalised a minibatch; an episode that was cut is worth what the policy
- * expected behind the cut. */
+ * policy without state from shuffled single steps, a recurrent one from shuffled stretches, through which the gradient
+ * flows back and whose first state was kept. Advantages are normalised a minibatch; an episode that was cut is worth
+ * what the policy expected behind the cut. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

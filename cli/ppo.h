@@ -34,8 +34,8 @@ typedef struct ppo ppo;
 tn_status ppo_new(tn_policy *policy, const ppo_environments *environments, const ppo_settings *settings, ppo **out);
 void ppo_free(ppo *p);
 
-/* Collects horizon steps of every environment and learns from them. step: environment steps made before. *loss: the mean
- * over all updates. */
+/* Collects horizon steps of every environment and learns from them. step: environment steps made before. *loss: the
+ * mean over all updates. */
 tn_status ppo_iterate(ppo *p, int64_t step, double *loss);
 int64_t ppo_steps_an_iteration(const ppo *p);
 

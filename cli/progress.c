@@ -71,7 +71,8 @@ static void line_text(char *line, size_t size, const cli_progress *p, const char
     }
     long long done = p->done < p->total ? p->done : p->total;
     if (p->rate > 0) left_text(left, sizeof left, (double)(p->total - done) / p->rate);
-    snprintf(rest, sizeof rest, "%lld/%lld  %s  %.3g %s/s  %s", done, (long long)p->total, text, p->rate, p->unit, left);
+    snprintf(rest, sizeof rest, "%lld/%lld  %s  %.3g %s/s  %s", done, (long long)p->total, text, p->rate, p->unit,
+             left);
     int room = width - columns_of(p->what) - columns_of(rest) - 2;
     if (room > BAR_COLUMNS) room = BAR_COLUMNS;
     if (room >= LEAST_BAR_COLUMNS) bar_text(bar, sizeof bar, (double)done / (double)p->total, room);

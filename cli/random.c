@@ -1,5 +1,5 @@
-/* random.c — random numbers of the host side of training: order of data, environments, actions. One 64-bit state each, so a
- * checkpoint can carry them. */
+/* random.c — random numbers of the host side of training: order of data, environments, actions. One 64-bit state each,
+ * so a checkpoint can carry them. */
 #include "train.h"
 
 uint64_t random_next(uint64_t *state) {

@@ -1,7 +1,7 @@
 /* train.c — `trunnion train`: runs a task, shows how it goes, saves and resumes, and tells the result.
  *
- * A run that was interrupted (Ctrl-C) and has --save is saved before it ends. What a checkpoint holds beside the tensors is
- * one line that says which run it belongs to; a line that differs is refused rather than mixed. */
+ * A run that was interrupted (Ctrl-C) and has --save is saved before it ends. What a checkpoint holds beside the
+ * tensors is one line that says which run it belongs to; a line that differs is refused rather than mixed. */
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -229,7 +229,8 @@ static void put_json(const run *r, double rate, double metric, const char *devic
 }
 
 static void put_text(const run *r, double rate, double metric, const char *device) {
-    if (r->points > 1) cli_plot(stdout, r->task->shown ? r->task->shown : "loss", r->task->unit, r->curve, r->points, PLOT_ROWS);
+    if (r->points > 1)
+        cli_plot(stdout, r->task->shown ? r->task->shown : "loss", r->task->unit, r->curve, r->points, PLOT_ROWS);
     printf("%s on %s: %lld %s", r->task->name, device, (long long)r->step, r->task->unit);
     if (r->step > r->first) printf(", %.0f a second, loss %.4g", rate, r->loss);
     printf("\n%s: %.4g\n", r->task->metric, metric);

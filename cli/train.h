@@ -31,7 +31,8 @@ typedef struct train_task {
     /* What tells more than the loss, for the curve and the log: its name, and its value now. NULL: the loss it is. */
     const char *shown;
     double (*shown_now)(void *self);
-    /* Model, optimiser and extras of a checkpoint. before_save: brings the extras up to date; after_load: takes them. */
+    /* Model, optimiser and extras of a checkpoint. before_save: brings the extras up to
+     * date; after_load: takes them. */
     void (*checkpoint)(void *self, tn_checkpoint *c);
     tn_status (*before_save)(void *self);
     tn_status (*after_load)(void *self);
@@ -41,7 +42,7 @@ typedef struct train_task {
 
 extern const train_task train_digits, train_cartpole;
 
-/* ---- random numbers of the host side (random.c): data order, environments, actions -------------------------------- */
+/* ---- random numbers of the host side (random.c): data order, environments, actions ------------------------------- */
 
 /* The next 64 bits of a state (SplitMix64: Steele, Lea and Flood 2014); uniform in [0, 1); a permutation of 0 … n-1. */
 uint64_t random_next(uint64_t *state);

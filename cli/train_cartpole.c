@@ -1,6 +1,7 @@
 /* train_cartpole.c — the task `cartpole`: eight carts at once, the generic policy, PPO.
  *
- * The measure is the mean return of 100 episodes, all played at once, in which the policy takes its likeliest action. */
+ * The measure is the mean return of 100 episodes, all played at once, in which the
+ * policy takes its likeliest action. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

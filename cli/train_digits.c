@@ -1,5 +1,5 @@
-/* train_digits.c — the task `digits`: 1,797 handwritten digits of 8 by 8 pixels, an MLP or a small CNN, Adam, batches of 64,
- * cross-entropy with smoothed labels.
+/* train_digits.c — the task `digits`: 1,797 handwritten digits of 8 by 8 pixels, an MLP or a small CNN, Adam, batches
+ * of 64, cross-entropy with smoothed labels.
  *
  * Every fifth row of the table is kept aside for the test. The order of the others is a permutation drawn from seed and
  * epoch, so a step's batch follows from its number alone and a resumed run needs no memory of the order. */

@@ -1,5 +1,5 @@
-/* fuzz_json.c — any bytes at all: the JSON reader refuses them with a reason or reads a value that survives being written
- * and read again. What breaks a promise ends in a trap, which every fuzzer reports. */
+/* fuzz_json.c — any bytes at all: the JSON reader refuses them with a reason or reads a value that survives being
+ * written and read again. What breaks a promise ends in a trap, which every fuzzer reports. */
 #include <stdlib.h>
 #include <string.h>
 

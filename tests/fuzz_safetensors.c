@@ -20,9 +20,11 @@ static void require(int holds) {
 static void touch(const tn_safetensors_info *info) {
     volatile uint8_t sum = 0;
     const uint8_t *bytes = info->data;
-    for (int64_t i = 0; i < info->bytes; i++) sum = (uint8_t)(sum + bytes[i]);
+    for (int64_t i = 0; i < info->bytes; i++)
+        sum = (uint8_t)(sum + bytes[i]);
     int64_t elements = 1;
-    for (int d = 0; d < info->rank; d++) elements *= info->shape[d];
+    for (int d = 0; d < info->rank; d++)
+        elements *= info->shape[d];
     require(info->dtype == TN_DTYPE_COUNT || elements * (int64_t)tn_dtype_size(info->dtype) == info->bytes);
 }
 
@@ -46,8 +48,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     require(fd >= 0 && write(fd, data, size) == (ssize_t)size);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     tn_safetensors *file = NULL;
-    if (tn_safetensors_open(path, &file) == TN_OK) look_at_all(file);
-    else require(*tn_error() != '\0');
+    if (tn_safetensors_open(path, &file) == TN_OK)
+        look_at_all(file);
+    else
+        require(*tn_error() != '\0');
     tn_safetensors_close(file);
     close(fd);
     return 0;

@@ -1,8 +1,9 @@
 /* oracle.c — the eager interpreter of oracle.h.
  *
- * An operation takes its operands' elements out of memory in row-major order, as doubles or as 64-bit integers, works on
- * them and puts the results into new memory. Computing in double and rounding once to f32 gives the bits of f32 arithmetic
- * (double has more than twice its bits) for + − · / and square roots; only fused multiply-adds and curves are told apart. */
+ * An operation takes its operands' elements out of memory in row-major order, as doubles or as 64-bit integers, works
+ * on them and puts the results into new memory. Computing in double and rounding once to f32 gives the bits of f32
+ * arithmetic (double has more than twice its bits) for + − · / and square roots; only fused
+ * multiply-adds and curves are told apart. */
 #include "oracle.h"
 
 #include <math.h>
@@ -12,7 +13,7 @@
 #include "kir/kir.h"
 #include "kir/kir_math.h"
 
-/* ---- memory ---------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void *must(void *p) {
     if (!p) abort(); /* a test without memory has nothing to say */
@@ -21,7 +22,8 @@ static void *must(void *p) {
 
 static int64_t numel_of(const int64_t *shape, int rank) {
     int64_t n = 1;
-    for (int d = 0; d < rank; d++) n *= shape[d];
+    for (int d = 0; d < rank; d++)
+        n *= shape[d];
     return n;
 }
 
@@ -64,7 +66,7 @@ oracle *oracle_alias(const oracle *x) {
 
 bool oracle_same_storage(const oracle *x, const oracle *y) { return x->storage == y->storage; }
 
-/* ---- walking --------------------------------------------------------------------------------------------------------- */
+/* ---- walking ----------------------------------------------------------------------------------------------------- */
 
 /* The places of a tensor's elements in row-major order, broadcast to a shape. */
 typedef struct walk {
@@ -103,12 +105,13 @@ bool oracle_overlaps(const oracle *x) {
     size_t size = tn_dtype_size(x->dtype), places = x->storage->bytes / size;
     char *met = must(calloc(places + 1, 1));
     bool twice = false;
-    for (walk w = walk_over(x, x->shape, x->rank); w.left > 0; walk_step(&w)) twice |= met[w.place]++ != 0;
+    for (walk w = walk_over(x, x->shape, x->rank); w.left > 0; walk_step(&w))
+        twice |= met[w.place]++ != 0;
     free(met);
     return twice;
 }
 
-/* ---- elements -------------------------------------------------------------------------------------------------------- */
+/* ---- elements ---------------------------------------------------------------------------------------------------- */
 
 /* Row-major elements: d for floats, i for the others. */
 typedef struct elements {
@@ -231,7 +234,7 @@ double oracle_greatest(const oracle *x) {
     return most;
 }
 
-/* ---- dtypes ---------------------------------------------------------------------------------------------------------- */
+/* ---- dtypes ------------------------------------------------------------------------------------------------------ */
 
 /* Truncates and saturates; NaN gives 0. What is narrower than 32 bits is a 32-bit integer first, then its low bits. */
 static int64_t to_integer(double v, tn_dtype t) {
@@ -281,7 +284,8 @@ static elements cast_elements(elements e, tn_dtype from, tn_dtype to) {
 static elements operand(const oracle *x, const int64_t *shape, int rank, tn_dtype dtype) {
     elements e = elements_over(x, shape, rank);
     if (!x->number || dtype == TN_F32) return cast_elements(e, x->dtype, dtype);
-    for (int64_t n = 0; n < e.count; n++) e.d[n] = x->value;
+    for (int64_t n = 0; n < e.count; n++)
+        e.d[n] = x->value;
     return cast_elements(e, TN_F64, dtype);
 }
 
@@ -322,7 +326,7 @@ oracle *oracle_cast(const oracle *x, tn_dtype dtype) {
     return from_elements(cast_elements(elements_of(x), x->dtype, dtype), x->shape, x->rank, dtype);
 }
 
-/* ---- making ---------------------------------------------------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------------------------------------------------ */
 
 oracle *oracle_data(const void *data, const int64_t *shape, int rank, tn_dtype dtype) {
     oracle *x = new_tensor(shape, rank, dtype);
@@ -332,7 +336,8 @@ oracle *oracle_data(const void *data, const int64_t *shape, int rank, tn_dtype d
 
 oracle *oracle_full(const int64_t *shape, int rank, double v, tn_dtype dtype) {
     elements e = new_elements(numel_of(shape, rank), true);
-    for (int64_t n = 0; n < e.count; n++) e.d[n] = v;
+    for (int64_t n = 0; n < e.count; n++)
+        e.d[n] = v;
     return from_elements(cast_elements(e, TN_F64, dtype), shape, rank, dtype);
 }
 
@@ -343,7 +348,7 @@ oracle *oracle_number(double v) {
     return x;
 }
 
-/* ---- element by element ---------------------------------------------------------------------------------------------- */
+/* ---- element by element ------------------------------------------------------------------------------------------ */
 
 static double unary_float(oracle_unary_op op, double v, bool f32) {
     switch (op) {
@@ -417,7 +422,8 @@ static bool broadcast(const oracle *const *x, int count, int64_t *shape, int *ra
     *rank = 0;
     for (int k = 0; k < count; k++)
         if (x[k]->rank > *rank) *rank = x[k]->rank;
-    for (int d = 0; d < *rank; d++) shape[d] = 1;
+    for (int d = 0; d < *rank; d++)
+        shape[d] = 1;
     for (int k = 0; k < count; k++)
         for (int d = 0; d < x[k]->rank; d++) {
             int64_t have = x[k]->shape[d], *to = &shape[*rank - x[k]->rank + d];
@@ -475,7 +481,7 @@ oracle *oracle_where(const oracle *condition, const oracle *x, const oracle *y) 
     return from_elements(a, shape, rank, t);
 }
 
-/* ---- reductions ------------------------------------------------------------------------------------------------------ */
+/* ---- reductions -------------------------------------------------------------------------------------------------- */
 
 static bool known_dim(int64_t *dim, int rank) {
     int64_t r = rank > 0 ? rank : 1;
@@ -489,16 +495,20 @@ static double combine_float(oracle_reduce_op op, double a, double b, tn_dtype t)
     return binary_float(op == ORACLE_AMAX ? ORACLE_MAX : ORACLE_MIN, a, b);
 }
 
-/* 64 lanes in turn; after each block of KIR_BLOCK the lanes are folded by halves and the block joins those before it. */
+/* 64 lanes in turn; after each block of KIR_BLOCK the lanes are folded by halves and
+ * the block joins those before it. */
 static double reduce_floats(oracle_reduce_op op, const double *v, int64_t count, tn_dtype t) {
     double first = op == ORACLE_SUM ? 0 : op == ORACLE_AMAX ? -(double)INFINITY : (double)INFINITY, total = first;
     for (int64_t from = 0; from < count; from += KIR_BLOCK) {
         double lane[KIR_LANES];
         int64_t size = count - from < KIR_BLOCK ? count - from : KIR_BLOCK;
-        for (int k = 0; k < KIR_LANES; k++) lane[k] = first;
-        for (int64_t k = 0; k < size; k++) lane[k % KIR_LANES] = combine_float(op, lane[k % KIR_LANES], v[from + k], t);
+        for (int k = 0; k < KIR_LANES; k++)
+            lane[k] = first;
+        for (int64_t k = 0; k < size; k++)
+            lane[k % KIR_LANES] = combine_float(op, lane[k % KIR_LANES], v[from + k], t);
         for (int half = KIR_LANES / 2; half > 0; half /= 2)
-            for (int k = 0; k < half; k++) lane[k] = combine_float(op, lane[k], lane[k + half], t);
+            for (int k = 0; k < half; k++)
+                lane[k] = combine_float(op, lane[k], lane[k + half], t);
         total = from == 0 ? lane[0] : combine_float(op, total, lane[0], t);
     }
     return total;
@@ -519,7 +529,8 @@ static int64_t reduce_integers(oracle_reduce_op op, const int64_t *v, int64_t co
 static int64_t place_of_greatest(const elements *e, int64_t from, int64_t count) {
     int64_t best = 0;
     for (int64_t k = 1; k < count; k++) {
-        bool more = e->i ? e->i[from + k] > e->i[from + best] : e->d[from + k] > e->d[from + best] || e->d[from + k] != e->d[from + k];
+        bool more = e->i ? e->i[from + k] > e->i[from + best]
+                         : e->d[from + k] > e->d[from + best] || e->d[from + k] != e->d[from + k];
         if (e->d && e->d[from + best] != e->d[from + best]) more = false;
         if (more) best = k;
     }
@@ -556,7 +567,8 @@ static elements reduce_rows(oracle_reduce_op op, const elements *e, int64_t rows
 
 oracle *oracle_reduce(oracle_reduce_op op, const oracle *x, const int64_t *dims, int count, bool keepdim) {
     bool reduced[TN_MAX_RANK];
-    for (int d = 0; d < x->rank; d++) reduced[d] = count == 0;
+    for (int d = 0; d < x->rank; d++)
+        reduced[d] = count == 0;
     for (int k = 0; k < count; k++) {
         int64_t dim = dims[k];
         if (!known_dim(&dim, x->rank) || (x->rank > 0 && reduced[dim])) return NULL;
@@ -571,7 +583,8 @@ oracle *oracle_reduce(oracle_reduce_op op, const oracle *x, const int64_t *dims,
     oracle_free(v);
     tn_dtype t = op == ORACLE_ARGMAX || (op == ORACLE_SUM && !is_float(x->dtype)) ? TN_I64 : x->dtype;
     oracle *r = NULL;
-    if (op == ORACLE_SUM || inner > 0) r = from_elements(reduce_rows(op, &e, numel_of(shape, rank), inner, t), shape, rank, t);
+    if (op == ORACLE_SUM || inner > 0)
+        r = from_elements(reduce_rows(op, &e, numel_of(shape, rank), inner, t), shape, rank, t);
     free_elements(&e);
     return r;
 }
@@ -591,7 +604,7 @@ oracle *oracle_cumsum(const oracle *x, int64_t dim) {
     return from_elements(e, x->shape, x->rank, t);
 }
 
-/* ---- products -------------------------------------------------------------------------------------------------------- */
+/* ---- products ---------------------------------------------------------------------------------------------------- */
 
 /* Chains of KIR_KSUM fused multiply-adds, each begun at 0, added in order. */
 static double product_element(const double *a, const double *b, int64_t k, int64_t step, tn_dtype t) {
@@ -601,18 +614,21 @@ static double product_element(const double *a, const double *b, int64_t k, int64
             total = n == KIR_KSUM ? chain : combine_float(ORACLE_SUM, total, chain, t);
             chain = 0;
         }
-        chain = t == TN_F64 ? fma(a[n], b[n * step], chain) : (double)fmaf((float)a[n], (float)b[n * step], (float)chain);
+        chain =
+            t == TN_F64 ? fma(a[n], b[n * step], chain) : (double)fmaf((float)a[n], (float)b[n * step], (float)chain);
     }
     return k <= KIR_KSUM ? chain : combine_float(ORACLE_SUM, total, chain, t);
 }
 
 static int64_t product_integer(const int64_t *a, const int64_t *b, int64_t k, int64_t step) {
     uint64_t total = 0;
-    for (int64_t n = 0; n < k; n++) total += (uint64_t)a[n] * (uint64_t)b[n * step];
+    for (int64_t n = 0; n < k; n++)
+        total += (uint64_t)a[n] * (uint64_t)b[n * step];
     return (int64_t)total;
 }
 
-static void product(elements *c, const elements *a, const elements *b, int64_t batch, const int64_t size[3], tn_dtype t) {
+static void product(elements *c, const elements *a, const elements *b, int64_t batch, const int64_t size[3],
+                    tn_dtype t) {
     int64_t m = size[0], k = size[1], n = size[2];
     for (int64_t at = 0; at < batch * m * n; at++) {
         int64_t left = at / n * k, right = at / (m * n) * k * n + at % n;
@@ -651,7 +667,7 @@ oracle *oracle_matmul(const oracle *x, const oracle *y) {
     return from_elements(c, shape, rank + 2, x->dtype);
 }
 
-/* ---- views ----------------------------------------------------------------------------------------------------------- */
+/* ---- views ------------------------------------------------------------------------------------------------------- */
 
 static int64_t place_at(const oracle *x, int64_t number) {
     int64_t place = x->offset;
@@ -676,7 +692,8 @@ static bool fill_in(const oracle *x, const int64_t *shape, int rank, int64_t *fu
     return numel_of(full, rank) == all;
 }
 
-/* A shape can be seen in x when the places of its elements are affine in its indices: read the strides off, then check. */
+/* A shape can be seen in x when the places of its elements are affine in its indices:
+ * read the strides off, then check. */
 oracle *oracle_view(const oracle *x, const int64_t *shape, int rank) {
     int64_t full[TN_MAX_RANK], behind = 1;
     if (!fill_in(x, shape, rank, full)) return NULL;
@@ -750,7 +767,8 @@ oracle *oracle_slice(const oracle *x, int64_t dim, int64_t start, int64_t stop, 
     if (stop < 0 && !open) stop += size;
     start = step > 0 ? clamp(start, 0, size) : clamp(start, -1, size - 1);
     stop = step > 0 ? clamp(stop, 0, size) : open ? -1 : clamp(stop, -1, size - 1);
-    for (int64_t k = start; step > 0 ? k < stop : k > stop; k += step) count++;
+    for (int64_t k = start; step > 0 ? k < stop : k > stop; k += step)
+        count++;
     oracle *v = oracle_alias(x);
     if (count > 0) v->offset += start * x->stride[dim];
     v->shape[dim] = count;
@@ -829,7 +847,7 @@ oracle *oracle_as_strided(const oracle *x, const int64_t *shape, const int64_t *
     return v;
 }
 
-/* ---- copies ---------------------------------------------------------------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 oracle *oracle_contiguous(const oracle *x) { return from_elements(elements_of(x), x->shape, x->rank, x->dtype); }
 
@@ -906,7 +924,8 @@ oracle *oracle_gather(const oracle *x, int64_t dim, const oracle *index) {
     for (walk w = walk_over(r, r->shape, r->rank); w.left > 0; walk_step(&w), n++) {
         int64_t from = x->offset;
         if (to.i[n] < 0 || to.i[n] >= x->shape[dim]) continue;
-        for (int d = 0; d < x->rank; d++) from += (d == dim ? to.i[n] : w.at[d]) * x->stride[d];
+        for (int d = 0; d < x->rank; d++)
+            from += (d == dim ? to.i[n] : w.at[d]) * x->stride[d];
         memcpy(r->storage->data + (size_t)w.place * size, x->storage->data + (size_t)from * size, size);
     }
     free_elements(&to);
@@ -929,7 +948,8 @@ oracle *oracle_index_select(const oracle *x, int64_t dim, const oracle *index) {
 }
 
 oracle *oracle_index_add(const oracle *x, int64_t dim, const oracle *index, const oracle *src) {
-    if (x->rank == 0 || src->rank != x->rank || index->rank != 1 || x->dtype != src->dtype || !known_dim(&dim, x->rank)) return NULL;
+    if (x->rank == 0 || src->rank != x->rank || index->rank != 1 || x->dtype != src->dtype || !known_dim(&dim, x->rank))
+        return NULL;
     if (is_float(index->dtype) || index->dtype == TN_BOOL || x->dtype == TN_BOOL) return NULL;
     for (int d = 0; d < x->rank; d++)
         if (src->shape[d] != (d == dim ? index->shape[0] : x->shape[d])) return NULL;

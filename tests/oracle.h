@@ -1,8 +1,8 @@
 /* oracle.h — tensors that do at once what they are told: what lazy programs are compared with.
  *
- * Real shared memory, offsets and strides; no graph, no plan, no fusion. Written from the definitions alone (PyTorch's for
- * views, writes and promotion, kir.h's for the order of float sums), so that a mistake of the planner is not made twice.
- * The few curves (exp, tanh) come from kir_math.h, which defines their bits.
+ * Real shared memory, offsets and strides; no graph, no plan, no fusion. Written from the definitions alone (PyTorch's
+ * for views, writes and promotion, kir.h's for the order of float sums), so that a mistake of the planner is not made
+ * twice. The few curves (exp, tanh) come from kir_math.h, which defines their bits.
  *
  * Functions that make a tensor return NULL when the operation is not possible; the caller owns what they return. */
 #ifndef TN_ORACLE_H
@@ -21,7 +21,7 @@ typedef struct oracle {
     tn_dtype dtype;
     int rank;
     int64_t shape[TN_MAX_RANK], stride[TN_MAX_RANK], offset; /* in elements */
-    bool number; /* like a Python number: does not raise another operand's dtype within its category … */
+    bool number;  /* like a Python number: does not raise another operand's dtype within its category … */
     double value; /* … and has all its digits when it meets f64 */
 } oracle;
 
@@ -36,10 +36,28 @@ oracle *oracle_data(const void *data, const int64_t *shape, int rank, tn_dtype d
 oracle *oracle_number(double v); /* tn_scalar */
 oracle *oracle_full(const int64_t *shape, int rank, double v, tn_dtype dtype);
 
-typedef enum oracle_unary_op { ORACLE_NEG, ORACLE_ABS, ORACLE_SQRT, ORACLE_EXP, ORACLE_TANH, ORACLE_FLOOR, ORACLE_NOT } oracle_unary_op;
+typedef enum oracle_unary_op {
+    ORACLE_NEG,
+    ORACLE_ABS,
+    ORACLE_SQRT,
+    ORACLE_EXP,
+    ORACLE_TANH,
+    ORACLE_FLOOR,
+    ORACLE_NOT
+} oracle_unary_op;
 typedef enum oracle_binary_op {
-    ORACLE_ADD, ORACLE_SUB, ORACLE_MUL, ORACLE_DIV, ORACLE_MAX, ORACLE_MIN, ORACLE_EQ, ORACLE_LT, ORACLE_LE, ORACLE_AND,
-    ORACLE_OR, ORACLE_XOR
+    ORACLE_ADD,
+    ORACLE_SUB,
+    ORACLE_MUL,
+    ORACLE_DIV,
+    ORACLE_MAX,
+    ORACLE_MIN,
+    ORACLE_EQ,
+    ORACLE_LT,
+    ORACLE_LE,
+    ORACLE_AND,
+    ORACLE_OR,
+    ORACLE_XOR
 } oracle_binary_op;
 oracle *oracle_unary(oracle_unary_op op, const oracle *x);
 oracle *oracle_binary(oracle_binary_op op, const oracle *x, const oracle *y);

@@ -1,8 +1,8 @@
 /* program_make.c — random programs.
  *
- * The oracle runs along in two variants (other values, other dials, other symbolic extents), so a step is taken only when
- * both can do it and when its values stay of a size that hides nothing. What is in memory decides what comes next: views
- * of views are preferred, then writes through them, with operands that often look into the same memory. */
+ * The oracle runs along in two variants (other values, other dials, other symbolic extents), so a step is taken only
+ * when both can do it and when its values stay of a size that hides nothing. What is in memory decides what comes next:
+ * views of views are preferred, then writes through them, with operands that often look into the same memory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,7 +33,7 @@ static bool chance(maker *k, int of_a_hundred) { return below(k, 100) < of_a_hun
 
 static oracle *at(const maker *k, int r) { return k->m[0]->reg[r]; }
 
-/* ---- taking a step --------------------------------------------------------------------------------------------------- */
+/* ---- taking a step ----------------------------------------------------------------------------------------------- */
 
 static step new_step(step_kind kind) { return (step){.kind = kind, .to = -1}; }
 
@@ -42,12 +42,14 @@ static void add_int(step *s, int64_t v) { s->i[s->n_i++] = v; }
 
 static void add_list(step *s, const int64_t *items, int count) {
     add_int(s, count);
-    for (int n = 0; n < count; n++) add_int(s, items[n]);
+    for (int n = 0; n < count; n++)
+        add_int(s, items[n]);
 }
 
 /* Differences need f64 and functions without poles; what is no float takes part as a constant. */
 static bool smooth(const step *s, const oracle *x) {
-    if (s->kind == STEP_detach || s->kind == STEP_sqrt || s->kind == STEP_div || s->kind == STEP_make_state) return false;
+    if (s->kind == STEP_detach || s->kind == STEP_sqrt || s->kind == STEP_div || s->kind == STEP_make_state)
+        return false;
     return !x || !tn_dtype_is_float(x->dtype) || x->dtype == TN_F64 || x->number;
 }
 
@@ -106,7 +108,9 @@ static bool is_dial(const maker *k, int r) {
 }
 
 /* A captured dial is named by its number among those that take part: none of them goes. */
-static bool may_be_freed(const maker *k, int r) { return r >= k->keep_below && !(k->form == PROGRAM_CAPTURE && is_dial(k, r)); }
+static bool may_be_freed(const maker *k, int r) {
+    return r >= k->keep_below && !(k->form == PROGRAM_CAPTURE && is_dial(k, r));
+}
 
 static void take_free(maker *k, int r) {
     step s = new_step(STEP_free);
@@ -114,7 +118,7 @@ static void take_free(maker *k, int r) {
     if (may_be_freed(k, r)) take(k, &s);
 }
 
-/* ---- choosing -------------------------------------------------------------------------------------------------------- */
+/* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
 typedef bool wanted_fn(const maker *k, int r);
 
@@ -138,14 +142,15 @@ static bool is_view(const maker *k, int r) { return k->m[0]->view[r]; }
 static bool has_elements(const maker *k, int r) { return oracle_numel(at(k, r)) > 0; }
 
 static tn_dtype random_dtype(maker *k) {
-    static const tn_dtype often[] = {TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_I64,
-                                     TN_I64, TN_I32, TN_I32, TN_BOOL, TN_U8, TN_F64, TN_F16};
+    static const tn_dtype often[] = {TN_F32, TN_F32, TN_F32, TN_F32, TN_F32, TN_F32,  TN_F32, TN_F32, TN_F32,
+                                     TN_F32, TN_I64, TN_I64, TN_I32, TN_I32, TN_BOOL, TN_U8,  TN_F64, TN_F16};
     if (k->form == PROGRAM_GRADIENT) return TN_F64;
     return often[below(k, (int)(sizeof often / sizeof *often))];
 }
 
 static int random_shape(maker *k, int64_t *shape) {
-    static const int64_t large[][4] = {{1, 1030}, {1, 2049}, {2, 33, 64}, {2, 3, 700}, {3, 5, 20, 21}, {1, 4096}, {2, 1100, 2}};
+    static const int64_t large[][4] = {{1, 1030},      {1, 2049}, {2, 33, 64}, {2, 3, 700},
+                                       {3, 5, 20, 21}, {1, 4096}, {2, 1100, 2}};
     static const int64_t huge[][4] = {{1, 20000}, {2, 3, 17000}, {2, 130, 140}, {1, 33000}, {2, 17000, 2}};
     if (k->most > 60000 && chance(k, 60)) {
         const int64_t *row = huge[below(k, 5)];
@@ -158,15 +163,17 @@ static int random_shape(maker *k, int64_t *shape) {
         return (int)row[0];
     }
     int rank = chance(k, 8) ? 0 : 1 + below(k, 3) + (chance(k, 15) ? 1 : 0);
-    for (int d = 0; d < rank; d++) shape[d] = chance(k, 2) ? 0 : chance(k, 15) ? 1 : 2 + below(k, 5);
+    for (int d = 0; d < rank; d++)
+        shape[d] = chance(k, 2) ? 0 : chance(k, 15) ? 1 : 2 + below(k, 5);
     return rank;
 }
 
-/* ---- making ---------------------------------------------------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------------------------------------------------ */
 
 static int make_data(maker *k, const int64_t *shape, int rank, tn_dtype dtype, content what, int64_t limit) {
     step s = new_step(STEP_data);
-    int symbolic = k->form == PROGRAM_SYMBOLIC && what != CONTENT_INDEX && rank > 0 && shape[0] == SYMBOLIC_EXTENT ? 0 : -1;
+    int symbolic =
+        k->form == PROGRAM_SYMBOLIC && what != CONTENT_INDEX && rank > 0 && shape[0] == SYMBOLIC_EXTENT ? 0 : -1;
     s.dtype = dtype;
     add_list(&s, shape, rank);
     add_int(&s, (int64_t)what);
@@ -202,7 +209,10 @@ static int make_any(maker *k) {
 }
 
 /* Data of the same shape as x, so that they can meet. */
-static int make_like(maker *k, int x) { return make_data(k, at(k, x)->shape, at(k, x)->rank, random_dtype(k), k->form == PROGRAM_GRADIENT ? CONTENT_DISTINCT : CONTENT_PLAIN, 0); }
+static int make_like(maker *k, int x) {
+    return make_data(k, at(k, x)->shape, at(k, x)->rank, random_dtype(k),
+                     k->form == PROGRAM_GRADIENT ? CONTENT_DISTINCT : CONTENT_PLAIN, 0);
+}
 
 static int make_number(maker *k) {
     static const double values[] = {2.0, 0.5, -1.5, 3.0, 0.1, 1.0, -0.0, 7.0};
@@ -220,7 +230,7 @@ static int make_full(maker *k) {
     return take_new(k, &s);
 }
 
-/* ---- element by element ---------------------------------------------------------------------------------------------- */
+/* ---- element by element ------------------------------------------------------------------------------------------ */
 
 static bool shapes_meet(const oracle *x, const oracle *y) {
     int rank = x->rank < y->rank ? x->rank : y->rank;
@@ -278,8 +288,9 @@ static int choose_between(maker *k, int x) {
 
 static int elementwise(maker *k, int x) {
     static const step_kind ones[] = {STEP_neg, STEP_abs, STEP_tanh, STEP_floor, STEP_sqrt, STEP_exp, STEP_bitwise_not};
-    static const step_kind twos[] = {STEP_add, STEP_add, STEP_sub, STEP_sub, STEP_mul, STEP_mul, STEP_maximum, STEP_minimum, STEP_div,
-                                     STEP_eq, STEP_lt, STEP_le, STEP_bitwise_and, STEP_bitwise_or, STEP_bitwise_xor};
+    static const step_kind twos[] = {STEP_add, STEP_add,     STEP_sub,         STEP_sub,        STEP_mul,
+                                     STEP_mul, STEP_maximum, STEP_minimum,     STEP_div,        STEP_eq,
+                                     STEP_lt,  STEP_le,      STEP_bitwise_and, STEP_bitwise_or, STEP_bitwise_xor};
     int what = below(k, 100);
     if (what < 22) return unary(k, ones[below(k, 7)], x);
     if (what < 28) return cast_to(k, x, random_dtype(k));
@@ -301,7 +312,7 @@ static void expression(maker *k) {
     }
 }
 
-/* ---- over dimensions ------------------------------------------------------------------------------------------------- */
+/* ---- over dimensions --------------------------------------------------------------------------------------------- */
 
 static int reduce(maker *k, step_kind kind, int x, int dim, bool keepdim) {
     step s = new_step(kind);
@@ -317,7 +328,8 @@ static int reduce(maker *k, step_kind kind, int x, int dim, bool keepdim) {
 }
 
 static void some_reduction(maker *k) {
-    static const step_kind kinds[] = {STEP_sum, STEP_sum, STEP_sum, STEP_mean, STEP_mean, STEP_amax, STEP_amin, STEP_argmax};
+    static const step_kind kinds[] = {STEP_sum,  STEP_sum,  STEP_sum,  STEP_mean,
+                                      STEP_mean, STEP_amax, STEP_amin, STEP_argmax};
     int x = pick(k, chance(k, 90) ? has_dims : NULL);
     if (x >= 0) reduce(k, kinds[below(k, 8)], x, -1, chance(k, 50));
 }
@@ -345,7 +357,8 @@ static void chain(maker *k) {
         add_in(&s, x);
         if (order >= 0) add_in(&s, order);
         if (kind == STEP_slice)
-            for (int word = 0; word < 4; word++) add_int(&s, (int64_t[]){0, INT64_MAX, INT64_MIN, -1}[word]);
+            for (int word = 0; word < 4; word++)
+                add_int(&s, (int64_t[]){0, INT64_MAX, INT64_MIN, -1}[word]);
         else
             add_int(&s, 0);
         int y = take_new(k, &s);
@@ -407,7 +420,7 @@ static void some_product(maker *k) {
     if (y >= 0) binary(k, STEP_matmul, x, y);
 }
 
-/* ---- views ----------------------------------------------------------------------------------------------------------- */
+/* ---- views ------------------------------------------------------------------------------------------------------- */
 
 static void add_random_factors(maker *k, step *s, int64_t numel) {
     int64_t shape[TN_MAX_RANK];
@@ -425,7 +438,8 @@ static void add_random_factors(maker *k, step *s, int64_t numel) {
 
 static void add_random_slice(maker *k, step *s, const oracle *x) {
     int64_t dim = below(k, x->rank), size = x->shape[dim];
-    int64_t pace = 1 + below(k, 3), start = below(k, (int)(size < 8 ? size + 1 : 8)), stop = size - below(k, (int)(size < 5 ? size + 1 : 5));
+    int64_t pace = 1 + below(k, 3), start = below(k, (int)(size < 8 ? size + 1 : 8)),
+            stop = size - below(k, (int)(size < 5 ? size + 1 : 5));
     if (chance(k, 30)) stop = INT64_MAX;
     if (chance(k, 25)) {
         pace = -pace;
@@ -441,7 +455,8 @@ static void add_random_slice(maker *k, step *s, const oracle *x) {
 
 static void add_permutation(maker *k, step *s, const oracle *x) {
     int64_t dims[TN_MAX_RANK];
-    for (int d = 0; d < x->rank; d++) dims[d] = d;
+    for (int d = 0; d < x->rank; d++)
+        dims[d] = d;
     for (int d = x->rank - 1; d > 0; d--) {
         int other = below(k, d + 1);
         int64_t swap = dims[d];
@@ -475,9 +490,10 @@ static void add_strided(maker *k, step *s, const oracle *x) {
 }
 
 static int some_view(maker *k) {
-    static const step_kind kinds[] = {STEP_slice, STEP_slice, STEP_slice, STEP_slice, STEP_permute, STEP_permute, STEP_transpose,
-                                      STEP_view, STEP_view, STEP_reshape, STEP_flatten, STEP_expand, STEP_select, STEP_select,
-                                      STEP_squeeze, STEP_unsqueeze, STEP_detach, STEP_as_strided};
+    static const step_kind kinds[] = {STEP_slice,     STEP_slice,     STEP_slice,     STEP_slice,  STEP_permute,
+                                      STEP_permute,   STEP_transpose, STEP_view,      STEP_view,   STEP_reshape,
+                                      STEP_flatten,   STEP_expand,    STEP_select,    STEP_select, STEP_squeeze,
+                                      STEP_unsqueeze, STEP_detach,    STEP_as_strided};
     step s = new_step(kinds[below(k, 18)]);
     int r = pick(k, chance(k, 50) ? is_view : has_dims);
     if (r < 0) return -1;
@@ -513,7 +529,7 @@ static int some_view(maker *k) {
     return take_new(k, &s);
 }
 
-/* ---- copies ---------------------------------------------------------------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 static int some_cat(maker *k) {
     step s = new_step(STEP_cat);
@@ -534,7 +550,8 @@ static int some_pad(maker *k) {
     if (x < 0) return -1;
     int64_t pads[2 * TN_MAX_RANK];
     int count = 2 * (1 + below(k, at(k, x)->rank));
-    for (int n = 0; n < count; n++) pads[n] = below(k, 4) - 1;
+    for (int n = 0; n < count; n++)
+        pads[n] = below(k, 4) - 1;
     add_in(&s, x);
     add_list(&s, pads, count);
     s.f = (double)(below(k, 5) - 2);
@@ -594,7 +611,7 @@ static int some_copy(maker *k) {
     }
 }
 
-/* ---- writes ---------------------------------------------------------------------------------------------------------- */
+/* ---- writes ------------------------------------------------------------------------------------------------------ */
 
 /* What fits into x: a partner, or, when that is larger than x, something smaller. */
 static int source_for(maker *k, int x) {
@@ -607,7 +624,8 @@ static int source_for(maker *k, int x) {
 }
 
 static void some_write(maker *k) {
-    static const step_kind kinds[] = {STEP_copy_, STEP_copy_, STEP_copy_, STEP_add_, STEP_add_, STEP_sub_, STEP_mul_, STEP_neg_, STEP_tanh_};
+    static const step_kind kinds[] = {STEP_copy_, STEP_copy_, STEP_copy_, STEP_add_, STEP_add_,
+                                      STEP_sub_,  STEP_mul_,  STEP_neg_,  STEP_tanh_};
     step s = new_step(kinds[below(k, 9)]);
     int x = pick(k, chance(k, 70) ? is_view : has_elements);
     if (x < 0 || (k->form == PROGRAM_CAPTURE && is_dial(k, x))) return;
@@ -654,7 +672,7 @@ static void some_state(maker *k) {
     make_state(k, r);
 }
 
-/* ---- controls -------------------------------------------------------------------------------------------------------- */
+/* ---- controls ---------------------------------------------------------------------------------------------------- */
 
 static void some_read(maker *k) {
     int r = pick(k, NULL);
@@ -678,29 +696,47 @@ static void some_free(maker *k) {
     if (r >= 0 && k->live_count > 4) take_free(k, r);
 }
 
-/* ---- programs -------------------------------------------------------------------------------------------------------- */
+/* ---- programs ---------------------------------------------------------------------------------------------------- */
 
 static void one_move(maker *k, bool reads) {
     int what = below(k, 100);
     if (k->live_count >= MAX_LIVE - 4) some_free(k);
-    if (what < 5) make_any(k);
-    else if (what < 7) make_full(k);
-    else if (what < 9) make_number(k);
-    else if (what < 24) expression(k);
-    else if (what < 31) some_reduction(k);
-    else if (what < 33) some_running_sum(k);
-    else if (what < 34) chain(k);
-    else if (what < 36) softmax(k);
-    else if (what < 38) normalise(k);
-    else if (what < 41) some_product(k);
-    else if (what < 58) some_view(k);
-    else if (what < 65) some_copy(k);
-    else if (what < 80) some_write(k);
-    else if (what < 83) trade(k);
-    else if (what < 86) some_free(k);
-    else if (what < 94) reads ? some_read(k) : some_free(k);
-    else if (what < 97) reads ? some_eval(k) : some_free(k);
-    else if (reads) some_state(k);
+    if (what < 5)
+        make_any(k);
+    else if (what < 7)
+        make_full(k);
+    else if (what < 9)
+        make_number(k);
+    else if (what < 24)
+        expression(k);
+    else if (what < 31)
+        some_reduction(k);
+    else if (what < 33)
+        some_running_sum(k);
+    else if (what < 34)
+        chain(k);
+    else if (what < 36)
+        softmax(k);
+    else if (what < 38)
+        normalise(k);
+    else if (what < 41)
+        some_product(k);
+    else if (what < 58)
+        some_view(k);
+    else if (what < 65)
+        some_copy(k);
+    else if (what < 80)
+        some_write(k);
+    else if (what < 83)
+        trade(k);
+    else if (what < 86)
+        some_free(k);
+    else if (what < 94)
+        reads ? some_read(k) : some_free(k);
+    else if (what < 97)
+        reads ? some_eval(k) : some_free(k);
+    else if (reads)
+        some_state(k);
 }
 
 /* Steps from `from` on once more, as a training loop would: what they make is made anew. */
@@ -718,7 +754,9 @@ static void repeat(maker *k, int from) {
 static void prologue(maker *k) {
     for (int n = 2 + below(k, 3); n > 0; n--) {
         int r = make_any(k);
-        if (r < 0 || k->form == PROGRAM_GRADIENT || !chance(k, 40) || !is_no_bool(k, r) || (k->form == PROGRAM_SYMBOLIC && has_dims(k, r))) continue;
+        if (r < 0 || k->form == PROGRAM_GRADIENT || !chance(k, 40) || !is_no_bool(k, r) ||
+            (k->form == PROGRAM_SYMBOLIC && has_dims(k, r)))
+            continue;
         int twin = chance(k, 50) ? make_like(k, r) : -1; /* of the same shape, so that they can meet */
         make_state(k, r);
         if (twin >= 0 && is_no_bool(k, twin)) make_state(k, twin);
@@ -728,7 +766,8 @@ static void prologue(maker *k) {
         machine_freeze(k->m[0]);
         machine_freeze(k->m[1]);
     }
-    for (int n = 1 + below(k, 3); n > 0; n--) some_view(k);
+    for (int n = 1 + below(k, 3); n > 0; n--)
+        some_view(k);
 }
 
 static void captured_part(maker *k, int moves) {
@@ -738,7 +777,8 @@ static void captured_part(maker *k, int moves) {
     k->keep_below = k->next;
     machine_freeze(k->m[0]);
     machine_freeze(k->m[1]);
-    for (; moves > 0 && k->p->count < MAX_STEPS - 60; moves--) one_move(k, false);
+    for (; moves > 0 && k->p->count < MAX_STEPS - 60; moves--)
+        one_move(k, false);
     k->p->body_end = k->p->count;
 }
 
@@ -755,14 +795,20 @@ static void seed_machines(maker *k, oracle *const *shared, int shared_count) {
     for (int v = 0; v < 2; v++) {
         k->m[v] = calloc(1, sizeof *k->m[v]);
         k->m[v]->variant = v;
-        for (int r = 0; r < shared_count; r++) k->m[v]->reg[r] = oracle_alias(shared[r]);
+        for (int r = 0; r < shared_count; r++)
+            k->m[v]->reg[r] = oracle_alias(shared[r]);
         machine_freeze(k->m[v]);
     }
-    for (int r = 0; r < shared_count; r++) remember(k, r);
+    for (int r = 0; r < shared_count; r++)
+        remember(k, r);
 }
 
 void program_make(program *p, uint64_t seed, program_form form, oracle *const *shared, int shared_count) {
-    maker k = {.p = p, .random = seed * 0xD1342543DE82EF95u + 1, .form = form, .keep_below = shared_count, .next = shared_count};
+    maker k = {.p = p,
+               .random = seed * 0xD1342543DE82EF95u + 1,
+               .form = form,
+               .keep_below = shared_count,
+               .next = shared_count};
     memset(p, 0, sizeof *p);
     p->seed = seed;
     p->symbolic = form == PROGRAM_SYMBOLIC;

@@ -8,7 +8,7 @@
 #include "base/base.h"
 #include "programs.h"
 
-/* ---- what should come out -------------------------------------------------------------------------------------------- */
+/* ---- what should come out ---------------------------------------------------------------------------------------- */
 
 /* A register's contents at one moment. */
 typedef struct reading {
@@ -46,7 +46,8 @@ static void note_reading(trace *t, const oracle *x, int n, int reg) {
 }
 
 static void trace_clear(trace *t) {
-    for (int n = 0; n < t->count; n++) free(t->readings[n].data);
+    for (int n = 0; n < t->count; n++)
+        free(t->readings[n].data);
     free(t->readings);
     memset(t, 0, sizeof *t);
 }
@@ -69,7 +70,8 @@ static void trace_registers(trace *t, const machine *m, int n) {
 static machine *new_machine(const program_inputs *shared, int variant) {
     machine *m = calloc(1, sizeof *m);
     m->variant = variant;
-    for (int r = 0; shared && r < shared->count; r++) m->reg[r] = oracle_alias(shared->eager[r]);
+    for (int r = 0; shared && r < shared->count; r++)
+        m->reg[r] = oracle_alias(shared->eager[r]);
     machine_freeze(m);
     return m;
 }
@@ -93,7 +95,7 @@ static void free_trace(trace *t) {
     free(t);
 }
 
-/* ---- comparing ------------------------------------------------------------------------------------------------------- */
+/* ---- comparing --------------------------------------------------------------------------------------------------- */
 
 typedef struct lazy {
     tn_tensor *reg[MAX_REGISTERS];
@@ -134,14 +136,15 @@ static int64_t first_difference(const reading *want, const char *got) {
 
 static bool shape_fits(const reading *want, const tn_tensor *t) {
     bool same = tn_dtype_of(t) == want->dtype && tn_rank(t) == want->rank;
-    for (int d = 0; same && d < want->rank; d++) same = tn_shape(t)[d] == want->shape[d];
+    for (int d = 0; same && d < want->rank; d++)
+        same = tn_shape(t)[d] == want->shape[d];
     return same;
 }
 
 static bool fail_shape(const lazy *z, const reading *want, const tn_tensor *t) {
-    snprintf(z->why, z->size, "step %d, r%d: %s rank %d [%lld, …] instead of %s rank %d [%lld, …]", want->step, want->reg,
-             tn_dtype_name(tn_dtype_of(t)), tn_rank(t), (long long)tn_size(t, 0), tn_dtype_name(want->dtype), want->rank,
-             (long long)want->shape[0]);
+    snprintf(z->why, z->size, "step %d, r%d: %s rank %d [%lld, …] instead of %s rank %d [%lld, …]", want->step,
+             want->reg, tn_dtype_name(tn_dtype_of(t)), tn_rank(t), (long long)tn_size(t, 0), tn_dtype_name(want->dtype),
+             want->rank, (long long)want->shape[0]);
     return false;
 }
 
@@ -150,7 +153,8 @@ static bool same_bytes(const lazy *z, const reading *want, const char *got) {
     if (at < 0) return true;
     size_t size = tn_dtype_size(want->dtype);
     snprintf(z->why, z->size, "step %d: r%d[%lld] is %.9g, should be %.9g", want->step, want->reg, (long long)at,
-             element(want->dtype, got + (size_t)at * size), element(want->dtype, (const char *)want->data + (size_t)at * size));
+             element(want->dtype, got + (size_t)at * size),
+             element(want->dtype, (const char *)want->data + (size_t)at * size));
     return false;
 }
 
@@ -174,7 +178,7 @@ static bool check_item(const lazy *z, const reading *want, const tn_tensor *t) {
     return false;
 }
 
-/* ---- by the library -------------------------------------------------------------------------------------------------- */
+/* ---- by the library ---------------------------------------------------------------------------------------------- */
 
 static bool fail_here(const lazy *z, int n, const char *what) {
     char words[256];
@@ -194,13 +198,15 @@ static bool control(lazy *z, const step *s, int n, const reading *want) {
         return true;
     }
     tn_tensor *some[STEP_INPUTS];
-    for (int k = 0; k < s->n_in; k++) some[k] = z->reg[s->in[k]];
+    for (int k = 0; k < s->n_in; k++)
+        some[k] = z->reg[s->in[k]];
     return tn_eval(some, s->n_in) == TN_OK || fail_here(z, n, "failed");
 }
 
 static bool compute(lazy *z, const step *s, int n, int variant, const reading *want) {
     tn_tensor *in[STEP_INPUTS];
-    for (int k = 0; k < s->n_in; k++) in[k] = z->reg[s->in[k]];
+    for (int k = 0; k < s->n_in; k++)
+        in[k] = z->reg[s->in[k]];
     tn_tensor *made = step_lazy(s, in, variant);
     if (s->to >= 0) {
         tn_free(z->reg[s->to]);
@@ -233,14 +239,17 @@ static bool check_rest(const lazy *z, const trace *t, int next) {
 }
 
 static void lazy_begin(lazy *z, const program_inputs *shared) {
-    for (int r = 0; shared && r < shared->count; r++) z->reg[r] = tn_retain(shared->lazy[r]);
+    for (int r = 0; shared && r < shared->count; r++)
+        z->reg[r] = tn_retain(shared->lazy[r]);
 }
 
 static void lazy_end(lazy *z) {
-    for (int r = 0; r < MAX_REGISTERS; r++) tn_free(z->reg[r]);
+    for (int r = 0; r < MAX_REGISTERS; r++)
+        tn_free(z->reg[r]);
 }
 
-static bool run_variant(const program *p, const program_inputs *shared, int variant, bool eager, char *why, size_t size) {
+static bool run_variant(const program *p, const program_inputs *shared, int variant, bool eager, char *why,
+                        size_t size) {
     lazy *z = calloc(1, sizeof *z);
     *z = (lazy){.p = p, .why = why, .size = size};
     trace *t = trace_program(p, shared, variant);
@@ -281,7 +290,7 @@ static bool run_kept(const program *p, const program_inputs *shared, char *why, 
     return ok;
 }
 
-/* ---- captured -------------------------------------------------------------------------------------------------------- */
+/* ---- captured ---------------------------------------------------------------------------------------------------- */
 
 enum { LAUNCHES = 3 };
 
@@ -290,8 +299,8 @@ typedef struct capture {
     machine *m;
     trace *t;
     lazy *z;
-    bool input[MAX_REGISTERS];  /* new values at each launch */
-    bool moved[MAX_REGISTERS];  /* an input, or a view of one */
+    bool input[MAX_REGISTERS]; /* new values at each launch */
+    bool moved[MAX_REGISTERS]; /* an input, or a view of one */
     int inputs[MAX_LIVE], input_count, outputs[MAX_REGISTERS], output_count;
     tn_tensor *new_inputs[MAX_LIVE], *results[MAX_REGISTERS];
     tn_graph *graph;
@@ -310,7 +319,8 @@ static void find_inputs(capture *c) {
 static void find_outputs(capture *c) {
     for (int n = c->p->body; n < c->p->body_end; n++) {
         const step *s = &c->p->steps[n];
-        if (c->t->ran[n] && step_class_of(s->kind) == STEP_VALUES && c->m->reg[s->to]) c->outputs[c->output_count++] = s->to;
+        if (c->t->ran[n] && step_class_of(s->kind) == STEP_VALUES && c->m->reg[s->to])
+            c->outputs[c->output_count++] = s->to;
     }
 }
 
@@ -334,7 +344,8 @@ static void launch_eagerly(capture *c, int variant) {
 static void note_views_of_inputs(capture *c) {
     for (int n = 0; n < c->p->body; n++) {
         const step *s = &c->p->steps[n];
-        if (step_class_of(s->kind) != STEP_VIEWS || !c->t->ran[n] || !c->m->reg[s->to] || !c->m->reg[s->in[0]]) continue;
+        if (step_class_of(s->kind) != STEP_VIEWS || !c->t->ran[n] || !c->m->reg[s->to] || !c->m->reg[s->in[0]])
+            continue;
         if (c->moved[s->in[0]] && oracle_same_storage(c->m->reg[s->to], c->m->reg[s->in[0]])) c->moved[s->to] = true;
     }
 }
@@ -374,14 +385,16 @@ static bool set_dials(capture *c, int variant) {
     for (int n = c->p->body; n < c->p->body_end; n++) {
         const step *s = &c->p->steps[n];
         if (s->kind != STEP_dial || !c->t->ran[n]) continue;
-        if (tn_graph_set_dial(c->graph, number++, s->f + 0.375 * variant) != TN_OK) return fail_here(c->z, n, "set_dial");
+        if (tn_graph_set_dial(c->graph, number++, s->f + 0.375 * variant) != TN_OK)
+            return fail_here(c->z, n, "set_dial");
     }
     return true;
 }
 
 static bool launch(capture *c, int variant) {
     const char *what = "tn_graph_launch";
-    for (int k = 0; k < c->input_count; k++) c->new_inputs[k] = NULL;
+    for (int k = 0; k < c->input_count; k++)
+        c->new_inputs[k] = NULL;
     for (int n = 0, k = 0; n < c->p->body; n++) {
         const step *s = &c->p->steps[n];
         if (s->kind == STEP_data && c->input[s->to]) c->new_inputs[k++] = step_lazy(s, NULL, variant);
@@ -399,8 +412,10 @@ static bool launch(capture *c, int variant) {
         snprintf(difference, sizeof difference, "%s", c->z->why);
         snprintf(c->z->why, c->z->size, "launch with variant %d: %s", variant, difference);
     }
-    for (int k = 0; k < c->input_count; k++) tn_free(c->new_inputs[k]);
-    for (int k = 0; k < c->output_count; k++) tn_free(c->results[k]);
+    for (int k = 0; k < c->input_count; k++)
+        tn_free(c->new_inputs[k]);
+    for (int k = 0; k < c->output_count; k++)
+        tn_free(c->results[k]);
     return ok;
 }
 
@@ -417,8 +432,10 @@ static bool captured(capture *c) {
     if (!lazy_steps(c->z, c->t, 0, c->p->body, 0, false, &next)) return false;
     if (tn_capture_begin() != TN_OK) return fail_here(c->z, 0, "tn_capture_begin");
     bool ok = lazy_steps(c->z, c->t, c->p->body, c->p->body_end, 0, false, &next);
-    for (int k = 0; k < c->input_count; k++) in[k] = c->z->reg[c->inputs[k]];
-    for (int k = 0; k < c->output_count; k++) out[k] = c->z->reg[c->outputs[k]];
+    for (int k = 0; k < c->input_count; k++)
+        in[k] = c->z->reg[c->inputs[k]];
+    for (int k = 0; k < c->output_count; k++)
+        out[k] = c->z->reg[c->outputs[k]];
     if (!ok) c->input_count = c->output_count = 0; /* the capture has to end, whatever came of it */
     tn_status s = tn_capture_end(in, c->input_count, out, c->output_count, &c->graph);
     if (ok && s != TN_OK) {
@@ -426,7 +443,8 @@ static bool captured(capture *c) {
         return false;
     }
     ok = ok && check_registers(c, NULL) && check_states(c);
-    for (int k = 1; k <= LAUNCHES && ok; k++) ok = launch(c, k % LAUNCHES);
+    for (int k = 1; k <= LAUNCHES && ok; k++)
+        ok = launch(c, k % LAUNCHES);
     return ok;
 }
 
@@ -453,7 +471,7 @@ bool program_run(const program *p, run_mode mode, const program_inputs *shared, 
     return run_variant(p, shared, 0, mode == RUN_EAGER, why, size);
 }
 
-/* ---- failing programs, made short ------------------------------------------------------------------------------------ */
+/* ---- failing programs, made short -------------------------------------------------------------------------------- */
 
 /* In a child process, so that a crash or an endless loop is a failure like another. */
 static bool fails(const program *p, run_mode mode) {
@@ -508,14 +526,16 @@ void program_print(const program *p) {
         printf("    %2d  %s%s", n, words, ran ? "" : "    (left out)");
         const oracle *x = ran && s->to >= 0 ? m->reg[s->to] : NULL;
         if (x) printf("    %s [", tn_dtype_name(x->dtype));
-        for (int d = 0; x && d < x->rank; d++) printf(d ? ", %lld" : "%lld", (long long)x->shape[d]);
+        for (int d = 0; x && d < x->rank; d++)
+            printf(d ? ", %lld" : "%lld", (long long)x->shape[d]);
         printf(x ? "]\n" : "\n");
     }
     free_machine(m);
 }
 
 bool program_check(const program *p, run_mode mode) {
-    static const char *const names[] = {"lazily", "with tn_eval after every step", "twice", "with nothing freed", "captured", "backward"};
+    static const char *const names[] = {
+        "lazily", "with tn_eval after every step", "twice", "with nothing freed", "captured", "backward"};
     char why[512] = "it crashes or does not end";
     bool alone = getenv("TRUNNION_ISOLATE") != NULL; /* for programs that crash: each in a process of its own */
     if (alone ? !fails(p, mode) : program_run(p, mode, NULL, why, sizeof why)) return true;

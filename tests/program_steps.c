@@ -14,16 +14,17 @@ typedef tn_tensor *lazy_fn(const step *s, tn_tensor *const *in, int variant);
 /* Length-prefixed lists: the k-th list of a step's integers. */
 static const int64_t *list_of(const step *s, int k, int *count) {
     const int64_t *at = s->i;
-    for (; k > 0; k--) at += 1 + at[0];
+    for (; k > 0; k--)
+        at += 1 + at[0];
     *count = (int)at[0];
     return at + 1;
 }
 
-#define LIST(name) \
+#define LIST(name)    \
     int name##_count; \
     const int64_t *name = list_of(s, 0, &name##_count)
 
-/* ---- making ---------------------------------------------------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------------------------------------------------ */
 
 /* Of a data step: what stands behind its shape. */
 static int64_t data_word(const step *s, int k) { return s->i[1 + s->i[0] + k]; }
@@ -141,20 +142,20 @@ static tn_tensor *lazy_full(const step *s, tn_tensor *const *in, int variant) {
     return tn_full(shape, shape_count, s->f, s->dtype);
 }
 
-/* ---- values ---------------------------------------------------------------------------------------------------------- */
+/* ---- values ------------------------------------------------------------------------------------------------------ */
 
 #define EAGER(name) static oracle *eager_##name(const step *s, oracle *const *in, int variant)
 #define LAZY(name) static tn_tensor *lazy_##name(const step *s, tn_tensor *const *in, int variant)
 #define UNUSED (void)s, (void)in, (void)variant
 
-#define UNARY(name, OP)                                                                                                \
-    EAGER(name) {                                                                                                      \
-        UNUSED;                                                                                                        \
-        return oracle_unary(OP, in[0]);                                                                                \
-    }                                                                                                                  \
-    LAZY(name) {                                                                                                       \
-        UNUSED;                                                                                                        \
-        return tn_##name(in[0]);                                                                                       \
+#define UNARY(name, OP)                 \
+    EAGER(name) {                       \
+        UNUSED;                         \
+        return oracle_unary(OP, in[0]); \
+    }                                   \
+    LAZY(name) {                        \
+        UNUSED;                         \
+        return tn_##name(in[0]);        \
     }
 UNARY(neg, ORACLE_NEG)
 UNARY(abs, ORACLE_ABS)
@@ -166,14 +167,14 @@ UNARY(bitwise_not, ORACLE_NOT)
 UNARY(neg_, ORACLE_NEG)
 UNARY(tanh_, ORACLE_TANH)
 
-#define BINARY(name, OP)                                                                                               \
-    EAGER(name) {                                                                                                      \
-        UNUSED;                                                                                                        \
-        return oracle_binary(OP, in[0], in[1]);                                                                        \
-    }                                                                                                                  \
-    LAZY(name) {                                                                                                       \
-        UNUSED;                                                                                                        \
-        return tn_##name(in[0], in[1]);                                                                                \
+#define BINARY(name, OP)                        \
+    EAGER(name) {                               \
+        UNUSED;                                 \
+        return oracle_binary(OP, in[0], in[1]); \
+    }                                           \
+    LAZY(name) {                                \
+        UNUSED;                                 \
+        return tn_##name(in[0], in[1]);         \
     }
 BINARY(add, ORACLE_ADD)
 BINARY(sub, ORACLE_SUB)
@@ -218,16 +219,16 @@ LAZY(cast) {
     return tn_cast(in[0], s->dtype);
 }
 
-#define REDUCTION(name, OP)                                                                                            \
-    EAGER(name) {                                                                                                      \
-        UNUSED;                                                                                                        \
-        LIST(dims);                                                                                                    \
-        return oracle_reduce(OP, in[0], dims, dims_count, dims[dims_count] != 0);                                      \
-    }                                                                                                                  \
-    LAZY(name) {                                                                                                       \
-        UNUSED;                                                                                                        \
-        LIST(dims);                                                                                                    \
-        return tn_##name(in[0], dims, dims_count, dims[dims_count] != 0);                                              \
+#define REDUCTION(name, OP)                                                       \
+    EAGER(name) {                                                                 \
+        UNUSED;                                                                   \
+        LIST(dims);                                                               \
+        return oracle_reduce(OP, in[0], dims, dims_count, dims[dims_count] != 0); \
+    }                                                                             \
+    LAZY(name) {                                                                  \
+        UNUSED;                                                                   \
+        LIST(dims);                                                               \
+        return tn_##name(in[0], dims, dims_count, dims[dims_count] != 0);         \
     }
 REDUCTION(sum, ORACLE_SUM)
 REDUCTION(amax, ORACLE_AMAX)
@@ -275,7 +276,7 @@ LAZY(matmul) {
     return tn_matmul(in[0], in[1]);
 }
 
-/* ---- copies ---------------------------------------------------------------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 EAGER(contiguous) {
     UNUSED;
@@ -336,7 +337,7 @@ LAZY(symbolic) {
     return tn_symbolic(in[0], s->i[0], (int)s->i[1]);
 }
 
-/* ---- views ----------------------------------------------------------------------------------------------------------- */
+/* ---- views ------------------------------------------------------------------------------------------------------- */
 
 EAGER(view) {
     UNUSED;
@@ -389,7 +390,8 @@ LAZY(permute) {
 EAGER(transpose) {
     UNUSED;
     int64_t dims[TN_MAX_RANK];
-    for (int d = 0; d < in[0]->rank; d++) dims[d] = d;
+    for (int d = 0; d < in[0]->rank; d++)
+        dims[d] = d;
     if (s->i[0] >= in[0]->rank || s->i[1] >= in[0]->rank) return NULL;
     dims[s->i[0]] = s->i[1];
     dims[s->i[1]] = s->i[0];
@@ -466,7 +468,7 @@ LAZY(as_strided) {
     return tn_as_strided(in[0], shape, shape_count, strides, strides_count, strides[strides_count]);
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------------- */
+/* ---- the table --------------------------------------------------------------------------------------------------- */
 
 /* Controls act on registers, not on values: the runners know them. */
 #define eager_read NULL
@@ -497,7 +499,7 @@ step_class step_class_of(step_kind kind) { return kinds[kind].class_; }
 oracle *step_eager(const step *s, oracle *const *in, int variant) { return kinds[s->kind].eager(s, in, variant); }
 tn_tensor *step_lazy(const step *s, tn_tensor *const *in, int variant) { return kinds[s->kind].lazy(s, in, variant); }
 
-/* ---- in words -------------------------------------------------------------------------------------------------------- */
+/* ---- in words ---------------------------------------------------------------------------------------------------- */
 
 typedef struct text {
     char *at;
@@ -545,14 +547,15 @@ void step_print(const step *s, char *out, size_t size) {
     step_class class_ = step_class_of(s->kind);
     if (class_ == STEP_MAKES || class_ == STEP_VALUES || class_ == STEP_VIEWS) say(&t, "r%d = ", s->to);
     say(&t, "%s(", kinds[s->kind].name);
-    for (int k = 0; k < s->n_in; k++) say(&t, k ? ", r%d" : "r%d", s->in[k]);
+    for (int k = 0; k < s->n_in; k++)
+        say(&t, k ? ", r%d" : "r%d", s->in[k]);
     say_integers(&t, s);
     if (strchr(kinds[s->kind].shown, 'f')) say(&t, ", %g", s->f);
     if (strchr(kinds[s->kind].shown, 'd')) say(&t, ", %s", tn_dtype_name(s->dtype));
     say(&t, ")");
 }
 
-/* ---- the oracle's registers ------------------------------------------------------------------------------------------ */
+/* ---- the oracle's registers -------------------------------------------------------------------------------------- */
 
 static bool frozen(const machine *m, const oracle *x) {
     for (int k = 0; k < m->frozen_count; k++)
@@ -574,7 +577,8 @@ static bool writable(const machine *m, const step *s) {
 
 static bool control_possible(const machine *m, const step *s) {
     if (s->kind == STEP_item) return oracle_numel(m->reg[s->in[0]]) == 1;
-    if (s->kind == STEP_make_state) return !m->view[s->in[0]] && !m->reg[s->in[0]]->number && !frozen(m, m->reg[s->in[0]]);
+    if (s->kind == STEP_make_state)
+        return !m->view[s->in[0]] && !m->reg[s->in[0]]->number && !frozen(m, m->reg[s->in[0]]);
     return true;
 }
 
@@ -645,11 +649,14 @@ static bool is_state_memory(const machine *m, const oracle *x) {
 
 void machine_freeze(machine *m) {
     for (int r = 0; r < MAX_REGISTERS && m->frozen_count < (int)(sizeof m->frozen / sizeof *m->frozen); r++)
-        if (m->reg[r] && !frozen(m, m->reg[r]) && !is_state_memory(m, m->reg[r])) m->frozen[m->frozen_count++] = oracle_alias(m->reg[r]);
+        if (m->reg[r] && !frozen(m, m->reg[r]) && !is_state_memory(m, m->reg[r]))
+            m->frozen[m->frozen_count++] = oracle_alias(m->reg[r]);
 }
 
 void machine_clear(machine *m) {
-    for (int r = 0; r < MAX_REGISTERS; r++) oracle_free(m->reg[r]);
-    for (int k = 0; k < m->frozen_count; k++) oracle_free(m->frozen[k]);
+    for (int r = 0; r < MAX_REGISTERS; r++)
+        oracle_free(m->reg[r]);
+    for (int k = 0; k < m->frozen_count; k++)
+        oracle_free(m->frozen[k]);
     memset(m, 0, sizeof *m);
 }

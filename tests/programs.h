@@ -1,9 +1,9 @@
 /* programs.h — random programs of views, in-place operations and reads, run by the library and by the oracle.
  *
- * A program is a list of steps over numbered registers. What a step does stands in one table (program_steps.c) twice: for
- * the library and for the oracle. The generator (program_make.c) runs the oracle along, so that it knows the shapes and
- * values it builds on; the runner (program_run.c) runs the library in several ways and compares every read, bit for bit.
- * A program is its seed: the same seed gives the same program for ever. */
+ * A program is a list of steps over numbered registers. What a step does stands in one table (program_steps.c) twice:
+ * for the library and for the oracle. The generator (program_make.c) runs the oracle along, so that it knows the shapes
+ * and values it builds on; the runner (program_run.c) runs the library in several ways and compares every read, bit for
+ * bit. A program is its seed: the same seed gives the same program for ever. */
 #ifndef TN_PROGRAMS_H
 #define TN_PROGRAMS_H
 
@@ -21,6 +21,7 @@ typedef enum step_class {
 } step_class;
 
 /* name, class, its integers in words ("*shape": a length and as many items), whether its number and dtype are shown */
+// clang-format off
 #define STEP_KINDS(X)                                                                                                  \
     X(data, MAKES, "*shape content limit symbolic", "d")                                                               \
     X(number, MAKES, "", "f")                                                                                          \
@@ -46,6 +47,7 @@ typedef enum step_class {
     X(neg_, WRITES, "", "") X(tanh_, WRITES, "", "")                                                                   \
     X(read, CONTROLS, "", "") X(item, CONTROLS, "", "") X(eval, CONTROLS, "", "") X(free, CONTROLS, "", "")            \
     X(make_state, CONTROLS, "", "")
+// clang-format on
 
 typedef enum step_kind {
 #define X(name, class_, ints, shown) STEP_##name,
@@ -78,7 +80,7 @@ typedef struct program {
     bool symbolic;      /* an extent differs between variants */
 } program;
 
-/* ---- steps (program_steps.c) ----------------------------------------------------------------------------------------- */
+/* ---- steps (program_steps.c) ------------------------------------------------------------------------------------- */
 
 const char *step_name(step_kind kind);
 step_class step_class_of(step_kind kind);
@@ -91,16 +93,16 @@ void step_print(const step *s, char *out, size_t size);
 /* Bytes of a data step in a variant: the caller frees them. shape receives the extents. */
 void *step_data(const step *s, int variant, int64_t *shape, int *rank);
 
-/* ---- the oracle's registers (program_steps.c) ------------------------------------------------------------------------ */
+/* ---- the oracle's registers (program_steps.c) -------------------------------------------------------------------- */
 
 typedef struct machine {
     oracle *reg[MAX_REGISTERS];
-    bool view[MAX_REGISTERS];  /* made by a view op */
-    bool odd[MAX_REGISTERS];   /* lies in ways that only as_strided can say: not written */
+    bool view[MAX_REGISTERS]; /* made by a view op */
+    bool odd[MAX_REGISTERS];  /* lies in ways that only as_strided can say: not written */
     bool state[MAX_REGISTERS];
     oracle *frozen[MAX_LIVE + 8]; /* memory that is not to be written now */
     int frozen_count;
-    oracle *pending;           /* what machine_prepare computed */
+    oracle *pending; /* what machine_prepare computed */
     int variant;
 } machine;
 
@@ -112,9 +114,15 @@ bool machine_step(machine *m, const step *s); /* both */
 void machine_freeze(machine *m);              /* all live memory but the states' */
 void machine_clear(machine *m);
 
-/* ---- generator (program_make.c) ---------------------------------------------------------------------------------------- */
+/* ---- generator (program_make.c) ---------------------------------------------------------------------------------- */
 
-typedef enum program_form { PROGRAM_PLAIN, PROGRAM_CAPTURE, PROGRAM_SYMBOLIC, PROGRAM_GRADIENT, PROGRAM_LARGE } program_form;
+typedef enum program_form {
+    PROGRAM_PLAIN,
+    PROGRAM_CAPTURE,
+    PROGRAM_SYMBOLIC,
+    PROGRAM_GRADIENT,
+    PROGRAM_LARGE
+} program_form;
 
 uint64_t program_random(uint64_t *state);
 /* shared: the first `shared_count` registers hold these tensors. */
@@ -125,13 +133,13 @@ typedef struct program_counts {
 } program_counts;
 program_counts program_count(const program *p);
 
-/* ---- runner (program_run.c) -------------------------------------------------------------------------------------------- */
+/* ---- runner (program_run.c) -------------------------------------------------------------------------------------- */
 
 typedef enum run_mode {
-    RUN_LAZY,   /* as written */
-    RUN_EAGER,  /* tn_eval after every step */
-    RUN_AGAIN,  /* lazily, then once more with other values: no new plan */
-    RUN_KEPT,   /* lazily, then again with nothing freed: the same operations, other results to keep */
+    RUN_LAZY,    /* as written */
+    RUN_EAGER,   /* tn_eval after every step */
+    RUN_AGAIN,   /* lazily, then once more with other values: no new plan */
+    RUN_KEPT,    /* lazily, then again with nothing freed: the same operations, other results to keep */
     RUN_CAPTURE, /* the body captured, launched again with other inputs */
     RUN_GRADIENT /* as written, then backward from all that is left: against differences of the oracle */
 } run_mode;

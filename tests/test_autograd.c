@@ -1,5 +1,6 @@
-/* test_autograd.c — what gradients promise beyond the rules of single ops (test_ops.c, test_golden.c have those): sums over
- * paths, leaves and their slots, modes, derivatives of derivatives, in-place rules, failures that leave nothing behind. */
+/* test_autograd.c — what gradients promise beyond the rules of single ops (test_ops.c, test_golden.c have those): sums
+ * over paths, leaves and their slots, modes, derivatives of derivatives, in-place rules,
+ * failures that leave nothing behind. */
 #include "test_support.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@
 #include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 
-/* ---- small words ------------------------------------------------------------------------------------------------------ */
+/* ---- small words ------------------------------------------------------------------------------------------------- */
 
 static tn_tensor *vector(const float *values, int64_t count) { return tn_from_data(values, &count, 1, TN_F32); }
 
@@ -42,7 +43,7 @@ static void assert_refused(tn_status is, tn_status want, const char *word) {
     assert_text_has(tn_error(), word);
 }
 
-/* ---- sums over paths -------------------------------------------------------------------------------------------------- */
+/* ---- sums over paths --------------------------------------------------------------------------------------------- */
 
 static void a_value_used_twice_sums_its_gradients(void **state) {
     (void)state;
@@ -109,7 +110,7 @@ static void several_outputs_add_with_their_weights(void **state) {
     }
 }
 
-/* ---- leaves ------------------------------------------------------------------------------------------------------------ */
+/* ---- leaves ------------------------------------------------------------------------------------------------------ */
 
 static void backward_adds_until_the_gradient_is_zeroed(void **state) {
     (void)state;
@@ -178,7 +179,7 @@ static void leaves_are_floating_and_computed_from_no_other(void **state) {
     }
 }
 
-/* ---- modes --------------------------------------------------------------------------------------------------------------- */
+/* ---- modes ------------------------------------------------------------------------------------------------------- */
 
 static void nothing_is_remembered_under_no_grad(void **state) {
     (void)state;
@@ -203,7 +204,7 @@ static void a_detached_tensor_is_a_constant(void **state) {
     }
 }
 
-/* ---- derivatives of derivatives ------------------------------------------------------------------------------------------- */
+/* ---- derivatives of derivatives ---------------------------------------------------------------------------------- */
 
 static void gradients_can_be_differentiated_again(void **state) {
     (void)state;
@@ -236,7 +237,7 @@ static void a_gradient_may_be_part_of_a_loss(void **state) {
     }
 }
 
-/* ---- composed ops ------------------------------------------------------------------------------------------------------------ */
+/* ---- composed ops ------------------------------------------------------------------------------------------------ */
 
 static void reading_a_value_first_changes_no_gradient(void **state) {
     (void)state;
@@ -268,7 +269,7 @@ static void a_chain_of_any_length_needs_no_deep_stack(void **state) {
     }
 }
 
-/* ---- writes ------------------------------------------------------------------------------------------------------------------- */
+/* ---- writes ------------------------------------------------------------------------------------------------------ */
 
 static void a_value_needed_but_overwritten_is_refused(void **state) {
     (void)state;
@@ -296,7 +297,7 @@ static void writes_before_the_backward_pass_belong_to_the_tape(void **state) {
     }
 }
 
-/* ---- failures ------------------------------------------------------------------------------------------------------------------ */
+/* ---- failures ---------------------------------------------------------------------------------------------------- */
 
 static void a_wrong_loss_is_refused_with_the_reason(void **state) {
     (void)state;

@@ -273,7 +273,7 @@ static void plot_uses_braille_where_it_may(void **state) {
     setenv("LC_ALL", "C", 1);
 }
 
-/* ---- text for people ----------------------------------------------------------------------------------------------- */
+/* ---- text for people --------------------------------------------------------------------------------------------- */
 
 static const char *wrapped(const char *text, int indent, int width) {
     static char out[1024];
@@ -343,9 +343,7 @@ static void progress_line_keeps_rate_and_time_left(void **state) {
     setenv("LC_ALL", "C", 1);
     cli_progress p = {.what = "cartpole", .unit = "steps", .total = 100000, .done = 50000, .rate = 1e4};
     static const char end[] = " 50000/100000  loss -0.0012  return 489  1e+04 steps/s  5 s left";
-    const struct {
-        int width, bar;
-    } rows[] = {{120, BAR_COLUMNS}, {79, 6}, {85, 12}, {78, 0}};
+    const struct { int width, bar; } rows[] = {{120, BAR_COLUMNS}, {79, 6}, {85, 12}, {78, 0}};
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         line_text(line, sizeof line, &p, "loss -0.0012  return 489", rows[i].width);
         assert_text_has(line, end);

@@ -1,5 +1,5 @@
-/* test_formats.c — safetensors: what is written reads back, what strangers send is refused with the reason, tensors outlive
- * the file; saving survives being killed; how much memory a model needs. */
+/* test_formats.c — safetensors: what is written reads back, what strangers send is refused with the reason, tensors
+ * outlive the file; saving survives being killed; how much memory a model needs. */
 #include "test_support.h"
 
 #include <signal.h>
@@ -7,7 +7,7 @@
 
 #include "trunnion/trunnion.h"
 
-/* ---- round trips ---------------------------------------------------------------------------------------------------- */
+/* ---- round trips ------------------------------------------------------------------------------------------------- */
 
 static void what_is_written_reads_back(void **state) {
     (void)state;
@@ -103,7 +103,7 @@ static void equal_names_are_not_saved(void **state) {
     }
 }
 
-/* ---- hostile files -------------------------------------------------------------------------------------------------- */
+/* ---- hostile files ----------------------------------------------------------------------------------------------- */
 
 typedef struct hostile {
     const char *header;
@@ -229,7 +229,7 @@ static void opening_survives_failure_at_every_allocation(void **state) {
     }
 }
 
-/* ---- being killed --------------------------------------------------------------------------------------------------- */
+/* ---- being killed ------------------------------------------------------------------------------------------------ */
 
 enum { KILLS = 200, NUMBERS = 50000 };
 
@@ -283,7 +283,7 @@ static void no_kill_loses_a_checkpoint(void **state) {
     tn_module_free(m);
 }
 
-/* ---- estimates ------------------------------------------------------------------------------------------------------ */
+/* ---- estimates --------------------------------------------------------------------------------------------------- */
 
 /* Mistral 7B at 4,096 tokens in f32: 7.24 billion weights. */
 static void memory_of_a_known_model_is_right(void **state) {

@@ -2,8 +2,8 @@
  *
  * Random products are computed by a scalar loop that spells out the numerics contract, and by the kernels of every
  * instruction set that this processor has, on one, two and three threads, with and without a kept copy of B. C lies in
- * a larger buffer of marks, which shows every write beside it; the workspace has exactly the size that was asked for, so
- * that the address sanitizer sees every step beyond. */
+ * a larger buffer of marks, which shows every write beside it; the workspace has exactly the size that was asked for,
+ * so that the address sanitizer sees every step beyond. */
 #include "test_support.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@
 
 enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COL = ROW + 1, MAX_THREADS = 3, CASES = 400 };
 
-/* ---- random numbers ----------------------------------------------------------------------------------------------- */
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
 static uint64_t random_state;
 
@@ -26,7 +26,7 @@ static int64_t random_below(int64_t n) { return (int64_t)(random_bits() % (uint6
 
 static double random_real(void) { return (double)random_below(2000001) / 1000000.0 - 1.0; }
 
-/* ---- arrays of either type, in any layout ------------------------------------------------------------------------- */
+/* ---- arrays of either type, in any layout ------------------------------------------------------------------------ */
 
 typedef struct array {
     tn_dtype dtype;
@@ -104,7 +104,7 @@ static tn_matrix matrix_of(const array *x) {
     return m;
 }
 
-/* ---- joints ------------------------------------------------------------------------------------------------------- */
+/* ---- joints ------------------------------------------------------------------------------------------------------ */
 
 /* A program at a joint with what its launch needs. Loads yield x · 0.75 + 0.5; stores take max(x + bias[column], 0). */
 typedef struct bound_program {
@@ -179,7 +179,7 @@ static tn_joint joint_of(bound_program *p, int buffers) {
     return joint;
 }
 
-/* ---- a product, and its definition -------------------------------------------------------------------------------- */
+/* ---- a product, and its definition ------------------------------------------------------------------------------- */
 
 typedef struct product {
     tn_dtype dtype;
@@ -266,7 +266,7 @@ static void free_product(product *p) {
     tn_mem_free(p->bias);
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------ */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static void *dirty_memory(size_t bytes) {
     void *memory = tn_mem_alloc(bytes);

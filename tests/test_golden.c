@@ -1,8 +1,8 @@
 /* test_golden.c — operations and their gradients agree with PyTorch's.
  *
- * tests/golden/ops.json holds inputs, attributes, results and gradients that tools/torch_golden.py computed in f64. Each
- * case runs in f64, where only the eight digits of the file may differ, in f32, with the tolerance below, and in bf16
- * against itself in f32. One test a case and dtype, named after both. */
+ * tests/golden/ops.json holds inputs, attributes, results and gradients that tools/torch_golden.py computed in f64.
+ * Each case runs in f64, where only the eight digits of the file may differ, in f32, with the tolerance below, and in
+ * bf16 against itself in f32. One test a case and dtype, named after both. */
 #include "test_support.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ typedef struct golden {
 /* f64: the file has 8 digits. f32: a few hundred roundings at the sizes of these cases, each 6e-8. */
 static const double relative_f64 = 6e-8, absolute_f64 = 1e-9, relative_f32 = 2e-5, absolute_f32 = 2e-6;
 
-/* ---- reading the file ------------------------------------------------------------------------------------------------- */
+/* ---- reading the file -------------------------------------------------------------------------------------------- */
 
 static double number_of(const tn_json *v) {
     if (tn_json_kind_of(v) != TN_JSON_STRING) return tn_json_number(v, NAN);
@@ -68,7 +68,7 @@ static tn_tensor *tensor_of(const tn_json *packed, tn_dtype floating) {
     return t;
 }
 
-/* ---- comparing ---------------------------------------------------------------------------------------------------------- */
+/* ---- comparing --------------------------------------------------------------------------------------------------- */
 
 static double element(const void *data, int64_t i, tn_dtype dtype) {
     return dtype == TN_F64 ? ((const double *)data)[i] : (double)((const float *)data)[i];
@@ -102,7 +102,7 @@ static void assert_agrees(const golden *g, const char *what, const tn_tensor *t,
     free(data);
 }
 
-/* ---- one case ------------------------------------------------------------------------------------------------------------- */
+/* ---- one case ---------------------------------------------------------------------------------------------------- */
 
 static int op_named(const char *name) {
     for (int op = 0; op < tn_op_count(); op++)
@@ -157,7 +157,7 @@ static void check_case(const golden *g) {
     if (grads) check_gradients(g, y, inputs);
 }
 
-/* ---- half precision ------------------------------------------------------------------------------------------------- */
+/* ---- half precision ---------------------------------------------------------------------------------------------- */
 
 /* Inputs that are floating, rounded to g's dtype; as_f32: then widened again. */
 static void half_inputs(const golden *g, bool as_f32, tn_tensor **inputs) {
@@ -214,7 +214,7 @@ static void agrees_with_pytorch(void **state) {
     }
 }
 
-/* ---- all of them ------------------------------------------------------------------------------------------------------------ */
+/* ---- all of them ------------------------------------------------------------------------------------------------- */
 
 /* The checks run tests from the top of the source tree. */
 static const char *const golden_path = "tests/golden/ops.json";

@@ -1,4 +1,5 @@
-/* test_json.c — promises of base/json.c: what is read, what is refused and where, and that writing and reading agree. */
+/* test_json.c — promises of base/json.c: what is read, what is refused and where, and
+ * that writing and reading agree. */
 #include "test_support.h"
 
 #include <float.h>

@@ -17,7 +17,7 @@ static bool is_float(kir_type t) { return t == KIR_F32 || t == KIR_F64; }
 static bool is_signed(kir_type t) { return t == KIR_I32 || t == KIR_I64; }
 static int bits_of(kir_type t) { return t == KIR_BOOL ? 1 : 8 * (int)kir_type_size(t); }
 
-/* ---- running ------------------------------------------------------------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 typedef struct kernel {
     kir_builder *b;
@@ -73,7 +73,7 @@ static void run_on(engine e, const kernel *k, void *const *buffers, const kir_di
     kir_vm_free(vm);
 }
 
-/* ---- operands of every type ---------------------------------------------------------------------------------------- */
+/* ---- operands of every type -------------------------------------------------------------------------------------- */
 
 enum { PATTERNS = 16, PAIRS = PATTERNS * PATTERNS };
 
@@ -96,7 +96,8 @@ static __int128 most(kir_type t) { return ((__int128)1 << (bits_of(t) - is_signe
 static number sample(kir_type t, int which) {
     static const double floats[PATTERNS] = {0.0,  -0.0, 1.0,  -1.0, INFINITY, -INFINITY, NAN,   0.5,
                                             -2.5, 3.5,  1e30, -7e9, 1e-40,    255.75,    -0.75, 4294967295.0};
-    const __int128 wholes[PATTERNS] = {0, 1, 2, -1, 3, 7, 31, 32, 63, 64, 100, -100, most(t), least(t), most(t) - 1, 12345678};
+    const __int128 wholes[PATTERNS] = {0,  1,  2,   -1,   3,       7,        31,          32,
+                                       63, 64, 100, -100, most(t), least(t), most(t) - 1, 12345678};
     if (is_float(t)) return (number){.f = t == KIR_F32 ? (double)(float)floats[which] : floats[which]};
     return (number){.i = wrapped(t, wholes[which])};
 }
@@ -123,11 +124,12 @@ static bool same_number(kir_type t, number a, number b) {
     return (isnan(a.f) && isnan(b.f)) || memcmp(&a.f, &b.f, sizeof a.f) == 0;
 }
 
-/* ---- what operations should yield ---------------------------------------------------------------------------------- */
+/* ---- what operations should yield -------------------------------------------------------------------------------- */
 
 static double rounded_to(kir_type t, double x) { return t == KIR_F32 ? (double)(float)x : x; }
 
-/* IEEE arithmetic of f32 in f64 rounds right: one operation's exact result rounded twice is the same for + - * / and √. */
+/* IEEE arithmetic of f32 in f64 rounds right: one operation's exact result rounded twice
+ * is the same for + - * / and √. */
 static number float_result(kir_op op, kir_type t, double a, double b) {
     double x = 0;
     switch (op) {
@@ -184,7 +186,8 @@ static number compared(kir_op op, kir_type t, number a, number b) {
 static number cast_result(kir_type to, kir_type from, number x) {
     if (is_float(to)) {
         double f = is_float(from) ? x.f : from == KIR_U64 ? (double)(uint64_t)x.i : (double)(int64_t)x.i;
-        if (!is_float(from) && to == KIR_F32) f = (double)(from == KIR_U64 ? (float)(uint64_t)x.i : (float)(int64_t)x.i);
+        if (!is_float(from) && to == KIR_F32)
+            f = (double)(from == KIR_U64 ? (float)(uint64_t)x.i : (float)(int64_t)x.i);
         return (number){.f = rounded_to(to, f)};
     }
     if (to == KIR_BOOL) return (number){.i = is_float(from) ? x.f != 0 : x.i != 0};
@@ -195,7 +198,7 @@ static number cast_result(kir_type to, kir_type from, number x) {
     return (number){.i = (__int128)x.f};
 }
 
-/* ---- operations ---------------------------------------------------------------------------------------------------- */
+/* ---- operations -------------------------------------------------------------------------------------------------- */
 
 typedef struct operands {
     char a[PAIRS * 8], b[PAIRS * 8], out[PAIRS * 8];
@@ -211,10 +214,13 @@ static void fill_pairs(operands *o, kir_type t) {
 static kernel operation(kir_op op, kir_type in, kir_type out, int operand_count) {
     const int64_t extents[] = {PAIRS};
     kernel k = begin(1, 0, extents);
-    for (int i = 0; i < 2; i++) kir_buffer(k.b, DTYPES[in]);
+    for (int i = 0; i < 2; i++)
+        kir_buffer(k.b, DTYPES[in]);
     kir_buffer(k.b, DTYPES[out]);
     kir_val a = load_axis(&k, 0, 0), b = load_axis(&k, 1, 0);
-    kir_val v = op == KIR_CAST ? kir_cast(k.b, out, a) : operand_count == 1 ? kir_unary(k.b, op, a) : kir_binary(k.b, op, a, b);
+    kir_val v = op == KIR_CAST       ? kir_cast(k.b, out, a)
+                : operand_count == 1 ? kir_unary(k.b, op, a)
+                                     : kir_binary(k.b, op, a, b);
     store_axis(&k, 2, 0, v);
     finish(&k);
     return k;
@@ -231,9 +237,9 @@ static void check_operation(kir_op op, kir_type in, kir_type out, int operand_co
         for (int i = 0; i < PAIRS; i++) {
             number a = get(o.a, i, in), b = get(o.b, i, in), want = expect(op, in, out, a, b), got = get(o.out, i, out);
             if (same_number(out, want, got)) continue;
-            fail_msg("%s %s → %s, engine %d: (%g %lld), (%g %lld) gives (%g %lld), should be (%g %lld)", kir_op_name(op),
-                     kir_type_name(in), kir_type_name(out), (int)e, a.f, (long long)a.i, b.f, (long long)b.i, got.f,
-                     (long long)got.i, want.f, (long long)want.i);
+            fail_msg("%s %s → %s, engine %d: (%g %lld), (%g %lld) gives (%g %lld), should be (%g %lld)",
+                     kir_op_name(op), kir_type_name(in), kir_type_name(out), (int)e, a.f, (long long)a.i, b.f,
+                     (long long)b.i, got.f, (long long)got.i, want.f, (long long)want.i);
         }
     }
     release(&k);
@@ -255,7 +261,8 @@ static number expect_cast(kir_op op, kir_type in, kir_type out, number a, number
     return cast_result(out, in, a);
 }
 
-static void check_arithmetic(const kir_op *ops, size_t count, int operand_count, const kir_type *types, size_t type_count) {
+static void check_arithmetic(const kir_op *ops, size_t count, int operand_count, const kir_type *types,
+                             size_t type_count) {
     for (size_t i = 0; i < count; i++) {
         for (size_t k = 0; k < type_count; k++) {
             check_operation(ops[i], types[k], types[k], operand_count, expect_arithmetic);
@@ -279,14 +286,16 @@ static void arithmetic_follows_its_definition(void **state) {
 static void comparisons_follow_their_definition(void **state) {
     (void)state;
     for (kir_op op = KIR_EQ; op <= KIR_LE; op++) {
-        for (int t = 0; t < KIR_TYPE_COUNT; t++) check_operation(op, TYPES[t], KIR_BOOL, 2, expect_comparison);
+        for (int t = 0; t < KIR_TYPE_COUNT; t++)
+            check_operation(op, TYPES[t], KIR_BOOL, 2, expect_comparison);
     }
 }
 
 static void casts_truncate_saturate_and_wrap(void **state) {
     (void)state;
     for (int from = 0; from < KIR_TYPE_COUNT; from++) {
-        for (int to = 0; to < KIR_TYPE_COUNT; to++) check_operation(KIR_CAST, TYPES[from], TYPES[to], 1, expect_cast);
+        for (int to = 0; to < KIR_TYPE_COUNT; to++)
+            check_operation(KIR_CAST, TYPES[from], TYPES[to], 1, expect_cast);
     }
 }
 
@@ -294,7 +303,8 @@ static void extremes_prefer_the_second_of_two_zeros(void **state) {
     (void)state;
     const int64_t extents[] = {2};
     kernel k = begin(1, 0, extents);
-    for (int i = 0; i < 4; i++) kir_buffer(k.b, TN_F32);
+    for (int i = 0; i < 4; i++)
+        kir_buffer(k.b, TN_F32);
     kir_val a = load_axis(&k, 0, 0), b = load_axis(&k, 1, 0);
     store_axis(&k, 2, 0, kir_binary(k.b, KIR_MAX, a, b));
     store_axis(&k, 3, 0, kir_binary(k.b, KIR_MIN, a, b));
@@ -312,9 +322,11 @@ static void roundings_and_fma_and_choice(void **state) {
     (void)state;
     const int64_t extents[] = {6};
     kernel k = begin(1, 0, extents);
-    for (int i = 0; i < 7; i++) kir_buffer(k.b, TN_F64);
+    for (int i = 0; i < 7; i++)
+        kir_buffer(k.b, TN_F64);
     kir_val x = load_axis(&k, 0, 0);
-    for (int mode = KIR_FLOOR; mode <= KIR_NEAREST_EVEN; mode++) store_axis(&k, 1 + mode, 0, kir_rounding(k.b, (kir_round)mode, x));
+    for (int mode = KIR_FLOOR; mode <= KIR_NEAREST_EVEN; mode++)
+        store_axis(&k, 1 + mode, 0, kir_rounding(k.b, (kir_round)mode, x));
     kir_val third = kir_const(k.b, KIR_F64, 1.0 / 3.0);
     store_axis(&k, 5, 0, kir_fma(k.b, third, kir_const(k.b, KIR_F64, 3), kir_binary(k.b, KIR_SUB, x, x)));
     kir_val below = kir_binary(k.b, KIR_LT, x, kir_const(k.b, KIR_F64, 0));
@@ -322,29 +334,34 @@ static void roundings_and_fma_and_choice(void **state) {
     finish(&k);
     for (engine e = INTERPRETER; e < ENGINES; e++) {
         double in[] = {-2.5, -0.5, 0.5, 1.5, 2.5, -0.0}, out[6][6];
-        static const double want[6][6] = {{-3, -1, 0, 1, 2, -0.0}, {-2, -0.0, 1, 2, 3, -0.0}, {-2, -0.0, 0, 1, 2, -0.0},
-                                          {-2, -0.0, 0, 2, 2, -0.0}, {1, 1, 1, 1, 1, 1}, {-1, -1, 0.5, 1.5, 2.5, -0.0}};
+        static const double want[6][6] = {{-3, -1, 0, 1, 2, -0.0},   {-2, -0.0, 1, 2, 3, -0.0},
+                                          {-2, -0.0, 0, 1, 2, -0.0}, {-2, -0.0, 0, 2, 2, -0.0},
+                                          {1, 1, 1, 1, 1, 1},        {-1, -1, 0.5, 1.5, 2.5, -0.0}};
         run_on(e, &k, (void *const[]){in, out[0], out[1], out[2], out[3], out[4], out[5]}, NULL);
         for (int r = 0; r < 6; r++) {
-            if (r == 4) assert_true(out[4][0] == fma(1.0 / 3.0, 3, 0));
-            else assert_memory_equal(out[r], want[r], sizeof want[r]);
+            if (r == 4)
+                assert_true(out[4][0] == fma(1.0 / 3.0, 3, 0));
+            else
+                assert_memory_equal(out[r], want[r], sizeof want[r]);
         }
     }
     release(&k);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static void narrow_buffers_convert_on_the_way(void **state) {
     (void)state;
     const int64_t extents[] = {4};
     kernel k = begin(1, 0, extents);
     static const tn_dtype dtypes[] = {TN_I8, TN_U8, TN_I16, TN_U16, TN_F16, TN_BF16};
-    for (int i = 0; i < 6; i++) kir_buffer(k.b, dtypes[i]);
+    for (int i = 0; i < 6; i++)
+        kir_buffer(k.b, dtypes[i]);
     kir_buffer(k.b, TN_I32);
     kir_buffer(k.b, TN_F32);
     kir_val sum = kir_const_i(k.b, KIR_I32, 0);
-    for (int i = 0; i < 4; i++) sum = kir_binary(k.b, KIR_ADD, sum, load_axis(&k, i, 0));
+    for (int i = 0; i < 4; i++)
+        sum = kir_binary(k.b, KIR_ADD, sum, load_axis(&k, i, 0));
     store_axis(&k, 6, 0, sum);
     store_axis(&k, 0, 0, kir_binary(k.b, KIR_MUL, sum, kir_const_i(k.b, KIR_I32, 3)));
     kir_val f = kir_binary(k.b, KIR_ADD, load_axis(&k, 4, 0), load_axis(&k, 5, 0));
@@ -355,7 +372,8 @@ static void narrow_buffers_convert_on_the_way(void **state) {
         int8_t i8[] = {-1, 127, -128, 5};
         uint8_t u8[] = {255, 1, 0, 200};
         int16_t i16[] = {-300, 0, 32767, -32768};
-        uint16_t u16[] = {65535, 2, 3, 4}, f16[] = {0x3c00, 0x0001, 0x7c00, 0xc000}, bf16[] = {0x3f80, 0x3f80, 0, 0x4000};
+        uint16_t u16[] = {65535, 2, 3, 4}, f16[] = {0x3c00, 0x0001, 0x7c00, 0xc000},
+                 bf16[] = {0x3f80, 0x3f80, 0, 0x4000};
         int32_t total[4];
         float real[4];
         run_on(e, &k, (void *const[]){i8, u8, i16, u16, f16, bf16, total, real}, NULL);
@@ -363,7 +381,8 @@ static void narrow_buffers_convert_on_the_way(void **state) {
         const float want_real[] = {2, 1 + 0x1p-24f, INFINITY, 0};
         assert_memory_equal(total, want, sizeof want);
         assert_memory_equal(real, want_real, sizeof want_real);
-        for (int i = 0; i < 4; i++) assert_int_equal(i8[i], (int8_t)(uint8_t)(uint32_t)(want[i] * 3));
+        for (int i = 0; i < 4; i++)
+            assert_int_equal(i8[i], (int8_t)(uint8_t)(uint32_t)(want[i] * 3));
         assert_int_equal(bf16[0], 0x4000);
         assert_int_equal(bf16[1], 0x3f80);
     }
@@ -388,10 +407,13 @@ static void masked_accesses_touch_nothing(void **state) {
     for (engine e = INTERPRETER; e < ENGINES; e++) {
         float *source = malloc(20 * sizeof *source), out[100]; /* its own block: the sanitizer guards both ends */
         assert_non_null(source);
-        for (int i = 0; i < 20; i++) source[i] = (float)i;
+        for (int i = 0; i < 20; i++)
+            source[i] = (float)i;
         run_on(e, &k, (void *const[]){source, out}, NULL);
-        for (int i = 0; i < 100; i++) assert_true(out[i] == (i >= 40 && i < 60 ? (float)(i - 40) : 0) + 1);
-        for (int i = 0; i < 20; i++) assert_true(source[i] == 7);
+        for (int i = 0; i < 100; i++)
+            assert_true(out[i] == (i >= 40 && i < 60 ? (float)(i - 40) : 0) + 1);
+        for (int i = 0; i < 20; i++)
+            assert_true(source[i] == 7);
         free(source);
     }
     release(&k);
@@ -422,16 +444,18 @@ static void dials_are_read_at_each_launch(void **state) {
     release(&k);
 }
 
-/* ---- reductions ---------------------------------------------------------------------------------------------------- */
+/* ---- reductions -------------------------------------------------------------------------------------------------- */
 
 /* The order of kir.h, spelled out once more: 64 lanes, folded by halves after each block of 16384. */
 static float sum_in_lanes(const float *x, int64_t n) {
     float total = 0;
     for (int64_t begin_at = 0; begin_at < n; begin_at += 16384) {
         float lane[64] = {0};
-        for (int64_t i = begin_at; i < n && i < begin_at + 16384; i++) lane[i % 64] += x[i];
+        for (int64_t i = begin_at; i < n && i < begin_at + 16384; i++)
+            lane[i % 64] += x[i];
         for (int width = 32; width >= 1; width /= 2) {
-            for (int i = 0; i < width; i++) lane[i] += lane[i + width];
+            for (int i = 0; i < width; i++)
+                lane[i] += lane[i + width];
         }
         total = begin_at == 0 ? lane[0] : total + lane[0];
     }
@@ -442,7 +466,8 @@ static float sum_in_chains(const float *x, const float *y, int64_t n) {
     float total = 0;
     for (int64_t begin_at = 0; begin_at < n; begin_at += 256) {
         float chain = 0;
-        for (int64_t i = begin_at; i < n && i < begin_at + 256; i++) chain = fmaf(x[i], y[i], chain);
+        for (int64_t i = begin_at; i < n && i < begin_at + 256; i++)
+            chain = fmaf(x[i], y[i], chain);
         total = begin_at == 0 ? chain : total + chain;
     }
     return total;
@@ -450,7 +475,8 @@ static float sum_in_chains(const float *x, const float *y, int64_t n) {
 
 static void float_sums_keep_their_order(void **state) {
     (void)state;
-    static const int64_t lengths[] = {0, 1, 7, 8, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 1024, 1025, 5000, 16384, 16385, 50001};
+    static const int64_t lengths[] = {0,   1,   7,    8,    16,   17,   63,    64,    65,   255,
+                                      256, 257, 1000, 1024, 1025, 5000, 16384, 16385, 50001};
     static float x[50001], y[50001];
     for (int i = 0; i < 50001; i++) {
         x[i] = (float)(i * 919 % 1000) / 333.0f - 1;
@@ -459,7 +485,8 @@ static void float_sums_keep_their_order(void **state) {
     for (size_t c = 0; c < TN_COUNT(lengths); c++) {
         int64_t n = lengths[c];
         kernel k = begin(0, 1, &n);
-        for (int i = 0; i < 5; i++) kir_buffer(k.b, TN_F32);
+        for (int i = 0; i < 5; i++)
+            kir_buffer(k.b, TN_F32);
         kir_loop(k.b, 0, 1);
         kir_val a = load_axis(&k, 0, 0), b = load_axis(&k, 1, 0);
         kir_val sum = kir_reduce_value(k.b, KIR_SUM, a, KIR_NONE), chain = kir_reduce_value(k.b, KIR_CHAIN, a, b);
@@ -470,7 +497,8 @@ static void float_sums_keep_their_order(void **state) {
         store_first(&k, 4, plain);
         finish(&k);
         float want_plain = 0;
-        for (int64_t i = 0; i < n; i++) want_plain += x[i];
+        for (int64_t i = 0; i < n; i++)
+            want_plain += x[i];
         for (engine e = INTERPRETER; e < ENGINES; e++) {
             float got[3] = {-1, -1, -1};
             run_on(e, &k, (void *const[]){x, y, &got[0], &got[1], &got[2]}, NULL);
@@ -490,10 +518,10 @@ static void reductions_of_nothing_yield_their_identity(void **state) {
         kir_type type;
         number want;
     } rows[] = {
-        {KIR_SUM, KIR_F32, {.f = 0}},           {KIR_PROD, KIR_F64, {.f = 1}},   {KIR_RMAX, KIR_F32, {.f = -INFINITY}},
-        {KIR_RMIN, KIR_F64, {.f = INFINITY}},   {KIR_RMAX, KIR_U32, {.i = 0}},   {KIR_RMIN, KIR_I64, {.i = INT64_MAX}},
-        {KIR_RMAX, KIR_I32, {.i = INT32_MIN}},  {KIR_PROD, KIR_I64, {.i = 1}},   {KIR_ARGMAX, KIR_F32, {.i = 0}},
-        {KIR_RMIN, KIR_BOOL, {.i = 1}},         {KIR_CHAIN, KIR_F32, {.f = 0}},  {KIR_SEQ, KIR_F64, {.f = 0}},
+        {KIR_SUM, KIR_F32, {.f = 0}},          {KIR_PROD, KIR_F64, {.f = 1}},  {KIR_RMAX, KIR_F32, {.f = -INFINITY}},
+        {KIR_RMIN, KIR_F64, {.f = INFINITY}},  {KIR_RMAX, KIR_U32, {.i = 0}},  {KIR_RMIN, KIR_I64, {.i = INT64_MAX}},
+        {KIR_RMAX, KIR_I32, {.i = INT32_MIN}}, {KIR_PROD, KIR_I64, {.i = 1}},  {KIR_ARGMAX, KIR_F32, {.i = 0}},
+        {KIR_RMIN, KIR_BOOL, {.i = 1}},        {KIR_CHAIN, KIR_F32, {.f = 0}}, {KIR_SEQ, KIR_F64, {.f = 0}},
     };
     for (size_t r = 0; r < TN_COUNT(rows); r++) {
         const int64_t extents[] = {2, 0};
@@ -511,7 +539,8 @@ static void reductions_of_nothing_yield_their_identity(void **state) {
             char out[16], in[8] = {0};
             memset(out, 0x55, sizeof out);
             run_on(e, &k, (void *const[]){in, out}, NULL);
-            for (int i = 0; i < 2; i++) assert_true(same_number(result, get(out, i, result), rows[r].want));
+            for (int i = 0; i < 2; i++)
+                assert_true(same_number(result, get(out, i, result), rows[r].want));
         }
         release(&k);
     }
@@ -528,13 +557,15 @@ static void arg_reductions_find_the_first_extreme_and_nan_first_of_all(void **st
     index.s[0] = 5;
     kir_loop(k.b, 1, 1);
     kir_val x = kir_load(k.b, 0, &index, KIR_NONE);
-    kir_val greatest = kir_reduce_value(k.b, KIR_ARGMAX, x, KIR_NONE), smallest = kir_reduce_value(k.b, KIR_ARGMIN, x, KIR_NONE);
+    kir_val greatest = kir_reduce_value(k.b, KIR_ARGMAX, x, KIR_NONE),
+            smallest = kir_reduce_value(k.b, KIR_ARGMIN, x, KIR_NONE);
     kir_end(k.b);
     store_axis(&k, 1, 0, greatest);
     store_axis(&k, 2, 0, smallest);
     finish(&k);
     for (engine e = INTERPRETER; e < ENGINES; e++) {
-        float in[] = {1, 3, 3, -1, -1, 0, NAN, 9, NAN, -9, -0.0f, 0, -0.0f, 0, 0, -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
+        float in[] = {1,     3, 3,     -1, -1, 0,         NAN,       9,         NAN,       -9,
+                      -0.0f, 0, -0.0f, 0,  0,  -INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
         int64_t most_at[4], least_at[4];
         run_on(e, &k, (void *const[]){in, most_at, least_at}, NULL);
         const int64_t want_most[] = {1, 1, 0, 0}, want_least[] = {3, 1, 0, 0};
@@ -548,7 +579,8 @@ static void scans_run_up_to_and_including_each_point(void **state) {
     (void)state;
     const int64_t extents[] = {2500};
     kernel k = begin(0, 1, extents);
-    for (int i = 0; i < 3; i++) kir_buffer(k.b, TN_I64);
+    for (int i = 0; i < 3; i++)
+        kir_buffer(k.b, TN_I64);
     kir_loop(k.b, 0, 1);
     kir_val x = load_axis(&k, 0, 0);
     store_axis(&k, 1, 0, kir_scan(k.b, KIR_SUM, x));
@@ -556,7 +588,8 @@ static void scans_run_up_to_and_including_each_point(void **state) {
     kir_end(k.b);
     finish(&k);
     static int64_t in[2500], sums[2500], tops[2500];
-    for (int i = 0; i < 2500; i++) in[i] = i * 31 % 997 - 500;
+    for (int i = 0; i < 2500; i++)
+        in[i] = i * 31 % 997 - 500;
     for (engine e = INTERPRETER; e < ENGINES; e++) {
         run_on(e, &k, (void *const[]){in, sums, tops}, NULL);
         int64_t sum = 0, top = INT64_MIN;
@@ -602,11 +635,12 @@ static void programs_on_no_points_run_nothing(void **state) {
     kir_buffer(k.b, TN_F32);
     store_axis(&k, 0, 1, kir_const(k.b, KIR_F32, 1));
     finish(&k);
-    for (engine e = INTERPRETER; e < ENGINES; e++) run_on(e, &k, (void *const[]){NULL}, NULL);
+    for (engine e = INTERPRETER; e < ENGINES; e++)
+        run_on(e, &k, (void *const[]){NULL}, NULL);
     release(&k);
 }
 
-/* ---- the builder --------------------------------------------------------------------------------------------------- */
+/* ---- the builder ------------------------------------------------------------------------------------------------- */
 
 static void builder_shares_folds_and_drops(void **state) {
     (void)state;
@@ -643,7 +677,8 @@ static void hash_depends_on_structure_alone(void **state) {
         kernels[i] = begin(1, 0, extents);
         kir_buffer(kernels[i].b, TN_F32);
         kir_buffer(kernels[i].b, i == 3 ? TN_F16 : TN_F32);
-        store_axis(&kernels[i], 1, 0, kir_unary(kernels[i].b, i == 2 ? KIR_LOG : KIR_EXP, load_axis(&kernels[i], 0, 0)));
+        store_axis(&kernels[i], 1, 0,
+                   kir_unary(kernels[i].b, i == 2 ? KIR_LOG : KIR_EXP, load_axis(&kernels[i], 0, 0)));
         finish(&kernels[i]);
     }
     assert_true(kir_equal(kernels[0].p, kernels[1].p));
@@ -651,7 +686,8 @@ static void hash_depends_on_structure_alone(void **state) {
     assert_int_not_equal(kernels[0].sizes[0], kernels[1].sizes[0]);
     assert_false(kir_equal(kernels[0].p, kernels[2].p));
     assert_false(kir_equal(kernels[0].p, kernels[3].p));
-    for (int i = 0; i < 4; i++) release(&kernels[i]);
+    for (int i = 0; i < 4; i++)
+        release(&kernels[i]);
 }
 
 static void builder_keeps_its_first_failure(void **state) {
@@ -715,15 +751,22 @@ static void programs_can_be_read(void **state) {
     finish(&k);
     tn_str text = {0};
     kir_print(k.p, k.sizes, &text);
-    static const char *const parts[] = {"x0=4 x1=6", "b0: f16", "b1: f32 written", "LOOP over 1 axes from x1",
-                                        "%1 = LOAD f32 b0[0 + 6·x0 + 1·x1]", "ROUND f32 floor %1", "REDUCE f32 SUM %2",
-                                        "CONST f32 0.5", "STORE f32 b1[0 + 1·x0] %6"};
-    for (size_t i = 0; i < TN_COUNT(parts); i++) assert_text_has(tn_str_text(&text), parts[i]);
+    static const char *const parts[] = {"x0=4 x1=6",
+                                        "b0: f16",
+                                        "b1: f32 written",
+                                        "LOOP over 1 axes from x1",
+                                        "%1 = LOAD f32 b0[0 + 6·x0 + 1·x1]",
+                                        "ROUND f32 floor %1",
+                                        "REDUCE f32 SUM %2",
+                                        "CONST f32 0.5",
+                                        "STORE f32 b1[0 + 1·x0] %6"};
+    for (size_t i = 0; i < TN_COUNT(parts); i++)
+        assert_text_has(tn_str_text(&text), parts[i]);
     tn_str_free(&text);
     release(&k);
 }
 
-/* ---- the verifier -------------------------------------------------------------------------------------------------- */
+/* ---- the verifier ------------------------------------------------------------------------------------------------ */
 
 static kernel small_program(void) {
     const int64_t extents[] = {8, 5};
@@ -764,13 +807,13 @@ static void verifier_names_what_is_wrong(void **state) {
     kernel k = small_program();
     kir_program *p = k.p;
     kir_ins saved;
-#define WITH(op, change, why)                \
-    do {                                     \
-        kir_ins *in = &p->ins[find(p, op)];  \
-        saved = *in;                         \
-        change;                              \
-        refuses(p, why);                     \
-        *in = saved;                         \
+#define WITH(op, change, why)               \
+    do {                                    \
+        kir_ins *in = &p->ins[find(p, op)]; \
+        saved = *in;                        \
+        change;                             \
+        refuses(p, why);                    \
+        *in = saved;                        \
     } while (0)
     WITH(KIR_SQRT, in->a = 4000, "not an earlier instruction");
     WITH(KIR_SQRT, in->a = -7, "not an earlier instruction");
@@ -836,7 +879,7 @@ static void verifier_survives_any_damage(void **state) {
     release(&k);
 }
 
-/* ---- failures and threads ------------------------------------------------------------------------------------------ */
+/* ---- failures and threads ---------------------------------------------------------------------------------------- */
 
 /* Builds, compiles and runs small_program under a failing allocation; TN_OK when none failed. */
 enum { ROWS = 300, LAUNCHES = 3 };
@@ -848,7 +891,8 @@ static tn_status live_through(float out[LAUNCHES][ROWS]) {
     kir_vm *vm = NULL;
     int64_t *sizes = NULL;
     static float in[ROWS * 40];
-    for (int i = 0; i < ROWS * 40; i++) in[i] = (float)(i % 17) - 3;
+    for (int i = 0; i < ROWS * 40; i++)
+        in[i] = (float)(i % 17) - 3;
     TRY(kir_begin(1, 1, extents, &b));
     int from = kir_buffer(b, TN_F32), to = kir_buffer(b, TN_F32);
     kir_aff index = along(1), row = along(0);
@@ -892,8 +936,10 @@ static void failure_of_any_allocation_is_an_error_and_loses_nothing(void **state
         tn_mem_fail_at(0);
         kir_vm_trim();
         assert_int_equal(tn_mem_get_stats().live_blocks, blocks);
-        if (status == TN_OK) assert_memory_equal(out, right, sizeof out); /* a pattern of kinds need not be kept */
-        else assert_int_equal(status, TN_ERR_MEMORY);
+        if (status == TN_OK)
+            assert_memory_equal(out, right, sizeof out); /* a pattern of kinds need not be kept */
+        else
+            assert_int_equal(status, TN_ERR_MEMORY);
     }
 }
 
@@ -918,13 +964,15 @@ static void threads_share_a_compiled_program(void **state) {
     kernel k = begin(1, 0, extents);
     kir_buffer(k.b, TN_F32);
     kir_buffer(k.b, TN_F32);
-    store_axis(&k, 1, 0, kir_unary(k.b, KIR_COS, kir_unary(k.b, KIR_EXP, kir_unary(k.b, KIR_LOG, load_axis(&k, 0, 0)))));
+    store_axis(&k, 1, 0,
+               kir_unary(k.b, KIR_COS, kir_unary(k.b, KIR_EXP, kir_unary(k.b, KIR_LOG, load_axis(&k, 0, 0)))));
     finish(&k);
     kir_vm *vm = NULL;
     assert_ok(kir_vm_compile(k.p, &vm));
     k.b = (kir_builder *)vm;
     pthread_t threads[RUNNERS];
-    for (int i = 0; i < RUNNERS; i++) assert_int_equal(pthread_create(&threads[i], NULL, run_again_and_again, &k), 0);
+    for (int i = 0; i < RUNNERS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, run_again_and_again, &k), 0);
     for (int i = 0; i < RUNNERS; i++) {
         void *result = NULL;
         pthread_join(threads[i], &result);

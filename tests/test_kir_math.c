@@ -26,7 +26,7 @@ static double random_between(double low, double high) {
     return low + (high - low) * (double)(random_bits() >> 11) * 0x1p-53;
 }
 
-/* ---- errors -------------------------------------------------------------------------------------------------------- */
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
 
 /* The step from one number to the next near `x`, of a type with `digits` binary digits and least exponent `least`. */
 static long double step_at(long double x, int digits, int least) {
@@ -63,8 +63,10 @@ static void try_f64(worst *w, double (*fn)(double), truth_fn *truth, double x) {
 }
 
 /* The C library's long double sine is good for any argument; these names have addresses. */
-#define F32(name) static float name##_f32(float x) { return kir_##name##_f32(x); }
-#define F64(name) static double name##_f64(double x) { return kir_##name##_f64(x); }
+#define F32(name) \
+    static float name##_f32(float x) { return kir_##name##_f32(x); }
+#define F64(name) \
+    static double name##_f64(double x) { return kir_##name##_f64(x); }
 #define BOTH(name) F32(name) F64(name)
 BOTH(exp)
 BOTH(log)
@@ -89,8 +91,10 @@ static const math_case CASES[] = {
 
 static worst worst_f32(const math_case *c) {
     worst w = {0, 0};
-    for (uint64_t bits = 0; bits <= UINT32_MAX; bits += F32_STEP) try_f32(&w, c->f32, c->truth, kir_from_bits_f32((uint32_t)bits));
-    for (int i = 0; i < F64_SAMPLES; i++) try_f32(&w, c->f32, c->truth, (float)random_between(c->low, c->high));
+    for (uint64_t bits = 0; bits <= UINT32_MAX; bits += F32_STEP)
+        try_f32(&w, c->f32, c->truth, kir_from_bits_f32((uint32_t)bits));
+    for (int i = 0; i < F64_SAMPLES; i++)
+        try_f32(&w, c->f32, c->truth, (float)random_between(c->low, c->high));
     return w;
 }
 
@@ -141,7 +145,7 @@ static void trigonometry_holds_near_multiples_of_a_quarter_turn(void **state) {
     assert_true(f32.error < 2 && f64.error < 4);
 }
 
-/* ---- edges --------------------------------------------------------------------------------------------------------- */
+/* ---- edges ------------------------------------------------------------------------------------------------------- */
 
 static void same_f32(float got, float want) {
     if (isnan(got) && isnan(want)) return;
@@ -162,13 +166,41 @@ static void functions_are_exact_at_their_edges(void **state) {
         int which;
         double x, want;
     } rows[] = {
-        {0, 0, 1},         {0, -0.0, 1},         {0, INFINITY, INFINITY}, {0, -INFINITY, 0}, {0, NAN, NAN},
-        {0, 1e5, INFINITY}, {0, -1e5, 0},        {1, 1, 0},               {1, 0, -INFINITY}, {1, -0.0, -INFINITY},
-        {1, -1, NAN},      {1, -INFINITY, NAN},  {1, INFINITY, INFINITY}, {1, NAN, NAN},     {2, 0, 0},
-        {2, -0.0, -0.0},   {2, INFINITY, NAN},   {2, -INFINITY, NAN},     {2, NAN, NAN},     {3, 0, 1},
-        {3, -0.0, 1},      {3, INFINITY, NAN},   {3, NAN, NAN},           {4, 0, 0},         {4, -0.0, -0.0},
-        {4, INFINITY, 1},  {4, -INFINITY, -1},   {4, NAN, NAN},           {4, 1e30, 1},      {5, 0, 0},
-        {5, -0.0, -0.0},   {5, INFINITY, 1},     {5, -INFINITY, -1},      {5, NAN, NAN},     {5, -1e30, -1},
+        {0, 0, 1},
+        {0, -0.0, 1},
+        {0, INFINITY, INFINITY},
+        {0, -INFINITY, 0},
+        {0, NAN, NAN},
+        {0, 1e5, INFINITY},
+        {0, -1e5, 0},
+        {1, 1, 0},
+        {1, 0, -INFINITY},
+        {1, -0.0, -INFINITY},
+        {1, -1, NAN},
+        {1, -INFINITY, NAN},
+        {1, INFINITY, INFINITY},
+        {1, NAN, NAN},
+        {2, 0, 0},
+        {2, -0.0, -0.0},
+        {2, INFINITY, NAN},
+        {2, -INFINITY, NAN},
+        {2, NAN, NAN},
+        {3, 0, 1},
+        {3, -0.0, 1},
+        {3, INFINITY, NAN},
+        {3, NAN, NAN},
+        {4, 0, 0},
+        {4, -0.0, -0.0},
+        {4, INFINITY, 1},
+        {4, -INFINITY, -1},
+        {4, NAN, NAN},
+        {4, 1e30, 1},
+        {5, 0, 0},
+        {5, -0.0, -0.0},
+        {5, INFINITY, 1},
+        {5, -INFINITY, -1},
+        {5, NAN, NAN},
+        {5, -1e30, -1},
     };
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         same_f32(CASES[rows[i].which].f32((float)rows[i].x), (float)rows[i].want);
@@ -201,12 +233,14 @@ static void odd_functions_are_odd_to_the_bit(void **state) {
 static void bounded_functions_stay_within_their_bounds(void **state) {
     (void)state;
     for (float x = 0; x < 20; x += 0.0007f) {
-        assert_true(kir_tanh_f32(x) <= 1 && kir_erf_f32(x) <= 1 && kir_tanh_f64((double)x) <= 1 && kir_erf_f64((double)x) <= 1);
-        assert_true(kir_sin_f32(x) <= 1 && kir_cos_f32(x) <= 1 && kir_sin_f64((double)x) <= 1 && kir_cos_f64((double)x) <= 1);
+        assert_true(kir_tanh_f32(x) <= 1 && kir_erf_f32(x) <= 1 && kir_tanh_f64((double)x) <= 1 &&
+                    kir_erf_f64((double)x) <= 1);
+        assert_true(kir_sin_f32(x) <= 1 && kir_cos_f32(x) <= 1 && kir_sin_f64((double)x) <= 1 &&
+                    kir_cos_f64((double)x) <= 1);
     }
 }
 
-/* ---- narrow floats ------------------------------------------------------------------------------------------------- */
+/* ---- narrow floats ----------------------------------------------------------------------------------------------- */
 
 /* The value of a half-precision pattern, from its definition. */
 static double half_value(uint16_t h) {
@@ -252,7 +286,8 @@ static void philox_gives_the_published_numbers(void **state) {
     assert_int_equal(kir_philox_u32(0, 0), 0x6627e8d5);
     random_state = 4;
     uint32_t seen = 0;
-    for (int i = 0; i < 1000; i++) seen |= kir_philox_u32(42, (uint64_t)i);
+    for (int i = 0; i < 1000; i++)
+        seen |= kir_philox_u32(42, (uint64_t)i);
     assert_int_equal(seen, UINT32_MAX);
 }
 

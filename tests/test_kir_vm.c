@@ -14,7 +14,7 @@
 
 enum { MOST_VALUES = 256, MOST_POINTS = 6000, CASES = 120, LONG_CASES = 6, MAX_THREADS = 3 };
 
-/* ---- random numbers ------------------------------------------------------------------------------------------------ */
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
 static uint64_t random_state;
 
@@ -30,7 +30,7 @@ static int64_t below(int64_t n) { return (int64_t)(random_bits() % (uint64_t)n);
 
 static bool one_in(int64_t n) { return below(n) == 0; }
 
-/* ---- a case -------------------------------------------------------------------------------------------------------- */
+/* ---- a case ------------------------------------------------------------------------------------------------------ */
 
 typedef struct area {
     tn_dtype dtype;
@@ -82,21 +82,16 @@ static kir_val need(test_case *t, kir_type type) {
     return one_in(4) ? kir_dial_value(t->b, type, (int)below(4)) : kir_const(t->b, type, (double)below(7) - 2.5);
 }
 
-/* ---- axes and areas ------------------------------------------------------------------------------------------------ */
+/* ---- axes and areas ---------------------------------------------------------------------------------------------- */
 
 static int64_t random_extent(void) {
     switch (below(12)) {
-    case 0:
-        return one_in(6) ? 0 : 1;
+    case 0: return one_in(6) ? 0 : 1;
     case 1:
-    case 2:
-        return 1;
-    case 3:
-        return 16 + below(100);
-    case 4:
-        return 200 + below(900);
-    default:
-        return 2 + below(9);
+    case 2: return 1;
+    case 3: return 16 + below(100);
+    case 4: return 200 + below(900);
+    default: return 2 + below(9);
     }
 }
 
@@ -111,7 +106,8 @@ static void random_axes(test_case *t, bool long_loop) {
         if (long_loop && i == t->n_par && t->n_loop == 1) extent = 33000 + below(40000);
         if (long_loop && i < t->n_par && one_in(3)) extent = 4;
         if (t->across && i == t->n_par - 1 && !long_loop && one_in(2)) extent = 5 + below(300);
-        while (points * extent > most && extent > 1) extent = extent / 2;
+        while (points * extent > most && extent > 1)
+            extent = extent / 2;
         t->extent[i] = extent;
         points *= tn_max64(extent, 1);
         if (long_loop && i < t->n_par) points = 1;
@@ -124,8 +120,10 @@ static int add_area(test_case *t, tn_dtype dtype, const kir_aff *index, int axes
     int64_t low = index->c, high = index->c + more;
     for (int k = 0; k < axes; k++) {
         int64_t reach = (tn_max64(t->extent[k], 1) - 1) * index->s[k];
-        if (reach < 0) low += reach;
-        else high += reach;
+        if (reach < 0)
+            low += reach;
+        else
+            high += reach;
     }
     area *a = &t->areas[t->n_areas++];
     *a = (area){.dtype = dtype, .first = -low, .elements = high - low + 1};
@@ -134,12 +132,14 @@ static int add_area(test_case *t, tn_dtype dtype, const kir_aff *index, int axes
     return kir_buffer(t->b, dtype);
 }
 
-/* Strides that give each point of the axes an element of its own: any order of axes, any direction, with gaps or none. */
+/* Strides that give each point of the axes an element of its own: any order of axes, any
+ * direction, with gaps or none. */
 static kir_aff apart(const test_case *t, int axes) {
     kir_aff index = kir_aff_const(below(3) - 1);
     int order[KIR_MAX_AXES];
     int64_t stride = one_in(6) ? 2 : 1;
-    for (int k = 0; k < axes; k++) order[k] = axes - 1 - k;
+    for (int k = 0; k < axes; k++)
+        order[k] = axes - 1 - k;
     for (int k = 0; t->across && axes > t->n_par && k < axes; k++) {
         order[k] = k < t->n_par ? t->n_par - 1 - k : axes - 1 - (k - t->n_par);
     }
@@ -167,7 +167,7 @@ static kir_aff anywhere(const test_case *t, int axes) {
     return index;
 }
 
-/* ---- values -------------------------------------------------------------------------------------------------------- */
+/* ---- values ------------------------------------------------------------------------------------------------------ */
 
 static kir_val random_mask(test_case *t) {
     if (!one_in(5)) return KIR_NONE;
@@ -203,38 +203,49 @@ static void add_load(test_case *t) {
 }
 
 static kir_type random_type(void) {
-    static const kir_type types[] = {KIR_F32, KIR_F32, KIR_F32, KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KIR_BOOL};
+    static const kir_type types[] = {KIR_F32, KIR_F32, KIR_F32, KIR_F32, KIR_F64,
+                                     KIR_I32, KIR_I64, KIR_U32, KIR_U64, KIR_BOOL};
     return types[below((int64_t)TN_COUNT(types))];
 }
 
 static bool is_float(kir_type t) { return t == KIR_F32 || t == KIR_F64; }
 
 static void add_unary(test_case *t) {
-    static const kir_op of_floats[] = {KIR_NEG, KIR_ABS, KIR_SQRT, KIR_EXP, KIR_LOG, KIR_SIN, KIR_COS, KIR_TANH, KIR_ERF};
+    static const kir_op of_floats[] = {KIR_NEG, KIR_ABS, KIR_SQRT, KIR_EXP, KIR_LOG,
+                                       KIR_SIN, KIR_COS, KIR_TANH, KIR_ERF};
     kir_type type = random_type();
     if (type == KIR_BOOL) type = KIR_F32;
     kir_val v = need(t, type);
-    if (is_float(type) && one_in(6)) keep(t, kir_rounding(t->b, (kir_round)below(4), v));
-    else keep(t, kir_unary(t->b, of_floats[below(is_float(type) ? (int64_t)TN_COUNT(of_floats) : 2)], v));
+    if (is_float(type) && one_in(6))
+        keep(t, kir_rounding(t->b, (kir_round)below(4), v));
+    else
+        keep(t, kir_unary(t->b, of_floats[below(is_float(type) ? (int64_t)TN_COUNT(of_floats) : 2)], v));
 }
 
 static void add_binary(test_case *t) {
-    static const kir_op of_floats[] = {KIR_ADD, KIR_SUB, KIR_MUL, KIR_ADD, KIR_SUB, KIR_MUL, KIR_DIV, KIR_MIN, KIR_MAX, KIR_MOD};
-    static const kir_op of_ints[] = {KIR_ADD, KIR_SUB, KIR_MUL, KIR_DIV, KIR_MOD, KIR_MIN, KIR_MAX,
-                                     KIR_AND, KIR_OR,  KIR_XOR, KIR_SHL, KIR_SHR};
+    static const kir_op of_floats[] = {KIR_ADD, KIR_SUB, KIR_MUL, KIR_ADD, KIR_SUB,
+                                       KIR_MUL, KIR_DIV, KIR_MIN, KIR_MAX, KIR_MOD};
+    static const kir_op of_ints[] = {KIR_ADD, KIR_SUB, KIR_MUL, KIR_DIV, KIR_MOD, KIR_MIN,
+                                     KIR_MAX, KIR_AND, KIR_OR,  KIR_XOR, KIR_SHL, KIR_SHR};
     static const kir_op of_bools[] = {KIR_MIN, KIR_MAX, KIR_AND, KIR_OR, KIR_XOR};
     kir_type type = random_type();
     kir_val a = need(t, type), b = need(t, type);
-    if (one_in(4)) keep(t, kir_binary(t->b, (kir_op)(KIR_EQ + below(3)), a, b));
-    else if (type == KIR_BOOL) keep(t, kir_binary(t->b, of_bools[below((int64_t)TN_COUNT(of_bools))], a, b));
-    else if (is_float(type)) keep(t, kir_binary(t->b, of_floats[below((int64_t)TN_COUNT(of_floats))], a, b));
-    else keep(t, kir_binary(t->b, of_ints[below((int64_t)TN_COUNT(of_ints))], a, b));
+    if (one_in(4))
+        keep(t, kir_binary(t->b, (kir_op)(KIR_EQ + below(3)), a, b));
+    else if (type == KIR_BOOL)
+        keep(t, kir_binary(t->b, of_bools[below((int64_t)TN_COUNT(of_bools))], a, b));
+    else if (is_float(type))
+        keep(t, kir_binary(t->b, of_floats[below((int64_t)TN_COUNT(of_floats))], a, b));
+    else
+        keep(t, kir_binary(t->b, of_ints[below((int64_t)TN_COUNT(of_ints))], a, b));
 }
 
 static void add_ternary(test_case *t) {
     kir_type type = random_type();
-    if (is_float(type) && one_in(2)) keep(t, kir_fma(t->b, need(t, type), need(t, type), need(t, type)));
-    else keep(t, kir_select(t->b, need(t, KIR_BOOL), need(t, type), need(t, type)));
+    if (is_float(type) && one_in(2))
+        keep(t, kir_fma(t->b, need(t, type), need(t, type), need(t, type)));
+    else
+        keep(t, kir_select(t->b, need(t, KIR_BOOL), need(t, type), need(t, type)));
 }
 
 static void add_choice(test_case *t) {
@@ -264,9 +275,12 @@ static void add_scatter(test_case *t) {
 static void add_cast(test_case *t) {
     kir_val v = need(t, random_type());
     kir_type from = kir_val_type(t->b, v);
-    if (!one_in(3)) keep(t, kir_cast(t->b, random_type(), v));
-    else if (from == KIR_I32 || from == KIR_U32) keep(t, kir_bitcast(t->b, one_in(2) ? KIR_F32 : from == KIR_I32 ? KIR_U32 : KIR_I32, v));
-    else if (from == KIR_I64 || from == KIR_U64) keep(t, kir_bitcast(t->b, one_in(2) ? KIR_F64 : from == KIR_I64 ? KIR_U64 : KIR_I64, v));
+    if (!one_in(3))
+        keep(t, kir_cast(t->b, random_type(), v));
+    else if (from == KIR_I32 || from == KIR_U32)
+        keep(t, kir_bitcast(t->b, one_in(2) ? KIR_F32 : from == KIR_I32 ? KIR_U32 : KIR_I32, v));
+    else if (from == KIR_I64 || from == KIR_U64)
+        keep(t, kir_bitcast(t->b, one_in(2) ? KIR_F64 : from == KIR_I64 ? KIR_U64 : KIR_I64, v));
 }
 
 static void add_index(test_case *t) {
@@ -309,16 +323,17 @@ static void add_in_place(test_case *t) {
 
 static void add_something(test_case *t) {
     typedef void maker(test_case *);
-    static maker *const makers[] = {add_load,   add_load,  add_unary, add_unary,  add_binary,   add_binary, add_binary,
-                                    add_binary, add_ternary, add_cast, add_index, add_philox, add_store,  add_in_place,
-                                    add_choice, add_scatter};
+    static maker *const makers[] = {add_load,   add_load,     add_unary,   add_unary,  add_binary, add_binary,
+                                    add_binary, add_binary,   add_ternary, add_cast,   add_index,  add_philox,
+                                    add_store,  add_in_place, add_choice,  add_scatter};
     makers[below((int64_t)TN_COUNT(makers))](t);
 }
 
-/* ---- loops --------------------------------------------------------------------------------------------------------- */
+/* ---- loops ------------------------------------------------------------------------------------------------------- */
 
 static void add_reduction(test_case *t, kir_val *results, int *n_results, bool plain) {
-    static const kir_reduce any[] = {KIR_SUM, KIR_SUM, KIR_RMAX, KIR_RMIN, KIR_PROD, KIR_ARGMAX, KIR_ARGMIN, KIR_CHAIN, KIR_SEQ};
+    static const kir_reduce any[] = {KIR_SUM,    KIR_SUM,    KIR_RMAX,  KIR_RMIN, KIR_PROD,
+                                     KIR_ARGMAX, KIR_ARGMIN, KIR_CHAIN, KIR_SEQ};
     kir_type type = random_type();
     kir_reduce kind = any[below(plain ? 7 : (int64_t)TN_COUNT(any))];
     bool takes_bool = kind == KIR_RMAX || kind == KIR_RMIN || kind == KIR_ARGMAX || kind == KIR_ARGMIN;
@@ -350,7 +365,8 @@ static void add_loop(test_case *t, bool plain) {
     kir_end(t->b);
     t->in_loop = false;
     t->n_values = before;
-    for (int i = 0; i < n_results; i++) keep(t, results[i]);
+    for (int i = 0; i < n_results; i++)
+        keep(t, results[i]);
 }
 
 static void make_case(test_case *t, uint64_t seed, bool long_loop) {
@@ -358,11 +374,13 @@ static void make_case(test_case *t, uint64_t seed, bool long_loop) {
     *t = (test_case){.n_par = 0};
     random_axes(t, long_loop);
     assert_ok(kir_begin(t->n_par, t->n_loop, t->extent, &t->b));
-    for (int i = 0; i < 4; i++) t->dials[i] = (kir_dial){.i = below(1000)};
+    for (int i = 0; i < 4; i++)
+        t->dials[i] = (kir_dial){.i = below(1000)};
     int loops = t->n_loop > 0 ? 1 + (int)below(3) : 0;
     add_load(t);
     for (int k = 0; k <= loops; k++) {
-        for (int i = (int)below(loops ? 4 : 14); i > 0; i--) add_something(t);
+        for (int i = (int)below(loops ? 4 : 14); i > 0; i--)
+            add_something(t);
         if (k < loops) add_loop(t, long_loop && !one_in(4));
     }
     add_store(t);
@@ -375,10 +393,11 @@ static void free_case(test_case *t) {
     tn_mem_free(t->sizes);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static double random_number(void) {
-    static const double special[] = {0.0, -0.0, 1.0, -1.0, INFINITY, -INFINITY, NAN, 1e-40, 3e38, 0.5, 1e10, -2.5e9, 88.0};
+    static const double special[] = {0.0,   -0.0, 1.0, -1.0, INFINITY, -INFINITY, NAN,
+                                     1e-40, 3e38, 0.5, 1e10, -2.5e9,   88.0};
     if (one_in(30)) return special[below((int64_t)TN_COUNT(special))];
     double x = (double)below(2000001) / 500000.0 - 2.0;
     return one_in(10) ? x * 300 : x;
@@ -390,15 +409,9 @@ static void fill_element(char *at, tn_dtype dtype, int64_t limit) {
     float single = (float)x;
     int64_t small = below(2001) - 1000;
     switch (dtype) {
-    case TN_F32:
-        memcpy(at, &single, 4);
-        break;
-    case TN_F64:
-        memcpy(at, &x, 8);
-        break;
-    case TN_BOOL:
-        *at = (char)(bits & 1);
-        break;
+    case TN_F32: memcpy(at, &single, 4); break;
+    case TN_F64: memcpy(at, &x, 8); break;
+    case TN_BOOL: *at = (char)(bits & 1); break;
     case TN_F16: /* any pattern but NaN, whose payload may change on the way */
         bits &= 0xfbff;
         memcpy(at, &bits, 2);
@@ -408,8 +421,10 @@ static void fill_element(char *at, tn_dtype dtype, int64_t limit) {
         memcpy(at, &bits, 2);
         break;
     default:
-        if (limit > 0) small = (int64_t)(bits % (uint64_t)limit);
-        else if (one_in(8)) small = (int64_t)bits;
+        if (limit > 0)
+            small = (int64_t)(bits % (uint64_t)limit);
+        else if (one_in(8))
+            small = (int64_t)bits;
         memcpy(at, &small, tn_dtype_size(dtype));
     }
 }
@@ -473,7 +488,7 @@ static bool same_memory(const test_case *t, const char *want, const char *got, c
     return true;
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 enum { LAUNCHES = 3 }; /* each with memory of its own, all but the first with smaller extents */
 
@@ -508,7 +523,8 @@ static bool check_run(runner *r, const char *isa, int threads, int count) {
         if (good && !is_right(r, i, how)) {
             good = false;
             print_error("launch %d:", i);
-            for (int k = 0; k < axes_of(r->t); k++) print_error(" %lld", (long long)r->sizes[i][k]);
+            for (int k = 0; k < axes_of(r->t); k++)
+                print_error(" %lld", (long long)r->sizes[i][k]);
             print_error("\n");
         }
     }
@@ -620,12 +636,14 @@ static uint64_t cases(uint64_t few) { return getenv("TRUNNION_TEST_FULL") ? 10 *
 
 static void random_programs_match_the_interpreter(void **state) {
     (void)state;
-    for (uint64_t seed = 0; seed < cases(CASES); seed++) assert_true(run_case(seed, false, false));
+    for (uint64_t seed = 0; seed < cases(CASES); seed++)
+        assert_true(run_case(seed, false, false));
 }
 
 static void long_loops_match_the_interpreter(void **state) {
     (void)state;
-    for (uint64_t seed = 0; seed < cases(LONG_CASES); seed++) assert_true(run_case(seed, true, false));
+    for (uint64_t seed = 0; seed < cases(LONG_CASES); seed++)
+        assert_true(run_case(seed, true, false));
 }
 
 static int run_seeds(uint64_t begin, uint64_t end, bool long_loop, bool show) {
@@ -637,7 +655,7 @@ static int run_seeds(uint64_t begin, uint64_t end, bool long_loop, bool show) {
 
 int main(int argc, char **argv) {
     kir_vm_worth_a_thread(0); /* so that even small programs are divided */
-    if (argc == 4) { /* --seeds or --long, first, one past the last */
+    if (argc == 4) {          /* --seeds or --long, first, one past the last */
         uint64_t begin = strtoull(argv[2], NULL, 10), end = strtoull(argv[3], NULL, 10);
         return run_seeds(begin, end, strcmp(argv[1], "--long") == 0, end == begin + 1);
     }

@@ -1,8 +1,9 @@
-/* test_program_failures.c — memory that runs out anywhere: a clean error, no leak, states as they were, and the next try works.
+/* test_program_failures.c — memory that runs out anywhere: a clean error, no leak, states as they were, and the next
+ * try works.
  *
- * Every allocation of a training step fails once; then random allocations of random programs do. Each try has a device of
- * its own, so that loading kernels fails as well, and leaves as many of the library's blocks behind as there were before:
- * none. */
+ * Every allocation of a training step fails once; then random allocations of random programs do. Each try has a device
+ * of its own, so that loading kernels fails as well, and leaves as many of the library's blocks
+ * behind as there were before: none. */
 #include "test_support.h"
 
 #include <pthread.h>
@@ -39,18 +40,20 @@ static void end(tn_device *device) {
 
 static int64_t live_blocks(void) { return tn_mem_get_stats().live_blocks; }
 
-/* ---- a step of training ---------------------------------------------------------------------------------------------- */
+/* ---- a step of training ------------------------------------------------------------------------------------------ */
 
 typedef struct model {
-    tn_tensor *weight, *momentum; /* states; the handles of a failed step may be errors */
+    tn_tensor *weight, *momentum;           /* states; the handles of a failed step may be errors */
     tn_tensor *weight_seen, *momentum_seen; /* other handles on the same memory */
 } model;
 
 static tn_tensor *numbers(const int64_t *shape, int rank, double from) {
     float v[ELEMENTS * 2];
     int64_t count = 1;
-    for (int d = 0; d < rank; d++) count *= shape[d];
-    for (int64_t n = 0; n < count; n++) v[n] = (float)(from + 0.25 * (double)(n % 7));
+    for (int d = 0; d < rank; d++)
+        count *= shape[d];
+    for (int64_t n = 0; n < count; n++)
+        v[n] = (float)(from + 0.25 * (double)(n % 7));
     return tn_from_data(v, shape, rank, TN_F32);
 }
 
@@ -137,7 +140,8 @@ static void find_expected(expected *e) {
     memcpy(e->weight[2], e->after.weight, sizeof e->weight[2]);
     memcpy(e->weight[1], e->after.weight, sizeof e->weight[1]);
     for (int row = 1; row < ROWS; row += 2)
-        for (int n = 0; n < COLUMNS; n++) e->weight[1][row * COLUMNS + n] *= 2.0f;
+        for (int n = 0; n < COLUMNS; n++)
+            e->weight[1][row * COLUMNS + n] *= 2.0f;
     end(device);
 }
 
@@ -175,13 +179,14 @@ static void each_allocation_of_a_training_step_may_fail(void **state) {
         failed = fail_once(n, &e);
         end(device);
         if (live_blocks() != before)
-            fail_msg("allocation %lld failed: %lld blocks more than before", (long long)n, (long long)(live_blocks() - before));
+            fail_msg("allocation %lld failed: %lld blocks more than before", (long long)n,
+                     (long long)(live_blocks() - before));
     }
     print_message("%lld allocations\n", (long long)n - 2);
     assert_true(n > 300);
 }
 
-/* ---- several states -------------------------------------------------------------------------------------------------- */
+/* ---- several states ---------------------------------------------------------------------------------------------- */
 
 enum { STATES = 4 };
 
@@ -223,19 +228,20 @@ static void double_with_waves(tn_tensor *t, int waves) {
     }
 }
 
-/* Nothing but writes of states, each kernel with more memory than the one before it: in whichever order they run, one of
- * these two has it so. */
+/* Nothing but writes of states, each kernel with more memory than the one before it: in whichever order they run, one
+ * of these two has it so. */
 static void double_growing(tn_tensor *t, int k) { double_with_waves(t, 8 * k); }
 
 static void double_shrinking(tn_tensor *t, int k) { double_with_waves(t, 8 * (STATES - k)); }
 
-/* States that are written by kernels of their own: a run that fails half-way is done again as a whole, and must not find
- * its own traces. On a new thread, as what a thread keeps for its kernels would hide allocations. */
+/* States that are written by kernels of their own: a run that fails half-way is done again as a whole, and must not
+ * find its own traces. On a new thread, as what a thread keeps for its kernels would hide allocations. */
 static void *fail_half_way(void *ctx) {
     half_way *h = ctx;
     tn_device *device = begin();
     tn_tensor *states[STATES], *seen[STATES];
-    for (int k = 0; k < STATES; k++) states[k] = new_state(k);
+    for (int k = 0; k < STATES; k++)
+        states[k] = new_state(k);
     assert_ok(tn_eval(NULL, 0));
     for (int k = 0; k < STATES; k++) {
         h->write(states[k], k);
@@ -277,7 +283,7 @@ static void a_run_that_failed_half_way_is_done_again_as_a_whole(void **state) {
     fail_everywhere((half_way){.write = double_shrinking});
 }
 
-/* ---- random programs ------------------------------------------------------------------------------------------------- */
+/* ---- random programs --------------------------------------------------------------------------------------------- */
 
 /* How many allocations a program takes on a new device. */
 static int64_t count_allocations(const program *p, run_mode mode) {
@@ -300,9 +306,11 @@ static void fail_somewhere(const program *p, run_mode mode, uint64_t *random) {
         bool ok = program_run(p, mode, NULL, why, sizeof why);
         tn_mem_fail_at(0);
         end(device);
-        if (!ok && !strstr(why, "memory")) fail_msg("seed %llu, allocation %lld: %s", (unsigned long long)p->seed, (long long)n, why);
+        if (!ok && !strstr(why, "memory"))
+            fail_msg("seed %llu, allocation %lld: %s", (unsigned long long)p->seed, (long long)n, why);
         if (live_blocks() != blocks)
-            fail_msg("seed %llu, allocation %lld: %lld blocks more than before", (unsigned long long)p->seed, (long long)n, (long long)(live_blocks() - blocks));
+            fail_msg("seed %llu, allocation %lld: %lld blocks more than before", (unsigned long long)p->seed,
+                     (long long)n, (long long)(live_blocks() - blocks));
     }
 }
 

@@ -1,7 +1,7 @@
 /* test_programs.c — laziness changes nothing: random programs by the library and by an eager oracle, bit for bit.
  *
- * TRUNNION_PROGRAMS says how many (2000), TRUNNION_FIRST with which seed they begin (1). A difference is printed with its
- * seed and the shortest program that shows it; TRUNNION_FIRST=seed TRUNNION_PROGRAMS=1 shows it again, and with
+ * TRUNNION_PROGRAMS says how many (2000), TRUNNION_FIRST with which seed they begin (1). A difference is printed with
+ * its seed and the shortest program that shows it; TRUNNION_FIRST=seed TRUNNION_PROGRAMS=1 shows it again, and with
  * TRUNNION_ISOLATE=1 programs that crash or do not end are shortened as well. */
 #include "test_support.h"
 
@@ -27,14 +27,15 @@ static uint64_t first_seed(void) { return (uint64_t)number_from("TRUNNION_FIRST"
 
 static int programs(void) { return (int)number_from("TRUNNION_PROGRAMS", PROGRAMS); }
 
-/* ---- a crash tells its seed ------------------------------------------------------------------------------------------ */
+/* ---- a crash tells its seed -------------------------------------------------------------------------------------- */
 
 static volatile sig_atomic_t seed_now;
 
 static void tell_seed(int number) {
     char text[] = "\nkilled in the program of seed 0000000000\n";
     long seed = seed_now;
-    for (size_t at = sizeof text - 3; seed > 0; seed /= 10) text[at--] = (char)('0' + seed % 10);
+    for (size_t at = sizeof text - 3; seed > 0; seed /= 10)
+        text[at--] = (char)('0' + seed % 10);
     (void)!write(STDOUT_FILENO, text, sizeof text - 1);
     signal(number, SIG_DFL);
     raise(number);
@@ -43,10 +44,11 @@ static void tell_seed(int number) {
 /* Where cmocka's own handlers would catch a crash. */
 static void tell_seed_of_crashes(void) {
     static const int deadly[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGTERM};
-    for (size_t k = 0; k < TN_COUNT(deadly); k++) signal(deadly[k], tell_seed);
+    for (size_t k = 0; k < TN_COUNT(deadly); k++)
+        signal(deadly[k], tell_seed);
 }
 
-/* ---- running many ---------------------------------------------------------------------------------------------------- */
+/* ---- running many ------------------------------------------------------------------------------------------------ */
 
 static void check_many(program_form form, const run_mode *modes, int mode_count, int count) {
     program *p = malloc(sizeof *p);
@@ -55,7 +57,8 @@ static void check_many(program_form form, const run_mode *modes, int mode_count,
     for (int n = 0; n < count && failures < ENOUGH_FAILURES; n++) {
         seed_now = (sig_atomic_t)(first_seed() + (uint64_t)n);
         program_make(p, (uint64_t)seed_now, form, NULL, 0);
-        for (int k = 0; k < mode_count; k++) failures += !program_check(p, modes[k]);
+        for (int k = 0; k < mode_count; k++)
+            failures += !program_check(p, modes[k]);
     }
     free(p);
     assert_int_equal(failures, 0);
@@ -93,7 +96,7 @@ static void programs_have_the_same_bits_on_one_two_and_three_threads(void **stat
     assert_ok(tn_set_num_threads(before));
 }
 
-/* ---- what the programs are ------------------------------------------------------------------------------------------- */
+/* ---- what the programs are --------------------------------------------------------------------------------------- */
 
 static int compare_ints(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
 
@@ -116,7 +119,8 @@ static void programs_are_long_and_full_of_views_and_writes(void **state) {
     }
     free(p);
     int typical[] = {median(ops, COUNTED), median(views, COUNTED), median(writes, COUNTED), median(reads, COUNTED)};
-    print_message("median of a program: %d ops, of them %d views and %d writes; %d reads\n", typical[0], typical[1], typical[2], typical[3]);
+    print_message("median of a program: %d ops, of them %d views and %d writes; %d reads\n", typical[0], typical[1],
+                  typical[2], typical[3]);
     assert_true(typical[0] >= 20);
     assert_true(typical[1] >= 4);
     assert_true(typical[2] >= 3);
@@ -138,7 +142,8 @@ static void symbolic_programs_mostly_keep_their_plans(void **state) {
     free(p);
     assert_ok(tn_get_runtime_stats(&s));
     int64_t resized = s.plans_made - s.plan_misses;
-    print_message("%lld plans: %lld new, %lld at another size\n", (long long)s.plans_made, (long long)s.plan_misses, (long long)resized);
+    print_message("%lld plans: %lld new, %lld at another size\n", (long long)s.plans_made, (long long)s.plan_misses,
+                  (long long)resized);
     assert_true(resized > s.plans_made / 10);
 }
 

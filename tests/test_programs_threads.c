@@ -1,7 +1,7 @@
 /* test_programs_threads.c — several threads, each running random programs, over inputs that all of them read.
  *
- * The inputs are evaluated tensors of the main thread: the programs make views of them and compute with them, at the same
- * time, and never write them. */
+ * The inputs are evaluated tensors of the main thread: the programs make views of them and compute with them, at the
+ * same time, and never write them. */
 #include "test_support.h"
 
 #include <pthread.h>
@@ -48,14 +48,16 @@ static void *run_programs(void *ctx) {
     oracle *own[INPUTS];
     program *p = malloc(sizeof *p);
     program_inputs shared = {.eager = own, .lazy = lazy_inputs, .count = INPUTS};
-    for (int n = 0; n < INPUTS; n++) own[n] = oracle_contiguous(eager_inputs[n]);
+    for (int n = 0; n < INPUTS; n++)
+        own[n] = oracle_contiguous(eager_inputs[n]);
     for (int n = 0; n < PROGRAMS && w->failures == 0; n++) {
         w->seed = (uint64_t)(n * THREADS + w->number + 1);
         program_make(p, w->seed, PROGRAM_PLAIN, own, INPUTS);
         run_mode mode = n % 3 == 0 ? RUN_EAGER : n % 3 == 1 ? RUN_AGAIN : RUN_LAZY;
         w->failures += !program_run(p, mode, &shared, w->why, sizeof w->why);
     }
-    for (int n = 0; n < INPUTS; n++) oracle_free(own[n]);
+    for (int n = 0; n < INPUTS; n++)
+        oracle_free(own[n]);
     free(p);
     return NULL;
 }
@@ -73,13 +75,15 @@ static void threads_run_programs_over_shared_inputs(void **state) {
         workers[n].number = n;
         assert_int_equal(pthread_create(&workers[n].thread, NULL, run_programs, &workers[n]), 0);
     }
-    for (int n = 0; n < THREADS; n++) pthread_join(workers[n].thread, NULL);
+    for (int n = 0; n < THREADS; n++)
+        pthread_join(workers[n].thread, NULL);
     for (int n = 0; n < INPUTS; n++) {
         tn_free(lazy_inputs[n]);
         oracle_free(eager_inputs[n]);
     }
     for (int n = 0; n < THREADS; n++)
-        if (workers[n].failures) fail_msg("thread %d, seed %llu: %s", n, (unsigned long long)workers[n].seed, workers[n].why);
+        if (workers[n].failures)
+            fail_msg("thread %d, seed %llu: %s", n, (unsigned long long)workers[n].seed, workers[n].why);
 }
 
 int main(void) {

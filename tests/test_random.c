@@ -43,7 +43,7 @@ static void assert_near(double is, double want, double deviation) {
     if (fabs(is - want) > allowed) fail_msg("%g is not within %g of %g", is, allowed, want);
 }
 
-/* ---- the generator ---------------------------------------------------------------------------------------------------- */
+/* ---- the generator ----------------------------------------------------------------------------------------------- */
 
 /* The known answer of Philox-4x32-10 for key 0 and counter 0, word 0: Random123's kat_vectors. */
 static void bits_are_those_of_philox(void **state) {
@@ -93,7 +93,7 @@ static void numbers_do_not_depend_on_threads(void **state) {
     assert_ok(tn_set_num_threads(0));
 }
 
-/* ---- distributions ------------------------------------------------------------------------------------------------------ */
+/* ---- distributions ----------------------------------------------------------------------------------------------- */
 
 static void distributions_are_what_they_say(void **state) {
     (void)state;
@@ -149,7 +149,7 @@ static void wrong_arguments_are_refused(void **state) {
     }
 }
 
-/* ---- plans and replay ----------------------------------------------------------------------------------------------------- */
+/* ---- plans and replay -------------------------------------------------------------------------------------------- */
 
 static void new_numbers_need_no_new_plan(void **state) {
     (void)state;
@@ -186,7 +186,7 @@ static void a_captured_graph_goes_on_to_new_numbers(void **state) {
     tn_graph_free(graph);
 }
 
-/* ---- dropout ---------------------------------------------------------------------------------------------------------------- */
+/* ---- dropout ----------------------------------------------------------------------------------------------------- */
 
 static void dropout_keeps_the_mean(void **state) {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_scatter_sort.c — scatter-add sums in ascending order of its rows on any number of threads; argsort is stable, puts
- * NaN last and knows every type. Both beside versions that are too simple to be wrong. */
+/* test_scatter_sort.c — scatter-add sums in ascending order of its rows on any number of threads; argsort is stable,
+ * puts NaN last and knows every type. Both beside versions that are too simple to be wrong. */
 #include "test_support.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static void *room(size_t bytes) {
     return p;
 }
 
-/* ---- scatter ------------------------------------------------------------------------------------------------------ */
+/* ---- scatter ----------------------------------------------------------------------------------------------------- */
 
 static void naive_scatter_f32(const tn_scatter_args *x) {
     for (int64_t i = 0; i < x->count; i++) {
@@ -115,7 +115,7 @@ static void one_source_row_may_be_added_everywhere(void **state) {
         assert_true(out[i] == 1.5f * (float)(i + 1));
 }
 
-/* ---- sort --------------------------------------------------------------------------------------------------------- */
+/* ---- sort -------------------------------------------------------------------------------------------------------- */
 
 static int compare_reals(double x, double y) {
     if (isnan(x) || isnan(y)) return isnan(x) - isnan(y);
@@ -161,7 +161,8 @@ static void fill_sortable(void *data, int64_t count, tn_dtype t) {
     }
 }
 
-/* An order is right when it is a permutation, and neighbours ascend: by value, and by position where values are equal. */
+/* An order is right when it is a permutation, and neighbours ascend: by value, and by
+ * position where values are equal. */
 static void check_order(const void *data, const int64_t *order, int64_t length, tn_dtype t, bool descending) {
     char *seen = room((size_t)length + 1);
     memset(seen, 0, (size_t)length);

@@ -1,5 +1,5 @@
-/* test_train.c — whole trainings: a run that stops and resumes has the bits of one that does not; a checkpoint that does
- * not fit changes nothing; small problems are learned; the cart moves as Gymnasium's. */
+/* test_train.c — whole trainings: a run that stops and resumes has the bits of one that does not; a checkpoint that
+ * does not fit changes nothing; small problems are learned; the cart moves as Gymnasium's. */
 #include "test_support.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #include "../cli/random.c"
 #include "trunnion/trunnion.h"
 
-/* ---- a run with everything that has state: batch norm, dropout, Adam, random numbers --------------------------------- */
+/* ---- a run with everything that has state: batch norm, dropout, Adam, random numbers ----------------------------- */
 
 enum { FEATURES = 6, ROWS = 8, SIDE = 4 };
 
@@ -131,7 +131,7 @@ static void extras_come_back(void **state) {
     }
 }
 
-/* ---- files that do not fit ------------------------------------------------------------------------------------------ */
+/* ---- files that do not fit --------------------------------------------------------------------------------------- */
 
 static void assert_load_refused(tn_module *m, const char *path, const char *reason) {
     float before[6], after[6];
@@ -183,7 +183,7 @@ static void weights_of_other_types_are_converted(void **state) {
     tn_module_free(m);
 }
 
-/* ---- learning ------------------------------------------------------------------------------------------------------- */
+/* ---- learning ---------------------------------------------------------------------------------------------------- */
 
 static void exclusive_or_is_learned(void **state) {
     (void)state;
@@ -248,7 +248,7 @@ static void an_lstm_learns_to_remember(void **state) {
     tn_module_free(root);
 }
 
-/* ---- the cart ------------------------------------------------------------------------------------------------------- */
+/* ---- the cart ---------------------------------------------------------------------------------------------------- */
 
 /* States of Gymnasium 1.4.0's CartPole-v1 after so many of these actions from (0.01, -0.02, 0.03, 0.04). */
 static const char actions[] =

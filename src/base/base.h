@@ -17,9 +17,9 @@
 #define TN_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* Runs an expression that yields a tn_status and returns it to the caller when it is not TN_OK. */
-#define TRY(expr)                                 \
-    do {                                          \
-        tn_status try_status_ = (expr);           \
+#define TRY(expr)                                     \
+    do {                                              \
+        tn_status try_status_ = (expr);               \
         if (try_status_ != TN_OK) return try_status_; \
     } while (0)
 
@@ -44,7 +44,8 @@ tn_status tn_need(const void *p, const char *what);
 /* The code of this thread's last failure. */
 tn_status tn_error_code(void);
 
-/* Log lines go to standard error as "trunnion: …"; level from TRUNNION_LOG (0 silent, 1 notices — default —, 2 verbose). */
+/* Log lines go to standard error as "trunnion: …"; level from TRUNNION_LOG (0 silent, 1
+ * notices — default —, 2 verbose). */
 typedef enum tn_log_level { TN_LOG_NOTICE = 1, TN_LOG_VERBOSE = 2 } tn_log_level;
 void tn_log_line(tn_log_level level, const char *format, ...) TN_PRINTF(2, 3);
 
@@ -65,7 +66,8 @@ uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed);
 
 /* ---- memory (mem.c) ---------------------------------------------------------------------------------------------- */
 
-/* As malloc, but NULL with an error set (TN_ERR_MEMORY) on failure; 64-byte aligned; zero bytes give a valid pointer. */
+/* As malloc, but NULL with an error set (TN_ERR_MEMORY) on failure; 64-byte aligned;
+ * zero bytes give a valid pointer. */
 void *tn_mem_alloc(size_t bytes);
 void *tn_mem_zalloc(size_t count, size_t size); /* zeroed; overflow of count*size is TN_ERR_MEMORY */
 void *tn_mem_realloc(void *p, size_t bytes);    /* on failure p stays valid and NULL is returned */
@@ -91,7 +93,7 @@ tn_mem_stats tn_mem_get_stats(void);
 bool tn_mul_overflow(int64_t a, int64_t b, int64_t *out);
 bool tn_add_overflow(int64_t a, int64_t b, int64_t *out);
 
-/* ---- files, time, environment (sys.c) ----------------------------------------------------------------------------- */
+/* ---- files, time, environment (sys.c) ---------------------------------------------------------------------------- */
 
 double tn_now(void); /* seconds, monotonic */
 
@@ -102,8 +104,8 @@ typedef struct tn_map {
 } tn_map;
 tn_status tn_map_open(const char *path, tn_map *out); /* read-only mapping; an empty file maps to size 0 */
 void tn_map_close(tn_map *m);
-/* Lets the whole pages in this range of memory go when they belong to a file that tn_map_open mapped: they come back from
- * the file when they are read again. Does nothing for other memory. */
+/* Lets the whole pages in this range of memory go when they belong to a file that tn_map_open mapped: they come back
+ * from the file when they are read again. Does nothing for other memory. */
 void tn_map_return_pages(const void *address, size_t bytes);
 
 tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit); /* NUL-terminated; tn_mem_free it */
@@ -121,23 +123,23 @@ tn_status tn_make_dirs(const char *path, unsigned mode);
 tn_status tn_cache_dir(char *out, size_t size);
 const char *tn_env(const char *name); /* NULL when unset or empty */
 
-/* ---- shared libraries (load.c) ------------------------------------------------------------------------------------ */
+/* ---- shared libraries (load.c) ----------------------------------------------------------------------------------- */
 
 /* Why something cannot be used, for people (`text`, `fix`) and programs (`code`). */
 typedef enum tn_reason_code {
-    TN_REASON_NONE = 0,          /* usable */
-    TN_REASON_NOT_BUILT,         /* left out at build time */
-    TN_REASON_PLATFORM,          /* does not exist on this operating system */
+    TN_REASON_NONE = 0,  /* usable */
+    TN_REASON_NOT_BUILT, /* left out at build time */
+    TN_REASON_PLATFORM,  /* does not exist on this operating system */
     TN_REASON_LIBRARY_NOT_FOUND,
     TN_REASON_SYMBOL_MISSING,
     TN_REASON_TOO_OLD,
     TN_REASON_PERMISSION,
     TN_REASON_NO_DEVICE,
-    TN_REASON_NO_MEMORY,         /* too little memory for what was asked */
+    TN_REASON_NO_MEMORY, /* too little memory for what was asked */
     TN_REASON_INIT_FAILED,
-    TN_REASON_CRASHED,           /* the library killed the probing child process */
-    TN_REASON_NO_DRIVER,         /* the device answers, but this version of Trunnion has no driver for it yet */
-    TN_REASON_NOT_ASKED          /* only used when asked for by name */
+    TN_REASON_CRASHED,   /* the library killed the probing child process */
+    TN_REASON_NO_DRIVER, /* the device answers, but this version of Trunnion has no driver for it yet */
+    TN_REASON_NOT_ASKED  /* only used when asked for by name */
 } tn_reason_code;
 
 typedef struct tn_reason {
@@ -155,13 +157,13 @@ typedef struct tn_symbol {
 } tn_symbol;
 
 typedef struct tn_library_spec {
-    const char *title;          /* "CUDA driver" */
-    const char *env;            /* environment variable that overrides the names: a file or a folder; may be NULL */
-    const char *const *names;   /* candidates, tried in order, NULL-terminated; a '*' is globbed in known folders, and
+    const char *title;        /* "CUDA driver" */
+    const char *env;          /* environment variable that overrides the names: a file or a folder; may be NULL */
+    const char *const *names; /* candidates, tried in order, NULL-terminated; a '*' is globbed in known folders, and
                                  * "site-packages/…" is looked for below every folder of Python packages */
-    const tn_symbol *symbols;   /* may be NULL */
+    const tn_symbol *symbols; /* may be NULL */
     size_t symbol_count;
-    const char *fix;            /* what to install */
+    const char *fix; /* what to install */
 } tn_library_spec;
 
 /* Opens the first candidate that has all required symbols. NULL with *why filled otherwise. Never closed again: driver
@@ -170,25 +172,25 @@ void *tn_library_open(const tn_library_spec *spec, tn_reason *why);
 /* Finds the file that tn_library_open would load, without loading it; false when there is none. */
 bool tn_library_locate(const tn_library_spec *spec, char *path, size_t size);
 
-/* ---- processor (cpu.c) -------------------------------------------------------------------------------------------- */
+/* ---- processor (cpu.c) ------------------------------------------------------------------------------------------- */
 
 typedef enum tn_isa { TN_ISA_BASE = 0, TN_ISA_AVX2, TN_ISA_AVX512, TN_ISA_COUNT } tn_isa;
 
 typedef struct tn_cpu_info {
     char name[96];
-    tn_isa isa;               /* the best level that processor and system allow (TRUNNION_ISA lowers it) */
+    tn_isa isa; /* the best level that processor and system allow (TRUNNION_ISA lowers it) */
     bool vnni, bf16, f16c, neon;
-    bool avx_vnni; /* vnni in the encoding of AVX2, whatever the level above it */
-    int cores;                /* processors this process may run on (affinity mask) */
-    int usable_threads;       /* the same, cut by the cgroup quota, at least 1 */
-    int64_t l1d, l2, l3;      /* bytes; sensible defaults when unknown */
+    bool avx_vnni;                     /* vnni in the encoding of AVX2, whatever the level above it */
+    int cores;                         /* processors this process may run on (affinity mask) */
+    int usable_threads;                /* the same, cut by the cgroup quota, at least 1 */
+    int64_t l1d, l2, l3;               /* bytes; sensible defaults when unknown */
     int64_t total_memory, free_memory; /* bytes, cgroup limit respected; free is read anew at each call */
 } tn_cpu_info;
 tn_cpu_info tn_cpu(void);
 void tn_cpu_limit(tn_isa most); /* from now on tn_cpu names no higher level than this; what was chosen before stays */
 const char *tn_isa_name(tn_isa isa); /* "baseline", "avx2", "avx512" */
 
-/* ---- the one thread pool (threads.c) ------------------------------------------------------------------------------ */
+/* ---- the one thread pool (threads.c) ----------------------------------------------------------------------------- */
 
 /* Sets the pool's size, the caller included; 0 = usable_threads. Takes effect at the next tn_parallel. */
 tn_status tn_threads_set(int n);
@@ -201,11 +203,18 @@ int tn_threads(void);
 typedef void tn_parallel_body(void *ctx, int64_t begin, int64_t end, int worker);
 void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
 
-/* ---- JSON (json.c) ------------------------------------------------------------------------------------------------ */
+/* ---- JSON (json.c) ----------------------------------------------------------------------------------------------- */
 
 /* A strict reader (RFC 8259). Limits: 64 levels, 64 MiB of text, 4 M values. All that read a value below accept NULL as
  * an absent one. */
-typedef enum tn_json_kind { TN_JSON_NULL, TN_JSON_BOOL, TN_JSON_NUMBER, TN_JSON_STRING, TN_JSON_ARRAY, TN_JSON_OBJECT } tn_json_kind;
+typedef enum tn_json_kind {
+    TN_JSON_NULL,
+    TN_JSON_BOOL,
+    TN_JSON_NUMBER,
+    TN_JSON_STRING,
+    TN_JSON_ARRAY,
+    TN_JSON_OBJECT
+} tn_json_kind;
 typedef struct tn_json tn_json; /* a value; valid until the document is freed */
 typedef struct tn_json_doc tn_json_doc;
 
@@ -213,14 +222,15 @@ tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out); /* 
 void tn_json_free(tn_json_doc *d);
 const tn_json *tn_json_root(const tn_json_doc *d);
 tn_json_kind tn_json_kind_of(const tn_json *v);
-size_t tn_json_length(const tn_json *v);                        /* of an array, object or string; else 0 */
-const tn_json *tn_json_at(const tn_json *v, size_t i);          /* array item or object member value; NULL past the end */
-const char *tn_json_key(const tn_json *v, size_t i);            /* object member's key; NULL past the end */
-const tn_json *tn_json_get(const tn_json *v, const char *key);  /* NULL when absent or v is no object; of equal keys
+size_t tn_json_length(const tn_json *v); /* of an array, object or string; else 0 */
+/* array item or object member value; NULL past the end */
+const tn_json *tn_json_at(const tn_json *v, size_t i);
+const char *tn_json_key(const tn_json *v, size_t i);           /* object member's key; NULL past the end */
+const tn_json *tn_json_get(const tn_json *v, const char *key); /* NULL when absent or v is no object; of equal keys
                                                                  * the last; takes time in proportion to the length */
 bool tn_json_bool(const tn_json *v, bool fallback);
 double tn_json_number(const tn_json *v, double fallback);
-int64_t tn_json_int(const tn_json *v, int64_t fallback);        /* exact for integers that fit; else fallback */
+int64_t tn_json_int(const tn_json *v, int64_t fallback); /* exact for integers that fit; else fallback */
 const char *tn_json_string(const tn_json *v, const char *fallback);
 
 /* A writer into a tn_str that places commas itself. Keys only inside objects. Non-finite numbers become null. */

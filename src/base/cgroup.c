@@ -1,8 +1,8 @@
 /* cgroup.c — the processor quota and the memory limit of a container or a service.
  *
  * /proc/self/cgroup names the group of this process in each hierarchy. A limit of any group above it holds too, so each
- * is asked on the way up to the mount point; and where the name belongs to a world outside the container, its folders do
- * not exist here and the mount point alone answers. Files that cannot be read mean "no limit". */
+ * is asked on the way up to the mount point; and where the name belongs to a world outside the container, its folders
+ * do not exist here and the mount point alone answers. Files that cannot be read mean "no limit". */
 #include "base/cgroup.h"
 
 #include <fcntl.h>

@@ -117,7 +117,8 @@ static tn_isa limited_isa(tn_isa best) {
         tn_log_line(TN_LOG_NOTICE, "TRUNNION_ISA=%s: this processor goes up to %s", wanted, tn_isa_name(best));
         return best;
     }
-    tn_log_line(TN_LOG_NOTICE, "TRUNNION_ISA=%s is not known (baseline, avx2, avx512): using %s", wanted, tn_isa_name(best));
+    tn_log_line(TN_LOG_NOTICE, "TRUNNION_ISA=%s is not known (baseline, avx2, avx512): using %s", wanted,
+                tn_isa_name(best));
     return best;
 }
 
@@ -184,7 +185,8 @@ static int count_cores(void) {
     return online > 0 ? (int)online : 1;
 }
 
-/* A quota of 2.5 processors keeps two threads busy; a third would be stopped half of the time, and the others with it. */
+/* A quota of 2.5 processors keeps two threads busy; a third would be stopped half of the
+ * time, and the others with it. */
 static int cut_by_quota(int cores, double quota) {
     if (quota <= 0 || quota >= cores) return cores;
     return quota < 1 ? 1 : (int)quota;

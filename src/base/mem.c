@@ -2,8 +2,8 @@
  *
  * A block lies inside one of malloc's, behind a header that holds its size and where malloc's begins, so that releasing
  * and counting need no table. (An aligned allocator would spare the header's second word; the C library's is several
- * times slower than its malloc.) The counters are the means of a promise that tests keep: let the n-th allocation of any operation fail, for every n,
- * and what comes back is a clean error with as many live blocks as before. */
+ * times slower than its malloc.) The counters are the means of a promise that tests keep: let the n-th allocation of
+ * any operation fail, for every n, and what comes back is a clean error with as many live blocks as before. */
 #include "base/base.h"
 
 #include <stdlib.h>

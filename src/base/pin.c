@@ -1,12 +1,12 @@
 /* pin.c — a processor of its own for every worker of the pool.
  *
  * A scheduler may start a worker on the processor of the thread that wakes it, and leave both there; two threads then
- * compute at the speed of one. So each worker is tied to one processor of the affinity mask, away from the caller's, and
- * moved on when the caller turns up there. The caller is the host program's thread and stays free.
+ * compute at the speed of one. So each worker is tied to one processor of the affinity mask, away from the caller's,
+ * and moved on when the caller turns up there. The caller is the host program's thread and stays free.
  *
- * Nothing is tied where that would do harm: with more threads than processors; under a quota below the mask (the machine
- * is shared with programs that we do not see); a worker whose mask somebody else has set; while other programs want the
- * same processors (the scheduler may then have better places); with TRUNNION_PIN=0. */
+ * Nothing is tied where that would do harm: with more threads than processors; under a quota below the mask (the
+ * machine is shared with programs that we do not see); a worker whose mask somebody else has set; while other programs
+ * want the same processors (the scheduler may then have better places); with TRUNNION_PIN=0. */
 #include "base/pin.h"
 
 #include <sched.h>
@@ -47,8 +47,8 @@ typedef struct pinned_worker {
 static pinned_worker pinned[TN_MOST_THREADS];
 static struct {
     bool looked, on;
-    cpu_set_t mask; /* of the thread that started the first worker */
-    int cpus;       /* in it */
+    cpu_set_t mask;          /* of the thread that started the first worker */
+    int cpus;                /* in it */
     int caller_cpu, workers; /* at the last arrangement */
     tn_pin_pause pause;
 } pins = {.caller_cpu = NOWHERE};

@@ -74,7 +74,8 @@ static tn_status mapping_add(const void *pages, size_t size) {
 static void mapping_remove(const void *pages) {
     pthread_mutex_lock(&mappings_lock);
     mapping **link = &mappings;
-    while (*link && (*link)->begin != (uintptr_t)pages) link = &(*link)->next;
+    while (*link && (*link)->begin != (uintptr_t)pages)
+        link = &(*link)->next;
     mapping *m = *link;
     if (m) *link = m->next;
     pthread_mutex_unlock(&mappings_lock);
@@ -127,7 +128,8 @@ void tn_map_return_pages(const void *address, size_t bytes) {
     if (end <= first) return;
     pthread_mutex_lock(&mappings_lock);
     const mapping *m = mappings;
-    while (m && !(first >= m->begin && end <= m->end)) m = m->next;
+    while (m && !(first >= m->begin && end <= m->end))
+        m = m->next;
     if (m) (void)madvise((void *)first, end - first, MADV_DONTNEED);
     pthread_mutex_unlock(&mappings_lock);
 }
@@ -288,7 +290,8 @@ static tn_status open_temporary(tn_save *s) {
 static void copy_mode(const tn_save *s) {
     struct stat info;
     if (stat(s->target, &info) != 0) return;
-    if (fchmod(s->fd, info.st_mode & 07777) != 0) tn_log_line(TN_LOG_VERBOSE, "permissions of '%s' not kept", s->target);
+    if (fchmod(s->fd, info.st_mode & 07777) != 0)
+        tn_log_line(TN_LOG_VERBOSE, "permissions of '%s' not kept", s->target);
 }
 
 tn_status tn_save_begin(const char *path, tn_save **out) {
@@ -343,7 +346,8 @@ tn_status tn_save_write(tn_save *s, const void *bytes, size_t n) {
     return TN_OK;
 }
 
-/* Makes the rename itself last. Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
+/* Makes the rename itself last. Some file systems cannot sync a folder and say EINVAL:
+ * nothing more can be done there. */
 static tn_status sync_folder(tn_save *s) {
     char *slash = strrchr(s->temporary, '/');
     if (slash != NULL) slash[slash == s->temporary ? 1 : 0] = '\0';

@@ -1,12 +1,12 @@
 /* threads.c — the one thread pool of the process: fork, run, join, in under a microsecond while it is warm.
  *
- * Every worker owns one cache line. The caller writes the job's ticket there, the worker spins on it, claims it, runs its
- * part and writes the ticket back as `done`. A part that nobody has claimed when the caller is through with its own is
- * claimed by the caller: a worker that gets no processor holds nobody up. Only who has waited for SPIN_SECONDS in vain goes to sleep on a condition variable
- * and says so in a flag; waker and sleeper write first and read second, all sequentially consistent, so that at least
- * one of them sees the other. Parts are split by position alone: which worker runs what never depends on time. Workers
- * are started when first needed and are never stopped; a smaller pool leaves the later ones asleep. Each has a processor
- * of its own (pin.c). */
+ * Every worker owns one cache line. The caller writes the job's ticket there, the worker spins on it, claims it, runs
+ * its part and writes the ticket back as `done`. A part that nobody has claimed when the caller is through with its own
+ * is claimed by the caller: a worker that gets no processor holds nobody up. Only who has waited for SPIN_SECONDS in
+ * vain goes to sleep on a condition variable and says so in a flag; waker and sleeper write first and read second, all
+ * sequentially consistent, so that at least one of them sees the other. Parts are split by position alone: which worker
+ * runs what never depends on time. Workers are started when first needed and are never stopped; a smaller pool leaves
+ * the later ones asleep. Each has a processor of its own (pin.c). */
 #include "base/base.h"
 
 #include <fenv.h>
@@ -109,8 +109,8 @@ static bool spin_until(_Atomic uint64_t *word, uint64_t value, double seconds) {
     return false;
 }
 
-/* Sleeps until *word is at least `value`. The flag goes up before the word is looked at again, and wake_sleeper looks at
- * the flag after the word was written: one of the two sees the other. */
+/* Sleeps until *word is at least `value`. The flag goes up before the word is looked at again, and wake_sleeper looks
+ * at the flag after the word was written: one of the two sees the other. */
 static void sleep_until(_Atomic uint64_t *word, uint64_t value, _Atomic bool *asleep, pthread_mutex_t *lock,
                         pthread_cond_t *wake) {
     pthread_mutex_lock(lock);
@@ -213,7 +213,7 @@ static void start_worker(void) {
     }
     pool.most = pool.started;
     tn_log_line(TN_LOG_NOTICE, "only %d of %d threads could be started: %s", pool.started + 1, tn_threads(),
-           strerror(error));
+                strerror(error));
 }
 
 /* In a child of fork() only the forking thread exists: its first parallel call starts workers of its own. Done equals

@@ -1,7 +1,7 @@
 /* forms.c — what is made of a buffer's content once and used many times: see tn_form.
  *
- * The list of a buffer only grows, and an entry says which version of the content it was made of: so a kernel that finds what
- * it needs takes no lock. One lock for all guards the making, which happens once a weight. */
+ * The list of a buffer only grows, and an entry says which version of the content it was made of: so a kernel that
+ * finds what it needs takes no lock. One lock for all guards the making, which happens once a weight. */
 #include <pthread.h>
 #include <string.h>
 

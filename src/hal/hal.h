@@ -1,8 +1,8 @@
 /* hal.h — what the layers above see of a device: open devices, buffers, kernels, launches.
  *
  * device.c holds the driver table, selection and the open devices; listing.c looks at backends (child.c: in a process
- * of their own; record.c: the record on disk). memory.c keeps and counts buffers, forms.c what is made of them. kernel.c turns a kernel program
- * into what a driver loads, once a structure. Nothing here knows an operation. */
+ * of their own; record.c: the record on disk). memory.c keeps and counts buffers, forms.c what is made of them.
+ * kernel.c turns a kernel program into what a driver loads, once a structure. Nothing here knows an operation. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
 
@@ -35,9 +35,9 @@ typedef struct tn_buffer {
                                       * cached packings may compare (buffer, version) alone */
     void (*release)(void *ctx); /* borrowed memory: called instead of freeing */
     void *release_ctx;
-    struct tn_buffer *next; /* memory.c: list of kept blocks, or of blocks handed out by address */
+    struct tn_buffer *next;                /* memory.c: list of kept blocks, or of blocks handed out by address */
     _Atomic(struct tn_form_entry *) forms; /* forms.c: what was made of its content */
-    void *given;            /* memory.c: the aligned address that tn_device_alloc handed out */
+    void *given;                           /* memory.c: the aligned address that tn_device_alloc handed out */
 } tn_buffer;
 
 tn_status tn_buffer_new(tn_device *d, size_t bytes,
@@ -53,15 +53,16 @@ void tn_buffer_release(tn_buffer *b); /* NULL is fine */
 tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes);
 tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes); /* waits for work before it */
 
-/* A form of a buffer's content that a kernel likes better: weights packed for a product. It is made when it is first asked
- * for, by whichever thread that is, and shared by all plans and threads of the process; it goes with the buffer, and is
- * made anew in its place when the buffer was written since. Its memory counts as a buffer of the device. */
+/* A form of a buffer's content that a kernel likes better: weights packed for a product. It is made when it is first
+ * asked for, by whichever thread that is, and shared by all plans and threads of the process; it goes with the buffer,
+ * and is made anew in its place when the buffer was written since. Its memory counts as a buffer of the device. */
 enum { TN_FORM_WORDS = 8 };
 typedef struct tn_form {
     void (*make)(const struct tn_form *form, const void *from, void *to);
     size_t bytes;                /* of the result */
     int64_t word[TN_FORM_WORDS]; /* what make needs to know, and with it the form's name */
-    bool replaces;               /* nobody is expected to read the content itself often: its pages may go, if a file has them */
+    /* nobody is expected to read the content itself often: its pages may go, if a file has them */
+    bool replaces;
 } tn_form;
 /* *out: the form's address, valid as long as b. Host-visible devices. */
 tn_status tn_buffer_form(tn_buffer *b, const tn_form *form, void **out);

@@ -5,8 +5,8 @@
  * threads load the same structure at once, the first one's kernel stays and the other's is unloaded.
  *
  * A kernel lives while a plan uses it, and a while longer: the table keeps MOST_IDLE that nobody uses, the latest of
- * them, so that a plan which was dropped and comes back compiles nothing, and a program of ever new shapes does not grow
- * for ever. A plan may outlive its device: what it still holds then is a name without a module. */
+ * them, so that a plan which was dropped and comes back compiles nothing, and a program of ever new shapes does not
+ * grow for ever. A plan may outlive its device: what it still holds then is a name without a module. */
 #include <pthread.h>
 #include <stddef.h>
 #include <string.h>
@@ -16,11 +16,11 @@
 typedef struct kernel_table kernel_table;
 
 struct tn_kernel {
-    void *module;           /* the driver's */
-    kir_program *program;   /* own copy, to verify hits */
+    void *module;         /* the driver's */
+    kir_program *program; /* own copy, to verify hits */
     kernel_table *table;
-    struct tn_kernel *next; /* same slot */
-    int users;              /* guarded by the table's lock, as all below */
+    struct tn_kernel *next;          /* same slot */
+    int users;                       /* guarded by the table's lock, as all below */
     struct tn_kernel *older, *newer; /* among the idle */
 };
 
@@ -77,7 +77,8 @@ static void table_free(kernel_table *t) {
     tn_mem_free(t);
 }
 
-/* Frees what is idle; what is in use loses its module and goes with its last user, and the table with the last of all. */
+/* Frees what is idle; what is in use loses its module and goes with its last user, and
+ * the table with the last of all. */
 void tn_kernels_close(tn_device *d) {
     kernel_table *t = d->kernels;
     if (!t) return;

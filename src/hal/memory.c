@@ -261,7 +261,8 @@ void tn_buffer_release(tn_buffer *b) {
         tn_mem_free(b);
     else
         block_free(d, b);
-    heap_lock(); /* counted only now: a closed device ends when the last buffer is out, and the block was the device's */
+    /* counted only now: a closed device ends when the last buffer is out, and the block was the device's */
+    heap_lock();
     bool last = count_out(d->pool);
     heap_unlock();
     if (last) tn_device_end(d);

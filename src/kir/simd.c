@@ -771,16 +771,16 @@ CHAIN(i64, STEP_INT)
     [KIR_SV][KIR_##OP][KIR_U32] = op##_sv_i32, [KIR_SV][KIR_##OP][KIR_U64] = op##_sv_i64,
 
 #if HAS_INTEGERS
-#define UNSIGNED_UNARY                                                                        \
-    [KIR_NEG][KIR_U32] = neg_i32, [KIR_NEG][KIR_U64] = neg_i64, [KIR_ABS][KIR_U32] = copy_32, \
-    [KIR_ABS][KIR_U64] = copy_64
-#define UNSIGNED_BINARY                                                         \
-    UNSIGNED_SHAPES(ADD, add)                                                   \
-    UNSIGNED_SHAPES(SUB, sub)                                                   \
-    UNSIGNED_SHAPES(MUL, mul)                                                   \
-    UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor) \
-        UNSIGNED_SHAPES(EQ, eq)[KIR_VV][KIR_SHL][KIR_U32] = shl_vv_i32,         \
-                            [KIR_VV][KIR_SHL][KIR_U64] = shl_vv_i64
+// clang-format off
+#define UNSIGNED_UNARY                                      \
+    [KIR_NEG][KIR_U32] = neg_i32, [KIR_NEG][KIR_U64] = neg_i64, \
+    [KIR_ABS][KIR_U32] = copy_32, [KIR_ABS][KIR_U64] = copy_64
+#define UNSIGNED_BINARY                                                                   \
+    UNSIGNED_SHAPES(ADD, add) UNSIGNED_SHAPES(SUB, sub) UNSIGNED_SHAPES(MUL, mul)         \
+    UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor)           \
+    UNSIGNED_SHAPES(EQ, eq)                                                               \
+    [KIR_VV][KIR_SHL][KIR_U32] = shl_vv_i32, [KIR_VV][KIR_SHL][KIR_U64] = shl_vv_i64
+// clang-format on
 #define ROW_SIGNLESS(f) \
     { f##_f32, f##_f64, f##_i32, f##_i64, f##_i32, f##_i64 }
 #define ROW_SIGNED(f) \

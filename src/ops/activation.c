@@ -1,13 +1,13 @@
 /* activation.c — the functions between layers.
  *
  * All are composed. Most also state their gradient: the derived one would split ties as minimum and maximum do, where
- * PyTorch sends the whole gradient to one side, or would multiply an infinity of the branch not taken by zero. Gradients
- * use the result instead of recomputing it where the formula allows it. */
+ * PyTorch sends the whole gradient to one side, or would multiply an infinity of the branch not taken by zero.
+ * Gradients use the result instead of recomputing it where the formula allows it. */
 #include <math.h>
 
 #include "ops/common.h"
 
-/* ---- small words ------------------------------------------------------------------------------------------------------ */
+/* ---- small words ------------------------------------------------------------------------------------------------- */
 
 static tn_node *zero(tn_build *b, const tn_node *like) { return tn_b_const(b, 0.0, like); }
 static tn_node *at_least(tn_build *b, tn_node *x, double v) { return tn_b_maximum(b, x, tn_b_const(b, v, x)); }
@@ -28,7 +28,7 @@ static tn_node *inside(tn_build *b, tn_node *x, double low, double high, tn_node
     return tn_b_where(b, in, dy, zero(b, dy));
 }
 
-/* ---- relu and its kin --------------------------------------------------------------------------------------------------- */
+/* ---- relu and its kin -------------------------------------------------------------------------------------------- */
 
 static tn_node *compose_relu(tn_build *b, const tn_node *n) { return at_least(b, n->in[0], 0.0); }
 
@@ -174,7 +174,7 @@ const tn_op_impl tn_impl_prelu = {
     .cases = "tol=4e-6 atol=2e-6; [2,3,4]@-4..4~0.1 [3]; [2,3]@-4..4~0.1 [1]; [4]@-4..4~0.1 []; "
              "[3]@-4..4~0.1 [1]; error=channels [2,3] [2]; error=cast [2,3]:f32 [3]:f64"};
 
-/* ---- exponential ones ----------------------------------------------------------------------------------------------------- */
+/* ---- exponential ones -------------------------------------------------------------------------------------------- */
 
 /* scale · (x where x > 0, else alpha · (exp(x) - 1)) */
 static tn_node *elu_with(tn_build *b, tn_node *x, double alpha, double scale) {
@@ -316,7 +316,7 @@ const tn_op_impl tn_impl_logsigmoid = {.infer = tn_infer_float,
                                        .cases =
                                            "tol=4e-6 atol=2e-6; [3,5]@-8..8; [40]@-200..200; error=floating [3]:i64"};
 
-/* ---- gelu ------------------------------------------------------------------------------------------------------------------- */
+/* ---- gelu -------------------------------------------------------------------------------------------------------- */
 
 enum { GELU_TANH = 1 }; /* of the choices none, tanh */
 static const double gelu_cubic = 0.044715;
@@ -363,7 +363,7 @@ const tn_op_impl tn_impl_gelu = {.infer = tn_infer_float,
                                      "tol=4e-6 atol=2e-6; [3,5]@-4..4; [3,5]@-4..4 approximate=tanh; [40]@-30..30; "
                                      "[40]@-30..30 approximate=tanh; error=floating [3]:i64"};
 
-/* ---- gates ------------------------------------------------------------------------------------------------------------------- */
+/* ---- gates ------------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_glu(tn_infer *c) {
     const tn_node *x = c->in[0];

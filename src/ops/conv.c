@@ -1,13 +1,13 @@
 /* conv.c — convolution of images (and, with a height of 1, of sequences).
  *
- * A convolution is a product of the weight with what its window sees at each place (window.h). Its gradients are a transposed
- * convolution and a third op, the product over all places that yields the weight's; each of the three has the other two as
- * its gradients, so they can be differentiated for ever. */
+ * A convolution is a product of the weight with what its window sees at each place (window.h). Its gradients are a
+ * transposed convolution and a third op, the product over all places that yields the weight's; each of the three has
+ * the other two as its gradients, so they can be differentiated for ever. */
 #include <string.h>
 
 #include "ops/window.h"
 
-/* ---- shapes ---------------------------------------------------------------------------------------------------------- */
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
 static tn_status check_same_dtype(const tn_infer *c) {
     for (int i = 0; i < c->n_in; i++) {
@@ -79,7 +79,7 @@ static tn_status infer_conv(tn_infer *c, int axes) {
 static tn_status infer_conv1d(tn_infer *c) { return infer_conv(c, 1); }
 static tn_status infer_conv2d(tn_infer *c) { return infer_conv(c, 2); }
 
-/* ---- the three products ---------------------------------------------------------------------------------------------- */
+/* ---- the three products ------------------------------------------------------------------------------------------ */
 
 /* One filter a channel: a product of matrices would be all edges, so it is a sum over the window. */
 static bool depthwise(const tn_node *weight, int64_t groups) {
@@ -170,8 +170,8 @@ static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const
     return tn_b_join_phases(b, parts, w, size);
 }
 
-/* What each pixel of y contributes to its window, summed. A stride and a dilation: the uncut image is made and then cut, as
- * fold_windows2d wants exactly the places that an image has. */
+/* What each pixel of y contributes to its window, summed. A stride and a dilation: the uncut image is made and then
+ * cut, as fold_windows2d wants exactly the places that an image has. */
 static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
                                 const int64_t *size) {
     const int64_t *s = weight->shape, none[2] = {0, 0};
@@ -223,7 +223,7 @@ static tn_node *bias_gradient(tn_build *b, const tn_node *n, tn_node *dy) {
     return tn_b_sum(b, dy, dims, count, false);
 }
 
-/* ---- conv2d, conv1d --------------------------------------------------------------------------------------------------- */
+/* ---- conv2d, conv1d ---------------------------------------------------------------------------------------------- */
 
 static tn_node *compose_conv2d(tn_build *b, const tn_node *n) {
     tn_node *weight = n->in[1];
@@ -252,8 +252,8 @@ static tn_status grad_conv2d(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     return b->status;
 }
 
-/* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width] (or
- * without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL. */
+/* conv2d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, height, width]
+ * (or without the batch) with weight [out, channels / groups, kernel height, kernel width]; bias [out] or NULL. */
 const tn_op_impl tn_impl_conv2d = {
     .infer = infer_conv2d,
     .compose = compose_conv2d,
@@ -276,15 +276,15 @@ static tn_node *compose_conv1d(tn_build *b, const tn_node *n) {
     return tn_b_view(b, tn_b_conv2d(b, image, kernel, n->in[2], &o), n->shape, n->rank);
 }
 
-/* conv1d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, length] (or without
- * the batch) with weight [out, channels / groups, kernel]; bias [out] or NULL. */
+/* conv1d(x, weight, bias, stride, padding, dilation, groups): cross-correlation of x [batch, channels, length] (or
+ * without the batch) with weight [out, channels / groups, kernel]; bias [out] or NULL. */
 const tn_op_impl tn_impl_conv1d = {
     .infer = infer_conv1d,
     .compose = compose_conv1d,
     .cases = "tol=1e-5 atol=1e-5; [2,3,7] [2,3,3] [2] stride=2 padding=1; [4,6] [4,2,2] - dilation=2 groups=2; "
              "error=fit [1,1,2] [1,1,3] -; error=groups [1,3,5] [2,2,2] -; error=dimensions [1,3,5] [2,3] -"};
 
-/* ---- conv2d_weight ------------------------------------------------------------------------------------------------------ */
+/* ---- conv2d_weight ----------------------------------------------------------------------------------------------- */
 
 static tn_window weight_window(const int64_t *i) {
     tn_window w;
@@ -351,8 +351,8 @@ static tn_status grad_conv2d_weight(tn_build *b, const tn_node *n, tn_node *dy, 
     return b->status;
 }
 
-/* conv2d_weight(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x times
- * results y, over all places of the window. */
+/* conv2d_weight(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x
+ * times results y, over all places of the window. */
 const tn_op_impl tn_impl_conv2d_weight = {
     .infer = infer_conv2d_weight,
     .compose = compose_conv2d_weight,
@@ -366,7 +366,7 @@ const tn_op_impl tn_impl_conv2d_weight = {
              "[1,1,6,6] [1,2,2,2] kernel=(2,2) stride=(2,2) padding=(0,0) dilation=(1,1) groups=1; "
              "error=fit [1,1,3,3] [1,1,3,3] kernel=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1"};
 
-/* ---- conv_transpose2d --------------------------------------------------------------------------------------------------- */
+/* ---- conv_transpose2d -------------------------------------------------------------------------------------------- */
 
 static tn_window transposed_window(const int64_t *i, const tn_node *weight) {
     return (tn_window){.kernel = {weight->shape[2], weight->shape[3]},
@@ -432,8 +432,9 @@ static tn_status grad_conv_transpose2d(tn_build *b, const tn_node *n, tn_node *d
     return b->status;
 }
 
-/* conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation): the adjoint of conv2d, as a layer: x
- * [batch, channels, height, width] (or without the batch), weight [channels, out / groups, kernel height, kernel width]. */
+/* conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation): the adjoint of conv2d, as a
+ * layer: x [batch, channels, height, width] (or without the batch), weight [channels, out / groups,
+ * kernel height, kernel width]. */
 const tn_op_impl tn_impl_conv_transpose2d = {
     .infer = infer_conv_transpose2d,
     .compose = compose_conv_transpose2d,

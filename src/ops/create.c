@@ -4,7 +4,7 @@
 
 #include "ops/common.h"
 
-/* ---- one value --------------------------------------------------------------------------------------------------------------- */
+/* ---- one value --------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_made(tn_infer *c) {
     int64_t rank = c->attrs->i[0], dtype = c->attrs->i[1 + rank];
@@ -61,7 +61,7 @@ const tn_op_impl tn_impl_fill = {
 const tn_op_impl tn_impl_zero = {
     .infer = tn_infer_same, .compose = compose_zeros_like, .grad = tn_grad_none, .cases = "types=f32,i32; [2,3]"};
 
-/* ---- sequences and patterns --------------------------------------------------------------------------------------------------- */
+/* ---- sequences and patterns -------------------------------------------------------------------------------------- */
 
 /* linspace(start, end, steps, dtype): `steps` numbers at equal distances from start to end, both included. */
 static tn_status infer_linspace(tn_infer *c) {
@@ -136,7 +136,8 @@ const tn_op_impl tn_impl_tril = {.infer = infer_triangle, .compose = compose_tri
 /* triu(x, diagonal): matrices with what lies below the given diagonal set to 0 (0 the main one, 1 the one above). */
 const tn_op_impl tn_impl_triu = {.infer = infer_triangle, .compose = compose_triu, .cases = TRIANGLES};
 
-/* one_hot(index, classes, dtype): 1 at the place that index names, 0 elsewhere, along a new last dimension of `classes`. */
+/* one_hot(index, classes, dtype): 1 at the place that index names, 0 elsewhere, along a
+ * new last dimension of `classes`. */
 static tn_status infer_one_hot(tn_infer *c) {
     const tn_node *x = c->in[0];
     TRY(tn_need_integer(c, 0));
@@ -158,7 +159,7 @@ const tn_op_impl tn_impl_one_hot = {
     .cases = "types=i64,i32; [4]@0..4 classes=5 dtype=f32; [2,3]@-1..3 classes=3 dtype=i64; []@0..1 classes=2 "
              "dtype=f32; types=f32; error=integer [2] classes=2 dtype=f32"};
 
-/* ---- repeated, joined, turned --------------------------------------------------------------------------------------------------- */
+/* ---- repeated, joined, turned ------------------------------------------------------------------------------------ */
 
 /* stack(tensors, dim): tensors of one shape along a new dimension at dim. */
 static tn_status infer_stack(tn_infer *c) {
@@ -195,8 +196,8 @@ const tn_op_impl tn_impl_stack = {.promote = true,
                                   .cases = "types=f32,f64,i32; [2,3] [2,3] dim=0; [2] [2] [2] dim=-1; [] [] dim=0; "
                                            "[2,3] dim=1; error=differ [2] [3] dim=0"};
 
-/* repeat(x, repeats): x repeated repeats[d] times along each dimension; repeats may have more entries than x dimensions, the
- * first ones are then new dimensions. */
+/* repeat(x, repeats): x repeated repeats[d] times along each dimension; repeats may have more entries than x
+ * dimensions, the first ones are then new dimensions. */
 static tn_status infer_repeat(tn_infer *c) {
     const tn_node *x = c->in[0];
     int64_t count = c->attrs->i[0], shape[2 * TN_MAX_RANK];
@@ -286,7 +287,8 @@ const tn_op_impl tn_impl_flip = {.infer = infer_flip,
                                  .cases = "types=f32,f64,i32; [5] dims=(0); [2,3] dims=(0,1); [2,3] dims=(-1); [0,3] "
                                           "dims=(0); [] dims=(); error=range [2] dims=(1)"};
 
-/* roll(x, shifts, dims): elements moved on by shifts[k] along dims[k], those that leave at the end come in at the beginning. */
+/* roll(x, shifts, dims): elements moved on by shifts[k] along dims[k], those that leave at the
+ * end come in at the beginning. */
 static tn_status infer_roll(tn_infer *c) {
     int64_t *shifts = c->attrs->i, *dims = shifts + 1 + shifts[0];
     if (shifts[0] != dims[0])

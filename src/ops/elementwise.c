@@ -7,7 +7,7 @@
 
 #include "ops/common.h"
 
-/* ---- one operand --------------------------------------------------------------------------------------------------------- */
+/* ---- one operand ------------------------------------------------------------------------------------------------- */
 
 static const uint8_t unary_instruction[TN_OP_COUNT] = {
     [TN_OP_NEG] = KIR_NEG, [TN_OP_ABS] = KIR_ABS, [TN_OP_SQRT] = KIR_SQRT, [TN_OP_EXP] = KIR_EXP, [TN_OP_LOG] = KIR_LOG,
@@ -221,7 +221,8 @@ const tn_op_impl tn_impl_bitwise_not = {.class_ = TN_ELEMENTWISE,
 static tn_status infer_cast(tn_infer *c) {
     int64_t dtype = c->attrs->i[TN_CAST_DTYPE];
     if (dtype >= TN_PLAIN_DTYPES && dtype < TN_DTYPE_COUNT)
-        return tn_fail(TN_ERR_DTYPE, "%s: to %s, which is quantised in blocks: such tensors come from files, not from computing",
+        return tn_fail(TN_ERR_DTYPE,
+                       "%s: to %s, which is quantised in blocks: such tensors come from files, not from computing",
                        c->row->name, tn_dtype_name((tn_dtype)dtype));
     if (dtype < 0 || dtype >= TN_PLAIN_DTYPES)
         return tn_fail(TN_ERR_DTYPE, "%s: %lld is no dtype", c->row->name, (long long)dtype);
@@ -279,7 +280,7 @@ const tn_op_impl tn_impl_cast = {
              "[5,3]@-9..9 dtype=f16 tol=1e-3 grad=off; [5,3]@-9..9 dtype=bf16 tol=8e-3 grad=off;"
              "types=f32; [3,64]:q4_0 dtype=f64; [2,256]:q6_k dtype=i32; error=files [4] dtype=q8_0"};
 
-/* ---- two operands -------------------------------------------------------------------------------------------------------- */
+/* ---- two operands ------------------------------------------------------------------------------------------------ */
 
 static const uint8_t binary_instruction[TN_OP_COUNT] = {
     [TN_OP_ADD] = KIR_ADD,
@@ -631,7 +632,7 @@ const tn_op_impl tn_impl_bitwise_right_shift = {
     .cases = "types=i32,i64; [2,3]@-99..99 [2,3]@0..9; [2,3] [3]@0..3; [0,3] [1]",
     .flops = 1};
 
-/* ---- choice and values without operands ---------------------------------------------------------------------------------- */
+/* ---- choice and values without operands -------------------------------------------------------------------------- */
 
 /* where(condition, x, y): x where the condition holds, else y. All three broadcast; condition is bool. */
 static tn_status infer_where(tn_infer *c) {
@@ -744,8 +745,8 @@ const tn_op_impl tn_impl_arange = {
              "error=never start=0 end=1 step=-1 dtype=f32",
     .flops = 1};
 
-/* dial(kind, value, count, number): a scalar whose value may differ at each run without a new plan. kind 0: f32 `number`;
- * 1: i64 `value`; 2: i64, a counter of random numbers that moves on by `count` at each run. */
+/* dial(kind, value, count, number): a scalar whose value may differ at each run without a new plan. kind 0: f32
+ * `number`; 1: i64 `value`; 2: i64, a counter of random numbers that moves on by `count` at each run. */
 static tn_status infer_dial(tn_infer *c) {
     c->dtype = c->attrs->i[TN_DIAL_KIND] == 0 ? TN_F32 : TN_I64;
     c->rank = 0;

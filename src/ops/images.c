@@ -104,8 +104,8 @@ const tn_op_impl tn_impl_windows2d = {
              "error=fit [1,1,2,2] kernel=(3,3) stride=(1,1) padding=(0,0) dilation=(1,1) value=0;"
              "error=images [2,2] kernel=(1,1) stride=(1,1) padding=(0,0) dilation=(1,1) value=0"};
 
-/* fold_windows2d(y, kernel, stride, padding, dilation, size): the adjoint of windows2d: each pixel of [n, c, size] sums the
- * places in all patches [n, c, kh, kw, oh, ow] that came from it. */
+/* fold_windows2d(y, kernel, stride, padding, dilation, size): the adjoint of windows2d: each pixel of [n, c, size] sums
+ * the places in all patches [n, c, kh, kw, oh, ow] that came from it. */
 static tn_status infer_fold_windows2d(tn_infer *c) {
     const tn_node *y = c->in[0];
     const int64_t *i = c->attrs->i, *size = i + TN_FOLD_WINDOWS2D_SIZE;

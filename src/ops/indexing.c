@@ -1,8 +1,9 @@
-/* indexing.c — picking, placing and ordering elements by index: composed of the primitives of gather.c, and of argsort_last,
- * whose kernel sorts the rows of the last dimension. */
+/* indexing.c — picking, placing and ordering elements by index: composed of the primitives of gather.c, and of
+ * argsort_last, whose kernel sorts the rows of the last dimension. */
 #include "ops/common.h"
 
-/* index_add(x, dim, index, src): x with slice i of src along dim added to slice index[i]; indices outside are left out. */
+/* index_add(x, dim, index, src): x with slice i of src along dim added to slice index[i];
+ * indices outside are left out. */
 static tn_status infer_index_add(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1], *src = c->in[2];
     int64_t dim;
@@ -79,7 +80,8 @@ const tn_op_impl tn_impl_take_along_dim = {
     .cases = "types=f32,f64,i32; [4,5] [1,5]:i64@0..3 dim=0; [4,1] [4,3]:i64@0..0 dim=1; [1,5] [3,2]:i64@0..4 dim=1;"
              "error=broadcast [4,5] [2,2]:i64@0..1 dim=0"};
 
-/* scatter_add(x, dim, index, src): x with src[…, j, …] added at […, index[…, j, …], …]; indices outside are left out. */
+/* scatter_add(x, dim, index, src): x with src[…, j, …] added at […, index[…, j, …], …];
+ * indices outside are left out. */
 static tn_status infer_scatter_add(tn_infer *c) {
     const tn_node *x = c->in[0];
     if (x->dtype != c->in[2]->dtype)
@@ -126,10 +128,10 @@ const tn_op_impl tn_impl_scatter = {
     .cases = "types=f32,f64,i32; [4,2] [9,2]:i64@0..3 [9,2] dim=0; [3,5] [2,7]:i32@0..4 [3,8] dim=1;"
              "[5] [3]:i64@-1..5 [3] dim=0; [3] [0]:i64@0..0 [0] dim=0; error=fit [2,2] [2]:i64@0..1 [2,2] dim=0"};
 
-/* ---- order ----------------------------------------------------------------------------------------------------------------- */
+/* ---- order ------------------------------------------------------------------------------------------------------- */
 
-/* argsort_last(x, descending): for each row of the last dimension, the places of its elements in ascending (or descending)
- * order; equal ones stay in order, NaN is the greatest. */
+/* argsort_last(x, descending): for each row of the last dimension, the places of its elements in ascending (or
+ * descending) order; equal ones stay in order, NaN is the greatest. */
 static tn_status infer_argsort_last(tn_infer *c) {
     TRY(tn_infer_same(c));
     TRY(tn_need_contiguous(c, 0));
@@ -174,8 +176,8 @@ static tn_status infer_argsort(tn_infer *c) {
     return TN_OK;
 }
 
-/* argsort(x, dim, descending): the places along dim of x's elements in ascending (or descending) order; equal ones stay in
- * order, NaN is the greatest. */
+/* argsort(x, dim, descending): the places along dim of x's elements in ascending (or descending) order; equal ones stay
+ * in order, NaN is the greatest. */
 static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     int64_t dim = n->i[TN_ARGSORT_DIM], last = x->rank - 1;
@@ -189,7 +191,8 @@ static tn_node *compose_argsort(tn_build *b, const tn_node *n) {
     "[] dim=0 descending=false; [0,3] dim=0 descending=false; error=range [3] dim=1 descending=false"
 const tn_op_impl tn_impl_argsort = {.infer = infer_argsort, .compose = compose_argsort, .cases = ORDERS};
 
-/* sort(x, dim, descending): x's elements in ascending (or descending) order along dim; where they come from says argsort. */
+/* sort(x, dim, descending): x's elements in ascending (or descending) order along dim;
+ * where they come from says argsort. */
 static tn_node *compose_sort(tn_build *b, const tn_node *n) {
     if (n->rank == 0) return tn_b_contiguous(b, n->in[0]);
     return tn_b_gather(b, n->in[0], n->i[0], tn_b_argsort(b, n->in[0], n->i[0], n->i[1] != 0));

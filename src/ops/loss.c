@@ -1,10 +1,10 @@
 /* loss.c — losses. Each is an element-wise distance and then one of three reductions: the mean, the sum, or none.
  *
- * Most gradients follow from the composition. Cross-entropy states its own, softmax minus one-hot, which needs no logarithm
- * and no gather; binary cross-entropy does because of its clamped logarithms. */
+ * Most gradients follow from the composition. Cross-entropy states its own, softmax minus one-hot, which needs no
+ * logarithm and no gather; binary cross-entropy does because of its clamped logarithms. */
 #include "ops/common.h"
 
-/* ---- shared --------------------------------------------------------------------------------------------------------------- */
+/* ---- shared ------------------------------------------------------------------------------------------------------ */
 
 static tn_node *reduced(tn_build *b, tn_node *loss, int64_t reduction) {
     if (reduction == TN_REDUCTION_NONE) return loss;
@@ -32,7 +32,7 @@ static tn_status infer_distance(tn_infer *c) {
     return TN_OK;
 }
 
-/* ---- distances -------------------------------------------------------------------------------------------------------------- */
+/* ---- distances --------------------------------------------------------------------------------------------------- */
 
 static tn_node *difference(tn_build *b, const tn_node *n) { return tn_b_sub(b, n->in[0], n->in[1]); }
 
@@ -116,8 +116,9 @@ static tn_node *compose_kl_div(tn_build *b, const tn_node *n) {
     return reduced(b, loss, n->i[0]);
 }
 
-/* kl_div(x, target, reduction, log_target): target · (log(target) - x), x holding log-probabilities; with log_target the
- * target does too. The mean a sample (PyTorch's batchmean) is the sum divided by the batch. Source: Kullback, Leibler 1951. */
+/* kl_div(x, target, reduction, log_target): target · (log(target) - x), x holding log-probabilities; with log_target
+ * the target does too. The mean a sample (PyTorch's batchmean) is the sum divided by the batch.
+ * Source: Kullback, Leibler 1951. */
 const tn_op_impl tn_impl_kl_div = {
     .promote = true,
     .infer = infer_distance,
@@ -125,7 +126,7 @@ const tn_op_impl tn_impl_kl_div = {
     .cases = "tol=4e-6 atol=1e-6; [3,4] [3,4]@0.1..1 reduction=mean; [3,4] [3,4]@0.1..1 reduction=none; "
              "[3,4] [3,4] reduction=sum log_target=true"};
 
-/* ---- binary cross-entropy ----------------------------------------------------------------------------------------------------- */
+/* ---- binary cross-entropy ---------------------------------------------------------------------------------------- */
 
 static tn_node *weighted(tn_build *b, tn_node *x, tn_node *weight) { return weight ? tn_b_mul(b, x, weight) : x; }
 
@@ -164,8 +165,8 @@ static tn_status grad_binary_cross_entropy(tn_build *b, const tn_node *n, tn_nod
     return b->status;
 }
 
-/* binary_cross_entropy(x, target, weight, reduction): -(t·log(x) + (1 - t)·log(1 - x)) of probabilities x, logarithms kept
- * above -100, times weight unless it is NULL. */
+/* binary_cross_entropy(x, target, weight, reduction): -(t·log(x) + (1 - t)·log(1 - x)) of probabilities x, logarithms
+ * kept above -100, times weight unless it is NULL. */
 const tn_op_impl tn_impl_binary_cross_entropy = {.promote = true,
                                                  .infer = infer_distance,
                                                  .compose = compose_binary_cross_entropy,
@@ -183,8 +184,8 @@ static tn_node *compose_binary_cross_entropy_with_logits(tn_build *b, const tn_n
     return reduced(b, weighted(b, loss, n->in[2]), n->i[0]);
 }
 
-/* binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction): binary_cross_entropy of sigmoid(x) without
- * overflow; pos_weight multiplies the part of the positive class; both weights may be NULL. */
+/* binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction): binary_cross_entropy of sigmoid(x)
+ * without overflow; pos_weight multiplies the part of the positive class; both weights may be NULL. */
 const tn_op_impl tn_impl_binary_cross_entropy_with_logits = {
     .promote = true,
     .infer = infer_distance,
@@ -193,10 +194,10 @@ const tn_op_impl tn_impl_binary_cross_entropy_with_logits = {
              "[3,4]@-5..5 [3,4]@0..1 [4]@0.5..2 [4]@0.5..3 reduction=none; "
              "[20]@-200..200 [20]@0..1 - - reduction=sum"};
 
-/* ---- classes ------------------------------------------------------------------------------------------------------------------ */
+/* ---- classes ----------------------------------------------------------------------------------------------------- */
 
-/* Both losses of classes: x [batch, classes, ...] or [classes], target [batch, ...] or [] with class numbers, weight [classes]
- * or NULL; attributes reduction, ignore_index, ignore_zero lead. */
+/* Both losses of classes: x [batch, classes, ...] or [classes], target [batch, ...] or [] with class numbers, weight
+ * [classes] or NULL; attributes reduction, ignore_index, ignore_zero lead. */
 enum { CLASS_REDUCTION, CLASS_IGNORE_INDEX, CLASS_IGNORE_ZERO };
 _Static_assert((int)CLASS_REDUCTION == (int)TN_NLL_LOSS_REDUCTION &&
                    (int)CLASS_REDUCTION == (int)TN_CROSS_ENTROPY_REDUCTION &&
@@ -301,8 +302,8 @@ static tn_node *compose_nll_loss(tn_build *b, const tn_node *n) {
 }
 
 /* nll_loss(x, target, weight, reduction, ignore_index, ignore_zero): -weight[target] · x[target] of log-probabilities
- * x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target is ignore_index do not count (class 0:
- * set ignore_zero); the mean divides by the sum of the weights. */
+ * x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target is ignore_index do not count
+ * (class 0: set ignore_zero); the mean divides by the sum of the weights. */
 const tn_op_impl tn_impl_nll_loss = {
     .infer = infer_classes,
     .compose = compose_nll_loss,
@@ -375,9 +376,9 @@ static tn_status grad_cross_entropy(tn_build *b, const tn_node *n, tn_node *dy, 
 }
 
 /* cross_entropy(x, target, weight, reduction, ignore_index, ignore_zero, label_smoothing): -weight[target] ·
- * log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target is
- * ignore_index do not count (class 0: set ignore_zero); the mean divides by the sum of the weights; label_smoothing mixes in
- * the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
+ * log_softmax(x)[target] of logits x [batch, classes, ...] and class numbers target [batch, ...]. Samples whose target
+ * is ignore_index do not count (class 0: set ignore_zero); the mean divides by the sum of the weights; label_smoothing
+ * mixes in the uniform distribution. Source: Szegedy et al. 2015 for smoothing. */
 const tn_op_impl tn_impl_cross_entropy = {
     .infer = infer_classes,
     .compose = compose_cross_entropy,

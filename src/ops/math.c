@@ -1,13 +1,14 @@
 /* math.c — element-wise functions composed of the primitives of elementwise.c and transcendental.c.
  *
  * Formulas are chosen for accuracy near their zeros and for no overflow before the result's. Where the derivative has a
- * closed form that is better than what the composition's steps would give, the op brings its own gradient. A reference, where
- * one stands here, is C's function of that name: a check of the composition by something that does not share its formula. */
+ * closed form that is better than what the composition's steps would give, the op brings its own gradient. A reference,
+ * where one stands here, is C's function of that name: a check of the composition by something
+ * that does not share its formula. */
 #include <math.h>
 
 #include "ops/common.h"
 
-/* ---- what the compositions below use --------------------------------------------------------------------------------------- */
+/* ---- what the compositions below use ----------------------------------------------------------------------------- */
 
 static tn_node *const_like(tn_build *b, double v, const tn_node *x) { return tn_b_const(b, v, x); }
 
@@ -18,7 +19,8 @@ static tn_node *root_of_one_and_square(tn_build *b, tn_node *x, double sign) {
     return tn_b_sqrt(b, tn_b_offset(b, tn_b_scale(b, square(b, x), sign), 1));
 }
 
-/* x < 0 ? −v : v, also for a v that is NaN; the sign of a zero x is kept where v is a zero, too: v·x is used for that. */
+/* x < 0 ? −v : v, also for a v that is NaN; the sign of a zero x is kept where v is a
+ * zero, too: v·x is used for that. */
 static tn_node *with_sign_of(tn_build *b, tn_node *x, tn_node *v) {
     tn_node *zero = const_like(b, 0, x);
     tn_node *turned = tn_b_where(b, tn_b_lt(b, x, zero), tn_b_neg(b, v), v);
@@ -34,7 +36,7 @@ static void map_one(const tn_reference *r, one_operand *f) {
         r->out[i] = f(r->in[0][i]);
 }
 
-/* ---- powers and roots -------------------------------------------------------------------------------------------------------- */
+/* ---- powers and roots -------------------------------------------------------------------------------------------- */
 
 /* square(x): x · x. */
 static tn_node *compose_square(tn_build *b, const tn_node *n) { return square(b, n->in[0]); }
@@ -99,10 +101,10 @@ const tn_op_impl tn_impl_hypot = {
     .reference = reference_hypot,
     .cases = "types=f32,f64 tol=4ulp; [2,3] [2,3]; [3,1] [4]; [2]@1e30..2e30 [2]@1e30..2e30 grad=off"};
 
-/* ---- exponentials and logarithms ----------------------------------------------------------------------------------------------- */
+/* ---- exponentials and logarithms --------------------------------------------------------------------------------- */
 
-/* log1p(x): log(1 + x), accurate near 0. With u = 1 + x as it was rounded, log(u) · x / (u − 1) makes good for the rounding
- * (Goldberg 1991, theorem 4). */
+/* log1p(x): log(1 + x), accurate near 0. With u = 1 + x as it was rounded, log(u) · x / (u − 1) makes good for the
+ * rounding (Goldberg 1991, theorem 4). */
 static tn_node *compose_log1p(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     tn_node *u = tn_b_offset(b, x, 1), *kept = tn_b_offset(b, u, -1);
@@ -124,8 +126,8 @@ const tn_op_impl tn_impl_log1p = {.to_float = true,
                                   .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..9; [0,3]; []@0..5; [33]@-1e-3..1e-3; "
                                            "[9]@-1e-9..1e-9 grad=off; [9]@1..1e30 grad=off"};
 
-/* expm1(x): exp(x) − 1, accurate near 0. With u = exp(x) as it was rounded, (u − 1) · x / log(u) makes good for the rounding
- * (Kahan's way). */
+/* expm1(x): exp(x) − 1, accurate near 0. With u = exp(x) as it was rounded, (u − 1) · x / log(u) makes good for the
+ * rounding (Kahan's way). */
 static tn_node *compose_expm1(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *one = const_like(b, 1, x);
     tn_node *u = tn_b_exp(b, x), *kept = tn_b_offset(b, u, -1);
@@ -196,7 +198,7 @@ const tn_op_impl tn_impl_logaddexp = {
     .grad = grad_logaddexp,
     .cases = "types=f32,f64 tol=4ulp atol=4ulp; [2,3] [2,3]; [3,1] [4]@-50..50; [2] []@-300..300 grad=off"};
 
-/* ---- circular and hyperbolic -------------------------------------------------------------------------------------------------- */
+/* ---- circular and hyperbolic ------------------------------------------------------------------------------------- */
 
 /* tan(x): sin(x) / cos(x). */
 static tn_node *compose_tan(tn_build *b, const tn_node *n) {
@@ -361,7 +363,7 @@ const tn_op_impl tn_impl_atanh = {
     .reference = reference_atanh,
     .cases = "types=f32,f64 tol=4ulp; [2,3]@-0.9..0.9; [0,3]; []@0..0.5; [33]@-1e-3..1e-3; [33]@-0.99..0.99 grad=off"};
 
-/* ---- parts of numbers ---------------------------------------------------------------------------------------------------------- */
+/* ---- parts of numbers -------------------------------------------------------------------------------------------- */
 
 /* sign(x): −1, 0 or 1; NaN stays NaN. */
 static tn_node *compose_sign(tn_build *b, const tn_node *n) {
@@ -415,8 +417,8 @@ static double largest_of(tn_dtype t) {
     }
 }
 
-/* nan_to_num(x, nan, posinf, neginf): NaN and the infinities replaced. A posinf or neginf that is itself infinite stands for
- * the largest number of the dtype and its negative. */
+/* nan_to_num(x, nan, posinf, neginf): NaN and the infinities replaced. A posinf or neginf that is itself infinite
+ * stands for the largest number of the dtype and its negative. */
 static tn_node *compose_nan_to_num(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0];
     if (!is_float(x)) return tn_b_contiguous(b, x);
@@ -433,10 +435,10 @@ const tn_op_impl tn_impl_nan_to_num = {
     .compose = compose_nan_to_num,
     .cases = "types=f32,f64,i32; [2,3] nan=0 posinf=9 neginf=-9; [0,3] nan=1 posinf=1 neginf=1"};
 
-/* ---- bounds and mixtures ------------------------------------------------------------------------------------------------------ */
+/* ---- bounds and mixtures ----------------------------------------------------------------------------------------- */
 
-/* clamp(x, min, max): min where x is less, max where it is more; −INFINITY and INFINITY for no bound. Bounds of an integer
- * tensor are whole. NaN stays. */
+/* clamp(x, min, max): min where x is less, max where it is more; −INFINITY and INFINITY for no bound. Bounds of an
+ * integer tensor are whole. NaN stays. */
 static tn_status infer_clamp(tn_infer *c) {
     double lo = c->attrs->f[TN_CLAMP_MIN], hi = c->attrs->f[TN_CLAMP_MAX];
     TRY(tn_infer_not_bool(c));
@@ -519,7 +521,7 @@ const tn_op_impl tn_impl_masked_fill = {.infer = infer_masked_fill,
                                                  "value=-1; [3] [2,1]:bool value=0; [0,3] []:bool value=1;"
                                                  "error=bool [2] [2]:i32 value=0"};
 
-/* ---- truth ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- truth ------------------------------------------------------------------------------------------------------- */
 
 static tn_node *truth(tn_build *b, tn_node *x) { return tn_b_cast(b, x, TN_BOOL); }
 
@@ -568,10 +570,10 @@ const tn_op_impl tn_impl_logical_and = LOGICAL(compose_logical_and);
 const tn_op_impl tn_impl_logical_or = LOGICAL(compose_logical_or);
 const tn_op_impl tn_impl_logical_xor = LOGICAL(compose_logical_xor);
 
-/* ---- with a number ------------------------------------------------------------------------------------------------------------ */
+/* ---- with a number ----------------------------------------------------------------------------------------------- */
 
-/* A whole number leaves an integer tensor's dtype alone, any other makes it f32; a bool becomes i64 or f32: what a Python
- * number does in PyTorch. */
+/* A whole number leaves an integer tensor's dtype alone, any other makes it f32; a bool becomes i64 or f32: what a
+ * Python number does in PyTorch. */
 static tn_dtype dtype_with(const tn_node *x, double v) {
     tn_dtype t = (tn_dtype)x->dtype;
     if (tn_dtype_is_float(t)) return t;

@@ -1,13 +1,14 @@
 /* movement.c — the primitives that move elements without changing them: views, then copies and writes.
  *
- * A view op's infer() says where its elements lie in the buffer of its root, from where those of its input lie; its lower()
- * maps an index of the result to one of the input, for kernels that compute the input on the way instead of loading it.
- * A copy's lower() asks for its inputs at other indices, under a mask where such an index can lie outside. */
+ * A view op's infer() says where its elements lie in the buffer of its root, from where those of its input lie; its
+ * lower() maps an index of the result to one of the input, for kernels that compute the input on the way instead of
+ * loading it. A copy's lower() asks for its inputs at other indices, under a mask where
+ * such an index can lie outside. */
 #include <string.h>
 
 #include "ops/places.h"
 
-/* ---- view ------------------------------------------------------------------------------------------------------------------ */
+/* ---- view -------------------------------------------------------------------------------------------------------- */
 
 /* Fills in one extent of -1 and checks that the number of elements stays. */
 static tn_status resolve_shape(const tn_infer *c, int64_t *shape, int64_t rank) {
@@ -31,8 +32,9 @@ static tn_status resolve_shape(const tn_infer *c, int64_t *shape, int64_t rank) 
     return TN_OK;
 }
 
-/* Strides of `shape` over the elements of x, whose own strides are `have`; false when only a copy can do it. Runs of dims
- * of x that lie one behind the other form chunks; each chunk must be cut by the new shape without crossing its border. */
+/* Strides of `shape` over the elements of x, whose own strides are `have`; false when only a copy can do it. Runs of
+ * dims of x that lie one behind the other form chunks; each chunk must be cut by the new
+ * shape without crossing its border. */
 static bool view_strides(const tn_node *x, const int64_t *have, const int64_t *shape, int rank, int64_t *stride) {
     if (tn_node_numel(x) == 0) {
         place_strides(shape, rank, stride);
@@ -72,8 +74,8 @@ static void keep_symbols(tn_infer *c) {
         c->symbol[c->rank - e] = x->symbol[x->rank - e];
 }
 
-/* view(x, shape): the same elements in another shape, without a copy; one extent may be -1. An error when x's strides do not
- * allow it: reshape copies then. */
+/* view(x, shape): the same elements in another shape, without a copy; one extent may be -1. An error when x's strides
+ * do not allow it: reshape copies then. */
 static tn_status infer_view(tn_infer *c) {
     int64_t stride[TN_MAX_RANK], *shape = c->attrs->i + 1;
     int64_t rank = c->attrs->i[0];
@@ -126,7 +128,7 @@ const tn_op_impl tn_impl_view = {.class_ = TN_VIEW_OP,
                                           "shape=(6,4); [12] shape=(2,2,3); [] shape=(1,1);"
                                           "[0,3] shape=(3,0); error=elements [2,3] shape=(4,2)"};
 
-/* ---- permute, expand, slice, as_strided, detach ------------------------------------------------------------------------------ */
+/* ---- permute, expand, slice, as_strided, detach ------------------------------------------------------------------ */
 
 /* permute(x, dims): dimension d of the result is dimension dims[d] of x; a view. */
 static tn_status infer_permute(tn_infer *c) {
@@ -237,8 +239,8 @@ static int64_t resolve_slice(int64_t size, int64_t *start, int64_t *stop, int64_
     return count;
 }
 
-/* slice(x, dim, start, stop, step): elements start, start + step, … before stop along dim; a view. Negative start and stop
- * count from the end; INT64_MAX as stop goes to the end, INT64_MIN to the beginning for a negative step. */
+/* slice(x, dim, start, stop, step): elements start, start + step, … before stop along dim; a view. Negative start and
+ * stop count from the end; INT64_MAX as stop goes to the end, INT64_MIN to the beginning for a negative step. */
 static tn_status infer_slice(tn_infer *c) {
     const tn_node *x = c->in[0];
     int64_t *a = c->attrs->i, step = a[TN_SLICE_STEP];
@@ -386,7 +388,7 @@ const tn_op_impl tn_impl_detach = {.class_ = TN_VIEW_OP,
                                    .reference = reference_copy,
                                    .cases = "types=f32,i32; [2,3]; [0]; []"};
 
-/* ---- copies ------------------------------------------------------------------------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
 
 /* contiguous(x): the elements in row-major order; a copy where they do not lie so. */
 static tn_status grad_contiguous(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
@@ -516,8 +518,8 @@ const tn_op_impl tn_impl_cat = {.promote = true,
                                 .cases =
                                     "types=f32,f64,i32; [2,3] [4,3] dim=0; [3] dim=0; error=fit [2,3] [2,4] dim=0"};
 
-/* pad(x, pads, value): x with `value` around it. pads holds (before, after) of the last dimension, then of the one before it,
- * and so on; negative ones cut off. */
+/* pad(x, pads, value): x with `value` around it. pads holds (before, after) of the last dimension, then of the one
+ * before it, and so on; negative ones cut off. */
 static void pads_of(const int64_t *i, int rank, int d, int64_t *before, int64_t *after) {
     int64_t place = 2 * (int64_t)(rank - 1 - d);
     *before = place < i[0] ? i[1 + place] : 0;
@@ -590,10 +592,10 @@ const tn_op_impl tn_impl_pad = {
              "[2,3] pads=() value=0; [0,2] pads=(1,1,1,0) value=3; error=negative [2] pads=(-2,-1) value=0;"
              "error=pads [2] pads=(1) value=0"};
 
-/* ---- writing through a view --------------------------------------------------------------------------------------------------------- */
+/* ---- writing through a view -------------------------------------------------------------------------------------- */
 
-/* A view of a contiguous base, dims sorted by stride, the greatest first; each place belongs to one element alone when every
- * stride is greater than the reach of the dims behind it. */
+/* A view of a contiguous base, dims sorted by stride, the greatest first; each place belongs to one element alone when
+ * every stride is greater than the reach of the dims behind it. */
 typedef struct view_places {
     int rank;
     int dim[TN_MAX_RANK];                         /* of the view */
@@ -629,8 +631,9 @@ static bool sort_places(const int64_t *shape, const int64_t *stride, int rank, i
     return true;
 }
 
-/* assign_view(base, value, offset, strides): base, but value where a view of base with this offset and these strides (in
- * elements of the contiguous base) lies: what an in-place write through a view means. The view's shape is value's. */
+/* assign_view(base, value, offset, strides): base, but value where a view of base with this offset and these strides
+ * (in elements of the contiguous base) lies: what an in-place write through a view
+ * means. The view's shape is value's. */
 static tn_status infer_assign_view(tn_infer *c) {
     const tn_node *base = c->in[0], *value = c->in[1];
     const int64_t *strides = c->attrs->i + 2;
@@ -678,8 +681,8 @@ static kir_val invert_places(tn_lower *lw, const kir_aff *flat, const view_place
     return kir_binary(kb, KIR_AND, hit, kir_binary(kb, KIR_EQ, rest, kir_const_i(kb, KIR_I64, 0)));
 }
 
-/* The common case, a box of the base: each of base's dims holds at most one dim of the view, in steps of whole extents. Then
- * coordinates follow without division (but for steps > 1). Returns false when it is not so. */
+/* The common case, a box of the base: each of base's dims holds at most one dim of the view, in steps of whole extents.
+ * Then coordinates follow without division (but for steps > 1). Returns false when it is not so. */
 static bool box_of(const tn_node *base, const view_places *p, int64_t *start, int *which) {
     int64_t stride = 1, end = tn_node_numel(base), rest = p->first;
     int k = 0;

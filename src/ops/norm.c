@@ -1,15 +1,16 @@
 /* norm.c — softmax and the normalisations.
  *
- * Layer, group, instance and batch normalisation differ only in the dimensions over which they standardise, so one internal
- * op does that for all of them and has the one gradient rule; what is around it (reshaping, weight, bias) is composed and
- * differentiates by itself. f16 and bf16 compute in f32 here, as in PyTorch, and are rounded once at the end. */
+ * Layer, group, instance and batch normalisation differ only in the dimensions over which they standardise, so one
+ * internal op does that for all of them and has the one gradient rule; what is around it (reshaping, weight, bias) is
+ * composed and differentiates by itself. f16 and bf16 compute in f32 here, as in PyTorch,
+ * and are rounded once at the end. */
 #include <float.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ops/common.h"
 
-/* ---- small words ------------------------------------------------------------------------------------------------------ */
+/* ---- small words ------------------------------------------------------------------------------------------------- */
 
 /* x in the dtype in which sums of it are taken. */
 static tn_node *wide(tn_build *b, tn_node *x) {
@@ -24,7 +25,7 @@ static tn_status wrong_shape(const tn_infer *c, const char *name, const tn_node 
                    tn_shape_text(is, text, sizeof text));
 }
 
-/* ---- softmax ------------------------------------------------------------------------------------------------------------ */
+/* ---- softmax ----------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_softmax(tn_infer *c) {
     int rank = c->in[0]->rank;
@@ -82,7 +83,7 @@ const tn_op_impl tn_impl_log_softmax = {
     .cases = "tol=4e-6 atol=4e-6; [3,5] dim=1; [2,3,4]@-80..80 dim=-2 atol=4e-5; [7] dim=0; [] dim=0; "
              "[0,3] dim=1; error=range [3] dim=1"};
 
-/* ---- standardising over some dimensions ----------------------------------------------------------------------------------- */
+/* ---- standardising over some dimensions -------------------------------------------------------------------------- */
 
 /* Attributes of both internal ops: the list of dims, then eps in f[0]. */
 static const int64_t *dims_of(const tn_node *n) { return n->i + 1; }
@@ -145,7 +146,7 @@ static tn_node *affine(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, 
     return x;
 }
 
-/* ---- over the last dimensions: layer_norm, rms_norm ---------------------------------------------------------------------- */
+/* ---- over the last dimensions: layer_norm, rms_norm -------------------------------------------------------------- */
 
 /* Attributes: normalized_shape as a list, then eps. */
 static tn_status check_last_dims(const tn_infer *c, const tn_node *x, const char *name) {
@@ -190,8 +191,9 @@ static tn_node *compose_layer_norm(tn_build *b, const tn_node *n) {
     return tn_b_cast_like(b, affine(b, y, n->in[1], n->in[2], n->i + 1, count), n);
 }
 
-/* layer_norm(x, normalized_shape, weight, bias, eps): (x - mean) / sqrt(var + eps) · weight + bias, mean and variance over
- * the last dimensions, which are normalized_shape; weight and bias have that shape or are NULL. Source: Ba et al. 2016. */
+/* layer_norm(x, normalized_shape, weight, bias, eps): (x - mean) / sqrt(var + eps) · weight + bias, mean and variance
+ * over the last dimensions, which are normalized_shape; weight and bias have that shape or are
+ * NULL. Source: Ba et al. 2016. */
 const tn_op_impl tn_impl_layer_norm = {
     .infer = infer_last_dims,
     .compose = compose_layer_norm,
@@ -209,15 +211,15 @@ static tn_node *compose_rms_norm(tn_build *b, const tn_node *n) {
     return tn_b_cast_like(b, affine(b, tn_b_rms_scale(b, x, dims, count, eps), n->in[1], NULL, n->i + 1, count), n);
 }
 
-/* rms_norm(x, normalized_shape, weight, eps): x / sqrt(mean(x²) + eps) · weight, the mean over the last dimensions, which
- * are normalized_shape; eps 0 means the machine epsilon of the computation. Source: Zhang and Sennrich 2019. */
+/* rms_norm(x, normalized_shape, weight, eps): x / sqrt(mean(x²) + eps) · weight, the mean over the last dimensions,
+ * which are normalized_shape; eps 0 means the machine epsilon of the computation. Source: Zhang and Sennrich 2019. */
 const tn_op_impl tn_impl_rms_norm = {
     .infer = infer_last_dims,
     .compose = compose_rms_norm,
     .cases = "tol=1e-5 atol=1e-5; [3,6] [6] normalized_shape=(6); [2,3,4] - normalized_shape=(3,4) eps=0.01; "
              "error=weight [3,6] [3] normalized_shape=(6)"};
 
-/* ---- over groups of channels: group_norm, instance_norm ------------------------------------------------------------------- */
+/* ---- over groups of channels: group_norm, instance_norm ---------------------------------------------------------- */
 
 static tn_status check_channels(const tn_infer *c, int first) {
     const tn_node *x = c->in[0];
@@ -292,7 +294,7 @@ const tn_op_impl tn_impl_instance_norm = {
     .compose = compose_instance_norm,
     .cases = "tol=2e-5 atol=2e-5; [2,3,5] [3] [3]; [2,2,2,3] - -; error=bias [2,3,5] [3] [2]"};
 
-/* ---- over the batch ---------------------------------------------------------------------------------------------------------- */
+/* ---- over the batch ---------------------------------------------------------------------------------------------- */
 
 enum { BN_MEAN = 1, BN_VAR, BN_WEIGHT, BN_BIAS }; /* inputs of batch_norm behind x */
 
@@ -341,9 +343,9 @@ static tn_node *compose_batch_norm(tn_build *b, const tn_node *n) {
     return tn_b_cast_like(b, n->i[TN_BATCH_NORM_TRAINING] ? normalize_batch(b, n) : normalize_fixed(b, n), n);
 }
 
-/* batch_norm(x, running_mean, running_var, weight, bias, training, eps): x [batch, channels, ...] normalised a channel, then
- * · weight + bias. training: with the statistics of this batch (batch_mean and batch_var give them, to update running
- * ones); else with the running ones. Source: Ioffe and Szegedy 2015. */
+/* batch_norm(x, running_mean, running_var, weight, bias, training, eps): x [batch, channels, ...] normalised a channel,
+ * then · weight + bias. training: with the statistics of this batch (batch_mean and batch_var give them, to update
+ * running ones); else with the running ones. Source: Ioffe and Szegedy 2015. */
 const tn_op_impl tn_impl_batch_norm = {
     .infer = infer_batch_norm,
     .compose = compose_batch_norm,

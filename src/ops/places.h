@@ -1,6 +1,7 @@
 /* places.h — indices of elements while a kernel is being made: what the movers (movement.c, gather.c, images.c) share.
  *
- * Comparisons are made on `index − bound` against 0, so that bounds stay among a kernel's sizes and shapes share its code. */
+ * Comparisons are made on `index − bound` against 0, so that bounds stay among a kernel's
+ * sizes and shapes share its code. */
 #ifndef TN_PLACES_H
 #define TN_PLACES_H
 
@@ -46,7 +47,8 @@ static inline kir_aff place_flat(tn_lower *lw, const kir_aff *at, const int64_t 
     return sum;
 }
 
-/* The inverse for a contiguous tensor: dims of these extents from a flat index, by division where there is more than one. */
+/* The inverse for a contiguous tensor: dims of these extents from a flat index, by division
+ * where there is more than one. */
 static inline void place_unflatten(tn_lower *lw, const kir_aff *flat, const int64_t *shape, int rank, kir_aff *out) {
     int last = -1, first = rank;
     for (int d = 0; d < rank; d++) {

@@ -1,11 +1,12 @@
 /* pool.c — pooling of images: a reduction over what a window sees (window.h).
  *
- * The gradient is made at the pixels, not at the windows: each pixel looks which of the windows that cover it chose it. */
+ * The gradient is made at the pixels, not at the windows: each pixel looks which of the
+ * windows that cover it chose it. */
 #include <math.h>
 
 #include "ops/window.h"
 
-/* ---- shapes -------------------------------------------------------------------------------------------------------------- */
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
 /* Attributes of both poolings begin so: kernel_size, stride (0: the kernel's), padding. */
 enum { POOL_KERNEL = 0, POOL_STRIDE = 2, POOL_PADDING = 4 };
@@ -47,7 +48,7 @@ static const int64_t *places_of(const tn_node *n) { return n->shape + n->rank - 
 
 static const int64_t taps_dims[2] = {2, 3}; /* of what a window sees: [n, c, kernel, kernel, places, places] */
 
-/* ---- the way back -------------------------------------------------------------------------------------------------------- */
+/* ---- the way back ------------------------------------------------------------------------------------------------ */
 
 /* The taps' numbers in row-major order, as they meet what is seen: `down` rows and `across` columns of them. */
 static tn_node *tap_numbers(tn_build *b, const tn_window *w, tn_node *down, tn_node *across) {
@@ -132,7 +133,7 @@ static tn_node *back(tn_build *b, const tn_node *n, tn_node *g, tn_node *index, 
     return tn_b_reshape(b, dx, x->shape, x->rank);
 }
 
-/* ---- max_pool2d ------------------------------------------------------------------------------------------------------------ */
+/* ---- max_pool2d -------------------------------------------------------------------------------------------------- */
 
 static tn_window max_window(const int64_t *i) { return pool_window(i, i + TN_MAX_POOL2D_DILATION); }
 
@@ -156,8 +157,8 @@ static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_
     return b->status;
 }
 
-/* max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode): the greatest value of each window of x [batch, channels,
- * height, width] (or without the batch); stride 0 means the kernel's size. */
+/* max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode): the greatest value of each window of x [batch,
+ * channels, height, width] (or without the batch); stride 0 means the kernel's size. */
 const tn_op_impl tn_impl_max_pool2d = {
     .infer = infer_max_pool2d,
     .compose = compose_max_pool2d,
@@ -170,7 +171,7 @@ const tn_op_impl tn_impl_max_pool2d = {
              "[2,4,4] kernel_size=(2,2) stride=(1,1); error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
              "error=fit [1,1,2,2] kernel_size=(3,3); error=floating [1,1,2,2]:i64 kernel_size=(1,1)"};
 
-/* ---- avg_pool2d ------------------------------------------------------------------------------------------------------------ */
+/* ---- avg_pool2d -------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_avg_pool2d(tn_infer *c) {
     tn_window w = pool_window(c->attrs->i, NULL);
@@ -214,9 +215,10 @@ static tn_status grad_avg_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_
     return b->status;
 }
 
-/* avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_exclude_pad, divisor_override): the mean of each window of x
- * [batch, channels, height, width] (or without the batch); stride 0 means the kernel's size. Zeros of the padding count
- * unless count_exclude_pad (PyTorch's count_include_pad turned round); divisor_override, if not 0, divides instead. */
+/* avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_exclude_pad, divisor_override): the mean of each window
+ * of x [batch, channels, height, width] (or without the batch); stride 0 means the kernel's size. Zeros of the padding
+ * count unless count_exclude_pad (PyTorch's count_include_pad turned round);
+ * divisor_override, if not 0, divides instead. */
 const tn_op_impl tn_impl_avg_pool2d = {
     .infer = infer_avg_pool2d,
     .compose = compose_avg_pool2d,
@@ -230,7 +232,7 @@ const tn_op_impl tn_impl_avg_pool2d = {
              "error=half [1,1,4,4] kernel_size=(2,2) padding=(2,0); "
              "error=negative [1,1,4,4] kernel_size=(2,2) divisor_override=-1"};
 
-/* ---- adaptive_avg_pool2d ----------------------------------------------------------------------------------------------------- */
+/* ---- adaptive_avg_pool2d ----------------------------------------------------------------------------------------- */
 
 static tn_status infer_adaptive_avg_pool2d(tn_infer *c) {
     const tn_node *x = c->in[0];
@@ -271,8 +273,8 @@ static tn_node *compose_adaptive_avg_pool2d(tn_build *b, const tn_node *n) {
     return n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank);
 }
 
-/* adaptive_avg_pool2d(x, output_size): the mean of each of height × width equal (or overlapping by one) parts of x [batch,
- * channels, height, width] (or without the batch). */
+/* adaptive_avg_pool2d(x, output_size): the mean of each of height × width equal (or overlapping by one) parts of x
+ * [batch, channels, height, width] (or without the batch). */
 const tn_op_impl tn_impl_adaptive_avg_pool2d = {
     .infer = infer_adaptive_avg_pool2d,
     .compose = compose_adaptive_avg_pool2d,

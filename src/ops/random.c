@@ -1,15 +1,16 @@
 /* random.c — random numbers that are a function of (seed, counter): Philox-4x32-10, Salmon et al. 2011.
  *
- * One primitive yields 32 random bits an element: Philox keyed with the seed, at a counter that begins at the recorder's
- * next free number. Seed and counter are dials, so new numbers make no new plan, a captured graph moves on by as many as it
- * used at every launch, and whatever a backward pass needs again (a dropout mask) is computed again instead of kept. The
- * same numbers come from every device and any number of threads. The public functions take a run of counters and record. */
+ * One primitive yields 32 random bits an element: Philox keyed with the seed, at a counter that begins at the
+ * recorder's next free number. Seed and counter are dials, so new numbers make no new plan, a captured graph moves on
+ * by as many as it used at every launch, and whatever a backward pass needs again (a dropout mask) is computed again
+ * instead of kept. The same numbers come from every device and any number of threads. The public functions take a run
+ * of counters and record. */
 #include <math.h>
 
 #include "kir/kir_math.h"
 #include "ops/common.h"
 
-/* ---- bits ------------------------------------------------------------------------------------------------------------------ */
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
 
 /* Attributes: skip (numbers left out between the counter and the first element), shape. */
 static tn_status infer_random_bits(tn_infer *c) {
@@ -45,7 +46,8 @@ static void reference_random_bits(const tn_reference *r) {
         r->out[i] = kir_philox_u32(key, first + (uint64_t)i);
 }
 
-/* random_bits(key, counter, skip, shape): 32 random bits an element: Philox of key at counter + skip + the element's number. */
+/* random_bits(key, counter, skip, shape): 32 random bits an element: Philox of key at counter
+ * + skip + the element's number. */
 const tn_op_impl tn_impl_random_bits = {
     .class_ = TN_ELEMENTWISE,
     .infer = infer_random_bits,
@@ -56,7 +58,7 @@ const tn_op_impl tn_impl_random_bits = {
     .flops = 60,
 };
 
-/* ---- distributions ----------------------------------------------------------------------------------------------------------- */
+/* ---- distributions ----------------------------------------------------------------------------------------------- */
 
 static tn_status infer_random_uniform(tn_infer *c) {
     TRY(infer_random_bits(c));
@@ -148,7 +150,7 @@ const tn_op_impl tn_impl_bernoulli_by = {.infer = infer_bernoulli_by,
                                          .cases = "types=f32,f64 grad=off; [7,9]@0..1 []:i64@0..99 []:i64@0..99; "
                                                   "error=floating [3]:i64 []:i64@0..9 []:i64@0..9"};
 
-/* ---- dropout ------------------------------------------------------------------------------------------------------------------- */
+/* ---- dropout ----------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_dropout_by(tn_infer *c) {
     double p = c->attrs->f[TN_DROPOUT_BY_P];
@@ -181,7 +183,7 @@ const tn_op_impl tn_impl_dropout_by = {
     .cases = "types=f32,f64 tol=1e-6; [4,5] []:i64@0..99 []:i64@0..99 p=0.3; [4,5] []:i64@0..9 []:i64@0..9 p=1; "
              "error=lie [3] []:i64@0..9 []:i64@0..9 p=1.5; error=floating [3]:i64 []:i64@0..9 []:i64@0..9 p=0.5"};
 
-/* ---- the public functions: a run of counters, then a record ---------------------------------------------------------------------- */
+/* ---- the public functions: a run of counters, then a record ------------------------------------------------------ */
 
 void tn_manual_seed(uint64_t seed) {
     tn_recorder *r = tn_recorder_here();
@@ -318,8 +320,8 @@ tn_tensor *(tn_bernoulli)(const tn_tensor *p) {
     return record_on(TN_OP_BERNOULLI_BY, p, &(tn_attrs){0});
 }
 
-/* dropout(x, p, training): in training, each element 0 with probability p and the others times 1/(1 - p); else x itself. The
- * mask is not kept for the backward pass but drawn again. Source: Srivastava et al. 2014. */
+/* dropout(x, p, training): in training, each element 0 with probability p and the others times 1/(1 - p); else x
+ * itself. The mask is not kept for the backward pass but drawn again. Source: Srivastava et al. 2014. */
 tn_tensor *(tn_dropout)(const tn_tensor *x, double p, bool training) {
     if (!x) return tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "dropout: the tensor is NULL"));
     tn_attrs a = {.n_f = 1, .f = {p}};

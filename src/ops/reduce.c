@@ -7,7 +7,7 @@
 
 #include "ops/common.h"
 
-/* ---- gradients and references of reductions over a dims list ---------------------------------------------------------------- */
+/* ---- gradients and references of reductions over a dims list ----------------------------------------------------- */
 
 static int64_t dims_count(const tn_node *n) { return n->i[0]; }
 static const int64_t *dims_of(const tn_node *n) { return n->i + 1; }
@@ -35,7 +35,8 @@ static int64_t reduced_count(const tn_node *n) {
     return count;
 }
 
-/* Folds every element of the input into its place of the result; `number` counts a place's elements in row-major order. */
+/* Folds every element of the input into its place of the result; `number` counts a
+ * place's elements in row-major order. */
 typedef void fold_step(double *result, double v, int64_t number, double *extreme);
 
 static void fold(const tn_reference *r, double first, fold_step *step) {
@@ -103,7 +104,8 @@ static kir_val lower_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     return kir_cast(lw->kb, kir_type_of((tn_dtype)n->dtype), tn_lower_reduced(lw, n, at));
 }
 
-/* A sum's rounding error grows with its length; lanes keep it near the logarithm of that, 16 ulp of the largest sums here. */
+/* A sum's rounding error grows with its length; lanes keep it near the logarithm of that, 16
+ * ulp of the largest sums here. */
 #define REDUCTIONS                                                                                                 \
     "[2,3] dims=() keepdim=false; [2,3] dims=(0) keepdim=false; [2,3] dims=(1) keepdim=true; [2,3,4] dims=(0,-1) " \
     "keepdim=false;"                                                                                               \
@@ -157,7 +159,7 @@ const tn_op_impl tn_impl_prod = {
         "types=i32; [2,3]@-3..3 dims=(1) keepdim=false; types=f32,i32; " EMPTY_REDUCTIONS,
     .flops = 1};
 
-/* ---- extremes ---------------------------------------------------------------------------------------------------------------- */
+/* ---- extremes ---------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_extreme(tn_infer *c) {
     TRY(tn_infer_reduce(c));
@@ -184,7 +186,8 @@ static void reference_amin(const tn_reference *r) { fold(r, INFINITY, step_min);
 #define EXTREMES \
     "types=f32,f64,i32,i64; " REDUCTIONS "; [0,3] dims=(1) keepdim=false; error=element [0,3] dims=(0) keepdim=false"
 
-/* amax(x, dims, keepdim): the greatest element over dims (TN_ALL: all); NaN if there is one. Equal ones share the gradient. */
+/* amax(x, dims, keepdim): the greatest element over dims (TN_ALL: all); NaN if there is one.
+ * Equal ones share the gradient. */
 const tn_op_impl tn_impl_amax = {.class_ = TN_REDUCTION,
                                  .reduce = KIR_RMAX,
                                  .infer = infer_extreme,
@@ -195,7 +198,8 @@ const tn_op_impl tn_impl_amax = {.class_ = TN_REDUCTION,
                                  .cases = EXTREMES,
                                  .flops = 1};
 
-/* amin(x, dims, keepdim): the least element over dims (TN_ALL: all); NaN if there is one. Equal ones share the gradient. */
+/* amin(x, dims, keepdim): the least element over dims (TN_ALL: all); NaN if there is one.
+ * Equal ones share the gradient. */
 const tn_op_impl tn_impl_amin = {.class_ = TN_REDUCTION,
                                  .reduce = KIR_RMIN,
                                  .infer = infer_extreme,
@@ -214,8 +218,8 @@ static tn_status infer_arg(tn_infer *c) {
 static void reference_argmax(const tn_reference *r) { fold(r, 0, step_argmax); }
 static void reference_argmin(const tn_reference *r) { fold(r, 0, step_argmin); }
 
-/* argmax(x, dims, keepdim): where the greatest element lies along dims, the first of equals; over several dims (TN_ALL: all)
- * counted in row-major order. A NaN is the greatest. */
+/* argmax(x, dims, keepdim): where the greatest element lies along dims, the first of equals; over several dims (TN_ALL:
+ * all) counted in row-major order. A NaN is the greatest. */
 const tn_op_impl tn_impl_argmax = {.class_ = TN_REDUCTION,
                                    .reduce = KIR_ARGMAX,
                                    .infer = infer_arg,
@@ -225,8 +229,8 @@ const tn_op_impl tn_impl_argmax = {.class_ = TN_REDUCTION,
                                    .cases = EXTREMES,
                                    .flops = 1};
 
-/* argmin(x, dims, keepdim): where the least element lies along dims, the first of equals; over several dims (TN_ALL: all)
- * counted in row-major order. A NaN is the least. */
+/* argmin(x, dims, keepdim): where the least element lies along dims, the first of equals; over several dims (TN_ALL:
+ * all) counted in row-major order. A NaN is the least. */
 const tn_op_impl tn_impl_argmin = {.class_ = TN_REDUCTION,
                                    .reduce = KIR_ARGMIN,
                                    .infer = infer_arg,
@@ -236,7 +240,7 @@ const tn_op_impl tn_impl_argmin = {.class_ = TN_REDUCTION,
                                    .cases = EXTREMES,
                                    .flops = 1};
 
-/* ---- running ------------------------------------------------------------------------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_running(tn_infer *c) {
     TRY(tn_infer_same(c));
@@ -287,8 +291,8 @@ const tn_op_impl tn_impl_cumsum = {.class_ = TN_SCANNING,
                                             "; [300] dim=0 grad=off atol=1e-4",
                                    .flops = 1};
 
-/* cumprod(x, dim): the running product along dim. Integers and bools multiply to i64. The gradient where x is 0 is that of a
- * division by 0. */
+/* cumprod(x, dim): the running product along dim. Integers and bools multiply to i64. The gradient where x is 0 is that
+ * of a division by 0. */
 static tn_status grad_cumprod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *sums = sum_from_end(b, tn_b_mul(b, dy, tn_b_self(n)), n->i[0]);
     grads[0] = tn_b_div(b, sums, n->in[0]);
@@ -303,7 +307,7 @@ const tn_op_impl tn_impl_cumprod = {.class_ = TN_SCANNING,
                                     .cases = "types=f32,f64,i32 tol=1e-5; " RUNNING,
                                     .flops = 1};
 
-/* ---- composed: means, deviations, norms -------------------------------------------------------------------------------------------- */
+/* ---- composed: means, deviations, norms -------------------------------------------------------------------------- */
 
 /* f16 and bf16 are summed in f32: their sums would overflow or stall long before their means. */
 static tn_node *wide(tn_build *b, tn_node *x) {
@@ -331,8 +335,8 @@ const tn_op_impl tn_impl_mean = {.infer = infer_float_reduce,
                                           "; types=i32; error=cast [2] dims=() keepdim=false; types=f16,bf16 tol=1ulp "
                                           "error=; [2,30] dims=(1) keepdim=false"};
 
-/* var(x, dims, correction, keepdim): the mean squared deviation from the mean over dims (TN_ALL: all), with the number of
- * elements less `correction` as divisor: 1 for a sample's, 0 for a population's. */
+/* var(x, dims, correction, keepdim): the mean squared deviation from the mean over dims (TN_ALL: all), with the number
+ * of elements less `correction` as divisor: 1 for a sample's, 0 for a population's. */
 static tn_status infer_var(tn_infer *c) {
     int64_t count = c->attrs->i[0];
     if (c->attrs->i[1 + count] < 0)
@@ -378,8 +382,8 @@ static tn_node *compose_std(tn_build *b, const tn_node *n) {
 }
 const tn_op_impl tn_impl_std = {.infer = infer_var, .compose = compose_std, .cases = DEVIATIONS};
 
-/* norm(x, p, dims, keepdim): (Σ |x|^p)^(1/p) over dims (TN_ALL: all); p INFINITY or −INFINITY: the greatest or least |x|, 0:
- * how many are not 0. The gradient at 0 is 0. */
+/* norm(x, p, dims, keepdim): (Σ |x|^p)^(1/p) over dims (TN_ALL: all); p INFINITY or −INFINITY: the greatest or least
+ * |x|, 0: how many are not 0. The gradient at 0 is 0. */
 static tn_node *compose_norm(tn_build *b, const tn_node *n) {
     double p = n->f[TN_NORM_P];
     const int64_t *dims = dims_of(n);
@@ -454,7 +458,7 @@ const tn_op_impl tn_impl_logsumexp = {
     .cases = "types=f32,f64 tol=1e-5 atol=1e-6; " REDUCTIONS
              "; [3]@500..600 dims=() keepdim=false grad=off; [0] dims=() keepdim=false grad=off"};
 
-/* ---- composed: truth over dims ------------------------------------------------------------------------------------------------------- */
+/* ---- composed: truth over dims ----------------------------------------------------------------------------------- */
 
 static tn_status infer_truth_reduce(tn_infer *c) {
     TRY(tn_infer_reduce(c));
@@ -493,7 +497,7 @@ static tn_node *compose_count_nonzero(tn_build *b, const tn_node *n) {
 }
 const tn_op_impl tn_impl_count_nonzero = {.infer = infer_count, .compose = compose_count_nonzero, .cases = TRUTHS};
 
-/* ---- composed: one extreme element --------------------------------------------------------------------------------------------------- */
+/* ---- composed: one extreme element ------------------------------------------------------------------------------- */
 
 /* The shape of reducing one dim; attributes: dim, keepdim. */
 static tn_status infer_one_dim(tn_infer *c) {
@@ -521,10 +525,10 @@ static tn_node *compose_min(tn_build *b, const tn_node *n) { return compose_chos
     "keepdim=false;"                                                                                                  \
     "error=element [0,3] dim=0 keepdim=false"
 
-/* max(x, dim, keepdim): the greatest element along dim; the gradient goes to the first of equals alone (amax shares it).
- * Where it lies says argmax. */
+/* max(x, dim, keepdim): the greatest element along dim; the gradient goes to the first of equals alone (amax shares
+ * it). Where it lies says argmax. */
 const tn_op_impl tn_impl_max = {.infer = infer_one_dim, .compose = compose_max, .cases = CHOSEN};
 
-/* min(x, dim, keepdim): the least element along dim; the gradient goes to the first of equals alone (amin shares it). Where it
- * lies says argmin. */
+/* min(x, dim, keepdim): the least element along dim; the gradient goes to the first of equals alone (amin shares it).
+ * Where it lies says argmin. */
 const tn_op_impl tn_impl_min = {.infer = infer_one_dim, .compose = compose_min, .cases = CHOSEN};

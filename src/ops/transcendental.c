@@ -1,8 +1,8 @@
 /* transcendental.c — pow, exp2, log2, log10, atan, atan2: primitives of several instructions each.
  *
  * The kernel language has exp and log, good to two units in the last place. That is not enough for a power: an error in
- * log x is multiplied by y and then becomes a relative error of the result. So log2 is computed here as an unevaluated sum
- * of two numbers of the type itself (no wider type is needed, so every device can do it), from the series
+ * log x is multiplied by y and then becomes a relative error of the result. So log2 is computed here as an unevaluated
+ * sum of two numbers of the type itself (no wider type is needed, so every device can do it), from the series
  *     log2 m = 2/ln 2 · (s + s³/3 + s⁵/5 + …),  s = (m − 1)/(m + 1),  √½ ≤ m < √2,
  * whose first term is exact to twice the precision. The series for atan is Taylor's, after reduction to |t| ≤ tan(π/8).
  * Both are cut where the first term left out is below the rounding error. */
@@ -10,7 +10,7 @@
 
 #include "ops/common.h"
 
-/* ---- a little arithmetic ------------------------------------------------------------------------------------------------------ */
+/* ---- a little arithmetic ----------------------------------------------------------------------------------------- */
 
 /* A value as hi + lo, |lo| far below |hi|. */
 typedef struct pair {
@@ -134,7 +134,7 @@ static pair pair_times(kir_builder *kb, pair a, pair b) {
     return (pair){hi, add(kb, lo, kir_fma(kb, a.hi, b.lo, mul(kb, a.lo, b.hi)))};
 }
 
-/* ---- exp2, log2, log10 ---------------------------------------------------------------------------------------------------------- */
+/* ---- exp2, log2, log10 ------------------------------------------------------------------------------------------- */
 
 typedef double one_operand(double x);
 
@@ -212,7 +212,7 @@ const tn_op_impl tn_impl_log10 = {.class_ = TN_ELEMENTWISE,
                                   .cases = LOGARITHM,
                                   .flops = 32};
 
-/* ---- pow -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- pow --------------------------------------------------------------------------------------------------------- */
 
 /* By repeated squaring; a negative exponent gives 1/x^|y|, which is whole for x = ±1 alone and 0 otherwise. */
 static kir_val pow_integers(kir_builder *kb, kir_val x, kir_val y) {
@@ -260,8 +260,8 @@ static kir_val pow_floats(kir_builder *kb, kir_val x, kir_val y) {
     return kir_select(kb, equal(kb, y, zero), one, v);
 }
 
-/* pow(x, y): x to the power of y, with C's results at the edges. Integers stay integers and wrap; to a negative power only 1
- * and −1 give anything but 0. */
+/* pow(x, y): x to the power of y, with C's results at the edges. Integers stay integers and wrap; to a negative power
+ * only 1 and −1 give anything but 0. */
 static kir_val lower_pow(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_val x = tn_lower_in(lw, n, 0, at);
     kir_val y = tn_lower_in(lw, n, 1, at);
@@ -306,7 +306,7 @@ const tn_op_impl tn_impl_pow = {
         "types=i32,i64; [9]@-3..3 [9]@0..9; [9]@-2..2 [9]@-3..3; error=broadcast [2] [3]",
     .flops = 50};
 
-/* ---- atan, atan2 ------------------------------------------------------------------------------------------------------------------ */
+/* ---- atan, atan2 ------------------------------------------------------------------------------------------------- */
 
 /* atan of 0 ≤ t ≤ 1 */
 static kir_val atan_unit(kir_builder *kb, kir_val t) {

@@ -1,12 +1,13 @@
 /* views.c — functions that are nothing but one or two of the view ops of movement.c, and splitting into parts.
  *
- * A rule (tn_view_NAME) says which view ops a call stands for, from the shape of its tensor; the generated function records
- * them for a user's tensor or inside a graph that is being built. So gradients, aliasing and in-place writes are theirs. */
+ * A rule (tn_view_NAME) says which view ops a call stands for, from the shape of its tensor; the generated function
+ * records them for a user's tensor or inside a graph that is being built. So gradients, aliasing
+ * and in-place writes are theirs. */
 #include <string.h>
 
 #include "ops/common.h"
 
-/* ---- reshaping ------------------------------------------------------------------------------------------------------------ */
+/* ---- reshaping --------------------------------------------------------------------------------------------------- */
 
 /* Would view() refuse? Asked of its own rule, so that both always agree. */
 static bool can_view(const tn_node *x, const int64_t *shape, int rank) {
@@ -17,7 +18,8 @@ static bool can_view(const tn_node *x, const int64_t *shape, int rank) {
     return tn_op(TN_OP_VIEW)->impl->infer(&c) == TN_OK;
 }
 
-/* reshape(x, shape): the same elements in another shape, as a view where possible and a copy otherwise; one extent may be -1. */
+/* reshape(x, shape): the same elements in another shape, as a view where possible and a copy
+ * otherwise; one extent may be -1. */
 static tn_status reshape_to(const tn_node *x, const int64_t *shape, int rank, tn_view_steps *steps) {
     if (!tn_node_contiguous(x) && !can_view(x, shape, rank)) tn_view_step(steps, TN_OP_CONTIGUOUS);
     tn_view_shape(steps, TN_OP_VIEW, shape, rank);
@@ -123,7 +125,7 @@ tn_status tn_view_broadcast_to(const tn_node *const *in, const tn_attrs *args, t
     return TN_OK;
 }
 
-/* ---- order of dimensions ---------------------------------------------------------------------------------------------------- */
+/* ---- order of dimensions ----------------------------------------------------------------------------------------- */
 
 static void identity(int64_t *dims, int rank) {
     for (int d = 0; d < rank; d++)
@@ -172,7 +174,7 @@ tn_status tn_view_movedim(const tn_node *const *in, const tn_attrs *args, tn_vie
     return TN_OK;
 }
 
-/* ---- parts ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- parts ------------------------------------------------------------------------------------------------------- */
 
 static void add_slice(tn_view_steps *steps, int64_t dim, int64_t start, int64_t stop) {
     tn_attrs *a = tn_view_step(steps, TN_OP_SLICE);
@@ -214,7 +216,7 @@ tn_status tn_view_select(const tn_node *const *in, const tn_attrs *args, tn_view
     return TN_OK;
 }
 
-/* ---- several parts at once ------------------------------------------------------------------------------------------------------- */
+/* ---- several parts at once --------------------------------------------------------------------------------------- */
 
 static int all_failed(tn_tensor **out, int count, tn_status s) {
     for (int i = 0; i < count; i++)
@@ -238,13 +240,14 @@ static tn_status check_split(const tn_tensor *x, const int64_t *sizes, int count
                    (long long)*dim, (long long)n->shape[*dim]);
 }
 
-/* split(x, sizes, dim): views of x that follow each other along dim; sizes sum to its extent. out receives as many handles as
- * there are sizes, error tensors when something is wrong. Returns their number. */
+/* split(x, sizes, dim): views of x that follow each other along dim; sizes sum to its extent. out receives as many
+ * handles as there are sizes, error tensors when something is wrong. Returns their number. */
 int(tn_split)(const tn_tensor *x, const int64_t *sizes, int size_count, int64_t dim, tn_tensor **out) {
     tn_status s = tn_need(out, "split: out");
     if (s != TN_OK) return 0;
-    s = x && (sizes || size_count <= 0) ? check_split(x, sizes, size_count, &dim)
-                                        : tn_fail(TN_ERR_ARGUMENT, "split: the %s is NULL", x ? "list of sizes" : "tensor");
+    s = x && (sizes || size_count <= 0)
+            ? check_split(x, sizes, size_count, &dim)
+            : tn_fail(TN_ERR_ARGUMENT, "split: the %s is NULL", x ? "list of sizes" : "tensor");
     if (s != TN_OK) return all_failed(out, size_count, s);
     int64_t start = 0;
     for (int i = 0; i < size_count; i++) {
@@ -254,8 +257,8 @@ int(tn_split)(const tn_tensor *x, const int64_t *sizes, int size_count, int64_t 
     return size_count;
 }
 
-/* chunk(x, chunks, dim): views of x of equal length along dim, but for a shorter last one; as in PyTorch there can be fewer
- * than `chunks` of them. out has room for `chunks` handles. Returns their number. */
+/* chunk(x, chunks, dim): views of x of equal length along dim, but for a shorter last one; as in PyTorch there can be
+ * fewer than `chunks` of them. out has room for `chunks` handles. Returns their number. */
 int(tn_chunk)(const tn_tensor *x, int64_t chunks, int64_t dim, tn_tensor **out) {
     if (tn_need(out, "chunk: out") != TN_OK) return 0;
     if (!x || chunks < 1 || chunks > INT32_MAX) {

@@ -1,7 +1,7 @@
 /* window.c — a window that slides over images: see window.h. */
 #include "ops/window.h"
 
-/* ---- shapes ---------------------------------------------------------------------------------------------------------- */
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
 int64_t tn_window_reach(const tn_window *w, int axis) { return w->dilation[axis] * (w->kernel[axis] - 1) + 1; }
 
@@ -31,7 +31,7 @@ tn_status tn_window_too_large(const tn_infer *c, const tn_window *w, int axis, i
                    c->row->name, (long long)tn_window_reach(w, axis), (long long)size, (long long)w->padding[axis]);
 }
 
-/* ---- images ---------------------------------------------------------------------------------------------------------- */
+/* ---- images ------------------------------------------------------------------------------------------------------ */
 
 tn_status tn_images_check(const tn_infer *c, int axes) {
     const tn_node *x = c->in[0];
@@ -66,7 +66,7 @@ tn_node *tn_b_images(tn_build *b, tn_node *x, int axes) {
     return tn_b_reshape(b, x, shape, 4);
 }
 
-/* ---- what the window sees ---------------------------------------------------------------------------------------------- */
+/* ---- what the window sees ---------------------------------------------------------------------------------------- */
 
 tn_node *tn_b_padded(tn_build *b, tn_node *x, const int64_t pads[4], double value) {
     if (pads[0] > 0 || pads[1] > 0 || pads[2] > 0 || pads[3] > 0) return tn_b_pad(b, x, pads, 4, value);
@@ -101,7 +101,7 @@ tn_node *tn_b_seen(tn_build *b, tn_node *x, const tn_window *w, const int64_t *p
     return tn_b_windows2d(b, x, w->kernel, w->stride, none, w->dilation, value);
 }
 
-/* ---- the way back ------------------------------------------------------------------------------------------------------ */
+/* ---- the way back ------------------------------------------------------------------------------------------------ */
 
 bool tn_window_has_phases(const tn_window *w) {
     for (int a = 0; a < 2; a++)
@@ -109,8 +109,9 @@ bool tn_window_has_phases(const tn_window *w) {
     return true;
 }
 
-/* Pixel y = number + stride·i lies in the padded image at stride·(i + skip) + first, and tap first + stride·t of the result
- * at i + skip - t covers it. Taps run downwards, so the window over the results begins taps - 1 before i + skip. */
+/* Pixel y = number + stride·i lies in the padded image at stride·(i + skip) + first, and tap first + stride·t of the
+ * result at i + skip - t covers it. Taps run downwards, so the window over the results
+ * begins taps - 1 before i + skip. */
 tn_phase tn_phase_of(const tn_window *w, const int64_t *number, const int64_t *size, const int64_t *places) {
     tn_phase p;
     for (int a = 0; a < 2; a++) {

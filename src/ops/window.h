@@ -1,9 +1,9 @@
 /* window.h — a window that slides over images: its shapes, what it sees, and the way back.
  *
- * What it sees is made without masks: the image is padded once, then every place of the window is an affine step away. The
- * way back (a gradient, a transposed convolution) is made so too: seen from a pixel, the windows that cover it are again a
- * window over the results. With a stride s there are s classes of pixels along an axis, which meet different taps of the
- * kernel; each class is computed by itself (a phase), and the classes are interleaved. */
+ * What it sees is made without masks: the image is padded once, then every place of the window is an affine step away.
+ * The way back (a gradient, a transposed convolution) is made so too: seen from a pixel, the windows that cover it are
+ * again a window over the results. With a stride s there are s classes of pixels along an axis, which meet different
+ * taps of the kernel; each class is computed by itself (a phase), and the classes are interleaved. */
 #ifndef TN_WINDOW_H
 #define TN_WINDOW_H
 
@@ -26,7 +26,8 @@ void tn_images_infer(tn_infer *c, int axes, int64_t channels,
                      const int64_t *size);               /* the batch, if any, is the input's */
 tn_node *tn_b_images(tn_build *b, tn_node *x, int axes); /* as [n, c, h, w], whatever it was */
 
-/* What the window sees of x [n, c, h, w] at places[0] × places[1]: [n, c, kernel, kernel, places, places]; `value` outside. */
+/* What the window sees of x [n, c, h, w] at places[0] × places[1]: [n, c, kernel, kernel,
+ * places, places]; `value` outside. */
 tn_node *tn_b_seen(tn_build *b, tn_node *x, const tn_window *w, const int64_t *places, double value);
 
 /* tn_b_pad of an image; what is only cut off is a view. */
