@@ -306,16 +306,25 @@ static void (*const stripe_kernels[TN_DTYPE_COUNT])(const stripe *) = {
 
 /* ---- panels ------------------------------------------------------------------------------------------------------- */
 
+KERNEL void bits_to_panel_as(tn_qbits bits, const uint8_t *low, const uint8_t *high, const tn_qlayout *l,
+                             int64_t blocks, uint8_t *to, int64_t step) {
+    for (int64_t b = 0; b < blocks; b++, low += l->low_bytes, high += l->high_bytes, to += step) {
+        for (int i = 0; i < l->low_bytes; i += 64)
+            __builtin_prefetch(low + AHEAD + i);
+        for (int half = 0; half < HALVES; half++) {
+            VB w[CHUNKS];
+            unpack_bits(bits, low + half * VEC_BYTES, high + half * VEC_BYTES, w);
+            VEC_UNROLL for (int c = 0; c < CHUNKS; c++) q_store(to + c * LINE + half * VEC_BYTES, w[c]);
+        }
+    }
+}
+
+typedef void bits_unpacker(const uint8_t *low, const uint8_t *high, const tn_qlayout *l, int64_t blocks, uint8_t *to,
+                           int64_t step);
 #define BITS_TO_PANEL(name, bits)                                                                               \
     static void name(const uint8_t *low, const uint8_t *high, const tn_qlayout *l, int64_t blocks, uint8_t *to, \
                      int64_t step) {                                                                            \
-        for (int64_t b = 0; b < blocks; b++, low += l->low_bytes, high += l->high_bytes, to += step) {          \
-            for (int half = 0; half < HALVES; half++) {                                                         \
-                VB w[CHUNKS];                                                                                   \
-                unpack_bits(bits, low + half * VEC_BYTES, high + half * VEC_BYTES, w);                          \
-                VEC_UNROLL for (int c = 0; c < CHUNKS; c++) q_store(to + c * LINE + half * VEC_BYTES, w[c]);    \
-            }                                                                                                   \
-        }                                                                                                       \
+        bits_to_panel_as(bits, low, high, l, blocks, to, step);                                                 \
     }
 
 BITS_TO_PANEL(bits_4, TN_QBITS_4)
@@ -325,9 +334,7 @@ BITS_TO_PANEL(bits_2, TN_QBITS_2)
 BITS_TO_PANEL(bits_2_1, TN_QBITS_2_1)
 BITS_TO_PANEL(bits_8, TN_QBITS_8)
 
-static void (*const bits_to_panel[TN_QBITS_COUNT])(const uint8_t *, const uint8_t *, const tn_qlayout *, int64_t,
-                                                   uint8_t *,
-                                                   int64_t) = {bits_4, bits_4_1, bits_4_2, bits_2, bits_2_1, bits_8};
+static bits_unpacker *const bits_to_panel[TN_QBITS_COUNT] = {bits_4, bits_4_1, bits_4_2, bits_2, bits_2_1, bits_8};
 
 KERNEL void scales_to_panel_as(tn_qscales form, const uint8_t *from, const tn_qlayout *l, int64_t blocks, uint8_t *to,
                                int64_t step) {
