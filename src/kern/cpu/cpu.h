@@ -31,7 +31,7 @@ typedef struct tn_qmat_table {
     size_t (*workspace)(const tn_qmat_args *args, int threads);
 } tn_qmat_table;
 
-extern const tn_qmat_table tn_qmat_table_base, tn_qmat_table_avx2, tn_qmat_table_avx512;
+extern const tn_qmat_table tn_qmat_table_base, tn_qmat_table_avx2;
 extern const tn_qmat_table tn_qmat_table_avx2vnni, tn_qmat_table_avx512vnni; /* with dot products of small integers */
 
 /* Test hook: uses the kernels of `isa` from now on. false, and nothing changes, when this build or this processor does

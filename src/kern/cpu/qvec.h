@@ -34,15 +34,7 @@ VEC_INLINE V q_f16(const void *p) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256
 VEC_INLINE VI q_u8(const void *p) { return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128(p)); }
 VEC_INLINE VI q_i8(const void *p) { return (VI)_mm512_cvtepi8_epi32(_mm_loadu_si128(p)); }
 
-#if defined(__AVX512VNNI__)
 VEC_INLINE VI q_dot(VI sum, VB w, VI q) { return (VI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)q); }
-#else
-VEC_INLINE VI q_pairs(VB w, VI q) { return (VI)_mm512_maddubs_epi16((__m512i)w, (__m512i)q); }
-VEC_INLINE VI q_add16(VI a, VI b) { return (VI)_mm512_add_epi16((__m512i)a, (__m512i)b); }
-VEC_INLINE VI q_widen(VI pairs, int factor) {
-    return (VI)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16((short)factor));
-}
-#endif
 
 #elif defined(__AVX2__)
 

@@ -83,7 +83,7 @@ static const tn_qmat_table *const qmat_built[TN_ISA_COUNT][2] = {
     [TN_ISA_AVX2] = {&tn_qmat_table_avx2, QMAT_AVX2_VNNI},
 #endif
 #ifdef TN_HAVE_AVX512
-    [TN_ISA_AVX512] = {&tn_qmat_table_avx512, &tn_qmat_table_avx512vnni},
+    [TN_ISA_AVX512] = {&tn_qmat_table_avx2, &tn_qmat_table_avx512vnni}, /* hardly any processor is without */
 #endif
 };
 
