@@ -137,7 +137,9 @@ TN_API void tn_device_dealloc(tn_device *device, void *address);
 TN_API tn_status tn_device_copy(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len);
 TN_API tn_status tn_device_synchronize(tn_device *device);
 
-/* Threads of the CPU, for all users of the process: 0 = as many as affinity mask and cgroup quota allow. */
+/* Threads of the CPU, for all users of the process: 0 = as many as affinity mask and cgroup quota allow. The caller is one
+ * of them and is left where it is; each other one is tied to a processor of its own, out of the caller's way, as long as
+ * no other program crowds it there. TRUNNION_PIN=0 in the environment leaves them free, a mask set from outside stays. */
 TN_API tn_status tn_set_num_threads(int n);
 TN_API int tn_get_num_threads(void);
 
