@@ -2,8 +2,8 @@
 
     compare_policy.py [--build build] [--threads 2] [--samples 21]
 
-Builds bench/policy.c, checks that both sides compute the same: results of the first weights, then the losses of 100 steps
-of training. Only then it times them by turns: forward (batch 1, 64, 4096), a whole training step (forward, loss,
+Builds bench/policy.c, checks that both sides compute the same: results of the first weights, then the losses of 100
+steps of training. Only then it times them by turns: forward (batch 1, 64, 4096), a whole training step (forward, loss,
 backward, fused Adam), fifteen small operations that hit the plan cache against one PyTorch call, and the peak memory of
 two fresh processes that train. Needs PyTorch and a machine that does nothing else: it says how busy the machine was.
 Rows are medians in microseconds; "ratio" is PyTorch's median by ours, "best" the same of the quickest samples.
@@ -106,7 +106,8 @@ def build(options):
 
 def check_losses(program):
     """The same training from the same weights loses the same."""
-    if not torch_train.compare("policy", argparse.Namespace(policy_bench=program, steps=STEPS_COMPARED, tolerance=TOLERANCE)):
+    options = argparse.Namespace(policy_bench=program, steps=STEPS_COMPARED, tolerance=TOLERANCE)
+    if not torch_train.compare("policy", options):
         sys.exit("the losses differ: nothing is timed")
 
 
@@ -136,7 +137,8 @@ def peak_of_torch():
 
 
 def train_in_torch():
-    file_less = {"data.observations": torch.rand(MEMORY_BATCH, 64), "data.actions": torch.zeros(MEMORY_BATCH, dtype=torch.long),
+    file_less = {"data.observations": torch.rand(MEMORY_BATCH, 64),
+                 "data.actions": torch.zeros(MEMORY_BATCH, dtype=torch.long),
                  "data.returns": torch.zeros(MEMORY_BATCH, 1)}
     side = Torch({**{"model." + k: v for k, v in Policy().state_dict().items()}, **file_less})
     side.time_train(MEMORY_BATCH, MEMORY_STEPS)
@@ -152,19 +154,21 @@ def row(work, batch, samples, with_host=False):
     host = f"host {statistics.median(ours[1]):.0%} of the step" if with_host else ""
     name = work + (f"-{batch}" if batch else "")
     print(f"{name:22} {mine * 1e6:12.2f} {its * 1e6:12.2f} {ratio:8.2f} {best:8.2f}  {verdict} {host}", flush=True)
-    return {"work": work, "batch": batch, "ours": mine, "torch": its, "ratio": ratio, "best_ratio": best, "target": target}
+    return {"work": work, "batch": batch, "ours": mine, "torch": its, "ratio": ratio, "best_ratio": best,
+            "target": target}
 
 
 def timed_rows(options, here, there):
     n = options.samples
     for batch in BATCHES:
         calls = CALLS[batch]
-        yield row("forward", batch, compare(n, lambda: here.ask("forward", batch, calls), lambda: there.time_forward(batch, calls)))
-        yield row("forward, replayed", batch,
-                  compare(n, lambda: here.ask("replay", batch, calls), lambda: there.time_forward(batch, calls)))
+        for work, words in (("forward", "forward"), ("forward, replayed", "replay")):
+            yield row(work, batch, compare(n, lambda: here.ask(words, batch, calls),
+                                           lambda: there.time_forward(batch, calls)))
     for batch in BATCHES:
         calls = max(CALLS[batch] // 4, 3)
-        yield row("train", batch, compare(n, lambda: here.ask("train", batch, calls), lambda: there.time_train(batch, calls)), True)
+        yield row("train", batch, compare(n, lambda: here.ask("train", batch, calls),
+                                          lambda: there.time_train(batch, calls)), with_host=True)
     yield row("15 nodes : 1 call", 0, compare(n, lambda: here.ask("chain", 2000), lambda: there.time_call(2000)))
 
 
@@ -183,11 +187,13 @@ def run(options):
         print(f"{'work':22} {'here, µs':>12} {'PyTorch, µs':>12} {'ratio':>8} {'best':>8}")
         rows = list(timed_rows(options, here, there))
         here.close()
-    ours, theirs = peak([program, "memory", str(MEMORY_BATCH), str(MEMORY_STEPS)]), peak_of_torch()
+    ours = peak([program, "memory", str(MEMORY_BATCH), str(MEMORY_STEPS)])
+    theirs = peak_of_torch()
     print(f"\npeak memory, training at batch {MEMORY_BATCH}: {ours / 1e6:.1f} MB here, {theirs / 1e6:.1f} MB in PyTorch "
           f"({ours / theirs:.1%})")
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps({"rows": rows, "peak_bytes": ours, "torch_peak_bytes": theirs}) + "\n")
+        figures = {"rows": rows, "peak_bytes": ours, "torch_peak_bytes": theirs}
+        pathlib.Path(options.json).write_text(json.dumps(figures) + "\n")
 
 
 def main():

@@ -90,7 +90,8 @@ BUGS = [
     ("a refused write takes the place of what views look at", "graph/tensor.c",
      "dst->failed = pin(error);", "{ unpin(dst->node); dst->node = pin(error); }"),
     ("a kernel's dials are counted from the wrong one", "core/plan.c",
-     "m->p->dial_source[m->next_dial - m->p->dials] = group->dials[d];", "m->p->dial_source[m->next_dial - m->p->dials] = 0;"),
+     "m->p->dial_source[m->next_dial - m->p->dials] = group->dials[d];",
+     "m->p->dial_source[m->next_dial - m->p->dials] = 0;"),
 ]
 
 
@@ -142,7 +143,8 @@ def configure(folder):
 def test(folder):
     """None when all pass; else what the first failure says."""
     for name in TESTS:
-        code, out = run([f"build/{name}"], folder, SECONDS, TRUNNION_PROGRAMS=PROGRAMS, TRUNNION_BRIEF="1", TMPDIR=str(folder))
+        code, out = run([f"build/{name}"], folder, SECONDS, TRUNNION_PROGRAMS=PROGRAMS, TRUNNION_BRIEF="1",
+                        TMPDIR=str(folder))
         if code != 0:
             return f"{name}: {first_difference(code, out)}"
     return None
@@ -200,7 +202,8 @@ def main():
             start = time.monotonic()
             caught, words = try_bug(folder, BUGS[number - 1])
             missed += not caught
-            print(f"{number:3}  {'caught' if caught else 'MISSED'}  {time.monotonic() - start:4.0f} s  {BUGS[number - 1][0]}")
+            verdict, seconds = "caught" if caught else "MISSED", time.monotonic() - start
+            print(f"{number:3}  {verdict}  {seconds:4.0f} s  {BUGS[number - 1][0]}")
             print(f"                     {words}", flush=True)
         print(f"{len(numbers) - missed} passed, {missed} failed, 0 skipped")
     finally:

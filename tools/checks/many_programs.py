@@ -21,15 +21,20 @@ SHARD = 2500
 MOST_BYTES = 600 << 20
 SECONDS = 1800  # for one shard: a program may run for ever
 
+# Runs a command in a process that has no other child, and writes the peak of its memory, in KiB, to a file.
+WATCHER = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[2:]).returncode
+with open(sys.argv[1], "w") as file:
+    file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code if code >= 0 else 1)
+"""
+
 
 def measured(command, environment, out):
     """Runs a command; exit code and peak of resident bytes."""
     with tempfile.NamedTemporaryFile("r") as peak:
-        code = subprocess.run(["timeout", str(SECONDS), sys.executable, "-c",
-                               "import resource, subprocess, sys\n"
-                               "code = subprocess.run(sys.argv[2:]).returncode\n"
-                               "open(sys.argv[1], 'w').write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))\n"
-                               "sys.exit(code if code >= 0 else 1)", peak.name, *command],
+        code = subprocess.run(["timeout", str(SECONDS), sys.executable, "-c", WATCHER, peak.name, *command],
                               stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
                               env=os.environ | environment).returncode
         return code, int(peak.read() or 0) << 10
@@ -78,9 +83,9 @@ def main():
 
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
         list(pool.map(run, todo))
-    for first, _ in shards[:1]:
-        log = logs / f"programs-{first}.log"
-        print(*re.findall(r"^median of a program.*", log.read_text(errors="replace") if log.exists() else "", re.MULTILINE))
+    log = logs / f"programs-{shards[0][0]}.log"
+    words = log.read_text(errors="replace") if log.exists() else ""
+    print(*re.findall(r"^median of a program.*", words, re.MULTILINE))
     print(f"{time.monotonic() - start:.0f} s, peak of memory {most >> 20} MiB")
     print(f"{len(shards) - len(failed)} passed, {len(failed)} failed, 0 skipped")
     return 1 if failed else 0
