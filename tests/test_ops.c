@@ -196,7 +196,7 @@ static void check_definition(const trial *t, tn_node *n, tn_reference_values *v,
 
 /* Views that cannot be had of any strides, and kernels whose composition lays their inputs out for them. */
 static bool needs_layout(int op) {
-    return op == TN_OP_VIEW || op == TN_OP_AS_STRIDED || op == TN_OP_LINEAR_QUANTIZED || tn_op(op)->impl->class_ == TN_NATIVE;
+    return op == TN_OP_VIEW || op == TN_OP_AS_STRIDED || op == TN_OP_LINEAR_QUANTIZED || op == TN_OP_LINEAR_HALF || tn_op(op)->impl->class_ == TN_NATIVE;
 }
 
 static void check_forward(trial *t, bool strided) {

@@ -211,6 +211,23 @@ static void neighbours_join_the_product(void **state) {
     }
 }
 
+/* Half precision is widened, not rounded: the bits of the product with the cast weight. */
+static void half_weights_are_widened(void **state) {
+    (void)state;
+    static const tn_dtype halves[] = {TN_F16, TN_BF16};
+    for (size_t i = 0; i < 2 * 4; i++) {
+        TN_SCOPE {
+            int64_t m = (int64_t[]){1, 3, 20, 100}[i / 2];
+            tn_tensor *x = floats_of(m, 700, 1), *w = tn_cast(floats_of(130, 700, 2), halves[i % 2]), *rest = floats_of(m, 130, 3);
+            tn_tensor *wide = tn_cast(w, TN_F32);
+            assert_ok(tn_eval((tn_tensor *[]){w, wide}, 2));
+            tn_tensor *y = tn_add(tn_linear(x, w, NULL), rest);
+            assert_int_equal(launches_of(y), 1);
+            assert_same(y, tn_add(tn_linear(x, wide, NULL), rest));
+        }
+    }
+}
+
 /* A row's result does not depend on the rows beside it, however the batch is shaped. */
 static void rows_stand_alone(void **state) {
     (void)state;
@@ -371,6 +388,7 @@ int main(void) {
         cmocka_unit_test(values_are_those_of_the_gguf_package),
         cmocka_unit_test(looking_up_rows_decodes_no_others),
         cmocka_unit_test(neighbours_join_the_product),
+        cmocka_unit_test(half_weights_are_widened),
         cmocka_unit_test(rows_stand_alone),
         cmocka_unit_test(devices_without_kernels_do_it_by_definition),
         cmocka_unit_test(gradients_pass_through),

@@ -22,6 +22,9 @@ struct tn_native {
     void **formed; /* where the kernel looks for it */
     tn_qmat_args qmat;
     void *packed_weight;
+    kir_vm *widening; /* the load joint of a weight in half precision */
+    int64_t *widening_sizes;
+    void *widening_buffers[2];
     tn_argsort_args argsort;
     tn_scatter_args scatter;
     tn_cache_write_args append;
@@ -47,6 +50,8 @@ int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values
     values[count++] = TN_WORKSPACE;
     return count;
 }
+
+static size_t byte_offset(const tn_value *v) { return (size_t)v->offset * tn_dtype_size((tn_dtype)v->node->dtype); }
 
 /* ---- products ----------------------------------------------------------------------------------------------------------------- */
 
@@ -199,6 +204,60 @@ static tn_status make_linear_quantized(const tn_graph_plan *g, const tn_group *g
     return TN_OK;
 }
 
+/* ---- products with weights in half precision ---------------------------------------------------------------------------------------- */
+
+static int64_t *copied_sizes(const kir_program *p, const int64_t *sizes) {
+    size_t bytes = kir_sizes_count(p) * sizeof *sizes;
+    int64_t *copy = tn_mem_alloc(bytes);
+    if (copy) memcpy(copy, sizes, bytes);
+    return copy;
+}
+
+/* The load joint: weight [n, k] as B's element (k, n) in f32. */
+static tn_status make_widening(tn_native *n, const tn_value *w) {
+    enum { WEIGHT, BLOCK, ROW = TN_GEMM_BATCH_AXES, COLUMN };
+    kir_builder *kb = NULL;
+    kir_program *program = NULL;
+    int64_t extents[KIR_MAX_AXES] = {1, 1, 1, 1, w->node->shape[1], w->node->shape[0]}, *sizes = NULL;
+    TRY(kir_begin(TN_GEMM_BATCH_AXES + 2, 0, extents, &kb));
+    kir_buffer(kb, (tn_dtype)w->node->dtype);
+    kir_buffer(kb, TN_F32);
+    kir_aff from = kir_aff_const(0), to = kir_aff_const(0);
+    from.s[ROW] = w->stride[1];
+    from.s[COLUMN] = w->stride[0];
+    to.s[ROW] = TN_GEMM_BLOCK_LD;
+    to.s[COLUMN] = 1;
+    kir_store(kb, BLOCK, &to, kir_load(kb, WEIGHT, &from, KIR_NONE), KIR_NONE);
+    TRY(kir_finish(kb, &program, &sizes));
+    tn_status s = kir_vm_compile(program, &n->widening);
+    n->widening_sizes = s == TN_OK ? copied_sizes(program, sizes) : NULL;
+    if (s == TN_OK && !n->widening_sizes) s = TN_ERR_MEMORY;
+    kir_free(program);
+    tn_mem_free(sizes);
+    n->gemm.b.joint = (tn_joint){.vm = n->widening, .launch = {.sizes = n->widening_sizes, .buffers = n->widening_buffers},
+                                 .block_buffer = BLOCK, .buffer_count = BLOCK + 1};
+    return s;
+}
+
+static tn_status run_linear_half(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+    n->widening_buffers[0] = (char *)pointers[1] + n->offset[1];
+    return run_matmul(n, pointers, dials, bound);
+}
+
+static tn_status make_linear_half(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead], *x = &g->values[c->in[0]], *w = &g->values[c->in[1]];
+    n->run = run_linear_half;
+    n->gemm = (tn_gemm_args){.batch = {1, 1, 1, 1}, .m = c->node->shape[0], .n = c->node->shape[1], .k = x->node->shape[1]};
+    matrix_of(x, &n->gemm.a);
+    matrix_of(c, &n->gemm.c);
+    n->offset[0] = (int64_t)byte_offset(x);
+    n->offset[1] = (int64_t)byte_offset(w);
+    TRY(make_joint(n, group));
+    TRY(make_widening(n, w));
+    *workspace = tn_gemm_workspace(&n->gemm, TN_F32, tn_threads());
+    return TN_OK;
+}
+
 /* ---- argsort, index_add ---------------------------------------------------------------------------------------------------------- */
 
 static tn_status run_argsort(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
@@ -254,8 +313,6 @@ static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, t
 }
 
 /* ---- keys and values in pages ------------------------------------------------------------------------------------------------------ */
-
-static size_t byte_offset(const tn_value *v) { return (size_t)v->offset * tn_dtype_size((tn_dtype)v->node->dtype); }
 
 /* Operand `i` of a native group: the pointers hold the result first. */
 static void *operand(const tn_native *n, void *const *pointers, int i) { return (char *)pointers[1 + i] + n->offset[i]; }
@@ -366,6 +423,7 @@ static const struct {
 } natives[] = {
     {"matmul_batched", make_matmul, false},
     {"linear_quantized", make_linear_quantized, false},
+    {"linear_half", make_linear_half, false},
     {"argsort_last", make_argsort, false},
     {"index_add_rows", make_index_add, true},
     {"rope_rows", make_rope, false},
@@ -407,6 +465,8 @@ tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dia
 void tn_native_free(tn_native *n) {
     if (!n) return;
     kir_vm_free(n->vm);
+    kir_vm_free(n->widening);
+    tn_mem_free(n->widening_sizes);
     tn_mem_free(n->sizes);
     tn_mem_free(n);
 }

@@ -306,8 +306,15 @@ const tn_op_impl tn_impl_outer = {.promote = true,
 
 /* ---- linear ------------------------------------------------------------------------------------------------------------ */
 
-/* A weight quantised in blocks is multiplied as it is; everything around it is f32. */
-static tn_status check_quantized(const tn_infer *c) {
+static bool weight_is_quantized(const tn_node *w) { return tn_dtype_is_quantized((tn_dtype)w->dtype); }
+
+/* A weight in blocks, or in half precision beside f32, is multiplied as it is stored. */
+static bool weight_is_stored(const tn_node *x, const tn_node *w) {
+    return weight_is_quantized(w) || (x->dtype == TN_F32 && (w->dtype == TN_F16 || w->dtype == TN_BF16));
+}
+
+/* Everything around such a weight is f32. */
+static tn_status check_stored(const tn_infer *c) {
     for (int i = 0; i < c->n_in; i++) {
         if (i == 1 || !c->in[i] || c->in[i]->dtype == TN_F32) continue;
         return tn_fail(TN_ERR_DTYPE, "linear: the weight is %s, so %s must be f32, it is %s; cast it (tn_cast)",
@@ -316,11 +323,9 @@ static tn_status check_quantized(const tn_infer *c) {
     return TN_OK;
 }
 
-static bool weight_is_quantized(const tn_node *w) { return tn_dtype_is_quantized((tn_dtype)w->dtype); }
-
 static tn_status infer_linear(tn_infer *c) {
     const tn_node *x = c->in[0], *w = c->in[1], *bias = c->in[2];
-    TRY(weight_is_quantized(w) ? check_quantized(c) : check_same_dtype(c));
+    TRY(weight_is_stored(x, w) ? check_stored(c) : check_same_dtype(c));
     TRY(check_rank(c, 1, 2, "the weight"));
     if (weight_is_quantized(w)) TRY(tn_need_rows(c, 1));
     if (x->rank < 1 || x->shape[x->rank - 1] != w->shape[1])
@@ -338,20 +343,24 @@ static tn_status infer_linear(tn_infer *c) {
     return TN_OK;
 }
 
-static tn_node *compose_linear_quantized(tn_build *b, const tn_node *n) {
+static tn_node *compose_linear_stored(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *rows = as_matrix(b, x, false);
     if (rows && rows->rank > 2) rows = rows_of(b, rows);
     int64_t offset, stride[TN_MAX_RANK];
     if (!rows) return NULL;
     tn_node_layout(rows, &offset, stride);
     if (stride[1] != 1 && rows->shape[1] > 1) rows = tn_b_contiguous(b, rows);
-    tn_node *product = tn_b_linear_quantized(b, rows, n->in[1]);
+    tn_node *w = n->in[1], *product;
+    if (weight_is_quantized(w))
+        product = tn_b_linear_quantized(b, rows, w);
+    else
+        product = tn_b_linear_half(b, rows, tn_b_laid_out(b, w));
     if (x->rank != 2) product = tn_b_view(b, product, n->shape, n->rank);
     return n->in[2] ? tn_b_add(b, product, n->in[2]) : product;
 }
 
 static tn_node *compose_linear(tn_build *b, const tn_node *n) {
-    if (weight_is_quantized(n->in[1])) return compose_linear_quantized(b, n);
+    if (weight_is_stored(n->in[0], n->in[1])) return compose_linear_stored(b, n);
     tn_node *x = n->in[0], *product = tn_b_matmul_batched(b, as_matrix(b, x, false), transposed(b, n->in[1]));
     if (x->rank == 1) product = tn_b_view(b, product, n->shape, n->rank);
     return n->in[2] ? tn_b_add(b, product, n->in[2]) : product;
@@ -362,8 +371,7 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     tn_node *dy2 = as_matrix(b, dy, false), *x2 = as_matrix(b, x, false);
     if (!dy2 || !x2) return b->status;
     if (x->flags & TN_NODE_GRAD) {
-        tn_node *decoded = weight_is_quantized(w) ? tn_b_cast(b, w, TN_F32) : w;
-        tn_node *dx = tn_b_matmul_batched(b, dy2, decoded);
+        tn_node *dx = tn_b_matmul_batched(b, dy2, tn_b_cast_like(b, w, x));
         grads[0] = x->rank == 1 ? tn_b_view(b, dx, x->shape, x->rank) : dx;
     }
     if (w->flags & TN_NODE_GRAD) {
@@ -371,7 +379,7 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
             dy2 = rows_of(b, dy2);
             x2 = rows_of(b, x2);
         }
-        grads[1] = tn_b_matmul_batched(b, transposed(b, dy2), x2);
+        grads[1] = tn_b_cast_like(b, tn_b_matmul_batched(b, transposed(b, dy2), x2), w);
     }
     if (bias && (bias->flags & TN_NODE_GRAD)) grads[2] = tn_b_sum_to(b, dy, bias);
     return b->status;
@@ -379,7 +387,7 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
 
 /* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. A weight that is quantised
  * in blocks is multiplied as it is, with x rounded to eight bits a block of 32 elements: x and bias are f32, so is the
- * result, and its gradient goes to x and bias alone. */
+ * result, and its gradient goes to x and bias alone. So is a weight in f16 or bf16 beside f32, without any rounding. */
 const tn_op_impl tn_impl_linear = {
     .quantized = 2,
     .infer = infer_linear,
@@ -388,7 +396,7 @@ const tn_op_impl tn_impl_linear = {
     .cases = "tol=4e-6 atol=4e-6; [3,4] [5,4] [5]; [2,3,4] [2,4] -; [4] [3,4] [3]; [0,4] [3,4] [3]; "
              "error=weight [3,4] [4,3] -; error=bias [3,4] [2,4] [3]; error=dtypes [3,4]:f32 [2,4]:f64 -; "
              "error= types=f32 atol=2e-5; [3,64] [5,64]:q4_1 [5]; [2,2,32] [3,32]:q8_0 -; [256] [2,256]:q6_k [2]; "
-             "error=f32 [2,32]:f64 [3,32]:q4_0 -; error=bias [2,32] [3,32]:q4_0 [3]:f64"};
+             "[3,6] [5,6]:f16 [5]; [6] [2,6]:bf16 -; error=f32 [2,32]:f64 [3,32]:q4_0 -; error=bias [2,32] [3,32]:q4_0 [3]:f64"};
 
 /* ---- products with factors --------------------------------------------------------------------------------------------- */
 

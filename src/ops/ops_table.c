@@ -149,10 +149,10 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var,
     tn_impl_conv1d, tn_impl_conv2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
     tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope,
-    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_cache_append,
-    tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits,
-    tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by,
-    tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
+    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half,
+    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
+    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
+    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
     tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
@@ -541,6 +541,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_LINEAR_QUANTIZED] = {"linear_quantized", TN_KERNEL,
         "Tensor linear_quantized(Tensor x, Tensor weight)",
         "", &tn_impl_linear_quantized},
+    [TN_OP_LINEAR_HALF] = {"linear_half", TN_KERNEL,
+        "Tensor linear_half(Tensor x, Tensor weight)",
+        "", &tn_impl_linear_half},
     [TN_OP_CACHE_APPEND] = {"cache_append", TN_COMPOSED,
         "Tensor cache_append(Tensor cache, Tensor x, Tensor position, Tensor pages)",
         "", &tn_impl_cache_append},
@@ -4177,6 +4180,10 @@ tn_node *tn_b_dequantize(tn_build *b, tn_node *x, tn_dtype dtype) {
 
 tn_node *tn_b_linear_quantized(tn_build *b, tn_node *x, tn_node *weight) {
     return build(b, TN_OP_LINEAR_QUANTIZED, (tn_node *const[]){x, weight}, 2, NULL, 0);
+}
+
+tn_node *tn_b_linear_half(tn_build *b, tn_node *x, tn_node *weight) {
+    return build(b, TN_OP_LINEAR_HALF, (tn_node *const[]){x, weight}, 2, NULL, 0);
 }
 
 tn_tensor *(tn_cache_append)(const tn_tensor *cache, const tn_tensor *x, const tn_tensor *position,

@@ -1,4 +1,4 @@
-/* quantized.c — weights quantised in blocks: decoded, and multiplied as they are.
+/* quantized.c — weights that take less room than f32: decoded, and multiplied as they are stored.
  *
  * An op that reads such a weight element by element needs nothing of its own: lowering decodes an element where it is asked
  * for (core/blocks.c), so a gather decodes the rows that it takes and no others. The product has a kernel (kern.h), which
@@ -36,12 +36,13 @@ const tn_op_impl tn_impl_dequantize = {
 
 enum { Q8_BLOCK = 32 };
 
-static tn_status infer_linear_quantized(tn_infer *c) {
+static tn_status infer_linear_stored(tn_infer *c) {
     const tn_node *x = c->in[0], *w = c->in[1];
     int64_t offset, stride[TN_MAX_RANK];
     char a[96], b[96];
-    if (x->dtype != TN_F32 || !tn_dtype_is_quantized((tn_dtype)w->dtype))
-        return tn_fail(TN_ERR_DTYPE, "%s: x must be f32 and the weight quantised, they are %s and %s", c->row->name,
+    bool half = w->dtype == TN_F16 || w->dtype == TN_BF16, blocks = tn_dtype_is_quantized((tn_dtype)w->dtype);
+    if (x->dtype != TN_F32 || !(c->row == tn_op(TN_OP_LINEAR_HALF) ? half : blocks))
+        return tn_fail(TN_ERR_DTYPE, "%s: x must be f32, it is %s with a weight of %s", c->row->name,
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
     if (x->rank != 2 || w->rank != 2 || x->shape[1] != w->shape[1])
         return tn_fail(TN_ERR_SHAPE, "%s: x %s and weight %s do not fit: they must be [m, in] and [out, in]", c->row->name,
@@ -59,13 +60,13 @@ static tn_status infer_linear_quantized(tn_infer *c) {
     return TN_OK;
 }
 
-static int loops_linear_quantized(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
+static int loops_linear_stored(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
     extent[0] = n->in[0]->shape[1];
     return 1;
 }
 
-/* For devices without the kernel: x is not rounded. */
-static kir_val lower_linear_quantized(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+/* The definition of linear_half; of linear_quantized where there is no kernel: x is not rounded then. */
+static kir_val lower_linear_stored(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_aff xi[2] = {at[0], at[2]}, wi[2] = {at[1], at[2]};
     return kir_reduce_value(lw->kb, KIR_CHAIN, tn_lower_at(lw, n->in[0], xi), tn_lower_at(lw, n->in[1], wi));
 }
@@ -109,12 +110,38 @@ const tn_op_impl tn_impl_linear_quantized = {
     .class_ = TN_MATMUL,
     .quantized = 2,
     .reduce = KIR_CHAIN,
-    .infer = infer_linear_quantized,
-        .lower = lower_linear_quantized,
-    .loops = loops_linear_quantized,
+    .infer = infer_linear_stored,
+    .lower = lower_linear_stored,
+    .loops = loops_linear_stored,
     .reference = reference_linear_quantized,
     .flops = 2,
     .cases = "types=f32 tol=4e-6 atol=2e-5; [3,64] [5,64]:q4_0; [1,96] [17,96]:q4_1; [2,32] [16,32]:q5_0; [9,64] [33,64]:q5_1; "
              "[1,64] [4,64]:q8_0; [2,512] [3,512]:q2_k; [1,256] [5,256]:q3_k; [3,512] [20,512]:q4_k; [1,256] [2,256]:q5_k; "
              "[7,256] [18,256]:q6_k; [0,32] [3,32]:q8_0; [2,32] [0,32]:q8_0; error=fit [2,64] [3,32]:q4_0; "
              "error=f32 [2,32]:f64 [3,32]:q4_0"};
+
+/* ---- linear_half ------------------------------------------------------------------------------------------------------------- */
+
+static void reference_linear_half(const tn_reference *r) {
+    int64_t m = r->node->shape[0], n = r->node->shape[1], k = r->node->in[0]->shape[1];
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0;
+            for (int64_t l = 0; l < k; l++)
+                sum += r->in[0][i * k + l] * r->in[1][j * k + l];
+            r->out[i * n + j] = sum;
+        }
+}
+
+/* linear_half(x, weight): x·weightᵀ for x [m, in] in f32 and a weight [out, in] in f16 or bf16, widened where it is read: the bits
+ * of the product with the cast weight. */
+const tn_op_impl tn_impl_linear_half = {
+    .class_ = TN_MATMUL,
+    .reduce = KIR_CHAIN,
+    .infer = infer_linear_stored,
+    .lower = lower_linear_stored,
+    .loops = loops_linear_stored,
+    .reference = reference_linear_half,
+    .flops = 2,
+    .cases = "types=f32 tol=4e-6 atol=4e-6; [3,6] [5,6]:f16; [1,300] [17,300]:bf16; [9,64] [33,64]:f16; [0,4] [3,4]:f16; "
+             "[2,0] [3,0]:bf16; error=fit [2,6] [3,2]:f16; error=f32 [2,6]:f64 [3,6]:f16"};
