@@ -142,7 +142,9 @@ typedef struct tn_runtime_stats {
     size_t struct_size;
     int64_t plans_made, plan_hits, plan_misses, nodes_recorded, launches;
     int64_t live_bytes, peak_bytes; /* device memory of the process */
-    double plan_seconds, run_seconds;
+    double plan_seconds; /* spent on making plans */
+    double run_seconds;  /* from a plan's first command to its last (of plans of a few microseconds one run in sixteen is timed).
+                          * What is left of the time that passed is the host's: recording, finding plans, the caller */
 } tn_runtime_stats;
 TN_API tn_status tn_get_runtime_stats(tn_runtime_stats *stats);
 TN_API void tn_reset_runtime_stats(void); /* also the peak */

@@ -213,6 +213,8 @@ typedef struct tn_plan {
     size_t dial_count;
     void **addresses;              /* of the slots, at this run */
     int64_t runs, values_planned;
+    int64_t untimed_runs;          /* since one was timed */
+    double last_seconds;           /* what that one took */
     uint64_t last_used;
     int followed_by;               /* place in the cache of the plan that was asked for after this one */
     void **owned;                  /* blocks freed with the plan */
@@ -223,8 +225,10 @@ typedef struct tn_plan {
 
 tn_status tn_plan_make(const tn_binding *b, tn_plan **out);
 void tn_plan_free(tn_plan *p);
-/* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones. */
-tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, const kir_dial *dials);
+/* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones. What the
+ * commands took is added to *seconds, now or with a later run. */
+tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, const kir_dial *dials,
+                      double *seconds);
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
 
 /* ---- where the time goes (profile.c, explain.c) --------------------------------------------------------------------------- */

@@ -196,7 +196,7 @@ static tn_status run(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     TRY(tn_mem_grow(&c->dials, &c->dial_capacity, b->dial_count, sizeof *c->dials));
     for (size_t i = 0; i < b->dial_count; i++) c->dials[i] = tn_dial_value_of(b->dial_nodes[i]);
     TRY(tn_plan_reserve(c, p, b->buffers));
-    tn_status s = tn_plan_run(p, b->buffers, c->outputs, c->arena, c->dials);
+    tn_status s = tn_plan_run(p, b->buffers, c->outputs, c->arena, c->dials, &c->run_seconds);
     if (s == TN_OK) return TN_OK;
     tn_plan_release_outputs(c, p, p->output_count);
     return s;
