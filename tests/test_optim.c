@@ -273,6 +273,56 @@ static void schedules_go_where_they_should(void **state) {
     }
 }
 
+/* ---- what a step runs ------------------------------------------------------------------------------------------------ */
+
+enum { LAYERS = 3 };
+
+static void train_once(tn_module *net, tn_optimizer *o) {
+    TN_SCOPE {
+        tn_tensor *y = tn_forward(net, tn_ones(TN_DIMS(8, 1, 6, 6), TN_F32));
+        assert_ok(tn_minimize(o, tn_mean(tn_mul(y, y), TN_ALL, false)));
+    }
+}
+
+static tn_tensor *flat(const tn_tensor *x) { return tn_flatten(x, 1, -1); }
+
+static tn_module *make_net(tn_module *root) {
+    tn_module *net = tn_nn_sequential(root, "net");
+    tn_nn_conv2d(net, "conv", 1, 4, 3, NULL);
+    tn_nn_batch_norm2d(net, "norm", 4, NULL);
+    tn_nn_function(net, "flat", flat);
+    tn_nn_linear(net, "0", 64, 5, true);
+    for (int i = 1; i < LAYERS; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "%d", i);
+        tn_nn_function(net, i == 1 ? "relu1" : "relu2", tn_relu);
+        tn_nn_linear(net, name, 5, 5, true);
+    }
+    assert_ok(tn_module_status(root));
+    return net;
+}
+
+/* New values are written where the old ones lie, and equal updates are one launch: that of the three biases of the linear
+ * layers, at least. */
+static void updates_are_in_place_and_joined(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 3; kind++) {
+        tn_module *root = tn_module_root(), *net = make_net(root);
+        tn_optimizer *o = NULL;
+        if (kind == 0) assert_ok(tn_optimizer_adam(root, NULL, &o));
+        if (kind == 1) assert_ok(tn_optimizer_adamw(root, NULL, &o));
+        if (kind == 2) assert_ok(tn_optimizer_sgd(root, &(tn_sgd_options){.struct_size = sizeof(tn_sgd_options), .momentum = 0.9}, &o));
+        train_once(net, o);
+        train_once(net, o);
+        char *text = tn_explain_last();
+        const char *joined = strstr(text, "like it, one launch)  [commit]");
+        if (strstr(text, "copy to state") || !joined || joined[-2] < '2') fail_msg("optimizer %d:\n%s", kind, text);
+        tn_text_free(text);
+        tn_optimizer_free(o);
+        tn_module_free(root);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(optimizers_follow_pytorch),
@@ -284,6 +334,7 @@ int main(void) {
         cmocka_unit_test(the_optimizers_memory_has_names),
         cmocka_unit_test(wrong_settings_are_refused),
         cmocka_unit_test(schedules_go_where_they_should),
+        cmocka_unit_test(updates_are_in_place_and_joined),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -154,6 +154,7 @@ bool tn_value_in_memory(const tn_graph_plan *g, int value); /* its root is a lea
 int64_t tn_value_numel(const tn_value *v);
 
 tn_status tn_fuse(tn_graph_plan *g);
+bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* some member is a state's new value */
 
 /* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
 tn_status tn_lower_group(tn_graph_plan *g, int group);

@@ -4,7 +4,8 @@
  *   - An element-wise, movement or generated value is computed inside whoever needs it (inlined), unless it is an output, is
  *     needed by several groups and dear, or some user can only read it from memory.
  *   - A value that must be stored joins a group that needs it and runs over the same space: further results of one pass.
- *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel.
+ *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel. But none that
+ *     writes a state: updates run last, in place, all equal ones in one launch, and what is reduced is often needed before.
  *   - A product takes the element-wise group behind it as its store joint.
  *   - Everything else is a group of its own.
  * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on shape
@@ -124,6 +125,14 @@ static void weigh(tn_graph_plan *g) {
 
 /* ---- groups -------------------------------------------------------------------------------------------------------------- */
 
+bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group) {
+    for (size_t i = 0; i < group->member_count; i++) {
+        const tn_value *v = &g->values[group->members[i]];
+        if (v->output >= 0 && g->binding->outputs[v->output].home >= 0) return true;
+    }
+    return false;
+}
+
 static tn_status group_new(tn_graph_plan *g, tn_group_kind kind, int lead, int *out) {
     TRY(tn_mem_grow(&g->groups, &g->group_capacity, g->group_count + 1, sizeof *g->groups));
     *out = (int)g->group_count++;
@@ -183,7 +192,7 @@ static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_valu
     tn_op_class c = tn_value_class(v);
     if (to->member_count >= 8) return false;
     if (c == TN_REDUCTION) {
-        if (to->kind == TN_GROUP_MAP) return rows_fit(v, lead->node);
+        if (to->kind == TN_GROUP_MAP) return rows_fit(v, lead->node) && !tn_group_writes_state(g, to);
         return to->kind == TN_GROUP_ROWS && same_rows(g, v, to->lead);
     }
     if (c == TN_MATMUL) return to->kind == TN_GROUP_MAP && joint_fits(v, lead->node);

@@ -64,25 +64,31 @@ static tn_status topological_order(tn_graph_plan *g) {
     return TN_OK;
 }
 
-static bool makes_a_state(const tn_graph_plan *g, const tn_group *group) {
-    for (size_t i = 0; i < group->member_count; i++) {
-        const tn_value *v = &g->values[group->members[i]];
-        if (v->output >= 0 && g->binding->outputs[v->output].home >= 0) return true;
-    }
-    return false;
-}
-
 static uint64_t structure_of(const tn_group *group) {
     return group->kind == TN_GROUP_MATMUL || !group->program ? 0 : group->program->hash;
 }
 
-/* Equal kernels side by side, so that they can be one launch; only where none of these groups waits for another. */
-static void gather_equal(const tn_graph_plan *g, int *groups, int count) {
-    for (int i = 0; i < count; i++)
-        for (size_t k = 0; k < g->groups[groups[i]].dep_count; k++)
-            if (g->groups[g->groups[groups[i]].deps[k]].commit) return;
+/* Commit groups that wait for others, and these, are stamped. */
+static void stamp_chained(tn_graph_plan *g, const int *groups, int count) {
+    g->stamp++;
+    for (int i = 0; i < count; i++) {
+        tn_group *group = &g->groups[groups[i]];
+        for (size_t k = 0; k < group->dep_count; k++) {
+            if (!g->groups[group->deps[k]].commit) continue;
+            group->seen = g->stamp;
+            g->groups[group->deps[k]].seen = g->stamp;
+        }
+    }
+}
+
+/* Equal kernels side by side, so that they can be one launch. What must keep its order comes last. */
+static void gather_equal(tn_graph_plan *g, int *groups, int count) {
+    stamp_chained(g, groups, count);
     for (int i = 1; i < count; i++)
-        for (int j = i; j > 0 && structure_of(&g->groups[groups[j - 1]]) > structure_of(&g->groups[groups[j]]); j--) {
+        for (int j = i; j > 0; j--) {
+            const tn_group *before = &g->groups[groups[j - 1]], *after = &g->groups[groups[j]];
+            bool chained = before->seen == g->stamp, free = after->seen != g->stamp;
+            if (!free || (!chained && structure_of(before) <= structure_of(after))) break;
             int swap = groups[j];
             groups[j] = groups[j - 1];
             groups[j - 1] = swap;
@@ -97,7 +103,7 @@ static tn_status commit_last(tn_graph_plan *g) {
     for (int i = 0; i < count; i++) g->groups[i].commit = true;
     for (int i = count; i-- > 0;) {
         tn_group *group = &g->groups[g->order[i]];
-        if (!makes_a_state(g, group)) group->commit = false;
+        if (!tn_group_writes_state(g, group)) group->commit = false;
         for (size_t k = 0; k < group->dep_count && !group->commit; k++) g->groups[group->deps[k]].commit = false;
     }
     for (int i = 0; i < count; i++) {
