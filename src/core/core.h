@@ -110,6 +110,8 @@ typedef struct tn_group {
     uint32_t seen; /* stamp of the last search that met it */
     int position;  /* in the order of execution */
     bool commit;   /* makes a state's new value, and only such groups read its results: runs last */
+    bool appends;  /* would commit, but appends to a state: runs as soon as nobody needs the state as it was */
+    int next_append; /* the next of those that wait for the same group, -1: none */
     /* lower.c */
     kir_program *program;
     int64_t *sizes;

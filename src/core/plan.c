@@ -95,27 +95,97 @@ static void gather_equal(tn_graph_plan *g, int *groups, int count) {
         }
 }
 
-/* Groups that make states' new values, and whose results only such groups read, run last. */
-static tn_status commit_last(tn_graph_plan *g) {
-    int count = (int)g->group_count, kept = 0, late = 0;
-    int *commits = tn_mem_alloc((size_t)(count + 1) * sizeof *commits);
-    if (!commits) return TN_ERR_MEMORY;
+/* Marks the groups that make states' new values, and whose results only such groups read: they run last. */
+static void mark_commits(tn_graph_plan *g) {
+    int count = (int)g->group_count;
     for (int i = 0; i < count; i++) g->groups[i].commit = true;
     for (int i = count; i-- > 0;) {
         tn_group *group = &g->groups[g->order[i]];
         if (!tn_group_writes_state(g, group)) group->commit = false;
         for (size_t k = 0; k < group->dep_count && !group->commit; k++) g->groups[group->deps[k]].commit = false;
     }
-    for (int i = 0; i < count; i++) {
-        if (g->groups[g->order[i]].commit)
-            commits[late++] = g->order[i];
-        else
-            g->order[kept++] = g->order[i];
+}
+
+static bool reads_slot(const tn_graph_plan *g, const tn_group *group, int slot) {
+    for (int k = 0; k < group->read_count; k++)
+        if (g->values[group->reads[k]].slot == slot) return true;
+    return false;
+}
+
+/* The state that `group` appends to in place, -1 if it does something else. What was appended lies behind what a state
+ * holds, so it may be there although the rest of the plan failed; and what it was made from need not be kept to the end. */
+static int appends_to(const tn_graph_plan *g, const tn_group *group) {
+    const tn_value *v = &g->values[group->lead];
+    if (!group->commit || group->kind != TN_GROUP_NATIVE || v->output < 0) return -1;
+    int home = g->binding->outputs[v->output].home;
+    const tn_value *old = &g->values[g->values[v->in[0]].root];
+    return home >= 0 && old->slot == home && tn_native_updates(g, group, home) ? home : -1;
+}
+
+/* The group behind which one that appends can run: the last that it needs, or that reads the state as it was. -1 when a
+ * group that commits is among these. Positions are those before commits were moved. */
+static int last_before_append(const tn_graph_plan *g, const tn_group *group, int home) {
+    int last = 0;
+    for (size_t k = 0; k < group->dep_count; k++) {
+        const tn_group *needed = &g->groups[group->deps[k]];
+        if (needed->commit) return -1;
+        last = needed->position > last ? needed->position : last;
     }
-    gather_equal(g, commits, late);
-    memcpy(g->order + kept, commits, (size_t)late * sizeof *commits);
-    tn_mem_free(commits);
-    for (int i = 0; i < count; i++) g->groups[g->order[i]].position = i;
+    for (size_t i = 0; i < g->group_count; i++) {
+        const tn_group *other = &g->groups[i];
+        if (other == group || !reads_slot(g, other, home)) continue;
+        if (other->commit) return -1;
+        last = other->position > last ? other->position : last;
+    }
+    return last;
+}
+
+/* Appends stand behind the last group that they wait for, in `early` by that group's position. */
+static void place_appends(tn_graph_plan *g, int *early) {
+    for (int i = 0; i < (int)g->group_count; i++) early[i] = -1;
+    for (int i = 0; i < (int)g->group_count; i++) {
+        tn_group *group = &g->groups[g->order[i]];
+        int home = appends_to(g, group);
+        int behind = home >= 0 ? last_before_append(g, group, home) : -1;
+        if (behind < 0) continue;
+        group->next_append = early[behind];
+        group->appends = true;
+        early[behind] = g->order[i];
+    }
+}
+
+static void number_groups(tn_graph_plan *g) {
+    for (int i = 0; i < (int)g->group_count; i++) g->groups[g->order[i]].position = i;
+}
+
+/* The order again: what computes, each append as soon as it can, at the end what commits. room: three times the groups. */
+static void order_commits(tn_graph_plan *g, int *room) {
+    int count = (int)g->group_count, kept = 0, late = 0;
+    int *early = room, *first = room + count, *last = room + 2 * count;
+    place_appends(g, early);
+    for (int i = 0; i < count; i++) {
+        int at = g->order[i];
+        if (g->groups[at].appends) continue;
+        if (g->groups[at].commit)
+            last[late++] = at;
+        else
+            first[kept++] = at;
+        for (int k = early[i]; k >= 0; k = g->groups[k].next_append) first[kept++] = k;
+    }
+    for (int i = 0; i < count; i++) g->groups[i].commit &= !g->groups[i].appends;
+    gather_equal(g, last, late);
+    memcpy(g->order, first, (size_t)kept * sizeof *first);
+    memcpy(g->order + kept, last, (size_t)late * sizeof *last);
+}
+
+static tn_status commit_last(tn_graph_plan *g) {
+    int *room = tn_mem_alloc((3 * g->group_count + 1) * sizeof *room);
+    if (!room) return TN_ERR_MEMORY;
+    mark_commits(g);
+    number_groups(g);
+    order_commits(g, room);
+    number_groups(g);
+    tn_mem_free(room);
     return TN_OK;
 }
 
@@ -152,16 +222,10 @@ static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int s
     return true;
 }
 
-static bool reads_slot(const tn_graph_plan *g, const tn_group *group, int slot) {
-    for (int k = 0; k < group->read_count; k++)
-        if (g->values[group->reads[k]].slot == slot) return true;
-    return false;
-}
-
 /* Can a state's new value be written into its home as it is made? */
 static bool home_is_free(const tn_graph_plan *g, const tn_value *v, int home) {
     const tn_group *maker = &g->groups[v->group];
-    if (!maker->commit) return false;
+    if (!maker->commit && !maker->appends) return false;
     size_t element = tn_dtype_size((tn_dtype)v->node->dtype);
     if (reads_slot(g, maker, home) && !same_place_only(g, maker, home, element)) return false;
     for (size_t i = (size_t)maker->position + 1; i < g->group_count; i++)

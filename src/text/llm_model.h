@@ -10,8 +10,9 @@
 #include "trunnion/trunnion.h"
 
 enum {
-    LLM_PAGE = 64,         /* tokens of a page of the cache: the attention's contract */
-    LLM_CHUNK = 512,       /* tokens of a prompt that are computed at once: enough rows to be bound by arithmetic */
+    LLM_PAGE = 64, /* tokens of a page of the cache: the attention's contract */
+    LLM_CHUNK =
+        TN_PROMPT_CHUNK,   /* tokens of a prompt that are computed at once: enough rows to be bound by arithmetic */
     LLM_LOGITS_CHUNK = 64, /* the same where all logits are wanted: these are the widest values of all */
     LLM_DEFAULT_CONTEXT = 4096
 };
