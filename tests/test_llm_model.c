@@ -492,7 +492,8 @@ static void too_little_memory_is_told_before_the_start(void **state) {
     assert_ok(tn_llm_inspect(file, NULL, &facts));
     assert_int_equal(facts.context, 320);
     assert_int_equal(facts.cache_bytes, 2 * 2 * 320 * 2 * 8 * 2);
-    assert_int_equal(facts.total_bytes, facts.weights_bytes + facts.cache_bytes + facts.activation_bytes);
+    assert_int_equal(facts.total_bytes,
+                     facts.weights_bytes + facts.cache_bytes + facts.activation_bytes + facts.runtime_bytes);
     assert_string_equal(facts.name, "made");
     assert_string_equal(facts.quantisation, "F32");
     tn_gguf_close(file);

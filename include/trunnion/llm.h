@@ -48,8 +48,9 @@ typedef struct tn_llm_facts {
     int64_t context;         /* tokens that the cache holds: the options' or the default's */
     int64_t weights_bytes;   /* as in the file */
     int64_t cache_bytes;
-    int64_t activation_bytes; /* at most, for the longest piece of a prompt */
-    int64_t total_bytes;      /* the three together */
+    int64_t activation_bytes; /* at most, while a piece of a prompt passes */
+    int64_t runtime_bytes;    /* the library and the tokenizer */
+    int64_t total_bytes;      /* the four together: tn_estimate_inference_memory's numbers */
     bool tied_embeddings;
 } tn_llm_facts;
 

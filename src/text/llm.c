@@ -94,7 +94,7 @@ static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
 
 /* What would make it fit: a context that is as long as the room allows. */
 static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room) {
-    int64_t fixed = f->weights_bytes + f->activation_bytes;
+    int64_t fixed = f->total_bytes - f->cache_bytes;
     int64_t a_page = f->cache_bytes / m->config.pages;
     int64_t pages = room > fixed ? (room - fixed) / a_page : 0;
     char fix[160];
@@ -106,13 +106,13 @@ static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room)
                            "'%s' needs %.2f GiB: %.2f for weights, %.2f for the cache of %" PRId64
                            " tokens, %.2f to compute in; %.2f GiB are free. %s",
                            tn_gguf_path(m->file), gib(f->total_bytes), gib(f->weights_bytes), gib(f->cache_bytes),
-                           f->context, gib(f->activation_bytes), gib(room), fix);
+                           f->context, gib(f->activation_bytes + f->runtime_bytes), gib(room), fix);
 }
 
 static tn_status check_memory(const tn_llm *m, const tn_llm_options *o) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
     tn_device_info info = {.struct_size = sizeof info};
-    tn_llm_describe(&m->config, m->file, &facts);
+    TRY(tn_llm_describe(&m->config, m->file, &facts));
     TRY(tn_device_get_info(m->device, &info));
     int64_t room = o && o->memory > 0 ? o->memory : info.free_memory;
     return room > 0 && facts.total_bytes > room ? too_large(m, &facts, room) : TN_OK;
@@ -199,8 +199,7 @@ tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts) {
     if (!m || !facts || facts->struct_size < sizeof *facts)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_llm_get_facts: an argument is NULL or facts->struct_size is not set");
-    tn_llm_describe(&m->config, m->file, facts);
-    return TN_OK;
+    return tn_llm_describe(&m->config, m->file, facts);
 }
 
 tn_status tn_llm_rewind(tn_llm *m, int64_t position) {

@@ -4,7 +4,6 @@
  * be one that the row knows, in the shape that the metadata gives it: a model that has something more would be computed
  * wrongly without it, so it is refused by name. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,6 +98,18 @@ static tn_status get_real(const tn_gguf *f, const llm_config *c, const char *wha
     return *out >= least && *out <= most ? TN_OK : out_of_range(f, key.text, *out, least, most);
 }
 
+/* A word out of the file, short and without what would disturb a terminal. */
+typedef struct shown_word {
+    char text[64];
+} shown_word;
+
+static shown_word shown(const char *text, int64_t length) {
+    shown_word w = {""};
+    for (int64_t i = 0; i < length && i < (int64_t)sizeof w.text - 1; i++)
+        w.text[i] = (char)(text[i] >= 0x20 && text[i] < 0x7f ? text[i] : '?');
+    return w;
+}
+
 static bool text_is(const char *text, int64_t length, const char *word) {
     return (size_t)length == strlen(word) && memcmp(text, word, (size_t)length) == 0;
 }
@@ -115,10 +126,9 @@ static tn_status find_family(const tn_gguf *f, llm_config *c) {
                  families[i].models);
     }
     if (c->family) return TN_OK;
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s': byte %" PRId64 ": the architecture '%.*s' is not known here; known are %s",
-                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, "general.architecture")),
-                           (int)(length < 64 ? length : 64), text, known);
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": the architecture '%s' is not known here; known are %s",
+        tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, "general.architecture")), shown(text, length).text, known);
 }
 
 /* Features that would change the results, and that no family here has. */
@@ -192,9 +202,9 @@ static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
     if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
     if (text_is(type, length, "none")) return TN_OK;
     if (!text_is(type, length, "linear"))
-        return tn_backend_fail(
-            TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": rope scaling of type '%.*s' is not computed here",
-            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), (int)(length < 32 ? length : 32), type);
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': byte %" PRId64 ": rope scaling of type '%s' is not computed here",
+                               tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), shown(type, length).text);
     TRY(get_real(f, c, "rope.scaling.factor", 1e-3, 1e6, &factor));
     c->rope_scale = 1 / factor;
     return TN_OK;
@@ -339,23 +349,29 @@ tn_status tn_llm_configure(const tn_gguf *file, const tn_llm_options *options, l
     return TN_OK;
 }
 
-/* The widest that lives at once while a piece of a prompt passes: in f32 the residual, its normalised and its 8-bit form,
- * the feed-forward's two halves, or queries, keys and values; and the logits of one position. */
-static double activation_bytes(const llm_config *c) {
-    double n = (double)(c->context < LLM_CHUNK ? c->context : LLM_CHUNK);
-    double attention = 2 * (double)c->size[SIZE_QUERIES] + 2 * (double)c->size[SIZE_KEYS];
-    double forward = 2 * (double)c->size[SIZE_INTERMEDIATE];
-    double row = 3 * (double)c->size[SIZE_HIDDEN] + (attention > forward ? attention : forward);
-    return 4 * (n * row + 2 * (double)c->size[SIZE_VOCABULARY]);
+static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
+    tn_model_sizes sizes = {.struct_size = sizeof sizes,
+                            .hidden = c->size[SIZE_HIDDEN],
+                            .intermediate = c->size[SIZE_INTERMEDIATE],
+                            .layers = c->layers,
+                            .vocabulary = c->size[SIZE_VOCABULARY],
+                            .heads = c->heads,
+                            .kv_heads = c->kv_heads,
+                            .head_dim = c->size[SIZE_HEAD],
+                            .sequence = c->context,
+                            .bytes_per_cache = (double)tn_dtype_size(c->cache),
+                            .weights_bytes = c->weights_bytes,
+                            .tied_embeddings = c->tied};
+    *out = (tn_memory_estimate){.struct_size = sizeof *out};
+    return tn_estimate_inference_memory(&sizes, out);
 }
 
-void tn_llm_describe(const llm_config *c, const tn_gguf *file, tn_llm_facts *facts) {
+tn_status tn_llm_describe(const llm_config *c, const tn_gguf *file, tn_llm_facts *facts) {
     const char *name = "";
     int64_t length = 0;
-    tn_gguf_get_string(file, "general.name", &name, &length);
-    double cache = 2.0 * (double)c->layers * (double)(c->pages * LLM_PAGE) * (double)c->size[SIZE_KEYS] *
-                   (double)tn_dtype_size(c->cache);
-    double activations = activation_bytes(c), room = (double)(INT64_MAX / 4);
+    tn_memory_estimate memory;
+    TRY(estimate(c, &memory));
+    if (tn_gguf_get(file, "general.name")) TRY(tn_gguf_get_string(file, "general.name", &name, &length));
     *facts = (tn_llm_facts){
         .struct_size = sizeof *facts,
         .architecture = c->family->architecture,
@@ -369,14 +385,16 @@ void tn_llm_describe(const llm_config *c, const tn_gguf *file, tn_llm_facts *fac
         .vocabulary = c->size[SIZE_VOCABULARY],
         .trained_context = c->trained_context,
         .context = c->context,
-        .weights_bytes = c->weights_bytes,
-        .cache_bytes = (int64_t)fmin(cache, room),
-        .activation_bytes = (int64_t)fmin(activations, room),
+        .weights_bytes = memory.weights_bytes,
+        .cache_bytes = memory.cache_bytes,
+        .activation_bytes = memory.activation_bytes,
+        .runtime_bytes = memory.runtime_bytes,
+        .total_bytes = memory.total_bytes,
         .tied_embeddings = c->tied,
     };
-    facts->total_bytes = facts->weights_bytes + facts->cache_bytes + facts->activation_bytes;
     snprintf(facts->name, sizeof facts->name, "%.*s", (int)(length < 120 ? length : 120), name);
     snprintf(facts->quantisation, sizeof facts->quantisation, "%s", c->quantisation);
+    return TN_OK;
 }
 
 tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_llm_facts *facts) {
@@ -384,6 +402,5 @@ tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_inspect: an argument is NULL or facts->struct_size is not set");
     llm_config c;
     TRY(tn_llm_configure(file, options, &c));
-    tn_llm_describe(&c, file, facts);
-    return TN_OK;
+    return tn_llm_describe(&c, file, facts);
 }

@@ -80,7 +80,7 @@ typedef struct llm_config {
 
 /* Reads and checks; options may be NULL. */
 tn_status tn_llm_configure(const tn_gguf *file, const tn_llm_options *options, llm_config *out);
-void tn_llm_describe(const llm_config *c, const tn_gguf *file, tn_llm_facts *facts);
+tn_status tn_llm_describe(const llm_config *c, const tn_gguf *file, tn_llm_facts *facts);
 
 /* The name of a tensor, "blk.7.attn_q.weight"; layer < 0: of a head slot. */
 enum { LLM_NAME_SIZE = 64 };
