@@ -276,11 +276,19 @@ static void arena_release_before(arena *a, int position) {
     a->count = kept;
 }
 
+static bool is_factor(const tn_graph_plan *g, const tn_group *group, int value) {
+    const tn_value *lead = &g->values[group->lead];
+    for (int k = 0; k < lead->n_in && group->kind == TN_GROUP_MATMUL; k++)
+        if (g->values[lead->in[k]].root == value) return true;
+    return false;
+}
+
 /* The block of an operand that dies here and whose elements are read only where v's are written. */
 static arena_block *block_to_reuse(const tn_graph_plan *g, arena *a, const tn_group *group, const tn_value *v) {
-    if (group->kind != TN_GROUP_MAP) return NULL;
+    if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return NULL;
     for (int b = 0; b < group->buffer_count; b++) {
         int x = group->buffer_values[b];
+        if (x == TN_BLOCK || is_factor(g, group, x)) continue; /* a product reads its factors all over */
         if (g->values[x].group == v->group || g->values[x].bytes != v->bytes || !group->buffer_same_place[b]) continue;
         if (tn_dtype_size((tn_dtype)g->values[x].node->dtype) != tn_dtype_size((tn_dtype)v->node->dtype)) continue;
         for (size_t i = 0; i < a->count; i++)

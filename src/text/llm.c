@@ -7,10 +7,15 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "text/llm_model.h"
 
-enum { SYMBOL_TOKENS = 0 };
+enum {
+    SYMBOL_TOKENS = 0,
+    FORGET_EVERY = 64 /* single tokens; the system reads 16 pages for each row of the embedding */
+};
 
 struct tn_llm {
     tn_gguf *file;
@@ -213,6 +218,19 @@ tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
 
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
 
+/* The embedding's rows are read from the mapped file, whose pages then count as ours; where it is the output's weight too,
+ * a packed copy of the whole is in memory beside them. They can be read again at any time. */
+static void forget_embedding(const tn_llm *m) {
+    char name[LLM_NAME_SIZE];
+    tn_gguf_info info = {.struct_size = sizeof info};
+    tn_llm_name(name, -1, SLOT_EMBEDDING);
+    long page = sysconf(_SC_PAGESIZE);
+    if (page <= 0 || tn_gguf_find(m->file, name, &info) != TN_OK) return;
+    uintptr_t mask = (uintptr_t)page - 1, begin = ((uintptr_t)info.data + mask) & ~mask;
+    uintptr_t end = ((uintptr_t)info.data + (uintptr_t)info.bytes) & ~mask;
+    if (end > begin) (void)madvise((void *)begin, end - begin, MADV_DONTNEED); /* a request: nothing depends on it */
+}
+
 static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
     if (!m || !ids || count < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT,
@@ -256,6 +274,7 @@ static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t 
         if (status == TN_OK && logits) status = tn_read(logits, out, count * sizeof *out);
         tn_free(logits);
     }
+    forget_embedding(m);
     return status;
 }
 
@@ -337,6 +356,7 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
     leave(m, before);
     if (status != TN_OK) return status;
     m->position++;
+    if (m->position % FORGET_EVERY == 0) forget_embedding(m);
     if (logits) *logits = m->logits;
     return TN_OK;
 }
