@@ -308,7 +308,7 @@ static void a_weight_is_packed_once(void **state) {
             tn_free(y);
         }
         tn_recorder_drop();
-        assert_int_equal(live_buffers() - before, 2);
+        assert_int_equal(live_buffers() - before, floats ? 2 : 3); /* forms of blocks share pieces of memory */
         tn_free(w);
         assert_int_equal(live_buffers() - before, 0);
     }
@@ -368,6 +368,7 @@ static void threads_share_the_packed_weight(void **state) {
     tn_tensor *x = floats_of(2, 256, 1), *w = weight_of(TN_Q6_K, 300, 256);
     pthread_t threads[THREADS];
     sharer sharers[THREADS];
+    tn_recorder_drop();
     int64_t before = live_buffers();
     for (int i = 0; i < THREADS; i++) {
         sharers[i] = (sharer){x, w, NULL};
@@ -376,7 +377,7 @@ static void threads_share_the_packed_weight(void **state) {
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     for (int i = 1; i < THREADS; i++) assert_memory_equal(sharers[i].out, sharers[0].out, 600 * sizeof(float));
     for (int i = 0; i < THREADS; i++) free(sharers[i].out);
-    assert_int_equal(live_buffers() - before, 1);
+    assert_int_equal(live_buffers() - before, 2); /* the form, and the piece of memory it is in */
     tn_free(x);
     tn_free(w);
 }

@@ -107,6 +107,9 @@ void tn_map_close(tn_map *m);
 /* Lets the whole pages in this range of memory go when they belong to a file that tn_map_open mapped: they come back
  * from the file when they are read again. Does nothing for other memory. */
 void tn_map_return_pages(const void *address, size_t bytes);
+/* Asks for large pages where whole ones fit into memory that nothing was written to yet: less time is lost on addresses
+ * by what reads all of it in order. Only a wish. */
+void tn_large_pages(void *address, size_t bytes);
 
 tn_status tn_file_read(const char *path, char **data, size_t *size, size_t limit); /* NUL-terminated; tn_mem_free it */
 

@@ -134,6 +134,17 @@ void tn_map_return_pages(const void *address, size_t bytes) {
     pthread_mutex_unlock(&mappings_lock);
 }
 
+void tn_large_pages(void *address, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    const uintptr_t page = (uintptr_t)2 << 20; /* the usual size; where it is another, the system rounds */
+    uintptr_t first = ((uintptr_t)address + page - 1) / page * page, end = ((uintptr_t)address + bytes) / page * page;
+    if (end > first) (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+#else
+    (void)address;
+    (void)bytes;
+#endif
+}
+
 /* read() that goes on after a signal. */
 static ssize_t read_some(int fd, char *buffer, size_t n) {
     ssize_t got;

@@ -1,7 +1,9 @@
 /* forms.c — what is made of a buffer's content once and used many times: see tn_form.
  *
  * The list of a buffer only grows, and an entry says which version of the content it was made of: so a kernel that
- * finds what it needs takes no lock. One lock for all guards the making, which happens once a weight. */
+ * finds what it needs takes no lock. One lock for all guards the making, which happens once a weight.
+ *
+ * Forms that replace the content are weights of a model: they get memory side by side in large pages. */
 #include <pthread.h>
 #include <string.h>
 
@@ -47,10 +49,80 @@ static void tidy(form_entry *e, const tn_buffer *b) {
     if (asked % BETWEEN == BETWEEN - 1) tn_map_return_pages(b->address, b->bytes);
 }
 
+/* ---- memory of forms that replace the content -------------------------------------------------------------------- */
+
+/* A model's weights, of which many are smaller than a large page, side by side in pieces of memory made of large pages:
+ * a token reads them all. A piece goes when its last form has gone. */
+enum { LARGE_PAGE = 2 << 20, SLAB_BYTES = 16 << 20, FORM_ALIGNMENT = 64 };
+
+typedef struct slab {
+    tn_buffer *memory;
+    size_t used;
+    int64_t forms;
+} slab;
+
+static pthread_mutex_t slab_lock = PTHREAD_MUTEX_INITIALIZER;
+static slab *newest; /* NULL, or the piece that is being filled */
+
+static void slab_release(void *ctx) {
+    slab *s = ctx;
+    pthread_mutex_lock(&slab_lock);
+    bool last = --s->forms == 0;
+    if (last && newest == s) newest = NULL;
+    pthread_mutex_unlock(&slab_lock);
+    if (!last) return;
+    tn_buffer_release(s->memory);
+    tn_mem_free(s);
+}
+
+static tn_status slab_new(tn_device *d, slab **out) {
+    slab *s = tn_mem_zalloc(1, sizeof *s);
+    if (!s) return TN_ERR_MEMORY;
+    tn_status status = tn_buffer_new(d, SLAB_BYTES, &s->memory);
+    if (status != TN_OK) {
+        tn_mem_free(s);
+        return status;
+    }
+    tn_large_pages(s->memory->address, SLAB_BYTES);
+    *out = s;
+    return TN_OK;
+}
+
+/* The caller holds the lock. */
+static tn_status slab_carve(tn_device *d, size_t bytes, tn_buffer **out) {
+    slab *s = newest;
+    if (!s || s->memory->device != d || bytes > SLAB_BYTES - s->used) TRY(slab_new(d, &s));
+    tn_status status = tn_buffer_borrow(d, (char *)s->memory->address + s->used, bytes, slab_release, s, out);
+    if (status == TN_OK) {
+        s->used += (bytes + FORM_ALIGNMENT - 1) / FORM_ALIGNMENT * FORM_ALIGNMENT;
+        s->forms++;
+        newest = s;
+    } else if (s->forms == 0) {
+        tn_buffer_release(s->memory);
+        tn_mem_free(s);
+    }
+    return status;
+}
+
+static tn_status form_memory(tn_device *d, const tn_form *form, tn_buffer **out) {
+    bool large = form->bytes >= LARGE_PAGE;
+    if (!d->is_cpu || !form->replaces || large || form->bytes == 0) {
+        TRY(tn_buffer_new(d, form->bytes, out));
+        if (d->is_cpu && large) tn_large_pages((*out)->address, form->bytes);
+        return TN_OK;
+    }
+    pthread_mutex_lock(&slab_lock);
+    tn_status s = slab_carve(d, form->bytes, out);
+    pthread_mutex_unlock(&slab_lock);
+    return s;
+}
+
+/* ---- entries ----------------------------------------------------------------------------------------------------- */
+
 static tn_status add_entry(tn_buffer *b, const tn_form *form, form_entry **out) {
     form_entry *e = tn_mem_zalloc(1, sizeof *e);
     if (!e) return TN_ERR_MEMORY;
-    tn_status s = tn_buffer_new(b->device, form->bytes, &e->result);
+    tn_status s = form_memory(b->device, form, &e->result);
     if (s != TN_OK) {
         tn_mem_free(e);
         return s;
