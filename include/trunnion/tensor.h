@@ -73,7 +73,9 @@ TN_API tn_status tn_status_of(const tn_tensor *t);        /* TN_OK, or the cause
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 /* Computes everything this thread has recorded: the given tensors, all held handles, all state. Passing what you will
- * read next saves runs. count may be 0. Returns the first given error tensor's cause, if any. */
+ * read next saves runs. count may be 0. Returns the first given error tensor's cause, if any. A held tensor that is not
+ * given and for which there is no memory is left out, and tried again when it is needed (too late if states were written:
+ * then it is an error tensor); a given one fails the call, with its operation, shape and line. */
 TN_API tn_status tn_eval(tn_tensor *const *tensors, int count);
 
 /* The values as contiguous row-major elements of t's dtype. bytes must be numel · element size. */

@@ -41,6 +41,12 @@ typedef struct tn_output {
     int home; /* slot of the state's memory, or -1: a new buffer */
 } tn_output;
 
+/* A held value that is left out of an evaluation, since there is no memory for it. */
+typedef struct tn_postponed {
+    tn_node *node;
+    char *why;
+} tn_postponed;
+
 /* Everything about one recording that a plan does not know: nodes in order, buffers, dial values. */
 typedef struct tn_binding {
     tn_recorder *recorder;
@@ -62,6 +68,8 @@ typedef struct tn_binding {
     const tn_node **work;
     size_t work_capacity;
     tn_pointer_map buffer_slots, leaf_ids;
+    tn_postponed *postponed; /* nodes that are no outputs now, though held */
+    size_t postponed_count, postponed_capacity;
     const tn_node *last_leaf; /* the leaf met last: often the next one too */
     int32_t last_leaf_id;
 } tn_binding;
@@ -218,6 +226,7 @@ typedef struct tn_plan {
     int64_t runs, values_planned;
     int64_t untimed_runs;          /* since one was timed */
     double last_seconds;           /* what that one took */
+    char largest[160];             /* of the values in the arena: line, op, shape */
     uint64_t last_used;
     int followed_by;               /* place in the cache of the plan that was asked for after this one */
     void **owned;                  /* blocks freed with the plan */
@@ -232,6 +241,7 @@ void tn_plan_free(tn_plan *p);
  * commands took is added to *seconds, now or with a later run. */
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, const kir_dial *dials,
                       double *seconds);
+void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
 
 /* ---- where the time goes (profile.c, explain.c) --------------------------------------------------------------------------- */
@@ -260,7 +270,7 @@ void tn_native_free(tn_native *n);
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
 void tn_binding_free(tn_binding *b);
 
-enum { TN_MAX_PLANS = 256 };
+enum { TN_MAX_PLANS = 256, TN_REFUSED_NONE = -1, TN_REFUSED_ARENA = -2 };
 typedef struct tn_plan_cache {
     tn_plan *plans[TN_MAX_PLANS];
     uint64_t hashes[TN_MAX_PLANS];
@@ -271,6 +281,7 @@ typedef struct tn_plan_cache {
     tn_buffer *arena;   /* shared by all plans of the thread: intermediates do not outlive a run */
     tn_buffer **outputs;
     size_t output_capacity;
+    int refused;        /* what there was no memory for in the last run: an output, or TN_REFUSED_… */
     kir_dial *dials;
     size_t dial_capacity;
     int64_t made, hits, misses, resized, launches;

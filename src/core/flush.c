@@ -109,9 +109,15 @@ void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count) {
     for (int i = 0; i < count; i++) tn_buffer_release(c->outputs[i]);
 }
 
+static tn_status refuse(tn_plan_cache *c, int what, tn_status s) {
+    if (s == TN_ERR_MEMORY) c->refused = what;
+    return s;
+}
+
 tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound) {
+    c->refused = TN_REFUSED_NONE;
     TRY(tn_mem_grow(&c->outputs, &c->output_capacity, (size_t)p->output_count, sizeof *c->outputs));
-    TRY(reserve_arena(c, p));
+    TRY(refuse(c, TN_REFUSED_ARENA, reserve_arena(c, p)));
     for (int i = 0; i < p->output_count; i++) {
         if (p->output_home[i] >= 0) {
             c->outputs[i] = tn_buffer_retain(bound[p->output_home[i]]);
@@ -120,7 +126,7 @@ tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *
         tn_status s = tn_buffer_new(p->device, (size_t)p->output_bytes[i], &c->outputs[i]);
         if (s == TN_OK) continue;
         tn_plan_release_outputs(c, p, i);
-        return s;
+        return refuse(c, i, s);
     }
     return TN_OK;
 }
@@ -181,7 +187,7 @@ static void give_buffers(tn_plan_cache *c, const tn_binding *b) {
     for (size_t i = 0; i < b->output_count; i++) b->outputs[i].node->buffer = c->outputs[i];
 }
 
-/* ---- flush ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- one run ---------------------------------------------------------------------------------------------------------------------------- */
 
 kir_dial tn_dial_value_of(const tn_node *dial) {
     kir_dial d;
@@ -224,18 +230,77 @@ static void give_up(tn_recorder *r, const tn_binding *b, tn_status status) {
     prune(r);
 }
 
-tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
-    if (r->count == 0) return TN_OK;
-    tn_plan_cache *c = tn_plans_of(r);
-    if (!c) return TN_ERR_MEMORY;
+/* ---- what there is no memory for ----------------------------------------------------------------------------------------------------------- */
+
+/* Says before the device's words which value is meant. */
+static tn_status name_refused(const tn_plan_cache *c, const tn_plan *p, tn_status s) {
+    char text[160];
+    if (c->refused >= 0) {
+        tn_node_describe(c->binding.outputs[c->refused].node, text, sizeof text);
+        return tn_fail_prefix(s, "%s", text);
+    }
+    if (c->refused == TN_REFUSED_ARENA)
+        return tn_fail_prefix(s, "the values on the way to what is evaluated, the largest of them %s", p->largest);
+    return s;
+}
+
+static bool is_target(const tn_node *n, tn_node *const *targets, int count) {
+    for (int i = 0; i < count; i++)
+        if ((targets[i]->flags & TN_NODE_VIEW ? targets[i]->root : targets[i]) == n) return true;
+    return false;
+}
+
+/* Takes output i out of the evaluation if it is there only because somebody holds it. */
+static bool postpone(tn_binding *b, size_t i, tn_node *const *targets, int count) {
+    const tn_output *o = &b->outputs[i];
+    if (o->home >= 0 || is_target(o->node, targets, count)) return false;
+    if (tn_mem_reserve(&b->postponed, &b->postponed_capacity, b->postponed_count + 1, sizeof *b->postponed) != TN_OK) return false;
+    char *why = tn_mem_strdup(tn_error());
+    if (!why) return false;
+    b->postponed[b->postponed_count++] = (tn_postponed){o->node, why};
+    return true;
+}
+
+/* The refused output, or everything that may wait when that does not help. False: nothing more may. */
+static bool postpone_refused(tn_plan_cache *c, tn_node *const *targets, int count) {
+    tn_binding *b = &c->binding;
+    if (c->refused == TN_REFUSED_NONE) return false;
+    if (c->refused >= 0 && postpone(b, (size_t)c->refused, targets, count)) return true;
+    bool any = false;
+    for (size_t i = 0; i < b->output_count; i++) any |= postpone(b, i, targets, count);
+    return any;
+}
+
+/* What was left out stays recorded and is tried again. But when states have moved on it can never be had any more: then it
+ * is an error. */
+static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
+    for (size_t i = 0; i < b->postponed_count; i++) {
+        tn_node *n = b->postponed[i].node;
+        if (lost) {
+            n->flags |= TN_NODE_ERROR;
+            n->status = TN_ERR_MEMORY;
+            n->error = b->postponed[i].why;
+        } else {
+            tn_mem_free(b->postponed[i].why);
+        }
+    }
+    if (lost && b->postponed_count) prune(r);
+    b->postponed_count = 0;
+}
+
+/* ---- flush ------------------------------------------------------------------------------------------------------------------------------ */
+
+static tn_status evaluate(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
     tn_binding *b = &c->binding;
     tn_plan *p = NULL;
+    c->refused = TN_REFUSED_NONE;
     TRY(tn_binding_make(b, r, (const tn_node *const *)targets, count));
     if (b->output_count > 0) {
         tn_status planned = tn_plan_find(c, b, &p);
         if (planned != TN_OK && planned != TN_ERR_MEMORY) give_up(r, b, planned);
         TRY(planned);
-        TRY(run(c, p, b));
+        tn_status s = run(c, p, b);
+        if (s != TN_OK) return name_refused(c, p, s);
         c->launches += (int64_t)p->command_count;
         c->last = p;
         give_buffers(c, b);
@@ -243,4 +308,15 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     commit_states(r);
     prune(r);
     return TN_OK;
+}
+
+tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
+    if (r->count == 0) return TN_OK;
+    tn_plan_cache *c = tn_plans_of(r);
+    if (!c) return TN_ERR_MEMORY;
+    bool writes = r->written != NULL;
+    tn_status s = evaluate(r, c, targets, count);
+    while (s == TN_ERR_MEMORY && postpone_refused(c, targets, count)) s = evaluate(r, c, targets, count);
+    if (c->binding.postponed_count) settle_postponed(r, &c->binding, writes && s == TN_OK);
+    return s;
 }

@@ -28,6 +28,7 @@ static void mark_outputs(tn_binding *b, const tn_node *const *targets, int count
         if (n && atomic_load_explicit(&n->handles, memory_order_relaxed) > 0) mark_output(b, n);
     }
     for (int i = 0; i < count; i++) mark_output(b, targets[i]);
+    for (size_t i = 0; i < b->postponed_count; i++) b->marks[b->postponed[i].node->index] &= (uint8_t)~OUTPUT;
 }
 
 /* In the order of the recording: the key says which nodes are outputs and not in which order. */
@@ -242,6 +243,7 @@ tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *t
 
 void tn_binding_free(tn_binding *b) {
     tn_mem_free(b->outputs);
+    tn_mem_free(b->postponed);
     tn_mem_free(b->buffers);
     tn_mem_free(b->dial_nodes);
     tn_mem_free(b->key);

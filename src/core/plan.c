@@ -332,6 +332,23 @@ static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, 
     return place_in_arena(g, a, group, v, value, home >= 0 ? (int)g->group_count : last_reader(g, v));
 }
 
+/* "train.c:12: matmul [64, 128] f32", for messages. */
+void tn_node_describe(const tn_node *n, char *text, size_t size) {
+    char shape[96], line[64] = "";
+    if (n->file) snprintf(line, sizeof line, "%s:%d: ", n->file, n->line);
+    snprintf(text, size, "%s%s %s %s", line, n->op == TN_OP_NONE ? "data" : tn_op(n->op)->name, tn_shape_text(n, shape, sizeof shape),
+             tn_dtype_name((tn_dtype)n->dtype));
+}
+
+static void describe_largest(const tn_graph_plan *g, tn_plan *p) {
+    const tn_value *largest = NULL;
+    for (size_t i = 0; i < g->value_count; i++) {
+        const tn_value *v = &g->values[i];
+        if (v->place == p->bound_count + p->output_count && (!largest || v->bytes > largest->bytes)) largest = v;
+    }
+    if (largest) tn_node_describe(largest->node, p->largest, sizeof p->largest);
+}
+
 static tn_status lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *copies) {
     arena a = {0};
     tn_status s = TN_OK;
@@ -595,6 +612,7 @@ static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     TRY(prepare_groups(g));
     TRY(commit_last(g));
     TRY(lay_out(g, &p->arena_bytes, &copies));
+    describe_largest(g, p);
     p->values_planned = (int64_t)g->value_count;
     return make_commands(g, p, copies);
 }
