@@ -135,7 +135,7 @@ static tn_status read_input(tn_bytes *out) {
 
 static tn_status encode_prompt(work *w, const tn_bytes *given) {
     const char *text = given->data ? given->data : "";
-    return tn_tokenizer_encode(w->tokenizer, text, given->size, TN_ENCODE_ENDS, &w->prompt);
+    return tn_tokenizer_encode(w->tokenizer, text, given->size, TN_ENCODE_SPECIAL | TN_ENCODE_ENDS, &w->prompt);
 }
 
 static tn_status make_prompt(work *w) {
