@@ -153,6 +153,52 @@ TN_API bool tn_tokenizer_adds_bos(const tn_tokenizer *t);
 /* The model's chat template, NULL when it has none. */
 TN_API const char *tn_tokenizer_chat_template(const tn_tokenizer *t);
 
+/* ---- chat templates ---------------------------------------------------------------------------------------------- */
+
+/* A chat template turns a conversation into the text that a model was trained on. Templates are written in Jinja; known
+ * is what those in model files use: set, for, if, macro, filter, with, break and continue, Jinja's usual filters and
+ * tests, Python's methods of strings, lists and dicts, namespace, range, raise_exception, strftime_now. Blocks trim
+ * their line as transformers does (trim_blocks, lstrip_blocks). What is not known is refused when the template is made.
+ * A template cannot reach anything but its variables, and is stopped when it takes too many steps, memory or text. */
+typedef struct tn_template tn_template;
+
+/* Compiles a template; the source is not kept. *out: freed with tn_template_free.
+ * Errors: TN_ERR_FORMAT naming line and column, TN_ERR_MEMORY. */
+TN_API tn_status tn_template_new(const char *source, size_t size, tn_template **out);
+TN_API void tn_template_free(tn_template *t); /* NULL is fine */
+
+typedef struct tn_template_options {
+    size_t struct_size; /* set by the caller */
+    int64_t now;        /* what strftime_now shows, in seconds since 1970; 0: the time it is */
+    int64_t max_steps;  /* 0: 20 million, a second or two */
+    int64_t max_memory; /* bytes for values; 0: 256 MiB */
+} tn_template_options;
+
+/* Appends what the template makes of the variables in a JSON object (`size` bytes; NULL for none). options may be NULL.
+ * Errors: TN_ERR_FORMAT naming line and column of what cannot be computed; TN_ERR_ARGUMENT with the template's own
+ * words where it raises an exception; TN_ERR_MEMORY. */
+TN_API tn_status tn_template_render(const tn_template *t, const char *json, size_t size,
+                                    const tn_template_options *options, tn_bytes *out);
+
+typedef struct tn_chat_message {
+    const char *role; /* "system", "user", "assistant", … */
+    const char *content;
+} tn_chat_message;
+
+typedef struct tn_chat {
+    size_t struct_size; /* set by the caller */
+    const tn_chat_message *messages;
+    int count;
+    bool add_generation_prompt;    /* end with the begin of an answer */
+    const tn_tokenizer *tokenizer; /* gives bos_token, eos_token … their spelling; may be NULL */
+    const char *variables;         /* further variables, or richer messages, as a JSON object: tools …; NULL for none */
+} tn_chat;
+
+/* The same for a conversation. Encode the result with TN_ENCODE_SPECIAL and without TN_ENCODE_ENDS: templates write the
+ * begin token themselves. (Words of a conversation that look like control tokens become control tokens.) */
+TN_API tn_status tn_template_chat(const tn_template *t, const tn_chat *chat, const tn_template_options *options,
+                                  tn_bytes *out);
+
 /* ---- sampler ----------------------------------------------------------------------------------------------------- */
 
 /* How the next token is chosen from a model's logits. All zero: the greatest logit, always.

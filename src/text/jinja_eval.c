@@ -1,0 +1,570 @@
+/* jinja_eval.c — walks the tree of a template: expressions give values, statements write text.
+ *
+ * Names live in scopes: one for the template, one for each turn of a loop, for a with, for a call of a macro. A `set`
+ * writes to the innermost; only a namespace carries something out of a loop. Steps, depth and text are counted as the
+ * walk goes, so every template ends. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/jinja.h"
+
+static tn_status eval(jj_run *r, const jj_node *n, jj_value *out);
+static tn_status execute(jj_run *r, const jj_node *body);
+
+/* ---- limits ------------------------------------------------------------------------------------------------------ */
+
+tn_status tn_jj_fail(const jj_run *r, const char *format, ...) {
+    char text[400];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (!r->at) return tn_backend_fail(TN_ERR_FORMAT, "chat template: %s", text);
+    return tn_jj_fail_at(r->at->line, r->at->column, "%s", text);
+}
+
+tn_status tn_jj_charge(jj_run *r, size_t steps) {
+    if (r->steps_left < 0 || steps > (size_t)r->steps_left)
+        return tn_jj_fail(r, "the template does not come to an end: it took all the steps that were given to it");
+    r->steps_left -= (int64_t)steps;
+    return TN_OK;
+}
+
+/* Counts a node that is entered; tn_jj_leave follows unless this failed. */
+static tn_status enter(jj_run *r, const jj_node *n) {
+    r->at = n;
+    TRY(tn_jj_charge(r, 1));
+    if (r->depth >= JJ_MAX_RUN_DEPTH) return tn_jj_fail(r, "nested more than %d levels deep", JJ_MAX_RUN_DEPTH);
+    r->depth++;
+    return TN_OK;
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+static tn_status push_scope(jj_run *r, jj_scope *parent, jj_scope **before) {
+    jj_scope *s = tn_jj_alloc(&r->arena, 1, sizeof *s);
+    if (!s) return TN_ERR_MEMORY;
+    s->parent = parent;
+    *before = r->scope;
+    r->scope = s;
+    return TN_OK;
+}
+
+static tn_status find_name(jj_run *r, const char *name, jj_value *out) {
+    jj_value key = tn_jj_literal(name), *found;
+    for (const jj_scope *s = r->scope; s; s = s->parent) {
+        TRY(tn_jj_find(r, &s->names, &key, &found));
+        if (!found) continue;
+        *out = *found;
+        return TN_OK;
+    }
+    *out = (jj_value){.kind = JJ_UNDEFINED};
+    const jj_row *row = tn_jj_find_function(name);
+    if (!row) return TN_OK;
+    jj_callable *c = tn_jj_alloc(&r->arena, 1, sizeof *c);
+    if (!c) return TN_ERR_MEMORY;
+    c->row = row;
+    *out = (jj_value){.kind = JJ_CALLABLE, .callable = c};
+    return TN_OK;
+}
+
+/* Gives a value to a name, to several (the value's items), or to a member of a namespace. */
+static tn_status assign(jj_run *r, const jj_node *target, jj_value value) {
+    if (target->kind == JJ_NAME) return tn_jj_put(r, &r->scope->names, tn_jj_literal(target->name), value);
+    if (target->kind == JJ_MEMBER) {
+        jj_value space;
+        TRY(find_name(r, target->a->name, &space));
+        if (space.kind != JJ_NAMESPACE)
+            return tn_jj_fail(r, "\"%.60s\" is no namespace, so its members cannot be set", target->a->name);
+        return tn_jj_put(r, space.dict, tn_jj_literal(target->name), value);
+    }
+    const jj_list *items;
+    size_t i = 0;
+    TRY(tn_jj_items(r, &value, &items));
+    for (const jj_node *name = target->items; name; name = name->next, i++) {
+        if (i >= items->count) return tn_jj_fail(r, "there are more names than the %zu values for them", items->count);
+        TRY(tn_jj_put(r, &r->scope->names, tn_jj_literal(name->name), items->items[i]));
+    }
+    return i == items->count ? TN_OK : tn_jj_fail(r, "%zu values do not fit %zu names", items->count, i);
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
+
+/* Arguments as they are gathered. */
+typedef struct gathered {
+    jj_list values, names; /* names[i] is none for a positional argument */
+} gathered;
+
+static tn_status gather(jj_run *r, gathered *g, jj_value value, jj_value name) {
+    TRY(tn_jj_push(r, &g->values, value));
+    return tn_jj_push(r, &g->names, name);
+}
+
+/* *list or **dict: each item is an argument. */
+static tn_status gather_all(jj_run *r, gathered *g, const jj_value *whole, bool pairs) {
+    const jj_list *items;
+    if (pairs && whole->kind != JJ_DICT) return tn_jj_fail(r, "** takes a dict, not %s", tn_jj_kind_name(whole));
+    TRY(tn_jj_items(r, whole, &items));
+    for (size_t i = 0; i < items->count; i++) {
+        jj_value name = items->items[i], copy;
+        if (!pairs) {
+            TRY(gather(r, g, name, jj_none()));
+            continue;
+        }
+        if (name.kind != JJ_STRING) return tn_jj_fail(r, "** takes a dict whose keys are strings");
+        tn_bytes spelled = {0}; /* names end in a NUL */
+        tn_status status = tn_bytes_append(&spelled, name.text, name.size);
+        if (status == TN_OK) status = tn_jj_copy(r, spelled.data, spelled.size + 1, &copy);
+        tn_bytes_free(&spelled);
+        TRY(status);
+        TRY(gather(r, g, whole->dict->pairs[i].value, copy));
+    }
+    return TN_OK;
+}
+
+static tn_status eval_arguments(jj_run *r, const jj_node *items, jj_arguments *out) {
+    gathered g = {0};
+    for (; items; items = items->next) {
+        jj_value value;
+        TRY(eval(r, items, &value));
+        if (!items->keyword) {
+            TRY(gather(r, &g, value, jj_none()));
+        } else if (items->keyword[0] == '*') {
+            TRY(gather_all(r, &g, &value, items->keyword[1] == '*'));
+        } else {
+            TRY(gather(r, &g, value, tn_jj_literal(items->keyword)));
+        }
+    }
+    if (g.values.count > INT16_MAX) return tn_jj_fail(r, "%zu arguments are too many", g.values.count);
+    const char **names = tn_jj_alloc(&r->arena, g.values.count, sizeof *names);
+    if (!names) return TN_ERR_MEMORY;
+    *out = (jj_arguments){.values = g.values.items, .names = names, .count = (int)g.values.count};
+    for (int i = 0; i < out->count; i++) {
+        names[i] = g.names.items[i].kind == JJ_STRING ? g.names.items[i].text : NULL;
+        if (!names[i]) out->positional = i + 1;
+    }
+    return TN_OK;
+}
+
+/* The number of a name in a list with blanks between; -1 if it is not there. */
+static int number_of_name(const char *names, const char *name) {
+    size_t length = strlen(name);
+    for (int i = 0; *names; i++) {
+        size_t word = strcspn(names, " ");
+        if (word == length && !memcmp(names, name, length)) return i;
+        names += word + (names[word] == ' ');
+    }
+    return -1;
+}
+
+static int count_names(const char *names) {
+    int count = *names != 0;
+    for (; *names; names++)
+        count += *names == ' ';
+    return count;
+}
+
+tn_status tn_jj_call_row(jj_run *r, const jj_row *row, jj_value self, const jj_arguments *given, jj_value *out) {
+    const jj_value *bound[JJ_MAX_ARGUMENTS] = {0};
+    if (!row->names) return row->call(r, self, given, bound, out);
+    int most = count_names(row->names);
+    if (given->positional > most)
+        return tn_jj_fail(r, "%s takes %d arguments, not %d", row->name, most, given->positional);
+    for (int i = 0; i < given->count; i++) {
+        int place = i < given->positional ? i : number_of_name(row->names, given->names[i]);
+        if (place < 0) return tn_jj_fail(r, "%s has no argument \"%.60s\"", row->name, given->names[i]);
+        if (bound[place]) return tn_jj_fail(r, "%s gets an argument twice", row->name);
+        bound[place] = &given->values[i];
+    }
+    for (int i = 0; i < row->needed; i++)
+        if (!bound[i]) return tn_jj_fail(r, "%s needs %d arguments", row->name, row->needed);
+    return row->call(r, self, given, bound, out);
+}
+
+/* Runs a body and takes what it writes as a string. */
+static tn_status capture(jj_run *r, const jj_node *body, jj_value *out) {
+    tn_bytes text = {0}, *before = r->out;
+    r->out = &text;
+    tn_status status = execute(r, body);
+    r->out = before;
+    if (status == TN_OK) status = tn_jj_copy(r, text.data, text.size, out);
+    tn_bytes_free(&text);
+    return status;
+}
+
+/* Binds a macro's parameters in the current scope: given ones, defaults, undefined. */
+static tn_status bind_parameters(jj_run *r, const jj_node *macro, const jj_arguments *given) {
+    int i = 0, used = 0;
+    for (const jj_node *p = macro->items; p; p = p->next, i++) {
+        jj_value value = {.kind = JJ_UNDEFINED};
+        int place = i < given->positional ? i : -1;
+        for (int k = given->positional; k < given->count && place < 0; k++)
+            if (!strcmp(given->names[k], p->name)) place = k;
+        if (place >= 0) {
+            value = given->values[place];
+            used++;
+        } else if (p->a) {
+            TRY(eval(r, p->a, &value));
+        }
+        TRY(tn_jj_put(r, &r->scope->names, tn_jj_literal(p->name), value));
+    }
+    if (used == given->count) return TN_OK;
+    return tn_jj_fail(r, "the macro \"%.60s\" does not take these arguments", macro->name);
+}
+
+static tn_status call_macro(jj_run *r, const jj_callable *c, const jj_arguments *given, jj_value *out) {
+    jj_scope *before;
+    TRY(push_scope(r, c->scope, &before));
+    TRY(bind_parameters(r, c->macro, given));
+    TRY(capture(r, c->macro->body, out));
+    r->scope = before;
+    return TN_OK;
+}
+
+static tn_status eval_call(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_value callee;
+    jj_arguments given;
+    TRY(eval(r, n->a, &callee));
+    TRY(eval_arguments(r, n->items, &given));
+    r->at = n;
+    if (callee.kind != JJ_CALLABLE)
+        return tn_jj_fail(r, "%.60s%s%s cannot be called", n->a->name ? n->a->name : "", n->a->name ? ": " : "",
+                          tn_jj_kind_name(&callee));
+    const jj_callable *c = callee.callable;
+    return c->macro ? call_macro(r, c, &given, out) : tn_jj_call_row(r, c->row, c->self, &given, out);
+}
+
+/* A chain of filters on a value; `value` stands for the innermost one where the chain has none of its own. */
+static tn_status apply_filters(jj_run *r, const jj_node *n, const jj_value *value, jj_value *out) {
+    jj_value self;
+    jj_arguments given;
+    TRY(enter(r, n));
+    if (!n->a) {
+        self = *value;
+    } else if (value && n->a->kind == JJ_FILTER) {
+        TRY(apply_filters(r, n->a, value, &self));
+    } else {
+        TRY(eval(r, n->a, &self));
+    }
+    TRY(eval_arguments(r, n->items, &given));
+    r->at = n;
+    TRY(tn_jj_call_row(r, tn_jj_find_filter(n->name), self, &given, out));
+    r->depth--;
+    return TN_OK;
+}
+
+/* ---- expressions ------------------------------------------------------------------------------------------------- */
+
+static tn_status eval_constant(jj_run *r, const jj_node *n, jj_value *out) {
+    (void)r;
+    *out = n->constant;
+    return TN_OK;
+}
+
+static tn_status eval_name(jj_run *r, const jj_node *n, jj_value *out) { return find_name(r, n->name, out); }
+
+static tn_status eval_list(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_list *list;
+    TRY(tn_jj_new_list(r, out, &list));
+    list->tuple = n->kind == JJ_TUPLE_OF;
+    for (const jj_node *item = n->items; item; item = item->next) {
+        jj_value value;
+        TRY(eval(r, item, &value));
+        TRY(tn_jj_push(r, list, value));
+    }
+    return TN_OK;
+}
+
+static tn_status eval_dict(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_dict *dict;
+    TRY(tn_jj_new_dict(r, JJ_DICT, out, &dict));
+    for (const jj_node *item = n->items; item; item = item->next->next) {
+        jj_value key, value;
+        TRY(eval(r, item, &key));
+        TRY(eval(r, item->next, &value));
+        TRY(tn_jj_put(r, dict, key, value));
+    }
+    return TN_OK;
+}
+
+static tn_status eval_member(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_value whole;
+    TRY(eval(r, n->a, &whole));
+    r->at = n;
+    return tn_jj_member(r, &whole, n->name, out);
+}
+
+static tn_status eval_item(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_value whole, key;
+    TRY(eval(r, n->a, &whole));
+    TRY(eval(r, n->b, &key));
+    r->at = n;
+    return tn_jj_item(r, &whole, &key, out);
+}
+
+static tn_status eval_slice(jj_run *r, const jj_node *n, jj_value *out) {
+    const jj_node *nodes[3] = {n->b, n->c, n->d};
+    jj_value whole, parts[3];
+    const jj_value *given[3] = {0};
+    TRY(eval(r, n->a, &whole));
+    for (int i = 0; i < 3; i++) {
+        if (!nodes[i]) continue;
+        TRY(eval(r, nodes[i], &parts[i]));
+        given[i] = &parts[i];
+    }
+    r->at = n;
+    return tn_jj_slice(r, &whole, given[0], given[1], given[2], out);
+}
+
+static tn_status eval_filter(jj_run *r, const jj_node *n, jj_value *out) { return apply_filters(r, n, NULL, out); }
+
+static tn_status eval_test(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_value self;
+    jj_arguments given;
+    bool truth;
+    TRY(eval(r, n->a, &self));
+    TRY(eval_arguments(r, n->items, &given));
+    r->at = n;
+    TRY(tn_jj_test(r, n->name, self, &given, &truth));
+    *out = jj_bool(truth != n->negated);
+    return TN_OK;
+}
+
+static tn_status eval_not(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_value value;
+    TRY(eval(r, n->a, &value));
+    *out = jj_bool(!tn_jj_truth(&value));
+    return TN_OK;
+}
+
+static tn_status eval_sign(jj_run *r, const jj_node *n, jj_value *out) {
+    const jj_value zero = jj_int(0);
+    jj_value value;
+    TRY(eval(r, n->a, &value));
+    r->at = n;
+    if (value.kind == JJ_FLOAT) {
+        *out = jj_float(n->kind == JJ_NEGATIVE ? -value.number : value.number);
+        return TN_OK;
+    }
+    return tn_jj_binary(r, n->kind == JJ_NEGATIVE ? JJ_SUBTRACT : JJ_ADD, &zero, &value, out);
+}
+
+static tn_status eval_binary(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_value a, b;
+    TRY(eval(r, n->a, &a));
+    TRY(eval(r, n->b, &b));
+    r->at = n;
+    return tn_jj_binary(r, n->op, &a, &b, out);
+}
+
+static tn_status compare(jj_run *r, jj_op op, const jj_value *a, const jj_value *b, bool *out) {
+    int order = 0;
+    switch (op) {
+    case JJ_EQUAL: return tn_jj_equal(r, a, b, out);
+    case JJ_IN: return tn_jj_contains(r, b, a, out);
+    case JJ_UNEQUAL:
+    case JJ_NOT_IN:
+        TRY(compare(r, op == JJ_UNEQUAL ? JJ_EQUAL : JJ_IN, a, b, out));
+        *out = !*out;
+        return TN_OK;
+    default: break;
+    }
+    TRY(tn_jj_order(r, a, b, &order));
+    *out = op == JJ_LESS ? order < 0 : op == JJ_LESS_EQUAL ? order <= 0 : op == JJ_GREATER ? order > 0 : order >= 0;
+    return TN_OK;
+}
+
+static tn_status eval_compare(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_value left, right;
+    bool holds = true;
+    TRY(eval(r, n->a, &left));
+    for (const jj_node *part = n->items; part && holds; part = part->next) {
+        TRY(eval(r, part->a, &right));
+        r->at = part;
+        TRY(compare(r, part->op, &left, &right, &holds));
+        left = right;
+    }
+    *out = jj_bool(holds);
+    return TN_OK;
+}
+
+/* Python's `and` and `or` give one of their sides. */
+static tn_status eval_logic(jj_run *r, const jj_node *n, jj_value *out) {
+    TRY(eval(r, n->a, out));
+    return tn_jj_truth(out) == (n->kind == JJ_AND) ? eval(r, n->b, out) : TN_OK;
+}
+
+static tn_status eval_choice(jj_run *r, const jj_node *n, jj_value *out) {
+    jj_value condition;
+    TRY(eval(r, n->b, &condition));
+    if (tn_jj_truth(&condition)) return eval(r, n->a, out);
+    *out = (jj_value){.kind = JJ_UNDEFINED};
+    return n->c ? eval(r, n->c, out) : TN_OK;
+}
+
+static tn_status eval(jj_run *r, const jj_node *n, jj_value *out) {
+    static tn_status (*const ways[])(jj_run *, const jj_node *, jj_value *) = {
+        [JJ_CONSTANT] = eval_constant, [JJ_NAME] = eval_name,     [JJ_LIST_OF] = eval_list,
+        [JJ_TUPLE_OF] = eval_list,     [JJ_DICT_OF] = eval_dict,  [JJ_MEMBER] = eval_member,
+        [JJ_ITEM] = eval_item,         [JJ_SLICE] = eval_slice,   [JJ_CALL] = eval_call,
+        [JJ_FILTER] = eval_filter,     [JJ_TEST] = eval_test,     [JJ_NOT] = eval_not,
+        [JJ_NEGATIVE] = eval_sign,     [JJ_POSITIVE] = eval_sign, [JJ_BINARY] = eval_binary,
+        [JJ_COMPARE] = eval_compare,   [JJ_AND] = eval_logic,     [JJ_OR] = eval_logic,
+        [JJ_CHOICE] = eval_choice,
+    };
+    TRY(enter(r, n));
+    TRY(ways[n->kind](r, n, out));
+    r->depth--;
+    return TN_OK;
+}
+
+/* ---- statements -------------------------------------------------------------------------------------------------- */
+
+static tn_status write_text(jj_run *r, const char *text, size_t size) {
+    if (size > r->max_written - r->written) return tn_jj_fail(r, "it writes more than %zu bytes", r->max_written);
+    r->written += size;
+    TRY(tn_jj_charge(r, size / 64));
+    return tn_bytes_append(r->out, text, size);
+}
+
+static tn_status run_text(jj_run *r, const jj_node *n) { return write_text(r, n->constant.text, n->constant.size); }
+
+static tn_status run_output(jj_run *r, const jj_node *n) {
+    jj_value value, text;
+    TRY(eval(r, n->a, &value));
+    r->at = n;
+    TRY(tn_jj_string(r, &value, &text));
+    return write_text(r, text.text, text.size);
+}
+
+static tn_status run_if(jj_run *r, const jj_node *n) {
+    for (;;) {
+        jj_value condition;
+        TRY(eval(r, n->a, &condition));
+        if (tn_jj_truth(&condition)) return execute(r, n->body);
+        if (!n->other || n->other->kind != JJ_IF || n->other->next) return execute(r, n->other);
+        n = n->other; /* an elif, or an else with nothing but an if */
+    }
+}
+
+/* The items that a loop goes over: those for which its `if` holds. */
+static tn_status loop_items(jj_run *r, const jj_node *n, const jj_list **out) {
+    jj_value whole, value;
+    jj_list *kept;
+    const jj_list *all;
+    TRY(eval(r, n->b, &whole));
+    r->at = n;
+    TRY(tn_jj_items(r, &whole, &all));
+    *out = all;
+    if (!n->c) return TN_OK;
+    TRY(tn_jj_new_list(r, &value, &kept));
+    for (size_t i = 0; i < all->count; i++) {
+        jj_scope *before;
+        TRY(push_scope(r, r->scope, &before));
+        TRY(assign(r, n->a, all->items[i]));
+        TRY(eval(r, n->c, &value));
+        r->scope = before;
+        if (tn_jj_truth(&value)) TRY(tn_jj_push(r, kept, all->items[i]));
+    }
+    *out = kept;
+    return TN_OK;
+}
+
+static tn_status run_for(jj_run *r, const jj_node *n) {
+    const jj_list *items;
+    jj_loop *loop = tn_jj_alloc(&r->arena, 1, sizeof *loop);
+    if (!loop) return TN_ERR_MEMORY;
+    TRY(loop_items(r, n, &items));
+    if (items->count == 0) return execute(r, n->other);
+    loop->items = items;
+    for (; loop->index < items->count && r->flow != JJ_BREAK; loop->index++) {
+        jj_scope *before;
+        TRY(push_scope(r, r->scope, &before));
+        TRY(tn_jj_put(r, &r->scope->names, tn_jj_literal("loop"), (jj_value){.kind = JJ_LOOP, .loop = loop}));
+        TRY(assign(r, n->a, items->items[loop->index]));
+        TRY(execute(r, n->body));
+        r->scope = before;
+        if (r->flow == JJ_CONTINUE) r->flow = 0;
+    }
+    r->flow = 0;
+    return TN_OK;
+}
+
+static tn_status capture_in_scope(jj_run *r, const jj_node *body, jj_value *out) {
+    jj_scope *before;
+    TRY(push_scope(r, r->scope, &before));
+    TRY(capture(r, body, out));
+    r->scope = before;
+    return TN_OK;
+}
+
+static tn_status run_set(jj_run *r, const jj_node *n) {
+    jj_value value;
+    if (n->op == JJ_EQUAL) {
+        TRY(eval(r, n->b, &value));
+    } else {
+        jj_value text;
+        TRY(capture_in_scope(r, n->body, &text));
+        value = text;
+        if (n->b) TRY(apply_filters(r, n->b, &text, &value));
+    }
+    r->at = n;
+    return assign(r, n->a, value);
+}
+
+static tn_status run_macro(jj_run *r, const jj_node *n) {
+    jj_callable *c = tn_jj_alloc(&r->arena, 1, sizeof *c);
+    if (!c) return TN_ERR_MEMORY;
+    c->macro = n;
+    c->scope = r->scope;
+    return tn_jj_put(r, &r->scope->names, tn_jj_literal(n->name), (jj_value){.kind = JJ_CALLABLE, .callable = c});
+}
+
+static tn_status run_filtered(jj_run *r, const jj_node *n) {
+    jj_value text, value;
+    TRY(capture_in_scope(r, n->body, &text));
+    TRY(apply_filters(r, n->a, &text, &value));
+    TRY(tn_jj_string(r, &value, &text));
+    return write_text(r, text.text, text.size);
+}
+
+static tn_status run_with(jj_run *r, const jj_node *n) {
+    jj_scope *before, *outside = r->scope;
+    TRY(push_scope(r, r->scope, &before));
+    jj_scope *inside = r->scope;
+    for (const jj_node *name = n->items; name; name = name->next) {
+        jj_value value;
+        r->scope = outside; /* values do not see the new names */
+        TRY(eval(r, name->a, &value));
+        r->scope = inside;
+        TRY(tn_jj_put(r, &inside->names, tn_jj_literal(name->name), value));
+    }
+    TRY(execute(r, n->body));
+    r->scope = before;
+    return TN_OK;
+}
+
+static tn_status run_block(jj_run *r, const jj_node *n) { return execute(r, n->body); }
+
+static tn_status run_jump(jj_run *r, const jj_node *n) {
+    r->flow = n->kind;
+    return TN_OK;
+}
+
+static tn_status execute(jj_run *r, const jj_node *body) {
+    static tn_status (*const ways[])(jj_run *, const jj_node *) = {
+        [JJ_TEXT] = run_text,         [JJ_OUTPUT] = run_output, [JJ_IF] = run_if,
+        [JJ_FOR] = run_for,           [JJ_SET] = run_set,       [JJ_MACRO] = run_macro,
+        [JJ_FILTERED] = run_filtered, [JJ_WITH] = run_with,     [JJ_BLOCK] = run_block,
+        [JJ_BREAK] = run_jump,        [JJ_CONTINUE] = run_jump,
+    };
+    for (; body && !r->flow; body = body->next) {
+        TRY(enter(r, body));
+        TRY(ways[body->kind](r, body));
+        r->depth--;
+    }
+    return TN_OK;
+}
+
+tn_status tn_jj_render(jj_run *r, const jj_node *body) { return execute(r, body); }

@@ -1,0 +1,143 @@
+/* template.c — the public side of chat templates: compiling one, and rendering conversations. */
+#include <string.h>
+#include <time.h>
+
+#include "text/jinja.h"
+
+enum {
+    TREE_LIMIT = 256 << 20,   /* bytes of a compiled template: a node takes about 100 for a few of source */
+    USUAL_STEPS = 20000000,   /* a second or two */
+    USUAL_MEMORY = 256 << 20, /* bytes of values */
+    USUAL_TEXT = 64 << 20     /* bytes written */
+};
+
+tn_status tn_template_new(const char *source, size_t size, tn_template **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: out is NULL");
+    *out = NULL;
+    if (!source && size > 0) return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: the source is NULL");
+    if (size > JJ_MAX_SOURCE)
+        return tn_backend_fail(TN_ERR_FORMAT, "chat template: %zu bytes; %d are possible", size, JJ_MAX_SOURCE);
+    tn_template *t = tn_txt_zalloc(1, sizeof *t);
+    if (!t) return TN_ERR_MEMORY;
+    t->arena.limit = TREE_LIMIT;
+    jj_token *tokens;
+    tn_status status = tn_jj_lex(&t->arena, source, size, &tokens);
+    if (status == TN_OK) status = tn_jj_parse(&t->arena, tokens, &t->body);
+    if (status != TN_OK) {
+        tn_template_free(t);
+        return status;
+    }
+    *out = t;
+    return TN_OK;
+}
+
+void tn_template_free(tn_template *t) {
+    if (!t) return;
+    tn_jj_arena_free(&t->arena);
+    tn_txt_free(t);
+}
+
+/* ---- rendering --------------------------------------------------------------------------------------------------- */
+
+static tn_status begin(jj_run *r, const tn_template *t, const tn_template_options *o, tn_bytes *out) {
+    if (!t || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: an argument is NULL");
+    if (o && o->struct_size < sizeof *o)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: set the options' struct_size");
+    *r = (jj_run){
+        .out = out,
+        .max_written = USUAL_TEXT,
+        .steps_left = o && o->max_steps > 0 ? o->max_steps : USUAL_STEPS,
+        .now = o && o->now != 0 ? o->now : (int64_t)time(NULL),
+    };
+    r->arena.limit = o && o->max_memory > 0 ? (size_t)o->max_memory : USUAL_MEMORY;
+    r->scope = r->globals = tn_jj_alloc(&r->arena, 1, sizeof *r->scope);
+    return r->scope ? TN_OK : TN_ERR_MEMORY;
+}
+
+/* Takes the members of a JSON object as variables. */
+static tn_status take_variables(jj_run *r, const char *json, size_t size) {
+    jj_value value;
+    TRY(tn_jj_read_json(r, json, size, &value));
+    if (value.kind != JJ_DICT)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: the variables are %s; a JSON object is expected",
+                               tn_jj_kind_name(&value));
+    for (size_t i = 0; i < value.dict->count; i++)
+        TRY(tn_jj_put(r, &r->globals->names, value.dict->pairs[i].key, value.dict->pairs[i].value));
+    return TN_OK;
+}
+
+/* Ends a run: what was written stays only when all went well. */
+static tn_status end(jj_run *r, tn_status status, size_t before, tn_bytes *out) {
+    tn_jj_arena_free(&r->arena);
+    if (status == TN_OK) return tn_bytes_append(out, "", 0);
+    if (out && out->data) out->data[out->size = before] = 0;
+    return status;
+}
+
+tn_status tn_template_render(const tn_template *t, const char *json, size_t size, const tn_template_options *o,
+                             tn_bytes *out) {
+    jj_run r = {0};
+    size_t before = out ? out->size : 0;
+    tn_status status = begin(&r, t, o, out);
+    if (status == TN_OK && json) status = take_variables(&r, json, size);
+    if (status == TN_OK) status = tn_jj_render(&r, t->body);
+    return end(&r, status, before, out);
+}
+
+/* ---- conversations ----------------------------------------------------------------------------------------------- */
+
+static tn_status put(jj_run *r, jj_dict *d, const char *name, jj_value value) {
+    return tn_jj_put(r, d, tn_jj_literal(name), value);
+}
+
+static tn_status put_messages(jj_run *r, const tn_chat_message *messages, int count) {
+    jj_value list, message;
+    jj_list *items;
+    jj_dict *dict;
+    TRY(tn_jj_new_list(r, &list, &items));
+    for (int i = 0; i < count; i++) {
+        if (!messages[i].role || !messages[i].content)
+            return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: message %d has no role or no content", i);
+        TRY(tn_jj_new_dict(r, JJ_DICT, &message, &dict));
+        TRY(put(r, dict, "role", tn_jj_literal(messages[i].role)));
+        TRY(put(r, dict, "content", tn_jj_literal(messages[i].content)));
+        TRY(tn_jj_push(r, items, message));
+    }
+    return put(r, &r->globals->names, "messages", list);
+}
+
+static tn_status put_special_tokens(jj_run *r, const tn_tokenizer *t) {
+    static const struct {
+        const char *name;
+        tn_special which;
+    } tokens[] = {
+        {"bos_token", TN_SPECIAL_BOS},       {"eos_token", TN_SPECIAL_EOS},     {"unk_token", TN_SPECIAL_UNKNOWN},
+        {"sep_token", TN_SPECIAL_SEPARATOR}, {"pad_token", TN_SPECIAL_PADDING},
+    };
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++) {
+        size_t size;
+        const char *spelling = tn_tokenizer_spelling(t, tn_tokenizer_special(t, tokens[i].which), &size);
+        if (spelling) TRY(put(r, &r->globals->names, tokens[i].name, jj_text(spelling, size)));
+    }
+    return TN_OK;
+}
+
+static tn_status put_conversation(jj_run *r, const tn_chat *c) {
+    TRY(put_messages(r, c->messages, c->count));
+    TRY(put_special_tokens(r, c->tokenizer));
+    TRY(put(r, &r->globals->names, "add_generation_prompt", jj_bool(c->add_generation_prompt)));
+    TRY(put(r, &r->globals->names, "tools", jj_none())); /* as transformers does where there are none */
+    TRY(put(r, &r->globals->names, "documents", jj_none()));
+    return c->variables ? take_variables(r, c->variables, strlen(c->variables)) : TN_OK;
+}
+
+tn_status tn_template_chat(const tn_template *t, const tn_chat *c, const tn_template_options *o, tn_bytes *out) {
+    if (!c || c->struct_size < sizeof *c || c->count < 0 || (c->count > 0 && !c->messages))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "chat template: set the conversation's struct_size and messages");
+    jj_run r = {0};
+    size_t before = out ? out->size : 0;
+    tn_status status = begin(&r, t, o, out);
+    if (status == TN_OK) status = put_conversation(&r, c);
+    if (status == TN_OK) status = tn_jj_render(&r, t->body);
+    return end(&r, status, before, out);
+}
