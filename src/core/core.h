@@ -259,6 +259,8 @@ enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 9 };
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
 /* Does this group write over its first operand, touching only what it owns, while it reads nothing else of that memory? */
 bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot);
+/* … and is what it writes of no account when the plan fails later? */
+bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot);
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace);
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound); /* before the first launch: takes what memory it needs */
 tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);

@@ -416,28 +416,41 @@ static tn_status make_rope(const tn_graph_plan *g, const tn_group *group, tn_nat
 
 /* ---- the table ---------------------------------------------------------------------------------------------------------------------- */
 
+/* What a kernel's result is: memory of its own; its first operand with some elements changed, each by itself; or that with
+ * elements written that nobody counts on before the plan has ended. */
+typedef enum result_kind { RESULT_FRESH, RESULT_UPDATED, RESULT_APPENDED } result_kind;
+
 static const struct {
     const char *name;
     tn_status (*make)(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace);
-    bool updates; /* its result is its first operand with some elements changed, each by itself */
+    result_kind result;
 } natives[] = {
-    {"matmul_batched", make_matmul, false},
-    {"linear_quantized", make_linear_quantized, false},
-    {"linear_half", make_linear_half, false},
-    {"argsort_last", make_argsort, false},
-    {"index_add_rows", make_index_add, true},
-    {"rope_rows", make_rope, false},
-    {"cache_append_rows", make_cache_append, true},
-    {"cached_attention_rows", make_cached_attention, false},
+    {"matmul_batched", make_matmul, RESULT_FRESH},
+    {"linear_quantized", make_linear_quantized, RESULT_FRESH},
+    {"linear_half", make_linear_half, RESULT_FRESH},
+    {"argsort_last", make_argsort, RESULT_FRESH},
+    {"index_add_rows", make_index_add, RESULT_UPDATED},
+    {"rope_rows", make_rope, RESULT_FRESH},
+    {"cache_append_rows", make_cache_append, RESULT_APPENDED},
+    {"cached_attention_rows", make_cached_attention, RESULT_FRESH},
 };
+
+static result_kind result_of(const tn_value *v) {
+    for (size_t i = 0; i < TN_COUNT(natives); i++)
+        if (strcmp(natives[i].name, v->row->name) == 0) return natives[i].result;
+    return RESULT_FRESH;
+}
 
 bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot) {
     const tn_value *v = &g->values[group->lead];
-    bool updates = false;
-    for (size_t i = 0; i < TN_COUNT(natives); i++) updates = updates || (natives[i].updates && strcmp(natives[i].name, v->row->name) == 0);
+    if (result_of(v) == RESULT_FRESH) return false;
     for (int k = 1; k < v->n_in; k++)
         if (v->in[k] >= 0 && g->values[g->values[v->in[k]].root].slot == slot) return false;
-    return updates && g->values[v->in[0]].offset == 0;
+    return g->values[v->in[0]].offset == 0;
+}
+
+bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot) {
+    return result_of(&g->values[group->lead]) == RESULT_APPENDED && tn_native_updates(g, group, slot);
 }
 
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {

@@ -119,7 +119,7 @@ static int appends_to(const tn_graph_plan *g, const tn_group *group) {
     if (!group->commit || group->kind != TN_GROUP_NATIVE || v->output < 0) return -1;
     int home = g->binding->outputs[v->output].home;
     const tn_value *old = &g->values[g->values[v->in[0]].root];
-    return home >= 0 && old->slot == home && tn_native_updates(g, group, home) ? home : -1;
+    return home >= 0 && old->slot == home && tn_native_appends(g, group, home) ? home : -1;
 }
 
 /* The group behind which one that appends can run: the last that it needs, or that reads the state as it was. -1 when a
