@@ -31,7 +31,7 @@ enum { TILE_VECTORS = 4 };
 
 /* Time, in multiplications: bringing a number of keys and of values; what makes a thread worth waking (some µs), for
  * chunks and for numbers that are merged. */
-static const double BRING_COST = 7, PART_COST = 2.5e5, JOIN_COST = 1e5;
+static const double BRING_COST = 7, PART_COST = 8e4, JOIN_COST = 5e4;
 
 /* ---- dtypes of the cache ----------------------------------------------------------------------------------------- */
 
@@ -285,7 +285,7 @@ typedef struct part {
     float *keys;         /* [head_dim, KEYS] */
     float *values;       /* [KEYS, width] */
     float *raw, *turned; /* [VL, width], [head_dim, KEYS] of 16 bits: keys on their way */
-    float *rounded;      /* [head_dim] numbers of a cache's dtype */
+    float *own;          /* [KEYS, head_dim] of a cache's dtype */
     float *before, *now; /* [rows]: factors of a merge */
     sums chunk, total;
 } part;
@@ -318,7 +318,7 @@ static size_t part_open(part *p, const attention *a, float *base) {
     p->values = take(&s, width * KEYS);
     p->raw = take(&s, width * VL);
     p->turned = take(&s, width * KEYS / 2);
-    p->rounded = take(&s, width);
+    p->own = take(&s, width * KEYS);
     p->before = take(&s, row_floats(a));
     p->now = take(&s, row_floats(a));
     p->chunk = take_sums(a, &s);
@@ -358,29 +358,25 @@ typedef struct source {
     int64_t token_stride, head_stride;
 } source;
 
-/* Places [at.begin, at.end) of a chunk, widened, a row each. */
-static void bring_rows(const attention *a, part *p, const source *s, const block *b, int64_t chunk, range at,
-                       float *to) {
+/* The rows of a chunk in the cache's dtype: its page, or where new tokens are among those seen, a copy in the part's
+ * own memory, of which only the rows `at` are filled. */
+static const char *bring_page(const attention *a, part *p, const source *s, const block *b, int64_t chunk, range at) {
     int64_t d = a->args->head_dim, row_bytes = d * (int64_t)tn_dtype_size(s->cache->dtype);
+    int64_t cached = tn_max64(tn_min64(a->position - chunk * KEYS, KEYS), 0);
     const char *page = find_page(s->cache, chunk, b->head, d);
-    for (int64_t i = at.begin; i < at.end; i++, to += a->width) {
-        int64_t token = chunk * KEYS + i - a->position;
-        if (token >= 0) {
-            const float *x = s->x + token * s->token_stride + b->head * s->head_stride;
-            narrow(x, s->cache->dtype, d, p->rounded);
-            widen(p->rounded, s->cache->dtype, d, to);
-        } else if (page) {
-            widen(page + i * row_bytes, s->cache->dtype, d, to);
-        } else {
-            memset(to, 0, (size_t)d * sizeof *to);
-        }
+    if (page && cached == KEYS) return page;
+    char *own = (char *)p->own;
+    range old = {at.begin, tn_min64(at.end, cached)};
+    if (old.begin < old.end) {
+        size_t bytes = (size_t)((old.end - old.begin) * row_bytes);
+        if (page) memcpy(own + old.begin * row_bytes, page + old.begin * row_bytes, bytes);
+        if (!page) memset(own + old.begin * row_bytes, 0, bytes);
     }
-}
-
-/* A whole page of the cache, or NULL if the chunk is not one. */
-static const char *whole_page(const attention *a, const source *s, const block *b, int64_t chunk) {
-    if ((chunk + 1) * KEYS > a->position) return NULL;
-    return find_page(s->cache, chunk, b->head, a->args->head_dim);
+    for (int64_t i = tn_max64(at.begin, cached); i < at.end; i++) {
+        int64_t token = chunk * KEYS + i - a->position;
+        narrow(s->x + token * s->token_stride + b->head * s->head_stride, s->cache->dtype, d, own + i * row_bytes);
+    }
+    return own;
 }
 
 /* VL keys, `row` apart, become a column each. */
@@ -464,58 +460,51 @@ static bool may_stay_half(const attention *a, const tn_cache *cache) {
     return HAS_F16 && cache->dtype == TN_F16 && a->rows <= 2 * TILE_ROWS;
 }
 
-/* A whole page of keys; false where this is not worth a way of its own. */
-static bool bring_page_of_keys(const attention *a, part *p, const char *page, matrix *out) {
-    const tn_cache *cache = &a->args->k_cache;
-    int64_t d = a->args->head_dim;
-    *out = (matrix){p->keys, KEYS, false};
-    if (cache->dtype == TN_F32 && d == a->width) {
-        for (int64_t i = 0; i < KEYS; i += VL)
-            put_columns((const float *)(const void *)page + i * d, d, d, p->keys + i);
-        return true;
-    }
-#if HAS_PIECES
-    if (cache->dtype != TN_F32 && d % 8 == 0) {
-        put_page((const uint16_t *)(const void *)page, d, (uint16_t *)(void *)p->turned);
-        if (may_stay_half(a, cache)) {
-            *out = (matrix){p->turned, KEYS, true};
-        } else {
-            widen(p->turned, cache->dtype, d * KEYS, p->keys);
+/* A page of keys in columns, a vector of keys at a time. */
+static void put_page_of_any(const attention *a, part *p, const char *page, tn_dtype dtype) {
+    int64_t d = a->args->head_dim, row_bytes = d * (int64_t)tn_dtype_size(dtype);
+    for (int64_t i = 0; i < KEYS; i += VL, page += VL * row_bytes) {
+        if (dtype == TN_F32 && d == a->width) {
+            put_columns((const float *)(const void *)page, d, d, p->keys + i);
+            continue;
         }
-        return true;
+        for (int l = 0; l < VL; l++)
+            widen(page + l * row_bytes, dtype, d, p->raw + l * a->width);
+        put_columns(p->raw, a->width, a->width, p->keys + i);
     }
-#endif
-    return false;
 }
 
 /* Keys in columns: [head_dim, KEYS]. What nobody sees may be anything. */
 static matrix bring_keys(const attention *a, part *p, const block *b, int64_t chunk, range at) {
     const tn_attention_args *x = a->args;
     source s = {&x->k_cache, x->k, x->k_token_stride, x->k_head_stride};
-    matrix keys = {p->keys, KEYS, false};
-    const char *page = whole_page(a, &s, b, chunk);
-    if (page && bring_page_of_keys(a, p, page, &keys)) return keys;
-    for (int64_t i = 0; i < KEYS; i += VL) {
-        range rows = {tn_max64(i, at.begin), tn_min64(i + VL, at.end)};
-        if (rows.begin >= rows.end) continue;
-        if (rows.end - rows.begin < VL) memset(p->raw, 0, (size_t)(VL * a->width) * sizeof(float));
-        bring_rows(a, p, &s, b, chunk, rows, p->raw + (rows.begin - i) * a->width);
-        put_columns(p->raw, a->width, a->width, p->keys + i);
+    const char *page = bring_page(a, p, &s, b, chunk, at);
+#if HAS_PIECES
+    if (x->k_cache.dtype != TN_F32 && x->head_dim % 8 == 0) {
+        put_page((const uint16_t *)(const void *)page, x->head_dim, (uint16_t *)(void *)p->turned);
+        if (may_stay_half(a, &x->k_cache)) return (matrix){p->turned, KEYS, true};
+        widen(p->turned, x->k_cache.dtype, x->head_dim * KEYS, p->keys);
+        return (matrix){p->keys, KEYS, false};
     }
-    return keys;
+#endif
+    put_page_of_any(a, p, page, x->k_cache.dtype);
+    return (matrix){p->keys, KEYS, false};
 }
 
 /* [KEYS, width]: in place if it can be. */
 static matrix bring_values(const attention *a, part *p, const block *b, int64_t chunk, range at) {
     const tn_attention_args *x = a->args;
+    tn_dtype dtype = x->v_cache.dtype;
+    int64_t d = x->head_dim, row_bytes = d * (int64_t)tn_dtype_size(dtype);
     source s = {&x->v_cache, x->v, x->v_token_stride, x->v_head_stride};
-    const char *page = whole_page(a, &s, b, chunk);
+    const char *page = bring_page(a, p, &s, b, chunk, at);
     bool half = may_stay_half(a, &x->v_cache);
-    if (page && x->head_dim == a->width) {
-        if (half || x->v_cache.dtype == TN_F32) return (matrix){page, x->head_dim, half};
-        widen(page, x->v_cache.dtype, KEYS * x->head_dim, p->values);
+    if (d == a->width && (half || dtype == TN_F32)) return (matrix){page, d, half};
+    if (d == a->width) {
+        widen(page + at.begin * row_bytes, dtype, (at.end - at.begin) * d, p->values + at.begin * d);
     } else {
-        bring_rows(a, p, &s, b, chunk, at, p->values + at.begin * a->width);
+        for (int64_t i = at.begin; i < at.end; i++)
+            widen(page + i * row_bytes, dtype, d, p->values + i * a->width);
     }
     return (matrix){p->values, a->width, false};
 }
@@ -822,9 +811,11 @@ static size_t workspace(const tn_attention_args *args, int threads) {
     return floats * sizeof(float);
 }
 
-static double unit_cost(const attention *a) {
-    double products = 2 * (double)a->rows + BRING_COST;
-    return products * (double)(KEYS * a->width);
+/* Units of one thread: as many for each, unless that is too little to wake one for. */
+static int64_t choose_grain(const attention *a, int64_t units, int threads) {
+    double cost = (2 * (double)a->rows + BRING_COST) * (double)(KEYS * a->width) * (double)units;
+    int64_t parts = tn_max64((int64_t)tn_min64(threads, (int64_t)(cost / PART_COST)), 1);
+    return tn_ceil_div(units, parts);
 }
 
 static void run(const tn_attention_args *args) {
@@ -839,7 +830,7 @@ static void run(const tn_attention_args *args) {
     a.done = (int64_t *)(void *)rest;
     a.states = rest + args->kv_heads * (int64_t)(sizeof(int64_t) / sizeof(float));
     a.waiting = a.states + (size_t)args->kv_heads * sums_floats(&a);
-    tn_parallel(units, (int64_t)(PART_COST / unit_cost(&a)) + 1, run_units, &a);
+    tn_parallel(units, choose_grain(&a, units, threads), run_units, &a);
     if (!a.split || threads == 1) return;
     int64_t merged = tn_max64((int64_t)(JOIN_COST / (double)(a.rows * a.width) / (double)units), 1);
     tn_parallel(count, merged, join_blocks, &a);
