@@ -264,6 +264,7 @@ bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot);
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace);
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound); /* before the first launch: takes what memory it needs */
 tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);
+void tn_native_cost(const tn_native *n, tn_cost *cost); /* corrects it by what the last run met: how many keys there were */
 void tn_native_free(tn_native *n);
 
 /* ---- running (key.c, flush.c) --------------------------------------------------------------------------------------------- */

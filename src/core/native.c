@@ -475,6 +475,26 @@ tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dia
     return n->run(n, pointers, dials, bound);
 }
 
+/* Keys and values are read as far as the sequence goes, not as far as the cache does; and a query meets half of the new ones
+ * on average. */
+static tn_cost cost_of_attention(const tn_attention_args *a) {
+    double old = (double)a->position, met = old + 0.5 * (double)(a->n + 1);
+    if (a->window > 0 && met > (double)a->window) met = (double)a->window;
+    if (a->window > 0 && old > (double)a->window) old = (double)a->window;
+    double key = (double)(a->kv_heads * a->head_dim), query = (double)(a->heads * a->head_dim);
+    double bytes = 2 * old * key * (double)tn_dtype_size(a->k_cache.dtype) + (double)a->n * (2 * key + 2 * query) * sizeof(float);
+    return (tn_cost){.bytes = (int64_t)bytes, .flops = 4 * (double)a->n * query * met};
+}
+
+void tn_native_cost(const tn_native *n, tn_cost *cost) {
+    if (n->run == run_cached_attention) *cost = cost_of_attention(&n->attention);
+    if (n->run == run_cache_append) {
+        const tn_cache_write_args *a = &n->append;
+        int64_t element = (int64_t)(tn_dtype_size(a->cache.dtype) + sizeof(float));
+        cost->bytes = a->n * a->kv_heads * a->head_dim * element; /* the state stays where it is */
+    }
+}
+
 void tn_native_free(tn_native *n) {
     if (!n) return;
     kir_vm_free(n->vm);

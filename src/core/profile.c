@@ -26,11 +26,21 @@ static int64_t bytes_of(const tn_value *v, int64_t elements) {
     return (int64_t)tn_dtype_bytes((tn_dtype)v->node->dtype, elements);
 }
 
-/* Where every result depends on one element of an operand, gathered ones touch no more of it than there are results. */
+/* The places that a kernel visits; a native one visits what it likes. */
+static int64_t places_of(const tn_graph_plan *g, const tn_group *group) {
+    const tn_value *lead = &g->values[group->lead];
+    if (group->kind == TN_GROUP_MAP) return tn_value_numel(lead);
+    if (group->kind != TN_GROUP_ROWS || !lead->row->impl->loops) return INT64_MAX;
+    int64_t extent[TN_MAX_RANK], places = 1;
+    int rank = lead->row->impl->loops(lead->node, extent);
+    for (int d = 0; d < rank; d++)
+        places *= extent[d];
+    return places;
+}
+
+/* At one place one element is read, so that of a table that rows are looked up in no more than these rows count. */
 static int64_t bytes_read(const tn_graph_plan *g, const tn_group *group, const tn_value *operand) {
-    int64_t elements = tn_value_numel(operand);
-    if (group->kind == TN_GROUP_MAP) elements = tn_min64(elements, tn_value_numel(&g->values[group->lead]));
-    return bytes_of(operand, elements);
+    return bytes_of(operand, tn_min64(tn_value_numel(operand), places_of(g, group)));
 }
 
 static bool is_product(const tn_graph_plan *g, const tn_group *group, int value) {
@@ -80,9 +90,11 @@ tn_profile *tn_profile_here(void) { return active; }
 void tn_profile_add(tn_profile *p, const tn_command *c, double seconds) {
     profile_row *row = row_of(p, tn_command_kind_name(c), c->label);
     if (!row) return; /* memory is out: a profile with less in it harms nobody */
+    tn_cost cost = c->cost;
+    if (c->native) tn_native_cost(c->native, &cost);
     row->runs++;
-    row->bytes += c->cost.bytes;
-    row->flops += c->cost.flops;
+    row->bytes += cost.bytes;
+    row->flops += cost.flops;
     row->seconds += seconds;
 }
 
