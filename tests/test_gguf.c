@@ -234,6 +234,26 @@ static void tensors_have_the_shape_that_pytorch_gives_them(void **state) {
     tn_gguf_close(file);
 }
 
+static void rows_are_read_one_by_one(void **state) {
+    (void)state;
+    gguf_make g = {0};
+    make_tensors(&g);
+    tn_gguf *file = open_made(&g, "rows.gguf");
+    float got[9];
+    assert_ok(tn_gguf_rows(file, "matrix", (const int64_t[]){1, 0, 1}, 3, got));
+    for (int i = 0; i < 3; i++)
+        assert_memory_equal(got + 3 * i, numbers + (i == 1 ? 0 : 3), 3 * sizeof *got);
+    assert_ok(tn_gguf_rows(file, "matrix", NULL, 0, NULL));
+    assert_int_equal(tn_gguf_rows(file, "matrix", (const int64_t[]){2}, 1, got), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "no row 2");
+    assert_int_equal(tn_gguf_rows(file, "matrix", (const int64_t[]){-1}, 1, got), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_gguf_rows(file, "strange", (const int64_t[]){0}, 1, got), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_gguf_rows(file, "absent", (const int64_t[]){0}, 1, got), TN_ERR_FORMAT);
+    assert_int_equal(tn_gguf_rows(NULL, "matrix", (const int64_t[]){0}, 1, got), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_gguf_rows(file, "matrix", NULL, 1, got), TN_ERR_ARGUMENT);
+    tn_gguf_close(file);
+}
+
 static void tensors_outlive_the_file(void **state) {
     (void)state;
     gguf_make g = {0};
@@ -515,6 +535,7 @@ int main(void) {
         cmocka_unit_test(a_wrong_type_or_an_absent_key_is_told_with_its_name),
         cmocka_unit_test(arrays_are_read_in_place),
         cmocka_unit_test(tensors_have_the_shape_that_pytorch_gives_them),
+        cmocka_unit_test(rows_are_read_one_by_one),
         cmocka_unit_test(tensors_outlive_the_file),
         cmocka_unit_test(unaligned_tensors_are_copied),
         cmocka_unit_test(broken_heads_are_refused),

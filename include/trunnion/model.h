@@ -140,6 +140,11 @@ TN_API tn_status tn_gguf_find(const tn_gguf *file, const char *name, tn_gguf_inf
 /* A tensor of the file without a copy where the device can read host memory and the bytes are aligned: a new handle.
  * An error tensor names file, tensor and type where the type cannot be computed with. */
 TN_API tn_tensor *tn_gguf_tensor(const tn_gguf *file, const char *name);
+/* Copies `count` rows of a matrix as they stand in the file, one behind the other, tn_dtype_bytes(dtype, columns) each. They
+ * are read, not mapped: of an embedding in which a few rows are looked up at a time, no more than these comes to memory.
+ * Errors: TN_ERR_FORMAT when there is no such tensor; TN_ERR_ARGUMENT for one that is no matrix and for a row that it does
+ * not have; TN_ERR_IO. */
+TN_API tn_status tn_gguf_rows(const tn_gguf *file, const char *name, const int64_t *rows, int64_t count, void *out);
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 

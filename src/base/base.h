@@ -101,9 +101,12 @@ typedef struct tn_map {
     const uint8_t *data;
     size_t size;
     void *handle; /* private */
+    int file;     /* private */
 } tn_map;
 tn_status tn_map_open(const char *path, tn_map *out); /* read-only mapping; an empty file maps to size 0 */
 void tn_map_close(tn_map *m);
+/* Copies bytes of the file without bringing any page of the mapping into memory. */
+tn_status tn_map_read(const tn_map *m, size_t offset, void *out, size_t bytes);
 /* Lets the whole pages in this range of memory go when they belong to a file that tn_map_open mapped: they come back
  * from the file when they are read again. Does nothing for other memory. */
 void tn_map_return_pages(const void *address, size_t bytes);

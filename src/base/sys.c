@@ -102,15 +102,16 @@ tn_status tn_map_open(const char *path, tn_map *out) {
     }
     size_t size = (size_t)info.st_size;
     void *pages = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    close_quietly(fd); /* the mapping keeps the file */
-    if (pages == MAP_FAILED) return tn_fail(TN_ERR_IO, "cannot map '%s' (%zu bytes): %s", path, size, strerror(errno));
+    if (pages == MAP_FAILED) {
+        close_quietly(fd);
+        return tn_fail(TN_ERR_IO, "cannot map '%s' (%zu bytes): %s", path, size, strerror(errno));
+    }
     if (mapping_add(pages, size) != TN_OK) {
         munmap(pages, size);
+        close(fd);
         return TN_ERR_MEMORY;
     }
-    out->data = pages;
-    out->size = size;
-    out->handle = pages;
+    *out = (tn_map){.data = pages, .size = size, .handle = pages, .file = fd};
     return TN_OK;
 }
 
@@ -118,8 +119,24 @@ void tn_map_close(tn_map *m) {
     if (m->handle != NULL) {
         mapping_remove(m->handle);
         munmap(m->handle, m->size);
+        close(m->file);
     }
     *m = (tn_map){0};
+}
+
+tn_status tn_map_read(const tn_map *m, size_t offset, void *out, size_t bytes) {
+    if (offset > m->size || bytes > m->size - offset)
+        return tn_fail(TN_ERR_ARGUMENT, "reading %zu bytes at %zu of a file of %zu", bytes, offset, m->size);
+    char *to = out;
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = pread(m->file, to + done, bytes - done, (off_t)(offset + done));
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0)
+            return tn_fail(TN_ERR_IO, "reading %zu bytes at %zu of a mapped file: %s", bytes, offset,
+                           got < 0 ? strerror(errno) : "the file has become shorter");
+        done += (size_t)got;
+    }
+    return TN_OK;
 }
 
 void tn_map_return_pages(const void *address, size_t bytes) {

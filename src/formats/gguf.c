@@ -719,3 +719,20 @@ tn_tensor *tn_gguf_tensor(const tn_gguf *file, const char *name) {
     atomic_fetch_add_explicit(&owner->refs, 1, memory_order_relaxed);
     return tn_from_ptr((void *)(uintptr_t)bytes, e->shape, e->rank, dtype, file_release, owner);
 }
+
+tn_status tn_gguf_rows(const tn_gguf *file, const char *name, const int64_t *rows, int64_t count, void *out) {
+    if (!file || !name || (count > 0 && (!rows || !out)))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: an argument is NULL");
+    const entry *e = find_entry(file, name);
+    if (!e) return tn_fail(TN_ERR_FORMAT, "'%s' has no tensor '%.100s'", file->path, name);
+    if (e->rank != 2)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: '%.100s' has rank %d; it takes a matrix", name, e->rank);
+    size_t row = e->shape[0] ? (size_t)(e->bytes / e->shape[0]) : 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (rows[i] < 0 || rows[i] >= e->shape[0])
+            return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: '%.100s' has %lld rows, no row %lld", name,
+                           (long long)e->shape[0], (long long)rows[i]);
+        TRY(tn_map_read(&file->map, (size_t)e->begin + (size_t)rows[i] * row, (char *)out + (size_t)i * row, row));
+    }
+    return TN_OK;
+}
