@@ -5,8 +5,11 @@
 #include "cli.h"
 
 extern const cli_command cli_devices;
+extern const cli_command cli_explain;
 extern const cli_command cli_fit;
 extern const cli_command cli_generate;
+extern const cli_command cli_logits;
+extern const cli_command cli_perplexity;
 extern const cli_command cli_tokenize;
 extern const cli_command cli_train;
 

@@ -42,6 +42,7 @@ const cli_command cli_fit = {
         "The total is what a process that does nothing else has resident at its peak.\n"
         "\n"
         "examples:\n"
+        "  trunnion fit model.gguf --context 2048\n"
         "  trunnion fit --config mistral-7b --weights q4_K --context 8192\n"
         "  trunnion fit --config hidden=4096,intermediate=14336,layers=32,vocabulary=32000,heads=32,kv_heads=8\n"
         "  trunnion fit --config smollm2-135m --train --batch 8 --context 512\n",

@@ -10,8 +10,11 @@
 
 static const cli_command *const commands[] = {
     &cli_devices,
+    &cli_explain,
     &cli_fit,
     &cli_generate,
+    &cli_logits,
+    &cli_perplexity,
     &cli_tokenize,
     &cli_train,
 };

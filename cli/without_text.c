@@ -18,5 +18,8 @@ static int refuse(int argc, char **argv) {
         .run = refuse,                                                      \
     }
 
+WITHOUT_TEXT(explain);
 WITHOUT_TEXT(generate);
+WITHOUT_TEXT(logits);
+WITHOUT_TEXT(perplexity);
 WITHOUT_TEXT(tokenize);

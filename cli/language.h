@@ -1,0 +1,28 @@
+/* language.h — what the subcommands that run a language model share: opening it with its tokenizer, and texts as ids. */
+#ifndef TRUNNION_CLI_LANGUAGE_H
+#define TRUNNION_CLI_LANGUAGE_H
+
+#include "cli.h"
+#include "trunnion/llm.h"
+#include "trunnion/text.h"
+
+typedef struct cli_language {
+    tn_device *device;
+    tn_llm *model;
+    tn_tokenizer *tokenizer;
+} cli_language;
+
+/* Opens the device that o asks for, the model and its tokenizer. false after a message; close in either case. */
+bool cli_language_open(cli_language *l, const cli_options *o, const char *path, int64_t context);
+void cli_language_close(cli_language *l);
+
+/* What the open model takes, as the library estimates it. */
+tn_status cli_language_estimate(const cli_language *l, int64_t context, tn_memory_estimate *out);
+
+/* Appends a file's bytes; "-" is standard input. The failure is the library's error. */
+tn_status cli_read_file(const char *path, tn_bytes *out);
+
+/* The most memory that this process has had resident so far, in bytes; 0 where the system does not say. */
+int64_t cli_peak_bytes(void);
+
+#endif

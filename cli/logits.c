@@ -1,0 +1,192 @@
+/* logits.c — `trunnion logits`: what a model says behind every token of a prompt, as a NumPy file.
+ *
+ * The file is written piece by piece, so that a long prompt takes no more memory than a short one. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "commands.h"
+#include "language.h"
+#include "trunnion/backend.h"
+#include "trunnion/llm.h"
+
+enum { OPT_NO_SPECIAL = 256, PIECE = 64 /* tokens whose logits are held at once */ };
+
+static int run(int argc, char **argv);
+
+const cli_command cli_logits = {
+    .name = "logits",
+    .summary = "writes the logits behind every token of a prompt",
+    .usage = "logits -m MODEL -p TEXT -o FILE.npy",
+    .help = "  -m, --model FILE      a GGUF file\n"
+            "  -p, --prompt TEXT     the prompt; - reads standard input\n"
+            "  -o, --output FILE     a NumPy file: f32 [positions, vocabulary]\n"
+            "      --no-special      words that look like control tokens are words\n"
+            "  --json                shape[], ids[], file, device\n"
+            "\n"
+            "Row i holds the logits of what follows token i.\n"
+            "\n"
+            "examples:\n"
+            "  trunnion logits -m model.gguf -p 'The capital of France is' -o logits.npy\n"
+            "  trunnion logits -m model.gguf -p - -o logits.npy < text.txt\n",
+    .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS | CLI_VERBOSE,
+    .run = run,
+};
+
+typedef struct wishes {
+    const char *model, *prompt, *output;
+    bool no_special;
+} wishes;
+
+static bool take(void *ctx, int val, const char *arg) {
+    wishes *w = ctx;
+    switch (val) {
+    case 'm': w->model = arg; return *arg != 0;
+    case 'p': w->prompt = arg; return true;
+    case 'o': w->output = arg; return *arg != 0;
+    default: return w->no_special = true;
+    }
+}
+
+static tn_status read_ids(const tn_tokenizer *t, const wishes *w, tn_ids *ids) {
+    tn_bytes text = {0};
+    unsigned flags = TN_ENCODE_ENDS | (w->no_special ? 0 : TN_ENCODE_SPECIAL);
+    tn_status status =
+        strcmp(w->prompt, "-") == 0 ? cli_read_file("-", &text) : tn_bytes_append(&text, w->prompt, strlen(w->prompt));
+    if (status == TN_OK) status = tn_tokenizer_encode(t, text.data, text.size, flags, ids);
+    tn_bytes_free(&text);
+    if (status == TN_OK && ids->count == 0) status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt has no tokens");
+    return status;
+}
+
+/* ---- NumPy's format, version 1.0: magic, version, length of the header, a Python dict, the numbers --------------- */
+
+enum { NPY_FIXED = 10, NPY_ALIGNMENT = 64 };
+
+static bool put_header(FILE *f, int64_t rows, int64_t columns) {
+    char text[192];
+    int length = snprintf(text, sizeof text, "{'descr': '<f4', 'fortran_order': False, 'shape': (%lld, %lld), }",
+                          (long long)rows, (long long)columns);
+    int padded = (NPY_FIXED + length + 1 + NPY_ALIGNMENT - 1) / NPY_ALIGNMENT * NPY_ALIGNMENT - NPY_FIXED;
+    const unsigned char fixed[NPY_FIXED] = {
+        0x93, 'N', 'U', 'M', 'P', 'Y', 1, 0, (unsigned char)(padded & 255), (unsigned char)(padded >> 8)};
+    return fwrite(fixed, 1, sizeof fixed, f) == sizeof fixed && fprintf(f, "%-*s\n", padded - 1, text) == padded;
+}
+
+/* The format is little-endian. */
+static void to_file_order(float *values, int64_t count) {
+    const union {
+        uint16_t whole;
+        uint8_t low;
+    } probe = {1};
+    if (probe.low) return;
+    unsigned char *b = (unsigned char *)values;
+    for (int64_t i = 0; i < count; i++, b += 4) {
+        unsigned char a0 = b[0], a1 = b[1];
+        b[0] = b[3];
+        b[1] = b[2];
+        b[2] = a1;
+        b[3] = a0;
+    }
+}
+
+static tn_status write_error(const char *path) {
+    return tn_backend_fail(TN_ERR_IO, "writing '%s': %s", path, strerror(errno));
+}
+
+static tn_status write_rows(tn_llm *m, const tn_ids *ids, int64_t vocabulary, float *room, FILE *f, const char *path) {
+    if (!put_header(f, (int64_t)ids->count, vocabulary)) return write_error(path);
+    for (int64_t begin = 0, n; begin < (int64_t)ids->count; begin += n) {
+        n = (int64_t)ids->count - begin < PIECE ? (int64_t)ids->count - begin : PIECE;
+        tn_status status = tn_llm_logits(m, ids->data + begin, n, room);
+        if (status != TN_OK) return status;
+        to_file_order(room, n * vocabulary);
+        if (fwrite(room, sizeof *room, (size_t)(n * vocabulary), f) != (size_t)(n * vocabulary))
+            return write_error(path);
+    }
+    return TN_OK;
+}
+
+/* Closes the file, and removes it when it is a plain one and `status` says that it is not whole. */
+static tn_status close_file(FILE *f, const char *path, tn_status status) {
+    struct stat facts;
+    bool plain = fstat(fileno(f), &facts) == 0 && S_ISREG(facts.st_mode);
+    if (fclose(f) != 0 && status == TN_OK) status = write_error(path);
+    if (status != TN_OK && plain) remove(path);
+    return status;
+}
+
+static tn_status write_file(tn_llm *m, const tn_ids *ids, int64_t vocabulary, const char *path) {
+    float *room = malloc((size_t)vocabulary * PIECE * sizeof *room);
+    if (!room) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the logits of %d tokens", PIECE);
+    FILE *f = fopen(path, "wb");
+    if (!f) {
+        free(room);
+        return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
+    }
+    tn_status status = close_file(f, path, write_rows(m, ids, vocabulary, room, f, path));
+    free(room);
+    return status;
+}
+
+/* ---- the work ---------------------------------------------------------------------------------------------------- */
+
+static void put(const cli_language *l, const tn_ids *ids, int64_t vocabulary, const char *path, bool json) {
+    tn_device_info device = {.struct_size = sizeof device};
+    (void)tn_device_get_info(l->device, &device);
+    if (!json) {
+        printf("%s: f32 [%zu, %lld], computed on %s\n", path, ids->count, (long long)vocabulary, device.id);
+        return;
+    }
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_array(&j, "shape");
+    cli_json_int(&j, NULL, (int64_t)ids->count);
+    cli_json_int(&j, NULL, vocabulary);
+    cli_json_end(&j, ']');
+    cli_json_array(&j, "ids");
+    for (size_t i = 0; i < ids->count; i++)
+        cli_json_int(&j, NULL, ids->data[i]);
+    cli_json_end(&j, ']');
+    cli_json_string(&j, "file", path);
+    cli_json_string(&j, "device", device.id);
+    cli_json_end(&j, '}');
+}
+
+static tn_status work(const cli_language *l, const wishes *w, bool json) {
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    tn_ids ids = {0};
+    tn_status status = tn_llm_get_facts(l->model, &facts);
+    if (status == TN_OK) status = read_ids(l->tokenizer, w, &ids);
+    if (status == TN_OK) status = write_file(l->model, &ids, facts.vocabulary, w->output);
+    if (status == TN_OK) put(l, &ids, facts.vocabulary, w->output, json);
+    tn_ids_free(&ids);
+    return status;
+}
+
+static int run(int argc, char **argv) {
+    static const struct option own[] = {
+        {"model", required_argument, NULL, 'm'},
+        {"prompt", required_argument, NULL, 'p'},
+        {"output", required_argument, NULL, 'o'},
+        {"no-special", no_argument, NULL, OPT_NO_SPECIAL},
+        {0},
+    };
+    wishes w = {0};
+    cli_options o;
+    int status, first = cli_parse(&cli_logits, argc, argv, &o, own, "m:p:o:", take, &w, &status);
+    if (first < 0) return status;
+    if (!w.model) return cli_wrong_usage(&cli_logits, "which model? Give its GGUF file with -m");
+    if (!w.prompt) return cli_wrong_usage(&cli_logits, "which prompt? Give it with -p");
+    if (!w.output) return cli_wrong_usage(&cli_logits, "which file shall it write? Give its name with -o");
+    if (first < argc)
+        return cli_wrong_usage(&cli_logits, "\"%s\" belongs to no option; put a prompt in quotes", argv[first]);
+
+    cli_language l;
+    bool opened = cli_language_open(&l, &o, w.model, 0);
+    bool good = opened && work(&l, &w, o.json) == TN_OK;
+    if (opened && !good) (void)cli_failed();
+    cli_language_close(&l);
+    return good ? CLI_OK : CLI_FAILED;
+}
