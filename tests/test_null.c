@@ -445,6 +445,7 @@ static void gguf_refuses(void **state) {
     YIELDS(0, tn_gguf_count(NULL))
     FAILS(tn_gguf_at(NULL, 0, &info))
     FAILS(tn_gguf_find(NULL, "x", &info))
+    FAILS(tn_gguf_rows(NULL, "x", NULL, 0, NULL))
     REFUSES(tn_gguf_tensor(NULL, "x"))
     tn_model_sizes sizes = {.struct_size = sizeof sizes};
     FAILS(tn_gguf_model_sizes(NULL, &sizes))

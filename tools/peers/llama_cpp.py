@@ -16,6 +16,7 @@ import types
 import numpy
 
 BATCH = 512
+NO_FLASH, FLASH = 0, 1
 SCRIPT = pathlib.Path(__file__).resolve().parent / "llama_cpp.sh"
 
 
@@ -42,7 +43,8 @@ def interface():
 
 
 class Peer:
-    def __init__(self, model, threads=2, context=4096):
+    def __init__(self, model, threads=2, context=4096, flash=True):
+        """flash: attention in one pass, llama.cpp's default; without it the same sums are made in another order."""
         self.c = interface()
         self.silence = self.c.llama_log_callback(lambda level, text, data: None)
         self.c.llama_log_set(self.silence, None)
@@ -51,6 +53,7 @@ class Peer:
         options = self.c.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch = context, BATCH, BATCH
         options.n_threads = options.n_threads_batch = threads
+        options.flash_attn_type = FLASH if flash else NO_FLASH
         self.context = self.model and self.c.llama_init_from_model(self.model, options)
         if not self.context:
             sys.exit(f"llama.cpp could not open {model}")
