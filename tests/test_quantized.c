@@ -294,6 +294,23 @@ static void gradients_pass_through(void **state) {
     }
 }
 
+/* … and one in half precision has a gradient itself, as precise as it is. */
+static void half_weights_have_gradients(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *x = floats_of(3, 6, 1), *w = tn_cast(floats_of(5, 6, 2), TN_BF16), *dy = floats_of(3, 5, 3), *grads[2];
+        assert_ok(tn_eval(&w, 1));
+        assert_ok(tn_set_requires_grad(x, true));
+        assert_ok(tn_set_requires_grad(w, true));
+        tn_tensor *y = tn_linear(x, w, NULL);
+        assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){x, w}, 2, false, grads));
+        assert_int_equal(tn_dtype_of(grads[1]), TN_BF16);
+        assert_same(grads[0], tn_matmul(dy, tn_cast(w, TN_F32)));
+        tn_tensor *wide = tn_matmul(tn_transpose(dy, 0, 1), x);
+        assert_same(tn_cast(grads[1], TN_F32), tn_cast(tn_cast(wide, TN_BF16), TN_F32));
+    }
+}
+
 /* One packed copy for all plans, which goes with the weight: of blocks and of floats. */
 static void a_weight_is_packed_once(void **state) {
     (void)state;
@@ -393,6 +410,7 @@ int main(void) {
         cmocka_unit_test(rows_stand_alone),
         cmocka_unit_test(devices_without_kernels_do_it_by_definition),
         cmocka_unit_test(gradients_pass_through),
+        cmocka_unit_test(half_weights_have_gradients),
         cmocka_unit_test(a_weight_is_packed_once),
         cmocka_unit_test(a_written_weight_is_packed_anew),
         cmocka_unit_test(pieces_are_packed_as_one),
