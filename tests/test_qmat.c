@@ -110,6 +110,20 @@ static weight q6_k(const uint8_t *b, int i) {
     return (weight){low + 16 * pair256(b + 128, i) - 32, f16(b + 208) * (float)(int8_t)b[192 + i / 16], 0};
 }
 
+/* Weights in f16 and bf16: "blocks" of one. */
+static weight half(const uint8_t *b, int i) {
+    (void)i;
+    return (weight){1, f16(b), 0};
+}
+
+static weight brain(const uint8_t *b, int i) {
+    (void)i;
+    uint32_t bits = (uint32_t)half_at(b) << 16;
+    weight w = {.u = 1};
+    memcpy(&w.s, &bits, sizeof bits);
+    return w;
+}
+
 /* `places`: bytes of a block where an f16 stands. */
 typedef struct format {
     tn_dtype dtype;
@@ -127,6 +141,8 @@ static const format formats[] = {
     {TN_Q5_K, 256, 176, 1, true, {0, 2}, q5_k},     {TN_Q6_K, 256, 210, 2, false, {208, -1}, q6_k},
 };
 
+static const format halves[] = {{TN_F16, 1, 2, 1, false, {0, -1}, half}, {TN_BF16, 1, 2, 1, false, {-1, -1}, brain}};
+
 static weight weight_at(const format *f, const uint8_t *blocks, int64_t i) {
     return f->at(blocks + i / f->elements * f->bytes, (int)(i % f->elements));
 }
@@ -136,6 +152,8 @@ static void random_blocks(const format *f, uint8_t *to, int64_t count, bool wild
     for (int64_t i = 0; i < count * f->bytes; i++)
         to[i] = (uint8_t)random_below(256);
     for (int64_t b = 0; b < count; b++) {
+        if (f->dtype == TN_BF16 && !(wild && random_below(20) == 0))
+            to[2 * b + 1] = (uint8_t)(random_below(2) << 7 | (0x3c + random_below(4)));
         for (int p = 0; p < 2 && f->places[p] >= 0; p++) {
             if (wild && random_below(20) == 0) continue;
             int64_t exponent = 4 + random_below(10), sign = random_below(2);
@@ -173,8 +191,22 @@ static void define_rounding(const float *x, float *dx, int *q) {
         q[i] = (int)nearbyintf(x[i] * inverse);
 }
 
+/* The product in f32 with the widened weight. */
+static float define_half(const product *p, int64_t row, int64_t column) {
+    const uint8_t *weights = p->blocks + column * p->k * 2;
+    float total = 0;
+    for (int64_t from = 0; from < p->k; from += KIR_KSUM) {
+        float chain = 0;
+        for (int64_t k = from; k < tn_min64(from + KIR_KSUM, p->k); k++)
+            chain = fmaf(p->x[row * p->x_stride + k], weight_at(p->f, weights, k).s, chain);
+        total = from ? total + chain : chain;
+    }
+    return total;
+}
+
 static float define(const product *p, int64_t row, int64_t column) {
     const format *f = p->f;
+    if (f->elements == 1) return define_half(p, row, column);
     const uint8_t *blocks = p->blocks + column * (p->k / f->elements) * f->bytes;
     int length = 32 / f->parts;
     float acc = 0;
@@ -412,6 +444,18 @@ static void empty_products_are_zero_or_nothing(void **state) {
     }
 }
 
+static void weights_in_half_precision_have_the_bits_of_wide_ones(void **state) {
+    (void)state;
+    random_state = 7;
+    for (size_t i = 0; i < TN_COUNT(halves); i++) {
+        for (int64_t m = 0; m <= 20; m++)
+            check_size(&halves[i], m, random_columns(), random_below(700), m % 3 == 0, m % 3 == 1);
+        check_size(&halves[i], 1, 1100, 33, false, i);
+        check_size(&halves[i], 530, 40, 70, false, i);
+        check_size(&halves[i], 3, 0, 5, false, false);
+    }
+}
+
 /* Zeros, both of them; infinity, NaN, the largest number, the smallest; sizes around the one that counts as zero; what
  * lies half-way between two integers. */
 static void special_numbers_keep_to_their_block(void **state) {
@@ -517,6 +561,7 @@ int main(void) {
         cmocka_unit_test(any_number_of_rows_has_the_bits_of_the_definition),
         cmocka_unit_test(large_products_have_the_bits_of_the_definition),
         cmocka_unit_test(empty_products_are_zero_or_nothing),
+        cmocka_unit_test(weights_in_half_precision_have_the_bits_of_wide_ones),
         cmocka_unit_test(special_numbers_keep_to_their_block),
         cmocka_unit_test(results_are_as_near_as_8_bits_allow),
         cmocka_unit_test(the_packed_form_is_as_small_as_the_blocks),

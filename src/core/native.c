@@ -244,8 +244,13 @@ static tn_status run_linear_half(tn_native *n, void *const *pointers, const kir_
     return run_matmul(n, pointers, dials, bound);
 }
 
+/* A weight that stays as it is is packed, as one in blocks is: a token reads 16 bits an element and no more. One that this
+ * plan makes or writes is widened where it is read. */
 static tn_status make_linear_half(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *c = &g->values[group->lead], *x = &g->values[c->in[0]], *w = &g->values[c->in[1]];
+    int slot = g->values[w->root].slot;
+    bool in_order = w->stride[1] == 1 && w->stride[0] == w->node->shape[1];
+    if (slot >= 0 && !writes_slot(g, slot) && in_order) return make_linear_quantized(g, group, n, workspace);
     n->run = run_linear_half;
     n->gemm = (tn_gemm_args){.batch = {1, 1, 1, 1}, .m = c->node->shape[0], .n = c->node->shape[1], .k = x->node->shape[1]};
     matrix_of(x, &n->gemm.a);

@@ -56,11 +56,11 @@ size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 void tn_gemm_f32(const tn_gemm_args *args);
 void tn_gemm_f64(const tn_gemm_args *args);
 
-/* ---- products with block-quantised weights ------------------------------------------------------------------------
+/* ---- products with weights as files store them ------------------------------------------------------------------------
  *
- * y[m, n] = x[m, k] · W[n, k]ᵀ in f32, W one of the block formats (TN_Q4_0 … TN_Q6_K). This is the definition; the
- * kernels of every instruction set, for any m, any number of threads and any split, give its bits (a NaN is a NaN,
- * whatever its payload).
+ * y[m, n] = x[m, k] · W[n, k]ᵀ in f32. W in f16 or bf16: what tn_gemm_f32 gives for the widened weight. W in one of the
+ * block formats (TN_Q4_0 … TN_Q6_K): this is the definition. The kernels of every instruction set, for any m, any number
+ * of threads and any split, give its bits (a NaN is a NaN, whatever its payload).
  *
  * Weights. A block of 32 is one part of 32 weights, or in Q2_K, Q3_K and Q6_K two parts of 16. In a part, w = s·u + t:
  *   u is an integer: 4 bits less 8 (Q4_0), 4 bits (Q4_1, Q4_K), 5 bits less 16 (Q5_0), 5 bits (Q5_1, Q5_K), 8 bits with
@@ -76,7 +76,7 @@ void tn_gemm_f64(const tn_gemm_args *args);
 
 /* Weights are multiplied from a form of their own: 16 rows side by side, bits and scales as few as in the file, the same
  * on every instruction set. It takes at most 1.02 times the blocks' bytes with n rounded up to 16, and some cache lines
- * each 16 rows. `dtype` is a block format and k a whole number of its blocks, here and in tn_qmat; any n. */
+ * each 16 rows. `dtype` is a block format and k a whole number of its blocks, or f16 or bf16, here and in tn_qmat; any n. */
 size_t tn_qmat_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
 /* `blocks`: [n, k] as GGUF has them, row after row, any alignment. `packed`: 64-byte aligned. Runs on all threads. */
 void tn_qmat_pack(tn_dtype dtype, const void *blocks, int64_t n, int64_t k, void *packed);

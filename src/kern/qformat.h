@@ -75,4 +75,8 @@ typedef struct tn_qlayout {
 } tn_qlayout;
 tn_qlayout tn_qlayout_of(const tn_qformat *f, int64_t k);
 
+/* Weights in f16 and bf16 go the same way, without blocks: u16[k][16] a group of 16 rows. */
+static inline bool tn_qmat_is_half(tn_dtype dtype) { return dtype == TN_F16 || dtype == TN_BF16; }
+static inline int64_t tn_half_group_bytes(int64_t k) { return (k * 2 * TN_QROWS + 63) / 64 * 64; }
+
 #endif

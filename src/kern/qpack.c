@@ -127,14 +127,36 @@ static void pack_groups(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
+/* ---- f16, bf16 ---------------------------------------------------------------------------------------------------- */
+
+static void pack_half_groups(void *ctx, int64_t begin, int64_t end, int worker) {
+    const qpack *q = ctx;
+    (void)worker;
+    int64_t row_bytes = 2 * q->k, group_bytes = tn_half_group_bytes(q->k);
+    for (int64_t g = begin; g < end; g++) {
+        uint8_t *group = q->packed + g * group_bytes;
+        int64_t rows = tn_min64(TN_QROWS, q->n - g * TN_QROWS);
+        if (rows < TN_QROWS) memset(group, 0, (size_t)group_bytes);
+        for (int64_t row = 0; row < rows; row++) {
+            const uint8_t *from = q->blocks + (g * TN_QROWS + row) * row_bytes;
+            for (int64_t k = 0; k < q->k; k++)
+                memcpy(group + 2 * (k * TN_QROWS + row), from + 2 * k, 2);
+        }
+    }
+}
+
+/* ---- any weights -------------------------------------------------------------------------------------------------- */
+
 size_t tn_qmat_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) {
     const tn_qformat *f = tn_qformat_of(dtype);
-    return f ? (size_t)(tn_ceil_div(n, TN_QROWS) * tn_qlayout_of(f, k).group) : 0;
+    if (!f && !tn_qmat_is_half(dtype)) return 0;
+    return (size_t)(tn_ceil_div(n, TN_QROWS) * (f ? tn_qlayout_of(f, k).group : tn_half_group_bytes(k)));
 }
 
 void tn_qmat_pack(tn_dtype dtype, const void *blocks, int64_t n, int64_t k, void *packed) {
     const tn_qformat *f = tn_qformat_of(dtype);
-    if (!f) return;
-    qpack q = {f, tn_qlayout_of(f, k), blocks, n, k, packed};
-    tn_parallel(tn_ceil_div(n, TN_QROWS), 1, pack_groups, &q);
+    if (!f && !tn_qmat_is_half(dtype)) return;
+    qpack q = {.format = f, .blocks = blocks, .n = n, .k = k, .packed = packed};
+    if (f) q.layout = tn_qlayout_of(f, k);
+    tn_parallel(tn_ceil_div(n, TN_QROWS), 1, f ? pack_groups : pack_half_groups, &q);
 }

@@ -12,21 +12,19 @@
 
 #include <string.h>
 
+#include "kern/cpu/half.h"
+#include "kern/cpu/pack.h"
 #include "kern/cpu/port.h"
 #include "kern/cpu/qvec.h"
 #include "kern/qformat.h"
 
-/* TILE: rows of x at once. 12 sums and 12 accumulators of 32 registers, 6 and 6 of 16. KERNEL: a function that is made
- * anew for each format; where there are no vectors to speak of, one for all is small and hardly slower. */
+/* Rows of x at once: 12 sums and 12 accumulators of 32 registers, 6 and 6 of 16. */
 #if defined(__AVX512F__)
 enum { TILE = 12 };
-#define KERNEL VEC_INLINE
 #elif defined(__AVX2__)
 enum { TILE = 6 };
-#define KERNEL VEC_INLINE
 #else
 enum { TILE = 4 };
-#define KERNEL static __attribute__((noinline))
 #endif
 
 enum {
@@ -44,8 +42,9 @@ enum {
     AHEAD = 2048            /* bytes from a block to what is asked for: five to eight blocks */
 };
 
-static const double BYTES_A_PART = 30e3;  /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
-static const double OPS_A_PART = 1e6;     /* … nor are so many multiplications and additions */
+static const double BYTES_A_PART = 30e3; /* of weights: 2 to 3 µs from memory, less is not worth a fork-join … */
+static const double OPS_A_PART = 1e6;    /* … nor are so many multiplications and additions */
+static const double HALF_COST = 4;       /* of an operation with weights in f16 or bf16, beside one of small integers */
 static const int64_t ROUND_A_PART = 8192; /* numbers of x to round: as much time */
 
 /* ---- unpacking ---------------------------------------------------------------------------------------------------- */
@@ -304,6 +303,32 @@ static void (*const stripe_kernels[TN_DTYPE_COUNT])(const stripe *) = {
     [TN_Q5_K] = stripe_q5_k, [TN_Q6_K] = stripe_q6_k,
 };
 
+/* Tiles of two vectors, and of what the last group has; one row of one group, and of HALF_GROUPS. */
+typedef struct half_set {
+    void (*tile[2][TN_COUNT(heights)])(const half_tile *t);
+    void (*row[2])(const uint8_t *weights, int64_t group, int64_t k, const float *x, float *c);
+} half_set;
+
+#define HALF_KERNELS(name, brain)                                                                          \
+    static void name##_full(const half_tile *t) { multiply_half(t, TILE, 2, brain); }                      \
+    static void name##_third(const half_tile *t) { multiply_half(t, TILE / 3, 2, brain); }                 \
+    static void name##_one(const half_tile *t) { multiply_half(t, 1, 2, brain); }                          \
+    static void name##_full_last(const half_tile *t) { multiply_half(t, TILE, HALF_LAST, brain); }         \
+    static void name##_third_last(const half_tile *t) { multiply_half(t, TILE / 3, HALF_LAST, brain); }    \
+    static void name##_one_last(const half_tile *t) { multiply_half(t, 1, HALF_LAST, brain); }             \
+    static void name##_row(const uint8_t *weights, int64_t group, int64_t k, const float *x, float *c) {   \
+        multiply_half_row(weights, group, 1, k, x, c, brain);                                              \
+    }                                                                                                      \
+    static void name##_rows(const uint8_t *weights, int64_t group, int64_t k, const float *x, float *c) {  \
+        multiply_half_row(weights, group, HALF_GROUPS, k, x, c, brain);                                    \
+    }                                                                                                      \
+    static const half_set name##_kernels = {                                                               \
+        {{name##_full, name##_third, name##_one}, {name##_full_last, name##_third_last, name##_one_last}}, \
+        {name##_row, name##_rows}};
+
+HALF_KERNELS(half, false)
+HALF_KERNELS(brain, true)
+
 /* ---- panels ------------------------------------------------------------------------------------------------------- */
 
 KERNEL void bits_to_panel_as(tn_qbits bits, const uint8_t *low, const uint8_t *high, const tn_qlayout *l,
@@ -368,7 +393,7 @@ static void scales_to_panel(tn_qscales form, const uint8_t *from, const tn_qlayo
 
 typedef struct qmat {
     const tn_qmat_args *args;
-    const tn_qformat *format;
+    const tn_qformat *format; /* NULL: weights are f16 or bf16, and "blocks" are steps of k */
     void (*stripe)(const stripe *p);
     const panel_kernels *panels;
     tn_qlayout layout;
@@ -385,19 +410,28 @@ typedef struct qmat {
 
 static size_t area(int64_t bytes) { return ((size_t)bytes + 63) / 64 * 64; }
 
-static void plan(qmat *q, const tn_qmat_args *args) {
-    const tn_qformat *f = tn_qformat_of(args->dtype);
-    q->args = args;
-    q->format = f;
+static void plan_blocks(qmat *q, const tn_qmat_args *args, const tn_qformat *f) {
     q->stripe = stripe_kernels[args->dtype];
     q->panels = kernels_of(f);
     q->layout = tn_qlayout_of(f, args->k);
     q->blocks = args->k / TN_QBLOCK;
-    q->groups = tn_ceil_div(args->n, TN_QROWS);
     q->record = record_bytes(f->parts);
     q->panel = BITS + f->parts * LINE * (f->has_minimum ? 2 : 1);
     int64_t pieces = tn_max64(tn_ceil_div(q->blocks, PANEL_BLOCKS), 1), unit = q->layout.scale_blocks;
     q->piece = tn_ceil_div(tn_ceil_div(q->blocks, pieces), unit) * unit;
+}
+
+static void plan(qmat *q, const tn_qmat_args *args) {
+    *q = (qmat){.args = args, .format = tn_qformat_of(args->dtype)};
+    q->groups = tn_ceil_div(args->n, TN_QROWS);
+    if (q->format) {
+        plan_blocks(q, args, q->format);
+    } else {
+        q->layout.group = tn_half_group_bytes(args->k);
+        q->blocks = args->k;
+        q->piece = KIR_KSUM;
+        q->panel = q->args->m > 1 ? tn_min64(args->m, SLAB_ROWS) * (int64_t)sizeof(float) : 0;
+    }
     q->slab = tn_min64(args->m, SLAB_ROWS);
     q->rounded_bytes = area(q->slab * q->blocks * q->record);
     q->panel_bytes = args->m > 1 ? area(q->piece * q->panel) : 0;
@@ -492,10 +526,75 @@ static void unpack_panel(const qmat *q, const part *p, int64_t g, int64_t k, int
     scales_to_panel(q->format->scales, scales_from, l, blocks, p->panel + BITS, q->panel);
 }
 
+/* Rows of x at some steps of k, into tiles of the heights that kernels have: a tile lies behind the rows before it. */
+static void pack_x(const qmat *q, const float *x, int64_t rows, int64_t steps, float *to) {
+    for (size_t kind = 0; kind < TN_COUNT(heights) && rows > 0; kind++) {
+        int64_t height = heights[kind], whole = rows / height * height;
+        if (whole == 0) continue;
+        pack_run(&(pack){.to = to,
+                         .distance = height,
+                         .group = height,
+                         .jump = steps * height,
+                         .from = x,
+                         .along = 1,
+                         .across = q->args->x_stride,
+                         .steps = steps,
+                         .lines = whole});
+        x += whole * q->args->x_stride;
+        to += whole * steps;
+        rows -= whole;
+    }
+}
+
+/* `at_once` groups of 16 columns, all rows of packed x. */
+static void multiply_half_rows(const half_set *kernels, half_tile t, int64_t at_once, int64_t rows) {
+    int64_t done = 0;
+    for (size_t kind = 0; kind < TN_COUNT(heights); kind++) {
+        for (; rows - done >= heights[kind]; done += heights[kind]) {
+            kernels->tile[at_once < HALF_AT_ONCE][kind](&t);
+            t.x += heights[kind] * t.steps;
+            t.c += heights[kind] * t.c_row;
+        }
+    }
+}
+
+/* multiply_groups for weights in f16 and bf16. */
+static void multiply_half_groups(const qmat *q, const part *p, int64_t group0, int64_t group1, int64_t first,
+                                 int64_t rows, float *c, int64_t c_row) {
+    const half_set *kernels = q->args->dtype == TN_BF16 ? &brain_kernels : &half_kernels;
+    const float *x = q->args->x + (q->row0 + first) * q->args->x_stride;
+    int64_t groups = 0, k = 0;
+    if (q->rows == 1) {
+        for (int64_t g = group0; g < group1; g += groups, c += groups * TN_QROWS) {
+            groups = group1 - g >= HALF_GROUPS ? HALF_GROUPS : 1;
+            kernels->row[groups > 1](group_of(q, g), q->layout.group, q->blocks, x, c);
+        }
+        return;
+    }
+    float *packed = (float *)(void *)p->panel;
+    do {
+        half_tile t = {.group = q->layout.group, .steps = tn_min64(q->piece, q->blocks - k), .x = packed};
+        t.c_row = c_row;
+        t.add = k > 0;
+        pack_x(q, x + k, rows, t.steps, packed);
+        for (int64_t g = group0; g < group1; g += groups) {
+            groups = tn_min64(HALF_AT_ONCE, group1 - g);
+            t.weights = group_of(q, g) + k * 2 * TN_QROWS;
+            t.c = c + (g - group0) * TN_QROWS;
+            multiply_half_rows(kernels, t, groups, rows);
+        }
+        k += q->piece;
+    } while (k < q->blocks);
+}
+
 /* Some groups of columns; c: the first element. A panel's blocks of all rows stay in the second cache while the groups
  * pass by. */
 static void multiply_groups(const qmat *q, const part *p, int64_t group0, int64_t group1, int64_t first, int64_t rows,
                             float *c, int64_t c_row) {
+    if (!q->format) {
+        multiply_half_groups(q, p, group0, group1, first, rows, c, c_row);
+        return;
+    }
     if (q->rows == 1) {
         for (int64_t g = group0; g < group1; g++, c += TN_QROWS) {
             const uint8_t *group = group_of(q, g);
@@ -575,6 +674,7 @@ static void multiply_strips(void *ctx, int64_t begin, int64_t end, int worker) {
 static int choose_threads(const qmat *q) {
     double bytes = (double)q->groups * (double)q->layout.group;
     double ops = 2.0 * (double)q->rows * (double)q->args->n * (double)q->args->k;
+    if (!q->format) ops *= HALF_COST;
     double parts = bytes / BYTES_A_PART > ops / OPS_A_PART ? bytes / BYTES_A_PART : ops / OPS_A_PART;
     int most = tn_threads();
     return parts < 2 ? 1 : parts < most ? (int)parts : most;
@@ -605,7 +705,7 @@ static void run(const tn_qmat_args *args) {
     for (q.row0 = 0; q.row0 < args->m; q.row0 += q.slab) {
         q.rows = tn_min64(q.slab, args->m - q.row0);
         int64_t grain = tn_ceil_div(ROUND_A_PART, tn_max64(args->k, 1));
-        tn_parallel(q.rows, grain, round_rows, &q);
+        if (q.format) tn_parallel(q.rows, grain, round_rows, &q);
         int threads = choose_threads(&q);
         choose_strips(&q, threads);
         if (threads == 1) {
