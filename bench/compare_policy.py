@@ -32,6 +32,7 @@ CALLS = {1: 400, 64: 100, 4096: 6}
 ROUND = 64  # batches taken in turn
 MEMORY_BATCH, MEMORY_STEPS = 4096, 20
 STEPS_COMPARED, TOLERANCE = 100, 1e-4
+SETTLE_SECONDS = 0.06
 TARGETS = {("forward", 1): 8, ("forward", 64): 6, ("forward", 4096): 2.2,
            ("train", 1): 8, ("train", 64): 5, ("train", 4096): 2}
 
@@ -118,12 +119,18 @@ def check(tensors, net):
         torch.testing.assert_close(tensors["result." + name], got, rtol=1e-5, atol=1e-5)
 
 
+def alone(work):
+    """Lets the other side's threads go to sleep first: those of OpenMP spin for a while after their work."""
+    time.sleep(SETTLE_SECONDS)
+    return work()
+
+
 def compare(samples, ours, theirs):
     """Both, taken by turns; the first of each warms up. ours() may give further numbers behind the seconds."""
     a, b = [], []
     for _ in range(samples + 1):
-        a.append(ours())
-        b.append(theirs())
+        a.append(alone(ours))
+        b.append(alone(theirs))
     return list(zip(*a[1:])), b[1:]
 
 
