@@ -135,6 +135,28 @@ static void launched_tokens_are_those_of_the_prompt(void **state) {
     layer_free(&l);
 }
 
+/* Nobody reads the cache here: what is appended is all that the append waits for. */
+static void an_append_waits_for_what_it_is_made_of(void **state) {
+    (void)state;
+    enum { N = 70, CACHED = PAGES * KV_HEADS * PAGE * WIDTH };
+    static float is[CACHED], want[CACHED];
+    for (int pieces = 0; pieces < 2; pieces++) {
+        layer l = layer_new(TN_F32, shuffled);
+        TN_SCOPE {
+            int64_t ids[N];
+            for (int64_t i = 0; i < N; i++) ids[i] = id_of(i);
+            tn_tensor *x = tn_embedding(tn_from_data(ids, TN_DIMS(N), TN_I64), l.embedding);
+            tn_tensor *k = tn_linear(tn_linear(tn_linear(x, l.q, NULL), l.o, NULL), l.k, NULL);
+            if (pieces) assert_ok(tn_eval(&k, 1));
+            tn_cache_append_(l.keys, tn_reshape(k, TN_DIMS(N, KV_HEADS, WIDTH)), tn_dial_int(0), l.pages);
+            assert_ok(tn_eval(NULL, 0));
+            assert_ok(tn_read(l.keys, pieces ? want : is, sizeof is));
+        }
+        layer_free(&l);
+    }
+    assert_memory_equal(is, want, sizeof is);
+}
+
 /* The append is the last of a plan, and no copy of the cache is made for it. */
 static void a_cache_is_written_where_it_lies(void **state) {
     (void)state;
@@ -189,6 +211,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_cut_of_a_text_gives_the_same_bits),
         cmocka_unit_test(launched_tokens_are_those_of_the_prompt),
+        cmocka_unit_test(an_append_waits_for_what_it_is_made_of),
         cmocka_unit_test(a_cache_is_written_where_it_lies),
         cmocka_unit_test(without_state_the_old_value_stays),
         cmocka_unit_test(reading_follows_the_order_of_recording),

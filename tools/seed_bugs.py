@@ -22,7 +22,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPIED = ["CMakeLists.txt", "cmake", "include", "src", "tests", "LICENSE", "README.md"]
-TESTS = ["test_laziness", "test_programs", "test_program_failures"]
+TESTS = ["test_laziness", "test_programs", "test_program_failures", "test_cache"]
 PROGRAMS = "600"  # enough for every bug here, and a few seconds when all is well
 SECONDS = 180     # a bug may also make a program run for ever
 
@@ -33,7 +33,7 @@ BUGS = [
     ("a state is written by a kernel that reads it elsewhere", "core/plan.c",
      "if (reads_slot(g, maker, home) && !same_place_only(g, maker, home, element)) return false;", "(void)element;"),
     ("states are written before what runs last", "core/plan.c",
-     "if (!maker->commit) return false;", ";"),
+     "if (!maker->commit && !maker->appends) return false;", ";"),
     ("a dying operand is written over though it is read at other places", "core/plan.c",
      "|| !group->buffer_same_place[b]) continue; if (tn_dtype_size",
      ") continue; if (tn_dtype_size"),
@@ -71,8 +71,12 @@ BUGS = [
      "(void)p; (void)b; return true;"),
     ("dials keep the value of the first run", "core/plan.c",
      "p->dials[i] = dials[p->dial_source[i]];", "if (p->runs == 0) p->dials[i] = dials[p->dial_source[i]];"),
-    ("a packed weight is used after it was written", "core/native.c",
-     "if (version != n->packed_version) n->packed_valid = false;", ""),
+    ("a packed weight is used after it was written", "hal/forms.c",
+     "return e && atomic_load_explicit(&e->version, memory_order_acquire) == b->version;", "(void)b; return e;"),
+    ("what is appended to a cache does not wait for who reads the cache as it was", "core/plan.c",
+     "if (other == group || !reads_slot(g, other, home)) continue;", "(void)home; continue;"),
+    ("what is appended to a cache does not wait for what it is made of", "core/plan.c",
+     "last = needed->position > last ? needed->position : last;", "(void)needed;"),
     ("a handle keeps its view after its base was written", "graph/tensor.c",
      "return !s || t->version == s->version ?", "return !s || t->base || t->version == s->version ?"),
     ("a write through a view forgets the writes before it", "graph/tensor.c",
