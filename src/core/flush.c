@@ -311,12 +311,15 @@ static tn_status evaluate(tn_recorder *r, tn_plan_cache *c, tn_node *const *targ
 }
 
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
-    if (r->count == 0) return TN_OK;
-    tn_plan_cache *c = tn_plans_of(r);
-    if (!c) return TN_ERR_MEMORY;
+    tn_plan_cache *c = r->count > 0 ? tn_plans_of(r) : NULL;
+    if (!c) {
+        tn_recorder_settle();
+        return r->count > 0 ? TN_ERR_MEMORY : TN_OK;
+    }
     bool writes = r->written != NULL;
     tn_status s = evaluate(r, c, targets, count);
     while (s == TN_ERR_MEMORY && postpone_refused(c, targets, count)) s = evaluate(r, c, targets, count);
     if (c->binding.postponed_count) settle_postponed(r, &c->binding, writes && s == TN_OK);
+    tn_recorder_settle();
     return s;
 }

@@ -82,30 +82,31 @@ static void number(tn_binding *b) {
 
 static tn_status room(tn_binding *b, size_t words) { return tn_mem_reserve(&b->key, &b->key_capacity, b->key_count + words, sizeof *b->key); }
 
-static inline void put(tn_binding *b, uint64_t word) { b->key[b->key_count++] = word; }
+/* The words of a node are written through a cursor of their own, which stays in a register; there is room for all of them. */
+static inline void put(uint64_t **at, uint64_t word) { *(*at)++ = word; }
 
-static bool has_symbols(const tn_node *n) {
+static inline bool has_symbols(const tn_node *n) {
     for (int d = 0; d < n->rank; d++)
         if (n->symbol[d]) return true;
     return false;
 }
 
-static tn_status put_symbols(tn_binding *b, const tn_node *n) {
+static tn_status put_symbols(tn_binding *b, uint64_t **at, const tn_node *n) {
     for (int d = 0; d < n->rank; d++) {
         if (!n->symbol[d]) {
-            put(b, (uint64_t)n->shape[d]);
+            put(at, (uint64_t)n->shape[d]);
             continue;
         }
-        put(b, UINT64_MAX - n->symbol[d]);
+        put(at, UINT64_MAX - n->symbol[d]);
         TRY(tn_mem_reserve(&b->sizes, &b->size_capacity, b->size_count + 1, sizeof *b->sizes));
         b->sizes[b->size_count++] = n->shape[d];
     }
     return TN_OK;
 }
 
-static inline tn_status put_extents(tn_binding *b, const tn_node *n) {
-    if (has_symbols(n)) return put_symbols(b, n);
-    for (int d = 0; d < n->rank; d++) put(b, (uint64_t)n->shape[d]);
+static inline tn_status put_extents(tn_binding *b, uint64_t **at, const tn_node *n) {
+    if (has_symbols(n)) return put_symbols(b, at, n);
+    for (int d = 0; d < n->rank; d++) put(at, (uint64_t)n->shape[d]);
     return TN_OK;
 }
 
@@ -132,32 +133,28 @@ static tn_status check_leaf(const tn_node *n) {
 /* Words that an input takes at most. */
 enum { INPUT_WORDS = 4 + 2 * TN_MAX_RANK };
 
-/* A leaf is described where it is met first; later it is its number. */
-static tn_status put_new_leaf(tn_binding *b, const tn_node *n, int32_t id) {
+static tn_status describe_leaf(tn_binding *b, uint64_t **at, const tn_node *n, int32_t id) {
     int32_t slot = -1;
     TRY(check_leaf(n));
     TRY(slot_of(b, root_of(n)->buffer, &slot));
     TRY(tn_map_put(&b->leaf_ids, n, id));
-    put(b, (uint64_t)id << 2 | INPUT_LEAF);
-    put(b, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 | (uint64_t)(n->flags & TN_NODE_VIEW) << 48);
-    TRY(put_extents(b, n));
-    for (int d = 0; d <= n->rank && (n->flags & TN_NODE_VIEW); d++) put(b, (uint64_t)n->layout[d]);
+    put(at, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 | (uint64_t)(n->flags & TN_NODE_VIEW) << 48);
+    TRY(put_extents(b, at, n));
+    for (int d = 0; d <= n->rank && (n->flags & TN_NODE_VIEW); d++) put(at, (uint64_t)n->layout[d]);
     return TN_OK;
 }
 
-static tn_status put_leaf(tn_binding *b, const tn_node *n) {
-    if (n != b->last_leaf) {
-        int32_t id = tn_map_find(&b->leaf_ids, n), fresh = (int32_t)b->leaf_ids.count;
-        b->last_leaf = n;
-        b->last_leaf_id = id >= 0 ? id : fresh;
-        if (id < 0) return put_new_leaf(b, n, fresh);
-    }
-    put(b, (uint64_t)b->last_leaf_id << 2 | INPUT_LEAF);
-    return TN_OK;
+/* A leaf is described where it is met first; later it is its number. */
+static tn_status put_leaf(tn_binding *b, uint64_t **at, const tn_node *n) {
+    int32_t id = tn_map_find(&b->leaf_ids, n), fresh = (int32_t)b->leaf_ids.count;
+    b->last_leaf = n;
+    b->last_leaf_id = id >= 0 ? id : fresh;
+    put(at, (uint64_t)b->last_leaf_id << 2 | INPUT_LEAF);
+    return id < 0 ? describe_leaf(b, at, n, fresh) : TN_OK;
 }
 
-static tn_status put_dial(tn_binding *b, const tn_node *n) {
-    put(b, (uint64_t)n->i[0]);
+static tn_status put_dial(tn_binding *b, uint64_t **at, const tn_node *n) {
+    put(at, (uint64_t)n->i[0]);
     TRY(tn_mem_reserve(&b->dial_nodes, &b->dial_capacity, b->dial_count + 1, sizeof *b->dial_nodes));
     b->dial_nodes[b->dial_count++] = n;
     return TN_OK;
@@ -166,33 +163,43 @@ static tn_status put_dial(tn_binding *b, const tn_node *n) {
 /* Extents stand in the key already, by symbol where they may vary: not again as attributes. */
 static bool attributes_are_extents(int op) { return op == TN_OP_VIEW || op == TN_OP_EXPAND; }
 
-static tn_status put_attributes(tn_binding *b, const tn_node *n) {
-    if (n->op == TN_OP_DIAL) return put_dial(b, n);
-    for (int k = 0; k < n->n_i && !attributes_are_extents(n->op); k++) put(b, (uint64_t)n->i[k]);
+static tn_status put_attributes(tn_binding *b, uint64_t **at, const tn_node *n) {
+    if (n->op == TN_OP_DIAL) return put_dial(b, at, n);
+    for (int k = 0; k < n->n_i && !attributes_are_extents(n->op); k++) put(at, (uint64_t)n->i[k]);
     for (int k = 0; k < n->n_f; k++) {
         uint64_t bits = 0;
         memcpy(&bits, &n->f[k], sizeof bits);
-        put(b, bits);
+        put(at, bits);
     }
     return TN_OK;
 }
 
-static inline tn_status put_input(tn_binding *b, const tn_node *in) {
-    if (in && in->recorder != b->recorder) return put_leaf(b, in);
-    put(b, in ? (uint64_t)b->numbers[in->index] << 2 | INPUT_NODE : INPUT_NONE);
+static inline tn_status put_input(tn_binding *b, uint64_t **at, const tn_node *in) {
+    if (!in)
+        put(at, INPUT_NONE);
+    else if (in->recorder == b->recorder)
+        put(at, (uint64_t)b->numbers[in->index] << 2 | INPUT_NODE);
+    else if (in == b->last_leaf)
+        put(at, (uint64_t)b->last_leaf_id << 2 | INPUT_LEAF);
+    else
+        return put_leaf(b, at, in);
     return TN_OK;
 }
 
-static tn_status put_node(tn_binding *b, const tn_node *n) {
+static inline tn_status put_node(tn_binding *b, const tn_node *n) {
     uint64_t mark = b->marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0;
     TRY(room(b, 1 + TN_MAX_RANK + (size_t)n->n_i + n->n_f + (size_t)(n->n_in + 1) * INPUT_WORDS));
-    put(b, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 | expanded << 41);
-    TRY(put_extents(b, n));
-    if (n->n_i + n->n_f) TRY(put_attributes(b, n));
-    if (n->expansion) return put_input(b, n->expansion);
-    for (int k = 0; k < n->n_in; k++) TRY(put_input(b, n->in[k]));
+    uint64_t *at = b->key + b->key_count;
+    put(&at, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 | expanded << 41);
+    TRY(put_extents(b, &at, n));
+    if (n->n_i + n->n_f) TRY(put_attributes(b, &at, n));
+    if (n->expansion) TRY(put_input(b, &at, n->expansion));
+    for (int k = 0; k < n->n_in && !n->expansion; k++) TRY(put_input(b, &at, n->in[k]));
+    b->key_count = (size_t)(at - b->key);
     return TN_OK;
 }
+
+static void put_word(tn_binding *b, uint64_t word) { b->key[b->key_count++] = word; }
 
 /* States whose new value is pending: their home is bound, and is where that value goes. */
 static tn_status put_homes(tn_binding *b) {
@@ -201,8 +208,8 @@ static tn_status put_homes(tn_binding *b) {
         if (s->value->recorder != b->recorder) continue;
         TRY(slot_of(b, s->home, &slot));
         TRY(room(b, 2));
-        put(b, (uint64_t)b->numbers[s->value->index]);
-        put(b, (uint64_t)slot);
+        put_word(b, (uint64_t)b->numbers[s->value->index]);
+        put_word(b, (uint64_t)slot);
         for (size_t i = 0; i < b->output_count; i++)
             if (b->outputs[i].node == s->value) b->outputs[i].home = slot;
     }
@@ -222,8 +229,8 @@ static tn_status write_key(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     b->device = b->outputs[0].node->device;
     TRY(room(b, 2));
-    put(b, (uint64_t)(uintptr_t)b->device);
-    put(b, (uint64_t)tn_threads());
+    put_word(b, (uint64_t)(uintptr_t)b->device);
+    put_word(b, (uint64_t)tn_threads());
     for (size_t i = 0; i < r->count; i++)
         if (b->marks[i] & NEEDED) TRY(put_node(b, r->pending[i]));
     return put_homes(b);

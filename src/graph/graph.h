@@ -220,6 +220,18 @@ tn_status tn_infer_compare(tn_infer *c);    /* the same, BOOL */
 tn_status tn_infer_reduce(tn_infer *c);     /* attributes: dims list, keepdim; an empty list means all dims */
 tn_dtype tn_promote(const tn_node *a, const tn_node *b); /* torch.result_type */
 tn_dtype tn_promote_with(tn_dtype so_far, const tn_node *first, const tn_node *next); /* the same for a growing list */
+/* Are all shapes, symbols included, the same as the first's, as they mostly are? */
+static inline bool tn_all_alike(tn_node *const *in, int n_in) {
+    const tn_node *first = in[0];
+    for (int i = 1; i < n_in; i++) {
+        const tn_node *x = in[i];
+        if (!x || x == first) continue;
+        if (x->rank != first->rank) return false;
+        for (int d = 0; d < first->rank; d++)
+            if (x->shape[d] != first->shape[d] || x->symbol[d] != first->symbol[d]) return false;
+    }
+    return true;
+}
 /* "[2, 3]" into text; returns text. For messages. */
 const char *tn_shape_text(const tn_node *n, char *text, size_t size);
 /* A dim argument in [-rank, rank) made ≥ 0; TN_ERR_SHAPE otherwise, naming op and range. */

@@ -15,6 +15,7 @@ void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
 void tn_grad_slot_release(tn_grad_slot *s);
 void tn_grad_slot_close(tn_grad_slot *s);    /* the same by the leaf's storage, whose gradient goes with it */
 size_t tn_recorder_limit(const tn_recorder *r);
+void tn_recorder_settle(void);               /* after a flush: gives back the references to leaves that it has in hand */
 void tn_recorder_drop(void);                 /* frees all that this thread's recorder holds (thread exit, leak tests) */
 void tn_storage_release(tn_storage *s);
 void tn_storage_restore(tn_storage *s);      /* a state's pending write is given up: its value is what lies at home */

@@ -22,8 +22,18 @@ typedef struct node_block {
     int64_t tail[NODE_TAIL];
 } node_block;
 
+/* References to a leaf that this thread has in hand: see "lifetime". */
+typedef struct loan {
+    tn_node *node;
+    int32_t count;
+} loan;
+
+enum { LOANS = 32 };
+
 typedef struct thread_state {
     tn_recorder recorder;
+    loan loans[LOANS];
+    uint32_t lent; /* bit i: loans[i] is in use */
     node_block *free; /* chained through node.in */
     int free_count;
 } thread_state;
@@ -40,6 +50,8 @@ static void free_list_clear(thread_state *t) {
     }
     t->free_count = 0;
 }
+
+static void settle_loans(thread_state *t);
 
 void tn_recorder_drop(void) {
     thread_state *t = here;
@@ -60,6 +72,7 @@ void tn_recorder_drop(void) {
         s->in_written = false;
         tn_storage_release(s);
     }
+    settle_loans(t);
     tn_mem_free(r->pending);
     if (r->plans_free) r->plans_free(r->plans);
     free_list_clear(t);
@@ -180,8 +193,61 @@ static void doom(tn_node *n) {
     doomed = n;
 }
 
+/* A leaf may be used by several threads, so its count takes locked instructions, and a recording counts the same few leaves
+ * over and over. So references are borrowed many at a time, and what comes back is kept, until the next flush has ended:
+ * loans[i].count of the node's references are this thread's to hand out. */
+enum { LOAN = 64 };
+
+static inline loan *loan_of(thread_state *t, const tn_node *n) {
+    return &t->loans[((uintptr_t)n >> 6) * (size_t)0x9E3779B97F4A7C15u >> 59];
+}
+
+static void settle_loan(loan *l) {
+    tn_node *n = l->node;
+    int32_t count = l->count;
+    *l = (loan){NULL, 0};
+    if (n && count && tn_node_count(n, &n->refs, -count) == count) tn_node_end(n);
+}
+
+static void settle_loans(thread_state *t) {
+    while (t->lent) {
+        int i = __builtin_ctz(t->lent);
+        t->lent &= t->lent - 1;
+        settle_loan(&t->loans[i]);
+    }
+}
+
+void tn_recorder_settle(void) {
+    if (here && here->lent) settle_loans(here);
+}
+
+static __attribute__((noinline)) void borrow(thread_state *t, loan *l, tn_node *n) {
+    if (l->node != n) settle_loan(l);
+    tn_node_count(n, &n->refs, LOAN);
+    *l = (loan){n, LOAN};
+    t->lent |= 1u << (l - t->loans);
+}
+
+static inline void retain_input(thread_state *t, tn_node *n) {
+    if (!n || n->recorder) {
+        tn_node_retain(n);
+        return;
+    }
+    loan *l = loan_of(t, n);
+    if (l->node != n || l->count == 0) borrow(t, l, n);
+    l->count--;
+}
+
+static inline void drop_input(tn_node *n) {
+    loan *l = n && !n->recorder && here ? loan_of(here, n) : NULL;
+    if (l && l->node == n)
+        l->count++;
+    else
+        drop_reference(n);
+}
+
 static void node_destroy(tn_node *n) {
-    for (int i = 0; i < n->n_in; i++) drop_reference(n->in[i]);
+    for (int i = 0; i < n->n_in; i++) drop_input(n->in[i]);
     if (n->in != n->in_small) tn_mem_free(n->in);
     drop_reference(n->root);
     if (n->buffer) tn_buffer_release(n->buffer);
@@ -358,16 +424,19 @@ static inline input_facts look_at(tn_node *const *in, int n_in) {
 
 static bool differentiable(const tn_op_row *row) { return row->kind == TN_COMPOSED || row->impl->grad != NULL; }
 
-static tn_status take_inputs(tn_node *n, const tn_infer *c) {
-    if (c->n_in > (int)TN_COUNT(n->in_small)) {
-        n->in = tn_mem_alloc((size_t)c->n_in * sizeof *n->in);
+static inline tn_status take_inputs(tn_node *n, tn_node *const *in, int n_in) {
+    if (n_in > (int)TN_COUNT(n->in_small)) {
+        n->in = tn_mem_alloc((size_t)n_in * sizeof *n->in);
         if (!n->in) {
             n->in = n->in_small;
             return TN_ERR_MEMORY;
         }
     }
-    n->n_in = (uint8_t)c->n_in;
-    for (int i = 0; i < c->n_in; i++) n->in[i] = tn_node_retain(c->in[i]);
+    n->n_in = (uint8_t)n_in;
+    for (int i = 0; i < n_in; i++) {
+        n->in[i] = in[i];
+        retain_input(here, in[i]);
+    }
     return TN_OK;
 }
 
@@ -389,7 +458,7 @@ static void take_layout(tn_node *n, const tn_infer *c) {
 }
 
 static tn_status node_fill(tn_node *n, const tn_infer *c, int op) {
-    TRY(take_inputs(n, c));
+    TRY(take_inputs(n, c->in, c->n_in));
     n->op = (uint16_t)op;
     n->dtype = (uint8_t)c->dtype;
     n->rank = (uint8_t)c->rank;
@@ -432,6 +501,22 @@ static void copy_attributes(tn_attrs *own, const tn_attrs *given) {
     if (own->n_f) memcpy(own->f, given->f, own->n_f * sizeof *own->f);
 }
 
+/* What every new node gets, and its place in the list; n is the caller's no more when this fails. */
+static inline tn_status node_finish(tn_recorder *r, tn_node *n, const tn_op_row *row, const input_facts *f) {
+    tn_status s = TN_OK;
+    n->device = f->device;
+    n->file = r->file;
+    n->line = r->line;
+    if (!n->device) {
+        n->device = tn_current_device();
+        if (!n->device) s = tn_error_code();
+    }
+    if ((f->flags & TN_NODE_GRAD) && !r->no_grad && differentiable(row) && tn_dtype_is_float((tn_dtype)n->dtype)) n->flags |= TN_NODE_GRAD;
+    if (s == TN_OK) s = recorder_append(r, n);
+    if (s != TN_OK) tn_node_release(n);
+    return s;
+}
+
 static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, const tn_attrs *attrs, const input_facts *f,
                           tn_node **out) {
     const tn_op_row *row = tn_op(op);
@@ -454,23 +539,37 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
     if (tn_dtype_is_quantized(c.dtype)) TRY(check_blocks(&c));
     tn_node *n = node_new();
     if (!n) return TN_ERR_MEMORY;
-    n->device = f->device;
-    n->file = r->file;
-    n->line = r->line;
     tn_status s = node_fill(n, &c, op);
-    if (s == TN_OK && !n->device) {
-        n->device = tn_current_device();
-        if (!n->device) s = tn_error_code();
-    }
-    if (s == TN_OK && (f->flags & TN_NODE_GRAD) && !r->no_grad && differentiable(row) && tn_dtype_is_float(c.dtype))
-        n->flags |= TN_NODE_GRAD;
-    if (s == TN_OK) s = recorder_append(r, n);
     if (s != TN_OK) {
         tn_node_release(n);
         return s;
     }
     *out = n;
-    return TN_OK;
+    return node_finish(r, n, row, f);
+}
+
+/* The commonest case: shape and dtype are those of all inputs, and there is nothing else to say. */
+static inline bool is_plain(const tn_op_row *row, tn_node *const *in, int n_in, const tn_attrs *attrs, const input_facts *f) {
+    return row->impl->infer == tn_infer_broadcast && !attrs && f->device && !f->two_dtypes && !f->two_devices && in[0] && tn_all_alike(in, n_in);
+}
+
+static inline tn_status node_plain(tn_recorder *r, int op, tn_node *const *in, int n_in, const input_facts *f, tn_node **out) {
+    const tn_node *like = in[0];
+    tn_node *n = node_new();
+    if (!n) return TN_ERR_MEMORY;
+    n->op = (uint16_t)op;
+    n->dtype = like->dtype;
+    n->rank = like->rank;
+    memcpy(n->shape, like->shape, sizeof n->shape);
+    memcpy(n->symbol, like->symbol, sizeof n->symbol);
+    n->f = (double *)(void *)n->i;
+    tn_status s = take_inputs(n, in, n_in);
+    if (s != TN_OK) {
+        tn_node_release(n);
+        return s;
+    }
+    *out = n;
+    return node_finish(r, n, tn_op(op), f);
 }
 
 /* ---- promotion ------------------------------------------------------------------------------------------------------- */
@@ -562,7 +661,12 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     tn_node *n = NULL;
     tn_status s = f.quantized ? check_plain(row, in, n_in) : TN_OK;
     if (s != TN_OK) return op_failed(r, row, s);
-    s = needs_casts(row, in, n_in, &f, &to) ? node_promoted(r, op, in, n_in, attrs, to, &n) : node_try(r, op, in, n_in, attrs, &f, &n);
+    if (needs_casts(row, in, n_in, &f, &to))
+        s = node_promoted(r, op, in, n_in, attrs, to, &n);
+    else if (is_plain(row, in, n_in, attrs, &f))
+        s = node_plain(r, op, in, n_in, &f, &n);
+    else
+        s = node_try(r, op, in, n_in, attrs, &f, &n);
     if (s != TN_OK) return op_failed(r, row, s);
     s = recorder_bound(r);
     if (s == TN_OK) return n;

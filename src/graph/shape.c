@@ -64,21 +64,8 @@ static tn_status broadcast_into(tn_infer *c, const tn_node *x) {
     return TN_OK;
 }
 
-/* Are all shapes, symbols included, the same as the first's, as they mostly are? */
-static bool all_alike(const tn_infer *c) {
-    const tn_node *first = c->in[0];
-    for (int i = 1; i < c->n_in; i++) {
-        const tn_node *x = c->in[i];
-        if (!x || x == first) continue;
-        if (x->rank != first->rank) return false;
-        for (int d = 0; d < first->rank; d++)
-            if (x->shape[d] != first->shape[d] || x->symbol[d] != first->symbol[d]) return false;
-    }
-    return true;
-}
-
 tn_status tn_infer_broadcast(tn_infer *c) {
-    if (all_alike(c)) return tn_infer_same(c);
+    if (tn_all_alike(c->in, c->n_in)) return tn_infer_same(c);
     c->rank = 0;
     for (int i = 0; i < c->n_in; i++)
         if (c->in[i] && c->in[i]->rank > c->rank) c->rank = c->in[i]->rank;
