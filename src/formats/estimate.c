@@ -23,10 +23,11 @@ enum {
     SAVED_KV = 2,
     SAVED_LOGITS = 3, /* logits, their exponentials, their gradient */
 
-    /* Measured: a process that has opened the library and a device and run a first plan; and for each token its text,
-     * its rank and its places in two tables of names. */
-    RUNTIME_BYTES = 8 << 20,
-    TOKEN_BYTES = 96
+    /* Measured: what a generation has resident beyond weights, cache and activations: the libraries, the plans of a prompt
+     * and of a token, blocks kept for reuse; and for each token its text, its rank and its places in tables of names.
+     * */
+    RUNTIME_BYTES = 12 << 20,
+    TOKEN_BYTES = 140
 };
 
 typedef struct parts {

@@ -1,21 +1,16 @@
 /* llm.c — a model and its one sequence: opening, the cache, prompts in pieces, single tokens by a captured plan.
  *
- * Weights are borrowed from the mapped file. A prompt is computed in pieces of at most LLM_CHUNK tokens whose number is a
- * symbolic extent, so one plan serves them all. A token is a launch of a captured graph: nothing is recorded, nothing is
- * looked up; its position is a dial, its id an input. */
+ * Weights are borrowed from the mapped file. A prompt is computed in pieces of at most LLM_CHUNK tokens whose number is
+ * a symbolic extent, so one plan serves them all. A token is a launch of a captured graph: nothing is recorded, nothing
+ * is looked up; its position is a dial, its row of the embedding an input. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "text/llm_model.h"
 
-enum {
-    SYMBOL_TOKENS = 0,
-    FORGET_EVERY = 64 /* single tokens; the system reads 16 pages for each row of the embedding */
-};
+enum { SYMBOL_TOKENS = 0 };
 
 struct tn_llm {
     tn_gguf *file;
@@ -25,8 +20,9 @@ struct tn_llm {
     int64_t position;
     float *logits;    /* of the last token: what callers get to see */
     tn_graph *token;  /* captured at the first single token */
-    int64_t *numbers; /* LLM_CHUNK ids on their way into a tensor */
-    float *places;    /* and their positions */
+    int64_t *numbers; /* LLM_CHUNK ids, */
+    void *rows;       /* their rows of the embedding as the file has them, */
+    float *places;    /* and their positions, on their way into tensors */
 };
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
@@ -123,12 +119,22 @@ static tn_status check_memory(const tn_llm *m, const tn_llm_options *o) {
     return room > 0 && facts.total_bytes > room ? too_large(m, &facts, room) : TN_OK;
 }
 
+/* Bytes of a token's row. */
+static size_t embedding_row(const tn_llm *m) {
+    tn_gguf_info info = {.struct_size = sizeof info};
+    char name[LLM_NAME_SIZE];
+    tn_llm_name(name, -1, SLOT_EMBEDDING);
+    return tn_gguf_find(m->file, name, &info) == TN_OK ? tn_dtype_bytes(info.dtype, m->config.size[SIZE_HIDDEN]) : 0;
+}
+
 static tn_status take_memory(tn_llm *m) {
     m->weights.layers = tn_txt_zalloc((size_t)m->config.layers, sizeof *m->weights.layers);
     m->logits = tn_txt_alloc((size_t)m->config.size[SIZE_VOCABULARY], sizeof *m->logits);
     m->numbers = tn_txt_alloc(LLM_CHUNK, sizeof *m->numbers);
     m->places = tn_txt_alloc(LLM_CHUNK, sizeof *m->places);
-    return m->weights.layers && m->logits && m->numbers && m->places ? TN_OK : TN_ERR_MEMORY;
+    m->rows = tn_txt_alloc(LLM_CHUNK, embedding_row(m));
+    bool all = m->weights.layers && m->logits && m->numbers && m->places && m->rows;
+    return all ? TN_OK : TN_ERR_MEMORY;
 }
 
 /* The model's tensors live on its device, whichever the caller's thread works on. Returns the one to go back to. */
@@ -192,6 +198,7 @@ void tn_llm_close(tn_llm *m) {
     tn_txt_free(m->weights.layers);
     tn_txt_free(m->logits);
     tn_txt_free(m->numbers);
+    tn_txt_free(m->rows);
     tn_txt_free(m->places);
     tn_gguf_close(m->file);
     tn_txt_free(m);
@@ -218,19 +225,6 @@ tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
 
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
 
-/* The embedding's rows are read from the mapped file, whose pages then count as ours; where it is the output's weight too,
- * a packed copy of the whole is in memory beside them. They can be read again at any time. */
-static void forget_embedding(const tn_llm *m) {
-    char name[LLM_NAME_SIZE];
-    tn_gguf_info info = {.struct_size = sizeof info};
-    tn_llm_name(name, -1, SLOT_EMBEDDING);
-    long page = sysconf(_SC_PAGESIZE);
-    if (page <= 0 || tn_gguf_find(m->file, name, &info) != TN_OK) return;
-    uintptr_t mask = (uintptr_t)page - 1, begin = ((uintptr_t)info.data + mask) & ~mask;
-    uintptr_t end = ((uintptr_t)info.data + (uintptr_t)info.bytes) & ~mask;
-    if (end > begin) (void)madvise((void *)begin, end - begin, MADV_DONTNEED); /* a request: nothing depends on it */
-}
-
 static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
     if (!m || !ids || count < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT,
@@ -247,34 +241,51 @@ static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
     return TN_OK;
 }
 
-/* The inputs of n tokens from m->position + done on; n = 1 has plain extents, more share a symbolic one. */
-static llm_inputs make_inputs(tn_llm *m, const int32_t *ids, int64_t done, int64_t n) {
-    int64_t first = m->position + done;
-    for (int64_t i = 0; i < n; i++) {
-        m->numbers[i] = ids[done + i];
+/* Reads the rows of these tokens in the embedding from the file, a few hundred bytes each: looked up in its mapping
+ * they would bring large parts of a matrix to memory that stands there already, packed, as the output's weight. */
+static tn_status read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
+    char name[LLM_NAME_SIZE];
+    tn_llm_name(name, -1, SLOT_EMBEDDING);
+    for (int64_t i = 0; i < n; i++)
+        m->numbers[i] = ids[i];
+    return tn_gguf_rows(m->file, name, m->numbers, n, m->rows);
+}
+
+static tn_tensor *make_rows(const tn_llm *m, int64_t n) {
+    tn_dtype dtype = tn_dtype_of(m->weights.head[SLOT_EMBEDDING]);
+    return tn_from_data(m->rows, TN_DIMS(n, m->config.size[SIZE_HIDDEN]), dtype);
+}
+
+static tn_tensor *make_positions(tn_llm *m, int64_t first, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
         m->places[i] = (float)(first + i);
-    }
-    llm_inputs in = {.ids = tn_from_data(m->numbers, TN_DIMS(n), TN_I64),
-                     .positions = tn_from_data(m->places, TN_DIMS(n, 1, 1), TN_F32),
+    return tn_from_data(m->places, TN_DIMS(n, 1, 1), TN_F32);
+}
+
+/* The inputs of the n tokens whose rows were read, from place `first` on; n = 1 has plain extents, more share a
+ * symbolic one. */
+static llm_inputs make_inputs(tn_llm *m, int64_t first, int64_t n) {
+    llm_inputs in = {.rows = make_rows(m, n),
+                     .positions = make_positions(m, first, n),
                      .position = tn_dial_int(first),
                      .last = tn_from_data(&(int64_t){n - 1}, TN_DIMS(1), TN_I64)};
     if (n == 1) return in;
-    in.ids = tn_symbolic(in.ids, 0, SYMBOL_TOKENS);
+    in.rows = tn_symbolic(in.rows, 0, SYMBOL_TOKENS);
     in.positions = tn_symbolic(in.positions, 0, SYMBOL_TOKENS);
     return in;
 }
 
 static tn_status run_piece(tn_llm *m, const int32_t *ids, int64_t done, int64_t n, llm_rows rows, float *out) {
-    tn_status status = TN_ERR_INTERNAL;
+    tn_status status = read_rows(m, ids + done, n);
+    if (status != TN_OK) return status;
     TN_SCOPE {
-        llm_inputs in = make_inputs(m, ids, done, n);
+        llm_inputs in = make_inputs(m, m->position + done, n);
         tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, rows);
         status = logits ? tn_eval(&logits, 1) : tn_eval(NULL, 0);
         size_t count = (size_t)(rows == LLM_ALL_ROWS ? n : 1) * (size_t)m->config.size[SIZE_VOCABULARY];
         if (status == TN_OK && logits) status = tn_read(logits, out, count * sizeof *out);
         tn_free(logits);
     }
-    forget_embedding(m);
     return status;
 }
 
@@ -324,12 +335,13 @@ static tn_status read_logits(tn_llm *m, const tn_tensor *logits) {
 
 /* Capturing computes the token that it is captured with. */
 static tn_status capture(tn_llm *m, int32_t id) {
-    tn_status status = tn_capture_begin();
+    tn_status status = read_rows(m, &id, 1);
+    if (status == TN_OK) status = tn_capture_begin();
     if (status != TN_OK) return status;
     TN_SCOPE {
-        llm_inputs in = make_inputs(m, &id, 0, 1);
+        llm_inputs in = make_inputs(m, m->position, 1);
         tn_tensor *logits = tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS);
-        status = tn_capture_end((tn_tensor *[]){in.ids, in.positions}, 2, &logits, 1, &m->token);
+        status = tn_capture_end((tn_tensor *[]){in.rows, in.positions}, 2, &logits, 1, &m->token);
         if (status == TN_OK) status = read_logits(m, logits);
         tn_free(logits);
     }
@@ -337,12 +349,12 @@ static tn_status capture(tn_llm *m, int32_t id) {
 }
 
 static tn_status launch(tn_llm *m, int32_t id) {
-    tn_status status = tn_graph_set_dial(m->token, 0, (double)m->position);
+    tn_status status = read_rows(m, &id, 1);
+    if (status == TN_OK) status = tn_graph_set_dial(m->token, 0, (double)m->position);
     if (status != TN_OK) return status;
     TN_SCOPE {
         tn_tensor *logits = NULL;
-        tn_tensor *inputs[] = {tn_from_data(&(int64_t){id}, TN_DIMS(1), TN_I64),
-                               tn_from_data(&(float){(float)m->position}, TN_DIMS(1, 1, 1), TN_F32)};
+        tn_tensor *inputs[] = {make_rows(m, 1), make_positions(m, m->position, 1)};
         status = tn_graph_launch(m->token, inputs, &logits);
         if (status == TN_OK) status = read_logits(m, logits);
     }
@@ -356,7 +368,6 @@ tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
     leave(m, before);
     if (status != TN_OK) return status;
     m->position++;
-    if (m->position % FORGET_EVERY == 0) forget_embedding(m);
     if (logits) *logits = m->logits;
     return TN_OK;
 }

@@ -103,7 +103,7 @@ typedef enum llm_rows { LLM_NO_ROWS, LLM_LAST_ROW, LLM_ALL_ROWS } llm_rows;
 
 /* The inputs of a recording. */
 typedef struct llm_inputs {
-    tn_tensor *ids;       /* [n] i64 */
+    tn_tensor *rows;      /* [n, hidden]: the tokens' rows of the embedding, in the file's type */
     tn_tensor *positions; /* [n, 1, 1] f32 */
     tn_tensor *position;  /* rank 0, i64: of the first token */
     tn_tensor *last;      /* [1] i64: n - 1; for LLM_LAST_ROW */

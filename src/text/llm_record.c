@@ -50,7 +50,7 @@ static tn_tensor *feed_forward(const llm_layer *l, const tn_tensor *x) {
 
 static tn_tensor *layers(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {
     rotation turn = make_rotation(w, in);
-    tn_tensor *x = tn_embedding(in->ids, w->head[SLOT_EMBEDDING]);
+    tn_tensor *x = tn_cast(in->rows, TN_F32);
     if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
     for (int64_t i = 0; i < c->layers; i++) {
         const llm_layer *l = &w->layers[i];

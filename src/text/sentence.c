@@ -61,15 +61,12 @@ static tn_status escape(tn_bytes *out, const char *text, size_t size, bool space
     return TN_OK;
 }
 
-/* Bytes of the character that a lead byte announces, whether or not they follow. */
-static size_t announced(uint8_t lead) { return lead < 0xc0 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4; }
-
 static tn_status split(tn_txt_work *w, uint32_t *count) {
     uint32_t n = 0;
     for (size_t at = 0; at < w->text.size; n++) {
         TRY(tn_txt_reserve(&w->symbols, &w->symbol_capacity, (size_t)n + 1, sizeof *w->symbols));
-        size_t left = w->text.size - at, size = announced((uint8_t)w->text.data[at]);
-        if (size > left) size = left;
+        size_t left = w->text.size - at, size = tn_txt_utf8(w->text.data + at, left, NULL);
+        if (size == 0) size = 1; /* a byte that is no part of UTF-8 is a symbol of its own */
         w->symbols[n] = (tn_txt_symbol){
             .id = tn_txt_find_plain(w->tokenizer, w->text.data + at, size),
             .prev = n > 0 ? n - 1 : TN_TXT_NONE,
