@@ -2,13 +2,12 @@
 
     compare_record.py [--build build] [--samples 41] [--calls 5000]
 
-Builds bench/record.c against the library and drives it as a server; PyTorch adds two tensors of 16 elements, on one thread.
+Builds bench_record and drives it as a server; PyTorch adds two tensors of 16 elements, on one thread.
 Rows are the best and the median, in microseconds, and how many of PyTorch's calls ours costs, best by best and median by
 median; on a machine that others use, the best are what to go by. At most 1.5 of PyTorch's calls are allowed for `freed`.
 """
 
 import argparse
-import os
 import pathlib
 import statistics
 import subprocess
@@ -23,11 +22,8 @@ WORKS = ("freed", "held")
 
 
 def build(options):
-    program = ROOT / options.build / "bench_record"
-    command = [os.environ.get("CC", "cc"), "-std=c17", "-D_GNU_SOURCE", "-O2", "-I", ROOT / "include",
-               ROOT / "bench" / "record.c", "-o", program, ROOT / options.build / "libtrunnion.a", "-lm", "-lpthread", "-ldl"]
-    subprocess.run(command, check=True)
-    return program
+    subprocess.run([ROOT / "tools" / "build.sh", options.build, "bench_record"], check=True, stdout=subprocess.DEVNULL)
+    return ROOT / options.build / "bench_record"
 
 
 def ask(process, work, calls):
