@@ -54,9 +54,11 @@ static float chain_freed(const tn_tensor *x) {
 
 static float chain_held(const tn_tensor *x) {
     tn_tensor *y[CHAIN] = {tn_add(x, x)};
-    for (int i = 1; i < CHAIN; i++) y[i] = next(i, y[i - 1], x);
+    for (int i = 1; i < CHAIN; i++)
+        y[i] = next(i, y[i - 1], x);
     float value = read_first(y[CHAIN - 1]);
-    for (int i = 0; i < CHAIN; i++) tn_free(y[i]);
+    for (int i = 0; i < CHAIN; i++)
+        tn_free(y[i]);
     return value;
 }
 
@@ -80,14 +82,16 @@ enum { WORKS = sizeof works / sizeof *works };
 
 static double seconds_a_chain(const struct work *w, const tn_tensor *x, long calls) {
     double start = now();
-    for (long i = 0; i < calls; i++) w->chain(x);
+    for (long i = 0; i < calls; i++)
+        w->chain(x);
     return (now() - start) / (double)calls;
 }
 
 static tn_tensor *ones(void) {
     float values[ELEMENTS];
     int64_t n = ELEMENTS;
-    for (int i = 0; i < ELEMENTS; i++) values[i] = 1;
+    for (int i = 0; i < ELEMENTS; i++)
+        values[i] = 1;
     return tn_from_data(values, &n, 1, TN_F32);
 }
 
@@ -110,7 +114,8 @@ static int ascending(const void *a, const void *b) {
 static void report(const tn_tensor *x) {
     double seconds[WORKS][ROUNDS];
     for (int r = 0; r < ROUNDS; r++)
-        for (int w = 0; w < WORKS; w++) seconds[w][r] = seconds_a_chain(&works[w], x, CALLS);
+        for (int w = 0; w < WORKS; w++)
+            seconds[w][r] = seconds_a_chain(&works[w], x, CALLS);
     printf("%d operations on %d floats, nanoseconds:\n", CHAIN, ELEMENTS);
     for (int w = 0; w < WORKS; w++) {
         qsort(seconds[w], ROUNDS, sizeof *seconds[w], ascending);

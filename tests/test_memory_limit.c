@@ -11,7 +11,9 @@ static tn_device *device;
 
 static int open_small(void **state) {
     (void)state;
-    if (tn_device_open("cpu", &(tn_device_options){.struct_size = sizeof(tn_device_options), .pool_max = LIMIT}, NULL, &device) != TN_OK) return -1;
+    if (tn_device_open("cpu", &(tn_device_options){.struct_size = sizeof(tn_device_options), .pool_max = LIMIT}, NULL,
+                       &device) != TN_OK)
+        return -1;
     return tn_set_current_device(device) == TN_OK ? 0 : -1;
 }
 
@@ -71,13 +73,16 @@ static void what_fits_is_kept(void **state) {
     enum { MANY = 6, FIT = 4, EACH = LIMIT / FIT / 4 - 2048 };
     static float values[EACH];
     tn_tensor *t[MANY];
-    for (int i = 0; i < MANY; i++) t[i] = tn_full(TN_DIMS(EACH), i, TN_F32);
+    for (int i = 0; i < MANY; i++)
+        t[i] = tn_full(TN_DIMS(EACH), i, TN_F32);
     assert_ok(tn_eval(NULL, 0));
-    for (int i = 0; i < MANY; i++) assert_int_equal(tn_read(t[i], values, sizeof values), i < FIT ? TN_OK : TN_ERR_MEMORY);
+    for (int i = 0; i < MANY; i++)
+        assert_int_equal(tn_read(t[i], values, sizeof values), i < FIT ? TN_OK : TN_ERR_MEMORY);
     tn_free(t[0]);
     assert_ok(tn_read(t[FIT], values, sizeof values));
     assert_true(values[0] == FIT && values[EACH - 1] == FIT);
-    for (int i = 1; i < MANY; i++) tn_free(t[i]);
+    for (int i = 1; i < MANY; i++)
+        tn_free(t[i]);
 }
 
 /* States are written all the same; what was held and needs their old values is lost then, and says so. */

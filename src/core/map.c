@@ -11,7 +11,8 @@ enum { FIRST_CAPACITY = 16 };
 static size_t map_place(const tn_pointer_map *m, const void *key) {
     size_t h = (size_t)((uintptr_t)key >> 4) * (size_t)0x9E3779B97F4A7C15u;
     size_t i = (h >> 20) & (m->capacity - 1);
-    while (m->keys[i] && m->keys[i] != key) i = (i + 1) & (m->capacity - 1);
+    while (m->keys[i] && m->keys[i] != key)
+        i = (i + 1) & (m->capacity - 1);
     return i;
 }
 
