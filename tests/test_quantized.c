@@ -224,6 +224,11 @@ static void half_weights_are_widened(void **state) {
             tn_tensor *y = tn_add(tn_linear(x, w, NULL), rest);
             assert_int_equal(launches_of(y), 1);
             assert_same(y, tn_add(tn_linear(x, wide, NULL), rest));
+            tn_tensor *some = tn_slice(w, 0, 30, 97, 1), *other = tn_slice(w, 0, 5, 130, 3);
+            assert_same(tn_linear(x, some, NULL), tn_linear(x, tn_slice(wide, 0, 30, 97, 1), NULL));
+            assert_same(tn_linear(x, other, NULL), tn_linear(x, tn_slice(wide, 0, 5, 130, 3), NULL));
+            tn_tensor *made = tn_cast(floats_of(130, 700, 2), halves[i % 2]); /* in the same plan */
+            assert_same(tn_linear(x, made, NULL), tn_linear(x, wide, NULL));
         }
     }
 }

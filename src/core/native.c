@@ -22,9 +22,7 @@ struct tn_native {
     void **formed; /* where the kernel looks for it */
     tn_qmat_args qmat;
     void *packed_weight;
-    kir_vm *widening; /* the load joint of a weight in half precision */
-    int64_t *widening_sizes;
-    void *widening_buffers[2];
+    size_t packed_at; /* in the workspace, of a weight that is packed at each run */
     tn_argsort_args argsort;
     tn_scatter_args scatter;
     tn_cache_write_args append;
@@ -149,7 +147,9 @@ static tn_status make_matmul(const tn_graph_plan *g, const tn_group *group, tn_n
     return TN_OK;
 }
 
-/* ---- products with weights quantised in blocks ------------------------------------------------------------------------------------- */
+/* ---- products with weights as they are stored --------------------------------------------------------------------------------------- */
+
+enum { PACKED_ALIGN = 64 };
 
 /* Piece by piece, each piece's pages of the file going back at once: a large weight is never in memory twice. Packed rows
  * stand in groups of 16, one group after the other. */
@@ -168,13 +168,17 @@ static void pack_blocks(const tn_form *form, const void *from, void *to) {
     }
 }
 
-static tn_status run_linear_quantized(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+static tn_status run_linear_stored(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
     (void)bound;
     tn_qmat_args *args = &n->qmat;
     args->x = (const float *)(const void *)((const char *)pointers[0] + n->offset[0]);
     args->c.data = pointers[2];
     args->workspace = pointers[3];
     args->packed = n->packed_weight;
+    if (n->form_slot < 0) {
+        args->packed = (char *)pointers[3] + n->packed_at;
+        pack_blocks(&n->form, pointers[1], (char *)pointers[3] + n->packed_at);
+    }
     if (args->c.joint.vm) {
         args->c.joint.launch.buffers = pointers + 4;
         args->c.joint.launch.dials = dials;
@@ -183,17 +187,16 @@ static tn_status run_linear_quantized(tn_native *n, void *const *pointers, const
     return TN_OK;
 }
 
-static tn_status make_linear_quantized(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+static tn_status make_linear_stored(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *c = &g->values[group->lead], *x = &g->values[c->in[0]], *w = &g->values[c->in[1]];
     tn_dtype dtype = (tn_dtype)w->node->dtype;
     int64_t rows = w->node->shape[0], k = w->node->shape[1];
-    n->run = run_linear_quantized;
+    n->run = run_linear_stored;
     n->offset[0] = x->offset * (int64_t)sizeof(float);
     n->qmat = (tn_qmat_args){.m = c->node->shape[0], .n = rows, .k = k, .dtype = dtype, .x_stride = x->stride[0]};
     matrix_of(c, &n->qmat.c);
     TRY(make_joint(n, group));
     n->qmat.c.joint = n->gemm.c.joint;
-    n->form_slot = g->values[w->root].slot;
     n->formed = &n->packed_weight;
     n->form = (tn_form){.make = pack_blocks, .bytes = tn_qmat_packed_bytes(rows, k, dtype), .replaces = true};
     n->form.word[FORM_DTYPE] = dtype;
@@ -201,65 +204,15 @@ static tn_status make_linear_quantized(const tn_graph_plan *g, const tn_group *g
     n->form.word[FORM_COLUMNS] = k;
     n->form.word[FORM_OFFSET] = (int64_t)tn_dtype_bytes(dtype, w->offset);
     *workspace = tn_qmat_workspace(&n->qmat, tn_threads());
-    return TN_OK;
-}
-
-/* ---- products with weights in half precision ---------------------------------------------------------------------------------------- */
-
-static int64_t *copied_sizes(const kir_program *p, const int64_t *sizes) {
-    size_t bytes = kir_sizes_count(p) * sizeof *sizes;
-    int64_t *copy = tn_mem_alloc(bytes);
-    if (copy) memcpy(copy, sizes, bytes);
-    return copy;
-}
-
-/* The load joint: weight [n, k] as B's element (k, n) in f32. */
-static tn_status make_widening(tn_native *n, const tn_value *w) {
-    enum { WEIGHT, BLOCK, ROW = TN_GEMM_BATCH_AXES, COLUMN };
-    kir_builder *kb = NULL;
-    kir_program *program = NULL;
-    int64_t extents[KIR_MAX_AXES] = {1, 1, 1, 1, w->node->shape[1], w->node->shape[0]}, *sizes = NULL;
-    TRY(kir_begin(TN_GEMM_BATCH_AXES + 2, 0, extents, &kb));
-    kir_buffer(kb, (tn_dtype)w->node->dtype);
-    kir_buffer(kb, TN_F32);
-    kir_aff from = kir_aff_const(0), to = kir_aff_const(0);
-    from.s[ROW] = w->stride[1];
-    from.s[COLUMN] = w->stride[0];
-    to.s[ROW] = TN_GEMM_BLOCK_LD;
-    to.s[COLUMN] = 1;
-    kir_store(kb, BLOCK, &to, kir_load(kb, WEIGHT, &from, KIR_NONE), KIR_NONE);
-    TRY(kir_finish(kb, &program, &sizes));
-    tn_status s = kir_vm_compile(program, &n->widening);
-    n->widening_sizes = s == TN_OK ? copied_sizes(program, sizes) : NULL;
-    if (s == TN_OK && !n->widening_sizes) s = TN_ERR_MEMORY;
-    kir_free(program);
-    tn_mem_free(sizes);
-    n->gemm.b.joint = (tn_joint){.vm = n->widening, .launch = {.sizes = n->widening_sizes, .buffers = n->widening_buffers},
-                                 .block_buffer = BLOCK, .buffer_count = BLOCK + 1};
-    return s;
-}
-
-static tn_status run_linear_half(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
-    n->widening_buffers[0] = (char *)pointers[1] + n->offset[1];
-    return run_matmul(n, pointers, dials, bound);
-}
-
-/* A weight that stays as it is is packed, as one in blocks is: a token reads 16 bits an element and no more. One that this
- * plan makes or writes is widened where it is read. */
-static tn_status make_linear_half(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
-    const tn_value *c = &g->values[group->lead], *x = &g->values[c->in[0]], *w = &g->values[c->in[1]];
     int slot = g->values[w->root].slot;
-    bool in_order = w->stride[1] == 1 && w->stride[0] == w->node->shape[1];
-    if (slot >= 0 && !writes_slot(g, slot) && in_order) return make_linear_quantized(g, group, n, workspace);
-    n->run = run_linear_half;
-    n->gemm = (tn_gemm_args){.batch = {1, 1, 1, 1}, .m = c->node->shape[0], .n = c->node->shape[1], .k = x->node->shape[1]};
-    matrix_of(x, &n->gemm.a);
-    matrix_of(c, &n->gemm.c);
-    n->offset[0] = (int64_t)byte_offset(x);
-    n->offset[1] = (int64_t)byte_offset(w);
-    TRY(make_joint(n, group));
-    TRY(make_widening(n, w));
-    *workspace = tn_gemm_workspace(&n->gemm, TN_F32, tn_threads());
+    if (slot >= 0 && !writes_slot(g, slot)) {
+        n->form_slot = slot;
+        return TN_OK;
+    }
+    /* Made or written in this plan: packed at each run. */
+    n->form.replaces = false;
+    n->packed_at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+    *workspace = n->packed_at + n->form.bytes;
     return TN_OK;
 }
 
@@ -431,8 +384,8 @@ static const struct {
     result_kind result;
 } natives[] = {
     {"matmul_batched", make_matmul, RESULT_FRESH},
-    {"linear_quantized", make_linear_quantized, RESULT_FRESH},
-    {"linear_half", make_linear_half, RESULT_FRESH},
+    {"linear_quantized", make_linear_stored, RESULT_FRESH},
+    {"linear_half", make_linear_stored, RESULT_FRESH},
     {"argsort_last", make_argsort, RESULT_FRESH},
     {"index_add_rows", make_index_add, RESULT_UPDATED},
     {"rope_rows", make_rope, RESULT_FRESH},
@@ -503,8 +456,6 @@ void tn_native_cost(const tn_native *n, tn_cost *cost) {
 void tn_native_free(tn_native *n) {
     if (!n) return;
     kir_vm_free(n->vm);
-    kir_vm_free(n->widening);
-    tn_mem_free(n->widening_sizes);
     tn_mem_free(n->sizes);
     tn_mem_free(n);
 }

@@ -187,12 +187,16 @@ tn_status tn_need_contiguous(const tn_infer *c, int input) {
     return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, input + 1);
 }
 
-tn_status tn_need_rows(const tn_infer *c, int input) {
+bool tn_rows_follow(const tn_node *x) {
     int64_t offset, stride[TN_MAX_RANK];
+    tn_node_layout(x, &offset, stride);
+    return (x->shape[1] <= 1 || stride[1] == 1) && (x->shape[0] <= 1 || stride[0] == x->shape[1]);
+}
+
+tn_status tn_need_rows(const tn_infer *c, int input) {
     const tn_node *x = c->in[input];
     char text[96];
-    tn_node_layout(x, &offset, stride);
-    if (x->shape[0] <= 1 || stride[0] == x->shape[1]) return TN_OK;
+    if (tn_rows_follow(x)) return TN_OK;
     return tn_fail(TN_ERR_SHAPE, "%s: the rows of input %d, %s of %s, do not follow each other: take rows without a step", c->row->name,
                    input + 1, tn_shape_text(x, text, sizeof text), tn_dtype_name((tn_dtype)x->dtype));
 }

@@ -70,6 +70,7 @@ tn_status tn_infer_not_bool(tn_infer *c); /* broadcast; TN_ERR_DTYPE for bool */
 tn_status tn_need_float(const tn_infer *c, int input);
 tn_status tn_need_integer(const tn_infer *c, int input);
 tn_status tn_need_contiguous(const tn_infer *c, int input);
+bool tn_rows_follow(const tn_node *x); /* a matrix: in order, without gaps, wherever it begins */
 tn_status tn_need_rows(const tn_infer *c, int input); /* a matrix whose rows follow each other without a gap */
 /* Rank and shape from a list of attributes, or c->shape checked as it is (symbols stay then); refuses negative extents and
  * products that overflow. */

@@ -354,7 +354,7 @@ static tn_node *compose_linear_stored(tn_build *b, const tn_node *n) {
     if (weight_is_quantized(w))
         product = tn_b_linear_quantized(b, rows, w);
     else
-        product = tn_b_linear_half(b, rows, tn_b_laid_out(b, w));
+        product = tn_b_linear_half(b, rows, tn_rows_follow(w) ? w : tn_b_contiguous(b, w));
     if (x->rank != 2) product = tn_b_view(b, product, n->shape, n->rank);
     return n->in[2] ? tn_b_add(b, product, n->in[2]) : product;
 }
