@@ -27,7 +27,8 @@ static tn_tensor *weight_of(tn_dtype t, int64_t rows, int64_t columns, uint64_t 
 }
 
 static tn_tensor *empty_cache(tn_dtype t) {
-    tn_tensor *cache = tn_contiguous(tn_zeros(TN_DIMS(PAGES, KV_HEADS, PAGE, WIDTH), t));
+    tn_tensor *cache = NULL;
+    TN_SCOPE cache = tn_keep(tn_contiguous(tn_zeros(TN_DIMS(PAGES, KV_HEADS, PAGE, WIDTH), t)));
     assert_ok(tn_make_state(cache));
     return cache;
 }
