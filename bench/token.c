@@ -12,7 +12,17 @@
 
 #include "trunnion/trunnion.h"
 
-enum { LAYERS = 30, HIDDEN = 576, HEADS = 9, KV_HEADS = 3, WIDTH = 64, FEED = 1536, VOCABULARY = 49152, PAGES = 16, PAGE = 64 };
+enum {
+    LAYERS = 30,
+    HIDDEN = 576,
+    HEADS = 9,
+    KV_HEADS = 3,
+    WIDTH = 64,
+    FEED = 1536,
+    VOCABULARY = 49152,
+    PAGES = 16,
+    PAGE = 64
+};
 enum { BLOCK = 32, BLOCK_BYTES = 20, SCALE_HALF = 0x2C00, MINIMUM_HALF = 0xAC00 }; /* 1/16 and -1/16: values around 0 */
 
 typedef struct layer {
@@ -48,7 +58,8 @@ static tn_tensor *weight(int64_t rows, int64_t columns) {
     size_t bytes = tn_dtype_bytes(TN_Q4_1, rows * columns);
     unsigned char *blocks = malloc(bytes);
     if (!blocks) exit(1);
-    for (size_t i = 0; i < bytes; i++) blocks[i] = (unsigned char)noise();
+    for (size_t i = 0; i < bytes; i++)
+        blocks[i] = (unsigned char)noise();
     for (size_t i = 0; i < bytes; i += BLOCK_BYTES) {
         uint16_t halves[2] = {SCALE_HALF - 0x1400, MINIMUM_HALF};
         memcpy(blocks + i, halves, sizeof halves);
@@ -73,11 +84,19 @@ static tn_tensor *cache(void) {
 
 static void make_model(void) {
     int64_t pages[PAGES];
-    for (int i = 0; i < PAGES; i++) pages[i] = i;
+    for (int i = 0; i < PAGES; i++)
+        pages[i] = i;
     for (int i = 0; i < LAYERS; i++)
-        model.layers[i] = (layer){.norm_in = ones(HIDDEN), .q = weight(HEADS * WIDTH, HIDDEN), .k = weight(KV_HEADS * WIDTH, HIDDEN),
-                                  .v = weight(KV_HEADS * WIDTH, HIDDEN), .o = weight(HIDDEN, HEADS * WIDTH), .norm_feed = ones(HIDDEN),
-                                  .gate = weight(FEED, HIDDEN), .up = weight(FEED, HIDDEN), .down = weight(HIDDEN, FEED), .keys = cache(),
+        model.layers[i] = (layer){.norm_in = ones(HIDDEN),
+                                  .q = weight(HEADS * WIDTH, HIDDEN),
+                                  .k = weight(KV_HEADS * WIDTH, HIDDEN),
+                                  .v = weight(KV_HEADS * WIDTH, HIDDEN),
+                                  .o = weight(HIDDEN, HEADS * WIDTH),
+                                  .norm_feed = ones(HIDDEN),
+                                  .gate = weight(FEED, HIDDEN),
+                                  .up = weight(FEED, HIDDEN),
+                                  .down = weight(HIDDEN, FEED),
+                                  .keys = cache(),
                                   .values = cache()};
     model.embedding = weight(VOCABULARY, HIDDEN);
     model.norm_out = ones(HIDDEN);
@@ -98,7 +117,8 @@ static tn_tensor *turned(tn_tensor *x, tn_tensor *cosine, tn_tensor *sine) {
 static tn_tensor *run_layer(const layer *l, tn_tensor *x, tn_tensor *position, tn_tensor *cosine, tn_tensor *sine) {
     int64_t n = tn_size(x, 0);
     tn_tensor *in = norm(x, l->norm_in);
-    tn_tensor *q = tn_linear(in, l->q, NULL), *k = tn_linear(in, l->k, NULL), *v = heads_of(tn_linear(in, l->v, NULL), KV_HEADS);
+    tn_tensor *q = tn_linear(in, l->q, NULL), *k = tn_linear(in, l->k, NULL),
+              *v = heads_of(tn_linear(in, l->v, NULL), KV_HEADS);
     q = turned(heads_of(q, HEADS), cosine, sine);
     k = turned(heads_of(k, KV_HEADS), cosine, sine);
     tn_tensor *a = tn_cached_attention(q, k, v, l->keys, l->values, position, model.pages, NULL);
@@ -118,7 +138,8 @@ static tn_tensor *forward(tn_tensor *ids, tn_tensor *position) {
         tn_tensor *places = tn_cast(tn_add(tn_arange(0, (double)n, 1, TN_I64), position), TN_F32);
         tn_tensor *angles = tn_mul(tn_unsqueeze(tn_unsqueeze(places, 1), 1), model.frequencies); /* [n, 1, half] */
         tn_tensor *cosine = tn_cos(angles), *sine = tn_sin(angles), *x = tn_embedding(ids, model.embedding);
-        for (int i = 0; i < LAYERS; i++) x = run_layer(&model.layers[i], x, position, cosine, sine);
+        for (int i = 0; i < LAYERS; i++)
+            x = run_layer(&model.layers[i], x, position, cosine, sine);
         if (n > 1) x = tn_slice(x, 0, n - 1, n, 1);
         logits = tn_keep(tn_linear(norm(x, model.norm_out), model.embedding, NULL));
     }
@@ -133,7 +154,8 @@ static double prompt_seconds(int64_t n) {
     double start = now();
     TN_SCOPE {
         int64_t ids[PAGES * PAGE];
-        for (int64_t i = 0; i < n; i++) ids[i] = i * 97 % VOCABULARY;
+        for (int64_t i = 0; i < n; i++)
+            ids[i] = i * 97 % VOCABULARY;
         check(tn_read(forward(tn_from_data(ids, TN_DIMS(n), TN_I64), tn_dial_int(0)), logits, sizeof logits));
     }
     return now() - start;
@@ -188,14 +210,18 @@ int main(int count, char **words) {
     tn_reset_runtime_stats();
     static double seconds[PAGES * PAGE];
     double start = now();
-    for (int64_t i = 0; i < tokens; i++) seconds[i] = token_seconds(graph, prompt + i);
+    for (int64_t i = 0; i < tokens; i++)
+        seconds[i] = token_seconds(graph, prompt + i);
     double all = now() - start;
     check(tn_get_runtime_stats(&s));
     qsort(seconds, (size_t)tokens, sizeof *seconds, compare);
-    printf("prompt of %lld: %.1f ms, %.0f tokens/s (the first time %.1f ms)\n", (long long)prompt, again * 1e3, (double)prompt / again, first * 1e3);
-    printf("token: median %.3f ms, least %.3f ms, %.1f tokens/s; %lld commands; plans made %lld\n", seconds[tokens / 2] * 1e3, seconds[0] * 1e3,
-           (double)tokens / all, (long long)(s.launches / tokens), (long long)s.plans_made);
-    printf("host: %.1f us a token (%.2f %%)\n", (all - s.run_seconds) / (double)tokens * 1e6, (all - s.run_seconds) / all * 100);
+    printf("prompt of %lld: %.1f ms, %.0f tokens/s (the first time %.1f ms)\n", (long long)prompt, again * 1e3,
+           (double)prompt / again, first * 1e3);
+    printf("token: median %.3f ms, least %.3f ms, %.1f tokens/s; %lld commands; plans made %lld\n",
+           seconds[tokens / 2] * 1e3, seconds[0] * 1e3, (double)tokens / all, (long long)(s.launches / tokens),
+           (long long)s.plans_made);
+    printf("host: %.1f us a token (%.2f %%)\n", (all - s.run_seconds) / (double)tokens * 1e6,
+           (all - s.run_seconds) / all * 100);
     tn_graph_free(graph);
     return 0;
 }

@@ -34,15 +34,20 @@ static tn_tensor *empty_cache(tn_dtype t) {
 }
 
 static layer layer_new(tn_dtype cache, const int64_t pages[PAGES]) {
-    return (layer){.embedding = weight_of(TN_Q8_0, VOCABULARY, HIDDEN, 1), .q = weight_of(TN_Q4_1, HEADS * WIDTH, HIDDEN, 2),
-                   .k = weight_of(TN_Q4_0, KV_HEADS * WIDTH, HIDDEN, 3), .v = weight_of(TN_Q5_1, KV_HEADS * WIDTH, HIDDEN, 4),
-                   .o = weight_of(TN_Q4_1, HIDDEN, HEADS * WIDTH, 5), .keys = empty_cache(cache), .values = empty_cache(cache),
+    return (layer){.embedding = weight_of(TN_Q8_0, VOCABULARY, HIDDEN, 1),
+                   .q = weight_of(TN_Q4_1, HEADS * WIDTH, HIDDEN, 2),
+                   .k = weight_of(TN_Q4_0, KV_HEADS * WIDTH, HIDDEN, 3),
+                   .v = weight_of(TN_Q5_1, KV_HEADS * WIDTH, HIDDEN, 4),
+                   .o = weight_of(TN_Q4_1, HIDDEN, HEADS * WIDTH, 5),
+                   .keys = empty_cache(cache),
+                   .values = empty_cache(cache),
                    .pages = tn_from_data(pages, TN_DIMS(PAGES), TN_I64)};
 }
 
 static void layer_free(layer *l) {
     tn_tensor *all[] = {l->embedding, l->q, l->k, l->v, l->o, l->keys, l->values, l->pages};
-    for (size_t i = 0; i < TN_COUNT(all); i++) tn_free(all[i]);
+    for (size_t i = 0; i < TN_COUNT(all); i++)
+        tn_free(all[i]);
 }
 
 /* The layer's result for tokens at `position` and behind, [n, HIDDEN]; the caches then hold them. Inside a scope. */
@@ -64,7 +69,8 @@ static int64_t id_of(int64_t token) { return token * 31 % VOCABULARY; }
 static void run_piece(const layer *l, int64_t first, int64_t n, float *out) {
     TN_SCOPE {
         int64_t ids[TOKENS];
-        for (int64_t i = 0; i < n; i++) ids[i] = id_of(first + i);
+        for (int64_t i = 0; i < n; i++)
+            ids[i] = id_of(first + i);
         tn_tensor *list = tn_symbolic(tn_from_data(ids, TN_DIMS(n), TN_I64), 0, 0);
         assert_ok(tn_read(forward(l, list, tn_dial_int(first)), out, (size_t)(n * HIDDEN) * sizeof *out));
     }
@@ -76,7 +82,8 @@ static float whole[TOKENS * HIDDEN], got[TOKENS * HIDDEN];
 static void assert_same_bits(const float *is, const float *want, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         if (memcmp(is + i, want + i, sizeof *is) != 0)
-            fail_msg("token %lld, [%lld] is %a, should be %a", (long long)(i / HIDDEN), (long long)(i % HIDDEN), (double)is[i], (double)want[i]);
+            fail_msg("token %lld, [%lld] is %a, should be %a", (long long)(i / HIDDEN), (long long)(i % HIDDEN),
+                     (double)is[i], (double)want[i]);
 }
 
 static void all_at_once(tn_dtype cache) {
@@ -88,13 +95,15 @@ static void all_at_once(tn_dtype cache) {
 static void any_cut_of_a_text_gives_the_same_bits(void **state) {
     (void)state;
     static const tn_dtype dtypes[] = {TN_F16, TN_F32, TN_BF16};
-    static const int64_t cuts[][8] = {{1, 1, 62, 1, 70, 65}, {63, 2, 128, 7}, {199, 1}, {64, 64, 64, 8}, {30, 30, 30, 30, 30, 30, 20}};
+    static const int64_t cuts[][8] = {
+        {1, 1, 62, 1, 70, 65}, {63, 2, 128, 7}, {199, 1}, {64, 64, 64, 8}, {30, 30, 30, 30, 30, 30, 20}};
     for (size_t t = 0; t < TN_COUNT(dtypes); t++) {
         all_at_once(dtypes[t]);
         for (size_t c = 0; c < TN_COUNT(cuts); c++) {
             layer l = layer_new(dtypes[t], c % 2 ? shuffled : in_order);
             int64_t at = 0;
-            for (int i = 0; at < TOKENS; at += cuts[c][i++]) run_piece(&l, at, cuts[c][i], got + at * HIDDEN);
+            for (int i = 0; at < TOKENS; at += cuts[c][i++])
+                run_piece(&l, at, cuts[c][i], got + at * HIDDEN);
             assert_int_equal(at, TOKENS);
             assert_same_bits(got, whole, TOKENS * HIDDEN);
             layer_free(&l);
@@ -145,7 +154,8 @@ static void an_append_waits_for_what_it_is_made_of(void **state) {
         layer l = layer_new(TN_F32, shuffled);
         TN_SCOPE {
             int64_t ids[N];
-            for (int64_t i = 0; i < N; i++) ids[i] = id_of(i);
+            for (int64_t i = 0; i < N; i++)
+                ids[i] = id_of(i);
             tn_tensor *x = tn_embedding(tn_from_data(ids, TN_DIMS(N), TN_I64), l.embedding);
             tn_tensor *k = tn_linear(tn_linear(tn_linear(x, l.q, NULL), l.o, NULL), l.k, NULL);
             if (pieces) assert_ok(tn_eval(&k, 1));
@@ -179,7 +189,8 @@ static void without_state_the_old_value_stays(void **state) {
     (void)state;
     TN_SCOPE {
         tn_tensor *cache = tn_contiguous(tn_zeros(TN_DIMS(2, 1, PAGE, 2), TN_F32));
-        tn_tensor *x = tn_from_data((float[]){1, 2, 3, 4}, TN_DIMS(2, 1, 2), TN_F32), *pages = tn_from_data((int64_t[]){1, 0}, TN_DIMS(2), TN_I64);
+        tn_tensor *x = tn_from_data((float[]){1, 2, 3, 4}, TN_DIMS(2, 1, 2), TN_F32),
+                  *pages = tn_from_data((int64_t[]){1, 0}, TN_DIMS(2), TN_I64);
         tn_tensor *written = tn_cache_append(cache, x, tn_dial_int(63), pages);
         assert_true(tn_item(tn_sum(cache, TN_ALL, false)) == 0);
         assert_true(tn_item(tn_sum(written, TN_ALL, false)) == 10);
@@ -193,11 +204,14 @@ static void without_state_the_old_value_stays(void **state) {
 static void reading_follows_the_order_of_recording(void **state) {
     (void)state;
     TN_SCOPE {
-        tn_tensor *keys = tn_contiguous(tn_zeros(TN_DIMS(1, 1, PAGE, 2), TN_F32)), *values = tn_contiguous(tn_zeros(TN_DIMS(1, 1, PAGE, 2), TN_F32));
+        tn_tensor *keys = tn_contiguous(tn_zeros(TN_DIMS(1, 1, PAGE, 2), TN_F32)),
+                  *values = tn_contiguous(tn_zeros(TN_DIMS(1, 1, PAGE, 2), TN_F32));
         assert_ok(tn_make_state(keys));
         assert_ok(tn_make_state(values));
-        tn_tensor *pages = tn_from_data((int64_t[]){0}, TN_DIMS(1), TN_I64), *zero = tn_dial_int(0), *one = tn_dial_int(1);
-        tn_tensor *old = tn_from_data((float[]){8, 8}, TN_DIMS(1, 1, 2), TN_F32), *now = tn_from_data((float[]){0, 0}, TN_DIMS(1, 1, 2), TN_F32);
+        tn_tensor *pages = tn_from_data((int64_t[]){0}, TN_DIMS(1), TN_I64), *zero = tn_dial_int(0),
+                  *one = tn_dial_int(1);
+        tn_tensor *old = tn_from_data((float[]){8, 8}, TN_DIMS(1, 1, 2), TN_F32),
+                  *now = tn_from_data((float[]){0, 0}, TN_DIMS(1, 1, 2), TN_F32);
         tn_tensor *before = tn_cached_attention(now, now, now, keys, values, one, pages, NULL);
         tn_cache_append_(values, old, zero, pages);
         tn_tensor *after = tn_cached_attention(now, now, now, keys, values, one, pages, NULL);

@@ -38,7 +38,8 @@ static tn_tensor *floats_of(int64_t rows, int64_t columns, uint64_t seed) {
     float *narrow = malloc((size_t)(rows * columns + 1) * sizeof *narrow);
     tn_case_input in = matrix(TN_F32, rows, columns);
     tn_case_values(&in, seed, values);
-    for (int64_t i = 0; i < rows * columns; i++) narrow[i] = (float)values[i];
+    for (int64_t i = 0; i < rows * columns; i++)
+        narrow[i] = (float)values[i];
     tn_tensor *x = tn_from_data(narrow, TN_DIMS(rows, columns), TN_F32);
     free(values);
     free(narrow);
@@ -56,7 +57,8 @@ static void assert_same(const tn_tensor *a, const tn_tensor *b) {
     float *x = read_floats(a), *y = read_floats(b);
     assert_int_equal(tn_numel(a), tn_numel(b));
     for (int64_t i = 0; i < tn_numel(a); i++)
-        if (memcmp(x + i, y + i, sizeof *x) != 0) fail_msg("[%lld] is %a, should be %a", (long long)i, (double)x[i], (double)y[i]);
+        if (memcmp(x + i, y + i, sizeof *x) != 0)
+            fail_msg("[%lld] is %a, should be %a", (long long)i, (double)x[i], (double)y[i]);
     free(x);
     free(y);
 }
@@ -115,7 +117,8 @@ static int digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
 
 static size_t bytes_of(const char *hex, uint8_t *out) {
     size_t n = 0;
-    for (; hex[2 * n] && hex[2 * n + 1]; n++) out[n] = (uint8_t)(digit(hex[2 * n]) * 16 + digit(hex[2 * n + 1]));
+    for (; hex[2 * n] && hex[2 * n + 1]; n++)
+        out[n] = (uint8_t)(digit(hex[2 * n]) * 16 + digit(hex[2 * n + 1]));
     return n;
 }
 
@@ -145,7 +148,8 @@ static void values_are_those_of_the_gguf_package(void **state) {
         assert_ok(tn_read(y, got, count * sizeof *got));
         for (size_t i = 0; i < count; i++)
             if (got[i] != want[i] || decoded[i] != want[i])
-                fail_msg("%s: [%zu] is %a, and %a by the kernel; it should be %a", name, i, (double)got[i], (double)decoded[i], (double)want[i]);
+                fail_msg("%s: [%zu] is %a, and %a by the kernel; it should be %a", name, i, (double)got[i],
+                         (double)decoded[i], (double)want[i]);
         tn_free(x);
         tn_free(y);
         formats++;
@@ -218,7 +222,8 @@ static void half_weights_are_widened(void **state) {
     for (size_t i = 0; i < 2 * 4; i++) {
         TN_SCOPE {
             int64_t m = (int64_t[]){1, 3, 20, 100}[i / 2];
-            tn_tensor *x = floats_of(m, 700, 1), *w = tn_cast(floats_of(130, 700, 2), halves[i % 2]), *rest = floats_of(m, 130, 3);
+            tn_tensor *x = floats_of(m, 700, 1), *w = tn_cast(floats_of(130, 700, 2), halves[i % 2]),
+                      *rest = floats_of(m, 130, 3);
             tn_tensor *wide = tn_cast(w, TN_F32);
             assert_ok(tn_eval((tn_tensor *[]){w, wide}, 2));
             tn_tensor *y = tn_add(tn_linear(x, w, NULL), rest);
@@ -240,7 +245,8 @@ static void rows_stand_alone(void **state) {
         tn_tensor *x = floats_of(24, 96, 1), *w = weight_of(TN_Q5_0, 40, 96);
         tn_tensor *all = tn_linear(x, w, NULL);
         assert_same(tn_linear(tn_reshape(x, TN_DIMS(2, 3, 4, 96)), w, NULL), all);
-        for (int64_t i = 0; i < 24; i += 7) assert_same(tn_linear(tn_select(x, 0, i), w, NULL), tn_select(all, 0, i));
+        for (int64_t i = 0; i < 24; i += 7)
+            assert_same(tn_linear(tn_select(x, 0, i), w, NULL), tn_select(all, 0, i));
         tn_tensor *turned = tn_contiguous(tn_transpose(x, 0, 1));
         assert_ok(tn_eval((tn_tensor *[]){turned}, 1));
         assert_same(tn_linear(tn_transpose(turned, 0, 1), w, NULL), all);
@@ -255,7 +261,8 @@ static void devices_without_kernels_do_it_by_definition(void **state) {
     tn_device *device = tn_current_device();
     for (size_t i = 0; i < TN_COUNT(formats); i++) {
         TN_SCOPE {
-            tn_tensor *x = floats_of(3, 256, 1), *w = weight_of(formats[i], 7, 256), *decoded = tn_dequantize(w, TN_F32);
+            tn_tensor *x = floats_of(3, 256, 1), *w = weight_of(formats[i], 7, 256),
+                      *decoded = tn_dequantize(w, TN_F32);
             assert_ok(tn_eval(&decoded, 1));
             device->is_cpu = false;
             tn_recorder_drop();
@@ -267,7 +274,8 @@ static void devices_without_kernels_do_it_by_definition(void **state) {
         }
     }
     TN_SCOPE {
-        tn_tensor *x = tn_reshape(floats_of(20, 26, 1), TN_DIMS(5, 4, 26)), *c = tn_reshape(floats_of(5, 12, 2), TN_DIMS(5, 1, 12));
+        tn_tensor *x = tn_reshape(floats_of(20, 26, 1), TN_DIMS(5, 4, 26)),
+                  *c = tn_reshape(floats_of(5, 12, 2), TN_DIMS(5, 1, 12));
         tn_tensor *s = tn_reshape(floats_of(5, 12, 3), TN_DIMS(5, 1, 12));
         for (int k = 0; k < 2; k++) {
             tn_rope_options o = {.interleaved = k == 1};
@@ -288,7 +296,8 @@ static void devices_without_kernels_do_it_by_definition(void **state) {
 static void gradients_pass_through(void **state) {
     (void)state;
     TN_SCOPE {
-        tn_tensor *x = floats_of(3, 64, 1), *bias = tn_zeros(TN_DIMS(5), TN_F32), *w = weight_of(TN_Q4_0, 5, 64), *dy = floats_of(3, 5, 2);
+        tn_tensor *x = floats_of(3, 64, 1), *bias = tn_zeros(TN_DIMS(5), TN_F32), *w = weight_of(TN_Q4_0, 5, 64),
+                  *dy = floats_of(3, 5, 2);
         bias = tn_contiguous(bias);
         assert_ok(tn_set_requires_grad(x, true));
         assert_ok(tn_set_requires_grad(bias, true));
@@ -303,7 +312,8 @@ static void gradients_pass_through(void **state) {
 static void half_weights_have_gradients(void **state) {
     (void)state;
     TN_SCOPE {
-        tn_tensor *x = floats_of(3, 6, 1), *w = tn_cast(floats_of(5, 6, 2), TN_BF16), *dy = floats_of(3, 5, 3), *grads[2];
+        tn_tensor *x = floats_of(3, 6, 1), *w = tn_cast(floats_of(5, 6, 2), TN_BF16), *dy = floats_of(3, 5, 3),
+                  *grads[2];
         assert_ok(tn_eval(&w, 1));
         assert_ok(tn_set_requires_grad(x, true));
         assert_ok(tn_set_requires_grad(w, true));
@@ -396,9 +406,12 @@ static void threads_share_the_packed_weight(void **state) {
         sharers[i] = (sharer){x, w, NULL};
         assert_int_equal(pthread_create(&threads[i], NULL, multiply, &sharers[i]), 0);
     }
-    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
-    for (int i = 1; i < THREADS; i++) assert_memory_equal(sharers[i].out, sharers[0].out, 600 * sizeof(float));
-    for (int i = 0; i < THREADS; i++) free(sharers[i].out);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 1; i < THREADS; i++)
+        assert_memory_equal(sharers[i].out, sharers[0].out, 600 * sizeof(float));
+    for (int i = 0; i < THREADS; i++)
+        free(sharers[i].out);
     assert_int_equal(live_buffers() - before, 2); /* the form, and the piece of memory it is in */
     tn_free(x);
     tn_free(w);

@@ -8,7 +8,7 @@
 /* An element on its way: its block's first byte and first f16, and its place in the block. */
 typedef struct element {
     kir_builder *kb;
-    int bytes, halves; /* buffers */
+    int bytes, halves;    /* buffers */
     kir_val byte0, half0; /* I64 */
     kir_val at;           /* I32 */
     kir_val mask;
@@ -155,7 +155,8 @@ static kir_val (*const decoders[TN_DTYPE_COUNT])(const element *e) = {
     [TN_Q5_K] = decode_q5_k, [TN_Q6_K] = decode_q6_k,
 };
 
-kir_val tn_lower_block_element(kir_builder *kb, tn_dtype dtype, int bytes, int halves, const kir_aff *index, kir_val mask) {
+kir_val tn_lower_block_element(kir_builder *kb, tn_dtype dtype, int bytes, int halves, const kir_aff *index,
+                               kir_val mask) {
     int64_t block = tn_dtype_block(dtype), size = (int64_t)tn_dtype_size(dtype);
     int shift = block == 32 ? 5 : 8; /* the blocks that there are */
     kir_val number = kir_index(kb, index);

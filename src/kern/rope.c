@@ -25,19 +25,22 @@ static void turn_halves(const tn_rope_args *a, const float *x, const float *c, c
         store(out + i, first * cosine - second * sine);
         store(out + half + i, second * cosine + first * sine);
     }
-    for (; i < half; i++) turn_one(c + i, s + i, x[i], x[half + i], out + i, out + half + i);
+    for (; i < half; i++)
+        turn_one(c + i, s + i, x[i], x[half + i], out + i, out + half + i);
 }
 
 static void turn_neighbours(const tn_rope_args *a, const float *x, const float *c, const float *s, float *out) {
     int64_t half = a->half, i = 0;
     for (; i + 4 <= half; i += 4) {
         floats low = load(x + 2 * i), high = load(x + 2 * i + 4), cosine = load(c + i), sine = load(s + i);
-        floats first = __builtin_shufflevector(low, high, 0, 2, 4, 6), second = __builtin_shufflevector(low, high, 1, 3, 5, 7);
+        floats first = __builtin_shufflevector(low, high, 0, 2, 4, 6),
+               second = __builtin_shufflevector(low, high, 1, 3, 5, 7);
         floats turned = first * cosine - second * sine, other = second * cosine + first * sine;
         store(out + 2 * i, __builtin_shufflevector(turned, other, 0, 4, 1, 5));
         store(out + 2 * i + 4, __builtin_shufflevector(turned, other, 2, 6, 3, 7));
     }
-    for (; i < half; i++) turn_one(c + i, s + i, x[2 * i], x[2 * i + 1], out + 2 * i, out + 2 * i + 1);
+    for (; i < half; i++)
+        turn_one(c + i, s + i, x[2 * i], x[2 * i + 1], out + 2 * i, out + 2 * i + 1);
 }
 
 static void turn_rows(void *ctx, int64_t begin, int64_t end, int worker) {
@@ -67,7 +70,8 @@ static void turn_rows(void *ctx, int64_t begin, int64_t end, int worker) {
 void tn_rope_f32(const tn_rope_args *args) {
     tn_rope_args own = *args;
     int64_t rows = 1;
-    for (int d = 0; d < TN_ROPE_AXES; d++) rows *= own.extent[d];
+    for (int d = 0; d < TN_ROPE_AXES; d++)
+        rows *= own.extent[d];
     if (rows == 0 || own.features == 0) return;
     if (rows * own.features < SERIAL_ELEMENTS)
         turn_rows(&own, 0, rows, 0);

@@ -29,8 +29,8 @@ static tn_status check_cache(const tn_infer *c, int input) {
         return tn_fail(TN_ERR_DTYPE, "%s: the cache is %s; it must be f32, f16 or bf16", c->row->name,
                        tn_dtype_name((tn_dtype)cache->dtype));
     if (cache->rank == 4 && cache->shape[2] == TN_PAGE_TOKENS) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: the cache must be [pages, kv_heads, %d, head_dim], it is %s", c->row->name, TN_PAGE_TOKENS,
-                   tn_shape_text(cache, text, sizeof text));
+    return tn_fail(TN_ERR_SHAPE, "%s: the cache must be [pages, kv_heads, %d, head_dim], it is %s", c->row->name,
+                   TN_PAGE_TOKENS, tn_shape_text(cache, text, sizeof text));
 }
 
 /* Tokens [n, heads, head_dim] of a cache. heads: those of the cache, or (queries) a multiple of them. */
@@ -44,8 +44,8 @@ static tn_status check_tokens(const tn_infer *c, int input, const tn_node *cache
     bool fits = x->rank == 3 && x->shape[2] == cache->shape[3];
     fits = fits && (queries ? heads > 0 && x->shape[1] % heads == 0 : x->shape[1] == heads);
     if (fits) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: input %d, %s, does not fit to the cache %s: it must be [tokens, %s, head_dim]", c->row->name,
-                   input + 1, tn_shape_text(x, a, sizeof a), tn_shape_text(cache, b, sizeof b),
+    return tn_fail(TN_ERR_SHAPE, "%s: input %d, %s, does not fit to the cache %s: it must be [tokens, %s, head_dim]",
+                   c->row->name, input + 1, tn_shape_text(x, a, sizeof a), tn_shape_text(cache, b, sizeof b),
                    queries ? "a multiple of kv_heads" : "kv_heads");
 }
 
@@ -53,8 +53,9 @@ static tn_status check_place(const tn_infer *c, int position, int pages) {
     const tn_node *p = c->in[position], *table = c->in[pages];
     char a[96], b[96];
     if (p->dtype != TN_I64 || table->dtype != TN_I64)
-        return tn_fail(TN_ERR_DTYPE, "%s: position and pages must be i64, they are %s and %s (tn_dial_int makes a position)", c->row->name,
-                       tn_dtype_name((tn_dtype)p->dtype), tn_dtype_name((tn_dtype)table->dtype));
+        return tn_fail(TN_ERR_DTYPE,
+                       "%s: position and pages must be i64, they are %s and %s (tn_dial_int makes a position)",
+                       c->row->name, tn_dtype_name((tn_dtype)p->dtype), tn_dtype_name((tn_dtype)table->dtype));
     if (p->rank == 0 && table->rank == 1) return TN_OK;
     return tn_fail(TN_ERR_SHAPE, "%s: position must be one number and pages a list, they are %s and %s", c->row->name,
                    tn_shape_text(p, a, sizeof a), tn_shape_text(table, b, sizeof b));
@@ -76,7 +77,9 @@ static tn_status need_laid_out(const tn_infer *c, int input, int first) {
     return tn_fail(TN_ERR_SHAPE, "%s: input %d must be contiguous", c->row->name, input + 1);
 }
 
-static tn_node *rows_of(tn_build *b, tn_node *x) { return x && !laid_out_from(x, x->rank - 1) ? tn_b_contiguous(b, x) : x; }
+static tn_node *rows_of(tn_build *b, tn_node *x) {
+    return x && !laid_out_from(x, x->rank - 1) ? tn_b_contiguous(b, x) : x;
+}
 
 /* Element [token, head, ·] of the page that holds a logical place; -1 when there is none. */
 static int64_t place_in(const tn_node *cache, const double *pages, int64_t page_count, int64_t token, int64_t head) {
@@ -128,19 +131,22 @@ static void reference_cache_append(const tn_reference *r) {
 const tn_op_impl tn_impl_cache_append = {
     .infer = infer_cache_append,
     .compose = compose_cache_append,
-    .cases = "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1; "
-             "[2,1,64,3]:bf16 [1,1,3] []:i64@5..5 [1]:i64@1..1; [2,1,64,3] [70,1,3] []:i64@-4..-4 [1]:i64@0..0; "
-             "[1,1,64,2] [0,1,2] []:i64@0..0 [1]:i64@0..0; error=f16 [2,1,64,3]:i32 [1,1,3] []:i64@0..0 [1]:i64@0..0; "
-             "error=head_dim [2,1,32,3] [1,1,3] []:i64@0..0 [1]:i64@0..0; error=kv_heads [2,1,64,3] [1,2,3] []:i64@0..0 [1]:i64@0..0; "
-             "error=i64 [2,1,64,3] [1,1,3] []:f32 [1]:i64@0..0; error=number [2,1,64,3] [1,1,3] [1]:i64@0..0 [1]:i64@0..0"};
+    .cases =
+        "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1; "
+        "[2,1,64,3]:bf16 [1,1,3] []:i64@5..5 [1]:i64@1..1; [2,1,64,3] [70,1,3] []:i64@-4..-4 [1]:i64@0..0; "
+        "[1,1,64,2] [0,1,2] []:i64@0..0 [1]:i64@0..0; error=f16 [2,1,64,3]:i32 [1,1,3] []:i64@0..0 [1]:i64@0..0; "
+        "error=head_dim [2,1,32,3] [1,1,3] []:i64@0..0 [1]:i64@0..0; error=kv_heads [2,1,64,3] [1,2,3] []:i64@0..0 "
+        "[1]:i64@0..0; "
+        "error=i64 [2,1,64,3] [1,1,3] []:f32 [1]:i64@0..0; error=number [2,1,64,3] [1,1,3] [1]:i64@0..0 [1]:i64@0..0"};
 
 /* cache_append_rows(cache, x, position, pages): cache_append on operands that are laid out. */
 const tn_op_impl tn_impl_cache_append_rows = {
     .class_ = TN_NATIVE,
     .infer = infer_cache_append_rows,
     .reference = reference_cache_append,
-    .cases = "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1;"
-             "error=f32 [2,1,64,3] [1,1,3]:f64 []:i64@0..0 [1]:i64@0..0"};
+    .cases =
+        "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1;"
+        "error=f32 [2,1,64,3] [1,1,3]:f64 []:i64@0..0 [1]:i64@0..0"};
 
 /* ---- attention ------------------------------------------------------------------------------------------------------------------ */
 
@@ -152,29 +158,34 @@ static tn_status infer_cached_attention(tn_infer *c) {
     TRY(check_cache(c, ATTEND_K_CACHE));
     TRY(check_cache(c, ATTEND_V_CACHE));
     if (memcmp(keys->shape, values->shape, 4 * sizeof *keys->shape) != 0 || keys->dtype != values->dtype)
-        return tn_fail(TN_ERR_SHAPE, "%s: the caches %s of %s and %s of %s must be alike", c->row->name, tn_shape_text(keys, a, sizeof a),
-                       tn_dtype_name((tn_dtype)keys->dtype), tn_shape_text(values, b, sizeof b), tn_dtype_name((tn_dtype)values->dtype));
+        return tn_fail(TN_ERR_SHAPE, "%s: the caches %s of %s and %s of %s must be alike", c->row->name,
+                       tn_shape_text(keys, a, sizeof a), tn_dtype_name((tn_dtype)keys->dtype),
+                       tn_shape_text(values, b, sizeof b), tn_dtype_name((tn_dtype)values->dtype));
     TRY(check_tokens(c, ATTEND_Q, keys, true));
     TRY(check_tokens(c, ATTEND_K, keys, false));
     TRY(check_tokens(c, ATTEND_V, keys, false));
     TRY(check_place(c, ATTEND_POSITION, ATTEND_PAGES));
     if (c->in[ATTEND_K]->shape[0] != q->shape[0] || c->in[ATTEND_V]->shape[0] != q->shape[0])
-        return tn_fail(TN_ERR_SHAPE, "%s: q %s, k %s and v must have equally many tokens", c->row->name, tn_shape_text(q, a, sizeof a),
-                       tn_shape_text(c->in[ATTEND_K], b, sizeof b));
+        return tn_fail(TN_ERR_SHAPE, "%s: q %s, k %s and v must have equally many tokens", c->row->name,
+                       tn_shape_text(q, a, sizeof a), tn_shape_text(c->in[ATTEND_K], b, sizeof b));
     if (c->attrs->i[TN_CACHED_ATTENTION_WINDOW] < 0)
-        return tn_fail(TN_ERR_ARGUMENT, "%s: a window of %lld keys; 0 means all", c->row->name, (long long)c->attrs->i[TN_CACHED_ATTENTION_WINDOW]);
+        return tn_fail(TN_ERR_ARGUMENT, "%s: a window of %lld keys; 0 means all", c->row->name,
+                       (long long)c->attrs->i[TN_CACHED_ATTENTION_WINDOW]);
     return tn_infer_same(c);
 }
 
 static tn_status infer_cached_attention_rows(tn_infer *c) {
     TRY(infer_cached_attention(c));
-    for (int i = ATTEND_Q; i <= ATTEND_V; i++) TRY(need_laid_out(c, i, 2));
+    for (int i = ATTEND_Q; i <= ATTEND_V; i++)
+        TRY(need_laid_out(c, i, 2));
     TRY(need_laid_out(c, ATTEND_K_CACHE, 1));
     TRY(need_laid_out(c, ATTEND_V_CACHE, 1));
     return need_laid_out(c, ATTEND_PAGES, 0);
 }
 
-static tn_node *pages_laid_out(tn_build *b, tn_node *cache) { return cache && !laid_out_from(cache, 1) ? tn_b_contiguous(b, cache) : cache; }
+static tn_node *pages_laid_out(tn_build *b, tn_node *cache) {
+    return cache && !laid_out_from(cache, 1) ? tn_b_contiguous(b, cache) : cache;
+}
 
 static double scale_of(const tn_node *n) {
     double scale = n->f[TN_CACHED_ATTENTION_SCALE];
@@ -182,10 +193,10 @@ static double scale_of(const tn_node *n) {
 }
 
 static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
-    return tn_b_cached_attention_rows(b, rows_of(b, n->in[ATTEND_Q]), rows_of(b, n->in[ATTEND_K]), rows_of(b, n->in[ATTEND_V]),
-                                      pages_laid_out(b, n->in[ATTEND_K_CACHE]), pages_laid_out(b, n->in[ATTEND_V_CACHE]),
-                                      n->in[ATTEND_POSITION], tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n),
-                                      n->i[TN_CACHED_ATTENTION_WINDOW]);
+    return tn_b_cached_attention_rows(
+        b, rows_of(b, n->in[ATTEND_Q]), rows_of(b, n->in[ATTEND_K]), rows_of(b, n->in[ATTEND_V]),
+        pages_laid_out(b, n->in[ATTEND_K_CACHE]), pages_laid_out(b, n->in[ATTEND_V_CACHE]), n->in[ATTEND_POSITION],
+        tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n), n->i[TN_CACHED_ATTENTION_WINDOW]);
 }
 
 /* What the definition needs at hand. */
@@ -218,25 +229,33 @@ static void attend(const attention *a, int64_t query, int64_t head) {
     int64_t window = a->r->node->i[TN_CACHED_ATTENTION_WINDOW], last = a->position + query;
     int64_t first = window > 0 && last + 1 > window ? last + 1 - window : 0;
     double most = -INFINITY, sum = 0, *out = a->r->out + (query * a->heads + head) * a->width;
-    for (int64_t t = first; t <= last; t++) most = fmax(most, score_of(a, query, head, t));
-    for (int64_t k = 0; k < a->width; k++) out[k] = 0;
+    for (int64_t t = first; t <= last; t++)
+        most = fmax(most, score_of(a, query, head, t));
+    for (int64_t k = 0; k < a->width; k++)
+        out[k] = 0;
     for (int64_t t = first; t <= last; t++) {
         double weight = exp(score_of(a, query, head, t) - most);
         sum += weight;
         for (int64_t k = 0; k < a->width; k++)
             out[k] += weight * token_value(a, ATTEND_V, t, head / (a->heads / a->kv_heads), k);
     }
-    for (int64_t k = 0; k < a->width; k++) out[k] /= sum;
+    for (int64_t k = 0; k < a->width; k++)
+        out[k] /= sum;
 }
 
 static void reference_cached_attention(const tn_reference *r) {
     const tn_node *q = r->node, *cache = q->in[ATTEND_K_CACHE];
-    attention a = {.r = r, .cache = cache, .page_count = q->in[ATTEND_PAGES]->shape[0], .heads = q->shape[1],
-                   .kv_heads = cache->shape[1], .width = q->shape[2]};
+    attention a = {.r = r,
+                   .cache = cache,
+                   .page_count = q->in[ATTEND_PAGES]->shape[0],
+                   .heads = q->shape[1],
+                   .kv_heads = cache->shape[1],
+                   .width = q->shape[2]};
     int64_t most = a.page_count * TN_PAGE_TOKENS;
     a.position = tn_min64(tn_max64((int64_t)r->in[ATTEND_POSITION][0], 0), most);
     for (int64_t i = 0; i < q->shape[0]; i++)
-        for (int64_t h = 0; h < a.heads; h++) attend(&a, i, h);
+        for (int64_t h = 0; h < a.heads; h++)
+            attend(&a, i, h);
 }
 
 /* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window): causal attention of n new tokens, q [n, heads,
@@ -264,6 +283,7 @@ const tn_op_impl tn_impl_cached_attention_rows = {
     .class_ = TN_NATIVE,
     .infer = infer_cached_attention_rows,
     .reference = reference_cached_attention,
-    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 scale=0.3 window=0;"
+    .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 "
+             "scale=0.3 window=0;"
              "error=f32 [1,2,4]:f64 [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 scale=1 window=0",
     .flops = 2};

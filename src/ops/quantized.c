@@ -12,7 +12,8 @@
 static tn_status infer_dequantize(tn_infer *c) {
     tn_dtype from = (tn_dtype)c->in[0]->dtype, to = (tn_dtype)c->attrs->i[TN_DEQUANTIZE_DTYPE];
     if (!tn_dtype_is_quantized(from))
-        return tn_fail(TN_ERR_DTYPE, "dequantize: x is %s, which is not quantised in blocks; convert it with tn_cast", tn_dtype_name(from));
+        return tn_fail(TN_ERR_DTYPE, "dequantize: x is %s, which is not quantised in blocks; convert it with tn_cast",
+                       tn_dtype_name(from));
     if (!tn_dtype_is_float(to))
         return tn_fail(TN_ERR_DTYPE, "dequantize: to %s; it must be a floating type", tn_dtype_name(to));
     TRY(tn_infer_same(c));
@@ -27,10 +28,11 @@ const tn_op_impl tn_impl_dequantize = {
     .quantized = 1,
     .infer = infer_dequantize,
     .compose = compose_dequantize,
-    .cases = "types=f32; [3,32]:q4_0 dtype=f32; [2,2,64]:q4_1 dtype=f32; [3,96]:q5_0 dtype=f32; [1,64]:q5_1 dtype=f64; "
-             "[5,32]:q8_0 dtype=f32; [2,512]:q2_k dtype=f32; [3,256]:q3_k dtype=f32; [2,256]:q4_k dtype=f32; "
-             "[256]:q5_k dtype=f32; [3,512]:q6_k dtype=f32; [2,64]:q8_0 dtype=f16 tol=1e-3; [0,32]:q4_0 dtype=f32 tol=0; "
-             "error=floating [32]:q4_0 dtype=i32; error=tn_cast [32] dtype=f32"};
+    .cases =
+        "types=f32; [3,32]:q4_0 dtype=f32; [2,2,64]:q4_1 dtype=f32; [3,96]:q5_0 dtype=f32; [1,64]:q5_1 dtype=f64; "
+        "[5,32]:q8_0 dtype=f32; [2,512]:q2_k dtype=f32; [3,256]:q3_k dtype=f32; [2,256]:q4_k dtype=f32; "
+        "[256]:q5_k dtype=f32; [3,512]:q6_k dtype=f32; [2,64]:q8_0 dtype=f16 tol=1e-3; [0,32]:q4_0 dtype=f32 tol=0; "
+        "error=floating [32]:q4_0 dtype=i32; error=tn_cast [32] dtype=f32"};
 
 /* ---- linear_quantized -------------------------------------------------------------------------------------------------------- */
 
@@ -45,8 +47,8 @@ static tn_status infer_linear_stored(tn_infer *c) {
         return tn_fail(TN_ERR_DTYPE, "%s: x must be f32, it is %s with a weight of %s", c->row->name,
                        tn_dtype_name((tn_dtype)x->dtype), tn_dtype_name((tn_dtype)w->dtype));
     if (x->rank != 2 || w->rank != 2 || x->shape[1] != w->shape[1])
-        return tn_fail(TN_ERR_SHAPE, "%s: x %s and weight %s do not fit: they must be [m, in] and [out, in]", c->row->name,
-                       tn_shape_text(x, a, sizeof a), tn_shape_text(w, b, sizeof b));
+        return tn_fail(TN_ERR_SHAPE, "%s: x %s and weight %s do not fit: they must be [m, in] and [out, in]",
+                       c->row->name, tn_shape_text(x, a, sizeof a), tn_shape_text(w, b, sizeof b));
     tn_node_layout(x, &offset, stride);
     if (stride[1] != 1 && x->shape[1] > 1)
         return tn_fail(TN_ERR_SHAPE, "%s: the rows of x must be contiguous", c->row->name);
@@ -115,10 +117,12 @@ const tn_op_impl tn_impl_linear_quantized = {
     .loops = loops_linear_stored,
     .reference = reference_linear_quantized,
     .flops = 2,
-    .cases = "types=f32 tol=4e-6 atol=2e-5; [3,64] [5,64]:q4_0; [1,96] [17,96]:q4_1; [2,32] [16,32]:q5_0; [9,64] [33,64]:q5_1; "
-             "[1,64] [4,64]:q8_0; [2,512] [3,512]:q2_k; [1,256] [5,256]:q3_k; [3,512] [20,512]:q4_k; [1,256] [2,256]:q5_k; "
-             "[7,256] [18,256]:q6_k; [0,32] [3,32]:q8_0; [2,32] [0,32]:q8_0; error=fit [2,64] [3,32]:q4_0; "
-             "error=f32 [2,32]:f64 [3,32]:q4_0"};
+    .cases =
+        "types=f32 tol=4e-6 atol=2e-5; [3,64] [5,64]:q4_0; [1,96] [17,96]:q4_1; [2,32] [16,32]:q5_0; [9,64] "
+        "[33,64]:q5_1; "
+        "[1,64] [4,64]:q8_0; [2,512] [3,512]:q2_k; [1,256] [5,256]:q3_k; [3,512] [20,512]:q4_k; [1,256] [2,256]:q5_k; "
+        "[7,256] [18,256]:q6_k; [0,32] [3,32]:q8_0; [2,32] [0,32]:q8_0; error=fit [2,64] [3,32]:q4_0; "
+        "error=f32 [2,32]:f64 [3,32]:q4_0"};
 
 /* ---- linear_half ------------------------------------------------------------------------------------------------------------- */
 
@@ -143,5 +147,6 @@ const tn_op_impl tn_impl_linear_half = {
     .loops = loops_linear_stored,
     .reference = reference_linear_half,
     .flops = 2,
-    .cases = "types=f32 tol=4e-6 atol=4e-6; [3,6] [5,6]:f16; [1,300] [17,300]:bf16; [9,64] [33,64]:f16; [0,4] [3,4]:f16; "
-             "[2,0] [3,0]:bf16; error=fit [2,6] [3,2]:f16; error=f32 [2,6]:f64 [3,6]:f16"};
+    .cases =
+        "types=f32 tol=4e-6 atol=4e-6; [3,6] [5,6]:f16; [1,300] [17,300]:bf16; [9,64] [33,64]:f16; [0,4] [3,4]:f16; "
+        "[2,0] [3,0]:bf16; error=fit [2,6] [3,2]:f16; error=f32 [2,6]:f64 [3,6]:f16"};
