@@ -14,18 +14,30 @@
 #include "trunnion/llm.h"
 #include "trunnion/text.h"
 
-enum { OPT_GREEDY = 256, OPT_TEMPERATURE, OPT_TOP_K, OPT_TOP_P, OPT_MIN_P, OPT_REPEAT, OPT_CONTEXT };
+enum {
+    OPT_CHAT = 256,
+    OPT_SYSTEM,
+    OPT_GREEDY,
+    OPT_TEMPERATURE,
+    OPT_TOP_K,
+    OPT_TOP_P,
+    OPT_MIN_P,
+    OPT_REPEAT,
+    OPT_CONTEXT
+};
 enum { DEFAULT_TOKENS = 128 };
 
 static int run(int argc, char **argv);
 
 const cli_command cli_generate = {
     .name = "generate",
-    .summary = "a language model goes on with a text",
+    .summary = "a language model goes on with a text, or answers it",
     .usage = "generate -m MODEL -p TEXT [-n N] [options]",
     .help = "  -m, --model FILE      a GGUF file\n"
             "  -p, --prompt TEXT     what to go on with; - reads standard input\n"
             "  -n, --tokens N        how many tokens at most (default 128)\n"
+            "      --chat            TEXT is what somebody says, and the model answers (its own chat template)\n"
+            "      --system TEXT     with --chat: what the model is told before\n"
             "      --greedy          always the likeliest token; else one is drawn:\n"
             "      --temperature X   below 1 likelier tokens more often (default 0.8)\n"
             "      --top-k N         only from the N likeliest, 0: all (default 40)\n"
@@ -39,6 +51,7 @@ const cli_command cli_generate = {
             "The same seed gives the same text, on any number of threads.\n"
             "\n"
             "examples:\n"
+            "  trunnion generate -m model.gguf --chat -p 'Why is the sky blue?'\n"
             "  trunnion generate -m model.gguf -p 'Once upon a time' -n 200 --temperature 1 --seed 7\n"
             "  trunnion generate -m model.gguf -p 'The capital of France is' -n 8 --greedy --json\n",
     .accepts = CLI_ALL,
@@ -49,6 +62,8 @@ static const struct option options[] = {
     {"model", required_argument, NULL, 'm'},
     {"prompt", required_argument, NULL, 'p'},
     {"tokens", required_argument, NULL, 'n'},
+    {"chat", no_argument, NULL, OPT_CHAT},
+    {"system", required_argument, NULL, OPT_SYSTEM},
     {"greedy", no_argument, NULL, OPT_GREEDY},
     {"temperature", required_argument, NULL, OPT_TEMPERATURE},
     {"top-k", required_argument, NULL, OPT_TOP_K},
@@ -61,9 +76,9 @@ static const struct option options[] = {
 
 typedef struct request {
     cli_options common;
-    const char *model, *prompt;
+    const char *model, *prompt, *system;
     int64_t tokens, context; /* context 0: not given */
-    bool greedy;
+    bool chat, greedy;
     tn_sampler_options sampling;
 } request;
 
@@ -105,6 +120,8 @@ static bool take(void *ctx, int val, const char *arg) {
     case 'm': r->model = arg; break;
     case 'p': r->prompt = arg; break;
     case 'n': return cli_parse_int(arg, 0, INT32_MAX, &r->tokens);
+    case OPT_CHAT: r->chat = true; break;
+    case OPT_SYSTEM: r->system = arg; break;
     case OPT_GREEDY: r->greedy = true; break;
     case OPT_TEMPERATURE: return take_real(arg, 0, 100, &s->temperature);
     case OPT_TOP_K:
@@ -133,9 +150,41 @@ static tn_status read_input(tn_bytes *out) {
     return status;
 }
 
+/* Tokenizers and templates know nothing of files: whoever reads their words wants to know which one it was. */
+static tn_status name_file(tn_status status, const char *path) {
+    if (status == TN_OK || strstr(tn_error(), path)) return status;
+    return tn_backend_fail(status, "'%s': %s", path, tn_error());
+}
+
+static tn_status render_chat(const tn_tokenizer *t, const char *system, const char *said, tn_bytes *out) {
+    const char *source = tn_tokenizer_chat_template(t);
+    if (!source)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "the model has no chat template; leave --chat out and write the "
+                                                   "whole prompt yourself");
+    tn_template *template = NULL;
+    tn_status status = tn_template_new(source, strlen(source), &template);
+    if (status != TN_OK) return status;
+    tn_chat_message messages[2] = {{"system", system}, {"user", said}};
+    tn_chat chat = {.struct_size = sizeof chat,
+                    .messages = system ? messages : messages + 1,
+                    .count = system ? 2 : 1,
+                    .add_generation_prompt = true,
+                    .tokenizer = t};
+    status = tn_template_chat(template, &chat, NULL, out);
+    tn_template_free(template);
+    return status;
+}
+
 static tn_status encode_prompt(work *w, const tn_bytes *given) {
     const char *text = given->data ? given->data : "";
-    return tn_tokenizer_encode(w->tokenizer, text, given->size, TN_ENCODE_SPECIAL | TN_ENCODE_ENDS, &w->prompt);
+    if (!w->asked->chat)
+        return tn_tokenizer_encode(w->tokenizer, text, given->size, TN_ENCODE_SPECIAL | TN_ENCODE_ENDS, &w->prompt);
+    tn_bytes rendered = {0};
+    tn_status status = name_file(render_chat(w->tokenizer, w->asked->system, text, &rendered), w->asked->model);
+    if (status == TN_OK)
+        status = tn_tokenizer_encode(w->tokenizer, rendered.data, rendered.size, TN_ENCODE_SPECIAL, &w->prompt);
+    tn_bytes_free(&rendered);
+    return status;
 }
 
 static tn_status make_prompt(work *w) {
@@ -164,7 +213,7 @@ static tn_status open_tokenizer(work *w, tn_llm_facts *facts) {
     if (status != TN_OK) return status;
     *facts = (tn_llm_facts){.struct_size = sizeof *facts};
     status = tn_llm_inspect(file, NULL, facts);
-    if (status == TN_OK) status = tn_tokenizer_from_gguf(file, &w->tokenizer);
+    if (status == TN_OK) status = name_file(tn_tokenizer_from_gguf(file, &w->tokenizer), w->asked->model);
     tn_gguf_close(file);
     return status;
 }
@@ -360,6 +409,7 @@ static int run(int argc, char **argv) {
     if (at < argc) return cli_wrong_usage(&cli_generate, "\"%s\": the text goes behind -p, in quotes", argv[at]);
     if (!r.model) return cli_wrong_usage(&cli_generate, "which model? Give its GGUF file with -m");
     if (!r.prompt) return cli_wrong_usage(&cli_generate, "which text? Give it with -p; -p - reads standard input");
+    if (r.system && !r.chat) return cli_wrong_usage(&cli_generate, "--system has a meaning with --chat alone");
     if (r.greedy) r.sampling.temperature = 0;
     r.sampling.seed = r.common.seed;
     return work_on(&r);
