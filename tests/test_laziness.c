@@ -146,6 +146,32 @@ static void a_product_notices_that_a_launch_wrote_its_weight(void **state) {
     }
 }
 
+/* A plan's working memory is measured out for the threads at its making; a launch must not use more. */
+static void a_launch_may_come_when_there_are_more_threads(void **state) {
+    (void)state;
+    enum { ROWS = 64, LENGTH = 300 };
+    static float numbers[ROWS * LENGTH];
+    static int64_t order[ROWS * LENGTH];
+    for (int64_t i = 0; i < ROWS * LENGTH; i++)
+        numbers[i] = (float)(i % LENGTH * 7919 % LENGTH);
+    TN_SCOPE {
+        tn_tensor *x = tn_from_data(numbers, TN_DIMS(ROWS, LENGTH), TN_F32), *result = NULL;
+        tn_graph *graph = NULL;
+        assert_ok(tn_eval(&x, 1));
+        assert_ok(tn_set_num_threads(1));
+        assert_ok(tn_capture_begin());
+        tn_tensor *out = tn_argsort(x, 1, false);
+        assert_ok(tn_capture_end(&x, 1, &out, 1, &graph));
+        assert_ok(tn_set_num_threads(16));
+        assert_ok(tn_graph_launch(graph, &x, &result));
+        assert_ok(tn_read(result, order, sizeof order));
+        assert_ok(tn_set_num_threads(0));
+        tn_graph_free(graph);
+    }
+    for (int64_t i = 0; i < ROWS * LENGTH; i++)
+        assert_true(numbers[i / LENGTH * LENGTH + order[i]] == (float)(i % LENGTH));
+}
+
 static void what_a_launch_hands_out_keeps_its_value(void **state) {
     (void)state;
     TN_SCOPE {
@@ -295,6 +321,7 @@ int main(void) {
         cmocka_unit_test(a_recording_without_reads_is_bounded),
         cmocka_unit_test(a_plan_is_found_again_whoever_keeps_its_results),
         cmocka_unit_test(a_product_notices_that_a_launch_wrote_its_weight),
+        cmocka_unit_test(a_launch_may_come_when_there_are_more_threads),
         cmocka_unit_test(what_a_launch_hands_out_keeps_its_value),
         cmocka_unit_test(a_state_has_one_memory),
         cmocka_unit_test(a_kept_dial_has_its_value),

@@ -126,6 +126,29 @@ static void pool_has_the_size_that_was_set(void **state) {
     assert_text_has(tn_error(), "100000");
 }
 
+static void *threads_elsewhere(void *count) {
+    *(int *)count = tn_threads();
+    return NULL;
+}
+
+static void a_limit_holds_for_its_thread_alone_and_until_it_is_put_back(void **state) {
+    (void)state;
+    int elsewhere = 0;
+    pthread_t thread;
+    assert_ok(tn_threads_set(5));
+    assert_int_equal(tn_threads_limit(2), 0);
+    assert_int_equal(tn_threads(), 2);
+    assert_int_equal(workers_seen(6), 3);
+    assert_int_equal(workers_seen(1), 1);
+    assert_ok(tn_threads_set(5));
+    assert_int_equal(pthread_create(&thread, NULL, threads_elsewhere, &elsewhere), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(elsewhere, 5);
+    assert_int_equal(tn_threads_limit(0), 2);
+    assert_int_equal(tn_threads(), 5);
+    assert_ok(tn_threads_set(0));
+}
+
 /* ---- nested and concurrent callers ------------------------------------------------------------------------------- */
 
 typedef struct nest {
@@ -451,6 +474,7 @@ int main(void) {
         cmocka_unit_test(parts_depend_on_position_alone),
         cmocka_unit_test(results_are_the_same_for_any_thread_count),
         cmocka_unit_test(pool_has_the_size_that_was_set),
+        cmocka_unit_test(a_limit_holds_for_its_thread_alone_and_until_it_is_put_back),
         cmocka_unit_test(nested_call_stays_on_its_thread),
         cmocka_unit_test(callers_at_the_same_time_each_get_all_their_items),
         cmocka_unit_test(sleeping_workers_wake),

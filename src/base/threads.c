@@ -59,6 +59,7 @@ static struct {
 
 static _Atomic int wanted_threads;     /* 0 = as many as usable */
 static _Thread_local bool inside_body; /* this thread runs a part: a nested call stays on it */
+static _Thread_local int thread_limit; /* 0 = none */
 
 /* ---- size -------------------------------------------------------------------------------------------------------- */
 
@@ -80,9 +81,16 @@ tn_status tn_threads_set(int n) {
     return TN_OK;
 }
 
+int tn_threads_limit(int most) {
+    int before = thread_limit;
+    thread_limit = most;
+    return before;
+}
+
 int tn_threads(void) {
     int n = atomic_load_explicit(&wanted_threads, memory_order_relaxed);
-    return n > 0 ? n : usable_threads();
+    if (n == 0) n = usable_threads();
+    return thread_limit > 0 && thread_limit < n ? thread_limit : n;
 }
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */

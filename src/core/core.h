@@ -233,6 +233,7 @@ typedef struct tn_plan {
     size_t owned_count, owned_capacity;
     tn_native **natives;
     size_t native_count;
+    int threads; /* that memory was measured out for: a run uses no more, however many there are by then */
 } tn_plan;
 
 tn_status tn_plan_make(const tn_binding *b, tn_plan **out);

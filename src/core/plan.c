@@ -637,7 +637,10 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
     bool no_grad = r->no_grad;
     int64_t recorded = r->nodes_recorded;
     r->planning = r->no_grad = true;
+    p->threads = tn_threads();
+    int limit = tn_threads_limit(p->threads);
     tn_status s = plan_steps(&g, p);
+    tn_threads_limit(limit);
     tn_graph_plan_free(&g);
     forget_planners_nodes(r, g.pending_before);
     r->planning = false;
@@ -725,7 +728,10 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
     bind(p, bound, outputs, memory, dials);
     bool timed = is_timed(p);
     double begun = timed ? tn_now() : 0;
-    TRY(run_commands(p, bound));
+    int limit = tn_threads_limit(p->threads);
+    tn_status status = run_commands(p, bound);
+    tn_threads_limit(limit);
+    TRY(status);
     p->runs++;
     p->untimed_runs++;
     if (!timed) return TN_OK;

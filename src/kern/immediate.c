@@ -62,6 +62,18 @@ static tn_status check_operands(const char *function, const operand *x, int coun
     return TN_OK;
 }
 
+/* Memory is measured out for as many threads as there are now; if others set more meanwhile, they are not used. */
+typedef struct team {
+    int threads, limit_before;
+} team;
+
+static team team_begin(void) {
+    int threads = tn_threads();
+    return (team){threads, tn_threads_limit(threads)};
+}
+
+static void team_end(team t) { tn_threads_limit(t.limit_before); }
+
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 static tn_matrix matrix_of(const operand *x) {
@@ -78,11 +90,13 @@ static tn_matrix transposed(tn_matrix x) {
 /* c[m, n] = a[m, k] · b[k, n] */
 static tn_status multiply(tn_matrix a, tn_matrix b, tn_matrix c, int64_t m, int64_t k, int64_t n) {
     tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = m, .n = n, .k = k, .a = a, .b = b, .c = c};
-    args.workspace = tn_mem_alloc(tn_gemm_workspace(&args, TN_F32, tn_threads()));
-    if (!args.workspace) return TN_ERR_MEMORY;
-    tn_gemm_f32(&args);
+    team t = team_begin();
+    args.workspace = tn_mem_alloc(tn_gemm_workspace(&args, TN_F32, t.threads));
+    bool ready = args.workspace != NULL;
+    if (ready) tn_gemm_f32(&args);
+    team_end(t);
     tn_mem_free(args.workspace);
-    return TN_OK;
+    return ready ? TN_OK : TN_ERR_MEMORY;
 }
 
 /* out[rows] = w · x */
@@ -199,8 +213,9 @@ tn_status tn_kernel_matmul_vec_quantized(tn_dtype dtype, const void *blocks, int
     TRY(check_operands(function, o, 2));
     tn_kernel_matrix slab = {dtype, tn_min64(rows_at_once(row_bytes), rows), cols, NULL};
     tn_qmat_args args = quantized_args(&slab, x, 1, out, rows);
+    team t = team_begin();
     slab.packed = tn_mem_alloc(tn_qmat_packed_bytes(slab.rows, cols, dtype));
-    args.workspace = tn_mem_alloc(tn_qmat_workspace(&args, tn_threads()));
+    args.workspace = tn_mem_alloc(tn_qmat_workspace(&args, t.threads));
     bool ready = slab.packed && args.workspace;
     args.packed = slab.packed;
     for (int64_t row = 0; ready && row < rows; row += args.n) {
@@ -209,6 +224,7 @@ tn_status tn_kernel_matmul_vec_quantized(tn_dtype dtype, const void *blocks, int
         tn_qmat_pack(dtype, (const char *)blocks + row * row_bytes, args.n, cols, slab.packed);
         tn_qmat(&args);
     }
+    team_end(t);
     tn_mem_free(args.workspace);
     tn_mem_free(slab.packed);
     return ready ? TN_OK : TN_ERR_MEMORY;
@@ -239,11 +255,13 @@ tn_status tn_kernel_matmul_packed(const tn_kernel_matrix *w, const float *x, int
     operand o[] = {{"x", x, m, w->cols, w->cols}, {"out", out, m, w->rows, w->rows}};
     TRY(check_operands(function, o, 2));
     tn_qmat_args args = quantized_args(w, x, m, out, w->rows);
-    args.workspace = tn_mem_alloc(tn_qmat_workspace(&args, tn_threads()));
-    if (!args.workspace) return TN_ERR_MEMORY;
-    tn_qmat(&args);
+    team t = team_begin();
+    args.workspace = tn_mem_alloc(tn_qmat_workspace(&args, t.threads));
+    bool ready = args.workspace != NULL;
+    if (ready) tn_qmat(&args);
+    team_end(t);
     tn_mem_free(args.workspace);
-    return TN_OK;
+    return ready ? TN_OK : TN_ERR_MEMORY;
 }
 
 void tn_kernel_matrix_free(tn_kernel_matrix *w) {
