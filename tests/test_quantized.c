@@ -13,6 +13,7 @@
 #include "kern/kern.h"
 #include "ops/cases.h"
 #include "trunnion/autograd.h"
+#include "trunnion/model.h"
 #include "trunnion/ops.h"
 
 static tn_case_input matrix(tn_dtype t, int64_t rows, int64_t columns) {
@@ -106,6 +107,9 @@ static void what_would_cut_a_block_is_refused(void **state) {
         assert_refused(tn_from_data(x, NULL, 0, TN_Q4_0), "blocks of 32");
         assert_int_not_equal(tn_set_requires_grad(w, true), TN_OK);
         assert_text_has(tn_error(), "q4_1");
+        tn_named_tensor named = {.name = "w", .tensor = w};
+        assert_int_equal(tn_safetensors_save("/dev/null", &named, 1, NULL, 0), TN_ERR_DTYPE);
+        assert_text_has(tn_error(), "tn_dequantize");
         char bytes[64];
         assert_refused(tn_from_ptr(bytes + ((uintptr_t)bytes % 2 == 0), TN_DIMS(32), TN_Q4_0, NULL, NULL), "even");
     }
