@@ -1,7 +1,7 @@
 # Makefile — short names for what the scripts and CMake do. `make demo` shows it, `make check` proves it.
 #
 #   make                 the library and the command, in build/
-#   make demo            sets up, builds, lists the devices, trains two small models
+#   make demo            sets up, builds, lists the devices, lets a language model answer, trains two small models
 #   make check           sets up, runs all tests (ONLY="unit layers" runs just these suites)
 #   make check-all       the slower suites too
 #   make bench           measures (WORK="gemm policy" just these; bench/README.md says what and how)
