@@ -6,6 +6,7 @@
 #include "test_support.h"
 
 #include <math.h>
+#include <sys/wait.h>
 
 #include "text/tokenizer.h"
 
@@ -393,6 +394,164 @@ static void facts_are_told(void **state) {
     tn_tokenizer_free(NULL);
 }
 
+/* ---- from a file -------------------------------------------------------------------------------------------------- */
+
+/* A GGUF file of metadata alone, written value by value. */
+static void put_u32(FILE *f, uint32_t v) { assert_int_equal(fwrite(&v, sizeof v, 1, f), 1); }
+static void put_u64(FILE *f, uint64_t v) { assert_int_equal(fwrite(&v, sizeof v, 1, f), 1); }
+
+static void put_string(FILE *f, const char *text, size_t size) {
+    put_u64(f, size);
+    assert_int_equal(fwrite(text, 1, size, f), size);
+}
+
+static void put_key(FILE *f, const char *key, tn_gguf_type type) {
+    put_string(f, key, strlen(key));
+    put_u32(f, type);
+}
+
+static void put_text(FILE *f, const char *key, const char *text) {
+    put_key(f, key, TN_GGUF_STRING);
+    put_string(f, text, strlen(text));
+}
+
+static void put_number(FILE *f, const char *key, uint32_t v) {
+    put_key(f, key, TN_GGUF_U32);
+    put_u32(f, v);
+}
+
+static void put_strings(FILE *f, const char *key, const tn_text_slice *items, size_t count) {
+    put_key(f, key, TN_GGUF_ARRAY);
+    put_u32(f, TN_GGUF_STRING);
+    put_u64(f, count);
+    for (size_t i = 0; i < count; i++)
+        put_string(f, items[i].data, items[i].size);
+}
+
+static void put_integers(FILE *f, const char *key, const int32_t *items, size_t count) {
+    put_key(f, key, TN_GGUF_ARRAY);
+    put_u32(f, TN_GGUF_I32);
+    put_u64(f, count);
+    for (size_t i = 0; i < count; i++)
+        put_u32(f, (uint32_t)items[i]);
+}
+
+static void put_flag(FILE *f, const char *key, bool v) {
+    put_key(f, key, TN_GGUF_BOOL);
+    fputc(v, f);
+}
+
+/* Writes the special vocabulary; `types` of them, and these ids for the begin and end. Returns the path. */
+static const char *write_vocabulary(const char *model, size_t types, uint32_t bos, uint32_t eos) {
+    const tn_vocabulary v = special_vocabulary(false);
+    const char *path = test_scratch("vocabulary.gguf");
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite("GGUF", 1, 4, f), 4);
+    put_u32(f, 3);
+    put_u64(f, 0);
+    put_u64(f, model ? 9 : 8);
+    if (model) put_text(f, "tokenizer.ggml.model", model);
+    put_text(f, "tokenizer.ggml.pre", "gpt-2");
+    put_strings(f, "tokenizer.ggml.tokens", v.tokens, SMALL);
+    put_strings(f, "tokenizer.ggml.merges", v.merges, 1);
+    put_integers(f, "tokenizer.ggml.token_type", v.types, types);
+    put_number(f, "tokenizer.ggml.bos_token_id", bos);
+    put_number(f, "tokenizer.ggml.eos_token_id", eos);
+    put_flag(f, "tokenizer.ggml.add_bos_token", true);
+    put_text(f, "tokenizer.chat_template", "{{ messages }}");
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+static tn_status open_vocabulary(const char *path, tn_tokenizer **t) {
+    tn_gguf *file;
+    assert_ok(tn_gguf_open(path, &file));
+    tn_status status = tn_tokenizer_from_gguf(file, t);
+    tn_gguf_close(file);
+    return status;
+}
+
+static void a_vocabulary_is_read_from_a_file(void **state) {
+    (void)state;
+    tn_tokenizer *t;
+    tn_ids ids = {0};
+    assert_ok(open_vocabulary(write_vocabulary("gpt2", SMALL, S_BOS, UINT32_MAX), &t));
+    assert_int_equal(tn_tokenizer_special(t, TN_SPECIAL_BOS), S_BOS);
+    assert_int_equal(tn_tokenizer_special(t, TN_SPECIAL_EOS), -1); /* UINT32_MAX says none */
+    assert_string_equal(tn_tokenizer_rule(t), "gpt-2");
+    assert_string_equal(tn_tokenizer_chat_template(t), "{{ messages }}");
+    assert_ok(tn_tokenizer_encode(t, "ab", 2, TN_ENCODE_ENDS, &ids));
+    assert_int_equal(ids.count, 2);
+    assert_int_equal(ids.data[1], S_AB);
+    tn_ids_free(&ids);
+    tn_tokenizer_free(t);
+}
+
+static void senseless_files_are_refused(void **state) {
+    (void)state;
+    tn_tokenizer *t;
+    assert_int_equal(open_vocabulary(write_vocabulary(NULL, SMALL, 0, 1), &t), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "vocabulary.gguf: it holds no tokenizer");
+    assert_int_equal(open_vocabulary(write_vocabulary("bert", SMALL, 0, 1), &t), TN_ERR_UNSUPPORTED);
+    assert_int_equal(open_vocabulary(write_vocabulary("llama", SMALL, 0, 1), &t), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "needs scores");
+    assert_int_equal(open_vocabulary(write_vocabulary("gpt2", 3, 0, 1), &t), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "token_type has 3 items for 11 tokens");
+    assert_int_equal(open_vocabulary(write_vocabulary("gpt2", SMALL, SMALL, 1), &t), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "bos_token_id is 11, outside the vocabulary of 11");
+    assert_null(t);
+}
+
+/* Runs `trunnion tokenize -m FILE ARGUMENTS`; gives its exit code and what it says. */
+static int run_command(const char *path, const char *arguments, char *heard, size_t size) {
+    char self[512], command[2048];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = 0;
+    *strrchr(self, '/') = 0;
+    strcat(self, "/trunnion");
+    if (access(self, X_OK) != 0) {
+        print_message("skipped: trunnion was not built beside this test\n");
+        skip();
+    }
+    snprintf(command, sizeof command, "printf 'a<t>b' | %s tokenize -m %s %s", self, path, arguments);
+    FILE *p = popen(command, "r");
+    assert_non_null(p);
+    heard[fread(heard, 1, size - 1, p)] = 0;
+    return WEXITSTATUS(pclose(p));
+}
+
+static void the_command_shows_ids_and_pieces(void **state) {
+    (void)state;
+    static const struct {
+        const char *arguments;
+        int code;
+        const char *said;
+    } rows[] = {
+        {"'ab<|m|>'", 0, "      0  '<s>'\n      7  'ab'\n      2  '<|m|>'\n"},
+        {"--no-ends --no-special 'ab<'", 0, "      7  'ab'\n      8  '<'\n"},
+        {"- --no-ends", 0, "      5  'a'\n      4  '<t>'\n      6  'b'\n"},
+        {"--json ab", 0, "\"pieces\": ["},
+        {"--decode 0,7,10 6", 2, ""},
+        {"--decode '0,7, 10 6'", 0, "<s>ab b\n"},
+        {"--no-special --decode 0,7", 0, "ab\n"},
+        {"--decode 0,x 2>&1", 1, "\"x\" is no token id"},
+        {"--decode 99 2>&1", 1, "token 99 is outside the vocabulary of 11"},
+        {"2>&1", 2, "which text?"},
+        {"a b 2>&1", 2, "one text is expected"},
+    };
+    const char *path = write_vocabulary("gpt2", SMALL, S_BOS, S_EOS);
+    char heard[4096];
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        int code = run_command(path, rows[i].arguments, heard, sizeof heard);
+        if (code != rows[i].code || !strstr(heard, rows[i].said))
+            fail_msg("trunnion tokenize %s ends with %d: %s", rows[i].arguments, code, heard);
+    }
+    assert_int_equal(run_command("/no/such/file", "a 2>&1", heard, sizeof heard), 1);
+    assert_text_has(heard, "/no/such/file");
+}
+
 /* ---- hostile texts ----------------------------------------------------------------------------------------------- */
 
 /* Merging by its definition: look for the best pair, again and again. */
@@ -611,6 +770,9 @@ int main(void) {
         cmocka_unit_test(special_tokens_are_found_only_when_asked_for),
         cmocka_unit_test(a_space_is_put_in_front_and_taken_away),
         cmocka_unit_test(facts_are_told),
+        cmocka_unit_test(a_vocabulary_is_read_from_a_file),
+        cmocka_unit_test(senseless_files_are_refused),
+        cmocka_unit_test(the_command_shows_ids_and_pieces),
         cmocka_unit_test(the_heap_merges_as_the_definition_says),
         cmocka_unit_test(a_megabyte_of_one_kind_is_no_trouble),
         cmocka_unit_test(bytes_that_are_no_utf8_do_not_disturb),
@@ -619,5 +781,5 @@ int main(void) {
         cmocka_unit_test(wrong_arguments_are_refused),
         cmocka_unit_test(failed_allocations_leave_nothing_behind),
     };
-    return cmocka_run_group_tests_name("tokenizer", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("tokenizer", tests, make_scratch, remove_scratch);
 }

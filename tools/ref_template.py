@@ -1,9 +1,9 @@
 """ref_template.py — what Jinja makes of chat templates: the reference for src/text/jinja_*.c.
 
-Without arguments it writes tests/golden/templates.json: the templates and expressions of tools/template_cases.py over its
-conversations, rendered by the jinja2 package in the environment that transformers sets up. With --compare LIBRARY FILE… it
-renders every file (and every *.jinja inside a *.whl) over the same conversations with jinja2 and with libtrunnion-text,
-and tells what differs. Run it with a Python that has jinja2.
+Without arguments it writes tests/golden/templates.json: the templates and expressions of tools/template_cases.py over
+its conversations, rendered by the jinja2 package in the environment that transformers sets up. With --compare LIBRARY
+FILE… it renders every file (and every *.jinja inside a *.whl) over the same conversations with jinja2 and with
+libtrunnion-text, and tells what differs. Run it with a Python that has jinja2.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """ref_tokenizer.py — small vocabularies and what other tokenizers make of hostile texts with them.
 
-Writes tests/golden/tokenizer_small.json. Byte-level BPE is trained and run by Hugging Face's tokenizers package, once for
-each rule that cuts words, with the regular expression as the models' tokenizer.json files publish it; SentencePiece's BPE
-is trained and run by Google's sentencepiece. So the merging and the rules are checked without a model's file. The texts are
-those of tools/hostile_strings.py that both packages can take: UTF-8, and short. Run it with a Python that has both packages.
+Writes tests/golden/tokenizer_small.json. Byte-level BPE is trained and run by Hugging Face's tokenizers package, once
+for each rule that cuts words, with the regular expression as the models' tokenizer.json files publish it;
+SentencePiece's BPE is trained and run by Google's sentencepiece. So the merging and the rules are checked without a
+model's file. The texts are those of tools/hostile_strings.py that both packages can take: UTF-8, and short. Run it
+with a Python that has both packages.
 """
 
 import io
@@ -37,7 +38,8 @@ RULES = {
     "tekken": [CASED % ("", "") + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + BLANKS],
     "deepseek-v3": [
         r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + BLANKS],
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+        + BLANKS],
 }
 WHOLE_WORDS = {"llama-bpe", "tekken"}
 
@@ -109,7 +111,8 @@ def main():
                      "unknown": sp.unk_id(), "bos": sp.bos_id(), "eos": sp.eos_id()},
     }
     text = json.dumps(result, ensure_ascii=True, separators=(",", ":"))
-    for mark in ('"texts":', '"bpe":', '"sentence":', '"rules":', '"merges":', '"ids":') + tuple(f'"{r}":' for r in RULES):
+    marks = ["texts", "bpe", "sentence", "rules", "merges", "ids", *RULES]
+    for mark in (f'"{name}":' for name in marks):
         text = text.replace(mark, "\n" + mark)
     GOLDEN.write_text(text + "\n")
     print(f"wrote {GOLDEN.relative_to(ROOT)}: {len(rows)} texts, {GOLDEN.stat().st_size} bytes")

@@ -1,7 +1,7 @@
 """template_cases.py — chat templates, conversations and expressions for tools/ref_template.py.
 
 The templates are written for this project after the prompt formats of the families that they are named by, with the
-means that the families' own templates use; where the letter of a model's own file counts, the checks take it from the file.
+means that the families' own templates use. Templates of real models are compared by tools/checks/templates.sh.
 """
 
 TOOLS = [
@@ -37,7 +37,8 @@ CONVERSATIONS = {
     "a call and its result": {
         **BASE, "tools": TOOLS, "add_generation_prompt": True,
         "messages": [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]},
-                     {"role": "tool", "name": "get_weather", "tool_call_id": "call_123456", "content": "{\"sun\": true}"},
+                     {"role": "tool", "name": "get_weather", "tool_call_id": "call_123456",
+                      "content": "{\"sun\": true}"},
                      {"role": "tool", "name": "stop", "tool_call_id": "call_654321", "content": "stopped"},
                      ANSWER, USER]},
     "thinking": {**BASE, "enable_thinking": False, "add_generation_prompt": True,
@@ -57,8 +58,8 @@ TEMPLATES = {
         "+ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"),
     "smollm": (
         "{% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe "
-        "helpful.<|im_end|>\\n' }}{% endif %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}"
-        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"),
+        "helpful.<|im_end|>\\n' }}{% endif %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' "
+        "+ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"),
     "llama2": """
 {%- if messages and messages[0]['role'] == 'system' -%}
     {%- set rest = messages[1:] %}
@@ -107,7 +108,8 @@ TEMPLATES = {
 {{- "<|eot_id|>" }}
 {%- for message in messages %}
     {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim
+            + '<|eot_id|>' }}
     {%- elif 'tool_calls' in message %}
         {%- if not message.tool_calls | length == 1 %}
             {{- raise_exception("One call at a time") }}
@@ -147,7 +149,8 @@ TEMPLATES = {
 {%- set ns = namespace() %}
 {%- set ns.index = 0 %}
 {%- for message in loop_messages %}
-    {%- if not (message.role == "tool" or message.role == "tool_results" or (message.tool_calls is defined and message.tool_calls is not none)) %}
+    {%- if not (message.role == "tool" or message.role == "tool_results" or (message.tool_calls is defined
+        and message.tool_calls is not none)) %}
         {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
             {{- raise_exception("After the system message, roles must take turns") }}
         {%- endif %}
@@ -230,7 +233,8 @@ TEMPLATES = {
         {{- "\\n" }}
         {{- tool | tojson }}
     {%- endfor %}
-    {{- "\\n</tools>\\n\\nAnswer with <tool_call>\\n{\\"name\\": <name>, \\"arguments\\": <arguments>}\\n</tool_call><|im_end|>\\n" }}
+    {{- "\\n</tools>\\n\\nAnswer with <tool_call>\\n{\\"name\\": <name>, "
+        "\\"arguments\\": <arguments>}\\n</tool_call><|im_end|>\\n" }}
 {%- else %}
     {%- if messages[0]['role'] == 'system' %}
         {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
@@ -239,7 +243,8 @@ TEMPLATES = {
     {%- endif %}
 {%- endif %}
 {%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first)
+        or (message.role == "assistant" and not message.tool_calls) %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
     {%- elif message.role == "assistant" %}
         {{- '<|im_start|>' + message.role }}
@@ -277,7 +282,8 @@ TEMPLATES = {
 {%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
+    {%- if ns.multi_step_tool and message.role == "user" and message.content is string
+        and not(message.content.startswith('<tool_response>') and message.content.endswith('</tool_response>')) %}
         {%- set ns.multi_step_tool = false %}
         {%- set ns.last_query_index = index %}
     {%- endif %}
@@ -294,12 +300,14 @@ TEMPLATES = {
             {%- set reasoning_content = message.reasoning_content %}
         {%- else %}
             {%- if '</think>' in content %}
-                {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+                {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n') %}
+                {%- set reasoning_content = reasoning_content.split('<think>')[-1].lstrip('\\n') %}
                 {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
             {%- endif %}
         {%- endif %}
         {%- if loop.index0 > ns.last_query_index and (loop.last or (not loop.last and reasoning_content)) %}
-            {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
+            {{- '<|im_start|>' + message.role + '\\n<think>\\n' + reasoning_content.strip('\\n')
+                + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
         {%- else %}
             {{- '<|im_start|>' + message.role + '\\n' + content }}
         {%- endif %}
@@ -395,7 +403,8 @@ no tools
     {%- if loop.index > 3 %}{% break %}{% endif %}
 {{ turn(m.role, text=m.content) }}{{ '' if loop.last else ' / ' }}
 {%- endfor %}
-{% filter upper %}{% with name = messages | map(attribute='role') | unique | list %}{{ name | join('+') }}{% endwith %}{% endfilter %}
+{% filter upper %}{% with name = messages | map(attribute='role') | unique | list %}{{ name
+    | join('+') }}{% endwith %}{% endfilter %}
 {%- set tail %}
 {% raw %}{{ kept }}{% endraw %} {# gone #}
   {%+ if true +%}
@@ -410,7 +419,8 @@ no tools
 # What expressions see.
 VALUES = {
     "n": 7, "m": -3, "f": 2.5, "t": True, "no": None, "s": "Hello, World", "u": "Ünï 東京 👋", "empty": "",
-    "blank": " \t padded \n", "list": [3, 1, 2], "words": ["b", "A", "c", "a"], "mixed": [1, "1", None, 2.5, [1], {"k": 1}],
+    "blank": " \t padded \n", "list": [3, 1, 2], "words": ["b", "A", "c", "a"],
+    "mixed": [1, "1", None, 2.5, [1], {"k": 1}],
     "d": {"a": 1, "b": {"c": [10, 20]}, "items": "mine", "x y": 2}, "e": {}, "rows": [
         {"name": "x", "n": 2, "tags": ["p"]}, {"name": "y", "n": 1}, {"name": "X", "n": 2, "tags": []}],
     "lines": "one\ntwo\n\nthree\n", "quote": "it's \"so\" \\ \n",
@@ -496,48 +506,61 @@ OUTPUTS = [
 ]
 
 STATEMENTS = [
-    "{% for i in list %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}"
-    "{{ loop.last }}{{ loop.length }} {% endfor %}",
+    "{% for i in list %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop."
+    "first }}{{ loop.last }}{{ loop.length }} {% endfor %}",
     "{% for i in list %}{{ loop.previtem }}<{{ i }}>{{ loop.nextitem }};{% endfor %}",
-    "{% for i in list %}{{ loop.cycle('a', 'b') }}{{ loop.changed(i > 1) }}{{ loop.depth }}{% for j in 'ab' %}{{ loop.depth0 }}"
-    "{% endfor %}{% endfor %}",
+    "{% for i in list %}{{ loop.cycle('a', 'b') }}{{ loop.changed(i > 1) }}{{ loop.depth }}{% for j in '"
+    "ab' %}{{ loop.depth0 }}{% endfor %}{% endfor %}",
     "{% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}", "{% for k in d %}{{ k }};{% endfor %}",
     "{% for (a, b) in [(1, 2), (3, 4)] %}{{ a + b }};{% endfor %}", "{% for a, b in [(1, 2, 3)] %}{% endfor %}",
     "{% for a, b in [[1]] %}{{ a }}{% endfor %}", "{% for c in u %}{{ c }}.{% endfor %}",
-    "{% for i in [] %}x{% else %}none{% endfor %}", "{% for i in zz %}x{% else %}none{% endfor %}", "{% for i in n %}{% endfor %}",
-    "{% for i in no %}{% endfor %}", "{% for i in list if i > 1 %}{{ i }}/{{ loop.length }} {% endfor %}",
+    "{% for i in [] %}x{% else %}none{% endfor %}", "{% for i in zz %}x{% else %}none{% endfor %}",
+    "{% for i in n %}{% endfor %}", "{% for i in no %}{% endfor %}",
+    "{% for i in list if i > 1 %}{{ i }}/{{ loop.length }} {% endfor %}",
     "{% for i in list if i > 5 %}{{ i }}{% else %}no{% endfor %}",
-    "{% for i in range(10) %}{% if i == 2 %}{% continue %}{% elif i == 5 %}{% break %}{% endif %}{{ i }}{% endfor %}!",
-    "{% for i in range(3) %}{% for j in range(3) %}{% if j == 1 %}{% break %}{% endif %}{{ i }}{{ j }} {% endfor %}{% endfor %}",
+    "{% for i in range(10) %}{% if i == 2 %}{% continue %}{% elif i == 5 %}{% break %}{% endif %}{{ i }}"
+    "{% endfor %}!",
+    "{% for i in range(3) %}{% for j in range(3) %}{% if j == 1 %}{% break %}{% endif %}{{ i }}{{ j }} {"
+    "% endfor %}{% endfor %}",
     "{% set x = 1 %}{% for i in list %}{% set x = x + i %}{{ x }} {% endfor %}{{ x }}",
     "{% set x = 1 %}{% if t %}{% set x = 2 %}{% endif %}{{ x }}", "{% if zz %}a{% elif n %}b{% else %}c{% endif %}",
     "{% set ns = namespace(x=1) %}{% for i in list %}{% set ns.x = ns.x + i %}{% endfor %}{{ ns.x }}",
-    "{% set ns.x = 1 %}", "{% set d.x = 1 %}", "{% set a, b = 1, 2 %}{{ a }}{{ b }}", "{% set a, b = [1] %}", "{% set x = 1, %}{{ x }}",
-    "{% set x %}a{{ n }}b{% endset %}{{ x }}{{ x | length }}", "{% set x | upper | trim %} abc {% endset %}[{{ x }}]",
-    "{% filter upper | replace('A', 'b') %}a{{ s }}{% endfilter %}", "{% with a = 1, b = 2 %}{{ a + b }}{% endwith %}{{ a }}",
-    "{% with %}{% set q = 1 %}{{ q }}{% endwith %}{{ q }}", "{% with n = 1, k = n %}{{ n }}{{ k }}{% endwith %}",
-    "{% macro f(a, b=2, c=a) %}{{ a }},{{ b }},{{ c }};{% endmacro %}{{ f(1) }}{{ f(1, c=3) }}{{ f(b=5) }}{{ f() }}",
+    "{% set ns.x = 1 %}", "{% set d.x = 1 %}", "{% set a, b = 1, 2 %}{{ a }}{{ b }}", "{% set a, b = [1] %}",
+    "{% set x = 1, %}{{ x }}", "{% set x %}a{{ n }}b{% endset %}{{ x }}{{ x | length }}",
+    "{% set x | upper | trim %} abc {% endset %}[{{ x }}]",
+    "{% filter upper | replace('A', 'b') %}a{{ s }}{% endfilter %}",
+    "{% with a = 1, b = 2 %}{{ a + b }}{% endwith %}{{ a }}", "{% with %}{% set q = 1 %}{{ q }}{% endwith %}{{ q }}",
+    "{% with n = 1, k = n %}{{ n }}{{ k }}{% endwith %}",
+    "{% macro f(a, b=2, c=a) %}{{ a }},{{ b }},{{ c }};{% endmacro %}{{ f(1) }}{{ f(1, c=3) }}{{ f(b=5) "
+    "}}{{ f() }}",
     "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, 2) }}", "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(z=2) }}",
     "{% macro f(n) %}{{ n }}{% if n > 0 %}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(5) }}",
     "{% macro f() %}{{ later }}{{ s }}{% endmacro %}{% set later = 'L' %}{{ f() }}",
     "{% macro f() %}{% set x = 1 %}{{ x }}{% endmacro %}{{ f() }}{{ x }}", "{{ f() }}{% macro f() %}x{% endmacro %}",
-    "{% macro f(x) %} {{ x }} {% endmacro %}[{{ f('a') | trim }}]{{ f('b') + 'c' }}", "{% macro f() %}{% endmacro %}{{ f is callable }}{{ f() | length }}",
-    "{% macro f(a, b=0) %}{{ a }}{{ b }}{% endmacro %}{{ f(*[1, 2]) }}{{ f(**{'b': 3, 'a': 4}) }}{{ f(*'xy') }}"
-    "{{ f(5, **{'b': 6}) }}{{ namespace(**d).a }}{{ dict(z=2, **{'k': 1}) }}",
+    "{% macro f(x) %} {{ x }} {% endmacro %}[{{ f('a') | trim }}]{{ f('b') + 'c' }}",
+    "{% macro f() %}{% endmacro %}{{ f is callable }}{{ f() | length }}",
+    "{% macro f(a, b=0) %}{{ a }}{{ b }}{% endmacro %}{{ f(*[1, 2]) }}{{ f(**{'b': 3, 'a': 4}) }}{{ f(*'"
+    "xy') }}{{ f(5, **{'b': 6}) }}{{ namespace(**d).a }}{{ dict(z=2, **{'k': 1}) }}",
     "{{ dict(**list) }}", "{{ range(*[1, 2, 3, 4]) }}", "{{ dict(**{1: 2}) }}", "{{ range(**{'start': 1}, 2) }}",
     "{% raw %}{{ x }}{% if %}{% endraw %}", "{%- raw -%}  a  {%- endraw -%}  b", "a {% raw %} b {% endraw %} c",
-    "a{# b #}c", "a\n{# b #}\nc", "a\n  {#- b -#}  \nc", "{# {{ x }} {% if %} #}", "  {% if t %}\n  x\n  {% endif %}\ny\n", "\n{% if t %}\n\nx{% endif %}\n\n",
-    "a  {%- if t -%}  x  {%- endif -%}  b", "a  {{- n -}}  b", "a\n\n{{- n -}}\n\nb", "  {{ n }}\n  {{ n }}\n", "x {% if t %} y {% endif %} z",
-    "  {%+ if t %}x{% endif +%}\ny", "  {% if t %}x{% endif %}  \n  z", "{% if t %}\n{% endif %}\n", "\n", "a\n", "a\n\n", "\r\na\r\nb\rc\r\n", "",
-    "{{ 'a' }}\n{{ 'b' }}", "{% for i in list %}\n    {{ i }}\n{% endfor %}\n", "{% for i in list -%}\n    {{ i }}\n{%- endfor %}\n",
-    "\t{% set x = 1 %}\t\n\tz", "a {# c #}\n{# d #}\nb", "{{ '{{' }}{{ '%}' }}{{ \"}}\" }}", "{{ {'a': {'b': 1}} }}", "{{ {'a': {'b': 1}}.a.b}}", "{{ s|upper|lower }}",
-    "{{n}}{{-n}}", "{{ 1,2 }}", "{{ - 1 }}", "{{ n is defined }}{{ n is not defined }}", "a { b } c {a} {%if t%}x{%endif%}", "{% if n == 7 and (s or zz) -%}\n x {%- endif %}",
-    "{% generation %}a{{ n }}{% endgeneration %}", "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}", "{{ strftime_now('%d %B %Y, %A') }}",
+    "a{# b #}c", "a\n{# b #}\nc", "a\n  {#- b -#}  \nc", "{# {{ x }} {% if %} #}",
+    "  {% if t %}\n  x\n  {% endif %}\ny\n", "\n{% if t %}\n\nx{% endif %}\n\n",
+    "a  {%- if t -%}  x  {%- endif -%}  b", "a  {{- n -}}  b", "a\n\n{{- n -}}\n\nb", "  {{ n }}\n  {{ n }}\n",
+    "x {% if t %} y {% endif %} z", "  {%+ if t %}x{% endif +%}\ny", "  {% if t %}x{% endif %}  \n  z",
+    "{% if t %}\n{% endif %}\n", "\n", "a\n", "a\n\n", "\r\na\r\nb\rc\r\n", "", "{{ 'a' }}\n{{ 'b' }}",
+    "{% for i in list %}\n    {{ i }}\n{% endfor %}\n", "{% for i in list -%}\n    {{ i }}\n{%- endfor %}\n",
+    "\t{% set x = 1 %}\t\n\tz", "a {# c #}\n{# d #}\nb", '{{ \'{{\' }}{{ \'%}\' }}{{ "}}" }}',
+    "{{ {'a': {'b': 1}} }}", "{{ {'a': {'b': 1}}.a.b}}", "{{ s|upper|lower }}", "{{n}}{{-n}}", "{{ 1,2 }}",
+    "{{ - 1 }}", "{{ n is defined }}{{ n is not defined }}", "a { b } c {a} {%if t%}x{%endif%}",
+    "{% if n == 7 and (s or zz) -%}\n x {%- endif %}", "{% generation %}a{{ n }}{% endgeneration %}",
+    "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}", "{{ strftime_now('%d %B %Y, %A') }}",
     # What is wrong in itself.
-    "{{", "{{ n", "{% if n %}", "{% if %}{% endif %}", "{% endif %}", "{% for %}{% endfor %}", "{% for i in list %}", "{{ n | nope }}", "{{ n is nope }}", "{% nope %}",
-    "{{ n + }}", "{{ (n }}", "{{ n) }}", "{{ [1, 2 }}", "{{ 'a }}", "{{ n n }}", "{{ }}", "{% set %}", "{% set x %}", "{% macro f(a=1, b) %}{% endmacro %}",
-    "{% break %}", "{# x", "{% raw %}x", "{{ f(a=1, 2) }}", "{{ n ? 1 : 2 }}", "{{ 1 . }}", "{% if n }}x{% endif %}", "{{ n %}", "{% else %}", "{{ a.b. }}", "{{ 'a' | }}", "{{ n is }}",
-    "{{ @ }}", "{% for i in list %}{% else %}{% else %}{% endfor %}",
+    "{{", "{{ n", "{% if n %}", "{% if %}{% endif %}", "{% endif %}", "{% for %}{% endfor %}", "{% for i in list %}",
+    "{{ n | nope }}", "{{ n is nope }}", "{% nope %}", "{{ n + }}", "{{ (n }}", "{{ n) }}", "{{ [1, 2 }}", "{{ 'a }}",
+    "{{ n n }}", "{{ }}", "{% set %}", "{% set x %}", "{% macro f(a=1, b) %}{% endmacro %}", "{% break %}", "{# x",
+    "{% raw %}x", "{{ f(a=1, 2) }}", "{{ n ? 1 : 2 }}", "{{ 1 . }}", "{% if n }}x{% endif %}", "{{ n %}",
+    "{% else %}", "{{ a.b. }}", "{{ 'a' | }}", "{{ n is }}", "{{ @ }}",
+    "{% for i in list %}{% else %}{% else %}{% endfor %}",
 ]
 
 EXPRESSIONS = ["{{ " + output + " }}" for output in OUTPUTS] + STATEMENTS
