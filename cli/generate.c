@@ -227,8 +227,7 @@ static tn_status load(work *w) {
     if (status != TN_OK) return status;
     tn_llm_options o = {.struct_size = sizeof o,
                         .context = choose_context(w, &facts),
-                        .device = w->device,
-                        .memory = w->asked->common.memory};
+                        .device = w->device};
     status = tn_llm_open(w->asked->model, &o, &w->model);
     if (status == TN_OK) status = tn_llm_prepare(w->model);
     w->facts.struct_size = sizeof w->facts;
