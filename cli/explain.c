@@ -112,6 +112,7 @@ static double predict(const speeds *s, const tn_profile_row *row) {
 typedef struct phase {
     const char *name;
     int64_t tokens;
+    double profiled;     /* seconds of the run that was profiled */
     double seconds;      /* of all tokens, by the clock, without a profile */
     int64_t plan_misses; /* meanwhile */
     tn_profile *profile;
@@ -157,7 +158,9 @@ static tn_status run_phase(phase *p, tn_llm *m, const int32_t *ids, int64_t prom
     if (status != TN_OK) return status;
     p->profile = tn_profile_begin();
     if (!p->profile) return TN_ERR_MEMORY;
+    begun = cli_now();
     status = work(m, ids, prompt, tokens);
+    p->profiled = cli_now() - begun;
     tn_profile_end(p->profile);
     return status;
 }
@@ -207,10 +210,10 @@ static sums sum_up(const phase *p, const speeds *s) {
     return all;
 }
 
-/* Time outside all commands, as a share; the profile's own clock reading can make the sum exceed the whole. */
+/* Time outside all commands, as a share of the profiled run: it includes reading the clock around each. */
 static double host_share(const phase *p, const sums *all) {
-    double outside = p->seconds - all->measured;
-    return outside > 0 ? outside / p->seconds : 0;
+    double outside = p->profiled - all->measured;
+    return outside > 0 ? outside / p->profiled : 0;
 }
 
 static int slower_first(const void *a, const void *b) {
@@ -240,14 +243,23 @@ static void put_rows(const phase *p, const speeds *s, bool all) {
     free(rows);
 }
 
+/* The plan's first two lines: what was planned where, and what it takes; all of it with -v. */
+static void put_plan(const char *plan, bool all) {
+    for (int line = 0; *plan && (all || line < 2); line++) {
+        int length = (int)strcspn(plan, "\n");
+        printf("  %.*s\n", length, plan);
+        plan += length + (plan[length] == '\n');
+    }
+}
+
 static void put_phase(const phase *p, const speeds *s, bool verbose) {
     sums all = sum_up(p, s);
     printf("\n%s: %lld token%s in %.2f ms (%.0f tokens/s), %lld commands\n", p->name, (long long)p->tokens,
            p->tokens == 1 ? "" : "s", 1e3 * p->seconds, (double)p->tokens / p->seconds, (long long)all.commands);
     printf("  commands %.2f ms, predicted %.2f ms; the host's share %.1f %%\n", 1e3 * all.measured, 1e3 * all.predicted,
            100 * host_share(p, &all));
+    if (p->plan) put_plan(p->plan, verbose);
     put_rows(p, s, verbose);
-    if (verbose && p->plan) printf("\n%s", p->plan);
 }
 
 static void put_phase_json(cli_json *j, const phase *p, const speeds *s) {

@@ -38,6 +38,7 @@ generated | check     | 120 | python3 tools/check_generated.py
 headers   | check     | 120 | tools/checks/headers.sh
 build     | check     | 600 | tools/build.sh $BUILD programs $plain && tools/build.sh $BUILD all $plain
 digits    | check     | 300 | python3 tools/digits.py
+model     | check     | 600 | python3 tools/smollm2.py --or-skip
 devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
 unit      | check     | 420 | tools/build.sh $BUILD tests $plain && $run_programs $BUILD tests
@@ -48,12 +49,14 @@ install   | check     | 120 | tools/checks/install.sh $BUILD
 minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
 asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && $run_programs $BUILD-asan tests --each 300
 fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_programs $BUILD-asan fuzzers
+llm       | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
 mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 bugs      | check-all | 3600 | python3 tools/seed_bugs.py
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
+llama     | check-all | 3600 | tools/build.sh $BUILD bench_llm $plain && python3 bench/compare_llm.py --build $BUILD --rounds 1 --no-record
 fuzz-long | check-all | 3600 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 60
 mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --jobs $JOBS
 "

@@ -80,8 +80,8 @@ class Llama:
         return self.linear(torch.einsum("hij,jhd->ihd", shares, v).reshape(n, -1), block + "attn_output")
 
     @torch.inference_mode()
-    def logits(self, ids, last=False):
-        """[len(ids), vocabulary]: the logits behind every token of ids; [1, vocabulary] behind the last alone."""
+    def logits(self, ids):
+        """[len(ids), vocabulary]: the logits behind every token of ids."""
         x = self.weights["token_embd.weight"][torch.tensor(ids)]
         for i in range(self.layers):
             block = f"blk.{i}."
@@ -89,15 +89,8 @@ class Llama:
             h = self.norm(x, block + "ffn_norm")
             h = torch.nn.functional.silu(self.linear(h, block + "ffn_gate")) * self.linear(h, block + "ffn_up")
             x = x + self.linear(h, block + "ffn_down")
-        x = self.norm(x[-1:] if last else x, "output_norm")
+        x = self.norm(x, "output_norm")
         return self.linear(x, "output" if "output.weight" in self.weights else "token_embd")
-
-    def greedy(self, ids, count):
-        """`count` tokens, each the likeliest (the first among equals)."""
-        ids = list(ids)
-        for _ in range(count):
-            ids.append(int(self.logits(ids, last=True).argmax()))
-        return ids[-count:]
 
 
 def perplexity(logits_of, ids, context):

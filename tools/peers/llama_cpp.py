@@ -8,33 +8,20 @@ Needs numpy and typing_extensions.
 import ctypes
 import importlib
 import os
-import pathlib
-import subprocess
 import sys
 import types
 
 import numpy
 
+from peers import built
+
 BATCH = 512
 NO_FLASH, FLASH = 0, 1
-SCRIPT = pathlib.Path(__file__).resolve().parent / "llama_cpp.sh"
-
-
-def folder():
-    """The folder of the built peer; builds it when it is not there."""
-    result = subprocess.run([SCRIPT], stdout=subprocess.PIPE, text=True)
-    if result.returncode != 0:
-        sys.exit("llama.cpp could not be built; its words are above")
-    return pathlib.Path(result.stdout.strip())
-
-
-def version():
-    return "llama.cpp of llama-cpp-python " + folder().name.removeprefix("llama.cpp-")
 
 
 def interface():
     """The package's module of declarations alone: its __init__ would want packages that nothing here needs."""
-    where = folder()
+    where = built.llama_cpp()
     os.environ["LLAMA_CPP_LIB_PATH"] = str(where / "bin")
     package = types.ModuleType("llama_cpp")
     package.__path__ = [str(where / "python" / "llama_cpp")]
