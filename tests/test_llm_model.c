@@ -647,6 +647,40 @@ static void memory_may_run_out_anywhere(void **state) {
     free_model(&m);
 }
 
+/* Memory may run out in the middle of a prompt or token: nothing is appended, or the sequence begins anew, and the next
+ * try gives what it should. */
+static void after_a_failure_all_goes_on(void **state) {
+    (void)state;
+    model m;
+    int32_t ids[9];
+    make_model(&m, &llama);
+    fill_ids(ids, 9, llama.vocabulary);
+    tn_llm *llm = open_llm(write_model(&m, NULL, "again.gguf"), TN_LLM_CACHE_F16);
+    size_t width = (size_t)llama.vocabulary;
+    float *all = calloc(9 * width, sizeof *all);
+    const float *logits;
+    assert_ok(tn_llm_logits(llm, ids, 9, all));
+    assert_ok(tn_llm_rewind(llm, 0));
+    bool whole = false;
+    for (int64_t n = 1; !whole; n++) {
+        assert_ok(tn_llm_rewind(llm, 0));
+        tn_mem_fail_at(n);
+        bool prompt = tn_llm_prompt(llm, ids, 8, &logits) == TN_OK;
+        bool step = prompt && tn_llm_step(llm, ids[8], &logits) == TN_OK;
+        tn_mem_fail_at(0);
+        whole = step;
+        int64_t at = tn_llm_position(llm);
+        if (!step && at == 0 && prompt) prompt = strstr(tn_error(), "begins anew") == NULL;
+        assert_int_equal(at, prompt ? 8 + step : 0);
+        if (!prompt) assert_ok(tn_llm_prompt(llm, ids, 8, &logits));
+        if (!step) assert_ok(tn_llm_step(llm, ids[8], &logits));
+        assert_memory_equal(logits, all + 8 * width, width * sizeof *all);
+    }
+    tn_llm_close(llm);
+    free(all);
+    free_model(&m);
+}
+
 static void null_arguments_are_answered(void **state) {
     (void)state;
     tn_llm *llm = NULL;
@@ -677,6 +711,7 @@ int main(void) {
         cmocka_unit_test(too_little_memory_is_told_before_the_start),
         cmocka_unit_test(what_does_not_fit_is_refused_by_name),
         cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(after_a_failure_all_goes_on),
         cmocka_unit_test(null_arguments_are_answered),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

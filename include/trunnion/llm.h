@@ -80,7 +80,8 @@ TN_API int64_t tn_llm_position(const tn_llm *m);
 TN_API tn_status tn_llm_rewind(tn_llm *m, int64_t position);
 
 /* Appends `count` ≥ 1 tokens. *logits (may be NULL): vocabulary numbers for what follows the last one; valid until the
- * next call on m. A failure appends nothing.
+ * next call on m. A failure appends nothing; host memory that runs out
+ * while the pass is recorded is the exception: the failure says so, and the sequence begins anew, at position 0.
  * Errors: TN_ERR_ARGUMENT for an id outside the vocabulary, or more tokens than the context has room for. */
 TN_API tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const float **logits);
 

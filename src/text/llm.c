@@ -89,6 +89,38 @@ static tn_status make_caches(tn_llm *m) {
     return tn_eval(&m->weights.pages, 1);
 }
 
+static bool is_lost(const tn_tensor *cache) { return !cache || tn_status_of(cache) != TN_OK; }
+
+static bool caches_are_lost(const tn_llm *m) {
+    for (int64_t i = 0; i < m->config.layers; i++)
+        if (is_lost(m->weights.layers[i].k_cache) || is_lost(m->weights.layers[i].v_cache)) return true;
+    return false;
+}
+
+static tn_status renew(const llm_config *c, tn_tensor **cache) {
+    tn_free(*cache);
+    *cache = NULL;
+    return make_cache(c, cache);
+}
+
+/* A write to a cache that could not be recorded leaves an error in its place: then the cache is made anew, and the
+ * sequence begins anew. Any other failure has changed nothing. Returns the failure. */
+static tn_status mend(tn_llm *m, tn_status failure) {
+    char words[1024];
+    snprintf(words, sizeof words, "%s", tn_error());
+    if (failure == TN_OK || !caches_are_lost(m))
+        return failure == TN_OK ? TN_OK : tn_backend_fail(failure, "%s", words);
+    tn_graph_free(m->token); /* it writes to the old caches */
+    m->token = NULL;
+    m->position = 0;
+    tn_status status = TN_OK;
+    for (int64_t i = 0; i < m->config.layers && status == TN_OK; i++) {
+        status = renew(&m->config, &m->weights.layers[i].k_cache);
+        if (status == TN_OK) status = renew(&m->config, &m->weights.layers[i].v_cache);
+    }
+    return tn_backend_fail(failure, "%s (the sequence is lost and begins anew)", words);
+}
+
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
@@ -144,8 +176,9 @@ static tn_device *enter(const tn_llm *m) {
     return before;
 }
 
-static void leave(const tn_llm *m, tn_device *before) {
+static tn_status leave(const tn_llm *m, tn_device *before, tn_status status) {
     if (before != m->device) tn_set_current_device(before);
+    return status;
 }
 
 static tn_status set_up(tn_llm *m) {
@@ -160,9 +193,7 @@ static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *o
     TRY(tn_llm_configure(m->file, options, &m->config));
     TRY(check_memory(m, options));
     tn_device *before = enter(m);
-    tn_status status = set_up(m);
-    leave(m, before);
-    return status;
+    return leave(m, before, set_up(m));
 }
 
 tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out) {
@@ -303,8 +334,7 @@ tn_status tn_llm_prompt(tn_llm *m, const int32_t *ids, int64_t count, const floa
     TRY(check_ids(m, ids, count));
     if (count == 1) return tn_llm_step(m, ids[0], logits);
     tn_device *before = enter(m);
-    tn_status status = run_prompt(m, ids, count, logits != NULL);
-    leave(m, before);
+    tn_status status = leave(m, before, mend(m, run_prompt(m, ids, count, logits != NULL)));
     if (status == TN_OK && logits) *logits = m->logits;
     return status;
 }
@@ -322,9 +352,7 @@ tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out
     TRY(check_ids(m, ids, count));
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_logits: out is NULL");
     tn_device *before = enter(m);
-    tn_status status = run_logits(m, ids, count, out);
-    leave(m, before);
-    return status;
+    return leave(m, before, mend(m, run_logits(m, ids, count, out)));
 }
 
 /* ---- single tokens ----------------------------------------------------------------------------------------------- */
@@ -364,8 +392,7 @@ static tn_status launch(tn_llm *m, int32_t id) {
 tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits) {
     TRY(check_ids(m, &id, 1));
     tn_device *before = enter(m);
-    tn_status status = m->token ? launch(m, id) : capture(m, id);
-    leave(m, before);
+    tn_status status = leave(m, before, mend(m, m->token ? launch(m, id) : capture(m, id)));
     if (status != TN_OK) return status;
     m->position++;
     if (logits) *logits = m->logits;
@@ -386,7 +413,5 @@ static tn_status prepare(tn_llm *m) {
 tn_status tn_llm_prepare(tn_llm *m) {
     if (!m) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_prepare: the model is NULL");
     tn_device *before = enter(m);
-    tn_status status = prepare(m);
-    leave(m, before);
-    return status;
+    return leave(m, before, mend(m, prepare(m)));
 }
