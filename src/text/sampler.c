@@ -143,50 +143,72 @@ static void make_heap(heap_order order, candidate *c, size_t count) {
 
 /* ---- the steps --------------------------------------------------------------------------------------------------- */
 
-static tn_status take_logits(tn_sampler *s, const float *logits, int32_t count) {
-    TRY(tn_txt_reserve(&s->logits, &s->logit_capacity, (size_t)count, sizeof *s->logits));
-    bool good = true;
-    for (int32_t i = 0; i < count; i++) {
-        s->logits[i] = logits[i];
-        good &= !isnan(logits[i]);
+/* The greatest of the logits, minus infinity for none; NaN where there is one. Sixteen lanes, for the vectoriser. */
+static float greatest_of(const float *logits, int32_t count) {
+    float best[16];
+    int32_t wrong[16] = {0}, i = 0;
+    for (int k = 0; k < 16; k++)
+        best[k] = -INFINITY;
+    for (; i + 16 <= count; i += 16)
+        for (int k = 0; k < 16; k++) {
+            float v = logits[i + k];
+            best[k] = v > best[k] ? v : best[k];
+            wrong[k] |= v != v;
+        }
+    for (; i < count; i++) {
+        best[0] = logits[i] > best[0] ? logits[i] : best[0];
+        wrong[0] |= isnan(logits[i]);
     }
-    for (int32_t i = 0; i < count && !good; i++) {
-        if (isnan(logits[i]))
-            return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: the logit of token %d is not a number", (int)i);
+    for (int k = 1; k < 16; k++) {
+        best[0] = best[k] > best[0] ? best[k] : best[0];
+        wrong[0] |= wrong[k];
     }
-    return TN_OK;
+    return wrong[0] ? NAN : best[0];
 }
 
-/* Each recent token counts once, however often it occurred. */
-static void penalise(tn_sampler *s, const float *logits, int32_t count) {
+static int32_t first_equal(const float *logits, int32_t count, float value) {
+    int32_t i = 0;
+    while (i < count && logits[i] != value)
+        i++;
+    return i;
+}
+
+static tn_status refuse_nan(const float *logits, int32_t count) {
+    int32_t i = 0;
+    while (i < count && !isnan(logits[i]))
+        i++;
+    return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: the logit of token %d is not a number", (int)i);
+}
+
+/* The logits after the penalty, in *out: a copy where one applies. Each recent token counts once, however often it
+ * occurred. */
+static tn_status penalise(tn_sampler *s, const float *logits, int32_t count, const float **out) {
     float penalty = (float)s->o.repeat_penalty;
-    if (penalty == 1) return;
+    *out = logits;
+    if (penalty == 1 || s->recent_count == 0) return TN_OK;
+    TRY(tn_txt_reserve(&s->logits, &s->logit_capacity, (size_t)count, sizeof *s->logits));
+    memcpy(s->logits, logits, (size_t)count * sizeof *s->logits);
     for (size_t i = 0; i < s->recent_count; i++) {
         int32_t id = s->recent[i];
         if (id < 0 || id >= count) continue;
         float logit = logits[id]; /* the given one, so that a second time changes nothing */
         s->logits[id] = logit > 0 ? logit / penalty : logit * penalty;
     }
-}
-
-static int32_t first_greatest(const float *logits, int32_t count) {
-    int32_t best = 0;
-    for (int32_t i = 1; i < count; i++)
-        if (logits[i] > logits[best]) best = i;
-    return best;
+    *out = s->logits;
+    return TN_OK;
 }
 
 /* The candidates: the k likeliest, all for k = 0. */
-static tn_status gather(tn_sampler *s, int32_t count, size_t *gathered) {
+static tn_status gather(tn_sampler *s, const float *logits, int32_t count, size_t *gathered) {
     size_t all = (size_t)count, k = s->o.top_k > 0 && (size_t)s->o.top_k < all ? (size_t)s->o.top_k : all;
     TRY(tn_txt_reserve(&s->candidates, &s->capacity, k, sizeof *s->candidates));
     candidate *c = s->candidates;
     for (size_t i = 0; i < k; i++)
-        c[i] = (candidate){.logit = s->logits[i], .id = (int32_t)i};
+        c[i] = (candidate){.logit = logits[i], .id = (int32_t)i};
     if (k < all) make_heap(LEAST_ON_TOP, c, k);
     for (size_t i = k; i < all; i++) {
-        if (!(s->logits[i] > c[0].logit)) continue; /* of equals the lower ids stay */
-        c[0] = (candidate){.logit = s->logits[i], .id = (int32_t)i};
+        if (!(logits[i] > c[0].logit)) continue; /* of equals the lower ids stay */
+        c[0] = (candidate){.logit = logits[i], .id = (int32_t)i};
         sift(LEAST_ON_TOP, c, 0, k);
     }
     *gathered = k;
@@ -206,8 +228,20 @@ static double total_weight(const candidate *c, size_t count) {
     return total;
 }
 
-/* The fewest likeliest whose weights reach `wanted`. They are taken from a heap one by one and gather at its end. */
-static size_t take_top(candidate *c, size_t count, double wanted) {
+/* Keeps the candidates with at least this weight. */
+static size_t take_min(candidate *c, size_t count, double least) {
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++)
+        if (c[i].weight >= least) c[kept++] = c[i];
+    return kept;
+}
+
+/* The fewest likeliest that together have the fraction p of all weight. They are taken from a heap one by one and
+ * gather at its end. The greatest weight is 1, so those below (1 - p) / count hold less than 1 - p of all together:
+ * they are never among the fewest, and need no place in the heap. */
+static size_t take_top(candidate *c, size_t count, double p) {
+    double wanted = p * total_weight(c, count);
+    count = take_min(c, count, (1 - p) / (double)count);
     make_heap(LIKELIEST_ON_TOP, c, count);
     size_t left = count;
     for (double sum = 0; left > 0 && (sum < wanted || left == count);) {
@@ -217,13 +251,6 @@ static size_t take_top(candidate *c, size_t count, double wanted) {
     }
     memmove(c, c + left, (count - left) * sizeof *c);
     return count - left;
-}
-
-static size_t take_min(candidate *c, size_t count, double least) {
-    size_t kept = 0;
-    for (size_t i = 0; i < count; i++)
-        if (c[i].weight >= least) c[kept++] = c[i];
-    return kept;
 }
 
 static int32_t draw(tn_sampler *s, size_t count) {
@@ -242,21 +269,20 @@ static int32_t draw(tn_sampler *s, size_t count) {
 tn_status tn_sampler_pick(tn_sampler *s, const float *logits, int32_t count, int32_t *id) {
     if (!s || !logits || !id || count <= 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: an argument is NULL or there are no logits");
-    TRY(take_logits(s, logits, count));
-    penalise(s, logits, count);
-    int32_t best = first_greatest(s->logits, count);
-    double greatest = s->logits[best];
+    TRY(penalise(s, logits, count, &logits));
+    float greatest = greatest_of(logits, count);
+    if (isnan(greatest)) return refuse_nan(logits, count);
     if (greatest == -INFINITY)
         return tn_backend_fail(TN_ERR_ARGUMENT, "sampler: all %d logits are minus infinity", (int)count);
     if (s->o.temperature == 0) {
-        *id = best;
+        *id = first_equal(logits, count, greatest);
         return TN_OK;
     }
     size_t n = 0;
-    TRY(gather(s, count, &n));
+    TRY(gather(s, logits, count, &n));
     candidate *c = s->candidates;
     weigh(c, n, greatest, s->o.temperature);
-    if (s->o.top_p > 0 && s->o.top_p < 1) n = take_top(c, n, s->o.top_p * total_weight(c, n));
+    if (s->o.top_p > 0 && s->o.top_p < 1) n = take_top(c, n, s->o.top_p);
     if (s->o.min_p > 0) n = take_min(c, n, s->o.min_p);
     *id = draw(s, n);
     return TN_OK;
