@@ -133,8 +133,8 @@ static void forward_step(const batch *x) {
     }
 }
 
-/* Fifteen small operations in a row: what recording, finding the plan and starting it cost. Tensors are freed as soon as the
- * next one is recorded: a held one would be a result, to be stored. */
+/* Fifteen small operations in a row: what recording, finding the plan and starting it cost. Tensors are freed as soon
+ * as the next one is recorded: a held one would be a result, to be stored. */
 static void chain_step(const tn_tensor *x) {
     tn_tensor *y = tn_add(x, x);
     for (int i = 1; i < CHAIN; i++) {

@@ -1,7 +1,7 @@
 /* record.c — what a plan-cache hit costs: fifteen small operations recorded, their plan found and run, one value read.
  *
- * The chain adds and multiplies 16 floats, so hardly anything is computed: what is timed is the host's work. Two ways of
- * writing it are timed, since a tensor with a live handle is a result that must be stored:
+ * The chain adds and multiplies 16 floats, so hardly anything is computed: what is timed is the host's work. Two ways
+ * of writing it are timed, since a tensor with a live handle is a result that must be stored:
  *   freed   each tensor is freed once the next one is recorded: one result, all else inlined
  *   held    all fifteen are held until the value is read: fifteen results
  * and, beside them, `record`: recording and freeing alone.

@@ -1,5 +1,5 @@
-/* token.c — a language model of SmolLM2-135M's shape with random Q4_1 weights: how long a prompt and a token take, how many
- * commands their plans have, and what the host spends beside the kernels.
+/* token.c — a language model of SmolLM2-135M's shape with random Q4_1 weights: how long a prompt and a token take, how
+ * many commands their plans have, and what the host spends beside the kernels.
  *
  *   bench_token [prompt] [tokens]   sizes; 512 and 128
  *   bench_token explain             what the plan of a token does
@@ -46,7 +46,7 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ---- the model -------------------------------------------------------------------------------------------------------- */
+/* ---- the model --------------------------------------------------------------------------------------------------- */
 
 static uint32_t noise(void) {
     static uint32_t state = 1;
@@ -146,7 +146,7 @@ static tn_tensor *forward(tn_tensor *ids, tn_tensor *position) {
     return logits;
 }
 
-/* ---- measuring ---------------------------------------------------------------------------------------------------------- */
+/* ---- measuring --------------------------------------------------------------------------------------------------- */
 
 static float logits[VOCABULARY];
 

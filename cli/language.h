@@ -1,4 +1,5 @@
-/* language.h — what the subcommands that run a language model share: opening it with its tokenizer, and texts as ids. */
+/* language.h — what the subcommands that run a language model share: opening it with
+ * its tokenizer, and texts as ids. */
 #ifndef TRUNNION_CLI_LANGUAGE_H
 #define TRUNNION_CLI_LANGUAGE_H
 

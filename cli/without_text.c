@@ -1,5 +1,5 @@
-/* without_text.c — the subcommands that need libtrunnion-text, in a build that has none: each is listed, and says what is
- * missing. A build with that library leaves this file out. */
+/* without_text.c — the subcommands that need libtrunnion-text, in a build that has none: each is listed, and says what
+ * is missing. A build with that library leaves this file out. */
 #include "cli.h"
 #include "commands.h"
 

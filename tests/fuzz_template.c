@@ -1,5 +1,5 @@
-/* fuzz_template.c — any bytes at all as a chat template: refused with a place, or rendered over a conversation within its
- * limits. The part behind a NUL, where there is one, is taken as the variables in JSON instead. */
+/* fuzz_template.c — any bytes at all as a chat template: refused with a place, or rendered over a conversation within
+ * its limits. The part behind a NUL, where there is one, is taken as the variables in JSON instead. */
 #include <stdlib.h>
 #include <string.h>
 

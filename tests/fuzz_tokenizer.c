@@ -1,8 +1,8 @@
-/* fuzz_tokenizer.c — any vocabulary, any text: a vocabulary is refused or encodes every text into ids that it has, and what it
- * decodes token by token is what it decodes at once.
+/* fuzz_tokenizer.c — any vocabulary, any text: a vocabulary is refused or encodes every text into ids that it has, and
+ * what it decodes token by token is what it decodes at once.
  *
- * An input is lines up to an empty one: the first names rule and flags by its bytes, each other is a token (its first byte
- * the type and score) or, behind "m", a merge. The rest is the text. */
+ * An input is lines up to an empty one: the first names rule and flags by its bytes, each other is a token (its first
+ * byte the type and score) or, behind "m", a merge. The rest is the text. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -104,11 +104,11 @@ static tn_cache cache_of(const sequence *s, bool keys) {
 static void append(const sequence *s, int64_t position, int64_t n) {
     int64_t width = s->kv_heads * s->head_dim;
     tn_cache_write_args a = {.n = n,
-                              .kv_heads = s->kv_heads,
-                              .head_dim = s->head_dim,
-                              .position = position,
-                              .x_token_stride = width,
-                              .x_head_stride = s->head_dim};
+                             .kv_heads = s->kv_heads,
+                             .head_dim = s->head_dim,
+                             .position = position,
+                             .x_token_stride = width,
+                             .x_head_stride = s->head_dim};
     a.cache = cache_of(s, true);
     a.x = s->k + position * width;
     tn_cache_write(&a);

@@ -1,8 +1,8 @@
-/* test_cache.c — a token at a time over a cache is the same computation as all tokens at once: bit for bit, however the text
- * is cut and wherever the pages lie; recorded once and launched for each token; the cache itself never moves.
+/* test_cache.c — a token at a time over a cache is the same computation as all tokens at once: bit for bit, however the
+ * text is cut and wherever the pages lie; recorded once and launched for each token; the cache itself never moves.
  *
- * The subject is a layer as language models have it: quantised projections, attention, another projection. What the ops compute
- * by themselves is checked by their cases (test_ops) and the kernels' tests. */
+ * The subject is a layer as language models have it: quantised projections, attention, another projection. What the ops
+ * compute by themselves is checked by their cases (test_ops) and the kernels' tests. */
 #include "test_support.h"
 
 #include "graph/known.h"

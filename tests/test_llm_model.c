@@ -1,5 +1,5 @@
-/* test_llm_model.c — language models made for the test: every family computes what its definition says in f64, the same bits
- * come however a text is cut, a token makes no plan, and what a file has wrong is refused by name. */
+/* test_llm_model.c — language models made for the test: every family computes what its definition says in f64, the same
+ * bits come however a text is cut, a token makes no plan, and what a file has wrong is refused by name. */
 #include "test_support.h"
 
 #include <inttypes.h>
@@ -415,7 +415,8 @@ static distance distance_from_definition(const spec *s, tn_llm_cache cache) {
     return (distance){most, sqrt(errors / squares)};
 }
 
-/* Logits are about 1; each comes through some hundred f32 roundings, and half precision of keys and values where asked. */
+/* Logits are about 1; each comes through some hundred f32 roundings, and half precision of keys and values where
+ * asked. */
 static void compare_with_definition(const spec *s, tn_llm_cache cache, double tolerance) {
     distance d = distance_from_definition(s, cache);
     if (!(d.most <= tolerance))

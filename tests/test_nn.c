@@ -1,5 +1,6 @@
-/* test_nn.c — modules own what they say they own; layers compute what PyTorch's compute (tests/golden/layers.safetensors);
- * initial values are distributed as they should be; policies have the shapes that they promise. */
+/* test_nn.c — modules own what they say they own; layers compute what PyTorch's compute
+ * (tests/golden/layers.safetensors); initial values are distributed as they should be; policies have
+ * the shapes that they promise. */
 #include "test_support.h"
 
 #include <math.h>
@@ -12,7 +13,7 @@ static void assert_near(double got, double expected, double tolerance) {
     if (!(fabs(got - expected) <= tolerance)) fail_msg("%.9g, not %.9g", got, expected);
 }
 
-/* ---- the tree ------------------------------------------------------------------------------------------------------- */
+/* ---- the tree ---------------------------------------------------------------------------------------------------- */
 
 static void names_are_paths(void **state) {
     (void)state;
@@ -107,7 +108,7 @@ static void modules_of_the_users_own_work(void **state) {
     assert_int_equal(destroyed, 2);
 }
 
-/* ---- layers against PyTorch ----------------------------------------------------------------------------------------- */
+/* ---- layers against PyTorch -------------------------------------------------------------------------------------- */
 
 typedef struct fixture {
     tn_module *root;
@@ -257,7 +258,7 @@ static void dropout_acts_in_training_alone(void **state) {
     tn_module_free(root);
 }
 
-/* ---- initial values ------------------------------------------------------------------------------------------------- */
+/* ---- initial values ---------------------------------------------------------------------------------------------- */
 
 static void default_weights_are_pytorchs(void **state) {
     (void)state;
@@ -306,7 +307,7 @@ static void equal_seeds_give_equal_weights(void **state) {
     assert_memory_equal(w[0], w[1], sizeof w[0]);
 }
 
-/* ---- policies ------------------------------------------------------------------------------------------------------- */
+/* ---- policies ---------------------------------------------------------------------------------------------------- */
 
 static tn_policy_options small_policy(void) {
     return (tn_policy_options){

@@ -1,4 +1,5 @@
-/* test_null.c — NULL where a pointer is needed: a clear error or the neutral value that the header states, never a crash.
+/* test_null.c — NULL where a pointer is needed: a clear error or the neutral value that the header states, never a
+ * crash.
  *
  * Every public function that takes a pointer stands in one of the tables below (tools/checks/source.py looks for them);
  * those of ops.h are generated. A row is a call and what it must yield:
@@ -452,7 +453,7 @@ static void gguf_refuses(void **state) {
     FAILS(tn_gguf_model_sizes(NULL, &sizes))
 }
 
-/* ---- the caller's line ----------------------------------------------------------------------------------------------- */
+/* ---- the caller's line ------------------------------------------------------------------------------------------- */
 
 static void check_line(tn_tensor *t, int line, const char *words) {
     char where[64];

@@ -1,9 +1,9 @@
 /* test_ops.c — every op of the table, by the cases that stand in its row's code (docs/new-op.md has their language).
  *
- * For each case: the result against the op's definition in f64 — for a composed op the composition of definitions, and its own
- * one where it has one —, the same from strided views of the inputs, refusals by a word of their text, gradients against
- * central differences, second derivatives too; for element-wise ops all pairs of special values; every allocation that
- * fails in its turn. TRUNNION_TEST_FULL=1 does so for many more values. */
+ * For each case: the result against the op's definition in f64 — for a composed op the composition of definitions, and
+ * its own one where it has one —, the same from strided views of the inputs, refusals by a word of their text,
+ * gradients against central differences, second derivatives too; for element-wise ops all pairs of special values;
+ * every allocation that fails in its turn. TRUNNION_TEST_FULL=1 does so for many more values. */
 #include "test_support.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ enum {
 
 static bool full_run(void) { return getenv("TRUNNION_TEST_FULL") != NULL; }
 
-/* ---- values in and out ------------------------------------------------------------------------------------------------------ */
+/* ---- values in and out ------------------------------------------------------------------------------------------- */
 
 static int64_t numel_of(const int64_t *shape, int rank) {
     int64_t n = 1;
@@ -109,7 +109,7 @@ static double *read_doubles(const tn_tensor *x) {
     return out;
 }
 
-/* ---- one case ------------------------------------------------------------------------------------------------------------------- */
+/* ---- one case ---------------------------------------------------------------------------------------------------- */
 
 typedef struct trial {
     int op;
@@ -196,7 +196,8 @@ static void check_definition(const trial *t, tn_node *n, tn_reference_values *v,
 
 /* Views that cannot be had of any strides, and kernels whose composition lays their inputs out for them. */
 static bool needs_layout(int op) {
-    return op == TN_OP_VIEW || op == TN_OP_AS_STRIDED || op == TN_OP_LINEAR_QUANTIZED || op == TN_OP_LINEAR_HALF || tn_op(op)->impl->class_ == TN_NATIVE;
+    return op == TN_OP_VIEW || op == TN_OP_AS_STRIDED || op == TN_OP_LINEAR_QUANTIZED || op == TN_OP_LINEAR_HALF ||
+           tn_op(op)->impl->class_ == TN_NATIVE;
 }
 
 static void check_forward(trial *t, bool strided) {
@@ -230,7 +231,7 @@ static void check_refusal(trial *t) {
     }
 }
 
-/* ---- gradients ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- gradients --------------------------------------------------------------------------------------------------- */
 
 /* Σ y · weight, by definitions, with the values of the inputs as they now are. */
 static double weighted_sum(const trial *t, tn_node *const *leaves, tn_node *y, const double *weight) {
@@ -351,7 +352,7 @@ static void check_gradients(trial *t) {
     }
 }
 
-/* ---- special values ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- special values ---------------------------------------------------------------------------------------------- */
 
 static const double specials_f32[] = {
     NAN, INFINITY,       -INFINITY,       0.0,      -0.0,      1,        -1,        0.5,          -0.5,  2,   3,
@@ -427,7 +428,7 @@ static bool takes_specials(const trial *t) {
     return t->c->type == TN_F32 || t->c->type == TN_F64;
 }
 
-/* ---- memory runs out ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- memory runs out --------------------------------------------------------------------------------------------- */
 
 /* One run of the case that may fail anywhere; true when it came through. */
 static bool survives(trial *t) {
@@ -459,7 +460,7 @@ static void check_memory(trial *t) {
     }
 }
 
-/* ---- every op ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- every op ---------------------------------------------------------------------------------------------------- */
 
 static void run_case(trial *t) {
     if (t->c->error[0]) {
@@ -501,7 +502,7 @@ static void every_case_of_an_op_holds(void **state) {
     if (cases == 0 && tn_op(op)->impl->class_ != TN_LEAF_VALUE) fail_msg("%s has no cases", tn_op(op)->name);
 }
 
-/* ---- what the cases do not reach -------------------------------------------------------------------------------------------------------------- */
+/* ---- what the cases do not reach --------------------------------------------------------------------------------- */
 
 static void expect_doubles(tn_tensor *t, const double *want, int64_t n) {
     if (tn_status_of(t) != TN_OK) fail_msg("%s", tn_error());
@@ -683,7 +684,7 @@ static void symbols_follow_their_extents(void **state) {
     }
 }
 
-/* ---- all --------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- all --------------------------------------------------------------------------------------------------------- */
 
 static const struct CMUnitTest others[] = {
     cmocka_unit_test(view_functions_are_what_pytorch_says),

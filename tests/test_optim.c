@@ -1,4 +1,5 @@
-/* test_optim.c — optimisers against PyTorch's trajectories (tests/golden/optim.h), schedules, clipping, all or nothing. */
+/* test_optim.c — optimisers against PyTorch's trajectories (tests/golden/optim.h),
+ * schedules, clipping, all or nothing. */
 #include "test_support.h"
 
 #include <math.h>
@@ -6,7 +7,7 @@
 #include "golden/optim.h"
 #include "trunnion/trunnion.h"
 
-/* ---- the problem of tools/torch_optim.py --------------------------------------------------------------------------- */
+/* ---- the problem of tools/torch_optim.py ------------------------------------------------------------------------- */
 
 static const float start[2][3] = {{0.5F, -1.25F, 2.0F}, {0.75F, -0.1F}};
 static const float a_of[2][3] = {{1.0F, 0.5F, 2.0F}, {3.0F, 0.25F}};
@@ -58,7 +59,7 @@ static void assert_near(const float *got, const double *expected, int n, const c
     }
 }
 
-/* ---- golden trajectories ------------------------------------------------------------------------------------------- */
+/* ---- golden trajectories ----------------------------------------------------------------------------------------- */
 
 typedef tn_status maker(tn_module *m, const void *options, tn_optimizer **out);
 static tn_status make_sgd(tn_module *m, const void *o, tn_optimizer **out) { return tn_optimizer_sgd(m, o, out); }
@@ -130,7 +131,7 @@ static void separate_calls_do_the_same(void **state) {
         follow(&runs[i], false);
 }
 
-/* ---- what a step promises ------------------------------------------------------------------------------------------- */
+/* ---- what a step promises ---------------------------------------------------------------------------------------- */
 
 static void steps_share_one_plan(void **state) {
     (void)state;
@@ -273,7 +274,7 @@ static void schedules_go_where_they_should(void **state) {
     }
 }
 
-/* ---- what a step runs ------------------------------------------------------------------------------------------------ */
+/* ---- what a step runs -------------------------------------------------------------------------------------------- */
 
 enum { LAYERS = 3 };
 
@@ -302,8 +303,8 @@ static tn_module *make_net(tn_module *root) {
     return net;
 }
 
-/* New values are written where the old ones lie, and equal updates are one launch: that of the three biases of the linear
- * layers, at least. */
+/* New values are written where the old ones lie, and equal updates are one launch: that of the three biases of the
+ * linear layers, at least. */
 static void updates_are_in_place_and_joined(void **state) {
     (void)state;
     for (int kind = 0; kind < 3; kind++) {
@@ -311,7 +312,9 @@ static void updates_are_in_place_and_joined(void **state) {
         tn_optimizer *o = NULL;
         if (kind == 0) assert_ok(tn_optimizer_adam(root, NULL, &o));
         if (kind == 1) assert_ok(tn_optimizer_adamw(root, NULL, &o));
-        if (kind == 2) assert_ok(tn_optimizer_sgd(root, &(tn_sgd_options){.struct_size = sizeof(tn_sgd_options), .momentum = 0.9}, &o));
+        if (kind == 2)
+            assert_ok(
+                tn_optimizer_sgd(root, &(tn_sgd_options){.struct_size = sizeof(tn_sgd_options), .momentum = 0.9}, &o));
         train_once(net, o);
         train_once(net, o);
         char *text = tn_explain_last();

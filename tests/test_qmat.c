@@ -3,7 +3,8 @@
  * The definition is spelled out here a second time, weight by weight from the bytes of a block and number by number in
  * scalar code, and compared with the kernels of every instruction set that this processor has, on one, two and three
  * threads, for few rows and many. What the definition is worth is tested too: its distance from the exact product stays
- * within what rounding x to 8 bits can do. C lies among marks, the workspace has exactly the size that was asked for. */
+ * within what rounding x to 8 bits can do. C lies among marks, the workspace has
+ * exactly the size that was asked for. */
 #include "test_support.h"
 
 #include <math.h>
@@ -12,7 +13,7 @@
 
 enum { MAX_THREADS = 3 };
 
-/* ---- random numbers ----------------------------------------------------------------------------------------------- */
+/* ---- random numbers ---------------------------------------------------------------------------------------------- */
 
 static uint64_t random_state;
 
@@ -32,7 +33,7 @@ static void *allocate(size_t bytes) {
     return memory;
 }
 
-/* ---- the formats, weight by weight -------------------------------------------------------------------------------- */
+/* ---- the formats, weight by weight ------------------------------------------------------------------------------- */
 
 /* A weight is s·u + t. */
 typedef struct weight {
@@ -163,7 +164,7 @@ static void random_blocks(const format *f, uint8_t *to, int64_t count, bool wild
     }
 }
 
-/* ---- the definition ----------------------------------------------------------------------------------------------- */
+/* ---- the definition ---------------------------------------------------------------------------------------------- */
 
 typedef struct product {
     const format *f;
@@ -272,7 +273,7 @@ static void free_product(product *p) {
     tn_mem_free(p->expected);
 }
 
-/* ---- a store joint: max(y + bias[column], 0) ---------------------------------------------------------------------- */
+/* ---- a store joint: max(y + bias[column], 0) --------------------------------------------------------------------- */
 
 enum { AXES = TN_GEMM_BATCH_AXES + 2, ROW = TN_GEMM_BATCH_AXES, COL = ROW + 1 };
 
@@ -304,7 +305,7 @@ static void make_store(const product *p, float *c, bound_program *out) {
     out->buffers[2] = p->bias;
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------ */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 typedef struct variant {
     tn_isa isa;
@@ -386,7 +387,7 @@ static int64_t random_depth(const format *f) {
     return 32 * (1 + random_below(20));
 }
 
-/* ---- tests -------------------------------------------------------------------------------------------------------- */
+/* ---- tests ------------------------------------------------------------------------------------------------------- */
 
 static void blocks_decode_to_their_weights(void **state) {
     (void)state;
@@ -485,8 +486,8 @@ static void special_numbers_keep_to_their_block(void **state) {
     }
 }
 
-/* Half a step of dx a number of x, each weight's size; and one rounding each of two products and two sums a part, each no
- * larger than all terms together. */
+/* Half a step of dx a number of x, each weight's size; and one rounding each of two products and two sums a part, each
+ * no larger than all terms together. */
 static void results_are_as_near_as_8_bits_allow(void **state) {
     (void)state;
     random_state = 6;

@@ -1,8 +1,8 @@
-/* test_quantized.c — tensors that are quantised in blocks: what may be done with them, that their values are those of the
- * files' other readers, and that a product with them is packed once and shared.
+/* test_quantized.c — tensors that are quantised in blocks: what may be done with them, that their values are those of
+ * the files' other readers, and that a product with them is packed once and shared.
  *
- * What each op computes is checked by its cases (test_ops); tests/golden/blocks.txt holds blocks and their values as the gguf
- * package decodes them. */
+ * What each op computes is checked by its cases (test_ops); tests/golden/blocks.txt holds blocks and their values as
+ * the gguf package decodes them. */
 #include "test_support.h"
 
 #include <math.h>
@@ -69,7 +69,7 @@ static void assert_refused(const tn_tensor *t, const char *word) {
     assert_text_has(tn_error(), word);
 }
 
-/* ---- the tensors ------------------------------------------------------------------------------------------------------- */
+/* ---- the tensors ------------------------------------------------------------------------------------------------- */
 
 static void rows_are_views_and_bytes_stay(void **state) {
     (void)state;
@@ -115,7 +115,7 @@ static void what_would_cut_a_block_is_refused(void **state) {
     }
 }
 
-/* ---- values -------------------------------------------------------------------------------------------------------------- */
+/* ---- values ------------------------------------------------------------------------------------------------------ */
 
 static int digit(char c) { return c <= '9' ? c - '0' : c - 'a' + 10; }
 
@@ -185,7 +185,7 @@ static void looking_up_rows_decodes_no_others(void **state) {
     }
 }
 
-/* ---- products -------------------------------------------------------------------------------------------------------------- */
+/* ---- products ---------------------------------------------------------------------------------------------------- */
 
 static int64_t launches_of(const tn_tensor *t) {
     tn_reset_runtime_stats();
@@ -257,8 +257,8 @@ static void rows_stand_alone(void **state) {
     }
 }
 
-/* What ops with kernels of their own are where there are none: their lowering, here on the same device. Plans are dropped
- * where kernels come and go, for their keys say nothing of that. */
+/* What ops with kernels of their own are where there are none: their lowering, here on the same device. Plans are
+ * dropped where kernels come and go, for their keys say nothing of that. */
 static void devices_without_kernels_do_it_by_definition(void **state) {
     (void)state;
     static const tn_dtype formats[] = {TN_Q4_1, TN_Q8_0, TN_Q3_K, TN_Q6_K};

@@ -1,6 +1,6 @@
-/* test_template.c — promises of chat templates: tests/golden/templates.json holds what the jinja2 package makes of templates,
- * conversations, expressions and mistakes (tools/ref_template.py); what it refuses has to be refused here with a place. The
- * rest is about limits and memory. */
+/* test_template.c — promises of chat templates: tests/golden/templates.json holds what the jinja2 package makes of
+ * templates, conversations, expressions and mistakes (tools/ref_template.py); what it refuses has to be refused here
+ * with a place. The rest is about limits and memory. */
 #include "test_support.h"
 
 #include <time.h>

@@ -26,7 +26,8 @@ TN_API tn_status tn_backward(const tn_tensor *loss);
 TN_API tn_status tn_gradients(tn_tensor *const *outputs, int output_count, tn_tensor *const *grad_outputs,
                               tn_tensor *const *inputs, int input_count, bool create_graph, tn_tensor **grads);
 
-/* The gradient collected so far: a new handle, or NULL when there is none, which is to be looked at before it is read. */
+/* The gradient collected so far: a new handle, or NULL when there is none, which is to
+ * be looked at before it is read. */
 TN_API tn_tensor *tn_grad(const tn_tensor *leaf);
 TN_API void tn_zero_grad(tn_tensor *leaf); /* forgets it */
 
@@ -42,11 +43,11 @@ TN_API tn_grad_mode tn_no_grad_begin(void);
 TN_API void tn_no_grad_end(tn_grad_mode *mode);
 
 /* TN_NO_GRAD { … } — nothing inside remembers how it was computed. */
-#define TN_NO_GRAD                                                                                                     \
-    for (tn_grad_mode tn_grad_mode_here_ __attribute__((cleanup(tn_no_grad_end))) = tn_no_grad_begin();                 \
+#define TN_NO_GRAD                                                                                      \
+    for (tn_grad_mode tn_grad_mode_here_ __attribute__((cleanup(tn_no_grad_end))) = tn_no_grad_begin(); \
          !tn_grad_mode_here_.once; tn_grad_mode_here_.once = 1)
 
-/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+/* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #ifndef TN_NO_CALLER_LINES
 #define tn_backward(...) (tn_at(__FILE__, __LINE__), tn_backward(__VA_ARGS__))

@@ -90,8 +90,9 @@ typedef struct tn_driver {
     void (*watch)(void (*add)(void *ctx, const char *what), void *ctx);
     bool isolate; /* the probe loads code that could disturb the process: it runs in a child process, 5 s at most */
     bool only_by_name; /* `auto` never takes it */
-    /* Takes whatever memory the same launch would take besides its arguments. States are written by the last launches of
-     * a plan; they are prepared before the first of them begins, so that a lack of memory finds all states as they were. */
+    /* Takes whatever memory the same launch would take besides its arguments. States are written by the last launches
+     * of a plan; they are prepared before the first of them begins, so that a lack of memory
+     * finds all states as they were. */
     tn_status (*prepare)(void *device, void *module, const tn_launch *launches, int64_t count);
 } tn_driver;
 

@@ -126,7 +126,8 @@ TN_API tn_status tn_device_get_info(const tn_device *device,
                                     tn_device_info *info); /* info->struct_size set by the caller */
 
 /* Device memory by hand: for embedding and for tests; tensors do not need it.
- * alloc: `size` bytes aligned to `alignment` (a power of two up to 4096); *out is a device address, on the CPU a pointer.
+ * alloc: `size` bytes aligned to `alignment` (a power of two up to 4096); *out is a device address, on the CPU
+ *   a pointer.
  *   Errors: TN_ERR_MEMORY with what was asked and what is free; TN_ERR_ARGUMENT for a bad alignment.
  * dealloc: an address that alloc of the same device gave; NULL is fine.
  * copy: `len` bytes from src on src_device to dst on dst_device; regions must not overlap; ends before it returns.
@@ -137,9 +138,10 @@ TN_API void tn_device_dealloc(tn_device *device, void *address);
 TN_API tn_status tn_device_copy(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len);
 TN_API tn_status tn_device_synchronize(tn_device *device);
 
-/* Threads of the CPU, for all users of the process: 0 = as many as affinity mask and cgroup quota allow. The caller is one
- * of them and is left where it is; each other one is tied to a processor of its own, out of the caller's way, as long as
- * no other program crowds it there. TRUNNION_PIN=0 in the environment leaves them free, a mask set from outside stays. */
+/* Threads of the CPU, for all users of the process: 0 = as many as affinity mask and cgroup quota allow. The caller is
+ * one of them and is left where it is; each other one is tied to a processor of its own, out of the caller's way, as
+ * long as no other program crowds it there. TRUNNION_PIN=0 in the environment leaves them free,
+ * a mask set from outside stays. */
 TN_API tn_status tn_set_num_threads(int n);
 TN_API int tn_get_num_threads(void);
 

@@ -36,7 +36,8 @@ TN_API tn_status tn_kernel_matmul(const float *a, const float *b, int64_t m, int
 
 /* out[rows] = w · x for weights that are quantised in blocks (TN_Q4_0 … TN_Q6_K), laid out as in a GGUF file: `rows`
  * rows of cols / tn_dtype_block(dtype) blocks, at any address. x is rounded to 8 bits in blocks of 32. As
- * tn_linear with such a weight. Errors: cols that is no whole number of blocks; TN_ERR_DTYPE for a dtype without blocks. */
+ * tn_linear with such a weight. Errors: cols that is no whole number of blocks;
+ * TN_ERR_DTYPE for a dtype without blocks. */
 TN_API tn_status tn_kernel_matmul_vec_quantized(tn_dtype dtype, const void *blocks, int64_t rows, int64_t cols,
                                                 const float *x, float *out);
 

@@ -54,15 +54,16 @@ typedef struct tn_llm_facts {
     bool tied_embeddings;
 } tn_llm_facts;
 
-/* What tn_llm_open would make of an open file, from its metadata alone: sizes are checked against the tensors', nothing is
- * allocated. options may be NULL. Errors: as tn_llm_open's, but for memory. */
+/* What tn_llm_open would make of an open file, from its metadata alone: sizes are checked against the tensors', nothing
+ * is allocated. options may be NULL. Errors: as tn_llm_open's, but for memory. */
 TN_API tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_llm_facts *facts);
 
 /* Opens a model; options may be NULL. Weights stay mapped until they are used.
  * *out: closed with tn_llm_close.
  * Errors: those of tn_gguf_open; TN_ERR_UNSUPPORTED for an architecture or a feature that is not known here, naming it;
  * TN_ERR_FORMAT naming the key or tensor that is missing or does not fit; TN_ERR_ARGUMENT for a context beyond what the
- * model was trained for; TN_ERR_MEMORY before anything is taken, with what is needed, what is free, and what would fit. */
+ * model was trained for; TN_ERR_MEMORY before anything is taken, with what is needed,
+ * what is free, and what would fit. */
 TN_API tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out);
 TN_API void tn_llm_close(tn_llm *m); /* NULL is fine */
 

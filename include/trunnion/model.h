@@ -1,9 +1,9 @@
-/* model.h — models in files: safetensors in and out, GGUF in, a module's weights, checkpoints, and how much memory a model
- * needs.
+/* model.h — models in files: safetensors in and out, GGUF in, a module's weights, checkpoints, and how much memory a
+ * model needs.
  *
- * A file is read through a mapping: opening costs the header, and a tensor's bytes are touched when they are used. A file
- * is written beside its name and then renamed: whoever is killed while saving leaves the old file or the new one, whole.
- * What a file claims is checked before it is believed. */
+ * A file is read through a mapping: opening costs the header, and a tensor's bytes are touched when they are used. A
+ * file is written beside its name and then renamed: whoever is killed while saving leaves the old file or the new one,
+ * whole. What a file claims is checked before it is believed. */
 #ifndef TRUNNION_MODEL_H
 #define TRUNNION_MODEL_H
 
@@ -31,8 +31,9 @@ typedef struct tn_safetensors_info {
 } tn_safetensors_info;
 
 /* Opens a file and checks its header whole: bounds, overlaps, holes, duplicate names, sizes that do not fit.
- * *out: closed with tn_safetensors_close; tensors made from it stay valid after that. The file must not shrink meanwhile.
- * Errors: TN_ERR_IO; TN_ERR_FORMAT naming what is wrong where. Source: the format's description by Hugging Face. */
+ * *out: closed with tn_safetensors_close; tensors made from it stay valid after that. The file must not shrink
+ * meanwhile. Errors: TN_ERR_IO; TN_ERR_FORMAT naming what is wrong where. Source: the
+ * format's description by Hugging Face. */
 TN_API tn_status tn_safetensors_open(const char *path, tn_safetensors **out);
 TN_API void tn_safetensors_close(tn_safetensors *file); /* NULL is fine */
 
@@ -87,8 +88,8 @@ typedef enum tn_gguf_type {
  * duplicate names, places and sizes of tensors. Costs a pass over the metadata; tensors are not touched, and memory is
  * taken in proportion to what the file really holds.
  * *out: closed with tn_gguf_close; tensors made from it stay valid after that. The file must not shrink meanwhile.
- * Errors: TN_ERR_IO; TN_ERR_FORMAT naming the file, the byte and what is wrong there; TN_ERR_UNSUPPORTED for version 1 and
- * for big-endian files. Source: the format's description in the ggml project.
+ * Errors: TN_ERR_IO; TN_ERR_FORMAT naming the file, the byte and what is wrong there; TN_ERR_UNSUPPORTED for version 1
+ * and for big-endian files. Source: the format's description in the ggml project.
  * Threads: an open file is read by any number of threads at once. */
 TN_API tn_status tn_gguf_open(const char *path, tn_gguf **out);
 TN_API void tn_gguf_close(tn_gguf *file);             /* NULL is fine */
@@ -98,15 +99,16 @@ TN_API const char *tn_gguf_path(const tn_gguf *file); /* as it was opened, for m
 typedef struct tn_gguf_value tn_gguf_value;
 
 TN_API int64_t tn_gguf_key_count(const tn_gguf *file);
-TN_API const char *tn_gguf_key(const tn_gguf *file, int64_t i);                /* in the order of the file; NULL past the end */
+/* in the order of the file; NULL past the end */
+TN_API const char *tn_gguf_key(const tn_gguf *file, int64_t i);
 TN_API const tn_gguf_value *tn_gguf_get(const tn_gguf *file, const char *key); /* NULL when absent */
-TN_API tn_gguf_type tn_gguf_type_of(const tn_gguf_value *v);   /* TN_GGUF_TYPE_COUNT for NULL */
+TN_API tn_gguf_type tn_gguf_type_of(const tn_gguf_value *v);                   /* TN_GGUF_TYPE_COUNT for NULL */
 TN_API tn_gguf_type tn_gguf_item_type(const tn_gguf_value *v); /* of an array's items; of a scalar its own type */
 TN_API int64_t tn_gguf_length(const tn_gguf_value *v);         /* items of an array; 1 for a scalar, 0 for NULL */
 TN_API int64_t tn_gguf_offset(const tn_gguf_value *v);         /* place of the first item in the file; -1 for NULL */
 
-/* Item i of an array; a scalar or a string has one item, number 0. Integers of every width and booleans are ints, f32, f64
- * and ints are floats. A string's bytes lie in the mapping: `length` of them, not terminated, of any content.
+/* Item i of an array; a scalar or a string has one item, number 0. Integers of every width and booleans are ints, f32,
+ * f64 and ints are floats. A string's bytes lie in the mapping: `length` of them, not terminated, of any content.
  * Items of arrays of arrays cannot be read.
  * Errors: TN_ERR_ARGUMENT for i out of range or v NULL; TN_ERR_FORMAT for another type, naming file, key and byte. */
 TN_API tn_status tn_gguf_int(const tn_gguf_value *v, int64_t i, int64_t *out);
@@ -140,10 +142,10 @@ TN_API tn_status tn_gguf_find(const tn_gguf *file, const char *name, tn_gguf_inf
 /* A tensor of the file without a copy where the device can read host memory and the bytes are aligned: a new handle.
  * An error tensor names file, tensor and type where the type cannot be computed with. */
 TN_API tn_tensor *tn_gguf_tensor(const tn_gguf *file, const char *name);
-/* Copies `count` rows of a matrix as they stand in the file, one behind the other, tn_dtype_bytes(dtype, columns) each. They
- * are read, not mapped: of an embedding in which a few rows are looked up at a time, no more than these comes to memory.
- * Errors: TN_ERR_FORMAT when there is no such tensor; TN_ERR_ARGUMENT for one that is no matrix and for a row that it does
- * not have; TN_ERR_IO. */
+/* Copies `count` rows of a matrix as they stand in the file, one behind the other, tn_dtype_bytes(dtype, columns) each.
+ * They are read, not mapped: of an embedding in which a few rows are looked up at a time, no more than these comes to
+ * memory. Errors: TN_ERR_FORMAT when there is no such tensor; TN_ERR_ARGUMENT for one that is no matrix and for a row
+ * that it does not have; TN_ERR_IO. */
 TN_API tn_status tn_gguf_rows(const tn_gguf *file, const char *name, const int64_t *rows, int64_t count, void *out);
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
@@ -151,14 +153,14 @@ TN_API tn_status tn_gguf_rows(const tn_gguf *file, const char *name, const int64
 /* All variables below m, under their dotted names: a file that PyTorch's load_state_dict takes. */
 TN_API tn_status tn_module_save(const tn_module *m, const char *path);
 
-/* Reads the variables below m from a file; dtypes are converted. All or nothing: every variable must be there in its shape;
- * more in the file is fine. Errors: TN_ERR_FORMAT naming the first variable that is missing or differs. */
+/* Reads the variables below m from a file; dtypes are converted. All or nothing: every variable must be there in its
+ * shape; more in the file is fine. Errors: TN_ERR_FORMAT naming the first variable that is missing or differs. */
 TN_API tn_status tn_module_load(tn_module *m, const char *path);
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------- */
 
-/* What a run needs to go on as if it had not stopped. Every pointer may be NULL: what is not there is neither written nor
- * read. The random numbers of the calling thread always belong to it. */
+/* What a run needs to go on as if it had not stopped. Every pointer may be NULL: what is not there is neither written
+ * nor read. The random numbers of the calling thread always belong to it. */
 typedef struct tn_checkpoint {
     size_t struct_size; /* set by the caller */
     tn_module *model;
@@ -174,9 +176,9 @@ typedef struct tn_checkpoint {
  * "extra.NAME", the rest as metadata: "trunnion.kind" is "checkpoint", "step" and "json" are what the struct says. */
 TN_API tn_status tn_checkpoint_save(const char *path, const tn_checkpoint *c);
 
-/* Puts everything back, all or nothing: the same bits follow as without the stop, on the same device and numerics. (Host
- * memory that runs out while the writes are recorded is the exception: the failure says so, and the model is lost.)
- * Errors: TN_ERR_FORMAT when the file is no checkpoint or does not fit the model, naming what differs. */
+/* Puts everything back, all or nothing: the same bits follow as without the stop, on the same device and numerics.
+ * (Host memory that runs out while the writes are recorded is the exception: the failure says so, and the model is
+ * lost.) Errors: TN_ERR_FORMAT when the file is no checkpoint or does not fit the model, naming what differs. */
 TN_API tn_status tn_checkpoint_load(const char *path, tn_checkpoint *c);
 
 /* ---- how much memory --------------------------------------------------------------------------------------------- */
@@ -190,8 +192,9 @@ typedef struct tn_model_sizes {
     double bytes_per_cache;  /* an element of the key-value cache; 0: 2 (f16) */
     bool tied_embeddings;    /* input and output embedding are one matrix */
     int64_t head_dim;        /* 0: hidden / heads */
-    int64_t chunk;           /* tokens of a prompt that are computed at once; 0: TN_PROMPT_CHUNK, or the sequence if less */
-    int64_t weights_bytes;   /* of all weights where they are known; 0: bytes_per_weight for each */
+    /* tokens of a prompt that are computed at once; 0: TN_PROMPT_CHUNK, or the sequence if less */
+    int64_t chunk;
+    int64_t weights_bytes; /* of all weights where they are known; 0: bytes_per_weight for each */
 } tn_model_sizes;
 
 enum { TN_PROMPT_CHUNK = 256 }; /* a prompt is cut into pieces of this many tokens */
@@ -210,16 +213,17 @@ typedef struct tn_memory_estimate {
  * Errors: TN_ERR_ARGUMENT for sizes ≤ 0 or such that exceed 64 bits. */
 TN_API tn_status tn_estimate_inference_memory(const tn_model_sizes *sizes, tn_memory_estimate *out);
 
-/* Memory for training on `batch` sequences of sizes->sequence tokens at once: weights, a gradient in f32 for each, as many
- * f32 states a weight as the optimiser keeps (0: plain SGD, 1: momentum, 2: Adam), and the values that the backward pass
- * needs. Attention is computed without keeping its scores. Errors: as above. */
-TN_API tn_status tn_estimate_training_memory(const tn_model_sizes *sizes, int64_t batch, int states, tn_memory_estimate *out);
+/* Memory for training on `batch` sequences of sizes->sequence tokens at once: weights, a gradient in f32 for each, as
+ * many f32 states a weight as the optimiser keeps (0: plain SGD, 1: momentum, 2: Adam), and the values that the
+ * backward pass needs. Attention is computed without keeping its scores. Errors: as above. */
+TN_API tn_status tn_estimate_training_memory(const tn_model_sizes *sizes, int64_t batch, int states,
+                                             tn_memory_estimate *out);
 
-/* The sizes of a language model in a GGUF file, from its metadata and tensors alone. sequence: what the model was trained
- * for. Errors: TN_ERR_FORMAT naming what is missing. */
+/* The sizes of a language model in a GGUF file, from its metadata and tensors alone. sequence: what the model was
+ * trained for. Errors: TN_ERR_FORMAT naming what is missing. */
 TN_API tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out);
 
-/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+/* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #ifndef TN_NO_CALLER_LINES
 #define tn_checkpoint_load(...) (tn_at(__FILE__, __LINE__), tn_checkpoint_load(__VA_ARGS__))

@@ -1,11 +1,13 @@
-/* nn.h — networks: a tree of modules that owns named variables, the usual layers, initialisations, and the generic policy.
+/* nn.h — networks: a tree of modules that owns named variables, the usual layers, initialisations, and the generic
+ * policy.
  *
- * A module owns variables (parameters, which are trained; buffers, which are not) and child modules; their names joined by
- * dots ("blocks.0.linear1.weight") are PyTorch's, so weights travel. Every variable is state: its storage keeps its address
- * while it is trained. Initial values are drawn from the thread's random numbers (tn_manual_seed), PyTorch's defaults.
+ * A module owns variables (parameters, which are trained; buffers, which are not) and child modules; their names joined
+ * by dots ("blocks.0.linear1.weight") are PyTorch's, so weights travel. Every variable is state: its storage keeps its
+ * address while it is trained. Initial values are drawn from the thread's random numbers (tn_manual_seed), PyTorch's
+ * defaults.
  *
- * Making modules cannot fail half-way: a layer that could not be made is NULL, whatever is made inside NULL is NULL, and
- * the root remembers the first cause, so one question at the end is enough:
+ * Making modules cannot fail half-way: a layer that could not be made is NULL, whatever is made inside NULL is NULL,
+ * and the root remembers the first cause, so one question at the end is enough:
  *
  *     tn_module *net = tn_module_root();
  *     tn_module *hidden = tn_nn_linear(net, "hidden", 64, 128, true);
@@ -39,8 +41,9 @@ typedef struct tn_module_type {
 /* The top of a tree: holds modules and variables, computes nothing. NULL only when memory is out. */
 TN_API tn_module *tn_module_root(void);
 
-/* A module `name` (no dot, not taken) inside `parent`. type (NULL: a plain container) must outlive it; self is yours, given
- * back by tn_module_self, and belongs to the module even when this fails. Returns NULL on failure; the root knows why. */
+/* A module `name` (no dot, not taken) inside `parent`. type (NULL: a plain container) must outlive it; self is yours,
+ * given back by tn_module_self, and belongs to the module even when this fails. Returns NULL
+ * on failure; the root knows why. */
 TN_API tn_module *tn_module_new(tn_module *parent, const char *name, const tn_module_type *type, void *self);
 TN_API void *tn_module_self(const tn_module *m);
 
@@ -78,7 +81,8 @@ TN_API void tn_variables_free(tn_variable *items);
 /* Number of elements of all parameters below m. */
 TN_API int64_t tn_module_parameter_count(const tn_module *m);
 
-/* Training mode (the mode at the start) or evaluation mode, for m and all below: dropout and batch normalisation differ. */
+/* Training mode (the mode at the start) or evaluation mode, for m and all below: dropout
+ * and batch normalisation differ. */
 TN_API void tn_module_train(tn_module *m, bool training);
 TN_API bool tn_module_is_training(const tn_module *m);
 
@@ -114,7 +118,8 @@ typedef struct tn_nn_conv2d_options {
     int64_t groups;   /* 1 */
     bool no_bias;
 } tn_nn_conv2d_options;
-/* weight [out_channels, in_channels / groups, kernel, kernel], bias [out_channels]; x [batch, in_channels, height, width]. */
+/* weight [out_channels, in_channels / groups, kernel, kernel], bias [out_channels]; x
+ * [batch, in_channels, height, width]. */
 TN_API tn_module *tn_nn_conv2d(tn_module *parent, const char *name, int64_t in_channels, int64_t out_channels,
                                int64_t kernel, const tn_nn_conv2d_options *options);
 
@@ -148,12 +153,13 @@ TN_API tn_module *tn_nn_sequential(tn_module *parent, const char *name);
 /* One step of a long short-term memory (PyTorch's LSTMCell: gates in the order input, forget, cell, output).
  * weight_ih [4·hidden, input], weight_hh [4·hidden, hidden], bias_ih, bias_hh [4·hidden]. */
 TN_API tn_module *tn_nn_lstm_cell(tn_module *parent, const char *name, int64_t input, int64_t hidden);
-/* x [batch, input], h and c [batch, hidden] → *new_h and *new_c (NULL: not wanted), new handles, error tensors on failure. */
+/* x [batch, input], h and c [batch, hidden] → *new_h and *new_c (NULL: not wanted), new
+ * handles, error tensors on failure. */
 TN_API void tn_lstm_cell_forward(tn_module *m, const tn_tensor *x, const tn_tensor *h, const tn_tensor *c,
                                  tn_tensor **new_h, tn_tensor **new_c);
 
-/* Multi-head attention (PyTorch's MultiheadAttention, batch first). in_proj_weight [3·features, features] and in_proj_bias
- * hold query, key and value in this order; out_proj is linear. dropout acts on the attention weights.
+/* Multi-head attention (PyTorch's MultiheadAttention, batch first). in_proj_weight [3·features, features] and
+ * in_proj_bias hold query, key and value in this order; out_proj is linear. dropout acts on the attention weights.
  * tn_forward is self-attention without a mask. */
 TN_API tn_module *tn_nn_multihead_attention(tn_module *parent, const char *name, int64_t features, int64_t heads,
                                             double dropout);
@@ -178,9 +184,10 @@ TN_API tn_module *tn_nn_transformer_encoder_layer(tn_module *parent, const char 
 /* mask: as tn_multihead_attention_forward. */
 TN_API tn_tensor *tn_transformer_encoder_layer_forward(tn_module *m, const tn_tensor *x, const tn_tensor *mask);
 
-/* ---- the generic policy ------------------------------------------------------------------------------------------- */
+/* ---- the generic policy ------------------------------------------------------------------------------------------ */
 
-/* What an agent needs of a network, whatever is inside: observations and state in, action logits, value and state out. */
+/* What an agent needs of a network, whatever is inside: observations and state in,
+ * action logits, value and state out. */
 typedef struct tn_policy tn_policy;
 
 enum { TN_MAX_POLICY_STATE = 8 };
@@ -198,8 +205,8 @@ typedef struct tn_policy_type {
     void (*destroy)(void *self); /* may be NULL */
 } tn_policy_type;
 
-/* A policy from functions of yours. type must outlive it; module (its variables; owned) and self belong to the policy, also
- * when this fails. */
+/* A policy from functions of yours. type must outlive it; module (its variables; owned) and self belong to the policy,
+ * also when this fails. */
 TN_API tn_status tn_policy_new(const tn_policy_type *type, tn_module *module, void *self, tn_policy **out);
 TN_API void tn_policy_free(tn_policy *p); /* NULL is fine */
 TN_API void *tn_policy_self(const tn_policy *p);
@@ -207,9 +214,10 @@ TN_API tn_module *tn_policy_module(const tn_policy *p); /* borrowed: for optimis
 TN_API const char *tn_policy_name(const tn_policy *p);
 TN_API int tn_policy_state_count(const tn_policy *p);
 
-/* observations [batch, …] → *logits [batch, actions], *value [batch, 1] and, for a recurrent policy, new_state[state_count].
- * state: state_count tensors, or NULL for the initial state. An output that is not wanted may be NULL. Outputs are new
- * handles, error tensors on failure (when p is NULL of logits and value alone); state is not changed. */
+/* observations [batch, …] → *logits [batch, actions], *value [batch, 1] and, for a recurrent policy,
+ * new_state[state_count]. state: state_count tensors, or NULL for the initial state. An output that is not wanted may
+ * be NULL. Outputs are new handles, error tensors on failure (when p is NULL of logits and value
+ * alone); state is not changed. */
 TN_API void tn_policy_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,
                               tn_tensor **value, tn_tensor **new_state);
 /* The state before the first observation for `batch` agents: state_count new handles. */
@@ -228,13 +236,13 @@ typedef struct tn_policy_options {
     double hidden_gain, logits_gain, value_gain;  /* of the orthogonal weights: sqrt(2), 0.01, 1 */
 } tn_policy_options;
 
-/* Hidden layers with an activation each, then the heads `logits` and `value`. Weights orthogonal, biases 0, as usual with
- * policy gradients (Andrychowicz et al. 2020, section 3.2). No state. */
+/* Hidden layers with an activation each, then the heads `logits` and `value`. Weights orthogonal, biases 0, as usual
+ * with policy gradients (Andrychowicz et al. 2020, section 3.2). No state. */
 TN_API tn_status tn_policy_mlp(const tn_policy_options *options, tn_policy **out);
 /* The same with an LSTM cell between hidden layers and heads; state: h and c [batch, recurrent]. */
 TN_API tn_status tn_policy_lstm(const tn_policy_options *options, tn_policy **out);
 
-/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+/* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #ifndef TN_NO_CALLER_LINES
 #define tn_forward(...) (tn_at(__FILE__, __LINE__), tn_forward(__VA_ARGS__))
@@ -260,7 +268,8 @@ TN_API tn_status tn_policy_lstm(const tn_policy_options *options, tn_policy **ou
 #define tn_policy_initial_state(...) (tn_at(__FILE__, __LINE__), tn_policy_initial_state(__VA_ARGS__))
 #define tn_policy_lstm(...) (tn_at(__FILE__, __LINE__), tn_policy_lstm(__VA_ARGS__))
 #define tn_policy_mlp(...) (tn_at(__FILE__, __LINE__), tn_policy_mlp(__VA_ARGS__))
-#define tn_transformer_encoder_layer_forward(...) (tn_at(__FILE__, __LINE__), tn_transformer_encoder_layer_forward(__VA_ARGS__))
+#define tn_transformer_encoder_layer_forward(...) \
+    (tn_at(__FILE__, __LINE__), tn_transformer_encoder_layer_forward(__VA_ARGS__))
 #endif
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
 /* optim.h — optimisers: what a step does with the gradients, and how the learning rate moves.
  *
- * A step is recorded behind forward and backward and runs with them as one plan; the learning rate and the step count are
- * dials, so every step finds the plan of the one before. Updates are element-wise work in place on state: one launch for
- * all variables. A step is all or nothing: an error among the gradients, or a run that fails, changes neither variables
- * nor counts. (Host memory that runs out while the step is recorded is the exception: the failure says so, and the model has
- * to be loaded anew.) Definitions are PyTorch's (torch.optim).
+ * A step is recorded behind forward and backward and runs with them as one plan; the learning rate and the step count
+ * are dials, so every step finds the plan of the one before. Updates are element-wise work in place on state: one
+ * launch for all variables. A step is all or nothing: an error among the gradients, or a run that fails, changes
+ * neither variables nor counts. (Host memory that runs out while the step is recorded is the exception: the failure
+ * says so, and the model has to be loaded anew.) Definitions are PyTorch's (torch.optim).
  *
  *     tn_optimizer *adam;
  *     if (tn_optimizer_adam(net, NULL, &adam) != TN_OK) ...
@@ -28,8 +28,8 @@ typedef struct tn_optimizer tn_optimizer;
 
 /* Zero means default in every field of these options. */
 
-/* g ← gradient + weight_decay·w; b ← momentum·b + (1 − dampening)·g, the first time b ← g; with nesterov g ← g + momentum·b,
- * else g ← b where there is momentum; w ← w − lr·g. */
+/* g ← gradient + weight_decay·w; b ← momentum·b + (1 − dampening)·g, the first time b ← g; with nesterov g ← g +
+ * momentum·b, else g ← b where there is momentum; w ← w − lr·g. */
 typedef struct tn_sgd_options {
     size_t struct_size;
     double lr; /* 1e-3 */
@@ -52,19 +52,20 @@ typedef struct tn_adam_options {
 } tn_adam_options;
 
 /* An optimiser for the parameters below m that require gradients now; they are retained. options may be NULL.
- * *out: freed with tn_optimizer_free. Errors: TN_ERR_ARGUMENT for values out of range or when there is nothing to train. */
+ * *out: freed with tn_optimizer_free. Errors: TN_ERR_ARGUMENT for values out of range or
+ * when there is nothing to train. */
 TN_API tn_status tn_optimizer_sgd(tn_module *m, const tn_sgd_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_adam(tn_module *m, const tn_adam_options *options, tn_optimizer **out);
 TN_API tn_status tn_optimizer_adamw(tn_module *m, const tn_adam_options *options, tn_optimizer **out);
 TN_API void tn_optimizer_free(tn_optimizer *o); /* NULL is fine */
 
-/* One step with the gradients that tn_backward collected; variables without one are left alone. Runs everything recorded.
- * Gradients stay until tn_optimizer_zero_grad. */
+/* One step with the gradients that tn_backward collected; variables without one are left alone. Runs everything
+ * recorded. Gradients stay until tn_optimizer_zero_grad. */
 TN_API tn_status tn_optimizer_step(tn_optimizer *o);
 TN_API void tn_optimizer_zero_grad(tn_optimizer *o);
 
-/* zero_grad, backward of loss, step and zero_grad in one: gradients go straight into the update and need no memory of their
- * own. Held handles (loss) are computed in the same run. */
+/* zero_grad, backward of loss, step and zero_grad in one: gradients go straight into the update and need no memory of
+ * their own. Held handles (loss) are computed in the same run. */
 TN_API tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss);
 
 /* Scales the gradients of the parameters below m, together, so that their Euclidean norm is at most max_norm: by
@@ -74,8 +75,8 @@ TN_API tn_status tn_clip_grad_norm(tn_module *m, double max_norm, tn_tensor **to
 TN_API double tn_optimizer_lr(const tn_optimizer *o);
 TN_API void tn_optimizer_set_lr(tn_optimizer *o, double lr); /* of the following steps */
 
-/* The optimiser's memory as variables ("exp_avg.hidden.weight", "momentum_buffer.hidden.weight"), for checkpoints; freed with
- * tn_variables_free. */
+/* The optimiser's memory as variables ("exp_avg.hidden.weight", "momentum_buffer.hidden.weight"), for checkpoints;
+ * freed with tn_variables_free. */
 TN_API tn_status tn_optimizer_variables(const tn_optimizer *o, tn_variable **items, int *count);
 /* Steps that variable i of the optimiser has made; TN_ERR_ARGUMENT outside [0, count). */
 TN_API int tn_optimizer_count(const tn_optimizer *o);
@@ -86,8 +87,8 @@ TN_API tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps);
 
 typedef enum tn_schedule_kind { TN_SCHEDULE_CONSTANT = 0, TN_SCHEDULE_LINEAR, TN_SCHEDULE_COSINE } tn_schedule_kind;
 
-/* From 0 up to lr in `warmup` steps (step s of them: lr·(s + 1) / warmup), then constant, or down to final_lr at step `total`
- * along a line or half a cosine wave, and final_lr ever after. */
+/* From 0 up to lr in `warmup` steps (step s of them: lr·(s + 1) / warmup), then constant, or down to final_lr at step
+ * `total` along a line or half a cosine wave, and final_lr ever after. */
 typedef struct tn_schedule {
     size_t struct_size;
     tn_schedule_kind kind;
@@ -98,7 +99,7 @@ typedef struct tn_schedule {
 /* The learning rate at a step counted from 0, for tn_optimizer_set_lr; NaN without a schedule. */
 TN_API double tn_schedule_at(const tn_schedule *s, int64_t step);
 
-/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+/* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 #ifndef TN_NO_CALLER_LINES
 #define tn_clip_grad_norm(...) (tn_at(__FILE__, __LINE__), tn_clip_grad_norm(__VA_ARGS__))

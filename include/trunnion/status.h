@@ -50,10 +50,10 @@ TN_API const char *tn_status_name(tn_status s);
 TN_API const char *tn_version(void);
 
 /* Element types. The first group computes; the second is storage that converts on load and store: small integers
- * compute as i32, f16 and bf16 as f32. The third is quantised in blocks of 32 or 256 neighbours that share their scales,
- * laid out in memory as in GGUF files: weights, which tn_linear, tn_embedding, tn_dequantize and tn_cast take as they
- * are. Shapes count elements; the last extent is a whole number of blocks. Values are stable: files and plug-ins store
- * them. */
+ * compute as i32, f16 and bf16 as f32. The third is quantised in blocks of 32 or 256 neighbours that share their
+ * scales, laid out in memory as in GGUF files: weights, which tn_linear, tn_embedding, tn_dequantize and tn_cast take
+ * as they are. Shapes count elements; the last extent is a whole number of blocks. Values are stable: files and
+ * plug-ins store them. */
 typedef enum tn_dtype {
     TN_F32 = 0,
     TN_F64 = 1,

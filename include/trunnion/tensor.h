@@ -4,15 +4,15 @@
  * runs it. A loop that records the same again finds its plan again. Semantics are PyTorch's: broadcasting, promotion,
  * views that share storage, in-place variants that all views see.
  *
- * Lifetime: each function that returns a `tn_tensor *` gives the caller one handle, to be freed with tn_free — or, inside
- * TN_SCOPE, freed at the scope's end. A held handle keeps its value; free what you do not need and the planner need
- * not store it.
+ * Lifetime: each function that returns a `tn_tensor *` gives the caller one handle, to be freed with tn_free — or,
+ * inside TN_SCOPE, freed at the scope's end. A held handle keeps its value; free what you do not need and the planner
+ * need not store it.
  *
  * Errors: such a function never returns NULL. A failed one returns an inert error tensor that other operations pass on;
  * tn_eval, tn_read and tn_item report the first cause, with the operation, the shapes and the caller's line.
  *
- * Threads: `const tn_tensor *` may be used by several threads at once, `tn_tensor *` by one at a time. A tensor that one
- * thread recorded and another uses must be evaluated (tn_eval) before it is handed over. */
+ * Threads: `const tn_tensor *` may be used by several threads at once, `tn_tensor *` by one at a time. A tensor that
+ * one thread recorded and another uses must be evaluated (tn_eval) before it is handed over. */
 #ifndef TRUNNION_TENSOR_H
 #define TRUNNION_TENSOR_H
 
@@ -36,7 +36,8 @@ TN_API tn_tensor *tn_from_data(const void *data, const int64_t *shape, int rank,
 
 /* Uses the caller's memory in place (host-visible devices; elsewhere it is copied): it must stay unchanged until
  * release(ctx) is called, which happens once no tensor or pending work refers to it. release may be NULL. */
-TN_API tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtype, void (*release)(void *ctx), void *ctx);
+TN_API tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtype, void (*release)(void *ctx),
+                              void *ctx);
 
 /* A rank-0 tensor that does not raise the other operand's dtype within its category, as a Python number in PyTorch. */
 TN_API tn_tensor *tn_scalar(double value);
@@ -45,16 +46,16 @@ TN_API tn_tensor *tn_scalar(double value);
 TN_API tn_tensor *tn_dial(double value);
 TN_API tn_tensor *tn_dial_int(int64_t value); /* the same as i64 */
 
-/* The seed of this thread's random numbers (0 at the start), which begin anew: the same calls then yield the same numbers,
- * on every device. */
+/* The seed of this thread's random numbers (0 at the start), which begin anew: the same calls then yield the same
+ * numbers, on every device. */
 TN_API void tn_manual_seed(uint64_t seed);
 
 /* Declares that extent `dim` of an input varies between runs: plans are then shared by all its values.
  * Up to four names (0…3); tensors whose extents are tied use the same one. Returns t's handle anew. */
 TN_API tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol);
 
-/* State: a tensor whose storage keeps its address for ever (parameters, optimiser state, caches); in-place operations on
- * it are written at the very end of a plan. Evaluates t first. */
+/* State: a tensor whose storage keeps its address for ever (parameters, optimiser state, caches); in-place operations
+ * on it are written at the very end of a plan. Evaluates t first. */
 TN_API tn_status tn_make_state(tn_tensor *t);
 
 /* An inert error tensor with a message of yours (a printf format), for functions that are built on operations. */
@@ -62,20 +63,21 @@ TN_API tn_tensor *tn_failed(tn_status code, const char *format, ...) __attribute
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
-TN_API int tn_rank(const tn_tensor *t);                   /* 0 for an error tensor */
-TN_API int64_t tn_size(const tn_tensor *t, int64_t dim);  /* negative dims count from the end; -1 when out of range */
-TN_API const int64_t *tn_shape(const tn_tensor *t);       /* valid while t lives */
+TN_API int tn_rank(const tn_tensor *t);                  /* 0 for an error tensor */
+TN_API int64_t tn_size(const tn_tensor *t, int64_t dim); /* negative dims count from the end; -1 when out of range */
+TN_API const int64_t *tn_shape(const tn_tensor *t);      /* valid while t lives */
 TN_API int64_t tn_numel(const tn_tensor *t);
 TN_API tn_dtype tn_dtype_of(const tn_tensor *t);
 TN_API tn_device *tn_device_of(const tn_tensor *t);
-TN_API tn_status tn_status_of(const tn_tensor *t);        /* TN_OK, or the cause's code for an error tensor; sets tn_error */
+/* TN_OK, or the cause's code for an error tensor; sets tn_error */
+TN_API tn_status tn_status_of(const tn_tensor *t);
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
 
 /* Computes everything this thread has recorded: the given tensors, all held handles, all state. Passing what you will
  * read next saves runs. count may be 0. Returns the first given error tensor's cause, if any. A held tensor that is not
- * given and for which there is no memory is left out, and tried again when it is needed (too late if states were written:
- * then it is an error tensor); a given one fails the call, with its operation, shape and line. */
+ * given and for which there is no memory is left out, and tried again when it is needed (too late if states were
+ * written: then it is an error tensor); a given one fails the call, with its operation, shape and line. */
 TN_API tn_status tn_eval(tn_tensor *const *tensors, int count);
 
 /* The values as contiguous row-major elements of t's dtype. bytes must be numel · element size. */
@@ -101,27 +103,29 @@ TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does
 /* TN_SCOPE { … } — handles made inside are freed at its end, also on break, return and goto (gcc and clang). */
 #define TN_SCOPE TN_SCOPE_AT_(__LINE__)
 #define TN_SCOPE_AT_(line) TN_SCOPE_AS_(line)
-#define TN_SCOPE_AS_(line)                                                                                             \
-    for (tn_scope tn_scope_##line __attribute__((cleanup(tn_scope_end))) = tn_scope_begin(); !tn_scope_##line.once;    \
+#define TN_SCOPE_AS_(line)                                                                                          \
+    for (tn_scope tn_scope_##line __attribute__((cleanup(tn_scope_end))) = tn_scope_begin(); !tn_scope_##line.once; \
          tn_scope_##line.once = 1)
 
 /* ---- in place ---------------------------------------------------------------------------------------------------- */
 
 /* Writes src (broadcast and cast to fit) into dst, seen by all views of its storage. Returns dst with the same handle
  * count, so calls chain; a failure makes dst an error tensor. Refused: overlapping destinations (an expanded view); a
- * leaf that requires gradients while gradients are on. tn_add_, tn_mul_ … in ops.h are this with the operation's result. */
+ * leaf that requires gradients while gradients are on. tn_add_, tn_mul_ … in ops.h are
+ * this with the operation's result. */
 TN_API tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src);
 
 /* ---- replay ------------------------------------------------------------------------------------------------------ */
 
-/* Records once, runs many times without recording. Between begin and end, record from `inputs` to `outputs` as usual; end
- * computes what was recorded, as tn_eval would, and keeps its plan; each launch runs it again with new values for the
- * inputs (same shapes and dtypes, contiguous) and hands out new output handles. State is read and written as it is at
- * each launch; random numbers advance.
+/* Records once, runs many times without recording. Between begin and end, record from `inputs` to `outputs` as usual;
+ * end computes what was recorded, as tn_eval would, and keeps its plan; each launch runs it again with new values for
+ * the inputs (same shapes and dtypes, contiguous) and hands out new output handles. State is read and written as it is
+ * at each launch; random numbers advance.
  * Errors: TN_ERR_STATE for a capture inside a capture; TN_ERR_ARGUMENT for an output that was not recorded in it. */
 typedef struct tn_graph tn_graph;
 TN_API tn_status tn_capture_begin(void);
-TN_API tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count, tn_graph **out);
+TN_API tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
+                                tn_graph **out);
 TN_API tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs);
 /* Sets a dial for all launches to come: dials are numbered in the order in which they were recorded. */
 TN_API tn_status tn_graph_set_dial(tn_graph *g, int dial, double value);
@@ -137,16 +141,17 @@ typedef struct tn_random_state {
 TN_API tn_random_state tn_get_random_state(void);
 TN_API void tn_set_random_state(tn_random_state state);
 
-/* ---- looking inside ----------------------------------------------------------------------------------------------- */
+/* ---- looking inside ---------------------------------------------------------------------------------------------- */
 
 /* Counters of the calling thread's recorder and plans. */
 typedef struct tn_runtime_stats {
     size_t struct_size;
     int64_t plans_made, plan_hits, plan_misses, nodes_recorded, launches;
     int64_t live_bytes, peak_bytes; /* device memory of the process */
-    double plan_seconds; /* spent on making plans */
-    double run_seconds;  /* from a plan's first command to its last (of plans of a few microseconds one run in sixteen is timed).
-                          * What is left of the time that passed is the host's: recording, finding plans, the caller */
+    double plan_seconds;            /* spent on making plans */
+    /* from a plan's first command to its last (of plans of a few microseconds one run in sixteen is timed). What is
+     * left of the time that passed is the host's: recording, finding plans, the caller */
+    double run_seconds;
 } tn_runtime_stats;
 TN_API tn_status tn_get_runtime_stats(tn_runtime_stats *stats);
 TN_API void tn_reset_runtime_stats(void); /* also the peak */
@@ -167,7 +172,8 @@ typedef struct tn_profile_row {
     double flops;   /* predicted: operations on elements in all runs */
     double seconds; /* measured */
 } tn_profile_row;
-/* NULL when memory is out. The profile begun last is the one that counts; freed with tn_profile_free, also without end. */
+/* NULL when memory is out. The profile begun last is the one that counts; freed with
+ * tn_profile_free, also without end. */
 TN_API tn_profile *tn_profile_begin(void);
 TN_API void tn_profile_end(tn_profile *p);
 TN_API void tn_profile_free(tn_profile *p); /* NULL is fine */
@@ -175,7 +181,7 @@ TN_API int64_t tn_profile_count(const tn_profile *p);
 /* Row i. TN_ERR_ARGUMENT when there is none. */
 TN_API tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *row);
 
-/* ---- the caller's line, for error messages ------------------------------------------------------------------------- */
+/* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 
 /* As the macros of ops.h. A library on top of this one that wants its callers' lines in messages, rather than its own,
  * defines TN_NO_CALLER_LINES and does likewise for its functions. */

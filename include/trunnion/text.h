@@ -77,12 +77,12 @@ typedef struct tn_vocabulary {
     const char *model;
     const char *pre; /* gpt2: the rule that cuts a text into words, by GGUF's name for it; NULL: "default" */
     int32_t count;
-    const tn_text_slice *tokens;  /* [count]; "gpt2": in GPT-2's spelling of bytes as letters */
-    const float *scores;          /* [count], "llama" only */
-    const int32_t *types;         /* [count] of tn_token_type; NULL: all are normal */
-    const tn_text_slice *merges;  /* "gpt2" only: "left right", the best first; those that give no token do not count */
+    const tn_text_slice *tokens; /* [count]; "gpt2": in GPT-2's spelling of bytes as letters */
+    const float *scores;         /* [count], "llama" only */
+    const int32_t *types;        /* [count] of tn_token_type; NULL: all are normal */
+    const tn_text_slice *merges; /* "gpt2" only: "left right", the best first; those that give no token do not count */
     int32_t merge_count;
-    int32_t special[TN_SPECIAL_COUNT]; /* ids, -1 for none */
+    int32_t special[TN_SPECIAL_COUNT];         /* ids, -1 for none */
     int8_t add_bos, add_eos, add_space_prefix; /* 0 or 1; -1: what the model and rule usually do */
     const char *chat_template;                 /* NULL for none */
 } tn_vocabulary;
@@ -191,7 +191,7 @@ typedef struct tn_chat {
     int count;
     bool add_generation_prompt;    /* end with the begin of an answer */
     const tn_tokenizer *tokenizer; /* gives bos_token, eos_token … their spelling; may be NULL */
-    const char *variables;         /* further variables, or richer messages, as a JSON object: tools …; NULL for none */
+    const char *variables; /* further variables, or richer messages, as a JSON object: tools …; NULL for none */
 } tn_chat;
 
 /* The same for a conversation. Encode the result with TN_ENCODE_SPECIAL and without TN_ENCODE_ENDS: templates write the

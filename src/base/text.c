@@ -74,9 +74,7 @@ tn_status tn_fail_prefix(tn_status code, const char *format, ...) {
     return code;
 }
 
-tn_status tn_need(const void *p, const char *what) {
-    return p ? TN_OK : tn_fail(TN_ERR_ARGUMENT, "%s is NULL", what);
-}
+tn_status tn_need(const void *p, const char *what) { return p ? TN_OK : tn_fail(TN_ERR_ARGUMENT, "%s is NULL", what); }
 
 tn_status tn_error_code(void) { return last_error.code; }
 

@@ -1,10 +1,11 @@
 /* autograd.c — gradients in reverse mode, from graph to graph.
  *
- * A node that requires gradients keeps its inputs, so the tape is the graph itself. From the outputs we walk down through
- * such nodes to the leaves (depth first, without recursion), which yields them in topological order; in the reverse of it
- * each node has its whole gradient when its turn comes, and its row's grad() builds the gradients of its inputs out of
- * ordinary nodes. A composed op without a rule of its own is differentiated through its expansion, the one that the
- * planner computes it with. Nothing outside changes until all has been built: a failure leaves every leaf as it was. */
+ * A node that requires gradients keeps its inputs, so the tape is the graph itself. From the outputs we walk down
+ * through such nodes to the leaves (depth first, without recursion), which yields them in topological order; in the
+ * reverse of it each node has its whole gradient when its turn comes, and its row's grad() builds the gradients of its
+ * inputs out of ordinary nodes. A composed op without a rule of its own is differentiated through its expansion, the
+ * one that the planner computes it with. Nothing outside changes until all has been built: a failure leaves every leaf
+ * as it was. */
 #include "trunnion/autograd.h"
 
 #include <string.h>
@@ -289,7 +290,7 @@ static tn_status collect_leaves(tape *t) {
     return s;
 }
 
-/* ---- leaves -------------------------------------------------------------------------------------------------------- */
+/* ---- leaves ------------------------------------------------------------------------------------------------------ */
 
 static tn_status check_leaf(const tn_tensor *t) {
     if (!t) return tn_fail(TN_ERR_ARGUMENT, "set_requires_grad: the tensor is NULL");

@@ -1,8 +1,9 @@
-/* blocks.c — weights quantised in blocks, decoded inside a kernel: the KIR that yields one element from its block's bytes.
+/* blocks.c — weights quantised in blocks, decoded inside a kernel: the KIR that yields one element from its block's
+ * bytes.
  *
- * The memory is bound twice, as bytes and as f16; the place of an element is computed from its number, so any view of whole
- * rows and any gather works. Formats are GGUF's; every value is s·u + t with one rounding (kern.h), as tn_decode_blocks has
- * it. A row of the table is a function: the formats differ in where bits lie, and little else. */
+ * The memory is bound twice, as bytes and as f16; the place of an element is computed from its number, so any view of
+ * whole rows and any gather works. Formats are GGUF's; every value is s·u + t with one rounding (kern.h), as
+ * tn_decode_blocks has it. A row of the table is a function: the formats differ in where bits lie, and little else. */
 #include "core/core.h"
 
 /* An element on its way: its block's first byte and first f16, and its place in the block. */
@@ -44,7 +45,7 @@ static kir_val decoded(const element *e, kir_val s, kir_val u, kir_val t) {
     return t == KIR_NONE ? product : plus(e, product, t);
 }
 
-/* ---- blocks of 32 -------------------------------------------------------------------------------------------------------- */
+/* ---- blocks of 32 ------------------------------------------------------------------------------------------------ */
 
 /* Four bits: those of elements 0 … 15 in the low halves of 16 bytes, of 16 … 31 in the high ones. */
 static kir_val nibble_32(const element *e, int64_t offset) {
@@ -77,7 +78,7 @@ static kir_val decode_q8_0(const element *e) {
     return decoded(e, half_at(e, 0), signed_byte(e, byte_at(e, 2, e->at)), KIR_NONE);
 }
 
-/* ---- blocks of 256 --------------------------------------------------------------------------------------------------------- */
+/* ---- blocks of 256 ----------------------------------------------------------------------------------------------- */
 
 /* Two bits: bytes hold elements l, l + 32, l + 64 and l + 96 of each half of the block. */
 static kir_val pair_bits(const element *e, int64_t offset) {
@@ -95,7 +96,8 @@ static kir_val decode_q2_k(const element *e) {
     return decoded(e, s, pair_bits(e, 16), t);
 }
 
-/* Scales of six bits: the low four of 0 … 7 and 8 … 15 share eight bytes, the high two of i, i + 4, i + 8, i + 12 four. */
+/* Scales of six bits: the low four of 0 … 7 and 8 … 15 share eight bytes, the high two of
+ * i, i + 4, i + 8, i + 12 four. */
 static kir_val decode_q3_k(const element *e) {
     kir_val part = shr(e, e->at, 4);
     kir_val low = both(e, shift_by(e, byte_at(e, 96, both(e, part, 7)), shl(e, shr(e, part, 3), 2)), 15);
@@ -106,8 +108,8 @@ static kir_val decode_q3_k(const element *e) {
     return decoded(e, times(e, half_at(e, 108), number(e, scale)), u, KIR_NONE);
 }
 
-/* Scale and minimum of the eight parts, six bits each: parts 0 … 3 in the low six of bytes 0 … 3 and 4 … 7; parts 4 … 7 have
- * their low four bits in bytes 8 … 11 and their high two above those of parts 0 … 3. */
+/* Scale and minimum of the eight parts, six bits each: parts 0 … 3 in the low six of bytes 0 … 3 and 4 … 7; parts 4 … 7
+ * have their low four bits in bytes 8 … 11 and their high two above those of parts 0 … 3. */
 static void scale_and_minimum(const element *e, kir_val *scale, kir_val *minimum) {
     kir_val part = shr(e, e->at, 5), quarter = both(e, part, 3);
     kir_val first = kir_binary(e->kb, KIR_LT, part, whole(e, 4));
@@ -147,7 +149,7 @@ static kir_val decode_q6_k(const element *e) {
     return decoded(e, times(e, half_at(e, 208), number(e, scale)), u, KIR_NONE);
 }
 
-/* ---- the table --------------------------------------------------------------------------------------------------------------- */
+/* ---- the table --------------------------------------------------------------------------------------------------- */
 
 static kir_val (*const decoders[TN_DTYPE_COUNT])(const element *e) = {
     [TN_Q4_0] = decode_q4_0, [TN_Q4_1] = decode_q4_1, [TN_Q5_0] = decode_q5_0, [TN_Q5_1] = decode_q5_1,

@@ -35,7 +35,8 @@ struct tn_graph {
 tn_status tn_capture_begin(void) {
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
-    if (r->capturing) return tn_fail(TN_ERR_STATE, "tn_capture_begin: this thread is capturing already; end that capture first");
+    if (r->capturing)
+        return tn_fail(TN_ERR_STATE, "tn_capture_begin: this thread is capturing already; end that capture first");
     TRY(tn_flush(r, NULL, 0));
     r->capturing = true;
     return TN_OK;
@@ -43,7 +44,8 @@ tn_status tn_capture_begin(void) {
 
 void tn_graph_free(tn_graph *g) {
     if (!g) return;
-    for (size_t i = 0; i < g->bound_count; i++) tn_buffer_release(g->bound[i]);
+    for (size_t i = 0; i < g->bound_count; i++)
+        tn_buffer_release(g->bound[i]);
     tn_plan_free(g->plan);
     tn_mem_free(g->bound);
     tn_mem_free(g->inputs);
@@ -64,14 +66,18 @@ static tn_status check_list(tn_tensor *const *items, int count, const char *func
     return TN_OK;
 }
 
-static tn_status check_lists(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count, const char *function) {
+static tn_status check_lists(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
+                             const char *function) {
     TRY(check_list(inputs, input_count, function, "inputs"));
     return check_list(outputs, output_count, function, "outputs");
 }
 
 static tn_status note_input(graph_input *in, const tn_binding *b, const tn_tensor *t, int number) {
     const tn_node *n = tn_tensor_node(t);
-    if (!n->buffer) return tn_fail(TN_ERR_ARGUMENT, "tn_capture_end: input %d is not a whole tensor with a value (evaluate it, or make it contiguous)", number);
+    if (!n->buffer)
+        return tn_fail(
+            TN_ERR_ARGUMENT,
+            "tn_capture_end: input %d is not a whole tensor with a value (evaluate it, or make it contiguous)", number);
     in->slot = tn_map_find(&b->buffer_slots, n->buffer);
     in->dtype = n->dtype;
     in->rank = n->rank;
@@ -89,7 +95,10 @@ static tn_status note_output(graph_output *out, const tn_binding *b, const tn_te
         memcpy(out->shape, n->shape, sizeof out->shape);
         return TN_OK;
     }
-    return tn_fail(TN_ERR_ARGUMENT, "tn_capture_end: output %d was not recorded in this capture (or is a strided view: make it contiguous)", number);
+    return tn_fail(
+        TN_ERR_ARGUMENT,
+        "tn_capture_end: output %d was not recorded in this capture (or is a strided view: make it contiguous)",
+        number);
 }
 
 static tn_status note_dials(tn_graph *g, const tn_binding *b) {
@@ -112,10 +121,13 @@ static tn_status note(tn_graph *g, const tn_binding *b, tn_tensor *const *inputs
     g->outputs = tn_mem_zalloc((size_t)g->output_count, sizeof *g->outputs);
     g->bound = tn_mem_zalloc(b->buffer_count, sizeof *g->bound);
     if (!g->inputs || !g->outputs || !g->bound) return TN_ERR_MEMORY;
-    for (size_t i = 0; i < b->buffer_count; i++) g->bound[i] = tn_buffer_retain(b->buffers[i]);
+    for (size_t i = 0; i < b->buffer_count; i++)
+        g->bound[i] = tn_buffer_retain(b->buffers[i]);
     g->bound_count = b->buffer_count;
-    for (int i = 0; i < g->input_count; i++) TRY(note_input(&g->inputs[i], b, inputs[i], i));
-    for (int i = 0; i < g->output_count; i++) TRY(note_output(&g->outputs[i], b, outputs[i], i));
+    for (int i = 0; i < g->input_count; i++)
+        TRY(note_input(&g->inputs[i], b, inputs[i], i));
+    for (int i = 0; i < g->output_count; i++)
+        TRY(note_output(&g->outputs[i], b, outputs[i], i));
     return note_dials(g, b);
 }
 
@@ -124,7 +136,8 @@ static tn_status make(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_
     if (!c) return TN_ERR_MEMORY;
     const tn_node **targets = tn_mem_alloc((size_t)g->output_count * sizeof *targets);
     if (!targets) return TN_ERR_MEMORY;
-    for (int i = 0; i < g->output_count; i++) targets[i] = tn_tensor_node(outputs[i]);
+    for (int i = 0; i < g->output_count; i++)
+        targets[i] = tn_tensor_node(outputs[i]);
     tn_status s = TN_OK;
     for (int i = 0; i < g->output_count && s == TN_OK; i++)
         if (targets[i]->flags & TN_NODE_ERROR) s = tn_fail(targets[i]->status, "%s", targets[i]->error);
@@ -134,7 +147,8 @@ static tn_status make(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_
     return s == TN_OK ? tn_plan_make(&c->binding, &g->plan) : s;
 }
 
-tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count, tn_graph **out) {
+tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
+                         tn_graph **out) {
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
     if (!r->capturing) return tn_fail(TN_ERR_STATE, "tn_capture_end: no capture was begun on this thread");
@@ -161,10 +175,12 @@ static tn_status bind_input(tn_graph *g, int i, tn_tensor *t) {
     tn_node *n = tn_tensor_node(t);
     if (!tn_node_computed(n)) TRY(tn_eval(&t, 1));
     n = tn_tensor_node(t);
-    bool same = n->buffer && n->dtype == in->dtype && n->rank == in->rank && memcmp(n->shape, in->shape, (size_t)n->rank * sizeof *n->shape) == 0;
+    bool same = n->buffer && n->dtype == in->dtype && n->rank == in->rank &&
+                memcmp(n->shape, in->shape, (size_t)n->rank * sizeof *n->shape) == 0;
     if (!same) {
         char shape[96];
-        return tn_fail(TN_ERR_SHAPE, "tn_graph_launch: input %d is %s %s; it must be contiguous and as it was when captured", i,
+        return tn_fail(TN_ERR_SHAPE,
+                       "tn_graph_launch: input %d is %s %s; it must be contiguous and as it was when captured", i,
                        tn_dtype_name((tn_dtype)n->dtype), tn_shape_text(n, shape, sizeof shape));
     }
     if (in->slot < 0) return TN_OK;
@@ -234,7 +250,8 @@ tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **out
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
     if (!c) return TN_ERR_MEMORY;
     TRY(tn_flush(r, NULL, 0)); /* pending writes to states come first */
-    for (int i = 0; i < g->input_count; i++) TRY(bind_input(g, i, inputs[i]));
+    for (int i = 0; i < g->input_count; i++)
+        TRY(bind_input(g, i, inputs[i]));
     advance_random(r, g);
     tn_status s = launch(c, g, outputs);
     release_copies(g);

@@ -11,7 +11,8 @@ const char *tn_command_kind_name(const tn_command *c) {
 
 static void put_command(tn_str *out, size_t number, const tn_command *c) {
     tn_str_add(out, "%4zu  %-7s %s", number, tn_command_kind_name(c), c->label);
-    if (c->kind == TN_CMD_KERNEL && c->launch_count > 1) tn_str_add(out, "  (and %lld like it, one launch)", (long long)(c->launch_count - 1));
+    if (c->kind == TN_CMD_KERNEL && c->launch_count > 1)
+        tn_str_add(out, "  (and %lld like it, one launch)", (long long)(c->launch_count - 1));
     tn_str_add(out, "%s\n", c->commit ? "  [commit]" : "");
 }
 
@@ -22,12 +23,16 @@ char *tn_explain_last(void) {
     const tn_plan *p = c->last;
     tn_str out = {0};
     int states = 0;
-    for (int i = 0; i < p->output_count; i++) states += p->output_home[i] >= 0;
-    tn_str_add(&out, "plan on %s: %lld values in %zu commands; %d buffers read, %d results, %d states written\n", p->device->info.id,
-               (long long)p->values_planned, p->command_count, p->bound_count, p->output_count - states, states);
-    tn_str_add(&out, "arena %zu bytes; run %lld times; plans: %lld made, %lld hits, %lld misses, %lld re-sized\n", p->arena_bytes,
-               (long long)p->runs, (long long)c->made, (long long)c->hits, (long long)c->misses, (long long)c->resized);
-    for (size_t i = 0; i < p->command_count; i++) put_command(&out, i, &p->commands[i]);
+    for (int i = 0; i < p->output_count; i++)
+        states += p->output_home[i] >= 0;
+    tn_str_add(&out, "plan on %s: %lld values in %zu commands; %d buffers read, %d results, %d states written\n",
+               p->device->info.id, (long long)p->values_planned, p->command_count, p->bound_count,
+               p->output_count - states, states);
+    tn_str_add(&out, "arena %zu bytes; run %lld times; plans: %lld made, %lld hits, %lld misses, %lld re-sized\n",
+               p->arena_bytes, (long long)p->runs, (long long)c->made, (long long)c->hits, (long long)c->misses,
+               (long long)c->resized);
+    for (size_t i = 0; i < p->command_count; i++)
+        put_command(&out, i, &p->commands[i]);
     if (out.failed) {
         tn_str_free(&out);
         return NULL;

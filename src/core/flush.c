@@ -7,12 +7,13 @@
 
 #include "core/core.h"
 
-/* ---- the cache ----------------------------------------------------------------------------------------------------------------- */
+/* ---- the cache --------------------------------------------------------------------------------------------------- */
 
 static void plans_free(void *plans) {
     tn_plan_cache *c = plans;
     if (!c) return;
-    for (int i = 0; i < c->count; i++) tn_plan_free(c->plans[i]);
+    for (int i = 0; i < c->count; i++)
+        tn_plan_free(c->plans[i]);
     tn_binding_free(&c->binding);
     tn_buffer_release(c->arena);
     tn_mem_free(c->outputs);
@@ -95,10 +96,11 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
     return TN_OK;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static tn_status reserve_arena(tn_plan_cache *c, const tn_plan *p) {
-    if (p->arena_bytes == 0 || (c->arena && c->arena->device == p->device && c->arena->bytes >= p->arena_bytes)) return TN_OK;
+    if (p->arena_bytes == 0 || (c->arena && c->arena->device == p->device && c->arena->bytes >= p->arena_bytes))
+        return TN_OK;
     tn_buffer_release(c->arena);
     c->arena = NULL;
     return tn_buffer_new(p->device, p->arena_bytes, &c->arena);
@@ -106,7 +108,8 @@ static tn_status reserve_arena(tn_plan_cache *c, const tn_plan *p) {
 
 void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count) {
     (void)p;
-    for (int i = 0; i < count; i++) tn_buffer_release(c->outputs[i]);
+    for (int i = 0; i < count; i++)
+        tn_buffer_release(c->outputs[i]);
 }
 
 static tn_status refuse(tn_plan_cache *c, int what, tn_status s) {
@@ -131,7 +134,7 @@ tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *
     return TN_OK;
 }
 
-/* ---- after a run --------------------------------------------------------------------------------------------------------------------- */
+/* ---- after a run ------------------------------------------------------------------------------------------------- */
 
 static void commit_states(tn_recorder *r) {
     while (r->written) {
@@ -184,10 +187,11 @@ static void prune(tn_recorder *r) {
 }
 
 static void give_buffers(tn_plan_cache *c, const tn_binding *b) {
-    for (size_t i = 0; i < b->output_count; i++) b->outputs[i].node->buffer = c->outputs[i];
+    for (size_t i = 0; i < b->output_count; i++)
+        b->outputs[i].node->buffer = c->outputs[i];
 }
 
-/* ---- one run ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- one run ----------------------------------------------------------------------------------------------------- */
 
 kir_dial tn_dial_value_of(const tn_node *dial) {
     kir_dial d;
@@ -200,7 +204,8 @@ kir_dial tn_dial_value_of(const tn_node *dial) {
 
 static tn_status run(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     TRY(tn_mem_grow(&c->dials, &c->dial_capacity, b->dial_count, sizeof *c->dials));
-    for (size_t i = 0; i < b->dial_count; i++) c->dials[i] = tn_dial_value_of(b->dial_nodes[i]);
+    for (size_t i = 0; i < b->dial_count; i++)
+        c->dials[i] = tn_dial_value_of(b->dial_nodes[i]);
     TRY(tn_plan_reserve(c, p, b->buffers));
     tn_status s = tn_plan_run(p, b->buffers, c->outputs, c->arena, c->dials, &c->run_seconds);
     if (s == TN_OK) return TN_OK;
@@ -230,7 +235,7 @@ static void give_up(tn_recorder *r, const tn_binding *b, tn_status status) {
     prune(r);
 }
 
-/* ---- what there is no memory for ----------------------------------------------------------------------------------------------------------- */
+/* ---- what there is no memory for --------------------------------------------------------------------------------- */
 
 /* Says before the device's words which value is meant. */
 static tn_status name_refused(const tn_plan_cache *c, const tn_plan *p, tn_status s) {
@@ -254,7 +259,8 @@ static bool is_target(const tn_node *n, tn_node *const *targets, int count) {
 static bool postpone(tn_binding *b, size_t i, tn_node *const *targets, int count) {
     const tn_output *o = &b->outputs[i];
     if (o->home >= 0 || is_target(o->node, targets, count)) return false;
-    if (tn_mem_reserve(&b->postponed, &b->postponed_capacity, b->postponed_count + 1, sizeof *b->postponed) != TN_OK) return false;
+    if (tn_mem_reserve(&b->postponed, &b->postponed_capacity, b->postponed_count + 1, sizeof *b->postponed) != TN_OK)
+        return false;
     char *why = tn_mem_strdup(tn_error());
     if (!why) return false;
     b->postponed[b->postponed_count++] = (tn_postponed){o->node, why};
@@ -267,12 +273,13 @@ static bool postpone_refused(tn_plan_cache *c, tn_node *const *targets, int coun
     if (c->refused == TN_REFUSED_NONE) return false;
     if (c->refused >= 0 && postpone(b, (size_t)c->refused, targets, count)) return true;
     bool any = false;
-    for (size_t i = 0; i < b->output_count; i++) any |= postpone(b, i, targets, count);
+    for (size_t i = 0; i < b->output_count; i++)
+        any |= postpone(b, i, targets, count);
     return any;
 }
 
-/* What was left out stays recorded and is tried again. But when states have moved on it can never be had any more: then it
- * is an error. */
+/* What was left out stays recorded and is tried again. But when states have moved on it can never be had any more: then
+ * it is an error. */
 static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
     for (size_t i = 0; i < b->postponed_count; i++) {
         tn_node *n = b->postponed[i].node;
@@ -288,7 +295,7 @@ static void settle_postponed(tn_recorder *r, tn_binding *b, bool lost) {
     b->postponed_count = 0;
 }
 
-/* ---- flush ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- flush ------------------------------------------------------------------------------------------------------- */
 
 static tn_status evaluate(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
     tn_binding *b = &c->binding;
@@ -318,7 +325,8 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
     }
     bool writes = r->written != NULL;
     tn_status s = evaluate(r, c, targets, count);
-    while (s == TN_ERR_MEMORY && postpone_refused(c, targets, count)) s = evaluate(r, c, targets, count);
+    while (s == TN_ERR_MEMORY && postpone_refused(c, targets, count))
+        s = evaluate(r, c, targets, count);
     if (c->binding.postponed_count) settle_postponed(r, &c->binding, writes && s == TN_OK);
     tn_recorder_settle();
     return s;

@@ -1,15 +1,18 @@
 /* fuse.c — values → groups: what becomes one kernel.
  *
  * One rule a line:
- *   - An element-wise, movement or generated value is computed inside whoever needs it (inlined), unless it is an output, is
- *     needed by several groups and dear, or some user can only read it from memory.
- *   - A value that must be stored joins a group that needs it and runs over the same space: further results of one pass.
- *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel. But none that
- *     writes a state: updates run last, in place, all equal ones in one launch, and what is reduced is often needed before.
+ *   - An element-wise, movement or generated value is computed inside whoever needs it (inlined), unless it is an
+ *     output, is needed by several groups and dear, or some user can only read it from memory.
+ *   - A value that must be stored joins a group that needs it and runs over the same space: further results of one
+ *     pass.
+ *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel. But none
+ *     that writes a state: updates run last, in place, all equal ones in one launch, and what is reduced is often
+ *     needed before.
  *   - A product takes the element-wise group behind it as its store joint.
  *   - Everything else is a group of its own.
- * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on shape
- * alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left alone. */
+ * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on
+ * shape alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left
+ * alone. */
 #include <string.h>
 
 #include "core/core.h"
@@ -25,7 +28,7 @@ enum {
     FEW_ROWS = 8        /* rows too few to share out a long second pass over them */
 };
 
-/* ---- facts ------------------------------------------------------------------------------------------------------------- */
+/* ---- facts ------------------------------------------------------------------------------------------------------- */
 
 static bool same_shape(const tn_node *a, const tn_node *b) {
     return a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
@@ -42,14 +45,16 @@ static bool view_maps(const tn_value *v) {
     int o = 0;
     for (int d = 0; d < in->rank; d++) {
         int64_t product = 1;
-        while (o < out->rank && product < in->shape[d]) product *= out->shape[o++];
+        while (o < out->rank && product < in->shape[d])
+            product *= out->shape[o++];
         if (product != in->shape[d]) return false;
     }
     return true;
 }
 
 static tn_status find_users(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->value_count; i++) g->values[i].user_count = 0;
+    for (size_t i = 0; i < g->value_count; i++)
+        g->values[i].user_count = 0;
     for (size_t i = 0; i < g->value_count; i++)
         for (int k = 0; k < g->values[i].n_in; k++)
             if (g->values[i].in[k] >= 0) g->values[g->values[i].in[k]].user_count++;
@@ -69,9 +74,11 @@ static tn_status find_users(tn_graph_plan *g) {
     return TN_OK;
 }
 
-/* ---- weights: what it costs to compute a value again, and who insists on memory ------------------------------------------ */
+/* ---- weights: what it costs to compute a value again, and who insists on memory ---------------------------------- */
 
-static bool kernel_of_its_own(tn_op_class c) { return c == TN_MATMUL || c == TN_NATIVE || c == TN_REDUCTION || c == TN_SCANNING; }
+static bool kernel_of_its_own(tn_op_class c) {
+    return c == TN_MATMUL || c == TN_NATIVE || c == TN_REDUCTION || c == TN_SCANNING;
+}
 
 static void want_memory(tn_graph_plan *g, int value) { g->values[g->values[value].root].wants_memory = true; }
 
@@ -82,12 +89,14 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     bool dear = in->loads > 0 && in->weight > MOVED_WEIGHT;
     bool spread = in->weight > SPREAD_WEIGHT && tn_value_numel(u) > 4 * tn_value_numel(in) && c != TN_REDUCTION;
     if (root->slot >= 0) return;
-    if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && !view_maps(u)) || (c == TN_MOVEMENT && dear) || spread) want_memory(g, x);
+    if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && !view_maps(u)) || (c == TN_MOVEMENT && dear) || spread)
+        want_memory(g, x);
     if (c == TN_REDUCTION && !over_dims(u) && dear) want_memory(g, x);
 }
 
 static void weigh(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->value_count; i++) g->values[i].wants_memory = false;
+    for (size_t i = 0; i < g->value_count; i++)
+        g->values[i].wants_memory = false;
     for (size_t i = 0; i < g->value_count; i++) {
         tn_value *v = &g->values[i];
         tn_op_class c = tn_value_class(v);
@@ -123,7 +132,7 @@ static void weigh(tn_graph_plan *g) {
     }
 }
 
-/* ---- groups -------------------------------------------------------------------------------------------------------------- */
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
 
 bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group) {
     for (size_t i = 0; i < group->member_count; i++) {
@@ -170,8 +179,10 @@ static bool reads_any(tn_graph_plan *g, int from, const int *targets, int count)
 
 static bool same_rows(const tn_graph_plan *g, const tn_value *r, int lead) {
     const tn_value *l = &g->values[lead];
-    if (!over_dims(r) || !over_dims(l) || !same_shape(r->node, l->node) || !same_shape(r->node->in[0], l->node->in[0])) return false;
-    return r->node->i[0] == l->node->i[0] && memcmp(r->node->i + 1, l->node->i + 1, (size_t)r->node->i[0] * sizeof(int64_t)) == 0;
+    if (!over_dims(r) || !over_dims(l) || !same_shape(r->node, l->node) || !same_shape(r->node->in[0], l->node->in[0]))
+        return false;
+    return r->node->i[0] == l->node->i[0] &&
+           memcmp(r->node->i + 1, l->node->i + 1, (size_t)r->node->i[0] * sizeof(int64_t)) == 0;
 }
 
 /* Can a reduction compute inside a map over `space`: per row, or in passes over its input? */
@@ -183,8 +194,8 @@ static bool rows_fit(const tn_value *r, const tn_node *space) {
 }
 
 static bool joint_fits(const tn_value *v, const tn_node *space) {
-    return v->node->dtype == TN_F32 && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 && same_shape(space, v->node) &&
-           tn_value_numel(v) > 0;
+    return v->node->dtype == TN_F32 && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&
+           same_shape(space, v->node) && tn_value_numel(v) > 0;
 }
 
 static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
@@ -247,7 +258,7 @@ static tn_status place_value(tn_graph_plan *g, int value) {
     return group_add(g, own, value);
 }
 
-/* ---- the pass ------------------------------------------------------------------------------------------------------------ */
+/* ---- the pass ---------------------------------------------------------------------------------------------------- */
 
 static tn_status pull_add(tn_value *v, int group) {
     for (int k = 0; k < v->pull_count; k++)
@@ -263,7 +274,8 @@ static tn_status collect_pulls(tn_graph_plan *g, tn_value *v) {
     for (int k = 0; k < v->user_count; k++) {
         const tn_value *u = &g->values[v->users[k]];
         if (u->group >= 0) TRY(pull_add(v, u->group));
-        for (int j = 0; u->group < 0 && j < u->pull_count; j++) TRY(pull_add(v, u->pulls[j]));
+        for (int j = 0; u->group < 0 && j < u->pull_count; j++)
+            TRY(pull_add(v, u->pulls[j]));
     }
     return TN_OK;
 }
@@ -316,9 +328,12 @@ tn_status tn_fuse(tn_graph_plan *g) {
     if (!g->order) return TN_ERR_MEMORY;
     TRY(find_users(g));
     weigh(g);
-    for (size_t i = 0; i < g->group_count; i++) tn_group_free(&g->groups[i]);
+    for (size_t i = 0; i < g->group_count; i++)
+        tn_group_free(&g->groups[i]);
     g->group_count = 0;
-    for (size_t i = g->value_count; i-- > 0;) TRY(visit(g, (int)i));
-    for (size_t i = 0; i < g->group_count; i++) sort_members(&g->groups[i]);
+    for (size_t i = g->value_count; i-- > 0;)
+        TRY(visit(g, (int)i));
+    for (size_t i = 0; i < g->group_count; i++)
+        sort_members(&g->groups[i]);
     return TN_OK;
 }

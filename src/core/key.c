@@ -10,7 +10,7 @@
 enum { NEEDED = 1, OUTPUT = 2 };
 enum { INPUT_NONE = 0, INPUT_NODE = 1, INPUT_LEAF = 2 };
 
-/* ---- what is needed ------------------------------------------------------------------------------------------------------------ */
+/* ---- what is needed ---------------------------------------------------------------------------------------------- */
 
 static const tn_node *root_of(const tn_node *n) { return n->flags & TN_NODE_VIEW ? n->root : n; }
 
@@ -27,8 +27,10 @@ static void mark_outputs(tn_binding *b, const tn_node *const *targets, int count
         const tn_node *n = r->pending[i];
         if (n && atomic_load_explicit(&n->handles, memory_order_relaxed) > 0) mark_output(b, n);
     }
-    for (int i = 0; i < count; i++) mark_output(b, targets[i]);
-    for (size_t i = 0; i < b->postponed_count; i++) b->marks[b->postponed[i].node->index] &= (uint8_t)~OUTPUT;
+    for (int i = 0; i < count; i++)
+        mark_output(b, targets[i]);
+    for (size_t i = 0; i < b->postponed_count; i++)
+        b->marks[b->postponed[i].node->index] &= (uint8_t)~OUTPUT;
 }
 
 /* In the order of the recording: the key says which nodes are outputs and not in which order. */
@@ -55,7 +57,8 @@ static inline tn_status need(tn_binding *b, const tn_node *n, int32_t at, size_t
 /* A composed node that autograd expanded is computed through its expansion. */
 static inline tn_status need_inputs(tn_binding *b, const tn_node *n, int32_t at, size_t *top) {
     if (n->expansion) return need(b, n->expansion, at, top);
-    for (int k = 0; k < n->n_in; k++) TRY(need(b, n->in[k], at, top));
+    for (int k = 0; k < n->n_in; k++)
+        TRY(need(b, n->in[k], at, top));
     return TN_OK;
 }
 
@@ -67,7 +70,8 @@ static tn_status mark_needed(tn_binding *b) {
         if (!b->marks[i]) continue;
         b->marks[i] |= NEEDED;
         TRY(need_inputs(b, r->pending[i], (int32_t)i, &top));
-        while (top > 0) TRY(need_inputs(b, b->work[--top], (int32_t)i, &top));
+        while (top > 0)
+            TRY(need_inputs(b, b->work[--top], (int32_t)i, &top));
     }
     return TN_OK;
 }
@@ -78,11 +82,14 @@ static void number(tn_binding *b) {
         if (b->marks[i] & NEEDED) b->numbers[i] = next++;
 }
 
-/* ---- writing the key ------------------------------------------------------------------------------------------------------------- */
+/* ---- writing the key --------------------------------------------------------------------------------------------- */
 
-static tn_status room(tn_binding *b, size_t words) { return tn_mem_reserve(&b->key, &b->key_capacity, b->key_count + words, sizeof *b->key); }
+static tn_status room(tn_binding *b, size_t words) {
+    return tn_mem_reserve(&b->key, &b->key_capacity, b->key_count + words, sizeof *b->key);
+}
 
-/* The words of a node are written through a cursor of their own, which stays in a register; there is room for all of them. */
+/* The words of a node are written through a cursor of their own, which stays in a register;
+ * there is room for all of them. */
 static inline void put(uint64_t **at, uint64_t word) { *(*at)++ = word; }
 
 static inline bool has_symbols(const tn_node *n) {
@@ -106,7 +113,8 @@ static tn_status put_symbols(tn_binding *b, uint64_t **at, const tn_node *n) {
 
 static inline tn_status put_extents(tn_binding *b, uint64_t **at, const tn_node *n) {
     if (has_symbols(n)) return put_symbols(b, at, n);
-    for (int d = 0; d < n->rank; d++) put(at, (uint64_t)n->shape[d]);
+    for (int d = 0; d < n->rank; d++)
+        put(at, (uint64_t)n->shape[d]);
     return TN_OK;
 }
 
@@ -124,9 +132,12 @@ static tn_status check_leaf(const tn_node *n) {
     if (n->flags & TN_NODE_ERROR) return tn_fail(n->status, "%s", n->error);
     if (root->flags & TN_NODE_ERROR) return tn_fail(root->status, "%s", root->error);
     if (root->flags & TN_NODE_STALE)
-        return tn_fail(TN_ERR_STATE, "a value is needed whose tensor has been written in place since (for gradients: run backward "
-                                     "before the optimiser's step, or copy the tensor first)");
-    if (!root->buffer) return tn_fail(TN_ERR_STATE, "a tensor that another thread recorded: that thread must evaluate it (tn_eval) first");
+        return tn_fail(TN_ERR_STATE,
+                       "a value is needed whose tensor has been written in place since (for gradients: run backward "
+                       "before the optimiser's step, or copy the tensor first)");
+    if (!root->buffer)
+        return tn_fail(TN_ERR_STATE,
+                       "a tensor that another thread recorded: that thread must evaluate it (tn_eval) first");
     return TN_OK;
 }
 
@@ -138,9 +149,11 @@ static tn_status describe_leaf(tn_binding *b, uint64_t **at, const tn_node *n, i
     TRY(check_leaf(n));
     TRY(slot_of(b, root_of(n)->buffer, &slot));
     TRY(tn_map_put(&b->leaf_ids, n, id));
-    put(at, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 | (uint64_t)(n->flags & TN_NODE_VIEW) << 48);
+    put(at, (uint64_t)slot | (uint64_t)n->dtype << 32 | (uint64_t)n->rank << 40 |
+                (uint64_t)(n->flags & TN_NODE_VIEW) << 48);
     TRY(put_extents(b, at, n));
-    for (int d = 0; d <= n->rank && (n->flags & TN_NODE_VIEW); d++) put(at, (uint64_t)n->layout[d]);
+    for (int d = 0; d <= n->rank && (n->flags & TN_NODE_VIEW); d++)
+        put(at, (uint64_t)n->layout[d]);
     return TN_OK;
 }
 
@@ -165,7 +178,8 @@ static bool attributes_are_extents(int op) { return op == TN_OP_VIEW || op == TN
 
 static tn_status put_attributes(tn_binding *b, uint64_t **at, const tn_node *n) {
     if (n->op == TN_OP_DIAL) return put_dial(b, at, n);
-    for (int k = 0; k < n->n_i && !attributes_are_extents(n->op); k++) put(at, (uint64_t)n->i[k]);
+    for (int k = 0; k < n->n_i && !attributes_are_extents(n->op); k++)
+        put(at, (uint64_t)n->i[k]);
     for (int k = 0; k < n->n_f; k++) {
         uint64_t bits = 0;
         memcpy(&bits, &n->f[k], sizeof bits);
@@ -190,11 +204,13 @@ static inline tn_status put_node(tn_binding *b, const tn_node *n) {
     uint64_t mark = b->marks[n->index] & OUTPUT ? 1 : 0, expanded = n->expansion ? 1 : 0;
     TRY(room(b, 1 + TN_MAX_RANK + (size_t)n->n_i + n->n_f + (size_t)(n->n_in + 1) * INPUT_WORDS));
     uint64_t *at = b->key + b->key_count;
-    put(&at, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 | expanded << 41);
+    put(&at, n->op | (uint64_t)n->dtype << 16 | (uint64_t)n->rank << 24 | (uint64_t)n->n_in << 32 | mark << 40 |
+                 expanded << 41);
     TRY(put_extents(b, &at, n));
     if (n->n_i + n->n_f) TRY(put_attributes(b, &at, n));
     if (n->expansion) TRY(put_input(b, &at, n->expansion));
-    for (int k = 0; k < n->n_in && !n->expansion; k++) TRY(put_input(b, &at, n->in[k]));
+    for (int k = 0; k < n->n_in && !n->expansion; k++)
+        TRY(put_input(b, &at, n->in[k]));
     b->key_count = (size_t)(at - b->key);
     return TN_OK;
 }

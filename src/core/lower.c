@@ -1,7 +1,7 @@
 /* lower.c — a group → a KIR program.
  *
- * Lowering pulls: to store a member at an index, its value is asked for at that index; an op asks its inputs at theirs; a
- * value in memory answers with a load. Indices are affine in the program's axes, so views, broadcasts and slices cost
+ * Lowering pulls: to store a member at an index, its value is asked for at that index; an op asks its inputs at theirs;
+ * a value in memory answers with a load. Indices are affine in the program's axes, so views, broadcasts and slices cost
  * nothing. A member of the group answers with what was computed for it — if it is asked for where it is stored; else it
  * cannot share this kernel, and the group is given up with `forbid` naming it. */
 #include <string.h>
@@ -32,7 +32,7 @@ typedef struct lowering {
     tn_status status;
 } lowering;
 
-/* ---- index arithmetic ---------------------------------------------------------------------------------------------------- */
+/* ---- index arithmetic -------------------------------------------------------------------------------------------- */
 
 static kir_aff axis_index(int axis) {
     kir_aff a = kir_aff_const(0);
@@ -53,7 +53,8 @@ kir_aff tn_aff_value(kir_val v) {
 kir_aff tn_aff_add(tn_lower *lw, const kir_aff *a, const kir_aff *b) {
     kir_aff r = *a;
     r.c += b->c;
-    for (int x = 0; x < KIR_MAX_AXES; x++) r.s[x] += b->s[x];
+    for (int x = 0; x < KIR_MAX_AXES; x++)
+        r.s[x] += b->s[x];
     if (a->dyn == KIR_NONE) r.dyn = b->dyn;
     if (a->dyn != KIR_NONE && b->dyn != KIR_NONE) r.dyn = kir_binary(lw->kb, KIR_ADD, a->dyn, b->dyn);
     return r;
@@ -62,19 +63,21 @@ kir_aff tn_aff_add(tn_lower *lw, const kir_aff *a, const kir_aff *b) {
 kir_aff tn_aff_scale(tn_lower *lw, const kir_aff *a, int64_t k) {
     kir_aff r = *a;
     r.c *= k;
-    for (int x = 0; x < KIR_MAX_AXES; x++) r.s[x] *= k;
+    for (int x = 0; x < KIR_MAX_AXES; x++)
+        r.s[x] *= k;
     if (a->dyn == KIR_NONE || k == 1) return r;
     r.dyn = k == 0 ? KIR_NONE : kir_binary(lw->kb, KIR_MUL, a->dyn, kir_const_i(lw->kb, KIR_I64, k));
     return r;
 }
 
-/* ---- memo ------------------------------------------------------------------------------------------------------------------ */
+/* ---- memo -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t index_hash(const kir_aff *at, int rank) {
     uint64_t h = (uint64_t)rank;
     for (int d = 0; d < rank; d++) {
         h = (h ^ (uint64_t)at[d].c) * 0x9E3779B97F4A7C15u;
-        for (int x = 0; x < KIR_MAX_AXES; x++) h = (h ^ (uint64_t)at[d].s[x] ^ (h >> 29)) * 0x9E3779B97F4A7C15u;
+        for (int x = 0; x < KIR_MAX_AXES; x++)
+            h = (h ^ (uint64_t)at[d].s[x] ^ (h >> 29)) * 0x9E3779B97F4A7C15u;
         h = (h ^ (uint64_t)(at[d].dyn + 1)) * 0x9E3779B97F4A7C15u;
     }
     return h;
@@ -87,7 +90,8 @@ static bool memo_matches(const memo_entry *e, int value, kir_val mask, uint64_t 
     return true;
 }
 
-static bool memo_find(const lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank, kir_val *out) {
+static bool memo_find(const lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank,
+                      kir_val *out) {
     for (size_t i = w->memo_count; i-- > 0;) {
         const memo_entry *e = &w->memo[i];
         if (e->region != 0 && e->region != w->region) continue;
@@ -109,7 +113,7 @@ static void memo_add(lowering *w, int value, kir_val mask, uint64_t hash, const 
     memcpy(e->at, at, (size_t)rank * sizeof *at);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------------ */
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 /* What a kernel with too many operands can do without: a further result, or else the largest part of its only one. */
 static int part_to_leave(const lowering *w) {
@@ -133,7 +137,8 @@ static int buffer_seen_as(lowering *w, kir_builder *kb, int root, tn_dtype dtype
         if (group->buffer_values[b] == root && group->buffer_dtypes[b] == dtype) return b;
     if (group->buffer_count == KIR_MAX_BUFFERS) {
         if (w->g->forbid < 0) w->g->forbid = part_to_leave(w);
-        if (w->g->forbid < 0) w->status = tn_fail(TN_ERR_INTERNAL, "a kernel would need more than %d buffers", KIR_MAX_BUFFERS);
+        if (w->g->forbid < 0)
+            w->status = tn_fail(TN_ERR_INTERNAL, "a kernel would need more than %d buffers", KIR_MAX_BUFFERS);
         return 0;
     }
     int b = kir_buffer(kb, dtype);
@@ -192,14 +197,16 @@ static kir_val load_block(tn_lower *lw, lowering *w) {
     return kir_load(lw->kb, group->block_buffer, &index, KIR_NONE);
 }
 
-/* ---- pulling --------------------------------------------------------------------------------------------------------------------- */
+/* ---- pulling ----------------------------------------------------------------------------------------------------- */
 
 static kir_val pull_dial(tn_lower *lw, lowering *w, const tn_value *v) {
     tn_group *group = w->group;
     int d = 0;
-    while (d < group->dial_count && group->dials[d] != v->dial) d++;
+    while (d < group->dial_count && group->dials[d] != v->dial)
+        d++;
     if (d == (int)TN_COUNT(group->dials)) {
-        w->status = tn_fail(TN_ERR_UNSUPPORTED, "a kernel with more than %d dials: evaluate some of its inputs first", d);
+        w->status =
+            tn_fail(TN_ERR_UNSUPPORTED, "a kernel with more than %d dials: evaluate some of its inputs first", d);
         return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
     }
     if (d == group->dial_count) group->dials[group->dial_count++] = v->dial;
@@ -265,8 +272,9 @@ static kir_val value_at(tn_lower *lw, lowering *w, int value, const kir_aff *at,
     return compute(lw, w, value, at);
 }
 
-/* Small types compute as i32 or f32: a value that is used where it was made must still be what memory would have made of
- * it, or reading it could change what follows. What costs nothing (flops) only moves elements that are so already. */
+/* Small types compute as i32 or f32: a value that is used where it was made must still be what memory would have made
+ * of it, or reading it could change what follows. What costs nothing (flops) only moves
+ * elements that are so already. */
 static kir_val pull(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
     bool loaded;
     kir_val r = value_at(lw, w, value, at, &loaded);
@@ -287,7 +295,8 @@ kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at) {
     const tn_node *in = n->in[i];
     kir_aff index[TN_MAX_RANK];
     int skip = n->rank - in->rank;
-    for (int d = 0; d < in->rank; d++) index[d] = in->shape[d] == 1 ? kir_aff_const(0) : at[skip + d];
+    for (int d = 0; d < in->rank; d++)
+        index[d] = in->shape[d] == 1 ? kir_aff_const(0) : at[skip + d];
     return tn_lower_at(lw, in, index);
 }
 
@@ -299,7 +308,7 @@ kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at,
     return r;
 }
 
-/* ---- reductions over dims: what their rows share ------------------------------------------------------------------------------ */
+/* ---- reductions over dims: what their rows share ----------------------------------------------------------------- */
 
 static bool is_reduced(const tn_node *r, int d) {
     for (int64_t k = 0; k < r->i[0]; k++)
@@ -328,7 +337,7 @@ kir_val tn_lower_reduced(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     return tn_lower_at(lw, in, index);
 }
 
-/* ---- spaces ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- spaces ------------------------------------------------------------------------------------------------------ */
 
 static void map_space(lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
     *n_par = 0;
@@ -342,7 +351,8 @@ static void map_space(lowering *w, const tn_node *n, int64_t *extents, int *n_pa
 
 static void matmul_space(lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
     *n_par = TN_GEMM_BATCH_AXES + 2;
-    for (int x = 0; x < *n_par; x++) extents[x] = 1;
+    for (int x = 0; x < *n_par; x++)
+        extents[x] = 1;
     for (int d = 0; d < n->rank; d++) {
         int axis = *n_par - n->rank + d;
         extents[axis] = n->shape[d];
@@ -384,7 +394,8 @@ static tn_status loops_space(lowering *w, const tn_value *r, int64_t *extents, i
     map_space(w, n, extents, n_par);
     *n_loop = r->row->impl->loops(n, loops);
     if (*n_par + *n_loop > KIR_MAX_AXES)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %d axes, a kernel has at most %d", r->row->name, *n_par + *n_loop, KIR_MAX_AXES);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %d axes, a kernel has at most %d", r->row->name, *n_par + *n_loop,
+                       KIR_MAX_AXES);
     memcpy(w->row, w->space, sizeof w->row);
     for (int k = 0; k < *n_loop; k++) {
         extents[*n_par + k] = loops[k];
@@ -431,7 +442,7 @@ static tn_status make_space(lowering *w, int64_t *extents, int *n_par, int *n_lo
     return TN_OK;
 }
 
-/* ---- emitting ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- emitting ---------------------------------------------------------------------------------------------------- */
 
 static void store_member(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
     const tn_value *v = &w->g->values[value];
@@ -447,8 +458,10 @@ static void store_member(tn_lower *lw, lowering *w, int value, const kir_aff *at
 
 /* Everything is loaded before the first store: a result may get the memory of an operand that is read here last. */
 static void emit_map(tn_lower *lw, lowering *w) {
-    for (size_t i = 0; i < w->group->member_count; i++) pull(lw, w, w->group->members[i], w->space);
-    for (size_t i = 0; i < w->group->member_count; i++) store_member(lw, w, w->group->members[i], w->space);
+    for (size_t i = 0; i < w->group->member_count; i++)
+        pull(lw, w, w->group->members[i], w->space);
+    for (size_t i = 0; i < w->group->member_count; i++)
+        store_member(lw, w, w->group->members[i], w->space);
 }
 
 static void loop_begin(tn_lower *lw, lowering *w) {
@@ -473,13 +486,15 @@ static void emit_scan(tn_lower *lw, lowering *w) {
     loop_end(lw, w);
 }
 
-/* The number of loops that must have ended before a value can be computed; a reduction's is one more than its input's. */
+/* The number of loops that must have ended before a value can be computed; a reduction's
+ * is one more than its input's. */
 static int phase_of(lowering *w, int value) {
     tn_value *v = &w->g->values[value];
     const tn_value *root = &w->g->values[v->root];
     bool here = v->group == w->group_id;
     if (v->phase_stamp == w->g->stamp) return v->phase;
-    if (!v->row || v->dial >= 0 || (!here && (root->slot >= 0 || (root->stored && root->group != w->group_id)))) return 0;
+    if (!v->row || v->dial >= 0 || (!here && (root->slot >= 0 || (root->stored && root->group != w->group_id))))
+        return 0;
     int phase = 0;
     for (int k = 0; k < v->n_in; k++) {
         int p = v->in[k] >= 0 ? phase_of(w, v->in[k]) : 0;
@@ -494,7 +509,8 @@ static int phase_of(lowering *w, int value) {
 static bool is_reduction(const lowering *w, int value) { return tn_value_class(&w->g->values[value]) == TN_REDUCTION; }
 
 static bool fills_space(const lowering *w, int value) {
-    return !is_reduction(w, value) && shaped(w->g->values[value].node, w->space_node) && w->space_node != w->g->values[w->group->lead].node;
+    return !is_reduction(w, value) && shaped(w->g->values[value].node, w->space_node) &&
+           w->space_node != w->g->values[w->group->lead].node;
 }
 
 static kir_val reduced_value(tn_lower *lw, lowering *w, int value) {
@@ -519,7 +535,8 @@ static void emit_pass(tn_lower *lw, lowering *w, int phase) {
     const tn_group *group = w->group;
     bool any = false;
     kir_val reduced[16];
-    for (size_t i = 0; i < group->member_count; i++) any |= in_loop(w, group->members[i], phase);
+    for (size_t i = 0; i < group->member_count; i++)
+        any |= in_loop(w, group->members[i], phase);
     if (any) loop_begin(lw, w);
     for (size_t i = 0; i < group->member_count; i++) {
         int value = group->members[i];
@@ -551,7 +568,8 @@ static void emit_rows(tn_lower *lw, lowering *w) {
         int p = phase_of(w, w->group->members[i]);
         if (p > last) last = p;
     }
-    for (int phase = 0; phase <= last + 1; phase++) emit_pass(lw, w, phase);
+    for (int phase = 0; phase <= last + 1; phase++)
+        emit_pass(lw, w, phase);
 }
 
 static tn_status emit(lowering *w, kir_builder *kb) {

@@ -1,8 +1,8 @@
 /* native.c — groups that a kernel of kern/ computes: products with their store joint, argsort, index_add.
  *
  * Everything that does not change between runs is worked out once: strides, workspace, the compiled joint. A second
- * operand that lies in bound memory which this plan does not write (a weight under inference) is packed once: its packed form
- * hangs on the buffer (tn_form), for all plans, and is made anew only when somebody wrote it. */
+ * operand that lies in bound memory which this plan does not write (a weight under inference) is packed once: its
+ * packed form hangs on the buffer (tn_form), for all plans, and is made anew only when somebody wrote it. */
 #include <string.h>
 
 #include "core/core.h"
@@ -17,7 +17,7 @@ struct tn_native {
     kir_vm *vm; /* the product's joint */
     int64_t *sizes;
     bool packed_valid;
-    tn_form form;  /* of the weight that the kernel reads, of the buffer bound to form_slot; -1: none */
+    tn_form form; /* of the weight that the kernel reads, of the buffer bound to form_slot; -1: none */
     int form_slot;
     void **formed; /* where the kernel looks for it */
     tn_qmat_args qmat;
@@ -31,7 +31,7 @@ struct tn_native {
     size_t self_bytes;
 };
 
-/* ---- operands --------------------------------------------------------------------------------------------------------------- */
+/* ---- operands ---------------------------------------------------------------------------------------------------- */
 
 /* MATMUL: a, b, c, workspace. Others: result, inputs …, workspace. */
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]) {
@@ -43,7 +43,8 @@ int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values
         values[count++] = group->member_count == 1 ? group->lead : -1;
     } else {
         values[count++] = group->lead;
-        for (int k = 0; k < v->n_in; k++) values[count++] = v->in[k];
+        for (int k = 0; k < v->n_in; k++)
+            values[count++] = v->in[k];
     }
     values[count++] = TN_WORKSPACE;
     return count;
@@ -51,7 +52,7 @@ int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values
 
 static size_t byte_offset(const tn_value *v) { return (size_t)v->offset * tn_dtype_size((tn_dtype)v->node->dtype); }
 
-/* ---- products ----------------------------------------------------------------------------------------------------------------- */
+/* ---- products ---------------------------------------------------------------------------------------------------- */
 
 static void matrix_of(const tn_value *v, tn_matrix *m) {
     int rank = v->node->rank;
@@ -77,7 +78,8 @@ static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, con
     return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype) <= PACK_LIMIT;
 }
 
-enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET, FORM_ROW_STRIDE, FORM_COLUMN_STRIDE }; /* words of a form's name */
+/* words of a form's name */
+enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET, FORM_ROW_STRIDE, FORM_COLUMN_STRIDE };
 
 static void pack_operand(const tn_form *form, const void *from, void *to) {
     const int64_t *w = form->word;
@@ -92,7 +94,8 @@ static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *b)
     if (!worth_keeping_packed(g, n, b)) return;
     tn_gemm_args *gemm = &n->gemm;
     n->form_slot = g->values[b->root].slot;
-    n->form = (tn_form){.make = pack_operand, .bytes = tn_gemm_packed_bytes(gemm->n, gemm->k, n->dtype),
+    n->form = (tn_form){.make = pack_operand,
+                        .bytes = tn_gemm_packed_bytes(gemm->n, gemm->k, n->dtype),
                         .word = {n->dtype, gemm->k, gemm->n, n->offset[1], gemm->b.row_stride, gemm->b.col_stride}};
     n->formed = &gemm->packed_b;
     n->packed_valid = true;
@@ -106,7 +109,10 @@ static tn_status make_joint(tn_native *n, const tn_group *group) {
     n->sizes = tn_mem_alloc(bytes);
     if (!n->sizes) return TN_ERR_MEMORY;
     memcpy(n->sizes, group->sizes, bytes);
-    n->gemm.c.joint = (tn_joint){.vm = n->vm, .launch = {.sizes = n->sizes}, .block_buffer = group->block_buffer, .buffer_count = group->buffer_count};
+    n->gemm.c.joint = (tn_joint){.vm = n->vm,
+                                 .launch = {.sizes = n->sizes},
+                                 .block_buffer = group->block_buffer,
+                                 .buffer_count = group->buffer_count};
     return TN_OK;
 }
 
@@ -133,9 +139,12 @@ static tn_status make_matmul(const tn_graph_plan *g, const tn_group *group, tn_n
     int rank = c->node->rank;
     size_t element = tn_dtype_size((tn_dtype)c->node->dtype);
     n->run = run_matmul;
-    n->gemm = (tn_gemm_args){.m = c->node->shape[rank - 2], .n = c->node->shape[rank - 1], .k = a->node->shape[a->node->rank - 1]};
-    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++) n->gemm.batch[axis] = 1;
-    for (int d = 0; d < rank - 2; d++) n->gemm.batch[TN_GEMM_BATCH_AXES - (rank - 2) + d] = c->node->shape[d];
+    n->gemm = (tn_gemm_args){
+        .m = c->node->shape[rank - 2], .n = c->node->shape[rank - 1], .k = a->node->shape[a->node->rank - 1]};
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        n->gemm.batch[axis] = 1;
+    for (int d = 0; d < rank - 2; d++)
+        n->gemm.batch[TN_GEMM_BATCH_AXES - (rank - 2) + d] = c->node->shape[d];
     matrix_of(a, &n->gemm.a);
     matrix_of(b, &n->gemm.b);
     matrix_of(c, &n->gemm.c);
@@ -147,12 +156,12 @@ static tn_status make_matmul(const tn_graph_plan *g, const tn_group *group, tn_n
     return TN_OK;
 }
 
-/* ---- products with weights as they are stored --------------------------------------------------------------------------------------- */
+/* ---- products with weights as they are stored -------------------------------------------------------------------- */
 
 enum { PACKED_ALIGN = 64 };
 
-/* Piece by piece, each piece's pages of the file going back at once: a large weight is never in memory twice. Packed rows
- * stand in groups of 16, one group after the other. */
+/* Piece by piece, each piece's pages of the file going back at once: a large weight is never in memory twice. Packed
+ * rows stand in groups of 16, one group after the other. */
 static void pack_blocks(const tn_form *form, const void *from, void *to) {
     enum { PIECE_BYTES = 1 << 20, GROUP = 16 };
     const int64_t *w = form->word;
@@ -168,7 +177,8 @@ static void pack_blocks(const tn_form *form, const void *from, void *to) {
     }
 }
 
-static tn_status run_linear_stored(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+static tn_status run_linear_stored(tn_native *n, void *const *pointers, const kir_dial *dials,
+                                   tn_buffer *const *bound) {
     (void)bound;
     tn_qmat_args *args = &n->qmat;
     args->x = (const float *)(const void *)((const char *)pointers[0] + n->offset[0]);
@@ -216,7 +226,7 @@ static tn_status make_linear_stored(const tn_graph_plan *g, const tn_group *grou
     return TN_OK;
 }
 
-/* ---- argsort, index_add ---------------------------------------------------------------------------------------------------------- */
+/* ---- argsort, index_add ------------------------------------------------------------------------------------------ */
 
 static tn_status run_argsort(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
     (void)dials;
@@ -235,8 +245,10 @@ static tn_status make_argsort(const tn_graph_plan *g, const tn_group *group, tn_
     int64_t length = rank ? x->node->shape[rank - 1] : 1;
     n->run = run_argsort;
     n->offset[1] = x->offset * (int64_t)tn_dtype_size((tn_dtype)x->node->dtype);
-    n->argsort = (tn_argsort_args){.rows = length ? tn_value_numel(x) / length : 0, .length = length,
-                                   .dtype = (tn_dtype)x->node->dtype, .descending = v->node->i[0] != 0};
+    n->argsort = (tn_argsort_args){.rows = length ? tn_value_numel(x) / length : 0,
+                                   .length = length,
+                                   .dtype = (tn_dtype)x->node->dtype,
+                                   .descending = v->node->i[0] != 0};
     *workspace = (size_t)tn_threads() * 2 * (size_t)length * sizeof(int64_t);
     return TN_OK;
 }
@@ -250,13 +262,15 @@ static tn_status run_index_add(tn_native *n, void *const *pointers, const kir_di
     s->src = (const char *)pointers[3] + n->offset[2];
     const char *self = (const char *)pointers[1] + n->offset[0];
     if (s->out != (const void *)self) memcpy(s->out, self, n->self_bytes);
-    (void)(n->dtype == TN_F32 ? tn_scatter_add_f32(s) : tn_scatter_add_f64(s)); /* rows outside are left out, by definition */
+    /* rows outside are left out, by definition */
+    (void)(n->dtype == TN_F32 ? tn_scatter_add_f32(s) : tn_scatter_add_f64(s));
     return TN_OK;
 }
 
 /* index_add_rows(x, index, src): x[index[i]] += src[i] along dim 0, all contiguous. */
 static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
-    const tn_value *v = &g->values[group->lead], *self = &g->values[v->in[0]], *index = &g->values[v->in[1]], *src = &g->values[v->in[2]];
+    const tn_value *v = &g->values[group->lead], *self = &g->values[v->in[0]], *index = &g->values[v->in[1]],
+                   *src = &g->values[v->in[2]];
     size_t element = tn_dtype_size(n->dtype);
     n->run = run_index_add;
     n->offset[0] = self->offset * (int64_t)element;
@@ -270,13 +284,17 @@ static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, t
     return TN_OK;
 }
 
-/* ---- keys and values in pages ------------------------------------------------------------------------------------------------------ */
+/* ---- keys and values in pages ------------------------------------------------------------------------------------ */
 
 /* Operand `i` of a native group: the pointers hold the result first. */
-static void *operand(const tn_native *n, void *const *pointers, int i) { return (char *)pointers[1 + i] + n->offset[i]; }
+static void *operand(const tn_native *n, void *const *pointers, int i) {
+    return (char *)pointers[1 + i] + n->offset[i];
+}
 
 static tn_cache cache_of(const tn_value *cache, const tn_value *pages) {
-    return (tn_cache){.dtype = (tn_dtype)cache->node->dtype, .n_pages = cache->node->shape[0], .page_stride = cache->stride[0],
+    return (tn_cache){.dtype = (tn_dtype)cache->node->dtype,
+                      .n_pages = cache->node->shape[0],
+                      .page_stride = cache->stride[0],
                       .page_count = tn_value_numel(pages)};
 }
 
@@ -298,15 +316,21 @@ static tn_status make_cache_append(const tn_graph_plan *g, const tn_group *group
     const tn_value *v = &g->values[group->lead], *cache = &g->values[v->in[0]], *x = &g->values[v->in[1]];
     const tn_value *pages = &g->values[v->in[3]];
     n->run = run_cache_append;
-    for (int i = 0; i < v->n_in; i++) n->offset[i] = (int64_t)byte_offset(&g->values[v->in[i]]);
+    for (int i = 0; i < v->n_in; i++)
+        n->offset[i] = (int64_t)byte_offset(&g->values[v->in[i]]);
     n->self_bytes = tn_node_bytes(cache->node);
-    n->append = (tn_cache_write_args){.cache = cache_of(cache, pages), .n = x->node->shape[0], .kv_heads = x->node->shape[1],
-                                       .head_dim = x->node->shape[2], .x_token_stride = x->stride[0], .x_head_stride = x->stride[1]};
+    n->append = (tn_cache_write_args){.cache = cache_of(cache, pages),
+                                      .n = x->node->shape[0],
+                                      .kv_heads = x->node->shape[1],
+                                      .head_dim = x->node->shape[2],
+                                      .x_token_stride = x->stride[0],
+                                      .x_head_stride = x->stride[1]};
     *workspace = 0;
     return TN_OK;
 }
 
-static tn_status run_cached_attention(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
+static tn_status run_cached_attention(tn_native *n, void *const *pointers, const kir_dial *dials,
+                                      tn_buffer *const *bound) {
     (void)dials;
     (void)bound;
     tn_attention_args *a = &n->attention;
@@ -331,18 +355,27 @@ static tn_status make_cached_attention(const tn_graph_plan *g, const tn_group *g
         n->offset[i] = (int64_t)byte_offset(in[i]);
     }
     n->run = run_cached_attention;
-    n->attention = (tn_attention_args){
-        .n = out->node->shape[0], .heads = out->node->shape[1], .kv_heads = in[3]->node->shape[1], .head_dim = out->node->shape[2],
-        .window = out->node->i[0], .scale = (float)out->node->f[0],
-        .q_token_stride = in[0]->stride[0], .q_head_stride = in[0]->stride[1], .k_token_stride = in[1]->stride[0],
-        .k_head_stride = in[1]->stride[1], .v_token_stride = in[2]->stride[0], .v_head_stride = in[2]->stride[1],
-        .out_token_stride = out->stride[0], .out_head_stride = out->stride[1],
-        .k_cache = cache_of(in[3], in[6]), .v_cache = cache_of(in[4], in[6])};
+    n->attention = (tn_attention_args){.n = out->node->shape[0],
+                                       .heads = out->node->shape[1],
+                                       .kv_heads = in[3]->node->shape[1],
+                                       .head_dim = out->node->shape[2],
+                                       .window = out->node->i[0],
+                                       .scale = (float)out->node->f[0],
+                                       .q_token_stride = in[0]->stride[0],
+                                       .q_head_stride = in[0]->stride[1],
+                                       .k_token_stride = in[1]->stride[0],
+                                       .k_head_stride = in[1]->stride[1],
+                                       .v_token_stride = in[2]->stride[0],
+                                       .v_head_stride = in[2]->stride[1],
+                                       .out_token_stride = out->stride[0],
+                                       .out_head_stride = out->stride[1],
+                                       .k_cache = cache_of(in[3], in[6]),
+                                       .v_cache = cache_of(in[4], in[6])};
     *workspace = tn_attention_workspace(&n->attention, tn_threads());
     return TN_OK;
 }
 
-/* ---- rotary positions -------------------------------------------------------------------------------------------------------------- */
+/* ---- rotary positions -------------------------------------------------------------------------------------------- */
 
 static tn_status run_rope(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
     (void)dials;
@@ -360,9 +393,12 @@ static tn_status make_rope(const tn_graph_plan *g, const tn_group *group, tn_nat
     const tn_value *v = &g->values[group->lead], *table = &g->values[v->in[1]];
     const tn_node *x = v->node, *angles = table->node;
     n->run = run_rope;
-    for (int i = 0; i < v->n_in; i++) n->offset[i] = (int64_t)byte_offset(&g->values[v->in[i]]);
-    n->rope = (tn_rope_args){.features = x->shape[x->rank - 1], .half = angles->shape[angles->rank - 1], .interleaved = x->i[0] != 0};
-    for (int d = 0; d < TN_ROPE_AXES; d++) n->rope.extent[d] = 1;
+    for (int i = 0; i < v->n_in; i++)
+        n->offset[i] = (int64_t)byte_offset(&g->values[v->in[i]]);
+    n->rope = (tn_rope_args){
+        .features = x->shape[x->rank - 1], .half = angles->shape[angles->rank - 1], .interleaved = x->i[0] != 0};
+    for (int d = 0; d < TN_ROPE_AXES; d++)
+        n->rope.extent[d] = 1;
     for (int d = 0; d < x->rank - 1; d++) {
         int axis = TN_ROPE_AXES - (x->rank - 1) + d, own = d - (x->rank - angles->rank);
         n->rope.extent[axis] = x->shape[d];
@@ -372,10 +408,10 @@ static tn_status make_rope(const tn_graph_plan *g, const tn_group *group, tn_nat
     return TN_OK;
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* What a kernel's result is: memory of its own; its first operand with some elements changed, each by itself; or that with
- * elements written that nobody counts on before the plan has ended. */
+/* What a kernel's result is: memory of its own; its first operand with some elements changed, each by itself; or that
+ * with elements written that nobody counts on before the plan has ended. */
 typedef enum result_kind { RESULT_FRESH, RESULT_UPDATED, RESULT_APPENDED } result_kind;
 
 static const struct {
@@ -433,14 +469,15 @@ tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dia
     return n->run(n, pointers, dials, bound);
 }
 
-/* Keys and values are read as far as the sequence goes, not as far as the cache does; and a query meets half of the new ones
- * on average. */
+/* Keys and values are read as far as the sequence goes, not as far as the cache does; and a query meets half of the new
+ * ones on average. */
 static tn_cost cost_of_attention(const tn_attention_args *a) {
     double old = (double)a->position, met = old + 0.5 * (double)(a->n + 1);
     if (a->window > 0 && met > (double)a->window) met = (double)a->window;
     if (a->window > 0 && old > (double)a->window) old = (double)a->window;
     double key = (double)(a->kv_heads * a->head_dim), query = (double)(a->heads * a->head_dim);
-    double bytes = 2 * old * key * (double)tn_dtype_size(a->k_cache.dtype) + (double)a->n * (2 * key + 2 * query) * sizeof(float);
+    double bytes =
+        2 * old * key * (double)tn_dtype_size(a->k_cache.dtype) + (double)a->n * (2 * key + 2 * query) * sizeof(float);
     return (tn_cost){.bytes = (int64_t)bytes, .flops = 4 * (double)a->n * query * met};
 }
 

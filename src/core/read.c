@@ -17,7 +17,8 @@ tn_status tn_eval(tn_tensor *const *tensors, int count) {
     if (!r) return TN_ERR_MEMORY;
     tn_node **nodes = tn_mem_alloc((size_t)(count > 0 ? count : 0) * sizeof *nodes);
     if (!nodes) return TN_ERR_MEMORY;
-    for (int i = 0; i < count; i++) nodes[i] = tn_tensor_node(tensors[i]);
+    for (int i = 0; i < count; i++)
+        nodes[i] = tn_tensor_node(tensors[i]);
     tn_status s = evaluate(r, nodes, count);
     tn_mem_free(nodes);
     return s;
@@ -30,7 +31,8 @@ static tn_status computed_node(const tn_tensor *t, tn_node **out) {
     if (!tn_node_computed(*out) || ((*out)->flags & TN_NODE_ERROR)) TRY(evaluate(r, out, 1));
     const tn_node *root = (*out)->flags & TN_NODE_VIEW ? (*out)->root : *out;
     if (root->flags & TN_NODE_ERROR) return tn_fail(root->status, "%s", root->error);
-    if (root->flags & TN_NODE_STALE) return tn_fail(TN_ERR_STATE, "this value has been overwritten in place since; copy it before the write");
+    if (root->flags & TN_NODE_STALE)
+        return tn_fail(TN_ERR_STATE, "this value has been overwritten in place since; copy it before the write");
     if (root->buffer) return TN_OK;
     return tn_fail(TN_ERR_STATE, "a tensor that another thread recorded: that thread must evaluate it (tn_eval) first");
 }
@@ -55,7 +57,8 @@ static void gather(const tn_node *n, const char *root, char *out) {
 static tn_status read_node(const tn_node *n, void *out) {
     const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
     if (tn_node_numel(n) == 0) return TN_OK;
-    if (!(n->flags & TN_NODE_VIEW) || tn_node_contiguous(n)) return tn_buffer_read(root->buffer, 0, out, tn_node_bytes(n));
+    if (!(n->flags & TN_NODE_VIEW) || tn_node_contiguous(n))
+        return tn_buffer_read(root->buffer, 0, out, tn_node_bytes(n));
     if (n->device->caps.host_visible) {
         TRY(tn_device_synchronize(n->device));
         gather(n, root->buffer->address, out);
@@ -118,14 +121,15 @@ double tn_item(const tn_tensor *t) {
     if (computed_node(t, &n) != TN_OK) return NAN;
     if (tn_node_numel(n) != 1) {
         char shape[96];
-        tn_fail(TN_ERR_SHAPE, "tn_item: one element is needed, the tensor is %s", tn_shape_text(n, shape, sizeof shape));
+        tn_fail(TN_ERR_SHAPE, "tn_item: one element is needed, the tensor is %s",
+                tn_shape_text(n, shape, sizeof shape));
         return NAN;
     }
     char bytes[8];
     return read_node(n, bytes) == TN_OK ? as_double((tn_dtype)n->dtype, bytes) : (double)NAN;
 }
 
-/* ---- counters ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- counters ---------------------------------------------------------------------------------------------------- */
 
 tn_status tn_get_runtime_stats(tn_runtime_stats *stats) {
     TRY(tn_need(stats, "tn_get_runtime_stats: stats"));
@@ -133,9 +137,16 @@ tn_status tn_get_runtime_stats(tn_runtime_stats *stats) {
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
     if (!c) return TN_ERR_MEMORY;
     tn_memory_stats memory = tn_memory_get_stats();
-    tn_runtime_stats full = {.struct_size = stats->struct_size, .plans_made = c->made, .plan_hits = c->hits, .plan_misses = c->misses,
-                             .nodes_recorded = r->nodes_recorded, .launches = c->launches, .live_bytes = memory.live_bytes,
-                             .peak_bytes = memory.peak_bytes, .plan_seconds = c->plan_seconds, .run_seconds = c->run_seconds};
+    tn_runtime_stats full = {.struct_size = stats->struct_size,
+                             .plans_made = c->made,
+                             .plan_hits = c->hits,
+                             .plan_misses = c->misses,
+                             .nodes_recorded = r->nodes_recorded,
+                             .launches = c->launches,
+                             .live_bytes = memory.live_bytes,
+                             .peak_bytes = memory.peak_bytes,
+                             .plan_seconds = c->plan_seconds,
+                             .run_seconds = c->run_seconds};
     memcpy(stats, &full, stats->struct_size < sizeof full ? stats->struct_size : sizeof full);
     return TN_OK;
 }

@@ -1,7 +1,7 @@
 /* reference.c — a graph in f64, op by op: see reference.h.
  *
- * Each op's row holds its definition; this file only walks. Nodes that wait for their inputs lie on a stack of our own, so
- * a long graph needs no deep recursion. */
+ * Each op's row holds its definition; this file only walks. Nodes that wait for their inputs lie on a stack of our own,
+ * so a long graph needs no deep recursion. */
 #include "core/reference.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 #include "graph/known.h"
 #include "kern/kern.h"
 
-/* ---- from memory ------------------------------------------------------------------------------------------------------------- */
+/* ---- from memory ------------------------------------------------------------------------------------------------- */
 
 static double half_value(uint16_t h, int mantissa, int exponent_bits) {
     int bias = (1 << (exponent_bits - 1)) - 1;
@@ -87,7 +87,7 @@ static tn_status read_buffer(const tn_node *n, double *out) {
     return s;
 }
 
-/* ---- known values -------------------------------------------------------------------------------------------------------------- */
+/* ---- known values ------------------------------------------------------------------------------------------------ */
 
 static double *find(const tn_reference_values *v, const tn_node *n) {
     for (size_t i = v->count; i-- > 0;)
@@ -122,7 +122,7 @@ void tn_reference_free(tn_reference_values *v) {
     *v = (tn_reference_values){0};
 }
 
-/* ---- walking ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- walking ----------------------------------------------------------------------------------------------------- */
 
 typedef struct waiting {
     tn_node **nodes;

@@ -13,9 +13,9 @@ typedef struct tn_reference_values {
     size_t count, capacity;
 } tn_reference_values;
 
-/* The values of n, in row-major order: valid until the next call with `v`. Composed nodes go through their expansion, nodes
- * that have been computed and have forgotten their inputs through what their buffers hold. No rounding to the nodes' float
- * types takes place on the way; integers are exact up to 2^53. */
+/* The values of n, in row-major order: valid until the next call with `v`. Composed nodes go through their expansion,
+ * nodes that have been computed and have forgotten their inputs through what their buffers hold. No rounding to the
+ * nodes' float types takes place on the way; integers are exact up to 2^53. */
 tn_status tn_reference_of(tn_reference_values *v, tn_node *n, const double **out);
 /* Makes `values` (numel doubles, copied) those of n, in place of what it has. */
 tn_status tn_reference_set(tn_reference_values *v, const tn_node *n, const double *values);

@@ -1,13 +1,13 @@
 /* values.c — nodes → values: what a recording computes, with composed ops expanded and equal values shared.
  *
  * Values are numbered so that inputs come before users. A composed node is replaced by its composition: the one that
- * autograd differentiated through, if there is one, else one made here, whose nodes belong to the planner and go when it
- * is done. A walk with its own stack takes the place of recursion: recordings can be deep. */
+ * autograd differentiated through, if there is one, else one made here, whose nodes belong to the planner and go when
+ * it is done. A walk with its own stack takes the place of recursion: recordings can be deep. */
 #include <string.h>
 
 #include "core/core.h"
 
-/* ---- facts ------------------------------------------------------------------------------------------------------------ */
+/* ---- facts ------------------------------------------------------------------------------------------------------- */
 
 int64_t tn_value_numel(const tn_value *v) { return tn_node_numel(v->node); }
 
@@ -38,7 +38,7 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
     }
 }
 
-/* ---- expansion ---------------------------------------------------------------------------------------------------------- */
+/* ---- expansion --------------------------------------------------------------------------------------------------- */
 
 static bool is_composed(const tn_node *n) {
     return n->op != TN_OP_NONE && !tn_node_computed(n) && tn_op(n->op)->kind == TN_COMPOSED;
@@ -51,12 +51,13 @@ static tn_node *as_whole(tn_graph_plan *g, tn_node *n) {
 }
 
 static tn_status check_expansion(const tn_node *n, const tn_node *e) {
-    bool same = e->dtype == n->dtype && e->rank == n->rank && memcmp(e->shape, n->shape, (size_t)n->rank * sizeof *n->shape) == 0;
+    bool same = e->dtype == n->dtype && e->rank == n->rank &&
+                memcmp(e->shape, n->shape, (size_t)n->rank * sizeof *n->shape) == 0;
     if (same) return TN_OK;
     char want[128], got[128];
     return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields %s %s instead of %s %s", tn_op(n->op)->name,
-                   tn_dtype_name((tn_dtype)e->dtype), tn_shape_text(e, got, sizeof got), tn_dtype_name((tn_dtype)n->dtype),
-                   tn_shape_text(n, want, sizeof want));
+                   tn_dtype_name((tn_dtype)e->dtype), tn_shape_text(e, got, sizeof got),
+                   tn_dtype_name((tn_dtype)n->dtype), tn_shape_text(n, want, sizeof want));
 }
 
 static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
@@ -83,7 +84,8 @@ static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out
     enum { MAX_NESTING = 64 };
     for (int depth = 0; is_composed(n); depth++) {
         tn_node *e = NULL;
-        if (depth == MAX_NESTING) return tn_fail(TN_ERR_INTERNAL, "%s: compositions nest endlessly", tn_op(n->op)->name);
+        if (depth == MAX_NESTING)
+            return tn_fail(TN_ERR_INTERNAL, "%s: compositions nest endlessly", tn_op(n->op)->name);
         TRY(expand(g, n, &e));
         n = e;
     }
@@ -91,7 +93,7 @@ static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out
     return TN_OK;
 }
 
-/* ---- values -------------------------------------------------------------------------------------------------------------- */
+/* ---- values ------------------------------------------------------------------------------------------------------ */
 
 static tn_status value_add(tn_graph_plan *g, const tn_node *n, int *id) {
     TRY(tn_mem_grow(&g->values, &g->value_capacity, g->value_count + 1, sizeof *g->values));
@@ -116,17 +118,22 @@ static tn_status leaf_value(tn_graph_plan *g, const tn_node *n, int *id) {
 
 static bool same_value(const tn_value *a, const tn_node *n, const int *in, int n_in) {
     const tn_node *m = a->node;
-    if (!a->row || m->op != n->op || m->dtype != n->dtype || m->rank != n->rank || m->n_i != n->n_i || m->n_f != n->n_f) return false;
+    if (!a->row || m->op != n->op || m->dtype != n->dtype || m->rank != n->rank || m->n_i != n->n_i || m->n_f != n->n_f)
+        return false;
     if (a->n_in != n_in || (n_in && memcmp(a->in, in, (size_t)n_in * sizeof *in) != 0)) return false;
     if (memcmp(m->shape, n->shape, (size_t)n->rank * sizeof *n->shape) != 0) return false;
-    return memcmp(m->i, n->i, (size_t)n->n_i * sizeof *n->i) == 0 && memcmp(m->f, n->f, (size_t)n->n_f * sizeof *n->f) == 0;
+    return memcmp(m->i, n->i, (size_t)n->n_i * sizeof *n->i) == 0 &&
+           memcmp(m->f, n->f, (size_t)n->n_f * sizeof *n->f) == 0;
 }
 
 /* Looks among the users of the first input (or, for constants, a few recent values): enough for gradients and
- * compositions, which repeat each other locally. Results that are kept have memory of their own, so they are not shared. */
+ * compositions, which repeat each other locally. Results that are kept have memory of
+ * their own, so they are not shared. */
 static int find_equal(const tn_graph_plan *g, const tn_node *n, const int *in, int n_in) {
     enum { WINDOW = 256 };
-    if (atomic_load_explicit(&n->handles, memory_order_relaxed) > 0 && n->recorder && (size_t)n->index < g->pending_before) return -1;
+    if (atomic_load_explicit(&n->handles, memory_order_relaxed) > 0 && n->recorder &&
+        (size_t)n->index < g->pending_before)
+        return -1;
     size_t from = g->value_count > WINDOW ? g->value_count - WINDOW : 0;
     for (size_t i = g->value_count; i-- > from;) {
         const tn_value *v = &g->values[i];
@@ -178,7 +185,7 @@ static tn_status computed_value(tn_graph_plan *g, const tn_node *n, const int *i
     return TN_OK;
 }
 
-/* ---- the walk ------------------------------------------------------------------------------------------------------------ */
+/* ---- the walk ---------------------------------------------------------------------------------------------------- */
 
 typedef struct walk_stack {
     const tn_node **nodes;
@@ -231,7 +238,8 @@ static tn_status walk_from(tn_graph_plan *g, walk_stack *stack, const tn_node *n
     const tn_node *source = NULL;
     TRY(resolve(g, n, &source));
     TRY(push(stack, source));
-    while (stack->count > 0) TRY(visit(g, stack));
+    while (stack->count > 0)
+        TRY(visit(g, stack));
     *id = tn_map_find(&g->value_of, source);
     return TN_OK;
 }
@@ -244,8 +252,9 @@ static tn_status mark_dials(tn_graph_plan *g) {
     return TN_OK;
 }
 
-/* An output that is an alias of other memory (a composition that ended in a view of a leaf, or a value that is an output
- * already) gets a copy of its own. All of a computed value that nobody else keeps is no alias: the output is that value. */
+/* An output that is an alias of other memory (a composition that ended in a view of a leaf, or a value that is an
+ * output already) gets a copy of its own. All of a computed value that nobody else keeps is no
+ * alias: the output is that value. */
 static tn_status own_memory(tn_graph_plan *g, walk_stack *stack, const tn_output *output, int *id) {
     const tn_value *v = &g->values[*id];
     if (v->root != *id && output->home < 0 && g->values[v->root].output < 0 && whole(g, v)) {
@@ -292,7 +301,8 @@ void tn_graph_plan_free(tn_graph_plan *g) {
         tn_mem_free(g->values[i].users);
         tn_mem_free(g->values[i].pulls);
     }
-    for (size_t i = 0; i < g->group_count; i++) tn_group_free(&g->groups[i]);
+    for (size_t i = 0; i < g->group_count; i++)
+        tn_group_free(&g->groups[i]);
     tn_mem_free(g->values);
     tn_mem_free(g->groups);
     tn_mem_free(g->order);

@@ -1,8 +1,8 @@
 /* checkpoint.c — a module's weights and whole training runs in safetensors files.
  *
- * Loading is all or nothing: first everything in the file is held against everything that waits for it, then all values are
- * recorded as writes to state, and one run commits them together. Numbers that must come back exactly (counters, the state
- * of the random numbers) stand in the metadata as decimal text. */
+ * Loading is all or nothing: first everything in the file is held against everything that waits for it, then all values
+ * are recorded as writes to state, and one run commits them together. Numbers that must come back exactly (counters,
+ * the state of the random numbers) stand in the metadata as decimal text. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,10 +1,11 @@
 /* gguf.c — reads GGUF files: language models with everything needed to run them, in one mapping.
  *
- * A file is a header (magic, version, two counts), key-value pairs, one description a tensor, and from the next multiple of
- * the alignment on the tensors' bytes. Files come from strangers: one pass when the file is opened checks all that it
- * claims, so that afterwards a value or a tensor is nothing but a pointer into the mapping. Tables grow with what has
- * really been read, never with what a count claims. Strings of an array differ in length: every MARK_STEP-th place is
- * kept, so that any item is near one. An open file is counted; every tensor made without a copy holds it. */
+ * A file is a header (magic, version, two counts), key-value pairs, one description a tensor, and from the next
+ * multiple of the alignment on the tensors' bytes. Files come from strangers: one pass when the file is opened checks
+ * all that it claims, so that afterwards a value or a tensor is nothing but a pointer into the mapping. Tables grow
+ * with what has really been read, never with what a count claims. Strings of an array differ in length: every
+ * MARK_STEP-th place is kept, so that any item is near one. An open file is counted; every tensor
+ * made without a copy holds it. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,7 +175,8 @@ static tn_status take_text(cursor *c, const char *what, const uint8_t **text, si
     return take(c, *length, what, text);
 }
 
-/* A key or a tensor's name is copied, so that it can be shown and compared as text: nothing in it may disturb either. */
+/* A key or a tensor's name is copied, so that it can be shown and compared as text:
+ * nothing in it may disturb either. */
 static tn_status take_name(tn_gguf *f, cursor *c, const char *what, size_t *name_at) {
     const uint8_t *text;
     size_t at = c->at, length;
@@ -345,7 +347,7 @@ static tn_status read_entries(tn_gguf *f, cursor *c, size_t count) {
     return TN_OK;
 }
 
-/* ---- what keys and tensors must be together ----------------------------------------------------------------------- */
+/* ---- what keys and tensors must be together ---------------------------------------------------------------------- */
 
 static int compare_key(const void *a, const void *b) {
     return strcmp((*(const tn_gguf_value *const *)a)->key, (*(const tn_gguf_value *const *)b)->key);

@@ -1,8 +1,9 @@
 /* safetensors.c — reads and writes safetensors files.
  *
- * A file is 8 bytes of header length, a JSON header that names each tensor's type, shape and place, and the tensors' bytes
- * without gaps. Headers come from strangers: everything they claim is checked when the file is opened, so that afterwards a
- * tensor is nothing but a pointer into the mapping. An open file is counted; every tensor made without a copy holds it. */
+ * A file is 8 bytes of header length, a JSON header that names each tensor's type, shape and place, and the tensors'
+ * bytes without gaps. Headers come from strangers: everything they claim is checked when the file is opened, so that
+ * afterwards a tensor is nothing but a pointer into the mapping. An open file is counted; every tensor made without a
+ * copy holds it. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -318,7 +319,8 @@ static bool bytes_are_bools(const uint8_t *bytes, int64_t n) {
 }
 
 tn_tensor *tn_safetensors_tensor(const tn_safetensors *file, const char *name) {
-    if (!file || !name) return tn_failed(TN_ERR_ARGUMENT, "tn_safetensors_tensor: the %s is NULL", file ? "name" : "file");
+    if (!file || !name)
+        return tn_failed(TN_ERR_ARGUMENT, "tn_safetensors_tensor: the %s is NULL", file ? "name" : "file");
     const entry *e = find_entry(file, name);
     if (!e) return tn_failed(TN_ERR_ARGUMENT, "there is no tensor '%s' in the file", name);
     if (e->type->dtype == TN_DTYPE_COUNT)
@@ -379,8 +381,9 @@ static tn_status prepare(const tn_named_tensor *tensors, int count) {
         else if ((status = tn_status_of(tensors[i].tensor)) != TN_OK)
             tn_fail_prefix(status, "safetensors: '%s'", name);
         else if (!dtype_word(tn_dtype_of(tensors[i].tensor)))
-            status = tn_fail(TN_ERR_DTYPE, "safetensors: '%s' is %s, which the format has no word for; save tn_dequantize of it", name,
-                             tn_dtype_name(tn_dtype_of(tensors[i].tensor)));
+            status = tn_fail(TN_ERR_DTYPE,
+                             "safetensors: '%s' is %s, which the format has no word for; save tn_dequantize of it",
+                             name, tn_dtype_name(tn_dtype_of(tensors[i].tensor)));
         all[i] = (tn_tensor *)(uintptr_t)tensors[i].tensor;
     }
     if (status == TN_OK) status = check_distinct(tensors, count);
@@ -480,7 +483,8 @@ tn_status tn_safetensors_save(const char *path, const tn_named_tensor *tensors, 
     if (!path) return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_save: the path is NULL");
     for (int i = 0; i < metadata_count; i++)
         if (!metadata || !metadata[i].key || !metadata[i].value)
-            return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_save: metadata entry %d is NULL, or its key or value is", i);
+            return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_save: metadata entry %d is NULL, or its key or value is",
+                           i);
     TRY(prepare(tensors, count));
     const tn_named_tensor **order = tn_mem_zalloc((size_t)count, sizeof *order);
     if (!order) return TN_ERR_MEMORY;

@@ -4,8 +4,8 @@
  * in-place op makes a new node and the storage points to it. A node is *pending* (in a recorder's list, in topological
  * order) until a plan has given it a buffer, or its last reference goes.
  *
- * A view node (reshape, permute, slice …) computes nothing: it says where its elements lie in the contiguous buffer of its
- * root node. Its op and attributes stay, for gradients and for joining loads.
+ * A view node (reshape, permute, slice …) computes nothing: it says where its elements lie in the contiguous buffer of
+ * its root node. Its op and attributes stay, for gradients and for joining loads.
  *
  * node.c makes nodes, tensor.c handles and storages, shape.c the shape rules that ops share. Ops (src/ops) supply a row
  * each (tn_op_row); core/ supplies flush. */
@@ -25,9 +25,9 @@ typedef struct tn_lower tn_lower;
 
 enum { TN_MAX_ATTR_INTS = 28, TN_MAX_ATTR_FLOATS = 4 };
 
-/* An op's arguments that are not tensors, in the order of its signature: integers, booleans and dtypes take one int each,
- * a list takes its length and then its items; floats go to f. All are part of the plan's key. Scalars that change at each
- * step are tensors made by tn_dial instead. */
+/* An op's arguments that are not tensors, in the order of its signature: integers, booleans and dtypes take one int
+ * each, a list takes its length and then its items; floats go to f. All are part of the plan's key. Scalars that change
+ * at each step are tensors made by tn_dial instead. */
 typedef struct tn_attrs {
     uint8_t n_i, n_f;
     int64_t i[TN_MAX_ATTR_INTS];
@@ -37,11 +37,11 @@ typedef struct tn_attrs {
 /* ---- nodes ------------------------------------------------------------------------------------------------------- */
 
 enum {
-    TN_NODE_GRAD = 1,  /* requires gradients */
-    TN_NODE_LEAF = 2,  /* gradients stop here and are collected in `slot` */
-    TN_NODE_VIEW = 4,  /* elements lie in root's buffer */
-    TN_NODE_ERROR = 8, /* inert: error text instead of a value */
-    TN_NODE_STALE = 16, /* was a state's value; the state has been written since */
+    TN_NODE_GRAD = 1,    /* requires gradients */
+    TN_NODE_LEAF = 2,    /* gradients stop here and are collected in `slot` */
+    TN_NODE_VIEW = 4,    /* elements lie in root's buffer */
+    TN_NODE_ERROR = 8,   /* inert: error text instead of a value */
+    TN_NODE_STALE = 16,  /* was a state's value; the state has been written since */
     TN_NODE_WRAPPED = 32 /* a number (tn_scalar): does not raise another operand's dtype within its category */
 };
 
@@ -57,30 +57,30 @@ struct tn_node {
     _Atomic int32_t handles; /* handles, storages and builds that hold it: a flush must give the node a buffer */
     uint16_t op;             /* tn_op_id */
     uint8_t dtype, rank, flags, n_in, n_i, n_f;
-    int32_t index;           /* place in the recorder's list, -1 when not pending */
+    int32_t index; /* place in the recorder's list, -1 when not pending */
     int32_t line;
     const char *file;
     int64_t shape[TN_MAX_RANK];
     uint8_t symbol[TN_MAX_RANK]; /* 0, or 1 + the symbol of this extent */
-    tn_node **in;            /* n_in inputs; an optional one may be NULL */
+    tn_node **in;                /* n_in inputs; an optional one may be NULL */
     tn_node *in_small[4];
     tn_device *device;
-    tn_buffer *buffer;       /* once computed (non-view nodes) */
+    tn_buffer *buffer;            /* once computed (non-view nodes) */
     struct tn_recorder *recorder; /* whose list holds it; NULL when not pending */
-    tn_node *expansion;      /* a composed op's composition, once made */
-    tn_grad_slot *slot;      /* leaves */
-    tn_node *root;           /* views: whose buffer (retained); NULL for others */
-    int64_t *layout;         /* views: offset, then stride[rank], in elements of root */
-    int64_t *i;              /* attributes: n_i ints, n_f floats, packed behind the node */
+    tn_node *expansion;           /* a composed op's composition, once made */
+    tn_grad_slot *slot;           /* leaves */
+    tn_node *root;                /* views: whose buffer (retained); NULL for others */
+    int64_t *layout;              /* views: offset, then stride[rank], in elements of root */
+    int64_t *i;                   /* attributes: n_i ints, n_f floats, packed behind the node */
     double *f;
-    char *error;             /* error nodes */
+    char *error; /* error nodes */
     tn_status status;
 };
 
 int64_t tn_node_numel(const tn_node *n);
 size_t tn_node_bytes(const tn_node *n); /* numel · element size */
-/* Adds to a node's count and returns what it was. A pending node belongs to the thread that records it, so its counts need
- * no locked instruction: half of what recording an op costs. */
+/* Adds to a node's count and returns what it was. A pending node belongs to the thread that records it, so its counts
+ * need no locked instruction: half of what recording an op costs. */
 static inline int32_t tn_node_count(const tn_node *n, _Atomic int32_t *count, int32_t by) {
     if (!n->recorder) return atomic_fetch_add_explicit(count, by, memory_order_acq_rel);
     int32_t before = atomic_load_explicit(count, memory_order_relaxed);
@@ -99,15 +99,15 @@ static inline void tn_node_release(tn_node *n) {
 const tn_node *tn_node_layout(const tn_node *n, int64_t *offset, int64_t stride[TN_MAX_RANK]);
 bool tn_node_contiguous(const tn_node *n); /* its elements are its root's, all of them, in order */
 
-/* Makes a pending node: promotion, shape rule, gradient flag, hash of structure by the recorder. Yields an error node when
- * an input is one or a rule refuses; NULL never. The caller owns one reference. attrs may be NULL. */
+/* Makes a pending node: promotion, shape rule, gradient flag, hash of structure by the recorder. Yields an error node
+ * when an input is one or a rule refuses; NULL never. The caller owns one reference. attrs may be NULL. */
 tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attrs);
-tn_node *tn_node_error(tn_status status, const char *text);  /* text as it shall be shown */
+tn_node *tn_node_error(tn_status status, const char *text); /* text as it shall be shown */
 tn_node *tn_node_failed(tn_status status); /* this thread's error as an error node, with the caller's line before it */
 /* A computed node over a buffer (leaf data). Retains the buffer. */
 tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtype dtype);
 
-/* ---- building graphs inside the library ---------------------------------------------------------------------------- */
+/* ---- building graphs inside the library -------------------------------------------------------------------------- */
 
 /* Owns the nodes that compositions and gradients make, so that their code need not. After a failure every call returns
  * NULL and takes NULL; the status tells. tn_b_* functions (one an op, generated: ops_build.h) return borrowed nodes. */
@@ -117,12 +117,13 @@ struct tn_build {
     tn_status status;
 };
 tn_node *tn_b_op(tn_build *b, int op, tn_node *const *in, int n_in, const tn_attrs *attrs);
-tn_node *tn_b_own(tn_build *b, tn_node *n); /* hands a reference to b; returns n, or NULL when n is an error (status set) */
-void tn_build_end(tn_build *b);             /* releases all */
+/* hands a reference to b; returns n, or NULL when n is an error (status set) */
+tn_node *tn_b_own(tn_build *b, tn_node *n);
+void tn_build_end(tn_build *b);              /* releases all */
 tn_node *tn_b_number(tn_build *b, double v); /* tn_scalar's node */
 tn_node *tn_b_cast_like(tn_build *b, tn_node *x, const tn_node *like);
 
-/* ---- the op table -------------------------------------------------------------------------------------------------- */
+/* ---- the op table ------------------------------------------------------------------------------------------------ */
 
 typedef enum tn_op_kind { TN_KERNEL, TN_COMPOSED, TN_HOST, TN_CONTROL } tn_op_kind;
 
@@ -132,11 +133,13 @@ typedef enum tn_op_class {
     TN_ELEMENTWISE, /* lower() at an index needs the inputs at the same (broadcast) index */
     TN_VIEW_OP,     /* no computation: infer() sets root and layout; lower() maps the index */
     TN_MOVEMENT,    /* lower() needs inputs at other indices: pad, gather, unfold … */
-    TN_REDUCTION,   /* over a loop space (loops()); lower() is the value to reduce, its index: result dims, then loop dims */
-    TN_SCANNING,    /* running reduction along dim i[0]; lower() is the value to add, at an index of the result */
-    TN_MATMUL,      /* template: matmul */
-    TN_NATIVE       /* a kernel of kern/ of its own: argsort, index_add; a case each in core/native.c. With a lower() it is a
-                     * movement where the device has no such kernels */
+    /* over a loop space (loops()); lower() is the value to reduce, its index: result dims, then loop dims */
+    TN_REDUCTION,
+    TN_SCANNING, /* running reduction along dim i[0]; lower() is the value to add, at an index of the result */
+    TN_MATMUL,   /* template: matmul */
+    /* a kernel of kern/ of its own: argsort, index_add; a case each in core/native.c. With a lower() it is a movement
+     * where the device has no such kernels */
+    TN_NATIVE
 } tn_op_class;
 
 /* What infer() reads and writes. */
@@ -144,7 +147,7 @@ typedef struct tn_infer {
     const struct tn_op_row *row;
     tn_node *const *in;
     int n_in;
-    tn_attrs *attrs;  /* may be put into canonical form (negative dims resolved) */
+    tn_attrs *attrs; /* may be put into canonical form (negative dims resolved) */
     /* out */
     tn_dtype dtype;
     int rank;
@@ -164,20 +167,22 @@ typedef struct tn_reference {
 /* Code of an op. Which fields an op needs follows from its kind and class: docs/new-op.md. */
 typedef struct tn_op_impl {
     tn_op_class class_;
-    bool promote;                                 /* inputs are cast to their common dtype first (PyTorch's rules) */
-    bool to_float;                                /* integer inputs are cast to f32 (exp, div …) */
-    uint8_t promote_from;                         /* first input that promotion touches: 1 for where(condition, x, y) */
-    uint8_t quantized;                            /* bit i: input i may be quantised in blocks (tn_dtype_is_quantized) */
-    uint8_t reduce;                               /* TN_REDUCTION, TN_SCANNING: a kir_reduce */
+    bool promote;         /* inputs are cast to their common dtype first (PyTorch's rules) */
+    bool to_float;        /* integer inputs are cast to f32 (exp, div …) */
+    uint8_t promote_from; /* first input that promotion touches: 1 for where(condition, x, y) */
+    /* bit i: input i may be quantised in blocks (tn_dtype_is_quantized) */
+    uint8_t quantized;
+    uint8_t reduce; /* TN_REDUCTION, TN_SCANNING: a kir_reduce */
     tn_status (*infer)(tn_infer *c);
     tn_node *(*compose)(tn_build *b, const tn_node *n);
-    /* grads[i] = d/d in[i] given dy; NULL entries: no gradient. grads is preset to NULLs. Only inputs with TN_NODE_GRAD count. */
+    /* grads[i] = d/d in[i] given dy; NULL entries: no gradient. grads is preset to NULLs. Only
+     * inputs with TN_NODE_GRAD count. */
     tn_status (*grad)(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads);
     kir_val (*lower)(tn_lower *lw, const tn_node *n, const kir_aff *at);
     int (*loops)(const tn_node *n, int64_t extent[TN_MAX_RANK]); /* TN_REDUCTION: the loop space; returns its rank */
-    void (*reference)(const tn_reference *r);     /* kernel ops */
-    const char *cases;                            /* inputs for the generated tests: docs/new-op.md has the language */
-    double flops;                                 /* cost an output element; 0 for movement */
+    void (*reference)(const tn_reference *r);                    /* kernel ops */
+    const char *cases; /* inputs for the generated tests: docs/new-op.md has the language */
+    double flops;      /* cost an output element; 0 for movement */
 } tn_op_impl;
 
 typedef struct tn_op_row {
@@ -192,12 +197,12 @@ extern const tn_op_row tn_op_rows[]; /* by tn_op_id */
 static inline const tn_op_row *tn_op(int id) { return &tn_op_rows[id]; }
 int tn_op_count(void);
 
-/* ---- lowering (core/lower.c supplies these to the ops) ------------------------------------------------------------- */
+/* ---- lowering (core/lower.c supplies these to the ops) ----------------------------------------------------------- */
 
 struct tn_lower {
     kir_builder *kb;
-    kir_val mask;  /* loads emitted now happen only where this holds; KIR_NONE: everywhere */
-    void *group;   /* core's */
+    kir_val mask; /* loads emitted now happen only where this holds; KIR_NONE: everywhere */
+    void *group;  /* core's */
 };
 /* The value of n's input i at the place that corresponds, under broadcasting, to index `at` of n. */
 kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at);
@@ -212,13 +217,13 @@ kir_aff tn_aff_add(tn_lower *lw, const kir_aff *a, const kir_aff *b);
 kir_aff tn_aff_scale(tn_lower *lw, const kir_aff *a, int64_t k);
 kir_aff tn_aff_value(kir_val v); /* the I64 value v as an index */
 
-/* ---- shape rules that ops share (shape.c) --------------------------------------------------------------------------- */
+/* ---- shape rules that ops share (shape.c) ------------------------------------------------------------------------ */
 
-tn_status tn_infer_same(tn_infer *c);       /* shape and dtype of in[0] */
-tn_status tn_infer_broadcast(tn_infer *c);  /* all inputs broadcast together; dtype of in[0] (after promotion) */
-tn_status tn_infer_compare(tn_infer *c);    /* the same, BOOL */
-tn_status tn_infer_reduce(tn_infer *c);     /* attributes: dims list, keepdim; an empty list means all dims */
-tn_dtype tn_promote(const tn_node *a, const tn_node *b); /* torch.result_type */
+tn_status tn_infer_same(tn_infer *c);      /* shape and dtype of in[0] */
+tn_status tn_infer_broadcast(tn_infer *c); /* all inputs broadcast together; dtype of in[0] (after promotion) */
+tn_status tn_infer_compare(tn_infer *c);   /* the same, BOOL */
+tn_status tn_infer_reduce(tn_infer *c);    /* attributes: dims list, keepdim; an empty list means all dims */
+tn_dtype tn_promote(const tn_node *a, const tn_node *b);                              /* torch.result_type */
 tn_dtype tn_promote_with(tn_dtype so_far, const tn_node *first, const tn_node *next); /* the same for a growing list */
 /* Are all shapes, symbols included, the same as the first's, as they mostly are? */
 static inline bool tn_all_alike(tn_node *const *in, int n_in) {
@@ -237,47 +242,50 @@ const char *tn_shape_text(const tn_node *n, char *text, size_t size);
 /* A dim argument in [-rank, rank) made ≥ 0; TN_ERR_SHAPE otherwise, naming op and range. */
 tn_status tn_infer_dim(const tn_infer *c, int64_t dim, int rank, int64_t *out);
 
-/* ---- storages, handles (tensor.c) ----------------------------------------------------------------------------------- */
+/* ---- storages, handles (tensor.c) -------------------------------------------------------------------------------- */
 
 /* What views of one tensor share: the current value and how often it was replaced. */
 typedef struct tn_storage {
     _Atomic int32_t refs;
-    tn_node *value;       /* a non-view node */
+    tn_node *value; /* a non-view node */
     uint32_t version;
-    bool state;           /* value is kept at home's address */
+    bool state; /* value is kept at home's address */
     tn_buffer *home;
-    tn_node *resident;    /* the node whose value lies at home now; value, unless a write is pending */
-    tn_grad_slot *slot;   /* when it is a leaf that requires gradients */
+    tn_node *resident;               /* the node whose value lies at home now; value, unless a write is pending */
+    tn_grad_slot *slot;              /* when it is a leaf that requires gradients */
     struct tn_storage *next_written; /* recorder's list of states to commit */
     bool in_written;
 } tn_storage;
 
 struct tn_tensor {
     _Atomic int32_t refs;
-    tn_node *node;        /* value at `version` of the storage */
+    tn_node *node;                 /* value at `version` of the storage */
     _Atomic(tn_storage *) storage; /* NULL until somebody views or writes it */
     uint32_t version;
-    int32_t slot;         /* place among its thread's scoped handles, -1 outside */
-    tn_tensor *base;      /* a view's parent handle (retained); its op and attributes are node's */
-    tn_node *failed;      /* the error of a refused write: what the handle is from then on. node stays, for views of it */
+    int32_t slot;    /* place among its thread's scoped handles, -1 outside */
+    tn_tensor *base; /* a view's parent handle (retained); its op and attributes are node's */
+    /* the error of a refused write: what the handle is from then on. node stays, for views of it */
+    tn_node *failed;
 };
 
 enum { TN_MAX_VIEW_CHAIN = 64 }; /* views of views of views: what a write has to make anew at most */
 
-/* First attribute of a dial: what its value is. A random counter advances by i[2] at every launch of a captured graph. */
+/* First attribute of a dial: what its value is. A random counter advances by i[2] at
+ * every launch of a captured graph. */
 enum { TN_DIAL_FLOAT = 0, TN_DIAL_INT = 1, TN_DIAL_RANDOM = 2 };
 
 tn_tensor *tn_tensor_new(tn_node *n); /* takes the reference; never NULL (a shared out-of-memory tensor instead) */
 tn_tensor *tn_tensor_unscoped(tn_tensor *t); /* takes t out of all scopes (what the library keeps itself); returns t */
-tn_node *tn_tensor_node(const tn_tensor *t); /* the current value, borrowed; views are made anew when the base was written */
+/* the current value, borrowed; views are made anew when the base was written */
+tn_node *tn_tensor_node(const tn_tensor *t);
 tn_tensor *tn_tensor_error(tn_status status); /* an error tensor with this thread's error text and the caller's line */
 tn_storage *tn_tensor_storage(const tn_tensor *t); /* made when there is none yet; NULL when memory is out */
-void tn_handles_drop(void); /* frees this thread's spare handles (thread exit, leak tests) */
+void tn_handles_drop(void);                        /* frees this thread's spare handles (thread exit, leak tests) */
 /* What generated op functions call. inputs may hold NULL for optional ones. */
 tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs);
 
-/* ---- the recorder (node.c), one a thread ---------------------------------------------------------------------------- */
+/* ---- the recorder (node.c), one a thread ------------------------------------------------------------------------- */
 
 enum { TN_MAX_PENDING = 4096 }; /* nodes recorded before they are flushed unasked */
 
@@ -289,17 +297,19 @@ typedef struct tn_recorder {
     bool capturing;
     const char *file; /* caller's line, from tn_at */
     int line;
-    const char *called; /* the function that the caller knows, where it stands for other ops: reshape for view; or NULL */
+    /* the function that the caller knows, where it stands for other ops: reshape for view; or NULL */
+    const char *called;
     int64_t nodes_recorded;
     uint64_t seed, random_offset; /* Philox key and the next free counter */
-    size_t limit;  /* pending nodes at which the next unasked flush happens; at least TN_MAX_PENDING */
-    bool planning; /* nodes made now belong to the planner */
-    void *plans;   /* core's, freed with plans_free */
+    size_t limit;                 /* pending nodes at which the next unasked flush happens; at least TN_MAX_PENDING */
+    bool planning;                /* nodes made now belong to the planner */
+    void *plans;                  /* core's, freed with plans_free */
     void (*plans_free)(void *plans);
 } tn_recorder;
 tn_recorder *tn_recorder_here(void); /* NULL only when memory is out */
 
-/* Supplied by core/: gives buffers to the nodes of `targets`, to every pending node with live handles, and to states. */
+/* Supplied by core/: gives buffers to the nodes of `targets`, to every pending node
+ * with live handles, and to states. */
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count);
 
 #endif

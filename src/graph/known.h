@@ -1,4 +1,5 @@
-/* known.h — what graph/ and core/ share beyond graph.h, and the numbers of the ops that tensors themselves are made of. */
+/* known.h — what graph/ and core/ share beyond graph.h, and the numbers of the ops that
+ * tensors themselves are made of. */
 #ifndef TN_KNOWN_H
 #define TN_KNOWN_H
 
@@ -7,17 +8,18 @@
 
 enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
 
-tn_node *tn_node_number(double v);           /* a rank-0 f32 that does not raise dtypes; the caller's reference */
+tn_node *tn_node_number(double v);              /* a rank-0 f32 that does not raise dtypes; the caller's reference */
 tn_node *tn_node_cast(tn_node *x, tn_dtype to); /* a number keeps all its digits; the caller's reference */
-bool tn_node_computed(const tn_node *n);     /* its root has a buffer */
-void tn_node_forget_inputs(tn_node *n);      /* a computed node without gradient needs its history no more */
+bool tn_node_computed(const tn_node *n);        /* its root has a buffer */
+void tn_node_forget_inputs(tn_node *n);         /* a computed node without gradient needs its history no more */
 void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
 void tn_grad_slot_release(tn_grad_slot *s);
-void tn_grad_slot_close(tn_grad_slot *s);    /* the same by the leaf's storage, whose gradient goes with it */
+void tn_grad_slot_close(tn_grad_slot *s); /* the same by the leaf's storage, whose gradient goes with it */
 size_t tn_recorder_limit(const tn_recorder *r);
-void tn_recorder_settle(void);               /* after a flush: gives back the references to leaves that it has in hand */
-void tn_recorder_drop(void);                 /* frees all that this thread's recorder holds (thread exit, leak tests) */
+/* after a flush: gives back the references to leaves that it has in hand */
+void tn_recorder_settle(void);
+void tn_recorder_drop(void); /* frees all that this thread's recorder holds (thread exit, leak tests) */
 void tn_storage_release(tn_storage *s);
-void tn_storage_restore(tn_storage *s);      /* a state's pending write is given up: its value is what lies at home */
+void tn_storage_restore(tn_storage *s); /* a state's pending write is given up: its value is what lies at home */
 
 #endif

@@ -10,11 +10,11 @@
 
 #include "graph/known.h"
 
-/* ---- the thread's recorder and free list ---------------------------------------------------------------------------- */
+/* ---- the thread's recorder and free list ------------------------------------------------------------------------- */
 
 enum {
     NODE_TAIL = TN_MAX_ATTR_INTS + TN_MAX_ATTR_FLOATS + TN_MAX_RANK + 1, /* 8-byte words behind a node */
-    FREE_LIST_MAX = 8192 /* nodes kept for reuse: two full recordings */
+    FREE_LIST_MAX = 8192                                                 /* nodes kept for reuse: two full recordings */
 };
 
 typedef struct node_block {
@@ -33,7 +33,7 @@ enum { LOANS = 32 };
 typedef struct thread_state {
     tn_recorder recorder;
     loan loans[LOANS];
-    uint32_t lent; /* bit i: loans[i] is in use */
+    uint32_t lent;    /* bit i: loans[i] is in use */
     node_block *free; /* chained through node.in */
     int free_count;
 } thread_state;
@@ -112,7 +112,7 @@ void(tn_at)(const char *file, int line) {
     t->recorder.line = line;
 }
 
-/* ---- lifetime -------------------------------------------------------------------------------------------------------- */
+/* ---- lifetime ---------------------------------------------------------------------------------------------------- */
 
 static inline tn_node *node_new(void) {
     thread_state *t = thread_here();
@@ -125,7 +125,8 @@ static inline tn_node *node_new(void) {
         b = tn_mem_alloc(sizeof *b);
         if (!b) return NULL;
     }
-    /* Field by field: shape, symbols and inputs are written before they are read, and clearing them would double the cost. */
+    /* Field by field: shape, symbols and inputs are written before they are read, and
+     * clearing them would double the cost. */
     tn_node *n = &b->node;
     atomic_init(&n->refs, 1);
     atomic_init(&n->handles, 0);
@@ -193,9 +194,9 @@ static void doom(tn_node *n) {
     doomed = n;
 }
 
-/* A leaf may be used by several threads, so its count takes locked instructions, and a recording counts the same few leaves
- * over and over. So references are borrowed many at a time, and what comes back is kept, until the next flush has ended:
- * loans[i].count of the node's references are this thread's to hand out. */
+/* A leaf may be used by several threads, so its count takes locked instructions, and a recording counts the same few
+ * leaves over and over. So references are borrowed many at a time, and what comes back is kept, until the next flush
+ * has ended: loans[i].count of the node's references are this thread's to hand out. */
 enum { LOAN = 64 };
 
 static inline loan *loan_of(thread_state *t, const tn_node *n) {
@@ -247,7 +248,8 @@ static inline void drop_input(tn_node *n) {
 }
 
 static void node_destroy(tn_node *n) {
-    for (int i = 0; i < n->n_in; i++) drop_input(n->in[i]);
+    for (int i = 0; i < n->n_in; i++)
+        drop_input(n->in[i]);
     if (n->in != n->in_small) tn_mem_free(n->in);
     drop_reference(n->root);
     if (n->buffer) tn_buffer_release(n->buffer);
@@ -270,17 +272,19 @@ void tn_node_end(tn_node *n) {
 }
 
 void tn_node_forget_inputs(tn_node *n) {
-    for (int i = 0; i < n->n_in; i++) tn_node_release(n->in[i]);
+    for (int i = 0; i < n->n_in; i++)
+        tn_node_release(n->in[i]);
     n->n_in = 0;
     tn_node_release(n->expansion);
     n->expansion = NULL;
 }
 
-/* ---- facts ----------------------------------------------------------------------------------------------------------- */
+/* ---- facts ------------------------------------------------------------------------------------------------------- */
 
 int64_t tn_node_numel(const tn_node *n) {
     int64_t count = 1;
-    for (int d = 0; d < n->rank; d++) count *= n->shape[d];
+    for (int d = 0; d < n->rank; d++)
+        count *= n->shape[d];
     return count;
 }
 
@@ -321,10 +325,13 @@ bool tn_node_computed(const tn_node *n) {
     return root->buffer != NULL;
 }
 
-/* ---- making ---------------------------------------------------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------------------------------------------------ */
 
 /* Shown when there is no memory for an error node either: one node for all, never freed. */
-static tn_node out_of_memory = {.refs = 1 << 30, .flags = TN_NODE_ERROR, .index = -1, .status = TN_ERR_MEMORY,
+static tn_node out_of_memory = {.refs = 1 << 30,
+                                .flags = TN_NODE_ERROR,
+                                .index = -1,
+                                .status = TN_ERR_MEMORY,
                                 .error = (char[]){"out of host memory while recording"}};
 
 tn_node *tn_node_error(tn_status status, const char *text) {
@@ -398,9 +405,9 @@ size_t tn_recorder_limit(const tn_recorder *r) { return r->limit > TN_MAX_PENDIN
 
 /* What the inputs of an op have in common, found in one look. */
 typedef struct input_facts {
-    unsigned flags;       /* TN_NODE_…: any of them */
-    tn_device *device;    /* of the first; NULL without inputs */
-    int dtype;            /* of the first */
+    unsigned flags;    /* TN_NODE_…: any of them */
+    tn_device *device; /* of the first; NULL without inputs */
+    int dtype;         /* of the first */
     bool two_dtypes, two_devices, quantized;
 } input_facts;
 
@@ -484,10 +491,13 @@ static tn_status refuse_devices(const tn_infer *c) {
 static tn_status check_blocks(const tn_infer *c) {
     int64_t block = tn_dtype_block(c->dtype);
     bool whole = c->rank > 0 && c->shape[c->rank - 1] % block == 0 && c->offset % block == 0;
-    for (int d = 0; whole && d < c->rank; d++) whole = d == c->rank - 1 ? c->stride[d] == 1 : c->stride[d] % block == 0;
+    for (int d = 0; whole && d < c->rank; d++)
+        whole = d == c->rank - 1 ? c->stride[d] == 1 : c->stride[d] % block == 0;
     if (whole) return TN_OK;
     char text[96];
-    return tn_fail(TN_ERR_DTYPE, "%s: %s is %s, whose blocks of %lld elements would be cut: only whole rows can be taken; use tn_dequantize first",
+    return tn_fail(TN_ERR_DTYPE,
+                   "%s: %s is %s, whose blocks of %lld elements would be cut: only whole rows can be taken; use "
+                   "tn_dequantize first",
                    c->row->name, tn_shape_text(c->in[0], text, sizeof text), tn_dtype_name(c->dtype), (long long)block);
 }
 
@@ -511,14 +521,15 @@ static inline tn_status node_finish(tn_recorder *r, tn_node *n, const tn_op_row 
         n->device = tn_current_device();
         if (!n->device) s = tn_error_code();
     }
-    if ((f->flags & TN_NODE_GRAD) && !r->no_grad && differentiable(row) && tn_dtype_is_float((tn_dtype)n->dtype)) n->flags |= TN_NODE_GRAD;
+    if ((f->flags & TN_NODE_GRAD) && !r->no_grad && differentiable(row) && tn_dtype_is_float((tn_dtype)n->dtype))
+        n->flags |= TN_NODE_GRAD;
     if (s == TN_OK) s = recorder_append(r, n);
     if (s != TN_OK) tn_node_release(n);
     return s;
 }
 
-static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, const tn_attrs *attrs, const input_facts *f,
-                          tn_node **out) {
+static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, const tn_attrs *attrs,
+                          const input_facts *f, tn_node **out) {
     const tn_op_row *row = tn_op(op);
     tn_attrs own;
     tn_infer c;
@@ -549,11 +560,14 @@ static tn_status node_try(tn_recorder *r, int op, tn_node *const *in, int n_in, 
 }
 
 /* The commonest case: shape and dtype are those of all inputs, and there is nothing else to say. */
-static inline bool is_plain(const tn_op_row *row, tn_node *const *in, int n_in, const tn_attrs *attrs, const input_facts *f) {
-    return row->impl->infer == tn_infer_broadcast && !attrs && f->device && !f->two_dtypes && !f->two_devices && in[0] && tn_all_alike(in, n_in);
+static inline bool is_plain(const tn_op_row *row, tn_node *const *in, int n_in, const tn_attrs *attrs,
+                            const input_facts *f) {
+    return row->impl->infer == tn_infer_broadcast && !attrs && f->device && !f->two_dtypes && !f->two_devices &&
+           in[0] && tn_all_alike(in, n_in);
 }
 
-static inline tn_status node_plain(tn_recorder *r, int op, tn_node *const *in, int n_in, const input_facts *f, tn_node **out) {
+static inline tn_status node_plain(tn_recorder *r, int op, tn_node *const *in, int n_in, const input_facts *f,
+                                   tn_node **out) {
     const tn_node *like = in[0];
     tn_node *n = node_new();
     if (!n) return TN_ERR_MEMORY;
@@ -572,15 +586,14 @@ static inline tn_status node_plain(tn_recorder *r, int op, tn_node *const *in, i
     return node_finish(r, n, tn_op(op), f);
 }
 
-/* ---- promotion ------------------------------------------------------------------------------------------------------- */
+/* ---- promotion --------------------------------------------------------------------------------------------------- */
 
 tn_node *tn_node_cast(tn_node *x, tn_dtype to) {
     tn_attrs a = {.n_i = 1, .i = {to}};
     bool plain_number = (x->flags & TN_NODE_WRAPPED) && x->op == TN_OP_FULL;
     /* A number is made anew in the wanted type: on the way through f32 it would be rounded. */
     if (plain_number) a = (tn_attrs){.n_i = 2, .n_f = 1, .i = {0, to}, .f = {x->f[0]}};
-    tn_node *n = plain_number ? tn_node_make(TN_OP_FULL, NULL, 0, &a)
-                              : tn_node_make(TN_OP_CAST, &x, 1, &a);
+    tn_node *n = plain_number ? tn_node_make(TN_OP_FULL, NULL, 0, &a) : tn_node_make(TN_OP_CAST, &x, 1, &a);
     if (plain_number && !(n->flags & TN_NODE_ERROR)) n->device = x->device;
     if (x->flags & TN_NODE_WRAPPED) n->flags |= TN_NODE_WRAPPED;
     return n;
@@ -612,12 +625,15 @@ static tn_node *first_error(tn_node *const *in, int n_in) {
 /* Blocks are weights: few ops read them, and no promotion may decode them unasked. */
 static tn_status check_plain(const tn_op_row *row, tn_node *const *in, int n_in) {
     for (int i = 0; i < n_in; i++) {
-        bool refused = in[i] && tn_dtype_is_quantized((tn_dtype)in[i]->dtype) && !(i < 8 && row->impl->quantized >> i & 1);
+        bool refused =
+            in[i] && tn_dtype_is_quantized((tn_dtype)in[i]->dtype) && !(i < 8 && row->impl->quantized >> i & 1);
         if (!refused) continue;
         char text[96];
-        return tn_fail(TN_ERR_DTYPE, "%s: input %d, %s, is %s, quantised in blocks; use tn_dequantize(x, TN_F32) first (as they are, blocks are "
-                       "weights of tn_linear and tn_embedding, and can be sliced by rows)", row->name, i + 1,
-                       tn_shape_text(in[i], text, sizeof text), tn_dtype_name((tn_dtype)in[i]->dtype));
+        return tn_fail(
+            TN_ERR_DTYPE,
+            "%s: input %d, %s, is %s, quantised in blocks; use tn_dequantize(x, TN_F32) first (as they are, blocks are "
+            "weights of tn_linear and tn_embedding, and can be sliced by rows)",
+            row->name, i + 1, tn_shape_text(in[i], text, sizeof text), tn_dtype_name((tn_dtype)in[i]->dtype));
     }
     return TN_OK;
 }
@@ -631,7 +647,8 @@ static bool needs_casts(const tn_op_row *row, tn_node *const *in, int n_in, cons
 }
 
 /* The op on inputs cast to one dtype. where() and masked ops keep their BOOL condition: promotion starts behind it. */
-static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, int n_in, const tn_attrs *attrs, tn_dtype to, tn_node **out) {
+static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, int n_in, const tn_attrs *attrs,
+                               tn_dtype to, tn_node **out) {
     tn_node *in[MAX_INPUTS];
     for (int i = 0; i < n_in; i++) {
         bool cast = given[i] && i >= tn_op(op)->impl->promote_from && given[i]->dtype != to;
@@ -645,7 +662,8 @@ static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, in
         input_facts f = look_at(in, n_in);
         s = node_try(r, op, in, n_in, attrs, &f, out);
     }
-    for (int i = 0; i < n_in; i++) tn_node_release(in[i]);
+    for (int i = 0; i < n_in; i++)
+        tn_node_release(in[i]);
     return s;
 }
 
@@ -656,7 +674,8 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     if (f.flags & TN_NODE_ERROR) return tn_node_retain(first_error(in, n_in));
     const tn_op_row *row = tn_op(op);
     if (n_in < 0 || n_in > MAX_INPUTS)
-        return failed_here(r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d are possible", row->name, n_in, MAX_INPUTS));
+        return failed_here(
+            r, tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d are possible", row->name, n_in, MAX_INPUTS));
     tn_dtype to = TN_F32;
     tn_node *n = NULL;
     tn_status s = f.quantized ? check_plain(row, in, n_in) : TN_OK;
@@ -674,7 +693,7 @@ tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attr
     return op_failed(r, row, s);
 }
 
-/* ---- building inside the library ------------------------------------------------------------------------------------- */
+/* ---- building inside the library --------------------------------------------------------------------------------- */
 
 tn_node *tn_b_own(tn_build *b, tn_node *n) {
     if (!n) return NULL;

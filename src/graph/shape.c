@@ -1,7 +1,7 @@
 /* shape.c — the rules of shape and dtype that ops share: same, broadcast, compare, reduce, promotion.
  *
- * A rule reads the inputs of a tn_infer and fills in the result, symbols of extents included. What it refuses it explains:
- * the op, the shapes as they are, and what would fit. */
+ * A rule reads the inputs of a tn_infer and fills in the result, symbols of extents included. What it refuses it
+ * explains: the op, the shapes as they are, and what would fit. */
 #include "graph/graph.h"
 
 #include <stdio.h>
@@ -130,7 +130,7 @@ tn_status tn_infer_reduce(tn_infer *c) {
     return TN_OK;
 }
 
-/* ---- promotion ------------------------------------------------------------------------------------------------------- */
+/* ---- promotion --------------------------------------------------------------------------------------------------- */
 
 typedef enum category { CATEGORY_BOOL, CATEGORY_INTEGER, CATEGORY_FLOAT } category;
 

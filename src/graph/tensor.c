@@ -1,9 +1,9 @@
 /* tensor.c — handles, storages and scopes; recording through handles; views and writes under laziness.
  *
- * A handle holds the node that is its value. As soon as somebody views or writes a tensor it gets a storage, which all its
- * views share: the storage holds the current value and counts its replacements. A write makes a new value node and bumps
- * the count; a handle whose count is behind makes its view anew from its base when it is next used. So recording stays
- * functional, and the planner decides which writes really happen in place. */
+ * A handle holds the node that is its value. As soon as somebody views or writes a tensor it gets a storage, which all
+ * its views share: the storage holds the current value and counts its replacements. A write makes a new value node and
+ * bumps the count; a handle whose count is behind makes its view anew from its base when it is next used. So recording
+ * stays functional, and the planner decides which writes really happen in place. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "graph/known.h"
 #include "trunnion/autograd.h"
 
-/* ---- scopes ---------------------------------------------------------------------------------------------------------- */
+/* ---- scopes ------------------------------------------------------------------------------------------------------ */
 
 enum { NO_SLOT = -1, MAX_SCOPES = 256 };
 
@@ -88,7 +88,7 @@ tn_tensor *tn_keep(tn_tensor *t) {
     return t;
 }
 
-/* ---- handles --------------------------------------------------------------------------------------------------------- */
+/* ---- handles ----------------------------------------------------------------------------------------------------- */
 
 static tn_node *pin(tn_node *n) {
     tn_node_count(n, &n->handles, 1);
@@ -101,11 +101,21 @@ static void unpin(tn_node *n) {
 }
 
 /* What a caller gets when not even a handle can be had; never freed, never written. */
-static tn_node no_memory_node = {.refs = 1 << 30, .handles = 1, .flags = TN_NODE_ERROR, .index = -1, .op = TN_OP_NONE,
-                                 .status = TN_ERR_MEMORY, .error = (char[]){"out of host memory while recording"}};
+static tn_node no_memory_node = {.refs = 1 << 30,
+                                 .handles = 1,
+                                 .flags = TN_NODE_ERROR,
+                                 .index = -1,
+                                 .op = TN_OP_NONE,
+                                 .status = TN_ERR_MEMORY,
+                                 .error = (char[]){"out of host memory while recording"}};
 /* What stands for a tensor that is NULL. */
-static tn_node null_node = {.refs = 1 << 30, .handles = 1, .flags = TN_NODE_ERROR, .index = -1, .op = TN_OP_NONE,
-                            .status = TN_ERR_ARGUMENT, .error = (char[]){"the tensor is NULL: it was never made"}};
+static tn_node null_node = {.refs = 1 << 30,
+                            .handles = 1,
+                            .flags = TN_NODE_ERROR,
+                            .index = -1,
+                            .op = TN_OP_NONE,
+                            .status = TN_ERR_ARGUMENT,
+                            .error = (char[]){"the tensor is NULL: it was never made"}};
 static tn_tensor no_memory = {.refs = 1 << 30, .node = &no_memory_node, .slot = NO_SLOT};
 
 enum { FREE_HANDLES_MAX = 4096 };
@@ -178,7 +188,8 @@ void tn_storage_restore(tn_storage *s) {
     s->version++;
 }
 
-/* Freeing a view frees its hold on its base, which may be a view again: a loop, so that long chains are no deep stack. */
+/* Freeing a view frees its hold on its base, which may be a view again: a loop, so that
+ * long chains are no deep stack. */
 void tn_free(tn_tensor *t) {
     while (t && t != &no_memory) {
         /* A sole owner needs no locked instruction: nobody else can be counting. */
@@ -196,7 +207,7 @@ void tn_free(tn_tensor *t) {
     }
 }
 
-/* ---- storages -------------------------------------------------------------------------------------------------------- */
+/* ---- storages ---------------------------------------------------------------------------------------------------- */
 
 tn_storage *tn_tensor_storage(const tn_tensor *t) {
     tn_tensor *own = (tn_tensor *)(uintptr_t)t; /* a cache: every thread that looks would make the same */
@@ -265,13 +276,14 @@ static inline tn_node *node_of(const tn_tensor *t) {
 
 tn_node *tn_tensor_node(const tn_tensor *t) { return t ? node_of(t) : &null_node; }
 
-/* ---- recording ------------------------------------------------------------------------------------------------------- */
+/* ---- recording --------------------------------------------------------------------------------------------------- */
 
 enum { MAX_INPUTS = 64 };
 
 static int view_depth(const tn_tensor *t) {
     int depth = 0;
-    for (; t->base; t = t->base) depth++;
+    for (; t->base; t = t->base)
+        depth++;
     return depth;
 }
 
@@ -295,13 +307,15 @@ tn_tensor *tn_record(int op, const tn_tensor *const *in, int n_in, const tn_attr
         tn_fail(TN_ERR_ARGUMENT, "%s: %d tensors given, at most %d", tn_op(op)->name, n_in, MAX_INPUTS);
         return tn_tensor_error(TN_ERR_ARGUMENT);
     }
-    for (int i = 0; i < n_in; i++) nodes[i] = in[i] ? node_of(in[i]) : NULL;
+    for (int i = 0; i < n_in; i++)
+        nodes[i] = in[i] ? node_of(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in, attrs);
     tn_tensor *t = tn_tensor_new(n);
     if (!(n->flags & TN_NODE_VIEW) || t == &no_memory) return t;
     if (view_depth(in[0]) < TN_MAX_VIEW_CHAIN) return attach_view(t, in[0]);
     tn_free(t);
-    tn_fail(TN_ERR_UNSUPPORTED, "%s: a view of a view, %d deep: make it contiguous first", tn_op(op)->name, TN_MAX_VIEW_CHAIN);
+    tn_fail(TN_ERR_UNSUPPORTED, "%s: a view of a view, %d deep: make it contiguous first", tn_op(op)->name,
+            TN_MAX_VIEW_CHAIN);
     return tn_tensor_error(TN_ERR_UNSUPPORTED);
 }
 
@@ -317,7 +331,7 @@ tn_tensor *tn_failed(tn_status code, const char *format, ...) {
     return tn_tensor_error(tn_fail(code, "%s", text));
 }
 
-/* ---- writing --------------------------------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------------------------- */
 
 static bool overlaps(const tn_node *n) {
     if (tn_node_numel(n) == 0) return false;
@@ -353,7 +367,8 @@ static tn_node *assign_view(tn_node *whole, const tn_node *place, tn_node *value
 }
 
 static tn_node *expand_to(tn_node *value, const tn_node *like) {
-    bool same = value->rank == like->rank && memcmp(value->shape, like->shape, (size_t)like->rank * sizeof *like->shape) == 0;
+    bool same =
+        value->rank == like->rank && memcmp(value->shape, like->shape, (size_t)like->rank * sizeof *like->shape) == 0;
     if (same) return tn_node_retain(value);
     tn_attrs a = {.n_i = (uint8_t)(1 + like->rank), .i = {like->rank}};
     memcpy(a.i + 1, like->shape, (size_t)like->rank * sizeof *a.i);
@@ -362,7 +377,8 @@ static tn_node *expand_to(tn_node *value, const tn_node *like) {
 
 /* A node that may become the whole value of a storage: not a view, and nobody else's value. */
 static tn_node *own_value(tn_node *value, bool fresh) {
-    if (fresh && !(value->flags & TN_NODE_VIEW) && value->op != TN_OP_NONE && value->n_in > 0) return tn_node_retain(value);
+    if (fresh && !(value->flags & TN_NODE_VIEW) && value->op != TN_OP_NONE && value->n_in > 0)
+        return tn_node_retain(value);
     return tn_node_make(TN_OP_CONTIGUOUS, &value, 1, NULL);
 }
 
@@ -413,11 +429,15 @@ static tn_tensor *poison(tn_tensor *dst, tn_node *error) {
 static tn_status check_writable(const tn_tensor *dst, const tn_recorder *r, const char *what) {
     const tn_node *n = tn_tensor_node(dst);
     if ((n->flags & TN_NODE_VIEW) && overlaps(n))
-        return tn_fail(TN_ERR_ARGUMENT, "%s_: in-place write to a tensor whose elements share memory (an expanded view): copy it with tn_contiguous first", what);
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "%s_: in-place write to a tensor whose elements share memory (an expanded view): copy it with "
+                       "tn_contiguous first",
+                       what);
     const tn_storage *s = atomic_load_explicit(&dst->storage, memory_order_acquire);
     bool leaf = (s && s->slot) || (n->flags & TN_NODE_LEAF);
     if (leaf && !r->no_grad)
-        return tn_fail(TN_ERR_STATE, "%s_: in-place write to a leaf that requires gradients: wrap the write in TN_NO_GRAD", what);
+        return tn_fail(TN_ERR_STATE,
+                       "%s_: in-place write to a leaf that requires gradients: wrap the write in TN_NO_GRAD", what);
     return TN_OK;
 }
 
@@ -449,14 +469,15 @@ tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src) {
 
 tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in, int n_in, const tn_attrs *attrs) {
     tn_node *nodes[MAX_INPUTS];
-    for (int i = 0; i < n_in && i < MAX_INPUTS; i++) nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
+    for (int i = 0; i < n_in && i < MAX_INPUTS; i++)
+        nodes[i] = in[i] ? tn_tensor_node(in[i]) : NULL;
     tn_node *n = tn_node_make(op, nodes, n_in < MAX_INPUTS ? n_in : MAX_INPUTS, attrs);
     dst = write_node(dst, n, true, tn_op(op)->name);
     tn_node_release(n);
     return dst;
 }
 
-/* ---- making ---------------------------------------------------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------------------------------------------------ */
 
 /* What the function `what` was given: a shape of a dtype, in bytes. */
 static tn_status data_bytes(const char *what, const int64_t *shape, int rank, tn_dtype dtype, size_t *bytes) {
@@ -466,10 +487,12 @@ static tn_status data_bytes(const char *what, const int64_t *shape, int rank, tn
     if (tn_dtype_size(dtype) == 0) return tn_fail(TN_ERR_DTYPE, "%s: %d is no dtype", what, (int)dtype);
     int64_t total = (int64_t)tn_dtype_size(dtype), block = tn_dtype_block(dtype);
     if (block > 1 && (rank == 0 || shape[rank - 1] % block))
-        return tn_fail(TN_ERR_SHAPE, "%s: the last extent of a tensor of %s is %lld; it must be a whole number of blocks of %lld", what,
-                       tn_dtype_name(dtype), (long long)(rank ? shape[rank - 1] : 1), (long long)block);
+        return tn_fail(TN_ERR_SHAPE,
+                       "%s: the last extent of a tensor of %s is %lld; it must be a whole number of blocks of %lld",
+                       what, tn_dtype_name(dtype), (long long)(rank ? shape[rank - 1] : 1), (long long)block);
     for (int d = 0; d < rank; d++) {
-        if (shape[d] < 0) return tn_fail(TN_ERR_SHAPE, "%s: extent %d of the shape is %lld: negative", what, d, (long long)shape[d]);
+        if (shape[d] < 0)
+            return tn_fail(TN_ERR_SHAPE, "%s: extent %d of the shape is %lld: negative", what, d, (long long)shape[d]);
         if (tn_mul_overflow(total, d == rank - 1 ? shape[d] / block : shape[d], &total))
             return tn_fail(TN_ERR_SHAPE, "%s: the shape has more than 2^63 bytes", what);
     }
@@ -510,7 +533,9 @@ tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtyp
     if (s == TN_OK && !device) s = tn_error_code();
     if (s == TN_OK && bytes) s = tn_need(data, "tn_from_ptr: data");
     if (s == TN_OK && tn_dtype_is_quantized(dtype) && (uintptr_t)data % 2)
-        s = tn_fail(TN_ERR_ARGUMENT, "tn_from_ptr: blocks of %s must lie at an even address: copy them with tn_from_data", tn_dtype_name(dtype));
+        s = tn_fail(TN_ERR_ARGUMENT,
+                    "tn_from_ptr: blocks of %s must lie at an even address: copy them with tn_from_data",
+                    tn_dtype_name(dtype));
     if (s == TN_OK) s = tn_buffer_borrow(device, data, bytes, release, ctx, &b);
     if (s == TN_OK) return from_buffer(b, shape, rank, dtype);
     if (release) release(ctx);
@@ -533,11 +558,13 @@ tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol) {
     if (n->flags & TN_NODE_ERROR) return tn_tensor_new(tn_node_retain(n));
     int64_t d = dim < 0 ? dim + n->rank : dim;
     if (d < 0 || d >= n->rank || symbol < 0 || symbol > 3) {
-        tn_fail(TN_ERR_ARGUMENT, "tn_symbolic: dim %lld of a tensor of rank %d, symbol %d (0 to 3)", (long long)dim, n->rank, symbol);
+        tn_fail(TN_ERR_ARGUMENT, "tn_symbolic: dim %lld of a tensor of rank %d, symbol %d (0 to 3)", (long long)dim,
+                n->rank, symbol);
         return tn_tensor_error(TN_ERR_ARGUMENT);
     }
     if (!n->buffer)
-        return tn_tensor_error(tn_fail(TN_ERR_STATE, "tn_symbolic: mark inputs (data or evaluated tensors), not recorded results"));
+        return tn_tensor_error(
+            tn_fail(TN_ERR_STATE, "tn_symbolic: mark inputs (data or evaluated tensors), not recorded results"));
     tn_node *marked = tn_node_data(n->buffer, n->shape, n->rank, (tn_dtype)n->dtype);
     if (!(marked->flags & TN_NODE_ERROR)) {
         memcpy(marked->symbol, n->symbol, sizeof marked->symbol);
@@ -556,7 +583,9 @@ tn_status tn_make_state(tn_tensor *t) {
     if (!s || !r) return TN_ERR_MEMORY;
     if (s->state) return TN_OK;
     TRY(tn_flush(r, &n, 1));
-    if (!n->buffer) return tn_fail(TN_ERR_STATE, "tn_make_state: another thread recorded this tensor and must evaluate it (tn_eval) first");
+    if (!n->buffer)
+        return tn_fail(TN_ERR_STATE,
+                       "tn_make_state: another thread recorded this tensor and must evaluate it (tn_eval) first");
     tn_buffer *home = NULL;
     TRY(tn_buffer_new(n->device, tn_node_bytes(n), &home));
     /* The value may be shared (borrowed memory, a constant): state has memory of its own. */
@@ -582,7 +611,7 @@ tn_status tn_make_state(tn_tensor *t) {
     return TN_OK;
 }
 
-/* ---- facts ----------------------------------------------------------------------------------------------------------- */
+/* ---- facts ------------------------------------------------------------------------------------------------------- */
 
 static const tn_node *shown(const tn_tensor *t) {
     if (!t) return &null_node;

@@ -14,9 +14,10 @@ enum { TN_GEMM_BATCH_AXES = 4 };
 
 /* A program at a joint. Its parallel axes are all TN_GEMM_BATCH_AXES batch axes (extent 1 where unused), then the
  * operand's two axes: (m, k), (k, n) or (m, n). What a joint of B yields may differ from batch to batch, whatever the
- * batch strides say, unless packed_b is given. The kernel evaluates boxes of it (kir_vm_run_box). `launch.buffers[block_buffer]` is replaced by the kernel: it is where a
- * load program stores its f32 results, or a store program reads the finished f32 block. The access to that buffer must
- * have stride 0 in the batch axes, TN_GEMM_BLOCK_LD in the row axis and 1 in the column axis, and offset 0. */
+ * batch strides say, unless packed_b is given. The kernel evaluates boxes of it (kir_vm_run_box).
+ * `launch.buffers[block_buffer]` is replaced by the kernel: it is where a load program stores its f32 results, or a
+ * store program reads the finished f32 block. The access to that buffer must have stride 0 in the batch axes,
+ * TN_GEMM_BLOCK_LD in the row axis and 1 in the column axis, and offset 0. */
 enum { TN_GEMM_BLOCK_LD = 512 };
 typedef struct tn_joint {
     const kir_vm *vm; /* NULL: no joint, plain memory */
@@ -24,7 +25,8 @@ typedef struct tn_joint {
     int block_buffer, buffer_count;
 } tn_joint;
 
-/* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride + row·row_stride + col·col_stride. */
+/* One operand in memory: element (batch…, row, col) at data + Σ batch·batch_stride +
+ * row·row_stride + col·col_stride. */
 typedef struct tn_matrix {
     void *data;
     int64_t batch_stride[TN_GEMM_BATCH_AXES]; /* 0 where broadcast */
@@ -37,17 +39,17 @@ typedef struct tn_gemm_args {
     int64_t batch[TN_GEMM_BATCH_AXES]; /* extents, 1 where unused */
     int64_t m, n, k;
     tn_matrix a, b, c;
-    /* A packed copy of B that may be kept between calls: space of tn_gemm_packed_bytes, filled when *packed_valid is false
-     * and then set to true; from then on neither B's data nor its joint is read. NULL: packed anew each time. Only for
-     * one B for all batches. */
+    /* A packed copy of B that may be kept between calls: space of tn_gemm_packed_bytes, filled when *packed_valid is
+     * false and then set to true; from then on neither B's data nor its joint is read. NULL: packed anew each time.
+     * Only for one B for all batches. */
     void *packed_b;
     bool *packed_valid;
     void *workspace; /* tn_gemm_workspace bytes, 64-byte aligned: part of the plan's arena, never allocated here */
 } tn_gemm_args;
 
 size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
-/* Fills args->packed_b from B, which has no joint: what a product with *packed_valid false would do first. Reads n, k, b and
- * batch; the rest may be anything that is valid. */
+/* Fills args->packed_b from B, which has no joint: what a product with *packed_valid false would do first. Reads n, k,
+ * b and batch; the rest may be anything that is valid. */
 void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype);
 /* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides and joints of args, no data; enough
  * with and without packed_b. */
@@ -56,11 +58,11 @@ size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 void tn_gemm_f32(const tn_gemm_args *args);
 void tn_gemm_f64(const tn_gemm_args *args);
 
-/* ---- products with weights as files store them ------------------------------------------------------------------------
+/* ---- products with weights as files store them ---------------------------------------------------------------------
  *
  * y[m, n] = x[m, k] · W[n, k]ᵀ in f32. W in f16 or bf16: what tn_gemm_f32 gives for the widened weight. W in one of the
- * block formats (TN_Q4_0 … TN_Q6_K): this is the definition. The kernels of every instruction set, for any m, any number
- * of threads and any split, give its bits (a NaN is a NaN, whatever its payload).
+ * block formats (TN_Q4_0 … TN_Q6_K): this is the definition. The kernels of every instruction set, for any m, any
+ * number of threads and any split, give its bits (a NaN is a NaN, whatever its payload).
  *
  * Weights. A block of 32 is one part of 32 weights, or in Q2_K, Q3_K and Q6_K two parts of 16. In a part, w = s·u + t:
  *   u is an integer: 4 bits less 8 (Q4_0), 4 bits (Q4_1, Q4_K), 5 bits less 16 (Q5_0), 5 bits (Q5_1, Q5_K), 8 bits with
@@ -74,9 +76,10 @@ void tn_gemm_f64(const tn_gemm_args *args);
  *   acc = fma(s · dx, (float)Σ u·q, acc), the sum in integers, s · dx and dx · (float)Σ q rounded to f32;
  *   where there is a minimum: acc = fma(t, dx · (float)Σ q, acc). */
 
-/* Weights are multiplied from a form of their own: 16 rows side by side, bits and scales as few as in the file, the same
- * on every instruction set. It takes at most 1.02 times the blocks' bytes with n rounded up to 16, and some cache lines
- * each 16 rows. `dtype` is a block format and k a whole number of its blocks, or f16 or bf16, here and in tn_qmat; any n. */
+/* Weights are multiplied from a form of their own: 16 rows side by side, bits and scales as few as in the file, the
+ * same on every instruction set. It takes at most 1.02 times the blocks' bytes with n rounded up to 16, and some cache
+ * lines each 16 rows. `dtype` is a block format and k a whole number of its blocks, or f16 or bf16, here and in
+ * tn_qmat; any n. */
 size_t tn_qmat_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
 /* `blocks`: [n, k] as GGUF has them, row after row, any alignment. `packed`: 64-byte aligned. Runs on all threads. */
 void tn_qmat_pack(tn_dtype dtype, const void *blocks, int64_t n, int64_t k, void *packed);
@@ -123,15 +126,16 @@ typedef struct tn_argsort_args {
 } tn_argsort_args;
 void tn_argsort_rows(const tn_argsort_args *args);
 
-/* Rotary positions: in each row of x [extent…, features] pair i, features (i, i + half) or the neighbours (2i, 2i + 1), becomes
- * (x·cos - y·sin, y·cos + x·sin) with entry i of the row's cosine and sine, each operation rounded; what is behind 2·half
- * stays. x and out are contiguous and do not overlap. */
+/* Rotary positions: in each row of x [extent…, features] pair i, features (i, i + half) or the neighbours (2i, 2i + 1),
+ * becomes (x·cos - y·sin, y·cos + x·sin) with entry i of the row's cosine and sine, each operation rounded; what is
+ * behind 2·half stays. x and out are contiguous and do not overlap. */
 enum { TN_ROPE_AXES = 6 };
 typedef struct tn_rope_args {
     const float *x, *cosine, *sine;
     float *out;
-    int64_t extent[TN_ROPE_AXES];       /* of the rows; 1 where unused */
-    int64_t table_stride[TN_ROPE_AXES]; /* from row to row in cosine and sine, elements; 0 where the rows share theirs */
+    int64_t extent[TN_ROPE_AXES]; /* of the rows; 1 where unused */
+    /* from row to row in cosine and sine, elements; 0 where the rows share theirs */
+    int64_t table_stride[TN_ROPE_AXES];
     int64_t features, half;
     bool interleaved; /* neighbours are a pair */
 } tn_rope_args;
@@ -157,7 +161,7 @@ typedef struct tn_cache {
 typedef struct tn_cache_write_args {
     tn_cache cache;
     int64_t n, kv_heads, head_dim, position;
-    const float *x; /* [n, kv_heads, head_dim], the last axis contiguous */
+    const float *x;                        /* [n, kv_heads, head_dim], the last axis contiguous */
     int64_t x_token_stride, x_head_stride; /* elements */
 } tn_cache_write_args;
 void tn_cache_write(const tn_cache_write_args *args);
@@ -183,7 +187,7 @@ void tn_cache_write(const tn_cache_write_args *args);
  * exp is kir_exp_f32. A row's bits depend on its own query and visible keys alone: not on n, the cut of a prompt, the
  * place of pages, threads or instruction set. */
 typedef struct tn_attention_args {
-    int64_t n; /* may be 0 */
+    int64_t n;                         /* may be 0 */
     int64_t heads, kv_heads, head_dim; /* heads is a multiple of kv_heads */
     int64_t position, window;          /* window ≥ 0 */
     float scale;
@@ -194,7 +198,7 @@ typedef struct tn_attention_args {
     float *out; /* [n, heads, head_dim]; must not overlap q, k or v */
     int64_t out_token_stride, out_head_stride;
     tn_cache k_cache, v_cache; /* with the same page_count */
-    void *workspace; /* tn_attention_workspace bytes, 64-byte aligned */
+    void *workspace;           /* tn_attention_workspace bytes, 64-byte aligned */
 } tn_attention_args;
 
 /* Enough for any position. Reads n, heads, kv_heads, head_dim, window and page_count alone. `threads`: tn_threads()

@@ -12,7 +12,7 @@ static uint16_t read_u16(const uint8_t *p) { return (uint16_t)(p[0] | p[1] << 8)
 
 static uint32_t read_u32(const uint8_t *p) { return (uint32_t)read_u16(p) | (uint32_t)read_u16(p + 2) << 16; }
 
-/* ---- blocks of 32: low nibbles are weights 0 … 15, high nibbles 16 … 31 -------------------------------------------- */
+/* ---- blocks of 32: low nibbles are weights 0 … 15, high nibbles 16 … 31 ------------------------------------------ */
 
 static void split_nibbles(const uint8_t *bytes, int count, uint8_t *u) {
     for (int i = 0; i < count; i++) {
@@ -57,7 +57,7 @@ static void unpack_q8_0(const uint8_t *b, tn_qunpacked *out) {
         out->u[i] = b[2 + i] ^ 0x80; /* i8 + 128 */
 }
 
-/* ---- blocks of 256 ------------------------------------------------------------------------------------------------ */
+/* ---- blocks of 256 ----------------------------------------------------------------------------------------------- */
 
 /* Halves of 128 weights: byte l of 32 holds weights l, 32 + l, 64 + l and 96 + l of its half, lowest bits first. */
 static void split_pairs(const uint8_t *bytes, uint8_t *u) {
@@ -137,7 +137,7 @@ static void unpack_q6_k(const uint8_t *b, tn_qunpacked *out) {
     out->d = read_u16(b + 208);
 }
 
-/* ---- the table ---------------------------------------------------------------------------------------------------- */
+/* ---- the table --------------------------------------------------------------------------------------------------- */
 
 static const tn_qformat formats[] = {
     {TN_Q4_0, 32, 18, 1, false, 8, TN_QBITS_4, TN_QSCALES_D, unpack_q4_0},
@@ -189,7 +189,7 @@ void tn_decode_blocks(tn_dtype dtype, const void *blocks, int64_t count, float *
     }
 }
 
-/* ---- the packed form ---------------------------------------------------------------------------------------------- */
+/* ---- the packed form --------------------------------------------------------------------------------------------- */
 
 static int64_t round_up_64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 

@@ -30,7 +30,7 @@ static uint32_t word(const uint8_t *u, int chunk) {
 
 static void put_word(uint8_t *line, int row, uint32_t w) { memcpy(line + 4 * row, &w, sizeof w); }
 
-/* ---- bits --------------------------------------------------------------------------------------------------------- */
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
 
 static void put_nibbles(const uint8_t *u, uint8_t *to, int row) {
     for (int c = 0; c < 4; c++)
@@ -68,7 +68,7 @@ static void put_weights(tn_qbits bits, const uint8_t *u, const place *at) {
     if (bits == TN_QBITS_2_1) put_bits(u, 2, at->high, at->row);
 }
 
-/* ---- scales ------------------------------------------------------------------------------------------------------- */
+/* ---- scales ------------------------------------------------------------------------------------------------------ */
 
 static void put_f16(uint8_t *line, int row, uint16_t h) { memcpy(line + 2 * row, &h, sizeof h); }
 
@@ -95,7 +95,7 @@ static void put_scales(const tn_qformat *f, const tn_qunpacked *x, const place *
     }
 }
 
-/* ---- groups ------------------------------------------------------------------------------------------------------- */
+/* ---- groups ------------------------------------------------------------------------------------------------------ */
 
 static void pack_row(const qpack *q, const uint8_t *from, place at) {
     const tn_qformat *f = q->format;
@@ -127,7 +127,7 @@ static void pack_groups(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* ---- f16, bf16 ---------------------------------------------------------------------------------------------------- */
+/* ---- f16, bf16 --------------------------------------------------------------------------------------------------- */
 
 static void pack_half_groups(void *ctx, int64_t begin, int64_t end, int worker) {
     const qpack *q = ctx;
@@ -145,7 +145,7 @@ static void pack_half_groups(void *ctx, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* ---- any weights -------------------------------------------------------------------------------------------------- */
+/* ---- any weights ------------------------------------------------------------------------------------------------- */
 
 size_t tn_qmat_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) {
     const tn_qformat *f = tn_qformat_of(dtype);

@@ -1,7 +1,7 @@
 /* rope.c — rotary positions: pairs of features turned by the angles of their row.
  *
- * Two products and a sum an element, rounded one by one as the op's definition has them; bound by memory, so sixteen bytes
- * at a time are enough. Rows are shared out when there are many. */
+ * Two products and a sum an element, rounded one by one as the op's definition has them; bound by memory, so sixteen
+ * bytes at a time are enough. Rows are shared out when there are many. */
 #include <string.h>
 
 #include "kern/kern.h"

@@ -33,7 +33,7 @@ static const key_rule rules[TN_PLAIN_DTYPES] = {
     [TN_U16] = {KEY_UNSIGNED, 0},
 };
 
-/* ---- keys --------------------------------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t bits_at(const char *data, int64_t i, size_t size) {
     const char *from = data + (size_t)i * size;
@@ -65,7 +65,7 @@ static void make_keys(const tn_argsort_args *x, int64_t row, uint64_t *keys) {
         keys[i] = key_of(bits_at(data, i, size), rule, sign) ^ turned;
 }
 
-/* ---- sorting ------------------------------------------------------------------------------------------------------ */
+/* ---- sorting ----------------------------------------------------------------------------------------------------- */
 
 static void sort_by_insertion(const uint64_t *keys, int64_t *order, int64_t length) {
     for (int64_t i = 0; i < length; i++) {

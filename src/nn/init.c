@@ -71,7 +71,8 @@ static void subtract(double *x, const double *y, double factor, int64_t n) {
 }
 
 /* Gram and Schmidt's process on `count` rows of n ≥ count numbers; done twice a row, which leaves errors at rounding
- * level (Giraud et al. 2005). This is the Q of a QR factorisation with a positive diagonal, so Q is uniformly distributed. */
+ * level (Giraud et al. 2005). This is the Q of a QR factorisation with a positive diagonal,
+ * so Q is uniformly distributed. */
 static bool orthonormalise(double *rows, int64_t count, int64_t n) {
     for (int64_t i = 0; i < count; i++) {
         double *row = rows + i * n;

@@ -1,7 +1,7 @@
 /* layers.c — the usual layers: linear, convolution, normalisation, embedding, dropout, LSTM cell.
  *
- * A layer is a module type whose `self` holds its variables by pointer (owned by the tree) and its settings; forward calls
- * the operation of the same name. Names, shapes and initial values of variables are those of PyTorch's layers. */
+ * A layer is a module type whose `self` holds its variables by pointer (owned by the tree) and its settings; forward
+ * calls the operation of the same name. Names, shapes and initial values of variables are those of PyTorch's layers. */
 #include <math.h>
 #include <stdlib.h>
 

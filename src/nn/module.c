@@ -1,8 +1,8 @@
 /* module.c — the tree of modules and the variables that it owns.
  *
- * A variable is a state tensor: made once, written in place ever after, so plans that use it stay valid. The root keeps the
- * first failure of its tree; makers return NULL from then on and callers need to ask only once. This folder uses the
- * public headers alone, as a user's own layers would. */
+ * A variable is a state tensor: made once, written in place ever after, so plans that use it stay valid. The root keeps
+ * the first failure of its tree; makers return NULL from then on and callers need to ask only once. This folder uses
+ * the public headers alone, as a user's own layers would. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -167,7 +167,8 @@ tn_module *tn_nn_made(tn_module *m) {
     if (!m || m->root->status == TN_OK) return m;
     tn_module *parent = m->parent;
     size_t i = 0;
-    while (parent->children[i] != m) i++;
+    while (parent->children[i] != m)
+        i++;
     memmove(parent->children + i, parent->children + i + 1, (--parent->child_count - i) * sizeof(tn_module *));
     module_delete(m);
     return NULL;

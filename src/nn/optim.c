@@ -1,8 +1,8 @@
 /* optim.c — SGD, Adam and AdamW, gradient clipping, learning-rate schedules.
  *
- * A step records element-wise writes to state and then runs everything at once. What changes from step to step (learning
- * rate, bias corrections) are dials, shared by all variables, so every step is the same plan. Nothing is recorded before
- * every gradient has been seen to be sound: a write of an error would spoil its variable. */
+ * A step records element-wise writes to state and then runs everything at once. What changes from step to step
+ * (learning rate, bias corrections) are dials, shared by all variables, so every step is the same plan. Nothing is
+ * recorded before every gradient has been seen to be sound: a write of an error would spoil its variable. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,8 +25,8 @@ typedef struct trained {
     int64_t steps;
 } trained;
 
-/* A method: what it remembers a variable, the numbers that all variables share in a step, and what it records a variable.
- * Dials differ from step to step and must not be part of the plan; constants are part of it. */
+/* A method: what it remembers a variable, the numbers that all variables share in a step, and what it records a
+ * variable. Dials differ from step to step and must not be part of the plan; constants are part of it. */
 typedef struct method {
     const char *name;
     const char *slot_names[MAX_SLOTS];
@@ -415,7 +415,9 @@ void tn_optimizer_set_lr(tn_optimizer *o, double lr) {
 }
 int tn_optimizer_count(const tn_optimizer *o) { return o ? o->count : 0; }
 
-int64_t tn_optimizer_steps(const tn_optimizer *o, int i) { return i >= 0 && i < tn_optimizer_count(o) ? o->items[i].steps : -1; }
+int64_t tn_optimizer_steps(const tn_optimizer *o, int i) {
+    return i >= 0 && i < tn_optimizer_count(o) ? o->items[i].steps : -1;
+}
 
 tn_status tn_optimizer_set_steps(tn_optimizer *o, int i, int64_t steps) {
     tn_status status = tn_nn_need(o, "tn_optimizer_set_steps: the optimizer");

@@ -1,7 +1,7 @@
 /* policy.c — the generic policy: observations and state in, logits, value and state out, whatever network is inside.
  *
- * A policy is a table of functions, a module that owns its variables, and a pointer of its own. The two that come with the
- * library share their hidden layers and heads; the recurrent one has an LSTM cell in between. */
+ * A policy is a table of functions, a module that owns its variables, and a pointer of its own. The two that come with
+ * the library share their hidden layers and heads; the recurrent one has an LSTM cell in between. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +76,8 @@ static tn_status check_observations(const tn_policy *p, const tn_tensor *observa
     tn_status status = tn_nn_need(p, "policy: the policy");
     if (status == TN_OK) status = tn_status_of(observations);
     if (status != TN_OK || tn_rank(observations) >= 2) return status;
-    return tn_backend_fail(TN_ERR_SHAPE, "policy %s: observations need two dimensions at least, [batch, …]", p->type->name);
+    return tn_backend_fail(TN_ERR_SHAPE, "policy %s: observations need two dimensions at least, [batch, …]",
+                           p->type->name);
 }
 
 void tn_policy_forward(tn_policy *p, const tn_tensor *observations, tn_tensor *const *state, tn_tensor **logits,

@@ -1,7 +1,7 @@
 /* transformer.c — multi-head attention and the transformer encoder block, as PyTorch defines them.
  *
- * Both are built of layers (linear, norm, dropout) that hang in the tree under PyTorch's names; attention keeps its three
- * input projections in one matrix, so that self-attention is one product. */
+ * Both are built of layers (linear, norm, dropout) that hang in the tree under PyTorch's names; attention keeps its
+ * three input projections in one matrix, so that self-attention is one product. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -45,7 +45,8 @@ static tn_status check_input(const attention *s, const tn_tensor *x, const char 
                            what, (long long)s->features, tn_rank(x), (long long)tn_size(x, -1));
 }
 
-/* softmax(q kᵀ / sqrt(d) + mask) with dropout, times v: the composition that the operation without dropout stands for. */
+/* softmax(q kᵀ / sqrt(d) + mask) with dropout, times v: the composition that the
+ * operation without dropout stands for. */
 static tn_tensor *attend_with_dropout(const attention *s, tn_tensor *const p[3], const tn_tensor *mask) {
     double scale = 1 / sqrt((double)(s->features / s->heads));
     tn_tensor *scores = tn_mul(tn_matmul(p[0], tn_transpose(p[1], -2, -1)), tn_scalar(scale));

@@ -1,9 +1,10 @@
 /* cache.c — keys and values of the tokens so far, kept in pages, and attention that reads them.
  *
- * A cache is state [pages, kv_heads, 64, head_dim]; a table of page numbers says where logical place 0, 64, 128 … lie, so
- * sequences share pages and grow without moving. Attention takes the new tokens' keys and values beside the cache as it was:
- * it needs no append before it, and both fit into one plan, in which the append comes last. The public functions lay their
- * operands out for the kernels (kern.h has the definition) and are those of the primitives behind them. */
+ * A cache is state [pages, kv_heads, 64, head_dim]; a table of page numbers says where logical place 0, 64, 128 … lie,
+ * so sequences share pages and grow without moving. Attention takes the new tokens' keys and values beside the cache as
+ * it was: it needs no append before it, and both fit into one plan, in which the append comes last. The public
+ * functions lay their operands out for the kernels (kern.h has the definition) and are those
+ * of the primitives behind them. */
 #include <math.h>
 #include <string.h>
 
@@ -20,7 +21,7 @@ static double as_cached(tn_dtype t, double v) {
     return v;
 }
 
-/* ---- shapes ------------------------------------------------------------------------------------------------------------------ */
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
 static tn_status check_cache(const tn_infer *c, int input) {
     const tn_node *cache = c->in[input];
@@ -89,7 +90,7 @@ static int64_t place_in(const tn_node *cache, const double *pages, int64_t page_
     return (((int64_t)page * cache->shape[1] + head) * TN_PAGE_TOKENS + token % TN_PAGE_TOKENS) * cache->shape[3];
 }
 
-/* ---- append ------------------------------------------------------------------------------------------------------------------- */
+/* ---- append ------------------------------------------------------------------------------------------------------ */
 
 enum { APPEND_CACHE, APPEND_X, APPEND_POSITION, APPEND_PAGES };
 
@@ -124,10 +125,10 @@ static void reference_cache_append(const tn_reference *r) {
         }
 }
 
-/* cache_append(cache, x, position, pages): the cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens x
- * [n, kv_heads, head_dim] (f32, rounded) at logical places position, position + 1, …: place t is row t % 64 of page
- * pages[t / 64]. position: one i64 (tn_dial_int), pages: a list of i64. What has no page is not written. In place on a state
- * (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before. */
+/* cache_append(cache, x, position, pages): the cache [pages, kv_heads, 64, head_dim] (f32, f16 or bf16) with the tokens
+ * x [n, kv_heads, head_dim] (f32, rounded) at logical places position, position + 1, …: place t is row t % 64 of page
+ * pages[t / 64]. position: one i64 (tn_dial_int), pages: a list of i64. What has no page is not written. In place on a
+ * state (tn_cache_append_), only these rows are touched; what reads the cache's old value should be recorded before. */
 const tn_op_impl tn_impl_cache_append = {
     .infer = infer_cache_append,
     .compose = compose_cache_append,
@@ -148,7 +149,7 @@ const tn_op_impl tn_impl_cache_append_rows = {
         "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1;"
         "error=f32 [2,1,64,3] [1,1,3]:f64 []:i64@0..0 [1]:i64@0..0"};
 
-/* ---- attention ------------------------------------------------------------------------------------------------------------------ */
+/* ---- attention --------------------------------------------------------------------------------------------------- */
 
 enum { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_K_CACHE, ATTEND_V_CACHE, ATTEND_POSITION, ATTEND_PAGES };
 
@@ -258,11 +259,12 @@ static void reference_cached_attention(const tn_reference *r) {
             attend(&a, i, h);
 }
 
-/* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window): causal attention of n new tokens, q [n, heads,
- * head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the caches [pages, kv_heads, 64, head_dim],
- * which tn_cache_append_ has filled and which hold the new ones only afterwards. k and v count as the caches would hold them,
- * so a result does not depend on how a text was cut. heads is a multiple of kv_heads; scale 0 means 1/sqrt(head_dim); window:
- * the greatest number of keys a query sees, itself included, 0 for all. Result [n, heads, head_dim]; no gradient. */
+/* cached_attention(q, k, v, k_cache, v_cache, position, pages, scale, window): causal attention of n new tokens, q [n,
+ * heads, head_dim], k and v [n, kv_heads, head_dim] (f32), that follow `position` tokens in the caches [pages,
+ * kv_heads, 64, head_dim], which tn_cache_append_ has filled and which hold the new ones only afterwards. k and v count
+ * as the caches would hold them, so a result does not depend on how a text was cut. heads is a multiple of kv_heads;
+ * scale 0 means 1/sqrt(head_dim); window: the greatest number of keys a query sees, itself included, 0 for all. Result
+ * [n, heads, head_dim]; no gradient. */
 const tn_op_impl tn_impl_cached_attention = {
     .infer = infer_cached_attention,
     .compose = compose_cached_attention,
@@ -277,8 +279,8 @@ const tn_op_impl tn_impl_cached_attention = {
              "error=tokens [2,2,4] [1,2,4] [2,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0; "
              "error=window [1,2,4] [1,2,4] [1,2,4] [1,2,64,4] [1,2,64,4] []:i64@0..0 [1]:i64@0..0 window=-1"};
 
-/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, scale, window): cached_attention on operands whose rows are
- * contiguous. */
+/* cached_attention_rows(q, k, v, k_cache, v_cache, position, pages, scale, window): cached_attention on operands whose
+ * rows are contiguous. */
 const tn_op_impl tn_impl_cached_attention_rows = {
     .class_ = TN_NATIVE,
     .infer = infer_cached_attention_rows,

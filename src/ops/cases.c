@@ -1,8 +1,8 @@
 /* cases.c — reading an op's cases and making their inputs: see cases.h.
  *
- * A case is a list of words between semicolons. A word that begins with '[' is an input, '-' one that is left out; `name=value`
- * is an argument of the op when its signature has one of that name, else a setting. A segment without inputs and arguments
- * sets what holds for the cases behind it. */
+ * A case is a list of words between semicolons. A word that begins with '[' is an input, '-' one that is left out;
+ * `name=value` is an argument of the op when its signature has one of that name, else a setting. A segment without
+ * inputs and arguments sets what holds for the cases behind it. */
 #include "ops/cases.h"
 
 #include "kern/kern.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- words ------------------------------------------------------------------------------------------------------------------ */
+/* ---- words ------------------------------------------------------------------------------------------------------- */
 
 typedef struct text_span {
     const char *text;
@@ -91,7 +91,7 @@ static bool dtype_of(text_span w, tn_dtype *out) {
     return false;
 }
 
-/* ---- inputs ------------------------------------------------------------------------------------------------------------------- */
+/* ---- inputs ------------------------------------------------------------------------------------------------------ */
 
 static bool is_unsigned(tn_dtype t) { return t == TN_U8 || t == TN_U16 || t == TN_U32 || t == TN_U64; }
 
@@ -147,7 +147,7 @@ static tn_status read_input(const tn_case_reader *r, text_span w, tn_case *c) {
     return has_domain ? read_domain(r, domain, in) : TN_OK;
 }
 
-/* ---- arguments ------------------------------------------------------------------------------------------------------------------ */
+/* ---- arguments --------------------------------------------------------------------------------------------------- */
 
 typedef enum argument_kind { ARGUMENT_INT, ARGUMENT_FLOAT, ARGUMENT_LIST, ARGUMENT_ARRAY } argument_kind;
 
@@ -278,7 +278,7 @@ static bool is_argument(int op, text_span name) {
     return false;
 }
 
-/* ---- settings --------------------------------------------------------------------------------------------------------------------- */
+/* ---- settings ---------------------------------------------------------------------------------------------------- */
 
 static tn_status set_tolerance(const tn_case_reader *r, text_span value, double *plain, double *ulps) {
     double f;
@@ -324,7 +324,7 @@ static tn_status set(tn_case_reader *r, tn_case *c, text_span name, text_span va
     return refuse(r, name, "neither an argument of the op nor a setting");
 }
 
-/* ---- segments ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- segments ---------------------------------------------------------------------------------------------------- */
 
 static const char *segment_end(const char *begin) {
     const char *end = strchr(begin, ';');
@@ -399,7 +399,7 @@ tn_status tn_cases_next(tn_case_reader *r, tn_case *out, bool *more) {
     return TN_OK;
 }
 
-/* ---- values ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- values ------------------------------------------------------------------------------------------------------ */
 
 static uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
@@ -440,9 +440,9 @@ static const struct {
     int scale_at, minimum_at; /* bytes; -1: there is none */
     double scale_span, minimum_span;
 } block_rows[TN_DTYPE_COUNT] = {
-    [TN_Q4_0] = {0, -1, 8, 0},       [TN_Q4_1] = {0, 2, 15, 1},      [TN_Q5_0] = {0, -1, 16, 0},
-    [TN_Q5_1] = {0, 2, 31, 1},       [TN_Q8_0] = {0, -1, 128, 0},    [TN_Q2_K] = {80, 82, 45, 15},
-    [TN_Q3_K] = {108, -1, 128, 0},   [TN_Q4_K] = {0, 2, 945, 63},    [TN_Q5_K] = {0, 2, 1953, 63},
+    [TN_Q4_0] = {0, -1, 8, 0},      [TN_Q4_1] = {0, 2, 15, 1},   [TN_Q5_0] = {0, -1, 16, 0},
+    [TN_Q5_1] = {0, 2, 31, 1},      [TN_Q8_0] = {0, -1, 128, 0}, [TN_Q2_K] = {80, 82, 45, 15},
+    [TN_Q3_K] = {108, -1, 128, 0},  [TN_Q4_K] = {0, 2, 945, 63}, [TN_Q5_K] = {0, 2, 1953, 63},
     [TN_Q6_K] = {208, -1, 4096, 0},
 };
 

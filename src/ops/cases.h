@@ -44,13 +44,13 @@ void tn_cases_begin(tn_case_reader *r, int op);
 /* The next case into *out; *more is false when there is none. Errors: what is wrong in the text, and where. */
 tn_status tn_cases_next(tn_case_reader *r, tn_case *out, bool *more);
 
-/* Values of an input, in row-major order, each exact in its dtype: distinct where the type allows, the same for one seed.
- * Of a type that is quantised in blocks they are those of tn_case_blocks. */
+/* Values of an input, in row-major order, each exact in its dtype: distinct where the type allows, the same for one
+ * seed. Of a type that is quantised in blocks they are those of tn_case_blocks. */
 void tn_case_values(const tn_case_input *in, uint64_t seed, double *out);
 /* The bytes of an input that is quantised in blocks: any bits, with scales such that values stay within ±2 or so. */
 void tn_case_blocks(const tn_case_input *in, uint64_t seed, void *out);
-/* Is `got` near enough to `want` as a result of this dtype? Relative and absolute tolerances are stated for f32 and shrink
- * with the precision of f64; ulps are the result type's. */
+/* Is `got` near enough to `want` as a result of this dtype? Relative and absolute tolerances are stated for f32 and
+ * shrink with the precision of f64; ulps are the result type's. */
 bool tn_case_allows(const tn_case *c, tn_dtype result, double got, double want);
 
 #endif

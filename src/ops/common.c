@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* ---- view functions ---------------------------------------------------------------------------------------------------- */
+/* ---- view functions ---------------------------------------------------------------------------------------------- */
 
 tn_attrs *tn_view_step(tn_view_steps *s, int op) {
     tn_attrs *a = &s->attrs[s->count];
@@ -46,7 +46,7 @@ tn_status tn_view_dim(const tn_view_steps *s, int64_t dim, int rank, int64_t *ou
     return tn_infer_dim(&c, dim, rank, out);
 }
 
-/* ---- graphs -------------------------------------------------------------------------------------------------------------- */
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
 tn_node *tn_b_const(tn_build *b, double v, const tn_node *like) {
     if (b->status != TN_OK) return NULL;
@@ -82,7 +82,7 @@ tn_status tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **gra
     return b->status;
 }
 
-/* ---- lowering ------------------------------------------------------------------------------------------------------------ */
+/* ---- lowering ---------------------------------------------------------------------------------------------------- */
 
 /* Rounds the low `drop` bits of an f32's pattern away, to nearest, ties to even; NaN stays as it is. */
 static kir_val round_bits(kir_builder *kb, kir_val v, int drop) {
@@ -129,7 +129,7 @@ kir_val tn_lower_narrow(kir_builder *kb, tn_dtype dtype, kir_val v) {
     }
 }
 
-/* ---- f64 references -------------------------------------------------------------------------------------------------------- */
+/* ---- f64 references ---------------------------------------------------------------------------------------------- */
 
 static void walk_steps(const tn_node *n, const tn_node *x, int64_t *step) {
     int64_t s = 1;
@@ -166,7 +166,7 @@ int64_t tn_place(const tn_node *n, const int64_t *at) {
     return place;
 }
 
-/* ---- shape rules ------------------------------------------------------------------------------------------------------------- */
+/* ---- shape rules ------------------------------------------------------------------------------------------------- */
 
 static tn_status refuse_dtype(const tn_infer *c, int input, const char *wanted) {
     return tn_fail(TN_ERR_DTYPE, "%s: dtype %s of input %d does not fit: it must be %s; convert it with tn_cast",
@@ -197,8 +197,9 @@ tn_status tn_need_rows(const tn_infer *c, int input) {
     const tn_node *x = c->in[input];
     char text[96];
     if (tn_rows_follow(x)) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: the rows of input %d, %s of %s, do not follow each other: take rows without a step", c->row->name,
-                   input + 1, tn_shape_text(x, text, sizeof text), tn_dtype_name((tn_dtype)x->dtype));
+    return tn_fail(TN_ERR_SHAPE,
+                   "%s: the rows of input %d, %s of %s, do not follow each other: take rows without a step",
+                   c->row->name, input + 1, tn_shape_text(x, text, sizeof text), tn_dtype_name((tn_dtype)x->dtype));
 }
 
 tn_status tn_infer_float(tn_infer *c) {

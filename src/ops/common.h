@@ -4,7 +4,7 @@
 
 #include "ops/ops_build.h"
 
-/* ---- view functions (kind VIEWS) ------------------------------------------------------------------------------------- */
+/* ---- view functions (kind VIEWS) --------------------------------------------------------------------------------- */
 
 enum { TN_VIEW_STEPS = 3 };
 
@@ -23,7 +23,7 @@ tn_node *tn_view_build(tn_build *b, tn_node *x, const tn_view_steps *s);
 /* dim in [-rank, rank) made ≥ 0, or TN_ERR_SHAPE in the name of s. */
 tn_status tn_view_dim(const tn_view_steps *s, int64_t dim, int rank, int64_t *out);
 
-/* ---- graphs ---------------------------------------------------------------------------------------------------------- */
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
 
 /* A rank-0 constant of like's dtype, on its device: exact in f64 as well, unlike tn_b_number. */
 tn_node *tn_b_const(tn_build *b, double v, const tn_node *like);
@@ -42,12 +42,12 @@ static inline tn_node *tn_b_self(const tn_node *n) { return (tn_node *)(uintptr_
 static inline bool tn_needs_grad(const tn_node *n, int i) { return n->in[i] && (n->in[i]->flags & TN_NODE_GRAD); }
 tn_status tn_grad_none(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads); /* zero almost everywhere */
 
-/* ---- lowering -------------------------------------------------------------------------------------------------------- */
+/* ---- lowering ---------------------------------------------------------------------------------------------------- */
 
 /* v as it is after it was stored as dtype and loaded again: rounded to f16 or bf16, wrapped to 8 or 16 bits. */
 kir_val tn_lower_narrow(kir_builder *kb, tn_dtype dtype, kir_val v);
 
-/* ---- f64 references ---------------------------------------------------------------------------------------------------- */
+/* ---- f64 references ---------------------------------------------------------------------------------------------- */
 
 /* Walks the result's elements in order; at[] is the index, in[] where the broadcast inputs' elements lie. */
 typedef struct tn_walk {
@@ -62,7 +62,7 @@ void tn_walk_next(tn_walk *w);
 /* Place of index at[] in a contiguous tensor of n's shape. */
 int64_t tn_place(const tn_node *n, const int64_t *at);
 
-/* ---- shape rules ------------------------------------------------------------------------------------------------------- */
+/* ---- shape rules ------------------------------------------------------------------------------------------------- */
 
 tn_status tn_infer_float(tn_infer *c);    /* broadcast; TN_ERR_DTYPE unless floating point */
 tn_status tn_infer_bits(tn_infer *c);     /* broadcast; TN_ERR_DTYPE unless integer or bool */
@@ -70,10 +70,10 @@ tn_status tn_infer_not_bool(tn_infer *c); /* broadcast; TN_ERR_DTYPE for bool */
 tn_status tn_need_float(const tn_infer *c, int input);
 tn_status tn_need_integer(const tn_infer *c, int input);
 tn_status tn_need_contiguous(const tn_infer *c, int input);
-bool tn_rows_follow(const tn_node *x); /* a matrix: in order, without gaps, wherever it begins */
+bool tn_rows_follow(const tn_node *x);                /* a matrix: in order, without gaps, wherever it begins */
 tn_status tn_need_rows(const tn_infer *c, int input); /* a matrix whose rows follow each other without a gap */
-/* Rank and shape from a list of attributes, or c->shape checked as it is (symbols stay then); refuses negative extents and
- * products that overflow. */
+/* Rank and shape from a list of attributes, or c->shape checked as it is (symbols stay then); refuses negative extents
+ * and products that overflow. */
 tn_status tn_infer_shape(tn_infer *c, const int64_t *shape, int64_t rank);
 tn_status tn_infer_reshaped(tn_infer *c, const int64_t *shape, int64_t rank); /* the same, with in[0]'s dtype */
 

@@ -21,8 +21,8 @@ static kir_val load_gathered(tn_lower *lw, const tn_node *n, const kir_aff *at, 
     return kir_select(lw->kb, inside, v, outside_value(lw, (tn_dtype)n->dtype));
 }
 
-/* gather(x, dim, index): out[…, i, …] = x[…, index[…, i, …], …]; the result has index's shape. An index outside [0, size)
- * yields NaN (0 for integers). */
+/* gather(x, dim, index): out[…, i, …] = x[…, index[…, i, …], …]; the result has index's shape. An index outside [0,
+ * size) yields NaN (0 for integers). */
 static tn_status infer_gather(tn_infer *c) {
     const tn_node *x = c->in[0], *index = c->in[1];
     int64_t dim;
@@ -115,8 +115,8 @@ const tn_op_impl tn_impl_index_select = {
     .cases = "types=f32,f64,i32; [4,5] [3]:i64@0..3 dim=0; [4,5] [7]:i32@0..4 dim=1; [4] []:i64@0..3 dim=0;"
              "[3,2] [0]:i64@0..0 dim=0; [4] [6]:i64@-2..6 dim=0 grad=off; error=rank [4,5] [2,2]:i64@0..1 dim=0"};
 
-/* scatter_sum(index, src, dim, shape): zeros of `shape`, to which src[…, j, …] is added at […, index[…, j, …], …]; what an
- * index puts outside is left out. One owner an element: it looks through all of dim, in ascending order. */
+/* scatter_sum(index, src, dim, shape): zeros of `shape`, to which src[…, j, …] is added at […, index[…, j, …], …]; what
+ * an index puts outside is left out. One owner an element: it looks through all of dim, in ascending order. */
 static tn_status infer_scatter_sum(tn_infer *c) {
     const tn_node *index = c->in[0], *src = c->in[1];
     int64_t dim, rank = c->attrs->i[1];
@@ -198,8 +198,8 @@ const tn_op_impl tn_impl_scatter_sum = {.class_ = TN_REDUCTION,
                                                  "error=fit [2]:i64@0..1 [2,2] dim=0 shape=(2,2)",
                                         .flops = 1};
 
-/* scatter_last(index, dim, shape): for each element of `shape` the greatest j with index[…, j, …] leading to it, −1 where
- * there is none. */
+/* scatter_last(index, dim, shape): for each element of `shape` the greatest j with index[…, j, …] leading to it, −1
+ * where there is none. */
 static tn_status infer_scatter_last(tn_infer *c) {
     const tn_node *index = c->in[0];
     int64_t dim, rank = c->attrs->i[1];

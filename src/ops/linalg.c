@@ -1,13 +1,13 @@
 /* linalg.c — products of matrices and vectors.
  *
- * One primitive carries them all: matmul_batched, C[…, m, n] = A[…, m, k] · B[…, k, n] with broadcast batch dimensions. The
- * planner gives it to a native kernel and joins its neighbours; its lowering here is the definition (an fma chain over k,
- * KIR_CHAIN) and the way of dtypes that have no kernel. Transposed operands are views and cost nothing. */
+ * One primitive carries them all: matmul_batched, C[…, m, n] = A[…, m, k] · B[…, k, n] with broadcast batch dimensions.
+ * The planner gives it to a native kernel and joins its neighbours; its lowering here is the definition (an fma chain
+ * over k, KIR_CHAIN) and the way of dtypes that have no kernel. Transposed operands are views and cost nothing. */
 #include <string.h>
 
 #include "ops/common.h"
 
-/* ---- shapes -------------------------------------------------------------------------------------------------------- */
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
 static tn_status shapes_do_not_fit(const tn_infer *c, const char *what) {
     char x[96], y[96];
@@ -72,7 +72,7 @@ static tn_status infer_product(tn_infer *c) {
     return TN_OK;
 }
 
-/* ---- the primitive --------------------------------------------------------------------------------------------------- */
+/* ---- the primitive ----------------------------------------------------------------------------------------------- */
 
 static tn_status infer_matmul_batched(tn_infer *c) {
     if (c->in[0]->rank < 2 || c->in[1]->rank < 2) return shapes_do_not_fit(c, "both need at least two dimensions");
@@ -138,7 +138,7 @@ static void reference_matmul_batched(const tn_reference *r) {
                          r->out + i * rows * columns, rows, columns, k);
 }
 
-/* ---- its gradient ------------------------------------------------------------------------------------------------------ */
+/* ---- its gradient ------------------------------------------------------------------------------------------------ */
 
 static tn_node *transposed(tn_build *b, tn_node *x) { return tn_b_transpose(b, x, -2, -1); }
 
@@ -170,8 +170,8 @@ static tn_node *columns_of(tn_build *b, tn_node *x) {
                         2);
 }
 
-/* A shared left operand's gradient as one product over (batch, n) instead of one product a batch entry and their sum: worth
- * it when the products to be summed would be larger than the operands that are rearranged. */
+/* A shared left operand's gradient as one product over (batch, n) instead of one product a batch entry and their sum:
+ * worth it when the products to be summed would be larger than the operands that are rearranged. */
 static bool folding_left_pays(const tn_node *x, const tn_node *y, const tn_node *dy) {
     return batch_count(dy) * x->shape[x->rank - 2] * x->shape[x->rank - 1] > tn_node_numel(y) + tn_node_numel(dy);
 }
@@ -215,7 +215,7 @@ const tn_op_impl tn_impl_matmul_batched = {
              "error=two [3] [3,2]",
 };
 
-/* ---- the everyday names ------------------------------------------------------------------------------------------------ */
+/* ---- the everyday names ------------------------------------------------------------------------------------------ */
 
 static tn_node *as_matrix(tn_build *b, tn_node *x, bool column) {
     if (x->rank > 1) return x;
@@ -228,8 +228,8 @@ static tn_node *compose_matmul(tn_build *b, const tn_node *n) {
     return x->rank > 1 && y->rank > 1 ? product : tn_b_view(b, product, n->shape, n->rank);
 }
 
-/* matmul(x, y): matrix product, as torch.matmul: two vectors give their dot product, a vector and a matrix a vector, and
- * with more dimensions the leading ones are batch dimensions, which broadcast. */
+/* matmul(x, y): matrix product, as torch.matmul: two vectors give their dot product, a vector and a matrix a vector,
+ * and with more dimensions the leading ones are batch dimensions, which broadcast. */
 const tn_op_impl tn_impl_matmul = {
     .infer = infer_product,
     .compose = compose_matmul,
@@ -304,7 +304,7 @@ const tn_op_impl tn_impl_outer = {.promote = true,
                                   .compose = compose_outer,
                                   .cases = "types=f32,f64,i32; [3] [4]; [0] [2]; error=dimensions [2,2] [2]"};
 
-/* ---- linear ------------------------------------------------------------------------------------------------------------ */
+/* ---- linear ------------------------------------------------------------------------------------------------------ */
 
 static bool weight_is_quantized(const tn_node *w) { return tn_dtype_is_quantized((tn_dtype)w->dtype); }
 
@@ -318,7 +318,8 @@ static tn_status check_stored(const tn_infer *c) {
     for (int i = 0; i < c->n_in; i++) {
         if (i == 1 || !c->in[i] || c->in[i]->dtype == TN_F32) continue;
         return tn_fail(TN_ERR_DTYPE, "linear: the weight is %s, so %s must be f32, it is %s; cast it (tn_cast)",
-                       tn_dtype_name((tn_dtype)c->in[1]->dtype), i == 0 ? "x" : "the bias", tn_dtype_name((tn_dtype)c->in[i]->dtype));
+                       tn_dtype_name((tn_dtype)c->in[1]->dtype), i == 0 ? "x" : "the bias",
+                       tn_dtype_name((tn_dtype)c->in[i]->dtype));
     }
     return TN_OK;
 }
@@ -385,9 +386,10 @@ static tn_status grad_linear(tn_build *b, const tn_node *n, tn_node *dy, tn_node
     return b->status;
 }
 
-/* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. A weight that is quantised
- * in blocks is multiplied as it is, with x rounded to eight bits a block of 32 elements: x and bias are f32, so is the
- * result, and its gradient goes to x and bias alone. So is a weight in f16 or bf16 beside f32, without any rounding. */
+/* linear(x, weight, bias): x·weightᵀ + bias; x [..., in], weight [out, in], bias [out] or NULL. A weight that is
+ * quantised in blocks is multiplied as it is, with x rounded to eight bits a block of 32 elements: x and bias are f32,
+ * so is the result, and its gradient goes to x and bias alone. So is a weight in f16 or bf16
+ * beside f32, without any rounding. */
 const tn_op_impl tn_impl_linear = {
     .quantized = 2,
     .infer = infer_linear,
@@ -396,9 +398,10 @@ const tn_op_impl tn_impl_linear = {
     .cases = "tol=4e-6 atol=4e-6; [3,4] [5,4] [5]; [2,3,4] [2,4] -; [4] [3,4] [3]; [0,4] [3,4] [3]; "
              "error=weight [3,4] [4,3] -; error=bias [3,4] [2,4] [3]; error=dtypes [3,4]:f32 [2,4]:f64 -; "
              "error= types=f32 atol=2e-5; [3,64] [5,64]:q4_1 [5]; [2,2,32] [3,32]:q8_0 -; [256] [2,256]:q6_k [2]; "
-             "[3,6] [5,6]:f16 [5]; [6] [2,6]:bf16 -; error=f32 [2,32]:f64 [3,32]:q4_0 -; error=bias [2,32] [3,32]:q4_0 [3]:f64"};
+             "[3,6] [5,6]:f16 [5]; [6] [2,6]:bf16 -; error=f32 [2,32]:f64 [3,32]:q4_0 -; error=bias [2,32] [3,32]:q4_0 "
+             "[3]:f64"};
 
-/* ---- products with factors --------------------------------------------------------------------------------------------- */
+/* ---- products with factors --------------------------------------------------------------------------------------- */
 
 static tn_node *scaled(tn_build *b, tn_node *x, double factor) { return factor == 1.0 ? x : tn_b_scale(b, x, factor); }
 
@@ -450,7 +453,8 @@ const tn_op_impl tn_impl_addmm = {
     .cases = "tol=4e-6 atol=4e-6; [3] [2,4] [4,3] beta=0.5 alpha=-2; [2,1] [2,4] [4,3] beta=1 alpha=1; "
              "[2,3] [2,4] [4,3] beta=0 alpha=1; error=broadcast [2] [2,4] [4,3] beta=1 alpha=1"};
 
-/* baddbmm(input, x, y, beta, alpha): beta·input + alpha·(x·y) of two batches of matrices; input broadcasts to the product. */
+/* baddbmm(input, x, y, beta, alpha): beta·input + alpha·(x·y) of two batches of matrices;
+ * input broadcasts to the product. */
 const tn_op_impl tn_impl_baddbmm = {.infer = infer_baddbmm,
                                     .compose = compose_addmm,
                                     .cases = "tol=4e-6 atol=4e-6; [2,2] [3,2,4] [3,4,2] beta=2 alpha=0.5; "
@@ -479,8 +483,8 @@ static tn_node *compose_gemm(tn_build *b, const tn_node *n) {
     return combine(b, tn_b_matmul_batched(b, x, y), n->f[TN_GEMM_ALPHA], n->in[2], n->f[TN_GEMM_BETA]);
 }
 
-/* gemm(x, y, addend, alpha, beta, trans_x, trans_y): alpha·op(x)·op(y) + beta·addend, where op transposes when asked; addend
- * is NULL or broadcasts to the product. BLAS's gemm without its output argument; ONNX Gemm. */
+/* gemm(x, y, addend, alpha, beta, trans_x, trans_y): alpha·op(x)·op(y) + beta·addend, where op transposes when asked;
+ * addend is NULL or broadcasts to the product. BLAS's gemm without its output argument; ONNX Gemm. */
 const tn_op_impl tn_impl_gemm = {.infer = infer_gemm,
                                  .compose = compose_gemm,
                                  .cases =
@@ -509,15 +513,15 @@ static tn_node *compose_gemv(tn_build *b, const tn_node *n) {
     return combine(b, product, n->f[TN_GEMV_ALPHA], n->in[2], n->f[TN_GEMV_BETA]);
 }
 
-/* gemv(matrix, x, addend, alpha, beta, trans): alpha·op(matrix)·x + beta·addend, where op transposes when asked; addend is
- * NULL or broadcasts to the product. BLAS's gemv without its output argument. */
+/* gemv(matrix, x, addend, alpha, beta, trans): alpha·op(matrix)·x + beta·addend, where op transposes when asked; addend
+ * is NULL or broadcasts to the product. BLAS's gemv without its output argument. */
 const tn_op_impl tn_impl_gemv = {
     .infer = infer_gemv,
     .compose = compose_gemv,
     .cases = "tol=4e-6 atol=4e-6; [4,2] [4] [2] alpha=3 beta=-1 trans=true; "
              "[3,2] [2] - alpha=1 beta=0 trans=false; error=transposing [3,2] [3] - alpha=1 beta=0 trans=false"};
 
-/* ---- trace, cosine_similarity ------------------------------------------------------------------------------------------ */
+/* ---- trace, cosine_similarity ------------------------------------------------------------------------------------ */
 
 static tn_status infer_trace(tn_infer *c) {
     TRY(check_rank(c, 0, 2, "the matrix"));

@@ -14,7 +14,7 @@ static void copy_dim(tn_infer *c, int to, const tn_node *from, int dim) {
     c->symbol[to] = from->symbol[dim];
 }
 
-/* ---- embedding ------------------------------------------------------------------------------------------------------------ */
+/* ---- embedding --------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_embedding(tn_infer *c) {
     const tn_node *index = c->in[0], *weight = c->in[1];
@@ -42,8 +42,8 @@ static tn_node *compose_embedding(tn_build *b, const tn_node *n) {
     return index->rank == 1 ? rows : tn_b_view(b, rows, n->shape, n->rank);
 }
 
-/* embedding(index, weight): the rows of weight [rows, features] with these numbers: index's shape, then features. Of a weight
- * that is quantised in blocks these rows are decoded, to f32. */
+/* embedding(index, weight): the rows of weight [rows, features] with these numbers: index's shape, then features. Of a
+ * weight that is quantised in blocks these rows are decoded, to f32. */
 const tn_op_impl tn_impl_embedding = {
     .quantized = 2,
     .infer = infer_embedding,
@@ -52,14 +52,15 @@ const tn_op_impl tn_impl_embedding = {
              "error=rows [2]:i64@0..1 [4]; error=integer [2]:f32 [4,2]; error= types=f32; [3]:i64@0..4 [5,64]:q4_1; "
              "[2,1]:i64@-1..5 [5,256]:q4_k"};
 
-/* ---- rope --------------------------------------------------------------------------------------------------------------------- */
+/* ---- rope -------------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_rope(tn_infer *c) {
     const tn_node *x = c->in[0], *cosine = c->in[1], *sine = c->in[2];
     char xt[96], ct[96], st[96];
     TRY(tn_need_float(c, 0));
     TRY(tn_infer_same(c));
-    if (x->rank == TN_MAX_RANK) return tn_fail(TN_ERR_SHAPE, "rope: x has %d dimensions, at most %d are possible", x->rank, TN_MAX_RANK - 1);
+    if (x->rank == TN_MAX_RANK)
+        return tn_fail(TN_ERR_SHAPE, "rope: x has %d dimensions, at most %d are possible", x->rank, TN_MAX_RANK - 1);
     bool fits = x->rank >= 1 && cosine->rank >= 1 && cosine->rank <= x->rank && sine->rank == cosine->rank;
     fits = fits && 2 * cosine->shape[cosine->rank - 1] <= x->shape[x->rank - 1];
     for (int d = 0; fits && d < cosine->rank; d++) {
@@ -80,7 +81,8 @@ static tn_status infer_rope(tn_infer *c) {
 }
 
 static tn_status infer_rope_rows(tn_infer *c) {
-    for (int i = 0; i < 3; i++) TRY(tn_need_contiguous(c, i));
+    for (int i = 0; i < 3; i++)
+        TRY(tn_need_contiguous(c, i));
     if (c->in[0]->dtype != TN_F32) return tn_fail(TN_ERR_DTYPE, "%s: only f32", c->row->name);
     return infer_rope(c);
 }
@@ -101,12 +103,14 @@ static kir_val lower_rope_rows(tn_lower *lw, const tn_node *n, const kir_aff *at
     kir_val pair = neighbours ? kir_binary(kb, KIR_SHR, j, one) : kir_select(kb, first, j, low);
     kir_val turning = kir_binary(kb, KIR_LT, j, kir_const_i(kb, KIR_I64, 2 * half));
     memcpy(own, at, (size_t)n->rank * sizeof *own);
-    for (int d = 0; d < angles->rank - 1; d++) table[d] = angles->shape[d] == 1 ? kir_aff_const(0) : at[n->rank - angles->rank + d];
+    for (int d = 0; d < angles->rank - 1; d++)
+        table[d] = angles->shape[d] == 1 ? kir_aff_const(0) : at[n->rank - angles->rank + d];
     table[angles->rank - 1] = tn_aff_value(pair);
     kir_val x = tn_lower_at(lw, n->in[0], own);
     own[last] = tn_aff_value(partner);
     kir_val y = tn_lower_at_masked(lw, n->in[0], own, turning);
-    kir_val cosine = tn_lower_at_masked(lw, n->in[1], table, turning), sine = tn_lower_at_masked(lw, n->in[2], table, turning);
+    kir_val cosine = tn_lower_at_masked(lw, n->in[1], table, turning),
+            sine = tn_lower_at_masked(lw, n->in[2], table, turning);
     sine = kir_select(kb, first, kir_unary(kb, KIR_NEG, sine), sine);
     kir_val turned = kir_binary(kb, KIR_ADD, kir_binary(kb, KIR_MUL, x, cosine), kir_binary(kb, KIR_MUL, y, sine));
     return kir_select(kb, turning, turned, x);
@@ -123,7 +127,8 @@ static void reference_rope_rows(const tn_reference *r) {
         if (j >= 2 * half) continue;
         memcpy(from, w.at, sizeof from);
         from[last] = neighbours ? j ^ 1 : first ? j + half : j - half;
-        for (int d = 0; d < angles->rank - 1; d++) table[d] = angles->shape[d] == 1 ? 0 : w.at[n->rank - angles->rank + d];
+        for (int d = 0; d < angles->rank - 1; d++)
+            table[d] = angles->shape[d] == 1 ? 0 : w.at[n->rank - angles->rank + d];
         table[angles->rank - 1] = neighbours ? j / 2 : j % half;
         int64_t angle = tn_place(angles, table);
         double across = r->in[0][tn_place(n, from)] * r->in[2][angle];
@@ -137,9 +142,11 @@ const tn_op_impl tn_impl_rope_rows = {
     .infer = infer_rope_rows,
     .lower = lower_rope_rows,
     .reference = reference_rope_rows,
-    .cases = "types=f32 tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2] interleaved=false; [2,3,18] [3,8] [3,8] interleaved=true; "
-             "[4,3,13] [4,1,6] [4,1,6] interleaved=false; [5,13] [1,5] [1,5] interleaved=true; [4] [2] [2] interleaved=true; "
-             "error=f32 [2,4]:f64 [2,2]:f64 [2,2]:f64 interleaved=true",
+    .cases =
+        "types=f32 tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2] interleaved=false; [2,3,18] [3,8] [3,8] interleaved=true; "
+        "[4,3,13] [4,1,6] [4,1,6] interleaved=false; [5,13] [1,5] [1,5] interleaved=true; [4] [2] [2] "
+        "interleaved=true; "
+        "error=f32 [2,4]:f64 [2,2]:f64 [2,2]:f64 interleaved=true",
     .flops = 3};
 
 /* The two parts of each pair in x. */
@@ -157,7 +164,8 @@ static rope_parts split_pairs(tn_build *b, const tn_node *n, tn_node *x) {
     return p;
 }
 
-/* x [..., 2·half] with each pair in a dimension of its own: the last one when neighbours are a pair, else the one before. */
+/* x [..., 2·half] with each pair in a dimension of its own: the last one when neighbours
+ * are a pair, else the one before. */
 static tn_node *as_pairs(tn_build *b, const tn_node *n, tn_node *x) {
     int64_t shape[TN_MAX_RANK], half = n->in[1]->shape[n->in[1]->rank - 1];
     int last = n->rank - 1;
@@ -191,7 +199,8 @@ static tn_node *turn(tn_build *b, const tn_node *n, tn_node *x, bool back) {
 static tn_node *turned(tn_build *b, const tn_node *n, tn_node *x, bool back) {
     if (n->dtype != TN_F32 || n->rank - 1 > TN_ROPE_AXES) return turn(b, n, x, back);
     tn_node *sine = back ? tn_b_neg(b, n->in[2]) : n->in[2];
-    return tn_b_rope_rows(b, tn_b_laid_out(b, x), tn_b_laid_out(b, n->in[1]), tn_b_laid_out(b, sine), n->i[TN_ROPE_INTERLEAVED]);
+    return tn_b_rope_rows(b, tn_b_laid_out(b, x), tn_b_laid_out(b, n->in[1]), tn_b_laid_out(b, sine),
+                          n->i[TN_ROPE_INTERLEAVED]);
 }
 
 static tn_node *compose_rope(tn_build *b, const tn_node *n) { return turned(b, n, n->in[0], false); }
@@ -207,18 +216,19 @@ static tn_status grad_rope(tn_build *b, const tn_node *n, tn_node *dy, tn_node *
     return b->status;
 }
 
-/* rope(x, cos, sin, interleaved): rotary position embedding: each pair of x [..., positions, features] is turned by an angle
- * whose cosine and sine are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved; features behind
- * 2·half stay. Source: Su et al. 2021. */
-const tn_op_impl tn_impl_rope = {
-    .infer = infer_rope,
-    .compose = compose_rope,
-    .grad = grad_rope,
-    .cases = "tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2]; [2,3,6] [3,2] [3,2] interleaved=true; "
-             "[2,3,6] [3,2] [3,2]; [2,3,4] [3,2] [3,2] interleaved=true; [2,2,3,4] [1,2] [1,2] interleaved=true; error=half [3,4] [3,3] [3,3]; "
-             "error=fit [3,4] [2,2] [2,2]; error=dtype [3,4]:f32 [3,2]:f64 [3,2]:f64"};
+/* rope(x, cos, sin, interleaved): rotary position embedding: each pair of x [..., positions, features] is turned by an
+ * angle whose cosine and sine are given [positions, half]. Pairs are (i, i + half), or neighbours when interleaved;
+ * features behind 2·half stay. Source: Su et al. 2021. */
+const tn_op_impl tn_impl_rope = {.infer = infer_rope,
+                                 .compose = compose_rope,
+                                 .grad = grad_rope,
+                                 .cases =
+                                     "tol=4e-6 atol=2e-6; [2,3,4] [3,2] [3,2]; [2,3,6] [3,2] [3,2] interleaved=true; "
+                                     "[2,3,6] [3,2] [3,2]; [2,3,4] [3,2] [3,2] interleaved=true; [2,2,3,4] [1,2] [1,2] "
+                                     "interleaved=true; error=half [3,4] [3,3] [3,3]; "
+                                     "error=fit [3,4] [2,2] [2,2]; error=dtype [3,4]:f32 [3,2]:f64 [3,2]:f64"};
 
-/* ---- attention ------------------------------------------------------------------------------------------------------------------ */
+/* ---- attention --------------------------------------------------------------------------------------------------- */
 
 static tn_status attention_mismatch(const tn_infer *c, const char *what) {
     char q[96], k[96], v[96];
@@ -340,9 +350,10 @@ static tn_node *compose_attention(tn_build *b, const tn_node *n) {
     return tn_b_cast_like(b, group ? tn_b_view(b, y, n->shape, n->rank) : y, n);
 }
 
-/* scaled_dot_product_attention(q, k, v, mask, is_causal, scale): softmax(scale · q kᵀ + mask) v; q [..., heads, queries,
- * features], k and v [..., kv_heads, keys, features], heads a multiple of kv_heads (grouped queries). mask, NULL or
- * broadcastable to [..., heads, queries, keys], is added, or if bool lets see where true; is_causal lets query i see keys
+/* scaled_dot_product_attention(q, k, v, mask, is_causal, scale): softmax(scale · q kᵀ + mask) v; q [..., heads,
+ * queries, features], k and v [..., kv_heads, keys, features], heads a multiple of kv_heads (grouped queries). mask,
+ * NULL or broadcastable to [..., heads, queries, keys], is added, or if bool lets see where true; is_causal lets query
+ * i see keys
  * 0 … i; scale 0 means 1/sqrt(features). Source: Vaswani et al. 2017, eq. 1. */
 const tn_op_impl tn_impl_scaled_dot_product_attention = {
     .infer = infer_attention,

@@ -1,13 +1,14 @@
 /* quantized.c — weights that take less room than f32: decoded, and multiplied as they are stored.
  *
- * An op that reads such a weight element by element needs nothing of its own: lowering decodes an element where it is asked
- * for (core/blocks.c), so a gather decodes the rows that it takes and no others. The product has a kernel (kern.h), which
- * rounds the other operand to eight bits a block as well; where there is none, it is the product with the decoded weight. */
+ * An op that reads such a weight element by element needs nothing of its own: lowering decodes an element where it is
+ * asked for (core/blocks.c), so a gather decodes the rows that it takes and no others. The product has a kernel
+ * (kern.h), which rounds the other operand to eight bits a block as well; where there is none, it is the product with
+ * the decoded weight. */
 #include <math.h>
 
 #include "ops/common.h"
 
-/* ---- dequantize ------------------------------------------------------------------------------------------------------------ */
+/* ---- dequantize -------------------------------------------------------------------------------------------------- */
 
 static tn_status infer_dequantize(tn_infer *c) {
     tn_dtype from = (tn_dtype)c->in[0]->dtype, to = (tn_dtype)c->attrs->i[TN_DEQUANTIZE_DTYPE];
@@ -34,7 +35,7 @@ const tn_op_impl tn_impl_dequantize = {
         "[256]:q5_k dtype=f32; [3,512]:q6_k dtype=f32; [2,64]:q8_0 dtype=f16 tol=1e-3; [0,32]:q4_0 dtype=f32 tol=0; "
         "error=floating [32]:q4_0 dtype=i32; error=tn_cast [32] dtype=f32"};
 
-/* ---- linear_quantized -------------------------------------------------------------------------------------------------------- */
+/* ---- linear_quantized -------------------------------------------------------------------------------------------- */
 
 enum { Q8_BLOCK = 32 };
 
@@ -106,8 +107,8 @@ static void reference_linear_quantized(const tn_reference *r) {
 /* linear_quantized(x, weight): x·weightᵀ for x [m, in] in f32 and a weight [out, in] that is quantised in blocks; x is
  * rounded to eight bits a block of 32 (kern.h has the definition).
  *
- * Cases: |x| ≤ 2 and |w| ≤ 2, so partial sums stay below 4·in; each of in/32 blocks rounds a few times by 2⁻²⁴ of them, in
- * either direction: their root adds up to less than 2e-5 for in ≤ 512. */
+ * Cases: |x| ≤ 2 and |w| ≤ 2, so partial sums stay below 4·in; each of in/32 blocks rounds a few times by 2⁻²⁴ of them,
+ * in either direction: their root adds up to less than 2e-5 for in ≤ 512. */
 const tn_op_impl tn_impl_linear_quantized = {
     .class_ = TN_MATMUL,
     .quantized = 2,
@@ -124,7 +125,7 @@ const tn_op_impl tn_impl_linear_quantized = {
         "[7,256] [18,256]:q6_k; [0,32] [3,32]:q8_0; [2,32] [0,32]:q8_0; error=fit [2,64] [3,32]:q4_0; "
         "error=f32 [2,32]:f64 [3,32]:q4_0"};
 
-/* ---- linear_half ------------------------------------------------------------------------------------------------------------- */
+/* ---- linear_half ------------------------------------------------------------------------------------------------- */
 
 static void reference_linear_half(const tn_reference *r) {
     int64_t m = r->node->shape[0], n = r->node->shape[1], k = r->node->in[0]->shape[1];
@@ -137,8 +138,8 @@ static void reference_linear_half(const tn_reference *r) {
         }
 }
 
-/* linear_half(x, weight): x·weightᵀ for x [m, in] in f32 and a weight [out, in] in f16 or bf16, widened where it is read: the bits
- * of the product with the cast weight. */
+/* linear_half(x, weight): x·weightᵀ for x [m, in] in f32 and a weight [out, in] in f16 or bf16, widened where it is
+ * read: the bits of the product with the cast weight. */
 const tn_op_impl tn_impl_linear_half = {
     .class_ = TN_MATMUL,
     .reduce = KIR_CHAIN,

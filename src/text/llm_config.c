@@ -1,8 +1,8 @@
 /* llm_config.c — from a GGUF file's metadata to a model's sizes, every one of them checked.
  *
- * A family of models is a table row: what it is called in files and which tensors a layer has. Every tensor of the file must
- * be one that the row knows, in the shape that the metadata gives it: a model that has something more would be computed
- * wrongly without it, so it is refused by name. */
+ * A family of models is a table row: what it is called in files and which tensors a layer has. Every tensor of the file
+ * must be one that the row knows, in the shape that the metadata gives it: a model that has something more would be
+ * computed wrongly without it, so it is refused by name. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,8 +18,8 @@ enum {
     NORMS = BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM)
 };
 
-/* Files of the llama architecture store the rows of q and k so that rope turns neighbours; the others leave them as they
- * were trained. */
+/* Files of the llama architecture store the rows of q and k so that rope turns neighbours; the others leave them as
+ * they were trained. */
 static const llm_family families[] = {
     {"llama", "Llama, Mistral, SmolLM", true, 0, BIASES | BIT(SLOT_O_BIAS)},
     {"qwen2", "Qwen 2, Qwen 2.5", false, BIASES, 0},

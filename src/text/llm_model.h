@@ -1,7 +1,7 @@
 /* llm_model.h — what the files of the language model share: its sizes as checked, its weights by slot.
  *
- * llm_config.c turns a file's metadata into an llm_config and proves that every tensor fits it; llm_record.c records the
- * model's operations; llm.c owns the sequence: cache, plans, position. */
+ * llm_config.c turns a file's metadata into an llm_config and proves that every tensor fits it; llm_record.c records
+ * the model's operations; llm.c owns the sequence: cache, plans, position. */
 #ifndef TN_TEXT_LLM_MODEL_H
 #define TN_TEXT_LLM_MODEL_H
 

@@ -1,8 +1,8 @@
 /* llm_record.c — a decoder's operations, recorded: embedding, layers of attention and feed-forward, output.
  *
- * One recording serves prompts (any number of tokens: the extent is symbolic) and single tokens alike. Keys and values are
- * appended to the caches within it; attention reads the older ones from there and the new ones from where they were made.
- * Handles of everything between are given up at the end of the scope, so the planner need not keep any of it. */
+ * One recording serves prompts (any number of tokens: the extent is symbolic) and single tokens alike. Keys and values
+ * are appended to the caches within it; attention reads the older ones from there and the new ones from where they were
+ * made. Handles of everything between are given up at the end of the scope, so the planner need not keep any of it. */
 #include "text/llm_model.h"
 
 /* Rotary angles of the new tokens, made once and shared by all layers: [n, 1, half]. */

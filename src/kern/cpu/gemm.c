@@ -1,7 +1,7 @@
 /* gemm.c — matrix products on the processor; compiled once per instruction set and element type.
  *
- * C is cut into strips of rows and columns, one or more a thread. A strip brings a block of A into its cache (packed, or
- * read where it lies), and multiplies it with B block after block; every 256 steps of k are one chain that starts at
+ * C is cut into strips of rows and columns, one or more a thread. A strip brings a block of A into its cache (packed,
+ * or read where it lies), and multiplies it with B block after block; every 256 steps of k are one chain that starts at
  * +0 and is added to C in order. Nothing else decides a bit: any cut, any number of threads and any instruction set
  * give the same result.
  *
@@ -136,15 +136,16 @@ static bool is_b_fixed(const tn_gemm_args *g) {
 /* Rows at this distance share one set of the first cache. */
 static bool bad_distance(int64_t stride) { return stride * (int64_t)sizeof(real) % 4096 == 0; }
 
-/* Rows of B that are contiguous are read where they lie, as long as B is passed over a few times only, or from a cache. */
+/* Rows of B that are contiguous are read where they lie, as long as B is passed over a
+ * few times only, or from a cache. */
 static bool is_b_readable(const tn_gemm_args *x) {
     if (x->b.joint.vm || x->b.col_stride != 1) return false;
     if (x->m <= MAX_ROWS) return true;
     return (double)x->k * (double)x->n <= IN_PLACE_ELEMENTS && !bad_distance(x->b.row_stride);
 }
 
-/* What is packed once for many rows of A is worth a meeting of all threads; what is used for one block of rows is packed
- * by the thread that uses it. */
+/* What is packed once for many rows of A is worth a meeting of all threads; what is used for one block of rows is
+ * packed by the thread that uses it. */
 static b_source choose_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->packed_b) return B_CACHED;
@@ -153,9 +154,9 @@ static b_source choose_b(const gemm *g) {
     return used_once ? B_ON_THE_FLY : B_TOGETHER;
 }
 
-/* Rows that are contiguous are streams: packing them gains nothing, unless they are in each other's way. Columns are read
- * 14 numbers at a time and leave the page at almost every step, unless they are short; with few panels of B that happens
- * too seldom to matter. */
+/* Rows that are contiguous are streams: packing them gains nothing, unless they are in each other's way. Columns are
+ * read 14 numbers at a time and leave the page at almost every step, unless they are short; with few panels of B that
+ * happens too seldom to matter. */
 static bool choose_a_in_place(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->a.joint.vm) return false;
@@ -230,7 +231,7 @@ static bool splits_by_batch(const gemm *g, int threads) {
     return flops(g) < 4 * PART_FLOPS || g->batches % threads == 0 || g->batches >= 4 * threads;
 }
 
-/* ---- one part: a thread with its memory --------------------------------------------------------------------------- */
+/* ---- one part: a thread with its memory -------------------------------------------------------------------------- */
 
 typedef struct part {
     real *a_packed, *b_packed, *c_block, *load;
@@ -267,7 +268,7 @@ static real *element(const tn_matrix *x, const int64_t *batch, int64_t row, int6
     return (real *)x->data + at;
 }
 
-/* ---- packing ------------------------------------------------------------------------------------------------------ */
+/* ---- packing ----------------------------------------------------------------------------------------------------- */
 
 /* One block of B into panels that are `distance` elements apart. `at` counts in B: rows are steps of k. */
 static void pack_b_memory(const gemm *g, const int64_t *batch, box at, real *to, int64_t distance) {
@@ -351,7 +352,7 @@ static void pack_a(const gemm *g, part *p, const int64_t *batch, box at, real *t
     }
 }
 
-/* ---- one block ---------------------------------------------------------------------------------------------------- */
+/* ---- one block --------------------------------------------------------------------------------------------------- */
 
 /* A block of A as tiles read it: in place, or packed chunk after chunk. */
 typedef struct a_block {
@@ -423,7 +424,7 @@ static void multiply(const a_block *a, int64_t k, tile t, int64_t rows, int64_t 
     }
 }
 
-/* ---- a group: products that share one B, on some threads ---------------------------------------------------------- */
+/* ---- a group: products that share one B, on some threads --------------------------------------------------------- */
 
 typedef struct group {
     const gemm *g;
@@ -574,10 +575,10 @@ static void choose_strips(group *s) {
     }
 }
 
-/* ---- packing B together ------------------------------------------------------------------------------------------- */
+/* ---- packing B together ------------------------------------------------------------------------------------------ */
 
-/* A region of B, cut into blocks of some panels and CHUNK steps, and where they go: chunk after chunk, so that the panels
- * of one chunk lie together and use all sets of the cache. */
+/* A region of B, cut into blocks of some panels and CHUNK steps, and where they go: chunk after chunk, so that the
+ * panels of one chunk lie together and use all sets of the cache. */
 typedef struct b_region {
     const gemm *g;
     const int64_t *batch;
@@ -609,7 +610,7 @@ static void pack_b_together(const gemm *g, const int64_t *batch, box at, real *t
     }
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------ */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static void run_stage(group *s) {
     const gemm *g = s->g;
@@ -627,7 +628,8 @@ static void run_stage(group *s) {
     }
 }
 
-/* Products `first` to `first + batches`, which share one B. `shared`: shared_bytes of memory, then that of the parts. */
+/* Products `first` to `first + batches`, which share one B. `shared`: shared_bytes of
+ * memory, then that of the parts. */
 static void run_group(const gemm *g, int64_t first, int64_t batches, int threads, char *shared) {
     group s = {.g = g, .first = first, .batches = batches, .threads = threads, .parts = shared + g->shared_bytes};
     s.sums = (real *)(void *)shared;

@@ -2,12 +2,13 @@
  * product instructions.
  *
  * x is rounded to 8 bits once (a record of 32 numbers, their scale and their sum), for some hundred rows at a time that
- * the second cache holds. Each thread then takes a share of the groups of 16 weight rows. One row of x: the group's bits
- * are unpacked in registers and used at once, so that memory decides the speed. More rows: the group is unpacked into
- * a panel of plain bytes and f32 scales in the first cache, and rows of x pass by in tiles. The kernels for panels
+ * the second cache holds. Each thread then takes a share of the groups of 16 weight rows. One row of x: the group's
+ * bits are unpacked in registers and used at once, so that memory decides the speed. More rows: the group is unpacked
+ * into a panel of plain bytes and f32 scales in the first cache, and rows of x pass by in tiles. The kernels for panels
  * know no format but only how many parts a block has and whether there is a minimum.
  *
- * Every result is one accumulator that goes through its blocks in order, in all of these ways: the bits are the same. */
+ * Every result is one accumulator that goes through its blocks in order, in all of
+ * these ways: the bits are the same. */
 #include "kern/cpu/cpu.h"
 
 #include <string.h>
@@ -47,7 +48,7 @@ static const double OPS_A_PART = 1e6;    /* … nor are so many multiplications 
 static const double HALF_COST = 4;       /* of an operation with weights in f16 or bf16, beside one of small integers */
 static const int64_t ROUND_A_PART = 8192; /* numbers of x to round: as much time */
 
-/* ---- unpacking ---------------------------------------------------------------------------------------------------- */
+/* ---- unpacking --------------------------------------------------------------------------------------------------- */
 
 /* Chunk after chunk of a block, one vector of rows. */
 KERNEL void unpack_bits(tn_qbits bits, const uint8_t *low, const uint8_t *high, VB w[CHUNKS]) {
@@ -106,7 +107,7 @@ KERNEL void unpack_scales(tn_qscales form, const uint8_t *p, int b, int row, sca
     }
 }
 
-/* ---- rows of x: records ------------------------------------------------------------------------------------------- */
+/* ---- rows of x: records ------------------------------------------------------------------------------------------ */
 
 /* 32 numbers of 8 bits, dx, then a number for each part: dx · Σ q where weights have a minimum, else −zero · Σ q, with
  * which the sum of products starts. Records of a tile's rows lie side by side, block after block. */
@@ -126,8 +127,8 @@ VEC_INLINE float read_real(const uint8_t *p) {
     return x;
 }
 
-/* Up to ROUND_BLOCKS blocks of a row, a multiple of ROUND_AT_ONCE; step by step for all of them: each step waits for the
- * one before, blocks do not wait for each other. */
+/* Up to ROUND_BLOCKS blocks of a row, a multiple of ROUND_AT_ONCE; step by step for all of them: each step waits for
+ * the one before, blocks do not wait for each other. */
 static void round_blocks(const float *x, int count, const tn_qformat *f, uint8_t *record, int64_t step) {
     static const float least = 0x1p-100f;
     int32_t most[ROUND_BLOCKS], sum[ROUND_BLOCKS][2];
@@ -158,7 +159,7 @@ static void round_blocks(const float *x, int count, const tn_qformat *f, uint8_t
     }
 }
 
-/* ---- kernels ------------------------------------------------------------------------------------------------------ */
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 /* One row of x and one group of weights, all blocks. */
 typedef struct stripe {
@@ -249,7 +250,7 @@ KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_
     VEC_UNROLL for (int half = 0; half < HALVES; half++) v_store(p->c + half * VL, acc[half]);
 }
 
-/* ---- their instances ---------------------------------------------------------------------------------------------- */
+/* ---- their instances --------------------------------------------------------------------------------------------- */
 
 #define PANEL_KERNELS(name, parts, has_minimum, wide)                                                  \
     static void name##_full(const tile *t) { multiply_panel(t, TILE, parts, has_minimum, wide); }      \
@@ -329,7 +330,7 @@ typedef struct half_set {
 HALF_KERNELS(half, false)
 HALF_KERNELS(brain, true)
 
-/* ---- panels ------------------------------------------------------------------------------------------------------- */
+/* ---- panels ------------------------------------------------------------------------------------------------------ */
 
 KERNEL void bits_to_panel_as(tn_qbits bits, const uint8_t *low, const uint8_t *high, const tn_qlayout *l,
                              int64_t blocks, uint8_t *to, int64_t step) {
@@ -389,7 +390,7 @@ static void scales_to_panel(tn_qscales form, const uint8_t *from, const tn_qlayo
     if (form == TN_QSCALES_NIBBLE) scales_to_panel_as(TN_QSCALES_NIBBLE, from, l, blocks, to, step);
 }
 
-/* ---- a call ------------------------------------------------------------------------------------------------------- */
+/* ---- a call ------------------------------------------------------------------------------------------------------ */
 
 typedef struct qmat {
     const tn_qmat_args *args;
@@ -442,7 +443,7 @@ static void plan(qmat *q, const tn_qmat_args *args) {
     q->part_bytes = q->panel_bytes + q->sums_bytes + port_scratch(&args->c.joint, 0);
 }
 
-/* ---- rounding ----------------------------------------------------------------------------------------------------- */
+/* ---- rounding ---------------------------------------------------------------------------------------------------- */
 
 static uint8_t *rounded(const qmat *q) { return q->args->workspace; }
 
@@ -479,7 +480,7 @@ static void round_rows(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* ---- multiplying -------------------------------------------------------------------------------------------------- */
+/* ---- multiplying ------------------------------------------------------------------------------------------------- */
 
 typedef struct part {
     uint8_t *panel;
@@ -669,7 +670,7 @@ static void multiply_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------ */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static int choose_threads(const qmat *q) {
     double bytes = (double)q->groups * (double)q->layout.group;

@@ -131,7 +131,7 @@ VEC_INLINE VI q_dot2(VI sum, VB w0, VI q0, VB w1, VI q1, bool wide) {
 #endif
 }
 
-/* ---- blocks of 32 numbers to 8 bits, ROUND_AT_ONCE of them --------------------------------------------------------- */
+/* ---- blocks of 32 numbers to 8 bits, ROUND_AT_ONCE of them ------------------------------------------------------- */
 
 /* q_most: the bits of each block's largest absolute value; as integers, NaN is above infinity and infinity above all
  * numbers. q_round: x · factor[b] to the nearest integers, which fit in 8 bits, each block at a distance of `step` from

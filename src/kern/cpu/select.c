@@ -68,7 +68,7 @@ void tn_attention(const tn_attention_args *args) { tables()->attention->run(args
 
 void tn_cache_write(const tn_cache_write_args *args) { tables()->attention->append(args); }
 
-/* ---- block-quantised weights -------------------------------------------------------------------------------------- */
+/* ---- block-quantised weights ------------------------------------------------------------------------------------- */
 
 #ifdef TN_HAVE_AVX2_VNNI
 #define QMAT_AVX2_VNNI &tn_qmat_table_avx2vnni

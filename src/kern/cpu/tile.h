@@ -15,9 +15,9 @@
 
 #include "vec.h"
 
-/* Rows are bounded by the registers: rows · 2 sums, two vectors of B and one of A must fit; for double, where nobody waits
- * for the last tenth, by the size of the code. WIDE_n: panels that n rows take at once; 1 where one panel keeps the
- * multipliers busy. */
+/* Rows are bounded by the registers: rows · 2 sums, two vectors of B and one of A must fit; for double, where nobody
+ * waits for the last tenth, by the size of the code. WIDE_n: panels that n rows take at once; 1 where one panel keeps
+ * the multipliers busy. */
 #if defined(__AVX512F__) && defined(TN_VEC_F64)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 enum { TILE_ROWS = 8, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
@@ -63,8 +63,8 @@ enum {
     STRETCH = 64 / sizeof(real) /* steps between two prefetches of a row of A: one cache line */
 };
 
-/* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A lie
- * side by side. */
+/* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A
+ * lie side by side. */
 VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
                          const bool adjacent) {
     const int width = panels * vectors;

@@ -133,7 +133,7 @@ VEC_INLINE void v_part_store(real *p, M m, V x) {
 
 #endif
 
-/* ---- transposes: within the pieces of PIECE vectors, then of whole pieces between PIECES vectors ------------------ */
+/* ---- transposes: within the pieces of PIECE vectors, then of whole pieces between PIECES vectors ----------------- */
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 
