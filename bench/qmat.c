@@ -14,6 +14,7 @@
 
 #include "base/base.h"
 #include "kern/kern.h"
+#include "kir/kir_math.h"
 
 enum { SAMPLES = 15, STEPS = 20000 };
 static const double SAMPLE_SECONDS = 4e-3;
@@ -177,15 +178,26 @@ static void free_problem(problem *p) {
     tn_mem_free(p->args.workspace);
 }
 
+static void widen_row(const matrix *w, int64_t j, float *row) {
+    const uint8_t *from = w->blocks + (size_t)j * tn_dtype_bytes(w->dtype, w->k);
+    if (tn_dtype_block(w->dtype) > 1) {
+        tn_decode_blocks(w->dtype, from, w->k / tn_dtype_block(w->dtype), row);
+        return;
+    }
+    for (int64_t k = 0; k < w->k; k++) {
+        uint16_t h = (uint16_t)(from[2 * k] | from[2 * k + 1] << 8);
+        row[k] = w->dtype == TN_F16 ? kir_from_f16(h) : kir_from_bf16(h);
+    }
+}
+
 static bool is_right(const problem *p, const matrix *w) {
     float *row = tn_mem_alloc((size_t)w->k * sizeof *row);
     if (!row) return false;
     bool right = true;
-    size_t row_bytes = tn_dtype_bytes(w->dtype, w->k);
     tn_qmat(&p->args);
     for (int64_t probe = 0; probe < 100; probe++) {
         int64_t i = probe * 37 % p->args.m, j = probe * 91 % w->n;
-        tn_decode_blocks(w->dtype, w->blocks + (size_t)j * row_bytes, w->k / tn_dtype_block(w->dtype), row);
+        widen_row(w, j, row);
         double sum = 0, size = 0;
         for (int64_t k = 0; k < w->k; k++) {
             sum += (double)row[k] * (double)p->x[i * w->k + k];
@@ -233,10 +245,13 @@ static bool bench_matrix(const matrix *w, int64_t m) {
 static bool bench_kernels(void) {
     static const int64_t sizes[][2] = {{576, 576}, {192, 576}, {1536, 576}, {576, 1536}, {4096, 4096}};
     bool right = true;
-    for (int dtype = TN_Q4_0; dtype <= TN_Q6_K; dtype++) {
+    static const tn_dtype dtypes[] = {TN_Q4_1, TN_Q4_0, TN_Q5_0, TN_Q5_1, TN_Q8_0, TN_Q2_K,
+                                      TN_Q3_K, TN_Q4_K, TN_Q5_K, TN_Q6_K, TN_F16,  TN_BF16};
+    for (size_t d = 0; d < TN_COUNT(dtypes); d++) {
+        tn_dtype dtype = dtypes[d];
         for (size_t i = dtype == TN_Q4_1 ? 0 : TN_COUNT(sizes) - 1; i < TN_COUNT(sizes); i++) {
             matrix w;
-            if (!make_matrix(&w, sizes[i][0], sizes[i][1], (tn_dtype)dtype, NULL)) return false;
+            if (!make_matrix(&w, sizes[i][0], sizes[i][1], dtype, NULL)) return false;
             static const int64_t rows[] = {1, 2, 4, 7, 16, 512};
             for (size_t j = 0; j < TN_COUNT(rows); j++)
                 right = bench_matrix(&w, rows[j]) && right;
