@@ -225,9 +225,7 @@ static tn_status load(work *w) {
     if (status == TN_OK) status = make_prompt(w);
     if (status == TN_OK) status = tn_sampler_new(&w->asked->sampling, &w->sampler);
     if (status != TN_OK) return status;
-    tn_llm_options o = {.struct_size = sizeof o,
-                        .context = choose_context(w, &facts),
-                        .device = w->device};
+    tn_llm_options o = {.struct_size = sizeof o, .context = choose_context(w, &facts), .device = w->device};
     status = tn_llm_open(w->asked->model, &o, &w->model);
     if (status == TN_OK) status = tn_llm_prepare(w->model);
     w->facts.struct_size = sizeof w->facts;

@@ -9,7 +9,8 @@ enum { LONG = 200000 };
 
 static tn_tensor *vector_of(int64_t count, double from) {
     float *v = malloc((size_t)count * sizeof *v + 1);
-    for (int64_t n = 0; n < count; n++) v[n] = (float)(from + (double)(n % 13));
+    for (int64_t n = 0; n < count; n++)
+        v[n] = (float)(from + (double)(n % 13));
     tn_tensor *t = tn_from_data(v, &count, 1, TN_F32);
     free(v);
     return t;
@@ -26,7 +27,7 @@ static void assert_reads(const tn_tensor *t, const float *want, int count) {
 #define ASSERT_READS(t, ...) \
     assert_reads(t, (const float[]){__VA_ARGS__}, (int)(sizeof((const float[]){__VA_ARGS__}) / sizeof(float)))
 
-/* ---- order ----------------------------------------------------------------------------------------------------------- */
+/* ---- order ------------------------------------------------------------------------------------------------------- */
 
 static tn_tensor *turned(const tn_tensor *x) { return tn_contiguous(tn_slice(x, 0, INT64_MAX, INT64_MIN, -1)); }
 
@@ -105,8 +106,8 @@ static void a_recording_without_reads_is_bounded(void **state) {
     }
 }
 
-/* The same operations with the same results kept, but asked for by other handles: what x was before the write by two views
- * or by the later one alone. */
+/* The same operations with the same results kept, but asked for by other handles: what x was before the write by two
+ * views or by the later one alone. */
 static void a_plan_is_found_again_whoever_keeps_its_results(void **state) {
     (void)state;
     for (int round = 0; round < 4; round++) {
@@ -122,13 +123,14 @@ static void a_plan_is_found_again_whoever_keeps_its_results(void **state) {
     }
 }
 
-/* ---- captured graphs ------------------------------------------------------------------------------------------------- */
+/* ---- captured graphs --------------------------------------------------------------------------------------------- */
 
 /* A product keeps its weight packed between runs; a launch that writes the weight must not leave it so. */
 static void a_product_notices_that_a_launch_wrote_its_weight(void **state) {
     (void)state;
     TN_SCOPE {
-        tn_tensor *w = vector_of(4, 1), *x = tn_full(TN_DIMS(1, 4), 1.0, TN_F32), *by = tn_full(TN_DIMS(1), 1.0, TN_F32);
+        tn_tensor *w = vector_of(4, 1), *x = tn_full(TN_DIMS(1, 4), 1.0, TN_F32),
+                  *by = tn_full(TN_DIMS(1), 1.0, TN_F32);
         tn_graph *graph = NULL;
         assert_ok(tn_make_state(w));
         assert_ok(tn_eval(NULL, 0));
@@ -194,7 +196,7 @@ static void what_a_launch_hands_out_keeps_its_value(void **state) {
     }
 }
 
-/* ---- handles --------------------------------------------------------------------------------------------------------- */
+/* ---- handles ----------------------------------------------------------------------------------------------------- */
 
 static int64_t live_bytes(void) {
     tn_runtime_stats stats = {.struct_size = sizeof stats};
@@ -304,11 +306,13 @@ static void views_of_views_have_an_end(void **state) {
     (void)state;
     TN_SCOPE {
         tn_tensor *x = vector_of(3, 1), *v = x;
-        for (int n = 0; n < 60; n++) v = tn_slice(v, 0, INT64_MAX, INT64_MIN, -1);
+        for (int n = 0; n < 60; n++)
+            v = tn_slice(v, 0, INT64_MAX, INT64_MIN, -1);
         tn_add_(tn_slice(v, 0, 0, 1, 1), tn_scalar(5));
         ASSERT_READS(x, 6, 2, 3);
         ASSERT_READS(v, 6, 2, 3);
-        for (int n = 0; n < 10; n++) v = tn_detach(v);
+        for (int n = 0; n < 10; n++)
+            v = tn_detach(v);
         assert_int_equal(tn_status_of(v), TN_ERR_UNSUPPORTED);
         assert_text_has(tn_error(), "contiguous");
     }

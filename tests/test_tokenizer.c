@@ -1,8 +1,9 @@
-/* test_tokenizer.c — promises of the tokenizers: the same ids as the references on hostile texts, text back out of ids, and
- * no vocabulary or text that breaks or stalls them.
+/* test_tokenizer.c — promises of the tokenizers: the same ids as the references on hostile texts, text back out of ids,
+ * and no vocabulary or text that breaks or stalls them.
  *
- * References: tests/golden/tokenizer_small.json (Hugging Face's tokenizers, Google's sentencepiece; small vocabularies that
- * lie in the file) and tokenizer_smollm2.json (llama.cpp on SmolLM2's own file, where that is in the cache folder). */
+ * References: tests/golden/tokenizer_small.json (Hugging Face's tokenizers, Google's sentencepiece; small vocabularies
+ * that lie in the file) and tokenizer_smollm2.json (llama.cpp on SmolLM2's own file, where
+ * that is in the cache folder). */
 #include "test_support.h"
 
 #include <math.h>
@@ -394,7 +395,7 @@ static void facts_are_told(void **state) {
     tn_tokenizer_free(NULL);
 }
 
-/* ---- from a file -------------------------------------------------------------------------------------------------- */
+/* ---- from a file ------------------------------------------------------------------------------------------------- */
 
 /* A GGUF file of metadata alone, written value by value. */
 static void put_u32(FILE *f, uint32_t v) { assert_int_equal(fwrite(&v, sizeof v, 1, f), 1); }

@@ -202,8 +202,8 @@ const char *tn_isa_name(tn_isa isa); /* "baseline", "avx2", "avx512" */
 tn_status tn_threads_set(int n);
 int tn_threads(void);
 
-/* From now on tn_threads() and tn_parallel count no more than `most` threads on the calling thread, 0: no limit. Returns
- * the limit before, to be put back. For work whose memory was measured out for so many. */
+/* From now on tn_threads() and tn_parallel count no more than `most` threads on the calling thread, 0: no limit.
+ * Returns the limit before, to be put back. For work whose memory was measured out for so many. */
 int tn_threads_limit(int most);
 
 /* Calls body(ctx, begin, end, worker) for parts of [0, n), each at least `grain` long but the last, on the pool and the

@@ -21,7 +21,7 @@
 #include "hal/hal.h"
 #include "kern/kern.h"
 
-/* ---- a pointer table: node or buffer → small number (map.c) ---------------------------------------------------------- */
+/* ---- a pointer table: node or buffer → small number (map.c) ------------------------------------------------------ */
 
 typedef struct tn_pointer_map {
     const void **keys;
@@ -33,7 +33,7 @@ tn_status tn_map_put(tn_pointer_map *m, const void *key, int32_t value);
 void tn_map_clear(tn_pointer_map *m); /* keeps its memory */
 void tn_map_free(tn_pointer_map *m);
 
-/* ---- what a flush binds ----------------------------------------------------------------------------------------------- */
+/* ---- what a flush binds ------------------------------------------------------------------------------------------ */
 
 /* One result that outlives the run. */
 typedef struct tn_output {
@@ -74,64 +74,70 @@ typedef struct tn_binding {
     int32_t last_leaf_id;
 } tn_binding;
 
-/* ---- values (values.c) ------------------------------------------------------------------------------------------------ */
+/* ---- values (values.c) ------------------------------------------------------------------------------------------- */
 
 typedef struct tn_value {
     const tn_node *node;
-    const tn_op_row *row;  /* NULL: a leaf, bound to a slot */
-    int *in, n_in;         /* values; -1 for an absent optional input */
-    int root;              /* views: the value whose memory they look into; else itself */
+    const tn_op_row *row;                /* NULL: a leaf, bound to a slot */
+    int *in, n_in;                       /* values; -1 for an absent optional input */
+    int root;                            /* views: the value whose memory they look into; else itself */
     int64_t offset, stride[TN_MAX_RANK]; /* views and leaves: place in root's memory, in elements */
-    int slot;              /* leaves: bound buffer */
-    int output;            /* index among the plan's outputs, or -1 */
-    int dial;              /* dials: index among the binding's dials, or -1 */
+    int slot;                            /* leaves: bound buffer */
+    int output;                          /* index among the plan's outputs, or -1 */
+    int dial;                            /* dials: index among the binding's dials, or -1 */
     /* fuse.c */
-    bool stored;           /* gets memory */
-    bool alone;            /* an attempt to join it failed: its own group, always stored */
-    int group;             /* where it is computed, -1 while inlined */
-    float weight;          /* work to compute it again from what is in memory */
-    int *pulls;            /* groups that need it, while inlined; then those that read it */
+    bool stored;  /* gets memory */
+    bool alone;   /* an attempt to join it failed: its own group, always stored */
+    int group;    /* where it is computed, -1 while inlined */
+    float weight; /* work to compute it again from what is in memory */
+    int *pulls;   /* groups that need it, while inlined; then those that read it */
     int pull_count;
     size_t pull_capacity;
-    bool wants_memory;     /* some user can only read it from memory */
-    int loads;             /* memory operands behind it */
+    bool wants_memory; /* some user can only read it from memory */
+    int loads;         /* memory operands behind it */
     int *users;
     int user_count;
-    uint32_t phase_stamp;  /* lower.c: phase is known for the group being lowered */
+    uint32_t phase_stamp; /* lower.c: phase is known for the group being lowered */
     int phase;
     /* plan.c */
-    int place;             /* slot of its memory once planned (bound, output or arena), -1: none */
+    int place; /* slot of its memory once planned (bound, output or arena), -1: none */
     int64_t byte_offset, bytes;
 } tn_value;
 
 enum { TN_BLOCK = -3 };
 typedef struct tn_native tn_native;
-typedef enum tn_group_kind { TN_GROUP_MAP, TN_GROUP_ROWS, TN_GROUP_SCAN, TN_GROUP_MATMUL, TN_GROUP_NATIVE } tn_group_kind;
+typedef enum tn_group_kind {
+    TN_GROUP_MAP,
+    TN_GROUP_ROWS,
+    TN_GROUP_SCAN,
+    TN_GROUP_MATMUL,
+    TN_GROUP_NATIVE
+} tn_group_kind;
 
 typedef struct tn_group {
     tn_group_kind kind;
-    int *members;  /* values computed here, in order */
+    int *members; /* values computed here, in order */
     size_t member_count, member_capacity;
-    int lead;      /* the value whose shape is the space: MAP: any member; ROWS: a reduction; MATMUL: the product */
-    int *deps;     /* groups whose results it reads */
+    int lead;  /* the value whose shape is the space: MAP: any member; ROWS: a reduction; MATMUL: the product */
+    int *deps; /* groups whose results it reads */
     size_t dep_count, dep_capacity;
-    uint32_t seen; /* stamp of the last search that met it */
-    int position;  /* in the order of execution */
-    bool commit;   /* makes a state's new value, and only such groups read its results: runs last */
-    bool appends;  /* would commit, but appends to a state: runs as soon as nobody needs the state as it was */
+    uint32_t seen;   /* stamp of the last search that met it */
+    int position;    /* in the order of execution */
+    bool commit;     /* makes a state's new value, and only such groups read its results: runs last */
+    bool appends;    /* would commit, but appends to a state: runs as soon as nobody needs the state as it was */
     int next_append; /* the next of those that wait for the same group, -1: none */
     /* lower.c */
     kir_program *program;
     int64_t *sizes;
-    int buffer_values[KIR_MAX_BUFFERS]; /* value behind each buffer of the program; TN_BLOCK: the joint's block */
-    uint8_t buffer_dtypes[KIR_MAX_BUFFERS]; /* what its elements are there: blocks are read as bytes and as f16 */
+    int buffer_values[KIR_MAX_BUFFERS];      /* value behind each buffer of the program; TN_BLOCK: the joint's block */
+    uint8_t buffer_dtypes[KIR_MAX_BUFFERS];  /* what its elements are there: blocks are read as bytes and as f16 */
     bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where the results are stored: may be overwritten */
     int buffer_count, block_buffer;
-    int dials[16], dial_count;          /* binding dials in the order of the program's */
+    int dials[16], dial_count; /* binding dials in the order of the program's */
     /* plan.c */
-    int *reads;                         /* roots of what it reads */
+    int *reads; /* roots of what it reads */
     int read_count;
-    size_t workspace;                   /* bytes of the arena it needs while it runs, at workspace_offset */
+    size_t workspace; /* bytes of the arena it needs while it runs, at workspace_offset */
     int64_t workspace_offset;
     tn_native *native;
 } tn_group;
@@ -142,7 +148,7 @@ typedef struct tn_graph_plan {
     size_t pending_before; /* nodes behind it in the recorder belong to the planner */
     tn_value *values;
     size_t value_count, value_capacity;
-    tn_pointer_map value_of; /* node → value */
+    tn_pointer_map value_of;     /* node → value */
     tn_pointer_map expansion_of; /* composed node → index in expansions */
     tn_node **expansions;
     size_t expansion_count, expansion_capacity;
@@ -152,14 +158,14 @@ typedef struct tn_graph_plan {
     int *order; /* groups in order of execution */
     uint32_t stamp;
     bool copying; /* contiguous makes a copy even of what is in order: an output of its own */
-    int forbid; /* value that must not join a group, found while lowering; -1 */
+    int forbid;   /* value that must not join a group, found while lowering; -1 */
 } tn_graph_plan;
 
 tn_status tn_values_make(tn_graph_plan *g);
 void tn_graph_plan_free(tn_graph_plan *g);
 void tn_group_free(tn_group *group);
 tn_op_class tn_value_class(const tn_value *v);
-int tn_value_of(const tn_graph_plan *g, const tn_node *n); /* compositions followed; -1 when it has none */
+int tn_value_of(const tn_graph_plan *g, const tn_node *n);  /* compositions followed; -1 when it has none */
 bool tn_value_in_memory(const tn_graph_plan *g, int value); /* its root is a leaf or stored */
 int64_t tn_value_numel(const tn_value *v);
 
@@ -169,9 +175,10 @@ bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* so
 /* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
 tn_status tn_lower_group(tn_graph_plan *g, int group);
 /* The f32 value of element `index` of memory in blocks, of which `bytes` and `halves` are buffers of u8 and of f16. */
-kir_val tn_lower_block_element(kir_builder *kb, tn_dtype dtype, int bytes, int halves, const kir_aff *index, kir_val mask);
+kir_val tn_lower_block_element(kir_builder *kb, tn_dtype dtype, int bytes, int halves, const kir_aff *index,
+                               kir_val mask);
 
-/* ---- plans (plan.c) ---------------------------------------------------------------------------------------------------- */
+/* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
 
 typedef enum tn_command_kind { TN_CMD_KERNEL, TN_CMD_NATIVE, TN_CMD_COPY } tn_command_kind;
 
@@ -190,16 +197,16 @@ typedef struct tn_cost {
 enum { TN_LABEL = 96 };
 typedef struct tn_command {
     tn_command_kind kind;
-    tn_kernel *kernel;     /* KERNEL: launches that do not depend on each other */
+    tn_kernel *kernel; /* KERNEL: launches that do not depend on each other */
     tn_launch *launches;
     int64_t launch_count;
-    tn_native *native;     /* NATIVE */
-    void **pointers;       /* NATIVE, COPY (to, from): operands, inside the plan's pointers */
-    kir_dial *dials;       /* NATIVE: its joint's */
-    size_t bytes;          /* COPY */
+    tn_native *native; /* NATIVE */
+    void **pointers;   /* NATIVE, COPY (to, from): operands, inside the plan's pointers */
+    kir_dial *dials;   /* NATIVE: its joint's */
+    size_t bytes;      /* COPY */
     bool commit;
-    char label[TN_LABEL];  /* for explain: the ops joined in it, the shape it runs over */
-    tn_cost cost;          /* of all its launches */
+    char label[TN_LABEL]; /* for explain: the ops joined in it, the shape it runs over */
+    tn_cost cost;         /* of all its launches */
 } tn_command;
 
 typedef struct tn_plan {
@@ -211,7 +218,7 @@ typedef struct tn_plan {
     tn_device *device;
     int bound_count, output_count; /* slots: bound buffers, outputs, then the arena */
     int64_t *output_bytes;
-    int *output_home;              /* slot of the state's memory, or -1: a new buffer */
+    int *output_home; /* slot of the state's memory, or -1: a new buffer */
     size_t arena_bytes;
     tn_command *commands;
     size_t command_count;
@@ -220,16 +227,16 @@ typedef struct tn_plan {
     tn_patch *patches;
     size_t patch_count;
     kir_dial *dials;
-    int *dial_source;              /* binding dial behind each */
+    int *dial_source; /* binding dial behind each */
     size_t dial_count;
-    void **addresses;              /* of the slots, at this run */
+    void **addresses; /* of the slots, at this run */
     int64_t runs, values_planned;
-    int64_t untimed_runs;          /* since one was timed */
-    double last_seconds;           /* what that one took */
-    char largest[160];             /* of the values in the arena: line, op, shape */
+    int64_t untimed_runs; /* since one was timed */
+    double last_seconds;  /* what that one took */
+    char largest[160];    /* of the values in the arena: line, op, shape */
     uint64_t last_used;
-    int followed_by;               /* place in the cache of the plan that was asked for after this one */
-    void **owned;                  /* blocks freed with the plan */
+    int followed_by; /* place in the cache of the plan that was asked for after this one */
+    void **owned;    /* blocks freed with the plan */
     size_t owned_count, owned_capacity;
     tn_native **natives;
     size_t native_count;
@@ -238,37 +245,40 @@ typedef struct tn_plan {
 
 tn_status tn_plan_make(const tn_binding *b, tn_plan **out);
 void tn_plan_free(tn_plan *p);
-/* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones. What the
- * commands took is added to *seconds, now or with a later run. */
-tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, const kir_dial *dials,
-                      double *seconds);
+/* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones.
+ * What the commands took is added to *seconds, now or with a later run. */
+tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena,
+                      const kir_dial *dials, double *seconds);
 void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
 
-/* ---- where the time goes (profile.c, explain.c) --------------------------------------------------------------------------- */
+/* ---- where the time goes (profile.c, explain.c) ------------------------------------------------------------------ */
 
 tn_cost tn_group_cost(const tn_graph_plan *g, const tn_group *group);
 tn_profile *tn_profile_here(void); /* the profile that is on for this thread, or NULL */
 void tn_profile_add(tn_profile *p, const tn_command *c, double seconds);
 const char *tn_command_kind_name(const tn_command *c);
 
-/* ---- native kernels (native.c) ------------------------------------------------------------------------------------------ */
+/* ---- native kernels (native.c) ----------------------------------------------------------------------------------- */
 
 /* The values whose memory a native group reads and writes, in the order of its pointers: operands, then the workspace,
  * then the buffers of its joint. A negative entry: -1 none, TN_WORKSPACE. */
 enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 9 };
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
-/* Does this group write over its first operand, touching only what it owns, while it reads nothing else of that memory? */
+/* Does this group write over its first operand, touching only what it owns, while it
+ * reads nothing else of that memory? */
 bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot);
 /* … and is what it writes of no account when the plan fails later? */
 bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot);
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace);
-tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound); /* before the first launch: takes what memory it needs */
+/* before the first launch: takes what memory it needs */
+tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound);
 tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);
-void tn_native_cost(const tn_native *n, tn_cost *cost); /* corrects it by what the last run met: how many keys there were */
+/* corrects it by what the last run met: how many keys there were */
+void tn_native_cost(const tn_native *n, tn_cost *cost);
 void tn_native_free(tn_native *n);
 
-/* ---- running (key.c, flush.c) --------------------------------------------------------------------------------------------- */
+/* ---- running (key.c, flush.c) ------------------------------------------------------------------------------------ */
 
 /* Finds what must be computed and writes the key: equal keys mean equal plans. */
 tn_status tn_binding_make(tn_binding *b, tn_recorder *r, const tn_node *const *targets, int count);
@@ -285,7 +295,7 @@ typedef struct tn_plan_cache {
     tn_buffer *arena;   /* shared by all plans of the thread: intermediates do not outlive a run */
     tn_buffer **outputs;
     size_t output_capacity;
-    int refused;        /* what there was no memory for in the last run: an output, or TN_REFUSED_… */
+    int refused; /* what there was no memory for in the last run: an output, or TN_REFUSED_… */
     kir_dial *dials;
     size_t dial_capacity;
     int64_t made, hits, misses, resized, launches;

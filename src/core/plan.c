@@ -12,12 +12,13 @@ enum { ALIGN = 64 };
 
 static int64_t align_up(int64_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
 
-/* ---- order ------------------------------------------------------------------------------------------------------------------ */
+/* ---- order ------------------------------------------------------------------------------------------------------- */
 
 static int last_member(const tn_group *group) { return group->members[group->member_count - 1]; }
 
 static void sort_by_last_member(const tn_graph_plan *g, int *groups, int count) {
-    /* Groups were made from the last value to the first, so this is nearly sorted in reverse: insertion from the back. */
+    /* Groups were made from the last value to the first, so this is nearly sorted in
+     * reverse: insertion from the back. */
     for (int i = 1; i < count; i++)
         for (int j = i; j > 0 && last_member(&g->groups[groups[j - 1]]) > last_member(&g->groups[groups[j]]); j--) {
             int swap = groups[j];
@@ -56,10 +57,12 @@ static tn_status topological_order(tn_graph_plan *g) {
     if (!room) return TN_ERR_MEMORY;
     int *by_member = room;
     order_walk w = {.stack = room + count, .next = room + 2 * count};
-    for (int i = 0; i < count; i++) by_member[i] = count - 1 - i;
+    for (int i = 0; i < count; i++)
+        by_member[i] = count - 1 - i;
     sort_by_last_member(g, by_member, count);
     g->stamp++;
-    for (int i = 0; i < count; i++) order_visit(g, &w, by_member[i]);
+    for (int i = 0; i < count; i++)
+        order_visit(g, &w, by_member[i]);
     tn_mem_free(room);
     return TN_OK;
 }
@@ -98,11 +101,13 @@ static void gather_equal(tn_graph_plan *g, int *groups, int count) {
 /* Marks the groups that make states' new values, and whose results only such groups read: they run last. */
 static void mark_commits(tn_graph_plan *g) {
     int count = (int)g->group_count;
-    for (int i = 0; i < count; i++) g->groups[i].commit = true;
+    for (int i = 0; i < count; i++)
+        g->groups[i].commit = true;
     for (int i = count; i-- > 0;) {
         tn_group *group = &g->groups[g->order[i]];
         if (!tn_group_writes_state(g, group)) group->commit = false;
-        for (size_t k = 0; k < group->dep_count && !group->commit; k++) g->groups[group->deps[k]].commit = false;
+        for (size_t k = 0; k < group->dep_count && !group->commit; k++)
+            g->groups[group->deps[k]].commit = false;
     }
 }
 
@@ -113,7 +118,8 @@ static bool reads_slot(const tn_graph_plan *g, const tn_group *group, int slot) 
 }
 
 /* The state that `group` appends to in place, -1 if it does something else. What was appended lies behind what a state
- * holds, so it may be there although the rest of the plan failed; and what it was made from need not be kept to the end. */
+ * holds, so it may be there although the rest of the plan failed; and what it was made
+ * from need not be kept to the end. */
 static int appends_to(const tn_graph_plan *g, const tn_group *group) {
     const tn_value *v = &g->values[group->lead];
     if (!group->commit || group->kind != TN_GROUP_NATIVE || v->output < 0) return -1;
@@ -142,7 +148,8 @@ static int last_before_append(const tn_graph_plan *g, const tn_group *group, int
 
 /* Appends stand behind the last group that they wait for, in `early` by that group's position. */
 static void place_appends(tn_graph_plan *g, int *early) {
-    for (int i = 0; i < (int)g->group_count; i++) early[i] = -1;
+    for (int i = 0; i < (int)g->group_count; i++)
+        early[i] = -1;
     for (int i = 0; i < (int)g->group_count; i++) {
         tn_group *group = &g->groups[g->order[i]];
         int home = appends_to(g, group);
@@ -155,10 +162,12 @@ static void place_appends(tn_graph_plan *g, int *early) {
 }
 
 static void number_groups(tn_graph_plan *g) {
-    for (int i = 0; i < (int)g->group_count; i++) g->groups[g->order[i]].position = i;
+    for (int i = 0; i < (int)g->group_count; i++)
+        g->groups[g->order[i]].position = i;
 }
 
-/* The order again: what computes, each append as soon as it can, at the end what commits. room: three times the groups. */
+/* The order again: what computes, each append as soon as it can, at the end what commits.
+ * room: three times the groups. */
 static void order_commits(tn_graph_plan *g, int *room) {
     int count = (int)g->group_count, kept = 0, late = 0;
     int *early = room, *first = room + count, *last = room + 2 * count;
@@ -170,9 +179,11 @@ static void order_commits(tn_graph_plan *g, int *room) {
             last[late++] = at;
         else
             first[kept++] = at;
-        for (int k = early[i]; k >= 0; k = g->groups[k].next_append) first[kept++] = k;
+        for (int k = early[i]; k >= 0; k = g->groups[k].next_append)
+            first[kept++] = k;
     }
-    for (int i = 0; i < count; i++) g->groups[i].commit &= !g->groups[i].appends;
+    for (int i = 0; i < count; i++)
+        g->groups[i].commit &= !g->groups[i].appends;
     gather_equal(g, last, late);
     memcpy(g->order, first, (size_t)kept * sizeof *first);
     memcpy(g->order + kept, last, (size_t)late * sizeof *last);
@@ -189,11 +200,12 @@ static tn_status commit_last(tn_graph_plan *g) {
     return TN_OK;
 }
 
-/* ---- what groups read -------------------------------------------------------------------------------------------------------- */
+/* ---- what groups read -------------------------------------------------------------------------------------------- */
 
 static tn_status find_reads(tn_graph_plan *g, tn_group *group) {
     int operands[TN_NATIVE_POINTERS];
-    int count = group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE ? tn_native_operands(g, group, operands) : 0;
+    int count =
+        group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE ? tn_native_operands(g, group, operands) : 0;
     group->reads = tn_mem_alloc((size_t)(group->buffer_count + count + 1) * sizeof *group->reads);
     if (!group->reads) return TN_ERR_MEMORY;
     int own = (int)(group - g->groups);
@@ -202,17 +214,20 @@ static tn_status find_reads(tn_graph_plan *g, tn_group *group) {
         if (v != TN_BLOCK && g->values[v].group != own) group->reads[group->read_count++] = v;
     }
     for (int k = 0; k < count; k++)
-        if (operands[k] >= 0 && g->values[operands[k]].group != own) group->reads[group->read_count++] = g->values[operands[k]].root;
+        if (operands[k] >= 0 && g->values[operands[k]].group != own)
+            group->reads[group->read_count++] = g->values[operands[k]].root;
     return TN_OK;
 }
 
-/* May `group` write over this memory while it reads it? Only element by element, at the same place, or if it is made for it. */
+/* May `group` write over this memory while it reads it? Only element by element, at the same
+ * place, or if it is made for it. */
 static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int slot, size_t element) {
     if (group->kind == TN_GROUP_NATIVE) return tn_native_updates(g, group, slot);
     if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return false;
     const tn_value *lead = &g->values[group->lead];
     for (int k = 0; k < lead->n_in && group->kind == TN_GROUP_MATMUL; k++)
-        if (g->values[g->values[lead->in[k]].root].slot == slot) return false; /* a product reads its operands all over */
+        /* a product reads its operands all over */
+        if (g->values[g->values[lead->in[k]].root].slot == slot) return false;
     for (int b = 0; b < group->buffer_count; b++) {
         if (group->buffer_values[b] == TN_BLOCK) continue;
         const tn_value *v = &g->values[group->buffer_values[b]];
@@ -233,7 +248,7 @@ static bool home_is_free(const tn_graph_plan *g, const tn_value *v, int home) {
     return true;
 }
 
-/* ---- the arena ------------------------------------------------------------------------------------------------------------------ */
+/* ---- the arena --------------------------------------------------------------------------------------------------- */
 
 typedef struct arena_block {
     int64_t offset, bytes;
@@ -251,7 +266,8 @@ static tn_status arena_take(arena *a, int64_t bytes, int last, int value, int64_
     bytes = align_up(tn_max64(bytes, 1));
     TRY(tn_mem_grow(&a->blocks, &a->capacity, a->count + 1, sizeof *a->blocks));
     size_t best = a->count;
-    int64_t best_gap = INT64_MAX, end = 0, best_offset = a->count ? a->blocks[a->count - 1].offset + a->blocks[a->count - 1].bytes : 0;
+    int64_t best_gap = INT64_MAX, end = 0,
+            best_offset = a->count ? a->blocks[a->count - 1].offset + a->blocks[a->count - 1].bytes : 0;
     for (size_t i = 0; i < a->count; i++) {
         int64_t gap = a->blocks[i].offset - end;
         if (gap >= bytes && gap < best_gap) {
@@ -336,8 +352,8 @@ static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, 
 void tn_node_describe(const tn_node *n, char *text, size_t size) {
     char shape[96], line[64] = "";
     if (n->file) snprintf(line, sizeof line, "%s:%d: ", n->file, n->line);
-    snprintf(text, size, "%s%s %s %s", line, n->op == TN_OP_NONE ? "data" : tn_op(n->op)->name, tn_shape_text(n, shape, sizeof shape),
-             tn_dtype_name((tn_dtype)n->dtype));
+    snprintf(text, size, "%s%s %s %s", line, n->op == TN_OP_NONE ? "data" : tn_op(n->op)->name,
+             tn_shape_text(n, shape, sizeof shape), tn_dtype_name((tn_dtype)n->dtype));
 }
 
 static void describe_largest(const tn_graph_plan *g, tn_plan *p) {
@@ -360,7 +376,8 @@ static tn_status lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *copies) 
     for (size_t i = 0; i < g->group_count && s == TN_OK; i++) {
         tn_group *group = &g->groups[g->order[i]];
         arena_release_before(&a, (int)i);
-        for (size_t k = 0; k < group->member_count && s == TN_OK; k++) s = place_value(g, &a, group, group->members[k], copies);
+        for (size_t k = 0; k < group->member_count && s == TN_OK; k++)
+            s = place_value(g, &a, group, group->members[k], copies);
         if (s == TN_OK && group->workspace > 0)
             s = arena_take(&a, (int64_t)group->workspace, (int)i, -1, &group->workspace_offset);
     }
@@ -369,7 +386,7 @@ static tn_status lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *copies) 
     return s;
 }
 
-/* ---- commands --------------------------------------------------------------------------------------------------------------------- */
+/* ---- commands ---------------------------------------------------------------------------------------------------- */
 
 void *tn_plan_own(tn_plan *p, size_t bytes) {
     if (tn_mem_grow(&p->owned, &p->owned_capacity, p->owned_count + 1, sizeof *p->owned) != TN_OK) return NULL;
@@ -401,7 +418,8 @@ static void add_label(const tn_graph_plan *g, const tn_group *group, char *label
 }
 
 static bool ranges_meet(const tn_value *a, const tn_value *b) {
-    return a->place >= 0 && a->place == b->place && a->byte_offset < b->byte_offset + b->bytes && b->byte_offset < a->byte_offset + a->bytes;
+    return a->place >= 0 && a->place == b->place && a->byte_offset < b->byte_offset + b->bytes &&
+           b->byte_offset < a->byte_offset + a->bytes;
 }
 
 static bool touches(const tn_graph_plan *g, const tn_group *writer, const tn_group *other) {
@@ -417,7 +435,8 @@ static bool touches(const tn_graph_plan *g, const tn_group *writer, const tn_gro
 }
 
 /* Equal kernels that do not touch each other's memory are one launch: an optimiser's step over all its tensors. */
-static bool joins_batch(const tn_graph_plan *g, const tn_command *last, const tn_kernel *kernel, int first, int position) {
+static bool joins_batch(const tn_graph_plan *g, const tn_command *last, const tn_kernel *kernel, int first,
+                        int position) {
     if (!last || last->kind != TN_CMD_KERNEL || last->kernel != kernel) return false;
     const tn_group *group = &g->groups[g->order[position]];
     for (int i = first; i < position; i++) {
@@ -448,7 +467,8 @@ static kir_dial *take_dials(command_maker *m, const tn_group *group) {
 
 static void **take_program_pointers(command_maker *m, const tn_group *group) {
     void **first = m->next_pointer;
-    for (int b = 0; b < group->buffer_count; b++) patch_value(m->p, m->next_pointer++, m->g, group->buffer_values[b]);
+    for (int b = 0; b < group->buffer_count; b++)
+        patch_value(m->p, m->next_pointer++, m->g, group->buffer_values[b]);
     return first;
 }
 
@@ -476,7 +496,8 @@ static tn_status add_kernel(command_maker *m, int position) {
     }
     m->batch_first = position;
     tn_command *c = &m->p->commands[m->p->command_count++];
-    *c = (tn_command){.kind = TN_CMD_KERNEL, .kernel = kernel, .launches = launch, .launch_count = 1, .commit = group->commit};
+    *c = (tn_command){
+        .kind = TN_CMD_KERNEL, .kernel = kernel, .launches = launch, .launch_count = 1, .commit = group->commit};
     c->cost = tn_group_cost(m->g, group);
     add_label(m->g, group, c->label, sizeof c->label);
     return TN_OK;
@@ -486,7 +507,8 @@ static void add_native(command_maker *m, tn_group *group) {
     int operands[TN_NATIVE_POINTERS];
     int count = tn_native_operands(m->g, group, operands);
     tn_command *c = &m->p->commands[m->p->command_count++];
-    *c = (tn_command){.kind = TN_CMD_NATIVE, .native = group->native, .pointers = m->next_pointer, .commit = group->commit};
+    *c = (tn_command){
+        .kind = TN_CMD_NATIVE, .native = group->native, .pointers = m->next_pointer, .commit = group->commit};
     c->cost = tn_group_cost(m->g, group);
     for (int k = 0; k < count; k++, m->next_pointer++) {
         if (operands[k] >= 0) patch_value(m->p, m->next_pointer, m->g, m->g->values[operands[k]].root);
@@ -537,7 +559,8 @@ static tn_status make_room(command_maker *m, size_t copies) {
     p->natives = tn_plan_own(p, groups * sizeof *p->natives);
     p->addresses = tn_plan_own(p, (size_t)(p->bound_count + p->output_count + 1) * sizeof *p->addresses);
     m->launches = tn_plan_own(p, groups * sizeof *m->launches);
-    if (!p->commands || !p->pointers || !p->patches || !p->dials || !p->dial_source || !p->natives || !p->addresses || !m->launches)
+    if (!p->commands || !p->pointers || !p->patches || !p->dials || !p->dial_source || !p->natives || !p->addresses ||
+        !m->launches)
         return TN_ERR_MEMORY;
     m->next_pointer = p->pointers;
     m->next_dial = p->dials;
@@ -559,17 +582,19 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
     return TN_OK;
 }
 
-/* ---- making --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------------------------------------------------ */
 
 /* Fuses and lowers until no join is refused. Each round leaves one more value alone, so it ends. */
 static tn_status fuse_and_lower(tn_graph_plan *g) {
     for (;;) {
         g->forbid = -1;
         TRY(tn_fuse(g));
-        for (size_t i = 0; i < g->group_count && g->forbid < 0; i++) TRY(tn_lower_group(g, (int)i));
+        for (size_t i = 0; i < g->group_count && g->forbid < 0; i++)
+            TRY(tn_lower_group(g, (int)i));
         if (g->forbid < 0) return TN_OK;
         tn_value *v = &g->values[g->forbid];
-        if (v->alone) return tn_fail(TN_ERR_INTERNAL, "%s cannot be lowered even on its own", v->row ? v->row->name : "data");
+        if (v->alone)
+            return tn_fail(TN_ERR_INTERNAL, "%s cannot be lowered even on its own", v->row ? v->row->name : "data");
         v->alone = true;
     }
 }
@@ -656,31 +681,40 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
 
 void tn_plan_free(tn_plan *p) {
     if (!p) return;
-    for (size_t i = 0; i < p->native_count; i++) tn_native_free(p->natives[i]);
-    for (size_t i = 0; i < p->command_count; i++) tn_kernel_release(p->commands[i].kernel);
-    for (size_t i = 0; i < p->owned_count; i++) tn_mem_free(p->owned[i]);
+    for (size_t i = 0; i < p->native_count; i++)
+        tn_native_free(p->natives[i]);
+    for (size_t i = 0; i < p->command_count; i++)
+        tn_kernel_release(p->commands[i].kernel);
+    for (size_t i = 0; i < p->owned_count; i++)
+        tn_mem_free(p->owned[i]);
     tn_mem_free(p->owned);
     tn_mem_free(p);
 }
 
-/* ---- running ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
-static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, const tn_buffer *memory, const kir_dial *dials) {
-    for (int i = 0; i < p->bound_count; i++) p->addresses[i] = bound[i]->address;
-    for (int i = 0; i < p->output_count; i++) p->addresses[p->bound_count + i] = outputs[i]->address;
+static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, const tn_buffer *memory,
+                 const kir_dial *dials) {
+    for (int i = 0; i < p->bound_count; i++)
+        p->addresses[i] = bound[i]->address;
+    for (int i = 0; i < p->output_count; i++)
+        p->addresses[p->bound_count + i] = outputs[i]->address;
     p->addresses[p->bound_count + p->output_count] = memory ? memory->address : NULL;
     for (size_t i = 0; i < p->patch_count; i++) {
         const tn_patch *at = &p->patches[i];
         p->pointers[at->pointer] = (char *)p->addresses[at->slot] + at->offset;
     }
-    for (size_t i = 0; i < p->dial_count; i++) p->dials[i] = dials[p->dial_source[i]];
+    for (size_t i = 0; i < p->dial_count; i++)
+        p->dials[i] = dials[p->dial_source[i]];
 }
 
 static tn_status run_command(tn_plan *p, const tn_command *c, tn_buffer *const *bound) {
     switch (c->kind) {
     case TN_CMD_KERNEL: return tn_kernel_launch(p->device, c->kernel, c->launches, c->launch_count);
     case TN_CMD_NATIVE: return tn_native_run(c->native, c->pointers, c->dials, bound);
-    case TN_CMD_COPY: return c->bytes ? p->device->driver->copy(p->device->handle, c->pointers[0], c->pointers[1], c->bytes, 2) : TN_OK;
+    case TN_CMD_COPY:
+        return c->bytes ? p->device->driver->copy(p->device->handle, c->pointers[0], c->pointers[1], c->bytes, 2)
+                        : TN_OK;
     }
     return TN_ERR_INTERNAL;
 }
@@ -714,17 +748,18 @@ static tn_status run_commands(tn_plan *p, tn_buffer *const *bound) {
     return TN_OK;
 }
 
-/* A clock costs as much as a small kernel: of plans that take little time every sixteenth run is timed, for those before it
- * too, once the first have shown that they do. */
+/* A clock costs as much as a small kernel: of plans that take little time every sixteenth run is timed, for those
+ * before it too, once the first have shown that they do. */
 static bool is_timed(const tn_plan *p) {
     enum { FIRST_RUNS = 4, TIMED_OF = 16 };
     const double little = 10e-6;
     return p->runs < FIRST_RUNS || p->last_seconds > little || p->runs % TIMED_OF == 0;
 }
 
-tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory, const kir_dial *dials,
-                      double *seconds) {
-    for (size_t i = 0; i < p->native_count; i++) TRY(tn_native_prepare(p->natives[i], bound));
+tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory,
+                      const kir_dial *dials, double *seconds) {
+    for (size_t i = 0; i < p->native_count; i++)
+        TRY(tn_native_prepare(p->natives[i], bound));
     bind(p, bound, outputs, memory, dials);
     bool timed = is_timed(p);
     double begun = timed ? tn_now() : 0;
