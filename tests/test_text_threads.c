@@ -1,4 +1,5 @@
-/* test_text_threads.c — a tokenizer and a template are shared: several threads use them at once and get what one gets. */
+/* test_text_threads.c — a tokenizer and a template are shared: several threads use them at once and get what one
+ * gets. */
 #include "test_support.h"
 
 #include <pthread.h>
