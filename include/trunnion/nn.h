@@ -6,8 +6,8 @@
  * address while it is trained. Initial values are drawn from the thread's random numbers (tn_manual_seed), PyTorch's
  * defaults.
  *
- * Making modules cannot fail half-way: a layer that could not be made is NULL, whatever is made inside NULL is NULL,
- * and the root remembers the first cause, so one question at the end is enough:
+ * Making modules cannot fail half-way: a layer that could not be made is NULL and not in the tree, whatever is made
+ * inside NULL is NULL, and the root remembers the first cause, so one question at the end is enough:
  *
  *     tn_module *net = tn_module_root();
  *     tn_module *hidden = tn_nn_linear(net, "hidden", 64, 128, true);

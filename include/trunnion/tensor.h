@@ -9,7 +9,9 @@
  * need not store it.
  *
  * Errors: such a function never returns NULL. A failed one returns an inert error tensor that other operations pass on;
- * tn_eval, tn_read and tn_item report the first cause, with the operation, the shapes and the caller's line.
+ * tn_eval, tn_read and tn_item report the first cause, with the operation, the shapes and the caller's line. A pointer
+ * that is NULL and must not be is such a failure too; functions that tell facts then give a neutral one (rank 0, size
+ * -1).
  *
  * Threads: `const tn_tensor *` may be used by several threads at once, `tn_tensor *` by one at a time. A tensor that
  * one thread recorded and another uses must be evaluated (tn_eval) before it is handed over. */
