@@ -1,6 +1,6 @@
 /* qformat.h — the block formats of quantised weights, a row each, and the packed form that products read.
  *
- * The one idea: eleven ways to store a block become one canonical block (unsigned integers, two f16 factors, small
+ * The one idea: ten ways to store a block become one canonical block (unsigned integers, two f16 factors, small
  * integer scales), and the packed form has six layouts of bits times six layouts of scales. So a format is a row that
  * names its two layouts, and a function that takes its blocks apart; kernels know layouts only. */
 #ifndef TN_QFORMAT_H

@@ -1,14 +1,14 @@
-/* qmat.c — products with block-quantised weights; compiled once per instruction set, and again for processors with dot
- * product instructions.
+/* qmat.c — products with weights as files store them, quantised in blocks or in half precision; compiled once per
+ * instruction set, for AVX2 with and without dot products of small integers, for AVX-512 with them.
  *
  * x is rounded to 8 bits once (a record of 32 numbers, their scale and their sum), for some hundred rows at a time that
  * the second cache holds. Each thread then takes a share of the groups of 16 weight rows. One row of x: the group's
  * bits are unpacked in registers and used at once, so that memory decides the speed. More rows: the group is unpacked
  * into a panel of plain bytes and f32 scales in the first cache, and rows of x pass by in tiles. The kernels for panels
- * know no format but only how many parts a block has and whether there is a minimum.
+ * know no format but only how many parts a block has and whether there is a minimum. Weights in f16 and bf16 take the
+ * same way, less the rounding (half.h).
  *
- * Every result is one accumulator that goes through its blocks in order, in all of
- * these ways: the bits are the same. */
+ * Every result is one accumulator that goes through its blocks in order, in all of these ways: same bits. */
 #include "kern/cpu/cpu.h"
 
 #include <string.h>
