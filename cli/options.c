@@ -40,12 +40,12 @@ enum { COMMON = sizeof common / sizeof common[0] };
 
 /* The line of a text (may be NULL) that begins with --name, perhaps behind its short form; NULL when there is none. */
 static const char *line_on(const char *text, const char *name) {
-    char begins[2][48];
-    snprintf(begins[0], sizeof begins[0], "  --%s ", name);
-    snprintf(begins[1], sizeof begins[1], "  -%c, --%s ", name[0], name);
-    for (; text && *text; text += strcspn(text, "\n"), text += *text != 0)
-        for (int i = 0; i < 2; i++)
-            if (!strncmp(text, begins[i], strlen(begins[i]))) return text;
+    size_t length = strlen(name);
+    for (; text && *text; text += strcspn(text, "\n"), text += *text != 0) {
+        const char *at = text + strspn(text, " ");
+        if (at[0] == '-' && at[1] != '-' && at[1] && !strncmp(at + 2, ", ", 2)) at += 4; /* its short form */
+        if (at > text && !strncmp(at, "--", 2) && !strncmp(at + 2, name, length) && at[2 + length] == ' ') return text;
+    }
     return NULL;
 }
 

@@ -1,0 +1,229 @@
+/* test_generate.c — promises of `trunnion generate`, kept on a model made for the test: exit codes, what its JSON has,
+ * the same text for the same seed on any number of threads, and words for what it refuses. */
+#include "test_support.h"
+
+#include <sys/wait.h>
+
+#include "gguf_make.h"
+#include "trunnion/llm.h"
+
+enum { LETTERS = 256, VOCABULARY = LETTERS + 2, WIDTH = 32, MIDDLE = 64, CONTEXT = 100 };
+
+static char model_path[512];
+
+/* ---- the model --------------------------------------------------------------------------------------------------- */
+
+/* GPT-2's spelling of a byte: itself where it is a visible character of Latin-1, else the next free one from 256 on. */
+static void put_letter(gguf_make *g, int byte, int *spare) {
+    bool visible = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
+    int code = visible ? byte : (*spare)++;
+    char text[3] = {(char)code, 0, 0};
+    if (code >= 128) {
+        text[0] = (char)(0xc0 | code >> 6);
+        text[1] = (char)(0x80 | (code & 0x3f));
+    }
+    make_text(g, text);
+}
+
+static void put_tokenizer(gguf_make *g, bool template) {
+    int spare = 256;
+    make_key_text(g, "tokenizer.ggml.model", "gpt2");
+    make_key_text(g, "tokenizer.ggml.pre", "gpt-2");
+    make_key_array(g, "tokenizer.ggml.tokens", TN_GGUF_STRING, VOCABULARY);
+    for (int i = 0; i < LETTERS; i++)
+        put_letter(g, i, &spare);
+    make_text(g, "<|s|>");
+    make_text(g, "<|e|>");
+    make_key_array(g, "tokenizer.ggml.token_type", TN_GGUF_I32, VOCABULARY);
+    for (int i = 0; i < VOCABULARY; i++)
+        make_number(g, i < LETTERS ? 1 : 3, 4);
+    make_key_array(g, "tokenizer.ggml.merges", TN_GGUF_STRING, 0);
+    make_key_u32(g, "tokenizer.ggml.eos_token_id", LETTERS + 1);
+    make_key_bool(g, "tokenizer.ggml.add_bos_token", false);
+    if (template)
+        make_key_text(g, "tokenizer.chat_template", "{% for m in messages %}<|s|>{{ m.content }}{% endfor %}<|s|>");
+}
+
+typedef struct matrix_row {
+    const char *name;
+    uint64_t columns, rows; /* rows 0: a vector of ones */
+} matrix_row;
+
+static const matrix_row matrices[] = {
+    {"token_embd.weight", WIDTH, VOCABULARY},   {"output_norm.weight", WIDTH, 0},
+    {"blk.0.attn_norm.weight", WIDTH, 0},       {"blk.0.attn_q.weight", WIDTH, WIDTH},
+    {"blk.0.attn_k.weight", WIDTH, WIDTH},      {"blk.0.attn_v.weight", WIDTH, WIDTH},
+    {"blk.0.attn_output.weight", WIDTH, WIDTH}, {"blk.0.ffn_norm.weight", WIDTH, 0},
+    {"blk.0.ffn_gate.weight", WIDTH, MIDDLE},   {"blk.0.ffn_up.weight", WIDTH, MIDDLE},
+    {"blk.0.ffn_down.weight", MIDDLE, WIDTH},
+};
+
+static uint64_t count_of(const matrix_row *m) { return m->columns * (m->rows ? m->rows : 1); }
+
+static void put_tensors(gguf_make *g) {
+    uint64_t place = 0;
+    uint32_t random = 1;
+    for (size_t i = 0; i < TN_COUNT(matrices); i++) {
+        const matrix_row *m = &matrices[i];
+        make_tensor(g, m->name, m->rows ? 2 : 1, (uint64_t[]){m->columns, m->rows}, 0, place);
+        place += count_of(m) * 4;
+    }
+    make_padding(g, 32);
+    for (size_t i = 0; i < TN_COUNT(matrices); i++)
+        for (uint64_t k = 0; k < count_of(&matrices[i]); k++) {
+            random = random * 1664525u + 1013904223u;
+            make_f32(g, matrices[i].rows ? ((float)(random >> 8) / (float)(1 << 24) - 0.5F) : 1);
+        }
+}
+
+static void write_model(const char *path, bool template) {
+    gguf_make g = {0};
+    make_head(&g, TN_COUNT(matrices), 15 + (uint64_t) template);
+    make_key_text(&g, "general.architecture", "llama");
+    make_key_u32(&g, "llama.block_count", 1);
+    make_key_u32(&g, "llama.embedding_length", WIDTH);
+    make_key_u32(&g, "llama.feed_forward_length", MIDDLE);
+    make_key_u32(&g, "llama.context_length", CONTEXT);
+    make_key_u32(&g, "llama.attention.head_count", 4);
+    make_key_f32(&g, "llama.attention.layer_norm_rms_epsilon", 1e-5F);
+    make_key_f32(&g, "llama.rope.freq_base", 1e4F);
+    put_tokenizer(&g, template);
+    put_tensors(&g);
+    assert_int_equal(make_write(&g, path), 0);
+    make_free(&g);
+}
+
+static int make_model(void **state) {
+    if (make_scratch(state) != 0) return -1;
+    snprintf(model_path, sizeof model_path, "%s", test_scratch("model.gguf"));
+    write_model(model_path, true);
+    setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
+    return 0;
+}
+
+/* ---- running it -------------------------------------------------------------------------------------------------- */
+
+/* Runs `trunnion generate ARGUMENTS`, where "-m @" names the model, and gives the exit code. */
+static int run_generate(const char *arguments, char *heard, size_t size) {
+    char self[512], command[1600];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = 0;
+    *strrchr(self, '/') = 0;
+    strcat(self, "/trunnion");
+    if (access(self, X_OK) != 0) {
+        print_message("skipped: trunnion was not built beside this test\n");
+        skip();
+    }
+    const char *mark = strstr(arguments, "-m @");
+    int before = mark ? (int)(mark - arguments) : (int)strlen(arguments);
+    snprintf(command, sizeof command, "%s generate %.*s%s%s%s", self, before, arguments, mark ? "-m " : "",
+             mark ? model_path : "", mark ? mark + 4 : "");
+    FILE *p = popen(command, "r");
+    assert_non_null(p);
+    heard[fread(heard, 1, size - 1, p)] = 0;
+    return WEXITSTATUS(pclose(p));
+}
+
+static void it_ends_with_the_promised_codes(void **state) {
+    (void)state;
+    const struct {
+        const char *arguments;
+        int code;
+        const char *part;
+    } rows[] = {
+        {"--help", 0, "examples"},
+        {"-p x 2>&1", 2, "which model?"},
+        {"-m @ 2>&1", 2, "which text?"},
+        {"-m @ -p x stray 2>&1", 2, "\"stray\": the text goes behind -p"},
+        {"-m @ -p x --top-p 2 2>&1", 2, "together this likely"},
+        {"-m @ -p x --temperature hot 2>&1", 2, "--temperature"},
+        {"-m @ -p x -n -1 2>&1", 2, "how many tokens at most"},
+        {"-m @ -p x --system y 2>&1", 2, "--chat"},
+        {"-m @ -p x -n 4 2>&1", 0, "generation: 4 tokens"},
+        {"-m @ -p '' 2>&1", 1, "the prompt is empty"},
+        {"-m @ -p x --context 101 2>&1", 1, "trained for 1 to 100"},
+        {"-m @ -p abcdefgh --context 4 2>&1", 1, "exceed the context of 4"},
+        {"-m @ -p x --context 9 --greedy 2>&1", 0, "the context of 9 tokens is full"},
+        {"-m /not/there -p x 2>&1", 1, "/not/there"},
+        {"-m /proc/self/exe -p x 2>&1", 1, "does not begin with"},
+        {"-m @ -p x --device nothing 2>&1", 1, "nothing"},
+    };
+    char heard[65536];
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        int code = run_generate(rows[i].arguments, heard, sizeof heard);
+        if (code != rows[i].code) fail_msg("generate %s ends with %d: %s", rows[i].arguments, code, heard);
+        assert_text_has(heard, rows[i].part);
+    }
+}
+
+static tn_json_doc *ask(const char *arguments) {
+    char heard[65536];
+    tn_json_doc *doc = NULL;
+    int code = run_generate(arguments, heard, sizeof heard);
+    if (code != 0) fail_msg("generate %s ends with %d", arguments, code);
+    assert_ok(tn_json_parse(heard, strlen(heard), &doc));
+    return doc;
+}
+
+static void json_has_the_promised_keys(void **state) {
+    (void)state;
+    static const char *const keys[] = {
+        "text",     "prompt_ids", "ids",    "prompt_tokens_per_second", "tokens_per_second", "device",
+        "fallback", "seed",       "stopped"};
+    tn_json_doc *doc = ask("-m @ -p 'ab c' -n 7 --greedy --json");
+    const tn_json *root = tn_json_root(doc), *ids = tn_json_get(root, "prompt_ids");
+    for (size_t i = 0; i < TN_COUNT(keys); i++)
+        if (!tn_json_get(root, keys[i])) fail_msg("the JSON has no \"%s\"", keys[i]);
+    assert_int_equal(tn_json_length(ids), 4);
+    assert_int_equal(tn_json_int(tn_json_at(ids, 0), -1), 'a');
+    assert_int_equal(tn_json_length(tn_json_get(root, "ids")), 7);
+    assert_string_equal(tn_json_string(tn_json_get(root, "device"), ""), "cpu");
+    assert_string_equal(tn_json_string(tn_json_get(root, "stopped"), ""), "length");
+    tn_json_free(doc);
+    doc = ask("-m @ --chat --system zz -p hi -n 0 --json");
+    ids = tn_json_get(tn_json_root(doc), "prompt_ids");
+    assert_int_equal(tn_json_length(ids), 1 + 2 + 1 + 2 + 1);
+    assert_int_equal(tn_json_int(tn_json_at(ids, 0), -1), LETTERS);
+    tn_json_free(doc);
+}
+
+static bool same_ids(const tn_json_doc *a, const tn_json_doc *b) {
+    const tn_json *x = tn_json_get(tn_json_root(a), "ids"), *y = tn_json_get(tn_json_root(b), "ids");
+    bool same = tn_json_length(x) == tn_json_length(y);
+    for (size_t i = 0; i < tn_json_length(x) && same; i++)
+        same = tn_json_int(tn_json_at(x, i), -1) == tn_json_int(tn_json_at(y, i), -2);
+    return same;
+}
+
+static void the_same_seed_gives_the_same_text(void **state) {
+    (void)state;
+    tn_json_doc *one = ask("-m @ -p 'ab c' -n 30 --temperature 2 --top-k 0 --seed 5 --threads 1 --json");
+    tn_json_doc *two = ask("-m @ -p 'ab c' -n 30 --temperature 2 --top-k 0 --seed 5 --threads 2 --json");
+    tn_json_doc *other = ask("-m @ -p 'ab c' -n 30 --temperature 2 --top-k 0 --seed 6 --json");
+    assert_true(same_ids(one, two));
+    assert_false(same_ids(one, other));
+    tn_json_free(one);
+    tn_json_free(two);
+    tn_json_free(other);
+}
+
+static void a_model_without_a_template_does_not_chat(void **state) {
+    (void)state;
+    char heard[4096], arguments[700];
+    const char *path = test_scratch("plain.gguf");
+    write_model(path, false);
+    snprintf(arguments, sizeof arguments, "-m %s --chat -p hi 2>&1", path);
+    assert_int_equal(run_generate(arguments, heard, sizeof heard), 1);
+    assert_text_has(heard, "has no chat template");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(it_ends_with_the_promised_codes),
+        cmocka_unit_test(json_has_the_promised_keys),
+        cmocka_unit_test(the_same_seed_gives_the_same_text),
+        cmocka_unit_test(a_model_without_a_template_does_not_chat),
+    };
+    return cmocka_run_group_tests(tests, make_model, remove_scratch);
+}
