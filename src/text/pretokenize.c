@@ -36,7 +36,7 @@
 #define DEEPSEEK3                                                                                        \
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|" \
     " ?[\\p{P}\\p{S}]+[\\r\\n]*|" BLANKS
-#define BLOOM " ?[^(" SPACE "|.,!?\\x{2026}\\x{3002}\\x{ff0c}\\x{3001}\\x{964}\\x{6d4}\\x{60c}]+"
+#define BLOOM " ?[^(" SPACE "|.,!?\\x{2026}\\x{3002}\\x{ff0c}\\x{3001}\\x{964}\\x{6d4}\\x{60c})]+"
 #define BAILING \
     "'(?i:[sdmt]|ll|ve|re)|" LETTERS "|\\p{N}|" MARKS "[\\r\\n]*|[" SPACE "]*[\\r\\n]|" SPACES_BEFORE_WORD "|" SPACES
 #define SEED_CODER SUFFIXES "|" LETTERS "|\\p{N}| ?[^" SPACE "\\p{L}\\p{N}\\r\\n]+|" BLANKS
