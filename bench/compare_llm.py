@@ -136,7 +136,8 @@ def main():
     for i in range(options.rounds + 1):
         row = {"here": {work: here.rate(*WORKS[work]) for work in WORKS}, "read": float(here.ask("read")[0]),
                "peer": rates_of_peer(folder, options.model, options.threads)}
-        if i > 0:  # the first warms up
+        print(f"round {i} of {options.rounds}" + ("" if i else " (warms up)"), file=sys.stderr, flush=True)
+        if i > 0:
             rounds.append(row)
     here.close()
     text = report(options, rounds, agreed, weights)
