@@ -63,7 +63,7 @@ BUGS = [
     ("equal operations with other attributes are shared", "core/values.c",
      "return memcmp(m->i, n->i, (size_t)n->n_i * sizeof *n->i) == 0 &&", "return"),
     ("a plan is found again for views of other strides", "core/key.c",
-     "for (int d = 0; d <= n->rank && (n->flags & TN_NODE_VIEW); d++) put(b, (uint64_t)n->layout[d]);", ""),
+     "put(at, (uint64_t)n->layout[d]);", "put(at, 0);"),
     ("a plan is found again though other values are kept", "core/key.c",
      "mark = b->marks[n->index] & OUTPUT ? 1 : 0", "mark = 0"),
     ("a plan is found again at another size", "core/flush.c",
