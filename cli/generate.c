@@ -87,6 +87,7 @@ typedef struct work {
     const request *asked;
     tn_tokenizer *tokenizer;
     tn_sampler *sampler;
+    int64_t template_place; /* of the chat template in the file */
     tn_device *device;
     tn_selection selection;
     tn_llm *model;
@@ -150,29 +151,34 @@ static tn_status read_input(tn_bytes *out) {
     return status;
 }
 
-/* Tokenizers and templates know nothing of files: whoever reads their words wants to know which one it was. */
-static tn_status name_file(tn_status status, const char *path) {
-    if (status == TN_OK || strstr(tn_error(), path)) return status;
-    return tn_backend_fail(status, "'%s': %s", path, tn_error());
-}
-
-static tn_status render_chat(const tn_tokenizer *t, const char *system, const char *said, tn_bytes *out) {
-    const char *source = tn_tokenizer_chat_template(t);
-    if (!source)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "the model has no chat template; leave --chat out and write the "
-                                                   "whole prompt yourself");
+static tn_status render_chat(const work *w, const char *source, const char *said, tn_bytes *out) {
     tn_template *template = NULL;
     tn_status status = tn_template_new(source, strlen(source), &template);
     if (status != TN_OK) return status;
+    const char *system = w->asked->system;
     tn_chat_message messages[2] = {{"system", system}, {"user", said}};
     tn_chat chat = {.struct_size = sizeof chat,
                     .messages = system ? messages : messages + 1,
                     .count = system ? 2 : 1,
                     .add_generation_prompt = true,
-                    .tokenizer = t};
+                    .tokenizer = w->tokenizer};
     status = tn_template_chat(template, &chat, NULL, out);
     tn_template_free(template);
     return status;
+}
+
+/* The text that the model's own template makes of what somebody says. */
+static tn_status make_chat(const work *w, const char *said, tn_bytes *out) {
+    const char *source = tn_tokenizer_chat_template(w->tokenizer);
+    if (!source)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s' has no key 'tokenizer.chat_template', so it cannot chat; leave --chat out and "
+                               "write the whole prompt yourself",
+                               w->asked->model);
+    tn_status status = render_chat(w, source, said, out);
+    if (status == TN_OK || status == TN_ERR_MEMORY) return status;
+    return tn_backend_fail(status, "'%s': byte %" PRId64 ": the chat template: %s", w->asked->model, w->template_place,
+                           tn_error());
 }
 
 static tn_status encode_prompt(work *w, const tn_bytes *given) {
@@ -180,7 +186,7 @@ static tn_status encode_prompt(work *w, const tn_bytes *given) {
     if (!w->asked->chat)
         return tn_tokenizer_encode(w->tokenizer, text, given->size, TN_ENCODE_SPECIAL | TN_ENCODE_ENDS, &w->prompt);
     tn_bytes rendered = {0};
-    tn_status status = name_file(render_chat(w->tokenizer, w->asked->system, text, &rendered), w->asked->model);
+    tn_status status = make_chat(w, text, &rendered);
     if (status == TN_OK)
         status = tn_tokenizer_encode(w->tokenizer, rendered.data, rendered.size, TN_ENCODE_SPECIAL, &w->prompt);
     tn_bytes_free(&rendered);
@@ -207,13 +213,25 @@ static int64_t choose_context(const work *w, const tn_llm_facts *facts) {
     return need < facts->trained_context ? need : facts->trained_context;
 }
 
+/* A token without a row in the embedding could not be computed. */
+static tn_status check_vocabulary(const work *w, const tn_gguf *file, const tn_llm_facts *facts) {
+    if (tn_tokenizer_count(w->tokenizer) <= facts->vocabulary) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT,
+                           "'%s': byte %" PRId64 ": the vocabulary has %" PRId32 " tokens, and the embedding %" PRId64
+                           " rows",
+                           w->asked->model, tn_gguf_offset(tn_gguf_get(file, "tokenizer.ggml.tokens")),
+                           tn_tokenizer_count(w->tokenizer), facts->vocabulary);
+}
+
 static tn_status open_tokenizer(work *w, tn_llm_facts *facts) {
     tn_gguf *file;
     tn_status status = tn_gguf_open(w->asked->model, &file);
     if (status != TN_OK) return status;
     *facts = (tn_llm_facts){.struct_size = sizeof *facts};
     status = tn_llm_inspect(file, NULL, facts);
-    if (status == TN_OK) status = name_file(tn_tokenizer_from_gguf(file, &w->tokenizer), w->asked->model);
+    if (status == TN_OK) status = tn_tokenizer_from_gguf(file, &w->tokenizer);
+    if (status == TN_OK) status = check_vocabulary(w, file, facts);
+    w->template_place = tn_gguf_offset(tn_gguf_get(file, "tokenizer.chat_template"));
     tn_gguf_close(file);
     return status;
 }

@@ -129,6 +129,15 @@ static tn_status gather(const tn_gguf *file, gathered *g) {
     return read_flag(file, KEY("add_space_prefix"), &g->v.add_space_prefix);
 }
 
+/* What is wrong with a vocabulary is known by token and word; a reader of the file wants to know where these stand. */
+static tn_status name_place(const tn_gguf *file, tn_status status) {
+    const tn_gguf_value *tokens = tn_gguf_get(file, KEY("tokens"));
+    const tn_gguf_value *at = tokens ? tokens : tn_gguf_get(file, KEY("model"));
+    if (status == TN_OK || status == TN_ERR_MEMORY || strstr(tn_error(), "byte ") || !at) return status;
+    return tn_backend_fail(status, "'%s': the vocabulary, from byte %lld on: %s", tn_gguf_path(file),
+                           (long long)tn_gguf_offset(at), tn_error());
+}
+
 tn_status tn_tokenizer_from_gguf(const tn_gguf *file, tn_tokenizer **out) {
     if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: out is NULL");
     *out = NULL;
@@ -148,5 +157,5 @@ tn_status tn_tokenizer_from_gguf(const tn_gguf *file, tn_tokenizer **out) {
     void *const blocks[] = {g.tokens, g.merges, g.scores, g.types, g.model, g.pre, g.chat_template};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         tn_txt_free(blocks[i]);
-    return status;
+    return name_place(file, status);
 }
