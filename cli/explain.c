@@ -239,7 +239,7 @@ static void put_rows(const phase *p, const speeds *s, bool all) {
     for (int64_t i = 0; i < n && (all || i < SHOWN); i++)
         printf("  %6.3f ms %6.3f ms %6lld %9.2f  %s %s\n", 1e3 * rows[i].seconds, 1e3 * predict(s, &rows[i]),
                (long long)rows[i].runs, 1e-6 * (double)rows[i].bytes, rows[i].kind, rows[i].label);
-    if (!all && n > SHOWN) printf("  … and %lld more (-v shows them)\n", (long long)(n - SHOWN));
+    if (!all && n > SHOWN) cli_print(stdout, "  … and %lld more (-v shows them)\n", (long long)(n - SHOWN));
     free(rows);
 }
 
