@@ -139,7 +139,10 @@ static void reference_linear_half(const tn_reference *r) {
 }
 
 /* linear_half(x, weight): x·weightᵀ for x [m, in] in f32 and a weight [out, in] in f16 or bf16, widened where it is
- * read: the bits of the product with the cast weight. */
+ * read: the bits of the product with the cast weight.
+ *
+ * In the case of 300 products of numbers within ±2 partial sums grow to about 25 and are rounded 300 times: independent
+ * errors add up to √300 · 2⁻²⁴ · 25 = 2.6e-5, its tolerance is four times that. */
 const tn_op_impl tn_impl_linear_half = {
     .class_ = TN_MATMUL,
     .reduce = KIR_CHAIN,
@@ -148,6 +151,6 @@ const tn_op_impl tn_impl_linear_half = {
     .loops = loops_linear_stored,
     .reference = reference_linear_half,
     .flops = 2,
-    .cases =
-        "types=f32 tol=4e-6 atol=4e-6; [3,6] [5,6]:f16; [1,300] [17,300]:bf16; [9,64] [33,64]:f16; [0,4] [3,4]:f16; "
-        "[2,0] [3,0]:bf16; error=fit [2,6] [3,2]:f16; error=f32 [2,6]:f64 [3,6]:f16"};
+    .cases = "types=f32 tol=4e-6 atol=4e-6; [3,6] [5,6]:f16; [1,300] [17,300]:bf16 atol=1e-4; [9,64] [33,64]:f16; "
+             "[0,4] [3,4]:f16; "
+             "[2,0] [3,0]:bf16; error=fit [2,6] [3,2]:f16; error=f32 [2,6]:f64 [3,6]:f16"};
