@@ -4,7 +4,8 @@
 
 Builds bench_record and drives it as a server; PyTorch adds two tensors of 16 elements, on one thread.
 Rows are the best and the median, in microseconds, and how many of PyTorch's calls ours costs, best by best and median by
-median; on a machine that others use, the best are what to go by. At most 1.5 of PyTorch's calls are allowed for `freed`, best by best.
+median; on a machine that others use, the best are what to go by. At most 1.5 of PyTorch's calls are
+allowed for `freed`, best by best.
 """
 
 import argparse
