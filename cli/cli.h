@@ -102,8 +102,11 @@ void cli_json_array(cli_json *j, const char *key);
 void cli_json_end(cli_json *j, char closing); /* '}' or ']'; ends the line at the top */
 void cli_json_string(cli_json *j, const char *key,
                      const char *v);                          /* NULL becomes null; bytes that are no UTF-8 become ? */
+void cli_json_text(cli_json *j, const char *key, const char *v,
+                   size_t size); /* any bytes, zeros too; v[size] is 0; NULL becomes "" */
 void cli_json_number(cli_json *j, const char *key, double v); /* not finite becomes null */
 void cli_json_int(cli_json *j, const char *key, int64_t v);
+void cli_json_unsigned(cli_json *j, const char *key, uint64_t v);
 void cli_json_bool(cli_json *j, const char *key, bool v);
 
 /* Seconds on a clock that only goes forward (progress.c). */

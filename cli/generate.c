@@ -10,6 +10,7 @@
 
 #include "cli.h"
 #include "commands.h"
+#include "language.h"
 #include "trunnion/backend.h"
 #include "trunnion/llm.h"
 #include "trunnion/text.h"
@@ -140,17 +141,6 @@ static bool take(void *ctx, int val, const char *arg) {
 
 /* ---- the prompt -------------------------------------------------------------------------------------------------- */
 
-static tn_status read_input(tn_bytes *out) {
-    char part[65536];
-    size_t n;
-    tn_status status = TN_OK;
-    while (status == TN_OK && (n = fread(part, 1, sizeof part, stdin)) > 0)
-        status = tn_bytes_append(out, part, n);
-    if (status == TN_OK && ferror(stdin))
-        return tn_backend_fail(TN_ERR_IO, "standard input could not be read: %s", strerror(errno));
-    return status;
-}
-
 static tn_status render_chat(const work *w, const char *source, const char *said, tn_bytes *out) {
     tn_template *template = NULL;
     tn_status status = tn_template_new(source, strlen(source), &template);
@@ -182,11 +172,13 @@ static tn_status make_chat(const work *w, const char *said, tn_bytes *out) {
 }
 
 static tn_status encode_prompt(work *w, const tn_bytes *given) {
-    const char *text = given->data ? given->data : "";
     if (!w->asked->chat)
-        return tn_tokenizer_encode(w->tokenizer, text, given->size, TN_ENCODE_SPECIAL | TN_ENCODE_ENDS, &w->prompt);
+        return tn_tokenizer_encode(w->tokenizer, given->data, given->size, TN_ENCODE_SPECIAL | TN_ENCODE_ENDS,
+                                   &w->prompt);
+    if (strlen(given->data) != given->size)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "what is said holds a byte of value zero, which no text has");
     tn_bytes rendered = {0};
-    tn_status status = make_chat(w, text, &rendered);
+    tn_status status = make_chat(w, given->data, &rendered);
     if (status == TN_OK)
         status = tn_tokenizer_encode(w->tokenizer, rendered.data, rendered.size, TN_ENCODE_SPECIAL, &w->prompt);
     tn_bytes_free(&rendered);
@@ -195,8 +187,7 @@ static tn_status encode_prompt(work *w, const tn_bytes *given) {
 
 static tn_status make_prompt(work *w) {
     tn_bytes given = {0};
-    const char *prompt = w->asked->prompt;
-    tn_status status = strcmp(prompt, "-") == 0 ? read_input(&given) : tn_bytes_append(&given, prompt, strlen(prompt));
+    tn_status status = cli_take_text(w->asked->prompt, &given);
     if (status == TN_OK) status = encode_prompt(w, &given);
     tn_bytes_free(&given);
     if (status == TN_OK && w->prompt.count == 0)
@@ -296,6 +287,7 @@ static tn_status run_tokens(work *w, const float *logits) {
         status = tn_sampler_pick(w->sampler, logits, (int32_t)w->facts.vocabulary, &id);
         if (status == TN_OK && tn_tokenizer_ends(w->tokenizer, id)) w->stopped = "end";
         if (interrupted) w->stopped = "interrupt";
+        if (ferror(stdout)) w->stopped = "output"; /* main.c says so */
         if (status != TN_OK || strcmp(w->stopped, "length") != 0) break;
         status = add_token(w, id);
         if ((int64_t)w->ids.count == w->asked->tokens) break;
@@ -364,7 +356,7 @@ static void put_ids(cli_json *j, const char *key, const tn_ids *ids) {
 static void put_json(const work *w) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
-    cli_json_string(&j, "text", w->text.data ? w->text.data : "");
+    cli_json_text(&j, "text", w->text.data, w->text.size);
     put_ids(&j, "prompt_ids", &w->prompt);
     put_ids(&j, "ids", &w->ids);
     cli_json_number(&j, "prompt_tokens_per_second", prompt_rate(w));
@@ -384,7 +376,7 @@ static void put_json(const work *w) {
     cli_json_int(&j, "weights_bytes", w->facts.weights_bytes);
     cli_json_int(&j, "cache_bytes", w->facts.cache_bytes);
     cli_json_int(&j, "context", w->facts.context);
-    cli_json_int(&j, "seed", (int64_t)w->asked->sampling.seed);
+    cli_json_unsigned(&j, "seed", w->asked->sampling.seed);
     cli_json_string(&j, "stopped", w->stopped);
     cli_json_end(&j, '}');
 }

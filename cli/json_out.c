@@ -18,10 +18,11 @@ static int utf8_length(const unsigned char *p) {
     return overlong || beyond ? 0 : n;
 }
 
-static void put_text(FILE *out, const char *text) {
-    const unsigned char *p = (const unsigned char *)text;
+/* text[size] is 0, so that a character which is cut off is none. */
+static void put_text(FILE *out, const char *text, size_t size) {
+    const unsigned char *p = (const unsigned char *)text, *end = p + size;
     fputc('"', out);
-    while (*p) {
+    while (p < end) {
         int n = utf8_length(p);
         if (*p == '"' || *p == '\\')
             fprintf(out, "\\%c", *p);
@@ -41,7 +42,7 @@ static void begin_value(cli_json *j, const char *key) {
     if (j->used[j->depth]) fputs(", ", j->out);
     j->used[j->depth] = true;
     if (!key) return;
-    put_text(j->out, key);
+    put_text(j->out, key, strlen(key));
     fputs(": ", j->out);
 }
 
@@ -64,9 +65,14 @@ void cli_json_end(cli_json *j, char closing) {
 void cli_json_string(cli_json *j, const char *key, const char *v) {
     begin_value(j, key);
     if (v)
-        put_text(j->out, v);
+        put_text(j->out, v, strlen(v));
     else
         fputs("null", j->out);
+}
+
+void cli_json_text(cli_json *j, const char *key, const char *v, size_t size) {
+    begin_value(j, key);
+    put_text(j->out, v ? v : "", v ? size : 0);
 }
 
 void cli_json_number(cli_json *j, const char *key, double v) {
@@ -84,6 +90,11 @@ void cli_json_number(cli_json *j, const char *key, double v) {
 void cli_json_int(cli_json *j, const char *key, int64_t v) {
     begin_value(j, key);
     fprintf(j->out, "%lld", (long long)v);
+}
+
+void cli_json_unsigned(cli_json *j, const char *key, uint64_t v) {
+    begin_value(j, key);
+    fprintf(j->out, "%llu", (unsigned long long)v);
 }
 
 void cli_json_bool(cli_json *j, const char *key, bool v) {

@@ -36,10 +36,10 @@ tn_status cli_language_estimate(const cli_language *l, int64_t context, tn_memor
 static tn_status read_all(FILE *f, const char *path, tn_bytes *out) {
     char part[65536];
     size_t n;
-    while ((n = fread(part, 1, sizeof part, f)) > 0) {
-        tn_status status = tn_bytes_append(out, part, n);
-        if (status != TN_OK) return status;
-    }
+    tn_status status = tn_bytes_append(out, "", 0);
+    while (status == TN_OK && (n = fread(part, 1, sizeof part, f)) > 0)
+        status = tn_bytes_append(out, part, n);
+    if (status != TN_OK) return status;
     return ferror(f) ? tn_backend_fail(TN_ERR_IO, "reading '%s': %s", path, strerror(errno)) : TN_OK;
 }
 
@@ -50,6 +50,10 @@ tn_status cli_read_file(const char *path, tn_bytes *out) {
     tn_status status = read_all(f, path, out);
     fclose(f);
     return status;
+}
+
+tn_status cli_take_text(const char *argument, tn_bytes *out) {
+    return strcmp(argument, "-") == 0 ? cli_read_file("-", out) : tn_bytes_append(out, argument, strlen(argument));
 }
 
 /* Not getrusage: its figure begins with what the parent had when it started this program. */

@@ -20,8 +20,12 @@ void cli_language_close(cli_language *l);
 /* What the open model takes, as the library estimates it. */
 tn_status cli_language_estimate(const cli_language *l, int64_t context, tn_memory_estimate *out);
 
-/* Appends a file's bytes; "-" is standard input. The failure is the library's error. */
+/* Appends a file's bytes; "-" is standard input. The failure is the library's error; else out->data is a text, if an
+ * empty one. */
 tn_status cli_read_file(const char *path, tn_bytes *out);
+
+/* The same for what an argument says: itself, or standard input for "-". */
+tn_status cli_take_text(const char *argument, tn_bytes *out);
 
 /* The most memory that this process has had resident so far, in bytes; 0 where the system does not say. */
 int64_t cli_peak_bytes(void);

@@ -52,8 +52,7 @@ static bool take(void *ctx, int val, const char *arg) {
 static tn_status read_ids(const tn_tokenizer *t, const wishes *w, tn_ids *ids) {
     tn_bytes text = {0};
     unsigned flags = TN_ENCODE_ENDS | (w->no_special ? 0 : TN_ENCODE_SPECIAL);
-    tn_status status =
-        strcmp(w->prompt, "-") == 0 ? cli_read_file("-", &text) : tn_bytes_append(&text, w->prompt, strlen(w->prompt));
+    tn_status status = cli_take_text(w->prompt, &text);
     if (status == TN_OK) status = tn_tokenizer_encode(t, text.data, text.size, flags, ids);
     tn_bytes_free(&text);
     if (status == TN_OK && ids->count == 0) status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt has no tokens");
@@ -117,6 +116,12 @@ static tn_status close_file(FILE *f, const char *path, tn_status status) {
     return status;
 }
 
+/* The model's pages come from its file while it runs. */
+static bool is_the_model(const char *path, const char *model) {
+    struct stat a, b;
+    return stat(path, &a) == 0 && stat(model, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 static tn_status write_file(tn_llm *m, const tn_ids *ids, int64_t vocabulary, const char *path) {
     float *room = malloc((size_t)vocabulary * PIECE * sizeof *room);
     if (!room) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the logits of %d tokens", PIECE);
@@ -154,11 +159,22 @@ static void put(const cli_language *l, const tn_ids *ids, int64_t vocabulary, co
     cli_json_end(&j, '}');
 }
 
-static tn_status work(const cli_language *l, const wishes *w, bool json) {
+/* The prompt says how long the context must be, and to read it takes the tokenizer, which is in the model's file. */
+static tn_status make_room(cli_language *l, const char *path, int64_t tokens, int64_t context) {
+    if (tokens <= context) return TN_OK;
+    tn_llm_options o = {.struct_size = sizeof o, .context = tokens};
+    tn_llm_close(l->model);
+    return tn_llm_open(path, &o, &l->model);
+}
+
+static tn_status work(cli_language *l, const wishes *w, bool json) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
     tn_ids ids = {0};
+    if (is_the_model(w->output, w->model))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is the model itself; give -o another name", w->output);
     tn_status status = tn_llm_get_facts(l->model, &facts);
     if (status == TN_OK) status = read_ids(l->tokenizer, w, &ids);
+    if (status == TN_OK) status = make_room(l, w->model, (int64_t)ids.count, facts.context);
     if (status == TN_OK) status = write_file(l->model, &ids, facts.vocabulary, w->output);
     if (status == TN_OK) put(l, &ids, facts.vocabulary, w->output, json);
     tn_ids_free(&ids);

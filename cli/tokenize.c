@@ -5,6 +5,7 @@
 
 #include "cli.h"
 #include "commands.h"
+#include "language.h"
 #include "trunnion/backend.h"
 #include "trunnion/text.h"
 
@@ -51,21 +52,6 @@ static bool take(void *ctx, int val, const char *arg) {
 
 /* ---- input ------------------------------------------------------------------------------------------------------- */
 
-static bool read_input(tn_bytes *out) {
-    char part[65536];
-    size_t n;
-    while ((n = fread(part, 1, sizeof part, stdin)) > 0) {
-        if (tn_bytes_append(out, part, n) != TN_OK) return false;
-    }
-    if (ferror(stdin)) tn_backend_fail(TN_ERR_IO, "standard input could not be read: %s", strerror(errno));
-    return !ferror(stdin);
-}
-
-/* What an argument says: itself, or standard input for "-". */
-static bool take_text(const char *argument, tn_bytes *out) {
-    return strcmp(argument, "-") == 0 ? read_input(out) : tn_bytes_append(out, argument, strlen(argument)) == TN_OK;
-}
-
 /* Reads ids parted by commas and blanks. */
 static bool read_ids(const char *text, tn_ids *out) {
     const char *at = text + strspn(text, ", \t\r\n");
@@ -111,7 +97,7 @@ static bool put_pieces(const tn_tokenizer *t, const tn_ids *ids, cli_json *j) {
                tn_tokenizer_stream_end(&whole, &piece) == TN_OK;
         if (!good) break;
         if (j) {
-            cli_json_string(j, NULL, piece.data);
+            cli_json_text(j, NULL, piece.data, piece.size);
             continue;
         }
         printf("%7d  '", (int)ids->data[i]);
@@ -145,7 +131,7 @@ static void put_text(const tn_bytes *text, bool json) {
     }
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
-    cli_json_string(&j, "text", text->data);
+    cli_json_text(&j, "text", text->data, text->size);
     cli_json_end(&j, '}');
 }
 
@@ -162,7 +148,7 @@ static bool open_tokenizer(const char *path, tn_tokenizer **out) {
 static bool decode(const tn_tokenizer *t, const wishes *w, bool json) {
     tn_ids ids = {0};
     tn_bytes given = {0}, text = {0};
-    bool good = take_text(w->decode, &given) && read_ids(given.data, &ids) &&
+    bool good = cli_take_text(w->decode, &given) == TN_OK && read_ids(given.data, &ids) &&
                 tn_tokenizer_decode(t, ids.data, ids.count, w->no_special ? 0 : TN_DECODE_SPECIAL, &text) == TN_OK;
     if (good) put_text(&text, json);
     tn_ids_free(&ids);
@@ -175,7 +161,7 @@ static bool encode(const tn_tokenizer *t, const wishes *w, const char *argument,
     tn_ids ids = {0};
     tn_bytes text = {0};
     unsigned flags = (w->no_special ? 0u : TN_ENCODE_SPECIAL) | (w->no_ends ? 0u : TN_ENCODE_ENDS);
-    bool good = take_text(argument, &text) && tn_tokenizer_encode(t, text.data, text.size, flags, &ids) == TN_OK &&
+    bool good = cli_take_text(argument, &text) == TN_OK && tn_tokenizer_encode(t, text.data, text.size, flags, &ids) == TN_OK &&
                 put_tokens(t, &ids, json);
     tn_ids_free(&ids);
     tn_bytes_free(&text);

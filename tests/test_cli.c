@@ -187,6 +187,8 @@ static void json_reads_back(void **state) {
     cli_json_object(&j, NULL);
     cli_json_string(&j, "quote \"\\\n\x01", "gr\xC3\xBC\xC3\x9F \xF0\x9F\x98\x80 \xFF\xC0\x80\xED\xA0\x80 end");
     cli_json_string(&j, "none", NULL);
+    cli_json_text(&j, "zero", "a\0b\xC3", 4);
+    cli_json_unsigned(&j, "seed", UINT64_MAX);
     cli_json_array(&j, "list");
     cli_json_number(&j, NULL, 0.1);
     cli_json_number(&j, NULL, 1.0 / 3);
@@ -198,6 +200,7 @@ static void json_reads_back(void **state) {
     cli_json_end(&j, ']');
     cli_json_end(&j, '}');
     fclose(j.out);
+    assert_non_null(strstr(text, "\"zero\": \"a\\u0000b?\", \"seed\": 18446744073709551615,"));
     tn_json_doc *doc;
     assert_ok(tn_json_parse(text, size, &doc));
     const tn_json *root = tn_json_root(doc), *list = tn_json_get(root, "list");

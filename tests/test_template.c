@@ -213,6 +213,8 @@ static void endless_templates_are_stopped(void **state) {
         "{% set ns = namespace() %}{% set ns.me = ns %}{{ ns }}",
         "{% for i in range(99999) %}{{ 'a' * 100000 }}{% endfor %}",
         "{{ ('a' * 100000) | replace('', 'b' * 100000) }}",
+        "{{ ('a' * 5000000).strip('b' * 5000000 ~ 'a') }}",
+        "{{ ('a' * 5000000) | trim('b' * 5000000 ~ 'a') }}",
         "{{ ('\n' * 100000) | indent(1000, true, true) }}",
         "{{ (['a'] * 100000) | join('b' * 100000) }}",
         "{% set x = 'a' * 1000000 %}{% for i in range(99999) %}{% if x[:-1] == x[1:] %}{% endif %}{% endfor %}",

@@ -537,6 +537,7 @@ static void the_command_shows_ids_and_pieces(void **state) {
         {"--decode 0,7,10 6", 2, ""},
         {"--decode '0,7, 10 6'", 0, "<s>ab b\n"},
         {"--no-special --decode 0,7", 0, "ab\n"},
+        {"--decode - --json </dev/null", 0, "{\"text\": \"\"}"},
         {"--decode 0,x 2>&1", 1, "\"x\" is no token id"},
         {"--decode 99 2>&1", 1, "token 99 is outside the vocabulary of 11"},
         {"2>&1", 2, "which text?"},

@@ -85,8 +85,9 @@ JJ_FUNCTION(filter_string) { return tn_jj_string(r, &self, out); }
 JJ_FUNCTION(filter_trim) {
     const jj_value *set = bound[0] && bound[0]->kind == JJ_STRING ? bound[0] : NULL;
     TRY(tn_jj_string(r, &self, out));
+    TRY(tn_jj_charge(r, 1 + out->size / 16 * (set ? 1 + set->size : 1)));
     *out = tn_jj_strip(*out, set, 3);
-    return tn_jj_charge(r, 1 + out->size / 64 * (set ? 1 + set->size : 1));
+    return TN_OK;
 }
 
 JJ_FUNCTION(filter_replace) {

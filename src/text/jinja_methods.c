@@ -146,8 +146,9 @@ tn_status tn_jj_replace(jj_run *r, const jj_value *v, const jj_value *old, const
 static tn_status strip_method(jj_run *r, const jj_value *self, const jj_value *set, int side, jj_value *out) {
     if (set && set->kind == JJ_NONE) set = NULL;
     if (set) TRY(need_string(r, "strip", set));
+    TRY(tn_jj_charge(r, 1 + self->size / 16 * (set ? 1 + set->size : 1))); /* before: two long texts take hours */
     *out = tn_jj_strip(*self, set, side);
-    return tn_jj_charge(r, 1 + self->size / 16 * (set ? 1 + set->size : 1));
+    return TN_OK;
 }
 
 JJ_FUNCTION(str_strip) { return strip_method(r, &self, bound[0], 3, out); }

@@ -256,15 +256,21 @@ tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
 
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
 
+static tn_status too_long(const tn_llm *m, int64_t count) {
+    char fix[120] = "the model was trained for no more: shorten the text";
+    if (m->config.context < m->config.trained_context)
+        snprintf(fix, sizeof fix, "open the model with a longer one (--context), up to %" PRId64,
+                 m->config.trained_context);
+    return tn_backend_fail(TN_ERR_ARGUMENT,
+                           "%" PRId64 " tokens behind the %" PRId64 " there are exceed the context of %" PRId64 "; %s",
+                           count, m->position, m->config.context, fix);
+}
+
 static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
     if (!m || !ids || count < 1)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_llm: the model or the ids are NULL, or there are none (%" PRId64 ")", count);
-    if (count > m->config.context - m->position)
-        return tn_backend_fail(TN_ERR_ARGUMENT,
-                               "%" PRId64 " tokens behind the %" PRId64 " there are exceed the context of %" PRId64
-                               "; open the model with a longer one (--context), up to %" PRId64,
-                               count, m->position, m->config.context, m->config.trained_context);
+    if (count > m->config.context - m->position) return too_long(m, count);
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < 0 || ids[i] >= m->config.size[SIZE_VOCABULARY])
             return tn_backend_fail(TN_ERR_ARGUMENT, "token %" PRId64 " is %" PRId32 "; the vocabulary has %" PRId64, i,

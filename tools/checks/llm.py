@@ -7,10 +7,12 @@ without a network to fetch it, all this is skipped.
 """
 
 import array
+import ast
 import json
 import math
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -150,7 +152,7 @@ def read_npy(path):
     if data[:8] != b"\x93NUMPY\x01\x00":
         raise ValueError("no NumPy file of version 1.0")
     length = int.from_bytes(data[8:10], "little")
-    header = eval(data[10:10 + length].decode("latin-1"), {"__builtins__": {}})  # a dict literal, as the format says
+    header = ast.literal_eval(data[10:10 + length].decode("latin-1"))  # a dict literal, as the format says
     if header["descr"] != "<f4" or header["fortran_order"] or (10 + length) % 64 != 0:
         raise ValueError(f"unexpected header {header}")
     values = array.array("f", data[10 + length:])
@@ -220,9 +222,14 @@ def check_refusals(suite, folder):
     """What cannot be done says why, with exit code 1."""
     broken = os.path.join(folder, "broken.gguf")
     pathlib.Path(broken).write_bytes(pathlib.Path(suite.model).read_bytes()[:4096])
+    copy = os.path.join(folder, "copy.gguf")  # what a mistake may overwrite
+    shutil.copyfile(suite.model, copy)
     rows = [(["perplexity", "-m", suite.model, "-f", "-"], b"x", "takes at least 2"),
             (["logits", "-m", suite.model, "-p", "x", "-o", os.path.join(folder, "no", "such")], b"", "no/such"),
             (["logits", "-m", suite.model, "-p", "", "-o", os.path.join(folder, "x.npy")], b"", "no tokens"),
+            (["logits", "-m", copy, "-p", "x", "-o", copy], b"", "is the model itself"),
+            (["generate", "-m", suite.model, "-p", "-"], b"a b " * 4200, "shorten the text"),
+            (["generate", "-m", suite.model, "-p", "-", "--chat"], b"a\0b", "a byte of value zero"),
             (["generate", "-m", broken, "-p", "x"], b"", "broken.gguf"), (["fit", broken], b"", "broken.gguf"),
             (["explain", os.path.join(folder, "absent.gguf")], b"", "absent.gguf")]
     for words, text, needed in rows:
