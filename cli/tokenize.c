@@ -161,8 +161,8 @@ static bool encode(const tn_tokenizer *t, const wishes *w, const char *argument,
     tn_ids ids = {0};
     tn_bytes text = {0};
     unsigned flags = (w->no_special ? 0u : TN_ENCODE_SPECIAL) | (w->no_ends ? 0u : TN_ENCODE_ENDS);
-    bool good = cli_take_text(argument, &text) == TN_OK && tn_tokenizer_encode(t, text.data, text.size, flags, &ids) == TN_OK &&
-                put_tokens(t, &ids, json);
+    bool good = cli_take_text(argument, &text) == TN_OK &&
+                tn_tokenizer_encode(t, text.data, text.size, flags, &ids) == TN_OK && put_tokens(t, &ids, json);
     tn_ids_free(&ids);
     tn_bytes_free(&text);
     return good;
