@@ -165,10 +165,16 @@ static tn_status run_phase(phase *p, tn_llm *m, const int32_t *ids, int64_t prom
     return status;
 }
 
-static tn_status run_model(const cli_language *l, const wishes *w, int64_t vocabulary, phase phases[2]) {
+static tn_status run_model(const cli_language *l, const wishes *w, const tn_llm_facts *f, phase phases[2]) {
+    if (w->prompt + w->tokens > f->context)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "%lld tokens of prompt and %lld behind it exceed the context of %lld; --context N makes "
+                               "it longer, up to %lld",
+                               (long long)w->prompt, (long long)w->tokens, (long long)f->context,
+                               (long long)f->trained_context);
     int32_t *ids = malloc((size_t)(w->prompt + w->tokens) * sizeof *ids);
     if (!ids) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld tokens", (long long)(w->prompt + w->tokens));
-    make_ids(ids, w->prompt + w->tokens, vocabulary);
+    make_ids(ids, w->prompt + w->tokens, f->vocabulary);
     phases[0] = (phase){.name = "prompt", .tokens = w->prompt};
     phases[1] = (phase){.name = "token", .tokens = w->tokens};
     tn_status status = run_phase(&phases[0], l->model, ids, w->prompt, w->tokens, run_prompt);
@@ -328,7 +334,7 @@ static tn_status explain(const cli_language *l, const wishes *w, report *r) {
     tn_status status = tn_llm_get_facts(l->model, &r->facts);
     if (status == TN_OK) status = tn_device_get_info(l->device, &r->device);
     if (status == TN_OK) status = cli_language_estimate(l, r->facts.context, &r->predicted);
-    if (status == TN_OK) status = run_model(l, w, r->facts.vocabulary, r->phases);
+    if (status == TN_OK) status = run_model(l, w, &r->facts, r->phases);
     r->peak_bytes = cli_peak_bytes(); /* before the probes take memory of their own */
     return status == TN_OK ? find_speeds(&r->speeds) : status;
 }

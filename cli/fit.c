@@ -124,7 +124,9 @@ static bool take(void *ctx, int val, const char *arg) {
     case OPT_CONFIG: r->config = arg; return *arg != 0;
     case OPT_CONTEXT: return cli_parse_int(arg, 1, INT64_C(1) << 40, &r->context);
     case OPT_BATCH: return cli_parse_int(arg, 1, INT64_C(1) << 40, &r->batch);
-    case OPT_WEIGHTS: return r->weights_given = find_dtype(arg, &r->weights);
+    case OPT_WEIGHTS:
+        r->weights_given = find_dtype(arg, &r->weights);
+        return r->weights_given && (tn_dtype_is_float(r->weights) || tn_dtype_block(r->weights) > 1);
     case OPT_CACHE:
         return find_dtype(arg, &r->cache) && (r->cache == TN_F16 || r->cache == TN_BF16 || r->cache == TN_F32);
     default: return r->train = true;

@@ -342,8 +342,9 @@ static void tell(const work *w) {
     cli_print(stderr, "\n[prompt: %zu tokens, %.1f/s — generation: %zu tokens, %.1f/s — %s, %s, %d threads; %s]\n",
               w->prompt.count, prompt_rate(w), w->ids.count, token_rate(w), info.id, info.name, info.threads, why);
     if (strcmp(w->stopped, "context") == 0)
-        cli_print(stderr, "trunnion: the context of %" PRId64 " tokens is full; --context N makes it longer\n",
-                  w->facts.context);
+        cli_print(stderr, "trunnion: the context of %" PRId64 " tokens is full; %s\n", w->facts.context,
+                  w->facts.context < w->facts.trained_context ? "--context N makes it longer"
+                                                              : "the model was trained for no more");
 }
 
 static void put_ids(cli_json *j, const char *key, const tn_ids *ids) {

@@ -9,7 +9,7 @@
 #include "text/common.h"
 #include "trunnion/llm.h"
 
-enum { F32 = 0, F16 = 1, Q8_0 = 8, BLOCK = 32 };
+enum { F32 = 0, F16 = 1, Q8_0 = 8, F64 = 28, BLOCK = 32 };
 
 /* ---- a small model ----------------------------------------------------------------------------------------------- */
 
@@ -198,7 +198,8 @@ static int type_of(const model *m, const matrix *w) { return w->rank == 2 ? m->s
 
 static uint64_t bytes_of(const model *m, const matrix *w) {
     uint64_t count = (uint64_t)(w->rows * w->columns);
-    return type_of(m, w) == Q8_0 ? count / BLOCK * (BLOCK + 2) : count * (type_of(m, w) == F16 ? 2 : 4);
+    if (type_of(m, w) == Q8_0) return count / BLOCK * (BLOCK + 2);
+    return count * (type_of(m, w) == F16 ? 2 : type_of(m, w) == F64 ? 8 : 4);
 }
 
 static void put_data(gguf_make *g, const model *m, const matrix *w) {
@@ -209,6 +210,8 @@ static void put_data(gguf_make *g, const model *m, const matrix *w) {
             make_number(g, (uint64_t)(int64_t)(w->data[i] * 64), 1);
         else if (type == F16)
             make_number(g, half_of(w->data[i]), 2);
+        else if (type == F64)
+            make_number(g, 0, 8);
         else
             make_f32(g, w->data[i]);
     }
@@ -619,13 +622,24 @@ static void what_does_not_fit_is_refused_by_name(void **state) {
     }
     free_model(&m);
 
-    spec s = llama;
-    s.architecture = "mystery";
-    tn_llm *llm = NULL;
-    make_model(&m, &s);
-    assert_int_equal(tn_llm_open(write_model(&m, NULL, "wrong.gguf"), NULL, &llm), TN_ERR_UNSUPPORTED);
-    assert_text_has(tn_error(), "'mystery' is not known here; known are llama");
-    free_model(&m);
+    spec mystery = llama, wide = llama, odd = llama;
+    mystery.architecture = "mystery";
+    wide.type = F64;
+    odd.head_dim = 7;
+    const struct {
+        const spec *s;
+        const char *reason;
+    } specs[] = {{&mystery, "'mystery' is not known here; known are llama"},
+                 {&wide, "'token_embd.weight' is of type F64"},
+                 {&odd, "must be an even number"}};
+    for (size_t i = 0; i < TN_COUNT(specs); i++) {
+        tn_llm *llm = NULL;
+        make_model(&m, specs[i].s);
+        if (tn_llm_open(write_model(&m, NULL, "wrong.gguf"), NULL, &llm) == TN_OK)
+            fail_msg("a model that should be refused for \"%s\" was opened", specs[i].reason);
+        assert_text_has(tn_error(), specs[i].reason);
+        free_model(&m);
+    }
 }
 
 /* In libtrunnion-text's own memory; libtrunnion's is let fail by its own tests. */

@@ -173,8 +173,12 @@ static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
                                    tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key_of(c, equal[i]).text)),
                                    key_of(c, equal[i]).text, other, *head);
     }
-    if (*head % 2 != 0) return out_of_range(f, key_of(c, "attention.head_count").text, (double)c->heads, 1, 1);
-    return TN_OK;
+    if (*head % 2 == 0) return TN_OK;
+    key_name key = key_of(c, has(f, c, "attention.key_length") ? "attention.key_length" : "attention.head_count");
+    return tn_backend_fail(TN_ERR_FORMAT,
+                           "'%s': byte %" PRId64 ": key '%s' makes heads %" PRId64
+                           " wide; rope turns pairs, so it must be an even number",
+                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), key.text, *head);
 }
 
 static tn_status read_heads(const tn_gguf *f, llm_config *c) {
@@ -241,6 +245,11 @@ static tn_status check_shape(const tn_gguf *f, const llm_config *c, const tn_ggu
                            t->rank > 1 ? t->shape[1] : 1, rank, c->size[row->shape[0]], c->size[row->shape[1]]);
 }
 
+/* What the model's operations take beside activations in f32. */
+static bool is_weight_dtype(tn_dtype t) {
+    return t < TN_DTYPE_COUNT && (t == TN_F32 || t == TN_F16 || t == TN_BF16 || tn_dtype_block(t) > 1);
+}
+
 static tn_status check_tensor(const tn_gguf *f, llm_config *c, int64_t layer, int slot, bool needed) {
     char name[LLM_NAME_SIZE];
     const slot_row *row = layer < 0 ? &head_rows[slot] : &layer_rows[slot];
@@ -248,7 +257,7 @@ static tn_status check_tensor(const tn_gguf *f, llm_config *c, int64_t layer, in
     tn_llm_name(name, layer, slot);
     tn_status status = tn_gguf_find(f, name, &t);
     if (status != TN_OK) return needed ? status : TN_OK;
-    if (t.dtype == TN_DTYPE_COUNT || (!tn_dtype_is_float(t.dtype) && tn_dtype_block(t.dtype) == 1))
+    if (!is_weight_dtype(t.dtype))
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s': byte %" PRId64
                                ": tensor '%s' is of type %s, which is not computed with here; take "
