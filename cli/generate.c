@@ -88,7 +88,7 @@ typedef struct work {
     const request *asked;
     tn_tokenizer *tokenizer;
     tn_sampler *sampler;
-    int64_t template_place; /* of the chat template in the file */
+    int64_t template_place, vocabulary_place; /* in the file */
     tn_device *device;
     tn_selection selection;
     tn_llm *model;
@@ -189,10 +189,13 @@ static tn_status make_prompt(work *w) {
     tn_bytes given = {0};
     tn_status status = cli_take_text(w->asked->prompt, &given);
     if (status == TN_OK) status = encode_prompt(w, &given);
+    bool empty = given.size == 0;
     tn_bytes_free(&given);
-    if (status == TN_OK && w->prompt.count == 0)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty; a model goes on with something");
-    return status;
+    if (status != TN_OK || w->prompt.count > 0) return status;
+    if (empty) return tn_backend_fail(TN_ERR_ARGUMENT, "the prompt is empty; a model goes on with something");
+    return tn_backend_fail(TN_ERR_FORMAT,
+                           "'%s': the vocabulary, from byte %" PRId64 " on, spells nothing of the prompt",
+                           w->asked->model, w->vocabulary_place);
 }
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
@@ -222,6 +225,7 @@ static tn_status open_tokenizer(work *w, tn_llm_facts *facts) {
     status = tn_llm_inspect(file, NULL, facts);
     if (status == TN_OK) status = tn_tokenizer_from_gguf(file, &w->tokenizer);
     if (status == TN_OK) status = check_vocabulary(w, file, facts);
+    w->vocabulary_place = tn_gguf_offset(tn_gguf_get(file, "tokenizer.ggml.tokens"));
     w->template_place = tn_gguf_offset(tn_gguf_get(file, "tokenizer.chat_template"));
     tn_gguf_close(file);
     return status;
