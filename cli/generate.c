@@ -351,19 +351,12 @@ static void tell(const work *w) {
                                                               : "the model was trained for no more");
 }
 
-static void put_ids(cli_json *j, const char *key, const tn_ids *ids) {
-    cli_json_array(j, key);
-    for (size_t i = 0; i < ids->count; i++)
-        cli_json_int(j, NULL, ids->data[i]);
-    cli_json_end(j, ']');
-}
-
 static void put_json(const work *w) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_text(&j, "text", w->text.data, w->text.size);
-    put_ids(&j, "prompt_ids", &w->prompt);
-    put_ids(&j, "ids", &w->ids);
+    cli_json_ids(&j, "prompt_ids", &w->prompt);
+    cli_json_ids(&j, "ids", &w->ids);
     cli_json_number(&j, "prompt_tokens_per_second", prompt_rate(w));
     cli_json_number(&j, "tokens_per_second", token_rate(w));
     cli_json_string(&j, "device", w->selection.chosen);

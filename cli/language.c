@@ -56,6 +56,13 @@ tn_status cli_take_text(const char *argument, tn_bytes *out) {
     return strcmp(argument, "-") == 0 ? cli_read_file("-", out) : tn_bytes_append(out, argument, strlen(argument));
 }
 
+void cli_json_ids(cli_json *j, const char *key, const tn_ids *ids) {
+    cli_json_array(j, key);
+    for (size_t i = 0; i < ids->count; i++)
+        cli_json_int(j, NULL, ids->data[i]);
+    cli_json_end(j, ']');
+}
+
 /* Not getrusage: its figure begins with what the parent had when it started this program. */
 int64_t cli_peak_bytes(void) {
     FILE *f = fopen("/proc/self/status", "r");

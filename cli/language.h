@@ -27,6 +27,8 @@ tn_status cli_read_file(const char *path, tn_bytes *out);
 /* The same for what an argument says: itself, or standard input for "-". */
 tn_status cli_take_text(const char *argument, tn_bytes *out);
 
+void cli_json_ids(cli_json *j, const char *key, const tn_ids *ids);
+
 /* The most memory that this process has had resident so far, in bytes; 0 where the system does not say. */
 int64_t cli_peak_bytes(void);
 

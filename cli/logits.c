@@ -150,10 +150,7 @@ static void put(const cli_language *l, const tn_ids *ids, int64_t vocabulary, co
     cli_json_int(&j, NULL, (int64_t)ids->count);
     cli_json_int(&j, NULL, vocabulary);
     cli_json_end(&j, ']');
-    cli_json_array(&j, "ids");
-    for (size_t i = 0; i < ids->count; i++)
-        cli_json_int(&j, NULL, ids->data[i]);
-    cli_json_end(&j, ']');
+    cli_json_ids(&j, "ids", ids);
     cli_json_string(&j, "file", path);
     cli_json_string(&j, "device", device.id);
     cli_json_end(&j, '}');

@@ -112,10 +112,7 @@ static bool put_tokens(const tn_tokenizer *t, const tn_ids *ids, bool json) {
     if (!json) return put_pieces(t, ids, NULL);
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
-    cli_json_array(&j, "ids");
-    for (size_t i = 0; i < ids->count; i++)
-        cli_json_int(&j, NULL, ids->data[i]);
-    cli_json_end(&j, ']');
+    cli_json_ids(&j, "ids", ids);
     cli_json_array(&j, "pieces");
     bool good = put_pieces(t, ids, &j);
     cli_json_end(&j, ']');
