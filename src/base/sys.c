@@ -49,9 +49,6 @@ static tn_status open_for_reading(const char *path, int flags, int *fd, struct s
     return TN_OK;
 }
 
-/* Regular files only: a pipe or a device has no fixed content to map, and O_NONBLOCK keeps the look at a pipe from
- * waiting for its writer. A file that another process shortens while it is mapped raises SIGBUS at the lost pages, as
- * every mapping does; Trunnion's own saves replace files and never shorten them. */
 /* The mappings that there are: only of these pages is it known that they can be read again. */
 typedef struct mapping {
     uintptr_t begin, end; /* end: up to the last page's */
@@ -82,6 +79,9 @@ static void mapping_remove(const void *pages) {
     tn_mem_free(m);
 }
 
+/* Regular files only: a pipe or a device has no fixed content to map, and O_NONBLOCK keeps the look at a pipe from
+ * waiting for its writer. A file that another process shortens while it is mapped raises SIGBUS at the lost pages, as
+ * every mapping does; Trunnion's own saves replace files and never shorten them. */
 tn_status tn_map_open(const char *path, tn_map *out) {
     *out = (tn_map){0};
     int fd;

@@ -106,10 +106,10 @@ static tn_status renew(const llm_config *c, tn_tensor **cache) {
 /* A write to a cache that could not be recorded leaves an error in its place: then the cache is made anew, and the
  * sequence begins anew. Any other failure has changed nothing. Returns the failure. */
 static tn_status mend(tn_llm *m, tn_status failure) {
-    char words[1024];
+    if (failure == TN_OK) return TN_OK;
+    char words[1024]; /* looking at the caches may leave others */
     snprintf(words, sizeof words, "%s", tn_error());
-    if (failure == TN_OK || !caches_are_lost(m))
-        return failure == TN_OK ? TN_OK : tn_backend_fail(failure, "%s", words);
+    if (!caches_are_lost(m)) return tn_backend_fail(failure, "%s", words);
     tn_graph_free(m->token); /* it writes to the old caches */
     m->token = NULL;
     m->position = 0;
