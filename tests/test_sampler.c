@@ -216,6 +216,8 @@ static void options_out_of_range_are_refused(void **state) {
         {.top_p = NAN},
         {.min_p = -0.1},
         {.repeat_penalty = -1},
+        {.repeat_penalty = 1e-50},
+        {.repeat_penalty = 1e50},
         {.repeat_window = -1},
         {.repeat_window = INT32_MAX},
     };

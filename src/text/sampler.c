@@ -1,8 +1,8 @@
 /* sampler.c — the next token out of a model's logits.
  *
  * Whatever the options, the tokens that stay are the likeliest ones, ties going to the lower id. So there is one list
- * of candidates, and each step shortens it: with heaps, so that nothing sorts the whole vocabulary.
- * */
+ * of candidates, and each step shortens it: with heaps, so that nothing sorts the whole vocabulary. */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -38,8 +38,9 @@ static tn_status check(const tn_sampler_options *o) {
     if (o->top_k < 0) return refuse("top_k", o->top_k, "0 or more");
     if (!(o->top_p >= 0 && o->top_p <= 1)) return refuse("top_p", o->top_p, "in 0 to 1");
     if (!(o->min_p >= 0 && o->min_p <= 1)) return refuse("min_p", o->min_p, "in 0 to 1");
-    if (!(o->repeat_penalty >= 0) || isinf(o->repeat_penalty))
-        return refuse("repeat_penalty", o->repeat_penalty, "0 or more");
+    bool as_float = o->repeat_penalty >= (double)FLT_MIN && o->repeat_penalty <= (double)FLT_MAX;
+    if (o->repeat_penalty != 0 && !as_float)
+        return refuse("repeat_penalty", o->repeat_penalty, "0 or a positive number that single precision holds");
     if (o->repeat_window < 0 || o->repeat_window > LONGEST_WINDOW)
         return refuse("repeat_window", o->repeat_window, "in 0 to 1048576");
     return TN_OK;
