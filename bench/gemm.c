@@ -66,11 +66,11 @@ static int compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* GFLOP/s of all threads; the best of a few, as it is a limit. */
+/* GFLOP/s of all threads; the best of some milliseconds of samples, as it is a limit. */
 static double measure_limit(int threads) {
     double (*probe)(void) = choose_probe();
     double work = probe() * threads, best = 1e9;
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < 200; i++) {
         double start = tn_now();
         tn_parallel(threads, 1, probe_part, &probe);
         double seconds = tn_now() - start;
