@@ -174,8 +174,9 @@ def timed_rows(options, here, there):
                                            lambda: there.time_forward(batch, calls)))
     for batch in BATCHES:
         calls = max(CALLS[batch] // 4, 3)
-        yield row("train", batch, compare(n, lambda: here.ask("train", batch, calls),
-                                          lambda: there.time_train(batch, calls)), with_host=True)
+        for work, words in (("train", "train"), ("train, replayed", "replay-train")):
+            yield row(work, batch, compare(n, lambda words=words: here.ask(words, batch, calls),
+                                           lambda: there.time_train(batch, calls)), with_host=True)
     yield row("15 nodes : 1 call", 0, compare(n, lambda: here.ask("chain", 2000), lambda: there.time_call(2000)))
 
 

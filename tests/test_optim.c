@@ -151,6 +151,40 @@ static void steps_share_one_plan(void **state) {
     tn_module_free(p.root);
 }
 
+/* Recorded once and launched: the same numbers as steps that are recorded each time. */
+static void a_captured_step_is_a_step(void **state) {
+    (void)state;
+    enum { LAUNCHES = 4 };
+    tn_sgd_options options = {.struct_size = sizeof options, .lr = 0.05};
+    float results[2][5], losses[2] = {0, 0};
+    for (int captured = 0; captured < 2; captured++) {
+        problem p = problem_new();
+        tn_optimizer *o;
+        assert_ok(tn_optimizer_sgd(p.root, &options, &o));
+        tn_graph *graph = NULL;
+        for (int step = 0; step <= LAUNCHES; step++) {
+            TN_SCOPE {
+                tn_tensor *loss = NULL;
+                if (captured && step > 0) {
+                    assert_ok(tn_graph_launch(graph, NULL, &loss));
+                } else {
+                    if (captured) assert_ok(tn_capture_begin());
+                    loss = problem_loss(&p);
+                    assert_ok(tn_minimize(o, loss));
+                    if (captured) assert_ok(tn_capture_end(NULL, 0, &loss, 1, &graph));
+                }
+                losses[captured] = (float)tn_item(loss);
+            }
+        }
+        problem_read(&p, results[captured]);
+        tn_graph_free(graph);
+        tn_optimizer_free(o);
+        tn_module_free(p.root);
+    }
+    assert_memory_equal(results[0], results[1], sizeof results[0]);
+    assert_memory_equal(&losses[0], &losses[1], sizeof losses[0]);
+}
+
 static void a_failed_loss_changes_nothing(void **state) {
     (void)state;
     problem p = problem_new();
@@ -331,6 +365,7 @@ int main(void) {
         cmocka_unit_test(optimizers_follow_pytorch),
         cmocka_unit_test(separate_calls_do_the_same),
         cmocka_unit_test(steps_share_one_plan),
+        cmocka_unit_test(a_captured_step_is_a_step),
         cmocka_unit_test(a_failed_loss_changes_nothing),
         cmocka_unit_test(variables_without_a_gradient_are_left_alone),
         cmocka_unit_test(clipping_scales_all_gradients_together),

@@ -122,7 +122,8 @@ TN_API tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src);
 /* Records once, runs many times without recording. Between begin and end, record from `inputs` to `outputs` as usual;
  * end computes what was recorded, as tn_eval would, and keeps its plan; each launch runs it again with new values for
  * the inputs (same shapes and dtypes, contiguous) and hands out new output handles. State is read and written as it is
- * at each launch; random numbers advance.
+ * at each launch; random numbers advance. A step of an optimiser may be part of it: tn_eval of no tensors waits for the
+ * end, and the step's dials (its rate, Adam's corrections) keep their values until tn_graph_set_dial.
  * Errors: TN_ERR_STATE for a capture inside a capture; TN_ERR_ARGUMENT for an output that was not recorded in it. */
 typedef struct tn_graph tn_graph;
 TN_API tn_status tn_capture_begin(void);

@@ -15,6 +15,7 @@ tn_status tn_eval(tn_tensor *const *tensors, int count) {
     if (count > 0) TRY(tn_need(tensors, "tn_eval: tensors"));
     tn_recorder *r = tn_recorder_here();
     if (!r) return TN_ERR_MEMORY;
+    if (r->capturing && count <= 0) return TN_OK; /* a step of training asks for it: it is part of what is captured */
     tn_node **nodes = tn_mem_alloc((size_t)(count > 0 ? count : 0) * sizeof *nodes);
     if (!nodes) return TN_ERR_MEMORY;
     for (int i = 0; i < count; i++)
