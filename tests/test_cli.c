@@ -3,7 +3,6 @@
 #include "test_support.h"
 
 #include <math.h>
-#include <sys/wait.h>
 
 #include "../cli/json_out.c"
 #include "../cli/options.c"
@@ -362,21 +361,9 @@ static void progress_line_keeps_rate_and_time_left(void **state) {
 
 /* Runs `trunnion ARGUMENTS` and gives its exit code; what it says goes to `heard`. */
 static int run_command(const char *arguments, char *heard, size_t size) {
-    char self[512], command[800];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(n > 0);
-    self[n] = 0;
-    *strrchr(self, '/') = 0;
-    strcat(self, "/trunnion");
-    if (access(self, X_OK) != 0) {
-        print_message("skipped: trunnion was not built beside this test\n");
-        skip();
-    }
-    snprintf(command, sizeof command, "%s %s", self, arguments);
-    FILE *p = popen(command, "r");
-    assert_non_null(p);
-    heard[fread(heard, 1, size - 1, p)] = 0;
-    return WEXITSTATUS(pclose(p));
+    char command[800];
+    snprintf(command, sizeof command, "%%s %s", arguments);
+    return run_trunnion(command, heard, size);
 }
 
 static void command_ends_with_the_promised_codes(void **state) {

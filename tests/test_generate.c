@@ -2,8 +2,6 @@
  * the same text for the same seed on any number of threads, and words for what it refuses. */
 #include "test_support.h"
 
-#include <sys/wait.h>
-
 #include "gguf_make.h"
 #include "trunnion/llm.h"
 
@@ -105,24 +103,12 @@ static int make_model(void **state) {
 
 /* Runs `trunnion generate ARGUMENTS`, where "-m @" names the model, and gives the exit code. */
 static int run_generate(const char *arguments, char *heard, size_t size) {
-    char self[512], command[1600];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(n > 0);
-    self[n] = 0;
-    *strrchr(self, '/') = 0;
-    strcat(self, "/trunnion");
-    if (access(self, X_OK) != 0) {
-        print_message("skipped: trunnion was not built beside this test\n");
-        skip();
-    }
+    char command[1600];
     const char *mark = strstr(arguments, "-m @");
     int before = mark ? (int)(mark - arguments) : (int)strlen(arguments);
-    snprintf(command, sizeof command, "%s generate %.*s%s%s%s", self, before, arguments, mark ? "-m " : "",
+    snprintf(command, sizeof command, "%%s generate %.*s%s%s%s", before, arguments, mark ? "-m " : "",
              mark ? model_path : "", mark ? mark + 4 : "");
-    FILE *p = popen(command, "r");
-    assert_non_null(p);
-    heard[fread(heard, 1, size - 1, p)] = 0;
-    return WEXITSTATUS(pclose(p));
+    return run_trunnion(command, heard, size);
 }
 
 static void it_ends_with_the_promised_codes(void **state) {

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -78,6 +79,28 @@ static inline const char *test_scratch(const char *name) {
     char *path = paths[next++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", scratch_folder, name);
     return path;
+}
+
+/* Runs what `command` makes of the path of the built command (a format with one %s), hears what it says on standard
+ * output, and gives its exit code. Without the command beside the test, the test is skipped. */
+static inline int run_trunnion(const char *command, char *heard, size_t size) {
+    char self[512], line[2600];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    assert_true(n > 0);
+    self[n] = 0;
+    *strrchr(self, '/') = 0;
+    strcat(self, "/trunnion");
+    if (access(self, X_OK) != 0) {
+        print_message("skipped: trunnion was not built beside this test\n");
+        skip();
+    }
+    const char *mark = strstr(command, "%s");
+    assert_non_null(mark);
+    snprintf(line, sizeof line, "%.*s%s%s", (int)(mark - command), command, self, mark + 2);
+    FILE *p = popen(line, "r");
+    assert_non_null(p);
+    heard[fread(heard, 1, size - 1, p)] = 0;
+    return WEXITSTATUS(pclose(p));
 }
 
 static inline void write_file(const char *path, const char *content) {

@@ -7,7 +7,6 @@
 #include "test_support.h"
 
 #include <math.h>
-#include <sys/wait.h>
 
 #include "text/tokenizer.h"
 
@@ -506,21 +505,9 @@ static void senseless_files_are_refused(void **state) {
 
 /* Runs `trunnion tokenize -m FILE ARGUMENTS`; gives its exit code and what it says. */
 static int run_command(const char *path, const char *arguments, char *heard, size_t size) {
-    char self[512], command[2048];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    assert_true(n > 0);
-    self[n] = 0;
-    *strrchr(self, '/') = 0;
-    strcat(self, "/trunnion");
-    if (access(self, X_OK) != 0) {
-        print_message("skipped: trunnion was not built beside this test\n");
-        skip();
-    }
-    snprintf(command, sizeof command, "printf 'a<t>b' | %s tokenize -m %s %s", self, path, arguments);
-    FILE *p = popen(command, "r");
-    assert_non_null(p);
-    heard[fread(heard, 1, size - 1, p)] = 0;
-    return WEXITSTATUS(pclose(p));
+    char command[2048];
+    snprintf(command, sizeof command, "printf 'a<t>b' | %%s tokenize -m %s %s", path, arguments);
+    return run_trunnion(command, heard, size);
 }
 
 static void the_command_shows_ids_and_pieces(void **state) {

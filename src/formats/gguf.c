@@ -527,17 +527,10 @@ const char *tn_gguf_key(const tn_gguf *file, int64_t i) {
 }
 
 const tn_gguf_value *tn_gguf_get(const tn_gguf *file, const char *key) {
-    size_t low = 0, high = file && key ? file->value_count : 0;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(file->by_key[middle]->key, key);
-        if (order == 0) return file->by_key[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    if (!file || !key) return NULL;
+    const tn_gguf_value wanted = {.key = key}, *like = &wanted;
+    const tn_gguf_value **found = bsearch(&like, file->by_key, file->value_count, sizeof like, compare_key);
+    return found ? *found : NULL;
 }
 
 tn_gguf_type tn_gguf_type_of(const tn_gguf_value *v) { return v ? v->type : TN_GGUF_TYPE_COUNT; }
@@ -658,17 +651,9 @@ tn_status tn_gguf_get_string(const tn_gguf *file, const char *key, const char **
 /* ---- looking at tensors ------------------------------------------------------------------------------------------ */
 
 static const entry *find_entry(const tn_gguf *f, const char *name) {
-    size_t low = 0, high = f->entry_count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(f->by_name[middle]->name, name);
-        if (order == 0) return f->by_name[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    const entry wanted = {.name = name}, *like = &wanted;
+    const entry **found = bsearch(&like, f->by_name, f->entry_count, sizeof like, compare_name);
+    return found ? *found : NULL;
 }
 
 static tn_dtype dtype_of(const entry *e) { return tn_dtype_size(e->type->dtype) > 0 ? e->type->dtype : TN_DTYPE_COUNT; }

@@ -258,17 +258,9 @@ void tn_safetensors_close(tn_safetensors *file) { file_release(file); }
 /* ---- looking ----------------------------------------------------------------------------------------------------- */
 
 static const entry *find_entry(const tn_safetensors *f, const char *name) {
-    size_t low = 0, high = f->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        int order = strcmp(f->by_name[middle]->name, name);
-        if (order == 0) return f->by_name[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return NULL;
+    const entry wanted = {.name = name}, *like = &wanted;
+    entry **found = bsearch(&like, f->by_name, f->count, sizeof like, compare_name);
+    return found ? *found : NULL;
 }
 
 static tn_status describe(const tn_safetensors *f, const entry *e, tn_safetensors_info *info) {

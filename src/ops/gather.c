@@ -156,11 +156,11 @@ static int loops_scatter_sum(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
     extent[0] = n->in[0]->shape[n->i[0]];
     return 1;
 }
-static kir_val lower_scatter_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+/* Whether the index leads from place `in` (set here: the loop's place along dim, else the result's) to place `at`. */
+static kir_val scatter_hits(tn_lower *lw, const tn_node *n, const kir_aff *at, kir_aff in[TN_MAX_RANK]) {
     kir_builder *kb = lw->kb;
     const tn_node *index = n->in[0];
     int64_t dim = n->i[0];
-    kir_aff in[TN_MAX_RANK];
     kir_val there = KIR_NONE;
     for (int d = 0; d < n->rank; d++) {
         in[d] = d == dim ? at[n->rank] : at[d];
@@ -169,9 +169,13 @@ static kir_val lower_scatter_sum(tn_lower *lw, const tn_node *n, const kir_aff *
     }
     kir_val place = there == KIR_NONE ? tn_lower_at(lw, index, in) : tn_lower_at_masked(lw, index, in, there);
     kir_val hit = kir_binary(kb, KIR_EQ, kir_cast(kb, KIR_I64, place), kir_index(kb, &at[dim]));
-    hit = place_both(kb, there, hit);
+    return place_both(kb, there, hit);
+}
+static kir_val lower_scatter_sum(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_aff in[TN_MAX_RANK];
+    kir_val hit = scatter_hits(lw, n, at, in);
     kir_val v = tn_lower_at_masked(lw, n->in[1], in, hit);
-    return kir_select(kb, hit, v, place_zero(lw, (tn_dtype)n->dtype));
+    return kir_select(lw->kb, hit, v, place_zero(lw, (tn_dtype)n->dtype));
 }
 static void reference_scatter_sum(const tn_reference *r) {
     const tn_node *n = r->node, *index = n->in[0];
@@ -220,18 +224,8 @@ static tn_status infer_scatter_last(tn_infer *c) {
 }
 static kir_val lower_scatter_last(tn_lower *lw, const tn_node *n, const kir_aff *at) {
     kir_builder *kb = lw->kb;
-    const tn_node *index = n->in[0];
-    int64_t dim = n->i[0];
     kir_aff in[TN_MAX_RANK];
-    kir_val there = KIR_NONE;
-    for (int d = 0; d < n->rank; d++) {
-        in[d] = d == dim ? at[n->rank] : at[d];
-        if (d != dim && index->shape[d] < n->shape[d])
-            there = place_both(kb, there, place_below(kb, &in[d], -index->shape[d]));
-    }
-    kir_val place = there == KIR_NONE ? tn_lower_at(lw, index, in) : tn_lower_at_masked(lw, index, in, there);
-    kir_val hit = kir_binary(kb, KIR_EQ, kir_cast(kb, KIR_I64, place), kir_index(kb, &at[dim]));
-    hit = place_both(kb, there, hit);
+    kir_val hit = scatter_hits(lw, n, at, in);
     return kir_select(kb, hit, kir_index(kb, &at[n->rank]), kir_const_i(kb, KIR_I64, -1));
 }
 static void reference_scatter_last(const tn_reference *r) {
