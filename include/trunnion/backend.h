@@ -25,14 +25,32 @@ typedef enum tn_code_form {
     TN_CODE_MSL,
     TN_CODE_WGSL,
     TN_CODE_SPIRV,
-    TN_CODE_PTX
+    TN_CODE_PTX,
+    TN_CODE_C /* plain C: one function that computes a range of workgroups */
 } tn_code_form;
 
+/* One kernel. The parameters of a rendered one are, in this order: a global buffer for each of buffer_count, then one
+ * struct of params_bytes by value (8-byte words: sizes, dials, bases); with params_in_buffer the struct's address in a
+ * constant buffer instead. All fields from buffer_count on are zero for TN_CODE_KIR. */
 typedef struct tn_code {
     tn_code_form form;
     const void *data; /* text or words; for TN_CODE_KIR a kir_program */
     size_t size;
-    const char *entry; /* kernel name */
+    const char *entry;   /* kernel name */
+    int buffer_count;    /* global buffers, in the order of the kernel's parameters */
+    uint32_t group[3];   /* items of a workgroup */
+    size_t params_bytes; /* of the struct */
+    /* Where in the struct the bases stand: one 8-byte word a buffer, bytes that the kernel adds to that buffer's
+     * address. A driver whose bindings are handles adds its offset into a copy; others leave what is there. */
+    size_t bases_at;
+    int64_t local_bytes;   /* workgroup memory that the kernel declares */
+    bool params_in_buffer; /* the driver puts the struct into memory that the kernel reads */
+    const bool *written;   /* buffer_count of them: the kernel stores there; valid during load() */
+    const char *options;   /* for the compiler, "" when there are none */
+    /* What `binary` gave for this code, device and version before, or NULL. A driver that cannot use it (any more)
+     * compiles `data`. */
+    const void *binary;
+    size_t binary_size;
 } tn_code;
 
 typedef struct tn_caps {
@@ -44,6 +62,11 @@ typedef struct tn_caps {
     int64_t shared_memory; /* bytes of workgroup memory */
     int64_t alignment;     /* of a buffer offset, bytes */
     bool host_visible;     /* device addresses are host pointers */
+    int max_bindings;      /* buffers of one kernel; 0: no limit worth a name */
+    int64_t max_groups_x;  /* workgroups along the first axis; 0: 2^31 - 1 */
+    int64_t subgroup;      /* threads that run in step, 0: unknown */
+    bool exact;            /* f32: division, square root, fma and denormals are IEEE 754's */
+    char version[96];      /* of the driver and its compiler: what compiled kernels on disk are kept under */
 } tn_caps;
 
 /* One kernel launch: sizes (extents, offsets, strides; 64-bit), buffers (device addresses), dials (8 bytes each). */
@@ -52,6 +75,13 @@ typedef struct tn_launch {
     void *const *buffers;
     const void *dials;
 } tn_launch;
+
+/* One launch of a rendered kernel: workgroups, buffer_count device addresses, params_bytes of parameters. */
+typedef struct tn_dispatch {
+    uint32_t groups[3];
+    void *const *buffers;
+    const void *params;
+} tn_dispatch;
 
 /* A probe's findings: what it found, or why nothing. In a device it fills name, memory, compute_capability,
  * unified_memory, software and, where known, uuid and pci; hal fills the rest. reason_code is a word of
@@ -77,7 +107,8 @@ typedef struct tn_driver {
     void (*free)(void *device, void *address);
     tn_status (*load)(void *device, const tn_code *code, void **module);
     void (*unload)(void *device, void *module);
-    /* `count` launches of one kernel, independent of each other; in order behind all that came before. */
+    /* `count` launches of one kernel, independent of each other; in order behind all that came before. For TN_CODE_KIR;
+     * drivers of all other forms have `dispatch` instead, and NULL here. */
     tn_status (*launch)(void *device, void *module, const tn_launch *launches, int64_t count);
     /* kind: 0 host to device, 1 device to host, 2 within the device; in order; host memory may be reused on return. */
     tn_status (*copy)(void *device, void *dst, const void *src, size_t bytes, int kind);
@@ -94,9 +125,15 @@ typedef struct tn_driver {
      * of a plan; they are prepared before the first of them begins, so that a lack of memory
      * finds all states as they were. */
     tn_status (*prepare)(void *device, void *module, const tn_launch *launches, int64_t count);
+    /* As launch, for rendered kernels. What a dispatch points to may be gone when the call has returned. */
+    tn_status (*dispatch)(void *device, void *module, const tn_dispatch *dispatches, int64_t count);
+    /* The module in a form that load() takes back as tn_code.binary, for the disk cache. *data stays the module's and
+     * is valid until its unload. Default: compiled kernels are not kept. */
+    tn_status (*binary)(void *device, void *module, void **data, size_t *size);
 } tn_driver;
 
 /* Adds a driver to the process's table, before the first listing or open. The struct must outlive the process's use.
+ * One built against an earlier version of this header is shorter, and what it lacks is NULL.
  * Errors: TN_ERR_ARGUMENT for a name taken, a wrong abi or a missing function. */
 TN_API tn_status tn_backend_register(const tn_driver *driver);
 

@@ -50,6 +50,7 @@ static tn_status cpu_caps(void *device, tn_caps *out) {
         .max_group = 1,
         .alignment = 64,
         .host_visible = true,
+        .exact = true,
     };
     return TN_OK;
 }

@@ -106,6 +106,9 @@ static tn_status null_caps(void *device, tn_caps *out) {
         .max_group = 1,
         .alignment = 64,
         .host_visible = false,
+        .max_bindings = 32,
+        .exact = true,
+        .version = "1", /* what a change of would make other code of the same kernel */
     };
     return TN_OK;
 }
@@ -245,6 +248,12 @@ static tn_status null_launch(void *device, void *module, const tn_launch *launch
     return s;
 }
 
+/* A driver of a text form has no launch but dispatch: the kernel is rendered, sizes and dials stand packed in
+ * dispatch->params, and what is left is to bind the buffers and the struct and to start groups[0..2] workgroups:
+ *
+ *     static tn_status mychip_dispatch(void *device, void *module, const tn_dispatch *dispatches, int64_t count);
+ */
+
 /* Waits until everything given to the device has ended; reports what failed meanwhile. */
 static tn_status null_sync(void *device) {
     (void)device;
@@ -272,6 +281,7 @@ const tn_driver tn_driver_null = {
     .launch = null_launch,
     .copy = null_copy,
     .sync = null_sync,
-    /* .memory, when the interface tells how much is free; .watch and .isolate, when looking for devices loads a library
+    /* .binary, when the compiler's result can be kept on disk;
+     * .memory, when the interface tells how much is free; .watch and .isolate, when looking for devices loads a library
      * that is better not loaded into every process: see backend.h */
 };

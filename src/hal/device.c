@@ -45,15 +45,28 @@ static tn_backend *backend_named(const char *name, size_t length) {
     return NULL;
 }
 
+/* Whether the driver was built when `dispatch` was there, and has it. */
+static bool has_dispatch(const tn_driver *d) {
+    return d->struct_size >= offsetof(tn_driver, dispatch) + sizeof d->dispatch && d->dispatch;
+}
+
 /* The first mandatory function that a driver lacks, or NULL. */
 static const char *missing_function(const tn_driver *d) {
     const struct {
         const char *name;
         bool there;
     } need[] = {
-        {"probe", d->probe},   {"open", d->open}, {"close", d->close}, {"caps", d->caps},
-        {"alloc", d->alloc},   {"free", d->free}, {"load", d->load},   {"unload", d->unload},
-        {"launch", d->launch}, {"copy", d->copy}, {"sync", d->sync},
+        {"probe", d->probe},
+        {"open", d->open},
+        {"close", d->close},
+        {"caps", d->caps},
+        {"alloc", d->alloc},
+        {"free", d->free},
+        {"load", d->load},
+        {"unload", d->unload},
+        {"launch or dispatch", d->launch || has_dispatch(d)},
+        {"copy", d->copy},
+        {"sync", d->sync},
     };
     for (size_t i = 0; i < TN_COUNT(need); i++)
         if (!need[i].there) return need[i].name;
@@ -75,6 +88,17 @@ static tn_status driver_check(const tn_driver *d) {
     return TN_OK;
 }
 
+/* The driver with all fields of this version: a shorter one is copied once, what it lacks is NULL. */
+static const tn_driver *whole_driver(const tn_driver *d) {
+    static tn_driver copies[TN_MOST_BACKENDS];
+    static int copied;
+    if (d->struct_size == sizeof *d) return d;
+    tn_driver *copy = &copies[copied++];
+    memcpy(copy, d, d->struct_size);
+    copy->struct_size = sizeof *copy;
+    return copy;
+}
+
 /* A new backend stands before the cpu: who registers a driver wants it used. */
 static tn_status table_insert(const tn_driver *d) {
     if (backend_named(d->name, strlen(d->name)))
@@ -84,7 +108,7 @@ static tn_status table_insert(const tn_driver *d) {
     int at = table_count++;
     for (; at > 0 && table[at].driver != &tn_driver_cpu; at--)
         table[at] = table[at - 1];
-    table[at] = (tn_backend){.name = d->name, .title = d->title, .driver = d};
+    table[at] = (tn_backend){.name = d->name, .title = d->title, .driver = whole_driver(d)};
     return TN_OK;
 }
 
@@ -135,6 +159,10 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
     TRY(d->driver->open(d->info.index, o, &d->handle));
     d->caps.struct_size = sizeof d->caps;
     TRY(d->driver->caps(d->handle, &d->caps));
+    bool rendered = d->caps.code != TN_CODE_KIR;
+    if (rendered ? !d->driver->dispatch : !d->driver->launch)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: its driver has no %s function for the kind of code that it asks for",
+                       d->info.id, rendered ? "dispatch" : "launch");
     TRY(tn_kernels_open(d));
     return tn_pool_open(d, o);
 }
@@ -186,8 +214,7 @@ void tn_device_close(tn_device *d) {
 static void memory_now(const tn_device *d, int64_t *total, int64_t *unused) {
     *total = d->info.total_memory;
     *unused = d->info.free_memory;
-    if (d->driver->struct_size > offsetof(tn_driver, memory) && d->driver->memory)
-        (void)d->driver->memory(d->handle, total, unused);
+    if (d->driver->memory) (void)d->driver->memory(d->handle, total, unused);
 }
 
 tn_status tn_device_get_info(const tn_device *d, tn_device_info *info) {

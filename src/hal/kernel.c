@@ -8,7 +8,6 @@
  * them, so that a plan which was dropped and comes back compiles nothing, and a program of ever new shapes does not
  * grow for ever. A plan may outlive its device: what it still holds then is a name without a module. */
 #include <pthread.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "hal/hal.h"
@@ -249,6 +248,5 @@ tn_status tn_kernel_launch(tn_device *d, const tn_kernel *k, const tn_launch *la
 }
 
 tn_status tn_kernel_prepare(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count) {
-    bool known = d->driver->struct_size > offsetof(tn_driver, prepare); /* a driver may have been built before it was */
-    return known && d->driver->prepare ? d->driver->prepare(d->handle, k->module, launches, count) : TN_OK;
+    return d->driver->prepare ? d->driver->prepare(d->handle, k->module, launches, count) : TN_OK;
 }
