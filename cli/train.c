@@ -15,20 +15,22 @@
 
 enum { PLOT_ROWS = 8, PLOT_POINTS = 4096, DESCRIPTION_BYTES = 256 };
 
-static const train_task *const tasks[] = {&train_digits, &train_cartpole};
+static const train_task *const tasks[] = {&train_digits, &train_cartpole, &train_chars};
 enum { TASKS = sizeof tasks / sizeof tasks[0] };
 
 static const char help_text[] =
     "tasks:\n"
     "  digits                handwritten digits of 8 by 8 pixels; metric: accuracy on every fifth of them, kept aside\n"
+    "  chars                 a small transformer goes on with a text; metric: bits a character, on a tenth kept aside\n"
     "  cartpole              a pole to balance on a cart, with PPO; metric: mean return of 100 episodes (at most 500)\n"
     "\n"
     "options:\n"
-    "  --steps N             a whole number; digits: batches of 64 (1000); cartpole: steps in the environment "
-    "(100000)\n"
+    "  --steps N             a whole number; digits: batches of 64 (1000); chars: batches of 16 (500); cartpole: "
+    "steps in the environment (100000)\n"
     "  --model mlp|cnn       digits: the network (mlp)\n"
     "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
-    "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes)\n"
+    "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes); chars: the "
+    "text (else: what trunnion's help says)\n"
     "  --save FILE           write a checkpoint at the end, and when interrupted\n"
     "  --save-every N        also after each N steps, a whole number from 1\n"
     "  --resume FILE         go on from a checkpoint; with the same options the same bits follow as without the stop\n"
@@ -37,6 +39,7 @@ static const char help_text[] =
     "examples:\n"
     "  trunnion train digits\n"
     "  trunnion train digits --model cnn --save digits.safetensors\n"
+    "  trunnion train chars --data text.txt\n"
     "  trunnion train cartpole --policy lstm --seed 3 --json\n";
 
 static int run_train(int argc, char **argv);
@@ -44,7 +47,7 @@ static int run_train(int argc, char **argv);
 const cli_command cli_train = {
     .name = "train",
     .summary = "train a small network here and now",
-    .usage = "train digits|cartpole [options]",
+    .usage = "train digits|chars|cartpole [options]",
     .help = help_text,
     .accepts = CLI_ALL,
     .run = run_train,
@@ -84,8 +87,15 @@ static bool take_option(void *ctx, int val, const char *arg) {
 
 /* An option that was given and has no meaning for this task; NULL when there is none. */
 static const char *foreign_option(const train_options *o, const train_task *task) {
-    if (task == &train_digits) return o->policy ? "--policy" : NULL;
-    return o->model ? "--model" : o->data ? "--data" : NULL;
+    const struct {
+        unsigned bit;
+        const char *given, *name;
+    } rows[] = {{TRAIN_TAKES_MODEL, o->model, "--model"},
+                {TRAIN_TAKES_POLICY, o->policy, "--policy"},
+                {TRAIN_TAKES_DATA, o->data, "--data"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (rows[i].given && !(task->takes & rows[i].bit)) return rows[i].name;
+    return NULL;
 }
 
 static const train_task *find_task(const char *name) {
@@ -120,9 +130,9 @@ static void on_interrupt(int signal_number) {
 }
 
 static void describe(run *r) {
-    bool digits = r->task == &train_digits;
-    snprintf(r->description, sizeof r->description, "{\"task\": \"%s\", \"%s\": \"%s\", \"seed\": %llu}", r->task->name,
-             digits ? "model" : "policy", digits ? r->options->model : r->options->policy,
+    char own[128];
+    r->task->describe(r->self, own, sizeof own);
+    snprintf(r->description, sizeof r->description, "{\"task\": \"%s\", %s, \"seed\": %llu}", r->task->name, own,
              (unsigned long long)r->options->common.seed);
 }
 
@@ -250,12 +260,14 @@ static int finish(run *r, double rate, tn_device *device) {
         put_json(r, rate, metric, info.id);
     else
         put_text(r, rate, metric, info.id);
+    if (!r->options->common.json && r->task->show && r->task->show(r->self, stdout) != TN_OK) return cli_failed();
     return r->interrupted ? CLI_FAILED : CLI_OK;
 }
 
 static int execute(run *r, tn_device *device) {
     tn_manual_seed(r->options->common.seed);
     if (r->task->begin(r->options, &r->self) != TN_OK) return cli_failed();
+    describe(r);
     int code = resume(r);
     if (code != CLI_OK) return code;
     if (r->step > r->last) r->last = r->step;
@@ -311,7 +323,6 @@ static int prepare(run *r) {
 static int run_task(const train_options *o, const train_task *task) {
     run r = {.options = o, .task = task, .stride = 1, .loss = NAN};
     r.last = o->steps >= 0 ? o->steps : task->steps;
-    describe(&r);
     tn_device *device = cli_open_device(&o->common);
     if (!device) return CLI_FAILED;
     int code = prepare(&r);
@@ -328,9 +339,9 @@ static int run_train(int argc, char **argv) {
     int status = CLI_USAGE;
     int at = cli_parse(&cli_train, argc, argv, &o.common, own_options, NULL, take_option, &o, &status);
     if (at < 0) return status;
-    if (at >= argc) return cli_wrong_usage(&cli_train, "which task? digits or cartpole");
+    if (at >= argc) return cli_wrong_usage(&cli_train, "which task? digits, chars or cartpole");
     const train_task *task = find_task(argv[at]);
-    if (!task) return cli_wrong_usage(&cli_train, "there is no task \"%s\"; there are digits and cartpole", argv[at]);
+    if (!task) return cli_wrong_usage(&cli_train, "there is no task \"%s\"; there are digits, chars and cartpole", argv[at]);
     if (at + 1 < argc) return cli_wrong_usage(&cli_train, "one task at a time, not also \"%s\"", argv[at + 1]);
     const char *foreign = foreign_option(&o, task);
     if (foreign) return cli_wrong_usage(&cli_train, "%s has no meaning for the task %s", foreign, task->name);

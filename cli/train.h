@@ -12,18 +12,24 @@ typedef struct train_options {
     int64_t steps;      /* -1: the task's own number */
     int64_t save_every; /* 0: at the end alone */
     const char *save, *resume, *log;
-    const char *data;   /* digits: the table; NULL: in the cache folder */
+    const char *data;   /* digits: the table; NULL: in the cache folder. chars: the text; NULL: the command's help */
     const char *model;  /* digits: mlp, cnn */
     const char *policy; /* cartpole: mlp, lstm */
 } train_options;
+
+/* Options that have a meaning for some tasks alone. */
+enum { TRAIN_TAKES_MODEL = 1 << 0, TRAIN_TAKES_POLICY = 1 << 1, TRAIN_TAKES_DATA = 1 << 2 };
 
 /* One task. Functions return a status; the words are those of tn_error. */
 typedef struct train_task {
     const char *name;
     const char *unit;   /* what a step is, in the plural */
     const char *metric; /* what `metric` of the result means */
+    unsigned takes;     /* TRAIN_TAKES_… */
     int64_t steps;      /* the number made unless --steps says otherwise */
     tn_status (*begin)(const train_options *o, void **self);
+    /* A member of a JSON object that tells this run's networks and data from another's, for its checkpoints. */
+    void (*describe)(void *self, char *text, size_t size);
     /* Goes on from `step`; *made: how many steps further, at least 1. */
     tn_status (*advance)(void *self, int64_t step, int64_t *made, double *loss);
     /* A few words on how it goes, for the live line. */
@@ -37,10 +43,11 @@ typedef struct train_task {
     tn_status (*before_save)(void *self);
     tn_status (*after_load)(void *self);
     tn_status (*measure)(void *self, double *metric);
+    tn_status (*show)(void *self, FILE *to); /* what there is to see at the end; may be NULL */
     void (*end)(void *self); /* NULL is fine */
 } train_task;
 
-extern const train_task train_digits, train_cartpole;
+extern const train_task train_digits, train_cartpole, train_chars;
 
 /* ---- random numbers of the host side (random.c): data order, environments, actions ------------------------------- */
 

@@ -137,6 +137,11 @@ static double carts_return(void *self) {
     return c->recent_return;
 }
 
+static void carts_describe(void *self, char *text, size_t size) {
+    const carts *c = self;
+    snprintf(text, size, "\"policy\": \"%s\"", tn_policy_name(c->policy));
+}
+
 static void carts_checkpoint(void *self, tn_checkpoint *k) {
     carts *c = self;
     int count = ppo_extras(c->learner, c->extras);
@@ -253,8 +258,10 @@ const train_task train_cartpole = {
     .name = "cartpole",
     .unit = "steps in the environment",
     .metric = "mean return of 100 episodes",
+    .takes = TRAIN_TAKES_POLICY,
     .steps = 100000,
     .begin = carts_begin,
+    .describe = carts_describe,
     .advance = carts_advance,
     .status_text = carts_status_text,
     .shown = "mean return",

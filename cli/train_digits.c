@@ -228,6 +228,11 @@ static void digits_status_text(void *self, char *text, size_t size) {
     if (size) *text = 0;
 }
 
+static void digits_describe(void *self, char *text, size_t size) {
+    const digits *d = self;
+    snprintf(text, size, "\"model\": \"%s\"", d->images ? "cnn" : "mlp");
+}
+
 static void digits_checkpoint(void *self, tn_checkpoint *c) {
     const digits *d = self;
     c->model = d->root;
@@ -262,8 +267,10 @@ const train_task train_digits = {
     .name = "digits",
     .unit = "batches of 64",
     .metric = "test accuracy",
+    .takes = TRAIN_TAKES_MODEL | TRAIN_TAKES_DATA,
     .steps = 1000,
     .begin = digits_begin,
+    .describe = digits_describe,
     .advance = digits_advance,
     .status_text = digits_status_text,
     .checkpoint = digits_checkpoint,
