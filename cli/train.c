@@ -341,7 +341,8 @@ static int run_train(int argc, char **argv) {
     if (at < 0) return status;
     if (at >= argc) return cli_wrong_usage(&cli_train, "which task? digits, chars or cartpole");
     const train_task *task = find_task(argv[at]);
-    if (!task) return cli_wrong_usage(&cli_train, "there is no task \"%s\"; there are digits, chars and cartpole", argv[at]);
+    if (!task)
+        return cli_wrong_usage(&cli_train, "there is no task \"%s\"; there are digits, chars and cartpole", argv[at]);
     if (at + 1 < argc) return cli_wrong_usage(&cli_train, "one task at a time, not also \"%s\"", argv[at + 1]);
     const char *foreign = foreign_option(&o, task);
     if (foreign) return cli_wrong_usage(&cli_train, "%s has no meaning for the task %s", foreign, task->name);

@@ -48,7 +48,8 @@ static tn_status read_file(const char *path, char **text, size_t *length) {
     if (status == TN_OK) *length = fread(data, 1, (size_t)MOST_TEXT + 1, f);
     if (status == TN_OK && ferror(f)) status = tn_backend_fail(TN_ERR_IO, "'%s': %s", path, strerror(errno));
     if (status == TN_OK && *length > MOST_TEXT)
-        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has more than %d MiB; give a part of it", path, MOST_TEXT >> 20);
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has more than %d MiB; give a part of it", path,
+                                 MOST_TEXT >> 20);
     fclose(f);
     if (status != TN_OK) free(data);
     *text = status == TN_OK ? data : NULL;
@@ -87,8 +88,8 @@ static tn_status load_text(const char *given, chars *c) {
     if (status != TN_OK) return status;
     c->train_length = c->length - c->length / TEST_PART;
     if (c->length - c->train_length <= CONTEXT)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has %lld characters, it takes at least %d", given ? given : "help",
-                               (long long)c->length, TEST_PART * (CONTEXT + 1));
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' has %lld characters, it takes at least %d",
+                               given ? given : "help", (long long)c->length, TEST_PART * (CONTEXT + 1));
     c->text_hash = 0xCBF29CE484222325; /* FNV-1a */
     for (int64_t i = 0; i < c->length; i++)
         c->text_hash = (c->text_hash ^ c->text[i]) * 0x100000001B3;
