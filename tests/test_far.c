@@ -1,0 +1,140 @@
+/* test_far.c — promises of everything above a driver on a device whose memory is not the host's (far_driver.h): what is
+ * recorded there computes there, with the bits that the cpu computes. */
+#include "test_support.h"
+
+#include "far_driver.h"
+#include "trunnion/trunnion.h"
+
+static tn_device *far, *cpu;
+
+static int open_devices(void **state) {
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    if (make_scratch(state) != 0 || tn_device_open("cpu", &o, NULL, &cpu) != TN_OK) return -1;
+    far = far_open(0, NULL);
+    return 0;
+}
+
+static int close_devices(void **state) {
+    tn_set_current_device(NULL);
+    tn_device_close(far);
+    tn_device_close(cpu);
+    return remove_scratch(state);
+}
+
+static void use(tn_device *d) { assert_ok(tn_set_current_device(d)); }
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+static void a_sum_is_computed_there(void **state) {
+    (void)state;
+    use(far);
+    TN_SCOPE {
+        float a[5] = {1, 2, 3, 4, 5}, b[5] = {10, 20, 30, 40, 50}, c[5] = {0};
+        int64_t before = far_counts_now.launches;
+        tn_tensor *x = tn_from_data(a, (int64_t[]){5}, 1, TN_F32), *y = tn_from_data(b, (int64_t[]){5}, 1, TN_F32);
+        tn_tensor *z = tn_add(x, y);
+        assert_ptr_equal(tn_device_of(z), far);
+        assert_ok(tn_read(z, c, sizeof c));
+        for (int i = 0; i < 5; i++)
+            assert_float_equal(c[i], a[i] + b[i], 0);
+        assert_true(far_counts_now.launches > before);
+    }
+}
+
+static void views_and_writes(void **state) {
+    (void)state;
+    use(far);
+    TN_SCOPE {
+        float a[12], back[4], whole[12];
+        for (int i = 0; i < 12; i++)
+            a[i] = (float)i;
+        tn_tensor *x = tn_from_data(a, (int64_t[]){3, 4}, 2, TN_F32);
+        tn_tensor *column = tn_select(x, 1, 2);
+        assert_ok(tn_status_of(tn_mul_(column, tn_scalar(10))));
+        assert_ok(tn_read(tn_permute(x, (int64_t[]){1, 0}, 2), whole, sizeof whole));
+        for (int i = 0; i < 12; i++)
+            assert_float_equal(whole[i], (float)(i % 3 * 4 + i / 3) * (i / 3 == 2 ? 10 : 1), 0);
+        assert_ok(tn_read(tn_select(x, 0, 1), back, sizeof back));
+        assert_float_equal(back[2], 60, 0);
+        assert_float_equal(tn_item(tn_sum(x, NULL, 0, false)), 66 + 9 * 18, 0);
+    }
+}
+
+static void borrowed_memory_is_copied_and_given_back(void **state) {
+    (void)state;
+    use(far);
+    TN_SCOPE {
+        static float own[3] = {1, 2, 3};
+        float c[3];
+        tn_tensor *x = tn_from_ptr(own, (int64_t[]){3}, 1, TN_F32, NULL, NULL);
+        assert_ok(tn_read(tn_neg(x), c, sizeof c));
+        assert_float_equal(c[2], -3, 0);
+    }
+}
+
+/* ---- training ---------------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 16, FEATURES = 6, HIDDEN = 12, CLASSES = 3, STEPS = 12 };
+
+/* The losses, and all parameters and moments at the end in the file `save`. */
+static void train_on(tn_device *device, const char *save, float loss[STEPS]) {
+    use(device);
+    tn_manual_seed(7);
+    tn_module *root = tn_module_root(), *net = tn_nn_sequential(root, "net");
+    tn_nn_linear(net, "0", FEATURES, HIDDEN, true);
+    tn_nn_function(net, "1", tn_tanh);
+    tn_nn_dropout(net, "2", 0.1);
+    tn_nn_linear(net, "3", HIDDEN, CLASSES, true);
+    assert_ok(tn_module_status(root));
+    tn_adam_options adam = {.struct_size = sizeof adam, .lr = 0.05, .max_grad_norm = 1};
+    tn_optimizer *optimizer = NULL;
+    assert_ok(tn_optimizer_adamw(root, &adam, &optimizer));
+    for (int step = 0; step < STEPS; step++)
+        TN_SCOPE {
+            float data[ROWS * FEATURES];
+            int64_t labels[ROWS];
+            for (int i = 0; i < ROWS * FEATURES; i++)
+                data[i] = (float)((i * 37 + step) % 23) / 23 - 0.5F;
+            for (int i = 0; i < ROWS; i++)
+                data[i * FEATURES + (labels[i] = i % CLASSES)] += 2;
+            tn_tensor *x = tn_from_data(data, (int64_t[]){ROWS, FEATURES}, 2, TN_F32);
+            tn_tensor *y = tn_from_data(labels, (int64_t[]){ROWS}, 1, TN_I64);
+            tn_tensor *out = tn_cross_entropy(tn_forward(net, x), y, NULL, NULL);
+            assert_ok(tn_minimize(optimizer, out));
+            loss[step] = (float)tn_item(out);
+        }
+    tn_checkpoint c = {.struct_size = sizeof c, .model = root, .optimizer = optimizer};
+    assert_ok(tn_checkpoint_save(save, &c));
+    tn_optimizer_free(optimizer);
+    tn_module_free(root);
+}
+
+static void a_training_has_the_bits_of_the_cpu(void **state) {
+    (void)state;
+    float here[STEPS], there[STEPS];
+    const char *cpu_file = test_scratch("cpu"), *far_file = test_scratch("far");
+    train_on(cpu, cpu_file, here);
+    int64_t before = far_counts_now.launches;
+    train_on(far, far_file, there);
+    assert_true(far_counts_now.launches > before);
+    assert_true(there[STEPS - 1] < there[0]);
+    assert_memory_equal(here, there, sizeof here);
+    char *a, *b;
+    size_t m, n;
+    assert_ok(tn_file_read(cpu_file, &a, &m, 1 << 24));
+    assert_ok(tn_file_read(far_file, &b, &n, 1 << 24));
+    assert_int_equal(m, n);
+    assert_memory_equal(a, b, m);
+    tn_mem_free(a);
+    tn_mem_free(b);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_sum_is_computed_there),
+        cmocka_unit_test(views_and_writes),
+        cmocka_unit_test(borrowed_memory_is_copied_and_given_back),
+        cmocka_unit_test(a_training_has_the_bits_of_the_cpu),
+    };
+    return cmocka_run_group_tests_name("far", tests, open_devices, close_devices);
+}
