@@ -3,6 +3,7 @@
 #define TRUNNION_TRUNNION_H
 
 #include "trunnion/autograd.h"
+#include "trunnion/certify.h"
 #include "trunnion/device.h"
 #include "trunnion/kernels.h"
 #include "trunnion/model.h"

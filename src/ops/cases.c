@@ -501,6 +501,37 @@ void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
         out[i] = fit(in, out[i]);
 }
 
+/* v as the 16 bits of a format with this significand; v is exact in it and normal. */
+static uint16_t pattern_of(double v, int mantissa, int bias) {
+    int e;
+    double m = frexp(fabs(v), &e);
+    if (v == 0) return signbit(v) ? 0x8000 : 0;
+    int bits = ((e - 1 + bias) << mantissa) + (int)ldexp(2 * m - 1, mantissa);
+    return (uint16_t)(bits | (v < 0 ? 0x8000 : 0));
+}
+
+static void store(tn_dtype t, double v, void *to, int64_t i) {
+    switch (t) {
+    case TN_F32: ((float *)to)[i] = (float)v; break;
+    case TN_F64: ((double *)to)[i] = v; break;
+    case TN_I32: ((int32_t *)to)[i] = (int32_t)v; break;
+    case TN_I64: ((int64_t *)to)[i] = (int64_t)v; break;
+    case TN_U32: ((uint32_t *)to)[i] = (uint32_t)v; break;
+    case TN_U64: ((uint64_t *)to)[i] = (uint64_t)v; break;
+    case TN_F16: ((uint16_t *)to)[i] = pattern_of(v, 10, 15); break;
+    case TN_BF16: ((uint16_t *)to)[i] = pattern_of(v, 7, 127); break;
+    case TN_I16: ((int16_t *)to)[i] = (int16_t)v; break;
+    case TN_U16: ((uint16_t *)to)[i] = (uint16_t)v; break;
+    case TN_I8: ((int8_t *)to)[i] = (int8_t)v; break;
+    default: ((uint8_t *)to)[i] = (uint8_t)v; break;
+    }
+}
+
+void tn_case_store(tn_dtype dtype, const double *values, int64_t count, void *out) {
+    for (int64_t i = 0; i < count; i++)
+        store(dtype, values[i], out, i);
+}
+
 /* The distance of neighbouring numbers at v. */
 static double unit_at(tn_dtype t, double v) {
     static const struct {

@@ -49,6 +49,8 @@ tn_status tn_cases_next(tn_case_reader *r, tn_case *out, bool *more);
 void tn_case_values(const tn_case_input *in, uint64_t seed, double *out);
 /* The bytes of an input that is quantised in blocks: any bits, with scales such that values stay within ±2 or so. */
 void tn_case_blocks(const tn_case_input *in, uint64_t seed, void *out);
+/* Values as elements of a plain dtype; those of tn_case_values are exact in it. */
+void tn_case_store(tn_dtype dtype, const double *values, int64_t count, void *out);
 /* Is `got` near enough to `want` as a result of this dtype? Relative and absolute tolerances are stated for f32 and
  * shrink with the precision of f64; ulps are the result type's. */
 bool tn_case_allows(const tn_case *c, tn_dtype result, double got, double want);

@@ -1,0 +1,121 @@
+/* certify.c — `trunnion certify`: is a device of this machine right? The library's suite (certify.h), shown. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands.h"
+#include "trunnion/trunnion.h"
+
+static const char help_text[] =
+    "Runs every operation, forward and backward, on a device and compares with its definition in double precision.\n"
+    "What fails is noted in the cache folder, and runs on the processor from then on.\n"
+    "\n"
+    "options:\n"
+    "  --only NAME[,NAME…]   these operations alone (docs/ops.md lists them)\n"
+    "  --sample N            about one case of N, a whole number from 1 (1: all)\n"
+    "\n"
+    "examples:\n"
+    "  trunnion certify --sample 20\n"
+    "  trunnion certify --device cpu --only matmul,softmax\n"
+    "  trunnion certify --device cpu --only silu --json\n";
+
+static int run_certify(int argc, char **argv);
+
+const cli_command cli_certify = {
+    .name = "certify",
+    .summary = "test every operation on a device of this machine",
+    .usage = "certify [--device NAME] [options]",
+    .help = help_text,
+    .accepts = CLI_ALL,
+    .run = run_certify,
+};
+
+enum { OPT_ONLY = 256, OPT_SAMPLE };
+
+static const struct option own_options[] = {
+    {"only", required_argument, NULL, OPT_ONLY},
+    {"sample", required_argument, NULL, OPT_SAMPLE},
+    {NULL, 0, NULL, 0},
+};
+
+typedef struct certify_run {
+    cli_options common;
+    tn_certify_options o;
+    cli_progress progress;
+    cli_json json;
+} certify_run;
+
+static bool take_option(void *ctx, int val, const char *arg) {
+    certify_run *r = ctx;
+    if (val == OPT_SAMPLE) return cli_parse_int(arg, 1, INT64_C(1) << 40, &r->o.every);
+    r->o.only = arg;
+    return *arg != 0;
+}
+
+static void put_json(cli_json *j, const tn_certify_op *op) {
+    cli_json_object(j, op->name);
+    cli_json_int(j, "forward_passed", op->forward_passed);
+    cli_json_int(j, "forward_failed", op->forward_failed);
+    cli_json_int(j, "backward_passed", op->backward_passed);
+    cli_json_int(j, "backward_failed", op->backward_failed);
+    cli_json_int(j, "skipped", op->skipped);
+    cli_json_string(j, "why", op->why);
+    cli_json_end(j, '}');
+}
+
+static void on_found(void *ctx, const tn_certify_op *op, int done, int total) {
+    certify_run *r = ctx;
+    bool failed = op->forward_failed || op->backward_failed;
+    r->progress.total = total;
+    cli_progress_update(&r->progress, done, op->name);
+    if (r->common.json) {
+        put_json(&r->json, op);
+    } else if (failed || (op->skipped && r->common.verbose)) {
+        cli_print(stdout, "%s %-24s %s\n", failed ? "✗" : "–", op->name, op->why);
+    } else if (r->common.verbose) {
+        cli_print(stdout, "✓ %-24s %lld forward, %lld backward\n", op->name, (long long)op->forward_passed,
+                  (long long)op->backward_passed);
+    }
+}
+
+static int certify_on(certify_run *r, tn_device *device) {
+    tn_certify_counts counts = {.struct_size = sizeof counts};
+    tn_device_info info = {.struct_size = sizeof info};
+    if (tn_device_get_info(device, &info) != TN_OK) return cli_failed();
+    r->json.out = stdout;
+    if (r->common.json) {
+        cli_json_object(&r->json, NULL);
+        cli_json_string(&r->json, "device", info.id);
+        cli_json_object(&r->json, "ops");
+    }
+    cli_progress_begin(&r->progress, "certify", "operations", 0);
+    tn_status status = tn_certify(device, &r->o, &counts);
+    cli_progress_end(&r->progress);
+    if (r->common.json) {
+        cli_json_end(&r->json, '}');
+        cli_json_int(&r->json, "passed", counts.passed);
+        cli_json_int(&r->json, "failed", counts.failed);
+        cli_json_int(&r->json, "skipped", counts.skipped);
+        cli_json_end(&r->json, '}');
+    }
+    if (status != TN_OK) return cli_failed();
+    if (!r->common.json)
+        printf("%s (%s): %lld passed, %lld failed, %lld skipped\n", info.id, info.name, (long long)counts.passed,
+               (long long)counts.failed, (long long)counts.skipped);
+    return counts.failed ? CLI_FAILED : CLI_OK;
+}
+
+static int run_certify(int argc, char **argv) {
+    certify_run r = {.o = {.struct_size = sizeof r.o, .found = on_found}};
+    int status = CLI_USAGE;
+    int at = cli_parse(&cli_certify, argc, argv, &r.common, own_options, NULL, take_option, &r, &status);
+    if (at < 0) return status;
+    if (at < argc) return cli_wrong_usage(&cli_certify, "what is \"%s\"? Operations are named with --only", argv[at]);
+    r.o.ctx = &r;
+    r.o.seed = r.common.seed;
+    r.common.strict = true; /* what another device computes says nothing of this one */
+    tn_device *device = cli_open_device(&r.common);
+    if (!device) return CLI_FAILED;
+    int code = certify_on(&r, device);
+    tn_device_close(device);
+    return code;
+}
