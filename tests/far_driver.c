@@ -189,7 +189,9 @@ static tn_status far_load(void *device, const tn_code *code, void **module) {
     m->program = *p;
     m->program.ins = copy_of(p->ins, (size_t)p->n_ins * sizeof *p->ins);
     m->program.access = copy_of(p->access, (size_t)p->n_access * sizeof *p->access);
-    tn_status s = m->program.ins && m->program.access ? kir_vm_compile(p, &m->vm) : TN_ERR_MEMORY;
+    for (int i = 0; m->program.ins && i < m->program.n_ins; i++)
+        if (far_nature_now.wrong_op && m->program.ins[i].op == far_nature_now.wrong_op) m->program.ins[i].op = KIR_NEG;
+    tn_status s = m->program.ins && m->program.access ? kir_vm_compile(&m->program, &m->vm) : TN_ERR_MEMORY;
     if (s != TN_OK && s != TN_ERR_UNSUPPORTED) {
         far_unload(device, m);
         return s;

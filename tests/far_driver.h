@@ -15,6 +15,7 @@ typedef struct far_nature {
     int64_t shared_memory;       /* bytes of workgroup memory; 0: 32 KiB */
     int64_t memory;              /* bytes a device has; 0: no limit */
     bool refuses_code;           /* load fails, as a compiler does */
+    int wrong_op;                /* a kir_op of one operand that it computes as NEG; 0: none */
     int64_t launches_left;       /* launches until the device is lost, if `loses` */
     bool loses;
 } far_nature;

@@ -209,6 +209,7 @@ static void devices_refuse(void **state) {
     tn_device *cpu = NULL;
     void *address = NULL;
     tn_device_info info = {.struct_size = sizeof info};
+    tn_certify_counts counts = {.struct_size = sizeof counts};
     assert_ok(tn_device_open("cpu", NULL, NULL, &cpu));
     FAILS(tn_device_list_new(false, NULL))
     CALLS(tn_device_list_free(NULL))
@@ -228,6 +229,8 @@ static void devices_refuse(void **state) {
     FAILS(tn_device_copy(cpu, NULL, NULL, &info, 8))
     FAILS(tn_device_copy(cpu, &info, NULL, NULL, 8))
     FAILS(tn_device_synchronize(NULL))
+    FAILS(tn_certify(NULL, NULL, &counts))
+    FAILS(tn_certify(cpu, NULL, NULL))
     FAILS(tn_backend_register(NULL))
     const char *no_format = NULL;
     FAILS(tn_backend_fail(TN_ERR_SHAPE, no_format, 0))
