@@ -130,6 +130,35 @@ typedef struct tn_driver {
     /* The module in a form that load() takes back as tn_code.binary, for the disk cache. *data stays the module's and
      * is valid until its unload. Default: compiled kernels are not kept. */
     tn_status (*binary)(void *device, void *module, void **data, size_t *size);
+    /* Queues. A further queue works beside the device's own, in order within itself. Its handle stands in the place of
+     * `device` in launch, dispatch, prepare, copy, copy_async, fill, sync, event_record and event_wait. Used only with
+     * all of queue_new … event_sync; else hal gives each queue a thread that makes the calls above with `device`.
+     * queue_free: everything in it has ended. */
+    tn_status (*queue_new)(void *device, void **queue);
+    void (*queue_free)(void *device, void *queue);
+    /* A mark in a queue. record: behind all that the queue was given so far, an earlier mark is forgotten. wait: what
+     * the queue is given from now on begins when the event has passed; the caller goes on. query: whether it has. sync:
+     * the caller waits for it, and hears of work before it that failed. Several threads may use one event at once, but
+     * for record and free. time: seconds by the device's clock at which it passed; only of events made `timed`, and
+     * only once they have passed. */
+    tn_status (*event_new)(void *device, bool timed, void **event);
+    void (*event_free)(void *device, void *event);
+    tn_status (*event_record)(void *queue, void *event);
+    tn_status (*event_wait)(void *queue, void *event);
+    tn_status (*event_query)(void *device, void *event, bool *passed);
+    tn_status (*event_sync)(void *device, void *event);
+    tn_status (*event_time)(void *device, void *event, double *seconds); /* default: the host's clock, roughly */
+    /* As copy, but the host's memory must stay as it is until an event behind it has passed. Default: copy. */
+    tn_status (*copy_async)(void *queue, void *dst, const void *src, size_t bytes, int kind);
+    /* Sets each byte to `value`, in order. Default: copies from the host. */
+    tn_status (*fill)(void *queue, void *dst, uint8_t value, size_t bytes);
+    /* Memory of the host that the device copies from and to without a detour. Default: pages of the process. */
+    tn_status (*host_alloc)(void *device, size_t bytes, void **host);
+    void (*host_free)(void *device, void *host);
+    /* The host's view of device memory: with `read` it shows what is there, and the device sees what was written once
+     * it is unmapped. The device leaves the range alone in between. Default: a copy. */
+    tn_status (*map)(void *device, void *address, size_t bytes, bool read, void **host);
+    tn_status (*unmap)(void *device, void *address, void *host);
 } tn_driver;
 
 /* Adds a driver to the process's table, before the first listing or open. The struct must outlive the process's use.
