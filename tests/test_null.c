@@ -13,6 +13,7 @@
 #include <math.h>
 
 #include "trunnion/autograd.h"
+#include "trunnion/certify.h"
 #include "trunnion/backend.h"
 #include "trunnion/kernels.h"
 #include "trunnion/model.h"
