@@ -87,8 +87,8 @@ static inline float kir_exp_f32(float x) {
     c = c < -104.0f ? -104.0f : c;
     float r;
     float n = kir_reduce_ln2_f32(c, &r);
-    int32_t whole = kir_whole_f32(n), half = whole >> 1; /* in two steps, so that subnormal results round once */
-    return kir_exp_core_f32(r) * kir_pow2_f32(half) * kir_pow2_f32(whole - half);
+    int32_t whole = kir_whole_f32(n), part = whole >> 1; /* in two steps, so that subnormal results round once */
+    return kir_exp_core_f32(r) * kir_pow2_f32(part) * kir_pow2_f32(whole - part);
 }
 
 static inline float kir_log_f32(float x) {
@@ -131,7 +131,7 @@ static inline float kir_quarter_f32(float r, int32_t quarter) {
     return quarter & 2 ? -y : y;
 }
 
-/* Right for |x| ≤ KIR_TRIG_NEAR; beyond, kir_trig_far has the answer. */
+/* Right for |x| ≤ KIR_TRIG_NEAR; beyond, kir_trig_far_f32 has the answer. */
 #define KIR_TRIG_NEAR 1e5f
 
 static inline float kir_trig_near_f32(float x, int32_t shift) {
@@ -140,6 +140,32 @@ static inline float kir_trig_near_f32(float x, int32_t shift) {
     r = __builtin_fmaf(n, 0x1.777a5cp-25f, r);
     r = __builtin_fmaf(n, 0x1.ee59dap-50f, r);
     return kir_quarter_f32(r, kir_whole_f32(n) + shift);
+}
+
+/* Any x beyond KIR_TRIG_NEAR, without doubles: rare, so this may branch. |x| = mantissa · 2^exponent times 96 bits of
+ * 2/π, from the first that gives no multiple of 4 on: what stands behind the point is the turn, to 2^-64. */
+static inline float kir_trig_far_f32(float x, int32_t shift) {
+    if (!(__builtin_fabsf(x) < INFINITY)) return x - x;
+    uint32_t bits = kir_bits_f32(x);
+    int32_t exponent = (int32_t)(bits >> 23 & 0xffU) - 150, skip = exponent > 2 ? exponent - 2 : 0;
+    uint64_t mantissa = (bits & 0x7fffffU) | 0x800000U;
+    int32_t word = skip >> 5, by = skip & 31;
+    uint64_t first = (uint64_t)kir_two_over_pi[word] << 32 | kir_two_over_pi[word + 1];
+    uint64_t second = (uint64_t)kir_two_over_pi[word + 1] << 32 | kir_two_over_pi[word + 2];
+    uint64_t third = (uint64_t)kir_two_over_pi[word + 2] << 32 | kir_two_over_pi[word + 3];
+    uint64_t middle = mantissa * (second << by >> 32), low = mantissa * (third << by >> 32) + (middle << 32);
+    uint64_t high = mantissa * (first << by >> 32) + (middle >> 32) + (low < middle << 32 ? 1 : 0);
+    int32_t point = 32 - (exponent - skip); /* of high's bits, those behind the point */
+    uint64_t turn = high << (64 - point) | low >> point;
+    int32_t quadrant = (int32_t)(high >> point & 3);
+    bool above_half = turn >> 63 != 0;
+    turn = above_half ? 0 - turn : turn;
+    float t = (float)turn, rest = (float)(int64_t)(turn - (uint64_t)t);
+    float r = __builtin_fmaf(t, 0x1.921fb6p-64f, __builtin_fmaf(t, -0x1.777a5cp-89f, rest * 0x1.921fb6p-64f));
+    quadrant += above_half ? 1 : 0;
+    bool negative = x < 0.0f;
+    r = above_half != negative ? -r : r;
+    return kir_quarter_f32(r, (negative ? -quadrant : quadrant) + shift);
 }
 
 /* An odd polynomial near 0, beyond 1 - 2 / (e^(2a) + 1): a quotient alone would round once too often. */
@@ -215,8 +241,8 @@ static inline double kir_exp_f64(double x) {
     double r;
     double n = kir_reduce_ln2_f64(c, &r);
     double y = 1.0 + kir_expm1_core_f64(r);
-    int64_t whole = kir_whole_f64(n), half = whole >> 1;
-    return y * kir_pow2_f64(half) * kir_pow2_f64(whole - half);
+    int64_t whole = kir_whole_f64(n), part = whole >> 1;
+    return y * kir_pow2_f64(part) * kir_pow2_f64(whole - part);
 }
 
 static inline double kir_log_f64(double x) {
@@ -273,8 +299,8 @@ static inline double kir_trig_near_f64(double x, int64_t shift) {
     return kir_quarter_f64(r, kir_whole_f64(n) + shift);
 }
 
-/* Any x beyond KIR_TRIG_NEAR: rare, so this may branch. */
-static inline double kir_trig_far(double x, int64_t shift) {
+/* Any x beyond KIR_TRIG_NEAR. */
+static inline double kir_trig_far_f64(double x, int64_t shift) {
     if (!(__builtin_fabs(x) < (double)INFINITY)) return x - x;
     int64_t quadrant;
     double r = kir_reduce_large(x, &quadrant);
@@ -290,13 +316,17 @@ static inline double kir_sin_near_f64(double x) { return x == 0.0 ? x : kir_trig
 static inline double kir_cos_near_f64(double x) { return kir_trig_near_f64(x, 1); }
 
 static inline float kir_sin_f32(float x) {
-    return kir_trig_is_far_f32(x) ? (float)kir_trig_far(x, 0) : kir_sin_near_f32(x);
+    return kir_trig_is_far_f32(x) ? kir_trig_far_f32(x, 0) : kir_sin_near_f32(x);
 }
 static inline float kir_cos_f32(float x) {
-    return kir_trig_is_far_f32(x) ? (float)kir_trig_far(x, 1) : kir_cos_near_f32(x);
+    return kir_trig_is_far_f32(x) ? kir_trig_far_f32(x, 1) : kir_cos_near_f32(x);
 }
-static inline double kir_sin_f64(double x) { return kir_trig_is_far_f64(x) ? kir_trig_far(x, 0) : kir_sin_near_f64(x); }
-static inline double kir_cos_f64(double x) { return kir_trig_is_far_f64(x) ? kir_trig_far(x, 1) : kir_cos_near_f64(x); }
+static inline double kir_sin_f64(double x) {
+    return kir_trig_is_far_f64(x) ? kir_trig_far_f64(x, 0) : kir_sin_near_f64(x);
+}
+static inline double kir_cos_f64(double x) {
+    return kir_trig_is_far_f64(x) ? kir_trig_far_f64(x, 1) : kir_cos_near_f64(x);
+}
 
 static inline double kir_tanh_f64(double x) {
     double a = __builtin_fabs(x);

@@ -110,7 +110,7 @@ const double kir_erf_table[12][24] = {
 };
 
 /* A 32-bit window of a little-endian number of `limbs` words whose top bit is bit `top`, counted from 0. */
-static uint32_t window(const uint32_t *number, int top) {
+static uint32_t kir_window(const uint32_t *number, int top) {
     int low = top - 31;
     uint64_t pair = 0;
     int word = low >> 5, shift = low & 31;
@@ -119,7 +119,7 @@ static uint32_t window(const uint32_t *number, int top) {
 }
 
 /* number = mantissa · six words of 2/π, the first of them words[0]; least significant limb first. */
-static void multiply(uint64_t mantissa, const uint32_t *words, uint32_t number[9]) {
+static void kir_times_words(uint64_t mantissa, const uint32_t *words, uint32_t number[9]) {
     uint64_t low = mantissa & 0xffffffff, high = mantissa >> 32, carry = 0;
     for (int i = 0; i < 9; i++)
         number[i] = 0;
@@ -141,17 +141,16 @@ static void multiply(uint64_t mantissa, const uint32_t *words, uint32_t number[9
 /* Payne and Hanek's reduction: only the words of 2/π matter whose product with x is neither a multiple of 4 nor far
  * below the fraction that is left. */
 double kir_reduce_large(double x, int64_t *quadrant) {
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
+    uint64_t bits = kir_bits_f64(x);
     int exponent = (int)(bits >> 52 & 0x7ff) - 1075; /* |x| = mantissa · 2^exponent */
     uint64_t mantissa = (bits & 0xfffffffffffff) | (uint64_t)1 << 52;
     int first = exponent < 32 ? 0 : (exponent - 2) / 32;
     uint32_t number[9];
-    multiply(mantissa, kir_two_over_pi + first, number);
+    kir_times_words(mantissa, kir_two_over_pi + first, number);
     int point = 32 * (first + 6) - exponent; /* bits behind the point */
-    int64_t whole = window(number, point + 31) & 3;
-    uint64_t high = (uint64_t)window(number, point - 1) << 32 | window(number, point - 33);
-    uint64_t low = (uint64_t)window(number, point - 65) << 32 | window(number, point - 97);
+    int64_t whole = kir_window(number, point + 31) & 3;
+    uint64_t high = (uint64_t)kir_window(number, point - 1) << 32 | kir_window(number, point - 33);
+    uint64_t low = (uint64_t)kir_window(number, point - 65) << 32 | kir_window(number, point - 97);
     bool above_half = high >> 63;
     if (above_half) {
         high = ~high;
