@@ -2,8 +2,8 @@
  *
  * Each call checks, simplifies and shares: an instruction on constants is evaluated, one that changes nothing yields
  * its operand, and one that is there already, in this region or one around it, is not made twice. Loads are shared only
- * inside one region and only until the next store, for a buffer may be read under two names. What nobody reads is
- * dropped by kir_finish. */
+ * inside one region and only until the next store that may change what they read; a global buffer may be read under two
+ * names, so any global store counts. What nobody reads is dropped by kir_finish. */
 #include "kir/eval.h"
 #include "kir/rules.h"
 
@@ -12,7 +12,7 @@
 enum { BUCKETS = 256 };
 
 /* What the builder knows of an instruction: the region (number of its LOOP, -1 at the top) it was appended in, the
- * number of stores before it, and the next instruction in its bucket. */
+ * epoch of what it reads (see epoch_of), and the next instruction in its bucket. */
 typedef struct note {
     int16_t region, epoch, next;
 } note;
@@ -28,8 +28,12 @@ struct kir_builder {
     int n_ins, n_access, n_buffers, n_dials;
     uint8_t buffer_dtype[KIR_MAX_BUFFERS];
     bool buffer_written[KIR_MAX_BUFFERS];
+    int n_items;
+    int32_t local[KIR_MAX_BUFFERS];
     int16_t open[KIR_MAX_AXES + 1]; /* loops around the current place */
-    int depth, epoch;
+    int depth;
+    int16_t global_stores, barriers, sets; /* of global stores, barriers and SETs so far */
+    int16_t local_stores[KIR_MAX_BUFFERS];
     int16_t buckets[BUCKETS];
     tn_status status; /* the first failure */
     char error[200];
@@ -95,6 +99,34 @@ int kir_buffer(kir_builder *b, tn_dtype dtype) {
     return b->n_buffers++;
 }
 
+void kir_group(kir_builder *b, int n_items) {
+    if (b->status != TN_OK) return;
+    bool fits = n_items > 0 && n_items <= KIR_MAX_ITEM_AXES && n_items <= b->n_par && b->n_ins == 0 && !b->n_items;
+    int64_t items = 1;
+    for (int k = 0; fits && k < n_items; k++) {
+        int64_t extent = b->extents[b->n_par - n_items + k];
+        fits = extent > 0 && extent <= KIR_MAX_ITEMS / items;
+        items *= extent;
+    }
+    if (fits)
+        b->n_items = n_items;
+    else
+        wrong(b, KIR_BARRIER, "a workgroup of no or too many items, or declared too late");
+}
+
+int kir_local(kir_builder *b, tn_dtype dtype, int64_t elements) {
+    int buffer = kir_buffer(b, dtype);
+    if (b->status != TN_OK) return 0;
+    if (b->n_items == 0 || elements <= 0 || elements > KIR_MAX_LOCAL) {
+        fail(b, tn_fail(TN_ERR_ARGUMENT,
+                        "kernel builder: local buffer %d of %lld elements; between 1 and %d, in a group program",
+                        buffer, (long long)elements, KIR_MAX_LOCAL));
+        return 0;
+    }
+    b->local[buffer] = (int32_t)elements;
+    return buffer;
+}
+
 /* ---- appending and sharing --------------------------------------------------------------------------------------- */
 
 static int16_t region_of(const kir_builder *b) { return b->depth > 0 ? b->open[b->depth - 1] : (int16_t)-1; }
@@ -109,7 +141,7 @@ static bool region_is_open(const kir_builder *b, int16_t region) {
 static int16_t region_around(const kir_builder *b, int16_t loop) { return b->notes[loop].region; }
 
 static bool visible(const kir_builder *b, kir_val v) {
-    if (v < 0 || v >= b->n_ins || !kir_yields((kir_op)b->ins[v].op)) return false;
+    if (v < 0 || v >= b->n_ins || !kir_yields((kir_op)b->ins[v].op) || b->ins[v].op == KIR_VAR) return false;
     int16_t region = b->notes[v].region;
     if (b->ins[v].op != KIR_REDUCE) return region_is_open(b, region);
     return !region_is_open(b, region) && region_is_open(b, region_around(b, region));
@@ -129,13 +161,26 @@ static bool same(const kir_ins *x, const kir_ins *y) {
            x->imm.i == y->imm.i;
 }
 
+/* What a LOAD or GET reads has one value in a region as long as this number stays the same. */
+static int16_t epoch_of(const kir_builder *b, const kir_ins *in) {
+    if (in->op == KIR_GET) return b->sets;
+    if (in->op != KIR_LOAD) return 0;
+    int buffer = b->access[in->imm.i].buffer;
+    if (b->local[buffer] > 0) return (int16_t)(b->local_stores[buffer] + b->barriers);
+    return b->buffer_written[buffer] ? (int16_t)(b->global_stores + b->barriers) : b->global_stores;
+}
+
 /* May instruction `v`, equal to one about to be appended, stand for it? */
 static bool reusable(const kir_builder *b, kir_val v) {
     switch (b->ins[v].op) {
     case KIR_STORE:
     case KIR_LOOP:
-    case KIR_END: return false;
-    case KIR_LOAD: return b->notes[v].region == region_of(b) && b->notes[v].epoch == b->epoch;
+    case KIR_END:
+    case KIR_VAR:
+    case KIR_SET:
+    case KIR_BARRIER: return false;
+    case KIR_LOAD:
+    case KIR_GET: return b->notes[v].region == region_of(b) && b->notes[v].epoch == epoch_of(b, &b->ins[v]);
     case KIR_REDUCE:
     case KIR_SCAN: return b->notes[v].region == region_of(b);
     default: return region_is_open(b, b->notes[v].region);
@@ -154,7 +199,7 @@ static kir_val append(kir_builder *b, const kir_ins *in) {
     if (status == TN_OK) status = tn_mem_grow(&b->notes, &b->note_room, need, sizeof *b->notes);
     if (status != TN_OK) return fail(b, status);
     b->ins[b->n_ins] = *in;
-    b->notes[b->n_ins] = (note){region_of(b), (int16_t)b->epoch, b->buckets[bucket]};
+    b->notes[b->n_ins] = (note){region_of(b), epoch_of(b, in), b->buckets[bucket]};
     b->buckets[bucket] = (int16_t)b->n_ins;
     return (kir_val)b->n_ins++;
 }
@@ -166,7 +211,8 @@ static kir_val append_checked(kir_builder *b, const kir_ins *in) {
     for (int k = 0; k < 3; k++) {
         kir_val v = kir_operand(in, k);
         if (v == KIR_NONE) continue;
-        if (!visible(b, v)) return wrong(b, (kir_op)in->op, "an operand that is no value here");
+        if (!kir_wants_var((kir_op)in->op, k) && !visible(b, v))
+            return wrong(b, (kir_op)in->op, "an operand that is no value here");
         types[k] = (kir_type)b->ins[v].type;
     }
     const char *error = kir_type_error(in, types);
@@ -393,7 +439,45 @@ void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, 
     in.imm.i = access;
     append_checked(b, &in);
     b->buffer_written[buffer] = true;
-    b->epoch++;
+    (*(b->local[buffer] > 0 ? &b->local_stores[buffer] : &b->global_stores))++;
+}
+
+/* ---- variables and barriers -------------------------------------------------------------------------------------- */
+
+static bool is_var(const kir_builder *b, kir_val v) {
+    return v >= 0 && v < b->n_ins && b->ins[v].op == KIR_VAR && region_is_open(b, b->notes[v].region);
+}
+
+kir_val kir_var(kir_builder *b, kir_val init) {
+    if (init < 0) return refuse_missing(b, KIR_VAR);
+    kir_ins in = make(KIR_VAR, kir_val_type(b, init), init, KIR_NONE, KIR_NONE);
+    return append_checked(b, &in);
+}
+
+kir_val kir_get(kir_builder *b, kir_val var) {
+    if (!is_var(b, var)) return wrong(b, KIR_GET, "no variable here");
+    kir_ins in = make(KIR_GET, kir_val_type(b, var), var, KIR_NONE, KIR_NONE);
+    return append_checked(b, &in);
+}
+
+void kir_set(kir_builder *b, kir_val var, kir_val value) {
+    if (!is_var(b, var) || value < 0) {
+        wrong(b, KIR_SET, "no variable, or no value, here");
+        return;
+    }
+    kir_ins in = make(KIR_SET, kir_val_type(b, var), var, value, KIR_NONE);
+    append_checked(b, &in);
+    b->sets++;
+}
+
+void kir_barrier(kir_builder *b) {
+    if (b->n_items == 0) {
+        wrong(b, KIR_BARRIER, "in a program without workgroups");
+        return;
+    }
+    kir_ins in = make(KIR_BARRIER, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
+    append_checked(b, &in);
+    b->barriers++;
 }
 
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
@@ -462,21 +546,37 @@ static void mark_operands(const kir_builder *b, const kir_ins *in, bool *live) {
     if (kir_has_access((kir_op)in->op) && b->access[in->imm.i].dyn != KIR_NONE) live[b->access[in->imm.i].dyn] = true;
 }
 
-/* Marks what a store needs, backwards; a loop lives when anything in it does. */
-static void mark_live(const kir_builder *b, bool *live) {
+/* Has it an effect by itself? A SET has one while somebody reads its variable. */
+static bool is_effect(const kir_ins *in, const bool *live) {
+    return in->op == KIR_STORE || in->op == KIR_BARRIER || (in->op == KIR_SET && live[in->a]);
+}
+
+/* Marks what effects need, backwards; a loop lives when anything in it does. Returns how many live. */
+static int mark_backwards(const kir_builder *b, bool *live) {
     int16_t loops[KIR_MAX_AXES + 1];
-    int depth = 0;
+    int depth = 0, count = 0;
     for (int i = b->n_ins - 1; i >= 0; i--) {
         const kir_ins *in = &b->ins[i];
         if (in->op == KIR_END) loops[depth++] = (int16_t)i;
-        if (in->op == KIR_STORE) live[i] = true;
+        if (is_effect(in, live)) live[i] = true;
         if (in->op == KIR_LOOP) {
             depth--;
             live[loops[depth]] = live[i];
         }
         if (!live[i]) continue;
+        count += in->op != KIR_END; /* those follow their loops */
         mark_operands(b, in, live);
         if (b->notes[i].region >= 0) live[b->notes[i].region] = true;
+    }
+    return count;
+}
+
+/* A GET may stand before the SET that it makes live (in a loop), hence until nothing changes. */
+static void mark_live(const kir_builder *b, bool *live) {
+    int before = -1, now = mark_backwards(b, live);
+    while (now != before) {
+        before = now;
+        now = mark_backwards(b, live);
     }
 }
 
@@ -509,7 +609,8 @@ static void copy_live(const kir_builder *b, const bool *live, kir_val *map, kir_
 }
 
 static uint64_t hash_structure(const kir_program *p) {
-    int64_t head[] = {p->n_par, p->n_loop, p->n_ins, p->n_access, p->n_buffers, p->n_dials};
+    int64_t head[] = {p->n_par,   p->n_loop,  p->n_ins,   p->n_access, p->n_buffers,
+                      p->n_dials, p->item[0], p->item[1], p->item[2],  p->n_items};
     uint64_t h = tn_hash64(head, sizeof head, 0);
     for (int i = 0; i < p->n_ins; i++) {
         const kir_ins *in = &p->ins[i];
@@ -521,7 +622,7 @@ static uint64_t hash_structure(const kir_program *p) {
         h = tn_hash64(row, sizeof row, h);
     }
     for (int i = 0; i < p->n_buffers; i++) {
-        int64_t row[] = {p->buffer_dtype[i], p->buffer_written[i]};
+        int64_t row[] = {p->buffer_dtype[i], p->buffer_written[i], p->local[i]};
         h = tn_hash64(row, sizeof row, h);
     }
     return h;
@@ -535,6 +636,10 @@ static tn_status make_room(const kir_builder *b, kir_program *p, int64_t **sizes
     p->n_dials = (int16_t)b->n_dials;
     memcpy(p->buffer_dtype, b->buffer_dtype, sizeof p->buffer_dtype);
     memcpy(p->buffer_written, b->buffer_written, sizeof p->buffer_written);
+    memcpy(p->local, b->local, sizeof p->local);
+    p->n_items = (uint8_t)b->n_items;
+    for (int k = 0; k < b->n_items; k++)
+        p->item[k] = (uint16_t)b->extents[b->n_par - b->n_items + k];
     p->ins = tn_mem_zalloc(n + 1, sizeof *p->ins);
     p->access = tn_mem_zalloc(accesses + 1, sizeof *p->access);
     *sizes = tn_mem_zalloc(axes + accesses * (axes + 1) + 1, sizeof **sizes);

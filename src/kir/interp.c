@@ -1,10 +1,15 @@
 /* interp.c — the oracle: runs a program point by point, exactly as kir.h words it, with no thought of speed.
  *
  * Loops may nest and range over different axes. A REDUCE keeps its own state, cleared when its loop begins, fed once a
- * point of that loop, folded when the loop ends. */
+ * point of that loop, folded when the loop ends. The items of a workgroup go in lockstep, instruction by instruction;
+ * what they touch is noted in shadow.c, which knows a race when it sees one. A plain program is a workgroup of one item
+ * that nobody watches. */
 #include "kir/eval.h"
 #include "kir/kir_math.h"
 #include "kir/rules.h"
+#include "kir/shadow.h"
+
+#include <string.h>
 
 /* A running reduction or scan. `count` elements have come in. */
 typedef struct state {
@@ -17,11 +22,28 @@ typedef struct state {
 typedef struct interp {
     const kir_program *p;
     const kir_launch *launch;
-    kir_value *values;
-    state *states;     /* one for each REDUCE and SCAN, in order */
-    int16_t *state_of; /* by instruction */
+    kir_value *values, *all_values; /* by instruction: of the current item, of all of them */
+    state *states, *all_states;     /* one for each REDUCE and SCAN, in order: of the current item, of all */
+    int16_t *state_of;              /* by instruction */
+    int n_states, n_items, item;    /* the current item is `item` */
     int64_t at[KIR_MAX_AXES];
+    char *local; /* the workgroup's memory; local_at: where each local buffer begins in it */
+    int64_t local_at[KIR_MAX_BUFFERS];
+    kir_shadow *shadow;            /* NULL: a plain program */
+    bool watched[KIR_MAX_BUFFERS]; /* memory that is written under this or another name */
+    tn_status status;              /* the first failure */
 } interp;
+
+static void go_to_item(interp *m, int item) {
+    const kir_program *p = m->p;
+    m->item = item;
+    m->values = m->all_values + (size_t)item * (size_t)p->n_ins;
+    m->states = m->all_states + (size_t)item * (size_t)m->n_states;
+    for (int k = p->n_items - 1; k >= 0; k--) {
+        m->at[p->n_par - p->n_items + k] = item % p->item[k];
+        item /= p->item[k];
+    }
+}
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -67,25 +89,46 @@ static void store_element(tn_dtype dtype, uint8_t *at, kir_value v) {
     }
 }
 
-static uint8_t *address_of(const interp *m, const kir_ins *in, tn_dtype *dtype) {
+static tn_status broken(const interp *m, int i, int64_t element, const char *what) {
+    return tn_fail(TN_ERR_ARGUMENT, "kernel program, instruction %d (%s), item %d: element %lld of buffer %d: %s", i,
+                   kir_op_name((kir_op)m->p->ins[i].op), m->item, (long long)element,
+                   m->p->access[m->p->ins[i].imm.i].buffer, what);
+}
+
+/* NULL after a failure: where instruction i may touch memory now. */
+static uint8_t *address_of(interp *m, int i, tn_dtype *dtype) {
+    const kir_ins *in = &m->p->ins[i];
     int buffer = m->p->access[in->imm.i].buffer;
     *dtype = (tn_dtype)m->p->buffer_dtype[buffer];
-    return (uint8_t *)m->launch->buffers[buffer] + element_of(m, in) * (int64_t)tn_dtype_size(*dtype);
+    int64_t element = element_of(m, in), bytes = (int64_t)tn_dtype_size(*dtype);
+    bool local = m->p->local[buffer] > 0;
+    if (!m->shadow) return (uint8_t *)m->launch->buffers[buffer] + element * bytes;
+    if (local && (element < 0 || element >= m->p->local[buffer])) {
+        m->status = broken(m, i, element, "outside this workgroup memory");
+        return NULL;
+    }
+    char *base = local ? m->local + m->local_at[buffer] : (char *)m->launch->buffers[buffer];
+    if (!m->watched[buffer]) return (uint8_t *)base + element * bytes;
+    const char *wrong = NULL;
+    tn_status status = in->op == KIR_STORE ? kir_shadow_store(m->shadow, base + element * bytes, local, m->item, &wrong)
+                                           : kir_shadow_load(m->shadow, base + element * bytes, local, m->item, &wrong);
+    m->status = wrong ? broken(m, i, element, wrong) : status;
+    return m->status == TN_OK ? (uint8_t *)base + element * bytes : NULL;
 }
 
-static void run_load(interp *m, const kir_ins *in, kir_value *out) {
-    *out = (kir_value){.u64 = 0};
+static void run_load(interp *m, int i, const kir_ins *in) {
+    m->values[i] = (kir_value){.u64 = 0};
     if (in->a != KIR_NONE && !m->values[in->a].b) return;
     tn_dtype dtype;
-    const uint8_t *at = address_of(m, in, &dtype);
-    *out = load_element(dtype, at);
+    const uint8_t *at = address_of(m, i, &dtype);
+    if (at) m->values[i] = load_element(dtype, at);
 }
 
-static void run_store(interp *m, const kir_ins *in) {
+static void run_store(interp *m, int i, const kir_ins *in) {
     if (in->b != KIR_NONE && !m->values[in->b].b) return;
     tn_dtype dtype;
-    uint8_t *at = address_of(m, in, &dtype);
-    store_element(dtype, at, m->values[in->a]);
+    uint8_t *at = address_of(m, i, &dtype);
+    if (at) store_element(dtype, at, m->values[in->a]);
 }
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
@@ -205,11 +248,26 @@ static void run_one(interp *m, int i) {
     case KIR_CONST: m->values[i] = kir_const_value(in); break;
     case KIR_DIAL: m->values[i] = dial_of(m, in); break;
     case KIR_INDEX: m->values[i].i64 = element_of(m, in); break;
-    case KIR_LOAD: run_load(m, in, &m->values[i]); break;
-    case KIR_STORE: run_store(m, in); break;
+    case KIR_LOAD: run_load(m, i, in); break;
+    case KIR_STORE: run_store(m, i, in); break;
     case KIR_REDUCE: run_reduce(m, i, in); break;
     case KIR_SCAN: run_scan(m, i, in); break;
+    case KIR_VAR:
+    case KIR_GET: m->values[i] = m->values[in->a]; break;
+    case KIR_SET: m->values[in->a] = m->values[in->b]; break;
     default: run_plain(m, i, in);
+    }
+}
+
+/* One instruction, by all items. */
+static void run_all(interp *m, int i) {
+    if (m->p->ins[i].op == KIR_BARRIER) {
+        kir_shadow_barrier(m->shadow);
+        return;
+    }
+    for (int item = 0; item < m->n_items && m->status == TN_OK; item++) {
+        if (m->n_items > 1) go_to_item(m, item);
+        run_one(m, i);
     }
 }
 
@@ -245,7 +303,11 @@ static void for_own_states(interp *m, int loop, int end, void (*fn)(interp *m, i
     for (int i = loop + 1; i < end; i++) {
         uint8_t op = m->p->ins[i].op;
         depth += (op == KIR_LOOP) - (op == KIR_END);
-        if (depth == 0 && (op == KIR_REDUCE || op == KIR_SCAN)) fn(m, i);
+        if (depth != 0 || (op != KIR_REDUCE && op != KIR_SCAN)) continue;
+        for (int item = 0; item < m->n_items; item++) {
+            go_to_item(m, item);
+            fn(m, i);
+        }
     }
 }
 
@@ -261,15 +323,15 @@ static void run_loop(interp *m, int loop, int end) {
     if (!range_is_empty(m, first, count)) {
         do {
             run_range(m, loop + 1, end);
-        } while (next_point(m, first, count));
+        } while (m->status == TN_OK && next_point(m, first, count));
     }
     for_own_states(m, loop, end, end_state);
 }
 
 static void run_range(interp *m, int begin, int end) {
-    for (int i = begin; i < end; i++) {
+    for (int i = begin; i < end && m->status == TN_OK; i++) {
         if (m->p->ins[i].op != KIR_LOOP) {
-            run_one(m, i);
+            run_all(m, i);
             continue;
         }
         int loop_end = end_of(m->p, i);
@@ -279,29 +341,69 @@ static void run_range(interp *m, int begin, int end) {
 }
 
 static tn_status make_states(interp *m) {
-    size_t count = 0;
-    m->values = tn_mem_zalloc((size_t)m->p->n_ins + 1, sizeof *m->values);
+    size_t items = (size_t)m->n_items;
+    m->all_values = tn_mem_zalloc((size_t)m->p->n_ins * items + 1, sizeof *m->values);
     m->state_of = tn_mem_zalloc((size_t)m->p->n_ins + 1, sizeof *m->state_of);
-    if (!m->values || !m->state_of) return TN_ERR_MEMORY;
+    if (!m->all_values || !m->state_of) return TN_ERR_MEMORY;
     for (int i = 0; i < m->p->n_ins; i++) {
         uint8_t op = m->p->ins[i].op;
-        if (op == KIR_REDUCE || op == KIR_SCAN) m->state_of[i] = (int16_t)count++;
+        if (op == KIR_REDUCE || op == KIR_SCAN) m->state_of[i] = (int16_t)m->n_states++;
     }
-    m->states = tn_mem_zalloc(count + 1, sizeof *m->states);
-    return m->states ? TN_OK : TN_ERR_MEMORY;
+    m->all_states = tn_mem_zalloc((size_t)m->n_states * items + 1, sizeof *m->states);
+    return m->all_states ? TN_OK : TN_ERR_MEMORY;
+}
+
+/* Memory that the program writes is watched, whatever the name it is read under. */
+static void choose_watched(interp *m) {
+    const kir_program *p = m->p;
+    for (int i = 0; i < p->n_buffers; i++) {
+        m->watched[i] = p->buffer_written[i] || p->local[i] > 0;
+        for (int k = 0; k < p->n_buffers && !m->watched[i]; k++) {
+            bool global = p->local[k] == 0 && p->buffer_written[k];
+            m->watched[i] = global && m->launch->buffers[k] == m->launch->buffers[i];
+        }
+    }
+}
+
+/* Local buffers stand behind one another, each at a multiple of 8 bytes. */
+static tn_status make_group(interp *m) {
+    if (m->p->n_items == 0) return TN_OK;
+    int64_t bytes = 0;
+    for (int i = 0; i < m->p->n_buffers; i++) {
+        m->local_at[i] = bytes;
+        bytes += (int64_t)m->p->local[i] * (int64_t)tn_dtype_size((tn_dtype)m->p->buffer_dtype[i]);
+        bytes = (bytes + 7) & ~(int64_t)7;
+    }
+    m->local = tn_mem_zalloc((size_t)bytes + 1, 1);
+    if (!m->local) return TN_ERR_MEMORY;
+    choose_watched(m);
+    return kir_shadow_open(m->local, bytes, &m->shadow);
+}
+
+static tn_status run_points(interp *m) {
+    int outer = m->p->n_par - m->p->n_items;
+    if (range_is_empty(m, 0, outer)) return TN_OK;
+    do {
+        if (m->shadow) kir_shadow_group(m->shadow);
+        run_range(m, 0, m->p->n_ins);
+    } while (m->status == TN_OK && next_point(m, 0, outer));
+    return m->status;
 }
 
 tn_status kir_interpret(const kir_program *p, const kir_launch *launch) {
     TRY(kir_verify(p));
-    interp m = {.p = p, .launch = launch};
+    TRY(kir_check_sizes(p, launch->sizes));
+    interp m = {.p = p, .launch = launch, .n_items = kir_items(p)};
     tn_status status = make_states(&m);
-    if (status == TN_OK && !range_is_empty(&m, 0, p->n_par)) {
-        do {
-            run_range(&m, 0, p->n_ins);
-        } while (next_point(&m, 0, p->n_par));
+    if (status == TN_OK) status = make_group(&m);
+    if (status == TN_OK) {
+        go_to_item(&m, 0);
+        status = run_points(&m);
     }
-    tn_mem_free(m.values);
+    kir_shadow_close(m.shadow);
+    tn_mem_free(m.local);
+    tn_mem_free(m.all_values);
     tn_mem_free(m.state_of);
-    tn_mem_free(m.states);
+    tn_mem_free(m.all_states);
     return status;
 }

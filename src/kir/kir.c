@@ -2,7 +2,8 @@
  *
  * A program may come from anywhere (a builder, a cache file, a test), so kir_verify trusts nothing: whoever runs or
  * renders a verified program need not check an operand, a type or a loop again. Visibility is the one rule that needs
- * care: a value made inside a loop is gone behind its END, except a REDUCE, which is there only behind it. */
+ * care: a value made inside a loop is gone behind its END, except a REDUCE, which is there only behind it. A VAR is
+ * seen like a value, but by GET and SET alone. */
 #include "kir/rules.h"
 
 #include <string.h>
@@ -30,19 +31,21 @@ static const op_row OPS[KIR_OP_COUNT] = {
 };
 
 static const int RESULTS[KIR_OP_COUNT] = {
-    [KIR_CONST] = ANY,   [KIR_DIAL] = ANY,    [KIR_INDEX] = 1 << KIR_I64,
-    [KIR_NEG] = NUMBERS, [KIR_ABS] = NUMBERS, [KIR_ROUND] = FLOATS,
-    [KIR_SQRT] = FLOATS, [KIR_EXP] = FLOATS,  [KIR_LOG] = FLOATS,
-    [KIR_SIN] = FLOATS,  [KIR_COS] = FLOATS,  [KIR_TANH] = FLOATS,
-    [KIR_ERF] = FLOATS,  [KIR_CAST] = ANY,    [KIR_BITCAST] = ANY,
-    [KIR_ADD] = NUMBERS, [KIR_SUB] = NUMBERS, [KIR_MUL] = NUMBERS,
-    [KIR_DIV] = NUMBERS, [KIR_MOD] = NUMBERS, [KIR_MIN] = ANY,
-    [KIR_MAX] = ANY,     [KIR_AND] = BITS,    [KIR_OR] = BITS,
-    [KIR_XOR] = BITS,    [KIR_SHL] = INTS,    [KIR_SHR] = INTS,
-    [KIR_EQ] = BIT_BOOL, [KIR_LT] = BIT_BOOL, [KIR_LE] = BIT_BOOL,
-    [KIR_FMA] = FLOATS,  [KIR_SELECT] = ANY,  [KIR_PHILOX] = 1 << KIR_U32,
-    [KIR_LOAD] = ANY,    [KIR_STORE] = ANY,   [KIR_LOOP] = BIT_F32,
-    [KIR_END] = BIT_F32, [KIR_REDUCE] = ANY,  [KIR_SCAN] = ANY,
+    [KIR_CONST] = ANY,       [KIR_DIAL] = ANY,    [KIR_INDEX] = 1 << KIR_I64,
+    [KIR_NEG] = NUMBERS,     [KIR_ABS] = NUMBERS, [KIR_ROUND] = FLOATS,
+    [KIR_SQRT] = FLOATS,     [KIR_EXP] = FLOATS,  [KIR_LOG] = FLOATS,
+    [KIR_SIN] = FLOATS,      [KIR_COS] = FLOATS,  [KIR_TANH] = FLOATS,
+    [KIR_ERF] = FLOATS,      [KIR_CAST] = ANY,    [KIR_BITCAST] = ANY,
+    [KIR_ADD] = NUMBERS,     [KIR_SUB] = NUMBERS, [KIR_MUL] = NUMBERS,
+    [KIR_DIV] = NUMBERS,     [KIR_MOD] = NUMBERS, [KIR_MIN] = ANY,
+    [KIR_MAX] = ANY,         [KIR_AND] = BITS,    [KIR_OR] = BITS,
+    [KIR_XOR] = BITS,        [KIR_SHL] = INTS,    [KIR_SHR] = INTS,
+    [KIR_EQ] = BIT_BOOL,     [KIR_LT] = BIT_BOOL, [KIR_LE] = BIT_BOOL,
+    [KIR_FMA] = FLOATS,      [KIR_SELECT] = ANY,  [KIR_PHILOX] = 1 << KIR_U32,
+    [KIR_LOAD] = ANY,        [KIR_STORE] = ANY,   [KIR_LOOP] = BIT_F32,
+    [KIR_END] = BIT_F32,     [KIR_REDUCE] = ANY,  [KIR_SCAN] = ANY,
+    [KIR_VAR] = ANY,         [KIR_GET] = ANY,     [KIR_SET] = ANY,
+    [KIR_BARRIER] = BIT_F32,
 };
 
 /* Which element types a reduction takes. */
@@ -161,9 +164,11 @@ static bool loop_is_open(const verifier *v, int loop) {
     return false;
 }
 
-static tn_status check_operand(const verifier *v, kir_val operand) {
+static tn_status check_operand(const verifier *v, kir_val operand, bool var) {
     if (operand < 0 || operand >= v->at) return invalid(v, "an operand that is not an earlier instruction");
-    if (!kir_yields((kir_op)v->p->ins[operand].op)) return invalid(v, "an operand that yields no value");
+    kir_op op = (kir_op)v->p->ins[operand].op;
+    if (!kir_yields(op)) return invalid(v, "an operand that yields no value");
+    if (var != (op == KIR_VAR)) return invalid(v, var ? "not a variable" : "a variable where a value is wanted");
     scope s = v->scopes[operand];
     if (!loop_is_open(v, s.home)) return invalid(v, "an operand from inside a loop that has ended");
     if (s.hidden >= 0 && loop_is_open(v, s.hidden)) return invalid(v, "a reduction used before its loop has ended");
@@ -177,7 +182,7 @@ static tn_status check_operands(const verifier *v, const kir_ins *in) {
         kir_val operand = kir_operand(in, k);
         if (operand == KIR_NONE && (k >= slots || kir_operand_optional(in, k))) continue;
         if (k >= slots) return invalid(v, "too many operands");
-        TRY(check_operand(v, operand));
+        TRY(check_operand(v, operand, kir_wants_var((kir_op)in->op, k)));
         types[k] = (kir_type)v->p->ins[operand].type;
     }
     const char *wrong = kir_type_error(in, types);
@@ -189,7 +194,7 @@ static tn_status check_access(const verifier *v, const kir_ins *in) {
     if (in->imm.i < 0 || in->imm.i >= p->n_access) return invalid(v, "no such access");
     const kir_access *access = &p->access[in->imm.i];
     if (access->dyn != KIR_NONE) {
-        TRY(check_operand(v, access->dyn));
+        TRY(check_operand(v, access->dyn, false));
         if (p->ins[access->dyn].type != KIR_I64) return invalid(v, "a computed index that is not i64");
     }
     if (in->op == KIR_INDEX) return access->buffer == -1 ? TN_OK : invalid(v, "an index with a buffer");
@@ -242,6 +247,7 @@ static tn_status check_place(verifier *v, const kir_ins *in) {
     case KIR_ROUND: return in->imm.i >= 0 && in->imm.i <= KIR_NEAREST_EVEN ? TN_OK : invalid(v, "no such rounding");
     case KIR_REDUCE:
     case KIR_SCAN: return v->depth > 0 ? TN_OK : invalid(v, "outside a loop");
+    case KIR_BARRIER: return v->p->n_items > 0 ? TN_OK : invalid(v, "in a program without workgroups");
     default: return kir_has_access((kir_op)in->op) ? check_access(v, in) : TN_OK;
     }
 }
@@ -251,6 +257,50 @@ static void note_scope(verifier *v, const kir_ins *in) {
     scope *s = &v->scopes[v->at];
     *s = (scope){inner, -1};
     if (in->op == KIR_REDUCE) *s = (scope){v->depth > 1 ? v->open[v->depth - 2] : (int16_t)-1, inner};
+}
+
+int64_t kir_local_bytes(const kir_program *p) {
+    int64_t bytes = 0;
+    for (int i = 0; i < p->n_buffers; i++)
+        bytes += (int64_t)p->local[i] * (int64_t)tn_dtype_size((tn_dtype)p->buffer_dtype[i]);
+    return bytes;
+}
+
+/* Items of a workgroup and its memory; the buffers' dtypes have been checked. */
+static tn_status check_group(const kir_program *p) {
+    bool sane = p->n_items <= KIR_MAX_ITEM_AXES && p->n_items <= p->n_par;
+    for (int k = 0; sane && k < p->n_items; k++)
+        sane = p->item[k] > 0 && p->item[k] <= KIR_MAX_ITEMS;
+    if (!sane || kir_items(p) > KIR_MAX_ITEMS) {
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "kernel program: a workgroup of %d axes with the extents %d, %d, %d; it has at most %d of the"
+                       " parallel axes and %d items",
+                       p->n_items, p->item[0], p->item[1], p->item[2], KIR_MAX_ITEM_AXES, KIR_MAX_ITEMS);
+    }
+    for (int i = 0; i < p->n_buffers; i++) {
+        if (p->local[i] < 0 || (p->local[i] > 0 && p->n_items == 0))
+            return tn_fail(TN_ERR_ARGUMENT,
+                           "kernel program: local buffer %d of %d elements in a program with %d item axes", i,
+                           p->local[i], p->n_items);
+    }
+    if (kir_local_bytes(p) > KIR_MAX_LOCAL) {
+        return tn_fail(TN_ERR_ARGUMENT, "kernel program: %lld bytes of workgroup memory, at most %d",
+                       (long long)kir_local_bytes(p), KIR_MAX_LOCAL);
+    }
+    return TN_OK;
+}
+
+tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes) {
+    for (int axis = 0; axis < p->n_par + p->n_loop; axis++) {
+        int k = axis - (p->n_par - p->n_items);
+        if (sizes[axis] < 0)
+            return tn_fail(TN_ERR_ARGUMENT, "kernel program: axis %d has %lld points", axis, (long long)sizes[axis]);
+        if (axis < p->n_par && k >= 0 && sizes[axis] != p->item[k]) {
+            return tn_fail(TN_ERR_ARGUMENT, "kernel program: axis %d of a workgroup has %lld items, the program %d",
+                           axis, (long long)sizes[axis], p->item[k]);
+        }
+    }
+    return TN_OK;
 }
 
 static tn_status check_counts(const kir_program *p) {
@@ -263,7 +313,7 @@ static tn_status check_counts(const kir_program *p) {
             return tn_fail(TN_ERR_ARGUMENT, "kernel program: buffer %d has no valid dtype", i);
         }
     }
-    return TN_OK;
+    return check_group(p);
 }
 
 static tn_status verify_instructions(verifier *v) {
@@ -299,7 +349,17 @@ static bool same_access(const kir_access *a, const kir_access *b) { return a->bu
 
 static bool same_counts(const kir_program *a, const kir_program *b) {
     return a->n_par == b->n_par && a->n_loop == b->n_loop && a->n_ins == b->n_ins && a->n_access == b->n_access &&
-           a->n_buffers == b->n_buffers && a->n_dials == b->n_dials;
+           a->n_buffers == b->n_buffers && a->n_dials == b->n_dials && a->n_items == b->n_items &&
+           memcmp(a->item, b->item, sizeof a->item) == 0;
+}
+
+static bool same_buffers(const kir_program *a, const kir_program *b) {
+    for (int i = 0; i < a->n_buffers; i++) {
+        if (a->buffer_dtype[i] != b->buffer_dtype[i] || a->buffer_written[i] != b->buffer_written[i] ||
+            a->local[i] != b->local[i])
+            return false;
+    }
+    return true;
 }
 
 bool kir_equal(const kir_program *a, const kir_program *b) {
@@ -311,10 +371,7 @@ bool kir_equal(const kir_program *a, const kir_program *b) {
     for (int i = 0; i < a->n_access; i++) {
         if (!same_access(&a->access[i], &b->access[i])) return false;
     }
-    for (int i = 0; i < a->n_buffers; i++) {
-        if (a->buffer_dtype[i] != b->buffer_dtype[i] || a->buffer_written[i] != b->buffer_written[i]) return false;
-    }
-    return true;
+    return same_buffers(a, b);
 }
 
 void kir_free(kir_program *p) {
@@ -371,7 +428,8 @@ static void print_ins(const kir_program *p, const int64_t *sizes, int i, int dep
     tn_str_add(out, "%*s", depth * 2, "");
     if (kir_yields((kir_op)in->op)) tn_str_add(out, "%%%d = ", i);
     tn_str_add(out, "%s", kir_op_name((kir_op)in->op));
-    if (in->op != KIR_LOOP && in->op != KIR_END) tn_str_add(out, " %s", kir_type_name((kir_type)in->type));
+    if (in->op != KIR_LOOP && in->op != KIR_END && in->op != KIR_BARRIER)
+        tn_str_add(out, " %s", kir_type_name((kir_type)in->type));
     print_details(p, sizes, in, out);
     for (int k = 0; k < kir_arity(in); k++) {
         kir_val operand = kir_operand(in, k);
@@ -381,8 +439,10 @@ static void print_ins(const kir_program *p, const int64_t *sizes, int i, int dep
 }
 
 void kir_print(const kir_program *p, const int64_t *sizes, tn_str *out) {
-    tn_str_add(out, "kernel %016llx: %d parallel axes, %d loop axes\n", (unsigned long long)p->hash, p->n_par,
-               p->n_loop);
+    tn_str_add(out, "kernel %016llx: %d parallel axes, %d loop axes", (unsigned long long)p->hash, p->n_par, p->n_loop);
+    for (int k = 0; k < p->n_items; k++)
+        tn_str_add(out, "%s%d", k == 0 ? ", workgroups of " : "×", p->item[k]);
+    tn_str_add(out, "\n");
     if (sizes) {
         tn_str_add(out, "extents");
         for (int axis = 0; axis < p->n_par + p->n_loop; axis++)
@@ -391,7 +451,9 @@ void kir_print(const kir_program *p, const int64_t *sizes, tn_str *out) {
     }
     for (int i = 0; i < p->n_buffers; i++) {
         const char *mark = p->buffer_written[i] ? " written" : "";
-        tn_str_add(out, "b%d: %s%s\n", i, tn_dtype_name((tn_dtype)p->buffer_dtype[i]), mark);
+        tn_str_add(out, "b%d: %s", i, tn_dtype_name((tn_dtype)p->buffer_dtype[i]));
+        if (p->local[i] > 0) tn_str_add(out, " local, %d elements", p->local[i]);
+        tn_str_add(out, "%s\n", mark);
     }
     int depth = 0;
     for (int i = 0; i < p->n_ins; i++) {

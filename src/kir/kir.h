@@ -27,7 +27,15 @@
  *   PHILOX(key, ctr)   word 0 of Philox-4x32-10 (Salmon et al. 2011), counter = (ctr low, ctr high, 0, 0).
  *   order              parallel points run in any order or at once; memory that one point writes, another must not
  *                      touch. A point may store where it loads (in place), at the same index. BOOL in memory is 0 or 1.
- *   NaN                that a result is NaN is promised, not which one. */
+ *   VAR, GET, SET      a variable of this point: begins anew with VAR's operand each time that VAR is reached.
+ *   NaN                that a result is NaN is promised, not which one.
+ *
+ * Workgroups. In a *group program* the last n_items parallel axes are the items of a workgroup, whose number is part of
+ * the structure. Items share local buffers (one copy a workgroup, undefined at first), and BARRIER: no item passes it
+ * before all of its workgroup have come, and what they stored, in local and global memory, is seen behind it. Between
+ * two barriers the rule above holds for items too: an element that one writes, another must not touch. Barriers may
+ * stand in loops, since extents are those of the launch and the same for all items. The interpreter runs a workgroup in
+ * lockstep and reports what breaks these rules. */
 #ifndef KIR_H
 #define KIR_H
 
@@ -37,7 +45,10 @@ enum {
     KIR_MAX_AXES = 12, /* parallel and loop axes together */
     KIR_MAX_BUFFERS = 32,
     KIR_MAX_INS = 4096,
-    KIR_KSUM = 256, /* length of an fma chain: part of the numerics contract */
+    KIR_MAX_ITEM_AXES = 3,
+    KIR_MAX_ITEMS = 1024,      /* of a workgroup */
+    KIR_MAX_LOCAL = 256 << 10, /* bytes of workgroup memory, more than any device has; what one has is in its caps */
+    KIR_KSUM = 256,            /* length of an fma chain: part of the numerics contract */
     /* A reduction keeps 64 partial results: element i goes to lane i % 64, in order, from the identity. After each
      * block of KIR_BLOCK elements the lanes are folded by halves (32, 16 … 1), and the block's result is combined with
      * the ones before it, in order. The first block stands alone. */
@@ -87,7 +98,11 @@ typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KI
     X(LOOP, 0, "")      /* imm.i: first axis | count << 8; yields nothing */              \
     X(END, 0, "")                                                                         \
     X(REDUCE, 2, "**") /* kind: a kir_reduce; b only for CHAIN */                         \
-    X(SCAN, 1, "S")    /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */
+    X(SCAN, 1, "S")    /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */                     \
+    X(VAR, 1, "S")     /* a variable that begins as a; only GET and SET may name it */    \
+    X(GET, 1, "S")     /* the value of variable a now */                                  \
+    X(SET, 2, "SS")    /* variable a becomes b; yields nothing */                         \
+    X(BARRIER, 0, "")  /* of a workgroup; yields nothing */
 
 typedef enum kir_op {
 #define X(name, arity, types) KIR_##name,
@@ -134,7 +149,10 @@ typedef struct kir_program {
     kir_access *access;
     uint8_t buffer_dtype[KIR_MAX_BUFFERS]; /* tn_dtype */
     bool buffer_written[KIR_MAX_BUFFERS];
-    uint64_t hash; /* of the structure alone */
+    uint8_t n_items; /* of the parallel axes, the last ones are items of a workgroup; 0: no workgroups */
+    uint16_t item[KIR_MAX_ITEM_AXES]; /* their extents, outermost first */
+    int32_t local[KIR_MAX_BUFFERS];   /* elements of a buffer in workgroup memory; 0: a global buffer */
+    uint64_t hash;                    /* of the structure alone */
 } kir_program;
 
 /* Sizes of one launch: extents[axes], then for each access its offset and stride[axes]. */
@@ -152,7 +170,16 @@ typedef union kir_dial {
     int64_t i; /* read by all others */
 } kir_dial;
 
-/* What one launch gets. Buffers: the address of element 0 of each buffer. */
+/* Items of a workgroup (1 where there are none), bytes of its memory. */
+static inline int kir_items(const kir_program *p) {
+    int items = 1;
+    for (int k = 0; k < p->n_items; k++)
+        items *= p->item[k];
+    return items;
+}
+int64_t kir_local_bytes(const kir_program *p);
+
+/* What one launch gets. Buffers: the address of element 0 of each buffer; not looked at for local ones. */
 typedef struct kir_launch {
     const int64_t *sizes;
     void *const *buffers;
@@ -180,9 +207,13 @@ static inline kir_aff kir_aff_const(int64_t c) { return (kir_aff){.c = c, .dyn =
 typedef struct kir_builder kir_builder;
 
 tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder **out);
-int kir_buffer(kir_builder *b, tn_dtype dtype);             /* declares the next buffer, returns its number */
-kir_val kir_const(kir_builder *b, kir_type t, double v);    /* converted as CAST does */
-kir_val kir_const_i(kir_builder *b, kir_type t, int64_t v); /* exact for 64-bit integers */
+/* Makes it a group program: the last `n_items` parallel axes, with the extents given to kir_begin, are its items. To be
+ * called before anything is appended. */
+void kir_group(kir_builder *b, int n_items);
+int kir_buffer(kir_builder *b, tn_dtype dtype);                  /* declares the next buffer, returns its number */
+int kir_local(kir_builder *b, tn_dtype dtype, int64_t elements); /* one in workgroup memory */
+kir_val kir_const(kir_builder *b, kir_type t, double v);         /* converted as CAST does */
+kir_val kir_const_i(kir_builder *b, kir_type t, int64_t v);      /* exact for 64-bit integers */
 kir_val kir_dial_value(kir_builder *b, kir_type t, int dial);
 kir_val kir_index(kir_builder *b, const kir_aff *index); /* its value as I64 */
 kir_val kir_unary(kir_builder *b, kir_op op, kir_val a);
@@ -199,23 +230,31 @@ void kir_loop(kir_builder *b, int first_axis, int count);
 void kir_end(kir_builder *b);
 kir_val kir_reduce_value(kir_builder *b, kir_reduce kind, kir_val a, kir_val c); /* ready behind kir_end */
 kir_val kir_scan(kir_builder *b, kir_reduce kind, kir_val a);
+kir_val kir_var(kir_builder *b, kir_val init); /* to be named by GET and SET alone, in its region and those inside */
+kir_val kir_get(kir_builder *b, kir_val var);
+void kir_set(kir_builder *b, kir_val var, kir_val value);
+void kir_barrier(kir_builder *b);
 kir_type kir_val_type(const kir_builder *b, kir_val v);
 void kir_abandon(kir_builder *b);
 /* Dead code removed, verified; the sizes of this launch come beside the program (kir_sizes_count of them). Frees b. */
 tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes);
 
 tn_status kir_verify(const kir_program *p);
+/* Do these sizes fit the structure: extents that are not negative, those of items as the structure has them? */
+tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes);
 void kir_free(kir_program *p);
 bool kir_equal(const kir_program *a, const kir_program *b);              /* same structure */
 void kir_print(const kir_program *p, const int64_t *sizes, tn_str *out); /* one instruction a line; sizes may be NULL */
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-/* The oracle: any valid program, point by point (interp.c). */
+/* The oracle: any valid program, point by point; a workgroup in lockstep (interp.c). Fails where items race, read local
+ * memory that none of them has written, or leave it: the text names instruction, item and element. */
 tn_status kir_interpret(const kir_program *p, const kir_launch *launch);
 
-/* The tile VM (vm.c): programs whose loops all range over the same axes at depth one. A value is a tile of up to
- * KIR_TILE points; each instruction is one vector routine (simd.c, compiled per instruction set) over the tile. */
+/* The tile VM (vm.c): programs without workgroups and variables, whose loops all range over the same axes at depth one;
+ * others are TN_ERR_UNSUPPORTED. A value is a tile of up to KIR_TILE points; each instruction is one vector routine
+ * (simd.c, compiled per instruction set) over the tile. */
 enum { KIR_TILE = 1024 };
 typedef struct kir_vm kir_vm;
 tn_status kir_vm_compile(const kir_program *p, kir_vm **out); /* keeps nothing of p */

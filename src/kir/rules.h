@@ -18,8 +18,13 @@ static inline kir_val kir_operand(const kir_ins *in, int k) { return k == 0 ? in
 /* Is this a pure operation (NEG … PHILOX) of `n` operands? */
 bool kir_op_takes(kir_op op, int n);
 
-/* STORE, LOOP and END yield no value. */
-static inline bool kir_yields(kir_op op) { return op != KIR_STORE && op != KIR_LOOP && op != KIR_END; }
+/* STORE, LOOP, END, SET and BARRIER yield nothing. A VAR yields a name, for GET and SET alone. */
+static inline bool kir_yields(kir_op op) {
+    return op != KIR_STORE && op != KIR_LOOP && op != KIR_END && op != KIR_SET && op != KIR_BARRIER;
+}
+
+/* Is operand `k` of this operation a variable? */
+static inline bool kir_wants_var(kir_op op, int k) { return k == 0 && (op == KIR_GET || op == KIR_SET); }
 
 static inline bool kir_is_float(kir_type t) { return t == KIR_F32 || t == KIR_F64; }
 

@@ -31,6 +31,16 @@ static void sum_costs(kir_vm *vm) {
     }
 }
 
+/* The VM computes a tile of points at once: none waits for another, and none has variables. */
+static tn_status check_plain(const kir_program *p) {
+    if (p->n_items > 0) return tn_fail(TN_ERR_UNSUPPORTED, "tile VM: a program with workgroups");
+    for (int i = 0; i < p->n_ins; i++) {
+        if (p->ins[i].op == KIR_VAR)
+            return tn_fail(TN_ERR_UNSUPPORTED, "tile VM: a program with variables (instruction %d)", i);
+    }
+    return TN_OK;
+}
+
 /* The VM's loops: all over the same axes, none inside another. */
 static tn_status check_loops(const kir_program *p, kir_vm *vm) {
     int depth = 0;
@@ -115,6 +125,7 @@ static tn_status note_access(const kir_program *p, kir_vm *vm) {
 
 static tn_status compile(const kir_program *p, kir_vm *vm) {
     TRY(kir_verify(p));
+    TRY(check_plain(p));
     TRY(check_loops(p, vm));
     vm->n_par = p->n_par;
     vm->n_loop = p->n_loop;
