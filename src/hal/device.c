@@ -2,8 +2,8 @@
  *
  * A backend is one line of the table. Choosing walks the table in order of preference and writes down a step for each
  * backend or device that it passes over, so that the answer to "why not my GPU?" is always at hand. Backends that
- * this version cannot compute on are passed over without being probed: opening the default device never waits for a
- * driver. */
+ * this version cannot compute on are passed over without being probed; what the others have is read from the record on
+ * disk, so that opening the default device waits for a driver only once. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,0 +1,871 @@
+/* opencl.c — OpenCL: every platform that the loader knows, every device of each; memory, kernels and launches there.
+ *
+ * The baseline is OpenCL 1.2; all above it is asked for, and what a device does not know fails and is left out. Own
+ * declarations of the calls: handles are pointers, enumerations 32-bit, bit fields 64-bit.
+ *
+ * Memory has handles: hal/span.h makes addresses of them, and a launch adds the offset within its handle to the
+ * kernel's bases. All calls may come from several threads but clSetKernelArg, which a lock of the module guards until
+ * its launch stands in the queue. A device that is lost stays lost: each later call says what happened first. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "drivers/probe.h"
+#include "hal/hal.h"
+#include "hal/span.h"
+
+#if TRUNNION_WITH_OPENCL
+
+/* ---- the interface ----------------------------------------------------------------------------------------------- */
+
+enum { MOST = 16 }; /* devices, and platforms */
+
+/* Queries, properties and flags, from the OpenCL 3.0 and extension specifications. */
+enum {
+    PLATFORM_NAME = 0x0902,
+    DEVICE_TYPE = 0x1000,
+    DEVICE_MAX_WORK_GROUP_SIZE = 0x1004,
+    DEVICE_MAX_WORK_ITEM_SIZES = 0x1005,
+    DEVICE_ADDRESS_BITS = 0x100D,
+    DEVICE_MAX_MEM_ALLOC_SIZE = 0x1010,
+    DEVICE_MAX_PARAMETER_SIZE = 0x1017,
+    DEVICE_SINGLE_FP_CONFIG = 0x101B,
+    DEVICE_GLOBAL_MEM_SIZE = 0x101F,
+    DEVICE_LOCAL_MEM_SIZE = 0x1023,
+    DEVICE_ENDIAN_LITTLE = 0x1026,
+    DEVICE_COMPILER_AVAILABLE = 0x1028,
+    DEVICE_QUEUE_PROPERTIES = 0x102A,
+    DEVICE_NAME = 0x102B,
+    DRIVER_VERSION = 0x102D,
+    DEVICE_PROFILE = 0x102E,
+    DEVICE_VERSION = 0x102F,
+    DEVICE_EXTENSIONS = 0x1030,
+    DEVICE_PLATFORM = 0x1031,
+    DEVICE_DOUBLE_FP_CONFIG = 0x1032,
+    DEVICE_HOST_UNIFIED_MEMORY = 0x1035,
+    DEVICE_UUID = 0x106A,         /* cl_khr_device_uuid */
+    DEVICE_PCI_BUS_INFO = 0x410F, /* cl_khr_pci_bus_info: domain, bus, device, function */
+    DEVICE_WARP_SIZE_NV = 0x4003, /* cl_nv_device_attribute_query, as the next three */
+    DEVICE_PCI_BUS_NV = 0x4008,
+    DEVICE_PCI_SLOT_NV = 0x4009,
+    DEVICE_PCI_DOMAIN_NV = 0x400A,
+    DEVICE_FREE_MEMORY_AMD = 0x4039, /* cl_amd_device_attribute_query, as the next: two numbers of KiB */
+    DEVICE_WAVEFRONT_AMD = 0x4043,
+    PROGRAM_BINARY_SIZES = 0x1165,
+    PROGRAM_BINARIES = 0x1166,
+    PROGRAM_BUILD_LOG = 0x1183,
+    KERNEL_WORK_GROUP_SIZE = 0x11B0,
+    CONTEXT_PLATFORM = 0x1084,
+    TYPE_CPU = 1 << 1,
+    MEM_READ_WRITE = 1 << 0,
+    MEM_READ_ONLY = 1 << 2,
+    MEM_COPY_HOST_PTR = 1 << 5,
+    QUEUE_PROFILING = 1 << 1,
+    FP_DENORM = 1 << 0,
+    FP_INF_NAN = 1 << 1,
+    FP_ROUND_TO_NEAREST = 1 << 2,
+    FP_FMA = 1 << 5,
+    FP_CORRECTLY_ROUNDED = 1 << 7, /* division and square root, with the compiler's option */
+};
+static const uint64_t TYPE_ALL = 0xFFFFFFFF;
+
+/* Results that are more than a row of the table below. */
+enum {
+    SUCCESS = 0,
+    OUT_OF_RESOURCES = -5,
+    NO_PLATFORM = -1001 /* the loader's own answer when no driver is registered */
+};
+
+/* X(name without "cl", result, parameters): all of OpenCL 1.0 to 1.2. */
+#define CALLS(X)                                                                                                       \
+    X(GetPlatformIDs, int32_t, (uint32_t room, void **platforms, uint32_t *count))                                     \
+    X(GetPlatformInfo, int32_t, (void *platform, uint32_t what, size_t size, void *value, size_t *needed))             \
+    X(GetDeviceIDs, int32_t, (void *platform, uint64_t type, uint32_t room, void **devices, uint32_t *count))          \
+    X(GetDeviceInfo, int32_t, (void *device, uint32_t what, size_t size, void *value, size_t *needed))                 \
+    X(CreateContext, void *,                                                                                           \
+      (const intptr_t *properties, uint32_t count, void *const *devices,                                               \
+       void (*notify)(const char *, const void *, size_t, void *), void *ctx, int32_t *error))                         \
+    X(ReleaseContext, int32_t, (void *context))                                                                        \
+    X(CreateCommandQueue, void *, (void *context, void *device, uint64_t properties, int32_t *error))                  \
+    X(ReleaseCommandQueue, int32_t, (void *queue))                                                                     \
+    X(CreateBuffer, void *, (void *context, uint64_t flags, size_t size, void *host, int32_t *error))                  \
+    X(ReleaseMemObject, int32_t, (void *memory))                                                                       \
+    X(CreateProgramWithSource, void *,                                                                                 \
+      (void *context, uint32_t count, const char **texts, const size_t *lengths, int32_t *error))                      \
+    X(CreateProgramWithBinary, void *,                                                                                 \
+      (void *context, uint32_t count, void *const *devices, const size_t *lengths, const unsigned char **binaries,     \
+       int32_t *statuses, int32_t *error))                                                                             \
+    X(BuildProgram, int32_t,                                                                                           \
+      (void *program, uint32_t count, void *const *devices, const char *options, void (*notify)(void *, void *),       \
+       void *ctx))                                                                                                     \
+    X(GetProgramInfo, int32_t, (void *program, uint32_t what, size_t size, void *value, size_t *needed))               \
+    X(GetProgramBuildInfo, int32_t,                                                                                    \
+      (void *program, void *device, uint32_t what, size_t size, void *value, size_t *needed))                          \
+    X(ReleaseProgram, int32_t, (void *program))                                                                        \
+    X(CreateKernel, void *, (void *program, const char *name, int32_t *error))                                         \
+    X(GetKernelWorkGroupInfo, int32_t,                                                                                 \
+      (void *kernel, void *device, uint32_t what, size_t size, void *value, size_t *needed))                           \
+    X(SetKernelArg, int32_t, (void *kernel, uint32_t index, size_t size, const void *value))                           \
+    X(ReleaseKernel, int32_t, (void *kernel))                                                                          \
+    X(EnqueueNDRangeKernel, int32_t,                                                                                   \
+      (void *queue, void *kernel, uint32_t dimensions, const size_t *first, const size_t *global, const size_t *local, \
+       uint32_t waits, void *const *wait, void **event))                                                               \
+    X(EnqueueReadBuffer, int32_t,                                                                                      \
+      (void *queue, void *memory, uint32_t blocking, size_t offset, size_t size, void *host, uint32_t waits,           \
+       void *const *wait, void **event))                                                                               \
+    X(EnqueueWriteBuffer, int32_t,                                                                                     \
+      (void *queue, void *memory, uint32_t blocking, size_t offset, size_t size, const void *host, uint32_t waits,     \
+       void *const *wait, void **event))                                                                               \
+    X(EnqueueCopyBuffer, int32_t,                                                                                      \
+      (void *queue, void *from, void *to, size_t from_offset, size_t to_offset, size_t size, uint32_t waits,           \
+       void *const *wait, void **event))                                                                               \
+    X(Flush, int32_t, (void *queue))                                                                                   \
+    X(Finish, int32_t, (void *queue))
+
+static struct {
+#define X(name, result, parameters) result(*name) parameters;
+    CALLS(X)
+#undef X
+} cl;
+
+static const char *const names[] = {
+    "libOpenCL.so.1",
+    "libOpenCL.so",
+    "/System/Library/Frameworks/OpenCL.framework/OpenCL",
+    NULL,
+};
+static const tn_symbol symbols[] = {
+#define X(name, result, parameters) {"cl" #name, (void **)&cl.name, false},
+    CALLS(X)
+#undef X
+};
+static const tn_library_spec library = {
+    "OpenCL loader",
+    "TRUNNION_OPENCL_LIB",
+    names,
+    symbols,
+    TN_COUNT(symbols),
+    "install the OpenCL loader (package ocl-icd-libopencl1) and your GPU's OpenCL driver",
+};
+static const char NO_DRIVER_FIX[] = "install your GPU's OpenCL driver; pocl-opencl-icd runs OpenCL on the processor";
+
+/* Opens the library once a process; hal probes and opens under one lock. A probe's own process looks anew: its
+ * environment may not be the one in which this process opened it. */
+static bool load_library(bool anew, tn_reason *why) {
+    static bool loaded;
+    if (!loaded || anew) loaded = tn_library_open(&library, why) != NULL;
+    return loaded;
+}
+
+/* ---- finding devices --------------------------------------------------------------------------------------------- */
+
+/* Whether the device answers the query with exactly `size` bytes; else *value is not to be relied on. */
+static bool ask(void *device, uint32_t what, void *value, size_t size) {
+    size_t got = 0;
+    return cl.GetDeviceInfo(device, what, size, value, &got) == SUCCESS && got == size;
+}
+
+static int64_t ask_int(void *device, uint32_t what, size_t size, int64_t unknown) {
+    uint64_t value = 0; /* all devices in question are little-endian */
+    return ask(device, what, &value, size) && value <= INT64_MAX ? (int64_t)value : unknown;
+}
+
+static void ask_text(void *device, uint32_t what, char *out, size_t size) {
+    char text[256] = "";
+    if (cl.GetDeviceInfo(device, what, sizeof text - 1, text, NULL) != SUCCESS) text[0] = 0;
+    text[sizeof text - 1] = 0;
+    snprintf(out, size, "%s", text + strspn(text, " "));
+}
+
+/* One device of the list: all devices of the first platform, then of the next, numbered through. */
+typedef struct found {
+    void *device;
+    char platform[128];
+} found;
+
+static int list_platform(void *platform, found *list, int count) {
+    char name[128] = "";
+    void *devices[MOST];
+    uint32_t n = 0;
+    if (cl.GetPlatformInfo(platform, PLATFORM_NAME, sizeof name - 1, name, NULL)) name[0] = 0;
+    if (cl.GetDeviceIDs(platform, TYPE_ALL, MOST, devices, &n)) return count;
+    for (uint32_t i = 0; i < n && i < MOST && count < MOST; i++) {
+        list[count].device = devices[i];
+        memcpy(list[count++].platform, name, sizeof name);
+    }
+    return count;
+}
+
+/* The devices, `MOST` at most. *platforms and *error are what clGetPlatformIDs gave. */
+static int list_devices(found *list, uint32_t *platform_count, int32_t *error) {
+    void *platforms[MOST];
+    int count = 0;
+    *platform_count = 0;
+    *error = cl.GetPlatformIDs(MOST, platforms, platform_count);
+    for (uint32_t i = 0; *error == SUCCESS && i < *platform_count && i < MOST; i++)
+        count = list_platform(platforms[i], list, count);
+    return count;
+}
+
+static void ask_place(void *device, tn_device_info *d) {
+    uint32_t khr[4], bus, slot, domain = 0;
+    unsigned char uuid[16];
+    if (ask(device, DEVICE_UUID, uuid, sizeof uuid)) tn_probe_uuid(d->uuid, uuid);
+    if (ask(device, DEVICE_PCI_BUS_INFO, khr, sizeof khr)) {
+        tn_probe_pci_numbers(d->pci, khr[0], khr[1], khr[2], khr[3]);
+    } else if (ask(device, DEVICE_PCI_BUS_NV, &bus, sizeof bus) &&
+               ask(device, DEVICE_PCI_SLOT_NV, &slot, sizeof slot)) {
+        (void)ask(device, DEVICE_PCI_DOMAIN_NV, &domain, sizeof domain);
+        tn_probe_pci_numbers(d->pci, domain, bus, slot >> 3, slot);
+    }
+}
+
+/* "OpenCL 3.0 PoCL HSTR: …" → "OpenCL 3.0" */
+static void ask_version(void *device, tn_device_info *d) {
+    char text[128];
+    int major, minor;
+    ask_text(device, DEVICE_VERSION, text, sizeof text);
+    if (sscanf(text, "OpenCL %d.%d", &major, &minor) == 2)
+        snprintf(d->compute_capability, sizeof d->compute_capability, "OpenCL %d.%d", major, minor);
+}
+
+/* The processor in disguise: its memory is the host's. */
+static bool is_software(const found *f) {
+    return (ask_int(f->device, DEVICE_TYPE, 8, 0) & TYPE_CPU) || strstr(f->platform, "Oclgrind");
+}
+
+static void describe(tn_probe *out, const found *f) {
+    tn_device_info *d = tn_probe_device(out);
+    if (!d) return;
+    ask_text(f->device, DEVICE_NAME, d->name, sizeof d->name);
+    d->total_memory = ask_int(f->device, DEVICE_GLOBAL_MEM_SIZE, 8, 0);
+    d->software = is_software(f);
+    d->unified_memory = d->software || ask_int(f->device, DEVICE_HOST_UNIFIED_MEMORY, 4, 0);
+    ask_version(f->device, d);
+    ask_place(f->device, d);
+}
+
+static void opencl_probe(tn_probe *out) {
+    found list[MOST];
+    uint32_t platforms;
+    int32_t error;
+    tn_reason why;
+    if (!tn_library_locate(&library, out->library, sizeof out->library)) out->library[0] = 0;
+    if (!load_library(TN_PROBE_ISOLATE, &why)) {
+        tn_probe_reason(out, why.code, why.fix, "%s", why.text);
+        return;
+    }
+    int count = list_devices(list, &platforms, &error);
+    for (int i = 0; i < count; i++)
+        describe(out, &list[i]);
+    if (out->count || tn_probe_render_denied(out)) return;
+    if (error == NO_PLATFORM || (error == SUCCESS && platforms == 0))
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX,
+                        "the OpenCL loader is there, but no driver is registered with it");
+    else if (error == SUCCESS)
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER_FIX, "%u OpenCL driver%s registered, and no device",
+                        platforms, platforms == 1 ? " is" : "s are");
+    else
+        tn_probe_reason(out, TN_REASON_INIT_FAILED, "see whether clinfo works; reinstall the OpenCL driver",
+                        "OpenCL loader: clGetPlatformIDs gives error %d", error);
+}
+
+static void opencl_watch(tn_watch_add *add, void *ctx) {
+    tn_probe_watch(&library, add, ctx);
+    tn_probe_watch_node("dri", add, ctx);
+    tn_probe_watch_node("nvidiactl", add, ctx);
+    add(ctx, "/etc/OpenCL/vendors");
+    add(ctx, "$OCL_ICD_VENDORS");
+    add(ctx, "$OCL_ICD_FILENAMES");
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+/* Whether a result means that the device is gone: always, or when a call that waits for earlier work gives it. */
+typedef enum losing { LOST_NEVER, LOST_WAITING, LOST_ALWAYS } losing;
+
+static const char SMALLER[] = "try a smaller batch, a smaller type, or another device";
+static const char ANEW[] = "open the device anew or use another; the system's log may say why (dmesg)";
+static const char DRIVER[] = "update the OpenCL driver; if that does not help, please report this text";
+static const char HOST[] = "run it on another device";
+
+static const struct error_row {
+    int32_t code;
+    const char *name;
+    tn_status status;
+    losing lost;
+    const char *advice;
+} errors[] = {
+    {-1, "CL_DEVICE_NOT_FOUND", TN_ERR_UNAVAILABLE, LOST_NEVER, "see: trunnion devices"},
+    {-2, "CL_DEVICE_NOT_AVAILABLE", TN_ERR_LOST, LOST_ALWAYS, ANEW},
+    {-3, "CL_COMPILER_NOT_AVAILABLE", TN_ERR_UNSUPPORTED, LOST_NEVER, "install the driver's compiler"},
+    {-4, "CL_MEM_OBJECT_ALLOCATION_FAILURE", TN_ERR_MEMORY, LOST_NEVER, SMALLER},
+    {OUT_OF_RESOURCES, "CL_OUT_OF_RESOURCES", TN_ERR_MEMORY, LOST_WAITING, SMALLER},
+    {-6, "CL_OUT_OF_HOST_MEMORY", TN_ERR_MEMORY, LOST_NEVER, SMALLER},
+    {-11, "CL_BUILD_PROGRAM_FAILURE", TN_ERR_UNSUPPORTED, LOST_NEVER, DRIVER},
+    {-12, "CL_MAP_FAILURE", TN_ERR_MEMORY, LOST_NEVER, SMALLER},
+    {-14, "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST", TN_ERR_DEVICE, LOST_WAITING, ANEW},
+    {-30, "CL_INVALID_VALUE", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
+    {-34, "CL_INVALID_CONTEXT", TN_ERR_DEVICE, LOST_ALWAYS, ANEW},
+    {-36, "CL_INVALID_COMMAND_QUEUE", TN_ERR_DEVICE, LOST_ALWAYS, ANEW}, /* what is left of a queue after a crash */
+    {-38, "CL_INVALID_MEM_OBJECT", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
+    {-42, "CL_INVALID_BINARY", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
+    {-43, "CL_INVALID_BUILD_OPTIONS", TN_ERR_UNSUPPORTED, LOST_NEVER, DRIVER},
+    {-45, "CL_INVALID_PROGRAM_EXECUTABLE", TN_ERR_UNSUPPORTED, LOST_NEVER, DRIVER},
+    {-46, "CL_INVALID_KERNEL_NAME", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
+    {-51, "CL_INVALID_ARG_SIZE", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
+    {-52, "CL_INVALID_KERNEL_ARGS", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
+    {-54, "CL_INVALID_WORK_GROUP_SIZE", TN_ERR_UNSUPPORTED, LOST_NEVER, HOST},
+    {-55, "CL_INVALID_WORK_ITEM_SIZE", TN_ERR_UNSUPPORTED, LOST_NEVER, HOST},
+    {-61, "CL_INVALID_BUFFER_SIZE", TN_ERR_MEMORY, LOST_NEVER, SMALLER},
+    {-63, "CL_INVALID_GLOBAL_WORK_SIZE", TN_ERR_UNSUPPORTED, LOST_NEVER, HOST},
+    {-9999, "illegal access by a kernel", TN_ERR_LOST, LOST_ALWAYS, ANEW}, /* NVIDIA's own number */
+};
+
+static const struct error_row *error_row_of(int32_t code) {
+    static const struct error_row unknown = {0, "an error of the driver's own", TN_ERR_DEVICE, LOST_NEVER, DRIVER};
+    for (size_t i = 0; i < TN_COUNT(errors); i++)
+        if (errors[i].code == code) return &errors[i];
+    return &unknown;
+}
+
+/* An in-order queue. Its address is a queue's handle, and that of a device's first queue the device's. */
+typedef struct cl_queue {
+    struct cl_device *device;
+    void *queue;
+    atomic_int unflushed; /* launches since the last flush */
+} cl_queue;
+
+typedef struct cl_device {
+    cl_queue queue; /* first: the device's handle is this queue's */
+    char id[24];
+    void *device, *context;
+    int64_t total_memory;
+    atomic_llong taken_memory;
+    bool software, correctly_rounded;
+    tn_spans spans;
+    atomic_bool lost;
+    pthread_mutex_t lock; /* guards loss */
+    char loss[200];       /* what happened first */
+} cl_device;
+
+/* "opencl:0: clCall(values): NAME (-5). What to do"; remembers when that means that the device is gone. */
+static tn_status failed(cl_device *d, int32_t code, bool waiting, const char *call, const char *values) {
+    const struct error_row *row = error_row_of(code);
+    if (row->lost == LOST_NEVER || (row->lost == LOST_WAITING && !waiting))
+        return tn_fail(row->status, "%s: %s(%s): %s (%d); %s", d->id, call, values, row->name, code, row->advice);
+    pthread_mutex_lock(&d->lock);
+    if (!atomic_exchange(&d->lost, true)) snprintf(d->loss, sizeof d->loss, "%s(%s): %s", call, values, row->name);
+    pthread_mutex_unlock(&d->lock);
+    return tn_fail(TN_ERR_LOST, "%s: %s(%s): %s (%d): the device is lost; %s", d->id, call, values, row->name, code,
+                   ANEW);
+}
+
+/* TN_OK, or the failure of a call with these values. */
+static tn_status check(cl_device *d, int32_t code, bool waiting, const char *call, const char *format, ...)
+    TN_PRINTF(5, 6);
+static tn_status check(cl_device *d, int32_t code, bool waiting, const char *call, const char *format, ...) {
+    char values[160];
+    if (code == SUCCESS) return TN_OK;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(values, sizeof values, format, args);
+    va_end(args);
+    return failed(d, code, waiting, call, values);
+}
+
+enum { SENDS = false, WAITS = true }; /* whether a call can report what earlier commands met */
+
+/* Whether the device can still be talked to. */
+static tn_status alive(cl_device *d) {
+    if (!atomic_load_explicit(&d->lost, memory_order_acquire)) return TN_OK;
+    return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); %s", d->id, d->loss, ANEW);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static bool has_extension(void *device, const char *name) {
+    size_t size = 0, n = strlen(name);
+    if (cl.GetDeviceInfo(device, DEVICE_EXTENSIONS, 0, NULL, &size) != SUCCESS) return false;
+    char *text = tn_mem_zalloc(size + 1, 1);
+    if (!text) return false;
+    bool there = false;
+    if (cl.GetDeviceInfo(device, DEVICE_EXTENSIONS, size, text, NULL) == SUCCESS)
+        for (const char *at = strstr(text, name); at && !there; at = strstr(at + n, name))
+            there = (at == text || at[-1] == ' ') && (at[n] == ' ' || !at[n]);
+    tn_mem_free(text);
+    return there;
+}
+
+static tn_status find_device(int index, found *out) {
+    found list[MOST];
+    uint32_t platforms;
+    int32_t error;
+    tn_reason why;
+    if (!load_library(false, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
+    int count = list_devices(list, &platforms, &error);
+    if (index < 0 || index >= count)
+        return tn_fail(TN_ERR_UNAVAILABLE, "opencl:%d does not exist; clGetPlatformIDs (%d) and clGetDeviceIDs find %d",
+                       index, error, count);
+    *out = list[index];
+    return TN_OK;
+}
+
+/* What no query can make up for. */
+static tn_status check_device(const cl_device *d) {
+    char version[64];
+    int major = 0, minor = 0;
+    ask_text(d->device, DEVICE_VERSION, version, sizeof version);
+    if (sscanf(version, "OpenCL %d.%d", &major, &minor) != 2 || major * 10 + minor < 12)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: \"%s\", and 1.2 is the least that Trunnion can use; update the driver",
+                       d->id, version);
+    if (!ask_int(d->device, DEVICE_COMPILER_AVAILABLE, 4, 0))
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver has no compiler (CL_DEVICE_COMPILER_AVAILABLE)", d->id);
+    if (!ask_int(d->device, DEVICE_ENDIAN_LITTLE, 4, 0))
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a big-endian device (CL_DEVICE_ENDIAN_LITTLE)", d->id);
+    return TN_OK;
+}
+
+static tn_status queue_start(cl_device *d, cl_queue *q) {
+    int32_t error = SUCCESS;
+    q->device = d;
+    q->queue = cl.CreateCommandQueue(d->context, d->device, 0, &error);
+    return check(d, error, SENDS, "clCreateCommandQueue", "in order");
+}
+
+static tn_status device_start(cl_device *d) {
+    void *platform = NULL;
+    int32_t error = SUCCESS;
+    TRY(check_device(d));
+    bool known = ask(d->device, DEVICE_PLATFORM, &platform, sizeof platform);
+    const intptr_t properties[] = {CONTEXT_PLATFORM, (intptr_t)platform, 0};
+    d->context = cl.CreateContext(known ? properties : NULL, 1, &d->device, NULL, NULL, &error);
+    TRY(check(d, error, SENDS, "clCreateContext", "1 device"));
+    d->total_memory = ask_int(d->device, DEVICE_GLOBAL_MEM_SIZE, 8, 0);
+    d->correctly_rounded = ask_int(d->device, DEVICE_SINGLE_FP_CONFIG, 8, 0) & FP_CORRECTLY_ROUNDED;
+    return queue_start(d, &d->queue);
+}
+
+/* Also for a device that did not open all the way. */
+static void opencl_close(void *device) {
+    cl_device *d = device;
+    if (d->queue.queue) {
+        (void)cl.Finish(d->queue.queue);
+        (void)cl.ReleaseCommandQueue(d->queue.queue);
+    }
+    if (d->context) (void)cl.ReleaseContext(d->context);
+    tn_spans_close(&d->spans);
+    pthread_mutex_destroy(&d->lock);
+    tn_mem_free(d);
+}
+
+static tn_status opencl_open(int index, const tn_device_options *options, void **device) {
+    (void)options;
+    found f;
+    TRY(find_device(index, &f));
+    cl_device *d = tn_mem_zalloc(1, sizeof *d);
+    if (!d) return TN_ERR_MEMORY;
+    d->device = f.device;
+    d->software = is_software(&f);
+    snprintf(d->id, sizeof d->id, "opencl:%d", index);
+    pthread_mutex_init(&d->lock, NULL);
+    tn_spans_open(&d->spans);
+    tn_status s = device_start(d);
+    if (s != TN_OK) {
+        opencl_close(d);
+        return s;
+    }
+    *device = d;
+    return TN_OK;
+}
+
+/* ---- what the device can do -------------------------------------------------------------------------------------- */
+
+static const char LANGUAGE[] = "-cl-std=CL1.2";
+static const char ROUNDED[] = " -cl-fp32-correctly-rounded-divide-sqrt";
+
+/* Words that name driver and compiler, shortened, and a hash of all of them. */
+static void version_of(const cl_device *d, char *out, size_t size) {
+    char driver[128], device[256], all[400];
+    ask_text(d->device, DRIVER_VERSION, driver, sizeof driver);
+    ask_text(d->device, DEVICE_VERSION, device, sizeof device);
+    snprintf(all, sizeof all, "%s %s", driver, device);
+    uint64_t hash = tn_hash64(all, strlen(all), d->correctly_rounded);
+    snprintf(out, size, "%.70s %016llx", all, (unsigned long long)hash);
+}
+
+/* Items that run in step, where the vendor says so. */
+static int64_t subgroup_of(const cl_device *d) {
+    int64_t nvidia = ask_int(d->device, DEVICE_WARP_SIZE_NV, 4, 0);
+    return nvidia ? nvidia : ask_int(d->device, DEVICE_WAVEFRONT_AMD, 4, 0);
+}
+
+static int64_t group_of(const cl_device *d) {
+    size_t most[3] = {0};
+    int64_t group = ask_int(d->device, DEVICE_MAX_WORK_GROUP_SIZE, sizeof(size_t), 1);
+    if (ask(d->device, DEVICE_MAX_WORK_ITEM_SIZES, most, sizeof most)) group = tn_min64(group, (int64_t)most[0]);
+    return group;
+}
+
+static bool is_exact(const cl_device *d) {
+    int64_t all = FP_DENORM | FP_INF_NAN | FP_ROUND_TO_NEAREST | FP_FMA | FP_CORRECTLY_ROUNDED;
+    return (ask_int(d->device, DEVICE_SINGLE_FP_CONFIG, 8, 0) & all) == all;
+}
+
+enum {
+    ITEMS_AT_ONCE_LOG2 = 31, /* of one launch: what 32-bit counters of drivers hold */
+    GROUP_LOG2 = 10,         /* the largest workgroup that kernels ask for */
+    LEAST_PARAMETERS = 1024  /* bytes, promised by OpenCL 1.2 */
+};
+
+static tn_status opencl_caps(void *device, tn_caps *out) {
+    cl_device *d = ((cl_queue *)device)->device;
+    char profile[32];
+    ask_text(d->device, DEVICE_PROFILE, profile, sizeof profile);
+    int64_t parameters = ask_int(d->device, DEVICE_MAX_PARAMETER_SIZE, sizeof(size_t), LEAST_PARAMETERS);
+    *out = (tn_caps){
+        .struct_size = sizeof *out,
+        .code = TN_CODE_OPENCL_C,
+        .f64 = ask_int(d->device, DEVICE_DOUBLE_FP_CONFIG, 8, 0) != 0 || has_extension(d->device, "cl_khr_fp64"),
+        .f16 = has_extension(d->device, "cl_khr_fp16"),
+        .i64 = !strcmp(profile, "FULL_PROFILE") || has_extension(d->device, "cles_khr_int64"),
+        .max_buffer = ask_int(d->device, DEVICE_MAX_MEM_ALLOC_SIZE, 8, (int64_t)128 << 20),
+        .max_group = group_of(d),
+        .shared_memory = ask_int(d->device, DEVICE_LOCAL_MEM_SIZE, 8, 0),
+        .alignment = 64, /* offsets are added in the kernel, so this is taste */
+        .max_bindings = (int)(parameters / 8 - 1),
+        .max_groups_x = (int64_t)1 << (ITEMS_AT_ONCE_LOG2 - GROUP_LOG2),
+        .subgroup = subgroup_of(d),
+        .exact = is_exact(d),
+    };
+    version_of(d, out->version, sizeof out->version);
+    return TN_OK;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Some drivers find memory only when it is first touched, amid a plan; so what cannot be there is refused here. */
+static tn_status opencl_alloc(void *device, size_t bytes, void **address) {
+    cl_device *d = ((cl_queue *)device)->device;
+    int32_t error = SUCCESS;
+    TRY(alive(d));
+    int64_t size = bytes ? (int64_t)bytes : 1;
+    int64_t taken = atomic_fetch_add(&d->taken_memory, size);
+    bool fits = !d->total_memory || (size <= d->total_memory && taken <= d->total_memory - size);
+    void *memory = fits ? cl.CreateBuffer(d->context, MEM_READ_WRITE, (size_t)size, NULL, &error) : NULL;
+    tn_status s = fits ? check(d, error, SENDS, "clCreateBuffer", "%zu bytes", bytes)
+                       : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", d->id, bytes,
+                                 (long long)taken, (long long)d->total_memory, SMALLER);
+    if (s == TN_OK) s = tn_span_add(&d->spans, memory, (size_t)size, address);
+    if (s == TN_OK) return TN_OK;
+    if (memory && error == SUCCESS) (void)cl.ReleaseMemObject(memory);
+    atomic_fetch_sub(&d->taken_memory, size);
+    return s;
+}
+
+static void opencl_free(void *device, void *address) {
+    cl_device *d = ((cl_queue *)device)->device;
+    size_t bytes = 0;
+    void *memory = tn_span_remove(&d->spans, address, &bytes);
+    if (!memory) return;
+    (void)cl.ReleaseMemObject(memory);
+    atomic_fetch_sub(&d->taken_memory, (long long)bytes);
+}
+
+/* The handle and offset of `bytes` bytes at a device address. */
+static tn_status locate(cl_device *d, const void *address, size_t bytes, const char *role, void **memory, size_t *at) {
+    *memory = tn_span_find(&d->spans, address, bytes, at);
+    if (*memory) return TN_OK;
+    return tn_fail(TN_ERR_INTERNAL, "%s: %s: %zu bytes at %p are in no allocation of the device; please report this",
+                   d->id, role, bytes, address);
+}
+
+static tn_status copy_within(cl_queue *q, void *to, size_t to_at, const void *src, size_t bytes) {
+    cl_device *d = q->device;
+    void *from;
+    size_t from_at;
+    TRY(locate(d, src, bytes, "copying", &from, &from_at));
+    int32_t error = cl.EnqueueCopyBuffer(q->queue, from, to, from_at, to_at, bytes, 0, NULL, NULL);
+    return check(d, error, SENDS, "clEnqueueCopyBuffer", "%zu bytes from byte %zu to byte %zu", bytes, from_at, to_at);
+}
+
+static tn_status opencl_copy(void *queue, void *dst, const void *src, size_t bytes, int kind) {
+    cl_queue *q = queue;
+    cl_device *d = q->device;
+    void *memory;
+    size_t at;
+    TRY(alive(d));
+    if (!bytes) return TN_OK;
+    TRY(locate(d, kind == 1 ? src : dst, bytes, "copying", &memory, &at));
+    if (kind == 2) return copy_within(q, memory, at, src, bytes);
+    if (kind == 1)
+        return check(d, cl.EnqueueReadBuffer(q->queue, memory, true, at, bytes, dst, 0, NULL, NULL), WAITS,
+                     "clEnqueueReadBuffer", "%zu bytes from byte %zu", bytes, at);
+    return check(d, cl.EnqueueWriteBuffer(q->queue, memory, true, at, bytes, src, 0, NULL, NULL), WAITS,
+                 "clEnqueueWriteBuffer", "%zu bytes to byte %zu", bytes, at);
+}
+
+static tn_status opencl_memory(void *device, int64_t *total, int64_t *unused) {
+    cl_device *d = ((cl_queue *)device)->device;
+    size_t amd[2] = {0}; /* KiB: in all, and the largest piece */
+    *total = d->total_memory;
+    *unused = tn_max64(d->total_memory - atomic_load(&d->taken_memory), 0);
+    if (ask(d->device, DEVICE_FREE_MEMORY_AMD, amd, sizeof amd)) *unused = tn_min64(*unused, (int64_t)amd[0] << 10);
+    if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
+    return TN_OK;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+typedef struct cl_module {
+    void *program, *kernel;
+    pthread_mutex_t lock; /* from the first clSetKernelArg of a launch until it is enqueued; guards params, binary */
+    char name[48];
+    int buffer_count;
+    size_t group[3];
+    size_t params_bytes, bases_at;
+    bool params_in_buffer;
+    void *binary;
+    size_t binary_size;
+    uint64_t params[]; /* the struct that the next launch binds */
+} cl_module;
+
+static void opencl_unload(void *device, void *module) {
+    (void)device;
+    cl_module *m = module;
+    if (m->kernel) (void)cl.ReleaseKernel(m->kernel);
+    if (m->program) (void)cl.ReleaseProgram(m->program);
+    pthread_mutex_destroy(&m->lock);
+    tn_mem_free(m->binary);
+    tn_mem_free(m);
+}
+
+/* The compiler's words, on one line and cut to what an error text holds. */
+static void build_log(const cl_device *d, void *program, char *out, size_t size) {
+    size_t needed = 0;
+    snprintf(out, size, "no words of the compiler");
+    if (cl.GetProgramBuildInfo(program, d->device, PROGRAM_BUILD_LOG, 0, NULL, &needed) != SUCCESS || needed < 2)
+        return;
+    char *log = tn_mem_zalloc(needed + 1, 1);
+    if (!log) return;
+    if (cl.GetProgramBuildInfo(program, d->device, PROGRAM_BUILD_LOG, needed, log, NULL) == SUCCESS && log[0])
+        snprintf(out, size, "%s", log);
+    for (char *c = out; *c; c++)
+        if (*c == '\n') *c = '|';
+    tn_mem_free(log);
+}
+
+static tn_status build(cl_device *d, const cl_module *m, const char *more) {
+    char options[256], log[640];
+    snprintf(options, sizeof options, "%s%s%s%s", LANGUAGE, d->correctly_rounded ? ROUNDED : "", more[0] ? " " : "",
+             more);
+    int32_t error = cl.BuildProgram(m->program, 1, &d->device, options, NULL, NULL);
+    if (error == SUCCESS) return TN_OK;
+    build_log(d, m->program, log, sizeof log);
+    tn_status s = failed(d, error, SENDS, "clBuildProgram", options);
+    return tn_fail_prefix(s, "%s does not compile: %s", m->name, log);
+}
+
+/* A binary that the driver does not take any more is no failure: false, and the source is compiled. */
+static bool program_from_binary(cl_device *d, const tn_code *code, cl_module *m) {
+    const unsigned char *bytes = code->binary;
+    int32_t status = SUCCESS, error = SUCCESS;
+    if (!bytes || !code->binary_size) return false;
+    void *program = cl.CreateProgramWithBinary(d->context, 1, &d->device, &code->binary_size, &bytes, &status, &error);
+    m->program = error == SUCCESS ? program : NULL;
+    if (m->program && status == SUCCESS && build(d, m, code->options ? code->options : "") == TN_OK) return true;
+    if (m->program) (void)cl.ReleaseProgram(m->program);
+    m->program = NULL;
+    return false;
+}
+
+static tn_status program_from_source(cl_device *d, const tn_code *code, cl_module *m) {
+    const char *text = code->data;
+    int32_t error = SUCCESS;
+    void *program = cl.CreateProgramWithSource(d->context, 1, &text, &code->size, &error);
+    TRY(check(d, error, SENDS, "clCreateProgramWithSource", "%s, %zu bytes", m->name, code->size));
+    m->program = program;
+    return build(d, m, code->options ? code->options : "");
+}
+
+/* Registers can leave less room for items than the device has. */
+static tn_status check_group(cl_device *d, const cl_module *m) {
+    size_t most = 0, wanted = m->group[0] * m->group[1] * m->group[2];
+    int32_t error = cl.GetKernelWorkGroupInfo(m->kernel, d->device, KERNEL_WORK_GROUP_SIZE, sizeof most, &most, NULL);
+    if (error != SUCCESS || wanted <= most) return TN_OK;
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %zu items, and the device runs %zu at most of it",
+                   d->id, m->name, wanted, most);
+}
+
+static tn_status module_start(cl_device *d, const tn_code *code, cl_module *m) {
+    int32_t error = SUCCESS;
+    if (!program_from_binary(d, code, m)) TRY(program_from_source(d, code, m));
+    void *kernel = cl.CreateKernel(m->program, code->entry, &error);
+    TRY(check(d, error, SENDS, "clCreateKernel", "%s", code->entry));
+    m->kernel = kernel;
+    return check_group(d, m);
+}
+
+static tn_status opencl_load(void *device, const tn_code *code, void **module) {
+    cl_device *d = ((cl_queue *)device)->device;
+    TRY(alive(d));
+    cl_module *m = tn_mem_zalloc(1, sizeof *m + code->params_bytes);
+    if (!m) return TN_ERR_MEMORY;
+    pthread_mutex_init(&m->lock, NULL);
+    snprintf(m->name, sizeof m->name, "%s", code->entry);
+    m->buffer_count = code->buffer_count;
+    m->params_bytes = code->params_bytes;
+    m->bases_at = code->bases_at;
+    m->params_in_buffer = code->params_in_buffer;
+    for (int i = 0; i < 3; i++)
+        m->group[i] = code->group[i] ? code->group[i] : 1;
+    tn_status s = module_start(d, code, m);
+    if (s != TN_OK) {
+        opencl_unload(d, m);
+        return s;
+    }
+    *module = m;
+    return TN_OK;
+}
+
+static tn_status fetch_binary(cl_device *d, cl_module *m) {
+    size_t size = 0;
+    TRY(check(d, cl.GetProgramInfo(m->program, PROGRAM_BINARY_SIZES, sizeof size, &size, NULL), SENDS,
+              "clGetProgramInfo", "CL_PROGRAM_BINARY_SIZES of %s", m->name));
+    if (!size) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled programs away", d->id);
+    void *bytes = tn_mem_alloc(size);
+    if (!bytes) return TN_ERR_MEMORY;
+    tn_status s = check(d, cl.GetProgramInfo(m->program, PROGRAM_BINARIES, sizeof bytes, &bytes, NULL), SENDS,
+                        "clGetProgramInfo", "CL_PROGRAM_BINARIES of %s, %zu bytes", m->name, size);
+    if (s != TN_OK) {
+        tn_mem_free(bytes);
+        return s;
+    }
+    m->binary = bytes;
+    m->binary_size = size;
+    return TN_OK;
+}
+
+static tn_status opencl_binary(void *device, void *module, void **data, size_t *size) {
+    cl_device *d = ((cl_queue *)device)->device;
+    cl_module *m = module;
+    TRY(alive(d));
+    pthread_mutex_lock(&m->lock);
+    tn_status s = m->binary ? TN_OK : fetch_binary(d, m);
+    pthread_mutex_unlock(&m->lock);
+    *data = m->binary;
+    *size = m->binary_size;
+    return s;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+enum { FLUSH_EVERY = 16 }; /* launches that a driver may hold back */
+
+/* Sets the kernel's buffers and adds each one's offset within its handle to its base. The caller holds the lock. */
+static tn_status bind_buffers(cl_device *d, cl_module *m, const tn_dispatch *l) {
+    uint64_t *bases = m->params + m->bases_at / sizeof *bases;
+    for (int i = 0; i < m->buffer_count; i++) {
+        void *memory = NULL;
+        size_t at = 0;
+        if (l->buffers[i]) TRY(locate(d, l->buffers[i], 0, m->name, &memory, &at));
+        TRY(check(d, cl.SetKernelArg(m->kernel, (uint32_t)i, sizeof memory, &memory), SENDS, "clSetKernelArg",
+                  "%s, buffer %d", m->name, i));
+        bases[i] += at;
+    }
+    return TN_OK;
+}
+
+/* Sets the struct behind the buffers: by value, or in a buffer of its own that the launch keeps alive. */
+static tn_status bind_params(cl_device *d, cl_module *m, void **params) {
+    const void *value = m->params;
+    size_t size = m->params_bytes;
+    int32_t error = SUCCESS;
+    if (!size) return TN_OK;
+    if (m->params_in_buffer) {
+        void *memory = cl.CreateBuffer(d->context, MEM_READ_ONLY | MEM_COPY_HOST_PTR, size, m->params, &error);
+        TRY(check(d, error, SENDS, "clCreateBuffer", "%zu bytes of parameters", size));
+        *params = memory;
+        value = params;
+        size = sizeof *params;
+    }
+    return check(d, cl.SetKernelArg(m->kernel, (uint32_t)m->buffer_count, size, value), SENDS, "clSetKernelArg",
+                 "%s, %zu bytes of parameters", m->name, size);
+}
+
+/* Starts one launch. The caller holds the lock. */
+static tn_status enqueue(cl_queue *q, cl_module *m, const tn_dispatch *l, void **params) {
+    cl_device *d = q->device;
+    size_t global[3];
+    uint32_t dimensions = 1;
+    for (uint32_t i = 0; i < 3; i++) {
+        global[i] = m->group[i] * l->groups[i];
+        if (global[i] != 1) dimensions = i + 1;
+    }
+    if (m->params_bytes) memcpy(m->params, l->params, m->params_bytes);
+    TRY(bind_buffers(d, m, l));
+    TRY(bind_params(d, m, params));
+    int32_t error = cl.EnqueueNDRangeKernel(q->queue, m->kernel, dimensions, NULL, global, m->group, 0, NULL, NULL);
+    return check(d, error, SENDS, "clEnqueueNDRangeKernel", "%s, %zu x %zu x %zu items in groups of %zu x %zu x %zu",
+                 m->name, global[0], global[1], global[2], m->group[0], m->group[1], m->group[2]);
+}
+
+static tn_status dispatch_one(cl_queue *q, cl_module *m, const tn_dispatch *l) {
+    void *params = NULL;
+    if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
+    tn_status s = enqueue(q, m, l, &params);
+    if (params) (void)cl.ReleaseMemObject(params);
+    return s;
+}
+
+static tn_status flush(cl_queue *q) {
+    atomic_store_explicit(&q->unflushed, 0, memory_order_relaxed);
+    return check(q->device, cl.Flush(q->queue), SENDS, "clFlush", "after %d launches", FLUSH_EVERY);
+}
+
+static tn_status opencl_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
+    cl_queue *q = queue;
+    cl_module *m = module;
+    tn_status s = alive(q->device);
+    pthread_mutex_lock(&m->lock);
+    for (int64_t i = 0; i < count && s == TN_OK; i++)
+        s = dispatch_one(q, m, &dispatches[i]);
+    pthread_mutex_unlock(&m->lock);
+    int held = (int)tn_min64(count, FLUSH_EVERY);
+    if (s == TN_OK && atomic_fetch_add_explicit(&q->unflushed, held, memory_order_relaxed) + held >= FLUSH_EVERY)
+        s = flush(q);
+    return s;
+}
+
+static tn_status opencl_sync(void *queue) {
+    cl_queue *q = queue;
+    TRY(alive(q->device));
+    return check(q->device, cl.Finish(q->queue), WAITS, "clFinish", "%s", "");
+}
+
+/* ---- the driver -------------------------------------------------------------------------------------------------- */
+
+const tn_driver tn_driver_opencl = {
+    .struct_size = sizeof(tn_driver),
+    .abi = TN_BACKEND_ABI,
+    .name = "opencl",
+    .title = "OpenCL",
+    .probe = opencl_probe,
+    .open = opencl_open,
+    .close = opencl_close,
+    .caps = opencl_caps,
+    .alloc = opencl_alloc,
+    .free = opencl_free,
+    .load = opencl_load,
+    .unload = opencl_unload,
+    .copy = opencl_copy,
+    .sync = opencl_sync,
+    .memory = opencl_memory,
+    .watch = opencl_watch,
+    .isolate = TN_PROBE_ISOLATE,
+    .dispatch = opencl_dispatch,
+    .binary = opencl_binary,
+};
+
+#endif

@@ -1,0 +1,40 @@
+/* span.h — device addresses for interfaces that know memory by handles (OpenCL, Vulkan, WebGPU, Metal).
+ *
+ * The layers above offset addresses: address + n lies n bytes further. A driver whose memory has handles gives each
+ * allocation a range of numbers here, and finds handle and offset again from any number in it. No number is ever a
+ * valid pointer: who takes one for a pointer crashes at once. */
+#ifndef TN_HAL_SPAN_H
+#define TN_HAL_SPAN_H
+
+#include <pthread.h>
+
+#include "base/base.h"
+
+typedef struct tn_span {
+    uintptr_t start;
+    size_t bytes;
+    void *handle;
+} tn_span;
+
+/* A device's ranges, in ascending order. All functions but open and close may be called from several threads. */
+typedef struct tn_spans {
+    pthread_mutex_t lock;
+    tn_span *items;
+    size_t count, capacity;
+    uintptr_t next; /* no number from here on was given out in this round */
+} tn_spans;
+
+void tn_spans_open(tn_spans *s);
+void tn_spans_close(tn_spans *s); /* the handles are the driver's to free */
+
+/* Gives `handle` a range of `bytes` numbers (of one when there are none). Starts are multiples of 4096; numbers come
+ * back only when all others were used, so that a stale address is found out. Errors: TN_ERR_MEMORY. */
+tn_status tn_span_add(tn_spans *s, void *handle, size_t bytes, void **address);
+
+/* The handle whose range holds the `bytes` bytes from `address`, and where in it they begin; NULL if none does. */
+void *tn_span_find(tn_spans *s, const void *address, size_t bytes, size_t *offset);
+
+/* Ends the range that starts at `address`; its handle and length, or NULL if there is none. */
+void *tn_span_remove(tn_spans *s, const void *address, size_t *bytes);
+
+#endif

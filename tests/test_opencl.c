@@ -1,0 +1,382 @@
+/* test_opencl.c — the OpenCL driver alone, on every OpenCL device of this machine: memory, kernels, launches, errors.
+ *
+ * The kernels here are written by hand, with the parameters that a rendered kernel has. */
+#include <pthread.h>
+
+#include "hal/hal.h"
+#include "hal/span.h"
+#include "test_support.h"
+
+static const tn_driver *cl = &tn_driver_opencl;
+static void *device; /* opencl:0 */
+
+/* out[i] = x[i] · scale + y[i] for n elements; the bases are bytes. */
+static const char AXPY[] =
+    "typedef struct { long n; float scale; int pad; long base[3]; } axpy_params;\n"
+    "__kernel void axpy(__global const char *x, __global const char *y, __global char *out, axpy_params p) {\n"
+    "    long i = get_global_id(0);\n"
+    "    if (i >= p.n) return;\n"
+    "    float a = ((__global const float *)(x + p.base[0]))[i], b = ((__global const float *)(y + p.base[1]))[i];\n"
+    "    ((__global float *)(out + p.base[2]))[i] = a * p.scale + b;\n"
+    "}\n";
+
+typedef struct axpy_params {
+    int64_t n;
+    float scale;
+    int32_t pad;
+    int64_t base[3];
+} axpy_params;
+
+static tn_code axpy_code(void) {
+    return (tn_code){
+        .form = TN_CODE_OPENCL_C,
+        .data = AXPY,
+        .size = sizeof AXPY - 1,
+        .entry = "axpy",
+        .buffer_count = 3,
+        .group = {64, 1, 1},
+        .params_bytes = sizeof(axpy_params),
+        .bases_at = offsetof(axpy_params, base),
+    };
+}
+
+static int open_device(void **state) {
+    (void)state;
+    tn_device_options options = {.struct_size = sizeof options};
+    tn_status s = cl->open(0, &options, &device);
+    if (s != TN_OK) {
+        printf("skipped: no OpenCL device: %s\n", tn_error());
+        device = NULL;
+    }
+    return 0;
+}
+
+static int close_device(void **state) {
+    (void)state;
+    if (device) cl->close(device);
+    return 0;
+}
+
+static void *alloc(size_t bytes) {
+    void *address = NULL;
+    assert_ok(cl->alloc(device, bytes, &address));
+    return address;
+}
+
+#define NEEDS_DEVICE \
+    (void)state;     \
+    if (!device) skip()
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static void addresses_can_be_offset(void **state) {
+    NEEDS_DEVICE;
+    char *a = alloc(1000), *b = alloc(1 << 20);
+    unsigned char in[700], out[700];
+    for (size_t i = 0; i < sizeof in; i++)
+        in[i] = (unsigned char)(i * 7);
+    assert_ok(cl->copy(device, a + 13, in, 700, 0));
+    assert_ok(cl->copy(device, b + 4099, a + 13, 700, 2));
+    assert_ok(cl->copy(device, out, b + 4099 + 350, 350, 1));
+    assert_memory_equal(out, in + 350, 350);
+    assert_ok(cl->copy(device, NULL, NULL, 0, 0));
+    assert_int_equal(cl->copy(device, a + 900, in, 101, 0), TN_ERR_INTERNAL);
+    cl->free(device, a);
+    assert_int_equal(cl->copy(device, a, in, 1, 0), TN_ERR_INTERNAL);
+    assert_text_has(tn_error(), "in no allocation");
+    cl->free(device, b);
+}
+
+static void memory_is_counted_and_bounded(void **state) {
+    NEEDS_DEVICE;
+    int64_t total = 0, before = 0, after = 0;
+    assert_ok(cl->memory(device, &total, &before));
+    assert_true(total > 0 && before > 0 && before <= total);
+    void *address = NULL;
+    assert_int_equal(cl->alloc(device, (size_t)total + 1, &address), TN_ERR_MEMORY);
+    assert_int_equal(cl->alloc(device, (size_t)1 << 60, &address), TN_ERR_MEMORY);
+    assert_int_equal(cl->alloc(device, SIZE_MAX, &address), TN_ERR_MEMORY);
+    assert_ok(cl->memory(device, &total, &after));
+    assert_true(after > 0 && after <= total);
+    cl->free(device, alloc(0));
+}
+
+static void spans_hold_their_order(void **state) {
+    (void)state;
+    enum { MANY = 2000 };
+    tn_spans spans;
+    tn_spans_open(&spans);
+    static char *at[MANY];
+    static char handles[MANY];
+    size_t offset = 0, bytes = 0;
+    for (int i = 0; i < MANY; i++)
+        assert_ok(tn_span_add(&spans, &handles[i], (size_t)(i * 37 % 9000), (void **)&at[i]));
+    for (int i = 0; i < MANY; i += 3)
+        assert_ptr_equal(tn_span_remove(&spans, at[i], &bytes), &handles[i]);
+    for (int i = 0; i < MANY; i++) {
+        size_t length = (size_t)(i * 37 % 9000), middle = length / 2;
+        assert_int_equal((uintptr_t)at[i] % 4096, 0);
+        void *found = tn_span_find(&spans, at[i] + middle, length - middle, &offset);
+        if (i % 3 == 0) {
+            assert_null(found);
+            continue;
+        }
+        assert_ptr_equal(found, &handles[i]);
+        assert_int_equal(offset, middle);
+        if (length) assert_null(tn_span_find(&spans, at[i], length + 1, &offset));
+        assert_null(tn_span_find(&spans, at[i] - 1, 0, &offset));
+        assert_null(tn_span_remove(&spans, at[i] + 1, &bytes));
+    }
+    tn_spans_close(&spans);
+}
+
+/* When all numbers were given out once, gaps are used again, and no range touches another. */
+static void spans_come_round(void **state) {
+    (void)state;
+    tn_spans spans;
+    tn_spans_open(&spans);
+    char handles[4], *at[4], *again = NULL;
+    size_t offset, bytes;
+    for (int i = 0; i < 4; i++)
+        assert_ok(tn_span_add(&spans, &handles[i], 10000, (void **)&at[i]));
+    spans.next = UINTPTR_MAX;
+    assert_ptr_equal(tn_span_remove(&spans, at[1], &bytes), &handles[1]);
+    assert_int_equal(bytes, 10000);
+    assert_ok(tn_span_add(&spans, &handles[1], 20000, (void **)&again));
+    assert_true(again > at[3]);
+    assert_ok(tn_span_add(&spans, &handles[1], 9000, (void **)&again));
+    assert_ptr_equal(again, at[1]);
+    assert_ptr_equal(tn_span_find(&spans, at[2], 10000, &offset), &handles[2]);
+    assert_int_equal(tn_span_add(&spans, &handles[1], SIZE_MAX / 2, (void **)&again), TN_ERR_MEMORY);
+    tn_spans_close(&spans);
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+enum { N = 1000 };
+
+/* Launches axpy on buffers at odd offsets and checks the result. */
+static void run_axpy(void *module) {
+    char *x = alloc(8192), *y = alloc(8192);
+    float a[N], b[N], c[N];
+    for (int i = 0; i < N; i++) {
+        a[i] = (float)i;
+        b[i] = 0.25f * (float)i;
+    }
+    assert_ok(cl->copy(device, x + 64, a, sizeof a, 0));
+    assert_ok(cl->copy(device, y + 128, b, sizeof b, 0));
+    axpy_params params = {.n = N, .scale = 2.0f, .base = {0, 0, 40}};
+    void *buffers[] = {x + 64, y + 128, y + 4096};
+    tn_dispatch d = {.groups = {(N + 63) / 64, 1, 1}, .buffers = buffers, .params = &params};
+    assert_ok(cl->dispatch(device, module, &d, 1));
+    assert_int_equal(params.base[2], 40);
+    assert_ok(cl->copy(device, c, y + 4096 + 40, sizeof c, 1));
+    for (int i = 0; i < N; i++)
+        assert_true(c[i] == a[i] * 2.0f + b[i]);
+    cl->free(device, x);
+    cl->free(device, y);
+}
+
+static void kernel_computes(void **state) {
+    NEEDS_DEVICE;
+    tn_code code = axpy_code();
+    void *module = NULL;
+    assert_ok(cl->load(device, &code, &module));
+    run_axpy(module);
+    assert_ok(cl->sync(device));
+    cl->unload(device, module);
+    printf("ran on: opencl:0 (a hand-written kernel)\n");
+}
+
+static void binary_is_taken_back(void **state) {
+    NEEDS_DEVICE;
+    tn_code code = axpy_code();
+    void *first = NULL, *second = NULL, *bytes = NULL;
+    size_t size = 0;
+    assert_ok(cl->load(device, &code, &first));
+    assert_ok(cl->binary(device, first, &bytes, &size));
+    assert_true(bytes && size > 0);
+    code.binary = bytes;
+    code.binary_size = size;
+    code.data = "this is no source";
+    code.size = strlen(code.data);
+    assert_ok(cl->load(device, &code, &second));
+    run_axpy(second);
+    cl->unload(device, second);
+    cl->unload(device, first);
+}
+
+static void useless_binary_is_compiled_anew(void **state) {
+    NEEDS_DEVICE;
+    tn_code code = axpy_code();
+    void *module = NULL;
+    code.binary = "neither this";
+    code.binary_size = 12;
+    assert_ok(cl->load(device, &code, &module));
+    run_axpy(module);
+    cl->unload(device, module);
+}
+
+static void compiler_words_are_told(void **state) {
+    NEEDS_DEVICE;
+    tn_code code = axpy_code();
+    void *module = NULL;
+    code.data = "__kernel void axpy(__global float *x) { x[0] = no_such_name; }";
+    code.size = strlen(code.data);
+    assert_int_equal(cl->load(device, &code, &module), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "no_such_name");
+    assert_text_has(tn_error(), "axpy does not compile");
+    code = axpy_code();
+    code.entry = "another";
+    assert_int_equal(cl->load(device, &code, &module), TN_ERR_DEVICE);
+    assert_text_has(tn_error(), "CL_INVALID_KERNEL_NAME");
+    code = axpy_code();
+    code.group[0] = 1 << 20;
+    assert_int_equal(cl->load(device, &code, &module), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "workgroups of 1048576 items");
+}
+
+static void empty_launch_does_nothing(void **state) {
+    NEEDS_DEVICE;
+    tn_code code = axpy_code();
+    void *module = NULL;
+    assert_ok(cl->load(device, &code, &module));
+    axpy_params params = {.n = 0};
+    void *buffers[3] = {NULL, NULL, NULL};
+    tn_dispatch d = {.groups = {0, 1, 1}, .buffers = buffers, .params = &params};
+    assert_ok(cl->dispatch(device, module, &d, 1));
+    d.groups[0] = 1;
+    assert_ok(cl->dispatch(device, module, &d, 1)); /* NULL is a buffer that the kernel does not touch */
+    buffers[1] = (void *)0x1234;
+    assert_int_equal(cl->dispatch(device, module, &d, 1), TN_ERR_INTERNAL);
+    assert_ok(cl->sync(device));
+    cl->unload(device, module);
+}
+
+static void large_parameters_come_in_a_buffer(void **state) {
+    NEEDS_DEVICE;
+    static const char TEXT[] = "__kernel void sum(__global char *out, __constant long *p) {\n"
+                               "    long all = 0;\n"
+                               "    for (int i = 0; i < 400; i++) all += p[i];\n"
+                               "    *(__global long *)(out + p[400]) = all;\n"
+                               "}\n";
+    enum { WORDS = 401 };
+    tn_code code = {.form = TN_CODE_OPENCL_C,
+                    .data = TEXT,
+                    .size = sizeof TEXT - 1,
+                    .entry = "sum",
+                    .buffer_count = 1,
+                    .group = {1, 1, 1},
+                    .params_bytes = WORDS * 8,
+                    .bases_at = (WORDS - 1) * 8,
+                    .params_in_buffer = true};
+    void *module = NULL;
+    assert_ok(cl->load(device, &code, &module));
+    char *out = alloc(4096);
+    int64_t params[WORDS] = {0}, sum = 0;
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < WORDS - 1; i++)
+            params[i] = i * round;
+        void *buffers[] = {out + 512 * round};
+        tn_dispatch d = {.groups = {1, 1, 1}, .buffers = buffers, .params = params};
+        assert_ok(cl->dispatch(device, module, &d, 1));
+    }
+    for (int round = 0; round < 3; round++) {
+        assert_ok(cl->copy(device, &sum, out + 512 * round, sizeof sum, 1));
+        assert_int_equal(sum, 399 * 400 / 2 * round);
+    }
+    cl->free(device, out);
+    cl->unload(device, module);
+}
+
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+typedef struct job {
+    pthread_t thread;
+    void *module;
+    int number;
+    bool good;
+} job;
+
+/* Launches the shared kernel again and again with buffers and a scale of this thread's own. */
+static void *launch_often(void *ctx) {
+    job *j = ctx;
+    void *buffers[3];
+    float in[64], out[64];
+    bool good = true;
+    for (int i = 0; i < 3; i++)
+        good = good && cl->alloc(device, sizeof in, &buffers[i]) == TN_OK;
+    for (int i = 0; i < 64; i++)
+        in[i] = (float)(i + j->number);
+    good = good && cl->copy(device, buffers[0], in, sizeof in, 0) == TN_OK;
+    good = good && cl->copy(device, buffers[1], in, sizeof in, 0) == TN_OK;
+    for (int round = 0; round < 30 && good; round++) {
+        axpy_params params = {.n = 64, .scale = (float)(j->number * 100 + round)};
+        tn_dispatch d = {.groups = {1, 1, 1}, .buffers = buffers, .params = &params};
+        good = cl->dispatch(device, j->module, &d, 1) == TN_OK &&
+               cl->copy(device, out, buffers[2], sizeof out, 1) == TN_OK;
+        for (int i = 0; i < 64; i++)
+            good = good && out[i] == in[i] * params.scale + in[i];
+    }
+    for (int i = 0; i < 3; i++)
+        cl->free(device, buffers[i]);
+    j->good = good;
+    return NULL;
+}
+
+static void threads_share_a_kernel(void **state) {
+    NEEDS_DEVICE;
+    tn_code code = axpy_code();
+    job jobs[4] = {0};
+    void *module = NULL;
+    assert_ok(cl->load(device, &code, &module));
+    for (int i = 0; i < 4; i++) {
+        jobs[i].module = module;
+        jobs[i].number = i;
+        assert_int_equal(pthread_create(&jobs[i].thread, NULL, launch_often, &jobs[i]), 0);
+    }
+    for (int i = 0; i < 4; i++)
+        pthread_join(jobs[i].thread, NULL);
+    for (int i = 0; i < 4; i++)
+        assert_true(jobs[i].good);
+    cl->unload(device, module);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static void absent_device_is_named(void **state) {
+    NEEDS_DEVICE;
+    void *other = NULL;
+    tn_device_options options = {.struct_size = sizeof options};
+    assert_int_equal(cl->open(15, &options, &other), TN_ERR_UNAVAILABLE);
+    assert_text_has(tn_error(), "opencl:15");
+}
+
+static void caps_are_sensible(void **state) {
+    NEEDS_DEVICE;
+    tn_caps caps = {.struct_size = sizeof caps};
+    assert_ok(cl->caps(device, &caps));
+    assert_int_equal(caps.code, TN_CODE_OPENCL_C);
+    assert_true(caps.max_group >= 64 && caps.max_buffer >= (int64_t)64 << 20 && caps.shared_memory >= 16 << 10);
+    assert_true(caps.max_bindings >= 64 && caps.max_groups_x > 0 && caps.i64 && !caps.host_visible);
+    assert_true(caps.version[0]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(spans_hold_their_order),
+        cmocka_unit_test(spans_come_round),
+        cmocka_unit_test(caps_are_sensible),
+        cmocka_unit_test(absent_device_is_named),
+        cmocka_unit_test(addresses_can_be_offset),
+        cmocka_unit_test(memory_is_counted_and_bounded),
+        cmocka_unit_test(kernel_computes),
+        cmocka_unit_test(binary_is_taken_back),
+        cmocka_unit_test(useless_binary_is_compiled_anew),
+        cmocka_unit_test(compiler_words_are_told),
+        cmocka_unit_test(empty_launch_does_nothing),
+        cmocka_unit_test(large_parameters_come_in_a_buffer),
+        cmocka_unit_test(threads_share_a_kernel),
+    };
+    return cmocka_run_group_tests(tests, open_device, close_device);
+}
