@@ -5,6 +5,7 @@
  * gradients against central differences, second derivatives too; for element-wise ops all pairs of special values;
  * every allocation that fails in its turn. TRUNNION_TEST_FULL=1 does so for many more values. */
 #include "test_support.h"
+#include "trial.h"
 
 #include <math.h>
 
@@ -23,108 +24,6 @@ enum {
 };
 
 static bool full_run(void) { return getenv("TRUNNION_TEST_FULL") != NULL; }
-
-/* ---- values in and out ------------------------------------------------------------------------------------------- */
-
-static int64_t numel_of(const int64_t *shape, int rank) {
-    int64_t n = 1;
-    for (int d = 0; d < rank; d++)
-        n *= shape[d];
-    return n;
-}
-
-static tn_tensor *tensor_of(const double *values, const int64_t *shape, int rank, tn_dtype t) {
-    int64_t n = numel_of(shape, rank);
-    char *data = calloc((size_t)n + 1, 8);
-    tn_case_store(t, values, n, data);
-    tn_tensor *x = tn_from_data(data, shape, rank, t);
-    free(data);
-    return x;
-}
-
-/* The same values seen through a view: every second element of a longer last dimension, read backwards. */
-static tn_tensor *strided_tensor_of(const double *values, const int64_t *shape, int rank, tn_dtype t) {
-    int64_t n = numel_of(shape, rank), last = rank ? shape[rank - 1] : 1, wide[TN_MAX_RANK];
-    if (rank == 0 || n == 0) return tensor_of(values, shape, rank, t);
-    memcpy(wide, shape, sizeof wide);
-    wide[rank - 1] = 2 * last;
-    double *spread = calloc((size_t)n * 2, sizeof *spread);
-    for (int64_t i = 0; i < n; i++)
-        spread[2 * (i / last * last) + 2 * (last - 1 - i % last) + 1] = values[i];
-    tn_tensor *base = tensor_of(spread, wide, rank, t);
-    free(spread);
-    return tn_slice(base, rank - 1, INT64_MAX, INT64_MIN, -2);
-}
-
-/* Blocks as they are, or seen through a view: rows from the middle of a taller tensor. */
-static tn_tensor *blocks_of(const void *blocks, const tn_case_input *in, bool view) {
-    int64_t tall[TN_MAX_RANK];
-    size_t bytes = tn_dtype_bytes(in->dtype, numel_of(in->shape, in->rank));
-    if (!view || in->rank < 2 || bytes == 0) return tn_from_data(blocks, in->shape, in->rank, in->dtype);
-    memcpy(tall, in->shape, sizeof tall);
-    tall[0] += 2;
-    size_t row = bytes / (size_t)in->shape[0];
-    char *data = calloc(bytes + 2 * row, 1);
-    memcpy(data + row, blocks, bytes);
-    tn_tensor *base = tn_from_data(data, tall, in->rank, in->dtype);
-    free(data);
-    return tn_slice(base, 0, 1, 1 + in->shape[0], 1);
-}
-
-static double *read_doubles(const tn_tensor *x) {
-    int64_t n = tn_numel(x);
-    size_t bytes = (size_t)n * tn_dtype_size(tn_dtype_of(x));
-    void *raw = calloc((size_t)n + 1, 8);
-    double *out = calloc((size_t)n + 1, sizeof *out);
-    assert_ok(tn_read(x, raw, bytes));
-    tn_doubles_of(tn_dtype_of(x), raw, n, out);
-    free(raw);
-    return out;
-}
-
-/* ---- one case ---------------------------------------------------------------------------------------------------- */
-
-typedef struct trial {
-    int op;
-    const tn_case *c;
-    uint64_t seed;
-    double *values[TN_CASE_INPUTS];
-    void *blocks[TN_CASE_INPUTS]; /* of inputs that are quantised in blocks */
-    tn_tensor *in[TN_CASE_INPUTS];
-} trial;
-
-static void make_values(trial *t) {
-    for (int i = 0; i < t->c->n_in; i++) {
-        const tn_case_input *in = &t->c->in[i];
-        t->values[i] = calloc((size_t)numel_of(in->shape, in->rank) + 1, sizeof(double));
-        tn_case_values(in, t->seed + (uint64_t)i * 1000, t->values[i]);
-        if (!tn_dtype_is_quantized(in->dtype)) continue;
-        t->blocks[i] = calloc(tn_dtype_bytes(in->dtype, numel_of(in->shape, in->rank)) + 1, 1);
-        tn_case_blocks(in, t->seed + (uint64_t)i * 1000, t->blocks[i]);
-    }
-}
-
-static void make_tensors(trial *t, bool strided) {
-    for (int i = 0; i < t->c->n_in; i++) {
-        const tn_case_input *in = &t->c->in[i];
-        tn_tensor *(*make)(const double *, const int64_t *, int, tn_dtype) = strided ? strided_tensor_of : tensor_of;
-        if (t->blocks[i])
-            t->in[i] = blocks_of(t->blocks[i], in, strided);
-        else
-            t->in[i] = in->absent ? NULL : make(t->values[i], in->shape, in->rank, in->dtype);
-    }
-}
-
-static void free_values(trial *t) {
-    for (int i = 0; i < t->c->n_in; i++) {
-        free(t->values[i]);
-        free(t->blocks[i]);
-    }
-}
-
-static tn_tensor *apply_op(const trial *t) {
-    return tn_record(t->op, (const tn_tensor *const *)t->in, t->c->n_in, &t->c->attrs);
-}
 
 static void say(const trial *t, const char *what) {
     print_error("%s, case '%.*s' with %s: %s\n", tn_op(t->op)->name, t->c->length, t->c->text,
@@ -175,8 +74,8 @@ static bool needs_layout(int op) {
 
 static void check_forward(trial *t, bool strided) {
     TN_SCOPE {
-        make_tensors(t, strided);
-        tn_tensor *y = apply_op(t);
+        trial_make_tensors(t, strided);
+        tn_tensor *y = trial_apply(t);
         if (strided && tn_status_of(y) != TN_OK && needs_layout(t->op)) break;
         if (tn_status_of(y) != TN_OK) {
             say(t, tn_error());
@@ -185,7 +84,7 @@ static void check_forward(trial *t, bool strided) {
         tn_reference_values v = {0};
         const double *want = reference_values(t, &v, tn_tensor_node(y));
         check_definition(t, tn_tensor_node(y), &v, want);
-        double *got = read_doubles(y);
+        double *got = trial_doubles(y);
         compare(t, strided ? "from strided inputs" : "forward", got, want, tn_numel(y), tn_dtype_of(y));
         free(got);
         tn_reference_free(&v);
@@ -194,8 +93,8 @@ static void check_forward(trial *t, bool strided) {
 
 static void check_refusal(trial *t) {
     TN_SCOPE {
-        make_tensors(t, false);
-        tn_tensor *y = apply_op(t);
+        trial_make_tensors(t, false);
+        tn_tensor *y = trial_apply(t);
         if (tn_status_of(y) == TN_OK) {
             say(t, "it should be refused");
             fail();
@@ -235,7 +134,7 @@ static bool moves(const trial *t, int i) { return !t->c->in[i].absent && t->c->i
 static int64_t elements_to_move(const trial *t) {
     int64_t n = 0;
     for (int i = 0; i < t->c->n_in; i++)
-        if (moves(t, i)) n += numel_of(t->c->in[i].shape, t->c->in[i].rank);
+        if (moves(t, i)) n += trial_numel(t->c->in[i].shape, t->c->in[i].rank);
     return n;
 }
 
@@ -256,7 +155,7 @@ static void check_gradient_of(trial *t, tn_node *const *leaves, tn_node *y, cons
         snprintf(text, sizeof text, "%s of input %d", what, i + 1);
         complain(t, text, k, defined[k], measured);
     }
-    double *computed = read_doubles(grad);
+    double *computed = trial_doubles(grad);
     for (int64_t k = 0; k < n; k++)
         if (fabs(computed[k] - defined[k]) > 1e-9 * fmax(1, fabs(defined[k])))
             complain(t, "computed gradient", k, computed[k], defined[k]);
@@ -293,7 +192,7 @@ static void check_second_order(trial *t, asked *a) {
     tn_tensor *sum = tn_scalar(0);
     for (int k = 0; k < a->count; k++) {
         double *w = weights(tn_numel(a->grad[k]));
-        tn_tensor *weight = tensor_of(w, tn_shape(a->grad[k]), tn_rank(a->grad[k]), TN_F64);
+        tn_tensor *weight = trial_tensor(w, tn_shape(a->grad[k]), tn_rank(a->grad[k]), TN_F64);
         sum = tn_add(sum, tn_sum(tn_mul(a->grad[k], weight), TN_ALL, false));
         free(w);
     }
@@ -308,12 +207,12 @@ static void check_gradients(trial *t) {
     int64_t moved = elements_to_move(t);
     if (!t->c->gradient || moved == 0 || moved > (full_run() ? MOST_DIFFERENCES_FULL : MOST_DIFFERENCES)) return;
     TN_SCOPE {
-        make_tensors(t, false);
+        trial_make_tensors(t, false);
         asked a = ask(t);
-        tn_tensor *y = apply_op(t);
+        tn_tensor *y = trial_apply(t);
         if (tn_requires_grad(y) && tn_numel(y) > 0) {
             double *w = weights(tn_numel(y));
-            tn_tensor *dy = tensor_of(w, tn_shape(y), tn_rank(y), tn_dtype_of(y));
+            tn_tensor *dy = trial_tensor(w, tn_shape(y), tn_rank(y), tn_dtype_of(y));
             if (tn_dtype_of(y) == TN_F64) {
                 assert_ok(tn_gradients(&y, 1, &dy, a.leaf, a.count, true, a.grad));
                 for (int k = 0; k < a.count; k++)
@@ -370,13 +269,13 @@ static void check_specials_with(int op, const tn_case *like, tn_dtype dtype) {
             t.values[i][k] = all[i == 0 ? k % SPECIALS : k / SPECIALS];
     }
     TN_SCOPE {
-        make_tensors(&t, false);
-        tn_tensor *y = apply_op(&t);
+        trial_make_tensors(&t, false);
+        tn_tensor *y = trial_apply(&t);
         assert_ok(tn_status_of(y));
         double *want = calloc(SPECIALS * SPECIALS, sizeof *want);
         const double *in[2] = {t.values[0], t.values[1]};
         tn_op(op)->impl->reference(&(tn_reference){.node = tn_tensor_node(y), .in = in, .out = want});
-        double *got = read_doubles(y);
+        double *got = trial_doubles(y);
         for (int k = 0; k < SPECIALS * SPECIALS; k++) {
             double rounded = as_dtype(tn_dtype_of(y), want[k]);
             bool zero_fits = rounded != 0 || got[k] != 0 || signbit(rounded) == signbit(got[k]);
@@ -388,7 +287,7 @@ static void check_specials_with(int op, const tn_case *like, tn_dtype dtype) {
         free(got);
         free(want);
     }
-    free_values(&t);
+    trial_free_values(&t);
 }
 
 /* Element-wise ops of one or two operands of one float type, that say by themselves what they yield. */
@@ -407,8 +306,8 @@ static bool takes_specials(const trial *t) {
 static bool survives(trial *t) {
     bool through = false;
     TN_SCOPE {
-        make_tensors(t, false);
-        tn_tensor *y = apply_op(t);
+        trial_make_tensors(t, false);
+        tn_tensor *y = trial_apply(t);
         size_t bytes = (size_t)tn_numel(y) * tn_dtype_size(tn_dtype_of(y));
         void *out = calloc(bytes + 1, 1);
         through = tn_status_of(y) == TN_OK && tn_read(y, out, bytes) == TN_OK;
@@ -457,18 +356,18 @@ static void every_case_of_an_op_holds(void **state) {
         if (!more) break;
         for (uint64_t seed = 1; seed <= (full_run() ? SEEDS_FULL : SEEDS); seed++) {
             trial t = {.op = op, .c = &c, .seed = seed * 7919};
-            make_values(&t);
+            trial_make_values(&t);
             run_case(&t);
-            free_values(&t);
+            trial_free_values(&t);
             if (seed > 1 || c.error[0] || specials_done[c.type] || !takes_specials(&t)) continue;
             specials_done[c.type] = true;
             check_specials_with(op, &c, c.type);
         }
         if (cases == 0 && !c.error[0]) {
             trial t = {.op = op, .c = &c, .seed = 1};
-            make_values(&t);
+            trial_make_values(&t);
             check_memory(&t);
-            free_values(&t);
+            trial_free_values(&t);
         }
         cases++;
     }
@@ -480,7 +379,7 @@ static void every_case_of_an_op_holds(void **state) {
 static void expect_doubles(tn_tensor *t, const double *want, int64_t n) {
     if (tn_status_of(t) != TN_OK) fail_msg("%s", tn_error());
     assert_int_equal(tn_numel(t), n);
-    double *got = read_doubles(t);
+    double *got = trial_doubles(t);
     for (int64_t i = 0; i < n; i++)
         if (got[i] != want[i]) fail_msg("element %lld is %g, it should be %g", (long long)i, got[i], want[i]);
     free(got);
@@ -489,7 +388,7 @@ static void expect_doubles(tn_tensor *t, const double *want, int64_t n) {
     expect_doubles(t, (double[]){__VA_ARGS__}, (int64_t)(sizeof((double[]){__VA_ARGS__}) / sizeof(double)))
 
 static tn_tensor *counted(const int64_t *shape, int rank, tn_dtype t) {
-    int64_t n = numel_of(shape, rank);
+    int64_t n = trial_numel(shape, rank);
     return tn_reshape(tn_arange(0, (double)n, 1, t), shape, rank);
 }
 

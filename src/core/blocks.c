@@ -39,11 +39,7 @@ static kir_val half_at(const element *e, int64_t offset) {
 
 static kir_val signed_byte(const element *e, kir_val v) { return shr(e, shl(e, v, 24), 24); }
 
-/* s · u + t; t may be KIR_NONE. */
-static kir_val decoded(const element *e, kir_val s, kir_val u, kir_val t) {
-    kir_val product = times(e, s, number(e, u));
-    return t == KIR_NONE ? product : plus(e, product, t);
-}
+static tn_quant decoded(kir_val s, kir_val u, kir_val t) { return (tn_quant){.u = u, .s = s, .t = t}; }
 
 /* ---- blocks of 32 ------------------------------------------------------------------------------------------------ */
 
@@ -58,24 +54,24 @@ static kir_val fifth_bit_32(const element *e, int64_t offset) {
     return shl(e, both(e, shift_by(e, byte, both(e, e->at, 7)), 1), 4);
 }
 
-static kir_val decode_q4_0(const element *e) {
-    return decoded(e, half_at(e, 0), plus(e, nibble_32(e, 2), whole(e, -8)), KIR_NONE);
+static tn_quant decode_q4_0(const element *e) {
+    return decoded(half_at(e, 0), plus(e, nibble_32(e, 2), whole(e, -8)), KIR_NONE);
 }
 
-static kir_val decode_q4_1(const element *e) { return decoded(e, half_at(e, 0), nibble_32(e, 4), half_at(e, 2)); }
+static tn_quant decode_q4_1(const element *e) { return decoded(half_at(e, 0), nibble_32(e, 4), half_at(e, 2)); }
 
-static kir_val decode_q5_0(const element *e) {
+static tn_quant decode_q5_0(const element *e) {
     kir_val u = kir_binary(e->kb, KIR_OR, nibble_32(e, 6), fifth_bit_32(e, 2));
-    return decoded(e, half_at(e, 0), plus(e, u, whole(e, -16)), KIR_NONE);
+    return decoded(half_at(e, 0), plus(e, u, whole(e, -16)), KIR_NONE);
 }
 
-static kir_val decode_q5_1(const element *e) {
+static tn_quant decode_q5_1(const element *e) {
     kir_val u = kir_binary(e->kb, KIR_OR, nibble_32(e, 8), fifth_bit_32(e, 4));
-    return decoded(e, half_at(e, 0), u, half_at(e, 2));
+    return decoded(half_at(e, 0), u, half_at(e, 2));
 }
 
-static kir_val decode_q8_0(const element *e) {
-    return decoded(e, half_at(e, 0), signed_byte(e, byte_at(e, 2, e->at)), KIR_NONE);
+static tn_quant decode_q8_0(const element *e) {
+    return decoded(half_at(e, 0), signed_byte(e, byte_at(e, 2, e->at)), KIR_NONE);
 }
 
 /* ---- blocks of 256 ----------------------------------------------------------------------------------------------- */
@@ -89,23 +85,23 @@ static kir_val pair_bits(const element *e, int64_t offset) {
 
 static kir_val negative(const element *e, kir_val v) { return kir_unary(e->kb, KIR_NEG, v); }
 
-static kir_val decode_q2_k(const element *e) {
+static tn_quant decode_q2_k(const element *e) {
     kir_val part = byte_at(e, 0, shr(e, e->at, 4)); /* scale and minimum of 16 elements */
     kir_val s = times(e, half_at(e, 80), number(e, both(e, part, 15)));
     kir_val t = negative(e, times(e, half_at(e, 82), number(e, shr(e, part, 4))));
-    return decoded(e, s, pair_bits(e, 16), t);
+    return decoded(s, pair_bits(e, 16), t);
 }
 
 /* Scales of six bits: the low four of 0 … 7 and 8 … 15 share eight bytes, the high two of
  * i, i + 4, i + 8, i + 12 four. */
-static kir_val decode_q3_k(const element *e) {
+static tn_quant decode_q3_k(const element *e) {
     kir_val part = shr(e, e->at, 4);
     kir_val low = both(e, shift_by(e, byte_at(e, 96, both(e, part, 7)), shl(e, shr(e, part, 3), 2)), 15);
     kir_val high = both(e, shift_by(e, byte_at(e, 104, both(e, part, 3)), shl(e, shr(e, part, 2), 1)), 3);
     kir_val scale = plus(e, kir_binary(e->kb, KIR_OR, low, shl(e, high, 4)), whole(e, -32));
     kir_val top = both(e, shift_by(e, byte_at(e, 0, both(e, e->at, 31)), shr(e, e->at, 5)), 1);
     kir_val u = plus(e, kir_binary(e->kb, KIR_OR, pair_bits(e, 32), shl(e, top, 2)), whole(e, -4));
-    return decoded(e, times(e, half_at(e, 108), number(e, scale)), u, KIR_NONE);
+    return decoded(times(e, half_at(e, 108), number(e, scale)), u, KIR_NONE);
 }
 
 /* Scale and minimum of the eight parts, six bits each: parts 0 … 3 in the low six of bytes 0 … 3 and 4 … 7; parts 4 … 7
@@ -126,47 +122,53 @@ static kir_val nibble_256(const element *e, int64_t offset) {
     return both(e, shift_by(e, byte_at(e, offset, place), shl(e, both(e, shr(e, e->at, 5), 1), 2)), 15);
 }
 
-static kir_val decode_with_minimum(const element *e, kir_val u) {
+static tn_quant decode_with_minimum(const element *e, kir_val u) {
     kir_val scale = KIR_NONE, minimum = KIR_NONE;
     scale_and_minimum(e, &scale, &minimum);
     kir_val t = negative(e, times(e, half_at(e, 2), number(e, minimum)));
-    return decoded(e, times(e, half_at(e, 0), number(e, scale)), u, t);
+    return decoded(times(e, half_at(e, 0), number(e, scale)), u, t);
 }
 
-static kir_val decode_q4_k(const element *e) { return decode_with_minimum(e, nibble_256(e, 16)); }
+static tn_quant decode_q4_k(const element *e) { return decode_with_minimum(e, nibble_256(e, 16)); }
 
-static kir_val decode_q5_k(const element *e) {
+static tn_quant decode_q5_k(const element *e) {
     kir_val top = both(e, shift_by(e, byte_at(e, 16, both(e, e->at, 31)), shr(e, e->at, 5)), 1);
     return decode_with_minimum(e, kir_binary(e->kb, KIR_OR, nibble_256(e, 48), shl(e, top, 4)));
 }
 
 /* Low four bits: bytes hold elements l and l + 64 of each half of the block. */
-static kir_val decode_q6_k(const element *e) {
+static tn_quant decode_q6_k(const element *e) {
     kir_val place = kir_binary(e->kb, KIR_OR, shl(e, shr(e, e->at, 7), 6), both(e, e->at, 63));
     kir_val low = both(e, shift_by(e, byte_at(e, 0, place), shl(e, both(e, shr(e, e->at, 6), 1), 2)), 15);
     kir_val u = plus(e, kir_binary(e->kb, KIR_OR, low, shl(e, pair_bits(e, 128), 4)), whole(e, -32));
     kir_val scale = signed_byte(e, byte_at(e, 192, shr(e, e->at, 4)));
-    return decoded(e, times(e, half_at(e, 208), number(e, scale)), u, KIR_NONE);
+    return decoded(times(e, half_at(e, 208), number(e, scale)), u, KIR_NONE);
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-static kir_val (*const decoders[TN_DTYPE_COUNT])(const element *e) = {
+static tn_quant (*const decoders[TN_DTYPE_COUNT])(const element *e) = {
     [TN_Q4_0] = decode_q4_0, [TN_Q4_1] = decode_q4_1, [TN_Q5_0] = decode_q5_0, [TN_Q5_1] = decode_q5_1,
     [TN_Q8_0] = decode_q8_0, [TN_Q2_K] = decode_q2_k, [TN_Q3_K] = decode_q3_k, [TN_Q4_K] = decode_q4_k,
     [TN_Q5_K] = decode_q5_k, [TN_Q6_K] = decode_q6_k,
 };
 
-kir_val tn_lower_block_element(kir_builder *kb, tn_dtype dtype, int bytes, int halves, const kir_aff *index,
-                               kir_val mask) {
-    int64_t block = tn_dtype_block(dtype), size = (int64_t)tn_dtype_size(dtype);
+tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by) {
+    int64_t block = tn_dtype_block(b->dtype), size = (int64_t)tn_dtype_size(b->dtype);
     int shift = block == 32 ? 5 : 8; /* the blocks that there are */
+    kir_builder *kb = b->kb;
     kir_val number = kir_index(kb, index);
     kir_val which = kir_binary(kb, KIR_SHR, number, kir_const_i(kb, KIR_I64, shift));
     kir_val within = kir_binary(kb, KIR_AND, number, kir_const_i(kb, KIR_I64, block - 1));
-    element e = {.kb = kb, .bytes = bytes, .halves = halves, .mask = mask};
+    element e = {.kb = kb, .bytes = b->bytes, .halves = b->halves, .mask = b->mask};
     e.byte0 = kir_binary(kb, KIR_MUL, which, kir_const_i(kb, KIR_I64, size));
     e.half0 = kir_binary(kb, KIR_MUL, which, kir_const_i(kb, KIR_I64, size / 2));
-    e.at = kir_cast(kb, KIR_I32, within);
-    return decoders[dtype](&e);
+    e.at = plus(&e, kir_cast(kb, KIR_I32, within), whole(&e, by));
+    return decoders[b->dtype](&e);
+}
+
+kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index) {
+    tn_quant q = tn_lower_block_parts(b, index, 0);
+    kir_val product = kir_binary(b->kb, KIR_MUL, q.s, kir_cast(b->kb, KIR_F32, q.u));
+    return q.t == KIR_NONE ? product : kir_binary(b->kb, KIR_ADD, product, q.t);
 }

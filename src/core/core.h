@@ -174,9 +174,17 @@ bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* so
 
 /* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
 tn_status tn_lower_group(tn_graph_plan *g, int group);
-/* The f32 value of element `index` of memory in blocks, of which `bytes` and `halves` are buffers of u8 and of f16. */
-kir_val tn_lower_block_element(kir_builder *kb, tn_dtype dtype, int bytes, int halves, const kir_aff *index,
-                               kir_val mask);
+/* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of f16 over it, and
+ * `mask` says where it is there. */
+typedef struct tn_blocks {
+    kir_builder *kb;
+    tn_dtype dtype;
+    int bytes, halves;
+    kir_val mask;
+} tn_blocks;
+/* The parts of element `index` + `by`, which lies in the same block. */
+tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
+kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */
 
 /* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
 

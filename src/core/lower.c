@@ -170,16 +170,21 @@ static kir_aff store_place(tn_lower *lw, const lowering *w) {
     return place_index(lw, w->space, w->space_node->rank, 0, stride);
 }
 
-/* An element of a weight that is quantised in blocks: its block's bytes are looked up, wherever they lie. */
-static kir_val load_from_blocks(tn_lower *lw, lowering *w, const tn_value *v, const kir_aff *index) {
-    int bytes = buffer_seen_as(w, lw->kb, v->root, TN_U8), halves = buffer_seen_as(w, lw->kb, v->root, TN_F16);
-    w->group->buffer_same_place[bytes] = w->group->buffer_same_place[halves] = false;
-    return tn_lower_block_element(lw->kb, (tn_dtype)v->node->dtype, bytes, halves, index, lw->mask);
+/* A weight that is quantised in blocks: a block's bytes are looked up, wherever they lie. */
+static tn_blocks blocks_of(const tn_lower *lw, lowering *w, const tn_value *v) {
+    tn_blocks b = {.kb = lw->kb, .dtype = (tn_dtype)v->node->dtype, .mask = lw->mask};
+    b.bytes = buffer_seen_as(w, lw->kb, v->root, TN_U8);
+    b.halves = buffer_seen_as(w, lw->kb, v->root, TN_F16);
+    w->group->buffer_same_place[b.bytes] = w->group->buffer_same_place[b.halves] = false;
+    return b;
 }
 
 static kir_val load_from(tn_lower *lw, lowering *w, const tn_value *v, const kir_aff *at) {
     kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
-    if (tn_dtype_is_quantized((tn_dtype)v->node->dtype)) return load_from_blocks(lw, w, v, &index);
+    if (tn_dtype_is_quantized((tn_dtype)v->node->dtype)) {
+        tn_blocks blocks = blocks_of(lw, w, v);
+        return tn_lower_block_element(&blocks, &index);
+    }
     int b = buffer_of(w, lw->kb, v->root);
     kir_aff store = store_place(lw, w);
     bool pointwise = w->group->kind == TN_GROUP_MAP || w->group->kind == TN_GROUP_MATMUL;
@@ -306,6 +311,20 @@ kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at,
     kir_val r = tn_lower_at(lw, node, at);
     lw->mask = before;
     return r;
+}
+
+tn_quant tn_lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff *at, int by) {
+    lowering *w = lw->group;
+    int value = tn_value_of(w->g, node);
+    const tn_value *v = value >= 0 ? &w->g->values[value] : NULL;
+    if (!v || !tn_value_in_memory(w->g, value)) {
+        w->status = tn_fail(TN_ERR_INTERNAL, "the parts of quantised elements are asked for where there is no memory");
+        kir_val none = kir_const_i(lw->kb, KIR_I32, 0), nothing = kir_const(lw->kb, KIR_F32, 0);
+        return (tn_quant){.u = none, .s = nothing, .t = nothing};
+    }
+    tn_blocks blocks = blocks_of(lw, w, v);
+    kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
+    return tn_lower_block_parts(&blocks, &index, by);
 }
 
 /* ---- reductions over dims: what their rows share ----------------------------------------------------------------- */

@@ -19,7 +19,8 @@ static bool native_product(const tn_node *n) {
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     tn_op_class c = v->row->impl->class_;
-    if (c == TN_NATIVE && v->row->impl->lower && !v->node->device->is_cpu) return TN_MOVEMENT;
+    if (c == TN_NATIVE && v->row->impl->lower && !v->node->device->is_cpu)
+        return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;
     return c == TN_MATMUL && !native_product(v->node) ? TN_REDUCTION : c;
 }
 
@@ -40,8 +41,11 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
 
 /* ---- expansion --------------------------------------------------------------------------------------------------- */
 
+/* A native op has a composition for devices that lack its kernel. */
 static bool is_composed(const tn_node *n) {
-    return n->op != TN_OP_NONE && !tn_node_computed(n) && tn_op(n->op)->kind == TN_COMPOSED;
+    if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
+    const tn_op_row *row = tn_op(n->op);
+    return row->kind == TN_COMPOSED || (row->impl->class_ == TN_NATIVE && row->impl->compose && !n->device->is_cpu);
 }
 
 /* A composition may end in a view that is not laid out as its users assume: then it is copied. */

@@ -137,8 +137,9 @@ typedef enum tn_op_class {
     TN_REDUCTION,
     TN_SCANNING, /* running reduction along dim i[0]; lower() is the value to add, at an index of the result */
     TN_MATMUL,   /* template: matmul */
-    /* a kernel of kern/ of its own: argsort, index_add; a case each in core/native.c. With a lower() it is a movement
-     * where the device has no such kernels */
+    /* a kernel of kern/ of its own: argsort, index_add; a case each in core/native.c. Where the device has no such
+     * kernels it is its composition, if it has one; else what lower() yields: a reduction if it has loops(), or a
+     * movement */
     TN_NATIVE
 } tn_op_class;
 
@@ -174,7 +175,7 @@ typedef struct tn_op_impl {
     uint8_t quantized;
     uint8_t reduce; /* TN_REDUCTION, TN_SCANNING: a kir_reduce */
     tn_status (*infer)(tn_infer *c);
-    tn_node *(*compose)(tn_build *b, const tn_node *n);
+    tn_node *(*compose)(tn_build *b, const tn_node *n); /* TN_NATIVE: for devices without the kernel */
     /* grads[i] = d/d in[i] given dy; NULL entries: no gradient. grads is preset to NULLs. Only
      * inputs with TN_NODE_GRAD count. */
     tn_status (*grad)(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads);
@@ -210,6 +211,13 @@ kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at);
 kir_val tn_lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at);
 /* The same with loads masked by `mask` as well (which masks need is movement's knowledge: padding, gathering). */
 kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at, kir_val mask);
+/* Element `first` + `by` of a weight that is quantised in blocks, in its parts: u a whole number (I32), s and t f32;
+ * its value is s·u + t. t is KIR_NONE in formats without a minimum. `at` leads to `first`, of which sixteen or more
+ * follow in one block; 0 <= by. */
+typedef struct tn_quant {
+    kir_val u, s, t;
+} tn_quant;
+tn_quant tn_lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff *at, int by);
 /* For reductions over the dims attribute: loops(), and lower() = the input's value where result and loop index lead. */
 int tn_loops_over_dims(const tn_node *n, int64_t extent[TN_MAX_RANK]);
 kir_val tn_lower_reduced(tn_lower *lw, const tn_node *n, const kir_aff *at);

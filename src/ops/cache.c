@@ -113,6 +113,42 @@ static tn_node *compose_cache_append(tn_build *b, const tn_node *n) {
     return tn_b_cache_append_rows(b, cache, rows_of(b, n->in[APPEND_X]), n->in[APPEND_POSITION], pages);
 }
 
+/* ---- where there is no kernel ------------------------------------------------------------------------------------ */
+
+static tn_node *i64(tn_build *b, double v) { return tn_b_full(b, NULL, 0, v, TN_I64); }
+
+static tn_node *below(tn_build *b, tn_node *x, double bound) { return tn_b_lt(b, x, i64(b, bound)); }
+
+static tn_node *in_range(tn_build *b, tn_node *x, double bound) {
+    return tn_b_logical_and(b, tn_b_le(b, i64(b, 0), x), below(b, x, bound));
+}
+
+/* Places 0, 1, 2 … of `pages` that name a page of the cache, and −1 for the others. */
+static tn_node *valid_pages(tn_build *b, const tn_node *cache, tn_node *pages) {
+    return tn_b_where(b, in_range(b, pages, (double)cache->shape[0]), pages, i64(b, -1));
+}
+
+/* Each row of the cache looks for the last token that belongs there. */
+static tn_node *compose_cache_append_rows(tn_build *b, const tn_node *n) {
+    tn_node *cache = n->in[APPEND_CACHE], *x = n->in[APPEND_X], *pages = n->in[APPEND_PAGES];
+    int64_t tokens = x->shape[0], page_count = pages->shape[0], heads = n->shape[1], width = n->shape[3];
+    int64_t rows = n->shape[0] * TN_PAGE_TOKENS;
+    if (tokens == 0 || page_count == 0 || tn_node_numel(n) == 0) return tn_b_contiguous(b, cache);
+    tn_node *place = tn_b_add(b, tn_b_arange(b, 0, (double)tokens, 1, TN_I64), n->in[APPEND_POSITION]);
+    tn_node *there = in_range(b, place, (double)(page_count * TN_PAGE_TOKENS));
+    place = tn_b_where(b, there, place, i64(b, 0));
+    tn_node *number = tn_b_floor_divide(b, place, i64(b, TN_PAGE_TOKENS));
+    tn_node *page = tn_b_index_select(b, valid_pages(b, cache, pages), 0, number);
+    there = tn_b_logical_and(b, there, tn_b_le(b, i64(b, 0), page));
+    tn_node *row = tn_b_sub(b, place, tn_b_mul(b, tn_b_sub(b, number, page), i64(b, TN_PAGE_TOKENS)));
+    tn_node *source = tn_b_scatter_last(b, tn_b_where(b, there, row, i64(b, -1)), 0, &rows, 1);
+    tn_node *taken = tn_b_index_select(b, tn_b_cast(b, x, (tn_dtype)n->dtype), 0, source);
+    taken = tn_b_view(b, taken, (int64_t[]){n->shape[0], TN_PAGE_TOKENS, heads, width}, 4);
+    tn_node *written =
+        tn_b_view(b, in_range(b, source, (double)tokens), (int64_t[]){n->shape[0], 1, TN_PAGE_TOKENS, 1}, 4);
+    return tn_b_where(b, written, tn_b_permute(b, taken, (int64_t[]){0, 2, 1, 3}, 4), cache);
+}
+
 static void reference_cache_append(const tn_reference *r) {
     const tn_node *cache = r->node, *x = r->node->in[APPEND_X];
     int64_t heads = cache->shape[1], width = cache->shape[3], position = (int64_t)r->in[APPEND_POSITION][0];
@@ -144,6 +180,7 @@ const tn_op_impl tn_impl_cache_append = {
 const tn_op_impl tn_impl_cache_append_rows = {
     .class_ = TN_NATIVE,
     .infer = infer_cache_append_rows,
+    .compose = compose_cache_append_rows,
     .reference = reference_cache_append,
     .cases =
         "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1;"
@@ -199,6 +236,76 @@ static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
         pages_laid_out(b, n->in[ATTEND_K_CACHE]), pages_laid_out(b, n->in[ATTEND_V_CACHE]), n->in[ATTEND_POSITION],
         tn_b_laid_out(b, n->in[ATTEND_PAGES]), scale_of(n), n->i[TN_CACHED_ATTENTION_WINDOW]);
 }
+
+/* ---- where there is no kernel ------------------------------------------------------------------------------------ */
+
+/* Keys or values of all logical places [kv_heads, places, head_dim] in f32: old ones by their pages, new ones as the
+ * cache would hold them, zeros where there is neither. */
+static tn_node *tokens_by_place(tn_build *b, tn_node *cache, tn_node *fresh, tn_node *pages, tn_node *place,
+                                tn_node *position) {
+    int64_t heads = cache->shape[1], width = cache->shape[3], tokens = fresh->shape[0];
+    int64_t old_places = pages->shape[0] * TN_PAGE_TOKENS;
+    tn_node *none = tn_b_full(b, NULL, 0, 0, TN_F32);
+    tn_node *since = tn_b_reshape(b, tn_b_sub(b, place, position), (int64_t[]){place->shape[0], 1, 1}, 3);
+    tn_node *rounded = tn_b_cast(b, tn_b_cast(b, fresh, (tn_dtype)cache->dtype), TN_F32);
+    tn_node *taken = tn_b_index_select(b, rounded, 0, tn_b_sub(b, place, position));
+    tn_node *all = tn_b_where(b, in_range(b, since, (double)tokens), taken, none);
+    if (old_places == 0 || cache->shape[0] == 0) return tn_b_permute(b, all, (int64_t[]){1, 0, 2}, 3);
+    tn_node *number = tn_b_floor_divide(b, place, i64(b, TN_PAGE_TOKENS));
+    tn_node *page = tn_b_index_select(b, valid_pages(b, cache, pages), 0, number);
+    tn_node *inside = tn_b_logical_and(b, below(b, place, (double)old_places), tn_b_le(b, i64(b, 0), page));
+    tn_node *row = tn_b_sub(b, place, tn_b_mul(b, tn_b_sub(b, number, page), i64(b, TN_PAGE_TOKENS)));
+    int64_t flat = cache->shape[0] * TN_PAGE_TOKENS;
+    tn_node *rows =
+        tn_b_reshape(b, tn_b_permute(b, cache, (int64_t[]){0, 2, 1, 3}, 4), (int64_t[]){flat, heads, width}, 3);
+    tn_node *old = tn_b_cast(b, tn_b_index_select(b, rows, 0, row), TN_F32);
+    int64_t column[3] = {place->shape[0], 1, 1};
+    old = tn_b_where(b, tn_b_reshape(b, inside, column, 3), old, none);
+    all = tn_b_where(b, tn_b_lt(b, since, i64(b, 0)), old, all);
+    return tn_b_permute(b, all, (int64_t[]){1, 0, 2}, 3);
+}
+
+/* Which places [tokens, places] a query sees. */
+static tn_node *visible_places(tn_build *b, const tn_node *n, tn_node *place, tn_node *position) {
+    int64_t tokens = n->shape[0], window = n->i[TN_CACHED_ATTENTION_ROWS_WINDOW];
+    tn_node *last = tn_b_add(b, tn_b_arange(b, 0, (double)tokens, 1, TN_I64), position);
+    last = tn_b_reshape(b, last, (int64_t[]){tokens, 1}, 2);
+    tn_node *seen = tn_b_le(b, place, last);
+    if (window == 0) return seen;
+    return tn_b_logical_and(b, seen, tn_b_lt(b, tn_b_sub(b, last, i64(b, (double)window)), place));
+}
+
+/* The softmax in one piece over all places that there can be: the definition but for the order of its sums. */
+static tn_node *compose_cached_attention_rows(tn_build *b, const tn_node *n) {
+    tn_node *q = n->in[ATTEND_Q], *k_cache = n->in[ATTEND_K_CACHE], *pages = n->in[ATTEND_PAGES];
+    int64_t tokens = n->shape[0], heads = n->shape[1], width = n->shape[2], kv_heads = k_cache->shape[1];
+    int64_t old_places = pages->shape[0] * TN_PAGE_TOKENS, places = old_places + tokens, groups = heads / kv_heads;
+    if (tn_node_numel(n) == 0) return tn_b_contiguous(b, q);
+    tn_node *position = tn_b_minimum(b, tn_b_maximum(b, n->in[ATTEND_POSITION], i64(b, 0)), i64(b, (double)old_places));
+    tn_node *place = tn_b_arange(b, 0, (double)places, 1, TN_I64);
+    tn_node *keys = tokens_by_place(b, k_cache, n->in[ATTEND_K], pages, place, position);
+    tn_node *values = tokens_by_place(b, n->in[ATTEND_V_CACHE], n->in[ATTEND_V], pages, place, position);
+    tn_node *rows = tn_b_permute(b, tn_b_reshape(b, q, (int64_t[]){tokens, kv_heads, groups, width}, 4),
+                                 (int64_t[]){1, 2, 0, 3}, 4);
+    keys = tn_b_unsqueeze(b, tn_b_transpose(b, keys, 1, 2), 1);
+    tn_node *scores = tn_b_matmul_batched(b, rows, keys);
+    scores = tn_b_scale(b, scores, (double)(float)n->f[TN_CACHED_ATTENTION_ROWS_SCALE]);
+    tn_node *seen = visible_places(b, n, place, position), *least = tn_b_full(b, NULL, 0, -INFINITY, TN_F32);
+    tn_node *counted = tn_b_where(b, tn_b_logical_and(b, seen, tn_b_eq(b, scores, scores)), scores, least);
+    tn_node *most = tn_b_amax(b, counted, (int64_t[]){3}, 1, true), *none = tn_b_full(b, NULL, 0, 0, TN_F32);
+    most = tn_b_where(b, tn_b_eq(b, most, least), none, most);
+    tn_node *weights = tn_b_where(b, seen, tn_b_exp(b, tn_b_sub(b, scores, most)), none);
+    tn_node *total = tn_b_sum(b, weights, (int64_t[]){3}, 1, true);
+    /* Not a product of matrices: what a query does not see may be NaN. */
+    tn_node *each = tn_b_mul(b, tn_b_unsqueeze(b, weights, 4),
+                             tn_b_reshape(b, values, (int64_t[]){kv_heads, 1, 1, places, width}, 5));
+    each = tn_b_where(b, tn_b_unsqueeze(b, seen, 2), each, none);
+    tn_node *out = tn_b_div(b, tn_b_sum(b, each, (int64_t[]){3}, 1, false), total);
+    out = tn_b_permute(b, out, (int64_t[]){2, 0, 1, 3}, 4);
+    return tn_b_reshape(b, out, n->shape, 3);
+}
+
+/* ---- definition -------------------------------------------------------------------------------------------------- */
 
 /* What the definition needs at hand. */
 typedef struct attention {
@@ -284,6 +391,7 @@ const tn_op_impl tn_impl_cached_attention = {
 const tn_op_impl tn_impl_cached_attention_rows = {
     .class_ = TN_NATIVE,
     .infer = infer_cached_attention_rows,
+    .compose = compose_cached_attention_rows,
     .reference = reference_cached_attention,
     .cases = "types=f32 tol=1e-5 atol=1e-5; [3,4,5] [3,2,5] [3,2,5] [3,2,64,5] [3,2,64,5] []:i64@0..70 [3]:i64@0..2 "
              "scale=0.3 window=0;"

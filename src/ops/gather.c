@@ -290,6 +290,24 @@ static tn_status grad_index_add_rows(tn_build *b, const tn_node *n, tn_node *dy,
     grads[2] = tn_b_where(b, inside, taken, tn_b_const(b, 0, dy));
     return b->status;
 }
+/* x first, then each source row, −0 in place of those for other rows: that leaves every number as it is. */
+static int loops_index_add_rows(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
+    extent[0] = n->in[1]->shape[0] + 1;
+    return 1;
+}
+static kir_val lower_index_add_rows(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    kir_aff from[TN_MAX_RANK], row = place_shifted(&at[n->rank], -1);
+    memcpy(from, at, (size_t)n->rank * sizeof *from);
+    from[0] = row;
+    kir_val source = place_not_negative(kb, &row), first = place_below(kb, &at[n->rank], -1);
+    kir_val place = tn_lower_at_masked(lw, n->in[1], &row, source);
+    kir_val hit = kir_binary(kb, KIR_AND, source, kir_binary(kb, KIR_EQ, place, kir_index(kb, &at[0])));
+    kir_val added = tn_lower_at_masked(lw, n->in[2], from, hit);
+    kir_val own = tn_lower_at_masked(lw, n->in[0], at, first);
+    kir_val none = kir_const(kb, kir_type_of((tn_dtype)n->dtype), -0.0);
+    return kir_select(kb, first, own, kir_select(kb, hit, added, none));
+}
 static void reference_index_add_rows(const tn_reference *r) {
     const tn_node *n = r->node;
     int64_t rows = n->shape[0], count = n->in[1]->shape[0];
@@ -305,7 +323,10 @@ static void reference_index_add_rows(const tn_reference *r) {
 }
 const tn_op_impl tn_impl_index_add_rows = {.class_ = TN_NATIVE,
                                            .infer = infer_index_add_rows,
+                                           .reduce = KIR_SEQ,
                                            .grad = grad_index_add_rows,
+                                           .lower = lower_index_add_rows,
+                                           .loops = loops_index_add_rows,
                                            .reference = reference_index_add_rows,
                                            .cases = "types=f32,f64 tol=4ulp atol=1e-6; [4,3] [9]:i64@0..3 [9,3]; [5] "
                                                     "[3]:i64@-1..6 [3]; [2,2,3] [0]:i64@0..0 [0,2,3];"

@@ -158,8 +158,31 @@ static void reference_argsort_last(const tn_reference *r) {
         }
     }
 }
+/* Is x before y, on values alone? NaN is the greatest. */
+static tn_node *precedes(tn_build *b, tn_node *x, tn_node *y, bool descending) {
+    if (descending) return precedes(b, y, x, false);
+    return tn_b_logical_or(b, tn_b_lt(b, x, y), tn_b_logical_and(b, tn_b_ne(b, y, y), tn_b_eq(b, x, x)));
+}
+/* Where no kernel sorts: each element counts those before it, which is its place; the order is the inverse of that. */
+static tn_node *compose_argsort_last(tn_build *b, const tn_node *n) {
+    int64_t last = n->rank - 1, length = n->shape[last];
+    bool descending = n->i[TN_ARGSORT_LAST_DESCENDING];
+    if (tn_node_numel(n) == 0) return tn_b_full(b, n->shape, n->rank, 0, TN_I64);
+    if (n->rank == TN_MAX_RANK) { /* the pairs below need a dimension more */
+        tn_node *rows = tn_b_view(b, n->in[0], (int64_t[]){tn_node_numel(n) / length, length}, 2);
+        return tn_b_view(b, tn_b_argsort_last(b, rows, descending), n->shape, n->rank);
+    }
+    tn_node *own = tn_b_unsqueeze(b, n->in[0], last + 1), *other = tn_b_unsqueeze(b, n->in[0], last);
+    tn_node *number = tn_b_arange(b, 0, (double)length, 1, TN_I64);
+    tn_node *earlier = tn_b_lt(b, number, tn_b_unsqueeze(b, number, 1));
+    tn_node *tie = tn_b_logical_and(b, earlier, tn_b_logical_not(b, precedes(b, own, other, descending)));
+    tn_node *before = tn_b_logical_or(b, precedes(b, other, own, descending), tie);
+    tn_node *place = tn_b_sum(b, before, (int64_t[]){last + 1}, 1, false);
+    return tn_b_scatter_last(b, place, last, n->shape, n->rank);
+}
 const tn_op_impl tn_impl_argsort_last = {.class_ = TN_NATIVE,
                                          .infer = infer_argsort_last,
+                                         .compose = compose_argsort_last,
                                          .reference = reference_argsort_last,
                                          .cases = "types=f32,f64,i32,i64; [7] descending=false; [3,5] descending=true; "
                                                   "[2,0] descending=false; [40]@0..3 descending=false;"

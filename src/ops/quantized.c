@@ -2,8 +2,7 @@
  *
  * An op that reads such a weight element by element needs nothing of its own: lowering decodes an element where it is
  * asked for (core/blocks.c), so a gather decodes the rows that it takes and no others. The product has a kernel
- * (kern.h), which rounds the other operand to eight bits a block as well; where there is none, it is the product with
- * the decoded weight. */
+ * (kern.h), which rounds the other operand to eight bits a block as well; so does its lowering, where there is none. */
 #include <math.h>
 
 #include "ops/common.h"
@@ -63,16 +62,83 @@ static tn_status infer_linear_stored(tn_infer *c) {
     return TN_OK;
 }
 
-static int loops_linear_stored(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
-    extent[0] = n->in[0]->shape[1];
-    return 1;
+/* ---- where there is no kernel ------------------------------------------------------------------------------------ */
+
+enum { PART = 16 }; /* fewest weights that share a scale */
+
+static bool has_halves(tn_dtype t) { return t == TN_Q2_K || t == TN_Q3_K || t == TN_Q6_K; }
+static bool has_minimum(tn_dtype t) {
+    return t == TN_Q4_1 || t == TN_Q5_1 || t == TN_Q2_K || t == TN_Q4_K || t == TN_Q5_K;
 }
 
-/* The definition of linear_half; of linear_quantized where there is no kernel: x is not rounded then. */
-static kir_val lower_linear_stored(tn_lower *lw, const tn_node *n, const kir_aff *at) {
-    kir_aff xi[2] = {at[0], at[2]}, wi[2] = {at[1], at[2]};
-    return kir_reduce_value(lw->kb, KIR_CHAIN, tn_lower_at(lw, n->in[0], xi), tn_lower_at(lw, n->in[1], wi));
+/* Blocks of 32, parts of a block, and steps of a part: that of u, that of the minimum. */
+static int loops_linear_quantized(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
+    tn_dtype t = (tn_dtype)n->in[1]->dtype;
+    extent[0] = n->in[0]->shape[1] / Q8_BLOCK;
+    extent[1] = has_halves(t) ? 2 : 1;
+    extent[2] = has_minimum(t) ? 2 : 1;
+    return 3;
 }
+
+/* A block of x on its way: its elements, 127 / max|x| or 0 where nothing is to be rounded, and the step dx. */
+typedef struct rounding {
+    kir_val x[Q8_BLOCK], inverse, step;
+} rounding;
+
+static void round_block(tn_lower *lw, const tn_node *x, const kir_aff *row, const kir_aff *block, rounding *r) {
+    kir_builder *kb = lw->kb;
+    kir_aff at[2] = {*row, tn_aff_scale(lw, block, Q8_BLOCK)};
+    kir_val most = kir_const(kb, KIR_F32, 0), zero = most;
+    for (int k = 0; k < Q8_BLOCK; k++, at[1].c++) {
+        r->x[k] = tn_lower_at(lw, x, at);
+        most = kir_binary(kb, KIR_MAX, most, kir_unary(kb, KIR_ABS, r->x[k]));
+    }
+    kir_val finite = kir_binary(kb, KIR_LT, most, kir_const(kb, KIR_F32, INFINITY));
+    kir_val tiny = kir_binary(kb, KIR_LT, most, kir_const(kb, KIR_F32, 0x1p-100));
+    kir_val scale = kir_const(kb, KIR_F32, 127);
+    kir_val rounds = kir_select(kb, tiny, kir_const_i(kb, KIR_BOOL, 0), finite);
+    r->inverse = kir_select(kb, rounds, kir_binary(kb, KIR_DIV, scale, most), zero);
+    r->step = kir_select(kb, finite, kir_select(kb, tiny, zero, kir_binary(kb, KIR_DIV, most, scale)),
+                         kir_const(kb, KIR_F32, NAN));
+}
+
+/* Element k of the part: in a half of the block as the index of the part says, where it has halves. */
+static kir_val rounded_element(tn_lower *lw, const rounding *r, int k, kir_val second) {
+    kir_val x = second == KIR_NONE ? r->x[k] : kir_select(lw->kb, second, r->x[PART + k], r->x[k]);
+    kir_val scaled = kir_binary(lw->kb, KIR_MUL, x, r->inverse);
+    return kir_cast(lw->kb, KIR_I32, kir_rounding(lw->kb, KIR_NEAREST_EVEN, scaled));
+}
+
+/* linear_quantized by its definition (kern.h), an element at a time; to the bit until there are KIR_KSUM steps. A cast
+ * of what is not finite yields 0 or is multiplied by 0: q is 0 then. */
+static kir_val lower_linear_quantized(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    tn_dtype t = (tn_dtype)n->in[1]->dtype;
+    const kir_aff *block = &at[2], *part = &at[3], *step = &at[4];
+    rounding r;
+    round_block(lw, n->in[0], &at[0], block, &r);
+    kir_aff from = tn_aff_scale(lw, block, Q8_BLOCK), in_block = tn_aff_scale(lw, part, PART);
+    kir_aff wi[2] = {at[1], tn_aff_add(lw, &from, &in_block)};
+    kir_val zero = kir_const_i(kb, KIR_I32, 0), dot = zero, sum = zero;
+    kir_val second =
+        has_halves(t) ? kir_binary(kb, KIR_EQ, kir_index(kb, part), kir_const_i(kb, KIR_I64, 1)) : KIR_NONE;
+    tn_quant w = {0};
+    for (int k = 0; k < (has_halves(t) ? PART : Q8_BLOCK); k++) {
+        w = tn_lower_quant_at(lw, n->in[1], wi, k);
+        kir_val q = rounded_element(lw, &r, k, second);
+        dot = kir_binary(kb, KIR_ADD, dot, kir_binary(kb, KIR_MUL, w.u, q));
+        sum = kir_binary(kb, KIR_ADD, sum, q);
+    }
+    kir_val a = kir_binary(kb, KIR_MUL, w.s, r.step), b = kir_cast(kb, KIR_F32, dot);
+    if (has_minimum(t)) {
+        kir_val first = kir_binary(kb, KIR_EQ, kir_index(kb, step), kir_const_i(kb, KIR_I64, 0));
+        a = kir_select(kb, first, a, w.t);
+        b = kir_select(kb, first, b, kir_binary(kb, KIR_MUL, r.step, kir_cast(kb, KIR_F32, sum)));
+    }
+    return kir_reduce_value(kb, KIR_CHAIN, a, b);
+}
+
+/* ---- definitions ------------------------------------------------------------------------------------------------- */
 
 /* One block of x as the kernel sees it: whole numbers of at most 127 times a step. Rounded as there, in f32. */
 static void rounded_block(const double *x, double *out) {
@@ -114,8 +180,8 @@ const tn_op_impl tn_impl_linear_quantized = {
     .quantized = 2,
     .reduce = KIR_CHAIN,
     .infer = infer_linear_stored,
-    .lower = lower_linear_stored,
-    .loops = loops_linear_stored,
+    .lower = lower_linear_quantized,
+    .loops = loops_linear_quantized,
     .reference = reference_linear_quantized,
     .flops = 2,
     .cases =
@@ -126,6 +192,16 @@ const tn_op_impl tn_impl_linear_quantized = {
         "error=f32 [2,32]:f64 [3,32]:q4_0"};
 
 /* ---- linear_half ------------------------------------------------------------------------------------------------- */
+
+static int loops_linear_half(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
+    extent[0] = n->in[0]->shape[1];
+    return 1;
+}
+
+static kir_val lower_linear_half(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_aff xi[2] = {at[0], at[2]}, wi[2] = {at[1], at[2]};
+    return kir_reduce_value(lw->kb, KIR_CHAIN, tn_lower_at(lw, n->in[0], xi), tn_lower_at(lw, n->in[1], wi));
+}
 
 static void reference_linear_half(const tn_reference *r) {
     int64_t m = r->node->shape[0], n = r->node->shape[1], k = r->node->in[0]->shape[1];
@@ -147,8 +223,8 @@ const tn_op_impl tn_impl_linear_half = {
     .class_ = TN_MATMUL,
     .reduce = KIR_CHAIN,
     .infer = infer_linear_stored,
-    .lower = lower_linear_stored,
-    .loops = loops_linear_stored,
+    .lower = lower_linear_half,
+    .loops = loops_linear_half,
     .reference = reference_linear_half,
     .flops = 2,
     .cases = "types=f32 tol=4e-6 atol=4e-6; [3,6] [5,6]:f16; [1,300] [17,300]:bf16 atol=1e-4; [9,64] [33,64]:f16; "
