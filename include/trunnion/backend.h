@@ -169,6 +169,27 @@ TN_API tn_status tn_backend_register(const tn_driver *driver);
 /* Sets the calling thread's error text, for drivers outside the library: return tn_backend_fail(TN_ERR_DEVICE, "…"). */
 TN_API tn_status tn_backend_fail(tn_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* ---- a driver in a shared library of its own --------------------------------------------------------------------- */
+
+/* What the library lends a driver that was loaded from a file, so that the file need not be linked with anything. Lives
+ * as long as the process. */
+typedef struct tn_backend_host {
+    size_t struct_size;
+    int abi;                                                      /* TN_BACKEND_ABI of the library */
+    tn_status (*fail)(tn_status code, const char *format, ...);   /* tn_backend_fail */
+} tn_backend_host;
+
+/* The one symbol of such a file: `const tn_driver *trunnion_driver(const tn_backend_host *host)`. NULL refuses, with
+ * host->fail called before. docs/new-backend.md goes through it; tools/new_backend.py writes a working one. */
+typedef const tn_driver *tn_backend_entry(const tn_backend_host *host);
+#define TN_BACKEND_ENTRY "trunnion_driver"
+
+/* Loads a driver from `path` and registers it. The files of TRUNNION_DRIVERS in the environment, separated by colons,
+ * are loaded so before the first listing; one that cannot be is a line of the listing, with its reason.
+ * Errors: TN_ERR_UNAVAILABLE when the file or its symbol is not there, with the linker's words; what tn_backend_register
+ * reports. Nothing is unloaded again. */
+TN_API tn_status tn_backend_load(const char *path);
+
 #ifdef __cplusplus
 }
 #endif

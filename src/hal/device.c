@@ -100,37 +100,48 @@ static const tn_driver *whole_driver(const tn_driver *d) {
 }
 
 /* A new backend stands before the cpu: who registers a driver wants it used. */
-static tn_status table_insert(const tn_driver *d) {
-    if (backend_named(d->name, strlen(d->name)))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: there is a backend %s already", d->name);
+static tn_status table_insert(const tn_backend *b) {
+    if (backend_named(b->name, strlen(b->name)))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: there is a backend %s already", b->name);
     if (table_count == TN_MOST_BACKENDS)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: %s: at most %d backends", d->name, TN_MOST_BACKENDS);
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: %s: at most %d backends", b->name, TN_MOST_BACKENDS);
     int at = table_count++;
     for (; at > 0 && table[at].driver != &tn_driver_cpu; at--)
         table[at] = table[at - 1];
-    table[at] = (tn_backend){.name = d->name, .title = d->title, .driver = whole_driver(d)};
+    table[at] = *b;
     return TN_OK;
 }
 
-/* The driver for tests and for authors of drivers (drivers/null.c) is there only on request. */
-static void add_null_driver(void) {
+tn_status tn_backend_insert(const tn_driver *d) {
+    TRY(driver_check(d));
+    return table_insert(&(tn_backend){.name = d->name, .title = d->title, .driver = whole_driver(d)});
+}
+
+tn_status tn_backend_insert_refused(const tn_refusal *r) {
+    return table_insert(&(tn_backend){.name = r->name, .title = r->path, .refused = r});
+}
+
+/* What is there only on request: the driver for authors of drivers (drivers/null.c), and files that the environment
+ * names. */
+static void add_wanted(void) {
     static bool done;
-    const char *wanted = done ? NULL : tn_env("TRUNNION_NULL");
+    if (done) return;
     done = true;
-    if (wanted && !strcmp(wanted, "1")) (void)table_insert(&tn_driver_null);
+    const char *wanted = tn_env("TRUNNION_NULL");
+    if (wanted && !strcmp(wanted, "1")) (void)tn_backend_insert(&tn_driver_null);
+    tn_plugins_add();
 }
 
 tn_backend *tn_backends(int *count) {
-    add_null_driver();
+    add_wanted();
     *count = table_count;
     return table;
 }
 
 tn_status tn_backend_register(const tn_driver *driver) {
-    TRY(driver_check(driver));
     tn_registry_lock();
-    add_null_driver();
-    tn_status s = table_insert(driver);
+    add_wanted();
+    tn_status s = tn_backend_insert(driver);
     tn_registry_unlock();
     return s;
 }
@@ -446,7 +457,7 @@ tn_status tn_device_open(const char *preference, const tn_device_options *option
     tn_selection log = {.struct_size = sizeof log};
     search s = {.options = &o, .log = &log};
     tn_registry_lock();
-    add_null_driver();
+    add_wanted();
     tn_status status = choose(&s, preference ? preference : "auto");
     tn_registry_unlock();
     if (selection) {

@@ -96,6 +96,14 @@ static void say_not_built(const tn_backend *b, tn_findings *f) {
     snprintf(f->fix, sizeof f->fix, "build with the CMake option -DTRUNNION_%s=ON", option);
 }
 
+static void say_refused(const tn_refusal *r, tn_findings *f) {
+    memset(f, 0, sizeof *f);
+    snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(r->code));
+    snprintf(f->reason, sizeof f->reason, "%s", r->reason);
+    snprintf(f->fix, sizeof f->fix, "TRUNNION_DRIVERS names this file: name another, or build it anew");
+    snprintf(f->library, sizeof f->library, "%s", r->path);
+}
+
 static void say_usable(tn_findings *f) {
     snprintf(f->code, sizeof f->code, "%s", tn_reason_code_name(TN_REASON_NONE));
     f->reason[0] = f->fix[0] = 0;
@@ -142,7 +150,9 @@ static bool outdated(tn_backend *b, uint64_t common, bool fresh) {
 
 /* Starts what has to be asked in a child and answers the rest. */
 static void look_begin(tn_backend *b, tn_child *child) {
-    if (!b->driver)
+    if (b->refused)
+        say_refused(b->refused, b->found);
+    else if (!b->driver)
         say_not_built(b, b->found);
     else if (b->driver->isolate)
         tn_child_start(b->driver, child);

@@ -13,6 +13,12 @@ typedef struct tn_findings {
     tn_device_info devices[TN_MOST_DEVICES];
 } tn_findings;
 
+/* A file that was named as a driver's and cannot be used. */
+typedef struct tn_refusal {
+    char name[24], path[256], reason[240];
+    tn_reason_code code;
+} tn_refusal;
+
 /* One line of the table. */
 typedef struct tn_backend {
     const char *name, *title;
@@ -20,12 +26,19 @@ typedef struct tn_backend {
     tn_findings *found;      /* listing.c: the last look; NULL before it */
     uint64_t key;            /* listing.c: what the last look depended on; 0: it is not to be relied on */
     double looked;           /* listing.c: when a probe last answered, as tn_now; 0: not in this process */
+    const tn_refusal *refused; /* plugin.c: why the file that should hold its driver does not */
 } tn_backend;
 
 /* The table in order of preference. The caller holds the registry's lock. */
 tn_backend *tn_backends(int *count);
 void tn_registry_lock(void);
 void tn_registry_unlock(void);
+
+/* device.c: adds a driver, or a line for a file that holds none. The caller holds the registry's lock. */
+tn_status tn_backend_insert(const tn_driver *driver);
+tn_status tn_backend_insert_refused(const tn_refusal *refused);
+/* plugin.c: adds what TRUNNION_DRIVERS names, once. The caller holds the registry's lock. */
+void tn_plugins_add(void);
 
 static inline bool tn_backend_usable(const tn_backend *b) { return b->driver && b->driver->open; }
 static inline bool tn_backend_by_name(const tn_backend *b) { return b->driver && b->driver->only_by_name; }
