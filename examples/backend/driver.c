@@ -146,11 +146,12 @@ static void *read_file(const char *path, size_t *size) {
     return data;
 }
 
-/* Runs the compiler, its words into the file `log`. Contraction off: a·b + c rounds twice unless the kernel says fma. */
-static bool run_compiler(const char *source, const char *object, const char *log) {
-    char *const arguments[] = {(char *)compiler(), "-std=c11",        "-O1",          "-w", "-shared", "-fPIC",
-                               "-ffp-contract=off", "-fno-math-errno", (char *)source, "-o", (char *)object, "-lm",
-                               NULL};
+/* Runs the compiler, its words into the file `log`. Contraction is off: a·b + c rounds twice unless it says fma. */
+static bool run_compiler(char *source, char *object, const char *log) {
+    char name[PATH_BYTES];
+    snprintf(name, sizeof name, "%s", compiler());
+    char *const arguments[] = {name,   "-std=c11", "-O1", "-w",   "-shared", "-fPIC", "-ffp-contract=off",
+                               source, "-o",       object, "-lm", NULL};
     posix_spawn_file_actions_t files;
     pid_t child;
     int status = -1;
@@ -161,7 +162,7 @@ static bool run_compiler(const char *source, const char *object, const char *log
     return started && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-static tn_status compile(const tn_code *code, const char *source, const char *object, const char *log) {
+static tn_status compile(const tn_code *code, char *source, char *object, const char *log) {
     if (!write_file(source, code->data, code->size)) return host->fail(TN_ERR_IO, "cc:0: cannot write %s", source);
     bool good = run_compiler(source, object, log);
     size_t size = 0;

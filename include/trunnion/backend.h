@@ -175,8 +175,8 @@ TN_API tn_status tn_backend_fail(tn_status code, const char *format, ...) __attr
  * as long as the process. */
 typedef struct tn_backend_host {
     size_t struct_size;
-    int abi;                                                      /* TN_BACKEND_ABI of the library */
-    tn_status (*fail)(tn_status code, const char *format, ...);   /* tn_backend_fail */
+    int abi;                                                    /* TN_BACKEND_ABI of the library */
+    tn_status (*fail)(tn_status code, const char *format, ...); /* tn_backend_fail */
 } tn_backend_host;
 
 /* The one symbol of such a file: `const tn_driver *trunnion_driver(const tn_backend_host *host)`. NULL refuses, with
