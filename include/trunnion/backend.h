@@ -186,7 +186,7 @@ typedef const tn_driver *tn_backend_entry(const tn_backend_host *host);
 
 /* Loads a driver from `path` and registers it. The files of TRUNNION_DRIVERS in the environment, separated by colons,
  * are loaded so before the first listing; one that cannot be is a line of the listing, with its reason.
- * Errors: TN_ERR_UNAVAILABLE when the file or its symbol is not there, with the linker's words; those of tn_backend_register
+ * Errors: TN_ERR_UNAVAILABLE, with the linker's words, when the file or its symbol is not there; tn_backend_register's.
  * Nothing is unloaded again. */
 TN_API tn_status tn_backend_load(const char *path);
 
