@@ -6,6 +6,7 @@
 
 #include "kir/kir.h"
 #include "kir/rules.h"
+#include "kir_random.h"
 
 typedef struct kernel {
     kir_builder *b;
@@ -568,6 +569,50 @@ static void failure_of_any_allocation_is_an_error_and_loses_nothing(void **state
     }
 }
 
+/* ---- random programs --------------------------------------------------------------------------------------------- */
+
+enum { CASES = 300 };
+
+/* Interprets; afterwards once more for each barrier without it. Returns how many of them were missed. */
+static int missed_barriers(const kir_random *t, uint64_t seed, int *barriers) {
+    void *buffers[KIR_MAX_BUFFERS];
+    char *memory = kir_random_memory(t, seed);
+    kir_random_buffers(t, memory, buffers);
+    kir_launch launch = {t->sizes, buffers, t->dials};
+    tn_status status = kir_interpret(t->program, &launch);
+    if (status != TN_OK) kir_random_print(t, seed);
+    assert_ok(status);
+    int missed = 0;
+    for (int i = 0; i < t->program->n_ins; i++) {
+        kir_ins saved = t->program->ins[i];
+        if (saved.op != KIR_BARRIER) continue;
+        t->program->ins[i] =
+            (kir_ins){.op = KIR_CONST, .type = KIR_F32, .a = KIR_NONE, .b = KIR_NONE, .c = KIR_NONE, .imm.f = 0};
+        missed += kir_interpret(t->program, &launch) != TN_OK;
+        t->program->ins[i] = saved;
+        (*barriers)++;
+    }
+    free(memory);
+    return missed;
+}
+
+static void random_programs_keep_the_rules_and_need_their_barriers(void **state) {
+    (void)state;
+    int barriers = 0, missed = 0;
+    for (uint64_t seed = 0; seed < CASES; seed++) {
+        kir_random t;
+        bool no_f64 = seed % 3 == 0;
+        kir_random_make(&t, seed, &(kir_random_options){.group = true, .variables = seed % 2, .no_f64 = no_f64});
+        for (int i = 0; i < t.program->n_ins; i++)
+            assert_false(no_f64 && t.program->ins[i].type == KIR_F64);
+        missed += missed_barriers(&t, seed, &barriers);
+        kir_random_free(&t);
+    }
+    assert_true(barriers > CASES);
+    print_message("%d of %d barriers were missed\n", missed, barriers);
+    assert_true(missed > barriers / 4);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(transpose_through_local_memory),
@@ -582,6 +627,7 @@ int main(void) {
         cmocka_unit_test(structure_knows_items_and_local_memory),
         cmocka_unit_test(builder_refuses_misuse),
         cmocka_unit_test(verifier_refuses_what_a_builder_would),
+        cmocka_unit_test(random_programs_keep_the_rules_and_need_their_barriers),
         cmocka_unit_test(failure_of_any_allocation_is_an_error_and_loses_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
