@@ -391,7 +391,7 @@ static int new_access(kir_builder *b, int buffer, const kir_aff *index) {
     tn_status status = tn_mem_grow(&b->access, &b->access_room, need, sizeof *b->access);
     if (status == TN_OK) status = tn_mem_grow(&b->affine, &b->affine_room, need * width, sizeof *b->affine);
     if (status != TN_OK) return fail(b, status);
-    b->access[b->n_access] = (kir_access){(int16_t)buffer, index->dyn};
+    b->access[b->n_access] = (kir_access){.buffer = (int16_t)buffer, .dyn = index->dyn};
     int64_t *affine = affine_of(b, b->n_access);
     affine[0] = index->c;
     memcpy(affine + 1, index->s, (width - 1) * sizeof *affine);
@@ -582,12 +582,36 @@ static void mark_live(const kir_builder *b, bool *live) {
 
 static kir_val renumber(const kir_val *map, kir_val v) { return v == KIR_NONE ? KIR_NONE : map[v]; }
 
-/* Copies the live instructions into p, with the accesses they name in order of first use. */
-static void copy_live(const kir_builder *b, const bool *live, kir_val *map, kir_program *p, int64_t *sizes) {
-    size_t width = (size_t)(axes_of(b) + 1);
-    int16_t *access_map = map + b->n_ins;
+static bool is_local(const kir_builder *b, int access) {
+    int buffer = b->access[access].buffer;
+    return buffer >= 0 && b->local[buffer] > 0;
+}
+
+/* Numbers the live accesses in order of first use, those of local buffers behind the others. */
+static void number_accesses(const kir_builder *b, const bool *live, int16_t *number, kir_program *p) {
     for (int i = 0; i < b->n_access; i++)
-        access_map[i] = -1;
+        number[i] = -1;
+    for (int local = 0; local < 2; local++) {
+        for (int i = 0; i < b->n_ins; i++) {
+            if (!live[i] || !kir_has_access((kir_op)b->ins[i].op)) continue;
+            int access = (int)b->ins[i].imm.i;
+            if (number[access] < 0 && is_local(b, access) == (local == 1)) number[access] = p->n_access++;
+        }
+        if (local == 0) p->n_sized = p->n_access;
+    }
+}
+
+static void copy_access(const kir_builder *b, int access, int to, const kir_val *map, kir_program *p, int64_t *sizes) {
+    size_t width = (size_t)(axes_of(b) + 1);
+    p->access[to] = (kir_access){.buffer = b->access[access].buffer, .dyn = renumber(map, b->access[access].dyn)};
+    int64_t *affine = to < p->n_sized ? sizes + width - 1 + (size_t)to * width : p->access[to].fixed;
+    memcpy(affine, affine_of(b, access), width * sizeof *affine);
+}
+
+/* Copies the live instructions into p, with the accesses that they name. */
+static void copy_live(const kir_builder *b, const bool *live, kir_val *map, kir_program *p, int64_t *sizes) {
+    int16_t *number = map + b->n_ins;
+    number_accesses(b, live, number, p);
     for (int i = 0; i < b->n_ins; i++) {
         if (!live[i]) continue;
         kir_ins *in = &p->ins[p->n_ins];
@@ -597,19 +621,14 @@ static void copy_live(const kir_builder *b, const bool *live, kir_val *map, kir_
         in->c = renumber(map, in->c);
         map[i] = p->n_ins++;
         if (!kir_has_access((kir_op)in->op)) continue;
-        int old = (int)in->imm.i;
-        if (access_map[old] < 0) {
-            access_map[old] = p->n_access;
-            p->access[p->n_access] = (kir_access){b->access[old].buffer, renumber(map, b->access[old].dyn)};
-            memcpy(sizes + width - 1 + (size_t)p->n_access * width, affine_of(b, old), width * sizeof *sizes);
-            p->n_access++;
-        }
-        in->imm.i = access_map[old];
+        int access = (int)in->imm.i;
+        copy_access(b, access, number[access], map, p, sizes);
+        in->imm.i = number[access];
     }
 }
 
 static uint64_t hash_structure(const kir_program *p) {
-    int64_t head[] = {p->n_par,   p->n_loop,  p->n_ins,   p->n_access, p->n_buffers,
+    int64_t head[] = {p->n_par,   p->n_loop,  p->n_ins,   p->n_access, p->n_sized, p->n_buffers,
                       p->n_dials, p->item[0], p->item[1], p->item[2],  p->n_items};
     uint64_t h = tn_hash64(head, sizeof head, 0);
     for (int i = 0; i < p->n_ins; i++) {
@@ -620,6 +639,7 @@ static uint64_t hash_structure(const kir_program *p) {
     for (int i = 0; i < p->n_access; i++) {
         int64_t row[] = {p->access[i].buffer, p->access[i].dyn};
         h = tn_hash64(row, sizeof row, h);
+        if (i >= p->n_sized) h = tn_hash64(p->access[i].fixed, sizeof p->access[i].fixed, h);
     }
     for (int i = 0; i < p->n_buffers; i++) {
         int64_t row[] = {p->buffer_dtype[i], p->buffer_written[i], p->local[i]};

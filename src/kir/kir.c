@@ -197,6 +197,8 @@ static tn_status check_access(const verifier *v, const kir_ins *in) {
         TRY(check_operand(v, access->dyn, false));
         if (p->ins[access->dyn].type != KIR_I64) return invalid(v, "a computed index that is not i64");
     }
+    bool local = access->buffer >= 0 && access->buffer < p->n_buffers && p->local[access->buffer] > 0;
+    if (local != (in->imm.i >= p->n_sized)) return invalid(v, "accesses of local buffers must be the last ones");
     if (in->op == KIR_INDEX) return access->buffer == -1 ? TN_OK : invalid(v, "an index with a buffer");
     if (access->buffer < 0 || access->buffer >= p->n_buffers) return invalid(v, "no such buffer");
     if (in->type != kir_type_of((tn_dtype)p->buffer_dtype[access->buffer])) {
@@ -305,8 +307,9 @@ tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes) {
 
 static tn_status check_counts(const kir_program *p) {
     bool sane = p->n_par + p->n_loop <= KIR_MAX_AXES && p->n_ins >= 0 && p->n_ins <= KIR_MAX_INS && p->n_access >= 0 &&
-                p->n_access <= KIR_MAX_INS && p->n_buffers >= 0 && p->n_buffers <= KIR_MAX_BUFFERS && p->n_dials >= 0 &&
-                (p->ins || p->n_ins == 0) && (p->access || p->n_access == 0);
+                p->n_access <= KIR_MAX_INS && p->n_sized >= 0 && p->n_sized <= p->n_access && p->n_buffers >= 0 &&
+                p->n_buffers <= KIR_MAX_BUFFERS && p->n_dials >= 0 && (p->ins || p->n_ins == 0) &&
+                (p->access || p->n_access == 0);
     if (!sane) return tn_fail(TN_ERR_ARGUMENT, "kernel program: a count is outside its limits");
     for (int i = 0; i < p->n_buffers; i++) {
         if (p->buffer_dtype[i] >= TN_PLAIN_DTYPES) {
@@ -345,12 +348,14 @@ static bool same_ins(const kir_ins *a, const kir_ins *b) {
            a->imm.i == b->imm.i;
 }
 
-static bool same_access(const kir_access *a, const kir_access *b) { return a->buffer == b->buffer && a->dyn == b->dyn; }
+static bool same_access(const kir_access *a, const kir_access *b) {
+    return a->buffer == b->buffer && a->dyn == b->dyn && memcmp(a->fixed, b->fixed, sizeof a->fixed) == 0;
+}
 
 static bool same_counts(const kir_program *a, const kir_program *b) {
     return a->n_par == b->n_par && a->n_loop == b->n_loop && a->n_ins == b->n_ins && a->n_access == b->n_access &&
-           a->n_buffers == b->n_buffers && a->n_dials == b->n_dials && a->n_items == b->n_items &&
-           memcmp(a->item, b->item, sizeof a->item) == 0;
+           a->n_sized == b->n_sized && a->n_buffers == b->n_buffers && a->n_dials == b->n_dials &&
+           a->n_items == b->n_items && memcmp(a->item, b->item, sizeof a->item) == 0;
 }
 
 static bool same_buffers(const kir_program *a, const kir_program *b) {
@@ -397,7 +402,7 @@ static void print_access(const kir_program *p, const int64_t *sizes, int access,
         tn_str_add(out, " b%d[", a->buffer);
     else
         tn_str_add(out, " [");
-    if (sizes)
+    if (sizes || access >= p->n_sized)
         print_affine(p, sizes, access, out);
     else
         tn_str_add(out, "access %d", access);

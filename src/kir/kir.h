@@ -135,16 +135,19 @@ typedef struct kir_ins {
     } imm;
 } kir_ins;
 
-/* Which buffer an access touches; its offset and strides live in the sizes. */
+/* Which buffer an access touches. Its offset and strides live in the sizes; but those of an access to a local buffer
+ * are part of the structure, so that they are numbers in the code that it becomes: such accesses are the last ones. */
 typedef struct kir_access {
-    int16_t buffer; /* -1 for INDEX */
-    kir_val dyn;    /* an I64 value added to the index, or KIR_NONE */
+    int16_t buffer;                  /* -1 for INDEX */
+    kir_val dyn;                     /* an I64 value added to the index, or KIR_NONE */
+    int64_t fixed[KIR_MAX_AXES + 1]; /* of a local buffer: offset, stride[axes]; else 0 */
 } kir_access;
 
 typedef struct kir_program {
     /* parallel axes are 0 … n_par-1, loop axes follow; the last axis of each group is innermost */
     uint8_t n_par, n_loop;
     int16_t n_ins, n_access, n_buffers, n_dials;
+    int16_t n_sized; /* accesses that live in the sizes: those of global buffers and of INDEX, which come first */
     kir_ins *ins;
     kir_access *access;
     uint8_t buffer_dtype[KIR_MAX_BUFFERS]; /* tn_dtype */
@@ -155,14 +158,15 @@ typedef struct kir_program {
     uint64_t hash;                    /* of the structure alone */
 } kir_program;
 
-/* Sizes of one launch: extents[axes], then for each access its offset and stride[axes]. */
+/* Sizes of one launch: extents[axes], then for each access that is not of a local buffer its offset and
+ * stride[axes]. */
 static inline size_t kir_sizes_count(const kir_program *p) {
     size_t axes = (size_t)(p->n_par + p->n_loop);
-    return axes + (size_t)p->n_access * (axes + 1);
+    return axes + (size_t)p->n_sized * (axes + 1);
 }
 static inline const int64_t *kir_sizes_access(const kir_program *p, const int64_t *sizes, int access) {
     size_t axes = (size_t)(p->n_par + p->n_loop);
-    return sizes + axes + (size_t)access * (axes + 1);
+    return access < p->n_sized ? sizes + axes + (size_t)access * (axes + 1) : p->access[access].fixed;
 }
 
 typedef union kir_dial {
