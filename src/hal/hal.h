@@ -2,7 +2,8 @@
  *
  * device.c holds the driver table, selection and the open devices; listing.c looks at backends (child.c: in a process
  * of their own; record.c: the record on disk). memory.c keeps and counts buffers, forms.c what is made of them.
- * kernel.c turns a kernel program into what a driver loads, once a structure. Nothing here knows an operation. */
+ * kernel.c keeps what drivers load, once a structure: module.c renders and compiles it, cache.c keeps it on disk,
+ * range.c checks launches and divides them, can.c says what a device can run. Nothing here knows an operation. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
 
@@ -82,8 +83,26 @@ void tn_memory_trim(tn_device *d); /* gives kept blocks back */
 typedef struct tn_kernel tn_kernel;
 tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out);
 void tn_kernel_release(tn_kernel *k); /* NULL is fine */
-tn_status tn_kernel_launch(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count);
-tn_status tn_kernel_prepare(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count);
+tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
+tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
+
+/* Why a device cannot run a kernel: `code` for programs, and the rest of a sentence that begins with the device ("has
+ * no f64", "binds 8 buffers at most, this kernel has 11"). */
+typedef struct tn_kernel_answer {
+    const char *code;
+    char why[200];
+} tn_kernel_answer;
+/* Whether the device can run the program with these sizes (NULL: with some); if not, *answer (may be NULL) says why:
+ *   no_f64, no_i64, no_renderer, too_many_bindings, buffer_too_large, local_memory, group_too_large, not_certified
+ *   (it failed a comparison here before), refused_by_compiler (in this process). */
+bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_kernel_answer *answer);
+
+/* The list of what this device's driver version is known to compute wrongly (certify_list.c): `name` is an operation's
+ * or tn_kernel_name's. Adding fails when there is no cache folder to keep it in. */
+bool tn_certify_list_has(const tn_device *d, const char *name, char *why, size_t size);
+tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *reason);
+enum { TN_KERNEL_NAME = 24 };
+const char *tn_kernel_name(const kir_program *p, char out[TN_KERNEL_NAME]); /* "k" and the structure's hash */
 
 /* ---- between the files of hal/ ----------------------------------------------------------------------------------- */
 

@@ -6,22 +6,40 @@
  *
  * A kernel lives while a plan uses it, and a while longer: the table keeps MOST_IDLE that nobody uses, the latest of
  * them, so that a plan which was dropped and comes back compiles nothing, and a program of ever new shapes does not
- * grow for ever. A plan may outlive its device: what it still holds then is a name without a module. */
+ * grow for ever. A plan may outlive its device: what it still holds then is a name without a module.
+ *
+ * Rendered kernels come with indices of 32 bits and of 64: which one a launch needs follows from its sizes, and the
+ * other one is compiled when it is first needed. What a device's compiler refused is remembered as long as the device
+ * is open: placement asks before it plans (tn_kernel_can). */
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
-#include "hal/hal.h"
+#include "hal/code.h"
 
 typedef struct kernel_table kernel_table;
 
+enum { WIDE, NARROW, WIDTHS }; /* indices of 64 bits; of 32. KIR itself is wide */
+
 struct tn_kernel {
-    void *module;         /* the driver's */
-    kir_program *program; /* own copy, to verify hits */
+    kir_program *program;    /* own copy, to verify hits */
+    pthread_mutex_t running; /* modules and room, while the kernel is launched */
+    tn_loaded modules[WIDTHS];
+    char *room;     /* a runner's; not on the cpu */
+    int64_t *sizes; /* of one part of a launch; not on the cpu */
     kernel_table *table;
     struct tn_kernel *next;          /* same slot */
     int users;                       /* guarded by the table's lock, as all below */
     struct tn_kernel *older, *newer; /* among the idle */
 };
+
+/* A structure that the device's compiler refused, and why. */
+typedef struct refusal {
+    kir_program *program;
+    tn_status status;
+    char why[400];
+    struct refusal *next;
+} refusal;
 
 enum { FIRST_SLOTS = 64, MOST_IDLE = 512 };
 
@@ -32,6 +50,7 @@ struct kernel_table {
     size_t slot_count, kernel_count; /* slot_count is a power of two */
     size_t used_count, idle_count;
     tn_kernel *oldest, *newest; /* idle, by the time at which the last user left */
+    refusal *refusals;
 };
 
 tn_status tn_kernels_open(tn_device *d) {
@@ -64,9 +83,17 @@ static kir_program *program_copy(const kir_program *p) {
 _Static_assert(sizeof(kir_program) % _Alignof(kir_ins) == 0, "instructions follow the program in one block");
 _Static_assert(sizeof(kir_ins) % _Alignof(kir_access) == 0, "accesses follow the instructions");
 
+static void kernel_unload(tn_device *d, tn_kernel *k) {
+    for (int i = 0; i < WIDTHS; i++)
+        tn_code_unload(d, &k->modules[i]);
+}
+
 static void kernel_free(tn_device *d, tn_kernel *k) {
-    if (k->module) d->driver->unload(d->handle, k->module);
+    kernel_unload(d, k);
+    pthread_mutex_destroy(&k->running);
     tn_mem_free(k->program);
+    tn_mem_free(k->room);
+    tn_mem_free(k->sizes);
     tn_mem_free(k);
 }
 
@@ -74,6 +101,15 @@ static void table_free(kernel_table *t) {
     pthread_mutex_destroy(&t->lock);
     tn_mem_free(t->slots);
     tn_mem_free(t);
+}
+
+static void refusals_free(kernel_table *t) {
+    while (t->refusals) {
+        refusal *r = t->refusals;
+        t->refusals = r->next;
+        tn_mem_free(r->program);
+        tn_mem_free(r);
+    }
 }
 
 /* Frees what is idle; what is in use loses its module and goes with its last user, and
@@ -89,12 +125,12 @@ void tn_kernels_close(tn_device *d) {
             next = k->next;
             if (!k->users) {
                 kernel_free(d, k);
-            } else if (k->module) {
-                d->driver->unload(d->handle, k->module);
-                k->module = NULL;
+            } else {
+                kernel_unload(d, k);
             }
         }
     }
+    refusals_free(t);
     t->device = NULL;
     bool unused = t->used_count == 0;
     pthread_mutex_unlock(&t->lock);
@@ -159,18 +195,32 @@ static void table_grow(kernel_table *t) {
     tn_mem_free(old);
 }
 
+static bool has_computed_index(const kir_program *p) {
+    for (int i = 0; i < p->n_sized; i++)
+        if (p->access[i].dyn != KIR_NONE) return true;
+    return false;
+}
+
+/* Loads one width if it is not there yet. */
+static tn_status need_width(tn_device *d, tn_kernel *k, int width) {
+    return k->modules[width].handle ? TN_OK : tn_code_load(d, k->program, width == NARROW, &k->modules[width]);
+}
+
+/* The memory that a launch takes, at once: later launches take none. */
+static tn_status take_room(tn_kernel *k, int width) {
+    k->room = tn_mem_alloc(tn_code_room(k->program, &k->modules[width]));
+    k->sizes = tn_mem_zalloc(kir_sizes_count(k->program) + 1, sizeof *k->sizes);
+    return k->room && k->sizes ? TN_OK : TN_ERR_MEMORY;
+}
+
 static tn_status kernel_load(tn_device *d, const kir_program *p, tn_kernel **out) {
-    if (d->caps.code != TN_CODE_KIR)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: no renderer for the kernel language that this driver takes",
-                       d->info.id);
     tn_kernel *k = tn_mem_zalloc(1, sizeof *k);
     if (!k) return TN_ERR_MEMORY;
-    tn_status s = TN_ERR_MEMORY;
+    pthread_mutex_init(&k->running, NULL);
+    int width = d->caps.code == TN_CODE_KIR || has_computed_index(p) ? WIDE : NARROW;
     k->program = program_copy(p);
-    if (k->program) {
-        tn_code code = {.form = TN_CODE_KIR, .data = k->program, .size = sizeof *p, .entry = "kernel"};
-        s = d->driver->load(d->handle, &code, &k->module);
-    }
+    tn_status s = k->program ? need_width(d, k, width) : TN_ERR_MEMORY;
+    if (s == TN_OK && !d->is_cpu) s = take_room(k, width);
     if (s != TN_OK) {
         kernel_free(d, k);
         return s;
@@ -178,6 +228,47 @@ static tn_status kernel_load(tn_device *d, const kir_program *p, tn_kernel **out
     *out = k;
     return TN_OK;
 }
+
+/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+
+/* The caller holds the lock. */
+static const refusal *find_refusal(const kernel_table *t, const kir_program *p) {
+    const refusal *r = t->refusals;
+    while (r && !(r->program->hash == p->hash && kir_equal(r->program, p)))
+        r = r->next;
+    return r;
+}
+
+/* A failure that may pass is no refusal. Without memory for it the compiler is asked again another time. */
+static void remember_refusal(kernel_table *t, const kir_program *p, tn_status s) {
+    if (s == TN_ERR_MEMORY || s == TN_ERR_LOST) return;
+    char why[sizeof t->refusals->why];
+    snprintf(why, sizeof why, "%s", tn_error());
+    refusal *r = tn_mem_zalloc(1, sizeof *r);
+    if (r) r->program = program_copy(p);
+    if (!r || !r->program) {
+        tn_mem_free(r);
+        (void)tn_fail(s, "%s", why);
+        return;
+    }
+    r->status = s;
+    memcpy(r->why, why, sizeof why);
+    pthread_mutex_lock(&t->lock);
+    r->next = t->refusals;
+    t->refusals = r;
+    pthread_mutex_unlock(&t->lock);
+}
+
+bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t size) {
+    kernel_table *t = d->kernels;
+    pthread_mutex_lock(&t->lock);
+    const refusal *r = find_refusal(t, p);
+    if (r && size) snprintf(why, size, "%s", r->why);
+    pthread_mutex_unlock(&t->lock);
+    return r != NULL;
+}
+
+/* ---- getting and launching --------------------------------------------------------------------------------------- */
 
 /* One user more of a kernel that is in the table. */
 static tn_kernel *kernel_use(kernel_table *t, tn_kernel *k) {
@@ -203,11 +294,17 @@ tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out) {
     kernel_table *t = d->kernels;
     pthread_mutex_lock(&t->lock);
     *out = kernel_use(t, table_find(t, p));
+    const refusal *r = *out ? NULL : find_refusal(t, p);
+    tn_status s = r ? tn_fail(r->status, "%s", r->why) : TN_OK;
     pthread_mutex_unlock(&t->lock);
-    if (*out) return TN_OK;
+    if (*out || s != TN_OK) return s;
 
     tn_kernel *mine = NULL;
-    TRY(kernel_load(d, p, &mine));
+    s = kernel_load(d, p, &mine);
+    if (s != TN_OK) {
+        if (!d->is_cpu) remember_refusal(t, p, s);
+        return s;
+    }
     pthread_mutex_lock(&t->lock);
     *out = kernel_use(t, table_find(t, p)); /* another thread may have been quicker */
     if (!*out) *out = table_add(t, mine);
@@ -243,10 +340,55 @@ void tn_kernel_release(tn_kernel *k) {
     if (ended) table_free(t);
 }
 
-tn_status tn_kernel_launch(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count) {
-    return d->driver->launch(d->handle, k->module, launches, count);
+static int width_of(const tn_device *d, const tn_kernel *k, const int64_t *sizes) {
+    return d->caps.code != TN_CODE_KIR && tn_launch_is_narrow(k->program, sizes) ? NARROW : WIDE;
 }
 
-tn_status tn_kernel_prepare(tn_device *d, const tn_kernel *k, const tn_launch *launches, int64_t count) {
-    return d->driver->prepare ? d->driver->prepare(d->handle, k->module, launches, count) : TN_OK;
+static int64_t binding_limit(const tn_device *d) { return d->caps.max_buffer > 0 ? d->caps.max_buffer : INT64_MAX; }
+
+/* The caller holds k->running. */
+static tn_status launch_all(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
+    tn_runner r = {.device = d, .p = k->program, .room = k->room};
+    for (int64_t i = 0; i < count; i++) {
+        int width = width_of(d, k, launches[i].sizes);
+        if (r.m != &k->modules[width]) {
+            TRY(tn_runner_flush(&r));
+            TRY(need_width(d, k, width));
+            r.m = &k->modules[width];
+        }
+        TRY(tn_launch_divide(k->program, &launches[i], binding_limit(d), d->caps.alignment, k->sizes, tn_runner_add,
+                             &r));
+    }
+    return tn_runner_flush(&r);
+}
+
+tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
+    if (!d->is_cpu) TRY(tn_launch_check(k->program, launches, count));
+    if (d->caps.code == TN_CODE_KIR && binding_limit(d) == INT64_MAX)
+        return d->driver->launch(d->handle, k->modules[WIDE].handle, launches, count);
+    pthread_mutex_lock(&k->running);
+    tn_status s = launch_all(d, k, launches, count);
+    pthread_mutex_unlock(&k->running);
+    return s;
+}
+
+/* All that the same launch could fail for before the driver is called. */
+static tn_status prepare_widths(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        TRY(need_width(d, k, width_of(d, k, launches[i].sizes)));
+        TRY(tn_launch_divide(k->program, &launches[i], binding_limit(d), d->caps.alignment, k->sizes, NULL, NULL));
+    }
+    return TN_OK;
+}
+
+tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
+    if (!d->is_cpu) {
+        TRY(tn_launch_check(k->program, launches, count));
+        pthread_mutex_lock(&k->running);
+        tn_status s = prepare_widths(d, k, launches, count);
+        pthread_mutex_unlock(&k->running);
+        TRY(s);
+    }
+    if (d->caps.code != TN_CODE_KIR || !d->driver->prepare) return TN_OK;
+    return d->driver->prepare(d->handle, k->modules[WIDE].handle, launches, count);
 }

@@ -1,0 +1,67 @@
+/* can.c — what a device can run, told from its capabilities before anything is compiled. */
+#include <stdio.h>
+#include <string.h>
+
+#include "hal/code.h"
+
+/* What a program needs of a device. */
+typedef struct needs {
+    bool f64, i64;
+    int bindings;
+    int64_t items, local_bytes;
+} needs;
+
+static needs needs_of(const kir_program *p) {
+    needs n = {.bindings = tn_global_buffers(p), .items = kir_items(p), .local_bytes = kir_local_bytes(p)};
+    for (int i = 0; i < p->n_ins; i++) {
+        n.f64 |= p->ins[i].type == KIR_F64;
+        n.i64 |= p->ins[i].type == KIR_I64 || p->ins[i].type == KIR_U64;
+    }
+    return n;
+}
+
+static bool no(tn_kernel_answer *a, const char *code, const char *format, ...) TN_PRINTF(3, 4);
+static bool no(tn_kernel_answer *a, const char *code, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    a->code = code;
+    vsnprintf(a->why, sizeof a->why, format, args);
+    va_end(args);
+    return false;
+}
+
+static bool caps_fit(const tn_caps *c, const kir_program *p, tn_kernel_answer *a) {
+    needs n = needs_of(p);
+    if (c->code != TN_CODE_KIR && !tn_form_is_rendered(c->code))
+        return no(a, "no_renderer", "takes kernels in a form that this version does not write");
+    if (n.f64 && !c->f64) return no(a, "no_f64", "has no f64");
+    if (n.i64 && !c->i64) return no(a, "no_i64", "has no i64");
+    if (c->max_bindings && n.bindings > c->max_bindings)
+        return no(a, "too_many_bindings", "binds %d buffers at most, this kernel has %d", c->max_bindings, n.bindings);
+    if (c->max_group && n.items > c->max_group && p->n_items)
+        return no(a, "group_too_large", "has workgroups of %lld items at most, this kernel's have %lld",
+                  (long long)c->max_group, (long long)n.items);
+    /* a driver of KIR runs groups itself, out of the memory that it likes */
+    if (c->code != TN_CODE_KIR && n.local_bytes > c->shared_memory)
+        return no(a, "local_memory", "has %lld bytes of workgroup memory, this kernel needs %lld",
+                  (long long)c->shared_memory, (long long)n.local_bytes);
+    return true;
+}
+
+bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_kernel_answer *answer) {
+    tn_kernel_answer unwanted, *a = answer ? answer : &unwanted;
+    char name[TN_KERNEL_NAME], why[120];
+    *a = (tn_kernel_answer){.code = ""};
+    if (!caps_fit(&d->caps, p, a)) return false;
+    if (tn_certify_list_has(d, tn_kernel_name(p, name), why, sizeof why))
+        return no(a, "not_certified", "computed kernel %s wrongly before: %s", name, why);
+    if (tn_kernel_refused(d, p, why, sizeof why))
+        return no(a, "refused_by_compiler", "refused kernel %s: %s", name, why);
+    if (!sizes) return true;
+    tn_launch launch = {.sizes = sizes};
+    int64_t most = d->caps.max_buffer > 0 ? d->caps.max_buffer : INT64_MAX;
+    if (tn_launch_divide(p, &launch, most, d->caps.alignment, NULL, NULL, NULL) != TN_OK)
+        return no(a, "buffer_too_large", "binds %lld bytes at once, one point of this kernel needs more",
+                  (long long)most);
+    return true;
+}

@@ -1,0 +1,84 @@
+/* code.h — inside hal/: what stands between a kernel program and a driver's module: checks, the disk cache, ranges. */
+#ifndef TN_HAL_CODE_H
+#define TN_HAL_CODE_H
+
+#include "hal/hal.h"
+
+/* ---- compiled kernels on disk (cache.c) -------------------------------------------------------------------------- */
+
+/* What `d` made of this code before, by its source text, entry, options and form, the device's name and the driver's
+ * version: *data (tn_mem_free it) and true; false when there is none that can be trusted. Never an error: without it
+ * the code is compiled. */
+bool tn_cache_find(const tn_device *d, const tn_code *code, void **data, size_t *size);
+void tn_cache_keep(const tn_device *d, const tn_code *code, const void *data, size_t size);
+void tn_cache_drop(const tn_device *d, const tn_code *code); /* the driver could not use it */
+
+/* The most that the entries take on disk together; the oldest go. Returns the limit before. For tests. */
+int64_t tn_cache_set_limit(int64_t bytes);
+
+/* Whether the path names a file (with `folder` a folder) of this user's own that nobody else can write. No link. */
+bool tn_path_trusted(const char *path, bool folder);
+
+/* A folder or file of the cache folder in `out`; false when there is none that can be trusted. */
+bool tn_cache_path(const char *name, char *out, size_t size);
+
+/* Whether the device's compiler refused the program in this process, and why (kernel.c). */
+bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t size);
+
+/* ---- loaded code (module.c) -------------------------------------------------------------------------------------- */
+
+/* One form of a kernel as a driver has it. */
+typedef struct tn_loaded {
+    void *handle;        /* the driver's; NULL: not loaded */
+    size_t params_bytes; /* of the struct of parameters */
+} tn_loaded;
+
+/* Loads the program in the form that the device takes: KIR as it is, or rendered, from the disk cache if it was
+ * compiled before. `narrow`: indices of 32 bits. p must outlive the module. Errors: TN_ERR_UNSUPPORTED with the
+ * kernel's name and the head of the compiler's log when it cannot be had on this device; others may pass. */
+tn_status tn_code_load(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out);
+void tn_code_unload(tn_device *d, tn_loaded *m);
+
+/* Runs parts of launches: fills parameters and calls the driver in chunks. `room`: tn_code_room(p, m) bytes. */
+typedef struct tn_runner {
+    tn_device *device;
+    const kir_program *p;
+    const tn_loaded *m;
+    char *room;
+    int held; /* dispatches that wait in the room */
+} tn_runner;
+size_t tn_code_room(const kir_program *p, const tn_loaded *m);
+tn_status tn_runner_add(void *runner, const tn_launch *part); /* a tn_part_fn */
+tn_status tn_runner_flush(tn_runner *r);
+
+/* Whether there is a renderer for the form; KIR needs none. */
+bool tn_form_is_rendered(tn_code_form form);
+
+static inline bool tn_is_local(const kir_program *p, int buffer) { return p->local[buffer] > 0; }
+static inline int tn_global_buffers(const kir_program *p) {
+    int n = 0;
+    for (int b = 0; b < p->n_buffers; b++)
+        n += !tn_is_local(p, b);
+    return n;
+}
+
+/* ---- ranges and limits (range.c) --------------------------------------------------------------------------------- */
+
+/* One part of a launch whose buffers would not fit into the device's bindings as a whole. Valid during the call. */
+typedef tn_status tn_part_fn(void *ctx, const tn_launch *part);
+
+/* Calls emit for parts of the launch that cover it, none of which binds more than `most` bytes of a buffer from the
+ * address that it is given; for the launch itself when that fits. `sizes` has room for the program's sizes. With emit
+ * NULL it only looks. Buffers that are read at computed places are left whole: the driver knows their bytes.
+ * Errors: TN_ERR_UNSUPPORTED with the reason when no division makes it fit. */
+tn_status tn_launch_divide(const kir_program *p, const tn_launch *launch, int64_t most, int64_t alignment,
+                           int64_t *sizes, tn_part_fn *emit, void *ctx);
+
+/* The one check of what a driver is given: sizes there and not negative, no more points than fit, buffers there and
+ * aligned to their elements. Errors: TN_ERR_ARGUMENT, naming launch and value. */
+tn_status tn_launch_check(const kir_program *p, const tn_launch *launches, int64_t count);
+
+/* Whether indices and counts of this launch fit 32 bits. */
+bool tn_launch_is_narrow(const kir_program *p, const int64_t *sizes);
+
+#endif
