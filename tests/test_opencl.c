@@ -9,6 +9,7 @@
 
 static const tn_driver *cl = &tn_driver_opencl;
 static void *device; /* opencl:0 */
+static tn_device_info info;
 
 /* out[i] = x[i] · scale + y[i] for n elements; the bases are bytes. */
 static const char AXPY[] =
@@ -43,6 +44,8 @@ static tn_code axpy_code(void) {
 static int open_device(void **state) {
     (void)state;
     tn_device_options options = {.struct_size = sizeof options};
+    tn_probe probe = {.struct_size = sizeof probe, .devices = &info, .capacity = 1};
+    cl->probe(&probe);
     tn_status s = cl->open(0, &options, &device);
     if (s != TN_OK) {
         printf("skipped: no OpenCL device: %s\n", tn_error());
@@ -185,7 +188,7 @@ static void kernel_computes(void **state) {
     run_axpy(module);
     assert_ok(cl->sync(device));
     cl->unload(device, module);
-    printf("ran on: opencl:0 (a hand-written kernel)\n");
+    printf("ran on: opencl:0 (%s%s): hand-written kernels\n", info.name, info.software ? ", software" : "");
 }
 
 static void binary_is_taken_back(void **state) {

@@ -18,7 +18,7 @@ level=${1:-check}
 only=" $* "
 
 # Devices and engines that must take part on every machine, because tools/setup.sh provides for them.
-expected="cpu"
+expected="cpu opencl"
 
 run_programs="python3 tools/checks/programs.py"
 run_command="python3 tools/checks/command.py"

@@ -41,11 +41,17 @@ have_utf8proc     | libutf8proc-dev | text | Unicode tables of the tokenizers an
 have_readelf      | binutils       | check | looks into the built library
 have_cmocka       | libcmocka-dev  | check | the test framework
 have_cxx          | g++            | check | proves that C++ programs can include the headers
+have_opencl       | ocl-icd-libopencl1 | check | finds OpenCL drivers
+have_opencl_driver | pocl-opencl-icd | check | OpenCL on the processor, where the tests run kernels made for GPUs
+have_oclgrind     | oclgrind       | check | an OpenCL that finds data races and stray accesses in kernels
 "
 have_python() { have python3; }
 have_readelf() { have readelf; }
 have_pkg_config() { have pkg-config; }
 have_cxx() { have "${CXX:-c++}"; }
+have_opencl() { PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep -q 'libOpenCL\.so\.1 '; }
+have_opencl_driver() { compgen -G "${OCL_ICD_VENDORS:-/etc/OpenCL/vendors}/*.icd" >/dev/null; }
+have_oclgrind() { have oclgrind; }
 
 # missing [NOT] — prints the rows of `needs` whose test fails, for this purpose; without those of the kind NOT.
 missing() {
