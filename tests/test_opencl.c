@@ -66,6 +66,9 @@ static void *alloc(size_t bytes) {
     return address;
 }
 
+/* It interprets every item: large kernels take minutes. */
+static bool is_simulator(void) { return strstr(info.name, "Oclgrind") != NULL; }
+
 #define NEEDS_DEVICE \
     (void)state;     \
     if (!device) skip()
@@ -292,6 +295,136 @@ static void large_parameters_come_in_a_buffer(void **state) {
     cl->unload(device, module);
 }
 
+/* ---- queues, events, other ways to memory ------------------------------------------------------------------------ */
+
+static void queues_wait_for_events(void **state) {
+    NEEDS_DEVICE;
+    enum { ROUNDS = 50 };
+    size_t length = is_simulator() ? 1 << 10 : 1 << 20, bytes = length * 4;
+    tn_code code = axpy_code();
+    void *module = NULL, *other = NULL, *done = NULL, *taken = NULL;
+    bool passed = false;
+    assert_ok(cl->load(device, &code, &module));
+    assert_ok(cl->queue_new(device, &other));
+    assert_ok(cl->event_new(device, false, &done));
+    assert_ok(cl->event_new(device, false, &taken));
+    assert_ok(cl->event_query(device, done, &passed));
+    assert_true(passed); /* what was never recorded does not keep anyone waiting */
+    assert_ok(cl->event_sync(device, done));
+    assert_ok(cl->event_wait(other, done));
+    char *x = alloc(bytes), *zero = alloc(bytes), *copy = alloc(bytes);
+    assert_ok(cl->fill(device, x, 0, bytes));
+    assert_ok(cl->fill(device, zero, 0, bytes));
+    float one = 1.0f, seen = 0.0f;
+    assert_ok(cl->copy(device, x + bytes - 4, &one, 4, 0));
+    for (int round = 1; round <= ROUNDS; round++) {
+        axpy_params params = {.n = (int64_t)length, .scale = 1.0f + 1.0f / (float)round};
+        void *buffers[] = {x, zero, x};
+        tn_dispatch d = {.groups = {(uint32_t)(length / 64), 1, 1}, .buffers = buffers, .params = &params};
+        assert_ok(cl->event_wait(device, taken)); /* the other queue has read the last round's result */
+        assert_ok(cl->dispatch(device, module, &d, 1));
+        assert_ok(cl->event_record(device, done));
+        assert_ok(cl->event_wait(other, done));
+        assert_ok(cl->copy(other, copy, x, bytes, 2));
+        assert_ok(cl->event_record(other, taken));
+        if (round % 10) continue;
+        assert_ok(cl->copy(other, &seen, copy + bytes - 4, 4, 1));
+        assert_true(seen > (float)round + 0.99f && seen < (float)round + 1.01f); /* the product of (1 + 1/r) */
+    }
+    assert_ok(cl->event_sync(device, taken));
+    assert_ok(cl->event_query(device, taken, &passed));
+    assert_true(passed);
+    assert_ok(cl->sync(other));
+    cl->event_free(device, done);
+    cl->event_free(device, taken);
+    cl->queue_free(device, other);
+    cl->free(device, x);
+    cl->free(device, zero);
+    cl->free(device, copy);
+    cl->unload(device, module);
+}
+
+static void events_tell_the_time(void **state) {
+    NEEDS_DEVICE;
+    enum { LONG = 1 << 22 };
+    void *first = NULL, *second = NULL;
+    double a = 0, b = 0;
+    assert_ok(cl->event_new(device, true, &first));
+    assert_ok(cl->event_new(device, true, &second));
+    assert_int_equal(cl->event_time(device, first, &a), TN_ERR_STATE);
+    char *x = alloc(LONG), *y = alloc(LONG);
+    assert_ok(cl->fill(device, x, 1, LONG));
+    assert_ok(cl->event_record(device, first));
+    for (int i = 0; i < 20; i++)
+        assert_ok(cl->copy(device, y, x, LONG, 2));
+    assert_ok(cl->event_record(device, second));
+    assert_ok(cl->event_sync(device, second));
+    assert_ok(cl->event_time(device, first, &a));
+    assert_ok(cl->event_time(device, second, &b));
+    assert_true(b >= a && b - a < 60);
+    cl->event_free(device, first);
+    cl->event_free(device, second);
+    cl->free(device, x);
+    cl->free(device, y);
+}
+
+static void pinned_memory_is_copied_beside_the_caller(void **state) {
+    NEEDS_DEVICE;
+    enum { BYTES = 100000 };
+    unsigned char *in = NULL, *out = NULL;
+    void *event = NULL;
+    assert_ok(cl->host_alloc(device, BYTES, (void **)&in));
+    assert_ok(cl->host_alloc(device, BYTES, (void **)&out));
+    assert_ok(cl->event_new(device, false, &event));
+    for (int i = 0; i < BYTES; i++)
+        in[i] = (unsigned char)(i * 31 >> 3);
+    memset(out, 0, BYTES);
+    char *x = alloc(BYTES + 8);
+    assert_ok(cl->copy_async(device, x + 5, in, BYTES, 0));
+    assert_ok(cl->copy_async(device, out, x + 5, BYTES, 1));
+    assert_ok(cl->event_record(device, event));
+    assert_ok(cl->event_sync(device, event));
+    assert_memory_equal(in, out, BYTES);
+    cl->event_free(device, event);
+    cl->host_free(device, in);
+    cl->host_free(device, out);
+    cl->free(device, x);
+}
+
+static void fills_keep_to_their_range(void **state) {
+    NEEDS_DEVICE;
+    unsigned char out[64], want[64];
+    char *x = alloc(64);
+    memset(want, 3, sizeof want);
+    memset(want + 7, 0xAB, 22);
+    assert_ok(cl->fill(device, x, 3, 64));
+    assert_ok(cl->fill(device, x + 7, 0xAB, 22));
+    assert_ok(cl->fill(device, x, 9, 0));
+    assert_ok(cl->copy(device, out, x, 64, 1));
+    assert_memory_equal(out, want, 64);
+    assert_int_equal(cl->fill(device, x + 60, 1, 5), TN_ERR_INTERNAL);
+    cl->free(device, x);
+}
+
+static void mapped_memory_shows_and_takes(void **state) {
+    NEEDS_DEVICE;
+    unsigned char out[300], *view = NULL;
+    char *x = alloc(300);
+    assert_ok(cl->fill(device, x, 7, 300));
+    assert_ok(cl->map(device, x + 100, 50, true, (void **)&view));
+    for (int i = 0; i < 50; i++)
+        assert_int_equal(view[i], 7);
+    memset(view, 9, 50);
+    assert_ok(cl->unmap(device, x + 100, view));
+    assert_ok(cl->map(device, x + 200, 50, false, (void **)&view));
+    memset(view, 11, 50);
+    assert_ok(cl->unmap(device, x + 200, view));
+    assert_ok(cl->copy(device, out, x, 300, 1));
+    for (int i = 0; i < 300; i++)
+        assert_int_equal(out[i], i >= 100 && i < 150 ? 9 : i >= 200 && i < 250 ? 11 : 7);
+    cl->free(device, x);
+}
+
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
 typedef struct job {
@@ -329,6 +462,7 @@ static void *launch_often(void *ctx) {
 
 static void threads_share_a_kernel(void **state) {
     NEEDS_DEVICE;
+    if (is_simulator()) skip(); /* it cannot be called from several threads */
     tn_code code = axpy_code();
     job jobs[4] = {0};
     void *module = NULL;
@@ -379,6 +513,11 @@ int main(void) {
         cmocka_unit_test(compiler_words_are_told),
         cmocka_unit_test(empty_launch_does_nothing),
         cmocka_unit_test(large_parameters_come_in_a_buffer),
+        cmocka_unit_test(queues_wait_for_events),
+        cmocka_unit_test(events_tell_the_time),
+        cmocka_unit_test(pinned_memory_is_copied_beside_the_caller),
+        cmocka_unit_test(fills_keep_to_their_range),
+        cmocka_unit_test(mapped_memory_shows_and_takes),
         cmocka_unit_test(threads_share_a_kernel),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);

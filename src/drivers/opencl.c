@@ -11,117 +11,16 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "drivers/opencl.h"
 #include "drivers/probe.h"
 #include "hal/hal.h"
 #include "hal/span.h"
 
 #if TRUNNION_WITH_OPENCL
 
-/* ---- the interface ----------------------------------------------------------------------------------------------- */
+/* ---- the library ------------------------------------------------------------------------------------------------- */
 
 enum { MOST = 16 }; /* devices, and platforms */
-
-/* Queries, properties and flags, from the OpenCL 3.0 and extension specifications. */
-enum {
-    PLATFORM_NAME = 0x0902,
-    DEVICE_TYPE = 0x1000,
-    DEVICE_MAX_WORK_GROUP_SIZE = 0x1004,
-    DEVICE_MAX_WORK_ITEM_SIZES = 0x1005,
-    DEVICE_ADDRESS_BITS = 0x100D,
-    DEVICE_MAX_MEM_ALLOC_SIZE = 0x1010,
-    DEVICE_MAX_PARAMETER_SIZE = 0x1017,
-    DEVICE_SINGLE_FP_CONFIG = 0x101B,
-    DEVICE_GLOBAL_MEM_SIZE = 0x101F,
-    DEVICE_LOCAL_MEM_SIZE = 0x1023,
-    DEVICE_ENDIAN_LITTLE = 0x1026,
-    DEVICE_COMPILER_AVAILABLE = 0x1028,
-    DEVICE_QUEUE_PROPERTIES = 0x102A,
-    DEVICE_NAME = 0x102B,
-    DRIVER_VERSION = 0x102D,
-    DEVICE_PROFILE = 0x102E,
-    DEVICE_VERSION = 0x102F,
-    DEVICE_EXTENSIONS = 0x1030,
-    DEVICE_PLATFORM = 0x1031,
-    DEVICE_DOUBLE_FP_CONFIG = 0x1032,
-    DEVICE_HOST_UNIFIED_MEMORY = 0x1035,
-    DEVICE_UUID = 0x106A,         /* cl_khr_device_uuid */
-    DEVICE_PCI_BUS_INFO = 0x410F, /* cl_khr_pci_bus_info: domain, bus, device, function */
-    DEVICE_WARP_SIZE_NV = 0x4003, /* cl_nv_device_attribute_query, as the next three */
-    DEVICE_PCI_BUS_NV = 0x4008,
-    DEVICE_PCI_SLOT_NV = 0x4009,
-    DEVICE_PCI_DOMAIN_NV = 0x400A,
-    DEVICE_FREE_MEMORY_AMD = 0x4039, /* cl_amd_device_attribute_query, as the next: two numbers of KiB */
-    DEVICE_WAVEFRONT_AMD = 0x4043,
-    PROGRAM_BINARY_SIZES = 0x1165,
-    PROGRAM_BINARIES = 0x1166,
-    PROGRAM_BUILD_LOG = 0x1183,
-    KERNEL_WORK_GROUP_SIZE = 0x11B0,
-    CONTEXT_PLATFORM = 0x1084,
-    TYPE_CPU = 1 << 1,
-    MEM_READ_WRITE = 1 << 0,
-    MEM_READ_ONLY = 1 << 2,
-    MEM_COPY_HOST_PTR = 1 << 5,
-    QUEUE_PROFILING = 1 << 1,
-    FP_DENORM = 1 << 0,
-    FP_INF_NAN = 1 << 1,
-    FP_ROUND_TO_NEAREST = 1 << 2,
-    FP_FMA = 1 << 5,
-    FP_CORRECTLY_ROUNDED = 1 << 7, /* division and square root, with the compiler's option */
-};
-static const uint64_t TYPE_ALL = 0xFFFFFFFF;
-
-/* Results that are more than a row of the table below. */
-enum {
-    SUCCESS = 0,
-    OUT_OF_RESOURCES = -5,
-    NO_PLATFORM = -1001 /* the loader's own answer when no driver is registered */
-};
-
-/* X(name without "cl", result, parameters): all of OpenCL 1.0 to 1.2. */
-#define CALLS(X)                                                                                                       \
-    X(GetPlatformIDs, int32_t, (uint32_t room, void **platforms, uint32_t *count))                                     \
-    X(GetPlatformInfo, int32_t, (void *platform, uint32_t what, size_t size, void *value, size_t *needed))             \
-    X(GetDeviceIDs, int32_t, (void *platform, uint64_t type, uint32_t room, void **devices, uint32_t *count))          \
-    X(GetDeviceInfo, int32_t, (void *device, uint32_t what, size_t size, void *value, size_t *needed))                 \
-    X(CreateContext, void *,                                                                                           \
-      (const intptr_t *properties, uint32_t count, void *const *devices,                                               \
-       void (*notify)(const char *, const void *, size_t, void *), void *ctx, int32_t *error))                         \
-    X(ReleaseContext, int32_t, (void *context))                                                                        \
-    X(CreateCommandQueue, void *, (void *context, void *device, uint64_t properties, int32_t *error))                  \
-    X(ReleaseCommandQueue, int32_t, (void *queue))                                                                     \
-    X(CreateBuffer, void *, (void *context, uint64_t flags, size_t size, void *host, int32_t *error))                  \
-    X(ReleaseMemObject, int32_t, (void *memory))                                                                       \
-    X(CreateProgramWithSource, void *,                                                                                 \
-      (void *context, uint32_t count, const char **texts, const size_t *lengths, int32_t *error))                      \
-    X(CreateProgramWithBinary, void *,                                                                                 \
-      (void *context, uint32_t count, void *const *devices, const size_t *lengths, const unsigned char **binaries,     \
-       int32_t *statuses, int32_t *error))                                                                             \
-    X(BuildProgram, int32_t,                                                                                           \
-      (void *program, uint32_t count, void *const *devices, const char *options, void (*notify)(void *, void *),       \
-       void *ctx))                                                                                                     \
-    X(GetProgramInfo, int32_t, (void *program, uint32_t what, size_t size, void *value, size_t *needed))               \
-    X(GetProgramBuildInfo, int32_t,                                                                                    \
-      (void *program, void *device, uint32_t what, size_t size, void *value, size_t *needed))                          \
-    X(ReleaseProgram, int32_t, (void *program))                                                                        \
-    X(CreateKernel, void *, (void *program, const char *name, int32_t *error))                                         \
-    X(GetKernelWorkGroupInfo, int32_t,                                                                                 \
-      (void *kernel, void *device, uint32_t what, size_t size, void *value, size_t *needed))                           \
-    X(SetKernelArg, int32_t, (void *kernel, uint32_t index, size_t size, const void *value))                           \
-    X(ReleaseKernel, int32_t, (void *kernel))                                                                          \
-    X(EnqueueNDRangeKernel, int32_t,                                                                                   \
-      (void *queue, void *kernel, uint32_t dimensions, const size_t *first, const size_t *global, const size_t *local, \
-       uint32_t waits, void *const *wait, void **event))                                                               \
-    X(EnqueueReadBuffer, int32_t,                                                                                      \
-      (void *queue, void *memory, uint32_t blocking, size_t offset, size_t size, void *host, uint32_t waits,           \
-       void *const *wait, void **event))                                                                               \
-    X(EnqueueWriteBuffer, int32_t,                                                                                     \
-      (void *queue, void *memory, uint32_t blocking, size_t offset, size_t size, const void *host, uint32_t waits,     \
-       void *const *wait, void **event))                                                                               \
-    X(EnqueueCopyBuffer, int32_t,                                                                                      \
-      (void *queue, void *from, void *to, size_t from_offset, size_t to_offset, size_t size, uint32_t waits,           \
-       void *const *wait, void **event))                                                                               \
-    X(Flush, int32_t, (void *queue))                                                                                   \
-    X(Finish, int32_t, (void *queue))
 
 static struct {
 #define X(name, result, parameters) result(*name) parameters;
@@ -346,8 +245,9 @@ typedef struct cl_device {
     bool software, correctly_rounded;
     tn_spans spans;
     atomic_bool lost;
-    pthread_mutex_t lock; /* guards loss */
-    char loss[200];       /* what happened first */
+    pthread_mutex_t lock;  /* guards loss */
+    char loss[200];        /* what happened first */
+    struct pinned *pinned; /* the same lock guards it */
 } cl_device;
 
 /* "opencl:0: clCall(values): NAME (-5). What to do"; remembers when that means that the device is gone. */
@@ -381,6 +281,14 @@ enum { SENDS = false, WAITS = true }; /* whether a call can report what earlier 
 static tn_status alive(cl_device *d) {
     if (!atomic_load_explicit(&d->lost, memory_order_acquire)) return TN_OK;
     return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); %s", d->id, d->loss, ANEW);
+}
+
+enum { FLUSH_EVERY = 16 }; /* launches that a driver may hold back */
+
+/* Has the driver begin with all that the queue was given. */
+static tn_status flush(cl_queue *q) {
+    atomic_store_explicit(&q->unflushed, 0, memory_order_relaxed);
+    return check(q->device, cl.Flush(q->queue), SENDS, "clFlush", "%s", "");
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -430,8 +338,9 @@ static tn_status check_device(const cl_device *d) {
 static tn_status queue_start(cl_device *d, cl_queue *q) {
     int32_t error = SUCCESS;
     q->device = d;
-    q->queue = cl.CreateCommandQueue(d->context, d->device, 0, &error);
-    return check(d, error, SENDS, "clCreateCommandQueue", "in order");
+    uint64_t profiling = (uint64_t)ask_int(d->device, DEVICE_QUEUE_PROPERTIES, 8, 0) & QUEUE_PROFILING;
+    q->queue = cl.CreateCommandQueue(d->context, d->device, profiling, &error);
+    return check(d, error, SENDS, "clCreateCommandQueue", "%s", profiling ? "with times" : "without times");
 }
 
 static tn_status device_start(cl_device *d) {
@@ -590,8 +499,8 @@ static tn_status copy_within(cl_queue *q, void *to, size_t to_at, const void *sr
     return check(d, error, SENDS, "clEnqueueCopyBuffer", "%zu bytes from byte %zu to byte %zu", bytes, from_at, to_at);
 }
 
-static tn_status opencl_copy(void *queue, void *dst, const void *src, size_t bytes, int kind) {
-    cl_queue *q = queue;
+/* To the host and from it; the call returns when it is done (`blocking`), or at once. */
+static tn_status transfer(cl_queue *q, void *dst, const void *src, size_t bytes, int kind, bool blocking) {
     cl_device *d = q->device;
     void *memory;
     size_t at;
@@ -600,10 +509,110 @@ static tn_status opencl_copy(void *queue, void *dst, const void *src, size_t byt
     TRY(locate(d, kind == 1 ? src : dst, bytes, "copying", &memory, &at));
     if (kind == 2) return copy_within(q, memory, at, src, bytes);
     if (kind == 1)
-        return check(d, cl.EnqueueReadBuffer(q->queue, memory, true, at, bytes, dst, 0, NULL, NULL), WAITS,
+        return check(d, cl.EnqueueReadBuffer(q->queue, memory, blocking, at, bytes, dst, 0, NULL, NULL), blocking,
                      "clEnqueueReadBuffer", "%zu bytes from byte %zu", bytes, at);
-    return check(d, cl.EnqueueWriteBuffer(q->queue, memory, true, at, bytes, src, 0, NULL, NULL), WAITS,
+    return check(d, cl.EnqueueWriteBuffer(q->queue, memory, blocking, at, bytes, src, 0, NULL, NULL), blocking,
                  "clEnqueueWriteBuffer", "%zu bytes to byte %zu", bytes, at);
+}
+
+static tn_status opencl_copy(void *queue, void *dst, const void *src, size_t bytes, int kind) {
+    return transfer(queue, dst, src, bytes, kind, true);
+}
+
+static tn_status opencl_copy_async(void *queue, void *dst, const void *src, size_t bytes, int kind) {
+    TRY(transfer(queue, dst, src, bytes, kind, false));
+    return flush(queue);
+}
+
+static tn_status opencl_fill(void *queue, void *dst, uint8_t value, size_t bytes) {
+    cl_queue *q = queue;
+    cl_device *d = q->device;
+    void *memory;
+    size_t at;
+    TRY(alive(d));
+    if (!bytes) return TN_OK;
+    TRY(locate(d, dst, bytes, "filling", &memory, &at));
+    return check(d, cl.EnqueueFillBuffer(q->queue, memory, &value, 1, at, bytes, 0, NULL, NULL), SENDS,
+                 "clEnqueueFillBuffer", "%zu bytes from byte %zu", bytes, at);
+}
+
+/* The host's view of a part of a memory object, once all before it is done. */
+static tn_status map_handle(cl_device *d, void *memory, size_t at, size_t bytes, uint64_t flags, void **host) {
+    int32_t error = SUCCESS;
+    void *view = cl.EnqueueMapBuffer(d->queue.queue, memory, true, flags, at, bytes, 0, NULL, NULL, &error);
+    TRY(check(d, error, WAITS, "clEnqueueMapBuffer", "%zu bytes from byte %zu", bytes, at));
+    *host = view;
+    return TN_OK;
+}
+
+static tn_status unmap_handle(cl_device *d, void *memory, void *host) {
+    TRY(check(d, cl.EnqueueUnmapMemObject(d->queue.queue, memory, host, 0, NULL, NULL), SENDS,
+              "clEnqueueUnmapMemObject", "%p", host));
+    return flush(&d->queue);
+}
+
+static tn_status opencl_map(void *device, void *address, size_t bytes, bool read, void **host) {
+    cl_device *d = ((cl_queue *)device)->device;
+    void *memory;
+    size_t at;
+    TRY(alive(d));
+    TRY(locate(d, address, bytes, "mapping", &memory, &at));
+    return map_handle(d, memory, at, bytes, read ? MAP_READ_WRITE : MAP_OVERWRITE, host);
+}
+
+static tn_status opencl_unmap(void *device, void *address, void *host) {
+    cl_device *d = ((cl_queue *)device)->device;
+    void *memory;
+    size_t at;
+    TRY(locate(d, address, 0, "unmapping", &memory, &at));
+    return unmap_handle(d, memory, host);
+}
+
+/* Pinned memory: a memory object that lives on the host and stays mapped. */
+typedef struct pinned {
+    struct pinned *next;
+    void *memory, *host;
+} pinned;
+
+static tn_status opencl_host_alloc(void *device, size_t bytes, void **host) {
+    cl_device *d = ((cl_queue *)device)->device;
+    int32_t error = SUCCESS;
+    TRY(alive(d));
+    pinned *p = tn_mem_zalloc(1, sizeof *p);
+    if (!p) return TN_ERR_MEMORY;
+    size_t size = bytes ? bytes : 1;
+    void *memory = cl.CreateBuffer(d->context, MEM_READ_WRITE | MEM_ALLOC_HOST_PTR, size, NULL, &error);
+    tn_status s = check(d, error, SENDS, "clCreateBuffer", "%zu bytes of the host's memory", bytes);
+    if (s == TN_OK) {
+        p->memory = memory;
+        s = map_handle(d, memory, 0, size, MAP_READ_WRITE, &p->host);
+    }
+    if (s != TN_OK) {
+        if (p->memory) (void)cl.ReleaseMemObject(p->memory);
+        tn_mem_free(p);
+        return s;
+    }
+    pthread_mutex_lock(&d->lock);
+    p->next = d->pinned;
+    d->pinned = p;
+    pthread_mutex_unlock(&d->lock);
+    *host = p->host;
+    return TN_OK;
+}
+
+static void opencl_host_free(void *device, void *host) {
+    cl_device *d = ((cl_queue *)device)->device;
+    pthread_mutex_lock(&d->lock);
+    pinned **link = &d->pinned, *p;
+    while (*link && (*link)->host != host)
+        link = &(*link)->next;
+    p = *link;
+    if (p) *link = p->next;
+    pthread_mutex_unlock(&d->lock);
+    if (!p) return;
+    (void)unmap_handle(d, p->memory, host);
+    (void)cl.ReleaseMemObject(p->memory);
+    tn_mem_free(p);
 }
 
 static tn_status opencl_memory(void *device, int64_t *total, int64_t *unused) {
@@ -761,8 +770,6 @@ static tn_status opencl_binary(void *device, void *module, void **data, size_t *
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-enum { FLUSH_EVERY = 16 }; /* launches that a driver may hold back */
-
 /* Sets the kernel's buffers and adds each one's offset within its handle to its base. The caller holds the lock. */
 static tn_status bind_buffers(cl_device *d, cl_module *m, const tn_dispatch *l) {
     uint64_t *bases = m->params + m->bases_at / sizeof *bases;
@@ -819,11 +826,6 @@ static tn_status dispatch_one(cl_queue *q, cl_module *m, const tn_dispatch *l) {
     return s;
 }
 
-static tn_status flush(cl_queue *q) {
-    atomic_store_explicit(&q->unflushed, 0, memory_order_relaxed);
-    return check(q->device, cl.Flush(q->queue), SENDS, "clFlush", "after %d launches", FLUSH_EVERY);
-}
-
 static tn_status opencl_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
     cl_queue *q = queue;
     cl_module *m = module;
@@ -842,6 +844,108 @@ static tn_status opencl_sync(void *queue) {
     cl_queue *q = queue;
     TRY(alive(q->device));
     return check(q->device, cl.Finish(q->queue), WAITS, "clFinish", "%s", "");
+}
+
+/* ---- queues and events ------------------------------------------------------------------------------------------- */
+
+static void opencl_queue_free(void *device, void *queue) {
+    (void)device;
+    cl_queue *q = queue;
+    if (q->queue) (void)cl.ReleaseCommandQueue(q->queue);
+    tn_mem_free(q);
+}
+
+static tn_status opencl_queue_new(void *device, void **queue) {
+    cl_device *d = ((cl_queue *)device)->device;
+    TRY(alive(d));
+    cl_queue *q = tn_mem_zalloc(1, sizeof *q);
+    if (!q) return TN_ERR_MEMORY;
+    tn_status s = queue_start(d, q);
+    if (s != TN_OK)
+        opencl_queue_free(d, q);
+    else
+        *queue = q;
+    return s;
+}
+
+/* The latest marker; NULL before the first, which counts as passed. */
+typedef struct cl_mark {
+    void *event;
+} cl_mark;
+
+static tn_status opencl_event_new(void *device, bool timed, void **event) {
+    (void)device;
+    (void)timed; /* every queue that can notes times */
+    *event = tn_mem_zalloc(1, sizeof(cl_mark));
+    return *event ? TN_OK : TN_ERR_MEMORY;
+}
+
+static void opencl_event_free(void *device, void *event) {
+    (void)device;
+    cl_mark *m = event;
+    if (m->event) (void)cl.ReleaseEvent(m->event);
+    tn_mem_free(m);
+}
+
+/* Flushed at once: another queue may wait for it. */
+static tn_status opencl_event_record(void *queue, void *event) {
+    cl_queue *q = queue;
+    cl_mark *m = event;
+    void *made = NULL;
+    TRY(alive(q->device));
+    TRY(check(q->device, cl.EnqueueMarkerWithWaitList(q->queue, 0, NULL, &made), SENDS, "clEnqueueMarkerWithWaitList",
+              "%s", ""));
+    if (m->event) (void)cl.ReleaseEvent(m->event);
+    m->event = made;
+    return flush(q);
+}
+
+static tn_status opencl_event_wait(void *queue, void *event) {
+    cl_queue *q = queue;
+    const cl_mark *m = event;
+    TRY(alive(q->device));
+    if (!m->event) return TN_OK;
+    return check(q->device, cl.EnqueueBarrierWithWaitList(q->queue, 1, &m->event, NULL), SENDS,
+                 "clEnqueueBarrierWithWaitList", "1 event");
+}
+
+/* What became of the work up to the mark: 0 done, below 0 an error, else under way. */
+static tn_status mark_status(cl_device *d, const cl_mark *m, int32_t *status) {
+    TRY(check(d, cl.GetEventInfo(m->event, EVENT_STATUS, sizeof *status, status, NULL), SENDS, "clGetEventInfo",
+              "CL_EVENT_COMMAND_EXECUTION_STATUS"));
+    return check(d, *status < 0 ? *status : SUCCESS, WAITS, "the work before an event", "%s", "");
+}
+
+static tn_status opencl_event_query(void *device, void *event, bool *passed) {
+    cl_device *d = ((cl_queue *)device)->device;
+    const cl_mark *m = event;
+    int32_t status = SUCCESS;
+    TRY(alive(d));
+    if (m->event) TRY(mark_status(d, m, &status));
+    *passed = status == SUCCESS;
+    return TN_OK;
+}
+
+static tn_status opencl_event_sync(void *device, void *event) {
+    cl_device *d = ((cl_queue *)device)->device;
+    const cl_mark *m = event;
+    int32_t status;
+    TRY(alive(d));
+    if (!m->event) return TN_OK;
+    int32_t error = cl.WaitForEvents(1, &m->event);
+    if (error != SUCCESS) TRY(mark_status(d, m, &status)); /* knows more than that some event failed */
+    return check(d, error, WAITS, "clWaitForEvents", "1 event");
+}
+
+static tn_status opencl_event_time(void *device, void *event, double *seconds) {
+    cl_device *d = ((cl_queue *)device)->device;
+    const cl_mark *m = event;
+    uint64_t nanoseconds = 0;
+    if (!m->event) return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", d->id);
+    TRY(check(d, cl.GetEventProfilingInfo(m->event, PROFILING_END, sizeof nanoseconds, &nanoseconds, NULL), SENDS,
+              "clGetEventProfilingInfo", "CL_PROFILING_COMMAND_END"));
+    *seconds = (double)nanoseconds * 1e-9;
+    return TN_OK;
 }
 
 /* ---- the driver -------------------------------------------------------------------------------------------------- */
@@ -866,6 +970,21 @@ const tn_driver tn_driver_opencl = {
     .isolate = TN_PROBE_ISOLATE,
     .dispatch = opencl_dispatch,
     .binary = opencl_binary,
+    .queue_new = opencl_queue_new,
+    .queue_free = opencl_queue_free,
+    .event_new = opencl_event_new,
+    .event_free = opencl_event_free,
+    .event_record = opencl_event_record,
+    .event_wait = opencl_event_wait,
+    .event_query = opencl_event_query,
+    .event_sync = opencl_event_sync,
+    .event_time = opencl_event_time,
+    .copy_async = opencl_copy_async,
+    .fill = opencl_fill,
+    .host_alloc = opencl_host_alloc,
+    .host_free = opencl_host_free,
+    .map = opencl_map,
+    .unmap = opencl_unmap,
 };
 
 #endif

@@ -48,10 +48,13 @@ int32_t clGetDeviceInfo(void *device, uint32_t what, size_t size, void *value, s
 /* The rest is there, and never reached: a process that only looks makes no context. */
 #define NEVER(name) \
     int32_t name(void) { abort(); }
-NEVER(clCreateContext)
-NEVER(clReleaseContext) NEVER(clCreateCommandQueue) NEVER(clReleaseCommandQueue) NEVER(clCreateBuffer)
-    NEVER(clReleaseMemObject) NEVER(clCreateProgramWithSource) NEVER(clCreateProgramWithBinary) NEVER(clBuildProgram)
-        NEVER(clGetProgramInfo) NEVER(clGetProgramBuildInfo) NEVER(clReleaseProgram) NEVER(clCreateKernel)
-            NEVER(clGetKernelWorkGroupInfo) NEVER(clSetKernelArg) NEVER(clReleaseKernel) NEVER(clEnqueueNDRangeKernel)
-                NEVER(clEnqueueReadBuffer) NEVER(clEnqueueWriteBuffer) NEVER(clEnqueueCopyBuffer) NEVER(clFlush)
-                    NEVER(clFinish)
+// clang-format off
+NEVER(clCreateContext) NEVER(clReleaseContext) NEVER(clCreateCommandQueue) NEVER(clReleaseCommandQueue)
+NEVER(clCreateBuffer) NEVER(clReleaseMemObject) NEVER(clCreateProgramWithSource) NEVER(clCreateProgramWithBinary)
+NEVER(clBuildProgram) NEVER(clGetProgramInfo) NEVER(clGetProgramBuildInfo) NEVER(clReleaseProgram)
+NEVER(clCreateKernel) NEVER(clGetKernelWorkGroupInfo) NEVER(clSetKernelArg) NEVER(clReleaseKernel)
+NEVER(clEnqueueNDRangeKernel) NEVER(clEnqueueReadBuffer) NEVER(clEnqueueWriteBuffer) NEVER(clEnqueueCopyBuffer)
+NEVER(clEnqueueFillBuffer) NEVER(clEnqueueMapBuffer) NEVER(clEnqueueUnmapMemObject) NEVER(clEnqueueMarkerWithWaitList)
+NEVER(clEnqueueBarrierWithWaitList) NEVER(clWaitForEvents) NEVER(clGetEventInfo) NEVER(clGetEventProfilingInfo)
+NEVER(clReleaseEvent) NEVER(clFlush) NEVER(clFinish)
+    // clang-format on
