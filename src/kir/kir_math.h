@@ -383,6 +383,19 @@ static inline uint16_t kir_to_bf16(float x) {
     return (uint16_t)(x != x ? bits >> 16 | 0x40U : rounded);
 }
 
+/* The double of these bits as a float, rounded to nearest even: for machines that have no doubles. */
+static inline float kir_narrow_bits(uint64_t bits) {
+    int32_t exponent = (int32_t)(bits >> 52 & 0x7ffU) - 1023;
+    uint64_t mantissa = (bits & 0xfffffffffffffU) | 0x10000000000000U;
+    int32_t lost = exponent < -126 ? -97 - exponent : 29; /* bits behind a float's last; all of them below 2^-150 */
+    lost = lost > 54 ? 54 : lost;
+    uint32_t kept = (uint32_t)((mantissa + (((uint64_t)1 << (lost - 1)) - 1) + (mantissa >> lost & 1)) >> lost);
+    uint32_t y = exponent < -126 ? kept : kept + ((uint32_t)(exponent + 126) << 23);
+    y = exponent > 127 ? 0x7f800000U : y;
+    y = (bits & 0x7fffffffffffffffU) > 0x7ff0000000000000U ? 0x7fc00000U : y;
+    return kir_from_bits_f32(y | (uint32_t)(bits >> 32 & 0x80000000U));
+}
+
 /* ---- Philox-4x32-10 ---------------------------------------------------------------------------------------------- */
 
 static inline uint32_t kir_philox_u32(uint64_t key, uint64_t counter) {

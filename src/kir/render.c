@@ -1,0 +1,228 @@
+/* render.c — the frame of rendered kernels: what a source begins with, a kernel's parameters and coordinates, and which
+ * functions of the prelude it needs. What the instructions become is in render_c.c. */
+#include "kir/render_text.h"
+#include "kir/rules.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kir/kir_math.h"
+#include "kir/render_prelude.h"
+
+enum {
+    BY_VALUE_BYTES = 1000, /* of parameters in all: every device takes 1024 */
+    NEEDED = PRELUDE_TABLES + PRELUDE_ROWS + 1
+};
+
+/* ---- the prelude ------------------------------------------------------------------------------------------------- */
+
+void render_need(render *r, const char *function) {
+    for (int i = 0; i < PRELUDE_ROWS; i++) {
+        if (strcmp(PRELUDE[i].name, function) == 0) r->needed[PRELUDE_TABLES + 1 + i] = true;
+    }
+}
+
+/* Marks what the marked rows call; those stand before them. */
+static void close_needs(bool *needed) {
+    for (int i = PRELUDE_ROWS - 1; i >= 0; i--) {
+        if (!needed[PRELUDE_TABLES + 1 + i]) continue;
+        for (const char *other = PRELUDE[i].needs; *other; other++)
+            needed[(unsigned char)*other] = true;
+    }
+}
+
+static const char *double_user(const bool *needed) {
+    for (int i = 0; i < PRELUDE_ROWS; i++) {
+        if (needed[PRELUDE_TABLES + 1 + i] && PRELUDE[i].f64) return PRELUDE[i].name;
+    }
+    return NULL;
+}
+
+static void put_two_over_pi(render *r) {
+    render_words(r, "$table $u32 kir_two_over_pi[42] = {");
+    for (int i = 0; i < 42; i++)
+        render_put(r, "%s0x%08xU", i ? ", " : "", kir_two_over_pi[i]);
+    render_words(r, "};\n");
+}
+
+static void put_erf_table(render *r) {
+    render_put(r, "$table $f64 kir_erf_table[%d][%d] = {\n", KIR_ERF_DEGREE + 1, KIR_ERF_PIECES);
+    for (int k = 0; k <= KIR_ERF_DEGREE; k++) {
+        for (int piece = 0; piece < KIR_ERF_PIECES; piece++)
+            render_put(r, "%s%a", piece ? ", " : "    {", kir_erf_table[k][piece]);
+        render_words(r, "},\n");
+    }
+    render_words(r, "};\n");
+}
+
+static void put_prelude(render *r) {
+    render_words(r, "\n");
+    if (r->needed[PRELUDE_TWO_OVER_PI]) put_two_over_pi(r);
+    if (r->needed[PRELUDE_ERF_TABLE]) put_erf_table(r);
+    for (int i = 0; i < PRELUDE_ROWS; i++) {
+        if (r->needed[PRELUDE_TABLES + 1 + i]) render_words(r, PRELUDE[i].text);
+    }
+}
+
+/* ---- what the target must have ----------------------------------------------------------------------------------- */
+
+static bool has_doubles(const kir_program *p) {
+    for (int i = 0; i < p->n_ins; i++) {
+        if (kir_yields((kir_op)p->ins[i].op) && p->ins[i].type == KIR_F64) return true;
+    }
+    return false;
+}
+
+static tn_status refuse(const kir_program *p, const kir_target *t, const char *why) {
+    return tn_fail(TN_ERR_UNSUPPORTED, "kernel %016llx in %s: %s", (unsigned long long)p->hash, t->dialect->name, why);
+}
+
+static tn_status check_target(const kir_program *p, const kir_target *t) {
+    if (t->group_size < 1 || t->group_size > KIR_MAX_ITEMS)
+        return tn_fail(TN_ERR_ARGUMENT, "rendering: workgroups of %d items, should be 1 to %d", t->group_size,
+                       KIR_MAX_ITEMS);
+    if (p->n_items > 0 && !t->dialect->groups) return refuse(p, t, "it has workgroups, the language has none");
+    if (!t->f64 && has_doubles(p)) return refuse(p, t, "it computes with 64-bit floats, the device has none");
+    return TN_OK;
+}
+
+/* ---- one kernel -------------------------------------------------------------------------------------------------- */
+
+static int lead_axes(const kir_program *p) { return p->n_par - p->n_items; }
+
+static void describe(const kir_program *p, const kir_target *t, kir_rendering *out) {
+    *out = (kir_rendering){.local_bytes = kir_local_bytes(p)};
+    for (int i = 0; i < p->n_buffers; i++)
+        out->buffer_count += p->local[i] == 0;
+    out->bases_at = (kir_sizes_count(p) + (size_t)p->n_dials) * 8;
+    out->params_bytes = out->bases_at + (size_t)out->buffer_count * 8;
+    out->params_in_buffer = out->params_bytes + (size_t)out->buffer_count * 8 > BY_VALUE_BYTES;
+    out->group[0] = (uint32_t)(p->n_items > 0 ? kir_items(p) : t->group_size);
+    out->group[1] = out->group[2] = 1;
+    snprintf(out->entry, sizeof out->entry, "kernel_%016llx", (unsigned long long)p->hash);
+}
+
+/* Writes `text` for each buffer that is global or not. */
+static void each_buffer(render *r, bool local, const char *text) {
+    int base = (int)(r->kernel->bases_at / 8);
+    for (r->n = 0; r->n < r->p->n_buffers; r->n++) {
+        r->dtype = (tn_dtype)r->p->buffer_dtype[r->n];
+        r->size = r->p->local[r->n];
+        r->base = base;
+        if ((r->size > 0) == local) render_words(r, text);
+        base += r->size == 0;
+    }
+    r->n = 0;
+}
+
+static void put_extents(render *r) {
+    int axes = r->p->n_par + r->p->n_loop, lead = lead_axes(r->p);
+    for (int axis = 0; axis < axes; axis++) {
+        if (axis < lead || axis >= r->p->n_par)
+            render_put(r, "    const $ix n%d = ($ix)$p[%d];\n", axis, axis);
+        else
+            render_put(r, "    const $ix n%d = %d;\n", axis, r->p->item[axis - lead]);
+    }
+    render_put(r, "    const $ix count = ");
+    for (int axis = 0; axis < lead; axis++)
+        render_put(r, "%sn%d", axis ? " * " : "", axis);
+    render_put(r, "%s;\n", lead == 0 ? "1" : "");
+}
+
+/* The coordinates first … end-1 of a number that runs through them, the last one fastest. */
+static void put_coordinates(render *r, const char *number, int first, int end) {
+    char rest[24];
+    snprintf(rest, sizeof rest, "%s", number);
+    for (int axis = end - 1; axis > first; axis--) {
+        render_indent(r);
+        render_put(r, "const $ix f%d = %s / n%d, x%d = %s - f%d * n%d;\n", axis, rest, axis, axis, rest, axis, axis);
+        snprintf(rest, sizeof rest, "f%d", axis);
+    }
+    if (end > first) {
+        render_indent(r);
+        render_put(r, "const $ix x%d = %s;\n", first, rest);
+    }
+    r->axes_open |= ((1U << end) - 1) & ~((1U << first) - 1);
+}
+
+static void put_kernel(render *r) {
+    const kir_dialect *d = r->t->dialect;
+    int lead = lead_axes(r->p);
+    bool group = r->p->n_items > 0;
+    render_put(r, "\n/* program %016llx */\n", (unsigned long long)r->p->hash);
+    if (!r->kernel->params_in_buffer) render_words(r, d->params_type);
+    render_words(r, d->open);
+    each_buffer(r, false, d->buffer);
+    render_words(r, r->kernel->params_in_buffer ? d->by_address : d->by_value);
+    each_buffer(r, false, d->bind);
+    each_buffer(r, true, "    $local$type b$n[$size];\n");
+    put_extents(r);
+    r->depth = d->loops ? 2 : 1;
+    r->axes_open = 0;
+    render_words(r, group ? d->items : d->points);
+    put_coordinates(r, group ? "group" : "flat", 0, lead);
+    put_coordinates(r, "item", lead, r->p->n_par);
+    render_range(r, 0, r->p->n_ins);
+    render_words(r, d->close);
+}
+
+/* ---- sources ----------------------------------------------------------------------------------------------------- */
+
+static tn_status put_source(const kir_program *const *programs, int count, const kir_target *t, bool *needed,
+                            kir_rendering *out) {
+    tn_str kernels = {0};
+    render r = {.t = t, .text = &kernels, .needed = needed};
+    for (int i = 0; i < count; i++) {
+        describe(programs[i], t, &out[i]);
+        r.p = programs[i];
+        r.kernel = &out[i];
+        put_kernel(&r);
+    }
+    close_needs(needed);
+    r.text = &out[0].text;
+    render_words(&r, t->dialect->head);
+    if (t->f64) render_words(&r, t->dialect->head_f64);
+    put_prelude(&r);
+    tn_str_addn(&out[0].text, tn_str_text(&kernels), kernels.length);
+    bool failed = kernels.failed || out[0].text.failed;
+    tn_str_free(&kernels);
+    const char *user = t->f64 ? NULL : double_user(needed);
+    if (user) return refuse(programs[0], t, user);
+    return failed ? TN_ERR_MEMORY : TN_OK;
+}
+
+tn_status kir_render_all(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out) {
+    for (int i = 0; i < count; i++) {
+        out[i] = (kir_rendering){.local_bytes = 0};
+        TRY(check_target(programs[i], t));
+    }
+    bool needed[NEEDED] = {false};
+    tn_status status = put_source(programs, count, t, needed, out);
+    if (status != TN_OK) kir_rendering_free(&out[0]);
+    return status;
+}
+
+tn_status kir_render(const kir_program *p, const kir_target *t, kir_rendering *out) {
+    return kir_render_all(&p, 1, t, out);
+}
+
+void kir_rendering_free(kir_rendering *r) {
+    if (r) tn_str_free(&r->text);
+}
+
+void kir_count_groups(const kir_program *p, const int64_t *sizes, const kir_target *t, uint64_t limit_x,
+                      uint32_t groups[3]) {
+    uint64_t count = 1;
+    groups[0] = groups[1] = groups[2] = 0;
+    for (int axis = 0; axis < p->n_par; axis++) {
+        if (sizes[axis] == 0) return;
+        if (axis < lead_axes(p)) count *= (uint64_t)sizes[axis];
+    }
+    if (p->n_items == 0) count = (count - 1) / (uint64_t)t->group_size + 1;
+    if (limit_x == 0 || limit_x > INT32_MAX) limit_x = INT32_MAX;
+    uint64_t x = count < limit_x ? count : limit_x, rows = (count - 1) / x + 1;
+    uint64_t y = rows < UINT16_MAX ? rows : UINT16_MAX;
+    groups[0] = (uint32_t)x;
+    groups[1] = (uint32_t)y;
+    groups[2] = (uint32_t)((rows - 1) / y + 1);
+}

@@ -1,0 +1,51 @@
+/* render.h — a kernel program as source text of a language that a device's compiler takes.
+ *
+ * One renderer (render_c.c, render_loop.c) writes all languages of C's family; what they spell differently is a row of
+ * words and short texts, the dialect (render_dialects.c). The functions of kir_math.h are put in as text that is made
+ * from that header (render_prelude.h), so a rendered kernel yields the interpreter's bits wherever the device rounds as
+ * IEEE 754 has it. A program's text depends on its structure and the target alone: it is the same in every process.
+ *
+ * A kernel's parameters are one buffer for each global buffer, in order, and a block of 8-byte words: the sizes
+ * (kir_sizes_count), the dials as they are, and for each global buffer a base, in bytes, that is added to its address.
+ * One item computes one point of a plain program; a group program's workgroup is the kernel's. */
+#ifndef KIR_RENDER_H
+#define KIR_RENDER_H
+
+#include "kir/kir.h"
+
+typedef struct kir_dialect kir_dialect;
+extern const kir_dialect kir_dialect_opencl; /* OpenCL C 1.2 */
+/* C11. `void entry(const void *params, void *const *buffers, uint64_t first, uint64_t last)` computes the workgroups
+ * first … last-1 of a plain program. */
+extern const kir_dialect kir_dialect_c;
+
+typedef struct kir_target {
+    const kir_dialect *dialect;
+    int group_size; /* items of a workgroup for plain programs, 1 … KIR_MAX_ITEMS */
+    bool index32;   /* for launches whose indices and numbers of points, also of loops, fit an int32_t */
+    bool f64, f16;  /* types in which the device computes */
+} kir_target;
+
+typedef struct kir_rendering {
+    tn_str text;
+    char entry[40];
+    uint32_t group[3];     /* items of a workgroup */
+    size_t params_bytes;   /* of the block of words */
+    size_t bases_at;       /* bytes before the first base */
+    int64_t local_bytes;   /* workgroup memory */
+    int buffer_count;      /* global ones */
+    bool params_in_buffer; /* the block is more than every device takes by value: its address comes instead */
+} kir_rendering;
+
+/* Errors: TN_ERR_UNSUPPORTED for what the target lacks (doubles, workgroups), TN_ERR_MEMORY. */
+tn_status kir_render(const kir_program *p, const kir_target *t, kir_rendering *out);
+void kir_rendering_free(kir_rendering *r);
+
+/* Several kernels in one source: out[0].text is that of all, the others' texts are empty. */
+tn_status kir_render_all(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out);
+
+/* How many workgroups a launch takes; all zero when it has no point. `limit_x`: the most along the first axis. */
+void kir_count_groups(const kir_program *p, const int64_t *sizes, const kir_target *t, uint64_t limit_x,
+                      uint32_t groups[3]);
+
+#endif

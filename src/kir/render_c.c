@@ -1,0 +1,434 @@
+/* render_c.c — writes kernels in C's family of languages: the frame of a kernel, and its instructions.
+ *
+ * Each instruction becomes one line that names a constant, v and its number; CONST becomes a literal where it is used.
+ * Operations are texts of a table, chosen by the class of the operands' type: in them #0 … #2 are operands, #t the
+ * result's type, #u the unsigned type of its width, #s the operands' suffix (f32), and !max( a function of the prelude
+ * by its name without prefix and suffix. */
+#include "kir/eval.h"
+#include "kir/render_text.h"
+#include "kir/rules.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- words ------------------------------------------------------------------------------------------------------- */
+
+static const char *const WORD_NAMES[WORD_COUNT] = {
+#define X(word) #word,
+    RENDER_WORDS(X)
+#undef X
+};
+
+static const char *const TYPE_WORDS[KIR_TYPE_COUNT] = {"$f32", "$f64", "$i32", "$i64", "$u32", "$u64", "$bool"};
+static const char *const SUFFIXES[KIR_TYPE_COUNT] = {"f32", "f64", "i32", "i64", "u32", "u64", "b8"};
+static const char *const UNSIGNED_WORDS[KIR_TYPE_COUNT] = {"$u32", "$u64", "$u32", "$u64", "$u32", "$u64", "$bool"};
+
+/* How a dtype lies in memory. */
+static const char *const MEMORY_WORDS[TN_PLAIN_DTYPES] = {
+    [TN_F32] = "f32", [TN_F64] = "f64", [TN_I32] = "i32", [TN_I64] = "i64",  [TN_U32] = "u32",
+    [TN_U64] = "u64", [TN_BOOL] = "u8", [TN_F16] = "u16", [TN_BF16] = "u16", [TN_I8] = "i8",
+    [TN_U8] = "u8",   [TN_I16] = "i16", [TN_U16] = "u16",
+};
+
+const char *render_type(kir_type t) { return TYPE_WORDS[t]; }
+
+static const char *spelling(const render *r, const char *word) {
+    for (int w = 0; w < WORD_COUNT; w++) {
+        if (strcmp(WORD_NAMES[w], word) == 0) return r->t->dialect->words[w] ? r->t->dialect->words[w] : "";
+    }
+    return NULL;
+}
+
+/* The words of the kernel being written. */
+static bool put_own_word(render *r, const char *word) {
+    const kir_rendering *k = r->kernel;
+    const kir_dialect *d = r->t->dialect;
+    const struct {
+        const char *word;
+        long long number;
+    } numbers[] = {{"n", r->n},
+                   {"base", r->base},
+                   {"size", r->size},
+                   {"items", k->group[0]},
+                   {"words", (long long)(k->params_bytes / 8)}};
+    for (size_t i = 0; i < TN_COUNT(numbers); i++) {
+        if (strcmp(numbers[i].word, word) != 0) continue;
+        tn_str_add(r->text, "%lld", numbers[i].number);
+        return true;
+    }
+    const struct {
+        const char *word, *text;
+    } texts[] = {{"entry", k->entry},
+                 {"p", k->params_in_buffer ? d->params_by_address : d->params_by_value},
+                 {"ix", spelling(r, r->t->index32 ? "i32" : "i64")},
+                 {"type", spelling(r, MEMORY_WORDS[r->dtype])},
+                 {"const", r->p->buffer_written[r->n] ? "" : "const "}};
+    for (size_t i = 0; i < TN_COUNT(texts); i++) {
+        if (strcmp(texts[i].word, word) != 0) continue;
+        tn_str_add(r->text, "%s", texts[i].text);
+        return true;
+    }
+    return false;
+}
+
+static bool is_word_char(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; }
+
+void render_words(render *r, const char *text) {
+    for (;;) {
+        size_t plain = strcspn(text, "$");
+        tn_str_addn(r->text, text, plain);
+        text += plain;
+        if (!*text) return;
+        char word[24];
+        size_t n = 0;
+        for (text++; is_word_char(*text) && n + 1 < sizeof word; text++)
+            word[n++] = *text;
+        word[n] = '\0';
+        const char *spelled = spelling(r, word);
+        if (spelled)
+            tn_str_add(r->text, "%s", spelled);
+        else
+            put_own_word(r, word);
+    }
+}
+
+void render_put(render *r, const char *format, ...) {
+    char line[400]; /* texts with numbers and names of bounded length */
+    va_list args;
+    va_start(args, format);
+    vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    render_words(r, line);
+}
+
+void render_indent(render *r) { tn_str_add(r->text, "%*s", r->depth * 4, ""); }
+
+/* ---- operands ---------------------------------------------------------------------------------------------------- */
+
+static void write_float(char *out, size_t size, double x, bool single) {
+    const char *f = single ? "f" : "", *cast = single ? "" : "($f64)";
+    bool minus = signbit(x);
+    if (x != x)
+        snprintf(out, size, "%s$nan", cast);
+    else if (isinf(x))
+        snprintf(out, size, minus ? "(-%s$inf)" : "%s$inf", cast);
+    else if (fabs(x) < 1e6 && x == (double)(int)x)
+        snprintf(out, size, minus ? "(-%.1f%s)" : "%.1f%s", fabs(x), f);
+    else
+        snprintf(out, size, minus ? "(-%a%s)" : "%a%s", fabs(x), f);
+}
+
+static void write_whole(char *out, size_t size, kir_type t, int64_t x) {
+    static const char *const ends[KIR_TYPE_COUNT] = {[KIR_I64] = "$l", [KIR_U32] = "U", [KIR_U64] = "$ul"};
+    const char *end = ends[t] ? ends[t] : "";
+    if (t == KIR_BOOL)
+        snprintf(out, size, "%s", x ? "true" : "false");
+    else if (t == KIR_U64)
+        snprintf(out, size, "%llu%s", (unsigned long long)x, end);
+    else if (x == INT64_MIN || (t == KIR_I32 && x == INT32_MIN)) /* no literal has the least number */
+        snprintf(out, size, "(-%lld%s - 1)", (long long)-(x + 1), end);
+    else
+        snprintf(out, size, x < 0 ? "(%lld%s)" : "%lld%s", (long long)x, end);
+}
+
+render_name render_literal(kir_type t, const kir_ins *constant) {
+    render_name name;
+    if (kir_is_float(t))
+        write_float(name.text, sizeof name.text, constant->imm.f, t == KIR_F32);
+    else
+        write_whole(name.text, sizeof name.text, t, constant->imm.i);
+    return name;
+}
+
+render_name render_operand(const render *r, kir_val v) {
+    const kir_ins *in = &r->p->ins[v];
+    if (in->op == KIR_CONST) return render_literal((kir_type)in->type, in);
+    render_name name;
+    snprintf(name.text, sizeof name.text, "v%d", v);
+    return name;
+}
+
+/* ---- operations -------------------------------------------------------------------------------------------------- */
+
+typedef enum type_class { FLOAT, SIGNED, UNSIGNED, BOOL, CLASS_COUNT } type_class;
+
+static const type_class CLASSES[KIR_TYPE_COUNT] = {
+    [KIR_F32] = FLOAT,    [KIR_F64] = FLOAT,    [KIR_I32] = SIGNED, [KIR_I64] = SIGNED,
+    [KIR_U32] = UNSIGNED, [KIR_U64] = UNSIGNED, [KIR_BOOL] = BOOL,
+};
+
+#define WRAPPING(operator) "#0 " operator" #1", "(#t)((#u)#0 " operator" (#u)#1)", "#0 " operator" #1"
+#define EVERY(text) text, text, text, text
+
+static const char *const OPERATIONS[KIR_OP_COUNT][CLASS_COUNT] = {
+    [KIR_NEG] = {"-#0", "(#t)(0U - (#u)#0)", "0U - #0"},
+    [KIR_ABS] = {"$fabs_#s(#0)", "!abs(#0)", "#0"},
+    [KIR_SQRT] = {"$sqrt_#s(#0)"},
+    [KIR_EXP] = {"!exp(#0)"},
+    [KIR_LOG] = {"!log(#0)"},
+    [KIR_SIN] = {"!sin(#0)"},
+    [KIR_COS] = {"!cos(#0)"},
+    [KIR_TANH] = {"!tanh(#0)"},
+    [KIR_ERF] = {"!erf(#0)"},
+    [KIR_ADD] = {WRAPPING("+")},
+    [KIR_SUB] = {WRAPPING("-")},
+    [KIR_MUL] = {WRAPPING("*")},
+    [KIR_DIV] = {"#0 / #1", "!div(#0, #1)", "!div(#0, #1)"},
+    [KIR_MOD] = {"$fmod_#s(#0, #1)", "!mod(#0, #1)", "!mod(#0, #1)"},
+    [KIR_MIN] = {"!min(#0, #1)", "!min(#0, #1)", "!min(#0, #1)", "#0 & #1"},
+    [KIR_MAX] = {"!max(#0, #1)", "!max(#0, #1)", "!max(#0, #1)", "#0 | #1"},
+    [KIR_AND] = {NULL, "#0 & #1", "#0 & #1", "#0 & #1"},
+    [KIR_OR] = {NULL, "#0 | #1", "#0 | #1", "#0 | #1"},
+    [KIR_XOR] = {NULL, "#0 ^ #1", "#0 ^ #1", "#0 ^ #1"},
+    [KIR_SHL] = {NULL, "!shl(#0, #1)", "!shl(#0, #1)"},
+    [KIR_SHR] = {NULL, "!shr(#0, #1)", "!shr(#0, #1)"},
+    [KIR_EQ] = {EVERY("#0 == #1")},
+    [KIR_LT] = {EVERY("#0 < #1")},
+    [KIR_LE] = {EVERY("#0 <= #1")},
+    [KIR_FMA] = {"$fma_#s(#0, #1, #2)"},
+    [KIR_SELECT] = {EVERY("#0 ? #1 : #2")},
+    [KIR_PHILOX] = {NULL, NULL, "kir_philox_u32(#0, #1)"},
+};
+
+static const char *const ROUNDINGS[] = {
+    [KIR_FLOOR] = "$floor_#s(#0)",
+    [KIR_CEIL] = "$ceil_#s(#0)",
+    [KIR_TRUNC] = "$trunc_#s(#0)",
+    [KIR_NEAREST_EVEN] = "$rint_#s(#0)",
+};
+
+static const char *cast_text(kir_type from, kir_type to, char *room, size_t size) {
+    if (to == KIR_BOOL) return from == KIR_BOOL ? "#0" : "#0 != 0";
+    if (!kir_is_float(from) || kir_is_float(to)) return "(#t)#0";
+    snprintf(room, size, "kir_cast_%s_%s(#0)", SUFFIXES[from], SUFFIXES[to]);
+    return room;
+}
+
+static const char *bitcast_text(kir_type from, kir_type to) {
+    if (kir_is_float(from)) return kir_is_float(to) ? "#0" : "(#t)$bits_#s(#0)";
+    if (kir_is_float(to)) return to == KIR_F32 ? "$from_bits_f32(($u32)#0)" : "$from_bits_f64(($u64)#0)";
+    return "(#t)#0";
+}
+
+static const char *operation_text(const kir_ins *in, kir_type operand, char *room, size_t size) {
+    switch (in->op) {
+    case KIR_ROUND: return ROUNDINGS[in->imm.i];
+    case KIR_CAST: return cast_text(operand, (kir_type)in->type, room, size);
+    case KIR_BITCAST: return bitcast_text(operand, (kir_type)in->type);
+    default: return OPERATIONS[in->op][CLASSES[operand]];
+    }
+}
+
+/* A function's name in an operation's text, from `!max` on or written out; returns what is behind it. */
+static const char *put_function(render *r, const char *text, const char *suffix) {
+    char name[40];
+    size_t n = strcspn(text, "(");
+    if (*text == '!')
+        snprintf(name, sizeof name, "kir_%.*s_%s", (int)n - 1, text + 1, suffix);
+    else
+        snprintf(name, sizeof name, "%.*s", (int)n, text);
+    render_need(r, name);
+    tn_str_add(r->text, "%s", name);
+    return text + n;
+}
+
+void render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]) {
+    char room[48], piece[2] = "";
+    const char *at = operation_text(in, operand, room, sizeof room);
+    tn_str expanded = {0};
+    tn_str *whole = r->text;
+    r->text = &expanded;
+    while (*at) {
+        if (*at == '!' && at[1] != '=') {
+            at = put_function(r, at, SUFFIXES[operand]);
+        } else if (strncmp(at, "kir_", 4) == 0) {
+            at = put_function(r, at, "");
+        } else if (*at == '#') {
+            const char *with = at[1] == 't'   ? TYPE_WORDS[in->type]
+                               : at[1] == 'u' ? UNSIGNED_WORDS[in->type]
+                               : at[1] == 's' ? SUFFIXES[operand]
+                                              : names[at[1] - '0'];
+            tn_str_add(&expanded, "%s", with);
+            at += 2;
+        } else {
+            piece[0] = *at++;
+            tn_str_addn(&expanded, piece, 1);
+        }
+    }
+    r->text = whole;
+    whole->failed = whole->failed || expanded.failed;
+    render_words(r, tn_str_text(&expanded));
+    tn_str_free(&expanded);
+}
+
+void render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x) {
+    static const kir_op ops[] = {
+        [KIR_SUM] = KIR_ADD, [KIR_PROD] = KIR_MUL, [KIR_RMAX] = KIR_MAX, [KIR_RMIN] = KIR_MIN, [KIR_SEQ] = KIR_ADD,
+    };
+    kir_ins in = {.op = (uint8_t)ops[kind], .type = (uint8_t)t};
+    render_operation(r, &in, t, (const char *const[3]){acc, x, ""});
+}
+
+/* ---- indices and memory ------------------------------------------------------------------------------------------ */
+
+/* The affine part of a global access: numbers of the launch. Only coordinates that exist here count, others are 0. */
+static void put_sized(render *r, int access) {
+    size_t axes = (size_t)(r->p->n_par + r->p->n_loop), at = axes + (size_t)access * (axes + 1);
+    const char *cast = r->t->index32 ? "($ix)" : "";
+    render_put(r, "%s$p[%zu]", cast, at);
+    for (size_t axis = 0; axis < axes; axis++) {
+        if (r->axes_open >> axis & 1) render_put(r, " + x%zu * %s$p[%zu]", axis, cast, at + 1 + axis);
+    }
+}
+
+/* Of a local one: numbers of the program. */
+static void put_fixed(render *r, const int64_t *affine) {
+    render_put(r, "%lld", (long long)affine[0]);
+    for (int axis = 0; axis < r->p->n_par + r->p->n_loop; axis++) {
+        if ((r->axes_open >> axis & 1) && affine[1 + axis] != 0)
+            render_put(r, " + x%d * %lld", axis, (long long)affine[1 + axis]);
+    }
+}
+
+static void put_affine(render *r, int access) {
+    if (access < r->p->n_sized)
+        put_sized(r, access);
+    else
+        put_fixed(r, r->p->access[access].fixed);
+}
+
+static void put_index(render *r, const kir_ins *in) {
+    kir_val dyn = r->p->access[in->imm.i].dyn;
+    if (dyn == KIR_NONE) {
+        put_affine(r, (int)in->imm.i);
+        return;
+    }
+    render_put(r, "($i64)(($u64)("); /* a masked access may have any index, which wraps */
+    put_affine(r, (int)in->imm.i);
+    render_put(r, ") + ($u64)%s)", render_operand(r, dyn).text);
+}
+
+static void put_element(render *r, const kir_ins *in) {
+    render_put(r, "b%d[", r->p->access[in->imm.i].buffer);
+    put_index(r, in);
+    render_put(r, "]");
+}
+
+static tn_dtype dtype_of(const render *r, const kir_ins *in) {
+    return (tn_dtype)r->p->buffer_dtype[r->p->access[in->imm.i].buffer];
+}
+
+/* What stands around an element that is loaded, and around a value that is stored. */
+typedef struct conversion {
+    const char *load, *load_end, *store, *store_end, *needs_load, *needs_store;
+} conversion;
+
+static const conversion CONVERSIONS[TN_PLAIN_DTYPES] = {
+    [TN_F16] = {"kir_from_f16(", ")", "kir_to_f16(", ")", "kir_from_f16", "kir_to_f16"},
+    [TN_BF16] = {"kir_from_bf16(", ")", "kir_to_bf16(", ")", "kir_from_bf16", "kir_to_bf16"},
+    [TN_I8] = {"($i32)", "", "($i8)", ""},
+    [TN_U8] = {"($i32)", "", "($u8)", ""},
+    [TN_I16] = {"($i32)", "", "($i16)", ""},
+    [TN_U16] = {"($i32)", "", "($u16)", ""},
+    [TN_BOOL] = {"", " != 0", "($u8)", ""},
+};
+
+static void put_loaded(render *r, const kir_ins *in) {
+    const conversion *c = &CONVERSIONS[dtype_of(r, in)];
+    if (c->needs_load) render_need(r, c->needs_load);
+    render_words(r, c->load ? c->load : "");
+    put_element(r, in);
+    render_words(r, c->load_end ? c->load_end : "");
+    tn_str_add(r->text, ";\n");
+}
+
+static void put_load(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    const char *type = TYPE_WORDS[in->type];
+    if (in->a == KIR_NONE) {
+        render_put(r, "const %s v%d = ", type, i);
+        put_loaded(r, in);
+        return;
+    }
+    render_put(r, "%s v%d = 0;\n", type, i);
+    render_indent(r);
+    render_put(r, "if (%s) v%d = ", render_operand(r, in->a).text, i);
+    put_loaded(r, in);
+}
+
+static void put_store(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    const conversion *c = &CONVERSIONS[dtype_of(r, in)];
+    if (c->needs_store) render_need(r, c->needs_store);
+    if (in->b != KIR_NONE) render_put(r, "if (%s) ", render_operand(r, in->b).text);
+    put_element(r, in);
+    render_put(r, " = %s%s%s;\n", c->store ? c->store : "", render_operand(r, in->a).text,
+               c->store_end ? c->store_end : "");
+}
+
+/* ---- instructions ------------------------------------------------------------------------------------------------ */
+
+static void put_pure(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    render_name names[3] = {{""}, {""}, {""}};
+    kir_type operand = (kir_type)in->type;
+    for (int k = 0; k < kir_arity(in); k++) {
+        names[k] = render_operand(r, kir_operand(in, k));
+        operand = (kir_type)r->p->ins[kir_operand(in, k)].type;
+    }
+    render_put(r, "const %s v%d = ", TYPE_WORDS[in->type], i);
+    render_operation(r, in, operand, (const char *const[3]){names[0].text, names[1].text, names[2].text});
+    tn_str_add(r->text, ";\n");
+}
+
+static void put_dial(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    size_t at = kir_sizes_count(r->p) + (size_t)in->imm.i;
+    render_put(r, "const %s v%d = ", TYPE_WORDS[in->type], i);
+    if (in->type == KIR_F32 && !r->t->f64) render_need(r, "kir_narrow_bits");
+    const char *from = in->type == KIR_BOOL  ? "$p[%zu] != 0;\n"
+                       : in->type == KIR_F64 ? "$from_bits_f64(($u64)$p[%zu]);\n"
+                       : in->type != KIR_F32 ? NULL
+                       : r->t->f64           ? "($f32)$from_bits_f64(($u64)$p[%zu]);\n"
+                                             : "kir_narrow_bits(($u64)$p[%zu]);\n";
+    char text[64];
+    if (from)
+        snprintf(text, sizeof text, from, at);
+    else
+        snprintf(text, sizeof text, "(%s)$p[%zu];\n", TYPE_WORDS[in->type], at);
+    render_words(r, text);
+}
+
+static void put_instruction(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    if (in->op == KIR_CONST) return;
+    render_indent(r);
+    switch (in->op) {
+    case KIR_DIAL: put_dial(r, i); break;
+    case KIR_INDEX:
+        render_put(r, "const $i64 v%d = ", i);
+        put_index(r, in);
+        tn_str_add(r->text, ";\n");
+        break;
+    case KIR_LOAD: put_load(r, i); break;
+    case KIR_STORE: put_store(r, i); break;
+    case KIR_VAR: render_put(r, "%s v%d = %s;\n", TYPE_WORDS[in->type], i, render_operand(r, in->a).text); break;
+    case KIR_GET: render_put(r, "const %s v%d = v%d;\n", TYPE_WORDS[in->type], i, in->a); break;
+    case KIR_SET: render_put(r, "v%d = %s;\n", in->a, render_operand(r, in->b).text); break;
+    case KIR_BARRIER: render_put(r, "$barrier\n"); break;
+    default: put_pure(r, i);
+    }
+}
+
+void render_range(render *r, int begin, int end) {
+    for (int i = begin; i < end; i++) {
+        uint8_t op = r->p->ins[i].op;
+        if (op == KIR_LOOP)
+            i = render_loop(r, i);
+        else if (op == KIR_REDUCE || op == KIR_SCAN)
+            render_feed(r, i);
+        else
+            put_instruction(r, i);
+    }
+}

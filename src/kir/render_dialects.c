@@ -1,0 +1,129 @@
+/* render_dialects.c — how each language spells what render_c.c writes: one row a language.
+ *
+ * A further language of C's family is one more row. Texts may use the words of render_text.h and, of the kernel being
+ * written: $entry its name, $items of a workgroup, $words in its block of parameters, $p that block, $ix the type of
+ * indices; of the buffer at hand $n its number, $type its elements' type, $const ("const " unless it is written), $base
+ * the number of its base, $size its elements if it is local. */
+#include "kir/render_text.h"
+
+#define SAME_NAME(name) [WORD_##name##_f32] = #name, [WORD_##name##_f64] = #name
+#define C_NAME(name) [WORD_##name##_f32] = #name "f", [WORD_##name##_f64] = #name
+
+const kir_dialect kir_dialect_opencl = {
+    .name = "OpenCL C",
+    .words =
+        {
+            [WORD_f32] = "float",
+            [WORD_f64] = "double",
+            [WORD_i32] = "int",
+            [WORD_i64] = "long",
+            [WORD_u32] = "uint",
+            [WORD_u64] = "ulong",
+            [WORD_i16] = "short",
+            [WORD_u16] = "ushort",
+            [WORD_i8] = "char",
+            [WORD_u8] = "uchar",
+            [WORD_bool] = "bool",
+            [WORD_function] = "static inline",
+            [WORD_table] = "__constant const",
+            [WORD_global] = "__global ",
+            [WORD_local] = "__local ",
+            [WORD_l] = "L",
+            [WORD_ul] = "UL",
+            [WORD_inf] = "INFINITY",
+            [WORD_nan] = "NAN",
+            [WORD_barrier] = "barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);",
+            [WORD_group] = "(get_group_id(0) + get_num_groups(0) * (get_group_id(1) + get_num_groups(1) * "
+                           "get_group_id(2)))",
+            [WORD_item] = "get_local_id(0)",
+            [WORD_bits_f32] = "as_uint",
+            [WORD_from_bits_f32] = "as_float",
+            [WORD_bits_f64] = "as_ulong",
+            [WORD_from_bits_f64] = "as_double",
+            SAME_NAME(fabs),
+            SAME_NAME(sqrt),
+            SAME_NAME(floor),
+            SAME_NAME(ceil),
+            SAME_NAME(trunc),
+            SAME_NAME(rint),
+            SAME_NAME(fmod),
+            SAME_NAME(fma),
+            SAME_NAME(copysign),
+        },
+    .head = "#pragma OPENCL FP_CONTRACT OFF\n",
+    .head_f64 = "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n",
+    .params_type = "typedef struct { $i64 w[$words]; } params_$entry;\n",
+    .open = "__kernel __attribute__((reqd_work_group_size($items, 1, 1)))\nvoid $entry(",
+    .buffer = "__global $const$u8 *a$n, ",
+    .by_value = "const params_$entry p) {\n",
+    .by_address = "__global const $i64 *p) {\n",
+    .bind = "    __global $const$type *b$n = (__global $const$type *)(a$n + $p[$base]);\n",
+    .points = "    const $u64 point = $group * $items + $item;\n"
+              "    if (point >= ($u64)count) return;\n"
+              "    const $ix flat = ($ix)point;\n",
+    .items = "    const $u64 workgroup = $group;\n"
+             "    if (workgroup >= ($u64)count) return;\n"
+             "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n",
+    .close = "}\n",
+    .params_by_value = "p.w",
+    .params_by_address = "p",
+    .groups = true,
+};
+
+const kir_dialect kir_dialect_c = {
+    .name = "C",
+    .words =
+        {
+            [WORD_f32] = "float",
+            [WORD_f64] = "double",
+            [WORD_i32] = "int32_t",
+            [WORD_i64] = "int64_t",
+            [WORD_u32] = "uint32_t",
+            [WORD_u64] = "uint64_t",
+            [WORD_i16] = "int16_t",
+            [WORD_u16] = "uint16_t",
+            [WORD_i8] = "int8_t",
+            [WORD_u8] = "uint8_t",
+            [WORD_bool] = "bool",
+            [WORD_function] = "static inline",
+            [WORD_table] = "const",
+            [WORD_global] = "",
+            [WORD_l] = "LL",
+            [WORD_ul] = "ULL",
+            [WORD_inf] = "INFINITY",
+            [WORD_nan] = "NAN",
+            [WORD_bits_f32] = "bits_f32",
+            [WORD_from_bits_f32] = "from_bits_f32",
+            [WORD_bits_f64] = "bits_f64",
+            [WORD_from_bits_f64] = "from_bits_f64",
+            C_NAME(fabs),
+            C_NAME(sqrt),
+            C_NAME(floor),
+            C_NAME(ceil),
+            C_NAME(trunc),
+            C_NAME(rint),
+            C_NAME(fmod),
+            C_NAME(fma),
+            C_NAME(copysign),
+        },
+    .head = "/* to be compiled with -ffp-contract=off */\n"
+            "#include <math.h>\n#include <stdbool.h>\n#include <stdint.h>\n#include <string.h>\n\n"
+            "static inline uint32_t bits_f32(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }\n"
+            "static inline float from_bits_f32(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }\n",
+    .head_f64 = "static inline uint64_t bits_f64(double x) { uint64_t u; memcpy(&u, &x, 8); return u; }\n"
+                "static inline double from_bits_f64(uint64_t u) { double x; memcpy(&x, &u, 8); return x; }\n",
+    .params_type = "",
+    .open = "void $entry(",
+    .buffer = "",
+    .by_value = "const void *params, void *const *a, uint64_t first, uint64_t last) {\n"
+                "    const int64_t *p = params;\n",
+    .by_address = "const void *params, void *const *a, uint64_t first, uint64_t last) {\n"
+                  "    const int64_t *p = params;\n",
+    .bind = "    $const$type *b$n = ($const$type *)((char *)a[$n] + $p[$base]);\n",
+    .points = "    const $ix end = last * $items < ($u64)count ? ($ix)(last * $items) : count;\n"
+              "    for ($ix flat = ($ix)(first * $items); flat < end; flat++) {\n",
+    .close = "    }\n}\n",
+    .params_by_value = "p",
+    .params_by_address = "p",
+    .loops = true,
+};

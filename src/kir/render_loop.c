@@ -1,0 +1,292 @@
+/* render_loop.c — loops of a rendered kernel, and what runs through them: reductions and scans.
+ *
+ * The state of reduction 9 is s9, t9 and k9, declared before its loop; what it yields is the constant v9 behind it. In
+ * the loop that LOOP 8 begins, c8 counts the points gone by, and m8 is their number in all. Float sums and the like keep
+ * the 64 lanes of kir.h in an array of the item; integers, whose order does not matter, one accumulator. */
+#include "kir/eval.h"
+#include "kir/render_text.h"
+#include "kir/rules.h"
+
+#include <stdio.h>
+
+typedef enum state_form { ONE, LANES, CHAIN, EXTREME } state_form;
+
+static state_form form_of(const render *r, const kir_ins *in) {
+    bool is_float = kir_is_float((kir_type)r->p->ins[in->a].type);
+    if (in->op == KIR_SCAN || in->kind == KIR_SEQ) return ONE;
+    if (in->kind == KIR_ARGMAX || in->kind == KIR_ARGMIN) return EXTREME;
+    if (!is_float) return ONE;
+    return in->kind == KIR_CHAIN ? CHAIN : LANES;
+}
+
+static render_name identity(const kir_ins *in, kir_type t) {
+    kir_ins constant = kir_const_ins(t, kir_identity((kir_reduce)in->kind, t));
+    return render_literal(t, &constant);
+}
+
+static int end_of(const kir_program *p, int loop) {
+    int depth = 0;
+    for (int i = loop;; i++) {
+        depth += (p->ins[i].op == KIR_LOOP) - (p->ins[i].op == KIR_END);
+        if (depth == 0) return i;
+    }
+}
+
+/* Calls `fn` for the reductions and scans that belong to this loop and not to one inside it. */
+static void each_own_state(render *r, int loop, int end, void (*fn)(render *r, int i)) {
+    int depth = 0;
+    for (int i = loop + 1; i < end; i++) {
+        uint8_t op = r->p->ins[i].op;
+        depth += (op == KIR_LOOP) - (op == KIR_END);
+        if (depth == 0 && (op == KIR_REDUCE || op == KIR_SCAN)) fn(r, i);
+    }
+}
+
+static bool counts_points(const render *r, int loop, int end) {
+    int depth = 0;
+    for (int i = loop + 1; i < end; i++) {
+        const kir_ins *in = &r->p->ins[i];
+        depth += (in->op == KIR_LOOP) - (in->op == KIR_END);
+        if (depth == 0 && (in->op == KIR_REDUCE || in->op == KIR_SCAN) && form_of(r, in) != ONE) return true;
+    }
+    return false;
+}
+
+/* ---- states ------------------------------------------------------------------------------------------------------ */
+
+static void begin_state(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    kir_type t = (kir_type)r->p->ins[in->a].type;
+    render_name zero = identity(in, t);
+    const char *type = render_type(t);
+    render_indent(r);
+    switch (form_of(r, in)) {
+    case ONE: render_put(r, "%s s%d = %s;\n", type, i, zero.text); break;
+    case CHAIN: render_put(r, "%s s%d = %s, t%d = %s;\n", type, i, zero.text, i, zero.text); break;
+    case EXTREME:
+        render_put(r, "%s s%d = %s;\n", type, i, t == KIR_BOOL ? "false" : "0");
+        render_indent(r);
+        render_put(r, "$i64 k%d = 0;\n", i);
+        break;
+    case LANES:
+        render_put(r, "%s t%d = %s, s%d[%d];\n", type, i, zero.text, i, KIR_LANES);
+        render_indent(r);
+        render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i, zero.text);
+    }
+}
+
+/* t = the block that the lanes of `i` hold, behind those before it; `first` says in the kernel that there is none. */
+static void fold_lanes(render *r, int i, const char *first) {
+    const kir_ins *in = &r->p->ins[i];
+    kir_type t = (kir_type)in->type;
+    char low[24], high[24], total[24];
+    snprintf(low, sizeof low, "s%d[i]", i);
+    snprintf(high, sizeof high, "s%d[i + h]", i);
+    snprintf(total, sizeof total, "t%d", i);
+    render_indent(r);
+    render_put(r, "for ($i32 h = %d; h > 0; h /= 2) {\n", KIR_LANES / 2);
+    r->depth++;
+    render_indent(r);
+    render_put(r, "for ($i32 i = 0; i < h; i++) s%d[i] = ", i);
+    render_combine(r, (kir_reduce)in->kind, t, low, high);
+    render_put(r, ";\n");
+    r->depth--;
+    render_indent(r);
+    render_put(r, "}\n");
+    render_indent(r);
+    snprintf(low, sizeof low, "s%d[0]", i);
+    render_put(r, "t%d = %s ? %s : (", i, first, low);
+    render_combine(r, (kir_reduce)in->kind, t, total, low);
+    render_put(r, ");\n");
+}
+
+static void feed_lanes(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    kir_type t = (kir_type)in->type;
+    char lane[32], first[32];
+    snprintf(lane, sizeof lane, "s%d[c%d & %d]", i, r->loop, KIR_LANES - 1);
+    snprintf(first, sizeof first, "c%d == %d", r->loop, KIR_BLOCK);
+    render_put(r, "if (c%d > 0 && (c%d & %d) == 0) {\n", r->loop, r->loop, KIR_BLOCK - 1);
+    r->depth++;
+    fold_lanes(r, i, first);
+    render_indent(r);
+    render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i, identity(in, t).text);
+    r->depth--;
+    render_indent(r);
+    render_put(r, "}\n");
+    render_indent(r);
+    render_put(r, "%s = ", lane);
+    render_combine(r, (kir_reduce)in->kind, t, lane, render_operand(r, in->a).text);
+    render_put(r, ";\n");
+}
+
+static void put_product(render *r, int i, const char *acc) {
+    const kir_ins *in = &r->p->ins[i];
+    bool is_float = kir_is_float((kir_type)in->type);
+    kir_ins op = {.op = is_float ? KIR_FMA : KIR_MUL, .type = in->type};
+    render_name a = render_operand(r, in->a), b = render_operand(r, in->b);
+    render_operation(r, &op, (kir_type)in->type, (const char *const[3]){a.text, b.text, acc});
+    render_put(r, ";\n");
+}
+
+static void feed_chain(render *r, int i) {
+    render_name zero = identity(&r->p->ins[i], (kir_type)r->p->ins[i].type);
+    char acc[24];
+    snprintf(acc, sizeof acc, "s%d", i);
+    render_put(r, "if (c%d > 0 && (c%d & %d) == 0) {\n", r->loop, r->loop, KIR_KSUM - 1);
+    r->depth++;
+    render_indent(r);
+    render_put(r, "t%d = c%d == %d ? s%d : t%d + s%d;\n", i, r->loop, KIR_KSUM, i, i, i);
+    render_indent(r);
+    render_put(r, "s%d = %s;\n", i, zero.text);
+    r->depth--;
+    render_indent(r);
+    render_put(r, "}\n");
+    render_indent(r);
+    render_put(r, "s%d = ", i);
+    put_product(r, i, acc);
+}
+
+/* The first element, one beyond the best, or the first NaN. */
+static void feed_extreme(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    render_name x = render_operand(r, in->a);
+    const char *beyond = in->kind == KIR_ARGMAX ? ">" : "<", *within = in->kind == KIR_ARGMAX ? "<=" : ">=";
+    if (kir_is_float((kir_type)r->p->ins[in->a].type))
+        render_put(r, "if (c%d == 0 || (s%d == s%d && !(%s %s s%d))) {\n", r->loop, i, i, x.text, within, i);
+    else
+        render_put(r, "if (c%d == 0 || %s %s s%d) {\n", r->loop, x.text, beyond, i);
+    r->depth++;
+    render_indent(r);
+    render_put(r, "s%d = %s;\n", i, x.text);
+    render_indent(r);
+    render_put(r, "k%d = c%d;\n", i, r->loop);
+    r->depth--;
+    render_indent(r);
+    render_put(r, "}\n");
+}
+
+static void feed_one(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    kir_type t = (kir_type)in->type;
+    render_name x = render_operand(r, in->a);
+    kir_reduce kind = (kir_reduce)in->kind;
+    char acc[24];
+    snprintf(acc, sizeof acc, "s%d", i);
+    if (kind == KIR_CHAIN) {
+        render_put(r, "const %s q%d = ", render_type(t), i);
+        put_product(r, i, "");
+        render_indent(r);
+        snprintf(x.text, sizeof x.text, "q%d", i);
+        kind = KIR_SUM;
+    }
+    render_put(r, "%s = ", acc);
+    render_combine(r, kind, t, acc, x.text);
+    render_put(r, ";\n");
+    if (in->op != KIR_SCAN) return;
+    render_indent(r);
+    render_put(r, "const %s v%d = %s;\n", render_type(t), i, acc);
+}
+
+void render_feed(render *r, int i) {
+    static void (*const feeds[])(render * r, int i) = {
+        [ONE] = feed_one, [LANES] = feed_lanes, [CHAIN] = feed_chain, [EXTREME] = feed_extreme};
+    render_indent(r);
+    feeds[form_of(r, &r->p->ins[i])](r, i);
+}
+
+static void end_state(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    if (in->op == KIR_SCAN) return;
+    char first[32];
+    render_name zero = identity(in, (kir_type)in->type);
+    const char *type = render_type((kir_type)in->type);
+    switch (form_of(r, in)) {
+    case ONE:
+        render_indent(r);
+        render_put(r, "const %s v%d = s%d;\n", type, i, i);
+        return;
+    case EXTREME:
+        render_indent(r);
+        render_put(r, "const $i64 v%d = k%d;\n", i, i);
+        return;
+    case CHAIN:
+        render_indent(r);
+        render_put(r, "const %s v%d = m%d == 0 ? %s : m%d <= %d ? s%d : t%d + s%d;\n", type, i, r->loop, zero.text,
+                   r->loop, KIR_KSUM, i, i, i);
+        return;
+    case LANES: break;
+    }
+    snprintf(first, sizeof first, "m%d <= %d", r->loop, KIR_BLOCK);
+    render_indent(r);
+    render_put(r, "if (m%d > 0) {\n", r->loop);
+    r->depth++;
+    fold_lanes(r, i, first);
+    r->depth--;
+    render_indent(r);
+    render_put(r, "}\n");
+    render_indent(r);
+    render_put(r, "const %s v%d = t%d;\n", type, i, i);
+}
+
+/* ---- loops ------------------------------------------------------------------------------------------------------- */
+
+/* The number of points of the loop's axes: 1 when it has none. */
+static void put_point_count(render *r, int first, int count) {
+    render_indent(r);
+    render_put(r, "const $ix m%d = ", r->loop);
+    for (int axis = first; axis < first + count; axis++)
+        render_put(r, "%sn%d", axis > first ? " * " : "", axis);
+    render_put(r, "%s;\n", count == 0 ? "1" : "");
+}
+
+/* The number of the point that the coordinates name. */
+static void put_point(render *r, int first, int count) {
+    render_indent(r);
+    render_put(r, "const $ix c%d = ", r->loop);
+    for (int axis = first; axis < first + count - 2; axis++)
+        render_put(r, "(");
+    for (int axis = first; axis < first + count; axis++) {
+        if (axis > first) render_put(r, " * n%d + ", axis);
+        render_put(r, "x%d%s", axis, axis > first && axis < first + count - 1 ? ")" : "");
+    }
+    render_put(r, "%s;\n", count == 0 ? "0" : "");
+}
+
+static void open_braces(render *r, int first, int count) {
+    for (int axis = first; axis < first + count; axis++) {
+        render_indent(r);
+        render_put(r, "for ($ix x%d = 0; x%d < n%d; x%d++) {\n", axis, axis, axis, axis);
+        r->depth++;
+        r->axes_open |= 1U << axis;
+    }
+    if (count > 0) return;
+    render_indent(r);
+    render_put(r, "{\n");
+    r->depth++;
+}
+
+static void close_braces(render *r, int first, int count) {
+    for (int k = 0; k < (count > 0 ? count : 1); k++) {
+        r->depth--;
+        render_indent(r);
+        render_put(r, "}\n");
+    }
+    r->axes_open &= ~(((1U << count) - 1) << first);
+}
+
+int render_loop(render *r, int loop) {
+    int end = end_of(r->p, loop), outer = r->loop;
+    int first = kir_loop_first(&r->p->ins[loop]), count = kir_loop_count(&r->p->ins[loop]);
+    bool counts = counts_points(r, loop, end);
+    r->loop = loop;
+    if (counts) put_point_count(r, first, count);
+    each_own_state(r, loop, end, begin_state);
+    open_braces(r, first, count);
+    if (counts) put_point(r, first, count);
+    render_range(r, loop + 1, end);
+    close_braces(r, first, count);
+    each_own_state(r, loop, end, end_state);
+    r->loop = outer;
+    return end;
+}

@@ -1,0 +1,96 @@
+/* render_text.h — what the files of the renderer share: the dialect's row, the text being written, and how words,
+ * operands and operations get into it.
+ *
+ * Texts hold words behind a dollar sign ($f32, $barrier, $entry). A word is spelled by the dialect, or by the kernel
+ * being written (the last ones of the list). */
+#ifndef KIR_RENDER_TEXT_H
+#define KIR_RENDER_TEXT_H
+
+#include "kir/render.h"
+
+// clang-format off
+#define RENDER_BOTH(X, name) X(name##_f32) X(name##_f64)
+#define RENDER_WORDS(X)                                                                                    \
+    X(f32) X(f64) X(i32) X(i64) X(u32) X(u64) X(i16) X(u16) X(i8) X(u8) X(bool)                            \
+    X(function)      /* before a function that kernels call */                                             \
+    X(table)         /* before an array of constants at the top level, and before what points into it */   \
+    X(global)        /* before what points into a buffer */                                                \
+    X(local)         /* before an array in workgroup memory */                                             \
+    X(l) X(ul)       /* behind a literal of type i64, u64 */                                               \
+    X(inf) X(nan)    /* of type f32 */                                                                     \
+    X(barrier)       /* the statement */                                                                   \
+    X(group) X(item) /* numbers of the workgroup among all, of the item in it */                           \
+    RENDER_BOTH(X, bits) RENDER_BOTH(X, from_bits)                                                         \
+    RENDER_BOTH(X, fabs) RENDER_BOTH(X, sqrt) RENDER_BOTH(X, floor) RENDER_BOTH(X, ceil)                   \
+    RENDER_BOTH(X, trunc) RENDER_BOTH(X, rint) RENDER_BOTH(X, fmod) RENDER_BOTH(X, fma)                    \
+    RENDER_BOTH(X, copysign)
+// clang-format on
+
+typedef enum render_word {
+#define X(word) WORD_##word,
+    RENDER_WORDS(X)
+#undef X
+        WORD_COUNT
+} render_word;
+
+struct kir_dialect {
+    const char *name; /* for people */
+    const char *words[WORD_COUNT];
+    const char *head;        /* opens every source */
+    const char *head_f64;    /* … one with doubles */
+    const char *params_type; /* before a kernel whose words come by value; may be "" */
+    const char *open;        /* up to the first parameter */
+    const char *buffer;      /* one parameter; "" where all come in one */
+    const char *by_value, *by_address; /* the words as parameter, and the opening brace */
+    const char *bind;                  /* makes b$n of the parameter a$n */
+    /* Statements between the count of points (`count`) or workgroups and the coordinates: name the point `flat`, or the
+     * workgroup `group` and the item `item`, and leave the rest out. */
+    const char *points, *items;
+    const char *close;
+    const char *params_by_value, *params_by_address; /* the array of words */
+    bool groups;                                     /* has workgroups, local memory and barriers */
+    bool loops;                                      /* `points` opens a loop */
+};
+
+typedef struct render {
+    const kir_program *p;
+    const kir_target *t;
+    const kir_rendering *kernel;
+    tn_str *text;
+    bool *needed;       /* rows of the prelude, counted from 1 */
+    uint32_t axes_open; /* coordinates that exist here */
+    int depth, loop;    /* the number of the innermost LOOP around */
+    /* words of the kernel being written */
+    int n, base, size;
+    tn_dtype dtype;
+} render;
+
+/* Adds the text made from the format, words spelled. */
+void render_put(render *r, const char *format, ...) TN_PRINTF(2, 3);
+void render_words(render *r, const char *text);
+/* Begins a line. */
+void render_indent(render *r);
+/* The source needs this function of the prelude (render.c). */
+void render_need(render *r, const char *function);
+
+/* Room for an operand: a name or a literal. */
+typedef struct render_name {
+    char text[48];
+} render_name;
+render_name render_operand(const render *r, kir_val v);
+render_name render_literal(kir_type t, const kir_ins *constant);
+const char *render_type(kir_type t); /* "$f32" */
+
+/* Adds the expression of a pure operation (but CONST … INDEX) on operands of type `operand`. */
+void render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]);
+/* Adds acc ∘ x for a reduction's kind. */
+void render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x);
+
+/* Writes the statements of instructions begin … end-1 (render_c.c), and of the loop that begins at `loop`, up to its
+ * END, whose number it returns (render_loop.c). */
+void render_range(render *r, int begin, int end);
+int render_loop(render *r, int loop);
+/* A SCAN's or REDUCE's statements inside its loop. */
+void render_feed(render *r, int i);
+
+#endif

@@ -1,0 +1,152 @@
+/* test_render.c — rendered kernels yield the interpreter's bits, and stay as they are.
+ *
+ * Random programs are rendered in plain C, many into one file, compiled by the system's compiler and run. Those with
+ * workgroups, and all of OpenCL C, are run by tests/test_conform.c and tests/test_opencl.c on devices. */
+#include "test_support.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "kir/render.h"
+#include "kir_random.h"
+
+enum { CASES = 60, LONG_CASES = 4, GROUP = 16 };
+
+typedef void kernel_fn(const void *params, void *const *buffers, uint64_t first, uint64_t last);
+
+/* ---- compiling --------------------------------------------------------------------------------------------------- */
+
+static const char *folder(void) {
+    static char path[64];
+    if (!path[0]) {
+        snprintf(path, sizeof path, "/tmp/trunnion-render-XXXXXX");
+        assert_non_null(mkdtemp(path));
+    }
+    return path;
+}
+
+/* The library that the system's compiler makes of this text. */
+static void *compile(const char *text) {
+    static int number;
+    char source[128], library[128], command[512];
+    snprintf(source, sizeof source, "%s/%d.c", folder(), number);
+    snprintf(library, sizeof library, "%s/%d.so", folder(), number++);
+    FILE *f = fopen(source, "w");
+    assert_non_null(f);
+    assert_true(fputs(text, f) >= 0);
+    assert_int_equal(fclose(f), 0);
+    snprintf(command, sizeof command, "cc -std=c11 -O1 -ffp-contract=off -w -shared -fPIC -o %s %s -lm", library,
+             source);
+    if (system(command) != 0) fail_msg("the compiler refuses %s", source);
+    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) fail_msg("%s", dlerror());
+    unlink(source);
+    unlink(library);
+    return handle;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+/* Sizes, dials and bases as a kernel takes them. The buffers' addresses are told apart from their bases, to see that
+ * the bases are added. */
+static int64_t *make_params(const kir_random *t, const int64_t *sizes, const kir_rendering *k, void **buffers) {
+    int64_t *params = calloc(1, k->params_bytes + 8);
+    assert_non_null(params);
+    size_t count = kir_sizes_count(t->program);
+    memcpy(params, sizes, count * 8);
+    memcpy(params + count, t->dials, (size_t)t->program->n_dials * 8);
+    for (int i = 0; i < k->buffer_count; i++) {
+        params[k->bases_at / 8 + (size_t)i] = 64 * (i % 3);
+        buffers[i] = (char *)buffers[i] - 64 * (i % 3);
+    }
+    return params;
+}
+
+static bool run_kernel(const kir_random *t, const kir_rendering *k, kernel_fn *fn, const int64_t *sizes, uint64_t seed,
+                       const kir_target *target) {
+    char *want = kir_random_memory(t, seed), *got = kir_random_memory(t, seed);
+    void *buffers[KIR_MAX_BUFFERS];
+    kir_random_buffers(t, want, buffers);
+    assert_ok(kir_interpret(t->program, &(kir_launch){sizes, buffers, t->dials}));
+    kir_random_buffers(t, got, buffers);
+    int64_t *params = make_params(t, sizes, k, buffers);
+    uint32_t groups[3];
+    kir_count_groups(t->program, sizes, target, 0, groups);
+    uint64_t all = (uint64_t)groups[0] * groups[1] * groups[2], middle = all / 2;
+    fn(params, buffers, middle, all);
+    fn(params, buffers, 0, middle);
+    bool good = kir_random_same(t, want, got, "plain C");
+    free(params);
+    free(want);
+    free(got);
+    return good;
+}
+
+/* Renders and runs the programs of these seeds, `batch` in a source. */
+static void check_cases(uint64_t count, const kir_random_options *options, const kir_target *target) {
+    kir_random *all = calloc(count, sizeof *all);
+    const kir_program **programs = calloc(count, sizeof *programs);
+    kir_rendering *kernels = calloc(count, sizeof *kernels);
+    assert_true(all && programs && kernels);
+    for (uint64_t i = 0; i < count; i++) {
+        kir_random_make(&all[i], i, options);
+        programs[i] = all[i].program;
+    }
+    assert_ok(kir_render_all(programs, (int)count, target, kernels));
+    void *library = compile(tn_str_text(&kernels[0].text));
+    for (uint64_t i = 0; i < count; i++) {
+        kernel_fn *fn = NULL;
+        *(void **)&fn = dlsym(library, kernels[i].entry);
+        assert_non_null(fn);
+        int64_t *smaller = kir_random_smaller(&all[i]);
+        bool good = run_kernel(&all[i], &kernels[i], fn, all[i].sizes, i, target) &&
+                    run_kernel(&all[i], &kernels[i], fn, smaller, i, target);
+        if (!good) {
+            kir_random_print(&all[i], i);
+            kir_rendering alone;
+            assert_ok(kir_render(programs[i], target, &alone));
+            fprintf(stderr, "%s", tn_str_text(&alone.text));
+            kir_rendering_free(&alone);
+        }
+        assert_true(good);
+        free(smaller);
+    }
+    dlclose(library);
+    kir_rendering_free(&kernels[0]);
+    for (uint64_t i = 0; i < count; i++)
+        kir_random_free(&all[i]);
+    free(all);
+    free(programs);
+    free(kernels);
+}
+
+static uint64_t cases(uint64_t few) { return getenv("TRUNNION_TEST_FULL") ? 10 * few : few; }
+
+static const kir_target TARGET = {.dialect = &kir_dialect_c, .group_size = GROUP, .f64 = true};
+
+static void plain_c_matches_the_interpreter(void **state) {
+    (void)state;
+    check_cases(cases(CASES), &(kir_random_options){.variables = true}, &TARGET);
+}
+
+static void long_loops_match_the_interpreter(void **state) {
+    (void)state;
+    check_cases(cases(LONG_CASES), &(kir_random_options){.long_loop = true}, &TARGET);
+}
+
+static void without_doubles_or_long_indices_too(void **state) {
+    (void)state;
+    kir_target target = {.dialect = &kir_dialect_c, .group_size = 1, .index32 = true};
+    check_cases(cases(CASES / 2), &(kir_random_options){.no_f64 = true}, &target);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plain_c_matches_the_interpreter),
+        cmocka_unit_test(long_loops_match_the_interpreter),
+        cmocka_unit_test(without_doubles_or_long_indices_too),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rmdir(folder());
+    return failed;
+}
