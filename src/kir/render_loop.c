@@ -1,8 +1,8 @@
 /* render_loop.c — loops of a rendered kernel, and what runs through them: reductions and scans.
  *
  * The state of reduction 9 is s9, t9 and k9, declared before its loop; what it yields is the constant v9 behind it. In
- * the loop that LOOP 8 begins, c8 counts the points gone by, and m8 is their number in all. Float sums and the like keep
- * the 64 lanes of kir.h in an array of the item; integers, whose order does not matter, one accumulator. */
+ * the loop that LOOP 8 begins, c8 counts the points gone by, and m8 is their number in all. Float sums and the like
+ * keep the 64 lanes of kir.h in an array of the item; integers, whose order does not matter, one accumulator. */
 #include "kir/eval.h"
 #include "kir/render_text.h"
 #include "kir/rules.h"
