@@ -1,16 +1,17 @@
 /* test_render.c — rendered kernels yield the interpreter's bits, and stay as they are.
  *
- * Random programs are rendered in plain C, many into one file, compiled by the system's compiler and run. Those with
- * workgroups, and all of OpenCL C, are run by tests/test_conform.c and tests/test_opencl.c on devices. */
+ * Random programs are rendered in plain C, many into one file, compiled by the system's compiler and run; and in OpenCL
+ * C, with workgroups too, one by one, on the first OpenCL device that there is. */
 #include "test_support.h"
 
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include "hal/hal.h"
 #include "kir/render.h"
 #include "kir_random.h"
 
-enum { CASES = 60, LONG_CASES = 4, GROUP = 16 };
+enum { CASES = 60, LONG_CASES = 4, DEVICE_CASES = 12, GROUP = 16 };
 
 typedef void kernel_fn(const void *params, void *const *buffers, uint64_t first, uint64_t last);
 
@@ -140,13 +141,129 @@ static void without_doubles_or_long_indices_too(void **state) {
     check_cases(cases(CASES / 2), &(kir_random_options){.no_f64 = true}, &target);
 }
 
-int main(void) {
+/* ---- on a device ------------------------------------------------------------------------------------------------- */
+
+static const tn_driver *const cl = &tn_driver_opencl;
+static void *device; /* NULL: there is none */
+
+static int open_device(void **state) {
+    (void)state;
+    tn_device_options options = {.struct_size = sizeof options};
+    if (cl->open(0, &options, &device) == TN_OK) return 0;
+    printf("skipped: no OpenCL device: %s\n", tn_error());
+    device = NULL;
+    return 0;
+}
+
+static int close_device(void **state) {
+    (void)state;
+    if (device) cl->close(device);
+    return 0;
+}
+
+static void *load(const kir_program *p, const kir_rendering *k) {
+    void *module = NULL;
+    tn_code code = {.form = TN_CODE_OPENCL_C,
+                    .data = tn_str_text(&k->text),
+                    .size = k->text.length,
+                    .entry = k->entry,
+                    .buffer_count = k->buffer_count,
+                    .group = {k->group[0], k->group[1], k->group[2]},
+                    .params_bytes = k->params_bytes,
+                    .bases_at = k->bases_at,
+                    .local_bytes = k->local_bytes,
+                    .params_in_buffer = k->params_in_buffer,
+                    .written = p->buffer_written,
+                    .options = ""};
+    if (cl->load(device, &code, &module) != TN_OK) fail_msg("%s", tn_error());
+    return module;
+}
+
+static bool run_on_device(const kir_random *t, const kir_rendering *k, const kir_target *target, uint64_t seed) {
+    char *want = kir_random_memory(t, seed), *got = kir_random_memory(t, seed), *memory = NULL;
+    void *buffers[KIR_MAX_BUFFERS], *module = load(t->program, k);
+    kir_random_buffers(t, want, buffers);
+    assert_ok(kir_interpret(t->program, &(kir_launch){t->sizes, buffers, t->dials}));
+    assert_ok(cl->alloc(device, t->bytes + 64, (void **)&memory));
+    assert_ok(cl->copy(device, memory, got, t->bytes, 0));
+    int64_t *params = calloc(1, k->params_bytes + 8);
+    assert_non_null(params);
+    size_t count = kir_sizes_count(t->program);
+    memcpy(params, t->sizes, count * 8);
+    memcpy(params + count, t->dials, (size_t)t->program->n_dials * 8);
+    kir_random_buffers(t, memory, buffers);
+    int n = 0;
+    for (int i = 0; i < t->n_areas; i++) { /* element 0 may lie outside: only the kernel may go there */
+        if (t->program->local[i] > 0) continue;
+        params[k->bases_at / 8 + (size_t)n] = (char *)buffers[i] - memory;
+        buffers[n++] = memory;
+    }
+    tn_dispatch d = {.buffers = buffers, .params = params};
+    kir_count_groups(t->program, t->sizes, target, seed % 2 ? 3 : 0, d.groups);
+    if (d.groups[0] > 0) assert_ok(cl->dispatch(device, module, &d, 1));
+    assert_ok(cl->sync(device));
+    assert_ok(cl->copy(device, got, memory, t->bytes, 1));
+    bool good = kir_random_same(t, want, got, "OpenCL");
+    cl->free(device, memory);
+    cl->unload(device, module);
+    free(params);
+    free(want);
+    free(got);
+    return good;
+}
+
+static bool check_on_device(uint64_t seed, const kir_random_options *options, bool show) {
+    kir_random t;
+    kir_rendering k;
+    kir_random_make(&t, seed, options);
+    tn_caps caps = {.struct_size = sizeof caps};
+    assert_ok(cl->caps(device, &caps));
+    kir_target target = {.dialect = &kir_dialect_opencl, .group_size = 64, .index32 = seed % 2, .f64 = caps.f64};
+    assert_ok(kir_render(t.program, &target, &k));
+    if (show) fprintf(stderr, "%s", tn_str_text(&k.text));
+    bool good = run_on_device(&t, &k, &target, seed);
+    if (!good || show) kir_random_print(&t, seed);
+    if (!good) fprintf(stderr, "%s", tn_str_text(&k.text));
+    kir_rendering_free(&k);
+    kir_random_free(&t);
+    return good;
+}
+
+static void opencl_matches_the_interpreter(void **state) {
+    (void)state;
+    if (!device) skip();
+    for (uint64_t seed = 0; seed < cases(DEVICE_CASES); seed++)
+        assert_true(check_on_device(seed, &(kir_random_options){.variables = true}, false));
+    for (uint64_t seed = 0; seed < cases(LONG_CASES); seed++)
+        assert_true(check_on_device(seed, &(kir_random_options){.long_loop = true}, false));
+}
+
+static void opencl_workgroups_match_the_interpreter(void **state) {
+    (void)state;
+    if (!device) skip();
+    for (uint64_t seed = 0; seed < cases(DEVICE_CASES); seed++)
+        assert_true(check_on_device(seed, &(kir_random_options){.group = true, .variables = true}, false));
+}
+
+/* --plain, --long or --group, first seed, one past the last. */
+static int run_seeds(const char *kind, uint64_t begin, uint64_t end) {
+    kir_random_options options = {.variables = true, .group = strcmp(kind, "--group") == 0};
+    options.long_loop = strcmp(kind, "--long") == 0;
+    open_device(NULL);
+    for (uint64_t seed = begin; device && seed < end; seed++) {
+        if (!check_on_device(seed, &options, end == begin + 1)) return 1;
+    }
+    return close_device(NULL);
+}
+
+int main(int argc, char **argv) {
+    if (argc == 4) return run_seeds(argv[1], strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain_c_matches_the_interpreter),
-        cmocka_unit_test(long_loops_match_the_interpreter),
-        cmocka_unit_test(without_doubles_or_long_indices_too),
+        cmocka_unit_test(plain_c_matches_the_interpreter),         cmocka_unit_test(long_loops_match_the_interpreter),
+        cmocka_unit_test(without_doubles_or_long_indices_too),     cmocka_unit_test(opencl_matches_the_interpreter),
+        cmocka_unit_test(opencl_workgroups_match_the_interpreter),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, open_device, close_device);
     rmdir(folder());
     return failed;
 }
