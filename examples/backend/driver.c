@@ -7,6 +7,8 @@
  *
  *     cc -std=c17 -O2 -shared -fPIC -I include -o libcc_driver.so examples/backend/driver.c
  *     TRUNNION_DRIVERS=$PWD/libcc_driver.so trunnion train digits --device cc --strict */
+#define _POSIX_C_SOURCE 200809L
+
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <spawn.h>
