@@ -4,6 +4,7 @@
 
 #include "cli.h"
 
+extern const cli_command cli_bench;
 extern const cli_command cli_certify;
 extern const cli_command cli_devices;
 extern const cli_command cli_explain;

@@ -1,4 +1,4 @@
-/* language.c — opening a language model for a subcommand; reading a text; the process's peak memory. */
+/* language.c — opening a language model for a subcommand; reading a text. */
 #include "language.h"
 #include "trunnion/llm.h"
 
@@ -61,16 +61,4 @@ void cli_json_ids(cli_json *j, const char *key, const tn_ids *ids) {
     for (size_t i = 0; i < ids->count; i++)
         cli_json_int(j, NULL, ids->data[i]);
     cli_json_end(j, ']');
-}
-
-/* Not getrusage: its figure begins with what the parent had when it started this program. */
-int64_t cli_peak_bytes(void) {
-    FILE *f = fopen("/proc/self/status", "r");
-    if (!f) return 0;
-    char line[256];
-    long long kib = 0;
-    while (fgets(line, sizeof line, f))
-        if (sscanf(line, "VmHWM: %lld kB", &kib) == 1) break;
-    fclose(f);
-    return kib * 1024;
 }

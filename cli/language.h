@@ -29,7 +29,4 @@ tn_status cli_take_text(const char *argument, tn_bytes *out);
 
 void cli_json_ids(cli_json *j, const char *key, const tn_ids *ids);
 
-/* The most memory that this process has had resident so far, in bytes; 0 where the system does not say. */
-int64_t cli_peak_bytes(void);
-
 #endif

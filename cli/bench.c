@@ -1,0 +1,276 @@
+/* bench.c — `trunnion bench`: how fast this machine does some everyday work, and which part of its limit that is.
+ *
+ * A work is run until it is warm, then timed twenty times or for a second, and the median is shown. Its limit — fused
+ * multiply-adds, or reading memory — is measured in the same run. Rows beside other libraries: bench/compare_*.py. */
+#include <math.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "commands.h"
+
+extern char **environ;
+
+enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7 };
+static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5;
+
+static const char help_text[] =
+    "works: gemm-f32-256 … transformer-train-2x512 (no name: all of them), and\n"
+    "  start                 a whole `trunnion devices`\n"
+    "  size                  bytes of this command\n"
+    "  peak-memory-WORK      the most memory of a process that does WORK\n"
+    "A name that ends in * stands for all that begin so.\n"
+    "\n"
+    "examples:\n"
+    "  trunnion bench add-16 gemm-f32-256\n"
+    "  trunnion bench 'policy-*' --json\n"
+    "  trunnion bench peak-memory-policy-train-64 start size\n";
+
+static int run_bench(int argc, char **argv);
+
+const cli_command cli_bench = {
+    .name = "bench",
+    .summary = "time everyday work, and say which part of the machine's limit it reaches",
+    .usage = "bench [WORK…] [options]",
+    .help = help_text,
+    .accepts = CLI_ALL,
+    .run = run_bench,
+};
+
+typedef struct bench_row {
+    const char *work, *unit;
+    double value, fraction; /* fraction: NAN where there is no limit */
+} bench_row;
+
+typedef struct bench {
+    cli_options common;
+    cli_json json;
+    double fma, read; /* limits a second; 0: not measured yet */
+    int done;
+} bench;
+
+/* ---- showing ----------------------------------------------------------------------------------------------------- */
+
+static void show_value(const bench_row *r, char *text, size_t size) {
+    if (strcmp(r->unit, "bytes") == 0)
+        snprintf(text, size, "%.2f MB", r->value * 1e-6);
+    else if (r->value < 1e-3)
+        snprintf(text, size, "%.2f µs", r->value * 1e6);
+    else if (r->value < 1)
+        snprintf(text, size, "%.2f ms", r->value * 1e3);
+    else
+        snprintf(text, size, "%.2f s", r->value);
+}
+
+static void show(bench *b, const bench_row *r) {
+    b->done++;
+    if (b->common.json) {
+        cli_json_object(&b->json, NULL);
+        cli_json_string(&b->json, "work", r->work);
+        cli_json_string(&b->json, "unit", r->unit);
+        cli_json_number(&b->json, "value", r->value);
+        cli_json_number(&b->json, "limit_fraction", r->fraction);
+        cli_json_end(&b->json, '}');
+        return;
+    }
+    char value[32], part[32] = "";
+    show_value(r, value, sizeof value);
+    if (!isnan(r->fraction)) snprintf(part, sizeof part, "%3.0f %% of the limit", 100 * r->fraction);
+    int wide = strstr(value, "µ") != NULL; /* two bytes, one column */
+    cli_print(stdout, "%-28s %*s   %s\n", r->work, 12 + wide, value, part);
+    fflush(stdout);
+}
+
+/* ---- timing ------------------------------------------------------------------------------------------------------ */
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, int n) {
+    qsort(x, (size_t)n, sizeof *x, compare);
+    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
+/* Seconds of `count` runs. */
+static tn_status time_runs(const bench_work *w, void *self, int64_t count, double *seconds) {
+    double begun = cli_now();
+    for (int64_t i = 0; i < count; i++) {
+        tn_status s = w->run(self);
+        if (s != TN_OK) return s;
+    }
+    *seconds = cli_now() - begun;
+    return TN_OK;
+}
+
+/* Runs so short that a clock would show are timed many at once. */
+static tn_status time_work(const bench_work *w, void *self, double *out) {
+    double once = 0, samples[MOST_SAMPLES], spent = 0;
+    tn_status s = time_runs(w, self, WARM_RUNS, &once);
+    if (s == TN_OK) s = time_runs(w, self, 1, &once);
+    int64_t count = once < SAMPLE_SECONDS ? (int64_t)(SAMPLE_SECONDS / fmax(once, 1e-7)) + 1 : 1;
+    int n = 0;
+    while (s == TN_OK && n < MOST_SAMPLES && (n < LEAST_SAMPLES || spent < WORK_SECONDS)) {
+        double seconds = 0;
+        s = time_runs(w, self, count, &seconds);
+        samples[n++] = seconds / (double)count;
+        spent += seconds;
+    }
+    if (s == TN_OK) *out = median(samples, n);
+    return s;
+}
+
+/* Of the limit that is nearer; probed when the first work asks. */
+static double fraction_of_limit(bench *b, const bench_work *w, double seconds) {
+    int threads = tn_get_num_threads();
+    if (w->flops > 0 && b->fma == 0) b->fma = bench_fma_limit(threads);
+    if (w->bytes > 0 && b->read == 0) b->read = bench_read_limit(threads);
+    if (w->flops > 0 && b->fma > 0) return w->flops / seconds / b->fma;
+    if (w->bytes > 0 && b->read > 0) return w->bytes / seconds / b->read;
+    return NAN;
+}
+
+static int run_work(bench *b, const bench_work *w) {
+    void *self = NULL;
+    double seconds = 0;
+    tn_status s = w->begin(w, &self);
+    if (s == TN_OK) s = time_work(w, self, &seconds);
+    w->end(self);
+    if (s != TN_OK) return cli_failed();
+    show(b, &(bench_row){w->name, "s", seconds, fraction_of_limit(b, w, seconds)});
+    return CLI_OK;
+}
+
+/* ---- works of a process ------------------------------------------------------------------------------------------ */
+
+/* Runs this command with arguments; `output` receives the last bytes of what it writes. Seconds of that process. */
+static bool run_self(char *const arguments[], char *output, size_t size, double *seconds) {
+    posix_spawn_file_actions_t files;
+    pid_t child;
+    int status = -1, ends[2];
+    if (pipe(ends) != 0) return false;
+    if (posix_spawn_file_actions_init(&files) != 0) return false;
+    double begun = cli_now();
+    bool started = posix_spawn_file_actions_adddup2(&files, ends[1], 1) == 0 &&
+                   posix_spawn_file_actions_addclose(&files, ends[0]) == 0 &&
+                   posix_spawn(&child, "/proc/self/exe", &files, NULL, arguments, environ) == 0;
+    posix_spawn_file_actions_destroy(&files);
+    close(ends[1]);
+    size_t have = 0;
+    for (ssize_t n = 1; started && n > 0;) {
+        if (have + 1 >= size) have = 0; /* what is looked for stands at the end */
+        n = read(ends[0], output + have, size - 1 - have);
+        have += n > 0 ? (size_t)n : 0;
+    }
+    output[have] = 0;
+    close(ends[0]);
+    if (!started || waitpid(child, &status, 0) != child) return false;
+    *seconds = cli_now() - begun;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static int cannot(const char *what) {
+    fprintf(stderr, "trunnion bench: %s could not be measured: this command could not be run from /proc/self/exe\n", what);
+    return CLI_FAILED;
+}
+
+static int run_start(bench *b, const char *name) {
+    char *const arguments[] = {"trunnion", "devices", NULL};
+    char output[4096];
+    double samples[STARTS];
+    for (int i = 0; i < STARTS; i++)
+        if (!run_self(arguments, output, sizeof output, &samples[i])) return cannot(name);
+    show(b, &(bench_row){name, "s", median(samples, STARTS), NAN});
+    return CLI_OK;
+}
+
+static int run_size(bench *b, const char *name) {
+    struct stat s;
+    if (stat("/proc/self/exe", &s) != 0) return cannot(name);
+    show(b, &(bench_row){name, "bytes", (double)s.st_size, NAN});
+    return CLI_OK;
+}
+
+static const char PEAK[] = "peak-memory-", PEAK_KEY[] = "\"peak_bytes\": ";
+
+/* A process's own number: the one that its parent is told counts what the parent had before it, too. */
+static int run_peak(bench *b, const char *name) {
+    char *const arguments[] = {"trunnion", "bench", (char *)(uintptr_t)(name + sizeof PEAK - 1), "--json", NULL};
+    char output[4096];
+    double seconds;
+    if (!run_self(arguments, output, sizeof output, &seconds)) return cannot(name);
+    const char *at = strstr(output, PEAK_KEY);
+    if (!at) return cannot(name);
+    show(b, &(bench_row){name, "bytes", strtod(at + sizeof PEAK_KEY - 1, NULL), NAN});
+    return CLI_OK;
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+static bool matches(const char *pattern, const char *name) {
+    size_t length = strlen(pattern);
+    if (length && pattern[length - 1] == '*') return strncmp(pattern, name, length - 1) == 0;
+    return strcmp(pattern, name) == 0;
+}
+
+static int count_matches(const char *pattern) {
+    int n = strcmp(pattern, "start") == 0 || strcmp(pattern, "size") == 0;
+    if (strncmp(pattern, PEAK, sizeof PEAK - 1) == 0 && !strchr(pattern, '*')) pattern += sizeof PEAK - 1;
+    for (int i = 0; i < bench_work_count; i++)
+        n += matches(pattern, bench_works[i].name);
+    return n;
+}
+
+static int run_named(bench *b, const char *pattern) {
+    if (strcmp(pattern, "start") == 0) return run_start(b, pattern);
+    if (strcmp(pattern, "size") == 0) return run_size(b, pattern);
+    if (strncmp(pattern, PEAK, sizeof PEAK - 1) == 0) return run_peak(b, pattern);
+    int code = CLI_OK;
+    for (int i = 0; i < bench_work_count && code == CLI_OK; i++)
+        if (matches(pattern, bench_works[i].name)) code = run_work(b, &bench_works[i]);
+    return code;
+}
+
+static int run_all(bench *b, int count, char **names) {
+    static const char *const rest[] = {"peak-memory-policy-train-64", "start", "size"};
+    int code = CLI_OK;
+    for (int i = 0; i < count && code == CLI_OK; i++)
+        code = run_named(b, names[i]);
+    if (count == 0) code = run_named(b, "*");
+    for (size_t i = 0; count == 0 && i < sizeof rest / sizeof rest[0] && code == CLI_OK; i++)
+        code = run_named(b, rest[i]);
+    return code;
+}
+
+static bool no_options(void *ctx, int val, const char *arg) {
+    (void)ctx, (void)val, (void)arg;
+    return false;
+}
+
+static int run_bench(int argc, char **argv) {
+    bench b = {.json = {.out = stdout}};
+    int status = CLI_USAGE;
+    int at = cli_parse(&cli_bench, argc, argv, &b.common, NULL, NULL, no_options, NULL, &status);
+    if (at < 0) return status;
+    for (int i = at; i < argc; i++)
+        if (count_matches(argv[i]) == 0) return cli_wrong_usage(&cli_bench, "there is no work \"%s\"", argv[i]);
+    tn_device *device = cli_open_device(&b.common);
+    if (!device) return CLI_FAILED;
+    if (b.common.json) {
+        cli_json_object(&b.json, NULL);
+        cli_json_array(&b.json, "rows");
+    }
+    int code = run_all(&b, argc - at, argv + at);
+    if (b.common.json) {
+        cli_json_end(&b.json, ']');
+        cli_json_int(&b.json, "peak_bytes", cli_peak_memory());
+        cli_json_end(&b.json, '}');
+    }
+    tn_device_close(device);
+    return code;
+}
