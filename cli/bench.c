@@ -175,7 +175,8 @@ static bool run_self(char *const arguments[], char *output, size_t size, double 
 }
 
 static int cannot(const char *what) {
-    fprintf(stderr, "trunnion bench: %s could not be measured: this command could not be run from /proc/self/exe\n", what);
+    fprintf(stderr, "trunnion bench: %s could not be measured: this command could not be run from /proc/self/exe\n",
+            what);
     return CLI_FAILED;
 }
 
@@ -268,7 +269,7 @@ static int run_bench(int argc, char **argv) {
     int code = run_all(&b, argc - at, argv + at);
     if (b.common.json) {
         cli_json_end(&b.json, ']');
-        cli_json_int(&b.json, "peak_bytes", cli_peak_memory());
+        cli_json_int(&b.json, "peak_bytes", cli_peak_bytes());
         cli_json_end(&b.json, '}');
     }
     tn_device_close(device);

@@ -1,4 +1,4 @@
-/* bench.h — `trunnion bench`: the works that can be timed (bench_work.c) and the limits beside them (bench_limits.c). */
+/* bench.h — `trunnion bench`: works to be timed (bench_work.c), and the limits beside them (bench_limits.c). */
 #ifndef TRUNNION_CLI_BENCH_H
 #define TRUNNION_CLI_BENCH_H
 

@@ -1,6 +1,6 @@
 /* bench_work.c — the works of `trunnion bench`, each as a user of the library would write it.
  *
- * A table row names the work, its sizes and its three functions. Weights and inputs are random numbers of one seed; what
+ * A table row names the work, its sizes and its three functions. Weights and inputs are random, of one seed. What
  * is timed is a whole call with its recording, but for `add-16`, which is replayed. */
 #include <math.h>
 #include <stdlib.h>

@@ -111,6 +111,8 @@ void cli_json_bool(cli_json *j, const char *key, bool v);
 
 /* Seconds on a clock that only goes forward (progress.c). */
 double cli_now(void);
+/* The most memory that this process has had resident so far, in bytes; 0 where the system does not say. */
+int64_t cli_peak_bytes(void);
 
 /* ---- progress (progress.c) --------------------------------------------------------------------------------------- */
 

@@ -109,3 +109,15 @@ double cli_progress_rate(const cli_progress *p) {
     double passed = cli_now() - p->begun;
     return passed > 0 ? (double)p->done / passed : 0;
 }
+
+/* Not getrusage: its figure begins with what the parent had when it started this program. */
+int64_t cli_peak_bytes(void) {
+    FILE *f = fopen("/proc/self/status", "r");
+    if (!f) return 0;
+    char line[256];
+    long long kib = 0;
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %lld kB", &kib) == 1) break;
+    fclose(f);
+    return kib * 1024;
+}
