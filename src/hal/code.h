@@ -3,6 +3,7 @@
 #define TN_HAL_CODE_H
 
 #include "hal/hal.h"
+#include "kir/render.h"
 
 /* ---- compiled kernels on disk (cache.c) -------------------------------------------------------------------------- */
 
@@ -30,6 +31,7 @@ bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t siz
 /* One form of a kernel as a driver has it. */
 typedef struct tn_loaded {
     void *handle;        /* the driver's; NULL: not loaded */
+    kir_target target;   /* rendered forms: what it was rendered for */
     size_t params_bytes; /* of the struct of parameters */
 } tn_loaded;
 

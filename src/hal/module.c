@@ -16,7 +16,18 @@ enum {
     WORD = 8
 };
 
-bool tn_form_is_rendered(tn_code_form form) { return form == TN_CODE_KIR; }
+/* The languages that programs are rendered in. */
+static const kir_dialect *dialect_of(tn_code_form form) {
+    static const struct {
+        tn_code_form form;
+        const kir_dialect *dialect;
+    } known[] = {{TN_CODE_OPENCL_C, &kir_dialect_opencl}, {TN_CODE_C, &kir_dialect_c}};
+    for (size_t i = 0; i < TN_COUNT(known); i++)
+        if (known[i].form == form) return known[i].dialect;
+    return NULL;
+}
+
+bool tn_form_is_rendered(tn_code_form form) { return dialect_of(form) != NULL; }
 
 const char *tn_kernel_name(const kir_program *p, char out[TN_KERNEL_NAME]) {
     snprintf(out, TN_KERNEL_NAME, "k%016llx", (unsigned long long)p->hash);
@@ -24,6 +35,67 @@ const char *tn_kernel_name(const kir_program *p, char out[TN_KERNEL_NAME]) {
 }
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+/* The driver's module of this code, from what was compiled before if there is such a thing. */
+static tn_status load_cached(tn_device *d, tn_code *code, void **handle) {
+    void *data;
+    size_t size;
+    bool keeps = d->driver->binary != NULL;
+    if (keeps && tn_cache_find(d, code, &data, &size)) {
+        code->binary = data;
+        code->binary_size = size;
+        tn_status s = d->driver->load(d->handle, code, handle);
+        code->binary = NULL;
+        code->binary_size = 0;
+        tn_mem_free(data);
+        if (s == TN_OK || s == TN_ERR_MEMORY || s == TN_ERR_LOST) return s;
+        tn_cache_drop(d, code);
+    }
+    TRY(d->driver->load(d->handle, code, handle));
+    if (keeps && d->driver->binary(d->handle, *handle, &data, &size) == TN_OK) tn_cache_keep(d, code, data, size);
+    return TN_OK;
+}
+
+static tn_status load_rendering(tn_device *d, const kir_program *p, const kir_rendering *r, void **handle) {
+    bool written[KIR_MAX_BUFFERS];
+    int n = 0;
+    for (int b = 0; b < p->n_buffers; b++)
+        if (!tn_is_local(p, b)) written[n++] = p->buffer_written[b];
+    tn_code code = {.form = d->caps.code,
+                    .data = tn_str_text(&r->text),
+                    .size = r->text.length,
+                    .entry = r->entry,
+                    .buffer_count = n,
+                    .group = {r->group[0], r->group[1], r->group[2]},
+                    .params_bytes = r->params_bytes,
+                    .bases_at = r->bases_at,
+                    .local_bytes = r->local_bytes,
+                    .params_in_buffer = r->params_in_buffer,
+                    .written = written,
+                    .options = ""};
+    return load_cached(d, &code, handle);
+}
+
+static kir_target target_of(const tn_device *d, bool narrow) {
+    int64_t most = d->caps.max_group ? d->caps.max_group : GROUP;
+    return (kir_target){.dialect = dialect_of(d->caps.code),
+                        .group_size = (int)tn_min64(GROUP, most),
+                        .index32 = narrow,
+                        .f64 = d->caps.f64,
+                        .f16 = d->caps.f16};
+}
+
+static tn_status load_rendered(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {
+    out->target = target_of(d, narrow);
+    if (!out->target.dialect)
+        return tn_fail(TN_ERR_UNSUPPORTED, "no renderer for the kernel language that this driver takes");
+    kir_rendering r = {0};
+    tn_status s = kir_render(p, &out->target, &r);
+    if (s == TN_OK) s = load_rendering(d, p, &r, &out->handle);
+    out->params_bytes = r.params_bytes;
+    kir_rendering_free(&r);
+    return s;
+}
 
 static tn_status load_as_is(tn_device *d, const kir_program *p, tn_loaded *out) {
     tn_code code = {.form = TN_CODE_KIR, .data = p, .size = sizeof *p, .entry = "kernel", .options = ""};
@@ -34,9 +106,7 @@ tn_status tn_code_load(tn_device *d, const kir_program *p, bool narrow, tn_loade
     char name[TN_KERNEL_NAME];
     *out = (tn_loaded){0};
     bool rendered = d->caps.code != TN_CODE_KIR;
-    (void)narrow;
-    tn_status s = rendered ? tn_fail(TN_ERR_UNSUPPORTED, "no renderer for the kernel language that this driver takes")
-                           : load_as_is(d, p, out);
+    tn_status s = rendered ? load_rendered(d, p, narrow, out) : load_as_is(d, p, out);
     if (s != TN_OK) out->handle = NULL;
     return s == TN_OK || s == TN_ERR_MEMORY || d->is_cpu
                ? s
@@ -72,9 +142,31 @@ tn_status tn_runner_flush(tn_runner *r) {
     return r->device->driver->dispatch(r->device->handle, r->m->handle, (const tn_dispatch *)r->room, n);
 }
 
+/* Sizes, dials and bases of nothing behind each other. */
+static void fill_params(const kir_program *p, const tn_launch *l, size_t bytes, char *out) {
+    size_t sizes = kir_sizes_count(p) * WORD, dials = (size_t)p->n_dials * WORD;
+    memcpy(out, l->sizes, sizes);
+    if (dials) memcpy(out + sizes, l->dials, dials);
+    memset(out + sizes + dials, 0, bytes - sizes - dials);
+}
+
 tn_status tn_runner_add(void *runner, const tn_launch *part) {
     tn_runner *r = runner;
+    const kir_program *p = r->p;
     const tn_loaded *m = r->m;
     if (r->device->caps.code == TN_CODE_KIR) return r->device->driver->launch(r->device->handle, m->handle, part, 1);
-    return TN_ERR_UNSUPPORTED;
+    int64_t most = r->device->caps.max_groups_x;
+    tn_dispatch d = {{0}, NULL, NULL};
+    kir_count_groups(p, part->sizes, &m->target, most > 0 ? (uint64_t)most : INT32_MAX, d.groups);
+    if (!d.groups[0]) return TN_OK;
+    void **buffers = (void **)(r->room + buffers_at(m)) + (size_t)r->held * (size_t)p->n_buffers;
+    char *params = r->room + params_at(p, m) + (size_t)r->held * m->params_bytes;
+    int n = 0;
+    for (int b = 0; b < p->n_buffers; b++)
+        if (!tn_is_local(p, b)) buffers[n++] = part->buffers[b];
+    fill_params(p, part, m->params_bytes, params);
+    d.buffers = buffers;
+    d.params = params;
+    memcpy(r->room + (size_t)r->held * sizeof d, &d, sizeof d);
+    return ++r->held == most_held(m) ? tn_runner_flush(r) : TN_OK;
 }

@@ -1,0 +1,149 @@
+/* test_conform.c — every driver of this build keeps what a driver promises (conform.h), and each device computes random
+ * kernels with the interpreter's bits. Names the devices that it ran on. */
+#include "test_support.h"
+
+#include "conform.h"
+#include "far_driver.h"
+#include "hal/code.h"
+#include "kir_random.h"
+
+/* The drivers of this build that compute, beside those that are found through the table. */
+static const struct {
+    const char *id;
+    const tn_driver *driver;
+    bool no_huge; /* an allocation nobody has ends the process */
+} devices[] = {
+    {"cpu", &tn_driver_cpu, false},
+    {"far:0", &far_driver, false},
+#if TRUNNION_WITH_OPENCL
+    {"opencl:0", &tn_driver_opencl, false},
+#endif
+};
+
+/* The device, or NULL when this machine has none. */
+static tn_device *open_one(size_t i) {
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device *d = NULL;
+    if (devices[i].driver == &far_driver) return far_open(0, NULL);
+    if (tn_device_open(devices[i].id, &o, NULL, &d) != TN_OK) {
+        printf("%s is not here: %s\n", devices[i].id, tn_error());
+        return NULL;
+    }
+    return d;
+}
+
+static void drivers_keep_their_promises(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(devices); i++) {
+        tn_device *d = open_one(i);
+        if (!d) continue;
+        tn_device_close(d);
+        conform_options o = {.large = 4 << 20, .no_huge = devices[i].no_huge};
+        conform_result r = conform_driver(devices[i].driver, 0, &o, stdout);
+        assert_int_equal(r.broken, 0);
+        assert_true(r.promises > 15);
+    }
+}
+
+/* ---- kernels against the interpreter ----------------------------------------------------------------------------- */
+
+/* Bytes by which element 0 of some buffer lies outside of the block: its accesses begin further on. */
+static size_t margin_of(const kir_program *p, void *const *first, const char *host, size_t bytes) {
+    ptrdiff_t outside = 0;
+    for (int i = 0; i < p->n_buffers; i++) {
+        if (tn_is_local(p, i)) continue;
+        ptrdiff_t at = (const char *)first[i] - host;
+        if (-at > outside) outside = -at;
+        if (at - (ptrdiff_t)bytes > outside) outside = at - (ptrdiff_t)bytes;
+    }
+    return ((size_t)outside + 63) / 64 * 64;
+}
+
+/* One block of memory that all buffers of a launch lie in; `first` says where in it each begins. */
+static void run_on(tn_device *d, const kir_program *p, const int64_t *sizes, void *const *first, const char *host,
+                   const kir_dial *dials, char *memory, size_t bytes) {
+    tn_kernel *k;
+    tn_buffer *b;
+    void *buffers[KIR_MAX_BUFFERS] = {NULL};
+    assert_ok(tn_kernel_get(d, p, &k));
+    size_t margin = margin_of(p, first, host, bytes);
+    assert_ok(tn_buffer_new(d, bytes + 2 * margin, &b));
+    assert_ok(tn_buffer_write(b, margin, memory, bytes));
+    for (int i = 0; i < p->n_buffers; i++)
+        if (!tn_is_local(p, i)) buffers[i] = (char *)b->address + margin + ((const char *)first[i] - host);
+    tn_launch launch = {sizes, buffers, dials};
+    assert_ok(tn_kernel_prepare(d, k, &launch, 1));
+    assert_ok(tn_kernel_launch(d, k, &launch, 1));
+    assert_ok(tn_buffer_read(b, margin, memory, bytes));
+    tn_kernel_release(k);
+    tn_buffer_release(b);
+}
+
+static bool lacks(tn_device *d, const kir_program *p, const int64_t *sizes, int *refused) {
+    tn_kernel_answer a;
+    if (tn_kernel_can(d, p, sizes, &a)) {
+        /* the tile VM leaves some programs to native kernels, and says so when it is given one */
+        tn_kernel *k = NULL;
+        tn_status s = d->is_cpu ? tn_kernel_get(d, p, &k) : TN_OK;
+        tn_kernel_release(k);
+        if (s != TN_ERR_UNSUPPORTED) return false;
+        snprintf(a.why, sizeof a.why, "%s", tn_error());
+    }
+    if ((*refused)++ == 0) printf("%s %s\n", d->info.id, a.why);
+    return true;
+}
+
+/* A random program on a device beside the interpreter. */
+static void compare_random(tn_device *d, uint64_t seed, const kir_random_options *o, int *ran, int *refused) {
+    kir_random t;
+    kir_random_make(&t, seed, o);
+    if (!lacks(d, t.program, t.sizes, refused)) {
+        char *want = kir_random_memory(&t, seed), *got = kir_random_memory(&t, seed);
+        void *buffers[KIR_MAX_BUFFERS];
+        kir_random_buffers(&t, want, buffers);
+        run_on(d, t.program, t.sizes, buffers, want, t.dials, got, t.bytes);
+        assert_ok(kir_interpret(t.program, &(kir_launch){t.sizes, buffers, t.dials}));
+        if (!kir_random_same(&t, want, got, d->info.id)) {
+            kir_random_print(&t, seed);
+            fail_msg("%s: seed %llu", d->info.id, (unsigned long long)seed);
+        }
+        free(want);
+        free(got);
+        ++*ran;
+    }
+    kir_random_free(&t);
+}
+
+static void random_kernels_have_the_interpreters_bits(void **state) {
+    (void)state;
+    int count = getenv("TRUNNION_TEST_FULL") ? 100 : 4;
+    for (size_t i = 0; i < TN_COUNT(devices); i++) {
+        tn_device *d = open_one(i);
+        if (!d) continue;
+        int ran = 0, refused = 0;
+        bool quick = d->caps.code == TN_CODE_KIR; /* others compile each */
+        kir_random_options o = {.no_f64 = !d->caps.f64};
+        for (int n = 0; n < count * (quick ? 30 : 1); n++) {
+            o.group = n % 3 == 1; /* plain and group, with and without variables, long loops */
+            o.variables = n % 2 == 1;
+            o.long_loop = n % 6 == 5;
+            compare_random(d, 1000 + (uint64_t)n, &o, &ran, &refused);
+        }
+        printf("ran on: %s (%s%s): %d random kernels, %d that it cannot run\n", d->info.id, d->info.name,
+               d->info.software ? ", software" : "", ran, refused);
+        assert_true(ran > refused);
+        tn_device_close(d);
+    }
+}
+
+int main(void) {
+    if (make_scratch(NULL)) return 1;
+    setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(drivers_keep_their_promises),
+        cmocka_unit_test(random_kernels_have_the_interpreters_bits),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    remove_scratch(NULL);
+    return failed;
+}
