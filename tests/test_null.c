@@ -138,6 +138,8 @@ static void tensors_refuse(void **state) {
     CALLS(tn_scope_end(NULL))
     REFUSES(tn_copy_(NULL, x))
     FAILS(tn_get_runtime_stats(NULL))
+    FAILS(tn_get_placement(NULL))
+    FAILS(tn_get_placed(0, NULL))
     CALLS(tn_text_free(NULL))
     tn_profile_row row = {.struct_size = sizeof row};
     CALLS(tn_profile_end(NULL))

@@ -159,6 +159,31 @@ typedef struct tn_runtime_stats {
 TN_API tn_status tn_get_runtime_stats(tn_runtime_stats *stats);
 TN_API void tn_reset_runtime_stats(void); /* also the peak */
 
+/* Who computed this thread's last evaluation. What its device lacks the host computes: a type, a kernel, a size. The
+ * first time a line on standard error says so (tn_fallback: TN_FALLBACK_STRICT makes it an error at the operation's
+ * line, TN_FALLBACK_SILENT says nothing). Operations are counted as they were fused: what was computed on the way to
+ * another one's kernel does not count. */
+typedef struct tn_placement {
+    size_t struct_size;           /* set by the caller */
+    char device[32];              /* "opencl:0"; "" before the first evaluation */
+    int64_t on_device, on_host;   /* operations */
+    int64_t to_host, from_host;   /* bytes copied for it at each run */
+} tn_placement;
+TN_API tn_status tn_get_placement(tn_placement *out);
+
+/* One operation of it that the host computes. */
+typedef struct tn_placed_operation {
+    size_t struct_size; /* set by the caller */
+    char op[48];        /* "argsort_last" */
+    char where[160];    /* "train.c:12: argsort_last [64, 10] i64" */
+    /* no_kernel, refused_by_compiler, no_f64, no_i64, too_many_bindings, buffer_too_large, local_memory,
+     * group_too_large, no_renderer, not_certified; follows: a small one that stands between such */
+    char code[32];
+    char reason[200]; /* the rest of a sentence that begins with the device: "has no f64" */
+} tn_placed_operation;
+/* i: 0 … on_host − 1. Errors: TN_ERR_ARGUMENT outside of that. */
+TN_API tn_status tn_get_placed(int64_t i, tn_placed_operation *out);
+
 /* What the last plan of this thread did: passes, groups, kernels, memory, as text. Freed with tn_text_free. */
 TN_API char *tn_explain_last(void);
 TN_API void tn_text_free(char *text);
@@ -168,7 +193,7 @@ TN_API void tn_text_free(char *text);
 typedef struct tn_profile tn_profile;
 typedef struct tn_profile_row {
     size_t struct_size; /* set by the caller */
-    const char *kind;   /* "kernel", "native", "copy" */
+    const char *kind;   /* "kernel", "native", "copy"; "host", "fetch", "send" of what a device leaves to the host */
     const char *label;  /* the ops joined in it and the shape it runs over; lives as long as the profile */
     int64_t runs;
     int64_t bytes;  /* predicted: what all runs read and write, an operand once a run */

@@ -6,7 +6,9 @@
  *   values.c   nodes → values: composed ops expanded, equal values shared
  *   fuse.c     values → groups: what becomes one kernel
  *   lower.c    a group → a KIR program; blocks.c: what an element of quantised weights is
- *   plan.c     groups → commands: order, memory, the commit section
+ *   place.c    which groups the plan's device computes, which the host, and why
+ *   layout.c   where values lie
+ *   plan.c     groups → commands: order, the commit section; running them
  *   native.c   matmul, argsort, index_add: commands of kern/
  *   read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
  *   profile.c  what commands should cost and do cost
@@ -102,6 +104,11 @@ typedef struct tn_value {
     /* plan.c */
     int place; /* slot of its memory once planned (bound, output or arena), -1: none */
     int64_t byte_offset, bytes;
+    int64_t byte_first; /* leaves: of the byte that is first, from the beginning of what is bound; `bytes` follow */
+    bool host_only;     /* place.c: the device refused what it would be there; as a native group the host computes it */
+    int host_from;      /* position of the first group of the host that makes or reads it; -1: none does */
+    int64_t host_offset; /* in the host's part of the plan's memory */
+    bool fetched;        /* a command that copies it there has been made */
 } tn_value;
 
 enum { TN_BLOCK = -3 };
@@ -126,6 +133,9 @@ typedef struct tn_group {
     bool commit;     /* makes a state's new value, and only such groups read its results: runs last */
     bool appends;    /* would commit, but appends to a state: runs as soon as nobody needs the state as it was */
     int next_append; /* the next of those that wait for the same group, -1: none */
+    bool templated;  /* its product or native op is a program with workgroups after all */
+    const char
+        *host; /* place.c: a word for why the host computes it and not the plan's device; NULL: the device does */
     /* lower.c */
     kir_program *program;
     int64_t *sizes;
@@ -140,6 +150,7 @@ typedef struct tn_group {
     size_t workspace; /* bytes of the arena it needs while it runs, at workspace_offset */
     int64_t workspace_offset;
     tn_native *native;
+    tn_kernel *kernel; /* of the program; place.c loads it early to see whether the device takes it */
 } tn_group;
 
 typedef struct tn_graph_plan {
@@ -170,6 +181,9 @@ bool tn_value_in_memory(const tn_graph_plan *g, int value); /* its root is a lea
 int64_t tn_value_numel(const tn_value *v);
 
 tn_status tn_fuse(tn_graph_plan *g);
+static inline bool tn_group_is_native(const tn_group *group) { /* a kernel of kern/cpu computes it */
+    return (group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE) && !group->templated;
+}
 bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* some member is a state's new value */
 
 /* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
@@ -186,9 +200,17 @@ typedef struct tn_blocks {
 tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
 kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */
 
+/* ---- memory (layout.c) ------------------------------------------------------------------------------------------- */
+
+tn_status tn_group_find_reads(tn_graph_plan *g, tn_group *group);
+bool tn_group_reads_slot(const tn_graph_plan *g, const tn_group *group, int slot);
+/* Places for all values. copies: new values of states that could not be made in their homes. */
+tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, size_t *copies);
+
 /* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
 
-typedef enum tn_command_kind { TN_CMD_KERNEL, TN_CMD_NATIVE, TN_CMD_COPY } tn_command_kind;
+/* FETCH and SEND copy between the device and the host's part of the memory, for what the host computes. */
+typedef enum tn_command_kind { TN_CMD_KERNEL, TN_CMD_NATIVE, TN_CMD_COPY, TN_CMD_FETCH, TN_CMD_SEND } tn_command_kind;
 
 /* pointers[pointer] = address of slot + offset, done when a run is bound. */
 typedef struct tn_patch {
@@ -209,10 +231,12 @@ typedef struct tn_command {
     tn_launch *launches;
     int64_t launch_count;
     tn_native *native; /* NATIVE */
-    void **pointers;   /* NATIVE, COPY (to, from): operands, inside the plan's pointers */
+    tn_device *device; /* KERNEL: where; the plan's, or the cpu */
+    void **pointers;   /* NATIVE; COPY, FETCH, SEND (to, from): operands, inside the plan's pointers */
     kir_dial *dials;   /* NATIVE: its joint's */
-    size_t bytes;      /* COPY */
+    size_t bytes;      /* COPY, FETCH, SEND */
     bool commit;
+    bool host;            /* KERNEL, NATIVE: the host computes it for another device */
     char label[TN_LABEL]; /* for explain: the ops joined in it, the shape it runs over */
     tn_cost cost;         /* of all its launches */
 } tn_command;
@@ -224,10 +248,13 @@ typedef struct tn_plan {
     int64_t *sizes; /* of symbolic extents, as planned */
     size_t size_count;
     tn_device *device;
-    int bound_count, output_count; /* slots: bound buffers, outputs, then the arena */
+    int bound_count, output_count; /* slots: bound buffers, outputs, the arena, the host's part */
     int64_t *output_bytes;
     int *output_home; /* slot of the state's memory, or -1: a new buffer */
-    size_t arena_bytes;
+    size_t arena_bytes, host_bytes;
+    struct tn_placed *placed; /* what the host computes, an operation each */
+    size_t placed_count;
+    int64_t operations; /* computed here and there, as fused */
     tn_command *commands;
     size_t command_count;
     void **pointers;
@@ -255,10 +282,28 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out);
 void tn_plan_free(tn_plan *p);
 /* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones.
  * What the commands took is added to *seconds, now or with a later run. */
-tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena,
+tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, tn_buffer *host,
                       const kir_dial *dials, double *seconds);
 void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
+
+/* ---- who computes what (place.c) --------------------------------------------------------------------------------- */
+
+/* An operation that the host computes. */
+typedef struct tn_placed {
+    const char *op, *code; /* code: a word of the table in place.c */
+    char reason[200];      /* what follows the device's name: "has no f64" */
+    char where[160];       /* line, op, shape and dtype */
+} tn_placed;
+
+/* Gives each group to the plan's device or to the host, and loads the kernels. *again: a value turned out to be the
+ * host's as a native group: fuse once more. Devices other than the cpu. Errors: TN_ERR_UNSUPPORTED when the host would
+ * be needed and the device was opened strictly. */
+tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again);
+/* Says on standard error, once a device and reason, that the host computes something. */
+void tn_place_tell(const tn_plan *p);
+/* The cpu, opened once a process. NULL: see tn_error. */
+tn_device *tn_host_device(void);
 
 /* ---- where the time goes (profile.c, explain.c) ------------------------------------------------------------------ */
 
@@ -301,6 +346,7 @@ typedef struct tn_plan_cache {
     tn_plan *last;
     tn_binding binding; /* reused, so that a hit allocates nothing */
     tn_buffer *arena;   /* shared by all plans of the thread: intermediates do not outlive a run */
+    tn_buffer *staged;  /* the host's part of it, for plans of other devices */
     tn_buffer **outputs;
     size_t output_capacity;
     int refused; /* what there was no memory for in the last run: an output, or TN_REFUSED_… */

@@ -1,13 +1,65 @@
 /* explain.c — what a plan does, in words that a person can check. */
+#include <stdio.h>
+#include <string.h>
+
 #include "core/core.h"
 
 const char *tn_command_kind_name(const tn_command *c) {
-    switch (c->kind) {
-    case TN_CMD_KERNEL: return "kernel";
-    case TN_CMD_NATIVE: return "native";
-    default: return "copy";
-    }
+    static const char *const name[] = {
+        [TN_CMD_KERNEL] = "kernel", [TN_CMD_NATIVE] = "native", [TN_CMD_COPY] = "copy",
+        [TN_CMD_FETCH] = "fetch",   [TN_CMD_SEND] = "send",
+    };
+    return c->host ? "host" : name[c->kind];
 }
+
+/* ---- who computed what ------------------------------------------------------------------------------------------- */
+
+static const tn_plan *last_plan(void) {
+    tn_recorder *r = tn_recorder_here();
+    tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
+    return c ? c->last : NULL;
+}
+
+static int64_t bytes_of(const tn_plan *p, tn_command_kind kind) {
+    int64_t bytes = 0;
+    for (size_t i = 0; i < p->command_count; i++)
+        if (p->commands[i].kind == kind) bytes += (int64_t)p->commands[i].bytes;
+    return bytes;
+}
+
+tn_status tn_get_placement(tn_placement *out) {
+    TRY(tn_need(out, "tn_get_placement: out"));
+    const tn_plan *p = last_plan();
+    tn_placement full = {.struct_size = out->struct_size};
+    if (p) {
+        snprintf(full.device, sizeof full.device, "%s", p->device->info.id);
+        full.on_device = p->operations - (int64_t)p->placed_count;
+        full.on_host = (int64_t)p->placed_count;
+        full.to_host = bytes_of(p, TN_CMD_FETCH);
+        full.from_host = bytes_of(p, TN_CMD_SEND);
+    }
+    memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);
+    return TN_OK;
+}
+
+tn_status tn_get_placed(int64_t i, tn_placed_operation *out) {
+    TRY(tn_need(out, "tn_get_placed: out"));
+    const tn_plan *p = last_plan();
+    int64_t count = p ? (int64_t)p->placed_count : 0;
+    if (i < 0 || i >= count)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_get_placed: operation %lld; the host computed %lld", (long long)i,
+                       (long long)count);
+    const tn_placed *at = &p->placed[i];
+    tn_placed_operation full = {.struct_size = out->struct_size};
+    snprintf(full.op, sizeof full.op, "%s", at->op);
+    snprintf(full.where, sizeof full.where, "%s", at->where);
+    snprintf(full.code, sizeof full.code, "%s", at->code);
+    snprintf(full.reason, sizeof full.reason, "%s", at->reason);
+    memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);
+    return TN_OK;
+}
+
+/* ---- in words ---------------------------------------------------------------------------------------------------- */
 
 static void put_command(tn_str *out, size_t number, const tn_command *c) {
     tn_str_add(out, "%4zu  %-7s %s", number, tn_command_kind_name(c), c->label);
@@ -31,6 +83,8 @@ char *tn_explain_last(void) {
     tn_str_add(&out, "arena %zu bytes; run %lld times; plans: %lld made, %lld hits, %lld misses, %lld re-sized\n",
                p->arena_bytes, (long long)p->runs, (long long)c->made, (long long)c->hits, (long long)c->misses,
                (long long)c->resized);
+    for (size_t i = 0; i < p->placed_count; i++)
+        tn_str_add(&out, "host: %s: %s %s\n", p->placed[i].where, p->device->info.id, p->placed[i].reason);
     for (size_t i = 0; i < p->command_count; i++)
         put_command(&out, i, &p->commands[i]);
     if (out.failed) {

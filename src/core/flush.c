@@ -16,6 +16,7 @@ static void plans_free(void *plans) {
         tn_plan_free(c->plans[i]);
     tn_binding_free(&c->binding);
     tn_buffer_release(c->arena);
+    tn_buffer_release(c->staged);
     tn_mem_free(c->outputs);
     tn_mem_free(c->dials);
     tn_mem_free(c);
@@ -98,12 +99,16 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
+static tn_status reserve_at_least(tn_device *d, size_t bytes, tn_buffer **b) {
+    if (bytes == 0 || (*b && (*b)->device == d && (*b)->bytes >= bytes)) return TN_OK;
+    tn_buffer_release(*b);
+    *b = NULL;
+    return tn_buffer_new(d, bytes, b);
+}
+
 static tn_status reserve_arena(tn_plan_cache *c, const tn_plan *p) {
-    if (p->arena_bytes == 0 || (c->arena && c->arena->device == p->device && c->arena->bytes >= p->arena_bytes))
-        return TN_OK;
-    tn_buffer_release(c->arena);
-    c->arena = NULL;
-    return tn_buffer_new(p->device, p->arena_bytes, &c->arena);
+    if (p->host_bytes) TRY(reserve_at_least(tn_host_device(), p->host_bytes, &c->staged));
+    return reserve_at_least(p->device, p->arena_bytes, &c->arena);
 }
 
 void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count) {
@@ -207,7 +212,7 @@ static tn_status run(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     for (size_t i = 0; i < b->dial_count; i++)
         c->dials[i] = tn_dial_value_of(b->dial_nodes[i]);
     TRY(tn_plan_reserve(c, p, b->buffers));
-    tn_status s = tn_plan_run(p, b->buffers, c->outputs, c->arena, c->dials, &c->run_seconds);
+    tn_status s = tn_plan_run(p, b->buffers, c->outputs, c->arena, c->staged, c->dials, &c->run_seconds);
     if (s == TN_OK) return TN_OK;
     tn_plan_release_outputs(c, p, p->output_count);
     return s;

@@ -70,9 +70,14 @@ static bool writes_slot(const tn_graph_plan *g, int slot) {
     return false;
 }
 
+/* Is the memory bound to a slot the host's own, and left as it is by this plan? */
+static bool may_be_formed(const tn_graph_plan *g, int slot) {
+    return slot >= 0 && g->binding->device->is_cpu && !writes_slot(g, slot);
+}
+
 static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
     const tn_value *root = &g->values[b->root];
-    if (root->slot < 0 || writes_slot(g, root->slot)) return false;
+    if (!may_be_formed(g, root->slot)) return false;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (n->gemm.b.batch_stride[axis] != 0) return false;
     return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype) <= PACK_LIMIT;
@@ -215,11 +220,11 @@ static tn_status make_linear_stored(const tn_graph_plan *g, const tn_group *grou
     n->form.word[FORM_OFFSET] = (int64_t)tn_dtype_bytes(dtype, w->offset);
     *workspace = tn_qmat_workspace(&n->qmat, tn_threads());
     int slot = g->values[w->root].slot;
-    if (slot >= 0 && !writes_slot(g, slot)) {
+    if (may_be_formed(g, slot)) {
         n->form_slot = slot;
         return TN_OK;
     }
-    /* Made or written in this plan: packed at each run. */
+    /* Made or written in this plan, or fetched from a device: packed at each run. */
     n->form.replaces = false;
     n->packed_at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
     *workspace = n->packed_at + n->form.bytes;

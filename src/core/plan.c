@@ -1,16 +1,15 @@
-/* plan.c — groups → commands: the order, the memory, the commit section; and running them.
+/* plan.c — groups → commands: the order, the commit section; and running them.
  *
- * All memory is known before the first launch: results in buffers of their own, states in their homes, the rest in one
- * arena laid out by when each value is last read. New values of states are written last: what runs before can be run
- * again, here or elsewhere. A result that replaces its own operand element by element is written over it. */
+ * All memory is known before the first launch (layout.c): results in buffers of their own, states in their homes, the
+ * rest in one arena laid out by when each value is last read. New values of states are written last: what runs before
+ * can be run again, here or elsewhere.
+ *
+ * A plan of a device that lacks something has groups which the host computes (place.c): what they read is fetched into
+ * the host's part of the memory, once a run, and what the device or the caller needs of their results is sent back. */
 #include "core/core.h"
 
 #include <stdio.h>
 #include <string.h>
-
-enum { ALIGN = 64 };
-
-static int64_t align_up(int64_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
 
 /* ---- order ------------------------------------------------------------------------------------------------------- */
 
@@ -68,7 +67,7 @@ static tn_status topological_order(tn_graph_plan *g) {
 }
 
 static uint64_t structure_of(const tn_group *group) {
-    return group->kind == TN_GROUP_MATMUL || !group->program ? 0 : group->program->hash;
+    return tn_group_is_native(group) || !group->program ? 0 : group->program->hash;
 }
 
 /* Commit groups that wait for others, and these, are stamped. */
@@ -111,12 +110,6 @@ static void mark_commits(tn_graph_plan *g) {
     }
 }
 
-static bool reads_slot(const tn_graph_plan *g, const tn_group *group, int slot) {
-    for (int k = 0; k < group->read_count; k++)
-        if (g->values[group->reads[k]].slot == slot) return true;
-    return false;
-}
-
 /* The state that `group` appends to in place, -1 if it does something else. What was appended lies behind what a state
  * holds, so it may be there although the rest of the plan failed; and what it was made
  * from need not be kept to the end. */
@@ -139,7 +132,7 @@ static int last_before_append(const tn_graph_plan *g, const tn_group *group, int
     }
     for (size_t i = 0; i < g->group_count; i++) {
         const tn_group *other = &g->groups[i];
-        if (other == group || !reads_slot(g, other, home)) continue;
+        if (other == group || !tn_group_reads_slot(g, other, home)) continue;
         if (other->commit) return -1;
         last = other->position > last ? other->position : last;
     }
@@ -199,154 +192,10 @@ static tn_status commit_last(tn_graph_plan *g) {
     tn_mem_free(room);
     return TN_OK;
 }
+static int arena_slot(const tn_plan *p) { return p->bound_count + p->output_count; }
+static int host_slot(const tn_plan *p) { return arena_slot(p) + 1; }
 
-/* ---- what groups read -------------------------------------------------------------------------------------------- */
-
-static tn_status find_reads(tn_graph_plan *g, tn_group *group) {
-    int operands[TN_NATIVE_POINTERS];
-    int count =
-        group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE ? tn_native_operands(g, group, operands) : 0;
-    group->reads = tn_mem_alloc((size_t)(group->buffer_count + count + 1) * sizeof *group->reads);
-    if (!group->reads) return TN_ERR_MEMORY;
-    int own = (int)(group - g->groups);
-    for (int b = 0; b < group->buffer_count; b++) {
-        int v = group->buffer_values[b];
-        if (v != TN_BLOCK && g->values[v].group != own) group->reads[group->read_count++] = v;
-    }
-    for (int k = 0; k < count; k++)
-        if (operands[k] >= 0 && g->values[operands[k]].group != own)
-            group->reads[group->read_count++] = g->values[operands[k]].root;
-    return TN_OK;
-}
-
-/* May `group` write over this memory while it reads it? Only element by element, at the same
- * place, or if it is made for it. */
-static bool same_place_only(const tn_graph_plan *g, const tn_group *group, int slot, size_t element) {
-    if (group->kind == TN_GROUP_NATIVE) return tn_native_updates(g, group, slot);
-    if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return false;
-    const tn_value *lead = &g->values[group->lead];
-    for (int k = 0; k < lead->n_in && group->kind == TN_GROUP_MATMUL; k++)
-        /* a product reads its operands all over */
-        if (g->values[g->values[lead->in[k]].root].slot == slot) return false;
-    for (int b = 0; b < group->buffer_count; b++) {
-        if (group->buffer_values[b] == TN_BLOCK) continue;
-        const tn_value *v = &g->values[group->buffer_values[b]];
-        if (v->slot != slot) continue;
-        if (!group->buffer_same_place[b] || tn_dtype_size((tn_dtype)v->node->dtype) != element) return false;
-    }
-    return true;
-}
-
-/* Can a state's new value be written into its home as it is made? */
-static bool home_is_free(const tn_graph_plan *g, const tn_value *v, int home) {
-    const tn_group *maker = &g->groups[v->group];
-    if (!maker->commit && !maker->appends) return false;
-    size_t element = tn_dtype_size((tn_dtype)v->node->dtype);
-    if (reads_slot(g, maker, home) && !same_place_only(g, maker, home, element)) return false;
-    for (size_t i = (size_t)maker->position + 1; i < g->group_count; i++)
-        if (reads_slot(g, &g->groups[g->order[i]], home)) return false;
-    return true;
-}
-
-/* ---- the arena --------------------------------------------------------------------------------------------------- */
-
-typedef struct arena_block {
-    int64_t offset, bytes;
-    int last; /* position of the last group that needs it */
-    int value;
-} arena_block;
-
-typedef struct arena {
-    arena_block *blocks; /* by offset */
-    size_t count, capacity;
-    int64_t high;
-} arena;
-
-static tn_status arena_take(arena *a, int64_t bytes, int last, int value, int64_t *offset) {
-    bytes = align_up(tn_max64(bytes, 1));
-    TRY(tn_mem_grow(&a->blocks, &a->capacity, a->count + 1, sizeof *a->blocks));
-    size_t best = a->count;
-    int64_t best_gap = INT64_MAX, end = 0,
-            best_offset = a->count ? a->blocks[a->count - 1].offset + a->blocks[a->count - 1].bytes : 0;
-    for (size_t i = 0; i < a->count; i++) {
-        int64_t gap = a->blocks[i].offset - end;
-        if (gap >= bytes && gap < best_gap) {
-            best = i;
-            best_gap = gap;
-            best_offset = end;
-        }
-        end = a->blocks[i].offset + a->blocks[i].bytes;
-    }
-    memmove(a->blocks + best + 1, a->blocks + best, (a->count - best) * sizeof *a->blocks);
-    a->blocks[best] = (arena_block){.offset = best_offset, .bytes = bytes, .last = last, .value = value};
-    a->count++;
-    a->high = tn_max64(a->high, best_offset + bytes);
-    *offset = best_offset;
-    return TN_OK;
-}
-
-static void arena_release_before(arena *a, int position) {
-    size_t kept = 0;
-    for (size_t i = 0; i < a->count; i++)
-        if (a->blocks[i].last >= position) a->blocks[kept++] = a->blocks[i];
-    a->count = kept;
-}
-
-static bool is_factor(const tn_graph_plan *g, const tn_group *group, int value) {
-    const tn_value *lead = &g->values[group->lead];
-    for (int k = 0; k < lead->n_in && group->kind == TN_GROUP_MATMUL; k++)
-        if (g->values[lead->in[k]].root == value) return true;
-    return false;
-}
-
-/* The block of an operand that dies here and whose elements are read only where v's are written. */
-static arena_block *block_to_reuse(const tn_graph_plan *g, arena *a, const tn_group *group, const tn_value *v) {
-    if (group->kind != TN_GROUP_MAP && group->kind != TN_GROUP_MATMUL) return NULL;
-    for (int b = 0; b < group->buffer_count; b++) {
-        int x = group->buffer_values[b];
-        if (x == TN_BLOCK || is_factor(g, group, x)) continue; /* a product reads its factors all over */
-        if (g->values[x].group == v->group || g->values[x].bytes != v->bytes || !group->buffer_same_place[b]) continue;
-        if (tn_dtype_size((tn_dtype)g->values[x].node->dtype) != tn_dtype_size((tn_dtype)v->node->dtype)) continue;
-        for (size_t i = 0; i < a->count; i++)
-            if (a->blocks[i].value == x && a->blocks[i].last == group->position) return &a->blocks[i];
-    }
-    return NULL;
-}
-
-static int last_reader(const tn_graph_plan *g, const tn_value *v) {
-    int last = g->groups[v->group].position;
-    for (int k = 0; k < v->pull_count; k++)
-        if (g->groups[v->pulls[k]].position > last) last = g->groups[v->pulls[k]].position;
-    return last;
-}
-
-static tn_status place_in_arena(tn_graph_plan *g, arena *a, const tn_group *group, tn_value *v, int value, int last) {
-    v->place = (int)(g->binding->buffer_count + g->binding->output_count);
-    arena_block *reused = block_to_reuse(g, a, group, v);
-    if (!reused) return arena_take(a, v->bytes, last, value, &v->byte_offset);
-    v->byte_offset = reused->offset;
-    reused->value = value;
-    reused->last = last;
-    return TN_OK;
-}
-
-/* copies: states whose new value had to be made beside their home. */
-static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, int value, size_t *copies) {
-    tn_value *v = &g->values[value];
-    v->bytes = (int64_t)tn_node_bytes(v->node);
-    if (!v->stored) return TN_OK;
-    int home = v->output >= 0 ? g->binding->outputs[v->output].home : -1;
-    if (v->output >= 0 && home < 0) {
-        v->place = (int)g->binding->buffer_count + v->output;
-        return TN_OK;
-    }
-    if (home >= 0 && home_is_free(g, v, home)) {
-        v->place = home;
-        return TN_OK;
-    }
-    if (home >= 0) (*copies)++;
-    return place_in_arena(g, a, group, v, value, home >= 0 ? (int)g->group_count : last_reader(g, v));
-}
+/* ---- for messages ------------------------------------------------------------------------------------------------ */
 
 /* "train.c:12: matmul [64, 128] f32", for messages. */
 void tn_node_describe(const tn_node *n, char *text, size_t size) {
@@ -360,30 +209,9 @@ static void describe_largest(const tn_graph_plan *g, tn_plan *p) {
     const tn_value *largest = NULL;
     for (size_t i = 0; i < g->value_count; i++) {
         const tn_value *v = &g->values[i];
-        if (v->place == p->bound_count + p->output_count && (!largest || v->bytes > largest->bytes)) largest = v;
+        if (v->place == arena_slot(p) && (!largest || v->bytes > largest->bytes)) largest = v;
     }
     if (largest) tn_node_describe(largest->node, p->largest, sizeof p->largest);
-}
-
-static tn_status lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *copies) {
-    arena a = {0};
-    tn_status s = TN_OK;
-    for (size_t i = 0; i < g->value_count; i++)
-        if (g->values[i].slot >= 0) {
-            g->values[i].place = g->values[i].slot;
-            g->values[i].bytes = (int64_t)tn_node_bytes(g->values[i].node);
-        }
-    for (size_t i = 0; i < g->group_count && s == TN_OK; i++) {
-        tn_group *group = &g->groups[g->order[i]];
-        arena_release_before(&a, (int)i);
-        for (size_t k = 0; k < group->member_count && s == TN_OK; k++)
-            s = place_value(g, &a, group, group->members[k], copies);
-        if (s == TN_OK && group->workspace > 0)
-            s = arena_take(&a, (int64_t)group->workspace, (int)i, -1, &group->workspace_offset);
-    }
-    *arena_bytes = (size_t)a.high;
-    tn_mem_free(a.blocks);
-    return s;
 }
 
 /* ---- commands ---------------------------------------------------------------------------------------------------- */
@@ -400,9 +228,22 @@ static void patch(tn_plan *p, void **at, int slot, int64_t offset) {
 }
 
 static void patch_value(tn_plan *p, void **at, const tn_graph_plan *g, int value) {
-    if (value == TN_BLOCK) return; /* the kernel supplies it */
     const tn_value *v = &g->values[value];
     if (v->place >= 0) patch(p, at, v->place, v->byte_offset);
+}
+
+static void patch_on_host(tn_plan *p, void **at, const tn_graph_plan *g, int value) {
+    const tn_value *v = &g->values[value];
+    if (v->host_from >= 0) patch(p, at, host_slot(p), v->host_offset - v->byte_first);
+}
+
+/* A value where a group reads or writes it. */
+static void patch_operand(tn_plan *p, void **at, const tn_graph_plan *g, const tn_group *group, int value) {
+    if (value == TN_BLOCK) return; /* the kernel supplies it */
+    if (group->host)
+        patch_on_host(p, at, g, value);
+    else
+        patch_value(p, at, g, value);
 }
 
 static void add_label(const tn_graph_plan *g, const tn_group *group, char *label, size_t size) {
@@ -418,8 +259,8 @@ static void add_label(const tn_graph_plan *g, const tn_group *group, char *label
 }
 
 static bool ranges_meet(const tn_value *a, const tn_value *b) {
-    return a->place >= 0 && a->place == b->place && a->byte_offset < b->byte_offset + b->bytes &&
-           b->byte_offset < a->byte_offset + a->bytes;
+    int64_t first = a->byte_offset + a->byte_first, other = b->byte_offset + b->byte_first;
+    return a->place >= 0 && a->place == b->place && first < other + b->bytes && other < first + a->bytes;
 }
 
 static bool touches(const tn_graph_plan *g, const tn_group *writer, const tn_group *other) {
@@ -437,8 +278,8 @@ static bool touches(const tn_graph_plan *g, const tn_group *writer, const tn_gro
 /* Equal kernels that do not touch each other's memory are one launch: an optimiser's step over all its tensors. */
 static bool joins_batch(const tn_graph_plan *g, const tn_command *last, const tn_kernel *kernel, int first,
                         int position) {
-    if (!last || last->kind != TN_CMD_KERNEL || last->kernel != kernel) return false;
     const tn_group *group = &g->groups[g->order[position]];
+    if (!last || last->kind != TN_CMD_KERNEL || last->kernel != kernel || group->host) return false;
     for (int i = first; i < position; i++) {
         const tn_group *before = &g->groups[g->order[i]];
         if (touches(g, group, before) || touches(g, before, group)) return false;
@@ -468,14 +309,25 @@ static kir_dial *take_dials(command_maker *m, const tn_group *group) {
 static void **take_program_pointers(command_maker *m, const tn_group *group) {
     void **first = m->next_pointer;
     for (int b = 0; b < group->buffer_count; b++)
-        patch_value(m->p, m->next_pointer++, m->g, group->buffer_values[b]);
+        patch_operand(m->p, m->next_pointer++, m->g, group, group->buffer_values[b]);
     return first;
+}
+
+static tn_device *device_of(const tn_plan *p, const tn_group *group) {
+    return group->host ? tn_host_device() : p->device;
+}
+
+/* The group's kernel, for the command that is being made. */
+static tn_status take_kernel(const tn_plan *p, tn_group *group, tn_kernel **kernel) {
+    *kernel = group->kernel;
+    group->kernel = NULL;
+    return *kernel ? TN_OK : tn_kernel_get(device_of(p, group), group->program, kernel);
 }
 
 static tn_status add_kernel(command_maker *m, int position) {
     tn_group *group = &m->g->groups[m->g->order[position]];
     tn_kernel *kernel = NULL;
-    TRY(tn_kernel_get(m->p->device, group->program, &kernel));
+    TRY(take_kernel(m->p, group, &kernel));
     size_t bytes = kir_sizes_count(group->program) * sizeof(int64_t);
     int64_t *sizes = tn_plan_own(m->p, bytes);
     if (!sizes) {
@@ -496,8 +348,13 @@ static tn_status add_kernel(command_maker *m, int position) {
     }
     m->batch_first = position;
     tn_command *c = &m->p->commands[m->p->command_count++];
-    *c = (tn_command){
-        .kind = TN_CMD_KERNEL, .kernel = kernel, .launches = launch, .launch_count = 1, .commit = group->commit};
+    *c = (tn_command){.kind = TN_CMD_KERNEL,
+                      .kernel = kernel,
+                      .device = device_of(m->p, group),
+                      .launches = launch,
+                      .launch_count = 1,
+                      .commit = group->commit,
+                      .host = group->host != NULL};
     c->cost = tn_group_cost(m->g, group);
     add_label(m->g, group, c->label, sizeof c->label);
     return TN_OK;
@@ -507,13 +364,16 @@ static void add_native(command_maker *m, tn_group *group) {
     int operands[TN_NATIVE_POINTERS];
     int count = tn_native_operands(m->g, group, operands);
     tn_command *c = &m->p->commands[m->p->command_count++];
-    *c = (tn_command){
-        .kind = TN_CMD_NATIVE, .native = group->native, .pointers = m->next_pointer, .commit = group->commit};
+    *c = (tn_command){.kind = TN_CMD_NATIVE,
+                      .native = group->native,
+                      .pointers = m->next_pointer,
+                      .commit = group->commit,
+                      .host = group->host != NULL};
     c->cost = tn_group_cost(m->g, group);
     for (int k = 0; k < count; k++, m->next_pointer++) {
-        if (operands[k] >= 0) patch_value(m->p, m->next_pointer, m->g, m->g->values[operands[k]].root);
+        if (operands[k] >= 0) patch_operand(m->p, m->next_pointer, m->g, group, m->g->values[operands[k]].root);
         if (operands[k] == TN_WORKSPACE)
-            patch(m->p, m->next_pointer, m->p->bound_count + m->p->output_count, group->workspace_offset);
+            patch(m->p, m->next_pointer, group->host ? host_slot(m->p) : arena_slot(m->p), group->workspace_offset);
     }
     take_program_pointers(m, group);
     c->dials = take_dials(m, group);
@@ -522,14 +382,46 @@ static void add_native(command_maker *m, tn_group *group) {
     group->native = NULL;
 }
 
+static tn_command *add_copy(command_maker *m, tn_command_kind kind, int value, bool commit) {
+    const tn_value *v = &m->g->values[value];
+    tn_command *c = &m->p->commands[m->p->command_count++];
+    *c = (tn_command){.kind = kind, .pointers = m->next_pointer, .bytes = (size_t)v->bytes, .commit = commit};
+    c->cost.bytes = 2 * v->bytes;
+    return c;
+}
+
+/* What a group of the host reads and is not there yet. */
+static void add_fetches(command_maker *m, const tn_group *group) {
+    for (int k = 0; k < group->read_count; k++) {
+        tn_value *v = &m->g->values[group->reads[k]];
+        bool made_there = v->group >= 0 && m->g->groups[v->group].host;
+        if (made_there || v->fetched) continue;
+        v->fetched = true;
+        tn_command *c = add_copy(m, TN_CMD_FETCH, group->reads[k], group->commit);
+        tn_node_describe(v->node, c->label, sizeof c->label);
+        patch(m->p, m->next_pointer++, host_slot(m->p), v->host_offset);
+        patch(m->p, m->next_pointer++, v->place, v->byte_offset + v->byte_first);
+    }
+}
+
+/* What it made and the device's memory needs. */
+static void add_sends(command_maker *m, const tn_group *group) {
+    for (size_t k = 0; k < group->member_count; k++) {
+        const tn_value *v = &m->g->values[group->members[k]];
+        if (!v->stored || v->place < 0) continue;
+        tn_command *c = add_copy(m, TN_CMD_SEND, group->members[k], group->commit);
+        tn_node_describe(v->node, c->label, sizeof c->label);
+        patch_value(m->p, m->next_pointer++, m->g, group->members[k]);
+        patch_on_host(m->p, m->next_pointer++, m->g, group->members[k]);
+    }
+}
+
 static void add_copies(command_maker *m) {
     for (size_t i = 0; i < m->g->value_count; i++) {
         const tn_value *v = &m->g->values[i];
         int home = v->output >= 0 ? m->g->binding->outputs[v->output].home : -1;
         if (home < 0 || v->place == home) continue;
-        tn_command *c = &m->p->commands[m->p->command_count++];
-        *c = (tn_command){.kind = TN_CMD_COPY, .pointers = m->next_pointer, .bytes = (size_t)v->bytes, .commit = true};
-        c->cost.bytes = 2 * v->bytes;
+        tn_command *c = add_copy(m, TN_CMD_COPY, (int)i, true);
         snprintf(c->label, sizeof c->label, "copy to state");
         patch(m->p, m->next_pointer++, home, 0);
         patch_value(m->p, m->next_pointer++, m->g, (int)i);
@@ -544,11 +436,14 @@ static bool computes_nothing(const tn_graph_plan *g, const tn_group *group) {
 
 static tn_status make_room(command_maker *m, size_t copies) {
     tn_plan *p = m->p;
-    size_t groups = m->g->group_count, pointers = 2 * copies, dials = 0;
+    size_t groups = m->g->group_count, pointers = 0, dials = 0;
     for (size_t i = 0; i < groups; i++) {
-        pointers += (size_t)m->g->groups[i].buffer_count + TN_NATIVE_POINTERS;
-        dials += (size_t)m->g->groups[i].dial_count;
+        const tn_group *group = &m->g->groups[i];
+        pointers += (size_t)group->buffer_count + TN_NATIVE_POINTERS;
+        dials += (size_t)group->dial_count;
+        if (group->host) copies += (size_t)group->read_count + group->member_count;
     }
+    pointers += 2 * copies;
     p->pointer_count = pointers;
     p->dial_count = dials;
     p->commands = tn_plan_own(p, (groups + copies) * sizeof *p->commands);
@@ -557,7 +452,7 @@ static tn_status make_room(command_maker *m, size_t copies) {
     p->dials = tn_plan_own(p, dials * sizeof *p->dials);
     p->dial_source = tn_plan_own(p, dials * sizeof *p->dial_source);
     p->natives = tn_plan_own(p, groups * sizeof *p->natives);
-    p->addresses = tn_plan_own(p, (size_t)(p->bound_count + p->output_count + 1) * sizeof *p->addresses);
+    p->addresses = tn_plan_own(p, (size_t)(host_slot(p) + 1) * sizeof *p->addresses);
     m->launches = tn_plan_own(p, groups * sizeof *m->launches);
     if (!p->commands || !p->pointers || !p->patches || !p->dials || !p->dial_source || !p->natives || !p->addresses ||
         !m->launches)
@@ -573,10 +468,12 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
     for (size_t i = 0; i < g->group_count; i++) {
         tn_group *group = &g->groups[g->order[i]];
         if (computes_nothing(g, group)) continue;
+        if (group->host) add_fetches(&m, group);
         if (group->native)
             add_native(&m, group);
         else
             TRY(add_kernel(&m, (int)i));
+        if (group->host) add_sends(&m, group);
     }
     add_copies(&m);
     return TN_OK;
@@ -599,12 +496,24 @@ static tn_status fuse_and_lower(tn_graph_plan *g) {
     }
 }
 
+/* Devices that lack something leave it to the host. Each round leaves one more value to it, so this ends. */
+static tn_status fuse_and_place(tn_graph_plan *g, tn_plan *p) {
+    for (bool again = true; again;) {
+        again = false;
+        TRY(fuse_and_lower(g));
+        p->operations = 0;
+        for (size_t i = 0; i < g->group_count; i++)
+            p->operations += (int64_t)g->groups[i].member_count;
+        if (g->group_count > 0 && !p->device->is_cpu) TRY(tn_place_groups(g, p, &again));
+    }
+    return TN_OK;
+}
+
 static tn_status prepare_groups(tn_graph_plan *g) {
     for (size_t i = 0; i < g->group_count; i++) {
         tn_group *group = &g->groups[i];
-        TRY(find_reads(g, group));
-        if (group->kind != TN_GROUP_MATMUL && group->kind != TN_GROUP_NATIVE) continue;
-        TRY(tn_native_make(g, group, &group->native, &group->workspace));
+        TRY(tn_group_find_reads(g, group));
+        if (tn_group_is_native(group)) TRY(tn_native_make(g, group, &group->native, &group->workspace));
     }
     return TN_OK;
 }
@@ -632,11 +541,11 @@ static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     size_t copies = 0;
     TRY(copy_key(p, g->binding));
     TRY(tn_values_make(g));
-    TRY(fuse_and_lower(g));
+    TRY(fuse_and_place(g, p));
     TRY(topological_order(g));
     TRY(prepare_groups(g));
     TRY(commit_last(g));
-    TRY(lay_out(g, &p->arena_bytes, &copies));
+    TRY(tn_lay_out(g, &p->arena_bytes, &p->host_bytes, &copies));
     describe_largest(g, p);
     p->values_planned = (int64_t)g->value_count;
     return make_commands(g, p, copies);
@@ -675,6 +584,7 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
         tn_plan_free(p);
         return s;
     }
+    tn_place_tell(p);
     *out = p;
     return TN_OK;
 }
@@ -694,12 +604,13 @@ void tn_plan_free(tn_plan *p) {
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, const tn_buffer *memory,
-                 const kir_dial *dials) {
+                 const tn_buffer *host, const kir_dial *dials) {
     for (int i = 0; i < p->bound_count; i++)
         p->addresses[i] = bound[i]->address;
     for (int i = 0; i < p->output_count; i++)
         p->addresses[p->bound_count + i] = outputs[i]->address;
-    p->addresses[p->bound_count + p->output_count] = memory ? memory->address : NULL;
+    p->addresses[arena_slot(p)] = memory ? memory->address : NULL;
+    p->addresses[host_slot(p)] = host ? host->address : NULL;
     for (size_t i = 0; i < p->patch_count; i++) {
         const tn_patch *at = &p->patches[i];
         p->pointers[at->pointer] = (char *)p->addresses[at->slot] + at->offset;
@@ -708,13 +619,18 @@ static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs,
         p->dials[i] = dials[p->dial_source[i]];
 }
 
+static tn_status copy(const tn_plan *p, const tn_command *c, int kind) {
+    return c->bytes ? p->device->driver->copy(p->device->handle, c->pointers[0], c->pointers[1], c->bytes, kind)
+                    : TN_OK;
+}
+
 static tn_status run_command(tn_plan *p, const tn_command *c, tn_buffer *const *bound) {
     switch (c->kind) {
-    case TN_CMD_KERNEL: return tn_kernel_launch(p->device, c->kernel, c->launches, c->launch_count);
+    case TN_CMD_KERNEL: return tn_kernel_launch(c->device, c->kernel, c->launches, c->launch_count);
     case TN_CMD_NATIVE: return tn_native_run(c->native, c->pointers, c->dials, bound);
-    case TN_CMD_COPY:
-        return c->bytes ? p->device->driver->copy(p->device->handle, c->pointers[0], c->pointers[1], c->bytes, 2)
-                        : TN_OK;
+    case TN_CMD_SEND: return copy(p, c, 0);
+    case TN_CMD_FETCH: return copy(p, c, 1);
+    case TN_CMD_COPY: return copy(p, c, 2);
     }
     return TN_ERR_INTERNAL;
 }
@@ -732,7 +648,7 @@ static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c,
 static tn_status prepare_commits(const tn_plan *p, size_t first) {
     for (size_t i = first; i < p->command_count; i++) {
         const tn_command *c = &p->commands[i];
-        if (c->kind == TN_CMD_KERNEL) TRY(tn_kernel_prepare(p->device, c->kernel, c->launches, c->launch_count));
+        if (c->kind == TN_CMD_KERNEL) TRY(tn_kernel_prepare(c->device, c->kernel, c->launches, c->launch_count));
     }
     return TN_OK;
 }
@@ -757,10 +673,10 @@ static bool is_timed(const tn_plan *p) {
 }
 
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory,
-                      const kir_dial *dials, double *seconds) {
+                      tn_buffer *host, const kir_dial *dials, double *seconds) {
     for (size_t i = 0; i < p->native_count; i++)
         TRY(tn_native_prepare(p->natives[i], bound));
-    bind(p, bound, outputs, memory, dials);
+    bind(p, bound, outputs, memory, host, dials);
     bool timed = is_timed(p);
     double begun = timed ? tn_now() : 0;
     int limit = tn_threads_limit(p->threads);

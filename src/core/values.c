@@ -11,17 +11,19 @@
 
 int64_t tn_value_numel(const tn_value *v) { return tn_node_numel(v->node); }
 
+static bool on_host(const tn_value *v) { return v->node->device->is_cpu || v->host_only; }
+
 /* A product without a native kernel (its dtype, its device, too many batch axes) is the reduction that defines it. */
-static bool native_product(const tn_node *n) {
-    return n->device->is_cpu && (n->dtype == TN_F32 || n->dtype == TN_F64) && n->rank <= TN_GEMM_BATCH_AXES + 2;
+static bool native_product(const tn_value *v) {
+    const tn_node *n = v->node;
+    return on_host(v) && (n->dtype == TN_F32 || n->dtype == TN_F64) && n->rank <= TN_GEMM_BATCH_AXES + 2;
 }
 
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     tn_op_class c = v->row->impl->class_;
-    if (c == TN_NATIVE && v->row->impl->lower && !v->node->device->is_cpu)
-        return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;
-    return c == TN_MATMUL && !native_product(v->node) ? TN_REDUCTION : c;
+    if (c == TN_NATIVE && v->row->impl->lower && !on_host(v)) return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;
+    return c == TN_MATMUL && !native_product(v) ? TN_REDUCTION : c;
 }
 
 bool tn_value_in_memory(const tn_graph_plan *g, int value) {
@@ -294,6 +296,7 @@ void tn_group_free(tn_group *group) {
     tn_mem_free(group->deps);
     tn_mem_free(group->reads);
     tn_native_free(group->native);
+    tn_kernel_release(group->kernel);
     kir_free(group->program);
     tn_mem_free(group->sizes);
     *group = (tn_group){0};

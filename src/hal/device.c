@@ -192,6 +192,7 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
     d->driver = b->driver;
     d->info = *info;
     d->is_cpu = b->driver == &tn_driver_cpu;
+    d->fallback = o->fallback;
     d->opens = 1;
     tn_status s = device_start(d, o);
     if (s != TN_OK) {

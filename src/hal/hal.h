@@ -19,6 +19,8 @@ struct tn_device {
     tn_caps caps;
     int opens;
     bool is_cpu;     /* native kernels of kern/cpu may run on its buffers */
+    tn_fallback fallback; /* may the host compute what it cannot? */
+    _Atomic(const char *) told[16]; /* codes of the reasons for which the host did, that people were told */
     void *kernels;   /* kernel.c's table, by structure */
     void *pool;      /* memory.c's kept blocks and counts */
     tn_device *next; /* device.c's list of open devices */
