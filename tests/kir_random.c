@@ -593,7 +593,17 @@ static double random_number(void) {
     return one_in(10) ? x * 300 : x;
 }
 
+/* Any value there is, each exponent as likely as another. */
+static void fill_with_bits(char *at, tn_dtype dtype) {
+    uint64_t bits = random_bits() & (dtype == TN_BOOL ? 1 : dtype == TN_F16 ? 0xfbff : dtype == TN_BF16 ? 0xff7f : ~0ULL);
+    memcpy(at, &bits, tn_dtype_size(dtype));
+}
+
 static void fill_element(char *at, tn_dtype dtype, int64_t limit) {
+    if (limit < 0 && one_in(2)) {
+        fill_with_bits(at, dtype);
+        return;
+    }
     uint64_t bits = random_bits();
     double x = random_number();
     float single = (float)x;

@@ -26,7 +26,7 @@ typedef struct kir_random_area {
     tn_dtype dtype;
     int64_t first, elements; /* where element 0 lies behind the area's begin; elements in all */
     size_t at;               /* of the area in the block of memory */
-    int64_t limit;           /* an index buffer holds 0 … limit-1; 0: any values */
+    int64_t limit;           /* an index buffer holds 0 … limit-1; 0: usual values; -1: any bits */
     bool permutation;        /* … each of them once */
 } kir_random_area;
 

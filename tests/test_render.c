@@ -9,9 +9,10 @@
 
 #include "hal/hal.h"
 #include "kir/render.h"
+#include "kir_cases.h"
 #include "kir_random.h"
 
-enum { CASES = 60, LONG_CASES = 4, DEVICE_CASES = 12, GROUP = 16 };
+enum { CASES = 60, LONG_CASES = 4, DEVICE_CASES = 8, DEVICE_LONG_CASES = 2, GROUP = 16 };
 
 typedef void kernel_fn(const void *params, void *const *buffers, uint64_t first, uint64_t last);
 
@@ -83,47 +84,74 @@ static bool run_kernel(const kir_random *t, const kir_rendering *k, kernel_fn *f
     return good;
 }
 
-/* Renders and runs the programs of these seeds, `batch` in a source. */
-static void check_cases(uint64_t count, const kir_random_options *options, const kir_target *target) {
-    kir_random *all = calloc(count, sizeof *all);
-    const kir_program **programs = calloc(count, sizeof *programs);
-    kir_rendering *kernels = calloc(count, sizeof *kernels);
-    assert_true(all && programs && kernels);
-    for (uint64_t i = 0; i < count; i++) {
-        kir_random_make(&all[i], i, options);
+static void show_failure(const kir_random *t, uint64_t seed, const kir_target *target) {
+    kir_rendering alone;
+    kir_random_print(t, seed);
+    assert_ok(kir_render(t->program, target, &alone));
+    fprintf(stderr, "%s", tn_str_text(&alone.text));
+    kir_rendering_free(&alone);
+}
+
+/* Renders all in one source, and runs them whole and, if asked, with fewer points. */
+static void check_all(const kir_random *all, int count, const kir_target *target, bool smaller_too) {
+    const kir_program **programs = calloc((size_t)count, sizeof *programs);
+    kir_rendering *kernels = calloc((size_t)count, sizeof *kernels);
+    assert_true(programs && kernels);
+    for (int i = 0; i < count; i++)
         programs[i] = all[i].program;
-    }
-    assert_ok(kir_render_all(programs, (int)count, target, kernels));
+    assert_ok(kir_render_all(programs, count, target, kernels));
     void *library = compile(tn_str_text(&kernels[0].text));
-    for (uint64_t i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++) {
         kernel_fn *fn = NULL;
         *(void **)&fn = dlsym(library, kernels[i].entry);
         assert_non_null(fn);
+        bool good = run_kernel(&all[i], &kernels[i], fn, all[i].sizes, (uint64_t)i, target);
         int64_t *smaller = kir_random_smaller(&all[i]);
-        bool good = run_kernel(&all[i], &kernels[i], fn, all[i].sizes, i, target) &&
-                    run_kernel(&all[i], &kernels[i], fn, smaller, i, target);
-        if (!good) {
-            kir_random_print(&all[i], i);
-            kir_rendering alone;
-            assert_ok(kir_render(programs[i], target, &alone));
-            fprintf(stderr, "%s", tn_str_text(&alone.text));
-            kir_rendering_free(&alone);
-        }
-        assert_true(good);
+        if (smaller_too) good = good && run_kernel(&all[i], &kernels[i], fn, smaller, (uint64_t)i, target);
         free(smaller);
+        if (!good) show_failure(&all[i], (uint64_t)i, target);
+        assert_true(good);
     }
     dlclose(library);
     kir_rendering_free(&kernels[0]);
+    free(programs);
+    free(kernels);
+}
+
+static void check_cases(uint64_t count, const kir_random_options *options, const kir_target *target) {
+    kir_random *all = calloc(count, sizeof *all);
+    assert_non_null(all);
+    for (uint64_t i = 0; i < count; i++)
+        kir_random_make(&all[i], i, options);
+    check_all(all, (int)count, target, true);
     for (uint64_t i = 0; i < count; i++)
         kir_random_free(&all[i]);
     free(all);
-    free(programs);
-    free(kernels);
+}
+
+/* The cases made by hand that this target can run. */
+static void check_hand_made(const kir_target *target) {
+    kir_random *all = calloc((size_t)kir_case_count, sizeof *all);
+    int count = 0;
+    assert_non_null(all);
+    for (int i = 0; i < kir_case_count; i++) {
+        if (!kir_cases[i].group && (target->f64 || !kir_cases[i].f64)) kir_case_make(&all[count++], &kir_cases[i]);
+    }
+    check_all(all, count, target, false);
+    for (int i = 0; i < count; i++)
+        kir_random_free(&all[i]);
+    free(all);
 }
 
 static uint64_t cases(uint64_t few) { return getenv("TRUNNION_TEST_FULL") ? 10 * few : few; }
 
 static const kir_target TARGET = {.dialect = &kir_dialect_c, .group_size = GROUP, .f64 = true};
+
+static void every_operation_in_plain_c(void **state) {
+    (void)state;
+    check_hand_made(&TARGET);
+    check_hand_made(&(kir_target){.dialect = &kir_dialect_c, .group_size = 7, .index32 = true});
+}
 
 static void plain_c_matches_the_interpreter(void **state) {
     (void)state;
@@ -212,37 +240,56 @@ static bool run_on_device(const kir_random *t, const kir_rendering *k, const kir
     return good;
 }
 
-static bool check_on_device(uint64_t seed, const kir_random_options *options, bool show) {
-    kir_random t;
-    kir_rendering k;
-    kir_random_make(&t, seed, options);
+static tn_caps device_caps(void) {
     tn_caps caps = {.struct_size = sizeof caps};
     assert_ok(cl->caps(device, &caps));
-    kir_target target = {.dialect = &kir_dialect_opencl, .group_size = 64, .index32 = seed % 2, .f64 = caps.f64};
-    assert_ok(kir_render(t.program, &target, &k));
-    if (show) fprintf(stderr, "%s", tn_str_text(&k.text));
-    bool good = run_on_device(&t, &k, &target, seed);
-    if (!good || show) kir_random_print(&t, seed);
-    if (!good) fprintf(stderr, "%s", tn_str_text(&k.text));
+    return caps;
+}
+
+static bool check_on_device(kir_random *t, uint64_t seed, bool show) {
+    kir_rendering k;
+    kir_target target = {.dialect = &kir_dialect_opencl, .group_size = 64, .index32 = seed % 2};
+    target.f64 = device_caps().f64;
+    assert_ok(kir_render(t->program, &target, &k));
+    bool good = run_on_device(t, &k, &target, seed);
     kir_rendering_free(&k);
-    kir_random_free(&t);
+    if (!good || show) show_failure(t, seed, &target);
+    kir_random_free(t);
     return good;
+}
+
+static bool check_seed(uint64_t seed, kir_random_options options, bool show) {
+    kir_random t;
+    options.no_f64 = !device_caps().f64;
+    kir_random_make(&t, seed, &options);
+    return check_on_device(&t, seed, show);
+}
+
+static void every_operation_in_opencl(void **state) {
+    (void)state;
+    if (!device) skip();
+    for (int i = 0; i < kir_case_count; i++) {
+        kir_random t;
+        if (kir_cases[i].f64 && !device_caps().f64) continue;
+        kir_case_make(&t, &kir_cases[i]);
+        if (!check_on_device(&t, (uint64_t)i, false)) fail_msg("%s", kir_cases[i].name);
+    }
 }
 
 static void opencl_matches_the_interpreter(void **state) {
     (void)state;
     if (!device) skip();
     for (uint64_t seed = 0; seed < cases(DEVICE_CASES); seed++)
-        assert_true(check_on_device(seed, &(kir_random_options){.variables = true}, false));
-    for (uint64_t seed = 0; seed < cases(LONG_CASES); seed++)
-        assert_true(check_on_device(seed, &(kir_random_options){.long_loop = true}, false));
+        assert_true(check_seed(seed, (kir_random_options){.variables = true}, false));
+    for (uint64_t seed = 0; seed < cases(DEVICE_LONG_CASES); seed++)
+        assert_true(check_seed(seed, (kir_random_options){.long_loop = true}, false));
 }
 
 static void opencl_workgroups_match_the_interpreter(void **state) {
     (void)state;
     if (!device) skip();
     for (uint64_t seed = 0; seed < cases(DEVICE_CASES); seed++)
-        assert_true(check_on_device(seed, &(kir_random_options){.group = true, .variables = true}, false));
+        assert_true(check_seed(seed, (kir_random_options){.group = true, .variables = true}, false));
 }
 
 /* --plain, --long or --group, first seed, one past the last. */
@@ -251,7 +298,7 @@ static int run_seeds(const char *kind, uint64_t begin, uint64_t end) {
     options.long_loop = strcmp(kind, "--long") == 0;
     open_device(NULL);
     for (uint64_t seed = begin; device && seed < end; seed++) {
-        if (!check_on_device(seed, &options, end == begin + 1)) return 1;
+        if (!check_seed(seed, options, end == begin + 1)) return 1;
     }
     return close_device(NULL);
 }
@@ -259,8 +306,12 @@ static int run_seeds(const char *kind, uint64_t begin, uint64_t end) {
 int main(int argc, char **argv) {
     if (argc == 4) return run_seeds(argv[1], strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain_c_matches_the_interpreter),         cmocka_unit_test(long_loops_match_the_interpreter),
-        cmocka_unit_test(without_doubles_or_long_indices_too),     cmocka_unit_test(opencl_matches_the_interpreter),
+        cmocka_unit_test(every_operation_in_plain_c),
+        cmocka_unit_test(plain_c_matches_the_interpreter),
+        cmocka_unit_test(long_loops_match_the_interpreter),
+        cmocka_unit_test(without_doubles_or_long_indices_too),
+        cmocka_unit_test(every_operation_in_opencl),
+        cmocka_unit_test(opencl_matches_the_interpreter),
         cmocka_unit_test(opencl_workgroups_match_the_interpreter),
     };
     int failed = cmocka_run_group_tests(tests, open_device, close_device);
