@@ -595,7 +595,8 @@ static double random_number(void) {
 
 /* Any value there is, each exponent as likely as another. */
 static void fill_with_bits(char *at, tn_dtype dtype) {
-    uint64_t bits = random_bits() & (dtype == TN_BOOL ? 1 : dtype == TN_F16 ? 0xfbff : dtype == TN_BF16 ? 0xff7f : ~0ULL);
+    uint64_t bits = random_bits();
+    bits &= dtype == TN_BOOL ? 1 : dtype == TN_F16 ? 0xfbff : dtype == TN_BF16 ? 0xff7f : UINT64_MAX;
     memcpy(at, &bits, tn_dtype_size(dtype));
 }
 
