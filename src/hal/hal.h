@@ -17,6 +17,7 @@ struct tn_device {
     void *handle; /* the driver's */
     tn_device_info info;
     tn_caps caps;
+    uint64_t serial; /* of all devices ever opened: an address may be that of one which has ended */
     int opens;
     bool is_cpu;     /* native kernels of kern/cpu may run on its buffers */
     tn_fallback fallback; /* may the host compute what it cannot? */
@@ -25,6 +26,8 @@ struct tn_device {
     void *pool;      /* memory.c's kept blocks and counts */
     tn_device *next; /* device.c's list of open devices */
 };
+
+tn_device *tn_chosen_device(void); /* what this thread has set as its current device; NULL: the default */
 
 /* A piece of device memory, shared by count. Its address can be offset: address + n is a device address as well. */
 typedef struct tn_buffer {
