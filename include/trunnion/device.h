@@ -141,11 +141,12 @@ typedef struct tn_try_report {
 } tn_try_report;
 
 /* Does work(ctx, device) on a device, and if that fails on the next: "cuda", then "opencl", then "cpu".
- *   preferences: `count` of what tn_device_open takes; NULL with 0: "auto", then "cpu". A device that failed is not tried
- *     again under another name.
- *   options: how they are opened, NULL for the defaults. fallback: TN_FALLBACK_WARN says each failure on standard error,
- *     TN_FALLBACK_SILENT none, TN_FALLBACK_STRICT tries the first alone. Each is opened strictly, so that an operation
- *     which it lacks fails the work instead of being computed by the host (unless it is open already, otherwise).
+ *   preferences: `count` of what tn_device_open takes; NULL with 0: "auto", then "cpu". A device that failed is not
+ *     tried again under another name.
+ *   options: how they are opened, NULL for the defaults. fallback: TN_FALLBACK_WARN says each failure on standard
+ *     error, TN_FALLBACK_SILENT none, TN_FALLBACK_STRICT tries the first alone. Each is opened strictly, so that an
+ *     operation which it lacks fails the work instead of being computed by the host (unless it is open already,
+ *     otherwise).
  *   work: is called on this thread with `device` current, and each time with the same random numbers. It returns TN_OK
  *     when it is done, which is when what it computed has been evaluated or read. Its tensors are freed behind it;
  *     what it keeps (tn_keep) is the caller's to free, also when it fails. It may be called `count` times, so it begins
