@@ -137,7 +137,6 @@ static void tensors_refuse(void **state) {
     (void)scope;
     CALLS(tn_scope_end(NULL))
     REFUSES(tn_copy_(NULL, x))
-    FAILS(tn_try(NULL, 0, NULL, NULL, NULL, NULL))
     FAILS(tn_get_runtime_stats(NULL))
     FAILS(tn_get_placement(NULL))
     FAILS(tn_get_placed(0, NULL))
@@ -240,6 +239,48 @@ static void devices_refuse(void **state) {
     const char *no_format = NULL;
     FAILS(tn_backend_fail(TN_ERR_SHAPE, no_format, 0))
     tn_device_close(cpu);
+}
+
+static void queues_refuse(void **state) {
+    (void)state;
+    bool passed;
+    double seconds;
+    void *out;
+    tn_event *event;
+    tn_queue *queue;
+    FAILS(tn_queue_new(NULL, &queue))
+    FAILS(tn_queue_new(tn_best_device(), NULL))
+    CALLS(tn_queue_free(NULL))
+    FAILS(tn_queue_synchronize(NULL))
+    YIELDS(NULL, tn_queue_device(NULL))
+    YIELDS(false, tn_queue_is_thread(NULL))
+    assert_ok(tn_set_current_queue(NULL)); /* the device's own */
+    YIELDS(NULL, tn_current_queue())
+    FAILS(tn_event_new(false, NULL))
+    assert_ok(tn_event_new(false, &event));
+    CALLS(tn_event_free(NULL))
+    FAILS(tn_event_record(NULL, NULL))
+    FAILS(tn_event_query(NULL, &passed))
+    FAILS(tn_event_query(event, NULL))
+    FAILS(tn_event_synchronize(NULL))
+    FAILS(tn_event_elapsed(NULL, event, &seconds))
+    FAILS(tn_event_elapsed(event, NULL, &seconds))
+    FAILS(tn_event_elapsed(event, event, NULL))
+    FAILS(tn_queue_wait(NULL, event))
+    assert_ok(tn_queue_new(tn_best_device(), &queue));
+    FAILS(tn_queue_wait(queue, NULL))
+    FAILS(tn_device_copy_async(NULL, NULL, NULL, &passed, 1, queue, event))
+    FAILS(tn_device_copy_async(NULL, &passed, NULL, NULL, 1, queue, event))
+    tn_queue_free(queue);
+    tn_event_free(event);
+    FAILS(tn_host_alloc(NULL, 4, &out, NULL))
+    FAILS(tn_host_alloc(tn_best_device(), 4, NULL, NULL))
+    CALLS(tn_host_free(NULL))
+    FAILS(tn_device_map(NULL, &passed, 1, true, &out))
+    FAILS(tn_device_map(tn_best_device(), NULL, 1, true, &out))
+    FAILS(tn_device_map(tn_best_device(), &passed, 1, true, NULL))
+    FAILS(tn_device_unmap(NULL, &passed, &passed))
+    FAILS(tn_device_unmap(tn_best_device(), &passed, NULL))
 }
 
 static void modules_refuse(void **state) {
@@ -557,6 +598,7 @@ int main(void) {
         cmocka_unit_test(graphs_refuse),
         cmocka_unit_test(gradients_refuse),
         cmocka_unit_test(devices_refuse),
+        cmocka_unit_test(queues_refuse),
         cmocka_unit_test(modules_refuse),
         cmocka_unit_test(layers_refuse),
         cmocka_unit_test(policies_refuse),

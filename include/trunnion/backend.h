@@ -137,17 +137,17 @@ typedef struct tn_driver {
     tn_status (*queue_new)(void *device, void **queue);
     void (*queue_free)(void *device, void *queue);
     /* A mark in a queue. record: behind all that the queue was given so far, an earlier mark is forgotten. wait: what
-     * the queue is given from now on begins when the event has passed; the caller goes on. query: whether it has. sync:
-     * the caller waits for it, and hears of work before it that failed. Several threads may use one event at once, but
-     * for record and free. time: seconds by the device's clock at which it passed; only of events made `timed`, and
-     * only once they have passed. */
+     * the queue is given from now on begins when the event has passed; the caller goes on, and may record or free the
+     * event meanwhile. query: whether it has passed. sync: the caller waits for it, and hears of work before it that
+     * failed. Several threads may use one event at once, but for record and free. time: seconds by the device's clock
+     * at which it passed; only of events made `timed`, and only once they have passed. */
     tn_status (*event_new)(void *device, bool timed, void **event);
     void (*event_free)(void *device, void *event);
     tn_status (*event_record)(void *queue, void *event);
     tn_status (*event_wait)(void *queue, void *event);
     tn_status (*event_query)(void *device, void *event, bool *passed);
     tn_status (*event_sync)(void *device, void *event);
-    tn_status (*event_time)(void *device, void *event, double *seconds); /* default: the host's clock, roughly */
+    tn_status (*event_time)(void *device, void *event, double *seconds); /* default: there are no times */
     /* As copy, but the host's memory must stay as it is until an event behind it has passed. Default: copy. */
     tn_status (*copy_async)(void *queue, void *dst, const void *src, size_t bytes, int kind);
     /* Sets each byte to `value`, in order. Default: copies from the host. */

@@ -125,51 +125,94 @@ TN_API tn_status tn_set_current_device(tn_device *device);
 TN_API tn_status tn_device_get_info(const tn_device *device,
                                     tn_device_info *info); /* info->struct_size set by the caller */
 
-/* One device on which tn_try ran its work, or could not. */
-typedef struct tn_attempt {
-    char id[32];      /* "cuda:0"; what was asked for, when it could not be opened */
-    tn_status status; /* TN_OK of the one that ran */
-    char reason[400]; /* what failed; "" of the one that ran */
-    double seconds;   /* spent on opening and working */
-} tn_attempt;
-
-typedef struct tn_try_report {
-    size_t struct_size;      /* set by the caller */
-    tn_attempt attempts[16]; /* in order */
-    int attempt_count;
-    char ran[32]; /* id of the device that did it, "" when none did */
-} tn_try_report;
-
-/* Does work(ctx, device) on a device, and if that fails on the next: "cuda", then "opencl", then "cpu".
- *   preferences: `count` of what tn_device_open takes; NULL with 0: "auto", then "cpu". A device that failed is not
- *     tried again under another name.
- *   options: how they are opened, NULL for the defaults. fallback: TN_FALLBACK_WARN says each failure on standard
- *     error, TN_FALLBACK_SILENT none, TN_FALLBACK_STRICT tries the first alone. Each is opened strictly, so that an
- *     operation which it lacks fails the work instead of being computed by the host (unless it is open already,
- *     otherwise).
- *   work: is called on this thread with `device` current, and each time with the same random numbers. It returns TN_OK
- *     when it is done, which is when what it computed has been evaluated or read. Its tensors are freed behind it;
- *     what it keeps (tn_keep) is the caller's to free, also when it fails. It may be called `count` times, so it begins
- *     with what the caller has, and changes that only when nothing can fail any more.
- *   report: may be NULL; what was tried, why it failed and what ran, also on failure.
- * The device is closed behind the work, what was kept stays valid; open it before if it is to keep its kernels.
- * Errors: the last attempt's, with the reasons of all. TN_ERR_ARGUMENT, _SHAPE, _DTYPE and _FORMAT end it at once: they
- * would be the same everywhere. */
-TN_API tn_status tn_try(const char *const *preferences, int count, const tn_device_options *options,
-                        tn_status (*work)(void *ctx, tn_device *device), void *ctx, tn_try_report *report);
-
 /* Device memory by hand: for embedding and for tests; tensors do not need it.
  * alloc: `size` bytes aligned to `alignment` (a power of two up to 4096); *out is a device address, on the CPU
  *   a pointer.
  *   Errors: TN_ERR_MEMORY with what was asked and what is free; TN_ERR_ARGUMENT for a bad alignment.
- * dealloc: an address that alloc of the same device gave; NULL is fine.
- * copy: `len` bytes from src on src_device to dst on dst_device; regions must not overlap; ends before it returns.
- *   NULL as a device means host memory.
- * synchronize: waits until all work given to the device is done; reports a failure that happened meanwhile. */
+ * dealloc: an address that alloc of the same device gave; NULL is fine. Waits for the device's queues.
+ * copy: `len` bytes from src on src_device to dst on dst_device; regions must not overlap; waits for the queues of both
+ *   devices and ends before it returns. NULL as a device means host memory.
+ * synchronize: waits until all work given to the device, in all its queues, is done; reports a failure that happened
+ *   meanwhile. */
 TN_API tn_status tn_device_alloc(tn_device *device, size_t size, size_t alignment, void **out);
 TN_API void tn_device_dealloc(tn_device *device, void *address);
 TN_API tn_status tn_device_copy(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len);
 TN_API tn_status tn_device_synchronize(tn_device *device);
+
+/* ---- queues ------------------------------------------------------------------------------------------------------ */
+
+/* A queue does work in the order in which it was given, beside the caller and beside other queues: a stream of CUDA.
+ * Each device has one of its own; further ones are made here. Where the interface has none (cpu), a queue is a thread,
+ * on which the pool of threads works as for any other caller: who comes second computes on his own thread.
+ *
+ * What goes there: the evaluations (tn_eval, tn_read, tn_graph_launch …) of each thread that has made the queue its
+ * current one, on the queue's device; tn_eval_async and tn_graph_launch_async (tensor.h); tn_device_copy_async.
+ * Order between queues is kept for tensors without your help: work waits for the values that it reads, wherever they
+ * are made; memory is used again when nobody works on it; tn_read waits for the value. Memory by hand is yours to
+ * order, with events.
+ *
+ * Failures: what a queue was given is recorded, planned and given memory at once, and refused at once if that fails.
+ * When work fails later, all that the queue was given behind it is left out, until tn_queue_synchronize has told you;
+ * reading a value that was not made tells the cause, states keep what they had.
+ *
+ * Threads: a queue may be given work by several threads at once. After fork() the child must not touch queues. */
+typedef struct tn_queue tn_queue;
+
+/* *out: freed with tn_queue_free. Keeps the device open. Errors: TN_ERR_MEMORY when there is no thread or room for one
+ * more (127 in a process), what the driver says. */
+TN_API tn_status tn_queue_new(tn_device *device, tn_queue **out);
+/* Waits for its work. No thread may have it as its current one, but for the caller, who goes back to the device's own.
+ * NULL is fine. */
+TN_API void tn_queue_free(tn_queue *queue);
+/* Waits until all that the queue was given has ended. Returns the first failure since the last call, and clears it. */
+TN_API tn_status tn_queue_synchronize(tn_queue *queue);
+TN_API tn_device *tn_queue_device(const tn_queue *queue); /* NULL for NULL */
+TN_API bool tn_queue_is_thread(const tn_queue *queue);    /* a thread of ours, not a queue of the interface */
+/* Where this thread's evaluations on the queue's device go from now on; those on other devices go to these devices' own
+ * queues. NULL: to the device's own. The queue must live meanwhile. */
+TN_API tn_status tn_set_current_queue(tn_queue *queue);
+TN_API tn_queue *tn_current_queue(void); /* NULL: the device's own */
+
+/* A place in the order of a queue: it is reached when all that the queue was given before has ended.
+ * new: timed ones tell when. free: NULL is fine.
+ * record: at the end of what `queue` was given so far; NULL: of this thread's current queue, else of the current
+ *   device's own. What was recorded before is forgotten.
+ * query: *passed, whether it is reached; of one that was never recorded, yes.
+ * synchronize: waits for it. Both yield the failure behind which the event was left out.
+ * elapsed: waits for both, and yields the seconds from one to the other. Errors: TN_ERR_STATE for one that is not timed
+ *   or not recorded, TN_ERR_ARGUMENT for events by two clocks, TN_ERR_UNSUPPORTED when the interface tells no times.
+ * Threads: record and free by one thread at a time, the rest by any. */
+typedef struct tn_event tn_event;
+TN_API tn_status tn_event_new(bool timed, tn_event **out);
+TN_API void tn_event_free(tn_event *event);
+TN_API tn_status tn_event_record(tn_event *event, tn_queue *queue);
+TN_API tn_status tn_event_query(const tn_event *event, bool *passed);
+TN_API tn_status tn_event_synchronize(const tn_event *event);
+TN_API tn_status tn_event_elapsed(const tn_event *begin, const tn_event *end, double *seconds);
+/* What the queue is given from now on begins when the event, of whatever queue or device, is reached; the caller goes
+ * on. One that was never recorded is not waited for. */
+TN_API tn_status tn_queue_wait(tn_queue *queue, const tn_event *event);
+
+/* As tn_device_copy, in the order of `queue` (NULL: this thread's current one; without one the copy ends before the
+ * call returns), which must be one of dst_device or src_device. Memory of both sides must stay as it is until `event`
+ * (may be NULL), which is recorded behind the copy, is reached. Between two devices that cannot see each other the
+ * copy goes through host memory; an interface's own queue is then waited for. */
+TN_API tn_status tn_device_copy_async(tn_device *dst_device, void *dst, tn_device *src_device, const void *src,
+                                      size_t len, tn_queue *queue, tn_event *event);
+
+/* ---- memory of the host that a device reaches -------------------------------------------------------------------- */
+
+/* Host memory that `device` copies from and to without a detour (pinned, page-locked). Where there is none it is memory
+ * of the process at whole pages, and *reason (may be NULL) says why; else *reason is "". Freed with tn_host_free.
+ * Errors: TN_ERR_MEMORY. */
+TN_API tn_status tn_host_alloc(tn_device *device, size_t size, void **out, const char **reason);
+TN_API void tn_host_free(void *address); /* waits for the device's queues; NULL is fine */
+
+/* The host's view of `len` bytes of device memory, in *out: the memory itself where it is the host's too (unified: no
+ * copy), a mapping of the interface, or a copy. With `read` it shows what is there. The device sees what was written
+ * after unmap, and must leave the range alone in between. Waits for the device's queues. */
+TN_API tn_status tn_device_map(tn_device *device, void *address, size_t len, bool read, void **out);
+TN_API tn_status tn_device_unmap(tn_device *device, void *address, void *host);
 
 /* Threads of the CPU, for all users of the process: 0 = as many as affinity mask and cgroup quota allow. The caller is
  * one of them and is left where it is; each other one is tied to a processor of its own, out of the caller's way, as

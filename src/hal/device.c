@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "hal/look.h"
+#include "hal/queue.h"
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
@@ -160,6 +161,7 @@ tn_status tn_backend_fail(tn_status code, const char *format, ...) {
 static tn_device *open_devices; /* guarded by the registry's lock */
 
 void tn_device_end(tn_device *d) {
+    tn_device_order_end(d);
     if (d->kernels) tn_kernels_close(d);
     tn_pool_free(d);
     if (d->handle) d->driver->close(d->handle);
@@ -193,8 +195,6 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
     d->info = *info;
     d->is_cpu = b->driver == &tn_driver_cpu;
     d->fallback = o->fallback;
-    static uint64_t serial; /* guarded by the registry's lock */
-    d->serial = ++serial;
     d->opens = 1;
     tn_status s = device_start(d, o);
     if (s != TN_OK) {
@@ -486,7 +486,6 @@ tn_device *tn_best_device(void) {
     return expected;
 }
 
-tn_device *tn_chosen_device(void) { return current; }
 tn_device *tn_current_device(void) { return current ? current : tn_best_device(); }
 
 tn_status tn_set_current_device(tn_device *device) {

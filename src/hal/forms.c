@@ -78,11 +78,12 @@ static void slab_release(void *ctx) {
 static tn_status slab_new(tn_device *d, slab **out) {
     slab *s = tn_mem_zalloc(1, sizeof *s);
     if (!s) return TN_ERR_MEMORY;
-    tn_status status = tn_buffer_new(d, SLAB_BYTES, &s->memory);
+    tn_status status = tn_buffer_new_for_host(d, SLAB_BYTES, &s->memory);
     if (status != TN_OK) {
         tn_mem_free(s);
         return status;
     }
+    (void)tn_buffer_await(s->memory, true); /* written by this thread */
     tn_large_pages(s->memory->address, SLAB_BYTES);
     *out = s;
     return TN_OK;
@@ -107,7 +108,7 @@ static tn_status slab_carve(tn_device *d, size_t bytes, tn_buffer **out) {
 static tn_status form_memory(tn_device *d, const tn_form *form, tn_buffer **out) {
     bool large = form->bytes >= LARGE_PAGE;
     if (!d->is_cpu || !form->replaces || large || form->bytes == 0) {
-        TRY(tn_buffer_new(d, form->bytes, out));
+        TRY(tn_buffer_new_for_host(d, form->bytes, out));
         if (d->is_cpu && large) tn_large_pages((*out)->address, form->bytes);
         return TN_OK;
     }
@@ -123,6 +124,7 @@ static tn_status add_entry(tn_buffer *b, const tn_form *form, form_entry **out) 
     form_entry *e = tn_mem_zalloc(1, sizeof *e);
     if (!e) return TN_ERR_MEMORY;
     tn_status s = form_memory(b->device, form, &e->result);
+    if (s == TN_OK) (void)tn_buffer_await(e->result, true); /* it is written by this thread */
     if (s != TN_OK) {
         tn_mem_free(e);
         return s;

@@ -3,7 +3,8 @@
  * device.c holds the driver table, selection and the open devices; listing.c looks at backends (child.c: in a process
  * of their own; record.c: the record on disk). memory.c keeps and counts buffers, forms.c what is made of them.
  * kernel.c keeps what drivers load, once a structure: module.c renders and compiles it, cache.c keeps it on disk,
- * range.c checks launches and divides them, can.c says what a device can run. Nothing here knows an operation. */
+ * range.c checks launches and divides them, can.c says what a device can run. queue.h is about order between queues.
+ * Nothing here knows an operation. */
 #ifndef TN_HAL_H
 #define TN_HAL_H
 
@@ -17,17 +18,18 @@ struct tn_device {
     void *handle; /* the driver's */
     tn_device_info info;
     tn_caps caps;
-    uint64_t serial; /* of all devices ever opened: an address may be that of one which has ended */
     int opens;
-    bool is_cpu;     /* native kernels of kern/cpu may run on its buffers */
-    tn_fallback fallback; /* may the host compute what it cannot? */
+    bool is_cpu;                    /* native kernels of kern/cpu may run on its buffers */
+    tn_fallback fallback;           /* may the host compute what it cannot? */
     _Atomic(const char *) told[16]; /* codes of the reasons for which the host did, that people were told */
-    void *kernels;   /* kernel.c's table, by structure */
-    void *pool;      /* memory.c's kept blocks and counts */
-    tn_device *next; /* device.c's list of open devices */
+    void *kernels;                  /* kernel.c's table, by structure */
+    void *pool;                     /* memory.c's kept blocks and counts */
+    _Atomic bool ordered;           /* it has had further queues: buffers bear marks (queue.h) */
+    tn_queue *own;                  /* its own queue as one with a line; NULL where calls have ended when they return */
+    tn_device *next;                /* device.c's list of open devices */
 };
 
-tn_device *tn_chosen_device(void); /* what this thread has set as its current device; NULL: the default */
+typedef uint64_t tn_mark; /* a place in the order of a queue's work: queue.h */
 
 /* A piece of device memory, shared by count. Its address can be offset: address + n is a device address as well. */
 typedef struct tn_buffer {
@@ -44,10 +46,13 @@ typedef struct tn_buffer {
     struct tn_buffer *next;                /* memory.c: list of kept blocks, or of blocks handed out by address */
     _Atomic(struct tn_form_entry *) forms; /* forms.c: what was made of its content */
     void *given;                           /* memory.c: the aligned address that tn_device_alloc handed out */
+    tn_mark marks[4];                      /* queue.h: of the last write and of reads since; they stay with the block */
 } tn_buffer;
 
-tn_status tn_buffer_new(tn_device *d, size_t bytes,
-                        tn_buffer **out); /* 64-byte aligned; freed blocks are kept for reuse */
+/* 64-byte aligned; freed blocks are kept for reuse. What used the block before may still be under way on the device:
+ * work that is given to a queue (queue.h) waits for it, and whoever goes to `address` himself calls tn_buffer_await. */
+tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out);
+tn_status tn_buffer_new_for_host(tn_device *d, size_t bytes, tn_buffer **out); /* prefers a block that nothing uses */
 /* *out is made of memory that the caller owns; release(ctx) (may be NULL) is called when the last count is gone. */
 tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx,
                            tn_buffer **out);
@@ -58,6 +63,23 @@ static inline tn_buffer *tn_buffer_retain(tn_buffer *b) {
 void tn_buffer_release(tn_buffer *b); /* NULL is fine */
 tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes);
 tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes); /* waits for work before it */
+/* The first `bytes` bytes of one buffer of a device to another, in the order of this thread's queue. */
+tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes);
+/* The caller waits until queues are through with writing b and, before it is to be `written`, with reading it. Yields
+ * the failure of the work that should have made what is there. */
+extern _Atomic bool tn_queues_made; /* some device has had further queues; until then no buffer bears a mark */
+static inline bool tn_queues_exist(void) { return atomic_load_explicit(&tn_queues_made, memory_order_acquire); }
+tn_status tn_buffer_await_marks(const tn_buffer *b, bool write);
+static inline tn_status tn_buffer_await(const tn_buffer *b, bool write) {
+    return tn_queues_exist() ? tn_buffer_await_marks(b, write) : TN_OK;
+}
+/* Can a block be used anew without a wait, by this thread's queue or by the host? */
+bool tn_buffer_suits(tn_buffer *b, bool for_host);
+/* The driver's handle that this thread's calls go to: the device's, or that of a queue of it. */
+void *tn_lane_of(const tn_device *d);
+static inline void *tn_lane(const tn_device *d) {
+    return atomic_load_explicit(&d->ordered, memory_order_relaxed) ? tn_lane_of(d) : d->handle;
+}
 
 /* A form of a buffer's content that a kernel likes better: weights packed for a product. It is made when it is first
  * asked for, by whichever thread that is, and shared by all plans and threads of the process; it goes with the buffer,
@@ -106,6 +128,7 @@ bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_
  * or tn_kernel_name's. Adding fails when there is no cache folder to keep it in. */
 bool tn_certify_list_has(const tn_device *d, const char *name, char *why, size_t size);
 tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *reason);
+tn_status tn_certify_list_forget(const tn_device *d, const char *name); /* before it is tried anew */
 enum { TN_KERNEL_NAME = 24 };
 const char *tn_kernel_name(const kir_program *p, char out[TN_KERNEL_NAME]); /* "k" and the structure's hash */
 

@@ -365,7 +365,7 @@ static tn_status launch_all(tn_device *d, tn_kernel *k, const tn_launch *launche
 tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
     if (!d->is_cpu) TRY(tn_launch_check(k->program, launches, count));
     if (d->caps.code == TN_CODE_KIR && binding_limit(d) == INT64_MAX)
-        return d->driver->launch(d->handle, k->modules[WIDE].handle, launches, count);
+        return d->driver->launch(tn_lane(d), k->modules[WIDE].handle, launches, count);
     pthread_mutex_lock(&k->running);
     tn_status s = launch_all(d, k, launches, count);
     pthread_mutex_unlock(&k->running);
@@ -390,5 +390,5 @@ tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launche
         TRY(s);
     }
     if (d->caps.code != TN_CODE_KIR || !d->driver->prepare) return TN_OK;
-    return d->driver->prepare(d->handle, k->modules[WIDE].handle, launches, count);
+    return d->driver->prepare(tn_lane(d), k->modules[WIDE].handle, launches, count);
 }

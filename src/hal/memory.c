@@ -20,7 +20,6 @@ enum {
     CLASSES = STEPS + (LAST_OCTAVE - FIRST_OCTAVE) * STEPS,
     GIVEN_SLOTS = 1024, /* chains of blocks handed out by address */
     MAX_ALIGNMENT = 4096,
-    STAGE_BYTES = 1 << 20, /* copies between devices go through pieces of host memory of this size */
     VERSION_SHIFT = 20     /* writes that a buffer's version counts before it could meet another's start */
 };
 static const int64_t KEEP_MOST = (int64_t)512
@@ -109,6 +108,7 @@ static tn_status out_of_memory(tn_device *d, size_t bytes) {
 /* Returns a block and its buffer to where they came from. */
 static void block_free(tn_device *d, tn_buffer *b) {
     pool *p = d->pool;
+    (void)tn_buffer_await(b, true);
     if (!b->carved) {
         (void)d->driver->sync(d->handle); /* work under way may still use it */
         d->driver->free(d->handle, b->address);
@@ -184,11 +184,7 @@ static tn_status buffer_make(tn_device *d, int c, size_t bytes, tn_buffer **out)
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
-tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out) {
-    *out = NULL;
-    int c = class_of(bytes);
-    if (c < 0) return out_of_memory(d, bytes);
-    pool *p = d->pool;
+static tn_buffer *kept_pop(pool *p, int c, size_t bytes) {
     heap_lock();
     tn_buffer *b = p->kept[c];
     if (b) {
@@ -198,9 +194,38 @@ tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out) {
         count_in(p, b);
     }
     heap_unlock();
+    return b;
+}
+
+/* One that no queue works on, or that this thread's queue is through with when its next work begins: among the latest,
+ * for a block that is waited for costs more than a new one. */
+static tn_buffer *kept_pop_for(tn_device *d, int c, size_t bytes, bool for_host) {
+    enum { LOOK_AT = 8 };
+    tn_buffer *passed_over[LOOK_AT], *b = NULL;
+    int count = 0;
+    while (count < LOOK_AT && (b = kept_pop(d->pool, c, bytes)) && !tn_buffer_suits(b, for_host)) {
+        passed_over[count++] = b;
+        b = NULL;
+    }
+    while (count > 0)
+        tn_buffer_release(passed_over[--count]);
+    return b;
+}
+
+static tn_status buffer_take(tn_device *d, size_t bytes, bool for_host, tn_buffer **out) {
+    *out = NULL;
+    int c = class_of(bytes);
+    if (c < 0) return out_of_memory(d, bytes);
+    tn_buffer *b = tn_queues_exist() ? kept_pop_for(d, c, bytes, for_host) : kept_pop(d->pool, c, bytes);
     if (!b) return buffer_make(d, c, bytes, out);
     *out = b;
     return TN_OK;
+}
+
+tn_status tn_buffer_new(tn_device *d, size_t bytes, tn_buffer **out) { return buffer_take(d, bytes, false, out); }
+
+tn_status tn_buffer_new_for_host(tn_device *d, size_t bytes, tn_buffer **out) {
+    return buffer_take(d, bytes, true, out);
 }
 
 tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*release)(void *), void *ctx,
@@ -254,6 +279,7 @@ void tn_buffer_release(tn_buffer *b) {
         atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1)
         return;
     tn_device *d = b->device;
+    if (b->release || atomic_load_explicit(&b->forms, memory_order_relaxed)) (void)tn_buffer_await(b, true);
     tn_buffer_drop_forms(b);
     if (b->release) b->release(b->release_ctx);
     if (keep(d->pool, b)) return;
@@ -266,26 +292,6 @@ void tn_buffer_release(tn_buffer *b) {
     bool last = count_out(d->pool);
     heap_unlock();
     if (last) tn_device_end(d);
-}
-
-static tn_status check_range(const tn_buffer *b, size_t offset, size_t bytes, const char *verb) {
-    if (offset <= b->bytes && bytes <= b->bytes - offset) return TN_OK;
-    return tn_fail(TN_ERR_ARGUMENT, "%s %zu bytes at offset %zu of a buffer of %zu bytes", verb, bytes, offset,
-                   b->bytes);
-}
-
-tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes) {
-    TRY(check_range(b, offset, bytes, "writing"));
-    if (!bytes) return TN_OK;
-    b->version++;
-    return b->device->driver->copy(b->device->handle, (char *)b->address + offset, host, bytes, 0);
-}
-
-tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes) {
-    TRY(check_range(b, offset, bytes, "reading"));
-    if (!bytes) return TN_OK;
-    TRY(b->device->driver->copy(b->device->handle, host, (const char *)b->address + offset, bytes, 1));
-    return b->device->driver->sync(b->device->handle);
 }
 
 tn_memory_stats tn_memory_get_stats(void) {
@@ -392,7 +398,8 @@ tn_status tn_device_alloc(tn_device *d, size_t size, size_t alignment, void **ou
     size_t slack = alignment > UNIT ? alignment - UNIT : 0;
     if (size > SIZE_MAX - slack) return out_of_memory(d, size);
     tn_buffer *b;
-    TRY(tn_buffer_new(d, size + slack, &b));
+    TRY(tn_buffer_new_for_host(d, size + slack, &b));
+    (void)tn_buffer_await(b, true);
     uintptr_t a = ((uintptr_t)b->address + alignment - 1) & ~(uintptr_t)(alignment - 1);
     b->given = (char *)b->address + (a - (uintptr_t)b->address);
     heap_lock();
@@ -413,54 +420,10 @@ void tn_device_dealloc(tn_device *d, void *address) {
     tn_buffer *b = *link;
     if (b) *link = b->next;
     heap_unlock();
+    if (b && atomic_load_explicit(&d->ordered, memory_order_acquire)) (void)tn_device_synchronize(d);
     if (b)
         tn_buffer_release(b);
     else
         (void)tn_fail(TN_ERR_ARGUMENT, "tn_device_dealloc: %p was not given by tn_device_alloc of %s", address,
                       d->info.id);
-}
-
-/* Between two devices that cannot see each other: piece by piece through host memory. */
-static tn_status copy_staged(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len) {
-    size_t piece = len < STAGE_BYTES ? len : STAGE_BYTES;
-    void *stage = tn_mem_alloc(piece);
-    if (!stage) return TN_ERR_MEMORY;
-    tn_status s = TN_OK;
-    for (size_t at = 0; at < len && s == TN_OK; at += piece) {
-        size_t n = len - at < piece ? len - at : piece;
-        s = tn_device_copy(NULL, stage, src_device, src + at, n);
-        if (s == TN_OK) s = tn_device_copy(dst_device, dst + at, NULL, stage, n);
-    }
-    tn_mem_free(stage);
-    return s;
-}
-
-static tn_status copy_one_device(tn_device *d, void *dst, const void *src, size_t len, int kind) {
-    TRY(d->driver->copy(d->handle, dst, src, len, kind));
-    return d->driver->sync(d->handle);
-}
-
-tn_status tn_device_copy(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len) {
-    if (!len) return TN_OK;
-    if (!dst || !src) return tn_fail(TN_ERR_ARGUMENT, "tn_device_copy: %s is NULL", dst ? "src" : "dst");
-    if (dst_device && dst_device == src_device) return copy_one_device(dst_device, dst, src, len, 2);
-    /* Memory of a host-visible device is host memory once its work is done. */
-    if (src_device && src_device->caps.host_visible) {
-        TRY(tn_device_synchronize(src_device));
-        src_device = NULL;
-    }
-    if (dst_device && dst_device->caps.host_visible) {
-        TRY(tn_device_synchronize(dst_device));
-        dst_device = NULL;
-    }
-    if (dst_device && src_device) return copy_staged(dst_device, dst, src_device, src, len);
-    if (dst_device) return copy_one_device(dst_device, dst, src, len, 0);
-    if (src_device) return copy_one_device(src_device, dst, src, len, 1);
-    memcpy(dst, src, len);
-    return TN_OK;
-}
-
-tn_status tn_device_synchronize(tn_device *d) {
-    if (!d) return tn_fail(TN_ERR_ARGUMENT, "tn_device_synchronize: device is NULL");
-    return d->driver->sync(d->handle);
 }

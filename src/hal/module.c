@@ -139,7 +139,7 @@ tn_status tn_runner_flush(tn_runner *r) {
     int n = r->held;
     r->held = 0;
     if (!n) return TN_OK;
-    return r->device->driver->dispatch(r->device->handle, r->m->handle, (const tn_dispatch *)r->room, n);
+    return r->device->driver->dispatch(tn_lane(r->device), r->m->handle, (const tn_dispatch *)r->room, n);
 }
 
 /* Sizes, dials and bases of nothing behind each other. */
@@ -154,7 +154,7 @@ tn_status tn_runner_add(void *runner, const tn_launch *part) {
     tn_runner *r = runner;
     const kir_program *p = r->p;
     const tn_loaded *m = r->m;
-    if (r->device->caps.code == TN_CODE_KIR) return r->device->driver->launch(r->device->handle, m->handle, part, 1);
+    if (r->device->caps.code == TN_CODE_KIR) return r->device->driver->launch(tn_lane(r->device), m->handle, part, 1);
     int64_t most = r->device->caps.max_groups_x;
     tn_dispatch d = {{0}, NULL, NULL};
     kir_count_groups(p, part->sizes, &m->target, most > 0 ? (uint64_t)most : INT32_MAX, d.groups);

@@ -1,0 +1,258 @@
+/* timeline.c — lines in time: how far each queue has come, waiting for it, and what failed on it.
+ *
+ * Lines are never freed, and numbers on one only grow, so a mark may be kept for ever: of a queue that has gone it
+ * names something that has passed. A line moves by the thread that does its work, or by the interface's events, which
+ * are put behind work as it is given and are looked at when somebody asks.
+ *
+ * After a failure a line leaves out all that follows until somebody has been told (tn_queue_synchronize): what was left
+ * out counts as failed. Failures that were told are kept, as ranges, for those who still hold such a value. */
+#include <stdio.h>
+#include <string.h>
+
+#include "hal/queue.h"
+
+typedef struct failure {
+    uint64_t first, last; /* 0: none */
+    tn_status status;
+    char why[160];
+} failure;
+
+typedef struct line {
+    pthread_mutex_t lock;
+    pthread_cond_t moved; /* it has come further, or another event is there to wait for */
+    _Atomic uint64_t given, passed;
+    _Atomic bool has_failed; /* ever */
+    tn_queue *queue;         /* changes under both locks */
+    failure now, *told;      /* oldest first */
+    size_t told_count, told_capacity;
+} line;
+
+static line lines[TN_LINES]; /* line 0 stays empty, so that no mark is 0 */
+static pthread_mutex_t taking = PTHREAD_MUTEX_INITIALIZER;
+
+static void make_locks(void) {
+    for (int i = 0; i < TN_LINES; i++) {
+        pthread_mutex_init(&lines[i].lock, NULL);
+        pthread_cond_init(&lines[i].moved, NULL);
+    }
+}
+
+int tn_line_take(tn_queue *q) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_locks);
+    int found = 0;
+    pthread_mutex_lock(&taking);
+    for (int i = 1; i < TN_LINES && !found; i++)
+        if (!lines[i].queue) found = i;
+    if (found) lines[found].queue = q;
+    pthread_mutex_unlock(&taking);
+    return found;
+}
+
+/* The failure that stands is told: it ends here. The caller holds the lock. Without memory to keep it, and past a
+ * number that nobody meets, it is joined to the one before: what lies between counts as failed too. */
+static void put_away(line *l, uint64_t last) {
+    enum { MOST_TOLD = 256 };
+    failure f = l->now;
+    if (!f.first) return;
+    f.last = last;
+    bool room = l->told_count < MOST_TOLD &&
+                tn_mem_reserve(&l->told, &l->told_capacity, l->told_count + 1, sizeof *l->told) == TN_OK;
+    if (!room && !l->told_count) return; /* then it stands, and will be told again */
+    l->now.first = 0;
+    if (room)
+        l->told[l->told_count++] = f;
+    else
+        l->told[l->told_count - 1].last = last;
+}
+
+void tn_line_leave(int number) {
+    line *l = &lines[number];
+    pthread_mutex_lock(&l->lock);
+    put_away(l, atomic_load(&l->given));
+    pthread_mutex_lock(&taking);
+    l->queue = NULL;
+    pthread_mutex_unlock(&taking);
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool tn_line_is_of(int number, const tn_device *d, bool on_device) {
+    pthread_mutex_lock(&taking);
+    const tn_queue *q = lines[number].queue;
+    bool yes = q && q->device == d && (q->handle || !on_device);
+    pthread_mutex_unlock(&taking);
+    return yes;
+}
+
+uint64_t tn_line_next(int number) { return atomic_fetch_add(&lines[number].given, 1) + 1; }
+uint64_t tn_line_given(int number) { return atomic_load(&lines[number].given); }
+
+/* ---- marks ------------------------------------------------------------------------------------------------------- */
+
+enum { NUMBER_BITS = 48 };
+
+tn_mark tn_mark_at(int number, uint64_t at) { return at ? (tn_mark)number << NUMBER_BITS | at : 0; }
+static line *line_of(tn_mark m) { return &lines[(m & ~TN_MARK_KEPT) >> NUMBER_BITS]; }
+static uint64_t number_of(tn_mark m) { return m & (((uint64_t)1 << NUMBER_BITS) - 1); }
+
+/* ---- the interface's events -------------------------------------------------------------------------------------- */
+
+static tn_ring_event *ring_at(tn_queue *q, int i) { return &q->ring[(q->ring_first + i) % TN_RING]; }
+
+/* The caller holds the lock. */
+static void note_failure(line *l, uint64_t number, tn_status status) {
+    if (l->now.first) return;
+    atomic_store(&l->has_failed, true);
+    l->now = (failure){.first = number, .last = UINT64_MAX, .status = status};
+    snprintf(l->now.why, sizeof l->now.why, "%s", tn_error());
+}
+
+/* The caller holds the lock. Looks at the oldest events until one has not passed. */
+static void look(line *l) {
+    tn_queue *q = l->queue;
+    while (q && q->handle && q->ring_count > 0) {
+        const tn_ring_event *e = ring_at(q, 0);
+        bool there = false;
+        tn_status s = q->device->driver->event_query(q->device->handle, e->event, &there);
+        if (s != TN_OK) note_failure(l, e->number, s); /* it will never tell: it is done with */
+        if ((s == TN_OK && !there) || e->users) return;
+        atomic_store_explicit(&l->passed, e->number, memory_order_release);
+        q->ring_first = (q->ring_first + 1) % TN_RING;
+        q->ring_count--;
+        pthread_cond_broadcast(&l->moved);
+    }
+}
+
+static tn_ring_event *event_behind(tn_queue *q, uint64_t number) {
+    for (int i = 0; q && i < q->ring_count; i++)
+        if (ring_at(q, i)->number >= number) return ring_at(q, i);
+    return NULL;
+}
+
+/* The caller holds the lock, which is open meanwhile; the event stays where it is. */
+static void wait_for_event(line *l, tn_ring_event *e) {
+    const tn_device *d = l->queue->device;
+    e->users++;
+    pthread_mutex_unlock(&l->lock);
+    tn_status s = d->driver->event_sync(d->handle, e->event);
+    pthread_mutex_lock(&l->lock);
+    e->users--;
+    if (s == TN_OK) return;
+    note_failure(l, e->number, s);
+    if (atomic_load(&l->passed) < e->number) atomic_store_explicit(&l->passed, e->number, memory_order_release);
+}
+
+tn_status tn_line_record(int number, uint64_t at) {
+    line *l = &lines[number];
+    tn_queue *q = l->queue;
+    const tn_driver *driver = q->device->driver;
+    pthread_mutex_lock(&l->lock);
+    look(l);
+    while (q->ring_count == TN_RING) {
+        wait_for_event(l, ring_at(q, 0));
+        look(l);
+    }
+    tn_ring_event *e = ring_at(q, q->ring_count);
+    tn_status s = driver->event_record(q->handle, e->event);
+    if (s != TN_OK) { /* nothing to wait for later: now, then */
+        note_failure(l, at, s);
+        (void)driver->sync(q->handle);
+        if (q->ring_count == 0)
+            atomic_store_explicit(&l->passed, at, memory_order_release);
+        else
+            ring_at(q, q->ring_count - 1)->number = at;
+    } else {
+        e->number = at;
+        q->ring_count++;
+    }
+    pthread_cond_broadcast(&l->moved);
+    pthread_mutex_unlock(&l->lock);
+    return s;
+}
+
+tn_status tn_line_wait_on_device(tn_queue *q, const tn_wait *w) {
+    line *l = &lines[w->line];
+    tn_status s = TN_OK;
+    pthread_mutex_lock(&l->lock);
+    look(l);
+    while (atomic_load(&l->passed) < w->last && !event_behind(l->queue, w->last))
+        pthread_cond_wait(&l->moved, &l->lock); /* another thread is just giving it */
+    if (atomic_load(&l->passed) < w->last)
+        s = q->device->driver->event_wait(q->handle, event_behind(l->queue, w->last)->event);
+    pthread_mutex_unlock(&l->lock);
+    return s;
+}
+
+/* ---- waiting ----------------------------------------------------------------------------------------------------- */
+
+bool tn_mark_passed(tn_mark m) {
+    line *l = line_of(m);
+    if (!m || atomic_load_explicit(&l->passed, memory_order_acquire) >= number_of(m)) return true;
+    pthread_mutex_lock(&l->lock);
+    look(l);
+    bool passed = atomic_load_explicit(&l->passed, memory_order_acquire) >= number_of(m);
+    pthread_mutex_unlock(&l->lock);
+    return passed;
+}
+
+/* The caller holds the lock. */
+static void wait_until(line *l, uint64_t number) {
+    while (atomic_load_explicit(&l->passed, memory_order_acquire) < number) {
+        tn_ring_event *e = l->queue && l->queue->handle ? event_behind(l->queue, number) : NULL;
+        if (!e) {
+            pthread_cond_wait(&l->moved, &l->lock);
+            continue;
+        }
+        wait_for_event(l, e);
+        look(l);
+    }
+}
+
+bool tn_line_has_failed(int number) { return atomic_load(&lines[number].has_failed); }
+
+static bool meets(const failure *f, uint64_t first, uint64_t last) {
+    return f->first && f->first <= last && first <= f->last;
+}
+
+static tn_status fail_as(const failure *f) {
+    static const char said[] = "a queue's work failed that this value comes from: ";
+    size_t skip = strncmp(f->why, said, sizeof said - 1) == 0 ? sizeof said - 1 : 0;
+    return tn_fail(f->status, "%s%s", said, f->why + skip);
+}
+
+tn_status tn_wait_here(const tn_wait *w) {
+    line *l = &lines[w->line];
+    pthread_mutex_lock(&l->lock);
+    wait_until(l, w->last);
+    failure f = {0};
+    if (w->need_first && meets(&l->now, w->need_first, w->need_last)) f = l->now;
+    for (size_t i = 0; i < l->told_count && w->need_first; i++)
+        if (meets(&l->told[i], w->need_first, w->need_last)) f = l->told[i];
+    pthread_mutex_unlock(&l->lock);
+    return f.first ? fail_as(&f) : TN_OK;
+}
+
+tn_status tn_mark_wait(tn_mark m) {
+    if (!m) return TN_OK;
+    uint64_t n = number_of(m), needed = m & TN_MARK_KEPT ? 0 : n;
+    return tn_wait_here(
+        &(tn_wait){.line = (int)(line_of(m) - lines), .last = n, .need_first = needed, .need_last = needed});
+}
+
+void tn_line_pass(int number, uint64_t at, tn_status status) {
+    line *l = &lines[number];
+    pthread_mutex_lock(&l->lock);
+    if (status != TN_OK) note_failure(l, at, status);
+    atomic_store_explicit(&l->passed, at, memory_order_release);
+    pthread_cond_broadcast(&l->moved);
+    pthread_mutex_unlock(&l->lock);
+}
+
+tn_status tn_line_failure(int number, bool clear) {
+    line *l = &lines[number];
+    pthread_mutex_lock(&l->lock);
+    failure f = l->now;
+    if (clear) put_away(l, atomic_load(&l->passed));
+    pthread_mutex_unlock(&l->lock);
+    return f.first ? tn_fail(f.status, "%s", f.why) : TN_OK;
+}

@@ -1,0 +1,351 @@
+/* transfer.c — copies between host and devices, at once and beside the caller; memory of the host that devices reach.
+ *
+ * Tensors' buffers are copied in the order of the calling thread's queue and wait for what their marks name. Memory by
+ * hand bears no marks: a copy that ends before it returns waits for all queues of its devices, one that does not is the
+ * caller's to order, by queue and event. */
+#include <string.h>
+
+#include "hal/queue.h"
+
+enum { STAGE_BYTES = 1 << 20, PAGE = 4096 };
+
+/* ---- buffers ----------------------------------------------------------------------------------------------------- */
+
+static tn_status check_range(const tn_buffer *b, size_t offset, size_t bytes, const char *verb) {
+    if (offset <= b->bytes && bytes <= b->bytes - offset) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, "%s %zu bytes at offset %zu of a buffer of %zu bytes", verb, bytes, offset,
+                   b->bytes);
+}
+
+/* Where a call goes that is over when it returns: a queue that a thread works on is waited for instead. */
+static tn_queue *queue_at_once(const tn_device *d) {
+    tn_queue *q = tn_queue_for(d);
+    return tn_queue_has_thread(q) ? d->own : q;
+}
+
+static bool is_ordered(const tn_device *d) { return atomic_load_explicit(&d->ordered, memory_order_acquire); }
+
+tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes) {
+    TRY(check_range(b, offset, bytes, "writing"));
+    if (!bytes) return TN_OK;
+    tn_device *d = b->device;
+    b->version++;
+    if (!is_ordered(d)) return d->driver->copy(d->handle, (char *)b->address + offset, host, bytes, 0);
+    tn_order o;
+    tn_order_begin(&o, d, queue_at_once(d));
+    tn_order_use(&o, b, true, false);
+    TRY(tn_order_go(&o));
+    return tn_order_end(&o, d->driver->copy(tn_lane(d), (char *)b->address + offset, host, bytes, 0));
+}
+
+static tn_status copy_out(const tn_device *d, void *host, const char *address, size_t bytes) {
+    TRY(d->driver->copy(tn_lane(d), host, address, bytes, 1));
+    return d->driver->sync(tn_lane(d));
+}
+
+tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes) {
+    TRY(check_range(b, offset, bytes, "reading"));
+    if (!bytes) return TN_OK;
+    tn_device *d = b->device;
+    const char *from = (const char *)b->address + offset;
+    if (!is_ordered(d)) return copy_out(d, host, from, bytes);
+    TRY(tn_buffer_await(b, false));
+    tn_order o;
+    tn_order_begin(&o, d, queue_at_once(d));
+    TRY(tn_order_go(&o));
+    return tn_order_end(&o, copy_out(d, host, from, bytes));
+}
+
+/* ---- copies by a queue's thread ---------------------------------------------------------------------------------- */
+
+typedef struct copy_task {
+    tn_task task;
+    tn_device *dst_device, *src_device; /* NULL: the host */
+    char *dst;
+    const char *src;
+    size_t bytes;
+} copy_task;
+
+static tn_status copy_now(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len);
+
+static tn_status run_copy(tn_task *t) {
+    const copy_task *c = (const copy_task *)t;
+    return copy_now(c->dst_device, c->dst, c->src_device, c->src, c->bytes);
+}
+
+static void free_task(tn_task *t) { tn_mem_free(t); }
+
+static copy_task *copy_task_new(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len) {
+    copy_task *c = tn_mem_zalloc(1, sizeof *c);
+    if (c) *c = (copy_task){{.run = run_copy, .drop = free_task}, dst_device, src_device, dst, src, len};
+    return c;
+}
+
+tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes) {
+    tn_device *d = to->device;
+    if (!bytes) return TN_OK;
+    if (!is_ordered(d)) return d->driver->copy(d->handle, to->address, from->address, bytes, 2);
+    tn_queue *q = tn_queue_for(d);
+    copy_task *c = tn_queue_has_thread(q) ? copy_task_new(d, to->address, d, from->address, bytes) : NULL;
+    if (tn_queue_has_thread(q) && !c) return TN_ERR_MEMORY;
+    tn_order o;
+    tn_order_begin(&o, d, q);
+    tn_order_use(&o, from, false, false);
+    tn_order_use(&o, to, true, false);
+    if (c) {
+        tn_order_hand(&o, &c->task);
+        return TN_OK;
+    }
+    TRY(tn_order_go(&o));
+    return tn_order_end(&o, d->driver->copy(tn_lane(d), to->address, from->address, bytes, 2));
+}
+
+/* ---- copies by hand ---------------------------------------------------------------------------------------------- */
+
+/* Between two devices that cannot see each other: piece by piece through host memory. */
+static tn_status copy_staged(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len) {
+    size_t piece = len < STAGE_BYTES ? len : STAGE_BYTES;
+    char *stage = tn_mem_alloc(piece);
+    if (!stage) return TN_ERR_MEMORY;
+    tn_status s = TN_OK;
+    for (size_t at = 0; at < len && s == TN_OK; at += piece) {
+        size_t n = len - at < piece ? len - at : piece;
+        s = copy_now(NULL, stage, src_device, src + at, n);
+        if (s == TN_OK) s = copy_now(dst_device, dst + at, NULL, stage, n);
+    }
+    tn_mem_free(stage);
+    return s;
+}
+
+static tn_status copy_one_device(tn_device *d, void *dst, const void *src, size_t len, int kind) {
+    TRY(d->driver->copy(d->handle, dst, src, len, kind));
+    return d->driver->sync(d->handle);
+}
+
+/* Memory of a host-visible device is host memory once its work is done. */
+static tn_status as_host(tn_device **d) {
+    if (!*d || !(*d)->caps.host_visible) return TN_OK;
+    tn_status s = (*d)->is_cpu ? TN_OK : (*d)->driver->sync((*d)->handle);
+    *d = NULL;
+    return s;
+}
+
+static tn_status copy_now(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len) {
+    if (dst_device && dst_device == src_device) return copy_one_device(dst_device, dst, src, len, 2);
+    TRY(as_host(&src_device));
+    TRY(as_host(&dst_device));
+    if (dst_device && src_device) return copy_staged(dst_device, dst, src_device, src, len);
+    if (dst_device) return copy_one_device(dst_device, dst, src, len, 0);
+    if (src_device) return copy_one_device(src_device, dst, src, len, 1);
+    memcpy(dst, src, len);
+    return TN_OK;
+}
+
+static tn_status check_copy(const char *function, const void *dst, const void *src) {
+    if (dst && src) return TN_OK;
+    return tn_fail(TN_ERR_ARGUMENT, "%s: %s is NULL", function, dst ? "src" : "dst");
+}
+
+static tn_status await_queues(tn_device *d) { return d && is_ordered(d) ? tn_device_synchronize(d) : TN_OK; }
+
+tn_status tn_device_copy(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len) {
+    if (!len) return TN_OK;
+    TRY(check_copy("tn_device_copy", dst, src));
+    TRY(await_queues(src_device));
+    if (dst_device != src_device) TRY(await_queues(dst_device));
+    return copy_now(dst_device, dst, src_device, src, len);
+}
+
+/* The kind of the one driver call that does it, -1: it takes more than that. */
+static int kind_on(const tn_device *d, const tn_device *dst_device, const tn_device *src_device) {
+    bool from_host = !src_device || (src_device != d && src_device->caps.host_visible);
+    bool to_host = !dst_device || (dst_device != d && dst_device->caps.host_visible);
+    if (dst_device == d && src_device == d) return 2;
+    if (dst_device == d && from_host) return 0;
+    return src_device == d && to_host ? 1 : -1;
+}
+
+static tn_status copy_on_queue(tn_queue *q, int kind, void *dst, const void *src, size_t len) {
+    const tn_driver *driver = q->device->driver;
+    tn_order o;
+    tn_order_begin(&o, q->device, q);
+    TRY(tn_order_go(&o));
+    return tn_order_end(&o, (driver->copy_async ? driver->copy_async : driver->copy)(q->handle, dst, src, len, kind));
+}
+
+static tn_status copy_in_thread(tn_queue *q, copy_task *c) {
+    if (!c) return TN_ERR_MEMORY;
+    tn_order o;
+    tn_order_begin(&o, q->device, q);
+    tn_order_hand(&o, &c->task);
+    return TN_OK;
+}
+
+static tn_status copy_async(tn_queue *q, tn_device *dst_device, void *dst, tn_device *src_device, const void *src,
+                            size_t len) {
+    if (!q) return tn_device_copy(dst_device, dst, src_device, src, len);
+    if (tn_queue_has_thread(q)) return copy_in_thread(q, copy_task_new(dst_device, dst, src_device, src, len));
+    int kind = kind_on(q->device, dst_device, src_device);
+    return kind >= 0 ? copy_on_queue(q, kind, dst, src, len)
+                     : tn_device_copy(dst_device, dst, src_device, src, len); /* in two steps, waited for */
+}
+
+tn_status tn_device_copy_async(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len,
+                               tn_queue *queue, tn_event *event) {
+    if (len) TRY(check_copy("tn_device_copy_async", dst, src));
+    tn_queue *q = queue ? queue : tn_current_queue();
+    bool foreign = q && (dst_device || src_device) && q->device != dst_device && q->device != src_device;
+    if (foreign)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_copy_async: the queue is one of %s, which has no part in the copy",
+                       q->device->info.id);
+    if (len) TRY(copy_async(q, dst_device, dst, src_device, src, len));
+    return event ? tn_event_record(event, q) : TN_OK;
+}
+
+/* ---- memory of the host ------------------------------------------------------------------------------------------ */
+
+/* What tn_host_alloc and tn_device_map gave. */
+typedef struct host_piece {
+    struct host_piece *next;
+    tn_device *device;
+    tn_buffer *hold; /* keeps a closed device alive */
+    void *host;      /* what the caller knows */
+    void *block;     /* of the process, to be freed; NULL: the driver's */
+    void *address;   /* of a mapping: what it shows */
+    size_t bytes;
+} host_piece;
+
+static pthread_mutex_t pieces_lock = PTHREAD_MUTEX_INITIALIZER;
+static host_piece *pieces;
+
+static tn_status piece_new(tn_device *d, size_t bytes, host_piece **out) {
+    host_piece *p = tn_mem_zalloc(1, sizeof *p);
+    if (!p) return TN_ERR_MEMORY;
+    p->device = d;
+    p->bytes = bytes;
+    tn_status s = tn_buffer_borrow(d, NULL, 0, NULL, NULL, &p->hold);
+    if (s != TN_OK)
+        tn_mem_free(p);
+    else
+        *out = p;
+    return s;
+}
+
+static void piece_free(host_piece *p) {
+    tn_mem_free(p->block);
+    tn_buffer_release(p->hold);
+    tn_mem_free(p);
+}
+
+static void piece_add(host_piece *p) {
+    pthread_mutex_lock(&pieces_lock);
+    p->next = pieces;
+    pieces = p;
+    pthread_mutex_unlock(&pieces_lock);
+}
+
+/* Takes out the piece that the caller knows by this address; mapped: of this device memory. */
+static host_piece *piece_take(const void *host, const void *address) {
+    pthread_mutex_lock(&pieces_lock);
+    host_piece **link = &pieces;
+    while (*link && ((*link)->host != host || (*link)->address != address))
+        link = &(*link)->next;
+    host_piece *p = *link;
+    if (p) *link = p->next;
+    pthread_mutex_unlock(&pieces_lock);
+    return p;
+}
+
+static tn_status take_pages(host_piece *p) {
+    if (p->bytes > SIZE_MAX - PAGE) return tn_fail(TN_ERR_MEMORY, "%zu bytes of the host's memory", p->bytes);
+    p->block = tn_mem_alloc(p->bytes + PAGE);
+    if (!p->block) return TN_ERR_MEMORY;
+    uintptr_t block = (uintptr_t)p->block;
+    p->host = (char *)p->block + ((block + PAGE - 1) / PAGE * PAGE - block);
+    return TN_OK;
+}
+
+/* Why the interface's own memory is not used, or NULL: it is, as p->host. */
+static const char *pin(host_piece *p) {
+    const tn_device *d = p->device;
+    if (d->caps.host_visible) return "the device computes in the host's memory: there is nothing to pin";
+    if (!d->driver->host_alloc || !d->driver->host_free) return "the interface has no pinned memory";
+    if (d->driver->host_alloc(d->handle, p->bytes, &p->host) == TN_OK) return NULL;
+    return "the driver had no pinned memory left";
+}
+
+tn_status tn_host_alloc(tn_device *device, size_t size, void **out, const char **reason) {
+    TRY(tn_need(device, "tn_host_alloc: the device"));
+    TRY(tn_need(out, "tn_host_alloc: out"));
+    *out = NULL;
+    host_piece *p = NULL;
+    TRY(piece_new(device, size, &p));
+    const char *why = pin(p);
+    tn_status s = why ? take_pages(p) : TN_OK;
+    if (s != TN_OK) {
+        piece_free(p);
+        return s;
+    }
+    if (reason) *reason = why ? why : "";
+    *out = p->host;
+    piece_add(p);
+    return TN_OK;
+}
+
+void tn_host_free(void *address) {
+    if (!address) return;
+    host_piece *p = piece_take(address, NULL);
+    if (!p) {
+        (void)tn_fail(TN_ERR_ARGUMENT, "tn_host_free: %p was not given by tn_host_alloc", address);
+        return;
+    }
+    (void)await_queues(p->device); /* a copy may be under way */
+    if (!p->block) p->device->driver->host_free(p->device->handle, p->host);
+    piece_free(p);
+}
+
+/* ---- mapping ----------------------------------------------------------------------------------------------------- */
+
+static tn_status map_piece(host_piece *p, bool read) {
+    tn_device *d = p->device;
+    if (d->caps.host_visible) {
+        p->host = p->address;
+        return TN_OK;
+    }
+    if (d->driver->map && d->driver->unmap) return d->driver->map(d->handle, p->address, p->bytes, read, &p->host);
+    TRY(take_pages(p));
+    return read && p->bytes ? copy_one_device(d, p->host, p->address, p->bytes, 1) : TN_OK;
+}
+
+tn_status tn_device_map(tn_device *device, void *address, size_t len, bool read, void **out) {
+    TRY(tn_need(device, "tn_device_map: the device"));
+    TRY(tn_need(address, "tn_device_map: the address"));
+    TRY(tn_need(out, "tn_device_map: out"));
+    *out = NULL;
+    TRY(tn_device_synchronize(device));
+    host_piece *p = NULL;
+    TRY(piece_new(device, len, &p));
+    p->address = address;
+    tn_status s = map_piece(p, read);
+    if (s != TN_OK) {
+        piece_free(p);
+        return s;
+    }
+    *out = p->host;
+    piece_add(p);
+    return TN_OK;
+}
+
+tn_status tn_device_unmap(tn_device *device, void *address, void *host) {
+    TRY(tn_need(device, "tn_device_unmap: the device"));
+    TRY(tn_need(host, "tn_device_unmap: the host's address"));
+    host_piece *p = piece_take(host, address);
+    if (!p) return tn_fail(TN_ERR_ARGUMENT, "tn_device_unmap: %p is no mapping of %s", host, device->info.id);
+    tn_status s = TN_OK;
+    if (p->block && p->bytes)
+        s = copy_one_device(device, address, host, p->bytes, 0);
+    else if (!p->block && !device->caps.host_visible)
+        s = device->driver->unmap(device->handle, address, host);
+    piece_free(p);
+    return s;
+}
