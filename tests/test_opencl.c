@@ -499,7 +499,46 @@ static void caps_are_sensible(void **state) {
     assert_true(caps.version[0]);
 }
 
-int main(void) {
+/* ---- wrong on purpose -------------------------------------------------------------------------------------------- */
+
+/* Kernels with one fault each, to see that a checker of kernels finds it: `test_opencl --race` runs one. */
+static const struct fault {
+    const char *word, *text;
+} kernel_faults[] = {
+    {"--race", "__kernel void wrong(__global int *x) {\n"
+               "    __local int s[64];\n"
+               "    int i = get_local_id(0);\n"
+               "    s[i] = x[i];\n"
+               "    x[i] = s[63 - i];\n"
+               "}\n"},
+    {"--bounds", "__kernel void wrong(__global int *x) { x[get_local_id(0) + 1] = 1; }\n"},
+    {"--uninitialised", "__kernel void wrong(__global int *x) {\n"
+                        "    __local int s[64];\n"
+                        "    x[get_local_id(0)] = s[get_local_id(0)];\n"
+                        "}\n"},
+};
+
+static int run_wrong(const struct fault *f) {
+    static const int zeros[64];
+    const tn_device_options options = {.struct_size = sizeof options};
+    tn_code code = {.form = TN_CODE_OPENCL_C,
+                    .data = f->text,
+                    .size = strlen(f->text),
+                    .entry = "wrong",
+                    .buffer_count = 1,
+                    .group = {64, 1, 1}};
+    void *module = NULL, *x = NULL;
+    tn_dispatch d = {.groups = {1, 1, 1}, .buffers = &x};
+    bool ran = cl->open(0, &options, &device) == TN_OK && cl->alloc(device, sizeof zeros, &x) == TN_OK &&
+               cl->copy(device, x, zeros, sizeof zeros, 0) == TN_OK && cl->load(device, &code, &module) == TN_OK &&
+               cl->dispatch(device, module, &d, 1) == TN_OK && cl->sync(device) == TN_OK;
+    if (!ran) fprintf(stderr, "%s: %s\n", f->word, tn_error());
+    return !ran;
+}
+
+int main(int argc, char **argv) {
+    for (size_t i = 0; argc > 1 && i < TN_COUNT(kernel_faults); i++)
+        if (!strcmp(argv[1], kernel_faults[i].word)) return run_wrong(&kernel_faults[i]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(spans_hold_their_order),
         cmocka_unit_test(spans_come_round),

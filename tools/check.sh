@@ -46,6 +46,7 @@ examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_prog
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
 help      | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 120 | tools/checks/install.sh $BUILD
+oclgrind  | check     | 300 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
 minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
 asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && $run_programs $BUILD-asan tests --each 300
 fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_programs $BUILD-asan fuzzers
