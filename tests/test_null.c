@@ -137,6 +137,7 @@ static void tensors_refuse(void **state) {
     (void)scope;
     CALLS(tn_scope_end(NULL))
     REFUSES(tn_copy_(NULL, x))
+    FAILS(tn_try(NULL, 0, NULL, NULL, NULL, NULL))
     FAILS(tn_get_runtime_stats(NULL))
     FAILS(tn_get_placement(NULL))
     FAILS(tn_get_placed(0, NULL))

@@ -31,21 +31,31 @@ static tn_placed_operation placed(int64_t i) {
     return o;
 }
 
-/* What `what` writes to standard error. */
+/* What is written to standard error between the two. */
+static FILE *heard_file;
+static int stderr_before;
+
+static void hear_begin(void) {
+    fflush(stderr);
+    stderr_before = dup(STDERR_FILENO);
+    heard_file = fopen(test_scratch("heard"), "w+");
+    assert_non_null(heard_file);
+    dup2(fileno(heard_file), STDERR_FILENO);
+}
+
+static void hear_end(char *heard, size_t size) {
+    fflush(stderr);
+    dup2(stderr_before, STDERR_FILENO);
+    close(stderr_before);
+    rewind(heard_file);
+    heard[fread(heard, 1, size - 1, heard_file)] = 0;
+    fclose(heard_file);
+}
+
 static void hear(void (*what)(void), char *heard, size_t size) {
-    const char *path = test_scratch("heard");
-    fflush(stderr);
-    int before = dup(STDERR_FILENO);
-    FILE *f = fopen(path, "w+");
-    assert_non_null(f);
-    dup2(fileno(f), STDERR_FILENO);
+    hear_begin();
     what();
-    fflush(stderr);
-    dup2(before, STDERR_FILENO);
-    close(before);
-    rewind(f);
-    heard[fread(heard, 1, size - 1, f)] = 0;
-    fclose(f);
+    hear_end(heard, size);
 }
 
 /* ---- one operation ----------------------------------------------------------------------------------------------- */
@@ -263,6 +273,97 @@ static void captured_parts_of_the_host_are_launched_again(void **state) {
     close_far(d);
 }
 
+/* ---- tn_try ------------------------------------------------------------------------------------------------------ */
+
+typedef struct job {
+    int calls;
+    const char *ids[4];
+    double random[4], result;
+    tn_status answer; /* other than TN_OK: what it returns at the first call */
+} job;
+
+/* Needs f64. */
+static tn_status wide_mean(void *ctx, tn_device *device) {
+    job *j = ctx;
+    static char ids[4][32];
+    tn_device_info info = {.struct_size = sizeof info};
+    assert_ok(tn_device_get_info(device, &info));
+    assert_ptr_equal(tn_current_device(), device);
+    snprintf(ids[j->calls], sizeof ids[0], "%s", info.id);
+    j->ids[j->calls] = ids[j->calls];
+    j->random[j->calls] = tn_item(tn_randn((int64_t[]){1}, 1));
+    j->calls++;
+    if (j->calls == 1 && j->answer != TN_OK) return j->answer;
+    tn_tensor *x = tn_from_data((double[]){1, 2, 6}, (int64_t[]){3}, 1, TN_F64);
+    return tn_read(tn_mean(x, NULL, 0, false), &j->result, sizeof j->result);
+}
+
+static void what_one_device_cannot_the_next_one_does(void **state) {
+    (void)state;
+    far_nature_now = (far_nature){.no_f64 = true};
+    tn_device_close(far_open(0, NULL)); /* the driver is registered */
+    job j = {0};
+    tn_try_report r = {.struct_size = sizeof r};
+    tn_device_options silent = {.struct_size = sizeof silent, .fallback = TN_FALLBACK_SILENT};
+    tn_device *before = tn_current_device();
+    assert_ok(tn_try((const char *[]){"far:7", "far:1", "far", "cpu"}, 4, &silent, wide_mean, &j, &r));
+    assert_float_equal(j.result, 3, 0);
+    assert_int_equal(j.calls, 3);
+    assert_string_equal(j.ids[0], "far:1");
+    assert_string_equal(j.ids[2], "cpu");
+    assert_true(j.random[0] == j.random[1] && j.random[1] == j.random[2]);
+    assert_ptr_equal(tn_current_device(), before);
+    assert_int_equal(r.attempt_count, 4);
+    assert_string_equal(r.ran, "cpu");
+    assert_string_equal(r.attempts[0].id, "far:7");
+    assert_int_equal(r.attempts[0].status, TN_ERR_UNAVAILABLE);
+    assert_text_has(r.attempts[1].reason, "far:1 has no f64");
+    assert_text_has(r.attempts[1].reason, "test_placement.c:");
+    assert_int_equal(r.attempts[3].status, TN_OK);
+    assert_string_equal(r.attempts[3].reason, "");
+    far_nature_now = (far_nature){0};
+}
+
+static void each_failure_is_said_unless_asked_not_to(void **state) {
+    (void)state;
+    far_nature_now = (far_nature){.no_f64 = true};
+    job j = {0};
+    char heard[2000];
+    hear_begin();
+    tn_status s = tn_try((const char *[]){"far", "cpu"}, 2, NULL, wide_mean, &j, NULL);
+    hear_end(heard, sizeof heard);
+    assert_ok(s);
+    assert_text_has(heard, "far:0 failed");
+    assert_text_has(heard, "trying cpu");
+    far_nature_now = (far_nature){0};
+}
+
+static void when_none_does_it_all_reasons_are_told(void **state) {
+    (void)state;
+    far_nature_now = (far_nature){.no_f64 = true};
+    tn_device_options silent = {.struct_size = sizeof silent, .fallback = TN_FALLBACK_SILENT};
+    job j = {0};
+    tn_try_report r = {.struct_size = sizeof r};
+    assert_int_equal(tn_try((const char *[]){"far:0", "far:1"}, 2, &silent, wide_mean, &j, &r), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "far:0 has no f64");
+    assert_text_has(tn_error(), "far:1 has no f64");
+    assert_string_equal(r.ran, "");
+    assert_int_equal(r.attempt_count, 2);
+    /* strict: the first alone; a fault of the work's own ends it; the same device is not asked twice */
+    tn_device_options strict = {.struct_size = sizeof strict, .fallback = TN_FALLBACK_STRICT};
+    j = (job){0};
+    assert_int_equal(tn_try((const char *[]){"far:0", "cpu"}, 2, &strict, wide_mean, &j, NULL), TN_ERR_UNSUPPORTED);
+    assert_int_equal(j.calls, 1);
+    j = (job){.answer = TN_ERR_SHAPE};
+    assert_int_equal(tn_try((const char *[]){"far:0", "cpu"}, 2, &silent, wide_mean, &j, NULL), TN_ERR_SHAPE);
+    assert_int_equal(j.calls, 1);
+    j = (job){.answer = TN_ERR_DEVICE};
+    assert_int_equal(tn_try((const char *[]){"cpu", "cpu"}, 2, &silent, wide_mean, &j, &r), TN_ERR_DEVICE);
+    assert_int_equal(j.calls, 1);
+    assert_string_equal(r.attempts[0].reason, tn_status_name(TN_ERR_DEVICE));
+    far_nature_now = (far_nature){0};
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_host_computes_what_a_device_lacks),
@@ -273,6 +374,9 @@ int main(void) {
         cmocka_unit_test(products_are_the_hosts_own),
         cmocka_unit_test(a_training_partly_on_the_host_has_the_bits_of_the_cpu),
         cmocka_unit_test(captured_parts_of_the_host_are_launched_again),
+        cmocka_unit_test(what_one_device_cannot_the_next_one_does),
+        cmocka_unit_test(each_failure_is_said_unless_asked_not_to),
+        cmocka_unit_test(when_none_does_it_all_reasons_are_told),
     };
     return cmocka_run_group_tests_name("placement", tests, make_scratch, remove_scratch);
 }

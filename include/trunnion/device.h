@@ -125,6 +125,39 @@ TN_API tn_status tn_set_current_device(tn_device *device);
 TN_API tn_status tn_device_get_info(const tn_device *device,
                                     tn_device_info *info); /* info->struct_size set by the caller */
 
+/* One device on which tn_try ran its work, or could not. */
+typedef struct tn_attempt {
+    char id[32];      /* "cuda:0"; what was asked for, when it could not be opened */
+    tn_status status; /* TN_OK of the one that ran */
+    char reason[400]; /* what failed; "" of the one that ran */
+    double seconds;   /* spent on opening and working */
+} tn_attempt;
+
+typedef struct tn_try_report {
+    size_t struct_size;      /* set by the caller */
+    tn_attempt attempts[16]; /* in order */
+    int attempt_count;
+    char ran[32]; /* id of the device that did it, "" when none did */
+} tn_try_report;
+
+/* Does work(ctx, device) on a device, and if that fails on the next: "cuda", then "opencl", then "cpu".
+ *   preferences: `count` of what tn_device_open takes; NULL with 0: "auto", then "cpu". A device that failed is not
+ *     tried again under another name.
+ *   options: how they are opened, NULL for the defaults. fallback: TN_FALLBACK_WARN says each failure on standard
+ *     error, TN_FALLBACK_SILENT none, TN_FALLBACK_STRICT tries the first alone. Each is opened strictly, so that an
+ *     operation which it lacks fails the work instead of being computed by the host (unless it is open already,
+ *     otherwise).
+ *   work: is called on this thread with `device` current, and each time with the same random numbers. It returns TN_OK
+ *     when it is done, which is when what it computed has been evaluated or read. Its tensors are freed behind it;
+ *     what it keeps (tn_keep) is the caller's to free, also when it fails. It may be called `count` times, so it begins
+ *     with what the caller has, and changes that only when nothing can fail any more.
+ *   report: may be NULL; what was tried, why it failed and what ran, also on failure.
+ * The device is closed behind the work, what was kept stays valid; open it before if it is to keep its kernels.
+ * Errors: the last attempt's, with the reasons of all. TN_ERR_ARGUMENT, _SHAPE, _DTYPE and _FORMAT end it at once: they
+ * would be the same everywhere. */
+TN_API tn_status tn_try(const char *const *preferences, int count, const tn_device_options *options,
+                        tn_status (*work)(void *ctx, tn_device *device), void *ctx, tn_try_report *report);
+
 /* Device memory by hand: for embedding and for tests; tensors do not need it.
  * alloc: `size` bytes aligned to `alignment` (a power of two up to 4096); *out is a device address, on the CPU
  *   a pointer.

@@ -6,6 +6,7 @@
  *   values.c   nodes → values: composed ops expanded, equal values shared
  *   fuse.c     values → groups: what becomes one kernel
  *   lower.c    a group → a KIR program; blocks.c: what an element of quantised weights is
+ *   template.c the same for products and native ops on devices with workgroups
  *   place.c    which groups the plan's device computes, which the host, and why
  *   layout.c   where values lie
  *   plan.c     groups → commands: order, the commit section; running them
@@ -99,6 +100,7 @@ typedef struct tn_value {
     int loads;         /* memory operands behind it */
     int *users;
     int user_count;
+    bool plain;           /* template.c: none of its templates can be made of what joins it */
     uint32_t phase_stamp; /* lower.c: phase is known for the group being lowered */
     int phase;
     /* plan.c */
@@ -139,7 +141,8 @@ typedef struct tn_group {
     /* lower.c */
     kir_program *program;
     int64_t *sizes;
-    int buffer_values[KIR_MAX_BUFFERS];      /* value behind each buffer of the program; TN_BLOCK: the joint's block */
+    int buffer_values
+        [KIR_MAX_BUFFERS]; /* value behind each buffer of the program; TN_BLOCK: the joint's, a workgroup's */
     uint8_t buffer_dtypes[KIR_MAX_BUFFERS];  /* what its elements are there: blocks are read as bytes and as f16 */
     bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where the results are stored: may be overwritten */
     int buffer_count, block_buffer;
@@ -188,6 +191,9 @@ bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* so
 
 /* Builds the program of a group. TN_OK with g->forbid ≥ 0: this value cannot be joined, fuse again. */
 tn_status tn_lower_group(tn_graph_plan *g, int group);
+/* Is this product or native op a program of workgroups on its device (template.c)? */
+bool tn_template_takes(const tn_value *v);
+tn_status tn_template_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
 /* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of f16 over it, and
  * `mask` says where it is there. */
 typedef struct tn_blocks {

@@ -89,6 +89,10 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     bool dear = in->loads > 0 && in->weight > MOVED_WEIGHT;
     bool spread = in->weight > SPREAD_WEIGHT && tn_value_numel(u) > 4 * tn_value_numel(in) && c != TN_REDUCTION;
     if (root->slot >= 0) return;
+    if (c == TN_MATMUL && tn_template_takes(u)) { /* it has a joint, which each element passes a few times */
+        if (dear) want_memory(g, x);
+        return;
+    }
     if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && !view_maps(u)) || (c == TN_MOVEMENT && dear) || spread)
         want_memory(g, x);
     if (c == TN_REDUCTION && !over_dims(u) && dear) want_memory(g, x);
@@ -194,6 +198,7 @@ static bool rows_fit(const tn_value *r, const tn_node *space) {
 }
 
 static bool joint_fits(const tn_value *v, const tn_node *space) {
+    if (tn_template_takes(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
     return v->node->dtype == TN_F32 && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&
            same_shape(space, v->node) && tn_value_numel(v) > 0;
 }

@@ -245,7 +245,7 @@ static tn_status write_key(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     b->device = b->outputs[0].node->device;
     TRY(room(b, 2));
-    put_word(b, (uint64_t)(uintptr_t)b->device);
+    put_word(b, b->device->serial);
     put_word(b, (uint64_t)tn_threads());
     for (size_t i = 0; i < r->count; i++)
         if (b->marks[i] & NEEDED) TRY(put_node(b, r->pending[i]));

@@ -6,31 +6,8 @@
  * cannot share this kernel, and the group is given up with `forbid` naming it. */
 #include <string.h>
 
-#include "core/core.h"
+#include "core/lower.h"
 #include "ops/common.h"
-
-typedef struct memo_entry {
-    int value;
-    int region; /* 0: outside loops; else the loop in which it was computed */
-    uint64_t hash;
-    kir_val mask, result;
-    kir_aff at[TN_MAX_RANK];
-} memo_entry;
-
-typedef struct lowering {
-    tn_graph_plan *g;
-    tn_group *group;
-    int group_id, region, loops_made;
-    kir_aff space[TN_MAX_RANK]; /* index of the full space */
-    kir_aff row[TN_MAX_RANK];   /* ROWS: index of the lead's result */
-    kir_aff loop[TN_MAX_RANK];  /* ROWS with a loop space of its own */
-    int loop_rank, first_loop_axis, loop_axes;
-    const tn_node *space_node;
-    int building; /* the member whose value is being made, so that it is not asked of itself */
-    memo_entry *memo;
-    size_t memo_count, memo_capacity;
-    tn_status status;
-} lowering;
 
 /* ---- index arithmetic -------------------------------------------------------------------------------------------- */
 
@@ -83,17 +60,17 @@ static uint64_t index_hash(const kir_aff *at, int rank) {
     return h;
 }
 
-static bool memo_matches(const memo_entry *e, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank) {
+static bool memo_matches(const tn_memo_entry *e, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank) {
     if (e->value != value || e->mask != mask || e->hash != hash) return false;
     for (int d = 0; d < rank; d++)
         if (!same_index(&e->at[d], &at[d])) return false;
     return true;
 }
 
-static bool memo_find(const lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank,
+static bool memo_find(const tn_lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank,
                       kir_val *out) {
     for (size_t i = w->memo_count; i-- > 0;) {
-        const memo_entry *e = &w->memo[i];
+        const tn_memo_entry *e = &w->memo[i];
         if (e->region != 0 && e->region != w->region) continue;
         if (!memo_matches(e, value, mask, hash, at, rank)) continue;
         *out = e->result;
@@ -102,21 +79,22 @@ static bool memo_find(const lowering *w, int value, kir_val mask, uint64_t hash,
     return false;
 }
 
-static void memo_add(lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank, kir_val result) {
+static void memo_add(tn_lowering *w, int value, kir_val mask, uint64_t hash, const kir_aff *at, int rank,
+                     kir_val result) {
     tn_status s = tn_mem_grow(&w->memo, &w->memo_capacity, w->memo_count + 1, sizeof *w->memo);
     if (s != TN_OK) {
         w->status = s;
         return;
     }
-    memo_entry *e = &w->memo[w->memo_count++];
-    *e = (memo_entry){.value = value, .region = w->region, .hash = hash, .mask = mask, .result = result};
+    tn_memo_entry *e = &w->memo[w->memo_count++];
+    *e = (tn_memo_entry){.value = value, .region = w->region, .hash = hash, .mask = mask, .result = result};
     memcpy(e->at, at, (size_t)rank * sizeof *at);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 /* What a kernel with too many operands can do without: a further result, or else the largest part of its only one. */
-static int part_to_leave(const lowering *w) {
+static int part_to_leave(const tn_lowering *w) {
     const tn_group *group = w->group;
     for (size_t i = 0; i < group->member_count; i++)
         if (group->members[i] != group->lead) return group->members[i];
@@ -131,7 +109,7 @@ static int part_to_leave(const lowering *w) {
 }
 
 /* The buffer that stands for root's memory, seen as elements of `dtype`. root: a value, or TN_BLOCK. */
-static int buffer_seen_as(lowering *w, kir_builder *kb, int root, tn_dtype dtype) {
+static int buffer_seen_as(tn_lowering *w, kir_builder *kb, int root, tn_dtype dtype) {
     tn_group *group = w->group;
     for (int b = 0; b < group->buffer_count; b++)
         if (group->buffer_values[b] == root && group->buffer_dtypes[b] == dtype) return b;
@@ -142,6 +120,8 @@ static int buffer_seen_as(lowering *w, kir_builder *kb, int root, tn_dtype dtype
         return 0;
     }
     int b = kir_buffer(kb, dtype);
+    for (int local = group->buffer_count; local < b; local++) /* those of workgroups, declared meanwhile */
+        group->buffer_values[local] = TN_BLOCK;
     group->buffer_values[b] = root;
     group->buffer_dtypes[b] = (uint8_t)dtype;
     group->buffer_same_place[b] = true;
@@ -149,7 +129,7 @@ static int buffer_seen_as(lowering *w, kir_builder *kb, int root, tn_dtype dtype
     return b;
 }
 
-static int buffer_of(lowering *w, kir_builder *kb, int root) {
+static int buffer_of(tn_lowering *w, kir_builder *kb, int root) {
     const tn_node *n = w->g->values[root == TN_BLOCK ? w->group->lead : root].node;
     return buffer_seen_as(w, kb, root, (tn_dtype)n->dtype);
 }
@@ -164,22 +144,28 @@ static kir_aff place_index(tn_lower *lw, const kir_aff *at, int rank, int64_t of
 }
 
 /* Where a member that fills the space is stored: the place that an operand may share with it. */
-static kir_aff store_place(tn_lower *lw, const lowering *w) {
+static kir_aff store_place(tn_lower *lw, const tn_lowering *w) {
     int64_t stride[TN_MAX_RANK];
     tn_strides_contiguous(w->space_node->shape, w->space_node->rank, stride);
     return place_index(lw, w->space, w->space_node->rank, 0, stride);
 }
 
+/* Where what is loaded now exists: as movements say, and within the tile's edge. */
+static kir_val mask_of(const tn_lower *lw, const tn_lowering *w) {
+    if (w->edge == KIR_NONE || lw->mask == w->edge) return lw->mask;
+    return lw->mask == KIR_NONE ? w->edge : kir_binary(lw->kb, KIR_AND, lw->mask, w->edge);
+}
+
 /* A weight that is quantised in blocks: a block's bytes are looked up, wherever they lie. */
-static tn_blocks blocks_of(const tn_lower *lw, lowering *w, const tn_value *v) {
-    tn_blocks b = {.kb = lw->kb, .dtype = (tn_dtype)v->node->dtype, .mask = lw->mask};
+static tn_blocks blocks_of(const tn_lower *lw, tn_lowering *w, const tn_value *v) {
+    tn_blocks b = {.kb = lw->kb, .dtype = (tn_dtype)v->node->dtype, .mask = mask_of(lw, w)};
     b.bytes = buffer_seen_as(w, lw->kb, v->root, TN_U8);
     b.halves = buffer_seen_as(w, lw->kb, v->root, TN_F16);
     w->group->buffer_same_place[b.bytes] = w->group->buffer_same_place[b.halves] = false;
     return b;
 }
 
-static kir_val load_from(tn_lower *lw, lowering *w, const tn_value *v, const kir_aff *at) {
+static kir_val load_from(tn_lower *lw, tn_lowering *w, const tn_value *v, const kir_aff *at) {
     kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
     if (tn_dtype_is_quantized((tn_dtype)v->node->dtype)) {
         tn_blocks blocks = blocks_of(lw, w, v);
@@ -189,11 +175,11 @@ static kir_val load_from(tn_lower *lw, lowering *w, const tn_value *v, const kir
     kir_aff store = store_place(lw, w);
     bool pointwise = w->group->kind == TN_GROUP_MAP || w->group->kind == TN_GROUP_MATMUL;
     if (!pointwise || !same_index(&index, &store)) w->group->buffer_same_place[b] = false;
-    return kir_load(lw->kb, b, &index, lw->mask);
+    return kir_load(lw->kb, b, &index, mask_of(lw, w));
 }
 
 /* The accumulated block of a product, at the joint. */
-static kir_val load_block(tn_lower *lw, lowering *w) {
+static kir_val load_block(tn_lower *lw, tn_lowering *w) {
     tn_group *group = w->group;
     group->block_buffer = buffer_of(w, lw->kb, TN_BLOCK);
     kir_aff index = kir_aff_const(0);
@@ -204,7 +190,7 @@ static kir_val load_block(tn_lower *lw, lowering *w) {
 
 /* ---- pulling ----------------------------------------------------------------------------------------------------- */
 
-static kir_val pull_dial(tn_lower *lw, lowering *w, const tn_value *v) {
+static kir_val pull_dial(tn_lower *lw, tn_lowering *w, const tn_value *v) {
     tn_group *group = w->group;
     int d = 0;
     while (d < group->dial_count && group->dials[d] != v->dial)
@@ -229,18 +215,18 @@ static bool shaped(const tn_node *a, const tn_node *b) {
 }
 
 /* May a member be read as a value here: is it asked for at the place where it is computed? */
-static bool at_own_place(const lowering *w, const tn_node *n, const kir_aff *at) {
+static bool at_own_place(const tn_lowering *w, const tn_node *n, const kir_aff *at) {
     if (shaped(n, w->space_node) && is_index(n, at, w->space)) return true;
     const tn_node *lead = w->g->values[w->group->lead].node;
     return w->group->kind == TN_GROUP_ROWS && shaped(n, lead) && is_index(n, at, w->row);
 }
 
-static kir_val give_up(tn_lower *lw, lowering *w, int value) {
+static kir_val give_up(tn_lower *lw, tn_lowering *w, int value) {
     if (w->g->forbid < 0) w->g->forbid = value;
     return kir_const(lw->kb, kir_type_of((tn_dtype)w->g->values[value].node->dtype), 0.0);
 }
 
-static kir_val compute(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+static kir_val compute(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) {
     const tn_value *v = &w->g->values[value];
     uint64_t hash = index_hash(at, v->node->rank);
     kir_val r = KIR_NONE;
@@ -250,9 +236,10 @@ static kir_val compute(tn_lower *lw, lowering *w, int value, const kir_aff *at) 
     return r;
 }
 
-static kir_val pull_member(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+static kir_val pull_member(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) {
     const tn_value *v = &w->g->values[value];
     if (!at_own_place(w, v->node, at) || lw->mask != KIR_NONE) return give_up(lw, w, value);
+    if (w->lead_value != KIR_NONE && value == w->group->lead) return w->lead_value;
     if (w->group->kind == TN_GROUP_MATMUL && value == w->group->lead) return load_block(lw, w);
     if (tn_value_class(v) != TN_REDUCTION) return compute(lw, w, value, at);
     /* A reduction's result was noted when its loop was made; asked for too early, it cannot be shared. */
@@ -262,7 +249,7 @@ static kir_val pull_member(tn_lower *lw, lowering *w, int value, const kir_aff *
     return give_up(lw, w, value);
 }
 
-static kir_val value_at(tn_lower *lw, lowering *w, int value, const kir_aff *at, bool *loaded) {
+static kir_val value_at(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at, bool *loaded) {
     const tn_value *v = &w->g->values[value];
     *loaded = true;
     if (w->status != TN_OK || w->g->forbid >= 0) return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
@@ -280,7 +267,7 @@ static kir_val value_at(tn_lower *lw, lowering *w, int value, const kir_aff *at,
 /* Small types compute as i32 or f32: a value that is used where it was made must still be what memory would have made
  * of it, or reading it could change what follows. What costs nothing (flops) only moves
  * elements that are so already. */
-static kir_val pull(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+static kir_val pull(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) {
     bool loaded;
     kir_val r = value_at(lw, w, value, at, &loaded);
     const tn_value *v = &w->g->values[value];
@@ -289,7 +276,7 @@ static kir_val pull(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
 }
 
 kir_val tn_lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at) {
-    lowering *w = lw->group;
+    tn_lowering *w = lw->group;
     int value = tn_value_of(w->g, node);
     if (value >= 0) return pull(lw, w, value, at);
     w->status = tn_fail(TN_ERR_INTERNAL, "lowering met a node that was not planned");
@@ -314,7 +301,7 @@ kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at,
 }
 
 tn_quant tn_lower_quant_at(tn_lower *lw, const tn_node *node, const kir_aff *at, int by) {
-    lowering *w = lw->group;
+    tn_lowering *w = lw->group;
     int value = tn_value_of(w->g, node);
     const tn_value *v = value >= 0 ? &w->g->values[value] : NULL;
     if (!v || !tn_value_in_memory(w->g, value)) {
@@ -358,7 +345,7 @@ kir_val tn_lower_reduced(tn_lower *lw, const tn_node *n, const kir_aff *at) {
 
 /* ---- spaces ------------------------------------------------------------------------------------------------------ */
 
-static void map_space(lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
+static void map_space(tn_lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
     *n_par = 0;
     for (int d = 0; d < n->rank; d++) {
         w->space[d] = kir_aff_const(0);
@@ -368,7 +355,7 @@ static void map_space(lowering *w, const tn_node *n, int64_t *extents, int *n_pa
     }
 }
 
-static void matmul_space(lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
+static void matmul_space(tn_lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
     *n_par = TN_GEMM_BATCH_AXES + 2;
     for (int x = 0; x < *n_par; x++)
         extents[x] = 1;
@@ -380,7 +367,7 @@ static void matmul_space(lowering *w, const tn_node *n, int64_t *extents, int *n
 }
 
 /* A reduction over dims of its input: kept dims run in parallel, the others are the loop. */
-static tn_status dims_space(lowering *w, const tn_node *r, int64_t *extents, int *n_par, int *n_loop) {
+static tn_status dims_space(tn_lowering *w, const tn_node *r, int64_t *extents, int *n_par, int *n_loop) {
     const tn_node *in = r->in[0];
     bool keepdim = r->rank == in->rank;
     int out = 0;
@@ -407,7 +394,7 @@ static tn_status dims_space(lowering *w, const tn_node *r, int64_t *extents, int
     return TN_OK;
 }
 
-static tn_status loops_space(lowering *w, const tn_value *r, int64_t *extents, int *n_par, int *n_loop) {
+static tn_status loops_space(tn_lowering *w, const tn_value *r, int64_t *extents, int *n_par, int *n_loop) {
     const tn_node *n = r->node;
     int64_t loops[TN_MAX_RANK];
     map_space(w, n, extents, n_par);
@@ -423,7 +410,7 @@ static tn_status loops_space(lowering *w, const tn_value *r, int64_t *extents, i
     return TN_OK;
 }
 
-static void scan_space(lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
+static void scan_space(tn_lowering *w, const tn_node *n, int64_t *extents, int *n_par) {
     *n_par = 0;
     for (int d = 0; d < n->rank; d++) {
         if (d == n->i[0]) continue;
@@ -438,7 +425,7 @@ static void scan_space(lowering *w, const tn_node *n, int64_t *extents, int *n_p
     w->space[n->i[0]] = axis_index(*n_par);
 }
 
-static tn_status make_space(lowering *w, int64_t *extents, int *n_par, int *n_loop) {
+static tn_status make_space(tn_lowering *w, int64_t *extents, int *n_par, int *n_loop) {
     const tn_value *lead = &w->g->values[w->group->lead];
     w->space_node = lead->node;
     *n_loop = 0;
@@ -463,7 +450,7 @@ static tn_status make_space(lowering *w, int64_t *extents, int *n_par, int *n_lo
 
 /* ---- emitting ---------------------------------------------------------------------------------------------------- */
 
-static void store_member(tn_lower *lw, lowering *w, int value, const kir_aff *at) {
+static void store_member(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) {
     const tn_value *v = &w->g->values[value];
     bool loaded;
     kir_val r = value_at(lw, w, value, at, &loaded);
@@ -472,28 +459,28 @@ static void store_member(tn_lower *lw, lowering *w, int value, const kir_aff *at
     int64_t stride[TN_MAX_RANK];
     tn_strides_contiguous(v->node->shape, v->node->rank, stride);
     kir_aff index = place_index(lw, at, v->node->rank, 0, stride);
-    kir_store(lw->kb, b, &index, r, KIR_NONE);
+    kir_store(lw->kb, b, &index, r, w->edge);
 }
 
 /* Everything is loaded before the first store: a result may get the memory of an operand that is read here last. */
-static void emit_map(tn_lower *lw, lowering *w) {
+static void emit_map(tn_lower *lw, tn_lowering *w) {
     for (size_t i = 0; i < w->group->member_count; i++)
         pull(lw, w, w->group->members[i], w->space);
     for (size_t i = 0; i < w->group->member_count; i++)
         store_member(lw, w, w->group->members[i], w->space);
 }
 
-static void loop_begin(tn_lower *lw, lowering *w) {
+static void loop_begin(tn_lower *lw, tn_lowering *w) {
     w->region = ++w->loops_made;
     kir_loop(lw->kb, w->first_loop_axis, w->loop_axes);
 }
 
-static void loop_end(tn_lower *lw, lowering *w) {
+static void loop_end(tn_lower *lw, tn_lowering *w) {
     kir_end(lw->kb);
     w->region = 0;
 }
 
-static void emit_scan(tn_lower *lw, lowering *w) {
+static void emit_scan(tn_lower *lw, tn_lowering *w) {
     int value = w->group->lead;
     const tn_value *v = &w->g->values[value];
     loop_begin(lw, w);
@@ -507,7 +494,7 @@ static void emit_scan(tn_lower *lw, lowering *w) {
 
 /* The number of loops that must have ended before a value can be computed; a reduction's
  * is one more than its input's. */
-static int phase_of(lowering *w, int value) {
+static int phase_of(tn_lowering *w, int value) {
     tn_value *v = &w->g->values[value];
     const tn_value *root = &w->g->values[v->root];
     bool here = v->group == w->group_id;
@@ -525,14 +512,16 @@ static int phase_of(lowering *w, int value) {
     return phase;
 }
 
-static bool is_reduction(const lowering *w, int value) { return tn_value_class(&w->g->values[value]) == TN_REDUCTION; }
+static bool is_reduction(const tn_lowering *w, int value) {
+    return tn_value_class(&w->g->values[value]) == TN_REDUCTION;
+}
 
-static bool fills_space(const lowering *w, int value) {
+static bool fills_space(const tn_lowering *w, int value) {
     return !is_reduction(w, value) && shaped(w->g->values[value].node, w->space_node) &&
            w->space_node != w->g->values[w->group->lead].node;
 }
 
-static kir_val reduced_value(tn_lower *lw, lowering *w, int value) {
+static kir_val reduced_value(tn_lower *lw, tn_lowering *w, int value) {
     const tn_value *v = &w->g->values[value];
     kir_aff at[2 * TN_MAX_RANK];
     memcpy(at, w->row, (size_t)v->node->rank * sizeof *at);
@@ -544,13 +533,13 @@ static kir_val reduced_value(tn_lower *lw, lowering *w, int value) {
     return kir_reduce_value(lw->kb, (kir_reduce)v->row->impl->reduce, r, KIR_NONE);
 }
 
-static bool in_loop(lowering *w, int value, int phase) {
+static bool in_loop(tn_lowering *w, int value, int phase) {
     if (is_reduction(w, value)) return phase_of(w, value) == phase;
     return fills_space(w, value) && phase_of(w, value) == phase - 1;
 }
 
 /* Pass `phase` over the rows: its reductions, and results over the whole space whose inputs are then complete. */
-static void emit_pass(tn_lower *lw, lowering *w, int phase) {
+static void emit_pass(tn_lower *lw, tn_lowering *w, int phase) {
     const tn_group *group = w->group;
     bool any = false;
     kir_val reduced[16];
@@ -580,7 +569,7 @@ static void emit_pass(tn_lower *lw, lowering *w, int phase) {
     }
 }
 
-static void emit_rows(tn_lower *lw, lowering *w) {
+static void emit_rows(tn_lower *lw, tn_lowering *w) {
     int last = 0;
     w->g->stamp++;
     for (size_t i = 0; i < w->group->member_count; i++) {
@@ -591,7 +580,7 @@ static void emit_rows(tn_lower *lw, lowering *w) {
         emit_pass(lw, w, phase);
 }
 
-static tn_status emit(lowering *w, kir_builder *kb) {
+static tn_status emit(tn_lowering *w, kir_builder *kb) {
     tn_lower lw = {.kb = kb, .mask = KIR_NONE, .group = w};
     switch (w->group->kind) {
     case TN_GROUP_ROWS: emit_rows(&lw, w); break;
@@ -601,10 +590,50 @@ static tn_status emit(lowering *w, kir_builder *kb) {
     return w->status;
 }
 
+/* ---- for templates ----------------------------------------------------------------------------------------------- */
+
+tn_lowering tn_lowering_begin(tn_graph_plan *g, int group) {
+    return (tn_lowering){.g = g,
+                         .group = &g->groups[group],
+                         .group_id = group,
+                         .building = -1,
+                         .space_node = g->values[g->groups[group].lead].node,
+                         .edge = KIR_NONE,
+                         .lead_value = KIR_NONE};
+}
+
+kir_val tn_lowering_value(tn_lower *lw, int value, const kir_aff *at, kir_val mask) {
+    tn_lowering *w = lw->group;
+    w->region = ++w->loops_made; /* what was computed elsewhere may not be there any more */
+    lw->mask = mask;
+    kir_val r = pull(lw, w, value, at);
+    lw->mask = KIR_NONE;
+    return r;
+}
+
+int tn_lowering_buffer(tn_lower *lw, int value, tn_dtype dtype) {
+    return buffer_seen_as(lw->group, lw->kb, value, dtype);
+}
+
+void tn_lowering_results(tn_lower *lw, const kir_aff *at, kir_val value, kir_val mask) {
+    tn_lowering *w = lw->group;
+    w->region = ++w->loops_made;
+    memcpy(w->space, at, (size_t)w->space_node->rank * sizeof *at);
+    w->lead_value = value;
+    w->edge = mask;
+    emit_map(lw, w);
+    w->edge = w->lead_value = KIR_NONE;
+}
+
+/* ---- a group ----------------------------------------------------------------------------------------------------- */
+
 tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     tn_group *group = &g->groups[group_id];
+    bool by_kernel = group->kind == TN_GROUP_NATIVE || group->kind == TN_GROUP_MATMUL;
+    group->templated = by_kernel && tn_template_takes(&g->values[group->lead]);
+    if (group->templated) return tn_template_lower(g, group_id);
     if (group->kind == TN_GROUP_NATIVE || (group->kind == TN_GROUP_MATMUL && group->member_count == 1)) return TN_OK;
-    lowering w = {.g = g, .group = group, .group_id = group_id, .building = -1};
+    tn_lowering w = tn_lowering_begin(g, group_id);
     int64_t extents[KIR_MAX_AXES] = {0};
     int n_par = 0, n_loop = 0;
     kir_builder *kb = NULL;

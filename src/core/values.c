@@ -11,19 +11,20 @@
 
 int64_t tn_value_numel(const tn_value *v) { return tn_node_numel(v->node); }
 
-static bool on_host(const tn_value *v) { return v->node->device->is_cpu || v->host_only; }
-
-/* A product without a native kernel (its dtype, its device, too many batch axes) is the reduction that defines it. */
-static bool native_product(const tn_value *v) {
+/* A product without a kernel (its dtype, its device, too many batch axes) is the reduction that defines it. */
+static bool has_kernel(const tn_value *v) {
     const tn_node *n = v->node;
-    return on_host(v) && (n->dtype == TN_F32 || n->dtype == TN_F64) && n->rank <= TN_GEMM_BATCH_AXES + 2;
+    if (!n->device->is_cpu && !v->host_only) return tn_template_takes(v);
+    return v->row->impl->class_ == TN_NATIVE ||
+           ((n->dtype == TN_F32 || n->dtype == TN_F64) && n->rank <= TN_GEMM_BATCH_AXES + 2);
 }
 
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     tn_op_class c = v->row->impl->class_;
-    if (c == TN_NATIVE && v->row->impl->lower && !on_host(v)) return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;
-    return c == TN_MATMUL && !native_product(v) ? TN_REDUCTION : c;
+    if ((c != TN_MATMUL && c != TN_NATIVE) || has_kernel(v)) return c;
+    if (c == TN_NATIVE && !v->row->impl->lower) return c;
+    return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;
 }
 
 bool tn_value_in_memory(const tn_graph_plan *g, int value) {

@@ -195,6 +195,8 @@ static tn_status device_get(const tn_backend *b, const tn_device_info *info, con
     d->info = *info;
     d->is_cpu = b->driver == &tn_driver_cpu;
     d->fallback = o->fallback;
+    static uint64_t serial; /* guarded by the registry's lock */
+    d->serial = ++serial;
     d->opens = 1;
     tn_status s = device_start(d, o);
     if (s != TN_OK) {
@@ -486,6 +488,7 @@ tn_device *tn_best_device(void) {
     return expected;
 }
 
+tn_device *tn_chosen_device(void) { return current; }
 tn_device *tn_current_device(void) { return current ? current : tn_best_device(); }
 
 tn_status tn_set_current_device(tn_device *device) {

@@ -18,6 +18,7 @@ struct tn_device {
     void *handle; /* the driver's */
     tn_device_info info;
     tn_caps caps;
+    uint64_t serial; /* of all devices ever opened: an address may be that of one which has ended */
     int opens;
     bool is_cpu;                    /* native kernels of kern/cpu may run on its buffers */
     tn_fallback fallback;           /* may the host compute what it cannot? */
@@ -28,6 +29,8 @@ struct tn_device {
     tn_queue *own;                  /* its own queue as one with a line; NULL where calls have ended when they return */
     tn_device *next;                /* device.c's list of open devices */
 };
+
+tn_device *tn_chosen_device(void); /* what this thread has set as its current device; NULL: the default */
 
 typedef uint64_t tn_mark; /* a place in the order of a queue's work: queue.h */
 
@@ -128,7 +131,6 @@ bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_
  * or tn_kernel_name's. Adding fails when there is no cache folder to keep it in. */
 bool tn_certify_list_has(const tn_device *d, const char *name, char *why, size_t size);
 tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *reason);
-tn_status tn_certify_list_forget(const tn_device *d, const char *name); /* before it is tried anew */
 enum { TN_KERNEL_NAME = 24 };
 const char *tn_kernel_name(const kir_program *p, char out[TN_KERNEL_NAME]); /* "k" and the structure's hash */
 

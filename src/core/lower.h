@@ -1,0 +1,43 @@
+/* lower.h — lowering in progress: what lower.c shares with template.c.
+ *
+ * A template makes a program of workgroups and asks, where it loads an operand or has a finished element, for what the
+ * group's values are there. */
+#ifndef TN_LOWER_H
+#define TN_LOWER_H
+
+#include "core/core.h"
+
+typedef struct tn_memo_entry {
+    int value;
+    int region; /* 0: outside loops; else the loop in which it was computed */
+    uint64_t hash;
+    kir_val mask, result;
+    kir_aff at[TN_MAX_RANK];
+} tn_memo_entry;
+
+typedef struct tn_lowering {
+    tn_graph_plan *g;
+    tn_group *group;
+    int group_id, region, loops_made;
+    kir_aff space[TN_MAX_RANK]; /* index of the full space */
+    kir_aff row[TN_MAX_RANK];   /* ROWS: index of the lead's result */
+    kir_aff loop[TN_MAX_RANK];  /* ROWS with a loop space of its own */
+    int loop_rank, first_loop_axis, loop_axes;
+    const tn_node *space_node;
+    int building;       /* the member whose value is being made, so that it is not asked of itself */
+    kir_val edge;       /* templates: where there is an element of the result at all; KIR_NONE: everywhere */
+    kir_val lead_value; /* templates: the lead's element at `space`, or KIR_NONE */
+    tn_memo_entry *memo;
+    size_t memo_count, memo_capacity;
+    tn_status status;
+} tn_lowering;
+
+tn_lowering tn_lowering_begin(tn_graph_plan *g, int group); /* memo is to be freed */
+/* The value at an index of its own, loaded where `mask` holds. lw->group is a tn_lowering. */
+kir_val tn_lowering_value(tn_lower *lw, int value, const kir_aff *at, kir_val mask);
+/* The buffer that stands for a root value's memory, seen as elements of `dtype`. */
+int tn_lowering_buffer(tn_lower *lw, int value, tn_dtype dtype);
+/* Computes and stores what the group makes of the lead's element `value` at index `at`, where `mask` holds. */
+void tn_lowering_results(tn_lower *lw, const kir_aff *at, kir_val value, kir_val mask);
+
+#endif

@@ -1,0 +1,169 @@
+/* template.c — products and native ops on devices with workgroups: the group's values at a template's joints.
+ *
+ * A template of kern/ knows extents and asks for elements; here an index of it becomes one of the operands', and what
+ * it finishes goes through the element-wise values behind it, as lowering does it for every other kernel. */
+#include "core/lower.h"
+#include "kern/templates.h"
+#include "ops/ops_build.h"
+
+#include <string.h>
+
+/* A template at work: lowering, and the operands' values. */
+typedef struct template {
+    tn_lower lw;
+    tn_lowering w;
+    const tn_value *lead;
+    int batch_dim[TN_TEMPLATE_BATCH_AXES]; /* the result's dim behind each batch axis */
+    int batch_axes;
+}
+template;
+
+static tn_group_limits limits_of(const tn_device *d) {
+    return (tn_group_limits){.items = d->caps.max_group, .local_bytes = d->caps.shared_memory};
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* Is the second operand [n, k], as weights are? */
+static bool weight_first(const tn_node *n) { return n->op == TN_OP_LINEAR_HALF; }
+
+static void product_begin(void *context, kir_builder *kb) { ((template *)context)->lw.kb = kb; }
+
+/* Index of an operand for the result's batch indices; the last two dims are the caller's. */
+static void batch_index(const template *t, const tn_node *x, const kir_aff *batch, kir_aff *at) {
+    const tn_node *n = t->lead->node;
+    for (int d = 0; d < x->rank; d++)
+        at[d] = kir_aff_const(0);
+    for (int k = 0; k < t->batch_axes; k++) {
+        int d = t->batch_dim[k] - (n->rank - x->rank);
+        if (d >= 0 && x->shape[d] != 1) at[d] = batch[k];
+    }
+}
+
+static kir_val operand_at(template *t, int i, const kir_aff *batch, const kir_aff *row, const kir_aff *column,
+                          kir_val mask) {
+    const tn_node *x = t->lead->node->in[i];
+    kir_aff at[TN_MAX_RANK];
+    batch_index(t, x, batch, at);
+    at[x->rank - 2] = *row;
+    at[x->rank - 1] = *column;
+    return tn_lowering_value(&t->lw, t->lead->in[i], at, mask);
+}
+
+static kir_val load_a(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k, kir_val mask) {
+    return operand_at(context, 0, batch, row, k, mask);
+}
+
+static kir_val load_b(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask) {
+    template *t = context;
+    bool turned = weight_first(t->lead->node);
+    return operand_at(t, 1, batch, turned ? column : k, turned ? k : column, mask);
+}
+
+static void store_product(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
+                          kir_val mask) {
+    template *t = context;
+    const tn_node *n = t->lead->node;
+    kir_aff at[TN_MAX_RANK];
+    batch_index(t, n, batch, at);
+    if (n->shape[n->rank - 2] != 1) at[n->rank - 2] = *row;
+    if (n->shape[n->rank - 1] != 1) at[n->rank - 1] = *column;
+    tn_lowering_results(&t->lw, at, value, mask);
+}
+
+static tn_dtype local_dtype(kir_type t) {
+    static const uint8_t dtypes[KIR_TYPE_COUNT] = {[KIR_F32] = TN_F32, [KIR_F64] = TN_F64, [KIR_I32] = TN_I32,
+                                                   [KIR_I64] = TN_I64, [KIR_U32] = TN_U32, [KIR_U64] = TN_U64};
+    return (tn_dtype)dtypes[t];
+}
+
+static tn_gemm_shape product_shape(const tn_node *n, template *t) {
+    const tn_node *a = n->in[0];
+    tn_gemm_shape s = {.m = n->shape[n->rank - 2], .n = n->shape[n->rank - 1], .k = a->shape[a->rank - 1]};
+    s.type = kir_type_of((tn_dtype)n->dtype);
+    s.local_dtype = local_dtype(s.type);
+    for (int d = 0; d < n->rank - 2; d++) {
+        if (n->shape[d] == 1) continue;
+        if (t) t->batch_dim[s.batch_axes] = d;
+        s.batch[s.batch_axes++] = n->shape[d];
+    }
+    if (t) t->batch_axes = s.batch_axes;
+    return s;
+}
+
+static bool along_last(const tn_value *v) { return v->stride[v->node->rank - 1] == 1; }
+
+static tn_status make_product(template *t, tn_template_program *out) {
+    const tn_value *values = t->w.g->values, *lead = t->lead;
+    tn_product_joints joints = {t, product_begin, load_a, load_b, store_product};
+    tn_gemm_shape s = product_shape(lead->node, t);
+    tn_group_limits limits = limits_of(lead->node->device);
+    s.a_along_k = along_last(&values[lead->in[0]]);
+    s.b_along_k = along_last(&values[lead->in[1]]) == weight_first(lead->node);
+    return tn_gemm_template(&s, &limits, &joints, out);
+}
+
+static bool takes_product(const tn_node *n, const tn_group_limits *limits) {
+    enum { FEW = 16 }; /* results for which a workgroup is not worth its panels */
+    int outer = 0;
+    for (int d = 0; d < n->rank - 2; d++)
+        outer += n->shape[d] != 1;
+    if (outer > TN_TEMPLATE_BATCH_AXES || n->shape[n->rank - 2] * n->shape[n->rank - 1] < FEW) return false;
+    tn_gemm_shape s = product_shape(n, NULL);
+    return tn_gemm_template_fits(&s, limits);
+}
+
+/* ---- the table --------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    int op;
+    bool (*takes)(const tn_node *n, const tn_group_limits *limits);
+    tn_status (*make)(template *t, tn_template_program *out);
+} templates[] = {
+    {TN_OP_MATMUL_BATCHED, takes_product, make_product},
+    {TN_OP_LINEAR_HALF, takes_product, make_product},
+};
+
+static int template_of(const tn_node *n) {
+    for (size_t i = 0; i < TN_COUNT(templates); i++)
+        if (templates[i].op == n->op) return (int)i;
+    return -1;
+}
+
+bool tn_template_takes(const tn_value *v) {
+    if (!v->row || v->host_only || v->plain || v->node->device->is_cpu) return false;
+    int i = template_of(v->node);
+    tn_group_limits limits = limits_of(v->node->device);
+    return i >= 0 && templates[i].takes(v->node, &limits);
+}
+
+/* A program that grew too large: without what joined the product, or else without the template. */
+static void leave_out(tn_graph_plan *g, const tn_group *group) {
+    for (size_t i = group->member_count; i-- > 0 && g->forbid < 0;)
+        if (group->members[i] != group->lead) g->forbid = group->members[i];
+    if (g->forbid >= 0) return;
+    g->values[group->lead].plain = true;
+    g->forbid = group->lead;
+}
+
+tn_status tn_template_lower(tn_graph_plan *g, int group_id) {
+    tn_group *group = &g->groups[group_id];
+    template t = {.w = tn_lowering_begin(g, group_id), .lead = &g->values[group->lead]};
+    tn_template_program made = {0};
+    t.lw = (tn_lower){.mask = KIR_NONE, .group = &t.w};
+    group->buffer_count = group->dial_count = 0;
+    group->block_buffer = -1;
+    tn_status s = templates[template_of(t.lead->node)].make(&t, &made);
+    tn_mem_free(t.w.memo);
+    if (t.w.status != TN_OK) s = t.w.status;
+    if (s == TN_OK && g->forbid < 0) {
+        group->program = made.program;
+        group->sizes = made.sizes;
+        return TN_OK;
+    }
+    kir_free(made.program);
+    tn_mem_free(made.sizes);
+    if (s == TN_ERR_MEMORY || g->forbid >= 0) return s == TN_ERR_MEMORY ? s : TN_OK;
+    leave_out(g, group);
+    return TN_OK;
+}

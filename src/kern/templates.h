@@ -1,0 +1,56 @@
+/* templates.h — kernels of workgroups, made for whatever stands at their joints.
+ *
+ * A template yields a kernel program from extents alone. Where it needs an operand's element it asks `load`, and
+ * where a result is finished it calls `store`: what these append to the program — a plain access, a decoded weight, a
+ * window of an image, an activation behind the product — is the caller's business. Extents are sizes of the launch,
+ * and edges of tiles are masks against them, so one structure serves all shapes. What a template computes is the
+ * definition (kern.h, kir.h) to the bit: the order of each sum is that of the native kernels.
+ *
+ * A template is not made where a device has too small workgroups or too little memory for them (`fits`). */
+#ifndef TN_TEMPLATES_H
+#define TN_TEMPLATES_H
+
+#include "kern/kern.h"
+
+/* What a device has for a workgroup. */
+typedef struct tn_group_limits {
+    int64_t items, local_bytes;
+} tn_group_limits;
+
+/* A program that was made, with the sizes of its launch. */
+typedef struct tn_template_program {
+    kir_program *program;
+    int64_t *sizes;
+} tn_template_program;
+
+/* ---- products of matrices (gemm.c) ------------------------------------------------------------------------------- */
+
+enum { TN_TEMPLATE_BATCH_AXES = 5 };
+
+/* The joints of a product. Indices are affine in the program's axes; `mask` says where there is an element (KIR_NONE:
+ * everywhere), and loads happen only there. */
+typedef struct tn_product_joints {
+    void *context;
+    /* Called once, before anything else is appended. */
+    void (*begin)(void *context, kir_builder *kb);
+    kir_val (*load_a)(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k, kir_val mask);
+    kir_val (*load_b)(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask);
+    void (*store)(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
+                  kir_val mask);
+} tn_product_joints;
+
+/* C[batch, m, n] = A · B in chains of KIR_KSUM, as CHAIN defines it; integers are summed as they come. */
+typedef struct tn_gemm_shape {
+    int batch_axes; /* at most TN_TEMPLATE_BATCH_AXES */
+    int64_t batch[TN_TEMPLATE_BATCH_AXES];
+    int64_t m, n, k;
+    kir_type type;
+    tn_dtype local_dtype; /* that holds an element of this type in workgroup memory */
+    /* are neighbours along k next to each other in memory? Where items read, they should go along memory. */
+    bool a_along_k, b_along_k;
+} tn_gemm_shape;
+bool tn_gemm_template_fits(const tn_gemm_shape *s, const tn_group_limits *limits);
+tn_status tn_gemm_template(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
+                           tn_template_program *out);
+
+#endif

@@ -1,0 +1,145 @@
+/* test_templates.c — kernels of workgroups (kern/templates.h), whole recordings of them: what a device without native
+ * kernels computes has the bits that the cpu's kernels yield, for sizes on both sides of every edge and whatever joins
+ * the template. The far device interprets them, and its interpreter reports races. */
+#include "test_support.h"
+
+#include "far_driver.h"
+#include "trunnion/trunnion.h"
+
+static tn_device *far, *cpu;
+
+static int open_devices(void **state) {
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    if (make_scratch(state) != 0 || tn_device_open("cpu", &o, NULL, &cpu) != TN_OK) return -1;
+    far = far_open(0, NULL);
+    return 0;
+}
+
+static int close_devices(void **state) {
+    tn_set_current_device(NULL);
+    tn_device_close(far);
+    tn_device_close(cpu);
+    return remove_scratch(state);
+}
+
+/* ---- the same recording here and there --------------------------------------------------------------------------- */
+
+/* Values that are the same on both devices. */
+static tn_tensor *numbers(const int64_t *shape, int rank, tn_dtype t, uint64_t seed) {
+    int64_t n = 1;
+    for (int d = 0; d < rank; d++)
+        n *= shape[d];
+    float *values = malloc((size_t)(n + 1) * sizeof *values);
+    for (int64_t i = 0; i < n; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        values[i] = (float)((int64_t)(seed >> 40) - (1 << 23)) / (float)(1 << 22);
+    }
+    tn_tensor *x = tn_from_data(values, shape, rank, TN_F32);
+    free(values);
+    return t == TN_F32 ? x : tn_cast(tn_dtype_is_float(t) ? x : tn_mul(x, tn_scalar(100)), t);
+}
+
+typedef tn_tensor *(*recording)(const void *arguments);
+
+static char *bytes_on(tn_device *d, recording record, const void *arguments, size_t *bytes) {
+    char *out = NULL;
+    assert_ok(tn_set_current_device(d));
+    TN_SCOPE {
+        tn_tensor *y = record(arguments);
+        assert_ok(tn_status_of(y));
+        *bytes = (size_t)tn_numel(y) * tn_dtype_size(tn_dtype_of(y));
+        out = malloc(*bytes + 1);
+        assert_ok(tn_read(y, out, *bytes));
+    }
+    return out;
+}
+
+static void same_bits(recording record, const void *arguments, const char *what) {
+    size_t here, there;
+    char *a = bytes_on(cpu, record, arguments, &here), *b = bytes_on(far, record, arguments, &there);
+    assert_int_equal(here, there);
+    for (size_t i = 0; i < here; i += 4)
+        if (memcmp(a + i, b + i, here - i < 4 ? here - i : 4) != 0)
+            fail_msg("%s: word %zu of %zu differs", what, i / 4, here / 4);
+    free(a);
+    free(b);
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+typedef struct product {
+    int64_t m, n, k;
+    tn_dtype dtype;
+    bool a_turned, b_turned, joined;
+} product;
+
+static tn_tensor *matrix(int64_t rows, int64_t columns, bool turned, tn_dtype t, uint64_t seed) {
+    int64_t shape[2] = {turned ? columns : rows, turned ? rows : columns};
+    tn_tensor *x = numbers(shape, 2, t, seed);
+    return turned ? tn_transpose(x, 0, 1) : x;
+}
+
+static tn_tensor *record_product(const void *arguments) {
+    const product *p = arguments;
+    tn_tensor *a = matrix(p->m, p->k, p->a_turned, p->dtype, 1), *b = matrix(p->k, p->n, p->b_turned, p->dtype, 2);
+    tn_tensor *y = tn_matmul(a, b);
+    if (!p->joined) return y;
+    tn_tensor *bias = numbers(&p->n, 1, p->dtype, 3), *rest = matrix(p->m, p->n, false, p->dtype, 4);
+    return tn_add(tn_relu(tn_add(y, bias)), rest);
+}
+
+static void products_of_all_sizes(void **state) {
+    (void)state;
+    static const product products[] = {
+        {64, 64, 16, TN_F32, false, false, false},  {65, 66, 17, TN_F32, true, false, true},
+        {130, 70, 256, TN_F32, false, true, false}, {33, 40, 300, TN_F32, true, true, true},
+        {31, 5, 513, TN_F32, false, false, true},   {5, 200, 530, TN_F32, false, true, true},
+        {1, 100, 77, TN_F32, false, true, false},   {8, 65, 40, TN_F32, true, false, false},
+        {40, 40, 270, TN_F64, false, true, true},   {20, 40, 35, TN_I32, false, false, true},
+        {20, 40, 35, TN_I64, true, true, false},    {40, 40, 30, TN_F16, false, false, false},
+        {3, 70, 0, TN_F32, false, false, true},     {300, 1, 40, TN_F32, true, false, true},
+    };
+    for (size_t i = 0; i < TN_COUNT(products); i++) {
+        char what[80];
+        const product *p = &products[i];
+        snprintf(what, sizeof what, "%lld × %lld × %lld of %s", (long long)p->m, (long long)p->n, (long long)p->k,
+                 tn_dtype_name(p->dtype));
+        same_bits(record_product, p, what);
+    }
+}
+
+static tn_tensor *record_batches(const void *arguments) {
+    (void)arguments;
+    tn_tensor *a = numbers((int64_t[]){2, 1, 3, 20, 30}, 5, TN_F32, 1);
+    tn_tensor *b = numbers((int64_t[]){4, 1, 30, 12}, 4, TN_F32, 2);
+    return tn_softmax(tn_matmul(a, b), -1);
+}
+
+static tn_tensor *record_half(const void *arguments) {
+    const tn_dtype *t = arguments;
+    tn_tensor *x = numbers((int64_t[]){9, 70}, 2, TN_F32, 1), *w = numbers((int64_t[]){50, 70}, 2, *t, 2);
+    return tn_gelu(tn_linear(x, w, numbers((int64_t[]){50}, 1, TN_F32, 3)), NULL);
+}
+
+static tn_tensor *record_inlined_operands(const void *arguments) {
+    (void)arguments;
+    tn_tensor *a = numbers((int64_t[]){40, 24}, 2, TN_F32, 1), *b = numbers((int64_t[]){24, 40}, 2, TN_F32, 2);
+    return tn_matmul(tn_neg(tn_flip(a, (int64_t[]){1}, 1)),
+                     tn_pad(tn_slice(b, 1, 0, 20, 1), (int64_t[]){3, 4}, 2, 0.5));
+}
+
+static void what_joins_a_product(void **state) {
+    (void)state;
+    same_bits(record_batches, NULL, "batches");
+    same_bits(record_half, &(tn_dtype){TN_F16}, "f16 weights");
+    same_bits(record_half, &(tn_dtype){TN_BF16}, "bf16 weights");
+    same_bits(record_inlined_operands, NULL, "operands that are computed where they are read");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_of_all_sizes),
+        cmocka_unit_test(what_joins_a_product),
+    };
+    return cmocka_run_group_tests_name("templates", tests, open_devices, close_devices);
+}
