@@ -105,6 +105,8 @@ typedef struct tn_driver {
     /* Aligned to 64 at least. Addresses are numbers that hal and kernels offset: address + n lies n bytes further. */
     tn_status (*alloc)(void *device, size_t bytes, void **address);
     void (*free)(void *device, void *address);
+    /* Code that the device's compiler refuses is TN_ERR_UNSUPPORTED with the head of its log: it is then computed
+     * elsewhere, and not asked for again while the device is open. */
     tn_status (*load)(void *device, const tn_code *code, void **module);
     void (*unload)(void *device, void *module);
     /* `count` launches of one kernel, independent of each other; in order behind all that came before. For TN_CODE_KIR;

@@ -235,7 +235,9 @@ static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs) {
     TRY(reserve_copies(g));
     TRY(tn_plan_reserve(c, g->plan, g->bound));
     tn_status s = tn_plan_run(g->plan, g->bound, c->outputs, c->arena, c->staged, g->dials, &c->run_seconds);
-    if (s == TN_OK) mark_written(g);
+    if (s == TN_OK || g->plan->torn) mark_written(g);
+    if (s != TN_OK && g->plan->torn)
+        s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
     if (s == TN_OK) s = hand_out(g, c->outputs, outputs);
     tn_plan_release_outputs(c, g->plan, g->plan->output_count);
     c->launches += (int64_t)g->plan->command_count;

@@ -273,6 +273,7 @@ typedef struct tn_plan {
     void **addresses; /* of the slots, at this run */
     int64_t runs, values_planned;
     int64_t untimed_runs; /* since one was timed */
+    bool torn;            /* the last run failed when it had begun to write states */
     double last_seconds;  /* what that one took */
     char largest[160];    /* of the values in the arena: line, op, shape */
     uint64_t last_used;

@@ -218,23 +218,30 @@ static tn_status run(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     return s;
 }
 
-/* What cannot be planned would fail again at every read: its results become errors that say why, and states keep the
- * values they have. Out of memory is another matter: the same may succeed later. */
-static void give_up(tn_recorder *r, const tn_binding *b, tn_status status) {
+static tn_status results_fail(const tn_binding *b, tn_status status) {
     for (size_t i = 0; i < b->output_count; i++) {
         tn_node *n = b->outputs[i].node;
         char *text = tn_mem_strdup(tn_error());
-        if (!text) return;
+        if (!text) return TN_ERR_MEMORY;
         n->flags |= TN_NODE_ERROR;
         n->status = status;
         n->error = text;
     }
+    return TN_OK;
+}
+
+/* What cannot be planned would fail again at every read: its results become errors that say why, and states keep the
+ * values they have. Out of memory is another matter: the same may succeed later. When the device has failed while
+ * states were written, what these hold is not known, and they become errors too: neither is it read as if it were
+ * right, nor is a step that was half done repeated. */
+static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool torn) {
+    if (results_fail(b, status) != TN_OK) return;
     while (r->written) {
         tn_storage *s = r->written;
         r->written = s->next_written;
         s->next_written = NULL;
         s->in_written = false;
-        tn_storage_restore(s);
+        if (!torn || !(s->value->flags & TN_NODE_ERROR)) tn_storage_restore(s);
         tn_storage_release(s);
     }
     prune(r);
@@ -309,9 +316,14 @@ static tn_status evaluate(tn_recorder *r, tn_plan_cache *c, tn_node *const *targ
     TRY(tn_binding_make(b, r, (const tn_node *const *)targets, count));
     if (b->output_count > 0) {
         tn_status planned = tn_plan_find(c, b, &p);
-        if (planned != TN_OK && planned != TN_ERR_MEMORY) give_up(r, b, planned);
+        if (planned != TN_OK && planned != TN_ERR_MEMORY) give_up(r, b, planned, false);
         TRY(planned);
         tn_status s = run(c, p, b);
+        if (s != TN_OK && p->torn) {
+            s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
+            give_up(r, b, s, true);
+            return s;
+        }
         if (s != TN_OK) return name_refused(c, p, s);
         c->launches += (int64_t)p->command_count;
         c->last = p;

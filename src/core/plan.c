@@ -653,14 +653,18 @@ static tn_status prepare_commits(const tn_plan *p, size_t first) {
     return TN_OK;
 }
 
+/* p->torn: it fails at a time when states are partly written. */
 static tn_status run_commands(tn_plan *p, tn_buffer *const *bound) {
     tn_profile *profile = tn_profile_here();
     bool committing = false;
+    p->torn = false;
     for (size_t i = 0; i < p->command_count; i++) {
         if (p->commands[i].commit && !committing) TRY(prepare_commits(p, i));
         committing |= p->commands[i].commit;
+        p->torn = committing;
         TRY(profile ? run_timed(profile, p, &p->commands[i], bound) : run_command(p, &p->commands[i], bound));
     }
+    p->torn = false;
     return TN_OK;
 }
 

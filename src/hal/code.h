@@ -80,7 +80,7 @@ tn_status tn_launch_divide(const kir_program *p, const tn_launch *launch, int64_
  * aligned to their elements. Errors: TN_ERR_ARGUMENT, naming launch and value. */
 tn_status tn_launch_check(const kir_program *p, const tn_launch *launches, int64_t count);
 
-/* Whether indices and counts of this launch fit 32 bits. */
+/* Whether the affine indices and the counts of this launch fit 32 bits; what is computed is added with 64. */
 bool tn_launch_is_narrow(const kir_program *p, const int64_t *sizes);
 
 #endif

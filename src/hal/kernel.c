@@ -195,12 +195,6 @@ static void table_grow(kernel_table *t) {
     tn_mem_free(old);
 }
 
-static bool has_computed_index(const kir_program *p) {
-    for (int i = 0; i < p->n_sized; i++)
-        if (p->access[i].dyn != KIR_NONE) return true;
-    return false;
-}
-
 /* Loads one width if it is not there yet. */
 static tn_status need_width(tn_device *d, tn_kernel *k, int width) {
     return k->modules[width].handle ? TN_OK : tn_code_load(d, k->program, width == NARROW, &k->modules[width]);
@@ -217,7 +211,7 @@ static tn_status kernel_load(tn_device *d, const kir_program *p, tn_kernel **out
     tn_kernel *k = tn_mem_zalloc(1, sizeof *k);
     if (!k) return TN_ERR_MEMORY;
     pthread_mutex_init(&k->running, NULL);
-    int width = d->caps.code == TN_CODE_KIR || has_computed_index(p) ? WIDE : NARROW;
+    int width = d->caps.code == TN_CODE_KIR ? WIDE : NARROW;
     k->program = program_copy(p);
     tn_status s = k->program ? need_width(d, k, width) : TN_ERR_MEMORY;
     if (s == TN_OK && !d->is_cpu) s = take_room(k, width);
@@ -241,7 +235,7 @@ static const refusal *find_refusal(const kernel_table *t, const kir_program *p) 
 
 /* A failure that may pass is no refusal. Without memory for it the compiler is asked again another time. */
 static void remember_refusal(kernel_table *t, const kir_program *p, tn_status s) {
-    if (s == TN_ERR_MEMORY || s == TN_ERR_LOST) return;
+    if (s == TN_ERR_MEMORY || s == TN_ERR_LOST || s == TN_ERR_DEVICE) return;
     char why[sizeof t->refusals->why];
     snprintf(why, sizeof why, "%s", tn_error());
     refusal *r = tn_mem_zalloc(1, sizeof *r);

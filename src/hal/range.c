@@ -175,7 +175,6 @@ bool tn_launch_is_narrow(const kir_program *p, const int64_t *sizes) {
     box all = whole(p, sizes);
     for (int i = 0; i < p->n_sized; i++) {
         range r;
-        if (p->access[i].dyn != KIR_NONE) return false; /* what is computed may be anything */
         if (!access_range(p, sizes, i, &all, &r) || r.low < INT32_MIN || r.high > INT32_MAX) return false;
     }
     return true;
