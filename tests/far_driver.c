@@ -219,6 +219,7 @@ static tn_status far_launch(void *device, void *module, const tn_launch *launche
             return tn_backend_fail(TN_ERR_DEVICE, "far device: it is lost");
         TRY(launch_one(device, module, &launches[i]));
         far_counts_now.launches++;
+        far_counts_now.group_launches += ((const far_module *)module)->program.n_items > 0;
     }
     return TN_OK;
 }

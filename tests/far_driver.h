@@ -23,7 +23,8 @@ extern far_nature far_nature_now;
 
 /* Calls since the process began, of all far devices. */
 typedef struct far_counts {
-    _Atomic int64_t allocs, frees, loads, launches, copies_in, copies_out, copies_within, bytes_in, bytes_out, syncs;
+    _Atomic int64_t allocs, frees, loads, launches, group_launches, copies_in, copies_out, copies_within, bytes_in,
+        bytes_out, syncs;
 } far_counts;
 extern far_counts far_counts_now;
 

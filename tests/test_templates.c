@@ -56,7 +56,10 @@ static char *bytes_on(tn_device *d, recording record, const void *arguments, siz
 
 static void same_bits(recording record, const void *arguments, const char *what) {
     size_t here, there;
-    char *a = bytes_on(cpu, record, arguments, &here), *b = bytes_on(far, record, arguments, &there);
+    char *a = bytes_on(cpu, record, arguments, &here);
+    int64_t before = far_counts_now.group_launches;
+    char *b = bytes_on(far, record, arguments, &there);
+    if (far_counts_now.group_launches == before) fail_msg("%s: computed without a template", what);
     assert_int_equal(here, there);
     for (size_t i = 0; i < here; i += 4)
         if (memcmp(a + i, b + i, here - i < 4 ? here - i : 4) != 0)

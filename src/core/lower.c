@@ -165,6 +165,17 @@ static tn_blocks blocks_of(const tn_lower *lw, tn_lowering *w, const tn_value *v
     return b;
 }
 
+/* Is there a place now at which results are stored? A template's operands are loaded all over. */
+static bool pointwise(const tn_lowering *w) {
+    if (w->group->templated) return w->group->kind == TN_GROUP_MATMUL && w->lead_value != KIR_NONE;
+    return w->group->kind == TN_GROUP_MAP || w->group->kind == TN_GROUP_MATMUL;
+}
+
+static bool at_store_place(tn_lower *lw, const tn_lowering *w, const kir_aff *index) {
+    kir_aff store = store_place(lw, w);
+    return same_index(index, &store);
+}
+
 static kir_val load_from(tn_lower *lw, tn_lowering *w, const tn_value *v, const kir_aff *at) {
     kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
     if (tn_dtype_is_quantized((tn_dtype)v->node->dtype)) {
@@ -172,9 +183,7 @@ static kir_val load_from(tn_lower *lw, tn_lowering *w, const tn_value *v, const 
         return tn_lower_block_element(&blocks, &index);
     }
     int b = buffer_of(w, lw->kb, v->root);
-    kir_aff store = store_place(lw, w);
-    bool pointwise = w->group->kind == TN_GROUP_MAP || w->group->kind == TN_GROUP_MATMUL;
-    if (!pointwise || !same_index(&index, &store)) w->group->buffer_same_place[b] = false;
+    if (!pointwise(w) || !at_store_place(lw, w, &index)) w->group->buffer_same_place[b] = false;
     return kir_load(lw->kb, b, &index, mask_of(lw, w));
 }
 
