@@ -43,13 +43,13 @@ struct kir_dialect {
     const char *buffer;                /* one parameter; "" where all come in one */
     const char *by_value, *by_address; /* the words as parameter, and the opening brace */
     const char *bind;                  /* makes b$n of the parameter a$n */
-    /* Statements between the count of points (`count`) or workgroups and the coordinates: name the point `flat`, or the
-     * workgroup `group` and the item `item`, and leave the rest out. */
+    /* Statements between the count of points (`count`) or workgroups and the coordinates, which leave out the items
+     * that there are too many of: name the first point of the workgroup `start` or the workgroup `group`, and `item`. */
     const char *points, *items;
     const char *close;
     const char *params_by_value, *params_by_address; /* the array of words */
     bool groups;                                     /* has workgroups, local memory and barriers */
-    bool loops;                                      /* `points` opens a loop */
+    bool loops;                                      /* `points` opens two loops */
 };
 
 typedef struct render {
