@@ -43,8 +43,8 @@ struct kir_dialect {
     const char *buffer;                /* one parameter; "" where all come in one */
     const char *by_value, *by_address; /* the words as parameter, and the opening brace */
     const char *bind;                  /* makes b$n of the parameter a$n */
-    /* Statements between the count of points (`count`) or workgroups and the coordinates, which leave out the items
-     * that there are too many of: name the first point of the workgroup `start` or the workgroup `group`, and `item`. */
+    /* Statements between the number of points or workgroups (`count`) and the coordinates: they leave out items that
+     * are too many, and name the first point of the workgroup `start` or the workgroup `group`, and the `item`. */
     const char *points, *items;
     const char *close;
     const char *params_by_value, *params_by_address; /* the array of words */
