@@ -45,11 +45,13 @@ static kir_type random_type(const kir_random *t) {
     static const kir_type types[] = {KIR_F32, KIR_F32, KIR_F32, KIR_F32, KIR_F64,
                                      KIR_I32, KIR_I64, KIR_U32, KIR_U64, KIR_BOOL};
     kir_type type = types[below((int64_t)TN_COUNT(types))];
+    if (t->options.narrow && kir_type_size(type) == 8) return below(2) ? KIR_I32 : KIR_U32;
     return type == KIR_F64 && t->options.no_f64 ? KIR_F32 : type;
 }
 
 static tn_dtype random_dtype(const kir_random *t) {
     tn_dtype dtype = (tn_dtype)below(TN_PLAIN_DTYPES);
+    if (t->options.narrow && tn_dtype_size(dtype) == 8) return TN_F32;
     bool lacking = (dtype == TN_F64 && t->options.no_f64) || (dtype == TN_F16 && t->options.no_f16);
     return lacking ? TN_F32 : dtype;
 }
@@ -66,6 +68,12 @@ static kir_val pick(const kir_random *t, kir_type type) {
 static kir_val need(kir_random *t, kir_type type) {
     kir_val v = pick(t, type);
     if (v != KIR_NONE) return v;
+    if (t->options.simple) {
+        if (type != KIR_BOOL && one_in(4)) return kir_dial_value(t->b, type, (int)below(KIR_RANDOM_DIALS));
+        kir_val number = pick(t, KIR_F32);
+        if (type == KIR_BOOL && number != KIR_NONE) return kir_cast(t->b, KIR_BOOL, number);
+        return kir_const(t->b, type, (double)below(7) - 2.5);
+    }
     if (t->n_values > 0 && !one_in(3)) return kir_cast(t->b, type, t->values[below(t->n_values)]);
     return one_in(4) ? kir_dial_value(t->b, type, (int)below(KIR_RANDOM_DIALS))
                      : kir_const(t->b, type, (double)below(7) - 2.5);
@@ -187,7 +195,8 @@ static kir_aff anywhere(const kir_random *t, int axes) {
 static kir_val random_mask(kir_random *t) {
     if (!one_in(5)) return KIR_NONE;
     int axes = visible_axes(t);
-    if (axes == 0 || one_in(3)) return pick(t, KIR_BOOL);
+    if (t->options.simple && t->n_loop > 0 && t->open_axes == 0) return KIR_NONE;
+    if (axes == 0 || t->options.narrow || one_in(3)) return pick(t, KIR_BOOL);
     kir_aff index = kir_aff_const(0);
     int axis = (int)below(axes);
     index.s[axis] = 1;
@@ -201,7 +210,7 @@ static void add_load(kir_random *t) {
     kir_aff index = anywhere(t, visible_axes(t));
     kir_val mask = random_mask(t);
     int buffer = -1;
-    if (one_in(5)) { /* a gather by an index that was loaded */
+    if (!t->options.simple && one_in(5)) { /* a gather by an index that was loaded */
         int64_t limit = 1 + below(40);
         kir_aff from = anywhere(t, visible_axes(t));
         int indices = add_area(t, TN_I64, &from, visible_axes(t), 0);
@@ -225,17 +234,21 @@ static void add_unary(kir_random *t) {
     kir_type type = random_type(t);
     if (type == KIR_BOOL) type = KIR_F32;
     kir_val v = need(t, type);
-    if (is_float(type) && one_in(6))
+    if (is_float(type) && one_in(6)) {
         keep(t, kir_rounding(t->b, (kir_round)below(4), v));
-    else
-        keep(t, kir_unary(t->b, of_floats[below(is_float(type) ? (int64_t)TN_COUNT(of_floats) : 2)], v));
+        return;
+    }
+    kir_op op = of_floats[below(is_float(type) ? (int64_t)TN_COUNT(of_floats) : 2)];
+    if (t->options.simple && (op == KIR_SIN || op == KIR_COS)) op = KIR_EXP;
+    if (t->options.simple && type == KIR_F64 && op > KIR_SQRT) op = KIR_SQRT;
+    keep(t, kir_unary(t->b, op, v));
 }
 
 static void add_binary(kir_random *t) {
     static const kir_op of_floats[] = {KIR_ADD, KIR_SUB, KIR_MUL, KIR_ADD, KIR_SUB,
                                        KIR_MUL, KIR_DIV, KIR_MIN, KIR_MAX, KIR_MOD};
-    static const kir_op of_ints[] = {KIR_ADD, KIR_SUB, KIR_MUL, KIR_DIV, KIR_MOD, KIR_MIN,
-                                     KIR_MAX, KIR_AND, KIR_OR,  KIR_XOR, KIR_SHL, KIR_SHR};
+    static const kir_op of_ints[] = {KIR_ADD, KIR_SUB, KIR_MUL, KIR_SHL, KIR_SHR, KIR_MIN, /* divisions last */
+                                     KIR_MAX, KIR_AND, KIR_OR,  KIR_XOR, KIR_DIV, KIR_MOD};
     static const kir_op of_bools[] = {KIR_MIN, KIR_MAX, KIR_AND, KIR_OR, KIR_XOR};
     kir_type type = random_type(t);
     kir_val a = need(t, type), b = need(t, type);
@@ -244,9 +257,9 @@ static void add_binary(kir_random *t) {
     else if (type == KIR_BOOL)
         keep(t, kir_binary(t->b, of_bools[below((int64_t)TN_COUNT(of_bools))], a, b));
     else if (is_float(type))
-        keep(t, kir_binary(t->b, of_floats[below((int64_t)TN_COUNT(of_floats))], a, b));
+        keep(t, kir_binary(t->b, of_floats[below((int64_t)TN_COUNT(of_floats) - t->options.simple)], a, b));
     else
-        keep(t, kir_binary(t->b, of_ints[below((int64_t)TN_COUNT(of_ints))], a, b));
+        keep(t, kir_binary(t->b, of_ints[below((int64_t)TN_COUNT(of_ints) - (t->options.simple ? 2 : 0))], a, b));
 }
 
 static void add_ternary(kir_random *t) {
@@ -264,7 +277,7 @@ static void add_choice(kir_random *t) {
 
 /* Every point has an element of its own, in the order of a permutation. */
 static void add_scatter(kir_random *t) {
-    if (!has_room(t, 3)) return;
+    if (t->options.simple || !has_room(t, 3)) return;
     int axes = visible_axes(t);
     kir_aff from = kir_aff_const(0), to = kir_aff_const(below(3));
     int64_t points = 1;
@@ -284,6 +297,10 @@ static void add_scatter(kir_random *t) {
 static void add_cast(kir_random *t) {
     kir_val v = need(t, random_type(t));
     kir_type from = kir_val_type(t->b, v);
+    if (t->options.simple && (is_float(from) || from == KIR_U32 || from == KIR_U64)) { /* the conversions there are */
+        keep(t, kir_cast(t->b, from == KIR_F32 && one_in(2) ? KIR_I32 : KIR_BOOL, v));
+        return;
+    }
     if (!one_in(3))
         keep(t, kir_cast(t->b, random_type(t), v));
     else if (from == KIR_I32 || from == KIR_U32)
@@ -293,18 +310,22 @@ static void add_cast(kir_random *t) {
 }
 
 static void add_index(kir_random *t) {
+    if (t->options.narrow) return;
     kir_aff index = anywhere(t, visible_axes(t));
-    if (one_in(4)) index.dyn = need(t, KIR_I64);
+    if (!t->options.simple && one_in(4)) index.dyn = need(t, KIR_I64);
     keep(t, kir_index(t->b, &index));
 }
 
-static void add_philox(kir_random *t) { keep(t, kir_philox(t->b, need(t, KIR_U64), need(t, KIR_U64))); }
+static void add_philox(kir_random *t) {
+    if (!t->options.simple) keep(t, kir_philox(t->b, need(t, KIR_U64), need(t, KIR_U64)));
+}
 
 static void add_store(kir_random *t) {
     if (t->n_values == 0 || !has_room(t, 2)) return;
     kir_val v = t->values[t->n_values - 1 - below(tn_min64(t->n_values, 5))];
     static const tn_dtype wide[KIR_TYPE_COUNT] = {TN_F32, TN_F64, TN_I32, TN_I64, TN_U32, TN_U64, TN_BOOL};
     tn_dtype dtype = one_in(4) ? random_dtype(t) : wide[kir_val_type(t->b, v)];
+    if (t->options.simple && kir_type_of(dtype) != kir_val_type(t->b, v)) dtype = wide[kir_val_type(t->b, v)];
     kir_aff index = apart(t, visible_axes(t));
     int buffer = add_area(t, dtype, &index, visible_axes(t), 0);
     kir_store(t->b, buffer, &index, v, random_mask(t));
@@ -361,7 +382,8 @@ static void add_reduction(kir_random *t, kir_val *results, int *n_results, bool 
     static const kir_reduce any[] = {KIR_SUM,    KIR_SUM,    KIR_RMAX,  KIR_RMIN, KIR_PROD,
                                      KIR_ARGMAX, KIR_ARGMIN, KIR_CHAIN, KIR_SEQ};
     kir_type type = random_type(t);
-    kir_reduce kind = any[below(plain ? 7 : (int64_t)TN_COUNT(any))];
+    kir_reduce kind = any[below(t->options.simple ? 5 : plain ? 7 : (int64_t)TN_COUNT(any))];
+    if (t->options.simple && type == KIR_BOOL) type = KIR_F32;
     bool takes_bool = kind == KIR_RMAX || kind == KIR_RMIN || kind == KIR_ARGMAX || kind == KIR_ARGMIN;
     if (type == KIR_BOOL && !takes_bool) type = KIR_F32;
     kir_val v = need(t, type);
@@ -384,7 +406,7 @@ static void add_loop(kir_random *t, bool plain) {
     for (int i = (int)below(9); i > 0; i--) {
         add_something(t);
         if (one_in(4) && n_results < 4) add_reduction(t, results, &n_results, plain);
-        if (!plain && one_in(10)) add_scan(t);
+        if (!plain && !t->options.simple && one_in(10)) add_scan(t);
     }
     if (n_results == 0 || one_in(3)) add_reduction(t, results, &n_results, plain);
     if (one_in(2)) add_store(t);
@@ -403,7 +425,7 @@ static void make_plain(kir_random *t) {
     for (int k = 0; k <= loops; k++) {
         for (int i = (int)below(loops ? 4 : 14); i > 0; i--)
             add_something(t);
-        if (k < loops) add_loop(t, t->options.no_chains || (long_loop && !one_in(4)));
+        if (k < loops) add_loop(t, long_loop && !one_in(4));
     }
 }
 

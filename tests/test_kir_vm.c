@@ -1,7 +1,8 @@
 /* test_kir_vm.c — the tile VM yields the interpreter's bits: random programs on every instruction set, on one, two and
  * three threads, whole and in boxes.
  *
- * A seed that fails is printed with its program (kir_random.h): --seeds N N+1 repeats it. */
+ * A seed that fails is printed with its program (kir_random.h): --seeds N N+1 repeats it
+ * (--long, --code, --long-code where it is one of those). */
 #include "test_support.h"
 
 #include "kir/vm.h"
@@ -83,9 +84,12 @@ static bool check_boxes(runner *r, const char *isa) {
 
 static bool check_all(runner *r) {
     bool good = true;
-    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT && good; isa++) {
-        if (!kir_vm_use((tn_isa)isa)) continue;
-        const char *name = tn_isa_name((tn_isa)isa);
+    for (int way = 0; way < 2 * TN_ISA_COUNT && good; way++) {
+        tn_isa isa = (tn_isa)(way / 2);
+        if (!kir_vm_use(isa)) continue;
+        kir_code_use(way % 2 == 1);
+        char name[32];
+        snprintf(name, sizeof name, "%s%s", tn_isa_name(isa), way % 2 ? ", machine code" : "");
         good = good && check_run(r, name, 1, 1) && check_run(r, name, 2, 1) && check_run(r, name, 1, LAUNCHES) &&
                check_run(r, name, MAX_THREADS, LAUNCHES);
         if (r->t->n_loop == 0) good = good && check_boxes(r, name);
@@ -117,9 +121,15 @@ static void runner_close(runner *r) {
     }
 }
 
-static bool run_case(uint64_t seed, bool long_loop, bool show) {
+/* What a seed becomes: any program, one with a long loop, one for machine code (on even seeds without elements of 8
+ * bytes), or both. */
+typedef enum case_kind { ANY_CASE, LONG_CASE, CODE_CASE, LONG_CODE_CASE, CASE_KINDS } case_kind;
+
+static bool run_case(uint64_t seed, case_kind kind, bool show) {
     kir_random t;
-    kir_random_make(&t, seed, &(kir_random_options){.long_loop = long_loop});
+    kir_random_options options = {.simple = kind >= CODE_CASE, .long_loop = kind % 2 == 1};
+    options.narrow = options.simple && seed % 2 == 0;
+    kir_random_make(&t, seed, &options);
     if (show) kir_random_print(&t, seed);
     kir_vm *vm = NULL;
     assert_ok(kir_vm_compile(t.program, &vm));
@@ -139,31 +149,48 @@ static uint64_t cases(uint64_t few) { return getenv("TRUNNION_TEST_FULL") ? 10 *
 static void random_programs_match_the_interpreter(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < cases(CASES); seed++)
-        assert_true(run_case(seed, false, false));
+        assert_true(run_case(seed, ANY_CASE, false));
 }
 
 static void long_loops_match_the_interpreter(void **state) {
     (void)state;
     for (uint64_t seed = 0; seed < cases(LONG_CASES); seed++)
-        assert_true(run_case(seed, true, false));
+        assert_true(run_case(seed, LONG_CASE, false));
 }
 
-static int run_seeds(uint64_t begin, uint64_t end, bool long_loop, bool show) {
+/* Nearly all of these get code, where there is any. */
+static void machine_code_matches_the_interpreter(void **state) {
+    (void)state;
+    int64_t before = kir_code_made();
+    for (uint64_t seed = 0; seed < cases(CASES); seed++)
+        assert_true(run_case(seed, CODE_CASE, false));
+    for (uint64_t seed = 0; seed < cases(LONG_CASES); seed++)
+        assert_true(run_case(seed, LONG_CODE_CASE, false));
+    if (strcmp(kir_code_state(), "on") == 0) assert_true(kir_code_made() - before > CASES / 2);
+}
+
+static int run_seeds(uint64_t begin, uint64_t end, case_kind kind, bool show) {
     for (uint64_t seed = begin; seed < end; seed++) {
-        if (!run_case(seed, long_loop, show)) return 1;
+        if (!run_case(seed, kind, show)) return 1;
     }
     return 0;
 }
 
 int main(int argc, char **argv) {
+    static const char *const kinds[CASE_KINDS] = {"--seeds", "--long", "--code", "--long-code"};
     kir_vm_worth_a_thread(0); /* so that even small programs are divided */
-    if (argc == 4) {          /* --seeds or --long, first, one past the last */
+    kir_code_worth(0);        /* … and get code at once */
+    if (argc == 4) {          /* a kind, the first seed, one past the last */
         uint64_t begin = strtoull(argv[2], NULL, 10), end = strtoull(argv[3], NULL, 10);
-        return run_seeds(begin, end, strcmp(argv[1], "--long") == 0, end == begin + 1);
+        int kind = 0;
+        while (kind < CASE_KINDS - 1 && strcmp(argv[1], kinds[kind]) != 0)
+            kind++;
+        return run_seeds(begin, end, (case_kind)kind, end == begin + 1);
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_programs_match_the_interpreter),
         cmocka_unit_test(long_loops_match_the_interpreter),
+        cmocka_unit_test(machine_code_matches_the_interpreter),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kir_vm_trim();

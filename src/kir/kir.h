@@ -258,7 +258,8 @@ tn_status kir_interpret(const kir_program *p, const kir_launch *launch);
 
 /* The tile VM (vm.c): programs without workgroups and variables, whose loops all range over the same axes at depth one;
  * others are TN_ERR_UNSUPPORTED. A value is a tile of up to KIR_TILE points; each instruction is one vector routine
- * (simd.c, compiled per instruction set) over the tile. */
+ * (simd.c, compiled per instruction set) over the tile. Programs and launches that suit it get machine code instead
+ * (render_x64.c), with the same bits. */
 enum { KIR_TILE = 1024 };
 typedef struct kir_vm kir_vm;
 tn_status kir_vm_compile(const kir_program *p, kir_vm **out); /* keeps nothing of p */

@@ -110,8 +110,10 @@ static void frame_open(kir_frame *f, const kir_vm *vm, void *memory) {
     kir_frame_carve(f, vm, memory);
     f->vm = vm;
     f->simd = table();
+    f->isa = (tn_isa)(f->simd - tables);
     f->bind = NULL;
     f->team = NULL;
+    f->code_given = false;
     if (vm->n_access > 0) memcpy(f->views, vm->views, (size_t)vm->n_access * sizeof *f->views);
 }
 
@@ -411,7 +413,9 @@ static void run_unit(kir_frame *f, int64_t unit) {
 
 static void run_units(kir_frame *f, int64_t begin, int64_t end) {
     for (int64_t unit = begin; unit < end; unit++) {
-        if (f->straight)
+        if (f->code)
+            kir_code_run(f, unit);
+        else if (f->straight)
             kir_run_straight(f, unit);
         else
             run_unit(f, unit);
@@ -424,7 +428,8 @@ typedef struct job {
     const kir_vm *vm;
     const kir_launch *launches;
     int64_t count;
-    int64_t *first_unit; /* by launch, and one past the last */
+    int64_t *first_unit;    /* by launch, and one past the last */
+    const kir_code **codes; /* by launch */
     char *memory;
 } job;
 
@@ -447,6 +452,8 @@ static void run_share(void *ctx, int64_t begin, int64_t end, int worker) {
     for (int64_t i = launch_of(j, begin); i < j->count && j->first_unit[i] < end; i++) {
         int64_t first = j->first_unit[i], last = j->first_unit[i + 1];
         if (first == last) continue;
+        f.code_given = true;
+        f.given = j->codes[i];
         kir_frame_launch(&f, &j->launches[i], NULL, NULL);
         run_units(&f, tn_max64(begin - first, 0), tn_min64(end, last) - first);
     }
@@ -454,7 +461,8 @@ static void run_share(void *ctx, int64_t begin, int64_t end, int worker) {
 
 /* Is the launch better divided inside its loops? It has fewer units than threads, and each is long. */
 static bool wants_team(const kir_frame *f, int threads) {
-    return f->vm->in_blocks && !f->whole && f->units < threads && f->units > 0 && loop_space(f)->total >= 2 * KIR_BLOCK;
+    return f->vm->in_blocks && !f->code && !f->whole && f->units < threads && f->units > 0 &&
+           loop_space(f)->total >= 2 * KIR_BLOCK;
 }
 
 static void run_with_team(kir_frame *f, int threads, char *memory) {
@@ -473,7 +481,7 @@ typedef struct shares {
 
 static shares shares_of(const kir_vm *vm, const kir_launch *launches, int64_t count, int threads) {
     shares s = {.frames = (size_t)threads * vm->thread_bytes};
-    s.table = (((size_t)count + 1) * sizeof(int64_t) + 63) & ~(size_t)63;
+    s.table = (((size_t)count + 1) * (sizeof(int64_t) + sizeof(kir_code *)) + 63) & ~(size_t)63;
     for (int64_t i = 0; i < count && vm->in_blocks; i++) {
         int64_t loop = 1;
         for (int k = 0; k < vm->loop_count; k++)
@@ -491,6 +499,7 @@ static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_
     j.memory = thread_memory(s.frames + s.table + s.team);
     if (!j.memory) return TN_ERR_MEMORY;
     j.first_unit = (int64_t *)(void *)(j.memory + s.frames);
+    j.codes = (const kir_code **)(void *)(j.first_unit + count + 1);
     int64_t units = 0;
     double cost = 0;
     kir_frame f;
@@ -498,6 +507,7 @@ static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_
     for (int64_t i = 0; i < count; i++) {
         kir_frame_launch(&f, &launches[i], NULL, NULL);
         j.first_unit[i] = units;
+        j.codes[i] = f.code;
         if (wants_team(&f, threads)) {
             run_with_team(&f, threads, j.memory + s.frames + s.table);
             continue;

@@ -98,6 +98,9 @@ typedef struct kir_bind {
 
 enum { KIR_PATTERN_HEAD = 4 };
 
+/* Machine code of a program for one pattern of strides along its rows (render_x64.c). */
+typedef struct kir_code kir_code;
+
 struct kir_vm {
     int n_par, n_loop, n_access, n_values, n_states, n_constants, n_dials;
     bool has_loop, in_blocks; /* in_blocks: all reductions are such that blocks may be computed apart */
@@ -113,6 +116,9 @@ struct kir_vm {
     double point_cost, loop_cost; /* nanoseconds a parallel point outside loops, a loop point */
     size_t thread_bytes;          /* memory of one frame */
     _Atomic(kir_bind *) binds[KIR_BINDS];
+    kir_program *source; /* a copy of the program, if it may get machine code; else NULL */
+    _Atomic(kir_code *) codes[KIR_BINDS];
+    _Atomic(int) launches; /* that could have used code while there was none */
 };
 
 /* A list of axes, flattened. */
@@ -159,6 +165,7 @@ typedef struct kir_frame {
     const kir_vm *vm;
     const kir_schedule *schedule;
     const kir_simd_table *simd;
+    tn_isa isa; /* of the table */
     const kir_bind *bind;
     const kir_launch *launch;
     const int64_t *sizes;
@@ -186,7 +193,10 @@ typedef struct kir_frame {
     kir_state *states;
     kir_value *dials;
     uint8_t *pattern;
-    kir_bind own;          /* when the program's table of binds is full */
+    kir_bind own;         /* when the program's table of binds is full */
+    const kir_code *code; /* not NULL: units are run by machine code */
+    bool code_given;      /* … and `given` says by which: a launch that is shared out has one division into units */
+    const kir_code *given;
     struct kir_team *team; /* not NULL: loops are shared out block by block (vm.c) */
 } kir_frame;
 
@@ -239,6 +249,23 @@ size_t kir_part_bytes(void);
 void kir_part_save(kir_frame *f, const kir_step *s, char *part);
 void kir_part_add(kir_frame *f, const kir_step *s, const char *part, int64_t first);
 void kir_parts_end(kir_frame *f, const kir_step *s);
+
+/* render_x64.c */
+/* Keeps what is needed to make code later, when the program is one that can have some. */
+tn_status kir_code_prepare(kir_vm *vm, const kir_program *p);
+void kir_code_release(kir_vm *vm);
+/* Finds or makes code for the launch that the frame is laid out for, and divides the launch into units for it. false:
+ * there is none, the VM's routines run it. */
+bool kir_code_choose(kir_frame *f);
+void kir_code_run(const kir_frame *f, int64_t unit);
+
+/* For tests and measurements: code on or off (at first: on, unless TRUNNION_JIT=0); from how many nanoseconds of work a
+ * first launch is worth making it; a system that refuses executable memory; how much has been made. */
+void kir_code_use(bool on);
+void kir_code_worth(double nanoseconds);
+void kir_code_refuse_memory(bool yes);
+int64_t kir_code_made(void);
+const char *kir_code_state(void); /* "on", or why there is no code */
 
 /* The number of elements of a value of this kind in the current tile. */
 static inline int64_t kir_count(const kir_frame *f, int kind) {

@@ -137,11 +137,12 @@ static tn_status compile(const kir_program *p, kir_vm *vm) {
     TRY(note_states(vm));
     sum_costs(vm);
     vm->thread_bytes = kir_frame_carve(NULL, vm, NULL);
-    return TN_OK;
+    return kir_code_prepare(vm, p);
 }
 
 void kir_vm_free(kir_vm *vm) {
     if (!vm) return;
+    kir_code_release(vm);
     for (int i = 0; i < KIR_BINDS; i++)
         tn_mem_free(atomic_load_explicit(&vm->binds[i], memory_order_relaxed));
     kir_schedule_free(&vm->parts);

@@ -385,11 +385,18 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     f->launch = launch;
     f->sizes = launch->sizes;
     f->units = 0;
+    f->code = NULL;
     merge_par(f, lo, hi, &par);
     if (f->vm->has_loop) merge_loop(f, &loop);
     f->cost = (double)par.total * (f->vm->point_cost + (double)loop.total * f->vm->loop_cost);
     if (par.total == 0) return;
     set_plan(f, &par, &loop, lo);
+    f->straight = false;
+    if (f->vm->source && kir_code_choose(f)) {
+        set_views(f);
+        set_dials(f);
+        return;
+    }
     f->schedule = f->whole ? &f->vm->whole : &f->vm->parts;
     make_pattern(f, f->pattern);
     const kir_bind *bind = find_bind(f);

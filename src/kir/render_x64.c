@@ -1,0 +1,513 @@
+/* render_x64.c — machine code for a program: rows, loops and reductions around the segments, and when it is used.
+ *
+ * Code is made at a launch that is long enough to repay it, or at the second one, for the pattern of strides along the
+ * rows that this launch has; it is kept with the program and found again by that pattern. What has no code, the tile VM
+ * runs: programs and launches that are refused here, processors without AVX2, systems without executable memory. */
+#include "kir/rules.h"
+#include "kir/x64.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+
+enum { KEY_HEAD = 2, UNIT = 8192, LANES_MOST = KIR_LANES };
+
+struct kir_code {
+    x64_fn *fn; /* NULL: there is none for this key */
+    size_t bytes;
+    uint8_t key[KEY_HEAD + X64_MOST_ACCESS];
+};
+
+/* ---- a loop ------------------------------------------------------------------------------------------------------ */
+
+/* How often a loop without reductions repeats its body before it looks whether it is over. */
+static int copies_of(const x64_build *b, const x64_segment *s) {
+    if (s->n_reductions > 0) return KIR_LANES / b->lanes;
+    return s->n <= 6 ? 4 : s->n <= 16 ? 2 : 1;
+}
+
+static void set_tail(x64_emitter *e) {
+    x64_asm *a = e->a;
+    x64_move(a, X64_LEFT, X64_END);
+    x64_sub(a, X64_LEFT, X64_I);
+    x64_set(a, X64_RAX, e->b->lanes);
+    x64_compare(a, X64_LEFT, X64_RAX);
+    x64_move_if(a, X64_A, X64_LEFT, X64_RAX);
+    if (!e->b->evex) return;
+    x64_set(a, X64_RAX, -1);
+    x64_lowest_bits(a, X64_RAX, X64_RAX, X64_LEFT);
+    x64_op3(e, X64_KFROM, 16, X64_TAIL_MASK, 0, x64_reg(X64_RAX));
+}
+
+/* The whole stretches of [i, end). */
+static void emit_main(x64_emitter *e) {
+    x64_asm *a = e->a;
+    int stretch = e->copies * e->b->lanes;
+    x64_address(a, X64_RCX, x64_at(X64_I, stretch));
+    x64_compare(a, X64_RCX, X64_END);
+    size_t over = x64_jump_if(a, X64_A), again = a->n;
+    for (int copy = 0; copy < e->copies; copy++)
+        x64_segment_body(e, X64_WHOLE, copy);
+    x64_add_imm(a, X64_I, stretch);
+    x64_address(a, X64_RCX, x64_at(X64_I, stretch));
+    x64_compare(a, X64_RCX, X64_END);
+    x64_jump_back_if(a, X64_BE, again);
+    x64_land(a, over);
+}
+
+/* What is left: with reductions, each copy has its own partial results, so each has its own code. */
+static void emit_tail(x64_emitter *e) {
+    x64_asm *a = e->a;
+    size_t over[LANES_MOST], again = a->n;
+    bool turns = e->s->n_reductions == 0;
+    int n = turns ? 1 : e->copies;
+    for (int copy = 0; copy < n; copy++) {
+        x64_compare(a, X64_I, X64_END);
+        over[copy] = x64_jump_if(a, X64_AE);
+        set_tail(e);
+        x64_segment_body(e, X64_TAIL, copy);
+        x64_add_imm(a, X64_I, e->b->lanes);
+    }
+    if (turns) {
+        x64_compare(a, X64_I, X64_END);
+        x64_jump_back_if(a, X64_B, again);
+    }
+    for (int copy = 0; copy < n; copy++)
+        x64_land(a, over[copy]);
+    x64_move(a, X64_I, X64_END);
+}
+
+/* ---- reductions -------------------------------------------------------------------------------------------------- */
+
+static x64_rm accumulator(const x64_emitter *e, int reduction, int copy) {
+    int place = e->accumulators[reduction][copy];
+    return place >= 0 ? x64_reg(place) : x64_slot(-1 - place);
+}
+
+static void move_in(x64_emitter *e, int reg, x64_rm from) {
+    x64_op3(e, from.memory ? X64_LOADU : X64_MOVE, x64_vector_bytes(e->b), reg, 0, from);
+}
+
+static void move_out(x64_emitter *e, x64_rm to, int reg) {
+    x64_op3(e, to.memory ? X64_STOREU : X64_MOVE, x64_vector_bytes(e->b), to.memory ? reg : to.reg, 0,
+            to.memory ? to : x64_reg(reg));
+}
+
+static void clear_accumulators(x64_emitter *e) {
+    for (int r = 0; r < e->s->n_reductions; r++) {
+        x64_rm identity = x64_place(e, e->s->reductions[r].identity);
+        for (int copy = 0; copy < e->copies; copy++) {
+            x64_rm to = accumulator(e, r, copy);
+            int reg = to.memory ? e->scratch[2] : to.reg;
+            if (!to.memory || copy == 0) move_in(e, reg, identity);
+            if (to.memory) move_out(e, to, reg);
+        }
+    }
+}
+
+/* The vector's upper half, quarter … beside its lower one, into scratch 1. */
+static void upper_part(x64_emitter *e, int from, int bytes) {
+    int d = e->scratch[1];
+    x64_vec v = {.bytes = 16, .reg = d, .rm = x64_reg(from), .imm = bytes == 8 ? 0x4E : 0xB1};
+    v.op = X64_SHUFFLE;
+    if (bytes >= 16) {
+        v.op = bytes == 32 ? X64_HIGH32 : X64_HIGH16;
+        v.bytes = 2 * bytes;
+        v.reg = from;
+        v.rm = x64_reg(d);
+        v.imm = 1;
+    }
+    x64_emit(e->a, &v);
+}
+
+/* The lanes of a block are folded by halves, and the result joins that of the blocks before. */
+static void emit_fold(x64_emitter *e, int number) {
+    const x64_reduction *r = &e->s->reductions[number];
+    int acc = e->scratch[2], width = e->b->values[r->result].width;
+    for (int half = e->copies / 2; half > 0; half /= 2) {
+        for (int copy = 0; copy < half; copy++) {
+            x64_rm lower = accumulator(e, number, copy);
+            int reg = lower.memory ? acc : lower.reg;
+            if (lower.memory) move_in(e, reg, lower);
+            x64_combine(e, r, reg, accumulator(e, number, copy + half), false);
+            if (lower.memory) move_out(e, lower, reg);
+        }
+    }
+    move_in(e, acc, accumulator(e, number, 0));
+    for (int half = e->b->lanes / 2; half > 0; half /= 2) {
+        upper_part(e, acc, half * width);
+        x64_combine(e, r, acc, x64_reg(e->scratch[1]), false);
+    }
+    x64_op3(e, width == 8 ? X64_BCAST8 : X64_BCASTI, x64_vector_bytes(e->b), acc, 0, x64_reg(acc));
+    x64_rm result = x64_slot(e->b->values[r->result].slot), block = x64_slot(X64_SCRATCH_SLOT);
+    x64_compare_imm(e->a, X64_I, KIR_BLOCK);
+    size_t first = x64_jump_if(e->a, X64_BE);
+    move_out(e, block, acc);
+    move_in(e, acc, result);
+    x64_combine(e, r, acc, block, false);
+    x64_land(e->a, first);
+    move_out(e, result, acc);
+}
+
+/* Block by block. */
+static void emit_reducing(x64_emitter *e, x64_rm count) {
+    x64_asm *a = e->a;
+    size_t again = a->n;
+    x64_address(a, X64_END, x64_at(X64_I, KIR_BLOCK));
+    x64_load(a, X64_RAX, count);
+    x64_compare(a, X64_END, X64_RAX);
+    x64_move_if(a, X64_A, X64_END, X64_RAX);
+    clear_accumulators(e);
+    emit_main(e);
+    emit_tail(e);
+    for (int r = 0; r < e->s->n_reductions; r++)
+        emit_fold(e, r);
+    x64_load(a, X64_RAX, count);
+    x64_compare(a, X64_I, X64_RAX);
+    x64_jump_back_if(a, X64_B, again);
+}
+
+static void emit_loop(x64_emitter *e, int segment) {
+    x64_rm count = x64_at(X64_ARGS, (int32_t)offsetof(x64_args, n));
+    const x64_segment *s = &e->b->segments[segment];
+    int copies = copies_of(e->b, s);
+    if (s->n * copies > X64_MOST_BODY) x64_refuse(e->b, "a long loop");
+    if (e->b->refusal || s->n == 0) return;
+    x64_segment_begin(e, segment, copies);
+    x64_set(e->a, X64_I, 0);
+    if (s->n_reductions > 0) {
+        emit_reducing(e, count);
+        return;
+    }
+    x64_load(e->a, X64_END, count);
+    emit_main(e);
+    emit_tail(e);
+}
+
+/* ---- a function -------------------------------------------------------------------------------------------------- */
+
+static x64_rm field(size_t array, int access) {
+    return x64_at(X64_ARGS, (int32_t)(array + (size_t)access * sizeof(int64_t)));
+}
+
+/* The first accesses have their addresses in registers that calls preserve. */
+static void load_pointers(x64_emitter *e) {
+    static const uint8_t registers[X64_POINTERS] = {X64_RBX, X64_R12, X64_R13, X64_R14, X64_R15};
+    for (int i = 0, n = 0; i < e->b->p->n_access; i++) {
+        bool has_one = e->b->p->access[i].buffer >= 0 && n < X64_POINTERS;
+        e->pointer[i] = has_one ? registers[n++] : -1;
+        if (has_one) x64_load(e->a, e->pointer[i], field(offsetof(x64_args, at), i));
+    }
+}
+
+static void next_row(x64_emitter *e) {
+    x64_asm *a = e->a;
+    for (int i = 0; i < e->b->p->n_access; i++) {
+        x64_load(a, X64_RAX, field(offsetof(x64_args, row_step), i));
+        x64_load(a, X64_RCX, field(offsetof(x64_args, at), i));
+        x64_add(a, X64_RCX, X64_RAX);
+        x64_store(a, field(offsetof(x64_args, at), i), X64_RCX);
+    }
+}
+
+static void emit_rows(x64_emitter *e) {
+    x64_asm *a = e->a;
+    x64_rm rows = x64_at(X64_ARGS, (int32_t)offsetof(x64_args, rows));
+    size_t again = a->n;
+    load_pointers(e);
+    for (int i = 0; i < e->b->n_segments; i++) {
+        if (e->b->segments[i].loop) {
+            emit_loop(e, i);
+            continue;
+        }
+        x64_segment_begin(e, i, 1);
+        x64_segment_body(e, X64_ROW, 0);
+    }
+    next_row(e);
+    x64_load(a, X64_RAX, rows);
+    x64_add_imm(a, X64_RAX, -1);
+    x64_store(a, rows, X64_RAX);
+    x64_compare_imm(a, X64_RAX, 0);
+    x64_jump_back_if(a, X64_NE, again);
+}
+
+/* Saves the registers that belong to the caller, makes room for the slots; their number is known at the end. */
+static size_t emit_entry(x64_asm *a) {
+    x64_bytes(a, "\x55\x48\x89\xE5\x53\x41\x54\x41\x55\x41\x56\x41\x57", 13); /* push rbp … r15 */
+    x64_bytes(a, "\x48\x81\xEC\0\0\0\0", 7);                                  /* sub rsp, size */
+    size_t size = a->n - 4;
+    x64_bytes(a, "\x48\x83\xE4\xC0", 4); /* and rsp, -64 */
+    return size;
+}
+
+static void emit_exit(x64_asm *a, size_t size_at, int slots) {
+    int32_t size = slots * 64;
+    x64_bytes(a, "\x48\x8D\x65\xD8\x41\x5F\x41\x5E\x41\x5D\x41\x5C\x5B\x5D", 14); /* pop r15 … rbp */
+    x64_bytes(a, "\xC5\xF8\x77\xC3", 4);                                          /* vzeroupper; ret */
+    if (!a->failed) memcpy(a->bytes + size_at, &size, sizeof size);
+}
+
+static void render(x64_build *b) {
+    x64_lower(b);
+    x64_emitter e;
+    if (b->refusal) return;
+    if (x64_emitter_open(&e, b) != TN_OK) {
+        x64_lack_memory(b);
+        return;
+    }
+    size_t size = emit_entry(b->a);
+    emit_rows(&e);
+    emit_exit(b->a, size, b->n_slots);
+    x64_emitter_close(&e);
+}
+
+/* ---- making it --------------------------------------------------------------------------------------------------- */
+
+static _Atomic(bool) refuses_memory;
+static _Atomic(int64_t) made, bytes_made;
+static _Atomic(const char *) state;
+
+void kir_code_refuse_memory(bool yes) { atomic_store(&refuses_memory, yes); }
+
+int64_t kir_code_made(void) { return atomic_load(&made); }
+
+static int segments_of(const kir_program *p) {
+    int n = 2;
+    for (int i = 0; i < p->n_ins; i++)
+        n += p->ins[i].op == KIR_LOOP || p->ins[i].op == KIR_END;
+    return n;
+}
+
+/* Lanes of a whole vector's elements, the widest that the program has. */
+static int lanes_of(const kir_program *p, bool evex) {
+    for (int i = 0; i < p->n_ins; i++) {
+        if (kir_yields((kir_op)p->ins[i].op) && kir_type_size((kir_type)p->ins[i].type) == 8) return 8;
+    }
+    return evex ? 16 : 8;
+}
+
+static void close_build(x64_build *b) {
+    for (int i = 0; b->segments && i < b->n_segments; i++)
+        tn_mem_free(b->segments[i].steps);
+    tn_mem_free(b->segments);
+    tn_mem_free(b->values);
+    tn_mem_free(b->value_of);
+}
+
+static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, kir_code *out) {
+    x64_asm a = {.vector = evex ? 64 : 32, .evex = evex};
+    x64_build b = {.a = &a,
+                   .p = p,
+                   .classes = out->key + KEY_HEAD,
+                   .layout = layout,
+                   .lanes = lanes_of(p, evex),
+                   .evex = evex,
+                   .n_segments = segments_of(p),
+                   .n_slots = 1};
+    memset(b.constant_of, 0xff, sizeof b.constant_of);
+    b.segments = tn_mem_zalloc((size_t)b.n_segments, sizeof *b.segments);
+    b.value_of = tn_mem_zalloc((size_t)p->n_ins + 1, sizeof *b.value_of);
+    tn_status status = b.segments && b.value_of ? TN_OK : TN_ERR_MEMORY;
+    if (status == TN_OK) render(&b);
+    void *code = NULL;
+    if (status == TN_OK) {
+        status = b.no_memory ? TN_ERR_MEMORY
+                 : b.refusal ? TN_ERR_UNSUPPORTED
+                             : x64_asm_finish(&a, atomic_load(&refuses_memory), &code, &out->bytes);
+        if (!b.refusal && status == TN_ERR_UNSUPPORTED) atomic_store(&state, "the system refuses executable memory");
+    }
+    _Static_assert(sizeof code == sizeof out->fn, "addresses have one size");
+    memcpy(&out->fn, &code, sizeof code);
+    close_build(&b);
+    x64_asm_free(&a);
+    return status;
+}
+
+/* Code for the key, or a note that there is none. NULL without memory. */
+static kir_code *make_code(const kir_vm *vm, kir_layout layout, const uint8_t *key, size_t n_key) {
+    enum { MOST_BYTES = 1 << 28 }; /* of all programs */
+    kir_code *code = tn_mem_zalloc(1, sizeof *code);
+    if (!code) return NULL;
+    memcpy(code->key, key, n_key);
+    bool evex = key[0] == TN_ISA_AVX512;
+    if (x64_refusal_of(vm->source, evex) || atomic_load(&bytes_made) > MOST_BYTES) return code;
+    tn_status status = build_code(vm->source, layout, evex, code);
+    if (status == TN_ERR_MEMORY) {
+        tn_mem_free(code);
+        return NULL;
+    }
+    if (status != TN_OK) return code;
+    atomic_fetch_add(&made, 1);
+    atomic_fetch_add(&bytes_made, (int64_t)code->bytes);
+    return code;
+}
+
+static void free_code(kir_code *code) {
+    if (!code) return;
+    void *address;
+    memcpy(&address, &code->fn, sizeof address);
+    if (address) atomic_fetch_sub(&bytes_made, (int64_t)code->bytes);
+    x64_code_free(address, code->bytes);
+    tn_mem_free(code);
+}
+
+tn_status kir_code_prepare(kir_vm *vm, const kir_program *p) {
+    if (x64_refusal_of(p, true)) return TN_OK;
+    size_t ins = (size_t)p->n_ins * sizeof *p->ins, access = (size_t)p->n_access * sizeof *p->access;
+    char *block = tn_mem_alloc(sizeof *p + ins + access);
+    if (!block) return TN_ERR_MEMORY;
+    kir_program *copy = (kir_program *)(void *)block;
+    *copy = *p;
+    copy->ins = (kir_ins *)(void *)(block + sizeof *p);
+    copy->access = (kir_access *)(void *)(block + sizeof *p + ins);
+    memcpy(copy->ins, p->ins, ins);
+    memcpy(copy->access, p->access, access);
+    vm->source = copy;
+    return TN_OK;
+}
+
+void kir_code_release(kir_vm *vm) {
+    for (int i = 0; i < KIR_BINDS; i++)
+        free_code(atomic_load_explicit(&vm->codes[i], memory_order_relaxed));
+    tn_mem_free(vm->source);
+}
+
+/* ---- choosing it ------------------------------------------------------------------------------------------------- */
+
+static _Atomic(int) use; /* 0: not decided, 1: on, 2: off */
+static _Atomic(int64_t) worth_picoseconds = 30 * 1000 * 1000;
+
+void kir_code_use(bool on) { atomic_store(&use, on ? 1 : 2); }
+
+void kir_code_worth(double nanoseconds) { atomic_store(&worth_picoseconds, (int64_t)(nanoseconds * 1e3)); }
+
+static bool is_on(void) {
+    int now = atomic_load_explicit(&use, memory_order_relaxed);
+    if (now == 0) {
+        const char *wish = tn_env("TRUNNION_JIT");
+        now = wish && strcmp(wish, "0") == 0 ? 2 : 1;
+        atomic_store(&use, now);
+    }
+    return now == 1;
+}
+
+const char *kir_code_state(void) {
+    const char *why = atomic_load(&state);
+    if (!is_on()) return "turned off";
+#if defined(__x86_64__)
+    if (tn_cpu().isa < TN_ISA_AVX2) return "the processor has no AVX2";
+#else
+    if (!why) return "no code for this processor";
+#endif
+    return why ? why : "on";
+}
+
+static int64_t inner_stride(const kir_frame *f, int access) {
+    if (f->inner_space.n == 0) return 0;
+    return f->strides[(size_t)access * (size_t)f->stride_width + (size_t)f->stride_width - 1];
+}
+
+static size_t make_key(const kir_frame *f, uint8_t *key) {
+    key[0] = (uint8_t)f->isa;
+    key[1] = (uint8_t)f->layout;
+    for (int i = 0; i < f->vm->n_access; i++) {
+        int64_t stride = inner_stride(f, i);
+        key[KEY_HEAD + i] = stride == 0 ? X64_SAME : stride == 1 ? X64_NEXT : X64_FAR;
+    }
+    return (size_t)(KEY_HEAD + f->vm->n_access);
+}
+
+/* Launches that the VM's routines do better: tiles that turn memory over, rows of a few elements, long loops that
+ * threads share block by block. */
+static bool suits(const kir_frame *f) {
+    enum { SHORT_ROW = 8, MANY_ROWS = 64 };
+    if (f->isa < TN_ISA_AVX2 || f->layout == KIR_ACROSS || f->inner_space.n > 1 || f->inner_space.total < 1)
+        return false;
+    if (f->layout == KIR_POINTS && f->square) return false;
+    if (f->inner_space.total < SHORT_ROW && f->outer_space.total >= MANY_ROWS) return false;
+    bool shared = f->vm->in_blocks && f->inner_space.total >= 2 * KIR_BLOCK && f->outer_space.total < tn_threads();
+    return f->layout == KIR_POINTS || !shared;
+}
+
+static bool is_worth_making(const kir_frame *f, kir_vm *vm) {
+    if (f->cost * 1e3 >= (double)atomic_load(&worth_picoseconds)) return true;
+    return atomic_fetch_add_explicit(&vm->launches, 1, memory_order_relaxed) > 0;
+}
+
+/* Threads that make the same code at a time both succeed; one is thrown away. */
+static const kir_code *find_code(const kir_frame *f) {
+    uint8_t key[KEY_HEAD + X64_MOST_ACCESS];
+    size_t n = make_key(f, key);
+    kir_vm *vm = (kir_vm *)(uintptr_t)f->vm; /* only its cache changes */
+    for (int i = 0; i < KIR_BINDS; i++) {
+        kir_code *old = atomic_load_explicit(&vm->codes[i], memory_order_acquire);
+        if (old) {
+            if (memcmp(old->key, key, n) == 0) return old;
+            continue;
+        }
+        if (!is_worth_making(f, vm)) return NULL;
+        kir_code *code = make_code(vm, f->layout, key, n);
+        if (!code) return NULL;
+        if (atomic_compare_exchange_strong(&vm->codes[i], &old, code)) return code;
+        free_code(code);
+        i--; /* someone else's is there now: look at it */
+    }
+    return NULL;
+}
+
+bool kir_code_choose(kir_frame *f) {
+    if (f->code_given ? !f->given : !suits(f) || !is_on()) return false;
+    const kir_code *code = f->code_given ? f->given : find_code(f);
+    if (!code || !code->fn) return false;
+    f->code = code;
+    int64_t length = f->inner_space.total;
+    f->inner_step = f->layout == KIR_POINTS ? kir_piece_of(length, UNIT) : length;
+    f->inner_pieces = tn_ceil_div(length, f->inner_step);
+    f->outer_step = tn_max64(UNIT / length, 1);
+    f->units = f->inner_pieces * tn_ceil_div(f->outer_space.total, f->outer_step);
+    return true;
+}
+
+/* ---- running it -------------------------------------------------------------------------------------------------- */
+
+/* Where row number `row` begins along each outer axis. */
+static void find_row(const kir_space *s, int64_t row, int64_t *at) {
+    for (int k = s->n - 1; k >= 0; k--) {
+        at[k] = row % s->extent[k];
+        row /= s->extent[k];
+    }
+}
+
+static void set_access(const kir_frame *f, x64_args *args, int access, const int64_t *at, int64_t column) {
+    const int64_t *strides = f->strides + (size_t)access * (size_t)f->stride_width;
+    int n = f->outer_space.n;
+    int64_t index = strides[0], step = inner_stride(f, access), size = 1;
+    for (int k = 0; k < n; k++)
+        index += at[k] * strides[1 + k];
+    index += column * step;
+    int64_t row_step = n > 0 ? strides[n] : 0;
+    if (f->vm->buffer_of[access] >= 0) size = f->views[access].size;
+    args->at[access] = (int64_t)((uint64_t)index * (uint64_t)size + (uint64_t)(uintptr_t)f->views[access].origin);
+    args->step[access] = step * size;
+    args->row_step[access] = row_step * size;
+}
+
+void kir_code_run(const kir_frame *f, int64_t unit) {
+    const kir_space *s = &f->outer_space;
+    int64_t piece = unit % f->inner_pieces, row = unit / f->inner_pieces * f->outer_step,
+            column = piece * f->inner_step;
+    int64_t end = tn_min64(row + f->outer_step, s->total);
+    int64_t at[KIR_MAX_AXES];
+    x64_args args; /* of which the program's accesses are set */
+    args.dials = f->dials;
+    while (row < end) {
+        find_row(s, row, at);
+        int64_t run = s->n > 0 ? tn_min64(end - row, s->extent[s->n - 1] - at[s->n - 1]) : 1;
+        args.n = tn_min64(f->inner_step, f->inner_space.total - column);
+        args.rows = run;
+        for (int i = 0; i < f->vm->n_access; i++)
+            set_access(f, &args, i, at, column);
+        f->code->fn(&args);
+        row += run;
+    }
+}

@@ -1,0 +1,602 @@
+/* x64_lower.c — from instructions to steps.
+ *
+ * Without loops, what does not vary along a row becomes the row segment before the one loop segment. With loops,
+ * segments follow the program. What an instruction set cannot do in a step or a few is refused: the tile VM then runs
+ * the program. */
+#include "kir/eval.h"
+#include "kir/rules.h"
+#include "kir/x64.h"
+
+#include <math.h>
+#include <string.h>
+
+void x64_refuse(x64_build *b, const char *why) {
+    if (!b->refusal) b->refusal = why;
+}
+
+void x64_lack_memory(x64_build *b) {
+    b->no_memory = true;
+    x64_refuse(b, "memory");
+}
+
+/* ---- adding steps ------------------------------------------------------------------------------------------------ */
+
+static int new_value(x64_build *b, int width, bool mask) {
+    if (b->refusal) return 0;
+    if (tn_mem_reserve(&b->values, &b->value_room, (size_t)b->n_values + 1, sizeof *b->values) != TN_OK) {
+        x64_lack_memory(b);
+        return 0;
+    }
+    b->values[b->n_values] =
+        (x64_value){.mask = mask, .width = (uint8_t)width, .segment = (int16_t)b->now, .slot = -1, .pool = -1};
+    return b->n_values++;
+}
+
+static int constant(x64_build *b, const void *element, int width) {
+    int number = x64_constant(b->a, element, width);
+    if (number >= X64_MOST_CONSTANTS) x64_refuse(b, "too many constants");
+    if (b->refusal) return 0;
+    int16_t *known = &b->constant_of[number];
+    if (*known >= 0 && b->values[*known].width == width) return *known;
+    int v = new_value(b, width, false);
+    if (b->refusal) return 0;
+    b->values[v].pool = number;
+    b->values[v].segment = -1;
+    *known = (int16_t)v;
+    return v;
+}
+
+int x64_f32(x64_build *b, float x) { return constant(b, &x, 4); }
+int x64_u32(x64_build *b, uint32_t x) { return constant(b, &x, 4); }
+static int u64(x64_build *b, uint64_t x) { return constant(b, &x, 8); }
+
+int x64_take_slot(x64_build *b) {
+    if (b->n_slots == X64_MOST_SLOTS) {
+        x64_refuse(b, "too many values at once");
+        return 0;
+    }
+    return b->n_slots++;
+}
+
+/* A value that another segment computed must be in memory. */
+static void reach(x64_build *b, int v) {
+    if (v < 0 || b->refusal) return;
+    x64_value *value = &b->values[v];
+    if (value->segment != b->now && value->pool < 0 && value->slot < 0) value->slot = (int16_t)x64_take_slot(b);
+}
+
+static x64_step *add_step(x64_build *b, x64_step step) {
+    static x64_step nowhere;
+    x64_segment *s = &b->segments[b->now];
+    reach(b, step.a);
+    reach(b, step.b);
+    reach(b, step.c);
+    if (++b->n_steps > X64_MOST_STEPS) x64_refuse(b, "too long");
+    if (!b->refusal && tn_mem_reserve(&s->steps, &s->room, (size_t)s->n + 1, sizeof *s->steps) != TN_OK) {
+        x64_lack_memory(b);
+    }
+    if (b->refusal) return &nowhere;
+    s->steps[s->n] = step;
+    return &s->steps[s->n++];
+}
+
+static int width_of(const x64_build *b, int v) { return b->refusal ? 4 : b->values[v].width; }
+
+static x64_step plain(const x64_build *b, x64_what what, x64_op op, int width) {
+    return (x64_step){.what = (uint8_t)what,
+                      .op = (uint8_t)op,
+                      .bytes = (uint8_t)(b->lanes * width),
+                      .wide = width == 8,
+                      .imm = -1,
+                      .d = -1,
+                      .a = -1,
+                      .b = -1,
+                      .c = -1};
+}
+
+/* d = op(x, y), the vectors' elements `width` wide, the result's `result` wide. */
+static int compute(x64_build *b, x64_op op, int x, int y, int imm, int width, int result) {
+    x64_step s = plain(b, X64_COMPUTE, op, width);
+    s.a = (int16_t)x;
+    s.b = (int16_t)y;
+    s.imm = (int16_t)imm;
+    int d = new_value(b, result, false);
+    s.d = (int16_t)d;
+    add_step(b, s);
+    return d;
+}
+
+int x64_unary(x64_build *b, x64_op op, int x) { return compute(b, op, -1, x, -1, width_of(b, x), width_of(b, x)); }
+int x64_binary(x64_build *b, x64_op op, int x, int y) {
+    return compute(b, op, x, y, -1, width_of(b, y), width_of(b, y));
+}
+int x64_with_imm(x64_build *b, x64_op op, int x, int imm) {
+    return compute(b, op, -1, x, imm, width_of(b, x), width_of(b, x));
+}
+
+int x64_fma(x64_build *b, int x, int y, int z) {
+    x64_step s = plain(b, X64_FUSE, X64_FMA213, width_of(b, z));
+    s.a = (int16_t)x;
+    s.b = (int16_t)y;
+    s.c = (int16_t)z;
+    int d = new_value(b, width_of(b, z), false);
+    s.d = (int16_t)d;
+    add_step(b, s);
+    return d;
+}
+
+int x64_choose(x64_build *b, int mask, int yes, int no) {
+    x64_step s = plain(b, X64_CHOOSE, b->evex ? X64_BLENDM : X64_BLENDV, width_of(b, yes));
+    s.a = (int16_t)no;
+    s.b = (int16_t)yes;
+    s.c = (int16_t)mask;
+    int d = new_value(b, width_of(b, yes), false);
+    s.d = (int16_t)d;
+    add_step(b, s);
+    return d;
+}
+
+static int compare(x64_build *b, x64_op op, int imm, int x, int y) {
+    x64_step s = plain(b, X64_COMPARE, op, width_of(b, y));
+    s.a = (int16_t)x;
+    s.b = (int16_t)y;
+    s.imm = (int16_t)imm;
+    int d = new_value(b, 4, b->evex);
+    s.d = (int16_t)d;
+    add_step(b, s);
+    return d;
+}
+
+int x64_compare_f(x64_build *b, int predicate, int x, int y) { return compare(b, X64_CMPF, predicate, x, y); }
+
+/* ---- masks ------------------------------------------------------------------------------------------------------- */
+
+static int logic(x64_build *b, x64_op in_masks, x64_op in_vectors, int x, int y) {
+    if (!b->evex) return x64_binary(b, in_vectors, x, y);
+    x64_step s = plain(b, X64_LOGIC, in_masks, 4);
+    s.a = (int16_t)x;
+    s.b = (int16_t)y;
+    s.bytes = x < 0 ? 16 : 32;
+    int d = new_value(b, 4, true);
+    s.d = (int16_t)d;
+    add_step(b, s);
+    return d;
+}
+
+static int not_mask(x64_build *b, int x) {
+    return b->evex ? logic(b, X64_KNOT, X64_KNOT, -1, x) : x64_binary(b, X64_XOR, x, x64_u32(b, UINT32_MAX));
+}
+
+static int and_masks(x64_build *b, int x, int y) { return logic(b, X64_KAND, X64_AND, x, y); }
+
+/* x and not y */
+static int and_not(x64_build *b, int x, int y) { return logic(b, X64_KANDN, X64_ANDN, y, x); }
+
+static int xor_masks(x64_build *b, int x, int y) { return logic(b, X64_KXOR, X64_XOR, x, y); }
+
+static int or_masks(x64_build *b, int x, int y) { return logic(b, X64_KOR, X64_OR, x, y); }
+
+static int choose_masks(x64_build *b, int c, int yes, int no) {
+    return or_masks(b, and_masks(b, c, yes), and_not(b, no, c));
+}
+
+/* ---- comparisons of integers ------------------------------------------------------------------------------------- */
+
+static int flip_sign(x64_build *b, int x) { return x64_binary(b, X64_XOR, x, x64_u32(b, 0x80000000U)); }
+
+static bool is_unsigned(kir_type t) { return t == KIR_U32 || t == KIR_U64; }
+
+static int compare_integers(x64_build *b, kir_op op, kir_type t, int x, int y) {
+    int predicate = op == KIR_EQ ? X64_EQUAL : op == KIR_LT ? X64_LESS : X64_LESS_EQUAL;
+    if (b->evex) return compare(b, is_unsigned(t) ? X64_CMPU : X64_CMPI, predicate, x, y);
+    if (op == KIR_EQ) return compare(b, X64_CMPEQ, -1, x, y);
+    if (is_unsigned(t)) {
+        x = flip_sign(b, x);
+        y = flip_sign(b, y);
+    }
+    return op == KIR_LT ? compare(b, X64_CMPGT, -1, y, x) : not_mask(b, compare(b, X64_CMPGT, -1, x, y));
+}
+
+static int compare_masks(x64_build *b, kir_op op, int x, int y) {
+    if (op == KIR_EQ) return not_mask(b, xor_masks(b, x, y));
+    return op == KIR_LT ? and_not(b, y, x) : not_mask(b, and_not(b, x, y));
+}
+
+/* Lanes that are not 0. */
+static int not_zero(x64_build *b, kir_type t, int x) {
+    int zero = width_of(b, x) == 8 ? u64(b, 0) : x64_u32(b, 0);
+    if (kir_is_float(t)) return x64_compare_f(b, X64_NOT_EQUAL, x, zero);
+    if (b->evex) return compare(b, X64_CMPI, X64_NOT_EQUAL, x, zero);
+    return not_mask(b, compare(b, X64_CMPEQ, -1, x, zero));
+}
+
+/* ---- operations -------------------------------------------------------------------------------------------------- */
+
+/* The operation for elements of 4 and 8 bytes; 0 (ADDF for nobody else) where there is none. */
+typedef struct pair {
+    uint8_t narrow, wide;
+} pair;
+
+static const pair FLOATS[KIR_OP_COUNT] = {
+    [KIR_ADD] = {X64_ADDF, X64_ADDF}, [KIR_SUB] = {X64_SUBF, X64_SUBF},    [KIR_MUL] = {X64_MULF, X64_MULF},
+    [KIR_DIV] = {X64_DIVF, X64_DIVF}, [KIR_SQRT] = {X64_SQRTF, X64_SQRTF},
+};
+static const pair INTEGERS[KIR_OP_COUNT] = {
+    [KIR_ADD] = {X64_ADDI, X64_ADDQ}, [KIR_SUB] = {X64_SUBI, X64_SUBQ}, [KIR_MUL] = {X64_MULI, X64_MULI},
+    [KIR_AND] = {X64_AND, X64_AND},   [KIR_OR] = {X64_OR, X64_OR},      [KIR_XOR] = {X64_XOR, X64_XOR},
+    [KIR_SHL] = {X64_SLLV, X64_SLLV}, [KIR_MIN] = {X64_MINS, X64_MINS}, [KIR_MAX] = {X64_MAXS, X64_MAXS},
+    [KIR_SHR] = {X64_SRAV, X64_SRAV}, [KIR_ABS] = {X64_ABSI, X64_ABSQ},
+};
+static const pair UNSIGNEDS[KIR_OP_COUNT] = {
+    [KIR_MIN] = {X64_MINU, X64_MINU},
+    [KIR_MAX] = {X64_MAXU, X64_MAXU},
+    [KIR_SHR] = {X64_SRLV, X64_SRLV},
+};
+
+static const kir_ins *ins_of(const x64_build *b, kir_val v) { return &b->p->ins[v]; }
+
+/* MAX(x, y) = (x > y || x != x) ? x : y, while the instruction yields its second operand unless the first is greater.
+ * With the operands swapped that is x for a NaN, and for a tie, which matters for zeros alone; and adding +0 makes +0
+ * of either zero. So a y that is a constant and no NaN takes one instruction, +0 two. */
+static int extreme(x64_build *b, const kir_ins *in, int x, int y) {
+    x64_op op = in->op == KIR_MAX ? X64_MAXF : X64_MINF;
+    const kir_ins *bound = ins_of(b, in->b);
+    bool known = bound->op == KIR_CONST && bound->imm.f == bound->imm.f;
+    if (known && bound->imm.f != 0) return x64_binary(b, op, y, x);
+    if (known && !signbit(bound->imm.f)) return x64_binary(b, X64_ADDF, x64_binary(b, op, y, x), y);
+    int best = x64_binary(b, op, x, y);
+    return x64_choose(b, x64_compare_f(b, X64_UNORDERED, x, x), x, best);
+}
+
+static int sign_bits(x64_build *b, int width, bool others) {
+    uint64_t wide = (uint64_t)1 << 63;
+    if (width == 8) return u64(b, others ? ~wide : wide);
+    return x64_u32(b, others ? 0x7fffffffU : 0x80000000U);
+}
+
+static int round_to(x64_build *b, kir_round mode, int x) {
+    static const uint8_t modes[] = {[KIR_FLOOR] = 1, [KIR_CEIL] = 2, [KIR_TRUNC] = 3, [KIR_NEAREST_EVEN] = 0};
+    return x64_with_imm(b, width_of(b, x) == 8 ? X64_ROUNDPD : X64_ROUNDPS, x, 8 | modes[mode]);
+}
+
+typedef int function_fn(x64_build *b, int x);
+static function_fn *const FUNCTIONS[KIR_OP_COUNT] = {
+    [KIR_EXP] = x64_exp,
+    [KIR_LOG] = x64_log,
+    [KIR_TANH] = x64_tanh,
+    [KIR_ERF] = x64_erf,
+};
+
+static int lower_float(x64_build *b, const kir_ins *in, int x, int y) {
+    int width = width_of(b, x);
+    switch (in->op) {
+    case KIR_NEG: return x64_binary(b, X64_XOR, x, sign_bits(b, width, false));
+    case KIR_ABS: return x64_binary(b, X64_AND, x, sign_bits(b, width, true));
+    case KIR_ROUND: return round_to(b, (kir_round)in->imm.i, x);
+    case KIR_MAX:
+    case KIR_MIN: return extreme(b, in, x, y);
+    case KIR_SQRT: return x64_unary(b, X64_SQRTF, x);
+    default: break;
+    }
+    if (FUNCTIONS[in->op]) return FUNCTIONS[in->op](b, x);
+    return x64_binary(b, (x64_op)FLOATS[in->op].narrow, x, y);
+}
+
+static int lower_integer(x64_build *b, const kir_ins *in, int x, int y) {
+    bool wide = width_of(b, x) == 8, whole = is_unsigned((kir_type)in->type);
+    if (in->op == KIR_NEG) return x64_binary(b, wide ? X64_SUBQ : X64_SUBI, wide ? u64(b, 0) : x64_u32(b, 0), x);
+    if (in->op == KIR_ABS && whole) return x;
+    const pair *p = whole && UNSIGNEDS[in->op].narrow ? &UNSIGNEDS[in->op] : &INTEGERS[in->op];
+    x64_op op = (x64_op)(wide ? p->wide : p->narrow);
+    return in->op == KIR_ABS ? x64_unary(b, op, x) : x64_binary(b, op, x, y);
+}
+
+static int lower_mask(x64_build *b, const kir_ins *in, int x, int y) {
+    switch (in->op) {
+    case KIR_AND:
+    case KIR_MIN: return and_masks(b, x, y);
+    case KIR_OR:
+    case KIR_MAX: return or_masks(b, x, y);
+    default: return xor_masks(b, x, y);
+    }
+}
+
+/* ---- casts ------------------------------------------------------------------------------------------------------- */
+
+/* The instruction yields INT_MIN for all that does not fit. */
+static int float_to_i32(x64_build *b, int x) {
+    int whole = x64_unary(b, X64_F2I, x);
+    int above = x64_compare_f(b, X64_LESS_EQUAL, x64_f32(b, 0x1p31f), x);
+    whole = x64_choose(b, above, x64_u32(b, INT32_MAX), whole);
+    return x64_choose(b, x64_compare_f(b, X64_UNORDERED, x, x), x64_u32(b, 0), whole);
+}
+
+/* Conversions in one instruction, for AVX-512; the width of its vectors is the wider of the two. */
+static const uint8_t CONVERSIONS[KIR_TYPE_COUNT][KIR_TYPE_COUNT] = {
+    [KIR_F32][KIR_F64] = X64_F2D, [KIR_F64][KIR_F32] = X64_D2F, [KIR_I32][KIR_F32] = X64_I2F,
+    [KIR_U32][KIR_F32] = X64_U2F, [KIR_I32][KIR_F64] = X64_I2D, [KIR_U32][KIR_F64] = X64_U2D,
+    [KIR_I64][KIR_F32] = X64_Q2F, [KIR_I64][KIR_F64] = X64_Q2D, [KIR_I32][KIR_I64] = X64_I2Q,
+    [KIR_I32][KIR_U64] = X64_I2Q, [KIR_U32][KIR_I64] = X64_U2Q, [KIR_U32][KIR_U64] = X64_U2Q,
+};
+
+/* The bits of `x` are those of the result. */
+static bool is_rename(kir_type from, kir_type to) {
+    return !kir_is_float(from) && !kir_is_float(to) && from != KIR_BOOL && to != KIR_BOOL &&
+           kir_type_size(from) == kir_type_size(to);
+}
+
+static int cast_mask(x64_build *b, kir_type to, int mask) {
+    kir_ins one = {.op = KIR_CONST, .type = (uint8_t)to};
+    if (kir_is_float(to))
+        one.imm.f = 1;
+    else
+        one.imm.i = 1;
+    kir_value value = kir_const_value(&one);
+    int width = (int)kir_type_size(to);
+    return x64_choose(b, mask, constant(b, &value, width), width == 8 ? u64(b, 0) : x64_u32(b, 0));
+}
+
+static bool can_cast(kir_type from, kir_type to, bool evex) {
+    if (to == KIR_BOOL || from == KIR_BOOL || is_rename(from, to)) return true;
+    if (from == KIR_F32 && to == KIR_I32) return true;
+    if (from == KIR_I32 && to == KIR_F32) return true;
+    bool halves = kir_type_size(from) == 8 && kir_type_size(to) == 4 && !kir_is_float(from) && !kir_is_float(to);
+    return evex && (halves || CONVERSIONS[from][to]);
+}
+
+static int lower_cast(x64_build *b, kir_type from, kir_type to, int x) {
+    if (to == from || is_rename(from, to)) return x;
+    if (to == KIR_BOOL) return not_zero(b, from, x);
+    if (from == KIR_BOOL) return cast_mask(b, to, x);
+    if (from == KIR_F32 && to == KIR_I32) return float_to_i32(b, x);
+    int width = (int)kir_type_size(from), result = (int)kir_type_size(to), vectors = width > result ? width : result;
+    bool halves = width == 8 && result == 4 && !kir_is_float(from) && !kir_is_float(to);
+    x64_op op = halves ? X64_Q2I : (x64_op)CONVERSIONS[from][to];
+    return compute(b, op, -1, x, -1, vectors, result);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static tn_dtype dtype_of(const x64_build *b, const kir_ins *in) {
+    return (tn_dtype)b->p->buffer_dtype[b->p->access[in->imm.i].buffer];
+}
+
+/* How elements come into lanes and, with AVX-512, out of them. */
+typedef struct transfer {
+    uint8_t load, store;
+} transfer;
+static const transfer TRANSFERS[TN_PLAIN_DTYPES] = {
+    [TN_F32] = {X64_LOADU, X64_STOREU},      [TN_F64] = {X64_LOADU, X64_STOREU}, [TN_I32] = {X64_LOADU, X64_STOREU},
+    [TN_I64] = {X64_LOADU, X64_STOREU},      [TN_U32] = {X64_LOADU, X64_STOREU}, [TN_U64] = {X64_LOADU, X64_STOREU},
+    [TN_F16] = {X64_FROM_HALF, X64_TO_HALF}, [TN_BF16] = {X64_U16, X64_DOWN16},  [TN_I8] = {X64_S8, X64_DOWN8},
+    [TN_U8] = {X64_U8, X64_DOWN8},           [TN_I16] = {X64_S16, X64_DOWN16},   [TN_U16] = {X64_U16, X64_DOWN16},
+    [TN_BOOL] = {X64_U8, X64_DOWN8},
+};
+
+static int lower_load(x64_build *b, const kir_ins *in) {
+    tn_dtype dtype = dtype_of(b, in);
+    int size = (int)tn_dtype_size(dtype), width = size == 8 ? 8 : 4;
+    x64_step s = plain(b, X64_LOAD, (x64_op)TRANSFERS[dtype].load, width);
+    s.a = in->a == KIR_NONE ? -1 : b->value_of[in->a];
+    s.size = (uint8_t)size;
+    s.access = (int16_t)in->imm.i;
+    int d = new_value(b, width, false);
+    s.d = (int16_t)d;
+    add_step(b, s);
+    if (dtype == TN_BF16) return x64_with_imm(b, X64_SLL, d, 16);
+    return dtype == TN_BOOL ? not_zero(b, KIR_I32, d) : d;
+}
+
+/* Without AVX-512: the low halves or quarters of 8 lanes side by side. */
+static int pack(x64_build *b, int x, int size) {
+    x = x64_binary(b, X64_AND, x, x64_u32(b, size == 2 ? 0xffff : 0xff));
+    x64_step s = plain(b, X64_EXTRACT, X64_HIGH16, 4);
+    s.a = (int16_t)x;
+    s.imm = 1;
+    int upper = new_value(b, 4, false);
+    s.d = (int16_t)upper;
+    add_step(b, s);
+    int packed = compute(b, X64_PACKD, x, upper, -1, 2, 4); /* 16 bytes: lanes of 2 */
+    return size == 2 ? packed : compute(b, X64_PACKW, packed, packed, -1, 2, 4);
+}
+
+static void lower_store(x64_build *b, const kir_ins *in) {
+    tn_dtype dtype = dtype_of(b, in);
+    int size = (int)tn_dtype_size(dtype), width = size == 8 ? 8 : 4;
+    int value = b->value_of[in->a];
+    if (dtype == TN_BOOL) value = x64_choose(b, value, x64_u32(b, 1), x64_u32(b, 0));
+    if (dtype == TN_BF16) value = x64_to_bf16(b, value);
+    x64_step s = plain(b, X64_STORE, (x64_op)TRANSFERS[dtype].store, width);
+    if (dtype == TN_F16) s.imm = 0;
+    if (!b->evex && dtype != TN_F16 && size < 4) {
+        value = pack(b, value, size);
+        s.op = size == 2 ? X64_STOREU : X64_STORE8;
+        s.bytes = 16;
+    }
+    s.a = (int16_t)value;
+    s.b = in->b == KIR_NONE ? -1 : b->value_of[in->b];
+    s.size = (uint8_t)size;
+    s.access = (int16_t)in->imm.i;
+    add_step(b, s);
+}
+
+static int lower_index(x64_build *b, const kir_ins *in) {
+    x64_step s = plain(b, X64_INDEX, X64_ADDQ, 8);
+    s.access = (int16_t)in->imm.i;
+    int64_t lanes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    int ramp = new_value(b, 8, false);
+    if (b->refusal) return 0;
+    b->values[ramp].pool = x64_constant_vector(b->a, lanes);
+    b->values[ramp].segment = -1;
+    s.a = (int16_t)ramp;
+    int d = new_value(b, 8, false);
+    s.d = (int16_t)d;
+    add_step(b, s);
+    return d;
+}
+
+static int lower_dial(x64_build *b, const kir_ins *in, int number) {
+    x64_step s = plain(b, X64_DIAL, X64_BCAST4, (int)kir_type_size((kir_type)in->type));
+    s.access = (int16_t)number;
+    int d = new_value(b, (int)kir_type_size((kir_type)in->type), false);
+    s.d = (int16_t)d;
+    add_step(b, s);
+    return d;
+}
+
+static int lower_const(x64_build *b, const kir_ins *in) {
+    if (in->type == KIR_BOOL) { /* a comparison that always has this outcome, where it is needed */
+        int zero = x64_f32(b, 0);
+        return x64_compare_f(b, in->imm.i ? X64_EQUAL : X64_NOT_EQUAL, zero, zero);
+    }
+    kir_value value = kir_const_value(in);
+    return constant(b, &value, (int)kir_type_size((kir_type)in->type));
+}
+
+/* ---- reductions -------------------------------------------------------------------------------------------------- */
+
+static int lower_reduce(x64_build *b, const kir_ins *in) {
+    x64_segment *s = &b->segments[b->now];
+    if (s->n_reductions == X64_MOST_REDUCTIONS) x64_refuse(b, "too many reductions in a loop");
+    if (b->refusal) return 0;
+    int width = (int)kir_type_size((kir_type)in->type), d = new_value(b, width, false);
+    kir_value identity = kir_identity((kir_reduce)in->kind, (kir_type)in->type);
+    int start = constant(b, &identity, width);
+    if (b->refusal) return 0;
+    b->values[d].segment = -2;
+    b->values[d].slot = (int16_t)x64_take_slot(b);
+    x64_step step = plain(b, X64_REDUCE, X64_ADDF, width);
+    step.a = b->value_of[in->a];
+    step.access = (int16_t)s->n_reductions;
+    s->reductions[s->n_reductions++] = (x64_reduction){in->kind, in->type, (int16_t)d, (int16_t)start};
+    add_step(b, step);
+    return d;
+}
+
+/* ---- a program --------------------------------------------------------------------------------------------------- */
+
+static int lower_pure(x64_build *b, const kir_ins *in) {
+    int v[3] = {-1, -1, -1};
+    for (int k = 0; k < kir_arity(in); k++)
+        v[k] = b->value_of[kir_operand(in, k)];
+    kir_type t = (kir_type)ins_of(b, in->a)->type;
+    switch (in->op) {
+    case KIR_CAST: return lower_cast(b, t, (kir_type)in->type, v[0]);
+    case KIR_BITCAST: return v[0];
+    case KIR_FMA: return x64_fma(b, v[0], v[1], v[2]);
+    case KIR_SELECT: return in->type == KIR_BOOL ? choose_masks(b, v[0], v[1], v[2]) : x64_choose(b, v[0], v[1], v[2]);
+    case KIR_EQ:
+    case KIR_LT:
+    case KIR_LE:
+        if (t == KIR_BOOL) return compare_masks(b, (kir_op)in->op, v[0], v[1]);
+        if (!kir_is_float(t)) return compare_integers(b, (kir_op)in->op, t, v[0], v[1]);
+        return x64_compare_f(b,
+                             in->op == KIR_EQ   ? X64_EQUAL
+                             : in->op == KIR_LT ? X64_LESS
+                                                : X64_LESS_EQUAL,
+                             v[0], v[1]);
+    default: break;
+    }
+    if (t == KIR_BOOL) return lower_mask(b, in, v[0], v[1]);
+    return kir_is_float(t) ? lower_float(b, in, v[0], v[1]) : lower_integer(b, in, v[0], v[1]);
+}
+
+static void lower_ins(x64_build *b, int i) {
+    const kir_ins *in = &b->p->ins[i];
+    int v = 0;
+    switch (in->op) {
+    case KIR_DIAL: return; /* done before all others */
+    case KIR_CONST: v = lower_const(b, in); break;
+    case KIR_LOAD: v = lower_load(b, in); break;
+    case KIR_INDEX: v = lower_index(b, in); break;
+    case KIR_STORE: lower_store(b, in); return;
+    case KIR_REDUCE: v = lower_reduce(b, in); break;
+    case KIR_LOOP:
+    case KIR_END:
+        b->now++;
+        b->segments[b->now].loop = in->op == KIR_LOOP;
+        return;
+    default: v = lower_pure(b, in);
+    }
+    b->value_of[i] = (int16_t)v;
+}
+
+static void lower_dials(x64_build *b) {
+    for (int i = 0, n = 0; i < b->p->n_ins; i++) {
+        if (b->p->ins[i].op == KIR_DIAL) b->value_of[i] = (int16_t)lower_dial(b, &b->p->ins[i], n++);
+    }
+}
+
+/* Marks what does not vary along a row, in a program without loops. A load behind a store stays where it is. */
+static void mark_uniform(const x64_build *b, bool *uniform) {
+    bool stored = false;
+    for (int i = 0; i < b->p->n_ins; i++) {
+        const kir_ins *in = &b->p->ins[i];
+        stored |= in->op == KIR_STORE;
+        uniform[i] = in->op != KIR_STORE;
+        for (int k = 0; k < kir_arity(in); k++)
+            uniform[i] &= uniform[kir_operand(in, k)];
+        if (in->op == KIR_LOAD && (stored || in->a != KIR_NONE)) uniform[i] = false;
+        if (kir_has_access((kir_op)in->op) && b->classes[in->imm.i] != X64_SAME) uniform[i] = false;
+    }
+}
+
+static void lower_points(x64_build *b, bool *uniform) {
+    mark_uniform(b, uniform);
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < b->p->n_ins; i++) {
+            if (uniform[i] == (pass == 0)) lower_ins(b, i);
+        }
+        b->now = 1;
+        b->segments[1].loop = true;
+    }
+}
+
+void x64_lower(x64_build *b) {
+    bool *uniform = tn_mem_zalloc((size_t)b->p->n_ins + 1, sizeof *uniform);
+    if (!uniform) {
+        x64_lack_memory(b);
+        return;
+    }
+    lower_dials(b);
+    if (b->layout == KIR_POINTS) {
+        lower_points(b, uniform);
+    } else {
+        for (int i = 0; i < b->p->n_ins; i++)
+            lower_ins(b, i);
+    }
+    tn_mem_free(uniform);
+}
+
+/* ---- what is not done -------------------------------------------------------------------------------------------- */
+
+static const char *refusal_of_operation(const kir_ins *in, kir_type t, bool evex) {
+    if (in->op == KIR_PHILOX) return "random numbers";
+    if (in->op == KIR_SCAN || (in->op == KIR_REDUCE && (in->kind > KIR_RMIN || t == KIR_BOOL))) return "sequential";
+    if (in->op == KIR_CAST) return can_cast(t, (kir_type)in->type, evex) ? NULL : "conversion";
+    bool far = in->op == KIR_SIN || in->op == KIR_COS;
+    bool function = far || in->op == KIR_EXP || in->op == KIR_LOG || in->op == KIR_TANH || in->op == KIR_ERF;
+    if (far || (function && t != KIR_F32)) return "function";
+    if (in->op == KIR_MOD || (in->op == KIR_DIV && !kir_is_float(t))) return "integer division";
+    if (in->op == KIR_DIAL && in->type == KIR_BOOL) return "boolean dial";
+    return NULL;
+}
+
+const char *x64_refusal_of(const kir_program *p, bool evex) {
+    if (p->n_access > X64_MOST_ACCESS) return "too many accesses";
+    for (int i = 0; i < p->n_access; i++) {
+        if (p->access[i].dyn != KIR_NONE) return "computed index";
+    }
+    int depth = 0;
+    for (int i = 0; i < p->n_ins; i++) {
+        const kir_ins *in = &p->ins[i];
+        depth += (in->op == KIR_LOOP) - (in->op == KIR_END);
+        kir_type t = (kir_type)(in->a == KIR_NONE ? in->type : p->ins[in->a].type);
+        if (in->op == KIR_LOAD && in->a != KIR_NONE && depth == 0 && p->n_loop > 0) return "mask outside of a loop";
+        if (in->op == KIR_STORE && in->b != KIR_NONE && depth == 0 && p->n_loop > 0) return "mask outside of a loop";
+        if (!evex && in->type != KIR_BOOL && kir_type_size((kir_type)in->type) == 8) return "elements of 8 bytes";
+        const char *why = refusal_of_operation(in, t, evex);
+        if (why) return why;
+    }
+    return NULL;
+}

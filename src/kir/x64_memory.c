@@ -1,0 +1,173 @@
+/* x64_memory.c — loads, stores and indices of a segment.
+ *
+ * Elements side by side move as vectors, under a mask where only some may be touched. Everything else (elements far
+ * apart, and masks without AVX-512) goes element by element through a vector's worth of stack. */
+#include "kir/x64.h"
+
+#include <stddef.h>
+
+static int32_t field(size_t array, int access) { return (int32_t)(array + (size_t)access * sizeof(int64_t)); }
+
+static int base_of(x64_emitter *e, int access) {
+    if (e->pointer[access] >= 0) return e->pointer[access];
+    x64_load(e->a, X64_RAX, x64_at(X64_ARGS, field(offsetof(x64_args, at), access)));
+    return X64_RAX;
+}
+
+static int shift_of(int size) { return kir_log2((size_t)size); }
+
+/* The elements of lane 0 on, side by side. */
+static x64_rm row_at(x64_emitter *e, const x64_step *s) {
+    int offset = e->mode == X64_WHOLE ? e->copy * e->b->lanes * s->size : 0;
+    return x64_indexed(base_of(e, s->access), X64_I, shift_of(s->size), offset);
+}
+
+static x64_class class_at(const x64_emitter *e, const x64_step *s) {
+    return e->mode == X64_ROW ? X64_SAME : (x64_class)e->b->classes[s->access];
+}
+
+static x64_vec transfer(const x64_step *s, int reg, x64_rm rm) {
+    return (x64_vec){.op = (x64_op)s->op, .bytes = s->bytes, .wide = s->wide, .reg = reg, .rm = rm, .imm = s->imm};
+}
+
+/* ---- element by element ------------------------------------------------------------------------------------------ */
+
+/* rdx: the address of lane 0's element, r11: bytes to the next one. */
+static void begin_walk(x64_emitter *e, const x64_step *s) {
+    x64_load(e->a, X64_R11, x64_at(X64_ARGS, field(offsetof(x64_args, step), s->access)));
+    x64_address(e->a, X64_RDX, x64_at(X64_I, e->mode == X64_WHOLE ? e->copy * e->b->lanes : 0));
+    x64_multiply(e->a, X64_RDX, X64_R11);
+    x64_add(e->a, X64_RDX, base_of(e, s->access));
+}
+
+static void mask_to_bits(x64_emitter *e, int mask) {
+    if (e->b->evex) {
+        int k = x64_in_register(e, mask, X64_FREE_MASK);
+        x64_op3(e, X64_KTO, 16, X64_BITS, 0, x64_reg(k));
+        return;
+    }
+    x64_op3(e, X64_MOVEMASK, 32, X64_BITS, 0, x64_reg(x64_in_register(e, mask, e->scratch[1])));
+}
+
+/* Moves the elements of the lanes that exist, and that the mask lets through, between memory and the scratch slot. */
+static void walk(x64_emitter *e, const x64_step *s, int mask, bool load) {
+    x64_rm lane = x64_indexed(X64_RSP, X64_RCX, shift_of(s->size), X64_SCRATCH_SLOT * 64), element = x64_at(X64_RDX, 0);
+    if (mask >= 0) mask_to_bits(e, mask);
+    begin_walk(e, s);
+    x64_set(e->a, X64_RCX, 0);
+    size_t again = e->a->n, skip = 0;
+    if (mask >= 0) {
+        x64_test_bit(e->a, X64_BITS, X64_RCX);
+        skip = x64_jump_if(e->a, X64_AE);
+    }
+    x64_load_element(e->a, X64_RAX, load ? element : lane, s->size);
+    x64_store_element(e->a, load ? lane : element, X64_RAX, s->size);
+    if (mask >= 0) x64_land(e->a, skip);
+    x64_add(e->a, X64_RDX, X64_R11);
+    x64_add_imm(e->a, X64_RCX, 1);
+    if (e->mode == X64_TAIL)
+        x64_compare(e->a, X64_RCX, X64_LEFT);
+    else
+        x64_compare_imm(e->a, X64_RCX, e->b->lanes);
+    x64_jump_back_if(e->a, X64_B, again);
+}
+
+/* ---- loads ------------------------------------------------------------------------------------------------------- */
+
+/* One element in all lanes. */
+static void load_same(x64_emitter *e, const x64_step *s, int d) {
+    static const uint8_t spreads[] = {X64_BCAST1, X64_BCAST2, X64_BCAST4, X64_BCAST8};
+    x64_op3(e, (x64_op)spreads[shift_of(s->size)], s->bytes, d, 0, x64_at(base_of(e, s->access), 0));
+    if (s->size >= 4) return;
+    x64_vec convert = transfer(s, d, x64_reg(d));
+    x64_emit(e->a, &convert);
+}
+
+static void load_walking(x64_emitter *e, const x64_step *s, int d) {
+    if (s->a >= 0) {
+        x64_op3(e, X64_XOR, x64_vector_bytes(e->b), e->scratch[0], e->scratch[0], x64_reg(e->scratch[0]));
+        x64_op3(e, X64_STOREU, x64_vector_bytes(e->b), e->scratch[0], 0, x64_slot(X64_SCRATCH_SLOT));
+    }
+    walk(e, s, s->a, true);
+    x64_vec convert = transfer(s, d, x64_slot(X64_SCRATCH_SLOT));
+    x64_emit(e->a, &convert);
+}
+
+/* The mask of a vector in AVX-512: of the step, of the lanes that exist, or both; 0: none. */
+static int mask_of(x64_emitter *e, int mask) {
+    int own = mask >= 0 ? x64_in_register(e, mask, X64_FREE_MASK) : 0;
+    if (e->mode != X64_TAIL) return own;
+    if (mask < 0) return X64_TAIL_MASK;
+    x64_op3(e, X64_KAND, 32, X64_FREE_MASK, own, x64_reg(X64_TAIL_MASK));
+    return X64_FREE_MASK;
+}
+
+static bool moves_at_once(const x64_emitter *e, const x64_step *s, int mask) {
+    return class_at(e, s) == X64_NEXT && (e->b->evex || (mask < 0 && e->mode == X64_WHOLE));
+}
+
+void x64_emit_load(x64_emitter *e, const x64_step *s, int d) {
+    if (class_at(e, s) == X64_SAME && s->a < 0) {
+        load_same(e, s, d);
+        return;
+    }
+    if (!moves_at_once(e, s, s->a)) {
+        load_walking(e, s, d);
+        return;
+    }
+    x64_vec v = transfer(s, d, row_at(e, s));
+    v.mask = mask_of(e, s->a);
+    v.zeroing = v.mask != 0;
+    x64_emit(e->a, &v);
+}
+
+/* ---- stores ------------------------------------------------------------------------------------------------------ */
+
+static void store_one(x64_emitter *e, const x64_step *s) {
+    x64_load_element(e->a, X64_RCX, x64_slot(X64_SCRATCH_SLOT), s->size);
+    x64_store_element(e->a, x64_at(base_of(e, s->access), 0), X64_RCX, s->size);
+}
+
+void x64_emit_store(x64_emitter *e, const x64_step *s) {
+    int value = x64_in_register(e, s->a, e->scratch[0]);
+    if (e->mode != X64_ROW && moves_at_once(e, s, s->b)) {
+        x64_vec v = transfer(s, value, row_at(e, s));
+        v.mask = mask_of(e, s->b);
+        x64_emit(e->a, &v);
+        return;
+    }
+    x64_vec v = transfer(s, value, x64_slot(X64_SCRATCH_SLOT));
+    x64_emit(e->a, &v);
+    if (e->mode == X64_ROW)
+        store_one(e, s);
+    else
+        walk(e, s, s->b, false);
+}
+
+/* ---- indices ----------------------------------------------------------------------------------------------------- */
+
+/* first + (lane + element) · step; along a row segment there is only the first. */
+void x64_emit_index(x64_emitter *e, const x64_step *s, int d) {
+    x64_load(e->a, X64_RDX, x64_at(X64_ARGS, field(offsetof(x64_args, at), s->access)));
+    x64_class class = class_at(e, s);
+    if (class != X64_SAME) {
+        x64_load(e->a, X64_R11, x64_at(X64_ARGS, field(offsetof(x64_args, step), s->access)));
+        x64_address(e->a, X64_RCX, x64_at(X64_I, e->mode == X64_WHOLE ? e->copy * e->b->lanes : 0));
+        x64_multiply(e->a, X64_RCX, X64_R11);
+        x64_add(e->a, X64_RDX, X64_RCX);
+    }
+    x64_op3(e, X64_FROM_R64, 16, d, 0, x64_reg(X64_RDX));
+    x64_op3(e, X64_BCAST8, s->bytes, d, 0, x64_reg(d));
+    if (class == X64_SAME) return;
+    x64_rm ramp = x64_place(e, s->a);
+    if (class == X64_FAR) {
+        x64_op3(e, X64_FROM_R64, 16, e->scratch[0], 0, x64_reg(X64_R11));
+        x64_op3(e, X64_BCAST8, s->bytes, e->scratch[0], 0, x64_reg(e->scratch[0]));
+        x64_vec scaled = {.op = X64_MULI, .bytes = s->bytes, .wide = true, .imm = -1};
+        scaled.reg = scaled.first = e->scratch[0];
+        scaled.rm = ramp;
+        x64_emit(e->a, &scaled);
+        ramp = x64_reg(e->scratch[0]);
+    }
+    x64_op3(e, X64_ADDQ, s->bytes, d, d, ramp);
+}
