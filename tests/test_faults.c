@@ -23,6 +23,21 @@ static int use_far(void **state) {
     return make_scratch(state) || setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
 }
 
+/* Leaves the driver NULL where there is no OpenCL. */
+static int use_opencl(void **state) {
+    driver = NULL;
+    wrap_reset();
+#if TRUNNION_WITH_OPENCL
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device *d;
+    if (tn_device_open("opencl:0", &o, NULL, &d) == TN_OK) {
+        tn_device_close(d);
+        driver = wrap_driver(&tn_driver_opencl);
+    }
+#endif
+    return make_scratch(state) || setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
+}
+
 static tn_status open_wrapped(tn_device **out) {
     static const tn_driver *registered[4];
     tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
@@ -265,7 +280,8 @@ static bool run_with_fault(int64_t n, fault_run *f) {
     return reached;
 }
 
-static void every_call_may_fail(tn_status with, bool stays) {
+/* Each `step`-th of the calls. */
+static void every_call_may_fail(tn_status with, bool stays, int64_t step) {
     fault_run f = {.with = with, .stays = stays};
     wrap_reset();
     find_expected();
@@ -276,11 +292,11 @@ static void every_call_may_fail(tn_status with, bool stays) {
         if (now.live_blocks != before.live_blocks)
             fail_msg("call %lld fails: %lld blocks more than before", (long long)n,
                      (long long)(now.live_blocks - before.live_blocks));
-        n++;
+        n += step;
     }
     printf("ran on: %s: %lld calls fail (status %d%s): %lld errors, states lost %lld times, one new and one old %lld "
            "times\n",
-           driver->name, (long long)n - 1, (int)with, stays ? ", and all after it" : "", (long long)f.errors,
+           driver->name, (long long)f.runs - 1, (int)with, stays ? ", and all after it" : "", (long long)f.errors,
            (long long)f.lost, (long long)f.mixed);
     assert_int_equal(f.mixed, 0);
     assert_true(n > 20);
@@ -288,17 +304,34 @@ static void every_call_may_fail(tn_status with, bool stays) {
 
 static void each_call_may_fail_once(void **state) {
     (void)state;
-    every_call_may_fail(TN_ERR_DEVICE, false);
+    every_call_may_fail(TN_ERR_DEVICE, false, 1);
 }
 
 static void each_call_may_run_out_of_memory(void **state) {
     (void)state;
-    every_call_may_fail(TN_ERR_MEMORY, false);
+    every_call_may_fail(TN_ERR_MEMORY, false, 1);
 }
 
 static void the_device_may_be_lost_at_each_call(void **state) {
     (void)state;
-    every_call_may_fail(TN_ERR_LOST, true);
+    every_call_may_fail(TN_ERR_LOST, true, 1);
+}
+
+/* The same on OpenCL, through the renderer, the disk cache and dispatches. */
+static void opencl_keeps_its_promises_with_small_limits(void **state) {
+    (void)state;
+    if (!driver) skip();
+    wrap_now = (wrap_nature){.max_buffer = 4096, .max_group = 16, .shared_memory = 1024, .max_groups_x = 3};
+    conform_options o = {.large = 1 << 20};
+    assert_int_equal(conform_driver(driver, 0, &o, stdout).broken, 0);
+}
+
+static void calls_of_opencl_may_fail(void **state) {
+    (void)state;
+    if (!driver) skip();
+    int64_t step = getenv("TRUNNION_TEST_FULL") ? 1 : 7;
+    every_call_may_fail(TN_ERR_DEVICE, false, step);
+    every_call_may_fail(TN_ERR_LOST, true, 3 * step);
 }
 
 int main(void) {
@@ -309,6 +342,8 @@ int main(void) {
         TEST(each_call_may_fail_once),
         TEST(each_call_may_run_out_of_memory),
         TEST(the_device_may_be_lost_at_each_call),
+        cmocka_unit_test_setup_teardown(opencl_keeps_its_promises_with_small_limits, use_opencl, remove_scratch),
+        cmocka_unit_test_setup_teardown(calls_of_opencl_may_fail, use_opencl, remove_scratch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
