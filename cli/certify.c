@@ -3,14 +3,16 @@
 #include <string.h>
 
 #include "commands.h"
+#include "conform.h"
 #include "trunnion/trunnion.h"
 
 static const char help_text[] =
-    "Runs every operation, forward and backward, on a device and compares with its definition in double precision.\n"
+    "Tries what the device's driver promises (memory, copies, order, threads, errors). Then runs every operation,\n"
+    "forward and backward, on the device and compares with its definition in double precision.\n"
     "What fails is noted in the cache folder, and runs on the processor from then on.\n"
     "\n"
     "options:\n"
-    "  --only NAME[,NAME…]   these operations alone (docs/ops.md lists them)\n"
+    "  --only NAME[,NAME…]   these operations alone, and nothing of the driver (docs/ops.md lists them)\n"
     "  --sample N            about one case of N, a whole number from 1 (1: all)\n"
     "\n"
     "examples:\n"
@@ -77,6 +79,21 @@ static void on_found(void *ctx, const tn_certify_op *op, int done, int total) {
     }
 }
 
+/* The driver's promises; each that is broken is a line. */
+static int certify_driver(certify_run *r, const tn_device_info *info) {
+    const tn_driver *driver = tn_backend_driver(info->backend);
+    if (!driver || r->o.only) return 0;
+    conform_result found = conform_driver(driver, info->index, NULL, r->common.json ? stderr : stdout);
+    if (r->common.json) {
+        cli_json_object(&r->json, "driver");
+        cli_json_int(&r->json, "promises", found.promises);
+        cli_json_int(&r->json, "not_offered", found.skipped);
+        cli_json_int(&r->json, "broken", found.broken);
+        cli_json_end(&r->json, '}');
+    }
+    return found.broken;
+}
+
 static int certify_on(certify_run *r, tn_device *device) {
     tn_certify_counts counts = {.struct_size = sizeof counts};
     tn_device_info info = {.struct_size = sizeof info};
@@ -85,8 +102,9 @@ static int certify_on(certify_run *r, tn_device *device) {
     if (r->common.json) {
         cli_json_object(&r->json, NULL);
         cli_json_string(&r->json, "device", info.id);
-        cli_json_object(&r->json, "ops");
     }
+    int broken = certify_driver(r, &info);
+    if (r->common.json) cli_json_object(&r->json, "ops");
     cli_progress_begin(&r->progress, "certify", "operations", 0);
     tn_status status = tn_certify(device, &r->o, &counts);
     cli_progress_end(&r->progress);
@@ -101,7 +119,7 @@ static int certify_on(certify_run *r, tn_device *device) {
     if (!r->common.json)
         printf("%s (%s): %lld passed, %lld failed, %lld skipped\n", info.id, info.name, (long long)counts.passed,
                (long long)counts.failed, (long long)counts.skipped);
-    return counts.failed ? CLI_FAILED : CLI_OK;
+    return counts.failed || broken ? CLI_FAILED : CLI_OK;
 }
 
 static int run_certify(int argc, char **argv) {

@@ -2,7 +2,7 @@
  * kernels with the interpreter's bits. Names the devices that it ran on. */
 #include "test_support.h"
 
-#include "conform.h"
+#include "../cli/conform.h"
 #include "far_driver.h"
 #include "hal/code.h"
 #include "kir_random.h"

@@ -5,7 +5,7 @@
  * The device is a wrapped one (wrap_driver.h): around far memory, and around OpenCL where there is one. */
 #include "test_support.h"
 
-#include "conform.h"
+#include "../cli/conform.h"
 #include "far_driver.h"
 #include "graph/known.h"
 #include "hal/code.h"

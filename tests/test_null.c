@@ -237,6 +237,7 @@ static void devices_refuse(void **state) {
     FAILS(tn_certify(cpu, NULL, NULL))
     FAILS(tn_backend_register(NULL))
     FAILS(tn_backend_load(NULL))
+    YIELDS(NULL, tn_backend_driver(NULL))
     const char *no_format = NULL;
     FAILS(tn_backend_fail(TN_ERR_SHAPE, no_format, 0))
     tn_device_close(cpu);

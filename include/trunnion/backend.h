@@ -168,6 +168,9 @@ typedef struct tn_driver {
  * Errors: TN_ERR_ARGUMENT for a name taken, a wrong abi or a missing function. */
 TN_API tn_status tn_backend_register(const tn_driver *driver);
 
+/* The driver of a backend of this build, or of one that was added: "opencl". NULL: there is none of that name. */
+TN_API const tn_driver *tn_backend_driver(const char *name);
+
 /* Sets the calling thread's error text, for drivers outside the library: return tn_backend_fail(TN_ERR_DEVICE, "…"). */
 TN_API tn_status tn_backend_fail(tn_status code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -147,6 +147,15 @@ tn_status tn_backend_register(const tn_driver *driver) {
     return s;
 }
 
+const tn_driver *tn_backend_driver(const char *name) {
+    tn_registry_lock();
+    int count;
+    (void)tn_backends(&count);
+    const tn_backend *b = name ? backend_named(name, strlen(name)) : NULL;
+    tn_registry_unlock();
+    return b ? b->driver : NULL;
+}
+
 tn_status tn_backend_fail(tn_status code, const char *format, ...) {
     char text[512];
     va_list args;

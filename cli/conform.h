@@ -1,9 +1,9 @@
 /* conform.h — what every driver has promised (trunnion/backend.h), tried on a device: memory, copies and their order,
  * threads, errors, and what it offers of fills, queues, events, pinned and mapped memory.
  *
- * For authors of drivers: conform.c includes the public header alone. Compile it with your driver, call conform_driver,
- * and link nothing but the driver's own libraries and, if it uses tn_backend_fail, Trunnion. Kernels are checked by
- * `trunnion certify --device NAME` once the driver is registered. */
+ * `trunnion certify --device NAME` runs it before the operations. It includes the public header alone: an author of a
+ * `trunnion certify --device NAME` runs it before the operations. It includes the public header alone: an author of a
+ * driver may as well compile conform.c with the driver and call conform_driver. */
 #ifndef TN_CONFORM_H
 #define TN_CONFORM_H
 
