@@ -425,7 +425,7 @@ static void make_plain(kir_random *t) {
     for (int k = 0; k <= loops; k++) {
         for (int i = (int)below(loops ? 4 : 14); i > 0; i--)
             add_something(t);
-        if (k < loops) add_loop(t, long_loop && !one_in(4));
+        if (k < loops) add_loop(t, t->options.no_chains || (long_loop && !one_in(4)));
     }
 }
 

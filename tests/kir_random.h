@@ -15,6 +15,7 @@ enum { KIR_RANDOM_DIALS = 4, KIR_RANDOM_VALUES = 256, KIR_RANDOM_VARS = 8, KIR_R
 typedef struct kir_random_options {
     bool long_loop;      /* few points, one loop of tens of thousands of elements, mostly in reductions */
     bool group;          /* a group program; loops may nest */
+    bool no_chains;      /* neither CHAIN, SEQ nor SCAN */
     bool variables;      /* VAR, GET and SET, in group programs too */
     bool no_f64, no_f16; /* types that a device lacks */
     bool simple;         /* only what machine code is made of (x64_refusal_of) */

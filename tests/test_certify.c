@@ -47,6 +47,7 @@ static void the_processor_passes(void **state) {
 static void a_wrong_device_is_found_out(void **state) {
     (void)state;
     finding f;
+    char why[200];
     tn_device *far = far_open(0, NULL);
     tn_certify_counts right = certify(far, "silu,tanh,exp,add", 1, &f);
     assert_int_equal(right.failed, 0);
@@ -58,6 +59,13 @@ static void a_wrong_device_is_found_out(void **state) {
     assert_true(counts.failed > 0);
     assert_string_equal(f.failed, "tanh ");
     assert_non_null(strstr(f.why, "it should be"));
+    assert_true(tn_certify_list_has(wrong, "tanh", why, sizeof why));
+    assert_non_null(strstr(why, "it should be"));
+    assert_false(tn_certify_list_has(wrong, "exp", why, sizeof why));
+    tn_device_close(wrong);
+    wrong = far_open(1, NULL); /* mended */
+    assert_int_equal(certify(wrong, "tanh", 1, &f).failed, 0);
+    assert_false(tn_certify_list_has(wrong, "tanh", why, sizeof why));
     tn_device_close(wrong);
     tn_device_close(far);
 }

@@ -169,6 +169,121 @@ static void without_doubles_or_long_indices_too(void **state) {
     check_cases(cases(CASES / 2), &(kir_random_options){.no_f64 = true}, &target);
 }
 
+/* ---- texts ------------------------------------------------------------------------------------------------------- */
+
+static const char golden_path[] = "tests/golden/render.txt";
+
+static const struct {
+    const char *name;
+    kir_target target;
+} TEXTS[] = {
+    {"opencl", {.dialect = &kir_dialect_opencl, .group_size = 64, .f64 = true}},
+    {"opencl-32", {.dialect = &kir_dialect_opencl, .group_size = 64, .index32 = true}},
+    {"c", {.dialect = &kir_dialect_c, .group_size = 64, .f64 = true}},
+};
+
+/* One line for each case and target that can have it: the hash of its text, and its name. */
+static void list_texts(tn_str *out) {
+    for (int i = 0; i < kir_case_count; i++) {
+        kir_random t;
+        kir_case_make(&t, &kir_cases[i]);
+        for (size_t k = 0; k < TN_COUNT(TEXTS); k++) {
+            kir_rendering text;
+            if (kir_render(t.program, &TEXTS[k].target, &text) != TN_OK) continue;
+            uint64_t hash = tn_hash64(tn_str_text(&text.text), text.text.length, 0);
+            tn_str_add(out, "%016llx %s: %s\n", (unsigned long long)hash, TEXTS[k].name, kir_cases[i].name);
+            kir_rendering_free(&text);
+        }
+        kir_random_free(&t);
+    }
+}
+
+/* A change of these texts is meant or is not: look at it, then write the file anew with --golden. */
+static void texts_are_as_they_were(void **state) {
+    (void)state;
+    char *want = NULL, *rest = NULL;
+    size_t size = 0;
+    tn_str got = {0};
+    assert_ok(tn_file_read(golden_path, &want, &size, 1 << 20));
+    list_texts(&got);
+    char *text = tn_mem_strdup(tn_str_text(&got));
+    assert_non_null(text);
+    int different = 0;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        if (strstr(want, line)) continue;
+        different++;
+        print_error("not as in %s: %s\n", golden_path, line);
+    }
+    assert_int_equal(different, 0);
+    assert_string_equal(want, tn_str_text(&got));
+    tn_mem_free(text);
+    tn_mem_free(want);
+    tn_str_free(&got);
+}
+
+static int write_golden(void) {
+    tn_str text = {0};
+    list_texts(&text);
+    FILE *f = fopen(golden_path, "w");
+    bool good = f && fputs(tn_str_text(&text), f) >= 0;
+    good = f && fclose(f) == 0 && good;
+    tn_str_free(&text);
+    return good ? 0 : 1;
+}
+
+static void what_a_target_lacks_is_refused(void **state) {
+    (void)state;
+    kir_target no_doubles = {.dialect = &kir_dialect_opencl, .group_size = 64}, c = TARGET;
+    for (int i = 0; i < kir_case_count; i++) {
+        kir_random t;
+        kir_rendering k;
+        kir_case_make(&t, &kir_cases[i]);
+        assert_int_equal(kir_render(t.program, &no_doubles, &k), kir_cases[i].f64 ? TN_ERR_UNSUPPORTED : TN_OK);
+        kir_rendering_free(&k);
+        assert_int_equal(kir_render(t.program, &c, &k), kir_cases[i].group ? TN_ERR_UNSUPPORTED : TN_OK);
+        if (kir_cases[i].group) assert_text_has(tn_error(), "workgroups");
+        kir_rendering_free(&k);
+        kir_random_free(&t);
+    }
+}
+
+/* Each allocation of a rendering fails once. */
+static void no_memory_is_an_error(void **state) {
+    (void)state;
+    kir_random t;
+    kir_rendering k;
+    kir_case_make(&t, &kir_cases[0]);
+    int64_t live = tn_mem_get_stats().live_blocks;
+    for (int64_t n = 1;; n++) {
+        tn_mem_fail_at(n);
+        tn_status s = kir_render(t.program, &TARGET, &k);
+        tn_mem_fail_at(0);
+        kir_rendering_free(&k);
+        assert_int_equal(tn_mem_get_stats().live_blocks, live);
+        if (s == TN_OK) break;
+        assert_int_equal(s, TN_ERR_MEMORY);
+    }
+    kir_random_free(&t);
+}
+
+static void groups_cover_all_points(void **state) {
+    (void)state;
+    kir_random t;
+    uint32_t g[3];
+    kir_case_make(&t, &kir_cases[0]);
+    for (int64_t points = 0; points < 3000; points = points * 3 / 2 + 1) {
+        for (uint64_t limit = 0; limit < 20; limit += 5) {
+            kir_count_groups(t.program, &points, &TARGET, limit, g);
+            uint64_t all = (uint64_t)g[0] * g[1] * g[2], need = (uint64_t)(points + GROUP - 1) / GROUP;
+            assert_true(points == 0 ? all == 0 : all >= need && all < need + g[0]);
+            assert_true(limit == 0 || g[0] <= limit);
+        }
+    }
+    kir_count_groups(t.program, &(int64_t){INT64_MAX}, &TARGET, 0, g);
+    assert_true(g[0] == INT32_MAX && g[1] == UINT16_MAX && g[2] > 1);
+    kir_random_free(&t);
+}
+
 /* ---- on a device ------------------------------------------------------------------------------------------------- */
 
 static const tn_driver *const cl = &tn_driver_opencl;
@@ -304,8 +419,13 @@ static int run_seeds(const char *kind, uint64_t begin, uint64_t end) {
 }
 
 int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "--golden") == 0) return write_golden();
     if (argc == 4) return run_seeds(argv[1], strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts_are_as_they_were),
+        cmocka_unit_test(what_a_target_lacks_is_refused),
+        cmocka_unit_test(no_memory_is_an_error),
+        cmocka_unit_test(groups_cover_all_points),
         cmocka_unit_test(every_operation_in_plain_c),
         cmocka_unit_test(plain_c_matches_the_interpreter),
         cmocka_unit_test(long_loops_match_the_interpreter),

@@ -3,7 +3,10 @@
  * the template. The far device interprets them, and its interpreter reports races. */
 #include "test_support.h"
 
+#include <math.h>
+
 #include "far_driver.h"
+#include "ops/cases.h"
 #include "trunnion/trunnion.h"
 
 static tn_device *far, *cpu;
@@ -139,10 +142,70 @@ static void what_joins_a_product(void **state) {
     same_bits(record_inlined_operands, NULL, "operands that are computed where they are read");
 }
 
+/* ---- products with weights in blocks ----------------------------------------------------------------------------- */
+
+typedef struct blocks {
+    int64_t m, n, k;
+    tn_dtype dtype;
+    bool joined;
+} blocks;
+
+static tn_tensor *weight_in_blocks(int64_t rows, int64_t columns, tn_dtype t) {
+    tn_case_input in = {.dtype = t, .rank = 2, .shape = {rows, columns}, .low = -2, .high = 2};
+    void *bytes = calloc(tn_dtype_bytes(t, rows * columns) + 1, 1);
+    tn_case_blocks(&in, 5, bytes);
+    tn_tensor *w = tn_from_data(bytes, in.shape, 2, t);
+    free(bytes);
+    return w;
+}
+
+static tn_tensor *record_blocks(const void *arguments) {
+    const blocks *p = arguments;
+    tn_tensor *x = numbers((int64_t[]){p->m, p->k}, 2, TN_F32, 1), *w = weight_in_blocks(p->n, p->k, p->dtype);
+    if (!p->joined) return tn_linear(x, w, NULL);
+    return tn_silu(tn_linear(tn_mul(x, tn_scalar(1e-3)), tn_slice(w, 0, 1, p->n, 1), NULL));
+}
+
+static void weights_in_all_formats(void **state) {
+    (void)state;
+    static const tn_dtype formats[] = {TN_Q4_0, TN_Q4_1, TN_Q5_0, TN_Q5_1, TN_Q8_0,
+                                       TN_Q2_K, TN_Q3_K, TN_Q4_K, TN_Q5_K, TN_Q6_K};
+    for (size_t i = 0; i < TN_COUNT(formats); i++) {
+        int64_t k = tn_dtype_block(formats[i]) == 32 ? 96 : 512;
+        const blocks some[] = {
+            {1, 70, k, formats[i], false}, {3, 10, k, formats[i], true}, {21, 65, k, formats[i], i % 2}};
+        for (size_t j = 0; j < TN_COUNT(some); j++)
+            same_bits(record_blocks, &some[j], tn_dtype_name(formats[i]));
+    }
+}
+
+/* Rows that are not finite, tiny or zero. */
+static tn_tensor *record_odd_rows(const void *arguments) {
+    const tn_dtype *t = arguments;
+    float x[6 * 256] = {0};
+    for (int i = 0; i < 256; i++) {
+        x[256 + i] = (float)i * 1e-36F;
+        x[512 + i] = i == 40 ? INFINITY : 1;
+        x[768 + i] = i == 100 ? NAN : -1;
+        x[1024 + i] = i % 2 ? -1e38F : 1e38F;
+        x[1280 + i] = (float)i * 0x1p-109F;
+    }
+    tn_tensor *y = tn_linear(tn_from_data(x, (int64_t[]){6, 256}, 2, TN_F32), weight_in_blocks(9, 256, *t), NULL);
+    return tn_where(tn_isnan(y), tn_scalar(7), y); /* which NaN it is nobody promises */
+}
+
+static void odd_rows_are_rounded_alike(void **state) {
+    (void)state;
+    same_bits(record_odd_rows, &(tn_dtype){TN_Q5_1}, "odd rows with q5_1");
+    same_bits(record_odd_rows, &(tn_dtype){TN_Q6_K}, "odd rows with q6_k");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_of_all_sizes),
         cmocka_unit_test(what_joins_a_product),
+        cmocka_unit_test(weights_in_all_formats),
+        cmocka_unit_test(odd_rows_are_rounded_alike),
     };
     return cmocka_run_group_tests_name("templates", tests, open_devices, close_devices);
 }

@@ -3,7 +3,7 @@
  * Each operation names inputs for its tests (docs/new-op.md); certification runs them on the device and compares with
  * the operation's definition in f64, within the bound that the operation states. The gradient is compared with the
  * definition of its derivative. What fails goes on a list in the cache folder, by device, driver version and operation:
- * from then on such operations run on the processor instead, which is said as any fallback is.
+ * from then on such operations run on the processor instead, which is said as any fallback is, until they pass.
  *
  * Threads: one certification at a time a thread; others may use the device meanwhile. */
 #ifndef TRUNNION_CERTIFY_H

@@ -234,7 +234,13 @@ static bool has_cases(const tn_certify_options *o, int op) {
     return row->impl && row->impl->cases;
 }
 
-static tn_status certify_all(const tn_certify_options *o, tn_certify_counts *counts) {
+/* What failed runs on the processor from now on; what passes now may run on the device again. The processor itself has
+ * nobody to leave work to. A list that cannot be kept is no reason to stop. */
+static void note(const tn_device *d, const tn_certify_op *op) {
+    if (!d->is_cpu && (op->forward_failed || op->backward_failed)) (void)tn_certify_list_add(d, op->name, op->why);
+}
+
+static tn_status certify_all(tn_device *d, const tn_certify_options *o, tn_certify_counts *counts) {
     int total = 0, done = 0;
     for (int op = 0; op < tn_op_count(); op++)
         total += has_cases(o, op);
@@ -242,7 +248,9 @@ static tn_status certify_all(const tn_certify_options *o, tn_certify_counts *cou
         if (!has_cases(o, op)) continue;
         certify m = {.op = {.struct_size = sizeof m.op, .name = tn_op(op)->name}};
         m.op.why = m.why;
+        (void)tn_certify_list_forget(d, m.op.name); /* else it would not be computed here */
         TRY(certify_op(op, o, &m));
+        note(d, &m.op);
         add_up(counts, &m.op);
         if (o->found) o->found(o->ctx, &m.op, ++done, total);
     }
@@ -257,7 +265,7 @@ tn_status tn_certify(tn_device *device, const tn_certify_options *options, tn_ce
     if (o.only) TRY(check_names(o.only));
     tn_device *before = tn_current_device();
     TRY(tn_set_current_device(device));
-    tn_status s = certify_all(&o, &sum);
+    tn_status s = certify_all(device, &o, &sum);
     tn_status back = tn_set_current_device(before);
     size_t room = counts->struct_size, size = room < sizeof sum ? room : sizeof sum;
     memcpy(counts, &sum, size);

@@ -3,6 +3,7 @@
  * A template of kern/ knows extents and asks for elements; here an index of it becomes one of the operands', and what
  * it finishes goes through the element-wise values behind it, as lowering does it for every other kernel. */
 #include "core/lower.h"
+#include "kern/qformat.h"
 #include "kern/templates.h"
 #include "ops/ops_build.h"
 
@@ -113,6 +114,42 @@ static bool takes_product(const tn_node *n, const tn_group_limits *limits) {
     return tn_gemm_template_fits(&s, limits);
 }
 
+/* ---- products with weights in blocks ----------------------------------------------------------------------------- */
+
+static kir_val load_x(void *context, const kir_aff *row, const kir_aff *k, kir_val mask) {
+    return operand_at(context, 0, NULL, row, k, mask);
+}
+
+static tn_weight_parts load_weight(void *context, const kir_aff *column, const kir_aff *k, kir_val mask) {
+    template *t = context;
+    kir_aff at[2] = {*column, *k};
+    t->lw.mask = mask;
+    tn_quant q = tn_lower_quant_at(&t->lw, t->lead->node->in[1], at, 0);
+    t->lw.mask = KIR_NONE;
+    return (tn_weight_parts){.u = q.u, .s = q.s, .t = q.t};
+}
+
+static void store_row(void *context, const kir_aff *row, const kir_aff *column, kir_val value, kir_val mask) {
+    store_product(context, NULL, row, column, value, mask);
+}
+
+static tn_qmat_shape quantized_shape(const tn_node *n) {
+    tn_qmat_shape s = {.m = n->shape[0], .n = n->shape[1], .k = n->in[0]->shape[1]};
+    s.parts = tn_qformat_of((tn_dtype)n->in[1]->dtype)->parts;
+    return s;
+}
+
+static tn_status make_quantized(template *t, tn_template_program *out) {
+    tn_qmat_joints joints = {t, product_begin, load_x, load_weight, store_row};
+    tn_qmat_shape s = quantized_shape(t->lead->node);
+    return tn_qmat_template(&s, &joints, out);
+}
+
+static bool takes_quantized(const tn_node *n, const tn_group_limits *limits) {
+    tn_qmat_shape s = quantized_shape(n);
+    return tn_qmat_template_fits(&s, limits);
+}
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -122,6 +159,7 @@ static const struct {
 } templates[] = {
     {TN_OP_MATMUL_BATCHED, takes_product, make_product},
     {TN_OP_LINEAR_HALF, takes_product, make_product},
+    {TN_OP_LINEAR_QUANTIZED, takes_quantized, make_quantized},
 };
 
 static int template_of(const tn_node *n) {

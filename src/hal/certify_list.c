@@ -123,3 +123,33 @@ tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *
     tn_str_free(&begin);
     return s;
 }
+
+/* Writes the list without the lines that begin like this. The caller holds the lock. */
+static tn_status write_without(const char *path, const tn_str *begin) {
+    tn_save *save = NULL;
+    TRY(tn_save_begin(path, &save));
+    tn_status s = TN_OK;
+    for (const char *at = text; *at && s == TN_OK;) {
+        size_t length = strcspn(at, "\n");
+        length += at[length] == '\n';
+        if (strncmp(at, begin->text, begin->length) != 0) s = tn_save_write(save, at, length);
+        at += length;
+    }
+    if (s == TN_OK) return tn_save_commit(save);
+    tn_save_abandon(save);
+    return s;
+}
+
+tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
+    char path[PATH_ROOM];
+    tn_str begin = {0};
+    tn_status s = TN_ERR_MEMORY;
+    if (line_begin(d, name, &begin)) {
+        pthread_mutex_lock(&lock);
+        refresh();
+        s = find_reason(&begin) && list_path(path, sizeof path) ? write_without(path, &begin) : TN_OK;
+        pthread_mutex_unlock(&lock);
+    }
+    tn_str_free(&begin);
+    return s;
+}

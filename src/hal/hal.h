@@ -131,6 +131,7 @@ bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_
  * or tn_kernel_name's. Adding fails when there is no cache folder to keep it in. */
 bool tn_certify_list_has(const tn_device *d, const char *name, char *why, size_t size);
 tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *reason);
+tn_status tn_certify_list_forget(const tn_device *d, const char *name); /* before it is tried anew */
 enum { TN_KERNEL_NAME = 24 };
 const char *tn_kernel_name(const kir_program *p, char out[TN_KERNEL_NAME]); /* "k" and the structure's hash */
 

@@ -171,7 +171,8 @@ bool tn_launch_is_narrow(const kir_program *p, const int64_t *sizes) {
     int64_t points = 1, steps = 1;
     for (int i = 0; i < p->n_par + p->n_loop; i++)
         if (tn_mul_overflow(i < p->n_par ? points : steps, sizes[i], i < p->n_par ? &points : &steps)) return false;
-    if (points > INT32_MAX || steps > INT32_MAX) return false;
+    /* a kernel's counters go a little further */
+    if (points > INT32_MAX - KIR_MAX_ITEMS || steps > INT32_MAX - KIR_LANES) return false;
     box all = whole(p, sizes);
     for (int i = 0; i < p->n_sized; i++) {
         range r;

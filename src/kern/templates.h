@@ -53,4 +53,27 @@ bool tn_gemm_template_fits(const tn_gemm_shape *s, const tn_group_limits *limits
 tn_status tn_gemm_template(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
                            tn_template_program *out);
 
+/* ---- products with weights in blocks (qmat.c) -------------------------------------------------------------------- */
+
+/* One weight in its parts: it is s·u + t; t is KIR_NONE in formats without a minimum. */
+typedef struct tn_weight_parts {
+    kir_val u, s, t; /* I32, f32, f32 */
+} tn_weight_parts;
+
+typedef struct tn_qmat_joints {
+    void *context;
+    void (*begin)(void *context, kir_builder *kb);
+    kir_val (*load_x)(void *context, const kir_aff *row, const kir_aff *k, kir_val mask);
+    tn_weight_parts (*load_weight)(void *context, const kir_aff *column, const kir_aff *k, kir_val mask);
+    void (*store)(void *context, const kir_aff *row, const kir_aff *column, kir_val value, kir_val mask);
+} tn_qmat_joints;
+
+/* C[m, n] = x · Wᵀ with x rounded in blocks of 32, as kern.h defines it. */
+typedef struct tn_qmat_shape {
+    int64_t m, n, k;
+    int parts; /* of a block of 32: 1 or 2 */
+} tn_qmat_shape;
+bool tn_qmat_template_fits(const tn_qmat_shape *s, const tn_group_limits *limits);
+tn_status tn_qmat_template(const tn_qmat_shape *s, const tn_qmat_joints *joints, tn_template_program *out);
+
 #endif

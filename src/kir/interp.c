@@ -39,10 +39,12 @@ static void go_to_item(interp *m, int item) {
     m->item = item;
     m->values = m->all_values + (size_t)item * (size_t)p->n_ins;
     m->states = m->all_states + (size_t)item * (size_t)m->n_states;
-    for (int k = p->n_items - 1; k >= 0; k--) {
-        m->at[p->n_par - p->n_items + k] = item % p->item[k];
+    int64_t *at = m->at + p->n_par - p->n_items;
+    for (int k = p->n_items - 1; k > 0; k--) {
+        at[k] = item % p->item[k];
         item /= p->item[k];
     }
+    if (p->n_items > 0) at[0] = item;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */

@@ -129,20 +129,45 @@ static void put_extents(render *r) {
     render_put(r, "%s;\n", lead == 0 ? "1" : "");
 }
 
-/* The coordinates first … end-1 of a number that runs through them, the last one fastest. */
-static void put_coordinates(render *r, const char *number, int first, int end) {
+/* The coordinates first … end-1, named with `letter`, of a number that runs through them, the last one fastest. */
+static void put_coordinates(render *r, char letter, const char *number, int first, int end) {
     char rest[24];
     snprintf(rest, sizeof rest, "%s", number);
     for (int axis = end - 1; axis > first; axis--) {
         render_indent(r);
-        render_put(r, "const $ix f%d = %s / n%d, x%d = %s - f%d * n%d;\n", axis, rest, axis, axis, rest, axis, axis);
+        render_put(r, "const $ix f%d = %s / n%d, %c%d = %s - f%d * n%d;\n", axis, rest, axis, letter, axis, rest, axis,
+                   axis);
         snprintf(rest, sizeof rest, "f%d", axis);
     }
-    if (end > first) {
+    if (end == first) return;
+    render_indent(r);
+    render_put(r, "const $ix %c%d = %s;\n", letter, first, rest);
+}
+
+/* A plain program's coordinates: those of the workgroup's first point, u, which all items share, and the way to this
+ * item with carries, which are few: a quotient of small numbers, or 0 or 1 along an axis longer than a workgroup. */
+static void put_point(render *r, int end) {
+    put_coordinates(r, 'u', "start", 0, end);
+    for (int axis = end - 1; axis >= 0; axis--) {
+        char carry[16] = "item";
+        if (axis < end - 1) snprintf(carry, sizeof carry, "q%d", axis + 1);
         render_indent(r);
-        render_put(r, "const $ix x%d = %s;\n", first, rest);
+        if (axis == 0) {
+            render_put(r, "const $ix x0 = u0 + %s;\n", carry);
+            return;
+        }
+        render_put(r, "const $ix y%d = u%d + %s;\n", axis, axis, carry);
+        render_indent(r);
+        render_put(r, "const $ix q%d = n%d < $items ? ($ix)((($f32)($i32)y%d + 0.5f) * r%d) : y%d < n%d ? 0 : 1;\n",
+                   axis, axis, axis, axis, axis, axis);
+        render_indent(r);
+        render_put(r, "const $ix x%d = y%d - q%d * n%d;\n", axis, axis, axis, axis);
     }
-    r->axes_open |= ((1U << end) - 1) & ~((1U << first) - 1);
+}
+
+static void put_reciprocals(render *r, int end) {
+    for (int axis = 1; axis < end; axis++)
+        render_put(r, "    const $f32 r%d = 1.0f / ($f32)n%d;\n", axis, axis);
 }
 
 static void put_kernel(render *r) {
@@ -157,11 +182,16 @@ static void put_kernel(render *r) {
     each_buffer(r, false, d->bind);
     each_buffer(r, true, "    $local$type b$n[$size];\n");
     put_extents(r);
-    r->depth = d->loops ? 2 : 1;
-    r->axes_open = 0;
+    if (!group) put_reciprocals(r, lead);
+    r->depth = d->loops ? 3 : 1;
+    r->axes_open = (1U << r->p->n_par) - 1;
     render_words(r, group ? d->items : d->points);
-    put_coordinates(r, group ? "group" : "flat", 0, lead);
-    put_coordinates(r, "item", lead, r->p->n_par);
+    if (group) {
+        put_coordinates(r, 'x', "group", 0, lead);
+        put_coordinates(r, 'x', "item", lead, r->p->n_par);
+    } else {
+        put_point(r, lead);
+    }
     render_range(r, 0, r->p->n_ins);
     render_words(r, d->close);
 }

@@ -22,7 +22,7 @@ extern const kir_dialect kir_dialect_c;
 typedef struct kir_target {
     const kir_dialect *dialect;
     int group_size; /* items of a workgroup for plain programs, 1 … KIR_MAX_ITEMS */
-    bool index32;   /* for launches whose indices and numbers of points, also of loops, fit an int32_t */
+    bool index32;   /* for launches whose indices, and numbers of points and loop points plus 1024, fit an int32_t */
     bool f64, f16;  /* types in which the device computes */
 } kir_target;
 

@@ -58,9 +58,9 @@ const kir_dialect kir_dialect_opencl = {
     .by_value = "const params_$entry p) {\n",
     .by_address = "__global const $i64 *p) {\n",
     .bind = "    __global $const$type *b$n = (__global $const$type *)(a$n + $p[$base]);\n",
-    .points = "    const $u64 point = $group * $items + $item;\n"
-              "    if (point >= ($u64)count) return;\n"
-              "    const $ix flat = ($ix)point;\n",
+    .points = "    const $u64 begin = $group * $items;\n"
+              "    if (begin + $item >= ($u64)count) return;\n"
+              "    const $ix start = ($ix)begin, item = ($ix)$item;\n",
     .items = "    const $u64 workgroup = $group;\n"
              "    if (workgroup >= ($u64)count) return;\n"
              "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n",
@@ -120,9 +120,11 @@ const kir_dialect kir_dialect_c = {
     .by_address = "const void *params, void *const *a, uint64_t first, uint64_t last) {\n"
                   "    const int64_t *p = params;\n",
     .bind = "    $const$type *b$n = ($const$type *)((char *)a[$n] + $p[$base]);\n",
-    .points = "    const $ix end = last * $items < ($u64)count ? ($ix)(last * $items) : count;\n"
-              "    for ($ix flat = ($ix)(first * $items); flat < end; flat++) {\n",
-    .close = "    }\n}\n",
+    .points =
+        "    for ($u64 group = first; group < last; group++) {\n"
+        "        const $ix start = ($ix)(group * $items), most = count - start < $items ? count - start : $items;\n"
+        "        for ($ix item = 0; item < most; item++) {\n",
+    .close = "        }\n    }\n}\n",
     .params_by_value = "p",
     .params_by_address = "p",
     .loops = true,

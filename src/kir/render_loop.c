@@ -1,8 +1,10 @@
 /* render_loop.c — loops of a rendered kernel, and what runs through them: reductions and scans.
  *
- * The state of reduction 9 is s9, t9 and k9, declared before its loop; what it yields is the constant v9 behind it. In
- * the loop that LOOP 8 begins, c8 counts the points gone by, and m8 is their number in all. Float sums and the like
- * keep the 64 lanes of kir.h in an array of the item; integers, whose order does not matter, one accumulator. */
+ * A loop over one axis that feeds lanes runs in blocks of as many points: its inner loop then does the same for each
+ * lane, and can become vector code. The state of reduction 9 is s9, t9 and k9, declared before its loop; what it yields
+ * is the constant v9 behind it. In the loop that LOOP 8 begins, c8 counts the points gone by, and m8 is their number in
+ * all. Float sums and the like keep the 64 lanes of kir.h in an array of the item; integers, whose order does not
+ * matter, one accumulator. */
 #include "kir/eval.h"
 #include "kir/render_text.h"
 #include "kir/rules.h"
@@ -42,14 +44,16 @@ static void each_own_state(render *r, int loop, int end, void (*fn)(render *r, i
     }
 }
 
-static bool counts_points(const render *r, int loop, int end) {
+/* The forms of the loop's own states, as bits. */
+static unsigned forms_in(const render *r, int loop, int end) {
+    unsigned forms = 0;
     int depth = 0;
     for (int i = loop + 1; i < end; i++) {
         const kir_ins *in = &r->p->ins[i];
         depth += (in->op == KIR_LOOP) - (in->op == KIR_END);
-        if (depth == 0 && (in->op == KIR_REDUCE || in->op == KIR_SCAN) && form_of(r, in) != ONE) return true;
+        if (depth == 0 && (in->op == KIR_REDUCE || in->op == KIR_SCAN)) forms |= 1U << form_of(r, in);
     }
-    return false;
+    return forms;
 }
 
 /* ---- states ------------------------------------------------------------------------------------------------------ */
@@ -100,23 +104,37 @@ static void fold_lanes(render *r, int i, const char *first) {
     render_put(r, ");\n");
 }
 
-static void feed_lanes(render *r, int i) {
+/* Folds the lanes when a block is whole: point `counter` of the loop begins the next one. */
+static void fold_block(render *r, int i, char counter) {
     const kir_ins *in = &r->p->ins[i];
-    kir_type t = (kir_type)in->type;
-    char lane[32], first[32];
-    snprintf(lane, sizeof lane, "s%d[c%d & %d]", i, r->loop, KIR_LANES - 1);
-    snprintf(first, sizeof first, "c%d == %d", r->loop, KIR_BLOCK);
-    render_put(r, "if (c%d > 0 && (c%d & %d) == 0) {\n", r->loop, r->loop, KIR_BLOCK - 1);
+    char first[32];
+    snprintf(first, sizeof first, "%c%d == %d", counter, r->loop, KIR_BLOCK);
+    render_indent(r);
+    render_put(r, "if (%c%d > 0 && (%c%d & %d) == 0) {\n", counter, r->loop, counter, r->loop, KIR_BLOCK - 1);
     r->depth++;
     fold_lanes(r, i, first);
     render_indent(r);
-    render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i, identity(in, t).text);
+    render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i, identity(in, (kir_type)in->type).text);
     r->depth--;
     render_indent(r);
     render_put(r, "}\n");
+}
+
+static void fold_own_block(render *r, int i) {
+    if (form_of(r, &r->p->ins[i]) == LANES) fold_block(r, i, 'o');
+}
+
+static void feed_lanes(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    char lane[32];
+    if (r->blocked)
+        snprintf(lane, sizeof lane, "s%d[l%d]", i, r->loop);
+    else
+        snprintf(lane, sizeof lane, "s%d[c%d & %d]", i, r->loop, KIR_LANES - 1);
+    if (!r->blocked) fold_block(r, i, 'c');
     render_indent(r);
     render_put(r, "%s = ", lane);
-    render_combine(r, (kir_reduce)in->kind, t, lane, render_operand(r, in->a).text);
+    render_combine(r, (kir_reduce)in->kind, (kir_type)in->type, lane, render_operand(r, in->a).text);
     render_put(r, ";\n");
 }
 
@@ -133,6 +151,7 @@ static void feed_chain(render *r, int i) {
     render_name zero = identity(&r->p->ins[i], (kir_type)r->p->ins[i].type);
     char acc[24];
     snprintf(acc, sizeof acc, "s%d", i);
+    render_indent(r);
     render_put(r, "if (c%d > 0 && (c%d & %d) == 0) {\n", r->loop, r->loop, KIR_KSUM - 1);
     r->depth++;
     render_indent(r);
@@ -151,6 +170,7 @@ static void feed_chain(render *r, int i) {
 static void feed_extreme(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     render_name x = render_operand(r, in->a);
+    render_indent(r);
     const char *beyond = in->kind == KIR_ARGMAX ? ">" : "<", *within = in->kind == KIR_ARGMAX ? "<=" : ">=";
     if (kir_is_float((kir_type)r->p->ins[in->a].type))
         render_put(r, "if (c%d == 0 || (s%d == s%d && !(%s %s s%d))) {\n", r->loop, i, i, x.text, within, i);
@@ -173,6 +193,7 @@ static void feed_one(render *r, int i) {
     kir_reduce kind = (kir_reduce)in->kind;
     char acc[24];
     snprintf(acc, sizeof acc, "s%d", i);
+    render_indent(r);
     if (kind == KIR_CHAIN) {
         render_put(r, "const %s q%d = ", render_type(t), i);
         put_product(r, i, "");
@@ -191,7 +212,6 @@ static void feed_one(render *r, int i) {
 void render_feed(render *r, int i) {
     static void (*const feeds[])(render * r, int i) = {
         [ONE] = feed_one, [LANES] = feed_lanes, [CHAIN] = feed_chain, [EXTREME] = feed_extreme};
-    render_indent(r);
     feeds[form_of(r, &r->p->ins[i])](r, i);
 }
 
@@ -253,40 +273,67 @@ static void put_point(render *r, int first, int count) {
     render_put(r, "%s;\n", count == 0 ? "0" : "");
 }
 
-static void open_braces(render *r, int first, int count) {
-    for (int axis = first; axis < first + count; axis++) {
-        render_indent(r);
-        render_put(r, "for ($ix x%d = 0; x%d < n%d; x%d++) {\n", axis, axis, axis, axis);
-        r->depth++;
-        r->axes_open |= 1U << axis;
-    }
-    if (count > 0) return;
-    render_indent(r);
+static void open_brace(render *r) {
     render_put(r, "{\n");
     r->depth++;
 }
 
-static void close_braces(render *r, int first, int count) {
-    for (int k = 0; k < (count > 0 ? count : 1); k++) {
-        r->depth--;
+static void close_brace(render *r) {
+    r->depth--;
+    render_indent(r);
+    render_put(r, "}\n");
+}
+
+static void open_axes(render *r, int first, int count) {
+    for (int axis = first; axis < first + count; axis++) {
         render_indent(r);
-        render_put(r, "}\n");
+        render_put(r, "for ($ix x%d = 0; x%d < n%d; x%d++) ", axis, axis, axis, axis);
+        open_brace(r);
     }
-    r->axes_open &= ~(((1U << count) - 1) << first);
+    if (count > 0) return;
+    render_indent(r);
+    open_brace(r);
+}
+
+/* One axis in blocks of a point a lane: block o, of e points, lane l. */
+static void open_blocks(render *r, int axis, int end) {
+    int loop = r->loop;
+    render_indent(r);
+    render_put(r, "for ($ix o%d = 0; o%d < n%d; o%d += %d) ", loop, loop, axis, loop, KIR_LANES);
+    open_brace(r);
+    each_own_state(r, loop, end, fold_own_block);
+    render_indent(r);
+    render_put(r, "const $i32 e%d = n%d - o%d < %d ? ($i32)(n%d - o%d) : %d;\n", loop, axis, loop, KIR_LANES, axis,
+               loop, KIR_LANES);
+    render_indent(r);
+    render_put(r, "for ($i32 l%d = 0; l%d < e%d; l%d++) ", loop, loop, loop, loop);
+    open_brace(r);
+    render_indent(r);
+    render_put(r, "const $ix x%d = o%d + l%d;\n", axis, loop, loop);
 }
 
 int render_loop(render *r, int loop) {
     int end = end_of(r->p, loop), outer = r->loop;
     int first = kir_loop_first(&r->p->ins[loop]), count = kir_loop_count(&r->p->ins[loop]);
-    bool counts = counts_points(r, loop, end);
+    unsigned forms = forms_in(r, loop, end);
+    uint32_t axes = ((1U << count) - 1) << first;
+    bool counts = forms & ~(1U << ONE), outer_blocked = r->blocked;
     r->loop = loop;
+    r->blocked = count == 1 && (forms & 1U << LANES);
     if (counts) put_point_count(r, first, count);
     each_own_state(r, loop, end, begin_state);
-    open_braces(r, first, count);
+    if (r->blocked)
+        open_blocks(r, first, end);
+    else
+        open_axes(r, first, count);
+    r->axes_open |= axes;
     if (counts) put_point(r, first, count);
     render_range(r, loop + 1, end);
-    close_braces(r, first, count);
+    r->axes_open &= ~axes;
+    for (int k = r->blocked ? -1 : 0; k < (count > 0 ? count : 1); k++)
+        close_brace(r);
     each_own_state(r, loop, end, end_state);
     r->loop = outer;
+    r->blocked = outer_blocked;
     return end;
 }

@@ -36,20 +36,20 @@ typedef enum render_word {
 struct kir_dialect {
     const char *name; /* for people */
     const char *words[WORD_COUNT];
-    const char *head;        /* opens every source */
-    const char *head_f64;    /* … one with doubles */
-    const char *params_type; /* before a kernel whose words come by value; may be "" */
-    const char *open;        /* up to the first parameter */
-    const char *buffer;      /* one parameter; "" where all come in one */
+    const char *head;                  /* opens every source */
+    const char *head_f64;              /* … one with doubles */
+    const char *params_type;           /* before a kernel whose words come by value; may be "" */
+    const char *open;                  /* up to the first parameter */
+    const char *buffer;                /* one parameter; "" where all come in one */
     const char *by_value, *by_address; /* the words as parameter, and the opening brace */
     const char *bind;                  /* makes b$n of the parameter a$n */
-    /* Statements between the count of points (`count`) or workgroups and the coordinates: name the point `flat`, or the
-     * workgroup `group` and the item `item`, and leave the rest out. */
+    /* Statements between the number of points or workgroups (`count`) and the coordinates: they leave out items that
+     * are too many, and name the first point of the workgroup `start` or the workgroup `group`, and the `item`. */
     const char *points, *items;
     const char *close;
     const char *params_by_value, *params_by_address; /* the array of words */
     bool groups;                                     /* has workgroups, local memory and barriers */
-    bool loops;                                      /* `points` opens a loop */
+    bool loops;                                      /* `points` opens two loops */
 };
 
 typedef struct render {
@@ -60,6 +60,7 @@ typedef struct render {
     bool *needed;       /* rows of the prelude, counted from 1 */
     uint32_t axes_open; /* coordinates that exist here */
     int depth, loop;    /* the number of the innermost LOOP around */
+    bool blocked;       /* … runs in blocks */
     /* words of the kernel being written */
     int n, base, size;
     tn_dtype dtype;

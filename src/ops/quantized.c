@@ -5,6 +5,7 @@
  * (kern.h), which rounds the other operand to eight bits a block as well; so does its lowering, where there is none. */
 #include <math.h>
 
+#include "kern/qformat.h"
 #include "ops/common.h"
 
 /* ---- dequantize -------------------------------------------------------------------------------------------------- */
@@ -66,10 +67,8 @@ static tn_status infer_linear_stored(tn_infer *c) {
 
 enum { PART = 16 }; /* fewest weights that share a scale */
 
-static bool has_halves(tn_dtype t) { return t == TN_Q2_K || t == TN_Q3_K || t == TN_Q6_K; }
-static bool has_minimum(tn_dtype t) {
-    return t == TN_Q4_1 || t == TN_Q5_1 || t == TN_Q2_K || t == TN_Q4_K || t == TN_Q5_K;
-}
+static bool has_halves(tn_dtype t) { return tn_qformat_of(t)->parts == 2; }
+static bool has_minimum(tn_dtype t) { return tn_qformat_of(t)->has_minimum; }
 
 /* Blocks of 32, parts of a block, and steps of a part: that of u, that of the minimum. */
 static int loops_linear_quantized(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
