@@ -167,9 +167,9 @@ static void indices_of_32_bits_are_proven(void **state) {
     int64_t *sizes;
     build_copy(16, &p, &sizes);
     assert_true(tn_launch_is_narrow(p, sizes));
-    sizes[0] = INT32_MAX;
+    sizes[0] = INT32_MAX - KIR_MAX_ITEMS;
     assert_true(tn_launch_is_narrow(p, sizes));
-    sizes[0] = (int64_t)INT32_MAX + 1;
+    sizes[0]++;
     assert_false(tn_launch_is_narrow(p, sizes));
     sizes[0] = 3;
     sizes[2] = (int64_t)1 << 30; /* the stride of an access */

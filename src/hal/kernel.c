@@ -334,8 +334,11 @@ void tn_kernel_release(tn_kernel *k) {
     if (ended) table_free(t);
 }
 
+/* A graphics processor multiplies 32 bits in a fraction of the time; a processor's compiler makes vector code only of
+ * loops whose indices are as wide as its addresses. */
 static int width_of(const tn_device *d, const tn_kernel *k, const int64_t *sizes) {
-    return d->caps.code != TN_CODE_KIR && tn_launch_is_narrow(k->program, sizes) ? NARROW : WIDE;
+    if (d->caps.code == TN_CODE_KIR || d->info.software) return WIDE;
+    return tn_launch_is_narrow(k->program, sizes) ? NARROW : WIDE;
 }
 
 static int64_t binding_limit(const tn_device *d) { return d->caps.max_buffer > 0 ? d->caps.max_buffer : INT64_MAX; }
