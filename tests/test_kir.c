@@ -521,7 +521,7 @@ static void reductions_of_nothing_yield_their_identity(void **state) {
         {KIR_SUM, KIR_F32, {.f = 0}},          {KIR_PROD, KIR_F64, {.f = 1}},  {KIR_RMAX, KIR_F32, {.f = -INFINITY}},
         {KIR_RMIN, KIR_F64, {.f = INFINITY}},  {KIR_RMAX, KIR_U32, {.i = 0}},  {KIR_RMIN, KIR_I64, {.i = INT64_MAX}},
         {KIR_RMAX, KIR_I32, {.i = INT32_MIN}}, {KIR_PROD, KIR_I64, {.i = 1}},  {KIR_ARGMAX, KIR_F32, {.i = 0}},
-        {KIR_RMIN, KIR_BOOL, {.i = 1}},        {KIR_CHAIN, KIR_F32, {.f = 0}}, {KIR_SEQ, KIR_F64, {.f = 0}},
+        {KIR_RMIN, KIR_BOOL, {.i = 1}},        {KIR_CHAIN, KIR_F32, {.f = 0}}, {KIR_SEQ, KIR_F64, {.f = -0.0}},
     };
     for (size_t r = 0; r < TN_COUNT(rows); r++) {
         const int64_t extents[] = {2, 0};

@@ -7,6 +7,7 @@
 
 #include <signal.h>
 
+#include "far_driver.h"
 #include "programs.h"
 #include "trunnion/ops.h"
 
@@ -147,6 +148,44 @@ static void symbolic_programs_mostly_keep_their_plans(void **state) {
     assert_true(resized > s.plans_made / 10);
 }
 
+/* ---- other devices ----------------------------------------------------------------------------------------------- */
+
+static void check_on(tn_device *d, int count) {
+    assert_ok(tn_set_current_device(d));
+    check_many(PROGRAM_PLAIN, (run_mode[]){RUN_AGAIN, RUN_EAGER, RUN_KEPT}, 3, count);
+    check_many(PROGRAM_CAPTURE, (run_mode[]){RUN_CAPTURE}, 1, count);
+    check_many(PROGRAM_SYMBOLIC, (run_mode[]){RUN_AGAIN}, 1, count / 2);
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(d);
+}
+
+static void programs_equal_the_oracle_on_memory_that_is_not_the_hosts(void **state) {
+    (void)state;
+    far_nature_now = (far_nature){0};
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_SILENT};
+    check_on(far_open(0, &o), programs() / 8);
+}
+
+/* What the device lacks, the host computes in the middle of the device's plan. */
+static void programs_equal_the_oracle_on_a_device_that_lacks_types(void **state) {
+    (void)state;
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_SILENT};
+    far_nature_now = (far_nature){.no_f64 = true, .no_i64 = true};
+    check_on(far_open(1, &o), programs() / 8);
+    far_nature_now = (far_nature){0};
+}
+
+/* The device of TRUNNION_DEVICE, if it is named: for machines that have more. */
+static void programs_equal_the_oracle_on_the_device_that_is_named(void **state) {
+    (void)state;
+    const char *name = getenv("TRUNNION_DEVICE");
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device *d = NULL;
+    if (!name || !name[0]) skip();
+    assert_ok(tn_device_open(name, &o, NULL, &d));
+    check_on(d, programs() / 8);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(programs_are_long_and_full_of_views_and_writes),
@@ -156,8 +195,11 @@ int main(void) {
         cmocka_unit_test(programs_of_symbolic_extents_equal_the_oracle_at_each_size),
         cmocka_unit_test(symbolic_programs_mostly_keep_their_plans),
         cmocka_unit_test(programs_have_the_same_bits_on_one_two_and_three_threads),
+        cmocka_unit_test(programs_equal_the_oracle_on_memory_that_is_not_the_hosts),
+        cmocka_unit_test(programs_equal_the_oracle_on_a_device_that_lacks_types),
+        cmocka_unit_test(programs_equal_the_oracle_on_the_device_that_is_named),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    puts("ran on: cpu");
+    puts("ran on: cpu, far");
     return failed;
 }

@@ -542,6 +542,13 @@ static kir_val reduced_value(tn_lower *lw, tn_lowering *w, int value) {
     return kir_reduce_value(lw->kb, (kir_reduce)v->row->impl->reduce, r, KIR_NONE);
 }
 
+/* A sum one after the other begins at −0. What is defined as a sum into zeros has +0 where nothing comes. */
+static kir_val into_zeros(tn_lower *lw, const tn_value *v, kir_val r) {
+    kir_type t = kir_type_of((tn_dtype)v->node->dtype);
+    bool summed = v->row->impl->class_ == TN_REDUCTION && v->row->impl->reduce == KIR_SEQ;
+    return summed && (t == KIR_F32 || t == KIR_F64) ? kir_binary(lw->kb, KIR_ADD, r, kir_const(lw->kb, t, 0.0)) : r;
+}
+
 static bool in_loop(tn_lowering *w, int value, int phase) {
     if (is_reduction(w, value)) return phase_of(w, value) == phase;
     return fills_space(w, value) && phase_of(w, value) == phase - 1;
@@ -566,9 +573,10 @@ static void emit_pass(tn_lower *lw, tn_lowering *w, int phase) {
     if (any) loop_end(lw, w);
     for (size_t i = 0; i < group->member_count; i++) {
         int value = group->members[i];
-        const tn_node *n = w->g->values[value].node;
-        if (is_reduction(w, value) && phase_of(w, value) == phase)
-            memo_add(w, value, KIR_NONE, index_hash(w->row, n->rank), w->row, n->rank, reduced[i]);
+        const tn_value *v = &w->g->values[value];
+        int rank = v->node->rank;
+        if (!is_reduction(w, value) || phase_of(w, value) != phase) continue;
+        memo_add(w, value, KIR_NONE, index_hash(w->row, rank), w->row, rank, into_zeros(lw, v, reduced[i]));
     }
     /* Results a row, as soon as they are complete, so that later passes find them computed. */
     for (size_t i = 0; i < group->member_count; i++) {

@@ -127,8 +127,15 @@ static kir_value one(kir_type t) {
     return (kir_value){.u64 = 1};
 }
 
+static kir_value nothing_to_add(kir_type t) {
+    if (t == KIR_F32) return (kir_value){.f32 = -0.0f};
+    if (t == KIR_F64) return (kir_value){.f64 = -0.0};
+    return (kir_value){.u64 = 0};
+}
+
 kir_value kir_identity(kir_reduce kind, kir_type t) {
     switch (kind) {
+    case KIR_SEQ: return nothing_to_add(t);
     case KIR_PROD: return one(t);
     case KIR_RMAX: return lowest(t);
     case KIR_RMIN: return highest(t);

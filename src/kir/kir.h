@@ -22,7 +22,7 @@
  *   REDUCE             float SUM, PROD, MAX, MIN: see KIR_LANES below. ARGMAX, ARGMIN: the first extreme element's flat
  *                      loop index; a NaN counts as extreme. CHAIN(a,b): Σ a·b as chains of KIR_KSUM ascending FMAs,
  *                      each chain begun at +0, chains added in order, the first standing alone. SEQ: plain ascending
- *                      sum.
+ *                      sum from −0, to which adding changes nothing.
  *   SCAN               the running SUM, PROD, MAX or MIN up to and including this point, ascending from the identity.
  *   PHILOX(key, ctr)   word 0 of Philox-4x32-10 (Salmon et al. 2011), counter = (ctr low, ctr high, 0, 0).
  *   order              parallel points run in any order or at once; memory that one point writes, another must not

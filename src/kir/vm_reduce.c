@@ -21,6 +21,8 @@ static bool uses_lanes(const kir_step *s) { return s->op == KIR_REDUCE && s->kin
 
 static kir_reduce running_kind(const kir_step *s) { return s->op == KIR_SCAN ? (kir_reduce)s->kind : KIR_SUM; }
 
+static kir_value identity_of(const kir_step *s) { return kir_identity((kir_reduce)s->kind, (kir_type)s->operand); }
+
 /* Elements side by side in a lane, a total or a result: the columns of the tile. */
 static int64_t columns(const kir_frame *f) { return f->layout == KIR_ACROSS ? f->inner.count : 1; }
 
@@ -65,7 +67,7 @@ static void begin_state(const kir_frame *f, const kir_step *s, kir_state *state)
     } else if (s->kind == KIR_CHAIN && s->op == KIR_REDUCE) {
         fill(f, state->lanes, s, kir_identity(KIR_SUM, (kir_type)s->operand), columns(f));
     } else {
-        fill(f, state->total, s, kir_identity(running_kind(s), (kir_type)s->operand), columns(f));
+        fill(f, state->total, s, identity_of(s), columns(f));
     }
 }
 
@@ -205,8 +207,8 @@ static void feed(const kir_frame *f, const kir_step *s, kir_state *state, const 
 static void end_state(const kir_frame *f, const kir_step *s, kir_state *state, char *out) {
     size_t width = is_arg(s->kind) ? sizeof(int64_t) : width_of(s);
     if (state->count == 0) {
-        bool running = !uses_lanes(s);
-        kir_value nothing = running ? (kir_value){.u64 = 0} : kir_identity((kir_reduce)s->kind, (kir_type)s->operand);
+        bool has_identity = uses_lanes(s) || s->kind == KIR_SEQ;
+        kir_value nothing = has_identity ? identity_of(s) : (kir_value){.u64 = 0};
         kir_block block = {.d = out, .s = &nothing, .d_inner = 1, .outer = 1, .inner = columns(f)};
         f->simd->copy[kir_log2(width)](&block);
         return;
