@@ -136,12 +136,35 @@ static void random_kernels_have_the_interpreters_bits(void **state) {
     }
 }
 
+/* Programs with loops, their rows shared by workgroups whether it pays or not. */
+static void shared_rows_have_the_interpreters_bits(void **state) {
+    (void)state;
+    int count = getenv("TRUNNION_TEST_FULL") ? 100 : 6;
+    for (size_t i = 0; i < TN_COUNT(devices); i++) {
+        tn_device *d = open_one(i);
+        if (d && d->caps.code != TN_CODE_KIR) {
+            int ran = 0, refused = 0;
+            tn_rows_set(TN_ROWS_ALWAYS);
+            for (int n = 0; n < count; n++) {
+                kir_random_options o = {.no_chains = true, .no_f64 = !d->caps.f64, .long_loop = n % 6 == 3};
+                o.most_buffers = KIR_MAX_BUFFERS - KIR_TYPE_COUNT;
+                compare_random(d, 2000 + (uint64_t)n, &o, &ran, &refused);
+            }
+            tn_rows_set(TN_ROWS_AUTO);
+            printf("ran on: %s: %d random kernels with shared rows\n", d->info.id, ran);
+            assert_true(ran > refused);
+        }
+        if (d) tn_device_close(d);
+    }
+}
+
 int main(void) {
     if (make_scratch(NULL)) return 1;
     setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(drivers_keep_their_promises),
         cmocka_unit_test(random_kernels_have_the_interpreters_bits),
+        cmocka_unit_test(shared_rows_have_the_interpreters_bits),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     remove_scratch(NULL);

@@ -4,6 +4,7 @@
 
 #include "hal/hal.h"
 #include "kir/render.h"
+#include "kir/sched.h"
 
 /* ---- compiled kernels on disk (cache.c) -------------------------------------------------------------------------- */
 
@@ -63,6 +64,15 @@ static inline int tn_global_buffers(const kir_program *p) {
         n += !tn_is_local(p, b);
     return n;
 }
+
+/* ---- rows by workgroups (rows.c) --------------------------------------------------------------------------------- */
+
+/* Whether a launch of a program with loops runs faster when workgroups share its rows (kir/sched.h). */
+bool tn_rows_pay(const tn_device *d, const kir_program *p, const kir_rows *rows, const int64_t *sizes);
+
+typedef enum tn_rows_policy { TN_ROWS_AUTO, TN_ROWS_ALWAYS, TN_ROWS_NEVER } tn_rows_policy;
+/* For tests and benchmarks: what tn_rows_pay answers from now on. */
+void tn_rows_set(tn_rows_policy policy);
 
 /* ---- ranges and limits (range.c) --------------------------------------------------------------------------------- */
 

@@ -9,7 +9,8 @@
  * grow for ever. A plan may outlive its device: what it still holds then is a name without a module.
  *
  * Rendered kernels come with indices of 32 bits and of 64: which one a launch needs follows from its sizes, and the
- * other one is compiled when it is first needed. What a device's compiler refused is remembered as long as the device
+ * other one is compiled when it is first needed. So is the kernel of a program with loops whose workgroups share rows,
+ * where that pays (rows.c); it belongs to the plain one and computes the same bits. What a device's compiler refused is remembered as long as the device
  * is open: placement asks before it plans (tn_kernel_can). */
 #include <pthread.h>
 #include <stdio.h>
@@ -25,8 +26,11 @@ struct tn_kernel {
     kir_program *program;    /* own copy, to verify hits */
     pthread_mutex_t running; /* modules and room, while the kernel is launched */
     tn_loaded modules[WIDTHS];
-    char *room;     /* a runner's; not on the cpu */
-    int64_t *sizes; /* of one part of a launch; not on the cpu */
+    char *room;         /* a runner's; not on the cpu */
+    int64_t *sizes;     /* of one part of a launch; not on the cpu */
+    kir_rows *schedule; /* NULL: none, or the device cannot run it */
+    int64_t *row_sizes; /* of a launch of it */
+    struct tn_kernel *rows;
     kernel_table *table;
     struct tn_kernel *next;          /* same slot */
     int users;                       /* guarded by the table's lock, as all below */
@@ -86,11 +90,16 @@ _Static_assert(sizeof(kir_ins) % _Alignof(kir_access) == 0, "accesses follow the
 static void kernel_unload(tn_device *d, tn_kernel *k) {
     for (int i = 0; i < WIDTHS; i++)
         tn_code_unload(d, &k->modules[i]);
+    if (k->rows) kernel_unload(d, k->rows);
 }
 
 static void kernel_free(tn_device *d, tn_kernel *k) {
+    if (k->rows) kernel_free(d, k->rows);
+    k->rows = NULL;
     kernel_unload(d, k);
     pthread_mutex_destroy(&k->running);
+    kir_rows_free(k->schedule);
+    tn_mem_free(k->row_sizes);
     tn_mem_free(k->program);
     tn_mem_free(k->room);
     tn_mem_free(k->sizes);
@@ -207,6 +216,19 @@ static tn_status take_room(tn_kernel *k, int width) {
     return k->room && k->sizes ? TN_OK : TN_ERR_MEMORY;
 }
 
+/* How workgroups would share the rows of this program, where that is possible. */
+static tn_status make_schedule(tn_device *d, tn_kernel *k) {
+    tn_status s = kir_schedule_rows(k->program, &k->schedule);
+    if (s != TN_OK) return s == TN_ERR_UNSUPPORTED ? TN_OK : s;
+    if (!tn_kernel_can(d, k->schedule->program, NULL, NULL)) {
+        kir_rows_free(k->schedule);
+        k->schedule = NULL;
+        return TN_OK;
+    }
+    k->row_sizes = tn_mem_zalloc(kir_sizes_count(k->schedule->program), sizeof *k->row_sizes);
+    return k->row_sizes ? TN_OK : TN_ERR_MEMORY;
+}
+
 static tn_status kernel_load(tn_device *d, const kir_program *p, tn_kernel **out) {
     tn_kernel *k = tn_mem_zalloc(1, sizeof *k);
     if (!k) return TN_ERR_MEMORY;
@@ -215,6 +237,7 @@ static tn_status kernel_load(tn_device *d, const kir_program *p, tn_kernel **out
     k->program = program_copy(p);
     tn_status s = k->program ? need_width(d, k, width) : TN_ERR_MEMORY;
     if (s == TN_OK && !d->is_cpu) s = take_room(k, width);
+    if (s == TN_OK && d->caps.code != TN_CODE_KIR) s = make_schedule(d, k);
     if (s != TN_OK) {
         kernel_free(d, k);
         return s;
@@ -343,18 +366,44 @@ static int width_of(const tn_device *d, const tn_kernel *k, const int64_t *sizes
 
 static int64_t binding_limit(const tn_device *d) { return d->caps.max_buffer > 0 ? d->caps.max_buffer : INT64_MAX; }
 
+/* The kernel for this launch: k, or the one whose workgroups share rows, *launch then being that of it. Whatever that
+ * one cannot be had for, k remains. */
+static tn_kernel *kernel_for(tn_device *d, tn_kernel *k, tn_launch *launch) {
+    if (!k->schedule || !tn_rows_pay(d, k->program, k->schedule, launch->sizes)) return k;
+    if (!k->rows) {
+        tn_status s = kernel_load(d, k->schedule->program, &k->rows);
+        if (s == TN_OK || s == TN_ERR_MEMORY) return k->rows ? kernel_for(d, k, launch) : k;
+        kir_rows_free(k->schedule);
+        k->schedule = NULL;
+        return k;
+    }
+    kir_schedule_sizes(k->schedule, launch->sizes, k->row_sizes);
+    tn_launch rows = {k->row_sizes, launch->buffers, launch->dials};
+    if (tn_launch_divide(k->rows->program, &rows, binding_limit(d), d->caps.alignment, k->rows->sizes, NULL, NULL) !=
+        TN_OK)
+        return k;
+    *launch = rows;
+    return k->rows;
+}
+
+static tn_status launch_one(tn_runner *r, tn_kernel *k, const tn_launch *launch) {
+    tn_device *d = r->device;
+    int width = width_of(d, k, launch->sizes);
+    if (r->m != &k->modules[width]) {
+        TRY(tn_runner_flush(r));
+        TRY(need_width(d, k, width));
+        *r = (tn_runner){.device = d, .p = k->program, .m = &k->modules[width], .room = k->room};
+    }
+    return tn_launch_divide(k->program, launch, binding_limit(d), d->caps.alignment, k->sizes, tn_runner_add, r);
+}
+
 /* The caller holds k->running. */
 static tn_status launch_all(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
-    tn_runner r = {.device = d, .p = k->program, .room = k->room};
+    tn_runner r = {.device = d};
     for (int64_t i = 0; i < count; i++) {
-        int width = width_of(d, k, launches[i].sizes);
-        if (r.m != &k->modules[width]) {
-            TRY(tn_runner_flush(&r));
-            TRY(need_width(d, k, width));
-            r.m = &k->modules[width];
-        }
-        TRY(tn_launch_divide(k->program, &launches[i], binding_limit(d), d->caps.alignment, k->sizes, tn_runner_add,
-                             &r));
+        tn_launch launch = launches[i];
+        tn_kernel *fit = kernel_for(d, k, &launch);
+        TRY(launch_one(&r, fit, &launch));
     }
     return tn_runner_flush(&r);
 }
@@ -372,8 +421,10 @@ tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches
 /* All that the same launch could fail for before the driver is called. */
 static tn_status prepare_widths(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        TRY(need_width(d, k, width_of(d, k, launches[i].sizes)));
-        TRY(tn_launch_divide(k->program, &launches[i], binding_limit(d), d->caps.alignment, k->sizes, NULL, NULL));
+        tn_launch launch = launches[i];
+        tn_kernel *fit = kernel_for(d, k, &launch);
+        TRY(need_width(d, fit, width_of(d, fit, launch.sizes)));
+        TRY(tn_launch_divide(fit->program, &launch, binding_limit(d), d->caps.alignment, fit->sizes, NULL, NULL));
     }
     return TN_OK;
 }

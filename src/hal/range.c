@@ -124,6 +124,9 @@ static tn_status emit_part(const division *v, const box *at) {
     memcpy(v->sizes, v->launch->sizes, kir_sizes_count(p) * sizeof *v->sizes);
     for (int b = 0; b < p->n_buffers; b++) {
         range r = {0, -1};
+        buffers[b] = NULL;
+        skipped[b] = 0;
+        if (tn_is_local(p, b)) continue;
         if (is_known(v, b)) (void)buffer_range(v, b, at, &r);
         skipped[b] = r.high < r.low ? 0 : moved(v, b, r.low);
         buffers[b] = v->launch->buffers[b];
