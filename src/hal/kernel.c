@@ -10,8 +10,8 @@
  *
  * Rendered kernels come with indices of 32 bits and of 64: which one a launch needs follows from its sizes, and the
  * other one is compiled when it is first needed. So is the kernel of a program with loops whose workgroups share rows,
- * where that pays (rows.c); it belongs to the plain one and computes the same bits. What a device's compiler refused is remembered as long as the device
- * is open: placement asks before it plans (tn_kernel_can). */
+ * where that pays (rows.c); it belongs to the plain one and computes the same bits. What a device's compiler refused is
+ * remembered as long as the device is open: placement asks before it plans (tn_kernel_can). */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,9 @@
 /* rows.c — when a launch's rows are better shared by workgroups than computed a row an item.
  *
- * An item that walks along a row reads far from its neighbours, and few rows leave a device idle; a workgroup reads a
- * row side by side. Where rows lie across (neighbouring items read neighbouring elements anyway) and there are many of
- * them, a row an item is the better way. */
+ * On a GPU an item that walks along its row reads far from its neighbours, and few rows leave the device idle; a group
+ * reads a row side by side. Where rows lie across (neighbouring items read neighbouring elements anyway) and there are
+ * many of them, a row an item is the better way. On a processor it always is: its compiler makes vector code of one
+ * item's lanes, and a barrier costs as much as many additions (bench/rows.c: PoCL is several times slower). */
 #include <stdatomic.h>
 
 #include "hal/code.h"
@@ -35,11 +36,11 @@ static int along(const kir_program *p, const kir_rows *rows, const int64_t *size
 bool tn_rows_pay(const tn_device *d, const kir_program *p, const kir_rows *rows, const int64_t *sizes) {
     int policy = atomic_load(&chosen);
     if (policy != TN_ROWS_AUTO) return policy == TN_ROWS_ALWAYS;
+    if (d->info.software) return false;
     int64_t elements = 1, points = 1;
     for (int k = 0; k < p->n_par; k++)
         points *= sizes[k];
     for (int k = 0; k < rows->count; k++)
         elements *= sizes[rows->first + k];
-    (void)d;
     return elements >= SHORT_ROW && (points < MANY_ROWS || along(p, rows, sizes) >= 0);
 }
