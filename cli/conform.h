@@ -2,7 +2,6 @@
  * threads, errors, and what it offers of fills, queues, events, pinned and mapped memory.
  *
  * `trunnion certify --device NAME` runs it before the operations. It includes the public header alone: an author of a
- * `trunnion certify --device NAME` runs it before the operations. It includes the public header alone: an author of a
  * driver may as well compile conform.c with the driver and call conform_driver. */
 #ifndef TN_CONFORM_H
 #define TN_CONFORM_H
