@@ -29,7 +29,7 @@ wrap_counts wrap_get_counts(void) {
 void wrap_reset(void) {
     pthread_mutex_lock(&lock);
     memset(&wrap_now, 0, sizeof wrap_now);
-    counts.calls = counts.faults = 0;
+    counts.calls = counts.faults = counts.binaries = counts.dispatches = 0;
     memset(counts.of, 0, sizeof counts.of);
     pthread_mutex_unlock(&lock);
 }
@@ -122,7 +122,12 @@ static void wrap_free(void *device, void *address) {
 
 static tn_status wrap_load(void *device, const tn_code *code, void **module) {
     const handle *h = device;
-    PASS_NEW(WRAP_LOAD, h->inner->load(h->device, code, module), modules);
+    tn_status s = enter(WRAP_LOAD);
+    if (s == TN_OK) s = h->inner->load(h->device, code, module);
+    if (s != TN_OK) return s;
+    add(&counts.modules, 1);
+    add(&counts.binaries, code->binary != NULL);
+    return TN_OK;
 }
 
 static void wrap_unload(void *device, void *module) {
@@ -143,6 +148,7 @@ static tn_status wrap_prepare(void *device, void *module, const tn_launch *launc
 
 static tn_status wrap_dispatch(void *device, void *module, const tn_dispatch *dispatches, int64_t count) {
     const handle *h = device;
+    add(&counts.dispatches, count);
     PASS(WRAP_DISPATCH, h->inner->dispatch(h->device, module, dispatches, count));
 }
 

@@ -55,6 +55,8 @@ extern wrap_nature wrap_now;
 
 typedef struct wrap_counts {
     int64_t calls, faults; /* since wrap_reset; free, unload and close do not count */
+    int64_t binaries;      /* successful loads that were given a binary, since then */
+    int64_t dispatches;    /* in all calls of dispatch, since then */
     int64_t of[WRAP_CALL_COUNT];
     int64_t devices, blocks, modules, queues, events, pinned, mapped; /* alive now */
 } wrap_counts;

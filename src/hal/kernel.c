@@ -204,6 +204,12 @@ static void table_grow(kernel_table *t) {
     tn_mem_free(old);
 }
 
+/* A graphics processor multiplies 32 bits in a fraction of the time; a processor's compiler makes vector code only of
+ * loops whose indices are as wide as its addresses. */
+static int usual_width(const tn_device *d) {
+    return d->caps.code == TN_CODE_KIR || d->info.software ? WIDE : NARROW;
+}
+
 /* Loads one width if it is not there yet. */
 static tn_status need_width(tn_device *d, tn_kernel *k, int width) {
     return k->modules[width].handle ? TN_OK : tn_code_load(d, k->program, width == NARROW, &k->modules[width]);
@@ -233,7 +239,7 @@ static tn_status kernel_load(tn_device *d, const kir_program *p, tn_kernel **out
     tn_kernel *k = tn_mem_zalloc(1, sizeof *k);
     if (!k) return TN_ERR_MEMORY;
     pthread_mutex_init(&k->running, NULL);
-    int width = d->caps.code == TN_CODE_KIR ? WIDE : NARROW;
+    int width = usual_width(d);
     k->program = program_copy(p);
     tn_status s = k->program ? need_width(d, k, width) : TN_ERR_MEMORY;
     if (s == TN_OK && !d->is_cpu) s = take_room(k, width);
@@ -357,11 +363,8 @@ void tn_kernel_release(tn_kernel *k) {
     if (ended) table_free(t);
 }
 
-/* A graphics processor multiplies 32 bits in a fraction of the time; a processor's compiler makes vector code only of
- * loops whose indices are as wide as its addresses. */
 static int width_of(const tn_device *d, const tn_kernel *k, const int64_t *sizes) {
-    if (d->caps.code == TN_CODE_KIR || d->info.software) return WIDE;
-    return tn_launch_is_narrow(k->program, sizes) ? NARROW : WIDE;
+    return usual_width(d) == NARROW && tn_launch_is_narrow(k->program, sizes) ? NARROW : WIDE;
 }
 
 static int64_t binding_limit(const tn_device *d) { return d->caps.max_buffer > 0 ? d->caps.max_buffer : INT64_MAX; }

@@ -1,0 +1,396 @@
+/* test_rendered.c — kernels on the way from a program to a driver that takes source text: compiled once a structure and
+ * machine, refused with words, launched in parts, in numbers and by several threads, with the bits of the interpreter.
+ *
+ * The device is OpenCL's in a wrapper that counts and fails (wrap_driver.h); what no compiler is needed for runs on far
+ * memory. Without OpenCL the rest is left out, and says so. */
+#include "test_support.h"
+
+#include <dirent.h>
+#include <pthread.h>
+
+#include "far_driver.h"
+#include "hal/code.h"
+#include "wrap_driver.h"
+
+enum { POINTS = 1000 };
+
+static const tn_driver *driver; /* wrapped; NULL: not here */
+
+static int use(const tn_driver *inner, const char *id) {
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device *d;
+    driver = NULL;
+    wrap_reset();
+    if (make_scratch(NULL) || setenv("TRUNNION_CACHE", test_scratch("cache"), 1)) return -1;
+    if (id && tn_device_open(id, &o, NULL, &d) != TN_OK) return 0;
+    if (id) tn_device_close(d);
+    driver = wrap_driver(inner);
+    if (!tn_backend_driver(driver->name)) assert_ok(tn_backend_register(driver));
+    return 0;
+}
+
+static int use_opencl(void **state) {
+    (void)state;
+#if TRUNNION_WITH_OPENCL
+    return use(&tn_driver_opencl, "opencl:0");
+#else
+    return use(NULL, "opencl:0");
+#endif
+}
+
+static int use_far(void **state) {
+    (void)state;
+    return use(&far_driver, NULL);
+}
+
+static tn_device *open_wrapped(void) {
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device *d = NULL;
+    assert_ok(tn_device_open(driver->name, &o, NULL, &d));
+    return d;
+}
+
+static void close_wrapped(tn_device *d) {
+    tn_device_close(d);
+    wrap_counts c = wrap_get_counts();
+    assert_int_equal(c.devices + c.blocks + c.modules, 0);
+}
+
+/* y[i] = x[i] · dial + i · step, over n points. */
+typedef struct scale {
+    kir_program *p;
+    int64_t *sizes;
+} scale;
+
+static scale scale_new(int64_t n, double step) {
+    scale s;
+    kir_builder *b;
+    assert_ok(kir_begin(1, 0, &n, &b));
+    int in = kir_buffer(b, TN_F32), out = kir_buffer(b, TN_F32);
+    kir_aff at = kir_aff_const(0);
+    at.s[0] = 1;
+    kir_val x = kir_binary(b, KIR_MUL, kir_load(b, in, &at, KIR_NONE), kir_dial_value(b, KIR_F32, 0));
+    kir_val i = kir_binary(b, KIR_MUL, kir_cast(b, KIR_F32, kir_index(b, &at)), kir_const(b, KIR_F32, step));
+    kir_store(b, out, &at, kir_binary(b, KIR_ADD, x, i), KIR_NONE);
+    assert_ok(kir_finish(b, &s.p, &s.sizes));
+    return s;
+}
+
+static void scale_free(scale *s) {
+    kir_free(s->p);
+    tn_mem_free(s->sizes);
+}
+
+static float scaled(float x, double dial, int64_t i, double step) {
+    float a = x * (float)dial, b = (float)i * (float)step;
+    return a + b;
+}
+
+static tn_buffer *numbers_on(tn_device *d, int64_t n, float first) {
+    tn_buffer *b;
+    float *v = malloc((size_t)n * sizeof *v);
+    assert_non_null(v);
+    for (int64_t i = 0; i < n; i++)
+        v[i] = first + (float)(i % 97);
+    assert_ok(tn_buffer_new(d, (size_t)n * sizeof *v, &b));
+    assert_ok(tn_buffer_write(b, 0, v, (size_t)n * sizeof *v));
+    free(v);
+    return b;
+}
+
+/* Runs it over x = first, first + 1, … and compares. */
+static void run_scale(tn_device *d, const scale *s, int64_t n, double step, float first, double dial) {
+    tn_kernel *k;
+    tn_buffer *x = numbers_on(d, n, first), *y = numbers_on(d, n, -1);
+    float *got = malloc((size_t)n * sizeof *got);
+    assert_non_null(got);
+    kir_dial dials[1] = {{.f = dial}};
+    tn_launch launch = {s->sizes, (void *[]){x->address, y->address}, dials};
+    assert_ok(tn_kernel_get(d, s->p, &k));
+    assert_ok(tn_kernel_prepare(d, k, &launch, 1));
+    assert_ok(tn_kernel_launch(d, k, &launch, 1));
+    assert_ok(tn_buffer_read(y, 0, got, (size_t)n * sizeof *got));
+    for (int64_t i = 0; i < n; i++)
+        if (got[i] != scaled(first + (float)(i % 97), dial, i, step))
+            fail_msg("point %lld of %lld is %g", (long long)i, (long long)n, (double)got[i]);
+    free(got);
+    tn_kernel_release(k);
+    tn_buffer_release(x);
+    tn_buffer_release(y);
+}
+
+/* ---- compiled once ----------------------------------------------------------------------------------------------- */
+
+static void run_once(void) {
+    scale s = scale_new(POINTS, 0.5);
+    tn_device *d = open_wrapped();
+    wrap_reset();
+    run_scale(d, &s, POINTS, 0.5, 1, 3);
+    run_scale(d, &s, POINTS, 0.5, 2, 4); /* of the device's table */
+    assert_int_equal(wrap_get_counts().of[WRAP_LOAD], 1);
+    close_wrapped(d);
+    scale_free(&s);
+}
+
+/* Changes one byte in the middle of each file of the kernels' folder. Returns their number. */
+static int damage_cache(void) {
+    int n = 0;
+    DIR *folder = opendir(test_scratch("cache/kernels"));
+    for (const struct dirent *e; folder && (e = readdir(folder));) {
+        char path[700];
+        if (!strstr(e->d_name, ".kernel")) continue;
+        snprintf(path, sizeof path, "%s/%s", test_scratch("cache/kernels"), e->d_name);
+        FILE *f = fopen(path, "r+");
+        assert_non_null(f);
+        fseek(f, 0, SEEK_END);
+        long middle = ftell(f) / 2;
+        fseek(f, middle, SEEK_SET);
+        int byte = fgetc(f);
+        fseek(f, middle, SEEK_SET);
+        fputc(byte ^ 1, f);
+        fclose(f);
+        n++;
+    }
+    if (folder) closedir(folder);
+    return n;
+}
+
+static void compiled_kernels_are_found_on_disk(void **state) {
+    (void)state;
+    if (!driver) skip();
+    run_once();
+    assert_int_equal(wrap_get_counts().binaries, 0);
+    run_once(); /* a device opened anew */
+    assert_int_equal(wrap_get_counts().binaries, 1);
+    assert_int_equal(damage_cache(), 1);
+    run_once();
+    assert_int_equal(wrap_get_counts().binaries, 0);
+    run_once(); /* it was replaced */
+    assert_int_equal(wrap_get_counts().binaries, 1);
+}
+
+static void a_binary_that_the_driver_refuses_is_compiled_anew(void **state) {
+    (void)state;
+    if (!driver) skip();
+    run_once();
+    scale s = scale_new(POINTS, 0.5);
+    tn_device *d = open_wrapped();
+    wrap_reset();
+    wrap_now = (wrap_nature){.fail_kind = WRAP_LOAD, .fail_at = 1, .fail_with = TN_ERR_DEVICE};
+    run_scale(d, &s, POINTS, 0.5, 1, 3);
+    assert_int_equal(wrap_get_counts().of[WRAP_LOAD], 2);
+    assert_int_equal(wrap_get_counts().binaries, 0);
+    close_wrapped(d);
+    scale_free(&s);
+    run_once();
+    assert_int_equal(wrap_get_counts().binaries, 1);
+}
+
+/* ---- refused ----------------------------------------------------------------------------------------------------- */
+
+static void what_the_compiler_refuses_is_remembered_with_words(void **state) {
+    (void)state;
+    scale s = scale_new(8, 1), other = scale_new(8, 2);
+    char name[TN_KERNEL_NAME];
+    tn_kernel_answer a;
+    tn_kernel *k;
+    tn_device *d = open_wrapped();
+    assert_true(tn_kernel_can(d, s.p, s.sizes, &a));
+    wrap_now = (wrap_nature){.fail_kind = WRAP_LOAD, .fail_at = 1, .fail_with = TN_ERR_UNSUPPORTED};
+    assert_int_equal(tn_kernel_get(d, s.p, &k), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), tn_kernel_name(s.p, name));
+    assert_text_has(tn_error(), "LOAD fails");
+    assert_false(tn_kernel_can(d, s.p, s.sizes, &a));
+    assert_string_equal(a.code, "refused_by_compiler");
+    int64_t loads = wrap_get_counts().of[WRAP_LOAD];
+    assert_int_equal(tn_kernel_get(d, s.p, &k), TN_ERR_UNSUPPORTED); /* nobody is asked again */
+    assert_int_equal(wrap_get_counts().of[WRAP_LOAD], loads);
+    run_scale(d, &other, 8, 2, 1, 1);
+    wrap_now = (wrap_nature){.fail_kind = WRAP_LOAD, .fail_at = 1, .fail_with = TN_ERR_DEVICE};
+    scale third = scale_new(8, 3);
+    assert_int_equal(tn_kernel_get(d, third.p, &k), TN_ERR_DEVICE); /* that may pass */
+    assert_true(tn_kernel_can(d, third.p, third.sizes, &a));
+    run_scale(d, &third, 8, 3, 1, 1);
+    close_wrapped(d);
+    scale_free(&s);
+    scale_free(&other);
+    scale_free(&third);
+}
+
+static void what_failed_a_comparison_is_left_out(void **state) {
+    (void)state;
+    scale s = scale_new(8, 1);
+    char name[TN_KERNEL_NAME];
+    tn_kernel_answer a;
+    tn_device *d = open_wrapped();
+    assert_ok(tn_certify_list_add(d, tn_kernel_name(s.p, name), "wrong by 3"));
+    assert_false(tn_kernel_can(d, s.p, s.sizes, &a));
+    assert_string_equal(a.code, "not_certified");
+    assert_text_has(a.why, "wrong by 3");
+    close_wrapped(d);
+    scale_free(&s);
+}
+
+static void limits_are_named(void **state) {
+    (void)state;
+    tn_kernel_answer a;
+    scale s = scale_new(8, 1);
+    wrap_now = (wrap_nature){.max_bindings = 1};
+    tn_device *d = open_wrapped();
+    assert_false(tn_kernel_can(d, s.p, s.sizes, &a));
+    assert_string_equal(a.code, "too_many_bindings");
+    assert_string_equal(a.why, "binds 1 buffers at most, this kernel has 2");
+    close_wrapped(d);
+    wrap_now = (wrap_nature){.max_buffer = 2};
+    d = open_wrapped();
+    assert_true(tn_kernel_can(d, s.p, NULL, &a)); /* some sizes fit */
+    assert_false(tn_kernel_can(d, s.p, s.sizes, &a));
+    assert_string_equal(a.code, "buffer_too_large");
+    close_wrapped(d);
+    scale_free(&s);
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+static void small_limits_give_the_same_numbers(void **state) {
+    (void)state;
+    if (!driver) skip();
+    enum { MANY = 100000 };
+    static const wrap_nature natures[] = {
+        {.max_groups_x = 3}, {.max_group = 16}, {.max_group = 1, .max_groups_x = 1000}, {.max_buffer = 8192}};
+    for (size_t i = 0; i < TN_COUNT(natures); i++) {
+        scale s = scale_new(MANY, 0.25);
+        wrap_reset();
+        wrap_now = natures[i];
+        tn_device *d = open_wrapped();
+        run_scale(d, &s, MANY, 0.25, 1, 3);
+        int64_t dispatches = wrap_get_counts().dispatches;
+        assert_true(natures[i].max_buffer ? dispatches > MANY * 4 / 8192 : dispatches == 1);
+        close_wrapped(d);
+        scale_free(&s);
+    }
+}
+
+static void indices_of_both_widths(void **state) {
+    (void)state;
+    if (!driver) skip();
+    for (int software = 0; software < 2; software++) { /* a processor's kernels are wide in any case */
+        scale s = scale_new(POINTS, 0.5);
+        tn_device *d = open_wrapped();
+        d->info.software = software;
+        run_scale(d, &s, POINTS, 0.5, 1, 3);
+        close_wrapped(d);
+        scale_free(&s);
+    }
+}
+
+/* More launches in a call than fit into one of the driver's, each with dials of its own; one without any point. */
+static void many_launches_in_one_call(void **state) {
+    (void)state;
+    if (!driver) skip();
+    enum { LAUNCHES = 150, EACH = 40 };
+    scale s = scale_new(EACH, 0.5);
+    tn_device *d = open_wrapped();
+    tn_buffer *x = numbers_on(d, LAUNCHES * EACH, 1), *y = numbers_on(d, LAUNCHES * EACH, -1);
+    static kir_dial dials[LAUNCHES];
+    static void *buffers[LAUNCHES][2];
+    static tn_launch launches[LAUNCHES];
+    int64_t *none = tn_mem_zalloc(kir_sizes_count(s.p), sizeof *none);
+    for (int i = 0; i < LAUNCHES; i++) {
+        dials[i].f = i;
+        buffers[i][0] = (char *)x->address + (size_t)i * EACH * 4;
+        buffers[i][1] = (char *)y->address + (size_t)i * EACH * 4;
+        launches[i] = (tn_launch){i == 77 ? none : s.sizes, buffers[i], &dials[i]};
+    }
+    tn_kernel *k;
+    float got[LAUNCHES * EACH];
+    assert_ok(tn_kernel_get(d, s.p, &k));
+    wrap_reset();
+    assert_ok(tn_kernel_launch(d, k, launches, LAUNCHES));
+    assert_int_equal(wrap_get_counts().dispatches, LAUNCHES - 1);
+    assert_true(wrap_get_counts().of[WRAP_DISPATCH] < LAUNCHES / 10);
+    assert_ok(tn_buffer_read(y, 0, got, sizeof got));
+    for (int i = 0; i < LAUNCHES; i++)
+        for (int n = 0; n < EACH; n++) {
+            int at = i * EACH + n;
+            float want = i == 77 ? -1 + (float)(at % 97) : scaled(1 + (float)(at % 97), i, n, 0.5);
+            if (got[at] != want) fail_msg("launch %d, point %d is %g", i, n, (double)got[at]);
+        }
+    tn_mem_free(none);
+    tn_kernel_release(k);
+    tn_buffer_release(x);
+    tn_buffer_release(y);
+    close_wrapped(d);
+    scale_free(&s);
+}
+
+typedef struct worker {
+    tn_device *device;
+    const scale *s;
+    int number, wrong;
+} worker;
+
+static void *launch_again_and_again(void *ctx) {
+    worker *w = ctx;
+    for (int round = 0; round < 40; round++) {
+        tn_kernel *k;
+        tn_buffer *x, *y;
+        float v[POINTS], got[POINTS];
+        kir_dial dials[1] = {{.f = w->number + round}};
+        for (int i = 0; i < POINTS; i++)
+            v[i] = (float)(i + w->number);
+        if (tn_kernel_get(w->device, w->s->p, &k) || tn_buffer_new(w->device, sizeof v, &x) ||
+            tn_buffer_new(w->device, sizeof v, &y)) {
+            w->wrong++;
+            break;
+        }
+        tn_launch launch = {w->s->sizes, (void *[]){x->address, y->address}, dials};
+        w->wrong += tn_buffer_write(x, 0, v, sizeof v) || tn_kernel_launch(w->device, k, &launch, 1) ||
+                    tn_buffer_read(y, 0, got, sizeof got);
+        for (int i = 0; i < POINTS; i++)
+            w->wrong += got[i] != scaled(v[i], dials[0].f, i, 0.5);
+        tn_buffer_release(x);
+        tn_buffer_release(y);
+        tn_kernel_release(k);
+    }
+    return NULL;
+}
+
+static void threads_launch_one_kernel(void **state) {
+    (void)state;
+    if (!driver) skip();
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    worker workers[THREADS];
+    scale s = scale_new(POINTS, 0.5);
+    tn_device *d = open_wrapped();
+    for (int i = 0; i < THREADS; i++) {
+        workers[i] = (worker){d, &s, i, 0};
+        assert_int_equal(pthread_create(&threads[i], NULL, launch_again_and_again, &workers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(workers[i].wrong, 0);
+    printf("ran on: %s (%s)\n", d->info.id, d->info.name);
+    close_wrapped(d);
+    scale_free(&s);
+}
+
+int main(void) {
+#define ON_FAR(f) cmocka_unit_test_setup_teardown(f, use_far, remove_scratch)
+#define ON_OPENCL(f) cmocka_unit_test_setup_teardown(f, use_opencl, remove_scratch)
+    const struct CMUnitTest tests[] = {
+        ON_FAR(what_the_compiler_refuses_is_remembered_with_words),
+        ON_FAR(what_failed_a_comparison_is_left_out),
+        ON_FAR(limits_are_named),
+        ON_FAR(threads_launch_one_kernel),
+        ON_OPENCL(compiled_kernels_are_found_on_disk),
+        ON_OPENCL(a_binary_that_the_driver_refuses_is_compiled_anew),
+        ON_OPENCL(small_limits_give_the_same_numbers),
+        ON_OPENCL(indices_of_both_widths),
+        ON_OPENCL(many_launches_in_one_call),
+        ON_OPENCL(threads_launch_one_kernel),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
