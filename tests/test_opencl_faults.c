@@ -1,8 +1,10 @@
 /* test_opencl_faults.c — every call of the OpenCL driver fails once: it ends with a reason or a right result, and
  * nothing is left behind. */
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include "device_support.h"
+#include "trunnion/trunnion.h"
 
 /* The library between driver and OpenCL; tests/fakes/opencl_faults.c describes these. */
 static struct {
@@ -189,11 +191,150 @@ static void loss_is_remembered(void **state) {
     cl->close(device);
 }
 
+/* ---- training ---------------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 8, FEATURES = 5, MOST_STATES = 64 };
+
+typedef struct training {
+    tn_device *device;
+    tn_module *model;
+    tn_tensor *weight, *bias, *out; /* parameters */
+    tn_optimizer *adam;
+} training;
+
+static tn_status training_start(training *t) {
+    const tn_device_options strict = {.struct_size = sizeof strict, .fallback = TN_FALLBACK_STRICT};
+    const tn_adam_options options = {.struct_size = sizeof options, .lr = 0.1};
+    TRY(tn_device_open("opencl:0", &strict, NULL, &t->device));
+    TRY(tn_set_current_device(t->device));
+    t->model = tn_module_root();
+    TN_SCOPE {
+        int64_t features[] = {FEATURES};
+        t->weight = tn_module_add_parameter(t->model, "weight", tn_ones(features, 1, TN_F32));
+        t->bias = tn_module_add_parameter(t->model, "bias", tn_zeros(features, 1, TN_F32));
+        t->out = tn_module_add_parameter(t->model, "out", tn_ones(features, 1, TN_F32));
+    }
+    TRY(tn_module_status(t->model));
+    return tn_optimizer_adam(t->model, &options, &t->adam);
+}
+
+static tn_status training_step(training *t) {
+    tn_status s = TN_OK;
+    TN_SCOPE {
+        float x[ROWS * FEATURES], y[ROWS];
+        for (int i = 0; i < ROWS * FEATURES; i++)
+            x[i] = (float)(i * 37 % 11) / 11.0f;
+        for (int i = 0; i < ROWS; i++)
+            y[i] = (float)(i % 3);
+        tn_tensor *inputs = tn_from_data(x, (int64_t[]){ROWS, FEATURES}, 2, TN_F32);
+        tn_tensor *wanted = tn_from_data(y, (int64_t[]){ROWS}, 1, TN_F32);
+        tn_tensor *hidden = tn_relu(tn_add(tn_mul(inputs, t->weight), t->bias));
+        tn_tensor *got = tn_sum(tn_mul(hidden, t->out), (int64_t[]){1}, 1, false);
+        s = tn_minimize(t->adam, tn_mse_loss(got, wanted, TN_REDUCTION_MEAN));
+    }
+    return s;
+}
+
+/* All parameters and moments, one behind the other. */
+static tn_status training_read(const training *t, float *out) {
+    tn_variable *v[2] = {NULL};
+    int n[2] = {0};
+    tn_status s = tn_module_variables(t->model, &v[0], &n[0]);
+    if (s == TN_OK) s = tn_optimizer_variables(t->adam, &v[1], &n[1]);
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < n[k] && s == TN_OK; i++) {
+            int64_t elements = tn_numel(v[k][i].tensor);
+            s = tn_read(v[k][i].tensor, out, (size_t)elements * sizeof *out);
+            out += elements;
+        }
+        tn_variables_free(v[k]);
+    }
+    return s;
+}
+
+static void training_end(training *t) {
+    tn_optimizer_free(t->adam);
+    tn_module_free(t->model);
+    (void)tn_set_current_device(NULL);
+    tn_device_close(t->device);
+}
+
+/* A training whose second step meets a fault at its n-th call, or with `anew` the start and the first step. */
+typedef struct attempt {
+    long n;
+    int error;
+    bool anew;
+    tn_status status, without; /* of the step with the fault, and of the one before it */
+    char words[1024];
+    long counted, failures;
+    bool answers; /* the device did afterwards, and the states are these: */
+    float states[MOST_STATES];
+} attempt;
+
+/* On a thread of its own: what a thread has recorded and planned ends with it, and with that the device. */
+static void *attempt_body(void *ctx) {
+    attempt *a = ctx;
+    training t = {0};
+    faults.arm(NULL, a->anew ? a->n : 0, a->error, 0);
+    a->status = training_start(&t);
+    if (a->status == TN_OK) a->status = training_step(&t);
+    if (!a->anew && a->status == TN_OK) {
+        faults.arm(NULL, a->n, a->error, 0);
+        a->status = training_step(&t);
+    } else if (!a->anew) {
+        a->without = a->status;
+    }
+    if (a->status != TN_OK) snprintf(a->words, sizeof a->words, "%s", tn_error());
+    a->counted = faults.counted();
+    a->failures = faults.failures();
+    faults.arm(NULL, 0, 0, 0);
+    a->answers = t.adam && training_read(&t, a->states) == TN_OK;
+    training_end(&t);
+    return NULL;
+}
+
+static attempt try_training(long n, int error, bool anew) {
+    attempt a = {.n = n, .error = error, .anew = anew};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, attempt_body, &a), 0);
+    pthread_join(thread, NULL);
+    if (a.without != TN_OK) fail_msg("a step without faults: %s", a.words);
+    if (a.status != TN_OK && !a.failures) fail_msg("call %ld: no call failed, and yet: %s", n, a.words);
+    if (a.status != TN_OK && !a.words[0]) fail_msg("call %ld, error %d: no reason", n, error);
+    if (faults.live()) fail_msg("call %ld, error %d: %ld OpenCL objects are left", n, error, faults.live());
+    return a;
+}
+
+static void training_survives_or_says_why(void **state) {
+    (void)state;
+    static const int codes[] = {-5, -4, -2, -36};
+    if (!there) skip();
+    attempt one = try_training(0, 0, true), two = try_training(0, 0, false); /* what one step gives, and two */
+    assert_memory_not_equal(one.states, two.states, sizeof one.states);
+    long ended = 0, lost = 0;
+    bool full = getenv("TRUNNION_TEST_FULL") != NULL;
+    for (long n = 1; n <= two.counted; n += full ? 1 : 3) {
+        attempt a = try_training(n, codes[n % 4], false);
+        ended += a.status != TN_OK;
+        lost += !a.answers;
+        bool as_new = !memcmp(a.states, two.states, sizeof a.states);
+        bool as_old = !memcmp(a.states, one.states, sizeof a.states);
+        if (a.answers && !(as_new || (as_old && a.status != TN_OK)))
+            fail_msg("call %ld, error %d: %s; the states are neither those before the step nor those after it", n,
+                     codes[n % 4], a.status == TN_OK ? "it went well" : a.words);
+    }
+    for (long n = 1; n <= one.counted; n += full ? 1 : 17)
+        ended += try_training(n, codes[n / 17 % 4], true).status != TN_OK;
+    printf("a step of training makes %ld calls; %ld runs with a fault ended early, %ld lost the device\n", two.counted,
+           ended, lost);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_call_may_fail),
         cmocka_unit_test(lack_of_memory_and_loss_are_told_apart),
         cmocka_unit_test(loss_is_remembered),
+        cmocka_unit_test(training_survives_or_says_why),
     };
     return cmocka_run_group_tests(tests, open_faults, remove_scratch);
 }
