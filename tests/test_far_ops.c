@@ -16,11 +16,11 @@ static tn_device *there, *cpu;
 static bool is_far;
 
 /* Ops whose results may differ from the cpu's within their cases' bounds. */
-static const char *const near_only[] = {"cached_attention", "cached_attention_rows"};
+static const char *const near_only[] = {NULL};
 
 static bool may_differ(const char *name) {
     for (size_t i = 0; i < TN_COUNT(near_only); i++)
-        if (strcmp(near_only[i], name) == 0) return true;
+        if (near_only[i] && strcmp(near_only[i], name) == 0) return true;
     return !is_far;
 }
 

@@ -193,6 +193,7 @@ bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* so
 tn_status tn_lower_group(tn_graph_plan *g, int group);
 /* Is this product or native op a program of workgroups on its device (template.c)? */
 bool tn_template_takes(const tn_value *v);
+bool tn_template_takes_node(const tn_node *n); /* the same before it is a value */
 tn_status tn_template_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
 /* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of f16 over it, and
  * `mask` says where it is there. */

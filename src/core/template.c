@@ -5,7 +5,7 @@
 #include "core/lower.h"
 #include "kern/qformat.h"
 #include "kern/templates.h"
-#include "ops/ops_build.h"
+#include "ops/common.h"
 
 #include <string.h>
 
@@ -150,6 +150,50 @@ static bool takes_quantized(const tn_node *n, const tn_group_limits *limits) {
     return tn_qmat_template_fits(&s, limits);
 }
 
+/* ---- native operations ------------------------------------------------------------------------------------------- */
+
+static kir_val load_operand(void *context, int i, const kir_aff *at, kir_val mask) {
+    template *t = context;
+    return tn_lowering_value(&t->lw, t->lead->in[i], at, mask);
+}
+
+static void store_result(void *context, const kir_aff *at, kir_val value, kir_val mask) {
+    tn_lowering_results(&((template *)context)->lw, at, value, mask);
+}
+
+enum { ATTEND_K = 1, ATTEND_V, ATTEND_K_CACHE, ATTEND_PAGES = 6 };
+
+/* New keys and values are what the caches will hold. */
+static kir_val load_attended(void *context, int i, const kir_aff *at, kir_val mask) {
+    template *t = context;
+    kir_val v = load_operand(context, i, at, mask);
+    bool fresh = i == ATTEND_K || i == ATTEND_V;
+    return fresh ? tn_lower_narrow(t->lw.kb, (tn_dtype)t->lead->node->in[ATTEND_K_CACHE]->dtype, v) : v;
+}
+
+static tn_attention_shape attention_shape(const tn_node *n) {
+    const tn_node *cache = n->in[ATTEND_K_CACHE];
+    return (tn_attention_shape){.n = n->shape[0],
+                                .heads = n->shape[1],
+                                .kv_heads = cache->shape[1],
+                                .width = n->shape[2],
+                                .n_pages = cache->shape[0],
+                                .page_count = n->in[ATTEND_PAGES]->shape[0],
+                                .window = n->i[TN_CACHED_ATTENTION_ROWS_WINDOW],
+                                .scale = (float)n->f[TN_CACHED_ATTENTION_ROWS_SCALE]};
+}
+
+static tn_status make_attention(template *t, tn_template_program *out) {
+    tn_operand_joints joints = {t, product_begin, load_attended, store_result};
+    tn_attention_shape s = attention_shape(t->lead->node);
+    return tn_attention_template(&s, &joints, out);
+}
+
+static bool takes_attention(const tn_node *n, const tn_group_limits *limits) {
+    tn_attention_shape s = attention_shape(n);
+    return tn_attention_template_fits(&s, limits);
+}
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -160,6 +204,7 @@ static const struct {
     {TN_OP_MATMUL_BATCHED, takes_product, make_product},
     {TN_OP_LINEAR_HALF, takes_product, make_product},
     {TN_OP_LINEAR_QUANTIZED, takes_quantized, make_quantized},
+    {TN_OP_CACHED_ATTENTION_ROWS, takes_attention, make_attention},
 };
 
 static int template_of(const tn_node *n) {
@@ -168,19 +213,23 @@ static int template_of(const tn_node *n) {
     return -1;
 }
 
-bool tn_template_takes(const tn_value *v) {
-    if (!v->row || v->host_only || v->plain || v->node->device->is_cpu) return false;
-    int i = template_of(v->node);
-    tn_group_limits limits = limits_of(v->node->device);
-    return i >= 0 && templates[i].takes(v->node, &limits);
+bool tn_template_takes_node(const tn_node *n) {
+    int i = n->device->is_cpu ? -1 : template_of(n);
+    tn_group_limits limits = limits_of(n->device);
+    return i >= 0 && templates[i].takes(n, &limits);
 }
 
-/* A program that grew too large: without what joined the product, or else without the template. */
+bool tn_template_takes(const tn_value *v) {
+    return v->row && !v->host_only && !v->plain && tn_template_takes_node(v->node);
+}
+
+/* A program that grew too large: without what joined the lead, or else without the template. */
 static void leave_out(tn_graph_plan *g, const tn_group *group) {
     for (size_t i = group->member_count; i-- > 0 && g->forbid < 0;)
         if (group->members[i] != group->lead) g->forbid = group->members[i];
     if (g->forbid >= 0) return;
-    g->values[group->lead].plain = true;
+    tn_value *lead = &g->values[group->lead];
+    *(lead->row->impl->lower ? &lead->plain : &lead->host_only) = true;
     g->forbid = group->lead;
 }
 

@@ -48,7 +48,8 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
 static bool is_composed(const tn_node *n) {
     if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
     const tn_op_row *row = tn_op(n->op);
-    return row->kind == TN_COMPOSED || (row->impl->class_ == TN_NATIVE && row->impl->compose && !n->device->is_cpu);
+    if (row->kind == TN_COMPOSED) return true;
+    return row->impl->class_ == TN_NATIVE && row->impl->compose && !n->device->is_cpu && !tn_template_takes_node(n);
 }
 
 /* A composition may end in a view that is not laid out as its users assume: then it is copied. */

@@ -76,4 +76,24 @@ typedef struct tn_qmat_shape {
 bool tn_qmat_template_fits(const tn_qmat_shape *s, const tn_group_limits *limits);
 tn_status tn_qmat_template(const tn_qmat_shape *s, const tn_qmat_joints *joints, tn_template_program *out);
 
+/* ---- native operations -------------------------------------------------------------------------------------------- */
+
+/* The joints of an operation: element `at` of operand `i`, in its own dims, and of the result. */
+typedef struct tn_operand_joints {
+    void *context;
+    void (*begin)(void *context, kir_builder *kb);
+    kir_val (*load)(void *context, int i, const kir_aff *at, kir_val mask);
+    void (*store)(void *context, const kir_aff *at, kir_val value, kir_val mask);
+} tn_operand_joints;
+
+/* Attention over a paged cache (attention.c), as kern.h defines it. Operands: q [n, heads, width], k and v [n, kv_heads,
+ * width] rounded to the caches' dtype when they are loaded, the caches of keys and of values [n_pages, kv_heads,
+ * TN_PAGE_TOKENS, width], position, pages [page_count]; result [n, heads, width]. */
+typedef struct tn_attention_shape {
+    int64_t n, heads, kv_heads, width, n_pages, page_count, window;
+    float scale;
+} tn_attention_shape;
+bool tn_attention_template_fits(const tn_attention_shape *s, const tn_group_limits *limits);
+tn_status tn_attention_template(const tn_attention_shape *s, const tn_operand_joints *joints, tn_template_program *out);
+
 #endif
