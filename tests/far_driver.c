@@ -75,7 +75,7 @@ static tn_status far_caps(void *device, tn_caps *out) {
         .i64 = !n->no_i64,
         .f16 = !n->no_f16,
         .max_buffer = n->max_buffer ? n->max_buffer : INT64_MAX,
-        .max_group = 1024,
+        .max_group = n->max_group ? n->max_group : 1024,
         .shared_memory = n->shared_memory ? n->shared_memory : SHARED_MEMORY,
         .alignment = 64,
         .host_visible = false,

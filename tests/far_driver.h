@@ -13,6 +13,7 @@ typedef struct far_nature {
     bool no_f64, no_i64, no_f16; /* types they lack */
     int64_t max_buffer;          /* bytes in one binding; 0: no limit */
     int64_t shared_memory;       /* bytes of workgroup memory; 0: 32 KiB */
+    int64_t max_group;           /* items of a workgroup; 0: 1024 */
     int64_t memory;              /* bytes a device has; 0: no limit */
     bool refuses_code;           /* load fails, as a compiler does */
     int wrong_op;                /* a kir_op of one operand that it computes as NEG; 0: none */

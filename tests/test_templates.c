@@ -200,12 +200,83 @@ static void odd_rows_are_rounded_alike(void **state) {
     same_bits(record_odd_rows, &(tn_dtype){TN_Q6_K}, "odd rows with q6_k");
 }
 
+/* ---- sorting, adding by index, caches ---------------------------------------------------------------------------- */
+
+typedef struct order {
+    int64_t rows, length;
+    tn_dtype dtype;
+    bool descending, few; /* few: many elements are equal */
+} order;
+
+static tn_tensor *record_order(const void *arguments) {
+    const order *o = arguments;
+    tn_tensor *x = numbers((int64_t[]){o->rows, o->length}, 2, TN_F32, 1);
+    if (o->few) x = tn_where(tn_lt(x, tn_scalar(-1.5)), tn_scalar(NAN), tn_round(x));
+    return tn_argsort(tn_cast(x, o->dtype), 1, o->descending);
+}
+
+static void rows_are_sorted(void **state) {
+    (void)state;
+    static const order orders[] = {{3, 1, TN_F32, false, false},  {2, 2, TN_F32, true, false},
+                                   {2, 63, TN_F32, false, true},  {2, 64, TN_F64, true, true},
+                                   {1, 65, TN_I32, false, false}, {1, 200, TN_F32, true, true},
+                                   {2, 129, TN_I64, true, false}};
+    for (size_t i = 0; i < TN_COUNT(orders); i++)
+        same_bits(record_order, &orders[i], "a sorted row");
+}
+
+static tn_tensor *record_index_add(const void *arguments) {
+    const int64_t *width = arguments;
+    int64_t index[300];
+    for (int i = 0; i < 300; i++)
+        index[i] = i * 7 % 11 - 1;
+    tn_tensor *x = numbers((int64_t[]){9, *width}, 2, TN_F32, 1),
+              *src = numbers((int64_t[]){300, *width}, 2, TN_F32, 2);
+    return tn_index_add(tn_mul(x, tn_scalar(-0.0)), 0, tn_from_data(index, (int64_t[]){300}, 1, TN_I64), src);
+}
+
+typedef struct sequence {
+    int64_t tokens, position, window;
+    tn_dtype dtype;
+    bool twice; /* the list of pages names one twice */
+} sequence;
+
+/* A cache that is appended to, and attention over it before. */
+static tn_tensor *record_sequence(const void *arguments) {
+    const sequence *s = arguments;
+    enum { PAGES = 4, KV_HEADS = 2, HEADS = 6, WIDTH = 70 };
+    int64_t cache[4] = {PAGES, KV_HEADS, 64, WIDTH}, new[3] = {s->tokens, KV_HEADS, WIDTH};
+    int64_t list[3] = {2, s->twice ? 2 : 0, 3};
+    tn_tensor *keys = numbers(cache, 4, s->dtype, 1), *values = numbers(cache, 4, s->dtype, 2);
+    assert_ok(tn_make_state(keys));
+    assert_ok(tn_make_state(values));
+    tn_tensor *pages = tn_from_data(list, (int64_t[]){3}, 1, TN_I64), *position = tn_dial_int(s->position);
+    tn_tensor *q = numbers((int64_t[]){s->tokens, HEADS, WIDTH}, 3, TN_F32, 3);
+    tn_tensor *k = numbers(new, 3, TN_F32, 4), *v = numbers(new, 3, TN_F32, 5);
+    tn_cached_attention_options o = {.window = s->window};
+    tn_tensor *y = tn_cached_attention(q, k, v, keys, values, position, pages, &o);
+    tn_cache_append_(keys, k, position, pages);
+    tn_cache_append_(values, v, position, pages);
+    tn_tensor *parts[3] = {tn_reshape(y, (int64_t[]){-1}, 1), tn_reshape(tn_cast(keys, TN_F32), (int64_t[]){-1}, 1),
+                           tn_reshape(tn_cast(values, TN_F32), (int64_t[]){-1}, 1)};
+    return tn_cat(parts, 3, 0);
+}
+
+static void rows_go_where_data_says(void **state) {
+    (void)state;
+    same_bits(record_index_add, &(int64_t){70}, "rows added by index");
+    static const sequence sequences[] = {{5, 0, 0, TN_F32, false},   {3, 62, 0, TN_F16, false},
+                                         {70, 100, 0, TN_F32, true}, {1, 130, 50, TN_BF16, false},
+                                         {9, 190, 64, TN_F16, true}, {2, -3, 0, TN_F32, false}};
+    for (size_t i = 0; i < TN_COUNT(sequences); i++)
+        same_bits(record_sequence, &sequences[i], "a sequence");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_of_all_sizes),
-        cmocka_unit_test(what_joins_a_product),
-        cmocka_unit_test(weights_in_all_formats),
-        cmocka_unit_test(odd_rows_are_rounded_alike),
+        cmocka_unit_test(products_of_all_sizes),  cmocka_unit_test(what_joins_a_product),
+        cmocka_unit_test(weights_in_all_formats), cmocka_unit_test(odd_rows_are_rounded_alike),
+        cmocka_unit_test(rows_are_sorted),        cmocka_unit_test(rows_go_where_data_says),
     };
     return cmocka_run_group_tests_name("templates", tests, open_devices, close_devices);
 }

@@ -136,6 +136,7 @@ typedef struct tn_group {
     bool appends;    /* would commit, but appends to a state: runs as soon as nobody needs the state as it was */
     int next_append; /* the next of those that wait for the same group, -1: none */
     bool templated;  /* its product or native op is a program with workgroups after all */
+    bool updates;    /* … which writes some elements of its first operand's memory, if the result lies there */
     const char
         *host; /* place.c: a word for why the host computes it and not the plan's device; NULL: the device does */
     /* lower.c */
@@ -193,7 +194,7 @@ bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* so
 tn_status tn_lower_group(tn_graph_plan *g, int group);
 /* Is this product or native op a program of workgroups on its device (template.c)? */
 bool tn_template_takes(const tn_value *v);
-bool tn_template_takes_node(const tn_node *n); /* the same before it is a value */
+bool tn_template_takes_node(const tn_node *n);            /* the same before it is a value */
 tn_status tn_template_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
 /* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of f16 over it, and
  * `mask` says where it is there. */

@@ -648,6 +648,7 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     tn_group *group = &g->groups[group_id];
     bool by_kernel = group->kind == TN_GROUP_NATIVE || group->kind == TN_GROUP_MATMUL;
     group->templated = by_kernel && tn_template_takes(&g->values[group->lead]);
+    group->updates = false;
     if (group->templated) return tn_template_lower(g, group_id);
     if (group->kind == TN_GROUP_NATIVE || (group->kind == TN_GROUP_MATMUL && group->member_count == 1)) return TN_OK;
     tn_lowering w = tn_lowering_begin(g, group_id);

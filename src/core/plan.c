@@ -428,6 +428,17 @@ static void add_copies(command_maker *m) {
     }
 }
 
+/* A program that changes some elements of its first operand begins with a copy of that, unless it lies there. */
+static void add_update_copy(command_maker *m, const tn_group *group) {
+    const tn_value *v = &m->g->values[group->lead], *old = &m->g->values[v->in[0]], *root = &m->g->values[old->root];
+    int64_t offset = root->byte_offset + (int64_t)tn_dtype_bytes((tn_dtype)old->node->dtype, old->offset);
+    if (root->place == v->place && offset == v->byte_offset) return;
+    tn_command *c = add_copy(m, TN_CMD_COPY, group->lead, group->commit);
+    snprintf(c->label, sizeof c->label, "copy to update");
+    patch_value(m->p, m->next_pointer++, m->g, group->lead);
+    patch(m->p, m->next_pointer++, root->place, offset);
+}
+
 static bool computes_nothing(const tn_graph_plan *g, const tn_group *group) {
     for (size_t i = 0; i < group->member_count; i++)
         if (tn_value_numel(&g->values[group->members[i]]) > 0) return false;
@@ -442,6 +453,7 @@ static tn_status make_room(command_maker *m, size_t copies) {
         pointers += (size_t)group->buffer_count + TN_NATIVE_POINTERS;
         dials += (size_t)group->dial_count;
         if (group->host) copies += (size_t)group->read_count + group->member_count;
+        if (group->updates) copies++;
     }
     pointers += 2 * copies;
     p->pointer_count = pointers;
@@ -469,6 +481,7 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
         tn_group *group = &g->groups[g->order[i]];
         if (computes_nothing(g, group)) continue;
         if (group->host) add_fetches(&m, group);
+        if (group->updates) add_update_copy(&m, group);
         if (group->native)
             add_native(&m, group);
         else

@@ -5,7 +5,7 @@
 #include "core/lower.h"
 #include "kern/qformat.h"
 #include "kern/templates.h"
-#include "ops/common.h"
+#include "ops/places.h"
 
 #include <string.h>
 
@@ -161,6 +161,101 @@ static void store_result(void *context, const kir_aff *at, kir_val value, kir_va
     tn_lowering_results(&((template *)context)->lw, at, value, mask);
 }
 
+/* Dims of an operand seen as rows: `first` is one of them, what follows is flat. */
+static void unflatten(template *t, const tn_node *x, int first, const kir_aff *flat, kir_aff *at) {
+    place_unflatten(&t->lw, flat, x->shape + first, x->rank - first, at + first);
+}
+
+/* The result's memory as it is now. */
+static kir_val load_result(template *t, const kir_aff *at, kir_val mask) {
+    const tn_node *n = t->lead->node;
+    kir_aff index = place_flat(&t->lw, at, t->lead->stride, n->rank, 0);
+    int buffer = tn_lowering_buffer(&t->lw, t->w.group->lead, (tn_dtype)n->dtype);
+    return kir_load(t->lw.kb, buffer, &index, mask);
+}
+
+static kir_val load_rows(void *context, int i, const kir_aff *at, kir_val mask) {
+    template *t = context;
+    const tn_node *x = i == TN_RESULT ? t->lead->node : t->lead->node->in[i];
+    kir_aff own[TN_MAX_RANK];
+    own[0] = at[0];
+    if (x->rank > 1) unflatten(t, x, 1, &at[1], own);
+    return i == TN_RESULT ? load_result(t, own, mask) : load_operand(context, i, own, mask);
+}
+
+static void store_rows(void *context, const kir_aff *at, kir_val value, kir_val mask) {
+    template *t = context;
+    kir_aff own[TN_MAX_RANK];
+    own[0] = at[0];
+    if (t->lead->node->rank > 1) unflatten(t, t->lead->node, 1, &at[1], own);
+    store_result(context, own, value, mask);
+}
+
+static tn_status make_index_add(template *t, tn_template_program *out) {
+    const tn_node *n = t->lead->node;
+    tn_operand_joints joints = {t, product_begin, load_rows, store_rows};
+    int64_t rows = n->shape[0];
+    tn_index_add_shape s = {.rows = rows, .width = rows ? tn_node_numel(n) / rows : 0, .count = n->in[1]->shape[0]};
+    t->w.group->updates = true;
+    return tn_index_add_template(&s, &joints, out);
+}
+
+static bool takes_index_add(const tn_node *n, const tn_group_limits *limits) {
+    (void)n;
+    return tn_index_add_template_fits(limits);
+}
+
+/* Rows are all dims but the last one. */
+static void split_last(template *t, const tn_node *x, const kir_aff *at, kir_aff *own) {
+    place_unflatten(&t->lw, &at[0], x->shape, x->rank - 1, own);
+    own[x->rank - 1] = at[1];
+}
+
+static kir_val load_sorted(void *context, int i, const kir_aff *at, kir_val mask) {
+    template *t = context;
+    kir_aff own[TN_MAX_RANK];
+    split_last(t, t->lead->node, at, own);
+    return i == TN_RESULT ? load_result(t, own, mask) : load_operand(context, i, own, mask);
+}
+
+static void store_sorted(void *context, const kir_aff *at, kir_val value, kir_val mask) {
+    template *t = context;
+    kir_aff own[TN_MAX_RANK];
+    split_last(t, t->lead->node, at, own);
+    store_result(context, own, value, mask);
+}
+
+static tn_status make_argsort(template *t, tn_template_program *out) {
+    const tn_node *n = t->lead->node;
+    tn_operand_joints joints = {t, product_begin, load_sorted, store_sorted};
+    int64_t length = n->shape[n->rank - 1];
+    tn_argsort_shape s = {.rows = length ? tn_node_numel(n) / length : 0, .length = length};
+    s.descending = n->i[TN_ARGSORT_LAST_DESCENDING] != 0;
+    return tn_argsort_template(&s, &joints, out);
+}
+
+static bool takes_argsort(const tn_node *n, const tn_group_limits *limits) {
+    (void)n;
+    return tn_argsort_template_fits(limits);
+}
+
+static tn_status make_append(template *t, tn_template_program *out) {
+    const tn_node *n = t->lead->node;
+    tn_operand_joints joints = {t, product_begin, load_operand, store_result};
+    tn_append_shape s = {.n = n->in[1]->shape[0],
+                         .kv_heads = n->shape[1],
+                         .width = n->shape[3],
+                         .n_pages = n->shape[0],
+                         .page_count = n->in[3]->shape[0]};
+    t->w.group->updates = true;
+    return tn_append_template(&s, &joints, out);
+}
+
+static bool takes_append(const tn_node *n, const tn_group_limits *limits) {
+    (void)limits;
+    return n->rank == 4;
+}
+
 enum { ATTEND_K = 1, ATTEND_V, ATTEND_K_CACHE, ATTEND_PAGES = 6 };
 
 /* New keys and values are what the caches will hold. */
@@ -205,6 +300,9 @@ static const struct {
     {TN_OP_LINEAR_HALF, takes_product, make_product},
     {TN_OP_LINEAR_QUANTIZED, takes_quantized, make_quantized},
     {TN_OP_CACHED_ATTENTION_ROWS, takes_attention, make_attention},
+    {TN_OP_CACHE_APPEND_ROWS, takes_append, make_append},
+    {TN_OP_INDEX_ADD_ROWS, takes_index_add, make_index_add},
+    {TN_OP_ARGSORT_LAST, takes_argsort, make_argsort},
 };
 
 static int template_of(const tn_node *n) {

@@ -76,9 +76,11 @@ typedef struct tn_qmat_shape {
 bool tn_qmat_template_fits(const tn_qmat_shape *s, const tn_group_limits *limits);
 tn_status tn_qmat_template(const tn_qmat_shape *s, const tn_qmat_joints *joints, tn_template_program *out);
 
-/* ---- native operations -------------------------------------------------------------------------------------------- */
+/* ---- native operations ------------------------------------------------------------------------------------------- */
 
-/* The joints of an operation: element `at` of operand `i`, in its own dims, and of the result. */
+/* The joints of an operation: element `at` of operand `i`, in its own dims, and of the result, whose memory as it is now
+ * is operand TN_RESULT. */
+enum { TN_RESULT = -1 };
 typedef struct tn_operand_joints {
     void *context;
     void (*begin)(void *context, kir_builder *kb);
@@ -86,14 +88,39 @@ typedef struct tn_operand_joints {
     void (*store)(void *context, const kir_aff *at, kir_val value, kir_val mask);
 } tn_operand_joints;
 
-/* Attention over a paged cache (attention.c), as kern.h defines it. Operands: q [n, heads, width], k and v [n, kv_heads,
- * width] rounded to the caches' dtype when they are loaded, the caches of keys and of values [n_pages, kv_heads,
- * TN_PAGE_TOKENS, width], position, pages [page_count]; result [n, heads, width]. */
+/* Attention over a paged cache (attention.c), as kern.h defines it. Operands: q [n, heads, width], k and v [n,
+ * kv_heads, width] rounded to the caches' dtype when they are loaded, the caches of keys and of values [n_pages,
+ * kv_heads, TN_PAGE_TOKENS, width], position, pages [page_count]; result [n, heads, width]. */
 typedef struct tn_attention_shape {
     int64_t n, heads, kv_heads, width, n_pages, page_count, window;
     float scale;
 } tn_attention_shape;
 bool tn_attention_template_fits(const tn_attention_shape *s, const tn_group_limits *limits);
 tn_status tn_attention_template(const tn_attention_shape *s, const tn_operand_joints *joints, tn_template_program *out);
+
+/* Operations on rows (rows.c).
+ *
+ * Appending to a cache: operands the cache [n_pages, kv_heads, TN_PAGE_TOKENS, width], x [n, kv_heads, width], position,
+ * pages [page_count]. The result's memory holds the cache already; elements of the new tokens are stored. */
+typedef struct tn_append_shape {
+    int64_t n, kv_heads, width, n_pages, page_count;
+} tn_append_shape;
+tn_status tn_append_template(const tn_append_shape *s, const tn_operand_joints *joints, tn_template_program *out);
+
+/* Adding rows: operands x [rows, width], index [count], src [count, width], each as one dim of rows and one of the rest.
+ * The result's memory holds x already. */
+typedef struct tn_index_add_shape {
+    int64_t rows, width, count;
+} tn_index_add_shape;
+bool tn_index_add_template_fits(const tn_group_limits *limits);
+tn_status tn_index_add_template(const tn_index_add_shape *s, const tn_operand_joints *joints, tn_template_program *out);
+
+/* The stable order of each row of x [rows, length], NaN the greatest. */
+typedef struct tn_argsort_shape {
+    int64_t rows, length;
+    bool descending;
+} tn_argsort_shape;
+bool tn_argsort_template_fits(const tn_group_limits *limits);
+tn_status tn_argsort_template(const tn_argsort_shape *s, const tn_operand_joints *joints, tn_template_program *out);
 
 #endif

@@ -113,42 +113,6 @@ static tn_node *compose_cache_append(tn_build *b, const tn_node *n) {
     return tn_b_cache_append_rows(b, cache, rows_of(b, n->in[APPEND_X]), n->in[APPEND_POSITION], pages);
 }
 
-/* ---- where there is no kernel ------------------------------------------------------------------------------------ */
-
-static tn_node *i64(tn_build *b, double v) { return tn_b_full(b, NULL, 0, v, TN_I64); }
-
-static tn_node *below(tn_build *b, tn_node *x, double bound) { return tn_b_lt(b, x, i64(b, bound)); }
-
-static tn_node *in_range(tn_build *b, tn_node *x, double bound) {
-    return tn_b_logical_and(b, tn_b_le(b, i64(b, 0), x), below(b, x, bound));
-}
-
-/* Places 0, 1, 2 … of `pages` that name a page of the cache, and −1 for the others. */
-static tn_node *valid_pages(tn_build *b, const tn_node *cache, tn_node *pages) {
-    return tn_b_where(b, in_range(b, pages, (double)cache->shape[0]), pages, i64(b, -1));
-}
-
-/* Each row of the cache looks for the last token that belongs there. */
-static tn_node *compose_cache_append_rows(tn_build *b, const tn_node *n) {
-    tn_node *cache = n->in[APPEND_CACHE], *x = n->in[APPEND_X], *pages = n->in[APPEND_PAGES];
-    int64_t tokens = x->shape[0], page_count = pages->shape[0], heads = n->shape[1], width = n->shape[3];
-    int64_t rows = n->shape[0] * TN_PAGE_TOKENS;
-    if (tokens == 0 || page_count == 0 || tn_node_numel(n) == 0) return tn_b_contiguous(b, cache);
-    tn_node *place = tn_b_add(b, tn_b_arange(b, 0, (double)tokens, 1, TN_I64), n->in[APPEND_POSITION]);
-    tn_node *there = in_range(b, place, (double)(page_count * TN_PAGE_TOKENS));
-    place = tn_b_where(b, there, place, i64(b, 0));
-    tn_node *number = tn_b_floor_divide(b, place, i64(b, TN_PAGE_TOKENS));
-    tn_node *page = tn_b_index_select(b, valid_pages(b, cache, pages), 0, number);
-    there = tn_b_logical_and(b, there, tn_b_le(b, i64(b, 0), page));
-    tn_node *row = tn_b_sub(b, place, tn_b_mul(b, tn_b_sub(b, number, page), i64(b, TN_PAGE_TOKENS)));
-    tn_node *source = tn_b_scatter_last(b, tn_b_where(b, there, row, i64(b, -1)), 0, &rows, 1);
-    tn_node *taken = tn_b_index_select(b, tn_b_cast(b, x, (tn_dtype)n->dtype), 0, source);
-    taken = tn_b_view(b, taken, (int64_t[]){n->shape[0], TN_PAGE_TOKENS, heads, width}, 4);
-    tn_node *written =
-        tn_b_view(b, in_range(b, source, (double)tokens), (int64_t[]){n->shape[0], 1, TN_PAGE_TOKENS, 1}, 4);
-    return tn_b_where(b, written, tn_b_permute(b, taken, (int64_t[]){0, 2, 1, 3}, 4), cache);
-}
-
 static void reference_cache_append(const tn_reference *r) {
     const tn_node *cache = r->node, *x = r->node->in[APPEND_X];
     int64_t heads = cache->shape[1], width = cache->shape[3], position = (int64_t)r->in[APPEND_POSITION][0];
@@ -180,7 +144,6 @@ const tn_op_impl tn_impl_cache_append = {
 const tn_op_impl tn_impl_cache_append_rows = {
     .class_ = TN_NATIVE,
     .infer = infer_cache_append_rows,
-    .compose = compose_cache_append_rows,
     .reference = reference_cache_append,
     .cases =
         "types=f32; [3,2,64,4] [2,2,4] []:i64@0..100 [3]:i64@0..2; [2,1,64,3]:f16 [3,1,3] []:i64@62..62 [2]:i64@0..1;"
@@ -238,6 +201,19 @@ static tn_node *compose_cached_attention(tn_build *b, const tn_node *n) {
 }
 
 /* ---- where there is no kernel ------------------------------------------------------------------------------------ */
+
+static tn_node *i64(tn_build *b, double v) { return tn_b_full(b, NULL, 0, v, TN_I64); }
+
+static tn_node *below(tn_build *b, tn_node *x, double bound) { return tn_b_lt(b, x, i64(b, bound)); }
+
+static tn_node *in_range(tn_build *b, tn_node *x, double bound) {
+    return tn_b_logical_and(b, tn_b_le(b, i64(b, 0), x), below(b, x, bound));
+}
+
+/* Places of `pages` that name a page of the cache, and −1 for the others. */
+static tn_node *valid_pages(tn_build *b, const tn_node *cache, tn_node *pages) {
+    return tn_b_where(b, in_range(b, pages, (double)cache->shape[0]), pages, i64(b, -1));
+}
 
 /* Keys or values of all logical places [kv_heads, places, head_dim] in f32: old ones by their pages, new ones as the
  * cache would hold them, zeros where there is neither. */
