@@ -78,8 +78,8 @@ tn_status tn_qmat_template(const tn_qmat_shape *s, const tn_qmat_joints *joints,
 
 /* ---- native operations ------------------------------------------------------------------------------------------- */
 
-/* The joints of an operation: element `at` of operand `i`, in its own dims, and of the result, whose memory as it is now
- * is operand TN_RESULT. */
+/* The joints of an operation: element `at` of operand `i`, in its own dims, and of the result, whose memory as it is
+ * now is operand TN_RESULT. */
 enum { TN_RESULT = -1 };
 typedef struct tn_operand_joints {
     void *context;
@@ -100,15 +100,15 @@ tn_status tn_attention_template(const tn_attention_shape *s, const tn_operand_jo
 
 /* Operations on rows (rows.c).
  *
- * Appending to a cache: operands the cache [n_pages, kv_heads, TN_PAGE_TOKENS, width], x [n, kv_heads, width], position,
- * pages [page_count]. The result's memory holds the cache already; elements of the new tokens are stored. */
+ * Appending to a cache: operands the cache [n_pages, kv_heads, TN_PAGE_TOKENS, width], x [n, kv_heads, width],
+ * position, pages [page_count]. The result's memory holds the cache already; elements of the new tokens are stored. */
 typedef struct tn_append_shape {
     int64_t n, kv_heads, width, n_pages, page_count;
 } tn_append_shape;
 tn_status tn_append_template(const tn_append_shape *s, const tn_operand_joints *joints, tn_template_program *out);
 
-/* Adding rows: operands x [rows, width], index [count], src [count, width], each as one dim of rows and one of the rest.
- * The result's memory holds x already. */
+/* Adding rows: operands x [rows, width], index [count], src [count, width], each as one dim of rows and one of the
+ * rest. The result's memory holds x already. */
 typedef struct tn_index_add_shape {
     int64_t rows, width, count;
 } tn_index_add_shape;
