@@ -75,6 +75,10 @@ tn_device *cli_open_device(const cli_options *o);
 /* The same, and hands out all that was looked at. */
 tn_device *cli_choose_device(const cli_options *o, tn_selection *s);
 
+typedef struct cli_json cli_json;
+/* The member `fallback`: devices that were passed over (s may be NULL), and what the host computed for the chosen one. */
+void cli_json_fallback(cli_json *j, const tn_selection *s, const tn_device *device);
+
 /* ---- terminal (terminal.c) --------------------------------------------------------------------------------------- */
 
 bool cli_is_terminal(FILE *f);
@@ -91,11 +95,11 @@ void cli_put_wrapped(FILE *to, const char *text, int indent);
 /* ---- JSON (json_out.c) ------------------------------------------------------------------------------------------- */
 
 /* A writer of one JSON text. key: the member's name inside an object, NULL inside an array and at the top. */
-typedef struct cli_json {
+struct cli_json {
     FILE *out;
     int depth;
     bool used[32]; /* a level has items already */
-} cli_json;
+};
 
 void cli_json_object(cli_json *j, const char *key);
 void cli_json_array(cli_json *j, const char *key);

@@ -25,8 +25,9 @@ const cli_command cli_explain = {
             "  --tokens N            tokens generated behind it (default 32)\n"
             "  --context N           tokens that the model can look back on\n"
             "  -v, --verbose         every command, and the last plan as it runs\n"
-            "  --json                device, prompt{}, token{}, ops[{phase, kind, label, runs, bytes, flops,\n"
-            "                        predicted_seconds, measured_seconds}], predicted_peak_bytes, measured_peak_bytes\n"
+            "  --json                device, fallback[], prompt{}, token{}, ops[{phase, kind, label, runs, bytes,\n"
+            "                        flops, predicted_seconds, measured_seconds}], predicted_peak_bytes,\n"
+            "                        measured_peak_bytes\n"
             "\n"
             "Predicted: bytes or arithmetic of a command at speeds probed just before. Measured: under a profile.\n"
             "\n"
@@ -187,6 +188,7 @@ static tn_status run_model(const cli_language *l, const wishes *w, const tn_llm_
 
 typedef struct report {
     tn_llm_facts facts;
+    tn_device *where;
     tn_device_info device;
     tn_memory_estimate predicted;
     int64_t peak_bytes;
@@ -301,6 +303,7 @@ static void put_json(const report *r) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_string(&j, "device", r->device.id);
+    cli_json_fallback(&j, NULL, r->where);
     cli_json_string(&j, "architecture", r->facts.architecture);
     cli_json_int(&j, "layers", r->facts.layers);
     cli_json_int(&j, "context", r->facts.context);
@@ -315,11 +318,22 @@ static void put_json(const report *r) {
     cli_json_end(&j, '}');
 }
 
+/* What the device left to the host. */
+static void put_host(const report *r) {
+    tn_host_use use = {.struct_size = sizeof use};
+    int count = tn_device_host_count(r->where);
+    for (int i = 0; i < count && tn_device_host_at(r->where, i, &use) == TN_OK; i++)
+        cli_print(stdout, "  on the cpu: %lld × %s, since %s %s (%s)\n", (long long)use.operations, use.op,
+                  r->device.id, use.reason, use.code);
+}
+
 static void put_text(const report *r, bool verbose) {
     const tn_llm_facts *f = &r->facts;
     const tn_memory_estimate *m = &r->predicted;
-    printf("%s, %s: %lld layers, %.4g million weights in %s; everything runs on %s\n", f->name, f->architecture,
-           (long long)f->layers, 1e-6 * (double)f->parameters, f->quantisation, r->device.id);
+    printf("%s, %s: %lld layers, %.4g million weights in %s; %s on %s\n", f->name, f->architecture,
+           (long long)f->layers, 1e-6 * (double)f->parameters, f->quantisation,
+           tn_device_host_count(r->where) ? "most runs" : "everything runs", r->device.id);
+    put_host(r);
     printf(
         "memory: %.1f MB predicted (weights %.1f, cache %.1f, activations %.1f, runtime %.1f), %.1f MB at the peak\n",
         1e-6 * (double)m->total_bytes, 1e-6 * (double)m->weights_bytes, 1e-6 * (double)m->cache_bytes,
@@ -331,6 +345,7 @@ static void put_text(const report *r, bool verbose) {
 }
 
 static tn_status explain(const cli_language *l, const wishes *w, report *r) {
+    r->where = l->device;
     tn_status status = tn_llm_get_facts(l->model, &r->facts);
     if (status == TN_OK) status = tn_device_get_info(l->device, &r->device);
     if (status == TN_OK) status = cli_language_estimate(l, r->facts.context, &r->predicted);

@@ -360,16 +360,7 @@ static void put_json(const work *w) {
     cli_json_number(&j, "prompt_tokens_per_second", prompt_rate(w));
     cli_json_number(&j, "tokens_per_second", token_rate(w));
     cli_json_string(&j, "device", w->selection.chosen);
-    cli_json_array(&j, "fallback");
-    for (int i = 0; i < w->selection.step_count; i++) {
-        const tn_selection_step *step = &w->selection.steps[i];
-        if (step->chosen) continue;
-        cli_json_object(&j, NULL);
-        cli_json_string(&j, "id", step->id);
-        cli_json_string(&j, "reason", step->reason);
-        cli_json_end(&j, '}');
-    }
-    cli_json_end(&j, ']');
+    cli_json_fallback(&j, &w->selection, w->device);
     cli_json_number(&j, "load_seconds", w->load_seconds);
     cli_json_int(&j, "weights_bytes", w->facts.weights_bytes);
     cli_json_int(&j, "cache_bytes", w->facts.cache_bytes);

@@ -23,7 +23,7 @@ const cli_command cli_logits = {
             "  -p, --prompt TEXT     the prompt; - reads standard input\n"
             "  -o, --output FILE     a NumPy file: f32 [positions, vocabulary]\n"
             "      --no-special      words that look like control tokens are words\n"
-            "  --json                shape[], ids[], file, device\n"
+            "  --json                shape[], ids[], file, device, fallback[]\n"
             "\n"
             "Row i holds the logits of what follows token i.\n"
             "\n"
@@ -153,6 +153,7 @@ static void put(const cli_language *l, const tn_ids *ids, int64_t vocabulary, co
     cli_json_ids(&j, "ids", ids);
     cli_json_string(&j, "file", path);
     cli_json_string(&j, "device", device.id);
+    cli_json_fallback(&j, NULL, l->device);
     cli_json_end(&j, '}');
 }
 

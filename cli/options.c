@@ -23,7 +23,7 @@ static const struct {
      "engine:torch"},
     {{"strict", no_argument, NULL, OPT_STRICT},
      CLI_DEVICE,
-     "  --strict              fail rather than use another device"},
+     "  --strict              fail rather than use another device, for the whole or for one operation"},
     {{"mem", required_argument, NULL, OPT_MEM},
      CLI_DEVICE,
      "  --mem SIZE            memory that has to be free on the device, as in 6G"},
@@ -199,4 +199,28 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s) {
 tn_device *cli_open_device(const cli_options *o) {
     tn_selection s;
     return cli_choose_device(o, &s);
+}
+
+void cli_json_fallback(cli_json *j, const tn_selection *s, const tn_device *device) {
+    tn_device_info info = {.struct_size = sizeof info};
+    tn_host_use use = {.struct_size = sizeof use};
+    cli_json_array(j, "fallback");
+    for (int i = 0; s && i < s->step_count; i++) {
+        if (s->steps[i].chosen) continue;
+        cli_json_object(j, NULL);
+        cli_json_string(j, "id", s->steps[i].id);
+        cli_json_string(j, "reason", s->steps[i].reason);
+        cli_json_end(j, '}');
+    }
+    int count = tn_device_get_info(device, &info) == TN_OK ? tn_device_host_count(device) : 0;
+    for (int i = 0; i < count && tn_device_host_at(device, i, &use) == TN_OK; i++) {
+        cli_json_object(j, NULL);
+        cli_json_string(j, "id", info.id);
+        cli_json_string(j, "operation", use.op);
+        cli_json_string(j, "code", use.code);
+        cli_json_string(j, "reason", use.reason);
+        cli_json_int(j, "operations", use.operations);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
 }

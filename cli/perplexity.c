@@ -21,7 +21,8 @@ const cli_command cli_perplexity = {
     .help = "  -m, --model FILE      a GGUF file\n"
             "  -f, --file FILE       the text; - reads standard input\n"
             "  --context N           tokens of a window (default 512); windows do not overlap\n"
-            "  --json                perplexity, tokens, predicted, context, seconds, tokens_per_second, device\n"
+            "  --json                perplexity, tokens, predicted, context, seconds, tokens_per_second, device,\n"
+            "                        fallback[]\n"
             "\n"
             "A window's first token is given and all others are predicted, so figures differ from programs that rate\n"
             "only the second half of each window.\n"
@@ -121,6 +122,7 @@ static void put(const cli_language *l, const tn_ids *ids, const rating *r, int64
     cli_json_number(&j, "seconds", seconds);
     cli_json_number(&j, "tokens_per_second", rate);
     cli_json_string(&j, "device", device.id);
+    cli_json_fallback(&j, NULL, l->device);
     cli_json_end(&j, '}');
 }
 

@@ -224,7 +224,7 @@ static tn_status train_on(run *r, cli_progress *progress) {
 
 /* ---- the result -------------------------------------------------------------------------------------------------- */
 
-static void put_json(const run *r, double rate, double metric, const char *device) {
+static void put_json(const run *r, double rate, double metric, const char *id, const tn_device *device) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_string(&j, "task", r->task->name);
@@ -233,7 +233,8 @@ static void put_json(const run *r, double rate, double metric, const char *devic
     cli_json_number(&j, "steps_per_second", rate);
     cli_json_number(&j, "metric", metric);
     cli_json_string(&j, "metric_name", r->task->metric);
-    cli_json_string(&j, "device", device);
+    cli_json_string(&j, "device", id);
+    cli_json_fallback(&j, NULL, device);
     cli_json_bool(&j, "interrupted", r->interrupted);
     cli_json_end(&j, '}');
 }
@@ -257,7 +258,7 @@ static int finish(run *r, double rate, tn_device *device) {
     }
     if (tn_device_get_info(device, &info) != TN_OK || r->task->measure(r->self, &metric) != TN_OK) return cli_failed();
     if (r->options->common.json)
-        put_json(r, rate, metric, info.id);
+        put_json(r, rate, metric, info.id, device);
     else
         put_text(r, rate, metric, info.id);
     if (!r->options->common.json && r->task->show && r->task->show(r->self, stdout) != TN_OK) return cli_failed();

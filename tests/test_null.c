@@ -137,6 +137,9 @@ static void tensors_refuse(void **state) {
     (void)scope;
     CALLS(tn_scope_end(NULL))
     REFUSES(tn_copy_(NULL, x))
+    YIELDS(0, tn_device_host_count(NULL))
+    tn_host_use use = {.struct_size = sizeof use};
+    FAILS(tn_device_host_at(NULL, 0, &use))
     FAILS(tn_try(NULL, 0, NULL, NULL, NULL, NULL))
     FAILS(tn_get_runtime_stats(NULL))
     FAILS(tn_get_placement(NULL))

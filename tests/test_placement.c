@@ -110,6 +110,7 @@ static void nothing_is_lacking_on_a_whole_device(void **state) {
     tn_device *d = open_far(TN_FALLBACK_STRICT, (far_nature){0});
     mixed();
     assert_int_equal(placement().on_host, 0);
+    assert_int_equal(tn_device_host_count(d), 0);
     assert_int_equal(placement().to_host, 0);
     assert_true(placement().on_device > 0);
     close_far(d);
@@ -123,6 +124,16 @@ static void people_are_told_once_a_reason(void **state) {
     assert_text_has(heard, "far:0 has no f64");
     assert_text_has(heard, "on the cpu");
     assert_text_has(heard, "test_placement.c:");
+    tn_host_use use = {.struct_size = sizeof use};
+    int64_t operations = 0;
+    for (int i = 0; i < tn_device_host_count(d); i++) {
+        assert_ok(tn_device_host_at(d, i, &use));
+        assert_string_equal(use.code, "no_f64");
+        assert_string_equal(use.reason, "has no f64");
+        operations += use.operations;
+    }
+    assert_int_equal(operations, placement().on_host);
+    assert_int_equal(tn_device_host_at(d, tn_device_host_count(d), &use), TN_ERR_ARGUMENT);
     hear(mixed, heard, sizeof heard);
     assert_string_equal(heard, "");
     close_far(d);

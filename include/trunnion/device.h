@@ -125,6 +125,18 @@ TN_API tn_status tn_set_current_device(tn_device *device);
 TN_API tn_status tn_device_get_info(const tn_device *device,
                                     tn_device_info *info); /* info->struct_size set by the caller */
 
+/* What the host computes for a device, since that lacks a type, a kernel or a size: an operation and reason. */
+typedef struct tn_host_use {
+    size_t struct_size; /* set by the caller */
+    char op[48];        /* "argsort_last" */
+    char code[32];      /* a word of docs/devices.md: "no_f64" */
+    char reason[200];   /* the rest of a sentence that begins with the device: "has no f64" */
+    int64_t operations; /* such in all plans made for the device since it was opened */
+} tn_host_use;
+TN_API int tn_device_host_count(const tn_device *device); /* 0: it computed all that it was given */
+/* Row i of [0, count). Errors: TN_ERR_ARGUMENT outside of that. */
+TN_API tn_status tn_device_host_at(const tn_device *device, int i, tn_host_use *out);
+
 /* One device on which tn_try ran its work, or could not. */
 typedef struct tn_attempt {
     char id[32];      /* "cuda:0"; what was asked for, when it could not be opened */

@@ -309,7 +309,7 @@ typedef struct tn_placed {
  * host's as a native group: fuse once more. Devices other than the cpu. Errors: TN_ERR_UNSUPPORTED when the host would
  * be needed and the device was opened strictly. */
 tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again);
-/* Says on standard error, once a device and reason, that the host computes something. */
+/* Notes with the device what the host computes, and says so on standard error once a reason. */
 void tn_place_tell(const tn_plan *p);
 /* The cpu, opened once a process. NULL: see tn_error. */
 tn_device *tn_host_device(void);

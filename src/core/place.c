@@ -166,27 +166,11 @@ static int64_t count_of(const tn_plan *p, const char *code) {
     return count;
 }
 
-static bool is_first(const tn_plan *p, size_t at) {
-    for (size_t i = 0; i < at; i++)
-        if (strcmp(p->placed[i].code, p->placed[at].code) == 0) return false;
-    return true;
-}
-
-/* Claims the right to tell a reason of a device: once a process. */
-static bool tells(tn_device *d, const char *code) {
-    for (size_t i = 0; i < TN_COUNT(d->told); i++) {
-        const char *there = NULL;
-        if (atomic_compare_exchange_strong(&d->told[i], &there, code)) return true;
-        if (strcmp(there, code) == 0) return false;
-    }
-    return false;
-}
-
 void tn_place_tell(const tn_plan *p) {
-    if (!p->placed_count || p->device->fallback != TN_FALLBACK_WARN) return;
     for (size_t i = 0; i < p->placed_count; i++) {
         const tn_placed *at = &p->placed[i];
-        if (!is_first(p, i) || !tells(p->device, at->code)) continue;
+        bool first = tn_device_note_host(p->device, at->op, at->code, at->reason);
+        if (!first || p->device->fallback != TN_FALLBACK_WARN) continue;
         int64_t count = count_of(p, at->code);
         tn_log_line(TN_LOG_NOTICE, "%s %s: %lld operation%s of this evaluation run%s on the cpu (--strict refuses): %s",
                     p->device->info.id, at->reason, (long long)count, count > 1 ? "s" : "", count > 1 ? "" : "s",

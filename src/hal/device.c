@@ -174,6 +174,7 @@ void tn_device_end(tn_device *d) {
     if (d->kernels) tn_kernels_close(d);
     tn_pool_free(d);
     if (d->handle) d->driver->close(d->handle);
+    tn_mem_free(d->host_rows);
     tn_mem_free(d);
 }
 

@@ -22,7 +22,7 @@ struct tn_device {
     int opens;
     bool is_cpu;                    /* native kernels of kern/cpu may run on its buffers */
     tn_fallback fallback;           /* may the host compute what it cannot? */
-    _Atomic(const char *) told[16]; /* codes of the reasons for which the host did, that people were told */
+    struct tn_host_rows *host_rows; /* host_use.c: what it did compute; NULL: nothing */
     void *kernels;                  /* kernel.c's table, by structure */
     void *pool;                     /* memory.c's kept blocks and counts */
     _Atomic bool ordered;           /* it has had further queues: buffers bear marks (queue.h) */
@@ -30,6 +30,8 @@ struct tn_device {
     tn_device *next;                /* device.c's list of open devices */
 };
 
+/* Notes that a plan leaves an operation to the host. true: for the first time with this reason, so people are told. */
+bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason);
 tn_device *tn_chosen_device(void); /* what this thread has set as its current device; NULL: the default */
 
 typedef uint64_t tn_mark; /* a place in the order of a queue's work: queue.h */
