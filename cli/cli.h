@@ -76,7 +76,8 @@ tn_device *cli_open_device(const cli_options *o);
 tn_device *cli_choose_device(const cli_options *o, tn_selection *s);
 
 typedef struct cli_json cli_json;
-/* The member `fallback`: devices that were passed over (s may be NULL), and what the host computed for the chosen one. */
+/* The member `fallback`: devices that were passed over (s may be NULL), and what the host computed for the chosen
+ * one. */
 void cli_json_fallback(cli_json *j, const tn_selection *s, const tn_device *device);
 
 /* ---- terminal (terminal.c) --------------------------------------------------------------------------------------- */
