@@ -337,6 +337,7 @@ static kir_code *make_code(const kir_vm *vm, kir_layout layout, const uint8_t *k
         return NULL;
     }
     if (status != TN_OK) return code;
+    atomic_store(&state, NULL);
     atomic_fetch_add(&made, 1);
     atomic_fetch_add(&bytes_made, (int64_t)code->bytes);
     return code;

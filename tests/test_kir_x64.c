@@ -1,0 +1,465 @@
+/* test_kir_x64.c — machine code beside kir_math.h, at the edges of memory, and where it cannot be had.
+ *
+ * Random programs are in test_kir_vm.c; here every function is compared on dense samples and special values, every
+ * element of the half types is converted, rows end where memory ends, and the system, memory or a user say no. Where
+ * there is no code (another processor), the VM runs the same tests. */
+#include "test_support.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "kir/eval.h"
+#include "kir/vm.h"
+
+enum { SAMPLES = 1 << 18 };
+
+/* ---- programs ---------------------------------------------------------------------------------------------------- */
+
+typedef struct program {
+    kir_program *p;
+    int64_t *sizes;
+    kir_vm *vm;
+} program;
+
+static kir_aff along(int axis) {
+    kir_aff index = kir_aff_const(0);
+    index.s[axis] = 1;
+    return index;
+}
+
+static program finish(kir_builder *b) {
+    program made = {NULL, NULL, NULL};
+    assert_ok(kir_finish(b, &made.p, &made.sizes));
+    assert_ok(kir_vm_compile(made.p, &made.vm));
+    return made;
+}
+
+static void discard(program *made) {
+    kir_vm_free(made->vm);
+    kir_free(made->p);
+    tn_mem_free(made->sizes);
+}
+
+static kir_builder *begin(int64_t n) {
+    kir_builder *b = NULL;
+    assert_ok(kir_begin(1, 0, &n, &b));
+    return b;
+}
+
+/* buffer 1 → one operation → buffer 0 */
+static program one_operation(int64_t n, tn_dtype to, tn_dtype from,
+                             kir_val (*apply)(kir_builder *b, kir_val x, int what), int what) {
+    kir_builder *b = begin(n);
+    kir_aff index = along(0);
+    kir_buffer(b, to);
+    kir_buffer(b, from);
+    kir_store(b, 0, &index, apply(b, kir_load(b, 1, &index, KIR_NONE), what), KIR_NONE);
+    return finish(b);
+}
+
+static void run(const program *made, void *d, const void *x, const void *y) {
+    void *buffers[] = {d, (void *)(uintptr_t)x, (void *)(uintptr_t)y};
+    kir_launch launch = {made->sizes, buffers, NULL};
+    assert_ok(kir_vm_run(made->vm, &launch, 1));
+}
+
+/* Calls the test for each instruction set that has code. */
+static void with_each_isa(void (*test)(void)) {
+    for (int isa = TN_ISA_AVX2; isa < TN_ISA_COUNT; isa++) {
+        if (!kir_vm_use((tn_isa)isa)) continue;
+        test();
+    }
+    kir_vm_use(tn_cpu().isa);
+}
+
+static bool has_code(void) { return strcmp(kir_code_state(), "on") == 0; }
+
+/* ---- functions --------------------------------------------------------------------------------------------------- */
+
+static kir_val apply_unary(kir_builder *b, kir_val x, int op) { return kir_unary(b, (kir_op)op, x); }
+static kir_val apply_rounding(kir_builder *b, kir_val x, int mode) { return kir_rounding(b, (kir_round)mode, x); }
+static kir_val apply_cast(kir_builder *b, kir_val x, int type) { return kir_cast(b, (kir_type)type, x); }
+static kir_val apply_nothing(kir_builder *b, kir_val x, int unused) {
+    (void)b;
+    (void)unused;
+    return x;
+}
+
+/* Special values first, then patterns all over the range. */
+static uint32_t sample(int64_t i) {
+    static const uint32_t special[] = {0,          0x80000000, 0x3f800000, 0xbf800000, 0x7f800000, 0xff800000,
+                                       0x7fc00000, 0x00000001, 0x80000001, 0x007fffff, 0x00800000, 0x7f7fffff,
+                                       0xff7fffff, 0x42b17218, 0xc2cff1b5, 0x42b20000, 0xc2d00000, 0x41200000,
+                                       0x3f0f5c29, 0x3f6e147b, 0x407ccccd, 0x4f000000, 0xcf000000, 0x4effffff};
+    if (i < (int64_t)TN_COUNT(special)) return special[i];
+    return (uint32_t)i * 16411u;
+}
+
+static bool same_f32(float x, float y) { return memcmp(&x, &y, sizeof x) == 0 || (x != x && y != y); }
+
+/* Every sample through the program and through kir_eval. */
+static void compare_f32(program *made, const kir_ins *in, const char *name) {
+    float *x = calloc(SAMPLES, sizeof *x);
+    uint32_t *d = calloc(SAMPLES, sizeof *d);
+    assert_true(x && d);
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        uint32_t bits = sample(i);
+        memcpy(&x[i], &bits, sizeof bits);
+    }
+    run(made, d, x, NULL);
+    for (int64_t i = 0; i < SAMPLES; i++) {
+        kir_value want = {.u64 = 0}, got = {.u64 = 0};
+        assert_true(kir_eval(in, KIR_F32, (kir_value[3]){{.f32 = x[i]}, {.u64 = 0}, {.u64 = 0}}, &want));
+        memcpy(&got, &d[i], sizeof d[i]);
+        bool same = in->type == KIR_F32 ? same_f32(got.f32, want.f32) : got.u32 == want.u32;
+        if (!same) {
+            fail_msg("%s(%a) = %x, should be %x (%s)", name, (double)x[i], got.u32, want.u32,
+                     tn_isa_name(tn_cpu().isa));
+        }
+    }
+    free(x);
+    free(d);
+    discard(made);
+}
+
+static void functions_once(void) {
+    static const kir_op ops[] = {KIR_EXP, KIR_LOG, KIR_TANH, KIR_ERF, KIR_SQRT, KIR_NEG, KIR_ABS, KIR_SIN, KIR_COS};
+    for (size_t i = 0; i < TN_COUNT(ops); i++) {
+        program made = one_operation(SAMPLES, TN_F32, TN_F32, apply_unary, (int)ops[i]);
+        kir_ins in = {.op = (uint8_t)ops[i], .type = KIR_F32};
+        compare_f32(&made, &in, kir_op_name(ops[i]));
+    }
+    for (int mode = KIR_FLOOR; mode <= KIR_NEAREST_EVEN; mode++) {
+        program made = one_operation(SAMPLES, TN_F32, TN_F32, apply_rounding, mode);
+        kir_ins in = {.op = KIR_ROUND, .type = KIR_F32, .imm.i = mode};
+        compare_f32(&made, &in, "round");
+    }
+    program made = one_operation(SAMPLES, TN_I32, TN_F32, apply_cast, KIR_I32);
+    kir_ins in = {.op = KIR_CAST, .type = KIR_I32};
+    compare_f32(&made, &in, "cast to i32");
+}
+
+static void functions_are_those_of_kir_math(void **state) {
+    (void)state;
+    with_each_isa(functions_once);
+}
+
+/* ---- two operands ------------------------------------------------------------------------------------------------ */
+
+static const float EDGES[] = {0.0f,    -0.0f,   1.0f,     -1.0f, INFINITY, -INFINITY, NAN,  1e-40f,
+                              -1e-40f, 3.4e38f, -3.4e38f, 0.5f,  2.0f,     -2.5f,     1e10f};
+enum { PAIRS = TN_COUNT(EDGES) * TN_COUNT(EDGES) };
+
+static void pairs_once(void) {
+    static const kir_op ops[] = {KIR_ADD, KIR_SUB, KIR_MUL, KIR_DIV, KIR_MIN, KIR_MAX};
+    float x[PAIRS], y[PAIRS], d[PAIRS];
+    for (size_t i = 0; i < PAIRS; i++) {
+        x[i] = EDGES[i / TN_COUNT(EDGES)];
+        y[i] = EDGES[i % TN_COUNT(EDGES)];
+    }
+    for (size_t k = 0; k < TN_COUNT(ops); k++) {
+        kir_builder *b = begin(PAIRS);
+        kir_aff index = along(0);
+        for (int i = 0; i < 3; i++)
+            kir_buffer(b, TN_F32);
+        kir_val v = kir_binary(b, ops[k], kir_load(b, 1, &index, KIR_NONE), kir_load(b, 2, &index, KIR_NONE));
+        kir_store(b, 0, &index, v, KIR_NONE);
+        program made = finish(b);
+        run(&made, d, x, y);
+        for (size_t i = 0; i < PAIRS; i++) {
+            kir_ins in = {.op = (uint8_t)ops[k], .type = KIR_F32};
+            kir_value want;
+            assert_true(kir_eval(&in, KIR_F32, (kir_value[3]){{.f32 = x[i]}, {.f32 = y[i]}, {.u64 = 0}}, &want));
+            if (!same_f32(d[i], want.f32)) fail_msg("%s(%g, %g)", kir_op_name(ops[k]), (double)x[i], (double)y[i]);
+        }
+        discard(&made);
+    }
+}
+
+/* MAX and MIN with constants take short cuts. */
+static void bounds_once(void) {
+    float d[TN_COUNT(EDGES)];
+    for (size_t c = 0; c < TN_COUNT(EDGES); c++) {
+        for (int k = 0; k < 2; k++) {
+            kir_builder *b = begin((int64_t)TN_COUNT(EDGES));
+            kir_aff index = along(0);
+            kir_buffer(b, TN_F32);
+            kir_buffer(b, TN_F32);
+            kir_op op = k ? KIR_MAX : KIR_MIN;
+            kir_val bound = kir_const(b, KIR_F32, (double)EDGES[c]);
+            kir_store(b, 0, &index, kir_binary(b, op, kir_load(b, 1, &index, KIR_NONE), bound), KIR_NONE);
+            program made = finish(b);
+            run(&made, d, EDGES, NULL);
+            for (size_t i = 0; i < TN_COUNT(EDGES); i++) {
+                kir_ins in = {.op = (uint8_t)op, .type = KIR_F32};
+                kir_value want, v[3] = {{.f32 = EDGES[i]}, {.f32 = EDGES[c]}, {.u64 = 0}};
+                assert_true(kir_eval(&in, KIR_F32, v, &want));
+                if (!same_f32(d[i], want.f32)) {
+                    fail_msg("%s(%g, %g) = %g", kir_op_name(op), (double)EDGES[i], (double)EDGES[c], (double)d[i]);
+                }
+            }
+            discard(&made);
+        }
+    }
+}
+
+static void edges_of_arithmetic_are_right(void **state) {
+    (void)state;
+    with_each_isa(pairs_once);
+    with_each_isa(bounds_once);
+}
+
+/* ---- half types -------------------------------------------------------------------------------------------------- */
+
+enum { HALVES = 1 << 16 };
+
+/* Every pattern, to f32 and back; and every sample from f32. The interpreter says what is right. */
+static void compare_conversion(tn_dtype to, tn_dtype from, const void *x, int64_t n) {
+    program made = one_operation(n, to, from, apply_nothing, 0);
+    size_t size = tn_dtype_size(to);
+    char *d = calloc((size_t)n, size), *want = calloc((size_t)n, size);
+    assert_true(d && want);
+    run(&made, d, x, NULL);
+    void *buffers[] = {want, (void *)(uintptr_t)x};
+    assert_ok(kir_interpret(made.p, &(kir_launch){made.sizes, buffers, NULL}));
+    for (int64_t i = 0; i < n; i++) {
+        kir_value a = {.u64 = 0}, b = {.u64 = 0};
+        memcpy(&a, d + (size_t)i * size, size);
+        memcpy(&b, want + (size_t)i * size, size);
+        uint32_t infinite = to == TN_F32 ? 0x7f800000 : to == TN_F16 ? 0x7c00 : 0x7f80, all = 2 * infinite - 1;
+        if (to != TN_F32) all = 0x7fff;
+        if (to == TN_F32) all = 0x7fffffff;
+        bool nan = (a.u32 & all) > infinite && (b.u32 & all) > infinite;
+        if (a.u64 != b.u64 && !nan)
+            fail_msg("%s from %s, element %lld", tn_dtype_name(to), tn_dtype_name(from), (long long)i);
+    }
+    free(d);
+    free(want);
+    discard(&made);
+}
+
+static void halves_once(void) {
+    uint16_t *x = calloc(HALVES, sizeof *x);
+    uint32_t *y = calloc(SAMPLES, sizeof *y);
+    assert_true(x && y);
+    for (int i = 0; i < HALVES; i++)
+        x[i] = (uint16_t)i;
+    for (int64_t i = 0; i < SAMPLES; i++)
+        y[i] = i % 2 ? sample(i) : (uint32_t)(i - SAMPLES / 2) * 1021u + 0x38000000u;
+    compare_conversion(TN_F32, TN_F16, x, HALVES);
+    compare_conversion(TN_F32, TN_BF16, x, HALVES);
+    compare_conversion(TN_F16, TN_F32, y, SAMPLES);
+    compare_conversion(TN_BF16, TN_F32, y, SAMPLES);
+    free(x);
+    free(y);
+}
+
+static void halves_convert_as_defined(void **state) {
+    (void)state;
+    with_each_isa(halves_once);
+}
+
+/* ---- the end of memory ------------------------------------------------------------------------------------------- */
+
+/* A page between two that nobody may touch. */
+static char *guarded_page(void) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *pages = mmap(NULL, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(pages != MAP_FAILED);
+    assert_int_equal(mprotect(pages + page, page, PROT_READ | PROT_WRITE), 0);
+    return pages + page;
+}
+
+static void free_page(char *at) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    munmap(at - page, 3 * page);
+}
+
+/* Rows of n elements that end (or begin) with the page; with a mask, elements behind it are beyond the page. */
+static void run_at_the_edge(tn_dtype dtype, char *from, char *to, int64_t n, int64_t let, bool at_end) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)(let < n ? let : n) * tn_dtype_size(dtype);
+    kir_builder *b = begin(n);
+    kir_aff index = along(0);
+    kir_buffer(b, dtype);
+    kir_buffer(b, dtype);
+    kir_val mask = KIR_NONE;
+    if (let < n) mask = kir_binary(b, KIR_LT, kir_index(b, &index), kir_const_i(b, KIR_I64, let));
+    kir_store(b, 0, &index, kir_load(b, 1, &index, mask), mask);
+    program made = finish(b);
+    char *x = at_end ? from + page - bytes : from, *d = at_end ? to + page - bytes : to;
+    memset(from, 1, page);
+    memset(to, 0, page);
+    run(&made, d, x, NULL);
+    assert_memory_equal(d, x, bytes);
+    for (size_t i = 0; i < page; i++) { /* nothing else was written */
+        if ((to + i < d || to + i >= d + bytes) && to[i] != 0) fail_msg("byte %zu of the page was written", i);
+    }
+    discard(&made);
+}
+
+static void edge_once(void) {
+    char *from = guarded_page(), *to = guarded_page();
+    static const tn_dtype dtypes[] = {TN_F32, TN_F16, TN_BF16, TN_U8, TN_I16, TN_BOOL, TN_I64, TN_F64};
+    for (size_t k = 0; k < TN_COUNT(dtypes); k++) {
+        for (int64_t n = 1; n < 140; n += n < 40 ? 1 : 7) {
+            run_at_the_edge(dtypes[k], from, to, n, n, true);
+            run_at_the_edge(dtypes[k], from, to, n, n, false);
+            run_at_the_edge(dtypes[k], from, to, n + 9, n, true);
+        }
+    }
+    free_page(from);
+    free_page(to);
+}
+
+static void memory_beyond_a_row_is_not_touched(void **state) {
+    (void)state;
+    with_each_isa(edge_once);
+}
+
+/* ---- when there is none ------------------------------------------------------------------------------------------ */
+
+static void run_exp(void) {
+    float x[100], d[100];
+    for (int i = 0; i < 100; i++)
+        x[i] = (float)i / 10;
+    program made = one_operation(100, TN_F32, TN_F32, apply_unary, KIR_EXP);
+    for (int i = 0; i < 3; i++)
+        run(&made, d, x, NULL);
+    kir_value want;
+    kir_ins in = {.op = KIR_EXP, .type = KIR_F32};
+    assert_true(kir_eval(&in, KIR_F32, (kir_value[3]){{.f32 = x[99]}}, &want));
+    assert_true(same_f32(d[99], want.f32));
+    discard(&made);
+}
+
+static void a_system_that_refuses_leaves_the_vm(void **state) {
+    (void)state;
+    if (!has_code()) return;
+    int64_t before = kir_code_made();
+    kir_code_refuse_memory(true);
+    run_exp();
+    assert_int_equal(kir_code_made(), before);
+    assert_string_equal(kir_code_state(), "the system refuses executable memory");
+    kir_code_refuse_memory(false);
+    run_exp();
+    assert_int_equal(kir_code_made(), before + 1);
+    assert_true(has_code());
+}
+
+static void it_can_be_turned_off(void **state) {
+    (void)state;
+    int64_t before = kir_code_made();
+    kir_code_use(false);
+    assert_string_equal(kir_code_state(), "turned off");
+    run_exp();
+    assert_int_equal(kir_code_made(), before);
+    kir_code_use(true);
+}
+
+/* A short launch waits for the second one. */
+static void code_is_made_when_it_pays(void **state) {
+    (void)state;
+    if (!has_code()) return;
+    float x[64] = {1}, d[64];
+    program made = one_operation(64, TN_F32, TN_F32, apply_unary, KIR_EXP);
+    int64_t before = kir_code_made();
+    kir_code_worth(1e9);
+    run(&made, d, x, NULL);
+    assert_int_equal(kir_code_made(), before);
+    run(&made, d, x, NULL);
+    assert_int_equal(kir_code_made(), before + 1);
+    kir_code_worth(0);
+    discard(&made);
+}
+
+/* Whichever allocation fails, the launch is right or says that memory ran out. */
+static void memory_may_run_out_at_every_call(void **state) {
+    (void)state;
+    float x[64] = {1, 2, 3}, d[64];
+    program made = one_operation(64, TN_F32, TN_F32, apply_unary, KIR_EXP);
+    run(&made, d, x, NULL); /* the thread's memory is there */
+    kir_value want;
+    kir_ins in = {.op = KIR_EXP, .type = KIR_F32};
+    assert_true(kir_eval(&in, KIR_F32, (kir_value[3]){{.f32 = 3}}, &want));
+    bool more = true;
+    for (int64_t n = 1; more; n++) {
+        assert_true(n < 500);
+        int64_t before = kir_code_made();
+        kir_vm *vm = NULL;
+        tn_mem_fail_at(n);
+        tn_status status = kir_vm_compile(made.p, &vm);
+        if (status == TN_OK) {
+            void *buffers[] = {d, x};
+            kir_launch launch = {made.sizes, buffers, NULL};
+            status = kir_vm_run(vm, &launch, 1);
+        }
+        tn_mem_fail_at(0);
+        if (status == TN_OK) assert_true(same_f32(d[2], want.f32));
+        if (status != TN_OK) assert_int_equal(status, TN_ERR_MEMORY);
+        more = status != TN_OK || (has_code() && kir_code_made() == before);
+        kir_vm_free(vm);
+    }
+    discard(&made);
+}
+
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+typedef struct racer {
+    const program *made;
+    bool right;
+} racer;
+
+static void *race(void *context) {
+    racer *r = context;
+    float x[300], d[300];
+    for (int i = 0; i < 300; i++)
+        x[i] = (float)i / 100;
+    void *buffers[] = {d, x};
+    kir_launch launch = {r->made->sizes, buffers, NULL};
+    kir_value want;
+    kir_ins in = {.op = KIR_EXP, .type = KIR_F32};
+    r->right = kir_vm_run(r->made->vm, &launch, 1) == TN_OK;
+    kir_eval(&in, KIR_F32, (kir_value[3]){{.f32 = x[299]}}, &want);
+    r->right = r->right && same_f32(d[299], want.f32);
+    return NULL;
+}
+
+static void threads_may_make_the_same_code(void **state) {
+    (void)state;
+    enum { THREADS = 4, TIMES = 30 };
+    for (int i = 0; i < TIMES; i++) {
+        program made = one_operation(300, TN_F32, TN_F32, apply_unary, KIR_EXP);
+        pthread_t threads[THREADS];
+        racer racers[THREADS];
+        for (int k = 0; k < THREADS; k++) {
+            racers[k] = (racer){&made, false};
+            assert_int_equal(pthread_create(&threads[k], NULL, race, &racers[k]), 0);
+        }
+        for (int k = 0; k < THREADS; k++) {
+            pthread_join(threads[k], NULL);
+            assert_true(racers[k].right);
+        }
+        discard(&made);
+    }
+}
+
+int main(void) {
+    kir_code_use(true);
+    kir_code_worth(0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(functions_are_those_of_kir_math),
+        cmocka_unit_test(edges_of_arithmetic_are_right),
+        cmocka_unit_test(halves_convert_as_defined),
+        cmocka_unit_test(memory_beyond_a_row_is_not_touched),
+        cmocka_unit_test(it_can_be_turned_off),
+        cmocka_unit_test(code_is_made_when_it_pays),
+        cmocka_unit_test(memory_may_run_out_at_every_call),
+        cmocka_unit_test(threads_may_make_the_same_code),
+        cmocka_unit_test(a_system_that_refuses_leaves_the_vm),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    kir_vm_trim();
+    return failed;
+}
