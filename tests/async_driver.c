@@ -146,7 +146,7 @@ static tn_status queue_start(async_queue *q, async_device *d) {
 
 static void queue_stop(async_queue *q) {
     pthread_mutex_lock(&q->lock);
-    if (q->done < q->given) note_fault("a queue was freed with work in it");
+    if (q->first) note_fault("a queue was freed with work in it");
     q->stop = true;
     pthread_cond_broadcast(&q->moved);
     pthread_mutex_unlock(&q->lock);

@@ -114,6 +114,8 @@ static void tensors_refuse(void **state) {
     REFUSES(tn_from_ptr(NULL, shape, 1, TN_F32, NULL, NULL))
     REFUSES(tn_from_ptr(values, NULL, 1, TN_F32, NULL, NULL))
     REFUSES(tn_symbolic(NULL, 0, 0))
+    REFUSES(tn_to_device(NULL, tn_best_device()))
+    REFUSES(tn_to_device(x, NULL))
     FAILS(tn_make_state(NULL))
     const char *no_format = NULL;
     REFUSES(tn_failed(TN_ERR_SHAPE, no_format, 0))

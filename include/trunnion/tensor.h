@@ -56,6 +56,11 @@ TN_API void tn_manual_seed(uint64_t seed);
  * Up to four names (0…3); tensors whose extents are tied use the same one. Returns t's handle anew. */
 TN_API tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol);
 
+/* t's value on `device`, as a new tensor with memory of its own: computes what t needs, and copies. On the device that t
+ * is on already: t again, sharing its storage. Gradients do not go from device to device: with gradients on, a tensor
+ * that requires them is refused. */
+TN_API tn_tensor *tn_to_device(const tn_tensor *t, tn_device *device);
+
 /* State: a tensor whose storage keeps its address for ever (parameters, optimiser state, caches); in-place operations
  * on it are written at the very end of a plan. Evaluates t first. */
 TN_API tn_status tn_make_state(tn_tensor *t);
@@ -81,6 +86,13 @@ TN_API tn_status tn_status_of(const tn_tensor *t);
  * given and for which there is no memory is left out, and tried again when it is needed (too late if states were
  * written: then it is an error tensor); a given one fails the call, with its operation, shape and line. */
 TN_API tn_status tn_eval(tn_tensor *const *tensors, int count);
+
+/* As tn_eval, in the order of `queue` (device.h; NULL: this thread's current one), and returns when the work has been
+ * given: on a queue that is a thread, or one of an interface, it goes on beside the caller. event (may be NULL) is
+ * recorded behind it. Reading a value waits for it. Tensors on other devices than the queue's go to these devices' own
+ * queues. Errors: as tn_eval for what is found before the work begins; later ones by tn_queue_synchronize, the event, or
+ * reading. */
+TN_API tn_status tn_eval_async(tn_tensor *const *tensors, int count, tn_queue *queue, tn_event *event);
 
 /* The values as contiguous row-major elements of t's dtype. bytes must be numel · element size. */
 TN_API tn_status tn_read(const tn_tensor *t, void *out, size_t bytes);
@@ -130,6 +142,9 @@ TN_API tn_status tn_capture_begin(void);
 TN_API tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
                                 tn_graph **out);
 TN_API tn_status tn_graph_launch(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs);
+/* The same as tn_eval_async is to tn_eval: outputs can be used at once, and reading one waits. */
+TN_API tn_status tn_graph_launch_async(tn_graph *g, tn_tensor *const *inputs, tn_tensor **outputs, tn_queue *queue,
+                                       tn_event *event);
 /* Sets a dial for all launches to come: dials are numbered in the order in which they were recorded. */
 TN_API tn_status tn_graph_set_dial(tn_graph *g, int dial, double value);
 TN_API void tn_graph_free(tn_graph *g); /* NULL is fine */
@@ -222,6 +237,7 @@ TN_API tn_status tn_profile_at(const tn_profile *p, int64_t i, tn_profile_row *r
 #define tn_from_ptr(...) (tn_at(__FILE__, __LINE__), tn_from_ptr(__VA_ARGS__))
 #define tn_make_state(...) (tn_at(__FILE__, __LINE__), tn_make_state(__VA_ARGS__))
 #define tn_scalar(...) (tn_at(__FILE__, __LINE__), tn_scalar(__VA_ARGS__))
+#define tn_to_device(...) (tn_at(__FILE__, __LINE__), tn_to_device(__VA_ARGS__))
 #define tn_symbolic(...) (tn_at(__FILE__, __LINE__), tn_symbolic(__VA_ARGS__))
 #endif
 

@@ -393,9 +393,12 @@ tn_status tn_backward(const tn_tensor *loss) {
     if (!r) return TN_ERR_MEMORY;
     tape t = {.leaves_needed = true};
     bool before = r->no_grad;
+    tn_device *chosen = tn_chosen_device();
+    (void)tn_set_current_device(tn_device_of(loss));
     r->no_grad = true;
     tn_status s = backward_on(&t, loss);
     r->no_grad = before;
+    (void)tn_set_current_device(chosen);
     tape_free(&t);
     return s;
 }

@@ -224,7 +224,7 @@ static tn_status hand_out(const tn_graph *g, tn_buffer *const *results, tn_tenso
     for (int i = 0; i < g->output_count; i++) {
         const graph_output *o = &g->outputs[i];
         tn_buffer *b = results[o->output];
-        if (o->copy && b->bytes) TRY(tn_device_copy(b->device, o->copy->address, b->device, b->address, b->bytes));
+        if (o->copy && b->bytes) TRY(tn_buffer_copy(o->copy, b, b->bytes));
         outputs[i] = tn_tensor_new(tn_node_data(o->copy ? o->copy : b, o->shape, o->rank, (tn_dtype)o->dtype));
     }
     return TN_OK;
@@ -234,9 +234,10 @@ static tn_status hand_out(const tn_graph *g, tn_buffer *const *results, tn_tenso
 static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs) {
     TRY(reserve_copies(g));
     TRY(tn_plan_reserve(c, g->plan, g->bound));
-    tn_status s = tn_plan_run(g->plan, g->bound, c->outputs, c->arena, c->staged, g->dials, &c->run_seconds);
-    if (s == TN_OK || g->plan->torn) mark_written(g);
-    if (s != TN_OK && g->plan->torn)
+    tn_status s = tn_plan_submit(c, g->plan, g->bound, g->dials);
+    bool torn = s != TN_OK && g->plan->torn;
+    if (s == TN_OK || torn) mark_written(g);
+    if (torn)
         s = tn_fail_prefix(s, "the device failed while states were written, whose values are lost: load them anew");
     if (s == TN_OK) s = hand_out(g, c->outputs, outputs);
     tn_plan_release_outputs(c, g->plan, g->plan->output_count);

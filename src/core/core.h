@@ -12,6 +12,7 @@
  *   plan.c     groups → commands: order, the commit section; running them
  *   native.c   matmul, argsort, index_add: commands of kern/
  *   read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
+ *   submit.c   runs in the order of queues    move.c  tensors from device to device
  *   profile.c  what commands should cost and do cost
  *
  * A plan knows no node: it speaks of slots (bound buffers, outputs, the arena) and is run with whatever is bound. */
@@ -54,6 +55,7 @@ typedef struct tn_postponed {
 typedef struct tn_binding {
     tn_recorder *recorder;
     tn_device *device;
+    bool elsewhere; /* there are outputs on other devices too, for a plan of their own */
     tn_output *outputs;
     size_t output_count, output_capacity;
     tn_buffer **buffers; /* slots */
@@ -278,6 +280,7 @@ typedef struct tn_plan {
     bool torn;            /* the last run failed when it had begun to write states */
     double last_seconds;  /* what that one took */
     char largest[160];    /* of the values in the arena: line, op, shape */
+    tn_mark mark; /* its last run by a queue's thread, which uses its pointers and dials */
     uint64_t last_used;
     int followed_by; /* place in the cache of the plan that was asked for after this one */
     void **owned;    /* blocks freed with the plan */
@@ -293,6 +296,11 @@ void tn_plan_free(tn_plan *p);
  * What the commands took is added to *seconds, now or with a later run. */
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *arena, tn_buffer *host,
                       const kir_dial *dials, double *seconds);
+/* The same in two steps, for a queue's thread: what is bound is worked out when the run is given; slots: addresses of
+ * all, in order; forms: tn_native_form's, one a native; dials: the plan's own. */
+size_t tn_plan_slots(const tn_plan *p);
+tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, const kir_dial *dials);
+void tn_plan_await(tn_plan *p); /* until no thread of a queue runs it */
 void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
 
@@ -335,6 +343,9 @@ bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot);
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace);
 /* before the first launch: takes what memory it needs */
 tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound);
+/* The same in two steps: the form it wants, NULL when it wants none; and making it known. */
+tn_status tn_native_form(const tn_native *n, tn_buffer *const *bound, void **form);
+void tn_native_take_form(tn_native *n, void *form);
 tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);
 /* corrects it by what the last run met: how many keys there were */
 void tn_native_cost(const tn_native *n, tn_cost *cost);
@@ -370,5 +381,7 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out);
 tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *bound);
 void tn_plan_release_outputs(tn_plan_cache *c, const tn_plan *p, int count);
 kir_dial tn_dial_value_of(const tn_node *dial);
+/* Runs it on this thread's queue (submit.c), on what tn_plan_reserve took. */
+tn_status tn_plan_submit(tn_plan_cache *c, tn_plan *p, tn_buffer *const *bound, const kir_dial *dials);
 
 #endif

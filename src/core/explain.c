@@ -73,6 +73,7 @@ char *tn_explain_last(void) {
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
     if (!c || !c->last) return tn_mem_strdup("nothing has been planned on this thread yet\n");
     const tn_plan *p = c->last;
+    tn_plan_await(c->last);
     tn_str out = {0};
     int states = 0;
     for (int i = 0; i < p->output_count; i++)

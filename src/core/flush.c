@@ -100,7 +100,9 @@ tn_status tn_plan_find(tn_plan_cache *c, const tn_binding *b, tn_plan **out) {
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
 static tn_status reserve_at_least(tn_device *d, size_t bytes, tn_buffer **b) {
-    if (bytes == 0 || (*b && (*b)->device == d && (*b)->bytes >= bytes)) return TN_OK;
+    if (bytes == 0) return TN_OK;
+    /* With queues the pool knows better which block is free: another queue may still work on this one. */
+    if (*b && (*b)->device == d && (*b)->bytes >= bytes && !tn_queues_exist()) return TN_OK;
     tn_buffer_release(*b);
     *b = NULL;
     return tn_buffer_new(d, bytes, b);
@@ -141,12 +143,28 @@ tn_status tn_plan_reserve(tn_plan_cache *c, const tn_plan *p, tn_buffer *const *
 
 /* ---- after a run ------------------------------------------------------------------------------------------------- */
 
-static void commit_states(tn_recorder *r) {
-    while (r->written) {
-        tn_storage *s = r->written;
-        r->written = s->next_written;
-        s->next_written = NULL;
+/* The states whose new value this evaluation was about: all but those that another device is to compute yet. */
+static tn_storage *take_written(tn_recorder *r, const tn_device *d) {
+    tn_storage *taken = NULL, **link = &r->written;
+    while (*link) {
+        tn_storage *s = *link;
+        if (d && s->value->device != d && s->value->recorder == r) {
+            link = &s->next_written;
+            continue;
+        }
+        *link = s->next_written;
+        s->next_written = taken;
         s->in_written = false;
+        taken = s;
+    }
+    return taken;
+}
+
+static void commit_states(tn_recorder *r, const tn_device *d) {
+    tn_storage *next;
+    for (tn_storage *s = take_written(r, d); s; s = next) {
+        next = s->next_written;
+        s->next_written = NULL;
         if (s->value->buffer == s->home && s->resident != s->value) {
             if (s->resident) {
                 s->resident->flags |= TN_NODE_STALE;
@@ -212,7 +230,7 @@ static tn_status run(tn_plan_cache *c, tn_plan *p, const tn_binding *b) {
     for (size_t i = 0; i < b->dial_count; i++)
         c->dials[i] = tn_dial_value_of(b->dial_nodes[i]);
     TRY(tn_plan_reserve(c, p, b->buffers));
-    tn_status s = tn_plan_run(p, b->buffers, c->outputs, c->arena, c->staged, c->dials, &c->run_seconds);
+    tn_status s = tn_plan_submit(c, p, b->buffers, c->dials);
     if (s == TN_OK) return TN_OK;
     tn_plan_release_outputs(c, p, p->output_count);
     return s;
@@ -236,11 +254,10 @@ static tn_status results_fail(const tn_binding *b, tn_status status) {
  * right, nor is a step that was half done repeated. */
 static void give_up(tn_recorder *r, const tn_binding *b, tn_status status, bool torn) {
     if (results_fail(b, status) != TN_OK) return;
-    while (r->written) {
-        tn_storage *s = r->written;
-        r->written = s->next_written;
+    tn_storage *next;
+    for (tn_storage *s = take_written(r, b->device); s; s = next) {
+        next = s->next_written;
         s->next_written = NULL;
-        s->in_written = false;
         if (!torn || !(s->value->flags & TN_NODE_ERROR)) tn_storage_restore(s);
         tn_storage_release(s);
     }
@@ -329,9 +346,18 @@ static tn_status evaluate(tn_recorder *r, tn_plan_cache *c, tn_node *const *targ
         c->last = p;
         give_buffers(c, b);
     }
-    commit_states(r);
+    commit_states(r, b->device);
     prune(r);
     return TN_OK;
+}
+
+/* Device by device. */
+static tn_status evaluate_all(tn_recorder *r, tn_plan_cache *c, tn_node *const *targets, int count) {
+    tn_status s;
+    do
+        s = evaluate(r, c, targets, count);
+    while (s == TN_OK && c->binding.elsewhere);
+    return s;
 }
 
 tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
@@ -341,9 +367,9 @@ tn_status tn_flush(tn_recorder *r, tn_node *const *targets, int count) {
         return r->count > 0 ? TN_ERR_MEMORY : TN_OK;
     }
     bool writes = r->written != NULL;
-    tn_status s = evaluate(r, c, targets, count);
+    tn_status s = evaluate_all(r, c, targets, count);
     while (s == TN_ERR_MEMORY && postpone_refused(c, targets, count))
-        s = evaluate(r, c, targets, count);
+        s = evaluate_all(r, c, targets, count);
     if (c->binding.postponed_count) settle_postponed(r, &c->binding, writes && s == TN_OK);
     tn_recorder_settle();
     return s;

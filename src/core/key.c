@@ -33,11 +33,18 @@ static void mark_outputs(tn_binding *b, const tn_node *const *targets, int count
         b->marks[b->postponed[i].node->index] &= (uint8_t)~OUTPUT;
 }
 
-/* In the order of the recording: the key says which nodes are outputs and not in which order. */
+/* In the order of the recording: the key says which nodes are outputs and not in which order. Those of the first one's
+ * device: what is recorded on two devices is two plans. */
 static tn_status list_outputs(tn_binding *b) {
     const tn_recorder *r = b->recorder;
     for (size_t i = 0; i < r->count; i++) {
         if (!(b->marks[i] & OUTPUT)) continue;
+        if (!b->device) b->device = r->pending[i]->device;
+        if (r->pending[i]->device != b->device) {
+            b->marks[i] = 0;
+            b->elsewhere = true;
+            continue;
+        }
         TRY(tn_mem_reserve(&b->outputs, &b->output_capacity, b->output_count + 1, sizeof *b->outputs));
         b->outputs[b->output_count++] = (tn_output){.node = r->pending[i], .home = -1};
     }
@@ -221,7 +228,7 @@ static void put_word(tn_binding *b, uint64_t word) { b->key[b->key_count++] = wo
 static tn_status put_homes(tn_binding *b) {
     for (tn_storage *s = b->recorder->written; s; s = s->next_written) {
         int32_t slot = -1;
-        if (s->value->recorder != b->recorder) continue;
+        if (s->value->recorder != b->recorder || s->value->device != b->device) continue;
         TRY(slot_of(b, s->home, &slot));
         TRY(room(b, 2));
         put_word(b, (uint64_t)b->numbers[s->value->index]);
@@ -235,6 +242,7 @@ static tn_status put_homes(tn_binding *b) {
 static void reset(tn_binding *b, tn_recorder *r) {
     b->recorder = r;
     b->device = NULL;
+    b->elsewhere = false;
     b->output_count = b->buffer_count = b->dial_count = b->key_count = b->size_count = 0;
     b->last_leaf = NULL;
     tn_map_clear(&b->buffer_slots);
@@ -243,7 +251,6 @@ static void reset(tn_binding *b, tn_recorder *r) {
 
 static tn_status write_key(tn_binding *b) {
     const tn_recorder *r = b->recorder;
-    b->device = b->outputs[0].node->device;
     TRY(room(b, 2));
     put_word(b, b->device->serial);
     put_word(b, (uint64_t)tn_threads());

@@ -470,6 +470,15 @@ tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound) {
     return n->form_slot < 0 ? TN_OK : tn_buffer_form(bound[n->form_slot], &n->form, n->formed);
 }
 
+tn_status tn_native_form(const tn_native *n, tn_buffer *const *bound, void **form) {
+    *form = NULL;
+    return n->form_slot < 0 ? TN_OK : tn_buffer_form(bound[n->form_slot], &n->form, form);
+}
+
+void tn_native_take_form(tn_native *n, void *form) {
+    if (n->form_slot >= 0) *n->formed = form;
+}
+
 tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound) {
     return n->run(n, pointers, dials, bound);
 }

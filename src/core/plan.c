@@ -581,6 +581,8 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
     tn_plan *p = tn_mem_zalloc(1, sizeof *p);
     if (!p) return TN_ERR_MEMORY;
     p->device = b->device;
+    tn_device *chosen = tn_chosen_device();
+    (void)tn_set_current_device(b->device); /* what compositions make without operands belongs there */
     bool no_grad = r->no_grad;
     int64_t recorded = r->nodes_recorded;
     r->planning = r->no_grad = true;
@@ -588,6 +590,7 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
     int limit = tn_threads_limit(p->threads);
     tn_status s = plan_steps(&g, p);
     tn_threads_limit(limit);
+    (void)tn_set_current_device(chosen);
     tn_graph_plan_free(&g);
     forget_planners_nodes(r, g.pending_before);
     r->planning = false;
@@ -604,6 +607,7 @@ tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
 
 void tn_plan_free(tn_plan *p) {
     if (!p) return;
+    tn_plan_await(p);
     for (size_t i = 0; i < p->native_count; i++)
         tn_native_free(p->natives[i]);
     for (size_t i = 0; i < p->command_count; i++)
@@ -616,6 +620,15 @@ void tn_plan_free(tn_plan *p) {
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
+size_t tn_plan_slots(const tn_plan *p) { return (size_t)host_slot(p) + 1; }
+
+static void patch_pointers(tn_plan *p) {
+    for (size_t i = 0; i < p->patch_count; i++) {
+        const tn_patch *at = &p->patches[i];
+        p->pointers[at->pointer] = (char *)p->addresses[at->slot] + at->offset;
+    }
+}
+
 static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, const tn_buffer *memory,
                  const tn_buffer *host, const kir_dial *dials) {
     for (int i = 0; i < p->bound_count; i++)
@@ -624,16 +637,13 @@ static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs,
         p->addresses[p->bound_count + i] = outputs[i]->address;
     p->addresses[arena_slot(p)] = memory ? memory->address : NULL;
     p->addresses[host_slot(p)] = host ? host->address : NULL;
-    for (size_t i = 0; i < p->patch_count; i++) {
-        const tn_patch *at = &p->patches[i];
-        p->pointers[at->pointer] = (char *)p->addresses[at->slot] + at->offset;
-    }
+    patch_pointers(p);
     for (size_t i = 0; i < p->dial_count; i++)
         p->dials[i] = dials[p->dial_source[i]];
 }
 
 static tn_status copy(const tn_plan *p, const tn_command *c, int kind) {
-    return c->bytes ? p->device->driver->copy(p->device->handle, c->pointers[0], c->pointers[1], c->bytes, kind)
+    return c->bytes ? p->device->driver->copy(tn_lane(p->device), c->pointers[0], c->pointers[1], c->bytes, kind)
                     : TN_OK;
 }
 
@@ -652,7 +662,7 @@ static tn_status run_command(tn_plan *p, const tn_command *c, tn_buffer *const *
 static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c, tn_buffer *const *bound) {
     double begun = tn_now();
     TRY(run_command(p, c, bound));
-    if (!p->device->is_cpu) TRY(p->device->driver->sync(p->device->handle));
+    if (!p->device->is_cpu) TRY(p->device->driver->sync(tn_lane(p->device)));
     tn_profile_add(profile, c, tn_now() - begun);
     return TN_OK;
 }
@@ -707,4 +717,17 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
     *seconds += p->last_seconds * (double)p->untimed_runs;
     p->untimed_runs = 0;
     return TN_OK;
+}
+
+tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, const kir_dial *dials) {
+    for (size_t i = 0; i < p->native_count; i++)
+        tn_native_take_form(p->natives[i], forms[i]);
+    memcpy(p->addresses, slots, tn_plan_slots(p) * sizeof *slots);
+    patch_pointers(p);
+    if (p->dial_count) memcpy(p->dials, dials, p->dial_count * sizeof *dials);
+    int limit = tn_threads_limit(p->threads);
+    tn_status status = run_commands(p, NULL);
+    tn_threads_limit(limit);
+    p->runs++;
+    return status;
 }

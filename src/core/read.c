@@ -61,7 +61,8 @@ static tn_status read_node(const tn_node *n, void *out) {
     if (!(n->flags & TN_NODE_VIEW) || tn_node_contiguous(n))
         return tn_buffer_read(root->buffer, 0, out, tn_node_bytes(n));
     if (n->device->caps.host_visible) {
-        TRY(tn_device_synchronize(n->device));
+        TRY(tn_buffer_await(root->buffer, false));
+        if (!n->device->is_cpu) TRY(tn_device_synchronize(n->device));
         gather(n, root->buffer->address, out);
         return TN_OK;
     }

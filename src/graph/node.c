@@ -667,11 +667,50 @@ static tn_status node_promoted(tn_recorder *r, int op, tn_node *const *given, in
     return s;
 }
 
+/* A number or a dial belongs to no device until it is used: it was noted for the one that was current then. */
+static bool goes_anywhere(const tn_node *x) {
+    return x && x->rank == 0 && x->n_in == 0 && (x->op == TN_OP_FULL || x->op == TN_OP_DIAL);
+}
+
+/* The same number for another device. */
+static tn_node *made_anew(const tn_node *x, tn_device *device) {
+    tn_attrs a = {.n_i = x->n_i, .n_f = x->n_f};
+    memcpy(a.i, x->i, x->n_i * sizeof *a.i);
+    memcpy(a.f, x->f, x->n_f * sizeof *a.f);
+    tn_node *n = tn_node_make(x->op, NULL, 0, &a);
+    if (n->flags & TN_NODE_ERROR) return n;
+    n->device = device;
+    n->flags |= x->flags & TN_NODE_WRAPPED;
+    return n;
+}
+
+/* The op with numbers on the device of its tensors; NULL when tensors themselves are on two. */
+static tn_node *make_on_one_device(int op, tn_node *const *given, int n_in, const tn_attrs *attrs) {
+    tn_node *in[MAX_INPUTS], *result = NULL;
+    tn_device *device = NULL;
+    for (int i = 0; i < n_in && i < MAX_INPUTS; i++) {
+        if (!given[i] || goes_anywhere(given[i])) continue;
+        if (device && device != given[i]->device) return NULL;
+        device = given[i]->device;
+    }
+    for (int i = 0; i < n_in && !device; i++)
+        device = given[i] ? given[i]->device : NULL;
+    if (!device || n_in > MAX_INPUTS) return NULL;
+    for (int i = 0; i < n_in; i++)
+        in[i] = given[i] && given[i]->device != device ? made_anew(given[i], device) : tn_node_retain(given[i]);
+    result = tn_node_make(op, in, n_in, attrs);
+    for (int i = 0; i < n_in; i++)
+        tn_node_release(in[i]);
+    return result;
+}
+
 tn_node *tn_node_make(int op, tn_node *const *in, int n_in, const tn_attrs *attrs) {
     tn_recorder *r = tn_recorder_here();
     if (!r) return tn_node_retain(&out_of_memory);
     input_facts f = look_at(in, n_in);
     if (f.flags & TN_NODE_ERROR) return tn_node_retain(first_error(in, n_in));
+    tn_node *together = f.two_devices ? make_on_one_device(op, in, n_in, attrs) : NULL;
+    if (together) return together;
     const tn_op_row *row = tn_op(op);
     if (n_in < 0 || n_in > MAX_INPUTS)
         return failed_here(

@@ -513,7 +513,7 @@ tn_tensor *tn_from_data(const void *data, const int64_t *shape, int rank, tn_dty
     tn_device *device = tn_current_device();
     if (s == TN_OK && !device) s = tn_error_code();
     if (s == TN_OK && bytes) s = tn_need(data, "tn_from_data: data");
-    if (s == TN_OK) s = tn_buffer_new(device, bytes, &b);
+    if (s == TN_OK) s = tn_buffer_new_for_host(device, bytes, &b);
     if (s == TN_OK && bytes) s = tn_buffer_write(b, 0, data, bytes);
     if (s == TN_OK) return from_buffer(b, shape, rank, dtype);
     tn_buffer_release(b);
@@ -590,7 +590,7 @@ tn_status tn_make_state(tn_tensor *t) {
     TRY(tn_buffer_new(n->device, tn_node_bytes(n), &home));
     /* The value may be shared (borrowed memory, a constant): state has memory of its own. */
     tn_status status = TN_OK;
-    if (home->bytes) status = tn_device_copy(n->device, home->address, n->device, n->buffer->address, tn_node_bytes(n));
+    if (home->bytes) status = tn_buffer_copy(home, n->buffer, tn_node_bytes(n));
     tn_node *value = status == TN_OK ? tn_node_data(home, n->shape, n->rank, (tn_dtype)n->dtype) : NULL;
     if (!value || (value->flags & TN_NODE_ERROR)) {
         tn_buffer_release(home);

@@ -142,6 +142,7 @@ tn_status tn_buffer_form(tn_buffer *b, const tn_form *form, void **out) {
     tn_status s = TN_OK;
     if (!is_current(e, b)) {
         pthread_mutex_lock(&making);
+        (void)tn_buffer_await(b, true); /* the content is to be there, and nobody to read the form as it was */
         e = find(b, form);
         if (!e)
             s = add_entry(b, form, &e);

@@ -70,6 +70,7 @@ tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t 
 tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes); /* waits for work before it */
 /* The first `bytes` bytes of one buffer of a device to another, in the order of this thread's queue. */
 tn_status tn_buffer_copy(tn_buffer *to, tn_buffer *from, size_t bytes);
+tn_status tn_buffer_move(tn_buffer *to, const tn_buffer *from, size_t bytes); /* the same between devices, at once */
 /* The caller waits until queues are through with writing b and, before it is to be `written`, with reading it. Yields
  * the failure of the work that should have made what is there. */
 extern _Atomic bool tn_queues_made; /* some device has had further queues; until then no buffer bears a mark */
@@ -78,6 +79,8 @@ tn_status tn_buffer_await_marks(const tn_buffer *b, bool write);
 static inline tn_status tn_buffer_await(const tn_buffer *b, bool write) {
     return tn_queues_exist() ? tn_buffer_await_marks(b, write) : TN_OK;
 }
+/* The failure of the work that should have made what is there, if it is known already. */
+tn_status tn_buffer_check(const tn_buffer *b);
 /* Can a block be used anew without a wait, by this thread's queue or by the host? */
 bool tn_buffer_suits(tn_buffer *b, bool for_host);
 /* The driver's handle that this thread's calls go to: the device's, or that of a queue of it. */

@@ -45,6 +45,13 @@ bool tn_buffer_suits(tn_buffer *b, bool for_host) {
     return suits;
 }
 
+tn_status tn_buffer_check(const tn_buffer *b) {
+    pthread_mutex_lock(&order_lock);
+    tn_mark made = b->marks[WRITE];
+    pthread_mutex_unlock(&order_lock);
+    return made && tn_line_has_failed(line_of(made)) && tn_mark_passed(made) ? tn_mark_wait(made) : TN_OK;
+}
+
 tn_status tn_buffer_await_marks(const tn_buffer *b, bool write) {
     tn_mark marks[MARKS];
     pthread_mutex_lock(&order_lock);
@@ -212,8 +219,9 @@ static void *queue_main(void *argument) {
     for (tn_task *t = next_task(q); t; t = next_task(q)) {
         tn_status s = do_task(q, t);
         uint64_t number = t->number;
+        bool torn = t->torn;
         if (t->drop) t->drop(t);
-        tn_line_pass(q->line, number, s);
+        tn_line_pass(q->line, number, s, torn);
     }
     return NULL;
 }

@@ -43,8 +43,9 @@ bool tn_mark_passed(tn_mark m);
 tn_status tn_mark_wait(tn_mark m);
 tn_status tn_wait_here(const tn_wait *w); /* the same for a wait */
 
-/* The worker of a line says that it has come so far; `status`, with this thread's error text: how that ended. */
-void tn_line_pass(int line, uint64_t number, tn_status status);
+/* The worker of a line says that it has come so far; `status`, with this thread's error text: how that ended; torn: it
+ * failed with states half written. */
+void tn_line_pass(int line, uint64_t number, tn_status status, bool torn);
 /* The failure after which the line leaves everything out, as status and text; clear: it goes on from now. */
 tn_status tn_line_failure(int line, bool clear);
 /* A line whose work the driver does: an event is put behind what was given, as `number`. */
@@ -90,6 +91,7 @@ typedef struct tn_task {
     tn_wait waits[TN_MOST_WAITS];
     int wait_count;
     tn_status early;
+    bool torn; /* set by run, when it fails with states half written */
 } tn_task;
 
 /* Work being given. begin, then what it touches, then either a task for the queue's thread (hand), or the calls to the

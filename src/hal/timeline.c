@@ -13,6 +13,7 @@
 
 typedef struct failure {
     uint64_t first, last; /* 0: none */
+    uint64_t torn;        /* this one failed with its states half written; 0: none */
     tn_status status;
     char why[160];
 } failure;
@@ -100,10 +101,10 @@ static uint64_t number_of(tn_mark m) { return m & (((uint64_t)1 << NUMBER_BITS) 
 static tn_ring_event *ring_at(tn_queue *q, int i) { return &q->ring[(q->ring_first + i) % TN_RING]; }
 
 /* The caller holds the lock. */
-static void note_failure(line *l, uint64_t number, tn_status status) {
+static void note_failure(line *l, uint64_t number, tn_status status, bool torn) {
     if (l->now.first) return;
     atomic_store(&l->has_failed, true);
-    l->now = (failure){.first = number, .last = UINT64_MAX, .status = status};
+    l->now = (failure){.first = number, .last = UINT64_MAX, .torn = torn ? number : 0, .status = status};
     snprintf(l->now.why, sizeof l->now.why, "%s", tn_error());
 }
 
@@ -114,7 +115,7 @@ static void look(line *l) {
         const tn_ring_event *e = ring_at(q, 0);
         bool there = false;
         tn_status s = q->device->driver->event_query(q->device->handle, e->event, &there);
-        if (s != TN_OK) note_failure(l, e->number, s); /* it will never tell: it is done with */
+        if (s != TN_OK) note_failure(l, e->number, s, false); /* it will never tell: it is done with */
         if ((s == TN_OK && !there) || e->users) return;
         atomic_store_explicit(&l->passed, e->number, memory_order_release);
         q->ring_first = (q->ring_first + 1) % TN_RING;
@@ -138,7 +139,7 @@ static void wait_for_event(line *l, tn_ring_event *e) {
     pthread_mutex_lock(&l->lock);
     e->users--;
     if (s == TN_OK) return;
-    note_failure(l, e->number, s);
+    note_failure(l, e->number, s, false);
     if (atomic_load(&l->passed) < e->number) atomic_store_explicit(&l->passed, e->number, memory_order_release);
 }
 
@@ -155,7 +156,7 @@ tn_status tn_line_record(int number, uint64_t at) {
     tn_ring_event *e = ring_at(q, q->ring_count);
     tn_status s = driver->event_record(q->handle, e->event);
     if (s != TN_OK) { /* nothing to wait for later: now, then */
-        note_failure(l, at, s);
+        note_failure(l, at, s, false);
         (void)driver->sync(q->handle);
         if (q->ring_count == 0)
             atomic_store_explicit(&l->passed, at, memory_order_release);
@@ -232,17 +233,31 @@ tn_status tn_wait_here(const tn_wait *w) {
     return f.first ? fail_as(&f) : TN_OK;
 }
 
-tn_status tn_mark_wait(tn_mark m) {
-    if (!m) return TN_OK;
-    uint64_t n = number_of(m), needed = m & TN_MARK_KEPT ? 0 : n;
-    return tn_wait_here(
-        &(tn_wait){.line = (int)(line_of(m) - lines), .last = n, .need_first = needed, .need_last = needed});
+/* Of states whose writing was cut short nothing can be said but that. */
+static tn_status check_torn(line *l, uint64_t number) {
+    failure f = {0};
+    pthread_mutex_lock(&l->lock);
+    if (l->now.torn == number) f = l->now;
+    for (size_t i = 0; i < l->told_count; i++)
+        if (l->told[i].torn == number) f = l->told[i];
+    pthread_mutex_unlock(&l->lock);
+    if (!f.torn) return TN_OK;
+    return tn_fail(f.status, "the device failed while states were written, whose values are lost (load them anew): %s",
+                   f.why);
 }
 
-void tn_line_pass(int number, uint64_t at, tn_status status) {
+tn_status tn_mark_wait(tn_mark m) {
+    if (!m) return TN_OK;
+    line *l = line_of(m);
+    uint64_t n = number_of(m), needed = m & TN_MARK_KEPT ? 0 : n;
+    TRY(tn_wait_here(&(tn_wait){.line = (int)(l - lines), .last = n, .need_first = needed, .need_last = needed}));
+    return !needed && atomic_load(&l->has_failed) ? check_torn(l, n) : TN_OK;
+}
+
+void tn_line_pass(int number, uint64_t at, tn_status status, bool torn) {
     line *l = &lines[number];
     pthread_mutex_lock(&l->lock);
-    if (status != TN_OK) note_failure(l, at, status);
+    if (status != TN_OK) note_failure(l, at, status, torn);
     atomic_store_explicit(&l->passed, at, memory_order_release);
     pthread_cond_broadcast(&l->moved);
     pthread_mutex_unlock(&l->lock);

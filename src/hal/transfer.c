@@ -141,6 +141,13 @@ static tn_status copy_now(tn_device *dst_device, char *dst, tn_device *src_devic
     return TN_OK;
 }
 
+tn_status tn_buffer_move(tn_buffer *to, const tn_buffer *from, size_t bytes) {
+    if (!bytes) return TN_OK;
+    TRY(tn_buffer_await(from, false));
+    (void)tn_buffer_await(to, true);
+    return copy_now(to->device, to->address, from->device, from->address, bytes);
+}
+
 static tn_status check_copy(const char *function, const void *dst, const void *src) {
     if (dst && src) return TN_OK;
     return tn_fail(TN_ERR_ARGUMENT, "%s: %s is NULL", function, dst ? "src" : "dst");
