@@ -129,6 +129,7 @@ static void tensors_refuse(void **state) {
     FAILS(tn_eval(NULL, 1))
     FAILS(tn_eval((tn_tensor *[]){NULL}, 1))
     assert_ok(tn_eval(NULL, 0));
+    FAILS(tn_eval_async(NULL, 1, NULL, NULL))
     FAILS(tn_read(NULL, values, sizeof values))
     FAILS(tn_read(x, NULL, sizeof values))
     YIELDS(true, isnan(tn_item(NULL)))
@@ -190,6 +191,9 @@ static void graphs_refuse(void **state) {
     FAILS(tn_graph_launch(graph, NULL, &out))
     FAILS(tn_graph_launch(graph, (tn_tensor *[]){NULL}, &out))
     FAILS(tn_graph_launch(graph, &x, NULL))
+    FAILS(tn_graph_launch_async(NULL, &x, &out, NULL, NULL))
+    FAILS(tn_graph_launch_async(graph, NULL, &out, NULL, NULL))
+    FAILS(tn_graph_launch_async(graph, &x, NULL, NULL, NULL))
     FAILS(tn_graph_set_dial(NULL, 0, 1))
     CALLS(tn_graph_free(NULL))
     tn_graph_free(graph);

@@ -56,9 +56,9 @@ TN_API void tn_manual_seed(uint64_t seed);
  * Up to four names (0…3); tensors whose extents are tied use the same one. Returns t's handle anew. */
 TN_API tn_tensor *tn_symbolic(const tn_tensor *t, int64_t dim, int symbol);
 
-/* t's value on `device`, as a new tensor with memory of its own: computes what t needs, and copies. On the device that t
- * is on already: t again, sharing its storage. Gradients do not go from device to device: with gradients on, a tensor
- * that requires them is refused. */
+/* t's value on `device`, as a new tensor with memory of its own: computes what t needs, and copies. On the device that
+ * t is on already: t again, sharing its storage. Gradients do not go from device to device: with gradients on, a
+ * tensor that requires them is refused. */
 TN_API tn_tensor *tn_to_device(const tn_tensor *t, tn_device *device);
 
 /* State: a tensor whose storage keeps its address for ever (parameters, optimiser state, caches); in-place operations
@@ -90,8 +90,8 @@ TN_API tn_status tn_eval(tn_tensor *const *tensors, int count);
 /* As tn_eval, in the order of `queue` (device.h; NULL: this thread's current one), and returns when the work has been
  * given: on a queue that is a thread, or one of an interface, it goes on beside the caller. event (may be NULL) is
  * recorded behind it. Reading a value waits for it. Tensors on other devices than the queue's go to these devices' own
- * queues. Errors: as tn_eval for what is found before the work begins; later ones by tn_queue_synchronize, the event, or
- * reading. */
+ * queues. Errors: as tn_eval for what is found before the work begins; later ones by tn_queue_synchronize, the event,
+ * or reading. */
 TN_API tn_status tn_eval_async(tn_tensor *const *tensors, int count, tn_queue *queue, tn_event *event);
 
 /* The values as contiguous row-major elements of t's dtype. bytes must be numel · element size. */
