@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "kir/sched.h"
 #include "kir_random.h"
 
 enum { MOST_POINTS = 6000 };
@@ -598,6 +599,20 @@ void kir_random_make(kir_random *t, uint64_t seed, const kir_random_options *opt
     add_store(t);
     add_store(t);
     assert_ok(kir_finish(t->b, &t->program, &t->sizes));
+}
+
+bool kir_random_share_rows(kir_random *t) {
+    kir_rows *rows = NULL;
+    if (kir_schedule_rows(t->program, &rows) != TN_OK) return false;
+    int64_t *sizes = tn_mem_alloc(kir_sizes_count(rows->program) * sizeof *sizes);
+    assert_non_null(sizes);
+    kir_schedule_sizes(rows, t->sizes, sizes);
+    kir_random_free(t);
+    t->sizes = sizes;
+    t->program = rows->program;
+    rows->program = NULL;
+    kir_rows_free(rows);
+    return true;
 }
 
 void kir_random_free(kir_random *t) {

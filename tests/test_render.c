@@ -407,13 +407,31 @@ static void opencl_workgroups_match_the_interpreter(void **state) {
         assert_true(check_seed(seed, (kir_random_options){.group = true, .variables = true}, false));
 }
 
-/* --plain, --long or --group, first seed, one past the last. */
+static bool check_shared_rows(uint64_t seed, bool show) {
+    kir_random t;
+    kir_random_options options = {.no_chains = true, .no_f64 = !device_caps().f64, .most_points = 60};
+    options.most_buffers = KIR_MAX_BUFFERS - KIR_TYPE_COUNT;
+    kir_random_make(&t, seed, &options);
+    if (kir_random_share_rows(&t)) return check_on_device(&t, seed, show);
+    kir_random_free(&t);
+    return true;
+}
+
+static void opencl_shares_rows_among_workgroups(void **state) {
+    (void)state;
+    if (!device) skip();
+    for (uint64_t seed = 0; seed < cases(DEVICE_LONG_CASES); seed++)
+        assert_true(check_shared_rows(seed, false));
+}
+
+/* --plain, --long, --group or --rows, first seed, one past the last. */
 static int run_seeds(const char *kind, uint64_t begin, uint64_t end) {
     kir_random_options options = {.variables = true, .group = strcmp(kind, "--group") == 0};
     options.long_loop = strcmp(kind, "--long") == 0;
+    bool rows = strcmp(kind, "--rows") == 0, show = end == begin + 1;
     open_device(NULL);
     for (uint64_t seed = begin; device && seed < end; seed++) {
-        if (!check_seed(seed, options, end == begin + 1)) return 1;
+        if (rows ? !check_shared_rows(seed, show) : !check_seed(seed, options, show)) return 1;
     }
     return close_device(NULL);
 }
@@ -433,6 +451,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_operation_in_opencl),
         cmocka_unit_test(opencl_matches_the_interpreter),
         cmocka_unit_test(opencl_workgroups_match_the_interpreter),
+        cmocka_unit_test(opencl_shares_rows_among_workgroups),
     };
     int failed = cmocka_run_group_tests(tests, open_device, close_device);
     rmdir(folder());

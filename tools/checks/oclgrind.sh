@@ -63,6 +63,7 @@ wrong bounds 'Invalid write'
 wrong uninitialised 'Uninitialized value'
 clean plain "$build/test_render" --plain 0 12
 clean group "$build/test_render" --group 0 12
+clean rows "$build/test_render" --rows 0 6
 
 # It loses track of what the host writes at an offset into a buffer, so here it does not look for unwritten values.
 unset OCLGRIND_UNINITIALIZED
