@@ -1,4 +1,4 @@
-/* render.c — the frame of rendered kernels: what a source begins with, a kernel's parameters and coordinates, and which
+/* render.c — the frame of rendered kernels: what a source begins with, a kernel's parameters and coordinates, which
  * functions of the prelude it needs. What the instructions become is in render_c.c. */
 #include "kir/render_text.h"
 #include "kir/rules.h"
@@ -16,7 +16,7 @@ enum {
 
 /* ---- the prelude ------------------------------------------------------------------------------------------------- */
 
-void render_need(render *r, const char *function) {
+void kir_render_need(render *r, const char *function) {
     for (int i = 0; i < PRELUDE_ROWS; i++) {
         if (strcmp(PRELUDE[i].name, function) == 0) r->needed[PRELUDE_TABLES + 1 + i] = true;
     }
@@ -39,28 +39,28 @@ static const char *double_user(const bool *needed) {
 }
 
 static void put_two_over_pi(render *r) {
-    render_words(r, "$table $u32 kir_two_over_pi[42] = {");
+    kir_render_words(r, "$table $u32 kir_two_over_pi[42] = {");
     for (int i = 0; i < 42; i++)
-        render_put(r, "%s0x%08xU", i ? ", " : "", kir_two_over_pi[i]);
-    render_words(r, "};\n");
+        kir_render_put(r, "%s0x%08xU", i ? ", " : "", kir_two_over_pi[i]);
+    kir_render_words(r, "};\n");
 }
 
 static void put_erf_table(render *r) {
-    render_put(r, "$table $f64 kir_erf_table[%d][%d] = {\n", KIR_ERF_DEGREE + 1, KIR_ERF_PIECES);
+    kir_render_put(r, "$table $f64 kir_erf_table[%d][%d] = {\n", KIR_ERF_DEGREE + 1, KIR_ERF_PIECES);
     for (int k = 0; k <= KIR_ERF_DEGREE; k++) {
         for (int piece = 0; piece < KIR_ERF_PIECES; piece++)
-            render_put(r, "%s%a", piece ? ", " : "    {", kir_erf_table[k][piece]);
-        render_words(r, "},\n");
+            kir_render_put(r, "%s%a", piece ? ", " : "    {", kir_erf_table[k][piece]);
+        kir_render_words(r, "},\n");
     }
-    render_words(r, "};\n");
+    kir_render_words(r, "};\n");
 }
 
 static void put_prelude(render *r) {
-    render_words(r, "\n");
+    kir_render_words(r, "\n");
     if (r->needed[PRELUDE_TWO_OVER_PI]) put_two_over_pi(r);
     if (r->needed[PRELUDE_ERF_TABLE]) put_erf_table(r);
     for (int i = 0; i < PRELUDE_ROWS; i++) {
-        if (r->needed[PRELUDE_TABLES + 1 + i]) render_words(r, PRELUDE[i].text);
+        if (r->needed[PRELUDE_TABLES + 1 + i]) kir_render_words(r, PRELUDE[i].text);
     }
 }
 
@@ -109,7 +109,7 @@ static void each_buffer(render *r, bool local, const char *text) {
         r->dtype = (tn_dtype)r->p->buffer_dtype[r->n];
         r->size = r->p->local[r->n];
         r->base = base;
-        if ((r->size > 0) == local) render_words(r, text);
+        if ((r->size > 0) == local) kir_render_words(r, text);
         base += r->size == 0;
     }
     r->n = 0;
@@ -119,14 +119,14 @@ static void put_extents(render *r) {
     int axes = r->p->n_par + r->p->n_loop, lead = lead_axes(r->p);
     for (int axis = 0; axis < axes; axis++) {
         if (axis < lead || axis >= r->p->n_par)
-            render_put(r, "    const $ix n%d = ($ix)$p[%d];\n", axis, axis);
+            kir_render_put(r, "    const $ix n%d = ($ix)$p[%d];\n", axis, axis);
         else
-            render_put(r, "    const $ix n%d = %d;\n", axis, r->p->item[axis - lead]);
+            kir_render_put(r, "    const $ix n%d = %d;\n", axis, r->p->item[axis - lead]);
     }
-    render_put(r, "    const $ix count = ");
+    kir_render_put(r, "    const $ix count = ");
     for (int axis = 0; axis < lead; axis++)
-        render_put(r, "%sn%d", axis ? " * " : "", axis);
-    render_put(r, "%s;\n", lead == 0 ? "1" : "");
+        kir_render_put(r, "%sn%d", axis ? " * " : "", axis);
+    kir_render_put(r, "%s;\n", lead == 0 ? "1" : "");
 }
 
 /* The coordinates first … end-1, named with `letter`, of a number that runs through them, the last one fastest. */
@@ -134,14 +134,14 @@ static void put_coordinates(render *r, char letter, const char *number, int firs
     char rest[24];
     snprintf(rest, sizeof rest, "%s", number);
     for (int axis = end - 1; axis > first; axis--) {
-        render_indent(r);
-        render_put(r, "const $ix f%d = %s / n%d, %c%d = %s - f%d * n%d;\n", axis, rest, axis, letter, axis, rest, axis,
-                   axis);
+        kir_render_indent(r);
+        kir_render_put(r, "const $ix f%d = %s / n%d, %c%d = %s - f%d * n%d;\n", axis, rest, axis, letter, axis, rest,
+                       axis, axis);
         snprintf(rest, sizeof rest, "f%d", axis);
     }
     if (end == first) return;
-    render_indent(r);
-    render_put(r, "const $ix %c%d = %s;\n", letter, first, rest);
+    kir_render_indent(r);
+    kir_render_put(r, "const $ix %c%d = %s;\n", letter, first, rest);
 }
 
 /* A plain program's coordinates: those of the workgroup's first point, u, which all items share, and the way to this
@@ -151,49 +151,49 @@ static void put_point(render *r, int end) {
     for (int axis = end - 1; axis >= 0; axis--) {
         char carry[16] = "item";
         if (axis < end - 1) snprintf(carry, sizeof carry, "q%d", axis + 1);
-        render_indent(r);
+        kir_render_indent(r);
         if (axis == 0) {
-            render_put(r, "const $ix x0 = u0 + %s;\n", carry);
+            kir_render_put(r, "const $ix x0 = u0 + %s;\n", carry);
             return;
         }
-        render_put(r, "const $ix y%d = u%d + %s;\n", axis, axis, carry);
-        render_indent(r);
-        render_put(r, "const $ix q%d = n%d < $items ? ($ix)((($f32)($i32)y%d + 0.5f) * r%d) : y%d < n%d ? 0 : 1;\n",
-                   axis, axis, axis, axis, axis, axis);
-        render_indent(r);
-        render_put(r, "const $ix x%d = y%d - q%d * n%d;\n", axis, axis, axis, axis);
+        kir_render_put(r, "const $ix y%d = u%d + %s;\n", axis, axis, carry);
+        kir_render_indent(r);
+        kir_render_put(r, "const $ix q%d = n%d < $items ? ($ix)((($f32)($i32)y%d + 0.5f) * r%d) : y%d < n%d ? 0 : 1;\n",
+                       axis, axis, axis, axis, axis, axis);
+        kir_render_indent(r);
+        kir_render_put(r, "const $ix x%d = y%d - q%d * n%d;\n", axis, axis, axis, axis);
     }
 }
 
 static void put_reciprocals(render *r, int end) {
     for (int axis = 1; axis < end; axis++)
-        render_put(r, "    const $f32 r%d = 1.0f / ($f32)n%d;\n", axis, axis);
+        kir_render_put(r, "    const $f32 r%d = 1.0f / ($f32)n%d;\n", axis, axis);
 }
 
 static void put_kernel(render *r) {
     const kir_dialect *d = r->t->dialect;
     int lead = lead_axes(r->p);
     bool group = r->p->n_items > 0;
-    render_put(r, "\n/* program %016llx */\n", (unsigned long long)r->p->hash);
-    if (!r->kernel->params_in_buffer) render_words(r, d->params_type);
-    render_words(r, d->open);
+    kir_render_put(r, "\n/* program %016llx */\n", (unsigned long long)r->p->hash);
+    if (!r->kernel->params_in_buffer) kir_render_words(r, d->params_type);
+    kir_render_words(r, d->open);
     each_buffer(r, false, d->buffer);
-    render_words(r, r->kernel->params_in_buffer ? d->by_address : d->by_value);
+    kir_render_words(r, r->kernel->params_in_buffer ? d->by_address : d->by_value);
     each_buffer(r, false, d->bind);
     each_buffer(r, true, "    $local$type b$n[$size];\n");
     put_extents(r);
     if (!group) put_reciprocals(r, lead);
     r->depth = d->loops ? 3 : 1;
     r->axes_open = (1U << r->p->n_par) - 1;
-    render_words(r, group ? d->items : d->points);
+    kir_render_words(r, group ? d->items : d->points);
     if (group) {
         put_coordinates(r, 'x', "group", 0, lead);
         put_coordinates(r, 'x', "item", lead, r->p->n_par);
     } else {
         put_point(r, lead);
     }
-    render_range(r, 0, r->p->n_ins);
-    render_words(r, d->close);
+    kir_render_range(r, 0, r->p->n_ins);
+    kir_render_words(r, d->close);
 }
 
 /* ---- sources ----------------------------------------------------------------------------------------------------- */
@@ -210,8 +210,8 @@ static tn_status put_source(const kir_program *const *programs, int count, const
     }
     close_needs(needed);
     r.text = &out[0].text;
-    render_words(&r, t->dialect->head);
-    if (t->f64) render_words(&r, t->dialect->head_f64);
+    kir_render_words(&r, t->dialect->head);
+    if (t->f64) kir_render_words(&r, t->dialect->head_f64);
     put_prelude(&r);
     tn_str_addn(&out[0].text, tn_str_text(&kernels), kernels.length);
     bool failed = kernels.failed || out[0].text.failed;

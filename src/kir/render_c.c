@@ -31,7 +31,7 @@ static const char *const MEMORY_WORDS[TN_PLAIN_DTYPES] = {
     [TN_U8] = "u8",   [TN_I16] = "i16", [TN_U16] = "u16",
 };
 
-const char *render_type(kir_type t) { return TYPE_WORDS[t]; }
+const char *kir_render_type(kir_type t) { return TYPE_WORDS[t]; }
 
 static const char *spelling(const render *r, const char *word) {
     for (int w = 0; w < WORD_COUNT; w++) {
@@ -74,7 +74,7 @@ static bool put_own_word(render *r, const char *word) {
 
 static bool is_word_char(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; }
 
-void render_words(render *r, const char *text) {
+void kir_render_words(render *r, const char *text) {
     for (;;) {
         size_t plain = strcspn(text, "$");
         tn_str_addn(r->text, text, plain);
@@ -93,16 +93,16 @@ void render_words(render *r, const char *text) {
     }
 }
 
-void render_put(render *r, const char *format, ...) {
+void kir_render_put(render *r, const char *format, ...) {
     char line[400]; /* texts with numbers and names of bounded length */
     va_list args;
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    render_words(r, line);
+    kir_render_words(r, line);
 }
 
-void render_indent(render *r) { tn_str_add(r->text, "%*s", r->depth * 4, ""); }
+void kir_render_indent(render *r) { tn_str_add(r->text, "%*s", r->depth * 4, ""); }
 
 /* ---- operands ---------------------------------------------------------------------------------------------------- */
 
@@ -132,7 +132,7 @@ static void write_whole(char *out, size_t size, kir_type t, int64_t x) {
         snprintf(out, size, x < 0 ? "(%lld%s)" : "%lld%s", (long long)x, end);
 }
 
-render_name render_literal(kir_type t, const kir_ins *constant) {
+render_name kir_render_literal(kir_type t, const kir_ins *constant) {
     render_name name;
     if (kir_is_float(t))
         write_float(name.text, sizeof name.text, constant->imm.f, t == KIR_F32);
@@ -141,9 +141,9 @@ render_name render_literal(kir_type t, const kir_ins *constant) {
     return name;
 }
 
-render_name render_operand(const render *r, kir_val v) {
+render_name kir_render_operand(const render *r, kir_val v) {
     const kir_ins *in = &r->p->ins[v];
-    if (in->op == KIR_CONST) return render_literal((kir_type)in->type, in);
+    if (in->op == KIR_CONST) return kir_render_literal((kir_type)in->type, in);
     render_name name;
     snprintf(name.text, sizeof name.text, "v%d", v);
     return name;
@@ -228,12 +228,12 @@ static const char *put_function(render *r, const char *text, const char *suffix)
         snprintf(name, sizeof name, "kir_%.*s_%s", (int)n - 1, text + 1, suffix);
     else
         snprintf(name, sizeof name, "%.*s", (int)n, text);
-    render_need(r, name);
+    kir_render_need(r, name);
     tn_str_add(r->text, "%s", name);
     return text + n;
 }
 
-void render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]) {
+void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]) {
     char room[48], piece[2] = "";
     const char *at = operation_text(in, operand, room, sizeof room);
     tn_str expanded = {0};
@@ -258,16 +258,16 @@ void render_operation(render *r, const kir_ins *in, kir_type operand, const char
     }
     r->text = whole;
     whole->failed = whole->failed || expanded.failed;
-    render_words(r, tn_str_text(&expanded));
+    kir_render_words(r, tn_str_text(&expanded));
     tn_str_free(&expanded);
 }
 
-void render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x) {
+void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x) {
     static const kir_op ops[] = {
         [KIR_SUM] = KIR_ADD, [KIR_PROD] = KIR_MUL, [KIR_RMAX] = KIR_MAX, [KIR_RMIN] = KIR_MIN, [KIR_SEQ] = KIR_ADD,
     };
     kir_ins in = {.op = (uint8_t)ops[kind], .type = (uint8_t)t};
-    render_operation(r, &in, t, (const char *const[3]){acc, x, ""});
+    kir_render_operation(r, &in, t, (const char *const[3]){acc, x, ""});
 }
 
 /* ---- indices and memory ------------------------------------------------------------------------------------------ */
@@ -276,18 +276,18 @@ void render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, con
 static void put_sized(render *r, int access) {
     size_t axes = (size_t)(r->p->n_par + r->p->n_loop), at = axes + (size_t)access * (axes + 1);
     const char *cast = r->t->index32 ? "($ix)" : "";
-    render_put(r, "%s$p[%zu]", cast, at);
+    kir_render_put(r, "%s$p[%zu]", cast, at);
     for (size_t axis = 0; axis < axes; axis++) {
-        if (r->axes_open >> axis & 1) render_put(r, " + x%zu * %s$p[%zu]", axis, cast, at + 1 + axis);
+        if (r->axes_open >> axis & 1) kir_render_put(r, " + x%zu * %s$p[%zu]", axis, cast, at + 1 + axis);
     }
 }
 
 /* Of a local one: numbers of the program. */
 static void put_fixed(render *r, const int64_t *affine) {
-    render_put(r, "%lld", (long long)affine[0]);
+    kir_render_put(r, "%lld", (long long)affine[0]);
     for (int axis = 0; axis < r->p->n_par + r->p->n_loop; axis++) {
         if ((r->axes_open >> axis & 1) && affine[1 + axis] != 0)
-            render_put(r, " + x%d * %lld", axis, (long long)affine[1 + axis]);
+            kir_render_put(r, " + x%d * %lld", axis, (long long)affine[1 + axis]);
     }
 }
 
@@ -304,15 +304,15 @@ static void put_index(render *r, const kir_ins *in) {
         put_affine(r, (int)in->imm.i);
         return;
     }
-    render_put(r, "($i64)(($u64)("); /* a masked access may have any index, which wraps */
+    kir_render_put(r, "($i64)(($u64)("); /* a masked access may have any index, which wraps */
     put_affine(r, (int)in->imm.i);
-    render_put(r, ") + ($u64)%s)", render_operand(r, dyn).text);
+    kir_render_put(r, ") + ($u64)%s)", kir_render_operand(r, dyn).text);
 }
 
 static void put_element(render *r, const kir_ins *in) {
-    render_put(r, "b%d[", r->p->access[in->imm.i].buffer);
+    kir_render_put(r, "b%d[", r->p->access[in->imm.i].buffer);
     put_index(r, in);
-    render_put(r, "]");
+    kir_render_put(r, "]");
 }
 
 static tn_dtype dtype_of(const render *r, const kir_ins *in) {
@@ -336,10 +336,10 @@ static const conversion CONVERSIONS[TN_PLAIN_DTYPES] = {
 
 static void put_loaded(render *r, const kir_ins *in) {
     const conversion *c = &CONVERSIONS[dtype_of(r, in)];
-    if (c->needs_load) render_need(r, c->needs_load);
-    render_words(r, c->load ? c->load : "");
+    if (c->needs_load) kir_render_need(r, c->needs_load);
+    kir_render_words(r, c->load ? c->load : "");
     put_element(r, in);
-    render_words(r, c->load_end ? c->load_end : "");
+    kir_render_words(r, c->load_end ? c->load_end : "");
     tn_str_add(r->text, ";\n");
 }
 
@@ -347,24 +347,24 @@ static void put_load(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     const char *type = TYPE_WORDS[in->type];
     if (in->a == KIR_NONE) {
-        render_put(r, "const %s v%d = ", type, i);
+        kir_render_put(r, "const %s v%d = ", type, i);
         put_loaded(r, in);
         return;
     }
-    render_put(r, "%s v%d = 0;\n", type, i);
-    render_indent(r);
-    render_put(r, "if (%s) v%d = ", render_operand(r, in->a).text, i);
+    kir_render_put(r, "%s v%d = 0;\n", type, i);
+    kir_render_indent(r);
+    kir_render_put(r, "if (%s) v%d = ", kir_render_operand(r, in->a).text, i);
     put_loaded(r, in);
 }
 
 static void put_store(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     const conversion *c = &CONVERSIONS[dtype_of(r, in)];
-    if (c->needs_store) render_need(r, c->needs_store);
-    if (in->b != KIR_NONE) render_put(r, "if (%s) ", render_operand(r, in->b).text);
+    if (c->needs_store) kir_render_need(r, c->needs_store);
+    if (in->b != KIR_NONE) kir_render_put(r, "if (%s) ", kir_render_operand(r, in->b).text);
     put_element(r, in);
-    render_put(r, " = %s%s%s;\n", c->store ? c->store : "", render_operand(r, in->a).text,
-               c->store_end ? c->store_end : "");
+    kir_render_put(r, " = %s%s%s;\n", c->store ? c->store : "", kir_render_operand(r, in->a).text,
+                   c->store_end ? c->store_end : "");
 }
 
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
@@ -374,19 +374,19 @@ static void put_pure(render *r, int i) {
     render_name names[3] = {{""}, {""}, {""}};
     kir_type operand = (kir_type)in->type;
     for (int k = 0; k < kir_arity(in); k++) {
-        names[k] = render_operand(r, kir_operand(in, k));
+        names[k] = kir_render_operand(r, kir_operand(in, k));
         operand = (kir_type)r->p->ins[kir_operand(in, k)].type;
     }
-    render_put(r, "const %s v%d = ", TYPE_WORDS[in->type], i);
-    render_operation(r, in, operand, (const char *const[3]){names[0].text, names[1].text, names[2].text});
+    kir_render_put(r, "const %s v%d = ", TYPE_WORDS[in->type], i);
+    kir_render_operation(r, in, operand, (const char *const[3]){names[0].text, names[1].text, names[2].text});
     tn_str_add(r->text, ";\n");
 }
 
 static void put_dial(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     size_t at = kir_sizes_count(r->p) + (size_t)in->imm.i;
-    render_put(r, "const %s v%d = ", TYPE_WORDS[in->type], i);
-    if (in->type == KIR_F32 && !r->t->f64) render_need(r, "kir_narrow_bits");
+    kir_render_put(r, "const %s v%d = ", TYPE_WORDS[in->type], i);
+    if (in->type == KIR_F32 && !r->t->f64) kir_render_need(r, "kir_narrow_bits");
     const char *from = in->type == KIR_BOOL  ? "$p[%zu] != 0;\n"
                        : in->type == KIR_F64 ? "$from_bits_f64(($u64)$p[%zu]);\n"
                        : in->type != KIR_F32 ? NULL
@@ -397,37 +397,39 @@ static void put_dial(render *r, int i) {
         snprintf(text, sizeof text, from, at);
     else
         snprintf(text, sizeof text, "(%s)$p[%zu];\n", TYPE_WORDS[in->type], at);
-    render_words(r, text);
+    kir_render_words(r, text);
 }
 
 static void put_instruction(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     if (in->op == KIR_CONST) return;
-    render_indent(r);
+    kir_render_indent(r);
     switch (in->op) {
     case KIR_DIAL: put_dial(r, i); break;
     case KIR_INDEX:
-        render_put(r, "const $i64 v%d = ", i);
+        kir_render_put(r, "const $i64 v%d = ", i);
         put_index(r, in);
         tn_str_add(r->text, ";\n");
         break;
     case KIR_LOAD: put_load(r, i); break;
     case KIR_STORE: put_store(r, i); break;
-    case KIR_VAR: render_put(r, "%s v%d = %s;\n", TYPE_WORDS[in->type], i, render_operand(r, in->a).text); break;
-    case KIR_GET: render_put(r, "const %s v%d = v%d;\n", TYPE_WORDS[in->type], i, in->a); break;
-    case KIR_SET: render_put(r, "v%d = %s;\n", in->a, render_operand(r, in->b).text); break;
-    case KIR_BARRIER: render_put(r, "$barrier\n"); break;
+    case KIR_VAR:
+        kir_render_put(r, "%s v%d = %s;\n", TYPE_WORDS[in->type], i, kir_render_operand(r, in->a).text);
+        break;
+    case KIR_GET: kir_render_put(r, "const %s v%d = v%d;\n", TYPE_WORDS[in->type], i, in->a); break;
+    case KIR_SET: kir_render_put(r, "v%d = %s;\n", in->a, kir_render_operand(r, in->b).text); break;
+    case KIR_BARRIER: kir_render_put(r, "$barrier\n"); break;
     default: put_pure(r, i);
     }
 }
 
-void render_range(render *r, int begin, int end) {
+void kir_render_range(render *r, int begin, int end) {
     for (int i = begin; i < end; i++) {
         uint8_t op = r->p->ins[i].op;
         if (op == KIR_LOOP)
-            i = render_loop(r, i);
+            i = kir_render_loop(r, i);
         else if (op == KIR_REDUCE || op == KIR_SCAN)
-            render_feed(r, i);
+            kir_render_feed(r, i);
         else
             put_instruction(r, i);
     }

@@ -23,7 +23,7 @@ static state_form form_of(const render *r, const kir_ins *in) {
 
 static render_name identity(const kir_ins *in, kir_type t) {
     kir_ins constant = kir_const_ins(t, kir_identity((kir_reduce)in->kind, t));
-    return render_literal(t, &constant);
+    return kir_render_literal(t, &constant);
 }
 
 static int end_of(const kir_program *p, int loop) {
@@ -62,20 +62,20 @@ static void begin_state(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     kir_type t = (kir_type)r->p->ins[in->a].type;
     render_name zero = identity(in, t);
-    const char *type = render_type(t);
-    render_indent(r);
+    const char *type = kir_render_type(t);
+    kir_render_indent(r);
     switch (form_of(r, in)) {
-    case ONE: render_put(r, "%s s%d = %s;\n", type, i, zero.text); break;
-    case CHAIN: render_put(r, "%s s%d = %s, t%d = %s;\n", type, i, zero.text, i, zero.text); break;
+    case ONE: kir_render_put(r, "%s s%d = %s;\n", type, i, zero.text); break;
+    case CHAIN: kir_render_put(r, "%s s%d = %s, t%d = %s;\n", type, i, zero.text, i, zero.text); break;
     case EXTREME:
-        render_put(r, "%s s%d = %s;\n", type, i, t == KIR_BOOL ? "false" : "0");
-        render_indent(r);
-        render_put(r, "$i64 k%d = 0;\n", i);
+        kir_render_put(r, "%s s%d = %s;\n", type, i, t == KIR_BOOL ? "false" : "0");
+        kir_render_indent(r);
+        kir_render_put(r, "$i64 k%d = 0;\n", i);
         break;
     case LANES:
-        render_put(r, "%s t%d = %s, s%d[%d];\n", type, i, zero.text, i, KIR_LANES);
-        render_indent(r);
-        render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i, zero.text);
+        kir_render_put(r, "%s t%d = %s, s%d[%d];\n", type, i, zero.text, i, KIR_LANES);
+        kir_render_indent(r);
+        kir_render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i, zero.text);
     }
 }
 
@@ -87,21 +87,21 @@ static void fold_lanes(render *r, int i, const char *first) {
     snprintf(low, sizeof low, "s%d[i]", i);
     snprintf(high, sizeof high, "s%d[i + h]", i);
     snprintf(total, sizeof total, "t%d", i);
-    render_indent(r);
-    render_put(r, "for ($i32 h = %d; h > 0; h /= 2) {\n", KIR_LANES / 2);
+    kir_render_indent(r);
+    kir_render_put(r, "for ($i32 h = %d; h > 0; h /= 2) {\n", KIR_LANES / 2);
     r->depth++;
-    render_indent(r);
-    render_put(r, "for ($i32 i = 0; i < h; i++) s%d[i] = ", i);
-    render_combine(r, (kir_reduce)in->kind, t, low, high);
-    render_put(r, ";\n");
+    kir_render_indent(r);
+    kir_render_put(r, "for ($i32 i = 0; i < h; i++) s%d[i] = ", i);
+    kir_render_combine(r, (kir_reduce)in->kind, t, low, high);
+    kir_render_put(r, ";\n");
     r->depth--;
-    render_indent(r);
-    render_put(r, "}\n");
-    render_indent(r);
+    kir_render_indent(r);
+    kir_render_put(r, "}\n");
+    kir_render_indent(r);
     snprintf(low, sizeof low, "s%d[0]", i);
-    render_put(r, "t%d = %s ? %s : (", i, first, low);
-    render_combine(r, (kir_reduce)in->kind, t, total, low);
-    render_put(r, ");\n");
+    kir_render_put(r, "t%d = %s ? %s : (", i, first, low);
+    kir_render_combine(r, (kir_reduce)in->kind, t, total, low);
+    kir_render_put(r, ");\n");
 }
 
 /* Folds the lanes when a block is whole: point `counter` of the loop begins the next one. */
@@ -109,15 +109,16 @@ static void fold_block(render *r, int i, char counter) {
     const kir_ins *in = &r->p->ins[i];
     char first[32];
     snprintf(first, sizeof first, "%c%d == %d", counter, r->loop, KIR_BLOCK);
-    render_indent(r);
-    render_put(r, "if (%c%d > 0 && (%c%d & %d) == 0) {\n", counter, r->loop, counter, r->loop, KIR_BLOCK - 1);
+    kir_render_indent(r);
+    kir_render_put(r, "if (%c%d > 0 && (%c%d & %d) == 0) {\n", counter, r->loop, counter, r->loop, KIR_BLOCK - 1);
     r->depth++;
     fold_lanes(r, i, first);
-    render_indent(r);
-    render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i, identity(in, (kir_type)in->type).text);
+    kir_render_indent(r);
+    kir_render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i,
+                   identity(in, (kir_type)in->type).text);
     r->depth--;
-    render_indent(r);
-    render_put(r, "}\n");
+    kir_render_indent(r);
+    kir_render_put(r, "}\n");
 }
 
 static void fold_own_block(render *r, int i) {
@@ -132,84 +133,84 @@ static void feed_lanes(render *r, int i) {
     else
         snprintf(lane, sizeof lane, "s%d[c%d & %d]", i, r->loop, KIR_LANES - 1);
     if (!r->blocked) fold_block(r, i, 'c');
-    render_indent(r);
-    render_put(r, "%s = ", lane);
-    render_combine(r, (kir_reduce)in->kind, (kir_type)in->type, lane, render_operand(r, in->a).text);
-    render_put(r, ";\n");
+    kir_render_indent(r);
+    kir_render_put(r, "%s = ", lane);
+    kir_render_combine(r, (kir_reduce)in->kind, (kir_type)in->type, lane, kir_render_operand(r, in->a).text);
+    kir_render_put(r, ";\n");
 }
 
 static void put_product(render *r, int i, const char *acc) {
     const kir_ins *in = &r->p->ins[i];
     bool is_float = kir_is_float((kir_type)in->type);
     kir_ins op = {.op = is_float ? KIR_FMA : KIR_MUL, .type = in->type};
-    render_name a = render_operand(r, in->a), b = render_operand(r, in->b);
-    render_operation(r, &op, (kir_type)in->type, (const char *const[3]){a.text, b.text, acc});
-    render_put(r, ";\n");
+    render_name a = kir_render_operand(r, in->a), b = kir_render_operand(r, in->b);
+    kir_render_operation(r, &op, (kir_type)in->type, (const char *const[3]){a.text, b.text, acc});
+    kir_render_put(r, ";\n");
 }
 
 static void feed_chain(render *r, int i) {
     render_name zero = identity(&r->p->ins[i], (kir_type)r->p->ins[i].type);
     char acc[24];
     snprintf(acc, sizeof acc, "s%d", i);
-    render_indent(r);
-    render_put(r, "if (c%d > 0 && (c%d & %d) == 0) {\n", r->loop, r->loop, KIR_KSUM - 1);
+    kir_render_indent(r);
+    kir_render_put(r, "if (c%d > 0 && (c%d & %d) == 0) {\n", r->loop, r->loop, KIR_KSUM - 1);
     r->depth++;
-    render_indent(r);
-    render_put(r, "t%d = c%d == %d ? s%d : t%d + s%d;\n", i, r->loop, KIR_KSUM, i, i, i);
-    render_indent(r);
-    render_put(r, "s%d = %s;\n", i, zero.text);
+    kir_render_indent(r);
+    kir_render_put(r, "t%d = c%d == %d ? s%d : t%d + s%d;\n", i, r->loop, KIR_KSUM, i, i, i);
+    kir_render_indent(r);
+    kir_render_put(r, "s%d = %s;\n", i, zero.text);
     r->depth--;
-    render_indent(r);
-    render_put(r, "}\n");
-    render_indent(r);
-    render_put(r, "s%d = ", i);
+    kir_render_indent(r);
+    kir_render_put(r, "}\n");
+    kir_render_indent(r);
+    kir_render_put(r, "s%d = ", i);
     put_product(r, i, acc);
 }
 
 /* The first element, one beyond the best, or the first NaN. */
 static void feed_extreme(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
-    render_name x = render_operand(r, in->a);
-    render_indent(r);
+    render_name x = kir_render_operand(r, in->a);
+    kir_render_indent(r);
     const char *beyond = in->kind == KIR_ARGMAX ? ">" : "<", *within = in->kind == KIR_ARGMAX ? "<=" : ">=";
     if (kir_is_float((kir_type)r->p->ins[in->a].type))
-        render_put(r, "if (c%d == 0 || (s%d == s%d && !(%s %s s%d))) {\n", r->loop, i, i, x.text, within, i);
+        kir_render_put(r, "if (c%d == 0 || (s%d == s%d && !(%s %s s%d))) {\n", r->loop, i, i, x.text, within, i);
     else
-        render_put(r, "if (c%d == 0 || %s %s s%d) {\n", r->loop, x.text, beyond, i);
+        kir_render_put(r, "if (c%d == 0 || %s %s s%d) {\n", r->loop, x.text, beyond, i);
     r->depth++;
-    render_indent(r);
-    render_put(r, "s%d = %s;\n", i, x.text);
-    render_indent(r);
-    render_put(r, "k%d = c%d;\n", i, r->loop);
+    kir_render_indent(r);
+    kir_render_put(r, "s%d = %s;\n", i, x.text);
+    kir_render_indent(r);
+    kir_render_put(r, "k%d = c%d;\n", i, r->loop);
     r->depth--;
-    render_indent(r);
-    render_put(r, "}\n");
+    kir_render_indent(r);
+    kir_render_put(r, "}\n");
 }
 
 static void feed_one(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     kir_type t = (kir_type)in->type;
-    render_name x = render_operand(r, in->a);
+    render_name x = kir_render_operand(r, in->a);
     kir_reduce kind = (kir_reduce)in->kind;
     char acc[24];
     snprintf(acc, sizeof acc, "s%d", i);
-    render_indent(r);
+    kir_render_indent(r);
     if (kind == KIR_CHAIN) {
-        render_put(r, "const %s q%d = ", render_type(t), i);
+        kir_render_put(r, "const %s q%d = ", kir_render_type(t), i);
         put_product(r, i, "");
-        render_indent(r);
+        kir_render_indent(r);
         snprintf(x.text, sizeof x.text, "q%d", i);
         kind = KIR_SUM;
     }
-    render_put(r, "%s = ", acc);
-    render_combine(r, kind, t, acc, x.text);
-    render_put(r, ";\n");
+    kir_render_put(r, "%s = ", acc);
+    kir_render_combine(r, kind, t, acc, x.text);
+    kir_render_put(r, ";\n");
     if (in->op != KIR_SCAN) return;
-    render_indent(r);
-    render_put(r, "const %s v%d = %s;\n", render_type(t), i, acc);
+    kir_render_indent(r);
+    kir_render_put(r, "const %s v%d = %s;\n", kir_render_type(t), i, acc);
 }
 
-void render_feed(render *r, int i) {
+void kir_render_feed(render *r, int i) {
     static void (*const feeds[])(render * r, int i) = {
         [ONE] = feed_one, [LANES] = feed_lanes, [CHAIN] = feed_chain, [EXTREME] = feed_extreme};
     feeds[form_of(r, &r->p->ins[i])](r, i);
@@ -220,99 +221,99 @@ static void end_state(render *r, int i) {
     if (in->op == KIR_SCAN) return;
     char first[32];
     render_name zero = identity(in, (kir_type)in->type);
-    const char *type = render_type((kir_type)in->type);
+    const char *type = kir_render_type((kir_type)in->type);
     switch (form_of(r, in)) {
     case ONE:
-        render_indent(r);
-        render_put(r, "const %s v%d = s%d;\n", type, i, i);
+        kir_render_indent(r);
+        kir_render_put(r, "const %s v%d = s%d;\n", type, i, i);
         return;
     case EXTREME:
-        render_indent(r);
-        render_put(r, "const $i64 v%d = k%d;\n", i, i);
+        kir_render_indent(r);
+        kir_render_put(r, "const $i64 v%d = k%d;\n", i, i);
         return;
     case CHAIN:
-        render_indent(r);
-        render_put(r, "const %s v%d = m%d == 0 ? %s : m%d <= %d ? s%d : t%d + s%d;\n", type, i, r->loop, zero.text,
-                   r->loop, KIR_KSUM, i, i, i);
+        kir_render_indent(r);
+        kir_render_put(r, "const %s v%d = m%d == 0 ? %s : m%d <= %d ? s%d : t%d + s%d;\n", type, i, r->loop, zero.text,
+                       r->loop, KIR_KSUM, i, i, i);
         return;
     case LANES: break;
     }
     snprintf(first, sizeof first, "m%d <= %d", r->loop, KIR_BLOCK);
-    render_indent(r);
-    render_put(r, "if (m%d > 0) {\n", r->loop);
+    kir_render_indent(r);
+    kir_render_put(r, "if (m%d > 0) {\n", r->loop);
     r->depth++;
     fold_lanes(r, i, first);
     r->depth--;
-    render_indent(r);
-    render_put(r, "}\n");
-    render_indent(r);
-    render_put(r, "const %s v%d = t%d;\n", type, i, i);
+    kir_render_indent(r);
+    kir_render_put(r, "}\n");
+    kir_render_indent(r);
+    kir_render_put(r, "const %s v%d = t%d;\n", type, i, i);
 }
 
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
 
 /* The number of points of the loop's axes: 1 when it has none. */
 static void put_point_count(render *r, int first, int count) {
-    render_indent(r);
-    render_put(r, "const $ix m%d = ", r->loop);
+    kir_render_indent(r);
+    kir_render_put(r, "const $ix m%d = ", r->loop);
     for (int axis = first; axis < first + count; axis++)
-        render_put(r, "%sn%d", axis > first ? " * " : "", axis);
-    render_put(r, "%s;\n", count == 0 ? "1" : "");
+        kir_render_put(r, "%sn%d", axis > first ? " * " : "", axis);
+    kir_render_put(r, "%s;\n", count == 0 ? "1" : "");
 }
 
 /* The number of the point that the coordinates name. */
 static void put_point(render *r, int first, int count) {
-    render_indent(r);
-    render_put(r, "const $ix c%d = ", r->loop);
+    kir_render_indent(r);
+    kir_render_put(r, "const $ix c%d = ", r->loop);
     for (int axis = first; axis < first + count - 2; axis++)
-        render_put(r, "(");
+        kir_render_put(r, "(");
     for (int axis = first; axis < first + count; axis++) {
-        if (axis > first) render_put(r, " * n%d + ", axis);
-        render_put(r, "x%d%s", axis, axis > first && axis < first + count - 1 ? ")" : "");
+        if (axis > first) kir_render_put(r, " * n%d + ", axis);
+        kir_render_put(r, "x%d%s", axis, axis > first && axis < first + count - 1 ? ")" : "");
     }
-    render_put(r, "%s;\n", count == 0 ? "0" : "");
+    kir_render_put(r, "%s;\n", count == 0 ? "0" : "");
 }
 
 static void open_brace(render *r) {
-    render_put(r, "{\n");
+    kir_render_put(r, "{\n");
     r->depth++;
 }
 
 static void close_brace(render *r) {
     r->depth--;
-    render_indent(r);
-    render_put(r, "}\n");
+    kir_render_indent(r);
+    kir_render_put(r, "}\n");
 }
 
 static void open_axes(render *r, int first, int count) {
     for (int axis = first; axis < first + count; axis++) {
-        render_indent(r);
-        render_put(r, "for ($ix x%d = 0; x%d < n%d; x%d++) ", axis, axis, axis, axis);
+        kir_render_indent(r);
+        kir_render_put(r, "for ($ix x%d = 0; x%d < n%d; x%d++) ", axis, axis, axis, axis);
         open_brace(r);
     }
     if (count > 0) return;
-    render_indent(r);
+    kir_render_indent(r);
     open_brace(r);
 }
 
 /* One axis in blocks of a point a lane: block o, of e points, lane l. */
 static void open_blocks(render *r, int axis, int end) {
     int loop = r->loop;
-    render_indent(r);
-    render_put(r, "for ($ix o%d = 0; o%d < n%d; o%d += %d) ", loop, loop, axis, loop, KIR_LANES);
+    kir_render_indent(r);
+    kir_render_put(r, "for ($ix o%d = 0; o%d < n%d; o%d += %d) ", loop, loop, axis, loop, KIR_LANES);
     open_brace(r);
     each_own_state(r, loop, end, fold_own_block);
-    render_indent(r);
-    render_put(r, "const $i32 e%d = n%d - o%d < %d ? ($i32)(n%d - o%d) : %d;\n", loop, axis, loop, KIR_LANES, axis,
-               loop, KIR_LANES);
-    render_indent(r);
-    render_put(r, "for ($i32 l%d = 0; l%d < e%d; l%d++) ", loop, loop, loop, loop);
+    kir_render_indent(r);
+    kir_render_put(r, "const $i32 e%d = n%d - o%d < %d ? ($i32)(n%d - o%d) : %d;\n", loop, axis, loop, KIR_LANES, axis,
+                   loop, KIR_LANES);
+    kir_render_indent(r);
+    kir_render_put(r, "for ($i32 l%d = 0; l%d < e%d; l%d++) ", loop, loop, loop, loop);
     open_brace(r);
-    render_indent(r);
-    render_put(r, "const $ix x%d = o%d + l%d;\n", axis, loop, loop);
+    kir_render_indent(r);
+    kir_render_put(r, "const $ix x%d = o%d + l%d;\n", axis, loop, loop);
 }
 
-int render_loop(render *r, int loop) {
+int kir_render_loop(render *r, int loop) {
     int end = end_of(r->p, loop), outer = r->loop;
     int first = kir_loop_first(&r->p->ins[loop]), count = kir_loop_count(&r->p->ins[loop]);
     unsigned forms = forms_in(r, loop, end);
@@ -328,7 +329,7 @@ int render_loop(render *r, int loop) {
         open_axes(r, first, count);
     r->axes_open |= axes;
     if (counts) put_point(r, first, count);
-    render_range(r, loop + 1, end);
+    kir_render_range(r, loop + 1, end);
     r->axes_open &= ~axes;
     for (int k = r->blocked ? -1 : 0; k < (count > 0 ? count : 1); k++)
         close_brace(r);

@@ -67,31 +67,31 @@ typedef struct render {
 } render;
 
 /* Adds the text made from the format, words spelled. */
-void render_put(render *r, const char *format, ...) TN_PRINTF(2, 3);
-void render_words(render *r, const char *text);
+void kir_render_put(render *r, const char *format, ...) TN_PRINTF(2, 3);
+void kir_render_words(render *r, const char *text);
 /* Begins a line. */
-void render_indent(render *r);
+void kir_render_indent(render *r);
 /* The source needs this function of the prelude (render.c). */
-void render_need(render *r, const char *function);
+void kir_render_need(render *r, const char *function);
 
 /* Room for an operand: a name or a literal. */
 typedef struct render_name {
     char text[48];
 } render_name;
-render_name render_operand(const render *r, kir_val v);
-render_name render_literal(kir_type t, const kir_ins *constant);
-const char *render_type(kir_type t); /* "$f32" */
+render_name kir_render_operand(const render *r, kir_val v);
+render_name kir_render_literal(kir_type t, const kir_ins *constant);
+const char *kir_render_type(kir_type t); /* "$f32" */
 
 /* Adds the expression of a pure operation (but CONST … INDEX) on operands of type `operand`. */
-void render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]);
+void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]);
 /* Adds acc ∘ x for a reduction's kind. */
-void render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x);
+void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x);
 
 /* Writes the statements of instructions begin … end-1 (render_c.c), and of the loop that begins at `loop`, up to its
  * END, whose number it returns (render_loop.c). */
-void render_range(render *r, int begin, int end);
-int render_loop(render *r, int loop);
+void kir_render_range(render *r, int begin, int end);
+int kir_render_loop(render *r, int loop);
 /* A SCAN's or REDUCE's statements inside its loop. */
-void render_feed(render *r, int i);
+void kir_render_feed(render *r, int i);
 
 #endif
