@@ -224,6 +224,13 @@ static tn_status far_launch(void *device, void *module, const tn_launch *launche
     return TN_OK;
 }
 
+/* Of the interpreter's memory nobody knows before. */
+static tn_status far_prepare(void *device, void *module, const tn_launch *launches, int64_t count) {
+    (void)device;
+    const far_module *m = module;
+    return m->vm ? kir_vm_reserve(m->vm, (const kir_launch *)(const void *)launches, count) : TN_OK;
+}
+
 static tn_status far_sync(void *device) {
     (void)device;
     far_counts_now.syncs++;
@@ -246,6 +253,7 @@ const tn_driver far_driver = {
     .launch = far_launch,
     .copy = far_copy,
     .sync = far_sync,
+    .prepare = far_prepare,
 };
 
 tn_device *far_open(int index, const tn_device_options *options) {
