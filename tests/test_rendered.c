@@ -324,6 +324,66 @@ static void many_launches_in_one_call(void **state) {
     scale_free(&s);
 }
 
+/* What a list's three kernels should have made of x: the first two write y, the third adds to it. */
+static void check_list(tn_buffer *x, tn_buffer *y, double dial) {
+    float in[POINTS], got[POINTS];
+    assert_ok(tn_buffer_read(x, 0, in, sizeof in));
+    assert_ok(tn_buffer_read(y, 0, got, sizeof got));
+    for (int64_t i = 0; i < POINTS; i++) {
+        float want = scaled(scaled(scaled(in[i], dial, i, 0.5), dial, i, 0.5), dial, i, 2);
+        if (got[i] != want) fail_msg("point %lld is %g, not %g", (long long)i, (double)got[i], (double)want);
+    }
+}
+
+/* y = x scaled, y = y scaled, y = y scaled by another kernel: in order, with other buffers and dials at each run. */
+static void lists_run_again_with_other_buffers(void **state) {
+    (void)state;
+    if (!driver) skip();
+    static const wrap_nature natures[] = {{0}, {.max_buffer = 1024}, {0}};
+    for (size_t n = 0; n < TN_COUNT(natures); n++) {
+        scale s = scale_new(POINTS, 0.5), other = scale_new(POINTS, 2);
+        wrap_reset();
+        wrap_now = natures[n];
+        tn_device *d = open_wrapped();
+        tn_driver without_lists = *d->driver; /* the third time */
+        without_lists.dispatch_list = NULL;
+        if (n == 2) d->driver = &without_lists;
+        tn_buffer *x[2] = {numbers_on(d, POINTS, 1), numbers_on(d, POINTS, 50)};
+        tn_buffer *y[2] = {numbers_on(d, POINTS, -1), numbers_on(d, POINTS, -1)};
+        tn_kernel *a, *b;
+        assert_ok(tn_kernel_get(d, s.p, &a));
+        assert_ok(tn_kernel_get(d, other.p, &b));
+        kir_dial dials[1];
+        void *first[2] = {x[0]->address, y[0]->address}, *again[2] = {y[0]->address, y[0]->address};
+        tn_launch launches[3] = {{s.sizes, first, dials}, {s.sizes, again, dials}, {other.sizes, again, dials}};
+        tn_list *l;
+        assert_ok(tn_list_new(d, &l));
+        assert_ok(tn_list_add(l, a, &launches[0], 1));
+        assert_ok(tn_list_add(l, a, &launches[1], 1));
+        assert_ok(tn_list_add(l, b, &launches[2], 1));
+        for (int run = 0; run < 4; run++) {
+            first[0] = x[run % 2]->address;
+            first[1] = again[0] = again[1] = y[run % 2]->address;
+            dials[0].f = run + 1;
+            int64_t calls = wrap_get_counts().of[WRAP_DISPATCH_LIST];
+            assert_ok(tn_list_run(l));
+            bool listed = d->caps.code != TN_CODE_KIR && d->driver->dispatch_list;
+            assert_int_equal(wrap_get_counts().of[WRAP_DISPATCH_LIST], calls + listed);
+            check_list(x[run % 2], y[run % 2], run + 1);
+        }
+        tn_list_free(l);
+        tn_kernel_release(a);
+        tn_kernel_release(b);
+        for (int i = 0; i < 2; i++) {
+            tn_buffer_release(x[i]);
+            tn_buffer_release(y[i]);
+        }
+        close_wrapped(d);
+        scale_free(&s);
+        scale_free(&other);
+    }
+}
+
 typedef struct worker {
     tn_device *device;
     const scale *s;
@@ -390,6 +450,8 @@ int main(void) {
         ON_OPENCL(small_limits_give_the_same_numbers),
         ON_OPENCL(indices_of_both_widths),
         ON_OPENCL(many_launches_in_one_call),
+        ON_FAR(lists_run_again_with_other_buffers),
+        ON_OPENCL(lists_run_again_with_other_buffers),
         ON_OPENCL(threads_launch_one_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -152,6 +152,19 @@ static tn_status wrap_dispatch(void *device, void *module, const tn_dispatch *di
     PASS(WRAP_DISPATCH, h->inner->dispatch(h->device, module, dispatches, count));
 }
 
+/* A list of its own making: the inner driver's dispatches one by one. */
+static tn_status wrap_dispatch_list(void *queue, const tn_list_item *items, int64_t count) {
+    const handle *h = queue;
+    tn_status entered = enter(WRAP_DISPATCH_LIST);
+    if (entered != TN_OK) return entered;
+    add(&counts.dispatches, count);
+    for (int64_t i = 0; i < count; i++) {
+        tn_status s = h->inner->dispatch(h->device, items[i].module, &items[i].dispatch, 1);
+        if (s != TN_OK) return s;
+    }
+    return TN_OK;
+}
+
 static tn_status wrap_binary(void *device, void *module, void **data, size_t *size) {
     const handle *h = device;
     PASS(WRAP_BINARY, h->inner->binary(h->device, module, data, size));
@@ -328,6 +341,7 @@ static void make(int slot, const tn_driver *inner) {
     OFFER(launch);
     OFFER(prepare);
     OFFER(dispatch);
+    if (inner->dispatch) d->dispatch_list = wrap_dispatch_list;
     OFFER(binary);
     OFFER(memory);
     OFFER(queue_new);

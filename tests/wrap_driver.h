@@ -16,6 +16,7 @@
     X(LAUNCH)         \
     X(PREPARE)        \
     X(DISPATCH)       \
+    X(DISPATCH_LIST)  \
     X(BINARY)         \
     X(COPY)           \
     X(SYNC)           \

@@ -83,6 +83,12 @@ typedef struct tn_dispatch {
     const void *params;
 } tn_dispatch;
 
+/* One of several dispatches of several modules, in order. */
+typedef struct tn_list_item {
+    void *module;
+    tn_dispatch dispatch;
+} tn_list_item;
+
 /* A probe's findings: what it found, or why nothing. In a device it fills name, memory, compute_capability,
  * unified_memory, software and, where known, uuid and pci; hal fills the rest. reason_code is a word of
  * docs/devices.md ("none" when devices were found). */
@@ -161,6 +167,10 @@ typedef struct tn_driver {
      * it is unmapped. The device leaves the range alone in between. Default: a copy. */
     tn_status (*map)(void *device, void *address, size_t bytes, bool read, void **host);
     tn_status (*unmap)(void *device, void *address, void *host);
+    /* As dispatch, for a list of several modules that is run again and again: the next run has the same modules and
+     * workgroups at the same `items`, with other buffers and parameters. Default: dispatch for each row of one
+     * module. */
+    tn_status (*dispatch_list)(void *queue, const tn_list_item *items, int64_t count);
 } tn_driver;
 
 /* Adds a driver to the process's table, before the first listing or open. The struct must outlive the process's use.

@@ -246,6 +246,8 @@ typedef struct tn_command {
     kir_dial *dials;   /* NATIVE: its joint's */
     size_t bytes;      /* COPY, FETCH, SEND */
     bool commit;
+    tn_list *list;        /* KERNEL: this and the next listed - 1 commands gathered, NULL: not (yet) */
+    int32_t listed;       /* commands in it */
     bool host;            /* KERNEL, NATIVE: the host computes it for another device */
     char label[TN_LABEL]; /* for explain: the ops joined in it, the shape it runs over */
     tn_cost cost;         /* of all its launches */

@@ -610,8 +610,10 @@ void tn_plan_free(tn_plan *p) {
     tn_plan_await(p);
     for (size_t i = 0; i < p->native_count; i++)
         tn_native_free(p->natives[i]);
-    for (size_t i = 0; i < p->command_count; i++)
+    for (size_t i = 0; i < p->command_count; i++) {
+        tn_list_free(p->commands[i].list);
         tn_kernel_release(p->commands[i].kernel);
+    }
     for (size_t i = 0; i < p->owned_count; i++)
         tn_mem_free(p->owned[i]);
     tn_mem_free(p->owned);
@@ -671,9 +673,39 @@ static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c,
 static tn_status prepare_commits(const tn_plan *p, size_t first) {
     for (size_t i = first; i < p->command_count; i++) {
         const tn_command *c = &p->commands[i];
+        if (c->listed) continue; /* a list has what it needs */
         if (c->kind == TN_CMD_KERNEL) TRY(tn_kernel_prepare(c->device, c->kernel, c->launches, c->launch_count));
     }
     return TN_OK;
+}
+
+/* Gathers the commands from `begin` on; without memory for it they stay as they are. */
+static void gather(const tn_plan *p, size_t begin, size_t end) {
+    tn_list *list = NULL;
+    if (p->commands[begin].list) return; /* of a run that failed */
+    tn_status s = tn_list_new(p->device, &list);
+    for (size_t i = begin; i < end && s == TN_OK; i++)
+        s = tn_list_add(list, p->commands[i].kernel, p->commands[i].launches, p->commands[i].launch_count);
+    if (s != TN_OK) {
+        tn_list_free(list);
+        return;
+    }
+    p->commands[begin].list = list;
+    for (size_t i = begin; i < end; i++)
+        p->commands[i].listed = (int32_t)(end - i);
+}
+
+/* A plan that is run again and again on a device gathers its kernels in lists: one for each row of them that nothing
+ * else stands between. States are written by lists of their own. */
+static void gather_all(const tn_plan *p) {
+    enum { FEWEST = 2 };
+    for (size_t i = 0, end; i < p->command_count; i = end > i ? end : i + 1) {
+        end = i;
+        while (end < p->command_count && p->commands[end].kind == TN_CMD_KERNEL &&
+               p->commands[end].device == p->device && p->commands[end].commit == p->commands[i].commit)
+            end++;
+        if (end - i >= FEWEST) gather(p, i, end);
+    }
 }
 
 /* p->torn: it fails at a time when states are partly written. */
@@ -681,11 +713,16 @@ static tn_status run_commands(tn_plan *p, tn_buffer *const *bound) {
     tn_profile *profile = tn_profile_here();
     bool committing = false;
     p->torn = false;
-    for (size_t i = 0; i < p->command_count; i++) {
-        if (p->commands[i].commit && !committing) TRY(prepare_commits(p, i));
-        committing |= p->commands[i].commit;
+    for (size_t i = 0, n; i < p->command_count; i += n) {
+        const tn_command *c = &p->commands[i];
+        if (c->commit && !committing) TRY(prepare_commits(p, i));
+        committing |= c->commit;
         p->torn = committing;
-        TRY(profile ? run_timed(profile, p, &p->commands[i], bound) : run_command(p, &p->commands[i], bound));
+        n = c->list && !profile ? (size_t)c->listed : 1;
+        if (profile)
+            TRY(run_timed(profile, p, c, bound));
+        else
+            TRY(c->list ? tn_list_run(c->list) : run_command(p, c, bound));
     }
     p->torn = false;
     return TN_OK;
@@ -701,9 +738,11 @@ static bool is_timed(const tn_plan *p) {
 
 tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs, tn_buffer *memory,
                       tn_buffer *host, const kir_dial *dials, double *seconds) {
+    enum { GATHER_AFTER = 2 }; /* runs */
     for (size_t i = 0; i < p->native_count; i++)
         TRY(tn_native_prepare(p->natives[i], bound));
     bind(p, bound, outputs, memory, host, dials);
+    if (p->runs == GATHER_AFTER && !p->device->is_cpu) gather_all(p);
     bool timed = is_timed(p);
     double begun = timed ? tn_now() : 0;
     int limit = tn_threads_limit(p->threads);

@@ -48,11 +48,20 @@ typedef struct tn_runner {
     const kir_program *p;
     const tn_loaded *m;
     char *room;
-    int held; /* dispatches that wait in the room */
+    int held;                /* dispatches that wait in the room */
+    tn_list *list;           /* where dispatches are put instead of being run; NULL: they are run */
+    const tn_launch *source; /* with a list: the caller's launch, which is read again at each run */
 } tn_runner;
 size_t tn_code_room(const kir_program *p, const tn_loaded *m);
 tn_status tn_runner_add(void *runner, const tn_launch *part); /* a tn_part_fn */
 tn_status tn_runner_flush(tn_runner *r);
+/* The block of parameters: sizes, dials and bases of nothing behind each other. */
+void tn_params_fill(const kir_program *p, const tn_launch *l, size_t bytes, char *out);
+
+/* Lists (list.c): kernel.c puts a kernel's launches in, one dispatch after the other. */
+tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count, tn_list *list);
+tn_status tn_list_take(tn_list *l, const kir_program *p, const tn_loaded *m, const tn_launch *source,
+                       const tn_launch *part, const uint32_t groups[3]);
 
 /* Whether there is a renderer for the form; KIR needs none. */
 bool tn_form_is_rendered(tn_code_form form);

@@ -121,6 +121,15 @@ void tn_kernel_release(tn_kernel *k); /* NULL is fine */
 tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 tn_status tn_kernel_prepare(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count);
 
+/* Launches of several kernels behind each other, gathered to be run again and again (list.c). What follows from the
+ * sizes is settled by tn_list_add; the addresses and dials that the launches point to are read at each run. Kernels and
+ * launches must outlive the list; one thread at a time uses it. */
+typedef struct tn_list tn_list;
+tn_status tn_list_new(tn_device *d, tn_list **out);
+void tn_list_free(tn_list *l); /* NULL is fine */
+tn_status tn_list_add(tn_list *l, tn_kernel *k, const tn_launch *launches, int64_t count); /* before the first run */
+tn_status tn_list_run(tn_list *l);
+
 /* Why a device cannot run a kernel: `code` for programs, and the rest of a sentence that begins with the device ("has
  * no f64", "binds 8 buffers at most, this kernel has 11"). */
 typedef struct tn_kernel_answer {

@@ -395,7 +395,9 @@ static tn_status launch_one(tn_runner *r, tn_kernel *k, const tn_launch *launch)
     if (r->m != &k->modules[width]) {
         TRY(tn_runner_flush(r));
         TRY(need_width(d, k, width));
-        *r = (tn_runner){.device = d, .p = k->program, .m = &k->modules[width], .room = k->room};
+        r->p = k->program;
+        r->m = &k->modules[width];
+        r->room = k->room;
     }
     return tn_launch_divide(k->program, launch, binding_limit(d), d->caps.alignment, k->sizes, tn_runner_add, r);
 }
@@ -417,6 +419,20 @@ tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches
         return d->driver->launch(tn_lane(d), k->modules[WIDE].handle, launches, count);
     pthread_mutex_lock(&k->running);
     tn_status s = launch_all(d, k, launches, count);
+    pthread_mutex_unlock(&k->running);
+    return s;
+}
+
+tn_status tn_kernel_list(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count, tn_list *list) {
+    tn_runner r = {.device = d, .list = list};
+    tn_status s = tn_launch_check(k->program, launches, count);
+    pthread_mutex_lock(&k->running);
+    for (int64_t i = 0; i < count && s == TN_OK; i++) {
+        tn_launch launch = launches[i];
+        tn_kernel *fit = kernel_for(d, k, &launch);
+        r.source = &launches[i];
+        s = launch_one(&r, fit, &launch);
+    }
     pthread_mutex_unlock(&k->running);
     return s;
 }

@@ -143,7 +143,7 @@ tn_status tn_runner_flush(tn_runner *r) {
 }
 
 /* Sizes, dials and bases of nothing behind each other. */
-static void fill_params(const kir_program *p, const tn_launch *l, size_t bytes, char *out) {
+void tn_params_fill(const kir_program *p, const tn_launch *l, size_t bytes, char *out) {
     size_t sizes = kir_sizes_count(p) * WORD, dials = (size_t)p->n_dials * WORD;
     memcpy(out, l->sizes, sizes);
     if (dials) memcpy(out + sizes, l->dials, dials);
@@ -159,12 +159,13 @@ tn_status tn_runner_add(void *runner, const tn_launch *part) {
     tn_dispatch d = {{0}, NULL, NULL};
     kir_count_groups(p, part->sizes, &m->target, most > 0 ? (uint64_t)most : INT32_MAX, d.groups);
     if (!d.groups[0]) return TN_OK;
+    if (r->list) return tn_list_take(r->list, p, m, r->source, part, d.groups);
     void **buffers = (void **)(r->room + buffers_at(m)) + (size_t)r->held * (size_t)p->n_buffers;
     char *params = r->room + params_at(p, m) + (size_t)r->held * m->params_bytes;
     int n = 0;
     for (int b = 0; b < p->n_buffers; b++)
         if (!tn_is_local(p, b)) buffers[n++] = part->buffers[b];
-    fill_params(p, part, m->params_bytes, params);
+    tn_params_fill(p, part, m->params_bytes, params);
     d.buffers = buffers;
     d.params = params;
     memcpy(r->room + (size_t)r->held * sizeof d, &d, sizeof d);
