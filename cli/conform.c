@@ -611,7 +611,8 @@ conform_result conform_driver(const tn_driver *driver, int index, const conform_
         c.result.skipped += c.skipped;
     }
     driver->close(c.device);
-    fprintf(out, "ran on: %s:%d (%s%s): %d promises, %d not offered, %d broken\n", driver->name, index, c.info.name,
-            c.info.software ? ", software" : "", c.result.promises, c.result.skipped, c.result.broken);
+    fprintf(out, "ran on: %s:%d (%s%s)\n", driver->name, index, c.info.name, c.info.software ? ", software" : "");
+    fprintf(out, "its driver: %d promises, %d not offered, %d broken\n", c.result.promises, c.result.skipped,
+            c.result.broken);
     return c.result;
 }

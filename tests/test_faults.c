@@ -119,7 +119,7 @@ static void small_bindings_give_the_same_bits(void **state) {
     assert_ok(open_wrapped(&d));
     for (uint64_t seed = 0; seed < KERNELS; seed++)
         ran += random_kernel(d, seed, &divided);
-    printf("ran on: %s: %d of %d random kernels, %d of them in parts\n", d->info.id, ran, (int)KERNELS, divided);
+    printf("%s: %d of %d random kernels, %d of them in parts\n", d->info.id, ran, (int)KERNELS, divided);
     assert_true(ran > KERNELS / 4 && divided > 20);
     end(d);
 }
@@ -294,7 +294,7 @@ static void every_call_may_fail(tn_status with, bool stays, int64_t step) {
                      (long long)(now.live_blocks - before.live_blocks));
         n += step;
     }
-    printf("ran on: %s: %lld calls fail (status %d%s): %lld errors, states lost %lld times, one new and one old %lld "
+    printf("%s: %lld calls fail (status %d%s): %lld errors, states lost %lld times, one new and one old %lld "
            "times\n",
            driver->name, (long long)f.runs - 1, (int)with, stays ? ", and all after it" : "", (long long)f.errors,
            (long long)f.lost, (long long)f.mixed);
