@@ -309,6 +309,49 @@ static void failure_of_any_allocation_is_an_error_and_loses_nothing(void **state
     release(&k);
 }
 
+/* Damages programs at random; whatever the verifier lets pass gets a schedule that is valid, or a refusal. */
+static void damaged_programs_get_a_valid_schedule_or_none(void **state) {
+    (void)state;
+    int made = 0;
+    kir_random_seed(7);
+    for (int round = 0; round < 4000; round++) {
+        kernel k = softmax_reversed(3, 100);
+        size_t bytes = (size_t)k.p->n_ins * sizeof *k.p->ins;
+        for (int hits = 1 + round % 3; hits > 0; hits--)
+            ((uint8_t *)k.p->ins)[kir_random_below((int64_t)bytes)] ^= (uint8_t)(1 << kir_random_below(8));
+        kir_rows *rows = NULL;
+        if (kir_schedule_rows(k.p, &rows) == TN_OK) {
+            made++;
+            assert_ok(kir_verify(k.p));
+            free(scheduled_sizes(rows, k.sizes));
+        }
+        kir_rows_free(rows);
+        release(&k);
+    }
+    assert_in_range(made, 100, 3900);
+}
+
+/* A loop over no axis runs once. */
+static void loop_over_no_axis_runs_once(void **state) {
+    (void)state;
+    kernel k = {0};
+    kir_rows *rows = NULL;
+    assert_ok(kir_begin(KIR_MAX_AXES - 3, 0, (const int64_t[KIR_MAX_AXES]){1, 1, 1, 1, 1, 1, 1, 1, 1}, &k.b));
+    int x = kir_buffer(k.b, TN_F32);
+    kir_aff at = kir_aff_const(0);
+    kir_loop(k.b, KIR_MAX_AXES - 3, 0);
+    kir_val sum = kir_reduce_value(k.b, KIR_SUM, kir_load(k.b, x, &at, KIR_NONE), KIR_NONE);
+    kir_end(k.b);
+    kir_store(k.b, x, &at, kir_binary(k.b, KIR_ADD, sum, sum), KIR_NONE);
+    assert_ok(kir_finish(k.b, &k.p, &k.sizes));
+    assert_ok(kir_schedule_rows(k.p, &rows));
+    float memory = 5;
+    assert_ok(run_scheduled(rows, k.sizes, (void *const[KIR_MAX_BUFFERS]){&memory}, NULL));
+    assert_true(memory == 10);
+    kir_rows_free(rows);
+    release(&k);
+}
+
 int main(int argc, char **argv) {
     if (argc == 3) return !run_case(strtoull(argv[2], NULL, 10), strcmp(argv[1], "--long") == 0); /* or --seed */
     const struct CMUnitTest tests[] = {
@@ -318,6 +361,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(structure_does_not_depend_on_sizes),
         cmocka_unit_test(random_programs_have_the_bits_of_the_plain_order),
         cmocka_unit_test(chains_are_refused),
+        cmocka_unit_test(damaged_programs_get_a_valid_schedule_or_none),
+        cmocka_unit_test(loop_over_no_axis_runs_once),
         cmocka_unit_test(failure_of_any_allocation_is_an_error_and_loses_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -387,7 +387,7 @@ static void begin_coordinates(maker *m) {
         m->at[k] = kir_binary(m->b, KIR_MOD, rest, extent);
         rest = kir_binary(m->b, KIR_DIV, rest, extent);
     }
-    m->at[m->rows->first] = rest;
+    if (m->rows->count > 0) m->at[m->rows->first] = rest;
 }
 
 static void begin_loop(maker *m, int i) {
