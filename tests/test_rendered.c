@@ -384,6 +384,56 @@ static void lists_run_again_with_other_buffers(void **state) {
     }
 }
 
+/* Opens the device, loads a kernel, launches it alone and in a list. */
+static tn_status all_of_it(const scale *s) {
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device *d = NULL;
+    tn_kernel *k = NULL;
+    tn_buffer *b = NULL;
+    tn_list *l = NULL;
+    kir_dial dials[1] = {{.f = 2}};
+    TRY(tn_device_open(driver->name, &o, NULL, &d));
+    tn_status status = tn_kernel_get(d, s->p, &k);
+    if (status == TN_OK) status = tn_buffer_new(d, POINTS * sizeof(float), &b);
+    tn_launch launch = {s->sizes, (void *[]){b ? b->address : NULL, b ? b->address : NULL}, dials};
+    if (status == TN_OK) status = tn_kernel_prepare(d, k, &launch, 1);
+    if (status == TN_OK) status = tn_kernel_launch(d, k, &launch, 1);
+    if (status == TN_OK) status = tn_list_new(d, &l);
+    if (status == TN_OK) status = tn_list_add(l, k, &launch, 1);
+    if (status == TN_OK) status = tn_list_run(l);
+    tn_list_free(l);
+    tn_kernel_release(k);
+    tn_buffer_release(b);
+    tn_device_close(d);
+    return status;
+}
+
+static void every_failed_allocation_is_clean(void **state) {
+    (void)state;
+    if (!driver) skip();
+    scale s = scale_new(POINTS, 0.5);
+    assert_ok(all_of_it(&s)); /* what is made once a process is made now */
+    int failed = 0;
+    for (int64_t n = 1;; n++) {
+        tn_mem_stats before = tn_mem_get_stats();
+        tn_mem_fail_at(n);
+        tn_status status = all_of_it(&s);
+        tn_mem_fail_at(0);
+        tn_mem_stats after = tn_mem_get_stats();
+        bool fits = status == TN_OK || status == TN_ERR_MEMORY || status == TN_ERR_UNAVAILABLE;
+        if (!fits || after.live_blocks != before.live_blocks)
+            fail_msg("allocation %d fails: %s, %lld blocks more: %s", (int)n, tn_status_name(status),
+                     (long long)(after.live_blocks - before.live_blocks), tn_error());
+        failed += status != TN_OK;
+        wrap_counts c = wrap_get_counts();
+        assert_int_equal(c.devices + c.blocks + c.modules, 0);
+        if (after.calls - before.calls < n) break;
+        assert_true(n < 1000);
+    }
+    assert_true(failed > 5);
+    scale_free(&s);
+}
+
 typedef struct worker {
     tn_device *device;
     const scale *s;
@@ -450,6 +500,8 @@ int main(void) {
         ON_OPENCL(small_limits_give_the_same_numbers),
         ON_OPENCL(indices_of_both_widths),
         ON_OPENCL(many_launches_in_one_call),
+        ON_FAR(every_failed_allocation_is_clean),
+        ON_OPENCL(every_failed_allocation_is_clean),
         ON_FAR(lists_run_again_with_other_buffers),
         ON_OPENCL(lists_run_again_with_other_buffers),
         ON_OPENCL(threads_launch_one_kernel),
