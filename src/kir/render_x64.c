@@ -462,6 +462,12 @@ bool kir_code_choose(kir_frame *f) {
     if (!code || !code->fn) return false;
     f->code = code;
     int64_t length = f->inner_space.total;
+    if (length * f->outer_space.total <= UNIT) { /* in one go, without divisions */
+        f->inner_step = length;
+        f->outer_step = f->outer_space.total;
+        f->inner_pieces = f->units = 1;
+        return true;
+    }
     f->inner_step = f->layout == KIR_POINTS ? kir_piece_of(length, UNIT) : length;
     f->inner_pieces = tn_ceil_div(length, f->inner_step);
     f->outer_step = tn_max64(UNIT / length, 1);
@@ -473,10 +479,11 @@ bool kir_code_choose(kir_frame *f) {
 
 /* Where row number `row` begins along each outer axis. */
 static void find_row(const kir_space *s, int64_t row, int64_t *at) {
-    for (int k = s->n - 1; k >= 0; k--) {
-        at[k] = row % s->extent[k];
-        row /= s->extent[k];
+    for (int k = s->n - 1; k > 0; k--) {
+        at[k] = row == 0 ? 0 : row % s->extent[k];
+        row = row == 0 ? 0 : row / s->extent[k];
     }
+    at[0] = row;
 }
 
 static void set_access(const kir_frame *f, x64_args *args, int access, const int64_t *at, int64_t column) {
@@ -495,8 +502,11 @@ static void set_access(const kir_frame *f, x64_args *args, int access, const int
 
 void kir_code_run(const kir_frame *f, int64_t unit) {
     const kir_space *s = &f->outer_space;
-    int64_t piece = unit % f->inner_pieces, row = unit / f->inner_pieces * f->outer_step,
-            column = piece * f->inner_step;
+    int64_t row = 0, column = 0;
+    if (f->units > 1) {
+        row = unit / f->inner_pieces * f->outer_step;
+        column = unit % f->inner_pieces * f->inner_step;
+    }
     int64_t end = tn_min64(row + f->outer_step, s->total);
     int64_t at[KIR_MAX_AXES];
     x64_args args; /* of which the program's accesses are set */
