@@ -4,8 +4,8 @@
  * the same order, compiled for AVX-512 with all optimisation: what is left between the two is what not having been
  * compiled by hand costs. Answers are compared before anything is timed. One line a case: nanoseconds an element on one
  * thread of the hand loop, of machine code and of the VM without it, each with its ratio to the hand loop, and all
- * threads. Each figure is the best of many short samples, by turns: what others do on the machine at the same time shows
- * in all but the best. Goals: machine code 1.1, the VM 1.5.
+ * threads. Each figure is the best of many short samples, by turns: what others do on the machine at the same time
+ * shows in all but the best. Goals: machine code 1.1, the VM 1.5.
  *
  *   bench_vm [name part]     default: all cases */
 #include <math.h>
