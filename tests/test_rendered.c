@@ -9,7 +9,9 @@
 #include <pthread.h>
 
 #include "far_driver.h"
+#include "graph/known.h"
 #include "hal/code.h"
+#include "trunnion/trunnion.h"
 #include "wrap_driver.h"
 
 enum { POINTS = 1000 };
@@ -434,6 +436,53 @@ static void every_failed_allocation_is_clean(void **state) {
     scale_free(&s);
 }
 
+/* state ← 2 · state + softmax(x): captured, launched with other inputs each time; from the third run on by lists. */
+static void captured_graphs_are_launched_as_lists(void **state) {
+    (void)state;
+    if (!driver) skip();
+    enum { ROWS = 3, COLUMNS = 5, N = ROWS * COLUMNS, RUNS = 7 };
+    float data[N] = {0}, want[RUNS][N], state_want[N], got[N];
+    for (int here = 0; here < 2; here++) {
+        tn_device *d = here ? open_wrapped() : NULL;
+        assert_ok(d ? TN_OK : tn_device_open("cpu", NULL, NULL, &d));
+        assert_ok(tn_set_current_device(d));
+        wrap_reset();
+        TN_SCOPE {
+            memset(data, 0, sizeof data);
+            tn_tensor *kept = tn_zeros(TN_DIMS(ROWS, COLUMNS), TN_F32), *out = NULL;
+            tn_graph *graph = NULL;
+            assert_ok(tn_make_state(kept));
+            tn_tensor *x = tn_from_data(data, TN_DIMS(ROWS, COLUMNS), TN_F32);
+            assert_ok(tn_eval(NULL, 0));
+            assert_ok(tn_capture_begin());
+            tn_tensor *y = tn_softmax(tn_softmax(tn_softmax(x, -1), 0), -1);
+            assert_ok(tn_status_of(tn_add_(tn_mul_(kept, tn_scalar(2)), y)));
+            tn_tensor *z = tn_add(y, tn_scalar(1));
+            assert_ok(tn_capture_end(&x, 1, &z, 1, &graph));
+            for (int run = 0; run < RUNS; run++) {
+                for (int i = 0; i < N; i++)
+                    data[i] = (float)((i * 7 + run * 3) % 11);
+                tn_tensor *next = tn_from_data(data, TN_DIMS(ROWS, COLUMNS), TN_F32);
+                assert_ok(tn_graph_launch(graph, &next, &out));
+                assert_ok(tn_read(out, here ? got : want[run], sizeof got));
+                tn_free(out);
+                if (here) assert_memory_equal(got, want[run], sizeof got);
+            }
+            assert_ok(tn_read(kept, here ? got : state_want, sizeof got));
+            if (here) assert_memory_equal(got, state_want, sizeof got);
+            tn_graph_free(graph);
+        }
+        if (here && d->caps.code != TN_CODE_KIR) assert_true(wrap_get_counts().of[WRAP_DISPATCH_LIST] >= RUNS - 3);
+        assert_ok(tn_set_current_device(NULL));
+        tn_recorder_drop();
+        tn_handles_drop();
+        if (here)
+            close_wrapped(d);
+        else
+            tn_device_close(d);
+    }
+}
+
 typedef struct worker {
     tn_device *device;
     const scale *s;
@@ -500,6 +549,8 @@ int main(void) {
         ON_OPENCL(small_limits_give_the_same_numbers),
         ON_OPENCL(indices_of_both_widths),
         ON_OPENCL(many_launches_in_one_call),
+        ON_FAR(captured_graphs_are_launched_as_lists),
+        ON_OPENCL(captured_graphs_are_launched_as_lists),
         ON_FAR(every_failed_allocation_is_clean),
         ON_OPENCL(every_failed_allocation_is_clean),
         ON_FAR(lists_run_again_with_other_buffers),
