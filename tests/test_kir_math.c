@@ -280,6 +280,23 @@ static void halves_round_to_nearest_even(void **state) {
     assert_true(isnan(kir_from_bf16(kir_to_bf16(kir_from_bits_f32(0x7f800001)))));
 }
 
+/* Doubles around every float's exponent, half-way cases among them, against the processor. */
+static void doubles_narrow_without_doubles(void **state) {
+    (void)state;
+    random_state = 5;
+    for (int i = 0; i < F64_SAMPLES; i++) {
+        uint64_t sign = random_bits() << 63, exponent = 1023 - 160 + random_bits() % 300;
+        uint64_t fraction = random_bits() & 0xfffffffffffff, keep = random_bits() % 53;
+        fraction = fraction >> keep << keep;
+        double x = kir_from_bits_f64(sign | exponent << 52 | fraction), any = kir_from_bits_f64(random_bits());
+        same_f32(kir_narrow_bits(kir_bits_f64(x)), (float)x);
+        same_f32(kir_narrow_bits(kir_bits_f64(any)), (float)any);
+    }
+    static const double edges[] = {0.0, -0.0, INFINITY, -INFINITY, NAN, 0x1p-150, 0x1.8p-150, 0x1.ffffffp127, 5e-324};
+    for (size_t i = 0; i < TN_COUNT(edges); i++)
+        same_f32(kir_narrow_bits(kir_bits_f64(edges[i])), (float)edges[i]);
+}
+
 /* Known answers of the paper's reference code: key and counter zero. */
 static void philox_gives_the_published_numbers(void **state) {
     (void)state;
@@ -301,6 +318,7 @@ int main(void) {
         cmocka_unit_test(bounded_functions_stay_within_their_bounds),
         cmocka_unit_test(halves_convert_without_loss),
         cmocka_unit_test(halves_round_to_nearest_even),
+        cmocka_unit_test(doubles_narrow_without_doubles),
         cmocka_unit_test(philox_gives_the_published_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
