@@ -284,6 +284,13 @@ static void queues_refuse(void **state) {
     FAILS(tn_device_copy_async(NULL, &passed, NULL, NULL, 1, queue, event))
     tn_queue_free(queue);
     tn_event_free(event);
+    tn_pool_stats pool = {.struct_size = sizeof pool}, unset = {0};
+    FAILS(tn_device_get_pool_stats(NULL, &pool))
+    FAILS(tn_device_get_pool_stats(tn_best_device(), NULL))
+    FAILS(tn_device_get_pool_stats(tn_best_device(), &unset))
+    CALLS(tn_device_reset_pool_peak(NULL))
+    FAILS(tn_device_trim(NULL, NULL))
+    FAILS(tn_device_defragment(NULL, NULL))
     FAILS(tn_host_alloc(NULL, 4, &out, NULL))
     FAILS(tn_host_alloc(tn_best_device(), 4, NULL, NULL))
     CALLS(tn_host_free(NULL))

@@ -129,7 +129,7 @@ static void copies_at_random_keep_their_order(void **state) {
 
 /* ---- evaluations ------------------------------------------------------------------------------------------------- */
 
-enum { SIDE = 24, ROUNDS = 30 };
+enum { SIDE = 16, ROUNDS = 12 };
 static tn_tensor *shared_weight;
 static float answers[ROUNDS];
 

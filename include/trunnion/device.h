@@ -86,6 +86,7 @@ typedef struct tn_device_options {
     int threads;                   /* cpu: threads to use; 0 = all that affinity and quota allow */
     int simd;                      /* cpu: 0 best, 1 baseline, 2 AVX2, 3 AVX-512 at most */
     size_t pool_initial, pool_max; /* bytes of device memory taken at open / at most; 0 = on demand / no limit */
+    size_t pool_growth; /* bytes of a piece that blocks up to its size are cut out of; 0 = a block by itself each */
 } tn_device_options;
 
 /* One step of a selection: a device or backend that was looked at. */
@@ -258,6 +259,33 @@ TN_API void tn_host_free(void *address); /* waits for the device's queues; NULL 
  * after unmap, and must leave the range alone in between. Waits for the device's queues. */
 TN_API tn_status tn_device_map(tn_device *device, void *address, size_t len, bool read, void **out);
 TN_API tn_status tn_device_unmap(tn_device *device, void *address, void *host);
+
+/* ---- the pool ---------------------------------------------------------------------------------------------------- */
+
+/* What this process does with a device's memory. A freed block is kept, for the next of its size; kept memory is
+ * bounded (a sixteenth of the device, 512 MiB at most), and given back before an allocation fails. A device opened
+ * with pool_initial or pool_growth cuts blocks out of larger pieces, by best fit, and joins what is free. */
+typedef struct tn_pool_stats {
+    size_t struct_size;               /* set by the caller */
+    int64_t in_use_bytes, peak_bytes; /* of blocks that tensors, plans and callers have; the most there ever were */
+    int64_t kept_bytes;               /* of blocks that are kept for reuse */
+    int64_t taken_bytes, limit;       /* from the driver, all in all; pool_max, 0: no limit */
+    int64_t buffers;                  /* in use, borrowed memory included */
+    int64_t allocations, hits;        /* buffers asked for; those for which a kept block was right */
+    int64_t pieces;                   /* that blocks are cut out of */
+    int64_t free_bytes, largest_free; /* in pieces, besides kept blocks; in one place */
+    double fragmentation;             /* 0 to 1: share of free_bytes that lies outside of the largest free place */
+} tn_pool_stats;
+TN_API tn_status tn_device_get_pool_stats(const tn_device *device, tn_pool_stats *stats);
+TN_API void tn_device_reset_pool_peak(tn_device *device); /* also allocations and hits; NULL is fine */
+/* Gives what is kept back to the driver, and pieces of which nothing is in use (but for pool_initial). *given (may be
+ * NULL): bytes. */
+TN_API tn_status tn_device_trim(tn_device *device, int64_t *given);
+/* Joins what is free in pieces into the largest places that there can be, and gives whole pieces back as trim does.
+ * Blocks in use stay where they are: plans, captured graphs and callers know their addresses, and states keep theirs
+ * for ever. So what a piece has in use decides how much of it can be joined; a growth of many times the usual block
+ * keeps that small. */
+TN_API tn_status tn_device_defragment(tn_device *device, int64_t *given);
 
 /* Threads of the CPU, for all users of the process: 0 = as many as affinity mask and cgroup quota allow. The caller is
  * one of them and is left where it is; each other one is tied to a processor of its own, out of the caller's way, as

@@ -1,7 +1,8 @@
 /* hal.h — what the layers above see of a device: open devices, buffers, kernels, launches.
  *
  * device.c holds the driver table, selection and the open devices; listing.c looks at backends (child.c: in a process
- * of their own; record.c: the record on disk). memory.c keeps and counts buffers, forms.c what is made of them.
+ * of their own; record.c: the record on disk). memory.c keeps and counts buffers (pieces.c cuts them out of larger
+ * pieces), forms.c is about what is made of them.
  * kernel.c keeps what drivers load, once a structure: module.c renders and compiles it, cache.c keeps it on disk,
  * range.c checks launches and divides them, can.c says what a device can run. queue.h is about order between queues.
  * Nothing here knows an operation. */
@@ -40,7 +41,7 @@ typedef uint64_t tn_mark; /* a place in the order of a queue's work: queue.h */
 typedef struct tn_buffer {
     _Atomic int32_t refs;
     uint16_t size_class; /* memory.c: which list of kept blocks it belongs to */
-    bool carved;         /* memory.c: part of the block taken at open, never given back alone */
+    struct tn_cut *cut;  /* memory.c: its place in a larger piece of memory; NULL: the driver's own block */
     tn_device *device;
     void *address; /* device address; on a host-visible device a pointer */
     size_t bytes;
@@ -111,7 +112,7 @@ typedef struct tn_memory_stats {
 } tn_memory_stats;
 tn_memory_stats tn_memory_get_stats(void);
 void tn_memory_reset_peak(void);
-void tn_memory_trim(tn_device *d); /* gives kept blocks back */
+void tn_memory_trim(tn_device *d); /* gives kept blocks, and pieces of which nothing is in use, back */
 
 /* A loaded kernel; belongs to the device's table, equal structures share one. Each tn_kernel_get is matched by a
  * tn_kernel_release, from any thread, also after the device has ended. */

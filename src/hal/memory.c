@@ -4,13 +4,18 @@
  * is a pop and a push: no driver call, no allocation. Eight classes a power of two bound the waste to an eighth. One
  * spin lock for all devices guards lists and counts; it is held for a dozen instructions, never over a driver call.
  *
- * Kept memory is bounded, given back by tn_memory_trim, and given back before an allocation is allowed to fail. */
+ * Kept memory is bounded, given back by tn_memory_trim, and given back before an allocation is allowed to fail.
+ *
+ * A pool that was opened with a size to begin with, or one to grow by, cuts its blocks out of larger pieces (pieces.c):
+ * by best fit, once no kept block will do. Before it grows, blocks that are kept go back to their pieces, where they
+ * join. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "hal/hal.h"
+#include "hal/pieces.h"
 
 enum {
     UNIT = 64,        /* smallest class, and the alignment of every class */
@@ -32,8 +37,10 @@ typedef struct pool {
     int64_t live_buffers;
     bool closing;
     tn_buffer *given[GIVEN_SLOTS];
-    char *slab; /* taken at open (pool_initial), carved from its start */
-    size_t slab_size, slab_used;
+    int64_t in_use_bytes, in_use_peak; /* of blocks, whole classes */
+    int64_t asked, hits;               /* buffers asked for, and those that a kept block was right for */
+    tn_pieces *pieces;                 /* NULL: every block is the driver's own */
+    size_t growth;                     /* bytes of a piece; 0: only what was taken at open is cut */
 } pool;
 
 static atomic_int heap_taken;
@@ -81,8 +88,15 @@ static size_t class_bytes(int c) {
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
+static int64_t block_bytes(const tn_buffer *b) {
+    return b->size_class == CLASSES ? 0 : (int64_t)class_bytes(b->size_class);
+}
+
 static void count_in(pool *p, const tn_buffer *b) {
     p->live_buffers++;
+    p->asked++;
+    p->in_use_bytes += block_bytes(b);
+    if (p->in_use_bytes > p->in_use_peak) p->in_use_peak = p->in_use_bytes;
     stats.live_buffers++;
     stats.live_bytes += (int64_t)b->bytes;
     if (stats.live_bytes > stats.peak_bytes) stats.peak_bytes = stats.live_bytes;
@@ -96,39 +110,30 @@ static void begin_use(tn_buffer *b, size_t bytes) {
     b->next = NULL;
 }
 
+/* What the memory of this process on the device is used for: ", of which 3 GiB in 210 buffers in use …". */
+static void say_use(const tn_device *d, char *text, size_t size) {
+    tn_pool_stats s = {.struct_size = sizeof s};
+    char used[24], kept[24], cut[24], largest[24], most[24];
+    text[0] = 0;
+    if (!d->pool || tn_device_get_pool_stats(d, &s) != TN_OK) return;
+    int n = snprintf(text, size, "; here %s are in use by %lld buffers, %s kept", tn_bytes_text(used, s.in_use_bytes),
+                     (long long)s.buffers, tn_bytes_text(kept, s.kept_bytes));
+    if (n > 0 && s.pieces)
+        n += snprintf(text + n, size - (size_t)n, ", %s free in pieces (the largest %s)",
+                      tn_bytes_text(cut, s.free_bytes), tn_bytes_text(largest, s.largest_free));
+    if (n > 0 && s.limit)
+        (void)snprintf(text + n, size - (size_t)n, ", at most %s may be taken", tn_bytes_text(most, s.limit));
+}
+
 static tn_status out_of_memory(tn_device *d, size_t bytes) {
-    char want[24], total[24], left[24];
+    char want[24], total[24], left[24], use[240];
     int64_t all = d->info.total_memory, unused = d->info.free_memory;
     if (d->driver->memory) (void)d->driver->memory(d->handle, &all, &unused);
-    return tn_fail(
-        TN_ERR_MEMORY, "%s: no memory for %s (free: %s of %s); try a smaller batch, a smaller type, or another device",
-        d->info.id, tn_bytes_text(want, (int64_t)bytes), tn_bytes_text(left, unused), tn_bytes_text(total, all));
-}
-
-/* Returns a block and its buffer to where they came from. */
-static void block_free(tn_device *d, tn_buffer *b) {
-    pool *p = d->pool;
-    (void)tn_buffer_await(b, true);
-    if (!b->carved) {
-        (void)d->driver->sync(d->handle); /* work under way may still use it */
-        d->driver->free(d->handle, b->address);
-        heap_lock();
-        p->taken_bytes -= (int64_t)class_bytes(b->size_class);
-        heap_unlock();
-    }
-    tn_mem_free(b);
-}
-
-/* Room in the block taken at open, or NULL. */
-static void *slab_carve(pool *p, size_t bytes) {
-    heap_lock();
-    void *at = NULL;
-    if (p->slab && bytes <= p->slab_size - p->slab_used) {
-        at = p->slab + p->slab_used;
-        p->slab_used += bytes;
-    }
-    heap_unlock();
-    return at;
+    say_use(d, use, sizeof use);
+    return tn_fail(TN_ERR_MEMORY,
+                   "%s: no memory for %s (free: %s of %s%s); try a smaller batch, a smaller type, or another device",
+                   d->info.id, tn_bytes_text(want, (int64_t)bytes), tn_bytes_text(left, unused),
+                   tn_bytes_text(total, all), use);
 }
 
 /* Books `bytes` from the driver against the limit; false when they do not fit. */
@@ -140,23 +145,67 @@ static bool take_booked(pool *p, int64_t bytes) {
     return fits;
 }
 
+static void give_booked(pool *p, int64_t bytes) {
+    heap_lock();
+    p->taken_bytes -= bytes;
+    heap_unlock();
+}
+
 static tn_status driver_alloc(tn_device *d, size_t bytes, void **address) {
     pool *p = d->pool;
     if (!take_booked(p, (int64_t)bytes)) return TN_ERR_MEMORY;
     tn_status s = d->driver->alloc(d->handle, bytes, address);
-    if (s == TN_OK) return TN_OK;
-    heap_lock();
-    p->taken_bytes -= (int64_t)bytes;
-    heap_unlock();
+    if (s != TN_OK) give_booked(p, (int64_t)bytes);
     return s;
 }
 
-/* A block of class c from the slab or the driver; kept blocks are given back before this fails. */
-static tn_status block_alloc(tn_device *d, int c, void **address, bool *carved) {
+static void driver_free(tn_device *d, void *address, size_t bytes) {
+    d->driver->free(d->handle, address);
+    give_booked(d->pool, (int64_t)bytes);
+}
+
+/* Returns a block and its buffer to where they came from. */
+static void block_free(tn_device *d, tn_buffer *b) {
+    pool *p = d->pool;
+    (void)tn_buffer_await(b, true);
+    if (b->cut) {
+        tn_pieces_give(p->pieces, b->cut); /* whoever has it next comes behind in the order of the device */
+    } else {
+        (void)d->driver->sync(d->handle); /* work under way may still use it */
+        driver_free(d, b->address, class_bytes(b->size_class));
+    }
+    tn_mem_free(b);
+}
+
+static tn_status piece_add(tn_device *d, size_t bytes, bool stays) {
+    pool *p = d->pool;
+    void *address;
+    TRY(driver_alloc(d, bytes, &address));
+    tn_status s = tn_pieces_add(p->pieces, address, bytes, stays);
+    if (s != TN_OK) driver_free(d, address, bytes);
+    return s;
+}
+
+static void kept_release(tn_device *d, bool cut);
+
+/* Room in a piece; *cut stays NULL when there is none and none is to be had. */
+static void cut_block(tn_device *d, size_t bytes, tn_cut **cut, void **address) {
+    pool *p = d->pool;
+    *cut = tn_pieces_take(p->pieces, bytes, address);
+    if (*cut) return;
+    kept_release(d, true);
+    *cut = tn_pieces_take(p->pieces, bytes, address);
+    if (*cut || bytes > p->growth || piece_add(d, p->growth, false) != TN_OK) return;
+    *cut = tn_pieces_take(p->pieces, bytes, address);
+}
+
+/* A block of class c from a piece or the driver; kept blocks are given back before this fails. */
+static tn_status block_alloc(tn_device *d, int c, tn_cut **cut, void **address) {
+    pool *p = d->pool;
     size_t bytes = class_bytes(c);
-    *address = slab_carve(d->pool, bytes);
-    *carved = *address != NULL;
-    if (*carved) return TN_OK;
+    *cut = NULL;
+    if (p->pieces) cut_block(d, bytes, cut, address);
+    if (*cut) return TN_OK;
     tn_status s = driver_alloc(d, bytes, address);
     if (s != TN_ERR_MEMORY) return s;
     tn_memory_trim(d);
@@ -167,7 +216,7 @@ static tn_status block_alloc(tn_device *d, int c, void **address, bool *carved) 
 static tn_status buffer_make(tn_device *d, int c, size_t bytes, tn_buffer **out) {
     tn_buffer *b = tn_mem_zalloc(1, sizeof *b);
     if (!b) return TN_ERR_MEMORY;
-    tn_status s = block_alloc(d, c, &b->address, &b->carved);
+    tn_status s = block_alloc(d, c, &b->cut, &b->address);
     if (s != TN_OK) {
         tn_mem_free(b);
         return s;
@@ -190,6 +239,7 @@ static tn_buffer *kept_pop(pool *p, int c, size_t bytes) {
     if (b) {
         p->kept[c] = b->next;
         p->kept_bytes -= (int64_t)class_bytes(c);
+        p->hits++;
         begin_use(b, bytes);
         count_in(p, b);
     }
@@ -249,8 +299,9 @@ tn_status tn_buffer_borrow(tn_device *d, void *address, size_t bytes, void (*rel
 }
 
 /* Counts a buffer out. true: the device was only waiting for this one, and the caller ends it. */
-static bool count_out(pool *p) {
+static bool count_out(pool *p, const tn_buffer *b) {
     p->live_buffers--;
+    p->in_use_bytes -= block_bytes(b);
     stats.live_buffers--;
     return p->closing && p->live_buffers == 0;
 }
@@ -258,15 +309,15 @@ static bool count_out(pool *p) {
 /* Keeps a buffer's block for later if there is room for it, and counts the buffer out then. */
 static bool keep(pool *p, tn_buffer *b) {
     bool borrowed = b->size_class == CLASSES;
-    int64_t size = borrowed ? 0 : (int64_t)class_bytes(b->size_class);
+    int64_t size = block_bytes(b);
     heap_lock();
     stats.live_bytes -= borrowed ? 0 : (int64_t)b->bytes;
-    bool kept = !borrowed && !p->closing && (b->carved || p->kept_bytes + size <= p->keep_limit);
+    bool kept = !borrowed && !p->closing && (b->cut || p->kept_bytes + size <= p->keep_limit);
     if (kept) {
         b->next = p->kept[b->size_class];
         p->kept[b->size_class] = b;
         p->kept_bytes += size;
-        (void)count_out(p);
+        (void)count_out(p, b);
     }
     heap_unlock();
     return kept;
@@ -283,13 +334,14 @@ void tn_buffer_release(tn_buffer *b) {
     tn_buffer_drop_forms(b);
     if (b->release) b->release(b->release_ctx);
     if (keep(d->pool, b)) return;
+    tn_buffer gone = {.size_class = b->size_class};
     if (b->size_class == CLASSES)
         tn_mem_free(b);
     else
         block_free(d, b);
     /* counted only now: a closed device ends when the last buffer is out, and the block was the device's */
     heap_lock();
-    bool last = count_out(d->pool);
+    bool last = count_out(d->pool, &gone);
     heap_unlock();
     if (last) tn_device_end(d);
 }
@@ -307,15 +359,15 @@ void tn_memory_reset_peak(void) {
     heap_unlock();
 }
 
-/* Takes every kept block that the driver gave, of all classes, as one list. Carved blocks stay in their lists. */
-static tn_buffer *kept_take_all(pool *p) {
+/* Takes the kept blocks that were cut out of pieces, or those that were not, as one list. */
+static tn_buffer *kept_take(pool *p, bool cut) {
     tn_buffer *all = NULL;
     heap_lock();
     for (int c = 0; c < CLASSES; c++) {
         tn_buffer **link = &p->kept[c];
         while (*link) {
             tn_buffer *b = *link;
-            if (b->carved) {
+            if ((b->cut != NULL) != cut) {
                 link = &b->next;
                 continue;
             }
@@ -329,15 +381,44 @@ static tn_buffer *kept_take_all(pool *p) {
     return all;
 }
 
-void tn_memory_trim(tn_device *d) {
+static void kept_release(tn_device *d, bool cut) {
     tn_buffer *next;
-    for (tn_buffer *b = kept_take_all(d->pool); b; b = next) {
+    for (tn_buffer *b = kept_take(d->pool, cut); b; b = next) {
         next = b->next;
         block_free(d, b);
     }
 }
 
+/* Pieces of which nothing is in use, any more or for now. */
+static void give_pieces(tn_device *d, bool all) {
+    pool *p = d->pool;
+    void *address;
+    size_t bytes;
+    if (!p->pieces) return;
+    kept_release(d, true);
+    while (tn_pieces_take_whole(p->pieces, all, &address, &bytes)) {
+        (void)d->driver->sync(d->handle);
+        driver_free(d, address, bytes);
+    }
+}
+
+void tn_memory_trim(tn_device *d) {
+    kept_release(d, false);
+    give_pieces(d, false);
+}
+
 /* ---- a device's pool --------------------------------------------------------------------------------------------- */
+
+static tn_status pieces_open(tn_device *d, const tn_device_options *o) {
+    pool *p = d->pool;
+    if (!o->pool_initial && !o->pool_growth) return TN_OK;
+    p->growth = o->pool_growth;
+    p->pieces = tn_pieces_new((size_t)tn_max64(d->caps.alignment, UNIT));
+    if (!p->pieces) return TN_ERR_MEMORY;
+    if (!o->pool_initial) return TN_OK;
+    tn_status s = piece_add(d, o->pool_initial, true);
+    return s == TN_ERR_MEMORY ? out_of_memory(d, o->pool_initial) : s;
+}
 
 tn_status tn_pool_open(tn_device *d, const tn_device_options *o) {
     pool *p = tn_mem_zalloc(1, sizeof *p);
@@ -346,15 +427,9 @@ tn_status tn_pool_open(tn_device *d, const tn_device_options *o) {
     p->keep_limit = total ? tn_min64(KEEP_MOST, total / 16) : KEEP_MOST;
     p->taken_limit = o->pool_max > INT64_MAX ? INT64_MAX : (int64_t)o->pool_max;
     d->pool = p;
-    if (!o->pool_initial) return TN_OK;
-    tn_status s = driver_alloc(d, o->pool_initial, (void **)&p->slab);
-    if (s == TN_OK) {
-        p->slab_size = o->pool_initial;
-        return TN_OK;
-    }
-    tn_mem_free(p);
-    d->pool = NULL;
-    return s == TN_ERR_MEMORY ? out_of_memory(d, o->pool_initial) : s;
+    tn_status s = pieces_open(d, o);
+    if (s != TN_OK) tn_pool_free(d);
+    return s;
 }
 
 bool tn_pool_close(tn_device *d) {
@@ -369,17 +444,68 @@ bool tn_pool_close(tn_device *d) {
 void tn_pool_free(tn_device *d) {
     pool *p = d->pool;
     if (!p) return;
-    tn_memory_trim(d);
-    for (int c = 0; c < CLASSES; c++) {
-        tn_buffer *next;
-        for (tn_buffer *b = p->kept[c]; b; b = next) {
-            next = b->next;
-            tn_mem_free(b);
-        }
-    }
-    if (p->slab) d->driver->free(d->handle, p->slab);
+    kept_release(d, false);
+    give_pieces(d, true);
+    tn_pieces_free(p->pieces);
     tn_mem_free(p);
     d->pool = NULL;
+}
+
+tn_status tn_device_get_pool_stats(const tn_device *d, tn_pool_stats *out) {
+    if (!d || !out) return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_pool_stats: %s is NULL", d ? "stats" : "device");
+    if (out->struct_size < sizeof(size_t))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_device_get_pool_stats: stats->struct_size is not set");
+    const pool *p = d->pool;
+    tn_pieces_facts f = p->pieces ? tn_pieces_look(p->pieces) : (tn_pieces_facts){0};
+    heap_lock();
+    tn_pool_stats s = {.struct_size = out->struct_size,
+                       .in_use_bytes = p->in_use_bytes,
+                       .peak_bytes = p->in_use_peak,
+                       .kept_bytes = p->kept_bytes,
+                       .taken_bytes = p->taken_bytes,
+                       .limit = p->taken_limit,
+                       .buffers = p->live_buffers,
+                       .allocations = p->asked,
+                       .hits = p->hits};
+    heap_unlock();
+    s.pieces = f.pieces;
+    s.free_bytes = f.free_bytes;
+    s.largest_free = f.largest;
+    s.fragmentation = f.free_bytes ? 1 - (double)f.largest / (double)f.free_bytes : 0;
+    memcpy(out, &s, out->struct_size < sizeof s ? out->struct_size : sizeof s);
+    return TN_OK;
+}
+
+void tn_device_reset_pool_peak(tn_device *d) {
+    if (!d) return;
+    pool *p = d->pool;
+    heap_lock();
+    p->in_use_peak = p->in_use_bytes;
+    p->asked = p->hits = 0;
+    heap_unlock();
+}
+
+static int64_t taken_now(const pool *p) {
+    heap_lock();
+    int64_t taken = p->taken_bytes;
+    heap_unlock();
+    return taken;
+}
+
+static tn_status give_back(tn_device *d, int64_t *given, const char *function, void (*what)(tn_device *)) {
+    if (!d) return tn_fail(TN_ERR_ARGUMENT, "%s: device is NULL", function);
+    int64_t before = taken_now(d->pool);
+    what(d);
+    if (given) *given = before - taken_now(d->pool);
+    return TN_OK;
+}
+
+static void join_and_give(tn_device *d) { give_pieces(d, false); }
+
+tn_status tn_device_trim(tn_device *d, int64_t *given) { return give_back(d, given, "tn_device_trim", tn_memory_trim); }
+
+tn_status tn_device_defragment(tn_device *d, int64_t *given) {
+    return give_back(d, given, "tn_device_defragment", join_and_give);
 }
 
 /* ---- by hand (device.h) ------------------------------------------------------------------------------------------ */

@@ -283,11 +283,12 @@ static void queue_free(tn_queue *q) {
 /* handle: of a device's own queue; NULL makes a new one. */
 static tn_status queue_start(tn_queue *q, void *handle) {
     tn_device *d = q->device;
-    q->line = tn_line_take(q);
-    if (!q->line) return tn_fail(TN_ERR_MEMORY, "%s: there are %d queues already", d->info.id, TN_LINES - 1);
     q->handle = handle;
     if (!handle && tn_device_has_events(d)) TRY(d->driver->queue_new(d->handle, &q->handle));
-    return q->handle ? make_ring(q) : start_thread(q);
+    if (q->handle) TRY(make_ring(q));
+    q->line = tn_line_take(q); /* from here on others see it */
+    if (!q->line) return tn_fail(TN_ERR_MEMORY, "%s: there are %d queues already", d->info.id, TN_LINES - 1);
+    return q->handle ? TN_OK : start_thread(q);
 }
 
 static tn_status queue_make(tn_device *d, void *handle, tn_queue **out) {
