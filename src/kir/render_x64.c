@@ -20,9 +20,18 @@ struct kir_code {
 
 /* ---- a loop ------------------------------------------------------------------------------------------------------ */
 
+/* Does some element take less than 4 bytes? */
+static bool moves_narrow(const x64_segment *s) {
+    for (int i = 0; i < s->n; i++) {
+        if (s->steps[i].size > 0 && s->steps[i].size < 4) return true;
+    }
+    return false;
+}
+
 /* How often a loop without reductions repeats its body before it looks whether it is over. */
 static int copies_of(const x64_build *b, const x64_segment *s) {
     if (s->n_reductions > 0) return KIR_LANES / b->lanes;
+    if (!b->evex && moves_narrow(s)) return 1; /* what is left over is slow: let it be little */
     return s->n <= 6 ? 4 : s->n <= 16 ? 2 : 1;
 }
 
@@ -33,7 +42,13 @@ static void set_tail(x64_emitter *e) {
     x64_set(a, X64_RAX, e->b->lanes);
     x64_compare(a, X64_LEFT, X64_RAX);
     x64_move_if(a, X64_A, X64_LEFT, X64_RAX);
-    if (!e->b->evex) return;
+    if (!e->b->evex) {
+        static const int32_t ramp[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+        x64_op3(e, X64_FROM_R32, 16, e->tail, 0, x64_reg(X64_LEFT));
+        x64_op3(e, X64_BCASTI, 32, e->tail, 0, x64_reg(e->tail));
+        x64_op3(e, X64_CMPGT, 32, e->tail, e->tail, x64_pool(x64_constant_vector(a, ramp)));
+        return;
+    }
     x64_set(a, X64_RAX, -1);
     x64_lowest_bits(a, X64_RAX, X64_RAX, X64_LEFT);
     x64_op3(e, X64_KFROM, 16, X64_TAIL_MASK, 0, x64_reg(X64_RAX));
@@ -418,13 +433,17 @@ static size_t make_key(const kir_frame *f, uint8_t *key) {
     return (size_t)(KEY_HEAD + f->vm->n_access);
 }
 
-/* Launches that the VM's routines do better: tiles that turn memory over, rows of a few elements, long loops that
- * threads share block by block. */
+/* Launches that the VM's routines do better: tiles that turn memory over, elements of a row that lie apart, rows of a
+ * few elements, long loops that threads share block by block. */
 static bool suits(const kir_frame *f) {
-    enum { SHORT_ROW = 8, MANY_ROWS = 64 };
+    enum { SHORT_ROW = 12, MANY_ROWS = 64 };
     if (f->isa < TN_ISA_AVX2 || f->layout == KIR_ACROSS || f->inner_space.n > 1 || f->inner_space.total < 1)
         return false;
     if (f->layout == KIR_POINTS && f->square) return false;
+    for (int i = 0; i < f->vm->n_access; i++) {
+        int64_t stride = inner_stride(f, i);
+        if (f->vm->buffer_of[i] >= 0 && stride != 0 && stride != 1) return false;
+    }
     if (f->inner_space.total < SHORT_ROW && f->outer_space.total >= MANY_ROWS) return false;
     bool shared = f->vm->in_blocks && f->inner_space.total >= 2 * KIR_BLOCK && f->outer_space.total < tn_threads();
     return f->layout == KIR_POINTS || !shared;

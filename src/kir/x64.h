@@ -95,7 +95,7 @@ typedef struct x64_build {
     int n_values, n_slots, n_steps;
     int16_t *value_of;                       /* by instruction */
     int16_t constant_of[X64_MOST_CONSTANTS]; /* by number of the constant: its value, or -1 */
-    const char *refusal; /* why there will be no code; with no_memory it may be tried again */
+    const char *refusal;                     /* why there will be no code; with no_memory it may be tried again */
     bool no_memory;
 } x64_build;
 
@@ -154,6 +154,7 @@ typedef struct x64_emitter {
     int index; /* of the segment */
     x64_mode mode;
     int copy;                                      /* which of the loop's copies */
+    int tail;                                      /* AVX2: the vector register that says which lanes of a tail exist */
     int scratch[3], n_vectors;                     /* vector registers: set aside, and given out */
     int16_t *in;                                   /* by value: its register, or -1 */
     int16_t *next;                                 /* by value: the next step that reads it */

@@ -283,14 +283,6 @@ static x64_op combiner(const x64_reduction *r) {
     return (x64_op)integers[r->kind];
 }
 
-/* Lanes that exist, as a vector (AVX2). */
-static void tail_lanes(x64_emitter *e, int d) {
-    static const int32_t ramp[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    x64_op3(e, X64_FROM_R32, 16, d, 0, x64_reg(X64_LEFT));
-    x64_op3(e, X64_BCASTI, 32, d, 0, x64_reg(d));
-    x64_op3(e, X64_CMPGT, 32, d, d, x64_pool(x64_constant_vector(e->a, ramp)));
-}
-
 /* A NaN among the partial results stays: an extreme is not sought there. */
 static void combine_evex(x64_emitter *e, const x64_reduction *r, int acc, x64_rm x, bool tail) {
     bool wide = kir_type_size((kir_type)r->type) == 8;
@@ -329,7 +321,7 @@ static void combine_vex(x64_emitter *e, const x64_reduction *r, int acc, x64_rm 
         emit(e, blend);
     }
     if (!tail) return;
-    tail_lanes(e, a);
+    blend.imm = e->tail << 4;
     blend.reg = acc;
     blend.first = acc;
     blend.rm = x64_reg(b);
@@ -465,7 +457,8 @@ tn_status x64_emitter_open(x64_emitter *e, x64_build *b) {
     e->next = e->in + values;
     e->stored = e->next + values;
     e->next_use = e->stored + values;
-    e->n_vectors = b->evex ? 29 : 13;
+    e->n_vectors = b->evex ? 29 : 12;
+    e->tail = 15;
     for (int k = 0; k < 3; k++)
         e->scratch[k] = e->n_vectors + k;
     return TN_OK;

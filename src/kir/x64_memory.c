@@ -1,7 +1,8 @@
 /* x64_memory.c — loads, stores and indices of a segment.
  *
- * Elements side by side move as vectors, under a mask where only some may be touched. Everything else (elements far
- * apart, and masks without AVX-512) goes element by element through a vector's worth of stack. */
+ * Elements side by side move as vectors, under a mask where only some may be touched. Everything else (one element in
+ * all lanes under a mask; without AVX-512, elements of other than 4 bytes under a mask) goes element by element through
+ * a vector's worth of stack. */
 #include "kir/x64.h"
 
 #include <stddef.h>
@@ -93,17 +94,33 @@ static void load_walking(x64_emitter *e, const x64_step *s, int d) {
     x64_emit(e->a, &convert);
 }
 
-/* The mask of a vector in AVX-512: of the step, of the lanes that exist, or both; 0: none. */
+/* The mask of a vector, in a register: of the step, of the lanes that exist, or both; -1: none. */
 static int mask_of(x64_emitter *e, int mask) {
-    int own = mask >= 0 ? x64_in_register(e, mask, X64_FREE_MASK) : 0;
+    int free = e->b->evex ? X64_FREE_MASK : e->scratch[1], tail = e->b->evex ? X64_TAIL_MASK : e->tail;
+    int own = mask >= 0 ? x64_in_register(e, mask, free) : -1;
     if (e->mode != X64_TAIL) return own;
-    if (mask < 0) return X64_TAIL_MASK;
-    x64_op3(e, X64_KAND, 32, X64_FREE_MASK, own, x64_reg(X64_TAIL_MASK));
-    return X64_FREE_MASK;
+    if (mask < 0) return tail;
+    x64_op3(e, e->b->evex ? X64_KAND : X64_AND, 32, free, own, x64_reg(tail));
+    return free;
+}
+
+/* Moves whole vectors, or under a mask some lanes; without AVX-512 only elements of 4 bytes can be so. */
+static void move_vector(x64_emitter *e, const x64_step *s, int reg, int mask, bool load) {
+    int of = mask_of(e, mask);
+    x64_vec v = transfer(s, reg, row_at(e, s));
+    if (of >= 0 && e->b->evex) {
+        v.mask = of;
+        v.zeroing = load;
+    } else if (of >= 0) {
+        v.op = load ? X64_LOAD_SOME : X64_STORE_SOME;
+        v.first = of;
+    }
+    x64_emit(e->a, &v);
 }
 
 static bool moves_at_once(const x64_emitter *e, const x64_step *s, int mask) {
-    return class_at(e, s) == X64_NEXT && (e->b->evex || (mask < 0 && e->mode == X64_WHOLE));
+    if (class_at(e, s) != X64_NEXT) return false;
+    return e->b->evex || s->size == 4 || (mask < 0 && e->mode == X64_WHOLE);
 }
 
 void x64_emit_load(x64_emitter *e, const x64_step *s, int d) {
@@ -115,10 +132,7 @@ void x64_emit_load(x64_emitter *e, const x64_step *s, int d) {
         load_walking(e, s, d);
         return;
     }
-    x64_vec v = transfer(s, d, row_at(e, s));
-    v.mask = mask_of(e, s->a);
-    v.zeroing = v.mask != 0;
-    x64_emit(e->a, &v);
+    move_vector(e, s, d, s->a, true);
 }
 
 /* ---- stores ------------------------------------------------------------------------------------------------------ */
@@ -131,9 +145,7 @@ static void store_one(x64_emitter *e, const x64_step *s) {
 void x64_emit_store(x64_emitter *e, const x64_step *s) {
     int value = x64_in_register(e, s->a, e->scratch[0]);
     if (e->mode != X64_ROW && moves_at_once(e, s, s->b)) {
-        x64_vec v = transfer(s, value, row_at(e, s));
-        v.mask = mask_of(e, s->b);
-        x64_emit(e->a, &v);
+        move_vector(e, s, value, s->b, false);
         return;
     }
     x64_vec v = transfer(s, value, x64_slot(X64_SCRATCH_SLOT));
