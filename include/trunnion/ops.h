@@ -118,6 +118,10 @@ TN_API tn_tensor *tn_remainder_(tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_fmod(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_fmod_(tn_tensor *x, const tn_tensor *y);
 
+/* 0 where x < 0, values where x is 0, 1 where x > 0; 0 of NaN. */
+TN_API tn_tensor *tn_heaviside(const tn_tensor *x, const tn_tensor *values);
+TN_API tn_tensor *tn_heaviside_(tn_tensor *x, const tn_tensor *values);
+
 /* The greater of both, element by element; NaN if either is. Equal operands share the gradient. */
 TN_API tn_tensor *tn_maximum(const tn_tensor *x, const tn_tensor *y);
 
@@ -1125,6 +1129,8 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_hardsigmoid(...) (tn_at(__FILE__, __LINE__), tn_hardsigmoid(__VA_ARGS__))
 #define tn_hardswish(...) (tn_at(__FILE__, __LINE__), tn_hardswish(__VA_ARGS__))
 #define tn_hardtanh(...) (tn_at(__FILE__, __LINE__), tn_hardtanh(__VA_ARGS__))
+#define tn_heaviside(...) (tn_at(__FILE__, __LINE__), tn_heaviside(__VA_ARGS__))
+#define tn_heaviside_(...) (tn_at(__FILE__, __LINE__), tn_heaviside_(__VA_ARGS__))
 #define tn_huber_loss(...) (tn_at(__FILE__, __LINE__), tn_huber_loss(__VA_ARGS__))
 #define tn_hypot(...) (tn_at(__FILE__, __LINE__), tn_hypot(__VA_ARGS__))
 #define tn_index_add(...) (tn_at(__FILE__, __LINE__), tn_index_add(__VA_ARGS__))

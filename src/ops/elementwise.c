@@ -486,6 +486,26 @@ const tn_op_impl tn_impl_floor_divide = {
         "types=i32; [9] [9]@-1..1",
     .flops = 4};
 
+/* heaviside(x, values): 0 where x < 0, values where x is 0, 1 where x > 0; 0 of NaN. */
+static kir_val lower_heaviside(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_builder *kb = lw->kb;
+    kir_val x = tn_lower_in(lw, n, 0, at), at_zero = tn_lower_in(lw, n, 1, at);
+    kir_type t = kir_val_type(kb, x);
+    kir_val zero = kir_const(kb, t, 0), step = kir_cast(kb, t, kir_binary(kb, KIR_LT, zero, x));
+    return kir_select(kb, kir_binary(kb, KIR_EQ, x, zero), at_zero, step);
+}
+static double define_heaviside(double x, double values) { return x == 0 ? values : x > 0; }
+static void reference_heaviside(const tn_reference *r) { walk_binary(r, define_heaviside); }
+const tn_op_impl tn_impl_heaviside = {
+    .class_ = TN_ELEMENTWISE,
+    .promote = true,
+    .infer = tn_infer_not_bool,
+    .grad = tn_grad_none,
+    .lower = lower_heaviside,
+    .reference = reference_heaviside,
+    .cases = "types=f32,f64,i32; [9]@-1..1 [9]; [2,3] [3]; [4,1]@-1..1 [1,5]; [0,3] [3]; error=broadcast [2] [3]",
+    .flops = 2};
+
 /* remainder(x, y): x − y · floor_divide(x, y), with the sign of y (Python's %). Integers: x % 0 is 0. */
 static tn_status grad_remainder(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *whole = tn_needs_grad(n, 1) ? tn_b_floor_divide(b, n->in[0], n->in[1]) : NULL;

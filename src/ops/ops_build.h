@@ -170,6 +170,7 @@ tn_node *tn_b_div(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_floor_divide(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_remainder(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_fmod(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_heaviside(tn_build *b, tn_node *x, tn_node *values);
 tn_node *tn_b_maximum(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_minimum(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_eq(tn_build *b, tn_node *x, tn_node *y);

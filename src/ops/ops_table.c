@@ -119,14 +119,14 @@ static tn_node *build_view(tn_build *b, const char *name, view_rule *rule, tn_no
 extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, tn_impl_trunc, tn_impl_round,
     tn_impl_sqrt, tn_impl_exp, tn_impl_log, tn_impl_sin, tn_impl_cos, tn_impl_tanh, tn_impl_erf, tn_impl_bitwise_not,
     tn_impl_cast, tn_impl_add, tn_impl_sub, tn_impl_mul, tn_impl_div, tn_impl_floor_divide, tn_impl_remainder,
-    tn_impl_fmod, tn_impl_maximum, tn_impl_minimum, tn_impl_eq, tn_impl_lt, tn_impl_le, tn_impl_bitwise_and,
-    tn_impl_bitwise_or, tn_impl_bitwise_xor, tn_impl_bitwise_left_shift, tn_impl_bitwise_right_shift, tn_impl_where,
-    tn_impl_full, tn_impl_arange, tn_impl_dial, tn_impl_exp2, tn_impl_log2, tn_impl_log10, tn_impl_pow, tn_impl_atan,
-    tn_impl_atan2, tn_impl_square, tn_impl_rsqrt, tn_impl_reciprocal, tn_impl_hypot, tn_impl_log1p, tn_impl_expm1,
-    tn_impl_xlogy, tn_impl_logaddexp, tn_impl_tan, tn_impl_sinh, tn_impl_cosh, tn_impl_asin, tn_impl_acos,
-    tn_impl_asinh, tn_impl_acosh, tn_impl_atanh, tn_impl_sign, tn_impl_frac, tn_impl_isnan, tn_impl_isinf,
-    tn_impl_isfinite, tn_impl_nan_to_num, tn_impl_clamp, tn_impl_lerp, tn_impl_addcmul, tn_impl_addcdiv,
-    tn_impl_masked_fill, tn_impl_ne, tn_impl_gt, tn_impl_ge, tn_impl_logical_not, tn_impl_logical_and,
+    tn_impl_fmod, tn_impl_heaviside, tn_impl_maximum, tn_impl_minimum, tn_impl_eq, tn_impl_lt, tn_impl_le,
+    tn_impl_bitwise_and, tn_impl_bitwise_or, tn_impl_bitwise_xor, tn_impl_bitwise_left_shift,
+    tn_impl_bitwise_right_shift, tn_impl_where, tn_impl_full, tn_impl_arange, tn_impl_dial, tn_impl_exp2, tn_impl_log2,
+    tn_impl_log10, tn_impl_pow, tn_impl_atan, tn_impl_atan2, tn_impl_square, tn_impl_rsqrt, tn_impl_reciprocal,
+    tn_impl_hypot, tn_impl_log1p, tn_impl_expm1, tn_impl_xlogy, tn_impl_logaddexp, tn_impl_tan, tn_impl_sinh,
+    tn_impl_cosh, tn_impl_asin, tn_impl_acos, tn_impl_asinh, tn_impl_acosh, tn_impl_atanh, tn_impl_sign, tn_impl_frac,
+    tn_impl_isnan, tn_impl_isinf, tn_impl_isfinite, tn_impl_nan_to_num, tn_impl_clamp, tn_impl_lerp, tn_impl_addcmul,
+    tn_impl_addcdiv, tn_impl_masked_fill, tn_impl_ne, tn_impl_gt, tn_impl_ge, tn_impl_logical_not, tn_impl_logical_and,
     tn_impl_logical_or, tn_impl_logical_xor, tn_impl_add_scalar, tn_impl_sub_scalar, tn_impl_rsub_scalar,
     tn_impl_mul_scalar, tn_impl_div_scalar, tn_impl_rdiv_scalar, tn_impl_floor_divide_scalar, tn_impl_remainder_scalar,
     tn_impl_fmod_scalar, tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar, tn_impl_eq_scalar,
@@ -182,6 +182,7 @@ const tn_op_row tn_op_rows[] = {
         "", &tn_impl_floor_divide},
     [TN_OP_REMAINDER] = {"remainder", TN_KERNEL, "Tensor remainder(Tensor x, Tensor y)", "Mod", &tn_impl_remainder},
     [TN_OP_FMOD] = {"fmod", TN_KERNEL, "Tensor fmod(Tensor x, Tensor y)", "Mod", &tn_impl_fmod},
+    [TN_OP_HEAVISIDE] = {"heaviside", TN_KERNEL, "Tensor heaviside(Tensor x, Tensor values)", "", &tn_impl_heaviside},
     [TN_OP_MAXIMUM] = {"maximum", TN_KERNEL, "Tensor maximum(Tensor x, Tensor y)", "Max", &tn_impl_maximum},
     [TN_OP_MINIMUM] = {"minimum", TN_KERNEL, "Tensor minimum(Tensor x, Tensor y)", "Min", &tn_impl_minimum},
     [TN_OP_EQ] = {"eq", TN_KERNEL, "Tensor eq(Tensor x, Tensor y)", "Equal", &tn_impl_eq},
@@ -877,6 +878,18 @@ tn_tensor *(tn_fmod_)(tn_tensor *x, const tn_tensor *y) {
 
 tn_node *tn_b_fmod(tn_build *b, tn_node *x, tn_node *y) {
     return build(b, TN_OP_FMOD, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_heaviside)(const tn_tensor *x, const tn_tensor *values) {
+    return record(TN_OP_HEAVISIDE, (const tn_tensor *const[]){x, values}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_heaviside_)(tn_tensor *x, const tn_tensor *values) {
+    return record_inplace(x, TN_OP_HEAVISIDE, (const tn_tensor *const[]){x, values}, 2, NULL, 0);
+}
+
+tn_node *tn_b_heaviside(tn_build *b, tn_node *x, tn_node *values) {
+    return build(b, TN_OP_HEAVISIDE, (tn_node *const[]){x, values}, 2, NULL, 0);
 }
 
 tn_tensor *(tn_maximum)(const tn_tensor *x, const tn_tensor *y) {
