@@ -1,11 +1,12 @@
 /* gemm.c — the product of two matrices by workgroups.
  *
  * A workgroup computes a tile of C. Panels of A and B, as deep as a panel of k, are brought into its memory by all of
- * its items, and each item multiplies what its own elements of the tile need, which it keeps in variables. Everything
- * within a panel is unrolled, so that places in the workgroup's memory are numbers.
+ * its items, and each item multiplies what its own elements of the tile need, which it keeps in variables. A few steps
+ * of k are unrolled; more of them make compilers slow and the product no faster.
  *
- * Chains of KIR_KSUM steps are the definition: a loop over whole chains, each a loop over its panels, then one over the
- * panels of a last, shorter chain. Behind the end of k A is −0 and B 0: their product −0 leaves any sum as it is. */
+ * Chains of KIR_KSUM steps are the definition: behind each panel that ends one, its sum is added to those before it.
+ * Behind the end of k A is −0 and B 0: their product −0 leaves any sum as it is. Finished elements pass through the
+ * workgroup's memory, so that what joins the store stands in the program once. */
 #include "kern/templates.h"
 
 #include <string.h>
@@ -19,7 +20,7 @@ typedef struct tile {
 /* From the largest; few rows of A want a flat one. Found by trial on a software device. */
 static const tile tiles[] = {{16, 16, 4, 4, 16}, {8, 8, 4, 4, 16}};
 static const tile flat_tile = {4, 16, 1, 4, 16};
-enum { FLAT_ROWS = 8, MOST_OWN = 16 };
+enum { FLAT_ROWS = 8, MOST_OWN = 16, UNROLLED = 4 };
 
 static int rows_of(const tile *t) { return t->iy * t->tm; }
 static int columns_of(const tile *t) { return t->ix * t->tn; }
@@ -27,7 +28,9 @@ static int columns_of(const tile *t) { return t->ix * t->tn; }
 /* A panel's rows in memory lie one element further apart, so that items which go down a column meet other banks. */
 static int64_t a_row(const tile *t) { return rows_of(t) + 1; }
 static int64_t b_row(const tile *t) { return columns_of(t) + 1; }
-static int64_t local_elements(const tile *t) { return t->depth * (a_row(t) + b_row(t)); }
+static int64_t local_elements(const tile *t) {
+    return t->depth * (a_row(t) + b_row(t)) + (int64_t)rows_of(t) * columns_of(t);
+}
 
 static bool tile_fits(const tile *t, const tn_gemm_shape *s, const tn_group_limits *limits) {
     int64_t bytes = local_elements(t) * (int64_t)tn_dtype_size(s->local_dtype);
@@ -49,14 +52,16 @@ bool tn_gemm_template_fits(const tn_gemm_shape *s, const tn_group_limits *limits
 
 /* ---- the program ------------------------------------------------------------------------------------------------- */
 
-/* Axes: batches, tiles down, tiles across, item rows, items; loops: chains, panels of a chain, of the last one. */
+/* Axes: batches, tiles down, tiles across, item rows, items; loops: panels, steps in a panel, passes of the items over
+ * each operand's panel, and over the rows and the columns of the finished tile. */
 typedef struct maker {
     const tn_gemm_shape *s;
     const tn_product_joints *joints;
     const tile *t;
     kir_builder *kb;
-    int down, across, item_row, item, chains, panels, rest;
-    int a, b; /* panels in workgroup memory */
+    int down, across, item_row, item, panels, steps, a_passes, b_passes, rows, columns;
+    bool a_along_k, b_along_k;
+    int a, b, c; /* in workgroup memory: panels, the finished tile */
     kir_aff batch[TN_TEMPLATE_BATCH_AXES];
     kir_val sum[MOST_OWN], total[MOST_OWN]; /* variables: the chain that runs, and those that are closed */
 } maker;
@@ -69,11 +74,6 @@ static kir_aff along(int axis, int64_t stride) {
     return a;
 }
 
-static kir_val number(const maker *m, int64_t v) {
-    kir_aff a = kir_aff_const(v);
-    return kir_index(m->kb, &a);
-}
-
 /* index < bound, the bound being a size */
 static kir_val inside(const maker *m, const kir_aff *index, int64_t bound) {
     kir_aff left = *index;
@@ -81,175 +81,202 @@ static kir_val inside(const maker *m, const kir_aff *index, int64_t bound) {
     return kir_binary(m->kb, KIR_LT, kir_index(m->kb, &left), kir_const_i(m->kb, KIR_I64, 0));
 }
 
-static kir_val both(const maker *m, kir_val x, kir_val y) {
-    return y == KIR_NONE ? x : kir_binary(m->kb, KIR_AND, x, y);
-}
+static bool is_float(const maker *m) { return m->s->type == KIR_F32 || m->s->type == KIR_F64; }
 
-/* One operand's part in a panel: `rows` wide beside k, of which the workgroup's first is `base`. */
+/* ---- filling panels ---------------------------------------------------------------------------------------------- */
+
+/* One operand's part in a panel: `row` elements lie between neighbours along k; `bound` is its extent across k. */
 typedef struct panel {
     bool is_a, along_k;
-    int local, width;
-    int64_t local_row, bound;
-    kir_aff base;
+    int local, passes;
+    int64_t row, bound;
+    kir_aff first; /* of the tile, across k */
 } panel;
 
-static void fill_element(const maker *m, const panel *p, const kir_aff *k0, int in_k, int in_width, bool edge) {
-    /* the item's place: along memory by its own number, across by that of its row */
+/* Items go along memory by their own number, across by that of their row. */
+static void fill_element(const maker *m, const panel *p, int in_k) {
     int k_axis = p->along_k ? m->item : m->item_row, w_axis = p->along_k ? m->item_row : m->item;
-    kir_aff k = *k0, w = p->base, to = kir_aff_const(in_k * p->local_row + in_width);
-    k.c += in_k;
-    k.s[k_axis] += 1;
-    w.c += in_width;
-    w.s[w_axis] += 1;
-    to.s[k_axis] = p->local_row;
+    int w_step = p->along_k ? m->t->iy : m->t->ix;
+    kir_aff k = along(m->panels, m->t->depth), w = p->first, to = kir_aff_const(in_k * p->row);
+    k.c = in_k;
+    k.s[k_axis] = 1;
+    w.s[w_axis] = 1;
+    w.s[p->passes] = w_step;
+    to.s[k_axis] = p->row;
     to.s[w_axis] = 1;
-    kir_val depth = edge ? inside(m, &k, m->s->k) : KIR_NONE, mask = both(m, inside(m, &w, p->bound), depth);
+    to.s[p->passes] = w_step;
+    kir_val depth = inside(m, &k, m->s->k), mask = kir_binary(m->kb, KIR_AND, inside(m, &w, p->bound), depth);
     void *context = m->joints->context;
     kir_val v = p->is_a ? m->joints->load_a(context, m->batch, &w, &k, mask)
                         : m->joints->load_b(context, m->batch, &k, &w, mask);
-    bool is_float = m->s->type == KIR_F32 || m->s->type == KIR_F64;
-    if (edge && p->is_a && is_float) v = kir_select(m->kb, depth, v, kir_const(m->kb, m->s->type, -0.0));
+    if (p->is_a && is_float(m)) v = kir_select(m->kb, depth, v, kir_const(m->kb, m->s->type, -0.0));
     kir_store(m->kb, p->local, &to, v, KIR_NONE);
 }
 
-static void fill_panel(const maker *m, panel *p, const kir_aff *k0, bool edge) {
-    if (p->width % m->t->ix != 0) p->along_k = true; /* too narrow to go across it */
-    int k_step = p->along_k ? m->t->ix : m->t->iy, w_step = p->along_k ? m->t->iy : m->t->ix;
-    for (int w = 0; w < p->width; w += w_step)
-        for (int k = 0; k < m->t->depth; k += k_step)
-            fill_element(m, p, k0, k, w, edge);
+static void fill_panel(const maker *m, const panel *p) {
+    kir_loop(m->kb, p->passes, 1);
+    for (int k = 0; k < m->t->depth; k += p->along_k ? m->t->ix : m->t->iy)
+        fill_element(m, p, k);
+    kir_end(m->kb);
 }
 
+static int passes_of(const tile *t, int width, bool along_k) { return width / (along_k ? t->iy : t->ix); }
+
+/* ---- multiplying ------------------------------------------------------------------------------------------------- */
+
 static kir_val multiply_add(const maker *m, kir_val a, kir_val b, kir_val c) {
-    if (m->s->type == KIR_F32 || m->s->type == KIR_F64) return kir_fma(m->kb, a, b, c);
+    if (is_float(m)) return kir_fma(m->kb, a, b, c);
     return kir_binary(m->kb, KIR_ADD, c, kir_binary(m->kb, KIR_MUL, a, b));
 }
 
 /* Rows of an item follow each other; its columns lie ix apart, so that neighbours read and write neighbours. */
-static void multiply_panels(const maker *m) {
+static void multiply_step(const maker *m, int k, kir_val *sum) {
     const tile *t = m->t;
-    kir_val sum[MOST_OWN];
-    for (int e = 0; e < t->tm * t->tn; e++)
-        sum[e] = kir_get(m->kb, m->sum[e]);
-    for (int k = 0; k < t->depth; k++) {
-        kir_val b[MOST_OWN];
-        for (int j = 0; j < t->tn; j++) {
-            kir_aff at = along(m->item, 1);
-            at.c = k * b_row(t) + j * t->ix;
-            b[j] = kir_load(m->kb, m->b, &at, KIR_NONE);
-        }
-        for (int i = 0; i < t->tm; i++) {
-            kir_aff at = along(m->item_row, t->tm);
-            at.c = k * a_row(t) + i;
-            kir_val a = kir_load(m->kb, m->a, &at, KIR_NONE);
-            for (int j = 0; j < t->tn; j++)
-                sum[i * t->tn + j] = multiply_add(m, a, b[j], sum[i * t->tn + j]);
-        }
+    kir_val b[MOST_OWN];
+    for (int j = 0; j < t->tn; j++) {
+        kir_aff at = along(m->item, 1);
+        at.c = k * b_row(t) + j * t->ix;
+        at.s[m->steps] = UNROLLED * b_row(t);
+        b[j] = kir_load(m->kb, m->b, &at, KIR_NONE);
     }
-    for (int e = 0; e < t->tm * t->tn; e++)
-        kir_set(m->kb, m->sum[e], sum[e]);
+    for (int i = 0; i < t->tm; i++) {
+        kir_aff at = along(m->item_row, t->tm);
+        at.c = k * a_row(t) + i;
+        at.s[m->steps] = UNROLLED * a_row(t);
+        kir_val a = kir_load(m->kb, m->a, &at, KIR_NONE);
+        for (int j = 0; j < t->tn; j++)
+            sum[i * t->tn + j] = multiply_add(m, a, b[j], sum[i * t->tn + j]);
+    }
 }
 
-static void do_panel(const maker *m, const kir_aff *k0, bool edge) {
+static void multiply_panels(const maker *m) {
+    kir_val sum[MOST_OWN];
+    int own = m->t->tm * m->t->tn;
+    kir_loop(m->kb, m->steps, 1);
+    for (int e = 0; e < own; e++)
+        sum[e] = kir_get(m->kb, m->sum[e]);
+    for (int k = 0; k < UNROLLED; k++)
+        multiply_step(m, k, sum);
+    for (int e = 0; e < own; e++)
+        kir_set(m->kb, m->sum[e], sum[e]);
+    kir_end(m->kb);
+}
+
+/* Behind the last panel of a chain its sum joins the others; that of the first stands alone. */
+static void close_chain(const maker *m) {
+    kir_builder *kb = m->kb;
+    kir_aff number = along(m->panels, 1), left = along(m->panels, m->t->depth);
+    left.c = m->t->depth - m->s->k;
+    kir_val place = kir_index(kb, &number), zero_i = kir_const_i(kb, KIR_I64, 0);
+    kir_val mask = kir_const_i(kb, KIR_I64, KIR_KSUM / m->t->depth - 1);
+    kir_val full = kir_binary(kb, KIR_EQ, kir_binary(kb, KIR_AND, place, mask), mask);
+    kir_val ends = kir_binary(kb, KIR_OR, full, kir_binary(kb, KIR_LE, zero_i, kir_index(kb, &left)));
+    kir_val first = kir_binary(kb, KIR_LT, place, kir_const_i(kb, KIR_I64, KIR_KSUM / m->t->depth));
+    for (int e = 0; e < m->t->tm * m->t->tn; e++) {
+        kir_val sum = kir_get(kb, m->sum[e]), total = kir_get(kb, m->total[e]);
+        kir_val more = kir_select(kb, first, sum, kir_binary(kb, KIR_ADD, total, sum));
+        kir_set(kb, m->total[e], kir_select(kb, ends, more, total));
+        kir_set(kb, m->sum[e], kir_select(kb, ends, zero(m), sum));
+    }
+}
+
+static void do_panels(const maker *m) {
     const tile *t = m->t;
-    panel a = {true, m->s->a_along_k, m->a, rows_of(t), a_row(t), m->s->m, along(m->down, rows_of(t))};
-    panel b = {false, m->s->b_along_k, m->b, columns_of(t), b_row(t), m->s->n, along(m->across, columns_of(t))};
-    fill_panel(m, &a, k0, edge);
-    fill_panel(m, &b, k0, edge);
+    panel a = {true, m->a_along_k, m->a, m->a_passes, a_row(t), m->s->m, along(m->down, rows_of(t))};
+    panel b = {false, m->b_along_k, m->b, m->b_passes, b_row(t), m->s->n, along(m->across, columns_of(t))};
+    kir_loop(m->kb, m->panels, 1);
+    fill_panel(m, &a);
+    fill_panel(m, &b);
     kir_barrier(m->kb);
     multiply_panels(m);
+    close_chain(m);
     kir_barrier(m->kb);
-}
-
-static void set_all(const maker *m, const kir_val *var, kir_val v) {
-    for (int e = 0; e < m->t->tm * m->t->tn; e++)
-        kir_set(m->kb, var[e], v);
-}
-
-/* A chain has ended: the first stands alone, others are added. `first`: is it the first? */
-static kir_val closed(const maker *m, int e, kir_val first) {
-    kir_val sum = kir_get(m->kb, m->sum[e]), total = kir_get(m->kb, m->total[e]);
-    return kir_select(m->kb, first, sum, kir_binary(m->kb, KIR_ADD, total, sum));
-}
-
-static void whole_chains(const maker *m) {
-    kir_aff k0 = along(m->chains, KIR_KSUM), chain = along(m->chains, 1);
-    k0.s[m->panels] = m->t->depth;
-    kir_loop(m->kb, m->chains, 1);
-    set_all(m, m->sum, zero(m));
-    kir_loop(m->kb, m->panels, 1);
-    do_panel(m, &k0, false);
-    kir_end(m->kb);
-    kir_val first = kir_binary(m->kb, KIR_EQ, kir_index(m->kb, &chain), kir_const_i(m->kb, KIR_I64, 0));
-    for (int e = 0; e < m->t->tm * m->t->tn; e++)
-        kir_set(m->kb, m->total[e], closed(m, e, first));
     kir_end(m->kb);
 }
 
-static void last_chain(const maker *m) {
-    kir_aff k0 = along(m->rest, m->t->depth);
-    k0.c = m->s->k / KIR_KSUM * KIR_KSUM;
-    set_all(m, m->sum, zero(m));
-    kir_loop(m->kb, m->rest, 1);
-    do_panel(m, &k0, true);
-    kir_end(m->kb);
-}
+/* ---- the finished tile ------------------------------------------------------------------------------------------- */
 
 static void store_tile(const maker *m) {
     const tile *t = m->t;
-    kir_val none = kir_const_i(m->kb, KIR_I64, 0);
-    kir_val first = kir_binary(m->kb, KIR_EQ, number(m, m->s->k / KIR_KSUM), none);
-    kir_val more = kir_binary(m->kb, KIR_LT, none, number(m, m->s->k % KIR_KSUM));
-    for (int i = 0; i < t->tm; i++)
-        for (int j = 0; j < t->tn; j++) {
-            int e = i * t->tn + j;
-            kir_aff row = along(m->down, rows_of(t)), column = along(m->across, columns_of(t));
-            row.s[m->item_row] = t->tm;
-            row.c = i;
-            column.s[m->item] = 1;
-            column.c = j * t->ix;
-            kir_val v = kir_select(m->kb, more, closed(m, e, first), kir_get(m->kb, m->total[e]));
-            kir_val mask = both(m, inside(m, &row, m->s->m), inside(m, &column, m->s->n));
-            m->joints->store(m->joints->context, m->batch, &row, &column, v, mask);
-        }
+    for (int e = 0; e < t->tm * t->tn; e++) {
+        kir_aff to = along(m->item_row, (int64_t)t->tm * columns_of(t));
+        to.s[m->item] = 1;
+        to.c = (int64_t)(e / t->tn) * columns_of(t) + (int64_t)(e % t->tn) * t->ix;
+        kir_store(m->kb, m->c, &to, kir_get(m->kb, m->total[e]), KIR_NONE);
+    }
+    kir_barrier(m->kb);
+    kir_loop(m->kb, m->rows, 1);
+    kir_loop(m->kb, m->columns, 1);
+    kir_aff row = along(m->item_row, 1), column = along(m->item, 1), from;
+    row.s[m->rows] = t->iy;
+    column.s[m->columns] = t->ix;
+    from = column;
+    from.s[m->item_row] = columns_of(t);
+    from.s[m->rows] = (int64_t)t->iy * columns_of(t);
+    row.s[m->down] = rows_of(t);
+    column.s[m->across] = columns_of(t);
+    kir_val v = kir_load(m->kb, m->c, &from, KIR_NONE);
+    kir_val mask = kir_binary(m->kb, KIR_AND, inside(m, &row, m->s->m), inside(m, &column, m->s->n));
+    m->joints->store(m->joints->context, m->batch, &row, &column, v, mask);
+    kir_end(m->kb);
+    kir_end(m->kb);
 }
 
 static void append(maker *m) {
+    const tile *t = m->t;
     m->joints->begin(m->joints->context, m->kb);
-    m->a = kir_local(m->kb, m->s->local_dtype, m->t->depth * a_row(m->t));
-    m->b = kir_local(m->kb, m->s->local_dtype, m->t->depth * b_row(m->t));
-    for (int e = 0; e < m->t->tm * m->t->tn; e++) {
+    m->a = kir_local(m->kb, m->s->local_dtype, t->depth * a_row(t));
+    m->b = kir_local(m->kb, m->s->local_dtype, t->depth * b_row(t));
+    m->c = kir_local(m->kb, m->s->local_dtype, (int64_t)rows_of(t) * columns_of(t));
+    for (int e = 0; e < t->tm * t->tn; e++) {
         m->sum[e] = kir_var(m->kb, zero(m));
         m->total[e] = kir_var(m->kb, zero(m));
     }
-    whole_chains(m);
-    last_chain(m);
+    do_panels(m);
     store_tile(m);
 }
 
 static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
 
-tn_status tn_gemm_template(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
-                           tn_template_program *out) {
-    maker m = {.s = s, .joints = joints, .t = choose_tile(s, limits)};
-    if (!m.t)
-        return tn_fail(TN_ERR_UNSUPPORTED, "a product has no tile for workgroups of %lld", (long long)limits->items);
+/* A loop axis of this extent: `like`, where it has the same and stands in no loop around it. */
+static int loop_axis(int64_t *extents, int *axis, int like, int64_t extent) {
+    if (like >= 0 && extents[like] == extent) return like;
+    extents[*axis] = extent;
+    return (*axis)++;
+}
+
+static tn_status make(maker *m, tn_template_program *out) {
+    const tn_gemm_shape *s = m->s;
+    const tile *t = m->t;
     int64_t extents[KIR_MAX_AXES] = {0};
     int axis = 0;
     for (int d = 0; d < s->batch_axes; d++) {
-        m.batch[d] = along(axis, 1);
+        m->batch[d] = along(axis, 1);
         extents[axis++] = s->batch[d];
     }
-    extents[m.down = axis++] = pieces(s->m, rows_of(m.t));
-    extents[m.across = axis++] = pieces(s->n, columns_of(m.t));
-    extents[m.item_row = axis++] = m.t->iy;
-    extents[m.item = axis++] = m.t->ix;
+    extents[m->down = axis++] = pieces(s->m, rows_of(t));
+    extents[m->across = axis++] = pieces(s->n, columns_of(t));
+    extents[m->item_row = axis++] = t->iy;
+    extents[m->item = axis++] = t->ix;
     int n_par = axis;
-    extents[m.chains = axis++] = s->k / KIR_KSUM;
-    extents[m.panels = axis++] = KIR_KSUM / m.t->depth;
-    extents[m.rest = axis++] = pieces(s->k % KIR_KSUM, m.t->depth);
-    TRY(kir_begin(n_par, axis - n_par, extents, &m.kb));
-    kir_group(m.kb, 2);
-    append(&m);
-    return kir_finish(m.kb, &out->program, &out->sizes);
+    /* a panel that is too narrow for items to go across k is filled along it */
+    m->a_along_k = s->a_along_k || rows_of(t) % t->ix != 0;
+    m->b_along_k = s->b_along_k;
+    m->panels = loop_axis(extents, &axis, -1, pieces(s->k, t->depth));
+    m->steps = loop_axis(extents, &axis, -1, t->depth / UNROLLED);
+    m->a_passes = loop_axis(extents, &axis, -1, passes_of(t, rows_of(t), m->a_along_k));
+    m->b_passes = loop_axis(extents, &axis, -1, passes_of(t, columns_of(t), m->b_along_k));
+    m->rows = loop_axis(extents, &axis, m->a_passes, t->tm);
+    m->columns = loop_axis(extents, &axis, m->b_passes, t->tn);
+    TRY(kir_begin(n_par, axis - n_par, extents, &m->kb));
+    kir_group(m->kb, 2);
+    append(m);
+    return kir_finish(m->kb, &out->program, &out->sizes);
+}
+
+tn_status tn_gemm_template(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
+                           tn_template_program *out) {
+    maker m = {.s = s, .joints = joints, .t = choose_tile(s, limits)};
+    if (m.t) return make(&m, out);
+    return tn_fail(TN_ERR_UNSUPPORTED, "a product has no tile for workgroups of %lld", (long long)limits->items);
 }

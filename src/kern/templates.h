@@ -25,7 +25,7 @@ typedef struct tn_template_program {
 
 /* ---- products of matrices (gemm.c) ------------------------------------------------------------------------------- */
 
-enum { TN_TEMPLATE_BATCH_AXES = 5 };
+enum { TN_TEMPLATE_BATCH_AXES = 4 };
 
 /* The joints of a product. Indices are affine in the program's axes; `mask` says where there is an element (KIR_NONE:
  * everywhere), and loads happen only there. */
