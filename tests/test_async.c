@@ -7,7 +7,8 @@
 #include "hal/queue.h"
 #include "trunnion/trunnion.h"
 
-/* The last only where there is one; it cannot be held up, and takes seconds to compile a product: one test is for it. */
+/* The last only where there is one; it cannot be held up, and takes seconds to compile a product: one test is for it.
+ * */
 static tn_device *devices[4];
 static const char *const names[] = {"cpu", "far", "async", "opencl"};
 enum { HELD = 3, ALL = 4 };
