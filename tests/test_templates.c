@@ -243,19 +243,21 @@ typedef struct sequence {
     int64_t tokens, position, window;
     tn_dtype dtype;
     bool twice; /* the list of pages names one twice */
+    bool small; /* one page of narrow rows */
 } sequence;
 
 /* A cache that is appended to, and attention over it before. */
 static tn_tensor *record_sequence(const void *arguments) {
     const sequence *s = arguments;
-    enum { PAGES = 4, KV_HEADS = 2, HEADS = 6, WIDTH = 70 };
-    int64_t cache[4] = {PAGES, KV_HEADS, 64, WIDTH}, new[3] = {s->tokens, KV_HEADS, WIDTH};
-    int64_t list[3] = {2, s->twice ? 2 : 0, 3};
+    enum { KV_HEADS = 2, HEADS = 6 };
+    int64_t page_count = s->small ? 1 : 4, width = s->small ? 5 : 70;
+    int64_t cache[4] = {page_count, KV_HEADS, 64, width}, new[3] = {s->tokens, KV_HEADS, width};
+    int64_t list[3] = {s->small ? 0 : 2, s->twice ? 2 : 0, 3}, listed[1] = {s->small ? 1 : 3};
     tn_tensor *keys = numbers(cache, 4, s->dtype, 1), *values = numbers(cache, 4, s->dtype, 2);
     assert_ok(tn_make_state(keys));
     assert_ok(tn_make_state(values));
-    tn_tensor *pages = tn_from_data(list, (int64_t[]){3}, 1, TN_I64), *position = tn_dial_int(s->position);
-    tn_tensor *q = numbers((int64_t[]){s->tokens, HEADS, WIDTH}, 3, TN_F32, 3);
+    tn_tensor *pages = tn_from_data(list, listed, 1, TN_I64), *position = tn_dial_int(s->position);
+    tn_tensor *q = numbers((int64_t[]){s->tokens, HEADS, width}, 3, TN_F32, 3);
     tn_tensor *k = numbers(new, 3, TN_F32, 4), *v = numbers(new, 3, TN_F32, 5);
     tn_cached_attention_options o = {.window = s->window};
     tn_tensor *y = tn_cached_attention(q, k, v, keys, values, position, pages, &o);
@@ -269,14 +271,53 @@ static tn_tensor *record_sequence(const void *arguments) {
 static void rows_go_where_data_says(void **state) {
     (void)state;
     same_bits(record_index_add, &(int64_t){70}, "rows added by index");
-    static const sequence sequences[] = {{5, 0, 0, TN_F32, false},   {3, 62, 0, TN_F16, false},
-                                         {70, 100, 0, TN_F32, true}, {1, 130, 50, TN_BF16, false},
-                                         {9, 190, 64, TN_F16, true}, {2, -3, 0, TN_F32, false}};
+    static const sequence sequences[] = {{5, 0, 0, TN_F32, false, false},   {3, 62, 0, TN_F16, false, false},
+                                         {70, 100, 0, TN_F32, true, false}, {1, 130, 50, TN_BF16, false, false},
+                                         {9, 190, 64, TN_F16, true, false}, {2, -3, 0, TN_F32, false, false}};
     for (size_t i = 0; i < TN_COUNT(sequences); i++)
         same_bits(record_sequence, &sequences[i], "a sequence");
 }
 
-int main(void) {
+/* ---- small ones, for checkers of kernels that take long ---------------------------------------------------------- */
+
+static void a_product(void **state) {
+    (void)state;
+    same_bits(record_product, &(product){9, 20, 18, TN_F32, true, false, true}, "a product");
+}
+
+static void a_row_times_a_matrix(void **state) {
+    (void)state;
+    same_bits(record_product, &(product){1, 70, 33, TN_F32, false, true, false}, "a row times a matrix");
+}
+
+static void weights_in_blocks(void **state) {
+    (void)state;
+    same_bits(record_blocks, &(blocks){1, 5, 32, TN_Q4_0, false}, "weights in blocks");
+}
+
+static void a_sorted_row(void **state) {
+    (void)state;
+    same_bits(record_order, &(order){1, 33, TN_F32, false, true}, "a sorted row");
+}
+
+static void rows_added_by_index(void **state) {
+    (void)state;
+    same_bits(record_index_add, &(int64_t){3}, "rows added by index");
+}
+
+static void a_sequence(void **state) {
+    (void)state;
+    same_bits(record_sequence, &(sequence){2, 3, 0, TN_F16, false, true}, "a sequence");
+}
+
+static const struct CMUnitTest small[] = {
+    cmocka_unit_test(a_product),    cmocka_unit_test(a_row_times_a_matrix), cmocka_unit_test(weights_in_blocks),
+    cmocka_unit_test(a_sorted_row), cmocka_unit_test(rows_added_by_index),  cmocka_unit_test(a_sequence),
+};
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--small") == 0)
+        return cmocka_run_group_tests_name("templates", small, open_devices, close_devices);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_of_all_sizes),  cmocka_unit_test(what_joins_a_product),
         cmocka_unit_test(weights_in_all_formats), cmocka_unit_test(odd_rows_are_rounded_alike),

@@ -22,7 +22,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TAIL = 40
-SANITIZERS = {"ASAN_OPTIONS": "print_legend=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+SANITIZERS = {"ASAN_OPTIONS": "print_legend=0", "UBSAN_OPTIONS": "print_stacktrace=1",
+              "LSAN_OPTIONS": f"print_suppressions=0:suppressions={ROOT}/tools/checks/leaks_of_others.txt"}
 PASSED_ON = ("ran on: ", "skipped: ")
 
 
