@@ -284,11 +284,16 @@ static void put_sized(render *r, int access) {
 
 /* Of a local one: numbers of the program. */
 static void put_fixed(render *r, const int64_t *affine) {
-    kir_render_put(r, "%lld", (long long)affine[0]);
+    const char *plus = "";
     for (int axis = 0; axis < r->p->n_par + r->p->n_loop; axis++) {
-        if ((r->axes_open >> axis & 1) && affine[1 + axis] != 0)
-            kir_render_put(r, " + x%d * %lld", axis, (long long)affine[1 + axis]);
+        int64_t stride = r->axes_open >> axis & 1 ? affine[1 + axis] : 0;
+        if (stride == 1)
+            kir_render_put(r, "%sx%d", plus, axis);
+        else if (stride != 0)
+            kir_render_put(r, "%sx%d * %lld", plus, axis, (long long)stride);
+        if (stride != 0) plus = " + ";
     }
+    if (affine[0] != 0 || *plus == '\0') kir_render_put(r, "%s%lld", plus, (long long)affine[0]);
 }
 
 static void put_affine(render *r, int access) {

@@ -56,7 +56,7 @@ const kir_dialect kir_dialect_opencl = {
     .open = "__kernel __attribute__((reqd_work_group_size($items, 1, 1)))\nvoid $entry(",
     .buffer = "__global $const$u8 *a$n, ",
     .by_value = "const params_$entry p) {\n",
-    .by_address = "__global const $i64 *p) {\n",
+    .by_address = "__global const $i64 *restrict p) {\n",
     .bind = "    __global $const$type *b$n = (__global $const$type *)(a$n + $p[$base]);\n",
     .points = "    const $u64 begin = $group * $items;\n"
               "    if (begin + $item >= ($u64)count) return;\n"
