@@ -309,6 +309,14 @@ static void close_build(x64_build *b) {
     tn_mem_free(b->value_of);
 }
 
+/* Said once; the VM does the work. */
+static void note_refusal(void) {
+    static const char *const why = "the system refuses executable memory";
+    if (atomic_exchange(&state, why) == NULL) {
+        tn_log_line(TN_LOG_NOTICE, "cpu: %s: kernels run without machine code, which is slower", why);
+    }
+}
+
 static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, kir_code *out) {
     x64_asm a = {.vector = evex ? 64 : 32, .evex = evex};
     x64_build b = {.a = &a,
@@ -329,7 +337,7 @@ static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, 
         status = b.no_memory ? TN_ERR_MEMORY
                  : b.refusal ? TN_ERR_UNSUPPORTED
                              : x64_asm_finish(&a, atomic_load(&refuses_memory), &code, &out->bytes);
-        if (!b.refusal && status == TN_ERR_UNSUPPORTED) atomic_store(&state, "the system refuses executable memory");
+        if (!b.refusal && status == TN_ERR_UNSUPPORTED) note_refusal();
     }
     _Static_assert(sizeof code == sizeof out->fn, "addresses have one size");
     memcpy(&out->fn, &code, sizeof code);
