@@ -21,8 +21,12 @@ static const double SAMPLE_SECONDS = 3e-4;
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define TARGET \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512"), optimize("O3"), noinline))
+#define VECTORS target("avx512f,avx512bw,avx512dq,avx512vl,fma")
+#if defined(__clang__)
+#define TARGET __attribute__((VECTORS, noinline))
+#else
+#define TARGET __attribute__((VECTORS, target("prefer-vector-width=512"), optimize("O3"), noinline))
+#endif
 #else
 #define TARGET __attribute__((noinline))
 #endif
@@ -30,7 +34,11 @@ static const double SAMPLE_SECONDS = 3e-4;
 /* The arrays of a case (0: the result) and its extents; one row where it has no rows. */
 typedef void hand_fn(float *const *arrays, int64_t rows, int64_t n);
 
+#if defined(__clang__)
+#define EACH _Pragma("clang loop vectorize(assume_safety)") for (int64_t i = 0; i < n; i++)
+#else
 #define EACH _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
+#endif
 #define HAND(name) TARGET static void hand_##name(float *const *arrays, int64_t rows, int64_t n)
 #define WHOLE(name, value)                          \
     HAND(name) {                                    \
