@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "far_driver.h"
 #include "gguf_make.h"
 #include "text/common.h"
 #include "trunnion/llm.h"
@@ -716,6 +717,23 @@ static void null_arguments_are_answered(void **state) {
     tn_llm_close(NULL);
 }
 
+/* ---- other devices ----------------------------------------------------------------------------------------------- */
+
+/* Everything is computed there, as the device is opened strictly; without workgroups, which the interpreter would take
+ * minutes for. */
+static void far_from_the_host_all_this_is_so_too(void **state) {
+    far_nature_now = (far_nature){.max_group = 1};
+    tn_device *far = far_open(0, NULL);
+    assert_ok(tn_set_current_device(far));
+    compare_with_definition(&llama, TN_LLM_CACHE_F32, 5e-5);
+    weights_of_other_types_are_what_they_stand_for(state);
+    neither_tokens_nor_lengths_make_plans(state);
+    assert_int_equal(tn_device_host_count(far), 0);
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(far);
+    far_nature_now = (far_nature){0};
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_compute_what_they_are_defined_as),
@@ -728,6 +746,7 @@ int main(void) {
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(after_a_failure_all_goes_on),
         cmocka_unit_test(null_arguments_are_answered),
+        cmocka_unit_test(far_from_the_host_all_this_is_so_too),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
