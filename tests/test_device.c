@@ -344,8 +344,12 @@ static void every_reason_is_explained(void **state) {
         assert_string_equal(r->code, tn_reason_code_name((tn_reason_code)i));
         assert_true(r->meaning[0] && r->fix[0]);
     }
+    int count = TN_REASON_NOT_ASKED + 1; /* behind the probes' words stand those for single operations */
+    for (const tn_reason_help *r; (r = tn_reason_help_at(count)); count++)
+        assert_true(r->code[0] && r->meaning[0] && r->fix[0]);
+    assert_true(count > TN_REASON_NOT_ASKED + 1);
     assert_null(tn_reason_help_at(-1));
-    assert_null(tn_reason_help_at(TN_REASON_NOT_ASKED + 1));
+    assert_null(tn_reason_help_at(count + 1));
 }
 
 static char printed[16384];
