@@ -37,37 +37,37 @@ static int copies_of(const x64_build *b, const x64_segment *s) {
 
 static void set_tail(x64_emitter *e) {
     x64_asm *a = e->a;
-    x64_move(a, X64_LEFT, X64_END);
-    x64_sub(a, X64_LEFT, X64_I);
-    x64_set(a, X64_RAX, e->b->lanes);
-    x64_compare(a, X64_LEFT, X64_RAX);
-    x64_move_if(a, X64_A, X64_LEFT, X64_RAX);
+    kir_x64_move(a, X64_LEFT, X64_END);
+    kir_x64_sub(a, X64_LEFT, X64_I);
+    kir_x64_set(a, X64_RAX, e->b->lanes);
+    kir_x64_compare(a, X64_LEFT, X64_RAX);
+    kir_x64_move_if(a, X64_A, X64_LEFT, X64_RAX);
     if (!e->b->evex) {
         static const int32_t ramp[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-        x64_op3(e, X64_FROM_R32, 16, e->tail, 0, x64_reg(X64_LEFT));
-        x64_op3(e, X64_BCASTI, 32, e->tail, 0, x64_reg(e->tail));
-        x64_op3(e, X64_CMPGT, 32, e->tail, e->tail, x64_pool(x64_constant_vector(a, ramp)));
+        kir_x64_op3(e, X64_FROM_R32, 16, e->tail, 0, x64_reg(X64_LEFT));
+        kir_x64_op3(e, X64_BCASTI, 32, e->tail, 0, x64_reg(e->tail));
+        kir_x64_op3(e, X64_CMPGT, 32, e->tail, e->tail, x64_pool(kir_x64_constant_vector(a, ramp)));
         return;
     }
-    x64_set(a, X64_RAX, -1);
-    x64_lowest_bits(a, X64_RAX, X64_RAX, X64_LEFT);
-    x64_op3(e, X64_KFROM, 16, X64_TAIL_MASK, 0, x64_reg(X64_RAX));
+    kir_x64_set(a, X64_RAX, -1);
+    kir_x64_lowest_bits(a, X64_RAX, X64_RAX, X64_LEFT);
+    kir_x64_op3(e, X64_KFROM, 16, X64_TAIL_MASK, 0, x64_reg(X64_RAX));
 }
 
 /* The whole stretches of [i, end). */
 static void emit_main(x64_emitter *e) {
     x64_asm *a = e->a;
     int stretch = e->copies * e->b->lanes;
-    x64_address(a, X64_RCX, x64_at(X64_I, stretch));
-    x64_compare(a, X64_RCX, X64_END);
-    size_t over = x64_jump_if(a, X64_A), again = a->n;
+    kir_x64_address(a, X64_RCX, x64_at(X64_I, stretch));
+    kir_x64_compare(a, X64_RCX, X64_END);
+    size_t over = kir_x64_jump_if(a, X64_A), again = a->n;
     for (int copy = 0; copy < e->copies; copy++)
-        x64_segment_body(e, X64_WHOLE, copy);
-    x64_add_imm(a, X64_I, stretch);
-    x64_address(a, X64_RCX, x64_at(X64_I, stretch));
-    x64_compare(a, X64_RCX, X64_END);
-    x64_jump_back_if(a, X64_BE, again);
-    x64_land(a, over);
+        kir_x64_segment_body(e, X64_WHOLE, copy);
+    kir_x64_add_imm(a, X64_I, stretch);
+    kir_x64_address(a, X64_RCX, x64_at(X64_I, stretch));
+    kir_x64_compare(a, X64_RCX, X64_END);
+    kir_x64_jump_back_if(a, X64_BE, again);
+    kir_x64_land(a, over);
 }
 
 /* What is left: with reductions, each copy has its own partial results, so each has its own code. */
@@ -77,40 +77,40 @@ static void emit_tail(x64_emitter *e) {
     bool turns = e->s->n_reductions == 0;
     int n = turns ? 1 : e->copies;
     for (int copy = 0; copy < n; copy++) {
-        x64_compare(a, X64_I, X64_END);
-        over[copy] = x64_jump_if(a, X64_AE);
+        kir_x64_compare(a, X64_I, X64_END);
+        over[copy] = kir_x64_jump_if(a, X64_AE);
         set_tail(e);
-        x64_segment_body(e, X64_TAIL, copy);
-        x64_add_imm(a, X64_I, e->b->lanes);
+        kir_x64_segment_body(e, X64_TAIL, copy);
+        kir_x64_add_imm(a, X64_I, e->b->lanes);
     }
     if (turns) {
-        x64_compare(a, X64_I, X64_END);
-        x64_jump_back_if(a, X64_B, again);
+        kir_x64_compare(a, X64_I, X64_END);
+        kir_x64_jump_back_if(a, X64_B, again);
     }
     for (int copy = 0; copy < n; copy++)
-        x64_land(a, over[copy]);
-    x64_move(a, X64_I, X64_END);
+        kir_x64_land(a, over[copy]);
+    kir_x64_move(a, X64_I, X64_END);
 }
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
 
 static x64_rm accumulator(const x64_emitter *e, int reduction, int copy) {
     int place = e->accumulators[reduction][copy];
-    return place >= 0 ? x64_reg(place) : x64_slot(-1 - place);
+    return place >= 0 ? x64_reg(place) : kir_x64_slot(-1 - place);
 }
 
 static void move_in(x64_emitter *e, int reg, x64_rm from) {
-    x64_op3(e, from.memory ? X64_LOADU : X64_MOVE, x64_vector_bytes(e->b), reg, 0, from);
+    kir_x64_op3(e, from.memory ? X64_LOADU : X64_MOVE, kir_x64_vector_bytes(e->b), reg, 0, from);
 }
 
 static void move_out(x64_emitter *e, x64_rm to, int reg) {
-    x64_op3(e, to.memory ? X64_STOREU : X64_MOVE, x64_vector_bytes(e->b), to.memory ? reg : to.reg, 0,
-            to.memory ? to : x64_reg(reg));
+    kir_x64_op3(e, to.memory ? X64_STOREU : X64_MOVE, kir_x64_vector_bytes(e->b), to.memory ? reg : to.reg, 0,
+                to.memory ? to : x64_reg(reg));
 }
 
 static void clear_accumulators(x64_emitter *e) {
     for (int r = 0; r < e->s->n_reductions; r++) {
-        x64_rm identity = x64_place(e, e->s->reductions[r].identity);
+        x64_rm identity = kir_x64_place(e, e->s->reductions[r].identity);
         for (int copy = 0; copy < e->copies; copy++) {
             x64_rm to = accumulator(e, r, copy);
             int reg = to.memory ? e->scratch[2] : to.reg;
@@ -132,7 +132,7 @@ static void upper_part(x64_emitter *e, int from, int bytes) {
         v.rm = x64_reg(d);
         v.imm = 1;
     }
-    x64_emit(e->a, &v);
+    kir_x64_emit(e->a, &v);
 }
 
 /* The lanes of a block are folded by halves, and the result joins that of the blocks before. */
@@ -144,23 +144,23 @@ static void emit_fold(x64_emitter *e, int number) {
             x64_rm lower = accumulator(e, number, copy);
             int reg = lower.memory ? acc : lower.reg;
             if (lower.memory) move_in(e, reg, lower);
-            x64_combine(e, r, reg, accumulator(e, number, copy + half), false);
+            kir_x64_combine(e, r, reg, accumulator(e, number, copy + half), false);
             if (lower.memory) move_out(e, lower, reg);
         }
     }
     move_in(e, acc, accumulator(e, number, 0));
     for (int half = e->b->lanes / 2; half > 0; half /= 2) {
         upper_part(e, acc, half * width);
-        x64_combine(e, r, acc, x64_reg(e->scratch[1]), false);
+        kir_x64_combine(e, r, acc, x64_reg(e->scratch[1]), false);
     }
-    x64_op3(e, width == 8 ? X64_BCAST8 : X64_BCASTI, x64_vector_bytes(e->b), acc, 0, x64_reg(acc));
-    x64_rm result = x64_slot(e->b->values[r->result].slot), block = x64_slot(X64_SCRATCH_SLOT);
-    x64_compare_imm(e->a, X64_I, KIR_BLOCK);
-    size_t first = x64_jump_if(e->a, X64_BE);
+    kir_x64_op3(e, width == 8 ? X64_BCAST8 : X64_BCASTI, kir_x64_vector_bytes(e->b), acc, 0, x64_reg(acc));
+    x64_rm result = kir_x64_slot(e->b->values[r->result].slot), block = kir_x64_slot(X64_SCRATCH_SLOT);
+    kir_x64_compare_imm(e->a, X64_I, KIR_BLOCK);
+    size_t first = kir_x64_jump_if(e->a, X64_BE);
     move_out(e, block, acc);
     move_in(e, acc, result);
-    x64_combine(e, r, acc, block, false);
-    x64_land(e->a, first);
+    kir_x64_combine(e, r, acc, block, false);
+    kir_x64_land(e->a, first);
     move_out(e, result, acc);
 }
 
@@ -168,33 +168,33 @@ static void emit_fold(x64_emitter *e, int number) {
 static void emit_reducing(x64_emitter *e, x64_rm count) {
     x64_asm *a = e->a;
     size_t again = a->n;
-    x64_address(a, X64_END, x64_at(X64_I, KIR_BLOCK));
-    x64_load(a, X64_RAX, count);
-    x64_compare(a, X64_END, X64_RAX);
-    x64_move_if(a, X64_A, X64_END, X64_RAX);
+    kir_x64_address(a, X64_END, x64_at(X64_I, KIR_BLOCK));
+    kir_x64_load(a, X64_RAX, count);
+    kir_x64_compare(a, X64_END, X64_RAX);
+    kir_x64_move_if(a, X64_A, X64_END, X64_RAX);
     clear_accumulators(e);
     emit_main(e);
     emit_tail(e);
     for (int r = 0; r < e->s->n_reductions; r++)
         emit_fold(e, r);
-    x64_load(a, X64_RAX, count);
-    x64_compare(a, X64_I, X64_RAX);
-    x64_jump_back_if(a, X64_B, again);
+    kir_x64_load(a, X64_RAX, count);
+    kir_x64_compare(a, X64_I, X64_RAX);
+    kir_x64_jump_back_if(a, X64_B, again);
 }
 
 static void emit_loop(x64_emitter *e, int segment) {
     x64_rm count = x64_at(X64_ARGS, (int32_t)offsetof(x64_args, n));
     const x64_segment *s = &e->b->segments[segment];
     int copies = copies_of(e->b, s);
-    if (s->n * copies > X64_MOST_BODY) x64_refuse(e->b, "a long loop");
+    if (s->n * copies > X64_MOST_BODY) kir_x64_refuse(e->b, "a long loop");
     if (e->b->refusal || s->n == 0) return;
-    x64_segment_begin(e, segment, copies);
-    x64_set(e->a, X64_I, 0);
+    kir_x64_segment_begin(e, segment, copies);
+    kir_x64_set(e->a, X64_I, 0);
     if (s->n_reductions > 0) {
         emit_reducing(e, count);
         return;
     }
-    x64_load(e->a, X64_END, count);
+    kir_x64_load(e->a, X64_END, count);
     emit_main(e);
     emit_tail(e);
 }
@@ -211,17 +211,17 @@ static void load_pointers(x64_emitter *e) {
     for (int i = 0, n = 0; i < e->b->p->n_access; i++) {
         bool has_one = e->b->p->access[i].buffer >= 0 && n < X64_POINTERS;
         e->pointer[i] = has_one ? registers[n++] : -1;
-        if (has_one) x64_load(e->a, e->pointer[i], field(offsetof(x64_args, at), i));
+        if (has_one) kir_x64_load(e->a, e->pointer[i], field(offsetof(x64_args, at), i));
     }
 }
 
 static void next_row(x64_emitter *e) {
     x64_asm *a = e->a;
     for (int i = 0; i < e->b->p->n_access; i++) {
-        x64_load(a, X64_RAX, field(offsetof(x64_args, row_step), i));
-        x64_load(a, X64_RCX, field(offsetof(x64_args, at), i));
-        x64_add(a, X64_RCX, X64_RAX);
-        x64_store(a, field(offsetof(x64_args, at), i), X64_RCX);
+        kir_x64_load(a, X64_RAX, field(offsetof(x64_args, row_step), i));
+        kir_x64_load(a, X64_RCX, field(offsetof(x64_args, at), i));
+        kir_x64_add(a, X64_RCX, X64_RAX);
+        kir_x64_store(a, field(offsetof(x64_args, at), i), X64_RCX);
     }
 }
 
@@ -235,45 +235,45 @@ static void emit_rows(x64_emitter *e) {
             emit_loop(e, i);
             continue;
         }
-        x64_segment_begin(e, i, 1);
-        x64_segment_body(e, X64_ROW, 0);
+        kir_x64_segment_begin(e, i, 1);
+        kir_x64_segment_body(e, X64_ROW, 0);
     }
     next_row(e);
-    x64_load(a, X64_RAX, rows);
-    x64_add_imm(a, X64_RAX, -1);
-    x64_store(a, rows, X64_RAX);
-    x64_compare_imm(a, X64_RAX, 0);
-    x64_jump_back_if(a, X64_NE, again);
+    kir_x64_load(a, X64_RAX, rows);
+    kir_x64_add_imm(a, X64_RAX, -1);
+    kir_x64_store(a, rows, X64_RAX);
+    kir_x64_compare_imm(a, X64_RAX, 0);
+    kir_x64_jump_back_if(a, X64_NE, again);
 }
 
 /* Saves the registers that belong to the caller, makes room for the slots; their number is known at the end. */
 static size_t emit_entry(x64_asm *a) {
-    x64_bytes(a, "\x55\x48\x89\xE5\x53\x41\x54\x41\x55\x41\x56\x41\x57", 13); /* push rbp … r15 */
-    x64_bytes(a, "\x48\x81\xEC\0\0\0\0", 7);                                  /* sub rsp, size */
+    kir_x64_bytes(a, "\x55\x48\x89\xE5\x53\x41\x54\x41\x55\x41\x56\x41\x57", 13); /* push rbp … r15 */
+    kir_x64_bytes(a, "\x48\x81\xEC\0\0\0\0", 7);                                  /* sub rsp, size */
     size_t size = a->n - 4;
-    x64_bytes(a, "\x48\x83\xE4\xC0", 4); /* and rsp, -64 */
+    kir_x64_bytes(a, "\x48\x83\xE4\xC0", 4); /* and rsp, -64 */
     return size;
 }
 
 static void emit_exit(x64_asm *a, size_t size_at, int slots) {
     int32_t size = slots * 64;
-    x64_bytes(a, "\x48\x8D\x65\xD8\x41\x5F\x41\x5E\x41\x5D\x41\x5C\x5B\x5D", 14); /* pop r15 … rbp */
-    x64_bytes(a, "\xC5\xF8\x77\xC3", 4);                                          /* vzeroupper; ret */
+    kir_x64_bytes(a, "\x48\x8D\x65\xD8\x41\x5F\x41\x5E\x41\x5D\x41\x5C\x5B\x5D", 14); /* pop r15 … rbp */
+    kir_x64_bytes(a, "\xC5\xF8\x77\xC3", 4);                                          /* vzeroupper; ret */
     if (!a->failed) memcpy(a->bytes + size_at, &size, sizeof size);
 }
 
 static void render(x64_build *b) {
-    x64_lower(b);
+    kir_x64_lower(b);
     x64_emitter e;
     if (b->refusal) return;
-    if (x64_emitter_open(&e, b) != TN_OK) {
-        x64_lack_memory(b);
+    if (kir_x64_emitter_open(&e, b) != TN_OK) {
+        kir_x64_lack_memory(b);
         return;
     }
     size_t size = emit_entry(b->a);
     emit_rows(&e);
     emit_exit(b->a, size, b->n_slots);
-    x64_emitter_close(&e);
+    kir_x64_emitter_close(&e);
 }
 
 /* ---- making it --------------------------------------------------------------------------------------------------- */
@@ -336,13 +336,13 @@ static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, 
     if (status == TN_OK) {
         status = b.no_memory ? TN_ERR_MEMORY
                  : b.refusal ? TN_ERR_UNSUPPORTED
-                             : x64_asm_finish(&a, atomic_load(&refuses_memory), &code, &out->bytes);
+                             : kir_x64_asm_finish(&a, atomic_load(&refuses_memory), &code, &out->bytes);
         if (!b.refusal && status == TN_ERR_UNSUPPORTED) note_refusal();
     }
     _Static_assert(sizeof code == sizeof out->fn, "addresses have one size");
     memcpy(&out->fn, &code, sizeof code);
     close_build(&b);
-    x64_asm_free(&a);
+    kir_x64_asm_free(&a);
     return status;
 }
 
@@ -353,7 +353,7 @@ static kir_code *make_code(const kir_vm *vm, kir_layout layout, const uint8_t *k
     if (!code) return NULL;
     memcpy(code->key, key, n_key);
     bool evex = key[0] == TN_ISA_AVX512;
-    if (x64_refusal_of(vm->source, evex) || atomic_load(&bytes_made) > MOST_BYTES) return code;
+    if (kir_x64_refusal_of(vm->source, evex) || atomic_load(&bytes_made) > MOST_BYTES) return code;
     tn_status status = build_code(vm->source, layout, evex, code);
     if (status == TN_ERR_MEMORY) {
         tn_mem_free(code);
@@ -371,12 +371,12 @@ static void free_code(kir_code *code) {
     void *address;
     memcpy(&address, &code->fn, sizeof address);
     if (address) atomic_fetch_sub(&bytes_made, (int64_t)code->bytes);
-    x64_code_free(address, code->bytes);
+    kir_x64_code_free(address, code->bytes);
     tn_mem_free(code);
 }
 
 tn_status kir_code_prepare(kir_vm *vm, const kir_program *p) {
-    if (x64_refusal_of(p, true)) return TN_OK;
+    if (kir_x64_refusal_of(p, true)) return TN_OK;
     size_t ins = (size_t)p->n_ins * sizeof *p->ins, access = (size_t)p->n_access * sizeof *p->access;
     char *block = tn_mem_alloc(sizeof *p + ins + access);
     if (!block) return TN_ERR_MEMORY;

@@ -102,31 +102,31 @@ typedef struct x64_build {
 /* ---- steps (x64_lower.c) ----------------------------------------------------------------------------------------- */
 
 /* NULL, or why no program of this kind gets code. */
-const char *x64_refusal_of(const kir_program *p, bool evex);
+const char *kir_x64_refusal_of(const kir_program *p, bool evex);
 /* Fills the segments; b->refusal says why not. */
-void x64_lower(x64_build *b);
-void x64_refuse(x64_build *b, const char *why);
-void x64_lack_memory(x64_build *b);
+void kir_x64_lower(x64_build *b);
+void kir_x64_refuse(x64_build *b, const char *why);
+void kir_x64_lack_memory(x64_build *b);
 
 /* Each adds one step and yields its value; all do nothing after a refusal. The width is that of the last operand. */
-int x64_unary(x64_build *b, x64_op op, int x);
-int x64_binary(x64_build *b, x64_op op, int x, int y);
-int x64_with_imm(x64_build *b, x64_op op, int x, int imm); /* shifts, roundings */
-int x64_fma(x64_build *b, int x, int y, int z);
-int x64_choose(x64_build *b, int mask, int yes, int no);
-int x64_compare_f(x64_build *b, int predicate, int x, int y); /* as VCMPPS has them */
-int x64_f32(x64_build *b, float x);
-int x64_u32(x64_build *b, uint32_t x);
+int kir_x64_unary(x64_build *b, x64_op op, int x);
+int kir_x64_binary(x64_build *b, x64_op op, int x, int y);
+int kir_x64_with_imm(x64_build *b, x64_op op, int x, int imm); /* shifts, roundings */
+int kir_x64_fma(x64_build *b, int x, int y, int z);
+int kir_x64_choose(x64_build *b, int mask, int yes, int no);
+int kir_x64_compare_f(x64_build *b, int predicate, int x, int y); /* as VCMPPS has them */
+int kir_x64_f32(x64_build *b, float x);
+int kir_x64_u32(x64_build *b, uint32_t x);
 
 enum { X64_EQUAL = 0, X64_LESS = 1, X64_LESS_EQUAL = 2, X64_UNORDERED = 3, X64_NOT_EQUAL = 4, X64_ORDERED = 7 };
 
 /* ---- functions (x64_math.c) -------------------------------------------------------------------------------------- */
 
-int x64_exp(x64_build *b, int x);
-int x64_log(x64_build *b, int x);
-int x64_tanh(x64_build *b, int x);
-int x64_erf(x64_build *b, int x);
-int x64_to_bf16(x64_build *b, int x); /* its bits, in 32-bit lanes */
+int kir_x64_exp(x64_build *b, int x);
+int kir_x64_log(x64_build *b, int x);
+int kir_x64_tanh(x64_build *b, int x);
+int kir_x64_erf(x64_build *b, int x);
+int kir_x64_to_bf16(x64_build *b, int x); /* its bits, in 32-bit lanes */
 
 /* ---- code of a segment (x64_emit.c, x64_memory.c) ---------------------------------------------------------------- */
 
@@ -168,24 +168,25 @@ typedef struct x64_emitter {
     int copies;
 } x64_emitter;
 
-tn_status x64_emitter_open(x64_emitter *e, x64_build *b);
-void x64_emitter_close(x64_emitter *e);
-void x64_segment_begin(x64_emitter *e, int segment, int copies); /* pins, accumulators */
-void x64_segment_body(x64_emitter *e, x64_mode mode, int copy);
+tn_status kir_x64_emitter_open(x64_emitter *e, x64_build *b);
+void kir_x64_emitter_close(x64_emitter *e);
+void kir_x64_segment_begin(x64_emitter *e, int segment, int copies); /* pins, accumulators */
+void kir_x64_segment_body(x64_emitter *e, x64_mode mode, int copy);
 /* acc = acc ∘ x for reduction number r, on whole vectors or on the lanes that exist. acc must not be scratch 0 or 1;
  * x may be scratch 1. */
-void x64_combine(x64_emitter *e, const x64_reduction *r, int acc, x64_rm x, bool tail);
+void kir_x64_combine(x64_emitter *e, const x64_reduction *r, int acc, x64_rm x, bool tail);
 
-int x64_take_slot(x64_build *b);
-x64_rm x64_slot(int slot);
-x64_rm x64_place(x64_emitter *e, int v);                 /* register or memory */
-int x64_in_register(x64_emitter *e, int v, int scratch); /* its register; else it is brought into that scratch one */
-int x64_vector_bytes(const x64_build *b);
-void x64_op3(x64_emitter *e, x64_op op, int bytes, int d, int first, x64_rm rm);
+int kir_x64_take_slot(x64_build *b);
+x64_rm kir_x64_slot(int slot);
+x64_rm kir_x64_place(x64_emitter *e, int v); /* register or memory */
+int kir_x64_in_register(x64_emitter *e, int v,
+                        int scratch); /* its register; else it is brought into that scratch one */
+int kir_x64_vector_bytes(const x64_build *b);
+void kir_x64_op3(x64_emitter *e, x64_op op, int bytes, int d, int first, x64_rm rm);
 x64_rm x64_pointer_at(x64_emitter *e, int access, int64_t offset); /* may take rax */
 
-void x64_emit_load(x64_emitter *e, const x64_step *s, int d);
-void x64_emit_store(x64_emitter *e, const x64_step *s);
-void x64_emit_index(x64_emitter *e, const x64_step *s, int d);
+void kir_x64_emit_load(x64_emitter *e, const x64_step *s, int d);
+void kir_x64_emit_store(x64_emitter *e, const x64_step *s);
+void kir_x64_emit_index(x64_emitter *e, const x64_step *s, int d);
 
 #endif

@@ -28,7 +28,7 @@ static void word(x64_asm *a, uint32_t value) {
         byte(a, value >> 8 * k & 0xff);
 }
 
-void x64_bytes(x64_asm *a, const char *hex, int n) {
+void kir_x64_bytes(x64_asm *a, const char *hex, int n) {
     for (int i = 0; i < n; i++)
         byte(a, (uint8_t)hex[i]);
 }
@@ -95,7 +95,7 @@ static void evex(x64_asm *a, const x64_vec *v, const row *r, int reg, int first)
     byte(a, (unsigned)v->zeroing << 7 | length << 5 | (high(first, 4) ^ 1) << 3 | (unsigned)v->mask);
 }
 
-void x64_emit(x64_asm *a, const x64_vec *v) {
+void kir_x64_emit(x64_asm *a, const x64_vec *v) {
     const row *r = &ROWS[v->op];
     int reg = v->reg, first = v->first;
     if (r->digit) {
@@ -116,49 +116,49 @@ void x64_emit(x64_asm *a, const x64_vec *v) {
 static void scalar(x64_asm *a, bool wide, const char *opcode, int opcode_bytes, int reg, x64_rm m, int behind) {
     unsigned index = m.memory && m.index >= 0 ? high(m.index, 3) : 0;
     byte(a, 0x40 | (unsigned)wide << 3 | high(reg, 3) << 2 | index << 1 | high_base(&m));
-    x64_bytes(a, opcode, opcode_bytes);
+    kir_x64_bytes(a, opcode, opcode_bytes);
     operands(a, reg, &m, behind);
 }
 
-void x64_load(x64_asm *a, int reg, x64_rm from) { scalar(a, true, "\x8B", 1, reg, from, 0); }
-void x64_store(x64_asm *a, x64_rm to, int reg) { scalar(a, true, "\x89", 1, reg, to, 0); }
+void kir_x64_load(x64_asm *a, int reg, x64_rm from) { scalar(a, true, "\x8B", 1, reg, from, 0); }
+void kir_x64_store(x64_asm *a, x64_rm to, int reg) { scalar(a, true, "\x89", 1, reg, to, 0); }
 
-void x64_load_element(x64_asm *a, int reg, x64_rm from, int size) {
+void kir_x64_load_element(x64_asm *a, int reg, x64_rm from, int size) {
     if (size >= 4)
         scalar(a, size == 8, "\x8B", 1, reg, from, 0);
     else
         scalar(a, false, size == 2 ? "\x0F\xB7" : "\x0F\xB6", 2, reg, from, 0);
 }
 
-void x64_store_element(x64_asm *a, x64_rm to, int reg, int size) {
+void kir_x64_store_element(x64_asm *a, x64_rm to, int reg, int size) {
     if (size == 2) byte(a, 0x66);
     scalar(a, size == 8, size == 1 ? "\x88" : "\x89", 1, reg, to, 0);
 }
 
-void x64_address(x64_asm *a, int reg, x64_rm of) { scalar(a, true, "\x8D", 1, reg, of, 0); }
+void kir_x64_address(x64_asm *a, int reg, x64_rm of) { scalar(a, true, "\x8D", 1, reg, of, 0); }
 
-void x64_set(x64_asm *a, int reg, int32_t value) {
+void kir_x64_set(x64_asm *a, int reg, int32_t value) {
     scalar(a, true, "\xC7", 1, 0, x64_reg(reg), 4);
     word(a, (uint32_t)value);
 }
 
-void x64_move(x64_asm *a, int to, int from) { scalar(a, true, "\x8B", 1, to, x64_reg(from), 0); }
-void x64_add(x64_asm *a, int to, int from) { scalar(a, true, "\x03", 1, to, x64_reg(from), 0); }
-void x64_sub(x64_asm *a, int to, int from) { scalar(a, true, "\x2B", 1, to, x64_reg(from), 0); }
-void x64_multiply(x64_asm *a, int to, int from) { scalar(a, true, "\x0F\xAF", 2, to, x64_reg(from), 0); }
-void x64_compare(x64_asm *a, int x, int y) { scalar(a, true, "\x3B", 1, x, x64_reg(y), 0); }
+void kir_x64_move(x64_asm *a, int to, int from) { scalar(a, true, "\x8B", 1, to, x64_reg(from), 0); }
+void kir_x64_add(x64_asm *a, int to, int from) { scalar(a, true, "\x03", 1, to, x64_reg(from), 0); }
+void kir_x64_sub(x64_asm *a, int to, int from) { scalar(a, true, "\x2B", 1, to, x64_reg(from), 0); }
+void kir_x64_multiply(x64_asm *a, int to, int from) { scalar(a, true, "\x0F\xAF", 2, to, x64_reg(from), 0); }
+void kir_x64_compare(x64_asm *a, int x, int y) { scalar(a, true, "\x3B", 1, x, x64_reg(y), 0); }
 
-void x64_add_imm(x64_asm *a, int to, int32_t value) {
+void kir_x64_add_imm(x64_asm *a, int to, int32_t value) {
     scalar(a, true, "\x81", 1, 0, x64_reg(to), 4);
     word(a, (uint32_t)value);
 }
 
-void x64_compare_imm(x64_asm *a, int x, int32_t value) {
+void kir_x64_compare_imm(x64_asm *a, int x, int32_t value) {
     scalar(a, true, "\x81", 1, 7, x64_reg(x), 4);
     word(a, (uint32_t)value);
 }
 
-void x64_lowest_bits(x64_asm *a, int to, int from, int count) {
+void kir_x64_lowest_bits(x64_asm *a, int to, int from, int count) {
     byte(a, 0xC4);
     byte(a, (high(to, 3) ^ 1) << 7 | 1 << 6 | (high(from, 3) ^ 1) << 5 | 2);
     byte(a, (~(unsigned)count & 15) << 3);
@@ -166,22 +166,22 @@ void x64_lowest_bits(x64_asm *a, int to, int from, int count) {
     byte(a, 0xC0 | (unsigned)(to & 7) << 3 | (unsigned)(from & 7));
 }
 
-void x64_test_bit(x64_asm *a, int of, int number) { scalar(a, false, "\x0F\xA3", 2, number, x64_reg(of), 0); }
+void kir_x64_test_bit(x64_asm *a, int of, int number) { scalar(a, false, "\x0F\xA3", 2, number, x64_reg(of), 0); }
 
-void x64_move_if(x64_asm *a, x64_condition c, int to, int from) {
+void kir_x64_move_if(x64_asm *a, x64_condition c, int to, int from) {
     const char opcode[2] = {0x0F, (char)(0x40 | c)};
     scalar(a, true, opcode, 2, to, x64_reg(from), 0);
 }
 
 /* ---- jumps ------------------------------------------------------------------------------------------------------- */
 
-size_t x64_jump(x64_asm *a) {
+size_t kir_x64_jump(x64_asm *a) {
     byte(a, 0xE9);
     word(a, 0);
     return a->n;
 }
 
-size_t x64_jump_if(x64_asm *a, x64_condition c) {
+size_t kir_x64_jump_if(x64_asm *a, x64_condition c) {
     byte(a, 0x0F);
     byte(a, 0x80U | c);
     word(a, 0);
@@ -194,13 +194,13 @@ static void patch(x64_asm *a, size_t behind, size_t to) {
     memcpy(a->bytes + behind - 4, &distance, sizeof distance);
 }
 
-void x64_land(x64_asm *a, size_t jump) { patch(a, jump, a->n); }
+void kir_x64_land(x64_asm *a, size_t jump) { patch(a, jump, a->n); }
 
-void x64_jump_back_if(x64_asm *a, x64_condition c, size_t to) { patch(a, x64_jump_if(a, c), to); }
+void kir_x64_jump_back_if(x64_asm *a, x64_condition c, size_t to) { patch(a, kir_x64_jump_if(a, c), to); }
 
 /* ---- constants --------------------------------------------------------------------------------------------------- */
 
-int x64_constant_vector(x64_asm *a, const void *vector) {
+int kir_x64_constant_vector(x64_asm *a, const void *vector) {
     size_t size = (size_t)a->vector;
     for (int i = 0; i < a->n_pool; i++) {
         if (memcmp(a->pool + (size_t)i * size, vector, size) == 0) return i;
@@ -213,11 +213,11 @@ int x64_constant_vector(x64_asm *a, const void *vector) {
     return a->n_pool++;
 }
 
-int x64_constant(x64_asm *a, const void *element, int width) {
+int kir_x64_constant(x64_asm *a, const void *element, int width) {
     char vector[64];
     for (int at = 0; at < a->vector; at += width)
         memcpy(vector + at, element, (size_t)width);
-    return x64_constant_vector(a, vector);
+    return kir_x64_constant_vector(a, vector);
 }
 
 /* ---- finishing --------------------------------------------------------------------------------------------------- */
@@ -233,7 +233,7 @@ static void resolve(x64_asm *a) {
     }
 }
 
-tn_status x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size) {
+tn_status kir_x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size) {
     *code = NULL;
     if (a->failed) return TN_ERR_MEMORY;
     resolve(a);
@@ -250,11 +250,11 @@ tn_status x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size) {
     return TN_OK;
 }
 
-void x64_code_free(void *code, size_t size) {
+void kir_x64_code_free(void *code, size_t size) {
     if (code) munmap(code, size);
 }
 
-void x64_asm_free(x64_asm *a) {
+void kir_x64_asm_free(x64_asm *a) {
     tn_mem_free(a->bytes);
     tn_mem_free(a->pool);
     tn_mem_free(a->fixups);

@@ -2,8 +2,8 @@
  * ones that loops and addresses take.
  *
  * The two forms share opcodes, so an operation is one row of a table; which form it takes is the assembler's state.
- * Bytes gather in ordinary memory; x64_asm_finish makes them executable. Constants lie behind the code as whole vectors
- * and are named by their number. A failure (memory) sticks and is reported at the end. */
+ * Bytes gather in ordinary memory; kir_x64_asm_finish makes them executable. Constants lie behind the code as whole
+ * vectors and are named by their number. A failure (memory) sticks and is reported at the end. */
 #ifndef X64_ASM_H
 #define X64_ASM_H
 
@@ -170,41 +170,41 @@ typedef struct x64_vec {
     int imm;
 } x64_vec;
 
-void x64_emit(x64_asm *a, const x64_vec *v);
+void kir_x64_emit(x64_asm *a, const x64_vec *v);
 
 /* Scalar instructions on 64-bit registers; with `narrow`, on their lower halves. */
-void x64_load(x64_asm *a, int reg, x64_rm from);
-void x64_store(x64_asm *a, x64_rm to, int reg);
-void x64_load_element(x64_asm *a, int reg, x64_rm from, int size); /* zero-extended */
-void x64_store_element(x64_asm *a, x64_rm to, int reg, int size);
-void x64_address(x64_asm *a, int reg, x64_rm of);
-void x64_set(x64_asm *a, int reg, int32_t value);
-void x64_move(x64_asm *a, int to, int from);
-void x64_add(x64_asm *a, int to, int from);
-void x64_sub(x64_asm *a, int to, int from);
-void x64_multiply(x64_asm *a, int to, int from);
-void x64_add_imm(x64_asm *a, int to, int32_t value);
-void x64_compare(x64_asm *a, int x, int y);
-void x64_compare_imm(x64_asm *a, int x, int32_t value);
-void x64_lowest_bits(x64_asm *a, int to, int from, int count); /* bzhi */
-void x64_test_bit(x64_asm *a, int of, int number);             /* carry: X64_B when it is set */
-void x64_move_if(x64_asm *a, x64_condition c, int to, int from);
-void x64_bytes(x64_asm *a, const char *hex, int n); /* as they are */
+void kir_x64_load(x64_asm *a, int reg, x64_rm from);
+void kir_x64_store(x64_asm *a, x64_rm to, int reg);
+void kir_x64_load_element(x64_asm *a, int reg, x64_rm from, int size); /* zero-extended */
+void kir_x64_store_element(x64_asm *a, x64_rm to, int reg, int size);
+void kir_x64_address(x64_asm *a, int reg, x64_rm of);
+void kir_x64_set(x64_asm *a, int reg, int32_t value);
+void kir_x64_move(x64_asm *a, int to, int from);
+void kir_x64_add(x64_asm *a, int to, int from);
+void kir_x64_sub(x64_asm *a, int to, int from);
+void kir_x64_multiply(x64_asm *a, int to, int from);
+void kir_x64_add_imm(x64_asm *a, int to, int32_t value);
+void kir_x64_compare(x64_asm *a, int x, int y);
+void kir_x64_compare_imm(x64_asm *a, int x, int32_t value);
+void kir_x64_lowest_bits(x64_asm *a, int to, int from, int count); /* bzhi */
+void kir_x64_test_bit(x64_asm *a, int of, int number);             /* carry: X64_B when it is set */
+void kir_x64_move_if(x64_asm *a, x64_condition c, int to, int from);
+void kir_x64_bytes(x64_asm *a, const char *hex, int n); /* as they are */
 
-/* Jumps. A forward jump yields the place that x64_land fills in; x64_here is a place to jump back to. */
-size_t x64_jump(x64_asm *a);
-size_t x64_jump_if(x64_asm *a, x64_condition c);
-void x64_land(x64_asm *a, size_t jump);
-void x64_jump_back_if(x64_asm *a, x64_condition c, size_t to);
+/* Jumps. A forward jump yields the place that kir_x64_land fills in; x64_here is a place to jump back to. */
+size_t kir_x64_jump(x64_asm *a);
+size_t kir_x64_jump_if(x64_asm *a, x64_condition c);
+void kir_x64_land(x64_asm *a, size_t jump);
+void kir_x64_jump_back_if(x64_asm *a, x64_condition c, size_t to);
 
 /* The number of a constant whose vector is the `width` bytes at `element` again and again; equal ones are shared. */
-int x64_constant(x64_asm *a, const void *element, int width);
-int x64_constant_vector(x64_asm *a, const void *vector);
+int kir_x64_constant(x64_asm *a, const void *element, int width);
+int kir_x64_constant_vector(x64_asm *a, const void *vector);
 
 /* Puts code and constants into memory of its own, writable first, then executable, never both. refuse: as if the system
  * did not allow that. */
-tn_status x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size);
-void x64_code_free(void *code, size_t size);
-void x64_asm_free(x64_asm *a);
+tn_status kir_x64_asm_finish(x64_asm *a, bool refuse, void **code, size_t *size);
+void kir_x64_code_free(void *code, size_t size);
+void kir_x64_asm_free(x64_asm *a);
 
 #endif

@@ -12,34 +12,34 @@
 enum { NEVER = INT16_MAX, FREE = -1, SET_ASIDE = -2, OPERANDS = 4, RESULT = 3 };
 enum { MASK_FIRST = 4, MASK_END = 8 }; /* mask registers given out; 1 … 3 have other uses */
 
-int x64_vector_bytes(const x64_build *b) { return b->a->vector; }
+int kir_x64_vector_bytes(const x64_build *b) { return b->a->vector; }
 
 static int class_of(const x64_emitter *e, int v) { return e->b->values[v].mask ? X64_MASKS : X64_VECTORS; }
 
 static bool is_local(const x64_emitter *e, int v) { return e->b->values[v].segment == e->index; }
 
-x64_rm x64_slot(int slot) { return x64_at(X64_RSP, slot * 64); }
+x64_rm kir_x64_slot(int slot) { return x64_at(X64_RSP, slot * 64); }
 
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
 
-static void emit(x64_emitter *e, x64_vec v) { x64_emit(e->a, &v); }
+static void emit(x64_emitter *e, x64_vec v) { kir_x64_emit(e->a, &v); }
 
-void x64_op3(x64_emitter *e, x64_op op, int bytes, int d, int first, x64_rm rm) {
+void kir_x64_op3(x64_emitter *e, x64_op op, int bytes, int d, int first, x64_rm rm) {
     emit(e, (x64_vec){.op = op, .bytes = bytes, .reg = d, .first = first, .rm = rm, .imm = -1});
 }
 
 static void load_whole(x64_emitter *e, int d, x64_rm from) {
-    x64_op3(e, X64_LOADU, x64_vector_bytes(e->b), d, 0, from);
+    kir_x64_op3(e, X64_LOADU, kir_x64_vector_bytes(e->b), d, 0, from);
 }
 
 static void store_whole(x64_emitter *e, x64_rm to, int reg) {
-    x64_op3(e, X64_STOREU, x64_vector_bytes(e->b), reg, 0, to);
+    kir_x64_op3(e, X64_STOREU, kir_x64_vector_bytes(e->b), reg, 0, to);
 }
 
 static void to_slot(x64_emitter *e, int v, int reg) {
-    x64_rm slot = x64_slot(e->b->values[v].slot);
+    x64_rm slot = kir_x64_slot(e->b->values[v].slot);
     if (e->b->values[v].mask)
-        x64_op3(e, X64_KSTORE, 16, reg, 0, slot);
+        kir_x64_op3(e, X64_KSTORE, 16, reg, 0, slot);
     else
         store_whole(e, slot, reg);
     e->stored[v] = e->body;
@@ -58,7 +58,7 @@ static void give_back(x64_emitter *e, int v) {
 }
 
 static void evict(x64_emitter *e, int v) {
-    if (e->b->values[v].slot < 0) e->b->values[v].slot = (int16_t)x64_take_slot(e->b);
+    if (e->b->values[v].slot < 0) e->b->values[v].slot = (int16_t)kir_x64_take_slot(e->b);
     if (e->stored[v] != e->body) to_slot(e, v, e->in[v]);
     give_back(e, v);
 }
@@ -76,7 +76,7 @@ static int take_register(x64_emitter *e, int v) {
         if (worst < 0 || e->next[owner] > e->next[e->owner[class][worst]]) worst = r;
     }
     if (worst < 0) {
-        x64_refuse(e->b, "too few registers");
+        kir_x64_refuse(e->b, "too few registers");
         return first_register(class);
     }
     if (e->owner[class][worst] >= 0) evict(e, e->owner[class][worst]);
@@ -86,18 +86,18 @@ static int take_register(x64_emitter *e, int v) {
     return worst;
 }
 
-x64_rm x64_place(x64_emitter *e, int v) {
+x64_rm kir_x64_place(x64_emitter *e, int v) {
     if (e->in[v] >= 0) return x64_reg(e->in[v]);
     const x64_value *value = &e->b->values[v];
-    return value->pool >= 0 ? x64_pool(value->pool) : x64_slot(value->slot);
+    return value->pool >= 0 ? x64_pool(value->pool) : kir_x64_slot(value->slot);
 }
 
-int x64_in_register(x64_emitter *e, int v, int scratch) {
+int kir_x64_in_register(x64_emitter *e, int v, int scratch) {
     if (e->in[v] >= 0) return e->in[v];
     if (e->b->values[v].mask)
-        x64_op3(e, X64_KLOAD, 16, scratch, 0, x64_place(e, v));
+        kir_x64_op3(e, X64_KLOAD, 16, scratch, 0, kir_x64_place(e, v));
     else
-        load_whole(e, scratch, x64_place(e, v));
+        load_whole(e, scratch, kir_x64_place(e, v));
     return scratch;
 }
 
@@ -147,8 +147,8 @@ static void do_compute(x64_emitter *e, const x64_step *s, int i) {
         a = s->b;
         b = s->a;
     }
-    int first = a >= 0 ? x64_in_register(e, a, e->scratch[0]) : 0;
-    x64_rm rm = in_registers ? x64_reg(x64_in_register(e, b, e->scratch[1])) : x64_place(e, b);
+    int first = a >= 0 ? kir_x64_in_register(e, a, e->scratch[0]) : 0;
+    x64_rm rm = in_registers ? x64_reg(kir_x64_in_register(e, b, e->scratch[1])) : kir_x64_place(e, b);
     finish_operands(e, s, i);
     int d = take_result(e, s, i);
     if (s->op == X64_Q2I)
@@ -158,22 +158,22 @@ static void do_compute(x64_emitter *e, const x64_step *s, int i) {
 }
 
 static void do_logic(x64_emitter *e, const x64_step *s, int i) {
-    int first = s->a >= 0 ? x64_in_register(e, s->a, X64_FREE_MASK) : 0;
-    int second = x64_in_register(e, s->b, X64_FREE_MASK + 1);
+    int first = s->a >= 0 ? kir_x64_in_register(e, s->a, X64_FREE_MASK) : 0;
+    int second = kir_x64_in_register(e, s->b, X64_FREE_MASK + 1);
     finish_operands(e, s, i);
     emit_step(e, s, take_result(e, s, i), first, x64_reg(second));
 }
 
 static void do_extract(x64_emitter *e, const x64_step *s, int i) {
-    int from = x64_in_register(e, s->a, e->scratch[0]);
+    int from = kir_x64_in_register(e, s->a, e->scratch[0]);
     finish_operands(e, s, i);
     emit_step(e, s, from, 0, x64_reg(take_result(e, s, i)));
 }
 
 static void do_choose(x64_emitter *e, const x64_step *s, int i) {
-    int first = x64_in_register(e, s->a, e->scratch[0]);
-    int mask = x64_in_register(e, s->c, e->b->evex ? X64_FREE_MASK : e->scratch[1]);
-    x64_rm rm = x64_place(e, s->b);
+    int first = kir_x64_in_register(e, s->a, e->scratch[0]);
+    int mask = kir_x64_in_register(e, s->c, e->b->evex ? X64_FREE_MASK : e->scratch[1]);
+    x64_rm rm = kir_x64_place(e, s->b);
     finish_operands(e, s, i);
     x64_vec v = {.op = (x64_op)s->op, .bytes = s->bytes, .wide = s->wide, .reg = take_result(e, s, i)};
     v.first = first;
@@ -203,14 +203,14 @@ static void do_fuse(x64_emitter *e, const x64_step *s, int i) {
     x64_step fused = *s;
     int factor = dies(e, s->a, i, 0) ? s->a : dies(e, s->b, i, 1) ? s->b : -1;
     if (factor >= 0) {
-        int first = x64_in_register(e, factor == s->a ? s->b : s->a, e->scratch[0]);
-        x64_rm rm = x64_place(e, s->c);
+        int first = kir_x64_in_register(e, factor == s->a ? s->b : s->a, e->scratch[0]);
+        x64_rm rm = kir_x64_place(e, s->c);
         emit_step(e, &fused, take_over(e, s, i, factor), first, rm);
         return;
     }
     bool a_first = e->in[s->a] >= 0;
-    int first = x64_in_register(e, a_first ? s->a : s->b, e->scratch[0]);
-    x64_rm rm = x64_place(e, a_first ? s->b : s->a), sum = x64_place(e, s->c);
+    int first = kir_x64_in_register(e, a_first ? s->a : s->b, e->scratch[0]);
+    x64_rm rm = kir_x64_place(e, a_first ? s->b : s->a), sum = kir_x64_place(e, s->c);
     fused.op = X64_FMA231;
     if (dies(e, s->c, i, 2)) {
         emit_step(e, &fused, take_over(e, s, i, s->c), first, rm);
@@ -224,41 +224,41 @@ static void do_fuse(x64_emitter *e, const x64_step *s, int i) {
     if (sum.memory)
         load_whole(e, d, sum);
     else
-        x64_op3(e, X64_MOVE, x64_vector_bytes(e->b), d, 0, sum);
+        kir_x64_op3(e, X64_MOVE, kir_x64_vector_bytes(e->b), d, 0, sum);
     emit_step(e, &fused, d, first, rm);
     finish_operands(e, s, i);
 }
 
 static void do_dial(x64_emitter *e, const x64_step *s, int i) {
     int d = take_result(e, s, i);
-    x64_load(e->a, X64_RAX, x64_at(X64_ARGS, (int32_t)offsetof(x64_args, dials)));
-    x64_op3(e, s->wide ? X64_BCAST8 : X64_BCAST4, s->bytes, d, 0,
-            x64_at(X64_RAX, s->access * (int32_t)sizeof(kir_value)));
+    kir_x64_load(e->a, X64_RAX, x64_at(X64_ARGS, (int32_t)offsetof(x64_args, dials)));
+    kir_x64_op3(e, s->wide ? X64_BCAST8 : X64_BCAST4, s->bytes, d, 0,
+                x64_at(X64_RAX, s->access * (int32_t)sizeof(kir_value)));
 }
 
 static void do_load(x64_emitter *e, const x64_step *s, int i) {
     lock(e, s->a);
     e->next[s->d] = e->next_use[i * OPERANDS + RESULT];
-    x64_emit_load(e, s, take_register(e, s->d));
+    kir_x64_emit_load(e, s, take_register(e, s->d));
     finish_operands(e, s, i);
 }
 
 static void do_store(x64_emitter *e, const x64_step *s, int i) {
-    x64_emit_store(e, s);
+    kir_x64_emit_store(e, s);
     finish_operands(e, s, i);
 }
 
 static void do_index(x64_emitter *e, const x64_step *s, int i) {
     int d = take_result(e, s, i);
-    x64_emit_index(e, s, d);
+    kir_x64_emit_index(e, s, d);
 }
 
 static void do_reduce(x64_emitter *e, const x64_step *s, int i) {
     int place = e->accumulators[s->access][e->copy];
     int acc = place >= 0 ? place : e->scratch[2];
-    if (place < 0) load_whole(e, acc, x64_slot(-1 - place));
-    x64_combine(e, &e->s->reductions[s->access], acc, x64_place(e, s->a), e->mode == X64_TAIL);
-    if (place < 0) store_whole(e, x64_slot(-1 - place), acc);
+    if (place < 0) load_whole(e, acc, kir_x64_slot(-1 - place));
+    kir_x64_combine(e, &e->s->reductions[s->access], acc, kir_x64_place(e, s->a), e->mode == X64_TAIL);
+    if (place < 0) store_whole(e, kir_x64_slot(-1 - place), acc);
     finish_operands(e, s, i);
 }
 
@@ -308,10 +308,10 @@ static void combine_vex(x64_emitter *e, const x64_reduction *r, int acc, x64_rm 
     bool extreme = op == X64_MAXF || op == X64_MINF;
     x64_vec blend = {.op = X64_BLENDV, .bytes = 32, .imm = a << 4};
     if (!extreme && !tail) {
-        x64_op3(e, op, 32, acc, acc, x);
+        kir_x64_op3(e, op, 32, acc, acc, x);
         return;
     }
-    x64_op3(e, op, 32, b, acc, x);
+    kir_x64_op3(e, op, 32, b, acc, x);
     if (extreme) {
         emit(e,
              (x64_vec){.op = X64_CMPF, .bytes = 32, .reg = a, .first = acc, .rm = x64_reg(acc), .imm = X64_UNORDERED});
@@ -328,7 +328,7 @@ static void combine_vex(x64_emitter *e, const x64_reduction *r, int acc, x64_rm 
     emit(e, blend);
 }
 
-void x64_combine(x64_emitter *e, const x64_reduction *r, int acc, x64_rm x, bool tail) {
+void kir_x64_combine(x64_emitter *e, const x64_reduction *r, int acc, x64_rm x, bool tail) {
     if (e->b->evex)
         combine_evex(e, r, acc, x, tail);
     else
@@ -383,7 +383,7 @@ static int place_accumulators(x64_emitter *e, int room) {
             *place = (int16_t)(e->n_vectors - 1 - k);
             e->owner[X64_VECTORS][*place] = SET_ASIDE;
         } else {
-            *place = (int16_t)(-1 - x64_take_slot(e->b));
+            *place = (int16_t)(-1 - kir_x64_take_slot(e->b));
         }
     }
     return fits ? need : 0;
@@ -407,13 +407,13 @@ static void pin(x64_emitter *e, int first, int room, int16_t *uses) {
         }
         if (uses[best] == 0) return;
         uses[best] = 0;
-        load_whole(e, first, x64_place(e, best));
+        load_whole(e, first, kir_x64_place(e, best));
         e->owner[X64_VECTORS][first] = SET_ASIDE;
         e->in[best] = (int16_t)first;
     }
 }
 
-void x64_segment_begin(x64_emitter *e, int segment, int copies) {
+void kir_x64_segment_begin(x64_emitter *e, int segment, int copies) {
     e->s = &e->b->segments[segment];
     e->index = segment;
     e->copies = copies;
@@ -425,7 +425,7 @@ void x64_segment_begin(x64_emitter *e, int segment, int copies) {
     if (e->s->loop) pin(e, e->n_vectors - 1 - taken, room - taken, e->next);
 }
 
-void x64_segment_body(x64_emitter *e, x64_mode mode, int copy) {
+void kir_x64_segment_body(x64_emitter *e, x64_mode mode, int copy) {
     e->mode = mode;
     e->copy = copy;
     e->body++;
@@ -445,7 +445,7 @@ void x64_segment_body(x64_emitter *e, x64_mode mode, int copy) {
     }
 }
 
-tn_status x64_emitter_open(x64_emitter *e, x64_build *b) {
+tn_status kir_x64_emitter_open(x64_emitter *e, x64_build *b) {
     size_t values = (size_t)b->n_values + 1, most = 1;
     for (int i = 0; i < b->n_segments; i++) {
         if ((size_t)b->segments[i].n > most) most = (size_t)b->segments[i].n;
@@ -464,4 +464,4 @@ tn_status x64_emitter_open(x64_emitter *e, x64_build *b) {
     return TN_OK;
 }
 
-void x64_emitter_close(x64_emitter *e) { tn_mem_free(e->in); }
+void kir_x64_emitter_close(x64_emitter *e) { tn_mem_free(e->in); }

@@ -10,13 +10,13 @@
 #include <math.h>
 #include <string.h>
 
-void x64_refuse(x64_build *b, const char *why) {
+void kir_x64_refuse(x64_build *b, const char *why) {
     if (!b->refusal) b->refusal = why;
 }
 
-void x64_lack_memory(x64_build *b) {
+void kir_x64_lack_memory(x64_build *b) {
     b->no_memory = true;
-    x64_refuse(b, "memory");
+    kir_x64_refuse(b, "memory");
 }
 
 /* ---- adding steps ------------------------------------------------------------------------------------------------ */
@@ -24,7 +24,7 @@ void x64_lack_memory(x64_build *b) {
 static int new_value(x64_build *b, int width, bool mask) {
     if (b->refusal) return 0;
     if (tn_mem_reserve(&b->values, &b->value_room, (size_t)b->n_values + 1, sizeof *b->values) != TN_OK) {
-        x64_lack_memory(b);
+        kir_x64_lack_memory(b);
         return 0;
     }
     b->values[b->n_values] =
@@ -33,8 +33,8 @@ static int new_value(x64_build *b, int width, bool mask) {
 }
 
 static int constant(x64_build *b, const void *element, int width) {
-    int number = x64_constant(b->a, element, width);
-    if (number >= X64_MOST_CONSTANTS) x64_refuse(b, "too many constants");
+    int number = kir_x64_constant(b->a, element, width);
+    if (number >= X64_MOST_CONSTANTS) kir_x64_refuse(b, "too many constants");
     if (b->refusal) return 0;
     int16_t *known = &b->constant_of[number];
     if (*known >= 0 && b->values[*known].width == width) return *known;
@@ -46,13 +46,13 @@ static int constant(x64_build *b, const void *element, int width) {
     return v;
 }
 
-int x64_f32(x64_build *b, float x) { return constant(b, &x, 4); }
-int x64_u32(x64_build *b, uint32_t x) { return constant(b, &x, 4); }
+int kir_x64_f32(x64_build *b, float x) { return constant(b, &x, 4); }
+int kir_x64_u32(x64_build *b, uint32_t x) { return constant(b, &x, 4); }
 static int u64(x64_build *b, uint64_t x) { return constant(b, &x, 8); }
 
-int x64_take_slot(x64_build *b) {
+int kir_x64_take_slot(x64_build *b) {
     if (b->n_slots == X64_MOST_SLOTS) {
-        x64_refuse(b, "too many values at once");
+        kir_x64_refuse(b, "too many values at once");
         return 0;
     }
     return b->n_slots++;
@@ -62,7 +62,7 @@ int x64_take_slot(x64_build *b) {
 static void reach(x64_build *b, int v) {
     if (v < 0 || b->refusal) return;
     x64_value *value = &b->values[v];
-    if (value->segment != b->now && value->pool < 0 && value->slot < 0) value->slot = (int16_t)x64_take_slot(b);
+    if (value->segment != b->now && value->pool < 0 && value->slot < 0) value->slot = (int16_t)kir_x64_take_slot(b);
 }
 
 static x64_step *add_step(x64_build *b, x64_step step) {
@@ -71,9 +71,9 @@ static x64_step *add_step(x64_build *b, x64_step step) {
     reach(b, step.a);
     reach(b, step.b);
     reach(b, step.c);
-    if (++b->n_steps > X64_MOST_STEPS) x64_refuse(b, "too long");
+    if (++b->n_steps > X64_MOST_STEPS) kir_x64_refuse(b, "too long");
     if (!b->refusal && tn_mem_reserve(&s->steps, &s->room, (size_t)s->n + 1, sizeof *s->steps) != TN_OK) {
-        x64_lack_memory(b);
+        kir_x64_lack_memory(b);
     }
     if (b->refusal) return &nowhere;
     s->steps[s->n] = step;
@@ -106,15 +106,15 @@ static int compute(x64_build *b, x64_op op, int x, int y, int imm, int width, in
     return d;
 }
 
-int x64_unary(x64_build *b, x64_op op, int x) { return compute(b, op, -1, x, -1, width_of(b, x), width_of(b, x)); }
-int x64_binary(x64_build *b, x64_op op, int x, int y) {
+int kir_x64_unary(x64_build *b, x64_op op, int x) { return compute(b, op, -1, x, -1, width_of(b, x), width_of(b, x)); }
+int kir_x64_binary(x64_build *b, x64_op op, int x, int y) {
     return compute(b, op, x, y, -1, width_of(b, y), width_of(b, y));
 }
-int x64_with_imm(x64_build *b, x64_op op, int x, int imm) {
+int kir_x64_with_imm(x64_build *b, x64_op op, int x, int imm) {
     return compute(b, op, -1, x, imm, width_of(b, x), width_of(b, x));
 }
 
-int x64_fma(x64_build *b, int x, int y, int z) {
+int kir_x64_fma(x64_build *b, int x, int y, int z) {
     x64_step s = plain(b, X64_FUSE, X64_FMA213, width_of(b, z));
     s.a = (int16_t)x;
     s.b = (int16_t)y;
@@ -125,7 +125,7 @@ int x64_fma(x64_build *b, int x, int y, int z) {
     return d;
 }
 
-int x64_choose(x64_build *b, int mask, int yes, int no) {
+int kir_x64_choose(x64_build *b, int mask, int yes, int no) {
     x64_step s = plain(b, X64_CHOOSE, b->evex ? X64_BLENDM : X64_BLENDV, width_of(b, yes));
     s.a = (int16_t)no;
     s.b = (int16_t)yes;
@@ -147,12 +147,12 @@ static int compare(x64_build *b, x64_op op, int imm, int x, int y) {
     return d;
 }
 
-int x64_compare_f(x64_build *b, int predicate, int x, int y) { return compare(b, X64_CMPF, predicate, x, y); }
+int kir_x64_compare_f(x64_build *b, int predicate, int x, int y) { return compare(b, X64_CMPF, predicate, x, y); }
 
 /* ---- masks ------------------------------------------------------------------------------------------------------- */
 
 static int logic(x64_build *b, x64_op in_masks, x64_op in_vectors, int x, int y) {
-    if (!b->evex) return x64_binary(b, in_vectors, x, y);
+    if (!b->evex) return kir_x64_binary(b, in_vectors, x, y);
     x64_step s = plain(b, X64_LOGIC, in_masks, 4);
     s.a = (int16_t)x;
     s.b = (int16_t)y;
@@ -164,7 +164,7 @@ static int logic(x64_build *b, x64_op in_masks, x64_op in_vectors, int x, int y)
 }
 
 static int not_mask(x64_build *b, int x) {
-    return b->evex ? logic(b, X64_KNOT, X64_KNOT, -1, x) : x64_binary(b, X64_XOR, x, x64_u32(b, UINT32_MAX));
+    return b->evex ? logic(b, X64_KNOT, X64_KNOT, -1, x) : kir_x64_binary(b, X64_XOR, x, kir_x64_u32(b, UINT32_MAX));
 }
 
 static int and_masks(x64_build *b, int x, int y) { return logic(b, X64_KAND, X64_AND, x, y); }
@@ -182,7 +182,7 @@ static int choose_masks(x64_build *b, int c, int yes, int no) {
 
 /* ---- comparisons of integers ------------------------------------------------------------------------------------- */
 
-static int flip_sign(x64_build *b, int x) { return x64_binary(b, X64_XOR, x, x64_u32(b, 0x80000000U)); }
+static int flip_sign(x64_build *b, int x) { return kir_x64_binary(b, X64_XOR, x, kir_x64_u32(b, 0x80000000U)); }
 
 static bool is_unsigned(kir_type t) { return t == KIR_U32 || t == KIR_U64; }
 
@@ -204,8 +204,8 @@ static int compare_masks(x64_build *b, kir_op op, int x, int y) {
 
 /* Lanes that are not 0. */
 static int not_zero(x64_build *b, kir_type t, int x) {
-    int zero = width_of(b, x) == 8 ? u64(b, 0) : x64_u32(b, 0);
-    if (kir_is_float(t)) return x64_compare_f(b, X64_NOT_EQUAL, x, zero);
+    int zero = width_of(b, x) == 8 ? u64(b, 0) : kir_x64_u32(b, 0);
+    if (kir_is_float(t)) return kir_x64_compare_f(b, X64_NOT_EQUAL, x, zero);
     if (b->evex) return compare(b, X64_CMPI, X64_NOT_EQUAL, x, zero);
     return not_mask(b, compare(b, X64_CMPEQ, -1, x, zero));
 }
@@ -242,53 +242,54 @@ static int extreme(x64_build *b, const kir_ins *in, int x, int y) {
     x64_op op = in->op == KIR_MAX ? X64_MAXF : X64_MINF;
     const kir_ins *bound = ins_of(b, in->b);
     bool known = bound->op == KIR_CONST && bound->imm.f == bound->imm.f;
-    if (known && bound->imm.f != 0) return x64_binary(b, op, y, x);
-    if (known && !signbit(bound->imm.f)) return x64_binary(b, X64_ADDF, x64_binary(b, op, y, x), y);
-    int best = x64_binary(b, op, x, y);
-    return x64_choose(b, x64_compare_f(b, X64_UNORDERED, x, x), x, best);
+    if (known && bound->imm.f != 0) return kir_x64_binary(b, op, y, x);
+    if (known && !signbit(bound->imm.f)) return kir_x64_binary(b, X64_ADDF, kir_x64_binary(b, op, y, x), y);
+    int best = kir_x64_binary(b, op, x, y);
+    return kir_x64_choose(b, kir_x64_compare_f(b, X64_UNORDERED, x, x), x, best);
 }
 
 static int sign_bits(x64_build *b, int width, bool others) {
     uint64_t wide = (uint64_t)1 << 63;
     if (width == 8) return u64(b, others ? ~wide : wide);
-    return x64_u32(b, others ? 0x7fffffffU : 0x80000000U);
+    return kir_x64_u32(b, others ? 0x7fffffffU : 0x80000000U);
 }
 
 static int round_to(x64_build *b, kir_round mode, int x) {
     static const uint8_t modes[] = {[KIR_FLOOR] = 1, [KIR_CEIL] = 2, [KIR_TRUNC] = 3, [KIR_NEAREST_EVEN] = 0};
-    return x64_with_imm(b, width_of(b, x) == 8 ? X64_ROUNDPD : X64_ROUNDPS, x, 8 | modes[mode]);
+    return kir_x64_with_imm(b, width_of(b, x) == 8 ? X64_ROUNDPD : X64_ROUNDPS, x, 8 | modes[mode]);
 }
 
 typedef int function_fn(x64_build *b, int x);
 static function_fn *const FUNCTIONS[KIR_OP_COUNT] = {
-    [KIR_EXP] = x64_exp,
-    [KIR_LOG] = x64_log,
-    [KIR_TANH] = x64_tanh,
-    [KIR_ERF] = x64_erf,
+    [KIR_EXP] = kir_x64_exp,
+    [KIR_LOG] = kir_x64_log,
+    [KIR_TANH] = kir_x64_tanh,
+    [KIR_ERF] = kir_x64_erf,
 };
 
 static int lower_float(x64_build *b, const kir_ins *in, int x, int y) {
     int width = width_of(b, x);
     switch (in->op) {
-    case KIR_NEG: return x64_binary(b, X64_XOR, x, sign_bits(b, width, false));
-    case KIR_ABS: return x64_binary(b, X64_AND, x, sign_bits(b, width, true));
+    case KIR_NEG: return kir_x64_binary(b, X64_XOR, x, sign_bits(b, width, false));
+    case KIR_ABS: return kir_x64_binary(b, X64_AND, x, sign_bits(b, width, true));
     case KIR_ROUND: return round_to(b, (kir_round)in->imm.i, x);
     case KIR_MAX:
     case KIR_MIN: return extreme(b, in, x, y);
-    case KIR_SQRT: return x64_unary(b, X64_SQRTF, x);
+    case KIR_SQRT: return kir_x64_unary(b, X64_SQRTF, x);
     default: break;
     }
     if (FUNCTIONS[in->op]) return FUNCTIONS[in->op](b, x);
-    return x64_binary(b, (x64_op)FLOATS[in->op].narrow, x, y);
+    return kir_x64_binary(b, (x64_op)FLOATS[in->op].narrow, x, y);
 }
 
 static int lower_integer(x64_build *b, const kir_ins *in, int x, int y) {
     bool wide = width_of(b, x) == 8, whole = is_unsigned((kir_type)in->type);
-    if (in->op == KIR_NEG) return x64_binary(b, wide ? X64_SUBQ : X64_SUBI, wide ? u64(b, 0) : x64_u32(b, 0), x);
+    if (in->op == KIR_NEG)
+        return kir_x64_binary(b, wide ? X64_SUBQ : X64_SUBI, wide ? u64(b, 0) : kir_x64_u32(b, 0), x);
     if (in->op == KIR_ABS && whole) return x;
     const pair *p = whole && UNSIGNEDS[in->op].narrow ? &UNSIGNEDS[in->op] : &INTEGERS[in->op];
     x64_op op = (x64_op)(wide ? p->wide : p->narrow);
-    return in->op == KIR_ABS ? x64_unary(b, op, x) : x64_binary(b, op, x, y);
+    return in->op == KIR_ABS ? kir_x64_unary(b, op, x) : kir_x64_binary(b, op, x, y);
 }
 
 static int lower_mask(x64_build *b, const kir_ins *in, int x, int y) {
@@ -305,10 +306,10 @@ static int lower_mask(x64_build *b, const kir_ins *in, int x, int y) {
 
 /* The instruction yields INT_MIN for all that does not fit. */
 static int float_to_i32(x64_build *b, int x) {
-    int whole = x64_unary(b, X64_F2I, x);
-    int above = x64_compare_f(b, X64_LESS_EQUAL, x64_f32(b, 0x1p31f), x);
-    whole = x64_choose(b, above, x64_u32(b, INT32_MAX), whole);
-    return x64_choose(b, x64_compare_f(b, X64_UNORDERED, x, x), x64_u32(b, 0), whole);
+    int whole = kir_x64_unary(b, X64_F2I, x);
+    int above = kir_x64_compare_f(b, X64_LESS_EQUAL, kir_x64_f32(b, 0x1p31f), x);
+    whole = kir_x64_choose(b, above, kir_x64_u32(b, INT32_MAX), whole);
+    return kir_x64_choose(b, kir_x64_compare_f(b, X64_UNORDERED, x, x), kir_x64_u32(b, 0), whole);
 }
 
 /* Conversions in one instruction, for AVX-512; the width of its vectors is the wider of the two. */
@@ -333,7 +334,7 @@ static int cast_mask(x64_build *b, kir_type to, int mask) {
         one.imm.i = 1;
     kir_value value = kir_const_value(&one);
     int width = (int)kir_type_size(to);
-    return x64_choose(b, mask, constant(b, &value, width), width == 8 ? u64(b, 0) : x64_u32(b, 0));
+    return kir_x64_choose(b, mask, constant(b, &value, width), width == 8 ? u64(b, 0) : kir_x64_u32(b, 0));
 }
 
 static bool can_cast(kir_type from, kir_type to, bool evex) {
@@ -383,13 +384,13 @@ static int lower_load(x64_build *b, const kir_ins *in) {
     int d = new_value(b, width, false);
     s.d = (int16_t)d;
     add_step(b, s);
-    if (dtype == TN_BF16) return x64_with_imm(b, X64_SLL, d, 16);
+    if (dtype == TN_BF16) return kir_x64_with_imm(b, X64_SLL, d, 16);
     return dtype == TN_BOOL ? not_zero(b, KIR_I32, d) : d;
 }
 
 /* Without AVX-512: the low halves or quarters of 8 lanes side by side. */
 static int pack(x64_build *b, int x, int size) {
-    x = x64_binary(b, X64_AND, x, x64_u32(b, size == 2 ? 0xffff : 0xff));
+    x = kir_x64_binary(b, X64_AND, x, kir_x64_u32(b, size == 2 ? 0xffff : 0xff));
     x64_step s = plain(b, X64_EXTRACT, X64_HIGH16, 4);
     s.a = (int16_t)x;
     s.imm = 1;
@@ -404,8 +405,8 @@ static void lower_store(x64_build *b, const kir_ins *in) {
     tn_dtype dtype = dtype_of(b, in);
     int size = (int)tn_dtype_size(dtype), width = size == 8 ? 8 : 4;
     int value = b->value_of[in->a];
-    if (dtype == TN_BOOL) value = x64_choose(b, value, x64_u32(b, 1), x64_u32(b, 0));
-    if (dtype == TN_BF16) value = x64_to_bf16(b, value);
+    if (dtype == TN_BOOL) value = kir_x64_choose(b, value, kir_x64_u32(b, 1), kir_x64_u32(b, 0));
+    if (dtype == TN_BF16) value = kir_x64_to_bf16(b, value);
     x64_step s = plain(b, X64_STORE, (x64_op)TRANSFERS[dtype].store, width);
     if (dtype == TN_F16) s.imm = 0;
     if (!b->evex && dtype != TN_F16 && size < 4) {
@@ -426,7 +427,7 @@ static int lower_index(x64_build *b, const kir_ins *in) {
     int64_t lanes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     int ramp = new_value(b, 8, false);
     if (b->refusal) return 0;
-    b->values[ramp].pool = x64_constant_vector(b->a, lanes);
+    b->values[ramp].pool = kir_x64_constant_vector(b->a, lanes);
     b->values[ramp].segment = -1;
     s.a = (int16_t)ramp;
     int d = new_value(b, 8, false);
@@ -446,8 +447,8 @@ static int lower_dial(x64_build *b, const kir_ins *in, int number) {
 
 static int lower_const(x64_build *b, const kir_ins *in) {
     if (in->type == KIR_BOOL) { /* a comparison that always has this outcome, where it is needed */
-        int zero = x64_f32(b, 0);
-        return x64_compare_f(b, in->imm.i ? X64_EQUAL : X64_NOT_EQUAL, zero, zero);
+        int zero = kir_x64_f32(b, 0);
+        return kir_x64_compare_f(b, in->imm.i ? X64_EQUAL : X64_NOT_EQUAL, zero, zero);
     }
     kir_value value = kir_const_value(in);
     return constant(b, &value, (int)kir_type_size((kir_type)in->type));
@@ -457,14 +458,14 @@ static int lower_const(x64_build *b, const kir_ins *in) {
 
 static int lower_reduce(x64_build *b, const kir_ins *in) {
     x64_segment *s = &b->segments[b->now];
-    if (s->n_reductions == X64_MOST_REDUCTIONS) x64_refuse(b, "too many reductions in a loop");
+    if (s->n_reductions == X64_MOST_REDUCTIONS) kir_x64_refuse(b, "too many reductions in a loop");
     if (b->refusal) return 0;
     int width = (int)kir_type_size((kir_type)in->type), d = new_value(b, width, false);
     kir_value identity = kir_identity((kir_reduce)in->kind, (kir_type)in->type);
     int start = constant(b, &identity, width);
     if (b->refusal) return 0;
     b->values[d].segment = -2;
-    b->values[d].slot = (int16_t)x64_take_slot(b);
+    b->values[d].slot = (int16_t)kir_x64_take_slot(b);
     x64_step step = plain(b, X64_REDUCE, X64_ADDF, width);
     step.a = b->value_of[in->a];
     step.access = (int16_t)s->n_reductions;
@@ -483,18 +484,19 @@ static int lower_pure(x64_build *b, const kir_ins *in) {
     switch (in->op) {
     case KIR_CAST: return lower_cast(b, t, (kir_type)in->type, v[0]);
     case KIR_BITCAST: return v[0];
-    case KIR_FMA: return x64_fma(b, v[0], v[1], v[2]);
-    case KIR_SELECT: return in->type == KIR_BOOL ? choose_masks(b, v[0], v[1], v[2]) : x64_choose(b, v[0], v[1], v[2]);
+    case KIR_FMA: return kir_x64_fma(b, v[0], v[1], v[2]);
+    case KIR_SELECT:
+        return in->type == KIR_BOOL ? choose_masks(b, v[0], v[1], v[2]) : kir_x64_choose(b, v[0], v[1], v[2]);
     case KIR_EQ:
     case KIR_LT:
     case KIR_LE:
         if (t == KIR_BOOL) return compare_masks(b, (kir_op)in->op, v[0], v[1]);
         if (!kir_is_float(t)) return compare_integers(b, (kir_op)in->op, t, v[0], v[1]);
-        return x64_compare_f(b,
-                             in->op == KIR_EQ   ? X64_EQUAL
-                             : in->op == KIR_LT ? X64_LESS
-                                                : X64_LESS_EQUAL,
-                             v[0], v[1]);
+        return kir_x64_compare_f(b,
+                                 in->op == KIR_EQ   ? X64_EQUAL
+                                 : in->op == KIR_LT ? X64_LESS
+                                                    : X64_LESS_EQUAL,
+                                 v[0], v[1]);
     default: break;
     }
     if (t == KIR_BOOL) return lower_mask(b, in, v[0], v[1]);
@@ -552,10 +554,10 @@ static void lower_points(x64_build *b, bool *uniform) {
     }
 }
 
-void x64_lower(x64_build *b) {
+void kir_x64_lower(x64_build *b) {
     bool *uniform = tn_mem_zalloc((size_t)b->p->n_ins + 1, sizeof *uniform);
     if (!uniform) {
-        x64_lack_memory(b);
+        kir_x64_lack_memory(b);
         return;
     }
     lower_dials(b);
@@ -582,7 +584,7 @@ static const char *refusal_of_operation(const kir_ins *in, kir_type t, bool evex
     return NULL;
 }
 
-const char *x64_refusal_of(const kir_program *p, bool evex) {
+const char *kir_x64_refusal_of(const kir_program *p, bool evex) {
     if (p->n_access > X64_MOST_ACCESS) return "too many accesses";
     for (int i = 0; i < p->n_access; i++) {
         if (p->access[i].dyn != KIR_NONE) return "computed index";

@@ -11,7 +11,7 @@ static int32_t field(size_t array, int access) { return (int32_t)(array + (size_
 
 static int base_of(x64_emitter *e, int access) {
     if (e->pointer[access] >= 0) return e->pointer[access];
-    x64_load(e->a, X64_RAX, x64_at(X64_ARGS, field(offsetof(x64_args, at), access)));
+    kir_x64_load(e->a, X64_RAX, x64_at(X64_ARGS, field(offsetof(x64_args, at), access)));
     return X64_RAX;
 }
 
@@ -35,19 +35,19 @@ static x64_vec transfer(const x64_step *s, int reg, x64_rm rm) {
 
 /* rdx: the address of lane 0's element, r11: bytes to the next one. */
 static void begin_walk(x64_emitter *e, const x64_step *s) {
-    x64_load(e->a, X64_R11, x64_at(X64_ARGS, field(offsetof(x64_args, step), s->access)));
-    x64_address(e->a, X64_RDX, x64_at(X64_I, e->mode == X64_WHOLE ? e->copy * e->b->lanes : 0));
-    x64_multiply(e->a, X64_RDX, X64_R11);
-    x64_add(e->a, X64_RDX, base_of(e, s->access));
+    kir_x64_load(e->a, X64_R11, x64_at(X64_ARGS, field(offsetof(x64_args, step), s->access)));
+    kir_x64_address(e->a, X64_RDX, x64_at(X64_I, e->mode == X64_WHOLE ? e->copy * e->b->lanes : 0));
+    kir_x64_multiply(e->a, X64_RDX, X64_R11);
+    kir_x64_add(e->a, X64_RDX, base_of(e, s->access));
 }
 
 static void mask_to_bits(x64_emitter *e, int mask) {
     if (e->b->evex) {
-        int k = x64_in_register(e, mask, X64_FREE_MASK);
-        x64_op3(e, X64_KTO, 16, X64_BITS, 0, x64_reg(k));
+        int k = kir_x64_in_register(e, mask, X64_FREE_MASK);
+        kir_x64_op3(e, X64_KTO, 16, X64_BITS, 0, x64_reg(k));
         return;
     }
-    x64_op3(e, X64_MOVEMASK, 32, X64_BITS, 0, x64_reg(x64_in_register(e, mask, e->scratch[1])));
+    kir_x64_op3(e, X64_MOVEMASK, 32, X64_BITS, 0, x64_reg(kir_x64_in_register(e, mask, e->scratch[1])));
 }
 
 /* Moves the elements of the lanes that exist, and that the mask lets through, between memory and the scratch slot. */
@@ -55,22 +55,22 @@ static void walk(x64_emitter *e, const x64_step *s, int mask, bool load) {
     x64_rm lane = x64_indexed(X64_RSP, X64_RCX, shift_of(s->size), X64_SCRATCH_SLOT * 64), element = x64_at(X64_RDX, 0);
     if (mask >= 0) mask_to_bits(e, mask);
     begin_walk(e, s);
-    x64_set(e->a, X64_RCX, 0);
+    kir_x64_set(e->a, X64_RCX, 0);
     size_t again = e->a->n, skip = 0;
     if (mask >= 0) {
-        x64_test_bit(e->a, X64_BITS, X64_RCX);
-        skip = x64_jump_if(e->a, X64_AE);
+        kir_x64_test_bit(e->a, X64_BITS, X64_RCX);
+        skip = kir_x64_jump_if(e->a, X64_AE);
     }
-    x64_load_element(e->a, X64_RAX, load ? element : lane, s->size);
-    x64_store_element(e->a, load ? lane : element, X64_RAX, s->size);
-    if (mask >= 0) x64_land(e->a, skip);
-    x64_add(e->a, X64_RDX, X64_R11);
-    x64_add_imm(e->a, X64_RCX, 1);
+    kir_x64_load_element(e->a, X64_RAX, load ? element : lane, s->size);
+    kir_x64_store_element(e->a, load ? lane : element, X64_RAX, s->size);
+    if (mask >= 0) kir_x64_land(e->a, skip);
+    kir_x64_add(e->a, X64_RDX, X64_R11);
+    kir_x64_add_imm(e->a, X64_RCX, 1);
     if (e->mode == X64_TAIL)
-        x64_compare(e->a, X64_RCX, X64_LEFT);
+        kir_x64_compare(e->a, X64_RCX, X64_LEFT);
     else
-        x64_compare_imm(e->a, X64_RCX, e->b->lanes);
-    x64_jump_back_if(e->a, X64_B, again);
+        kir_x64_compare_imm(e->a, X64_RCX, e->b->lanes);
+    kir_x64_jump_back_if(e->a, X64_B, again);
 }
 
 /* ---- loads ------------------------------------------------------------------------------------------------------- */
@@ -78,29 +78,29 @@ static void walk(x64_emitter *e, const x64_step *s, int mask, bool load) {
 /* One element in all lanes. */
 static void load_same(x64_emitter *e, const x64_step *s, int d) {
     static const uint8_t spreads[] = {X64_BCAST1, X64_BCAST2, X64_BCAST4, X64_BCAST8};
-    x64_op3(e, (x64_op)spreads[shift_of(s->size)], s->bytes, d, 0, x64_at(base_of(e, s->access), 0));
+    kir_x64_op3(e, (x64_op)spreads[shift_of(s->size)], s->bytes, d, 0, x64_at(base_of(e, s->access), 0));
     if (s->size >= 4) return;
     x64_vec convert = transfer(s, d, x64_reg(d));
-    x64_emit(e->a, &convert);
+    kir_x64_emit(e->a, &convert);
 }
 
 static void load_walking(x64_emitter *e, const x64_step *s, int d) {
     if (s->a >= 0) {
-        x64_op3(e, X64_XOR, x64_vector_bytes(e->b), e->scratch[0], e->scratch[0], x64_reg(e->scratch[0]));
-        x64_op3(e, X64_STOREU, x64_vector_bytes(e->b), e->scratch[0], 0, x64_slot(X64_SCRATCH_SLOT));
+        kir_x64_op3(e, X64_XOR, kir_x64_vector_bytes(e->b), e->scratch[0], e->scratch[0], x64_reg(e->scratch[0]));
+        kir_x64_op3(e, X64_STOREU, kir_x64_vector_bytes(e->b), e->scratch[0], 0, kir_x64_slot(X64_SCRATCH_SLOT));
     }
     walk(e, s, s->a, true);
-    x64_vec convert = transfer(s, d, x64_slot(X64_SCRATCH_SLOT));
-    x64_emit(e->a, &convert);
+    x64_vec convert = transfer(s, d, kir_x64_slot(X64_SCRATCH_SLOT));
+    kir_x64_emit(e->a, &convert);
 }
 
 /* The mask of a vector, in a register: of the step, of the lanes that exist, or both; -1: none. */
 static int mask_of(x64_emitter *e, int mask) {
     int free = e->b->evex ? X64_FREE_MASK : e->scratch[1], tail = e->b->evex ? X64_TAIL_MASK : e->tail;
-    int own = mask >= 0 ? x64_in_register(e, mask, free) : -1;
+    int own = mask >= 0 ? kir_x64_in_register(e, mask, free) : -1;
     if (e->mode != X64_TAIL) return own;
     if (mask < 0) return tail;
-    x64_op3(e, e->b->evex ? X64_KAND : X64_AND, 32, free, own, x64_reg(tail));
+    kir_x64_op3(e, e->b->evex ? X64_KAND : X64_AND, 32, free, own, x64_reg(tail));
     return free;
 }
 
@@ -115,7 +115,7 @@ static void move_vector(x64_emitter *e, const x64_step *s, int reg, int mask, bo
         v.op = load ? X64_LOAD_SOME : X64_STORE_SOME;
         v.first = of;
     }
-    x64_emit(e->a, &v);
+    kir_x64_emit(e->a, &v);
 }
 
 static bool moves_at_once(const x64_emitter *e, const x64_step *s, int mask) {
@@ -123,7 +123,7 @@ static bool moves_at_once(const x64_emitter *e, const x64_step *s, int mask) {
     return e->b->evex || s->size == 4 || (mask < 0 && e->mode == X64_WHOLE);
 }
 
-void x64_emit_load(x64_emitter *e, const x64_step *s, int d) {
+void kir_x64_emit_load(x64_emitter *e, const x64_step *s, int d) {
     if (class_at(e, s) == X64_SAME && s->a < 0) {
         load_same(e, s, d);
         return;
@@ -138,18 +138,18 @@ void x64_emit_load(x64_emitter *e, const x64_step *s, int d) {
 /* ---- stores ------------------------------------------------------------------------------------------------------ */
 
 static void store_one(x64_emitter *e, const x64_step *s) {
-    x64_load_element(e->a, X64_RCX, x64_slot(X64_SCRATCH_SLOT), s->size);
-    x64_store_element(e->a, x64_at(base_of(e, s->access), 0), X64_RCX, s->size);
+    kir_x64_load_element(e->a, X64_RCX, kir_x64_slot(X64_SCRATCH_SLOT), s->size);
+    kir_x64_store_element(e->a, x64_at(base_of(e, s->access), 0), X64_RCX, s->size);
 }
 
-void x64_emit_store(x64_emitter *e, const x64_step *s) {
-    int value = x64_in_register(e, s->a, e->scratch[0]);
+void kir_x64_emit_store(x64_emitter *e, const x64_step *s) {
+    int value = kir_x64_in_register(e, s->a, e->scratch[0]);
     if (e->mode != X64_ROW && moves_at_once(e, s, s->b)) {
         move_vector(e, s, value, s->b, false);
         return;
     }
-    x64_vec v = transfer(s, value, x64_slot(X64_SCRATCH_SLOT));
-    x64_emit(e->a, &v);
+    x64_vec v = transfer(s, value, kir_x64_slot(X64_SCRATCH_SLOT));
+    kir_x64_emit(e->a, &v);
     if (e->mode == X64_ROW)
         store_one(e, s);
     else
@@ -159,27 +159,27 @@ void x64_emit_store(x64_emitter *e, const x64_step *s) {
 /* ---- indices ----------------------------------------------------------------------------------------------------- */
 
 /* first + (lane + element) · step; along a row segment there is only the first. */
-void x64_emit_index(x64_emitter *e, const x64_step *s, int d) {
-    x64_load(e->a, X64_RDX, x64_at(X64_ARGS, field(offsetof(x64_args, at), s->access)));
+void kir_x64_emit_index(x64_emitter *e, const x64_step *s, int d) {
+    kir_x64_load(e->a, X64_RDX, x64_at(X64_ARGS, field(offsetof(x64_args, at), s->access)));
     x64_class class = class_at(e, s);
     if (class != X64_SAME) {
-        x64_load(e->a, X64_R11, x64_at(X64_ARGS, field(offsetof(x64_args, step), s->access)));
-        x64_address(e->a, X64_RCX, x64_at(X64_I, e->mode == X64_WHOLE ? e->copy * e->b->lanes : 0));
-        x64_multiply(e->a, X64_RCX, X64_R11);
-        x64_add(e->a, X64_RDX, X64_RCX);
+        kir_x64_load(e->a, X64_R11, x64_at(X64_ARGS, field(offsetof(x64_args, step), s->access)));
+        kir_x64_address(e->a, X64_RCX, x64_at(X64_I, e->mode == X64_WHOLE ? e->copy * e->b->lanes : 0));
+        kir_x64_multiply(e->a, X64_RCX, X64_R11);
+        kir_x64_add(e->a, X64_RDX, X64_RCX);
     }
-    x64_op3(e, X64_FROM_R64, 16, d, 0, x64_reg(X64_RDX));
-    x64_op3(e, X64_BCAST8, s->bytes, d, 0, x64_reg(d));
+    kir_x64_op3(e, X64_FROM_R64, 16, d, 0, x64_reg(X64_RDX));
+    kir_x64_op3(e, X64_BCAST8, s->bytes, d, 0, x64_reg(d));
     if (class == X64_SAME) return;
-    x64_rm ramp = x64_place(e, s->a);
+    x64_rm ramp = kir_x64_place(e, s->a);
     if (class == X64_FAR) {
-        x64_op3(e, X64_FROM_R64, 16, e->scratch[0], 0, x64_reg(X64_R11));
-        x64_op3(e, X64_BCAST8, s->bytes, e->scratch[0], 0, x64_reg(e->scratch[0]));
+        kir_x64_op3(e, X64_FROM_R64, 16, e->scratch[0], 0, x64_reg(X64_R11));
+        kir_x64_op3(e, X64_BCAST8, s->bytes, e->scratch[0], 0, x64_reg(e->scratch[0]));
         x64_vec scaled = {.op = X64_MULI, .bytes = s->bytes, .wide = true, .imm = -1};
         scaled.reg = scaled.first = e->scratch[0];
         scaled.rm = ramp;
-        x64_emit(e->a, &scaled);
+        kir_x64_emit(e->a, &scaled);
         ramp = x64_reg(e->scratch[0]);
     }
-    x64_op3(e, X64_ADDQ, s->bytes, d, d, ramp);
+    kir_x64_op3(e, X64_ADDQ, s->bytes, d, d, ramp);
 }
