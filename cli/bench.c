@@ -19,7 +19,7 @@ enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7 };
 static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5;
 
 static const char help_text[] =
-    "works: gemm-f32-256 … transformer-train-2x512 (no name: all of them), and\n"
+    "works: gemm-f32-256 … conv3x3-64-56 (no name: all of them; a wrong one: their list), and\n"
     "  start                 a whole `trunnion devices`\n"
     "  size                  bytes of this command\n"
     "  peak-memory-WORK      the most memory of a process that does WORK\n"
@@ -253,13 +253,21 @@ static bool no_options(void *ctx, int val, const char *arg) {
     return false;
 }
 
+static int unknown_work(const char *name) {
+    char known[1024] = "";
+    for (int i = 0, n = 0; i < bench_work_count && n < (int)sizeof known; i++)
+        n += snprintf(known + n, sizeof known - (size_t)n, "%s%s", i % 4 ? " " : "\n    ", bench_works[i].name);
+    return cli_wrong_usage(&cli_bench, "there is no work \"%s\"; there are start, size, peak-memory-WORK and%s", name,
+                           known);
+}
+
 static int run_bench(int argc, char **argv) {
     bench b = {.json = {.out = stdout}};
     int status = CLI_USAGE;
     int at = cli_parse(&cli_bench, argc, argv, &b.common, NULL, NULL, no_options, NULL, &status);
     if (at < 0) return status;
     for (int i = at; i < argc; i++)
-        if (count_matches(argv[i]) == 0) return cli_wrong_usage(&cli_bench, "there is no work \"%s\"", argv[i]);
+        if (count_matches(argv[i]) == 0) return unknown_work(argv[i]);
     tn_device *device = cli_open_device(&b.common);
     if (!device) return CLI_FAILED;
     if (b.common.json) {

@@ -9,11 +9,16 @@
 static const char help_text[] =
     "Tries what the device's driver promises (memory, copies, order, threads, errors). Then runs every operation,\n"
     "forward and backward, on the device and compares with its definition in double precision.\n"
-    "What fails is noted in the cache folder, and runs on the processor from then on.\n"
+    "What fails is noted in the cache folder, and runs on the processor from then on. What the device cannot compute\n"
+    "(types, sizes, kernels that its compiler refuses) is skipped.\n"
     "\n"
     "options:\n"
     "  --only NAME[,NAME…]   these operations alone, and nothing of the driver (docs/ops.md lists them)\n"
     "  --sample N            about one case of N, a whole number from 1 (1: all)\n"
+    "  --strict              what is skipped has failed: nothing may be left to another device\n"
+    "  -v, --verbose         a line for every operation; what is skipped, and why\n"
+    "  --json                device, driver{}, ops{name: {forward_passed, forward_failed, …, why}}, passed,\n"
+    "                        failed, skipped\n"
     "\n"
     "examples:\n"
     "  trunnion certify --sample 20\n"
@@ -44,6 +49,8 @@ typedef struct certify_run {
     tn_certify_options o;
     cli_progress progress;
     cli_json json;
+    bool all;      /* --strict */
+    char why[400]; /* why the first case was skipped; "" */
 } certify_run;
 
 static bool take_option(void *ctx, int val, const char *arg) {
@@ -69,6 +76,7 @@ static void on_found(void *ctx, const tn_certify_op *op, int done, int total) {
     bool failed = op->forward_failed || op->backward_failed;
     r->progress.total = total;
     cli_progress_update(&r->progress, done, op->name);
+    if (op->skipped && !failed && !r->why[0]) snprintf(r->why, sizeof r->why, "%s: %s", op->name, op->why);
     if (r->common.json) {
         put_json(&r->json, op);
     } else if (failed || (op->skipped && r->common.verbose)) {
@@ -94,6 +102,12 @@ static int certify_driver(certify_run *r, const tn_device_info *info) {
     return found.broken;
 }
 
+static void put_counts(const certify_run *r, const tn_device_info *info, const tn_certify_counts *counts) {
+    if (r->why[0] && !r->common.verbose) cli_print(stdout, "– skipped, for one (-v: all): %s\n", r->why);
+    printf("%s (%s): %lld passed, %lld failed, %lld skipped\n", info->id, info->name, (long long)counts->passed,
+           (long long)counts->failed, (long long)counts->skipped);
+}
+
 static int certify_on(certify_run *r, tn_device *device) {
     tn_certify_counts counts = {.struct_size = sizeof counts};
     tn_device_info info = {.struct_size = sizeof info};
@@ -116,10 +130,8 @@ static int certify_on(certify_run *r, tn_device *device) {
         cli_json_end(&r->json, '}');
     }
     if (status != TN_OK) return cli_failed();
-    if (!r->common.json)
-        printf("%s (%s): %lld passed, %lld failed, %lld skipped\n", info.id, info.name, (long long)counts.passed,
-               (long long)counts.failed, (long long)counts.skipped);
-    return counts.failed || broken ? CLI_FAILED : CLI_OK;
+    if (!r->common.json) put_counts(r, &info, &counts);
+    return counts.failed || broken || (r->all && counts.skipped) ? CLI_FAILED : CLI_OK;
 }
 
 static int run_certify(int argc, char **argv) {
@@ -130,6 +142,7 @@ static int run_certify(int argc, char **argv) {
     if (at < argc) return cli_wrong_usage(&cli_certify, "what is \"%s\"? Operations are named with --only", argv[at]);
     r.o.ctx = &r;
     r.o.seed = r.common.seed;
+    r.all = r.common.strict;
     r.common.strict = true; /* what another device computes says nothing of this one */
     tn_device *device = cli_open_device(&r.common);
     if (!device) return CLI_FAILED;

@@ -8,7 +8,7 @@ static int run(int argc, char **argv);
 
 const cli_command cli_devices = {
     .name = "devices",
-    .summary = "lists what can compute here, and why the rest cannot",
+    .summary = "list what can compute here, and why the rest cannot",
     .usage = "devices [-v] [--json] [--fresh | --reasons]",
     .help =
         "  --fresh               look again instead of using the last findings, as long as nothing has changed\n"

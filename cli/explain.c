@@ -19,7 +19,7 @@ static int run(int argc, char **argv);
 
 const cli_command cli_explain = {
     .name = "explain",
-    .summary = "what a model's prompt and tokens are made of, and where time and memory go",
+    .summary = "say what a model's prompt and tokens are made of, and where time and memory go",
     .usage = "explain MODEL [--prompt N] [--tokens N] [-v]",
     .help = "  --prompt N            tokens of the prompt (default 128)\n"
             "  --tokens N            tokens generated behind it (default 32)\n"
@@ -189,6 +189,7 @@ static tn_status run_model(const cli_language *l, const wishes *w, const tn_llm_
 typedef struct report {
     tn_llm_facts facts;
     tn_device *where;
+    const tn_selection *selection;
     tn_device_info device;
     tn_memory_estimate predicted;
     int64_t peak_bytes;
@@ -303,7 +304,7 @@ static void put_json(const report *r) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
     cli_json_string(&j, "device", r->device.id);
-    cli_json_fallback(&j, NULL, r->where);
+    cli_json_fallback(&j, r->selection, r->where);
     cli_json_string(&j, "architecture", r->facts.architecture);
     cli_json_int(&j, "layers", r->facts.layers);
     cli_json_int(&j, "context", r->facts.context);
@@ -346,6 +347,7 @@ static void put_text(const report *r, bool verbose) {
 
 static tn_status explain(const cli_language *l, const wishes *w, report *r) {
     r->where = l->device;
+    r->selection = &l->selection;
     tn_status status = tn_llm_get_facts(l->model, &r->facts);
     if (status == TN_OK) status = tn_device_get_info(l->device, &r->device);
     if (status == TN_OK) status = cli_language_estimate(l, r->facts.context, &r->predicted);

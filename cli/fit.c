@@ -24,7 +24,7 @@ static const struct option options[] = {{"config", required_argument, NULL, OPT_
 
 const cli_command cli_fit = {
     .name = "fit",
-    .summary = "how much memory a language model needs, and where it fits",
+    .summary = "say how much memory a language model needs, and where it fits",
     .usage = "fit MODEL.gguf | fit --config NAME-OR-SIZES [--context N] [--weights TYPE] [--cache TYPE] [--train]",
     .help =
         "  --config WHAT         a known model (mistral-7b, llama-2-7b, llama-3-8b, qwen2.5-7b, smollm2-135m) or "
@@ -39,7 +39,8 @@ const cli_command cli_fit = {
         "  --json                total_bytes, weights_bytes, cache_bytes, activation_bytes, runtime_bytes,\n"
         "                        gradient_bytes, optimizer_bytes, parameters, context, fits{device:bool}\n"
         "\n"
-        "The total is what a process that does nothing else has resident at its peak.\n"
+        "The total is what a process that does nothing else has resident at its peak. Of a device that does not say\n"
+        "what is free, all memory is taken into account.\n"
         "\n"
         "examples:\n"
         "  trunnion fit model.gguf --context 2048\n"
@@ -278,7 +279,10 @@ static void put_parts(const tn_model_sizes *s, const tn_memory_estimate *e, bool
     printf("  %-12s %12s\n", "total", in_words(text, e->total_bytes));
 }
 
-static bool has_room(const tn_device_info *d, int64_t bytes) { return d->usable && d->free_memory >= bytes; }
+/* What is free on a device; all that it has where neither its interface nor the last findings say what is free. */
+static int64_t room_on(const tn_device_info *d) { return d->free_memory > 0 ? d->free_memory : d->total_memory; }
+
+static bool has_room(const tn_device_info *d, int64_t bytes) { return d->usable && room_on(d) >= bytes; }
 
 static void put_devices(const tn_device_list *list, const request *r, const tn_model_sizes *s,
                         const tn_memory_estimate *e) {
@@ -289,11 +293,12 @@ static void put_devices(const tn_device_list *list, const request *r, const tn_m
         for (int i = 0; i < backend->device_count; i++) {
             const tn_device_info *d = &backend->devices[i];
             bool fits = has_room(d, e->total_bytes);
-            printf("  %-12s %12s free   %s\n", d->id, in_words(text, d->free_memory),
+            printf("  %-12s %12s %-6s   %s\n", d->id, in_words(text, room_on(d)),
+                   d->free_memory > 0 ? "free" : "in all",
                    fits        ? "fits"
                    : d->usable ? "does not fit"
                                : "not usable");
-            if (d->usable && !fits) advise(r, s, d->free_memory);
+            if (d->usable && !fits) advise(r, s, room_on(d));
         }
     }
 }

@@ -32,7 +32,7 @@ static int run(int argc, char **argv);
 
 const cli_command cli_generate = {
     .name = "generate",
-    .summary = "a language model goes on with a text, or answers it",
+    .summary = "let a language model go on with a text, or answer it",
     .usage = "generate -m MODEL -p TEXT [-n N] [options]",
     .help = "  -m, --model FILE      a GGUF file\n"
             "  -p, --prompt TEXT     what to go on with; - reads standard input\n"

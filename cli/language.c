@@ -10,7 +10,7 @@
 
 bool cli_language_open(cli_language *l, const cli_options *o, const char *path, int64_t context) {
     *l = (cli_language){0};
-    l->device = cli_open_device(o);
+    l->device = cli_choose_device(o, &l->selection);
     if (!l->device) return false;
     tn_llm_options options = {.struct_size = sizeof options, .context = context};
     bool good = tn_llm_open(path, &options, &l->model) == TN_OK &&

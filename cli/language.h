@@ -9,6 +9,7 @@
 
 typedef struct cli_language {
     tn_device *device;
+    tn_selection selection; /* how it was chosen */
     tn_llm *model;
     tn_tokenizer *tokenizer;
 } cli_language;

@@ -17,7 +17,7 @@ static int run(int argc, char **argv);
 
 const cli_command cli_logits = {
     .name = "logits",
-    .summary = "writes the logits behind every token of a prompt",
+    .summary = "write the logits behind every token of a prompt",
     .usage = "logits -m MODEL -p TEXT -o FILE.npy",
     .help = "  -m, --model FILE      a GGUF file\n"
             "  -p, --prompt TEXT     the prompt; - reads standard input\n"
@@ -153,7 +153,7 @@ static void put(const cli_language *l, const tn_ids *ids, int64_t vocabulary, co
     cli_json_ids(&j, "ids", ids);
     cli_json_string(&j, "file", path);
     cli_json_string(&j, "device", device.id);
-    cli_json_fallback(&j, NULL, l->device);
+    cli_json_fallback(&j, &l->selection, l->device);
     cli_json_end(&j, '}');
 }
 

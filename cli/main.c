@@ -99,6 +99,7 @@ static int unknown_command(const char *name) {
 /* ---- start ------------------------------------------------------------------------------------------------------- */
 
 static int run_help(const char *name) {
+    if (name && !strcmp(name, "help")) name = NULL;
     const cli_command *c = name ? find_command(name) : NULL;
     if (name && !c) return unknown_command(name);
     if (c)

@@ -19,8 +19,7 @@ static const struct {
      "  --json                one JSON object on standard output, nothing else there"},
     {{"device", required_argument, NULL, OPT_DEVICE},
      CLI_DEVICE,
-     "  --device NAME         auto, cpu, cuda, cuda:1, rocm, metal, vulkan, opencl, webgpu, engine:onnxruntime, "
-     "engine:torch"},
+     "  --device NAME         auto, or a name that `trunnion devices` lists: cpu, opencl, cuda:1"},
     {{"strict", no_argument, NULL, OPT_STRICT},
      CLI_DEVICE,
      "  --strict              fail rather than use another device, for the whole or for one operation"},
@@ -126,11 +125,16 @@ static const char *name_of(const struct option *all, int val) {
     return all->name ? all->name : "?";
 }
 
+/* How a line of help begins that goes on with what the line above says. */
+static const char CONTINUED[] = "                        ";
+
 static void say_wrong(const cli_command *c, const char *name, const char *value) {
     const char *line = line_on(c->help, name);
     for (int i = 0; i < COMMON && !line; i++)
         line = line_on(common[i].help, name);
     int length = line ? (int)strcspn(line, "\n") : 0;
+    while (line && line[length] && !strncmp(line + length + 1, CONTINUED, sizeof CONTINUED - 1))
+        length += 1 + (int)strcspn(line + length + 1, "\n");
     (void)cli_wrong_usage(c, "--%s cannot be \"%s\"%s%.*s", name, value, line ? ":\n" : "", length, line ? line : "");
 }
 

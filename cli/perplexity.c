@@ -16,7 +16,7 @@ static int run(int argc, char **argv);
 
 const cli_command cli_perplexity = {
     .name = "perplexity",
-    .summary = "how well a model predicts a text",
+    .summary = "say how well a model predicts a text",
     .usage = "perplexity -m MODEL -f FILE [--context N]",
     .help = "  -m, --model FILE      a GGUF file\n"
             "  -f, --file FILE       the text; - reads standard input\n"
@@ -122,7 +122,7 @@ static void put(const cli_language *l, const tn_ids *ids, const rating *r, int64
     cli_json_number(&j, "seconds", seconds);
     cli_json_number(&j, "tokens_per_second", rate);
     cli_json_string(&j, "device", device.id);
-    cli_json_fallback(&j, NULL, l->device);
+    cli_json_fallback(&j, &l->selection, l->device);
     cli_json_end(&j, '}');
 }
 

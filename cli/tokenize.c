@@ -15,7 +15,7 @@ static int run(int argc, char **argv);
 
 const cli_command cli_tokenize = {
     .name = "tokenize",
-    .summary = "shows a text's tokens under a model's vocabulary, or the text of tokens",
+    .summary = "show a text's tokens under a model's vocabulary, or the text of tokens",
     .usage = "tokenize -m MODEL TEXT | tokenize -m MODEL --decode IDS",
     .help =
         "  -m, --model FILE      a GGUF file\n"

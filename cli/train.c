@@ -25,12 +25,12 @@ static const char help_text[] =
     "  cartpole              a pole to balance on a cart, with PPO; metric: mean return of 100 episodes (at most 500)\n"
     "\n"
     "options:\n"
-    "  --steps N             a whole number; digits: batches of 64 (1000); chars: batches of 16 (500); cartpole: "
-    "steps in the environment (100000)\n"
+    "  --steps N             a whole number; digits: batches of 64 (1000); chars: batches of 16 (500);\n"
+    "                        cartpole: steps in the environment (100000)\n"
     "  --model mlp|cnn       digits: the network (mlp)\n"
     "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
-    "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes); chars: the "
-    "text (else: what trunnion's help says)\n"
+    "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes);\n"
+    "                        chars: the text (else all that `trunnion help` says of the commands)\n"
     "  --save FILE           write a checkpoint at the end, and when interrupted\n"
     "  --save-every N        also after each N steps, a whole number from 1\n"
     "  --resume FILE         go on from a checkpoint; with the same options the same bits follow as without the stop\n"
@@ -118,6 +118,7 @@ typedef struct run {
     int64_t stride, advances;
     FILE *log;
     bool interrupted;
+    tn_selection selection; /* how the device was chosen */
 } run;
 
 static volatile sig_atomic_t interrupt_asked;
@@ -234,7 +235,7 @@ static void put_json(const run *r, double rate, double metric, const char *id, c
     cli_json_number(&j, "metric", metric);
     cli_json_string(&j, "metric_name", r->task->metric);
     cli_json_string(&j, "device", id);
-    cli_json_fallback(&j, NULL, device);
+    cli_json_fallback(&j, &r->selection, device);
     cli_json_bool(&j, "interrupted", r->interrupted);
     cli_json_end(&j, '}');
 }
@@ -324,7 +325,7 @@ static int prepare(run *r) {
 static int run_task(const train_options *o, const train_task *task) {
     run r = {.options = o, .task = task, .stride = 1, .loss = NAN};
     r.last = o->steps >= 0 ? o->steps : task->steps;
-    tn_device *device = cli_open_device(&o->common);
+    tn_device *device = cli_choose_device(&o->common, &r.selection);
     if (!device) return CLI_FAILED;
     int code = prepare(&r);
     if (code == CLI_OK) code = execute(&r, device);

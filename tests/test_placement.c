@@ -97,6 +97,8 @@ static void the_host_computes_what_a_device_lacks(void **state) {
     tn_placed_operation none = {.struct_size = sizeof none};
     assert_int_equal(tn_get_placed(p.on_host, &none), TN_ERR_ARGUMENT);
     assert_int_equal(tn_get_placed(-1, &none), TN_ERR_ARGUMENT);
+    tn_placement unset = {0};
+    assert_int_equal(tn_get_placement(&unset), TN_ERR_ARGUMENT);
     char *text = tn_explain_last();
     assert_text_has(text, "has no f64");
     assert_text_has(text, "fetch");

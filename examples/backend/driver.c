@@ -172,8 +172,10 @@ static tn_status compile(const tn_code *code, char *source, char *object, const 
     unlink(source);
     unlink(log);
     if (good) return TN_OK;
-    tn_status s = host->fail(TN_ERR_DEVICE, "cc:0: %s does not compile %s: %.*s", compiler(), code->entry,
-                             words ? (int)(size < LOG_BYTES ? size : LOG_BYTES) : 0, words ? words : "");
+    bool silent = !words || !size; /* UNSUPPORTED: this kernel is computed elsewhere, the device stays in use */
+    tn_status s = host->fail(TN_ERR_UNSUPPORTED, "cc:0: %s does not compile %s: %.*s", compiler(), code->entry,
+                             silent ? LOG_BYTES : (int)(size < LOG_BYTES ? size : LOG_BYTES),
+                             silent ? "it says nothing; is it there? (CC names another)" : words);
     free(words);
     return s;
 }

@@ -1,7 +1,8 @@
 /* backend.h — for authors of drivers: the one struct that makes a machine usable.
  *
  * A driver knows memory, code and launches of one interface, and never an operation. hal/ checks arguments, counts,
- * pools and orders; a driver may trust what it is given. src/drivers/null.c is the commented skeleton to copy.
+ * pools and orders; a driver may trust what it is given. examples/backend/driver.c is one that works, to be copied by
+ * tools/new_backend.py; src/drivers/null.c is the commented skeleton of one inside the library.
  *
  * A struct grows at its end; struct_size tells which fields exist. A NULL function has the default that its comment
  * names. */

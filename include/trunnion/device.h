@@ -173,7 +173,7 @@ TN_API tn_status tn_try(const char *const *preferences, int count, const tn_devi
 
 /* Device memory by hand: for embedding and for tests; tensors do not need it.
  * alloc: `size` bytes aligned to `alignment` (a power of two up to 4096); *out is a device address, on the CPU
- *   a pointer.
+ *   a pointer, and NULL after a failure.
  *   Errors: TN_ERR_MEMORY with what was asked and what is free; TN_ERR_ARGUMENT for a bad alignment.
  * dealloc: an address that alloc of the same device gave; NULL is fine. Waits for the device's queues.
  * copy: `len` bytes from src on src_device to dst on dst_device; regions must not overlap; waits for the queues of both

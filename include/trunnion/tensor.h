@@ -163,7 +163,7 @@ TN_API void tn_set_random_state(tn_random_state state);
 
 /* Counters of the calling thread's recorder and plans. */
 typedef struct tn_runtime_stats {
-    size_t struct_size;
+    size_t struct_size; /* set by the caller */
     int64_t plans_made, plan_hits, plan_misses, nodes_recorded, launches;
     int64_t live_bytes, peak_bytes; /* device memory of the process */
     double plan_seconds;            /* spent on making plans */
@@ -179,10 +179,10 @@ TN_API void tn_reset_runtime_stats(void); /* also the peak */
  * line, TN_FALLBACK_SILENT says nothing). Operations are counted as they were fused: what was computed on the way to
  * another one's kernel does not count. */
 typedef struct tn_placement {
-    size_t struct_size;           /* set by the caller */
-    char device[32];              /* "opencl:0"; "" before the first evaluation */
-    int64_t on_device, on_host;   /* operations */
-    int64_t to_host, from_host;   /* bytes copied for it at each run */
+    size_t struct_size;         /* set by the caller */
+    char device[32];            /* "opencl:0"; "" before the first evaluation */
+    int64_t on_device, on_host; /* operations */
+    int64_t to_host, from_host; /* bytes copied for it at each run */
 } tn_placement;
 TN_API tn_status tn_get_placement(tn_placement *out);
 

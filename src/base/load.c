@@ -298,10 +298,18 @@ typedef struct opening {
     tn_reason why; /* of the first candidate that was found and did not work */
 } opening;
 
+/* What to do: of a library that the environment names, that comes first. */
+static const char *fix_for(const tn_library_spec *spec, char out[200]) {
+    if (override_of(spec) == NULL) return spec->fix;
+    snprintf(out, 200, "%s names this library: name another file or folder there, or unset it", spec->env);
+    return out;
+}
+
 static void note_failure(opening *o, tn_reason_code code, const char *what, const char *detail) {
+    char fix[200];
     if (o->why.code != TN_REASON_NONE) return;
-    tn_reason_set(&o->why, code, o->spec->fix, "%s: %s%s%s", o->spec->title, what, detail[0] != '\0' ? ": " : "",
-                  detail);
+    tn_reason_set(&o->why, code, fix_for(o->spec, fix), "%s: %s%s%s", o->spec->title, what,
+                  detail[0] != '\0' ? ": " : "", detail);
 }
 
 /* The dynamic linker explains itself in words only. */
@@ -384,8 +392,9 @@ static bool try_to_open(void *ctx, const char *candidate) {
 static void explain_absence(const tn_library_spec *spec, tn_reason *why) {
     const char *value = override_of(spec);
     if (value != NULL) {
-        tn_reason_set(why, TN_REASON_LIBRARY_NOT_FOUND, spec->fix, "%s: not found where %s points: %s", spec->title,
-                      spec->env, value);
+        char fix[200];
+        tn_reason_set(why, TN_REASON_LIBRARY_NOT_FOUND, fix_for(spec, fix), "%s: not found where %s points: %s",
+                      spec->title, spec->env, value);
         return;
     }
     char names[200] = "";

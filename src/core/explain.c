@@ -29,6 +29,8 @@ static int64_t bytes_of(const tn_plan *p, tn_command_kind kind) {
 
 tn_status tn_get_placement(tn_placement *out) {
     TRY(tn_need(out, "tn_get_placement: out"));
+    if (out->struct_size < sizeof(size_t))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_get_placement: out->struct_size is not set");
     const tn_plan *p = last_plan();
     tn_placement full = {.struct_size = out->struct_size};
     if (p) {
@@ -44,6 +46,8 @@ tn_status tn_get_placement(tn_placement *out) {
 
 tn_status tn_get_placed(int64_t i, tn_placed_operation *out) {
     TRY(tn_need(out, "tn_get_placed: out"));
+    if (out->struct_size < sizeof(size_t))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_get_placed: out->struct_size is not set");
     const tn_plan *p = last_plan();
     int64_t count = p ? (int64_t)p->placed_count : 0;
     if (i < 0 || i >= count)

@@ -135,6 +135,8 @@ double tn_item(const tn_tensor *t) {
 
 tn_status tn_get_runtime_stats(tn_runtime_stats *stats) {
     TRY(tn_need(stats, "tn_get_runtime_stats: stats"));
+    if (stats->struct_size < sizeof(size_t))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_get_runtime_stats: stats->struct_size is not set");
     tn_recorder *r = tn_recorder_here();
     tn_plan_cache *c = r ? tn_plans_of(r) : NULL;
     if (!c) return TN_ERR_MEMORY;

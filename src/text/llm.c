@@ -262,8 +262,8 @@ static tn_status too_long(const tn_llm *m, int64_t count) {
         snprintf(fix, sizeof fix, "open the model with a longer one (--context), up to %" PRId64,
                  m->config.trained_context);
     return tn_backend_fail(TN_ERR_ARGUMENT,
-                           "%" PRId64 " tokens behind the %" PRId64 " there are exceed the context of %" PRId64 "; %s",
-                           count, m->position, m->config.context, fix);
+                           "%" PRId64 " tokens exceed the context of %" PRId64 ", of which %" PRId64 " are taken; %s",
+                           count, m->config.context, m->position, fix);
 }
 
 static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
