@@ -129,12 +129,106 @@ static void a_training_has_the_bits_of_the_cpu(void **state) {
     tn_mem_free(b);
 }
 
+/* ---- closed devices ---------------------------------------------------------------------------------------------- */
+
+/* What nothing but the recording knows of the device. */
+static void what_is_recorded_keeps_its_device(void **state) {
+    (void)state;
+    tn_device *other = far_open(1, NULL);
+    float got[4];
+    use(other);
+    tn_tensor *x = tn_full(TN_DIMS(4), 3, TN_F32), *y = tn_add(x, x);
+    use(cpu);
+    tn_device_close(other);
+    assert_ok(tn_read(y, got, sizeof got));
+    assert_float_equal(got[3], 6, 0);
+    tn_free(x);
+    tn_free(y);
+}
+
+static tn_status keep_zeros(void *context, tn_device *device) {
+    (void)device;
+    *(tn_tensor **)context = tn_keep(tn_add(tn_zeros(TN_DIMS(4), TN_F32), tn_scalar(1)));
+    return TN_OK;
+}
+
+static void what_is_kept_of_a_trial_stays_valid(void **state) {
+    (void)state;
+    const char *const on[] = {"far:1"};
+    tn_tensor *kept = NULL;
+    float got[4];
+    tn_device_close(far_open(1, NULL)); /* registered */
+    assert_ok(tn_try(on, 1, NULL, keep_zeros, &kept, NULL));
+    assert_ok(tn_read(kept, got, sizeof got));
+    assert_float_equal(got[3], 1, 0);
+    tn_free(kept);
+}
+
+static void a_graph_keeps_its_device(void **state) {
+    (void)state;
+    tn_graph *g = NULL;
+    float got[6];
+    tn_device *other = far_open(1, NULL);
+    use(other);
+    assert_ok(tn_capture_begin());
+    tn_tensor *x = tn_full(TN_DIMS(6), 5, TN_F32), *y = NULL;
+    assert_ok(tn_capture_end(NULL, 0, &x, 1, &g));
+    tn_free(x);
+    use(cpu);
+    tn_device_close(other);
+    for (int i = 0; i < 4; i++) {
+        assert_ok(tn_graph_launch(g, NULL, &y));
+        assert_ok(tn_read(y, got, sizeof got));
+        assert_float_equal(got[5], 5, 0);
+        tn_free(y);
+    }
+    tn_graph_free(g);
+}
+
+/* ---- captures ---------------------------------------------------------------------------------------------------- */
+
+static void a_capture_of_nothing_launches_nothing(void **state) {
+    (void)state;
+    tn_graph *g = NULL;
+    assert_ok(tn_capture_begin());
+    assert_ok(tn_capture_end(NULL, 0, NULL, 0, &g));
+    for (int i = 0; i < 4; i++)
+        assert_ok(tn_graph_launch(g, NULL, NULL));
+    tn_graph_free(g);
+}
+
+static void a_capture_leaves_no_states_out(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_graph *g = NULL;
+        tn_tensor *s[2];
+        tn_device *const on[2] = {far, cpu};
+        for (int i = 0; i < 2; i++) {
+            use(on[i]);
+            s[i] = tn_zeros(TN_DIMS(4), TN_F32);
+            assert_ok(tn_make_state(s[i]));
+        }
+        assert_ok(tn_capture_begin());
+        for (int i = 0; i < 2; i++)
+            (void)tn_add_(s[i], tn_scalar(1));
+        assert_int_equal(tn_capture_end(NULL, 0, NULL, 0, &g), TN_ERR_DEVICE);
+        assert_text_has(tn_error(), "two devices");
+        assert_null(g);
+    }
+    use(cpu);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_sum_is_computed_there),
         cmocka_unit_test(views_and_writes),
         cmocka_unit_test(borrowed_memory_is_copied_and_given_back),
         cmocka_unit_test(a_training_has_the_bits_of_the_cpu),
+        cmocka_unit_test(what_is_recorded_keeps_its_device),
+        cmocka_unit_test(what_is_kept_of_a_trial_stays_valid),
+        cmocka_unit_test(a_graph_keeps_its_device),
+        cmocka_unit_test(a_capture_of_nothing_launches_nothing),
+        cmocka_unit_test(a_capture_leaves_no_states_out),
     };
     return cmocka_run_group_tests_name("far", tests, open_devices, close_devices);
 }

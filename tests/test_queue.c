@@ -8,6 +8,7 @@
 #include "far_driver.h"
 #include "hal/queue.h"
 #include "trunnion/trunnion.h"
+#include "wrap_driver.h"
 
 /* ---- devices ----------------------------------------------------------------------------------------------------- */
 
@@ -282,7 +283,7 @@ static void blocks_in_use_are_not_given_to_others_on(tn_device *d) {
     tn_buffer_release(x);
     assert_ok(tn_set_current_queue(b));
     assert_ok(tn_buffer_new(d, 300000, &again));
-    assert_ptr_not_equal(again->address, address);
+    if (d != devices[OPENCL]) assert_ptr_not_equal(again->address, address); /* there the copy may be over by now */
     tn_buffer_release(again);
     assert_ok(tn_set_current_queue(a));
     tn_buffer *own[2]; /* that of the other queue, which is free, and the one that this queue is through with in time */
@@ -607,6 +608,36 @@ static void more_work_than_a_queue_holds_waits(void **state) {
     on_each(more_work_than_a_queue_holds_waits_on);
 }
 
+/* Its failures are told by tn_device_synchronize, once: else the device would be of no use any more. */
+static void a_devices_own_queue_goes_on_when_its_failure_was_told(void **state) {
+    (void)state;
+    const tn_driver *driver = wrap_driver(&async_driver);
+    tn_device *d;
+    assert_ok(tn_backend_register(driver));
+    assert_ok(tn_device_open(driver->name, NULL, NULL, &d));
+    assert_ok(tn_set_current_device(d));
+    tn_queue *q = queue_of(d);
+    TN_SCOPE {
+        float got[4];
+        tn_tensor *x = tn_full(TN_DIMS(4), 2, TN_F32);
+        assert_ok(tn_eval(&x, 1));
+        tn_tensor *y = tn_add(x, x);
+        wrap_now.fail_at = 1;
+        wrap_now.fail_kind = WRAP_EVENT_RECORD;
+        wrap_now.fail_with = TN_ERR_MEMORY;
+        assert_int_equal(tn_eval(&y, 1), TN_ERR_MEMORY);
+        assert_int_equal(tn_eval(&y, 1), TN_ERR_MEMORY); /* it has not been told yet */
+        assert_int_equal(tn_device_synchronize(d), TN_ERR_MEMORY);
+        assert_ok(tn_device_synchronize(d));
+        assert_ok(tn_read(y, got, sizeof got));
+        assert_float_equal(got[1], 4, 0);
+    }
+    wrap_reset();
+    tn_queue_free(q);
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(d);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(events_are_reached_in_order),
@@ -625,6 +656,7 @@ int main(void) {
         cmocka_unit_test(a_queue_keeps_its_device_open),
         cmocka_unit_test(queues_end_somewhere),
         cmocka_unit_test(more_work_than_a_queue_holds_waits),
+        cmocka_unit_test(a_devices_own_queue_goes_on_when_its_failure_was_told),
     };
     return cmocka_run_group_tests(tests, open_devices, close_devices);
 }

@@ -113,7 +113,9 @@ typedef struct tn_selection {
  * Errors: TN_ERR_ARGUMENT for a name that is no backend; TN_ERR_UNAVAILABLE with the reasons when nothing fits. */
 TN_API tn_status tn_device_open(const char *preference, const tn_device_options *options, tn_selection *selection,
                                 tn_device **out);
-TN_API void tn_device_close(tn_device *device); /* NULL is fine */
+/* The device itself ends when nothing needs it any more: tensors, graphs, queues, and what is recorded on it and not
+ * evaluated yet. NULL is fine. */
+TN_API void tn_device_close(tn_device *device);
 
 /* The device that `auto` finds, opened once a process and never closed; NULL (see tn_error) only when memory is out. */
 TN_API tn_device *tn_best_device(void);
@@ -179,7 +181,7 @@ TN_API tn_status tn_try(const char *const *preferences, int count, const tn_devi
  * copy: `len` bytes from src on src_device to dst on dst_device; regions must not overlap; waits for the queues of both
  *   devices and ends before it returns. NULL as a device means host memory.
  * synchronize: waits until all work given to the device, in all its queues, is done; reports a failure that happened
- *   meanwhile. */
+ *   meanwhile. One of the device's own queue is told once: what comes behind it is done again. */
 TN_API tn_status tn_device_alloc(tn_device *device, size_t size, size_t alignment, void **out);
 TN_API void tn_device_dealloc(tn_device *device, void *address);
 TN_API tn_status tn_device_copy(tn_device *dst_device, void *dst, tn_device *src_device, const void *src, size_t len);

@@ -21,6 +21,7 @@ typedef struct graph_output {
 
 struct tn_graph {
     tn_plan *plan;
+    tn_device *device; /* held: a graph may be bound to no buffer */
     tn_buffer **bound;
     size_t bound_count;
     graph_input *inputs;
@@ -47,6 +48,7 @@ void tn_graph_free(tn_graph *g) {
     for (size_t i = 0; i < g->bound_count; i++)
         tn_buffer_release(g->bound[i]);
     tn_plan_free(g->plan);
+    if (g->device) tn_device_let_go(g->device);
     tn_mem_free(g->bound);
     tn_mem_free(g->inputs);
     tn_mem_free(g->outputs);
@@ -131,6 +133,16 @@ static tn_status note(tn_graph *g, const tn_binding *b, tn_tensor *const *inputs
     return note_dials(g, b);
 }
 
+/* A plan is one device's: what would be written on another is not left out without a word. */
+static tn_status check_states(const tn_recorder *r, const tn_binding *b) {
+    for (const tn_storage *s = r->written; s && b->device; s = s->next_written)
+        if (s->value->recorder == r && s->value->device != b->device)
+            return tn_fail(TN_ERR_DEVICE,
+                           "tn_capture_end: states of two devices, %s and %s, are written: a capture for each of them",
+                           b->device->info.id, s->value->device->info.id);
+    return TN_OK;
+}
+
 static tn_status make(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_tensor *const *outputs) {
     tn_plan_cache *c = tn_plans_of(r);
     if (!c) return TN_ERR_MEMORY;
@@ -144,7 +156,11 @@ static tn_status make(tn_recorder *r, tn_graph *g, tn_tensor *const *inputs, tn_
     if (s == TN_OK) s = tn_binding_make(&c->binding, r, targets, g->output_count);
     tn_mem_free(targets);
     if (s == TN_OK) s = note(g, &c->binding, inputs, outputs);
-    return s == TN_OK ? tn_plan_make(&c->binding, &g->plan) : s;
+    if (s == TN_OK) s = check_states(r, &c->binding);
+    if (s != TN_OK || !c->binding.device) return s;
+    tn_device_hold(c->binding.device);
+    g->device = c->binding.device;
+    return tn_plan_make(&c->binding, &g->plan);
 }
 
 tn_status tn_capture_end(tn_tensor *const *inputs, int input_count, tn_tensor *const *outputs, int output_count,
@@ -232,6 +248,7 @@ static tn_status hand_out(const tn_graph *g, tn_buffer *const *results, tn_tenso
 
 /* Everything that can fail for want of memory comes before the run: a launch that is refused has changed nothing. */
 static tn_status launch(tn_plan_cache *c, tn_graph *g, tn_tensor **outputs) {
+    if (!g->device) return TN_OK; /* nothing was recorded */
     TRY(reserve_copies(g));
     TRY(tn_plan_reserve(c, g->plan, g->bound));
     tn_status s = tn_plan_submit(c, g->plan, g->bound, g->dials);

@@ -311,7 +311,9 @@ typedef struct tn_recorder {
     uint64_t seed, random_offset; /* Philox key and the next free counter */
     size_t limit;                 /* pending nodes at which the next unasked flush happens; at least TN_MAX_PENDING */
     bool planning;                /* nodes made now belong to the planner */
-    void *plans;                  /* core's, freed with plans_free */
+    tn_device *held[4]; /* open while something is pending that was recorded there, also when it has no buffers */
+    int held_count;
+    void *plans; /* core's, freed with plans_free */
     void (*plans_free)(void *plans);
 } tn_recorder;
 tn_recorder *tn_recorder_here(void); /* NULL only when memory is out */

@@ -53,6 +53,11 @@ static void free_list_clear(thread_state *t) {
 
 static void settle_loans(thread_state *t);
 
+static void let_devices_go(tn_recorder *r) {
+    while (r->held_count > 0)
+        tn_device_let_go(r->held[--r->held_count]);
+}
+
 void tn_recorder_drop(void) {
     thread_state *t = here;
     if (!t) return;
@@ -75,6 +80,7 @@ void tn_recorder_drop(void) {
     settle_loans(t);
     tn_mem_free(r->pending);
     if (r->plans_free) r->plans_free(r->plans);
+    let_devices_go(r);
     free_list_clear(t);
     here = NULL;
     pthread_setspecific(exit_key, NULL);
@@ -220,6 +226,7 @@ static void settle_loans(thread_state *t) {
 
 void tn_recorder_settle(void) {
     if (here && here->lent) settle_loans(here);
+    if (here && here->recorder.count == 0) let_devices_go(&here->recorder);
 }
 
 static __attribute__((noinline)) void borrow(thread_state *t, loan *l, tn_node *n) {
@@ -384,6 +391,18 @@ tn_node *tn_node_data(tn_buffer *buffer, const int64_t *shape, int rank, tn_dtyp
     return n;
 }
 
+/* What is recorded without inputs is alone in naming its device, which has to stay until that is computed. */
+static tn_status hold_device(tn_recorder *r, tn_device *d) {
+    for (int i = 0; i < r->held_count; i++)
+        if (r->held[i] == d) return TN_OK;
+    if (r->held_count == (int)TN_COUNT(r->held))
+        return tn_fail(TN_ERR_STATE, "work is recorded on %d devices and not evaluated; evaluate it first (tn_eval)",
+                       r->held_count);
+    tn_device_hold(d);
+    r->held[r->held_count++] = d;
+    return TN_OK;
+}
+
 static tn_status recorder_append(tn_recorder *r, tn_node *n) {
     TRY(tn_mem_reserve(&r->pending, &r->capacity, r->count + 1, sizeof *r->pending));
     n->recorder = r;
@@ -519,7 +538,7 @@ static inline tn_status node_finish(tn_recorder *r, tn_node *n, const tn_op_row 
     n->line = r->line;
     if (!n->device) {
         n->device = tn_current_device();
-        if (!n->device) s = tn_error_code();
+        s = n->device ? hold_device(r, n->device) : tn_error_code();
     }
     if ((f->flags & TN_NODE_GRAD) && !r->no_grad && differentiable(row) && tn_dtype_is_float((tn_dtype)n->dtype))
         n->flags |= TN_NODE_GRAD;

@@ -89,7 +89,8 @@ static tn_status driver_check(const tn_driver *d) {
     return TN_OK;
 }
 
-/* The driver with all fields of this version: a shorter one is copied once, what it lacks is NULL. */
+/* The driver with all fields of this version: a shorter one, for which there is room in the table, is copied once, what
+ * it lacks is NULL. */
 static const tn_driver *whole_driver(const tn_driver *d) {
     static tn_driver copies[TN_MOST_BACKENDS];
     static int copied;
@@ -100,12 +101,17 @@ static const tn_driver *whole_driver(const tn_driver *d) {
     return copy;
 }
 
+static tn_status check_room(const char *name) {
+    if (backend_named(name, strlen(name)))
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: there is a backend %s already", name);
+    if (table_count == TN_MOST_BACKENDS)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: %s: at most %d backends", name, TN_MOST_BACKENDS);
+    return TN_OK;
+}
+
 /* A new backend stands before the cpu: who registers a driver wants it used. */
 static tn_status table_insert(const tn_backend *b) {
-    if (backend_named(b->name, strlen(b->name)))
-        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: there is a backend %s already", b->name);
-    if (table_count == TN_MOST_BACKENDS)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_backend_register: %s: at most %d backends", b->name, TN_MOST_BACKENDS);
+    TRY(check_room(b->name));
     int at = table_count++;
     for (; at > 0 && table[at].driver != &tn_driver_cpu; at--)
         table[at] = table[at - 1];
@@ -115,6 +121,7 @@ static tn_status table_insert(const tn_backend *b) {
 
 tn_status tn_backend_insert(const tn_driver *d) {
     TRY(driver_check(d));
+    TRY(check_room(d->name));
     return table_insert(&(tn_backend){.name = d->name, .title = d->title, .driver = whole_driver(d)});
 }
 

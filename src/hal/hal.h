@@ -67,6 +67,9 @@ static inline tn_buffer *tn_buffer_retain(tn_buffer *b) {
     return b;
 }
 void tn_buffer_release(tn_buffer *b); /* NULL is fine */
+/* A closed device ends when its last buffer and its last hold have gone. */
+void tn_device_hold(tn_device *d);
+void tn_device_let_go(tn_device *d);
 tn_status tn_buffer_write(tn_buffer *b, size_t offset, const void *host, size_t bytes);
 tn_status tn_buffer_read(const tn_buffer *b, size_t offset, void *host, size_t bytes); /* waits for work before it */
 /* The first `bytes` bytes of one buffer of a device to another, in the order of this thread's queue. */

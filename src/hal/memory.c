@@ -34,7 +34,7 @@ typedef struct pool {
     tn_buffer *kept[CLASSES];
     int64_t kept_bytes, keep_limit;
     int64_t taken_bytes, taken_limit; /* from the driver: in use and kept; limit 0: none */
-    int64_t live_buffers;
+    int64_t live_buffers, holds;
     bool closing;
     tn_buffer *given[GIVEN_SLOTS];
     int64_t in_use_bytes, in_use_peak; /* of blocks, whole classes */
@@ -303,7 +303,21 @@ static bool count_out(pool *p, const tn_buffer *b) {
     p->live_buffers--;
     p->in_use_bytes -= block_bytes(b);
     stats.live_buffers--;
-    return p->closing && p->live_buffers == 0;
+    return p->closing && p->live_buffers + p->holds == 0;
+}
+
+void tn_device_hold(tn_device *d) {
+    heap_lock();
+    ((pool *)d->pool)->holds++;
+    heap_unlock();
+}
+
+void tn_device_let_go(tn_device *d) {
+    pool *p = d->pool;
+    heap_lock();
+    bool last = --p->holds == 0 && p->closing && p->live_buffers == 0;
+    heap_unlock();
+    if (last) tn_device_end(d);
 }
 
 /* Keeps a buffer's block for later if there is room for it, and counts the buffer out then. */
@@ -436,7 +450,7 @@ bool tn_pool_close(tn_device *d) {
     pool *p = d->pool;
     heap_lock();
     p->closing = true;
-    bool idle = p->live_buffers == 0;
+    bool idle = p->live_buffers + p->holds == 0;
     heap_unlock();
     return idle;
 }

@@ -380,7 +380,8 @@ tn_status tn_device_synchronize(tn_device *d) {
     for (int i = 1; i < TN_LINES && atomic_load(&d->ordered); i++) {
         if (!tn_line_is_of(i, d, false)) continue;
         (void)tn_mark_wait(tn_mark_at(i, tn_line_given(i)));
-        if (s == TN_OK) s = tn_line_failure(i, false);
+        bool own_line = d->own && i == d->own->line; /* of which nobody else could be told: it goes on from now */
+        if (s == TN_OK) s = tn_line_failure(i, own_line);
     }
     tn_status own = d->driver->sync(d->handle);
     return s != TN_OK ? s : own;
