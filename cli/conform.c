@@ -39,7 +39,7 @@ static void broken(conform *c, const char *format, ...) {
             return;                 \
         }                           \
     } while (0)
-#define CALL(expr) NEED((expr) == TN_OK, "%s fails", #expr)
+#define CALL(expr) NEED((expr) == TN_OK, "%s fails: %s", #expr, tn_error())
 
 /* Whether the driver was built when the field was there, and has it. */
 #define OFFERS(c, field) \
@@ -62,7 +62,7 @@ enum { ROOM = 8192 };
 /* ---- the device -------------------------------------------------------------------------------------------------- */
 
 static void capabilities_make_sense(conform *c) {
-    NEED(c->caps.code >= TN_CODE_KIR, "caps.code is %d", (int)c->caps.code);
+    NEED(c->caps.code >= TN_CODE_KIR && c->caps.code <= TN_CODE_C, "caps.code is %d", (int)c->caps.code);
     NEED(c->caps.max_buffer > 0, "caps.max_buffer is %lld", (long long)c->caps.max_buffer);
     NEED(c->caps.max_group > 0, "caps.max_group is %lld", (long long)c->caps.max_group);
     int64_t a = c->caps.alignment;
@@ -588,11 +588,11 @@ static bool open_one(conform *c, int index) {
     c->info.index = index;
     c->caps.struct_size = sizeof c->caps;
     if (c->driver->open(index, &o, &c->device) != TN_OK) {
-        broken(c, "device %d does not open", index);
+        broken(c, "device %d does not open: %s", index, tn_error());
         return false;
     }
     if (c->driver->caps(c->device, &c->caps) == TN_OK) return true;
-    broken(c, "caps fails");
+    broken(c, "caps fails: %s", tn_error());
     c->driver->close(c->device);
     return false;
 }
@@ -609,6 +609,10 @@ conform_result conform_driver(const tn_driver *driver, int index, const conform_
         c.result.promises++;
         c.result.broken += c.broken;
         c.result.skipped += c.skipped;
+        fflush(out); /* what follows may crash in the driver */
+        if (!c.broken || promises[i].run != memory_of_every_size_is_aligned) continue;
+        fprintf(out, "what else is promised needs memory, and is left out\n");
+        break;
     }
     driver->close(c.device);
     fprintf(out, "ran on: %s:%d (%s%s)\n", driver->name, index, c.info.name, c.info.software ? ", software" : "");

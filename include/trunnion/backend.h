@@ -102,8 +102,8 @@ typedef struct tn_probe {
 
 typedef struct tn_driver {
     size_t struct_size;
-    int abi; /* TN_BACKEND_ABI */
-    const char *name, *title;
+    int abi;                  /* TN_BACKEND_ABI */
+    const char *name, *title; /* "mychip": small letters, digits, _ and -, at most 20; "My chip": for people */
     /* Looks for devices; must neither fail nor leave anything loaded that could disturb the process. */
     void (*probe)(tn_probe *out);
     tn_status (*open)(int index, const tn_device_options *options, void **device);

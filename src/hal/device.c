@@ -75,9 +75,13 @@ static const char *missing_function(const tn_driver *d) {
 }
 
 static tn_status driver_check(const tn_driver *d) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789_-";
     if (!d || !d->name || !d->name[0] || strlen(d->name) > 20 || !d->title)
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_backend_register: a driver needs a title and a name of at most 20 characters");
+    if (d->name[strspn(d->name, letters)])
+        return tn_fail(TN_ERR_ARGUMENT,
+                       "tn_backend_register: the name \"%s\" may have small letters, digits, _ and - only", d->name);
     if (d->abi != TN_BACKEND_ABI || d->struct_size > sizeof *d)
         return tn_fail(TN_ERR_ARGUMENT,
                        "tn_backend_register: driver %s was built for interface %d, this is %d; build it anew", d->name,

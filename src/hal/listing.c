@@ -80,7 +80,8 @@ void tn_probe_here(const tn_driver *driver, tn_findings *f) {
     f->count = p.count < 0 ? 0 : (int)tn_min64(p.count, TN_MOST_DEVICES);
     const char *code = p.reason_code[0] ? p.reason_code : tn_reason_code_name(TN_REASON_NO_DEVICE);
     snprintf(f->code, sizeof f->code, "%s", code);
-    snprintf(f->reason, sizeof f->reason, "%s", p.reason);
+    bool silent = f->count == 0 && !p.reason[0];
+    snprintf(f->reason, sizeof f->reason, "%s", silent ? "its driver finds no device, and does not say why" : p.reason);
     snprintf(f->fix, sizeof f->fix, "%s", p.fix);
     snprintf(f->library, sizeof f->library, "%s", p.library);
 }

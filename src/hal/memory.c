@@ -25,7 +25,7 @@ enum {
     CLASSES = STEPS + (LAST_OCTAVE - FIRST_OCTAVE) * STEPS,
     GIVEN_SLOTS = 1024, /* chains of blocks handed out by address */
     MAX_ALIGNMENT = 4096,
-    VERSION_SHIFT = 20     /* writes that a buffer's version counts before it could meet another's start */
+    VERSION_SHIFT = 20 /* writes that a buffer's version counts before it could meet another's start */
 };
 static const int64_t KEEP_MOST = (int64_t)512
                                  << 20; /* kept without use, at most; and at most a sixteenth of the device */
@@ -154,7 +154,11 @@ static void give_booked(pool *p, int64_t bytes) {
 static tn_status driver_alloc(tn_device *d, size_t bytes, void **address) {
     pool *p = d->pool;
     if (!take_booked(p, (int64_t)bytes)) return TN_ERR_MEMORY;
+    *address = NULL;
     tn_status s = d->driver->alloc(d->handle, bytes, address);
+    if (s == TN_OK && !*address)
+        s = tn_fail(TN_ERR_DEVICE, "%s: its driver's alloc of %zu bytes gives neither an address nor an error",
+                    d->info.id, bytes);
     if (s != TN_OK) give_booked(p, (int64_t)bytes);
     return s;
 }
