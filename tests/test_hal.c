@@ -959,6 +959,30 @@ static void kept_blocks_are_given_back_before_failing(void **state) {
     tn_device_close(d);
 }
 
+/* A driver around another one asks for it where it is loaded or asked itself. */
+static const tn_driver *asked_for;
+static tn_status asked_to_register;
+
+static void asking_probe(tn_probe *out) {
+    (void)out;
+    asked_for = tn_backend_driver("cpu");
+    asked_to_register = tn_backend_register(&mock_driver);
+}
+
+static void drivers_may_ask_for_others(void **state) {
+    (void)state;
+    static tn_driver asking;
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    tn_device *d = NULL;
+    asking = mock_driver;
+    asking.name = "asking";
+    asking.probe = asking_probe;
+    assert_ok(tn_backend_register(&asking));
+    assert_int_equal(tn_device_open("asking", &o, NULL, &d), TN_ERR_UNAVAILABLE);
+    assert_non_null(asked_for);
+    assert_int_equal(asked_to_register, TN_ERR_STATE);
+}
+
 int main(void) {
     if (tn_backend_register(&mock_driver) != TN_OK || tn_backend_register(&tn_driver_null) != TN_OK) return 1;
 #define TEST(f) cmocka_unit_test_setup(f, clean_mock)
@@ -997,6 +1021,7 @@ int main(void) {
         TEST(null_driver_sees_wrong_use),
         TEST(every_failed_allocation_is_clean),
         TEST(kept_blocks_are_given_back_before_failing),
+        TEST(drivers_may_ask_for_others),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

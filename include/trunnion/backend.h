@@ -176,7 +176,8 @@ typedef struct tn_driver {
 
 /* Adds a driver to the process's table, before the first listing or open. The struct must outlive the process's use.
  * One built against an earlier version of this header is shorter, and what it lacks is NULL.
- * Errors: TN_ERR_ARGUMENT for a name taken, a wrong abi or a missing function. */
+ * Errors: TN_ERR_ARGUMENT for a name taken, a wrong abi or a missing function; TN_ERR_STATE inside of a driver's entry
+ * or probe, where tn_backend_driver may be called. */
 TN_API tn_status tn_backend_register(const tn_driver *driver);
 
 /* The driver of a backend of this build, or of one that was added: "opencl". NULL: there is none of that name. */

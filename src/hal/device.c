@@ -37,8 +37,15 @@ static int table_count =
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER; /* the table, the findings, the open devices */
 
-void tn_registry_lock(void) { pthread_mutex_lock(&registry); }
-void tn_registry_unlock(void) { pthread_mutex_unlock(&registry); }
+static _Thread_local int registry_depth; /* drivers are asked under the lock, and may ask back */
+
+void tn_registry_lock(void) {
+    if (registry_depth++ == 0) pthread_mutex_lock(&registry);
+}
+
+void tn_registry_unlock(void) {
+    if (--registry_depth == 0) pthread_mutex_unlock(&registry);
+}
 
 static tn_backend *backend_named(const char *name, size_t length) {
     for (int i = 0; i < table_count; i++)
@@ -151,6 +158,8 @@ tn_backend *tn_backends(int *count) {
 }
 
 tn_status tn_backend_register(const tn_driver *driver) {
+    if (registry_depth > 0) /* the table is being gone through */
+        return tn_fail(TN_ERR_STATE, "tn_backend_register: called by a driver while drivers are loaded or asked");
     tn_registry_lock();
     add_wanted();
     tn_status s = tn_backend_insert(driver);
