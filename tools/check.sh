@@ -58,6 +58,7 @@ tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 bugs      | check-all | 3600 | python3 tools/seed_bugs.py
+devwork   | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
 llama     | check-all | 3600 | tools/build.sh $BUILD bench_llm $plain && python3 bench/compare_llm.py --build $BUILD --rounds 1 --no-record
 fuzz-long | check-all | 3600 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 60

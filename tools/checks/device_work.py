@@ -1,0 +1,114 @@
+"""device_work.py BUILD [DEVICE…] — whole works on other devices beside the processor: nothing may run elsewhere (--strict).
+
+For each device (default: all but the processor that the listing calls usable): digits, cartpole and chars train, and a
+language model's logits behind each of 36 tokens are those of the processor: within a bound, with the same greatest one
+wherever the processor's lead is more than twice that bound.
+"""
+
+import json
+import math
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "checks")]
+import smollm2  # noqa: E402
+from llm import read_npy  # noqa: E402
+
+TEXT = ("The history of the steam engine begins long before the nineteenth century, when engineers in several countries "
+        "tried to use the pressure of hot water to move pumps and wheels, and it ends with")
+TRAININGS = [("digits", 200), ("cartpole", 4096), ("chars", 20)]
+
+# Of a loss after that many steps, relative: a step rounds a few thousand times by 2^-24 of what it adds up, and errors
+# grow by a few percent a step. Devices that promise exactness differ by nothing at all.
+LOSS_BOUND = 1e-3
+# Of a logit: hidden states are sums of 576 products in 30 layers, rounded to 2^-24 each, relative to logits up to 30.
+LOGIT_BOUND = 2e-2
+
+
+class Report:
+    def __init__(self):
+        self.passed = self.failed = self.skipped = 0
+
+    def add(self, good, text):
+        self.passed += bool(good)
+        self.failed += not good
+        print(text if good else f"failed: {text}", flush=True)
+
+
+def call(program, *arguments):
+    """The command's JSON object, or None after its words."""
+    ended = subprocess.run([program, *arguments, "--json"], capture_output=True, text=True)
+    if ended.returncode == 0:
+        return json.loads(ended.stdout)
+    print(f"trunnion {' '.join(arguments)}: {ended.stderr[-600:]}")
+    return None
+
+
+def check_training(program, report, device, task, steps):
+    options = ["train", task, "--steps", str(steps), "--seed", "7"]
+    there = call(program, *options, "--device", device, "--strict")
+    here = call(program, *options, "--device", "cpu")
+    if not there or not here:
+        report.add(False, f"{device}: {task} trains")
+        return
+    off = abs(there["final_loss"] - here["final_loss"]) / max(1e-3, abs(here["final_loss"]))
+    good = math.isfinite(off) and off <= LOSS_BOUND and not there["fallback"]
+    report.add(good, f"{device}: {task}, {steps} steps: loss {there['final_loss']:.7g}, off by {off:.1e} relative, "
+                     f"{len(there['fallback'])} host nodes, {there['steps_per_second']:.0f} steps/s")
+
+
+def logits(program, model, device, folder):
+    """One row of logits a token, and what ran on the host."""
+    path = pathlib.Path(folder) / f"{device.replace(':', '_')}.npy"
+    result = call(program, "logits", "-m", str(model), "-p", TEXT, "-o", str(path), "--device", device, "--strict")
+    if not result:
+        return [], []
+    (tokens, width), values = read_npy(path)
+    return [values[t * width:(t + 1) * width] for t in range(tokens)], result["fallback"]
+
+
+def check_model(program, report, device):
+    model = smollm2.path()
+    if not model.exists():
+        report.skipped += 1
+        print("skipped: no model")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        here, _ = logits(program, model, "cpu", folder)
+        there, fallback = logits(program, model, device, folder)
+    if not here or len(here) != len(there):
+        report.add(False, f"{device}: a language model answers")
+        return
+    off = max(max(map(abs, map(float.__sub__, a, b))) for a, b in zip(here, there))
+    clear = same = 0
+    for a, b in zip(here, there):
+        best = max(range(len(a)), key=a.__getitem__)
+        if a[best] - max(v for i, v in enumerate(a) if i != best) <= 2 * LOGIT_BOUND:
+            continue
+        clear += 1
+        same += max(range(len(b)), key=b.__getitem__) == best
+    good = off <= LOGIT_BOUND and same == clear and not fallback and len(here) >= 32
+    report.add(good, f"{device}: logits behind {len(here)} tokens: off by {off:.1e} at most, {same} of {clear} clear "
+                     f"answers the same, {len(fallback)} host nodes")
+
+
+def main():
+    program = str((ROOT / sys.argv[1] / "trunnion").resolve())
+    report = Report()
+    listing = call(program, "devices")
+    found = [d["id"] for b in listing["backends"] if b["available"] for d in b["devices"] if b["name"] != "cpu"]
+    for device in sys.argv[2:] or found:
+        for task, steps in TRAININGS:
+            check_training(program, report, device, task, steps)
+        check_model(program, report, device)
+        if not report.failed:
+            print(f"ran on: {device} (training and a language model, strictly)")
+    print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
+    return report.failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
