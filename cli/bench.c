@@ -23,7 +23,8 @@ static const char help_text[] =
     "  start                 a whole `trunnion devices`\n"
     "  size                  bytes of this command\n"
     "  peak-memory-WORK      the most memory of a process that does WORK\n"
-    "A name that ends in * stands for all that begin so.\n"
+    "A name that ends in * stands for all that begin so. The limit is arithmetic or reading memory, for works that\n"
+    "have one.\n"
     "\n"
     "examples:\n"
     "  trunnion bench add-16 gemm-f32-256\n"
@@ -81,7 +82,7 @@ static void show(bench *b, const bench_row *r) {
     show_value(r, value, sizeof value);
     if (!isnan(r->fraction)) snprintf(part, sizeof part, "%3.0f %% of the limit", 100 * r->fraction);
     int wide = strstr(value, "µ") != NULL; /* two bytes, one column */
-    cli_print(stdout, "%-28s %*s   %s\n", r->work, 12 + wide, value, part);
+    cli_print(stdout, "%-28s %*s%s%s\n", r->work, 12 + wide, value, part[0] ? "   " : "", part);
     fflush(stdout);
 }
 

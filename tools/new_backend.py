@@ -22,8 +22,11 @@ lib{name}.so: {name}.c
 
 # The driver's suite, and a sample of every operation, forward and backward, against its definition. --strict: what the
 # device cannot compute counts as failed; leave it out for one that lacks a type.
-check: lib{name}.so
+check: $(TRUNNION)/build/trunnion lib{name}.so
 \tTRUNNION_DRIVERS=$(CURDIR)/lib{name}.so $(TRUNNION)/build/trunnion certify --device {name} --sample 20 --strict
+
+$(TRUNNION)/build/trunnion:
+\t@echo "$@ is not there: build Trunnion first (make -C $(TRUNNION)), or name another folder with TRUNNION="; exit 1
 
 clean:
 \trm -f lib{name}.so

@@ -178,8 +178,9 @@ TN_API tn_status tn_try(const char *const *preferences, int count, const tn_devi
  *   a pointer, and NULL after a failure.
  *   Errors: TN_ERR_MEMORY with what was asked and what is free; TN_ERR_ARGUMENT for a bad alignment.
  * dealloc: an address that alloc of the same device gave; NULL is fine. Waits for the device's queues.
- * copy: `len` bytes from src on src_device to dst on dst_device; regions must not overlap; waits for the queues of both
- *   devices and ends before it returns. NULL as a device means host memory.
+ * copy: `len` bytes from src on src_device to dst on dst_device; regions lie in one allocation each (not checked where
+ *   addresses are pointers) and must not overlap; waits for the queues of both devices and ends before it returns.
+ *   NULL as a device means host memory.
  * synchronize: waits until all work given to the device, in all its queues, is done; reports a failure that happened
  *   meanwhile. One of the device's own queue is told once: what comes behind it is done again. */
 TN_API tn_status tn_device_alloc(tn_device *device, size_t size, size_t alignment, void **out);

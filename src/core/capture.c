@@ -137,7 +137,7 @@ static tn_status note(tn_graph *g, const tn_binding *b, tn_tensor *const *inputs
 static tn_status check_states(const tn_recorder *r, const tn_binding *b) {
     for (const tn_storage *s = r->written; s && b->device; s = s->next_written)
         if (s->value->recorder == r && s->value->device != b->device)
-            return tn_fail(TN_ERR_DEVICE,
+            return tn_fail(TN_ERR_ARGUMENT,
                            "tn_capture_end: states of two devices, %s and %s, are written: a capture for each of them",
                            b->device->info.id, s->value->device->info.id);
     return TN_OK;

@@ -486,7 +486,9 @@ static void opencl_free(void *device, void *address) {
 static tn_status locate(cl_device *d, const void *address, size_t bytes, const char *role, void **memory, size_t *at) {
     *memory = tn_span_find(&d->spans, address, bytes, at);
     if (*memory) return TN_OK;
-    return tn_fail(TN_ERR_INTERNAL, "%s: %s: %zu bytes at %p are in no allocation of the device; please report this",
+    return tn_fail(TN_ERR_INTERNAL,
+                   "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
+                   "that your program handles itself, please report this",
                    d->id, role, bytes, address);
 }
 

@@ -502,7 +502,7 @@ static tn_status refuse_devices(const tn_infer *c) {
         if (!first) first = c->in[i];
         if (c->in[i]->device != first->device) other = c->in[i];
     }
-    return tn_fail(TN_ERR_DEVICE, "%s: tensors on two devices, %s and %s: move one with tn_to_device", c->row->name,
+    return tn_fail(TN_ERR_ARGUMENT, "%s: tensors on two devices, %s and %s: move one with tn_to_device", c->row->name,
                    first->device->info.id, other->device->info.id);
 }
 
