@@ -324,6 +324,44 @@ static void the_device_may_be_lost_at_each_call(void **state) {
 }
 
 /* The same on OpenCL, through the renderer, the disk cache and dispatches. */
+/* States as results are copied: one copy that fails leaves no handle of those before it. */
+static void results_of_a_graph_are_all_or_none(void **state) {
+    (void)state;
+    tn_device *d;
+    tn_graph *g;
+    int failed = 0;
+    assert_ok(open_wrapped(&d));
+    assert_ok(tn_set_current_device(d));
+    tn_tensor *s[2], *out[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++) {
+        s[i] = tn_zeros(TN_DIMS(8), TN_F32);
+        assert_ok(tn_make_state(s[i]));
+    }
+    assert_ok(tn_capture_begin());
+    for (int i = 0; i < 2; i++)
+        TN_SCOPE (void)tn_add_(s[i], tn_scalar(1));
+    assert_ok(tn_capture_end(NULL, 0, s, 2, &g));
+    for (int at = 1; at <= 4; at++) {
+        int64_t before = tn_memory_get_stats().live_buffers;
+        wrap_now.fail_at = at;
+        wrap_now.fail_kind = WRAP_COPY;
+        wrap_now.fail_with = TN_ERR_DEVICE;
+        if (tn_graph_launch(g, NULL, out) != TN_OK) {
+            failed++;
+            assert_int_equal(tn_memory_get_stats().live_buffers, before);
+            continue;
+        }
+        for (int i = 0; i < 2; i++)
+            tn_free(out[i]);
+    }
+    assert_in_range(failed, 2, 4);
+    wrap_reset();
+    tn_graph_free(g);
+    for (int i = 0; i < 2; i++)
+        tn_free(s[i]);
+    end(d);
+}
+
 static void opencl_keeps_its_promises_with_small_limits(void **state) {
     (void)state;
     if (!driver) skip();
@@ -348,6 +386,7 @@ int main(void) {
         TEST(each_call_may_fail_once),
         TEST(each_call_may_run_out_of_memory),
         TEST(the_device_may_be_lost_at_each_call),
+        TEST(results_of_a_graph_are_all_or_none),
         cmocka_unit_test_setup_teardown(opencl_keeps_its_promises_with_small_limits, use_opencl, remove_scratch),
         cmocka_unit_test_setup_teardown(calls_of_opencl_may_fail, use_opencl, remove_scratch),
     };

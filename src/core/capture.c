@@ -237,10 +237,14 @@ static tn_status reserve_copies(tn_graph *g) {
 }
 
 static tn_status hand_out(const tn_graph *g, tn_buffer *const *results, tn_tensor **outputs) {
-    for (int i = 0; i < g->output_count; i++) {
+    for (int i = 0; i < g->output_count; i++) { /* all copies before the first handle: none is lost in a failure */
         const graph_output *o = &g->outputs[i];
         tn_buffer *b = results[o->output];
         if (o->copy && b->bytes) TRY(tn_buffer_copy(o->copy, b, b->bytes));
+    }
+    for (int i = 0; i < g->output_count; i++) {
+        const graph_output *o = &g->outputs[i];
+        tn_buffer *b = results[o->output];
         outputs[i] = tn_tensor_new(tn_node_data(o->copy ? o->copy : b, o->shape, o->rank, (tn_dtype)o->dtype));
     }
     return TN_OK;
