@@ -144,7 +144,12 @@ static bool run_case(uint64_t seed, case_kind kind, bool show) {
 }
 
 /* Every check runs a few; TRUNNION_TEST_FULL, ten times as many. */
-static uint64_t cases(uint64_t few) { return getenv("TRUNNION_TEST_FULL") ? 10 * few : few; }
+static uint64_t cases(uint64_t few) {
+#if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
+    few = (few + 2) / 3;
+#endif
+    return getenv("TRUNNION_TEST_FULL") ? 10 * few : few;
+}
 
 static void random_programs_match_the_interpreter(void **state) {
     (void)state;

@@ -16,7 +16,7 @@
 #include "trunnion/ops.h"
 
 #if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
-enum { PROGRAMS = 20 };
+enum { PROGRAMS = 8 };
 #else
 enum { PROGRAMS = 120 };
 #endif

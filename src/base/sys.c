@@ -25,8 +25,14 @@ double tn_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* A program that has more rights than its caller does not do what the caller's environment says: variables name
+ * libraries to be loaded. */
 const char *tn_env(const char *name) {
+#if defined(__GLIBC__)
+    const char *value = secure_getenv(name);
+#else
     const char *value = getenv(name);
+#endif
     return value != NULL && value[0] != '\0' ? value : NULL;
 }
 

@@ -61,12 +61,9 @@ void tn_plugins_add(void) {
     while (list && *list) {
         const char *end = strchr(list, SEPARATOR);
         size_t length = end ? (size_t)(end - list) : strlen(list);
-        char path[sizeof(((tn_refusal *)0)->path)];
-        if (length > 0 && length < sizeof path) {
-            memcpy(path, list, length);
-            path[length] = 0;
-            add_file(path);
-        }
+        char *path = length > 0 ? tn_mem_zalloc(1, length + 1) : NULL;
+        if (path) add_file(memcpy(path, list, length));
+        tn_mem_free(path);
         list += length + (end != NULL);
     }
 }
