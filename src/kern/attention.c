@@ -31,12 +31,6 @@ typedef struct maker {
 
 enum { TOKEN, KV_HEAD, GROUP, ITEM, PARALLEL, CHUNK = PARALLEL, FEATURE, KEY, AXES };
 
-static kir_aff along(int axis, int64_t stride) {
-    kir_aff a = kir_aff_const(0);
-    a.s[axis] = stride;
-    return a;
-}
-
 static kir_val whole(const maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
 static kir_val size(const maker *m, int64_t v) {
     kir_aff a = kir_aff_const(v);
@@ -52,14 +46,14 @@ static kir_val negate(const maker *m, kir_val a) { return kir_unary(m->kb, KIR_N
 static kir_val exponential(const maker *m, kir_val a) { return kir_unary(m->kb, KIR_EXP, a); }
 
 static kir_aff head(const maker *m) {
-    kir_aff a = along(KV_HEAD, m->s->heads / m->s->kv_heads);
+    kir_aff a = tn_along(KV_HEAD, m->s->heads / m->s->kv_heads);
     a.s[GROUP] = 1;
     return a;
 }
 
 /* The item's feature, and whether there is one. */
 static kir_aff own_feature(int r) {
-    kir_aff a = along(ITEM, 1);
+    kir_aff a = tn_along(ITEM, 1);
     a.c = r * ITEMS;
     return a;
 }
@@ -80,7 +74,7 @@ typedef struct token {
 
 static token token_at(const maker *m, const kir_aff *row) {
     token t = {.row = *row};
-    kir_aff place = *row, chunk = along(CHUNK, 1);
+    kir_aff place = *row, chunk = tn_along(CHUNK, 1);
     place.s[CHUNK] += ITEMS;
     kir_val number = kir_index(m->kb, &place), has_page = less(m, kir_index(m->kb, &chunk), size(m, m->s->page_count));
     t.visible = both(m, up_to(m, m->first, number), up_to(m, number, m->last));
@@ -97,8 +91,8 @@ static kir_val feature_of(const maker *m, const token *t, int fresh, const kir_a
     int cache = fresh == K ? K_CACHE : V_CACHE;
     kir_val old = there == KIR_NONE ? t->old : both(m, t->old, there);
     kir_val new = there == KIR_NONE ? t->fresh : both(m, t->fresh, there);
-    kir_aff in_cache[4] = {kir_aff_const(0), along(KV_HEAD, 1), t->row, *feature};
-    kir_aff in_new[3] = {t->row, along(KV_HEAD, 1), *feature};
+    kir_aff in_cache[4] = {kir_aff_const(0), tn_along(KV_HEAD, 1), t->row, *feature};
+    kir_aff in_new[3] = {t->row, tn_along(KV_HEAD, 1), *feature};
     in_cache[0].dyn = t->page;
     in_new[0].s[CHUNK] += ITEMS;
     in_new[0].dyn = negate(m, m->position);
@@ -117,7 +111,7 @@ static kir_val load_local(const maker *m, int buffer, int64_t place) {
 /* scale · (q·k) for the item's key. */
 static kir_val score_of(const maker *m, const token *t) {
     kir_val dot = kir_var(m->kb, real(m, 0));
-    kir_aff feature = along(FEATURE, 1);
+    kir_aff feature = tn_along(FEATURE, 1);
     kir_loop(m->kb, FEATURE, 1);
     kir_val q = kir_load(m->kb, m->q, &feature, KIR_NONE), k = feature_of(m, t, K, &feature, KIR_NONE);
     kir_set(m->kb, dot, kir_fma(m->kb, q, k, kir_get(m->kb, dot)));
@@ -146,7 +140,7 @@ static kir_val sum_of_weights(const maker *m) {
 }
 
 static void sum_values(const maker *m, kir_val *sum) {
-    kir_aff row = along(KEY, 1);
+    kir_aff row = tn_along(KEY, 1);
     for (int r = 0; r < features_of(m->s); r++)
         sum[r] = kir_var(m->kb, real(m, 0));
     kir_loop(m->kb, KEY, 1);
@@ -167,7 +161,7 @@ static kir_val or_zero(const maker *m, kir_val most) {
 /* Merges a chunk's M, L and O into those so far, if the query sees any of it. */
 static void merge(const maker *m, kir_val most, kir_val total, const kir_val *sum) {
     kir_builder *kb = m->kb;
-    kir_aff begin = along(CHUNK, ITEMS), end = along(CHUNK, ITEMS);
+    kir_aff begin = tn_along(CHUNK, ITEMS), end = tn_along(CHUNK, ITEMS);
     end.c = ITEMS - 1;
     kir_val seen = both(m, up_to(m, m->first, kir_index(kb, &end)), up_to(m, kir_index(kb, &begin), m->last));
     kir_val before = kir_get(kb, m->most), greater = kir_binary(kb, KIR_MAX, before, most), base = or_zero(m, greater);
@@ -183,7 +177,7 @@ static void merge(const maker *m, kir_val most, kir_val total, const kir_val *su
 
 static void do_chunk(const maker *m) {
     kir_builder *kb = m->kb;
-    kir_aff item = along(ITEM, 1);
+    kir_aff item = tn_along(ITEM, 1);
     token t = token_at(m, &item);
     kir_val score = score_of(m, &t), sum[MOST_FEATURES / ITEMS];
     kir_val counts = both(m, t.visible, kir_binary(kb, KIR_EQ, score, score));
@@ -202,7 +196,7 @@ static void do_chunk(const maker *m) {
 
 static void begin(maker *m) {
     kir_builder *kb = m->kb;
-    kir_aff number = along(TOKEN, 1);
+    kir_aff number = tn_along(TOKEN, 1);
     kir_val position = m->joints->load(m->joints->context, POSITION, NULL, KIR_NONE);
     position = kir_binary(kb, KIR_MAX, position, whole(m, 0));
     m->position = kir_binary(kb, KIR_MIN, position, size(m, m->s->page_count * TN_PAGE_TOKENS));
@@ -212,7 +206,7 @@ static void begin(maker *m) {
     m->most = kir_var(kb, real(m, -INFINITY));
     m->total = kir_var(kb, real(m, 0));
     for (int r = 0; r < features_of(m->s); r++) {
-        kir_aff at[3] = {along(TOKEN, 1), head(m), own_feature(r)}, to = own_feature(r);
+        kir_aff at[3] = {tn_along(TOKEN, 1), head(m), own_feature(r)}, to = own_feature(r);
         m->sum[r] = kir_var(kb, real(m, 0));
         kir_store(kb, m->q, &to, m->joints->load(m->joints->context, Q, at, is_feature(m, r)), KIR_NONE);
     }
@@ -230,7 +224,7 @@ static void append(maker *m) {
     kir_end(m->kb);
     kir_val total = kir_get(m->kb, m->total);
     for (int r = 0; r < features_of(m->s); r++) {
-        kir_aff at[3] = {along(TOKEN, 1), head(m), own_feature(r)};
+        kir_aff at[3] = {tn_along(TOKEN, 1), head(m), own_feature(r)};
         kir_val v = kir_binary(m->kb, KIR_DIV, kir_get(m->kb, m->sum[r]), total);
         m->joints->store(m->joints->context, at, v, is_feature(m, r));
     }

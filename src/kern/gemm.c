@@ -68,19 +68,6 @@ typedef struct maker {
 
 static kir_val zero(const maker *m) { return kir_const(m->kb, m->s->type, 0); }
 
-static kir_aff along(int axis, int64_t stride) {
-    kir_aff a = kir_aff_const(0);
-    a.s[axis] = stride;
-    return a;
-}
-
-/* index < bound, the bound being a size */
-static kir_val inside(const maker *m, const kir_aff *index, int64_t bound) {
-    kir_aff left = *index;
-    left.c -= bound;
-    return kir_binary(m->kb, KIR_LT, kir_index(m->kb, &left), kir_const_i(m->kb, KIR_I64, 0));
-}
-
 static bool is_float(const maker *m) { return m->s->type == KIR_F32 || m->s->type == KIR_F64; }
 
 /* ---- filling panels ---------------------------------------------------------------------------------------------- */
@@ -97,7 +84,7 @@ typedef struct panel {
 static void fill_element(const maker *m, const panel *p, int in_k) {
     int k_axis = p->along_k ? m->item : m->item_row, w_axis = p->along_k ? m->item_row : m->item;
     int w_step = p->along_k ? m->t->iy : m->t->ix;
-    kir_aff k = along(m->panels, m->t->depth), w = p->first, to = kir_aff_const(in_k * p->row);
+    kir_aff k = tn_along(m->panels, m->t->depth), w = p->first, to = kir_aff_const(in_k * p->row);
     k.c = in_k;
     k.s[k_axis] = 1;
     w.s[w_axis] = 1;
@@ -105,7 +92,8 @@ static void fill_element(const maker *m, const panel *p, int in_k) {
     to.s[k_axis] = p->row;
     to.s[w_axis] = 1;
     to.s[p->passes] = w_step;
-    kir_val depth = inside(m, &k, m->s->k), mask = kir_binary(m->kb, KIR_AND, inside(m, &w, p->bound), depth);
+    kir_val depth = tn_inside(m->kb, &k, m->s->k),
+            mask = kir_binary(m->kb, KIR_AND, tn_inside(m->kb, &w, p->bound), depth);
     void *context = m->joints->context;
     kir_val v = p->is_a ? m->joints->load_a(context, m->batch, &w, &k, mask)
                         : m->joints->load_b(context, m->batch, &k, &w, mask);
@@ -134,13 +122,13 @@ static void multiply_step(const maker *m, int k, kir_val *sum) {
     const tile *t = m->t;
     kir_val b[MOST_OWN];
     for (int j = 0; j < t->tn; j++) {
-        kir_aff at = along(m->item, 1);
+        kir_aff at = tn_along(m->item, 1);
         at.c = k * b_row(t) + j * t->ix;
         at.s[m->steps] = UNROLLED * b_row(t);
         b[j] = kir_load(m->kb, m->b, &at, KIR_NONE);
     }
     for (int i = 0; i < t->tm; i++) {
-        kir_aff at = along(m->item_row, t->tm);
+        kir_aff at = tn_along(m->item_row, t->tm);
         at.c = k * a_row(t) + i;
         at.s[m->steps] = UNROLLED * a_row(t);
         kir_val a = kir_load(m->kb, m->a, &at, KIR_NONE);
@@ -165,7 +153,7 @@ static void multiply_panels(const maker *m) {
 /* Behind the last panel of a chain its sum joins the others; that of the first stands alone. */
 static void close_chain(const maker *m) {
     kir_builder *kb = m->kb;
-    kir_aff number = along(m->panels, 1), left = along(m->panels, m->t->depth);
+    kir_aff number = tn_along(m->panels, 1), left = tn_along(m->panels, m->t->depth);
     left.c = m->t->depth - m->s->k;
     kir_val place = kir_index(kb, &number), zero_i = kir_const_i(kb, KIR_I64, 0);
     kir_val mask = kir_const_i(kb, KIR_I64, KIR_KSUM / m->t->depth - 1);
@@ -182,8 +170,8 @@ static void close_chain(const maker *m) {
 
 static void do_panels(const maker *m) {
     const tile *t = m->t;
-    panel a = {true, m->a_along_k, m->a, m->a_passes, a_row(t), m->s->m, along(m->down, rows_of(t))};
-    panel b = {false, m->b_along_k, m->b, m->b_passes, b_row(t), m->s->n, along(m->across, columns_of(t))};
+    panel a = {true, m->a_along_k, m->a, m->a_passes, a_row(t), m->s->m, tn_along(m->down, rows_of(t))};
+    panel b = {false, m->b_along_k, m->b, m->b_passes, b_row(t), m->s->n, tn_along(m->across, columns_of(t))};
     kir_loop(m->kb, m->panels, 1);
     fill_panel(m, &a);
     fill_panel(m, &b);
@@ -199,7 +187,7 @@ static void do_panels(const maker *m) {
 static void store_tile(const maker *m) {
     const tile *t = m->t;
     for (int e = 0; e < t->tm * t->tn; e++) {
-        kir_aff to = along(m->item_row, (int64_t)t->tm * columns_of(t));
+        kir_aff to = tn_along(m->item_row, (int64_t)t->tm * columns_of(t));
         to.s[m->item] = 1;
         to.c = (int64_t)(e / t->tn) * columns_of(t) + (int64_t)(e % t->tn) * t->ix;
         kir_store(m->kb, m->c, &to, kir_get(m->kb, m->total[e]), KIR_NONE);
@@ -207,7 +195,7 @@ static void store_tile(const maker *m) {
     kir_barrier(m->kb);
     kir_loop(m->kb, m->rows, 1);
     kir_loop(m->kb, m->columns, 1);
-    kir_aff row = along(m->item_row, 1), column = along(m->item, 1), from;
+    kir_aff row = tn_along(m->item_row, 1), column = tn_along(m->item, 1), from;
     row.s[m->rows] = t->iy;
     column.s[m->columns] = t->ix;
     from = column;
@@ -216,7 +204,7 @@ static void store_tile(const maker *m) {
     row.s[m->down] = rows_of(t);
     column.s[m->across] = columns_of(t);
     kir_val v = kir_load(m->kb, m->c, &from, KIR_NONE);
-    kir_val mask = kir_binary(m->kb, KIR_AND, inside(m, &row, m->s->m), inside(m, &column, m->s->n));
+    kir_val mask = kir_binary(m->kb, KIR_AND, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
     m->joints->store(m->joints->context, m->batch, &row, &column, v, mask);
     kir_end(m->kb);
     kir_end(m->kb);
@@ -251,7 +239,7 @@ static tn_status make(maker *m, tn_template_program *out) {
     int64_t extents[KIR_MAX_AXES] = {0};
     int axis = 0;
     for (int d = 0; d < s->batch_axes; d++) {
-        m->batch[d] = along(axis, 1);
+        m->batch[d] = tn_along(axis, 1);
         extents[axis++] = s->batch[d];
     }
     extents[m->down = axis++] = pieces(s->m, rows_of(t));

@@ -36,25 +36,13 @@ typedef struct maker {
     kir_val sum[MOST_ROWS]; /* variables */
 } maker;
 
-static kir_aff along(int axis, int64_t stride) {
-    kir_aff a = kir_aff_const(0);
-    a.s[axis] = stride;
-    return a;
-}
-
-static kir_val inside(const maker *m, const kir_aff *index, int64_t bound) {
-    kir_aff left = *index;
-    left.c -= bound;
-    return kir_binary(m->kb, KIR_LT, kir_index(m->kb, &left), kir_const_i(m->kb, KIR_I64, 0));
-}
-
 static kir_val number(const maker *m, double v) { return kir_const(m->kb, KIR_F32, v); }
 
 /* ---- filling ----------------------------------------------------------------------------------------------------- */
 
 /* The item's element of a run: its place along the block. */
 static kir_aff in_block(const maker *m, int run, int64_t stride) {
-    kir_aff a = along(m->item, stride);
+    kir_aff a = tn_along(m->item, stride);
     a.c = run * IX * stride;
     return a;
 }
@@ -62,13 +50,13 @@ static kir_aff in_block(const maker *m, int run, int64_t stride) {
 static void fill_x(const maker *m) {
     for (int r = 0; r < rounded_rows(m->rows); r += IY)
         for (int run = 0; run < RUNS; run++) {
-            kir_aff row = along(m->down, m->rows), k = in_block(m, run, 1), to = in_block(m, run, 1);
+            kir_aff row = tn_along(m->down, m->rows), k = in_block(m, run, 1), to = in_block(m, run, 1);
             row.s[m->item_row] = 1;
             row.c = r;
             k.s[m->blocks] = BLOCK;
             to.s[m->item_row] = BLOCK;
             to.c += r * BLOCK;
-            kir_val v = m->joints->load_x(m->joints->context, &row, &k, inside(m, &row, m->s->m));
+            kir_val v = m->joints->load_x(m->joints->context, &row, &k, tn_inside(m->kb, &row, m->s->m));
             kir_store(m->kb, m->x, &to, v, KIR_NONE);
         }
 }
@@ -77,13 +65,13 @@ static void fill_x(const maker *m) {
 static void fill_u(const maker *m) {
     kir_loop(m->kb, m->passes, 1);
     for (int run = 0; run < RUNS; run++) {
-        kir_aff column = along(m->across, COLUMNS), k = in_block(m, run, 1), to = in_block(m, run, 1);
+        kir_aff column = tn_along(m->across, COLUMNS), k = in_block(m, run, 1), to = in_block(m, run, 1);
         column.s[m->passes] = IY;
         column.s[m->item_row] = 1;
         k.s[m->blocks] = BLOCK;
         to.s[m->passes] = IY * ROW;
         to.s[m->item_row] = ROW;
-        kir_val mask = inside(m, &column, m->s->n);
+        kir_val mask = tn_inside(m->kb, &column, m->s->n);
         kir_store(m->kb, m->u, &to, m->joints->load_weight(m->joints->context, &column, &k, mask).u, KIR_NONE);
     }
     kir_end(m->kb);
@@ -91,18 +79,18 @@ static void fill_u(const maker *m) {
 
 /* The item's own column. */
 static kir_aff own(const maker *m) {
-    kir_aff a = along(m->item_row, IX);
+    kir_aff a = tn_along(m->item_row, IX);
     a.s[m->item] = 1;
     return a;
 }
 
 static void fill_scales(maker *m) {
     for (int part = 0; part < m->s->parts; part++) {
-        kir_aff column = own(m), k = along(m->blocks, BLOCK), to = own(m);
+        kir_aff column = own(m), k = tn_along(m->blocks, BLOCK), to = own(m);
         column.s[m->across] = COLUMNS;
         k.c = part * IX;
         to.c = part * COLUMNS;
-        tn_weight_parts w = m->joints->load_weight(m->joints->context, &column, &k, inside(m, &column, m->s->n));
+        tn_weight_parts w = m->joints->load_weight(m->joints->context, &column, &k, tn_inside(m->kb, &column, m->s->n));
         kir_store(m->kb, m->scale, &to, w.s, KIR_NONE);
         m->has_minimum = w.t != KIR_NONE;
         if (m->has_minimum) kir_store(m->kb, m->minimum, &to, w.t, KIR_NONE);
@@ -114,7 +102,7 @@ static void fill_scales(maker *m) {
 static kir_val greatest(const maker *m, int r) {
     kir_val most = number(m, 0);
     for (int k = 0; k < BLOCK; k++) {
-        kir_aff at = along(m->item_row, BLOCK);
+        kir_aff at = tn_along(m->item_row, BLOCK);
         at.c = r * BLOCK + k;
         most = kir_binary(m->kb, KIR_MAX, most, kir_unary(m->kb, KIR_ABS, kir_load(m->kb, m->x, &at, KIR_NONE)));
     }
@@ -137,7 +125,7 @@ static void round_row(const maker *m, int r) {
         kir_val scaled = kir_binary(kb, KIR_MUL, kir_load(kb, m->x, &at, KIR_NONE), inverse);
         kir_store(kb, m->q, &at, kir_cast(kb, KIR_I32, kir_rounding(kb, KIR_NEAREST_EVEN, scaled)), KIR_NONE);
     }
-    kir_aff to = along(m->item_row, 1), item = along(m->item, 1);
+    kir_aff to = tn_along(m->item_row, 1), item = tn_along(m->item, 1);
     to.c = r;
     kir_val first = kir_binary(kb, KIR_EQ, kir_index(kb, &item), kir_const_i(kb, KIR_I64, 0));
     kir_store(kb, m->step, &to, step, first);
@@ -151,7 +139,7 @@ static kir_val load_at(const maker *m, int buffer, int64_t place) {
 }
 
 static kir_val load_own(const maker *m, int buffer, int64_t stride, int64_t place) {
-    kir_aff at = along(m->item_row, IX * stride);
+    kir_aff at = tn_along(m->item_row, IX * stride);
     at.s[m->item] = stride;
     at.c = place;
     return kir_load(m->kb, buffer, &at, KIR_NONE);
@@ -185,10 +173,10 @@ static void multiply_part(const maker *m, int part) {
 
 static void store_rows(const maker *m) {
     for (int i = 0; i < m->rows; i++) {
-        kir_aff row = along(m->down, m->rows), column = own(m);
+        kir_aff row = tn_along(m->down, m->rows), column = own(m);
         row.c = i;
         column.s[m->across] = COLUMNS;
-        kir_val mask = kir_binary(m->kb, KIR_AND, inside(m, &row, m->s->m), inside(m, &column, m->s->n));
+        kir_val mask = kir_binary(m->kb, KIR_AND, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
         m->joints->store(m->joints->context, &row, &column, kir_get(m->kb, m->sum[i]), mask);
     }
 }

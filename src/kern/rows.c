@@ -4,12 +4,6 @@
  * one stores, sums are made by one item a column in ascending order, and a row is sorted by one workgroup. */
 #include "kern/templates.h"
 
-static kir_aff along(int axis, int64_t stride) {
-    kir_aff a = kir_aff_const(0);
-    a.s[axis] = stride;
-    return a;
-}
-
 static kir_aff value(kir_val v) {
     kir_aff a = kir_aff_const(0);
     a.dyn = v;
@@ -42,7 +36,7 @@ tn_status tn_append_template(const tn_append_shape *s, const tn_operand_joints *
     int64_t extents[AXES] = {s->n, s->kv_heads, s->width, s->n > 0 ? (s->n - 1) / TN_PAGE_TOKENS : 0};
     TRY(kir_begin(PARALLEL, AXES - PARALLEL, extents, &kb));
     joints->begin(joints->context, kb);
-    kir_aff token = along(TOKEN, 1), end = along(TOKEN, 1);
+    kir_aff token = tn_along(TOKEN, 1), end = tn_along(TOKEN, 1);
     kir_val position = joints->load(joints->context, POSITION, NULL, KIR_NONE);
     kir_val place = kir_binary(kb, KIR_ADD, position, kir_index(kb, &token));
     kir_val there = in_range(kb, place, s->page_count * TN_PAGE_TOKENS);
@@ -64,8 +58,8 @@ tn_status tn_append_template(const tn_append_shape *s, const tn_operand_joints *
     kir_end(kb);
     there = both(kb, there, kir_binary(kb, KIR_EQ, hits, whole(kb, 0)));
     kir_val row = kir_binary(kb, KIR_AND, place, whole(kb, TN_PAGE_TOKENS - 1));
-    kir_aff from[3] = {token, along(HEAD, 1), along(FEATURE, 1)};
-    kir_aff to[4] = {value(page), along(HEAD, 1), value(row), along(FEATURE, 1)};
+    kir_aff from[3] = {token, tn_along(HEAD, 1), tn_along(FEATURE, 1)};
+    kir_aff to[4] = {value(page), tn_along(HEAD, 1), value(row), tn_along(FEATURE, 1)};
     joints->store(joints->context, to, joints->load(joints->context, X, from, there), there);
     return kir_finish(kb, &out->program, &out->sizes);
 }
@@ -85,7 +79,7 @@ tn_status tn_index_add_template(const tn_index_add_shape *s, const tn_operand_jo
     TRY(kir_begin(PARALLEL, AXES - PARALLEL, extents, &kb));
     kir_group(kb, 1);
     joints->begin(joints->context, kb);
-    kir_aff column = along(ACROSS, ADD_ITEMS), number = along(NUMBER, 1), left;
+    kir_aff column = tn_along(ACROSS, ADD_ITEMS), number = tn_along(NUMBER, 1), left;
     column.s[ITEM] = 1;
     left = column;
     left.c = -s->width;
@@ -145,7 +139,7 @@ static kir_val minus(const sorter *m, kir_val a, kir_val b) { return kir_binary(
 
 static void compare_pair(const sorter *m) {
     kir_builder *kb = m->kb;
-    kir_aff merge_axis = along(MERGE, 1), step_axis = along(STEP, 1), pair_axis = along(PAIRS, SORT_ITEMS);
+    kir_aff merge_axis = tn_along(MERGE, 1), step_axis = tn_along(STEP, 1), pair_axis = tn_along(PAIRS, SORT_ITEMS);
     pair_axis.s[ITEM] = 1;
     kir_val merge = kir_index(kb, &merge_axis), step = kir_index(kb, &step_axis), pair = kir_index(kb, &pair_axis);
     kir_val one = whole(kb, 1), shift = minus(m, merge, step), half = shifted(m, KIR_SHL, one, shift);
@@ -156,11 +150,11 @@ static void compare_pair(const sorter *m) {
     kir_val first = kir_binary(kb, KIR_EQ, step, whole(kb, 0)), high = kir_select(kb, first, mirrored, next);
     kir_val active =
         both(kb, kir_binary(kb, KIR_LE, step, merge), kir_binary(kb, KIR_LT, high, size(kb, m->s->length)));
-    kir_aff at_low[2] = {along(ROW, 1), value(low)}, at_high[2] = {along(ROW, 1), value(high)};
+    kir_aff at_low[2] = {tn_along(ROW, 1), value(low)}, at_high[2] = {tn_along(ROW, 1), value(high)};
     void *context = m->joints->context;
     kir_val i = m->joints->load(context, TN_RESULT, at_low, active);
     kir_val j = m->joints->load(context, TN_RESULT, at_high, active);
-    kir_aff x_at[2] = {along(ROW, 1), value(i)}, y_at[2] = {along(ROW, 1), value(j)};
+    kir_aff x_at[2] = {tn_along(ROW, 1), value(i)}, y_at[2] = {tn_along(ROW, 1), value(j)};
     kir_val x = m->joints->load(context, 0, x_at, active), y = m->joints->load(context, 0, y_at, active);
     kir_val swap = both(kb, active, before(m, y, j, x, i));
     m->joints->store(context, at_low, j, swap);
@@ -182,7 +176,7 @@ tn_status tn_argsort_template(const tn_argsort_shape *s, const tn_operand_joints
     TRY(kir_begin(SORT_PARALLEL, SORT_AXES - SORT_PARALLEL, extents, &m.kb));
     kir_group(m.kb, 1);
     joints->begin(joints->context, m.kb);
-    kir_aff place = along(PLACES, SORT_ITEMS), to[2] = {along(ROW, 1), place}, left;
+    kir_aff place = tn_along(PLACES, SORT_ITEMS), to[2] = {tn_along(ROW, 1), place}, left;
     place.s[ITEM] = 1;
     to[1] = left = place;
     left.c = -s->length;

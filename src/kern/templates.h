@@ -123,4 +123,20 @@ typedef struct tn_argsort_shape {
 bool tn_argsort_template_fits(const tn_group_limits *limits);
 tn_status tn_argsort_template(const tn_argsort_shape *s, const tn_operand_joints *joints, tn_template_program *out);
 
+/* ---- pieces that templates share --------------------------------------------------------------------------------- */
+
+/* stride · x, x the axis. */
+static inline kir_aff tn_along(int axis, int64_t stride) {
+    kir_aff a = kir_aff_const(0);
+    a.s[axis] = stride;
+    return a;
+}
+
+/* index < bound, the bound being a size of the launch. */
+static inline kir_val tn_inside(kir_builder *b, const kir_aff *index, int64_t bound) {
+    kir_aff left = *index;
+    left.c -= bound;
+    return kir_binary(b, KIR_LT, kir_index(b, &left), kir_const_i(b, KIR_I64, 0));
+}
+
 #endif
