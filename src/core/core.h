@@ -10,7 +10,7 @@
  *   place.c    which groups the plan's device computes, which the host, and why
  *   layout.c   where values lie
  *   plan.c     groups → commands: order, the commit section; running them
- *   native.c   matmul, argsort, index_add: commands of kern/
+ *   native.c   commands of kern/: products (native_product.c), attention (native_attention.c), argsort, index_add
  *   read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
  *   submit.c   runs in the order of queues    move.c  tensors from device to device
  *   profile.c  what commands should cost and do cost
@@ -337,6 +337,7 @@ const char *tn_command_kind_name(const tn_command *c);
  * then the buffers of its joint. A negative entry: -1 none, TN_WORKSPACE. */
 enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 9 };
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
+size_t tn_native_byte_offset(const tn_value *v); /* of its first element in its root's memory */
 /* Does this group write over its first operand, touching only what it owns, while it
  * reads nothing else of that memory? */
 bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot);
@@ -348,7 +349,7 @@ tn_status tn_native_prepare(tn_native *n, tn_buffer *const *bound);
 /* The same in two steps: the form it wants, NULL when it wants none; and making it known. */
 tn_status tn_native_form(const tn_native *n, tn_buffer *const *bound, void **form);
 void tn_native_take_form(tn_native *n, void *form);
-tn_status tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials, tn_buffer *const *bound);
+void tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials);
 /* corrects it by what the last run met: how many keys there were */
 void tn_native_cost(const tn_native *n, tn_cost *cost);
 void tn_native_free(tn_native *n);

@@ -227,23 +227,24 @@ static void patch(tn_plan *p, void **at, int slot, int64_t offset) {
     p->patches[p->patch_count++] = (tn_patch){.pointer = (int32_t)(at - p->pointers), .slot = slot, .offset = offset};
 }
 
-static void patch_value(tn_plan *p, void **at, const tn_graph_plan *g, int value) {
+static void patch_value(tn_plan *p, void **at, const tn_graph_plan *g, int value, int64_t first) {
     const tn_value *v = &g->values[value];
-    if (v->place >= 0) patch(p, at, v->place, v->byte_offset);
+    if (v->place >= 0) patch(p, at, v->place, v->byte_offset + first);
 }
 
-static void patch_on_host(tn_plan *p, void **at, const tn_graph_plan *g, int value) {
+static void patch_on_host(tn_plan *p, void **at, const tn_graph_plan *g, int value, int64_t first) {
     const tn_value *v = &g->values[value];
-    if (v->host_from >= 0) patch(p, at, host_slot(p), v->host_offset - v->byte_first);
+    if (v->host_from >= 0) patch(p, at, host_slot(p), v->host_offset - v->byte_first + first);
 }
 
-/* A value where a group reads or writes it. */
-static void patch_operand(tn_plan *p, void **at, const tn_graph_plan *g, const tn_group *group, int value) {
+/* A value where a group reads or writes it, or a view of it that begins at byte `first`. */
+static void patch_operand(tn_plan *p, void **at, const tn_graph_plan *g, const tn_group *group, int value,
+                          int64_t first) {
     if (value == TN_BLOCK) return; /* the kernel supplies it */
     if (group->host)
-        patch_on_host(p, at, g, value);
+        patch_on_host(p, at, g, value, first);
     else
-        patch_value(p, at, g, value);
+        patch_value(p, at, g, value, first);
 }
 
 static void add_label(const tn_graph_plan *g, const tn_group *group, char *label, size_t size) {
@@ -309,7 +310,7 @@ static kir_dial *take_dials(command_maker *m, const tn_group *group) {
 static void **take_program_pointers(command_maker *m, const tn_group *group) {
     void **first = m->next_pointer;
     for (int b = 0; b < group->buffer_count; b++)
-        patch_operand(m->p, m->next_pointer++, m->g, group, group->buffer_values[b]);
+        patch_operand(m->p, m->next_pointer++, m->g, group, group->buffer_values[b], 0);
     return first;
 }
 
@@ -371,7 +372,8 @@ static void add_native(command_maker *m, tn_group *group) {
                       .host = group->host != NULL};
     c->cost = tn_group_cost(m->g, group);
     for (int k = 0; k < count; k++, m->next_pointer++) {
-        if (operands[k] >= 0) patch_operand(m->p, m->next_pointer, m->g, group, m->g->values[operands[k]].root);
+        const tn_value *v = operands[k] >= 0 ? &m->g->values[operands[k]] : NULL;
+        if (v) patch_operand(m->p, m->next_pointer, m->g, group, v->root, (int64_t)tn_native_byte_offset(v));
         if (operands[k] == TN_WORKSPACE)
             patch(m->p, m->next_pointer, group->host ? host_slot(m->p) : arena_slot(m->p), group->workspace_offset);
     }
@@ -411,8 +413,8 @@ static void add_sends(command_maker *m, const tn_group *group) {
         if (!v->stored || v->place < 0) continue;
         tn_command *c = add_copy(m, TN_CMD_SEND, group->members[k], group->commit);
         tn_node_describe(v->node, c->label, sizeof c->label);
-        patch_value(m->p, m->next_pointer++, m->g, group->members[k]);
-        patch_on_host(m->p, m->next_pointer++, m->g, group->members[k]);
+        patch_value(m->p, m->next_pointer++, m->g, group->members[k], 0);
+        patch_on_host(m->p, m->next_pointer++, m->g, group->members[k], 0);
     }
 }
 
@@ -424,7 +426,7 @@ static void add_copies(command_maker *m) {
         tn_command *c = add_copy(m, TN_CMD_COPY, (int)i, true);
         snprintf(c->label, sizeof c->label, "copy to state");
         patch(m->p, m->next_pointer++, home, 0);
-        patch_value(m->p, m->next_pointer++, m->g, (int)i);
+        patch_value(m->p, m->next_pointer++, m->g, (int)i, 0);
     }
 }
 
@@ -435,7 +437,7 @@ static void add_update_copy(command_maker *m, const tn_group *group) {
     if (root->place == v->place && offset == v->byte_offset) return;
     tn_command *c = add_copy(m, TN_CMD_COPY, group->lead, group->commit);
     snprintf(c->label, sizeof c->label, "copy to update");
-    patch_value(m->p, m->next_pointer++, m->g, group->lead);
+    patch_value(m->p, m->next_pointer++, m->g, group->lead, 0);
     patch(m->p, m->next_pointer++, root->place, offset);
 }
 
@@ -649,10 +651,15 @@ static tn_status copy(const tn_plan *p, const tn_command *c, int kind) {
                     : TN_OK;
 }
 
-static tn_status run_command(tn_plan *p, const tn_command *c, tn_buffer *const *bound) {
+static tn_status run_native(const tn_command *c) {
+    tn_native_run(c->native, c->pointers, c->dials);
+    return TN_OK;
+}
+
+static tn_status run_command(tn_plan *p, const tn_command *c) {
     switch (c->kind) {
     case TN_CMD_KERNEL: return tn_kernel_launch(c->device, c->kernel, c->launches, c->launch_count);
-    case TN_CMD_NATIVE: return tn_native_run(c->native, c->pointers, c->dials, bound);
+    case TN_CMD_NATIVE: return run_native(c);
     case TN_CMD_SEND: return copy(p, c, 0);
     case TN_CMD_FETCH: return copy(p, c, 1);
     case TN_CMD_COPY: return copy(p, c, 2);
@@ -661,9 +668,9 @@ static tn_status run_command(tn_plan *p, const tn_command *c, tn_buffer *const *
 }
 
 /* The same with its time taken; a device that works beside the host is waited for. */
-static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c, tn_buffer *const *bound) {
+static tn_status run_timed(tn_profile *profile, tn_plan *p, const tn_command *c) {
     double begun = tn_now();
-    TRY(run_command(p, c, bound));
+    TRY(run_command(p, c));
     if (!p->device->is_cpu) TRY(p->device->driver->sync(tn_lane(p->device)));
     tn_profile_add(profile, c, tn_now() - begun);
     return TN_OK;
@@ -709,7 +716,7 @@ static void gather_all(const tn_plan *p) {
 }
 
 /* p->torn: it fails at a time when states are partly written. */
-static tn_status run_commands(tn_plan *p, tn_buffer *const *bound) {
+static tn_status run_commands(tn_plan *p) {
     tn_profile *profile = tn_profile_here();
     bool committing = false;
     p->torn = false;
@@ -720,9 +727,9 @@ static tn_status run_commands(tn_plan *p, tn_buffer *const *bound) {
         p->torn = committing;
         n = c->list && !profile ? (size_t)c->listed : 1;
         if (profile)
-            TRY(run_timed(profile, p, c, bound));
+            TRY(run_timed(profile, p, c));
         else
-            TRY(c->list ? tn_list_run(c->list) : run_command(p, c, bound));
+            TRY(c->list ? tn_list_run(c->list) : run_command(p, c));
     }
     p->torn = false;
     return TN_OK;
@@ -746,7 +753,7 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
     bool timed = is_timed(p);
     double begun = timed ? tn_now() : 0;
     int limit = tn_threads_limit(p->threads);
-    tn_status status = run_commands(p, bound);
+    tn_status status = run_commands(p);
     tn_threads_limit(limit);
     TRY(status);
     p->runs++;
@@ -765,7 +772,7 @@ tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, co
     patch_pointers(p);
     if (p->dial_count) memcpy(p->dials, dials, p->dial_count * sizeof *dials);
     int limit = tn_threads_limit(p->threads);
-    tn_status status = run_commands(p, NULL);
+    tn_status status = run_commands(p);
     tn_threads_limit(limit);
     p->runs++;
     return status;

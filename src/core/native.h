@@ -1,0 +1,55 @@
+/* native.h — what the glue of native kernels shares: a command made ready for one kernel of kern/, and the table of them.
+ *
+ * A kernel has two functions here. `make` works out, once, what does not change between runs: sizes, strides, room. `run`
+ * puts addresses in place and calls it; the addresses are those of the operands' first elements. A further kernel is a
+ * row in native.c, a member of the union and these two, in the file of its kind. */
+#ifndef TN_NATIVE_H
+#define TN_NATIVE_H
+
+#include "core/core.h"
+
+/* Where a product finds its operands among the pointers; others have the result, the inputs in order, the workspace. */
+enum { TN_PRODUCT_A, TN_PRODUCT_B, TN_PRODUCT_C, TN_PRODUCT_WORKSPACE, TN_PRODUCT_POINTERS };
+
+struct tn_native {
+    void (*run)(tn_native *n, void *const *pointers);
+    const struct tn_native_row *row;
+    tn_dtype dtype;     /* the result's */
+    size_t result_from; /* bytes of the first operand that the result begins as, unless it lies there */
+    /* the store joint */
+    kir_vm *vm;
+    int64_t *sizes;
+    tn_joint *joint; /* the kernel's, in its arguments; NULL: none */
+    /* the weight that the kernel reads, as it wants it */
+    tn_form form;  /* of the buffer bound to form_slot */
+    int form_slot; /* -1: none */
+    void **formed; /* where the kernel looks for it */
+    bool packed_valid;
+    void *packed_weight;
+    size_t packed_at; /* in the workspace, of a weight that is packed at each run */
+    union {
+        tn_gemm_args gemm;
+        tn_qmat_args qmat;
+        tn_argsort_args argsort;
+        tn_scatter_args scatter;
+        tn_cache_write_args append;
+        tn_attention_args attention;
+        tn_rope_args rope;
+    };
+};
+
+typedef tn_status tn_native_maker(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace);
+
+/* native.c. The program that joins a product's result, if its group has one. */
+tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint);
+/* Is the memory bound to a slot the host's own, and left as it is by this plan? */
+bool tn_native_may_form(const tn_graph_plan *g, int slot);
+/* An operand as a kernel of products sees it: the last two dims are rows and columns, those before them the batch. */
+void tn_native_matrix(const tn_value *v, tn_matrix *m);
+
+tn_native_maker tn_make_matmul, tn_make_linear_stored;                        /* native_product.c */
+tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention; /* native_attention.c */
+void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost);
+void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost);
+
+#endif

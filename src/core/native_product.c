@@ -1,0 +1,134 @@
+/* native_product.c — matrix products: of floats, and with weights as files store them.
+ *
+ * A second operand that lies in bound memory which this plan does not write (a weight under inference) is packed once:
+ * its packed form hangs on the buffer (tn_form), for all plans, and is made anew only when somebody wrote it. */
+#include "core/native.h"
+
+static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed operand that is kept beside it */
+
+/* words of a form's name */
+enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET, FORM_ROW_STRIDE, FORM_COLUMN_STRIDE };
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
+    const tn_value *root = &g->values[b->root];
+    if (!tn_native_may_form(g, root->slot)) return false;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        if (n->gemm.b.batch_stride[axis] != 0) return false;
+    return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype) <= PACK_LIMIT;
+}
+
+static void pack_operand(const tn_form *form, const void *from, void *to) {
+    const int64_t *w = form->word;
+    tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = 1, .n = w[FORM_COLUMNS], .k = w[FORM_ROWS], .packed_b = to};
+    args.b.data = (char *)(uintptr_t)from + w[FORM_OFFSET];
+    args.b.row_stride = w[FORM_ROW_STRIDE];
+    args.b.col_stride = w[FORM_COLUMN_STRIDE];
+    tn_gemm_pack(&args, (tn_dtype)w[FORM_DTYPE]);
+}
+
+static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
+    if (!worth_keeping_packed(g, n, b)) return;
+    tn_gemm_args *gemm = &n->gemm;
+    n->form_slot = g->values[b->root].slot;
+    n->form = (tn_form){.make = pack_operand,
+                        .bytes = tn_gemm_packed_bytes(gemm->n, gemm->k, n->dtype),
+                        .word = {n->dtype, gemm->k, gemm->n, (int64_t)tn_native_byte_offset(b), gemm->b.row_stride,
+                                 gemm->b.col_stride}};
+    n->formed = &gemm->packed_b;
+    n->packed_valid = true;
+    gemm->packed_valid = &n->packed_valid;
+}
+
+static void run_matmul(tn_native *n, void *const *pointers) {
+    tn_gemm_args *args = &n->gemm;
+    args->a.data = pointers[TN_PRODUCT_A];
+    args->b.data = pointers[TN_PRODUCT_B];
+    args->c.data = pointers[TN_PRODUCT_C];
+    args->workspace = pointers[TN_PRODUCT_WORKSPACE];
+    if (n->dtype == TN_F32)
+        tn_gemm_f32(args);
+    else
+        tn_gemm_f64(args);
+}
+
+tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead], *a = &g->values[c->in[0]], *b = &g->values[c->in[1]];
+    int rank = c->node->rank;
+    n->run = run_matmul;
+    n->gemm = (tn_gemm_args){
+        .m = c->node->shape[rank - 2], .n = c->node->shape[rank - 1], .k = a->node->shape[a->node->rank - 1]};
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        n->gemm.batch[axis] = 1;
+    for (int d = 0; d < rank - 2; d++)
+        n->gemm.batch[TN_GEMM_BATCH_AXES - (rank - 2) + d] = c->node->shape[d];
+    tn_native_matrix(a, &n->gemm.a);
+    tn_native_matrix(b, &n->gemm.b);
+    tn_native_matrix(c, &n->gemm.c);
+    TRY(tn_native_join(n, group, &n->gemm.c.joint));
+    keep_packed(g, n, b);
+    *workspace = tn_gemm_workspace(&n->gemm, n->dtype, tn_threads());
+    return TN_OK;
+}
+
+/* ---- products with weights as they are stored -------------------------------------------------------------------- */
+
+enum { PACKED_ALIGN = 64 };
+
+/* Piece by piece, each piece's pages of the file going back at once: a large weight is never in memory twice. Packed
+ * rows stand in groups of 16, one group after the other. */
+static void pack_blocks(const tn_form *form, const void *from, void *to) {
+    enum { PIECE_BYTES = 1 << 20, GROUP = 16 };
+    const int64_t *w = form->word;
+    tn_dtype dtype = (tn_dtype)w[FORM_DTYPE];
+    int64_t rows = w[FORM_ROWS], columns = w[FORM_COLUMNS];
+    size_t row = tn_dtype_bytes(dtype, columns);
+    int64_t piece = tn_max64(1, PIECE_BYTES / tn_max64(1, (int64_t)row) / GROUP) * GROUP;
+    for (int64_t first = 0; first < rows; first += piece) {
+        int64_t n = tn_min64(piece, rows - first);
+        const char *blocks = (const char *)from + w[FORM_OFFSET] + (size_t)first * row;
+        tn_qmat_pack(dtype, blocks, n, columns, (char *)to + tn_qmat_packed_bytes(first, columns, dtype));
+        if (form->replaces) tn_map_return_pages(blocks, (size_t)n * row);
+    }
+}
+
+static void run_linear_stored(tn_native *n, void *const *pointers) {
+    tn_qmat_args *args = &n->qmat;
+    args->x = pointers[TN_PRODUCT_A];
+    args->c.data = pointers[TN_PRODUCT_C];
+    args->workspace = pointers[TN_PRODUCT_WORKSPACE];
+    args->packed = n->packed_weight;
+    if (n->form_slot < 0) {
+        args->packed = (char *)args->workspace + n->packed_at;
+        pack_blocks(&n->form, pointers[TN_PRODUCT_B], (char *)args->workspace + n->packed_at);
+    }
+    tn_qmat(args);
+}
+
+tn_status tn_make_linear_stored(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead], *x = &g->values[c->in[0]], *w = &g->values[c->in[1]];
+    tn_dtype dtype = (tn_dtype)w->node->dtype;
+    int64_t rows = w->node->shape[0], k = w->node->shape[1];
+    n->run = run_linear_stored;
+    n->qmat = (tn_qmat_args){.m = c->node->shape[0], .n = rows, .k = k, .dtype = dtype, .x_stride = x->stride[0]};
+    tn_native_matrix(c, &n->qmat.c);
+    TRY(tn_native_join(n, group, &n->qmat.c.joint));
+    n->formed = &n->packed_weight;
+    n->form = (tn_form){.make = pack_blocks, .bytes = tn_qmat_packed_bytes(rows, k, dtype)};
+    n->form.word[FORM_DTYPE] = dtype;
+    n->form.word[FORM_ROWS] = rows;
+    n->form.word[FORM_COLUMNS] = k;
+    *workspace = tn_qmat_workspace(&n->qmat, tn_threads());
+    int slot = g->values[w->root].slot;
+    if (tn_native_may_form(g, slot)) {
+        n->form.word[FORM_OFFSET] = (int64_t)tn_native_byte_offset(w);
+        n->form.replaces = true;
+        n->form_slot = slot;
+        return TN_OK;
+    }
+    /* Made or written in this plan, or fetched from a device: packed at each run. */
+    n->packed_at = (*workspace + PACKED_ALIGN - 1) / PACKED_ALIGN * PACKED_ALIGN;
+    *workspace = n->packed_at + n->form.bytes;
+    return TN_OK;
+}
