@@ -1,8 +1,8 @@
-/* native.h — what the glue of native kernels shares: a command made ready for one kernel of kern/, and the table of them.
+/* native.h — what the glue of native kernels shares: a command made ready for one kernel of kern/.
  *
- * A kernel has two functions here. `make` works out, once, what does not change between runs: sizes, strides, room. `run`
- * puts addresses in place and calls it; the addresses are those of the operands' first elements. A further kernel is a
- * row in native.c, a member of the union and these two, in the file of its kind. */
+ * A kernel has two functions here. `make` works out, once, what does not change between runs: sizes, strides, room.
+ * `run` puts addresses in place and calls it; the addresses are those of the operands' first elements. A further kernel
+ * is a row in native.c, a member of the union and these two, in the file of its kind. */
 #ifndef TN_NATIVE_H
 #define TN_NATIVE_H
 
