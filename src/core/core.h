@@ -336,6 +336,8 @@ const char *tn_command_kind_name(const tn_command *c);
 /* The values whose memory a native group reads and writes, in the order of its pointers: operands, then the workspace,
  * then the buffers of its joint. A negative entry: -1 none, TN_WORKSPACE. */
 enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 9 };
+/* Has the processor a kernel for it? What has none is its composition there too. */
+bool tn_native_takes(const tn_node *n);
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
 size_t tn_native_byte_offset(const tn_value *v); /* of its first element in its root's memory */
 /* Does this group write over its first operand, touching only what it owns, while it

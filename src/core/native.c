@@ -131,14 +131,16 @@ static const tn_native_row natives[] = {
     {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention},
 };
 
-static const tn_native_row *row_of(const tn_value *v) {
+static const tn_native_row *row_named(const char *name) {
     for (size_t i = 0; i < TN_COUNT(natives); i++)
-        if (strcmp(natives[i].name, v->row->name) == 0) return &natives[i];
+        if (strcmp(natives[i].name, name) == 0) return &natives[i];
     return NULL;
 }
 
+bool tn_native_takes(const tn_node *n) { return row_named(tn_op(n->op)->name) != NULL; }
+
 static result_kind result_of(const tn_value *v) {
-    const tn_native_row *row = row_of(v);
+    const tn_native_row *row = row_named(v->row->name);
     return row ? row->result : RESULT_FRESH;
 }
 
@@ -156,7 +158,7 @@ bool tn_native_appends(const tn_graph_plan *g, const tn_group *group, int slot) 
 
 tn_status tn_native_make(const tn_graph_plan *g, const tn_group *group, tn_native **out, size_t *workspace) {
     const tn_value *v = &g->values[group->lead];
-    const tn_native_row *row = row_of(v);
+    const tn_native_row *row = row_named(v->row->name);
     if (!row) return tn_fail(TN_ERR_UNSUPPORTED, "%s: no native kernel; evaluate it on the cpu", v->row->name);
     tn_native *n = tn_mem_zalloc(1, sizeof *n);
     if (!n) return TN_ERR_MEMORY;

@@ -2,7 +2,11 @@
  *
  * A convolution is a product of the weight with what its window sees at each place (window.h). Its gradients are a
  * transposed convolution and a third op, the product over all places that yields the weight's; each of the three has
- * the other two as its gradients, so they can be differentiated for ever. */
+ * the other two as its gradients, so they can be differentiated for ever.
+ *
+ * All of them come down to two primitives. correlate2d is the product of filters with windows: a convolution is one, a
+ * transposed convolution one for each of its phases. conv2d_weight is the product over all places. Where there is a
+ * kernel for them no window is ever made; elsewhere they are what their compositions say, to the same bits. */
 #include <string.h>
 
 #include "ops/window.h"
@@ -121,11 +125,7 @@ static tn_node *weigh_channels(tn_build *b, tn_node *seen, tn_node *weight) {
 /* The convolution: x [n, channels, h, w] → [n, out, places]. */
 static tn_node *correlate(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, int64_t groups,
                           const int64_t *places) {
-    tn_node *seen = tn_b_seen(b, x, w, places, 0.0);
-    if (!seen) return NULL;
-    if (depthwise(weight, groups)) return weigh_channels(b, seen, weight);
-    tn_node *y = tn_b_matmul_batched(b, filters(b, weight, groups), columns(b, seen, groups));
-    return tn_b_view(b, y, (int64_t[]){x->shape[0], weight->shape[0], places[0], places[1]}, 4);
+    return tn_b_correlate2d(b, x, weight, places, w->stride, w->padding, w->dilation, groups);
 }
 
 /* The taps of a phase, from the last to the first. */
@@ -138,25 +138,25 @@ static tn_node *phase_taps(tn_build *b, tn_node *weight, const tn_window *w, con
     return weight;
 }
 
-/* weight [groups · in, out, taps, taps] as matrices [(groups,) out, in · taps]. */
+/* weight [groups · in, out, taps, taps] as filters of the other direction: [groups · out, in, taps, taps]. */
 static tn_node *turned_filters(tn_build *b, tn_node *weight, int64_t groups) {
     if (!weight) return NULL;
     const int64_t *s = weight->shape;
-    int64_t in = s[0] / groups, depth = in * s[2] * s[3];
+    if (groups == 1) return tn_b_permute(b, weight, (int64_t[]){1, 0, 2, 3}, 4);
+    int64_t in = s[0] / groups;
     tn_node *split = tn_b_reshape(b, weight, (int64_t[]){groups, in, s[1], s[2], s[3]}, 5);
     tn_node *turned = tn_b_permute(b, split, (int64_t[]){0, 2, 1, 3, 4}, 5);
-    if (groups == 1) return tn_b_reshape(b, turned, (int64_t[]){s[1], depth}, 2);
-    return tn_b_reshape(b, turned, (int64_t[]){groups, s[1], depth}, 3);
+    return tn_b_reshape(b, turned, (int64_t[]){groups * s[1], in, s[2], s[3]}, 4);
 }
 
 static tn_node *spread_phase(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
                              const tn_phase *p) {
     int64_t shape[4] = {y->shape[0], weight->shape[1] * groups, p->pixels[0], p->pixels[1]};
     if (tn_phase_is_empty(p)) return tn_b_expand(b, tn_b_const(b, 0.0, y), shape, 4);
-    tn_node *seen = tn_b_phase_seen(b, y, p, 0.0), *taps = phase_taps(b, weight, w, p);
-    if (depthwise(weight, groups)) return weigh_channels(b, seen, taps);
-    tn_node *product = tn_b_matmul_batched(b, turned_filters(b, taps, groups), columns(b, seen, groups));
-    return tn_b_view(b, product, shape, 4);
+    tn_node *taps = turned_filters(b, phase_taps(b, weight, w, p), groups);
+    tn_window over = {.stride = {1, 1}, .padding = {p->pads[2], p->pads[0]}};
+    memcpy(over.dilation, p->spacing, sizeof over.dilation);
+    return correlate(b, y, taps, &over, groups, p->pixels);
 }
 
 static tn_node *spread_in_phases(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
@@ -222,6 +222,98 @@ static tn_node *bias_gradient(tn_build *b, const tn_node *n, tn_node *dy) {
         if (d != channels) dims[count++] = d;
     return tn_b_sum(b, dy, dims, count, false);
 }
+
+/* ---- correlate2d ------------------------------------------------------------------------------------------------- */
+
+/* Before the first element of an axis: rows and columns that are zero, or if negative are left out. */
+static tn_window filter_window(const int64_t *i, const tn_node *weight) {
+    tn_window w;
+    for (int a = 0; a < 2; a++) {
+        w.kernel[a] = weight->shape[2 + a];
+        w.stride[a] = i[TN_CORRELATE2D_STRIDE + a];
+        w.padding[a] = i[TN_CORRELATE2D_BEFORE + a];
+        w.dilation[a] = i[TN_CORRELATE2D_DILATION + a];
+    }
+    return w;
+}
+
+static tn_status infer_correlate2d(tn_infer *c) {
+    const tn_node *x = c->in[0], *weight = c->in[1];
+    int64_t groups = c->attrs->i[TN_CORRELATE2D_GROUPS];
+    char xt[96], wt[96];
+    TRY(check_same_dtype(c));
+    bool fits = x->rank == 4 && weight->rank == 4 && groups >= 1 && x->shape[1] == weight->shape[1] * groups;
+    if (!fits || weight->shape[0] % groups)
+        return tn_fail(TN_ERR_SHAPE, "correlate2d: images %s, filters %s and %lld groups do not fit",
+                       tn_shape_text(x, xt, sizeof xt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
+    tn_images_infer(c, 2, weight->shape[0], c->attrs->i + TN_CORRELATE2D_PLACES);
+    return TN_OK;
+}
+
+static tn_node *compose_correlate2d(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *weight = n->in[1];
+    tn_window w = filter_window(n->i, weight);
+    int64_t groups = n->i[TN_CORRELATE2D_GROUPS];
+    tn_node *seen = tn_b_seen(b, x, &w, n->shape + 2, 0.0);
+    if (!seen) return NULL;
+    if (depthwise(weight, groups)) return weigh_channels(b, seen, weight);
+    tn_node *y = tn_b_matmul_batched(b, filters(b, weight, groups), columns(b, seen, groups));
+    return tn_b_view(b, y, n->shape, 4);
+}
+
+/* Where tap `tap` of the window at (`y`, `x`) lies in an image of `size`, row by row; -1 outside. */
+static int64_t tap_place(const tn_window *w, const int64_t *size, int64_t y, int64_t x, int64_t tap) {
+    int64_t row = y * w->stride[0] + tap / w->kernel[1] * w->dilation[0] - w->padding[0];
+    int64_t column = x * w->stride[1] + tap % w->kernel[1] * w->dilation[1] - w->padding[1];
+    bool inside = row >= 0 && row < size[0] && column >= 0 && column < size[1];
+    return inside ? row * size[1] + column : -1;
+}
+
+/* A definition of its own: one place of one filter. `x`: the first of the group's `channels` planes. */
+static double correlate_place(const double *x, const int64_t *size, const double *filter, int64_t channels,
+                              const tn_window *w, int64_t place_y, int64_t place_x) {
+    int64_t taps = w->kernel[0] * w->kernel[1], plane = size[0] * size[1];
+    double sum = 0;
+    for (int64_t c = 0; c < channels; c++) {
+        for (int64_t t = 0; t < taps; t++) {
+            int64_t at = tap_place(w, size, place_y, place_x, t);
+            if (at >= 0) sum += x[c * plane + at] * filter[c * taps + t];
+        }
+    }
+    return sum;
+}
+
+static void reference_correlate2d(const tn_reference *r) {
+    const tn_node *n = r->node, *x = n->in[0], *weight = n->in[1];
+    tn_window w = filter_window(n->i, weight);
+    int64_t out = n->shape[1], channels = weight->shape[1], places = n->shape[2] * n->shape[3];
+    int64_t of_group = out / n->i[TN_CORRELATE2D_GROUPS], plane = x->shape[2] * x->shape[3];
+    for (int64_t i = 0; i < tn_node_numel(n); i++) {
+        int64_t o = i / places % out, image = i / places / out, place = i % places;
+        const double *planes = r->in[0] + (image * x->shape[1] + o / of_group * channels) * plane;
+        const double *filter = r->in[1] + o * channels * w.kernel[0] * w.kernel[1];
+        r->out[i] = correlate_place(planes, x->shape + 2, filter, channels, &w, place / n->shape[3],
+                                    place % n->shape[3]);
+    }
+}
+
+/* correlate2d(x, weight, places, stride, before, dilation, groups): filters [out, channels / groups, kernel, kernel]
+ * over the windows of images [n, channels, h, w] at places[0] × places[1]: the window of place (u, v) begins at
+ * (u, v) · stride − before, and what lies outside of the image is zero. */
+const tn_op_impl tn_impl_correlate2d = {
+    .class_ = TN_NATIVE,
+    .infer = infer_correlate2d,
+    .compose = compose_correlate2d,
+    .reference = reference_correlate2d,
+    .cases = "grad=off tol=1e-5 atol=1e-5; "
+             "[2,2,4,5] [3,2,3,2] places=(2,4) stride=(1,1) before=(0,0) dilation=(1,1) groups=1; "
+             "[2,3,5,6] [4,3,3,3] places=(3,3) stride=(2,2) before=(1,1) dilation=(1,1) groups=1; "
+             "[1,2,6,5] [2,2,2,2] places=(5,3) stride=(1,1) before=(-1,2) dilation=(1,3) groups=1; "
+             "[2,4,3,4] [6,2,2,3] places=(4,4) stride=(1,1) before=(1,1) dilation=(1,1) groups=2; "
+             "[2,3,4,4] [3,1,3,3] places=(4,4) stride=(1,1) before=(1,1) dilation=(1,1) groups=3; "
+             "[1,20,9,9] [17,20,3,3] places=(9,9) stride=(1,1) before=(1,1) dilation=(1,1) groups=1; "
+             "[0,2,3,3] [2,2,2,2] places=(2,2) stride=(1,1) before=(0,0) dilation=(1,1) groups=1; "
+             "error=fit [1,2,3,3] [2,3,2,2] places=(2,2) stride=(1,1) before=(0,0) dilation=(1,1) groups=1"};
 
 /* ---- conv2d, conv1d ---------------------------------------------------------------------------------------------- */
 
@@ -325,6 +417,34 @@ static tn_node *compose_conv2d_weight(tn_build *b, const tn_node *n) {
     return collect(b, tn_b_images(b, n->in[0], 2), tn_b_images(b, n->in[1], 2), &w, n->i[TN_CONV2D_WEIGHT_GROUPS], n);
 }
 
+/* What the results of one channel of one image add to its filter, [channels, kernel, kernel]. */
+static void collect_image(const double *x, const int64_t *size, const double *y, const int64_t *places,
+                          const tn_window *w, int64_t channels, double *filter) {
+    int64_t taps = w->kernel[0] * w->kernel[1];
+    for (int64_t i = 0; i < channels * taps; i++) {
+        for (int64_t p = 0; p < places[0] * places[1]; p++) {
+            int64_t at = tap_place(w, size, p / places[1], p % places[1], i % taps);
+            if (at >= 0) filter[i] += x[i / taps * size[0] * size[1] + at] * y[p];
+        }
+    }
+}
+
+static void reference_conv2d_weight(const tn_reference *r) {
+    const tn_node *n = r->node, *x = n->in[0], *y = n->in[1];
+    tn_window w = weight_window(n->i);
+    const int64_t *size = x->shape + x->rank - 2, *places = y->shape + y->rank - 2;
+    int64_t images = x->rank == 4 ? x->shape[0] : 1, out = n->shape[0], channels = n->shape[1];
+    int64_t of_group = out / n->i[TN_CONV2D_WEIGHT_GROUPS], all = x->shape[x->rank - 3];
+    for (int64_t i = 0; i < tn_node_numel(n); i++)
+        r->out[i] = 0;
+    for (int64_t k = 0; k < images * out; k++) {
+        int64_t image = k / out, o = k % out;
+        const double *planes = r->in[0] + (image * all + o / of_group * channels) * size[0] * size[1];
+        collect_image(planes, size, r->in[1] + k * places[0] * places[1], places, &w, channels,
+                      r->out + o * channels * w.kernel[0] * w.kernel[1]);
+    }
+}
+
 /* Of a transposed convolution the window may have more places than y has pixels: those are left out. */
 static tn_node *first_places(tn_build *b, tn_node *y, const tn_node *like) {
     for (int d = like->rank - 2; y && d < like->rank; d++)
@@ -354,8 +474,10 @@ static tn_status grad_conv2d_weight(tn_build *b, const tn_node *n, tn_node *dy, 
 /* conv2d_weight(x, y, kernel, stride, padding, dilation, groups): the gradient of a convolution's weight: images x
  * times results y, over all places of the window. */
 const tn_op_impl tn_impl_conv2d_weight = {
+    .class_ = TN_NATIVE,
     .infer = infer_conv2d_weight,
     .compose = compose_conv2d_weight,
+    .reference = reference_conv2d_weight,
     .grad = grad_conv2d_weight,
     .cases = "tol=1e-5 atol=1e-5; "
              "[2,2,4,5] [2,3,2,4] kernel=(3,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
