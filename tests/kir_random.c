@@ -533,25 +533,39 @@ static void add_of_group(kir_random *t) {
     if (one_in(8)) barrier(t);
 }
 
+/* A number of points that all items of a workgroup share; often more or fewer than there are. */
+static kir_val random_end(kir_random *t) {
+    kir_aff end = kir_aff_const(below(7) - 1);
+    for (int k = 0; k < t->n_par - t->n_items; k++)
+        end.s[k] = below(3) - 1;
+    kir_val turns = kir_index(t->b, &end);
+    return one_in(4) ? kir_binary(t->b, KIR_SHR, kir_dial_value(t->b, KIR_I64, 0), turns) : turns;
+}
+
 /* Where a loop uses what is shared, a barrier at its begin parts its turns, and one behind it the last of them. */
 static void add_group_loop(kir_random *t) {
     int count = t->n_loop - t->open_axes;
     if (count == 0) return;
     count = 1 + (int)below(count);
-    kir_val results[8];
+    kir_val end = one_in(3) ? random_end(t) : KIR_NONE, results[8];
     int n_results = 0, values = t->n_values, vars = t->n_vars;
     bool shared_before = t->shares, defined[KIR_RANDOM_SHARED];
     for (int i = 0; i < t->n_shared; i++)
         defined[i] = t->shared[i].defined;
     t->shares = t->shares && !one_in(3);
     bool shares = t->shares;
-    kir_loop(t->b, t->n_par + t->open_axes, count);
+    if (end != KIR_NONE) {
+        count = 1;
+        kir_loop_until(t->b, t->n_par + t->open_axes, end);
+    } else {
+        kir_loop(t->b, t->n_par + t->open_axes, count);
+    }
     t->open_axes += count;
     if (shares) barrier(t);
     for (int i = 1 + (int)below(6); i > 0; i--) {
         add_of_group(t);
-        if (one_in(4) && n_results < 4) add_reduction(t, results, &n_results, false);
-        if (one_in(10)) add_scan(t);
+        if (end == KIR_NONE && one_in(4) && n_results < 4) add_reduction(t, results, &n_results, false);
+        if (end == KIR_NONE && one_in(10)) add_scan(t);
         if (one_in(5)) add_group_loop(t);
     }
     kir_end(t->b);

@@ -365,6 +365,61 @@ static void variables_that_nobody_reads_go(void **state) {
     release(&k);
 }
 
+/* ---- loops whose end is computed --------------------------------------------------------------------------------- */
+
+/* out[group] = how often items went through a loop over 5 points that ends at `constant` + group, + item if `apart`. */
+static kernel turns(int64_t constant, bool apart) {
+    const int64_t extents[] = {4, ITEMS, 5};
+    kernel k = begin(2, 1, extents, 1);
+    int out = kir_buffer(k.b, TN_I32);
+    kir_aff end = index2(0, 1, 1, apart), to = index2(0, ITEMS, 1, 1);
+    end.c = constant;
+    kir_val one = kir_const(k.b, KIR_I32, 1), turn = kir_var(k.b, kir_const(k.b, KIR_I32, 0));
+    kir_loop_until(k.b, 2, kir_index(k.b, &end));
+    kir_set(k.b, turn, kir_binary(k.b, KIR_ADD, kir_get(k.b, turn), one));
+    kir_end(k.b);
+    kir_loop(k.b, 2, 1); /* goes on to the end of the axis */
+    kir_set(k.b, turn, kir_binary(k.b, KIR_ADD, kir_get(k.b, turn), kir_const(k.b, KIR_I32, 100)));
+    kir_end(k.b);
+    kir_store(k.b, out, &to, kir_get(k.b, turn), KIR_NONE);
+    finish(&k);
+    return k;
+}
+
+static void a_loop_ends_where_all_items_say(void **state) {
+    (void)state;
+    int32_t out[4 * ITEMS];
+    for (int64_t constant = -2; constant <= 4; constant++) {
+        kernel k = turns(constant, false);
+        assert_ok(run(&k, (void *const[]){out}));
+        for (int i = 0; i < 4 * ITEMS; i++) {
+            int64_t points = constant + i / ITEMS;
+            assert_int_equal(out[i], 500 + (points < 0 ? 0 : points > 5 ? 5 : points));
+        }
+        release(&k);
+    }
+    kernel k = turns(0, true);
+    assert_int_equal(run(&k, (void *const[]){out}), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "0 points for item 0, 1 for item 1");
+    release(&k);
+}
+
+static void computed_ends_are_of_workgroups_and_hold_no_reductions(void **state) {
+    (void)state;
+    for (int grouped = 0; grouped < 2; grouped++) {
+        const int64_t extents[] = {4, 3};
+        kernel k = begin(1, 1, extents, grouped);
+        int out = kir_buffer(k.b, TN_I64);
+        kir_aff to = index2(0, 1, 0, 0);
+        kir_loop_until(k.b, 1, number(&k, 2));
+        kir_val sum = kir_reduce_value(k.b, KIR_SUM, number(&k, 1), KIR_NONE);
+        kir_end(k.b);
+        kir_store(k.b, out, &to, sum, KIR_NONE);
+        assert_int_equal(kir_finish(k.b, &k.p, &k.sizes), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), grouped ? "in a loop whose end is computed" : "without workgroups");
+    }
+}
+
 /* ---- what is shared ---------------------------------------------------------------------------------------------- */
 
 static void loads_are_shared_until_something_may_change_them(void **state) {
@@ -623,6 +678,8 @@ int main(void) {
         cmocka_unit_test(items_of_a_launch_are_those_of_the_structure),
         cmocka_unit_test(variables_live_in_their_region),
         cmocka_unit_test(variables_that_nobody_reads_go),
+        cmocka_unit_test(a_loop_ends_where_all_items_say),
+        cmocka_unit_test(computed_ends_are_of_workgroups_and_hold_no_reductions),
         cmocka_unit_test(loads_are_shared_until_something_may_change_them),
         cmocka_unit_test(structure_knows_items_and_local_memory),
         cmocka_unit_test(builder_refuses_misuse),

@@ -2,13 +2,14 @@
  *
  * The 64 items are the 64 keys of a chunk while scores are made, and features of the result while values are summed. A
  * chunk's softmax is made alone and merged into what the chunks before it yielded, in the order of the definition, so
- * the bits are those of the native kernel. All chunks that there can be are gone through; those that the query does not
- * see load nothing and change nothing. */
+ * the bits are those of the native kernel. A workgroup goes through the chunks that its query sees, whose number comes
+ * from the position: time follows the sequence, not the list of its pages. */
 #include "kern/templates.h"
 
 #include <math.h>
 
-enum { ITEMS = TN_PAGE_TOKENS, LANES = 16, MOST_FEATURES = 4 * ITEMS };
+enum { SHIFT = 6, ITEMS = 1 << SHIFT, LANES = 16, MOST_FEATURES = 4 * ITEMS };
+_Static_assert((int)ITEMS == (int)TN_PAGE_TOKENS, "an item a key of a page");
 _Static_assert((int)MOST_FEATURES <= (int)KIR_KSUM, "a score is one chain");
 enum { Q, K, V, K_CACHE, V_CACHE, POSITION, PAGES }; /* operands */
 
@@ -25,6 +26,8 @@ typedef struct maker {
     kir_builder *kb;
     int q, score, weight;               /* workgroup memory */
     kir_val position, first, last;      /* of the sequence so far; the keys that the query sees */
+    kir_val first_chunk;                /* that it sees; KIR_NONE: the first of all */
+    kir_val page, has_page;             /* of the chunk, and whether the cache has it */
     kir_val most, total;                /* variables: M, L */
     kir_val sum[MOST_FEATURES / ITEMS]; /* O, a feature each */
 } maker;
@@ -66,22 +69,35 @@ static kir_val is_feature(const maker *m, int r) {
 
 /* ---- keys and values --------------------------------------------------------------------------------------------- */
 
+/* The chunk's number, times `by`. */
+static kir_aff chunk_number(const maker *m, int64_t by) {
+    kir_aff a = tn_along(CHUNK, by);
+    if (m->first_chunk != KIR_NONE) a.dyn = by == 1 ? m->first_chunk : times(m, m->first_chunk, whole(m, by));
+    return a;
+}
+
+static void find_page(maker *m) {
+    kir_aff chunk = chunk_number(m, 1);
+    kir_val listed = less(m, kir_index(m->kb, &chunk), size(m, m->s->page_count));
+    m->page = m->joints->load(m->joints->context, PAGES, &chunk, listed);
+    kir_val exists = both(m, up_to(m, whole(m, 0), m->page), less(m, m->page, size(m, m->s->n_pages)));
+    m->has_page = both(m, listed, exists);
+}
+
 /* A token of the chunk: its number in the chunk, and where it comes from. */
 typedef struct token {
     kir_aff row;
-    kir_val visible, old, fresh, page;
+    kir_val visible, old, fresh;
 } token;
 
 static token token_at(const maker *m, const kir_aff *row) {
     token t = {.row = *row};
-    kir_aff place = *row, chunk = tn_along(CHUNK, 1);
+    kir_aff place = *row, chunk = chunk_number(m, ITEMS);
     place.s[CHUNK] += ITEMS;
-    kir_val number = kir_index(m->kb, &place), has_page = less(m, kir_index(m->kb, &chunk), size(m, m->s->page_count));
+    place.dyn = chunk.dyn;
+    kir_val number = kir_index(m->kb, &place);
     t.visible = both(m, up_to(m, m->first, number), up_to(m, number, m->last));
-    kir_val before = less(m, number, m->position);
-    t.page = m->joints->load(m->joints->context, PAGES, &chunk, has_page);
-    kir_val exists = both(m, up_to(m, whole(m, 0), t.page), less(m, t.page, size(m, m->s->n_pages)));
-    t.old = both(m, both(m, t.visible, before), both(m, has_page, exists));
+    t.old = both(m, both(m, t.visible, less(m, number, m->position)), m->has_page);
     t.fresh = both(m, t.visible, less(m, m->position, kir_binary(m->kb, KIR_ADD, number, whole(m, 1))));
     return t;
 }
@@ -93,9 +109,10 @@ static kir_val feature_of(const maker *m, const token *t, int fresh, const kir_a
     kir_val new = there == KIR_NONE ? t->fresh : both(m, t->fresh, there);
     kir_aff in_cache[4] = {kir_aff_const(0), tn_along(KV_HEAD, 1), t->row, *feature};
     kir_aff in_new[3] = {t->row, tn_along(KV_HEAD, 1), *feature};
-    in_cache[0].dyn = t->page;
+    kir_aff chunk = chunk_number(m, ITEMS);
+    in_cache[0].dyn = m->page;
     in_new[0].s[CHUNK] += ITEMS;
-    in_new[0].dyn = negate(m, m->position);
+    in_new[0].dyn = chunk.dyn == KIR_NONE ? negate(m, m->position) : minus(m, chunk.dyn, m->position);
     kir_val a = m->joints->load(m->joints->context, cache, in_cache, old);
     kir_val b = m->joints->load(m->joints->context, fresh, in_new, new);
     return kir_select(m->kb, old, a, b); /* what is not loaded is 0 */
@@ -158,26 +175,24 @@ static kir_val or_zero(const maker *m, kir_val most) {
     return kir_select(m->kb, kir_binary(m->kb, KIR_EQ, most, real(m, -INFINITY)), real(m, 0), most);
 }
 
-/* Merges a chunk's M, L and O into those so far, if the query sees any of it. */
+/* Merges a chunk's M, L and O into those so far. */
 static void merge(const maker *m, kir_val most, kir_val total, const kir_val *sum) {
     kir_builder *kb = m->kb;
-    kir_aff begin = tn_along(CHUNK, ITEMS), end = tn_along(CHUNK, ITEMS);
-    end.c = ITEMS - 1;
-    kir_val seen = both(m, up_to(m, m->first, kir_index(kb, &end)), up_to(m, kir_index(kb, &begin), m->last));
     kir_val before = kir_get(kb, m->most), greater = kir_binary(kb, KIR_MAX, before, most), base = or_zero(m, greater);
     kir_val a = exponential(m, minus(m, before, base)), b = exponential(m, minus(m, most, base));
     kir_val old = kir_get(kb, m->total);
-    kir_set(kb, m->total, kir_select(kb, seen, kir_fma(kb, total, b, times(m, old, a)), old));
+    kir_set(kb, m->total, kir_fma(kb, total, b, times(m, old, a)));
     for (int r = 0; r < features_of(m->s); r++) {
-        kir_val o = kir_get(kb, m->sum[r]), merged = kir_fma(kb, kir_get(kb, sum[r]), b, times(m, o, a));
-        kir_set(kb, m->sum[r], kir_select(kb, seen, merged, o));
+        kir_val o = kir_get(kb, m->sum[r]);
+        kir_set(kb, m->sum[r], kir_fma(kb, kir_get(kb, sum[r]), b, times(m, o, a)));
     }
-    kir_set(kb, m->most, kir_select(kb, seen, greater, before));
+    kir_set(kb, m->most, greater);
 }
 
-static void do_chunk(const maker *m) {
+static void do_chunk(maker *m) {
     kir_builder *kb = m->kb;
     kir_aff item = tn_along(ITEM, 1);
+    find_page(m);
     token t = token_at(m, &item);
     kir_val score = score_of(m, &t), sum[MOST_FEATURES / ITEMS];
     kir_val counts = both(m, t.visible, kir_binary(kb, KIR_EQ, score, score));
@@ -194,6 +209,14 @@ static void do_chunk(const maker *m) {
 
 /* ---- the program ------------------------------------------------------------------------------------------------- */
 
+static kir_val chunk_of(const maker *m, kir_val key) { return kir_binary(m->kb, KIR_SHR, key, whole(m, SHIFT)); }
+
+/* How many chunks the query sees. */
+static kir_val chunks(const maker *m) {
+    kir_val end = kir_binary(m->kb, KIR_ADD, chunk_of(m, m->last), whole(m, 1));
+    return m->first_chunk == KIR_NONE ? end : minus(m, end, m->first_chunk);
+}
+
 static void begin(maker *m) {
     kir_builder *kb = m->kb;
     kir_aff number = tn_along(TOKEN, 1);
@@ -203,6 +226,7 @@ static void begin(maker *m) {
     m->last = kir_binary(kb, KIR_ADD, m->position, kir_index(kb, &number));
     kir_val since = kir_binary(kb, KIR_ADD, minus(m, m->last, size(m, m->s->window)), whole(m, 1));
     m->first = m->s->window ? kir_binary(kb, KIR_MAX, since, whole(m, 0)) : whole(m, 0);
+    m->first_chunk = m->s->window ? chunk_of(m, m->first) : KIR_NONE;
     m->most = kir_var(kb, real(m, -INFINITY));
     m->total = kir_var(kb, real(m, 0));
     for (int r = 0; r < features_of(m->s); r++) {
@@ -219,7 +243,7 @@ static void append(maker *m) {
     m->score = kir_local(m->kb, TN_F32, ITEMS);
     m->weight = kir_local(m->kb, TN_F32, ITEMS);
     begin(m);
-    kir_loop(m->kb, CHUNK, 1);
+    kir_loop_until(m->kb, CHUNK, chunks(m));
     do_chunk(m);
     kir_end(m->kb);
     kir_val total = kir_get(m->kb, m->total);

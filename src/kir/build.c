@@ -491,8 +491,7 @@ static bool axis_is_open(const kir_builder *b, int first, int count) {
     return false;
 }
 
-void kir_loop(kir_builder *b, int first_axis, int count) {
-    if (b->status != TN_OK) return;
+static void open_loop(kir_builder *b, int first_axis, int count, kir_val points) {
     if (first_axis < b->n_par || count < 0 || count > KIR_MAX_AXES || first_axis + count > axes_of(b)) {
         wrong(b, KIR_LOOP, "a range that is not one of loop axes");
         return;
@@ -501,10 +500,22 @@ void kir_loop(kir_builder *b, int first_axis, int count) {
         wrong(b, KIR_LOOP, "an axis that a loop around it runs over already");
         return;
     }
-    kir_ins in = make(KIR_LOOP, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
+    kir_ins in = make(KIR_LOOP, KIR_F32, points, KIR_NONE, KIR_NONE);
     in.imm.i = first_axis | count << 8;
     kir_val loop = append_checked(b, &in);
     if (loop != KIR_NONE) b->open[b->depth++] = loop;
+}
+
+void kir_loop(kir_builder *b, int first_axis, int count) {
+    if (b->status == TN_OK) open_loop(b, first_axis, count, KIR_NONE);
+}
+
+void kir_loop_until(kir_builder *b, int axis, kir_val points) {
+    if (b->status != TN_OK) return;
+    if (points < 0)
+        (void)refuse_missing(b, KIR_LOOP);
+    else
+        open_loop(b, axis, 1, points);
 }
 
 void kir_end(kir_builder *b) {

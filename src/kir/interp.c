@@ -27,7 +27,8 @@ typedef struct interp {
     int16_t *state_of;              /* by instruction */
     int n_states, n_items, item;    /* the current item is `item` */
     int64_t at[KIR_MAX_AXES];
-    char *local; /* the workgroup's memory; local_at: where each local buffer begins in it */
+    int64_t end[KIR_MAX_AXES]; /* extents, but of axes whose loop ends at a computed number */
+    char *local;               /* the workgroup's memory; local_at: where each local buffer begins in it */
     int64_t local_at[KIR_MAX_BUFFERS];
     kir_shadow *shadow;            /* NULL: a plain program */
     bool watched[KIR_MAX_BUFFERS]; /* memory that is written under this or another name */
@@ -284,7 +285,7 @@ static int end_of(const kir_program *p, int loop) {
 /* Steps the coordinates of axes first … first+count-1 through their extents; false after the last point. */
 static bool next_point(interp *m, int first, int count) {
     for (int axis = first + count - 1; axis >= first; axis--) {
-        if (++m->at[axis] < m->launch->sizes[axis]) return true;
+        if (++m->at[axis] < m->end[axis]) return true;
         m->at[axis] = 0;
     }
     return false;
@@ -292,7 +293,7 @@ static bool next_point(interp *m, int first, int count) {
 
 static bool range_is_empty(const interp *m, int first, int count) {
     for (int axis = first; axis < first + count; axis++) {
-        if (m->launch->sizes[axis] == 0) return true;
+        if (m->end[axis] == 0) return true;
     }
     return false;
 }
@@ -319,8 +320,24 @@ static void end_state(interp *m, int i) {
     if (m->p->ins[i].op == KIR_REDUCE) m->values[i] = result_of(&m->states[m->state_of[i]], &m->p->ins[i]);
 }
 
+/* The loop's axis ends at a number of points, to which all items must come. */
+static void end_axis(interp *m, int loop, int axis) {
+    kir_val points = m->p->ins[loop].a;
+    int64_t extent = m->launch->sizes[axis], n = m->all_values[points].i64;
+    for (int item = 1; item < m->n_items && m->status == TN_OK; item++) {
+        int64_t other = m->all_values[(size_t)item * (size_t)m->p->n_ins + (size_t)points].i64;
+        if (other != n)
+            m->status = tn_fail(TN_ERR_ARGUMENT,
+                                "kernel program, instruction %d (LOOP): %lld points for item 0, %lld for item %d", loop,
+                                (long long)n, (long long)other, item);
+    }
+    m->end[axis] = n < 0 ? 0 : n < extent ? n : extent;
+}
+
 static void run_loop(interp *m, int loop, int end) {
     int first = kir_loop_first(&m->p->ins[loop]), count = kir_loop_count(&m->p->ins[loop]);
+    memcpy(m->end + first, m->launch->sizes + first, (size_t)count * sizeof *m->end);
+    if (m->p->ins[loop].a != KIR_NONE) end_axis(m, loop, first);
     for_own_states(m, loop, end, begin_state);
     if (!range_is_empty(m, first, count)) {
         do {
@@ -399,6 +416,7 @@ tn_status kir_interpret(const kir_program *p, const kir_launch *launch) {
     tn_status status = make_states(&m);
     if (status == TN_OK) status = make_group(&m);
     if (status == TN_OK) {
+        memcpy(m.end, launch->sizes, (size_t)(p->n_par + p->n_loop) * sizeof *m.end);
         go_to_item(&m, 0);
         status = run_points(&m);
     }

@@ -81,7 +81,7 @@ bool kir_op_takes(kir_op op, int n) { return op >= KIR_NEG && op <= KIR_PHILOX &
 bool kir_operand_optional(const kir_ins *in, int k) {
     if (in->op == KIR_LOAD) return k == 0;
     if (in->op == KIR_STORE) return k == 1;
-    return false;
+    return in->op == KIR_LOOP;
 }
 
 static int operand_slots(const kir_ins *in) {
@@ -227,10 +227,18 @@ static tn_status open_loop(verifier *v, const kir_ins *in) {
     }
     uint32_t range = ((1U << count) - 1) << first;
     if (v->axes_open & range) return invalid(v, "an axis that a loop around it runs over already");
+    if (in->a != KIR_NONE && (v->p->n_items == 0 || count != 1))
+        return invalid(v, "an end that is computed: of more than one axis, or without workgroups");
     if (v->depth == KIR_MAX_AXES) return invalid(v, "loops nested too deep");
     v->axes_open |= range;
     v->open[v->depth++] = (int16_t)v->at;
     return TN_OK;
+}
+
+static tn_status check_own_loop(const verifier *v) {
+    if (v->depth == 0) return invalid(v, "outside a loop");
+    bool computed = v->p->ins[v->open[v->depth - 1]].a != KIR_NONE;
+    return computed ? invalid(v, "in a loop whose end is computed") : TN_OK;
 }
 
 static tn_status close_loop(verifier *v) {
@@ -248,7 +256,7 @@ static tn_status check_place(verifier *v, const kir_ins *in) {
     case KIR_DIAL: return in->imm.i >= 0 && in->imm.i < v->p->n_dials ? TN_OK : invalid(v, "no such dial");
     case KIR_ROUND: return in->imm.i >= 0 && in->imm.i <= KIR_NEAREST_EVEN ? TN_OK : invalid(v, "no such rounding");
     case KIR_REDUCE:
-    case KIR_SCAN: return v->depth > 0 ? TN_OK : invalid(v, "outside a loop");
+    case KIR_SCAN: return check_own_loop(v);
     case KIR_BARRIER: return v->p->n_items > 0 ? TN_OK : invalid(v, "in a program without workgroups");
     default: return kir_has_access((kir_op)in->op) ? check_access(v, in) : TN_OK;
     }
@@ -438,7 +446,8 @@ static void print_ins(const kir_program *p, const int64_t *sizes, int i, int dep
     print_details(p, sizes, in, out);
     for (int k = 0; k < kir_arity(in); k++) {
         kir_val operand = kir_operand(in, k);
-        if (operand != KIR_NONE) tn_str_add(out, "%s%%%d", kir_operand_optional(in, k) ? " if " : " ", operand);
+        const char *word = in->op == KIR_LOOP ? " until " : kir_operand_optional(in, k) ? " if " : " ";
+        if (operand != KIR_NONE) tn_str_add(out, "%s%%%d", word, operand);
     }
     tn_str_add(out, "\n");
 }

@@ -27,6 +27,8 @@
  *   PHILOX(key, ctr)   word 0 of Philox-4x32-10 (Salmon et al. 2011), counter = (ctr low, ctr high, 0, 0).
  *   order              parallel points run in any order or at once; memory that one point writes, another must not
  *                      touch. A point may store where it loads (in place), at the same index. BOOL in memory is 0 or 1.
+ *   LOOP               in workgroups it may have an operand (one axis, no reduction or scan of its own): it then ends
+ *                      at that number of points, where the axis has more; below 0 is 0. All items have the same number.
  *   VAR, GET, SET      a variable of this point: begins anew with VAR's operand each time that VAR is reached.
  *   NaN                that a result is NaN is promised, not which one.
  *
@@ -95,7 +97,7 @@ typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KI
     X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                               \
     X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                           \
     X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; yields nothing */ \
-    X(LOOP, 0, "")      /* imm.i: first axis | count << 8; yields nothing */              \
+    X(LOOP, 1, "I")     /* imm.i: first axis | count << 8; a: see below; no value */      \
     X(END, 0, "")                                                                         \
     X(REDUCE, 2, "**") /* kind: a kir_reduce; b only for CHAIN */                         \
     X(SCAN, 1, "S")    /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */                     \
@@ -231,6 +233,7 @@ kir_val kir_philox(kir_builder *b, kir_val key, kir_val counter);
 kir_val kir_load(kir_builder *b, int buffer, const kir_aff *index, kir_val mask);
 void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, kir_val mask);
 void kir_loop(kir_builder *b, int first_axis, int count);
+void kir_loop_until(kir_builder *b, int axis, kir_val points); /* in a group program: the first `points` of the axis */
 void kir_end(kir_builder *b);
 kir_val kir_reduce_value(kir_builder *b, kir_reduce kind, kir_val a, kir_val c); /* ready behind kir_end */
 kir_val kir_scan(kir_builder *b, kir_reduce kind, kir_val a);

@@ -285,7 +285,23 @@ static void close_brace(render *r) {
     kir_render_put(r, "}\n");
 }
 
+/* An axis that ends at a computed number of points: u5 is that of loop 5. */
+static void open_axis_until(render *r, int axis, kir_val points) {
+    render_name n = kir_render_operand(r, points);
+    kir_render_indent(r);
+    kir_render_put(r, "const $ix u%d = %s < 0 ? 0 : %s < n%d ? ($ix)%s : n%d;\n", r->loop, n.text, n.text, axis, n.text,
+                   axis);
+    kir_render_indent(r);
+    kir_render_put(r, "for ($ix x%d = 0; x%d < u%d; x%d++) ", axis, axis, r->loop, axis);
+    open_brace(r);
+}
+
 static void open_axes(render *r, int first, int count) {
+    kir_val points = r->p->ins[r->loop].a;
+    if (points != KIR_NONE) {
+        open_axis_until(r, first, points);
+        return;
+    }
     for (int axis = first; axis < first + count; axis++) {
         kir_render_indent(r);
         kir_render_put(r, "for ($ix x%d = 0; x%d < n%d; x%d++) ", axis, axis, axis, axis);
