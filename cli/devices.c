@@ -15,7 +15,9 @@ const cli_command cli_devices = {
         "  --reasons             what each reason code means, and what to do\n"
         "  -v, --verbose         reason codes (docs/devices.md), libraries, identities\n"
         "  --json                backends[{name, title, available, reason_code, reason, fix, library, devices[…]}], "
-        "recommended\n"
+        "recommended,\n"
+        "                        libraries[{name, title, available, in_use, reason_code, reason, fix, path, "
+        "description}]\n"
         "\n"
         "examples:\n"
         "  trunnion devices\n"
@@ -59,6 +61,20 @@ static void put_backend(cli_json *j, const tn_backend_info *b) {
     cli_json_end(j, '}');
 }
 
+static void put_library(cli_json *j, const tn_library_info *l) {
+    cli_json_object(j, NULL);
+    cli_json_string(j, "name", l->name);
+    cli_json_string(j, "title", l->title);
+    cli_json_bool(j, "available", l->available);
+    cli_json_bool(j, "in_use", l->in_use);
+    cli_json_string(j, "reason_code", l->reason_code);
+    cli_json_string(j, "reason", l->reason);
+    cli_json_string(j, "fix", l->fix);
+    cli_json_string(j, "path", l->path);
+    cli_json_string(j, "description", l->description);
+    cli_json_end(j, '}');
+}
+
 static void put_list(const tn_device_list *list) {
     cli_json j = {.out = stdout};
     cli_json_object(&j, NULL);
@@ -67,6 +83,11 @@ static void put_list(const tn_device_list *list) {
         put_backend(&j, tn_device_list_at(list, i));
     cli_json_end(&j, ']');
     cli_json_string(&j, "recommended", tn_device_list_recommended(list));
+    cli_json_array(&j, "libraries");
+    tn_library_info l = {.struct_size = sizeof l};
+    for (int i = 0; i < tn_library_count(); i++)
+        if (tn_library_at(i, &l) == TN_OK) put_library(&j, &l);
+    cli_json_end(&j, ']');
     cli_json_end(&j, '}');
 }
 

@@ -7,7 +7,7 @@
 #include "cli.h"
 
 enum { MOST_OWN = 32, FIRST_COMMON = 1000 };
-enum { OPT_JSON = FIRST_COMMON, OPT_DEVICE, OPT_STRICT, OPT_MEM, OPT_THREADS, OPT_SEED, OPT_HELP };
+enum { OPT_JSON = FIRST_COMMON, OPT_DEVICE, OPT_STRICT, OPT_MEM, OPT_THREADS, OPT_LIBRARY, OPT_SEED, OPT_HELP };
 
 static const struct {
     struct option option;
@@ -29,6 +29,9 @@ static const struct {
     {{"threads", required_argument, NULL, OPT_THREADS},
      CLI_THREADS,
      "  --threads N           threads on the processor, 1 to 4096"},
+    {{"library", required_argument, NULL, OPT_LIBRARY},
+     CLI_THREADS,
+     "  --library NAME        matrix products on the processor by openblas, mkl … of `trunnion devices`, auto or none"},
     {{"seed", required_argument, NULL, OPT_SEED},
      CLI_SEED,
      "  --seed N              start of the random numbers, a whole number from 0"},
@@ -100,6 +103,7 @@ static bool take_common(cli_options *o, int val, const char *arg) {
     case OPT_STRICT: return o->strict = true;
     case 'v': return o->verbose = true;
     case OPT_DEVICE: o->device = arg; return *arg != 0;
+    case OPT_LIBRARY: o->library = arg; return *arg != 0;
     case OPT_MEM: return cli_parse_bytes(arg, &o->memory);
     case OPT_SEED: return o->seed_given = parse_seed(arg, &o->seed);
     default:
@@ -191,7 +195,8 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s) {
     d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     *s = (tn_selection){.struct_size = sizeof *s};
     tn_device *device = NULL;
-    tn_status status = tn_device_open(o->device, &d, s, &device);
+    tn_status status = o->library ? tn_set_library(o->library) : TN_OK;
+    if (status == TN_OK) status = tn_device_open(o->device, &d, s, &device);
     if (status == TN_OK) status = tn_set_current_device(device);
     if (o->verbose && status == TN_OK) say_steps(s);
     if (status == TN_OK) return device;

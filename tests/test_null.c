@@ -244,6 +244,8 @@ static void devices_refuse(void **state) {
     FAILS(tn_device_synchronize(NULL))
     FAILS(tn_certify(NULL, NULL, &counts))
     FAILS(tn_certify(cpu, NULL, NULL))
+    FAILS(tn_library_at(0, NULL))
+    YIELDS(TN_OK, tn_set_library(NULL))
     FAILS(tn_backend_register(NULL))
     FAILS(tn_backend_load(NULL))
     YIELDS(NULL, tn_backend_driver(NULL))

@@ -87,6 +87,7 @@ typedef struct tn_device_options {
     int simd;                      /* cpu: 0 best, 1 baseline, 2 AVX2, 3 AVX-512 at most */
     size_t pool_initial, pool_max; /* bytes of device memory taken at open / at most; 0 = on demand / no limit */
     size_t pool_growth; /* bytes of a piece that blocks up to its size are cut out of; 0 = a block by itself each */
+    const char *library; /* cpu: as tn_set_library; NULL = as it is */
 } tn_device_options;
 
 /* One step of a selection: a device or backend that was looked at. */
@@ -296,6 +297,35 @@ TN_API tn_status tn_device_defragment(tn_device *device, int64_t *given);
  * a mask set from outside stays. */
 TN_API tn_status tn_set_num_threads(int n);
 TN_API int tn_get_num_threads(void);
+
+/* ---- libraries for matrix products on the CPU -------------------------------------------------------------------- */
+
+/* BLAS libraries of the system, one that can compute the CPU's products in our place: on our threads, an activation
+ * still joined to the product. Their sums run in an order of their own: results agree with ours within rounding, but
+ * are not the same bits, from library to library, processor to processor, and perhaps for another number of threads.
+ * So one is used only when it is asked for. */
+typedef struct tn_library_info {
+    size_t struct_size; /* set by the caller */
+    char name[24];      /* "openblas": what tn_set_library takes */
+    char title[48];
+    char path[256];       /* the file that was or would be loaded; "" if there is none */
+    char description[96]; /* what it says of itself; "" until it is loaded */
+    bool available;       /* found; one that does not work says so when it is loaded */
+    bool in_use;
+    char reason_code[32], reason[240], fix[240]; /* as in tn_backend_info */
+} tn_library_info;
+
+TN_API int tn_library_count(void);
+/* Row i of [0, count). Loads nothing. Errors: TN_ERR_ARGUMENT outside of that. */
+TN_API tn_status tn_library_at(int i, tn_library_info *out);
+/* What is planned from now on multiplies matrices in f32 and f64 with this library; graphs captured before stay as they
+ * are. name: of a row above; "auto", the first that works; "none" or NULL, our own kernels. For the whole process;
+ * without a call TRUNNION_LIBRARY in the environment decides. TRUNNION_OPENBLAS_LIB, TRUNNION_MKL_LIB …: its file.
+ * Loading sets variables of the environment for a moment (OPENBLAS_CORETYPE …): no other thread should read or write
+ * the environment meanwhile. A loaded library stays until the process ends.
+ * Errors: TN_ERR_ARGUMENT for an unknown name; TN_ERR_UNAVAILABLE with the reason and what to do. */
+TN_API tn_status tn_set_library(const char *name);
+TN_API const char *tn_get_library(void); /* "none": our own kernels */
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "kern/blas.h"
 
 enum { NEEDED = 1, OUTPUT = 2 };
 enum { INPUT_NONE = 0, INPUT_NODE = 1, INPUT_LEAF = 2 };
@@ -251,9 +252,10 @@ static void reset(tn_binding *b, tn_recorder *r) {
 
 static tn_status write_key(tn_binding *b) {
     const tn_recorder *r = b->recorder;
-    TRY(room(b, 2));
+    TRY(room(b, 3));
     put_word(b, b->device->serial);
     put_word(b, (uint64_t)tn_threads());
+    put_word(b, (uint64_t)(uintptr_t)tn_blas_chosen());
     for (size_t i = 0; i < r->count; i++)
         if (b->marks[i] & NEEDED) TRY(put_node(b, r->pending[i]));
     return put_homes(b);

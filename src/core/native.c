@@ -195,6 +195,8 @@ void tn_native_cost(const tn_native *n, tn_cost *cost) {
     if (n->row->cost) n->row->cost(n, cost);
 }
 
+const char *tn_native_library(const tn_native *n) { return n->library ? tn_blas_name(n->library) : NULL; }
+
 void tn_native_free(tn_native *n) {
     if (!n) return;
     kir_vm_free(n->vm);

@@ -7,6 +7,7 @@
 #define TN_NATIVE_H
 
 #include "core/core.h"
+#include "kern/blas.h"
 
 /* Where a product finds its operands among the pointers; others have the result, the inputs in order, the workspace. */
 enum { TN_PRODUCT_A, TN_PRODUCT_B, TN_PRODUCT_C, TN_PRODUCT_WORKSPACE, TN_PRODUCT_POINTERS };
@@ -26,6 +27,7 @@ struct tn_native {
     void **formed; /* where the kernel looks for it */
     bool packed_valid;
     void *packed_weight;
+    const tn_blas *library; /* computes a product of floats instead; NULL: our kernel does */
     size_t packed_at; /* in the workspace, of a weight that is packed at each run */
     union {
         tn_gemm_args gemm;

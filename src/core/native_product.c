@@ -47,7 +47,9 @@ static void run_matmul(tn_native *n, void *const *pointers) {
     args->b.data = pointers[TN_PRODUCT_B];
     args->c.data = pointers[TN_PRODUCT_C];
     args->workspace = pointers[TN_PRODUCT_WORKSPACE];
-    if (n->dtype == TN_F32)
+    if (n->library)
+        tn_blas_gemm(n->library, args, n->dtype);
+    else if (n->dtype == TN_F32)
         tn_gemm_f32(args);
     else
         tn_gemm_f64(args);
@@ -67,6 +69,12 @@ tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_nativ
     tn_native_matrix(b, &n->gemm.b);
     tn_native_matrix(c, &n->gemm.c);
     TRY(tn_native_join(n, group, &n->gemm.c.joint));
+    n->library = tn_blas_chosen();
+    if (n->library && !tn_blas_takes(n->library, &n->gemm, n->dtype)) n->library = NULL;
+    if (n->library) {
+        *workspace = tn_blas_workspace(&n->gemm, tn_threads());
+        return TN_OK;
+    }
     keep_packed(g, n, b);
     *workspace = tn_gemm_workspace(&n->gemm, n->dtype, tn_threads());
     return TN_OK;

@@ -120,6 +120,26 @@ static int widest_name(const tn_device_list *list) {
     return widest < MOST_NAME_COLUMNS ? widest : MOST_NAME_COLUMNS;
 }
 
+/* Found ones in a line; with `verbose` all, with file or reason. */
+static void put_libraries(const printer *p) {
+    tn_library_info l = {.struct_size = sizeof l};
+    p->write(p->ctx, "libraries for --library:");
+    int found = 0;
+    for (int i = 0; i < tn_library_count(); i++) {
+        if (tn_library_at(i, &l) != TN_OK || (!l.available && !p->verbose)) continue;
+        p->write(p->ctx, p->verbose ? "\n  " : found ? ", " : " ");
+        put(p, l.available ? GOOD : BAD, p->verbose ? l.available ? "✓ " : "✗ " : "");
+        put(p, l.in_use ? STRONG : NULL, l.name);
+        if (l.in_use) p->write(p->ctx, " (in use)");
+        if (p->verbose) put(p, FAINT, ": ");
+        if (p->verbose) put(p, FAINT, l.available ? l.path : l.reason);
+        if (p->verbose && !l.available && l.fix[0]) put(p, FAINT, " → ");
+        if (p->verbose && !l.available) put(p, FAINT, l.fix);
+        found += l.available;
+    }
+    p->write(p->ctx, found || p->verbose ? "\n" : " none\n");
+}
+
 tn_status tn_print_backend_summary(void (*write)(void *ctx, const char *text), void *ctx, bool verbose, bool colour) {
     if (!write) return tn_fail(TN_ERR_ARGUMENT, "tn_print_backend_summary: write is NULL");
     tn_device_list *list;
@@ -130,6 +150,7 @@ tn_status tn_print_backend_summary(void (*write)(void *ctx, const char *text), v
     write(ctx, "\nrecommended: ");
     put(&p, STRONG, tn_device_list_recommended(list));
     write(ctx, "\n");
+    put_libraries(&p);
     tn_device_list_free(list);
     return TN_OK;
 }

@@ -1,0 +1,481 @@
+/* blas.c — the BLAS libraries that may be there, how each is tamed, and products through them.
+ *
+ * A library is a row of a table: under which names its file goes, by which function it is told to stay on one thread,
+ * what has to stand in the environment while it is loaded. Some choose their kernels by a list of processors that they
+ * know, and fall back to slow ones on a newer processor; the environment helps them there. Function names come with
+ * prefixes and suffixes (PyPI's wheels, 64-bit integers), of which all are tried. The prototypes that are needed are
+ * declared here. */
+#include "kern/blas.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kern/cpu/port.h"
+
+/* ---- the table --------------------------------------------------------------------------------------------------- */
+
+/* Set while the library is loaded, then put back: always, or where the user has said nothing and the processor has
+ * AVX-512. */
+typedef struct setting {
+    const char *name, *value;
+    bool always;
+} setting;
+
+enum { MOST_SETTINGS = 3 };
+
+typedef struct entry {
+    const char *name;
+    tn_library_spec library;
+    const char *single; /* called with 1 it keeps the library on the caller's thread */
+    bool each_thread;   /* … and has to be called by every thread */
+    bool wide_single;   /* … with a 64-bit integer */
+    setting settings[MOST_SETTINGS];
+} entry;
+
+static const char *const openblas_names[] = {
+    "libopenblas.so.0",
+    "libopenblas64_.so.0",
+    "libopenblas.dylib",
+    "site-packages/scipy_openblas32/lib/libscipy_openblas.so",
+    "site-packages/scipy_openblas64/lib/libscipy_openblas64_.so",
+    "site-packages/scipy_openblas*/lib/libscipy_openblas*.dylib",
+    "site-packages/numpy.libs/libscipy_openblas64_-*.so",
+    "site-packages/scipy.libs/libscipy_openblas-*.so",
+    NULL,
+};
+static const char *const mkl_names[] = {
+    "libmkl_rt.so.*", "libmkl_rt.so", "/opt/intel/oneapi/mkl/latest/lib/libmkl_rt.so.*", "site-packages/../../libmkl_rt.so.*",
+    NULL,
+};
+static const char *const onednn_names[] = {
+    "libdnnl.so.*", "libdnnl.so", "/opt/intel/oneapi/dnnl/latest/lib/libdnnl.so.*", "site-packages/../../libdnnl.so.*",
+    NULL,
+};
+static const char *const blis_names[] = {"libblis.so.4", "libblis.so.*", "libblis.dylib", NULL};
+static const char *const accelerate_names[] = {"/System/Library/Frameworks/Accelerate.framework/Accelerate", NULL};
+
+static const entry table[] = {
+    {.name = "openblas",
+     .library = {"OpenBLAS", "TRUNNION_OPENBLAS_LIB", openblas_names, NULL, 0,
+                 "apt install libopenblas0, or pip install scipy-openblas32"},
+     .single = "openblas_set_num_threads",
+     .settings = {{"OPENBLAS_NUM_THREADS", "1", true}, {"OPENBLAS_CORETYPE", "SkylakeX", false}}},
+    {.name = "mkl",
+     .library = {"Intel MKL", "TRUNNION_MKL_LIB", mkl_names, NULL, 0, "apt install libmkl-rt, or pip install mkl"},
+     .single = "MKL_Set_Threading_Layer"}, /* of layers, 1 is the sequential one */
+    {.name = "onednn",
+     .library = {"oneDNN", "TRUNNION_ONEDNN_LIB", onednn_names, NULL, 0,
+                 "apt install libdnnl2 or libdnnl3, or pip install onednn-cpu-gomp"},
+     .single = "omp_set_num_threads",
+     .each_thread = true},
+    {.name = "blis",
+     .library = {"BLIS", "TRUNNION_BLIS_LIB", blis_names, NULL, 0, "apt install libblis4"},
+     .single = "bli_thread_set_num_threads",
+     .wide_single = true,
+     .settings = {{"BLIS_NUM_THREADS", "1", true}, {"BLIS_ARCH_TYPE", "0", false}}},
+    {.name = "accelerate",
+     .library = {"Apple Accelerate", "TRUNNION_ACCELERATE_LIB", accelerate_names, NULL, 0, "part of macOS"},
+     .single = "BLASSetThreading",
+     .settings = {{"VECLIB_MAXIMUM_THREADS", "1", true}}},
+};
+enum { ROWS = TN_COUNT(table) };
+
+/* ---- the functions ----------------------------------------------------------------------------------------------- */
+
+enum { ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 }; /* as the standard's C interface numbers them */
+
+typedef void cblas_sgemm_i32(int order, int ta, int tb, int32_t m, int32_t n, int32_t k, float alpha, const float *a,
+                             int32_t lda, const float *b, int32_t ldb, float beta, float *c, int32_t ldc);
+typedef void cblas_sgemm_i64(int order, int ta, int tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
+                             int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+typedef void cblas_dgemm_i32(int order, int ta, int tb, int32_t m, int32_t n, int32_t k, double alpha, const double *a,
+                             int32_t lda, const double *b, int32_t ldb, double beta, double *c, int32_t ldc);
+typedef void cblas_dgemm_i64(int order, int ta, int tb, int64_t m, int64_t n, int64_t k, double alpha, const double *a,
+                             int64_t lda, const double *b, int64_t ldb, double beta, double *c, int64_t ldc);
+typedef int dnnl_sgemm_function(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
+                                int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
+
+struct tn_blas {
+    const entry *entry;
+    bool tried, wide; /* wide: 64-bit integers */
+    void *sgemm, *dgemm;
+    dnnl_sgemm_function *dnnl; /* instead of sgemm */
+    void *single;
+    char path[256], description[96];
+    tn_reason why;
+};
+
+static tn_blas opened[ROWS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of `opened` while it is filled in, and of the choice */
+static _Atomic(const tn_blas *) chosen;
+static atomic_bool decided; /* the environment has been looked at, or a choice was made */
+
+/* A matrix as the libraries want it: contiguous rows, or read as the transpose of such. */
+typedef struct side {
+    const void *data;
+    int64_t ld;
+    bool transposed;
+} side;
+
+typedef struct piece {
+    int64_t m, n, k;
+    side a, b;
+    void *c;
+    int64_t ldc;
+    bool f64;
+} piece;
+
+static void stay_single(const tn_blas *b) {
+    if (!b->single) return;
+    if (b->entry->wide_single)
+        ((void (*)(int64_t))b->single)(1);
+    else
+        ((void (*)(int))b->single)(1);
+}
+
+#define CBLAS_ARGUMENTS(integer, real)                                                                             \
+    ROW_MAJOR, p->a.transposed ? TRANSPOSED : AS_IT_IS, p->b.transposed ? TRANSPOSED : AS_IT_IS, (integer)p->m,    \
+        (integer)p->n, (integer)p->k, 1, p->a.data, (integer)p->a.ld, p->b.data, (integer)p->b.ld, 0, (real *)p->c, \
+        (integer)p->ldc
+
+static void multiply(const tn_blas *b, const piece *p) {
+    if (b->entry->each_thread) stay_single(b);
+    if (p->f64 && b->wide)
+        ((cblas_dgemm_i64 *)b->dgemm)(CBLAS_ARGUMENTS(int64_t, double));
+    else if (p->f64)
+        ((cblas_dgemm_i32 *)b->dgemm)(CBLAS_ARGUMENTS(int32_t, double));
+    else if (b->dnnl)
+        (void)b->dnnl(p->a.transposed ? 'T' : 'N', p->b.transposed ? 'T' : 'N', p->m, p->n, p->k, 1, p->a.data, p->a.ld,
+                      p->b.data, p->b.ld, 0, p->c, p->ldc); /* it refuses what tn_blas_takes does */
+    else if (b->wide)
+        ((cblas_sgemm_i64 *)b->sgemm)(CBLAS_ARGUMENTS(int64_t, float));
+    else
+        ((cblas_sgemm_i32 *)b->sgemm)(CBLAS_ARGUMENTS(int32_t, float));
+}
+
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
+
+typedef struct saved {
+    const char *name;
+    char *before; /* NULL: it was not there */
+} saved;
+
+static bool wanted(const setting *s) {
+    return s->name && (s->always || (tn_cpu().isa == TN_ISA_AVX512 && !getenv(s->name)));
+}
+
+static void set_environment(const entry *r, saved *keep) {
+    for (int i = 0; i < MOST_SETTINGS; i++) {
+        const setting *s = &r->settings[i];
+        if (!wanted(s)) continue;
+        const char *before = getenv(s->name);
+        keep[i] = (saved){s->name, before ? tn_mem_strdup(before) : NULL};
+        setenv(s->name, s->value, 1);
+    }
+}
+
+static void restore_environment(saved *keep) {
+    for (int i = 0; i < MOST_SETTINGS; i++) {
+        if (!keep[i].name) continue;
+        if (keep[i].before)
+            setenv(keep[i].name, keep[i].before, 1);
+        else
+            unsetenv(keep[i].name);
+        tn_mem_free(keep[i].before);
+    }
+}
+
+/* A function under any of its names; *wide: the name says 64-bit integers. */
+static void *find(void *handle, const char *name, bool *wide) {
+    static const char *const prefixes[] = {"", "scipy_"}, *const suffixes[] = {"", "64_", "_64"};
+    for (size_t p = 0; p < TN_COUNT(prefixes); p++)
+        for (size_t s = 0; s < TN_COUNT(suffixes); s++) {
+            char full[64];
+            snprintf(full, sizeof full, "%s%s%s", prefixes[p], name, suffixes[s]);
+            void *address = dlsym(handle, full);
+            if (!address) continue;
+            if (wide) *wide = s > 0;
+            return address;
+        }
+    return NULL;
+}
+
+static void bind_functions(tn_blas *b, void *handle) {
+    b->dnnl = (dnnl_sgemm_function *)dlsym(handle, "dnnl_sgemm");
+    b->sgemm = find(handle, "cblas_sgemm", &b->wide);
+    b->dgemm = find(handle, "cblas_dgemm", NULL);
+    b->single = find(handle, b->entry->single, NULL);
+    if (!b->sgemm && !b->dnnl)
+        tn_reason_set(&b->why, TN_REASON_SYMBOL_MISSING, b->entry->library.fix, "%s: the function cblas_sgemm is missing",
+                      b->entry->library.title);
+}
+
+/* OpenBLAS tells how it was built. One for a single thread may be without locks, and several threads call it here. */
+static void ask_openblas(tn_blas *b, void *handle) {
+    char *(*config)(void) = (char *(*)(void))find(handle, "openblas_get_config", NULL);
+    int (*parallel)(void) = (int (*)(void))find(handle, "openblas_get_parallel", NULL);
+    const char *text = config ? config() : "";
+    snprintf(b->description, sizeof b->description, "%s", text);
+    if (strstr(text, "USE64BITINT")) b->wide = true;
+    if (!parallel || parallel() != 0 || strstr(text, "USE_LOCKING")) return;
+    tn_reason_set(&b->why, TN_REASON_INIT_FAILED, "install the build for several threads: libopenblas0-pthread",
+                  "OpenBLAS: this build must not be called by several threads");
+}
+
+/* Its answers on a small product, as it will be called; else a wrong width of integers would be found by the user. */
+static bool answers_right(const tn_blas *b, bool f64) {
+    enum { M = 5, N = 7, K = 11, LD = 13 };
+    double numbers[3][LD * LD], c[M * LD];
+    float single[3][LD * LD];
+    for (int i = 0; i < LD * LD; i++)
+        for (int which = 0; which < 2; which++) {
+            numbers[which][i] = (i * (which + 3)) % 17 - 8;
+            single[which][i] = (float)numbers[which][i];
+        }
+    float *c32 = (float *)(void *)c;
+    piece p = {.m = M, .n = N, .k = K, .c = c, .ldc = LD, .f64 = f64};
+    p.a = (side){f64 ? (void *)numbers[0] : (void *)single[0], LD, false};
+    p.b = (side){f64 ? (void *)numbers[1] : (void *)single[1], LD, true};
+    multiply(b, &p);
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
+            double sum = 0;
+            for (int k = 0; k < K; k++)
+                sum += numbers[0][i * LD + k] * numbers[1][j * LD + k];
+            if (sum != (f64 ? c[i * LD + j] : (double)c32[i * LD + j])) return false;
+        }
+    return true;
+}
+
+static void check_answers(tn_blas *b) {
+    if (b->dgemm && !answers_right(b, true)) b->dgemm = NULL;
+    if (!answers_right(b, false))
+        tn_reason_set(&b->why, TN_REASON_INIT_FAILED, b->entry->library.fix, "%s: multiplies two small matrices wrongly",
+                      b->entry->library.title);
+}
+
+static void load(tn_blas *b) {
+    saved keep[MOST_SETTINGS] = {0};
+    b->tried = true;
+    tn_library_locate(&b->entry->library, b->path, sizeof b->path);
+    set_environment(b->entry, keep);
+    void *handle = tn_library_open(&b->entry->library, &b->why);
+    if (handle) bind_functions(b, handle);
+    if (b->why.code == TN_REASON_NONE) {
+        stay_single(b);
+        if (strcmp(b->entry->name, "openblas") == 0) ask_openblas(b, handle);
+    }
+    restore_environment(keep);
+    if (b->why.code == TN_REASON_NONE) check_answers(b);
+}
+
+/* ---- choosing ---------------------------------------------------------------------------------------------------- */
+
+static bool usable(tn_blas *b, const entry *r) {
+    b->entry = r;
+    if (!b->tried || b->why.code == TN_REASON_LIBRARY_NOT_FOUND) load(b); /* it may have been installed meanwhile */
+    return b->why.code == TN_REASON_NONE;
+}
+
+static tn_status unknown(const char *name) {
+    tn_str names = {0};
+    for (int i = 0; i < ROWS; i++)
+        tn_str_add(&names, "%s, ", table[i].name);
+    tn_status s = tn_fail(TN_ERR_ARGUMENT, "\"%.40s\" is no library for matrix products: %sauto or none", name,
+                          tn_str_text(&names));
+    tn_str_free(&names);
+    return s;
+}
+
+static tn_status choose(const char *name, const tn_blas **out) {
+    bool any = strcmp(name, "auto") == 0, known = any;
+    const tn_blas *last = NULL;
+    for (int i = 0; i < ROWS; i++) {
+        if (!any && strcmp(name, table[i].name) != 0) continue;
+        known = true;
+        if (usable(&opened[i], &table[i])) {
+            *out = &opened[i];
+            return TN_OK;
+        }
+        last = &opened[i];
+    }
+    if (!known) return unknown(name);
+    if (any) return tn_fail(TN_ERR_UNAVAILABLE, "no library for matrix products can be used (see: trunnion devices)");
+    return tn_fail(TN_ERR_UNAVAILABLE, "%s (%s)", last->why.text, last->why.fix);
+}
+
+tn_status tn_blas_choose(const char *name) {
+    const tn_blas *found = NULL;
+    bool none = !name || strcmp(name, "none") == 0;
+    pthread_mutex_lock(&lock);
+    tn_status s = none ? TN_OK : choose(name, &found);
+    if (s == TN_OK) {
+        atomic_store(&chosen, found);
+        atomic_store(&decided, true);
+    }
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+static void heed_environment(void) {
+    const char *name = tn_env("TRUNNION_LIBRARY");
+    const tn_blas *found = NULL;
+    pthread_mutex_lock(&lock);
+    if (!atomic_load(&decided)) {
+        if (name && strcmp(name, "none") != 0 && choose(name, &found) != TN_OK)
+            tn_log_line(TN_LOG_NOTICE, "TRUNNION_LIBRARY: %s; our own kernels compute", tn_error());
+        atomic_store(&chosen, found);
+        atomic_store(&decided, true);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+const tn_blas *tn_blas_chosen(void) {
+    if (!atomic_load_explicit(&decided, memory_order_acquire)) heed_environment();
+    return atomic_load_explicit(&chosen, memory_order_relaxed);
+}
+
+const char *tn_blas_name(const tn_blas *b) { return b ? b->entry->name : "none"; }
+
+int tn_blas_count(void) { return ROWS; }
+
+void tn_blas_look(int i, tn_blas_facts *out) {
+    const tn_blas *b = &opened[i], *now = tn_blas_chosen();
+    *out = (tn_blas_facts){.name = table[i].name, .title = table[i].library.title, .chosen = b == now};
+    pthread_mutex_lock(&lock);
+    if (b->tried) {
+        memcpy(out->path, b->path, sizeof out->path);
+        memcpy(out->description, b->description, sizeof out->description);
+        out->why = b->why;
+    } else if (!tn_library_locate(&table[i].library, out->path, sizeof out->path)) {
+        tn_reason_set(&out->why, TN_REASON_LIBRARY_NOT_FOUND, table[i].library.fix, "%s: not found",
+                      table[i].library.title);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+enum {
+    BLOCK_ROWS = 256,                /* rows that are finished before the store joint runs on them … */
+    BLOCK_COLUMNS = TN_GEMM_BLOCK_LD /* … and columns */
+};
+static const double PART_FLOPS = 5e5; /* less is not worth another thread */
+
+/* Contiguous along rows or columns, with a distance that the libraries accept? */
+static bool has_side(const tn_matrix *x, int64_t rows, int64_t cols) {
+    if (x->joint.vm) return false;
+    if (x->col_stride == 1 || cols == 1) return rows == 1 || x->row_stride >= cols;
+    return (x->row_stride == 1 || rows == 1) && (cols == 1 || x->col_stride >= rows);
+}
+
+static side side_of(const tn_matrix *x, int64_t rows, int64_t cols) {
+    bool by_rows = x->col_stride == 1 || cols == 1;
+    int64_t ld = by_rows ? (rows == 1 ? cols : x->row_stride) : (cols == 1 ? rows : x->col_stride);
+    return (side){.ld = tn_max64(ld, by_rows ? cols : rows), .transposed = !by_rows};
+}
+
+static bool fits(int64_t extent) { return extent > 0 && extent <= INT32_MAX; }
+
+bool tn_blas_takes(const tn_blas *b, const tn_gemm_args *g, tn_dtype dtype) {
+    if (dtype != TN_F32 && (dtype != TN_F64 || !b->dgemm)) return false;
+    if (!fits(g->m) || !fits(g->n) || !fits(g->k)) return false;
+    if (!has_side(&g->a, g->m, g->k) || !has_side(&g->b, g->k, g->n)) return false;
+    if (side_of(&g->a, g->m, g->k).ld > INT32_MAX || side_of(&g->b, g->k, g->n).ld > INT32_MAX) return false;
+    if (g->c.joint.vm) return dtype == TN_F32;
+    return (g->c.col_stride == 1 || g->n == 1) && (g->m == 1 || g->c.row_stride >= g->n) &&
+           g->c.row_stride <= INT32_MAX;
+}
+
+typedef struct product {
+    const tn_blas *blas;
+    const tn_gemm_args *args;
+    int64_t strips; /* that one product is cut into */
+    bool by_rows, f64;
+    size_t block_bytes, part_bytes;
+} product;
+
+static size_t block_bytes(const tn_gemm_args *g) {
+    return g->c.joint.vm ? (size_t)tn_min64(g->m, BLOCK_ROWS) * BLOCK_COLUMNS * sizeof(float) : 0;
+}
+
+size_t tn_blas_workspace(const tn_gemm_args *g, int threads) {
+    return (block_bytes(g) + port_scratch(&g->c.joint, 0)) * (size_t)threads;
+}
+
+static const char *element(const void *data, int64_t at, const product *p) {
+    return (const char *)data + at * (int64_t)(p->f64 ? sizeof(double) : sizeof(float));
+}
+
+static int64_t batch_offset(const tn_matrix *x, const int64_t *batch) {
+    int64_t at = 0;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        at += batch[axis] * x->batch_stride[axis];
+    return at;
+}
+
+/* Rows and columns of one product in C's own memory, or block by block through the joint. */
+static void run_box(const product *p, const int64_t *batch, box at, port *joint, void *block) {
+    const tn_gemm_args *g = p->args;
+    piece q = {.m = at.rows, .n = at.cols, .k = g->k, .f64 = p->f64};
+    q.a = side_of(&g->a, g->m, g->k);
+    q.b = side_of(&g->b, g->k, g->n);
+    q.a.data = element(g->a.data, batch_offset(&g->a, batch) + at.row * (g->m == 1 ? 0 : g->a.row_stride), p);
+    q.b.data = element(g->b.data, batch_offset(&g->b, batch) + at.col * (g->n == 1 ? 0 : g->b.col_stride), p);
+    if (joint->vm) {
+        q.c = block;
+        q.ldc = BLOCK_COLUMNS;
+    } else {
+        int64_t row_stride = g->m == 1 ? g->n : g->c.row_stride;
+        q.c = (void *)(uintptr_t)element(g->c.data, batch_offset(&g->c, batch) + at.row * row_stride + at.col, p);
+        q.ldc = tn_max64(row_stride, g->n);
+    }
+    multiply(p->blas, &q);
+    if (joint->vm) port_run(joint, batch, at, block);
+}
+
+static void run_strip(const product *p, const int64_t *batch, int64_t strip, port *joint, void *block) {
+    const tn_gemm_args *g = p->args;
+    int64_t length = p->by_rows ? g->m : g->n, unit = 16;
+    int64_t step = tn_ceil_div(tn_ceil_div(length, p->strips), unit) * unit;
+    int64_t begin = tn_min64(strip * step, length), end = tn_min64(begin + step, length);
+    int64_t row0 = p->by_rows ? begin : 0, row1 = p->by_rows ? end : g->m;
+    int64_t col0 = p->by_rows ? 0 : begin, col1 = p->by_rows ? g->n : end;
+    int64_t rows = joint->vm ? BLOCK_ROWS : tn_max64(row1 - row0, 1);
+    int64_t cols = joint->vm ? BLOCK_COLUMNS : tn_max64(col1 - col0, 1);
+    for (int64_t col = col0; col < col1; col += cols)
+        for (int64_t row = row0; row < row1; row += rows) {
+            box at = {row, tn_min64(rows, row1 - row), col, tn_min64(cols, col1 - col)};
+            run_box(p, batch, at, joint, block);
+        }
+}
+
+static void run_part(void *ctx, int64_t begin, int64_t end, int worker) {
+    const product *p = ctx;
+    char *memory = (char *)p->args->workspace + (size_t)worker * p->part_bytes;
+    port joint = {0};
+    port_open(&joint, &p->args->c.joint, memory + p->block_bytes);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t batch[TN_GEMM_BATCH_AXES], rest = i / p->strips;
+        for (int axis = TN_GEMM_BATCH_AXES - 1; axis >= 0; axis--) {
+            batch[axis] = rest % p->args->batch[axis];
+            rest /= p->args->batch[axis];
+        }
+        run_strip(p, batch, i % p->strips, &joint, memory);
+    }
+}
+
+void tn_blas_gemm(const tn_blas *b, const tn_gemm_args *g, tn_dtype dtype) {
+    int64_t batches = 1;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        batches *= g->batch[axis];
+    product p = {.blas = b, .args = g, .by_rows = g->m >= g->n, .f64 = dtype == TN_F64, .block_bytes = block_bytes(g)};
+    p.part_bytes = p.block_bytes + port_scratch(&g->c.joint, 0);
+    double flops = (double)g->m * (double)g->n * (double)g->k;
+    p.strips = batches >= tn_threads() ? 1 : tn_min64(tn_threads(), 1 + (int64_t)(flops / PART_FLOPS));
+    int64_t grain = tn_max64(1, (int64_t)(PART_FLOPS * (double)p.strips / (flops + 1)));
+    tn_parallel(batches * p.strips, grain, run_part, &p);
+}
