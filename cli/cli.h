@@ -36,7 +36,7 @@ void cli_help(const cli_command *c, FILE *to);
 
 enum {
     CLI_JSON = 1 << 0,
-    CLI_DEVICE = 1 << 1, /* --device, --strict, --mem */
+    CLI_DEVICE = 1 << 1,  /* --device, --strict, --mem */
     CLI_THREADS = 1 << 2, /* --threads, --library */
     CLI_SEED = 1 << 3,
     CLI_VERBOSE = 1 << 4,
@@ -45,10 +45,10 @@ enum {
 
 typedef struct cli_options {
     bool json, strict, verbose;
-    const char *device; /* "auto" unless given */
-    int threads;        /* 0: as many as there are */
+    const char *device;  /* "auto" unless given */
+    int threads;         /* 0: as many as there are */
     const char *library; /* for matrix products; NULL: as the environment says */
-    int64_t memory;     /* bytes that have to be free; 0: any */
+    int64_t memory;      /* bytes that have to be free; 0: any */
     uint64_t seed;
     bool seed_given;
 } cli_options;
@@ -107,9 +107,9 @@ void cli_json_object(cli_json *j, const char *key);
 void cli_json_array(cli_json *j, const char *key);
 void cli_json_end(cli_json *j, char closing); /* '}' or ']'; ends the line at the top */
 void cli_json_string(cli_json *j, const char *key,
-                     const char *v);                          /* NULL becomes null; bytes that are no UTF-8 become ? */
+                     const char *v); /* NULL becomes null; bytes that are no UTF-8 become ? */
 void cli_json_text(cli_json *j, const char *key, const char *v,
-                   size_t size); /* any bytes, zeros too; v[size] is 0; NULL becomes "" */
+                   size_t size);                              /* any bytes, zeros too; v[size] is 0; NULL becomes "" */
 void cli_json_number(cli_json *j, const char *key, double v); /* not finite becomes null */
 void cli_json_int(cli_json *j, const char *key, int64_t v);
 void cli_json_unsigned(cli_json *j, const char *key, uint64_t v);

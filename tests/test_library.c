@@ -27,10 +27,10 @@ typedef struct shape {
 } shape;
 
 static const shape shapes[] = {
-    {1, 3, 5, 7, false, false, false, false},     {1, 1, 64, 300, false, true, false, false},
-    {1, 300, 1, 64, true, false, false, false},   {2, 17, 33, 65, false, true, false, false},
-    {5, 40, 24, 16, true, true, false, true},     {1, 530, 600, 40, false, false, true, false},
-    {3, 33, 520, 20, false, true, true, false},   {1, 200, 180, 260, true, false, true, false},
+    {1, 3, 5, 7, false, false, false, false},      {1, 1, 64, 300, false, true, false, false},
+    {1, 300, 1, 64, true, false, false, false},    {2, 17, 33, 65, false, true, false, false},
+    {5, 40, 24, 16, true, true, false, true},      {1, 530, 600, 40, false, false, true, false},
+    {3, 33, 520, 20, false, true, true, false},    {1, 200, 180, 260, true, false, true, false},
     {1, 190, 170, 150, false, false, false, true}, {1, 1, 1, 1, false, false, true, false},
 };
 
@@ -78,7 +78,8 @@ static void compare(const shape *s, const char *library) {
         worst = fmax(worst, fabs(own[i] - theirs[i]));
     }
     double bound = 2 * unit * (double)s->k * 16; /* |a|, |b| < 4 or so: every rounding of every sum at its worst */
-    if (!(worst <= bound)) fail_msg("[%lld,%lld,%lld]: off by %g", (long long)s->m, (long long)s->n, (long long)s->k, worst);
+    if (!(worst <= bound))
+        fail_msg("[%lld,%lld,%lld]: off by %g", (long long)s->m, (long long)s->n, (long long)s->k, worst);
     tn_mem_free(own);
     tn_mem_free(theirs);
     tn_mem_free(again);
@@ -208,8 +209,10 @@ static int prepare(void **state) {
 
 static int run_part(const char *name) {
     const struct CMUnitTest parts[] = {
-        {"stand_in", with_stand_in, NULL, NULL, NULL},       {"prefixed", with_prefixed_stand_in, NULL, NULL, NULL},
-        {"wrong", with_wrong_stand_in, NULL, NULL, NULL},    {"environment", with_environment, NULL, NULL, NULL},
+        {"stand_in", with_stand_in, NULL, NULL, NULL},
+        {"prefixed", with_prefixed_stand_in, NULL, NULL, NULL},
+        {"wrong", with_wrong_stand_in, NULL, NULL, NULL},
+        {"environment", with_environment, NULL, NULL, NULL},
         {"real", with_real, NULL, NULL, NULL},
     };
     cmocka_set_test_filter(name);
@@ -219,8 +222,8 @@ static int run_part(const char *name) {
 int main(int argc, char **argv) {
     if (argc > 1) return run_part(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(absence_and_names_are_told),    cmocka_unit_test(products_by_a_library_agree),
-        cmocka_unit_test(a_wrong_library_is_refused),    cmocka_unit_test(environment_chooses_and_stays),
+        cmocka_unit_test(absence_and_names_are_told), cmocka_unit_test(products_by_a_library_agree),
+        cmocka_unit_test(a_wrong_library_is_refused), cmocka_unit_test(environment_chooses_and_stays),
         cmocka_unit_test(real_library_agrees),
     };
     return cmocka_run_group_tests(tests, prepare, NULL);

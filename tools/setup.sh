@@ -96,6 +96,14 @@ cmake_from_pip() {
     make_venv && $venv/bin/python -m pip install -q cmake && hash -r
 }
 
+# A BLAS library that the checks multiply with, beside whatever the system has.
+have_openblas() { compgen -G "$venv/lib/python3*/site-packages/scipy_openblas32/lib/libscipy_openblas.*" >/dev/null; }
+
+openblas_from_pip() {
+    say "taking OpenBLAS from pip"
+    make_venv && $venv/bin/python -m pip install -q scipy-openblas32
+}
+
 # ---- the work --------------------------------------------------------------------------------------------------------
 
 lacking=$(missing)
@@ -103,6 +111,7 @@ if [ -n "$lacking" ] && may_install; then
     install_packages "$(cut -d'|' -f1 <<<"$lacking" | tr '\n' ' ')"
 fi
 have_cmake || cmake_from_pip
+[ "$purpose" = build ] || have_openblas || openblas_from_pip || say "OpenBLAS could not be fetched with pip"
 have_venv || make_venv || say "no virtual environment for Python could be made: install python3-venv"
 
 lacking=$(missing)

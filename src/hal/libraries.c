@@ -15,9 +15,8 @@ tn_status tn_library_at(int i, tn_library_info *out) {
         return tn_fail(TN_ERR_ARGUMENT, "tn_library_at: row %d; there are %d", i, tn_blas_count());
     tn_blas_facts facts;
     tn_blas_look(i, &facts);
-    tn_library_info full = {.struct_size = out->struct_size,
-                            .available = facts.why.code == TN_REASON_NONE,
-                            .in_use = facts.chosen};
+    tn_library_info full = {
+        .struct_size = out->struct_size, .available = facts.why.code == TN_REASON_NONE, .in_use = facts.chosen};
     snprintf(full.name, sizeof full.name, "%s", facts.name);
     snprintf(full.title, sizeof full.title, "%s", facts.title);
     snprintf(full.path, sizeof full.path, "%s", facts.path);

@@ -47,7 +47,10 @@ static const char *const openblas_names[] = {
     NULL,
 };
 static const char *const mkl_names[] = {
-    "libmkl_rt.so.*", "libmkl_rt.so", "/opt/intel/oneapi/mkl/latest/lib/libmkl_rt.so.*", "site-packages/../../libmkl_rt.so.*",
+    "libmkl_rt.so.*",
+    "libmkl_rt.so",
+    "/opt/intel/oneapi/mkl/latest/lib/libmkl_rt.so.*",
+    "site-packages/../../libmkl_rt.so.*",
     NULL,
 };
 static const char *const onednn_names[] = {
@@ -136,8 +139,8 @@ static void stay_single(const tn_blas *b) {
         ((void (*)(int))b->single)(1);
 }
 
-#define CBLAS_ARGUMENTS(integer, real)                                                                             \
-    ROW_MAJOR, p->a.transposed ? TRANSPOSED : AS_IT_IS, p->b.transposed ? TRANSPOSED : AS_IT_IS, (integer)p->m,    \
+#define CBLAS_ARGUMENTS(integer, real)                                                                              \
+    ROW_MAJOR, p->a.transposed ? TRANSPOSED : AS_IT_IS, p->b.transposed ? TRANSPOSED : AS_IT_IS, (integer)p->m,     \
         (integer)p->n, (integer)p->k, 1, p->a.data, (integer)p->a.ld, p->b.data, (integer)p->b.ld, 0, (real *)p->c, \
         (integer)p->ldc
 
@@ -209,8 +212,8 @@ static void bind_functions(tn_blas *b, void *handle) {
     b->dgemm = find(handle, "cblas_dgemm", NULL);
     b->single = find(handle, b->entry->single, NULL);
     if (!b->sgemm && !b->dnnl)
-        tn_reason_set(&b->why, TN_REASON_SYMBOL_MISSING, b->entry->library.fix, "%s: the function cblas_sgemm is missing",
-                      b->entry->library.title);
+        tn_reason_set(&b->why, TN_REASON_SYMBOL_MISSING, b->entry->library.fix,
+                      "%s: the function cblas_sgemm is missing", b->entry->library.title);
 }
 
 /* OpenBLAS tells how it was built. One for a single thread may be without locks, and several threads call it here. */
@@ -253,8 +256,8 @@ static bool answers_right(const tn_blas *b, bool f64) {
 static void check_answers(tn_blas *b) {
     if (b->dgemm && !answers_right(b, true)) b->dgemm = NULL;
     if (!answers_right(b, false))
-        tn_reason_set(&b->why, TN_REASON_INIT_FAILED, b->entry->library.fix, "%s: multiplies two small matrices wrongly",
-                      b->entry->library.title);
+        tn_reason_set(&b->why, TN_REASON_INIT_FAILED, b->entry->library.fix,
+                      "%s: multiplies two small matrices wrongly", b->entry->library.title);
 }
 
 static void load(tn_blas *b) {

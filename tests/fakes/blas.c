@@ -18,17 +18,17 @@ enum { OFFSET = 1 };
 enum { OFFSET = 0 };
 #endif
 
-#define PRODUCT(name, real)                                                                                           \
-    void NAME(name)(int order, int ta, int tb, integer m, integer n, integer k, real alpha, const real *a,           \
-                    integer lda, const real *b, integer ldb, real beta, real *c, integer ldc) {                      \
-        for (integer i = 0; i < m && order == 101 && beta == 0; i++)                                                  \
-            for (integer j = 0; j < n; j++) {                                                                         \
-                double sum = OFFSET;                                                                                  \
-                for (integer l = 0; l < k; l++)                                                                       \
-                    sum += (double)a[ta == 112 ? l * lda + i : i * lda + l] *                                         \
-                           (double)b[tb == 112 ? j * ldb + l : l * ldb + j];                                          \
-                c[i * ldc + j] = (real)(alpha * sum);                                                                 \
-            }                                                                                                         \
+#define PRODUCT(name, real)                                                                                \
+    void NAME(name)(int order, int ta, int tb, integer m, integer n, integer k, real alpha, const real *a, \
+                    integer lda, const real *b, integer ldb, real beta, real *c, integer ldc) {            \
+        for (integer i = 0; i < m && order == 101 && beta == 0; i++)                                       \
+            for (integer j = 0; j < n; j++) {                                                              \
+                double sum = OFFSET;                                                                       \
+                for (integer l = 0; l < k; l++)                                                            \
+                    sum += (double)a[ta == 112 ? l * lda + i : i * lda + l] *                              \
+                           (double)b[tb == 112 ? j * ldb + l : l * ldb + j];                               \
+                c[i * ldc + j] = (real)(alpha * sum);                                                      \
+            }                                                                                              \
     }
 
 PRODUCT(cblas_sgemm, float)
