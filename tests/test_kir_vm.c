@@ -174,6 +174,84 @@ static void machine_code_matches_the_interpreter(void **state) {
     if (strcmp(kir_code_state(), "on") == 0) assert_true(kir_code_made() - before > (int64_t)cases(CASES) / 2);
 }
 
+/* ---- reductions of columns --------------------------------------------------------------------------------------- */
+
+typedef struct column_case {
+    int64_t rows, columns, distance; /* distance: elements from row to row */
+    kir_reduce kind;
+    tn_dtype dtype;
+} column_case;
+
+static kir_program *column_program(const column_case *c, int64_t **sizes) {
+    kir_builder *b;
+    kir_program *p;
+    assert_ok(kir_begin(1, 1, (int64_t[]){c->columns, c->rows}, &b));
+    int from = kir_buffer(b, c->dtype), to = kir_buffer(b, c->dtype);
+    kir_aff in = kir_aff_const(3), out = kir_aff_const(1);
+    in.s[0] = out.s[0] = 1;
+    in.s[1] = c->distance;
+    kir_loop(b, 1, 1);
+    kir_val sum = kir_reduce_value(b, c->kind, kir_load(b, from, &in, KIR_NONE), KIR_NONE);
+    kir_end(b);
+    kir_store(b, to, &out, sum, KIR_NONE);
+    assert_ok(kir_finish(b, &p, sizes));
+    return p;
+}
+
+/* Few numbers, so that there are ties; zeros of both signs, of which whole columns consist. */
+static void fill_columns(const column_case *c, void *x, int64_t n) {
+    static const float pool[] = {-0.0F, 1, -0.75F, 3e-9F, 1.0625F, -1, 0, 1.5F, -1.25F};
+    for (int64_t i = 0; i < n; i++) {
+        float value = i % 7 == 0 ? -0.0F : pool[(uint64_t)i * 2654435761U % 9];
+        if (c->dtype == TN_F32)
+            ((float *)x)[i] = value;
+        else if (c->dtype == TN_F64)
+            ((double *)x)[i] = value;
+        else
+            ((int32_t *)x)[i] = (int32_t)(4 * value);
+    }
+}
+
+static void check_columns(const column_case *c) {
+    int64_t *sizes, n = 3 + c->rows * c->distance + c->columns;
+    size_t width = tn_dtype_size(c->dtype), bytes = (size_t)(c->columns + 1) * width;
+    kir_program *p = column_program(c, &sizes);
+    kir_vm *vm = NULL;
+    void *x = calloc((size_t)n, width), *want = calloc(1, bytes), *got = calloc(1, bytes);
+    assert_true(x && want && got);
+    fill_columns(c, x, n);
+    kir_launch launch = {.sizes = sizes, .buffers = (void *[]){x, want}};
+    assert_ok(kir_interpret(p, &launch));
+    assert_ok(kir_vm_compile(p, &vm));
+    launch.buffers = (void *[]){x, got};
+    for (int way = 0; way < 2 * TN_ISA_COUNT; way++) {
+        if (!kir_vm_use((tn_isa)(way / 2))) continue;
+        assert_ok(tn_threads_set(1 + way % 2));
+        memset(got, 0, bytes);
+        assert_ok(kir_vm_run(vm, &launch, 1));
+        assert_memory_equal(want, got, bytes);
+    }
+    kir_vm_use(tn_cpu().isa);
+    kir_vm_free(vm);
+    kir_free(p);
+    tn_mem_free(sizes);
+    free(x);
+    free(want);
+    free(got);
+}
+
+static void columns_match_the_interpreter(void **state) {
+    static const column_case some[] = {
+        {1, 40, 40, KIR_SUM, TN_F32},     {17, 300, 301, KIR_SUM, TN_F32},   {63, 16, 16, KIR_SUM, TN_F32},
+        {64, 130, 133, KIR_RMAX, TN_F32}, {65, 1300, 1300, KIR_SUM, TN_F32}, {200, 70, 77, KIR_PROD, TN_F32},
+        {700, 96, 96, KIR_RMIN, TN_F64},  {16, 4000, 4000, KIR_SUM, TN_F64}, {130, 48, 50, KIR_SUM, TN_I32},
+        {16500, 33, 33, KIR_SUM, TN_F32}, {33000, 70, 71, KIR_RMAX, TN_F32}, {90, 5, 7, KIR_SUM, TN_F32},
+    };
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(some); i++)
+        check_columns(&some[i]);
+}
+
 static int run_seeds(uint64_t begin, uint64_t end, case_kind kind, bool show) {
     for (uint64_t seed = begin; seed < end; seed++) {
         if (!run_case(seed, kind, show)) return 1;
@@ -196,6 +274,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(random_programs_match_the_interpreter),
         cmocka_unit_test(long_loops_match_the_interpreter),
         cmocka_unit_test(machine_code_matches_the_interpreter),
+        cmocka_unit_test(columns_match_the_interpreter),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kir_vm_trim();

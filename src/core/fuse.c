@@ -8,6 +8,8 @@
  *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel. But none
  *     that writes a state: updates run last, in place, all equal ones in one launch, and what is reduced is often
  *     needed before.
+ *   - On the CPU a reduction of columns stands alone and reads memory: what it reads is made faster by itself, or
+ *     joins the product before it, and columns are then reduced as fast as memory goes (kir/vm_columns.c).
  *   - A product takes the element-wise group behind it as its store joint.
  *   - Everything else is a group of its own.
  * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on
@@ -18,14 +20,16 @@
 #include "core/core.h"
 
 enum {
-    MAX_PULLS = 16,     /* groups that may each compute an inlined value again */
-    CHEAP_WEIGHT = 6,   /* work below which computing again beats storing */
-    MOVED_WEIGHT = 3,   /* the same where each element is read several times */
-    SPREAD_WEIGHT = 16, /* the same under a broadcast */
-    MAX_WEIGHT = 256,   /* bounds the size and the depth of one program */
-    MAX_LOADS = 20,     /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
-    FREE_BUFFERS = 8,   /* what one value may not fill up alone */
-    FEW_ROWS = 8        /* rows too few to share out a long second pass over them */
+    MAX_PULLS = 16,      /* groups that may each compute an inlined value again */
+    CHEAP_WEIGHT = 6,    /* work below which computing again beats storing */
+    MOVED_WEIGHT = 3,    /* the same where each element is read several times */
+    SPREAD_WEIGHT = 16,  /* the same under a broadcast */
+    MAX_WEIGHT = 256,    /* bounds the size and the depth of one program */
+    MAX_LOADS = 20,      /* buffers of a program (KIR_MAX_BUFFERS) less room for results */
+    FREE_BUFFERS = 8,    /* what one value may not fill up alone */
+    FEW_ROWS = 8,        /* rows too few to share out a long second pass over them */
+    WIDE = 16,           /* columns that are worth a kernel of their own … */
+    MANY_ELEMENTS = 2048 /* … and elements of them */
 };
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
@@ -35,6 +39,17 @@ static bool same_shape(const tn_node *a, const tn_node *b) {
 }
 
 static bool over_dims(const tn_value *v) { return v->row->impl->loops == tn_loops_over_dims; }
+
+/* A reduction that leaves the last dim, for which there are enough elements. */
+static bool of_columns(const tn_graph_plan *g, const tn_value *v) {
+    if (!g->binding->device->is_cpu || tn_value_class(v) != TN_REDUCTION || !over_dims(v)) return false;
+    const tn_node *r = v->node, *in = r->in[0];
+    if (in->rank == 0 || r->i[0] == 0 || in->shape[in->rank - 1] < WIDE || tn_node_numel(in) < MANY_ELEMENTS)
+        return false;
+    for (int64_t k = 0; k < r->i[0]; k++)
+        if (r->i[1 + k] == in->rank - 1) return false;
+    return true;
+}
 
 /* A view whose index can be mapped to its input's: all but a reshape that merges dimensions, and raw strides. */
 static bool view_maps(const tn_value *v) {
@@ -97,6 +112,7 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && !view_maps(u)) || (c == TN_MOVEMENT && dear) || spread)
         want_memory(g, x);
     if (c == TN_REDUCTION && !over_dims(u) && dear) want_memory(g, x);
+    if (of_columns(g, u) && in->loads > 0 && in->weight > 1) want_memory(g, x);
 }
 
 static void weigh(tn_graph_plan *g) {
@@ -207,7 +223,7 @@ static bool joint_fits(const tn_value *v, const tn_node *space) {
 static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_value *v) {
     const tn_value *lead = &g->values[to->lead];
     tn_op_class c = tn_value_class(v);
-    if (to->member_count >= 8) return false;
+    if (to->member_count >= 8 || of_columns(g, v) || of_columns(g, lead)) return false;
     if (c == TN_REDUCTION) {
         if (to->kind == TN_GROUP_MAP) return rows_fit(v, lead->node) && !tn_group_writes_state(g, to);
         return to->kind == TN_GROUP_ROWS && same_rows(g, v, to->lead);

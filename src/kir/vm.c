@@ -417,6 +417,8 @@ static void run_units(kir_frame *f, int64_t begin, int64_t end) {
             kir_code_run(f, unit);
         else if (f->straight)
             kir_run_straight(f, unit);
+        else if (f->columns)
+            kir_run_columns(f, unit);
         else
             run_unit(f, unit);
     }
@@ -461,7 +463,7 @@ static void run_share(void *ctx, int64_t begin, int64_t end, int worker) {
 
 /* Is the launch better divided inside its loops? It has fewer units than threads, and each is long. */
 static bool wants_team(const kir_frame *f, int threads) {
-    return f->vm->in_blocks && !f->code && !f->whole && f->units < threads && f->units > 0 &&
+    return f->vm->in_blocks && !f->code && !f->columns && !f->whole && f->units < threads && f->units > 0 &&
            loop_space(f)->total >= 2 * KIR_BLOCK;
 }
 

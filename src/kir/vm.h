@@ -11,7 +11,8 @@
  *     kir_vm      once a program: instructions as steps, slots for values, what may alias      vm_schedule.c
  *     kir_bind    once a pattern of kinds: the routine for each step; kept in the kir_vm       vm_bind.c
  *     kir_frame   once a launch and thread: spaces, strides, addresses                         vm.c
- * vm_memory.c moves values between tiles and buffers, vm_reduce.c reduces them. */
+ * vm_memory.c moves values between tiles and buffers, vm_reduce.c reduces them; vm_straight.c and vm_columns.c run
+ * programs that need no tiles. */
 #ifndef KIR_VM_H
 #define KIR_VM_H
 
@@ -182,6 +183,7 @@ typedef struct kir_frame {
     kir_view *views; /* by access */
     bool flagged;    /* some step has a flag */
     bool straight, uses_slots;
+    bool columns; /* units are strips of columns (vm_columns.c) */
     kir_place *places, *memory; /* by value; by access */
     kir_call *calls;
     int n_calls;
@@ -228,6 +230,11 @@ void kir_bind_make(const kir_frame *f, const uint8_t *pattern, kir_bind *out);
 bool kir_bind_is_straight(const kir_schedule *s, const kir_bind *bind);
 void kir_straighten(kir_frame *f);
 void kir_run_straight(const kir_frame *f, int64_t unit);
+
+/* vm_columns.c */
+/* Is the launch nothing but a reduction of columns? Then it is divided into strips of them. */
+bool kir_columns_choose(kir_frame *f);
+void kir_run_columns(const kir_frame *f, int64_t unit);
 
 /* vm_memory.c */
 void kir_do_load(kir_frame *f, const kir_bound *b);

@@ -391,7 +391,7 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     f->cost = (double)par.total * (f->vm->point_cost + (double)loop.total * f->vm->loop_cost);
     if (par.total == 0) return;
     set_plan(f, &par, &loop, lo);
-    f->straight = false;
+    f->straight = f->columns = false;
     if (f->vm->source && kir_code_choose(f)) {
         set_views(f);
         set_dials(f);
@@ -408,4 +408,5 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     set_flags(f);
     set_dials(f);
     kir_straighten(f);
+    f->columns = kir_columns_choose(f);
 }
