@@ -129,6 +129,61 @@ static void a_training_has_the_bits_of_the_cpu(void **state) {
     tn_mem_free(b);
 }
 
+/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+
+enum { WIDE = 40, NUMBERS = 10 };
+
+/* One step of a training in which a number stands everywhere that it can: the loss, and what the step left of x. */
+static void step_with(tn_device *device, double v, tn_dtype dtype, float out[WIDE + 1]) {
+    use(device);
+    TN_SCOPE {
+        float data[WIDE];
+        for (int i = 0; i < WIDE; i++)
+            data[i] = (float)(i - 7) / 8;
+        tn_tensor *x = tn_cast(tn_from_data(data, (int64_t[]){WIDE}, 1, TN_F32), dtype);
+        assert_ok(tn_set_requires_grad(x, true));
+        tn_tensor *scaled = tn_mul(tn_add_scalar(x, v), tn_scalar(v + 0.125));
+        tn_tensor *y = tn_sub(tn_div_scalar(scaled, v * 3), tn_full(TN_DIMS(WIDE), v / 7, dtype));
+        tn_tensor *loss = tn_mean(tn_mul(y, y), NULL, 0, false);
+        assert_ok(tn_backward(loss));
+        tn_tensor *moved = tn_sub(x, tn_mul(tn_grad(x), tn_scalar(v / 16)));
+        assert_ok(tn_read(tn_cast(moved, TN_F32), out, WIDE * sizeof *out));
+        out[WIDE] = (float)tn_item(loss);
+    }
+}
+
+static void other_numbers_are_the_same_kernels(void **state) {
+    (void)state;
+    static const tn_dtype dtypes[] = {TN_F32, TN_F64, TN_BF16};
+    for (size_t t = 0; t < TN_COUNT(dtypes); t++) {
+        int64_t loaded = 0;
+        for (int i = 0; i < NUMBERS; i++) {
+            float here[WIDE + 1], there[WIDE + 1];
+            step_with(cpu, 0.3 + 0.17 * i, dtypes[t], here);
+            step_with(far, 0.3 + 0.17 * i, dtypes[t], there);
+            assert_memory_equal(here, there, sizeof here);
+            if (i == 0) loaded = far_counts_now.loads;
+        }
+        assert_int_equal(far_counts_now.loads, loaded);
+    }
+}
+
+/* More numbers in one kernel than it takes as dials, and some that stay in it. */
+static void a_kernel_of_many_numbers(void **state) {
+    (void)state;
+    float data[3] = {1, -2, 0.75F}, got[2][3];
+    for (int k = 0; k < 2; k++) {
+        use(k ? far : cpu);
+        TN_SCOPE {
+            tn_tensor *x = tn_from_data(data, (int64_t[]){3}, 1, TN_F32);
+            for (int i = 0; i < 40; i++)
+                x = tn_add_scalar(tn_mul_scalar(x, i % 5 ? 1.01 + i * 0.001 : 0.5), i % 7 ? -0.003 * i : 2);
+            assert_ok(tn_read(tn_atan(x), got[k], sizeof got[k]));
+        }
+    }
+    assert_memory_equal(got[0], got[1], sizeof got[0]);
+}
+
 /* ---- closed devices ---------------------------------------------------------------------------------------------- */
 
 /* What nothing but the recording knows of the device. */
@@ -224,6 +279,8 @@ int main(void) {
         cmocka_unit_test(views_and_writes),
         cmocka_unit_test(borrowed_memory_is_copied_and_given_back),
         cmocka_unit_test(a_training_has_the_bits_of_the_cpu),
+        cmocka_unit_test(other_numbers_are_the_same_kernels),
+        cmocka_unit_test(a_kernel_of_many_numbers),
         cmocka_unit_test(what_is_recorded_keeps_its_device),
         cmocka_unit_test(what_is_kept_of_a_trial_stays_valid),
         cmocka_unit_test(a_graph_keeps_its_device),

@@ -116,6 +116,11 @@ typedef struct tn_value {
 } tn_value;
 
 enum { TN_BLOCK = -3 };
+/* A number's place among a group's dials: those of the binding are ≥ 0. */
+enum { TN_GROUP_DIALS = 32 };
+static inline int tn_dial_of_number(int value) { return -1 - value; }
+static inline int tn_number_of_dial(int dial) { return -1 - dial; }
+
 typedef struct tn_native tn_native;
 typedef enum tn_group_kind {
     TN_GROUP_MAP,
@@ -149,7 +154,8 @@ typedef struct tn_group {
     uint8_t buffer_dtypes[KIR_MAX_BUFFERS];  /* what its elements are there: blocks are read as bytes and as f16 */
     bool buffer_same_place[KIR_MAX_BUFFERS]; /* every load of it is where the results are stored: may be overwritten */
     int buffer_count, block_buffer;
-    int dials[16], dial_count; /* binding dials in the order of the program's */
+    int dials[TN_GROUP_DIALS]; /* in the order of the program's: the binding's, or of the number that is a value's */
+    int dial_count;
     /* plan.c */
     int *reads; /* roots of what it reads */
     int read_count;
@@ -274,7 +280,7 @@ typedef struct tn_plan {
     tn_patch *patches;
     size_t patch_count;
     kir_dial *dials;
-    int *dial_source; /* binding dial behind each */
+    int *dial_source; /* binding dial behind each; -1: a number, which stands in dials */
     size_t dial_count;
     void **addresses; /* of the slots, at this run */
     int64_t runs, values_planned;

@@ -4,6 +4,7 @@
  * a value in memory answers with a load. Indices are affine in the program's axes, so views, broadcasts and slices cost
  * nothing. A member of the group answers with what was computed for it — if it is asked for where it is stored; else it
  * cannot share this kernel, and the group is given up with `forbid` naming it. */
+#include <math.h>
 #include <string.h>
 
 #include "core/lower.h"
@@ -199,18 +200,52 @@ static kir_val load_block(tn_lower *lw, tn_lowering *w) {
 
 /* ---- pulling ----------------------------------------------------------------------------------------------------- */
 
-static kir_val pull_dial(tn_lower *lw, tn_lowering *w, const tn_value *v) {
-    tn_group *group = w->group;
-    int d = 0;
-    while (d < group->dial_count && group->dials[d] != v->dial)
-        d++;
-    if (d == (int)TN_COUNT(group->dials)) {
-        w->status =
-            tn_fail(TN_ERR_UNSUPPORTED, "a kernel with more than %d dials: evaluate some of its inputs first", d);
-        return kir_const(lw->kb, kir_type_of((tn_dtype)v->node->dtype), 0.0);
+/* How many dials of a kind there may be: those of the recording, and numbers. */
+enum { MOST_DIALS = TN_GROUP_DIALS / 2 };
+
+/* The program's number of a dial, which it gets with its first use; -1: there are too many of its kind. */
+static int dial_at(tn_group *group, int dial) {
+    int alike = 0;
+    for (int d = 0; d < group->dial_count; d++) {
+        if (group->dials[d] == dial) return d;
+        alike += (group->dials[d] < 0) == (dial < 0);
     }
-    if (d == group->dial_count) group->dials[group->dial_count++] = v->dial;
-    return kir_dial_value(lw->kb, kir_type_of((tn_dtype)v->node->dtype), d);
+    if (alike == MOST_DIALS) return -1;
+    group->dials[group->dial_count] = dial;
+    return group->dial_count++;
+}
+
+static kir_val pull_dial(tn_lower *lw, tn_lowering *w, const tn_value *v) {
+    kir_type t = kir_type_of((tn_dtype)v->node->dtype);
+    int d = dial_at(w->group, v->dial);
+    if (d >= 0) return kir_dial_value(lw->kb, t, d);
+    w->status =
+        tn_fail(TN_ERR_UNSUPPORTED, "a kernel with more than %d dials: evaluate some of its inputs first", MOST_DIALS);
+    return kir_const(lw->kb, t, 0.0);
+}
+
+/* Numbers that programs are made simpler by, or that only stand for themselves. */
+static bool is_structural(double v) {
+    double size = fabs(v);
+    return !isfinite(v) || size == 0.0 || size == 0.5 || size == 1.0 || size == 2.0;
+}
+
+/* Is this a number that a device's kernel gets with the launch? In the structure it would be a kernel of its own, and
+ * compiling one takes a device a tenth of a second; the cpu takes some microseconds, and folds it. What is made of
+ * numbers alone is computed here and now. */
+static bool comes_with_launch(const tn_lowering *w, const tn_node *n) {
+    tn_dtype t = (tn_dtype)n->dtype;
+    return n->op == TN_OP_FULL && !w->g->binding->device->is_cpu && !w->folding && tn_dtype_is_float(t) &&
+           !is_structural(n->f[TN_FULL_VALUE]);
+}
+
+/* The number as a dial, KIR_NONE: it stays in the structure. */
+static kir_val pull_number(tn_lower *lw, tn_lowering *w, int value) {
+    const tn_node *n = w->g->values[value].node;
+    int d = comes_with_launch(w, n) ? dial_at(w->group, tn_dial_of_number(value)) : -1;
+    if (d < 0) return KIR_NONE;
+    tn_dtype t = (tn_dtype)n->dtype;
+    return tn_lower_narrow(lw->kb, t, kir_dial_value(lw->kb, kir_type_of(t), d));
 }
 
 static bool is_index(const tn_node *n, const kir_aff *at, const kir_aff *want) {
@@ -238,8 +273,8 @@ static kir_val give_up(tn_lower *lw, tn_lowering *w, int value) {
 static kir_val compute(tn_lower *lw, tn_lowering *w, int value, const kir_aff *at) {
     const tn_value *v = &w->g->values[value];
     uint64_t hash = index_hash(at, v->node->rank);
-    kir_val r = KIR_NONE;
-    if (memo_find(w, value, lw->mask, hash, at, v->node->rank, &r)) return r;
+    kir_val r = pull_number(lw, w, value);
+    if (r != KIR_NONE || memo_find(w, value, lw->mask, hash, at, v->node->rank, &r)) return r;
     r = v->row->impl->lower(lw, v->node, at);
     memo_add(w, value, lw->mask, hash, at, v->node->rank, r);
     return r;
@@ -292,13 +327,24 @@ kir_val tn_lower_at(tn_lower *lw, const tn_node *node, const kir_aff *at) {
     return kir_const(lw->kb, kir_type_of((tn_dtype)node->dtype), 0.0);
 }
 
+static bool of_numbers_alone(const tn_node *n) {
+    for (int k = 0; k < n->n_in; k++)
+        if (!n->in[k] || n->in[k]->op != TN_OP_FULL) return false;
+    return true;
+}
+
 kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at) {
+    tn_lowering *w = lw->group;
     const tn_node *in = n->in[i];
     kir_aff index[TN_MAX_RANK];
     int skip = n->rank - in->rank;
     for (int d = 0; d < in->rank; d++)
         index[d] = in->shape[d] == 1 ? kir_aff_const(0) : at[skip + d];
-    return tn_lower_at(lw, in, index);
+    bool before = w->folding;
+    w->folding = of_numbers_alone(n);
+    kir_val r = tn_lower_at(lw, in, index);
+    w->folding = before;
+    return r;
 }
 
 kir_val tn_lower_at_masked(tn_lower *lw, const tn_node *node, const kir_aff *at, kir_val mask) {

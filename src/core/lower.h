@@ -27,6 +27,7 @@ typedef struct tn_lowering {
     int building;       /* the member whose value is being made, so that it is not asked of itself */
     kir_val edge;       /* templates: where there is an element of the result at all; KIR_NONE: everywhere */
     kir_val lead_value; /* templates: the lead's element at `space`, or KIR_NONE */
+    bool folding;       /* what is made of numbers alone is being computed: they are constants there */
     tn_memo_entry *memo;
     size_t memo_count, memo_capacity;
     tn_status status;

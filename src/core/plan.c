@@ -7,6 +7,7 @@
  * A plan of a device that lacks something has groups which the host computes (place.c): what they read is fetched into
  * the host's part of the memory, once a run, and what the device or the caller needs of their results is sent back. */
 #include "core/core.h"
+#include "ops/ops_build.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -301,7 +302,9 @@ typedef struct command_maker {
 static kir_dial *take_dials(command_maker *m, const tn_group *group) {
     kir_dial *first = m->next_dial;
     for (int d = 0; d < group->dial_count; d++) {
-        m->p->dial_source[m->next_dial - m->p->dials] = group->dials[d];
+        int dial = group->dials[d];
+        m->p->dial_source[m->next_dial - m->p->dials] = dial < 0 ? -1 : dial;
+        if (dial < 0) m->next_dial->f = m->g->values[tn_number_of_dial(dial)].node->f[TN_FULL_VALUE];
         m->next_dial++;
     }
     return first;
@@ -462,7 +465,6 @@ static tn_status make_room(command_maker *m, size_t copies) {
     }
     pointers += 2 * copies;
     p->pointer_count = pointers;
-    p->dial_count = dials;
     p->commands = tn_plan_own(p, (groups + copies) * sizeof *p->commands);
     p->pointers = tn_plan_own(p, pointers * sizeof *p->pointers);
     p->patches = tn_plan_own(p, pointers * sizeof *p->patches);
@@ -493,6 +495,7 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
             TRY(add_kernel(&m, (int)i));
         if (group->host) add_sends(&m, group);
     }
+    p->dial_count = (size_t)(m.next_dial - p->dials); /* none of groups without elements */
     add_copies(&m);
     return TN_OK;
 }
@@ -646,7 +649,7 @@ static void bind(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *outputs,
     p->addresses[host_slot(p)] = host ? host->address : NULL;
     patch_pointers(p);
     for (size_t i = 0; i < p->dial_count; i++)
-        p->dials[i] = dials[p->dial_source[i]];
+        if (p->dial_source[i] >= 0) p->dials[i] = dials[p->dial_source[i]];
 }
 
 static tn_status copy(const tn_plan *p, const tn_command *c, int kind) {

@@ -90,7 +90,7 @@ static tn_status note_binding(run_task *r, const tn_plan_cache *c, tn_buffer *co
     *slot++ = p->arena_bytes ? c->arena->address : NULL;
     *slot = p->host_bytes ? c->staged->address : NULL;
     for (size_t i = 0; i < p->dial_count; i++)
-        r->dials[i] = dials[p->dial_source[i]];
+        r->dials[i] = p->dial_source[i] < 0 ? p->dials[i] : dials[p->dial_source[i]];
     for (size_t i = 0; i < p->native_count; i++)
         TRY(tn_native_form(p->natives[i], bound, &r->forms[i]));
     return TN_OK;
