@@ -252,6 +252,68 @@ static void columns_match_the_interpreter(void **state) {
         check_columns(&some[i]);
 }
 
+/* ---- short launches that come again ------------------------------------------------------------------------------ */
+
+enum { SHORT = 300, ARRAYS = 4 };
+
+/* 0 ← 1·dial + 2, then 3 ← 1 − dial: what is stored first must not reach the second when 0 is 1. */
+static kir_vm *short_program(int64_t **sizes, kir_program **p) {
+    int64_t extent[2] = {3, SHORT / 3};
+    kir_builder *b = NULL;
+    assert_ok(kir_begin(2, 0, extent, &b));
+    kir_aff rows = kir_aff_const(0), line = kir_aff_const(0);
+    rows.s[0] = SHORT / 3;
+    rows.s[1] = line.s[1] = 1;
+    for (int i = 0; i < ARRAYS; i++)
+        kir_buffer(b, TN_F32);
+    kir_val x = kir_load(b, 1, &rows, KIR_NONE), dial = kir_dial_value(b, KIR_F32, 0);
+    kir_val y = kir_binary(b, KIR_ADD, kir_binary(b, KIR_MUL, x, dial), kir_load(b, 2, &line, KIR_NONE));
+    kir_store(b, 0, &rows, y, KIR_NONE);
+    kir_store(b, 3, &rows, kir_binary(b, KIR_SUB, x, dial), KIR_NONE);
+    kir_vm *vm = NULL;
+    assert_ok(kir_finish(b, p, sizes));
+    assert_ok(kir_vm_compile(*p, &vm));
+    return vm;
+}
+
+/* Again and again the same sizes, with other memory, other dials, and at times in place. */
+static void short_launches_again_and_again(bool code) {
+    static float start[ARRAYS][SHORT], want[ARRAYS][SHORT], got[2][ARRAYS][SHORT];
+    int64_t *sizes;
+    kir_program *p;
+    kir_vm *vm = short_program(&sizes, &p);
+    kir_code_use(code);
+    assert_ok(tn_threads_set(1));
+    for (int i = 0; i < ARRAYS * SHORT; i++)
+        start[i / SHORT][i % SHORT] = (float)(i % 97) - 40;
+    for (int turn = 0; turn < 12; turn++) {
+        float(*mine)[SHORT] = got[turn / 2 % 2];
+        int first = turn % 3 == 2 ? 1 : 0;
+        kir_dial dial = {.f = turn};
+        memcpy(want, start, sizeof want);
+        memcpy(mine, start, sizeof want);
+        kir_launch expected = {sizes, (void *[]){want[first], want[1], want[2], want[3]}, &dial};
+        kir_launch launch = {sizes, (void *[]){mine[first], mine[1], mine[2], mine[3]}, &dial};
+        assert_ok(kir_interpret(p, &expected));
+        assert_ok(kir_vm_run(vm, &launch, 1));
+        assert_memory_equal(mine, want, sizeof want);
+    }
+    assert_int_equal(kir_recipes_kept(vm), 1);
+    kir_vm_free(vm);
+    kir_free(p);
+    tn_mem_free(sizes);
+}
+
+static void short_launches_repeat(void **state) {
+    (void)state;
+    for (int isa = 0; isa < TN_ISA_COUNT; isa++) {
+        if (!kir_vm_use((tn_isa)isa)) continue;
+        short_launches_again_and_again(false);
+        short_launches_again_and_again(true);
+    }
+    kir_vm_use(tn_cpu().isa);
+}
+
 static int run_seeds(uint64_t begin, uint64_t end, case_kind kind, bool show) {
     for (uint64_t seed = begin; seed < end; seed++) {
         if (!run_case(seed, kind, show)) return 1;
@@ -275,6 +337,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(long_loops_match_the_interpreter),
         cmocka_unit_test(machine_code_matches_the_interpreter),
         cmocka_unit_test(columns_match_the_interpreter),
+        cmocka_unit_test(short_launches_repeat),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kir_vm_trim();

@@ -401,11 +401,14 @@ void kir_code_release(kir_vm *vm) {
 static _Atomic(int) use; /* 0: not decided, 1: on, 2: off */
 static _Atomic(int64_t) worth_picoseconds = 30 * 1000 * 1000;
 
-void kir_code_use(bool on) { atomic_store(&use, on ? 1 : 2); }
+void kir_code_use(bool on) {
+    atomic_store(&use, on ? 1 : 2);
+    atomic_store(&kir_vm_choices, (atomic_load(&kir_vm_choices) & ~3) | (on ? 1 : 2));
+}
 
 void kir_code_worth(double nanoseconds) { atomic_store(&worth_picoseconds, (int64_t)(nanoseconds * 1e3)); }
 
-static bool is_on(void) {
+bool kir_code_is_on(void) {
     int now = atomic_load_explicit(&use, memory_order_relaxed);
     if (now == 0) {
         const char *wish = tn_env("TRUNNION_JIT");
@@ -417,7 +420,7 @@ static bool is_on(void) {
 
 const char *kir_code_state(void) {
     const char *why = atomic_load(&state);
-    if (!is_on()) return "turned off";
+    if (!kir_code_is_on()) return "turned off";
 #if defined(__x86_64__)
     if (tn_cpu().isa < TN_ISA_AVX2) return "the processor has no AVX2";
 #else
@@ -484,7 +487,7 @@ static const kir_code *find_code(const kir_frame *f) {
 }
 
 bool kir_code_choose(kir_frame *f) {
-    if (f->code_given ? !f->given : !suits(f) || !is_on()) return false;
+    if (f->code_given ? !f->given : !suits(f) || !kir_code_is_on()) return false;
     const kir_code *code = f->code_given ? f->given : find_code(f);
     if (!code || !code->fn) return false;
     f->code = code;
@@ -527,6 +530,22 @@ static void set_access(const kir_frame *f, x64_args *args, int access, const int
     args->row_step[access] = row_step * size;
 }
 
+/* `at`: of the first row along the outer axes. */
+static void set_args(const kir_frame *f, x64_args *args, const int64_t *at, int64_t rows, int64_t column) {
+    args->dials = f->dials;
+    args->n = tn_min64(f->inner_step, f->inner_space.total - column);
+    args->rows = rows;
+    for (int i = 0; i < f->vm->n_access; i++)
+        set_access(f, args, i, at, column);
+}
+
+x64_fn *kir_code_fn(const kir_code *code) { return code->fn; }
+
+void kir_code_args(const kir_frame *f, x64_args *args) {
+    const int64_t at[KIR_MAX_AXES] = {0};
+    set_args(f, args, at, f->outer_space.total, 0);
+}
+
 void kir_code_run(const kir_frame *f, int64_t unit) {
     const kir_space *s = &f->outer_space;
     int64_t row = 0, column = 0;
@@ -537,14 +556,10 @@ void kir_code_run(const kir_frame *f, int64_t unit) {
     int64_t end = tn_min64(row + f->outer_step, s->total);
     int64_t at[KIR_MAX_AXES];
     x64_args args; /* of which the program's accesses are set */
-    args.dials = f->dials;
     while (row < end) {
         find_row(s, row, at);
         int64_t run = s->n > 0 ? tn_min64(end - row, s->extent[s->n - 1] - at[s->n - 1]) : 1;
-        args.n = tn_min64(f->inner_step, f->inner_space.total - column);
-        args.rows = run;
-        for (int i = 0; i < f->vm->n_access; i++)
-            set_access(f, &args, i, at, column);
+        set_args(f, &args, at, run, column);
         f->code->fn(&args);
         row += run;
     }

@@ -539,10 +539,65 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
 
+/* Lanes are kept in registers as vectors of the widest size, which the language of this file's loops does not promise. */
+#if defined(__AVX512F__)
+enum { VECTOR_BYTES = 64 };
+#elif defined(__AVX2__)
+enum { VECTOR_BYTES = 32 };
+#else
+enum { VECTOR_BYTES = 16 };
+#endif
+#define LANE_VECTOR(t, bits)                                                                                    \
+    typedef kir_##t vector_##t __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(kir_##t)), may_alias)); \
+    typedef bits bits_##t __attribute__((vector_size(VECTOR_BYTES)));                                           \
+    ALWAYS_INLINE vector_##t vectors_add_##t(vector_##t a, vector_##t b) { return a + b; }                      \
+    ALWAYS_INLINE vector_##t vectors_mul_##t(vector_##t a, vector_##t b) { return a * b; }                      \
+    ALWAYS_INLINE vector_##t either_##t(bits_##t which, vector_##t a, vector_##t b) {                           \
+        return (vector_##t)((which & (bits_##t)a) | (~which & (bits_##t)b));                                    \
+    }                                                                                                           \
+    ALWAYS_INLINE vector_##t vectors_max_##t(vector_##t a, vector_##t b) {                                      \
+        return either_##t((bits_##t)(a > b) | (bits_##t)(a != a), a, b);                                        \
+    }                                                                                                           \
+    ALWAYS_INLINE vector_##t vectors_min_##t(vector_##t a, vector_##t b) {                                      \
+        return either_##t((bits_##t)(a < b) | (bits_##t)(a != a), a, b);                                        \
+    }
+LANE_VECTOR(f32, int32_t)
+LANE_VECTOR(f64, int64_t)
+
+/* What a reduction takes in at element i, as a T: the element, or a product. */
+#define ELEMENT(T, i) (*(const T *)(const void *)(a + (i)))
+#define PRODUCT(T, i) (ELEMENT(T, i) * *(const T *)(const void *)(b + (i)))
+
+/* The elements from lane 0 on. */
+#define TAKE(OP, op, t, TAKEN, LONG)                                                                                 \
+    LONG void take_##OP##_##t(kir_##t *lane, const kir_##t *a, const kir_##t *b, int64_t n) {                        \
+        enum { WIDE = VECTOR_BYTES / sizeof(kir_##t), VECTORS = KIR_LANES / WIDE };                                  \
+        vector_##t x[VECTORS], *to = (vector_##t *)(void *)lane;                                                     \
+        (void)b;                                                                                                     \
+        UNROLLED for (int k = 0; k < VECTORS; k++) x[k] = to[k];                                                     \
+        ROLLED for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES, b += KIR_LANES) {                              \
+            UNROLLED for (int k = 0; k < VECTORS; k++) x[k] = vectors_##op##_##t(x[k], TAKEN(vector_##t, k * WIDE)); \
+        }                                                                                                            \
+        UNROLLED for (int k = 0; k < VECTORS; k++) to[k] = x[k];                                                     \
+        ROLLED for (; n >= WIDE; n -= WIDE, a += WIDE, b += WIDE, to++) *to =                                        \
+            vectors_##op##_##t(*to, TAKEN(vector_##t, 0));                                                           \
+        lane = (kir_##t *)(void *)to;                                                                                \
+        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], TAKEN(kir_##t, l));                 \
+    }
+
 /* `first` is what a lane begins with. Lanes that hold no element are not folded: op(x, first) is x. */
 #define FOLD(op, t, half)          \
     for (int l = 0; l < half; l++) \
         lane[l] = kir_##op##_##t(lane[l], lane[l + half]);
+
+#define LONG_ROW(OP, FOLDED, t, first)                                                   \
+    SHARED kir_##t long_##OP##_##t(const kir_##t *a, const kir_##t *b, int64_t length) { \
+        kir_##t lane[KIR_LANES];                                                         \
+        for (int l = 0; l < KIR_LANES; l++)                                              \
+            lane[l] = first;                                                             \
+        take_##OP##_##t(lane, a, b, length);                                             \
+        return tree_##FOLDED##_##t(lane, KIR_LANES);                                     \
+    }
 
 #define REDUCTION(OP, op, t, first, LONG)                                                       \
     ALWAYS_INLINE kir_##t tree_##OP##_##t(kir_##t *lane, int size) {                            \
@@ -554,16 +609,7 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
         FOLD(op, t, 1)                                                                          \
         return lane[0];                                                                         \
     }                                                                                           \
-    LONG void take_##OP##_##t(kir_##t *lane, const kir_##t *a, int64_t n) {                     \
-        kir_##t sum[KIR_LANES];                                                                 \
-        memcpy(sum, lane, sizeof sum);                                                          \
-        for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES) {                                \
-            for (int l = 0; l < KIR_LANES; l++)                                                 \
-                sum[l] = kir_##op##_##t(sum[l], a[l]);                                          \
-        }                                                                                       \
-        memcpy(lane, sum, sizeof sum);                                                          \
-        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], a[l]);         \
-    }                                                                                           \
+    TAKE(OP, op, t, ELEMENT, LONG)                                                              \
     static void lanes_##OP##_##t(ARGS_A) {                                                      \
         kir_##t *lane = d_;                                                                     \
         const kir_##t *a = a_;                                                                  \
@@ -571,7 +617,7 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
         for (int64_t at = *(const int64_t *)b_; at % KIR_LANES != 0 && n > 0; at++, a++, n--) { \
             lane[at] = kir_##op##_##t(lane[at], *a);                                            \
         }                                                                                       \
-        take_##OP##_##t(lane, a, n);                                                            \
+        take_##OP##_##t(lane, a, a, n);                                                         \
     }                                                                                           \
     SHARED void fold_##OP##_##t(ARGS_A) {                                                       \
         kir_##t lane[KIR_LANES];                                                                \
@@ -589,13 +635,7 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
             lane[l] = kir_##op##_##t(first, a[l]);                                              \
         return tree_##OP##_##t(lane, size);                                                     \
     }                                                                                           \
-    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {                          \
-        kir_##t lane[KIR_LANES];                                                                \
-        for (int l = 0; l < KIR_LANES; l++)                                                     \
-            lane[l] = first;                                                                    \
-        take_##OP##_##t(lane, a, length);                                                       \
-        return tree_##OP##_##t(lane, KIR_LANES);                                                \
-    }                                                                                           \
+    LONG_ROW(OP, OP, t, first)                                                                  \
     static void rows_##OP##_##t(ARGS_A) {                                                       \
         kir_##t *d = d_;                                                                        \
         const kir_##t *a = a_;                                                                  \
@@ -604,7 +644,7 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
         ROLLED for (int64_t i = 0; i < n; i++, a += length) {                                   \
             d[i] = length == 8    ? short_##OP##_##t(a, 8, 8)                                   \
                    : length <= 16 ? short_##OP##_##t(a, length, 16)                             \
-                                  : long_##OP##_##t(a, length);                                 \
+                                  : long_##OP##_##t(a, a, length);                              \
         }                                                                                       \
     }
 REDUCTION(SUM, add, f32, 0.0f, ALWAYS_INLINE)
@@ -616,31 +656,44 @@ REDUCTION(RMAX, max, f64, -(double)INFINITY, SHARED)
 REDUCTION(RMIN, min, f32, INFINITY, SHARED)
 REDUCTION(RMIN, min, f64, (double)INFINITY, SHARED)
 
+/* Sums of products, without the products in memory. */
+#if HAS_JOINED
+TAKE(product, add, f32, PRODUCT, ALWAYS_INLINE)
+LONG_ROW(product, SUM, f32, 0.0f)
+static void rows_product_f32(ARGS_A) {
+    float *d = d_;
+    const float *a = a_, *b = b_;
+    const int64_t length = *(const int64_t *)c_;
+    ROLLED for (int64_t i = 0; i < n; i++, a += length, b += length) d[i] = long_product_f32(a, b, length);
+}
+#endif
+
 /* Integers may be taken in any order: one lane does. */
-#define WHOLE_REDUCTION(OP, op, t, first)                                                      \
-    SHARED kir_##t long_##OP##_##t(const kir_##t *a, int64_t length) {                         \
-        kir_##t x = first;                                                                     \
-        ROLLED for (int64_t i = 0; i < length; i++) x = kir_##op##_##t(x, a[i]);               \
-        return x;                                                                              \
-    }                                                                                          \
-    static void lanes_##OP##_##t(ARGS_A) {                                                     \
-        kir_##t *lane = d_;                                                                    \
-        UNUSED_B;                                                                              \
-        UNUSED_C;                                                                              \
-        lane[0] = kir_##op##_##t(lane[0], long_##OP##_##t(a_, n));                             \
-    }                                                                                          \
-    static void fold_##OP##_##t(ARGS_A) {                                                      \
-        UNUSED_B;                                                                              \
-        UNUSED_C;                                                                              \
-        (void)n;                                                                               \
-        *(kir_##t *)d_ = *(const kir_##t *)a_;                                                 \
-    }                                                                                          \
-    static void rows_##OP##_##t(ARGS_A) {                                                      \
-        kir_##t *d = d_;                                                                       \
-        const kir_##t *a = a_;                                                                 \
-        const int64_t length = *(const int64_t *)b_;                                           \
-        UNUSED_C;                                                                              \
-        ROLLED for (int64_t i = 0; i < n; i++) d[i] = long_##OP##_##t(a + i * length, length); \
+#define WHOLE_REDUCTION(OP, op, t, first)                                                         \
+    SHARED kir_##t long_##OP##_##t(const kir_##t *a, const kir_##t *b, int64_t length) {          \
+        kir_##t x = first;                                                                        \
+        (void)b;                                                                                  \
+        ROLLED for (int64_t i = 0; i < length; i++) x = kir_##op##_##t(x, a[i]);                  \
+        return x;                                                                                 \
+    }                                                                                             \
+    static void lanes_##OP##_##t(ARGS_A) {                                                        \
+        kir_##t *lane = d_;                                                                       \
+        UNUSED_B;                                                                                 \
+        UNUSED_C;                                                                                 \
+        lane[0] = kir_##op##_##t(lane[0], long_##OP##_##t(a_, a_, n));                            \
+    }                                                                                             \
+    static void fold_##OP##_##t(ARGS_A) {                                                         \
+        UNUSED_B;                                                                                 \
+        UNUSED_C;                                                                                 \
+        (void)n;                                                                                  \
+        *(kir_##t *)d_ = *(const kir_##t *)a_;                                                    \
+    }                                                                                             \
+    static void rows_##OP##_##t(ARGS_A) {                                                         \
+        kir_##t *d = d_;                                                                          \
+        const kir_##t *a = a_;                                                                    \
+        const int64_t length = *(const int64_t *)b_;                                              \
+        UNUSED_C;                                                                                 \
+        ROLLED for (int64_t i = 0; i < n; i++) d[i] = long_##OP##_##t(a + i * length, a, length); \
     }
 #if HAS_INTEGERS
 WHOLE_REDUCTION(SUM, add, i32, 0)
@@ -668,7 +721,7 @@ WHOLE_REDUCTION(RMIN, min, b8, 1)
         const kir_##t *a = a_;                                                                                    \
         kir_##t *best = (kir_##t *)(uintptr_t)b_;                                                                 \
         if (n == 0) return;                                                                                       \
-        kir_##t extreme = long_##R##_##t(a, n);                                                                   \
+        kir_##t extreme = long_##R##_##t(a, a, n);                                                                \
         if (*index >= 0 && !beats_##name##_##t(extreme, *best)) return;                                           \
         while (at < n - 1 && !(a[at] == extreme || a[at] != a[at]))                                               \
             at++;                                                                                                 \
@@ -847,6 +900,9 @@ const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
     .lanes = ROW_REDUCE(lanes),
     .fold = ROW_REDUCE(fold),
     .rows = ROW_REDUCE(rows),
+#if HAS_JOINED
+    .rows_of_products = rows_product_f32,
+#endif
     .arg = ROW_ARG(arg),
     .arg_columns = ROW_ARG(arg_columns),
     .scan = ROW_REDUCE(scan),

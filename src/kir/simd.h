@@ -64,9 +64,10 @@ typedef struct kir_simd_table {
     kir_fn *load[TN_PLAIN_DTYPES], *store[TN_PLAIN_DTYPES]; /* conversions; NULL where bits are only copied */
 
     /* Reductions along memory. lanes: d has KIR_LANES partial results, *b (int64) is the lane of a[0]. fold: *d from
-     * the lanes in a. rows: d[i] from row i of a, n rows of *b (int64) elements, at most KIR_BLOCK. */
+     * the lanes in a. rows: d[i] from row i of a, n rows of *b (int64) elements, at most KIR_BLOCK. rows_of_products:
+     * d[i] is the f32 sum over row i of a·b, n rows of *c (int64) elements. */
     kir_fn *lanes[KIR_RMIN + 1][KIR_TYPE_COUNT], *fold[KIR_RMIN + 1][KIR_TYPE_COUNT],
-        *rows[KIR_RMIN + 1][KIR_TYPE_COUNT];
+        *rows[KIR_RMIN + 1][KIR_TYPE_COUNT], *rows_of_products;
     /* *d (int64): index of the best so far, -1 at first; *b: its value, updated; *c (int64): index of a[0]. */
     kir_fn *arg[2][KIR_TYPE_COUNT];
     /* The same for n columns side by side, one element each: *c (int64) is the index of this row. */

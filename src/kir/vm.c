@@ -14,7 +14,11 @@ static double worth_a_thread = 5000;
 
 void kir_vm_worth_a_thread(double nanoseconds) { worth_a_thread = nanoseconds; }
 
+double kir_vm_worth(void) { return worth_a_thread; }
+
 /* ---- which instruction set --------------------------------------------------------------------------------------- */
+
+_Atomic(int) kir_vm_choices;
 
 static const kir_simd_table *const BUILT[TN_ISA_COUNT] = {
     [TN_ISA_BASE] = &kir_simd_base,
@@ -70,6 +74,7 @@ static const kir_simd_table *table(void) {
 bool kir_vm_use(tn_isa isa) {
     if (isa > tn_cpu().isa || !BUILT[isa]) return false;
     choose(isa);
+    atomic_store(&kir_vm_choices, (atomic_load(&kir_vm_choices) & 3) | ((int)isa + 1) << 2);
     return true;
 }
 
@@ -105,6 +110,8 @@ static char *thread_memory(size_t bytes) {
     if (has_key) pthread_setspecific(at_thread_end, mine.memory);
     return mine.memory;
 }
+
+char *kir_vm_memory(const kir_vm *vm) { return thread_memory(vm->thread_bytes); }
 
 static void frame_open(kir_frame *f, const kir_vm *vm, void *memory) {
     kir_frame_carve(f, vm, memory);
@@ -508,6 +515,7 @@ static tn_status run_shared(const kir_vm *vm, const kir_launch *launches, int64_
     frame_open(&f, vm, j.memory);
     for (int64_t i = 0; i < count; i++) {
         kir_frame_launch(&f, &launches[i], NULL, NULL);
+        if (count == 1) kir_recipe_note(&f);
         j.first_unit[i] = units;
         j.codes[i] = f.code;
         if (wants_team(&f, threads)) {
@@ -539,6 +547,7 @@ static double guess_cost(const kir_vm *vm, const kir_launch *launches, int64_t c
 }
 
 tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count) {
+    if (count == 1 && kir_recipe_run(vm, launches)) return TN_OK;
     int threads = tn_threads();
     if (threads > 1 && guess_cost(vm, launches, count) > worth_a_thread) {
         return run_shared(vm, launches, count, threads);
@@ -551,6 +560,7 @@ tn_status kir_vm_run(const kir_vm *vm, const kir_launch *launches, int64_t count
         kir_frame_launch(&f, &launches[i], NULL, NULL);
         run_units(&f, 0, f.units);
     }
+    if (count == 1) kir_recipe_note(&f);
     return TN_OK;
 }
 

@@ -12,7 +12,7 @@
  *     kir_bind    once a pattern of kinds: the routine for each step; kept in the kir_vm       vm_bind.c
  *     kir_frame   once a launch and thread: spaces, strides, addresses                         vm.c
  * vm_memory.c moves values between tiles and buffers, vm_reduce.c reduces them; vm_straight.c and vm_columns.c run
- * programs that need no tiles. */
+ * programs that need no tiles; vm_recipe.c keeps what a short launch needs when it comes again with the same sizes. */
 #ifndef KIR_VM_H
 #define KIR_VM_H
 
@@ -25,6 +25,7 @@ enum {
     KIR_COLUMNS = 128, /* width of a tile of columns: 64 lanes of them in f32 fill half a first-level cache */
     KIR_STAGES = 5,    /* slots for values on their way (spread out, converted, indices) */
     KIR_BINDS = 8,     /* patterns of kinds kept for a program */
+    KIR_RECIPES = 4,   /* sizes of short launches that are kept */
     KIR_NARROW = 16    /* rows shorter than this are not worth a call each */
 };
 
@@ -102,6 +103,9 @@ enum { KIR_PATTERN_HEAD = 4 };
 /* Machine code of a program for one pattern of strides along its rows (render_x64.c). */
 typedef struct kir_code kir_code;
 
+/* How to run a short launch of sizes that have come before (vm_recipe.c). */
+typedef struct kir_recipe kir_recipe;
+
 struct kir_vm {
     int n_par, n_loop, n_access, n_values, n_states, n_constants, n_dials;
     bool has_loop, in_blocks; /* in_blocks: all reductions are such that blocks may be computed apart */
@@ -116,10 +120,13 @@ struct kir_vm {
     uint8_t *state_width;         /* by state: bytes an element */
     double point_cost, loop_cost; /* nanoseconds a parallel point outside loops, a loop point */
     size_t thread_bytes;          /* memory of one frame */
+    int64_t points_tile;          /* without loops: points of a tile whose values stay in first-level cache */
     _Atomic(kir_bind *) binds[KIR_BINDS];
     kir_program *source; /* a copy of the program, if it may get machine code; else NULL */
     _Atomic(kir_code *) codes[KIR_BINDS];
     _Atomic(int) launches; /* that could have used code while there was none */
+    _Atomic(kir_recipe *) recipes[KIR_RECIPES];
+    _Atomic(int) repeats; /* launches that could have had a recipe */
 };
 
 /* A list of axes, flattened. */
@@ -144,9 +151,15 @@ typedef struct kir_view {
 } kir_view;
 
 /* vm_straight.c: where the element in some row and column is; and a call of a routine on a piece of a row. */
+enum {
+    KIR_BASE_NONE = -1,
+    KIR_BASE_THREAD = -2
+}; /* what a place lies in besides a buffer: nothing that moves, a
+                                                    * thread's memory */
 typedef struct kir_place {
     char *at;
     int64_t row, column; /* bytes from one to the next */
+    int16_t base;        /* number of the buffer, or one of the above */
 } kir_place;
 typedef struct kir_call {
     kir_fn *fn;
@@ -216,6 +229,8 @@ void kir_vm_worth_a_thread(double nanoseconds);
 size_t kir_frame_carve(kir_frame *f, const kir_vm *vm, void *memory);
 /* Makes the frame ready for a launch, or for the box lo ≤ axis < hi of its parallel axes. */
 void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo, const int64_t *hi);
+/* The values of a launch's dials, as the program's types have them. */
+void kir_dials_set(const kir_vm *vm, const kir_dial *dials, kir_value *out);
 /* The size of equal pieces, none above `most`, whole vectors each, that `total` is cut into. */
 int64_t kir_piece_of(int64_t total, int64_t most);
 
@@ -235,6 +250,21 @@ void kir_run_straight(const kir_frame *f, int64_t unit);
 /* Is the launch nothing but a reduction of columns? Then it is divided into strips of them. */
 bool kir_columns_choose(kir_frame *f);
 void kir_run_columns(const kir_frame *f, int64_t unit);
+
+/* vm_recipe.c */
+/* Runs the launch if there is a recipe for it; else false. */
+bool kir_recipe_run(const kir_vm *vm, const kir_launch *launch);
+/* Keeps how the launch that the frame is laid out for is run, if it is short enough and comes again. */
+void kir_recipe_note(const kir_frame *f);
+int kir_recipes_kept(const kir_vm *vm); /* for tests */
+void kir_recipes_free(kir_vm *vm);
+
+/* vm.c */
+/* What tests and measurements have chosen: an instruction set (+1) in the upper bits, code or no code in the lower two. */
+extern _Atomic(int) kir_vm_choices;
+double kir_vm_worth(void);
+/* The calling thread's memory, at least vm->thread_bytes of it; NULL when there is none. */
+char *kir_vm_memory(const kir_vm *vm);
 
 /* vm_memory.c */
 void kir_do_load(kir_frame *f, const kir_bound *b);
@@ -265,6 +295,7 @@ void kir_code_release(kir_vm *vm);
  * there is none, the VM's routines run it. */
 bool kir_code_choose(kir_frame *f);
 void kir_code_run(const kir_frame *f, int64_t unit);
+bool kir_code_is_on(void);
 
 /* For tests and measurements: code on or off (at first: on, unless TRUNNION_JIT=0); from how many nanoseconds of work a
  * first launch is worth making it; a system that refuses executable memory; how much has been made. */

@@ -186,23 +186,37 @@ static bool join_choice(const binder *m, const kir_step *x, const kir_step *y, k
     return b->fn != NULL;
 }
 
+/* A sum of products over whole rows of the tile. */
+static bool join_sum(const binder *m, const kir_step *x, kir_bound *b) {
+    bool along = m->f->layout == KIR_ALONG && m->f->whole && kind_of(m, x->a) & kind_of(m, x->b) & KIR_INNER;
+    if (!along || kind_of(m, x->a) != directions(m) || kind_of(m, x->b) != directions(m)) return false;
+    b->a = x->a;
+    b->b = x->b;
+    b->fn = m->f->simd->rows_of_products;
+    return b->fn != NULL;
+}
+
 /* Makes one routine of step i and the next, if there is one; the value between them must fill the result's kind, or it
  * would be computed again and again. */
 static void try_join(const binder *m, int i) {
     const kir_step *x = &m->s->steps[i], *y = x + 1;
     kir_bound joined = m->out->bound[i + 1];
-    if (kind_of(m, x->d) != joined.kind || joined.kind == 0) return;
-    bool done = x->type == KIR_BOOL ? join_choice(m, x, y, &joined) : join_arithmetic(m, x, y, &joined);
+    bool sums = y->op == KIR_REDUCE;
+    if (!sums && (kind_of(m, x->d) != joined.kind || joined.kind == 0)) return;
+    bool done = sums                  ? join_sum(m, x, &joined)
+                : x->type == KIR_BOOL ? join_choice(m, x, y, &joined)
+                                      : join_arithmetic(m, x, y, &joined);
     if (!done) return;
     m->out->bound[i + 1] = joined;
     m->out->bound[i].act = KIR_DO_NOTHING;
 }
 
-/* A load lends or copies memory, so its value is not surely where a store wants it. */
+/* A load that only moves elements lends or copies memory, so its value is not surely where a store wants it. */
 static void mark_in_place(const binder *m) {
     for (int i = 0; i < m->s->n_steps; i++) {
         const kir_bound *b = &m->out->bound[i];
-        if (b->direct != KIR_NONE && b->act != KIR_DO_LOAD) m->out->bound[b->direct].in_place = true;
+        bool moves = b->act == KIR_DO_LOAD && !m->s->steps[i].converts;
+        if (b->direct != KIR_NONE && !moves) m->out->bound[b->direct].in_place = true;
     }
 }
 

@@ -123,6 +123,15 @@ static tn_status note_access(const kir_program *p, kir_vm *vm) {
     return TN_OK;
 }
 
+/* A tile's values and the memory that it reads and writes are to stay in first-level cache from step to step. */
+static int64_t points_tile(const kir_vm *vm) {
+    enum { CACHE = 20 << 10, MOST = 1024, LEAST = 256, WHOLE = 64 };
+    size_t bytes = vm->parts.slot_bytes / KIR_TILE + 1;
+    for (int i = 0; i < vm->n_access; i++)
+        bytes += vm->views[i].size;
+    return tn_max64(LEAST, tn_min64(MOST, (int64_t)(CACHE / bytes) / WHOLE * WHOLE));
+}
+
 static tn_status compile(const kir_program *p, kir_vm *vm) {
     TRY(kir_verify(p));
     TRY(check_plain(p));
@@ -136,6 +145,7 @@ static tn_status compile(const kir_program *p, kir_vm *vm) {
     if (vm->has_loop) TRY(kir_schedule_make(p, true, &vm->whole));
     TRY(note_states(vm));
     sum_costs(vm);
+    vm->points_tile = points_tile(vm);
     vm->thread_bytes = kir_frame_carve(NULL, vm, NULL);
     return kir_code_prepare(vm, p);
 }
@@ -143,6 +153,7 @@ static tn_status compile(const kir_program *p, kir_vm *vm) {
 void kir_vm_free(kir_vm *vm) {
     if (!vm) return;
     kir_code_release(vm);
+    kir_recipes_free(vm);
     for (int i = 0; i < KIR_BINDS; i++)
         tn_mem_free(atomic_load_explicit(&vm->binds[i], memory_order_relaxed));
     kir_schedule_free(&vm->parts);

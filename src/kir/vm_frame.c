@@ -195,8 +195,8 @@ int64_t kir_piece_of(int64_t total, int64_t most) {
 static void plan_points(kir_frame *f) {
     enum { SQUARE_SIDE = 32 };
     f->square = f->outer_space.total >= 8 && f->inner_space.total >= 8 && transposes(f);
-    f->inner_step = kir_piece_of(f->inner_space.total, f->square ? SQUARE_SIDE : KIR_TILE);
-    f->outer_step = tn_max64(tn_min64(f->outer_space.total, KIR_TILE / f->inner_step), 1);
+    f->inner_step = kir_piece_of(f->inner_space.total, f->square ? SQUARE_SIDE : f->vm->points_tile);
+    f->outer_step = tn_max64(tn_min64(f->outer_space.total, f->vm->points_tile / f->inner_step), 1);
     f->inner_pieces = tn_ceil_div(f->inner_space.total, f->inner_step);
     f->units = f->inner_pieces * tn_ceil_div(f->outer_space.total, f->outer_step);
 }
@@ -343,17 +343,19 @@ static void set_views(kir_frame *f) {
     }
 }
 
-static void set_dials(kir_frame *f) {
-    for (int i = 0; i < f->vm->n_dials; i++) {
-        kir_ins in = f->vm->constants[f->vm->n_constants + i];
-        kir_dial dial = f->launch->dials[in.imm.i];
+void kir_dials_set(const kir_vm *vm, const kir_dial *dials, kir_value *out) {
+    for (int i = 0; i < vm->n_dials; i++) {
+        kir_ins in = vm->constants[vm->n_constants + i];
+        kir_dial dial = dials[in.imm.i];
         if (kir_is_float((kir_type)in.type))
             in.imm.f = dial.f;
         else
             in.imm.i = dial.i;
-        f->dials[i] = kir_const_value(&in);
+        out[i] = kir_const_value(&in);
     }
 }
+
+static void set_dials(kir_frame *f) { kir_dials_set(f->vm, f->launch->dials, f->dials); }
 
 static void set_plan(kir_frame *f, const axes *par, const axes *loop, const int64_t *lo) {
     f->layout = choose_layout(f, par, loop);

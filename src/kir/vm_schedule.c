@@ -148,6 +148,7 @@ static bool can_join(const maker *m, const kir_step *second, int position, int16
     const kir_step *first = step_at(m, m->def[v]);
     if (!is_first(first) || first->joins || m->region[m->def[v]] != m->region[position]) return false;
     if (first->type == KIR_BOOL) return second->op == KIR_SELECT && second->a == v;
+    if (second->op == KIR_REDUCE) return second->kind == KIR_SUM && first->op == KIR_MUL;
     switch (second->op) {
     case KIR_ADD:
     case KIR_SUB:

@@ -37,7 +37,8 @@ static bool launch_is_straight(const kir_frame *f) {
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-static void place(kir_place *p, char *at, int64_t row, int64_t column) {
+static void place(kir_place *p, int base, char *at, int64_t row, int64_t column) {
+    p->base = (int16_t)base;
     p->at = at;
     p->row = row;
     p->column = column;
@@ -47,13 +48,21 @@ static const kir_place *place_memory(kir_frame *f, int access) {
     const int64_t *s = f->strides + (size_t)access * (size_t)f->stride_width;
     const kir_view *view = &f->views[access];
     int64_t row = f->outer_space.n > 0 ? s[1] * view->size : 0;
-    place(&f->memory[access], view->origin + s[0] * view->size, row, s[f->stride_width - 1] * view->size);
+    place(&f->memory[access], f->vm->buffer_of[access], view->origin + s[0] * view->size, row,
+          s[f->stride_width - 1] * view->size);
     return &f->memory[access];
 }
 
 static void place_in_slot(kir_frame *f, int v) {
-    place(&f->places[v], f->slots + f->schedule->slots[v], 0, 0);
+    place(&f->places[v], KIR_BASE_THREAD, f->slots + f->schedule->slots[v], 0, 0);
     f->uses_slots = true;
+}
+
+static void place_result(kir_frame *f, const kir_bound *b) {
+    if (b->direct != KIR_NONE)
+        f->places[b->d] = *place_memory(f, f->schedule->steps[b->direct].access);
+    else
+        place_in_slot(f, b->d);
 }
 
 /* One more call; operands that it lacks stand in for each other. */
@@ -74,7 +83,7 @@ static void add_load(kir_frame *f, const kir_bound *b) {
         f->places[b->d] = *memory;
         return;
     }
-    place_in_slot(f, b->d);
+    place_result(f, b);
     new_call(f, b, f->simd->load[f->views[s->access].dtype], &f->places[b->d], memory);
 }
 
@@ -86,10 +95,7 @@ static void add_store(kir_frame *f, const kir_bound *b) {
 }
 
 static void add_call(kir_frame *f, const kir_bound *b) {
-    if (b->direct != KIR_NONE)
-        f->places[b->d] = *place_memory(f, f->schedule->steps[b->direct].access);
-    else
-        place_in_slot(f, b->d);
+    place_result(f, b);
     kir_call *c = new_call(f, b, b->fn, &f->places[b->d], &f->places[b->a]);
     c->at[2] = &f->places[b->b];
     c->at[3] = &f->places[b->c];
@@ -101,7 +107,7 @@ static void make_list(kir_frame *f) {
     f->uses_slots = false;
     for (int i = 0; i < f->vm->n_constants + f->vm->n_dials; i++) {
         int v = f->vm->constant_of[i];
-        place(&f->places[v], f->at[v], 0, 0);
+        place(&f->places[v], i < f->vm->n_constants ? KIR_BASE_NONE : KIR_BASE_THREAD, f->at[v], 0, 0);
     }
     for (int i = 0; i < f->schedule->n_steps; i++) {
         const kir_bound *b = &f->bind->bound[i];
@@ -122,7 +128,7 @@ void kir_straighten(kir_frame *f) {
     if (!f->straight) return;
     make_list(f);
     int64_t columns = f->inner_space.total;
-    f->inner_step = kir_piece_of(columns, f->uses_slots ? KIR_TILE : LONG_STRETCH);
+    f->inner_step = kir_piece_of(columns, f->uses_slots ? f->vm->points_tile : LONG_STRETCH);
     f->inner_pieces = tn_ceil_div(columns, f->inner_step);
     f->units = f->inner_pieces * f->outer_space.total;
 }

@@ -99,6 +99,12 @@ typedef struct x64_build {
     bool no_memory;
 } x64_build;
 
+/* ---- what has code (render_x64.c) ----------------------------------------------------------------------------- */
+
+x64_fn *kir_code_fn(const kir_code *code);
+/* What the code of a launch is called with when all its rows are one run. */
+void kir_code_args(const kir_frame *f, x64_args *args);
+
 /* ---- steps (x64_lower.c) ----------------------------------------------------------------------------------------- */
 
 /* NULL, or why no program of this kind gets code. */
