@@ -569,20 +569,23 @@ LANE_VECTOR(f64, int64_t)
 #define PRODUCT(T, i) (ELEMENT(T, i) * *(const T *)(const void *)(b + (i)))
 
 /* The elements from lane 0 on. */
-#define TAKE(OP, op, t, TAKEN, LONG)                                                                                 \
-    LONG void take_##OP##_##t(kir_##t *lane, const kir_##t *a, const kir_##t *b, int64_t n) {                        \
-        enum { WIDE = VECTOR_BYTES / sizeof(kir_##t), VECTORS = KIR_LANES / WIDE };                                  \
-        vector_##t x[VECTORS], *to = (vector_##t *)(void *)lane;                                                     \
-        (void)b;                                                                                                     \
-        UNROLLED for (int k = 0; k < VECTORS; k++) x[k] = to[k];                                                     \
-        ROLLED for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES, b += KIR_LANES) {                              \
-            UNROLLED for (int k = 0; k < VECTORS; k++) x[k] = vectors_##op##_##t(x[k], TAKEN(vector_##t, k * WIDE)); \
-        }                                                                                                            \
-        UNROLLED for (int k = 0; k < VECTORS; k++) to[k] = x[k];                                                     \
-        ROLLED for (; n >= WIDE; n -= WIDE, a += WIDE, b += WIDE, to++) *to =                                        \
-            vectors_##op##_##t(*to, TAKEN(vector_##t, 0));                                                           \
-        lane = (kir_##t *)(void *)to;                                                                                \
-        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], TAKEN(kir_##t, l));                 \
+#define TAKE(OP, op, t, TAKEN, LONG)                                                                 \
+    LONG void take_##OP##_##t(kir_##t *lane, const kir_##t *a, const kir_##t *b, int64_t n) {        \
+        enum { WIDE = VECTOR_BYTES / sizeof(kir_##t), VECTORS = KIR_LANES / WIDE };                  \
+        vector_##t x[VECTORS], *to = (vector_##t *)(void *)lane;                                     \
+        (void)b;                                                                                     \
+        UNROLLED for (int k = 0; k < VECTORS; k++) x[k] = to[k];                                     \
+        ROLLED for (; n >= KIR_LANES; n -= KIR_LANES, a += KIR_LANES, b += KIR_LANES) {              \
+            UNROLLED for (int k = 0; k < VECTORS; k++) {                                             \
+                x[k] = vectors_##op##_##t(x[k], TAKEN(vector_##t, k * WIDE));                        \
+            }                                                                                        \
+        }                                                                                            \
+        UNROLLED for (int k = 0; k < VECTORS; k++) to[k] = x[k];                                     \
+        ROLLED for (; n >= WIDE; n -= WIDE, a += WIDE, b += WIDE, to++) {                            \
+            *to = vectors_##op##_##t(*to, TAKEN(vector_##t, 0));                                     \
+        }                                                                                            \
+        lane = (kir_##t *)(void *)to;                                                                \
+        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], TAKEN(kir_##t, l)); \
     }
 
 /* `first` is what a lane begins with. Lanes that hold no element are not folded: op(x, first) is x. */

@@ -196,7 +196,7 @@ typedef struct kir_frame {
     kir_view *views; /* by access */
     bool flagged;    /* some step has a flag */
     bool straight, uses_slots;
-    bool columns; /* units are strips of columns (vm_columns.c) */
+    bool columns;               /* units are strips of columns (vm_columns.c) */
     kir_place *places, *memory; /* by value; by access */
     kir_call *calls;
     int n_calls;
@@ -260,7 +260,7 @@ int kir_recipes_kept(const kir_vm *vm); /* for tests */
 void kir_recipes_free(kir_vm *vm);
 
 /* vm.c */
-/* What tests and measurements have chosen: an instruction set (+1) in the upper bits, code or no code in the lower two. */
+/* What tests and measurements have chosen: an instruction set (+1) in the upper bits, code or none in the lower two. */
 extern _Atomic(int) kir_vm_choices;
 double kir_vm_worth(void);
 /* The calling thread's memory, at least vm->thread_bytes of it; NULL when there is none. */
