@@ -539,7 +539,7 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
 
-/* Lanes are kept in registers as vectors of the widest size, which the language of this file's loops does not promise. */
+/* Lanes stay in registers, as vectors of the widest size: loops over arrays would not be sure to keep them there. */
 #if defined(__AVX512F__)
 enum { VECTOR_BYTES = 64 };
 #elif defined(__AVX2__)
