@@ -118,17 +118,20 @@ typedef struct tn_native_row {
     tn_native_maker *make;
     result_kind result;
     void (*cost)(const tn_native *n, tn_cost *cost); /* NULL: what the op's shapes say */
+    bool (*takes)(const tn_node *n);                 /* NULL: all there is; others are composed */
 } tn_native_row;
 
 static const tn_native_row natives[] = {
-    {"matmul_batched", tn_make_matmul, RESULT_FRESH, NULL},
-    {"linear_quantized", tn_make_linear_stored, RESULT_FRESH, NULL},
-    {"linear_half", tn_make_linear_stored, RESULT_FRESH, NULL},
-    {"argsort_last", make_argsort, RESULT_FRESH, NULL},
-    {"index_add_rows", make_index_add, RESULT_UPDATED, NULL},
-    {"rope_rows", tn_make_rope, RESULT_FRESH, NULL},
-    {"cache_append_rows", tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append},
-    {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention},
+    {"matmul_batched", tn_make_matmul, RESULT_FRESH, NULL, NULL},
+    {"linear_quantized", tn_make_linear_stored, RESULT_FRESH, NULL, NULL},
+    {"linear_half", tn_make_linear_stored, RESULT_FRESH, NULL, NULL},
+    {"argsort_last", make_argsort, RESULT_FRESH, NULL, NULL},
+    {"index_add_rows", make_index_add, RESULT_UPDATED, NULL, NULL},
+    {"rope_rows", tn_make_rope, RESULT_FRESH, NULL, NULL},
+    {"cache_append_rows", tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL},
+    {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL},
+    {"correlate2d", tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d},
+    {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight},
 };
 
 static const tn_native_row *row_named(const char *name) {
@@ -137,7 +140,10 @@ static const tn_native_row *row_named(const char *name) {
     return NULL;
 }
 
-bool tn_native_takes(const tn_node *n) { return row_named(tn_op(n->op)->name) != NULL; }
+bool tn_native_takes(const tn_node *n) {
+    const tn_native_row *row = row_named(tn_op(n->op)->name);
+    return row && (!row->takes || row->takes(n));
+}
 
 static result_kind result_of(const tn_value *v) {
     const tn_native_row *row = row_named(v->row->name);

@@ -8,6 +8,7 @@
 
 #include "core/core.h"
 #include "kern/blas.h"
+#include "kern/conv.h"
 
 /* Where a product finds its operands among the pointers; others have the result, the inputs in order, the workspace. */
 enum { TN_PRODUCT_A, TN_PRODUCT_B, TN_PRODUCT_C, TN_PRODUCT_WORKSPACE, TN_PRODUCT_POINTERS };
@@ -37,6 +38,7 @@ struct tn_native {
         tn_cache_write_args append;
         tn_attention_args attention;
         tn_rope_args rope;
+        tn_conv_args conv;
     };
 };
 
@@ -51,6 +53,10 @@ void tn_native_matrix(const tn_value *v, tn_matrix *m);
 
 tn_native_maker tn_make_matmul, tn_make_linear_stored;                        /* native_product.c */
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention; /* native_attention.c */
+tn_native_maker tn_make_correlate2d, tn_make_conv2d_weight;                   /* native_conv.c */
+bool tn_takes_correlate2d(const tn_node *n);
+bool tn_takes_conv2d_weight(const tn_node *n);
+void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
 void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost);
 void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost);
 

@@ -35,8 +35,6 @@ tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);
 tn_node *tn_b_whole(tn_build *b, tn_node *x);
 /* x, or a copy of it when its elements do not lie in row-major order: native kernels take no other inputs. */
 tn_node *tn_b_laid_out(tn_build *b, tn_node *x);
-/* The gradient of a matrix product's left operand, which has x's shape (only that counts), given the right one. */
-tn_node *tn_b_matmul_left_gradient(tn_build *b, const tn_node *x, tn_node *y, tn_node *dy);
 /* The node itself as an operand: gradients use results again. */
 static inline tn_node *tn_b_self(const tn_node *n) { return (tn_node *)(uintptr_t)n; }
 static inline bool tn_needs_grad(const tn_node *n, int i) { return n->in[i] && (n->in[i]->flags & TN_NODE_GRAD); }

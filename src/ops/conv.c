@@ -196,6 +196,16 @@ static tn_node *spread(tn_build *b, tn_node *y, tn_node *weight, const tn_window
                                    : spread_and_fold(b, y, weight, w, groups, size);
 }
 
+/* Matrices [n, (groups,) rows, places] as [(groups,) rows, n · places]: one chain through the places of all images. */
+static tn_node *places_last(tn_build *b, tn_node *m) {
+    if (!m) return NULL;
+    const int64_t *s = m->shape;
+    if (m->rank == 3)
+        return tn_b_reshape(b, tn_b_permute(b, m, (int64_t[]){1, 0, 2}, 3), (int64_t[]){s[1], s[0] * s[2]}, 2);
+    tn_node *turned = tn_b_permute(b, m, (int64_t[]){1, 2, 0, 3}, 4);
+    return tn_b_reshape(b, turned, (int64_t[]){s[1], s[2], s[0] * s[3]}, 3);
+}
+
 /* The product over all places: x [n, channels, h, w] and y [n, out, places] → [out, channels / groups, kernel]. */
 static tn_node *collect(tn_build *b, tn_node *x, tn_node *y, const tn_window *w, int64_t groups, const tn_node *like) {
     if (!x || !y) return NULL;
@@ -204,11 +214,8 @@ static tn_node *collect(tn_build *b, tn_node *x, tn_node *y, const tn_window *w,
         tn_node *each = tn_b_reshape(b, y, (int64_t[]){y->shape[0], groups, 1, 1, y->shape[2], y->shape[3]}, 6);
         return tn_b_view(b, tn_b_sum(b, tn_b_mul(b, seen, each), (int64_t[]){0, 4, 5}, 3, false), like->shape, 4);
     }
-    int64_t out = like->shape[0] / groups, depth = like->shape[1] * like->shape[2] * like->shape[3];
-    tn_node matrix = {.rank = groups == 1 ? 2 : 3, .shape = {out, depth}};
-    if (groups > 1) matrix = (tn_node){.rank = 3, .shape = {groups, out, depth}};
-    tn_node *g = tn_b_matmul_left_gradient(b, &matrix, columns(b, seen, groups), pixels(b, y, groups));
-    return tn_b_view(b, g, like->shape, 4);
+    tn_node *taps = tn_b_transpose(b, places_last(b, columns(b, seen, groups)), -2, -1);
+    return tn_b_view(b, tn_b_matmul_batched(b, places_last(b, pixels(b, y, groups)), taps), like->shape, 4);
 }
 
 static tn_node *add_bias(tn_build *b, tn_node *y, tn_node *bias) {
@@ -414,7 +421,11 @@ static tn_status infer_conv2d_weight(tn_infer *c) {
 
 static tn_node *compose_conv2d_weight(tn_build *b, const tn_node *n) {
     tn_window w = weight_window(n->i);
-    return collect(b, tn_b_images(b, n->in[0], 2), tn_b_images(b, n->in[1], 2), &w, n->i[TN_CONV2D_WEIGHT_GROUPS], n);
+    tn_node *x = n->in[0], *y = n->in[1];
+    int64_t groups = n->i[TN_CONV2D_WEIGHT_GROUPS];
+    if (x->rank == 4) return collect(b, x, y, &w, groups, n);
+    x = tn_b_images(b, x, 2);
+    return tn_b_conv2d_weight(b, x, tn_b_images(b, y, 2), w.kernel, w.stride, w.padding, w.dilation, groups);
 }
 
 /* What the results of one channel of one image add to its filter, [channels, kernel, kernel]. */

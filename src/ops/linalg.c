@@ -176,8 +176,7 @@ static bool folding_left_pays(const tn_node *x, const tn_node *y, const tn_node 
     return batch_count(dy) * x->shape[x->rank - 2] * x->shape[x->rank - 1] > tn_node_numel(y) + tn_node_numel(dy);
 }
 
-tn_node *tn_b_matmul_left_gradient(tn_build *b, const tn_node *x, tn_node *y, tn_node *dy) {
-    if (!y || !dy) return NULL;
+static tn_node *left_gradient(tn_build *b, const tn_node *x, tn_node *y, tn_node *dy) {
     bool shared = batch_count(x) == 1 && batch_count(dy) > 1 && same_batch(y, dy);
     if (!shared || !folding_left_pays(x, y, dy)) return tn_b_sum_to(b, tn_b_matmul_batched(b, dy, transposed(b, y)), x);
     tn_node *g = tn_b_matmul_batched(b, columns_of(b, dy), transposed(b, columns_of(b, y)));
@@ -194,7 +193,7 @@ static tn_node *right_gradient(tn_build *b, tn_node *x, const tn_node *y, tn_nod
 
 static tn_status grad_matmul_batched(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     tn_node *x = n->in[0], *y = n->in[1];
-    if (x->flags & TN_NODE_GRAD) grads[0] = tn_b_matmul_left_gradient(b, x, y, dy);
+    if (x->flags & TN_NODE_GRAD) grads[0] = left_gradient(b, x, y, dy);
     if (y->flags & TN_NODE_GRAD) grads[1] = right_gradient(b, x, y, dy);
     return b->status;
 }

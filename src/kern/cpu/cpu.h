@@ -1,11 +1,12 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
- * gemm.c, gemm_f64.c and attention.c are compiled with the flags of each instruction set and export one table each;
+ * gemm.c, gemm_f64.c, conv.c and attention.c are compiled with the flags of each instruction set and export one table each;
  * qmat.c is too, in other variants: dot products of small integers matter to it, AVX-512 without them does not.
  * select.c looks at the processor once and keeps the best tables that this build has. */
 #ifndef TN_KERN_CPU_H
 #define TN_KERN_CPU_H
 
+#include "kern/conv.h"
 #include "kern/kern.h"
 
 typedef struct tn_gemm_table {
@@ -26,6 +27,18 @@ typedef struct tn_attention_table {
 } tn_attention_table;
 
 extern const tn_attention_table tn_attention_table_base, tn_attention_table_avx2, tn_attention_table_avx512;
+
+typedef struct tn_conv_table {
+    bool (*fits)(const tn_conv_args *args);
+    size_t (*packed_bytes)(const tn_conv_args *args);
+    void (*pack)(const tn_conv_args *args, void *to);
+    size_t (*workspace)(const tn_conv_args *args, int threads);
+    void (*run)(const tn_conv_args *args);
+    size_t (*weight_workspace)(const tn_conv_args *args, int threads);
+    void (*run_weight)(const tn_conv_args *args);
+} tn_conv_table;
+
+extern const tn_conv_table tn_conv_table_base, tn_conv_table_avx2, tn_conv_table_avx512;
 
 typedef struct tn_qmat_table {
     void (*run)(const tn_qmat_args *args);

@@ -725,5 +725,6 @@ static size_t packed_bytes(int64_t n, int64_t k) { return area(round_up(n, PANEL
 #define TABLE VEC_JOIN(tn_gemm_table_f64, TN_ISA_SUFFIX)
 #else
 #define TABLE VEC_JOIN(tn_gemm_table_f32, TN_ISA_SUFFIX)
+const tile_set TILES = {tile_full, tile_edge, tile_wide, tile_wide_panels};
 #endif
 const tn_gemm_table TABLE = {run, workspace, packed_bytes, pack_b_alone};

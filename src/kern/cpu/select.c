@@ -6,16 +6,17 @@
 typedef struct kernel_tables {
     const tn_gemm_table *f32, *f64;
     const tn_attention_table *attention;
+    const tn_conv_table *conv;
 } kernel_tables;
 
 /* Best last; what this build lacks takes the row before it. */
 static const kernel_tables built[TN_ISA_COUNT] = {
-    [TN_ISA_BASE] = {&tn_gemm_table_f32_base, &tn_gemm_table_f64_base, &tn_attention_table_base},
+    [TN_ISA_BASE] = {&tn_gemm_table_f32_base, &tn_gemm_table_f64_base, &tn_attention_table_base, &tn_conv_table_base},
 #ifdef TN_HAVE_AVX2
-    [TN_ISA_AVX2] = {&tn_gemm_table_f32_avx2, &tn_gemm_table_f64_avx2, &tn_attention_table_avx2},
+    [TN_ISA_AVX2] = {&tn_gemm_table_f32_avx2, &tn_gemm_table_f64_avx2, &tn_attention_table_avx2, &tn_conv_table_avx2},
 #endif
 #ifdef TN_HAVE_AVX512
-    [TN_ISA_AVX512] = {&tn_gemm_table_f32_avx512, &tn_gemm_table_f64_avx512, &tn_attention_table_avx512},
+    [TN_ISA_AVX512] = {&tn_gemm_table_f32_avx512, &tn_gemm_table_f64_avx512, &tn_attention_table_avx512, &tn_conv_table_avx512},
 #endif
 };
 
@@ -67,6 +68,24 @@ size_t tn_attention_workspace(const tn_attention_args *args, int threads) {
 void tn_attention(const tn_attention_args *args) { tables()->attention->run(args); }
 
 void tn_cache_write(const tn_cache_write_args *args) { tables()->attention->append(args); }
+
+/* ---- convolutions ------------------------------------------------------------------------------------------------ */
+
+bool tn_conv_fits(const tn_conv_args *args) { return tables()->conv->fits(args); }
+
+size_t tn_conv_packed_bytes(const tn_conv_args *args) { return tables()->conv->packed_bytes(args); }
+
+void tn_conv_pack(const tn_conv_args *args, void *to) { tables()->conv->pack(args, to); }
+
+size_t tn_conv_workspace(const tn_conv_args *args, int threads) { return tables()->conv->workspace(args, threads); }
+
+void tn_conv(const tn_conv_args *args) { tables()->conv->run(args); }
+
+size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads) {
+    return tables()->conv->weight_workspace(args, threads);
+}
+
+void tn_conv_weight(const tn_conv_args *args) { tables()->conv->run_weight(args); }
 
 /* ---- block-quantised weights ------------------------------------------------------------------------------------- */
 

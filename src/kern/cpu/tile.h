@@ -54,6 +54,16 @@ typedef struct tile {
 
 typedef void tile_fn(const tile *t);
 
+/* All of them, by height, for sources that do not compile their own copy: they define TILE_SHARED. */
+typedef struct tile_set {
+    tile_fn *const *full, *const *edge, *const *wide;
+    const int *wide_panels;
+} tile_set;
+#define TILES VEC_JOIN(tn_tiles_f32, TN_ISA_SUFFIX)
+extern const tile_set TILES;
+
+#ifndef TILE_SHARED
+
 /* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. */
 enum {
     C_AHEAD_K = 64,             /* C's rows are asked for when the tile starts, if it has so many steps to go */
@@ -147,4 +157,5 @@ static tile_fn *const tile_edge[] = {NULL, TILE_HEIGHTS(TILE_EDGE_NAME)};
 static tile_fn *const tile_wide[] = {NULL, tile_wide_1, tile_wide_2, tile_wide_3, tile_wide_4};
 static const int tile_wide_panels[] = {1, WIDE_1, WIDE_2, WIDE_3, WIDE_4};
 
+#endif
 #endif

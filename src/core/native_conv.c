@@ -1,0 +1,141 @@
+/* native_conv.c — convolutions and the gradient of their weight: the glue of kern/conv.h.
+ *
+ * Filters that lie in bound memory which this plan does not write are packed once, as a form of their buffer; others at
+ * each run. What the kernel does not take — other dtypes, one filter a channel, windows of one tap, which are plain
+ * products — stays composed. */
+#include "core/native.h"
+#include "ops/ops_build.h"
+
+#include <string.h>
+
+static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of packed filters that are kept beside them */
+
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
+
+/* Where a window's numbers stand among an op's attributes. */
+typedef struct window_places {
+    int stride, before, dilation, groups;
+} window_places;
+
+static const window_places of_correlate2d = {TN_CORRELATE2D_STRIDE, TN_CORRELATE2D_BEFORE, TN_CORRELATE2D_DILATION,
+                                             TN_CORRELATE2D_GROUPS};
+static const window_places of_conv2d_weight = {TN_CONV2D_WEIGHT_STRIDE, TN_CONV2D_WEIGHT_PADDING,
+                                               TN_CONV2D_WEIGHT_DILATION, TN_CONV2D_WEIGHT_GROUPS};
+
+/* Images x, results y and filters w, all of four dims. */
+static tn_conv_args sizes_of(const tn_node *n, const window_places *at, const tn_node *x, const tn_node *y,
+                             const tn_node *w) {
+    int64_t groups = n->i[at->groups];
+    tn_conv_args a = {.images = x->shape[0], .groups = groups, .channels = w->shape[1]};
+    a.filters = w->shape[0] / groups;
+    for (int d = 0; d < 2; d++) {
+        a.size[d] = x->shape[2 + d];
+        a.kernel[d] = w->shape[2 + d];
+        a.places[d] = y->shape[2 + d];
+        a.stride[d] = n->i[at->stride + d];
+        a.before[d] = n->i[at->before + d];
+        a.dilation[d] = n->i[at->dilation + d];
+    }
+    return a;
+}
+
+static bool takes(const tn_node *n, const tn_conv_args *a) {
+    bool one_tap = a->kernel[0] * a->kernel[1] == 1, each_alone = a->groups > 1 && a->channels == 1 && a->filters == 1;
+    return n->dtype == TN_F32 && !one_tap && !each_alone && tn_conv_fits(a);
+}
+
+bool tn_takes_correlate2d(const tn_node *n) {
+    tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
+    return takes(n, &a);
+}
+
+bool tn_takes_conv2d_weight(const tn_node *n) {
+    if (n->in[0]->rank != 4) return false;
+    tn_conv_args a = sizes_of(n, &of_conv2d_weight, n->in[0], n->in[1], n);
+    return takes(n, &a);
+}
+
+void tn_cost_of_conv(const tn_native *n, tn_cost *cost) {
+    const tn_conv_args *a = &n->conv;
+    double places = (double)(a->images * a->places[0] * a->places[1]);
+    double depth = (double)(a->channels * a->kernel[0] * a->kernel[1]);
+    cost->flops = 2 * places * (double)(a->groups * a->filters) * depth;
+}
+
+/* ---- convolutions ------------------------------------------------------------------------------------------------ */
+
+/* words of the name of packed filters */
+enum { FORM_GROUPS, FORM_FILTERS, FORM_CHANNELS, FORM_KERNEL, FORM_OFFSET = FORM_KERNEL + 2 };
+
+static void pack_form(const tn_form *form, const void *from, void *to) {
+    const int64_t *w = form->word;
+    int64_t rows = w[FORM_KERNEL], columns = w[FORM_KERNEL + 1];
+    tn_conv_args a = {.groups = w[FORM_GROUPS],
+                      .filters = w[FORM_FILTERS],
+                      .channels = w[FORM_CHANNELS],
+                      .kernel = {rows, columns},
+                      .weight = (const float *)(const void *)((const char *)from + w[FORM_OFFSET]),
+                      .weight_stride = {w[FORM_CHANNELS] * rows * columns, rows * columns, columns, 1}};
+    tn_conv_pack(&a, to);
+}
+
+static bool in_order(const tn_value *v) {
+    int64_t stride[TN_MAX_RANK];
+    tn_strides_contiguous(v->node->shape, v->node->rank, stride);
+    for (int d = 0; d < v->node->rank; d++)
+        if (v->node->shape[d] != 1 && v->stride[d] != stride[d]) return false;
+    return true;
+}
+
+static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *weight) {
+    const tn_conv_args *a = &n->conv;
+    int slot = g->values[weight->root].slot;
+    size_t bytes = tn_conv_packed_bytes(a);
+    if (!tn_native_may_form(g, slot) || !in_order(weight) || (int64_t)bytes > PACK_LIMIT) return;
+    n->form_slot = slot;
+    n->form = (tn_form){.make = pack_form,
+                        .bytes = bytes,
+                        .word = {a->groups, a->filters, a->channels, a->kernel[0], a->kernel[1],
+                                 (int64_t)tn_native_byte_offset(weight)}};
+    n->formed = &n->packed_weight;
+}
+
+static void run_correlate2d(tn_native *n, void *const *pointers) {
+    n->conv.out = pointers[0];
+    n->conv.x = pointers[1];
+    n->conv.weight = pointers[2];
+    n->conv.packed = n->packed_weight;
+    n->conv.workspace = pointers[3];
+    tn_conv(&n->conv);
+}
+
+tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]], *weight = &g->values[y->in[1]];
+    n->run = run_correlate2d;
+    n->conv = sizes_of(y->node, &of_correlate2d, x->node, y->node, weight->node);
+    memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
+    memcpy(n->conv.weight_stride, weight->stride, sizeof n->conv.weight_stride);
+    keep_packed(g, n, weight);
+    *workspace = tn_conv_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}
+
+/* ---- the gradient of the weight ---------------------------------------------------------------------------------- */
+
+static void run_conv2d_weight(tn_native *n, void *const *pointers) {
+    n->conv.out = pointers[0];
+    n->conv.x = pointers[1];
+    n->conv.y = pointers[2];
+    n->conv.workspace = pointers[3];
+    tn_conv_weight(&n->conv);
+}
+
+tn_status tn_make_conv2d_weight(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *weight = &g->values[group->lead], *x = &g->values[weight->in[0]], *y = &g->values[weight->in[1]];
+    n->run = run_conv2d_weight;
+    n->conv = sizes_of(weight->node, &of_conv2d_weight, x->node, y->node, weight->node);
+    memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
+    memcpy(n->conv.y_stride, y->stride, sizeof n->conv.y_stride);
+    *workspace = tn_conv_weight_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}

@@ -1,0 +1,42 @@
+/* conv.h — convolutions on the processor, and the gradient of their weight.
+ *
+ * Both are products of matrices one operand of which is what a window sees, so that most of its numbers stand there
+ * `kernel` times. That matrix is never made: a block of it is packed where and when the micro-kernels need it. */
+#ifndef TN_KERN_CONV_H
+#define TN_KERN_CONV_H
+
+#include "kern/kern.h"
+
+/* Images x [images, groups · channels, size], filters [groups · filters, channels, kernel] and results y [images,
+ * groups · filters, places], all f32. The window of place (u, v) begins at (u, v) · stride − before (which may be
+ * negative) and has its taps `dilation` apart; outside of the image it sees zeros. */
+typedef struct tn_conv_args {
+    int64_t images, groups, channels, filters; /* channels and filters of one group */
+    int64_t size[2], kernel[2], places[2], stride[2], before[2], dilation[2];
+    const float *x, *y;
+    int64_t x_stride[4], y_stride[4]; /* elements; y's are the weight gradient's alone */
+    const float *weight;
+    int64_t weight_stride[4];
+    const void *packed; /* what tn_conv_pack made of the weight; NULL: done at each run */
+    float *out;         /* y, or the weight's gradient; contiguous */
+    void *workspace;    /* 64-byte aligned */
+} tn_conv_args;
+
+/* Is there a kernel for these sizes? Not where an extent is 0, nor where a window reaches so far that a block of what
+ * it sees is no block any more. Reads sizes alone. */
+bool tn_conv_fits(const tn_conv_args *args);
+
+/* out = y: each is what tn_gemm_f32 yields for row k = (channel, kernel row, kernel column) of what windows see: chains
+ * of KIR_KSUM steps, in order. What lies outside of the image takes part as a zero. Same bits for any thread count and
+ * any instruction set. `threads`: tn_threads() when it will run, or more. Sizes and strides are read, no data. */
+size_t tn_conv_packed_bytes(const tn_conv_args *args);
+void tn_conv_pack(const tn_conv_args *args, void *to);
+size_t tn_conv_workspace(const tn_conv_args *args, int threads);
+void tn_conv(const tn_conv_args *args);
+
+/* out = the weight's gradient, Σ over images and places of y times what the window sees: chains of KIR_KSUM places, all
+ * places of the first image, then those of the next. */
+size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads);
+void tn_conv_weight(const tn_conv_args *args);
+
+#endif

@@ -1,0 +1,459 @@
+/* conv.c — convolutions and the gradient of their weight on the processor; compiled once per instruction set.
+ *
+ * A convolution: for each group out[filters, places] = weight[filters, taps] · seen[taps, places]. Places are cut into
+ * blocks, which threads share; for 256 steps of k at a time a block of what is seen is packed into panels (windows.h),
+ * and all filters pass over it while it is in the second cache. Packing costs a few loads and stores a step, which all
+ * filters share. Filters are packed as tiles, once if they stay as they are.
+ *
+ * The weight's gradient: [taps, filters] = seen[taps, places] · yᵀ[places, filters], the places being the long axis.
+ * y is packed into panels, 256 places at a time, and what is seen is copied to rows that the tiles read as they are;
+ * threads share the taps.
+ *
+ * The micro-kernels are those of gemm.c, and so are the chains: any cut gives the same bits. */
+#define TILE_SHARED
+#include "kern/conv.h"
+
+#include <string.h>
+
+#include "kern/cpu/cpu.h"
+#include "kern/cpu/pack.h"
+#include "kern/cpu/tile.h"
+#include "kern/cpu/windows.h"
+
+enum {
+    CHUNK = KIR_KSUM,
+    COLUMNS = SEEN_PLACES,     /* of a block: 256 steps of them are 256 KiB */
+    PART_ROWS = 512,           /* filters that pass over a block, at most */
+    ROW = CHUNK + VL,          /* distance of the rows of what is seen */
+    WEIGHT_CHANNELS = 64,      /* as many taps as so many have a part of the weight's gradient has, at most */
+    SLAB_ELEMENTS = 1 << 22    /* more is no cache's */
+};
+
+static const double PART_FLOPS = 5e5; /* as in gemm.c */
+
+static size_t area(int64_t elements) { return ((size_t)elements * sizeof(float) + 63) / 64 * 64; }
+
+static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
+
+/* Rows left → rows of the next tile: full height, but the last two share what is left. */
+static int64_t tile_height(int64_t left) {
+    if (left >= 2 * TILE_ROWS || left <= TILE_ROWS) return tn_min64(left, TILE_ROWS);
+    return (left + 1) / 2;
+}
+
+/* One row of tiles: `height` rows of A times the panels that `t` points at. */
+static void multiply(tile t, int64_t height, int64_t columns) {
+    if (height <= WIDE_HEIGHT) {
+        int64_t panels = TILES.wide_panels[height];
+        for (; columns >= panels * PANEL; columns -= panels * PANEL) {
+            TILES.wide[height](&t);
+            t.b += panels * t.b_panel;
+            t.c += panels * PANEL;
+        }
+    }
+    for (; columns >= PANEL; columns -= PANEL) {
+        TILES.full[height](&t);
+        t.b += t.b_panel;
+        t.c += PANEL;
+    }
+    for (; columns > 0; columns -= VL) {
+        t.columns = columns;
+        TILES.edge[height](&t);
+        t.b += VL;
+        t.c += VL;
+    }
+}
+
+static double flops(const tn_conv_args *a) {
+    double places = (double)(a->images * a->places[0] * a->places[1]);
+    return 2.0 * places * (double)(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
+}
+
+static int choose_threads(const tn_conv_args *a) {
+    double parts = flops(a) / PART_FLOPS;
+    if (parts < 2) return 1;
+    int most = tn_threads();
+    return parts < most ? (int)parts : most;
+}
+
+/* Channels that a chunk of k can have to do with. */
+static int64_t chunk_channels(const tn_conv_args *a) {
+    return tn_min64(a->channels, (CHUNK - 2) / (a->kernel[0] * a->kernel[1]) + 2);
+}
+
+/* Channels that a part of the weight's gradient can have to do with. */
+static int64_t weight_channels(const tn_conv_args *a) { return tn_min64(a->channels, WEIGHT_CHANNELS + 1); }
+
+static bool fits(const tn_conv_args *a) {
+    windows w;
+    bool some = a->images > 0 && a->groups > 0 && a->channels > 0 && a->filters > 0;
+    for (int axis = 0; axis < 2; axis++) {
+        some = some && a->size[axis] > 0 && a->kernel[axis] > 0 && a->places[axis] > 0;
+        if (!some || (double)a->dilation[axis] * (double)a->kernel[axis] > SLAB_ELEMENTS) return false;
+        if ((double)a->places[axis] * (double)a->stride[axis] > SLAB_ELEMENTS) return false;
+    }
+    windows_plan(&w, a, COLUMNS, tn_max64(chunk_channels(a), weight_channels(a)), false);
+    return (double)w.channel * (double)w.channels <= SLAB_ELEMENTS;
+}
+
+/* ---- filters, packed --------------------------------------------------------------------------------------------- */
+
+/* Chunk k0 of a group lies at k0 · filters, the tile of row i in it at i · steps, its rows side by side. */
+static size_t packed_bytes(const tn_conv_args *a) {
+    return area(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
+}
+
+/* Are a filter's taps consecutive? */
+static bool taps_follow(const tn_conv_args *a) {
+    const int64_t *s = a->weight_stride;
+    bool columns = a->kernel[1] == 1 || s[3] == 1, rows = a->kernel[0] == 1 || s[2] == a->kernel[1];
+    return columns && rows && (a->channels == 1 || s[1] == a->kernel[0] * a->kernel[1]);
+}
+
+static void pack_tile(const tn_conv_args *a, const float *from, int64_t rows, int64_t k0, int64_t steps, float *to) {
+    const int64_t *s = a->weight_stride;
+    int64_t taps = a->kernel[0] * a->kernel[1];
+    if (taps_follow(a)) {
+        pack_run(&(pack){.to = to,
+                         .distance = rows,
+                         .group = rows,
+                         .from = from + k0,
+                         .along = 1,
+                         .across = s[0],
+                         .steps = steps,
+                         .lines = rows});
+        return;
+    }
+    for (int64_t k = k0; k < k0 + steps; k++, to += rows) {
+        const float *at = from + k / taps * s[1] + k % taps / a->kernel[1] * s[2] + k % a->kernel[1] * s[3];
+        for (int64_t i = 0; i < rows; i++)
+            to[i] = at[i * s[0]];
+    }
+}
+
+typedef struct packing {
+    const tn_conv_args *a;
+    float *to;
+} packing;
+
+static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const packing *p = ctx;
+    const tn_conv_args *a = p->a;
+    int64_t depth = a->channels * a->kernel[0] * a->kernel[1], chunks = tn_ceil_div(depth, CHUNK);
+    (void)worker;
+    for (int64_t n = begin; n < end; n++) {
+        int64_t group = n / chunks, k0 = n % chunks * CHUNK, steps = tn_min64(CHUNK, depth - k0);
+        float *to = p->to + (group * depth + k0) * a->filters;
+        for (int64_t i = 0, rows = 0; i < a->filters; i += rows) {
+            rows = tile_height(a->filters - i);
+            const float *from = a->weight + (group * a->filters + i) * a->weight_stride[0];
+            pack_tile(a, from, rows, k0, steps, to + i * steps);
+        }
+    }
+}
+
+static void pack_filters(const tn_conv_args *a, void *to) {
+    enum { PART_ELEMENTS = 1 << 14 };
+    packing p = {a, to};
+    int64_t depth = a->channels * a->kernel[0] * a->kernel[1], chunks = a->groups * tn_ceil_div(depth, CHUNK);
+    int64_t grain = tn_max64(PART_ELEMENTS / (a->filters * tn_min64(depth, CHUNK)), 1);
+    tn_parallel(chunks, grain, pack_chunks, &p);
+}
+
+/* ---- a convolution ----------------------------------------------------------------------------------------------- */
+
+typedef struct conv {
+    tn_conv_args a;
+    windows w;
+    int64_t lines, blocks, width; /* lines of places, blocks a line, columns a block */
+    int64_t row_parts;            /* of the filters */
+    const float *packed;
+    size_t slab_bytes, panel_bytes, sums_bytes, part_bytes, tap_bytes;
+    char *parts; /* memory of each thread */
+} conv;
+
+static int64_t part_rows(const conv *c) {
+    return tn_min64(c->a.filters, tn_ceil_div(tn_ceil_div(c->a.filters, TILE_ROWS), c->row_parts) * TILE_ROWS);
+}
+
+static void plan(conv *c, const tn_conv_args *args) {
+    *c = (conv){.a = *args};
+    windows_plan(&c->w, &c->a, COLUMNS, chunk_channels(args), true);
+    c->lines = args->images * c->w.plane / c->w.line;
+    c->row_parts = tn_ceil_div(args->filters, PART_ROWS);
+    c->slab_bytes = area(windows_elements(&c->w));
+    c->panel_bytes = area(COLUMNS * CHUNK);
+    c->sums_bytes = area(part_rows(c) * COLUMNS);
+    c->part_bytes = c->slab_bytes + c->panel_bytes + c->sums_bytes;
+    c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
+}
+
+/* Blocks of equal width, as many as keep all threads busy to the end. */
+static void choose_blocks(conv *c, int threads) {
+    int64_t most = COLUMNS / PANEL, panels = tn_ceil_div(c->w.line, PANEL);
+    int64_t others = c->lines * c->a.groups * c->row_parts;
+    int64_t share = others % threads == 0 ? 1 : threads;
+    int64_t rounds = tn_ceil_div(panels, most * share);
+    c->width = tn_ceil_div(panels, share * rounds) * PANEL;
+    c->blocks = tn_ceil_div(c->w.line, c->width);
+    int64_t tiles = tn_ceil_div(c->a.filters, TILE_ROWS), tasks = others * c->blocks;
+    if (tasks < threads) c->row_parts = tn_min64(tiles, c->row_parts * (threads / tasks));
+}
+
+static void pack_panels(const conv *c, const seen *s, int64_t k0, int64_t steps, float *panels) {
+    const int64_t *tap = c->w.tap + k0;
+    int64_t base = k0 / c->w.taps * c->w.channel;
+    for (int i = 0; i < s->pieces; i++) {
+        const piece *p = &s->piece[i];
+        float *to = panels + p->to / PANEL * steps * PANEL + p->to % PANEL;
+        if (p->to % PANEL + VL <= PANEL) {
+            copy_piece(to, PANEL, s->slab + p->from, tap, base, steps);
+        } else {
+            copy_part(to, PANEL, s->slab + p->from, tap, base, steps, p->count);
+        }
+    }
+}
+
+/* One block of places for the filters [first, first + rows). */
+typedef struct block {
+    int64_t group, first, rows, columns;
+    float *slab, *panels, *sums;
+} block;
+
+/* All filters of the block over one chunk, into `t.c`. */
+static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) {
+    const float *packed = c->packed + (b->group * c->w.depth + k0) * c->a.filters;
+    float *out = t.c;
+    for (int64_t i = 0, height = 0; i < b->first + b->rows; i += height) {
+        height = tile_height(c->a.filters - i);
+        if (i < b->first) continue;
+        t.a = packed + i * t.k;
+        t.a_row = 1;
+        t.a_k = height;
+        t.c = out + (i - b->first) * t.c_row;
+        multiply(t, height, b->columns);
+    }
+}
+
+static float *image_out(const conv *c, const block *b, int64_t row, const section *s) {
+    int64_t channel = (s->image * c->a.groups + b->group) * c->a.filters + b->first + row;
+    return c->a.out + channel * c->w.plane + s->at;
+}
+
+static void copy_out(const conv *c, const block *b, const seen *s) {
+    for (int64_t i = 0; i < b->rows; i++) {
+        for (int k = 0; k < s->sections; k++) {
+            const section *part = &s->section[k];
+            memcpy(image_out(c, b, i, part), b->sums + i * c->width + part->to,
+                   (size_t)part->count * sizeof(float));
+        }
+    }
+}
+
+/* Tiles write the result itself where the block lies in one image. */
+static void compute_block(const conv *c, const block *b, seen *s) {
+    bool direct = s->sections == 1;
+    tile t = {.c = direct ? image_out(c, b, 0, &s->section[0]) : b->sums};
+    t.c_row = direct ? c->w.plane : c->width;
+    for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
+        t.k = tn_min64(CHUNK, c->w.depth - k0);
+        t.add = k0 > 0;
+        fill_slab(&c->w, s, b->group, k0 / c->w.taps, (k0 + t.k - 1) / c->w.taps + 1);
+        pack_panels(c, s, k0, t.k, b->panels);
+        t.b = b->panels;
+        t.b_k = PANEL;
+        t.b_panel = t.k * PANEL;
+        multiply_filters(c, b, k0, t);
+    }
+    if (!direct) copy_out(c, b, s);
+}
+
+/* Rows of a part: whole tiles. */
+static int64_t part_begin(const conv *c, int64_t part) {
+    int64_t before = tn_ceil_div(c->a.filters, TILE_ROWS) * part / c->row_parts, row = 0;
+    for (; before > 0; before--)
+        row += tile_height(c->a.filters - row);
+    return row;
+}
+
+static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const conv *c = ctx;
+    char *memory = c->parts + (size_t)worker * c->part_bytes;
+    seen s;
+    s.slab = (float *)(void *)memory;
+    for (int64_t n = begin; n < end; n++) {
+        int64_t at = n % c->blocks, line = n / c->blocks % c->lines, part = n / c->blocks / c->lines % c->row_parts;
+        block b = {.group = n / c->blocks / c->lines / c->row_parts, .first = part_begin(c, part)};
+        b.rows = part_begin(c, part + 1) - b.first;
+        b.panels = (float *)(void *)(memory + c->slab_bytes);
+        b.sums = (float *)(void *)(memory + c->slab_bytes + c->panel_bytes);
+        b.columns = tn_min64(c->width, c->w.line - at * c->width);
+        see(&c->w, &s, line, at * c->width, b.columns, PANEL);
+        compute_block(c, &b, &s);
+    }
+}
+
+static size_t workspace(const tn_conv_args *args, int threads) {
+    conv c;
+    plan(&c, args);
+    return c.tap_bytes + packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
+}
+
+static void run(const tn_conv_args *args) {
+    conv c;
+    plan(&c, args);
+    int threads = choose_threads(args);
+    char *memory = args->workspace;
+    windows_find_taps(&c.w, (int64_t *)(void *)memory);
+    memory += c.tap_bytes;
+    c.packed = args->packed;
+    if (!c.packed) {
+        pack_filters(args, memory);
+        c.packed = (const float *)(const void *)memory;
+        memory += packed_bytes(args);
+    }
+    c.parts = memory;
+    choose_blocks(&c, threads);
+    int64_t tasks = c.a.groups * c.row_parts * c.lines * c.blocks;
+    if (threads == 1) {
+        compute_blocks(&c, 0, tasks, 0);
+    } else {
+        tn_parallel(tasks, 1, compute_blocks, &c);
+    }
+}
+
+/* ---- the gradient of the weight ---------------------------------------------------------------------------------- */
+
+typedef struct weight_gradient {
+    tn_conv_args a;
+    windows w;
+    int64_t parts_a_group, places; /* of all images */
+    int64_t sum_row;               /* distance of the rows of sums */
+    float *sums;                   /* [groups, depth, filters] */
+    size_t slab_bytes, panel_bytes, part_bytes, tap_bytes, sums_bytes;
+    char *parts;
+} weight_gradient;
+
+static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
+    *g = (weight_gradient){.a = *args};
+    windows_plan(&g->w, &g->a, CHUNK, weight_channels(args), false);
+    g->places = g->w.line;
+    g->sum_row = round_up(args->filters, VL);
+    g->slab_bytes = area(windows_elements(&g->w));
+    g->panel_bytes = area(CHUNK * round_up(args->filters, PANEL));
+    g->part_bytes = g->slab_bytes + g->panel_bytes + area(TILE_ROWS * ROW);
+    g->tap_bytes = ((size_t)g->w.depth * sizeof(int64_t) + 63) / 64 * 64;
+    g->sums_bytes = area(args->groups * g->w.depth * g->sum_row);
+}
+
+/* y at places that follow each other in one image and, unless y is contiguous, in one row. */
+static void pack_results_run(const weight_gradient *g, const float *y, int64_t steps, int64_t distance, float *to) {
+    pack_run(&(pack){.to = to,
+                     .distance = PANEL,
+                     .group = PANEL,
+                     .jump = distance,
+                     .from = y,
+                     .along = g->a.y_stride[3],
+                     .across = g->a.y_stride[1],
+                     .steps = steps,
+                     .lines = g->a.filters});
+}
+
+/* y as panels of filters: a step is a place. */
+static void pack_results(const weight_gradient *g, const seen *s, int64_t group, int64_t steps, float *panels) {
+    const tn_conv_args *a = &g->a;
+    int64_t across = a->places[1];
+    bool rows_follow = a->y_stride[2] == across * a->y_stride[3];
+    for (int k = 0; k < s->sections; k++) {
+        const section *part = &s->section[k];
+        const float *y = a->y + part->image * a->y_stride[0] + group * a->filters * a->y_stride[1];
+        for (int64_t i = 0, run = 0; i < part->count; i += run) {
+            int64_t at = part->at + i, column = at % across;
+            run = rows_follow ? part->count : tn_min64(across - column, part->count - i);
+            const float *from = y + at / across * a->y_stride[2] + column * a->y_stride[3];
+            pack_results_run(g, from, run, steps * PANEL, panels + (part->to + i) * PANEL);
+        }
+    }
+}
+
+/* What `height` taps see, a row each. */
+static void copy_rows(const weight_gradient *g, const seen *s, int64_t channel, int64_t first, int64_t height,
+                      float *to) {
+    int64_t base = channel * g->w.channel;
+    for (int i = 0; i < s->pieces; i++) {
+        const piece *p = &s->piece[i];
+        copy_piece(to + p->to, ROW, s->slab + p->from, g->w.tap + first, base, height);
+    }
+}
+
+/* Taps [begin, end) of one group: all places, chunk after chunk. */
+static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin, int64_t end, char *memory) {
+    int64_t channel = begin / g->w.taps;
+    float *panels = (float *)(void *)(memory + g->slab_bytes);
+    float *rows = (float *)(void *)(memory + g->slab_bytes + g->panel_bytes);
+    float *sums = g->sums + group * g->w.depth * g->sum_row;
+    seen s;
+    s.slab = (float *)(void *)memory;
+    for (int64_t q = 0; q < g->places; q += CHUNK) {
+        tile t = {.a = rows, .a_row = ROW, .a_k = 1, .b = panels, .b_k = PANEL, .c_row = g->sum_row, .add = q > 0};
+        t.k = tn_min64(CHUNK, g->places - q);
+        t.b_panel = t.k * PANEL;
+        see(&g->w, &s, 0, q, t.k, CHUNK);
+        pack_results(g, &s, group, t.k, panels);
+        fill_slab(&g->w, &s, group, channel, (end - 1) / g->w.taps + 1);
+        for (int64_t i = begin, height = 0; i < end; i += height) {
+            height = tile_height(end - i);
+            copy_rows(g, &s, channel, i, height, rows);
+            t.c = sums + i * g->sum_row;
+            multiply(t, height, g->a.filters);
+        }
+    }
+    pack_run(&(pack){.to = g->a.out + group * g->a.filters * g->w.depth + begin,
+                     .distance = g->w.depth,
+                     .group = end - begin,
+                     .from = sums + begin * g->sum_row,
+                     .along = 1,
+                     .across = g->sum_row,
+                     .steps = g->a.filters,
+                     .lines = end - begin});
+}
+
+static void collect_parts(void *ctx, int64_t begin, int64_t end, int worker) {
+    const weight_gradient *g = ctx;
+    int64_t tiles = tn_ceil_div(g->w.depth, TILE_ROWS);
+    for (int64_t n = begin; n < end; n++) {
+        int64_t part = n % g->parts_a_group;
+        int64_t first = tiles * part / g->parts_a_group * TILE_ROWS;
+        int64_t last = tn_min64(tiles * (part + 1) / g->parts_a_group * TILE_ROWS, g->w.depth);
+        if (first < last)
+            collect_taps(g, n / g->parts_a_group, first, last, g->parts + (size_t)worker * g->part_bytes);
+    }
+}
+
+static size_t workspace_weight(const tn_conv_args *args, int threads) {
+    weight_gradient g;
+    plan_weight(&g, args);
+    return g.tap_bytes + g.sums_bytes + (size_t)(threads > 1 ? threads : 1) * g.part_bytes;
+}
+
+static void run_weight(const tn_conv_args *args) {
+    weight_gradient g;
+    plan_weight(&g, args);
+    int threads = choose_threads(args);
+    char *memory = args->workspace;
+    windows_find_taps(&g.w, (int64_t *)(void *)memory);
+    g.sums = (float *)(void *)(memory + g.tap_bytes);
+    g.parts = memory + g.tap_bytes + g.sums_bytes;
+    int64_t tiles = tn_ceil_div(g.w.depth, TILE_ROWS), most = WEIGHT_CHANNELS * g.w.taps / TILE_ROWS;
+    g.parts_a_group = round_up(tn_ceil_div(tiles, most), args->groups % threads == 0 ? 1 : threads);
+    int64_t parts = args->groups * g.parts_a_group;
+    if (threads == 1) {
+        collect_parts(&g, 0, parts, 0);
+    } else {
+        tn_parallel(parts, 1, collect_parts, &g);
+    }
+}
+
+const tn_conv_table VEC_JOIN(tn_conv_table, TN_ISA_SUFFIX) = {
+    fits, packed_bytes, pack_filters, workspace, run, workspace_weight, run_weight,
+};

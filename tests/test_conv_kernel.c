@@ -1,0 +1,284 @@
+/* test_conv_kernel.c — convolutions and the gradient of their weight: the same bits as their definition, whatever the
+ * window, layout, processor and thread count.
+ *
+ * A scalar loop spells out the chains; the kernels of every instruction set that this processor has follow, on one,
+ * two and three threads, with filters packed before and at the run. The result lies between marks, which show every
+ * write beside it; workspace and images have exactly their sizes, so that the address sanitizer sees each step beyond. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "kern/cpu/cpu.h"
+
+enum { MARKS = 64, CASES = 60, MAX_THREADS = 3 };
+
+static const float MARK = 12345.0f;
+
+static uint64_t random_state;
+
+static int64_t random_below(int64_t n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    uint64_t x = random_state ^ random_state >> 29;
+    return (int64_t)((x * 0x9e3779b97f4a7c15u >> 16) % (uint64_t)n);
+}
+
+static int64_t random_from(int64_t low, int64_t high) { return low + random_below(high - low + 1); }
+
+/* ---- four axes in any order, with gaps, forwards or backwards ---------------------------------------------------- */
+
+typedef struct array {
+    float *memory;
+    int64_t first, stride[4];
+} array;
+
+static array random_array(const int64_t *extent, bool plain) {
+    array x = {0};
+    int order[4] = {3, 2, 1, 0};
+    if (!plain && random_below(3) == 0) order[0] = 1, order[1] = 3, order[2] = 2;
+    int64_t distance = plain || random_below(4) ? 1 : 2, size = 1;
+    for (int i = 0; i < 4; i++) {
+        int axis = order[i];
+        bool backward = !plain && random_below(5) == 0;
+        x.stride[axis] = backward ? -distance : distance;
+        int64_t reach = (extent[axis] - 1) * distance;
+        if (backward) x.first += reach;
+        size += reach;
+        distance = distance * extent[axis] + (plain || random_below(3) ? 0 : random_below(9));
+    }
+    x.memory = tn_mem_alloc((size_t)size * sizeof *x.memory);
+    assert_non_null(x.memory);
+    for (int64_t i = 0; i < size; i++)
+        x.memory[i] = (float)random_from(-1000, 1000) / 700.0f;
+    return x;
+}
+
+static float at(const array *x, int64_t i, int64_t j, int64_t k, int64_t l) {
+    return x->memory[x->first + i * x->stride[0] + j * x->stride[1] + k * x->stride[2] + l * x->stride[3]];
+}
+
+/* ---- the definition ---------------------------------------------------------------------------------------------- */
+
+typedef struct chain {
+    float total, sum;
+    int64_t steps;
+} chain;
+
+/* A chain begins at +0; the first one is the total, the others are added to it. */
+static void chain_step(chain *c, float x, float y) {
+    if (c->steps % KIR_KSUM == 0) {
+        if (c->steps == KIR_KSUM) c->total = c->sum;
+        if (c->steps > KIR_KSUM) c->total += c->sum;
+        c->sum = 0;
+    }
+    c->sum = fmaf(x, y, c->sum);
+    c->steps++;
+}
+
+static float chain_end(const chain *c) { return c->steps <= KIR_KSUM ? c->sum : c->total + c->sum; }
+
+typedef struct problem {
+    tn_conv_args a;
+    array x, y, weight;
+} problem;
+
+/* What tap (i, j) of the window at place (u, v) sees. */
+static float seen_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v, int64_t i, int64_t j) {
+    const tn_conv_args *a = &p->a;
+    int64_t row = u * a->stride[0] + i * a->dilation[0] - a->before[0];
+    int64_t column = v * a->stride[1] + j * a->dilation[1] - a->before[1];
+    if (row < 0 || row >= a->size[0] || column < 0 || column >= a->size[1]) return 0;
+    return at(&p->x, image, channel, row, column);
+}
+
+static void define_result(const problem *p, float *out) {
+    const tn_conv_args *a = &p->a;
+    int64_t all = a->groups * a->filters, plane = a->places[0] * a->places[1];
+    for (int64_t n = 0; n < a->images * all * plane; n++) {
+        int64_t image = n / plane / all, o = n / plane % all, u = n % plane / a->places[1], v = n % a->places[1];
+        chain c = {0};
+        for (int64_t k = 0; k < a->channels * a->kernel[0] * a->kernel[1]; k++) {
+            int64_t j = k % a->kernel[1], i = k / a->kernel[1] % a->kernel[0], ch = k / a->kernel[1] / a->kernel[0];
+            chain_step(&c, seen_at(p, image, o / a->filters * a->channels + ch, u, v, i, j),
+                       at(&p->weight, o, ch, i, j));
+        }
+        out[n] = chain_end(&c);
+    }
+}
+
+static void define_gradient(const problem *p, float *out) {
+    const tn_conv_args *a = &p->a;
+    int64_t taps = a->kernel[0] * a->kernel[1], plane = a->places[0] * a->places[1];
+    for (int64_t n = 0; n < a->groups * a->filters * a->channels * taps; n++) {
+        int64_t o = n / taps / a->channels, ch = n / taps % a->channels, i = n % taps / a->kernel[1];
+        chain c = {0};
+        for (int64_t q = 0; q < a->images * plane; q++) {
+            int64_t u = q % plane / a->places[1], v = q % a->places[1];
+            float seen = seen_at(p, q / plane, o / a->filters * a->channels + ch, u, v, i, n % a->kernel[1]);
+            chain_step(&c, seen, at(&p->y, q / plane, o, u, v));
+        }
+        out[n] = chain_end(&c);
+    }
+}
+
+/* ---- the kernels ------------------------------------------------------------------------------------------------- */
+
+static void assert_same(const problem *p, const float *want, const float *got, int64_t count, const char *what) {
+    for (int64_t i = 0; i < count; i++) {
+        if (memcmp(want + i, got + i, sizeof *want) == 0) continue;
+        const tn_conv_args *a = &p->a;
+        fail_msg("%s of %lld images, %lld groups of %lld channels and %lld filters, %lld×%lld seen by %lld×%lld at "
+                 "%lld×%lld: element %lld is %.9g, not %.9g",
+                 what, (long long)a->images, (long long)a->groups, (long long)a->channels, (long long)a->filters,
+                 (long long)a->size[0], (long long)a->size[1], (long long)a->kernel[0], (long long)a->kernel[1],
+                 (long long)a->places[0], (long long)a->places[1], (long long)i, (double)got[i], (double)want[i]);
+    }
+}
+
+static void assert_marks(const float *from) {
+    for (int i = 0; i < MARKS; i++)
+        assert_true(from[i] == MARK);
+}
+
+typedef void kernel(const tn_conv_args *args);
+
+static void run_once(const problem *p, kernel *run, size_t bytes, int64_t count, const void *packed,
+                     const float *want, const char *what) {
+    tn_conv_args args = p->a;
+    float *out = tn_mem_alloc((size_t)(count + 2 * MARKS) * sizeof *out);
+    args.workspace = tn_mem_alloc(bytes);
+    assert_true(out && args.workspace);
+    for (int64_t i = 0; i < count + 2 * MARKS; i++)
+        out[i] = MARK;
+    memset(args.workspace, 0xff, bytes);
+    args.packed = packed;
+    args.out = out + MARKS;
+    run(&args);
+    assert_same(p, want, args.out, count, what);
+    assert_marks(out);
+    assert_marks(out + MARKS + count);
+    tn_mem_free(args.workspace);
+    tn_mem_free(out);
+}
+
+static void check_everywhere(problem *p) {
+    tn_conv_args *a = &p->a;
+    int64_t results = a->images * a->groups * a->filters * a->places[0] * a->places[1];
+    int64_t weights = a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1];
+    float *y = tn_mem_alloc((size_t)results * sizeof *y), *dw = tn_mem_alloc((size_t)weights * sizeof *dw);
+    assert_true(y && dw && tn_conv_fits(a));
+    define_result(p, y);
+    define_gradient(p, dw);
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+        if (!tn_gemm_use((tn_isa)isa)) continue;
+        void *packed = tn_mem_alloc(tn_conv_packed_bytes(a));
+        assert_non_null(packed);
+        tn_conv_pack(a, packed);
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            assert_ok(tn_threads_set(threads));
+            run_once(p, tn_conv, tn_conv_workspace(a, threads), results, threads == 2 ? NULL : packed, y, "result");
+            run_once(p, tn_conv_weight, tn_conv_weight_workspace(a, threads), weights, NULL, dw, "gradient");
+        }
+        tn_mem_free(packed);
+    }
+    tn_mem_free(y);
+    tn_mem_free(dw);
+}
+
+static void make_arrays(problem *p, bool plain) {
+    tn_conv_args *a = &p->a;
+    p->x = random_array((int64_t[]){a->images, a->groups * a->channels, a->size[0], a->size[1]}, plain);
+    p->y = random_array((int64_t[]){a->images, a->groups * a->filters, a->places[0], a->places[1]}, plain);
+    p->weight =
+        random_array((int64_t[]){a->groups * a->filters, a->channels, a->kernel[0], a->kernel[1]}, plain);
+    a->x = p->x.memory + p->x.first;
+    a->y = p->y.memory + p->y.first;
+    a->weight = p->weight.memory + p->weight.first;
+    memcpy(a->x_stride, p->x.stride, sizeof a->x_stride);
+    memcpy(a->y_stride, p->y.stride, sizeof a->y_stride);
+    memcpy(a->weight_stride, p->weight.stride, sizeof a->weight_stride);
+}
+
+static void check_problem(problem *p, bool plain) {
+    make_arrays(p, plain);
+    check_everywhere(p);
+    tn_mem_free(p->x.memory);
+    tn_mem_free(p->y.memory);
+    tn_mem_free(p->weight.memory);
+}
+
+/* Any places will do: what lies beyond the image is zero. */
+static void random_windows_have_the_bits_of_their_definition(void **state) {
+    (void)state;
+    random_state = 1;
+    for (int i = 0; i < CASES; i++) {
+        problem p = {0};
+        tn_conv_args *a = &p.a;
+        a->images = random_from(1, 3);
+        a->groups = random_below(4) ? 1 : random_from(2, 3);
+        a->channels = random_from(1, 5);
+        a->filters = random_from(1, random_below(4) ? 9 : 40);
+        for (int d = 0; d < 2; d++) {
+            a->size[d] = random_from(1, 12);
+            a->kernel[d] = random_from(1, 4);
+            a->places[d] = random_from(1, 11);
+            a->stride[d] = random_below(2) ? 1 : random_from(2, 3);
+            a->dilation[d] = random_below(3) ? 1 : random_from(2, 3);
+            a->before[d] = random_from(-2, 4);
+        }
+        check_problem(&p, random_below(2) == 0);
+    }
+}
+
+/* Several chunks of taps and of places, blocks over many images, long rows, more filters than pass over a block. */
+static void large_windows_have_the_bits_of_their_definition(void **state) {
+    (void)state;
+    static const tn_conv_args sizes[] = {
+        {.images = 1, .channels = 33, .filters = 30, .size = {9, 19}, .kernel = {3, 3}, .places = {9, 19}},
+        {.images = 9, .channels = 4, .filters = 17, .size = {6, 7}, .kernel = {3, 3}, .places = {6, 7}},
+        {.images = 70, .channels = 2, .filters = 3, .size = {2, 2}, .kernel = {2, 2}, .places = {2, 2}},
+        {.images = 1, .channels = 1, .filters = 2, .size = {3, 1100}, .kernel = {1, 5}, .places = {3, 1100}},
+        {.images = 1, .channels = 1, .filters = 2, .size = {1, 700}, .kernel = {1, 3}, .places = {1, 700}},
+        {.images = 1, .channels = 1, .filters = 530, .size = {3, 3}, .kernel = {2, 3}, .places = {2, 3}},
+        {.images = 1, .channels = 140, .filters = 1, .size = {5, 5}, .kernel = {2, 2}, .places = {4, 4}},
+    };
+    random_state = 2;
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        for (int64_t stride = 1; stride <= 2; stride++) {
+            problem p = {.a = sizes[i]};
+            p.a.groups = 1;
+            for (int d = 0; d < 2; d++) {
+                p.a.stride[d] = stride;
+                p.a.dilation[d] = 1;
+                p.a.before[d] = p.a.kernel[d] / 2;
+                p.a.places[d] = (p.a.places[d] + stride - 1) / stride;
+            }
+            check_problem(&p, true);
+        }
+    }
+}
+
+static void windows_that_reach_too_far_have_no_kernel(void **state) {
+    (void)state;
+    tn_conv_args a = {.images = 1, .groups = 1, .channels = 1, .filters = 1};
+    for (int d = 0; d < 2; d++)
+        a.size[d] = a.places[d] = a.kernel[d] = a.stride[d] = a.dilation[d] = 3;
+    assert_true(tn_conv_fits(&a));
+    a.dilation[0] = a.dilation[1] = INT32_MAX;
+    assert_false(tn_conv_fits(&a));
+    a.dilation[0] = a.dilation[1] = 1 << 20;
+    assert_false(tn_conv_fits(&a));
+    a.dilation[0] = a.dilation[1] = 1;
+    a.stride[0] = a.places[0] = INT32_MAX;
+    assert_false(tn_conv_fits(&a));
+    a.places[0] = 0;
+    assert_false(tn_conv_fits(&a));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
+        cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
+        cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
