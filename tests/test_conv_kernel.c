@@ -3,7 +3,8 @@
  *
  * A scalar loop spells out the chains; the kernels of every instruction set that this processor has follow, on one,
  * two and three threads, with filters packed before and at the run. The result lies between marks, which show every
- * write beside it; workspace and images have exactly their sizes, so that the address sanitizer sees each step beyond. */
+ * write beside it; workspace and images have exactly their sizes, so that the address sanitizer sees each step
+ * beyond. */
 #include "test_support.h"
 
 #include <math.h>

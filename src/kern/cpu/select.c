@@ -9,14 +9,17 @@ typedef struct kernel_tables {
     const tn_conv_table *conv;
 } kernel_tables;
 
+#define TABLES_OF(isa) \
+    { &tn_gemm_table_f32_##isa, &tn_gemm_table_f64_##isa, &tn_attention_table_##isa, &tn_conv_table_##isa }
+
 /* Best last; what this build lacks takes the row before it. */
 static const kernel_tables built[TN_ISA_COUNT] = {
-    [TN_ISA_BASE] = {&tn_gemm_table_f32_base, &tn_gemm_table_f64_base, &tn_attention_table_base, &tn_conv_table_base},
+    [TN_ISA_BASE] = TABLES_OF(base),
 #ifdef TN_HAVE_AVX2
-    [TN_ISA_AVX2] = {&tn_gemm_table_f32_avx2, &tn_gemm_table_f64_avx2, &tn_attention_table_avx2, &tn_conv_table_avx2},
+    [TN_ISA_AVX2] = TABLES_OF(avx2),
 #endif
 #ifdef TN_HAVE_AVX512
-    [TN_ISA_AVX512] = {&tn_gemm_table_f32_avx512, &tn_gemm_table_f64_avx512, &tn_attention_table_avx512, &tn_conv_table_avx512},
+    [TN_ISA_AVX512] = TABLES_OF(avx512),
 #endif
 };
 
