@@ -1,7 +1,7 @@
 /* bench.c — `trunnion bench`: how fast this machine does some everyday work, and which part of its limit that is.
  *
- * A work is run until it is warm, then timed twenty times or for a second, and the median is shown. Its limit — fused
- * multiply-adds, or reading memory — is measured in the same run. Rows beside other libraries: bench/compare_*.py. */
+ * A work is run until it is warm, then timed twenty times or for some seconds, and the median is shown. Its limit — fused
+ * multiply-adds, or reading as many bytes — is measured in the same run. bench/compare.py puts other libraries beside it. */
 #include <math.h>
 #include <spawn.h>
 #include <stdlib.h>
@@ -16,15 +16,20 @@
 extern char **environ;
 
 enum { MOST_SAMPLES = 20, LEAST_SAMPLES = 3, WARM_RUNS = 3, STARTS = 7 };
-static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5;
+static const double SAMPLE_SECONDS = 2e-3, WORK_SECONDS = 1.5, LONG_RUN = 0.3;
 
 static const char help_text[] =
     "works: gemm-f32-256 … conv3x3-64-56 (no name: all of them; a wrong one: their list), and\n"
     "  start                 a whole `trunnion devices`\n"
     "  size                  bytes of this command\n"
     "  peak-memory-WORK      the most memory of a process that does WORK\n"
+    "  quiet                 threads that add and multiply together, by one alone; near 1 where nothing else runs\n"
     "A name that ends in * stands for all that begin so. The limit is arithmetic or reading memory, for works that\n"
     "have one.\n"
+    "\n"
+    "      --seconds S       how long a work is timed at most (1.5)\n"
+    "      --model FILE      the GGUF file of the works llm-…; else the one that tools/smollm2.py fetches\n"
+    "      --save FOLDER     do not time: write inputs, weights and results of each work to files there\n"
     "\n"
     "examples:\n"
     "  trunnion bench add-16 gemm-f32-256\n"
@@ -45,20 +50,44 @@ const cli_command cli_bench = {
 typedef struct bench_row {
     const char *work, *unit;
     double value, fraction; /* fraction: NAN where there is no limit */
+    double best;            /* of the samples; 0: one sample */
+    int samples;
 } bench_row;
 
 typedef struct bench {
     cli_options common;
     cli_json json;
-    double fma, read; /* limits a second; 0: not measured yet */
-    int done;
+    double seconds; /* a work is timed for at most */
+    const char *model, *folder;
+    double fma, read, read_bytes; /* limits a second; 0: not measured yet */
 } bench;
+
+enum { OPT_SECONDS = 256, OPT_MODEL, OPT_SAVE };
+
+static const struct option options[] = {
+    {"seconds", required_argument, NULL, OPT_SECONDS},
+    {"model", required_argument, NULL, OPT_MODEL},
+    {"save", required_argument, NULL, OPT_SAVE},
+    {0},
+};
+
+static bool take_option(void *ctx, int val, const char *arg) {
+    bench *b = ctx;
+    char *end = NULL;
+    if (val == OPT_MODEL) b->model = arg;
+    if (val == OPT_SAVE) b->folder = arg;
+    if (val != OPT_SECONDS) return true;
+    b->seconds = strtod(arg, &end);
+    return *end == 0 && b->seconds >= 0 && b->seconds <= 1e6;
+}
 
 /* ---- showing ----------------------------------------------------------------------------------------------------- */
 
 static void show_value(const bench_row *r, char *text, size_t size) {
     if (strcmp(r->unit, "bytes") == 0)
         snprintf(text, size, "%.2f MB", r->value * 1e-6);
+    else if (strcmp(r->unit, "fraction") == 0)
+        snprintf(text, size, "%.3f", r->value);
     else if (r->value < 1e-3)
         snprintf(text, size, "%.2f µs", r->value * 1e6);
     else if (r->value < 1)
@@ -68,13 +97,14 @@ static void show_value(const bench_row *r, char *text, size_t size) {
 }
 
 static void show(bench *b, const bench_row *r) {
-    b->done++;
     if (b->common.json) {
         cli_json_object(&b->json, NULL);
         cli_json_string(&b->json, "work", r->work);
         cli_json_string(&b->json, "unit", r->unit);
         cli_json_number(&b->json, "value", r->value);
         cli_json_number(&b->json, "limit_fraction", r->fraction);
+        cli_json_number(&b->json, "best", r->best > 0 ? r->best : r->value);
+        cli_json_int(&b->json, "samples", r->samples > 0 ? r->samples : 1);
         cli_json_end(&b->json, '}');
         return;
     }
@@ -88,16 +118,6 @@ static void show(bench *b, const bench_row *r) {
 
 /* ---- timing ------------------------------------------------------------------------------------------------------ */
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, compare);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 /* Seconds of `count` runs. */
 static tn_status time_runs(const bench_work *w, void *self, int64_t count, double *seconds) {
     double begun = cli_now();
@@ -109,41 +129,56 @@ static tn_status time_runs(const bench_work *w, void *self, int64_t count, doubl
     return TN_OK;
 }
 
+/* The first run plans, the second may compile; one that is long by itself needs no third. */
+static tn_status warm_up(const bench_work *w, void *self, double *once) {
+    tn_status s = TN_OK;
+    for (int i = 0; i <= WARM_RUNS && s == TN_OK && (i < 2 || *once < LONG_RUN); i++)
+        s = time_runs(w, self, 1, once);
+    return s;
+}
+
 /* Runs so short that a clock would show are timed many at once. */
-static tn_status time_work(const bench_work *w, void *self, double *out) {
+static tn_status time_work(const bench_work *w, void *self, double most_seconds, bench_row *row) {
     double once = 0, samples[MOST_SAMPLES], spent = 0;
-    tn_status s = time_runs(w, self, WARM_RUNS, &once);
-    if (s == TN_OK) s = time_runs(w, self, 1, &once);
+    tn_status s = warm_up(w, self, &once);
     int64_t count = once < SAMPLE_SECONDS ? (int64_t)(SAMPLE_SECONDS / fmax(once, 1e-7)) + 1 : 1;
     int n = 0;
-    while (s == TN_OK && n < MOST_SAMPLES && (n < LEAST_SAMPLES || spent < WORK_SECONDS)) {
+    while (s == TN_OK && n < MOST_SAMPLES && (n < LEAST_SAMPLES || spent < most_seconds)) {
         double seconds = 0;
         s = time_runs(w, self, count, &seconds);
         samples[n++] = seconds / (double)count;
         spent += seconds;
     }
-    if (s == TN_OK) *out = median(samples, n);
-    return s;
+    if (s != TN_OK) return s;
+    row->value = bench_median(samples, n);
+    row->best = samples[0];
+    row->samples = n;
+    return TN_OK;
 }
 
-/* Of the limit that is nearer; probed when the first work asks. */
+/* Of the limit that is nearer; probed when a work asks. Reading depends on the bytes: caches hold few of them. */
 static double fraction_of_limit(bench *b, const bench_work *w, double seconds) {
     int threads = tn_get_num_threads();
     if (w->flops > 0 && b->fma == 0) b->fma = bench_fma_limit(threads);
-    if (w->bytes > 0 && b->read == 0) b->read = bench_read_limit(threads);
+    if (w->bytes > 0 && b->read_bytes != w->bytes) b->read = bench_read_limit(threads, w->bytes);
+    if (w->bytes > 0) b->read_bytes = w->bytes;
     if (w->flops > 0 && b->fma > 0) return w->flops / seconds / b->fma;
-    if (w->bytes > 0 && b->read > 0) return w->bytes / seconds / b->read;
+    if (w->bytes > 0 && b->read > 0) return w->bytes * w->passes / seconds / b->read;
     return NAN;
 }
 
-static int run_work(bench *b, const bench_work *w) {
+static int run_work(bench *b, const bench_work *work) {
+    bench_work w = *work;
+    bench_row row = {.work = w.name, .unit = "s"};
     void *self = NULL;
-    double seconds = 0;
-    tn_status s = w->begin(w, &self);
-    if (s == TN_OK) s = time_work(w, self, &seconds);
-    w->end(self);
+    w.model = b->model;
+    if (b->folder) return bench_save(&w, b->folder) == TN_OK ? CLI_OK : cli_failed();
+    tn_status s = w.begin(&w, &self);
+    if (s == TN_OK) s = time_work(&w, self, b->seconds, &row);
+    w.end(self);
     if (s != TN_OK) return cli_failed();
-    show(b, &(bench_row){w->name, "s", seconds, fraction_of_limit(b, w, seconds)});
+    row.fraction = fraction_of_limit(b, &w, row.value);
+    show(b, &row);
     return CLI_OK;
 }
 
@@ -187,14 +222,20 @@ static int run_start(bench *b, const char *name) {
     double samples[STARTS];
     for (int i = 0; i < STARTS; i++)
         if (!run_self(arguments, output, sizeof output, &samples[i])) return cannot(name);
-    show(b, &(bench_row){name, "s", median(samples, STARTS), NAN});
+    bench_row row = {name, "s", bench_median(samples, STARTS), NAN, samples[0], STARTS};
+    show(b, &row);
     return CLI_OK;
 }
 
 static int run_size(bench *b, const char *name) {
     struct stat s;
     if (stat("/proc/self/exe", &s) != 0) return cannot(name);
-    show(b, &(bench_row){name, "bytes", (double)s.st_size, NAN});
+    show(b, &(bench_row){name, "bytes", (double)s.st_size, NAN, 0, 1});
+    return CLI_OK;
+}
+
+static int run_quiet(bench *b, const char *name) {
+    show(b, &(bench_row){name, "fraction", bench_quiet(tn_get_num_threads()), NAN, 0, 1});
     return CLI_OK;
 }
 
@@ -202,13 +243,17 @@ static const char PEAK[] = "peak-memory-", PEAK_KEY[] = "\"peak_bytes\": ";
 
 /* A process's own number: the one that its parent is told counts what the parent had before it, too. */
 static int run_peak(bench *b, const char *name) {
-    char *const arguments[] = {"trunnion", "bench", (char *)(uintptr_t)(name + sizeof PEAK - 1), "--json", NULL};
+    char threads[16], *work = (char *)(uintptr_t)(name + sizeof PEAK - 1), *model = (char *)(uintptr_t)b->model;
+    snprintf(threads, sizeof threads, "%d", tn_get_num_threads());
+    char *const arguments[] = {
+        "trunnion", "bench", work, "--json", "--threads", threads, "--seconds", "0.5", model ? "--model" : NULL,
+        model,      NULL};
     char output[4096];
     double seconds;
     if (!run_self(arguments, output, sizeof output, &seconds)) return cannot(name);
     const char *at = strstr(output, PEAK_KEY);
     if (!at) return cannot(name);
-    show(b, &(bench_row){name, "bytes", strtod(at + sizeof PEAK_KEY - 1, NULL), NAN});
+    show(b, &(bench_row){name, "bytes", strtod(at + sizeof PEAK_KEY - 1, NULL), NAN, 0, 1});
     return CLI_OK;
 }
 
@@ -220,52 +265,74 @@ static bool matches(const char *pattern, const char *name) {
     return strcmp(pattern, name) == 0;
 }
 
+/* Works that are no rows of the tables, by their whole names. */
+static const struct {
+    const char *name;
+    int (*run)(bench *b, const char *name);
+} others[] = {{"start", run_start}, {"size", run_size}, {"quiet", run_quiet}};
+enum { OTHERS = sizeof others / sizeof others[0] };
+
+static const bench_work *work_at(int i) {
+    return i < bench_work_count ? &bench_works[i] : &bench_llm_works[i - bench_work_count];
+}
+
+static int work_count(void) { return bench_work_count + bench_llm_work_count; }
+
+static bool is_peak(const char *name) { return strncmp(name, PEAK, sizeof PEAK - 1) == 0 && !strchr(name, '*'); }
+
 static int count_matches(const char *pattern) {
-    int n = strcmp(pattern, "start") == 0 || strcmp(pattern, "size") == 0;
-    if (strncmp(pattern, PEAK, sizeof PEAK - 1) == 0 && !strchr(pattern, '*')) pattern += sizeof PEAK - 1;
-    for (int i = 0; i < bench_work_count; i++)
-        n += matches(pattern, bench_works[i].name);
+    int n = 0;
+    for (int i = 0; i < OTHERS; i++)
+        n += strcmp(pattern, others[i].name) == 0;
+    if (is_peak(pattern)) pattern += sizeof PEAK - 1;
+    for (int i = 0; i < work_count(); i++)
+        n += matches(pattern, work_at(i)->name);
     return n;
 }
 
 static int run_named(bench *b, const char *pattern) {
-    if (strcmp(pattern, "start") == 0) return run_start(b, pattern);
-    if (strcmp(pattern, "size") == 0) return run_size(b, pattern);
-    if (strncmp(pattern, PEAK, sizeof PEAK - 1) == 0) return run_peak(b, pattern);
+    for (int i = 0; i < OTHERS; i++)
+        if (strcmp(pattern, others[i].name) == 0) return others[i].run(b, pattern);
+    if (is_peak(pattern)) return run_peak(b, pattern);
+    int code = CLI_OK;
+    for (int i = 0; i < work_count() && code == CLI_OK; i++)
+        if (matches(pattern, work_at(i)->name)) code = run_work(b, work_at(i));
+    return code;
+}
+
+/* All but the language model's, whose file may not be there; that is said then. */
+static int run_everything(bench *b) {
+    static const char *const rest[] = {"peak-memory-policy-train-4096", "peak-memory-transformer-train-8x128",
+                                       "peak-memory-cnn-train-32", "start", "size"};
     int code = CLI_OK;
     for (int i = 0; i < bench_work_count && code == CLI_OK; i++)
-        if (matches(pattern, bench_works[i].name)) code = run_work(b, &bench_works[i]);
+        code = run_work(b, &bench_works[i]);
+    for (size_t i = 0; i < sizeof rest / sizeof rest[0] && code == CLI_OK && !b->folder; i++)
+        code = run_named(b, rest[i]);
+    for (int i = 0; i < bench_llm_work_count && code == CLI_OK && !b->folder; i++)
+        if (run_work(b, &bench_llm_works[i]) != CLI_OK) break;
     return code;
 }
 
 static int run_all(bench *b, int count, char **names) {
-    static const char *const rest[] = {"peak-memory-policy-train-64", "start", "size"};
     int code = CLI_OK;
     for (int i = 0; i < count && code == CLI_OK; i++)
         code = run_named(b, names[i]);
-    if (count == 0) code = run_named(b, "*");
-    for (size_t i = 0; count == 0 && i < sizeof rest / sizeof rest[0] && code == CLI_OK; i++)
-        code = run_named(b, rest[i]);
-    return code;
-}
-
-static bool no_options(void *ctx, int val, const char *arg) {
-    (void)ctx, (void)val, (void)arg;
-    return false;
+    return count == 0 ? run_everything(b) : code;
 }
 
 static int unknown_work(const char *name) {
     char known[1024] = "";
-    for (int i = 0, n = 0; i < bench_work_count && n < (int)sizeof known; i++)
-        n += snprintf(known + n, sizeof known - (size_t)n, "%s%s", i % 4 ? " " : "\n    ", bench_works[i].name);
-    return cli_wrong_usage(&cli_bench, "there is no work \"%s\"; there are start, size, peak-memory-WORK and%s", name,
-                           known);
+    for (int i = 0, n = 0; i < work_count() && n < (int)sizeof known; i++)
+        n += snprintf(known + n, sizeof known - (size_t)n, "%s%s", i % 4 ? " " : "\n    ", work_at(i)->name);
+    return cli_wrong_usage(&cli_bench, "there is no work \"%s\"; there are start, size, quiet, peak-memory-WORK and%s",
+                           name, known);
 }
 
 static int run_bench(int argc, char **argv) {
-    bench b = {.json = {.out = stdout}};
+    bench b = {.json = {.out = stdout}, .seconds = WORK_SECONDS};
     int status = CLI_USAGE;
-    int at = cli_parse(&cli_bench, argc, argv, &b.common, NULL, NULL, no_options, NULL, &status);
+    int at = cli_parse(&cli_bench, argc, argv, &b.common, options, "", take_option, &b, &status);
     if (at < 0) return status;
     for (int i = at; i < argc; i++)
         if (count_matches(argv[i]) == 0) return unknown_work(argv[i]);

@@ -1,14 +1,17 @@
 /* bench_limits.c — what the processor could do: fused multiply-adds without memory, and reading memory.
  *
- * Each probe runs on as many threads as the works do and is repeated; the best one counts, as it is a limit. */
+ * Each probe runs on as many threads as the works do and is repeated; the best one counts, as it is a limit. Its threads
+ * are tied to processors as the library's are, since a system may leave two of them on one. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "bench.h"
+#include "bench_limits.h"
 
-enum { REPEATS = 40, STEPS = 40000, CHAINS = 16, MOST_THREADS = 256 };
-static const size_t READ_BYTES = (size_t)256 << 20; /* beyond any cache */
+enum { REPEATS = 60, READ_REPEATS = 10, STEPS = 40000, CHAINS = 16, MOST_THREADS = 256 };
+static const double LEAST_READ = 1 << 20, MOST_READ = (double)((int64_t)1 << 29);
 
 static volatile float seed, keep; /* volatile: so that no two chains are known to be equal */
 
@@ -55,16 +58,17 @@ static probe *choose_probe(void) {
 
 /* Thread-local, as every thread reads memory of its own. */
 static _Thread_local const uint64_t *read_from;
+static size_t read_bytes; /* of each thread */
 
 static double probe_read(void) {
-    size_t count = READ_BYTES / sizeof *read_from;
+    size_t count = read_bytes / sizeof *read_from;
     uint64_t sum[8] = {0};
     for (size_t i = 0; i + 8 <= count; i += 8)
         for (size_t k = 0; k < 8; k++)
             sum[k] ^= read_from[i + k];
     for (size_t k = 0; k < 8; k++)
         keep = (float)sum[k];
-    return (double)READ_BYTES;
+    return (double)read_bytes;
 }
 
 /* ---- all threads at once ----------------------------------------------------------------------------------------- */
@@ -73,15 +77,39 @@ typedef struct crew {
     probe *probe;
     pthread_mutex_t gate; /* held until all threads are there */
     pthread_barrier_t barrier;
-    double work, best; /* of one thread; seconds of the fastest round, kept by the first thread */
-    bool incomplete;   /* a thread could not be started: all go home */
+    double work, best, all; /* of one thread; seconds of the fastest round and of all, kept by the first thread */
+    int rounds;
+    bool incomplete; /* a thread could not be started: all go home */
     _Atomic bool failed;
 } crew;
 
 typedef struct member {
     crew *crew;
-    bool first;
+    int index;
 } member;
+
+double bench_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Ties this thread to the processor `index` of those that it may use; a system that refuses does no harm. */
+static void tie(int index) {
+#if defined(__linux__)
+    cpu_set_t usable, one;
+    if (sched_getaffinity(0, sizeof usable, &usable) != 0) return;
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &usable) || index-- > 0) continue;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        (void)sched_setaffinity(0, sizeof one, &one);
+        return;
+    }
+#else
+    (void)index;
+#endif
+}
 
 static void *work_along(void *arg) {
     member *m = arg;
@@ -90,43 +118,73 @@ static void *work_along(void *arg) {
     bool incomplete = c->incomplete;
     pthread_mutex_unlock(&c->gate);
     if (incomplete) return NULL;
-    void *memory = c->probe == probe_read ? malloc(READ_BYTES) : NULL;
-    if (memory) memset(memory, 1, READ_BYTES);
+    tie(m->index);
+    void *memory = c->probe == probe_read ? malloc(read_bytes) : NULL;
+    if (memory) memset(memory, 1, read_bytes);
     if (c->probe == probe_read && !memory) c->failed = true;
     read_from = memory;
-    int rounds = memory ? REPEATS / 4 : REPEATS;
-    for (int i = 0; i < rounds; i++) {
+    for (int i = 0; i < c->rounds; i++) {
         pthread_barrier_wait(&c->barrier);
-        double begun = cli_now(), work = c->failed ? 0 : c->probe();
+        double begun = bench_now(), work = c->failed ? 0 : c->probe();
         pthread_barrier_wait(&c->barrier);
-        double seconds = cli_now() - begun;
-        if (!m->first) continue;
+        double seconds = bench_now() - begun;
+        if (m->index > 0) continue;
         c->work = work;
+        c->all += seconds;
         if (seconds < c->best) c->best = seconds;
     }
     free(memory);
     return NULL;
 }
 
-/* Units of work a second of all threads together. */
-static double measure(probe *p, int threads) {
-    pthread_t others[MOST_THREADS];
-    if (threads < 1 || threads > MOST_THREADS) return 0;
-    crew c = {.probe = p, .gate = PTHREAD_MUTEX_INITIALIZER, .best = 1e9};
-    member first = {&c, true}, rest = {&c, false};
-    if (pthread_barrier_init(&c.barrier, NULL, (unsigned)threads) != 0) return 0;
+/* Runs a probe on this many threads, all of them new ones, so that the caller stays where it is. false: it could not. */
+static bool measure(crew *c, int threads) {
+    pthread_t thread[MOST_THREADS];
+    member members[MOST_THREADS];
+    if (threads < 1 || threads > MOST_THREADS) return false;
+    if (pthread_barrier_init(&c->barrier, NULL, (unsigned)threads) != 0) return false;
+    pthread_mutex_init(&c->gate, NULL);
     int started = 0;
-    pthread_mutex_lock(&c.gate);
-    while (started < threads - 1 && pthread_create(&others[started], NULL, work_along, &rest) == 0)
-        started++;
-    c.incomplete = started < threads - 1;
-    pthread_mutex_unlock(&c.gate);
-    work_along(&first);
+    pthread_mutex_lock(&c->gate);
+    for (; started < threads; started++) {
+        members[started] = (member){c, started};
+        if (pthread_create(&thread[started], NULL, work_along, &members[started]) != 0) break;
+    }
+    c->incomplete = started < threads;
+    pthread_mutex_unlock(&c->gate);
     for (int i = 0; i < started; i++)
-        pthread_join(others[i], NULL);
-    pthread_barrier_destroy(&c.barrier);
-    return c.incomplete || c.failed ? 0 : c.work * threads / c.best;
+        pthread_join(thread[i], NULL);
+    pthread_barrier_destroy(&c->barrier);
+    pthread_mutex_destroy(&c->gate);
+    return !c->incomplete && !c->failed && c->work > 0;
 }
 
-double bench_fma_limit(int threads) { return measure(choose_probe(), threads); }
-double bench_read_limit(int threads) { return measure(probe_read, threads); }
+double bench_fma_limit(int threads) {
+    crew c = {.probe = choose_probe(), .rounds = REPEATS, .best = 1e9};
+    return measure(&c, threads) ? c.work * threads / c.best : 0;
+}
+
+double bench_read_limit(int threads, double bytes) {
+    crew c = {.probe = probe_read, .rounds = READ_REPEATS, .best = 1e9};
+    double most = bytes > MOST_READ ? MOST_READ : bytes;
+    read_bytes = (size_t)(most > LEAST_READ ? most : LEAST_READ) / (size_t)threads & ~(size_t)63;
+    return measure(&c, threads) ? c.work * threads / c.best : 0;
+}
+
+double bench_quiet(int threads) {
+    crew alone = {.probe = choose_probe(), .rounds = REPEATS, .best = 1e9}, all = alone;
+    if (!measure(&alone, 1) || !measure(&all, threads)) return 0;
+    return all.work * all.rounds / all.all / (alone.work / alone.best);
+}
+
+/* ---- samples ----------------------------------------------------------------------------------------------------- */
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *x, int n) {
+    qsort(x, (size_t)n, sizeof *x, ascending);
+    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}

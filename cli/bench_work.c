@@ -1,23 +1,26 @@
 /* bench_work.c — the works of `trunnion bench`, each as a user of the library would write it.
  *
  * A table row names the work, its sizes and its three functions. Weights and inputs are random, of one seed. What
- * is timed is a whole call with its recording, but for `add-16`, which is replayed. */
+ * is timed is a whole call with its recording, but for `add-16`, which is replayed. Policies train on batches that differ,
+ * as in life: on one alone many gradients vanish, and arithmetic on numbers next to zero is slow. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "bench.h"
 #include "trunnion/backend.h"
 
-enum { MOST_TENSORS = 8, BLOCKS = 4 };
+enum { BLOCKS = 4, BATCHES = 64, BATCH_PARTS = 3, MOST_TENSORS = BATCHES * BATCH_PARTS, MOST_RESULTS = 2 };
 
 /* What a work holds; which fields it uses is its own matter. */
 typedef struct holder {
-    tn_tensor *t[MOST_TENSORS];
+    tn_tensor *t[MOST_TENSORS], *result[MOST_RESULTS];
+    int inputs, results; /* of t and result */
+    int batches, turn;
     tn_module *module, *block[BLOCKS];
     tn_policy *policy;
     tn_optimizer *optimizer;
     tn_graph *graph;
-    bool training;
+    bool training, keeps;
 } holder;
 
 static void end_work(void *self) {
@@ -25,6 +28,8 @@ static void end_work(void *self) {
     if (!h) return;
     for (int i = 0; i < MOST_TENSORS; i++)
         tn_free(h->t[i]);
+    for (int i = 0; i < h->results; i++)
+        tn_free(h->result[i]);
     tn_graph_free(h->graph);
     tn_optimizer_free(h->optimizer);
     tn_policy_free(h->policy);
@@ -35,6 +40,20 @@ static void end_work(void *self) {
 static holder *new_holder(void **self) {
     tn_manual_seed(1);
     return *self = calloc(1, sizeof(holder));
+}
+
+/* Holds a handle of its own on a result, if results are wanted. */
+static void keep_result(holder *h, tn_tensor *y) {
+    if (!h->keeps || h->results == MOST_RESULTS) return;
+    h->result[h->results++] = tn_retain(y);
+}
+
+static void keep_results(void *self) { ((holder *)self)->keeps = true; }
+
+static bench_parts parts_of(const void *self) {
+    const holder *h = self;
+    const tn_module *module = h->policy ? tn_policy_module(h->policy) : h->module;
+    return (bench_parts){h->t, h->result, h->inputs, h->results, module};
 }
 
 static tn_status out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "out of memory"); }
@@ -51,46 +70,52 @@ static tn_tensor *matrix(int64_t rows, int64_t columns, tn_dtype dtype) {
     return numbers((int64_t[]){rows, columns}, 2, dtype);
 }
 
-static tn_status finish(tn_tensor *y) { return tn_eval(&y, 1); }
+static tn_status finish(holder *h, tn_tensor *y) {
+    tn_status s = tn_eval(&y, 1);
+    keep_result(h, y);
+    return s;
+}
 
 /* ---- matrix products --------------------------------------------------------------------------------------------- */
 
-static tn_status begin_gemm_as(const bench_work *w, void **self, tn_dtype dtype) {
+static tn_status begin_gemm_as(bench_work *w, void **self, tn_dtype dtype) {
     holder *h = new_holder(self);
     if (!h) return out_of_memory();
     h->t[0] = matrix(w->size[0], w->size[0], dtype);
     h->t[1] = matrix(w->size[0], w->size[1], dtype);
+    h->inputs = 2;
     return TN_OK;
 }
 
-static tn_status begin_gemm(const bench_work *w, void **self) { return begin_gemm_as(w, self, TN_F32); }
-static tn_status begin_gemm_bf16(const bench_work *w, void **self) { return begin_gemm_as(w, self, TN_BF16); }
+static tn_status begin_gemm(bench_work *w, void **self) { return begin_gemm_as(w, self, TN_F32); }
+static tn_status begin_gemm_bf16(bench_work *w, void **self) { return begin_gemm_as(w, self, TN_BF16); }
 
 static tn_status run_gemm(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
-    TN_SCOPE s = finish(tn_matmul(h->t[0], h->t[1]));
+    TN_SCOPE s = finish(h, tn_matmul(h->t[0], h->t[1]));
     return s;
 }
 
 /* ---- element by element ------------------------------------------------------------------------------------------ */
 
-static tn_status begin_pair(const bench_work *w, void **self) {
+static tn_status begin_pair(bench_work *w, void **self) {
     holder *h = new_holder(self);
     if (!h) return out_of_memory();
     h->t[0] = numbers(w->size, 1, TN_F32);
     h->t[1] = numbers(w->size, 1, TN_F32);
+    h->inputs = 2;
     return TN_OK;
 }
 
 static tn_status run_add(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
-    TN_SCOPE s = finish(tn_add(h->t[0], h->t[1]));
+    TN_SCOPE s = finish(h, tn_add(h->t[0], h->t[1]));
     return s;
 }
 
-static tn_status begin_replay(const bench_work *w, void **self) {
+static tn_status begin_replay(bench_work *w, void **self) {
     tn_status s = begin_pair(w, self);
     if (s == TN_OK) s = tn_capture_begin();
     if (s != TN_OK) return s;
@@ -106,6 +131,7 @@ static tn_status run_replay(void *self) {
     holder *h = self;
     tn_tensor *y = NULL;
     tn_status s = tn_graph_launch(h->graph, h->t, &y);
+    keep_result(h, y);
     tn_free(y);
     return s;
 }
@@ -113,17 +139,18 @@ static tn_status run_replay(void *self) {
 static tn_status run_chain(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
-    TN_SCOPE s = finish(tn_relu(tn_mul(tn_tanh(tn_add_scalar(tn_mul(h->t[0], h->t[1]), 1)), h->t[0])));
+    TN_SCOPE s = finish(h, tn_relu(tn_mul(tn_tanh(tn_add_scalar(tn_mul(h->t[0], h->t[1]), 1)), h->t[0])));
     return s;
 }
 
 /* ---- convolution ------------------------------------------------------------------------------------------------- */
 
-static tn_status begin_conv(const bench_work *w, void **self) {
+static tn_status begin_conv(bench_work *w, void **self) {
     holder *h = new_holder(self);
     if (!h) return out_of_memory();
     h->t[0] = numbers((int64_t[]){1, w->size[0], w->size[1], w->size[1]}, 4, TN_F32);
     h->t[1] = numbers((int64_t[]){w->size[0], w->size[0], 3, 3}, 4, TN_F32);
+    h->inputs = 2;
     return TN_OK;
 }
 
@@ -131,13 +158,13 @@ static tn_status run_conv(void *self) {
     holder *h = self;
     tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
     tn_status s = TN_OK;
-    TN_SCOPE s = finish(tn_conv2d(h->t[0], h->t[1], NULL, &o));
+    TN_SCOPE s = finish(h, tn_conv2d(h->t[0], h->t[1], NULL, &o));
     return s;
 }
 
 /* ---- a small policy ---------------------------------------------------------------------------------------------- */
 
-enum { OBSERVATIONS = 64, WIDTH = 128, ACTIONS = 8 };
+enum { OBSERVATIONS = 64, WIDTH = 128, ACTIONS = 8, MOST_ROWS = 4096 };
 
 static tn_tensor *class_numbers(int64_t count, int64_t classes) {
     tn_tensor *x = NULL;
@@ -149,7 +176,7 @@ static tn_tensor *class_numbers(int64_t count, int64_t classes) {
     return x;
 }
 
-static tn_status begin_policy(const bench_work *w, void **self) {
+static tn_status begin_policy(bench_work *w, void **self) {
     static const int64_t hidden[] = {WIDTH, WIDTH};
     tn_policy_options o = {.struct_size = sizeof o, .observations = OBSERVATIONS, .actions = ACTIONS};
     tn_adam_options adam = {.struct_size = sizeof adam, .lr = 1e-3};
@@ -157,9 +184,13 @@ static tn_status begin_policy(const bench_work *w, void **self) {
     o.hidden_count = 2;
     holder *h = new_holder(self);
     if (!h) return out_of_memory();
-    h->t[0] = matrix(w->size[0], OBSERVATIONS, TN_F32);
-    h->t[1] = class_numbers(w->size[0], ACTIONS);
-    h->t[2] = matrix(w->size[0], 1, TN_F32);
+    h->batches = w->size[0] < MOST_ROWS / BATCHES ? BATCHES : (int)(MOST_ROWS / w->size[0]);
+    h->inputs = h->batches * BATCH_PARTS;
+    for (int i = 0; i < h->inputs; i += BATCH_PARTS) {
+        h->t[i] = matrix(w->size[0], OBSERVATIONS, TN_F32);
+        h->t[i + 1] = class_numbers(w->size[0], ACTIONS);
+        h->t[i + 2] = matrix(w->size[0], 1, TN_F32);
+    }
     tn_status s = tn_policy_mlp(&o, &h->policy);
     return s == TN_OK ? tn_optimizer_adam(tn_policy_module(h->policy), &adam, &h->optimizer) : s;
 }
@@ -171,19 +202,23 @@ static tn_status run_policy_forward(void *self) {
         tn_tensor *out[2];
         tn_policy_forward(h->policy, h->t[0], NULL, &out[0], &out[1], NULL);
         s = tn_eval(out, 2);
+        keep_result(h, out[0]);
+        keep_result(h, out[1]);
     }
     return s;
 }
 
 static tn_status run_policy_train(void *self) {
     holder *h = self;
+    tn_tensor *const *batch = &h->t[h->turn++ % h->batches * BATCH_PARTS];
     tn_status s = TN_OK;
     TN_SCOPE {
         tn_tensor *logits, *value;
-        tn_policy_forward(h->policy, h->t[0], NULL, &logits, &value, NULL);
-        tn_tensor *loss = tn_add(tn_cross_entropy(logits, h->t[1], NULL, NULL),
-                                 tn_mse_loss(value, h->t[2], TN_REDUCTION_MEAN));
+        tn_policy_forward(h->policy, batch[0], NULL, &logits, &value, NULL);
+        tn_tensor *loss =
+            tn_add(tn_cross_entropy(logits, batch[1], NULL, NULL), tn_mse_loss(value, batch[2], TN_REDUCTION_MEAN));
         s = tn_minimize(h->optimizer, loss);
+        keep_result(h, loss);
     }
     return s;
 }
@@ -192,17 +227,21 @@ static tn_status run_policy_train(void *self) {
 
 enum { FEATURES = 384, HEADS = 6, FEEDFORWARD = 1536 };
 
-static tn_status begin_transformer(const bench_work *w, void **self) {
+static tn_status begin_transformer(bench_work *w, void **self) {
     tn_nn_encoder_options o = {.struct_size = sizeof o, .feedforward = FEEDFORWARD};
     holder *h = new_holder(self);
     if (!h) return out_of_memory();
     h->t[0] = numbers((int64_t[]){w->size[0], w->size[1], FEATURES}, 3, TN_F32);
+    h->inputs = 1;
     h->module = tn_module_root();
     for (int i = 0; i < BLOCKS; i++) {
         char name[16];
         snprintf(name, sizeof name, "block%d", i);
         h->block[i] = tn_nn_transformer_encoder_layer(h->module, name, FEATURES, HEADS, &o);
     }
+    /* The mean of squares of what was normalised would be 1 whatever came before, and all gradients rounding errors. */
+    tn_tensor *weight = tn_module_variable(h->block[BLOCKS - 1], "norm2.weight");
+    if (weight) TN_SCOPE TN_NO_GRAD tn_copy_(weight, numbers((int64_t[]){FEATURES}, 1, TN_F32));
     return tn_module_status(h->module);
 }
 
@@ -214,8 +253,9 @@ static tn_tensor *through_blocks(const holder *h) {
 }
 
 static tn_status run_transformer_forward(void *self) {
+    holder *h = self;
     tn_status s = TN_OK;
-    TN_SCOPE TN_NO_GRAD s = finish(through_blocks(self));
+    TN_SCOPE TN_NO_GRAD s = finish(h, through_blocks(h));
     return s;
 }
 
@@ -228,13 +268,15 @@ static tn_status run_transformer_train(void *self) {
         tn_tensor *y = through_blocks(h), *gradients[256] = {NULL};
         for (int i = 0; i < count && s == TN_OK; i++)
             tn_zero_grad(v[i].tensor);
-        if (s == TN_OK) s = tn_backward(tn_mean(tn_mul(y, y), NULL, 0, false));
+        tn_tensor *loss = tn_mean(tn_mul(y, y), NULL, 0, false);
+        if (s == TN_OK) s = tn_backward(loss);
         int n = 0;
         for (int i = 0; i < count && n < 256 && s == TN_OK; i++) {
             gradients[n] = tn_grad(v[i].tensor);
             n += gradients[n] != NULL;
         }
         if (s == TN_OK) s = tn_eval(gradients, n);
+        keep_result(h, loss);
     }
     tn_variables_free(v);
     return s;
@@ -256,12 +298,13 @@ static void add_convolution(tn_module *net, int at, int64_t in, int64_t out, int
     tn_nn_function(net, name[2], tn_relu);
 }
 
-static tn_status begin_cnn(const bench_work *w, void **self) {
+static tn_status begin_cnn(bench_work *w, void **self) {
     tn_sgd_options sgd = {.struct_size = sizeof sgd, .lr = 1e-2};
     holder *h = new_holder(self);
     if (!h) return out_of_memory();
     h->t[0] = numbers((int64_t[]){IMAGES, 3, SIDE, SIDE}, 4, TN_F32);
     h->t[1] = class_numbers(IMAGES, CLASSES);
+    h->inputs = 2;
     h->module = tn_module_root();
     tn_module *net = h->block[0] = tn_nn_sequential(h->module, "net");
     static const int64_t channels[] = {3, 32, 64, 64, 128, 128}, stride[] = {1, 2, 1, 2, 1};
@@ -279,32 +322,33 @@ static tn_status run_cnn(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
     if (h->training) {
-        TN_SCOPE s =
-            tn_minimize(h->optimizer, tn_cross_entropy(tn_forward(h->block[0], h->t[0]), h->t[1], NULL, NULL));
+        TN_SCOPE {
+            tn_tensor *loss = tn_cross_entropy(tn_forward(h->block[0], h->t[0]), h->t[1], NULL, NULL);
+            s = tn_minimize(h->optimizer, loss);
+            keep_result(h, loss);
+        }
         return s;
     }
-    TN_SCOPE TN_NO_GRAD s = finish(tn_forward(h->block[0], h->t[0]));
+    TN_SCOPE TN_NO_GRAD s = finish(h, tn_forward(h->block[0], h->t[0]));
     return s;
 }
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-#define GEMM(name, n, begin) {name, {n, n}, begin, run_gemm, end_work, 2.0 * n * n * n, 0}
-#define POLICY(b)                                                                             \
-    {"policy-forward-" #b, {b, 0}, begin_policy, run_policy_forward, end_work, 0, 0}, {       \
-        "policy-train-" #b, {b, 0}, begin_policy, run_policy_train, end_work, 0, 0            \
-    }
+#define WORK(name, begin, run, size0, size1, flops, bytes) \
+    { name, {size0, size1}, begin, run, end_work, flops, bytes, 1, keep_results, parts_of, NULL }
+#define GEMM(name, n, begin) WORK(name, begin, run_gemm, n, n, 2.0 * n * n * n, 0)
+#define POLICY(b)                                                             \
+    WORK("policy-forward-" #b, begin_policy, run_policy_forward, b, 0, 0, 0), \
+        WORK("policy-train-" #b, begin_policy, run_policy_train, b, 0, 0, 0)
 /* Four products and two of attention a block: 2·(4·d² + 2·d·ff)·n + 4·n·s·d. */
-#define BLOCK_FLOPS(b, s)                                                                                  \
-    (4.0 * (2.0 * (4.0 * FEATURES * FEATURES + 2.0 * FEATURES * FEEDFORWARD) * (b) * (s) + \
-            4.0 * (b) * (s) * (s) * FEATURES))
-#define TRANSFORMER(b, s)                                                                                           \
-    {"transformer-forward-" #b "x" #s,   {b, s}, begin_transformer, run_transformer_forward, end_work,              \
-     BLOCK_FLOPS(b, s), 0},                                                                                         \
-    {                                                                                                               \
-        "transformer-train-" #b "x" #s, {b, s}, begin_transformer, run_transformer_train, end_work,                 \
-            3.0 * BLOCK_FLOPS(b, s), 0                                                                              \
-    }
+#define BLOCK_FLOPS(b, s) \
+    (4.0 *                \
+     (2.0 * (4.0 * FEATURES * FEATURES + 2.0 * FEATURES * FEEDFORWARD) * (b) * (s) + 4.0 * (b) * (s) * (s)*FEATURES))
+#define TRANSFORMER(b, s)                                                                                             \
+    WORK("transformer-forward-" #b "x" #s, begin_transformer, run_transformer_forward, b, s, BLOCK_FLOPS(b, s), 0),   \
+        WORK("transformer-train-" #b "x" #s, begin_transformer, run_transformer_train, b, s, 3.0 * BLOCK_FLOPS(b, s), \
+             0)
 
 const bench_work bench_works[] = {
     GEMM("gemm-f32-256", 256, begin_gemm),
@@ -312,18 +356,18 @@ const bench_work bench_works[] = {
     GEMM("gemm-f32-1024", 1024, begin_gemm),
     GEMM("gemm-f32-2048", 2048, begin_gemm),
     GEMM("gemm-bf16-1024", 1024, begin_gemm_bf16),
-    {"gemv-4096", {4096, 1}, begin_gemm, run_gemm, end_work, 0, 4096.0 * 4096 * 4},
-    {"add-16", {16, 0}, begin_replay, run_replay, end_work, 0, 0},
-    {"add-64k", {65536, 0}, begin_pair, run_add, end_work, 0, 0},
-    {"chain5-16m", {1 << 24, 0}, begin_pair, run_chain, end_work, 0, 3.0 * 4 * (1 << 24)},
+    WORK("gemv-4096", begin_gemm, run_gemm, 4096, 1, 0, 4096.0 * 4096 * 4),
+    WORK("add-16", begin_replay, run_replay, 16, 0, 0, 0),
+    WORK("add-64k", begin_pair, run_add, 65536, 0, 0, 0),
+    WORK("chain5-16m", begin_pair, run_chain, 1 << 24, 0, 0, 3.0 * 4 * (1 << 24)),
     POLICY(1),
     POLICY(64),
     POLICY(4096),
     TRANSFORMER(1, 16),
     TRANSFORMER(8, 128),
     TRANSFORMER(2, 512),
-    {"cnn-forward-32", {0, 0}, begin_cnn, run_cnn, end_work, 0, 0},
-    {"cnn-train-32", {1, 0}, begin_cnn, run_cnn, end_work, 0, 0},
-    {"conv3x3-64-56", {64, 56}, begin_conv, run_conv, end_work, 2.0 * 64 * 64 * 9 * 56 * 56, 0},
+    WORK("cnn-forward-32", begin_cnn, run_cnn, 0, 0, 0, 0),
+    WORK("cnn-train-32", begin_cnn, run_cnn, 1, 0, 0, 0),
+    WORK("conv3x3-64-56", begin_conv, run_conv, 64, 56, 2.0 * 64 * 64 * 9 * 56 * 56, 0),
 };
 const int bench_work_count = sizeof bench_works / sizeof bench_works[0];

@@ -1,4 +1,5 @@
 /* progress.c — a live line on standard error while work goes on. */
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -111,6 +112,13 @@ double cli_progress_rate(const cli_progress *p) {
 }
 
 /* Not getrusage: its figure begins with what the parent had when it started this program. */
+bool cli_cache_path(const char *name, char *out, size_t size) {
+    const char *own = getenv("TRUNNION_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (own && *own) return snprintf(out, size, "%s/%s", own, name) < (int)size;
+    if (xdg && *xdg == '/') return snprintf(out, size, "%s/trunnion/%s", xdg, name) < (int)size;
+    return home && *home && snprintf(out, size, "%s/.cache/trunnion/%s", home, name) < (int)size;
+}
+
 int64_t cli_peak_bytes(void) {
     FILE *f = fopen("/proc/self/status", "r");
     if (!f) return 0;

@@ -92,17 +92,9 @@ static tn_status read_rows(FILE *f, const char *path, digits *d) {
     return TN_OK;
 }
 
-/* Where tools/digits.py puts the table: the cache folder of the library. */
-static bool default_path(char *out, size_t size) {
-    const char *own = getenv("TRUNNION_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (own && *own) return snprintf(out, size, "%s/data/digits.csv", own) < (int)size;
-    if (xdg && *xdg == '/') return snprintf(out, size, "%s/trunnion/data/digits.csv", xdg) < (int)size;
-    return home && *home && snprintf(out, size, "%s/.cache/trunnion/data/digits.csv", home) < (int)size;
-}
-
 static tn_status load_table(const char *given, digits *d) {
     char found[4096] = "";
-    if (!given && !default_path(found, sizeof found))
+    if (!given && !cli_cache_path("data/digits.csv", found, sizeof found))
         return tn_backend_fail(TN_ERR_IO, "no cache folder is known: set HOME, or name the table with --data FILE");
     const char *path = given ? given : found;
     FILE *f = fopen(path, "r");

@@ -1,5 +1,6 @@
 /* without_text.c — the subcommands that need libtrunnion-text, in a build that has none: each is listed, and says what
  * is missing. A build with that library leaves this file out. */
+#include "bench.h"
 #include "cli.h"
 #include "commands.h"
 
@@ -17,6 +18,9 @@ static int refuse(int argc, char **argv) {
         .help = "",                                                         \
         .run = refuse,                                                      \
     }
+
+const bench_work bench_llm_works[] = {{0}};
+const int bench_llm_work_count = 0;
 
 WITHOUT_TEXT(explain);
 WITHOUT_TEXT(generate);

@@ -17,3 +17,11 @@ def llama_cpp():
 
 def llama_cpp_version():
     return "llama.cpp of llama-cpp-python " + llama_cpp().name.removeprefix("llama.cpp-")
+
+
+def python():
+    """The Python that has PyTorch, OpenBLAS and oneDNN; makes it when it is not there."""
+    result = subprocess.run([SCRIPT.with_name("python.sh")], stdout=subprocess.PIPE, text=True)
+    if result.returncode != 0:
+        sys.exit("the peers' Python could not be made; its words are above")
+    return result.stdout.strip()

@@ -1,0 +1,172 @@
+"""report.py — what bench/compare.py found, as a table in Markdown and as a plot in SVG; lost rows come first."""
+
+import datetime
+import math
+import pathlib
+import platform
+import statistics
+import sys
+
+from rows import ROWS
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+QUIET = 0.95
+SIDES = ("PyTorch", "OpenBLAS", "oneDNN", "llama.cpp")
+
+
+def medians(samples):
+    """(median of the windows, is it of quiet ones?)"""
+    quiet = [s for s in samples if s.get("quiet", 1) >= QUIET]
+    return statistics.median(s["value"] for s in quiet or samples), bool(quiet)
+
+
+def unit(row, value):
+    if row.name == "size" or row.share:
+        return f"{value / 1e6:.1f} MB"
+    if row.tokens:
+        return f"{row.tokens / value:.0f} tokens/s"
+    for bound, factor, name in ((1e-3, 1e6, "µs"), (1, 1e3, "ms")):
+        if value < bound:
+            return f"{value * factor:.3g} {name}" if value * factor < 100 else f"{value * factor:.0f} {name}"
+    return f"{value:.2f} s"
+
+
+class Figures:
+    """A row's figures: ours, the peers', the ratio by the strongest, and whether it is where it shall be."""
+
+    def __init__(self, row, sides):
+        self.row, self.noisy = row, set()
+        self.value = {}
+        for side, samples in sides.items():
+            self.value[side], quiet = medians(samples)
+            if not quiet:
+                self.noisy.add(side)
+        fractions = [s["limit_fraction"] for s in sides["here"] if s.get("limit_fraction") and s.get("quiet", 1) >= QUIET]
+        fractions = fractions or [s["limit_fraction"] for s in sides["here"] if s.get("limit_fraction")]
+        self.limit = statistics.median(fractions) if fractions else None
+        self.peers = {side: v for side, v in self.value.items() if side != "here"}
+        self.strongest = min(self.peers, key=self.peers.get, default=None)
+        self.ratio = self.peers[self.strongest] / self.value["here"] if self.strongest else None
+
+    def targets(self):
+        """(text, reached) of each."""
+        row = self.row
+        if row.share:
+            yield f"≤ {row.share:.0%} of it", bool(self.ratio) and 1 / self.ratio <= row.share
+        elif row.most:
+            yield "≤ " + unit(row, row.most), self.value["here"] <= row.most
+        else:
+            yield f"≥ {row.ratio:g}×", bool(self.ratio) and self.ratio >= row.ratio
+        if row.limit:
+            yield f"≥ {row.limit:.0%} of the limit", bool(self.limit) and self.limit >= row.limit
+
+    def lost(self):
+        return self.ratio is not None and self.ratio < 1
+
+    def missed(self):
+        return not all(reached for _, reached in self.targets())
+
+    def order(self):
+        return (0 if self.lost() else 1 if self.missed() else 2), self.ratio or math.inf
+
+
+def cells(figures):
+    row = figures.row
+    shown = [row.name, unit(row, figures.value["here"]) + ("*" if "here" in figures.noisy else ""),
+             f"{figures.limit:.0%}" if figures.limit else "–"]
+    for side in SIDES:
+        value = figures.value.get(side)
+        shown.append("–" if value is None else unit(row, value) + ("*" if side in figures.noisy else ""))
+    shown.append("–" if figures.ratio is None else f"{figures.ratio:.2f}")
+    shown.append(" and ".join(text for text, _ in figures.targets()))
+    shown.append("**lost**" if figures.lost() else "missed" if figures.missed() else "reached")
+    return shown
+
+
+def gather(data):
+    known = {row.name: row for row in ROWS}
+    return [Figures(known[name], sides) for name, sides in data["rows"].items() if name in known and "here" in sides]
+
+
+def table(data):
+    """(lines, is there a peer whose results differ?)"""
+    all_figures = sorted(gather(data), key=Figures.order)
+    head = ["work", "here", "of the limit", *SIDES, "ratio", "target", ""]
+    body = [head, ["---"] + ["---:"] * (len(head) - 3) + ["---", "---"]] + [cells(f) for f in all_figures]
+    lines = ["| " + " | ".join(row) + " |" for row in body]
+    lost, missed = sum(f.lost() for f in all_figures), sum(f.missed() for f in all_figures)
+    reached = len(all_figures) - missed
+    lines += ["", f"{reached} of {len(all_figures)} rows reach their target; {lost} are behind the strongest peer."]
+    if any(f.noisy for f in all_figures):
+        lines += ["", "\\* No quiet window was found for this figure: something else ran beside it."]
+    lines += [f"\n{name} is missing: {why}" for name, why in data["absent"].items()]
+    wrong = [(row, name, text) for row, names in data["checked"].items() for name, text in names.items() if text]
+    lines += [f"\n{row}: {name} is not timed, its results differ ({text[0]})" for row, name, text in wrong]
+    return lines, bool(wrong)
+
+
+# ---- a dated record ----------------------------------------------------------------------------------------------------
+
+
+def processor():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if sys.platform == "linux" else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def record(data, options, lines):
+    folder = ROOT / "docs" / "measured"
+    folder.mkdir(parents=True, exist_ok=True)
+    today = datetime.date.today().isoformat()
+    versions = ", ".join(f"{name} {version}".strip() for name, version in data["versions"].items())
+    rounds = max(len(sides["here"]) for sides in data["rows"].values())
+    text = [f"# The processor beside other libraries, {today}", "",
+            f"`bench/compare.py` at {data['commit']} on {processor()}, {options.threads} threads; {versions}.", "",
+            "Seconds of one run, medians of up to twenty samples in each of "
+            f"{rounds} rounds or fewer, sides by turns, a new process",
+            "each round. Ratio: the strongest peer's time by ours (memory and size: its bytes by ours). Rows that are "
+            "behind come first,", "then those that miss their target. [bench/README.md](../../bench/README.md) says how "
+            "it is measured.", "", f"![ratios](cpu-{today}.svg)", "", *lines, ""]
+    (folder / f"cpu-{today}.md").write_text("\n".join(text))
+    (folder / f"cpu-{today}.svg").write_text(plot(sorted(gather(data), key=Figures.order), today))
+    print(f"\nwritten to docs/measured/cpu-{today}.md and .svg")
+
+
+# ---- the plot: a bar a row, ratios on a logarithmic scale --------------------------------------------------------------
+
+LEFT, WIDTH, STEP, TOP, RIGHT = 250, 520, 20, 56, 80
+COLOURS = ("#c0392b", "#d99a2b", "#2e7d5b")  # lost, missed, reached
+
+
+def plot(all_figures, today):
+    rows = [f for f in all_figures if f.ratio]
+    low, high = min(0.5, *(f.ratio for f in rows)), max(2, *(f.ratio for f in rows))
+
+    def x(ratio):
+        return LEFT + WIDTH * (math.log(ratio) - math.log(low)) / (math.log(high) - math.log(low))
+
+    height = TOP + STEP * len(rows) + 24
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + WIDTH + RIGHT}" height="{height}" '
+           'font-family="sans-serif" font-size="12">',
+           '<rect width="100%" height="100%" fill="white"/>',
+           f'<text x="12" y="22" font-size="15">Times as fast as the strongest peer, {today}</text>',
+           '<text x="12" y="40" fill="#555">bar: ratio (logarithmic); tick: target; red: behind, yellow: short of the '
+           'target, green: reached</text>']
+    for mark in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100):
+        if low <= mark <= high:
+            out.append(f'<line x1="{x(mark):.1f}" x2="{x(mark):.1f}" y1="{TOP}" y2="{height - 18}" '
+                       f'stroke="{"#333" if mark == 1 else "#ddd"}"/>'
+                       f'<text x="{x(mark):.1f}" y="{height - 4}" text-anchor="middle" fill="#555">{mark:g}</text>')
+    for i, f in enumerate(rows):
+        y = TOP + STEP * i
+        begin, end = sorted((x(1), x(f.ratio)))
+        colour = COLOURS[f.order()[0]]
+        out.append(f'<text x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{f.row.name}</text>'
+                   f'<rect x="{begin:.1f}" y="{y + 4}" width="{max(end - begin, 1):.1f}" height="12" fill="{colour}"/>'
+                   f'<text x="{max(end, x(1)) + 4:.1f}" y="{y + 14}">{f.ratio:.2f}</text>')
+        target = 1 / f.row.share if f.row.share else None if f.row.most else f.row.ratio
+        if target and low <= target <= high:
+            out.append(f'<line x1="{x(target):.1f}" x2="{x(target):.1f}" y1="{y + 2}" y2="{y + 18}" stroke="#111" '
+                       'stroke-width="2"/>')
+    return "\n".join([*out, "</svg>"]) + "\n"

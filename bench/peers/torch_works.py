@@ -1,0 +1,259 @@
+"""torch_works.py — the works of `trunnion bench` in PyTorch, for bench/compare.py.
+
+    torch_works.py serve THREADS             obeys lines of JSON on standard input, answers each with one
+    torch_works.py peak WORK FILE THREADS    does a work some times, prints the peak of resident memory in bytes
+
+Each work starts from the numbers that `trunnion bench --save` wrote (WORK.start.safetensors) and shows that it gets the
+same results (WORK.result.safetensors) before it is timed. It is written as PyTorch's own documentation would have it:
+inference mode, fused optimisers, its encoder layer with the fast path.
+"""
+
+import json
+import pathlib
+import struct
+import sys
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from timing import peak_bytes, sample  # noqa: E402
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest value
+CHANGE = 2e-2  # of what a training step changes, in the 2-norm: Adam's first step divides by the gradient's size
+PEAK_SECONDS = 0.5
+
+
+def read(path):
+    """{name: tensor} of a safetensors file: a length, a JSON header, bytes."""
+    data = bytearray(pathlib.Path(path).read_bytes())
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    body = memoryview(data)[8 + length:]
+    return {name: torch.frombuffer(body[slice(*t["data_offsets"])], dtype=DTYPES[t["dtype"]]).reshape(t["shape"]).clone()
+            for name, t in header.items()}
+
+
+def below(tensors, prefix):
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def inputs(start):
+    return [start[f"input.{i}"] for i in range(len(below(start, "input.")))]
+
+
+# ---- the works: each takes the numbers to start from; run() gives results, of which the first ones are compared ------
+
+
+class Plain:
+    """A function of the inputs, without gradients."""
+
+    def __init__(self, start, function):
+        self.x, self.function = inputs(start), function
+
+    def run(self):
+        with torch.inference_mode():
+            return [self.function(*self.x)]
+
+
+def chain(x, y):
+    return torch.relu(torch.tanh(x * y + 1) * x)
+
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU())
+        self.logits, self.value = nn.Linear(128, 8), nn.Linear(128, 1)
+
+    def forward(self, x):
+        h = self.hidden(x)
+        return self.logits(h), self.value(h)
+
+
+class Network:
+    """A network on its inputs: evaluated, or trained by step()."""
+
+    def __init__(self, start, net):
+        self.net, self.x, self.turn = net, inputs(start), 0
+        net.load_state_dict(below(start, "model."))
+
+    def run(self):
+        with torch.inference_mode():
+            y = self.net(self.x[0])
+        return list(y) if isinstance(y, tuple) else [y]
+
+
+class PolicyForward(Network):
+    def __init__(self, start):
+        super().__init__(start, Policy().eval())
+
+
+class PolicyTrain(Network):
+    def __init__(self, start):
+        super().__init__(start, Policy())
+        self.batches = [self.x[i:i + 3] for i in range(0, len(self.x), 3)]
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3, fused=True)
+
+    def run(self):
+        x, actions, returns = self.batches[self.turn % len(self.batches)]
+        self.turn += 1
+        self.optimizer.zero_grad()
+        logits, value = self.net(x)
+        loss = F.cross_entropy(logits, actions) + F.mse_loss(value, returns)
+        loss.backward()
+        self.optimizer.step()
+        return [loss.detach()]
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for i in range(4):
+            self.add_module(f"block{i}", nn.TransformerEncoderLayer(384, 6, 1536, dropout=0.0, activation="gelu",
+                                                                    batch_first=True))
+
+    def forward(self, x):
+        for block in self.children():
+            x = block(x)
+        return x
+
+
+class TransformerForward(Network):
+    def __init__(self, start):
+        super().__init__(start, Blocks().eval())
+
+
+class TransformerTrain(Network):
+    def __init__(self, start):
+        super().__init__(start, Blocks())
+
+    def run(self):
+        self.net.zero_grad()
+        y = self.net(self.x[0])
+        loss = (y * y).mean()
+        loss.backward()
+        return [loss.detach()]
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        sizes, strides = (3, 32, 64, 64, 128, 128), (1, 2, 1, 2, 1)
+        layers = []
+        for cin, cout, stride in zip(sizes, sizes[1:], strides):
+            layers += [nn.Conv2d(cin, cout, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU()]
+        self.net = nn.Sequential(*layers, Mean(), nn.Linear(128, 10))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class ImagesForward(Network):
+    def __init__(self, start):
+        super().__init__(start, Images().eval())
+
+
+class ImagesTrain(Network):
+    def __init__(self, start):
+        super().__init__(start, Images())
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1e-2, fused=True)
+
+    def run(self):
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.net(self.x[0]), self.x[1])
+        loss.backward()
+        self.optimizer.step()
+        return [loss.detach()]
+
+
+def fifteen(x, _):
+    """One call: what fifteen recorded operations are measured by."""
+    return torch.add(x, x)
+
+
+WORKS = {
+    "gemm-": lambda start: Plain(start, torch.mm),
+    "gemv-": lambda start: Plain(start, lambda a, x: torch.mv(a, x[:, 0])[:, None]),
+    "add-": lambda start: Plain(start, torch.add),
+    "chain5-": lambda start: Plain(start, chain),
+    "conv3x3-": lambda start: Plain(start, lambda x, w: F.conv2d(x, w, padding=1)),
+    "policy-forward-": PolicyForward,
+    "policy-train-": PolicyTrain,
+    "transformer-forward-": TransformerForward,
+    "transformer-train-": TransformerTrain,
+    "cnn-forward-": ImagesForward,
+    "cnn-train-": ImagesTrain,
+}
+
+
+def make(work, start):
+    return next(kind for prefix, kind in WORKS.items() if work.startswith(prefix))(start)
+
+
+# ---- is it the same? --------------------------------------------------------------------------------------------------
+
+
+def differs(got, want):
+    """None, or what differs: by the largest value."""
+    bound = TOLERANCE[want.dtype] * want.float().abs().max().item()
+    error = (got.float() - want.float()).abs().max().item()
+    return None if error <= bound else f"{error:.2g}, where {bound:.2g} is allowed"
+
+
+def changed_otherwise(got, want, before):
+    change = (want - before).norm().item()
+    error = (got - want).norm().item()
+    return None if error <= CHANGE * change + 1e-12 else f"a change of {change:.2g} differs by {error:.2g}"
+
+
+def check(work, folder):
+    """What differs between a first run here and there; empty when nothing does."""
+    start, want = (read(f"{folder}/{work}.{when}.safetensors") for when in ("start", "result"))
+    it = make(work, start)
+    wrong = [(f"result {i}", differs(y, want[f"result.{i}"])) for i, y in enumerate(it.run())]
+    net = getattr(it, "net", None)
+    if net is not None and "-train-" in work:
+        before, after = below(start, "model."), below(want, "model.")
+        wrong += [(name, changed_otherwise(p.detach(), after[name], before[name])) for name, p in net.named_parameters()]
+        gradients = below(want, "gradient.")
+        wrong += [("gradient " + name, differs(p.grad, gradients[name])) for name, p in net.named_parameters()
+                  if name in gradients]
+    return [f"{name}: {text}" for name, text in wrong if text]
+
+
+def serve():
+    ready = {}
+    print("ready", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        work, folder = asked["work"], asked["folder"]
+        if asked["do"] == "check":
+            answer = {"wrong": check(work, folder)}
+        else:
+            if work not in ready:
+                ready = {work: make(work, read(f"{folder}/{work}.start.safetensors"))}
+            answer = sample(ready[work].run, asked["seconds"])
+        print(json.dumps(answer), flush=True)
+
+
+def main():
+    torch.set_num_threads(int(sys.argv[-1]))
+    if sys.argv[1] == "serve":
+        serve()
+    else:
+        work = make(sys.argv[2], read(sys.argv[3]))
+        sample(work.run, PEAK_SECONDS)
+        print(peak_bytes())
+
+
+if __name__ == "__main__":
+    main()
