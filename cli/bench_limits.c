@@ -10,7 +10,15 @@
 
 #include "bench_limits.h"
 
-enum { REPEATS = 60, READ_REPEATS = 10, STEPS = 40000, CHAINS = 16, MOST_THREADS = 256 };
+enum {
+    REPEATS = 60,
+    READ_REPEATS = 10,
+    QUIET_ROUNDS = 5,
+    QUIET_PROBES = 40,
+    STEPS = 40000,
+    CHAINS = 16,
+    MOST_THREADS = 256
+};
 static const double LEAST_READ = 1 << 20, MOST_READ = (double)((int64_t)1 << 29);
 
 static volatile float seed, keep; /* volatile: so that no two chains are known to be equal */
@@ -78,8 +86,8 @@ typedef struct crew {
     pthread_mutex_t gate; /* held until all threads are there */
     pthread_barrier_t barrier;
     double work, best, all; /* of one thread; seconds of the fastest round and of all, kept by the first thread */
-    int rounds;
-    bool incomplete; /* a thread could not be started: all go home */
+    int rounds, probes;     /* rounds of so many probes: to wait for each other takes some microseconds, too */
+    bool incomplete;        /* a thread could not be started: all go home */
     _Atomic bool failed;
 } crew;
 
@@ -125,7 +133,9 @@ static void *work_along(void *arg) {
     read_from = memory;
     for (int i = 0; i < c->rounds; i++) {
         pthread_barrier_wait(&c->barrier);
-        double begun = bench_now(), work = c->failed ? 0 : c->probe();
+        double begun = bench_now(), work = 0;
+        for (int k = 0; k < c->probes && !c->failed; k++)
+            work += c->probe();
         pthread_barrier_wait(&c->barrier);
         double seconds = bench_now() - begun;
         if (m->index > 0) continue;
@@ -160,19 +170,20 @@ static bool measure(crew *c, int threads) {
 }
 
 double bench_fma_limit(int threads) {
-    crew c = {.probe = choose_probe(), .rounds = REPEATS, .best = 1e9};
+    crew c = {.probe = choose_probe(), .rounds = REPEATS, .probes = 1, .best = 1e9};
     return measure(&c, threads) ? c.work * threads / c.best : 0;
 }
 
 double bench_read_limit(int threads, double bytes) {
-    crew c = {.probe = probe_read, .rounds = READ_REPEATS, .best = 1e9};
+    crew c = {.probe = probe_read, .rounds = READ_REPEATS, .probes = 1, .best = 1e9};
     double most = bytes > MOST_READ ? MOST_READ : bytes;
     read_bytes = (size_t)(most > LEAST_READ ? most : LEAST_READ) / (size_t)threads & ~(size_t)63;
     return measure(&c, threads) ? c.work * threads / c.best : 0;
 }
 
 double bench_quiet(int threads) {
-    crew alone = {.probe = choose_probe(), .rounds = REPEATS, .best = 1e9}, all = alone;
+    crew alone = {.probe = choose_probe(), .rounds = REPEATS, .probes = 1, .best = 1e9};
+    crew all = {.probe = alone.probe, .rounds = QUIET_ROUNDS, .probes = QUIET_PROBES, .best = 1e9};
     if (!measure(&alone, 1) || !measure(&all, threads)) return 0;
     return all.work * all.rounds / all.all / (alone.work / alone.best);
 }
