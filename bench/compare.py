@@ -32,7 +32,7 @@ from peers import built  # noqa: E402
 from rows import ROWS  # noqa: E402
 
 QUIET = 0.95
-SETTLE_SECONDS = 0.06  # threads of OpenMP spin for a while after their work
+SETTLE_SECONDS = 0.15  # threads of OpenMP and OpenBLAS spin for a while after their work
 STARTS = 3
 LEAST_PREFIX, DECIDED = 24, 0.1  # as in tools/checks/llm.py
 
@@ -295,7 +295,8 @@ def take_other(row, *rest):
 
 def run(options, rows, state):
     here = Here(options)
-    with tempfile.TemporaryDirectory(prefix="trunnion-compare-") as folder:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk that writes would disturb
+    with tempfile.TemporaryDirectory(prefix="trunnion-compare-", dir=memory) as folder:
         for i in range(options.rounds):
             turn = Round(options, here, state, folder)
             for row in rows:

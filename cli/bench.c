@@ -159,7 +159,7 @@ static tn_status time_work(const bench_work *w, void *self, double most_seconds,
 /* Of the limit that is nearer; probed when a work asks. Reading depends on the bytes: caches hold few of them. */
 static double fraction_of_limit(bench *b, const bench_work *w, double seconds) {
     int threads = tn_get_num_threads();
-    if (w->flops > 0 && b->fma == 0) b->fma = bench_fma_limit(threads);
+    if (w->flops > 0) b->fma = fmax(b->fma, bench_fma_limit(threads));
     if (w->bytes > 0 && b->read_bytes != w->bytes) b->read = bench_read_limit(threads, w->bytes);
     if (w->bytes > 0) b->read_bytes = w->bytes;
     if (w->flops > 0 && b->fma > 0) return w->flops / seconds / b->fma;

@@ -11,7 +11,7 @@
 #include "bench_limits.h"
 
 enum {
-    REPEATS = 60,
+    REPEATS = 200,
     READ_REPEATS = 10,
     QUIET_ROUNDS = 5,
     QUIET_PROBES = 40,

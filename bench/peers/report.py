@@ -16,8 +16,9 @@ SIDES = ("PyTorch", "OpenBLAS", "oneDNN", "llama.cpp")
 
 def medians(samples):
     """(median of the windows, are they quiet?) Where none is, those beside which there was least."""
-    bound = min(QUIET, 0.95 * max(s.get("quiet", 1) for s in samples))
-    return statistics.median(s["value"] for s in samples if s.get("quiet", 1) >= bound), bound == QUIET
+    best = max(s.get("quiet", 1) for s in samples)
+    bound = QUIET if best >= QUIET else 0.95 * best
+    return statistics.median(s["value"] for s in samples if s.get("quiet", 1) >= bound), best >= QUIET
 
 
 def unit(row, value):
