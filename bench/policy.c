@@ -1,15 +1,11 @@
 /* policy.c — the generic policy (64 → 128 → 128 → 8 and 1, ReLU): how long a forward pass and a whole training step
  * take.
  *
- * bench/compare_policy.py drives it beside PyTorch, and tools/torch_train.py compares its losses. A training step is
+ * tools/torch_train.py compares its losses; bench/compare.py times the same works beside PyTorch. A training step is
  * forward, cross-entropy plus mean squared error, backward and Adam.
  *
  *   bench_policy                     a table of the same, on all threads, without a peer
- *   bench_policy losses FILE STEPS   writes weights and data to FILE, then prints the loss of each step
- *   bench_policy memory BATCH STEPS  trains, then prints the peak of resident memory in bytes
- *   bench_policy serve FILE THREADS  writes weights, data and results to FILE, then obeys lines on standard input:
- *                                    "forward BATCH N", "replay BATCH N", "train BATCH N", "chain N": prints seconds a
- *                                    call over N calls (train: also the part spent outside of kernels) */
+ *   bench_policy losses FILE STEPS   writes weights and data to FILE, then prints the loss of each step */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -274,34 +270,6 @@ static double time_chain(int64_t calls) {
     return seconds;
 }
 
-static void serve(const char *path, int threads) {
-    char line[128];
-    double host = 0;
-    check(tn_set_num_threads(threads));
-    begin();
-    save(path);
-    printf("ready\n");
-    fflush(stdout);
-    while (fgets(line, sizeof line, stdin)) {
-        long long n = 1, calls = 1;
-        if (sscanf(line, "forward %lld %lld", &n, &calls) == 2)
-            printf("%.9g\n", time_forward(n, calls));
-        else if (sscanf(line, "replay %lld %lld", &n, &calls) == 2)
-            printf("%.9g\n", time_replay(n, calls));
-        else if (sscanf(line, "train %lld %lld", &n, &calls) == 2) {
-            double seconds = time_training(n, calls, &host);
-            printf("%.9g %.4f\n", seconds, host);
-        } else if (sscanf(line, "replay-train %lld %lld", &n, &calls) == 2) {
-            double seconds = time_replayed_training(n, calls, &host);
-            printf("%.9g %.4f\n", seconds, host);
-        } else if (sscanf(line, "chain %lld", &calls) == 1)
-            printf("%.9g\n", time_chain(calls));
-        else
-            printf("what?\n");
-        fflush(stdout);
-    }
-}
-
 /* ---- a table ----------------------------------------------------------------------------------------------------- */
 
 enum { ROWS_BATCHES = 3, SAMPLES = 15 };
@@ -346,7 +314,7 @@ static void table(void) {
     printf("%-24s %12.2f us\n", "fifteen small ops", time_chain(20000) * 1e6);
 }
 
-/* ---- losses, memory ---------------------------------------------------------------------------------------------- */
+/* ---- losses ------------------------------------------------------------------------------------------------------ */
 
 static void losses(const char *path, long steps) {
     begin();
@@ -358,38 +326,13 @@ static void losses(const char *path, long steps) {
     }
 }
 
-static long long peak_of_process(void) {
-    char line[256];
-    long long kib = -1;
-    FILE *f = fopen("/proc/self/status", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "VmHWM: %lld kB", &kib) == 1) break;
-    if (f) fclose(f);
-    return kib * 1024;
-}
-
-static void memory(int64_t n, long steps) {
-    begin();
-    TN_SCOPE {
-        batch x = take_batch(0, n);
-        for (long i = 0; i < steps; i++)
-            (void)train_step(&x);
-    }
-    printf("%lld\n", peak_of_process());
-}
-
 int main(int argc, char **argv) {
-    const char *what = argc == 4 ? argv[1] : "";
     if (argc == 1)
         table();
-    else if (strcmp(what, "losses") == 0)
+    else if (argc == 4 && strcmp(argv[1], "losses") == 0)
         losses(argv[2], atol(argv[3]));
-    else if (strcmp(what, "memory") == 0)
-        memory(atol(argv[2]), atol(argv[3]));
-    else if (strcmp(what, "serve") == 0)
-        serve(argv[2], atoi(argv[3]));
     else {
-        fprintf(stderr, "usage: bench_policy [losses FILE STEPS | memory BATCH STEPS | serve FILE THREADS]\n");
+        fprintf(stderr, "usage: bench_policy [losses FILE STEPS]\n");
         return 2;
     }
     tn_optimizer_free(b.optimizer);

@@ -6,9 +6,7 @@
  *   held    all fifteen are held until the value is read: fifteen results
  * and, beside them, `record`: recording and freeing alone.
  *
- *   bench_record            prints nanoseconds a chain: the best and the median of 31 rounds
- *   bench_record serve      obeys lines on standard input: "freed N", "held N", "record N": prints seconds a chain over
- *                           N of them; bench/compare_record.py drives it beside PyTorch */
+ * Prints the best and the median of 31 rounds. bench/compare.py has the first beside PyTorch, as `record-15`. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,28 +121,10 @@ static void report(const tn_tensor *x) {
     }
 }
 
-static void serve(const tn_tensor *x) {
-    char line[128], name[32];
-    printf("ready\n");
-    fflush(stdout);
-    while (fgets(line, sizeof line, stdin)) {
-        long calls = 0;
-        double seconds = NAN;
-        bool read = sscanf(line, "%31s %ld", name, &calls) == 2;
-        for (int w = 0; w < WORKS && read; w++)
-            if (strcmp(works[w].name, name) == 0) seconds = seconds_a_chain(&works[w], x, calls);
-        printf("%.9g\n", seconds);
-        fflush(stdout);
-    }
-}
-
-int main(int argc, char **argv) {
+int main(void) {
     tn_tensor *x = ones();
     check_answers(x);
-    if (argc == 2 && strcmp(argv[1], "serve") == 0)
-        serve(x);
-    else
-        report(x);
+    report(x);
     tn_free(x);
     return 0;
 }

@@ -9,7 +9,14 @@
 #include "bench.h"
 #include "trunnion/backend.h"
 
-enum { BLOCKS = 4, BATCHES = 64, BATCH_PARTS = 3, MOST_TENSORS = BATCHES * BATCH_PARTS, MOST_RESULTS = 2 };
+enum {
+    BLOCKS = 4,
+    BATCHES = 64,
+    BATCH_PARTS = 3,
+    MOST_TENSORS = BATCHES * BATCH_PARTS,
+    MOST_RESULTS = 2,
+    RECORDED = 15
+};
 
 /* What a work holds; which fields it uses is its own matter. */
 typedef struct holder {
@@ -112,6 +119,20 @@ static tn_status run_add(void *self) {
     holder *h = self;
     tn_status s = TN_OK;
     TN_SCOPE s = finish(h, tn_add(h->t[0], h->t[1]));
+    return s;
+}
+
+/* Fifteen operations in a row, each freed when the next one is recorded: what recording and finding a plan cost. */
+static tn_status run_record(void *self) {
+    holder *h = self;
+    tn_tensor *y = tn_add(h->t[0], h->t[1]);
+    for (int i = 1; i < RECORDED; i++) {
+        tn_tensor *z = i % 2 ? tn_mul(y, h->t[0]) : tn_add(y, h->t[0]);
+        tn_free(y);
+        y = z;
+    }
+    tn_status s = finish(h, y);
+    tn_free(y);
     return s;
 }
 
@@ -358,6 +379,7 @@ const bench_work bench_works[] = {
     GEMM("gemm-bf16-1024", 1024, begin_gemm_bf16),
     WORK("gemv-4096", begin_gemm, run_gemm, 4096, 1, 0, 4096.0 * 4096 * 4),
     WORK("add-16", begin_replay, run_replay, 16, 0, 0, 0),
+    WORK("record-15", begin_pair, run_record, 16, 0, 0, 0),
     WORK("add-64k", begin_pair, run_add, 65536, 0, 0, 0),
     WORK("chain5-16m", begin_pair, run_chain, 1 << 24, 0, 0, 3.0 * 4 * (1 << 24)),
     POLICY(1),

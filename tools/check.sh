@@ -61,7 +61,7 @@ programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && pyt
 bugs      | check-all | 3600 | python3 tools/seed_bugs.py
 devwork   | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
-llama     | check-all | 3600 | tools/build.sh $BUILD bench_llm $plain && python3 bench/compare_llm.py --build $BUILD --rounds 1 --no-record
+llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
 fuzz-long | check-all | 3600 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 60
 mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --jobs $JOBS
 "

@@ -62,7 +62,7 @@ class Figures:
             yield f"≥ {row.limit:.0%} of the limit", bool(self.limit) and self.limit >= row.limit
 
     def lost(self):
-        return self.ratio is not None and self.ratio < 1
+        return self.ratio is not None and self.ratio < self.row.lost
 
     def missed(self):
         return not all(reached for _, reached in self.targets())
