@@ -1,7 +1,8 @@
 /* bench.c — `trunnion bench`: how fast this machine does some everyday work, and which part of its limit that is.
  *
- * A work is run until it is warm, then timed twenty times or for some seconds, and the median is shown. Its limit — fused
- * multiply-adds, or reading as many bytes — is measured in the same run. bench/compare.py puts other libraries beside it. */
+ * A work is run until it is warm, then timed twenty times or for some seconds, and the median is shown. Its limit —
+ * fused multiply-adds, or reading as many bytes — is measured in the same run. bench/compare.py puts other libraries
+ * beside it. */
 #include <math.h>
 #include <spawn.h>
 #include <stdlib.h>

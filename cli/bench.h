@@ -1,5 +1,5 @@
-/* bench.h — `trunnion bench`: works to be timed (bench_work.c, bench_llm.c), what they are made of, for other programs to
- * do the same (bench_save.c), and the limits beside them (bench_limits.h). */
+/* bench.h — `trunnion bench`: works to be timed (bench_work.c, bench_llm.c), what they are made of, for other programs
+ * to do the same (bench_save.c), and the limits beside them (bench_limits.h). */
 #ifndef TRUNNION_CLI_BENCH_H
 #define TRUNNION_CLI_BENCH_H
 
@@ -22,8 +22,8 @@ typedef struct bench_work {
     tn_status (*begin)(struct bench_work *w, void **self);
     tn_status (*run)(void *self);
     void (*end)(void *self); /* NULL is fine */
-    /* For the part of the limit that a run reaches: operations; bytes that it reads, and how often (0: once). Zeros: there
-     * is no such limit. */
+    /* For the part of the limit that a run reaches: operations; bytes that it reads, and how often. Zeros: there is no
+     * such limit. */
     double flops, bytes, passes;
     void (*keep)(void *self); /* from now on results are kept; NULL: it cannot */
     bench_parts (*parts)(const void *self);

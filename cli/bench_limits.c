@@ -1,7 +1,7 @@
 /* bench_limits.c — what the processor could do: fused multiply-adds without memory, and reading memory.
  *
- * Each probe runs on as many threads as the works do and is repeated; the best one counts, as it is a limit. Its threads
- * are tied to processors as the library's are, since a system may leave two of them on one. */
+ * Each probe runs on as many threads as the works do and is repeated; the best one counts, as it is a limit. Its
+ * threads are tied to processors as the library's are, since a system may leave two of them on one. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -147,7 +147,7 @@ static void *work_along(void *arg) {
     return NULL;
 }
 
-/* Runs a probe on this many threads, all of them new ones, so that the caller stays where it is. false: it could not. */
+/* Runs a probe on this many threads, all of them new ones, so that the caller stays where it is. false: it cannot. */
 static bool measure(crew *c, int threads) {
     pthread_t thread[MOST_THREADS];
     member members[MOST_THREADS];

@@ -1,5 +1,5 @@
-/* bench_llm.c — the works of `trunnion bench` that run a language model: taking in a prompt of 512 tokens, and giving 128
- * tokens from an empty cache, as llama-bench's `-p 512 -n 128` does on the same file.
+/* bench_llm.c — the works of `trunnion bench` that run a language model: taking in a prompt of 512 tokens, and giving
+ * 128 tokens from an empty cache, as llama-bench's `-p 512 -n 128` does on the same file.
  *
  * A token reads all weights once, so generating has reading them as its limit. Which tokens they are makes no
  * difference to the work. */

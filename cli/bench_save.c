@@ -1,5 +1,5 @@
-/* bench_save.c — what a work of `trunnion bench` starts from and what it yields, as files: whoever times the same work in
- * another library (bench/compare.py) starts from these numbers and shows first that it gets the same results. */
+/* bench_save.c — what a work of `trunnion bench` starts from and what it yields, as files: whoever times the same work
+ * in another library (bench/compare.py) starts from these numbers and shows first that it gets the same results. */
 #include <stdlib.h>
 
 #include "bench.h"

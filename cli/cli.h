@@ -117,8 +117,8 @@ void cli_json_bool(cli_json *j, const char *key, bool v);
 
 /* Seconds on a clock that only goes forward (progress.c). */
 double cli_now(void);
-/* Where a file lies in the library's cache folder; tools/digits.py and tools/smollm2.py put theirs there. false: no such
- * folder is known. */
+/* Where a file lies in the library's cache folder; tools/digits.py and tools/smollm2.py put theirs there. false: no
+ * such folder is known. */
 bool cli_cache_path(const char *name, char *out, size_t size);
 /* The most memory that this process has had resident so far, in bytes; 0 where the system does not say. */
 int64_t cli_peak_bytes(void);
