@@ -146,6 +146,42 @@ static void what_joins_a_product(void **state) {
     same_bits(record_inlined_operands, NULL, "operands that are computed where they are read");
 }
 
+/* ---- convolutions ------------------------------------------------------------------------------------------------ */
+
+typedef struct convolution {
+    int64_t images, channels, height, width, results, kernel[2];
+    tn_conv2d_options options;
+    bool backward;
+} convolution;
+
+static tn_tensor *record_convolution(const void *arguments) {
+    const convolution *c = arguments;
+    int64_t groups = c->options.groups ? c->options.groups : 1, flat = -1;
+    tn_tensor *x = numbers((int64_t[]){c->images, c->channels, c->height, c->width}, 4, TN_F32, 1);
+    tn_tensor *w = numbers((int64_t[]){c->results, c->channels / groups, c->kernel[0], c->kernel[1]}, 4, TN_F32, 2);
+    tn_tensor *bias = numbers(&c->results, 1, TN_F32, 3);
+    assert_ok(tn_set_requires_grad(x, true));
+    assert_ok(tn_set_requires_grad(w, true));
+    tn_tensor *y = tn_relu(tn_conv2d(x, w, bias, &c->options));
+    if (!c->backward) return y;
+    tn_tensor *seed = numbers(tn_shape(y), 4, TN_F32, 4), *grads[2];
+    assert_ok(tn_gradients(&y, 1, &seed, (tn_tensor *[]){x, w}, 2, false, grads));
+    return tn_cat((tn_tensor *[]){tn_reshape(grads[0], &flat, 1), tn_reshape(grads[1], &flat, 1)}, 2, 0);
+}
+
+static void windows_are_never_stored(void **state) {
+    (void)state;
+    static const convolution some[] = {
+        {2, 3, 9, 8, 5, {3, 3}, {.padding = {1, 1}}, true},
+        {1, 40, 6, 7, 17, {3, 3}, {.padding = {2, 0}, .dilation = {2, 1}}, false},
+        {2, 4, 7, 19, 40, {1, 1}, {.stride = {2, 1}}, false},
+        {2, 4, 6, 35, 6, {2, 3}, {.stride = {2, 1}, .padding = {1, 2}, .groups = 2}, true},
+        {3, 2, 1, 9, 70, {1, 4}, {.stride = {1, 3}}, false},
+    };
+    for (size_t i = 0; i < TN_COUNT(some); i++)
+        same_bits(record_convolution, &some[i], "a convolution");
+}
+
 /* ---- products with weights in blocks ----------------------------------------------------------------------------- */
 
 typedef struct blocks {
@@ -290,6 +326,11 @@ static void a_row_times_a_matrix(void **state) {
     same_bits(record_product, &(product){1, 70, 33, TN_F32, false, true, false}, "a row times a matrix");
 }
 
+static void a_convolution(void **state) {
+    (void)state;
+    same_bits(record_convolution, &(convolution){2, 2, 4, 5, 3, {3, 2}, {.padding = {1, 1}}, false}, "a convolution");
+}
+
 static void weights_in_blocks(void **state) {
     (void)state;
     same_bits(record_blocks, &(blocks){1, 5, 32, TN_Q4_0, false}, "weights in blocks");
@@ -311,17 +352,19 @@ static void a_sequence(void **state) {
 }
 
 static const struct CMUnitTest small[] = {
-    cmocka_unit_test(a_product),    cmocka_unit_test(a_row_times_a_matrix), cmocka_unit_test(weights_in_blocks),
-    cmocka_unit_test(a_sorted_row), cmocka_unit_test(rows_added_by_index),  cmocka_unit_test(a_sequence),
+    cmocka_unit_test(a_product),     cmocka_unit_test(a_row_times_a_matrix), cmocka_unit_test(weights_in_blocks),
+    cmocka_unit_test(a_convolution), cmocka_unit_test(a_sorted_row),         cmocka_unit_test(rows_added_by_index),
+    cmocka_unit_test(a_sequence),
 };
 
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--small") == 0)
         return cmocka_run_group_tests_name("templates", small, open_devices, close_devices);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_of_all_sizes),  cmocka_unit_test(what_joins_a_product),
-        cmocka_unit_test(weights_in_all_formats), cmocka_unit_test(odd_rows_are_rounded_alike),
-        cmocka_unit_test(rows_are_sorted),        cmocka_unit_test(rows_go_where_data_says),
+        cmocka_unit_test(products_of_all_sizes),      cmocka_unit_test(what_joins_a_product),
+        cmocka_unit_test(windows_are_never_stored),   cmocka_unit_test(weights_in_all_formats),
+        cmocka_unit_test(odd_rows_are_rounded_alike), cmocka_unit_test(rows_are_sorted),
+        cmocka_unit_test(rows_go_where_data_says),
     };
     return cmocka_run_group_tests_name("templates", tests, open_devices, close_devices);
 }

@@ -203,6 +203,7 @@ tn_status tn_lower_group(tn_graph_plan *g, int group);
 /* Is this product or native op a program of workgroups on its device (template.c)? */
 bool tn_template_takes(const tn_value *v);
 bool tn_template_takes_node(const tn_node *n);            /* the same before it is a value */
+bool tn_template_joins(const tn_value *v);                /* it is one that element-wise values behind it may join */
 tn_status tn_template_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
 /* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of f16 over it, and
  * `mask` says where it is there. */

@@ -10,7 +10,7 @@
  *     needed before.
  *   - On the CPU a reduction of columns stands alone and reads memory: what it reads is made faster by itself, or
  *     joins the product before it, and columns are then reduced as fast as memory goes (kir/vm_columns.c).
- *   - A product takes the element-wise group behind it as its store joint.
+ *   - A product takes the element-wise group behind it as its store joint; on devices, so does a convolution.
  *   - Everything else is a group of its own.
  * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on
  * shape alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left
@@ -214,6 +214,12 @@ static bool rows_fit(const tn_value *r, const tn_node *space) {
     return rows >= FEW_ROWS || all <= 4 * (int64_t)KIR_BLOCK;
 }
 
+/* A product, or a template that hands over finished elements as products do. */
+static bool has_joint(const tn_value *v) {
+    tn_op_class c = tn_value_class(v);
+    return c == TN_MATMUL || (c == TN_NATIVE && tn_template_joins(v));
+}
+
 static bool joint_fits(const tn_value *v, const tn_node *space) {
     if (tn_template_takes(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
     return v->node->dtype == TN_F32 && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&
@@ -228,7 +234,7 @@ static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_valu
         if (to->kind == TN_GROUP_MAP) return rows_fit(v, lead->node) && !tn_group_writes_state(g, to);
         return to->kind == TN_GROUP_ROWS && same_rows(g, v, to->lead);
     }
-    if (c == TN_MATMUL) return to->kind == TN_GROUP_MAP && joint_fits(v, lead->node);
+    if (has_joint(v)) return to->kind == TN_GROUP_MAP && joint_fits(v, lead->node);
     if (c != TN_ELEMENTWISE && c != TN_MOVEMENT) return false;
     if (to->kind == TN_GROUP_MATMUL && v < lead) return false; /* it may be an operand, which must be there before */
     if (same_shape(v->node, lead->node) && to->kind != TN_GROUP_NATIVE && to->kind != TN_GROUP_SCAN) return true;
@@ -236,12 +242,12 @@ static bool space_fits(const tn_graph_plan *g, const tn_group *to, const tn_valu
 }
 
 static void take_lead(tn_graph_plan *g, int group, int value) {
-    tn_op_class c = tn_value_class(&g->values[value]);
+    bool reduces = tn_value_class(&g->values[value]) == TN_REDUCTION, joins = has_joint(&g->values[value]);
     tn_group *to = &g->groups[group];
     if (to->kind != TN_GROUP_MAP) return;
-    if (c == TN_REDUCTION) to->kind = TN_GROUP_ROWS;
-    if (c == TN_MATMUL) to->kind = TN_GROUP_MATMUL;
-    if (c == TN_REDUCTION || c == TN_MATMUL) to->lead = value;
+    if (reduces) to->kind = TN_GROUP_ROWS;
+    if (joins) to->kind = TN_GROUP_MATMUL;
+    if (reduces || joins) to->lead = value;
 }
 
 static bool has_zero_extent(const tn_node *n) { return tn_node_numel(n) == 0; }

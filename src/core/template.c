@@ -6,8 +6,15 @@
 #include "kern/qformat.h"
 #include "kern/templates.h"
 #include "ops/places.h"
+#include "ops/window.h"
 
 #include <string.h>
+
+/* An index that stands for those of several dims: which dim each digit is of. Dims without an index are 0. */
+typedef struct folded {
+    tn_digits digits;
+    int dim[TN_TEMPLATE_DIGITS];
+} folded;
 
 /* A template at work: lowering, and the operands' values. */
 typedef struct template {
@@ -16,6 +23,12 @@ typedef struct template {
     const tn_value *lead;
     int batch_dim[TN_TEMPLATE_BATCH_AXES]; /* the result's dim behind each batch axis */
     int batch_axes;
+    /* of convolutions */
+    folded k_of_a, k_of_b, columns;
+    tn_window window;
+    bool may_be_outside[2];
+    int64_t groups;
+    int image_axis, group_axis; /* of the batch, -1: there is but one */
 }
 template;
 
@@ -148,6 +161,160 @@ static tn_status make_quantized(template *t, tn_template_program *out) {
 static bool takes_quantized(const tn_node *n, const tn_group_limits *limits) {
     tn_qmat_shape s = quantized_shape(n);
     return tn_qmat_template_fits(&s, limits);
+}
+
+/* ---- convolutions ------------------------------------------------------------------------------------------------ */
+
+/* A convolution is the product of filters and what windows see; its weight's gradient that of results and what windows
+ * see. Neither is ever stored: an index of k or of a column is taken apart where an element is loaded. */
+enum { IMAGE, CHANNEL, DOWN, ACROSS, IMAGE_DIMS };
+static const int taps[] = {CHANNEL, DOWN, ACROSS}, places[] = {IMAGE, DOWN, ACROSS};
+
+/* Dims of these extents as one index; with strides, what lies behind each other in memory is one digit. */
+static folded fold(const int64_t *extent, const int64_t *stride, const int *dims, int count) {
+    folded f = {.dim = {dims[count - 1]}};
+    int n = 0;
+    for (int i = 0; i < count; i++) {
+        int d = dims[i];
+        if (extent[d] == 1) continue;
+        bool behind = n > 0 && stride && stride[f.dim[n - 1]] == stride[d] * extent[d];
+        int at = behind ? n - 1 : n++;
+        f.digits.extent[at] = behind ? f.digits.extent[at] * extent[d] : extent[d];
+        f.dim[at] = d;
+    }
+    f.digits.count = n > 1 ? n : 0;
+    return f;
+}
+
+static int last_dim(const folded *f) { return f->dim[f->digits.count ? f->digits.count - 1 : 0]; }
+
+static void unfold(const folded *f, const kir_aff *index, kir_aff *at) {
+    for (int i = 0; i <= (f->digits.count ? f->digits.count - 1 : 0); i++)
+        at[f->dim[i]] = index[i];
+}
+
+static void no_index(kir_aff *at) {
+    for (int d = 0; d < IMAGE_DIMS; d++)
+        at[d] = kir_aff_const(0);
+}
+
+static kir_aff image_of(const template *t, const kir_aff *batch) {
+    return t->image_axis < 0 ? kir_aff_const(0) : batch[t->image_axis];
+}
+
+/* A channel among all, from that of its group; groups have `count`. */
+static kir_aff channel_of(template *t, const kir_aff *batch, const kir_aff *channel, int64_t count) {
+    if (t->group_axis < 0) return *channel;
+    kir_aff first = tn_aff_scale(&t->lw, &batch[t->group_axis], count);
+    return tn_aff_add(&t->lw, &first, channel);
+}
+
+/* What a tap of the window at a place of an image sees: 0 outside. */
+static kir_val load_seen(template *t, const kir_aff *batch, const kir_aff *place, const kir_aff *tap, kir_val mask) {
+    const int64_t *size = t->lead->node->in[0]->shape;
+    kir_builder *kb = t->lw.kb;
+    kir_aff at[IMAGE_DIMS] = {place[IMAGE], channel_of(t, batch, &tap[CHANNEL], size[CHANNEL] / t->groups)};
+    for (int a = 0; a < 2; a++) {
+        kir_aff begin = tn_aff_scale(&t->lw, &place[DOWN + a], t->window.stride[a]);
+        kir_aff further = tn_aff_scale(&t->lw, &tap[DOWN + a], t->window.dilation[a]);
+        kir_aff *to = &at[DOWN + a];
+        *to = tn_aff_add(&t->lw, &begin, &further);
+        to->c -= t->window.padding[a];
+        if (!t->may_be_outside[a]) continue;
+        mask = place_both(kb, mask, place_not_negative(kb, to));
+        mask = place_both(kb, mask, tn_inside(kb, to, size[DOWN + a]));
+    }
+    return tn_lowering_value(&t->lw, t->lead->in[0], at, mask);
+}
+
+static kir_val load_filter(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k, kir_val mask) {
+    template *t = context;
+    kir_aff at[IMAGE_DIMS];
+    no_index(at);
+    unfold(&t->k_of_a, k, at);
+    at[IMAGE] = channel_of(t, batch, row, t->lead->node->shape[CHANNEL] / t->groups);
+    return tn_lowering_value(&t->lw, t->lead->in[1], at, mask);
+}
+
+static kir_val load_window(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask) {
+    template *t = context;
+    kir_aff place[IMAGE_DIMS], tap[IMAGE_DIMS];
+    no_index(place);
+    no_index(tap);
+    unfold(&t->k_of_b, k, tap);
+    unfold(&t->columns, column, place);
+    place[IMAGE] = image_of(t, batch);
+    return load_seen(t, batch, place, tap, mask);
+}
+
+static void store_place(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
+                        kir_val mask) {
+    template *t = context;
+    kir_aff at[IMAGE_DIMS];
+    no_index(at);
+    unfold(&t->columns, column, at);
+    at[IMAGE] = image_of(t, batch);
+    if (t->lead->node->shape[CHANNEL] != 1)
+        at[CHANNEL] = channel_of(t, batch, row, t->lead->node->shape[CHANNEL] / t->groups);
+    tn_lowering_results(&t->lw, at, value, mask);
+}
+
+/* `place`: how many there are. */
+static void note_window(template *t, const int64_t *kernel, const int64_t *place, const int64_t *stride,
+                        const int64_t *before, const int64_t *dilation) {
+    const int64_t *size = t->lead->node->in[0]->shape + DOWN;
+    for (int a = 0; a < 2; a++) {
+        t->window.kernel[a] = kernel[a];
+        t->window.stride[a] = stride[a];
+        t->window.padding[a] = before[a];
+        t->window.dilation[a] = dilation[a];
+        int64_t last = (place[a] - 1) * stride[a] - before[a] + (kernel[a] - 1) * dilation[a];
+        t->may_be_outside[a] = before[a] > 0 || last >= size[a];
+    }
+}
+
+static void add_batch(tn_gemm_shape *s, int *axis, int64_t extent) {
+    *axis = extent == 1 ? -1 : s->batch_axes;
+    if (extent != 1) s->batch[s->batch_axes++] = extent;
+}
+
+static tn_gemm_shape correlation_shape(const tn_node *n, template *t) {
+    const int64_t *filter = n->in[1]->shape, *attrs = n->i;
+    tn_gemm_shape s = {.k = filter[CHANNEL] * filter[DOWN] * filter[ACROSS], .type = KIR_F32, .local_dtype = TN_F32};
+    t->groups = attrs[TN_CORRELATE2D_GROUPS];
+    s.m = n->shape[CHANNEL] / t->groups;
+    s.n = n->shape[DOWN] * n->shape[ACROSS];
+    t->k_of_b = fold(filter, NULL, taps, TN_COUNT(taps));
+    t->columns = fold(n->shape, NULL, places + 1, TN_COUNT(places) - 1);
+    add_batch(&s, &t->image_axis, n->shape[IMAGE]);
+    add_batch(&s, &t->group_axis, t->groups);
+    s.b_k = t->k_of_b.digits;
+    s.columns = t->columns.digits;
+    return s;
+}
+
+static tn_status make_correlation(template *t, tn_template_program *out) {
+    const tn_node *n = t->lead->node;
+    const int64_t *filter = n->in[1]->shape, *stride = t->w.g->values[t->lead->in[1]].stride, *attrs = n->i;
+    tn_product_joints joints = {t, product_begin, load_filter, load_window, store_place};
+    tn_gemm_shape s = correlation_shape(n, t);
+    tn_group_limits limits = limits_of(n->device);
+    note_window(t, filter + DOWN, n->shape + DOWN, attrs + TN_CORRELATE2D_STRIDE, attrs + TN_CORRELATE2D_BEFORE,
+                attrs + TN_CORRELATE2D_DILATION);
+    t->k_of_a = fold(filter, stride, taps, TN_COUNT(taps));
+    s.a_k = t->k_of_a.digits;
+    s.a_along_k = stride[last_dim(&t->k_of_a)] == 1;
+    return tn_gemm_template(&s, &limits, &joints, out);
+}
+
+/* The host can compute it in f32, should the device not be able to. A channel by itself is a sum and no product. */
+static bool takes_correlation(const tn_node *n, const tn_group_limits *limits) {
+    const tn_node *x = n->in[0], *filters = n->in[1];
+    bool by_channel = n->i[TN_CORRELATE2D_GROUPS] > 1 && filters->shape[CHANNEL] == 1;
+    if (n->dtype != TN_F32 || by_channel || tn_node_numel(n) == 0 || tn_node_numel(x) == 0) return false;
+    template t;
+    tn_gemm_shape s = correlation_shape(n, &t);
+    return s.k > 0 && s.k <= INT32_MAX && s.n <= INT32_MAX && tn_gemm_template_fits(&s, limits);
 }
 
 /* ---- native operations ------------------------------------------------------------------------------------------- */
@@ -295,14 +462,16 @@ static const struct {
     int op;
     bool (*takes)(const tn_node *n, const tn_group_limits *limits);
     tn_status (*make)(template *t, tn_template_program *out);
+    bool joins; /* though no product, what follows may join it */
 } templates[] = {
-    {TN_OP_MATMUL_BATCHED, takes_product, make_product},
-    {TN_OP_LINEAR_HALF, takes_product, make_product},
-    {TN_OP_LINEAR_QUANTIZED, takes_quantized, make_quantized},
-    {TN_OP_CACHED_ATTENTION_ROWS, takes_attention, make_attention},
-    {TN_OP_CACHE_APPEND_ROWS, takes_append, make_append},
-    {TN_OP_INDEX_ADD_ROWS, takes_index_add, make_index_add},
-    {TN_OP_ARGSORT_LAST, takes_argsort, make_argsort},
+    {TN_OP_MATMUL_BATCHED, takes_product, make_product, false},
+    {TN_OP_LINEAR_HALF, takes_product, make_product, false},
+    {TN_OP_CORRELATE2D, takes_correlation, make_correlation, true},
+    {TN_OP_LINEAR_QUANTIZED, takes_quantized, make_quantized, false},
+    {TN_OP_CACHED_ATTENTION_ROWS, takes_attention, make_attention, false},
+    {TN_OP_CACHE_APPEND_ROWS, takes_append, make_append, false},
+    {TN_OP_INDEX_ADD_ROWS, takes_index_add, make_index_add, false},
+    {TN_OP_ARGSORT_LAST, takes_argsort, make_argsort, false},
 };
 
 static int template_of(const tn_node *n) {
@@ -320,6 +489,8 @@ bool tn_template_takes_node(const tn_node *n) {
 bool tn_template_takes(const tn_value *v) {
     return v->row && !v->host_only && !v->plain && tn_template_takes_node(v->node);
 }
+
+bool tn_template_joins(const tn_value *v) { return tn_template_takes(v) && templates[template_of(v->node)].joins; }
 
 /* A program that grew too large: without what joined the lead, or else without the template. */
 static void leave_out(tn_graph_plan *g, const tn_group *group) {

@@ -6,13 +6,18 @@
  *
  * Chains of KIR_KSUM steps are the definition: behind each panel that ends one, its sum is added to those before it.
  * Behind the end of k A is −0 and B 0: their product −0 leaves any sum as it is. Finished elements pass through the
- * workgroup's memory, so that what joins the store stands in the program once. */
+ * workgroup's memory, so that what joins the store stands in the program once.
+ *
+ * Windows of images are such products too, when an index of k or of a column is taken apart into its digits. Division
+ * would cost more than multiplying: a tile's columns are divided once, and lie in the workgroup's memory; the digits of
+ * an item's places along k are counted on from panel to panel. */
 #include "kern/templates.h"
 
 #include <string.h>
 
 /* Items stand in iy rows of ix; each has tm × tn elements of C. A panel is `depth` deep. Divisible so that items share
- * out panels evenly: by ix and iy are depth, the rows iy·tm and the columns ix·tn (whichever way a panel is read). */
+ * out panels evenly: by ix and iy are depth, the rows iy·tm and the columns ix·tn (whichever way a panel is read); tn is
+ * at most iy. */
 typedef struct tile {
     int iy, ix, tm, tn, depth;
 } tile;
@@ -20,7 +25,7 @@ typedef struct tile {
 /* From the largest; few rows of A want a flat one. Found by trial on a software device. */
 static const tile tiles[] = {{16, 16, 4, 4, 16}, {8, 8, 4, 4, 16}};
 static const tile flat_tile = {4, 16, 1, 4, 16};
-enum { FLAT_ROWS = 8, MOST_OWN = 16, UNROLLED = 4 };
+enum { FLAT_ROWS = 8, MOST_OWN = 16, MOST_PLACES = 4, UNROLLED = 4 };
 
 static int rows_of(const tile *t) { return t->iy * t->tm; }
 static int columns_of(const tile *t) { return t->ix * t->tn; }
@@ -34,6 +39,7 @@ static int64_t local_elements(const tile *t) {
 
 static bool tile_fits(const tile *t, const tn_gemm_shape *s, const tn_group_limits *limits) {
     int64_t bytes = local_elements(t) * (int64_t)tn_dtype_size(s->local_dtype);
+    bytes += (int64_t)columns_of(t) * s->columns.count * (int64_t)sizeof(int32_t);
     return t->iy * t->ix <= limits->items && bytes <= limits->local_bytes;
 }
 
@@ -62,6 +68,7 @@ typedef struct maker {
     int down, across, item_row, item, panels, steps, a_passes, b_passes, rows, columns;
     bool a_along_k, b_along_k;
     int a, b, c; /* in workgroup memory: panels, the finished tile */
+    int digits;  /* in workgroup memory: of the tile's columns, one row a digit */
     kir_aff batch[TN_TEMPLATE_BATCH_AXES];
     kir_val sum[MOST_OWN], total[MOST_OWN]; /* variables: the chain that runs, and those that are closed */
 } maker;
@@ -69,6 +76,67 @@ typedef struct maker {
 static kir_val zero(const maker *m) { return kir_const(m->kb, m->s->type, 0); }
 
 static bool is_float(const maker *m) { return m->s->type == KIR_F32 || m->s->type == KIR_F64; }
+
+/* ---- digits ------------------------------------------------------------------------------------------------------ */
+
+static kir_val size_of(const maker *m, int64_t v) {
+    kir_aff a = kir_aff_const(v);
+    return kir_index(m->kb, &a);
+}
+
+static kir_aff index_of(kir_val v) {
+    kir_aff a = kir_aff_const(0);
+    a.dyn = v;
+    return a;
+}
+
+/* The digits of a number, by division: in 32 bits, which is several times quicker. */
+static void divide(const maker *m, const tn_digits *d, const kir_aff *number, kir_val *digit) {
+    kir_val rest = kir_cast(m->kb, KIR_I32, kir_index(m->kb, number));
+    for (int i = d->count - 1; i > 0; i--) {
+        kir_val extent = kir_cast(m->kb, KIR_I32, size_of(m, d->extent[i]));
+        digit[i] = kir_binary(m->kb, KIR_MOD, rest, extent);
+        rest = kir_binary(m->kb, KIR_DIV, rest, extent);
+    }
+    digit[0] = rest;
+}
+
+/* Counts `by` on: each digit is at most one carry away. */
+static void count_on(const maker *m, const tn_digits *d, int64_t by, kir_val *digit) {
+    kir_val carry = KIR_NONE;
+    for (int i = d->count - 1; i >= 0; i--) {
+        int64_t step = i > 0 ? by % d->extent[i] : by;
+        digit[i] = kir_binary(m->kb, KIR_ADD, digit[i], size_of(m, step));
+        if (carry != KIR_NONE) digit[i] = kir_binary(m->kb, KIR_ADD, digit[i], carry);
+        if (i == 0) return;
+        kir_val extent = size_of(m, d->extent[i]), over = kir_binary(m->kb, KIR_LE, extent, digit[i]);
+        carry = kir_cast(m->kb, KIR_I64, over);
+        digit[i] = kir_select(m->kb, over, kir_binary(m->kb, KIR_SUB, digit[i], extent), digit[i]);
+        by /= d->extent[i];
+    }
+}
+
+/* An item divides a column; there are as many items, or more. */
+static void divide_columns(const maker *m) {
+    const tile *t = m->t;
+    kir_aff column = tn_along(m->across, columns_of(t)), to = tn_along(m->item, 1), row = tn_along(m->item_row, 1);
+    kir_val digit[TN_TEMPLATE_DIGITS],
+        one = kir_binary(m->kb, KIR_LT, kir_index(m->kb, &row), kir_const_i(m->kb, KIR_I64, t->tn));
+    to.s[m->item_row] = t->ix;
+    column.s[m->item] = 1;
+    column.s[m->item_row] = t->ix;
+    divide(m, &m->s->columns, &column, digit);
+    for (int i = 0; i < m->s->columns.count; i++, to.c += columns_of(t))
+        kir_store(m->kb, m->digits, &to, digit[i], one);
+    kir_barrier(m->kb);
+}
+
+/* Column `local` of the tile, in digits if it has such. */
+static void column_at(const maker *m, const kir_aff *column, kir_aff local, kir_aff *out) {
+    *out = *column;
+    for (int i = 0; i < m->s->columns.count; i++, local.c += columns_of(m->t))
+        out[i] = index_of(kir_cast(m->kb, KIR_I64, kir_load(m->kb, m->digits, &local, KIR_NONE)));
+}
 
 /* ---- filling panels ---------------------------------------------------------------------------------------------- */
 
@@ -78,34 +146,75 @@ typedef struct panel {
     int local, passes;
     int64_t row, bound;
     kir_aff first; /* of the tile, across k */
+    const tn_digits *k;
+    kir_val digit[MOST_PLACES][TN_TEMPLATE_DIGITS]; /* variables: of the item's places along k */
 } panel;
 
+/* How far apart an item's places along k are. */
+static int k_step(const maker *m, const panel *p) { return p->along_k ? m->t->ix : m->t->iy; }
+
 /* Items go along memory by their own number, across by that of their row. */
-static void fill_element(const maker *m, const panel *p, int in_k) {
-    int k_axis = p->along_k ? m->item : m->item_row, w_axis = p->along_k ? m->item_row : m->item;
-    int w_step = p->along_k ? m->t->iy : m->t->ix;
-    kir_aff k = tn_along(m->panels, m->t->depth), w = p->first, to = kir_aff_const(in_k * p->row);
-    k.c = in_k;
-    k.s[k_axis] = 1;
+static int k_axis(const maker *m, const panel *p) { return p->along_k ? m->item : m->item_row; }
+
+static kir_aff place_along_k(const maker *m, const panel *p, int place) {
+    kir_aff k = tn_along(k_axis(m, p), 1);
+    k.c = place * k_step(m, p);
+    return k;
+}
+
+static void begin_digits(const maker *m, panel *p) {
+    for (int place = 0; p->k->count > 0 && place * k_step(m, p) < m->t->depth; place++) {
+        kir_aff k = place_along_k(m, p, place);
+        divide(m, p->k, &k, p->digit[place]);
+        for (int i = 0; i < p->k->count; i++)
+            p->digit[place][i] = kir_var(m->kb, kir_cast(m->kb, KIR_I64, p->digit[place][i]));
+    }
+}
+
+static void count_on_to_next_panel(const maker *m, const panel *p) {
+    for (int place = 0; p->k->count > 0 && place * k_step(m, p) < m->t->depth; place++) {
+        kir_val digit[TN_TEMPLATE_DIGITS];
+        for (int i = 0; i < p->k->count; i++)
+            digit[i] = kir_get(m->kb, p->digit[place][i]);
+        count_on(m, p->k, m->t->depth, digit);
+        for (int i = 0; i < p->k->count; i++)
+            kir_set(m->kb, p->digit[place][i], digit[i]);
+    }
+}
+
+static kir_val load_operand(const maker *m, const panel *p, int place, const kir_aff *k, const kir_aff *w,
+                            const kir_aff *local, kir_val mask) {
+    kir_aff at[TN_TEMPLATE_DIGITS] = {*k}, column[TN_TEMPLATE_DIGITS];
+    for (int i = 0; i < p->k->count; i++)
+        at[i] = index_of(kir_get(m->kb, p->digit[place][i]));
+    if (p->is_a) return m->joints->load_a(m->joints->context, m->batch, w, at, mask);
+    column_at(m, w, *local, column);
+    return m->joints->load_b(m->joints->context, m->batch, at, column, mask);
+}
+
+static void fill_element(const maker *m, const panel *p, int place) {
+    int w_axis = p->along_k ? m->item_row : m->item, w_step = p->along_k ? m->t->iy : m->t->ix;
+    kir_aff k = place_along_k(m, p, place), local = tn_along(w_axis, 1), w = p->first, to;
+    k.s[m->panels] = m->t->depth;
+    local.s[p->passes] = w_step;
     w.s[w_axis] = 1;
     w.s[p->passes] = w_step;
-    to.s[k_axis] = p->row;
-    to.s[w_axis] = 1;
-    to.s[p->passes] = w_step;
+    to = local;
+    to.c = k.c * p->row;
+    to.s[k_axis(m, p)] = p->row;
     kir_val depth = tn_inside(m->kb, &k, m->s->k),
             mask = kir_binary(m->kb, KIR_AND, tn_inside(m->kb, &w, p->bound), depth);
-    void *context = m->joints->context;
-    kir_val v = p->is_a ? m->joints->load_a(context, m->batch, &w, &k, mask)
-                        : m->joints->load_b(context, m->batch, &k, &w, mask);
+    kir_val v = load_operand(m, p, place, &k, &w, &local, mask);
     if (p->is_a && is_float(m)) v = kir_select(m->kb, depth, v, kir_const(m->kb, m->s->type, -0.0));
     kir_store(m->kb, p->local, &to, v, KIR_NONE);
 }
 
 static void fill_panel(const maker *m, const panel *p) {
     kir_loop(m->kb, p->passes, 1);
-    for (int k = 0; k < m->t->depth; k += p->along_k ? m->t->ix : m->t->iy)
-        fill_element(m, p, k);
+    for (int place = 0; place * k_step(m, p) < m->t->depth; place++)
+        fill_element(m, p, place);
     kir_end(m->kb);
+    count_on_to_next_panel(m, p);
 }
 
 static int passes_of(const tile *t, int width, bool along_k) { return width / (along_k ? t->iy : t->ix); }
@@ -170,8 +279,23 @@ static void close_chain(const maker *m) {
 
 static void do_panels(const maker *m) {
     const tile *t = m->t;
-    panel a = {true, m->a_along_k, m->a, m->a_passes, a_row(t), m->s->m, tn_along(m->down, rows_of(t))};
-    panel b = {false, m->b_along_k, m->b, m->b_passes, b_row(t), m->s->n, tn_along(m->across, columns_of(t))};
+    panel a = {.is_a = true,
+               .along_k = m->a_along_k,
+               .local = m->a,
+               .passes = m->a_passes,
+               .row = a_row(t),
+               .bound = m->s->m,
+               .first = tn_along(m->down, rows_of(t)),
+               .k = &m->s->a_k};
+    panel b = {.along_k = m->b_along_k,
+               .local = m->b,
+               .passes = m->b_passes,
+               .row = b_row(t),
+               .bound = m->s->n,
+               .first = tn_along(m->across, columns_of(t)),
+               .k = &m->s->b_k};
+    begin_digits(m, &a);
+    begin_digits(m, &b);
     kir_loop(m->kb, m->panels, 1);
     fill_panel(m, &a);
     fill_panel(m, &b);
@@ -195,17 +319,18 @@ static void store_tile(const maker *m) {
     kir_barrier(m->kb);
     kir_loop(m->kb, m->rows, 1);
     kir_loop(m->kb, m->columns, 1);
-    kir_aff row = tn_along(m->item_row, 1), column = tn_along(m->item, 1), from;
+    kir_aff row = tn_along(m->item_row, 1), column = tn_along(m->item, 1), from, local, at[TN_TEMPLATE_DIGITS];
     row.s[m->rows] = t->iy;
     column.s[m->columns] = t->ix;
-    from = column;
+    from = local = column;
     from.s[m->item_row] = columns_of(t);
     from.s[m->rows] = (int64_t)t->iy * columns_of(t);
     row.s[m->down] = rows_of(t);
     column.s[m->across] = columns_of(t);
     kir_val v = kir_load(m->kb, m->c, &from, KIR_NONE);
     kir_val mask = kir_binary(m->kb, KIR_AND, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
-    m->joints->store(m->joints->context, m->batch, &row, &column, v, mask);
+    column_at(m, &column, local, at);
+    m->joints->store(m->joints->context, m->batch, &row, at, v, mask);
     kir_end(m->kb);
     kir_end(m->kb);
 }
@@ -216,6 +341,10 @@ static void append(maker *m) {
     m->a = kir_local(m->kb, m->s->local_dtype, t->depth * a_row(t));
     m->b = kir_local(m->kb, m->s->local_dtype, t->depth * b_row(t));
     m->c = kir_local(m->kb, m->s->local_dtype, (int64_t)rows_of(t) * columns_of(t));
+    if (m->s->columns.count > 0) {
+        m->digits = kir_local(m->kb, TN_I32, (int64_t)m->s->columns.count * columns_of(t));
+        divide_columns(m);
+    }
     for (int e = 0; e < t->tm * t->tn; e++) {
         m->sum[e] = kir_var(m->kb, zero(m));
         m->total[e] = kir_var(m->kb, zero(m));

@@ -25,10 +25,16 @@ typedef struct tn_template_program {
 
 /* ---- products of matrices (gemm.c) ------------------------------------------------------------------------------- */
 
-enum { TN_TEMPLATE_BATCH_AXES = 4 };
+enum { TN_TEMPLATE_BATCH_AXES = 4, TN_TEMPLATE_DIGITS = 3 };
+
+/* An index that stands for several: a number in mixed radix, its last digit the fastest. count 0: just a number. */
+typedef struct tn_digits {
+    int count;
+    int64_t extent[TN_TEMPLATE_DIGITS];
+} tn_digits;
 
 /* The joints of a product. Indices are affine in the program's axes; `mask` says where there is an element (KIR_NONE:
- * everywhere), and loads happen only there. */
+ * everywhere), and loads happen only there. `k` and `column` point to as many indices as they have digits. */
 typedef struct tn_product_joints {
     void *context;
     /* Called once, before anything else is appended. */
@@ -48,6 +54,7 @@ typedef struct tn_gemm_shape {
     tn_dtype local_dtype; /* that holds an element of this type in workgroup memory */
     /* are neighbours along k next to each other in memory? Where items read, they should go along memory. */
     bool a_along_k, b_along_k;
+    tn_digits a_k, b_k, columns; /* of k for load_a, of k for load_b; only of numbers below 2³¹ */
 } tn_gemm_shape;
 bool tn_gemm_template_fits(const tn_gemm_shape *s, const tn_group_limits *limits);
 tn_status tn_gemm_template(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
