@@ -47,15 +47,18 @@ static bool is_product(const tn_graph_plan *g, const tn_group *group, int value)
     return group->kind == TN_GROUP_MATMUL && value == group->lead && g->values[value].n_in >= 2;
 }
 
-/* How many products are summed up in each element of a convolution. */
-static double taps_of(const tn_node *weight) {
-    return (double)(weight->shape[1] * weight->shape[2] * weight->shape[3]);
+/* How many products are summed up in each element of a convolution or of its filters' gradient; else 0. */
+static double convolved(const tn_node *n) {
+    if (n->op != TN_OP_CORRELATE2D && n->op != TN_OP_CONV2D_WEIGHT) return 0;
+    const tn_node *other = n->in[1];
+    int64_t apart = other->shape[n->op == TN_OP_CORRELATE2D ? 0 : other->rank - 3];
+    return apart ? (double)tn_node_numel(other) / (double)apart : 0;
 }
 
 /* Of an element of the group's value: a product has as many multiplications and additions as its rows are long. */
 static double flops_of(const tn_graph_plan *g, const tn_group *group, int value) {
     const tn_value *v = &g->values[value];
-    if (v->node->op == TN_OP_CORRELATE2D) return 2 * taps_of(v->node->in[1]);
+    if (convolved(v->node) > 0) return 2 * convolved(v->node);
     if (!is_product(g, group, value)) return v->row->impl->flops;
     const tn_node *x = g->values[v->in[0]].node;
     return 2 * (double)x->shape[x->rank - 1];

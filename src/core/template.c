@@ -3,6 +3,7 @@
  * A template of kern/ knows extents and asks for elements; here an index of it becomes one of the operands', and what
  * it finishes goes through the element-wise values behind it, as lowering does it for every other kernel. */
 #include "core/lower.h"
+#include "core/native.h"
 #include "kern/qformat.h"
 #include "kern/templates.h"
 #include "ops/places.h"
@@ -307,13 +308,80 @@ static tn_status make_correlation(template *t, tn_template_program *out) {
     return tn_gemm_template(&s, &limits, &joints, out);
 }
 
-/* The host can compute it in f32, should the device not be able to. A channel by itself is a sum and no product. */
+/* One that the host has a kernel for, should the device refuse this one; what has none is composed. */
 static bool takes_correlation(const tn_node *n, const tn_group_limits *limits) {
-    const tn_node *x = n->in[0], *filters = n->in[1];
-    bool by_channel = n->i[TN_CORRELATE2D_GROUPS] > 1 && filters->shape[CHANNEL] == 1;
-    if (n->dtype != TN_F32 || by_channel || tn_node_numel(n) == 0 || tn_node_numel(x) == 0) return false;
+    if (!tn_takes_correlate2d(n) || tn_node_numel(n) == 0 || tn_node_numel(n->in[0]) == 0) return false;
     template t;
     tn_gemm_shape s = correlation_shape(n, &t);
+    return s.k > 0 && s.k <= INT32_MAX && s.n <= INT32_MAX && tn_gemm_template_fits(&s, limits);
+}
+
+/* The gradient of filters: k goes over the places of all images, columns over a filter's taps. */
+static kir_val load_result_of_place(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k,
+                                    kir_val mask) {
+    template *t = context;
+    kir_aff at[IMAGE_DIMS];
+    no_index(at);
+    unfold(&t->k_of_a, k, at);
+    at[CHANNEL] = channel_of(t, batch, row, t->lead->node->shape[IMAGE] / t->groups);
+    return tn_lowering_value(&t->lw, t->lead->in[1], at, mask);
+}
+
+static kir_val load_window_of_tap(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column,
+                                  kir_val mask) {
+    template *t = context;
+    kir_aff place[IMAGE_DIMS], tap[IMAGE_DIMS];
+    no_index(place);
+    no_index(tap);
+    unfold(&t->k_of_b, k, place);
+    unfold(&t->columns, column, tap);
+    return load_seen(t, batch, place, tap, mask);
+}
+
+static void store_tap(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
+                      kir_val mask) {
+    template *t = context;
+    kir_aff at[IMAGE_DIMS];
+    no_index(at);
+    unfold(&t->columns, column, at);
+    if (t->lead->node->shape[IMAGE] != 1)
+        at[IMAGE] = channel_of(t, batch, row, t->lead->node->shape[IMAGE] / t->groups);
+    tn_lowering_results(&t->lw, at, value, mask);
+}
+
+static tn_gemm_shape filter_gradient_shape(const tn_node *n, template *t) {
+    const int64_t *filter = n->shape, *results = n->in[1]->shape;
+    tn_gemm_shape s = {.n = filter[CHANNEL] * filter[DOWN] * filter[ACROSS], .type = KIR_F32, .local_dtype = TN_F32};
+    t->groups = n->i[TN_CONV2D_WEIGHT_GROUPS];
+    s.m = filter[IMAGE] / t->groups;
+    s.k = results[IMAGE] * results[DOWN] * results[ACROSS];
+    t->k_of_b = fold(results, NULL, places, TN_COUNT(places));
+    t->columns = fold(filter, NULL, taps, TN_COUNT(taps));
+    t->image_axis = -1;
+    add_batch(&s, &t->group_axis, t->groups);
+    s.b_k = t->k_of_b.digits;
+    s.columns = t->columns.digits;
+    return s;
+}
+
+static tn_status make_filter_gradient(template *t, tn_template_program *out) {
+    const tn_node *n = t->lead->node;
+    const int64_t *results = n->in[1]->shape, *stride = t->w.g->values[t->lead->in[1]].stride, *attrs = n->i;
+    tn_product_joints joints = {t, product_begin, load_result_of_place, load_window_of_tap, store_tap};
+    tn_gemm_shape s = filter_gradient_shape(n, t);
+    tn_group_limits limits = limits_of(n->device);
+    note_window(t, n->shape + DOWN, results + DOWN, attrs + TN_CONV2D_WEIGHT_STRIDE, attrs + TN_CONV2D_WEIGHT_PADDING,
+                attrs + TN_CONV2D_WEIGHT_DILATION);
+    t->k_of_a = fold(results, stride, places, TN_COUNT(places));
+    s.a_k = t->k_of_a.digits;
+    s.a_along_k = s.b_along_k = stride[last_dim(&t->k_of_a)] == 1;
+    return tn_gemm_template(&s, &limits, &joints, out);
+}
+
+static bool takes_filter_gradient(const tn_node *n, const tn_group_limits *limits) {
+    if (!tn_takes_conv2d_weight(n) || tn_node_numel(n) == 0 || tn_node_numel(n->in[0]) == 0) return false;
+    template t;
+    tn_gemm_shape s = filter_gradient_shape(n, &t);
     return s.k > 0 && s.k <= INT32_MAX && s.n <= INT32_MAX && tn_gemm_template_fits(&s, limits);
 }
 
@@ -467,6 +535,7 @@ static const struct {
     {TN_OP_MATMUL_BATCHED, takes_product, make_product, false},
     {TN_OP_LINEAR_HALF, takes_product, make_product, false},
     {TN_OP_CORRELATE2D, takes_correlation, make_correlation, true},
+    {TN_OP_CONV2D_WEIGHT, takes_filter_gradient, make_filter_gradient, true},
     {TN_OP_LINEAR_QUANTIZED, takes_quantized, make_quantized, false},
     {TN_OP_CACHED_ATTENTION_ROWS, takes_attention, make_attention, false},
     {TN_OP_CACHE_APPEND_ROWS, takes_append, make_append, false},
