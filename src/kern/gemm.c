@@ -16,7 +16,7 @@
 #include <string.h>
 
 /* Items stand in iy rows of ix; each has tm × tn elements of C. A panel is `depth` deep. Divisible so that items share
- * out panels evenly: by ix and iy are depth, the rows iy·tm and the columns ix·tn (whichever way a panel is read); tn is
+ * out panels evenly: by ix and iy are depth, the rows iy·tm and the columns ix·tn (whichever way it is read); tn is
  * at most iy. */
 typedef struct tile {
     int iy, ix, tm, tn, depth;
