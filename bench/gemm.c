@@ -2,7 +2,8 @@
  *
  * The limit is measured in the same run: independent fused multiply-adds that touch no memory, on as many threads. The
  * answer of every shape is checked before it is timed. Figures are medians; the last two columns say which part of the
- * limit a shape reaches in the median and at best (a machine that others use too shows its best now and then).
+ * limit a shape reaches in the median and at best (a machine that others use too shows its best now and then). The limit
+ * is that of f32: f64 can reach half of it, pairs of bf16 twice as much.
  *
  *   bench_gemm [threads] [name part]     default: all usable threads, all shapes */
 #include <stdio.h>
@@ -11,6 +12,7 @@
 
 #include "base/base.h"
 #include "kern/kern.h"
+#include "kir/kir_math.h"
 
 enum { SAMPLES = 21, CHAINS = 16, STEPS = 20000 };
 static const double SAMPLE_SECONDS = 4e-3;
@@ -85,67 +87,93 @@ typedef struct shape {
     const char *name;
     int64_t batch, m, n, k;
     bool a_by_columns, b_by_columns, kept; /* kept: packed once */
+    tn_dtype dtype;
 } shape;
 
 static const shape shapes[] = {
-    {"square-128", 1, 128, 128, 128, false, false, false},
-    {"square-256", 1, 256, 256, 256, false, false, false},
-    {"square-512", 1, 512, 512, 512, false, false, false},
-    {"square-1024", 1, 1024, 1024, 1024, false, false, false},
-    {"square-2048", 1, 2048, 2048, 2048, false, false, false},
-    {"policy-1-in", 1, 1, 128, 64, false, true, true},
-    {"policy-1-hidden", 1, 1, 128, 128, false, true, true},
-    {"policy-1-heads", 1, 1, 9, 128, false, true, true},
-    {"policy-1-hidden-unkept", 1, 1, 128, 128, false, true, false},
-    {"policy-1-dx", 1, 1, 128, 128, false, false, false},
-    {"policy-1-dw", 1, 128, 128, 1, true, false, false},
-    {"policy-64-in", 1, 64, 128, 64, false, true, false},
-    {"policy-64-hidden-kept", 1, 64, 128, 128, false, true, true},
-    {"policy-64-hidden", 1, 64, 128, 128, false, true, false},
-    {"policy-64-heads", 1, 64, 8, 128, false, true, false},
-    {"policy-64-value", 1, 64, 1, 128, false, true, false},
-    {"policy-64-dx", 1, 64, 128, 128, false, false, false},
-    {"policy-64-dw", 1, 128, 128, 64, true, false, false},
-    {"policy-4096-in", 1, 4096, 128, 64, false, true, false},
-    {"policy-4096-hidden-kept", 1, 4096, 128, 128, false, true, true},
-    {"policy-4096-hidden", 1, 4096, 128, 128, false, true, false},
-    {"policy-4096-heads", 1, 4096, 8, 128, false, true, false},
-    {"policy-4096-value", 1, 4096, 1, 128, false, true, false},
-    {"policy-4096-dx", 1, 4096, 128, 128, false, false, false},
-    {"policy-4096-dw", 1, 128, 128, 4096, true, false, false},
-    {"transformer-qkv", 1, 1024, 384, 384, false, true, false},
-    {"transformer-up", 1, 1024, 1536, 384, false, true, false},
-    {"transformer-down", 1, 1024, 384, 1536, false, true, false},
-    {"transformer-up-dw", 1, 1536, 384, 1024, true, false, false},
-    {"transformer-up-dx", 1, 1024, 384, 1536, false, false, false},
-    {"attention-qk", 48, 128, 128, 64, false, true, false},
-    {"attention-pv", 48, 128, 64, 128, false, false, false},
-    {"minilm-up-kept", 1, 27, 1536, 384, false, true, true},
-    {"minilm-up", 1, 27, 1536, 384, false, true, false},
-    {"conv-64-3x3-56", 1, 64, 3136, 576, false, false, false},
-    {"conv-64-3x3-8", 32, 64, 64, 576, false, false, false},
-    {"conv-128-3x3-4", 32, 128, 16, 1152, false, false, false},
-    {"gemv-4096", 1, 4096, 1, 4096, false, false, false},
+    {"square-128", 1, 128, 128, 128, false, false, false, TN_F32},
+    {"square-256", 1, 256, 256, 256, false, false, false, TN_F32},
+    {"square-512", 1, 512, 512, 512, false, false, false, TN_F32},
+    {"square-1024", 1, 1024, 1024, 1024, false, false, false, TN_F32},
+    {"square-2048", 1, 2048, 2048, 2048, false, false, false, TN_F32},
+    {"bf16-256", 1, 256, 256, 256, false, false, false, TN_BF16},
+    {"bf16-1024", 1, 1024, 1024, 1024, false, false, false, TN_BF16},
+    {"bf16-1024-weight", 1, 1024, 1024, 1024, false, true, false, TN_BF16},
+    {"bf16-1024-kept", 1, 1024, 1024, 1024, false, true, true, TN_BF16},
+    {"bf16-1024-dw", 1, 1024, 1024, 1024, true, false, false, TN_BF16},
+    {"f16-1024", 1, 1024, 1024, 1024, false, false, false, TN_F16},
+    {"f64-1024", 1, 1024, 1024, 1024, false, false, false, TN_F64},
+    {"policy-1-in", 1, 1, 128, 64, false, true, true, TN_F32},
+    {"policy-1-hidden", 1, 1, 128, 128, false, true, true, TN_F32},
+    {"policy-1-heads", 1, 1, 9, 128, false, true, true, TN_F32},
+    {"policy-1-hidden-unkept", 1, 1, 128, 128, false, true, false, TN_F32},
+    {"policy-1-dx", 1, 1, 128, 128, false, false, false, TN_F32},
+    {"policy-1-dw", 1, 128, 128, 1, true, false, false, TN_F32},
+    {"policy-64-in", 1, 64, 128, 64, false, true, false, TN_F32},
+    {"policy-64-hidden-kept", 1, 64, 128, 128, false, true, true, TN_F32},
+    {"policy-64-hidden", 1, 64, 128, 128, false, true, false, TN_F32},
+    {"policy-64-heads", 1, 64, 8, 128, false, true, false, TN_F32},
+    {"policy-64-value", 1, 64, 1, 128, false, true, false, TN_F32},
+    {"policy-64-dx", 1, 64, 128, 128, false, false, false, TN_F32},
+    {"policy-64-dw", 1, 128, 128, 64, true, false, false, TN_F32},
+    {"policy-4096-in", 1, 4096, 128, 64, false, true, false, TN_F32},
+    {"policy-4096-hidden-kept", 1, 4096, 128, 128, false, true, true, TN_F32},
+    {"policy-4096-hidden", 1, 4096, 128, 128, false, true, false, TN_F32},
+    {"policy-4096-heads", 1, 4096, 8, 128, false, true, false, TN_F32},
+    {"policy-4096-value", 1, 4096, 1, 128, false, true, false, TN_F32},
+    {"policy-4096-dx", 1, 4096, 128, 128, false, false, false, TN_F32},
+    {"policy-4096-dw", 1, 128, 128, 4096, true, false, false, TN_F32},
+    {"transformer-qkv", 1, 1024, 384, 384, false, true, false, TN_F32},
+    {"transformer-up", 1, 1024, 1536, 384, false, true, false, TN_F32},
+    {"transformer-down", 1, 1024, 384, 1536, false, true, false, TN_F32},
+    {"transformer-up-dw", 1, 1536, 384, 1024, true, false, false, TN_F32},
+    {"transformer-up-dx", 1, 1024, 384, 1536, false, false, false, TN_F32},
+    {"attention-qk", 48, 128, 128, 64, false, true, false, TN_F32},
+    {"attention-pv", 48, 128, 64, 128, false, false, false, TN_F32},
+    {"minilm-up-kept", 1, 27, 1536, 384, false, true, true, TN_F32},
+    {"minilm-up", 1, 27, 1536, 384, false, true, false, TN_F32},
+    {"conv-64-3x3-56", 1, 64, 3136, 576, false, false, false, TN_F32},
+    {"conv-64-3x3-8", 32, 64, 64, 576, false, false, false, TN_F32},
+    {"conv-128-3x3-4", 32, 128, 16, 1152, false, false, false, TN_F32},
+    {"gemv-4096", 1, 4096, 1, 4096, false, false, false, TN_F32},
 };
 
 typedef struct problem {
     tn_gemm_args args;
-    float *a, *b, *c, *packed;
+    void *a, *b, *c, *packed;
     bool packed_valid;
 } problem;
 
-static float *make_numbers(int64_t count, int64_t period) {
-    float *x = tn_mem_alloc((size_t)count * sizeof *x);
+static void put(void *x, tn_dtype dtype, int64_t at, double v) {
+    switch (dtype) {
+    case TN_F64: ((double *)x)[at] = v; break;
+    case TN_F16: ((uint16_t *)x)[at] = kir_to_f16((float)v); break;
+    case TN_BF16: ((uint16_t *)x)[at] = kir_to_bf16((float)v); break;
+    default: ((float *)x)[at] = (float)v;
+    }
+}
+
+static double get(const void *x, tn_dtype dtype, int64_t at) {
+    switch (dtype) {
+    case TN_F64: return ((const double *)x)[at];
+    case TN_F16: return (double)kir_from_f16(((const uint16_t *)x)[at]);
+    case TN_BF16: return (double)kir_from_bf16(((const uint16_t *)x)[at]);
+    default: return (double)((const float *)x)[at];
+    }
+}
+
+static void *make_numbers(tn_dtype dtype, int64_t count, int64_t period) {
+    void *x = tn_mem_alloc((size_t)count * tn_dtype_size(dtype));
     for (int64_t i = 0; x && i < count; i++)
-        x[i] = (float)(i * 7919 % period) - (float)(period / 2);
+        put(x, dtype, i, (double)(i * 7919 % period) - (double)(period / 2));
     return x;
 }
 
 static bool make_problem(problem *p, const shape *s, int threads) {
-    p->a = make_numbers(s->batch * s->m * s->k, 17);
-    p->b = make_numbers(s->batch * s->k * s->n, 13);
-    p->c = make_numbers(s->batch * s->m * s->n, 7);
-    p->packed = s->kept ? tn_mem_alloc(tn_gemm_packed_bytes(s->n, s->k, TN_F32)) : NULL;
+    p->a = make_numbers(s->dtype, s->batch * s->m * s->k, 17);
+    p->b = make_numbers(s->dtype, s->batch * s->k * s->n, 13);
+    p->c = make_numbers(s->dtype, s->batch * s->m * s->n, 7);
+    p->packed = s->kept ? tn_mem_alloc(tn_gemm_packed_bytes(s->n, s->k, s->dtype)) : NULL;
     p->packed_valid = false;
     p->args = (tn_gemm_args){.batch = {s->batch, 1, 1, 1}, .m = s->m, .n = s->n, .k = s->k};
     p->args.a = (tn_matrix){.data = p->a, .batch_stride = {s->m * s->k}, .row_stride = s->k, .col_stride = 1};
@@ -154,7 +182,7 @@ static bool make_problem(problem *p, const shape *s, int threads) {
     if (s->a_by_columns) p->args.a.row_stride = 1, p->args.a.col_stride = s->m;
     if (s->b_by_columns) p->args.b.row_stride = 1, p->args.b.col_stride = s->k;
     if (s->kept) p->args.packed_b = p->packed, p->args.packed_valid = &p->packed_valid;
-    p->args.workspace = tn_mem_alloc(tn_gemm_workspace(&p->args, TN_F32, threads));
+    p->args.workspace = tn_mem_alloc(tn_gemm_workspace(&p->args, s->dtype, threads));
     return p->a && p->b && p->c && p->args.workspace && (p->packed || !s->kept);
 }
 
@@ -173,10 +201,12 @@ static bool is_right(const problem *p, const shape *s) {
         int64_t q = probe * 5 % s->batch, i = probe * 37 % s->m, j = probe * 91 % s->n;
         double sum = 0;
         for (int64_t k = 0; k < s->k; k++) {
-            sum += (double)p->a[q * s->m * s->k + i * a->row_stride + k * a->col_stride] *
-                   (double)p->b[q * s->k * s->n + k * b->row_stride + j * b->col_stride];
+            sum += get(p->a, s->dtype, q * s->m * s->k + i * a->row_stride + k * a->col_stride) *
+                   get(p->b, s->dtype, q * s->k * s->n + k * b->row_stride + j * b->col_stride);
         }
-        if (sum != (double)p->c[q * s->m * s->n + i * s->n + j]) return false;
+        double rounded;
+        put(&rounded, s->dtype, 0, sum);
+        if (get(&rounded, s->dtype, 0) != get(p->c, s->dtype, q * s->m * s->n + i * s->n + j)) return false;
     }
     return true;
 }
@@ -185,16 +215,16 @@ typedef struct times {
     double median, best;
 } times;
 
-static times measure(const problem *p) {
+static times measure(const problem *p, tn_dtype dtype) {
     double start = tn_now();
-    tn_gemm_f32(&p->args);
+    tn_gemm_run(&p->args, dtype);
     double once = tn_now() - start;
     int repeats = once < SAMPLE_SECONDS ? (int)(SAMPLE_SECONDS / (once + 1e-8)) + 1 : 1;
     double samples[SAMPLES];
     for (int i = 0; i < SAMPLES; i++) {
         start = tn_now();
         for (int r = 0; r < repeats; r++)
-            tn_gemm_f32(&p->args);
+            tn_gemm_run(&p->args, dtype);
         samples[i] = (tn_now() - start) / repeats;
     }
     qsort(samples, SAMPLES, sizeof *samples, compare);
@@ -208,10 +238,10 @@ static bool bench(const shape *s, int threads, double limit) {
         free_problem(&p);
         return false;
     }
-    tn_gemm_f32(&p.args);
+    tn_gemm_run(&p.args, s->dtype);
     bool right = is_right(&p, s);
     if (right) {
-        times t = measure(&p);
+        times t = measure(&p, s->dtype);
         double work = 2e-9 * (double)(s->batch * s->m * s->n * s->k);
         printf("%-24s %3lld x %5lld x %5lld x %5lld %12.2f us %8.1f GFLOP/s %6.2f %6.2f\n", s->name,
                (long long)s->batch, (long long)s->m, (long long)s->n, (long long)s->k, t.median * 1e6, work / t.median,

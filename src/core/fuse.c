@@ -222,7 +222,7 @@ static bool has_joint(const tn_value *v) {
 
 static bool joint_fits(const tn_value *v, const tn_node *space) {
     if (tn_template_takes(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
-    return v->node->dtype == TN_F32 && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&
+    return v->node->dtype != TN_F64 && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&
            same_shape(space, v->node) && tn_value_numel(v) > 0;
 }
 

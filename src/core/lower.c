@@ -131,8 +131,7 @@ static int buffer_seen_as(tn_lowering *w, kir_builder *kb, int root, tn_dtype dt
 }
 
 static int buffer_of(tn_lowering *w, kir_builder *kb, int root) {
-    const tn_node *n = w->g->values[root == TN_BLOCK ? w->group->lead : root].node;
-    return buffer_seen_as(w, kb, root, (tn_dtype)n->dtype);
+    return buffer_seen_as(w, kb, root, (tn_dtype)w->g->values[root].node->dtype);
 }
 
 static kir_aff place_index(tn_lower *lw, const kir_aff *at, int rank, int64_t offset, const int64_t *stride) {
@@ -188,10 +187,10 @@ static kir_val load_from(tn_lower *lw, tn_lowering *w, const tn_value *v, const 
     return kir_load(lw->kb, b, &index, mask_of(lw, w));
 }
 
-/* The accumulated block of a product, at the joint. */
+/* The accumulated block of a product, at the joint: f32, before it is rounded to the product's dtype. */
 static kir_val load_block(tn_lower *lw, tn_lowering *w) {
     tn_group *group = w->group;
-    group->block_buffer = buffer_of(w, lw->kb, TN_BLOCK);
+    group->block_buffer = buffer_seen_as(w, lw->kb, TN_BLOCK, TN_F32);
     kir_aff index = kir_aff_const(0);
     index.s[TN_GEMM_BATCH_AXES] = TN_GEMM_BLOCK_LD;
     index.s[TN_GEMM_BATCH_AXES + 1] = 1;

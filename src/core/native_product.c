@@ -49,10 +49,8 @@ static void run_matmul(tn_native *n, void *const *pointers) {
     args->workspace = pointers[TN_PRODUCT_WORKSPACE];
     if (n->library)
         tn_blas_gemm(n->library, args, n->dtype);
-    else if (n->dtype == TN_F32)
-        tn_gemm_f32(args);
     else
-        tn_gemm_f64(args);
+        tn_gemm_run(args, n->dtype);
 }
 
 tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {

@@ -34,7 +34,8 @@ typedef struct tn_matrix {
     tn_joint joint; /* used instead of data when joint.vm is set */
 } tn_matrix;
 
-/* C[batch, m, n] = A[batch, m, k] · B[batch, k, n] in f32 or f64 (joints: f32 only). */
+/* C[batch, m, n] = A[batch, m, k] · B[batch, k, n], all three f32, f64, f16 or bf16. Load joints are for f32 alone; a
+ * store joint reads f32, and takes the place of rounding to C's dtype. */
 typedef struct tn_gemm_args {
     int64_t batch[TN_GEMM_BATCH_AXES]; /* extents, 1 where unused */
     int64_t m, n, k;
@@ -54,9 +55,12 @@ void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype);
 /* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides and joints of args, no data; enough
  * with and without packed_b. */
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
-/* Cannot fail: all memory is given. Same bits for any thread count, any split, any instruction set. */
+/* Cannot fail: all memory is given. f32, f64: chains of KIR_KSUM fused multiply-adds from +0, added in order; same bits
+ * for any thread count, any split, any instruction set. f16, bf16: the same of the widened operands, in f32, and rounded
+ * once. But a processor that multiplies pairs of bf16 faster than that does so: then k runs in pairs, in chains twice as
+ * long, as the processor rounds them (subnormal numbers are zero), and the bits are the same on one machine only. */
+void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype);
 void tn_gemm_f32(const tn_gemm_args *args);
-void tn_gemm_f64(const tn_gemm_args *args);
 
 /* ---- products with weights as files store them ---------------------------------------------------------------------
  *

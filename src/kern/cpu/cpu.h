@@ -1,7 +1,8 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
  * gemm.c, gemm_f64.c, conv.c and attention.c are compiled with the flags of each instruction set and export one table
- * each; qmat.c is too, in other variants: dot products of small integers matter to it, AVX-512 without them does not.
+ * each (gemm_bf16.c is a table of AVX-512 alone); qmat.c is too, in other variants: dot products of small integers matter
+ * to it, AVX-512 without them does not.
  * select.c looks at the processor once and keeps the best tables that this build has. */
 #ifndef TN_KERN_CPU_H
 #define TN_KERN_CPU_H
@@ -10,15 +11,17 @@
 #include "kern/kern.h"
 
 typedef struct tn_gemm_table {
-    void (*run)(const tn_gemm_args *args);
-    size_t (*workspace)(const tn_gemm_args *args, int threads);
+    void (*run)(const tn_gemm_args *args, tn_dtype dtype);
+    size_t (*workspace)(const tn_gemm_args *args, tn_dtype dtype, int threads);
     size_t (*packed_bytes)(int64_t n, int64_t k);
-    void (*pack)(const tn_gemm_args *args);
+    void (*pack)(const tn_gemm_args *args, tn_dtype dtype);
 } tn_gemm_table;
 
 extern const tn_gemm_table tn_gemm_table_f32_base, tn_gemm_table_f64_base;
 extern const tn_gemm_table tn_gemm_table_f32_avx2, tn_gemm_table_f64_avx2;
 extern const tn_gemm_table tn_gemm_table_f32_avx512, tn_gemm_table_f64_avx512;
+extern const tn_gemm_table tn_gemm_table_bf16_avx512bf16; /* for bf16 alone; others widen it */
+bool tn_gemm_pairs_pay(void); /* is that table's instruction fast here? Takes some microseconds. */
 
 typedef struct tn_attention_table {
     void (*run)(const tn_attention_args *args);
@@ -51,6 +54,8 @@ extern const tn_qmat_table tn_qmat_table_avx2vnni, tn_qmat_table_avx512vnni; /* 
 /* Test hook: uses the kernels of `isa` from now on. false, and nothing changes, when this build or this processor does
  * not have them. What was packed or sized before must not be used again. */
 bool tn_gemm_use(tn_isa isa);
+/* The same for products of bf16: in pairs, or widened as everywhere. false: this processor has no such instruction. */
+bool tn_gemm_use_pairs(bool pairs);
 bool tn_qmat_use(tn_isa isa, bool vnni);
 
 #endif

@@ -1,4 +1,4 @@
-/* gemm.c — matrix products on the processor; compiled once per instruction set and element type.
+/* gemm.c — matrix products on the processor; compiled once per instruction set and type of sums and products.
  *
  * C is cut into strips of rows and columns, one or more a thread. A strip brings a block of A into its cache (packed,
  * or read where it lies), and multiplies it with B block after block; every 256 steps of k are one chain that starts at
@@ -8,7 +8,11 @@
  * B comes from one of four sources: a packed copy that the caller keeps (weights), the matrix itself, a block that all
  * threads pack together, or a few panels that a thread packs just before it needs them (few rows: nothing is used
  * twice). C is written by the micro-kernels themselves if its rows are contiguous and no store joint waits; else a
- * block of up to 512 columns is finished in the part's own memory and handed to the joint, or copied out. */
+ * block of up to 512 columns is finished in the part's own memory and handed to the joint, or copied out.
+ *
+ * Operands in f16 and bf16 are widened where they are packed, and the result is rounded where it is copied out: the
+ * product is one in f32. A processor that multiplies pairs of bf16 (TN_VEC_PAIRS) sees k as half as many steps with two
+ * elements each; where these stand side by side in memory, a matrix of pairs is a matrix like another. */
 #include "kern/cpu/cpu.h"
 
 #include <string.h>
@@ -48,9 +52,18 @@ static const double PART_FLOPS = 5e5; /* some µs of one core's work: less than 
 
 typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY } b_source;
 
+/* How an operand stands in memory. */
+typedef struct layout {
+    pack_kind kind;
+    int64_t second; /* PACK_PAIRS: elements from the first of a pair to the second */
+} layout;
+
 /* What is known of a call before it starts. */
 typedef struct gemm {
     tn_gemm_args args; /* simplified: see simplify() */
+    tn_dtype dtype;    /* of A, B and C in memory */
+    layout a_layout, b_layout;
+    bool odd; /* pairs: the last step of k is half one */
     int64_t batches;
     bool b_fixed; /* one B for all batches */
     b_source b_source;
@@ -98,7 +111,8 @@ static void fold_batch(tn_gemm_args *g) {
 }
 
 /* Cᵀ = Bᵀ·Aᵀ where C lies by columns, or where it is too narrow to fill a vector. a·b = b·a, so no bit changes. */
-static void swap_sides(tn_gemm_args *g) {
+static void swap_sides(gemm *of) {
+    tn_gemm_args *g = &of->args;
     if (has_joint(g) || g->packed_b) return;
     bool by_columns = g->c.col_stride != 1 && g->c.row_stride == 1;
     bool narrow = g->n <= VL / 4 && g->m >= VL;
@@ -110,14 +124,53 @@ static void swap_sides(tn_gemm_args *g) {
     transpose(&g->b);
     transpose(&g->c);
     swap64(&g->m, &g->n);
+    layout a_layout = of->a_layout;
+    of->a_layout = of->b_layout;
+    of->b_layout = a_layout;
 }
 
-static void simplify(tn_gemm_args *g) {
+static bool is_half(tn_dtype dtype) { return dtype == TN_F16 || dtype == TN_BF16; }
+
+#ifdef TN_VEC_PAIRS
+/* An operand whose elements along k are `along` apart, and whose lines are `across` apart: in units of pairs if these
+ * are words in memory, else with two steps at a time. */
+static layout layout_of_pairs(const gemm *g, tn_matrix *x, int64_t lines, int64_t *along, int64_t *across) {
+    int64_t parity = lines > 1 ? *across : 0;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        parity |= g->args.batch[axis] > 1 ? x->batch_stride[axis] : 0;
+    layout l = {.kind = PACK_PAIRS, .second = *along};
+    if (x->joint.vm || g->odd || *along != 1 || parity & 1) {
+        *along *= 2;
+        return l;
+    }
+    *across /= 2;
+    for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
+        x->batch_stride[axis] /= 2;
+    return (layout){.kind = PACK_REAL};
+}
+
+static void choose_layouts(gemm *g) {
+    tn_gemm_args *x = &g->args;
+    g->odd = x->k % 2 != 0;
+    x->k = tn_ceil_div(x->k, 2);
+    g->a_layout = layout_of_pairs(g, &x->a, x->m, &x->a.col_stride, &x->a.row_stride);
+    g->b_layout = layout_of_pairs(g, &x->b, x->n, &x->b.row_stride, &x->b.col_stride);
+}
+#else
+static void choose_layouts(gemm *g) {
+    pack_kind kind = g->dtype == TN_F16 ? PACK_F16 : g->dtype == TN_BF16 ? PACK_BF16 : PACK_REAL;
+    g->a_layout.kind = g->b_layout.kind = kind;
+}
+#endif
+
+static void simplify(gemm *of) {
+    tn_gemm_args *g = &of->args;
+    choose_layouts(of);
     fold_batch(g);
     settle_strides(&g->a, g->m, g->k);
     settle_strides(&g->b, g->k, g->n);
     settle_strides(&g->c, g->m, g->n);
-    swap_sides(g);
+    swap_sides(of);
 }
 
 /* ---- choices ----------------------------------------------------------------------------------------------------- */
@@ -138,8 +191,9 @@ static bool bad_distance(int64_t stride) { return stride * (int64_t)sizeof(real)
 
 /* Rows of B that are contiguous are read where they lie, as long as B is passed over a
  * few times only, or from a cache. */
-static bool is_b_readable(const tn_gemm_args *x) {
-    if (x->b.joint.vm || x->b.col_stride != 1) return false;
+static bool is_b_readable(const gemm *g) {
+    const tn_gemm_args *x = &g->args;
+    if (x->b.joint.vm || g->b_layout.kind != PACK_REAL || x->b.col_stride != 1) return false;
     if (x->m <= MAX_ROWS) return true;
     return (double)x->k * (double)x->n <= IN_PLACE_ELEMENTS && !bad_distance(x->b.row_stride);
 }
@@ -149,7 +203,7 @@ static bool is_b_readable(const tn_gemm_args *x) {
 static b_source choose_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->packed_b) return B_CACHED;
-    if (is_b_readable(x)) return B_IN_PLACE;
+    if (is_b_readable(g)) return B_IN_PLACE;
     bool used_once = x->m <= MAX_ROWS && !(g->b_fixed && g->batches > 1);
     return used_once ? B_ON_THE_FLY : B_TOGETHER;
 }
@@ -159,7 +213,7 @@ static b_source choose_b(const gemm *g) {
  * happens too seldom to matter. */
 static bool choose_a_in_place(const gemm *g) {
     const tn_gemm_args *x = &g->args;
-    if (x->a.joint.vm) return false;
+    if (x->a.joint.vm || g->a_layout.kind != PACK_REAL) return false;
     if (x->m <= TILE_ROWS || x->n <= 2 * PANEL) return true;
     if (x->a.col_stride == 1) return !bad_distance(x->a.row_stride);
     return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
@@ -204,15 +258,15 @@ static void choose_memory(gemm *g) {
     g->shared_bytes += g->sums_bytes;
 }
 
-static void plan(gemm *g, const tn_gemm_args *args) {
-    g->args = *args;
-    simplify(&g->args);
+static void plan(gemm *g, const tn_gemm_args *args, tn_dtype dtype) {
+    *g = (gemm){.args = *args, .dtype = dtype};
+    simplify(g);
     const tn_gemm_args *x = &g->args;
     g->batches = 1;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         g->batches *= x->batch[axis];
     g->b_fixed = is_b_fixed(x);
-    g->direct = !x->c.joint.vm && x->c.col_stride == 1;
+    g->direct = !x->c.joint.vm && x->c.col_stride == 1 && !is_half(dtype);
     g->b_source = choose_b(g);
     g->a_in_place = choose_a_in_place(g);
     choose_blocks(g);
@@ -261,14 +315,21 @@ static void locate(const gemm *g, int64_t index, int64_t *batch) {
     }
 }
 
-static real *element(const tn_matrix *x, const int64_t *batch, int64_t row, int64_t col) {
+static void *address(const tn_matrix *x, int64_t size, const int64_t *batch, int64_t row, int64_t col) {
     int64_t at = row * x->row_stride + col * x->col_stride;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         at += batch[axis] * x->batch_stride[axis];
-    return (real *)x->data + at;
+    return (char *)x->data + at * size;
+}
+
+static real *element(const tn_matrix *x, const int64_t *batch, int64_t row, int64_t col) {
+    return address(x, sizeof(real), batch, row, col);
 }
 
 /* ---- packing ----------------------------------------------------------------------------------------------------- */
+
+/* Is the last of the steps before k half a pair? */
+static bool ends_odd(const gemm *g, int64_t k) { return g->odd && k == g->args.k; }
 
 /* One block of B into panels that are `distance` elements apart. `at` counts in B: rows are steps of k. */
 static void pack_b_memory(const gemm *g, const int64_t *batch, box at, real *to, int64_t distance) {
@@ -277,9 +338,12 @@ static void pack_b_memory(const gemm *g, const int64_t *batch, box at, real *to,
                      .distance = PANEL,
                      .group = PANEL,
                      .jump = distance,
-                     .from = element(b, batch, at.row, at.col),
+                     .kind = g->b_layout.kind,
+                     .from = address(b, pack_size[g->b_layout.kind], batch, at.row, at.col),
                      .along = b->row_stride,
                      .across = b->col_stride,
+                     .second = g->b_layout.second,
+                     .odd = ends_odd(g, at.row + at.rows),
                      .steps = at.rows,
                      .lines = at.cols});
 }
@@ -336,7 +400,10 @@ static void pack_a_rows(const gemm *g, part *p, const int64_t *batch, box at, in
         rows.along = 1;
         rows.across = BLOCK_LD;
     } else {
-        rows.from = element(a, batch, at.row, at.col);
+        rows.kind = g->a_layout.kind;
+        rows.from = address(a, pack_size[rows.kind], batch, at.row, at.col);
+        rows.second = g->a_layout.second;
+        rows.odd = ends_odd(g, at.col + at.cols);
     }
     pack_run(&rows);
 }
@@ -474,7 +541,42 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
     } while (k < s->steps);
 }
 
-static void copy_out(const tn_matrix *matrix, const int64_t *batch, box at, const real *block) {
+#ifdef TN_VEC_F64
+static void round_out(const gemm *g, const int64_t *batch, box at, const real *block) {
+    (void)g, (void)batch, (void)at, (void)block;
+}
+#else
+/* VL columns of a row, rounded. */
+VEC_INLINE void round_columns(uint16_t *to, int64_t stride, const real *from, int64_t columns, bool brain) {
+    V x = columns >= VL ? v_load(from) : v_part_load(from, v_mask(columns));
+    v_halves h = brain ? v_narrow_bf16(x) : v_narrow_f16(x);
+    if (columns >= VL && stride == 1) {
+        memcpy(to, &h, sizeof h);
+        return;
+    }
+    uint16_t one[VL];
+    memcpy(one, &h, sizeof h);
+    for (int64_t j = 0; j < columns && j < VL; j++)
+        to[j * stride] = one[j];
+}
+
+static void round_out(const gemm *g, const int64_t *batch, box at, const real *block) {
+    const tn_matrix *c = &g->args.c;
+    for (int64_t i = 0; i < at.rows; i++) {
+        uint16_t *row = address(c, sizeof *row, batch, at.row + i, at.col);
+        for (int64_t j = 0; j < at.cols; j += VL)
+            round_columns(row + j * c->col_stride, c->col_stride, block + i * BLOCK_LD + j, at.cols - j,
+                          g->dtype == TN_BF16);
+    }
+}
+#endif
+
+static void copy_out(const gemm *g, const int64_t *batch, box at, const real *block) {
+    const tn_matrix *matrix = &g->args.c;
+    if (is_half(g->dtype)) {
+        round_out(g, batch, at, block);
+        return;
+    }
     real *c = element(matrix, batch, at.row, at.col);
     if (matrix->row_stride == 1) {
         pack_run(&(pack){.to = c,
@@ -507,7 +609,7 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
     if (g->args.c.joint.vm) {
         port_run(&p->c, batch, whole, block);
     } else {
-        copy_out(&g->args.c, batch, whole, block);
+        copy_out(g, batch, whole, block);
     }
 }
 
@@ -677,18 +779,18 @@ static int choose_threads(const gemm *g) {
     return parts < most ? (int)parts : most;
 }
 
-static void pack_b_alone(const tn_gemm_args *args) {
+static void pack_b_alone(const tn_gemm_args *args, tn_dtype dtype) {
     enum { PART_ELEMENTS = 1 << 16 }; /* what is worth a second thread's waking */
     gemm g;
     if (args->n == 0 || args->k == 0) return;
-    plan(&g, args);
+    plan(&g, args, dtype);
     pack_all(&g, NULL, args->n * args->k < PART_ELEMENTS ? 1 : tn_threads());
 }
 
-static void run(const tn_gemm_args *args) {
+static void run(const tn_gemm_args *args, tn_dtype dtype) {
     if (is_empty(args)) return;
     gemm g;
-    plan(&g, args);
+    plan(&g, args, dtype);
     int threads = choose_threads(&g);
     fill_cache(&g, threads);
     if (threads > 1 && splits_by_batch(&g, threads)) {
@@ -702,14 +804,14 @@ static void run(const tn_gemm_args *args) {
 }
 
 /* Enough with and without a kept copy of B, for any number of threads up to `threads`. */
-static size_t workspace(const tn_gemm_args *args, int threads) {
+static size_t workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
     if (is_empty(args)) return 64;
     size_t most = 64;
     for (int kept = 0; kept < 2; kept++) {
         tn_gemm_args variant = *args;
         variant.packed_b = kept ? &variant : NULL;
         gemm g;
-        plan(&g, &variant);
+        plan(&g, &variant, dtype);
         size_t parts = (size_t)(threads > 1 ? threads : 1);
         size_t together = g.shared_bytes + parts * g.part_bytes;
         size_t apart = may_split_by_batch(&g) ? parts * (g.shared_bytes + g.part_bytes) : 0;
@@ -719,12 +821,18 @@ static size_t workspace(const tn_gemm_args *args, int threads) {
     return most;
 }
 
-static size_t packed_bytes(int64_t n, int64_t k) { return area(round_up(n, PANEL) * k); }
-
-#ifdef TN_VEC_F64
+#if defined(TN_VEC_PAIRS)
+enum { STEP_ELEMENTS = 2 };
+#define TABLE VEC_JOIN(tn_gemm_table_bf16, TN_ISA_SUFFIX)
+#elif defined(TN_VEC_F64)
+enum { STEP_ELEMENTS = 1 };
 #define TABLE VEC_JOIN(tn_gemm_table_f64, TN_ISA_SUFFIX)
 #else
+enum { STEP_ELEMENTS = 1 };
 #define TABLE VEC_JOIN(tn_gemm_table_f32, TN_ISA_SUFFIX)
 const tile_set TILES = {tile_full, tile_edge, tile_wide, tile_wide_panels};
 #endif
+
+static size_t packed_bytes(int64_t n, int64_t k) { return area(round_up(n, PANEL) * tn_ceil_div(k, STEP_ELEMENTS)); }
+
 const tn_gemm_table TABLE = {run, workspace, packed_bytes, pack_b_alone};

@@ -7,6 +7,7 @@
 #define TN_HALF_H
 
 #include "kern/cpu/qvec.h"
+#include "kern/cpu/widen.h"
 #include "kern/qformat.h"
 
 enum {
@@ -27,7 +28,7 @@ typedef struct half_tile {
     bool add; /* to what stands in c: chains before this */
 } half_tile;
 
-VEC_INLINE V half_load(const uint8_t *p, bool brain) { return brain ? q_bf16(p) : q_f16(p); }
+VEC_INLINE V half_load(const uint8_t *p, bool brain) { return brain ? v_bf16(p) : v_f16(p); }
 
 /* Two vectors of columns at once, where a group has so many or another group follows. */
 KERNEL void multiply_half(const half_tile *t, int height, int vectors, bool brain) {

@@ -3,81 +3,167 @@
  * A block is a number of lines (rows of A, columns of B) with one element of each at every step of k. Packed, the
  * elements of one step lie side by side, in groups as wide as a panel or a tile is, and steps follow each other at a
  * fixed distance. Whatever the strides of the matrix are, this is one of three copies: side by side already, along k (a
- * transpose), or neither. */
+ * transpose), or neither. Elements in half precision are widened on the way, or become pairs: two steps of k in one
+ * word. */
 #ifndef TN_PACK_H
 #define TN_PACK_H
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "vec.h"
+#ifndef TN_VEC_F64
+#include "widen.h"
+#endif
 
-/* Line l of a step goes to[l / group · jump + step · distance + l % group], from from[step · along + l · across]. */
+/* What stands in memory. A constant wherever it decides anything after inlining. */
+typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS } pack_kind;
+
+static const int64_t pack_size[] = {sizeof(real), 2, 2, 2};
+
+/* Line l of a step goes to[l / group · jump + step · distance + l % group], from element step · along + l · across. A
+ * pair is this element and the one `second` further. */
 typedef struct pack {
     real *to;
     int64_t distance;
     int64_t group, jump; /* lines of a packed panel or tile, and how far apart these are */
-    const real *from;
-    int64_t along, across;
+    pack_kind kind;
+    const void *from;
+    int64_t along, across, second;
+    bool odd; /* the last step's pairs have a zero in the second place, and nothing stands in memory there */
     int64_t steps, lines;
 } pack;
 
 enum { PACK_AHEAD = 8 }; /* steps: rows that are far apart are strangers to the processor's own prefetcher */
 
+/* ---- elements as the micro-kernels want them --------------------------------------------------------------------- */
+
+/* The kinds that a source has to do with; it may say that it packs numbers as they are. */
+#if defined(TN_VEC_F64) || defined(TN_PACK_REALS)
+#define PACK_KINDS(X) X(PACK_REAL)
+#elif defined(TN_VEC_PAIRS)
+#define PACK_KINDS(X) X(PACK_REAL) X(PACK_PAIRS)
+#else
+#define PACK_KINDS(X) X(PACK_REAL) X(PACK_F16) X(PACK_BF16)
+#endif
+
+#ifdef TN_VEC_F64
+VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
+    (void)kind, (void)second;
+    return v_load((const real *)(const void *)p);
+}
+
+VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n) {
+    (void)kind, (void)second;
+    return v_part_load((const real *)(const void *)p, v_mask(n));
+}
+
+VEC_INLINE real pack_one(const char *p, pack_kind kind, int64_t second) {
+    (void)kind, (void)second;
+    return *(const real *)(const void *)p;
+}
+#else
+VEC_INLINE V pack_convert(v_halves first, v_halves second, pack_kind kind) {
+    if (kind == PACK_F16) return v_widen_f16(first);
+    if (kind == PACK_BF16) return v_widen_bf16(first);
+    return (V)(v_widen_words(first) | v_widen_words(second) << 16);
+}
+
+/* VL neighbours. */
+VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
+    if (kind == PACK_REAL) return v_load((const real *)(const void *)p);
+    v_halves h = v_load_halves(p);
+    return pack_convert(h, kind == PACK_PAIRS ? v_load_halves(p + 2 * second) : h, kind);
+}
+
+VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n) {
+    if (n > VL) n = VL;
+    if (kind == PACK_REAL) return v_part_load((const real *)(const void *)p, v_mask(n));
+    v_halves h = v_part_halves(p, n);
+    return pack_convert(h, kind == PACK_PAIRS ? v_part_halves(p + 2 * second, n) : h, kind);
+}
+
+/* The bits of a pair as a number. */
+VEC_INLINE real pack_pair(const char *p, const char *second) {
+    uint16_t h[2] = {0};
+    memcpy(h, p, sizeof *h);
+    if (second) memcpy(h + 1, second, sizeof *h);
+    real x;
+    memcpy(&x, h, sizeof x);
+    return x;
+}
+
+VEC_INLINE real pack_one(const char *p, pack_kind kind, int64_t second) {
+    if (kind == PACK_REAL) return *(const real *)(const void *)p;
+    if (kind == PACK_PAIRS) return pack_pair(p, p + 2 * second);
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return kind == PACK_F16 ? kir_from_f16(h) : kir_from_bf16(h);
+}
+#endif
+
+/* ---- the three copies -------------------------------------------------------------------------------------------- */
+
 /* All groups of a step before the next step: rows are read as far as they go, each of their pages once. */
-VEC_INLINE void pack_adjacent_by(const pack *p, const int64_t group) {
-    const int64_t whole = group / VL * VL;
+VEC_INLINE void pack_adjacent_by(const pack *p, const int64_t group, const pack_kind kind) {
+    const int64_t whole = group / VL * VL, size = pack_size[kind];
     const M rest = v_mask(group - whole);
     int64_t groups = p->lines / group;
     for (int64_t step = 0; step < p->steps; step++) {
-        const real *from = p->from + step * p->along;
-        const real *ahead = from + PACK_AHEAD * p->along;
+        const char *from = (const char *)p->from + step * p->along * size;
+        const char *ahead = from + PACK_AHEAD * p->along * size;
         real *to = p->to + step * p->distance;
         for (int64_t g = 0; g < groups; g++) {
             for (int64_t i = 0; i < whole; i += VL) {
-                __builtin_prefetch(ahead + i);
-                v_store(to + i, v_load(from + i));
+                __builtin_prefetch(ahead + i * size);
+                v_store(to + i, pack_load(from + i * size, kind, p->second));
             }
-            if (whole < group) v_part_store(to + whole, rest, v_part_load(from + whole, rest));
-            from += group;
-            ahead += group;
+            if (whole < group)
+                v_part_store(to + whole, rest, pack_part(from + whole * size, kind, p->second, group - whole));
+            from += group * size;
+            ahead += group * size;
             to += p->jump;
         }
     }
 }
 
 /* The usual group is a constant to the compiler; lines beyond the last whole group are a smaller group of their own. */
-static void pack_adjacent(const pack *p) {
+VEC_INLINE void pack_adjacent(const pack *p, const pack_kind kind) {
     if (p->lines >= p->group) {
         if (p->group == 2 * VL) {
-            pack_adjacent_by(p, 2 * VL);
+            pack_adjacent_by(p, 2 * VL, kind);
         } else {
-            pack_adjacent_by(p, p->group);
+            pack_adjacent_by(p, p->group, kind);
         }
     }
     int64_t rest = p->lines % p->group;
     if (rest == 0) return;
     pack last = *p;
     last.to += p->lines / p->group * p->jump;
-    last.from += p->lines - rest;
+    last.from = (const char *)p->from + (p->lines - rest) * pack_size[kind];
     last.lines = last.group = rest;
-    pack_adjacent_by(&last, rest);
+    pack_adjacent_by(&last, rest, kind);
 }
 
-static void pack_strided(const pack *p) {
+VEC_INLINE void pack_strided(const pack *p, const pack_kind kind) {
+    const int64_t size = pack_size[kind];
     for (int64_t step = 0; step < p->steps; step++) {
-        const real *from = p->from + step * p->along;
+        const char *from = (const char *)p->from + step * p->along * size;
         real *to = p->to + step * p->distance;
         for (int64_t line = 0; line < p->lines; line++)
-            to[line] = from[line * p->across];
+            to[line] = pack_one(from + line * p->across * size, kind, p->second);
     }
 }
 
-/* VL lines from `line` on; a line that is missing at the end is read from the last one there is, and not stored. */
-VEC_INLINE void pack_transposed_lines(const pack *p, int64_t line, const bool whole) {
-    const real *from[VL];
+/* VL lines from `line` on; a line that is missing at the end is read from the last one there is, and not stored. Pairs
+ * of neighbours are words already. */
+VEC_INLINE void pack_transposed_lines(const pack *p, int64_t line, const bool whole, const pack_kind kind) {
+    const pack_kind as = kind == PACK_PAIRS ? PACK_REAL : kind;
+    const int64_t size = pack_size[as];
+    const char *from[VL];
     for (int i = 0; i < VL; i++) {
         int64_t there = whole || line + i < p->lines ? line + i : p->lines - 1;
-        from[i] = p->from + there * p->across;
+        from[i] = (const char *)p->from + there * p->across * pack_size[kind];
     }
     M lines = v_mask(p->lines - line);
     real *to = p->to + line;
@@ -85,10 +171,9 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t line, const bool wh
         V r[VL];
         int64_t count = p->steps - step;
         if (count >= VL) {
-            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = v_load(from[i] + step);
+            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = pack_load(from[i] + step * size, as, 0);
         } else {
-            M steps = v_mask(count);
-            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = v_part_load(from[i] + step, steps);
+            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = pack_part(from[i] + step * size, as, 0, count);
         }
         v_transpose(r);
         VEC_UNROLL for (int i = 0; i < VL; i++) {
@@ -103,29 +188,58 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t line, const bool wh
     }
 }
 
-static void pack_transposed(const pack *p) {
+VEC_INLINE void pack_transposed(const pack *p, const pack_kind kind) {
     int64_t line = 0;
     for (; line + VL <= p->lines; line += VL)
-        pack_transposed_lines(p, line, true);
-    if (line < p->lines) pack_transposed_lines(p, line, false);
+        pack_transposed_lines(p, line, true, kind);
+    if (line < p->lines) pack_transposed_lines(p, line, false, kind);
 }
 
-static void pack_run(const pack *p) {
+VEC_INLINE void pack_as(const pack *p, const pack_kind kind) {
     if (p->across == 1) {
-        pack_adjacent(p);
+        pack_adjacent(p, kind);
         return;
     }
+    bool in_row = kind == PACK_PAIRS ? p->along == 2 && p->second == 1 : p->along == 1;
     for (int64_t line = 0; line < p->lines; line += p->group) {
         pack one = *p;
         one.to += line / p->group * p->jump;
-        one.from += line * p->across;
+        one.from = (const char *)p->from + line * p->across * pack_size[kind];
         one.lines = p->lines - line < p->group ? p->lines - line : p->group;
-        if (p->along == 1) {
-            pack_transposed(&one);
+        if (in_row) {
+            pack_transposed(&one, kind);
         } else {
-            pack_strided(&one);
+            pack_strided(&one, kind);
         }
     }
+}
+
+#ifdef TN_VEC_PAIRS
+static void pack_last_halves(const pack *p) {
+    const char *from = (const char *)p->from + (p->steps - 1) * p->along * 2;
+    real *to = p->to + (p->steps - 1) * p->distance;
+    for (int64_t line = 0; line < p->lines; line++)
+        to[line / p->group * p->jump + line % p->group] = pack_pair(from + line * p->across * 2, NULL);
+}
+#endif
+
+#define PACK_FUNCTION(kind) \
+    static void kind##_run(const pack *p) { pack_as(p, kind); }
+PACK_KINDS(PACK_FUNCTION)
+
+static void pack_run(const pack *p) {
+#define PACK_ROW(kind) [kind] = kind##_run,
+    static void (*const run[])(const pack *) = {PACK_KINDS(PACK_ROW)};
+#ifdef TN_VEC_PAIRS
+    if (p->odd) {
+        pack even = *p;
+        even.steps--;
+        run[p->kind](&even);
+        pack_last_halves(p);
+        return;
+    }
+#endif
+    run[p->kind](p);
 }
 
 #endif

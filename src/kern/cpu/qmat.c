@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kern/cpu/half.h"
+#define TN_PACK_REALS
 #include "kern/cpu/pack.h"
 #include "kern/cpu/port.h"
 #include "kern/cpu/qvec.h"
@@ -78,7 +79,7 @@ typedef struct scales {
 /* Of block `b` of a super-block, or of a block that has its own (b = 0); rows from `row` on. */
 KERNEL void unpack_scales(tn_qscales form, const uint8_t *p, int b, int row, scales *out) {
     bool has_minimum = form_has_minimum(form);
-    V d = q_f16(p + 2 * row), m = has_minimum ? q_f16(p + 32 + 2 * row) : v_zero();
+    V d = v_f16(p + 2 * row), m = has_minimum ? v_f16(p + 32 + 2 * row) : v_zero();
     const uint8_t *small = p + (has_minimum ? 64 : 32) + row;
     out->s[0] = d;
     out->t[0] = m;

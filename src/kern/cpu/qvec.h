@@ -38,8 +38,6 @@ VEC_INLINE VB q_field(VB x, int from, int to, int mask) {
 
 VEC_INLINE VI q_set1(int32_t x) { return (VI)_mm512_set1_epi32(x); }
 VEC_INLINE V q_float(VI x) { return (V)_mm512_cvtepi32_ps((__m512i)x); }
-VEC_INLINE V q_f16(const void *p) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256(p)); }
-VEC_INLINE V q_bf16(const void *p) { return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16); }
 VEC_INLINE VI q_u8(const void *p) { return (VI)_mm512_cvtepu8_epi32(_mm_loadu_si128(p)); }
 VEC_INLINE VI q_i8(const void *p) { return (VI)_mm512_cvtepi8_epi32(_mm_loadu_si128(p)); }
 
@@ -49,8 +47,6 @@ VEC_INLINE VI q_dot(VI sum, VB w, VI q) { return (VI)_mm512_dpbusd_epi32((__m512
 
 VEC_INLINE VI q_set1(int32_t x) { return (VI)_mm256_set1_epi32(x); }
 VEC_INLINE V q_float(VI x) { return (V)_mm256_cvtepi32_ps((__m256i)x); }
-VEC_INLINE V q_f16(const void *p) { return (V)_mm256_cvtph_ps(_mm_loadu_si128(p)); }
-VEC_INLINE V q_bf16(const void *p) { return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16); }
 VEC_INLINE VI q_u8(const void *p) { return (VI)_mm256_cvtepu8_epi32(_mm_loadl_epi64(p)); }
 VEC_INLINE VI q_i8(const void *p) { return (VI)_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)); }
 
@@ -72,24 +68,6 @@ VEC_INLINE V q_float(VI x) {
     V v;
     for (int i = 0; i < VL; i++)
         v[i] = (float)x[i];
-    return v;
-}
-
-VEC_INLINE V q_f16(const void *p) {
-    uint16_t h[VL];
-    memcpy(h, p, sizeof h);
-    V v;
-    for (int i = 0; i < VL; i++)
-        v[i] = kir_from_f16(h[i]);
-    return v;
-}
-
-VEC_INLINE V q_bf16(const void *p) {
-    uint16_t h[VL];
-    memcpy(h, p, sizeof h);
-    V v;
-    for (int i = 0; i < VL; i++)
-        v[i] = kir_from_bf16(h[i]);
     return v;
 }
 

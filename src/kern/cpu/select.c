@@ -3,6 +3,8 @@
  * Every instruction set yields the same bits, so the choice is about speed alone; TRUNNION_ISA lowers it (tn_cpu). */
 #include "kern/cpu/cpu.h"
 
+#include <pthread.h>
+
 typedef struct kernel_tables {
     const tn_gemm_table *f32, *f64;
     const tn_attention_table *attention;
@@ -45,24 +47,49 @@ bool tn_gemm_use(tn_isa isa) {
     return true;
 }
 
-size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) {
-    const kernel_tables *t = tables();
-    return (dtype == TN_F64 ? t->f64 : t->f32)->packed_bytes(n, k);
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+#ifdef TN_HAVE_AVX512_BF16
+static _Atomic bool pairs_pay;
+
+static void try_pairs(void) { atomic_store(&pairs_pay, tn_cpu().bf16 && tn_gemm_pairs_pay()); }
+
+/* Tried once: sizes and packed copies depend on the answer. */
+static const tn_gemm_table *bf16_table(const kernel_tables *t) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (t != &built[TN_ISA_AVX512]) return t->f32;
+    pthread_once(&once, try_pairs);
+    return atomic_load_explicit(&pairs_pay, memory_order_relaxed) ? &tn_gemm_table_bf16_avx512bf16 : t->f32;
 }
 
-void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype) {
-    const kernel_tables *t = tables();
-    (dtype == TN_F64 ? t->f64 : t->f32)->pack(args);
+bool tn_gemm_use_pairs(bool pairs) {
+    bool have = tn_cpu().bf16;
+    (void)bf16_table(tables());
+    atomic_store(&pairs_pay, pairs && have);
+    return have;
 }
+#else
+static const tn_gemm_table *bf16_table(const kernel_tables *t) { return t->f32; }
+bool tn_gemm_use_pairs(bool pairs) { return !pairs; }
+#endif
+
+static const tn_gemm_table *gemm_table(tn_dtype dtype) {
+    const kernel_tables *t = tables();
+    if (dtype == TN_BF16) return bf16_table(t);
+    return dtype == TN_F64 ? t->f64 : t->f32;
+}
+
+size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) { return gemm_table(dtype)->packed_bytes(n, k); }
+
+void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype) { gemm_table(dtype)->pack(args, dtype); }
 
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
-    const kernel_tables *t = tables();
-    return (dtype == TN_F64 ? t->f64 : t->f32)->workspace(args, threads);
+    return gemm_table(dtype)->workspace(args, dtype, threads);
 }
 
-void tn_gemm_f32(const tn_gemm_args *args) { tables()->f32->run(args); }
+void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype) { gemm_table(dtype)->run(args, dtype); }
 
-void tn_gemm_f64(const tn_gemm_args *args) { tables()->f64->run(args); }
+void tn_gemm_f32(const tn_gemm_args *args) { tn_gemm_run(args, TN_F32); }
 
 size_t tn_attention_workspace(const tn_attention_args *args, int threads) {
     return tables()->attention->workspace(args, threads);

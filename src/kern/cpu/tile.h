@@ -112,7 +112,7 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
             }
             VEC_UNROLL for (int i = 0; i < rows; i++) {
                 V x = v_set1(a[i * a_row]);
-                VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_fma(x, y[j], sum[i][j]);
+                VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_step(x, y[j], sum[i][j]);
             }
             a += a_k;
             b += b_k;

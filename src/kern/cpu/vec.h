@@ -1,6 +1,7 @@
 /* vec.h — the vectors of one instruction set, for sources that are compiled once for each.
  *
- * `real` is float, or double where TN_VEC_F64 is defined before this file is included; V holds VL of them. A fused
+ * `real` is float, or double where TN_VEC_F64 is defined before this file is included; V holds VL of them. With
+ * TN_VEC_PAIRS sums are float, and what is multiplied are pairs of bf16 in the room of a float. A fused
  * multiply-add rounds once on every instruction set: where there is no instruction for it, libm's exact function is
  * called. It is slow there, and the bits are the same.
  *
@@ -26,8 +27,10 @@
 
 #define VEC_INLINE static inline __attribute__((always_inline))
 
-#ifdef TN_VEC_F64
+#if defined(TN_VEC_F64)
 typedef double real;
+#elif defined(TN_VEC_PAIRS)
+typedef float real __attribute__((aligned(2), may_alias)); /* or two numbers in bf16, where these stand in memory */
 #else
 typedef float real;
 #endif
@@ -46,7 +49,7 @@ enum {
 };
 
 typedef real V __attribute__((vector_size(VEC_BYTES)));
-typedef real v_unaligned __attribute__((vector_size(VEC_BYTES), aligned(sizeof(real)), may_alias));
+typedef real v_unaligned __attribute__((vector_size(VEC_BYTES), aligned(_Alignof(real)), may_alias));
 
 VEC_INLINE V v_zero(void) { return (V){0}; }
 VEC_INLINE V v_load(const real *p) { return *(const v_unaligned *)p; }
@@ -131,6 +134,13 @@ VEC_INLINE void v_part_store(real *p, M m, V x) {
         p[i] = x[i];
 }
 
+#endif
+
+/* What a micro-kernel does at each step: a·b + c, or with pairs c + a₁·b₁ + a₀·b₀, as the processor rounds that. */
+#ifdef TN_VEC_PAIRS
+VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
+#else
+VEC_INLINE V v_step(V a, V b, V c) { return v_fma(a, b, c); }
 #endif
 
 /* ---- transposes: within the pieces of PIECE vectors, then of whole pieces between PIECES vectors ----------------- */
