@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "kern/cpu/cpu.h"
+#define TN_PACK_REALS
 #include "kern/cpu/pack.h"
 #include "kern/cpu/tile.h"
 #include "kern/cpu/windows.h"
