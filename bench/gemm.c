@@ -2,8 +2,8 @@
  *
  * The limit is measured in the same run: independent fused multiply-adds that touch no memory, on as many threads. The
  * answer of every shape is checked before it is timed. Figures are medians; the last two columns say which part of the
- * limit a shape reaches in the median and at best (a machine that others use too shows its best now and then). The limit
- * is that of f32: f64 can reach half of it, pairs of bf16 twice as much.
+ * limit a shape reaches in the median and at best (a machine that others use too shows its best now and then).
+ * The limit is that of f32: f64 can reach half of it, pairs of bf16 twice as much.
  *
  *   bench_gemm [threads] [name part]     default: all usable threads, all shapes */
 #include <stdio.h>

@@ -56,9 +56,9 @@ void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype);
  * with and without packed_b. */
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 /* Cannot fail: all memory is given. f32, f64: chains of KIR_KSUM fused multiply-adds from +0, added in order; same bits
- * for any thread count, any split, any instruction set. f16, bf16: the same of the widened operands, in f32, and rounded
- * once. But a processor that multiplies pairs of bf16 faster than that does so: then k runs in pairs, in chains twice as
- * long, as the processor rounds them (subnormal numbers are zero), and the bits are the same on one machine only. */
+ * for any thread count, any split, any instruction set. f16, bf16: the same of the widened operands, in f32, and
+ * rounded once. But a processor that multiplies pairs of bf16 faster than that does so: then k runs in pairs, in chains
+ * twice as long, as the processor rounds them (subnormal numbers are zero), for the same bits on one machine. */
 void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype);
 void tn_gemm_f32(const tn_gemm_args *args);
 
