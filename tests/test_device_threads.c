@@ -3,6 +3,7 @@
 #include "test_support.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include "drivers/null.h"
 #include "hal/hal.h"
@@ -110,6 +111,19 @@ static void hand_allocation_works_from_any_thread(void **state) {
 
 static kir_program *programs[8];
 
+/* A kernel that stores `value`. */
+static kir_program *program_of(double value) {
+    kir_builder *b;
+    kir_program *p;
+    int64_t n = 8, *sizes;
+    kir_aff at = {.s = {1}, .dyn = KIR_NONE};
+    assert_ok(kir_begin(1, 0, &n, &b));
+    kir_store(b, kir_buffer(b, TN_F32), &at, kir_const(b, KIR_F32, value), KIR_NONE);
+    assert_ok(kir_finish(b, &p, &sizes));
+    tn_mem_free(sizes);
+    return p;
+}
+
 static void *use_device(void *number) {
     for (int i = 0; i < ROUNDS / 10; i++) {
         tn_device *d;
@@ -131,15 +145,8 @@ static void *use_device(void *number) {
 
 static void devices_are_opened_shared_and_ended_by_any_thread(void **state) {
     (void)state;
-    for (size_t i = 0; i < TN_COUNT(programs); i++) {
-        kir_builder *b;
-        int64_t n = 8, *sizes;
-        kir_aff at = {.s = {1}, .dyn = KIR_NONE};
-        assert_ok(kir_begin(1, 0, &n, &b));
-        kir_store(b, kir_buffer(b, TN_F32), &at, kir_const(b, KIR_F32, (double)i), KIR_NONE);
-        assert_ok(kir_finish(b, &programs[i], &sizes));
-        tn_mem_free(sizes);
-    }
+    for (size_t i = 0; i < TN_COUNT(programs); i++)
+        programs[i] = program_of((double)i);
     tn_null_reset_counts();
     run_everywhere(use_device);
     tn_null_counts c = tn_null_get_counts();
@@ -151,34 +158,61 @@ static void devices_are_opened_shared_and_ended_by_any_thread(void **state) {
         kir_free(programs[i]);
 }
 
+/* A driver whose compiler takes its time: the first structure's load ends when the second one's has. */
+static tn_driver slow;
+static const kir_program *first_structure;
+static atomic_int loads_of_first, loads_of_second;
+
+static tn_status load_slowly(void *device, const tn_code *code, void **module) {
+    const kir_program *p = code->data;
+    if (p->hash != first_structure->hash) {
+        loads_of_second++;
+        return tn_driver_null.load(device, code, module);
+    }
+    loads_of_first++;
+    while (!loads_of_second)
+        sched_yield();
+    return tn_driver_null.load(device, code, module);
+}
+
 static tn_kernel *kernels[THREADS];
 
 static void *get_one_kernel(void *number) {
     tn_device *d = NULL;
-    wrong += tn_device_open("null", NULL, NULL, &d) != TN_OK;
-    wrong += tn_kernel_get(d, programs[0], &kernels[(intptr_t)number]) != TN_OK;
+    wrong += tn_device_open("slow", NULL, NULL, &d) != TN_OK;
+    wrong += tn_kernel_get(d, first_structure, &kernels[(intptr_t)number]) != TN_OK;
     tn_device_close(d);
     return NULL;
 }
 
-static void one_structure_loaded_at_once_is_one_kernel(void **state) {
+static void *get_another_kernel(void *device) {
+    tn_kernel *k = NULL;
+    while (!loads_of_first)
+        sched_yield();
+    wrong += tn_kernel_get(device, programs[1], &k) != TN_OK;
+    tn_kernel_release(k);
+    return NULL;
+}
+
+static void who_wants_what_another_thread_loads_waits_for_it(void **state) {
     (void)state;
-    kir_builder *b;
-    int64_t n = 8, *sizes;
-    kir_aff at = {.s = {1}, .dyn = KIR_NONE};
-    assert_ok(kir_begin(1, 0, &n, &b));
-    kir_store(b, kir_buffer(b, TN_F32), &at, kir_const(b, KIR_F32, 7), KIR_NONE);
-    assert_ok(kir_finish(b, &programs[0], &sizes));
+    pthread_t other;
     tn_device *d;
-    assert_ok(tn_device_open("null", NULL, NULL, &d));
+    first_structure = programs[0] = program_of(7);
+    programs[1] = program_of(8);
+    assert_ok(tn_device_open("slow", NULL, NULL, &d));
+    assert_int_equal(pthread_create(&other, NULL, get_another_kernel, d), 0);
     run_everywhere(get_one_kernel);
+    pthread_join(other, NULL);
     for (int i = 1; i < THREADS; i++)
         assert_ptr_equal(kernels[i], kernels[0]);
+    assert_int_equal(loads_of_first, 1);
+    assert_int_equal(loads_of_second, 1);
     for (int i = 0; i < THREADS; i++)
         tn_kernel_release(kernels[i]);
     tn_device_close(d);
-    tn_mem_free(sizes);
     kir_free(programs[0]);
+    kir_free(programs[1]);
 }
 
 static void *list_devices(void *number) {
@@ -211,14 +245,17 @@ static void default_device_is_one(void **state) {
 }
 
 int main(void) {
-    if (tn_backend_register(&tn_driver_null) != TN_OK) return 1;
+    slow = tn_driver_null;
+    slow.name = "slow";
+    slow.load = load_slowly;
+    if (tn_backend_register(&tn_driver_null) != TN_OK || tn_backend_register(&slow) != TN_OK) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(default_device_is_one, closed_environment),
         cmocka_unit_test_setup(no_block_is_given_twice, closed_environment),
         cmocka_unit_test_setup(shared_buffer_is_freed_once, closed_environment),
         cmocka_unit_test_setup(hand_allocation_works_from_any_thread, closed_environment),
         cmocka_unit_test_setup(devices_are_opened_shared_and_ended_by_any_thread, closed_environment),
-        cmocka_unit_test_setup(one_structure_loaded_at_once_is_one_kernel, closed_environment),
+        cmocka_unit_test_setup(who_wants_what_another_thread_loads_waits_for_it, closed_environment),
         cmocka_unit_test_setup(listing_works_from_any_thread, closed_environment),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

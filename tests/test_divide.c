@@ -137,6 +137,32 @@ static void parts_compute_what_the_whole_does(void **state) {
     assert_true(divided > 50 && refused > 5);
 }
 
+/* Two points: nothing of the first one's loop exists, the second one's is too long for any part. */
+static void what_cannot_be_divided_to_the_end_is_not_begun(void **state) {
+    (void)state;
+    static float memory[2][MOST];
+    enum { LENGTH = 512 };
+    int64_t extents[2] = {2, LENGTH}, in_strides[2] = {LENGTH, 1}, out_strides[1] = {1}, room[64], *sizes;
+    kir_builder *b;
+    kir_program *p;
+    assert_ok(kir_begin(1, 1, extents, &b));
+    int in = kir_buffer(b, TN_F32), out = kir_buffer(b, TN_F32);
+    kir_aff from = affine(-LENGTH, in_strides, 2), to = affine(0, out_strides, 1);
+    kir_loop(b, 1, 1);
+    kir_val there = kir_binary(b, KIR_LE, kir_const_i(b, KIR_I64, 0), kir_index(b, &from));
+    kir_val sum = kir_reduce_value(b, KIR_SEQ, kir_load(b, in, &from, there), KIR_NONE);
+    kir_end(b);
+    kir_store(b, out, &to, sum, KIR_NONE);
+    assert_ok(kir_finish(b, &p, &sizes));
+    void *buffers[2] = {memory[0], memory[1]};
+    device d = {.p = p, .alignment = 4, .most = LENGTH, .memory = {memory[0], memory[1]}};
+    tn_launch launch = {sizes, buffers, NULL};
+    assert_int_equal(tn_launch_divide(p, &launch, d.most, d.alignment, room, run_part, &d), TN_ERR_UNSUPPORTED);
+    assert_int_equal(d.parts, 0);
+    kir_free(p);
+    tn_mem_free(sizes);
+}
+
 static void a_launch_that_fits_is_left_alone(void **state) {
     (void)state;
     static float memory[2][MOST];
@@ -216,6 +242,7 @@ static void wrong_arguments_are_named(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_compute_what_the_whole_does),
+        cmocka_unit_test(what_cannot_be_divided_to_the_end_is_not_begun),
         cmocka_unit_test(a_launch_that_fits_is_left_alone),
         cmocka_unit_test(indices_of_32_bits_are_proven),
         cmocka_unit_test(wrong_arguments_are_named),

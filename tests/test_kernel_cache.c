@@ -222,6 +222,37 @@ static void the_oldest_go_when_there_is_no_room(void **state) {
     assert_false(tn_cache_find(&d, &huge, &found, &size));
 }
 
+/* Makes a file that is `age` seconds old; false when it is not there. */
+static bool leave_file(const char *name, int age) {
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", test_scratch("cache/kernels"), name);
+    FILE *f = fopen(path, "w");
+    if (f) fclose(f);
+    struct timespec then[2] = {{.tv_sec = time(NULL) - age}, {.tv_sec = time(NULL) - age}};
+    return f && utimensat(AT_FDCWD, path, then, 0) == 0;
+}
+
+static bool has_file(const char *name) {
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", test_scratch("cache/kernels"), name);
+    return access(path, F_OK) == 0;
+}
+
+static void what_a_killed_process_left_goes_after_an_hour(void **state) {
+    (void)state;
+    tn_device d = device_of("chip", "1.0");
+    tn_code code = code_of("kernel");
+    keep(&d, &code, "data");
+    assert_true(leave_file(".0123.kernel.tmp0", 3700) && leave_file(".0123.kernel.tmp1", 3500));
+    assert_true(leave_file("notes.tmp0", 9000));
+    tn_code another = code_of("another");
+    keep(&d, &another, "data");
+    assert_false(has_file(".0123.kernel.tmp0"));
+    assert_true(has_file(".0123.kernel.tmp1")); /* somebody may be writing it */
+    assert_true(has_file("notes.tmp0"));
+    assert_int_equal(entry_count() - 1, 2); /* the one that is being written is counted too */
+}
+
 /* What a process of its own does: keeps and reads the same entries again and again. Its exit status counts what was
  * neither absent nor whole. */
 static int busy_process(int number) {
@@ -308,6 +339,34 @@ static void an_unfinished_line_spoils_no_other(void **state) {
     assert_false(tn_certify_list_has(&d, "mul", NULL, 0));
 }
 
+static void a_line_forgotten_takes_no_other_along(void **state) {
+    (void)state;
+    enum { LINES = 60 };
+    char name[32];
+    tn_device d = device_of("chip", "1.0");
+    assert_ok(tn_certify_list_add(&d, "first", "sign"));
+    pid_t child = fork();
+    if (child == 0) {
+        int failed = 0;
+        for (int i = 0; i < LINES; i++)
+            failed += tn_certify_list_add(&d, "mul", "sign") != TN_OK || tn_certify_list_forget(&d, "mul") != TN_OK;
+        _exit(failed);
+    }
+    for (int i = 0; i < LINES; i++) {
+        snprintf(name, sizeof name, "op %d", i);
+        assert_ok(tn_certify_list_add(&d, name, "sign"));
+        usleep(200);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    for (int i = 0; i < LINES; i++) {
+        snprintf(name, sizeof name, "op %d", i);
+        assert_true(tn_certify_list_has(&d, name, NULL, 0));
+    }
+    assert_false(tn_certify_list_has(&d, "mul", NULL, 0));
+}
+
 static void without_a_folder_adding_fails_with_words(void **state) {
     (void)state;
     tn_device d = device_of("chip", "1.0");
@@ -327,6 +386,8 @@ int main(void) {
         TEST(a_wide_file_mask_does_not_matter),
         TEST(a_folder_that_cannot_be_written_is_harmless),
         TEST(the_oldest_go_when_there_is_no_room),
+        TEST(what_a_killed_process_left_goes_after_an_hour),
+        TEST(a_line_forgotten_takes_no_other_along),
         TEST(processes_do_not_disturb_each_other),
         TEST(failures_are_listed_by_device_version_and_name),
         TEST(a_list_that_others_can_write_is_not_believed),

@@ -282,8 +282,13 @@ static void blocks_in_use_are_not_given_to_others_on(tn_device *d) {
     copy_on(a, x, one);
     tn_buffer_release(x);
     assert_ok(tn_set_current_queue(b));
+    tn_pool_stats before = {.struct_size = sizeof before}, after = {.struct_size = sizeof after};
+    assert_ok(tn_device_get_pool_stats(d, &before));
     assert_ok(tn_buffer_new(d, 300000, &again));
     if (d != devices[OPENCL]) assert_ptr_not_equal(again->address, address); /* there the copy may be over by now */
+    assert_ok(tn_device_get_pool_stats(d, &after)); /* what was passed over was not used */
+    assert_int_equal(after.allocations, before.allocations + 1);
+    if (d != devices[OPENCL]) assert_int_equal(after.hits, before.hits);
     tn_buffer_release(again);
     assert_ok(tn_set_current_queue(a));
     tn_buffer *own[2]; /* that of the other queue, which is free, and the one that this queue is through with in time */
@@ -486,6 +491,8 @@ static void mapped_memory_is_the_devices_on(tn_device *d) {
     if (d->caps.host_visible) assert_ptr_equal(host, x); /* no copy */
     assert_memory_equal(host, in, sizeof in);
     ((int *)host)[2] = 30;
+    tn_device *other = d == devices[0] ? devices[1] : devices[0];
+    assert_int_equal(tn_device_unmap(other, x, host), TN_ERR_ARGUMENT);
     assert_ok(tn_device_unmap(d, x, host));
     assert_ok(tn_device_copy(NULL, out, d, x, sizeof out));
     assert_int_equal(out[2], 30);
@@ -590,6 +597,45 @@ static void queues_end_somewhere(void **state) {
     }
 }
 
+static tn_status count_run(tn_task *t) {
+    (void)t;
+    released++;
+    return TN_OK;
+}
+
+/* Work behind that of very many queues, none of which has ended: who gives it is not held up. */
+static void giving_waits_for_no_other_queue(void **state) {
+    (void)state;
+    enum { QUEUES = 40 };
+    static gate gates[QUEUES];
+    static tn_task last;
+    tn_queue *q[QUEUES], *end = queue_of(devices[0]);
+    tn_mark marks[QUEUES];
+    tn_order o;
+    for (int i = 0; i < QUEUES; i++) {
+        q[i] = queue_of(devices[0]);
+        close_gate(&gates[i], q[i], NULL);
+        marks[i] = tn_mark_at(q[i]->line, tn_line_given(q[i]->line));
+    }
+    released = 0;
+    last = (tn_task){.run = count_run};
+    tn_order_begin(&o, devices[0], end);
+    for (int i = 0; i < QUEUES; i++)
+        tn_order_after(&o, marks[i]);
+    tn_order_hand(&o, &last);
+    tn_event *e = event_behind(end);
+    for (int i = 0; i < QUEUES; i++) {
+        assert_false(reached(e));
+        open_gate(&gates[i], q[i]);
+    }
+    assert_ok(tn_queue_synchronize(end));
+    assert_int_equal(released, 1);
+    tn_event_free(e);
+    for (int i = 0; i < QUEUES; i++)
+        tn_queue_free(q[i]);
+    tn_queue_free(end);
+}
+
 static void more_work_than_a_queue_holds_waits_on(tn_device *d) {
     enum { COPIES = 2000 };
     tn_queue *q = queue_of(d);
@@ -655,6 +701,7 @@ int main(void) {
         cmocka_unit_test(times_need_timed_events_by_one_clock),
         cmocka_unit_test(a_queue_keeps_its_device_open),
         cmocka_unit_test(queues_end_somewhere),
+        cmocka_unit_test(giving_waits_for_no_other_queue),
         cmocka_unit_test(more_work_than_a_queue_holds_waits),
         cmocka_unit_test(a_devices_own_queue_goes_on_when_its_failure_was_told),
     };

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "hal/code.h"
@@ -148,14 +149,24 @@ static bool is_entry(const char *name) {
     return n < NAME_ROOM && n > s && !strcmp(name + n - s, SUFFIX);
 }
 
-/* The entries of an open folder; *count says how many. NULL without any, or without memory. */
+/* ".NAME.kernel.tmp3" of a process that was killed while it wrote: none writes for so long. */
+static bool is_left_over(const char *name, const struct stat *s, time_t now) {
+    enum { SECONDS = 3600 };
+    const char *end = strstr(name, SUFFIX);
+    return name[0] == '.' && end && !strncmp(end + sizeof SUFFIX - 1, ".tmp", 4) && s->st_mtime < now - SECONDS;
+}
+
+/* The entries of an open folder, out of which left-overs go; *count says how many. NULL without any, or without memory. */
 static entry *list_entries(DIR *folder, size_t *count) {
     entry *all = NULL;
     size_t capacity = 0;
     struct stat s;
+    time_t now = time(NULL);
     *count = 0;
     for (const struct dirent *e; (e = readdir(folder));) {
-        if (!is_entry(e->d_name) || fstatat(dirfd(folder), e->d_name, &s, AT_SYMLINK_NOFOLLOW)) continue;
+        if (fstatat(dirfd(folder), e->d_name, &s, AT_SYMLINK_NOFOLLOW)) continue;
+        if (is_left_over(e->d_name, &s, now)) (void)unlinkat(dirfd(folder), e->d_name, 0);
+        if (!is_entry(e->d_name)) continue;
         if (tn_mem_reserve(&all, &capacity, *count + 1, sizeof *all) != TN_OK) break;
         entry *at = &all[(*count)++];
         memcpy(at->name, e->d_name, strlen(e->d_name) + 1);

@@ -3,13 +3,14 @@
  *
  * One line each: device, driver version, name and reason, with tabs between them. The name is an operation's or, for a
  * kernel, its structure's hash. Another version of the driver starts with a clean slate. The file is believed only if
- * it belongs to this user and nobody else can write it; it is read when it has changed, and a line is added by one
- * write, so that processes do not lose each other's. */
+ * it belongs to this user and nobody else can write it; it is read when it has changed. Who changes it holds a lock on
+ * a file beside it, so that processes do not lose each other's lines. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,6 +23,19 @@ static char *text; /* the file's content, NULL: none */
 static struct stat seen;
 
 static bool list_path(char *out, size_t size) { return tn_cache_path("certify.list", out, size); }
+
+/* Waits until no other process changes the list. -1: there is nowhere to lock, and the list is changed all the same. */
+static int list_lock(void) {
+    char path[PATH_ROOM];
+    if (!tn_cache_path("certify.lock", path, sizeof path)) return -1;
+    int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd >= 0) (void)flock(fd, LOCK_EX);
+    return fd;
+}
+
+static void list_unlock(int fd) {
+    if (fd >= 0) close(fd);
+}
 
 /* Same file with the same content, as far as can be told without reading it. */
 static bool unchanged(const struct stat *s) {
@@ -117,7 +131,9 @@ tn_status tn_certify_list_add(const tn_device *d, const char *name, const char *
     tn_status s = TN_ERR_MEMORY;
     if (line_begin(d, name, &begin)) {
         pthread_mutex_lock(&lock);
+        int held = list_lock();
         s = add_line(&begin, reason);
+        list_unlock(held);
         pthread_mutex_unlock(&lock);
     }
     tn_str_free(&begin);
@@ -146,8 +162,10 @@ tn_status tn_certify_list_forget(const tn_device *d, const char *name) {
     tn_status s = TN_ERR_MEMORY;
     if (line_begin(d, name, &begin)) {
         pthread_mutex_lock(&lock);
+        int held = list_lock();
         refresh();
         s = find_reason(&begin) && list_path(path, sizeof path) ? write_without(path, &begin) : TN_OK;
+        list_unlock(held);
         pthread_mutex_unlock(&lock);
     }
     tn_str_free(&begin);

@@ -1,8 +1,8 @@
 /* kernel.c — from a kernel program to what a driver loads, once a structure and device.
  *
  * Programs of equal structure share one kernel: the table is keyed by the structure's hash and a hit is verified with
- * kir_equal, so a collision costs a compilation and never a wrong answer. Loading happens outside the lock; when two
- * threads load the same structure at once, the first one's kernel stays and the other's is unloaded.
+ * kir_equal, so a collision costs a compilation and never a wrong answer. Loading happens outside the lock; who wants a
+ * structure that another thread is loading waits for that, and loads it himself only if the other could not.
  *
  * A kernel lives while a plan uses it, and a while longer: the table keeps MOST_IDLE that nobody uses, the latest of
  * them, so that a plan which was dropped and comes back compiles nothing, and a program of ever new shapes does not
@@ -45,6 +45,12 @@ typedef struct refusal {
     struct refusal *next;
 } refusal;
 
+/* A structure that a thread is loading now; it lies on that thread's stack. */
+typedef struct loading {
+    const kir_program *program;
+    struct loading *next;
+} loading;
+
 enum { FIRST_SLOTS = 64, MOST_IDLE = 512 };
 
 struct kernel_table {
@@ -55,6 +61,8 @@ struct kernel_table {
     size_t used_count, idle_count;
     tn_kernel *oldest, *newest; /* idle, by the time at which the last user left */
     refusal *refusals;
+    loading *loads;
+    pthread_cond_t loaded; /* one of them has ended */
 };
 
 tn_status tn_kernels_open(tn_device *d) {
@@ -68,6 +76,7 @@ tn_status tn_kernels_open(tn_device *d) {
     t->slot_count = FIRST_SLOTS;
     t->device = d;
     pthread_mutex_init(&t->lock, NULL);
+    pthread_cond_init(&t->loaded, NULL);
     d->kernels = t;
     return TN_OK;
 }
@@ -108,6 +117,7 @@ static void kernel_free(tn_device *d, tn_kernel *k) {
 
 static void table_free(kernel_table *t) {
     pthread_mutex_destroy(&t->lock);
+    pthread_cond_destroy(&t->loaded);
     tn_mem_free(t->slots);
     tn_mem_free(t);
 }
@@ -303,37 +313,60 @@ static tn_kernel *kernel_use(kernel_table *t, tn_kernel *k) {
 }
 
 /* A kernel that was just loaded, for its first user. */
-static tn_kernel *table_add(kernel_table *t, tn_kernel *k) {
+static void table_add(kernel_table *t, tn_kernel *k) {
     table_grow(t);
     table_link(t, k);
     t->kernel_count++;
     k->table = t;
     k->users = 1;
     t->used_count++;
-    return k;
+}
+
+static bool is_loading(const kernel_table *t, const kir_program *p) {
+    const loading *l = t->loads;
+    while (l && !(l->program->hash == p->hash && kir_equal(l->program, p)))
+        l = l->next;
+    return l != NULL;
+}
+
+/* A kernel that is in the table or that another thread is about to put there, for one user more; or what the compiler
+ * refused. Else *out is NULL, and this thread is the one that loads it. */
+static tn_status kernel_known(kernel_table *t, const kir_program *p, loading *mine, tn_kernel **out) {
+    pthread_mutex_lock(&t->lock);
+    while (is_loading(t, p))
+        pthread_cond_wait(&t->loaded, &t->lock);
+    *out = kernel_use(t, table_find(t, p));
+    const refusal *r = *out ? NULL : find_refusal(t, p);
+    tn_status s = r ? tn_fail(r->status, "%s", r->why) : TN_OK;
+    if (!*out && s == TN_OK) {
+        *mine = (loading){p, t->loads};
+        t->loads = mine;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return s;
+}
+
+/* kernel: NULL when it could not be loaded. */
+static void loading_end(kernel_table *t, const loading *mine, tn_kernel *kernel) {
+    pthread_mutex_lock(&t->lock);
+    loading **link = &t->loads;
+    while (*link != mine)
+        link = &(*link)->next;
+    *link = mine->next;
+    if (kernel) table_add(t, kernel);
+    pthread_cond_broadcast(&t->loaded);
+    pthread_mutex_unlock(&t->lock);
 }
 
 tn_status tn_kernel_get(tn_device *d, const kir_program *p, tn_kernel **out) {
     kernel_table *t = d->kernels;
-    pthread_mutex_lock(&t->lock);
-    *out = kernel_use(t, table_find(t, p));
-    const refusal *r = *out ? NULL : find_refusal(t, p);
-    tn_status s = r ? tn_fail(r->status, "%s", r->why) : TN_OK;
-    pthread_mutex_unlock(&t->lock);
-    if (*out || s != TN_OK) return s;
-
-    tn_kernel *mine = NULL;
-    s = kernel_load(d, p, &mine);
-    if (s != TN_OK) {
-        if (!d->is_cpu) remember_refusal(t, p, s);
-        return s;
-    }
-    pthread_mutex_lock(&t->lock);
-    *out = kernel_use(t, table_find(t, p)); /* another thread may have been quicker */
-    if (!*out) *out = table_add(t, mine);
-    pthread_mutex_unlock(&t->lock);
-    if (*out != mine) kernel_free(d, mine);
-    return TN_OK;
+    loading mine;
+    TRY(kernel_known(t, p, &mine, out));
+    if (*out) return TN_OK;
+    tn_status s = kernel_load(d, p, out);
+    if (s != TN_OK && !d->is_cpu) remember_refusal(t, p, s);
+    loading_end(t, &mine, *out);
+    return s;
 }
 
 /* The caller holds the lock. Returns a kernel to be freed, or NULL; *ended: the table goes too. */

@@ -237,16 +237,33 @@ static tn_status buffer_make(tn_device *d, int c, size_t bytes, tn_buffer **out)
 
 /* ---- buffers ----------------------------------------------------------------------------------------------------- */
 
+/* The caller holds the heap lock. */
+static void kept_push(pool *p, tn_buffer *b) {
+    b->next = p->kept[b->size_class];
+    p->kept[b->size_class] = b;
+    p->kept_bytes += block_bytes(b);
+}
+
+/* Takes the latest of those kept; it belongs to nobody then. The caller holds the heap lock. */
+static tn_buffer *kept_first(pool *p, int c) {
+    tn_buffer *b = p->kept[c];
+    if (!b) return NULL;
+    p->kept[c] = b->next;
+    p->kept_bytes -= block_bytes(b);
+    return b;
+}
+
+/* One that was taken is used. The caller holds the heap lock. */
+static void kept_use(pool *p, tn_buffer *b, size_t bytes) {
+    p->hits++;
+    begin_use(b, bytes);
+    count_in(p, b);
+}
+
 static tn_buffer *kept_pop(pool *p, int c, size_t bytes) {
     heap_lock();
-    tn_buffer *b = p->kept[c];
-    if (b) {
-        p->kept[c] = b->next;
-        p->kept_bytes -= (int64_t)class_bytes(c);
-        p->hits++;
-        begin_use(b, bytes);
-        count_in(p, b);
-    }
+    tn_buffer *b = kept_first(p, c);
+    if (b) kept_use(p, b, bytes);
     heap_unlock();
     return b;
 }
@@ -255,14 +272,19 @@ static tn_buffer *kept_pop(pool *p, int c, size_t bytes) {
  * for a block that is waited for costs more than a new one. */
 static tn_buffer *kept_pop_for(tn_device *d, int c, size_t bytes, bool for_host) {
     enum { LOOK_AT = 8 };
-    tn_buffer *passed_over[LOOK_AT], *b = NULL;
+    tn_buffer *looked_at[LOOK_AT], *b = NULL;
     int count = 0;
-    while (count < LOOK_AT && (b = kept_pop(d->pool, c, bytes)) && !tn_buffer_suits(b, for_host)) {
-        passed_over[count++] = b;
-        b = NULL;
-    }
-    while (count > 0)
-        tn_buffer_release(passed_over[--count]);
+    heap_lock();
+    while (count < LOOK_AT && (looked_at[count] = kept_first(d->pool, c)))
+        count++;
+    heap_unlock();
+    for (int i = 0; i < count && !b; i++)
+        if (tn_buffer_suits(looked_at[i], for_host)) b = looked_at[i];
+    heap_lock();
+    while (count-- > 0)
+        if (looked_at[count] != b) kept_push(d->pool, looked_at[count]);
+    if (b) kept_use(d->pool, b, bytes);
+    heap_unlock();
     return b;
 }
 
@@ -332,9 +354,7 @@ static bool keep(pool *p, tn_buffer *b) {
     stats.live_bytes -= borrowed ? 0 : (int64_t)b->bytes;
     bool kept = !borrowed && !p->closing && (b->cut || p->kept_bytes + size <= p->keep_limit);
     if (kept) {
-        b->next = p->kept[b->size_class];
-        p->kept[b->size_class] = b;
-        p->kept_bytes += size;
+        kept_push(p, b);
         (void)count_out(p, b);
     }
     heap_unlock();

@@ -67,7 +67,9 @@ tn_status tn_buffer_await_marks(const tn_buffer *b, bool write) {
 /* ---- giving work ------------------------------------------------------------------------------------------------- */
 
 void tn_order_begin(tn_order *o, tn_device *d, tn_queue *q) {
-    *o = (tn_order){.device = d, .queue = q};
+    memset(o, 0, offsetof(tn_order, waits));
+    o->device = d;
+    o->queue = q;
     if (q) pthread_mutex_lock(&q->giving);
     pthread_mutex_lock(&order_lock);
     if (q) o->number = tn_line_next(q->line);
@@ -79,7 +81,6 @@ tn_mark tn_order_mark(const tn_order *o) { return o->queue ? tn_mark_at(o->queue
 static tn_wait *wait_on(tn_order *o, int line) {
     for (int i = 0; i < o->wait_count; i++)
         if (o->waits[i].line == line) return &o->waits[i];
-    if (o->wait_count == TN_MOST_WAITS) return NULL;
     o->waits[o->wait_count] = (tn_wait){.line = line};
     return &o->waits[o->wait_count++];
 }
@@ -93,11 +94,6 @@ static void add_wait(tn_order *o, tn_mark m, bool needed) {
     bool settled = behind || tn_mark_passed(m); /* what fails on one's own line leaves one out too */
     if (settled && !(needed && tn_line_has_failed(line))) return;
     tn_wait *w = wait_on(o, line);
-    if (!w) {
-        tn_status s = tn_mark_wait(m);
-        if (needed && s != TN_OK) o->early = s;
-        return;
-    }
     if (number > w->last && !behind) w->last = number;
     if (!needed) return;
     if (!w->need_first || number < w->need_first) w->need_first = number;
@@ -143,7 +139,6 @@ static tn_status wait_for(const tn_order *o, const tn_wait *w) {
 tn_status tn_order_go(tn_order *o) {
     pthread_mutex_unlock(&order_lock);
     tn_status s = o->queue ? tn_line_failure(o->queue->line, false) : TN_OK;
-    if (s == TN_OK && o->early != TN_OK) s = tn_fail(o->early, "what it reads was not made: %s", tn_error());
     for (int i = 0; i < o->wait_count; i++) {
         tn_status waited = wait_for(o, &o->waits[i]);
         if (s == TN_OK) s = waited;
@@ -170,8 +165,7 @@ void tn_order_hand(tn_order *o, tn_task *t) {
     t->next = NULL;
     t->number = o->number;
     t->wait_count = o->wait_count;
-    t->early = o->early;
-    memcpy(t->waits, o->waits, sizeof t->waits);
+    memcpy(t->waits, o->waits, (size_t)o->wait_count * sizeof *o->waits);
     pthread_mutex_lock(&q->lock);
     while (q->waiting >= MOST_WAITING)
         pthread_cond_wait(&q->room, &q->lock);
@@ -191,7 +185,6 @@ static tn_status do_task(const tn_queue *q, tn_task *t) {
         tn_status waited = tn_wait_here(&t->waits[i]);
         if (s == TN_OK) s = waited;
     }
-    if (s == TN_OK && t->early != TN_OK) s = tn_fail(t->early, "what it reads was not made: work before it failed");
     if (s != TN_OK || !t->run) return s;
     s = t->run(t);
     tn_status done = q->device->is_cpu ? TN_OK : q->device->driver->sync(q->device->handle);

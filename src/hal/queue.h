@@ -81,17 +81,15 @@ struct tn_queue {
     int ring_first, ring_count;
 };
 
-enum { TN_MOST_WAITS = 8 };
 /* Work for a queue's thread. */
 typedef struct tn_task {
     struct tn_task *next;
     tn_status (*run)(struct tn_task *t); /* on the thread; NULL: nothing but a place in the order */
     void (*drop)(struct tn_task *t);     /* frees it, whether it ran or not */
     uint64_t number;
-    tn_wait waits[TN_MOST_WAITS];
     int wait_count;
-    tn_status early;
     bool torn; /* set by run, when it fails with states half written */
+    tn_wait waits[TN_LINES];
 } tn_task;
 
 /* Work being given. begin, then what it touches, then either a task for the queue's thread (hand), or the calls to the
@@ -100,11 +98,10 @@ typedef struct tn_order {
     tn_device *device;
     tn_queue *queue; /* NULL: the device's own, and everything has ended when the calls return */
     uint64_t number;
-    tn_wait waits[TN_MOST_WAITS];
-    int wait_count;
-    tn_status early; /* of waits that had to be waited for at once */
     void *lane_before;
     tn_device *lane_device_before;
+    int wait_count;
+    tn_wait waits[TN_LINES]; /* the last, so that beginning touches none of it */
 } tn_order;
 
 void tn_order_begin(tn_order *o, tn_device *d, tn_queue *q);

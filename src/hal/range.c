@@ -167,7 +167,11 @@ tn_status tn_launch_divide(const kir_program *p, const tn_launch *launch, int64_
     box all = whole(p, launch->sizes);
     if (first_too_large(&v, &all) < 0) return emit ? emit(ctx, launch) : TN_OK;
     v.moves = true;
-    return divide(&v, &all, 0);
+    v.emit = NULL; /* nothing is emitted of what cannot be divided to the end */
+    TRY(divide(&v, &all, 0));
+    v.emit = emit;
+    v.parts = 0;
+    return emit ? divide(&v, &all, 0) : TN_OK;
 }
 
 bool tn_launch_is_narrow(const kir_program *p, const int64_t *sizes) {

@@ -251,11 +251,15 @@ static void piece_add(host_piece *p) {
     pthread_mutex_unlock(&pieces_lock);
 }
 
-/* Takes out the piece that the caller knows by this address; mapped: of this device memory. */
-static host_piece *piece_take(const void *host, const void *address) {
+static bool is_piece(const host_piece *p, const tn_device *d, const void *host, const void *address) {
+    return p->host == host && p->address == address && (!address || p->device == d);
+}
+
+/* Takes out the piece that the caller knows by this address; mapped: of this memory of the device. */
+static host_piece *piece_take(const tn_device *d, const void *host, const void *address) {
     pthread_mutex_lock(&pieces_lock);
     host_piece **link = &pieces;
-    while (*link && ((*link)->host != host || (*link)->address != address))
+    while (*link && !is_piece(*link, d, host, address))
         link = &(*link)->next;
     host_piece *p = *link;
     if (p) *link = p->next;
@@ -301,7 +305,7 @@ tn_status tn_host_alloc(tn_device *device, size_t size, void **out, const char *
 
 void tn_host_free(void *address) {
     if (!address) return;
-    host_piece *p = piece_take(address, NULL);
+    host_piece *p = piece_take(NULL, address, NULL);
     if (!p) {
         (void)tn_fail(TN_ERR_ARGUMENT, "tn_host_free: %p was not given by tn_host_alloc", address);
         return;
@@ -346,7 +350,8 @@ tn_status tn_device_map(tn_device *device, void *address, size_t len, bool read,
 tn_status tn_device_unmap(tn_device *device, void *address, void *host) {
     TRY(tn_need(device, "tn_device_unmap: the device"));
     TRY(tn_need(host, "tn_device_unmap: the host's address"));
-    host_piece *p = piece_take(host, address);
+    TRY(tn_need(address, "tn_device_unmap: the device's address"));
+    host_piece *p = piece_take(device, host, address);
     if (!p) return tn_fail(TN_ERR_ARGUMENT, "tn_device_unmap: %p is no mapping of %s", host, device->info.id);
     tn_status s = TN_OK;
     if (p->block && p->bytes)
