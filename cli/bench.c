@@ -337,8 +337,8 @@ static int run_bench(int argc, char **argv) {
     if (at < 0) return status;
     for (int i = at; i < argc; i++)
         if (count_matches(argv[i]) == 0) return unknown_work(argv[i]);
-    tn_device *device = cli_open_device(&b.common);
-    if (!device) return CLI_FAILED;
+    tn_device *device = cli_open_device(&b.common, &status);
+    if (!device) return status;
     if (b.common.json) {
         cli_json_object(&b.json, NULL);
         cli_json_array(&b.json, "rows");

@@ -144,9 +144,10 @@ static int run_certify(int argc, char **argv) {
     r.o.seed = r.common.seed;
     r.all = r.common.strict;
     r.common.strict = true; /* what another device computes says nothing of this one */
-    tn_device *device = cli_open_device(&r.common);
-    if (!device) return CLI_FAILED;
-    int code = certify_on(&r, device);
+    int code = CLI_OK;
+    tn_device *device = cli_open_device(&r.common, &code);
+    if (!device) return code;
+    code = certify_on(&r, device);
     tn_device_close(device);
     return code;
 }

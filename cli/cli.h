@@ -71,10 +71,11 @@ bool cli_parse_bytes(const char *text, int64_t *out);
 bool cli_parse_int(const char *text, int64_t least, int64_t most, int64_t *out);
 
 /* Opens the device that the options ask for, makes it the thread's current one, and says on standard error what was
- * passed over if that was asked for (-v) or nothing fits. NULL after a message. */
-tn_device *cli_open_device(const cli_options *o);
+ * passed over if that was asked for (-v) or nothing fits. NULL after a message: *code is then what the subcommand
+ * returns, CLI_USAGE for a name that nothing has. */
+tn_device *cli_open_device(const cli_options *o, int *code);
 /* The same, and hands out all that was looked at. */
-tn_device *cli_choose_device(const cli_options *o, tn_selection *s);
+tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code);
 
 typedef struct cli_json cli_json;
 /* The member `fallback`: devices that were passed over (s may be NULL), and what the host computed for the chosen
@@ -114,6 +115,9 @@ void cli_json_number(cli_json *j, const char *key, double v); /* not finite beco
 void cli_json_int(cli_json *j, const char *key, int64_t v);
 void cli_json_unsigned(cli_json *j, const char *key, uint64_t v);
 void cli_json_bool(cli_json *j, const char *key, bool v);
+
+/* Puts ? in the place of bytes that are no UTF-8; text[size] is 0. */
+void cli_whole_characters(char *text, size_t size);
 
 /* Seconds on a clock that only goes forward (progress.c). */
 double cli_now(void);

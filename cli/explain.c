@@ -377,11 +377,11 @@ static int run(int argc, char **argv) {
     bool good = opened && explain(&l, &w, &r) == TN_OK;
     if (good && o.json) put_json(&r);
     if (good && !o.json) put_text(&r, o.verbose);
-    if (opened && !good) (void)cli_failed();
+    int code = !opened ? l.code : good ? CLI_OK : cli_failed();
     for (int i = 0; i < 2; i++) {
         tn_profile_free(r.phases[i].profile);
         tn_text_free(r.phases[i].plan);
     }
     cli_language_close(&l);
-    return good ? CLI_OK : CLI_FAILED;
+    return code;
 }

@@ -385,13 +385,14 @@ static void finish(work *w) {
 
 static int work_on(const request *r) {
     work w = {.asked = r};
-    w.device = cli_choose_device(&r->common, &w.selection);
-    if (!w.device) return CLI_FAILED;
+    int result = CLI_OK;
+    w.device = cli_choose_device(&r->common, &w.selection, &result);
+    if (!w.device) return result;
     tn_status status = load(&w);
     if (status == TN_OK) status = generate(&w);
     if (status == TN_OK && r->common.json) put_json(&w);
     if (status == TN_OK && !r->common.json) tell(&w);
-    int result = status == TN_OK ? CLI_OK : cli_failed();
+    if (status != TN_OK) result = cli_failed();
     finish(&w);
     return result;
 }

@@ -37,6 +37,14 @@ static void put_text(FILE *out, const char *text, size_t size) {
     fputc('"', out);
 }
 
+void cli_whole_characters(char *text, size_t size) {
+    for (size_t i = 0; i < size;) {
+        int n = utf8_length((const unsigned char *)text + i);
+        if (n == 0) text[i] = '?';
+        i += n ? (size_t)n : 1;
+    }
+}
+
 /* The comma and the key before a value. */
 static void begin_value(cli_json *j, const char *key) {
     if (j->used[j->depth]) fputs(", ", j->out);

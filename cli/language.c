@@ -9,13 +9,13 @@
 #include "trunnion/backend.h"
 
 bool cli_language_open(cli_language *l, const cli_options *o, const char *path, int64_t context) {
-    *l = (cli_language){0};
-    l->device = cli_choose_device(o, &l->selection);
+    *l = (cli_language){.code = CLI_OK};
+    l->device = cli_choose_device(o, &l->selection, &l->code);
     if (!l->device) return false;
     tn_llm_options options = {.struct_size = sizeof options, .context = context};
     bool good = tn_llm_open(path, &options, &l->model) == TN_OK &&
                 tn_tokenizer_from_gguf(tn_llm_file(l->model), &l->tokenizer) == TN_OK;
-    if (!good) (void)cli_failed();
+    if (!good) l->code = cli_failed();
     return good;
 }
 
@@ -23,7 +23,7 @@ void cli_language_close(cli_language *l) {
     tn_tokenizer_free(l->tokenizer);
     tn_llm_close(l->model);
     tn_device_close(l->device);
-    *l = (cli_language){0};
+    *l = (cli_language){.code = l->code};
 }
 
 tn_status cli_language_estimate(const cli_language *l, int64_t context, tn_memory_estimate *out) {

@@ -8,6 +8,7 @@
 #include "trunnion/text.h"
 
 typedef struct cli_language {
+    int code; /* what the subcommand returns when it could not be opened */
     tn_device *device;
     tn_selection selection; /* how it was chosen */
     tn_llm *model;

@@ -200,7 +200,7 @@ static int run(int argc, char **argv) {
     cli_language l;
     bool opened = cli_language_open(&l, &o, w.model, 0);
     bool good = opened && work(&l, &w, o.json) == TN_OK;
-    if (opened && !good) (void)cli_failed();
+    int code = !opened ? l.code : good ? CLI_OK : cli_failed();
     cli_language_close(&l);
-    return good ? CLI_OK : CLI_FAILED;
+    return code;
 }

@@ -190,7 +190,7 @@ static void say_steps(const tn_selection *s) {
     }
 }
 
-tn_device *cli_choose_device(const cli_options *o, tn_selection *s) {
+tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
     tn_device_options d = {.struct_size = sizeof d, .minimum_memory = o->memory, .threads = o->threads};
     d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
     *s = (tn_selection){.struct_size = sizeof *s};
@@ -200,14 +200,15 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s) {
     if (status == TN_OK) status = tn_set_current_device(device);
     if (o->verbose && status == TN_OK) say_steps(s);
     if (status == TN_OK) return device;
-    (void)cli_failed();
+    *code = cli_failed();
+    if (status == TN_ERR_ARGUMENT) *code = CLI_USAGE;
     tn_device_close(device);
     return NULL;
 }
 
-tn_device *cli_open_device(const cli_options *o) {
+tn_device *cli_open_device(const cli_options *o, int *code) {
     tn_selection s;
-    return cli_choose_device(o, &s);
+    return cli_choose_device(o, &s, code);
 }
 
 void cli_json_fallback(cli_json *j, const tn_selection *s, const tn_device *device) {

@@ -147,11 +147,11 @@ static int run(int argc, char **argv) {
     bool good = cli_language_open(&l, &o, w.model, w.context);
     double begun = cli_now();
     if (good && (read_ids(l.tokenizer, w.file, &ids) != TN_OK || rate(&l, &ids, w.context, &r) != TN_OK)) {
-        (void)cli_failed();
+        l.code = cli_failed();
         good = false;
     }
     if (good) put(&l, &ids, &r, w.context, cli_now() - begun, o.json);
     tn_ids_free(&ids);
     cli_language_close(&l);
-    return good ? CLI_OK : CLI_FAILED;
+    return l.code;
 }

@@ -325,9 +325,10 @@ static int prepare(run *r) {
 static int run_task(const train_options *o, const train_task *task) {
     run r = {.options = o, .task = task, .stride = 1, .loss = NAN};
     r.last = o->steps >= 0 ? o->steps : task->steps;
-    tn_device *device = cli_choose_device(&o->common, &r.selection);
-    if (!device) return CLI_FAILED;
-    int code = prepare(&r);
+    int code = CLI_OK;
+    tn_device *device = cli_choose_device(&o->common, &r.selection, &code);
+    if (!device) return code;
+    code = prepare(&r);
     if (code == CLI_OK) code = execute(&r, device);
     task->end(r.self);
     if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;

@@ -253,10 +253,12 @@ static tn_status next_logits(const chars *c, const int64_t *context, int64_t len
     return status;
 }
 
-/* How the network would go on with a beginning, as far as its characters occur in the text. */
+/* How the network would go on with a beginning, as far as its characters occur in the text. It makes bytes: those that
+ * are no characters are shown as ?. */
 static tn_status chars_show(void *self, FILE *to) {
     chars *c = self;
-    int64_t context[CONTEXT] = {0}, length = 0;
+    char text[CONTEXT + SAMPLE + 1];
+    int64_t context[CONTEXT] = {0}, length = 0, written = 0;
     uint64_t state = c->seed + 1;
     float logits[BYTES];
     for (const char *s = SAMPLE_BEGINNING; *s; s++) {
@@ -265,18 +267,19 @@ static tn_status chars_show(void *self, FILE *to) {
     }
     length += length == 0; /* none of them: from the first of the vocabulary */
     tn_module_train(c->root, false);
-    fprintf(to, "it goes on: ");
     for (int64_t i = 0; i < length; i++)
-        fputc(c->byte_of[context[i]], to);
+        text[written++] = (char)c->byte_of[context[i]];
     for (int i = 0; i < SAMPLE; i++) {
         tn_status status = next_logits(c, context, length, logits);
         if (status != TN_OK) return status;
         if (length == CONTEXT) memmove(context, context + 1, (size_t)--length * sizeof *context);
         context[length] = draw(logits, c->vocabulary, &state);
-        fputc(c->byte_of[context[length++]], to);
+        text[written++] = (char)c->byte_of[context[length++]];
     }
+    text[written] = 0;
+    cli_whole_characters(text, (size_t)written);
     tn_module_train(c->root, true);
-    fputc('\n', to);
+    cli_print(to, "it goes on: %s\n", text);
     return TN_OK;
 }
 

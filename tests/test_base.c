@@ -41,6 +41,15 @@ static void error_may_quote_the_one_before(void **state) {
     assert_int_equal(tn_error_code(), TN_ERR_DEVICE);
 }
 
+static void a_device_is_named_once(void **state) {
+    (void)state;
+    (void)tn_fail(TN_ERR_DEVICE, "chip:0: it gives error 7");
+    (void)tn_fail_prefix(TN_ERR_DEVICE, "chip:0: kernel k1");
+    assert_string_equal(tn_error(), "chip:0: kernel k1: it gives error 7");
+    (void)tn_fail_prefix(TN_ERR_DEVICE, "chip: line 3");
+    assert_string_equal(tn_error(), "chip: line 3: chip:0: kernel k1: it gives error 7");
+}
+
 static void long_error_is_cut_between_characters(void **state) {
     (void)state;
     char text[3000];
@@ -794,6 +803,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(error_belongs_to_its_thread),
         cmocka_unit_test(error_may_quote_the_one_before),
+        cmocka_unit_test(a_device_is_named_once),
         cmocka_unit_test(long_error_is_cut_between_characters),
         cmocka_unit_test(error_needs_no_memory),
         cmocka_unit_test(every_status_has_a_name),

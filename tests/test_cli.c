@@ -357,6 +357,13 @@ static void progress_line_keeps_rate_and_time_left(void **state) {
     assert_text_has(line, " 100000/100000 ");
 }
 
+static void bytes_that_are_no_characters_become_question_marks(void **state) {
+    (void)state;
+    char text[] = "\xA4s \xC3\xA4\xC3x \xE2\x82\xAC\xE2\x82";
+    cli_whole_characters(text, sizeof text - 1);
+    assert_string_equal(text, "?s \xC3\xA4?x \xE2\x82\xAC??");
+}
+
 /* ---- the command itself ------------------------------------------------------------------------------------------ */
 
 /* Runs `trunnion ARGUMENTS` and gives its exit code; what it says goes to `heard`. */
@@ -387,6 +394,8 @@ static void command_ends_with_the_promised_codes(void **state) {
         {"train digits --policy lstm 2>&1", 2, "no meaning for the task digits"},
         {"train digits --save /dev/null/folder/file 2>&1", 1, "cannot save"},
         {"train digits --mem 900T 2>&1", 1, "no device has 900 TiB free; the most"},
+        {"train digits --device nosuch 2>&1", 2, "unknown device \"nosuch\""},
+        {"certify --device cpu:7 2>&1", 1, "cpu:7"},
         {"devices", 0, "recommended: "},
         {"devices -v", 0, "cpu"},
         {"devices --reasons", 0, "library_not_found"},
@@ -457,6 +466,7 @@ int main(void) {
         cmocka_unit_test(progress_is_silent_without_a_terminal),
         cmocka_unit_test(progress_bar_fills),
         cmocka_unit_test(progress_line_keeps_rate_and_time_left),
+        cmocka_unit_test(bytes_that_are_no_characters_become_question_marks),
         cmocka_unit_test(command_ends_with_the_promised_codes),
         cmocka_unit_test(listing_is_ascii_where_the_locale_says_so),
         cmocka_unit_test(devices_json_has_the_promised_keys),

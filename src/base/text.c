@@ -62,6 +62,13 @@ tn_status tn_fail(tn_status code, const char *format, ...) {
     return code;
 }
 
+/* Behind a device's name and a colon, where both begin with that: it is told once. */
+static const char *without_name(const char *text, const char *prefix) {
+    const char *colon = strstr(prefix, ": ");
+    size_t n = colon ? (size_t)(colon - prefix) + 2 : 0;
+    return n && strncmp(text, prefix, n) == 0 ? text + n : text;
+}
+
 tn_status tn_fail_prefix(tn_status code, const char *format, ...) {
     char text[2 * ERROR_TEXT_SIZE + 8];
     va_list args;
@@ -69,7 +76,8 @@ tn_status tn_fail_prefix(tn_status code, const char *format, ...) {
     int n = vsnprintf(text, ERROR_TEXT_SIZE, format, args);
     va_end(args);
     size_t used = n < 0 ? 0 : strlen(text);
-    snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? ": " : "", last_error.text);
+    snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? ": " : "",
+             without_name(last_error.text, text));
     set_error(code, text);
     return code;
 }

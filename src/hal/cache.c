@@ -156,7 +156,8 @@ static bool is_left_over(const char *name, const struct stat *s, time_t now) {
     return name[0] == '.' && end && !strncmp(end + sizeof SUFFIX - 1, ".tmp", 4) && s->st_mtime < now - SECONDS;
 }
 
-/* The entries of an open folder, out of which left-overs go; *count says how many. NULL without any, or without memory. */
+/* The entries of an open folder, out of which left-overs go; *count says how many. NULL without any, or without
+ * memory. */
 static entry *list_entries(DIR *folder, size_t *count) {
     entry *all = NULL;
     size_t capacity = 0;

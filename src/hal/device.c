@@ -328,7 +328,10 @@ static tn_status try_device(search *s, const tn_backend *b, const tn_device_info
     if (status == TN_ERR_MEMORY && b->driver == &tn_driver_cpu)
         return status; /* the host's memory: nothing can go on */
     if (status != TN_OK) {
-        note_code(s, info->id, TN_REASON_INIT_FAILED, tn_error(), "see: trunnion devices -v");
+        size_t name = strlen(info->id);
+        const char *why = tn_error(); /* the step has the device's name already */
+        if (!strncmp(why, info->id, name) && !strncmp(why + name, ": ", 2)) why += name + 2;
+        note_code(s, info->id, TN_REASON_INIT_FAILED, why, "see: trunnion devices -v");
         return TN_OK;
     }
     if (!has_memory(s, d)) {
