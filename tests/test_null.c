@@ -16,6 +16,7 @@
 #include "trunnion/certify.h"
 #include "trunnion/backend.h"
 #include "trunnion/kernels.h"
+#include "trunnion/linalg.h"
 #include "trunnion/model.h"
 #include "trunnion/nn.h"
 #include "trunnion/ops.h"
@@ -61,6 +62,20 @@ static void ops_refuse(void **state) {
     YIELDS(1, tn_chunk(NULL, 2, 0, out))
     REFUSES(out[0])
     YIELDS(0, tn_chunk(NULL, 2, 0, NULL))
+    tn_tensor *third = NULL;
+    CALLS(tn_linalg_qr(NULL, &out[0], &out[1]))
+    REFUSES(out[0])
+    REFUSES(out[1])
+    CALLS(tn_linalg_eigh(NULL, &out[0], &out[1]))
+    REFUSES(out[0])
+    REFUSES(out[1])
+    CALLS(tn_linalg_svd(NULL, &out[0], &out[1], &third))
+    REFUSES(out[0])
+    REFUSES(out[1])
+    REFUSES(third)
+    CALLS(tn_linalg_slogdet(NULL, &out[0], &out[1]))
+    REFUSES(out[0])
+    REFUSES(out[1])
 }
 
 static void kernels_refuse(void **state) {

@@ -311,8 +311,63 @@ def classifiers():
     both(values(3, 4) * 100, classes(4, 3))
 
 
+# ---- factorizations: all results of one in the last dimension, with our signs ---------------------------------------
+
+def signs_of_columns(x):
+    """1 or -1 a column: that of the element of the greatest size."""
+    return torch.gather(x, -2, x.abs().argmax(-2, keepdim=True)).sign().detach()
+
+
+def qr(x):
+    q, r = torch.linalg.qr(x)
+    sign = r.diagonal(dim1=-2, dim2=-1).sign().detach()
+    return torch.cat([(q * sign.unsqueeze(-2)).flatten(-2), (r * sign.unsqueeze(-1)).flatten(-2)], -1)
+
+
+def eigh(x):
+    w, v = torch.linalg.eigh(x)
+    return torch.cat([w, (v * signs_of_columns(v)).flatten(-2)], -1)
+
+
+def svd(x):
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    sign = signs_of_columns(u)
+    return torch.cat([(u * sign).flatten(-2), s, (vh * sign.transpose(-2, -1)).flatten(-2)], -1)
+
+
+def determinants(x):
+    sign, size = torch.linalg.slogdet(x)
+    return torch.stack([torch.linalg.det(x), sign, size], -1)
+
+
+def factorizations():
+    def good(*shape):  # well-conditioned
+        return values(*shape, low=-1, high=1) + 3 * torch.eye(shape[-2], shape[-1])
+
+    for shape in ((1, 1), (4, 4), (2, 3, 3)):
+        lower = values(*shape, low=-1, high=1)
+        case("linalg_cholesky", [lower + lower.transpose(-2, -1) + 5 * torch.eye(shape[-1])], torch.linalg.cholesky, tol=4)
+        case("linalg_inv", [good(*shape)], torch.linalg.inv, tol=4)
+        case("linalg_det", [good(*shape)], torch.linalg.det, tol=4)
+        case("linalg_determinants", [good(*shape)], determinants, tol=4)
+        case("linalg_eigvalsh", [values(*shape)], torch.linalg.eigvalsh, tol=4)
+        case("linalg_eigh_packed", [values(*shape)], eigh, tol=40)
+    case("linalg_solve", [good(3, 3), values(3)], torch.linalg.solve, tol=4)
+    case("linalg_solve", [good(2, 3, 3), values(2, 3)], torch.linalg.solve, tol=4)
+    case("linalg_solve", [good(3, 3), values(2, 3, 4)], torch.linalg.solve, tol=4)
+    for upper in (True, False):
+        case("linalg_solve_triangular", [good(4, 4), values(2, 4, 3)],
+             lambda a, b: torch.linalg.solve_triangular(a, b, upper=upper), i=[upper], tol=4)
+    for shape in ((3, 3), (5, 3), (2, 4, 2)):
+        case("linalg_qr_packed", [good(*shape)], qr, tol=4)
+        case("linalg_svd_packed", [good(*shape)], svd, tol=40)
+        case("linalg_svdvals", [good(*shape)], torch.linalg.svdvals, tol=4)
+    case("linalg_svd_packed", [good(3, 5)], svd, tol=40)
+
+
 def main():
-    for part in (products, activations, norms, convolutions, pools, readers, distances, binary, classifiers):
+    for part in (products, activations, norms, convolutions, pools, readers, distances, binary, classifiers,
+                 factorizations):
         part()
     OUT.parent.mkdir(parents=True, exist_ok=True)
     made = f"tools/torch_golden.py, torch {torch.__version__}, f64, {len(CASES)} cases"

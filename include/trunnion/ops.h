@@ -658,6 +658,33 @@ typedef struct tn_cosine_similarity_options {
 TN_API tn_tensor *tn_cosine_similarity(const tn_tensor *x, const tn_tensor *y, int64_t dim,
                                        const tn_cosine_similarity_options *o);
 
+/* ---- factor ------------------------------------------------------------------------------------------------------ */
+
+/* L with L·Lᵀ = x, of symmetric positive definite matrices [..., n, n], whose lower triangle is read. A matrix that
+ * is not positive definite yields NaN everywhere (PyTorch raises an error). The gradient is symmetric. */
+TN_API tn_tensor *tn_linalg_cholesky(const tn_tensor *x);
+
+/* x with A·x = B, of square matrices A [..., n, n]. B is [..., n, k], or a vector: rank 1, or A's shape without the
+ * last dimension. Batches broadcast. A singular matrix yields infinities or NaN (PyTorch raises an error). */
+TN_API tn_tensor *tn_linalg_solve(const tn_tensor *A, const tn_tensor *B);
+
+/* x with A·x = B, of triangular matrices A [..., n, n] of which only that triangle is read, and B [..., n, k].
+ * Batches broadcast. */
+TN_API tn_tensor *tn_linalg_solve_triangular(const tn_tensor *A, const tn_tensor *B, bool upper);
+
+/* The inverses of square matrices [..., n, n]. A singular one yields infinities or NaN (PyTorch raises an error). */
+TN_API tn_tensor *tn_linalg_inv(const tn_tensor *x);
+
+/* The determinants of square matrices [..., n, n]. The gradient of a singular one is NaN. */
+TN_API tn_tensor *tn_linalg_det(const tn_tensor *x);
+
+/* The eigenvalues of symmetric matrices [..., n, n], ascending: [..., n]. The lower triangle is read; the gradient
+ * is symmetric. */
+TN_API tn_tensor *tn_linalg_eigvalsh(const tn_tensor *x);
+
+/* The singular values of matrices [..., m, n], descending: [..., min(m, n)]. */
+TN_API tn_tensor *tn_linalg_svdvals(const tn_tensor *x);
+
 /* ---- activation -------------------------------------------------------------------------------------------------- */
 
 /* max(x, 0); NaN stays NaN. */
@@ -1148,6 +1175,13 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_leaky_relu(...) (tn_at(__FILE__, __LINE__), tn_leaky_relu(__VA_ARGS__))
 #define tn_lerp(...) (tn_at(__FILE__, __LINE__), tn_lerp(__VA_ARGS__))
 #define tn_lerp_(...) (tn_at(__FILE__, __LINE__), tn_lerp_(__VA_ARGS__))
+#define tn_linalg_cholesky(...) (tn_at(__FILE__, __LINE__), tn_linalg_cholesky(__VA_ARGS__))
+#define tn_linalg_det(...) (tn_at(__FILE__, __LINE__), tn_linalg_det(__VA_ARGS__))
+#define tn_linalg_eigvalsh(...) (tn_at(__FILE__, __LINE__), tn_linalg_eigvalsh(__VA_ARGS__))
+#define tn_linalg_inv(...) (tn_at(__FILE__, __LINE__), tn_linalg_inv(__VA_ARGS__))
+#define tn_linalg_solve(...) (tn_at(__FILE__, __LINE__), tn_linalg_solve(__VA_ARGS__))
+#define tn_linalg_solve_triangular(...) (tn_at(__FILE__, __LINE__), tn_linalg_solve_triangular(__VA_ARGS__))
+#define tn_linalg_svdvals(...) (tn_at(__FILE__, __LINE__), tn_linalg_svdvals(__VA_ARGS__))
 #define tn_linear(...) (tn_at(__FILE__, __LINE__), tn_linear(__VA_ARGS__))
 #define tn_linspace(...) (tn_at(__FILE__, __LINE__), tn_linspace(__VA_ARGS__))
 #define tn_log(...) (tn_at(__FILE__, __LINE__), tn_log(__VA_ARGS__))

@@ -6,6 +6,7 @@
 #include "trunnion/certify.h"
 #include "trunnion/device.h"
 #include "trunnion/kernels.h"
+#include "trunnion/linalg.h"
 #include "trunnion/model.h"
 #include "trunnion/nn.h"
 #include "trunnion/ops.h"

@@ -132,6 +132,14 @@ static const tn_native_row natives[] = {
     {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL},
     {"correlate2d", tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d},
     {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight},
+    {"linalg_cholesky_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL},
+    {"linalg_solve_systems", tn_make_linalg, RESULT_FRESH, NULL, NULL},
+    {"linalg_solve_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL},
+    {"linalg_solve_upper", tn_make_linalg, RESULT_FRESH, NULL, NULL},
+    {"linalg_determinants", tn_make_linalg, RESULT_FRESH, NULL, NULL},
+    {"linalg_qr_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL},
+    {"linalg_eigh_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL},
+    {"linalg_svd_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL},
 };
 
 static const tn_native_row *row_named(const char *name) {

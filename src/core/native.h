@@ -9,6 +9,7 @@
 #include "core/core.h"
 #include "kern/blas.h"
 #include "kern/conv.h"
+#include "kern/linalg.h"
 
 /* Where a product finds its operands among the pointers; others have the result, the inputs in order, the workspace. */
 enum { TN_PRODUCT_A, TN_PRODUCT_B, TN_PRODUCT_C, TN_PRODUCT_WORKSPACE, TN_PRODUCT_POINTERS };
@@ -39,6 +40,7 @@ struct tn_native {
         tn_attention_args attention;
         tn_rope_args rope;
         tn_conv_args conv;
+        tn_linalg_args linalg;
     };
 };
 
@@ -57,6 +59,7 @@ tn_native_maker tn_make_correlate2d, tn_make_conv2d_weight;                   /*
 bool tn_takes_correlate2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
+tn_native_maker tn_make_linalg;                                               /* native_linalg.c */
 void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost);
 void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost);
 

@@ -105,6 +105,12 @@ static void default_domain(tn_case_input *in) {
 static tn_status read_domain(const tn_case_reader *r, text_span w, tn_case_input *in) {
     text_span range = w, rest, low, high;
     int64_t unused;
+    if (split_at(w, '+', &w, &rest)) {
+        rest.length--;
+        if (rest.text[rest.length] != 'I' || !number_of(rest, &in->diagonal, &unused))
+            return refuse(r, w, "no multiple of I behind '+'");
+        range = w;
+    }
     if (split_at(w, '~', &range, &rest) && !number_of(rest, &in->away, &unused))
         return refuse(r, w, "no number behind '~'");
     const char *dots = strstr(range.text, "..");
@@ -497,8 +503,9 @@ void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
         out[i] = out[j];
         out[j] = v;
     }
+    int64_t columns = in->rank ? in->shape[in->rank - 1] : 1, rows = in->rank > 1 ? in->shape[in->rank - 2] : 1;
     for (int64_t i = 0; i < count; i++)
-        out[i] = fit(in, out[i]);
+        out[i] = fit(in, out[i] + (i % columns == i / columns % rows ? in->diagonal : 0));
 }
 
 /* v as the 16 bits of a format with this significand; v is exact in it and normal. */

@@ -16,7 +16,8 @@ typedef struct tn_case_input {
     int rank;
     int64_t shape[TN_MAX_RANK];
     double low, high;
-    double away; /* at least this far from whole numbers */
+    double away;     /* at least this far from whole numbers */
+    double diagonal; /* is added to the diagonals of the last two dimensions */
 } tn_case_input;
 
 typedef struct tn_case {

@@ -142,19 +142,22 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all,
     tn_impl_count_nonzero, tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul, tn_impl_mm, tn_impl_bmm,
     tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv,
-    tn_impl_trace, tn_impl_cosine_similarity, tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid,
-    tn_impl_hardswish, tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu,
-    tn_impl_softplus, tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax,
-    tn_impl_log_softmax, tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm,
-    tn_impl_group_norm, tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var,
-    tn_impl_conv1d, tn_impl_conv2d, tn_impl_correlate2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d,
-    tn_impl_max_pool2d, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows,
-    tn_impl_rope, tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized,
-    tn_impl_linear_half, tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention,
-    tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal,
-    tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss,
-    tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
-    tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_trace, tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems,
+    tn_impl_linalg_solve_lower, tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_qr_packed,
+    tn_impl_linalg_eigh_packed, tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky, tn_impl_linalg_solve,
+    tn_impl_linalg_solve_triangular, tn_impl_linalg_inv, tn_impl_linalg_det, tn_impl_linalg_eigvalsh,
+    tn_impl_linalg_svdvals, tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish,
+    tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus,
+    tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax,
+    tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
+    tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
+    tn_impl_correlate2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_avg_pool2d,
+    tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope,
+    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half,
+    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
+    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
+    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
+    tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "Tensor neg(Tensor x)", "Neg", &tn_impl_neg},
@@ -452,6 +455,47 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_COSINE_SIMILARITY] = {"cosine_similarity", TN_COMPOSED,
         "Tensor cosine_similarity(Tensor x, Tensor y, int dim, *, float eps=1e-8)",
         "", &tn_impl_cosine_similarity},
+    [TN_OP_LINALG_CHOLESKY_LOWER] = {"linalg_cholesky_lower", TN_KERNEL,
+        "Tensor linalg_cholesky_lower(Tensor x)",
+        "", &tn_impl_linalg_cholesky_lower},
+    [TN_OP_LINALG_SOLVE_SYSTEMS] = {"linalg_solve_systems", TN_KERNEL,
+        "Tensor linalg_solve_systems(Tensor A, Tensor B)",
+        "", &tn_impl_linalg_solve_systems},
+    [TN_OP_LINALG_SOLVE_LOWER] = {"linalg_solve_lower", TN_KERNEL,
+        "Tensor linalg_solve_lower(Tensor A, Tensor B)",
+        "", &tn_impl_linalg_solve_lower},
+    [TN_OP_LINALG_SOLVE_UPPER] = {"linalg_solve_upper", TN_KERNEL,
+        "Tensor linalg_solve_upper(Tensor A, Tensor B)",
+        "", &tn_impl_linalg_solve_upper},
+    [TN_OP_LINALG_DETERMINANTS] = {"linalg_determinants", TN_KERNEL,
+        "Tensor linalg_determinants(Tensor x)",
+        "", &tn_impl_linalg_determinants},
+    [TN_OP_LINALG_QR_PACKED] = {"linalg_qr_packed", TN_KERNEL,
+        "Tensor linalg_qr_packed(Tensor x)",
+        "", &tn_impl_linalg_qr_packed},
+    [TN_OP_LINALG_EIGH_PACKED] = {"linalg_eigh_packed", TN_KERNEL,
+        "Tensor linalg_eigh_packed(Tensor x)",
+        "", &tn_impl_linalg_eigh_packed},
+    [TN_OP_LINALG_SVD_PACKED] = {"linalg_svd_packed", TN_KERNEL,
+        "Tensor linalg_svd_packed(Tensor x)",
+        "", &tn_impl_linalg_svd_packed},
+    [TN_OP_LINALG_CHOLESKY] = {"linalg_cholesky", TN_COMPOSED,
+        "Tensor linalg_cholesky(Tensor x)",
+        "", &tn_impl_linalg_cholesky},
+    [TN_OP_LINALG_SOLVE] = {"linalg_solve", TN_COMPOSED,
+        "Tensor linalg_solve(Tensor A, Tensor B)",
+        "", &tn_impl_linalg_solve},
+    [TN_OP_LINALG_SOLVE_TRIANGULAR] = {"linalg_solve_triangular", TN_COMPOSED,
+        "Tensor linalg_solve_triangular(Tensor A, Tensor B, bool upper)",
+        "", &tn_impl_linalg_solve_triangular},
+    [TN_OP_LINALG_INV] = {"linalg_inv", TN_COMPOSED, "Tensor linalg_inv(Tensor x)", "", &tn_impl_linalg_inv},
+    [TN_OP_LINALG_DET] = {"linalg_det", TN_COMPOSED, "Tensor linalg_det(Tensor x)", "Det", &tn_impl_linalg_det},
+    [TN_OP_LINALG_EIGVALSH] = {"linalg_eigvalsh", TN_COMPOSED,
+        "Tensor linalg_eigvalsh(Tensor x)",
+        "", &tn_impl_linalg_eigvalsh},
+    [TN_OP_LINALG_SVDVALS] = {"linalg_svdvals", TN_COMPOSED,
+        "Tensor linalg_svdvals(Tensor x)",
+        "", &tn_impl_linalg_svdvals},
     [TN_OP_RELU] = {"relu", TN_COMPOSED, "Tensor relu(Tensor x)", "Relu", &tn_impl_relu},
     [TN_OP_RELU6] = {"relu6", TN_COMPOSED, "Tensor relu6(Tensor x)", "", &tn_impl_relu6},
     [TN_OP_HARDTANH] = {"hardtanh", TN_COMPOSED,
@@ -3502,6 +3546,106 @@ tn_node *tn_b_cosine_similarity(tn_build *b, tn_node *x, tn_node *y, int64_t dim
     tn_status s = pack_cosine_similarity(&a, dim, o);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_COSINE_SIMILARITY, (tn_node *const[]){x, y}, 2, &a, 0);
+}
+
+tn_node *tn_b_linalg_cholesky_lower(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_CHOLESKY_LOWER, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_linalg_solve_systems(tn_build *b, tn_node *A, tn_node *B) {
+    return build(b, TN_OP_LINALG_SOLVE_SYSTEMS, (tn_node *const[]){A, B}, 2, NULL, 0);
+}
+
+tn_node *tn_b_linalg_solve_lower(tn_build *b, tn_node *A, tn_node *B) {
+    return build(b, TN_OP_LINALG_SOLVE_LOWER, (tn_node *const[]){A, B}, 2, NULL, 0);
+}
+
+tn_node *tn_b_linalg_solve_upper(tn_build *b, tn_node *A, tn_node *B) {
+    return build(b, TN_OP_LINALG_SOLVE_UPPER, (tn_node *const[]){A, B}, 2, NULL, 0);
+}
+
+tn_node *tn_b_linalg_determinants(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_DETERMINANTS, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_linalg_qr_packed(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_QR_PACKED, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_linalg_eigh_packed(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_EIGH_PACKED, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_linalg_svd_packed(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_SVD_PACKED, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_linalg_cholesky)(const tn_tensor *x) {
+    return record(TN_OP_LINALG_CHOLESKY, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_linalg_cholesky(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_CHOLESKY, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_linalg_solve)(const tn_tensor *A, const tn_tensor *B) {
+    return record(TN_OP_LINALG_SOLVE, (const tn_tensor *const[]){A, B}, 2, NULL, 0);
+}
+
+tn_node *tn_b_linalg_solve(tn_build *b, tn_node *A, tn_node *B) {
+    return build(b, TN_OP_LINALG_SOLVE, (tn_node *const[]){A, B}, 2, NULL, 0);
+}
+
+static tn_status pack_linalg_solve_triangular(tn_attrs *a, bool upper) {
+    a->n_i = a->n_f = 0;
+    put_int(a, upper);
+    return TN_OK;
+}
+
+tn_tensor *(tn_linalg_solve_triangular)(const tn_tensor *A, const tn_tensor *B, bool upper) {
+    tn_attrs a;
+    tn_status s = pack_linalg_solve_triangular(&a, upper);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_LINALG_SOLVE_TRIANGULAR, (const tn_tensor *const[]){A, B}, 2, &a, 0);
+}
+
+tn_node *tn_b_linalg_solve_triangular(tn_build *b, tn_node *A, tn_node *B, bool upper) {
+    tn_attrs a;
+    tn_status s = pack_linalg_solve_triangular(&a, upper);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_LINALG_SOLVE_TRIANGULAR, (tn_node *const[]){A, B}, 2, &a, 0);
+}
+
+tn_tensor *(tn_linalg_inv)(const tn_tensor *x) {
+    return record(TN_OP_LINALG_INV, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_linalg_inv(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_INV, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_linalg_det)(const tn_tensor *x) {
+    return record(TN_OP_LINALG_DET, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_linalg_det(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_DET, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_linalg_eigvalsh)(const tn_tensor *x) {
+    return record(TN_OP_LINALG_EIGVALSH, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_linalg_eigvalsh(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_EIGVALSH, (tn_node *const[]){x}, 1, NULL, 0);
+}
+
+tn_tensor *(tn_linalg_svdvals)(const tn_tensor *x) {
+    return record(TN_OP_LINALG_SVDVALS, (const tn_tensor *const[]){x}, 1, NULL, 0);
+}
+
+tn_node *tn_b_linalg_svdvals(tn_build *b, tn_node *x) {
+    return build(b, TN_OP_LINALG_SVDVALS, (tn_node *const[]){x}, 1, NULL, 0);
 }
 
 tn_tensor *(tn_relu)(const tn_tensor *x) {

@@ -1,0 +1,79 @@
+/* linalg.h — solving, factoring and eigenvalues of small and middling matrices, for batches of them.
+ *
+ * Everything is computed in f64 and rounded once, f32 included; one matrix is one thread's work, so results have the
+ * same bits for any number of threads. Matrices are row-major and contiguous. What is not defined (a singular system, a
+ * matrix that is not positive definite, NaN in it) comes out as NaN or infinity, never as an error: a batch's other
+ * matrices are none the worse for it. Where mathematics leaves a sign open it is fixed: see below. */
+#ifndef TN_KERN_LINALG_H
+#define TN_KERN_LINALG_H
+
+#include "base/base.h"
+
+typedef enum tn_linalg_kind {
+    /* a [n, n] symmetric, of which the lower triangle is read: L [n, n] with L·Lᵀ = a, above the diagonal 0; all NaN
+     * when a is not positive definite */
+    TN_LINALG_CHOLESKY,
+    /* a [n, n], b [n, k]: x [n, k] with a·x = b, by elimination with exchanges of rows */
+    TN_LINALG_SOLVE,
+    /* the same of a triangular a: only that triangle is read */
+    TN_LINALG_SOLVE_LOWER,
+    TN_LINALG_SOLVE_UPPER,
+    /* a [n, n]: three numbers, its determinant, the sign of that (0 when it is 0) and the logarithm of its size */
+    TN_LINALG_DETERMINANT,
+    /* a [m, n], k = min(m, n): Q [m, k] with orthonormal columns and R [k, n], 0 below the diagonal, one behind the
+     * other; a = Q·R, no diagonal element of R negative */
+    TN_LINALG_QR,
+    /* a [n, n] symmetric, of which the lower triangle is read: [n + 1, n], the eigenvalues ascending, then the
+     * eigenvectors as columns; in each, the element of the greatest size (the first of them) is positive */
+    TN_LINALG_EIGH,
+    /* a [m, n], k = min(m, n): U [m, k], the singular values [k] descending, Vᵀ [k, n], one behind the other;
+     * a = U·diag(S)·Vᵀ, signs of U's columns as those of eigenvectors */
+    TN_LINALG_SVD,
+    TN_LINALG_KINDS
+} tn_linalg_kind;
+
+typedef struct tn_linalg_args {
+    tn_linalg_kind kind;
+    tn_dtype dtype;         /* TN_F32 or TN_F64, of everything */
+    int64_t batch, m, n, k; /* m = n where a is square; k: columns of b, where there is a b */
+    const void *a, *b;      /* b: systems only; each matrix of a has one of its own */
+    void *out;
+    void *workspace; /* tn_linalg_workspace bytes, 64-byte aligned */
+} tn_linalg_args;
+
+/* Elements of one matrix's result. */
+int64_t tn_linalg_result(tn_linalg_kind kind, int64_t m, int64_t n, int64_t k);
+/* `threads`: tn_threads() when it will run, or more. */
+size_t tn_linalg_workspace(const tn_linalg_args *args, int threads);
+/* Cannot fail: all memory is given. */
+void tn_linalg(const tn_linalg_args *args);
+
+/* ---- inside kern/: one matrix in f64; `work` is of tn_linalg_work's elements ---------------------------------------- */
+
+typedef struct tn_linalg_matrix {
+    int64_t m, n, k;
+    double *a, *b; /* may be overwritten */
+    double *out, *work;
+} tn_linalg_matrix;
+void tn_eigh_matrix(const tn_linalg_matrix *x); /* eigen.c */
+void tn_svd_matrix(const tn_linalg_matrix *x);  /* eigen.c */
+
+/* Infinities and NaN in: NaN everywhere out. false: all is well. lower: only that triangle counts. */
+bool tn_linalg_is_lost(const tn_linalg_matrix *x, bool lower, int64_t result);
+
+static inline double tn_linalg_dot(const double *x, const double *y, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += x[i] * y[i];
+    return sum;
+}
+static inline void tn_linalg_add(double *x, double factor, const double *y, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] += factor * y[i];
+}
+static inline void tn_linalg_scale(double *x, double factor, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] *= factor;
+}
+
+#endif
