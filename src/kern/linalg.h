@@ -48,7 +48,7 @@ size_t tn_linalg_workspace(const tn_linalg_args *args, int threads);
 /* Cannot fail: all memory is given. */
 void tn_linalg(const tn_linalg_args *args);
 
-/* ---- inside kern/: one matrix in f64; `work` is of tn_linalg_work's elements ---------------------------------------- */
+/* ---- inside kern/: one matrix in f64; `work` is of tn_linalg_work's elements --------------------------------*/
 
 typedef struct tn_linalg_matrix {
     int64_t m, n, k;

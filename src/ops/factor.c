@@ -446,8 +446,8 @@ static tn_node *compose_inv(tn_build *b, const tn_node *n) {
     return tn_b_linalg_solve_systems(b, x, tn_b_whole(b, tn_b_expand(b, one, n->shape, n->rank)));
 }
 
-/* linalg_inv(x): the inverses of square matrices [..., n, n]. A singular one yields infinities or NaN (PyTorch raises an
- * error). */
+/* linalg_inv(x): the inverses of square matrices [..., n, n]. A singular one yields infinities or NaN (PyTorch raises
+ * an error). */
 const tn_op_impl tn_impl_linalg_inv = {.to_float = true,
                                        .infer = infer_square,
                                        .compose = compose_inv,
