@@ -238,12 +238,14 @@ static void emit_rows(x64_emitter *e) {
         kir_x64_segment_begin(e, i, 1);
         kir_x64_segment_body(e, X64_ROW, 0);
     }
-    next_row(e);
     kir_x64_load(a, X64_RAX, rows);
     kir_x64_add_imm(a, X64_RAX, -1);
     kir_x64_store(a, rows, X64_RAX);
     kir_x64_compare_imm(a, X64_RAX, 0);
-    kir_x64_jump_back_if(a, X64_NE, again);
+    size_t over = kir_x64_jump_if(a, X64_E);
+    next_row(e);
+    kir_x64_jump_back(a, again);
+    kir_x64_land(a, over);
 }
 
 /* Saves the registers that belong to the caller, makes room for the slots; their number is known at the end. */

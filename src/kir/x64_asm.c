@@ -198,6 +198,12 @@ void kir_x64_land(x64_asm *a, size_t jump) { patch(a, jump, a->n); }
 
 void kir_x64_jump_back_if(x64_asm *a, x64_condition c, size_t to) { patch(a, kir_x64_jump_if(a, c), to); }
 
+void kir_x64_jump_back(x64_asm *a, size_t to) {
+    byte(a, 0xE9);
+    word(a, 0);
+    patch(a, a->n, to);
+}
+
 /* ---- constants --------------------------------------------------------------------------------------------------- */
 
 int kir_x64_constant_vector(x64_asm *a, const void *vector) {

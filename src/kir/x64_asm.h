@@ -196,6 +196,7 @@ size_t kir_x64_jump(x64_asm *a);
 size_t kir_x64_jump_if(x64_asm *a, x64_condition c);
 void kir_x64_land(x64_asm *a, size_t jump);
 void kir_x64_jump_back_if(x64_asm *a, x64_condition c, size_t to);
+void kir_x64_jump_back(x64_asm *a, size_t to);
 
 /* The number of a constant whose vector is the `width` bytes at `element` again and again; equal ones are shared. */
 int kir_x64_constant(x64_asm *a, const void *element, int width);
