@@ -338,6 +338,57 @@ static void build_column_sum(kir_builder *b) {
     build_sum(b, &from);
 }
 
+/* What has no machine code, or has not had it always. */
+
+static void build_sin(kir_builder *b) {
+    declare(b);
+    store(b, 0, kir_unary(b, KIR_SIN, load(b, 1)));
+}
+
+static void build_dropout(kir_builder *b) {
+    declare(b);
+    kir_aff index = whole_index();
+    kir_val bits =
+        kir_philox(b, kir_const_i(b, KIR_U64, 0x123456789abcdef), kir_bitcast(b, KIR_U64, kir_index(b, &index)));
+    kir_val kept = kir_binary(b, KIR_LT, bits, kir_const_i(b, KIR_U32, 0xe0000000));
+    store(b, 0, kir_select(b, kept, kir_binary(b, KIR_MUL, load(b, 1), f32(b, 8.0 / 7)), f32(b, 0)));
+}
+
+static void build_divide(kir_builder *b) {
+    for (int i = 0; i < BUFFERS; i++)
+        kir_buffer(b, TN_I32);
+    store(b, 0, kir_binary(b, KIR_DIV, load(b, 1), kir_const_i(b, KIR_I32, 7)));
+}
+
+/* Rows of a table by computed numbers, as an embedding looks them up. */
+static void build_lookup(kir_builder *b) {
+    declare(b);
+    kir_aff number = kir_aff_const(0), index = kir_aff_const(0);
+    number.s[0] = 1;
+    index.s[1] = 1;
+    kir_val x =
+        kir_binary(b, KIR_MUL, kir_binary(b, KIR_ADD, kir_load(b, 2, &number, KIR_NONE), f32(b, 1)), f32(b, 99));
+    index.dyn = kir_binary(b, KIR_MUL, kir_cast(b, KIR_I64, x), kir_const_i(b, KIR_I64, current->extent[1]));
+    store(b, 0, kir_load(b, 1, &index, KIR_NONE));
+}
+
+static void build_argmax(kir_builder *b) {
+    kir_buffer(b, TN_I64);
+    kir_buffer(b, TN_F32);
+    kir_aff from = whole_index(), to = row_major(current->extent, current->n_par);
+    kir_loop(b, current->n_par, current->n_loop);
+    kir_val best = kir_reduce_value(b, KIR_ARGMAX, kir_load(b, 1, &from, KIR_NONE), KIR_NONE);
+    kir_end(b);
+    kir_store(b, 0, &to, best, KIR_NONE);
+}
+
+static void build_scan(kir_builder *b) {
+    declare(b);
+    kir_loop(b, current->n_par, 1);
+    store(b, 0, kir_scan(b, KIR_SUM, load(b, 1)));
+    kir_end(b);
+}
+
 static const bench_case CASES[] = {
     {"add-16", build_add, hand_add, 1, 0, {16}},
     {"add-2k", build_add, hand_add, 1, 0, {2048}},
@@ -388,6 +439,12 @@ static const bench_case CASES[] = {
     {"column-sum-384x512", build_column_sum, NULL, 1, 1, {384, 512}},
     {"column-sum-16x65536", build_column_sum, NULL, 1, 1, {16, 65536}},
     {"column-sum-64x9", build_column_sum, NULL, 1, 1, {64, 9}},
+    {"sin-64k", build_sin, NULL, 1, 0, {65536}},
+    {"dropout-64k", build_dropout, NULL, 1, 0, {65536}},
+    {"divide-i32-64k", build_divide, NULL, 1, 0, {65536}},
+    {"lookup-256x384", build_lookup, NULL, 2, 0, {256, 384}},
+    {"argmax-64x4096", build_argmax, NULL, 1, 1, {64, 4096}},
+    {"scan-64x4096", build_scan, NULL, 1, 1, {64, 4096}},
 };
 
 /* ---- timing ------------------------------------------------------------------------------------------------------ */

@@ -10,7 +10,7 @@
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -26,6 +26,15 @@
 #define HAS_JOINED 0
 #else
 #define HAS_JOINED 1
+#endif
+
+/* Of the widest vectors, for what does not leave them to the compiler. */
+#if defined(__AVX512F__)
+enum { VECTOR_BYTES = 64 };
+#elif defined(__AVX2__)
+enum { VECTOR_BYTES = 32 };
+#else
+enum { VECTOR_BYTES = 16 };
 #endif
 
 /* EACH: the loop behind this carries nothing from one turn to the next, output and input being the same memory or
@@ -229,12 +238,50 @@ static void philox_vv(ARGS_A) {
     UNUSED_C;
     ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_philox_u32(a[i], b[i]); /* the output is narrower: not in place */
 }
+
+/* Counters by vectors of 64-bit lanes, whose upper halves may hold anything: products take the lower ones alone. */
+#if defined(__AVX512F__) || defined(__AVX2__)
+enum { COUNTERS = VECTOR_BYTES / 8 };
+typedef uint64_t counters __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint64_t counters_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
+typedef uint32_t numbers_anywhere __attribute__((vector_size(VECTOR_BYTES / 2), aligned(4), may_alias));
+#if defined(__AVX512F__)
+#define LOWER_PRODUCT(x, y) ((counters)_mm512_mul_epu32((__m512i)(x), _mm512_set1_epi64(y)))
+#else
+#define LOWER_PRODUCT(x, y) ((counters)_mm256_mul_epu32((__m256i)(x), _mm256_set1_epi64x(y)))
+#endif
+static int64_t philox_vectors(uint32_t *d, uint64_t key, const uint64_t *counter, int64_t n) {
+    int64_t i = 0;
+    for (; i + COUNTERS <= n; i += COUNTERS) {
+        counters c0 = *(const counters_anywhere *)(const void *)(counter + i), c1 = c0 >> 32, c2 = c0 ^ c0, c3 = c2;
+        uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+        UNROLLED for (int round = 0; round < 10; round++) {
+            counters p0 = LOWER_PRODUCT(c0, 0xD2511F53), p1 = LOWER_PRODUCT(c2, 0xCD9E8D57);
+            c0 = (p1 >> 32) ^ c1 ^ k0;
+            c2 = (p0 >> 32) ^ c3 ^ k1;
+            c1 = p1;
+            c3 = p0;
+            k0 += 0x9E3779B9U;
+            k1 += 0xBB67AE85U;
+        }
+        *(numbers_anywhere *)(void *)(d + i) = __builtin_convertvector(c0, numbers_anywhere);
+    }
+    return i;
+}
+#else
+static int64_t philox_vectors(uint32_t *d, uint64_t key, const uint64_t *counter, int64_t n) {
+    ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_philox_u32(key, counter[i]);
+    return n;
+}
+#endif
+
 static void philox_sv(ARGS_A) {
     uint32_t *d = d_;
     const uint64_t *a = a_, *b = b_;
     const uint64_t key = a[0];
     UNUSED_C;
-    EACH d[i] = kir_philox_u32(key, b[i]);
+    int64_t done = philox_vectors(d, key, b, n);
+    ROLLED for (int64_t i = done; i < n; i++) d[i] = kir_philox_u32(key, b[i]);
 }
 
 /* ---- two operations in one pass ---------------------------------------------------------------------------------- */
@@ -539,14 +586,7 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
 
-/* Lanes stay in registers, as vectors of the widest size: loops over arrays would not be sure to keep them there. */
-#if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64 };
-#elif defined(__AVX2__)
-enum { VECTOR_BYTES = 32 };
-#else
-enum { VECTOR_BYTES = 16 };
-#endif
+/* Lanes stay in registers as vectors: loops over arrays would not be sure to keep them there. */
 #define LANE_VECTOR(t, bits)                                                                                    \
     typedef kir_##t vector_##t __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(kir_##t)), may_alias)); \
     typedef bits bits_##t __attribute__((vector_size(VECTOR_BYTES)));                                           \
