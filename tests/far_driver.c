@@ -79,6 +79,7 @@ static tn_status far_caps(void *device, tn_caps *out) {
         .shared_memory = n->shared_memory ? n->shared_memory : SHARED_MEMORY,
         .alignment = 64,
         .host_visible = false,
+        .exact = true,
     };
     return TN_OK;
 }

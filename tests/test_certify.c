@@ -70,6 +70,33 @@ static void a_wrong_device_is_found_out(void **state) {
     tn_device_close(far);
 }
 
+/* A driver that promises bits and computes something else is found out, and remembered. */
+static void a_promise_of_bits_is_tried(void **state) {
+    (void)state;
+    finding f;
+    tn_device *far = far_open(0, NULL);
+    assert_int_equal(certify(far, "exact", 1, &f).passed, 1);
+    assert_true(far->caps.exact);
+    tn_device_close(far);
+    far_nature_now.wrong_op = KIR_SQRT;
+    far = far_open(0, NULL);
+    tn_certify_counts counts = certify(far, "exact,neg", 1, &f);
+    far_nature_now.wrong_op = 0;
+    assert_int_equal(counts.failed, 1);
+    assert_string_equal(f.failed, "exact ");
+    assert_text_has(f.why, "the square root of 0 is -0 (80000000), it should be 0 (00000000)");
+    assert_false(far->caps.exact);
+    tn_device_close(far);
+    far = far_open(0, NULL); /* mended, but nobody knows yet */
+    assert_false(far->caps.exact);
+    assert_int_equal(certify(far, "exact", 1, &f).failed, 0);
+    assert_true(far->caps.exact);
+    tn_device_close(far);
+    far = far_open(0, NULL);
+    assert_true(far->caps.exact);
+    tn_device_close(far);
+}
+
 static void types_that_are_lacking_are_no_failures(void **state) {
     (void)state;
     finding f;
@@ -98,6 +125,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(the_processor_passes, make_scratch, remove_scratch),
         cmocka_unit_test_setup_teardown(a_wrong_device_is_found_out, make_scratch, remove_scratch),
+        cmocka_unit_test_setup_teardown(a_promise_of_bits_is_tried, make_scratch, remove_scratch),
         cmocka_unit_test_setup_teardown(types_that_are_lacking_are_no_failures, make_scratch, remove_scratch),
         cmocka_unit_test_setup_teardown(names_are_checked, make_scratch, remove_scratch),
     };

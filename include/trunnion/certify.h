@@ -5,6 +5,10 @@
  * definition of its derivative. What fails goes on a list in the cache folder, by device, driver version and operation:
  * from then on such operations run on the processor instead, which is said as any fallback is, until they pass.
  *
+ * The first row, "exact", is no operation: where a driver promises the bits of IEEE 754 (tn_caps.exact), division,
+ * square root, fma, denormals and the library's exp are compared with the reference to the bit. A device that does not
+ * keep the promise fails, and is not taken for exact any more until it does.
+ *
  * Threads: one certification at a time a thread; others may use the device meanwhile. */
 #ifndef TRUNNION_CERTIFY_H
 #define TRUNNION_CERTIFY_H
@@ -32,7 +36,7 @@ typedef struct tn_certify_counts {
 /* Zero means default in every field. */
 typedef struct tn_certify_options {
     size_t struct_size;
-    const char *only; /* names of operations between commas; NULL: all */
+    const char *only; /* names of operations between commas, "exact" too; NULL: all */
     int64_t every;    /* one case of so many, though at least one an operation; 1: all */
     uint64_t seed;    /* of the values, and of which cases a sample takes */
     void (*found)(void *ctx, const tn_certify_op *op, int done, int total);

@@ -210,9 +210,13 @@ static bool listed(const char *names, const char *name) {
     return false;
 }
 
+/* Not an operation: the driver's promise to compute them to the bit. */
+static const char EXACT[] = "exact";
+
 static tn_status check_names(const char *names) {
     for (const char *at = names; *at; at += strcspn(at, ","), at += *at == ',') {
         int length = (int)strcspn(at, ","), op = 0;
+        if (length == (int)strlen(EXACT) && !strncmp(at, EXACT, strlen(EXACT))) continue;
         while (op < tn_op_count() && (strncmp(tn_op(op)->name, at, (size_t)length) != 0 || tn_op(op)->name[length]))
             op++;
         if (op == tn_op_count())
@@ -240,20 +244,40 @@ static void note(const tn_device *d, const tn_certify_op *op) {
     if (!d->is_cpu && (op->forward_failed || op->backward_failed)) (void)tn_certify_list_add(d, op->name, op->why);
 }
 
+/* The promise is tried by itself. One that is not kept is not believed any more, here and when the device is opened
+ * again, until it passes. */
+static tn_status certify_exact(tn_device *d, const tn_certify_options *o, certify *m) {
+    bool good = false;
+    (void)tn_certify_list_forget(d, EXACT);
+    tn_status s = tn_device_try_exact(d, o->seed, &good, m->why, sizeof m->why);
+    if (s == TN_ERR_MEMORY) return s;
+    if (s != TN_OK) snprintf(m->why, sizeof m->why, "%s", tn_error());
+    *(s == TN_ERR_UNSUPPORTED ? &m->op.skipped : good ? &m->op.forward_passed : &m->op.forward_failed) += 1;
+    d->caps.exact = good;
+    return TN_OK;
+}
+
+/* One row of the report: an operation, or the promise when op is negative. */
+static tn_status certify_row(tn_device *d, int op, const tn_certify_options *o, tn_certify_counts *counts, int done,
+                             int total) {
+    certify m = {.op = {.struct_size = sizeof m.op, .name = op < 0 ? EXACT : tn_op(op)->name}};
+    m.op.why = m.why;
+    if (op >= 0) (void)tn_certify_list_forget(d, m.op.name); /* else it would not be computed here */
+    TRY(op < 0 ? certify_exact(d, o, &m) : certify_op(op, o, &m));
+    note(d, &m.op);
+    add_up(counts, &m.op);
+    if (o->found) o->found(o->ctx, &m.op, done, total);
+    return TN_OK;
+}
+
 static tn_status certify_all(tn_device *d, const tn_certify_options *o, tn_certify_counts *counts) {
-    int total = 0, done = 0;
+    bool promised = d->says_exact && (!o->only || listed(o->only, EXACT));
+    int total = promised, done = 0;
     for (int op = 0; op < tn_op_count(); op++)
         total += has_cases(o, op);
-    for (int op = 0; op < tn_op_count(); op++) {
-        if (!has_cases(o, op)) continue;
-        certify m = {.op = {.struct_size = sizeof m.op, .name = tn_op(op)->name}};
-        m.op.why = m.why;
-        (void)tn_certify_list_forget(d, m.op.name); /* else it would not be computed here */
-        TRY(certify_op(op, o, &m));
-        note(d, &m.op);
-        add_up(counts, &m.op);
-        if (o->found) o->found(o->ctx, &m.op, ++done, total);
-    }
+    if (promised) TRY(certify_row(d, -1, o, counts, ++done, total));
+    for (int op = 0; op < tn_op_count(); op++)
+        if (has_cases(o, op)) TRY(certify_row(d, op, o, counts, ++done, total));
     return TN_OK;
 }
 

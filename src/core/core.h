@@ -338,6 +338,11 @@ tn_profile *tn_profile_here(void); /* the profile that is on for this thread, or
 void tn_profile_add(tn_profile *p, const tn_command *c, double seconds);
 const char *tn_command_kind_name(const tn_command *c);
 
+/* ---- certification (exact.c) ------------------------------------------------------------------------------------- */
+
+/* Has the device the bits that exact ones have (kir/kir.h)? Else *exact is false and why names an operation. */
+tn_status tn_device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *why, size_t size);
+
 /* ---- native kernels (native.c) ----------------------------------------------------------------------------------- */
 
 /* The values whose memory a native group reads and writes, in the order of its pointers: operands, then the workspace,
