@@ -23,8 +23,9 @@ enum {
     SPINS_A_LOOK = 16      /* pauses between two looks at the clock */
 };
 
-/* Longer than the gap between two kernels of one plan, shorter than what shows up as load. */
-static const double SPIN_SECONDS = 30e-6;
+/* Longer than the gap between two kernels of one plan, and than recording a small network's step takes: waking a worker
+ * costs such a step a tenth. Shorter than what shows up as load. */
+static const double SPIN_SECONDS = 100e-6;
 
 /* What one worker shares with the caller. Its first 64 bytes hold all that a warm job needs, so that one cache line
  * travels to the worker and back. */
