@@ -896,6 +896,8 @@ typedef struct tn_rope_options {
 } tn_rope_options;
 TN_API tn_tensor *tn_rope(const tn_tensor *x, const tn_tensor *cos, const tn_tensor *sin, const tn_rope_options *o);
 
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
 /* softmax(scale · q kᵀ + mask) v; q [..., heads, queries, features], k and v [..., kv_heads, keys, features], heads
  * a multiple of kv_heads (grouped queries). mask, NULL or broadcastable to [..., heads, queries, keys], is added, or
  * if bool lets see where true; is_causal lets query i see keys 0 … i; scale 0 means 1/sqrt(features). Source:

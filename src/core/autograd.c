@@ -168,7 +168,9 @@ static tn_status check_gradient(const tn_node *n, int i, const tn_node *g) {
 }
 
 static tn_status add_gradient(tape *t, tape_entry *e, tn_node *g) {
-    e->grad = e->grad ? tn_b_add(&t->build, e->grad, g) : g;
+    tn_node *joined = e->grad ? tn_join_parts(&t->build, e->grad, g) : g;
+    TRY(t->build.status);
+    e->grad = joined ? joined : tn_b_add(&t->build, e->grad, g);
     return t->build.status;
 }
 

@@ -10,6 +10,7 @@
  *   place.c    which groups the plan's device computes, which the host, and why
  *   layout.c   where values lie
  *   plan.c     groups → commands: order, the commit section; running them
+ *   join.c     gradients of a tensor's parts, put side by side
  *   native.c   commands of kern/: products (native_product.c), attention (native_attention.c), argsort, index_add
  *   read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
  *   submit.c   runs in the order of queues    move.c  tensors from device to device

@@ -129,6 +129,8 @@ static const tn_native_row natives[] = {
     {"index_add_rows", make_index_add, RESULT_UPDATED, NULL, NULL},
     {"rope_rows", tn_make_rope, RESULT_FRESH, NULL, NULL},
     {"cache_append_rows", tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL},
+    {"attention_dense", tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL},
+    {"attention_dense_gradient", tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL},
     {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL},
     {"correlate2d", tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d},
     {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight},

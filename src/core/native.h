@@ -41,6 +41,10 @@ struct tn_native {
         tn_rope_args rope;
         tn_conv_args conv;
         tn_linalg_args linalg;
+        struct {
+            tn_sdpa_args sdpa;
+            int64_t sdpa_at[2]; /* gradients: of k and of v in the result, elements */
+        };
     };
 };
 
@@ -60,7 +64,10 @@ bool tn_takes_correlate2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
 tn_native_maker tn_make_linalg;                                               /* native_linalg.c */
+tn_native_maker tn_make_sdpa, tn_make_sdpa_gradient;
 void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost);
 void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost);
+void tn_cost_of_sdpa(const tn_native *n, tn_cost *cost);
+void tn_cost_of_sdpa_gradient(const tn_native *n, tn_cost *cost);
 
 #endif

@@ -1,4 +1,4 @@
-/* native_attention.c — attention over keys and values in pages, writing there, and rotary positions. */
+/* native_attention.c — attention over tensors and over pages of keys and values, writing there, rotary positions. */
 #include "core/native.h"
 
 /* ---- keys and values in pages ------------------------------------------------------------------------------------ */
@@ -93,6 +93,102 @@ void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost) {
         2 * old * key * (double)tn_dtype_size(a->k_cache.dtype) + (double)a->n * (2 * key + 2 * query) * sizeof(float);
     *cost = (tn_cost){.bytes = (int64_t)bytes, .flops = 4 * (double)a->n * query * met};
 }
+
+/* ---- attention over tensors -------------------------------------------------------------------------------------- */
+
+static tn_sdpa_tensor sdpa_tensor(const int64_t stride[4]) {
+    return (tn_sdpa_tensor){.batch = stride[0], .head = stride[1], .row = stride[2], .column = stride[3]};
+}
+
+static void run_sdpa(tn_native *n, void *const *pointers) {
+    tn_sdpa_args *a = &n->sdpa;
+    a->out.data = pointers[0];
+    a->q.data = pointers[1];
+    a->k.data = pointers[2];
+    a->v.data = pointers[3];
+    a->mask.data = pointers[4];
+    a->workspace = pointers[5];
+    tn_sdpa(a, false);
+}
+
+/* A result that holds three: side by side, or one behind the other. */
+static void run_sdpa_gradient(tn_native *n, void *const *pointers) {
+    tn_sdpa_args *a = &n->sdpa;
+    float *all = pointers[0];
+    a->dq.data = all;
+    a->dk.data = all + n->sdpa_at[0];
+    a->dv.data = all + n->sdpa_at[1];
+    a->q.data = pointers[1];
+    a->k.data = pointers[2];
+    a->v.data = pointers[3];
+    a->mask.data = pointers[4];
+    a->out.data = pointers[5];
+    a->dout.data = pointers[6];
+    a->workspace = pointers[7];
+    tn_sdpa(a, true);
+}
+
+/* q, k, v, mask; is_causal; scale */
+static void sdpa_operands(const tn_graph_plan *g, const tn_value *lead, tn_sdpa_args *a) {
+    const tn_value *q = &g->values[lead->in[0]], *k = &g->values[lead->in[1]], *v = &g->values[lead->in[2]];
+    *a = (tn_sdpa_args){.batch = q->node->shape[0],
+                        .heads = q->node->shape[1],
+                        .kv_heads = k->node->shape[1],
+                        .queries = q->node->shape[2],
+                        .keys = k->node->shape[2],
+                        .features = q->node->shape[3],
+                        .value_features = v->node->shape[3],
+                        .scale = (float)lead->node->f[0],
+                        .causal = lead->node->i[0] != 0};
+    a->q = sdpa_tensor(q->stride);
+    a->k = sdpa_tensor(k->stride);
+    a->v = sdpa_tensor(v->stride);
+    if (lead->in[3] >= 0) a->mask = sdpa_tensor(g->values[lead->in[3]].stride);
+}
+
+/* attention_dense(q, k, v, mask; is_causal; scale) */
+tn_status tn_make_sdpa(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *lead = &g->values[group->lead];
+    n->run = run_sdpa;
+    sdpa_operands(g, lead, &n->sdpa);
+    n->sdpa.out = sdpa_tensor(lead->stride);
+    *workspace = tn_sdpa_workspace(&n->sdpa, false, tn_threads());
+    return TN_OK;
+}
+
+/* attention_dense_gradient(q, k, v, mask, out, dout; is_causal; scale) */
+tn_status tn_make_sdpa_gradient(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *lead = &g->values[group->lead];
+    tn_sdpa_args *a = &n->sdpa;
+    n->run = run_sdpa_gradient;
+    sdpa_operands(g, lead, a);
+    a->out = sdpa_tensor(g->values[lead->in[4]].stride);
+    a->dout = sdpa_tensor(g->values[lead->in[5]].stride);
+    if (lead->node->rank == 5) { /* [batch, positions, 3, heads, features] */
+        int64_t width = a->heads * a->features, row = 3 * width;
+        a->dq = a->dk = a->dv = (tn_sdpa_tensor){NULL, a->queries * row, a->features, row, 1};
+        n->sdpa_at[0] = width;
+        n->sdpa_at[1] = 2 * width;
+    } else {
+        int64_t d = a->features, dv = a->value_features;
+        a->dq = (tn_sdpa_tensor){NULL, a->heads * a->queries * d, a->queries * d, d, 1};
+        a->dk = (tn_sdpa_tensor){NULL, a->kv_heads * a->keys * d, a->keys * d, d, 1};
+        a->dv = (tn_sdpa_tensor){NULL, a->kv_heads * a->keys * dv, a->keys * dv, dv, 1};
+        n->sdpa_at[0] = a->batch * a->dq.batch;
+        n->sdpa_at[1] = n->sdpa_at[0] + a->batch * a->dk.batch;
+    }
+    *workspace = tn_sdpa_workspace(a, true, tn_threads());
+    return TN_OK;
+}
+
+/* Products alone: two forward, five backward; of a causal one half. */
+static double sdpa_flops(const tn_sdpa_args *a, double products) {
+    double pairs = (double)(a->batch * a->heads * a->queries) * (double)a->keys * (a->causal ? 0.5 : 1.0);
+    return products * pairs * (double)(a->features + a->value_features);
+}
+
+void tn_cost_of_sdpa(const tn_native *n, tn_cost *cost) { cost->flops = sdpa_flops(&n->sdpa, 2); }
+void tn_cost_of_sdpa_gradient(const tn_native *n, tn_cost *cost) { cost->flops = sdpa_flops(&n->sdpa, 5); }
 
 /* ---- rotary positions -------------------------------------------------------------------------------------------- */
 

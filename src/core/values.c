@@ -44,12 +44,12 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
 
 /* ---- expansion --------------------------------------------------------------------------------------------------- */
 
-/* A native op has a composition for where there is no kernel for it. */
+/* A native op has a composition for where there is no kernel for it, be it a primitive or composed for autograd. */
 static bool is_composed(const tn_node *n) {
     if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
     const tn_op_row *row = tn_op(n->op);
-    if (row->kind == TN_COMPOSED) return true;
-    if (row->impl->class_ != TN_NATIVE || !row->impl->compose) return false;
+    if (row->impl->class_ != TN_NATIVE) return row->kind == TN_COMPOSED;
+    if (!row->impl->compose) return false;
     return n->device->is_cpu ? !tn_native_takes(n) : !tn_template_takes_node(n);
 }
 

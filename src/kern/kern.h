@@ -210,4 +210,44 @@ typedef struct tn_attention_args {
 size_t tn_attention_workspace(const tn_attention_args *args, int threads);
 void tn_attention(const tn_attention_args *args);
 
+/* ---- attention over tensors (cpu/sdpa.c) ------------------------------------------------------------------------- */
+
+/* Element (batch, head, row, column) at data + batch·batch stride + … in elements. */
+typedef struct tn_sdpa_tensor {
+    float *data;
+    int64_t batch, head, row, column;
+} tn_sdpa_tensor;
+
+/* softmax(scale · q kᵀ + mask) v and its gradients. Head h uses kv head h / (heads / kv_heads). causal: query i sees
+ * keys 0 … i.
+ *
+ * Definition, for one query i, all in f32, with keys and queries cut at multiples of 64 (TN_PAGE_TOKENS):
+ *   - score s_j = scale · (q·k_j) (+ mask), q·k_j the matrix product's chains of KIR_KSUM; -inf where j is not seen.
+ *     M = max s_j, NaN ignored; w_j = exp(s_j - M), with 0 in place of an M of -inf; L = Σ w_j: key j is added to lane
+ *     j % 16, ascending, then lane t takes lane t + w for w = 8, 4, 2, 1;
+ *   - a sum over keys, or over queries, is one fma chain from +0 for each 64 of them, the chains added ascending. Keys
+ *     of chunks up to that of the last key seen take part, those not seen with weight 0;
+ *   - out = (Σ_j w_j·v_j) / L. Where there is a mask, a row whose M is -inf is 0, and has no gradients;
+ *   - r = 1 / L, D = out·dout (an fma into lane c % 16 for each feature c, ascending; lanes folded as above),
+ *     g_j = (w_j · (dout·v_j - D)) · (scale · r);
+ *     dq = Σ_j g_j·k_j, dk_j = Σ_i g_j·q_i, dv_j = Σ_i w_j·(dout_i·r_i), the sums over queries head after head of
+ *     those that share a kv head.
+ * exp is kir_exp_f32. A row's bits do not depend on threads or instruction set. */
+typedef struct tn_sdpa_args {
+    int64_t batch, heads, kv_heads; /* heads is a multiple of kv_heads */
+    int64_t queries, keys, features, value_features;
+    float scale;
+    bool causal;
+    tn_sdpa_tensor q, k, v;
+    tn_sdpa_tensor mask;       /* added to the scores; strides of 0 where broadcast; data NULL: none */
+    tn_sdpa_tensor out;        /* column stride 1; must not overlap the others */
+    tn_sdpa_tensor dout;       /* backward: the gradient of out */
+    tn_sdpa_tensor dq, dk, dv; /* backward, results: column stride 1 */
+    void *workspace;           /* tn_sdpa_workspace bytes, 64-byte aligned */
+} tn_sdpa_args;
+
+/* Reads the extents alone. `threads`: tn_threads() when it will run, or more. */
+size_t tn_sdpa_workspace(const tn_sdpa_args *args, bool backward, int threads);
+void tn_sdpa(const tn_sdpa_args *args, bool backward);
+
 #endif

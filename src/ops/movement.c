@@ -261,6 +261,10 @@ static tn_status infer_slice(tn_infer *c) {
 static tn_status grad_slice(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     const tn_node *x = n->in[0];
     int64_t dim = n->i[TN_SLICE_DIM], start = n->i[TN_SLICE_START], step = n->i[TN_SLICE_STEP];
+    if (step == 1 && n->shape[dim] == x->shape[dim]) {
+        grads[0] = dy;
+        return b->status;
+    }
     if (step == 1) {
         int64_t pads[2 * TN_MAX_RANK] = {0};
         int place = 2 * (x->rank - 1 - (int)dim);

@@ -152,12 +152,13 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
     tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
     tn_impl_correlate2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_avg_pool2d,
-    tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope,
-    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half,
-    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
-    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
-    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
-    tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense,
+    tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention, tn_impl_dequantize,
+    tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_cache_append, tn_impl_cache_append_rows,
+    tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform,
+    tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss,
+    tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
+    tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "Tensor neg(Tensor x)", "Neg", &tn_impl_neg},
@@ -581,6 +582,12 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_ROPE] = {"rope", TN_COMPOSED,
         "Tensor rope(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=false)",
         "RotaryEmbedding", &tn_impl_rope},
+    [TN_OP_ATTENTION_DENSE] = {"attention_dense", TN_COMPOSED,
+        "Tensor attention_dense(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale)",
+        "", &tn_impl_attention_dense},
+    [TN_OP_ATTENTION_DENSE_GRADIENT] = {"attention_dense_gradient", TN_COMPOSED,
+        "Tensor attention_dense_gradient(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor dout, bool is_causal, float scale)",
+        "", &tn_impl_attention_dense_gradient},
     [TN_OP_SCALED_DOT_PRODUCT_ATTENTION] = {"scaled_dot_product_attention", TN_COMPOSED,
         "Tensor scaled_dot_product_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, *, bool is_causal=false, float scale=0.0)",
         "Attention", &tn_impl_scaled_dot_product_attention},
@@ -4311,6 +4318,36 @@ tn_node *tn_b_rope(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, const tn
     tn_status s = pack_rope(&a, o);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_ROPE, (tn_node *const[]){x, cos, sin}, 3, &a, 0);
+}
+
+static tn_status pack_attention_dense(tn_attrs *a, bool is_causal, double scale) {
+    a->n_i = a->n_f = 0;
+    put_int(a, is_causal);
+    put_float(a, scale);
+    return TN_OK;
+}
+
+tn_node *tn_b_attention_dense(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask, bool is_causal,
+                              double scale) {
+    tn_attrs a;
+    tn_status s = pack_attention_dense(&a, is_causal, scale);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ATTENTION_DENSE, (tn_node *const[]){q, k, v, mask}, 4, &a, 8);
+}
+
+static tn_status pack_attention_dense_gradient(tn_attrs *a, bool is_causal, double scale) {
+    a->n_i = a->n_f = 0;
+    put_int(a, is_causal);
+    put_float(a, scale);
+    return TN_OK;
+}
+
+tn_node *tn_b_attention_dense_gradient(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask, tn_node *out,
+                                       tn_node *dout, bool is_causal, double scale) {
+    tn_attrs a;
+    tn_status s = pack_attention_dense_gradient(&a, is_causal, scale);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_ATTENTION_DENSE_GRADIENT, (tn_node *const[]){q, k, v, mask, out, dout}, 6, &a, 8);
 }
 
 static tn_status pack_scaled_dot_product_attention(tn_attrs *a, const tn_scaled_dot_product_attention_options *o) {

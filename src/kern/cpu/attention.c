@@ -9,14 +9,9 @@
  * shared out, and what a thread computes behind the first run of a block waits in memory until all are done. */
 #include <string.h>
 
-#include "kern/cpu/cpu.h"
-#include "kir/kir_math.h"
-
-#include "kern/cpu/vec.h"
+#include "kern/cpu/attention.h"
 
 enum {
-    KEYS = TN_PAGE_TOKENS,
-    LANES = 16,      /* of the sum over a chunk: part of the definition */
     BLOCK_ROWS = 96, /* at most, or one query: then bringing a chunk costs a twentieth of what is done with it */
     SPLIT_ROWS = 16  /* up to so many rows, chunks are shared out */
 };
@@ -94,16 +89,6 @@ static void narrow(const float *from, tn_dtype dtype, int64_t count, void *restr
 
 /* ---- small matrix products --------------------------------------------------------------------------------------- */
 
-typedef struct product {
-    const float *a;
-    const void *b; /* f32 or, if `half`, f16 */
-    float *c;
-    int64_t a_row, b_row, c_row; /* distances between rows */
-    int64_t steps;
-    bool half;
-    bool add; /* to what C holds */
-} product;
-
 typedef void tile_fn(const product *p);
 
 VEC_INLINE V load_b(const char *b, int j, const bool half) {
@@ -119,7 +104,7 @@ VEC_INLINE void tile_run(const product *p, const int rows, const int vectors, co
     VEC_UNROLL for (int i = 0; i < rows; i++) { VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_zero(); }
     const float *a = p->a;
     const char *b = p->b;
-    const int64_t a_row = p->a_row, b_row = p->b_row * (half ? 2 : 4);
+    const int64_t a_row = p->a_row, a_step = p->a_step, b_row = p->b_row * (half ? 2 : 4);
     for (int64_t k = p->steps; k > 0; k--) {
         V y[TILE_VECTORS];
         VEC_UNROLL for (int j = 0; j < vectors; j++) y[j] = load_b(b, j, half);
@@ -127,7 +112,7 @@ VEC_INLINE void tile_run(const product *p, const int rows, const int vectors, co
             V x = v_set1(a[i * a_row]);
             VEC_UNROLL for (int j = 0; j < vectors; j++) sum[i][j] = v_fma(x, y[j], sum[i][j]);
         }
-        a++;
+        a += a_step;
         b += b_row;
     }
     float *c = p->c;
@@ -159,7 +144,7 @@ static tile_fn *const tiles_half[][2] = {{NULL}, TILE_HEIGHTS(TILE_HALF_NAMES)};
 #endif
 
 /* C[rows, columns] = A · B, one chain a result; columns: a multiple of VL. */
-static void multiply(product p, int64_t rows, int64_t columns) {
+void multiply(product p, int64_t rows, int64_t columns) {
     const float *a = p.a;
     const char *b = p.b;
     float *c = p.c;
@@ -379,16 +364,6 @@ static const char *bring_page(const attention *a, part *p, const source *s, cons
     return own;
 }
 
-/* VL keys, `row` apart, become a column each. */
-static void put_columns(const float *from, int64_t row, int64_t width, float *to) {
-    for (int64_t j = 0; j < width; j += VL) {
-        V r[VL];
-        VEC_UNROLL for (int l = 0; l < VL; l++) r[l] = v_load(from + l * row + j);
-        v_transpose(r);
-        VEC_UNROLL for (int l = 0; l < VL; l++) v_store(to + (j + l) * KEYS, r[l]);
-    }
-}
-
 #if defined(__AVX2__)
 #define HAS_PIECES 1
 #if defined(__AVX512F__)
@@ -511,71 +486,6 @@ static matrix bring_values(const attention *a, part *p, const block *b, int64_t 
 
 /* ---- softmax of a chunk ------------------------------------------------------------------------------------------ */
 
-VEC_INLINE float greater(float x, float y) { return x > y ? x : y; }
-
-/* The bits of kir_exp_f32 for x ≤ 0 or NaN. Below LEAST that is 0, and not computed: processors take a hundred steps
- * where a result underflows. */
-#define LEAST (-104.0f)
-
-VEC_INLINE float exp_down(float x) {
-    float y = kir_exp_f32(x < LEAST ? 0 : x);
-    return x < LEAST ? 0 : y;
-}
-
-#if defined(__AVX512F__)
-VEC_INLINE V v_greater(V x, V y) { return (V)_mm512_max_ps((__m512)x, (__m512)y); }
-
-VEC_INLINE V v_exp_down(V x) {
-    __mmask16 matters = _mm512_cmp_ps_mask((__m512)x, (__m512)v_set1(LEAST), _CMP_NLT_UQ);
-    V n = v_fma(x, v_set1(0x1.715476p0f), v_set1(KIR_MAGIC_F32)) - v_set1(KIR_MAGIC_F32);
-    V r = v_fma(n, v_set1(0x1.05c61p-29f), v_fma(n, v_set1(-0x1.62e43p-1f), x));
-    V p = v_fma(v_set1(0x1.6a2352p-10f), r, v_set1(0x1.123a6ap-7f));
-    p = v_fma(p, r, v_set1(0x1.5558f4p-5f));
-    p = v_fma(p, r, v_set1(0x1.55549p-3f));
-    p = v_fma(p, r, v_set1(0x1.fffffcp-2f));
-    V y = v_set1(1.0f) + v_fma(p, r * r, r);
-    return (V)_mm512_maskz_scalef_ps(matters, (__m512)y, (__m512)n);
-}
-#else
-VEC_INLINE V v_greater(V x, V y) {
-    V z;
-    for (int i = 0; i < VL; i++)
-        z[i] = greater(x[i], y[i]);
-    return z;
-}
-
-VEC_INLINE V v_exp_down(V x) {
-    float each[VL];
-    v_store(each, x);
-    for (int i = 0; i < VL; i++)
-        each[i] = exp_down(each[i]);
-    return v_load(each);
-}
-#endif
-
-enum { VECTORS = KEYS / VL, LANE_VECTORS = LANES / VL };
-
-/* Lane t takes lane t + w, for w = 8, 4, 2, 1. */
-VEC_INLINE float fold_sum(const V *lanes) {
-    float lane[LANES];
-    VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) v_store(lane + i * VL, lanes[i]);
-    for (int t = 0; t < 8; t++)
-        lane[t] += lane[t + 8];
-    for (int t = 0; t < 4; t++)
-        lane[t] += lane[t + 4];
-    return lane[0] + lane[2] + (lane[1] + lane[3]);
-}
-
-VEC_INLINE float fold_most(const V *lanes) {
-    float lane[LANES];
-    VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) v_store(lane + i * VL, lanes[i]);
-    for (int t = 0; t < 8; t++)
-        lane[t] = greater(lane[t + 8], lane[t]);
-    for (int t = 0; t < 4; t++)
-        lane[t] = greater(lane[t + 4], lane[t]);
-    return greater(greater(lane[0], lane[2]), greater(lane[1], lane[3]));
-}
-
 static void fill_unseen(float *s, range seen, float x) {
     for (int64_t j = 0; j < seen.begin; j++)
         s[j] = x;
@@ -625,6 +535,7 @@ static void weigh(const attention *a, part *p, const block *b, int64_t chunk, ra
         int64_t row = row_of(a, b, i);
         product w = {.a = p->scores + row * KEYS + seen.begin,
                      .a_row = KEYS,
+                     .a_step = 1,
                      .b = (const char *)v.data + seen.begin * v.row * (v.half ? 2 : 4),
                      .b_row = v.row,
                      .half = v.half,
@@ -643,6 +554,7 @@ static void attend(const attention *a, part *p, const block *b, int64_t chunk, s
     for (int64_t i = 0; i < a->args->head_dim; i += KIR_KSUM) {
         product s = {.a = p->q + row * a->width + i,
                      .a_row = a->width,
+                     .a_step = 1,
                      .b = (const char *)k.data + i * k.row * (k.half ? 2 : 4),
                      .b_row = k.row,
                      .half = k.half,

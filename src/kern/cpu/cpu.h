@@ -1,9 +1,9 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
- * gemm.c, gemm_f64.c, conv.c and attention.c are compiled with the flags of each instruction set and export one table
- * each (gemm_bf16.c is a table of AVX-512 alone); qmat.c is too, in other variants: dot products of small integers
- * matter to it, AVX-512 without them does not.
- * select.c looks at the processor once and keeps the best tables that this build has. */
+ * gemm.c, gemm_f64.c, conv.c, attention.c and sdpa.c are compiled with the flags of each instruction set and export one
+ * table each (gemm_bf16.c is a table of AVX-512 alone); qmat.c is too, in other variants: dot products of small
+ * integers matter to it, AVX-512 without them does not. select.c looks at the processor once and keeps the best tables
+ * that this build has. */
 #ifndef TN_KERN_CPU_H
 #define TN_KERN_CPU_H
 
@@ -42,6 +42,13 @@ typedef struct tn_conv_table {
 } tn_conv_table;
 
 extern const tn_conv_table tn_conv_table_base, tn_conv_table_avx2, tn_conv_table_avx512;
+
+typedef struct tn_sdpa_table {
+    void (*run)(const tn_sdpa_args *args, bool backward);
+    size_t (*workspace)(const tn_sdpa_args *args, bool backward, int threads);
+} tn_sdpa_table;
+
+extern const tn_sdpa_table tn_sdpa_table_base, tn_sdpa_table_avx2, tn_sdpa_table_avx512;
 
 typedef struct tn_qmat_table {
     void (*run)(const tn_qmat_args *args);

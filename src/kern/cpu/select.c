@@ -9,10 +9,14 @@ typedef struct kernel_tables {
     const tn_gemm_table *f32, *f64;
     const tn_attention_table *attention;
     const tn_conv_table *conv;
+    const tn_sdpa_table *sdpa;
 } kernel_tables;
 
-#define TABLES_OF(isa) \
-    { &tn_gemm_table_f32_##isa, &tn_gemm_table_f64_##isa, &tn_attention_table_##isa, &tn_conv_table_##isa }
+#define TABLES_OF(isa)                                                                                       \
+    {                                                                                                        \
+        &tn_gemm_table_f32_##isa, &tn_gemm_table_f64_##isa, &tn_attention_table_##isa, &tn_conv_table_##isa, \
+            &tn_sdpa_table_##isa                                                                             \
+    }
 
 /* Best last; what this build lacks takes the row before it. */
 static const kernel_tables built[TN_ISA_COUNT] = {
@@ -96,6 +100,12 @@ size_t tn_attention_workspace(const tn_attention_args *args, int threads) {
 }
 
 void tn_attention(const tn_attention_args *args) { tables()->attention->run(args); }
+
+size_t tn_sdpa_workspace(const tn_sdpa_args *args, bool backward, int threads) {
+    return tables()->sdpa->workspace(args, backward, threads);
+}
+
+void tn_sdpa(const tn_sdpa_args *args, bool backward) { tables()->sdpa->run(args, backward); }
 
 void tn_cache_write(const tn_cache_write_args *args) { tables()->attention->append(args); }
 

@@ -1,0 +1,345 @@
+/* test_sdpa.c — attention over tensors, forward and backward: the bits of its definition in kern.h, whatever the
+ * instruction set, the number of threads and the strides of its operands. A scalar loop spells the definition out. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "kern/cpu/cpu.h"
+#include "kir/kir_math.h"
+#include "trunnion/trunnion.h"
+
+enum { CHUNK = TN_PAGE_TOKENS, LANES = 16, MARKS = 5 };
+
+typedef struct shape {
+    int64_t batch, heads, kv_heads, queries, keys, features, value_features;
+    bool causal;
+    int mask;    /* 0: none; 1: of all scores; 2: of keys alone, shared by all; 3: hides all keys of some queries */
+    bool turned; /* rows and columns of q, k and v change places in memory */
+} shape;
+
+static const shape shapes[] = {
+    {1, 1, 1, 1, 1, 1, 1, false, 0, false},      {1, 2, 2, 5, 7, 3, 4, false, 0, false},
+    {2, 3, 3, 64, 64, 16, 16, false, 0, false},  {1, 2, 1, 70, 65, 33, 20, true, 0, false},
+    {1, 4, 2, 67, 130, 24, 17, false, 1, true},  {2, 2, 2, 130, 70, 64, 64, true, 2, false},
+    {1, 3, 1, 9, 200, 8, 40, false, 3, true},    {1, 1, 1, 66, 80, 300, 270, false, 0, false},
+    {1, 2, 2, 200, 200, 16, 16, true, 0, false},
+};
+
+static uint64_t random_state = 1;
+static float random_real(void) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(random_state >> 40) / (float)(1 << 23) - 1.0f;
+}
+
+/* [batch, heads, rows, columns], with room between rows; turned: [batch, heads, columns, rows]. */
+static tn_sdpa_tensor make(int64_t batch, int64_t heads, int64_t rows, int64_t columns, bool turned) {
+    int64_t row = turned ? 1 : columns + 3, column = turned ? rows + 1 : 1;
+    int64_t head = turned ? columns * column : rows * row, n = batch * heads * head + MARKS;
+    tn_sdpa_tensor t = {calloc((size_t)n, sizeof(float)), heads * head, head, row, column};
+    assert_non_null(t.data);
+    for (int64_t i = 0; i < n; i++)
+        t.data[i] = random_real();
+    return t;
+}
+
+static float *at(const tn_sdpa_tensor *t, int64_t b, int64_t h, int64_t i, int64_t c) {
+    return t->data + b * t->batch + h * t->head + i * t->row + c * t->column;
+}
+
+static void fill(const tn_sdpa_tensor *t, const shape *s, int64_t heads, int64_t rows, int64_t columns, float value) {
+    for (int64_t b = 0; b < s->batch; b++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < rows; i++)
+                for (int64_t c = 0; c < columns; c++)
+                    *at(t, b, h, i, c) = value;
+}
+
+/* ---- the definition ---------------------------------------------------------------------------------------------- */
+
+static float chains(const float *x, int64_t x_step, const float *y, int64_t y_step, int64_t n, int64_t length) {
+    float sum = 0;
+    for (int64_t i = 0; i < n; i += length) {
+        float chain = 0;
+        for (int64_t k = i; k < n && k < i + length; k++)
+            chain = fmaf(x[k * x_step], y[k * y_step], chain);
+        sum = i ? sum + chain : chain;
+    }
+    return sum;
+}
+
+static float fold(float *lane) {
+    for (int w = LANES / 2; w > 0; w /= 2)
+        for (int t = 0; t < w; t++)
+            lane[t] += lane[t + w];
+    return lane[0];
+}
+
+/* Weights of a query's keys; *most, *sum. Returns how many take part. */
+static int64_t weigh(const tn_sdpa_args *x, int64_t b, int64_t h, int64_t i, float *w, float *most, float *sum) {
+    int64_t kv = h / (x->heads / x->kv_heads), all = x->keys;
+    float lane[LANES] = {0};
+    if (x->causal && (i / CHUNK + 1) * CHUNK < all) all = (i / CHUNK + 1) * CHUNK;
+    *most = -INFINITY;
+    for (int64_t j = 0; j < all; j++) {
+        float s = chains(at(&x->q, b, h, i, 0), x->q.column, at(&x->k, b, kv, j, 0), x->k.column, x->features, 256);
+        w[j] = s * x->scale;
+        if (x->mask.data) w[j] += *at(&x->mask, b, h, i, j);
+        if (x->causal && j > i) w[j] = -INFINITY;
+        if (w[j] > *most) *most = w[j];
+    }
+    for (int64_t j = 0; j < all; j++) {
+        w[j] = kir_exp_f32(w[j] - (*most == -INFINITY ? 0 : *most));
+        lane[j % LANES] += w[j];
+    }
+    *sum = fold(lane);
+    return all;
+}
+
+static void define_forward(const tn_sdpa_args *x) {
+    float *w = calloc((size_t)x->keys, sizeof *w), most, sum;
+    for (int64_t b = 0; b < x->batch; b++)
+        for (int64_t h = 0; h < x->heads; h++)
+            for (int64_t i = 0; i < x->queries; i++) {
+                int64_t kv = h / (x->heads / x->kv_heads), all = weigh(x, b, h, i, w, &most, &sum);
+                for (int64_t c = 0; c < x->value_features; c++) {
+                    float o = chains(w, 1, at(&x->v, b, kv, 0, c), x->v.row, all, CHUNK);
+                    *at(&x->out, b, h, i, c) = x->mask.data && most == -INFINITY ? 0 : o / sum;
+                }
+            }
+    free(w);
+}
+
+/* Of all queries of a head: weights, gradients of scores, [queries, keys]; 1 / L. */
+typedef struct head {
+    float *w, *g, *r;
+} head;
+
+static void define_scores(const tn_sdpa_args *x, int64_t b, int64_t h, head *s) {
+    int64_t kv = h / (x->heads / x->kv_heads);
+    for (int64_t i = 0; i < x->queries; i++) {
+        float *w = s->w + i * x->keys, *g = s->g + i * x->keys, most, sum, lane[LANES] = {0};
+        memset(w, 0, (size_t)x->keys * sizeof *w);
+        memset(g, 0, (size_t)x->keys * sizeof *g);
+        int64_t all = weigh(x, b, h, i, w, &most, &sum);
+        s->r[i] = x->mask.data && most == -INFINITY ? 0 : 1 / sum;
+        for (int64_t c = 0; c < x->value_features; c++)
+            lane[c % LANES] = fmaf(*at(&x->dout, b, h, i, c), *at(&x->out, b, h, i, c), lane[c % LANES]);
+        float along = fold(lane);
+        for (int64_t j = 0; j < all; j++) {
+            float slope = chains(at(&x->dout, b, h, i, 0), x->dout.column, at(&x->v, b, kv, j, 0), x->v.column,
+                                 x->value_features, 256);
+            g[j] = w[j] * (slope - along) * (x->scale * s->r[i]);
+        }
+        for (int64_t c = 0; c < x->features; c++)
+            *at(&x->dq, b, h, i, c) = chains(g, 1, at(&x->k, b, kv, 0, c), x->k.row, all, CHUNK);
+    }
+}
+
+/* += Σ over queries of x[i, j] · y[i], chains of CHUNK; y times r where that is given. Blocks that do not see the key's
+ * chunk are left out. */
+static void add_over_queries(const tn_sdpa_args *a, const float *x, int64_t j, const float *y, int64_t y_step,
+                             const float *r, float *to) {
+    for (int64_t i = 0; i < a->queries; i += CHUNK) {
+        float chain = 0;
+        if (a->causal && j / CHUNK > i / CHUNK) continue;
+        for (int64_t k = i; k < a->queries && k < i + CHUNK; k++)
+            chain = fmaf(x[k * a->keys + j], r ? y[k * y_step] * r[k] : y[k * y_step], chain);
+        *to += chain;
+    }
+}
+
+static void define_backward(const tn_sdpa_args *x) {
+    size_t scores = (size_t)(x->queries * x->keys);
+    head s = {calloc(scores, 4), calloc(scores, 4), calloc((size_t)x->queries, 4)};
+    for (int64_t b = 0; b < x->batch; b++)
+        for (int64_t h = 0; h < x->heads; h++) {
+            int64_t kv = h / (x->heads / x->kv_heads);
+            define_scores(x, b, h, &s);
+            for (int64_t j = 0; j < x->keys; j++) {
+                for (int64_t c = 0; c < x->features; c++)
+                    add_over_queries(x, s.g, j, at(&x->q, b, h, 0, c), x->q.row, NULL, at(&x->dk, b, kv, j, c));
+                for (int64_t c = 0; c < x->value_features; c++)
+                    add_over_queries(x, s.w, j, at(&x->dout, b, h, 0, c), x->dout.row, s.r, at(&x->dv, b, kv, j, c));
+            }
+        }
+    free(s.w);
+    free(s.g);
+    free(s.r);
+}
+
+/* ---- the comparison ---------------------------------------------------------------------------------------------- */
+
+static tn_sdpa_tensor make_mask(const shape *s) {
+    tn_sdpa_tensor m = make(s->batch, s->heads, s->queries, s->keys, false);
+    if (s->mask == 2) m.batch = m.head = m.row = 0;
+    for (int64_t i = 0; s->mask == 3 && i < s->queries; i += 2)
+        for (int64_t j = 0; j < s->keys; j++)
+            *at(&m, 0, 1, i, j) = -INFINITY;
+    return m;
+}
+
+static void same(const shape *s, int64_t heads, int64_t rows, int64_t columns, const tn_sdpa_tensor *want,
+                 const tn_sdpa_tensor *got, const char *what) {
+    for (int64_t b = 0; b < s->batch; b++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t i = 0; i < rows; i++)
+                for (int64_t c = 0; c < columns; c++) {
+                    float x = *at(want, b, h, i, c), y = *at(got, b, h, i, c);
+                    if (memcmp(&x, &y, sizeof x) != 0)
+                        fail_msg("%s (%lld, %lld, %lld, %lld): %a, not %a", what, (long long)b, (long long)h,
+                                 (long long)i, (long long)c, (double)y, (double)x);
+                }
+}
+
+static void run_everywhere(const shape *s, const tn_sdpa_args *want) {
+    tn_sdpa_args x = *want;
+    x.out = make(s->batch, s->heads, s->queries, s->value_features, false);
+    x.dq = make(s->batch, s->heads, s->queries, s->features, false);
+    x.dk = make(s->batch, s->kv_heads, s->keys, s->features, false);
+    x.dv = make(s->batch, s->kv_heads, s->keys, s->value_features, false);
+    for (int way = 0; way < 3 * TN_ISA_COUNT; way++) {
+        if (!tn_gemm_use((tn_isa)(way / 3))) continue;
+        int threads = 1 + way % 3;
+        assert_ok(tn_threads_set(threads));
+        for (int backward = 0; backward < 2; backward++) {
+            size_t bytes = tn_sdpa_workspace(&x, backward, threads);
+            x.workspace = tn_mem_alloc(bytes);
+            assert_non_null(x.workspace);
+            tn_sdpa(&x, backward);
+            tn_mem_free(x.workspace);
+        }
+        same(s, s->heads, s->queries, s->value_features, &want->out, &x.out, "out");
+        same(s, s->heads, s->queries, s->features, &want->dq, &x.dq, "dq");
+        same(s, s->kv_heads, s->keys, s->features, &want->dk, &x.dk, "dk");
+        same(s, s->kv_heads, s->keys, s->value_features, &want->dv, &x.dv, "dv");
+    }
+    tn_gemm_use(tn_cpu().isa);
+    free(x.out.data);
+    free(x.dq.data);
+    free(x.dk.data);
+    free(x.dv.data);
+}
+
+static void bits_are_those_of_the_definition(void **state) {
+    (void)state;
+    for (size_t k = 0; k < TN_COUNT(shapes); k++) {
+        const shape *s = &shapes[k];
+        tn_sdpa_args x = {.batch = s->batch,
+                          .heads = s->heads,
+                          .kv_heads = s->kv_heads,
+                          .queries = s->queries,
+                          .keys = s->keys,
+                          .features = s->features,
+                          .value_features = s->value_features,
+                          .scale = 0.7f,
+                          .causal = s->causal};
+        x.q = make(s->batch, s->heads, s->queries, s->features, s->turned);
+        x.k = make(s->batch, s->kv_heads, s->keys, s->features, s->turned);
+        x.v = make(s->batch, s->kv_heads, s->keys, s->value_features, s->turned);
+        x.out = make(s->batch, s->heads, s->queries, s->value_features, false);
+        x.dout = make(s->batch, s->heads, s->queries, s->value_features, s->turned);
+        x.dq = make(s->batch, s->heads, s->queries, s->features, false);
+        x.dk = make(s->batch, s->kv_heads, s->keys, s->features, false);
+        x.dv = make(s->batch, s->kv_heads, s->keys, s->value_features, false);
+        fill(&x.dk, s, s->kv_heads, s->keys, s->features, 0);
+        fill(&x.dv, s, s->kv_heads, s->keys, s->value_features, 0);
+        if (s->mask) x.mask = make_mask(s);
+        define_forward(&x);
+        define_backward(&x);
+        run_everywhere(s, &x);
+        tn_sdpa_tensor all[] = {x.q, x.k, x.v, x.out, x.dout, x.dq, x.dk, x.dv, x.mask};
+        for (size_t i = 0; i < TN_COUNT(all); i++)
+            free(all[i].data);
+    }
+}
+
+/* ---- the operation ----------------------------------------------------------------------------------------------- */
+
+enum { MOST_RANK = 5, INPUTS = 4 };
+
+typedef struct call {
+    int rank;
+    int64_t q[MOST_RANK], k[MOST_RANK], v[MOST_RANK];
+    bool causal, masked;
+} call;
+
+static tn_tensor *random_tensor(const int64_t *of, int rank, int swap, tn_dtype dtype, uint64_t seed) {
+    int64_t n = 1, dims[MOST_RANK];
+    for (int d = 0; d < rank; d++)
+        n *= dims[d] = of[d];
+    if (swap) {
+        dims[rank - 1] = of[rank - 2];
+        dims[rank - 2] = of[rank - 1];
+    }
+    float *x = calloc((size_t)n, sizeof *x);
+    assert_non_null(x);
+    random_state = seed;
+    for (int64_t i = 0; i < n; i++)
+        x[i] = random_real();
+    tn_tensor *t = tn_cast(tn_from_data(x, dims, rank, TN_F32), dtype);
+    free(x);
+    assert_ok(tn_eval(&t, 1));
+    return t;
+}
+
+/* A loss, and the gradients of the inputs; `again`: those of the sum of squares of the gradients. */
+static void run_call(const call *c, tn_dtype dtype, bool again, tn_tensor *out[INPUTS]) {
+    tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .is_causal = c->causal};
+    tn_tensor *in[3] = {random_tensor(c->q, c->rank, 0, dtype, 1), random_tensor(c->k, c->rank, 1, dtype, 2),
+                        random_tensor(c->v, c->rank, 0, dtype, 3)};
+    for (int i = 0; i < 3; i++)
+        assert_ok(tn_set_requires_grad(in[i], true));
+    int64_t scores[MOST_RANK];
+    memcpy(scores, c->q, sizeof scores);
+    scores[c->rank - 1] = c->k[c->rank - 2];
+    tn_tensor *mask = c->masked ? tn_gt(random_tensor(scores, c->rank, 0, dtype, 4), tn_scalar(-0.5)) : NULL;
+    tn_tensor *y = tn_scaled_dot_product_attention(in[0], tn_transpose(in[1], -2, -1), in[2], mask, &o);
+    tn_tensor *loss = tn_sum(tn_mul(y, tn_sin(y)), NULL, 0, false), *grads[3];
+    assert_ok(tn_gradients(&loss, 1, NULL, in, 3, again, grads));
+    if (again) {
+        loss = tn_scalar(0);
+        for (int i = 0; i < 3; i++)
+            loss = tn_add(loss, tn_sum(tn_mul(grads[i], grads[i]), NULL, 0, false));
+        loss = tn_sqrt(loss);
+        assert_ok(tn_gradients(&loss, 1, NULL, in, 3, false, grads));
+    }
+    out[0] = y;
+    memcpy(out + 1, grads, sizeof grads);
+    assert_ok(tn_eval(out, INPUTS));
+}
+
+static void are_close(const tn_tensor *a, const tn_tensor *b) {
+    double far = 0, most = 0;
+    TN_SCOPE {
+        tn_tensor *wide = tn_cast(a, TN_F64);
+        far = tn_item(tn_amax(tn_abs(tn_sub(wide, b)), NULL, 0, false));
+        most = tn_item(tn_amax(tn_abs(b), NULL, 0, false));
+    }
+    assert_true(far <= 2e-5 * (1 + most));
+}
+
+/* In f32 there is a kernel, in f64 the composition. */
+static void gradients_are_those_of_the_composition(void **state) {
+    static const call calls[] = {
+        {4, {2, 3, 70, 16}, {2, 3, 70, 16}, {2, 3, 70, 16}, false, false},
+        {4, {1, 4, 33, 8}, {1, 2, 40, 8}, {1, 2, 40, 12}, true, false},
+        {3, {2, 20, 8}, {2, 9, 8}, {2, 9, 8}, false, true},
+        {5, {2, 2, 4, 12, 4}, {2, 2, 2, 12, 4}, {2, 2, 2, 12, 4}, true, true},
+    };
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(calls); i++)
+        for (int again = 0; again < 2; again++)
+            TN_SCOPE {
+                tn_tensor *narrow[INPUTS], *wide[INPUTS];
+                run_call(&calls[i], TN_F32, again, narrow);
+                run_call(&calls[i], TN_F64, again, wide);
+                for (int k = 0; k < INPUTS; k++)
+                    are_close(narrow[k], wide[k]);
+            }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bits_are_those_of_the_definition),
+                                       cmocka_unit_test(gradients_are_those_of_the_composition)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
