@@ -281,6 +281,7 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const conv *c = ctx;
     char *memory = c->parts + (size_t)worker * c->part_bytes;
     seen s;
+    s.sections = 0;
     s.slab = (float *)(void *)memory;
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n % c->blocks, line = n / c->blocks % c->lines, part = n / c->blocks / c->lines % c->row_parts;
@@ -394,6 +395,7 @@ static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin,
     float *rows = (float *)(void *)(memory + g->slab_bytes + g->panel_bytes);
     float *sums = g->sums + group * g->w.depth * g->sum_row;
     seen s;
+    s.sections = 0;
     s.slab = (float *)(void *)memory;
     for (int64_t q = 0; q < g->places; q += CHUNK) {
         tile t = {.a = rows, .a_row = ROW, .a_k = 1, .b = panels, .b_k = PANEL, .c_row = g->sum_row, .add = q > 0};

@@ -8,6 +8,8 @@
 #ifndef TN_WINDOWS_H
 #define TN_WINDOWS_H
 
+#include <string.h>
+
 #include "kern/conv.h"
 #include "vec.h"
 
@@ -28,9 +30,11 @@ typedef struct windows {
     int64_t *tap;                    /* [depth], in the slab, counted from the first channel */
 } windows;
 
-/* A part of one image: places [at, at + count) of it are columns [to, to + count) of the run. */
+/* A part of one image: places [at, at + count) of it are columns [to, to + count) of the run. They see rows of the image
+ * from `first` on, which are the slab's; rows [low, high) of these are there. */
 typedef struct section {
     int64_t image, at, count, to;
+    int64_t first, low, high;
 } section;
 
 /* At most VL elements of the slab that become columns [to, to + count). */
@@ -38,8 +42,10 @@ typedef struct piece {
     int32_t from, to, count;
 } piece;
 
+/* A run of places. Zeros stay in the slab as long as runs lie alike in their images. */
 typedef struct seen {
     float *slab;
+    bool clean;   /* the zeros are those of this run */
     int64_t left; /* column of places where the slab's rows begin */
     int sections, pieces;
     section section[SEEN_PLACES];
@@ -89,23 +95,38 @@ static void see_pieces(seen *s, int64_t to, int64_t count, int64_t from, int64_t
     }
 }
 
+static void see_rows(const tn_conv_args *a, section *s) {
+    int64_t top = s->at / a->places[1], down = (s->at + s->count - 1) / a->places[1] - top;
+    s->first = top * a->stride[0] - a->before[0];
+    s->low = s->first < 0 ? -s->first : 0;
+    s->high = tn_min64(down * a->stride[0] + window_reach(a, 0), a->size[0] - s->first);
+}
+
 /* Places [first, first + count) of a line: where they lie, and where they will lie in the slab. No piece crosses a
- * multiple of `panel` columns. */
+ * multiple of `panel` columns. A new `seen` has no sections. */
 static void see(const windows *w, seen *s, int64_t line, int64_t first, int64_t count, int64_t panel) {
-    int64_t across = w->a->places[1];
-    s->sections = s->pieces = 0;
-    s->left = w->apart ? first : 0;
-    for (int64_t q = 0, run = 0; q < count; q += run) {
-        int64_t flat = line * w->line + first + q, image = flat / w->plane, at = flat % w->plane;
-        if (s->sections == 0 || s->section[s->sections - 1].image != image)
-            s->section[s->sections++] = (section){.image = image, .at = at, .to = q};
-        section *own = &s->section[s->sections - 1];
-        int64_t down = at / across - own->at / across, column = at % across;
-        run = tn_min64(across - column, count - q);
-        own->count += run;
-        int64_t from = (s->sections - 1) * w->section + down * w->a->stride[0] * w->row + column - s->left;
-        see_pieces(s, q, run, from, panel);
+    int64_t across = w->a->places[1], left = w->apart ? first : 0;
+    int k = 0, before = s->sections;
+    bool alike = before > 0 && left == s->left;
+    s->left = left;
+    s->pieces = 0;
+    for (int64_t q = 0; q < count; k++) {
+        int64_t flat = line * w->line + first + q;
+        section now = {.image = flat / w->plane, .at = flat % w->plane, .to = q};
+        now.count = tn_min64(w->plane - now.at, count - q);
+        alike = alike && k < before && s->section[k].at == now.at && s->section[k].count == now.count;
+        see_rows(w->a, &now);
+        s->section[k] = now;
+        int64_t column = now.at % across, from = k * w->section + column - left, end = q + now.count;
+        for (int64_t run = 0; q < end; q += run) {
+            run = tn_min64(across - column, end - q);
+            see_pieces(s, q, run, from, panel);
+            from += w->a->stride[0] * w->row - column;
+            column = 0;
+        }
     }
+    s->sections = k;
+    s->clean = alike && k == before;
 }
 
 /* ---- the slab ---------------------------------------------------------------------------------------------------- */
@@ -121,60 +142,64 @@ VEC_INLINE V v_evens(V a, V b) {
 #endif
 }
 
-/* Writes whole vectors: what lies behind is written later. */
+/* Every `step`-th element of a row. */
 static void copy_row(float *to, const float *from, int64_t step, int64_t count) {
     int64_t i = 0;
     if (step == 1) {
         for (; i + VL <= count; i += VL)
             v_store(to + i, v_load(from + i));
-        if (i < count) v_store(to + i, v_part_load(from + i, v_mask(count - i)));
-        return;
-    }
-    if (step == 2) {
-        for (; i + VL < count; i += VL)
-            v_store(to + i, v_evens(v_load(from + 2 * i), v_load(from + 2 * i + VL)));
-    }
-    for (; i < count; i++)
-        to[i] = from[i * step];
-}
-
-static void zero_row(float *to, int64_t count) {
-    for (int64_t i = 0; i < count; i += VL)
-        v_store(to + i, v_zero());
-}
-
-/* One row of an image from column `first` on, phase after phase; NULL: a row outside of it. */
-static void fill_row(const windows *w, float *to, const float *row, int64_t first) {
-    int64_t stride = w->a->stride[1], size = w->a->size[1], distance = w->a->x_stride[3];
-    for (int64_t p = 0; p < stride; p++, to += w->phase) {
-        int64_t begin = first + p;
-        int64_t low = begin < 0 ? tn_min64(tn_ceil_div(-begin, stride), w->phase) : 0;
-        int64_t high = size > begin ? tn_min64(tn_ceil_div(size - begin, stride), w->phase) : 0;
-        if (!row || high <= low) {
-            zero_row(to, w->phase);
-            continue;
+        M rest = v_mask(count - i);
+        if (i < count) v_part_store(to + i, rest, v_part_load(from + i, rest));
+    } else if (step == 2) {
+        for (; i < count; i += VL) {
+            int64_t there = 2 * (count - i) - 1; /* elements up to the last one that is taken */
+            V low = v_part_load(from + 2 * i, v_mask(there));
+            V high = there > VL ? v_part_load(from + 2 * i + VL, v_mask(there - VL)) : v_zero();
+            v_part_store(to + i, v_mask(count - i), v_evens(low, high));
         }
-        if (low > 0) zero_row(to, low);
-        copy_row(to + low, row + (begin + low * stride) * distance, stride * distance, high - low);
-        if (high < w->phase) zero_row(to + high, w->phase - high);
+    } else {
+        for (; i < count; i++)
+            to[i] = from[i * step];
     }
 }
 
-/* Channels [begin, end) of a group, for the places that `s` has; ascending, as vectors reach over a row's end. */
-static void fill_slab(const windows *w, const seen *s, int64_t group, int64_t begin, int64_t end) {
+/* A part of the slab's rows that lies inside of the image: columns [low, high) of one phase. */
+typedef struct inside {
+    int64_t phase, low, high;
+    int64_t first; /* of the image's row, at `low` */
+} inside;
+
+static inside inside_phase(const windows *w, int64_t phase, int64_t left) {
+    int64_t stride = w->a->stride[1], size = w->a->size[1], begin = left + phase;
+    inside in = {.phase = phase};
+    in.low = begin < 0 ? tn_ceil_div(-begin, stride) : 0;
+    in.high = size > begin ? tn_min64(tn_ceil_div(size - begin, stride), w->phase) : 0;
+    in.first = begin + in.low * stride;
+    return in;
+}
+
+/* What one channel shows of one section. */
+static void fill_section(const windows *w, const section *part, const float *x, const inside *in, float *to) {
     const tn_conv_args *a = w->a;
-    int64_t across = a->places[1], left = s->left * a->stride[1] - a->before[1];
-    for (int64_t c = begin; c < end; c++) {
-        for (int k = 0; k < s->sections; k++) {
-            const section *part = &s->section[k];
-            const float *x = a->x + part->image * a->x_stride[0] + (group * a->channels + c) * a->x_stride[1];
-            int64_t top = part->at / across, down = (part->at + part->count - 1) / across - top;
-            int64_t rows = down * a->stride[0] + window_reach(a, 0), first = top * a->stride[0] - a->before[0];
-            float *to = s->slab + (c - begin) * w->channel + k * w->section;
-            for (int64_t r = 0; r < rows; r++, to += w->row) {
-                bool inside = first + r >= 0 && first + r < a->size[0];
-                fill_row(w, to, inside ? x + (first + r) * a->x_stride[2] : NULL, left);
-            }
+    to += in->phase * w->phase + in->low;
+    int64_t first = part->first * a->x_stride[2] + in->first * a->x_stride[3];
+    for (int64_t r = part->low; r < part->high; r++)
+        copy_row(to + r * w->row, x + first + r * a->x_stride[2], a->stride[1] * a->x_stride[3], in->high - in->low);
+}
+
+/* Channels [begin, end) of a group, for the places that `s` has. */
+static void fill_slab(const windows *w, seen *s, int64_t group, int64_t begin, int64_t end) {
+    const tn_conv_args *a = w->a;
+    if (!s->clean) memset(s->slab, 0, (size_t)windows_elements(w) * sizeof *s->slab);
+    s->clean = true;
+    for (int64_t phase = 0; phase < a->stride[1]; phase++) {
+        inside in = inside_phase(w, phase, s->left * a->stride[1] - a->before[1]);
+        if (in.low >= in.high) continue;
+        for (int64_t c = begin; c < end; c++) {
+            const float *x = a->x + (group * a->channels + c) * a->x_stride[1];
+            float *to = s->slab + (c - begin) * w->channel;
+            for (int k = 0; k < s->sections; k++)
+                fill_section(w, &s->section[k], x + s->section[k].image * a->x_stride[0], &in, to + k * w->section);
         }
     }
 }
