@@ -1,4 +1,4 @@
-/* test_conv_kernel.c — convolutions and the gradient of their weight: the same bits as their definition, whatever the
+/* test_conv_kernel.c — convolutions and their gradients: the same bits as their definition, whatever the
  * window, layout, processor and thread count.
  *
  * A scalar loop spells out the chains; the kernels of every instruction set that this processor has follow, on one,
@@ -106,6 +106,43 @@ static void define_result(const problem *p, float *out) {
     }
 }
 
+static float result_at(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
+    bool inside = u >= 0 && u < p->a.places[0] && v >= 0 && v < p->a.places[1];
+    return inside ? at(&p->y, image, channel, u, v) : 0;
+}
+
+/* The taps of an axis that meet a pixel: from the last to the first, every stride-th; -1: none. */
+static int64_t last_tap(const tn_conv_args *a, int axis, int64_t pixel) {
+    int64_t first = (pixel + a->before[axis]) % a->stride[axis];
+    if (first >= a->kernel[axis]) return -1;
+    return first + (a->kernel[axis] - 1 - first) / a->stride[axis] * a->stride[axis];
+}
+
+static float spread_pixel(const problem *p, int64_t image, int64_t group, int64_t channel, int64_t y, int64_t x) {
+    const tn_conv_args *a = &p->a;
+    chain c = {0};
+    for (int64_t o = group * a->filters; o < (group + 1) * a->filters; o++) {
+        for (int64_t i = last_tap(a, 0, y); i >= 0; i -= a->stride[0]) {
+            for (int64_t j = last_tap(a, 1, x); j >= 0; j -= a->stride[1]) {
+                int64_t u = (y + a->before[0] - i * a->dilation[0]) / a->stride[0];
+                int64_t v = (x + a->before[1] - j * a->dilation[1]) / a->stride[1];
+                bool whole = y + a->before[0] >= i * a->dilation[0] && x + a->before[1] >= j * a->dilation[1];
+                chain_step(&c, whole ? result_at(p, image, o, u, v) : 0, at(&p->weight, o, channel, i, j));
+            }
+        }
+    }
+    return chain_end(&c);
+}
+
+static void define_spread(const problem *p, float *out) {
+    const tn_conv_args *a = &p->a;
+    int64_t plane = a->size[0] * a->size[1], all = a->groups * a->channels;
+    for (int64_t n = 0; n < a->images * all * plane; n++) {
+        int64_t channel = n / plane % all, y = n % plane / a->size[1];
+        out[n] = spread_pixel(p, n / plane / all, channel / a->channels, channel % a->channels, y, n % a->size[1]);
+    }
+}
+
 static void define_gradient(const problem *p, float *out) {
     const tn_conv_args *a = &p->a;
     int64_t taps = a->kernel[0] * a->kernel[1], plane = a->places[0] * a->places[1];
@@ -165,8 +202,12 @@ static void check_everywhere(problem *p) {
     tn_conv_args *a = &p->a;
     int64_t results = a->images * a->groups * a->filters * a->places[0] * a->places[1];
     int64_t weights = a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1];
+    int64_t pixels = a->images * a->groups * a->channels * a->size[0] * a->size[1];
     float *y = tn_mem_alloc((size_t)results * sizeof *y), *dw = tn_mem_alloc((size_t)weights * sizeof *dw);
-    assert_true(y && dw && tn_conv_fits(a));
+    float *dx = tn_mem_alloc((size_t)pixels * sizeof *dx);
+    bool spreads = tn_conv_spread_fits(a);
+    assert_true(y && dw && dx && tn_conv_fits(a));
+    if (spreads) define_spread(p, dx);
     define_result(p, y);
     define_gradient(p, dw);
     for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
@@ -177,12 +218,15 @@ static void check_everywhere(problem *p) {
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
             assert_ok(tn_threads_set(threads));
             run_once(p, tn_conv, tn_conv_workspace(a, threads), results, threads == 2 ? NULL : packed, y, "result");
+            if (spreads)
+                run_once(p, tn_conv_spread, tn_conv_spread_workspace(a, threads), pixels, NULL, dx, "spread");
             run_once(p, tn_conv_weight, tn_conv_weight_workspace(a, threads), weights, NULL, dw, "gradient");
         }
         tn_mem_free(packed);
     }
     tn_mem_free(y);
     tn_mem_free(dw);
+    tn_mem_free(dx);
 }
 
 static void make_arrays(problem *p, bool plain) {
@@ -197,6 +241,7 @@ static void make_arrays(problem *p, bool plain) {
     memcpy(a->x_stride, p->x.stride, sizeof a->x_stride);
     memcpy(a->y_stride, p->y.stride, sizeof a->y_stride);
     memcpy(a->weight_stride, p->weight.stride, sizeof a->weight_stride);
+    a->weight_group = a->filters * a->weight_stride[0];
 }
 
 static void check_problem(problem *p, bool plain) {
@@ -268,7 +313,9 @@ static void windows_that_reach_too_far_have_no_kernel(void **state) {
     assert_false(tn_conv_fits(&a));
     a.dilation[0] = a.dilation[1] = 1 << 20;
     assert_false(tn_conv_fits(&a));
+    assert_false(tn_conv_spread_fits(&a));
     a.dilation[0] = a.dilation[1] = 1;
+    assert_true(tn_conv_spread_fits(&a));
     a.stride[0] = a.places[0] = INT32_MAX;
     assert_false(tn_conv_fits(&a));
     a.places[0] = 0;

@@ -133,6 +133,7 @@ static const tn_native_row natives[] = {
     {"attention_dense_gradient", tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL},
     {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL},
     {"correlate2d", tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d},
+    {"spread2d", tn_make_spread2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_spread2d},
     {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight},
     {"linalg_cholesky_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL},
     {"linalg_solve_systems", tn_make_linalg, RESULT_FRESH, NULL, NULL},

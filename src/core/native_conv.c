@@ -1,4 +1,4 @@
-/* native_conv.c — convolutions and the gradient of their weight: the glue of kern/conv.h.
+/* native_conv.c — convolutions and their gradients: the glue of kern/conv.h.
  *
  * Filters that lie in bound memory which this plan does not write are packed once, as a form of their buffer; others at
  * each run. What the kernel does not take — other dtypes, one filter a channel, windows of one tap, which are plain
@@ -19,6 +19,8 @@ typedef struct window_places {
 
 static const window_places of_correlate2d = {TN_CORRELATE2D_STRIDE, TN_CORRELATE2D_BEFORE, TN_CORRELATE2D_DILATION,
                                              TN_CORRELATE2D_GROUPS};
+static const window_places of_spread2d = {TN_SPREAD2D_STRIDE, TN_SPREAD2D_PADDING, TN_SPREAD2D_DILATION,
+                                          TN_SPREAD2D_GROUPS};
 static const window_places of_conv2d_weight = {TN_CONV2D_WEIGHT_STRIDE, TN_CONV2D_WEIGHT_PADDING,
                                                TN_CONV2D_WEIGHT_DILATION, TN_CONV2D_WEIGHT_GROUPS};
 
@@ -41,18 +43,23 @@ static tn_conv_args sizes_of(const tn_node *n, const window_places *at, const tn
 
 static bool takes(const tn_node *n, const tn_conv_args *a) {
     bool one_tap = a->kernel[0] * a->kernel[1] == 1, each_alone = a->groups > 1 && a->channels == 1 && a->filters == 1;
-    return n->dtype == TN_F32 && !one_tap && !each_alone && tn_conv_fits(a);
+    return n->dtype == TN_F32 && !one_tap && !each_alone && tn_node_numel(n) > 0;
 }
 
 bool tn_takes_correlate2d(const tn_node *n) {
     tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
-    return takes(n, &a);
+    return takes(n, &a) && tn_conv_fits(&a);
+}
+
+bool tn_takes_spread2d(const tn_node *n) {
+    tn_conv_args a = sizes_of(n, &of_spread2d, n, n->in[0], n->in[1]);
+    return takes(n, &a) && tn_node_numel(n->in[0]) > 0 && tn_conv_spread_fits(&a);
 }
 
 bool tn_takes_conv2d_weight(const tn_node *n) {
     if (n->in[0]->rank != 4) return false;
     tn_conv_args a = sizes_of(n, &of_conv2d_weight, n->in[0], n->in[1], n);
-    return takes(n, &a);
+    return takes(n, &a) && tn_conv_fits(&a);
 }
 
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost) {
@@ -74,9 +81,15 @@ static void pack_form(const tn_form *form, const void *from, void *to) {
                       .filters = w[FORM_FILTERS],
                       .channels = w[FORM_CHANNELS],
                       .kernel = {rows, columns},
+                      .weight_group = w[FORM_FILTERS] * w[FORM_CHANNELS] * rows * columns,
                       .weight = (const float *)(const void *)((const char *)from + w[FORM_OFFSET]),
                       .weight_stride = {w[FORM_CHANNELS] * rows * columns, rows * columns, columns, 1}};
     tn_conv_pack(&a, to);
+}
+
+static void take_weight(tn_conv_args *a, const tn_value *weight) {
+    memcpy(a->weight_stride, weight->stride, sizeof a->weight_stride);
+    a->weight_group = a->filters * weight->stride[0];
 }
 
 static bool in_order(const tn_value *v) {
@@ -114,9 +127,29 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
     n->run = run_correlate2d;
     n->conv = sizes_of(y->node, &of_correlate2d, x->node, y->node, weight->node);
     memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
-    memcpy(n->conv.weight_stride, weight->stride, sizeof n->conv.weight_stride);
+    take_weight(&n->conv, weight);
     keep_packed(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}
+
+/* ---- the way back ------------------------------------------------------------------------------------------------ */
+
+static void run_spread2d(tn_native *n, void *const *pointers) {
+    n->conv.out = pointers[0];
+    n->conv.y = pointers[1];
+    n->conv.weight = pointers[2];
+    n->conv.workspace = pointers[3];
+    tn_conv_spread(&n->conv);
+}
+
+tn_status tn_make_spread2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *x = &g->values[group->lead], *y = &g->values[x->in[0]], *weight = &g->values[x->in[1]];
+    n->run = run_spread2d;
+    n->conv = sizes_of(x->node, &of_spread2d, x->node, y->node, weight->node);
+    memcpy(n->conv.y_stride, y->stride, sizeof n->conv.y_stride);
+    take_weight(&n->conv, weight);
+    *workspace = tn_conv_spread_workspace(&n->conv, tn_threads());
     return TN_OK;
 }
 

@@ -14,11 +14,11 @@ typedef struct tn_conv_args {
     int64_t images, groups, channels, filters; /* channels and filters of one group */
     int64_t size[2], kernel[2], places[2], stride[2], before[2], dilation[2];
     const float *x, *y;
-    int64_t x_stride[4], y_stride[4]; /* elements; y's are the weight gradient's alone */
+    int64_t x_stride[4], y_stride[4]; /* elements */
     const float *weight;
-    int64_t weight_stride[4];
+    int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
     const void *packed; /* what tn_conv_pack made of the weight; NULL: done at each run */
-    float *out;         /* y, or the weight's gradient; contiguous */
+    float *out;         /* contiguous */
     void *workspace;    /* 64-byte aligned */
 } tn_conv_args;
 
@@ -33,6 +33,14 @@ size_t tn_conv_packed_bytes(const tn_conv_args *args);
 void tn_conv_pack(const tn_conv_args *args, void *to);
 size_t tn_conv_workspace(const tn_conv_args *args, int threads);
 void tn_conv(const tn_conv_args *args);
+
+/* out = x's gradient, [images, groups · channels, size]: what each result spreads over its window, summed. Seen from a
+ * pixel that is a convolution of y: with a stride s each s-th pixel of an axis meets the same taps (a phase), and for
+ * each phase chains run through k = (filter, kernel row, kernel column), taps from the last to the first. `fits` has to
+ * hold for each phase; not for windows with both a stride and a dilation. */
+bool tn_conv_spread_fits(const tn_conv_args *args);
+size_t tn_conv_spread_workspace(const tn_conv_args *args, int threads);
+void tn_conv_spread(const tn_conv_args *args);
 
 /* out = the weight's gradient, Σ over images and places of y times what the window sees: chains of KIR_KSUM places, all
  * places of the first image, then those of the next. */

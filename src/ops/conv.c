@@ -4,8 +4,8 @@
  * transposed convolution and a third op, the product over all places that yields the weight's; each of the three has
  * the other two as its gradients, so they can be differentiated for ever.
  *
- * All of them come down to two primitives. correlate2d is the product of filters with windows: a convolution is one, a
- * transposed convolution one for each of its phases. conv2d_weight is the product over all places. Where there is a
+ * All of them come down to three primitives. correlate2d is the product of filters with windows: a convolution is one.
+ * spread2d, the way back, is one for each of its phases. conv2d_weight is the product over all places. Where there is a
  * kernel for them no window is ever made; elsewhere they are what their compositions say, to the same bits. */
 #include <string.h>
 
@@ -191,9 +191,7 @@ static tn_node *spread_and_fold(tn_build *b, tn_node *y, tn_node *weight, const 
 /* The transposed convolution: y [n, groups · in, places] → images of `size`. */
 static tn_node *spread(tn_build *b, tn_node *y, tn_node *weight, const tn_window *w, int64_t groups,
                        const int64_t *size) {
-    if (!y) return NULL;
-    return tn_window_has_phases(w) ? spread_in_phases(b, y, weight, w, groups, size)
-                                   : spread_and_fold(b, y, weight, w, groups, size);
+    return tn_b_spread2d(b, y, weight, size, w->stride, w->padding, w->dilation, groups);
 }
 
 /* Matrices [n, (groups,) rows, places] as [(groups,) rows, n · places]: one chain through the places of all images. */
@@ -321,6 +319,80 @@ const tn_op_impl tn_impl_correlate2d = {
              "[1,20,9,9] [17,20,3,3] places=(9,9) stride=(1,1) before=(1,1) dilation=(1,1) groups=1; "
              "[0,2,3,3] [2,2,2,2] places=(2,2) stride=(1,1) before=(0,0) dilation=(1,1) groups=1; "
              "error=fit [1,2,3,3] [2,3,2,2] places=(2,2) stride=(1,1) before=(0,0) dilation=(1,1) groups=1"};
+
+/* ---- spread2d ---------------------------------------------------------------------------------------------------- */
+
+static tn_window spread_window(const int64_t *i, const tn_node *weight) {
+    tn_window w;
+    for (int a = 0; a < 2; a++) {
+        w.kernel[a] = weight->shape[2 + a];
+        w.stride[a] = i[TN_SPREAD2D_STRIDE + a];
+        w.padding[a] = i[TN_SPREAD2D_PADDING + a];
+        w.dilation[a] = i[TN_SPREAD2D_DILATION + a];
+    }
+    return w;
+}
+
+static tn_status infer_spread2d(tn_infer *c) {
+    const tn_node *y = c->in[0], *weight = c->in[1];
+    int64_t groups = c->attrs->i[TN_SPREAD2D_GROUPS];
+    char yt[96], wt[96];
+    TRY(check_same_dtype(c));
+    if (y->rank != 4 || weight->rank != 4 || groups < 1 || y->shape[1] != weight->shape[0] || y->shape[1] % groups)
+        return tn_fail(TN_ERR_SHAPE, "spread2d: results %s, filters %s and %lld groups do not fit",
+                       tn_shape_text(y, yt, sizeof yt), tn_shape_text(weight, wt, sizeof wt), (long long)groups);
+    tn_images_infer(c, 2, weight->shape[1] * groups, c->attrs->i + TN_SPREAD2D_SIZE);
+    return TN_OK;
+}
+
+static tn_node *compose_spread2d(tn_build *b, const tn_node *n) {
+    tn_node *y = n->in[0], *weight = n->in[1];
+    tn_window w = spread_window(n->i, weight);
+    int64_t groups = n->i[TN_SPREAD2D_GROUPS];
+    return tn_window_has_phases(&w) ? spread_in_phases(b, y, weight, &w, groups, n->shape + 2)
+                                    : spread_and_fold(b, y, weight, &w, groups, n->shape + 2);
+}
+
+/* One result `y` of channel `channel` to all planes of its group that its window covers. */
+static void spread_result(const tn_reference *r, const tn_window *w, int64_t channel, int64_t place, double y,
+                          double *planes) {
+    const tn_node *n = r->node, *weight = n->in[1];
+    int64_t taps = w->kernel[0] * w->kernel[1], across = n->in[0]->shape[3], plane = n->shape[2] * n->shape[3];
+    for (int64_t i = 0; i < weight->shape[1] * taps; i++) {
+        int64_t at = tap_place(w, n->shape + 2, place / across, place % across, i % taps);
+        if (at >= 0) planes[i / taps * plane + at] += y * r->in[1][channel * weight->shape[1] * taps + i];
+    }
+}
+
+static void reference_spread2d(const tn_reference *r) {
+    const tn_node *n = r->node, *y = n->in[0];
+    tn_window w = spread_window(n->i, n->in[1]);
+    int64_t places = y->shape[2] * y->shape[3], of_group = y->shape[1] / n->i[TN_SPREAD2D_GROUPS];
+    int64_t plane = n->shape[2] * n->shape[3];
+    for (int64_t i = 0; i < tn_node_numel(n); i++)
+        r->out[i] = 0;
+    for (int64_t i = 0; i < tn_node_numel(y); i++) {
+        int64_t channel = i / places % y->shape[1], image = i / places / y->shape[1];
+        int64_t first = image * n->shape[1] + channel / of_group * n->in[1]->shape[1];
+        spread_result(r, &w, channel, i % places, r->in[0][i], r->out + first * plane);
+    }
+}
+
+/* spread2d(y, weight, size, stride, padding, dilation, groups): the adjoint of correlate2d: results y [n, groups · in,
+ * places] times filters [groups · in, out, kernel, kernel], to images of `size`. */
+const tn_op_impl tn_impl_spread2d = {
+    .class_ = TN_NATIVE,
+    .infer = infer_spread2d,
+    .compose = compose_spread2d,
+    .reference = reference_spread2d,
+    .cases = "grad=off tol=1e-5 atol=1e-5; "
+             "[2,3,2,4] [3,2,3,2] size=(4,5) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1; "
+             "[2,4,3,4] [4,3,3,3] size=(5,8) stride=(2,2) padding=(1,1) dilation=(1,1) groups=1; "
+             "[1,17,3,3] [17,20,3,2] size=(8,7) stride=(3,2) padding=(2,1) dilation=(1,1) groups=1; "
+             "[2,2,2,3] [2,3,2,1] size=(6,7) stride=(3,3) padding=(0,0) dilation=(1,1) groups=1; "
+             "[1,4,3,3] [4,2,2,2] size=(6,6) stride=(2,2) padding=(0,0) dilation=(1,1) groups=2; "
+             "[1,2,2,2] [2,2,2,2] size=(5,5) stride=(2,2) padding=(0,0) dilation=(2,2) groups=1; "
+             "error=fit [1,2,3,3] [3,2,2,2] size=(2,2) stride=(1,1) padding=(0,0) dilation=(1,1) groups=1"};
 
 /* ---- conv2d, conv1d ---------------------------------------------------------------------------------------------- */
 

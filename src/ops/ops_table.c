@@ -151,10 +151,10 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax,
     tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
     tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
-    tn_impl_correlate2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_avg_pool2d,
-    tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense,
-    tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention, tn_impl_dequantize,
-    tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_cache_append, tn_impl_cache_append_rows,
+    tn_impl_correlate2d, tn_impl_spread2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
+    tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope,
+    tn_impl_attention_dense, tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention,
+    tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_cache_append, tn_impl_cache_append_rows,
     tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform,
     tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss,
     tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
@@ -558,6 +558,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_CORRELATE2D] = {"correlate2d", TN_KERNEL,
         "Tensor correlate2d(Tensor x, Tensor weight, int[2] places, int[2] stride, int[2] before, int[2] dilation, int groups)",
         "", &tn_impl_correlate2d},
+    [TN_OP_SPREAD2D] = {"spread2d", TN_KERNEL,
+        "Tensor spread2d(Tensor y, Tensor weight, int[2] size, int[2] stride, int[2] padding, int[2] dilation, int groups)",
+        "", &tn_impl_spread2d},
     [TN_OP_CONV2D_WEIGHT] = {"conv2d_weight", TN_KERNEL,
         "Tensor conv2d_weight(Tensor x, Tensor y, int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, int groups)",
         "", &tn_impl_conv2d_weight},
@@ -4155,6 +4158,25 @@ tn_node *tn_b_correlate2d(tn_build *b, tn_node *x, tn_node *weight, const int64_
     tn_status s = pack_correlate2d(&a, places, stride, before, dilation, groups);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_CORRELATE2D, (tn_node *const[]){x, weight}, 2, &a, 0);
+}
+
+static tn_status pack_spread2d(tn_attrs *a, const int64_t size[2], const int64_t stride[2], const int64_t padding[2],
+                               const int64_t dilation[2], int64_t groups) {
+    a->n_i = a->n_f = 0;
+    TRY(put_array(a, "spread2d", size, 2));
+    TRY(put_array(a, "spread2d", stride, 2));
+    TRY(put_array(a, "spread2d", padding, 2));
+    TRY(put_array(a, "spread2d", dilation, 2));
+    put_int(a, groups);
+    return TN_OK;
+}
+
+tn_node *tn_b_spread2d(tn_build *b, tn_node *y, tn_node *weight, const int64_t size[2], const int64_t stride[2],
+                       const int64_t padding[2], const int64_t dilation[2], int64_t groups) {
+    tn_attrs a;
+    tn_status s = pack_spread2d(&a, size, stride, padding, dilation, groups);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SPREAD2D, (tn_node *const[]){y, weight}, 2, &a, 0);
 }
 
 static tn_status pack_conv2d_weight(tn_attrs *a, const int64_t kernel[2], const int64_t stride[2],

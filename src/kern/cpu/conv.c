@@ -147,7 +147,7 @@ static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
         float *to = p->to + (group * depth + k0) * a->filters;
         for (int64_t i = 0, rows = 0; i < a->filters; i += rows) {
             rows = tile_height(a->filters - i);
-            const float *from = a->weight + (group * a->filters + i) * a->weight_stride[0];
+            const float *from = a->weight + group * a->weight_group + i * a->weight_stride[0];
             pack_tile(a, from, rows, k0, steps, to + i * steps);
         }
     }
@@ -163,9 +163,17 @@ static void pack_filters(const tn_conv_args *a, void *to) {
 
 /* ---- a convolution ----------------------------------------------------------------------------------------------- */
 
+/* Where the results go: the first of them, and elements from channel to channel (all images' follow each other), from
+ * row to row, from place to place. */
+typedef struct target {
+    float *data;
+    int64_t channel, row, place;
+} target;
+
 typedef struct conv {
     tn_conv_args a;
     windows w;
+    target out;
     int64_t lines, blocks, width; /* lines of places, blocks a line, columns a block */
     int64_t row_parts;            /* of the filters */
     const float *packed;
@@ -237,25 +245,42 @@ static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) 
 }
 
 static float *image_out(const conv *c, const block *b, int64_t row, const section *s) {
-    int64_t channel = (s->image * c->a.groups + b->group) * c->a.filters + b->first + row;
-    return c->a.out + channel * c->w.plane + s->at;
+    int64_t channel = (s->image * c->a.groups + b->group) * c->a.filters + b->first + row, across = c->a.places[1];
+    return c->out.data + channel * c->out.channel + s->at / across * c->out.row + s->at % across * c->out.place;
+}
+
+static bool places_follow(const conv *c) { return c->out.place == 1 && c->out.row == c->a.places[1]; }
+
+/* Places of one image that begin in column `column`. */
+static void copy_places(const conv *c, float *to, const float *from, int64_t column, int64_t count) {
+    if (places_follow(c)) {
+        memcpy(to, from, (size_t)count * sizeof(float));
+        return;
+    }
+    for (int64_t run = 0; count > 0; count -= run, from += run) {
+        run = tn_min64(c->a.places[1] - column, count);
+        for (int64_t i = 0; i < run; i++)
+            to[i * c->out.place] = from[i];
+        to += c->out.row - column * c->out.place;
+        column = 0;
+    }
 }
 
 static void copy_out(const conv *c, const block *b, const seen *s) {
     for (int64_t i = 0; i < b->rows; i++) {
         for (int k = 0; k < s->sections; k++) {
             const section *part = &s->section[k];
-            memcpy(image_out(c, b, i, part), b->sums + i * c->width + part->to,
-                   (size_t)part->count * sizeof(float));
+            copy_places(c, image_out(c, b, i, part), b->sums + i * c->width + part->to,
+                        part->at % c->a.places[1], part->count);
         }
     }
 }
 
 /* Tiles write the result itself where the block lies in one image. */
 static void compute_block(const conv *c, const block *b, seen *s) {
-    bool direct = s->sections == 1;
+    bool direct = s->sections == 1 && places_follow(c);
     tile t = {.c = direct ? image_out(c, b, 0, &s->section[0]) : b->sums};
-    t.c_row = direct ? c->w.plane : c->width;
+    t.c_row = direct ? c->out.channel : c->width;
     for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
         t.k = tn_min64(CHUNK, c->w.depth - k0);
         t.add = k0 > 0;
@@ -301,9 +326,10 @@ static size_t workspace(const tn_conv_args *args, int threads) {
     return c.tap_bytes + packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
 
-static void run(const tn_conv_args *args) {
+static void run_to(const tn_conv_args *args, const target *out) {
     conv c;
     plan(&c, args);
+    c.out = *out;
     int threads = choose_threads(args);
     char *memory = args->workspace;
     windows_find_taps(&c.w, (int64_t *)(void *)memory);
@@ -322,6 +348,78 @@ static void run(const tn_conv_args *args) {
     } else {
         tn_parallel(tasks, 1, compute_blocks, &c);
     }
+}
+
+static void run(const tn_conv_args *args) {
+    target out = {.data = args->out, .channel = args->places[0] * args->places[1], .row = args->places[1], .place = 1};
+    run_to(args, &out);
+}
+
+/* ---- the way back ------------------------------------------------------------------------------------------------ */
+
+enum { MAX_PHASES = 8 }; /* along an axis */
+
+static int64_t phases(const tn_conv_args *a) { return a->stride[0] * a->stride[1]; }
+
+/* Phase k as a convolution of y, and where its pixels go. false: it has none, or nothing reaches them. */
+static bool phase_args(const tn_conv_args *a, int64_t k, tn_conv_args *p, target *out) {
+    int64_t number[2] = {k / a->stride[1], k % a->stride[1]};
+    *p = (tn_conv_args){.images = a->images, .groups = a->groups, .channels = a->filters, .filters = a->channels};
+    memcpy(p->x_stride, a->y_stride, sizeof p->x_stride);
+    p->x = a->y;
+    p->workspace = a->workspace;
+    p->weight = a->weight;
+    p->weight_group = a->weight_group;
+    p->weight_stride[0] = a->weight_stride[1];
+    p->weight_stride[1] = a->weight_stride[0];
+    for (int d = 0; d < 2; d++) {
+        int64_t stride = a->stride[d], at = number[d] + a->before[d], first = at % stride;
+        p->kernel[d] = first < a->kernel[d] ? tn_ceil_div(a->kernel[d] - first, stride) : 0;
+        p->dilation[d] = stride == 1 ? a->dilation[d] : 1;
+        p->stride[d] = 1;
+        p->size[d] = a->places[d];
+        p->before[d] = (p->kernel[d] - 1) * p->dilation[d] - at / stride;
+        p->places[d] = number[d] < a->size[d] ? tn_ceil_div(a->size[d] - number[d], stride) : 0;
+        p->weight_stride[2 + d] = -stride * a->weight_stride[2 + d];
+        if (a->weight) p->weight += (first + stride * (p->kernel[d] - 1)) * a->weight_stride[2 + d];
+    }
+    *out = (target){.channel = a->size[0] * a->size[1], .row = a->size[1] * a->stride[0], .place = a->stride[1]};
+    if (a->out) out->data = a->out + number[0] * a->size[1] + number[1];
+    return p->kernel[0] * p->kernel[1] > 0 && p->places[0] * p->places[1] > 0;
+}
+
+static bool spread_fits(const tn_conv_args *a) {
+    tn_conv_args p;
+    target out;
+    for (int d = 0; d < 2; d++) {
+        if (a->stride[d] < 1 || a->stride[d] > MAX_PHASES || (a->stride[d] > 1 && a->dilation[d] > 1)) return false;
+        if (a->before[d] < 0 || a->size[d] < 1) return false;
+    }
+    for (int64_t k = 0; k < phases(a); k++)
+        if (phase_args(a, k, &p, &out) && !fits(&p)) return false;
+    return true;
+}
+
+static size_t spread_workspace(const tn_conv_args *a, int threads) {
+    tn_conv_args p;
+    target out;
+    size_t most = 64;
+    for (int64_t k = 0; k < phases(a); k++) {
+        size_t bytes = phase_args(a, k, &p, &out) ? workspace(&p, threads) : 0;
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+static void run_spread(const tn_conv_args *a) {
+    tn_conv_args p;
+    target out;
+    int64_t plane = a->size[0] * a->size[1], reached = 0;
+    for (int64_t k = 0; k < phases(a); k++)
+        reached += phase_args(a, k, &p, &out) ? p.places[0] * p.places[1] : 0;
+    if (reached < plane) memset(a->out, 0, (size_t)(a->images * a->groups * a->channels * plane) * sizeof(float));
+    for (int64_t k = 0; k < phases(a); k++)
+        if (phase_args(a, k, &p, &out)) run_to(&p, &out);
 }
 
 /* ---- the gradient of the weight ---------------------------------------------------------------------------------- */
@@ -458,5 +556,6 @@ static void run_weight(const tn_conv_args *args) {
 }
 
 const tn_conv_table VEC_JOIN(tn_conv_table, TN_ISA_SUFFIX) = {
-    fits, packed_bytes, pack_filters, workspace, run, workspace_weight, run_weight,
+    fits, packed_bytes, pack_filters, workspace, run, spread_fits, spread_workspace, run_spread,
+    workspace_weight, run_weight,
 };

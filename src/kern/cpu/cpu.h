@@ -37,6 +37,9 @@ typedef struct tn_conv_table {
     void (*pack)(const tn_conv_args *args, void *to);
     size_t (*workspace)(const tn_conv_args *args, int threads);
     void (*run)(const tn_conv_args *args);
+    bool (*spread_fits)(const tn_conv_args *args);
+    size_t (*spread_workspace)(const tn_conv_args *args, int threads);
+    void (*run_spread)(const tn_conv_args *args);
     size_t (*weight_workspace)(const tn_conv_args *args, int threads);
     void (*run_weight)(const tn_conv_args *args);
 } tn_conv_table;

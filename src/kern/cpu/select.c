@@ -121,6 +121,14 @@ size_t tn_conv_workspace(const tn_conv_args *args, int threads) { return tables(
 
 void tn_conv(const tn_conv_args *args) { tables()->conv->run(args); }
 
+bool tn_conv_spread_fits(const tn_conv_args *args) { return tables()->conv->spread_fits(args); }
+
+size_t tn_conv_spread_workspace(const tn_conv_args *args, int threads) {
+    return tables()->conv->spread_workspace(args, threads);
+}
+
+void tn_conv_spread(const tn_conv_args *args) { tables()->conv->run_spread(args); }
+
 size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads) {
     return tables()->conv->weight_workspace(args, threads);
 }

@@ -25,7 +25,7 @@ typedef struct windows {
     int64_t line;                    /* places that a run may go through: all images', or a row's */
     bool apart;                      /* a row's */
     int64_t phase;                   /* distance of phases in a row of the slab */
-    int64_t row, rows, section, channel; /* … of rows, of which a section has `rows`; of sections, of channels */
+    int64_t row, rows, section, channel; /* … of rows (a section has `rows`), of sections, of channels */
     int64_t channels;                /* that the slab holds, at most */
     int64_t *tap;                    /* [depth], in the slab, counted from the first channel */
 } windows;
