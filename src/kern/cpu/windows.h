@@ -30,8 +30,8 @@ typedef struct windows {
     int64_t *tap;                    /* [depth], in the slab, counted from the first channel */
 } windows;
 
-/* A part of one image: places [at, at + count) of it are columns [to, to + count) of the run. They see rows of the image
- * from `first` on, which are the slab's; rows [low, high) of these are there. */
+/* A part of one image: places [at, at + count) of it are columns [to, to + count) of the run. They see rows of the
+ * image from `first` on, which are the slab's; rows [low, high) of these are there. */
 typedef struct section {
     int64_t image, at, count, to;
     int64_t first, low, high;
