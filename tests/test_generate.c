@@ -133,7 +133,7 @@ static void it_ends_with_the_promised_codes(void **state) {
         {"-m @ -p x --context 9 --greedy 2>&1", 0, "the context of 9 tokens is full"},
         {"-m /not/there -p x 2>&1", 1, "/not/there"},
         {"-m /proc/self/exe -p x 2>&1", 1, "does not begin with"},
-        {"-m @ -p x --device nothing 2>&1", 1, "nothing"},
+        {"-m @ -p x --device nothing 2>&1", 2, "nothing"},
     };
     char heard[65536];
     for (size_t i = 0; i < TN_COUNT(rows); i++) {

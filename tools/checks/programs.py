@@ -7,9 +7,11 @@ Lines "ran on: DEVICE" and "skipped: …" of theirs are passed on.
 
   --each N     seconds that one test or example may take (120)
   --fuzz N     seconds for each fuzzer (5)
+  --jobs N     programs that run at the same time (JOBS of the environment, else one a processor)
 """
 
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -130,10 +132,9 @@ KINDS = {
 
 
 def run_one(program, log, options, run):
-    """Runs one program and prints its line. Returns its count."""
+    """Runs one program. Returns its count and what is to be said of it."""
     if not program.exists():
-        print(f"{program.name}: was not built")
-        return Count(failed=1)
+        return Count(failed=1), f"{program.name}: was not built"
     folder = tempfile.mkdtemp(prefix=f"{program.name}-")
     os.chmod(folder, 0o755)  # some tests look at it as a user without rights
     start = time.monotonic()
@@ -141,15 +142,12 @@ def run_one(program, log, options, run):
         count, failed = run(program, log, options, os.environ | {"TMPDIR": folder} | SANITIZERS)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"{program.name}: {count} ({time.monotonic() - start:.1f} s)", flush=True)
-    text = words(log)
-    for line in text.splitlines():
-        if line.startswith(PASSED_ON):
-            print(line)
+    said = [f"{program.name}: {count} ({time.monotonic() - start:.1f} s)"]
+    lines = words(log).splitlines()
+    said += [line for line in lines if line.startswith(PASSED_ON)]
     if count.failed:
-        print("  failed:", "; ".join(failed))
-        print("\n".join("  | " + line for line in text.splitlines()[-TAIL:]))
-    return count
+        said += ["  failed: " + "; ".join(failed)] + ["  | " + line for line in lines[-TAIL:]]
+    return count, "\n".join(said)
 
 
 def main():
@@ -159,6 +157,7 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--each", type=int, default=120)
     parser.add_argument("--fuzz", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 1))
     options = parser.parse_intermixed_args()
 
     pattern, program_name, run = KINDS[options.kind]
@@ -169,10 +168,14 @@ def main():
     logs = (ROOT / options.build / "check" / options.kind).resolve()
     logs.mkdir(parents=True, exist_ok=True)
 
+    def one(name):
+        return run_one((ROOT / options.build / program_name.format(name)).resolve(), logs / name, options, run)
+
     total = Count()
-    for name in options.names or names:
-        program = (ROOT / options.build / program_name.format(name)).resolve()
-        total += run_one(program, logs / name, options, run)
+    with concurrent.futures.ThreadPoolExecutor(max(options.jobs, 1)) as workers:
+        for count, said in workers.map(one, options.names or names):
+            print(said, flush=True)
+            total += count
     print(total)
     return 1 if total.failed else 0
 
