@@ -136,6 +136,8 @@ static const shape shapes[] = {
     {"conv-64-3x3-8", 32, 64, 64, 576, false, false, false, TN_F32},
     {"conv-128-3x3-4", 32, 128, 16, 1152, false, false, false, TN_F32},
     {"gemv-4096", 1, 4096, 1, 4096, false, false, false, TN_F32},
+    {"gemv-4096-bf16", 1, 4096, 1, 4096, false, false, false, TN_BF16},
+    {"gemv-4096-turned", 1, 1, 4096, 4096, false, false, false, TN_F32},
 };
 
 typedef struct problem {

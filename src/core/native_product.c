@@ -12,8 +12,9 @@ enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET, FORM_ROW_STRIDE, FORM_C
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
+    enum { FEW = 8 }; /* columns that are packed in no time, or where the kernel had rather change sides */
     const tn_value *root = &g->values[b->root];
-    if (!tn_native_may_form(g, root->slot)) return false;
+    if (!tn_native_may_form(g, root->slot) || n->gemm.n < FEW) return false;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (n->gemm.b.batch_stride[axis] != 0) return false;
     return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype) <= PACK_LIMIT;

@@ -5,9 +5,10 @@
  * +0 and is added to C in order. Nothing else decides a bit: any cut, any number of threads and any instruction set
  * give the same result.
  *
- * B comes from one of four sources: a packed copy that the caller keeps (weights), the matrix itself, a block that all
- * threads pack together, or a few panels that a thread packs just before it needs them (few rows: nothing is used
- * twice). C is written by the micro-kernels themselves if its rows are contiguous and no store joint waits; else a
+ * B comes from one of five sources: a packed copy that the caller keeps (weights), the matrix itself, a block that all
+ * threads pack together, a few panels that a thread packs just before it needs them (few rows: nothing is used twice),
+ * or, for hardly any rows, columns that lie along k and are turned in registers (lines.h). C is written by the
+ * micro-kernels themselves if its rows are contiguous and no store joint waits; else a
  * block of up to 512 columns is finished in the part's own memory and handed to the joint, or copied out.
  *
  * Operands in f16 and bf16 are widened where they are packed, and the result is rounded where it is copied out: the
@@ -17,6 +18,7 @@
 
 #include <string.h>
 
+#include "kern/cpu/lines.h"
 #include "kern/cpu/pack.h"
 #include "kern/cpu/port.h"
 #include "kern/cpu/tile.h"
@@ -50,7 +52,7 @@ enum {
 
 static const double PART_FLOPS = 5e5; /* some µs of one core's work: less than two of that are not worth a fork-join */
 
-typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY } b_source;
+typedef enum b_source { B_CACHED, B_IN_PLACE, B_TOGETHER, B_ON_THE_FLY, B_LINES } b_source;
 
 /* How an operand stands in memory. */
 typedef struct layout {
@@ -205,7 +207,9 @@ static b_source choose_b(const gemm *g) {
     if (x->packed_b) return B_CACHED;
     if (is_b_readable(g)) return B_IN_PLACE;
     bool used_once = x->m <= MAX_ROWS && !(g->b_fixed && g->batches > 1);
-    return used_once ? B_ON_THE_FLY : B_TOGETHER;
+    if (!used_once) return B_TOGETHER;
+    bool lines = x->m <= LINES_ROWS && !x->b.joint.vm && x->b.row_stride == 1 && g->b_layout.kind != PACK_PAIRS;
+    return lines ? B_LINES : B_ON_THE_FLY;
 }
 
 /* Rows that are contiguous are streams: packing them gains nothing, unless they are in each other's way. Columns are
@@ -517,11 +521,21 @@ static void aim_b(const group *s, const part *p, const int64_t *batch, tile *t, 
         t->b = s->b_packed + k * round_up(s->columns, PANEL) + j * t->k;
     } else if (g->b_source == B_ON_THE_FLY) {
         t->b = p->b_packed;
-    } else {
+    } else if (g->b_source == B_IN_PLACE) {
         t->b_k = b->row_stride;
         t->b_panel = PANEL;
         t->b = element(b, batch, s->k0 + k, s->j0 + j);
     }
+}
+
+/* A's few rows times columns of B that lie along k: at most VL of them. */
+static void multiply_lines(const group *s, const int64_t *batch, const a_block *a, int64_t k, tile t, box at) {
+    const tn_matrix *b = &s->g->args.b;
+    pack_kind kind = s->g->b_layout.kind;
+    aim(&t, a, 0, at.rows, k);
+    t.columns = at.cols;
+    const char *first = address(b, pack_size[kind], batch, s->k0 + k, s->j0 + at.col);
+    lines_run(&t, kind, first, b->col_stride * pack_size[kind], (int)at.rows);
 }
 
 /* All steps of the stage for a block of C, chain after chain, into c. */
@@ -535,8 +549,12 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
         if (s->g->b_source == B_ON_THE_FLY) {
             pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed);
         }
-        aim_b(s, p, batch, &t, k, at.col);
-        multiply(a, k, t, at.rows, at.cols);
+        if (s->g->b_source == B_LINES) {
+            multiply_lines(s, batch, a, k, t, at);
+        } else {
+            aim_b(s, p, batch, &t, k, at.col);
+            multiply(a, k, t, at.rows, at.cols);
+        }
         k += CHUNK;
     } while (k < s->steps);
 }
@@ -617,7 +635,7 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
 static void compute_strip(const group *s, part *p, const int64_t *batch, box at) {
     const gemm *g = s->g;
     const tn_matrix *a = &g->args.a;
-    int64_t width = g->b_source == B_ON_THE_FLY ? FLY_COLUMNS : BLOCK_LD;
+    int64_t width = g->b_source == B_ON_THE_FLY ? FLY_COLUMNS : g->b_source == B_LINES ? VL : BLOCK_LD;
     for (int64_t i = 0; i < at.rows; i += g->m_block) {
         int64_t row = at.row + i, rows = tn_min64(g->m_block, at.rows - i);
         a_block block = {.row = a->row_stride, .k = a->col_stride, .packed = !g->a_in_place, .rows = rows};

@@ -1,0 +1,81 @@
+/* lines.h — few rows of A times columns of B that lie along k, as a vector times the rows of a matrix; part of gemm.c.
+ *
+ * An element of C is one chain along k, so the lanes of a vector are columns: a square of VL columns and VL steps is
+ * read along k and turned in registers, each number of B once and without a copy. */
+#ifndef TN_LINES_H
+#define TN_LINES_H
+
+#include "kern/cpu/pack.h"
+#include "kern/cpu/tile.h"
+
+enum {
+    LINES_ROWS = 4,   /* of A; with more, packing B pays */
+    LINES_AHEAD = 256 /* bytes of each column */
+};
+
+/* A square: `steps` of it, with what A has at each. */
+VEC_INLINE void lines_multiply(const V *r, int64_t steps, const real *const *a, int64_t a_k, V *sum, const int most) {
+    VEC_UNROLL for (int j = 0; j < VL; j++) {
+        if (j >= steps) break;
+        VEC_UNROLL for (int i = 0; i < most; i++) sum[i] = v_step(v_set1(a[i][j * a_k]), r[j], sum[i]);
+    }
+}
+
+/* t->columns columns; `first` of them, each `distance` bytes from the one before. Fewer than VL: the last one is read
+ * in place of those that are missing. All but t, first and distance is constant after inlining. */
+VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance, int rows, const int most,
+                             const bool whole, const pack_kind kind) {
+    const int64_t size = pack_size[kind];
+    const real *a[LINES_ROWS];
+    V sum[LINES_ROWS], r[VL];
+    VEC_UNROLL for (int i = 0; i < most; i++) {
+        a[i] = t->a + (i < rows ? i : 0) * t->a_row;
+        sum[i] = v_zero();
+    }
+    int64_t left = t->k;
+    for (; left >= VL; left -= VL) {
+        const char *from = first;
+        VEC_UNROLL for (int i = 0; i < VL; i++) {
+            __builtin_prefetch(from + LINES_AHEAD);
+            r[i] = pack_load(from, kind, 0);
+            from += whole || i + 1 < t->columns ? distance : 0;
+        }
+        v_transpose(r);
+        lines_multiply(r, VL, a, t->a_k, sum, most);
+        VEC_UNROLL for (int i = 0; i < most; i++) a[i] += VL * t->a_k;
+        first += VL * size;
+    }
+    if (left > 0) {
+        for (int i = 0; i < VL; i++) {
+            r[i] = pack_part(first, kind, 0, left);
+            first += i + 1 < t->columns ? distance : 0;
+        }
+        v_transpose(r);
+        lines_multiply(r, left, a, t->a_k, sum, most);
+    }
+    const M mask = v_mask(t->columns);
+    VEC_UNROLL for (int i = 0; i < most; i++) {
+        if (i >= rows) break;
+        real *to = t->c + i * t->c_row;
+        v_part_store(to, mask, t->add ? v_part_load(to, mask) + sum[i] : sum[i]);
+    }
+}
+
+#define LINES_FUNCTIONS(kind)                                                                \
+    static void kind##_lines(const tile *t, const char *first, int64_t distance, int rows) { \
+        const pack_kind as = kind == PACK_PAIRS ? PACK_REAL : kind;                          \
+        if (rows == 1 && t->columns == VL) {                                                 \
+            lines_run_as(t, first, distance, 1, 1, true, as);                                \
+        } else {                                                                             \
+            lines_run_as(t, first, distance, rows, LINES_ROWS, false, as);                   \
+        }                                                                                    \
+    }
+PACK_KINDS(LINES_FUNCTIONS)
+
+static void lines_run(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows) {
+#define LINES_ROW(kind) [kind] = kind##_lines,
+    static void (*const run[])(const tile *, const char *, int64_t, int) = {PACK_KINDS(LINES_ROW)};
+    run[kind](t, first, distance, rows);
+}
+
+#endif
