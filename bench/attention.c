@@ -10,9 +10,10 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "bench.h"
 #include "kern/kern.h"
 
-enum { SAMPLES = 15, LAYERS = 30 }; /* caches of so many layers take turns, as in a model */
+enum { LAYERS = 30 }; /* caches of so many layers take turns, as in a model */
 static const double SAMPLE_SECONDS = 5e-3;
 
 typedef struct shape {
@@ -120,72 +121,17 @@ static bool is_right(const problem *p, const shape *s, int threads) {
     return true;
 }
 
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-typedef struct times {
-    double median, best;
-} times;
-
-static void run_layers(const problem *p) {
+static void run_layers(void *ctx) {
+    const problem *p = ctx;
     for (int layer = 0; layer < p->layers; layer++)
         tn_attention(&p->args[layer]);
 }
 
-static times measure(const problem *p) {
+/* A layer's time. */
+static times measure_layers(problem *p) {
     run_layers(p);
-    double start = tn_now();
-    run_layers(p);
-    double once = tn_now() - start, samples[SAMPLES];
-    int repeats = once < SAMPLE_SECONDS ? (int)(SAMPLE_SECONDS / (once + 1e-8)) + 1 : 1;
-    for (int i = 0; i < SAMPLES; i++) {
-        start = tn_now();
-        for (int r = 0; r < repeats; r++)
-            run_layers(p);
-        samples[i] = (tn_now() - start) / repeats / p->layers;
-    }
-    qsort(samples, SAMPLES, sizeof *samples, compare);
-    return (times){samples[SAMPLES / 2], samples[0]};
-}
-
-/* ---- reading memory ---------------------------------------------------------------------------------------------- */
-
-typedef struct reading {
-    const uint64_t *words;
-    uint64_t sums[512];
-} reading;
-
-static void read_part(void *ctx, int64_t begin, int64_t end, int worker) {
-    reading *r = ctx;
-    uint64_t a = 0, b = 0, c = 0, d = 0;
-    for (int64_t i = begin; i + 32 <= end; i += 32) {
-        for (int64_t j = i; j < i + 32; j += 4) {
-            a += r->words[j];
-            b += r->words[j + 1];
-            c += r->words[j + 2];
-            d += r->words[j + 3];
-        }
-    }
-    r->sums[worker] += a ^ b ^ c ^ d;
-}
-
-/* Bytes a second; `bytes` again and again, as a model's caches are read token after token. */
-static double measure_reading(int64_t bytes) {
-    static reading r;
-    uint64_t *words = tn_mem_alloc((size_t)bytes);
-    if (!words) return 0;
-    memset(words, 1, (size_t)bytes); /* memory of its own, not the system's one page of zeros */
-    r.words = words;
-    double best = 1e9;
-    for (int i = 0; i < 10; i++) {
-        double start = tn_now();
-        tn_parallel(bytes / 8, 512, read_part, &r);
-        best = tn_now() - start < best ? tn_now() - start : best;
-    }
-    tn_mem_free(words);
-    return (double)bytes / best;
+    times t = measure(run_layers, p, SAMPLE_SECONDS);
+    return (times){t.median / p->layers, t.best / p->layers};
 }
 
 static bool bench(const shape *s, tn_dtype dtype, int64_t position, int64_t n, int threads) {
@@ -193,14 +139,14 @@ static bool bench(const shape *s, tn_dtype dtype, int64_t position, int64_t n, i
     bool made = make_problem(&p, s, dtype, position, n, threads);
     bool right = made && is_right(&p, s, threads);
     if (right) {
-        times t = measure(&p);
+        times t = measure_layers(&p);
         double bytes = 2.0 * (double)((position + n) * s->kv_heads * s->head_dim) * (double)tn_dtype_size(dtype);
         double pairs = (double)n * (double)position + (double)n * (double)(n + 1) / 2;
         double work = 4e-9 * pairs * (double)(s->heads * s->head_dim);
         printf("%-14s %-5s %6lld + %-5lld %10.1f us (best %10.1f) %8.1f GFLOP/s", s->model, tn_dtype_name(dtype),
                (long long)position, (long long)n, t.median * 1e6, t.best * 1e6, work / t.median);
         if (n == 1)
-            printf(" %6.1f GB/s of %.1f", bytes / t.median * 1e-9, measure_reading((int64_t)bytes * LAYERS) * 1e-9);
+            printf(" %6.1f GB/s of %.1f", bytes / t.median * 1e-9, bench_read_limit(threads, bytes * LAYERS) * 1e-9);
         printf("\n");
     } else {
         printf("%s: %s\n", s->model, made ? "WRONG RESULT" : tn_error());

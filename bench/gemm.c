@@ -11,75 +11,11 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "bench.h"
 #include "kern/kern.h"
 #include "kir/kir_math.h"
 
-enum { SAMPLES = 21, CHAINS = 16, STEPS = 20000 };
 static const double SAMPLE_SECONDS = 4e-3;
-
-/* ---- the limit --------------------------------------------------------------------------------------------------- */
-
-static volatile float seed, keep; /* volatile: so that no two chains are known to be equal */
-
-#define PROBE(name, target_name, vector, fma, chains)                                             \
-    __attribute__((target(target_name))) static double name(void) {                               \
-        vector sum[chains], x = (vector){0} + seed, y = (vector){0} + seed;                       \
-        _Pragma("GCC unroll 16") for (int i = 0; i < chains; i++) sum[i] = (vector){0} + seed;    \
-        for (int step = 0; step < STEPS; step++) {                                                \
-            _Pragma("GCC unroll 16") for (int i = 0; i < chains; i++) sum[i] = fma(x, y, sum[i]); \
-        }                                                                                         \
-        _Pragma("GCC unroll 16") for (int i = 0; i < chains; i++) keep = sum[i][0];               \
-        return 2.0 * (double)(sizeof(vector) / sizeof(float)) * chains * STEPS;                   \
-    }
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-PROBE(probe_avx512, "avx512f", __m512, _mm512_fmadd_ps, 16)
-PROBE(probe_avx2, "avx2,fma", __m256, _mm256_fmadd_ps, 12)
-#endif
-
-static double probe_base(void) {
-    float sum[CHAINS] = {0}, x = seed;
-    for (int step = 0; step < STEPS / 10; step++) {
-        for (int i = 0; i < CHAINS; i++)
-            sum[i] = __builtin_fmaf(x, x, sum[i]);
-    }
-    for (int i = 0; i < CHAINS; i++)
-        keep = sum[i];
-    return 2.0 * CHAINS * STEPS / 10;
-}
-
-static double (*choose_probe(void))(void) {
-#if defined(__x86_64__)
-    if (tn_cpu().isa == TN_ISA_AVX512) return probe_avx512;
-    if (tn_cpu().isa == TN_ISA_AVX2) return probe_avx2;
-#endif
-    return probe_base;
-}
-
-static void probe_part(void *ctx, int64_t begin, int64_t end, int worker) {
-    double (*probe)(void) = *(double (**)(void))ctx;
-    (void)begin, (void)end, (void)worker;
-    probe();
-}
-
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* GFLOP/s of all threads; the best of some milliseconds of samples, as it is a limit. */
-static double measure_limit(int threads) {
-    double (*probe)(void) = choose_probe();
-    double work = probe() * threads, best = 1e9;
-    for (int i = 0; i < 200; i++) {
-        double start = tn_now();
-        tn_parallel(threads, 1, probe_part, &probe);
-        double seconds = tn_now() - start;
-        if (seconds < best) best = seconds;
-    }
-    return work / best * 1e-9;
-}
 
 /* ---- shapes ------------------------------------------------------------------------------------------------------ */
 
@@ -213,24 +149,14 @@ static bool is_right(const problem *p, const shape *s) {
     return true;
 }
 
-typedef struct times {
-    double median, best;
-} times;
+typedef struct work {
+    const tn_gemm_args *args;
+    tn_dtype dtype;
+} work;
 
-static times measure(const problem *p, tn_dtype dtype) {
-    double start = tn_now();
-    tn_gemm_run(&p->args, dtype);
-    double once = tn_now() - start;
-    int repeats = once < SAMPLE_SECONDS ? (int)(SAMPLE_SECONDS / (once + 1e-8)) + 1 : 1;
-    double samples[SAMPLES];
-    for (int i = 0; i < SAMPLES; i++) {
-        start = tn_now();
-        for (int r = 0; r < repeats; r++)
-            tn_gemm_run(&p->args, dtype);
-        samples[i] = (tn_now() - start) / repeats;
-    }
-    qsort(samples, SAMPLES, sizeof *samples, compare);
-    return (times){samples[SAMPLES / 2], samples[0]};
+static void run(void *ctx) {
+    const work *w = ctx;
+    tn_gemm_run(w->args, w->dtype);
 }
 
 static bool bench(const shape *s, int threads, double limit) {
@@ -243,11 +169,11 @@ static bool bench(const shape *s, int threads, double limit) {
     tn_gemm_run(&p.args, s->dtype);
     bool right = is_right(&p, s);
     if (right) {
-        times t = measure(&p, s->dtype);
-        double work = 2e-9 * (double)(s->batch * s->m * s->n * s->k);
+        times t = measure(run, &(work){&p.args, s->dtype}, SAMPLE_SECONDS);
+        double done = 2e-9 * (double)(s->batch * s->m * s->n * s->k);
         printf("%-24s %3lld x %5lld x %5lld x %5lld %12.2f us %8.1f GFLOP/s %6.2f %6.2f\n", s->name,
-               (long long)s->batch, (long long)s->m, (long long)s->n, (long long)s->k, t.median * 1e6, work / t.median,
-               work / t.median / limit, work / t.best / limit);
+               (long long)s->batch, (long long)s->m, (long long)s->n, (long long)s->k, t.median * 1e6, done / t.median,
+               done / t.median / limit, done / t.best / limit);
     } else {
         printf("%s: WRONG RESULT\n", s->name);
     }
@@ -262,7 +188,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     threads = tn_threads();
-    double limit = measure_limit(threads);
+    double limit = bench_fma_limit(threads) * 1e-9;
     printf("%s, %s, %d threads; limit %.1f GFLOP/s\n", tn_cpu().name, tn_isa_name(tn_cpu().isa), threads, limit);
     printf("%-24s batch x m x n x k %39s %16s of limit, best\n", "shape", "median", "");
     bool right = true;
@@ -270,6 +196,6 @@ int main(int argc, char **argv) {
         if (argc > 2 && !strstr(shapes[i].name, argv[2])) continue;
         right = bench(&shapes[i], threads, limit) && right;
     }
-    printf("limit at the end: %.1f GFLOP/s\n", measure_limit(threads));
+    printf("limit at the end: %.1f GFLOP/s\n", bench_fma_limit(threads) * 1e-9);
     return right ? 0 : 1;
 }

@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "bench.h"
 #include "trunnion/trunnion.h"
 
 enum {
@@ -39,12 +39,6 @@ static void check(tn_status status) {
     if (status == TN_OK) return;
     fprintf(stderr, "bench_policy: %s\n", tn_error());
     exit(1);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */
@@ -180,10 +174,10 @@ static double time_forward(int64_t n, int64_t calls) {
     double seconds = 0;
     TN_SCOPE {
         batch x = take_batch(0, n);
-        double start = now();
+        double start = bench_now();
         for (int64_t i = 0; i < calls; i++)
             forward_step(&x);
-        seconds = (now() - start) / (double)calls;
+        seconds = (bench_now() - start) / (double)calls;
     }
     return seconds;
 }
@@ -197,10 +191,10 @@ static double time_replay(int64_t n, int64_t calls) {
         check(tn_capture_begin());
         forward(&x, out);
         check(tn_capture_end(&x.observations, 1, out, 2, &graph));
-        double start = now();
+        double start = bench_now();
         for (int64_t i = 0; i < calls; i++)
             TN_SCOPE check(tn_graph_launch(graph, &x.observations, got));
-        seconds = (now() - start) / (double)calls;
+        seconds = (bench_now() - start) / (double)calls;
         tn_graph_free(graph);
     }
     return seconds;
@@ -214,10 +208,10 @@ static double time_training(int64_t n, int64_t calls, double *host) {
         batch batches[ROUND];
         take_batches(n, batches);
         check(tn_get_runtime_stats(&before));
-        double start = now();
+        double start = bench_now();
         for (int64_t i = 0; i < calls; i++)
             (void)train_step(&batches[i % ROUND]);
-        seconds = now() - start;
+        seconds = bench_now() - start;
         check(tn_get_runtime_stats(&after));
         *host = 1 - (after.run_seconds - before.run_seconds) / seconds;
     }
@@ -239,7 +233,7 @@ static double time_replayed_training(int64_t n, int64_t calls, double *host) {
         tn_tensor *first[] = {batches[0].observations, batches[0].actions, batches[0].returns};
         check(tn_capture_end(first, 3, &loss, 1, &graph));
         check(tn_get_runtime_stats(&before));
-        double start = now();
+        double start = bench_now();
         for (int64_t i = 0; i < calls; i++) {
             const batch *x = &batches[i % ROUND];
             tn_tensor *got = NULL;
@@ -248,7 +242,7 @@ static double time_replayed_training(int64_t n, int64_t calls, double *host) {
                 (void)tn_item(got);
             }
         }
-        seconds = now() - start;
+        seconds = bench_now() - start;
         check(tn_get_runtime_stats(&after));
         *host = 1 - (after.run_seconds - before.run_seconds) / seconds;
         tn_graph_free(graph);
@@ -262,10 +256,10 @@ static double time_chain(int64_t calls) {
     int64_t n = CHAIN_ELEMENTS;
     TN_SCOPE {
         tn_tensor *x = tn_from_data(ones, &n, 1, TN_F32);
-        double start = now();
+        double start = bench_now();
         for (int64_t i = 0; i < calls; i++)
             chain_step(x);
-        seconds = (now() - start) / (double)calls;
+        seconds = (bench_now() - start) / (double)calls;
     }
     return seconds;
 }
@@ -273,11 +267,6 @@ static double time_chain(int64_t calls) {
 /* ---- a table ----------------------------------------------------------------------------------------------------- */
 
 enum { ROWS_BATCHES = 3, SAMPLES = 15 };
-
-static int compare(const void *x, const void *y) {
-    double a = *(const double *)x, c = *(const double *)y;
-    return (a > c) - (a < c);
-}
 
 static double forward_sample(int64_t n, int64_t calls, double *host) {
     (void)host;
@@ -295,8 +284,8 @@ static void row(const char *name, int64_t n, int64_t calls, double (*take)(int64
     (void)take(n, calls, &host);
     for (int i = 0; i < SAMPLES; i++)
         samples[i] = take(n, calls, &host);
-    qsort(samples, SAMPLES, sizeof *samples, compare);
-    printf("%-18s %5lld %12.2f us %12.2f us", name, (long long)n, samples[SAMPLES / 2] * 1e6, samples[0] * 1e6);
+    times t = sorted(samples, SAMPLES);
+    printf("%-18s %5lld %12.2f us %12.2f us", name, (long long)n, t.median * 1e6, t.best * 1e6);
     if (host >= 0) printf("   host %.0f %%", host * 100);
     printf("\n");
 }

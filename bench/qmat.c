@@ -13,117 +13,12 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "bench.h"
 #include "kern/kern.h"
 #include "kir/kir_math.h"
 
-enum { SAMPLES = 15, STEPS = 20000 };
+enum { SAMPLES = 15 };
 static const double SAMPLE_SECONDS = 4e-3;
-
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* ---- limits ------------------------------------------------------------------------------------------------------ */
-
-static volatile int seed, keep; /* volatile: so that no two chains are known to be equal */
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-
-__attribute__((target("avx512f,avx512bw,avx512vnni"))) static double probe_avx512_vnni(void) {
-    __m512i sum[16], x = _mm512_set1_epi32(seed), y = _mm512_set1_epi32(seed);
-    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) sum[i] = _mm512_set1_epi32(seed);
-    for (int step = 0; step < STEPS; step++) {
-        _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) sum[i] = _mm512_dpbusd_epi32(sum[i], x, y);
-    }
-    for (int i = 0; i < 16; i++)
-        keep = _mm512_reduce_add_epi32(sum[i]);
-    return 2.0 * 64 * 16 * STEPS;
-}
-
-__attribute__((target("avx2"))) static double probe_avx2(void) {
-    __m256i sum[10], x = _mm256_set1_epi32(seed), y = _mm256_set1_epi32(seed), one = _mm256_set1_epi16(1);
-    _Pragma("GCC unroll 10") for (int i = 0; i < 10; i++) sum[i] = _mm256_set1_epi32(seed);
-    for (int step = 0; step < STEPS; step++) {
-        _Pragma("GCC unroll 10") for (int i = 0; i < 10; i++) {
-            sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(_mm256_maddubs_epi16(x, sum[i]), one));
-        }
-    }
-    for (int i = 0; i < 10; i++)
-        keep = _mm256_extract_epi32(_mm256_add_epi32(sum[i], y), 0);
-    return 2.0 * 32 * 10 * STEPS;
-}
-#endif
-
-static double probe_base(void) {
-    int sum[16] = {0}, x = seed;
-    for (int step = 0; step < STEPS; step++) {
-        for (int i = 0; i < 16; i++)
-            sum[i] += x * (sum[i] ^ i);
-    }
-    for (int i = 0; i < 16; i++)
-        keep = sum[i];
-    return 2.0 * 16 * STEPS;
-}
-
-static double (*choose_probe(void))(void) {
-#if defined(__x86_64__)
-    if (tn_cpu().isa == TN_ISA_AVX512 && tn_cpu().vnni) return probe_avx512_vnni;
-    if (tn_cpu().isa >= TN_ISA_AVX2) return probe_avx2;
-#endif
-    return probe_base;
-}
-
-static void probe_part(void *ctx, int64_t begin, int64_t end, int worker) {
-    double (*probe)(void) = *(double (**)(void))ctx;
-    (void)begin, (void)end, (void)worker;
-    probe();
-}
-
-static double measure_dot_limit(int threads) {
-    double (*probe)(void) = choose_probe();
-    double work = probe() * threads, best = 1e9;
-    for (int i = 0; i < 20; i++) {
-        double start = tn_now();
-        tn_parallel(threads, 1, probe_part, &probe);
-        best = fmin(best, tn_now() - start);
-    }
-    return work / best * 1e-9;
-}
-
-static void read_part(void *ctx, int64_t begin, int64_t end, int worker) {
-    const int64_t *p = ctx;
-    int64_t sum[8] = {0};
-    (void)worker;
-    for (int64_t i = begin; i < end; i += 8) {
-        __builtin_prefetch(p + i + 256);
-        for (int j = 0; j < 8; j++)
-            sum[j] += p[i + j];
-    }
-    for (int j = 0; j < 8; j++)
-        keep = (int)sum[j];
-}
-
-/* GB/s: the median, and the best. */
-typedef struct times {
-    double median, best;
-} times;
-
-static times sorted(double *samples) {
-    qsort(samples, SAMPLES, sizeof *samples, compare);
-    return (times){samples[SAMPLES / 2], samples[0]};
-}
-
-static times measure_read(void *memory, int64_t bytes) {
-    double samples[SAMPLES];
-    for (int i = 0; i < SAMPLES; i++) {
-        double start = tn_now();
-        tn_parallel(bytes / 64 * 8, 4096, read_part, memory);
-        samples[i] = tn_now() - start;
-    }
-    return sorted(samples);
-}
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
@@ -209,20 +104,7 @@ static bool is_right(const problem *p, const matrix *w) {
     return right;
 }
 
-static times measure(const problem *p) {
-    double start = tn_now();
-    tn_qmat(&p->args);
-    double once = tn_now() - start;
-    int repeats = once < SAMPLE_SECONDS ? (int)(SAMPLE_SECONDS / (once + 1e-8)) + 1 : 1;
-    double samples[SAMPLES];
-    for (int i = 0; i < SAMPLES; i++) {
-        start = tn_now();
-        for (int r = 0; r < repeats; r++)
-            tn_qmat(&p->args);
-        samples[i] = (tn_now() - start) / repeats;
-    }
-    return sorted(samples);
-}
+static void run(void *ctx) { tn_qmat(&((const problem *)ctx)->args); }
 
 /* ---- single matrices --------------------------------------------------------------------------------------------- */
 
@@ -230,7 +112,7 @@ static bool bench_matrix(const matrix *w, int64_t m) {
     problem p;
     bool right = make_problem(&p, w, m) && is_right(&p, w);
     if (right) {
-        times t = measure(&p);
+        times t = measure(run, &p, SAMPLE_SECONDS);
         double ops = 2e-9 * (double)(m * w->n * w->k), bytes = 1e-9 * (double)w->packed_bytes;
         printf("%-5s %4lld x %5lld x %5lld %10.2f us %8.1f GOP/s (%.1f) %8.1f GB/s (%.1f)\n", tn_dtype_name(w->dtype),
                (long long)m, (long long)w->n, (long long)w->k, t.median * 1e6, ops / t.median, ops / t.best,
@@ -283,9 +165,8 @@ static bool bench_model(void) {
             tn_mem_free(w[i][j].blocks);
         }
     }
-    times read = measure_read(packed, (int64_t)total);
-    printf("model: %.1f MB; read in order %.1f GB/s (%.1f)\n", 1e-6 * (double)total, 1e-9 * (double)total / read.median,
-           1e-9 * (double)total / read.best);
+    printf("model: %.1f MB; as many bytes are read at %.1f GB/s\n", 1e-6 * (double)total,
+           1e-9 * bench_read_limit(tn_threads(), (double)total));
     static const int64_t rows[] = {1, 2, 4, 8, 64, 512};
     for (size_t r = 0; r < TN_COUNT(rows); r++) {
         problem p[KINDS];
@@ -304,7 +185,7 @@ static bool bench_model(void) {
             }
             samples[s] = tn_now() - start;
         }
-        times t = sorted(samples);
+        times t = sorted(samples, SAMPLES);
         printf("model: %3lld tokens %9.3f ms (%.3f) %8.1f tok/s %8.1f GOP/s %6.1f GB/s\n", (long long)rows[r],
                t.median * 1e3, t.best * 1e3, (double)rows[r] / t.median, ops / t.median,
                1e-9 * (double)total / t.median);
@@ -323,10 +204,10 @@ int main(int argc, char **argv) {
     int threads = tn_threads();
     const char *what = argc > 2 ? argv[2] : "";
     printf("%s, %s%s, %d threads; limit %.0f GOP/s\n", tn_cpu().name, tn_isa_name(tn_cpu().isa),
-           tn_cpu().vnni ? " with vnni" : "", threads, measure_dot_limit(threads));
+           tn_cpu().vnni ? " with vnni" : "", threads, 1e-9 * bench_dot_limit(threads));
     bool right = true;
     if (strstr("model", what)) right = bench_model() && right;
     if (strstr("kernels", what)) right = bench_kernels() && right;
-    printf("limit at the end: %.0f GOP/s\n", measure_dot_limit(threads));
+    printf("limit at the end: %.0f GOP/s\n", 1e-9 * bench_dot_limit(threads));
     return right ? 0 : 1;
 }

@@ -11,17 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "bench.h"
 #include "trunnion/trunnion.h"
 
 enum { CHAIN = 15, ELEMENTS = 16, ROUNDS = 31, CALLS = 20000 };
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void need(bool fine) {
     if (fine) return;
@@ -79,10 +73,10 @@ static const struct work {
 enum { WORKS = sizeof works / sizeof *works };
 
 static double seconds_a_chain(const struct work *w, const tn_tensor *x, long calls) {
-    double start = now();
+    double start = bench_now();
     for (long i = 0; i < calls; i++)
         w->chain(x);
-    return (now() - start) / (double)calls;
+    return (bench_now() - start) / (double)calls;
 }
 
 static tn_tensor *ones(void) {
@@ -104,11 +98,6 @@ static void check_answers(const tn_tensor *x) {
     }
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void report(const tn_tensor *x) {
     double seconds[WORKS][ROUNDS];
     for (int r = 0; r < ROUNDS; r++)
@@ -116,8 +105,8 @@ static void report(const tn_tensor *x) {
             seconds[w][r] = seconds_a_chain(&works[w], x, CALLS);
     printf("%d operations on %d floats, nanoseconds:\n", CHAIN, ELEMENTS);
     for (int w = 0; w < WORKS; w++) {
-        qsort(seconds[w], ROUNDS, sizeof *seconds[w], ascending);
-        printf("%-8s best %7.0f   median %7.0f\n", works[w].name, seconds[w][0] * 1e9, seconds[w][ROUNDS / 2] * 1e9);
+        times t = sorted(seconds[w], ROUNDS);
+        printf("%-8s best %7.0f   median %7.0f\n", works[w].name, t.best * 1e9, t.median * 1e9);
     }
 }
 

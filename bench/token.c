@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "bench.h"
 #include "trunnion/trunnion.h"
 
 enum {
@@ -38,12 +38,6 @@ static void check(tn_status status) {
     if (status == TN_OK) return;
     fprintf(stderr, "bench_token: %s\n", tn_error());
     exit(1);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* ---- the model --------------------------------------------------------------------------------------------------- */
@@ -151,14 +145,14 @@ static tn_tensor *forward(tn_tensor *ids, tn_tensor *position) {
 static float logits[VOCABULARY];
 
 static double prompt_seconds(int64_t n) {
-    double start = now();
+    double start = bench_now();
     TN_SCOPE {
         int64_t ids[PAGES * PAGE];
         for (int64_t i = 0; i < n; i++)
             ids[i] = i * 97 % VOCABULARY;
         check(tn_read(forward(tn_from_data(ids, TN_DIMS(n), TN_I64), tn_dial_int(0)), logits, sizeof logits));
     }
-    return now() - start;
+    return bench_now() - start;
 }
 
 static tn_graph *capture(void) {
@@ -173,19 +167,14 @@ static tn_graph *capture(void) {
 }
 
 static double token_seconds(tn_graph *graph, int64_t position) {
-    double start = now();
+    double start = bench_now();
     TN_SCOPE {
         tn_tensor *id = tn_from_data((int64_t[]){position * 31 % VOCABULARY}, TN_DIMS(1), TN_I64), *y = NULL;
         check(tn_graph_set_dial(graph, 0, (double)position));
         check(tn_graph_launch(graph, &id, &y));
         check(tn_read(y, logits, sizeof logits));
     }
-    return now() - start;
-}
-
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
+    return bench_now() - start;
 }
 
 static void explain(void) {
@@ -209,17 +198,16 @@ int main(int count, char **words) {
     tn_runtime_stats s = {.struct_size = sizeof s};
     tn_reset_runtime_stats();
     static double seconds[PAGES * PAGE];
-    double start = now();
+    double start = bench_now();
     for (int64_t i = 0; i < tokens; i++)
         seconds[i] = token_seconds(graph, prompt + i);
-    double all = now() - start;
+    double all = bench_now() - start;
     check(tn_get_runtime_stats(&s));
-    qsort(seconds, (size_t)tokens, sizeof *seconds, compare);
+    times t = sorted(seconds, (int)tokens);
     printf("prompt of %lld: %.1f ms, %.0f tokens/s (the first time %.1f ms)\n", (long long)prompt, again * 1e3,
            (double)prompt / again, first * 1e3);
-    printf("token: median %.3f ms, least %.3f ms, %.1f tokens/s; %lld commands; plans made %lld\n",
-           seconds[tokens / 2] * 1e3, seconds[0] * 1e3, (double)tokens / all, (long long)(s.launches / tokens),
-           (long long)s.plans_made);
+    printf("token: median %.3f ms, least %.3f ms, %.1f tokens/s; %lld commands; plans made %lld\n", t.median * 1e3,
+           t.best * 1e3, (double)tokens / all, (long long)(s.launches / tokens), (long long)s.plans_made);
     printf("host: %.1f us a token (%.2f %%)\n", (all - s.run_seconds) / (double)tokens * 1e6,
            (all - s.run_seconds) / all * 100);
     tn_graph_free(graph);

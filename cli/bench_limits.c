@@ -1,4 +1,5 @@
-/* bench_limits.c — what the processor could do: fused multiply-adds without memory, and reading memory.
+/* bench_limits.c — what the processor could do: fused multiply-adds and products of integers without memory, and
+ * reading memory.
  *
  * Each probe runs on as many threads as the works do and is repeated; the best one counts, as it is a limit. Its
  * threads are tied to processors as the library's are, since a system may leave two of them on one. */
@@ -16,6 +17,7 @@ enum {
     QUIET_ROUNDS = 5,
     QUIET_PROBES = 40,
     STEPS = 40000,
+    DOT_STEPS = 20000,
     CHAINS = 16,
     MOST_THREADS = 256
 };
@@ -60,6 +62,55 @@ static probe *choose_probe(void) {
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return probe_avx2;
 #endif
     return probe_base;
+}
+
+/* ---- products of small integers --------------------------------------------------------------------------------- */
+
+static volatile int dot_seed, dot_keep;
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f,avx512bw,avx512vnni"))) static double dot_avx512(void) {
+    __m512i sum[16], x = _mm512_set1_epi32(dot_seed), y = _mm512_set1_epi32(dot_seed);
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) sum[i] = _mm512_set1_epi32(dot_seed);
+    for (int step = 0; step < DOT_STEPS; step++) {
+        _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) sum[i] = _mm512_dpbusd_epi32(sum[i], x, y);
+    }
+    for (int i = 0; i < 16; i++)
+        dot_keep = _mm512_reduce_add_epi32(sum[i]);
+    return 2.0 * 64 * 16 * DOT_STEPS;
+}
+
+__attribute__((target("avx2"))) static double dot_avx2(void) {
+    __m256i sum[10], x = _mm256_set1_epi32(dot_seed), y = _mm256_set1_epi32(dot_seed), one = _mm256_set1_epi16(1);
+    _Pragma("GCC unroll 10") for (int i = 0; i < 10; i++) sum[i] = _mm256_set1_epi32(dot_seed);
+    for (int step = 0; step < DOT_STEPS; step++) {
+        _Pragma("GCC unroll 10") for (int i = 0; i < 10; i++) {
+            sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(_mm256_maddubs_epi16(x, sum[i]), one));
+        }
+    }
+    for (int i = 0; i < 10; i++)
+        dot_keep = _mm256_extract_epi32(_mm256_add_epi32(sum[i], y), 0);
+    return 2.0 * 32 * 10 * DOT_STEPS;
+}
+#endif
+
+static double dot_base(void) {
+    int sum[16] = {0}, x = dot_seed;
+    for (int step = 0; step < DOT_STEPS; step++) {
+        for (int i = 0; i < 16; i++)
+            sum[i] += x * (sum[i] ^ i);
+    }
+    for (int i = 0; i < 16; i++)
+        dot_keep = sum[i];
+    return 2.0 * 16 * DOT_STEPS;
+}
+
+static probe *choose_dot(void) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512vnni")) return dot_avx512;
+    if (__builtin_cpu_supports("avx2")) return dot_avx2;
+#endif
+    return dot_base;
 }
 
 /* ---- reading ----------------------------------------------------------------------------------------------------- */
@@ -171,6 +222,11 @@ static bool measure(crew *c, int threads) {
 
 double bench_fma_limit(int threads) {
     crew c = {.probe = choose_probe(), .rounds = REPEATS, .probes = 1, .best = 1e9};
+    return measure(&c, threads) ? c.work * threads / c.best : 0;
+}
+
+double bench_dot_limit(int threads) {
+    crew c = {.probe = choose_dot(), .rounds = REPEATS, .probes = 1, .best = 1e9};
     return measure(&c, threads) ? c.work * threads / c.best : 0;
 }
 
