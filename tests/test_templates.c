@@ -104,7 +104,7 @@ static void products_of_all_sizes(void **state) {
         {64, 64, 16, TN_F32, false, false, false},  {65, 66, 17, TN_F32, true, false, true},
         {130, 70, 256, TN_F32, false, true, false}, {33, 40, 300, TN_F32, true, true, true},
         {31, 5, 513, TN_F32, false, false, true},   {5, 200, 530, TN_F32, false, true, true},
-        {1, 100, 77, TN_F32, false, true, false},   {8, 65, 40, TN_F32, true, false, false},
+        {2, 100, 77, TN_F32, false, true, false},   {8, 65, 40, TN_F32, true, false, false},
         {40, 40, 270, TN_F64, false, true, true},   {20, 40, 35, TN_I32, false, false, true},
         {20, 40, 35, TN_I64, true, true, false},    {40, 40, 30, TN_F16, false, false, false},
         {3, 70, 0, TN_F32, false, false, true},     {300, 1, 40, TN_F32, true, false, true},
@@ -321,9 +321,9 @@ static void a_product(void **state) {
     same_bits(record_product, &(product){9, 20, 18, TN_F32, true, false, true}, "a product");
 }
 
-static void a_row_times_a_matrix(void **state) {
+static void rows_times_a_matrix(void **state) {
     (void)state;
-    same_bits(record_product, &(product){1, 70, 33, TN_F32, false, true, false}, "a row times a matrix");
+    same_bits(record_product, &(product){2, 70, 33, TN_F32, false, true, false}, "rows times a matrix");
 }
 
 static void a_convolution(void **state) {
@@ -352,8 +352,8 @@ static void a_sequence(void **state) {
 }
 
 static const struct CMUnitTest small[] = {
-    cmocka_unit_test(a_product),     cmocka_unit_test(a_row_times_a_matrix), cmocka_unit_test(weights_in_blocks),
-    cmocka_unit_test(a_convolution), cmocka_unit_test(a_sorted_row),         cmocka_unit_test(rows_added_by_index),
+    cmocka_unit_test(a_product),     cmocka_unit_test(rows_times_a_matrix), cmocka_unit_test(weights_in_blocks),
+    cmocka_unit_test(a_convolution), cmocka_unit_test(a_sorted_row),        cmocka_unit_test(rows_added_by_index),
     cmocka_unit_test(a_sequence),
 };
 
