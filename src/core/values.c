@@ -44,12 +44,15 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
 
 /* ---- expansion --------------------------------------------------------------------------------------------------- */
 
-/* A native op has a composition for where there is no kernel for it, be it a primitive or composed for autograd. */
+/* A native op has a composition for where there is no kernel for it, be it a primitive or composed for autograd; a
+ * reduction one of what the processor has a kernel for, or itself where looking through all is quicker. */
 static bool is_composed(const tn_node *n) {
     if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
     const tn_op_row *row = tn_op(n->op);
-    if (row->impl->class_ != TN_NATIVE) return row->kind == TN_COMPOSED;
+    if (row->kind == TN_COMPOSED && row->impl->class_ != TN_NATIVE) return true;
     if (!row->impl->compose) return false;
+    if (row->impl->class_ == TN_REDUCTION) return n->device->is_cpu;
+    if (row->impl->class_ != TN_NATIVE) return false;
     return n->device->is_cpu ? !tn_native_takes(n) : !tn_template_takes_node(n);
 }
 
@@ -78,6 +81,8 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
     tn_node *e = n->expansion ? n->expansion : tn_op(n->op)->impl->compose(&g->build, n);
     if (e && e != n) e = as_whole(g, e);
     if (g->build.status != TN_OK) return g->build.status;
+    *out = e;
+    if (e == n) return TN_OK;
     if (!e) return tn_fail(TN_ERR_INTERNAL, "%s: its composition yields nothing", tn_op(n->op)->name);
     TRY(check_expansion(n, e));
     TRY(tn_mem_grow(&g->expansions, &g->expansion_capacity, g->expansion_count + 1, sizeof *g->expansions));
@@ -96,6 +101,7 @@ static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out
         if (depth == MAX_NESTING)
             return tn_fail(TN_ERR_INTERNAL, "%s: compositions nest endlessly", tn_op(n->op)->name);
         TRY(expand(g, n, &e));
+        if (e == n) break;
         n = e;
     }
     *out = n;

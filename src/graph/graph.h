@@ -175,7 +175,7 @@ typedef struct tn_op_impl {
     uint8_t quantized;
     uint8_t reduce; /* TN_REDUCTION, TN_SCANNING: a kir_reduce */
     tn_status (*infer)(tn_infer *c);
-    tn_node *(*compose)(tn_build *b, const tn_node *n); /* TN_NATIVE: for devices without the kernel */
+    tn_node *(*compose)(tn_build *b, const tn_node *n); /* TN_NATIVE, TN_REDUCTION: core/values.c */
     /* grads[i] = d/d in[i] given dy; NULL entries: no gradient. grads is preset to NULLs. Only
      * inputs with TN_NODE_GRAD count. */
     tn_status (*grad)(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads);
