@@ -35,7 +35,8 @@ static const char help_text[] =
     "examples:\n"
     "  trunnion bench add-16 gemm-f32-256\n"
     "  trunnion bench 'policy-*' --json\n"
-    "  trunnion bench peak-memory-policy-train-64 start size\n";
+    "  trunnion bench peak-memory-policy-train-64 start size\n"
+    "  trunnion bench policy-train-64 --save .\n";
 
 static int run_bench(int argc, char **argv);
 

@@ -1,8 +1,9 @@
-"""command.py BUILD devices | train | help | left-out PART… — the command on this machine.
+"""command.py BUILD devices | train | bench | help | left-out PART… — the command on this machine.
 
 devices    lists the devices; the processor has to be among the usable ones.
 train      trains a small network on every backend that the listing calls available, with --strict, so that none of it
            can run elsewhere unseen; says "ran on: NAME" for each. A backend that is listed and then fails is a failure.
+bench      what a work starts from and yields, as files; rows with their keys; wrong options.
 help       runs the examples of each command's help; a training for a few steps only.
 left-out   in a build without PARTs the listing names each with the reason not_built.
 """
@@ -12,6 +13,7 @@ import math
 import os
 import pathlib
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -76,6 +78,39 @@ def check_train(program, report, _):
         report.add(False, "no backend is available, not even the processor")
 
 
+def read_floats(path):
+    """{name: numbers} of the f32 tensors in a safetensors file."""
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + length])
+    ends = {name: [8 + length + offset for offset in t["data_offsets"]] for name, t in header.items()
+            if t.get("dtype") == "F32"}
+    return {name: struct.unpack(f"<{(end - at) // 4}f", data[at:end]) for name, (at, end) in ends.items()}
+
+
+def check_bench(program, report, _):
+    with tempfile.TemporaryDirectory() as folder:
+        good = call(program, "bench", "add-16", "policy-train-1", "--save", folder) is not None
+        start, result, before, after = (
+            read_floats(pathlib.Path(folder) / f"{name}.safetensors") if good else {}
+            for name in ("add-16.start", "add-16.result", "policy-train-1.start", "policy-train-1.result"))
+    sums = [struct.unpack("<f", struct.pack("<f", a + b))[0] for a, b in zip(start["input.0"], start["input.1"])]
+    report.add(list(result["result.0"]) == sums, "--save: a work's inputs, and its results beside them")
+    weights = [name for name in before if name.startswith("model.")]
+    moved = [name for name in weights if before[name] != after[name]]
+    report.add(len(weights) == 8 and moved == weights, "--save: weights before and after a training step")
+    rows = (call(program, "bench", "quiet", "record-15", "gemm-f32-256", "--seconds", "0.01") or {}).get("rows", [])
+    keys = {"work", "unit", "value", "limit_fraction", "best", "samples"}
+    report.add([r["work"] for r in rows] == ["quiet", "record-15", "gemm-f32-256"] and all(keys == set(r) for r in rows),
+               "rows come in order, with their keys")
+    report.add(all(r["value"] > 0 for r in rows) and rows[2]["limit_fraction"] > 0, "all are measured, one by its limit")
+    for words in (["no-such-work"], ["add-16", "--seconds", "-1"], ["add-16", "--seconds", "x"]):
+        ended = subprocess.run([program, "bench", *words], capture_output=True).returncode
+        report.add(ended == 2, f"wrong usage: bench {' '.join(words)}")
+    missing = subprocess.run([program, "bench", "llm-prompt-512", "--model", "no.gguf"], capture_output=True).returncode
+    report.add(missing != 0, "a model that is not there is a failure")
+
+
 def examples_of(text):
     """The lines below "examples:", without the remarks that stand behind many blanks."""
     below = re.search(r"^examples:\n((?:  .*\n)+)", text, re.MULTILINE)
@@ -112,7 +147,8 @@ def check_left_out(program, report, parts):
         report.add(backend.get("reason_code", backend.get("reason")) == "not_built", f"{part} is listed as not built")
 
 
-CHECKS = {"devices": check_devices, "train": check_train, "help": check_help, "left-out": check_left_out}
+CHECKS = {"devices": check_devices, "train": check_train, "bench": check_bench, "help": check_help,
+          "left-out": check_left_out}
 
 
 def main():
