@@ -177,10 +177,18 @@ static kir_val lower_scatter_sum(tn_lower *lw, const tn_node *n, const kir_aff *
     kir_val v = tn_lower_at_masked(lw, n->in[1], in, hit);
     return kir_select(lw->kb, hit, v, place_zero(lw, (tn_dtype)n->dtype));
 }
-/* Where each element of the index leads in the target as one row, −1 for what falls outside. */
+/* 0, 1, 2 … along a dim of a tensor of this rank, the other dims being 1. */
+static tn_node *numbers_along(tn_build *b, int64_t count, int dim, int rank) {
+    int64_t shape[TN_MAX_RANK];
+    for (int d = 0; d < rank; d++)
+        shape[d] = d == dim ? count : 1;
+    return tn_b_reshape(b, tn_b_arange(b, 0, (double)count, 1, TN_I64), shape, rank);
+}
+
+/* Where each element of the index leads in the target as one row, −1 for what falls outside: [elements]. */
 static tn_node *flat_places(tn_build *b, const tn_node *n) {
     tn_node *index = tn_b_cast(b, n->in[0], TN_I64), *place = NULL;
-    int64_t dim = n->i[0], stride[TN_MAX_RANK];
+    int64_t dim = n->i[0], stride[TN_MAX_RANK], count = tn_node_numel(n->in[0]);
     if (!index) return NULL;
     place_strides(n->shape, n->rank, stride);
     tn_node *last = tn_b_const(b, (double)(n->shape[dim] - 1), index), *none = tn_b_const(b, -1, index);
@@ -188,29 +196,35 @@ static tn_node *flat_places(tn_build *b, const tn_node *n) {
     place = tn_b_mul(b, index, tn_b_const(b, (double)stride[dim], index));
     for (int d = 0; d < n->rank; d++) {
         if (d == dim || index->shape[d] == 1) continue;
-        int64_t along[TN_MAX_RANK];
-        for (int k = 0; k < n->rank; k++)
-            along[k] = k == d ? index->shape[d] : 1;
-        tn_node *steps = tn_b_arange(b, 0, (double)index->shape[d], 1, TN_I64);
-        steps = tn_b_mul(b, steps, steps ? tn_b_const(b, (double)stride[d], steps) : NULL);
-        place = tn_b_add(b, place, tn_b_reshape(b, steps, along, n->rank));
+        tn_node *steps = numbers_along(b, index->shape[d], d, n->rank);
+        place = tn_b_add(b, place, tn_b_mul(b, steps, tn_b_const(b, (double)stride[d], index)));
     }
-    return tn_b_where(b, inside, place, none);
+    return tn_b_whole(b, tn_b_reshape(b, tn_b_where(b, inside, place, none), &count, 1));
 }
 
-/* Looking through all of dim takes time that grows with its square. Where the processor has many to look through, each
- * element of the source goes to its place instead: the sums are the same, begun at 0 and in ascending order. */
-static tn_node *compose_scatter_sum(tn_build *b, const tn_node *n) {
+/* Looking through all of dim takes time that grows with its square. */
+static bool many_to_look_through(const tn_node *n) {
     enum { MANY = 32 };
+    const tn_node *index = n->in[0];
+    return index->shape[n->i[0]] >= MANY && n->shape[n->i[0]] >= MANY && tn_node_numel(n) && tn_node_numel(index);
+}
+
+/* What is added up by place: one row an element of n. */
+static tn_node *zeros_for(tn_build *b, const tn_node *n, tn_dtype t) {
+    int64_t count = tn_node_numel(n);
+    return tn_b_contiguous(b, tn_b_expand(b, tn_b_cast(b, tn_b_const(b, 0, n), t), &count, 1));
+}
+
+/* Where the processor has many to look through, each element of the source goes to its place instead: the sums are the
+ * same, begun at 0 and in ascending order. */
+static tn_node *compose_scatter_sum(tn_build *b, const tn_node *n) {
     tn_node *index = n->in[0], *src = n->in[1];
-    bool summed = n->dtype == TN_F32 || n->dtype == TN_F64;
-    int64_t count = tn_node_numel(index), all = tn_node_numel(n);
-    if (!summed || index->shape[n->i[0]] < MANY || n->shape[n->i[0]] < MANY || all == 0) return (tn_node *)(uintptr_t)n;
+    int64_t count = tn_node_numel(index);
+    if ((n->dtype != TN_F32 && n->dtype != TN_F64) || !many_to_look_through(n)) return tn_b_self(n);
     for (int d = 0; d < n->rank; d++)
         if (index->shape[d] < src->shape[d]) src = tn_b_slice(b, src, d, 0, index->shape[d], 1);
-    tn_node *zeros = tn_b_contiguous(b, tn_b_expand(b, tn_b_const(b, 0, n), &all, 1));
-    tn_node *place = tn_b_whole(b, tn_b_reshape(b, flat_places(b, n), &count, 1));
-    tn_node *sum = tn_b_index_add_rows(b, zeros, place, tn_b_whole(b, tn_b_reshape(b, src, &count, 1)));
+    tn_node *zeros = zeros_for(b, n, (tn_dtype)n->dtype);
+    tn_node *sum = tn_b_index_add_rows(b, zeros, flat_places(b, n), tn_b_whole(b, tn_b_reshape(b, src, &count, 1)));
     return tn_b_view(b, sum, n->shape, n->rank);
 }
 
@@ -267,6 +281,26 @@ static kir_val lower_scatter_last(tn_lower *lw, const tn_node *n, const kir_aff 
     kir_val hit = scatter_hits(lw, n, at, in);
     return kir_select(kb, hit, kir_index(kb, &at[n->rank]), kir_const_i(kb, KIR_I64, -1));
 }
+/* The same for the last that leads to a place: in order of places the last of equal ones, whose number (and one, so
+ * that 0 is none) alone goes there. */
+static tn_node *compose_scatter_last(tn_build *b, const tn_node *n) {
+    const tn_node *index = n->in[0];
+    int64_t dim = n->i[0], count = tn_node_numel(index), pads[2] = {0, 1};
+    if (!many_to_look_through(n)) return tn_b_self(n);
+    tn_node *place = flat_places(b, n), *order = tn_b_argsort_last(b, place, false);
+    tn_node *sorted = tn_b_whole(b, tn_b_index_select(b, place, 0, order));
+    tn_node *next = tn_b_pad(b, tn_b_slice(b, sorted, 0, 1, count, 1), pads, 2, -2);
+    tn_node *last = tn_b_where(b, tn_b_ne(b, sorted, next), sorted, sorted ? tn_b_const(b, -1, sorted) : NULL);
+    tn_node *number = numbers_along(b, index->shape[dim], (int)dim, n->rank);
+    number = tn_b_reshape(b, tn_b_expand(b, number, index->shape, n->rank), &count, 1);
+    tn_node *counted = tn_b_cast(b, tn_b_index_select(b, tn_b_whole(b, number), 0, order), TN_F64);
+    counted = tn_b_offset(b, counted, 1);
+    tn_node *zeros = zeros_for(b, n, TN_F64);
+    tn_node *found = tn_b_index_add_rows(b, zeros, tn_b_whole(b, last), tn_b_whole(b, counted));
+    found = tn_b_cast(b, tn_b_offset(b, found, -1), TN_I64);
+    return tn_b_view(b, found, n->shape, n->rank);
+}
+
 static void reference_scatter_last(const tn_reference *r) {
     const tn_node *n = r->node, *index = n->in[0];
     int64_t dim = n->i[0], to[TN_MAX_RANK];
@@ -286,10 +320,12 @@ const tn_op_impl tn_impl_scatter_last = {
     .class_ = TN_REDUCTION,
     .reduce = KIR_RMAX,
     .infer = infer_scatter_last,
+    .compose = compose_scatter_last,
     .lower = lower_scatter_last,
     .loops = loops_scatter_sum,
     .reference = reference_scatter_last,
     .cases = "[9,2]:i64@0..3 dim=0 shape=(4,2); [2,7]:i32@0..4 dim=1 shape=(3,5); [5]:i64@-2..6 dim=0 shape=(4);"
+             "[2,40,2]:i64@-2..34 dim=1 shape=(3,33,3);"
              "error=fit [2]:i64@0..1 dim=0 shape=(2,2)",
     .flops = 1};
 
