@@ -103,7 +103,7 @@ static void define_forward(const tn_sdpa_args *x) {
                 int64_t kv = h / (x->heads / x->kv_heads), all = weigh(x, b, h, i, w, &most, &sum);
                 for (int64_t c = 0; c < x->value_features; c++) {
                     float o = chains(w, 1, at(&x->v, b, kv, 0, c), x->v.row, all, CHUNK);
-                    *at(&x->out, b, h, i, c) = x->mask.data && most == -INFINITY ? 0 : o / sum;
+                    *at(&x->out, b, h, i, c) = x->blind && most == -INFINITY ? 0 : o / sum;
                 }
             }
     free(w);
@@ -121,7 +121,7 @@ static void define_scores(const tn_sdpa_args *x, int64_t b, int64_t h, head *s) 
         memset(w, 0, (size_t)x->keys * sizeof *w);
         memset(g, 0, (size_t)x->keys * sizeof *g);
         int64_t all = weigh(x, b, h, i, w, &most, &sum);
-        s->r[i] = x->mask.data && most == -INFINITY ? 0 : 1 / sum;
+        s->r[i] = x->blind && most == -INFINITY ? 0 : 1 / sum;
         for (int64_t c = 0; c < x->value_features; c++)
             lane[c % LANES] = fmaf(*at(&x->dout, b, h, i, c), *at(&x->out, b, h, i, c), lane[c % LANES]);
         float along = fold(lane);
@@ -232,7 +232,8 @@ static void bits_are_those_of_the_definition(void **state) {
                           .features = s->features,
                           .value_features = s->value_features,
                           .scale = 0.7f,
-                          .causal = s->causal};
+                          .causal = s->causal,
+                          .blind = s->mask == 3};
         x.q = make(s->batch, s->heads, s->queries, s->features, s->turned);
         x.k = make(s->batch, s->kv_heads, s->keys, s->features, s->turned);
         x.v = make(s->batch, s->kv_heads, s->keys, s->value_features, s->turned);
@@ -338,8 +339,71 @@ static void gradients_are_those_of_the_composition(void **state) {
             }
 }
 
+/* ---- written by hand --------------------------------------------------------------------------------------------- */
+
+typedef enum way { PLAIN, DIVIDED, MASKED, FILLED, HELD, WAYS } way;
+
+/* Attention as its users write it. HELD: the weights are kept. */
+static tn_tensor *written(way how, const tn_tensor *q, const tn_tensor *k, const tn_tensor *v, tn_tensor **weights) {
+    enum { N = 40 };
+    tn_tensor *result = NULL;
+    TN_SCOPE {
+        tn_tensor *scores = tn_matmul(q, tn_transpose(k, -2, -1));
+        tn_tensor *later = tn_gt(tn_arange(0, N, 1, TN_I64), tn_unsqueeze(tn_arange(0, N, 1, TN_I64), 1));
+        scores = how == DIVIDED ? tn_div(scores, tn_scalar(4)) : tn_mul(tn_scalar(0.25), scores);
+        if (how == MASKED)
+            scores = tn_add(tn_masked_fill(tn_zeros((int64_t[]){N, N}, 2, TN_F32), later, -INFINITY), scores);
+        if (how == FILLED) scores = tn_masked_fill(scores, later, -INFINITY);
+        tn_tensor *w = tn_softmax(scores, -1);
+        result = tn_keep(how == DIVIDED ? tn_bmm(w, v) : tn_matmul(w, v));
+        if (how == HELD) *weights = tn_keep(w);
+    }
+    return result;
+}
+
+static void compare(way how, const tn_tensor *want, const tn_tensor *got) {
+    double far = tn_item(tn_amax(tn_abs(tn_sub(want, got)), NULL, 0, false));
+    if (how == HELD)
+        assert_true(far < 1e-6);
+    else
+        assert_true(far == 0);
+}
+
+static void check_way(way how) {
+    static const int64_t dims[] = {3, 40, 16};
+    tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .is_causal = how == MASKED || how == FILLED};
+    tn_tensor *in[3], *y[2], *grads[2][3], *weights = NULL;
+    for (int i = 0; i < 3; i++) {
+        in[i] = random_tensor(dims, 3, 0, TN_F32, (uint64_t)i + 1);
+        assert_ok(tn_set_requires_grad(in[i], true));
+    }
+    for (int by_hand = 0; by_hand < 2; by_hand++) {
+        y[by_hand] = by_hand ? written(how, in[0], in[1], in[2], &weights)
+                             : tn_scaled_dot_product_attention(in[0], in[1], in[2], NULL, &o);
+        tn_tensor *loss = tn_sum(tn_mul(y[by_hand], y[by_hand]), NULL, 0, false);
+        assert_ok(tn_gradients(&loss, 1, NULL, in, 3, false, grads[by_hand]));
+        assert_ok(tn_eval(grads[by_hand], 3));
+    }
+    char *plan = tn_explain_last();
+    assert_non_null(plan);
+    assert_int_equal(strstr(plan, "attention_dense ") != NULL, how != HELD);
+    assert_int_equal(strstr(plan, "attention_dense_gradient ") != NULL, how != HELD);
+    tn_text_free(plan);
+    compare(how, y[0], y[1]);
+    for (int i = 0; i < 3; i++)
+        compare(how, grads[0][i], grads[1][i]);
+    tn_free(weights);
+}
+
+static void attention_written_by_hand_is_recognised(void **state) {
+    (void)state;
+    for (way how = PLAIN; how < WAYS; how++)
+        TN_SCOPE check_way(how);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bits_are_those_of_the_definition),
-                                       cmocka_unit_test(gradients_are_those_of_the_composition)};
+                                       cmocka_unit_test(gradients_are_those_of_the_composition),
+                                       cmocka_unit_test(attention_written_by_hand_is_recognised)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -227,7 +227,7 @@ typedef struct tn_sdpa_tensor {
  *     j % 16, ascending, then lane t takes lane t + w for w = 8, 4, 2, 1;
  *   - a sum over keys, or over queries, is one fma chain from +0 for each 64 of them, the chains added ascending. Keys
  *     of chunks up to that of the last key seen take part, those not seen with weight 0;
- *   - out = (Σ_j w_j·v_j) / L. Where there is a mask, a row whose M is -inf is 0, and has no gradients;
+ *   - out = (Σ_j w_j·v_j) / L. If `blind`, a row whose M is -inf is 0, and has no gradients; else it is NaN;
  *   - r = 1 / L, D = out·dout (an fma into lane c % 16 for each feature c, ascending; lanes folded as above),
  *     g_j = (w_j · (dout·v_j - D)) · (scale · r);
  *     dq = Σ_j g_j·k_j, dk_j = Σ_i g_j·q_i, dv_j = Σ_i w_j·(dout_i·r_i), the sums over queries head after head of
@@ -238,6 +238,7 @@ typedef struct tn_sdpa_args {
     int64_t queries, keys, features, value_features;
     float scale;
     bool causal;
+    bool blind; /* rows that see nothing are 0 */
     tn_sdpa_tensor q, k, v;
     tn_sdpa_tensor mask;       /* added to the scores; strides of 0 where broadcast; data NULL: none */
     tn_sdpa_tensor out;        /* column stride 1; must not overlap the others */

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "graph/known.h"
 #include "kern/kern.h"
 #include "ops/common.h"
 
@@ -83,6 +84,7 @@ typedef struct operands {
     tn_node *q, *k, *v, *mask;
     int64_t group; /* heads of q per head of k; 0: as many */
     bool causal;
+    bool blind; /* a query may see nothing: then its result is 0 */
     double scale;
 } operands;
 
@@ -135,6 +137,7 @@ static int64_t group_size(const tn_node *q, const tn_node *k) {
 static operands operands_of(tn_build *b, const tn_node *n, bool causal, double scale) {
     operands o = {.q = wide(b, n->in[Q]), .k = wide(b, n->in[K]), .v = wide(b, n->in[V]), .mask = n->in[MASK]};
     o.causal = causal;
+    o.blind = o.mask != NULL;
     o.scale = scale;
     if (b->status != TN_OK) return o;
     if (o.scale == 0.0) o.scale = 1.0 / sqrt((double)o.q->shape[o.q->rank - 1]);
@@ -155,7 +158,7 @@ static tn_node *weights_of(tn_build *b, const operands *o) {
     tn_node *scores = tn_b_scale(b, tn_b_matmul_batched(b, o->q, tn_b_transpose(b, o->k, -2, -1)), o->scale);
     if (o->causal) scores = causal(b, scores);
     if (o->mask) scores = masked(b, scores, o->mask);
-    return attention_weights(b, scores, o->mask != NULL);
+    return attention_weights(b, scores, o->blind);
 }
 
 static tn_node *composed(tn_build *b, const tn_node *n, operands o) {
@@ -167,7 +170,9 @@ static tn_node *composed(tn_build *b, const tn_node *n, operands o) {
 /* ---- in four dimensions ------------------------------------------------------------------------------------------ */
 
 static operands dense_operands(tn_build *b, const tn_node *n) {
-    return operands_of(b, n, n->i[TN_ATTENTION_DENSE_IS_CAUSAL], n->f[TN_ATTENTION_DENSE_SCALE]);
+    operands o = operands_of(b, n, n->i[TN_ATTENTION_DENSE_IS_CAUSAL], n->f[TN_ATTENTION_DENSE_SCALE]);
+    o.blind = n->i[TN_ATTENTION_DENSE_BLIND];
+    return o;
 }
 
 static tn_node *compose_attention_dense(tn_build *b, const tn_node *n) { return composed(b, n, dense_operands(b, n)); }
@@ -267,33 +272,33 @@ static tn_status grad_attention_dense(tn_build *b, const tn_node *n, tn_node *dy
         spread(b, n, o, out, dy, grads);
         return b->status;
     }
-    tn_node *all = tn_b_attention_dense_gradient(b, o.q, o.k, o.v, o.mask, out, dy, o.causal, o.scale);
+    tn_node *all = tn_b_attention_dense_gradient(b, o.q, o.k, o.v, o.mask, out, dy, o.causal, o.scale, o.blind);
     for (int i = Q; i <= V; i++)
         grads[i] = part_of(b, all, (const tn_node *const *)n->in, i);
     return b->status;
 }
 
-/* attention_dense(q, k, v, mask, is_causal, scale): scaled_dot_product_attention in f32, with a batch and heads; the
- * mask, which has no gradient, is added. */
+/* attention_dense(q, k, v, mask, is_causal, scale, blind): scaled_dot_product_attention in f32, with a batch and heads;
+ * the mask, which has no gradient, is added. blind: a query that it lets see nothing gets 0, else NaN. */
 const tn_op_impl tn_impl_attention_dense = {
     .class_ = TN_NATIVE,
     .infer = infer_attention_dense,
     .compose = compose_attention_dense,
     .grad = grad_attention_dense,
-    .cases = "types=f32 tol=1e-5 atol=1e-5; [2,2,3,4] [2,2,5,4] [2,2,5,3] - is_causal=false scale=0.5; "
-             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - is_causal=true scale=0.4; "
-             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] is_causal=false scale=0.7; "
-             "error=rank [3,4] [3,4] [3,4] - is_causal=false scale=1"};
+    .cases = "types=f32 tol=1e-5 atol=1e-5; [2,2,3,4] [2,2,5,4] [2,2,5,3] - is_causal=false scale=0.5 blind=false; "
+             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - is_causal=true scale=0.4 blind=false; "
+             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] is_causal=false scale=0.7 blind=true; "
+             "error=rank [3,4] [3,4] [3,4] - is_causal=false scale=1 blind=false"};
 
-/* attention_dense_gradient(q, k, v, mask, out, dout, is_causal, scale): the gradients of q, k and v. */
+/* attention_dense_gradient(q, k, v, mask, out, dout, is_causal, scale, blind): the gradients of q, k and v. */
 const tn_op_impl tn_impl_attention_dense_gradient = {
     .class_ = TN_NATIVE,
     .infer = infer_attention_dense_gradient,
     .compose = compose_attention_dense_gradient,
     .cases = "types=f32 tol=2e-5 atol=2e-5; "
-             "[2,2,3,4] [2,2,5,4] [2,2,5,3] - [2,2,3,3] [2,2,3,3] is_causal=false scale=0.5; "
-             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - [1,2,70,4] [1,2,70,4] is_causal=true scale=0.4; "
-             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] [1,4,3,2] [1,4,3,2] is_causal=false scale=0.7"};
+             "[2,2,3,4] [2,2,5,4] [2,2,5,3] - [2,2,3,3] [2,2,3,3] is_causal=false scale=0.5 blind=false; "
+             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - [1,2,70,4] [1,2,70,4] is_causal=true scale=0.4 blind=false; "
+             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] [1,4,3,2] [1,4,3,2] is_causal=false scale=0.7 blind=true"};
 
 /* ---- for users --------------------------------------------------------------------------------------------------- */
 
@@ -333,7 +338,7 @@ static tn_node *compose_attention(tn_build *b, const tn_node *n) {
     if (b->status != TN_OK) return NULL;
     if (!is_dense(n, &o)) return tn_b_cast_like(b, composed(b, n, o), n);
     tn_node *y = tn_b_attention_dense(b, in_four(b, o.q), in_four(b, o.k), in_four(b, o.v),
-                                      mask_in_four(b, o.mask, o.q, o.k), o.causal, o.scale);
+                                      mask_in_four(b, o.mask, o.q, o.k), o.causal, o.scale, o.blind);
     return tn_b_cast_like(b, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank), n);
 }
 
@@ -355,3 +360,79 @@ const tn_op_impl tn_impl_scaled_dot_product_attention = {
              "[1,2,0,2] [1,2,3,2] [1,2,3,2] -; error=multiple [1,3,2,2] [1,2,2,2] [1,2,2,2] -; "
              "error=features [2,3] [2,4] [2,4] -; error=broadcast [2,3] [2,3] [2,3] [3,2]; "
              "error=positions [2,3] [2,3] [4,3] -"};
+
+/* ---- written by hand --------------------------------------------------------------------------------------------- */
+
+/* What softmax(scale · q kᵀ + mask) is made of. */
+typedef struct scores {
+    tn_node *product, *mask;
+    bool hidden; /* the mask is bool, and hides where it is true */
+    double scale;
+} scores;
+
+static bool is_number(const tn_node *n) { return n->op == TN_OP_FULL && n->rank == 0; }
+
+static bool is_product(const tn_node *n) {
+    return n->op == TN_OP_MATMUL || n->op == TN_OP_BMM || n->op == TN_OP_MM || n->op == TN_OP_MATMUL_BATCHED;
+}
+
+/* Through a multiplication by, or a division through, a number. NULL when it is neither. */
+static tn_node *without_scale(const tn_node *n, double *scale) {
+    bool times = n->op == TN_OP_MUL, over = n->op == TN_OP_DIV;
+    if (!times && !over) return NULL;
+    int number = times && is_number(n->in[0]) ? 0 : 1;
+    if (!is_number(n->in[number])) return NULL;
+    *scale = times ? *scale * n->in[number]->f[0] : *scale / n->in[number]->f[0];
+    return n->in[1 - number];
+}
+
+static bool find_product(tn_node *n, scores *s) {
+    for (tn_node *inner = n; inner; inner = without_scale(n, &s->scale))
+        n = inner;
+    s->product = n;
+    return is_product(n);
+}
+
+static bool find_scores(tn_node *n, scores *s) {
+    *s = (scores){.scale = 1};
+    if (find_product(n, s)) return true;
+    if (n->op == TN_OP_MASKED_FILL && n->f[TN_MASKED_FILL_VALUE] == -INFINITY) {
+        *s = (scores){.scale = 1, .mask = n->in[1], .hidden = true};
+        return find_product(n->in[0], s);
+    }
+    for (int i = 0; n->op == TN_OP_ADD && i < 2; i++) {
+        *s = (scores){.scale = 1, .mask = n->in[1 - i]};
+        if (find_product(n->in[i], s)) return true;
+    }
+    return false;
+}
+
+static bool same_batch(const tn_node *x, const tn_node *y) {
+    return x->rank == y->rank && memcmp(x->shape, y->shape, (size_t)(x->rank - 2) * sizeof *x->shape) == 0;
+}
+
+/* Nobody holds it, and it is not there yet: it need not be computed for its own sake. */
+static bool is_passing(const tn_node *n) {
+    return atomic_load_explicit(&n->handles, memory_order_relaxed) == 0 && !tn_node_computed(n);
+}
+
+/* softmax(scale · q kᵀ + mask) v written out as a product of the softmax with v: attention, if no step on the way is
+ * asked for by itself. NULL when it is something else. */
+tn_node *tn_attention_of_product(tn_build *b, const tn_node *n) {
+    enum { FEW_QUERIES = 8 };
+    tn_node *w = n->in[0], *v = n->in[1];
+    scores s;
+    if (b->status != TN_OK || w->op != TN_OP_SOFTMAX || n->dtype != TN_F32 || w->rank < 2 || w->i[0] != w->rank - 1)
+        return NULL;
+    if (!is_passing(w) || !find_scores(w->in[0], &s) || !is_passing(s.product)) return NULL;
+    tn_node *q = s.product->in[0], *kt = s.product->in[1];
+    if (q->rank < 2 || !same_batch(q, w) || !same_batch(kt, w) || !same_batch(v, w)) return NULL;
+    if (s.mask && (s.mask->rank > w->rank || (s.mask->flags & TN_NODE_GRAD))) return NULL;
+    if (w->shape[w->rank - 2] < FEW_QUERIES || tn_node_numel(q) == 0 || tn_node_numel(kt) == 0 || tn_node_numel(v) == 0)
+        return NULL;
+    tn_node *k = tn_b_transpose(b, kt, -2, -1);
+    tn_node *mask = s.hidden ? tn_b_logical_not(b, s.mask) : s.mask;
+    tn_node *y = tn_b_attention_dense(b, in_four(b, q), in_four(b, k), in_four(b, v), mask_in_four(b, mask, q, k),
+                                      false, s.scale, false);
+    return n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank);
+}

@@ -35,6 +35,8 @@ tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);
 tn_node *tn_b_whole(tn_build *b, tn_node *x);
 /* x, or a copy of it when its elements do not lie in row-major order: native kernels take no other inputs. */
 tn_node *tn_b_laid_out(tn_build *b, tn_node *x);
+/* attention.c: the product n as attention, if it is that written out; else NULL. */
+tn_node *tn_attention_of_product(tn_build *b, const tn_node *n);
 /* The node itself as an operand: gradients use results again. */
 static inline tn_node *tn_b_self(const tn_node *n) { return (tn_node *)(uintptr_t)n; }
 static inline bool tn_needs_grad(const tn_node *n, int i) { return n->in[i] && (n->in[i]->flags & TN_NODE_GRAD); }

@@ -222,7 +222,8 @@ static tn_node *as_matrix(tn_build *b, tn_node *x, bool column) {
 }
 
 static tn_node *compose_matmul(tn_build *b, const tn_node *n) {
-    tn_node *x = n->in[0], *y = n->in[1];
+    tn_node *x = n->in[0], *y = n->in[1], *attention = tn_attention_of_product(b, n);
+    if (attention) return attention;
     tn_node *product = tn_b_matmul_batched(b, as_matrix(b, x, false), as_matrix(b, y, true));
     return x->rank > 1 && y->rank > 1 ? product : tn_b_view(b, product, n->shape, n->rank);
 }
@@ -235,7 +236,10 @@ const tn_op_impl tn_impl_matmul = {
     .cases = "tol=4e-6 atol=4e-6; [5] [5]; [4] [4,3]; [3,4] [4]; [3,4] [4,2]; [2,3,4] [4,5]; [4] [2,4,3]; "
              "[2,3,4] [4]; [0] [0]; error=one [] [3]; error=last [2,3] [2,3]"};
 
-static tn_node *compose_product(tn_build *b, const tn_node *n) { return tn_b_matmul_batched(b, n->in[0], n->in[1]); }
+static tn_node *compose_product(tn_build *b, const tn_node *n) {
+    tn_node *attention = tn_attention_of_product(b, n);
+    return attention ? attention : tn_b_matmul_batched(b, n->in[0], n->in[1]);
+}
 
 static tn_status infer_mm(tn_infer *c) {
     TRY(check_rank(c, 0, 2, "the first matrix"));

@@ -217,9 +217,9 @@ static void score_block(const sdpa *a, part *p, const block *b) {
     find_most(p, b);
 }
 
-/* A query that a mask lets see nothing. */
+/* A query that sees nothing and shall be 0. */
 static bool is_blind(const sdpa *a, const part *p, int64_t row) {
-    return a->args->mask.data && p->most[row] == -INFINITY;
+    return a->args->blind && p->most[row] == -INFINITY;
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
