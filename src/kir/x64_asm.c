@@ -135,6 +135,8 @@ void kir_x64_store_element(x64_asm *a, x64_rm to, int reg, int size) {
     scalar(a, size == 8, size == 1 ? "\x88" : "\x89", 1, reg, to, 0);
 }
 
+void kir_x64_ask_for(x64_asm *a, x64_rm line) { scalar(a, false, "\x0F\x18", 2, 1, line, 0); }
+
 void kir_x64_address(x64_asm *a, int reg, x64_rm of) { scalar(a, true, "\x8D", 1, reg, of, 0); }
 
 void kir_x64_set(x64_asm *a, int reg, int32_t value) {

@@ -178,6 +178,7 @@ void kir_x64_store(x64_asm *a, x64_rm to, int reg);
 void kir_x64_load_element(x64_asm *a, int reg, x64_rm from, int size); /* zero-extended */
 void kir_x64_store_element(x64_asm *a, x64_rm to, int reg, int size);
 void kir_x64_address(x64_asm *a, int reg, x64_rm of);
+void kir_x64_ask_for(x64_asm *a, x64_rm line); /* a cache line; any address will do */
 void kir_x64_set(x64_asm *a, int reg, int32_t value);
 void kir_x64_move(x64_asm *a, int to, int from);
 void kir_x64_add(x64_asm *a, int to, int from);

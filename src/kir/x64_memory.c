@@ -73,6 +73,20 @@ static void walk(x64_emitter *e, const x64_step *s, int mask, bool load) {
     kir_x64_jump_back_if(e->a, X64_B, again);
 }
 
+/* ---- looking ahead ----------------------------------------------------------------------------------------------- */
+
+/* A body so long hides what comes next from the processor: it looks some hundred instructions ahead, and its own
+ * prefetching ends at every page. Shorter ones reach their next lines by themselves. */
+enum { LONG_BODY = 20, AHEAD_BYTES = 2048, LINE = 64 };
+
+static void look_ahead(x64_emitter *e, const x64_step *s) {
+    int at = e->copy * e->b->lanes * s->size;
+    if (e->mode != X64_WHOLE || e->s->n < LONG_BODY || class_at(e, s) != X64_NEXT || at % LINE != 0) return;
+    x64_rm line = row_at(e, s);
+    line.disp += AHEAD_BYTES;
+    kir_x64_ask_for(e->a, line);
+}
+
 /* ---- loads ------------------------------------------------------------------------------------------------------- */
 
 /* One element in all lanes. */
@@ -124,6 +138,7 @@ static bool moves_at_once(const x64_emitter *e, const x64_step *s, int mask) {
 }
 
 void kir_x64_emit_load(x64_emitter *e, const x64_step *s, int d) {
+    look_ahead(e, s);
     if (class_at(e, s) == X64_SAME && s->a < 0) {
         load_same(e, s, d);
         return;
@@ -143,6 +158,7 @@ static void store_one(x64_emitter *e, const x64_step *s) {
 }
 
 void kir_x64_emit_store(x64_emitter *e, const x64_step *s) {
+    look_ahead(e, s);
     int value = kir_x64_in_register(e, s->a, e->scratch[0]);
     if (e->mode != X64_ROW && moves_at_once(e, s, s->b)) {
         move_vector(e, s, value, s->b, false);
