@@ -106,6 +106,48 @@ def table(data):
     return lines, bool(wrong)
 
 
+# ---- the short table of README.md --------------------------------------------------------------------------------------
+
+FAMILIES = (("products of f32 matrices, 256 to 2048", "gemm-f32-"), ("product of bf16 matrices, 1024", "gemm-bf16-"),
+            ("matrix by vector, 4096", "gemv-"), ("an operation on few elements", "add-"),
+            ("chain of five on 16 M elements", "chain5-"), ("convolution 3×3", "conv3x3-"),
+            ("small policy network, forward", "policy-forward-"), ("the same, training step", "policy-train-"),
+            ("four transformer blocks, forward", "transformer-forward-"),
+            ("the same, forward and backward", "transformer-train-"),
+            ("convolutional network, forward", "cnn-forward-"), ("the same, training step", "cnn-train-"),
+            ("language model, prompt of 512 tokens", "llm-prompt-"), ("the same, a token after another", "llm-generate-"),
+            ("peak memory of training (smaller is better)", "peak-memory-"))
+BEGIN, END = "<!-- what bench/compare.py --record found -->", "<!-- end of it -->"
+
+
+def span(values):
+    least, most = f"{min(values):.2g}", f"{max(values):.2g}"
+    return least if least == most else f"{least} to {most}"
+
+
+def summary(data):
+    """Lines: a family of rows, its ratios, the peers that are strongest somewhere in it."""
+    known = gather(data)
+    lines = ["| work | times as fast | as |", "| --- | ---: | --- |"]
+    for title, prefix in FAMILIES:
+        rows = [f for f in known if f.row.name.startswith(prefix) and f.ratio]
+        if not rows:
+            continue
+        ratios = [1 / f.ratio if f.row.share else f.ratio for f in rows]
+        shown = f"{100 * min(ratios):.2g} to {100 * max(ratios):.2g} %" if rows[0].row.share else span(ratios)
+        lines.append(f"| {title} | {shown} | {', '.join(sorted({f.strongest for f in rows}))} |")
+    return lines
+
+
+def write_readme(data, options, today):
+    path = ROOT / "README.md"
+    before, rest = path.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    head = f"On {processor()}, {options.threads} threads, {today}; every row, those that are behind first:"
+    link = f"[docs/measured/cpu-{today}.md](docs/measured/cpu-{today}.md)."
+    path.write_text(before + "\n".join([BEGIN, head, link, "", *summary(data), END]) + after)
+
+
 # ---- a dated record ----------------------------------------------------------------------------------------------------
 
 
@@ -131,7 +173,8 @@ def record(data, options, lines):
             "it is measured.", "", f"![ratios](cpu-{today}.svg)", "", *lines, ""]
     (folder / f"cpu-{today}.md").write_text("\n".join(text))
     (folder / f"cpu-{today}.svg").write_text(plot(sorted(gather(data), key=Figures.order), today))
-    print(f"\nwritten to docs/measured/cpu-{today}.md and .svg")
+    write_readme(data, options, today)
+    print(f"\nwritten to docs/measured/cpu-{today}.md and .svg, and to README.md")
 
 
 # ---- the plot: a bar a row, ratios on a logarithmic scale --------------------------------------------------------------
