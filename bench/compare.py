@@ -293,11 +293,26 @@ def take_other(row, *rest):
 # ---- all of it ---------------------------------------------------------------------------------------------------------
 
 
+def check(options, rows, state, here, folder):
+    """Results alone, before the machine is left to the measurement."""
+    turn = Round(options, here, state, folder)
+    for row in rows:
+        if not any(row.name.startswith(prefix) for prefix in OTHERS):
+            same = [name for name in row.peers if turn.peer(name) and turn.agrees(name, row)]
+            print(f"{row.name}: the same in {', '.join(same) or 'none'}", file=sys.stderr, flush=True)
+            for file in pathlib.Path(folder).glob(f"{row.name}.*"):
+                file.unlink()
+    turn.close()
+    state.save()
+
+
 def run(options, rows, state):
     here = Here(options)
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk that writes would disturb
     with tempfile.TemporaryDirectory(prefix="trunnion-compare-", dir=memory) as folder:
-        for i in range(options.rounds):
+        if options.check:
+            check(options, rows, state, here, folder)
+        for i in range(0 if options.check else options.rounds):
             turn = Round(options, here, state, folder)
             for row in rows:
                 print(f"round {i + 1} of {options.rounds}: {row.name}", file=sys.stderr, flush=True)
@@ -318,6 +333,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=1, help="of a window, at most")
     parser.add_argument("--tries", type=int, default=3, help="windows taken for one that is quiet")
     parser.add_argument("--rows", action="append", help="a row's name, or a part of it with * (default: all)")
+    parser.add_argument("--check", action="store_true", help="compare results and time nothing")
     parser.add_argument("--record", action="store_true", help="write docs/measured/cpu-DATE.md and a plot")
     parser.add_argument("--fresh", action="store_true", help="forget earlier rounds")
     options = parser.parse_args()
