@@ -331,7 +331,7 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5, help="0: show what there is")
     parser.add_argument("--seconds", type=float, default=1, help="of a window, at most")
-    parser.add_argument("--tries", type=int, default=3, help="windows taken for one that is quiet")
+    parser.add_argument("--tries", type=int, default=2, help="windows taken for one that is quiet")
     parser.add_argument("--rows", action="append", help="a row's name, or a part of it with * (default: all)")
     parser.add_argument("--check", action="store_true", help="compare results and time nothing")
     parser.add_argument("--record", action="store_true", help="write docs/measured/cpu-DATE.md and a plot")
