@@ -337,6 +337,14 @@ static tn_module *make_net(tn_module *root) {
     return net;
 }
 
+/* How many updates are in one launch with another, at most. */
+static int most_joined(const char *text) {
+    int most = 0;
+    for (const char *at = text; (at = strstr(at, "like it, one launch)  [commit]")); at++)
+        if (at[-2] - '0' > most) most = at[-2] - '0';
+    return most;
+}
+
 /* New values are written where the old ones lie, and equal updates are one launch: that of the three biases of the
  * linear layers, at least. */
 static void updates_are_in_place_and_joined(void **state) {
@@ -352,8 +360,7 @@ static void updates_are_in_place_and_joined(void **state) {
         train_once(net, o);
         train_once(net, o);
         char *text = tn_explain_last();
-        const char *joined = strstr(text, "like it, one launch)  [commit]");
-        if (strstr(text, "copy to state") || !joined || joined[-2] < '2') fail_msg("optimizer %d:\n%s", kind, text);
+        if (strstr(text, "copy to state") || most_joined(text) < 2) fail_msg("optimizer %d:\n%s", kind, text);
         tn_text_free(text);
         tn_optimizer_free(o);
         tn_module_free(root);

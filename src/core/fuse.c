@@ -7,7 +7,7 @@
  *     pass.
  *   - A reduction joins the group that runs over its rows or over its input: softmax and norms are one kernel. But none
  *     that writes a state: updates run last, in place, all equal ones in one launch, and what is reduced is often
- *     needed before.
+ *     needed before. Reductions over the same rows of the same values are one pass, even where nobody needs both.
  *   - On the CPU a reduction of columns stands alone and reads memory: what it reads is made faster by itself, or
  *     joins the product before it, and columns are then reduced as fast as memory goes (kir/vm_columns.c).
  *   - A product takes the element-wise group behind it as its store joint; on devices, so does a convolution.
@@ -271,6 +271,32 @@ static tn_group_kind kind_alone(tn_op_class c) {
     }
 }
 
+/* Do two reductions read the same value, as it is or with one more operation between? */
+static bool read_alike(const tn_graph_plan *g, const tn_value *a, const tn_value *b) {
+    const tn_value *x = &g->values[a->in[0]], *y = &g->values[b->in[0]];
+    if (a->in[0] == b->in[0]) return true;
+    for (int k = 0; k < x->n_in; k++)
+        if (x->in[k] == b->in[0]) return true;
+    for (int k = 0; k < y->n_in; k++)
+        if (y->in[k] == a->in[0]) return true;
+    return false;
+}
+
+/* A group of reductions over the same rows of the same values, whoever needs its results: one pass yields all; -1:
+ * none. A value never depends on those placed before it, so only their dependence on it matters; may_join sees it. */
+static int sibling_of(tn_graph_plan *g, int value) {
+    enum { RECENT = 64 };
+    const tn_value *v = &g->values[value];
+    if (tn_value_class(v) != TN_REDUCTION || !over_dims(v)) return -1;
+    size_t last = g->group_count > RECENT ? g->group_count - RECENT : 0;
+    for (size_t i = g->group_count; i-- > last;) {
+        const tn_group *to = &g->groups[i];
+        if (to->kind != TN_GROUP_ROWS || tn_group_writes_state(g, to) || !over_dims(&g->values[to->lead])) continue;
+        if (read_alike(g, v, &g->values[to->lead]) && may_join(g, (int)i, value)) return (int)i;
+    }
+    return -1;
+}
+
 static tn_status place_value(tn_graph_plan *g, int value) {
     tn_value *v = &g->values[value];
     for (int k = 0; k < v->pull_count; k++) {
@@ -279,6 +305,11 @@ static tn_status place_value(tn_graph_plan *g, int value) {
         take_lead(g, group, value);
         v->stored = v->output >= 0 || v->wants_memory || v->pull_count > 1;
         return group_add(g, group, value);
+    }
+    int sibling = sibling_of(g, value);
+    if (sibling >= 0) {
+        v->stored = true;
+        return group_add(g, sibling, value);
     }
     int own = -1;
     TRY(group_new(g, kind_alone(tn_value_class(v)), value, &own));

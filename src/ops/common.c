@@ -59,6 +59,31 @@ tn_node *tn_b_scale(tn_build *b, tn_node *x, double v) { return x ? tn_b_mul(b, 
 
 tn_node *tn_b_offset(tn_build *b, tn_node *x, double v) { return x ? tn_b_add(b, x, tn_b_const(b, v, x)) : NULL; }
 
+/* How many of the dims, which ascend, are the last ones of x, when it pays to sum over these first; else 0. What lies
+ * between them and the others makes rows of many pieces, and pieces of some length are better rows. */
+static int rows_first(const tn_node *x, const int64_t *dims, int count) {
+    enum { LONG_ROW = 64 };
+    int64_t length = 1;
+    int last = 0;
+    for (; last < count && dims[count - 1 - last] == x->rank - 1 - last; last++) {
+        if (x->symbol[x->rank - 1 - last]) return 0;
+        length *= x->shape[x->rank - 1 - last];
+    }
+    return last < count && length >= LONG_ROW ? last : 0;
+}
+
+tn_node *tn_b_sum_apart(tn_build *b, tn_node *x, const int64_t *dims, int count) {
+    int last = x ? rows_first(x, dims, count) : 0;
+    if (last > 0) x = tn_b_sum(b, x, dims + count - last, last, true);
+    return x ? tn_b_sum(b, x, dims, count - last, true) : NULL;
+}
+
+tn_node *tn_b_mean_apart(tn_build *b, tn_node *x, const int64_t *dims, int count) {
+    int last = x ? rows_first(x, dims, count) : 0;
+    if (last > 0) x = tn_b_mean(b, x, dims + count - last, last, true);
+    return x ? tn_b_mean(b, x, dims, count - last, true) : NULL;
+}
+
 tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like) {
     if (b->status != TN_OK || !dy) return NULL;
     int64_t dims[TN_MAX_RANK];
@@ -66,7 +91,7 @@ tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like) {
     for (int d = 0; d < dy->rank; d++)
         if (d < extra || (like->shape[d - extra] == 1 && dy->shape[d] != 1)) dims[count++] = d;
     if (count == extra) return count ? tn_b_sum(b, dy, dims, count, false) : dy;
-    dy = tn_b_sum(b, dy, dims, count, true);
+    dy = tn_b_sum_apart(b, dy, dims, count);
     if (!dy || extra == 0) return dy;
     return tn_b_view(b, dy, like->shape, like->rank);
 }

@@ -29,6 +29,10 @@ tn_status tn_view_dim(const tn_view_steps *s, int64_t dim, int rank, int64_t *ou
 tn_node *tn_b_const(tn_build *b, double v, const tn_node *like);
 tn_node *tn_b_scale(tn_build *b, tn_node *x, double v);  /* x · v */
 tn_node *tn_b_offset(tn_build *b, tn_node *x, double v); /* x + v */
+/* Sum and mean over dims (ascending), which are kept with extent 1; where other dims lie between them, over the last
+ * ones first. */
+tn_node *tn_b_sum_apart(tn_build *b, tn_node *x, const int64_t *dims, int count);
+tn_node *tn_b_mean_apart(tn_build *b, tn_node *x, const int64_t *dims, int count);
 /* Gradient of broadcasting: dy summed over the dims along which `like` was repeated, in like's shape. */
 tn_node *tn_b_sum_to(tn_build *b, tn_node *dy, const tn_node *like);
 /* x with its elements in row-major order, as native kernels want them: a copy only where they do not lie so. */

@@ -90,7 +90,7 @@ static const int64_t *dims_of(const tn_node *n) { return n->i + 1; }
 static int dim_count_of(const tn_node *n) { return (int)n->i[0]; }
 
 static tn_node *mean_over(tn_build *b, const tn_node *n, tn_node *x) {
-    return tn_b_mean(b, x, dims_of(n), dim_count_of(n), true);
+    return tn_b_mean_apart(b, x, dims_of(n), dim_count_of(n));
 }
 
 static tn_node *centred(tn_build *b, const tn_node *n) { return tn_b_sub(b, n->in[0], mean_over(b, n, n->in[0])); }
@@ -331,12 +331,11 @@ static tn_node *normalize_fixed(tn_build *b, const tn_node *n) {
     return tn_b_add(b, y, tn_b_view(b, shift, shape, rank));
 }
 
+/* With the statistics of this batch: an op of its own, whose gradient needs two sums over the batch, where that of its
+ * parts would need four. */
 static tn_node *normalize_batch(tn_build *b, const tn_node *n) {
-    int64_t dims[TN_MAX_RANK], shape[TN_MAX_RANK];
-    int count = batch_dims(n->in[0], dims);
-    tn_node *y = tn_b_standardize(b, wide(b, n->in[0]), dims, count, n->f[TN_BATCH_NORM_EPS]);
-    int rank = channel_shape(n->in[0], shape);
-    return affine(b, y, n->in[BN_WEIGHT], n->in[BN_BIAS], shape, rank);
+    return tn_b_batch_normalize(b, wide(b, n->in[0]), wide(b, n->in[BN_WEIGHT]), wide(b, n->in[BN_BIAS]),
+                                n->f[TN_BATCH_NORM_EPS]);
 }
 
 static tn_node *compose_batch_norm(tn_build *b, const tn_node *n) {
@@ -354,6 +353,58 @@ const tn_op_impl tn_impl_batch_norm = {
              "error=running [4,3] - - - - training=false; error=more [1,3] - - - - training=true; "
              "error=weight [4,3] - - [4] - training=true"};
 
+static tn_status infer_batch_normalize(tn_infer *c) {
+    TRY(tn_need_float(c, 0));
+    TRY(check_channels(c, 1));
+    return tn_infer_same(c);
+}
+
+enum { BATCH_WEIGHT = 1, BATCH_BIAS }; /* inputs of batch_normalize behind x */
+
+static tn_node *batch_standard(tn_build *b, const tn_node *n) {
+    int64_t dims[TN_MAX_RANK];
+    int count = batch_dims(n, dims);
+    return tn_b_standardize(b, n->in[0], dims, count, n->f[0]);
+}
+
+static tn_node *compose_batch_normalize(tn_build *b, const tn_node *n) {
+    int64_t shape[TN_MAX_RANK];
+    int rank = channel_shape(n, shape);
+    return affine(b, batch_standard(b, n), n->in[BATCH_WEIGHT], n->in[BATCH_BIAS], shape, rank);
+}
+
+/* 1 / sqrt(var + eps) over the batch, of the nodes that standardize builds. */
+static tn_node *batch_inverse(tn_build *b, const tn_node *n, const int64_t *dims, int count) {
+    tn_node *c = tn_b_sub(b, n->in[0], tn_b_mean_apart(b, n->in[0], dims, count));
+    return tn_b_rsqrt(b, tn_b_offset(b, tn_b_mean_apart(b, squared(b, c), dims, count), n->f[0]));
+}
+
+/* With y standardised, r = 1/deviation, means over the batch: dx = w · r · (dy - mean(dy) - y · mean(dy · y)). */
+static tn_status grad_batch_normalize(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    int64_t dims[TN_MAX_RANK], shape[TN_MAX_RANK], channels = n->shape[1];
+    int count = batch_dims(n, dims), rank = channel_shape(n, shape);
+    double values = (double)(tn_node_numel(n) / (channels ? channels : 1));
+    tn_node *y = batch_standard(b, n), *weight = n->in[BATCH_WEIGHT];
+    tn_node *mean = tn_b_mean_apart(b, dy, dims, count), *along = tn_b_mean_apart(b, tn_b_mul(b, dy, y), dims, count);
+    if (tn_needs_grad(n, 0)) {
+        tn_node *across = tn_b_sub(b, tn_b_sub(b, dy, mean), tn_b_mul(b, y, along));
+        tn_node *r = batch_inverse(b, n, dims, count);
+        if (weight) r = tn_b_mul(b, r, tn_b_view(b, weight, shape, rank));
+        grads[0] = tn_b_mul(b, across, r);
+    }
+    if (tn_needs_grad(n, BATCH_WEIGHT)) grads[BATCH_WEIGHT] = tn_b_scale(b, tn_b_view(b, along, &channels, 1), values);
+    if (tn_needs_grad(n, BATCH_BIAS)) grads[BATCH_BIAS] = tn_b_scale(b, tn_b_view(b, mean, &channels, 1), values);
+    return b->status;
+}
+
+/* batch_normalize(x, weight, bias, eps): batch_norm with the statistics of this batch, in f32 or f64. */
+const tn_op_impl tn_impl_batch_normalize = {.infer = infer_batch_normalize,
+                                            .compose = compose_batch_normalize,
+                                            .grad = grad_batch_normalize,
+                                            .cases = "tol=2e-5 atol=2e-5; [5,3] [3] [3] eps=1e-5; "
+                                                     "[2,3,2,2] [3] - eps=0.1; [3,2,4] - [2] eps=0.01; "
+                                                     "[2,2,9,8] [2] [2] eps=1e-5"};
+
 static tn_status infer_batch_statistic(tn_infer *c) {
     const tn_node *x = c->in[0];
     TRY(tn_need_float(c, 0));
@@ -369,7 +420,7 @@ static tn_status infer_batch_statistic(tn_infer *c) {
 static tn_node *compose_batch_mean(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
     int count = batch_dims(n->in[0], dims);
-    return tn_b_view(b, tn_b_mean(b, wide(b, n->in[0]), dims, count, true), n->shape, 1);
+    return tn_b_view(b, tn_b_mean_apart(b, wide(b, n->in[0]), dims, count), n->shape, 1);
 }
 
 /* batch_mean(x): the mean of each channel of x [batch, channels, ...], as batch_norm uses it in training. */
@@ -381,8 +432,8 @@ static tn_node *compose_batch_var(tn_build *b, const tn_node *n) {
     int64_t dims[TN_MAX_RANK];
     int count = batch_dims(n->in[0], dims);
     tn_node *x = wide(b, n->in[0]);
-    tn_node *c = tn_b_sub(b, x, tn_b_mean(b, x, dims, count, true));
-    return tn_b_view(b, tn_b_mean(b, squared(b, c), dims, count, true), n->shape, 1);
+    tn_node *c = tn_b_sub(b, x, tn_b_mean_apart(b, x, dims, count));
+    return tn_b_view(b, tn_b_mean_apart(b, squared(b, c), dims, count), n->shape, 1);
 }
 
 /* batch_var(x): the biased variance (divided by the number of values) of each channel of x [batch, channels, ...], as

@@ -116,6 +116,7 @@ enum { TN_RMS_NORM_NORMALIZED_SHAPE = 0, TN_RMS_NORM_EPS = 0 };
 enum { TN_GROUP_NORM_NUM_GROUPS = 0, TN_GROUP_NORM_EPS = 0 };
 enum { TN_INSTANCE_NORM_EPS = 0 };
 enum { TN_BATCH_NORM_TRAINING = 0, TN_BATCH_NORM_EPS = 0 };
+enum { TN_BATCH_NORMALIZE_EPS = 0 };
 enum { TN_CONV1D_STRIDE = 0, TN_CONV1D_PADDING = 1, TN_CONV1D_DILATION = 2, TN_CONV1D_GROUPS = 3 };
 enum { TN_CONV2D_STRIDE = 0, TN_CONV2D_PADDING = 2, TN_CONV2D_DILATION = 4, TN_CONV2D_GROUPS = 6 };
 enum { TN_CORRELATE2D_PLACES = 0, TN_CORRELATE2D_STRIDE = 2, TN_CORRELATE2D_BEFORE = 4, TN_CORRELATE2D_DILATION = 6,
@@ -391,6 +392,7 @@ tn_node *tn_b_group_norm(tn_build *b, tn_node *x, int64_t num_groups, tn_node *w
 tn_node *tn_b_instance_norm(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_instance_norm_options *o);
 tn_node *tn_b_batch_norm(tn_build *b, tn_node *x, tn_node *running_mean, tn_node *running_var, tn_node *weight,
                          tn_node *bias, bool training, const tn_batch_norm_options *o);
+tn_node *tn_b_batch_normalize(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, double eps);
 tn_node *tn_b_batch_mean(tn_build *b, tn_node *x);
 tn_node *tn_b_batch_var(tn_build *b, tn_node *x);
 tn_node *tn_b_conv1d(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, const tn_conv1d_options *o);

@@ -150,15 +150,15 @@ extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, t
     tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus,
     tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax,
     tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
-    tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
-    tn_impl_correlate2d, tn_impl_spread2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
-    tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope,
-    tn_impl_attention_dense, tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention,
-    tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_cache_append, tn_impl_cache_append_rows,
-    tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform,
-    tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss,
-    tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
-    tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var,
+    tn_impl_conv1d, tn_impl_conv2d, tn_impl_correlate2d, tn_impl_spread2d, tn_impl_conv2d_weight,
+    tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding,
+    tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient,
+    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half,
+    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
+    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
+    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
+    tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "Tensor neg(Tensor x)", "Neg", &tn_impl_neg},
@@ -547,6 +547,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_BATCH_NORM] = {"batch_norm", TN_COMPOSED,
         "Tensor batch_norm(Tensor x, Tensor? running_mean, Tensor? running_var, Tensor? weight, Tensor? bias, bool training, *, float eps=1e-5)",
         "BatchNormalization", &tn_impl_batch_norm},
+    [TN_OP_BATCH_NORMALIZE] = {"batch_normalize", TN_COMPOSED,
+        "Tensor batch_normalize(Tensor x, Tensor? weight, Tensor? bias, float eps)",
+        "", &tn_impl_batch_normalize},
     [TN_OP_BATCH_MEAN] = {"batch_mean", TN_COMPOSED, "Tensor batch_mean(Tensor x)", "", &tn_impl_batch_mean},
     [TN_OP_BATCH_VAR] = {"batch_var", TN_COMPOSED, "Tensor batch_var(Tensor x)", "", &tn_impl_batch_var},
     [TN_OP_CONV1D] = {"conv1d", TN_COMPOSED,
@@ -4073,6 +4076,19 @@ tn_node *tn_b_batch_norm(tn_build *b, tn_node *x, tn_node *running_mean, tn_node
     tn_status s = pack_batch_norm(&a, training, o);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_BATCH_NORM, (tn_node *const[]){x, running_mean, running_var, weight, bias}, 5, &a, 30);
+}
+
+static tn_status pack_batch_normalize(tn_attrs *a, double eps) {
+    a->n_i = a->n_f = 0;
+    put_float(a, eps);
+    return TN_OK;
+}
+
+tn_node *tn_b_batch_normalize(tn_build *b, tn_node *x, tn_node *weight, tn_node *bias, double eps) {
+    tn_attrs a;
+    tn_status s = pack_batch_normalize(&a, eps);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_BATCH_NORMALIZE, (tn_node *const[]){x, weight, bias}, 3, &a, 6);
 }
 
 tn_tensor *(tn_batch_mean)(const tn_tensor *x) {
