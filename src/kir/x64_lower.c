@@ -1,8 +1,8 @@
 /* x64_lower.c — from instructions to steps.
  *
  * Without loops, what does not vary along a row becomes the row segment before the one loop segment. With loops,
- * segments follow the program. What an instruction set cannot do in a step or a few is refused: the tile VM then runs
- * the program. */
+ * segments follow the program, but that what does not vary along a loop is done before it. What an instruction set
+ * cannot do in a step or a few is refused: the tile VM then runs the program. */
 #include "kir/eval.h"
 #include "kir/rules.h"
 #include "kir/x64.h"
@@ -543,6 +543,37 @@ static void mark_uniform(const x64_build *b, bool *uniform) {
     }
 }
 
+static bool is_pure(kir_op op) {
+    return kir_yields(op) && op != KIR_LOAD && op != KIR_INDEX && op != KIR_REDUCE && op != KIR_DIAL;
+}
+
+/* Marks what a loop's body computes from row values alone (and loads of one element, while nothing has been stored): it
+ * is computed once, in the row segment before the loop. */
+static void mark_invariant(const x64_build *b, bool *invariant, bool *once) {
+    bool stored = false, inside = false;
+    for (int i = 0; i < b->p->n_ins; i++) {
+        const kir_ins *in = &b->p->ins[i];
+        kir_op op = (kir_op)in->op;
+        bool fixed = is_pure(op);
+        stored |= op == KIR_STORE;
+        inside = op == KIR_LOOP || (inside && op != KIR_END);
+        for (int k = 0; k < kir_arity(in); k++)
+            fixed &= invariant[kir_operand(in, k)];
+        if (op == KIR_LOAD) fixed = !stored && in->a == KIR_NONE && b->classes[in->imm.i] == X64_SAME;
+        once[i] = inside && fixed;
+        invariant[i] = !inside || fixed || op == KIR_DIAL || op == KIR_REDUCE;
+    }
+}
+
+static void lower_loops(x64_build *b, bool *invariant, bool *once) {
+    mark_invariant(b, invariant, once);
+    for (int i = 0; i < b->p->n_ins; i++) {
+        b->now -= once[i];
+        lower_ins(b, i);
+        b->now += once[i];
+    }
+}
+
 static void lower_points(x64_build *b, bool *uniform) {
     mark_uniform(b, uniform);
     for (int pass = 0; pass < 2; pass++) {
@@ -555,18 +586,17 @@ static void lower_points(x64_build *b, bool *uniform) {
 }
 
 void kir_x64_lower(x64_build *b) {
-    bool *uniform = tn_mem_zalloc((size_t)b->p->n_ins + 1, sizeof *uniform);
+    size_t n = (size_t)b->p->n_ins + 1;
+    bool *uniform = tn_mem_zalloc(2 * n, sizeof *uniform);
     if (!uniform) {
         kir_x64_lack_memory(b);
         return;
     }
     lower_dials(b);
-    if (b->layout == KIR_POINTS) {
+    if (b->layout == KIR_POINTS)
         lower_points(b, uniform);
-    } else {
-        for (int i = 0; i < b->p->n_ins; i++)
-            lower_ins(b, i);
-    }
+    else
+        lower_loops(b, uniform, uniform + n);
     tn_mem_free(uniform);
 }
 
