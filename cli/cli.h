@@ -146,6 +146,10 @@ void cli_progress_update(cli_progress *p, int64_t done, const char *text);
 void cli_progress_end(cli_progress *p);          /* takes the line away */
 double cli_progress_rate(const cli_progress *p); /* over all, units a second */
 
+/* Whether compilations for a device are told in such a line too (compiling.c); cli_open_device begins with it. To be
+ * ended before standard output gets lines bit by bit. */
+void cli_show_compiling(bool show);
+
 /* ---- plot (plot.c) ----------------------------------------------------------------------------------------------- */
 
 /* Draws y[0 … n-1] as a line in `rows` lines of text, as wide as the terminal behind `to` (at most 100 columns):

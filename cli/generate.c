@@ -259,6 +259,7 @@ static void on_interrupt(int number) {
 /* Writes what can be written by now. */
 static void show(work *w) {
     if (w->asked->common.json) return;
+    cli_show_compiling(false); /* its line would take what stands on this one away */
     fwrite(w->text.data + w->shown, 1, w->text.size - w->shown, stdout);
     fflush(stdout);
     w->shown = w->text.size;

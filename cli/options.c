@@ -199,6 +199,7 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
     if (status == TN_OK) status = tn_device_open(o->device, &d, s, &device);
     if (status == TN_OK) status = tn_set_current_device(device);
     if (o->verbose && status == TN_OK) say_steps(s);
+    cli_show_compiling(status == TN_OK);
     if (status == TN_OK) return device;
     *code = cli_failed();
     if (status == TN_ERR_ARGUMENT) *code = CLI_USAGE;

@@ -184,6 +184,32 @@ static void a_kernel_of_many_numbers(void **state) {
     assert_memory_equal(got[0], got[1], sizeof got[0]);
 }
 
+static int64_t begun, ended, latest;
+
+static void count_load(void *ctx, const char *device, int64_t number, bool done) {
+    assert_ptr_equal(ctx, &begun);
+    assert_string_equal(device, "far:0");
+    *(done ? &ended : &begun) += 1;
+    assert_true(done ? number == latest : number > latest);
+    latest = number;
+}
+
+static void each_load_of_a_kernel_is_told(void **state) {
+    (void)state;
+    use(far);
+    int64_t before = far_counts_now.loads;
+    float got[7];
+    tn_on_kernel_load(count_load, &begun);
+    TN_SCOPE assert_ok(tn_read(tn_tanh(tn_rsqrt(tn_full(TN_DIMS(7), 0.3, TN_F32))), got, sizeof got));
+    tn_on_kernel_load(NULL, NULL);
+    assert_true(begun > 0);
+    assert_int_equal(begun, far_counts_now.loads - before);
+    assert_int_equal(ended, begun);
+    TN_SCOPE assert_ok(tn_read(tn_sin(tn_rsqrt(tn_full(TN_DIMS(7), 0.3, TN_F32))), got, sizeof got));
+    assert_int_equal(ended, begun); /* nobody listens any more */
+    assert_true(far_counts_now.loads > before + begun);
+}
+
 /* ---- closed devices ---------------------------------------------------------------------------------------------- */
 
 /* What nothing but the recording knows of the device. */
@@ -281,6 +307,7 @@ int main(void) {
         cmocka_unit_test(a_training_has_the_bits_of_the_cpu),
         cmocka_unit_test(other_numbers_are_the_same_kernels),
         cmocka_unit_test(a_kernel_of_many_numbers),
+        cmocka_unit_test(each_load_of_a_kernel_is_told),
         cmocka_unit_test(what_is_recorded_keeps_its_device),
         cmocka_unit_test(what_is_kept_of_a_trial_stays_valid),
         cmocka_unit_test(a_graph_keeps_its_device),

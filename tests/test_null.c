@@ -287,6 +287,7 @@ static void queues_refuse(void **state) {
     FAILS(tn_event_new(false, NULL))
     assert_ok(tn_event_new(false, &event));
     CALLS(tn_event_free(NULL))
+    CALLS(tn_on_kernel_load(NULL, NULL))
     FAILS(tn_event_record(NULL, NULL))
     FAILS(tn_event_query(NULL, &passed))
     FAILS(tn_event_query(event, NULL))

@@ -129,6 +129,13 @@ TN_API tn_status tn_set_current_device(tn_device *device);
 TN_API tn_status tn_device_get_info(const tn_device *device,
                                     tn_device_info *info); /* info->struct_size set by the caller */
 
+/* Has `told` called when a kernel is about to be loaded for a device other than the cpu, and when that has ended
+ * (done): where the device's compiler is slow, programs can show that they live. One listener a process; NULL: none.
+ *   number: of the kernel, among all that this process has loaded so.
+ * Threads: it is called by whichever thread needs the kernel, several at once perhaps, and must not compute tensors;
+ * what is under way when it is replaced may still be told to it. */
+TN_API void tn_on_kernel_load(void (*told)(void *ctx, const char *device, int64_t number, bool done), void *ctx);
+
 /* What the host computes for a device, since that lacks a type, a kernel or a size: an operation and reason. */
 typedef struct tn_host_use {
     size_t struct_size; /* set by the caller */

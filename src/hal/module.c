@@ -4,6 +4,7 @@
  * language, compiled or taken from the disk cache, and a launch becomes a dispatch: a number of workgroups, the global
  * buffers, and one struct of parameters (sizes, dials, a base a buffer), of 8-byte words as kir/render.h lays them out.
  * Dispatches are gathered in the caller's room, so that a launch takes no memory. */
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -102,11 +103,43 @@ static tn_status load_as_is(tn_device *d, const kir_program *p, tn_loaded *out) 
     return d->driver->load(d->handle, &code, &out->handle);
 }
 
+/* Who wants to know of loads. */
+typedef struct listener {
+    void (*told)(void *ctx, const char *device, int64_t number, bool done);
+    void *ctx;
+} listener;
+
+static pthread_mutex_t listener_lock = PTHREAD_MUTEX_INITIALIZER;
+static listener listening;
+static _Atomic int64_t loads;
+
+void tn_on_kernel_load(void (*told)(void *ctx, const char *device, int64_t number, bool done), void *ctx) {
+    pthread_mutex_lock(&listener_lock);
+    listening = (listener){told, ctx};
+    pthread_mutex_unlock(&listener_lock);
+}
+
+static listener listener_now(void) {
+    pthread_mutex_lock(&listener_lock);
+    listener l = listening;
+    pthread_mutex_unlock(&listener_lock);
+    return l;
+}
+
+static tn_status load(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {
+    if (d->is_cpu) return load_as_is(d, p, out);
+    listener l = listener_now();
+    int64_t number = atomic_fetch_add(&loads, 1) + 1;
+    if (l.told) l.told(l.ctx, d->info.id, number, false);
+    tn_status s = d->caps.code != TN_CODE_KIR ? load_rendered(d, p, narrow, out) : load_as_is(d, p, out);
+    if (l.told) l.told(l.ctx, d->info.id, number, true);
+    return s;
+}
+
 tn_status tn_code_load(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {
     char name[TN_KERNEL_NAME];
     *out = (tn_loaded){0};
-    bool rendered = d->caps.code != TN_CODE_KIR;
-    tn_status s = rendered ? load_rendered(d, p, narrow, out) : load_as_is(d, p, out);
+    tn_status s = load(d, p, narrow, out);
     if (s != TN_OK) out->handle = NULL;
     return s == TN_OK || s == TN_ERR_MEMORY || d->is_cpu
                ? s
