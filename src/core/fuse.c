@@ -220,8 +220,15 @@ static bool has_joint(const tn_value *v) {
     return c == TN_MATMUL || (c == TN_NATIVE && tn_template_joins(v));
 }
 
+/* Many rows of a few columns: a joint goes through them row by row, a kernel behind the product in one run. */
+static bool rows_are_short(const tn_node *n) {
+    enum { FEW_COLUMNS = 16 };
+    return n->dtype == TN_F32 && n->shape[n->rank - 1] < FEW_COLUMNS && n->shape[n->rank - 2] >= FEW_COLUMNS;
+}
+
 static bool joint_fits(const tn_value *v, const tn_node *space) {
     if (tn_template_takes(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
+    if (v->node->rank >= 2 && rows_are_short(v->node)) return false;
     return v->node->dtype != TN_F64 && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&
            same_shape(space, v->node) && tn_value_numel(v) > 0;
 }
