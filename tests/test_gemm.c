@@ -359,6 +359,8 @@ static void check_product(const product *p) {
     args.c = matrix_of(&c);
     joints j;
     make_joints(p, &c, &j, &args);
+    if (random_below(2)) /* a way that was asked for: no other bits */
+        args.way = (tn_gemm_way){(uint8_t)random_below(3), (uint8_t)random_below(4), (uint8_t)random_below(3)};
     args.workspace = dirty_memory(tn_gemm_workspace(&args, p->dtype, tn_threads()));
     call(p, &args, &c, "packed anew");
     if (b_is_fixed(p)) {

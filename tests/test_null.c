@@ -21,6 +21,7 @@
 #include "trunnion/nn.h"
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
+#include "trunnion/tune.h"
 
 /* A failure must bring words of its own, not those of an earlier one. */
 static void forget_error(void) { tn_backend_fail(TN_ERR_INTERNAL, "an earlier failure"); }
@@ -260,6 +261,7 @@ static void devices_refuse(void **state) {
     FAILS(tn_certify(NULL, NULL, &counts))
     FAILS(tn_certify(cpu, NULL, NULL))
     FAILS(tn_library_at(0, NULL))
+    FAILS(tn_tuned_at(0, NULL))
     YIELDS(TN_OK, tn_set_library(NULL))
     FAILS(tn_backend_register(NULL))
     FAILS(tn_backend_load(NULL))

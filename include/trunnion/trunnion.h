@@ -13,5 +13,6 @@
 #include "trunnion/optim.h"
 #include "trunnion/status.h"
 #include "trunnion/tensor.h"
+#include "trunnion/tune.h"
 
 #endif

@@ -367,8 +367,8 @@ void tn_native_take_form(tn_native *n, void *form);
 void tn_native_run(tn_native *n, void *const *pointers, const kir_dial *dials);
 /* corrects it by what the last run met: how many keys there were */
 void tn_native_cost(const tn_native *n, tn_cost *cost);
-/* The library that computes it in place of a kernel of ours; NULL: none. */
-const char *tn_native_library(const tn_native *n);
+/* The library that computes it in place of a kernel of ours, or how measurements say that it is done best; NULL. */
+const char *tn_native_by(const tn_native *n);
 void tn_native_free(tn_native *n);
 
 /* ---- running (key.c, flush.c) ------------------------------------------------------------------------------------ */

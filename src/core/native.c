@@ -212,7 +212,7 @@ void tn_native_cost(const tn_native *n, tn_cost *cost) {
     if (n->row->cost) n->row->cost(n, cost);
 }
 
-const char *tn_native_library(const tn_native *n) { return n->library ? tn_blas_name(n->library) : NULL; }
+const char *tn_native_by(const tn_native *n) { return n->by; }
 
 void tn_native_free(tn_native *n) {
     if (!n) return;

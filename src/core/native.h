@@ -30,6 +30,7 @@ struct tn_native {
     bool packed_valid;
     void *packed_weight;
     const tn_blas *library; /* computes a product of floats instead; NULL: our kernel does */
+    const char *by;         /* that library, or the way that was measured to be the fastest; NULL: neither */
     size_t packed_at; /* in the workspace, of a weight that is packed at each run */
     union {
         tn_gemm_args gemm;

@@ -3,6 +3,7 @@
  * A second operand that lies in bound memory which this plan does not write (a weight under inference) is packed once:
  * its packed form hangs on the buffer (tn_form), for all plans, and is made anew only when somebody wrote it. */
 #include "core/native.h"
+#include "core/tuner.h"
 
 static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of one packed operand that is kept beside it */
 
@@ -54,6 +55,20 @@ static void run_matmul(tn_native *n, void *const *pointers) {
         tn_gemm_run(args, n->dtype);
 }
 
+/* A library that was asked for by name, else what the record of measurements says, else the rules. */
+static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *b) {
+    const tn_blas *asked = tn_blas_chosen();
+    bool open = tn_blas_is_open_choice();
+    tn_way way;
+    if (asked && tn_blas_takes(asked, &n->gemm, n->dtype)) n->library = asked;
+    n->by = n->library ? tn_blas_name(n->library) : NULL;
+    if (asked && !open) return;
+    if (!tn_tune_product(&n->gemm, n->dtype, worth_keeping_packed(g, n, b), open, &way)) return;
+    n->library = way.library;
+    n->gemm.way = way.own;
+    n->by = way.name;
+}
+
 tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *c = &g->values[group->lead], *a = &g->values[c->in[0]], *b = &g->values[c->in[1]];
     int rank = c->node->rank;
@@ -68,8 +83,7 @@ tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_nativ
     tn_native_matrix(b, &n->gemm.b);
     tn_native_matrix(c, &n->gemm.c);
     TRY(tn_native_join(n, group, &n->gemm.c.joint));
-    n->library = tn_blas_chosen();
-    if (n->library && !tn_blas_takes(n->library, &n->gemm, n->dtype)) n->library = NULL;
+    choose_way(g, n, b);
     if (n->library) {
         *workspace = tn_blas_workspace(&n->gemm, tn_threads());
         return TN_OK;

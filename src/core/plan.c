@@ -383,9 +383,9 @@ static void add_native(command_maker *m, tn_group *group) {
     take_program_pointers(m, group);
     c->dials = take_dials(m, group);
     add_label(m->g, group, c->label, sizeof c->label);
-    const char *library = tn_native_library(group->native);
+    const char *by = tn_native_by(group->native);
     size_t used = strlen(c->label);
-    if (library) snprintf(c->label + used, sizeof c->label - used, " by %s", library);
+    if (by) snprintf(c->label + used, sizeof c->label - used, " by %s", by);
     m->p->natives[m->p->native_count++] = group->native;
     group->native = NULL;
 }

@@ -34,7 +34,7 @@ static int probe_seconds(void) {
 /* ---- in the child ------------------------------------------------------------------------------------------------ */
 
 /* A crash must end the child alone and at once: no handler of the host program, no core file, no noise. */
-static void child_prepare(pid_t parent) {
+static void child_prepare(pid_t parent, int seconds) {
     static const int crash[] = {SIGSEGV, SIGABRT, SIGBUS, SIGILL, SIGFPE, SIGTERM, SIGALRM, SIGPIPE};
     for (size_t i = 0; i < TN_COUNT(crash); i++)
         signal(crash[i], SIG_DFL);
@@ -52,16 +52,22 @@ static void child_prepare(pid_t parent) {
     (void)parent;
 #endif
     tn_mem_fail_at(0);                    /* a test's fault is meant for the parent */
-    alarm((unsigned)probe_seconds() + 1); /* and a child whose parent is gone does not stay */
+    alarm((unsigned)seconds + 1);         /* and a child whose parent is gone does not stay */
 }
 
-static void child_run(const tn_driver *driver, int fd, pid_t parent) {
-    child_prepare(parent);
-    static tn_findings f;
-    memset(&f, 0, sizeof f);
-    tn_probe_here(driver, &f);
-    const char *at = (const char *)&f;
-    for (size_t left = sizeof f; left;) {
+/* What a child does: leaves its answer in `out`. */
+typedef struct task {
+    void (*body)(void *ctx, void *out);
+    void *ctx, *out;
+    size_t bytes;
+    int seconds;
+} task;
+
+static void child_run(const task *t, int fd, pid_t parent) {
+    child_prepare(parent, t->seconds);
+    t->body(t->ctx, t->out);
+    const char *at = t->out;
+    for (size_t left = t->bytes; left;) {
         ssize_t n = write(fd, at, left);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) break;
@@ -73,24 +79,34 @@ static void child_run(const tn_driver *driver, int fd, pid_t parent) {
 
 /* ---- in the parent ----------------------------------------------------------------------------------------------- */
 
-void tn_child_start(const tn_driver *driver, tn_child *c) {
+static void start(const task *t, tn_child *c) {
     int ends[2];
-    *c = (tn_child){.pid = -1, .fd = -1, .deadline = tn_now() + probe_seconds()};
+    *c = (tn_child){.pid = -1, .fd = -1, .deadline = tn_now() + t->seconds};
     if (pipe(ends)) return;
     (void)fcntl(ends[0], F_SETFD, FD_CLOEXEC);
     (void)fcntl(ends[1], F_SETFD, FD_CLOEXEC);
     pid_t parent = getpid(), pid = fork();
-    if (pid == 0) child_run(driver, ends[1], parent);
+    if (pid == 0) child_run(t, ends[1], parent);
     close(ends[1]);
     c->pid = (int)pid;
     c->fd = ends[0];
 }
 
-/* Reads all findings; false when the child ends or the time is over before they are complete. */
-static bool read_findings(const tn_child *c, tn_findings *f, bool *late) {
+static void probe(void *ctx, void *out) {
+    const tn_driver *const *driver = ctx;
+    tn_probe_here(*driver, out);
+}
+
+void tn_child_start(const tn_driver *driver, tn_child *c) {
+    static tn_findings f; /* the child's copy */
+    start(&(task){probe, &driver, &f, sizeof f, probe_seconds()}, c);
+}
+
+/* Reads all of an answer; false when the child ends or the time is over before it is complete. */
+static bool read_answer(const tn_child *c, void *answer, size_t bytes, bool *late) {
     size_t got = 0;
     *late = false;
-    while (got < sizeof *f) {
+    while (got < bytes) {
         double left = c->deadline - tn_now();
         struct pollfd p = {.fd = c->fd, .events = POLLIN};
         int ready = left > 0 ? poll(&p, 1, (int)(left * 1000) + 1) : 0;
@@ -99,7 +115,7 @@ static bool read_findings(const tn_child *c, tn_findings *f, bool *late) {
             *late = true;
             return false;
         }
-        ssize_t n = read(c->fd, (char *)f + got, sizeof *f - got);
+        ssize_t n = read(c->fd, (char *)answer + got, bytes - got);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return false;
         got += (size_t)n;
@@ -175,7 +191,7 @@ void tn_child_finish(tn_child *c, tn_findings *f) {
     bool late = false, complete = false;
     int status = 0;
     if (c->pid > 0) {
-        complete = read_findings(c, f, &late);
+        complete = read_answer(c, f, sizeof *f, &late);
         bool known = reap(c->pid, late, &status);
         if (!complete) explain_silence(f, late, known, status);
     } else {
@@ -183,4 +199,18 @@ void tn_child_finish(tn_child *c, tn_findings *f) {
     }
     if (c->fd >= 0) close(c->fd);
     if (complete) make_sane(f);
+}
+
+bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds, const char **why) {
+    tn_child c;
+    bool late = false;
+    int status = 0;
+    start(&(task){body, ctx, out, bytes, seconds}, &c);
+    *why = "no process could be made";
+    if (c.pid <= 0) return false;
+    bool complete = read_answer(&c, out, bytes, &late);
+    (void)reap(c.pid, late, &status);
+    close(c.fd);
+    *why = complete ? "" : late ? "it took too long" : "it crashed";
+    return complete;
 }

@@ -114,7 +114,8 @@ struct tn_blas {
 static tn_blas opened[ROWS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of `opened` while it is filled in, and of the choice */
 static _Atomic(const tn_blas *) chosen;
-static atomic_bool decided; /* the environment has been looked at, or a choice was made */
+static atomic_bool open_choice; /* it was "auto" */
+static atomic_bool decided;     /* the environment has been looked at, or a choice was made */
 
 /* A matrix as the libraries want it: contiguous rows, or read as the transpose of such. */
 typedef struct side {
@@ -275,6 +276,8 @@ static void load(tn_blas *b) {
     if (b->why.code == TN_REASON_NONE) check_answers(b);
 }
 
+static const char AUTO[] = "auto";
+
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
 
 static bool usable(tn_blas *b, const entry *r) {
@@ -294,7 +297,7 @@ static tn_status unknown(const char *name) {
 }
 
 static tn_status choose(const char *name, const tn_blas **out) {
-    bool any = strcmp(name, "auto") == 0, known = any;
+    bool any = strcmp(name, AUTO) == 0, known = any;
     const tn_blas *last = NULL;
     for (int i = 0; i < ROWS; i++) {
         if (!any && strcmp(name, table[i].name) != 0) continue;
@@ -316,6 +319,7 @@ tn_status tn_blas_choose(const char *name) {
     pthread_mutex_lock(&lock);
     tn_status s = none ? TN_OK : choose(name, &found);
     if (s == TN_OK) {
+        atomic_store(&open_choice, found && strcmp(name, AUTO) == 0);
         atomic_store(&chosen, found);
         atomic_store(&decided, true);
     }
@@ -330,6 +334,7 @@ static void heed_environment(void) {
     if (!atomic_load(&decided)) {
         if (name && strcmp(name, "none") != 0 && choose(name, &found) != TN_OK)
             tn_log_line(TN_LOG_NOTICE, "TRUNNION_LIBRARY: %s; our own kernels compute", tn_error());
+        atomic_store(&open_choice, found && strcmp(name, AUTO) == 0);
         atomic_store(&chosen, found);
         atomic_store(&decided, true);
     }
@@ -339,6 +344,17 @@ static void heed_environment(void) {
 const tn_blas *tn_blas_chosen(void) {
     if (!atomic_load_explicit(&decided, memory_order_acquire)) heed_environment();
     return atomic_load_explicit(&chosen, memory_order_relaxed);
+}
+
+bool tn_blas_is_open_choice(void) { return tn_blas_chosen() && atomic_load(&open_choice); }
+
+const tn_blas *tn_blas_by_name(const char *name) {
+    const tn_blas *found = NULL;
+    if (strcmp(name, AUTO) == 0) return NULL;
+    pthread_mutex_lock(&lock);
+    tn_status s = choose(name, &found);
+    pthread_mutex_unlock(&lock);
+    return s == TN_OK ? found : NULL;
 }
 
 const char *tn_blas_name(const tn_blas *b) { return b ? b->entry->name : "none"; }

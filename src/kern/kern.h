@@ -34,6 +34,15 @@ typedef struct tn_matrix {
     tn_joint joint; /* used instead of data when joint.vm is set */
 } tn_matrix;
 
+/* How a product is to be computed where there is a choice; every way yields the same bits, and one that is not possible
+ * is replaced by the rule's. Zero: by the kernel's own rules, which look at the sizes alone. */
+typedef struct tn_gemm_way {
+    uint8_t a;       /* TN_GEMM_PACKED or TN_GEMM_IN_PLACE */
+    uint8_t b;       /* the same, packed by all threads together; or TN_GEMM_AT_USE: by the thread that needs it */
+    uint8_t threads; /* at most */
+} tn_gemm_way;
+enum { TN_GEMM_BY_RULE, TN_GEMM_PACKED, TN_GEMM_IN_PLACE, TN_GEMM_AT_USE };
+
 /* C[batch, m, n] = A[batch, m, k] · B[batch, k, n], all three f32, f64, f16 or bf16. Load joints are for f32 alone; a
  * store joint reads f32, and takes the place of rounding to C's dtype. */
 typedef struct tn_gemm_args {
@@ -46,14 +55,15 @@ typedef struct tn_gemm_args {
     void *packed_b;
     bool *packed_valid;
     void *workspace; /* tn_gemm_workspace bytes, 64-byte aligned: part of the plan's arena, never allocated here */
+    tn_gemm_way way;
 } tn_gemm_args;
 
 size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
 /* Fills args->packed_b from B, which has no joint: what a product with *packed_valid false would do first. Reads n, k,
  * b and batch; the rest may be anything that is valid. */
 void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype);
-/* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides and joints of args, no data; enough
- * with and without packed_b. */
+/* `threads`: tn_threads() when the product will run, or more. Reads sizes, strides, joints and way of args, no data;
+ * enough with and without packed_b. */
 size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 /* Cannot fail: all memory is given. f32, f64: chains of KIR_KSUM fused multiply-adds from +0, added in order; same bits
  * for any thread count, any split, any instruction set. f16, bf16: the same of the widened operands, in f32, and

@@ -1,6 +1,7 @@
 /* blas.c — a stand-in for OpenBLAS: plain loops in f64 that round once, so its answers are right but not our bits.
  *
  *   -DWRONG      the products are wrong
+ *   -DCRASHES    the first product ends the process
  *   -DPREFIXED   names and integers as in the wheels for 64 bits */
 #include <stdint.h>
 
@@ -12,6 +13,12 @@ typedef int64_t integer;
 typedef int32_t integer;
 #endif
 
+#ifdef CRASHES
+#define CRASH __builtin_trap()
+#else
+#define CRASH
+#endif
+
 #ifdef WRONG
 enum { OFFSET = 1 };
 #else
@@ -21,6 +28,7 @@ enum { OFFSET = 0 };
 #define PRODUCT(name, real)                                                                                \
     void NAME(name)(int order, int ta, int tb, integer m, integer n, integer k, real alpha, const real *a, \
                     integer lda, const real *b, integer ldb, real beta, real *c, integer ldc) {            \
+        CRASH;                                                                                             \
         for (integer i = 0; i < m && order == 101 && beta == 0; i++)                                       \
             for (integer j = 0; j < n; j++) {                                                              \
                 double sum = OFFSET;                                                                       \

@@ -191,11 +191,16 @@ static bool is_b_fixed(const tn_gemm_args *g) {
 /* Rows at this distance share one set of the first cache. */
 static bool bad_distance(int64_t stride) { return stride * (int64_t)sizeof(real) % 4096 == 0; }
 
+static bool has_readable_b(const gemm *g) {
+    const tn_gemm_args *x = &g->args;
+    return !x->b.joint.vm && g->b_layout.kind == PACK_REAL && x->b.col_stride == 1;
+}
+
 /* Rows of B that are contiguous are read where they lie, as long as B is passed over a
  * few times only, or from a cache. */
 static bool is_b_readable(const gemm *g) {
     const tn_gemm_args *x = &g->args;
-    if (x->b.joint.vm || g->b_layout.kind != PACK_REAL || x->b.col_stride != 1) return false;
+    if (!has_readable_b(g)) return false;
     if (x->m <= MAX_ROWS) return true;
     return (double)x->k * (double)x->n <= IN_PLACE_ELEMENTS && !bad_distance(x->b.row_stride);
 }
@@ -205,8 +210,11 @@ static bool is_b_readable(const gemm *g) {
 static b_source choose_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->packed_b) return B_CACHED;
-    if (is_b_readable(g)) return B_IN_PLACE;
     bool used_once = x->m <= MAX_ROWS && !(g->b_fixed && g->batches > 1);
+    if (x->way.b == TN_GEMM_IN_PLACE && has_readable_b(g)) return B_IN_PLACE;
+    if (x->way.b == TN_GEMM_AT_USE && used_once) return B_ON_THE_FLY;
+    if (x->way.b == TN_GEMM_PACKED) return B_TOGETHER;
+    if (is_b_readable(g)) return B_IN_PLACE;
     if (!used_once) return B_TOGETHER;
     bool lines = x->m <= LINES_ROWS && !x->b.joint.vm && x->b.row_stride == 1 && g->b_layout.kind != PACK_PAIRS;
     return lines ? B_LINES : B_ON_THE_FLY;
@@ -218,6 +226,7 @@ static b_source choose_b(const gemm *g) {
 static bool choose_a_in_place(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->a.joint.vm || g->a_layout.kind != PACK_REAL) return false;
+    if (x->way.a) return x->way.a == TN_GEMM_IN_PLACE;
     if (x->m <= TILE_ROWS || x->n <= 2 * PANEL) return true;
     if (x->a.col_stride == 1) return !bad_distance(x->a.row_stride);
     return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
@@ -794,6 +803,7 @@ static int choose_threads(const gemm *g) {
     double parts = flops(g) * (double)g->batches / PART_FLOPS;
     if (parts < 2) return 1;
     int most = tn_threads();
+    if (g->args.way.threads && g->args.way.threads < most) most = g->args.way.threads;
     return parts < most ? (int)parts : most;
 }
 

@@ -1,0 +1,48 @@
+/* tune.h — the record of which way of computing was measured to be the fastest on this machine.
+ *
+ * A matrix product can be computed in several ways (operands packed or read in place, threads, a library that was asked
+ * for) among which rules choose by size. Tuning times all of them, in a process of its own with a time limit, and keeps
+ * the fastest in a file, by kind, layout and size (sizes within an eighth of each other count as one) and number of
+ * threads. It stays within the class of numerics: our own ways yield the same bits; libraries take part only when
+ * tn_set_library("auto") (or TRUNNION_LIBRARY) has allowed them.
+ *
+ * The file is tune.json in the cache folder, or what TRUNNION_TUNE_CACHE names. It is believed only if it belongs to
+ * this user, nobody else can write it, and it was made on this processor by this version.
+ *
+ * Threads: every function here may be called from any thread. */
+#ifndef TRUNNION_TUNE_H
+#define TRUNNION_TUNE_H
+
+#include "trunnion/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum tn_tuning {
+    TN_TUNING_USE = 0, /* what the record knows is done its way; nothing is measured (default; TRUNNION_TUNE=0: off) */
+    TN_TUNING_FIRST_USE, /* what it does not know is measured when it is planned first (TRUNNION_TUNE=1) */
+    TN_TUNING_OFF        /* rules alone choose */
+} tn_tuning;
+
+/* For the whole process, from the next plan on. Measuring forks: a few milliseconds to a second each. Errors:
+ * TN_ERR_ARGUMENT for another number. */
+TN_API tn_status tn_set_tuning(tn_tuning mode);
+
+/* An entry of the record. */
+typedef struct tn_tuned {
+    size_t struct_size;           /* set by the caller */
+    char key[112];                /* "matmul f32 rr 1x512x512x512 2 threads exact" */
+    char way[40];                 /* "own, B in place", "openblas" */
+    double seconds, rule_seconds; /* of the fastest; of what the rules would have chosen */
+    char date[12];                /* 2026-11-21 */
+} tn_tuned;
+
+TN_API int tn_tuned_count(void);
+/* Entry i of [0, count). Errors: TN_ERR_ARGUMENT outside of that. */
+TN_API tn_status tn_tuned_at(int i, tn_tuned *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

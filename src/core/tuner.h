@@ -1,0 +1,19 @@
+/* tuner.h — which way a product takes, by the record of measurements (tuner.c). */
+#ifndef TN_TUNER_H
+#define TN_TUNER_H
+
+#include "kern/blas.h"
+#include "kern/kern.h"
+
+/* A way that was measured: one of our own (library NULL), or a library's. */
+typedef struct tn_way {
+    tn_gemm_way own;
+    const tn_blas *library;
+    const char *name; /* lives for ever */
+} tn_way;
+
+/* Looks the product up; with TN_TUNING_FIRST_USE it is measured if the record does not know it. `kept`: B's packed form
+ * will be kept. `libraries`: they may take part. false: by rule. */
+bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libraries, tn_way *out);
+
+#endif

@@ -1,0 +1,210 @@
+/* test_tune.c — what tuning finds is kept and changes what runs; results stay in their class of numerics.
+ *
+ * Timing decides nothing here: records are written by hand, and of a measurement only that it left an entry counts. */
+#include "device_support.h"
+
+#include "trunnion/ops.h"
+#include "trunnion/tensor.h"
+#include "trunnion/tune.h"
+
+enum { SIZE = 64, COUNT = SIZE * SIZE };
+
+static char *record; /* the file */
+static float first[COUNT];
+
+static void machine(char out[160]) {
+    tn_cpu_info cpu = tn_cpu();
+    snprintf(out, 160, "%s, %s, %d cores, %s", cpu.name, tn_isa_name(cpu.isa), cpu.cores, tn_version());
+}
+
+/* A product whose key is "matmul f32 rr 1x64x64x64 1 threads …"; the plan's words are left in `words`. */
+static void multiply(float *out, char *words, size_t size) {
+    TN_SCOPE {
+        tn_manual_seed(3);
+        tn_tensor *a = tn_randn((int64_t[]){SIZE, SIZE}, 2), *b = tn_randn((int64_t[]){SIZE, SIZE}, 2);
+        assert_ok(tn_eval(&a, 1));
+        assert_ok(tn_eval(&b, 1));
+        tn_tensor *y = tn_matmul(a, tn_mul_scalar(b, 1.5)); /* of this plan: its packed form is not kept */
+        assert_ok(tn_eval(&y, 1));
+        char *text = tn_explain_last();
+        snprintf(words, size, "%s", text);
+        tn_text_free(text);
+        assert_ok(tn_read(y, out, COUNT * sizeof *out));
+    }
+}
+
+static void write_record(const char *machine_name, const char *class_, const char *way) {
+    FILE *f = fopen(record, "w");
+    assert_non_null(f);
+    fprintf(f,
+            "{\"format\":1,\"machine\":\"%s\",\"entries\":[{\"key\":\"matmul f32 rr 1x64x64x64 1 threads %s\","
+            "\"way\":\"%s\",\"seconds\":1e-6,\"rule_seconds\":2e-6,\"date\":\"2026-01-02\"}]}",
+            machine_name, class_, way);
+    fclose(f);
+    assert_int_equal(chmod(record, 0600), 0);
+}
+
+static int run_apart(const char *part) {
+    char command[100];
+    snprintf(command, sizeof command, "/proc/%d/exe %s", (int)getpid(), part);
+    return system(command);
+}
+
+/* ---- parts, each a process: the record is read once ----------------------------------------------------------------- */
+
+static void expect(const char *words_wanted, bool wanted) {
+    static float y[COUNT];
+    char words[4000];
+    assert_ok(tn_set_num_threads(1));
+    multiply(y, words, sizeof words);
+    if ((strstr(words, words_wanted) != NULL) != wanted) fail_msg("%s:\n%s", words_wanted, words);
+    assert_ok(tn_set_tuning(TN_TUNING_OFF));
+    multiply(first, words, sizeof words);
+    assert_null(strstr(words, " by "));
+    assert_memory_equal(y, first, sizeof y); /* our own ways: the same bits */
+}
+
+static void part_forced(void) {
+    expect(" by own, both packed", true);
+    tn_tuned e = {.struct_size = sizeof e};
+    assert_int_equal(tn_tuned_count(), 1);
+    assert_ok(tn_tuned_at(0, &e));
+    assert_string_equal(e.way, "own, both packed");
+    assert_true(e.rule_seconds == 2e-6);
+}
+static void part_ignored(void) { expect(" by ", false); }
+
+/* The way of a library, which was asked for by "auto". */
+static void part_library(void) {
+    static float y[COUNT];
+    char words[4000];
+    setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libfakeblas.so", ""), 1);
+    assert_ok(tn_set_num_threads(1));
+    assert_ok(tn_set_library("auto"));
+    multiply(y, words, sizeof words);
+    assert_non_null(strstr(words, " by own, A packed")); /* auto leaves it to the record, even for our own kernel */
+    assert_ok(tn_set_library("openblas"));
+    multiply(y, words, sizeof words);
+    assert_non_null(strstr(words, " by openblas")); /* its name does not */
+}
+
+static void part_measured(void) {
+    char words[4000];
+    static float y[COUNT];
+    tn_tuned e = {.struct_size = sizeof e};
+    assert_ok(tn_set_num_threads(1));
+    assert_ok(tn_set_tuning(TN_TUNING_FIRST_USE));
+    multiply(y, words, sizeof words);
+    assert_int_equal(tn_tuned_count(), 1);
+    assert_ok(tn_tuned_at(0, &e));
+    assert_non_null(strstr(e.key, "1x64x64x64 1 threads exact"));
+    assert_true(e.seconds > 0 && e.seconds <= e.rule_seconds && strncmp(e.way, "own", 3) == 0);
+    expect("nothing", false);
+}
+
+/* A library that crashes as soon as it is called takes the measuring process down, not this one. */
+static void part_crashing(void) {
+    char words[4000];
+    static float y[COUNT];
+    tn_tuned e = {.struct_size = sizeof e};
+    setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libfakeblas.so", ""), 1);
+    setenv("TRUNNION_BLIS_LIB", build_fake("blas.c", "libcrashing.so", "-DCRASHES"), 1);
+    assert_ok(tn_set_num_threads(1));
+    assert_ok(tn_set_library("auto"));
+    assert_string_equal(tn_get_library(), "openblas");
+    assert_ok(tn_set_tuning(TN_TUNING_FIRST_USE));
+    multiply(y, words, sizeof words);
+    assert_ok(tn_tuned_at(0, &e));
+    assert_string_equal(e.way, "own");
+    assert_true(e.seconds == 0);
+}
+
+static const struct {
+    const char *name;
+    void (*body)(void);
+} parts[] = {{"forced", part_forced},
+             {"ignored", part_ignored},
+             {"library", part_library},
+             {"measured", part_measured},
+             {"crashing", part_crashing}};
+
+static const char *part_asked;
+
+static void do_part(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(parts); i++)
+        if (strcmp(parts[i].name, part_asked) == 0) parts[i].body();
+}
+
+/* ---- the tests --------------------------------------------------------------------------------------------------- */
+
+static void a_record_changes_what_runs(void **state) {
+    (void)state;
+    char here[160];
+    machine(here);
+    write_record(here, "exact", "own, both packed");
+    assert_int_equal(run_apart("forced"), 0);
+}
+
+static void records_of_others_are_ignored(void **state) {
+    (void)state;
+    char here[160];
+    machine(here);
+    write_record("another machine", "exact", "own, both packed");
+    assert_int_equal(run_apart("ignored"), 0);
+    write_record(here, "exact", "a way that is unknown");
+    assert_int_equal(run_apart("ignored"), 0);
+    write_record(here, "exact", "openblas"); /* a library under `exact`: nobody asked for one */
+    assert_int_equal(run_apart("ignored"), 0);
+    write_record(here, "exact", "own, both packed");
+    assert_int_equal(chmod(record, 0666), 0); /* anybody may have written it */
+    assert_int_equal(run_apart("ignored"), 0);
+    FILE *f = fopen(record, "w");
+    fputs("{\"format\":1,\"entries\":[7,{}", f);
+    fclose(f);
+    assert_int_equal(run_apart("ignored"), 0);
+}
+
+static void libraries_take_part_when_asked_for(void **state) {
+    (void)state;
+    char here[160];
+    machine(here);
+    write_record(here, "library", "own, A packed");
+    assert_int_equal(run_apart("library"), 0);
+}
+
+static void first_use_measures(void **state) {
+    (void)state;
+    unlink(record);
+    assert_int_equal(run_apart("measured"), 0);
+    struct stat s;
+    assert_int_equal(stat(record, &s), 0);
+    unlink(record);
+    assert_int_equal(run_apart("crashing"), 0);
+}
+
+static int prepare(void **state) {
+    static const char *const places[] = {"OPENBLAS", "MKL", "ONEDNN", "BLIS", "ACCELERATE"};
+    if (!getenv("TRUNNION_TUNE_CACHE")) setenv("TRUNNION_TUNE_CACHE", test_scratch("tune.json"), 1);
+    record = getenv("TRUNNION_TUNE_CACHE");
+    unsetenv("TRUNNION_LIBRARY");
+    unsetenv("TRUNNION_TUNE");
+    for (size_t i = 0; i < TN_COUNT(places); i++) {
+        char name[40];
+        snprintf(name, sizeof name, "TRUNNION_%s_LIB", places[i]);
+        setenv(name, "/nowhere/at-all.so", 1);
+    }
+    return clean_environment(state);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest one[] = {cmocka_unit_test(do_part)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_record_changes_what_runs),
+        cmocka_unit_test(records_of_others_are_ignored),
+        cmocka_unit_test(libraries_take_part_when_asked_for),
+        cmocka_unit_test(first_use_measures),
+    };
+    part_asked = argc > 1 ? argv[1] : NULL;
+    return argc > 1 ? cmocka_run_group_tests(one, prepare, NULL) : cmocka_run_group_tests(tests, prepare, NULL);
+}
