@@ -50,7 +50,7 @@ static int run_apart(const char *part) {
     return system(command);
 }
 
-/* ---- parts, each a process: the record is read once ----------------------------------------------------------------- */
+/* ---- parts, each a process: the record is read once ---------------------------------------------------------*/
 
 static void expect(const char *words_wanted, bool wanted) {
     static float y[COUNT];

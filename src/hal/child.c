@@ -201,7 +201,8 @@ void tn_child_finish(tn_child *c, tn_findings *f) {
     if (complete) make_sane(f);
 }
 
-bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds, const char **why) {
+bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds,
+                  const char **why) {
     tn_child c;
     bool late = false;
     int status = 0;

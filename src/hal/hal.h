@@ -36,7 +36,8 @@ struct tn_device {
 bool tn_device_note_host(tn_device *d, const char *op, const char *code, const char *reason);
 /* Runs body(ctx, out) in a process of its own, for as long as `seconds`, and fetches what it left in the `bytes` of
  * `out`. false: it crashed, ended or took too long, which *why says; out is then undefined. (child.c) */
-bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds, const char **why);
+bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds,
+                  const char **why);
 tn_device *tn_chosen_device(void); /* what this thread has set as its current device; NULL: the default */
 
 typedef uint64_t tn_mark; /* a place in the order of a queue's work: queue.h */
