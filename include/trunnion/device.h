@@ -326,7 +326,7 @@ TN_API int tn_library_count(void);
 /* Row i of [0, count). Loads nothing. Errors: TN_ERR_ARGUMENT outside of that. */
 TN_API tn_status tn_library_at(int i, tn_library_info *out);
 /* What is planned from now on multiplies matrices in f32 and f64 with this library; graphs captured before stay as they
- * are. name: of a row above; "auto", the first that works, or where tuning (tune.h) has measured it what is fastest, our
+ * are. name: of a row above; "auto", the first that works, or where tuning (tune.h) measured it the fastest, our
  * own kernels included; "none" or NULL, our own kernels. For the whole process; without a call TRUNNION_LIBRARY in the
  * environment decides. TRUNNION_OPENBLAS_LIB, TRUNNION_MKL_LIB …: its file.
  * Loading sets variables of the environment for a moment (OPENBLAS_CORETYPE …): no other thread should read or write
