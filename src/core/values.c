@@ -45,13 +45,15 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n) {
 /* ---- expansion --------------------------------------------------------------------------------------------------- */
 
 /* A native op has a composition for where there is no kernel for it, be it a primitive or composed for autograd; a
- * reduction one of what the processor has a kernel for, or itself where looking through all is quicker. */
+ * reduction one of what a processor has a kernel for, or itself where looking through all is quicker. */
 static bool is_composed(const tn_node *n) {
     if (n->op == TN_OP_NONE || tn_node_computed(n)) return false;
     const tn_op_row *row = tn_op(n->op);
     if (row->kind == TN_COMPOSED && row->impl->class_ != TN_NATIVE) return true;
     if (!row->impl->compose) return false;
-    if (row->impl->class_ == TN_REDUCTION) return n->device->is_cpu;
+    /* devices that are processors: not where it means to sort, which takes long there */
+    bool software = n->device->info.software && n->op == TN_OP_SCATTER_SUM;
+    if (row->impl->class_ == TN_REDUCTION) return n->device->is_cpu || software;
     if (row->impl->class_ != TN_NATIVE) return false;
     return n->device->is_cpu ? !tn_native_takes(n) : !tn_template_takes_node(n);
 }
