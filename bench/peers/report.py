@@ -166,9 +166,8 @@ def record(data, options, lines):
     rounds = max(len(sides["here"]) for sides in data["rows"].values())
     text = [f"# The processor beside other libraries, {today}", "",
             f"`bench/compare.py` at {data['commit']} on {processor()}, {options.threads} threads; {versions}.", "",
-            "Seconds of one run, medians of up to twenty samples in each of "
-            f"{rounds} rounds or fewer, sides by turns, a new process",
-            "each round. Ratio: the strongest peer's time by ours (memory and size: its bytes by ours). Rows that are "
+            "Seconds of one run: medians of up to twenty samples, and of "
+            f"up to {rounds} rounds, each of new processes; sides by turns.", "Ratio: the strongest peer's time by ours (memory and size: its bytes by ours). Rows that are "
             "behind come first,", "then those that miss their target. [bench/README.md](../../bench/README.md) says how "
             "it is measured.", "", f"![ratios](cpu-{today}.svg)", "", *lines, ""]
     (folder / f"cpu-{today}.md").write_text("\n".join(text))
@@ -184,7 +183,7 @@ COLOURS = ("#c0392b", "#d99a2b", "#2e7d5b")  # lost, missed, reached
 
 
 def plot(all_figures, today):
-    rows = [f for f in all_figures if f.ratio]
+    rows = [f for f in all_figures if f.ratio and f.row.name not in ("start", "size")]  # hundreds, which say little
     low, high = min(0.5, *(f.ratio for f in rows)), max(2, *(f.ratio for f in rows))
 
     def x(ratio):

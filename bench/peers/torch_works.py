@@ -242,7 +242,7 @@ def check(work, folder):
 
 def serve():
     ready = {}
-    print("ready", flush=True)
+    print("ready", torch.__version__.split("+")[0], flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
         work, folder = asked["work"], asked["folder"]
