@@ -68,7 +68,7 @@ extern const tile_set TILES;
 enum {
     C_AHEAD_K = 64,             /* C's rows are asked for when the tile starts, if it has so many steps to go */
     A_AHEAD = 12,               /* steps, where one step's rows lie side by side: a line or two */
-    B_AHEAD = 8,                /* steps */
+    B_AHEAD = 32,               /* steps: as long as a line of a large weight takes from the third cache */
     TALL = TILE_ROWS / 2,       /* rows from which there is room for the prefetches of B */
     STRETCH = 64 / sizeof(real) /* steps between two prefetches of a row of A: one cache line */
 };
