@@ -191,7 +191,7 @@ static void plan(conv *c, const tn_conv_args *args) {
     c->lines = args->images * c->w.plane / c->w.line;
     c->row_parts = tn_ceil_div(args->filters, PART_ROWS);
     c->slab_bytes = area(windows_elements(&c->w));
-    c->panel_bytes = area(COLUMNS * CHUNK);
+    c->panel_bytes = area(COLUMNS * CHUNK + VL);
     c->sums_bytes = area(part_rows(c) * COLUMNS);
     c->part_bytes = c->slab_bytes + c->panel_bytes + c->sums_bytes;
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
@@ -209,17 +209,24 @@ static void choose_blocks(conv *c, int threads) {
     if (tasks < threads) c->row_parts = tn_min64(tiles, c->row_parts * (threads / tasks));
 }
 
-static void pack_panels(const conv *c, const seen *s, int64_t k0, int64_t steps, float *panels) {
+/* The pieces of one panel; the usual numbers of them are constants to the compiler. */
+static void pack_panel(const conv *c, const seen *s, const piece *p, int n, int64_t k0, int64_t steps, float *to) {
     const int64_t *tap = c->w.tap + k0;
     int64_t base = k0 / c->w.taps * c->w.channel;
-    for (int i = 0; i < s->pieces; i++) {
-        const piece *p = &s->piece[i];
-        float *to = panels + p->to / PANEL * steps * PANEL + p->to % PANEL;
-        if (p->to % PANEL + VL <= PANEL) {
-            copy_piece(to, PANEL, s->slab + p->from, tap, base, steps);
-        } else {
-            copy_part(to, PANEL, s->slab + p->from, tap, base, steps, p->count);
-        }
+    switch (n) {
+    case 1: copy_steps(to, PANEL, s->slab, p, 1, tap, base, steps); break;
+    case 2: copy_steps(to, PANEL, s->slab, p, 2, tap, base, steps); break;
+    case 3: copy_steps(to, PANEL, s->slab, p, 3, tap, base, steps); break;
+    case 4: copy_steps(to, PANEL, s->slab, p, 4, tap, base, steps); break;
+    default: copy_steps(to, PANEL, s->slab, p, n, tap, base, steps);
+    }
+}
+
+static void pack_panels(const conv *c, const seen *s, int64_t k0, int64_t steps, float *panels) {
+    for (int i = 0, next = 0; i < s->pieces; i = next, panels += steps * PANEL) {
+        while (next < s->pieces && s->piece[next].to / PANEL == s->piece[i].to / PANEL)
+            next++;
+        pack_panel(c, s, &s->piece[i], next - i, k0, steps, panels);
     }
 }
 

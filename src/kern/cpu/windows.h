@@ -213,12 +213,14 @@ VEC_INLINE void copy_piece(float *to, int64_t distance, const float *from, const
         v_store(to, v_load(from + (tap[r] - base)));
 }
 
-/* The same for its first `count` elements alone. */
-static void copy_part(float *to, int64_t distance, const float *from, const int64_t *tap, int64_t base, int64_t rows,
-                      int64_t count) {
-    M mask = v_mask(count);
-    for (int64_t r = 0; r < rows; r++, to += distance)
-        v_part_store(to, mask, v_load(from + (tap[r] - base)));
+/* Several pieces of one panel, step after step: whole vectors, as what lies behind a piece is written later; one vector
+ * behind the panel is touched too. */
+VEC_INLINE void copy_steps(float *to, int64_t distance, const float *slab, const piece *p, const int n,
+                           const int64_t *tap, int64_t base, int64_t steps) {
+    for (int64_t k = 0; k < steps; k++, to += distance) {
+        const float *from = slab + (tap[k] - base);
+        VEC_UNROLL for (int i = 0; i < n; i++) v_store(to + p[i].to % distance, v_load(from + p[i].from));
+    }
 }
 
 #endif
