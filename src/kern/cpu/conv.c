@@ -266,8 +266,7 @@ static void copy_places(const conv *c, float *to, const float *from, int64_t col
     }
     for (int64_t run = 0; count > 0; count -= run, from += run) {
         run = tn_min64(c->a.places[1] - column, count);
-        for (int64_t i = 0; i < run; i++)
-            to[i * c->out.place] = from[i];
+        spread_row(to, from, c->out.place, run);
         to += c->out.row - column * c->out.place;
         column = 0;
     }

@@ -142,6 +142,35 @@ VEC_INLINE V v_evens(V a, V b) {
 #endif
 }
 
+/* The first `count` elements of x to every second place. */
+VEC_INLINE void v_store_apart(float *to, V x, int64_t count) {
+#if defined(__AVX512F__)
+    V low = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    V high = __builtin_shufflevector(x, x, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+    uint32_t mask = count >= VL ? 0x55555555u : 0x55555555u & ((1u << 2 * count) - 1u);
+    v_part_store(to, (M)mask, low);
+    v_part_store(to + VL, (M)(mask >> VL), high);
+#elif defined(__AVX2__)
+    V low = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3);
+    V high = __builtin_shufflevector(x, x, 4, 4, 5, 5, 6, 6, 7, 7);
+    const M evens = _mm256_setr_epi32(-1, 0, -1, 0, -1, 0, -1, 0);
+    v_part_store(to, _mm256_and_si256(evens, v_mask(2 * count)), low);
+    v_part_store(to + VL, _mm256_and_si256(evens, v_mask(2 * count - VL)), high);
+#else
+    for (int64_t i = 0; i < count && i < VL; i++)
+        to[2 * i] = x[i];
+#endif
+}
+
+/* The way back to every `step`-th element. */
+static void spread_row(float *to, const float *from, int64_t step, int64_t count) {
+    int64_t i = 0;
+    for (; step == 2 && i < count; i += VL)
+        v_store_apart(to + 2 * i, v_part_load(from + i, v_mask(count - i)), count - i);
+    for (; i < count; i++)
+        to[i * step] = from[i];
+}
+
 /* Every `step`-th element of a row. */
 static void copy_row(float *to, const float *from, int64_t step, int64_t count) {
     int64_t i = 0;
