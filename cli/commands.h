@@ -14,5 +14,6 @@ extern const cli_command cli_logits;
 extern const cli_command cli_perplexity;
 extern const cli_command cli_tokenize;
 extern const cli_command cli_train;
+extern const cli_command cli_tune;
 
 #endif

@@ -11,6 +11,7 @@
 static const cli_command *const commands[] = {
     &cli_bench,    &cli_certify, &cli_devices,    &cli_explain,  &cli_fit,
     &cli_generate, &cli_logits,  &cli_perplexity, &cli_tokenize, &cli_train,
+    &cli_tune,
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 

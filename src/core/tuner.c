@@ -12,7 +12,7 @@
 #include "hal/tune.h"
 
 enum { MOST_WAYS = 24, SECONDS = 20, MOST_BYTES = 1 << 30 };
-static const double LEAST_FLOPS = 1e5, GAIN = 0.97, SAMPLE_SECONDS = 3e-3;
+static const double LEAST_FLOPS = 1e5, GAIN = 0.97, SAMPLE_SECONDS = 1e-2;
 
 /* The first is what the rules choose. */
 static const struct {
@@ -147,7 +147,7 @@ static double time_once(const question *q, const tn_way *way) {
 /* In turns, so that what else the machine does meets all alike; the least time of each counts, the first none. */
 static void time_all(const question *q, const candidates *c, answer *a) {
     double spent = 0;
-    for (int round = 0; round < 5 || (spent < c->count * SAMPLE_SECONDS && round < 400); round++)
+    for (int round = 0; round < 8 || (spent < c->count * SAMPLE_SECONDS && round < 400); round++)
         for (int i = 0; i < c->count; i++) {
             double seconds = time_once(q, &c->way[i]);
             spent += seconds;

@@ -1,0 +1,152 @@
+/* tune.c — `trunnion tune`: measures the ways in which products of matrices can be computed here, and keeps the fastest.
+ *
+ * A work is planned with measuring at first use turned on; what the library adds to its record is what is shown. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bench.h"
+#include "commands.h"
+
+static int run_tune(int argc, char **argv);
+
+const cli_command cli_tune = {
+    .name = "tune",
+    .summary = "measure what computes products fastest here, and keep that for later",
+    .usage = "tune [MxNxK | WORK]... [--library auto] [--threads N]",
+    .help =
+        "  MxNxK                 a product of matrices in f32 of this size, as in 512x512x512\n"
+        "  WORK                  a work of `trunnion bench`, as in policy-train-64\n"
+        "  --json                tuned (new entries), speedup (their mean), entries[{key, way, seconds, rule_seconds,\n"
+        "                        date}] (all)\n"
+        "\n"
+        "Without names some usual sizes. What the record knows is not measured again. It is tune.json in the cache\n"
+        "folder, or the file that TRUNNION_TUNE_CACHE names; delete it to begin anew. TRUNNION_TUNE=1 measures at the\n"
+        "first use in any command, TRUNNION_TUNE=0 lets rules choose. Results keep their bits; with --library auto\n"
+        "libraries take part, which round otherwise.\n"
+        "\n"
+        "examples:\n"
+        "  trunnion tune 512x512x512 policy-train-64\n"
+        "  trunnion tune 1000x64x300 --threads 1 --json\n",
+    .accepts = CLI_JSON | CLI_THREADS,
+    .run = run_tune,
+};
+
+/* ---- works ------------------------------------------------------------------------------------------------------- */
+
+static tn_status tune_product(const int64_t size[3]) {
+    tn_status s = TN_OK;
+    TN_SCOPE {
+        tn_tensor *a = tn_rand(TN_DIMS(size[0], size[2])), *b = tn_rand(TN_DIMS(size[2], size[1]));
+        s = tn_eval((tn_tensor *[]){a, b}, 2);
+        tn_tensor *kept = tn_matmul(a, b), *fresh = tn_matmul(a, tn_mul_scalar(b, 2));
+        if (s == TN_OK) s = tn_eval(&kept, 1);
+        if (s == TN_OK) s = tn_eval(&fresh, 1);
+    }
+    return s;
+}
+
+static tn_status tune_work(const bench_work *work) {
+    bench_work w = *work;
+    void *self = NULL;
+    tn_status s = w.begin(&w, &self);
+    for (int i = 0; i < 2 && s == TN_OK; i++)
+        s = w.run(self);
+    w.end(self);
+    return s;
+}
+
+static const bench_work *find_work(const char *name) {
+    for (int i = 0; i < bench_work_count; i++)
+        if (strcmp(bench_works[i].name, name) == 0) return &bench_works[i];
+    return NULL;
+}
+
+static bool read_size(const char *text, int64_t size[3]) {
+    char *end = NULL;
+    for (int i = 0; i < 3; i++) {
+        size[i] = strtoll(text, &end, 10);
+        if (end == text || size[i] < 1 || size[i] > 65536 || *end != (i < 2 ? 'x' : 0)) return false;
+        text = end + 1;
+    }
+    return true;
+}
+
+static int tune_one(const char *name) {
+    int64_t size[3];
+    const bench_work *work = find_work(name);
+    if (!work && !read_size(name, size))
+        return cli_wrong_usage(&cli_tune, "\"%s\" is neither MxNxK nor a work of `trunnion bench`", name);
+    return (work ? tune_work(work) : tune_product(size)) == TN_OK ? CLI_OK : cli_failed();
+}
+
+/* ---- showing ----------------------------------------------------------------------------------------------------- */
+
+/* The mean of what entries from `first` on gained over the rules. */
+static double speedup_from(int first) {
+    double logs = 0;
+    int n = 0;
+    tn_tuned e = {.struct_size = sizeof e};
+    for (int i = first; tn_tuned_at(i, &e) == TN_OK; i++)
+        if (e.seconds > 0) logs += log(e.rule_seconds / e.seconds), n++;
+    return n ? exp(logs / n) : 1;
+}
+
+static void show_json(int first) {
+    cli_json j = {.out = stdout};
+    tn_tuned e = {.struct_size = sizeof e};
+    cli_json_object(&j, NULL);
+    cli_json_int(&j, "tuned", tn_tuned_count() - first);
+    cli_json_number(&j, "speedup", speedup_from(first));
+    cli_json_array(&j, "entries");
+    for (int i = 0; tn_tuned_at(i, &e) == TN_OK; i++) {
+        cli_json_object(&j, NULL);
+        cli_json_string(&j, "key", e.key);
+        cli_json_string(&j, "way", e.way);
+        cli_json_number(&j, "seconds", e.seconds);
+        cli_json_number(&j, "rule_seconds", e.rule_seconds);
+        cli_json_string(&j, "date", e.date);
+        cli_json_end(&j, '}');
+    }
+    cli_json_end(&j, ']');
+    cli_json_end(&j, '}');
+}
+
+static void show(int first) {
+    tn_tuned e = {.struct_size = sizeof e};
+    for (int i = first; tn_tuned_at(i, &e) == TN_OK; i++) {
+        double gain = e.seconds > 0 ? 100 * (e.rule_seconds / e.seconds - 1) : 0;
+        cli_print(stdout, "%-64s %10.1f µs  %s", e.key, e.seconds * 1e6, e.way);
+        if (gain > 0) cli_print(stdout, ", %.0f %% faster than by rule", gain);
+        cli_print(stdout, "\n");
+    }
+    cli_print(stdout, "%d measured, %d known before; the new ones are %.2f times as fast as by rule\n",
+              tn_tuned_count() - first, first, speedup_from(first));
+}
+
+static bool no_options(void *ctx, int val, const char *arg) {
+    (void)ctx, (void)val, (void)arg;
+    return false;
+}
+
+static int run_tune(int argc, char **argv) {
+    static const char *const usual[] = {"256x256x256", "512x512x512", "1024x1024x1024", "64x512x512",
+                                        "policy-train-64"};
+    static const struct option none[] = {{0}};
+    cli_options o;
+    int status, first = cli_parse(&cli_tune, argc, argv, &o, none, "", no_options, NULL, &status);
+    if (first < 0) return status;
+    o.device = "cpu";
+    tn_device *device = cli_open_device(&o, &status);
+    if (!device) return status;
+    int before = tn_tuned_count(), code = CLI_OK;
+    if (tn_set_tuning(TN_TUNING_FIRST_USE) != TN_OK) code = cli_failed();
+    for (int i = first; i < argc && code == CLI_OK; i++)
+        code = tune_one(argv[i]);
+    for (size_t i = 0; first == argc && i < sizeof usual / sizeof usual[0] && code == CLI_OK; i++)
+        code = tune_one(usual[i]);
+    if (code == CLI_OK && o.json) show_json(before);
+    if (code == CLI_OK && !o.json) show(before);
+    tn_device_close(device);
+    return code;
+}
