@@ -1,4 +1,4 @@
-/* tune.c — `trunnion tune`: measures the ways in which products of matrices can be computed here, and keeps the fastest.
+/* tune.c — `trunnion tune`: measures in which way products of matrices are computed fastest here, and keeps that.
  *
  * A work is planned with measuring at first use turned on; what the library adds to its record is what is shown. */
 #include <math.h>
