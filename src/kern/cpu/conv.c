@@ -197,9 +197,12 @@ static void plan(conv *c, const tn_conv_args *args) {
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
 }
 
-/* Blocks of equal width, as many as keep all threads busy to the end. */
+/* Blocks of equal width, as many as keep all threads busy to the end. Many filters over few places are shared out
+ * themselves: reading them takes longer than packing what they see once a thread. */
 static void choose_blocks(conv *c, int threads) {
     int64_t most = COLUMNS / PANEL, panels = tn_ceil_div(c->w.line, PANEL);
+    bool tall = c->lines == 1 && panels <= most && c->a.filters >= 8 * TILE_ROWS * threads;
+    if (tall) c->row_parts = round_up(c->row_parts, threads);
     int64_t others = c->lines * c->a.groups * c->row_parts;
     int64_t share = others % threads == 0 ? 1 : threads;
     int64_t rounds = tn_ceil_div(panels, most * share);
