@@ -95,7 +95,8 @@ static void check_reduction(kir_reduce kind, kir_type t, const char *memory) {
         kernel k = reduction(kind, t, axes, 0, 1);
         kir_rows *rows = NULL;
         assert_ok(kir_schedule_rows(k.p, &rows));
-        size_t count = t == KIR_F32 || kind == KIR_SUM ? TN_COUNT(lengths) : TN_COUNT(lengths) - 4; /* time */
+        bool all = axes == 1 ? t == KIR_F32 : kind == KIR_SUM; /* the last four take long */
+        size_t count = all ? TN_COUNT(lengths) : TN_COUNT(lengths) - 4;
         for (size_t i = 0; i < count; i++) {
             int64_t n = lengths[i], inner = n % 7 == 0 ? 7 : n % 2 == 0 ? 2 : 1;
             kernel sized = reduction(kind, t, axes, n, inner);
