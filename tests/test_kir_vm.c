@@ -8,7 +8,7 @@
 #include "kir/vm.h"
 #include "kir_random.h"
 
-enum { CASES = 120, LONG_CASES = 6, MAX_THREADS = 3 };
+enum { CASES = 120, LONG_CASES = 12, MAX_THREADS = 3 };
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
@@ -252,6 +252,64 @@ static void columns_match_the_interpreter(void **state) {
         check_columns(&some[i]);
 }
 
+/* ---- sums of products along rows --------------------------------------------------------------------------------- */
+
+enum { PRODUCT_ROWS = 5, LONGEST_PRODUCT = 5000 };
+
+/* Σ x·y and Σ x·x, as norms have them; y is a row of its own for each sum, or (weights) one for all. */
+static void check_products(int64_t n, bool weights, const float *x) {
+    kir_builder *b = NULL;
+    kir_program *p = NULL;
+    kir_vm *vm = NULL;
+    int64_t *sizes = NULL;
+    assert_ok(kir_begin(1, 1, (int64_t[]){PRODUCT_ROWS, n}, &b));
+    for (int i = 0; i < 2; i++)
+        kir_buffer(b, TN_F32);
+    kir_aff rows = kir_aff_const(0), other = kir_aff_const(7), to = kir_aff_const(0);
+    rows.s[0] = n;
+    rows.s[1] = other.s[1] = 1;
+    if (!weights) other.s[0] = n;
+    to.s[0] = 2;
+    kir_loop(b, 1, 1);
+    kir_val v = kir_load(b, 0, &rows, KIR_NONE), w = kir_load(b, 0, &other, KIR_NONE);
+    kir_val sum = kir_reduce_value(b, KIR_SUM, kir_binary(b, KIR_MUL, v, w), KIR_NONE);
+    kir_val squares = kir_reduce_value(b, KIR_SUM, kir_binary(b, KIR_MUL, v, v), KIR_NONE);
+    kir_end(b);
+    kir_store(b, 1, &to, sum, KIR_NONE);
+    to.c = 1;
+    kir_store(b, 1, &to, squares, KIR_NONE);
+    assert_ok(kir_finish(b, &p, &sizes));
+    assert_ok(kir_vm_compile(p, &vm));
+    float want[2 * PRODUCT_ROWS], got[2 * PRODUCT_ROWS];
+    void *memory = (void *)(uintptr_t)x;
+    assert_ok(kir_interpret(p, &(kir_launch){sizes, (void *[]){memory, want}, NULL}));
+    for (int way = 0; way < 2 * TN_ISA_COUNT; way++) {
+        if (!kir_vm_use((tn_isa)(way / 2))) continue;
+        kir_code_use(way % 2 == 1);
+        assert_ok(kir_vm_run(vm, &(kir_launch){sizes, (void *[]){memory, got}, NULL}, 1));
+        assert_memory_equal(want, got, sizeof want);
+    }
+    kir_vm_use(tn_cpu().isa);
+    kir_vm_free(vm);
+    kir_free(p);
+    tn_mem_free(sizes);
+}
+
+static void sums_of_products_match_the_interpreter(void **state) {
+    static const int64_t lengths[] = {1, 8, 15, 16, 17, 33, 64, 100, 192, 1000, LONGEST_PRODUCT};
+    (void)state;
+    assert_ok(tn_threads_set(1));
+    float *x = calloc(PRODUCT_ROWS * LONGEST_PRODUCT + 7, sizeof *x);
+    assert_non_null(x);
+    for (int64_t i = 0; i < PRODUCT_ROWS * LONGEST_PRODUCT + 7; i++)
+        x[i] = (float)((i * 7919 + 13) % 1000) / 333.0F - 1.5F;
+    for (size_t i = 0; i < TN_COUNT(lengths); i++) {
+        check_products(lengths[i], false, x);
+        check_products(lengths[i], true, x);
+    }
+    free(x);
+}
+
 /* ---- short launches that come again ------------------------------------------------------------------------------ */
 
 enum { SHORT = 300, ARRAYS = 4 };
@@ -333,11 +391,9 @@ int main(int argc, char **argv) {
         return run_seeds(begin, end, (case_kind)kind, end == begin + 1);
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_programs_match_the_interpreter),
-        cmocka_unit_test(long_loops_match_the_interpreter),
-        cmocka_unit_test(machine_code_matches_the_interpreter),
-        cmocka_unit_test(columns_match_the_interpreter),
-        cmocka_unit_test(short_launches_repeat),
+        cmocka_unit_test(random_programs_match_the_interpreter),  cmocka_unit_test(long_loops_match_the_interpreter),
+        cmocka_unit_test(machine_code_matches_the_interpreter),   cmocka_unit_test(columns_match_the_interpreter),
+        cmocka_unit_test(sums_of_products_match_the_interpreter), cmocka_unit_test(short_launches_repeat),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     kir_vm_trim();

@@ -94,11 +94,11 @@ typedef struct kir_bound {
 typedef struct kir_bind {
     kir_bound *bound; /* one a step */
     uint8_t *kinds;   /* by value */
-    uint8_t *pattern; /* what it was made for: layout, whole, narrow, directions, then kinds by access */
+    uint8_t *pattern; /* what it was made for: layout, whole, narrow, directions, instruction set; kinds by access */
     bool straight;    /* the steps can be a list of calls (vm_straight.c) */
 } kir_bind;
 
-enum { KIR_PATTERN_HEAD = 4 };
+enum { KIR_PATTERN_HEAD = 5 };
 
 /* Machine code of a program for one pattern of strides along its rows (render_x64.c). */
 typedef struct kir_code kir_code;

@@ -236,6 +236,7 @@ static void make_pattern(const kir_frame *f, uint8_t *pattern) {
     pattern[0] = (uint8_t)f->layout;
     pattern[1] = f->whole;
     pattern[2] = f->inner_step < KIR_NARROW;
+    pattern[4] = (uint8_t)f->isa; /* tests change it */
     pattern[3] = (uint8_t)((inner ? KIR_INNER : 0) | (outer ? KIR_OUTER : 0));
     const int64_t *strides = f->strides + 1;
     for (int i = 0; i < f->vm->n_access; i++, strides += f->stride_width) {
