@@ -99,7 +99,7 @@ static void random_axes(kir_random *t) {
     t->across = one_in(3);
     t->n_loop = long_loop ? 1 + (int)below(2) : (int)below(4);
     int64_t points = 1, most = t->options.most_points ? t->options.most_points : MOST_POINTS;
-    if (long_loop) most = 8; /* rows */
+    if (long_loop) most = one_in(2) ? 2 : 8; /* rows: threads share the loop where there are hardly any */
     for (int i = 0; i < axes_of(t); i++) {
         if (long_loop && i == t->n_par) {
             points = 1;
