@@ -494,20 +494,21 @@ static void fill_unseen(float *s, range seen, float x) {
 }
 
 /* Scores of one row, the unseen ones -inf, become weights. */
-VEC_INLINE void soften_row(float *row, float *most, float *weight) {
-    V s[VECTORS], lane[LANE_VECTORS];
+static void soften_row(float *row, float *most, float *weight) {
+    V lane[LANE_VECTORS];
     VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_set1(-INFINITY);
-    VEC_UNROLL for (int i = 0; i < VECTORS; i++) {
-        s[i] = v_load(row + i * VL);
-        lane[i % LANE_VECTORS] = v_greater(s[i], lane[i % LANE_VECTORS]);
+    for (float *s = row; s < row + KEYS; s += LANES) {
+        VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_greater(v_load(s + i * VL), lane[i]);
     }
     float m = fold_most(lane);
     V from = v_set1(m == -INFINITY ? 0 : m);
     VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_zero();
-    VEC_UNROLL for (int i = 0; i < VECTORS; i++) {
-        s[i] = v_exp_down(s[i] - from);
-        v_store(row + i * VL, s[i]);
-        lane[i % LANE_VECTORS] += s[i];
+    for (float *s = row; s < row + KEYS; s += LANES) {
+        VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) {
+            V w = v_exp_down(v_load(s + i * VL) - from);
+            v_store(s + i * VL, w);
+            lane[i] += w;
+        }
     }
     *most = m;
     *weight = fold_sum(lane);
@@ -515,7 +516,8 @@ VEC_INLINE void soften_row(float *row, float *most, float *weight) {
 
 static void soften(float *row, range seen, float scale, float *most, float *weight) {
     V factor = v_set1(scale);
-    VEC_UNROLL for (int i = 0; i < VECTORS; i++) v_store(row + i * VL, v_load(row + i * VL) * factor);
+    for (int64_t j = 0; j < KEYS; j += VL)
+        v_store(row + j, v_load(row + j) * factor);
     if (seen.begin > 0 || seen.end < KEYS) fill_unseen(row, seen, -INFINITY);
     soften_row(row, most, weight);
 }

@@ -11,7 +11,6 @@
 enum {
     KEYS = TN_PAGE_TOKENS,
     LANES = 16, /* of the sum of weights: part of the definition */
-    VECTORS = KEYS / VL,
     LANE_VECTORS = LANES / VL
 };
 

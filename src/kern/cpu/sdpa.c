@@ -145,14 +145,16 @@ static void score_row(const sdpa *a, const part *p, const block *b, int64_t chun
     float *s = weights_of(p, chunk) + row * KEYS, *most = p->lanes + row * LANES;
     int64_t seen = keys_in(a, chunk);
     V scale = v_set1(a->args->scale), lane[LANE_VECTORS];
-    VEC_UNROLL for (int i = 0; i < VECTORS; i++) v_store(s + i * VL, v_load(s + i * VL) * scale);
+    for (int64_t j = 0; j < KEYS; j += VL)
+        v_store(s + j, v_load(s + j) * scale);
     if (a->args->mask.data) add_mask(a, b, row, chunk, s);
     if (a->args->causal) seen = tn_max64(0, tn_min64(seen, b->first + row + 1 - chunk * KEYS));
     for (int64_t j = seen; j < KEYS; j++)
         s[j] = -INFINITY;
     VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_load(most + i * VL);
-    VEC_UNROLL for (int i = 0; i < VECTORS; i++) lane[i % LANE_VECTORS] =
-        v_greater(v_load(s + i * VL), lane[i % LANE_VECTORS]);
+    for (int64_t j = 0; j < KEYS; j += LANES) {
+        VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_greater(v_load(s + j + i * VL), lane[i]);
+    }
     VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) v_store(most + i * VL, lane[i]);
 }
 
@@ -189,10 +191,12 @@ static void weigh_chunk(const part *p, const block *b, int64_t chunk) {
         float *s = weights_of(p, chunk) + r * KEYS, *sum = p->lanes + r * LANES;
         V from = v_set1(p->most[r] == -INFINITY ? 0 : p->most[r]), lane[LANE_VECTORS];
         VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_load(sum + i * VL);
-        VEC_UNROLL for (int i = 0; i < VECTORS; i++) {
-            V w = v_exp_down(v_load(s + i * VL) - from);
-            v_store(s + i * VL, w);
-            lane[i % LANE_VECTORS] += w;
+        for (float *end = s + KEYS; s < end; s += LANES) {
+            VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) {
+                V w = v_exp_down(v_load(s + i * VL) - from);
+                v_store(s + i * VL, w);
+                lane[i] += w;
+            }
         }
         VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) v_store(sum + i * VL, lane[i]);
     }
@@ -307,8 +311,8 @@ static void slope_of_scores(const sdpa *a, const part *p, const block *b, int64_
         const float *w = weights_of(p, chunk) + r * KEYS;
         float *s = p->slope + r * KEYS;
         V along = v_set1(p->along[r]), factor = v_set1(a->args->scale * p->sum[r]);
-        VEC_UNROLL for (int i = 0; i < VECTORS; i++)
-            v_store(s + i * VL, v_load(w + i * VL) * (v_load(s + i * VL) - along) * factor);
+        for (int64_t j = 0; j < KEYS; j += VL)
+            v_store(s + j, v_load(w + j) * (v_load(s + j) - along) * factor);
     }
 }
 
