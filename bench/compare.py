@@ -1,6 +1,6 @@
 """compare.py — the works of `trunnion bench` here and in other libraries, side by side in one run.
 
-    compare.py [--rows 'gemm-*' …] [--rounds 5] [--threads 2] [--seconds 1] [--build build] [--record] [--fresh]
+    compare.py [--rows 'gemm-*' …] [--rounds 5] [--threads 2] [--seconds 0.5] [--build build] [--record] [--fresh]
 
 Peers: PyTorch, tuned OpenBLAS, oneDNN, llama.cpp (tools/peers/*.sh fetch or build them once). Our side is the command
 itself, `trunnion bench`. Before anything is timed, every peer starts from the numbers that the command saved and has to
@@ -133,7 +133,7 @@ class LlamaCpp:
         usable = sorted(os.sched_getaffinity(0))[:threads]
         mask = hex(sum(1 << cpu for cpu in usable))
         command = [self.folder / "bin" / "llama-bench", "-m", smollm2.path(), "-p", str(prompt), "-n", str(generated),
-                   "-t", str(threads), "-r", "3", "-o", "json", "--cpu-mask", mask, "--cpu-strict", "1"]
+                   "-t", str(threads), "-r", "2", "-o", "json", "--cpu-mask", mask, "--cpu-strict", "1"]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode != 0:
             raise RuntimeError(result.stderr.strip()[-300:])
@@ -330,7 +330,7 @@ def main():
     parser.add_argument("--build", default="build")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5, help="0: show what there is")
-    parser.add_argument("--seconds", type=float, default=1, help="of a window, at most")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a window, at most")
     parser.add_argument("--tries", type=int, default=2, help="windows taken for one that is quiet")
     parser.add_argument("--rows", action="append", help="a row's name, or a part of it with * (default: all)")
     parser.add_argument("--check", action="store_true", help="compare results and time nothing")
