@@ -196,6 +196,7 @@ class Round:
             try:
                 self.peers[name] = PEERS[name](self.options)
                 self.state.data["versions"][name] = self.peers[name].version
+                self.state.data["absent"].pop(name, None)
             except (RuntimeError, OSError) as error:
                 self.peers[name] = None
                 self.state.data["absent"][name] = str(error)
