@@ -8,15 +8,10 @@
 #include <string.h>
 
 #include "core/lower.h"
+#include "kern/templates.h"
 #include "ops/common.h"
 
 /* ---- index arithmetic -------------------------------------------------------------------------------------------- */
-
-static kir_aff axis_index(int axis) {
-    kir_aff a = kir_aff_const(0);
-    a.s[axis] = 1;
-    return a;
-}
 
 static bool same_index(const kir_aff *a, const kir_aff *b) {
     return a->c == b->c && a->dyn == b->dyn && memcmp(a->s, b->s, sizeof a->s) == 0;
@@ -405,7 +400,7 @@ static void map_space(tn_lowering *w, const tn_node *n, int64_t *extents, int *n
         w->space[d] = kir_aff_const(0);
         if (n->shape[d] == 1) continue;
         extents[*n_par] = n->shape[d];
-        w->space[d] = axis_index((*n_par)++);
+        w->space[d] = tn_along((*n_par)++, 1);
     }
 }
 
@@ -416,7 +411,7 @@ static void matmul_space(tn_lowering *w, const tn_node *n, int64_t *extents, int
     for (int d = 0; d < n->rank; d++) {
         int axis = *n_par - n->rank + d;
         extents[axis] = n->shape[d];
-        w->space[d] = n->shape[d] == 1 ? kir_aff_const(0) : axis_index(axis);
+        w->space[d] = n->shape[d] == 1 ? kir_aff_const(0) : tn_along(axis, 1);
     }
 }
 
@@ -431,7 +426,7 @@ static tn_status dims_space(tn_lowering *w, const tn_node *r, int64_t *extents, 
         w->space[d] = kir_aff_const(0);
         if (in->shape[d] == 1) continue;
         extents[*n_par] = in->shape[d];
-        w->space[d] = axis_index((*n_par)++);
+        w->space[d] = tn_along((*n_par)++, 1);
     }
     for (int d = 0; d < in->rank; d++) {
         if (!is_reduced(r, d)) {
@@ -441,7 +436,7 @@ static tn_status dims_space(tn_lowering *w, const tn_node *r, int64_t *extents, 
         if (keepdim) w->row[out++] = kir_aff_const(0);
         int axis = *n_par + *n_loop;
         extents[axis] = in->shape[d];
-        w->space[d] = axis_index(axis);
+        w->space[d] = tn_along(axis, 1);
         w->loop[(*n_loop)++] = w->space[d];
     }
     w->space_node = in;
@@ -459,7 +454,7 @@ static tn_status loops_space(tn_lowering *w, const tn_value *r, int64_t *extents
     memcpy(w->row, w->space, sizeof w->row);
     for (int k = 0; k < *n_loop; k++) {
         extents[*n_par + k] = loops[k];
-        w->loop[k] = axis_index(*n_par + k);
+        w->loop[k] = tn_along(*n_par + k, 1);
     }
     return TN_OK;
 }
@@ -469,14 +464,14 @@ static void scan_space(tn_lowering *w, const tn_node *n, int64_t *extents, int *
     for (int d = 0; d < n->rank; d++) {
         if (d == n->i[0]) continue;
         extents[*n_par] = n->shape[d];
-        w->space[d] = axis_index((*n_par)++);
+        w->space[d] = tn_along((*n_par)++, 1);
     }
     if (n->rank == 0) {
         extents[0] = 1;
         return;
     }
     extents[*n_par] = n->shape[n->i[0]];
-    w->space[n->i[0]] = axis_index(*n_par);
+    w->space[n->i[0]] = tn_along(*n_par, 1);
 }
 
 static tn_status make_space(tn_lowering *w, int64_t *extents, int *n_par, int *n_loop) {
