@@ -42,6 +42,9 @@ static void put(const array *x, int64_t at, double v) {
     case TN_F64: ((double *)x->memory)[at] = v; break;
     case TN_F16: ((uint16_t *)x->memory)[at] = kir_to_f16((float)v); break;
     case TN_BF16: ((uint16_t *)x->memory)[at] = kir_to_bf16((float)v); break;
+    case TN_I32: ((int32_t *)x->memory)[at] = (int32_t)v; break;
+    case TN_I8: ((int8_t *)x->memory)[at] = (int8_t)v; break;
+    case TN_U8: ((uint8_t *)x->memory)[at] = (uint8_t)v; break;
     default: ((float *)x->memory)[at] = (float)v;
     }
 }
@@ -51,6 +54,9 @@ static double get(const array *x, int64_t at) {
     case TN_F64: return ((double *)x->memory)[at];
     case TN_F16: return (double)kir_from_f16(((uint16_t *)x->memory)[at]);
     case TN_BF16: return (double)kir_from_bf16(((uint16_t *)x->memory)[at]);
+    case TN_I32: return ((int32_t *)x->memory)[at];
+    case TN_I8: return ((int8_t *)x->memory)[at];
+    case TN_U8: return ((uint8_t *)x->memory)[at];
     default: return (double)((float *)x->memory)[at];
     }
 }
@@ -97,14 +103,22 @@ static void random_layout(array *x, bool broadcast) {
     }
 }
 
+/* Bytes: all there are, the greatest often; or a mark. */
+static double random_integer(tn_dtype dtype) {
+    if (dtype == TN_I32) return (double)random_below(1000000);
+    double v = random_below(3) ? (double)random_below(256) : 255;
+    return dtype == TN_U8 ? v : v - 128;
+}
+
 /* whole: small integers, whose sums are exact in any order. */
 static void random_array(array *x, tn_dtype dtype, bool broadcast, bool whole) {
     x->dtype = dtype;
     random_layout(x, broadcast);
     x->memory = tn_mem_alloc((size_t)x->size * tn_dtype_size(dtype));
     assert_non_null(x->memory);
+    bool integer = dtype == TN_I8 || dtype == TN_U8 || dtype == TN_I32;
     for (int64_t i = 0; i < x->size; i++)
-        put(x, i, whole ? (double)(random_below(9) - 4) : random_real());
+        put(x, i, integer ? random_integer(dtype) : whole ? (double)(random_below(9) - 4) : random_real());
 }
 
 static tn_matrix matrix_of(const array *x) {
@@ -220,12 +234,14 @@ static double define(const product *p, const int64_t *point) {
             double x = get(&p->a, index_of(&p->a, a)), y = get(&p->b, index_of(&p->b, b));
             if (p->load_a) x = (double)loaded((float)x);
             if (p->load_b) y = (double)loaded((float)y);
-            chain = p->dtype == TN_F64 ? fma(x, y, chain) : (double)fmaf((float)x, (float)y, (float)chain);
+            bool wide = p->dtype == TN_F64 || p->dtype == TN_I32;
+            chain = wide ? fma(x, y, chain) : (double)fmaf((float)x, (float)y, (float)chain);
         }
         if (k == 0) {
             total = chain;
         } else {
-            total = p->dtype == TN_F64 ? total + chain : (double)((float)total + (float)chain);
+            bool wide = p->dtype == TN_F64 || p->dtype == TN_I32;
+            total = wide ? total + chain : (double)((float)total + (float)chain);
         }
     }
     return p->store_c ? (double)stored((float)total, p->bias[point[COL]]) : total;
@@ -249,8 +265,9 @@ static void make_product(product *p) {
     set_extents(&p->a, p, p->m, p->k);
     set_extents(&p->b, p, p->k, p->n);
     set_extents(&p->c, p, p->m, p->n);
-    random_array(&p->a, p->dtype, true, p->whole);
-    random_array(&p->b, p->dtype, true, p->whole);
+    bool of_bytes = p->dtype == TN_I32;
+    random_array(&p->a, !of_bytes ? p->dtype : random_below(2) ? TN_I8 : TN_U8, true, p->whole);
+    random_array(&p->b, !of_bytes ? p->dtype : random_below(2) ? TN_I8 : TN_U8, true, p->whole);
     random_array(&p->c, p->dtype, false, false);
     if (p->store_c) {
         p->bias = tn_mem_alloc((size_t)(p->n + 1) * sizeof *p->bias);
@@ -352,7 +369,7 @@ static void check_product(const product *p) {
     array c = p->c;
     c.memory = tn_mem_alloc(bytes);
     assert_non_null(c.memory);
-    tn_gemm_args args = {.m = p->m, .n = p->n, .k = p->k};
+    tn_gemm_args args = {.m = p->m, .n = p->n, .k = p->k, .a_dtype = p->a.dtype, .b_dtype = p->b.dtype};
     memcpy(args.batch, p->batch, sizeof args.batch);
     args.a = matrix_of(&p->a);
     args.b = matrix_of(&p->b);
@@ -411,7 +428,7 @@ static int64_t random_depth(void) {
 }
 
 static void random_product(product *p) {
-    static const tn_dtype dtypes[] = {TN_F32, TN_F32, TN_F64, TN_F16, TN_BF16, TN_BF16};
+    static const tn_dtype dtypes[] = {TN_F32, TN_F32, TN_F64, TN_F16, TN_BF16, TN_BF16, TN_I32};
     p->dtype = dtypes[random_below((int64_t)TN_COUNT(dtypes))];
     p->whole = is_half(p->dtype) && random_below(2);
     int64_t room = 3000000; /* multiplications of the definition: bounds the time of a case */
@@ -442,7 +459,7 @@ static void joints_load_and_store_every_element_once(void **state) {
     for (int i = 0; i < CASES / 2; i++) {
         product p = {0};
         random_product(&p);
-        if (p.dtype == TN_F64) p.dtype = TN_F32;
+        if (p.dtype == TN_F64 || p.dtype == TN_I32) p.dtype = TN_F32;
         int which = is_half(p.dtype) ? 4 : 1 + (int)random_below(7);
         p.load_a = which & 1;
         p.load_b = which & 2;
@@ -459,7 +476,7 @@ static void large_products_have_the_bits_of_their_definition(void **state) {
     static const int64_t sizes[][3] = {{3, 1100, 40},  {700, 3, 40},   {400, 600, 7}, {20, 5, 9000},
                                        {40, 40, 5000}, {1, 600, 4100}, {30, 530, 300}};
     random_state = 2;
-    static const tn_dtype dtypes[] = {TN_F32, TN_F32, TN_F64, TN_F16, TN_BF16};
+    static const tn_dtype dtypes[] = {TN_F32, TN_F32, TN_F64, TN_F16, TN_BF16, TN_I32};
     for (size_t i = 0; i < TN_COUNT(sizes) * TN_COUNT(dtypes); i++) {
         const int64_t *size = sizes[i / TN_COUNT(dtypes)];
         product p = {.dtype = dtypes[i % TN_COUNT(dtypes)],

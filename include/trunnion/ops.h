@@ -614,6 +614,9 @@ TN_API tn_tensor *tn_matmul(const tn_tensor *x, const tn_tensor *y);
 /* Product of two matrices, without broadcasting. */
 TN_API tn_tensor *tn_mm(const tn_tensor *x, const tn_tensor *y);
 
+/* Product of two matrices of i8 or u8, each its own, in i32: exact, modulo 2^32 (torch._int_mm takes i8 alone). */
+TN_API tn_tensor *tn_int_mm(const tn_tensor *x, const tn_tensor *y);
+
 /* Products of two batches of matrices, [b, m, k] and [b, k, n], without broadcasting. */
 TN_API tn_tensor *tn_bmm(const tn_tensor *x, const tn_tensor *y);
 
@@ -1167,6 +1170,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_index_add_(...) (tn_at(__FILE__, __LINE__), tn_index_add_(__VA_ARGS__))
 #define tn_index_select(...) (tn_at(__FILE__, __LINE__), tn_index_select(__VA_ARGS__))
 #define tn_instance_norm(...) (tn_at(__FILE__, __LINE__), tn_instance_norm(__VA_ARGS__))
+#define tn_int_mm(...) (tn_at(__FILE__, __LINE__), tn_int_mm(__VA_ARGS__))
 #define tn_isfinite(...) (tn_at(__FILE__, __LINE__), tn_isfinite(__VA_ARGS__))
 #define tn_isinf(...) (tn_at(__FILE__, __LINE__), tn_isinf(__VA_ARGS__))
 #define tn_isnan(...) (tn_at(__FILE__, __LINE__), tn_isnan(__VA_ARGS__))

@@ -229,7 +229,8 @@ static bool rows_are_short(const tn_node *n) {
 static bool joint_fits(const tn_value *v, const tn_node *space) {
     if (tn_template_takes(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
     if (v->node->rank >= 2 && rows_are_short(v->node)) return false;
-    return v->node->dtype != TN_F64 && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&
+    bool joins = tn_dtype_is_float((tn_dtype)v->node->dtype) && v->node->dtype != TN_F64;
+    return joins && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&
            same_shape(space, v->node) && tn_value_numel(v) > 0;
 }
 

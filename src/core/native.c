@@ -123,6 +123,7 @@ typedef struct tn_native_row {
 
 static const tn_native_row natives[] = {
     {"matmul_batched", tn_make_matmul, RESULT_FRESH, NULL, NULL},
+    {"int_mm", tn_make_matmul, RESULT_FRESH, NULL, NULL},
     {"linear_quantized", tn_make_linear_stored, RESULT_FRESH, NULL, NULL},
     {"linear_half", tn_make_linear_stored, RESULT_FRESH, NULL, NULL},
     {"argsort_last", make_argsort, RESULT_FRESH, NULL, NULL},

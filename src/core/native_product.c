@@ -15,7 +15,7 @@ enum { FORM_DTYPE, FORM_ROWS, FORM_COLUMNS, FORM_OFFSET, FORM_ROW_STRIDE, FORM_C
 static bool worth_keeping_packed(const tn_graph_plan *g, const tn_native *n, const tn_value *b) {
     enum { FEW = 8 }; /* columns that are packed in no time, or where the kernel had rather change sides */
     const tn_value *root = &g->values[b->root];
-    if (!tn_native_may_form(g, root->slot) || n->gemm.n < FEW) return false;
+    if (!tn_native_may_form(g, root->slot) || n->gemm.n < FEW || n->dtype == TN_I32) return false;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         if (n->gemm.b.batch_stride[axis] != 0) return false;
     return (int64_t)tn_gemm_packed_bytes(n->gemm.n, n->gemm.k, n->dtype) <= PACK_LIMIT;
@@ -73,8 +73,11 @@ tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_nativ
     const tn_value *c = &g->values[group->lead], *a = &g->values[c->in[0]], *b = &g->values[c->in[1]];
     int rank = c->node->rank;
     n->run = run_matmul;
-    n->gemm = (tn_gemm_args){
-        .m = c->node->shape[rank - 2], .n = c->node->shape[rank - 1], .k = a->node->shape[a->node->rank - 1]};
+    n->gemm = (tn_gemm_args){.m = c->node->shape[rank - 2],
+                             .n = c->node->shape[rank - 1],
+                             .k = a->node->shape[a->node->rank - 1],
+                             .a_dtype = (tn_dtype)a->node->dtype,
+                             .b_dtype = (tn_dtype)b->node->dtype};
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         n->gemm.batch[axis] = 1;
     for (int d = 0; d < rank - 2; d++)

@@ -16,7 +16,7 @@ static bool has_kernel(const tn_value *v) {
     const tn_node *n = v->node;
     if (!n->device->is_cpu && !v->host_only) return tn_template_takes(v);
     return v->row->impl->class_ == TN_NATIVE ||
-           (tn_dtype_is_float((tn_dtype)n->dtype) && n->rank <= TN_GEMM_BATCH_AXES + 2);
+           ((tn_dtype_is_float((tn_dtype)n->dtype) || n->op == TN_OP_INT_MM) && n->rank <= TN_GEMM_BATCH_AXES + 2);
 }
 
 tn_op_class tn_value_class(const tn_value *v) {

@@ -43,8 +43,8 @@ typedef struct tn_gemm_way {
 } tn_gemm_way;
 enum { TN_GEMM_BY_RULE, TN_GEMM_PACKED, TN_GEMM_IN_PLACE, TN_GEMM_AT_USE };
 
-/* C[batch, m, n] = A[batch, m, k] · B[batch, k, n], all three f32, f64, f16 or bf16. Load joints are for f32 alone; a
- * store joint reads f32, and takes the place of rounding to C's dtype. */
+/* C[batch, m, n] = A[batch, m, k] · B[batch, k, n], all three f32, f64, f16 or bf16; or C i32, A and B i8 or u8. Load
+ * joints are for f32 alone; a store joint reads f32, and takes the place of rounding to C's dtype; i32 has none. */
 typedef struct tn_gemm_args {
     int64_t batch[TN_GEMM_BATCH_AXES]; /* extents, 1 where unused */
     int64_t m, n, k;
@@ -56,6 +56,7 @@ typedef struct tn_gemm_args {
     bool *packed_valid;
     void *workspace; /* tn_gemm_workspace bytes, 64-byte aligned: part of the plan's arena, never allocated here */
     tn_gemm_way way;
+    tn_dtype a_dtype, b_dtype; /* of products in i32: TN_I8 or TN_U8 */
 } tn_gemm_args;
 
 size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype);
@@ -68,7 +69,8 @@ size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads);
 /* Cannot fail: all memory is given. f32, f64: chains of KIR_KSUM fused multiply-adds from +0, added in order; same bits
  * for any thread count, any split, any instruction set. f16, bf16: the same of the widened operands, in f32, and
  * rounded once. But a processor that multiplies pairs of bf16 faster than that does so: then k runs in pairs, in chains
- * twice as long, as the processor rounds them (subnormal numbers are zero), for the same bits on one machine. */
+ * twice as long, as the processor rounds them (subnormal numbers are zero), for the same bits on one machine. i32:
+ * exact, modulo 2³². `dtype` is C's. */
 void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype);
 void tn_gemm_f32(const tn_gemm_args *args);
 

@@ -253,6 +253,35 @@ const tn_op_impl tn_impl_mm = {.infer = infer_mm,
                                .cases = "tol=4e-6 atol=4e-6; [3,4] [4,5]; [17,3] [3,1]; error=dimensions [3] [3,2]; "
                                         "error=dimensions [2,3,4] [4,2]"};
 
+static tn_status infer_int_mm(tn_infer *c) {
+    TRY(check_rank(c, 0, 2, "the first matrix"));
+    TRY(check_rank(c, 1, 2, "the second matrix"));
+    for (int i = 0; i < 2; i++)
+        if (c->in[i]->dtype != TN_I8 && c->in[i]->dtype != TN_U8)
+            return tn_fail(TN_ERR_DTYPE, "int_mm: the matrices must be i8 or u8, one is %s",
+                           tn_dtype_name((tn_dtype)c->in[i]->dtype));
+    if (c->in[0]->shape[1] != c->in[1]->shape[0])
+        return shapes_do_not_fit(c, "the first's last dimension must equal the second's first");
+    c->rank = 2;
+    c->dtype = TN_I32;
+    copy_dim(c, 0, c->in[0], 0);
+    copy_dim(c, 1, c->in[1], 1);
+    return TN_OK;
+}
+
+/* int_mm(x, y): product of two matrices of i8 or u8, each its own, in i32: exact, modulo 2^32 (torch._int_mm takes i8
+ * alone). */
+const tn_op_impl tn_impl_int_mm = {
+    .class_ = TN_MATMUL,
+    .reduce = KIR_SUM,
+    .infer = infer_int_mm,
+    .lower = lower_matmul_batched,
+    .loops = loops_matmul_batched,
+    .reference = reference_matmul_batched,
+    .flops = 2,
+    .cases = "types=i8,u8; [3,4] [4,5]; [17,300] [300,33]; [1,7]:u8 [7,2]:i8; [2,0] [0,3]; [0,3] [3,2]; "
+             "error=i8 [2,2]:f32 [2,2]; error=first [2,3] [4,2]; error=dimensions [2] [2,2]"};
+
 static tn_status infer_bmm(tn_infer *c) {
     TRY(check_rank(c, 0, 3, "the first batch"));
     TRY(check_rank(c, 1, 3, "the second batch"));

@@ -334,6 +334,7 @@ tn_node *tn_b_min(tn_build *b, tn_node *x, int64_t dim, bool keepdim);
 tn_node *tn_b_matmul_batched(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_matmul(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_mm(tn_build *b, tn_node *x, tn_node *y);
+tn_node *tn_b_int_mm(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_bmm(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_mv(tn_build *b, tn_node *x, tn_node *y);
 tn_node *tn_b_dot(tn_build *b, tn_node *x, tn_node *y);

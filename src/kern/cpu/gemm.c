@@ -13,7 +13,10 @@
  *
  * Operands in f16 and bf16 are widened where they are packed, and the result is rounded where it is copied out: the
  * product is one in f32. A processor that multiplies pairs of bf16 (TN_VEC_PAIRS) sees k as half as many steps with two
- * elements each; where these stand side by side in memory, a matrix of pairs is a matrix like another. */
+ * elements each; where these stand side by side in memory, a matrix of pairs is a matrix like another.
+ *
+ * Products of bytes are products of floats too: a chain is a sum of at most 256 · 255 · 255 < 2²⁴, so it is exact, and
+ * chains are added to C as integers. */
 #include "kern/cpu/cpu.h"
 
 #include <string.h>
@@ -65,7 +68,8 @@ typedef struct gemm {
     tn_gemm_args args; /* simplified: see simplify() */
     tn_dtype dtype;    /* of A, B and C in memory */
     layout a_layout, b_layout;
-    bool odd; /* pairs: the last step of k is half one */
+    bool odd;   /* pairs: the last step of k is half one */
+    bool whole; /* C is i32 */
     int64_t batches;
     bool b_fixed; /* one B for all batches */
     b_source b_source;
@@ -159,9 +163,15 @@ static void choose_layouts(gemm *g) {
     g->b_layout = layout_of_pairs(g, &x->b, x->n, &x->b.row_stride, &x->b.col_stride);
 }
 #else
+static pack_kind kind_of(tn_dtype dtype) {
+    static const uint8_t kinds[TN_DTYPE_COUNT] = {
+        [TN_F16] = PACK_F16, [TN_BF16] = PACK_BF16, [TN_I8] = PACK_I8, [TN_U8] = PACK_U8};
+    return (pack_kind)kinds[dtype];
+}
+
 static void choose_layouts(gemm *g) {
-    pack_kind kind = g->dtype == TN_F16 ? PACK_F16 : g->dtype == TN_BF16 ? PACK_BF16 : PACK_REAL;
-    g->a_layout.kind = g->b_layout.kind = kind;
+    g->a_layout.kind = kind_of(g->whole ? g->args.a_dtype : g->dtype);
+    g->b_layout.kind = kind_of(g->whole ? g->args.b_dtype : g->dtype);
 }
 #endif
 
@@ -216,7 +226,7 @@ static b_source choose_b(const gemm *g) {
     if (x->way.b == TN_GEMM_PACKED) return B_TOGETHER;
     if (is_b_readable(g)) return B_IN_PLACE;
     if (!used_once) return B_TOGETHER;
-    bool lines = x->m <= LINES_ROWS && !x->b.joint.vm && x->b.row_stride == 1 && g->b_layout.kind != PACK_PAIRS;
+    bool lines = x->m <= LINES_ROWS && !x->b.joint.vm && x->b.row_stride == 1 && lines_take[g->b_layout.kind];
     return lines ? B_LINES : B_ON_THE_FLY;
 }
 
@@ -235,6 +245,9 @@ static bool choose_a_in_place(const gemm *g) {
 /* k is too long to be packed at once: C is visited several times. */
 static bool in_pieces(const gemm *g) { return g->args.k > g->k_block; }
 
+/* … and its sums wait in memory of our own meanwhile. */
+static bool keeps_sums(const gemm *g) { return !g->direct && !g->whole && in_pieces(g); }
+
 /* How much is packed and finished at once. */
 static void choose_blocks(gemm *g) {
     const tn_gemm_args *x = &g->args;
@@ -242,10 +255,11 @@ static void choose_blocks(gemm *g) {
     int64_t depth = K_BLOCK;
     if (fly) depth = tn_max64(A_ELEMENTS / x->m / CHUNK, 1) * CHUNK;
     if (g->a_in_place && !together) depth = x->k;
+    if (g->whole) depth = CHUNK;
     g->k_block = tn_max64(tn_min64(x->k, depth), 1);
     int64_t width = x->n;
     if (together) width = tn_max64(B_ELEMENTS / g->k_block / PANEL * PANEL, MIN_COLUMNS);
-    if (!g->direct && in_pieces(g)) width = BLOCK_LD;
+    if (keeps_sums(g)) width = BLOCK_LD;
     g->n_block = tn_min64(width, x->n);
     int64_t rows = tn_min64(tn_max64(A_ELEMENTS / g->k_block / TILE_ROWS * TILE_ROWS, MIN_ROWS), MAX_ROWS);
     if (!g->direct && x->k <= 2 * CHUNK) rows = 2 * TILE_ROWS;
@@ -257,7 +271,7 @@ static size_t area(int64_t elements) { return ((size_t)elements * sizeof(real) +
 
 static void choose_memory(gemm *g) {
     const tn_gemm_args *x = &g->args;
-    bool pieces = !g->direct && in_pieces(g);
+    bool pieces = keeps_sums(g);
     int64_t columns = tn_min64(x->n, BLOCK_LD);
     g->a_bytes = g->a_in_place ? 0 : area(g->m_block * g->k_block);
     g->b_bytes = g->b_source == B_ON_THE_FLY ? area(tn_min64(round_up(x->n, PANEL), FLY_COLUMNS) * CHUNK) : 0;
@@ -272,14 +286,14 @@ static void choose_memory(gemm *g) {
 }
 
 static void plan(gemm *g, const tn_gemm_args *args, tn_dtype dtype) {
-    *g = (gemm){.args = *args, .dtype = dtype};
+    *g = (gemm){.args = *args, .dtype = dtype, .whole = dtype == TN_I32};
     simplify(g);
     const tn_gemm_args *x = &g->args;
     g->batches = 1;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         g->batches *= x->batch[axis];
     g->b_fixed = is_b_fixed(x);
-    g->direct = !x->c.joint.vm && x->c.col_stride == 1 && !is_half(dtype);
+    g->direct = !x->c.joint.vm && x->c.col_stride == 1 && !is_half(dtype) && !g->whole;
     g->b_source = choose_b(g);
     g->a_in_place = choose_a_in_place(g);
     choose_blocks(g);
@@ -554,7 +568,7 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
     int64_t k = 0;
     do {
         t.k = tn_min64(CHUNK, s->steps - k);
-        t.add = s->k0 + k > 0;
+        t.add = k > 0 || (s->k0 > 0 && !s->g->whole);
         if (s->g->b_source == B_ON_THE_FLY) {
             pack_b(s->g, p, batch, (box){s->k0 + k, t.k, s->j0 + at.col, at.cols}, p->b_packed);
         }
@@ -572,7 +586,29 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
 static void round_out(const gemm *g, const int64_t *batch, box at, const real *block) {
     (void)g, (void)batch, (void)at, (void)block;
 }
+
+static void add_out(const gemm *g, const int64_t *batch, box at, const real *block, bool add) {
+    (void)g, (void)batch, (void)at, (void)block, (void)add;
+}
 #else
+/* Chains that are whole numbers, added as such: modulo 2³². */
+VEC_INLINE void add_row(uint32_t *to, const int64_t stride, const real *from, int64_t columns, bool add) {
+    for (int64_t j = 0; j < columns; j++)
+        to[j * stride] = (add ? to[j * stride] : 0) + (uint32_t)(int32_t)from[j];
+}
+
+static void add_out(const gemm *g, const int64_t *batch, box at, const real *block, bool add) {
+    const tn_matrix *c = &g->args.c;
+    for (int64_t i = 0; i < at.rows; i++) {
+        uint32_t *row = address(c, sizeof *row, batch, at.row + i, at.col);
+        if (c->col_stride == 1) {
+            add_row(row, 1, block + i * BLOCK_LD, at.cols, add);
+        } else {
+            add_row(row, c->col_stride, block + i * BLOCK_LD, at.cols, add);
+        }
+    }
+}
+
 /* VL columns of a row, rounded. */
 VEC_INLINE void round_columns(uint16_t *to, int64_t stride, const real *from, int64_t columns, bool brain) {
     V x = columns >= VL ? v_load(from) : v_part_load(from, v_mask(columns));
@@ -630,8 +666,12 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
         accumulate(s, p, batch, a, at, element(&g->args.c, batch, whole.row, whole.col), g->args.c.row_stride);
         return;
     }
-    real *block = in_pieces(g) ? s->sums + at.row * BLOCK_LD + at.col : p->c_block;
+    real *block = keeps_sums(g) ? s->sums + at.row * BLOCK_LD + at.col : p->c_block;
     accumulate(s, p, batch, a, at, block, BLOCK_LD);
+    if (g->whole) {
+        add_out(g, batch, whole, block, s->k0 > 0);
+        return;
+    }
     if (s->k0 + s->steps < g->args.k) return;
     if (g->args.c.joint.vm) {
         port_run(&p->c, batch, whole, block);

@@ -61,20 +61,29 @@ VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance,
     }
 }
 
+/* The kinds that are read so: all but bytes, which are few. */
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+#define LINES_KINDS(X) X(PACK_REAL)
+#else
+#define LINES_KINDS(X) X(PACK_REAL) X(PACK_F16) X(PACK_BF16)
+#endif
+
+#define LINES_KIND(kind) [kind] = true,
+static const bool lines_take[] = {LINES_KINDS(LINES_KIND)[PACK_U8] = false};
+
 #define LINES_FUNCTIONS(kind)                                                                \
     static void kind##_lines(const tile *t, const char *first, int64_t distance, int rows) { \
-        const pack_kind as = kind == PACK_PAIRS ? PACK_REAL : kind;                          \
         if (rows == 1 && t->columns == VL) {                                                 \
-            lines_run_as(t, first, distance, 1, 1, true, as);                                \
+            lines_run_as(t, first, distance, 1, 1, true, kind);                              \
         } else {                                                                             \
-            lines_run_as(t, first, distance, rows, LINES_ROWS, false, as);                   \
+            lines_run_as(t, first, distance, rows, LINES_ROWS, false, kind);                 \
         }                                                                                    \
     }
-PACK_KINDS(LINES_FUNCTIONS)
+LINES_KINDS(LINES_FUNCTIONS)
 
 static void lines_run(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows) {
 #define LINES_ROW(kind) [kind] = kind##_lines,
-    static void (*const run[])(const tile *, const char *, int64_t, int) = {PACK_KINDS(LINES_ROW)};
+    static void (*const run[])(const tile *, const char *, int64_t, int) = {LINES_KINDS(LINES_ROW)};
     run[kind](t, first, distance, rows);
 }
 

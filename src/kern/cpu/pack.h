@@ -3,8 +3,8 @@
  * A block is a number of lines (rows of A, columns of B) with one element of each at every step of k. Packed, the
  * elements of one step lie side by side, in groups as wide as a panel or a tile is, and steps follow each other at a
  * fixed distance. Whatever the strides of the matrix are, this is one of three copies: side by side already, along k (a
- * transpose), or neither. Elements in half precision are widened on the way, or become pairs: two steps of k in one
- * word. */
+ * transpose), or neither. Elements in half precision and bytes are widened on the way; or halves become pairs: two
+ * steps of k in one word. */
 #ifndef TN_PACK_H
 #define TN_PACK_H
 
@@ -17,9 +17,9 @@
 #endif
 
 /* What stands in memory. A constant wherever it decides anything after inlining. */
-typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS } pack_kind;
+typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS, PACK_I8, PACK_U8 } pack_kind;
 
-static const int64_t pack_size[] = {sizeof(real), 2, 2, 2};
+static const int64_t pack_size[] = {sizeof(real), 2, 2, 2, 1, 1};
 
 /* Line l of a step goes to[l / group · jump + step · distance + l % group], from element step · along + l · across. A
  * pair is this element and the one `second` further. */
@@ -44,7 +44,7 @@ enum { PACK_AHEAD = 8 }; /* steps: rows that are far apart are strangers to the 
 #elif defined(TN_VEC_PAIRS)
 #define PACK_KINDS(X) X(PACK_REAL) X(PACK_PAIRS)
 #else
-#define PACK_KINDS(X) X(PACK_REAL) X(PACK_F16) X(PACK_BF16)
+#define PACK_KINDS(X) X(PACK_REAL) X(PACK_F16) X(PACK_BF16) X(PACK_I8) X(PACK_U8)
 #endif
 
 #ifdef TN_VEC_F64
@@ -69,9 +69,19 @@ VEC_INLINE V pack_convert(v_halves first, v_halves second, pack_kind kind) {
     return (V)(v_widen_words(first) | v_widen_words(second) << 16);
 }
 
+/* VL bytes. */
+VEC_INLINE V pack_bytes(const void *p, pack_kind kind) {
+    typedef int8_t with_sign __attribute__((vector_size(VL)));
+    typedef uint8_t without __attribute__((vector_size(VL)));
+    with_sign bytes;
+    memcpy(&bytes, p, sizeof bytes);
+    return kind == PACK_I8 ? __builtin_convertvector(bytes, V) : __builtin_convertvector((without)bytes, V);
+}
+
 /* VL neighbours. */
 VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
     if (kind == PACK_REAL) return v_load((const real *)(const void *)p);
+    if (pack_size[kind] == 1) return pack_bytes(p, kind);
     v_halves h = v_load_halves(p);
     return pack_convert(h, kind == PACK_PAIRS ? v_load_halves(p + 2 * second) : h, kind);
 }
@@ -79,6 +89,11 @@ VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
 VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n) {
     if (n > VL) n = VL;
     if (kind == PACK_REAL) return v_part_load((const real *)(const void *)p, v_mask(n));
+    if (pack_size[kind] == 1) {
+        char bytes[VL] = {0};
+        memcpy(bytes, p, (size_t)n);
+        return pack_bytes(bytes, kind);
+    }
     v_halves h = v_part_halves(p, n);
     return pack_convert(h, kind == PACK_PAIRS ? v_part_halves(p + 2 * second, n) : h, kind);
 }
@@ -96,6 +111,8 @@ VEC_INLINE real pack_pair(const char *p, const char *second) {
 VEC_INLINE real pack_one(const char *p, pack_kind kind, int64_t second) {
     if (kind == PACK_REAL) return *(const real *)(const void *)p;
     if (kind == PACK_PAIRS) return pack_pair(p, p + 2 * second);
+    if (kind == PACK_I8) return *(const int8_t *)p;
+    if (kind == PACK_U8) return *(const uint8_t *)p;
     uint16_t h;
     memcpy(&h, p, sizeof h);
     return kind == PACK_F16 ? kir_from_f16(h) : kir_from_bf16(h);
