@@ -125,10 +125,13 @@ static void hanging_library_costs_its_time_once(void **state) {
     setenv("TRUNNION_ROCM_LIB", build_fake("gpu.c", "libamdhip64.so", "-DHIP"), 1);
     setenv("TRUNNION_PROBE_SECONDS", "1", 1);
     setenv("FAKE_DOES", "hang", 1);
-    double begun = tn_now();
-    assert_reason("cuda", "crashed", "1 seconds");
-    double seconds = tn_now() - begun;
-    if (seconds > 1.9) fail_msg("two hanging libraries took %.1f s; they should hang side by side", seconds);
+    double least = INFINITY; /* one after the other they can never take less than 2 s; side by side, one try will do */
+    for (int tries = 0; tries < 10 && least >= 2; tries++) {
+        double begun = tn_now();
+        assert_reason("cuda", "crashed", "1 seconds");
+        least = fmin(least, tn_now() - begun);
+    }
+    if (least >= 2) fail_msg("two hanging libraries took %.1f s; they should hang side by side", least);
 }
 
 static void old_wgpu_is_refused_before_any_other_call(void **state) {

@@ -42,7 +42,7 @@ digits    | check     | 300 | python3 tools/digits.py
 model     | check     | 600 | python3 tools/smollm2.py --or-skip
 devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
-unit      | check     | 420 | tools/build.sh $BUILD tests $plain && $run_programs $BUILD tests
+unit      | check     | 600 | tools/build.sh $BUILD tests $plain && $run_programs $BUILD tests
 blas      | check     |  60 | tools/build.sh $BUILD test_library $plain && tools/checks/blas.sh $BUILD
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train

@@ -5,7 +5,7 @@ that runs fewer tests than it announced counts as failed, so nothing passes by b
 of the repository, each with a folder of its own in TMPDIR, and their words are kept in BUILD/check/KIND/.
 Lines "ran on: DEVICE" and "skipped: …" of theirs are passed on.
 
-  --each N     seconds that one test or example may take (120)
+  --each N     seconds that one test or example may take (300)
   --fuzz N     seconds for each fuzzer (5)
   --jobs N     programs that run at the same time (JOBS of the environment, else one a processor)
 """
@@ -155,7 +155,7 @@ def main():
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--each", type=int, default=120)
+    parser.add_argument("--each", type=int, default=300)
     parser.add_argument("--fuzz", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 1))
     options = parser.parse_intermixed_args()
