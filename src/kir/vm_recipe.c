@@ -214,6 +214,7 @@ static bool suits(const kir_frame *f) {
     if (f->outer_space.n > 1 || f->units == 0 || f->outer_space.total * f->inner_space.total > MOST_POINTS)
         return false;
     if (f->code) return f->units == 1;
+    if (f->cost > kir_vm_worth() && tn_threads() > 1) return false; /* threads share it */
     return f->straight && 5 * f->n_calls <= MOST_PLACES * 2 &&
            (!vm->source || !kir_code_is_on() || f->isa < TN_ISA_AVX2);
 }
