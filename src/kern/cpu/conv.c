@@ -11,6 +11,7 @@
  *
  * The micro-kernels are those of gemm.c, and so are the chains: any cut gives the same bits. */
 #define TILE_SHARED
+#define PACK_SHARED
 #include "kern/conv.h"
 
 #include <string.h>
@@ -115,14 +116,14 @@ static void pack_tile(const tn_conv_args *a, const float *from, int64_t rows, in
     const int64_t *s = a->weight_stride;
     int64_t taps = a->kernel[0] * a->kernel[1];
     if (taps_follow(a)) {
-        pack_run(&(pack){.to = to,
-                         .distance = rows,
-                         .group = rows,
-                         .from = from + k0,
-                         .along = 1,
-                         .across = s[0],
-                         .steps = steps,
-                         .lines = rows});
+        TILES.pack(&(pack){.to = to,
+                           .distance = rows,
+                           .group = rows,
+                           .from = from + k0,
+                           .along = 1,
+                           .across = s[0],
+                           .steps = steps,
+                           .lines = rows});
         return;
     }
     for (int64_t k = k0; k < k0 + steps; k++, to += rows) {
@@ -457,15 +458,15 @@ static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
 
 /* y at places that follow each other in one image and, unless y is contiguous, in one row. */
 static void pack_results_run(const weight_gradient *g, const float *y, int64_t steps, int64_t distance, float *to) {
-    pack_run(&(pack){.to = to,
-                     .distance = PANEL,
-                     .group = PANEL,
-                     .jump = distance,
-                     .from = y,
-                     .along = g->a.y_stride[3],
-                     .across = g->a.y_stride[1],
-                     .steps = steps,
-                     .lines = g->a.filters});
+    TILES.pack(&(pack){.to = to,
+                       .distance = PANEL,
+                       .group = PANEL,
+                       .jump = distance,
+                       .from = y,
+                       .along = g->a.y_stride[3],
+                       .across = g->a.y_stride[1],
+                       .steps = steps,
+                       .lines = g->a.filters});
 }
 
 /* y as panels of filters: a step is a place. */
@@ -518,14 +519,14 @@ static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin,
             multiply(t, height, g->a.filters);
         }
     }
-    pack_run(&(pack){.to = g->a.out + group * g->a.filters * g->w.depth + begin,
-                     .distance = g->w.depth,
-                     .group = end - begin,
-                     .from = sums + begin * g->sum_row,
-                     .along = 1,
-                     .across = g->sum_row,
-                     .steps = g->a.filters,
-                     .lines = end - begin});
+    TILES.pack(&(pack){.to = g->a.out + group * g->a.filters * g->w.depth + begin,
+                       .distance = g->w.depth,
+                       .group = end - begin,
+                       .from = sums + begin * g->sum_row,
+                       .along = 1,
+                       .across = g->sum_row,
+                       .steps = g->a.filters,
+                       .lines = end - begin});
 }
 
 static void collect_parts(void *ctx, int64_t begin, int64_t end, int worker) {

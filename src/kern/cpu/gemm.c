@@ -898,7 +898,7 @@ enum { STEP_ELEMENTS = 1 };
 #else
 enum { STEP_ELEMENTS = 1 };
 #define TABLE VEC_JOIN(tn_gemm_table_f32, TN_ISA_SUFFIX)
-const tile_set TILES = {tile_full, tile_edge, tile_wide, tile_wide_panels};
+const tile_set TILES = {tile_full, tile_edge, tile_wide, tile_wide_panels, pack_run};
 #endif
 
 static size_t packed_bytes(int64_t n, int64_t k) { return area(round_up(n, PANEL) * tn_ceil_div(k, STEP_ELEMENTS)); }

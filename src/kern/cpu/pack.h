@@ -34,6 +34,9 @@ typedef struct pack {
     int64_t steps, lines;
 } pack;
 
+/* Sources that do not compile their own copy define PACK_SHARED and go through the tiles' table (tile.h). */
+#ifndef PACK_SHARED
+
 enum { PACK_AHEAD = 8 }; /* steps: rows that are far apart are strangers to the processor's own prefetcher */
 
 /* ---- elements as the micro-kernels want them --------------------------------------------------------------------- */
@@ -259,4 +262,5 @@ static void pack_run(const pack *p) {
     run[p->kind](p);
 }
 
+#endif
 #endif

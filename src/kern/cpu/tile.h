@@ -54,10 +54,13 @@ typedef struct tile {
 
 typedef void tile_fn(const tile *t);
 
-/* All of them, by height, for sources that do not compile their own copy: they define TILE_SHARED. */
+/* All of them, by height, and what brings operands into their order (pack.h), for sources that do not compile their own
+ * copy: they define TILE_SHARED. */
+struct pack;
 typedef struct tile_set {
     tile_fn *const *full, *const *edge, *const *wide;
     const int *wide_panels;
+    void (*pack)(const struct pack *p);
 } tile_set;
 #define TILES VEC_JOIN(tn_tiles_f32, TN_ISA_SUFFIX)
 extern const tile_set TILES;
