@@ -179,8 +179,8 @@ static void assert_marks(const float *from) {
 
 typedef void kernel(const tn_conv_args *args);
 
-static void run_once(const problem *p, kernel *run, size_t bytes, int64_t count, const void *packed,
-                     const float *want, const char *what) {
+static void run_once(const problem *p, kernel *run, size_t bytes, int64_t count, const void *packed, const float *want,
+                     const char *what) {
     tn_conv_args args = p->a;
     float *out = tn_mem_alloc((size_t)(count + 2 * MARKS) * sizeof *out);
     args.workspace = tn_mem_alloc(bytes);
@@ -218,8 +218,7 @@ static void check_everywhere(problem *p) {
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
             assert_ok(tn_threads_set(threads));
             run_once(p, tn_conv, tn_conv_workspace(a, threads), results, threads == 2 ? NULL : packed, y, "result");
-            if (spreads)
-                run_once(p, tn_conv_spread, tn_conv_spread_workspace(a, threads), pixels, NULL, dx, "spread");
+            if (spreads) run_once(p, tn_conv_spread, tn_conv_spread_workspace(a, threads), pixels, NULL, dx, "spread");
             run_once(p, tn_conv_weight, tn_conv_weight_workspace(a, threads), weights, NULL, dw, "gradient");
         }
         tn_mem_free(packed);
@@ -233,8 +232,7 @@ static void make_arrays(problem *p, bool plain) {
     tn_conv_args *a = &p->a;
     p->x = random_array((int64_t[]){a->images, a->groups * a->channels, a->size[0], a->size[1]}, plain);
     p->y = random_array((int64_t[]){a->images, a->groups * a->filters, a->places[0], a->places[1]}, plain);
-    p->weight =
-        random_array((int64_t[]){a->groups * a->filters, a->channels, a->kernel[0], a->kernel[1]}, plain);
+    p->weight = random_array((int64_t[]){a->groups * a->filters, a->channels, a->kernel[0], a->kernel[1]}, plain);
     a->x = p->x.memory + p->x.first;
     a->y = p->y.memory + p->y.first;
     a->weight = p->weight.memory + p->weight.first;

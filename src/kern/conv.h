@@ -17,9 +17,9 @@ typedef struct tn_conv_args {
     int64_t x_stride[4], y_stride[4]; /* elements */
     const float *weight;
     int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
-    const void *packed; /* what tn_conv_pack made of the weight; NULL: done at each run */
-    float *out;         /* contiguous */
-    void *workspace;    /* 64-byte aligned */
+    const void *packed;                     /* what tn_conv_pack made of the weight; NULL: done at each run */
+    float *out;                             /* contiguous */
+    void *workspace;                        /* 64-byte aligned */
 } tn_conv_args;
 
 /* Is there a kernel for these sizes? Not where an extent is 0, nor where a window reaches so far that a block of what

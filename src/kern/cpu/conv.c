@@ -24,11 +24,11 @@
 
 enum {
     CHUNK = KIR_KSUM,
-    COLUMNS = SEEN_PLACES,     /* of a block: 256 steps of them are 256 KiB */
-    PART_ROWS = 512,           /* filters that pass over a block, at most */
-    ROW = CHUNK + VL,          /* distance of the rows of what is seen */
-    WEIGHT_CHANNELS = 64,      /* as many taps as so many have a part of the weight's gradient has, at most */
-    SLAB_ELEMENTS = 1 << 22    /* more is no cache's */
+    COLUMNS = SEEN_PLACES,  /* of a block: 256 steps of them are 256 KiB */
+    PART_ROWS = 512,        /* filters that pass over a block, at most */
+    ROW = CHUNK + VL,       /* distance of the rows of what is seen */
+    WEIGHT_CHANNELS = 64,   /* as many taps as so many have a part of the weight's gradient has, at most */
+    SLAB_ELEMENTS = 1 << 22 /* more is no cache's */
 };
 
 static const double PART_FLOPS = 5e5; /* as in gemm.c */
@@ -280,8 +280,8 @@ static void copy_out(const conv *c, const block *b, const seen *s) {
     for (int64_t i = 0; i < b->rows; i++) {
         for (int k = 0; k < s->sections; k++) {
             const section *part = &s->section[k];
-            copy_places(c, image_out(c, b, i, part), b->sums + i * c->width + part->to,
-                        part->at % c->a.places[1], part->count);
+            copy_places(c, image_out(c, b, i, part), b->sums + i * c->width + part->to, part->at % c->a.places[1],
+                        part->count);
         }
     }
 }
@@ -536,8 +536,7 @@ static void collect_parts(void *ctx, int64_t begin, int64_t end, int worker) {
         int64_t part = n % g->parts_a_group;
         int64_t first = tiles * part / g->parts_a_group * TILE_ROWS;
         int64_t last = tn_min64(tiles * (part + 1) / g->parts_a_group * TILE_ROWS, g->w.depth);
-        if (first < last)
-            collect_taps(g, n / g->parts_a_group, first, last, g->parts + (size_t)worker * g->part_bytes);
+        if (first < last) collect_taps(g, n / g->parts_a_group, first, last, g->parts + (size_t)worker * g->part_bytes);
     }
 }
 
@@ -566,6 +565,6 @@ static void run_weight(const tn_conv_args *args) {
 }
 
 const tn_conv_table VEC_JOIN(tn_conv_table, TN_ISA_SUFFIX) = {
-    fits, packed_bytes, pack_filters, workspace, run, spread_fits, spread_workspace, run_spread,
-    workspace_weight, run_weight,
+    fits,        packed_bytes,     pack_filters, workspace,        run,
+    spread_fits, spread_workspace, run_spread,   workspace_weight, run_weight,
 };

@@ -20,14 +20,14 @@ enum {
 
 typedef struct windows {
     const tn_conv_args *a;
-    int64_t taps, depth;             /* a channel's, all */
-    int64_t plane;                   /* places of an image */
-    int64_t line;                    /* places that a run may go through: all images', or a row's */
-    bool apart;                      /* a row's */
-    int64_t phase;                   /* distance of phases in a row of the slab */
+    int64_t taps, depth;                 /* a channel's, all */
+    int64_t plane;                       /* places of an image */
+    int64_t line;                        /* places that a run may go through: all images', or a row's */
+    bool apart;                          /* a row's */
+    int64_t phase;                       /* distance of phases in a row of the slab */
     int64_t row, rows, section, channel; /* … of rows (a section has `rows`), of sections, of channels */
-    int64_t channels;                /* that the slab holds, at most */
-    int64_t *tap;                    /* [depth], in the slab, counted from the first channel */
+    int64_t channels;                    /* that the slab holds, at most */
+    int64_t *tap;                        /* [depth], in the slab, counted from the first channel */
 } windows;
 
 /* A part of one image: places [at, at + count) of it are columns [to, to + count) of the run. They see rows of the
