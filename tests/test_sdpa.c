@@ -401,9 +401,46 @@ static void attention_written_by_hand_is_recognised(void **state) {
         TN_SCOPE check_way(how);
 }
 
+/* What scales and masks may do to the product of q and k: nothing is left of it, or it is spread by the mask. */
+typedef enum twist { NOTHING_LEFT, SPREAD_OVER_QUERIES, SPREAD_OVER_KEYS, TWISTS } twist;
+
+static tn_tensor *twisted(twist how, tn_tensor *const in[3], const tn_tensor *mask) {
+    const tn_tensor *q = how == SPREAD_OVER_QUERIES ? tn_slice(in[0], -2, 0, 1, 1) : in[0];
+    const tn_tensor *k = how == SPREAD_OVER_KEYS ? tn_slice(in[1], -2, 0, 1, 1) : in[1];
+    tn_tensor *scores = tn_matmul(q, tn_transpose(k, -2, -1));
+    scores = how == NOTHING_LEFT ? tn_mul(scores, tn_scalar(0)) : tn_add(scores, mask);
+    return tn_matmul(tn_softmax(scores, -1), in[2]);
+}
+
+/* In f32 what could be attention, in f64 what is written. */
+static void twisted_attention_is_what_is_written(void **state) {
+    (void)state;
+    static const int64_t dims[] = {2, 12, 4}, mask_dims[] = {12, 12};
+    for (twist how = 0; how < TWISTS; how++) {
+        TN_SCOPE {
+            tn_tensor *grads[2][3];
+            for (int wide = 0; wide < 2; wide++) {
+                tn_dtype dtype = wide ? TN_F64 : TN_F32;
+                tn_tensor *in[3], *y = NULL, *mask = random_tensor(mask_dims, 2, 0, dtype, 4);
+                for (int i = 0; i < 3; i++) {
+                    in[i] = random_tensor(dims, 3, 0, dtype, (uint64_t)i + 1);
+                    assert_ok(tn_set_requires_grad(in[i], true));
+                }
+                TN_SCOPE y = tn_keep(twisted(how, in, mask));
+                tn_tensor *loss = tn_sum(tn_mul(y, y), NULL, 0, false);
+                assert_ok(tn_gradients(&loss, 1, NULL, in, 3, false, grads[wide]));
+                assert_ok(tn_eval(grads[wide], 3));
+            }
+            for (int i = 0; i < 3; i++)
+                are_close(grads[0][i], grads[1][i]);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bits_are_those_of_the_definition),
                                        cmocka_unit_test(gradients_are_those_of_the_composition),
-                                       cmocka_unit_test(attention_written_by_hand_is_recognised)};
+                                       cmocka_unit_test(attention_written_by_hand_is_recognised),
+                                       cmocka_unit_test(twisted_attention_is_what_is_written)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

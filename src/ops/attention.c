@@ -139,9 +139,7 @@ static operands operands_of(tn_build *b, const tn_node *n, bool causal, double s
     o.causal = causal;
     o.blind = o.mask != NULL;
     o.scale = scale;
-    if (b->status != TN_OK) return o;
-    if (o.scale == 0.0) o.scale = 1.0 / sqrt((double)o.q->shape[o.q->rank - 1]);
-    o.group = group_size(o.q, o.k);
+    if (b->status == TN_OK) o.group = group_size(o.q, o.k);
     return o;
 }
 
@@ -333,8 +331,9 @@ static bool is_dense(const tn_node *n, const operands *o) {
 }
 
 static tn_node *compose_attention(tn_build *b, const tn_node *n) {
-    operands o =
-        operands_of(b, n, n->i[TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL], n->f[TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE]);
+    double scale = n->f[TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE];
+    if (scale == 0.0) scale = 1.0 / sqrt((double)n->in[Q]->shape[n->in[Q]->rank - 1]);
+    operands o = operands_of(b, n, n->i[TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL], scale);
     if (b->status != TN_OK) return NULL;
     if (!is_dense(n, &o)) return tn_b_cast_like(b, composed(b, n, o), n);
     tn_node *y = tn_b_attention_dense(b, in_four(b, o.q), in_four(b, o.k), in_four(b, o.v),
@@ -407,9 +406,11 @@ static bool find_scores(tn_node *n, scores *s) {
     return false;
 }
 
-static bool same_batch(const tn_node *x, const tn_node *y) {
-    return x->rank == y->rank && memcmp(x->shape, y->shape, (size_t)(x->rank - 2) * sizeof *x->shape) == 0;
+static bool same_extents(const tn_node *x, const tn_node *y, int leave) {
+    return x->rank == y->rank && memcmp(x->shape, y->shape, (size_t)(x->rank - leave) * sizeof *x->shape) == 0;
 }
+
+static bool same_batch(const tn_node *x, const tn_node *y) { return same_extents(x, y, 2); }
 
 /* Nobody holds it, and it is not there yet: it need not be computed for its own sake. */
 static bool is_passing(const tn_node *n) {
@@ -426,6 +427,7 @@ tn_node *tn_attention_of_product(tn_build *b, const tn_node *n) {
         return NULL;
     if (!is_passing(w) || !find_scores(w->in[0], &s) || !is_passing(s.product)) return NULL;
     tn_node *q = s.product->in[0], *kt = s.product->in[1];
+    if (!same_extents(s.product, w, 0)) return NULL; /* a mask has more queries or keys than the product */
     if (q->rank < 2 || !same_batch(q, w) || !same_batch(kt, w) || !same_batch(v, w)) return NULL;
     if (s.mask && (s.mask->rank > w->rank || (s.mask->flags & TN_NODE_GRAD))) return NULL;
     if (w->shape[w->rank - 2] < FEW_QUERIES || tn_node_numel(q) == 0 || tn_node_numel(kt) == 0 || tn_node_numel(v) == 0)
