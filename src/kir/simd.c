@@ -4,9 +4,9 @@
  * out every fused multiply-add and contraction is off, all tables and the interpreter yield the same bits. The only
  * order that matters, that of reductions, is spelled out here too.
  *
- * A table may leave out what it would hardly do faster than the one below it: vm.c fills the gaps. So the AVX-512 table
- * has floats, memory and masks of floats, and borrows integers from AVX2; the plain x86-64 one does not join
- * operations. */
+ * A table may leave out what it would hardly do faster than the one below it: vm.c fills the gaps. AVX-512 has
+ * f32 and memory, and borrows other types and choices from AVX2, which borrows what vectors do not help (scans, integer
+ * division, remainders, places of integer extremes); the plain x86-64 one does not join operations. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
@@ -18,9 +18,16 @@
 #define JOIN(a, b) JOIN_(a, b)
 
 #if defined(__AVX512F__)
-#define HAS_INTEGERS 0
+#define HAS_CHOICES 0
+#define HAS_ALL_TYPES 0
 #else
-#define HAS_INTEGERS 1
+#define HAS_CHOICES HAS_JOINED
+#define HAS_ALL_TYPES 1
+#endif
+#if defined(__AVX2__)
+#define HAS_SEQUENTIAL 0
+#else
+#define HAS_SEQUENTIAL 1
 #endif
 #if defined(__x86_64__) && !defined(__AVX2__)
 #define HAS_JOINED 0
@@ -87,7 +94,7 @@ enum { VECTOR_BYTES = 16 };
     }
 
 /* Of the integer operations that do not look at the sign, the signed ones stand for both. */
-#if HAS_INTEGERS
+#if HAS_ALL_TYPES
 #define EACH_SIGNED(X, OP, op) X(OP, op, I32, i32) X(OP, op, I64, i64)
 #define EACH_INT(X, OP, op) KIR_EACH_INT(X, OP, op)
 #define UNSIGNED(X, OP, op) X(OP, op, U32, u32) X(OP, op, U64, u64)
@@ -98,21 +105,36 @@ enum { VECTOR_BYTES = 16 };
 #define UNSIGNED(X, OP, op)
 #define BOOLEAN(X, OP, op)
 #endif
-#define EACH_SIGNLESS(X, OP, op) KIR_EACH_FLOAT(X, OP, op) EACH_SIGNED(X, OP, op)
+#if HAS_ALL_TYPES
+#define EACH_FLOAT KIR_EACH_FLOAT
+#else
+#define EACH_FLOAT(X, OP, op) X(OP, op, F32, f32)
+#endif
+#if HAS_SEQUENTIAL
+#define SEQUENTIAL(X, OP, op) EACH_INT(X, OP, op)
+#define REMAINDERS(X) EACH_FLOAT(X, MOD, mod)
+#else
+#define SEQUENTIAL(X, OP, op)
+#define REMAINDERS(X)
+#endif
+#define EACH_SIGNLESS(X, OP, op) EACH_FLOAT(X, OP, op) EACH_SIGNED(X, OP, op)
 
 // clang-format off
 #define PLAIN_UNARY_LIST(X)                                                                     \
-    EACH_SIGNLESS(X, NEG, neg) EACH_SIGNLESS(X, ABS, abs) KIR_EACH_FLOAT(X, SQRT, sqrt)         \
-    KIR_EACH_FLOAT(X, EXP, exp) KIR_EACH_FLOAT(X, LOG, log) KIR_EACH_FLOAT(X, TANH, tanh)       \
-    KIR_EACH_FLOAT(X, ERF, erf)
+    EACH_SIGNLESS(X, NEG, neg) EACH_SIGNLESS(X, ABS, abs) EACH_FLOAT(X, SQRT, sqrt)         \
+    EACH_FLOAT(X, EXP, exp) EACH_FLOAT(X, LOG, log) EACH_FLOAT(X, TANH, tanh)       \
+    EACH_FLOAT(X, ERF, erf)
 // clang-format on
-#define TRIGONOMETRIC_LIST(X) KIR_EACH_FLOAT(X, SIN, sin) KIR_EACH_FLOAT(X, COS, cos)
+#define ROUND_LIST(X)           \
+    EACH_FLOAT(X, FLOOR, floor) \
+    EACH_FLOAT(X, CEIL, ceil) EACH_FLOAT(X, TRUNC, trunc) EACH_FLOAT(X, NEAREST_EVEN, nearest)
+#define TRIGONOMETRIC_LIST(X) EACH_FLOAT(X, SIN, sin) EACH_FLOAT(X, COS, cos)
 
 PLAIN_UNARY_LIST(UNARY)
-KIR_ROUND_LIST(UNARY)
+ROUND_LIST(UNARY)
 TRIGONOMETRIC_LIST(TRIGONOMETRIC)
 
-#if HAS_INTEGERS
+#if HAS_ALL_TYPES
 static void copy_32(ARGS_A) {
     UNUSED_B;
     UNUSED_C;
@@ -133,13 +155,13 @@ static void copy_64(ARGS_A) {
         UNUSED_C;                                 \
         EACH d[i] = kir_cast_##from##_##to(a[i]); \
     }
-#if HAS_INTEGERS
+#if HAS_ALL_TYPES
 #define CAST_LIST(X) KIR_CAST_LIST(X)
 #else
 // clang-format off
 #define CAST_LIST(X)                                                                                         \
-    KIR_EACH_NUMBER(X, F32, f32) KIR_EACH_NUMBER(X, F64, f64)                                                \
-    KIR_EACH_FLOAT(X, I32, i32) KIR_EACH_FLOAT(X, I64, i64)
+    KIR_EACH_NUMBER(X, F32, f32)                                              \
+    EACH_FLOAT(X, I32, i32) EACH_FLOAT(X, I64, i64)
 // clang-format on
 #endif
 CAST_LIST(CAST)
@@ -169,7 +191,7 @@ CAST_LIST(CAST)
 // clang-format off
 #define SHAPED_LIST(X)                                                                                       \
     EACH_SIGNLESS(X, ADD, add) EACH_SIGNLESS(X, SUB, sub) EACH_SIGNLESS(X, MUL, mul)                         \
-    KIR_EACH_FLOAT(X, DIV, div) EACH_SIGNLESS(X, MIN, min) EACH_SIGNLESS(X, MAX, max)                        \
+    EACH_FLOAT(X, DIV, div) EACH_SIGNLESS(X, MIN, min) EACH_SIGNLESS(X, MAX, max)                        \
     EACH_SIGNED(X, AND, and) EACH_SIGNED(X, OR, or) EACH_SIGNED(X, XOR, xor)
 // clang-format on
 #define SHAPED_COMPARE_LIST(X) EACH_SIGNLESS(X, EQ, eq) EACH_SIGNLESS(X, LT, lt) EACH_SIGNLESS(X, LE, le)
@@ -177,7 +199,7 @@ CAST_LIST(CAST)
 /* … and those that take vectors only. */
 // clang-format off
 #define PAIRED_LIST(X)                                                                                       \
-    EACH_INT(X, DIV, div) EACH_INT(X, MOD, mod) KIR_EACH_FLOAT(X, MOD, mod)                                  \
+    SEQUENTIAL(X, DIV, div) SEQUENTIAL(X, MOD, mod) REMAINDERS(X)                                  \
     UNSIGNED(X, MIN, min) UNSIGNED(X, MAX, max) BOOLEAN(X, MIN, min) BOOLEAN(X, MAX, max)                    \
     BOOLEAN(X, AND, and) BOOLEAN(X, OR, or) BOOLEAN(X, XOR, xor)                                             \
     EACH_SIGNED(X, SHL, shl) EACH_INT(X, SHR, shr)
@@ -211,7 +233,9 @@ PAIRED_COMPARE_LIST(COMPARE_VV)
     FMA_VARIANT(t, vvs, a[i], b[i], c0)   \
     FMA_VARIANT(t, vss, a[i], b0, c0)
 FMA_VARIANTS(f32)
+#if HAS_ALL_TYPES
 FMA_VARIANTS(f64)
+#endif
 
 #define SELECT_VARIANT(t, name, B, C)         \
     static void select_##name##_##t(ARGS_A) { \
@@ -240,7 +264,7 @@ static void philox_vv(ARGS_A) {
 }
 
 /* Counters by vectors of 64-bit lanes, whose upper halves may hold anything: products take the lower ones alone. */
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX2__)
 enum { COUNTERS = VECTOR_BYTES / 8 };
 typedef uint64_t counters __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint64_t counters_anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
@@ -268,11 +292,6 @@ static int64_t philox_vectors(uint32_t *d, uint64_t key, const uint64_t *counter
     }
     return i;
 }
-#else
-static int64_t philox_vectors(uint32_t *d, uint64_t key, const uint64_t *counter, int64_t n) {
-    ROLLED for (int64_t i = 0; i < n; i++) d[i] = kir_philox_u32(key, counter[i]);
-    return n;
-}
 #endif
 
 static void philox_sv(ARGS_A) {
@@ -280,8 +299,11 @@ static void philox_sv(ARGS_A) {
     const uint64_t *a = a_, *b = b_;
     const uint64_t key = a[0];
     UNUSED_C;
-    int64_t done = philox_vectors(d, key, b, n);
-    ROLLED for (int64_t i = done; i < n; i++) d[i] = kir_philox_u32(key, b[i]);
+    int64_t i = 0;
+#if defined(__AVX2__)
+    i = philox_vectors(d, key, b, n);
+#endif
+    ROLLED for (; i < n; i++) d[i] = kir_philox_u32(key, b[i]);
 }
 
 /* ---- two operations in one pass ---------------------------------------------------------------------------------- */
@@ -330,6 +352,7 @@ SECOND_LIST(FUSED_BOTH, SUB)
 SECOND_LIST(FUSED_BOTH, MUL)
 SECOND_LIST(FUSED_RSUB, RSUB)
 
+#if HAS_CHOICES
 #define CHOOSE_VARIANT(op, name, A, B, YES, NO)                       \
     static void choose_##op##_##name(ARGS_A) {                        \
         float *d = d_;                                                \
@@ -361,6 +384,7 @@ SECOND_LIST(FUSED_RSUB, RSUB)
 CHOOSE(eq)
 CHOOSE(lt)
 CHOOSE(le)
+#endif
 #endif
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -602,7 +626,9 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
         return either_##t((bits_##t)(a < b) | (bits_##t)(a != a), a, b);                                        \
     }
 LANE_VECTOR(f32, int32_t)
+#if HAS_ALL_TYPES
 LANE_VECTOR(f64, int64_t)
+#endif
 
 /* What a reduction takes in at element i, as a T: the element, or a product. */
 #define ELEMENT(T, i) (*(const T *)(const void *)(a + (i)))
@@ -691,13 +717,15 @@ LANE_VECTOR(f64, int64_t)
         }                                                                                       \
     }
 REDUCTION(SUM, add, f32, 0.0f, ALWAYS_INLINE)
-REDUCTION(SUM, add, f64, 0.0, SHARED)
 REDUCTION(PROD, mul, f32, 1.0f, SHARED)
-REDUCTION(PROD, mul, f64, 1.0, SHARED)
 REDUCTION(RMAX, max, f32, -INFINITY, ALWAYS_INLINE)
-REDUCTION(RMAX, max, f64, -(double)INFINITY, SHARED)
 REDUCTION(RMIN, min, f32, INFINITY, SHARED)
+#if HAS_ALL_TYPES
+REDUCTION(SUM, add, f64, 0.0, SHARED)
+REDUCTION(PROD, mul, f64, 1.0, SHARED)
+REDUCTION(RMAX, max, f64, -(double)INFINITY, SHARED)
 REDUCTION(RMIN, min, f64, (double)INFINITY, SHARED)
+#endif
 
 /* Sums of products, without the products in memory. */
 #if HAS_JOINED
@@ -738,7 +766,7 @@ static void rows_product_f32(ARGS_A) {
         UNUSED_C;                                                                                 \
         ROLLED for (int64_t i = 0; i < n; i++) d[i] = long_##OP##_##t(a + i * length, a, length); \
     }
-#if HAS_INTEGERS
+#if HAS_ALL_TYPES
 WHOLE_REDUCTION(SUM, add, i32, 0)
 WHOLE_REDUCTION(SUM, add, i64, 0)
 WHOLE_REDUCTION(PROD, mul, i32, 1)
@@ -783,10 +811,13 @@ WHOLE_REDUCTION(RMIN, min, b8, 1)
         }                                                                                                         \
     }
 #define ARG_BOTH(OP, op, TYPE, t) ARG(max, RMAX, >, t) ARG(min, RMIN, <, t)
-KIR_EACH_FLOAT(ARG_BOTH, ARG, arg)
+EACH_FLOAT(ARG_BOTH, ARG, arg)
+#if HAS_SEQUENTIAL
 EACH_INT(ARG_BOTH, ARG, arg)
 BOOLEAN(ARG_BOTH, ARG, arg)
+#endif
 
+#if HAS_SEQUENTIAL
 #define SCAN(OP, op, t)                                                            \
     static void scan_##OP##_##t(ARGS_A) {                                          \
         kir_##t *d = d_;                                                           \
@@ -800,9 +831,10 @@ BOOLEAN(ARG_BOTH, ARG, arg)
 #define SCAN_TWO(OP, op, TYPE, t) SCAN(SUM, add, t) SCAN(PROD, mul, t)
 #define SCAN_EXTREMES(OP, op, TYPE, t) SCAN(RMAX, max, t) SCAN(RMIN, min, t)
 EACH_SIGNLESS(SCAN_TWO, SCAN, scan)
-KIR_EACH_FLOAT(SCAN_EXTREMES, SCAN, scan)
+EACH_FLOAT(SCAN_EXTREMES, SCAN, scan)
 EACH_INT(SCAN_EXTREMES, SCAN, scan)
 BOOLEAN(SCAN_EXTREMES, SCAN, scan)
+#endif
 
 #define STEP_FLOAT(t, a, b, c) kir_fma_##t(a, b, c)
 #define STEP_INT(t, a, b, c) kir_add_##t(kir_mul_##t(a, b), c)
@@ -846,8 +878,8 @@ enum { CHAINS = 4 };
         }                                                                                             \
     }
 CHAIN(f32, STEP_FLOAT)
+#if HAS_ALL_TYPES
 CHAIN(f64, STEP_FLOAT)
-#if HAS_INTEGERS
 CHAIN(i32, STEP_INT)
 CHAIN(i64, STEP_INT)
 #endif
@@ -866,7 +898,7 @@ CHAIN(i64, STEP_INT)
     [KIR_VS][KIR_##OP][KIR_U32] = op##_vs_i32, [KIR_VS][KIR_##OP][KIR_U64] = op##_vs_i64, \
     [KIR_SV][KIR_##OP][KIR_U32] = op##_sv_i32, [KIR_SV][KIR_##OP][KIR_U64] = op##_sv_i64,
 
-#if HAS_INTEGERS
+#if HAS_ALL_TYPES
 // clang-format off
 #define UNSIGNED_UNARY                                      \
     [KIR_NEG][KIR_U32] = neg_i32, [KIR_NEG][KIR_U64] = neg_i64, \
@@ -877,6 +909,8 @@ CHAIN(i64, STEP_INT)
     UNSIGNED_SHAPES(EQ, eq)                                                               \
     [KIR_VV][KIR_SHL][KIR_U32] = shl_vv_i32, [KIR_VV][KIR_SHL][KIR_U64] = shl_vv_i64
 // clang-format on
+#define ROW_FLOATS(f) \
+    { f##_f32, f##_f64 }
 #define ROW_SIGNLESS(f) \
     { f##_f32, f##_f64, f##_i32, f##_i64, f##_i32, f##_i64 }
 #define ROW_SIGNED(f) \
@@ -884,15 +918,20 @@ CHAIN(i64, STEP_INT)
 #else
 #define UNSIGNED_UNARY
 #define UNSIGNED_BINARY
-#define ROW_SIGNLESS(f) \
-    { f##_f32, f##_f64 }
-#define ROW_SIGNED(f) \
-    { f##_f32, f##_f64 }
+#define ROW_FLOATS(f) \
+    { f##_f32 }
+#define ROW_SIGNLESS(f) ROW_FLOATS(f)
+#define ROW_SIGNED(f) ROW_FLOATS(f)
+#endif
+#if HAS_SEQUENTIAL
+#define ROW_ARG_OF(f) ROW_SIGNED(f)
+#else
+#define ROW_ARG_OF(f) ROW_FLOATS(f)
 #endif
 #define ROW_REDUCE(f) \
     { ROW_SIGNLESS(f##_SUM), ROW_SIGNLESS(f##_PROD), ROW_SIGNED(f##_RMAX), ROW_SIGNED(f##_RMIN) }
 #define ROW_ARG(f) \
-    { ROW_SIGNED(f##_max), ROW_SIGNED(f##_min) }
+    { ROW_ARG_OF(f##_max), ROW_ARG_OF(f##_min) }
 
 #define ROW_FUSED_BOTH(F, S) \
     [KIR_1_##                \
@@ -909,15 +948,12 @@ CHAIN(i64, STEP_INT)
 
 const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
     .unary = {PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW) UNSIGNED_UNARY},
-    .round = {KIR_ROUND_LIST(ROW)},
+    .round = {ROUND_LIST(ROW)},
     .cast = {CAST_LIST(ROW_CAST)},
     .binary = {SHAPED_LIST(ROW_VV) SHAPED_LIST(ROW_VS) SHAPED_LIST(ROW_SV) PAIRED_LIST(ROW_VV)
                    SHAPED_COMPARE_LIST(ROW_VV) SHAPED_COMPARE_LIST(ROW_VS) SHAPED_COMPARE_LIST(ROW_SV)
                        PAIRED_COMPARE_LIST(ROW_VV) UNSIGNED_BINARY},
-    .fma = {[0] = {fma_vvv_f32, fma_vvv_f64},
-            [2] = {fma_vsv_f32, fma_vsv_f64},
-            [4] = {fma_vvs_f32, fma_vvs_f64},
-            [6] = {fma_vss_f32, fma_vss_f64}},
+    .fma = {[0] = ROW_FLOATS(fma_vvv), [2] = ROW_FLOATS(fma_vsv), [4] = ROW_FLOATS(fma_vvs), [6] = ROW_FLOATS(fma_vss)},
     .select = {[0] = {select_vv_b8, NULL, select_vv_u32, select_vv_u64},
                [2] = {NULL, NULL, select_sv_u32, select_sv_u64},
                [4] = {NULL, NULL, select_vs_u32, select_vs_u64},
@@ -926,7 +962,9 @@ const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
 #if HAS_JOINED
     .fused = {SECOND_LIST(ROW_FUSED_BOTH, ADD) SECOND_LIST(ROW_FUSED_BOTH, SUB) SECOND_LIST(ROW_FUSED_BOTH, MUL)
                   SECOND_LIST(ROW_FUSED_RSUB, RSUB)},
+#if HAS_CHOICES
     .choose = {ROW_CHOOSE(eq), ROW_CHOOSE(lt), ROW_CHOOSE(le)},
+#endif
 #endif
     .load = {[TN_F16] = load_f16,
              [TN_BF16] = load_bf16,
@@ -948,7 +986,9 @@ const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
 #endif
     .arg = ROW_ARG(arg),
     .arg_columns = ROW_ARG(arg_columns),
+#if HAS_SEQUENTIAL
     .scan = ROW_REDUCE(scan),
+#endif
     .chain = ROW_SIGNLESS(chain),
     .copy = {copy_uint8, copy_uint16, copy_uint32, copy_uint64},
     .gather = {gather_uint8, gather_uint16, gather_uint32, gather_uint64},
