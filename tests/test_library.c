@@ -122,6 +122,19 @@ static void with_prefixed_stand_in(void **state) {
     compare_all("openblas");
 }
 
+static void with_wide_stand_in(void **state) {
+    (void)state;
+    setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libwideblas.so", "-DWIDE"), 1);
+    compare_all("openblas");
+}
+
+/* What the library says that it cannot do is computed all the same. */
+static void with_refusing_stand_in(void **state) {
+    (void)state;
+    setenv("TRUNNION_ONEDNN_LIB", build_fake("blas.c", "libfakednnl.so", "-DREFUSES"), 1);
+    compare_all("onednn");
+}
+
 static void with_wrong_stand_in(void **state) {
     (void)state;
     setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libwrongblas.so", "-DWRONG"), 1);
@@ -158,6 +171,8 @@ static void products_by_a_library_agree(void **state) {
     (void)state;
     apart("stand_in");
     apart("prefixed");
+    apart("wide");
+    apart("refusing");
 }
 
 static void a_wrong_library_is_refused(void **state) {
@@ -212,6 +227,8 @@ static int run_part(const char *name) {
     const struct CMUnitTest parts[] = {
         {"stand_in", with_stand_in, NULL, NULL, NULL},
         {"prefixed", with_prefixed_stand_in, NULL, NULL, NULL},
+        {"wide", with_wide_stand_in, NULL, NULL, NULL},
+        {"refusing", with_refusing_stand_in, NULL, NULL, NULL},
         {"wrong", with_wrong_stand_in, NULL, NULL, NULL},
         {"environment", with_environment, NULL, NULL, NULL},
         {"real", with_real, NULL, NULL, NULL},

@@ -98,6 +98,7 @@ typedef void cblas_dgemm_i32(int order, int ta, int tb, int32_t m, int32_t n, in
                              int32_t lda, const double *b, int32_t ldb, double beta, double *c, int32_t ldc);
 typedef void cblas_dgemm_i64(int order, int ta, int tb, int64_t m, int64_t n, int64_t k, double alpha, const double *a,
                              int64_t lda, const double *b, int64_t ldb, double beta, double *c, int64_t ldc);
+typedef size_t cblas_isamax_i64(int64_t n, const float *x, int64_t incx);
 typedef int dnnl_sgemm_function(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
                                 int64_t lda, const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 
@@ -145,16 +146,34 @@ static void stay_single(const tn_blas *b) {
         (integer)p->n, (integer)p->k, 1, p->a.data, (integer)p->a.ld, p->b.data, (integer)p->b.ld, 0, (real *)p->c, \
         (integer)p->ldc
 
+/* For a library that says that it could not, as without memory. */
+static void multiply_plainly(const piece *p) {
+    const float *a = p->a.data, *b = p->b.data;
+    float *c = p->c;
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t j = 0; j < p->n; j++) {
+            double sum = 0;
+            for (int64_t k = 0; k < p->k; k++)
+                sum += (double)a[p->a.transposed ? k * p->a.ld + i : i * p->a.ld + k] *
+                       (double)b[p->b.transposed ? j * p->b.ld + k : k * p->b.ld + j];
+            c[i * p->ldc + j] = (float)sum;
+        }
+}
+
+static bool multiply_by_dnnl(const tn_blas *b, const piece *p) {
+    return b->dnnl(p->a.transposed ? 'T' : 'N', p->b.transposed ? 'T' : 'N', p->m, p->n, p->k, 1, p->a.data, p->a.ld,
+                   p->b.data, p->b.ld, 0, p->c, p->ldc) == 0;
+}
+
 static void multiply(const tn_blas *b, const piece *p) {
     if (b->entry->each_thread) stay_single(b);
     if (p->f64 && b->wide)
         ((cblas_dgemm_i64 *)b->dgemm)(CBLAS_ARGUMENTS(int64_t, double));
     else if (p->f64)
         ((cblas_dgemm_i32 *)b->dgemm)(CBLAS_ARGUMENTS(int32_t, double));
-    else if (b->dnnl)
-        (void)b->dnnl(p->a.transposed ? 'T' : 'N', p->b.transposed ? 'T' : 'N', p->m, p->n, p->k, 1, p->a.data, p->a.ld,
-                      p->b.data, p->b.ld, 0, p->c, p->ldc); /* it refuses what tn_blas_takes does */
-    else if (b->wide)
+    else if (b->dnnl) {
+        if (!multiply_by_dnnl(b, p)) multiply_plainly(p);
+    } else if (b->wide)
         ((cblas_sgemm_i64 *)b->sgemm)(CBLAS_ARGUMENTS(int64_t, float));
     else
         ((cblas_sgemm_i32 *)b->sgemm)(CBLAS_ARGUMENTS(int32_t, float));
@@ -177,6 +196,10 @@ static void set_environment(const entry *r, saved *keep) {
         if (!wanted(s)) continue;
         const char *before = getenv(s->name);
         keep[i] = (saved){s->name, before ? tn_mem_strdup(before) : NULL};
+        if (before && !keep[i].before) { /* it could not be put back */
+            keep[i].name = NULL;
+            continue;
+        }
         setenv(s->name, s->value, 1);
     }
 }
@@ -205,6 +228,14 @@ static void *find(void *handle, const char *name, bool *wide) {
             return address;
         }
     return NULL;
+}
+
+/* Integers of 64 bits under the plain names (a build of one's own, MKL_INTERFACE_LAYER=ILP64)? Of this many elements,
+ * 32 bits say three and 64 bits a negative number, for which the place is 0. */
+static bool is_wide(void *handle) {
+    static const float x[] = {1, 2, 3};
+    cblas_isamax_i64 *largest = (cblas_isamax_i64 *)dlsym(handle, "cblas_isamax");
+    return largest && (uint32_t)largest(INT64_MIN + 3, x, 1) == 0;
 }
 
 static void bind_functions(tn_blas *b, void *handle) {
@@ -271,6 +302,7 @@ static void load(tn_blas *b) {
     if (b->why.code == TN_REASON_NONE) {
         stay_single(b);
         if (strcmp(b->entry->name, "openblas") == 0) ask_openblas(b, handle);
+        if (b->sgemm && !b->dnnl && !b->wide) b->wide = is_wide(handle);
     }
     restore_environment(keep);
     if (b->why.code == TN_REASON_NONE) check_answers(b);

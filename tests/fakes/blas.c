@@ -2,7 +2,10 @@
  *
  *   -DWRONG      the products are wrong
  *   -DCRASHES    the first product ends the process
- *   -DPREFIXED   names and integers as in the wheels for 64 bits */
+ *   -DPREFIXED   names and integers as in the wheels for 64 bits
+ *   -DWIDE       integers of 64 bits under the plain names; wrong for those who do not find out first
+ *   -DREFUSES    a oneDNN that multiplies nothing but the smallest */
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef PREFIXED
@@ -10,7 +13,11 @@
 typedef int64_t integer;
 #else
 #define NAME(name) name
+#ifdef WIDE
+typedef int64_t integer;
+#else
 typedef int32_t integer;
+#endif
 #endif
 
 #ifdef CRASHES
@@ -19,10 +26,10 @@ typedef int32_t integer;
 #define CRASH
 #endif
 
-#ifdef WRONG
-enum { OFFSET = 1 };
+#if defined(WRONG) || defined(WIDE)
+static int offset = 1;
 #else
-enum { OFFSET = 0 };
+static int offset;
 #endif
 
 #define PRODUCT(name, real)                                                                                \
@@ -31,7 +38,7 @@ enum { OFFSET = 0 };
         CRASH;                                                                                             \
         for (integer i = 0; i < m && order == 101 && beta == 0; i++)                                       \
             for (integer j = 0; j < n; j++) {                                                              \
-                double sum = OFFSET;                                                                       \
+                double sum = offset;                                                                       \
                 for (integer l = 0; l < k; l++)                                                            \
                     sum += (double)a[ta == 112 ? l * lda + i : i * lda + l] *                              \
                            (double)b[tb == 112 ? j * ldb + l : l * ldb + j];                               \
@@ -40,7 +47,27 @@ enum { OFFSET = 0 };
     }
 
 PRODUCT(cblas_sgemm, float)
+#ifndef REFUSES
 PRODUCT(cblas_dgemm, double)
+#endif
+
+#ifdef WIDE
+size_t cblas_isamax(integer n, const float *x, integer incx) {
+    (void)x, (void)incx;
+    offset = n > 0;
+    return 0;
+}
+#endif
+
+#ifdef REFUSES
+int dnnl_sgemm(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda,
+               const float *b, int64_t ldb, float beta, float *c, int64_t ldc) {
+    if (m > 5) return 1;
+    cblas_sgemm(101, ta == 'T' ? 112 : 111, tb == 'T' ? 112 : 111, (integer)m, (integer)n, (integer)k, alpha, a,
+                (integer)lda, b, (integer)ldb, beta, c, (integer)ldc);
+    return 0;
+}
+#endif
 
 static int threads = 64;
 void NAME(openblas_set_num_threads)(int n) { threads = n; }
