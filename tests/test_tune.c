@@ -74,6 +74,36 @@ static void part_forced(void) {
 }
 static void part_ignored(void) { expect(" by ", false); }
 
+/* A record under `exact` names a library, which nobody asked for: it is not even loaded. */
+static void part_unasked(void) {
+    tn_library_info info = {.struct_size = sizeof info};
+    setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libfakeblas.so", ""), 1);
+    expect(" by ", false);
+    assert_ok(tn_library_at(0, &info));
+    assert_true(info.available);
+    assert_string_equal(info.description, "");
+}
+
+enum { FULL = 4096 }; /* entries that a record holds */
+
+/* What is measured has its place in a full record, else it would be measured again and again. */
+static void part_full(void) {
+    char words[4000];
+    static float y[COUNT];
+    tn_tuned e = {.struct_size = sizeof e};
+    assert_ok(tn_set_num_threads(1));
+    assert_int_equal(tn_tuned_count(), FULL);
+    assert_ok(tn_set_tuning(TN_TUNING_FIRST_USE));
+    multiply(y, words, sizeof words);
+    assert_int_equal(tn_tuned_count(), FULL);
+    int found = 0;
+    for (int i = 0; i < FULL; i++) {
+        assert_ok(tn_tuned_at(i, &e));
+        found += strstr(e.key, "1x64x64x64 1 threads exact") != NULL;
+    }
+    assert_int_equal(found, 1);
+}
+
 /* The way of a library, which was asked for by "auto". */
 static void part_library(void) {
     static float y[COUNT];
@@ -122,11 +152,8 @@ static void part_crashing(void) {
 static const struct {
     const char *name;
     void (*body)(void);
-} parts[] = {{"forced", part_forced},
-             {"ignored", part_ignored},
-             {"library", part_library},
-             {"measured", part_measured},
-             {"crashing", part_crashing}};
+} parts[] = {{"forced", part_forced},   {"ignored", part_ignored},   {"unasked", part_unasked},  {"full", part_full},
+             {"library", part_library}, {"measured", part_measured}, {"crashing", part_crashing}};
 
 static const char *part_asked;
 
@@ -156,6 +183,7 @@ static void records_of_others_are_ignored(void **state) {
     assert_int_equal(run_apart("ignored"), 0);
     write_record(here, "exact", "openblas"); /* a library under `exact`: nobody asked for one */
     assert_int_equal(run_apart("ignored"), 0);
+    assert_int_equal(run_apart("unasked"), 0);
     write_record(here, "exact", "own, both packed");
     assert_int_equal(chmod(record, 0666), 0); /* anybody may have written it */
     assert_int_equal(run_apart("ignored"), 0);
@@ -163,6 +191,21 @@ static void records_of_others_are_ignored(void **state) {
     fputs("{\"format\":1,\"entries\":[7,{}", f);
     fclose(f);
     assert_int_equal(run_apart("ignored"), 0);
+}
+
+static void a_full_record_makes_room(void **state) {
+    (void)state;
+    char here[160];
+    machine(here);
+    FILE *f = fopen(record, "w");
+    assert_non_null(f);
+    fprintf(f, "{\"format\":1,\"machine\":\"%s\",\"entries\":[", here);
+    for (int i = 0; i < FULL; i++)
+        fprintf(f, "%s{\"key\":\"product %d\",\"way\":\"own\"}", i ? "," : "", i);
+    fputs("]}", f);
+    fclose(f);
+    assert_int_equal(chmod(record, 0600), 0);
+    assert_int_equal(run_apart("full"), 0);
 }
 
 static void libraries_take_part_when_asked_for(void **state) {
@@ -200,9 +243,8 @@ static int prepare(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest one[] = {cmocka_unit_test(do_part)};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_record_changes_what_runs),
-        cmocka_unit_test(records_of_others_are_ignored),
-        cmocka_unit_test(libraries_take_part_when_asked_for),
+        cmocka_unit_test(a_record_changes_what_runs), cmocka_unit_test(records_of_others_are_ignored),
+        cmocka_unit_test(a_full_record_makes_room),   cmocka_unit_test(libraries_take_part_when_asked_for),
         cmocka_unit_test(first_use_measures),
     };
     part_asked = argc > 1 ? argv[1] : NULL;

@@ -25,7 +25,8 @@ typedef enum tn_tuning {
     TN_TUNING_OFF        /* rules alone choose */
 } tn_tuning;
 
-/* For the whole process, from the next plan on. Measuring forks: a few milliseconds to a second each. Errors:
+/* For the whole process, from the next plan on. Measuring forks and takes a few milliseconds to some seconds each; what
+ * takes longer than a fifth of a second by itself is left to the rules. Errors:
  * TN_ERR_ARGUMENT for another number. */
 TN_API tn_status tn_set_tuning(tn_tuning mode);
 

@@ -13,6 +13,8 @@
 
 enum { MOST_WAYS = 24, SECONDS = 20, MOST_BYTES = 1 << 30 };
 static const double LEAST_FLOPS = 1e5, GAIN = 0.97, SAMPLE_SECONDS = 1e-2;
+/* Of one run by rule, beyond which nothing is measured, or not by one thread; and of all runs. */
+static const double LONGEST = 0.2, LONGEST_ALONE = 1e-2, ENOUGH = 1;
 
 /* The first is what the rules choose. */
 static const struct {
@@ -32,13 +34,14 @@ static const struct {
 };
 enum { OWN = TN_COUNT(own_ways) };
 
-static bool find_way(const char *name, tn_way *out) {
+/* `libraries`: it may be one's, which is loaded then. */
+static bool find_way(const char *name, bool libraries, tn_way *out) {
     for (size_t i = 0; i < OWN; i++) {
         if (strcmp(own_ways[i].name, name) != 0) continue;
         *out = (tn_way){.own = own_ways[i].way, .name = own_ways[i].name};
         return true;
     }
-    const tn_blas *library = tn_blas_by_name(name);
+    const tn_blas *library = libraries ? tn_blas_by_name(name) : NULL;
     *out = (tn_way){.library = library, .name = tn_blas_name(library)};
     return library != NULL;
 }
@@ -129,7 +132,7 @@ static void list_candidates(candidates *c, const question *q) {
         tn_blas_facts facts;
         tn_way way;
         tn_blas_look(i, &facts);
-        if (facts.why.code == TN_REASON_NONE && find_way(facts.name, &way)) add(c, q, &way);
+        if (facts.why.code == TN_REASON_NONE && find_way(facts.name, true, &way)) add(c, q, &way);
     }
 }
 
@@ -144,10 +147,20 @@ static double time_once(const question *q, const tn_way *way) {
     return tn_now() - begun;
 }
 
+static void leave_out_one_thread(candidates *c) {
+    int n = 0;
+    for (int i = 0; i < c->count; i++)
+        if (c->way[i].library || c->way[i].own.threads != 1) c->way[n++] = c->way[i];
+    c->count = n;
+}
+
 /* In turns, so that what else the machine does meets all alike; the least time of each counts, the first none. */
-static void time_all(const question *q, const candidates *c, answer *a) {
-    double spent = 0;
-    for (int round = 0; round < 8 || (spent < c->count * SAMPLE_SECONDS && round < 400); round++)
+static void time_all(const question *q, candidates *c, answer *a) {
+    double spent = 0, by_rule = time_once(q, &c->way[0]);
+    if (by_rule > LONGEST) return;
+    if (by_rule > LONGEST_ALONE) leave_out_one_thread(c);
+    for (int round = 0;
+         round < 2 || (spent < ENOUGH && round < 8) || (spent < c->count * SAMPLE_SECONDS && round < 400); round++)
         for (int i = 0; i < c->count; i++) {
             double seconds = time_once(q, &c->way[i]);
             spent += seconds;
@@ -200,7 +213,7 @@ bool tn_tune_product(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool l
         if (mode != TN_TUNING_FIRST_USE) return false;
         tune(args, dtype, kept, libraries, key, &e);
     }
-    if (!find_way(e.way, out)) return false;
-    if (out->library && (!libraries || !tn_blas_takes(out->library, args, dtype))) return false;
+    if (!find_way(e.way, libraries, out)) return false;
+    if (out->library && !tn_blas_takes(out->library, args, dtype)) return false;
     return out->library || strcmp(out->name, own_ways[0].name) != 0 || libraries;
 }

@@ -50,12 +50,17 @@ static tn_tuned *entry_of(const char *key) {
     return NULL;
 }
 
+/* Where an entry of this key goes; in a full table one that was there before makes room. NULL: no memory. */
+static tn_tuned *place_for(const char *key) {
+    tn_tuned *known = entry_of(key);
+    if (known) return known;
+    if (count == MOST_ENTRIES) return &entries[tn_hash64(key, strlen(key), 0) % MOST_ENTRIES];
+    return tn_mem_reserve(&entries, &capacity, count + 1, sizeof *entries) == TN_OK ? &entries[count++] : NULL;
+}
+
 static void set_entry(const tn_tuned *e) {
-    tn_tuned *known = entry_of(e->key);
-    if (!known) {
-        if (count == MOST_ENTRIES || tn_mem_reserve(&entries, &capacity, count + 1, sizeof *entries) != TN_OK) return;
-        known = &entries[count++];
-    }
+    tn_tuned *known = place_for(e->key);
+    if (!known) return;
     *known = *e;
     known->struct_size = sizeof *known;
 }
