@@ -80,7 +80,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     if (val == OPT_SAVE) b->folder = arg;
     if (val != OPT_SECONDS) return true;
     b->seconds = strtod(arg, &end);
-    return *end == 0 && b->seconds >= 0 && b->seconds <= 1e6;
+    return end != arg && *end == 0 && b->seconds >= 0 && b->seconds <= 1e6;
 }
 
 /* ---- showing ----------------------------------------------------------------------------------------------------- */

@@ -248,12 +248,12 @@ static void note(const tn_device *d, const tn_certify_op *op) {
  * again, until it passes. */
 static tn_status certify_exact(tn_device *d, const tn_certify_options *o, certify *m) {
     bool good = false;
-    (void)tn_certify_list_forget(d, EXACT);
     tn_status s = tn_device_try_exact(d, o->seed, &good, m->why, sizeof m->why);
     if (s == TN_ERR_MEMORY) return s;
     if (s != TN_OK) snprintf(m->why, sizeof m->why, "%s", tn_error());
     *(s == TN_ERR_UNSUPPORTED ? &m->op.skipped : good ? &m->op.forward_passed : &m->op.forward_failed) += 1;
-    d->caps.exact = good;
+    if (good) (void)tn_certify_list_forget(d, EXACT);
+    if (s != TN_ERR_UNSUPPORTED) d->caps.exact = good;
     return TN_OK;
 }
 

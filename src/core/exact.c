@@ -109,7 +109,7 @@ tn_status tn_device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *wh
     tn_buffer *memory[2] = {NULL, NULL};
     TRY(make_program(&p, &sizes));
     uint32_t *values = tn_mem_zalloc(OPERANDS * VALUES + 2 * RESULTS, sizeof *values);
-    uint32_t *got = values + OPERANDS * VALUES, *want = got + RESULTS;
+    uint32_t *got = values ? values + OPERANDS * VALUES : NULL, *want = values ? got + RESULTS : NULL;
     tn_status s = values ? tn_buffer_new(d, OPERANDS * VALUES * sizeof *values, &memory[0]) : TN_ERR_MEMORY;
     if (s == TN_OK) s = tn_buffer_new(d, RESULTS * sizeof *got, &memory[1]);
     if (s == TN_OK) {

@@ -24,12 +24,15 @@ static struct stat seen;
 
 static bool list_path(char *out, size_t size) { return tn_cache_path("certify.list", out, size); }
 
-/* Waits until no other process changes the list. -1: there is nowhere to lock, and the list is changed all the same. */
+/* Waits until no other process changes the list, but for one that was stopped meanwhile. -1: there is nowhere to lock,
+ * and the list is changed all the same. */
 static int list_lock(void) {
+    enum { TRIES = 1000, MICROSECONDS = 1000 };
     char path[PATH_ROOM];
     if (!tn_cache_path("certify.lock", path, sizeof path)) return -1;
     int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd >= 0) (void)flock(fd, LOCK_EX);
+    for (int i = 0; fd >= 0 && i < TRIES && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK; i++)
+        usleep(MICROSECONDS);
     return fd;
 }
 

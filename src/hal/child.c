@@ -207,11 +207,11 @@ bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size
     bool late = false;
     int status = 0;
     start(&(task){body, ctx, out, bytes, seconds}, &c);
+    bool made = c.pid > 0, complete = made && read_answer(&c, out, bytes, &late);
+    if (made) (void)reap(c.pid, late, &status);
+    if (c.fd >= 0) close(c.fd);
     *why = "no process could be made";
-    if (c.pid <= 0) return false;
-    bool complete = read_answer(&c, out, bytes, &late);
-    (void)reap(c.pid, late, &status);
-    close(c.fd);
+    if (!made) return false;
     *why = complete ? "" : late ? "it took too long" : "it crashed";
     return complete;
 }
