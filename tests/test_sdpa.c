@@ -437,10 +437,35 @@ static void twisted_attention_is_what_is_written(void **state) {
     }
 }
 
+/* masked_fill takes the place of a score, whatever that is; k holds a NaN in a key that nobody sees. */
+static void what_is_filled_hides_even_nan(void **state) {
+    (void)state;
+    static const int64_t dims[] = {2, 12, 4};
+    TN_SCOPE {
+        tn_tensor *in[3], *y = NULL;
+        for (int i = 0; i < 3; i++)
+            in[i] = random_tensor(dims, 3, 0, TN_F32, (uint64_t)i + 1);
+        tn_tensor *key = tn_eq(tn_arange(0, 12, 1, TN_I64), tn_scalar(5));
+        in[1] = tn_masked_fill(in[1], tn_unsqueeze(key, 1), NAN);
+        assert_ok(tn_eval(&in[1], 1));
+        TN_SCOPE {
+            tn_tensor *scores = tn_masked_fill(tn_matmul(in[0], tn_transpose(in[1], -2, -1)), key, -INFINITY);
+            y = tn_keep(tn_matmul(tn_softmax(scores, -1), in[2]));
+        }
+        assert_ok(tn_eval(&y, 1));
+        char *plan = tn_explain_last();
+        assert_non_null(plan);
+        assert_non_null(strstr(plan, "attention_dense "));
+        tn_text_free(plan);
+        assert_true(isfinite(tn_item(tn_sum(y, NULL, 0, false))));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bits_are_those_of_the_definition),
                                        cmocka_unit_test(gradients_are_those_of_the_composition),
                                        cmocka_unit_test(attention_written_by_hand_is_recognised),
-                                       cmocka_unit_test(twisted_attention_is_what_is_written)};
+                                       cmocka_unit_test(twisted_attention_is_what_is_written),
+                                       cmocka_unit_test(what_is_filled_hides_even_nan)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

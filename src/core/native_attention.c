@@ -128,7 +128,7 @@ static void run_sdpa_gradient(tn_native *n, void *const *pointers) {
     tn_sdpa(a, true);
 }
 
-/* q, k, v, mask; is_causal; scale; blind */
+/* q, k, v, mask; is_causal; scale; blind; hides */
 static void sdpa_operands(const tn_graph_plan *g, const tn_value *lead, tn_sdpa_args *a) {
     const tn_value *q = &g->values[lead->in[0]], *k = &g->values[lead->in[1]], *v = &g->values[lead->in[2]];
     *a = (tn_sdpa_args){.batch = q->node->shape[0],
@@ -140,14 +140,15 @@ static void sdpa_operands(const tn_graph_plan *g, const tn_value *lead, tn_sdpa_
                         .value_features = v->node->shape[3],
                         .scale = (float)lead->node->f[0],
                         .causal = lead->node->i[0] != 0,
-                        .blind = lead->node->i[1] != 0};
+                        .blind = lead->node->i[1] != 0,
+                        .hides = lead->node->i[2] != 0};
     a->q = sdpa_tensor(q->stride);
     a->k = sdpa_tensor(k->stride);
     a->v = sdpa_tensor(v->stride);
     if (lead->in[3] >= 0) a->mask = sdpa_tensor(g->values[lead->in[3]].stride);
 }
 
-/* attention_dense(q, k, v, mask; is_causal; scale; blind) */
+/* attention_dense(q, k, v, mask; is_causal; scale; blind; hides) */
 tn_status tn_make_sdpa(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *lead = &g->values[group->lead];
     n->run = run_sdpa;
@@ -157,7 +158,7 @@ tn_status tn_make_sdpa(const tn_graph_plan *g, const tn_group *group, tn_native 
     return TN_OK;
 }
 
-/* attention_dense_gradient(q, k, v, mask, out, dout; is_causal; scale; blind) */
+/* attention_dense_gradient(q, k, v, mask, out, dout; is_causal; scale; blind; hides) */
 tn_status tn_make_sdpa_gradient(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *lead = &g->values[group->lead];
     tn_sdpa_args *a = &n->sdpa;

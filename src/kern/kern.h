@@ -235,6 +235,7 @@ typedef struct tn_sdpa_tensor {
  *
  * Definition, for one query i, all in f32, with keys and queries cut at multiples of 64 (TN_PAGE_TOKENS):
  *   - score s_j = scale · (q·k_j) (+ mask), q·k_j the matrix product's chains of KIR_KSUM; -inf where j is not seen.
+ *     If the mask `hides`, it stands for the score where it is not 0.
  *     M = max s_j, NaN ignored; w_j = exp(s_j - M), with 0 in place of an M of -inf; L = Σ w_j: key j is added to lane
  *     j % 16, ascending, then lane t takes lane t + w for w = 8, 4, 2, 1;
  *   - a sum over keys, or over queries, is one fma chain from +0 for each 64 of them, the chains added ascending. Keys
@@ -251,6 +252,7 @@ typedef struct tn_sdpa_args {
     float scale;
     bool causal;
     bool blind; /* rows that see nothing are 0 */
+    bool hides; /* the mask is 0 or -inf, and no score shows where it is -inf, not even NaN */
     tn_sdpa_tensor q, k, v;
     tn_sdpa_tensor mask;       /* added to the scores; strides of 0 where broadcast; data NULL: none */
     tn_sdpa_tensor out;        /* column stride 1; must not overlap the others */

@@ -85,6 +85,7 @@ typedef struct operands {
     int64_t group; /* heads of q per head of k; 0: as many */
     bool causal;
     bool blind; /* a query may see nothing: then its result is 0 */
+    bool hides; /* the mask, 0 or -inf, takes the place of the scores that it hides, be they NaN */
     double scale;
 } operands;
 
@@ -117,6 +118,9 @@ static tn_node *masked(tn_build *b, tn_node *scores, tn_node *mask) {
     if (mask->dtype != TN_BOOL) return tn_b_add(b, scores, wide(b, mask));
     return tn_b_where(b, mask, scores, tn_b_const(b, -INFINITY, scores));
 }
+
+/* A mask of 0 and -inf as a bool: what is seen. */
+static tn_node *seen(tn_build *b, tn_node *mask) { return mask ? tn_b_eq(b, mask, tn_b_const(b, 0, mask)) : NULL; }
 
 /* Softmax over keys. A query that a mask lets see nothing gets zeros, and no NaN reaches its gradient. */
 static tn_node *attention_weights(tn_build *b, tn_node *scores, bool may_be_blind) {
@@ -155,7 +159,7 @@ static void make_groups(tn_build *b, operands *o) {
 static tn_node *weights_of(tn_build *b, const operands *o) {
     tn_node *scores = tn_b_scale(b, tn_b_matmul_batched(b, o->q, tn_b_transpose(b, o->k, -2, -1)), o->scale);
     if (o->causal) scores = causal(b, scores);
-    if (o->mask) scores = masked(b, scores, o->mask);
+    if (o->mask) scores = masked(b, scores, o->hides ? seen(b, o->mask) : o->mask);
     return attention_weights(b, scores, o->blind);
 }
 
@@ -170,6 +174,7 @@ static tn_node *composed(tn_build *b, const tn_node *n, operands o) {
 static operands dense_operands(tn_build *b, const tn_node *n) {
     operands o = operands_of(b, n, n->i[TN_ATTENTION_DENSE_IS_CAUSAL], n->f[TN_ATTENTION_DENSE_SCALE]);
     o.blind = n->i[TN_ATTENTION_DENSE_BLIND];
+    o.hides = n->i[TN_ATTENTION_DENSE_HIDES];
     return o;
 }
 
@@ -270,33 +275,38 @@ static tn_status grad_attention_dense(tn_build *b, const tn_node *n, tn_node *dy
         spread(b, n, o, out, dy, grads);
         return b->status;
     }
-    tn_node *all = tn_b_attention_dense_gradient(b, o.q, o.k, o.v, o.mask, out, dy, o.causal, o.scale, o.blind);
+    tn_node *all = tn_b_attention_dense_gradient(b, o.q, o.k, o.v, o.mask, out, dy, o.causal, o.scale, o.blind,
+                                                  o.hides);
     for (int i = Q; i <= V; i++)
         grads[i] = part_of(b, all, (const tn_node *const *)n->in, i);
     return b->status;
 }
 
-/* attention_dense(q, k, v, mask, is_causal, scale, blind): scaled_dot_product_attention in f32, with a batch and heads;
- * the mask, which has no gradient, is added. blind: a query that it lets see nothing gets 0, else NaN. */
+/* attention_dense(q, k, v, mask, is_causal, scale, blind, hides): scaled_dot_product_attention in f32, with a batch and
+ * heads; the mask, which has no gradient, is added or, if it hides, stands for the scores where it is not 0. blind: a
+ * query that it lets see nothing gets 0, else NaN. */
 const tn_op_impl tn_impl_attention_dense = {
     .class_ = TN_NATIVE,
     .infer = infer_attention_dense,
     .compose = compose_attention_dense,
     .grad = grad_attention_dense,
-    .cases = "types=f32 tol=1e-5 atol=1e-5; [2,2,3,4] [2,2,5,4] [2,2,5,3] - is_causal=false scale=0.5 blind=false; "
-             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - is_causal=true scale=0.4 blind=false; "
-             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] is_causal=false scale=0.7 blind=true; "
-             "error=rank [3,4] [3,4] [3,4] - is_causal=false scale=1 blind=false"};
+    .cases = "types=f32 tol=1e-5 atol=1e-5; "
+             "[2,2,3,4] [2,2,5,4] [2,2,5,3] - is_causal=false scale=0.5 blind=false hides=false; "
+             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - is_causal=true scale=0.4 blind=false hides=false; "
+             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] is_causal=false scale=0.7 blind=true hides=false; "
+             "error=rank [3,4] [3,4] [3,4] - is_causal=false scale=1 blind=false hides=false"};
 
-/* attention_dense_gradient(q, k, v, mask, out, dout, is_causal, scale, blind): the gradients of q, k and v. */
+/* attention_dense_gradient(q, k, v, mask, out, dout, is_causal, scale, blind, hides): the gradients of q, k and v. */
 const tn_op_impl tn_impl_attention_dense_gradient = {
     .class_ = TN_NATIVE,
     .infer = infer_attention_dense_gradient,
     .compose = compose_attention_dense_gradient,
     .cases = "types=f32 tol=2e-5 atol=2e-5; "
-             "[2,2,3,4] [2,2,5,4] [2,2,5,3] - [2,2,3,3] [2,2,3,3] is_causal=false scale=0.5 blind=false; "
-             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - [1,2,70,4] [1,2,70,4] is_causal=true scale=0.4 blind=false; "
-             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] [1,4,3,2] [1,4,3,2] is_causal=false scale=0.7 blind=true"};
+             "[2,2,3,4] [2,2,5,4] [2,2,5,3] - [2,2,3,3] [2,2,3,3] is_causal=false scale=0.5 blind=false hides=false; "
+             "[1,2,70,4] [1,2,70,4] [1,2,70,4] - [1,2,70,4] [1,2,70,4] "
+             "is_causal=true scale=0.4 blind=false hides=false; "
+             "[1,4,3,2] [1,2,4,2] [1,2,4,2] [1,4,3,4] [1,4,3,2] [1,4,3,2] "
+             "is_causal=false scale=0.7 blind=true hides=false"};
 
 /* ---- for users --------------------------------------------------------------------------------------------------- */
 
@@ -337,7 +347,7 @@ static tn_node *compose_attention(tn_build *b, const tn_node *n) {
     if (b->status != TN_OK) return NULL;
     if (!is_dense(n, &o)) return tn_b_cast_like(b, composed(b, n, o), n);
     tn_node *y = tn_b_attention_dense(b, in_four(b, o.q), in_four(b, o.k), in_four(b, o.v),
-                                      mask_in_four(b, o.mask, o.q, o.k), o.causal, o.scale, o.blind);
+                                      mask_in_four(b, o.mask, o.q, o.k), o.causal, o.scale, o.blind, false);
     return tn_b_cast_like(b, n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank), n);
 }
 
@@ -435,6 +445,6 @@ tn_node *tn_attention_of_product(tn_build *b, const tn_node *n) {
     tn_node *k = tn_b_transpose(b, kt, -2, -1);
     tn_node *mask = s.hidden ? tn_b_logical_not(b, s.mask) : s.mask;
     tn_node *y = tn_b_attention_dense(b, in_four(b, q), in_four(b, k), in_four(b, v), mask_in_four(b, mask, q, k),
-                                      false, s.scale, false);
+                                      false, s.scale, false, s.hidden);
     return n->rank == 4 ? y : tn_b_view(b, y, n->shape, n->rank);
 }

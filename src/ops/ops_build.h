@@ -134,9 +134,10 @@ enum { TN_AVG_POOL2D_KERNEL_SIZE = 0, TN_AVG_POOL2D_STRIDE = 2, TN_AVG_POOL2D_PA
 enum { TN_ADAPTIVE_AVG_POOL2D_OUTPUT_SIZE = 0 };
 enum { TN_ROPE_ROWS_INTERLEAVED = 0 };
 enum { TN_ROPE_INTERLEAVED = 0 };
-enum { TN_ATTENTION_DENSE_IS_CAUSAL = 0, TN_ATTENTION_DENSE_SCALE = 0, TN_ATTENTION_DENSE_BLIND = 1 };
+enum { TN_ATTENTION_DENSE_IS_CAUSAL = 0, TN_ATTENTION_DENSE_SCALE = 0, TN_ATTENTION_DENSE_BLIND = 1,
+       TN_ATTENTION_DENSE_HIDES = 2 };
 enum { TN_ATTENTION_DENSE_GRADIENT_IS_CAUSAL = 0, TN_ATTENTION_DENSE_GRADIENT_SCALE = 0,
-       TN_ATTENTION_DENSE_GRADIENT_BLIND = 1 };
+       TN_ATTENTION_DENSE_GRADIENT_BLIND = 1, TN_ATTENTION_DENSE_GRADIENT_HIDES = 2 };
 enum { TN_SCALED_DOT_PRODUCT_ATTENTION_IS_CAUSAL = 0, TN_SCALED_DOT_PRODUCT_ATTENTION_SCALE = 0 };
 enum { TN_DEQUANTIZE_DTYPE = 0 };
 enum { TN_CACHED_ATTENTION_SCALE = 0, TN_CACHED_ATTENTION_WINDOW = 0 };
@@ -413,9 +414,9 @@ tn_node *tn_b_embedding(tn_build *b, tn_node *index, tn_node *weight);
 tn_node *tn_b_rope_rows(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, bool interleaved);
 tn_node *tn_b_rope(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, const tn_rope_options *o);
 tn_node *tn_b_attention_dense(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask, bool is_causal,
-                              double scale, bool blind);
+                              double scale, bool blind, bool hides);
 tn_node *tn_b_attention_dense_gradient(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask, tn_node *out,
-                                       tn_node *dout, bool is_causal, double scale, bool blind);
+                                       tn_node *dout, bool is_causal, double scale, bool blind, bool hides);
 tn_node *tn_b_scaled_dot_product_attention(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask,
                                            const tn_scaled_dot_product_attention_options *o);
 tn_node *tn_b_dequantize(tn_build *b, tn_node *x, tn_dtype dtype);

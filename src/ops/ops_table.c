@@ -591,10 +591,10 @@ const tn_op_row tn_op_rows[] = {
         "Tensor rope(Tensor x, Tensor cos, Tensor sin, *, bool interleaved=false)",
         "RotaryEmbedding", &tn_impl_rope},
     [TN_OP_ATTENTION_DENSE] = {"attention_dense", TN_COMPOSED,
-        "Tensor attention_dense(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale, bool blind)",
+        "Tensor attention_dense(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale, bool blind, bool hides)",
         "", &tn_impl_attention_dense},
     [TN_OP_ATTENTION_DENSE_GRADIENT] = {"attention_dense_gradient", TN_COMPOSED,
-        "Tensor attention_dense_gradient(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor dout, bool is_causal, float scale, bool blind)",
+        "Tensor attention_dense_gradient(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor out, Tensor dout, bool is_causal, float scale, bool blind, bool hides)",
         "", &tn_impl_attention_dense_gradient},
     [TN_OP_SCALED_DOT_PRODUCT_ATTENTION] = {"scaled_dot_product_attention", TN_COMPOSED,
         "Tensor scaled_dot_product_attention(Tensor q, Tensor k, Tensor v, Tensor? mask, *, bool is_causal=false, float scale=0.0)",
@@ -4368,34 +4368,36 @@ tn_node *tn_b_rope(tn_build *b, tn_node *x, tn_node *cos, tn_node *sin, const tn
     return build(b, TN_OP_ROPE, (tn_node *const[]){x, cos, sin}, 3, &a, 0);
 }
 
-static tn_status pack_attention_dense(tn_attrs *a, bool is_causal, double scale, bool blind) {
+static tn_status pack_attention_dense(tn_attrs *a, bool is_causal, double scale, bool blind, bool hides) {
     a->n_i = a->n_f = 0;
     put_int(a, is_causal);
     put_float(a, scale);
     put_int(a, blind);
+    put_int(a, hides);
     return TN_OK;
 }
 
 tn_node *tn_b_attention_dense(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask, bool is_causal,
-                              double scale, bool blind) {
+                              double scale, bool blind, bool hides) {
     tn_attrs a;
-    tn_status s = pack_attention_dense(&a, is_causal, scale, blind);
+    tn_status s = pack_attention_dense(&a, is_causal, scale, blind, hides);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_ATTENTION_DENSE, (tn_node *const[]){q, k, v, mask}, 4, &a, 8);
 }
 
-static tn_status pack_attention_dense_gradient(tn_attrs *a, bool is_causal, double scale, bool blind) {
+static tn_status pack_attention_dense_gradient(tn_attrs *a, bool is_causal, double scale, bool blind, bool hides) {
     a->n_i = a->n_f = 0;
     put_int(a, is_causal);
     put_float(a, scale);
     put_int(a, blind);
+    put_int(a, hides);
     return TN_OK;
 }
 
 tn_node *tn_b_attention_dense_gradient(tn_build *b, tn_node *q, tn_node *k, tn_node *v, tn_node *mask, tn_node *out,
-                                       tn_node *dout, bool is_causal, double scale, bool blind) {
+                                       tn_node *dout, bool is_causal, double scale, bool blind, bool hides) {
     tn_attrs a;
-    tn_status s = pack_attention_dense_gradient(&a, is_causal, scale, blind);
+    tn_status s = pack_attention_dense_gradient(&a, is_causal, scale, blind, hides);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_ATTENTION_DENSE_GRADIENT, (tn_node *const[]){q, k, v, mask, out, dout}, 6, &a, 8);
 }

@@ -133,11 +133,13 @@ static float *weights_of(const part *p, int64_t chunk) { return p->weights + chu
 /* Of a chunk, those that there are. */
 static int64_t keys_in(const sdpa *a, int64_t chunk) { return tn_min64(KEYS, a->args->keys - chunk * KEYS); }
 
-static void add_mask(const sdpa *a, const block *b, int64_t row, int64_t chunk, float *s) {
+static void put_mask(const sdpa *a, const block *b, int64_t row, int64_t chunk, float *s) {
     const tn_sdpa_tensor *mask = &a->args->mask;
     const float *m = place(mask, b->batch, b->head, b->first + row) + chunk * KEYS * mask->column;
-    for (int64_t j = 0, n = keys_in(a, chunk); j < n; j++)
-        s[j] += m[j * mask->column];
+    for (int64_t j = 0, n = keys_in(a, chunk); j < n; j++) {
+        float x = m[j * mask->column];
+        s[j] = !a->args->hides ? s[j] + x : x == 0 ? s[j] : x;
+    }
 }
 
 /* A row's products become scores; the greatest so far is kept in its lanes. */
@@ -147,7 +149,7 @@ static void score_row(const sdpa *a, const part *p, const block *b, int64_t chun
     V scale = v_set1(a->args->scale), lane[LANE_VECTORS];
     for (int64_t j = 0; j < KEYS; j += VL)
         v_store(s + j, v_load(s + j) * scale);
-    if (a->args->mask.data) add_mask(a, b, row, chunk, s);
+    if (a->args->mask.data) put_mask(a, b, row, chunk, s);
     if (a->args->causal) seen = tn_max64(0, tn_min64(seen, b->first + row + 1 - chunk * KEYS));
     for (int64_t j = seen; j < KEYS; j++)
         s[j] = -INFINITY;
