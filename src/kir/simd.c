@@ -320,7 +320,6 @@ static void philox_sv(ARGS_A) {
 #define SECOND_DIV(t, z) ((t) / (z))
 #define SECOND_RDIV(t, z) ((z) / (t))
 #define SECOND_MAX(t, z) kir_max_f32(t, z)
-#define SECOND_MIN(t, z) kir_min_f32(t, z)
 
 #define FUSED_VARIANT(F, S, name, B, C)            \
     static void fused_##F##_##S##_##name(ARGS_A) { \
@@ -342,14 +341,10 @@ static void philox_sv(ARGS_A) {
 #define FUSED_RSUB(F, S)              \
     FUSED_VARIANT(F, S, sv, b0, c[i]) \
     FUSED_VARIANT(F, S, ss, b0, c0)
-// clang-format off
-#define SECOND_LIST(X, F) \
-    X(F, ADD) X(F, SUB) X(F, RSUB) X(F, MUL) X(F, DIV) X(F, RDIV) X(F, MAX) X(F, MIN)
-// clang-format on
-
-SECOND_LIST(FUSED_BOTH, ADD)
-SECOND_LIST(FUSED_BOTH, SUB)
-SECOND_LIST(FUSED_BOTH, MUL)
+/* Pairs that programs have: biases and activations, optimisers, norms, sigmoids. */
+#define SECOND_LIST(X, F) X(F, ADD) X(F, SUB) X(F, RSUB) X(F, MUL) X(F, DIV)
+#define FUSED_LIST(X) SECOND_LIST(X, ADD) X(ADD, RDIV) X(ADD, MAX) SECOND_LIST(X, SUB) SECOND_LIST(X, MUL) X(MUL, MAX)
+FUSED_LIST(FUSED_BOTH)
 SECOND_LIST(FUSED_RSUB, RSUB)
 
 #if HAS_CHOICES
@@ -960,8 +955,7 @@ const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
                [6] = {NULL, NULL, select_ss_u32, select_ss_u64}},
     .philox = {philox_vv, philox_sv},
 #if HAS_JOINED
-    .fused = {SECOND_LIST(ROW_FUSED_BOTH, ADD) SECOND_LIST(ROW_FUSED_BOTH, SUB) SECOND_LIST(ROW_FUSED_BOTH, MUL)
-                  SECOND_LIST(ROW_FUSED_RSUB, RSUB)},
+    .fused = {FUSED_LIST(ROW_FUSED_BOTH) SECOND_LIST(ROW_FUSED_RSUB, RSUB)},
 #if HAS_CHOICES
     .choose = {ROW_CHOOSE(eq), ROW_CHOOSE(lt), ROW_CHOOSE(le)},
 #endif

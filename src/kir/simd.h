@@ -25,7 +25,6 @@ typedef enum kir_second {
     KIR_2_DIV,
     KIR_2_RDIV,
     KIR_2_MAX,
-    KIR_2_MIN,
     KIR_SECONDS
 } kir_second;
 

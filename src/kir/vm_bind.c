@@ -137,7 +137,7 @@ static const int8_t FIRSTS[KIR_OP_COUNT] = {
 static const int8_t SECONDS[KIR_OP_COUNT][2] = {
     /* with the first result on the left, on the right */
     [KIR_ADD] = {KIR_2_ADD, KIR_2_ADD},  [KIR_SUB] = {KIR_2_SUB, KIR_2_RSUB}, [KIR_MUL] = {KIR_2_MUL, KIR_2_MUL},
-    [KIR_DIV] = {KIR_2_DIV, KIR_2_RDIV}, [KIR_MAX] = {KIR_2_MAX, KIR_2_MAX},  [KIR_MIN] = {KIR_2_MIN, KIR_2_MIN},
+    [KIR_DIV] = {KIR_2_DIV, KIR_2_RDIV}, [KIR_MAX] = {KIR_2_MAX, KIR_2_MAX},
 };
 
 static bool join_arithmetic(const binder *m, const kir_step *x, const kir_step *y, kir_bound *b) {

@@ -154,8 +154,7 @@ static bool can_join(const maker *m, const kir_step *second, int position, int16
     case KIR_SUB:
     case KIR_MUL:
     case KIR_DIV: return true;
-    case KIR_MAX:
-    case KIR_MIN: return second->a == v;
+    case KIR_MAX: return second->a == v;
     default: return false;
     }
 }
