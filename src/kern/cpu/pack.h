@@ -175,15 +175,12 @@ VEC_INLINE void pack_strided(const pack *p, const pack_kind kind) {
     }
 }
 
-/* VL lines from `line` on; a line that is missing at the end is read from the last one there is, and not stored. Pairs
- * of neighbours are words already. */
-VEC_INLINE void pack_transposed_lines(const pack *p, int64_t line, const bool whole, const pack_kind kind) {
-    const pack_kind as = kind == PACK_PAIRS ? PACK_REAL : kind;
-    const int64_t size = pack_size[as];
+/* VL lines from `line` on; a line that is missing at the end is read from the last one there is, and not stored. */
+VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line, const bool whole) {
     const char *from[VL];
     for (int i = 0; i < VL; i++) {
         int64_t there = whole || line + i < p->lines ? line + i : p->lines - 1;
-        from[i] = (const char *)p->from + there * p->across * pack_size[kind];
+        from[i] = (const char *)p->from + there * apart;
     }
     M lines = v_mask(p->lines - line);
     real *to = p->to + line;
@@ -191,9 +188,10 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t line, const bool wh
         V r[VL];
         int64_t count = p->steps - step;
         if (count >= VL) {
-            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = pack_load(from[i] + step * size, as, 0);
+            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = v_load((const real *)(const void *)from[i] + step);
         } else {
-            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = pack_part(from[i] + step * size, as, 0, count);
+            M steps = v_mask(count);
+            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = v_part_load((const real *)(const void *)from[i] + step, steps);
         }
         v_transpose(r);
         VEC_UNROLL for (int i = 0; i < VL; i++) {
@@ -208,11 +206,39 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t line, const bool wh
     }
 }
 
-VEC_INLINE void pack_transposed(const pack *p, const pack_kind kind) {
+/* Numbers side by side along k, as wide as the micro-kernels want them; lines are `apart` bytes from each other. */
+static void pack_transposed(const pack *p, int64_t apart) {
     int64_t line = 0;
     for (; line + VL <= p->lines; line += VL)
-        pack_transposed_lines(p, line, true, kind);
-    if (line < p->lines) pack_transposed_lines(p, line, false, kind);
+        pack_transposed_lines(p, apart, line, true);
+    if (line < p->lines) pack_transposed_lines(p, apart, line, false);
+}
+
+/* The same for narrow ones: they are widened where they stand side by side, some lines by some steps at a time. */
+VEC_INLINE void pack_transposed_as(const pack *p, const pack_kind kind) {
+    enum { STEPS = 64 };
+    const int64_t size = pack_size[kind];
+    real wide[VL][STEPS];
+    for (int64_t line = 0; line < p->lines; line += VL) {
+        int64_t lines = p->lines - line < VL ? p->lines - line : VL;
+        for (int64_t step = 0; step < p->steps; step += STEPS) {
+            int64_t steps = p->steps - step < STEPS ? p->steps - step : STEPS;
+            for (int64_t i = 0; i < lines; i++) {
+                const char *from = (const char *)p->from + (step + (line + i) * p->across) * size;
+                int64_t s = 0;
+                for (; s + VL <= steps; s += VL)
+                    v_store(wide[i] + s, pack_load(from + s * size, kind, 0));
+                for (; s < steps; s++)
+                    wide[i][s] = pack_one(from + s * size, kind, 0);
+            }
+            pack_transposed(&(pack){.to = p->to + line + step * p->distance,
+                                    .distance = p->distance,
+                                    .from = wide,
+                                    .steps = steps,
+                                    .lines = lines},
+                            sizeof *wide);
+        }
+    }
 }
 
 VEC_INLINE void pack_as(const pack *p, const pack_kind kind) {
@@ -226,8 +252,10 @@ VEC_INLINE void pack_as(const pack *p, const pack_kind kind) {
         one.to += line / p->group * p->jump;
         one.from = (const char *)p->from + line * p->across * pack_size[kind];
         one.lines = p->lines - line < p->group ? p->lines - line : p->group;
-        if (in_row) {
-            pack_transposed(&one, kind);
+        if (in_row && (kind == PACK_REAL || kind == PACK_PAIRS)) { /* pairs of neighbours are words already */
+            pack_transposed(&one, p->across * pack_size[kind]);
+        } else if (in_row) {
+            pack_transposed_as(&one, kind);
         } else {
             pack_strided(&one, kind);
         }
