@@ -191,7 +191,8 @@ VEC_INLINE void pack_transposed_lines(const pack *p, int64_t apart, int64_t line
             VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = v_load((const real *)(const void *)from[i] + step);
         } else {
             M steps = v_mask(count);
-            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] = v_part_load((const real *)(const void *)from[i] + step, steps);
+            VEC_UNROLL for (int i = 0; i < VL; i++) r[i] =
+                v_part_load((const real *)(const void *)from[i] + step, steps);
         }
         v_transpose(r);
         VEC_UNROLL for (int i = 0; i < VL; i++) {
