@@ -78,7 +78,7 @@ static bool take_option(void *ctx, int val, const char *arg) {
     char *end = NULL;
     if (val == OPT_MODEL) b->model = arg;
     if (val == OPT_SAVE) b->folder = arg;
-    if (val != OPT_SECONDS) return true;
+    if (val != OPT_SECONDS) return *arg != 0;
     b->seconds = strtod(arg, &end);
     return end != arg && *end == 0 && b->seconds >= 0 && b->seconds <= 1e6;
 }

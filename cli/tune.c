@@ -115,7 +115,11 @@ static void show_json(int first) {
 static void show(int first) {
     tn_tuned e = {.struct_size = sizeof e};
     for (int i = first; tn_tuned_at(i, &e) == TN_OK; i++) {
-        double gain = e.seconds > 0 ? 100 * (e.rule_seconds / e.seconds - 1) : 0;
+        if (e.seconds == 0) {
+            cli_print(stdout, "%-64s not measured: by rule\n", e.key);
+            continue;
+        }
+        double gain = 100 * (e.rule_seconds / e.seconds - 1);
         cli_print(stdout, "%-64s %10.1f µs  %s", e.key, e.seconds * 1e6, e.way);
         if (gain > 0) cli_print(stdout, ", %.0f %% faster than by rule", gain);
         cli_print(stdout, "\n");

@@ -104,7 +104,8 @@ def check_bench(program, report, _):
     report.add([r["work"] for r in rows] == ["quiet", "record-15", "gemm-f32-256"] and all(keys == set(r) for r in rows),
                "rows come in order, with their keys")
     report.add(all(r["value"] > 0 for r in rows) and rows[2]["limit_fraction"] > 0, "all are measured, one by its limit")
-    for words in (["no-such-work"], ["add-16", "--seconds", "-1"], ["add-16", "--seconds", "x"]):
+    for words in (["no-such-work"], ["add-16", "--seconds", "-1"], ["add-16", "--seconds", "x"],
+                  ["add-16", "--seconds", ""], ["add-16", "--save", ""]):
         ended = subprocess.run([program, "bench", *words], capture_output=True).returncode
         report.add(ended == 2, f"wrong usage: bench {' '.join(words)}")
     missing = subprocess.run([program, "bench", "llm-prompt-512", "--model", "no.gguf"], capture_output=True).returncode
