@@ -147,6 +147,23 @@ static void with_wrong_stand_in(void **state) {
     assert_string_equal(info.reason_code, "init_failed");
 }
 
+/* The program outlives it, and "auto" passes it over. */
+static void with_crashing_stand_in(void **state) {
+    (void)state;
+    tn_library_info info = {.struct_size = sizeof info};
+    setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libcrashingblas.so", "-DCRASHES"), 1);
+    setenv("TRUNNION_LIBRARY", "openblas", 1);
+    assert_string_equal(tn_get_library(), "none");
+    assert_int_equal(tn_set_library("openblas"), TN_ERR_UNAVAILABLE);
+    assert_non_null(strstr(tn_error(), "crashed"));
+    assert_ok(tn_library_at(0, &info));
+    assert_false(info.available);
+    assert_string_equal(info.reason_code, "crashed");
+    setenv("TRUNNION_BLIS_LIB", build_fake("blas.c", "libotherblas.so", ""), 1);
+    assert_ok(tn_set_library("auto"));
+    assert_string_equal(tn_get_library(), "blis");
+}
+
 static void with_environment(void **state) {
     (void)state;
     setenv("TRUNNION_OPENBLAS_LIB", build_fake("blas.c", "libfakeblas.so", ""), 1);
@@ -178,6 +195,7 @@ static void products_by_a_library_agree(void **state) {
 static void a_wrong_library_is_refused(void **state) {
     (void)state;
     apart("wrong");
+    apart("crashing");
 }
 
 static void environment_chooses_and_stays(void **state) {
@@ -229,6 +247,7 @@ static int run_part(const char *name) {
         {"prefixed", with_prefixed_stand_in, NULL, NULL, NULL},
         {"wide", with_wide_stand_in, NULL, NULL, NULL},
         {"refusing", with_refusing_stand_in, NULL, NULL, NULL},
+        {"crashing", with_crashing_stand_in, NULL, NULL, NULL},
         {"wrong", with_wrong_stand_in, NULL, NULL, NULL},
         {"environment", with_environment, NULL, NULL, NULL},
         {"real", with_real, NULL, NULL, NULL},

@@ -323,12 +323,13 @@ typedef struct tn_library_info {
 } tn_library_info;
 
 TN_API int tn_library_count(void);
-/* Row i of [0, count). Loads nothing. Errors: TN_ERR_ARGUMENT outside of that. */
+/* Row i of [0, count). Loads nothing but what TRUNNION_LIBRARY names. Errors: TN_ERR_ARGUMENT outside of that. */
 TN_API tn_status tn_library_at(int i, tn_library_info *out);
 /* What is planned from now on multiplies matrices in f32 and f64 with this library; graphs captured before stay as they
  * are. name: of a row above; "auto", the first that works, or where tuning (tune.h) measured it the fastest, our
  * own kernels included; "none" or NULL, our own kernels. For the whole process; without a call TRUNNION_LIBRARY in the
  * environment decides. TRUNNION_OPENBLAS_LIB, TRUNNION_MKL_LIB …: its file.
+ * A library is tried first in a process of its own (fork), so that one that crashes or hangs is but refused.
  * Loading sets variables of the environment for a moment (OPENBLAS_CORETYPE …): no other thread should read or write
  * the environment meanwhile. A loaded library stays until the process ends.
  * Errors: TN_ERR_ARGUMENT for an unknown name; TN_ERR_UNAVAILABLE with the reason and what to do. */

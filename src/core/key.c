@@ -256,7 +256,7 @@ static tn_status write_key(tn_binding *b) {
     TRY(room(b, 4));
     put_word(b, b->device->serial);
     put_word(b, (uint64_t)tn_threads());
-    put_word(b, (uint64_t)(uintptr_t)tn_blas_chosen() + tn_blas_is_open_choice());
+    put_word(b, (uint64_t)(uintptr_t)tn_library_chosen() + tn_blas_is_open_choice());
     put_word(b, tn_tune_generation());
     for (size_t i = 0; i < r->count; i++)
         if (b->marks[i] & NEEDED) TRY(put_node(b, r->pending[i]));

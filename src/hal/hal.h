@@ -38,6 +38,8 @@ bool tn_device_note_host(tn_device *d, const char *op, const char *code, const c
  * `out`. false: it crashed, ended or took too long, which *why says; out is then undefined. (child.c) */
 bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size_t bytes, int seconds,
                   const char **why);
+/* The library for matrix products in use, NULL: none. Without a call of tn_set_library, TRUNNION_LIBRARY decides. */
+const struct tn_blas *tn_library_chosen(void);
 tn_device *tn_chosen_device(void); /* what this thread has set as its current device; NULL: the default */
 
 typedef uint64_t tn_mark; /* a place in the order of a queue's work: queue.h */

@@ -116,7 +116,6 @@ static tn_blas opened[ROWS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of `opened` while it is filled in, and of the choice */
 static _Atomic(const tn_blas *) chosen;
 static atomic_bool open_choice; /* it was "auto" */
-static atomic_bool decided;     /* the environment has been looked at, or a choice was made */
 
 /* A matrix as the libraries want it: contiguous rows, or read as the transpose of such. */
 typedef struct side {
@@ -353,30 +352,12 @@ tn_status tn_blas_choose(const char *name) {
     if (s == TN_OK) {
         atomic_store(&open_choice, found && strcmp(name, AUTO) == 0);
         atomic_store(&chosen, found);
-        atomic_store(&decided, true);
     }
     pthread_mutex_unlock(&lock);
     return s;
 }
 
-static void heed_environment(void) {
-    const char *name = tn_env("TRUNNION_LIBRARY");
-    const tn_blas *found = NULL;
-    pthread_mutex_lock(&lock);
-    if (!atomic_load(&decided)) {
-        if (name && strcmp(name, "none") != 0 && choose(name, &found) != TN_OK)
-            tn_log_line(TN_LOG_NOTICE, "TRUNNION_LIBRARY: %s; our own kernels compute", tn_error());
-        atomic_store(&open_choice, found && strcmp(name, AUTO) == 0);
-        atomic_store(&chosen, found);
-        atomic_store(&decided, true);
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-const tn_blas *tn_blas_chosen(void) {
-    if (!atomic_load_explicit(&decided, memory_order_acquire)) heed_environment();
-    return atomic_load_explicit(&chosen, memory_order_relaxed);
-}
+const tn_blas *tn_blas_chosen(void) { return atomic_load_explicit(&chosen, memory_order_acquire); }
 
 bool tn_blas_is_open_choice(void) { return tn_blas_chosen() && atomic_load(&open_choice); }
 
@@ -392,6 +373,26 @@ const tn_blas *tn_blas_by_name(const char *name) {
 const char *tn_blas_name(const tn_blas *b) { return b ? b->entry->name : "none"; }
 
 int tn_blas_count(void) { return ROWS; }
+
+bool tn_blas_untried(int i, const char *asked) {
+    pthread_mutex_lock(&lock);
+    const tn_blas *b = &opened[i];
+    bool meant = strcmp(asked, AUTO) == 0 || strcmp(asked, table[i].name) == 0;
+    bool untried = meant && (!b->tried || b->why.code == TN_REASON_LIBRARY_NOT_FOUND);
+    pthread_mutex_unlock(&lock);
+    return untried;
+}
+
+void tn_blas_refuse(int i, tn_reason_code code, const char *why) {
+    tn_blas *b = &opened[i];
+    pthread_mutex_lock(&lock);
+    b->entry = &table[i];
+    b->tried = true;
+    tn_library_locate(&table[i].library, b->path, sizeof b->path);
+    tn_reason_set(&b->why, code, table[i].library.fix, "%s: when it was tried in a process of its own, %s",
+                  table[i].library.title, why);
+    pthread_mutex_unlock(&lock);
+}
 
 void tn_blas_look(int i, tn_blas_facts *out) {
     const tn_blas *b = &opened[i], *now = tn_blas_chosen();

@@ -23,12 +23,15 @@ typedef struct tn_blas_facts {
 int tn_blas_count(void);
 void tn_blas_look(int i, tn_blas_facts *out); /* 0 <= i < tn_blas_count() */
 
-/* From now on new plans compute products with this library: a name of the table, "auto" (the first that works, or
- * what tuning found to be the fastest: core/tuner.c), NULL
- * or "none" (our own kernels). Loads it and compares its answer on a small product before it is trusted with any.
+/* From now on new plans compute products with this library: a name of the table, "auto" (the first that works, or what
+ * tuning found to be the fastest: core/tuner.c), NULL or "none" (our own kernels). Loads it and compares its answer on
+ * a small product before it is trusted with any; hal/libraries.c has tried that in a process of its own before.
  * Errors: TN_ERR_ARGUMENT for a name that is not in the table, TN_ERR_UNAVAILABLE with the reason; nothing changes. */
 tn_status tn_blas_choose(const char *name);
-/* The library in use; NULL: none. Without a call of the above, TRUNNION_LIBRARY in the environment decides. */
+/* Whether choosing by this name would load row i for the first time; and row i is known to be of no use. */
+bool tn_blas_untried(int i, const char *asked);
+void tn_blas_refuse(int i, tn_reason_code code, const char *why);
+/* The library in use; NULL: none. */
 const tn_blas *tn_blas_chosen(void);
 const char *tn_blas_name(const tn_blas *b); /* "none" for NULL */
 /* Whether the choice was "auto": another one may be taken where it is known to be faster. */
