@@ -195,7 +195,9 @@ static void tune(const tn_gemm_args *args, tn_dtype dtype, bool kept, bool libra
     const char *why = "";
     int best = 0;
     bool told = tn_child_run(measure, &q, &a, sizeof a, SECONDS, &why) && a.count > 0 && a.count <= MOST_WAYS;
-    if (!told) tn_log_line(TN_LOG_NOTICE, "tuning of %s: %s; the rules choose", key, why[0] ? why : "it is too large to be tried in every way");
+    if (!told)
+        tn_log_line(TN_LOG_NOTICE, "tuning of %s: %s; the rules choose", key,
+                    why[0] ? why : "it is too large to be tried in every way");
     for (int i = 1; told && i < a.count; i++)
         if (a.seconds[i] < a.seconds[best] && a.seconds[i] < GAIN * a.seconds[0]) best = i;
     *e = (tn_tuned){.seconds = told ? a.seconds[best] : 0, .rule_seconds = told ? a.seconds[0] : 0};
