@@ -352,6 +352,28 @@ static void a_failed_allocation_leaves_all_leaves_as_they_were(void **state) {
     tn_free(w2);
 }
 
+/* Weights of batch norm in another type than its input, and an input with no values: the bias' gradient is the number
+ * of values a channel. */
+static void batch_norm_has_gradients_of_any_weight_and_no_values(void **state) {
+    (void)state;
+    static const tn_dtype types[][2] = {{TN_F32, TN_F32}, {TN_F64, TN_F32}, {TN_F32, TN_F64}, {TN_F16, TN_F32}};
+    for (size_t k = 0; k < TN_COUNT(types); k++) {
+        for (int64_t length = 0; length < 8; length += 4) {
+            TN_SCOPE {
+                tn_tensor *x = tn_add(tn_zeros((int64_t[]){2, 3, length}, 3, types[k][0]), tn_scalar(1));
+                tn_tensor *in[] = {tn_ones((int64_t[]){3}, 1, types[k][1]), tn_ones((int64_t[]){3}, 1, types[k][1])};
+                for (int i = 0; i < 2; i++)
+                    assert_ok(tn_set_requires_grad(in[i], true));
+                tn_tensor *loss = tn_sum(tn_batch_norm(x, NULL, NULL, in[0], in[1], true, NULL), NULL, 0, false);
+                tn_tensor *grads[2];
+                assert_ok(tn_gradients(&loss, 1, NULL, in, 2, false, grads));
+                assert_true(tn_item(tn_sum(grads[0], NULL, 0, false)) == 0);
+                assert_true(tn_item(tn_sum(grads[1], NULL, 0, false)) == (double)(3 * 2 * length));
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_value_used_twice_sums_its_gradients),
@@ -376,6 +398,7 @@ int main(void) {
         cmocka_unit_test(writes_before_the_backward_pass_belong_to_the_tape),
         cmocka_unit_test(a_wrong_loss_is_refused_with_the_reason),
         cmocka_unit_test(a_failed_allocation_leaves_all_leaves_as_they_were),
+        cmocka_unit_test(batch_norm_has_gradients_of_any_weight_and_no_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

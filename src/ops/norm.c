@@ -334,8 +334,11 @@ static tn_node *normalize_fixed(tn_build *b, const tn_node *n) {
 /* With the statistics of this batch: an op of its own, whose gradient needs two sums over the batch, where that of its
  * parts would need four. */
 static tn_node *normalize_batch(tn_build *b, const tn_node *n) {
-    return tn_b_batch_normalize(b, wide(b, n->in[0]), wide(b, n->in[BN_WEIGHT]), wide(b, n->in[BN_BIAS]),
-                                n->f[TN_BATCH_NORM_EPS]);
+    tn_node *x = wide(b, n->in[0]), *weight = n->in[BN_WEIGHT], *bias = n->in[BN_BIAS];
+    if (!x) return NULL;
+    if (weight) weight = tn_b_cast_like(b, weight, x);
+    if (bias) bias = tn_b_cast_like(b, bias, x);
+    return tn_b_batch_normalize(b, x, weight, bias, n->f[TN_BATCH_NORM_EPS]);
 }
 
 static tn_node *compose_batch_norm(tn_build *b, const tn_node *n) {
@@ -351,7 +354,8 @@ const tn_op_impl tn_impl_batch_norm = {
     .cases = "tol=2e-5 atol=2e-5; [5,3] - - [3] [3] training=true; [2,3,2,2] - - - - training=true; "
              "[4,3] [3] [3]@0.5..2 [3] [3] training=false eps=0.01; [2,3,3] [3] [3]@0.5..2 - - training=false; "
              "error=running [4,3] - - - - training=false; error=more [1,3] - - - - training=true; "
-             "error=weight [4,3] - - [4] - training=true"};
+             "error=weight [4,3] - - [4] - training=true; "
+             "types=f64; [5,3] - - [3]:f32 [3]:f32 training=true"};
 
 static tn_status infer_batch_normalize(tn_infer *c) {
     TRY(tn_need_float(c, 0));
@@ -379,11 +383,17 @@ static tn_node *batch_inverse(tn_build *b, const tn_node *n, const int64_t *dims
     return tn_b_rsqrt(b, tn_b_offset(b, tn_b_mean_apart(b, squared(b, c), dims, count), n->f[0]));
 }
 
+/* The sum of `values` numbers a channel from their mean; of none it is 0, and their mean NaN. */
+static tn_node *sum_of_mean(tn_build *b, tn_node *mean, int64_t values, int64_t channels) {
+    tn_node *sum = tn_b_scale(b, tn_b_view(b, mean, &channels, 1), (double)values);
+    return sum && values == 0 ? tn_b_zeros_like(b, sum) : sum;
+}
+
 /* With y standardised, r = 1/deviation, means over the batch: dx = w · r · (dy - mean(dy) - y · mean(dy · y)). */
 static tn_status grad_batch_normalize(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     int64_t dims[TN_MAX_RANK], shape[TN_MAX_RANK], channels = n->shape[1];
     int count = batch_dims(n, dims), rank = channel_shape(n, shape);
-    double values = (double)(tn_node_numel(n) / (channels ? channels : 1));
+    int64_t values = tn_node_numel(n) / (channels ? channels : 1);
     tn_node *y = batch_standard(b, n), *weight = n->in[BATCH_WEIGHT];
     tn_node *mean = tn_b_mean_apart(b, dy, dims, count), *along = tn_b_mean_apart(b, tn_b_mul(b, dy, y), dims, count);
     if (tn_needs_grad(n, 0)) {
@@ -392,8 +402,8 @@ static tn_status grad_batch_normalize(tn_build *b, const tn_node *n, tn_node *dy
         if (weight) r = tn_b_mul(b, r, tn_b_view(b, weight, shape, rank));
         grads[0] = tn_b_mul(b, across, r);
     }
-    if (tn_needs_grad(n, BATCH_WEIGHT)) grads[BATCH_WEIGHT] = tn_b_scale(b, tn_b_view(b, along, &channels, 1), values);
-    if (tn_needs_grad(n, BATCH_BIAS)) grads[BATCH_BIAS] = tn_b_scale(b, tn_b_view(b, mean, &channels, 1), values);
+    if (tn_needs_grad(n, BATCH_WEIGHT)) grads[BATCH_WEIGHT] = sum_of_mean(b, along, values, channels);
+    if (tn_needs_grad(n, BATCH_BIAS)) grads[BATCH_BIAS] = sum_of_mean(b, mean, values, channels);
     return b->status;
 }
 
@@ -403,7 +413,7 @@ const tn_op_impl tn_impl_batch_normalize = {.infer = infer_batch_normalize,
                                             .grad = grad_batch_normalize,
                                             .cases = "tol=2e-5 atol=2e-5; [5,3] [3] [3] eps=1e-5; "
                                                      "[2,3,2,2] [3] - eps=0.1; [3,2,4] - [2] eps=0.01; "
-                                                     "[2,2,9,8] [2] [2] eps=1e-5"};
+                                                     "[2,2,9,8] [2] [2] eps=1e-5; [2,3,0] [3] [3] eps=1e-5"};
 
 static tn_status infer_batch_statistic(tn_infer *c) {
     const tn_node *x = c->in[0];
