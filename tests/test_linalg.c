@@ -5,6 +5,7 @@
 #include "test_support.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "trunnion/autograd.h"
 #include "trunnion/device.h"
@@ -194,12 +195,31 @@ static void wrong_arguments_yield_error_tensors(void **state) {
     }
 }
 
+/* Nobody calls linalg_qr_packed: errors name what was called, and the shapes. */
+static void errors_name_the_function_and_the_shapes(void **state) {
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *a = NULL, *b = NULL, *wide = tn_zeros(TN_DIMS(2, 3), TN_F32), *two = tn_zeros(TN_DIMS(2, 2), TN_F32);
+        tn_linalg_eigh(wide, &a, &b);
+        assert_int_equal(tn_status_of(a), TN_ERR_SHAPE);
+        assert_non_null(strstr(tn_error(), "linalg_eigh: needs a square matrix, or a batch of such, not [2, 3]"));
+        tn_linalg_slogdet(wide, &a, NULL);
+        assert_int_equal(tn_status_of(a), TN_ERR_SHAPE);
+        assert_non_null(strstr(tn_error(), "linalg_slogdet: needs a square matrix"));
+        assert_int_equal(tn_status_of(tn_linalg_solve(two, tn_zeros(TN_DIMS(3, 1), TN_F32))), TN_ERR_SHAPE);
+        assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3, 1] do not fit: B must be"));
+        assert_int_equal(tn_status_of(tn_linalg_solve(two, tn_zeros(TN_DIMS(3), TN_F32))), TN_ERR_SHAPE);
+        assert_non_null(strstr(tn_error(), "f32 [2, 2] and f32 [3] do not fit: a vector must"));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(qr_gives_the_matrix_back),     cmocka_unit_test(eigenvectors_diagonalize),
         cmocka_unit_test(singular_vectors_diagonalize), cmocka_unit_test(low_rank_has_whole_factors),
         cmocka_unit_test(systems_are_solved),           cmocka_unit_test(undefined_is_nan_in_its_matrix),
         cmocka_unit_test(threads_change_no_bit),        cmocka_unit_test(wrong_arguments_yield_error_tensors),
+        cmocka_unit_test(errors_name_the_function_and_the_shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* Marks a leaf (a tensor not computed from others that require gradients). Floating dtypes only. */
+/* Marks a leaf (a tensor not computed from others that require gradients). Floating dtypes only; no views, to which
+ * tn_detach belongs too: tn_contiguous makes a tensor of its own of one. */
 TN_API tn_status tn_set_requires_grad(tn_tensor *t, bool requires_grad);
 TN_API bool tn_requires_grad(const tn_tensor *t);
 

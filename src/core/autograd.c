@@ -304,11 +304,11 @@ static tn_status check_leaf(const tn_tensor *t) {
     if ((n->flags & TN_NODE_GRAD) && !(n->flags & TN_NODE_LEAF))
         return tn_fail(TN_ERR_ARGUMENT,
                        "set_requires_grad: the tensor was computed by %s from others that require gradients; "
-                       "only leaves can be marked (detach it first)",
+                       "only leaves can be marked, as tn_contiguous(tn_detach(t)) is",
                        tn_op(n->op)->name);
     if (t->base)
         return tn_fail(TN_ERR_ARGUMENT,
-                       "set_requires_grad: a view cannot be a leaf; mark its base, or a contiguous copy");
+                       "set_requires_grad: a view cannot be a leaf; mark its base, or a copy (tn_contiguous)");
     return TN_OK;
 }
 

@@ -20,14 +20,13 @@ static int64_t rows_of(const tn_node *x) { return x->shape[x->rank - 2]; }
 static int64_t columns_of(const tn_node *x) { return x->shape[x->rank - 1]; }
 static int64_t shorter(const tn_node *x) { return tn_min64(rows_of(x), columns_of(x)); }
 
-static tn_status check_matrix(const tn_infer *c, int i, bool square) {
-    const tn_node *x = c->in[i];
+static tn_status check_matrix(const char *name, const tn_node *x, bool square) {
     char text[96];
     if (x->dtype != TN_F32 && x->dtype != TN_F64)
-        return tn_fail(TN_ERR_DTYPE, "%s: for f32 and f64, not for %s; cast it (tn_cast)", c->row->name,
+        return tn_fail(TN_ERR_DTYPE, "%s: for f32 and f64, not for %s; cast it (tn_cast)", name,
                        tn_dtype_name((tn_dtype)x->dtype));
     if (x->rank >= 2 && (!square || rows_of(x) == columns_of(x))) return TN_OK;
-    return tn_fail(TN_ERR_SHAPE, "%s: needs %s, or a batch of such, not %s", c->row->name,
+    return tn_fail(TN_ERR_SHAPE, "%s: needs %s, or a batch of such, not %s", name,
                    square ? "a square matrix" : "a matrix", tn_shape_text(x, text, sizeof text));
 }
 
@@ -46,13 +45,13 @@ static tn_status batch_and(tn_infer *c, const int64_t *tail, int count) {
 }
 
 static tn_status infer_packed(tn_infer *c, tn_linalg_kind kind, bool square) {
-    TRY(check_matrix(c, 0, square));
+    TRY(check_matrix(c->row->name, c->in[0], square));
     TRY(tn_need_contiguous(c, 0));
     return batch_and(c, (int64_t[]){tn_linalg_result(kind, rows_of(c->in[0]), columns_of(c->in[0]), 0)}, 1);
 }
 
 static tn_status infer_square(tn_infer *c) {
-    TRY(check_matrix(c, 0, true));
+    TRY(check_matrix(c->row->name, c->in[0], true));
     return tn_infer_same(c);
 }
 
@@ -269,24 +268,29 @@ const tn_op_impl tn_impl_linalg_cholesky = {
 
 /* ---- systems ----------------------------------------------------------------------------------------------------- */
 
-static tn_status check_sides(const tn_infer *c) {
+/* What A needs on its right, and what stands there. */
+static tn_status no_fit(const tn_infer *c, const char *needs) {
     const tn_node *a = c->in[0], *b = c->in[1];
     char x[96], y[96];
+    return tn_fail(b->dtype == a->dtype ? TN_ERR_SHAPE : TN_ERR_DTYPE, "%s: %s %s and %s %s do not fit: %s",
+                   c->row->name, tn_dtype_name((tn_dtype)a->dtype), tn_shape_text(a, x, sizeof x),
+                   tn_dtype_name((tn_dtype)b->dtype), tn_shape_text(b, y, sizeof y), needs);
+}
+
+static tn_status check_sides(const tn_infer *c) {
+    const tn_node *a = c->in[0], *b = c->in[1];
     bool fit = b->rank >= 2 && rows_of(b) == columns_of(a) && b->dtype == a->dtype;
-    if (fit) return TN_OK;
-    return tn_fail(b->dtype == a->dtype ? TN_ERR_SHAPE : TN_ERR_DTYPE, "%s: %s %s and %s %s do not fit", c->row->name,
-                   tn_dtype_name((tn_dtype)a->dtype), tn_shape_text(a, x, sizeof x), tn_dtype_name((tn_dtype)b->dtype),
-                   tn_shape_text(b, y, sizeof y));
+    return fit ? TN_OK : no_fit(c, "B must be [..., n, k] of A's dtype, with as many rows as A [..., n, n]");
 }
 
 static tn_status infer_systems(tn_infer *c) {
     const tn_node *a = c->in[0], *b = c->in[1];
-    TRY(check_matrix(c, 0, true));
+    TRY(check_matrix(c->row->name, c->in[0], true));
     TRY(check_sides(c));
     TRY(tn_need_contiguous(c, 0));
     TRY(tn_need_contiguous(c, 1));
     bool same = a->rank == b->rank && !memcmp(a->shape, b->shape, (size_t)(a->rank - 2) * sizeof *a->shape);
-    if (!same) return tn_fail(TN_ERR_SHAPE, "%s: the batches differ", c->row->name);
+    if (!same) return no_fit(c, "the batches differ");
     return batch_and(c, (int64_t[]){rows_of(b), columns_of(b)}, 2);
 }
 
@@ -358,23 +362,23 @@ static tn_status broadcast_batch(const tn_infer *c, const tn_node *a, const tn_n
                                  int *rank) {
     int count_a = a->rank - 2, count_b = b->rank - b_tail;
     *rank = count_a > count_b ? count_a : count_b;
-    if (*rank + 2 > TN_MAX_RANK) return tn_fail(TN_ERR_SHAPE, "%s: too many dimensions", c ? c->row->name : "linalg");
+    if (*rank + 2 > TN_MAX_RANK) return c ? no_fit(c, "the result has too many dimensions") : TN_ERR_SHAPE;
     for (int d = 0; d < *rank; d++) {
         int at_a = d - (*rank - count_a), at_b = d - (*rank - count_b);
         int64_t x = at_a >= 0 ? a->shape[at_a] : 1, y = at_b >= 0 ? b->shape[at_b] : 1;
         shape[d] = x == 1 ? y : x;
         if (x != y && x != 1 && y != 1)
-            return tn_fail(TN_ERR_SHAPE, "%s: the batches do not broadcast", c ? c->row->name : "linalg");
+            return c ? no_fit(c, "the batches do not broadcast") : TN_ERR_SHAPE;
     }
     return TN_OK;
 }
 
 static tn_status infer_sides(tn_infer *c, bool vector) {
     const tn_node *a = c->in[0], *b = c->in[1];
-    TRY(check_matrix(c, 0, true));
+    TRY(check_matrix(c->row->name, c->in[0], true));
     if (vector) {
         if (b->shape[b->rank - 1] != columns_of(a) || b->dtype != a->dtype)
-            return tn_fail(TN_ERR_SHAPE, "%s: the vector does not fit the matrix", c->row->name);
+            return no_fit(c, "a vector must have A's dtype and as many elements as A has rows");
     } else {
         TRY(check_sides(c));
     }
@@ -493,7 +497,7 @@ const tn_op_impl tn_impl_linalg_determinants = {
     .flops = 100};
 
 static tn_status infer_det(tn_infer *c) {
-    TRY(check_matrix(c, 0, true));
+    TRY(check_matrix(c->row->name, c->in[0], true));
     return batch_and(c, NULL, 0);
 }
 
@@ -650,7 +654,7 @@ const tn_op_impl tn_impl_linalg_eigh_packed = {
     .flops = 50};
 
 static tn_status infer_eigvalsh(tn_infer *c) {
-    TRY(check_matrix(c, 0, true));
+    TRY(check_matrix(c->row->name, c->in[0], true));
     return batch_and(c, (int64_t[]){columns_of(c->in[0])}, 1);
 }
 
@@ -741,7 +745,7 @@ const tn_op_impl tn_impl_linalg_svd_packed = {
     .flops = 50};
 
 static tn_status infer_svdvals(tn_infer *c) {
-    TRY(check_matrix(c, 0, false));
+    TRY(check_matrix(c->row->name, c->in[0], false));
     return batch_and(c, (int64_t[]){shorter(c->in[0])}, 1);
 }
 
@@ -765,8 +769,8 @@ typedef struct packed {
     int64_t m, n, k;
 } packed;
 
-/* The packed results of x, in f32 or f64. */
-static packed pack(const char *name, int op, const tn_tensor *x) {
+/* The packed results of x, in f32 or f64; an error names the function that was called. */
+static packed pack(const char *name, int op, bool square, const tn_tensor *x) {
     packed p = {0};
     if (!x) {
         p.all = tn_tensor_error(tn_fail(TN_ERR_ARGUMENT, "%s: the tensor is NULL", name));
@@ -777,7 +781,8 @@ static packed pack(const char *name, int op, const tn_tensor *x) {
     tn_tensor *cast = whole_number ? (tn_cast)(x, TN_F32) : NULL;
     tn_tensor *laid = (tn_contiguous)(cast ? cast : x);
     const tn_tensor *in[] = {laid};
-    p.all = tn_record(op, in, 1, NULL);
+    tn_status fits = tn_status_of(laid) == TN_OK ? check_matrix(name, tn_tensor_node(laid), square) : TN_OK;
+    p.all = fits == TN_OK ? tn_record(op, in, 1, NULL) : tn_tensor_error(fits);
     tn_free(laid);
     tn_free(cast);
     if (tn_status_of(p.all) != TN_OK) return p;
@@ -802,21 +807,21 @@ static void take(const packed *p, int64_t start, int64_t rows, int64_t columns, 
 }
 
 void(tn_linalg_qr)(const tn_tensor *x, tn_tensor **q, tn_tensor **r) {
-    packed p = pack("linalg_qr", TN_OP_LINALG_QR_PACKED, x);
+    packed p = pack("linalg_qr", TN_OP_LINALG_QR_PACKED, false, x);
     take(&p, 0, p.m, p.k, q);
     take(&p, p.m * p.k, p.k, p.n, r);
     tn_free(p.all);
 }
 
 void(tn_linalg_eigh)(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors) {
-    packed p = pack("linalg_eigh", TN_OP_LINALG_EIGH_PACKED, x);
+    packed p = pack("linalg_eigh", TN_OP_LINALG_EIGH_PACKED, true, x);
     take(&p, 0, p.n, -1, values);
     take(&p, p.n, p.n, p.n, vectors);
     tn_free(p.all);
 }
 
 void(tn_linalg_svd)(const tn_tensor *x, tn_tensor **u, tn_tensor **s, tn_tensor **vh) {
-    packed p = pack("linalg_svd", TN_OP_LINALG_SVD_PACKED, x);
+    packed p = pack("linalg_svd", TN_OP_LINALG_SVD_PACKED, false, x);
     take(&p, 0, p.m, p.k, u);
     take(&p, p.m * p.k, p.k, -1, s);
     take(&p, (p.m + 1) * p.k, p.k, p.n, vh);
@@ -824,7 +829,7 @@ void(tn_linalg_svd)(const tn_tensor *x, tn_tensor **u, tn_tensor **s, tn_tensor 
 }
 
 void(tn_linalg_slogdet)(const tn_tensor *x, tn_tensor **sign, tn_tensor **logabsdet) {
-    packed p = pack("linalg_slogdet", TN_OP_LINALG_DETERMINANTS, x);
+    packed p = pack("linalg_slogdet", TN_OP_LINALG_DETERMINANTS, true, x);
     tn_tensor **out[] = {sign, logabsdet};
     for (int i = 0; i < 2; i++)
         if (out[i]) *out[i] = tn_status_of(p.all) == TN_OK ? (tn_select)(p.all, -1, i + 1) : (tn_contiguous)(p.all);
