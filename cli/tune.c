@@ -124,8 +124,12 @@ static void show(int first) {
         if (gain > 0) cli_print(stdout, ", %.0f %% faster than by rule", gain);
         cli_print(stdout, "\n");
     }
-    cli_print(stdout, "%d measured, %d known before; the new ones are %.2f times as fast as by rule\n",
-              tn_tuned_count() - first, first, speedup_from(first));
+    int fresh = tn_tuned_count() - first;
+    if (fresh > 0)
+        cli_print(stdout, "%d measured, %d known before; the new ones are %.2f times as fast as by rule\n", fresh,
+                  first, speedup_from(first));
+    else
+        cli_print(stdout, "nothing new to measure: %d known before\n", first);
 }
 
 static bool no_options(void *ctx, int val, const char *arg) {

@@ -154,7 +154,13 @@ static void save(void) {
     tn_str text = {0};
     tn_save *s = NULL;
     write_all(&text);
-    tn_status status = text.failed || !record_path(path, sizeof path) ? TN_ERR_IO : tn_save_begin(path, &s);
+    tn_status status = TN_OK;
+    if (text.failed)
+        status = TN_ERR_MEMORY;
+    else if (!record_path(path, sizeof path))
+        status = tn_fail(TN_ERR_IO, "no cache folder, or too long a path; TRUNNION_TUNE_CACHE names a file");
+    else
+        status = tn_save_begin(path, &s);
     if (status == TN_OK) {
         status = tn_save_write(s, tn_str_text(&text), text.length);
         if (status == TN_OK)
@@ -162,7 +168,11 @@ static void save(void) {
         else
             tn_save_abandon(s);
     }
-    if (status != TN_OK) tn_log_line(TN_LOG_VERBOSE, "the record of tuning is not kept: %s", tn_error());
+    static bool told; /* once is enough */
+    if (status != TN_OK) {
+        tn_log_line(told ? TN_LOG_VERBOSE : TN_LOG_NOTICE, "the record of tuning is not kept: %s", tn_error());
+        told = true;
+    }
     tn_str_free(&text);
 }
 
