@@ -39,6 +39,7 @@ static int one_dim(const tn_node *n) { return n->rank ? 1 : 0; }
 
 static tn_node *below_maximum(tn_build *b, const tn_node *n) {
     tn_node *x = wide(b, n->in[0]);
+    if (n->rank && n->shape[n->i[0]] == 0) return x; /* an empty row has no maximum */
     return tn_b_sub(b, x, tn_b_amax(b, x, n->i, one_dim(n), true));
 }
 
@@ -60,7 +61,7 @@ const tn_op_impl tn_impl_softmax = {
     .compose = compose_softmax,
     .grad = grad_softmax,
     .cases = "tol=4e-6 atol=1e-7; [3,5] dim=1; [2,3,4]@-80..80 dim=-2; [7] dim=0; [] dim=0; [0,3] dim=1; "
-             "error=range [3] dim=1; error=floating [3]:i64 dim=0"};
+             "[3,0] dim=1; error=range [3] dim=1; error=floating [3]:i64 dim=0"};
 
 static tn_node *compose_log_softmax(tn_build *b, const tn_node *n) {
     tn_node *z = below_maximum(b, n);
@@ -81,7 +82,7 @@ const tn_op_impl tn_impl_log_softmax = {
     .compose = compose_log_softmax,
     .grad = grad_log_softmax,
     .cases = "tol=4e-6 atol=4e-6; [3,5] dim=1; [2,3,4]@-80..80 dim=-2 atol=4e-5; [7] dim=0; [] dim=0; "
-             "[0,3] dim=1; error=range [3] dim=1"};
+             "[0,3] dim=1; [0,3] dim=0; error=range [3] dim=1"};
 
 /* ---- standardising over some dimensions -------------------------------------------------------------------------- */
 
