@@ -11,7 +11,9 @@
  *   layout.c   where values lie
  *   plan.c     groups → commands: order, the commit section; running them
  *   join.c     gradients of a tensor's parts, put side by side
- *   native.c   commands of kern/: products (native_product.c), attention (native_attention.c), argsort, index_add
+ *   native.c   commands of kern/: products (native_product.c), attention (native_attention.c), convolutions
+ *              (native_conv.c), factorizations (native_linalg.c), argsort, index_add
+ *   tuner.c    the ways of a product, timed
  *   read.c     values back to the host      capture.c  explicit replay      explain.c  what a plan does, in words
  *   submit.c   runs in the order of queues    move.c  tensors from device to device
  *   profile.c  what commands should cost and do cost

@@ -1,8 +1,8 @@
 /* native.c — groups that a kernel of kern/ computes: the table of kernels, and what they have in common.
  *
  * Everything that does not change between runs is worked out once: strides, workspace, the compiled joint, the weight
- * in the form that the kernel reads. The kinds are in native_product.c and native_attention.c; argsort and index_add
- * are short and here. */
+ * in the form that the kernel reads. The kinds are in native_product.c, native_conv.c, native_attention.c and
+ * native_linalg.c; argsort and index_add are short and here. */
 #include "core/native.h"
 
 #include <string.h>
