@@ -1,11 +1,13 @@
 /* test_opencl.c — the OpenCL driver alone, on every OpenCL device of this machine: memory, kernels, launches, errors.
  *
  * The kernels here are written by hand, with the parameters that a rendered kernel has. */
+#include <math.h>
 #include <pthread.h>
 
 #include "hal/hal.h"
 #include "hal/span.h"
 #include "test_support.h"
+#include "trunnion/ops.h"
 
 static const tn_driver *cl = &tn_driver_opencl;
 static void *device; /* opencl:0 */
@@ -518,6 +520,24 @@ static const struct fault {
                         "}\n"},
 };
 
+/* A compiler that sees NaN in the program may fold away what is made of it: it comes with the launch. */
+static void a_rounded_nan_is_stored(void **state) {
+    (void)state;
+    if (!device) skip();
+    const float x[] = {0, 1, -2, 5};
+    float y[] = {7, 7, 7, 7};
+    tn_device *d;
+    assert_ok(tn_device_open("opencl:0", NULL, NULL, &d));
+    assert_ok(tn_set_current_device(d));
+    TN_SCOPE {
+        assert_ok(tn_read(tn_floor(tn_mul_scalar(tn_from_data(x, (int64_t[]){4}, 1, TN_F32), NAN)), y, sizeof y));
+    }
+    for (int i = 0; i < 4; i++)
+        assert_true(isnan(y[i]));
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(d);
+}
+
 static int run_wrong(const struct fault *f) {
     static const int zeros[64];
     const tn_device_options options = {.struct_size = sizeof options};
@@ -558,6 +578,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(fills_keep_to_their_range),
         cmocka_unit_test(mapped_memory_shows_and_takes),
         cmocka_unit_test(threads_share_a_kernel),
+        cmocka_unit_test(a_rounded_nan_is_stored),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

@@ -218,10 +218,11 @@ static kir_val pull_dial(tn_lower *lw, tn_lowering *w, const tn_value *v) {
     return kir_const(lw->kb, t, 0.0);
 }
 
-/* Numbers that programs are made simpler by, or that only stand for themselves. */
+/* Numbers that programs are made simpler by, or that only stand for themselves. NaN is none: a compiler that folds it
+ * may lose what is made of it (PoCL stores nothing of a rounded NaN). */
 static bool is_structural(double v) {
     double size = fabs(v);
-    return !isfinite(v) || size == 0.0 || size == 0.5 || size == 1.0 || size == 2.0;
+    return isinf(v) || size == 0.0 || size == 0.5 || size == 1.0 || size == 2.0;
 }
 
 /* Is this a number that a device's kernel gets with the launch? In the structure it would be a kernel of its own, and
