@@ -129,7 +129,10 @@ static int certify_on(certify_run *r, tn_device *device) {
         cli_json_int(&r->json, "skipped", counts.skipped);
         cli_json_end(&r->json, '}');
     }
-    if (status != TN_OK) return cli_failed();
+    if (status != TN_OK) {
+        int code = cli_failed();
+        return status == TN_ERR_ARGUMENT ? CLI_USAGE : code; /* a name that no operation has */
+    }
     if (!r->common.json) put_counts(r, &info, &counts);
     return counts.failed || broken || (r->all && counts.skipped) ? CLI_FAILED : CLI_OK;
 }

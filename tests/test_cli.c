@@ -397,6 +397,7 @@ static void command_ends_with_the_promised_codes(void **state) {
         {"train digits --mem 900T 2>&1", 1, "no device has 900 TiB free; the most"},
         {"train digits --device nosuch 2>&1", 2, "unknown device \"nosuch\""},
         {"certify --device cpu:7 2>&1", 1, "cpu:7"},
+        {"certify --device cpu --only nosuch 2>&1", 2, "nosuch"},
         {"devices", 0, "recommended: "},
         {"devices -v", 0, "cpu"},
         {"devices --reasons", 0, "library_not_found"},
