@@ -19,7 +19,7 @@ tn_status tn_window_check(const tn_infer *c, const tn_window *w, int first_axis)
         if (fine && most <= INT32_MAX) continue;
         return tn_fail(TN_ERR_ARGUMENT,
                        "%s: kernel %lld, stride %lld, padding %lld, dilation %lld: all but the padding must be "
-                       "at least 1, the padding at least 0",
+                       "at least 1, the padding at least 0, and none above 2147483647",
                        c->row->name, (long long)w->kernel[a], (long long)w->stride[a], (long long)w->padding[a],
                        (long long)w->dilation[a]);
     }
