@@ -338,6 +338,8 @@ def main():
     parser.add_argument("--record", action="store_true", help="write docs/measured/cpu-DATE.md and a plot")
     parser.add_argument("--fresh", action="store_true", help="forget earlier rounds")
     options = parser.parse_args()
+    os.environ.pop("TRUNNION_LIBRARY", None)
+    os.environ["TRUNNION_TUNE"] = "0"
     rows = [row for row in ROWS if any(fnmatch.fnmatch(row.name, p) for p in options.rows or ["*"])]
     if not rows:
         sys.exit("no such row; there are: " + " ".join(row.name for row in ROWS))
