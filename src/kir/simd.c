@@ -5,8 +5,9 @@
  * order that matters, that of reductions, is spelled out here too.
  *
  * A table may leave out what it would hardly do faster than the one below it: vm.c fills the gaps. AVX-512 has
- * f32 and memory, and borrows other types and choices from AVX2, which borrows what vectors do not help (scans, integer
- * division, remainders, places of integer extremes); the plain x86-64 one does not join operations. */
+ * f32 and memory, and borrows other types and choices from AVX2, which borrows what vectors do not help (scans, division
+ * of integers but i32, remainders of floats, places of integer extremes); the plain x86-64 one does not join
+ * operations. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
@@ -113,6 +114,9 @@ enum { VECTOR_BYTES = 16 };
 #if HAS_SEQUENTIAL
 #define SEQUENTIAL(X, OP, op) EACH_INT(X, OP, op)
 #define REMAINDERS(X) EACH_FLOAT(X, MOD, mod)
+#elif HAS_ALL_TYPES
+#define SEQUENTIAL(X, OP, op) X(OP, op, I32, i32) /* divided as doubles */
+#define REMAINDERS(X)
 #else
 #define SEQUENTIAL(X, OP, op)
 #define REMAINDERS(X)
