@@ -4,10 +4,9 @@
  * out every fused multiply-add and contraction is off, all tables and the interpreter yield the same bits. The only
  * order that matters, that of reductions, is spelled out here too.
  *
- * A table may leave out what it would hardly do faster than the one below it: vm.c fills the gaps. AVX-512 has
- * f32 and memory, and borrows other types and choices from AVX2, which borrows what vectors do not help (scans, division
- * of integers but i32, remainders of floats, places of integer extremes); the plain x86-64 one does not join
- * operations. */
+ * A table may leave out what it would hardly do faster than the one below it: vm.c fills the gaps. AVX-512 has f32 and
+ * memory, and borrows other types and choices from AVX2, which borrows what vectors do not help (scans, division of
+ * integers but i32, remainders of floats, places of integer extremes); the plain x86-64 one does not join operations. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
