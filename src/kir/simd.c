@@ -6,7 +6,8 @@
  *
  * A table may leave out what it would hardly do faster than the one below it: vm.c fills the gaps. AVX-512 has f32 and
  * memory, and borrows other types and choices from AVX2, which borrows what vectors do not help (scans, division of
- * integers but i32, remainders of floats, places of integer extremes); the plain x86-64 one does not join operations. */
+ * integers but i32, remainders of floats, places of integer extremes); the plain x86-64 one does not join
+ * operations. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
