@@ -2,13 +2,14 @@
 #include "test_support.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include "async_driver.h"
 #include "far_driver.h"
 #include "hal/queue.h"
 #include "trunnion/trunnion.h"
 
-enum { THREADS = 4, MOST_DEVICES = 3 };
+enum { THREADS = 4, MOST_DEVICES = 3, ROUNDS = 12 };
 
 static tn_device *devices[MOST_DEVICES];
 static const char *const names[] = {"cpu", "far", "async"};
@@ -127,9 +128,58 @@ static void copies_at_random_keep_their_order(void **state) {
     }
 }
 
+/* ---- waiting for the same work ----------------------------------------------------------------------------------- */
+
+static tn_mark last_work;
+static atomic_int at_the_mark;
+
+static void *wait_for_last_work(void *number) {
+    (void)number;
+    at_the_mark++;
+    wrong += tn_mark_wait(last_work) != TN_OK;
+    return NULL;
+}
+
+static void *let_go_when_all_wait(void *queue) {
+    while (at_the_mark < THREADS)
+        usleep(100);
+    usleep(5000); /* from the count to the event is a short way, and nothing shows that it was gone */
+    async_hold(queue, false);
+    return NULL;
+}
+
+/* They all stand at one event; each must leave it though the others still stand there. */
+static void threads_wait_for_the_same_work(void **state) {
+    pthread_t other;
+    tn_queue *q;
+    tn_buffer *from, *to;
+    (void)state;
+    device = devices[2];
+    assert_ok(tn_queue_new(device, &q));
+    assert_ok(tn_buffer_new(device, sizeof(int), &from));
+    assert_ok(tn_buffer_new(device, sizeof(int), &to));
+    for (int round = 0; round < ROUNDS; round++) {
+        assert_ok(tn_queue_synchronize(q));
+        async_hold(q->handle, true);
+        tn_set_current_queue(q);
+        assert_ok(tn_buffer_copy(to, from, sizeof(int)));
+        tn_set_current_queue(NULL);
+        last_work = tn_mark_at(q->line, tn_line_given(q->line));
+        at_the_mark = 0;
+        alarm(60);
+        assert_int_equal(pthread_create(&other, NULL, let_go_when_all_wait, q->handle), 0);
+        run_everywhere(wait_for_last_work);
+        pthread_join(other, NULL);
+        alarm(0);
+    }
+    tn_buffer_release(from);
+    tn_buffer_release(to);
+    tn_queue_free(q);
+}
+
 /* ---- evaluations ------------------------------------------------------------------------------------------------- */
 
-enum { SIDE = 16, ROUNDS = 12 };
+enum { SIDE = 16 };
 static tn_tensor *shared_weight;
 static float answers[ROUNDS];
 
@@ -289,6 +339,7 @@ static void queues_come_and_go(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copies_at_random_keep_their_order),
+        cmocka_unit_test(threads_wait_for_the_same_work),
         cmocka_unit_test(threads_share_a_weight_on_their_queues),
         cmocka_unit_test(devices_compute_at_once),
         cmocka_unit_test(threads_share_a_queue),

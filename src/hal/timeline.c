@@ -67,9 +67,17 @@ static void put_away(line *l, uint64_t last) {
         l->told[l->told_count - 1].last = last;
 }
 
+static bool somebody_waits(const tn_queue *q) {
+    for (int i = 0; i < TN_RING; i++)
+        if (q->ring[i].users) return true;
+    return false;
+}
+
 void tn_line_leave(int number) {
     line *l = &lines[number];
     pthread_mutex_lock(&l->lock);
+    while (somebody_waits(l->queue)) /* the work is done, but another thread has not left the event yet */
+        pthread_cond_wait(&l->moved, &l->lock);
     put_away(l, atomic_load(&l->given));
     pthread_mutex_lock(&taking);
     l->queue = NULL;
@@ -108,19 +116,31 @@ static void note_failure(line *l, uint64_t number, tn_status status, bool torn) 
     snprintf(l->now.why, sizeof l->now.why, "%s", tn_error());
 }
 
-/* The caller holds the lock. Looks at the oldest events until one has not passed. */
+/* The caller holds the lock. */
+static void come_to(line *l, uint64_t number) {
+    if (atomic_load(&l->passed) >= number) return;
+    atomic_store_explicit(&l->passed, number, memory_order_release);
+    pthread_cond_broadcast(&l->moved);
+}
+
+static bool ask(line *l, const tn_ring_event *e) {
+    bool there = atomic_load(&l->passed) >= e->number;
+    if (there) return true;
+    tn_status s = l->queue->device->driver->event_query(l->queue->device->handle, e->event, &there);
+    if (s != TN_OK) note_failure(l, e->number, s, false); /* it will never tell: it is done with */
+    return s != TN_OK || there;
+}
+
+/* The caller holds the lock. Looks at the oldest events until one has not passed. One that another thread stands at
+ * passes all the same (two that each saw the other stand there would never go on), but stays until he has left it. */
 static void look(line *l) {
     tn_queue *q = l->queue;
-    while (q && q->handle && q->ring_count > 0) {
-        const tn_ring_event *e = ring_at(q, 0);
-        bool there = false;
-        tn_status s = q->device->driver->event_query(q->device->handle, e->event, &there);
-        if (s != TN_OK) note_failure(l, e->number, s, false); /* it will never tell: it is done with */
-        if ((s == TN_OK && !there) || e->users) return;
-        atomic_store_explicit(&l->passed, e->number, memory_order_release);
+    if (!q || !q->handle) return;
+    for (int i = 0; i < q->ring_count && ask(l, ring_at(q, i)); i++)
+        come_to(l, ring_at(q, i)->number);
+    while (q->ring_count > 0 && ring_at(q, 0)->number <= atomic_load(&l->passed) && !ring_at(q, 0)->users) {
         q->ring_first = (q->ring_first + 1) % TN_RING;
         q->ring_count--;
-        pthread_cond_broadcast(&l->moved);
     }
 }
 
@@ -138,9 +158,9 @@ static void wait_for_event(line *l, tn_ring_event *e) {
     tn_status s = d->driver->event_sync(d->handle, e->event);
     pthread_mutex_lock(&l->lock);
     e->users--;
-    if (s == TN_OK) return;
-    note_failure(l, e->number, s, false);
-    if (atomic_load(&l->passed) < e->number) atomic_store_explicit(&l->passed, e->number, memory_order_release);
+    if (s != TN_OK) note_failure(l, e->number, s, false);
+    come_to(l, e->number);
+    if (!e->users) pthread_cond_broadcast(&l->moved);
 }
 
 tn_status tn_line_record(int number, uint64_t at) {
