@@ -15,6 +15,7 @@
 #include "trunnion/autograd.h"
 #include "trunnion/certify.h"
 #include "trunnion/backend.h"
+#include "trunnion/json.h"
 #include "trunnion/kernels.h"
 #include "trunnion/linalg.h"
 #include "trunnion/model.h"
@@ -504,6 +505,29 @@ static void files_refuse(void **state) {
     tn_free(x);
 }
 
+static void json_refuses(void **state) {
+    (void)state;
+    tn_json_doc *doc = NULL;
+    FAILS(tn_json_parse(NULL, 0, &doc))
+    FAILS(tn_json_parse("1", 1, NULL))
+    FAILS(tn_json_open(NULL, &doc))
+    FAILS(tn_json_open("x", NULL))
+    CALLS(tn_json_free(NULL))
+    YIELDS(NULL, tn_json_root(NULL))
+    YIELDS(TN_JSON_NULL, tn_json_kind_of(NULL))
+    YIELDS(0, tn_json_length(NULL))
+    YIELDS(NULL, tn_json_at(NULL, 0))
+    YIELDS(NULL, tn_json_key(NULL, 0))
+    YIELDS(NULL, tn_json_get(NULL, "x"))
+    YIELDS(true, tn_json_bool(NULL, true))
+    YIELDS(7, tn_json_number(NULL, 7))
+    YIELDS(7, tn_json_int(NULL, 7))
+    YIELDS(NULL, tn_json_string(NULL, NULL))
+    assert_ok(tn_json_parse("{}", 2, &doc));
+    YIELDS(NULL, tn_json_get(tn_json_root(doc), NULL))
+    tn_json_free(doc);
+}
+
 static void gguf_refuses(void **state) {
     (void)state;
     tn_gguf *file = NULL;
@@ -642,6 +666,7 @@ int main(void) {
         cmocka_unit_test(policies_refuse),
         cmocka_unit_test(optimizers_refuse),
         cmocka_unit_test(files_refuse),
+        cmocka_unit_test(json_refuses),
         cmocka_unit_test(gguf_refuses),
         cmocka_unit_test(errors_name_function_and_line),
         cmocka_unit_test(errors_of_writes_name_function_and_line),

@@ -5,6 +5,7 @@
 #include "trunnion/autograd.h"
 #include "trunnion/certify.h"
 #include "trunnion/device.h"
+#include "trunnion/json.h"
 #include "trunnion/kernels.h"
 #include "trunnion/linalg.h"
 #include "trunnion/model.h"

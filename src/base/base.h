@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "trunnion/json.h"
 #include "trunnion/status.h"
 
 #define TN_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
@@ -215,35 +216,7 @@ void tn_parallel(int64_t n, int64_t grain, tn_parallel_body *body, void *ctx);
 
 /* ---- JSON (json.c) ----------------------------------------------------------------------------------------------- */
 
-/* A strict reader (RFC 8259). Limits: 64 levels, 64 MiB of text, 4 M values. All that read a value below accept NULL as
- * an absent one. */
-typedef enum tn_json_kind {
-    TN_JSON_NULL,
-    TN_JSON_BOOL,
-    TN_JSON_NUMBER,
-    TN_JSON_STRING,
-    TN_JSON_ARRAY,
-    TN_JSON_OBJECT
-} tn_json_kind;
-typedef struct tn_json tn_json; /* a value; valid until the document is freed */
-typedef struct tn_json_doc tn_json_doc;
-
-tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out); /* errors name the byte offset */
-void tn_json_free(tn_json_doc *d);
-const tn_json *tn_json_root(const tn_json_doc *d);
-tn_json_kind tn_json_kind_of(const tn_json *v);
-size_t tn_json_length(const tn_json *v); /* of an array, object or string; else 0 */
-/* array item or object member value; NULL past the end */
-const tn_json *tn_json_at(const tn_json *v, size_t i);
-const char *tn_json_key(const tn_json *v, size_t i);           /* object member's key; NULL past the end */
-const tn_json *tn_json_get(const tn_json *v, const char *key); /* NULL when absent or v is no object; of equal keys
-                                                                 * the last; takes time in proportion to the length */
-bool tn_json_bool(const tn_json *v, bool fallback);
-double tn_json_number(const tn_json *v, double fallback);
-int64_t tn_json_int(const tn_json *v, int64_t fallback); /* exact for integers that fit; else fallback */
-const char *tn_json_string(const tn_json *v, const char *fallback);
-
-/* A writer into a tn_str that places commas itself. Keys only inside objects. Non-finite numbers become null. */
+/* The reader is public: json.h. This writer is not. */
 typedef struct tn_json_writer {
     tn_str *out;
     int depth;

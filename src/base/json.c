@@ -416,7 +416,9 @@ static tn_status make_doc(reader *r, tn_json_doc **out) {
 }
 
 tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out) {
+    TRY(tn_need(out, "tn_json_parse: out"));
     *out = NULL;
+    TRY(tn_need(text, "tn_json_parse: the text"));
     if (length > MAX_TEXT)
         return tn_fail(TN_ERR_FORMAT, "JSON: %zu bytes of text, at most %d are read", length, MAX_TEXT);
     reader r = {.text = text, .length = length};
@@ -427,6 +429,18 @@ tn_status tn_json_parse(const char *text, size_t length, tn_json_doc **out) {
         tn_mem_free(r.strings);
     }
     return status;
+}
+
+tn_status tn_json_open(const char *path, tn_json_doc **out) {
+    TRY(tn_need(out, "tn_json_open: out"));
+    *out = NULL;
+    TRY(tn_need(path, "tn_json_open: the path"));
+    char *text;
+    size_t size;
+    TRY(tn_file_read(path, &text, &size, MAX_TEXT));
+    tn_status status = tn_json_parse(text, size, out);
+    tn_mem_free(text);
+    return status == TN_OK ? TN_OK : tn_fail_prefix(status, "'%s'", path);
 }
 
 void tn_json_free(tn_json_doc *d) {
@@ -457,7 +471,7 @@ const char *tn_json_key(const tn_json *v, size_t i) {
 }
 
 const tn_json *tn_json_get(const tn_json *v, const char *key) {
-    if (!is_kind(v, TN_JSON_OBJECT)) return NULL;
+    if (!is_kind(v, TN_JSON_OBJECT) || !key) return NULL;
     size_t n = strlen(key);
     for (size_t i = v->length; i > 0; i--) {
         const tn_json *member = &v->children[i - 1];

@@ -1,8 +1,8 @@
 /* onnx.h — ONNX inside: what the reader gives, what a value is, what an operator's row gets.
  *
- * A model is read once: wire.c walks the file's protobuf in its mapping, model.c turns it into the structs below and gives
- * every name of a graph a slot. run.c walks the nodes in order and calls each operator's row; rows record operations of
- * ops.h, nothing else computes. Weights stay in the mapping.
+ * A model is read once: wire.c walks the file's protobuf in its mapping, model.c turns it into the structs below and
+ * gives every name of a graph a slot. run.c walks the nodes in order and calls each operator's row; rows record
+ * operations of ops.h, nothing else computes. Weights stay in the mapping.
  *
  * A run that met the same extents before is replayed: values that depend on constants and extents alone ("fixed": what
  * Shape → Gather → Concat → Reshape passes along) are read once and kept with the extents, and what remains is one
