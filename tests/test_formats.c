@@ -229,6 +229,74 @@ static void opening_survives_failure_at_every_allocation(void **state) {
     }
 }
 
+/* ---- shards ------------------------------------------------------------------------------------------------------ */
+
+static void save_shard(const char *path, const char *name, float value) {
+    TN_SCOPE assert_ok(
+        tn_safetensors_save(path, &(tn_named_tensor){name, tn_full(TN_DIMS(2), value, TN_F32)}, 1, NULL, 0));
+}
+
+static float first_number(const tn_safetensors *file, const char *name) {
+    float got[2] = {0};
+    TN_SCOPE assert_ok(tn_read(tn_safetensors_tensor(file, name), got, sizeof got));
+    return got[0];
+}
+
+static void shards_are_one_file(void **state) {
+    (void)state;
+    char index[512], folder[512];
+    snprintf(index, sizeof index, "%s", test_scratch("model.safetensors.index.json"));
+    snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(index, '/') - index), index);
+    save_shard(test_scratch("x-1.safetensors"), "a", 1);
+    save_shard(test_scratch("x-2.safetensors"), "b", 2);
+    write_file(index, "{\"weight_map\":{\"b\":\"x-2.safetensors\",\"a\":\"x-1.safetensors\"}}");
+    const char *const ways[] = {index, folder};
+    for (int i = 0; i < 2; i++) {
+        tn_safetensors *file;
+        assert_ok(tn_safetensors_open(ways[i], &file));
+        assert_int_equal(tn_safetensors_count(file), 2);
+        assert_true(first_number(file, "a") == 1);
+        assert_true(first_number(file, "b") == 2);
+        tn_safetensors_close(file);
+    }
+    for (int64_t n = 1; n < 200; n++) {
+        tn_mem_stats before = tn_mem_get_stats();
+        tn_safetensors *file;
+        tn_mem_fail_at(n);
+        tn_status status = tn_safetensors_open(index, &file);
+        tn_mem_fail_at(0);
+        tn_safetensors_close(file);
+        assert_int_equal(tn_mem_get_stats().live_blocks, before.live_blocks);
+        if (status == TN_OK) return;
+        assert_int_equal(status, TN_ERR_MEMORY);
+    }
+    fail_msg("opening shards never succeeded");
+}
+
+static void hostile_indexes_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *reason;
+    } rows[] = {
+        {"[]", "no object \"weight_map\""},
+        {"{\"weight_map\":{}}", "0 files"},
+        {"{\"weight_map\":{\"a\":\"../x-1.safetensors\"}}", "no name of a file beside"},
+        {"{\"weight_map\":{\"a\":\"/dev/zero\"}}", "no name of a file beside"},
+        {"{\"weight_map\":{\"a\":7}}", "no name of a file beside"},
+        {"{\"weight_map\":{\"c\":\"x-1.safetensors\"}}", "is not in 'x-1.safetensors'"},
+        {"{\"weight_map\":{\"a\":\"x-1.safetensors\",\"b\":\"x-1.safetensors\"}}", "is not in 'x-1.safetensors'"},
+        {"{\"weight_map\":{\"a\":\"x-1.safetensors\",\"a\":\"x-1.safetensors\"}}", "speaks of 2"},
+        {"{\"weight_map\":{\"a\":\"x-1.safetensors\",\"b\":\"x-3.safetensors\"}}", "two tensors are called 'a'"},
+    };
+    const char *path = test_scratch("hostile.index.json");
+    save_shard(test_scratch("x-1.safetensors"), "a", 1);
+    save_shard(test_scratch("x-3.safetensors"), "a", 1);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        write_file(path, rows[i].text);
+        assert_refused(path, rows[i].reason);
+    }
+}
+
 /* ---- being killed ------------------------------------------------------------------------------------------------ */
 
 enum { KILLS = 200, NUMBERS = 50000 };
@@ -327,6 +395,8 @@ int main(void) {
         cmocka_unit_test(hostile_lengths_are_refused),
         cmocka_unit_test(bytes_that_are_no_bools_are_refused),
         cmocka_unit_test(opening_survives_failure_at_every_allocation),
+        cmocka_unit_test(shards_are_one_file),
+        cmocka_unit_test(hostile_indexes_are_refused),
         cmocka_unit_test(no_kill_loses_a_checkpoint),
         cmocka_unit_test(memory_of_a_known_model_is_right),
     };

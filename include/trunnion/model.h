@@ -30,22 +30,24 @@ typedef struct tn_safetensors_info {
     int64_t bytes;
 } tn_safetensors_info;
 
-/* Opens a file and checks its header whole: bounds, overlaps, holes, duplicate names, sizes that do not fit.
- * *out: closed with tn_safetensors_close; tensors made from it stay valid after that. The file must not shrink
- * meanwhile. Errors: TN_ERR_IO; TN_ERR_FORMAT naming what is wrong where. Source: the
- * format's description by Hugging Face. */
+/* Opens a file, or the shards of a model as if they were one file, and checks all headers whole: bounds, overlaps,
+ * holes, duplicate names, sizes that do not fit. path: a file; an index of shards (its name ends in ".index.json"), all
+ * of which lie beside it; or a folder with model.safetensors or model.safetensors.index.json in it.
+ * *out: closed with tn_safetensors_close; tensors made from it stay valid after that. The files must not shrink
+ * meanwhile. Errors: TN_ERR_IO; TN_ERR_FORMAT naming what is wrong where; for shards also a tensor that is not where
+ * the index has it, and a name that leads out of the folder. Source: the format's description by Hugging Face. */
 TN_API tn_status tn_safetensors_open(const char *path, tn_safetensors **out);
 TN_API void tn_safetensors_close(tn_safetensors *file); /* NULL is fine */
 
 TN_API int tn_safetensors_count(const tn_safetensors *file);
-/* Tensor i in the order of the header. TN_ERR_ARGUMENT when there is none. */
+/* Tensor i in the order of the headers. TN_ERR_ARGUMENT when there is none. */
 TN_API tn_status tn_safetensors_at(const tn_safetensors *file, int i, tn_safetensors_info *info);
 /* The same by name. */
 TN_API tn_status tn_safetensors_find(const tn_safetensors *file, const char *name, tn_safetensors_info *info);
 /* A tensor of the file without a copy where the device can read host memory and the bytes are aligned: a new handle. */
 TN_API tn_tensor *tn_safetensors_tensor(const tn_safetensors *file, const char *name);
 
-/* The file's free text under `key`; NULL when absent. Entry i for listing: NULL past the end. */
+/* The file's (the first shard's) free text under `key`; NULL when absent. Entry i for listing: NULL past the end. */
 TN_API const char *tn_safetensors_metadata(const tn_safetensors *file, const char *key);
 TN_API const char *tn_safetensors_metadata_key(const tn_safetensors *file, int i);
 

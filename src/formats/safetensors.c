@@ -1,12 +1,13 @@
-/* safetensors.c — reads and writes safetensors files.
+/* safetensors.c — reads and writes safetensors files, one by one or as the shards of one model.
  *
  * A file is 8 bytes of header length, a JSON header that names each tensor's type, shape and place, and the tensors'
  * bytes without gaps. Headers come from strangers: everything they claim is checked when the file is opened, so that
- * afterwards a tensor is nothing but a pointer into the mapping. An open file is counted; every tensor made without a
- * copy holds it. */
+ * afterwards a tensor is nothing but a pointer into the mapping. What is open is one or more such files, the parts, and
+ * one list of their tensors. It is counted; every tensor made without a copy holds it. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/base.h"
 #include "trunnion/model.h"
@@ -14,6 +15,7 @@
 enum {
     LENGTH_BYTES = 8,
     MAX_HEADER = 64 << 20, /* what tn_json_parse takes; a header is about 100 bytes a tensor */
+    MOST_PARTS = 4096,     /* every shard is a mapping of its own */
     ALIGNMENT = 64         /* of the first tensor's bytes in files that we write: whole vectors and cache lines */
 };
 
@@ -45,24 +47,30 @@ static const dtype_row dtype_rows[] = {
     {"C64", TN_DTYPE_COUNT, 8},
 };
 
-typedef struct entry {
-    const char *name; /* in the document */
-    const dtype_row *type;
-    int rank;
-    int64_t shape[TN_MAX_RANK];
-    int64_t begin, end; /* within the data */
-} entry;
-
-struct tn_safetensors {
-    _Atomic int32_t refs;
+typedef struct part {
     tn_map map;
     tn_json_doc *header;
     const tn_json *metadata; /* NULL when there is none */
     const uint8_t *data;     /* behind the header */
     int64_t data_bytes;
-    entry *entries;  /* in the header's order */
+} part;
+
+typedef struct entry {
+    const char *name; /* in the document */
+    const part *part;
+    const dtype_row *type;
+    int rank;
+    int64_t shape[TN_MAX_RANK];
+    int64_t begin, end; /* within the part's data */
+} entry;
+
+struct tn_safetensors {
+    _Atomic int32_t refs;
+    part *parts;
+    size_t part_count;
+    entry *entries;  /* in the headers' order */
     entry **by_name; /* sorted */
-    size_t count;
+    size_t count, capacity;
 };
 
 /* ---- the header -------------------------------------------------------------------------------------------------- */
@@ -80,22 +88,22 @@ static uint64_t read_length(const uint8_t *bytes) {
     return n;
 }
 
-static tn_status parse_header(tn_safetensors *f) {
-    if (f->map.size < LENGTH_BYTES)
-        return tn_fail(TN_ERR_FORMAT, "%zu bytes are too few for a safetensors file", f->map.size);
-    uint64_t length = read_length(f->map.data);
+static tn_status parse_header(part *p) {
+    if (p->map.size < LENGTH_BYTES)
+        return tn_fail(TN_ERR_FORMAT, "%zu bytes are too few for a safetensors file", p->map.size);
+    uint64_t length = read_length(p->map.data);
     if (length > MAX_HEADER)
         return tn_fail(TN_ERR_FORMAT, "a header of %llu bytes; at most %d are allowed: is this a safetensors file?",
                        (unsigned long long)length, MAX_HEADER);
-    if (length > f->map.size - LENGTH_BYTES)
+    if (length > p->map.size - LENGTH_BYTES)
         return tn_fail(TN_ERR_FORMAT, "a header of %llu bytes in a file of %zu: the file is cut short",
-                       (unsigned long long)length, f->map.size);
-    const char *text = (const char *)f->map.data + LENGTH_BYTES;
+                       (unsigned long long)length, p->map.size);
+    const char *text = (const char *)p->map.data + LENGTH_BYTES;
     if (length == 0 || text[0] != '{') return tn_fail(TN_ERR_FORMAT, "the header does not begin with '{'");
-    tn_status status = tn_json_parse(text, (size_t)length, &f->header);
+    tn_status status = tn_json_parse(text, (size_t)length, &p->header);
     if (status != TN_OK) return tn_fail_prefix(status, "header");
-    f->data = f->map.data + LENGTH_BYTES + length;
-    f->data_bytes = (int64_t)(f->map.size - LENGTH_BYTES - (size_t)length);
+    p->data = p->map.data + LENGTH_BYTES + length;
+    p->data_bytes = (int64_t)(p->map.size - LENGTH_BYTES - (size_t)length);
     return TN_OK;
 }
 
@@ -122,20 +130,20 @@ static tn_status read_shape(entry *e, const tn_json *shape, int64_t *bytes) {
     return TN_OK;
 }
 
-static tn_status read_place(const tn_safetensors *f, entry *e, const tn_json *offsets, int64_t bytes) {
+static tn_status read_place(entry *e, const tn_json *offsets, int64_t bytes) {
     bool pair = offsets && tn_json_kind_of(offsets) == TN_JSON_ARRAY && tn_json_length(offsets) == 2;
     if (!pair || !read_natural(tn_json_at(offsets, 0), &e->begin) || !read_natural(tn_json_at(offsets, 1), &e->end))
         return tn_fail(TN_ERR_FORMAT, "tensor '%s' has no pair of whole numbers \"data_offsets\"", e->name);
-    if (e->begin > e->end || e->end > f->data_bytes)
+    if (e->begin > e->end || e->end > e->part->data_bytes)
         return tn_fail(TN_ERR_FORMAT, "tensor '%s' lies at bytes %lld to %lld of %lld: outside the file", e->name,
-                       (long long)e->begin, (long long)e->end, (long long)f->data_bytes);
+                       (long long)e->begin, (long long)e->end, (long long)e->part->data_bytes);
     if (e->end - e->begin != bytes)
         return tn_fail(TN_ERR_FORMAT, "tensor '%s' needs %lld bytes by its shape and type, but has %lld", e->name,
                        (long long)bytes, (long long)(e->end - e->begin));
     return TN_OK;
 }
 
-static tn_status read_entry(const tn_safetensors *f, entry *e, const tn_json *v) {
+static tn_status read_entry(entry *e, const tn_json *v) {
     if (tn_json_kind_of(v) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "tensor '%s' is no object", e->name);
     const tn_json *dtype = tn_json_get(v, "dtype");
     const char *type_name = dtype ? tn_json_string(dtype, NULL) : NULL;
@@ -144,38 +152,36 @@ static tn_status read_entry(const tn_safetensors *f, entry *e, const tn_json *v)
     if (!e->type) return tn_fail(TN_ERR_FORMAT, "tensor '%s' has the unknown dtype '%s'", e->name, type_name);
     int64_t bytes = 0;
     TRY(read_shape(e, tn_json_get(v, "shape"), &bytes));
-    return read_place(f, e, tn_json_get(v, "data_offsets"), bytes);
+    return read_place(e, tn_json_get(v, "data_offsets"), bytes);
 }
 
-static tn_status read_metadata(tn_safetensors *f, const tn_json *v) {
-    if (f->metadata) return tn_fail(TN_ERR_FORMAT, "two members %s", metadata_name);
+static tn_status read_metadata(part *p, const tn_json *v) {
+    if (p->metadata) return tn_fail(TN_ERR_FORMAT, "two members %s", metadata_name);
     if (tn_json_kind_of(v) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "%s is no object", metadata_name);
     for (size_t i = 0; i < tn_json_length(v); i++)
         if (tn_json_kind_of(tn_json_at(v, i)) != TN_JSON_STRING)
             return tn_fail(TN_ERR_FORMAT, "%s: '%s' is no text", metadata_name, tn_json_key(v, i));
-    f->metadata = v;
+    p->metadata = v;
     return TN_OK;
 }
 
-static tn_status read_entries(tn_safetensors *f) {
-    const tn_json *root = tn_json_root(f->header);
+/* Appends the part's tensors to those of the parts before it. */
+static tn_status read_entries(tn_safetensors *f, part *p) {
+    const tn_json *root = tn_json_root(p->header);
     if (tn_json_kind_of(root) != TN_JSON_OBJECT) return tn_fail(TN_ERR_FORMAT, "the header is no object");
     size_t members = tn_json_length(root);
-    if (members > INT_MAX) return tn_fail(TN_ERR_FORMAT, "%zu tensors are too many", members);
-    f->entries = tn_mem_zalloc(members, sizeof *f->entries);
-    f->by_name = tn_mem_zalloc(members, sizeof *f->by_name);
-    if (!f->entries || !f->by_name) return TN_ERR_MEMORY;
+    if (members > INT_MAX - f->count) return tn_fail(TN_ERR_FORMAT, "%zu tensors are too many", f->count + members);
+    TRY(tn_mem_grow(&f->entries, &f->capacity, f->count + members, sizeof *f->entries));
     for (size_t i = 0; i < members; i++) {
         const char *name = tn_json_key(root, i);
         const tn_json *v = tn_json_at(root, i);
         if (strcmp(name, metadata_name) == 0) {
-            TRY(read_metadata(f, v));
+            TRY(read_metadata(p, v));
             continue;
         }
-        entry *e = &f->entries[f->count];
-        e->name = name;
-        TRY(read_entry(f, e, v));
-        f->by_name[f->count++] = e;
+        f->entries[f->count] = (entry){.name = name, .part = p};
+        TRY(read_entry(&f->entries[f->count], v));
+        f->count++;
     }
     return TN_OK;
 }
@@ -192,24 +198,32 @@ static int compare_name(const void *a, const void *b) {
     return strcmp((*(entry *const *)a)->name, (*(entry *const *)b)->name);
 }
 
-/* The format wants every byte to belong to exactly one tensor: nothing can be hidden between them. */
-static tn_status check_places(tn_safetensors *f) {
-    qsort(f->by_name, f->count, sizeof *f->by_name, compare_place);
+/* The format wants every byte to belong to exactly one tensor: nothing can be hidden between them. The part's tensors
+ * are those from `first` on; `order` has room for them. */
+static tn_status check_places(tn_safetensors *f, const part *p, size_t first, entry **order) {
+    size_t count = f->count - first;
+    for (size_t i = 0; i < count; i++)
+        order[i] = &f->entries[first + i];
+    qsort(order, count, sizeof *order, compare_place);
     int64_t reached = 0;
-    for (size_t i = 0; i < f->count; i++) {
-        const entry *e = f->by_name[i];
+    for (size_t i = 0; i < count; i++) {
+        const entry *e = order[i];
         if (e->begin != reached)
             return tn_fail(TN_ERR_FORMAT, "tensor '%s' begins at byte %lld where %lld was expected: %s", e->name,
                            (long long)e->begin, (long long)reached, e->begin < reached ? "an overlap" : "a hole");
         reached = e->end;
     }
-    if (reached != f->data_bytes)
+    if (reached != p->data_bytes)
         return tn_fail(TN_ERR_FORMAT, "%lld bytes behind the last tensor belong to none",
-                       (long long)(f->data_bytes - reached));
+                       (long long)(p->data_bytes - reached));
     return TN_OK;
 }
 
-static tn_status check_names(tn_safetensors *f) {
+static tn_status sort_names(tn_safetensors *f) {
+    f->by_name = tn_mem_zalloc(f->count, sizeof *f->by_name);
+    if (!f->by_name) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < f->count; i++)
+        f->by_name[i] = &f->entries[i];
     qsort(f->by_name, f->count, sizeof *f->by_name, compare_name);
     for (size_t i = 1; i < f->count; i++)
         if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
@@ -217,23 +231,164 @@ static tn_status check_names(tn_safetensors *f) {
     return TN_OK;
 }
 
+static const entry *find_entry(const tn_safetensors *f, const char *name) {
+    const entry wanted = {.name = name}, *like = &wanted;
+    entry **found = bsearch(&like, f->by_name, f->count, sizeof like, compare_name);
+    return found ? *found : NULL;
+}
+
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static void file_release(void *file) {
     tn_safetensors *f = file;
     if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
-    tn_json_free(f->header);
-    tn_map_close(&f->map);
+    for (size_t i = 0; i < f->part_count; i++) {
+        tn_json_free(f->parts[i].header);
+        tn_map_close(&f->parts[i].map);
+    }
+    tn_mem_free(f->parts);
     tn_mem_free(f->entries);
     tn_mem_free(f->by_name);
     tn_mem_free(f);
 }
 
-static tn_status read_file(tn_safetensors *f) {
-    TRY(parse_header(f));
-    TRY(read_entries(f));
-    TRY(check_places(f));
-    return check_names(f);
+static tn_status read_part(tn_safetensors *f, part *p) {
+    size_t first = f->count;
+    TRY(parse_header(p));
+    TRY(read_entries(f, p));
+    entry **order = tn_mem_alloc((f->count - first + 1) * sizeof(entry *));
+    if (!order) return TN_ERR_MEMORY;
+    tn_status status = check_places(f, p, first, order);
+    tn_mem_free(order);
+    return status;
+}
+
+/* Room for the parts is there. */
+static tn_status add_part(tn_safetensors *f, const char *path) {
+    part *p = &f->parts[f->part_count];
+    TRY(tn_map_open(path, &p->map));
+    f->part_count++;
+    tn_status status = read_part(f, p);
+    return status == TN_OK ? TN_OK : tn_fail_prefix(status, "'%s'", path);
+}
+
+static tn_status open_single(tn_safetensors *f, const char *path) {
+    f->parts = tn_mem_zalloc(1, sizeof *f->parts);
+    if (!f->parts) return TN_ERR_MEMORY;
+    TRY(add_part(f, path));
+    tn_status status = sort_names(f);
+    return status == TN_OK ? TN_OK : tn_fail_prefix(status, "'%s'", path);
+}
+
+/* ---- shards: an index says which file of its folder holds which tensor ------------------------------------------- */
+
+/* A file beside the index: no way leads out of its folder. */
+static bool is_plain_name(const char *name) { return name && name[0] && name[0] != '.' && !strpbrk(name, "/\\"); }
+
+static int compare_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The names of the shards, each once; room for as many as the map has members. */
+static tn_status list_shards(const tn_json *map, const char **names, size_t *count) {
+    size_t n = tn_json_length(map);
+    for (size_t i = 0; i < n; i++) {
+        names[i] = tn_json_string(tn_json_at(map, i), NULL);
+        if (!is_plain_name(names[i]))
+            return tn_fail(TN_ERR_FORMAT, "the file of tensor '%s' is no name of a file beside the index",
+                           tn_json_key(map, i));
+    }
+    qsort(names, n, sizeof *names, compare_text);
+    *count = 0;
+    for (size_t i = 0; i < n; i++)
+        if (*count == 0 || strcmp(names[*count - 1], names[i]) != 0) names[(*count)++] = names[i];
+    if (*count > 0 && *count <= MOST_PARTS) return TN_OK;
+    return tn_fail(TN_ERR_FORMAT, "%zu files; 1 to %d are possible", *count, MOST_PARTS);
+}
+
+static tn_status add_shard(tn_safetensors *f, const char *index, const char *name) {
+    const char *slash = strrchr(index, '/');
+    tn_str path = {0};
+    tn_str_add(&path, "%.*s%s", slash ? (int)(slash - index + 1) : 0, index, name);
+    tn_status status = path.failed ? TN_ERR_MEMORY : add_part(f, path.text);
+    tn_str_free(&path);
+    return status;
+}
+
+/* What the index says of every tensor is so, and it speaks of all. */
+static tn_status check_index(const tn_safetensors *f, const tn_json *map, const char *const *names) {
+    size_t n = tn_json_length(map);
+    for (size_t i = 0; i < n; i++) {
+        const char *tensor = tn_json_key(map, i), *where = tn_json_string(tn_json_at(map, i), "");
+        const entry *e = find_entry(f, tensor);
+        if (!e || strcmp(names[e->part - f->parts], where) != 0)
+            return tn_fail(TN_ERR_FORMAT, "tensor '%s' is not in '%s', where the index has it", tensor, where);
+    }
+    if (n == f->count) return TN_OK;
+    return tn_fail(TN_ERR_FORMAT, "the index speaks of %zu tensors; the files hold %zu", n, f->count);
+}
+
+static tn_status open_shards(tn_safetensors *f, const char *index, const tn_json *map, const char **names) {
+    size_t count = 0;
+    TRY(list_shards(map, names, &count));
+    f->parts = tn_mem_zalloc(count, sizeof *f->parts);
+    if (!f->parts) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < count; i++)
+        TRY(add_shard(f, index, names[i]));
+    TRY(sort_names(f));
+    return check_index(f, map, names);
+}
+
+static tn_status open_index(tn_safetensors *f, const char *path) {
+    tn_json_doc *doc;
+    TRY(tn_json_open(path, &doc));
+    const tn_json *map = tn_json_get(tn_json_root(doc), "weight_map");
+    const char **names = NULL;
+    tn_status status = TN_OK;
+    if (tn_json_kind_of(map) != TN_JSON_OBJECT)
+        status = tn_fail(TN_ERR_FORMAT, "there is no object \"weight_map\"");
+    else if (!(names = tn_mem_zalloc(tn_json_length(map), sizeof *names)))
+        status = TN_ERR_MEMORY;
+    else
+        status = open_shards(f, path, map, names);
+    tn_mem_free(names);
+    tn_json_free(doc);
+    return status == TN_OK ? TN_OK : tn_fail_prefix(status, "'%s'", path);
+}
+
+/* ---- what a path names ------------------------------------------------------------------------------------------- */
+
+static const char index_ending[] = ".index.json";
+
+static bool ends_with(const char *text, const char *ending) {
+    size_t n = strlen(text), m = strlen(ending);
+    return n >= m && strcmp(text + n - m, ending) == 0;
+}
+
+static bool is_file(const char *path, mode_t type) {
+    struct stat facts;
+    return stat(path, &facts) == 0 && (facts.st_mode & S_IFMT) == type;
+}
+
+/* The names under which a folder's weights are found. */
+static tn_status open_folder(tn_safetensors *f, const char *folder) {
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    for (size_t i = 0; i < TN_COUNT(names); i++) {
+        tn_str path = {0};
+        tn_str_add(&path, "%s/%s", folder, names[i]);
+        bool found = !path.failed && is_file(path.text, S_IFREG);
+        tn_status status = path.failed ? TN_ERR_MEMORY : TN_OK;
+        if (found) status = i == 0 ? open_single(f, path.text) : open_index(f, path.text);
+        tn_str_free(&path);
+        if (found || status != TN_OK) return status;
+    }
+    return tn_fail(TN_ERR_IO, "'%s' has no %s and no %s: its weights must be there as safetensors", folder, names[0],
+                   names[1]);
+}
+
+static tn_status open_path(tn_safetensors *f, const char *path) {
+    if (is_file(path, S_IFDIR)) return open_folder(f, path);
+    return ends_with(path, index_ending) ? open_index(f, path) : open_single(f, path);
 }
 
 tn_status tn_safetensors_open(const char *path, tn_safetensors **out) {
@@ -243,8 +398,7 @@ tn_status tn_safetensors_open(const char *path, tn_safetensors **out) {
     tn_safetensors *f = tn_mem_zalloc(1, sizeof *f);
     if (!f) return TN_ERR_MEMORY;
     atomic_init(&f->refs, 1);
-    tn_status status = tn_map_open(path, &f->map);
-    if (status == TN_OK && (status = read_file(f)) != TN_OK) tn_fail_prefix(status, "'%s'", path);
+    tn_status status = open_path(f, path);
     if (status != TN_OK) {
         file_release(f);
         return status;
@@ -257,13 +411,7 @@ void tn_safetensors_close(tn_safetensors *file) { file_release(file); }
 
 /* ---- looking ----------------------------------------------------------------------------------------------------- */
 
-static const entry *find_entry(const tn_safetensors *f, const char *name) {
-    const entry wanted = {.name = name}, *like = &wanted;
-    entry **found = bsearch(&like, f->by_name, f->count, sizeof like, compare_name);
-    return found ? *found : NULL;
-}
-
-static tn_status describe(const tn_safetensors *f, const entry *e, tn_safetensors_info *info) {
+static tn_status describe(const entry *e, tn_safetensors_info *info) {
     TRY(tn_need(info, "tn_safetensors_info: info"));
     if (info->struct_size < sizeof *info)
         return tn_fail(TN_ERR_ARGUMENT, "tn_safetensors_info: set struct_size to sizeof(tn_safetensors_info)");
@@ -272,7 +420,7 @@ static tn_status describe(const tn_safetensors *f, const entry *e, tn_safetensor
     info->dtype = e->type->dtype;
     info->rank = e->rank;
     memcpy(info->shape, e->shape, sizeof info->shape);
-    info->data = f->data + e->begin;
+    info->data = e->part->data + e->begin;
     info->bytes = e->end - e->begin;
     return TN_OK;
 }
@@ -283,7 +431,7 @@ tn_status tn_safetensors_at(const tn_safetensors *file, int i, tn_safetensors_in
     TRY(tn_need(file, "tn_safetensors_at: the file"));
     if (i < 0 || (size_t)i >= file->count)
         return tn_fail(TN_ERR_ARGUMENT, "tensor %d of a file that holds %zu", i, file->count);
-    return describe(file, &file->entries[i], info);
+    return describe(&file->entries[i], info);
 }
 
 tn_status tn_safetensors_find(const tn_safetensors *file, const char *name, tn_safetensors_info *info) {
@@ -291,16 +439,15 @@ tn_status tn_safetensors_find(const tn_safetensors *file, const char *name, tn_s
     TRY(tn_need(name, "tn_safetensors_find: the name"));
     const entry *e = find_entry(file, name);
     if (!e) return tn_fail(TN_ERR_ARGUMENT, "there is no tensor '%s' in the file", name);
-    return describe(file, e, info);
+    return describe(e, info);
 }
 
 const char *tn_safetensors_metadata(const tn_safetensors *file, const char *key) {
-    const tn_json *v = file && file->metadata && key ? tn_json_get(file->metadata, key) : NULL;
-    return v ? tn_json_string(v, NULL) : NULL;
+    return tn_json_string(tn_json_get(file ? file->parts[0].metadata : NULL, key), NULL);
 }
 
 const char *tn_safetensors_metadata_key(const tn_safetensors *file, int i) {
-    return file && file->metadata && i >= 0 ? tn_json_key(file->metadata, (size_t)i) : NULL;
+    return file && i >= 0 ? tn_json_key(file->parts[0].metadata, (size_t)i) : NULL;
 }
 
 static bool bytes_are_bools(const uint8_t *bytes, int64_t n) {
@@ -319,7 +466,7 @@ tn_tensor *tn_safetensors_tensor(const tn_safetensors *file, const char *name) {
         return tn_failed(TN_ERR_UNSUPPORTED,
                          "tensor '%s' is of type %s, which cannot be computed with; convert it first", name,
                          e->type->name);
-    const uint8_t *bytes = file->data + e->begin;
+    const uint8_t *bytes = e->part->data + e->begin;
     if (e->type->dtype == TN_BOOL && !bytes_are_bools(bytes, e->end - e->begin))
         return tn_failed(TN_ERR_FORMAT, "tensor '%s' is BOOL but has other bytes than 0 and 1", name);
     if ((uintptr_t)bytes % e->type->size != 0) return tn_from_data(bytes, e->shape, e->rank, e->type->dtype);
@@ -338,10 +485,6 @@ static const char *dtype_word(tn_dtype dtype) {
 }
 
 static size_t tensor_bytes(const tn_tensor *t) { return tn_dtype_bytes(tn_dtype_of(t), tn_numel(t)); }
-
-static int compare_text(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
 
 static tn_status check_distinct(const tn_named_tensor *tensors, int count) {
     const char **names = tn_mem_zalloc((size_t)count, sizeof *names);
