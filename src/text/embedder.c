@@ -1,0 +1,294 @@
+/* embedder.c — an open encoder: its weights, texts in batches of like length, passes.
+ *
+ * Weights in f32 are borrowed from the mapped file; the projections of queries, keys and values are joined, since one
+ * product is faster than three. Texts are sorted by length and cut into passes, so that little is computed that nobody
+ * sees. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "text/encoder.h"
+
+enum {
+    MOST_ROWS = 2048, /* tokens of a pass: enough to be bound by arithmetic */
+    SPARE_ROWS = 32,  /* that may be filled up in vain: another pass costs as much, */
+    SPARE_SHARE = 8   /* or one of so many rows */
+};
+
+struct tn_embedder {
+    hf_folder folder;
+    tn_device *device;
+    encoder_config config;
+    encoder_weights weights;
+};
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+/* A handle in the current scope, f32. */
+static tn_tensor *load(const tn_embedder *e, const char *name) {
+    tn_safetensors_info info = {.struct_size = sizeof info};
+    if (!tn_hf_find(&e->folder, name, &info))
+        return tn_failed(TN_ERR_FORMAT, "'%s': there is no tensor '%s'", e->folder.path, name);
+    tn_tensor *t = tn_safetensors_tensor(e->folder.weights, info.name);
+    return info.dtype == TN_F32 ? t : tn_cast(t, TN_F32);
+}
+
+static tn_tensor *load_part(const tn_embedder *e, int64_t layer, int part, const char *ending) {
+    char name[HF_NAME_SIZE];
+    tn_encoder_name(&e->config, layer, part, ending, name);
+    return load(e, name);
+}
+
+/* The handle is the embedder's, whatever scope the caller stands in; computed now. */
+static tn_status keep(tn_tensor *t, tn_tensor **out) {
+    *out = tn_retain(t);
+    return tn_eval(out, 1);
+}
+
+static tn_status take_pair(const tn_embedder *e, int64_t layer, int part, encoder_linear *out) {
+    tn_status status = TN_OK;
+    TN_SCOPE {
+        status = keep(load_part(e, layer, part, ".weight"), &out->weight);
+        if (status == TN_OK) status = keep(load_part(e, layer, part, ".bias"), &out->bias);
+    }
+    return status;
+}
+
+static tn_status take_joined(const tn_embedder *e, int64_t layer, const char *ending, tn_tensor **out) {
+    tn_status status = TN_OK;
+    TN_SCOPE {
+        tn_tensor *parts[] = {load_part(e, layer, PART_Q, ending), load_part(e, layer, PART_K, ending),
+                              load_part(e, layer, PART_V, ending)};
+        status = keep(tn_cat(parts, 3, 0), out);
+    }
+    return status;
+}
+
+static tn_status take_layer(const tn_embedder *e, int64_t layer, encoder_layer *l) {
+    TRY(take_joined(e, layer, ".weight", &l->qkv.weight));
+    TRY(take_joined(e, layer, ".bias", &l->qkv.bias));
+    TRY(take_pair(e, layer, PART_O, &l->out));
+    TRY(take_pair(e, layer, PART_NORM1, &l->norm1));
+    TRY(take_pair(e, layer, PART_UP, &l->up));
+    TRY(take_pair(e, layer, PART_DOWN, &l->down));
+    return take_pair(e, layer, PART_NORM2, &l->norm2);
+}
+
+static tn_status take_tables(tn_embedder *e) {
+    const encoder_config *c = &e->config;
+    tn_status status = TN_OK;
+    TN_SCOPE {
+        status = keep(load_part(e, -1, TABLE_WORDS, ".weight"), &e->weights.words);
+        tn_tensor *places = tn_narrow(load_part(e, -1, TABLE_POSITIONS, ".weight"), 0, c->first_position, c->longest);
+        if (c->types > 0) places = tn_add(places, tn_select(load_part(e, -1, TABLE_TYPES, ".weight"), 0, 0));
+        if (status == TN_OK) status = keep(tn_contiguous(places), &e->weights.places);
+    }
+    return status == TN_OK ? take_pair(e, -1, TABLE_NORM, &e->weights.norm) : status;
+}
+
+static tn_status take_weights(tn_embedder *e) {
+    e->weights.layers = tn_txt_zalloc((size_t)e->config.layers, sizeof *e->weights.layers);
+    if (!e->weights.layers) return TN_ERR_MEMORY;
+    TRY(take_tables(e));
+    for (int64_t i = 0; i < e->config.layers; i++)
+        TRY(take_layer(e, i, &e->weights.layers[i]));
+    return TN_OK;
+}
+
+static void free_pair(const encoder_linear *l) {
+    tn_free(l->weight);
+    tn_free(l->bias);
+}
+
+static void free_layer(const encoder_layer *l) {
+    const encoder_linear *const all[] = {&l->qkv, &l->out, &l->norm1, &l->up, &l->down, &l->norm2};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free_pair(all[i]);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+/* The tensors live on the embedder's device, whichever the caller's thread works on. Returns the one to go back to. */
+static tn_device *enter(const tn_embedder *e) {
+    tn_device *before = tn_current_device();
+    if (before != e->device) tn_set_current_device(e->device);
+    return before;
+}
+
+static tn_status leave(const tn_embedder *e, tn_device *before, tn_status status) {
+    if (before != e->device) tn_set_current_device(before);
+    return status;
+}
+
+static tn_status open_embedder(tn_embedder *e, const char *folder, const tn_embedder_options *options) {
+    TRY(tn_hf_open(folder, &e->folder));
+    TRY(tn_encoder_configure(&e->folder, options, &e->config));
+    tn_device *before = enter(e);
+    return leave(e, before, take_weights(e));
+}
+
+tn_status tn_embedder_open(const char *folder, const tn_embedder_options *options, tn_embedder **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_open: out is NULL");
+    *out = NULL;
+    if (!folder) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_open: the folder is NULL");
+    tn_embedder *e = tn_txt_zalloc(1, sizeof *e);
+    if (!e) return TN_ERR_MEMORY;
+    e->device =
+        options && options->struct_size >= sizeof *options && options->device ? options->device : tn_current_device();
+    tn_status status = e->device ? open_embedder(e, folder, options) : TN_ERR_MEMORY;
+    if (status != TN_OK) {
+        tn_embedder_close(e);
+        return status;
+    }
+    *out = e;
+    return TN_OK;
+}
+
+void tn_embedder_close(tn_embedder *e) {
+    if (!e) return;
+    for (int64_t i = 0; e->weights.layers && i < e->config.layers; i++)
+        free_layer(&e->weights.layers[i]);
+    tn_txt_free(e->weights.layers);
+    tn_free(e->weights.words);
+    tn_free(e->weights.places);
+    free_pair(&e->weights.norm);
+    tn_hf_close(&e->folder);
+    tn_txt_free(e);
+}
+
+tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *facts) {
+    if (!e || !facts || facts->struct_size < sizeof *facts)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_embedder_get_facts: an argument is NULL or facts->struct_size is not set");
+    const encoder_config *c = &e->config;
+    *facts = (tn_embedder_facts){.struct_size = sizeof *facts,
+                                 .architecture = c->family->model_type,
+                                 .layers = c->layers,
+                                 .hidden = c->hidden,
+                                 .intermediate = c->intermediate,
+                                 .heads = c->heads,
+                                 .vocabulary = c->vocabulary,
+                                 .width = c->hidden,
+                                 .longest = c->longest,
+                                 .parameters = c->parameters,
+                                 .weights_bytes = c->weights_bytes,
+                                 .pooling = c->pooling,
+                                 .norm = c->norm};
+    return TN_OK;
+}
+
+/* ---- passes ------------------------------------------------------------------------------------------------------ */
+
+/* A text on its way: where its ids and its result are. */
+typedef struct text_place {
+    const int32_t *ids;
+    int64_t length;
+    float *out;
+} text_place;
+
+static int longer_first(const void *a, const void *b) {
+    const text_place *x = a, *y = b;
+    if (x->length != y->length) return x->length > y->length ? -1 : 1;
+    return (x->out > y->out) - (x->out < y->out);
+}
+
+/* How many of the texts, the longest first, are computed at once: as many as fill a pass, unless filling up the next
+ * one would cost more than a further pass. */
+static int64_t choose_batch(const text_place *texts, int64_t count) {
+    int64_t length = texts[0].length, spare = 0, n = 1;
+    for (; n < count && (n + 1) * length <= MOST_ROWS; n++) {
+        spare += length - texts[n].length;
+        if (spare > SPARE_ROWS && spare > (n + 1) * length / SPARE_SHARE) break;
+    }
+    return n;
+}
+
+typedef struct pass_memory {
+    int64_t *ids, *places;
+    float *seen, *out;
+} pass_memory;
+
+static void fill(const text_place *texts, int64_t batch, const pass_memory *m) {
+    int64_t length = texts[0].length;
+    for (int64_t i = 0; i < length; i++)
+        m->places[i] = i;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t i = 0; i < length; i++) {
+            bool there = i < texts[b].length;
+            m->ids[b * length + i] = there ? texts[b].ids[i] : 0;
+            m->seen[b * length + i] = there;
+        }
+}
+
+static tn_status run_pass(const tn_embedder *e, const text_place *texts, int64_t batch, const pass_memory *m) {
+    int64_t length = texts[0].length, width = e->config.hidden;
+    bool full = texts[batch - 1].length == length;
+    tn_status status = TN_OK;
+    fill(texts, batch, m);
+    TN_SCOPE TN_NO_GRAD {
+        encoder_batch b = {.ids = tn_from_data(m->ids, TN_DIMS(batch, length), TN_I64),
+                           .places = tn_from_data(m->places, TN_DIMS(length), TN_I64)};
+        if (!full) b.seen = tn_from_data(m->seen, TN_DIMS(batch, length), TN_F32);
+        tn_tensor *y = tn_encoder_record(&e->config, &e->weights, &b);
+        status = tn_read(y, m->out, (size_t)(batch * width) * sizeof *m->out);
+        tn_free(y);
+    }
+    for (int64_t i = 0; i < batch && status == TN_OK; i++)
+        memcpy(texts[i].out, m->out + i * width, (size_t)width * sizeof *m->out);
+    return status;
+}
+
+static tn_status run_passes(const tn_embedder *e, const text_place *texts, int64_t count, const pass_memory *m) {
+    for (int64_t done = 0, n; done < count; done += n) {
+        n = choose_batch(texts + done, count - done);
+        TRY(run_pass(e, texts + done, n, m));
+    }
+    return TN_OK;
+}
+
+static tn_status check_text(const tn_embedder *e, const int32_t *ids, int64_t length, int64_t which) {
+    if (length < 1 || length > e->config.longest)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "text %" PRId64 " has %" PRId64 " tokens; '%s' takes 1 to %" PRId64,
+                               which, length, e->folder.path, e->config.longest);
+    for (int64_t i = 0; i < length; i++)
+        if (ids[i] < 0 || ids[i] >= e->config.vocabulary)
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "token %" PRId64 " of text %" PRId64 " is %" PRId32 "; the vocabulary has %" PRId64,
+                                   i, which, ids[i], e->config.vocabulary);
+    return TN_OK;
+}
+
+/* A pass has MOST_ROWS tokens at most, or is a single text. */
+static tn_status embed(const tn_embedder *e, text_place *texts, int64_t count) {
+    qsort(texts, (size_t)count, sizeof *texts, longer_first);
+    size_t rows = texts[0].length > MOST_ROWS ? (size_t)texts[0].length : MOST_ROWS;
+    pass_memory m = {.ids = tn_txt_alloc(rows, sizeof *m.ids),
+                     .places = tn_txt_alloc(rows, sizeof *m.places),
+                     .seen = tn_txt_alloc(rows, sizeof *m.seen),
+                     .out = tn_txt_alloc(rows, (size_t)e->config.hidden * sizeof *m.out)};
+    tn_status status = TN_ERR_MEMORY;
+    if (m.ids && m.places && m.seen && m.out) status = run_passes(e, texts, count, &m);
+    tn_txt_free(m.ids);
+    tn_txt_free(m.places);
+    tn_txt_free(m.seen);
+    tn_txt_free(m.out);
+    return status;
+}
+
+tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *lengths, int64_t count, float *out) {
+    if (!e || !ids || !lengths || !out || count < 1)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_embedder_run: a pointer is NULL, or there are no texts (%" PRId64 ")", count);
+    text_place *texts = tn_txt_alloc((size_t)count, sizeof *texts);
+    if (!texts) return TN_ERR_MEMORY;
+    tn_status status = TN_OK;
+    for (int64_t i = 0; i < count && status == TN_OK; i++) {
+        status = check_text(e, ids, lengths[i], i);
+        texts[i] = (text_place){ids, lengths[i], out + i * e->config.hidden};
+        ids += lengths[i];
+    }
+    tn_device *before = enter(e);
+    if (status == TN_OK) status = embed(e, texts, count);
+    tn_txt_free(texts);
+    return leave(e, before, status);
+}

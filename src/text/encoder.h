@@ -1,0 +1,98 @@
+/* encoder.h — what the files of the embedder share: an encoder's sizes as checked, its weights by place.
+ *
+ * encoder_config.c turns a folder into an encoder_config and proves that every weight fits it; encoder_record.c records
+ * the network and the pooling; embedder.c opens, batches and runs. */
+#ifndef TN_TEXT_ENCODER_H
+#define TN_TEXT_ENCODER_H
+
+#include "text/folder.h"
+#include "trunnion/embed.h"
+#include "trunnion/trunnion.h"
+
+/* What a layer holds: each a weight and a bias. */
+typedef enum encoder_part {
+    PART_Q,
+    PART_K,
+    PART_V,
+    PART_O,
+    PART_NORM1, /* behind the attention */
+    PART_UP,
+    PART_DOWN,
+    PART_NORM2, /* behind the feed-forward */
+    LAYER_PARTS
+} encoder_part;
+
+/* What stands before the layers: tables, and a norm with its bias. */
+typedef enum encoder_table {
+    TABLE_WORDS,
+    TABLE_POSITIONS,
+    TABLE_TYPES, /* of which every token here is of the first */
+    TABLE_NORM,
+    TABLES
+} encoder_table;
+
+typedef enum encoder_key {
+    ENC_LAYERS,
+    ENC_HIDDEN,
+    ENC_INTERMEDIATE,
+    ENC_HEADS,
+    ENC_POSITIONS,
+    ENC_EPS,
+    ENC_ACTIVATION,
+    ENC_KEYS
+} encoder_key;
+
+/* How one kind of encoder differs from the others: a row of the table in encoder_config.c. */
+typedef struct encoder_family {
+    const char *model_type;        /* config.json */
+    const char *prefix, *layer;    /* of weights' names: "bert.", "encoder.layer." */
+    const char *const *keys;       /* [ENC_KEYS]; NULL: a constant of the family */
+    const char *const *parts;      /* [LAYER_PARTS], without ".weight" and ".bias" */
+    const char *const *tables;     /* [TABLES]; NULL: it has none */
+    bool positions_behind_padding; /* they count from pad_token_id + 1 on */
+} encoder_family;
+
+typedef struct encoder_config {
+    const encoder_family *family;
+    int64_t layers, heads, hidden, intermediate, vocabulary, positions, types;
+    int64_t first_position; /* of a text, in the table of positions */
+    int64_t longest;        /* tokens of a text */
+    double eps;
+    tn_activation *activation;
+    tn_pooling pooling;
+    tn_embed_norm norm;
+    int64_t parameters, weights_bytes;
+} encoder_config;
+
+/* Reads and checks; sets the folder's prefix. */
+tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options, encoder_config *out);
+
+/* The name of a weight: `part` of a layer, or for layer < 0 a table. */
+void tn_encoder_name(const encoder_config *c, int64_t layer, int part, const char *ending, char name[HF_NAME_SIZE]);
+
+typedef struct encoder_linear {
+    tn_tensor *weight, *bias;
+} encoder_linear;
+
+/* Queries, keys and values are one product. */
+typedef struct encoder_layer {
+    encoder_linear qkv, out, norm1, up, down, norm2;
+} encoder_layer;
+
+typedef struct encoder_weights {
+    tn_tensor *words, *places; /* places: a token's position and type together, from a text's first position on */
+    encoder_linear norm;
+    encoder_layer *layers;
+} encoder_weights;
+
+/* What a pass gets: `batch` texts of `length` tokens, shorter ones filled up. */
+typedef struct encoder_batch {
+    tn_tensor *ids;    /* [batch, length] i64 */
+    tn_tensor *places; /* [length] i64: 0, 1, … */
+    tn_tensor *seen;   /* [batch, length] f32: 1, and 0 where it is filled up; NULL: nothing is */
+} encoder_batch;
+
+/* Records a pass: [batch, hidden] as a new handle. */
+tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b);
+
+#endif

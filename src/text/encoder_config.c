@@ -1,0 +1,326 @@
+/* encoder_config.c — from a folder's config.json to an encoder's sizes, every one of them checked.
+ *
+ * A family of encoders is a table row: what its keys and weights are called. Every weight of the file must be one that
+ * the row knows, in the shape that the configuration gives it, or belong to what stands behind an encoder (poolers,
+ * heads): a network that has something more would be computed wrongly without it. */
+#include "text/encoder.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const bert_keys[ENC_KEYS] = {
+    [ENC_LAYERS] = "num_hidden_layers",
+    [ENC_HIDDEN] = "hidden_size",
+    [ENC_INTERMEDIATE] = "intermediate_size",
+    [ENC_HEADS] = "num_attention_heads",
+    [ENC_POSITIONS] = "max_position_embeddings",
+    [ENC_EPS] = "layer_norm_eps",
+    [ENC_ACTIVATION] = "hidden_act",
+};
+static const char *const bert_parts[LAYER_PARTS] = {
+    [PART_Q] = "attention.self.query",
+    [PART_K] = "attention.self.key",
+    [PART_V] = "attention.self.value",
+    [PART_O] = "attention.output.dense",
+    [PART_NORM1] = "attention.output.LayerNorm",
+    [PART_UP] = "intermediate.dense",
+    [PART_DOWN] = "output.dense",
+    [PART_NORM2] = "output.LayerNorm",
+};
+static const char *const bert_tables[TABLES] = {
+    [TABLE_WORDS] = "embeddings.word_embeddings",
+    [TABLE_POSITIONS] = "embeddings.position_embeddings",
+    [TABLE_TYPES] = "embeddings.token_type_embeddings",
+    [TABLE_NORM] = "embeddings.LayerNorm",
+};
+
+static const char *const distilbert_keys[ENC_KEYS] = {
+    [ENC_LAYERS] = "n_layers",
+    [ENC_HIDDEN] = "dim",
+    [ENC_INTERMEDIATE] = "hidden_dim",
+    [ENC_HEADS] = "n_heads",
+    [ENC_POSITIONS] = "max_position_embeddings",
+    [ENC_ACTIVATION] = "activation",
+};
+static const char *const distilbert_parts[LAYER_PARTS] = {
+    [PART_Q] = "attention.q_lin",   [PART_K] = "attention.k_lin",       [PART_V] = "attention.v_lin",
+    [PART_O] = "attention.out_lin", [PART_NORM1] = "sa_layer_norm",     [PART_UP] = "ffn.lin1",
+    [PART_DOWN] = "ffn.lin2",       [PART_NORM2] = "output_layer_norm",
+};
+static const char *const distilbert_tables[TABLES] = {
+    [TABLE_WORDS] = "embeddings.word_embeddings",
+    [TABLE_POSITIONS] = "embeddings.position_embeddings",
+    [TABLE_NORM] = "embeddings.LayerNorm",
+};
+
+static const encoder_family families[] = {
+    {"bert", "bert.", "encoder.layer.", bert_keys, bert_parts, bert_tables, false},
+    {"roberta", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, true},
+    {"xlm-roberta", "roberta.", "encoder.layer.", bert_keys, bert_parts, bert_tables, true},
+    {"distilbert", "distilbert.", "transformer.layer.", distilbert_keys, distilbert_parts, distilbert_tables, false},
+};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+/* What stands behind the last layer in some files, and buffers that are no weights. */
+static const char *const beside[] = {"pooler.",
+                                     "cls.",
+                                     "lm_head.",
+                                     "classifier",
+                                     "pre_classifier",
+                                     "qa_outputs.",
+                                     "vocab_",
+                                     "embeddings.position_ids",
+                                     "embeddings.token_type_ids"};
+
+static const double DISTILBERT_EPS = 1e-12; /* its implementation's constant: config.json has none */
+
+void tn_encoder_name(const encoder_config *c, int64_t layer, int part, const char *ending, char name[HF_NAME_SIZE]) {
+    const encoder_family *f = c->family;
+    if (layer < 0)
+        snprintf(name, HF_NAME_SIZE, "%s%s", f->tables[part], ending);
+    else
+        snprintf(name, HF_NAME_SIZE, "%s%" PRId64 ".%s%s", f->layer, layer, f->parts[part], ending);
+}
+
+/* ---- config.json ------------------------------------------------------------------------------------------------- */
+
+static tn_status find_family(const hf_folder *f, encoder_config *c) {
+    const char *type = tn_hf_text(f, "model_type", "");
+    char known[160] = "";
+    for (size_t i = 0; i < FAMILIES; i++) {
+        if (strcmp(type, families[i].model_type) == 0) c->family = &families[i];
+        size_t used = strlen(known);
+        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", families[i].model_type);
+    }
+    if (c->family) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': '%s' is no model_type of an encoder that is known here; known are %s",
+                           f->path, tn_txt_shown(type, strlen(type)).text, known);
+}
+
+static tn_status refuse_features(const hf_folder *f) {
+    const char *how = tn_hf_text(f, "position_embedding_type", "absolute");
+    TRY(tn_hf_refuse(f, "is_decoder"));
+    TRY(tn_hf_refuse(f, "add_cross_attention"));
+    if (strcmp(how, "absolute") == 0) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': positions of the type '%s' are not computed here",
+                           f->path, tn_txt_shown(how, strlen(how)).text);
+}
+
+static tn_status read_sizes(const hf_folder *f, encoder_config *c) {
+    const char *const *key = c->family->keys;
+    TRY(tn_hf_size(f, key[ENC_LAYERS], -1, HF_MOST_LAYERS, &c->layers));
+    TRY(tn_hf_size(f, key[ENC_HIDDEN], -1, HF_MOST_WIDTH, &c->hidden));
+    TRY(tn_hf_size(f, key[ENC_INTERMEDIATE], -1, HF_MOST_WIDTH, &c->intermediate));
+    TRY(tn_hf_size(f, key[ENC_HEADS], -1, HF_MOST_HEADS, &c->heads));
+    TRY(tn_hf_size(f, key[ENC_POSITIONS], -1, HF_MOST_WIDTH, &c->positions));
+    TRY(tn_hf_activation(f, key[ENC_ACTIVATION], "gelu", &c->activation));
+    c->eps = DISTILBERT_EPS;
+    if (key[ENC_EPS]) TRY(tn_hf_real(f, f->config, key[ENC_EPS], 1e-12, 1e-20, 1, &c->eps));
+    if (c->hidden % c->heads != 0)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': %" PRId64 " heads do not divide a width of %" PRId64,
+                               f->path, c->heads, c->hidden);
+    int64_t padding = -1;
+    if (c->family->positions_behind_padding) {
+        padding = tn_json_int(tn_json_get(f->config, "pad_token_id"), 1);
+        if (padding < 0 || padding >= c->positions - 1)
+            return tn_backend_fail(TN_ERR_FORMAT,
+                                   "'%s/config.json': 'pad_token_id' is %" PRId64 "; there are %" PRId64 " positions",
+                                   f->path, padding, c->positions);
+    }
+    c->first_position = padding + 1;
+    c->longest = c->positions - c->first_position;
+    return TN_OK;
+}
+
+/* ---- what sentence-transformers puts beside ---------------------------------------------------------------------- */
+
+typedef struct pooling_row {
+    const char *key;
+    tn_pooling pooling; /* TN_POOLING_DEFAULT: not computed here */
+} pooling_row;
+
+static const pooling_row pooling_rows[] = {
+    {"pooling_mode_mean_tokens", TN_POOLING_MEAN},
+    {"pooling_mode_cls_token", TN_POOLING_CLS},
+    {"pooling_mode_max_tokens", TN_POOLING_MAX},
+    {"pooling_mode_mean_sqrt_len_tokens", TN_POOLING_DEFAULT},
+    {"pooling_mode_weightedmean_tokens", TN_POOLING_DEFAULT},
+    {"pooling_mode_lasttoken", TN_POOLING_DEFAULT},
+};
+
+static tn_status take_pooling(const hf_folder *f, const tn_json *config, encoder_config *c) {
+    int set = 0;
+    for (size_t i = 0; i < sizeof pooling_rows / sizeof *pooling_rows; i++) {
+        if (!tn_json_bool(tn_json_get(config, pooling_rows[i].key), false)) continue;
+        c->pooling = pooling_rows[i].pooling;
+        if (++set > 1 || c->pooling == TN_POOLING_DEFAULT)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "'%s/1_Pooling/config.json': '%s'%s is not computed here; --pooling chooses another "
+                                   "way",
+                                   f->path, pooling_rows[i].key, set > 1 ? " beside others" : "");
+    }
+    return TN_OK;
+}
+
+static tn_status read_pooling(const hf_folder *f, encoder_config *c) {
+    tn_json_doc *doc;
+    TRY(tn_hf_json(f, "1_Pooling/config.json", &doc));
+    tn_status status = take_pooling(f, tn_json_root(doc), c);
+    tn_json_free(doc);
+    return status;
+}
+
+/* Normalising is the one module that may follow pooling. */
+static tn_status take_modules(const hf_folder *f, const tn_json *modules, encoder_config *c) {
+    for (size_t i = 0; i < tn_json_length(modules); i++) {
+        const char *type = tn_json_string(tn_json_get(tn_json_at(modules, i), "type"), "");
+        const char *dot = strrchr(type, '.'), *name = dot ? dot + 1 : type;
+        if (strcmp(name, "Normalize") == 0) {
+            c->norm = TN_EMBED_NORM_UNIT;
+        } else if (strcmp(name, "Transformer") != 0 && strcmp(name, "Pooling") != 0) {
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "'%s/modules.json': module %zu is of the type '%s'; Transformer, "
+                                   "Pooling and Normalize are computed here",
+                                   f->path, i, tn_txt_shown(type, strlen(type)).text);
+        }
+    }
+    return TN_OK;
+}
+
+static tn_status read_modules(const hf_folder *f, encoder_config *c) {
+    tn_json_doc *doc;
+    TRY(tn_hf_json(f, "modules.json", &doc));
+    tn_status status = take_modules(f, tn_json_root(doc), c);
+    tn_json_free(doc);
+    return status;
+}
+
+static tn_status read_longest(const hf_folder *f, encoder_config *c) {
+    tn_json_doc *doc;
+    TRY(tn_hf_json(f, "sentence_bert_config.json", &doc));
+    int64_t most = tn_json_int(tn_json_get(tn_json_root(doc), "max_seq_length"), c->longest);
+    tn_json_free(doc);
+    if (most >= 1 && most < c->longest) c->longest = most;
+    return TN_OK;
+}
+
+static tn_status take_options(const hf_folder *f, const tn_embedder_options *o, encoder_config *c) {
+    c->pooling = TN_POOLING_MEAN;
+    c->norm = TN_EMBED_NORM_NONE;
+    if (o && o->struct_size < sizeof *o)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_options: set struct_size to sizeof(tn_embedder_options)");
+    if (o && ((unsigned)o->pooling > TN_POOLING_MAX || (unsigned)o->norm > TN_EMBED_NORM_UNIT))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_options: %d is no pooling, or %d no norm", (int)o->pooling,
+                               (int)o->norm);
+    if (!o || o->pooling == TN_POOLING_DEFAULT) TRY(read_pooling(f, c));
+    if (!o || o->norm == TN_EMBED_NORM_DEFAULT) TRY(read_modules(f, c));
+    if (o && o->pooling != TN_POOLING_DEFAULT) c->pooling = o->pooling;
+    if (o && o->norm != TN_EMBED_NORM_DEFAULT) c->norm = o->norm;
+    return read_longest(f, c);
+}
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+static tn_status check_weight(const hf_folder *f, encoder_config *c, const char *name, int64_t rows, int64_t columns) {
+    tn_safetensors_info t = {.struct_size = sizeof t};
+    if (!tn_hf_find(f, name, &t)) return tn_backend_fail(TN_ERR_FORMAT, "'%s': there is no tensor '%s'", f->path, name);
+    TRY(tn_hf_check(f, &t, (int64_t[]){rows, columns}));
+    c->parameters += rows * (columns ? columns : 1);
+    c->weights_bytes += t.bytes;
+    return TN_OK;
+}
+
+static tn_status check_pair(const hf_folder *f, encoder_config *c, int64_t layer, int part, int64_t rows,
+                            int64_t columns) {
+    char name[HF_NAME_SIZE];
+    tn_encoder_name(c, layer, part, ".weight", name);
+    TRY(check_weight(f, c, name, rows, columns));
+    tn_encoder_name(c, layer, part, ".bias", name);
+    return check_weight(f, c, name, rows, 0);
+}
+
+static tn_status check_layer(const hf_folder *f, encoder_config *c, int64_t layer) {
+    for (int part = 0; part < LAYER_PARTS; part++) {
+        bool norm = part == PART_NORM1 || part == PART_NORM2;
+        int64_t rows = part == PART_UP ? c->intermediate : c->hidden;
+        int64_t columns = norm ? 0 : part == PART_DOWN ? c->intermediate : c->hidden;
+        TRY(check_pair(f, c, layer, part, rows, columns));
+    }
+    return TN_OK;
+}
+
+/* The rows of a table that the configuration does not count: of tokens or types. */
+static tn_status check_table(const hf_folder *f, encoder_config *c, int table, int64_t *rows) {
+    char name[HF_NAME_SIZE];
+    tn_safetensors_info t = {.struct_size = sizeof t};
+    tn_encoder_name(c, -1, table, ".weight", name);
+    *rows = tn_hf_find(f, name, &t) && t.rank == 2 ? t.shape[0] : 1;
+    if (*rows < 1 || *rows > INT32_MAX)
+        return tn_backend_fail(TN_ERR_FORMAT, "'%s': tensor '%s' has %" PRId64 " rows", f->path, name, *rows);
+    return check_weight(f, c, name, *rows, c->hidden);
+}
+
+static bool is_beside(const char *name) {
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++)
+        if (strncmp(name, beside[i], strlen(beside[i])) == 0) return true;
+    return false;
+}
+
+/* Whether the name, which has lost its ending, is one that tn_encoder_name makes. */
+static bool is_known(const encoder_config *c, const char *name) {
+    const encoder_family *f = c->family;
+    size_t length = strlen(f->layer);
+    for (int i = 0; i < TABLES; i++)
+        if (f->tables[i] && strcmp(name, f->tables[i]) == 0) return true;
+    if (strncmp(name, f->layer, length) != 0) return false;
+    char *end;
+    int64_t layer = strtoll(name + length, &end, 10);
+    for (int i = 0; i < LAYER_PARTS && layer >= 0 && layer < c->layers && *end == '.'; i++)
+        if (strcmp(end + 1, f->parts[i]) == 0) return true;
+    return false;
+}
+
+static tn_status refuse_unknown(const hf_folder *f, const encoder_config *c) {
+    for (int i = 0; i < tn_safetensors_count(f->weights); i++) {
+        tn_safetensors_info t = {.struct_size = sizeof t};
+        TRY(tn_safetensors_at(f->weights, i, &t));
+        const char *name = tn_hf_strip(f, t.name), *ending = strrchr(name, '.');
+        char stem[HF_NAME_SIZE];
+        snprintf(stem, sizeof stem, "%.*s", ending ? (int)(ending - name) : 0, name);
+        bool fits = ending && (strcmp(ending, ".weight") == 0 || strcmp(ending, ".bias") == 0) && is_known(c, stem);
+        if (!fits && !is_beside(name))
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "'%s': tensor '%.100s' is none that a %s encoder of %" PRId64
+                                   " layers has here; without it the results would be wrong",
+                                   f->path, t.name, c->family->model_type, c->layers);
+    }
+    return TN_OK;
+}
+
+static tn_status check_weights(const hf_folder *f, encoder_config *c) {
+    TRY(check_table(f, c, TABLE_WORDS, &c->vocabulary));
+    if (c->family->tables[TABLE_TYPES]) TRY(check_table(f, c, TABLE_TYPES, &c->types));
+    char name[HF_NAME_SIZE];
+    tn_encoder_name(c, -1, TABLE_POSITIONS, ".weight", name);
+    TRY(check_weight(f, c, name, c->positions, c->hidden));
+    TRY(check_pair(f, c, -1, TABLE_NORM, c->hidden, 0));
+    for (int64_t layer = 0; layer < c->layers; layer++)
+        TRY(check_layer(f, c, layer));
+    return refuse_unknown(f, c);
+}
+
+tn_status tn_encoder_configure(hf_folder *f, const tn_embedder_options *options, encoder_config *out) {
+    *out = (encoder_config){0};
+    TRY(find_family(f, out));
+    TRY(refuse_features(f));
+    TRY(read_sizes(f, out));
+    TRY(take_options(f, options, out));
+    char probe[HF_NAME_SIZE];
+    tn_encoder_name(out, -1, TABLE_WORDS, ".weight", probe);
+    tn_hf_find_prefix(f, out->family->prefix, probe);
+    return check_weights(f, out);
+}
