@@ -89,7 +89,7 @@ static void narrow(const float *from, tn_dtype dtype, int64_t count, void *restr
 
 /* ---- small matrix products --------------------------------------------------------------------------------------- */
 
-typedef void tile_fn(const product *p);
+typedef void product_fn(const product *p);
 
 VEC_INLINE V load_b(const char *b, int j, const bool half) {
 #if HAS_F16
@@ -130,7 +130,7 @@ VEC_INLINE void tile_run(const product *p, const int rows, const int vectors, co
     static void tile_narrow_##rows(const product *p) { tile_run(p, rows, 1, false); }
 #define TILE_NAMES(rows) {tile_narrow_##rows, tile_wide_##rows},
 TILE_HEIGHTS(TILE_FUNCTIONS)
-static tile_fn *const tiles[][2] = {{NULL}, TILE_HEIGHTS(TILE_NAMES)};
+static product_fn *const tiles[][2] = {{NULL}, TILE_HEIGHTS(TILE_NAMES)};
 
 #if HAS_F16
 #define TILE_HALF_FUNCTIONS(rows)                                                                  \
@@ -138,7 +138,7 @@ static tile_fn *const tiles[][2] = {{NULL}, TILE_HEIGHTS(TILE_NAMES)};
     static void tile_half_narrow_##rows(const product *p) { tile_run(p, rows, 1, true); }
 #define TILE_HALF_NAMES(rows) {tile_half_narrow_##rows, tile_half_wide_##rows},
 TILE_HEIGHTS(TILE_HALF_FUNCTIONS)
-static tile_fn *const tiles_half[][2] = {{NULL}, TILE_HEIGHTS(TILE_HALF_NAMES)};
+static product_fn *const tiles_half[][2] = {{NULL}, TILE_HEIGHTS(TILE_HALF_NAMES)};
 #else
 #define tiles_half tiles
 #endif
@@ -151,7 +151,7 @@ void multiply(product p, int64_t rows, int64_t columns) {
     for (int64_t i = 0, height = 0; i < rows; i += height) {
         int64_t left = rows - i;
         height = left >= 2 * TILE_ROWS || left <= TILE_ROWS ? tn_min64(left, TILE_ROWS) : (left + 1) / 2;
-        tile_fn *const *run = p.half ? tiles_half[height] : tiles[height];
+        product_fn *const *run = p.half ? tiles_half[height] : tiles[height];
         p.a = a + i * p.a_row;
         for (int64_t j = 0, wide; j < columns; j += wide ? TILE_VECTORS * VL : VL) {
             wide = columns - j >= TILE_VECTORS * VL;

@@ -10,16 +10,11 @@
  * threads share the taps.
  *
  * The micro-kernels are those of gemm.c, and so are the chains: any cut gives the same bits. */
-#define TILE_SHARED
-#define PACK_SHARED
 #include "kern/conv.h"
 
 #include <string.h>
 
 #include "kern/cpu/cpu.h"
-#define TN_PACK_REALS
-#include "kern/cpu/pack.h"
-#include "kern/cpu/tile.h"
 #include "kern/cpu/windows.h"
 
 enum {
@@ -36,12 +31,6 @@ static const double PART_FLOPS = 5e5; /* as in gemm.c */
 static size_t area(int64_t elements) { return ((size_t)elements * sizeof(float) + 63) / 64 * 64; }
 
 static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
-
-/* Rows left → rows of the next tile: full height, but the last two share what is left. */
-static int64_t tile_height(int64_t left) {
-    if (left >= 2 * TILE_ROWS || left <= TILE_ROWS) return tn_min64(left, TILE_ROWS);
-    return (left + 1) / 2;
-}
 
 /* One row of tiles: `height` rows of A times the panels that `t` points at. */
 static void multiply(tile t, int64_t height, int64_t columns) {
@@ -147,7 +136,7 @@ static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
         int64_t group = n / chunks, k0 = n % chunks * CHUNK, steps = tn_min64(CHUNK, depth - k0);
         float *to = p->to + (group * depth + k0) * a->filters;
         for (int64_t i = 0, rows = 0; i < a->filters; i += rows) {
-            rows = tile_height(a->filters - i);
+            rows = tile_height(a->filters - i, TILES.rows);
             const float *from = a->weight + group * a->weight_group + i * a->weight_stride[0];
             pack_tile(a, from, rows, k0, steps, to + i * steps);
         }
@@ -183,7 +172,7 @@ typedef struct conv {
 } conv;
 
 static int64_t part_rows(const conv *c) {
-    return tn_min64(c->a.filters, tn_ceil_div(tn_ceil_div(c->a.filters, TILE_ROWS), c->row_parts) * TILE_ROWS);
+    return tn_min64(c->a.filters, tn_ceil_div(tn_ceil_div(c->a.filters, TILES.rows), c->row_parts) * TILES.rows);
 }
 
 static void plan(conv *c, const tn_conv_args *args) {
@@ -202,14 +191,14 @@ static void plan(conv *c, const tn_conv_args *args) {
  * themselves: reading them takes longer than packing what they see once a thread. */
 static void choose_blocks(conv *c, int threads) {
     int64_t most = COLUMNS / PANEL, panels = tn_ceil_div(c->w.line, PANEL);
-    bool tall = c->lines == 1 && panels <= most && c->a.filters >= 8 * TILE_ROWS * threads;
+    bool tall = c->lines == 1 && panels <= most && c->a.filters >= 8 * TILES.rows * threads;
     if (tall) c->row_parts = round_up(c->row_parts, threads);
     int64_t others = c->lines * c->a.groups * c->row_parts;
     int64_t share = others % threads == 0 ? 1 : threads;
     int64_t rounds = tn_ceil_div(panels, most * share);
     c->width = tn_ceil_div(panels, share * rounds) * PANEL;
     c->blocks = tn_ceil_div(c->w.line, c->width);
-    int64_t tiles = tn_ceil_div(c->a.filters, TILE_ROWS), tasks = others * c->blocks;
+    int64_t tiles = tn_ceil_div(c->a.filters, TILES.rows), tasks = others * c->blocks;
     if (tasks < threads) c->row_parts = tn_min64(tiles, c->row_parts * (threads / tasks));
 }
 
@@ -245,7 +234,7 @@ static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) 
     const float *packed = c->packed + (b->group * c->w.depth + k0) * c->a.filters;
     float *out = t.c;
     for (int64_t i = 0, height = 0; i < b->first + b->rows; i += height) {
-        height = tile_height(c->a.filters - i);
+        height = tile_height(c->a.filters - i, TILES.rows);
         if (i < b->first) continue;
         t.a = packed + i * t.k;
         t.a_row = 1;
@@ -306,9 +295,9 @@ static void compute_block(const conv *c, const block *b, seen *s) {
 
 /* Rows of a part: whole tiles. */
 static int64_t part_begin(const conv *c, int64_t part) {
-    int64_t before = tn_ceil_div(c->a.filters, TILE_ROWS) * part / c->row_parts, row = 0;
+    int64_t before = tn_ceil_div(c->a.filters, TILES.rows) * part / c->row_parts, row = 0;
     for (; before > 0; before--)
-        row += tile_height(c->a.filters - row);
+        row += tile_height(c->a.filters - row, TILES.rows);
     return row;
 }
 
@@ -451,7 +440,7 @@ static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
     g->sum_row = round_up(args->filters, VL);
     g->slab_bytes = area(windows_elements(&g->w));
     g->panel_bytes = area(CHUNK * round_up(args->filters, PANEL));
-    g->part_bytes = g->slab_bytes + g->panel_bytes + area(TILE_ROWS * ROW);
+    g->part_bytes = g->slab_bytes + g->panel_bytes + area(TILES.rows * ROW);
     g->tap_bytes = ((size_t)g->w.depth * sizeof(int64_t) + 63) / 64 * 64;
     g->sums_bytes = area(args->groups * g->w.depth * g->sum_row);
 }
@@ -513,7 +502,7 @@ static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin,
         pack_results(g, &s, group, t.k, panels);
         fill_slab(&g->w, &s, group, channel, (end - 1) / g->w.taps + 1);
         for (int64_t i = begin, height = 0; i < end; i += height) {
-            height = tile_height(end - i);
+            height = tile_height(end - i, TILES.rows);
             copy_rows(g, &s, channel, i, height, rows);
             t.c = sums + i * g->sum_row;
             multiply(t, height, g->a.filters);
@@ -531,11 +520,11 @@ static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin,
 
 static void collect_parts(void *ctx, int64_t begin, int64_t end, int worker) {
     const weight_gradient *g = ctx;
-    int64_t tiles = tn_ceil_div(g->w.depth, TILE_ROWS);
+    int64_t tiles = tn_ceil_div(g->w.depth, TILES.rows);
     for (int64_t n = begin; n < end; n++) {
         int64_t part = n % g->parts_a_group;
-        int64_t first = tiles * part / g->parts_a_group * TILE_ROWS;
-        int64_t last = tn_min64(tiles * (part + 1) / g->parts_a_group * TILE_ROWS, g->w.depth);
+        int64_t first = tiles * part / g->parts_a_group * TILES.rows;
+        int64_t last = tn_min64(tiles * (part + 1) / g->parts_a_group * TILES.rows, g->w.depth);
         if (first < last) collect_taps(g, n / g->parts_a_group, first, last, g->parts + (size_t)worker * g->part_bytes);
     }
 }
@@ -554,7 +543,7 @@ static void run_weight(const tn_conv_args *args) {
     windows_find_taps(&g.w, (int64_t *)(void *)memory);
     g.sums = (float *)(void *)(memory + g.tap_bytes);
     g.parts = memory + g.tap_bytes + g.sums_bytes;
-    int64_t tiles = tn_ceil_div(g.w.depth, TILE_ROWS), most = WEIGHT_CHANNELS * g.w.taps / TILE_ROWS;
+    int64_t tiles = tn_ceil_div(g.w.depth, TILES.rows), most = WEIGHT_CHANNELS * g.w.taps / TILES.rows;
     g.parts_a_group = round_up(tn_ceil_div(tiles, most), args->groups % threads == 0 ? 1 : threads);
     int64_t parts = args->groups * g.parts_a_group;
     if (threads == 1) {

@@ -1,7 +1,7 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
- * gemm.c, gemm_f64.c, conv.c, attention.c and sdpa.c are compiled with the flags of each instruction set and export one
- * table each (gemm_bf16.c is a table of AVX-512 alone); qmat.c is too, in other variants: dot products of small
+ * tiles.c, tiles_f64.c, conv.c, attention.c and sdpa.c are compiled with the flags of each instruction set and export
+ * one table each (tiles_bf16.c is a table of AVX-512 alone); qmat.c is too, in other variants: dot products of small
  * integers matter to it, AVX-512 without them does not. select.c looks at the processor once and keeps the best tables
  * that this build has. */
 #ifndef TN_KERN_CPU_H
@@ -10,18 +10,20 @@
 #include "kern/conv.h"
 #include "kern/kern.h"
 
+/* Products: one driver a type (gemm.c), kernels for each instruction set (tiles.c). */
+struct tile_set;
 typedef struct tn_gemm_table {
-    void (*run)(const tn_gemm_args *args, tn_dtype dtype);
-    size_t (*workspace)(const tn_gemm_args *args, tn_dtype dtype, int threads);
-    size_t (*packed_bytes)(int64_t n, int64_t k);
-    void (*pack)(const tn_gemm_args *args, tn_dtype dtype);
+    void (*run)(const struct tile_set *with, const tn_gemm_args *args, tn_dtype dtype);
+    size_t (*workspace)(const struct tile_set *with, const tn_gemm_args *args, tn_dtype dtype, int threads);
+    size_t (*packed_bytes)(const struct tile_set *with, int64_t n, int64_t k);
+    void (*pack)(const struct tile_set *with, const tn_gemm_args *args, tn_dtype dtype);
 } tn_gemm_table;
 
-extern const tn_gemm_table tn_gemm_table_f32_base, tn_gemm_table_f64_base;
-extern const tn_gemm_table tn_gemm_table_f32_avx2, tn_gemm_table_f64_avx2;
-extern const tn_gemm_table tn_gemm_table_f32_avx512, tn_gemm_table_f64_avx512;
-extern const tn_gemm_table tn_gemm_table_bf16_avx512bf16; /* for bf16 alone; others widen it */
-bool tn_gemm_pairs_pay(void); /* is that table's instruction fast here? Takes some microseconds. */
+extern const tn_gemm_table tn_gemm_table_f32, tn_gemm_table_f64;
+extern const struct tile_set tn_tiles_f32_base, tn_tiles_f32_avx2, tn_tiles_f32_avx512;
+extern const struct tile_set tn_tiles_f64_base, tn_tiles_f64_avx2, tn_tiles_f64_avx512;
+extern const struct tile_set tn_tiles_bf16_avx512bf16; /* for bf16 alone; others widen it */
+bool tn_gemm_pairs_pay(void);                          /* is their instruction fast here? Takes some microseconds. */
 
 typedef struct tn_attention_table {
     void (*run)(const tn_attention_args *args);

@@ -1,4 +1,5 @@
-/* gemm.c — matrix products on the processor; compiled once per instruction set and type of sums and products.
+/* gemm.c — matrix products on the processor: how they are cut, and what is brought where; compiled once for float, once
+ * for double. The kernels that move and multiply numbers come from a tile_set, one per instruction set (product.h).
  *
  * C is cut into strips of rows and columns, one or more a thread. A strip brings a block of A into its cache (packed,
  * or read where it lies), and multiplies it with B block after block; every 256 steps of k are one chain that starts at
@@ -12,19 +13,15 @@
  * block of up to 512 columns is finished in the part's own memory and handed to the joint, or copied out.
  *
  * Operands in f16 and bf16 are widened where they are packed, and the result is rounded where it is copied out: the
- * product is one in f32. A processor that multiplies pairs of bf16 (TN_VEC_PAIRS) sees k as half as many steps with two
+ * product is one in f32. A processor that multiplies pairs of bf16 sees k as half as many steps with two
  * elements each; where these stand side by side in memory, a matrix of pairs is a matrix like another.
  *
  * Products of bytes are products of floats too: a chain is a sum of at most 256 · 255 · 255 < 2²⁴, so it is exact, and
  * chains are added to C as integers. */
 #include "kern/cpu/cpu.h"
 
-#include <string.h>
-
-#include "kern/cpu/lines.h"
-#include "kern/cpu/pack.h"
 #include "kern/cpu/port.h"
-#include "kern/cpu/tile.h"
+#include "kern/cpu/product.h"
 
 enum {
     CHUNK = KIR_KSUM,
@@ -36,8 +33,8 @@ enum {
 /* A: a block of rows. */
 enum {
     A_ELEMENTS = (512 << 10) / sizeof(real), /* packed by one thread: half of a second cache of 1 MiB */
-    MIN_ROWS = 4 * TILE_ROWS,                /* fewer would read B too often … */
-    MAX_ROWS = 12 * TILE_ROWS,               /* … and with more C falls out of the cache */
+    MIN_TILES = 4,                           /* fewer would read B too often … */
+    MAX_TILES = 12,                          /* … and with more C falls out of the cache */
     SHORT_COLUMN = 512 / sizeof(real)        /* eight to a page: read in place */
 };
 
@@ -45,11 +42,11 @@ enum {
 enum {
     IN_PLACE_ELEMENTS = (4 << 20) / sizeof(real), /* up to this size, or for one block of rows, contiguous rows are read
                                                    * where they lie */
-    FLY_COLUMNS = 4 * PANEL,               /* packed just before use: with CHUNK steps they stay in the second cache */
+    FLY_PANELS = 4,                        /* packed just before use: with CHUNK steps they stay in the second cache */
     B_ELEMENTS = (8 << 20) / sizeof(real), /* packed by all threads together: a share of the third cache … */
     MIN_COLUMNS = 512,                     /* … but so many columns at least */
     LOAD_STEPS = 16,                       /* a load joint fills blocks of so many steps … */
-    LOAD_COLUMNS = 8 * PANEL,              /* … and columns: 4096 elements with AVX-512 */
+    LOAD_PANELS = 8,                       /* … and columns: 4096 elements with AVX-512 */
     OWN_B_ELEMENTS = (1 << 20) / sizeof(real) /* a batch whose B is smaller is split over threads by product */
 };
 
@@ -65,11 +62,14 @@ typedef struct layout {
 
 /* What is known of a call before it starts. */
 typedef struct gemm {
+    const tile_set *with;
     tn_gemm_args args; /* simplified: see simplify() */
     tn_dtype dtype;    /* of A, B and C in memory */
     layout a_layout, b_layout;
-    bool odd;   /* pairs: the last step of k is half one */
-    bool whole; /* C is i32 */
+    bool odd;      /* pairs: the last step of k is half one */
+    bool whole;    /* C is i32 */
+    int64_t panel; /* columns: 1 << panel_shift */
+    int panel_shift;
     int64_t batches;
     bool b_fixed; /* one B for all batches */
     b_source b_source;
@@ -121,7 +121,7 @@ static void swap_sides(gemm *of) {
     tn_gemm_args *g = &of->args;
     if (has_joint(g) || g->packed_b) return;
     bool by_columns = g->c.col_stride != 1 && g->c.row_stride == 1;
-    bool narrow = g->n <= VL / 4 && g->m >= VL;
+    bool narrow = g->n <= of->with->lanes / 4 && g->m >= of->with->lanes;
     if (!by_columns && !narrow) return;
     tn_matrix a = g->a;
     g->a = g->b;
@@ -137,7 +137,6 @@ static void swap_sides(gemm *of) {
 
 static bool is_half(tn_dtype dtype) { return dtype == TN_F16 || dtype == TN_BF16; }
 
-#ifdef TN_VEC_PAIRS
 /* An operand whose elements along k are `along` apart, and whose lines are `across` apart: in units of pairs if these
  * are words in memory, else with two steps at a time. */
 static layout layout_of_pairs(const gemm *g, tn_matrix *x, int64_t lines, int64_t *along, int64_t *across) {
@@ -155,14 +154,13 @@ static layout layout_of_pairs(const gemm *g, tn_matrix *x, int64_t lines, int64_
     return (layout){.kind = PACK_REAL};
 }
 
-static void choose_layouts(gemm *g) {
+static void pair_layouts(gemm *g) {
     tn_gemm_args *x = &g->args;
     g->odd = x->k % 2 != 0;
     x->k = tn_ceil_div(x->k, 2);
     g->a_layout = layout_of_pairs(g, &x->a, x->m, &x->a.col_stride, &x->a.row_stride);
     g->b_layout = layout_of_pairs(g, &x->b, x->n, &x->b.row_stride, &x->b.col_stride);
 }
-#else
 static pack_kind kind_of(tn_dtype dtype) {
     static const uint8_t kinds[TN_DTYPE_COUNT] = {
         [TN_F16] = PACK_F16, [TN_BF16] = PACK_BF16, [TN_I8] = PACK_I8, [TN_U8] = PACK_U8};
@@ -170,10 +168,13 @@ static pack_kind kind_of(tn_dtype dtype) {
 }
 
 static void choose_layouts(gemm *g) {
+    if (g->with->pairs) {
+        pair_layouts(g);
+        return;
+    }
     g->a_layout.kind = kind_of(g->whole ? g->args.a_dtype : g->dtype);
     g->b_layout.kind = kind_of(g->whole ? g->args.b_dtype : g->dtype);
 }
-#endif
 
 static void simplify(gemm *of) {
     tn_gemm_args *g = &of->args;
@@ -187,7 +188,11 @@ static void simplify(gemm *of) {
 
 /* ---- choices ----------------------------------------------------------------------------------------------------- */
 
-static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
+/* Panels that so many columns take, and the columns of these. */
+static int64_t panels_of(const gemm *g, int64_t columns) { return (columns + g->panel - 1) >> g->panel_shift; }
+static int64_t round_up(const gemm *g, int64_t columns) { return panels_of(g, columns) << g->panel_shift; }
+
+static int64_t max_rows(const gemm *g) { return MAX_TILES * g->with->rows; }
 
 /* What a joint of B yields may differ from product to product, unless the caller keeps one packed copy for all. */
 static bool is_b_fixed(const tn_gemm_args *g) {
@@ -211,7 +216,7 @@ static bool has_readable_b(const gemm *g) {
 static bool is_b_readable(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (!has_readable_b(g)) return false;
-    if (x->m <= MAX_ROWS) return true;
+    if (x->m <= max_rows(g)) return true;
     return (double)x->k * (double)x->n <= IN_PLACE_ELEMENTS && !bad_distance(x->b.row_stride);
 }
 
@@ -220,13 +225,13 @@ static bool is_b_readable(const gemm *g) {
 static b_source choose_b(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->packed_b) return B_CACHED;
-    bool used_once = x->m <= MAX_ROWS && !(g->b_fixed && g->batches > 1);
+    bool used_once = x->m <= max_rows(g) && !(g->b_fixed && g->batches > 1);
     if (x->way.b == TN_GEMM_IN_PLACE && has_readable_b(g)) return B_IN_PLACE;
     if (x->way.b == TN_GEMM_AT_USE && used_once) return B_ON_THE_FLY;
     if (x->way.b == TN_GEMM_PACKED) return B_TOGETHER;
     if (is_b_readable(g)) return B_IN_PLACE;
     if (!used_once) return B_TOGETHER;
-    bool lines = x->m <= LINES_ROWS && !x->b.joint.vm && x->b.row_stride == 1 && lines_take[g->b_layout.kind];
+    bool lines = x->m <= LINES_ROWS && !x->b.joint.vm && x->b.row_stride == 1 && g->with->lines_take[g->b_layout.kind];
     return lines ? B_LINES : B_ON_THE_FLY;
 }
 
@@ -237,7 +242,7 @@ static bool choose_a_in_place(const gemm *g) {
     const tn_gemm_args *x = &g->args;
     if (x->a.joint.vm || g->a_layout.kind != PACK_REAL) return false;
     if (x->way.a) return x->way.a == TN_GEMM_IN_PLACE;
-    if (x->m <= TILE_ROWS || x->n <= 2 * PANEL) return true;
+    if (x->m <= g->with->rows || x->n <= 2 * g->panel) return true;
     if (x->a.col_stride == 1) return !bad_distance(x->a.row_stride);
     return x->a.row_stride == 1 && x->a.col_stride > 0 && x->a.col_stride <= SHORT_COLUMN;
 }
@@ -251,6 +256,7 @@ static bool keeps_sums(const gemm *g) { return !g->direct && !g->whole && in_pie
 /* How much is packed and finished at once. */
 static void choose_blocks(gemm *g) {
     const tn_gemm_args *x = &g->args;
+    const int64_t height = g->with->rows;
     bool fly = g->b_source == B_ON_THE_FLY, together = g->b_source == B_TOGETHER;
     int64_t depth = K_BLOCK;
     if (fly) depth = tn_max64(A_ELEMENTS / x->m / CHUNK, 1) * CHUNK;
@@ -258,13 +264,13 @@ static void choose_blocks(gemm *g) {
     if (g->whole) depth = CHUNK;
     g->k_block = tn_max64(tn_min64(x->k, depth), 1);
     int64_t width = x->n;
-    if (together) width = tn_max64(B_ELEMENTS / g->k_block / PANEL * PANEL, MIN_COLUMNS);
+    if (together) width = tn_max64((B_ELEMENTS / g->k_block >> g->panel_shift) << g->panel_shift, MIN_COLUMNS);
     if (keeps_sums(g)) width = BLOCK_LD;
     g->n_block = tn_min64(width, x->n);
-    int64_t rows = tn_min64(tn_max64(A_ELEMENTS / g->k_block / TILE_ROWS * TILE_ROWS, MIN_ROWS), MAX_ROWS);
-    if (!g->direct && x->k <= 2 * CHUNK) rows = 2 * TILE_ROWS;
-    if (fly) rows = MAX_ROWS;
-    g->m_block = tn_min64(rows, x->m);
+    int64_t tiles = tn_min64(tn_max64(A_ELEMENTS / g->k_block / height, MIN_TILES), MAX_TILES);
+    if (!g->direct && x->k <= 2 * CHUNK) tiles = 2;
+    if (fly) tiles = MAX_TILES;
+    g->m_block = tn_min64(tiles * height, x->m);
 }
 
 static size_t area(int64_t elements) { return ((size_t)elements * sizeof(real) + 63) / 64 * 64; }
@@ -274,19 +280,20 @@ static void choose_memory(gemm *g) {
     bool pieces = keeps_sums(g);
     int64_t columns = tn_min64(x->n, BLOCK_LD);
     g->a_bytes = g->a_in_place ? 0 : area(g->m_block * g->k_block);
-    g->b_bytes = g->b_source == B_ON_THE_FLY ? area(tn_min64(round_up(x->n, PANEL), FLY_COLUMNS) * CHUNK) : 0;
+    g->b_bytes = g->b_source == B_ON_THE_FLY ? area(tn_min64(round_up(g, x->n), FLY_PANELS * g->panel) * CHUNK) : 0;
     g->c_bytes = g->direct || pieces ? 0 : area((g->m_block - 1) * BLOCK_LD + columns);
-    g->load_bytes = x->a.joint.vm ? area(TILE_ROWS * BLOCK_LD) : 0;
+    g->load_bytes = x->a.joint.vm ? area(g->with->rows * BLOCK_LD) : 0;
     if (x->b.joint.vm && g->load_bytes < area(LOAD_STEPS * BLOCK_LD)) g->load_bytes = area(LOAD_STEPS * BLOCK_LD);
     g->scratch_bytes = port_scratch(&x->a.joint, port_scratch(&x->b.joint, port_scratch(&x->c.joint, 0)));
     g->part_bytes = g->a_bytes + g->b_bytes + g->c_bytes + g->load_bytes + g->scratch_bytes;
-    g->shared_bytes = g->b_source == B_TOGETHER ? area(round_up(g->n_block, PANEL) * g->k_block) : 0;
+    g->shared_bytes = g->b_source == B_TOGETHER ? area(round_up(g, g->n_block) * g->k_block) : 0;
     g->sums_bytes = pieces ? area(x->m * BLOCK_LD) : 0;
     g->shared_bytes += g->sums_bytes;
 }
 
-static void plan(gemm *g, const tn_gemm_args *args, tn_dtype dtype) {
-    *g = (gemm){.args = *args, .dtype = dtype, .whole = dtype == TN_I32};
+static void plan(gemm *g, const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
+    *g = (gemm){.with = with, .args = *args, .dtype = dtype, .whole = dtype == TN_I32, .panel = 2 * with->lanes};
+    g->panel_shift = __builtin_ctz((unsigned)g->panel);
     simplify(g);
     const tn_gemm_args *x = &g->args;
     g->batches = 1;
@@ -361,53 +368,46 @@ static bool ends_odd(const gemm *g, int64_t k) { return g->odd && k == g->args.k
 /* One block of B into panels that are `distance` elements apart. `at` counts in B: rows are steps of k. */
 static void pack_b_memory(const gemm *g, const int64_t *batch, box at, real *to, int64_t distance) {
     const tn_matrix *b = &g->args.b;
-    pack_run(&(pack){.to = to,
-                     .distance = PANEL,
-                     .group = PANEL,
-                     .jump = distance,
-                     .kind = g->b_layout.kind,
-                     .from = address(b, pack_size[g->b_layout.kind], batch, at.row, at.col),
-                     .along = b->row_stride,
-                     .across = b->col_stride,
-                     .second = g->b_layout.second,
-                     .odd = ends_odd(g, at.row + at.rows),
-                     .steps = at.rows,
-                     .lines = at.cols});
+    g->with->pack(&(pack){.to = to,
+                          .distance = g->panel,
+                          .group = g->panel,
+                          .jump = distance,
+                          .kind = g->b_layout.kind,
+                          .from = address(b, pack_size[g->b_layout.kind], batch, at.row, at.col),
+                          .along = b->row_stride,
+                          .across = b->col_stride,
+                          .second = g->b_layout.second,
+                          .odd = ends_odd(g, at.row + at.rows),
+                          .steps = at.rows,
+                          .lines = at.cols});
 }
 
-static void pack_b_joint(part *p, const int64_t *batch, box at, real *to, int64_t distance) {
+static void pack_b_joint(const gemm *g, part *p, const int64_t *batch, box at, real *to, int64_t distance) {
     port_run(&p->b, batch, at, p->load);
-    pack_run(&(pack){.to = to,
-                     .distance = PANEL,
-                     .group = PANEL,
-                     .jump = distance,
-                     .from = p->load,
-                     .along = BLOCK_LD,
-                     .across = 1,
-                     .steps = at.rows,
-                     .lines = at.cols});
+    g->with->pack(&(pack){.to = to,
+                          .distance = g->panel,
+                          .group = g->panel,
+                          .jump = distance,
+                          .from = p->load,
+                          .along = BLOCK_LD,
+                          .across = 1,
+                          .steps = at.rows,
+                          .lines = at.cols});
 }
 
 /* A block of at most CHUNK steps: its panels follow each other without a gap. */
 static void pack_b(const gemm *g, part *p, const int64_t *batch, box at, real *to) {
-    int64_t distance = at.rows * PANEL;
+    int64_t distance = at.rows * g->panel, most = LOAD_PANELS * g->panel;
     if (!g->args.b.joint.vm) {
         pack_b_memory(g, batch, at, to, distance);
         return;
     }
-    for (int64_t j = 0; j < at.cols; j += LOAD_COLUMNS) {
+    for (int64_t j = 0; j < at.cols; j += most) {
         for (int64_t k = 0; k < at.rows; k += LOAD_STEPS) {
-            box piece = {at.row + k, tn_min64(LOAD_STEPS, at.rows - k), at.col + j,
-                         tn_min64(LOAD_COLUMNS, at.cols - j)};
-            pack_b_joint(p, batch, piece, to + j / PANEL * distance + k * PANEL, distance);
+            box piece = {at.row + k, tn_min64(LOAD_STEPS, at.rows - k), at.col + j, tn_min64(most, at.cols - j)};
+            pack_b_joint(g, p, batch, piece, to + j * at.rows + k * g->panel, distance);
         }
     }
-}
-
-/* Rows left in a block → rows of the next tile: full height, but the last two share what is left. */
-static int64_t tile_height(int64_t left) {
-    if (left >= 2 * TILE_ROWS || left <= TILE_ROWS) return tn_min64(left, TILE_ROWS);
-    return (left + 1) / 2;
 }
 
 /* Rows of A that become tiles of one height; at.cols steps, at most CHUNK. */
@@ -432,16 +432,16 @@ static void pack_a_rows(const gemm *g, part *p, const int64_t *batch, box at, in
         rows.second = g->a_layout.second;
         rows.odd = ends_odd(g, at.col + at.cols);
     }
-    pack_run(&rows);
+    g->with->pack(&rows);
 }
 
 /* A block of at most CHUNK steps: the tile that starts at row i lies at i · steps, its rows side by side. Memory is
  * packed for all full tiles at once, as rows of A may lie side by side; a joint fills memory for one tile. */
 static void pack_a(const gemm *g, part *p, const int64_t *batch, box at, real *to) {
     for (int64_t i = 0, rows = 0; i < at.rows; i += rows) {
-        int64_t height = tile_height(at.rows - i);
+        const int64_t full = g->with->rows, height = tile_height(at.rows - i, full);
         rows = height;
-        if (height == TILE_ROWS && !g->args.a.joint.vm) rows = tn_max64((at.rows - i) / TILE_ROWS - 1, 1) * TILE_ROWS;
+        if (height == full && !g->args.a.joint.vm) rows = tn_max64((at.rows - i) / full - 1, 1) * full;
         pack_a_rows(g, p, batch, (box){at.row + i, rows, at.col, at.cols}, height, to + i * at.cols);
     }
 }
@@ -464,57 +464,60 @@ static void aim(tile *t, const a_block *a, int64_t i, int64_t height, int64_t k)
 }
 
 /* Few rows: tiles several panels wide. Returns the columns done; what is left is narrower than such a tile. */
-static int64_t multiply_wide(tile t, int64_t rows, int64_t columns) {
-    int64_t panels = tile_wide_panels[rows], j = 0;
-    for (; j + panels * PANEL <= columns; j += panels * PANEL) {
-        tile_wide[rows](&t);
+static int64_t multiply_wide(const gemm *g, tile t, int64_t rows, int64_t columns) {
+    int64_t panels = g->with->wide_panels[rows], width = panels * g->panel, j = 0;
+    for (; j + width <= columns; j += width) {
+        g->with->wide[rows](&t);
         t.b += panels * t.b_panel;
-        t.c += panels * PANEL;
+        t.c += width;
     }
     return j;
 }
 
-/* The tile at column j asks for its share of the rows of A that come next. */
-static void look_ahead(tile *t, const a_block *a, int64_t next_row, int64_t k, int64_t j, int64_t share) {
+/* A tile asks for its share of the rows of A that come next, of which `begin` and following are left. */
+static void look_ahead(const gemm *g, tile *t, const a_block *a, int64_t next_row, int64_t k, int64_t begin,
+                       int64_t share) {
     if (a->packed || a->k != 1) return; /* packed rows are in the second cache already */
-    int64_t begin = j / PANEL * share;
     t->ahead = a->data + (next_row + begin) * a->row + k;
-    t->ahead_rows = tn_min64(share, TILE_ROWS - begin);
+    t->ahead_rows = tn_min64(share, g->with->rows - begin);
 }
 
 /* The last columns, fewer than a panel. */
-static void multiply_edge(tile t, int64_t height, int64_t columns) {
-    for (; columns > 0; columns -= VL) {
+static void multiply_edge(const gemm *g, tile t, int64_t height, int64_t columns) {
+    const int64_t lanes = g->with->lanes;
+    for (; columns > 0; columns -= lanes) {
         t.columns = columns;
-        tile_edge[height](&t);
-        t.b += VL;
-        t.c += VL;
+        g->with->edge[height](&t);
+        t.b += lanes;
+        t.c += lanes;
     }
 }
 
 /* A's rows from step k on times the panels that `t` points at. Rows outside: a tile of A stays in the first cache and
  * the panels of B pass by in the second. */
-static void multiply(const a_block *a, int64_t k, tile t, int64_t rows, int64_t columns) {
-    int64_t wide = 0, share = tn_ceil_div(TILE_ROWS, tn_max64(columns / PANEL, 1));
+static void multiply(const gemm *g, const a_block *a, int64_t k, tile t, int64_t rows, int64_t columns) {
+    const int64_t full = g->with->rows, panel = g->panel;
+    int64_t wide = 0, share = tn_ceil_div(full, tn_max64(columns >> g->panel_shift, 1));
     if (rows <= WIDE_HEIGHT) {
         aim(&t, a, 0, rows, k);
-        wide = multiply_wide(t, rows, columns);
+        wide = multiply_wide(g, t, rows, columns);
     }
     real *c = t.c;
-    const real *b = t.b;
+    const real *b = t.b + (wide >> g->panel_shift) * t.b_panel;
+    const int64_t begin = (wide >> g->panel_shift) * share;
     for (int64_t i = 0, height = 0; i < rows; i += height) {
-        height = tile_height(rows - i);
+        height = tile_height(rows - i, full);
         aim(&t, a, i, height, k);
-        int64_t j = wide;
-        for (; j + PANEL <= columns; j += PANEL) {
-            look_ahead(&t, a, i + height, k, j, share);
-            t.b = b + j / PANEL * t.b_panel;
-            t.c = c + i * t.c_row + j;
-            tile_full[height](&t);
+        t.b = b;
+        t.c = c + i * t.c_row + wide;
+        int64_t j = wide, next = begin;
+        for (; j + panel <= columns; j += panel, next += share) {
+            look_ahead(g, &t, a, i + height, k, next, share);
+            g->with->full[height](&t);
+            t.b += t.b_panel;
+            t.c += panel;
         }
-        t.b = b + j / PANEL * t.b_panel;
-        t.c = c + i * t.c_row + j;
-        if (j < columns) multiply_edge(t, height, columns - j);
+        if (j < columns) multiply_edge(g, t, height, columns - j);
     }
 }
 
@@ -536,29 +539,29 @@ typedef struct group {
 static void aim_b(const group *s, const part *p, const int64_t *batch, tile *t, int64_t k, int64_t j) {
     const gemm *g = s->g;
     const tn_matrix *b = &g->args.b;
-    t->b_k = PANEL;
-    t->b_panel = t->k * PANEL;
+    t->b_k = g->panel;
+    t->b_panel = t->k * g->panel;
     if (g->b_source == B_CACHED) {
-        t->b = (const real *)g->args.packed_b + (s->k0 + k) * round_up(g->args.n, PANEL) + (s->j0 + j) * t->k;
+        t->b = (const real *)g->args.packed_b + (s->k0 + k) * round_up(g, g->args.n) + (s->j0 + j) * t->k;
     } else if (g->b_source == B_TOGETHER) {
-        t->b = s->b_packed + k * round_up(s->columns, PANEL) + j * t->k;
+        t->b = s->b_packed + k * round_up(g, s->columns) + j * t->k;
     } else if (g->b_source == B_ON_THE_FLY) {
         t->b = p->b_packed;
     } else if (g->b_source == B_IN_PLACE) {
         t->b_k = b->row_stride;
-        t->b_panel = PANEL;
+        t->b_panel = g->panel;
         t->b = element(b, batch, s->k0 + k, s->j0 + j);
     }
 }
 
-/* A's few rows times columns of B that lie along k: at most VL of them. */
+/* A's few rows times columns of B that lie along k: at most a vector of them. */
 static void multiply_lines(const group *s, const int64_t *batch, const a_block *a, int64_t k, tile t, box at) {
     const tn_matrix *b = &s->g->args.b;
     pack_kind kind = s->g->b_layout.kind;
     aim(&t, a, 0, at.rows, k);
     t.columns = at.cols;
     const char *first = address(b, pack_size[kind], batch, s->k0 + k, s->j0 + at.col);
-    lines_run(&t, kind, first, b->col_stride * pack_size[kind], (int)at.rows);
+    s->g->with->lines(&t, kind, first, b->col_stride * pack_size[kind], (int)at.rows);
 }
 
 /* All steps of the stage for a block of C, chain after chain, into c. */
@@ -576,80 +579,41 @@ static void accumulate(const group *s, part *p, const int64_t *batch, const a_bl
             multiply_lines(s, batch, a, k, t, at);
         } else {
             aim_b(s, p, batch, &t, k, at.col);
-            multiply(a, k, t, at.rows, at.cols);
+            multiply(s->g, a, k, t, at.rows, at.cols);
         }
         k += CHUNK;
     } while (k < s->steps);
 }
 
-#ifdef TN_VEC_F64
-static void round_out(const gemm *g, const int64_t *batch, box at, const real *block) {
-    (void)g, (void)batch, (void)at, (void)block;
-}
-
-static void add_out(const gemm *g, const int64_t *batch, box at, const real *block, bool add) {
-    (void)g, (void)batch, (void)at, (void)block, (void)add;
-}
-#else
-/* Chains that are whole numbers, added as such: modulo 2³². */
-VEC_INLINE void add_row(uint32_t *to, const int64_t stride, const real *from, int64_t columns, bool add) {
-    for (int64_t j = 0; j < columns; j++)
-        to[j * stride] = (add ? to[j * stride] : 0) + (uint32_t)(int32_t)from[j];
-}
-
-static void add_out(const gemm *g, const int64_t *batch, box at, const real *block, bool add) {
+/* Where a block of sums goes, whose elements have `size` bytes in C. */
+static result_block result_at(const gemm *g, int64_t size, const int64_t *batch, box at, const real *block) {
     const tn_matrix *c = &g->args.c;
-    for (int64_t i = 0; i < at.rows; i++) {
-        uint32_t *row = address(c, sizeof *row, batch, at.row + i, at.col);
-        if (c->col_stride == 1) {
-            add_row(row, 1, block + i * BLOCK_LD, at.cols, add);
-        } else {
-            add_row(row, c->col_stride, block + i * BLOCK_LD, at.cols, add);
-        }
-    }
+    return (result_block){.to = address(c, size, batch, at.row, at.col),
+                          .row_stride = c->row_stride,
+                          .col_stride = c->col_stride,
+                          .from = block,
+                          .from_row = BLOCK_LD,
+                          .rows = at.rows,
+                          .columns = at.cols};
 }
-
-/* VL columns of a row, rounded. */
-VEC_INLINE void round_columns(uint16_t *to, int64_t stride, const real *from, int64_t columns, bool brain) {
-    V x = columns >= VL ? v_load(from) : v_part_load(from, v_mask(columns));
-    v_halves h = brain ? v_narrow_bf16(x) : v_narrow_f16(x);
-    if (columns >= VL && stride == 1) {
-        memcpy(to, &h, sizeof h);
-        return;
-    }
-    uint16_t one[VL];
-    memcpy(one, &h, sizeof h);
-    for (int64_t j = 0; j < columns && j < VL; j++)
-        to[j * stride] = one[j];
-}
-
-static void round_out(const gemm *g, const int64_t *batch, box at, const real *block) {
-    const tn_matrix *c = &g->args.c;
-    for (int64_t i = 0; i < at.rows; i++) {
-        uint16_t *row = address(c, sizeof *row, batch, at.row + i, at.col);
-        for (int64_t j = 0; j < at.cols; j += VL)
-            round_columns(row + j * c->col_stride, c->col_stride, block + i * BLOCK_LD + j, at.cols - j,
-                          g->dtype == TN_BF16);
-    }
-}
-#endif
 
 static void copy_out(const gemm *g, const int64_t *batch, box at, const real *block) {
     const tn_matrix *matrix = &g->args.c;
     if (is_half(g->dtype)) {
-        round_out(g, batch, at, block);
+        result_block r = result_at(g, sizeof(uint16_t), batch, at, block);
+        g->with->round(&r, g->dtype == TN_BF16);
         return;
     }
     real *c = element(matrix, batch, at.row, at.col);
     if (matrix->row_stride == 1) {
-        pack_run(&(pack){.to = c,
-                         .distance = matrix->col_stride,
-                         .group = at.rows,
-                         .from = block,
-                         .along = 1,
-                         .across = BLOCK_LD,
-                         .steps = at.cols,
-                         .lines = at.rows});
+        g->with->pack(&(pack){.to = c,
+                              .distance = matrix->col_stride,
+                              .group = at.rows,
+                              .from = block,
+                              .along = 1,
+                              .across = BLOCK_LD,
+                              .steps = at.cols,
+                              .lines = at.rows});
         return;
     }
     for (int64_t i = 0; i < at.rows; i++) {
@@ -669,7 +633,8 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
     real *block = keeps_sums(g) ? s->sums + at.row * BLOCK_LD + at.col : p->c_block;
     accumulate(s, p, batch, a, at, block, BLOCK_LD);
     if (g->whole) {
-        add_out(g, batch, whole, block, s->k0 > 0);
+        result_block r = result_at(g, sizeof(int32_t), batch, whole, block);
+        g->with->add(&r, s->k0 > 0);
         return;
     }
     if (s->k0 + s->steps < g->args.k) return;
@@ -684,7 +649,9 @@ static void compute_block(const group *s, part *p, const int64_t *batch, const a
 static void compute_strip(const group *s, part *p, const int64_t *batch, box at) {
     const gemm *g = s->g;
     const tn_matrix *a = &g->args.a;
-    int64_t width = g->b_source == B_ON_THE_FLY ? FLY_COLUMNS : g->b_source == B_LINES ? VL : BLOCK_LD;
+    int64_t width = BLOCK_LD;
+    if (g->b_source == B_ON_THE_FLY) width = FLY_PANELS * g->panel;
+    if (g->b_source == B_LINES) width = g->with->lanes;
     for (int64_t i = 0; i < at.rows; i += g->m_block) {
         int64_t row = at.row + i, rows = tn_min64(g->m_block, at.rows - i);
         a_block block = {.row = a->row_stride, .k = a->col_stride, .packed = !g->a_in_place, .rows = rows};
@@ -709,14 +676,14 @@ static void compute_strips(void *ctx, int64_t begin, int64_t end, int worker) {
     const gemm *g = s->g;
     part p;
     part_open(&p, g, s->parts + (size_t)worker * g->part_bytes);
-    int64_t panels = tn_ceil_div(s->columns, PANEL);
+    int64_t panels = panels_of(g, s->columns);
     for (int64_t i = begin; i < end; i++) {
         int64_t column = i % s->column_strips, row = i / s->column_strips % s->row_strips;
         int64_t batch[TN_GEMM_BATCH_AXES];
         locate(g, s->first + i / s->column_strips / s->row_strips, batch);
         int64_t r0 = g->args.m * row / s->row_strips, r1 = g->args.m * (row + 1) / s->row_strips;
-        int64_t c0 = panels * column / s->column_strips * PANEL;
-        int64_t c1 = tn_min64(panels * (column + 1) / s->column_strips * PANEL, s->columns);
+        int64_t c0 = panels * column / s->column_strips * g->panel;
+        int64_t c1 = tn_min64(panels * (column + 1) / s->column_strips * g->panel, s->columns);
         compute_strip(s, &p, batch, (box){r0, r1 - r0, c0, c1 - c0});
     }
 }
@@ -731,12 +698,12 @@ static int64_t strip_cost(const gemm *g, int64_t rows, int64_t columns) {
 static void choose_strips(group *s) {
     s->row_strips = s->column_strips = 1;
     if (s->threads == 1) return;
-    int64_t m = s->g->args.m, panels = tn_ceil_div(s->columns, PANEL), threads = s->threads, best = INT64_MAX;
+    int64_t m = s->g->args.m, panels = panels_of(s->g, s->columns), threads = s->threads, best = INT64_MAX;
     for (int64_t columns = 1; columns <= tn_min64(threads, panels); columns++) {
         int64_t rows = s->batches % threads == 0 ? 1 : tn_ceil_div(threads, columns);
         rows = tn_max64(tn_min64(rows, m / 4), 1);
         int64_t strips = tn_ceil_div(s->batches * rows * columns, threads);
-        int64_t cost = strips * strip_cost(s->g, tn_ceil_div(m, rows), tn_ceil_div(panels, columns) * PANEL);
+        int64_t cost = strips * strip_cost(s->g, tn_ceil_div(m, rows), tn_ceil_div(panels, columns) * s->g->panel);
         if (cost >= best) continue;
         best = cost;
         s->row_strips = rows;
@@ -760,18 +727,17 @@ static void pack_b_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     const b_region *r = ctx;
     part p;
     part_open(&p, r->g, r->parts + (size_t)worker * r->g->part_bytes);
-    int64_t chunks = tn_ceil_div(r->at.rows, CHUNK);
+    int64_t chunks = tn_ceil_div(r->at.rows, CHUNK), most = LOAD_PANELS * r->g->panel;
     for (int64_t i = begin; i < end; i++) {
-        int64_t j = i / chunks * LOAD_COLUMNS, k = i % chunks * CHUNK;
-        box at = {r->at.row + k, tn_min64(CHUNK, r->at.rows - k), r->at.col + j,
-                  tn_min64(LOAD_COLUMNS, r->at.cols - j)};
-        pack_b(r->g, &p, r->batch, at, r->to + k * round_up(r->at.cols, PANEL) + j * at.rows);
+        int64_t j = i / chunks * most, k = i % chunks * CHUNK;
+        box at = {r->at.row + k, tn_min64(CHUNK, r->at.rows - k), r->at.col + j, tn_min64(most, r->at.cols - j)};
+        pack_b(r->g, &p, r->batch, at, r->to + k * round_up(r->g, r->at.cols) + j * at.rows);
     }
 }
 
 static void pack_b_together(const gemm *g, const int64_t *batch, box at, real *to, char *parts, int threads) {
     b_region r = {g, batch, at, to, parts};
-    int64_t blocks = tn_ceil_div(at.cols, LOAD_COLUMNS) * tn_ceil_div(at.rows, CHUNK);
+    int64_t blocks = tn_ceil_div(at.cols, LOAD_PANELS * g->panel) * tn_ceil_div(at.rows, CHUNK);
     if (threads == 1) {
         pack_b_blocks(&r, 0, blocks, 0);
     } else {
@@ -847,18 +813,18 @@ static int choose_threads(const gemm *g) {
     return parts < most ? (int)parts : most;
 }
 
-static void pack_b_alone(const tn_gemm_args *args, tn_dtype dtype) {
+static void pack_b_alone(const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
     enum { PART_ELEMENTS = 1 << 16 }; /* what is worth a second thread's waking */
     gemm g;
     if (args->n == 0 || args->k == 0) return;
-    plan(&g, args, dtype);
+    plan(&g, with, args, dtype);
     pack_all(&g, NULL, args->n * args->k < PART_ELEMENTS ? 1 : tn_threads());
 }
 
-static void run(const tn_gemm_args *args, tn_dtype dtype) {
+static void run(const tile_set *with, const tn_gemm_args *args, tn_dtype dtype) {
     if (is_empty(args)) return;
     gemm g;
-    plan(&g, args, dtype);
+    plan(&g, with, args, dtype);
     int threads = choose_threads(&g);
     fill_cache(&g, threads);
     if (threads > 1 && splits_by_batch(&g, threads)) {
@@ -872,14 +838,14 @@ static void run(const tn_gemm_args *args, tn_dtype dtype) {
 }
 
 /* Enough with and without a kept copy of B, for any number of threads up to `threads`. */
-static size_t workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
+static size_t workspace(const tile_set *with, const tn_gemm_args *args, tn_dtype dtype, int threads) {
     if (is_empty(args)) return 64;
     size_t most = 64;
     for (int kept = 0; kept < 2; kept++) {
         tn_gemm_args variant = *args;
         variant.packed_b = kept ? &variant : NULL;
         gemm g;
-        plan(&g, &variant, dtype);
+        plan(&g, with, &variant, dtype);
         size_t parts = (size_t)(threads > 1 ? threads : 1);
         size_t together = g.shared_bytes + parts * g.part_bytes;
         size_t apart = may_split_by_batch(&g) ? parts * (g.shared_bytes + g.part_bytes) : 0;
@@ -889,18 +855,14 @@ static size_t workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
     return most;
 }
 
-#if defined(TN_VEC_PAIRS)
-enum { STEP_ELEMENTS = 2 };
-#define TABLE VEC_JOIN(tn_gemm_table_bf16, TN_ISA_SUFFIX)
-#elif defined(TN_VEC_F64)
-enum { STEP_ELEMENTS = 1 };
-#define TABLE VEC_JOIN(tn_gemm_table_f64, TN_ISA_SUFFIX)
+static size_t packed_bytes(const tile_set *with, int64_t n, int64_t k) {
+    int64_t panel = 2 * with->lanes;
+    return area(tn_ceil_div(n, panel) * panel * (with->pairs ? tn_ceil_div(k, 2) : k));
+}
+
+#ifdef TN_VEC_F64
+#define TABLE tn_gemm_table_f64
 #else
-enum { STEP_ELEMENTS = 1 };
-#define TABLE VEC_JOIN(tn_gemm_table_f32, TN_ISA_SUFFIX)
-const tile_set TILES = {tile_full, tile_edge, tile_wide, tile_wide_panels, pack_run};
+#define TABLE tn_gemm_table_f32
 #endif
-
-static size_t packed_bytes(int64_t n, int64_t k) { return area(round_up(n, PANEL) * tn_ceil_div(k, STEP_ELEMENTS)); }
-
 const tn_gemm_table TABLE = {run, workspace, packed_bytes, pack_b_alone};

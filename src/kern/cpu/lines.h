@@ -1,4 +1,4 @@
-/* lines.h — few rows of A times columns of B that lie along k, as a vector times the rows of a matrix; part of gemm.c.
+/* lines.h — few rows of A times columns of B that lie along k, as a vector times the rows of a matrix; part of tiles.c.
  *
  * An element of C is one chain along k, so the lanes of a vector are columns: a square of VL columns and VL steps is
  * read along k and turned in registers, each number of B once and without a copy. */
@@ -8,10 +8,7 @@
 #include "kern/cpu/pack.h"
 #include "kern/cpu/tile.h"
 
-enum {
-    LINES_ROWS = 4,   /* of A; with more, packing B pays */
-    LINES_AHEAD = 256 /* bytes of each column */
-};
+enum { LINES_AHEAD = 256 }; /* bytes of each column */
 
 /* A square: `steps` of it, with what A has at each. */
 VEC_INLINE void lines_multiply(const V *r, int64_t steps, const real *const *a, int64_t a_k, V *sum, const int most) {

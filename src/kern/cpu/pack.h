@@ -8,41 +8,19 @@
 #ifndef TN_PACK_H
 #define TN_PACK_H
 
-#include <stdbool.h>
 #include <string.h>
 
-#include "vec.h"
+#include "kern/cpu/vec.h"
 #ifndef TN_VEC_F64
-#include "widen.h"
+#include "kern/cpu/widen.h"
 #endif
-
-/* What stands in memory. A constant wherever it decides anything after inlining. */
-typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS, PACK_I8, PACK_U8 } pack_kind;
-
-static const int64_t pack_size[] = {sizeof(real), 2, 2, 2, 1, 1};
-
-/* Line l of a step goes to[l / group · jump + step · distance + l % group], from element step · along + l · across. A
- * pair is this element and the one `second` further. */
-typedef struct pack {
-    real *to;
-    int64_t distance;
-    int64_t group, jump; /* lines of a packed panel or tile, and how far apart these are */
-    pack_kind kind;
-    const void *from;
-    int64_t along, across, second;
-    bool odd; /* the last step's pairs have a zero in the second place, and nothing stands in memory there */
-    int64_t steps, lines;
-} pack;
-
-/* Sources that do not compile their own copy define PACK_SHARED and go through the tiles' table (tile.h). */
-#ifndef PACK_SHARED
 
 enum { PACK_AHEAD = 8 }; /* steps: rows that are far apart are strangers to the processor's own prefetcher */
 
 /* ---- elements as the micro-kernels want them --------------------------------------------------------------------- */
 
-/* The kinds that a source has to do with; it may say that it packs numbers as they are. */
-#if defined(TN_VEC_F64) || defined(TN_PACK_REALS)
+/* The kinds that there are beside the sums' type. */
+#ifdef TN_VEC_F64
 #define PACK_KINDS(X) X(PACK_REAL)
 #elif defined(TN_VEC_PAIRS)
 #define PACK_KINDS(X) X(PACK_REAL) X(PACK_PAIRS)
@@ -291,5 +269,4 @@ static void pack_run(const pack *p) {
     run[p->kind](p);
 }
 
-#endif
 #endif

@@ -14,8 +14,6 @@
 #include <string.h>
 
 #include "kern/cpu/half.h"
-#define TN_PACK_REALS
-#include "kern/cpu/pack.h"
 #include "kern/cpu/port.h"
 #include "kern/cpu/qvec.h"
 #include "kern/qformat.h"
@@ -171,7 +169,7 @@ typedef struct stripe {
 } stripe;
 
 /* A tile of rows and a panel. */
-typedef struct tile {
+typedef struct qtile {
     const uint8_t *panel;
     int64_t blocks;
     const uint8_t *x;
@@ -179,7 +177,7 @@ typedef struct tile {
     float *c;
     int64_t c_row;
     bool add; /* to what stands in c: blocks before these */
-} tile;
+} qtile;
 
 /* The products of one part of a block: four of its chunks, or eight. */
 VEC_INLINE V finish_part(V acc, VI sum, const uint8_t *record, int part, V s, V t, bool has_minimum) {
@@ -191,7 +189,7 @@ VEC_INLINE VI first_sum(const uint8_t *record, int part, bool has_minimum) {
     return q_set1(has_minimum ? 0 : read_int(record + RECORD_PARTS + 4 * part));
 }
 
-KERNEL void multiply_panel(const tile *t, int height, int parts, bool has_minimum, bool wide) {
+KERNEL void multiply_panel(const qtile *t, int height, int parts, bool has_minimum, bool wide) {
     const int64_t record = record_bytes(parts), block = BITS + parts * LINE * (has_minimum ? 2 : 1);
     for (int half = 0; half < HALVES; half++) {
         V acc[TILE];
@@ -254,9 +252,9 @@ KERNEL void multiply_stripe(const stripe *p, tn_qbits bits, tn_qscales form, tn_
 /* ---- their instances --------------------------------------------------------------------------------------------- */
 
 #define PANEL_KERNELS(name, parts, has_minimum, wide)                                                  \
-    static void name##_full(const tile *t) { multiply_panel(t, TILE, parts, has_minimum, wide); }      \
-    static void name##_third(const tile *t) { multiply_panel(t, TILE / 3, parts, has_minimum, wide); } \
-    static void name##_one(const tile *t) { multiply_panel(t, 1, parts, has_minimum, wide); }
+    static void name##_full(const qtile *t) { multiply_panel(t, TILE, parts, has_minimum, wide); }      \
+    static void name##_third(const qtile *t) { multiply_panel(t, TILE / 3, parts, has_minimum, wide); } \
+    static void name##_one(const qtile *t) { multiply_panel(t, 1, parts, has_minimum, wide); }
 
 PANEL_KERNELS(plain, 1, false, false)
 PANEL_KERNELS(plain_wide, 1, false, true)
@@ -267,7 +265,7 @@ PANEL_KERNELS(parts_with_minimum, 2, true, false)
 static const int heights[] = {TILE, TILE / 3, 1};
 
 typedef struct panel_kernels {
-    void (*run[TN_COUNT(heights)])(const tile *t);
+    void (*run[TN_COUNT(heights)])(const qtile *t);
 } panel_kernels;
 
 static const panel_kernels panels_plain = {{plain_full, plain_third, plain_one}};
@@ -506,7 +504,7 @@ static void multiply_rows(const qmat *q, const part *p, int64_t first, int64_t r
     for (int64_t i = 0; i < rows; i += TILE) {
         int64_t height = tn_min64(TILE, q->rows - first - i), done = 0;
         const uint8_t *x = rounded(q) + ((first + i) * q->blocks + k * height) * q->record;
-        tile t = {.panel = p->panel, .blocks = blocks, .x_step = height * q->record, .c_row = c_row, .add = k > 0};
+        qtile t = {.panel = p->panel, .blocks = blocks, .x_step = height * q->record, .c_row = c_row, .add = k > 0};
         for (int64_t r = i + TILE; t.add && r < tn_min64(i + 2 * TILE, rows); r++)
             __builtin_prefetch(c + r * c_row, 1);
         for (size_t kind = 0; kind < TN_COUNT(heights); kind++) {
@@ -533,15 +531,15 @@ static void pack_x(const qmat *q, const float *x, int64_t rows, int64_t steps, f
     for (size_t kind = 0; kind < TN_COUNT(heights) && rows > 0; kind++) {
         int64_t height = heights[kind], whole = rows / height * height;
         if (whole == 0) continue;
-        pack_run(&(pack){.to = to,
-                         .distance = height,
-                         .group = height,
-                         .jump = steps * height,
-                         .from = x,
-                         .along = 1,
-                         .across = q->args->x_stride,
-                         .steps = steps,
-                         .lines = whole});
+        TILES.pack(&(pack){.to = to,
+                           .distance = height,
+                           .group = height,
+                           .jump = steps * height,
+                           .from = x,
+                           .along = 1,
+                           .across = q->args->x_stride,
+                           .steps = steps,
+                           .lines = whole});
         x += whole * q->args->x_stride;
         to += whole * steps;
         rows -= whole;

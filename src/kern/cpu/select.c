@@ -6,17 +6,14 @@
 #include <pthread.h>
 
 typedef struct kernel_tables {
-    const tn_gemm_table *f32, *f64;
+    const struct tile_set *f32, *f64;
     const tn_attention_table *attention;
     const tn_conv_table *conv;
     const tn_sdpa_table *sdpa;
 } kernel_tables;
 
-#define TABLES_OF(isa)                                                                                       \
-    {                                                                                                        \
-        &tn_gemm_table_f32_##isa, &tn_gemm_table_f64_##isa, &tn_attention_table_##isa, &tn_conv_table_##isa, \
-            &tn_sdpa_table_##isa                                                                             \
-    }
+#define TABLES_OF(isa) \
+    { &tn_tiles_f32_##isa, &tn_tiles_f64_##isa, &tn_attention_table_##isa, &tn_conv_table_##isa, &tn_sdpa_table_##isa }
 
 /* Best last; what this build lacks takes the row before it. */
 static const kernel_tables built[TN_ISA_COUNT] = {
@@ -59,39 +56,43 @@ static _Atomic bool pairs_pay;
 static void try_pairs(void) { atomic_store(&pairs_pay, tn_cpu().bf16 && tn_gemm_pairs_pay()); }
 
 /* Tried once: sizes and packed copies depend on the answer. */
-static const tn_gemm_table *bf16_table(const kernel_tables *t) {
+static const struct tile_set *bf16_tiles(const kernel_tables *t) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (t != &built[TN_ISA_AVX512]) return t->f32;
     pthread_once(&once, try_pairs);
-    return atomic_load_explicit(&pairs_pay, memory_order_relaxed) ? &tn_gemm_table_bf16_avx512bf16 : t->f32;
+    return atomic_load_explicit(&pairs_pay, memory_order_relaxed) ? &tn_tiles_bf16_avx512bf16 : t->f32;
 }
 
 bool tn_gemm_use_pairs(bool pairs) {
     bool have = tn_cpu().bf16;
-    (void)bf16_table(tables());
+    (void)bf16_tiles(tables());
     atomic_store(&pairs_pay, pairs && have);
     return have;
 }
 #else
-static const tn_gemm_table *bf16_table(const kernel_tables *t) { return t->f32; }
+static const struct tile_set *bf16_tiles(const kernel_tables *t) { return t->f32; }
 bool tn_gemm_use_pairs(bool pairs) { return !pairs; }
 #endif
 
-static const tn_gemm_table *gemm_table(tn_dtype dtype) {
+static const struct tile_set *tiles(tn_dtype dtype) {
     const kernel_tables *t = tables();
-    if (dtype == TN_BF16) return bf16_table(t);
+    if (dtype == TN_BF16) return bf16_tiles(t);
     return dtype == TN_F64 ? t->f64 : t->f32;
 }
 
-size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) { return gemm_table(dtype)->packed_bytes(n, k); }
+static const tn_gemm_table *driver(tn_dtype dtype) { return dtype == TN_F64 ? &tn_gemm_table_f64 : &tn_gemm_table_f32; }
 
-void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype) { gemm_table(dtype)->pack(args, dtype); }
-
-size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
-    return gemm_table(dtype)->workspace(args, dtype, threads);
+size_t tn_gemm_packed_bytes(int64_t n, int64_t k, tn_dtype dtype) {
+    return driver(dtype)->packed_bytes(tiles(dtype), n, k);
 }
 
-void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype) { gemm_table(dtype)->run(args, dtype); }
+void tn_gemm_pack(const tn_gemm_args *args, tn_dtype dtype) { driver(dtype)->pack(tiles(dtype), args, dtype); }
+
+size_t tn_gemm_workspace(const tn_gemm_args *args, tn_dtype dtype, int threads) {
+    return driver(dtype)->workspace(tiles(dtype), args, dtype, threads);
+}
+
+void tn_gemm_run(const tn_gemm_args *args, tn_dtype dtype) { driver(dtype)->run(tiles(dtype), args, dtype); }
 
 void tn_gemm_f32(const tn_gemm_args *args) { tn_gemm_run(args, TN_F32); }
 

@@ -10,10 +10,9 @@
 #ifndef TN_TILE_H
 #define TN_TILE_H
 
-#include <stdbool.h>
 #include <stddef.h>
 
-#include "vec.h"
+#include "kern/cpu/vec.h"
 
 /* Rows are bounded by the registers: rows · 2 sums, two vectors of B and one of A must fit; for double, where nobody
  * waits for the last tenth, by the size of the code. WIDE_n: panels that n rows take at once; 1 where one panel keeps
@@ -33,39 +32,8 @@ enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #endif
 
 enum {
-    PANEL = 2 * VL,
-    WIDE_HEIGHT = 4, /* the greatest height that may be wide */
-    WIDEST = 4       /* the greatest number of panels of a wide tile */
+    WIDEST = 4 /* the greatest number of panels of a wide tile */
 };
-
-typedef struct tile {
-    const real *a;
-    int64_t a_row, a_k; /* distance between rows and between steps of k */
-    const real *b;
-    int64_t b_k, b_panel; /* distance between steps of k and between panels */
-    real *c;
-    int64_t c_row;
-    int64_t k;
-    int64_t columns;    /* of an edge tile, at most VL */
-    bool add;           /* to what C holds; else C is overwritten */
-    const real *ahead;  /* rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile */
-    int64_t ahead_rows; /* how many of them: 0 for none */
-} tile;
-
-typedef void tile_fn(const tile *t);
-
-/* All of them, by height, and what brings operands into their order (pack.h), for sources that do not compile their own
- * copy: they define TILE_SHARED. */
-struct pack;
-typedef struct tile_set {
-    tile_fn *const *full, *const *edge, *const *wide;
-    const int *wide_panels;
-    void (*pack)(const struct pack *p);
-} tile_set;
-#define TILES VEC_JOIN(tn_tiles_f32, TN_ISA_SUFFIX)
-extern const tile_set TILES;
-
-#ifndef TILE_SHARED
 
 /* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. */
 enum {
@@ -160,5 +128,4 @@ static tile_fn *const tile_edge[] = {NULL, TILE_HEIGHTS(TILE_EDGE_NAME)};
 static tile_fn *const tile_wide[] = {NULL, tile_wide_1, tile_wide_2, tile_wide_3, tile_wide_4};
 static const int tile_wide_panels[] = {1, WIDE_1, WIDE_2, WIDE_3, WIDE_4};
 
-#endif
 #endif

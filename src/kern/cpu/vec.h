@@ -11,7 +11,7 @@
 #ifndef TN_VEC_H
 #define TN_VEC_H
 
-#include <stdint.h>
+#include "kern/cpu/product.h"
 
 #define VEC_JOIN_(a, b) a##_##b
 #define VEC_JOIN(a, b) VEC_JOIN_(a, b)
@@ -27,14 +27,6 @@
 
 #define VEC_INLINE static inline __attribute__((always_inline))
 
-#if defined(TN_VEC_F64)
-typedef double real;
-#elif defined(TN_VEC_PAIRS)
-typedef float real __attribute__((aligned(2), may_alias)); /* or two numbers in bf16, where these stand in memory */
-#else
-typedef float real;
-#endif
-
 #if defined(__AVX512F__)
 enum { VEC_BYTES = 64 };
 #elif defined(__AVX2__)
@@ -45,8 +37,18 @@ enum { VEC_BYTES = 16 };
 
 enum {
     VL = VEC_BYTES / sizeof(real), /* lanes of a vector */
+    PANEL = 2 * VL,                /* columns of B that lie side by side for a tile */
     PIECE = 16 / sizeof(real)      /* lanes of one of its 16-byte pieces */
 };
+
+/* The kernels of products in f32 for these vectors, for sources that use them. */
+#if defined(__AVX512F__)
+#define TILES tn_tiles_f32_avx512
+#elif defined(__AVX2__)
+#define TILES tn_tiles_f32_avx2
+#else
+#define TILES tn_tiles_f32_base
+#endif
 
 typedef real V __attribute__((vector_size(VEC_BYTES)));
 typedef real v_unaligned __attribute__((vector_size(VEC_BYTES), aligned(_Alignof(real)), may_alias));

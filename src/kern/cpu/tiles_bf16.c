@@ -1,9 +1,9 @@
-/* gemm_bf16.c — gemm.c for processors that multiply pairs of bf16 and add them to a sum in f32: same source.
+/* tiles_bf16.c — tiles.c for processors that multiply pairs of bf16 and add them to a sum in f32: same source.
  *
  * Having the instruction does not mean that it is fast: some do four fused multiply-adds of floats meanwhile, and there
  * a product is sooner done in f32. So it is tried, for some microseconds, before it is used. */
 #define TN_VEC_PAIRS
-#include "gemm.c"
+#include "tiles.c"
 
 enum { CHAINS = 12, STEPS = 100, ROUNDS = 20 };
 

@@ -1,0 +1,93 @@
+/* product.h — what the driver of matrix products and the kernels of an instruction set say to each other.
+ *
+ * The driver (gemm.c) cuts products into blocks and is compiled once a type; the kernels that move and multiply numbers
+ * (tile.h, pack.h, lines.h) are compiled once per instruction set, by tiles.c, into a tile_set. Vectors differ in width
+ * and number of registers, so the driver takes the sizes of panels and tiles from there. */
+#ifndef TN_PRODUCT_H
+#define TN_PRODUCT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#if defined(TN_VEC_F64)
+typedef double real;
+#elif defined(TN_VEC_PAIRS)
+typedef float real __attribute__((aligned(2), may_alias)); /* or two numbers in bf16, where these stand in memory */
+#else
+typedef float real;
+#endif
+
+/* ---- multiplying (tile.h) ---------------------------------------------------------------------------------------- */
+
+enum {
+    WIDE_HEIGHT = 4, /* the greatest height of a tile that may be several panels wide */
+    LINES_ROWS = 4   /* rows of A that lines of B are read for; with more, packing B pays */
+};
+
+typedef struct tile {
+    const real *a;
+    int64_t a_row, a_k; /* distance between rows and between steps of k */
+    const real *b;
+    int64_t b_k, b_panel; /* distance between steps of k and between panels */
+    real *c;
+    int64_t c_row;
+    int64_t k;
+    int64_t columns;    /* of an edge tile, at most a vector of them */
+    bool add;           /* to what C holds; else C is overwritten */
+    const real *ahead;  /* rows of A (a_row apart, k contiguous) to bring closer meanwhile, for the next tile */
+    int64_t ahead_rows; /* how many of them: 0 for none */
+} tile;
+
+typedef void tile_fn(const tile *t);
+
+/* Rows left in a block → rows of the next tile: full height, but the last two share what is left. */
+static inline int64_t tile_height(int64_t left, int64_t full) {
+    if (left >= 2 * full || left <= full) return left < full ? left : full;
+    return (left + 1) / 2;
+}
+
+/* ---- packing (pack.h) -------------------------------------------------------------------------------------------- */
+
+/* What stands in memory. A constant wherever it decides anything after inlining. */
+typedef enum pack_kind { PACK_REAL, PACK_F16, PACK_BF16, PACK_PAIRS, PACK_I8, PACK_U8 } pack_kind;
+
+static const int64_t pack_size[] = {sizeof(real), 2, 2, 2, 1, 1};
+
+/* Line l of a step goes to[l / group · jump + step · distance + l % group], from element step · along + l · across. A
+ * pair is this element and the one `second` further. */
+typedef struct pack {
+    real *to;
+    int64_t distance;
+    int64_t group, jump; /* lines of a packed panel or tile, and how far apart these are */
+    pack_kind kind;
+    const void *from;
+    int64_t along, across, second;
+    bool odd; /* the last step's pairs have a zero in the second place, and nothing stands in memory there */
+    int64_t steps, lines;
+} pack;
+
+/* ---- results that are not stored as they were summed ------------------------------------------------------------- */
+
+/* A block in sums' own rows, and where its elements go: distances in elements of what is stored. */
+typedef struct result_block {
+    void *to;
+    int64_t row_stride, col_stride;
+    const real *from;
+    int64_t from_row, rows, columns;
+} result_block;
+
+/* All of an instruction set, by height of tiles where that matters. */
+typedef struct tile_set {
+    tile_fn *const *full, *const *edge, *const *wide;
+    const int *wide_panels;
+    void (*pack)(const pack *p);
+    /* C of `rows` rows of A (t->a …) and t->columns columns of B that lie along k, `distance` bytes apart (lines.h). */
+    void (*lines)(const tile *t, pack_kind kind, const char *first, int64_t distance, int rows);
+    const bool *lines_take;                               /* which kinds */
+    void (*round)(const result_block *block, bool brain); /* to f16 or bf16 */
+    void (*add)(const result_block *block, bool add);     /* whole numbers, modulo 2³², to what is there or over it */
+    int lanes, rows;                                      /* of a vector; of a tile of full height */
+    bool pairs;                                           /* a step is two of bf16 */
+} tile_set;
+
+#endif

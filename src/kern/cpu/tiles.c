@@ -1,0 +1,80 @@
+/* tiles.c — the kernels of matrix products, compiled once per instruction set and type of sums and products.
+ *
+ * What a product is cut into is gemm.c's; here is what touches every number: packing (pack.h), multiplying (tile.h, and
+ * lines.h for few rows), and storing sums that become something else. */
+#include "base/base.h"
+#include "kern/cpu/cpu.h"
+#include "kern/cpu/lines.h"
+#include "kern/cpu/pack.h"
+#include "kern/cpu/tile.h"
+
+#ifdef TN_VEC_F64
+#define ROUND NULL
+#define ADD NULL
+#else
+#define ROUND round_out
+#define ADD add_out
+
+/* Chains that are whole numbers, added as such: modulo 2³². */
+VEC_INLINE void add_row(uint32_t *to, const int64_t stride, const real *from, int64_t columns, bool add) {
+    for (int64_t j = 0; j < columns; j++)
+        to[j * stride] = (add ? to[j * stride] : 0) + (uint32_t)(int32_t)from[j];
+}
+
+static void add_out(const result_block *r, bool add) {
+    for (int64_t i = 0; i < r->rows; i++) {
+        uint32_t *row = (uint32_t *)r->to + i * r->row_stride;
+        if (r->col_stride == 1) {
+            add_row(row, 1, r->from + i * r->from_row, r->columns, add);
+        } else {
+            add_row(row, r->col_stride, r->from + i * r->from_row, r->columns, add);
+        }
+    }
+}
+
+/* VL columns of a row, rounded. */
+VEC_INLINE void round_columns(uint16_t *to, int64_t stride, const real *from, int64_t columns, bool brain) {
+    V x = columns >= VL ? v_load(from) : v_part_load(from, v_mask(columns));
+    v_halves h = brain ? v_narrow_bf16(x) : v_narrow_f16(x);
+    if (columns >= VL && stride == 1) {
+        memcpy(to, &h, sizeof h);
+        return;
+    }
+    uint16_t one[VL];
+    memcpy(one, &h, sizeof h);
+    for (int64_t j = 0; j < columns && j < VL; j++)
+        to[j * stride] = one[j];
+}
+
+static void round_out(const result_block *r, bool brain) {
+    for (int64_t i = 0; i < r->rows; i++) {
+        uint16_t *row = (uint16_t *)r->to + i * r->row_stride;
+        for (int64_t j = 0; j < r->columns; j += VL)
+            round_columns(row + j * r->col_stride, r->col_stride, r->from + i * r->from_row + j, r->columns - j, brain);
+    }
+}
+#endif
+
+#if defined(TN_VEC_PAIRS)
+enum { OF_PAIRS = true };
+#define SET VEC_JOIN(tn_tiles_bf16, TN_ISA_SUFFIX)
+#elif defined(TN_VEC_F64)
+enum { OF_PAIRS = false };
+#define SET VEC_JOIN(tn_tiles_f64, TN_ISA_SUFFIX)
+#else
+enum { OF_PAIRS = false };
+#define SET VEC_JOIN(tn_tiles_f32, TN_ISA_SUFFIX)
+#endif
+
+const tile_set SET = {.full = tile_full,
+                      .edge = tile_edge,
+                      .wide = tile_wide,
+                      .wide_panels = tile_wide_panels,
+                      .pack = pack_run,
+                      .lines = lines_run,
+                      .lines_take = lines_take,
+                      .round = ROUND,
+                      .add = ADD,
+                      .lanes = VL,
+                      .rows = TILE_ROWS,
+                      .pairs = OF_PAIRS};
