@@ -20,6 +20,7 @@
 #include "trunnion/linalg.h"
 #include "trunnion/model.h"
 #include "trunnion/nn.h"
+#include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
 #include "trunnion/tune.h"
@@ -576,6 +577,44 @@ static void check_line(tn_tensor *t, int line, const char *words) {
 }
 
 /* The function that was called, and where: also where it stands for others, or fails inside a layer. */
+static void onnx_refuses(void **state) {
+    (void)state;
+    tn_onnx *m = NULL;
+    tn_onnx_value *v = NULL;
+    tn_onnx_info info = {.struct_size = sizeof info};
+    size_t length = 0;
+    int64_t shape[TN_MAX_RANK];
+    FAILS(tn_onnx_open(NULL, NULL, &m))
+    FAILS(tn_onnx_open("x", NULL, NULL))
+    FAILS(tn_onnx_open_memory(NULL, 0, NULL, &m))
+    FAILS(tn_onnx_open_memory("x", 1, NULL, NULL))
+    CALLS(tn_onnx_close(NULL))
+    YIELDS(0, tn_onnx_input_count(NULL))
+    YIELDS(0, tn_onnx_output_count(NULL))
+    FAILS(tn_onnx_input_at(NULL, 0, &info))
+    FAILS(tn_onnx_output_at(NULL, 0, &info))
+    FAILS(tn_onnx_run(NULL, &v, &v))
+    YIELDS(NULL, tn_onnx_value_tensor(NULL))
+    YIELDS(NULL, tn_onnx_value_strings(NULL, NULL, shape, 0))
+    YIELDS(NULL, tn_onnx_value_strings(NULL, NULL, NULL, 1))
+    YIELDS(NULL, tn_onnx_value_sequence(NULL, 1))
+    YIELDS(NULL, tn_onnx_value_map(NULL, NULL, 0))
+    tn_onnx_value *empty = tn_onnx_value_optional(NULL);
+    YIELDS(0, tn_onnx_value_count(empty))
+    tn_onnx_value_free(empty);
+    FAILS(tn_onnx_value_decode(NULL, 0, TN_ONNX_TENSOR, &v))
+    FAILS(tn_onnx_value_decode("x", 1, TN_ONNX_TENSOR, NULL))
+    CALLS(tn_onnx_value_free(NULL))
+    YIELDS(TN_ONNX_TENSOR, tn_onnx_value_kind(NULL))
+    YIELDS(0, strcmp(tn_onnx_value_type(NULL), "UNDEFINED"))
+    YIELDS(NULL, tn_onnx_value_get(NULL))
+    YIELDS(0, tn_onnx_value_count(NULL))
+    YIELDS(-1, tn_onnx_value_shape(NULL, shape))
+    YIELDS(NULL, tn_onnx_value_string(NULL, 0, &length))
+    YIELDS(NULL, tn_onnx_value_item(NULL, 0))
+    YIELDS(NULL, tn_onnx_value_keys(NULL))
+}
+
 static void errors_name_function_and_line(void **state) {
     (void)state;
     tn_tensor *x = tn_zeros(TN_DIMS(2, 3), TN_F32);
@@ -668,6 +707,7 @@ int main(void) {
         cmocka_unit_test(files_refuse),
         cmocka_unit_test(json_refuses),
         cmocka_unit_test(gguf_refuses),
+        cmocka_unit_test(onnx_refuses),
         cmocka_unit_test(errors_name_function_and_line),
         cmocka_unit_test(errors_of_writes_name_function_and_line),
         cmocka_unit_test(errors_inside_layers_name_the_line_of_the_call),

@@ -2,7 +2,7 @@
  *
  * A model is a graph of the standard's operators. Opening it reads the file's structure and leaves the weights in the
  * mapping; nodes that Trunnion cannot run are reported all at once, before anything is computed. A run takes values by
- * the names of the inputs and hands out one value an output; what it computes is operations of ops.h on the current
+ * the order of the inputs and hands out one value an output; what it computes is operations of ops.h on the current
  * device, planned, fused and replayed as they are anywhere else.
  *
  *   tn_onnx *m;
@@ -20,6 +20,97 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+typedef struct tn_onnx tn_onnx;
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+/* What goes in and comes out: a tensor of numbers, a tensor of texts, a sequence of values, an optional (one value or
+ * none), a map from texts or integers to values. Never changed once it is made. Types that Trunnion does not compute
+ * with live in the next one that holds them exactly: 8- and 4-bit floats as f32, 4- and 2-bit integers as i8 and u8;
+ * complex numbers are f32 or f64 with a last dim of 2. */
+typedef struct tn_onnx_value tn_onnx_value;
+
+typedef enum tn_onnx_kind {
+    TN_ONNX_TENSOR = 0,
+    TN_ONNX_STRINGS,
+    TN_ONNX_SEQUENCE,
+    TN_ONNX_OPTIONAL,
+    TN_ONNX_MAP
+} tn_onnx_kind;
+
+/* Each returns a value to be freed with tn_onnx_value_free, or NULL with tn_error set. What they are made of stays the
+ * caller's too: tensors and values get one more owner, texts are copied. */
+TN_API tn_onnx_value *tn_onnx_value_tensor(tn_tensor *t);
+/* shape: `rank` extents; lengths: bytes of each text, NULL for texts that end in a zero */
+TN_API tn_onnx_value *tn_onnx_value_strings(const char *const *texts, const size_t *lengths, const int64_t *shape,
+                                            int rank);
+TN_API tn_onnx_value *tn_onnx_value_sequence(tn_onnx_value *const *items, int64_t count);
+TN_API tn_onnx_value *tn_onnx_value_optional(tn_onnx_value *item); /* NULL: empty */
+/* keys: texts, or a tensor of i64, of `count` elements in one dim */
+TN_API tn_onnx_value *tn_onnx_value_map(tn_onnx_value *keys, tn_onnx_value *const *items, int64_t count);
+/* A value out of the bytes of a TensorProto (kinds TENSOR and STRINGS), SequenceProto, OptionalProto or MapProto: what
+ * the standard's test cases keep in their .pb files. Errors: TN_ERR_FORMAT, TN_ERR_UNSUPPORTED for external data. */
+TN_API tn_status tn_onnx_value_decode(const void *bytes, size_t size, tn_onnx_kind kind, tn_onnx_value **out);
+TN_API void tn_onnx_value_free(tn_onnx_value *v); /* NULL is fine */
+
+TN_API tn_onnx_kind tn_onnx_value_kind(const tn_onnx_value *v); /* TENSOR for NULL */
+/* The standard's name of the element type, "FLOAT8E4M3FN", of a sequence's items too; "UNDEFINED" for NULL. */
+TN_API const char *tn_onnx_value_type(const tn_onnx_value *v);
+/* The tensor, the value's own: it lives as long as the value. NULL with tn_error set for another kind. */
+TN_API tn_tensor *tn_onnx_value_get(const tn_onnx_value *v);
+/* Texts, items of a sequence, 0 or 1 of an optional, pairs of a map; elements of a tensor. */
+TN_API int64_t tn_onnx_value_count(const tn_onnx_value *v);
+/* Rank and extents of a tensor of numbers or texts; -1 for another kind. */
+TN_API int tn_onnx_value_shape(const tn_onnx_value *v, int64_t shape[TN_MAX_RANK]);
+/* Text i in row-major order, not terminated; NULL with tn_error set when there is none. */
+TN_API const char *tn_onnx_value_string(const tn_onnx_value *v, int64_t i, size_t *length);
+/* Item i of a sequence, an optional or a map, and a map's keys: the value's own. NULL with tn_error set. */
+TN_API const tn_onnx_value *tn_onnx_value_item(const tn_onnx_value *v, int64_t i);
+TN_API const tn_onnx_value *tn_onnx_value_keys(const tn_onnx_value *v);
+
+/* ---- models ------------------------------------------------------------------------------------------------------ */
+
+typedef struct tn_onnx_options {
+    size_t struct_size; /* set by the caller */
+    const char *folder; /* where files of external data lie; NULL: beside the model; for models in memory: nowhere */
+    char **report;      /* NULL, or set to all operators that are missing, freed with tn_text_free; else to NULL */
+} tn_onnx_options;
+
+/* Opens a model. options may be NULL. Weights are put on the current device, which runs must find the same. Opsets 7
+ * and newer, as far as the operators go. *out: closed with tn_onnx_close. The file must not shrink meanwhile.
+ * Errors: TN_ERR_IO; TN_ERR_FORMAT naming what is wrong in the file; TN_ERR_UNSUPPORTED naming every operator that is
+ * missing, with how many nodes and one of them. Source: onnx.proto and IR.md of the ONNX standard. */
+TN_API tn_status tn_onnx_open(const char *path, const tn_onnx_options *options, tn_onnx **out);
+/* The same from memory, which may go afterwards. */
+TN_API tn_status tn_onnx_open_memory(const void *bytes, size_t size, const tn_onnx_options *options, tn_onnx **out);
+TN_API void tn_onnx_close(tn_onnx *m); /* NULL is fine; values that it handed out stay valid */
+
+/* What a model says of an input or an output. Strings live as long as it is open. */
+typedef struct tn_onnx_info {
+    size_t struct_size; /* set by the caller */
+    const char *name;
+    tn_onnx_kind kind;
+    const char *type;              /* "FLOAT"; of items, of a sequence, optional or map */
+    tn_dtype dtype;                /* in which it lives; TN_DTYPE_COUNT for texts and where the model does not tell */
+    int rank;                      /* -1: not told */
+    int64_t shape[TN_MAX_RANK];    /* -1: any */
+    const char *dims[TN_MAX_RANK]; /* the extent's name where it has one ("batch"), else NULL */
+} tn_onnx_info;
+
+/* Inputs that have a value in the file (initialisers) are not counted and cannot be given. */
+TN_API int tn_onnx_input_count(const tn_onnx *m);
+TN_API int tn_onnx_output_count(const tn_onnx *m);
+/* TN_ERR_ARGUMENT when there is none. */
+TN_API tn_status tn_onnx_input_at(const tn_onnx *m, int i, tn_onnx_info *info);
+TN_API tn_status tn_onnx_output_at(const tn_onnx *m, int i, tn_onnx_info *info);
+
+/* Runs the model: `inputs` one an input (none NULL), `outputs` filled with one value an output, computed, each to be
+ * freed. On failure all outputs are NULL. What was run twice with inputs of the same shapes is replayed from then on,
+ * if its shapes and branches depend on nothing else. Gradients are not recorded.
+ * Errors: TN_ERR_ARGUMENT, TN_ERR_DTYPE, TN_ERR_SHAPE for an input that does not fit, naming it; an operator's, naming
+ * the node. */
+TN_API tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **outputs);
 
 #ifdef __cplusplus
 }

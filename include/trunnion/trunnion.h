@@ -10,6 +10,7 @@
 #include "trunnion/linalg.h"
 #include "trunnion/model.h"
 #include "trunnion/nn.h"
+#include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 #include "trunnion/optim.h"
 #include "trunnion/status.h"

@@ -10,8 +10,8 @@
  * models are recorded at each run, and their plans are found again.
  *
  * Types that Trunnion does not compute with live in the next type that holds their values exactly, and the value knows
- * which it is: 8-bit and 4-bit floats as f32, 2- and 4-bit integers as i8 and u8. Complex numbers are f32 or f64 with a
- * last dim of 2. Source: the ONNX specification, IR.md and Operators.md. */
+ * which it is: floats of 8, 6 and 4 bits as f32, 2- and 4-bit integers as i8 and u8. Complex numbers are f32 or f64
+ * with a last dim of 2. Source: the ONNX specification, IR.md and Operators.md. */
 #ifndef TN_ONNX_INSIDE_H
 #define TN_ONNX_INSIDE_H
 
@@ -55,6 +55,8 @@ typedef enum onnx_type {
     ONNX_FLOAT8E8M0,
     ONNX_UINT2,
     ONNX_INT2,
+    ONNX_FLOAT6E2M3,
+    ONNX_FLOAT6E3M2,
     ONNX_TYPE_COUNT
 } onnx_type;
 
@@ -67,7 +69,7 @@ typedef struct onnx_type_row {
 extern const onnx_type_row onnx_types[ONNX_TYPE_COUNT];
 
 typedef struct onnx_graph onnx_graph;
-typedef struct onnx_value onnx_value;
+typedef struct tn_onnx_value onnx_value;
 
 typedef struct onnx_attribute {
     onnx_text name, reference; /* reference: of the calling node's attribute, in a model function's body */
@@ -78,16 +80,16 @@ typedef struct onnx_attribute {
     const int64_t *ints;
     const float *floats;
     const onnx_text *strings;
-    size_t count;       /* of ints, floats, strings or graphs */
-    onnx_value *tensor; /* also a sparse tensor, made dense */
-    onnx_graph **graphs; /* kind GRAPH: one */
+    size_t count;        /* of ints, floats, strings or graphs */
+    onnx_value *tensor;  /* also a sparse tensor, made dense */
+    onnx_graph **graphs; /* kind GRAPH: one; NULL for all but GRAPH and GRAPHS */
 } onnx_attribute;
 
 typedef struct onnx_op_row onnx_op_row;
 
 typedef struct onnx_node {
-    onnx_text name, domain, type;
-    const onnx_op_row *row;           /* NULL until looked up; a model function has none */
+    onnx_text name, domain, type, overload;
+    const onnx_op_row *row;            /* NULL until looked up; a model function has none */
     const struct onnx_function *calls; /* the model's own function; NULL */
     const onnx_attribute *attributes;
     int attribute_count;
@@ -98,14 +100,27 @@ typedef struct onnx_node {
 
 /* ---- values (value.c) -------------------------------------------------------------------------------------------- */
 
-typedef enum onnx_kind { ONNX_TENSOR = 0, ONNX_STRINGS, ONNX_SEQUENCE, ONNX_OPTIONAL, ONNX_MAP } onnx_kind;
+typedef tn_onnx_kind onnx_kind;
+#define ONNX_TENSOR TN_ONNX_TENSOR
+#define ONNX_STRINGS TN_ONNX_STRINGS
+#define ONNX_SEQUENCE TN_ONNX_SEQUENCE
+#define ONNX_OPTIONAL TN_ONNX_OPTIONAL
+#define ONNX_MAP TN_ONNX_MAP
+
+/* What a value depends on: more of it, the smaller. */
+enum {
+    ONNX_VARIES = 0, /* the numbers of inputs, or chance */
+    ONNX_KEYED,      /* constants, extents, and small integer inputs whose numbers tell runs apart */
+    ONNX_EXTENTS,    /* constants and the extents of inputs */
+    ONNX_CONSTANT    /* constants alone */
+};
 
 /* Counted and never changed once it is made, so that sequences and graphs share them. */
-struct onnx_value {
+struct tn_onnx_value {
     _Atomic int32_t refs;
     onnx_kind kind;
     onnx_type type;    /* of a tensor; ONNX_STRING for strings; of a sequence's items */
-    bool fixed;        /* depends on constants and on extents of inputs alone */
+    uint8_t fixed;     /* ONNX_VARIES … */
     tn_tensor *tensor; /* ONNX_TENSOR */
     int rank;          /* ONNX_STRINGS: a tensor of text */
     int64_t shape[TN_MAX_RANK];
@@ -116,12 +131,13 @@ struct onnx_value {
     onnx_value *keys;   /* a map's: strings, or a tensor of i64 */
 };
 
-/* Each returns a value with one reference, or NULL with tn_error set. Tensors, items: taken over, also on failure. */
+/* Each returns a value with one reference, or NULL with tn_error set. Tensors, keys and the references in `items` are
+ * taken over, also on failure; the list of items is copied. */
 onnx_value *onnx_value_tensor(tn_tensor *t, onnx_type type);
 onnx_value *onnx_value_strings(const onnx_text *strings, const int64_t *shape, int rank); /* copies the text */
-onnx_value *onnx_value_sequence(onnx_value **items, int64_t count, onnx_type type);
+onnx_value *onnx_value_sequence(onnx_value *const *items, int64_t count, onnx_type type);
 onnx_value *onnx_value_optional(onnx_value *item); /* NULL: empty */
-onnx_value *onnx_value_map(onnx_value *keys, onnx_value **items, int64_t count);
+onnx_value *onnx_value_map(onnx_value *keys, onnx_value *const *items, int64_t count);
 onnx_value *onnx_value_retain(onnx_value *v);
 void onnx_value_release(onnx_value *v); /* NULL is fine */
 onnx_type onnx_type_of(tn_dtype t);
@@ -130,7 +146,8 @@ onnx_type onnx_type_of(tn_dtype t);
 
 typedef struct onnx_run onnx_run;
 
-/* One node being recorded. Inputs belong to the caller; outputs are given over by onnx_put. */
+/* One node being recorded. Inputs belong to the caller; outputs are given over by onnx_put. A scope stands around the
+ * call: tensors that a row makes and does not put are freed. */
 typedef struct onnx_call {
     onnx_run *run;
     const onnx_node *node;
@@ -139,6 +156,7 @@ typedef struct onnx_call {
     onnx_value **out;
     int in_count, out_count;
     int opset;
+    uint8_t fixed; /* of the outputs: the least of the inputs' */
 } onnx_call;
 
 /* One operator, or one that changed its meaning in an opset: `since` is the first that the row is for; of several rows
@@ -192,6 +210,10 @@ tn_status onnx_read_float(const onnx_call *c, int i, double otherwise, double *o
 tn_status onnx_put(onnx_call *c, int k, tn_tensor *t);
 tn_status onnx_put_typed(onnx_call *c, int k, tn_tensor *t, onnx_type type);
 tn_status onnx_put_value(onnx_call *c, int k, onnx_value *v);
+/* The same for what the extents of inputs tell, whatever their numbers are (Shape, Size, EyeLike). */
+tn_status onnx_put_fixed(onnx_call *c, int k, tn_tensor *t);
+/* Before a put: the outputs depend on chance, or on something else that no input tells. */
+void onnx_varies(onnx_call *c);
 /* Says that this node cannot be computed, and why: TN_ERR_UNSUPPORTED with the node's name and operator before it. */
 tn_status onnx_refuse(const onnx_call *c, const char *format, ...) TN_PRINTF(2, 3);
 
