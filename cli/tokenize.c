@@ -18,7 +18,7 @@ const cli_command cli_tokenize = {
     .summary = "show a text's tokens under a model's vocabulary, or the text of tokens",
     .usage = "tokenize -m MODEL TEXT | tokenize -m MODEL --decode IDS",
     .help =
-        "  -m, --model FILE      a GGUF file\n"
+        "  -m, --model MODEL     a GGUF file, a tokenizer.json or a Hugging Face folder that holds one\n"
         "  TEXT                  what to tokenize; - reads standard input\n"
         "      --decode IDS      numbers with commas or blanks between them; - reads standard input\n"
         "      --no-special      words that look like control tokens are words; a decoded text leaves such tokens out\n"
@@ -134,14 +134,6 @@ static void put_text(const tn_bytes *text, bool json) {
 
 /* ---- the work ---------------------------------------------------------------------------------------------------- */
 
-static bool open_tokenizer(const char *path, tn_tokenizer **out) {
-    tn_gguf *file;
-    if (tn_gguf_open(path, &file) != TN_OK) return false;
-    tn_status status = tn_tokenizer_from_gguf(file, out);
-    tn_gguf_close(file);
-    return status == TN_OK;
-}
-
 static bool decode(const tn_tokenizer *t, const wishes *w, bool json) {
     tn_ids ids = {0};
     tn_bytes given = {0}, text = {0};
@@ -177,14 +169,14 @@ static int run(int argc, char **argv) {
     wishes w = {0};
     int status, at = cli_parse(&cli_tokenize, argc, argv, &o, own, "m:", take, &w, &status);
     if (at < 0) return status;
-    if (!w.model) return cli_wrong_usage(&cli_tokenize, "which model? Give its GGUF file with -m");
+    if (!w.model) return cli_wrong_usage(&cli_tokenize, "which model? Give its GGUF file or folder with -m");
     if (w.decode && at < argc) return cli_wrong_usage(&cli_tokenize, "either TEXT or --decode");
     if (!w.decode && argc - at != 1)
         return cli_wrong_usage(&cli_tokenize, argc == at ? "which text? - reads standard input"
                                                          : "one text is expected; put it in quotes");
 
     tn_tokenizer *t;
-    if (!open_tokenizer(w.model, &t)) return cli_failed();
+    if (tn_tokenizer_open(w.model, &t) != TN_OK) return cli_failed();
     bool good = w.decode ? decode(t, &w, o.json) : encode(t, &w, argv[at], o.json);
     tn_tokenizer_free(t);
     return good ? CLI_OK : cli_failed();

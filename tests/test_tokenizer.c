@@ -720,6 +720,22 @@ static void wrong_arguments_are_refused(void **state) {
     assert_int_equal(tn_tokenizer_encode(NULL, "a", 1, 0, &ids), TN_ERR_ARGUMENT);
     assert_int_equal(tn_tokenizer_decode(t, NULL, 1, 0, NULL), TN_ERR_ARGUMENT);
     assert_int_equal(tn_tokenizer_count(NULL), 0);
+    tn_tokenizer *none;
+    tn_encoding encoding = {0};
+    tn_text_slice text = {"a", 1};
+    assert_int_equal(tn_tokenizer_from_json(NULL, 0, NULL, 0, &none), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_tokenizer_from_json("{}", 2, NULL, 0, NULL), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_tokenizer_open(NULL, &none), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_tokenizer_open("/nowhere", &none), TN_ERR_IO);
+    assert_int_equal(tn_tokenizer_open("x", NULL), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_tokenizer_encode_pair(NULL, text, text, NULL, &encoding), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_tokenizer_encode_pair(t, text, text, NULL, NULL), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_tokenizer_encode_pair(t, text, text, &(tn_pair_options){0}, &encoding), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_tokenizer_encode_pair(t, text, text, NULL, &encoding), TN_ERR_UNSUPPORTED);
+    assert_ok(tn_tokenizer_encode_pair(t, text, (tn_text_slice){0}, NULL, &encoding));
+    assert_int_equal(encoding.ids.count, encoding.mask.count);
+    tn_encoding_free(&encoding);
+    tn_encoding_free(NULL);
     tn_tokenizer_free(t);
 }
 

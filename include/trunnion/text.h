@@ -96,12 +96,29 @@ TN_API tn_status tn_tokenizer_new(const tn_vocabulary *vocabulary, tn_tokenizer 
  * afterwards. */
 TN_API tn_status tn_tokenizer_from_gguf(const tn_gguf *file, tn_tokenizer **out);
 
+/* The same from the text of a tokenizer.json (`size` bytes), and of the tokenizer_config.json beside it (NULL for
+ * none), which names special tokens and the chat template. Known are the models BPE, WordPiece, Unigram and WordLevel,
+ * every normalizer, pre-tokenizer, post-processor and decoder but UnicodeScripts, added tokens, truncation and padding.
+ * Ids are those of Hugging Face's tokenizers library, which defines the format; a file's declared ids of added tokens
+ * do not count, as there. A token's spelling is the file's; several may decode together to one character.
+ * Errors: TN_ERR_FORMAT naming the file and the byte, or what in it makes no sense; TN_ERR_UNSUPPORTED for a part that
+ * is not known, for a pattern that cannot be said in PCRE2's language and for dropout; TN_ERR_MEMORY. */
+TN_API tn_status tn_tokenizer_from_json(const char *json, size_t size, const char *config, size_t config_size,
+                                        tn_tokenizer **out);
+
+/* Opens what `path` names: a folder with tokenizer.json (and tokenizer_config.json, chat_template.jinja and
+ * generation_config.json, where they are there), a tokenizer.json (with those beside it), or a GGUF file.
+ * Errors: TN_ERR_IO, and those of the two above. */
+TN_API tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out);
+
 TN_API void tn_tokenizer_free(tn_tokenizer *t); /* NULL is fine */
 
 enum {
     TN_ENCODE_SPECIAL = 1, /* control tokens that are spelled out in the text become tokens: for prompts made by a
                               template, never for words of a stranger */
-    TN_ENCODE_ENDS = 2     /* put the begin and end tokens around it that the model was trained with */
+    TN_ENCODE_ENDS = 2,    /* put the begin and end tokens around it that the model was trained with */
+    TN_ENCODE_TRUNCATE = 4, /* tn_tokenizer_encode_pair: cut off what the file says is too much */
+    TN_ENCODE_PAD = 8       /* tn_tokenizer_encode_pair: fill up as the file says */
 };
 
 /* Appends the tokens of a text of at most 700 MB. Bytes that are no UTF-8 become U+FFFD each ("gpt2"; overlong
@@ -111,6 +128,27 @@ enum {
  * was. Errors: TN_ERR_ARGUMENT, TN_ERR_MEMORY, TN_ERR_UNSUPPORTED (a text on which the rule's pattern runs into its
  * limit). */
 TN_API tn_status tn_tokenizer_encode(const tn_tokenizer *t, const char *text, size_t size, unsigned flags, tn_ids *out);
+
+/* What an encoder is given: tokens, which of two texts (or what the model was trained with) each belongs to, and 1 for
+ * each that counts, 0 for padding. Begins as {0}; of equal counts always. */
+typedef struct tn_encoding {
+    tn_ids ids, types, mask;
+} tn_encoding;
+
+TN_API void tn_encoding_free(tn_encoding *e); /* leaves it empty; NULL is fine */
+
+typedef struct tn_pair_options {
+    size_t struct_size; /* set by the caller */
+    unsigned flags;     /* TN_ENCODE_… */
+    int64_t max_tokens; /* with begin and end tokens: the longer text gives away until both fit; 0: no limit but what
+                           TN_ENCODE_TRUNCATE says */
+} tn_pair_options;
+
+/* Appends the tokens of a text, or of two that belong together (second.data not NULL; a question and an answer …).
+ * o may be NULL: TN_ENCODE_ENDS alone. On failure `out` is as it was. Errors: as tn_tokenizer_encode's;
+ * TN_ERR_UNSUPPORTED for a pair without a tokenizer.json. */
+TN_API tn_status tn_tokenizer_encode_pair(const tn_tokenizer *t, tn_text_slice first, tn_text_slice second,
+                                          const tn_pair_options *o, tn_encoding *out);
 
 enum { TN_DECODE_SPECIAL = 1 /* control tokens give their spelling; else nothing */ };
 
@@ -125,6 +163,7 @@ TN_API tn_status tn_tokenizer_decode(const tn_tokenizer *t, const int32_t *ids, 
 typedef struct tn_text_stream {
     uint8_t held[4];
     int held_count;
+    bool begun; /* something came before: decoders part words by a space, or take one away from the first */
 } tn_text_stream;
 
 /* Appends what can be shown after one more token: what was held back and the token's text, but not an unfinished
@@ -136,8 +175,9 @@ TN_API tn_status tn_tokenizer_stream(const tn_tokenizer *t, tn_text_stream *s, i
 TN_API tn_status tn_tokenizer_stream_end(tn_text_stream *s, tn_bytes *out);
 
 TN_API int32_t tn_tokenizer_count(const tn_tokenizer *t);
-TN_API const char *tn_tokenizer_model(const tn_tokenizer *t); /* "gpt2" or "llama" */
-TN_API const char *tn_tokenizer_rule(const tn_tokenizer *t);  /* name of the rule that cuts words; "" for "llama" */
+/* "gpt2" or "llama"; of a tokenizer.json "BPE", "WordPiece", "Unigram" or "WordLevel" */
+TN_API const char *tn_tokenizer_model(const tn_tokenizer *t);
+TN_API const char *tn_tokenizer_rule(const tn_tokenizer *t); /* name of the rule that cuts words; "" but for "gpt2" */
 /* 0 for an id outside the vocabulary. */
 TN_API tn_token_type tn_tokenizer_type(const tn_tokenizer *t, int32_t id);
 /* The vocabulary's own spelling of a token; NULL for an id outside it. Lives as long as the tokenizer. */

@@ -78,7 +78,7 @@ static tn_status merge_all(tn_txt_work *w) {
 
 /* The token of a whole word, for rules that look there first; -1 for none. */
 static int32_t whole_word(const tn_tokenizer *t, const char *word, size_t size) {
-    char spelled[2 * 256];
+    char spelled[2 * 512];
     size_t length = 0;
     if (size > sizeof spelled / 2 || size > t->longest) return -1;
     for (size_t i = 0; i < size; i++)
@@ -93,13 +93,16 @@ tn_status tn_txt_bpe(void *work, const char *word, size_t size) {
     if (id >= 0) return tn_ids_append(w->out, id);
 
     TRY(tn_txt_reserve(&w->symbols, &w->symbol_capacity, size, sizeof *w->symbols));
-    uint32_t count = (uint32_t)size;
-    for (uint32_t i = 0; i < count; i++)
-        w->symbols[i] = (tn_txt_symbol){
-            .id = t->bytes[(uint8_t)word[i]],
-            .prev = i > 0 ? i - 1 : TN_TXT_NONE,
-            .next = i + 1 < count ? i + 1 : TN_TXT_NONE,
-        };
+    for (size_t i = 0; i < size; i++)
+        w->symbols[i].id = t->bytes[(uint8_t)word[i]];
+    return tn_txt_bpe_symbols(w, (uint32_t)size);
+}
+
+tn_status tn_txt_bpe_symbols(tn_txt_work *w, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        w->symbols[i].prev = i > 0 ? i - 1 : TN_TXT_NONE;
+        w->symbols[i].next = i + 1 < count ? i + 1 : TN_TXT_NONE;
+    }
     w->heap_count = 0;
     for (uint32_t i = 0; i + 1 < count; i++)
         TRY(consider(w, i));

@@ -3,17 +3,13 @@
  *
  * A rule is the list of regular expressions that the models' tokenizer.json files publish. Each is applied inside the
  * pieces that those before it have left; what it does not match stays as a piece of its own. White space is spelled out
- * as Unicode's White_Space, because PCRE2's \s has one character more. PCRE2's limits bound the time on hostile texts.
- * */
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
+ * as Unicode's White_Space (TN_TXT_SPACE). */
 #include <stdio.h>
 #include <string.h>
 
 #include "text/tokenizer.h"
 
-#define SPACE "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define SPACE TN_TXT_SPACE
 #define SPACES "[" SPACE "]+"
 #define SPACES_BEFORE_WORD SPACES "(?![^" SPACE "])"
 #define LINE_ENDS "[" SPACE "]*[\\r\\n]+"
@@ -123,7 +119,7 @@ const tn_txt_rule *tn_txt_find_rule(const char *name) {
 /* ---- a compiled rule --------------------------------------------------------------------------------------------- */
 
 struct tn_txt_cutter {
-    pcre2_code *codes[TN_TXT_MAX_PATTERNS];
+    tn_txt_pattern *patterns[TN_TXT_MAX_PATTERNS];
     int count;
 };
 
@@ -132,17 +128,12 @@ tn_status tn_txt_cutter_new(const tn_txt_rule *rule, tn_txt_cutter **out) {
     tn_txt_cutter *c = tn_txt_zalloc(1, sizeof *c);
     if (!c) return TN_ERR_MEMORY;
     for (int i = 0; i < rule->count; i++) {
-        int error;
-        PCRE2_SIZE offset;
-        c->codes[i] = pcre2_compile((PCRE2_SPTR)rule->patterns[i], PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error,
-                                    &offset, NULL);
-        if (!c->codes[i]) {
+        tn_status status = tn_txt_pattern_new(rule->patterns[i], strlen(rule->patterns[i]), &c->patterns[i]);
+        if (status != TN_OK) {
             tn_txt_cutter_free(c);
-            return tn_backend_fail(TN_ERR_INTERNAL, "tokenizer: PCRE2 does not take pattern %d: error %d at %zu", i,
-                                   error, (size_t)offset);
+            return status;
         }
         c->count = i + 1;
-        pcre2_jit_compile(c->codes[i], PCRE2_JIT_COMPLETE); /* where it may not, matching is slower and nothing else */
     }
     *out = c;
     return TN_OK;
@@ -151,52 +142,20 @@ tn_status tn_txt_cutter_new(const tn_txt_rule *rule, tn_txt_cutter **out) {
 void tn_txt_cutter_free(tn_txt_cutter *c) {
     if (!c) return;
     for (int i = 0; i < c->count; i++)
-        pcre2_code_free(c->codes[i]);
+        tn_txt_pattern_free(c->patterns[i]);
     tn_txt_free(c);
 }
 
 /* ---- cutting ----------------------------------------------------------------------------------------------------- */
 
-enum {
-    STEPS = 10000000,    /* of matching, for short texts (PCRE2's own default) … */
-    STEPS_A_BYTE = 32,   /* … and more for long ones, because giving back a run of n characters takes n steps */
-    HEAP_KIB = 256 << 10 /* for backtracking */
-};
-
 typedef struct cut_run {
     const tn_txt_cutter *cutter;
-    pcre2_match_data *found;
-    pcre2_match_context *limits;
+    tn_txt_matcher matcher;
     const char *subject; /* what is matched … */
     const char *words;   /* … and what is handed on, byte for byte at the same places */
     tn_txt_word take;
     void *ctx;
 } cut_run;
-
-static tn_status match_failed(int code, size_t size) {
-    if (code == PCRE2_ERROR_NOMEMORY)
-        return tn_backend_fail(TN_ERR_MEMORY, "tokenizer: out of memory while cutting %zu bytes into words", size);
-    char text[128] = "";
-    pcre2_get_error_message(code, (PCRE2_UCHAR *)text, sizeof text);
-    return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "tokenizer: cutting %zu bytes into words: %s. Hand the text over in parts", size, text);
-}
-
-/* The next match at or behind `from`: 1, its place in *begin and *end; 0: none; else PCRE2's error. */
-static int match(const cut_run *r, int pattern, const char *piece, size_t size, size_t from, size_t *begin,
-                 size_t *end) {
-    const pcre2_code *code = r->cutter->codes[pattern];
-    PCRE2_SPTR subject = (PCRE2_SPTR)piece;
-    int result = pcre2_match(code, subject, size, from, PCRE2_NO_UTF_CHECK, r->found, r->limits);
-    if (result == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter keeps its stack on the heap */
-        result = pcre2_match(code, subject, size, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, r->found, r->limits);
-    if (result == PCRE2_ERROR_NOMATCH) return 0;
-    if (result < 0) return result;
-    const PCRE2_SIZE *place = pcre2_get_ovector_pointer(r->found);
-    *begin = place[0];
-    *end = place[1];
-    return 1;
-}
 
 static size_t character_length(const char *text, size_t size) {
     size_t length = tn_txt_utf8(text, size, NULL);
@@ -204,13 +163,13 @@ static size_t character_length(const char *text, size_t size) {
 }
 
 /* Cuts a piece by the patterns from `pattern` on. As deep as there are patterns. */
-static tn_status cut_piece(const cut_run *r, int pattern, const char *piece, size_t size) {
+static tn_status cut_piece(cut_run *r, int pattern, const char *piece, size_t size) {
     if (pattern == r->cutter->count) return r->take(r->ctx, r->words + (piece - r->subject), size);
     size_t start = 0, from = 0, begin = 0, end = 0;
     while (from < size) {
-        int result = match(r, pattern, piece, size, from, &begin, &end);
-        if (result < 0) return match_failed(result, size);
-        if (result == 0) break;
+        bool found;
+        TRY(tn_txt_match(r->cutter->patterns[pattern], &r->matcher, piece, size, from, &found, &begin, &end));
+        if (!found) break;
         if (begin > start) TRY(cut_piece(r, pattern + 1, piece + start, begin - start));
         if (end > begin) TRY(cut_piece(r, pattern + 1, piece + begin, end - begin));
         start = end;
@@ -272,12 +231,7 @@ static tn_status repair(tn_bytes *words, tn_bytes *subject, const char *text, si
 }
 
 static tn_status cut_valid(cut_run *r, size_t size) {
-    size_t steps = size < (UINT32_MAX - STEPS) / STEPS_A_BYTE ? STEPS + STEPS_A_BYTE * size : UINT32_MAX;
-    r->found = pcre2_match_data_create(1, NULL);
-    r->limits = pcre2_match_context_create(NULL);
-    if (!r->found || !r->limits) return match_failed(PCRE2_ERROR_NOMEMORY, size);
-    pcre2_set_match_limit(r->limits, (uint32_t)steps);
-    pcre2_set_heap_limit(r->limits, HEAP_KIB);
+    TRY(tn_txt_matcher_set(&r->matcher, size));
     return cut_piece(r, 0, r->subject, size);
 }
 
@@ -292,8 +246,7 @@ tn_status tn_txt_cut(const tn_txt_cutter *c, const char *text, size_t size, tn_t
         size = subject.size;
     }
     if (status == TN_OK) status = cut_valid(&r, size);
-    pcre2_match_data_free(r.found);
-    pcre2_match_context_free(r.limits);
+    tn_txt_matcher_free(&r.matcher);
     tn_bytes_free(&words);
     tn_bytes_free(&subject);
     return status;

@@ -85,6 +85,12 @@ int32_t tn_txt_special_match(const tn_txt_special *s, const char *text, size_t s
     return best;
 }
 
+uint32_t tn_txt_special_step(const tn_txt_special *s, uint32_t node, uint8_t byte) {
+    if (s->slots == 0) return TN_TXT_NONE;
+    size_t at = slot_of(s, key_of(node, byte));
+    return s->keys[at] ? s->children[at] : TN_TXT_NONE;
+}
+
 void tn_txt_special_free(tn_txt_special *s) {
     tn_txt_free(s->keys);
     tn_txt_free(s->children);

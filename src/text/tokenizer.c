@@ -4,7 +4,7 @@
  * cuts it, and what lies between goes to the model's way of merging. */
 #include <string.h>
 
-#include "text/tokenizer.h"
+#include "text/hf.h"
 
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
@@ -58,12 +58,10 @@ tn_status tn_tokenizer_new(const tn_vocabulary *v, tn_tokenizer **out) {
 void tn_tokenizer_free(tn_tokenizer *t) {
     if (!t) return;
     tn_txt_cutter_free(t->cutter);
-    tn_txt_special_free(&t->always);
-    tn_txt_special_free(&t->with_control);
-    void *const blocks[] = {t->rule_name, t->chat_template, t->spellings, t->places, t->types,
-                            t->ends,      t->scores,        t->slots,     t->merges, t->merge_slots};
-    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
-        tn_txt_free(blocks[i]);
+    tn_txt_vocabulary_free(t);
+    tn_hf_free(t->hf);
+    tn_txt_free(t->rule_name);
+    tn_txt_free(t->chat_template);
     tn_txt_free(t);
 }
 
@@ -109,6 +107,7 @@ tn_status tn_tokenizer_encode(const tn_tokenizer *t, const char *text, size_t si
                                "tokenizer: %zu bytes of text at once; %d are possible. Hand the text over "
                                "in parts",
                                size, (int)(INT32_MAX / 3));
+    if (t->hf) return tn_hf_encode(t, text, size, flags, out);
     tn_txt_work w = {.tokenizer = t, .out = out};
     size_t before = out->count;
     tn_status status = encode(&w, text, size, flags);
@@ -182,6 +181,7 @@ static bool is_spelled(const tn_tokenizer *t, int32_t id) {
 
 tn_status tn_tokenizer_decode(const tn_tokenizer *t, const int32_t *ids, size_t count, unsigned flags, tn_bytes *out) {
     if (!t || !out || (!ids && count > 0)) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL");
+    if (t->hf) return tn_hf_decode(t, ids, count, flags, true, false, out);
     size_t before = out->size;
     bool first = t->add_space; /* nothing but control tokens so far, and encoding puts a space in front */
     tn_status status = tn_bytes_append(out, "", 0);
@@ -216,13 +216,15 @@ tn_status tn_tokenizer_stream(const tn_tokenizer *t, tn_text_stream *s, int32_t 
     if (!t || !s || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL");
     size_t before = out->size;
     tn_status status = tn_bytes_append(out, s->held, (size_t)s->held_count);
-    if (status == TN_OK) status = append_token(t, id, flags, out);
+    if (status == TN_OK)
+        status = t->hf ? tn_hf_decode(t, &id, 1, flags, false, s->begun, out) : append_token(t, id, flags, out);
     if (status != TN_OK) {
         if (out->data) out->data[out->size = before] = 0;
         return status;
     }
     size_t hold = unfinished(out->data + before, out->size - before);
     out->size -= hold;
+    s->begun |= out->size + hold > before;
     memcpy(s->held, out->data + out->size, hold);
     s->held_count = (int)hold;
     out->data[out->size] = 0;
@@ -232,7 +234,7 @@ tn_status tn_tokenizer_stream(const tn_tokenizer *t, tn_text_stream *s, int32_t 
 tn_status tn_tokenizer_stream_end(tn_text_stream *s, tn_bytes *out) {
     if (!s || !out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: an argument is NULL");
     TRY(tn_bytes_append(out, s->held, (size_t)s->held_count));
-    s->held_count = 0;
+    *s = (tn_text_stream){0};
     return TN_OK;
 }
 
@@ -242,7 +244,10 @@ static bool inside(const tn_tokenizer *t, int32_t id) { return t && id >= 0 && i
 
 int32_t tn_tokenizer_count(const tn_tokenizer *t) { return t ? t->count : 0; }
 
-const char *tn_tokenizer_model(const tn_tokenizer *t) { return t && t->by_score ? "llama" : "gpt2"; }
+const char *tn_tokenizer_model(const tn_tokenizer *t) {
+    if (t && t->hf) return t->hf->model_name;
+    return t && t->by_score ? "llama" : "gpt2";
+}
 
 const char *tn_tokenizer_rule(const tn_tokenizer *t) { return t ? t->rule_name : ""; }
 

@@ -9,6 +9,7 @@
 #include "text/common.h"
 
 enum {
+    TN_TXT_MAX_TOKENS = 1 << 26,
     TN_TXT_MAX_SPECIAL = 512, /* bytes of a token that is found in the text itself; bounds the work at each byte */
     TN_TXT_MAX_PATTERNS = 4   /* of a rule */
 };
@@ -40,7 +41,8 @@ typedef struct tn_txt_special {
 } tn_txt_special;
 
 struct tn_tokenizer {
-    bool by_score; /* "llama"; else "gpt2" */
+    struct tn_hf *hf; /* made from a tokenizer.json (hf.h), which then does the work; else NULL */
+    bool by_score;    /* "llama"; else "gpt2" */
     bool add_bos, add_eos, add_space;
     bool whole_words;
     char *rule_name;
@@ -68,7 +70,12 @@ struct tn_tokenizer {
 /* ---- vocabulary.c ------------------------------------------------------------------------------------------------ */
 
 tn_status tn_txt_vocabulary_fill(tn_tokenizer *t, const tn_vocabulary *v);
-/* The token with this spelling that a text may become (no control, unknown, unused or byte token); -1 for none. */
+void tn_txt_vocabulary_free(tn_tokenizer *t);
+/* A table for up to `count` merges; each is added behind those before. Of equal pairs the first or the last counts. */
+tn_status tn_txt_merges_new(tn_tokenizer *t, size_t count);
+void tn_txt_merges_add(tn_tokenizer *t, const tn_txt_merge *m, bool last_counts);
+/* The token with this spelling that a text may become (no control, unknown, unused or byte token; of a tokenizer.json:
+ * any token of its model); -1 for none. */
 int32_t tn_txt_find_plain(const tn_tokenizer *t, const char *spelling, size_t size);
 /* The rank of a merge, -1 for none. */
 int32_t tn_txt_find_merge(const tn_tokenizer *t, int32_t left, int32_t right);
@@ -81,7 +88,33 @@ int tn_txt_byte_of_letter(uint32_t letter);
 tn_status tn_txt_special_add(tn_txt_special *s, const char *spelling, size_t size, int32_t id);
 /* The longest special token at the begin of text; -1 for none. */
 int32_t tn_txt_special_match(const tn_txt_special *s, const char *text, size_t size, size_t *length);
+/* The child of a node (0: the root), TN_TXT_NONE for none; ids[node] is the token that ends there. */
+uint32_t tn_txt_special_step(const tn_txt_special *s, uint32_t node, uint8_t byte);
 void tn_txt_special_free(tn_txt_special *s);
+
+/* ---- pattern.c --------------------------------------------------------------------------------------------------- */
+
+/* Unicode's White_Space, as the inside of a class of PCRE2, whose own \s has one character more. */
+#define TN_TXT_SPACE "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+
+typedef struct tn_txt_pattern tn_txt_pattern; /* a regular expression, compiled */
+
+/* Compiles an expression in PCRE2's syntax. *out: freed with tn_txt_pattern_free. */
+tn_status tn_txt_pattern_new(const char *text, size_t size, tn_txt_pattern **out);
+void tn_txt_pattern_free(tn_txt_pattern *p);
+
+/* What matching needs beside the pattern; begins as {0}. Its limits bound the time on hostile texts. */
+typedef struct tn_txt_matcher {
+    void *found, *limits;
+} tn_txt_matcher;
+
+/* Makes a matcher ready for texts of up to `size` bytes. */
+tn_status tn_txt_matcher_set(tn_txt_matcher *m, size_t size);
+void tn_txt_matcher_free(tn_txt_matcher *m);
+
+/* The next match in a valid text at or behind `from`. *found: whether there is one, at *begin to *end. */
+tn_status tn_txt_match(const tn_txt_pattern *p, tn_txt_matcher *m, const char *text, size_t size, size_t from,
+                       bool *found, size_t *begin, size_t *end);
 
 /* ---- pretokenize.c ----------------------------------------------------------------------------------------------- */
 
@@ -126,6 +159,8 @@ tn_txt_candidate tn_txt_heap_pop(tn_txt_work *w);
 void tn_txt_work_free(tn_txt_work *w);
 
 tn_status tn_txt_bpe(void *work, const char *word, size_t size); /* a tn_txt_word */
+/* Merges the first `count` of the symbols, which have their ids, and appends what they become. */
+tn_status tn_txt_bpe_symbols(tn_txt_work *w, uint32_t count);
 tn_status tn_txt_sentence(tn_txt_work *w, const char *text, size_t size, bool space_in_front);
 
 /* ---- utf8.c ------------------------------------------------------------------------------------------------------ */

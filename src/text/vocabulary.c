@@ -6,9 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "text/tokenizer.h"
-
-enum { MAX_TOKENS = 1 << 26 };
+#include "text/hf.h"
 
 /* Tokens that end a generation, where they are control or user-defined tokens. */
 static const char *const ending_tokens[] = {
@@ -107,7 +105,9 @@ static bool is_plain(uint8_t type) { return type == TN_TOKEN_NORMAL || type == T
 
 int32_t tn_txt_find_plain(const tn_tokenizer *t, const char *spelling, size_t size) {
     int32_t id = tn_tokenizer_find(t, spelling, size);
-    return id >= 0 && is_plain(t->types[id]) ? id : -1;
+    if (id < 0) return -1;
+    if (t->hf) return id < t->hf->added_first || id >= t->hf->added_end ? id : -1;
+    return is_plain(t->types[id]) ? id : -1;
 }
 
 int32_t tn_txt_find_merge(const tn_tokenizer *t, int32_t left, int32_t right) {
@@ -145,7 +145,7 @@ static tn_status fill_slots(tn_tokenizer *t) {
         const char *spelling = t->spellings + t->places[i];
         if (size_of(t, i) == 0) continue; /* a place that nothing is spelled as */
         size_t at = spelling_slot(t, spelling, size_of(t, i));
-        if (t->slots[at] >= 0)
+        if (t->slots[at] >= 0 && !t->hf) /* of a tokenizer.json the last counts */
             return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: tokens %d and %d are both spelled \"%.64s\"",
                                    (int)t->slots[at], (int)i, spelling);
         t->slots[at] = i;
@@ -197,18 +197,25 @@ static bool read_merge(const tn_tokenizer *t, tn_text_slice text, tn_txt_merge *
     return out->result >= 0;
 }
 
-static tn_status fill_merges(tn_tokenizer *t, const tn_vocabulary *v) {
-    size_t count = v->merge_count > 0 ? (size_t)v->merge_count : 0;
+tn_status tn_txt_merges_new(tn_tokenizer *t, size_t count) {
     t->merges = tn_txt_alloc(count, sizeof *t->merges);
     if (!t->merges) return TN_ERR_MEMORY;
-    TRY(make_slots(&t->merge_slots, &t->merge_slot_count, count));
+    return make_slots(&t->merge_slots, &t->merge_slot_count, count);
+}
+
+void tn_txt_merges_add(tn_tokenizer *t, const tn_txt_merge *m, bool last_counts) {
+    size_t at = merge_slot(t, m->left, m->right);
+    if (t->merge_slots[at] >= 0 && !last_counts) return;
+    t->merge_slots[at] = (int32_t)t->merge_count;
+    t->merges[t->merge_count++] = *m;
+}
+
+static tn_status fill_merges(tn_tokenizer *t, const tn_vocabulary *v) {
+    size_t count = v->merge_count > 0 ? (size_t)v->merge_count : 0;
+    TRY(tn_txt_merges_new(t, count));
     for (size_t i = 0; i < count; i++) {
         tn_txt_merge m;
-        if (!v->merges[i].data || !read_merge(t, v->merges[i], &m)) continue;
-        size_t at = merge_slot(t, m.left, m.right);
-        if (t->merge_slots[at] >= 0) continue; /* the first of equal ones counts */
-        t->merge_slots[at] = (int32_t)t->merge_count;
-        t->merges[t->merge_count++] = m;
+        if (v->merges[i].data && read_merge(t, v->merges[i], &m)) tn_txt_merges_add(t, &m, false);
     }
     return TN_OK;
 }
@@ -233,7 +240,7 @@ static tn_status fill_special(tn_tokenizer *t, const tn_vocabulary *v) {
                                    (int)v->special[i], (int)v->count);
         t->special[i] = v->special[i] >= 0 ? v->special[i] : -1;
     }
-    for (int32_t i = 0; i < t->count; i++) {
+    for (int32_t i = 0; i < t->count && !t->hf; i++) {
         const char *spelling = t->spellings + t->places[i];
         if (t->types[i] == TN_TOKEN_USER_DEFINED) TRY(tn_txt_special_add(&t->always, spelling, size_of(t, i), i));
         if (t->types[i] >= TN_TOKEN_UNKNOWN && t->types[i] <= TN_TOKEN_USER_DEFINED)
@@ -249,17 +256,26 @@ static tn_status fill_special(tn_tokenizer *t, const tn_vocabulary *v) {
 }
 
 tn_status tn_txt_vocabulary_fill(tn_tokenizer *t, const tn_vocabulary *v) {
-    if (v->count <= 0 || v->count > MAX_TOKENS || !v->tokens)
+    if (v->count <= 0 || v->count > TN_TXT_MAX_TOKENS || !v->tokens)
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a vocabulary of %d tokens; 1 to %d are possible",
-                               (int)v->count, (int)MAX_TOKENS);
-    if (v->merge_count < 0 || v->merge_count > MAX_TOKENS || (v->merge_count > 0 && !v->merges))
+                               (int)v->count, (int)TN_TXT_MAX_TOKENS);
+    if (v->merge_count < 0 || v->merge_count > TN_TXT_MAX_TOKENS || (v->merge_count > 0 && !v->merges))
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: %d merges are not possible", (int)v->merge_count);
     t->count = v->count;
     TRY(fill_spellings(t, v));
     TRY(fill_slots(t));
     TRY(fill_types(t, v));
     if (t->by_score) TRY(fill_scores(t, v));
-    if (!t->by_score) TRY(fill_merges(t, v));
-    fill_bytes(t);
+    if (!t->by_score && !t->hf) TRY(fill_merges(t, v));
+    if (!t->hf) fill_bytes(t);
     return fill_special(t, v);
+}
+
+void tn_txt_vocabulary_free(tn_tokenizer *t) {
+    void *const blocks[] = {t->spellings, t->places, t->types,  t->ends,
+                            t->scores,    t->slots,  t->merges, t->merge_slots};
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
+        tn_txt_free(blocks[i]);
+    tn_txt_special_free(&t->always);
+    tn_txt_special_free(&t->with_control);
 }

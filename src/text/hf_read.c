@@ -1,0 +1,350 @@
+/* hf_read.c — a tokenizer from a tokenizer.json: reads the lists of steps, the model and what stands around, and the
+ * names of special tokens from the files beside it. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/hf.h"
+
+/* ---- what readers of steps share --------------------------------------------------------------------------------- */
+
+tn_status tn_hf_read_text(const tn_txt_json *v, const char *key, const char *otherwise, tn_bytes *out) {
+    const tn_txt_json *member = tn_txt_json_get(v, key);
+    tn_text_slice text = tn_txt_json_text(member);
+    out->size = 0;
+    if (text.data) return tn_bytes_append(out, text.data, text.size);
+    if (member || !otherwise) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: %s must be a string", key);
+    return tn_bytes_append(out, otherwise, strlen(otherwise));
+}
+
+tn_status tn_hf_read_char(const tn_txt_json *v, const char *key, uint32_t *out) {
+    tn_text_slice text = tn_txt_json_text(tn_txt_json_get(v, key));
+    if (text.size == 0 || tn_hf_char(text.data, text.size, out) != text.size)
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: %s must be a string of one character", key);
+    return TN_OK;
+}
+
+tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_txt_json *v) {
+    (void)s;
+    (void)v;
+    return TN_OK;
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+static tn_status unknown_step(const tn_hf_row *rows, const char *what, const tn_txt_json *type) {
+    char known[512];
+    size_t length = 0;
+    for (const tn_hf_row *row = rows; row->name; row++) {
+        int n = snprintf(known + length, sizeof known - length, "%s, ", row->name);
+        if (n > 0 && (size_t)n < sizeof known - length) length += (size_t)n;
+    }
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the %s \"%.*s\" is not known; known are %sSequence", what,
+                           type ? (int)(type->size < 64 ? type->size : 64) : 0, type ? type->text : "", known);
+}
+
+/* Which part of the file, and what its sequences call their members. */
+typedef struct part {
+    const char *key, *members;
+    const tn_hf_row *rows;
+    tn_hf_steps *steps;
+} part;
+
+static tn_status read_step(const part *p, const tn_txt_json *v, int depth) {
+    const tn_txt_json *type = tn_txt_json_get(v, "type"), *list = tn_txt_json_get(v, p->members);
+    const tn_hf_row *row = p->rows;
+    if (depth > TN_HF_MAX_DEPTH)
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: sequences of %s are nested too deep", p->key);
+    if (tn_txt_json_is(type, "Sequence") && tn_txt_json_of(list, TN_TXT_JSON_ARRAY)) {
+        const tn_txt_json *one = tn_txt_json_first(list);
+        for (uint32_t i = 0; i < list->size; i++, one = tn_txt_json_next(one))
+            TRY(read_step(p, one, depth + 1));
+        return TN_OK;
+    }
+    while (row->name && !tn_txt_json_is(type, row->name))
+        row++;
+    if (!row->name) return unknown_step(p->rows, p->key, tn_txt_json_of(type, TN_TXT_JSON_STRING) ? type : NULL);
+    if (p->steps->count == TN_HF_MAX_STEPS)
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: more than %d steps of %s", (int)TN_HF_MAX_STEPS, p->key);
+    if (!p->steps->items) p->steps->items = tn_txt_zalloc(TN_HF_MAX_STEPS, sizeof *p->steps->items);
+    if (!p->steps->items) return TN_ERR_MEMORY;
+    tn_hf_step *s = &p->steps->items[p->steps->count];
+    *s = (tn_hf_step){.row = row, .index = p->steps->count++};
+    return row->read(s, v);
+}
+
+static tn_status read_steps(tn_hf *hf, const tn_txt_json *root) {
+    const part parts[] = {
+        {"normalizer", "normalizers", tn_hf_normalizers, &hf->normalizers},
+        {"pre_tokenizer", "pretokenizers", tn_hf_cutters, &hf->cutters},
+        {"decoder", "decoders", tn_hf_decoders, &hf->decoders},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const tn_txt_json *v = tn_txt_json_get(root, parts[i].key);
+        if (v) TRY(read_step(&parts[i], v, 0));
+    }
+    hf->has_decoder = tn_txt_json_get(root, "decoder") != NULL;
+    bool fused = false;
+    for (int i = 0; i < hf->decoders.count; i++) {
+        tn_hf_step *s = &hf->decoders.items[i];
+        s->on[0] = strcmp(s->row->name, "Strip") == 0 ? fused : s->on[0];
+        fused |= strcmp(s->row->name, "Fuse") == 0 || strcmp(s->row->name, "ByteLevel") == 0;
+    }
+    return TN_OK;
+}
+
+static void free_steps(tn_hf_steps *steps) {
+    for (int i = 0; i < steps->count; i++) {
+        tn_hf_step *s = &steps->items[i];
+        tn_txt_pattern_free(s->pattern);
+        tn_bytes_free(&s->text);
+        tn_bytes_free(&s->more);
+        tn_txt_free(s->units);
+    }
+    tn_txt_free(steps->items);
+}
+
+void tn_hf_free(tn_hf *hf) {
+    if (!hf) return;
+    free_steps(&hf->normalizers);
+    free_steps(&hf->cutters);
+    free_steps(&hf->decoders);
+    tn_txt_special_free(&hf->words);
+    tn_txt_special_free(&hf->raw);
+    tn_txt_special_free(&hf->normal);
+    tn_bytes_free(&hf->prefix);
+    tn_bytes_free(&hf->suffix);
+    tn_bytes_free(&hf->names);
+    void *const blocks[] = {hf->scores, hf->added, hf->renamed, hf->single.items, hf->pair.items, hf};
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
+        tn_txt_free(blocks[i]);
+}
+
+/* ---- the file ---------------------------------------------------------------------------------------------------- */
+
+static char *copy_slice(tn_text_slice text) {
+    char *copy = tn_txt_alloc(text.size + 1, 1);
+    if (!copy) return NULL;
+    if (text.size > 0) memcpy(copy, text.data, text.size);
+    copy[text.size] = 0;
+    return copy;
+}
+
+static tn_status read_root(tn_tokenizer *t, const tn_txt_json *root) {
+    const tn_txt_json *version = tn_txt_json_get(root, "version");
+    if (!tn_txt_json_of(root, TN_TXT_JSON_OBJECT))
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: an object is expected");
+    if (version && !tn_txt_json_is(version, "1.0"))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer.json: version \"%.*s\"; 1.0 is known",
+                               (int)(version->size < 32 ? version->size : 32), version->text ? version->text : "");
+    TRY(read_steps(t->hf, root));
+    TRY(tn_hf_read_model(t, root));
+    TRY(tn_hf_fill_added(t));
+    TRY(tn_hf_read_post(t->hf, root));
+    for (size_t i = 0; i < t->hf->single.count + t->hf->pair.count; i++) {
+        const tn_hf_items *list = i < t->hf->single.count ? &t->hf->single : &t->hf->pair;
+        int32_t id = list->items[i < t->hf->single.count ? i : i - t->hf->single.count].id;
+        if (id >= t->count)
+            return tn_backend_fail(TN_ERR_FORMAT,
+                                   "tokenizer: the post_processor's token %d is outside the vocabulary "
+                                   "of %d",
+                                   (int)id, (int)t->count);
+    }
+    t->special[TN_SPECIAL_PADDING] = t->hf->pads && t->hf->pad_id < t->count ? t->hf->pad_id : -1;
+    t->rule_name = copy_slice((tn_text_slice){"", 0});
+    return t->rule_name ? TN_OK : TN_ERR_MEMORY;
+}
+
+/* ---- the files beside it ----------------------------------------------------------------------------------------- */
+
+/* "<s>", or {"content": "<s>", …}. */
+static int32_t named_token(const tn_tokenizer *t, const tn_txt_json *config, const char *key) {
+    const tn_txt_json *v = tn_txt_json_get(config, key), *content = tn_txt_json_get(v, "content");
+    tn_text_slice text = tn_txt_json_text(content ? content : v);
+    return text.data ? tn_tokenizer_find(t, text.data, text.size) : -1;
+}
+
+/* A text, or a list of {"name", "template"} of which the one named default is for conversations. */
+static tn_text_slice chat_template(const tn_txt_json *config) {
+    const tn_txt_json *v = tn_txt_json_get(config, "chat_template");
+    if (!tn_txt_json_of(v, TN_TXT_JSON_ARRAY)) return tn_txt_json_text(v);
+    const tn_txt_json *one = tn_txt_json_first(v);
+    for (uint32_t i = 0; i < v->size; i++, one = tn_txt_json_next(one)) {
+        if (tn_txt_json_is(tn_txt_json_get(one, "name"), "default"))
+            return tn_txt_json_text(tn_txt_json_get(one, "template"));
+    }
+    return (tn_text_slice){0};
+}
+
+static tn_status take_template(tn_tokenizer *t, tn_text_slice text) {
+    if (!text.data) return TN_OK;
+    if (memchr(text.data, 0, text.size))
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: the chat template holds a NUL");
+    tn_txt_free(t->chat_template);
+    t->chat_template = copy_slice(text);
+    return t->chat_template ? TN_OK : TN_ERR_MEMORY;
+}
+
+static tn_status take_config(tn_tokenizer *t, const tn_txt_json *config) {
+    static const struct {
+        const char *key;
+        tn_special which;
+    } names[] = {
+        {"cls_token", TN_SPECIAL_BOS},     {"bos_token", TN_SPECIAL_BOS},       {"eos_token", TN_SPECIAL_EOS},
+        {"unk_token", TN_SPECIAL_UNKNOWN}, {"sep_token", TN_SPECIAL_SEPARATOR}, {"pad_token", TN_SPECIAL_PADDING},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        int32_t id = named_token(t, config, names[i].key);
+        if (id >= 0) t->special[names[i].which] = id;
+    }
+    if (t->special[TN_SPECIAL_EOS] >= 0) t->ends[t->special[TN_SPECIAL_EOS]] = 1;
+    return take_template(t, chat_template(config));
+}
+
+/* generation_config.json tells all tokens that end an answer: "eos_token_id", a number or a list. */
+static void take_generation(tn_tokenizer *t, const tn_txt_json *config) {
+    const tn_txt_json *v = tn_txt_json_get(config, "eos_token_id");
+    bool list = tn_txt_json_of(v, TN_TXT_JSON_ARRAY);
+    const tn_txt_json *one = list ? tn_txt_json_first(v) : v;
+    for (uint32_t i = 0; v && i < (list ? v->size : 1); i++, one = tn_txt_json_next(one)) {
+        int64_t id = tn_txt_json_int(one, -1);
+        if (id >= 0 && id < t->count) t->ends[id] = 1;
+    }
+}
+
+/* The four texts; all but the first may be absent. */
+typedef struct sources {
+    tn_text_slice tokenizer, config, chat, generation;
+} sources;
+
+static tn_status take_sources(tn_tokenizer *t, const sources *s) {
+    tn_txt_json_doc doc;
+    tn_status status = tn_txt_json_read(s->tokenizer.data, s->tokenizer.size, "tokenizer.json", &doc);
+    if (status == TN_OK) status = read_root(t, doc.values);
+    tn_txt_json_free(&doc);
+    if (status != TN_OK) return status;
+    if (s->config.data) {
+        status = tn_txt_json_read(s->config.data, s->config.size, "tokenizer_config.json", &doc);
+        if (status == TN_OK) status = take_config(t, doc.values);
+        tn_txt_json_free(&doc);
+    }
+    if (status == TN_OK) status = take_template(t, s->chat);
+    if (status == TN_OK && s->generation.data) {
+        status = tn_txt_json_read(s->generation.data, s->generation.size, "generation_config.json", &doc);
+        if (status == TN_OK) take_generation(t, doc.values);
+        tn_txt_json_free(&doc);
+    }
+    const tn_hf_items *single = &t->hf->single;
+    t->add_bos = single->count > 0 && single->items[0].id >= 0;
+    return status;
+}
+
+static tn_status make(const sources *s, tn_tokenizer **out) {
+    tn_tokenizer *t = tn_txt_zalloc(1, sizeof *t);
+    if (!t) return TN_ERR_MEMORY;
+    t->hf = tn_txt_zalloc(1, sizeof *t->hf);
+    tn_status status = t->hf ? take_sources(t, s) : TN_ERR_MEMORY;
+    if (status == TN_OK) {
+        *out = t;
+    } else {
+        tn_tokenizer_free(t);
+    }
+    return status;
+}
+
+tn_status tn_tokenizer_from_json(const char *json, size_t size, const char *config, size_t config_size,
+                                 tn_tokenizer **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: out is NULL");
+    *out = NULL;
+    if (!json) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: the text is NULL");
+    return make(&(sources){.tokenizer = {json, size}, .config = {config, config ? config_size : 0}}, out);
+}
+
+/* ---- folders ----------------------------------------------------------------------------------------------------- */
+
+/* A file's bytes. `needed`: its absence is an error, else it leaves `out` without data. */
+static tn_status read_file(const char *path, bool needed, tn_bytes *out) {
+    char chunk[65536];
+    size_t n;
+    FILE *f = fopen(path, "rb");
+    if (!f && !needed && errno == ENOENT) return TN_OK;
+    if (!f) return tn_backend_fail(TN_ERR_IO, "cannot open '%s': %s", path, strerror(errno));
+    tn_status status = tn_bytes_append(out, "", 0);
+    while (status == TN_OK && (n = fread(chunk, 1, sizeof chunk, f)) > 0)
+        status = out->size < INT32_MAX ? tn_bytes_append(out, chunk, n)
+                                       : tn_backend_fail(TN_ERR_FORMAT, "'%s' is too long", path);
+    if (status == TN_OK && ferror(f)) status = tn_backend_fail(TN_ERR_IO, "reading '%s': %s", path, strerror(errno));
+    fclose(f);
+    return status;
+}
+
+/* The folder's part of a path with its /, and a name behind it. */
+static tn_status beside(const char *folder, size_t length, const char *name, tn_bytes *out) {
+    out->size = 0;
+    TRY(tn_bytes_append(out, folder, length));
+    return tn_bytes_append(out, name, strlen(name));
+}
+
+static tn_status open_json(const char *path, const char *folder, size_t length, tn_tokenizer **out) {
+    static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja", "generation_config.json"};
+    tn_bytes texts[4] = {0}, place = {0};
+    tn_status status = read_file(path, true, &texts[0]);
+    for (int i = 0; i < 3 && status == TN_OK; i++) {
+        status = beside(folder, length, names[i], &place);
+        if (status == TN_OK) status = read_file(place.data, false, &texts[1 + i]);
+    }
+    if (status == TN_OK) {
+        status = make(&(sources){.tokenizer = {texts[0].data, texts[0].size},
+                                 .config = {texts[1].data, texts[1].size},
+                                 .chat = {texts[2].data, texts[2].size},
+                                 .generation = {texts[3].data, texts[3].size}},
+                      out);
+        if (status != TN_OK && status != TN_ERR_MEMORY) {
+            char why[1024];
+            snprintf(why, sizeof why, "%s", tn_error());
+            status = tn_backend_fail(status, "'%s': %s", path, why);
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        tn_bytes_free(&texts[i]);
+    tn_bytes_free(&place);
+    return status;
+}
+
+static tn_status open_gguf(const char *path, tn_tokenizer **out) {
+    tn_gguf *file;
+    TRY(tn_gguf_open(path, &file));
+    tn_status status = tn_tokenizer_from_gguf(file, out);
+    tn_gguf_close(file);
+    return status;
+}
+
+/* Whether a file begins as a GGUF file does; false too where it cannot be read. */
+static bool is_gguf(const char *path) {
+    char magic[4];
+    FILE *f = fopen(path, "rb");
+    if (!f) return false;
+    bool is = fread(magic, 1, sizeof magic, f) == sizeof magic && !memcmp(magic, "GGUF", 4);
+    fclose(f);
+    return is;
+}
+
+tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out) {
+    if (!out) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: out is NULL");
+    *out = NULL;
+    if (!path) return tn_backend_fail(TN_ERR_ARGUMENT, "tokenizer: the path is NULL");
+    const size_t length = strlen(path);
+    if (length > 5 && !strcmp(path + length - 5, ".json")) {
+        const char *slash = strrchr(path, '/');
+        return open_json(path, path, slash ? (size_t)(slash - path) + 1 : 0, out);
+    }
+    if (is_gguf(path) || (length > 5 && !strcmp(path + length - 5, ".gguf"))) return open_gguf(path, out);
+    tn_bytes folder = {0}, file = {0};
+    tn_status status = tn_bytes_append(&folder, path, length);
+    if (status == TN_OK && (length == 0 || path[length - 1] != '/')) status = tn_bytes_append(&folder, "/", 1);
+    if (status == TN_OK) status = beside(folder.data, folder.size, "tokenizer.json", &file);
+    if (status == TN_OK) status = open_json(file.data, folder.data, folder.size, out);
+    tn_bytes_free(&folder);
+    tn_bytes_free(&file);
+    return status;
+}

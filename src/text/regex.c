@@ -1,0 +1,242 @@
+/* regex.c — regular expressions of tokenizer.json, which are written for Oniguruma: translated to PCRE2's syntax.
+ *
+ * Most of both languages is the same. What differs and is used: \s, \w and \h and their opposites, classes inside
+ * classes, lines (^ and $ always stand at lines, (?m) lets the dot match their ends), a + behind {n,m} (which repeats
+ * once more; PCRE2 would not give back), \uHHHH. What cannot be said in PCRE2 is refused by name. */
+#include <string.h>
+
+#include "text/hf.h"
+
+/* The insides of classes. Word characters are UTS 18's, without its two joiners, as in Oniguruma. */
+#define SPACE TN_TXT_SPACE
+#define NO_SPACE                                                                                            \
+    "\\x00-\\x08\\x0e-\\x1f!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}" \
+    "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
+#define WORD                                                                                                        \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{" \
+    "1f189}"
+#define HEX "0-9A-Fa-f"
+
+typedef struct set_escape {
+    char letter;
+    const char *inside; /* a class; NULL: cannot be said there */
+    const char *alone;
+} set_escape;
+
+static const set_escape set_escapes[] = {
+    {'s', SPACE, "[" SPACE "]"}, {'S', NO_SPACE, "[^" SPACE "]"}, {'w', WORD, "[" WORD "]"},
+    {'W', NULL, "[^" WORD "]"},  {'h', HEX, "[" HEX "]"},         {'H', NULL, "[^" HEX "]"},
+};
+
+enum { MAX_GROUPS = 200 };
+
+typedef struct translation {
+    const char *text;
+    size_t size, at;
+    tn_bytes out;
+    size_t atom;               /* where the last thing that can be repeated begins in out */
+    size_t groups[MAX_GROUPS]; /* where open groups begin */
+    int depth;
+} translation;
+
+static tn_status refuse(const translation *x, const char *what) {
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the pattern \"%.*s\" has %s, at %zu, which is not supported",
+                           x->size < 200 ? (int)x->size : 200, x->text, what, x->at);
+}
+
+static char peek(const translation *x, size_t ahead) { return ahead < x->size - x->at ? x->text[x->at + ahead] : 0; }
+
+static tn_status put(translation *x, const char *text) { return tn_bytes_append(&x->out, text, strlen(text)); }
+
+static tn_status copy(translation *x, size_t count) {
+    if (count > x->size - x->at) count = x->size - x->at;
+    TRY(tn_bytes_append(&x->out, x->text + x->at, count));
+    x->at += count;
+    return TN_OK;
+}
+
+/* Bytes of a thing in braces at `ahead`, which is none of more than 64 bytes; 0 for none. */
+static size_t braces(const translation *x, size_t ahead) {
+    if (peek(x, ahead) != '{') return 0;
+    for (size_t i = 1; i < 64 && peek(x, ahead + i); i++) {
+        if (peek(x, ahead + i) == '}') return i + 1;
+    }
+    return 0;
+}
+
+static tn_status translate_escape(translation *x, bool in_class) {
+    char c = peek(x, 1);
+    if (x->size - x->at < 2) return refuse(x, "a \\ at its end");
+    for (size_t i = 0; i < sizeof set_escapes / sizeof *set_escapes; i++) {
+        const set_escape *e = &set_escapes[i];
+        if (e->letter != c) continue;
+        if (in_class && !e->inside) return refuse(x, "the opposite of a set inside a class");
+        x->at += 2;
+        return put(x, in_class ? e->inside : e->alone);
+    }
+    if (c == 'p' || c == 'P' || c == 'x') return copy(x, 2 + braces(x, 2));
+    if (c != 'u') return copy(x, 2);
+    if (x->size - x->at < 6) return refuse(x, "\\u without four digits");
+    TRY(put(x, "\\x{"));
+    x->at += 2;
+    TRY(copy(x, 4));
+    return put(x, "}");
+}
+
+/* A class from its [ on. Classes inside it are taken as more of its members. */
+static tn_status translate_class(translation *x) {
+    int depth = 0;
+    bool begins = true;
+    while (x->at < x->size) {
+        char c = peek(x, 0);
+        bool was_begin = begins;
+        begins = false;
+        if (c == '\\') {
+            TRY(translate_escape(x, true));
+        } else if (c == '[' && peek(x, 1) == ':' && depth > 0) {
+            const char *end = memchr(x->text + x->at, ']', x->size - x->at);
+            if (!end) return refuse(x, "a class without end");
+            TRY(copy(x, (size_t)(end - x->text) - x->at + 1));
+        } else if (c == '[') {
+            if (depth > 0 && peek(x, 1) == '^') return refuse(x, "the opposite of a class inside a class");
+            if (depth++ == 0) {
+                TRY(copy(x, peek(x, 1) == '^' ? 2 : 1));
+            } else {
+                x->at++;
+            }
+            begins = true;
+        } else if (c == ']' && !was_begin) {
+            x->at++;
+            if (--depth == 0) return put(x, "]");
+        } else if (c == '&' && peek(x, 1) == '&') {
+            return refuse(x, "an intersection of classes");
+        } else {
+            if (c == ']') TRY(put(x, "\\"));
+            TRY(copy(x, 1));
+        }
+    }
+    return refuse(x, "a class without end");
+}
+
+/* A group's begin: options are renamed, the rest is the same. */
+static tn_status translate_group(translation *x) {
+    if (x->depth == MAX_GROUPS) return refuse(x, "too many groups inside each other");
+    x->groups[x->depth++] = x->out.size;
+    TRY(copy(x, 1));
+    if (peek(x, 0) != '?') return peek(x, 0) == '*' ? refuse(x, "(*") : TN_OK;
+    TRY(copy(x, 1));
+    while (peek(x, 0) && strchr("imx-", peek(x, 0))) {
+        if (peek(x, 0) != 'm') {
+            TRY(copy(x, 1));
+            continue;
+        }
+        TRY(put(x, "s"));
+        x->at++;
+    }
+    /* what stands behind is a sign of the group's kind, not an atom */
+    if (peek(x, 0) && strchr(":=!>", peek(x, 0))) return copy(x, 1);
+    if (peek(x, 0) == '<' && (peek(x, 1) == '=' || peek(x, 1) == '!')) return copy(x, 2);
+    return TN_OK;
+}
+
+/* {n,m} and a + behind it. */
+static tn_status translate_count(translation *x, size_t length) {
+    if (peek(x, 1) == ',') { /* {,m} */
+        TRY(put(x, "{0"));
+        x->at++;
+        length--;
+    }
+    TRY(copy(x, length));
+    if (peek(x, 0) != '+') return TN_OK;
+    x->at++;
+    char *tail = NULL;
+    size_t tail_size = x->out.size - x->atom, capacity = 0;
+    TRY(tn_txt_reserve(&tail, &capacity, tail_size, 1));
+    memcpy(tail, x->out.data + x->atom, tail_size);
+    x->out.size = x->atom;
+    tn_status status = put(x, "(?:");
+    if (status == TN_OK) status = tn_bytes_append(&x->out, tail, tail_size);
+    if (status == TN_OK) status = put(x, ")+");
+    tn_txt_free(tail);
+    return status;
+}
+
+static tn_status translate_one(translation *x) {
+    char c = peek(x, 0);
+    size_t before = x->out.size, length = braces(x, 0);
+    bool counts = length > 2 && strspn(x->text + x->at + 1, "0123456789,") >= length - 2;
+    if (counts) return translate_count(x, length);
+    if (strchr("*+?", c) && c) return copy(x, 1);
+    x->atom = before;
+    switch (c) {
+    case '\\': return translate_escape(x, false);
+    case '[': return translate_class(x);
+    case '(': return translate_group(x);
+    case '^': x->at++; return put(x, "(?m:^)");
+    case '$': x->at++; return put(x, "(?m:$)");
+    case ')':
+        if (x->depth == 0) return refuse(x, "a ) too many");
+        x->atom = x->groups[--x->depth];
+        return copy(x, 1);
+    default: return copy(x, 1);
+    }
+}
+
+static tn_status translate(translation *x) {
+    TRY(tn_bytes_append(&x->out, "", 0));
+    while (x->at < x->size) {
+        uint8_t c = (uint8_t)peek(x, 0);
+        if (c < 0x80) {
+            TRY(translate_one(x));
+            continue;
+        }
+        uint32_t code;
+        x->atom = x->out.size;
+        TRY(copy(x, tn_hf_char(x->text + x->at, x->size - x->at, &code)));
+    }
+    return TN_OK;
+}
+
+/* The letters of a text, none of which means anything. */
+static tn_status quote(tn_bytes *out, tn_text_slice text) {
+    TRY(tn_bytes_append(out, "", 0));
+    for (size_t i = 0; i < text.size; i++) {
+        char c = text.data[i];
+        bool sign = (uint8_t)c < 0x80 && tn_hf_is_punctuation((uint8_t)c) && c != '_';
+        if (sign) TRY(tn_bytes_append(out, "\\", 1));
+        TRY(c ? tn_bytes_append(out, &c, 1) : tn_bytes_append(out, "\\x00", 4));
+    }
+    return TN_OK;
+}
+
+tn_status tn_hf_read_pattern(const tn_txt_json *v, tn_txt_pattern **out) {
+    const tn_txt_json *words = tn_txt_json_get(v, "String"), *regex = tn_txt_json_get(v, "Regex");
+    tn_text_slice text = tn_txt_json_text(words ? words : regex);
+    if (!text.data)
+        return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a pattern must be {\"String\": …} or {\"Regex\": …}");
+    if (memchr(text.data, 0, text.size) && !words)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: a pattern with a NUL is not supported");
+    translation x = {.text = text.data, .size = text.size};
+    tn_status status = words ? quote(&x.out, text) : translate(&x);
+    if (status == TN_OK) status = tn_txt_pattern_new(x.out.data, x.out.size, out);
+    tn_bytes_free(&x.out);
+    return status;
+}
+
+tn_status tn_hf_next_match(const tn_txt_pattern *p, tn_txt_matcher *m, const char *text, size_t size,
+                           tn_hf_matches *state, bool *found, size_t *begin, size_t *end) {
+    uint32_t c;
+    while (state->from <= size) {
+        TRY(tn_txt_match(p, m, text, size, state->from, found, begin, end));
+        if (!*found) return TN_OK;
+        bool again = *begin == *end && state->any && state->last == *end;
+        if (!again) {
+            state->any = true;
+            state->last = state->from = *end;
+            return TN_OK;
+        }
+        state->from += state->from < size ? tn_hf_char(text + state->from, size - state->from, &c) : 1;
+    }
+    *found = false;
+    return TN_OK;
+}
