@@ -24,6 +24,8 @@ extern "C" {
 #endif
 #define TN_ALL NULL, 0
 
+typedef enum tn_reduce { TN_REDUCE_SUM, TN_REDUCE_PROD, TN_REDUCE_AMAX, TN_REDUCE_AMIN } tn_reduce;
+
 typedef enum tn_approximate { TN_APPROXIMATE_NONE, TN_APPROXIMATE_TANH } tn_approximate;
 
 typedef enum tn_reduction { TN_REDUCTION_MEAN, TN_REDUCTION_SUM, TN_REDUCTION_NONE } tn_reduction;
@@ -110,6 +112,10 @@ TN_API tn_tensor *tn_div_(tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_floor_divide(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_floor_divide_(tn_tensor *x, const tn_tensor *y);
 
+/* x / y without its fraction (PyTorch's div with rounding_mode trunc); integers stay integers, and x / 0 is 0 for
+ * them. */
+TN_API tn_tensor *tn_div_trunc(const tn_tensor *x, const tn_tensor *y);
+
 /* x − y · floor_divide(x, y), with the sign of y (Python's %). Integers: x % 0 is 0. */
 TN_API tn_tensor *tn_remainder(const tn_tensor *x, const tn_tensor *y);
 TN_API tn_tensor *tn_remainder_(tn_tensor *x, const tn_tensor *y);
@@ -163,6 +169,11 @@ TN_API tn_tensor *tn_full(const int64_t *shape, int rank, double value, tn_dtype
 
 /* Start, start + step, … up to but without end. */
 TN_API tn_tensor *tn_arange(double start, double end, double step, tn_dtype dtype);
+
+/* ---- bits -------------------------------------------------------------------------------------------------------- */
+
+/* x's bits as another dtype of the same size (PyTorch's view(dtype)); to bool: any bit. */
+TN_API tn_tensor *tn_view_dtype(const tn_tensor *x, tn_dtype dtype);
 
 /* ---- transcendental ---------------------------------------------------------------------------------------------- */
 
@@ -528,6 +539,11 @@ TN_API tn_tensor *tn_scatter_(tn_tensor *x, int64_t dim, const tn_tensor *index,
 /* x with src[…, j, …] added at […, index[…, j, …], …]; indices outside are left out. */
 TN_API tn_tensor *tn_scatter_add(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
 TN_API tn_tensor *tn_scatter_add_(tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src);
+
+/* x with src[…, j, …] added to, multiplied with, or compared with what is at […, index[…, j, …], …]; indices outside
+ * are left out. */
+TN_API tn_tensor *tn_scatter_reduce(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src,
+                                    tn_reduce reduce);
 
 /* The places along dim of x's elements in ascending (or descending) order; equal ones stay in order, NaN is the
  * greatest. */
@@ -1119,6 +1135,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_div_(...) (tn_at(__FILE__, __LINE__), tn_div_(__VA_ARGS__))
 #define tn_div_scalar(...) (tn_at(__FILE__, __LINE__), tn_div_scalar(__VA_ARGS__))
 #define tn_div_scalar_(...) (tn_at(__FILE__, __LINE__), tn_div_scalar_(__VA_ARGS__))
+#define tn_div_trunc(...) (tn_at(__FILE__, __LINE__), tn_div_trunc(__VA_ARGS__))
 #define tn_dot(...) (tn_at(__FILE__, __LINE__), tn_dot(__VA_ARGS__))
 #define tn_dropout(...) (tn_at(__FILE__, __LINE__), tn_dropout(__VA_ARGS__))
 #define tn_elu(...) (tn_at(__FILE__, __LINE__), tn_elu(__VA_ARGS__))
@@ -1275,6 +1292,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_scatter_(...) (tn_at(__FILE__, __LINE__), tn_scatter_(__VA_ARGS__))
 #define tn_scatter_add(...) (tn_at(__FILE__, __LINE__), tn_scatter_add(__VA_ARGS__))
 #define tn_scatter_add_(...) (tn_at(__FILE__, __LINE__), tn_scatter_add_(__VA_ARGS__))
+#define tn_scatter_reduce(...) (tn_at(__FILE__, __LINE__), tn_scatter_reduce(__VA_ARGS__))
 #define tn_select(...) (tn_at(__FILE__, __LINE__), tn_select(__VA_ARGS__))
 #define tn_selu(...) (tn_at(__FILE__, __LINE__), tn_selu(__VA_ARGS__))
 #define tn_sigmoid(...) (tn_at(__FILE__, __LINE__), tn_sigmoid(__VA_ARGS__))
@@ -1323,6 +1341,7 @@ TN_API tn_tensor *tn_cross_entropy(const tn_tensor *x, const tn_tensor *target, 
 #define tn_var(...) (tn_at(__FILE__, __LINE__), tn_var(__VA_ARGS__))
 #define tn_view(...) (tn_at(__FILE__, __LINE__), tn_view(__VA_ARGS__))
 #define tn_view_as(...) (tn_at(__FILE__, __LINE__), tn_view_as(__VA_ARGS__))
+#define tn_view_dtype(...) (tn_at(__FILE__, __LINE__), tn_view_dtype(__VA_ARGS__))
 #define tn_where(...) (tn_at(__FILE__, __LINE__), tn_where(__VA_ARGS__))
 #define tn_xlogy(...) (tn_at(__FILE__, __LINE__), tn_xlogy(__VA_ARGS__))
 #define tn_zero(...) (tn_at(__FILE__, __LINE__), tn_zero(__VA_ARGS__))

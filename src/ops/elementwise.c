@@ -428,6 +428,30 @@ const tn_op_impl tn_impl_div = {
              "error=broadcast [2,3] [4]",
     .flops = 1};
 
+/* div_trunc(x, y): x / y without its fraction (PyTorch's div with rounding_mode trunc); integers stay integers, and
+ * x / 0 is 0 for them. */
+static kir_val lower_div_trunc(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_val x = tn_lower_in(lw, n, 0, at);
+    kir_val quotient = kir_binary(lw->kb, KIR_DIV, x, tn_lower_in(lw, n, 1, at));
+    return tn_dtype_is_float((tn_dtype)n->dtype) ? kir_rounding(lw->kb, KIR_TRUNC, quotient) : quotient;
+}
+static double define_div_trunc(double x, double y) { return trunc(x / y); }
+static double define_div_trunc_integer(double x, double y) { return y == 0 ? 0 : trunc(x / y); }
+static void reference_div_trunc(const tn_reference *r) {
+    walk_binary(r, tn_dtype_is_float((tn_dtype)r->node->dtype) ? define_div_trunc : define_div_trunc_integer);
+}
+const tn_op_impl tn_impl_div_trunc = {.class_ = TN_ELEMENTWISE,
+                                      .promote = true,
+                                      .infer = tn_infer_not_bool,
+                                      .grad = tn_grad_none,
+                                      .lower = lower_div_trunc,
+                                      .reference = reference_div_trunc,
+                                      .cases = "types=f32,f64; [2,3]@0.1..0.9 [2,3]@1..5; [4,1]@2.1..2.9 "
+                                               "[1,5]@1..1.01; types=i32,i64,i8; [9]@-20..20 [9]@-4..4; [9]@-20..20 "
+                                               "[1]@3..4; types=u8,i64; [9]@0..20 [9]@0..4; [0,3] [1]@1..2; error=bool "
+                                               "[2]:bool [2]:bool",
+                                      .flops = 2};
+
 /* floor_divide(x, y): the greatest whole number ≤ x / y, exactly; integers stay integers, and x / 0 is 0 for them. */
 static kir_val floor_divide_integers(kir_builder *kb, kir_val x, kir_val y) {
     kir_type t = kir_val_type(kb, x);

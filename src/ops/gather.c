@@ -1,4 +1,5 @@
 /* gather.c — the primitives that read and add at places which another tensor names. */
+#include <math.h>
 #include <string.h>
 
 #include "ops/places.h"
@@ -136,20 +137,25 @@ static tn_status infer_scatter_sum(tn_infer *c) {
     c->dtype = (tn_dtype)src->dtype;
     return tn_infer_shape(c, shape, rank);
 }
-static tn_status grad_scatter_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+/* For each element of the source what v, a tensor of n's shape, has where it went; 0 for what is left out. */
+static tn_node *back_to_source(tn_build *b, const tn_node *n, tn_node *v) {
     const tn_node *index = n->in[0], *src = n->in[1];
     int64_t dim = n->i[0], pads[2 * TN_MAX_RANK], last = n->shape[dim] - 1;
-    /* What fell outside has no part in the result: its gradient is 0, at any place that exists. */
+    if (!v) return NULL;
+    /* What fell outside has no part in the result: it looks at any place that exists. */
     tn_node *low = tn_b_maximum(b, n->in[0], tn_b_const(b, 0, index));
     tn_node *place = tn_b_minimum(b, low, tn_b_const(b, (double)last, index));
     tn_node *taken =
-        last < 0 ? tn_b_expand(b, tn_b_const(b, 0, dy), index->shape, index->rank) : tn_b_gather(b, dy, dim, place);
-    tn_node *g = tn_b_where(b, tn_b_eq(b, place, n->in[0]), taken, tn_b_const(b, 0, dy));
+        last < 0 ? tn_b_expand(b, tn_b_const(b, 0, v), index->shape, index->rank) : tn_b_gather(b, v, dim, place);
+    tn_node *g = tn_b_where(b, tn_b_eq(b, place, n->in[0]), taken, tn_b_const(b, 0, v));
     for (int d = 0; d < n->rank; d++) {
         pads[2 * (n->rank - 1 - d)] = 0;
         pads[2 * (n->rank - 1 - d) + 1] = src->shape[d] - index->shape[d];
     }
-    grads[1] = tn_b_pad(b, g, pads, 2 * n->rank, 0);
+    return tn_b_pad(b, g, pads, 2 * n->rank, 0);
+}
+static tn_status grad_scatter_sum(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[1] = back_to_source(b, n, dy);
     return b->status;
 }
 static int loops_scatter_sum(const tn_node *n, int64_t extent[TN_MAX_RANK]) {
@@ -254,6 +260,78 @@ const tn_op_impl tn_impl_scatter_sum = {.class_ = TN_REDUCTION,
                                                  "[5]:i64@-2..6 [5] dim=0 shape=(4); [0]:i64@0..0 [0] dim=0 shape=(3);"
                                                  "error=fit [2]:i64@0..1 [2,2] dim=0 shape=(2,2)",
                                         .flops = 1};
+
+/* The other reductions of what goes to one place: as scatter_sum, from the number that changes nothing. */
+static kir_val neutral_of(kir_builder *kb, const tn_node *n) {
+    tn_dtype t = (tn_dtype)n->dtype;
+    kir_type type = kir_type_of(t);
+    int bits = (int)(8 * tn_dtype_size(t));
+    bool greatest = n->op == TN_OP_SCATTER_AMIN, is_signed = t == TN_I8 || t == TN_I16 || t == TN_I32 || t == TN_I64;
+    if (n->op == TN_OP_SCATTER_PROD) return kir_const(kb, type, 1);
+    if (tn_dtype_is_float(t)) return kir_const(kb, type, greatest ? INFINITY : -INFINITY);
+    uint64_t ones = UINT64_MAX >> (64 - bits), top = ones >> is_signed;
+    return kir_const_i(kb, type, (int64_t)(greatest ? top : is_signed ? ~top : 0));
+}
+static kir_val lower_scatter_reduced(tn_lower *lw, const tn_node *n, const kir_aff *at) {
+    kir_aff in[TN_MAX_RANK];
+    kir_val hit = scatter_hits(lw, n, at, in);
+    kir_val v = tn_lower_at_masked(lw, n->in[1], in, hit);
+    return kir_select(lw->kb, hit, v, neutral_of(lw->kb, n));
+}
+static tn_status infer_scatter_reduced(tn_infer *c) {
+    if (c->in[1]->dtype == TN_BOOL) return tn_fail(TN_ERR_DTYPE, "%s: not for bool: cast it", c->row->name);
+    return infer_scatter_sum(c);
+}
+static tn_status grad_scatter_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    grads[1] = tn_b_div(b, back_to_source(b, n, tn_b_mul(b, dy, tn_b_self(n))), n->in[1]);
+    return b->status;
+}
+/* Equal ones share the gradient. */
+static tn_status grad_scatter_extreme(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
+    tn_node *reached = tn_b_eq(b, n->in[1], back_to_source(b, n, tn_b_self(n)));
+    reached = tn_b_cast(b, reached, (tn_dtype)n->dtype);
+    tn_node *many = tn_b_scatter_sum(b, n->in[0], reached, n->i[0], n->shape, n->rank);
+    grads[1] = tn_b_mul(b, reached, back_to_source(b, n, tn_b_div(b, dy, many)));
+    return b->status;
+}
+static void reference_scatter_reduced(const tn_reference *r) {
+    const tn_node *n = r->node, *index = n->in[0];
+    int64_t to[TN_MAX_RANK];
+    int op = n->op;
+    bool is_float = tn_dtype_is_float((tn_dtype)n->dtype);
+    double low = is_float ? -INFINITY : -0x1p31, high = is_float ? INFINITY : 0x1p31 - 1;
+    for (int64_t i = 0, count = tn_node_numel(n); i < count; i++)
+        r->out[i] = op == TN_OP_SCATTER_PROD ? 1 : op == TN_OP_SCATTER_AMAX ? low : high;
+    tn_node like = {.rank = index->rank};
+    memcpy(like.shape, index->shape, sizeof like.shape);
+    for (tn_walk w = tn_walk_begin(&like); w.place < w.count; tn_walk_next(&w)) {
+        memcpy(to, w.at, sizeof to);
+        to[n->i[0]] = (int64_t)r->in[0][w.place];
+        if (to[n->i[0]] < 0 || to[n->i[0]] >= n->shape[n->i[0]]) continue;
+        double v = r->in[1][tn_place(n->in[1], w.at)], *own = &r->out[tn_place(n, to)];
+        if (op == TN_OP_SCATTER_PROD)
+            *own *= v;
+        else if (v != v || (op == TN_OP_SCATTER_AMAX ? v > *own : v < *own))
+            *own = v;
+    }
+}
+#define SCATTER_REDUCED(kind, grad_)                                                                               \
+    .class_ = TN_REDUCTION, .reduce = kind, .infer = infer_scatter_reduced, .grad = grad_,                         \
+    .lower = lower_scatter_reduced, .loops = loops_scatter_sum, .reference = reference_scatter_reduced, .flops = 1, \
+    .cases = "types=f32,f64,i32 tol=4ulp; [9,2]:i64@0..3 [9,2] dim=0 shape=(4,2) grad=off; [2,7]:i32@0..4 [3,8] "   \
+             "dim=1 shape=(3,5) grad=off; error=bool [2]:i64@0..1 [2]:bool dim=0 shape=(2)"
+
+/* scatter_prod(index, src, dim, shape): ones of `shape`, multiplied by src[…, j, …] at […, index[…, j, …], …]. The
+ * gradient where src is 0 is that of a division by 0. */
+const tn_op_impl tn_impl_scatter_prod = {SCATTER_REDUCED(KIR_PROD, grad_scatter_prod)};
+
+/* scatter_amax(index, src, dim, shape): for each place of `shape` the greatest src[…, j, …] that index leads there; −∞,
+ * or the least number of the type, where there is none. */
+const tn_op_impl tn_impl_scatter_amax = {SCATTER_REDUCED(KIR_RMAX, grad_scatter_extreme)};
+
+/* scatter_amin(index, src, dim, shape): for each place of `shape` the least src[…, j, …] that index leads there; ∞, or
+ * the greatest number of the type, where there is none. */
+const tn_op_impl tn_impl_scatter_amin = {SCATTER_REDUCED(KIR_RMIN, grad_scatter_extreme)};
 
 /* scatter_last(index, dim, shape): for each element of `shape` the greatest j with index[…, j, …] leading to it, −1
  * where there is none. */

@@ -105,6 +105,30 @@ const tn_op_impl tn_impl_scatter_add = {
     .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,2] [9,2]:i64@0..3 [9,2] dim=0; [3,5] [2,7]:i32@0..4 [3,8] dim=1;"
              "error=fit [2,2] [2]:i64@0..1 [2,2] dim=0"};
 
+/* scatter_reduce(x, dim, index, src, reduce): x with src[…, j, …] added to, multiplied with, or compared with what is
+ * at […, index[…, j, …], …]; indices outside are left out. */
+static tn_node *compose_scatter_reduce(tn_build *b, const tn_node *n) {
+    tn_node *x = n->in[0], *index = n->in[1], *src = n->in[2];
+    int64_t dim = n->i[TN_SCATTER_REDUCE_DIM];
+    const int64_t *shape = n->shape;
+    if (tn_node_numel(index) == 0) return tn_b_contiguous(b, x);
+    switch ((tn_reduce)n->i[TN_SCATTER_REDUCE_REDUCE]) {
+    case TN_REDUCE_PROD: return tn_b_mul(b, x, tn_b_scatter_prod(b, index, src, dim, shape, n->rank));
+    case TN_REDUCE_AMAX: return tn_b_maximum(b, x, tn_b_scatter_amax(b, index, src, dim, shape, n->rank));
+    case TN_REDUCE_AMIN: return tn_b_minimum(b, x, tn_b_scatter_amin(b, index, src, dim, shape, n->rank));
+    default: return tn_b_scatter_add(b, x, dim, index, src);
+    }
+}
+const tn_op_impl tn_impl_scatter_reduce = {
+    .infer = infer_scatter_add,
+    .compose = compose_scatter_reduce,
+    .cases = "types=f32,f64,i32 tol=4ulp atol=1e-6; [4,2] [9,2]:i64@0..3 [9,2] dim=0 reduce=sum; "
+             "[3,5]@0.5..2 [2,7]:i32@0..4 [3,8]@0.5..2 dim=1 reduce=prod; [4,2] [9,2]:i64@0..3 [9,2] dim=0 reduce=amax;"
+             "[3,5] [2,7]:i32@-1..5 [3,8] dim=1 reduce=amin; [3] [0]:i64@0..0 [0] dim=0 reduce=amax;"
+             "types=i8,u8; [4]@0..9 [6]:i64@0..2 [6]@0..9 dim=0 reduce=amax; [4]@0..9 [6]:i64@0..2 [6]@0..9 dim=0 "
+             "reduce=amin;"
+             "error=fit [2,2] [2]:i64@0..1 [2,2] dim=0 reduce=sum"};
+
 /* scatter(x, dim, index, src): x with src[…, j, …] put at […, index[…, j, …], …]; of several for one place the last one
  * stays, indices outside are left out. */
 static tn_node *compose_scatter(tn_build *b, const tn_node *n) {

@@ -118,48 +118,48 @@ static tn_node *build_view(tn_build *b, const char *name, view_rule *rule, tn_no
 
 extern const tn_op_impl tn_impl_neg, tn_impl_abs, tn_impl_floor, tn_impl_ceil, tn_impl_trunc, tn_impl_round,
     tn_impl_sqrt, tn_impl_exp, tn_impl_log, tn_impl_sin, tn_impl_cos, tn_impl_tanh, tn_impl_erf, tn_impl_bitwise_not,
-    tn_impl_cast, tn_impl_add, tn_impl_sub, tn_impl_mul, tn_impl_div, tn_impl_floor_divide, tn_impl_remainder,
-    tn_impl_fmod, tn_impl_heaviside, tn_impl_maximum, tn_impl_minimum, tn_impl_eq, tn_impl_lt, tn_impl_le,
-    tn_impl_bitwise_and, tn_impl_bitwise_or, tn_impl_bitwise_xor, tn_impl_bitwise_left_shift,
-    tn_impl_bitwise_right_shift, tn_impl_where, tn_impl_full, tn_impl_arange, tn_impl_dial, tn_impl_exp2, tn_impl_log2,
-    tn_impl_log10, tn_impl_pow, tn_impl_atan, tn_impl_atan2, tn_impl_square, tn_impl_rsqrt, tn_impl_reciprocal,
-    tn_impl_hypot, tn_impl_log1p, tn_impl_expm1, tn_impl_xlogy, tn_impl_logaddexp, tn_impl_tan, tn_impl_sinh,
-    tn_impl_cosh, tn_impl_asin, tn_impl_acos, tn_impl_asinh, tn_impl_acosh, tn_impl_atanh, tn_impl_sign, tn_impl_frac,
-    tn_impl_isnan, tn_impl_isinf, tn_impl_isfinite, tn_impl_nan_to_num, tn_impl_clamp, tn_impl_lerp, tn_impl_addcmul,
-    tn_impl_addcdiv, tn_impl_masked_fill, tn_impl_ne, tn_impl_gt, tn_impl_ge, tn_impl_logical_not, tn_impl_logical_and,
-    tn_impl_logical_or, tn_impl_logical_xor, tn_impl_add_scalar, tn_impl_sub_scalar, tn_impl_rsub_scalar,
-    tn_impl_mul_scalar, tn_impl_div_scalar, tn_impl_rdiv_scalar, tn_impl_floor_divide_scalar, tn_impl_remainder_scalar,
-    tn_impl_fmod_scalar, tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar, tn_impl_eq_scalar,
-    tn_impl_ne_scalar, tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar, tn_impl_zeros,
-    tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like, tn_impl_full_like, tn_impl_fill, tn_impl_zero,
+    tn_impl_cast, tn_impl_view_dtype, tn_impl_add, tn_impl_sub, tn_impl_mul, tn_impl_div, tn_impl_floor_divide,
+    tn_impl_div_trunc, tn_impl_remainder, tn_impl_fmod, tn_impl_heaviside, tn_impl_maximum, tn_impl_minimum,
+    tn_impl_eq, tn_impl_lt, tn_impl_le, tn_impl_bitwise_and, tn_impl_bitwise_or, tn_impl_bitwise_xor,
+    tn_impl_bitwise_left_shift, tn_impl_bitwise_right_shift, tn_impl_where, tn_impl_full, tn_impl_arange, tn_impl_dial,
+    tn_impl_exp2, tn_impl_log2, tn_impl_log10, tn_impl_pow, tn_impl_atan, tn_impl_atan2, tn_impl_square, tn_impl_rsqrt,
+    tn_impl_reciprocal, tn_impl_hypot, tn_impl_log1p, tn_impl_expm1, tn_impl_xlogy, tn_impl_logaddexp, tn_impl_tan,
+    tn_impl_sinh, tn_impl_cosh, tn_impl_asin, tn_impl_acos, tn_impl_asinh, tn_impl_acosh, tn_impl_atanh, tn_impl_sign,
+    tn_impl_frac, tn_impl_isnan, tn_impl_isinf, tn_impl_isfinite, tn_impl_nan_to_num, tn_impl_clamp, tn_impl_lerp,
+    tn_impl_addcmul, tn_impl_addcdiv, tn_impl_masked_fill, tn_impl_ne, tn_impl_gt, tn_impl_ge, tn_impl_logical_not,
+    tn_impl_logical_and, tn_impl_logical_or, tn_impl_logical_xor, tn_impl_add_scalar, tn_impl_sub_scalar,
+    tn_impl_rsub_scalar, tn_impl_mul_scalar, tn_impl_div_scalar, tn_impl_rdiv_scalar, tn_impl_floor_divide_scalar,
+    tn_impl_remainder_scalar, tn_impl_fmod_scalar, tn_impl_maximum_scalar, tn_impl_minimum_scalar, tn_impl_pow_scalar,
+    tn_impl_eq_scalar, tn_impl_ne_scalar, tn_impl_lt_scalar, tn_impl_le_scalar, tn_impl_gt_scalar, tn_impl_ge_scalar,
+    tn_impl_zeros, tn_impl_ones, tn_impl_zeros_like, tn_impl_ones_like, tn_impl_full_like, tn_impl_fill, tn_impl_zero,
     tn_impl_linspace, tn_impl_eye, tn_impl_tril, tn_impl_triu, tn_impl_one_hot, tn_impl_stack, tn_impl_repeat,
     tn_impl_tile, tn_impl_flip, tn_impl_roll, tn_impl_view, tn_impl_permute, tn_impl_expand, tn_impl_slice,
     tn_impl_as_strided, tn_impl_detach, tn_impl_contiguous, tn_impl_cat_few, tn_impl_cat, tn_impl_pad, tn_impl_gather,
     tn_impl_index_select, tn_impl_scatter_sum, tn_impl_index_add_rows, tn_impl_index_add, tn_impl_take_along_dim,
-    tn_impl_scatter_last, tn_impl_scatter, tn_impl_scatter_add, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort,
-    tn_impl_topk, tn_impl_topk_indices, tn_impl_assign_view, tn_impl_windows2d, tn_impl_fold_windows2d, tn_impl_sum,
-    tn_impl_prod, tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod,
-    tn_impl_mean, tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all,
-    tn_impl_count_nonzero, tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul, tn_impl_mm,
-    tn_impl_int_mm, tn_impl_bmm, tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm,
-    tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv, tn_impl_trace, tn_impl_cosine_similarity,
-    tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems, tn_impl_linalg_solve_lower,
-    tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_qr_packed, tn_impl_linalg_eigh_packed,
-    tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky, tn_impl_linalg_solve, tn_impl_linalg_solve_triangular,
-    tn_impl_linalg_inv, tn_impl_linalg_det, tn_impl_linalg_eigvalsh, tn_impl_linalg_svdvals, tn_impl_relu,
-    tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish, tn_impl_leaky_relu, tn_impl_prelu,
-    tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus, tn_impl_mish, tn_impl_logsigmoid,
-    tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax, tn_impl_standardize,
-    tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm, tn_impl_instance_norm,
-    tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var, tn_impl_conv1d, tn_impl_conv2d,
-    tn_impl_correlate2d, tn_impl_spread2d, tn_impl_conv2d_weight, tn_impl_conv_transpose2d, tn_impl_max_pool2d,
-    tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding, tn_impl_rope_rows, tn_impl_rope,
-    tn_impl_attention_dense, tn_impl_attention_dense_gradient, tn_impl_scaled_dot_product_attention,
-    tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half, tn_impl_cache_append, tn_impl_cache_append_rows,
-    tn_impl_cached_attention, tn_impl_cached_attention_rows, tn_impl_random_bits, tn_impl_random_uniform,
-    tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by, tn_impl_dropout_by, tn_impl_mse_loss,
-    tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div, tn_impl_binary_cross_entropy,
-    tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
+    tn_impl_scatter_prod, tn_impl_scatter_amax, tn_impl_scatter_amin, tn_impl_scatter_last, tn_impl_scatter,
+    tn_impl_scatter_add, tn_impl_scatter_reduce, tn_impl_argsort_last, tn_impl_argsort, tn_impl_sort, tn_impl_topk,
+    tn_impl_topk_indices, tn_impl_assign_view, tn_impl_windows2d, tn_impl_fold_windows2d, tn_impl_sum, tn_impl_prod,
+    tn_impl_amax, tn_impl_amin, tn_impl_argmax, tn_impl_argmin, tn_impl_cumsum, tn_impl_cumprod, tn_impl_mean,
+    tn_impl_var, tn_impl_std, tn_impl_norm, tn_impl_logsumexp, tn_impl_any, tn_impl_all, tn_impl_count_nonzero,
+    tn_impl_max, tn_impl_min, tn_impl_matmul_batched, tn_impl_matmul, tn_impl_mm, tn_impl_int_mm, tn_impl_bmm,
+    tn_impl_mv, tn_impl_dot, tn_impl_outer, tn_impl_linear, tn_impl_addmm, tn_impl_baddbmm, tn_impl_gemm, tn_impl_gemv,
+    tn_impl_trace, tn_impl_cosine_similarity, tn_impl_linalg_cholesky_lower, tn_impl_linalg_solve_systems,
+    tn_impl_linalg_solve_lower, tn_impl_linalg_solve_upper, tn_impl_linalg_determinants, tn_impl_linalg_qr_packed,
+    tn_impl_linalg_eigh_packed, tn_impl_linalg_svd_packed, tn_impl_linalg_cholesky, tn_impl_linalg_solve,
+    tn_impl_linalg_solve_triangular, tn_impl_linalg_inv, tn_impl_linalg_det, tn_impl_linalg_eigvalsh,
+    tn_impl_linalg_svdvals, tn_impl_relu, tn_impl_relu6, tn_impl_hardtanh, tn_impl_hardsigmoid, tn_impl_hardswish,
+    tn_impl_leaky_relu, tn_impl_prelu, tn_impl_elu, tn_impl_selu, tn_impl_sigmoid, tn_impl_silu, tn_impl_softplus,
+    tn_impl_mish, tn_impl_logsigmoid, tn_impl_gelu, tn_impl_glu, tn_impl_swiglu, tn_impl_softmax, tn_impl_log_softmax,
+    tn_impl_standardize, tn_impl_rms_scale, tn_impl_layer_norm, tn_impl_rms_norm, tn_impl_group_norm,
+    tn_impl_instance_norm, tn_impl_batch_norm, tn_impl_batch_normalize, tn_impl_batch_mean, tn_impl_batch_var,
+    tn_impl_conv1d, tn_impl_conv2d, tn_impl_correlate2d, tn_impl_spread2d, tn_impl_conv2d_weight,
+    tn_impl_conv_transpose2d, tn_impl_max_pool2d, tn_impl_avg_pool2d, tn_impl_adaptive_avg_pool2d, tn_impl_embedding,
+    tn_impl_rope_rows, tn_impl_rope, tn_impl_attention_dense, tn_impl_attention_dense_gradient,
+    tn_impl_scaled_dot_product_attention, tn_impl_dequantize, tn_impl_linear_quantized, tn_impl_linear_half,
+    tn_impl_cache_append, tn_impl_cache_append_rows, tn_impl_cached_attention, tn_impl_cached_attention_rows,
+    tn_impl_random_bits, tn_impl_random_uniform, tn_impl_random_normal, tn_impl_random_integers, tn_impl_bernoulli_by,
+    tn_impl_dropout_by, tn_impl_mse_loss, tn_impl_l1_loss, tn_impl_smooth_l1_loss, tn_impl_huber_loss, tn_impl_kl_div,
+    tn_impl_binary_cross_entropy, tn_impl_binary_cross_entropy_with_logits, tn_impl_nll_loss, tn_impl_cross_entropy;
 
 const tn_op_row tn_op_rows[] = {
     [TN_OP_NEG] = {"neg", TN_KERNEL, "Tensor neg(Tensor x)", "Neg", &tn_impl_neg},
@@ -179,6 +179,9 @@ const tn_op_row tn_op_rows[] = {
         "Tensor bitwise_not(Tensor x)",
         "BitwiseNot", &tn_impl_bitwise_not},
     [TN_OP_CAST] = {"cast", TN_KERNEL, "Tensor cast(Tensor x, dtype dtype)", "Cast", &tn_impl_cast},
+    [TN_OP_VIEW_DTYPE] = {"view_dtype", TN_KERNEL,
+        "Tensor view_dtype(Tensor x, dtype dtype)",
+        "BitCast", &tn_impl_view_dtype},
     [TN_OP_ADD] = {"add", TN_KERNEL, "Tensor add(Tensor x, Tensor y)", "Add", &tn_impl_add},
     [TN_OP_SUB] = {"sub", TN_KERNEL, "Tensor sub(Tensor x, Tensor y)", "Sub", &tn_impl_sub},
     [TN_OP_MUL] = {"mul", TN_KERNEL, "Tensor mul(Tensor x, Tensor y)", "Mul", &tn_impl_mul},
@@ -186,6 +189,7 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_FLOOR_DIVIDE] = {"floor_divide", TN_KERNEL,
         "Tensor floor_divide(Tensor x, Tensor y)",
         "", &tn_impl_floor_divide},
+    [TN_OP_DIV_TRUNC] = {"div_trunc", TN_KERNEL, "Tensor div_trunc(Tensor x, Tensor y)", "Div", &tn_impl_div_trunc},
     [TN_OP_REMAINDER] = {"remainder", TN_KERNEL, "Tensor remainder(Tensor x, Tensor y)", "Mod", &tn_impl_remainder},
     [TN_OP_FMOD] = {"fmod", TN_KERNEL, "Tensor fmod(Tensor x, Tensor y)", "Mod", &tn_impl_fmod},
     [TN_OP_HEAVISIDE] = {"heaviside", TN_KERNEL, "Tensor heaviside(Tensor x, Tensor values)", "", &tn_impl_heaviside},
@@ -366,6 +370,15 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_TAKE_ALONG_DIM] = {"take_along_dim", TN_COMPOSED,
         "Tensor take_along_dim(Tensor x, int dim, Tensor index)",
         "", &tn_impl_take_along_dim},
+    [TN_OP_SCATTER_PROD] = {"scatter_prod", TN_KERNEL,
+        "Tensor scatter_prod(Tensor index, Tensor src, int dim, int[] shape)",
+        "", &tn_impl_scatter_prod},
+    [TN_OP_SCATTER_AMAX] = {"scatter_amax", TN_KERNEL,
+        "Tensor scatter_amax(Tensor index, Tensor src, int dim, int[] shape)",
+        "", &tn_impl_scatter_amax},
+    [TN_OP_SCATTER_AMIN] = {"scatter_amin", TN_KERNEL,
+        "Tensor scatter_amin(Tensor index, Tensor src, int dim, int[] shape)",
+        "", &tn_impl_scatter_amin},
     [TN_OP_SCATTER_LAST] = {"scatter_last", TN_KERNEL,
         "Tensor scatter_last(Tensor index, int dim, int[] shape)",
         "", &tn_impl_scatter_last},
@@ -375,6 +388,9 @@ const tn_op_row tn_op_rows[] = {
     [TN_OP_SCATTER_ADD] = {"scatter_add", TN_COMPOSED,
         "Tensor scatter_add(Tensor x, int dim, Tensor index, Tensor src)",
         "ScatterElements", &tn_impl_scatter_add},
+    [TN_OP_SCATTER_REDUCE] = {"scatter_reduce", TN_COMPOSED,
+        "Tensor scatter_reduce(Tensor x, int dim, Tensor index, Tensor src, {sum|prod|amax|amin} reduce)",
+        "ScatterElements", &tn_impl_scatter_reduce},
     [TN_OP_ARGSORT_LAST] = {"argsort_last", TN_KERNEL,
         "Tensor argsort_last(Tensor x, bool descending)",
         "", &tn_impl_argsort_last},
@@ -859,6 +875,26 @@ tn_node *tn_b_cast(tn_build *b, tn_node *x, tn_dtype dtype) {
     return build(b, TN_OP_CAST, (tn_node *const[]){x}, 1, &a, 0);
 }
 
+static tn_status pack_view_dtype(tn_attrs *a, tn_dtype dtype) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dtype);
+    return TN_OK;
+}
+
+tn_tensor *(tn_view_dtype)(const tn_tensor *x, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_view_dtype(&a, dtype);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_VIEW_DTYPE, (const tn_tensor *const[]){x}, 1, &a, 0);
+}
+
+tn_node *tn_b_view_dtype(tn_build *b, tn_node *x, tn_dtype dtype) {
+    tn_attrs a;
+    tn_status s = pack_view_dtype(&a, dtype);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_VIEW_DTYPE, (tn_node *const[]){x}, 1, &a, 0);
+}
+
 tn_tensor *(tn_add)(const tn_tensor *x, const tn_tensor *y) {
     return record(TN_OP_ADD, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
 }
@@ -917,6 +953,14 @@ tn_tensor *(tn_floor_divide_)(tn_tensor *x, const tn_tensor *y) {
 
 tn_node *tn_b_floor_divide(tn_build *b, tn_node *x, tn_node *y) {
     return build(b, TN_OP_FLOOR_DIVIDE, (tn_node *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_tensor *(tn_div_trunc)(const tn_tensor *x, const tn_tensor *y) {
+    return record(TN_OP_DIV_TRUNC, (const tn_tensor *const[]){x, y}, 2, NULL, 0);
+}
+
+tn_node *tn_b_div_trunc(tn_build *b, tn_node *x, tn_node *y) {
+    return build(b, TN_OP_DIV_TRUNC, (tn_node *const[]){x, y}, 2, NULL, 0);
 }
 
 tn_tensor *(tn_remainder)(const tn_tensor *x, const tn_tensor *y) {
@@ -2781,6 +2825,48 @@ tn_node *tn_b_take_along_dim(tn_build *b, tn_node *x, int64_t dim, tn_node *inde
     return build(b, TN_OP_TAKE_ALONG_DIM, (tn_node *const[]){x, index}, 2, &a, 0);
 }
 
+static tn_status pack_scatter_prod(tn_attrs *a, int64_t dim, const int64_t *shape, int rank) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    TRY(put_list(a, "scatter_prod", shape, rank));
+    return TN_OK;
+}
+
+tn_node *tn_b_scatter_prod(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank) {
+    tn_attrs a;
+    tn_status s = pack_scatter_prod(&a, dim, shape, rank);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SCATTER_PROD, (tn_node *const[]){index, src}, 2, &a, 0);
+}
+
+static tn_status pack_scatter_amax(tn_attrs *a, int64_t dim, const int64_t *shape, int rank) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    TRY(put_list(a, "scatter_amax", shape, rank));
+    return TN_OK;
+}
+
+tn_node *tn_b_scatter_amax(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank) {
+    tn_attrs a;
+    tn_status s = pack_scatter_amax(&a, dim, shape, rank);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SCATTER_AMAX, (tn_node *const[]){index, src}, 2, &a, 0);
+}
+
+static tn_status pack_scatter_amin(tn_attrs *a, int64_t dim, const int64_t *shape, int rank) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    TRY(put_list(a, "scatter_amin", shape, rank));
+    return TN_OK;
+}
+
+tn_node *tn_b_scatter_amin(tn_build *b, tn_node *index, tn_node *src, int64_t dim, const int64_t *shape, int rank) {
+    tn_attrs a;
+    tn_status s = pack_scatter_amin(&a, dim, shape, rank);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SCATTER_AMIN, (tn_node *const[]){index, src}, 2, &a, 0);
+}
+
 static tn_status pack_scatter_last(tn_attrs *a, int64_t dim, const int64_t *shape, int rank) {
     a->n_i = a->n_f = 0;
     put_int(a, dim);
@@ -2847,6 +2933,28 @@ tn_node *tn_b_scatter_add(tn_build *b, tn_node *x, int64_t dim, tn_node *index, 
     tn_status s = pack_scatter_add(&a, dim);
     if (s != TN_OK) return build_failed(b, s);
     return build(b, TN_OP_SCATTER_ADD, (tn_node *const[]){x, index, src}, 3, &a, 0);
+}
+
+static tn_status pack_scatter_reduce(tn_attrs *a, int64_t dim, tn_reduce reduce) {
+    a->n_i = a->n_f = 0;
+    put_int(a, dim);
+    put_int(a, reduce);
+    return TN_OK;
+}
+
+tn_tensor *(tn_scatter_reduce)(const tn_tensor *x, int64_t dim, const tn_tensor *index, const tn_tensor *src,
+                               tn_reduce reduce) {
+    tn_attrs a;
+    tn_status s = pack_scatter_reduce(&a, dim, reduce);
+    if (s != TN_OK) return failed(s);
+    return record(TN_OP_SCATTER_REDUCE, (const tn_tensor *const[]){x, index, src}, 3, &a, 0);
+}
+
+tn_node *tn_b_scatter_reduce(tn_build *b, tn_node *x, int64_t dim, tn_node *index, tn_node *src, tn_reduce reduce) {
+    tn_attrs a;
+    tn_status s = pack_scatter_reduce(&a, dim, reduce);
+    if (s != TN_OK) return build_failed(b, s);
+    return build(b, TN_OP_SCATTER_REDUCE, (tn_node *const[]){x, index, src}, 3, &a, 0);
 }
 
 static tn_status pack_argsort_last(tn_attrs *a, bool descending) {
