@@ -11,6 +11,7 @@ extern const cli_command cli_explain;
 extern const cli_command cli_fit;
 extern const cli_command cli_generate;
 extern const cli_command cli_logits;
+extern const cli_command cli_onnx_test;
 extern const cli_command cli_perplexity;
 extern const cli_command cli_tokenize;
 extern const cli_command cli_train;
