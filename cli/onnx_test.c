@@ -199,7 +199,7 @@ static size_t listen_to(tests *t, size_t next, int pipe, pid_t child, bool *late
         if (!read_all(pipe, text, (size_t)r.length)) break;
         text[r.length] = 0;
         if (r.result == ONNX_RESULTS)
-            snprintf(t->device, sizeof t->device, "%s", text);
+            snprintf(t->device, sizeof t->device, "%.*s", (int)sizeof t->device - 1, text);
         else
             note(t, next++, r.result, text);
         cli_progress_update(&p, (int64_t)next, "");
