@@ -1,9 +1,8 @@
 /* onnx_case.c — one case of ONNX's test layout: runs the model over each data set and compares value by value.
  *
- * Numbers are compared on the host, in f64, after they were read from the device as bytes: the arithmetic that is tested
- * has no part in the judgement. What is compared is what the standard's own runner compares: number of outputs, kinds,
- * element types, shapes, then the numbers within the tolerance; texts and integers read from 64 bits exactly equal pass
- * at once. */
+ * Numbers are compared on the host, in f64, after they were read from the device as bytes: the arithmetic that is
+ * tested has no part in the judgement. What is compared is what the standard's own runner compares: kinds, element
+ * types, shapes, then the numbers within the tolerance; equal bytes pass at once. */
 #include "onnx_case.h"
 
 #include <math.h>

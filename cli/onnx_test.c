@@ -1,7 +1,7 @@
 /* onnx_test.c — `trunnion onnx-test`: runs cases in the layout of ONNX's own tests and says which pass.
  *
- * The cases run one after another in a process of their own, which tells each result through a pipe. A case that crashes
- * or never ends takes that process with it and is told as failed; another process goes on behind it. */
+ * The cases run one after another in a process of their own, which tells each result through a pipe. A case that
+ * crashes or never ends takes that process with it and is told as failed; another process goes on behind it. */
 #include <dirent.h>
 #include <errno.h>
 #include <poll.h>

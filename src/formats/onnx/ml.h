@@ -13,8 +13,8 @@ typedef struct onnx_rows {
 
 /* Input i as rows; one of rank 1 is a single row. */
 tn_status onnx_read_rows(const onnx_call *c, int i, onnx_rows *out);
-tn_status onnx_make_rows(int64_t count, int64_t width, onnx_rows *out); /* zeros */
-tn_status onnx_put_rows(onnx_call *c, int k, const onnx_rows *rows);    /* as f32 */
+tn_status onnx_make_rows(int64_t count, int64_t width, onnx_rows *out);              /* zeros */
+tn_status onnx_put_rows(onnx_call *c, int k, const onnx_rows *rows, tn_dtype dtype); /* f32 or f64 */
 
 /* The numbers of an attribute: floats, ints, or a tensor under the name or under name_as_tensor; none where absent. */
 tn_status onnx_numbers_of(const onnx_call *c, const char *name, double **out, int64_t *count);

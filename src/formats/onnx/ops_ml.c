@@ -1,8 +1,8 @@
-/* ops_ml.c — ai.onnx.ml: what scikit-learn's exporters write. Encoders, scalers, linear models; trees.c and svm.c have the
- * others.
+/* ops_ml.c — ai.onnx.ml: what scikit-learn's exporters write. Encoders, scalers, linear models; trees.c and svm.c have
+ * the others.
  *
- * What is arithmetic over whole tensors is recorded as such. Look-ups of labels and the few numbers of classical models are
- * the host's: it reads the input, computes in f64, and gives f32 on. */
+ * What is arithmetic over whole tensors is recorded as such. Look-ups of labels and the few numbers of classical models
+ * are the host's: it reads the input, computes in f64, and gives f32 on. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,8 +47,10 @@ static tn_status put_floats(onnx_call *c, int k, const double *values, const int
     return status;
 }
 
-tn_status onnx_put_rows(onnx_call *c, int k, const onnx_rows *rows) {
-    return put_floats(c, k, rows->at, (int64_t[]){rows->count, rows->width}, 2);
+tn_status onnx_put_rows(onnx_call *c, int k, const onnx_rows *rows, tn_dtype dtype) {
+    int64_t shape[] = {rows->count, rows->width};
+    return dtype == TN_F64 ? onnx_put(c, k, tn_from_data(rows->at, shape, 2, TN_F64))
+                           : put_floats(c, k, rows->at, shape, 2);
 }
 
 static tn_status read_tensor(const onnx_call *c, const tn_tensor *t, double **out, int64_t *count) {
@@ -205,7 +207,7 @@ static tn_status run_linear_regressor(onnx_call *c) {
     tn_status status = score(c, &x, onnx_int(c, "targets", 1), &y);
     for (int64_t i = 0; i < y.count; i++)
         onnx_transform_row(t, y.at + i * y.width, y.width);
-    if (status == TN_OK) status = onnx_put_rows(c, 0, &y);
+    if (status == TN_OK) status = onnx_put_rows(c, 0, &y, TN_F32);
     tn_mem_free(x.at);
     tn_mem_free(y.at);
     return status;
@@ -235,7 +237,7 @@ static tn_status put_classes(onnx_call *c, onnx_rows *y) {
     }
     tn_status status = onnx_put_labels(c, 0, "classlabels_ints", places, y->count);
     tn_mem_free(places);
-    return status == TN_OK && onnx_wants(c, 1) ? onnx_put_rows(c, 1, y) : status;
+    return status == TN_OK && onnx_wants(c, 1) ? onnx_put_rows(c, 1, y, TN_F32) : status;
 }
 
 static tn_status run_linear_classifier(onnx_call *c) {
@@ -257,7 +259,7 @@ static tn_status constant(const onnx_call *c, const char *name, double otherwise
     int64_t count;
     TRY(onnx_numbers_of(c, name, &values, &count));
     float *copy = tn_mem_zalloc((size_t)count + 1, sizeof *copy);
-    copy ? (void)(copy[0] = (float)otherwise) : (void)0;
+    if (copy) copy[0] = (float)otherwise;
     for (int64_t i = 0; i < count && copy; i++)
         copy[i] = (float)values[i];
     *out = copy ? tn_from_data(copy, &count, count > 1, TN_F32) : NULL;
@@ -267,18 +269,10 @@ static tn_status constant(const onnx_call *c, const char *name, double otherwise
 }
 
 static tn_status run_scaler(onnx_call *c) {
-    tn_tensor *offset, *scale = NULL;
+    tn_tensor *offset, *scale;
     TRY(constant(c, "offset", 0, &offset));
-    tn_status status = constant(c, "scale", 1, &scale);
-    if (status == TN_OK) {
-        tn_tensor *x = tn_cast(onnx_in(c, 0), TN_F32), *moved = tn_sub(x, offset);
-        status = onnx_put(c, 0, tn_mul(moved, scale));
-        tn_free(x);
-        tn_free(moved);
-    }
-    tn_free(offset);
-    tn_free(scale);
-    return status;
+    TRY(constant(c, "scale", 1, &scale));
+    return onnx_put(c, 0, tn_mul(tn_sub(tn_cast(onnx_in(c, 0), TN_F32), offset), scale));
 }
 
 static tn_status run_normalizer(onnx_call *c) {
@@ -286,19 +280,13 @@ static tn_status run_normalizer(onnx_call *c) {
     double p = onnx_is(norm, "L2") ? 2 : onnx_is(norm, "L1") ? 1 : INFINITY;
     tn_tensor *x = tn_cast(onnx_in(c, 0), TN_F32);
     tn_tensor *length = tn_norm(x, p, (int64_t[]){-1}, 1, true), *some = tn_maximum_scalar(length, 1e-30);
-    tn_status status = onnx_put(c, 0, tn_div(x, some));
-    tn_free(x);
-    tn_free(length);
-    tn_free(some);
-    return status;
+    return onnx_put(c, 0, tn_div(x, some));
 }
 
 static tn_status run_binarizer(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0);
     tn_tensor *above = tn_gt_scalar(x, onnx_float(c, "threshold", 0));
-    tn_status status = onnx_put(c, 0, tn_cast(above, tn_dtype_of(x)));
-    tn_free(above);
-    return status;
+    return onnx_put(c, 0, tn_cast(above, tn_dtype_of(x)));
 }
 
 static tn_status run_imputer(onnx_call *c) {
@@ -311,22 +299,15 @@ static tn_status run_imputer(onnx_call *c) {
     TRY(constant(c, floats ? "imputed_value_floats" : "imputed_value_int64s", 0, &news));
     tn_tensor *typed = tn_cast(news, tn_dtype_of(x));
     tn_tensor *missing = isnan(replaced) ? tn_ne(x, x) : tn_eq_scalar(x, replaced);
-    tn_status status = onnx_put(c, 0, tn_where(missing, typed, x));
-    tn_free(news);
-    tn_free(typed);
-    tn_free(missing);
-    return status;
+    return onnx_put(c, 0, tn_where(missing, typed, x));
 }
 
 static tn_status run_extractor(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0), *index = onnx_in(c, 1);
     int64_t all = tn_numel(index);
     tn_tensor *flat = tn_reshape(index, &all, 1), *picked = tn_index_select(x, -1, flat);
-    tn_free(flat);
     if (tn_rank(x) != 1) return onnx_put(c, 0, picked);
-    tn_status status = onnx_put(c, 0, tn_unsqueeze(picked, 0));
-    tn_free(picked);
-    return status;
+    return onnx_put(c, 0, tn_unsqueeze(picked, 0));
 }
 
 enum { MOST_FEATURES = 256 };
@@ -334,17 +315,10 @@ enum { MOST_FEATURES = 256 };
 /* Input i as [rows, width] of f32, cut or filled with zeros. */
 static tn_tensor *features(const onnx_call *c, int i, int64_t width) {
     tn_tensor *x = tn_cast(onnx_in(c, i), TN_F32);
-    if (tn_rank(x) == 1) {
-        tn_tensor *column = tn_unsqueeze(x, 1);
-        tn_free(x);
-        x = column;
-    }
+    if (tn_rank(x) == 1) x = tn_unsqueeze(x, 1);
     int64_t own = tn_size(x, -1);
     if (own == width) return x;
-    tn_tensor *fitted =
-        own > width ? tn_slice(x, 1, 0, width, 1) : tn_pad(x, (int64_t[]){0, tn_max64(width - own, 0)}, 2, 0);
-    tn_free(x);
-    return fitted;
+    return own > width ? tn_slice(x, 1, 0, width, 1) : tn_pad(x, (int64_t[]){0, width - own}, 2, 0);
 }
 
 static tn_status run_feature_vectorizer(onnx_call *c) {
@@ -354,10 +328,7 @@ static tn_status run_feature_vectorizer(onnx_call *c) {
     if (count < c->in_count || count > MOST_FEATURES) return onnx_refuse(c, "%d inputs", c->in_count);
     for (int i = 0; i < c->in_count; i++)
         parts[i] = features(c, i, widths[i]);
-    tn_status status = onnx_put(c, 0, tn_cat(parts, c->in_count, 1));
-    for (int i = 0; i < c->in_count; i++)
-        tn_free(parts[i]);
-    return status;
+    return onnx_put(c, 0, tn_cat(parts, c->in_count, 1));
 }
 
 /* ---- look-ups ---------------------------------------------------------------------------------------------------- */
@@ -420,10 +391,15 @@ static void sort_labels(labels *l) {
         if (!l->by(&l->sorted[i - 1], &l->sorted[i])) l->sorted[i - 1].place = l->sorted[i].place;
 }
 
+/* Lists of other kinds have an empty list of texts. */
+static bool is_texts(const onnx_attribute *a) {
+    return a && a->strings && a->count && !a->ints && !a->floats && !a->tensor;
+}
+
 /* Keys out of an attribute: texts, ints, floats or a tensor; NULL: 0, 1, 2 … up to `count`. */
 static tn_status labels_of(const onnx_call *c, const onnx_attribute *a, int64_t count, labels *out) {
     const onnx_value *t = a ? a->tensor : NULL;
-    const onnx_text *texts = t && t->kind == ONNX_STRINGS ? t->strings : a ? a->strings : NULL;
+    const onnx_text *texts = t && t->kind == ONNX_STRINGS ? t->strings : is_texts(a) ? a->strings : NULL;
     bool floats = t && t->tensor ? tn_dtype_is_float(tn_dtype_of(t->tensor)) : a && a->floats;
     double *numbers = NULL;
     if (t && t->tensor)
@@ -495,9 +471,6 @@ static tn_status put_picked(onnx_call *c, tn_tensor *values, tn_tensor *otherwis
     tn_tensor *last = tn_reshape(otherwise, &one, 1), *all = tn_cat((tn_tensor *[]){values, last}, 2, 0);
     tn_tensor *index = tn_from_data(p->at, &p->count, 1, TN_I64), *flat = tn_index_select(all, 0, index);
     tn_status status = onnx_put_typed(c, 0, tn_reshape(flat, p->shape, p->rank), type);
-    tn_tensor *made[] = {values, otherwise, last, all, index, flat};
-    for (size_t i = 0; i < TN_COUNT(made); i++)
-        tn_free(made[i]);
     return status;
 }
 
@@ -506,17 +479,16 @@ static tn_status put_values(onnx_call *c, const onnx_attribute *a, int64_t count
     const onnx_value *t = a ? a->tensor : NULL;
     const onnx_attribute *other = onnx_find(c, "default_tensor");
     const onnx_value *o = other ? other->tensor : NULL;
-    if ((t && t->kind == ONNX_STRINGS) || (a && a->strings)) {
+    if ((t && t->kind == ONNX_STRINGS) || is_texts(a)) {
         onnx_text otherwise =
             o && o->kind == ONNX_STRINGS && o->count ? o->strings[0] : onnx_string(c, "default_string", "_Unused");
         return put_texts(c, 0, t ? t->strings : a->strings, t ? (size_t)t->count : a->count, otherwise, p->at, p->shape,
                          p->rank);
     }
     if (t) {
-        tn_tensor *last = o ? tn_retain(o->tensor) : tn_scalar(tn_dtype_is_float(tn_dtype_of(t->tensor)) ? -0.0 : -1);
+        tn_tensor *last = o ? o->tensor : tn_scalar(tn_dtype_is_float(tn_dtype_of(t->tensor)) ? -0.0 : -1);
         tn_tensor *typed = tn_cast(last, tn_dtype_of(t->tensor));
-        tn_free(last);
-        return put_picked(c, tn_retain(t->tensor), typed, p, t->type);
+        return put_picked(c, t->tensor, typed, p, t->type);
     }
     if (a && a->floats) {
         float last = (float)onnx_float(c, "default_float", -0.0);

@@ -154,11 +154,7 @@ static tn_status put_parts(onnx_call *c, const parts *p, int64_t axis, bool keep
     for (int64_t i = 0; i < p->count && status == TN_OK; i++) {
         int64_t size = p->sizes ? p->sizes[i] : tn_min64(p->each, p->extent - at);
         tn_tensor *part = tn_slice(x, axis, at, at + size, 1);
-        if (!keep) {
-            tn_tensor *whole = part;
-            part = tn_squeeze(whole, &axis, 1);
-            tn_free(whole);
-        }
+        if (!keep) part = tn_squeeze(part, &axis, 1);
         items[i] = onnx_value_tensor(part, onnx_in_type(c, 0));
         if (!items[i]) status = tn_error_code();
         at += size;

@@ -1,10 +1,10 @@
-/* regex.c — a pattern becomes a small program, and all places in the program where a match may stand move through the text
- * together (K. Thompson, "Regular expression search algorithm", 1968): no pattern takes more time than its length for a
- * character of the text.
+/* regex.c — a pattern becomes a small program, and all places in the program where a match may stand move through the
+ * text together (K. Thompson, "Regular expression search algorithm", 1968): no pattern takes more time than its length
+ * for a character of the text.
  *
  * Jumps are relative, so that the program of a part can be moved (to put a branch before it) or copied (to repeat it)
- * as it is. Only whether the whole text matches is asked, hence greedy and lazy repetition are the same, and groups hold
- * nothing. */
+ * unchanged. Only whether the whole text matches is asked, hence greedy and lazy repetition are the same, and groups
+ * hold nothing. */
 #include "formats/onnx/regex.h"
 
 #include <string.h>
@@ -14,7 +14,8 @@ enum { NO_CHARACTER = -1 };
 
 typedef enum step_kind { CLASS, SPLIT, JUMP, BEGIN, END, WORD_EDGE, NO_WORD_EDGE } step_kind;
 
-/* CLASS: ranges [a, a + b), or all but these where `inverse`. SPLIT: goes on behind, and a steps ahead. JUMP: a steps ahead. */
+/* CLASS: ranges [a, a + b), or all but these where `inverse`. SPLIT: goes on behind, and a steps ahead. JUMP: a steps
+ * ahead. */
 typedef struct step {
     uint8_t kind;
     bool inverse;

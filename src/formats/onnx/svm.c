@@ -1,9 +1,9 @@
 /* svm.c — support vector machines as scikit-learn's exporters write them: regression, one class, one against one, and
  * linear ones without vectors.
  *
- * With probabilities, the votes of each pair of classes become probabilities by a sigmoid (J. Platt 1999), and these are
- * coupled by the iteration of T.-F. Wu, C.-J. Lin, R. C. Weng, "Probability estimates for multi-class classification by
- * pairwise coupling", 2004, algorithm 2. */
+ * With probabilities, the votes of each pair of classes become probabilities by a sigmoid (J. Platt 1999), and these
+ * are coupled by the iteration of T.-F. Wu, C.-J. Lin, R. C. Weng, "Probability estimates for multi-class
+ * classification by pairwise coupling", 2004, algorithm 2. */
 #include <math.h>
 #include <string.h>
 
@@ -78,7 +78,7 @@ static tn_status regress(onnx_call *c, machine *m, const onnx_rows *x, onnx_rows
         y->at[i] = one_class ? (sum > 0 ? 1 : -1) : sum;
         onnx_transform_row(onnx_transform_of(c), y->at + i, 1);
     }
-    return onnx_put_rows(c, 0, y);
+    return onnx_put_rows(c, 0, y, TN_F32);
 }
 
 tn_status onnx_run_svm_regressor(onnx_call *c) {
@@ -242,7 +242,7 @@ tn_status onnx_run_svm_classifier(onnx_call *c) {
     for (int64_t i = 0; i < x.count && status == TN_OK; i++)
         best[i] = classify(&m, &p, x.at + i * x.width, y.at + i * p.width);
     if (status == TN_OK) status = onnx_put_labels(c, 0, "classlabels_ints", best, x.count);
-    if (status == TN_OK && onnx_wants(c, 1)) status = onnx_put_rows(c, 1, &y);
+    if (status == TN_OK && onnx_wants(c, 1)) status = onnx_put_rows(c, 1, &y, TN_F32);
     forget(&m);
     tn_mem_free(p.kernels);
     tn_mem_free(best);

@@ -1,7 +1,8 @@
 /* trees.c — ensembles of decision trees, in both of the standard's notations.
  *
- * Either notation becomes the same array of nodes: a split with the places of its two followers, or a leaf with its votes.
- * A row of features walks down each tree; a walk longer than there are nodes goes in a circle, and the model is wrong. */
+ * Either notation becomes the same array of nodes: a split with the places of its two followers, or a leaf with its
+ * votes. A row of features walks down each tree; a walk longer than there are nodes goes in a circle, and the model is
+ * wrong. */
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -371,7 +372,8 @@ static tn_status run_forest(onnx_call *c, forest *f, const onnx_rows *x, bool cl
         if (status == TN_OK && !classes) onnx_transform_row(t, row, f->targets);
     }
     if (status == TN_OK && classes) status = onnx_put_labels(c, 0, "classlabels_int64s", best, x->count);
-    if (status == TN_OK && (!classes || onnx_wants(c, 1))) status = onnx_put_rows(c, classes, &y);
+    if (status == TN_OK && (!classes || onnx_wants(c, 1)))
+        status = onnx_put_rows(c, classes, &y, classes ? TN_F32 : tn_dtype_of(onnx_in(c, 0)));
     tn_mem_free(y.at);
     tn_mem_free(best);
     return status;
