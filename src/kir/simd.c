@@ -1,10 +1,10 @@
-/* simd.c — the tile VM's routines as plain loops, compiled once an instruction set (TN_ISA_SUFFIX) into one table.
+/* simd.c — the tile VM's routines as plain loops, compiled once an instruction set (TN_ISA_SUFFIX) into one list.
  *
  * Each loop applies a scalar function of kir_math.h; the compiler makes it a vector loop. Because the functions spell
  * out every fused multiply-add and contraction is off, all tables and the interpreter yield the same bits. The only
  * order that matters, that of reductions, is spelled out here too.
  *
- * A table may leave out what it would hardly do faster than the one below it: vm.c fills the gaps. AVX-512 has f32 and
+ * A list leaves out what it would hardly do faster than the one below it, which vm.c starts from. AVX-512 has f32 and
  * memory, and borrows other types and choices from AVX2, which borrows what vectors do not help (scans, division of
  * integers but i32, remainders of floats, places of integer extremes); the plain x86-64 one does not join
  * operations. */
@@ -883,115 +883,21 @@ CHAIN(i32, STEP_INT)
 CHAIN(i64, STEP_INT)
 #endif
 
-/* ---- the table --------------------------------------------------------------------------------------------------- */
+/* ---- the list ---------------------------------------------------------------------------------------------------- */
 
-#define ROW(OP, op, TYPE, t) [KIR_##OP][KIR_##TYPE] = op##_##t,
-#define ROW_VV(OP, op, TYPE, t) [KIR_VV][KIR_##OP][KIR_##TYPE] = op##_vv_##t,
-#define ROW_VS(OP, op, TYPE, t) [KIR_VS][KIR_##OP][KIR_##TYPE] = op##_vs_##t,
-#define ROW_SV(OP, op, TYPE, t) [KIR_SV][KIR_##OP][KIR_##TYPE] = op##_sv_##t,
-#define ROW_CAST(FROM, from, TO, to) [KIR_##FROM][KIR_##TO] = cast_##from##_##to,
+#include "kir/simd_list.h"
 
-/* The signed routine under the unsigned type of the same width. */
-#define UNSIGNED_SHAPES(OP, op)                                                           \
-    [KIR_VV][KIR_##OP][KIR_U32] = op##_vv_i32, [KIR_VV][KIR_##OP][KIR_U64] = op##_vv_i64, \
-    [KIR_VS][KIR_##OP][KIR_U32] = op##_vs_i32, [KIR_VS][KIR_##OP][KIR_U64] = op##_vs_i64, \
-    [KIR_SV][KIR_##OP][KIR_U32] = op##_sv_i32, [KIR_SV][KIR_##OP][KIR_U64] = op##_sv_i64,
-
-#if HAS_ALL_TYPES
 // clang-format off
-#define UNSIGNED_UNARY                                      \
-    [KIR_NEG][KIR_U32] = neg_i32, [KIR_NEG][KIR_U64] = neg_i64, \
-    [KIR_ABS][KIR_U32] = copy_32, [KIR_ABS][KIR_U64] = copy_64
-#define UNSIGNED_BINARY                                                                   \
-    UNSIGNED_SHAPES(ADD, add) UNSIGNED_SHAPES(SUB, sub) UNSIGNED_SHAPES(MUL, mul)         \
-    UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor)           \
-    UNSIGNED_SHAPES(EQ, eq)                                                               \
-    [KIR_VV][KIR_SHL][KIR_U32] = shl_vv_i32, [KIR_VV][KIR_SHL][KIR_U64] = shl_vv_i64
+/* Where each goes, once it has proved to be of the entry's type … */
+#define IS_OF(field, f) \
+    sizeof(char[__builtin_types_compatible_p(__typeof__(*((kir_simd_table *)0)->field), __typeof__(f)) ? 1 : -1])
+#define AT(field, f) IS_OF(field, f) * offsetof(kir_simd_table, field) / sizeof(kir_fn *),
+static const uint16_t entries[] = {ALL_ROWS};
+#undef AT
+
+/* … and what: in the same order. */
+#define AT(field, f) (kir_any *)(f),
+static kir_any *const routines[] = {ALL_ROWS};
 // clang-format on
-#define ROW_FLOATS(f) \
-    { f##_f32, f##_f64 }
-#define ROW_SIGNLESS(f) \
-    { f##_f32, f##_f64, f##_i32, f##_i64, f##_i32, f##_i64 }
-#define ROW_SIGNED(f) \
-    { f##_f32, f##_f64, f##_i32, f##_i64, f##_u32, f##_u64, f##_b8 }
-#else
-#define UNSIGNED_UNARY
-#define UNSIGNED_BINARY
-#define ROW_FLOATS(f) \
-    { f##_f32 }
-#define ROW_SIGNLESS(f) ROW_FLOATS(f)
-#define ROW_SIGNED(f) ROW_FLOATS(f)
-#endif
-#if HAS_SEQUENTIAL
-#define ROW_ARG_OF(f) ROW_SIGNED(f)
-#else
-#define ROW_ARG_OF(f) ROW_FLOATS(f)
-#endif
-#define ROW_REDUCE(f) \
-    { ROW_SIGNLESS(f##_SUM), ROW_SIGNLESS(f##_PROD), ROW_SIGNED(f##_RMAX), ROW_SIGNED(f##_RMIN) }
-#define ROW_ARG(f) \
-    { ROW_ARG_OF(f##_max), ROW_ARG_OF(f##_min) }
 
-#define ROW_FUSED_BOTH(F, S) \
-    [KIR_1_##                \
-        F][KIR_2_##S] = {{fused_##F##_##S##_vv, fused_##F##_##S##_vs}, {fused_##F##_##S##_sv, fused_##F##_##S##_ss}},
-#define ROW_FUSED_RSUB(F, S) [KIR_1_##F][KIR_2_##S] = {{NULL, NULL}, {fused_##F##_##S##_sv, fused_##F##_##S##_ss}},
-#define ROW_CHOOSE_SHAPE(op, shape)                                 \
-    {                                                               \
-        {choose_##op##_##shape##_vv, choose_##op##_##shape##_vs}, { \
-            choose_##op##_##shape##_sv, choose_##op##_##shape##_ss  \
-        }                                                           \
-    }
-#define ROW_CHOOSE(op) \
-    { ROW_CHOOSE_SHAPE(op, vv), ROW_CHOOSE_SHAPE(op, vs), ROW_CHOOSE_SHAPE(op, sv) }
-
-const kir_simd_table JOIN(kir_simd_, TN_ISA_SUFFIX) = {
-    .unary = {PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW) UNSIGNED_UNARY},
-    .round = {ROUND_LIST(ROW)},
-    .cast = {CAST_LIST(ROW_CAST)},
-    .binary = {SHAPED_LIST(ROW_VV) SHAPED_LIST(ROW_VS) SHAPED_LIST(ROW_SV) PAIRED_LIST(ROW_VV)
-                   SHAPED_COMPARE_LIST(ROW_VV) SHAPED_COMPARE_LIST(ROW_VS) SHAPED_COMPARE_LIST(ROW_SV)
-                       PAIRED_COMPARE_LIST(ROW_VV) UNSIGNED_BINARY},
-    .fma = {[0] = ROW_FLOATS(fma_vvv), [2] = ROW_FLOATS(fma_vsv), [4] = ROW_FLOATS(fma_vvs), [6] = ROW_FLOATS(fma_vss)},
-    .select = {[0] = {select_vv_b8, NULL, select_vv_u32, select_vv_u64},
-               [2] = {NULL, NULL, select_sv_u32, select_sv_u64},
-               [4] = {NULL, NULL, select_vs_u32, select_vs_u64},
-               [6] = {NULL, NULL, select_ss_u32, select_ss_u64}},
-    .philox = {philox_vv, philox_sv},
-#if HAS_JOINED
-    .fused = {FUSED_LIST(ROW_FUSED_BOTH) SECOND_LIST(ROW_FUSED_RSUB, RSUB)},
-#if HAS_CHOICES
-    .choose = {ROW_CHOOSE(eq), ROW_CHOOSE(lt), ROW_CHOOSE(le)},
-#endif
-#endif
-    .load = {[TN_F16] = load_f16,
-             [TN_BF16] = load_bf16,
-             [TN_I8] = load_i8,
-             [TN_U8] = load_u8,
-             [TN_I16] = load_i16,
-             [TN_U16] = load_u16},
-    .store = {[TN_F16] = store_f16,
-              [TN_BF16] = store_bf16,
-              [TN_I8] = store_8,
-              [TN_U8] = store_8,
-              [TN_I16] = store_16,
-              [TN_U16] = store_16},
-    .lanes = ROW_REDUCE(lanes),
-    .fold = ROW_REDUCE(fold),
-    .rows = ROW_REDUCE(rows),
-#if HAS_JOINED
-    .rows_of_products = rows_product_f32,
-#endif
-    .arg = ROW_ARG(arg),
-    .arg_columns = ROW_ARG(arg_columns),
-#if HAS_SEQUENTIAL
-    .scan = ROW_REDUCE(scan),
-#endif
-    .chain = ROW_SIGNLESS(chain),
-    .copy = {copy_uint8, copy_uint16, copy_uint32, copy_uint64},
-    .gather = {gather_uint8, gather_uint16, gather_uint32, gather_uint64},
-    .scatter = {scatter_uint8, scatter_uint16, scatter_uint32, scatter_uint64},
-    .load_masked = {load_masked_uint8, load_masked_uint16, load_masked_uint32, load_masked_uint64},
-    .store_masked = {store_masked_uint8, store_masked_uint16, store_masked_uint32, store_masked_uint64},
-    .ramp = ramp,
-};
+const kir_simd_list JOIN(kir_simd_, TN_ISA_SUFFIX) = {entries, routines, sizeof entries / sizeof *entries};

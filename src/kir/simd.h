@@ -80,7 +80,15 @@ typedef struct kir_simd_table {
     void (*ramp)(int64_t *d, int64_t first, int64_t step, int64_t n);
 } kir_simd_table;
 
-/* The tables as built; each may have gaps that the one before it fills. */
-extern const kir_simd_table kir_simd_base, kir_simd_avx2, kir_simd_avx512;
+/* The routines as built for one instruction set, by their entries' numbers in the table: most of it stays as the
+ * instruction set below has it, so a list takes less room. */
+typedef void kir_any(void);
+typedef struct kir_simd_list {
+    const uint16_t *entries;
+    kir_any *const *routines;
+    size_t count;
+} kir_simd_list;
+
+extern const kir_simd_list kir_simd_base, kir_simd_avx2, kir_simd_avx512;
 
 #endif

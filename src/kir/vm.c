@@ -20,7 +20,7 @@ double kir_vm_worth(void) { return worth_a_thread; }
 
 _Atomic(int) kir_vm_choices;
 
-static const kir_simd_table *const BUILT[TN_ISA_COUNT] = {
+static const kir_simd_list *const BUILT[TN_ISA_COUNT] = {
     [TN_ISA_BASE] = &kir_simd_base,
 #ifdef TN_HAVE_AVX2
     [TN_ISA_AVX2] = &kir_simd_avx2,
@@ -30,30 +30,23 @@ static const kir_simd_table *const BUILT[TN_ISA_COUNT] = {
 #endif
 };
 
-/* The tables without gaps, made at first use. */
+/* Made at first use: each is the one below it, but for the routines that were built for it. */
 static kir_simd_table tables[TN_ISA_COUNT];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 static _Atomic(const kir_simd_table *) chosen;
 
 /* A table is nothing but addresses of routines, all of one size. */
-static void fill_gaps(kir_simd_table *t, const kir_simd_table *below) {
-    enum { ENTRIES = sizeof(kir_simd_table) / sizeof(kir_fn *) };
-    _Static_assert(sizeof(kir_fn *) == sizeof(kir_copy *), "addresses of functions have one size");
-    const char *from = (const char *)below;
-    char *to = (char *)t;
-    for (size_t i = 0; i < ENTRIES * sizeof(kir_fn *); i += sizeof(kir_fn *)) {
-        kir_fn *own;
-        memcpy(&own, to + i, sizeof own);
-        if (!own) memcpy(to + i, from + i, sizeof own);
-    }
+static void put_routines(kir_simd_table *t, const kir_simd_list *list) {
+    _Static_assert(sizeof(kir_fn *) == sizeof(kir_any *), "addresses of functions have one size");
+    for (size_t i = 0; i < list->count; i++)
+        memcpy((char *)t + list->entries[i] * sizeof(kir_any *), &list->routines[i], sizeof(kir_any *));
 }
 
 static void make_tables(void) {
-    tables[TN_ISA_BASE] = *BUILT[TN_ISA_BASE];
-    for (int isa = TN_ISA_BASE + 1; isa < TN_ISA_COUNT; isa++) {
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
         if (!BUILT[isa]) continue;
-        tables[isa] = *BUILT[isa];
-        fill_gaps(&tables[isa], &tables[isa - 1]);
+        if (isa > TN_ISA_BASE) tables[isa] = tables[isa - 1];
+        put_routines(&tables[isa], BUILT[isa]);
     }
 }
 

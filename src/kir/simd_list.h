@@ -1,0 +1,108 @@
+/* simd_list.h — which routine of simd.c is which entry of kir_simd_table; part of simd.c.
+ *
+ * ALL_ROWS is the list of all that this instruction set has, each as AT(field, routine): simd.c defines AT twice, for
+ * where and for what. It knows the HAS_… and the …_LISTs of simd.c. */
+#ifndef KIR_SIMD_LIST_H
+#define KIR_SIMD_LIST_H
+
+#define ROW(OP, op, TYPE, t) AT(unary[KIR_##OP][KIR_##TYPE], op##_##t)
+#define ROW_ROUND(OP, op, TYPE, t) AT(round[KIR_##OP][KIR_##TYPE], op##_##t)
+#define ROW_VV(OP, op, TYPE, t) AT(binary[KIR_VV][KIR_##OP][KIR_##TYPE], op##_vv_##t)
+#define ROW_VS(OP, op, TYPE, t) AT(binary[KIR_VS][KIR_##OP][KIR_##TYPE], op##_vs_##t)
+#define ROW_SV(OP, op, TYPE, t) AT(binary[KIR_SV][KIR_##OP][KIR_##TYPE], op##_sv_##t)
+#define ROW_CAST(FROM, from, TO, to) AT(cast[KIR_##FROM][KIR_##TO], cast_##from##_##to)
+
+// clang-format off
+/* The signed routine under the unsigned type of the same width. */
+#define UNSIGNED_SHAPE(OP, op, SHAPE, shape)                   \
+    AT(binary[KIR_##SHAPE][KIR_##OP][KIR_U32], op##_##shape##_i32) \
+    AT(binary[KIR_##SHAPE][KIR_##OP][KIR_U64], op##_##shape##_i64)
+#define UNSIGNED_SHAPES(OP, op) \
+    UNSIGNED_SHAPE(OP, op, VV, vv) UNSIGNED_SHAPE(OP, op, VS, vs) UNSIGNED_SHAPE(OP, op, SV, sv)
+
+#define ROWS_F32(field, f) AT(field[KIR_F32], f##_f32)
+#if HAS_ALL_TYPES
+#define UNSIGNED_UNARY                                                            \
+    AT(unary[KIR_NEG][KIR_U32], neg_i32) AT(unary[KIR_NEG][KIR_U64], neg_i64)     \
+    AT(unary[KIR_ABS][KIR_U32], copy_32) AT(unary[KIR_ABS][KIR_U64], copy_64)
+#define UNSIGNED_BINARY                                                           \
+    UNSIGNED_SHAPES(ADD, add) UNSIGNED_SHAPES(SUB, sub) UNSIGNED_SHAPES(MUL, mul) \
+    UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor)   \
+    UNSIGNED_SHAPES(EQ, eq) UNSIGNED_SHAPE(SHL, shl, VV, vv)
+#define ROWS_FLOATS(field, f) ROWS_F32(field, f) AT(field[KIR_F64], f##_f64)
+#define ROWS_SIGNLESS(field, f)                                                   \
+    ROWS_FLOATS(field, f) AT(field[KIR_I32], f##_i32) AT(field[KIR_I64], f##_i64) \
+    AT(field[KIR_U32], f##_i32) AT(field[KIR_U64], f##_i64)
+#define ROWS_SIGNED(field, f)                                                     \
+    ROWS_FLOATS(field, f) AT(field[KIR_I32], f##_i32) AT(field[KIR_I64], f##_i64) \
+    AT(field[KIR_U32], f##_u32) AT(field[KIR_U64], f##_u64) AT(field[KIR_BOOL], f##_b8)
+#else
+#define UNSIGNED_UNARY
+#define UNSIGNED_BINARY
+#define ROWS_FLOATS ROWS_F32
+#define ROWS_SIGNLESS ROWS_F32
+#define ROWS_SIGNED ROWS_F32
+#endif
+#if HAS_SEQUENTIAL
+#define ROWS_ARG_OF ROWS_SIGNED
+#define ROWS_SCAN ROWS_REDUCE(scan)
+#else
+#define ROWS_ARG_OF ROWS_FLOATS
+#define ROWS_SCAN
+#endif
+#define ROWS_REDUCE(f)                                                                      \
+    ROWS_SIGNLESS(f[KIR_SUM], f##_SUM) ROWS_SIGNLESS(f[KIR_PROD], f##_PROD)                 \
+    ROWS_SIGNED(f[KIR_RMAX], f##_RMAX) ROWS_SIGNED(f[KIR_RMIN], f##_RMIN)
+#define ROWS_ARG(f) ROWS_ARG_OF(f[0], f##_max) ROWS_ARG_OF(f[1], f##_min)
+
+#define ROWS_FUSED_RSUB(F, S)                                     \
+    AT(fused[KIR_1_##F][KIR_2_##S][1][0], fused_##F##_##S##_sv)   \
+    AT(fused[KIR_1_##F][KIR_2_##S][1][1], fused_##F##_##S##_ss)
+#define ROWS_FUSED_BOTH(F, S)                                     \
+    AT(fused[KIR_1_##F][KIR_2_##S][0][0], fused_##F##_##S##_vv)   \
+    AT(fused[KIR_1_##F][KIR_2_##S][0][1], fused_##F##_##S##_vs) ROWS_FUSED_RSUB(F, S)
+#if HAS_JOINED
+#define ROWS_JOINED                                                      \
+    FUSED_LIST(ROWS_FUSED_BOTH) SECOND_LIST(ROWS_FUSED_RSUB, RSUB)       \
+    AT(rows_of_products, rows_product_f32)
+#else
+#define ROWS_JOINED
+#endif
+
+#define ROWS_CHOOSE_SHAPE(i, op, SHAPE, shape)                                                                    \
+    AT(choose[i][SHAPE][0][0], choose_##op##_##shape##_vv) AT(choose[i][SHAPE][0][1], choose_##op##_##shape##_vs) \
+    AT(choose[i][SHAPE][1][0], choose_##op##_##shape##_sv) AT(choose[i][SHAPE][1][1], choose_##op##_##shape##_ss)
+#define ROWS_CHOOSE(i, op)                                                                      \
+    ROWS_CHOOSE_SHAPE(i, op, KIR_VV, vv) ROWS_CHOOSE_SHAPE(i, op, KIR_VS, vs)                   \
+    ROWS_CHOOSE_SHAPE(i, op, KIR_SV, sv)
+#if HAS_CHOICES
+#define ROWS_CHOICES ROWS_CHOOSE(0, eq) ROWS_CHOOSE(1, lt) ROWS_CHOOSE(2, le)
+#else
+#define ROWS_CHOICES
+#endif
+
+#define ROWS_WIDTHS(f) AT(f[0], f##_uint8) AT(f[1], f##_uint16) AT(f[2], f##_uint32) AT(f[3], f##_uint64)
+
+#define ALL_ROWS                                                                                                 \
+    PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW) UNSIGNED_UNARY ROUND_LIST(ROW_ROUND) CAST_LIST(ROW_CAST)       \
+    SHAPED_LIST(ROW_VV) SHAPED_LIST(ROW_VS) SHAPED_LIST(ROW_SV) PAIRED_LIST(ROW_VV)                              \
+    SHAPED_COMPARE_LIST(ROW_VV) SHAPED_COMPARE_LIST(ROW_VS) SHAPED_COMPARE_LIST(ROW_SV)                          \
+    PAIRED_COMPARE_LIST(ROW_VV) UNSIGNED_BINARY                                                                  \
+    ROWS_FLOATS(fma[0], fma_vvv) ROWS_FLOATS(fma[2], fma_vsv) ROWS_FLOATS(fma[4], fma_vvs)                       \
+    ROWS_FLOATS(fma[6], fma_vss)                                                                                 \
+    AT(select[0][0], select_vv_b8) AT(select[0][2], select_vv_u32) AT(select[0][3], select_vv_u64)               \
+    AT(select[2][2], select_sv_u32) AT(select[2][3], select_sv_u64)                                              \
+    AT(select[4][2], select_vs_u32) AT(select[4][3], select_vs_u64)                                              \
+    AT(select[6][2], select_ss_u32) AT(select[6][3], select_ss_u64)                                              \
+    AT(philox[0], philox_vv) AT(philox[1], philox_sv) ROWS_JOINED ROWS_CHOICES                                   \
+    AT(load[TN_F16], load_f16) AT(load[TN_BF16], load_bf16) AT(load[TN_I8], load_i8) AT(load[TN_U8], load_u8)    \
+    AT(load[TN_I16], load_i16) AT(load[TN_U16], load_u16)                                                        \
+    AT(store[TN_F16], store_f16) AT(store[TN_BF16], store_bf16) AT(store[TN_I8], store_8)                        \
+    AT(store[TN_U8], store_8) AT(store[TN_I16], store_16) AT(store[TN_U16], store_16)                            \
+    ROWS_REDUCE(lanes) ROWS_REDUCE(fold) ROWS_REDUCE(rows) ROWS_ARG(arg) ROWS_ARG(arg_columns) ROWS_SCAN         \
+    ROWS_SIGNLESS(chain, chain) ROWS_WIDTHS(copy) ROWS_WIDTHS(gather) ROWS_WIDTHS(scatter)                       \
+    ROWS_WIDTHS(load_masked) ROWS_WIDTHS(store_masked) AT(ramp, ramp)
+
+// clang-format on
+
+#endif
