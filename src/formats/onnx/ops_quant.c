@@ -1,6 +1,262 @@
-/* ops_quant.c — quantised operators. */
-#include "formats/onnx/onnx.h"
+/* ops_quant.c — ONNX: values as integers with a scale and a zero point.
+ *
+ * Products of bytes are exact: (a − za)(b − zb) summed is a product of the bytes themselves (int_mm) and sums over rows
+ * and columns. Rounding to a byte is one function for all operators that end so. */
+#include <math.h>
+#include <string.h>
 
-const onnx_op_row onnx_quant_ops[] = {
-    {.name = NULL},
-};
+#include "formats/onnx/nn.h"
+
+/* ---- scales and zero points -------------------------------------------------------------------------------------- */
+
+/* A scale or zero point so that it meets x: one number, one an index of the axis, or one a block of that axis. */
+static tn_status spread_over(const onnx_call *c, const tn_tensor *t, const tn_tensor *x, const tn_tensor **out) {
+    int64_t shape[TN_MAX_RANK], block = onnx_int(c, "block_size", 0);
+    int axis = 0, rank = tn_rank(x);
+    TRY(tn_status_of(x));
+    TRY(tn_status_of(t));
+    *out = t;
+    if (tn_numel(t) == 1 && tn_rank(t) <= 1) return *out = tn_reshape(t, NULL, 0), tn_status_of(*out);
+    TRY(onnx_axis(c, onnx_int(c, "axis", 1), rank, rank == 1 ? &(int){0} : &axis));
+    if (tn_rank(t) == 1 && !block) {
+        for (int d = 0; d < rank; d++)
+            shape[d] = d == axis ? tn_numel(t) : 1;
+        *out = tn_reshape(t, shape, rank);
+        return tn_status_of(*out);
+    }
+    if (tn_rank(t) != rank || block < 1) return onnx_refuse(c, "a scale of %d dimensions for %d", tn_rank(t), rank);
+    if (rank == TN_MAX_RANK) return onnx_refuse(c, "blocks of a tensor of %d dimensions", rank);
+    memcpy(shape, tn_shape(t), (size_t)(axis + 1) * sizeof *shape);
+    shape[axis + 1] = block;
+    for (int d = axis + 1; d < rank; d++)
+        shape[d + 1] = tn_size(t, d);
+    tn_tensor *each = tn_flatten(tn_expand(tn_unsqueeze(t, axis + 1), shape, rank + 1), axis, axis + 1);
+    *out = tn_narrow(each, axis, 0, tn_size(x, axis));
+    return tn_status_of(*out);
+}
+
+/* ---- rounding ---------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    onnx_type type;
+    double least, most;
+} integer_ranges[] = {{ONNX_UINT8, 0, UINT8_MAX},   {ONNX_INT8, INT8_MIN, INT8_MAX},
+                      {ONNX_UINT16, 0, UINT16_MAX}, {ONNX_INT16, INT16_MIN, INT16_MAX},
+                      {ONNX_UINT4, 0, 15},          {ONNX_INT4, -8, 7},
+                      {ONNX_UINT2, 0, 3},           {ONNX_INT2, -2, 1}};
+
+/* x / scale was divided already: rounded to the nearest whole number, moved by the zero point, saturated; or to the
+ * nearest number of a small float type. */
+static tn_tensor *quantized(const onnx_call *c, const tn_tensor *x, const tn_tensor *zero, onnx_type to) {
+    for (size_t i = 0; i < TN_COUNT(integer_ranges); i++) {
+        if (integer_ranges[i].type != to) continue;
+        const tn_tensor *y = tn_round(onnx_as(x, TN_F32));
+        if (zero) y = tn_add(y, tn_cast(zero, TN_F32));
+        return tn_cast(tn_clamp(y, integer_ranges[i].least, integer_ranges[i].most), onnx_types[to].dtype);
+    }
+    if (zero) x = tn_add(onnx_as(x, TN_F32), zero);
+    return onnx_cast_to(x, to, onnx_int(c, "saturate", 1) != 0, ONNX_ROUND_UP);
+}
+
+static tn_status quantize(onnx_call *c) {
+    const tn_tensor *x = onnx_in(c, 0), *scale = onnx_in(c, 1), *zero = NULL;
+    onnx_type to = onnx_has(c, 2) ? onnx_in_type(c, 2) : onnx_type_attribute(c, "output_dtype", ONNX_UINT8);
+    tn_dtype precision = onnx_types[onnx_type_attribute(c, "precision", onnx_type_of(tn_dtype_of(scale)))].dtype;
+    if (precision == TN_I32) precision = TN_F32;
+    TRY(spread_over(c, scale, x, &scale));
+    if (onnx_has(c, 2)) TRY(spread_over(c, onnx_in(c, 2), x, &zero));
+    tn_tensor *ratio = tn_div(onnx_as(x, precision), onnx_as(scale, precision));
+    return onnx_put_typed(c, 0, quantized(c, ratio, zero, to), to);
+}
+
+static bool is_integer(tn_dtype t) { return t != TN_F32 && t != TN_F64 && t != TN_F16 && t != TN_BF16; }
+
+static tn_status dequantize(onnx_call *c) {
+    const tn_tensor *x = onnx_in(c, 0), *scale = onnx_in(c, 1), *zero;
+    onnx_type to = onnx_type_attribute(c, "output_dtype", onnx_in_type(c, 1));
+    if (to == ONNX_FLOAT8E8M0) to = ONNX_FLOAT;
+    tn_dtype own = onnx_types[to].dtype;
+    if (onnx_has(c, 2)) {
+        TRY(spread_over(c, onnx_in(c, 2), x, &zero));
+        tn_dtype wide = is_integer(tn_dtype_of(x)) ? TN_I32 : TN_F32;
+        x = tn_sub(onnx_as(x, wide), onnx_as(zero, wide));
+    }
+    TRY(spread_over(c, scale, x, &scale));
+    return onnx_put_typed(c, 0, tn_mul(onnx_as(x, own), onnx_as(scale, own)), to);
+}
+
+/* Scale and zero point such that the bytes span the numbers and 0. */
+static tn_status dynamic_quantize(onnx_call *c) {
+    const tn_tensor *x = onnx_in(c, 0);
+    tn_tensor *low = tn_minimum_scalar(tn_amin(x, TN_ALL, false), 0),
+              *high = tn_maximum_scalar(tn_amax(x, TN_ALL, false), 0);
+    tn_tensor *scale = tn_div_scalar(tn_sub(high, low), UINT8_MAX);
+    tn_tensor *divisor = tn_where(tn_eq_scalar(scale, 0), tn_ones_like(scale), scale);
+    tn_tensor *zero = tn_cast(tn_round(tn_clamp(tn_neg(tn_div(low, divisor)), 0, UINT8_MAX)), TN_U8);
+    TRY(onnx_put(c, 0, quantized(c, tn_div(x, divisor), zero, ONNX_UINT8)));
+    TRY(onnx_put(c, 1, scale));
+    return onnx_put(c, 2, zero);
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+static const tn_tensor *optional(const onnx_call *c, int i) { return onnx_has(c, i) ? onnx_in(c, i) : NULL; }
+
+/* A zero point or scale a row or a column so that it meets the matrices: [m] as [m, 1], [n] as [1, n]. */
+static const tn_tensor *of_lines(const tn_tensor *t, bool rows) {
+    if (!t || tn_rank(t) != 1) return t;
+    int64_t n = tn_numel(t), shape[2] = {rows ? n : 1, rows ? 1 : n};
+    return n == 1 ? tn_reshape(t, NULL, 0) : tn_reshape(t, shape, 2);
+}
+
+static tn_tensor *line_sums(const tn_tensor *x, int64_t dim) {
+    return tn_cast(tn_sum(tn_cast(x, TN_I32), &dim, 1, true), TN_I32);
+}
+
+static bool is_byte(const tn_tensor *x) { return tn_dtype_of(x) == TN_I8 || tn_dtype_of(x) == TN_U8; }
+
+/* Σ (a − za)(b − zb) for bytes a [m, k] and b [k, n]: zero points broadcast to columns and rows, or are NULL. */
+static tn_tensor *product_of_bytes(const tn_tensor *a, const tn_tensor *b, const tn_tensor *za, const tn_tensor *zb) {
+    const tn_tensor *wide_a = za ? tn_cast(za, TN_I32) : NULL, *wide_b = zb ? tn_cast(zb, TN_I32) : NULL;
+    tn_tensor *y = tn_int_mm(a, b);
+    if (za) y = tn_sub(y, tn_mul(wide_a, line_sums(b, 0)));
+    if (zb) y = tn_sub(y, tn_mul(line_sums(a, 1), wide_b));
+    if (za && zb) y = tn_add(y, tn_mul_scalar(tn_mul(wide_a, wide_b), (double)tn_size(a, 1)));
+    return y;
+}
+
+/* Matrices of any rank as numpy multiplies them; i32. */
+static tn_tensor *product(const tn_tensor *a, const tn_tensor *b, const tn_tensor *za, const tn_tensor *zb) {
+    int rank = tn_rank(a);
+    za = of_lines(za, true);
+    zb = of_lines(zb, false);
+    bool rows = rank >= 2 && tn_rank(b) == 2 && (!za || tn_rank(za) == 0 || rank == 2) && (!zb || tn_rank(zb) <= 2);
+    if (!rows || !is_byte(a) || !is_byte(b)) {
+        tn_dtype t = is_byte(a) ? TN_I32 : TN_F32;
+        const tn_tensor *wide_a = onnx_as(a, t), *wide_b = onnx_as(b, t);
+        if (za) wide_a = tn_sub(wide_a, onnx_as(za, t));
+        if (zb) wide_b = tn_sub(wide_b, onnx_as(zb, t));
+        return tn_matmul(wide_a, wide_b);
+    }
+    int64_t shape[TN_MAX_RANK], flat[2] = {-1, tn_size(a, -1)};
+    memcpy(shape, tn_shape(a), (size_t)rank * sizeof *shape);
+    shape[rank - 1] = tn_size(b, 1);
+    if (flat[1] == 0) flat[0] = 0;
+    tn_tensor *y = product_of_bytes(rank == 2 ? a : tn_reshape(a, flat, 2), b, za, zb);
+    return rank == 2 ? y : tn_reshape(y, shape, rank);
+}
+
+static tn_status matmul_integer(onnx_call *c) {
+    return onnx_put(c, 0, product(onnx_in(c, 0), onnx_in(c, 1), optional(c, 2), optional(c, 3)));
+}
+
+/* Sums as numbers of the output's scale; the scales of the operands broadcast to the sums. */
+static tn_status put_quantized(onnx_call *c, tn_tensor *sums, const tn_tensor *a_scale, const tn_tensor *b_scale,
+                               int scale, int zero) {
+    tn_tensor *ratio =
+        tn_div(tn_mul(tn_cast(a_scale, TN_F32), tn_cast(b_scale, TN_F32)), tn_cast(onnx_in(c, scale), TN_F32));
+    tn_tensor *y = tn_mul(tn_cast(sums, TN_F32), ratio);
+    return onnx_put_typed(c, 0, quantized(c, y, onnx_in(c, zero), onnx_in_type(c, zero)), onnx_in_type(c, zero));
+}
+
+static tn_status matmul_linear(onnx_call *c) {
+    tn_tensor *sums = product(onnx_in(c, 0), onnx_in(c, 3), onnx_in(c, 2), onnx_in(c, 5));
+    return put_quantized(c, sums, of_lines(onnx_in(c, 1), true), of_lines(onnx_in(c, 4), false), 6, 7);
+}
+
+/* ---- convolutions ------------------------------------------------------------------------------------------------ */
+
+/* One group by the product of bytes: what the window sees, a row a place, times filters [out, …]. */
+static tn_tensor *convolve_bytes(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *zx, const tn_tensor *zw,
+                                 double padding, const onnx_window *w) {
+    int64_t places[ONNX_MAX_AXES], order[TN_MAX_RANK] = {0}, back[TN_MAX_RANK] = {0}, count = tn_size(x, 0), rest[2];
+    int64_t shape[TN_MAX_RANK] = {tn_size(x, 0)}, depth = tn_size(x, 1), out = tn_size(weight, 0);
+    int axes = w->axes;
+    for (int a = 0; a < axes; a++) {
+        places[a] = onnx_places(w, a, tn_size(x, 2 + a), false);
+        if (places[a] < 1) return tn_failed(TN_ERR_SHAPE, "the kernel is larger than the padded image");
+        count *= places[a];
+        depth *= w->kernel[a];
+        shape[1 + a] = places[a];
+        order[1 + a] = 2 + axes + a;
+        order[2 + axes + a] = 2 + a;
+        back[2 + a] = 1 + a;
+    }
+    order[1 + axes] = 1;
+    back[1] = 1 + axes;
+    shape[1 + axes] = out;
+    rest[0] = count;
+    rest[1] = depth;
+    tn_tensor *rows = tn_reshape(tn_permute(onnx_seen(x, w, places, padding), order, 2 + 2 * axes), rest, 2);
+    tn_tensor *filters = tn_t(tn_reshape(weight, (int64_t[]){out, depth}, 2));
+    tn_tensor *y = product_of_bytes(rows, filters, zx, of_lines(zw, false));
+    return tn_permute(tn_reshape(y, shape, 2 + axes), back, 2 + axes);
+}
+
+/* Few products a sum: f32 holds it exactly. */
+static tn_tensor *convolve_small(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *zx, const tn_tensor *zw,
+                                 const onnx_window *w, int64_t groups) {
+    int64_t shape[TN_MAX_RANK] = {-1, 1, 1, 1, 1};
+    const tn_tensor *wide = tn_cast(x, TN_F32), *filters = tn_cast(weight, TN_F32);
+    if (zx) wide = tn_sub(wide, tn_cast(zx, TN_F32));
+    if (zw) filters = tn_sub(filters, tn_cast(tn_rank(zw) ? tn_reshape(zw, shape, 2 + w->axes) : zw, TN_F32));
+    return tn_cast(onnx_convolve(wide, filters, NULL, w, groups), TN_I32);
+}
+
+static tn_tensor *convolve_groups(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *zx, const tn_tensor *zw,
+                                  double padding, const onnx_window *w, int64_t groups) {
+    enum { GROUPS_MOST = 1024 };
+    tn_tensor *parts[GROUPS_MOST];
+    int64_t in = tn_size(x, 1) / groups, out = tn_size(weight, 0) / groups;
+    if (groups == 1) return convolve_bytes(x, weight, zx, zw, padding, w);
+    if (groups > GROUPS_MOST) return tn_failed(TN_ERR_UNSUPPORTED, "%lld groups", (long long)groups);
+    for (int64_t g = 0; g < groups; g++) {
+        const tn_tensor *z = zw && tn_rank(zw) && tn_numel(zw) > 1 ? tn_narrow(zw, 0, g * out, out) : zw;
+        parts[g] = convolve_bytes(tn_narrow(x, 1, g * in, in), tn_narrow(weight, 0, g * out, out), zx, z, padding, w);
+    }
+    return tn_cat(parts, (int)groups, 1);
+}
+
+/* The sums of a convolution of bytes; inputs x and weight, and their zero points, perhaps left out. */
+static tn_status convolve(onnx_call *c, int x_in, int zero_x, int w_in, int zero_w, tn_tensor **sums) {
+    static const int64_t EXACT = (1 << 24) / (UINT8_MAX * UINT8_MAX); /* terms whose sum is a whole number of f32 */
+    const tn_tensor *x = onnx_in(c, x_in), *weight = onnx_in(c, w_in), *zx = optional(c, zero_x),
+                    *zw = optional(c, zero_w);
+    int64_t groups = onnx_int(c, "group", 1), padding = 0, depth;
+    onnx_window w;
+    TRY(tn_status_of(weight));
+    TRY(onnx_window_read(c, x, tn_shape(weight) + 2, &w));
+    depth = tn_size(weight, 1);
+    if (tn_rank(weight) != tn_rank(x) || groups < 1 || tn_size(x, 1) != depth * groups || tn_size(weight, 0) % groups)
+        return onnx_refuse(c, "the weight fits neither the input nor %lld groups", (long long)groups);
+    for (int a = 0; a < w.axes; a++)
+        depth *= w.kernel[a];
+    if (zx) zx = tn_reshape(zx, NULL, 0);
+    if (zw && tn_numel(zw) == 1) zw = tn_reshape(zw, NULL, 0);
+    if (depth <= EXACT) return *sums = convolve_small(x, weight, zx, zw, &w, groups), TN_OK;
+    TRY(onnx_read_int(c, zero_x, 0, &padding));
+    return *sums = convolve_groups(x, weight, zx, zw, (double)padding, &w, groups), TN_OK;
+}
+
+static tn_status conv_integer(onnx_call *c) {
+    tn_tensor *sums;
+    TRY(convolve(c, 0, 2, 1, 3, &sums));
+    return onnx_put(c, 0, sums);
+}
+
+static tn_status conv_linear(onnx_call *c) {
+    tn_tensor *sums;
+    TRY(convolve(c, 0, 2, 3, 5, &sums));
+    int rank = tn_rank(onnx_in(c, 0));
+    if (onnx_has(c, 8)) sums = tn_add(sums, onnx_per_channel(onnx_in(c, 8), rank));
+    return put_quantized(c, sums, tn_reshape(onnx_in(c, 1), NULL, 0), onnx_per_channel(onnx_in(c, 4), rank), 6, 7);
+}
+
+const onnx_op_row onnx_quant_ops[] = {{"ConvInteger", 10, .run = conv_integer},
+                                      {"DequantizeLinear", 10, .run = dequantize},
+                                      {"DynamicQuantizeLinear", 11, .run = dynamic_quantize},
+                                      {"MatMulInteger", 10, .run = matmul_integer},
+                                      {"QLinearConv", 10, .run = conv_linear},
+                                      {"QLinearMatMul", 10, .run = matmul_linear},
+                                      {"QuantizeLinear", 10, .run = quantize},
+                                      {.name = NULL}};

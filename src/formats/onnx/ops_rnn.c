@@ -1,6 +1,212 @@
-/* ops_rnn.c — RNN, GRU, LSTM. */
-#include "formats/onnx/onnx.h"
+/* ops_rnn.c — ONNX: RNN, GRU and LSTM.
+ *
+ * What a step gets from its input does not depend on the steps before, so it is one product for all steps; what is left
+ * of a step is a product with the state and a few element-wise operations, which fuse. */
+#include <string.h>
 
-const onnx_op_row onnx_rnn_ops[] = {
-    {.name = NULL},
-};
+#include "formats/onnx/nn.h"
+
+enum { STEPS_MOST = 65536, FUNCTIONS = 3 };
+
+/* The gates of one row of an operator's parameters lie one behind the other. */
+typedef struct net {
+    onnx_call *c;
+    int gates; /* 1: RNN, 3: GRU, 4: LSTM */
+    int64_t steps, batch, hidden;
+    bool linear_before_reset, input_forget, batch_first;
+    double clip;              /* 0: none */
+    const tn_tensor *lengths; /* [batch, 1], i64; NULL: all steps of all sequences count */
+} net;
+
+/* One direction. */
+typedef struct course {
+    const tn_tensor *recurrent, *hidden_bias; /* R; what a GRU adds before it resets */
+    tn_tensor *given;                         /* [steps, batch, gates · hidden]: from the inputs, with the biases */
+    const tn_tensor *peephole;                /* [3 · hidden] or NULL */
+    const onnx_activation *of[FUNCTIONS];
+    double alpha[FUNCTIONS], beta[FUNCTIONS];
+    tn_tensor *h, *cell; /* the state; [batch, hidden] */
+} course;
+
+static tn_tensor *apply(const net *n, const course *k, int function, const tn_tensor *x) {
+    if (n->clip > 0) x = tn_clamp(x, -n->clip, n->clip);
+    return k->of[function]->of(x, k->alpha[function], k->beta[function]);
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *gate(const net *n, const tn_tensor *x, int i) {
+    return tn_narrow(x, tn_rank(x) - 1, i * n->hidden, n->hidden);
+}
+
+static tn_tensor *step_rnn(const net *n, course *k, const tn_tensor *given) {
+    return apply(n, k, 0, tn_add(given, tn_linear(k->h, k->recurrent, NULL)));
+}
+
+static tn_tensor *step_gru(const net *n, course *k, const tn_tensor *given) {
+    int64_t h = n->hidden;
+    enum { UPDATE, RESET, HIDDEN };
+    tn_tensor *next, *from_hidden;
+    if (n->linear_before_reset) {
+        from_hidden = tn_linear(k->h, k->recurrent, NULL);
+        tn_tensor *reset = apply(n, k, 0, tn_add(gate(n, given, RESET), gate(n, from_hidden, RESET)));
+        tn_tensor *inner = gate(n, from_hidden, HIDDEN);
+        if (k->hidden_bias) inner = tn_add(inner, k->hidden_bias);
+        next = apply(n, k, 1, tn_add(gate(n, given, HIDDEN), tn_mul(reset, inner)));
+    } else {
+        from_hidden = tn_linear(k->h, tn_narrow(k->recurrent, 0, 0, 2 * h), NULL);
+        tn_tensor *reset = apply(n, k, 0, tn_add(gate(n, given, RESET), gate(n, from_hidden, RESET)));
+        tn_tensor *inner = tn_linear(tn_mul(reset, k->h), tn_narrow(k->recurrent, 0, 2 * h, h), NULL);
+        next = apply(n, k, 1, tn_add(gate(n, given, HIDDEN), inner));
+    }
+    tn_tensor *update = apply(n, k, 0, tn_add(gate(n, given, UPDATE), gate(n, from_hidden, UPDATE)));
+    return tn_add(tn_mul(tn_rsub_scalar(update, 1), next), tn_mul(update, k->h));
+}
+
+/* An LSTM's gate with what it sees of the cell. */
+static tn_tensor *peeking(const net *n, const course *k, const tn_tensor *all, int i, const tn_tensor *cell) {
+    tn_tensor *x = gate(n, all, i);
+    return k->peephole ? tn_add(x, tn_mul(gate(n, k->peephole, i), cell)) : x;
+}
+
+static tn_tensor *step_lstm(const net *n, course *k, const tn_tensor *given) {
+    enum { INPUT, OUTPUT, FORGET, CELL };
+    tn_tensor *all = tn_add(given, tn_linear(k->h, k->recurrent, NULL));
+    tn_tensor *input = apply(n, k, 0, peeking(n, k, all, INPUT, k->cell));
+    tn_tensor *forget =
+        n->input_forget ? tn_rsub_scalar(input, 1) : apply(n, k, 0, peeking(n, k, all, FORGET, k->cell));
+    tn_tensor *fresh = apply(n, k, 1, gate(n, all, CELL));
+    k->cell = tn_add(tn_mul(forget, k->cell), tn_mul(input, fresh));
+    tn_tensor *output = apply(n, k, 0, peeking(n, k, all, OUTPUT, k->cell));
+    return tn_mul(output, k->of[2]->of(k->cell, k->alpha[2], k->beta[2]));
+}
+
+static tn_tensor *step(const net *n, course *k, int64_t t) {
+    tn_tensor *given = tn_select(k->given, 0, t), *h = k->h, *cell = k->cell;
+    k->h = (n->gates == 4 ? step_lstm : n->gates == 3 ? step_gru : step_rnn)(n, k, given);
+    if (!n->lengths) return k->h;
+    tn_tensor *counts = tn_gt_scalar(n->lengths, (double)t), *y = tn_where(counts, k->h, tn_zeros_like(h));
+    k->h = tn_where(counts, k->h, h);
+    if (cell) k->cell = tn_where(counts, k->cell, cell);
+    return y;
+}
+
+/* All steps of a direction: [steps, batch, hidden]. */
+static tn_tensor *walk(const net *n, course *k, bool backwards) {
+    tn_tensor **y = tn_mem_alloc((size_t)tn_max64(n->steps, 1) * sizeof *y);
+    if (!y) return tn_failed(TN_ERR_MEMORY, "%s: out of memory", n->c->row->name);
+    for (int64_t i = 0; i < n->steps; i++) {
+        int64_t t = backwards ? n->steps - 1 - i : i;
+        y[t] = step(n, k, t);
+    }
+    tn_tensor *all =
+        n->steps ? tn_stack(y, (int)n->steps, 0) : tn_zeros((int64_t[]){0, n->batch, n->hidden}, 3, tn_dtype_of(k->h));
+    tn_mem_free(y);
+    return all;
+}
+
+/* ---- what a node says -------------------------------------------------------------------------------------------- */
+
+static const char *const usual[][FUNCTIONS] = {
+    [1] = {"Tanh"}, [3] = {"Sigmoid", "Tanh"}, [4] = {"Sigmoid", "Tanh", "Tanh"}};
+
+/* Numbers are given only for functions that have any, in the order of the functions. */
+static double next_number(const onnx_attribute *given, size_t *used, const char *name, double otherwise) {
+    return name && given && *used < given->count ? (double)given->floats[(*used)++] : otherwise;
+}
+
+static tn_status read_functions(const net *n, course *k, int directions) {
+    const onnx_attribute *names = onnx_find(n->c, "activations"), *alphas = onnx_find(n->c, "activation_alpha"),
+                         *betas = onnx_find(n->c, "activation_beta");
+    int each = n->gates == 4 ? 3 : n->gates == 3 ? 2 : 1;
+    size_t alpha = 0, beta = 0;
+    for (int i = 0; i < each * directions; i++) {
+        const char *name = usual[n->gates][i % each];
+        bool given = names && (size_t)i < names->count;
+        onnx_text text = given ? names->strings[i] : (onnx_text){name, strlen(name)};
+        const onnx_activation *a = onnx_activation_named(text);
+        if (!a) return onnx_refuse(n->c, "activation '%.*s'", (int)text.size, text.at);
+        course *to = &k[i / each];
+        to->of[i % each] = a;
+        to->alpha[i % each] = next_number(alphas, &alpha, a->alpha_name, a->alpha);
+        to->beta[i % each] = next_number(betas, &beta, a->beta_name, a->beta);
+    }
+    return TN_OK;
+}
+
+/* initial_h or initial_c of direction d. */
+static tn_tensor *initial(const net *n, int input, int d) {
+    tn_dtype t = tn_dtype_of(onnx_in(n->c, 0));
+    if (!onnx_has(n->c, input)) return tn_zeros((int64_t[]){n->batch, n->hidden}, 2, t);
+    return tn_select(onnx_in(n->c, input), n->batch_first ? 1 : 0, d);
+}
+
+static void prepare(const net *n, course *k, int d, const tn_tensor *x) {
+    onnx_call *c = n->c;
+    int64_t wide = n->gates * n->hidden;
+    tn_tensor *bias = NULL;
+    k->recurrent = tn_select(onnx_in(c, 2), 0, d);
+    if (onnx_has(c, 3)) {
+        tn_tensor *both = tn_select(onnx_in(c, 3), 0, d), *r = tn_narrow(both, 0, wide, wide);
+        bias = tn_narrow(both, 0, 0, wide);
+        if (n->linear_before_reset) {
+            k->hidden_bias = gate(n, r, 2);
+            tn_tensor *parts[] = {tn_narrow(r, 0, 0, 2 * n->hidden), tn_zeros_like(k->hidden_bias)};
+            r = tn_cat(parts, 2, 0);
+        }
+        bias = tn_add(bias, r);
+    }
+    k->given = tn_linear(x, tn_select(onnx_in(c, 1), 0, d), bias);
+    k->h = initial(n, 5, d);
+    if (n->gates == 4) k->cell = initial(n, 6, d);
+    if (n->gates == 4 && onnx_has(c, 7)) k->peephole = tn_select(onnx_in(c, 7), 0, d);
+}
+
+static tn_status read_net(net *n, const tn_tensor *x) {
+    const tn_tensor *r = onnx_in(n->c, 2);
+    TRY(tn_status_of(x));
+    TRY(tn_status_of(r));
+    if (tn_rank(x) != 3 || tn_rank(r) != 3) return onnx_refuse(n->c, "inputs X and R must have three dimensions");
+    n->steps = tn_size(x, 0);
+    n->batch = tn_size(x, 1);
+    n->hidden = tn_size(r, 2);
+    n->clip = onnx_float(n->c, "clip", 0);
+    n->linear_before_reset = n->gates == 3 && onnx_int(n->c, "linear_before_reset", 0) != 0;
+    n->input_forget = onnx_int(n->c, "input_forget", 0) != 0;
+    if (n->steps > STEPS_MOST) return onnx_refuse(n->c, "%lld steps", (long long)n->steps);
+    if (onnx_has(n->c, 4)) n->lengths = tn_unsqueeze(onnx_as(onnx_in(n->c, 4), TN_I64), 1);
+    return TN_OK;
+}
+
+/* The directions' final states beside each other. */
+static tn_status put_state(const net *n, int output, tn_tensor *const *state, int directions) {
+    return onnx_wants(n->c, output) ? onnx_put(n->c, output, tn_stack(state, directions, n->batch_first ? 1 : 0))
+                                    : TN_OK;
+}
+
+static tn_status recurrent(onnx_call *c) {
+    net n = {.c = c, .gates = c->row->with, .batch_first = onnx_int(c, "layout", 0) != 0};
+    onnx_text direction = onnx_string(c, "direction", "forward");
+    int directions = onnx_is(direction, "bidirectional") ? 2 : 1;
+    const tn_tensor *x = n.batch_first ? tn_transpose(onnx_in(c, 0), 0, 1) : onnx_in(c, 0);
+    course k[2] = {{NULL}, {NULL}};
+    tn_tensor *y[2], *h[2], *cell[2];
+    TRY(read_net(&n, x));
+    TRY(read_functions(&n, k, directions));
+    for (int d = 0; d < directions; d++) {
+        prepare(&n, &k[d], d, x);
+        y[d] = walk(&n, &k[d], d == 1 || onnx_is(direction, "reverse"));
+        h[d] = k[d].h;
+        cell[d] = k[d].cell;
+    }
+    static const int64_t batch_first[] = {2, 0, 1, 3};
+    tn_tensor *all = tn_stack(y, directions, 1);
+    TRY(onnx_put(c, 0, n.batch_first ? tn_permute(all, batch_first, 4) : all));
+    TRY(put_state(&n, 1, h, directions));
+    return n.gates == 4 ? put_state(&n, 2, cell, directions) : TN_OK;
+}
+
+const onnx_op_row onnx_rnn_ops[] = {{"GRU", 7, .run = recurrent, .with = 3},
+                                    {"LSTM", 7, .run = recurrent, .with = 4},
+                                    {"RNN", 7, .run = recurrent, .with = 1},
+                                    {.name = NULL}};

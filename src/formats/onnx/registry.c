@@ -19,6 +19,7 @@ static const domain_row domains[] = {
     {"", onnx_text_ops},
     {"", onnx_image_ops},
     {"ai.onnx.ml", onnx_ml_ops},
+    {"ai.onnx.preview", onnx_preview_ops},
     {"ai.onnx.preview.training", onnx_training_ops},
     {"ai.onnx.training", onnx_training_ops},
     {"com.microsoft", onnx_contrib_ops},

@@ -1,0 +1,94 @@
+/* nn.h — what the rows of networks share: windows, activations by name, constants, samples. */
+#ifndef TN_ONNX_NN_H
+#define TN_ONNX_NN_H
+
+#include "formats/onnx/rows.h"
+
+/* ---- activations (ops_nn.c) -------------------------------------------------------------------------------------- */
+
+/* One by the standard's name, with its two numbers where it has any: what they are called as attributes of the
+ * operator, and what they are unless given. Also what RNN, GRU and LSTM name. */
+typedef struct onnx_activation {
+    const char *name;
+    tn_tensor *(*of)(const tn_tensor *x, double alpha, double beta);
+    const char *alpha_name, *beta_name;
+    double alpha, beta;
+} onnx_activation;
+const onnx_activation *onnx_activation_named(onnx_text name); /* in any case of letters; NULL when there is none */
+
+/* ---- windows (ops_window.c) -------------------------------------------------------------------------------------- */
+
+enum { ONNX_MAX_AXES = 3 }; /* [n, c, kernel…, places…] has TN_MAX_RANK dims */
+
+typedef struct onnx_window {
+    int axes;
+    int64_t kernel[ONNX_MAX_AXES], stride[ONNX_MAX_AXES], dilation[ONNX_MAX_AXES];
+    int64_t before[ONNX_MAX_AXES], after[ONNX_MAX_AXES]; /* padding */
+} onnx_window;
+
+int64_t onnx_reach(const onnx_window *w, int a);
+/* Reads the attributes that all operators with windows share. kernel: the weight's; NULL: attribute kernel_shape. */
+tn_status onnx_window_read(const onnx_call *c, const tn_tensor *x, const int64_t *kernel, onnx_window *w);
+/* Places along an axis; with ceil_mode the last one must still begin before the padding behind. 0: it does not fit. */
+int64_t onnx_places(const onnx_window *w, int a, int64_t size, bool ceil_mode);
+/* x [n, c, size…] padded with `value` as far as `places` reach: what the window sees, [n, c, kernel…, places…]. */
+tn_tensor *onnx_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places, double value);
+/* Attribute `name`: `count` numbers into out; `otherwise` where it is absent. */
+tn_status onnx_ints_of(const onnx_call *c, const char *name, int count, int64_t otherwise, int64_t *out);
+/* x [n, c, size…] with weight [out, c / groups, kernel…]; bias [out] or NULL. */
+tn_tensor *onnx_convolve(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias, const onnx_window *w,
+                         int64_t groups);
+
+tn_status onnx_conv(onnx_call *c);
+tn_status onnx_conv_transpose(onnx_call *c);
+tn_status onnx_max_pool(onnx_call *c);
+tn_status onnx_average_pool(onnx_call *c);
+tn_status onnx_lp_pool(onnx_call *c);
+tn_status onnx_max_unpool(onnx_call *c);
+
+/* ---- attention (ops_attention.c) --------------------------------------------------------------------------------- */
+
+tn_status onnx_attention(onnx_call *c);
+tn_status onnx_rotary_embedding(onnx_call *c);
+tn_status onnx_linear_attention(onnx_call *c);
+tn_status onnx_causal_conv(onnx_call *c);
+
+/* ---- small things (ops_nn.c) ------------------------------------------------------------------------------------- */
+
+/* t [c] so that it meets dimension 1 of something of this rank. */
+tn_tensor *onnx_per_channel(const tn_tensor *t, int rank);
+/* dims first … end − 1 into a list; returns how many. */
+int onnx_dims(int first, int end, int64_t *dims);
+/* Numbers that the host computed, as a tensor of dtype (floating point). */
+tn_tensor *onnx_from_doubles(const double *v, const int64_t *shape, int rank, tn_dtype dtype);
+/* The dtype that an attribute names; `otherwise` where it is absent. */
+onnx_type onnx_type_attribute(const onnx_call *c, const char *name, onnx_type otherwise);
+
+/* Like a chain of tn_cast: nothing where x is of that dtype already. The caller's scope owns the result. */
+const tn_tensor *onnx_as(const tn_tensor *x, tn_dtype dtype);
+
+/* ---- samples between pixels (ops_sample.c) ----------------------------------------------------------------------- */
+
+typedef enum onnx_interpolation { ONNX_NEAREST, ONNX_LINEAR, ONNX_CUBIC } onnx_interpolation;
+typedef enum onnx_outside { ONNX_ZEROS, ONNX_BORDER, ONNX_REFLECTION } onnx_outside;
+/* x [n, c, size…] at places[a] [n, count], in pixels along axis a: [n, c, count]. */
+tn_tensor *onnx_sample(const tn_tensor *x, tn_tensor *const *places, onnx_interpolation how, onnx_outside outside,
+                       bool align_corners);
+tn_status onnx_grid_sample(onnx_call *c);
+tn_status onnx_affine_grid(onnx_call *c);
+tn_status onnx_deform_conv(onnx_call *c);
+
+/* ---- signals (ops_signal.c) -------------------------------------------------------------------------------------- */
+
+tn_status onnx_dft(onnx_call *c);
+tn_status onnx_stft(onnx_call *c);
+tn_status onnx_signal_window(onnx_call *c); /* with: 0 Hann, 1 Hamming, 2 Blackman */
+tn_status onnx_mel_weight_matrix(onnx_call *c);
+
+/* ---- boxes (ops_boxes.c) ----------------------------------------------------------------------------------------- */
+
+tn_status onnx_roi_align(onnx_call *c);
+tn_status onnx_max_roi_pool(onnx_call *c);
+tn_status onnx_non_max_suppression(onnx_call *c);
+
+#endif

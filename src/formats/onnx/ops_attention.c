@@ -1,0 +1,297 @@
+/* ops_attention.c — ONNX: attention, its relatives with a state, rotary positions.
+ *
+ * Attention is scaled_dot_product_attention, which has kernels, unless somebody asks for the scores or bends them; then
+ * it is written out. What a query may see — causal order, windows, lengths, a bool mask — is one bool tensor. */
+#include <math.h>
+#include <string.h>
+
+#include "formats/onnx/nn.h"
+
+/* One call, all in four dimensions: [batch, heads, positions, features]. */
+typedef struct heads {
+    const tn_tensor *q, *k, *v;
+    tn_tensor *seen;       /* bool, broadcastable to the scores; NULL: all */
+    const tn_tensor *bias; /* added to the scores; NULL */
+    double scale;
+} heads;
+
+/* ---- inputs ------------------------------------------------------------------------------------------------------ */
+
+/* [batch, positions, heads · features] in four dimensions. */
+static tn_status split_heads(const onnx_call *c, int input, const char *name, const tn_tensor **out) {
+    const tn_tensor *x = onnx_in(c, input);
+    TRY(tn_status_of(x));
+    *out = x;
+    if (tn_rank(x) == 4) return TN_OK;
+    int64_t count = onnx_int(c, name, 0);
+    if (tn_rank(x) != 3 || count < 1 || tn_size(x, 2) % count)
+        return onnx_refuse(c, "%lld heads of an input of %d dimensions", (long long)count, tn_rank(x));
+    int64_t sizes[] = {count, tn_size(x, 2) / count};
+    *out = tn_transpose(tn_unflatten(x, 2, sizes, 2), 1, 2);
+    return tn_status_of(*out);
+}
+
+static tn_tensor *joined_heads(tn_tensor *y) { return tn_flatten(tn_transpose(y, 1, 2), 2, 3); }
+
+static const tn_tensor *with_past(const onnx_call *c, int input, const tn_tensor *x) {
+    if (!onnx_has(c, input)) return x;
+    tn_tensor *both[] = {tn_detach(onnx_in(c, input)), tn_detach(x)};
+    return tn_cat(both, 2, 2);
+}
+
+static tn_tensor *both_hold(tn_tensor *a, tn_tensor *b) { return a && b ? tn_logical_and(a, b) : a ? a : b; }
+
+/* How far a key lies behind the query: j − (i + offset), [queries, keys] or one a batch. */
+static tn_tensor *distance(const onnx_call *c, int64_t queries, int64_t keys) {
+    tn_tensor *i = tn_reshape(tn_arange(0, (double)queries, 1, TN_I64), (int64_t[]){queries, 1}, 2);
+    tn_tensor *ahead = tn_sub(tn_arange(0, (double)keys, 1, TN_I64), i);
+    if (onnx_has(c, 4)) return tn_sub_scalar(ahead, (double)tn_size(onnx_in(c, 4), 2));
+    if (!onnx_has(c, 6)) return ahead;
+    const tn_tensor *valid = onnx_in(c, 6);
+    tn_tensor *offset = tn_sub_scalar(tn_reshape(valid, (int64_t[]){tn_numel(valid), 1, 1, 1}, 4), (double)queries);
+    return tn_sub(ahead, offset);
+}
+
+/* What order, windows and lengths let a query see. */
+static tn_tensor *seen_by_place(const onnx_call *c, int64_t queries, int64_t keys) {
+    int64_t left = onnx_int(c, "left_window_size", -1), right = onnx_int(c, "right_window_size", -1);
+    if (onnx_int(c, "is_causal", 0)) right = 0;
+    tn_tensor *seen = NULL;
+    if (left >= 0 || right >= 0) {
+        tn_tensor *ahead = distance(c, queries, keys);
+        if (right >= 0) seen = tn_le_scalar(ahead, (double)right);
+        if (left >= 0) seen = both_hold(seen, tn_ge_scalar(ahead, (double)-left));
+    }
+    if (!onnx_has(c, 6)) return seen;
+    const tn_tensor *valid = onnx_in(c, 6);
+    tn_tensor *length = tn_reshape(valid, (int64_t[]){tn_numel(valid), 1, 1, 1}, 4);
+    return both_hold(seen, tn_lt(tn_arange(0, (double)keys, 1, TN_I64), length));
+}
+
+/* A mask may end before the keys do: those are not seen. */
+static void take_mask(const onnx_call *c, heads *h, int64_t keys) {
+    const tn_tensor *mask = onnx_in(c, 3);
+    bool what_is_seen = tn_dtype_of(mask) == TN_BOOL;
+    int64_t pads[2] = {0, tn_size(mask, -1) > 1 ? keys - tn_size(mask, -1) : 0};
+    if (pads[1] > 0) mask = tn_pad(mask, pads, 2, what_is_seen ? 0 : -INFINITY);
+    if (what_is_seen)
+        h->seen = both_hold(h->seen, tn_detach(mask));
+    else
+        h->bias = onnx_as(mask, tn_dtype_of(h->q));
+}
+
+/* Order, windows and the additive mask as one additive mask. */
+static const tn_tensor *additive(const heads *h) {
+    if (!h->seen) return h->bias;
+    tn_dtype t = tn_dtype_of(h->q);
+    tn_tensor *hidden = tn_full(NULL, 0, -INFINITY, t);
+    return tn_where(h->seen, h->bias ? h->bias : tn_zeros(NULL, 0, t), hidden);
+}
+
+/* 0 for queries that see nothing. */
+static tn_tensor *unless_blind(tn_tensor *y, const tn_tensor *bias) {
+    static const int64_t last = -1;
+    if (!bias) return y;
+    tn_tensor *blind = tn_eq_scalar(tn_amax(bias, &last, 1, true), -INFINITY);
+    return tn_where(blind, tn_zeros(NULL, 0, tn_dtype_of(y)), y);
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+/* Keys and values as often as queries share them. */
+static tn_tensor *repeated(const tn_tensor *x, int64_t count) {
+    int64_t times = tn_size(x, 1) ? count / tn_size(x, 1) : 1;
+    int64_t shape[] = {tn_size(x, 0), tn_size(x, 1), times, tn_size(x, 2), tn_size(x, 3)};
+    return times == 1 ? tn_detach(x) : tn_flatten(tn_expand(tn_unsqueeze(x, 2), shape, 5), 1, 2);
+}
+
+/* Which step of the scores is asked for (qk_matmul_output_mode). */
+enum { RAW, CAPPED, BIASED, WEIGHTS };
+
+static tn_status put_scores(onnx_call *c, int step, tn_tensor *scores) {
+    if (!onnx_wants(c, 3) || onnx_int(c, "qk_matmul_output_mode", 0) != step) return TN_OK;
+    return onnx_put(c, 3, tn_cast(scores, tn_dtype_of(onnx_in(c, 0))));
+}
+
+static tn_status written_out(onnx_call *c, const heads *h, tn_tensor **y) {
+    int64_t count = tn_size(h->q, 1);
+    double cap = onnx_float(c, "softcap", 0), root = sqrt(h->scale);
+    tn_dtype own = tn_dtype_of(h->q);
+    tn_dtype precision = onnx_types[onnx_type_attribute(c, "softmax_precision", onnx_type_of(own))].dtype;
+    tn_tensor *keys = tn_transpose(repeated(h->k, count), 2, 3);
+    tn_tensor *scores = tn_matmul(tn_mul_scalar(h->q, root), tn_mul_scalar(keys, root));
+    const tn_tensor *bias = additive(h);
+    TRY(put_scores(c, RAW, scores));
+    if (cap > 0) scores = tn_mul_scalar(tn_tanh(tn_div_scalar(scores, cap)), cap);
+    TRY(put_scores(c, CAPPED, scores));
+    if (bias) scores = tn_add(scores, bias);
+    TRY(put_scores(c, BIASED, scores));
+    tn_tensor *weights = tn_cast(unless_blind(tn_softmax(onnx_as(scores, precision), -1), bias), own);
+    TRY(put_scores(c, WEIGHTS, weights));
+    *y = tn_matmul(weights, repeated(h->v, count));
+    return TN_OK;
+}
+
+tn_status onnx_attention(onnx_call *c) {
+    heads h = {NULL};
+    tn_tensor *y;
+    TRY(split_heads(c, 0, "q_num_heads", &h.q));
+    TRY(split_heads(c, 1, "kv_num_heads", &h.k));
+    TRY(split_heads(c, 2, "kv_num_heads", &h.v));
+    h.k = with_past(c, 4, h.k);
+    h.v = with_past(c, 5, h.v);
+    int64_t queries = tn_size(h.q, 2), keys = tn_size(h.k, 2);
+    if (tn_size(h.k, 1) < 1 || tn_size(h.q, 1) % tn_size(h.k, 1))
+        return onnx_refuse(c, "queries' heads are no multiple of keys'");
+    h.scale = onnx_float(c, "scale", 0);
+    if (!onnx_find(c, "scale")) h.scale = 1 / sqrt((double)tn_size(h.q, 3));
+    bool plain =
+        !onnx_wants(c, 3) && onnx_float(c, "softcap", 0) == 0 && !onnx_find(c, "softmax_precision") && h.scale != 0;
+    bool causal = onnx_int(c, "is_causal", 0) && !onnx_has(c, 3) && !onnx_has(c, 4) && !onnx_has(c, 6) &&
+                  onnx_int(c, "left_window_size", -1) < 0;
+    if (!plain || !causal) h.seen = seen_by_place(c, queries, keys);
+    if (onnx_has(c, 3)) take_mask(c, &h, keys);
+    if (!plain) TRY(written_out(c, &h, &y));
+    if (plain) {
+        tn_scaled_dot_product_attention_options o = {.is_causal = causal, .scale = h.scale};
+        const tn_tensor *bias = h.bias ? additive(&h) : NULL;
+        y = tn_scaled_dot_product_attention(h.q, h.k, h.v, bias ? bias : h.seen, &o);
+    }
+    TRY(onnx_put(c, 0, tn_rank(onnx_in(c, 0)) == 3 ? joined_heads(y) : y));
+    if (onnx_wants(c, 1)) TRY(onnx_put(c, 1, tn_detach(h.k)));
+    return onnx_wants(c, 2) ? onnx_put(c, 2, tn_detach(h.v)) : TN_OK;
+}
+
+/* What a subgraph makes of scores or weights, in their place. */
+static tn_status modified(onnx_call *c, const char *name, tn_tensor **t) {
+    const onnx_attribute *a = onnx_find(c, name);
+    if (!a || !a->graphs) return TN_OK;
+    onnx_value *in = onnx_value_tensor(*t, onnx_type_of(tn_dtype_of(*t))), *out = NULL;
+    if (!in) return onnx_refuse(c, "out of memory");
+    tn_status status = onnx_call_graph(c, a->graphs[0], &in, 1, &out, 1);
+    if (status == TN_OK && out->kind != ONNX_TENSOR) status = onnx_refuse(c, "%s yields no tensor", name);
+    if (status == TN_OK) *t = tn_detach(out->tensor);
+    onnx_value_release(in);
+    onnx_value_release(out);
+    return status;
+}
+
+static tn_status flex_attention(onnx_call *c) {
+    const tn_tensor *q = onnx_in(c, 0), *k = onnx_in(c, 1), *v = onnx_in(c, 2);
+    tn_dtype own = tn_dtype_of(q);
+    TRY(tn_status_of(q));
+    TRY(tn_status_of(k));
+    if (tn_rank(q) != 4 || tn_rank(k) != 4 || tn_size(k, 1) < 1 || tn_size(q, 1) % tn_size(k, 1))
+        return onnx_refuse(c, "queries' heads are no multiple of keys'");
+    onnx_type precision = onnx_type_attribute(c, "softmax_precision", own == TN_F64 ? ONNX_DOUBLE : ONNX_FLOAT);
+    double scale = onnx_float(c, "scale", 0);
+    if (!onnx_find(c, "scale")) scale = 1 / sqrt((double)tn_size(q, 3));
+    int64_t count = tn_size(q, 1);
+    tn_dtype wide = onnx_types[precision].dtype;
+    tn_tensor *keys = tn_transpose(repeated(onnx_as(k, wide), count), 2, 3);
+    tn_tensor *t = tn_mul_scalar(tn_matmul(onnx_as(q, wide), keys), scale);
+    TRY(modified(c, "score_mod", &t));
+    t = tn_softmax(t, -1);
+    TRY(modified(c, "prob_mod", &t));
+    return onnx_put(c, 0, tn_cast(tn_matmul(t, repeated(onnx_as(v, wide), count)), own));
+}
+
+const onnx_op_row onnx_preview_ops[] = {{"FlexAttention", 1, .run = flex_attention}, {.name = NULL}};
+
+/* ---- linear attention -------------------------------------------------------------------------------------------- */
+
+/* The recurrence of one node: state ← decay · state + rate · key ⊗ (value − what the key finds already). */
+typedef struct recurrence {
+    const tn_tensor *q, *k, *v, *decay, *rate; /* [batch, heads, steps, …]; the last two may be NULL */
+    bool corrects;
+    tn_tensor *state; /* [batch, heads, keys, values] */
+} recurrence;
+
+static tn_tensor *at_step(const tn_tensor *x, int64_t t) { return tn_select(x, 2, t); }
+
+static tn_tensor *advance(recurrence *r, int64_t t, int64_t count) {
+    static const int64_t keys_dim = 2;
+    tn_tensor *key = tn_unsqueeze(at_step(r->k, t), 3), *value = at_step(r->v, t);
+    if (r->decay) r->state = tn_mul(r->state, tn_exp(tn_unsqueeze(at_step(r->decay, t), 3)));
+    if (r->corrects) value = tn_sub(value, tn_sum(tn_mul(r->state, key), &keys_dim, 1, false));
+    if (r->corrects && r->rate) value = tn_mul(value, at_step(r->rate, t));
+    r->state = tn_add(r->state, tn_mul(key, tn_unsqueeze(value, 2)));
+    return tn_matmul(tn_unsqueeze(at_step(r->q, t), 2), repeated(r->state, count));
+}
+
+tn_status onnx_linear_attention(onnx_call *c) {
+    enum { STEPS_MOST = 8192 };
+    recurrence r = {NULL};
+    onnx_text rule = onnx_string(c, "update_rule", "gated_delta");
+    bool gated = onnx_is(rule, "gated") || onnx_is(rule, "gated_delta");
+    r.corrects = onnx_is(rule, "delta") || onnx_is(rule, "gated_delta");
+    TRY(split_heads(c, 0, "q_num_heads", &r.q));
+    TRY(split_heads(c, 1, "kv_num_heads", &r.k));
+    TRY(split_heads(c, 2, "kv_num_heads", &r.v));
+    if (gated) TRY(split_heads(c, 4, "kv_num_heads", &r.decay));
+    int64_t steps = tn_size(r.q, 2), count = tn_size(r.q, 1);
+    if (r.corrects && onnx_has(c, 5)) r.rate = tn_unsqueeze(tn_transpose(onnx_in(c, 5), 1, 2), 3);
+    if (steps < 1 || steps > STEPS_MOST) return onnx_refuse(c, "%lld steps", (long long)steps);
+    r.q = onnx_as(r.q, TN_F32);
+    r.k = onnx_as(r.k, TN_F32);
+    r.v = onnx_as(r.v, TN_F32);
+    if (r.decay) r.decay = onnx_as(r.decay, TN_F32);
+    if (r.rate) r.rate = onnx_as(r.rate, TN_F32);
+    int64_t shape[] = {tn_size(r.k, 0), tn_size(r.k, 1), tn_size(r.k, 3), tn_size(r.v, 3)};
+    r.state = onnx_has(c, 3) ? tn_cast(onnx_in(c, 3), TN_F32) : tn_zeros(shape, 4, TN_F32);
+    double scale = onnx_float(c, "scale", 0);
+    if (scale == 0) scale = 1 / sqrt((double)tn_size(r.q, 3));
+    tn_tensor **y = tn_mem_alloc((size_t)steps * sizeof *y);
+    if (!y) return onnx_refuse(c, "out of memory");
+    for (int64_t t = 0; t < steps; t++)
+        y[t] = advance(&r, t, count);
+    tn_tensor *all = tn_mul_scalar(tn_cat(y, (int)steps, 2), scale);
+    tn_mem_free(y);
+    TRY(onnx_put(c, 0, tn_cast(joined_heads(all), tn_dtype_of(onnx_in(c, 0)))));
+    tn_dtype t = tn_dtype_of(onnx_in(c, onnx_has(c, 3) ? 3 : 0));
+    return onnx_wants(c, 1) ? onnx_put(c, 1, tn_cast(r.state, t)) : TN_OK;
+}
+
+/* ---- a convolution that remembers -------------------------------------------------------------------------------- */
+
+tn_status onnx_causal_conv(onnx_call *c) {
+    const tn_tensor *x = onnx_in(c, 0), *weight = onnx_in(c, 1);
+    int64_t kept = tn_size(weight, 2) - 1, pads[2] = {kept, 0};
+    TRY(tn_status_of(x));
+    TRY(tn_status_of(weight));
+    tn_tensor *parts[] = {onnx_has(c, 3) ? tn_detach(onnx_in(c, 3)) : NULL, tn_detach(x)};
+    tn_tensor *all = parts[0] ? tn_cat(parts, 2, 2) : tn_pad(x, pads, 2, 0);
+    onnx_window w = {.axes = 1, .kernel = {kept + 1}, .stride = {1}, .dilation = {1}};
+    tn_tensor *y = onnx_convolve(all, weight, onnx_has(c, 2) ? onnx_in(c, 2) : NULL, &w, tn_size(x, 1));
+    onnx_text activation = onnx_string(c, "activation", "none");
+    if (!onnx_is(activation, "none")) y = tn_cast(tn_silu(onnx_as(y, TN_F32)), tn_dtype_of(x));
+    TRY(onnx_put(c, 0, y));
+    return onnx_wants(c, 1) ? onnx_put(c, 1, tn_narrow(all, 2, tn_size(x, 2), kept)) : TN_OK;
+}
+
+/* ---- rotary positions -------------------------------------------------------------------------------------------- */
+
+/* The rows of a cache that positions name, [batch or 1, 1, positions, half]. */
+static tn_tensor *angles(const onnx_call *c, int input) {
+    const tn_tensor *cache = onnx_in(c, input);
+    if (onnx_has(c, 3)) cache = tn_embedding(onnx_in(c, 3), cache);
+    return tn_unsqueeze(cache, 1);
+}
+
+tn_status onnx_rotary_embedding(onnx_call *c) {
+    const tn_tensor *x;
+    TRY(split_heads(c, 0, "num_heads", &x));
+    int64_t size = tn_size(x, 3), turned = onnx_int(c, "rotary_embedding_dim", 0), half = (turned ? turned : size) / 2;
+    bool interleaved = onnx_int(c, "interleaved", 0) != 0;
+    if (half < 1 || 2 * half > size) return onnx_refuse(c, "%lld of %lld features", (long long)turned, (long long)size);
+    tn_tensor *cosine = angles(c, 1), *sine = angles(c, 2);
+    tn_tensor *a = interleaved ? tn_slice(x, 3, 0, 2 * half, 2) : tn_narrow(x, 3, 0, half);
+    tn_tensor *b = interleaved ? tn_slice(x, 3, 1, 2 * half, 2) : tn_narrow(x, 3, half, half);
+    tn_tensor *parts[] = {tn_sub(tn_mul(cosine, a), tn_mul(sine, b)), tn_add(tn_mul(sine, a), tn_mul(cosine, b))};
+    tn_tensor *y = interleaved ? tn_flatten(tn_stack(parts, 2, 4), 3, 4) : tn_cat(parts, 2, 3);
+    if (2 * half < size) {
+        tn_tensor *with_rest[] = {y, tn_narrow(x, 3, 2 * half, size - 2 * half)};
+        y = tn_cat(with_rest, 2, 3);
+    }
+    return onnx_put(c, 0, tn_rank(onnx_in(c, 0)) == 3 ? joined_heads(y) : y);
+}
