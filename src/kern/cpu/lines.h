@@ -10,18 +10,24 @@
 
 enum { LINES_AHEAD = 256 }; /* bytes of each column */
 
-/* A square: `steps` of it, with what A has at each. */
-VEC_INLINE void lines_multiply(const V *r, int64_t steps, const real *const *a, int64_t a_k, V *sum, const int most) {
-    VEC_UNROLL for (int j = 0; j < VL; j++) {
-        if (j >= steps) break;
-        VEC_UNROLL for (int i = 0; i < most; i++) sum[i] = v_step(v_set1(a[i][j * a_k]), r[j], sum[i]);
+/* The steps behind the last whole square, turned. */
+typedef void lines_rest(real rest[VL][VL], const char *first, int64_t distance, int64_t columns, int64_t left);
+
+VEC_INLINE void lines_load_rest(real rest[VL][VL], const char *first, int64_t distance, int64_t columns, int64_t left,
+                                const pack_kind kind) {
+    V r[VL];
+    for (int i = 0; i < VL; i++) {
+        r[i] = pack_part(first, kind, 0, left);
+        first += i + 1 < columns ? distance : 0;
     }
+    v_transpose(r);
+    VEC_UNROLL for (int i = 0; i < VL; i++) v_store(rest[i], r[i]);
 }
 
 /* t->columns columns; `first` of them, each `distance` bytes from the one before. Fewer than VL: the last one is read
  * in place of those that are missing. All but t, first and distance is constant after inlining. */
 VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance, int rows, const int most,
-                             const bool whole, const pack_kind kind) {
+                             const bool whole, const pack_kind kind, lines_rest *load_rest) {
     const int64_t size = pack_size[kind];
     const real *a[LINES_ROWS];
     V sum[LINES_ROWS], r[VL];
@@ -38,17 +44,19 @@ VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance,
             from += whole || i + 1 < t->columns ? distance : 0;
         }
         v_transpose(r);
-        lines_multiply(r, VL, a, t->a_k, sum, most);
+        VEC_UNROLL for (int j = 0; j < VL; j++) {
+            VEC_UNROLL for (int i = 0; i < most; i++) sum[i] = v_step(v_set1(a[i][j * t->a_k]), r[j], sum[i]);
+        }
         VEC_UNROLL for (int i = 0; i < most; i++) a[i] += VL * t->a_k;
         first += VL * size;
     }
     if (left > 0) {
-        for (int i = 0; i < VL; i++) {
-            r[i] = pack_part(first, kind, 0, left);
-            first += i + 1 < t->columns ? distance : 0;
+        real rest[VL][VL];
+        load_rest(rest, first, distance, t->columns, left);
+        for (int64_t j = 0; j < left; j++) {
+            VEC_UNROLL for (int i = 0; i < most; i++) sum[i] =
+                v_step(v_set1(a[i][j * t->a_k]), v_load(rest[j]), sum[i]);
         }
-        v_transpose(r);
-        lines_multiply(r, left, a, t->a_k, sum, most);
     }
     const M mask = v_mask(t->columns);
     VEC_UNROLL for (int i = 0; i < most; i++) {
@@ -68,13 +76,17 @@ VEC_INLINE void lines_run_as(const tile *t, const char *first, int64_t distance,
 #define LINES_KIND(kind) [kind] = true,
 static const bool lines_take[] = {LINES_KINDS(LINES_KIND)[PACK_U8] = false};
 
-#define LINES_FUNCTIONS(kind)                                                                \
-    static void kind##_lines(const tile *t, const char *first, int64_t distance, int rows) { \
-        if (rows == 1 && t->columns == VL) {                                                 \
-            lines_run_as(t, first, distance, 1, 1, true, kind);                              \
-        } else {                                                                             \
-            lines_run_as(t, first, distance, rows, LINES_ROWS, false, kind);                 \
-        }                                                                                    \
+#define LINES_FUNCTIONS(kind)                                                                                 \
+    static __attribute__((noinline)) void kind##_rest(real rest[VL][VL], const char *first, int64_t distance, \
+                                                      int64_t columns, int64_t left) {                        \
+        lines_load_rest(rest, first, distance, columns, left, kind);                                          \
+    }                                                                                                         \
+    static void kind##_lines(const tile *t, const char *first, int64_t distance, int rows) {                  \
+        if (rows == 1 && t->columns == VL) {                                                                  \
+            lines_run_as(t, first, distance, 1, 1, true, kind, kind##_rest);                                  \
+        } else {                                                                                              \
+            lines_run_as(t, first, distance, rows, LINES_ROWS, false, kind, kind##_rest);                     \
+        }                                                                                                     \
     }
 LINES_KINDS(LINES_FUNCTIONS)
 

@@ -50,19 +50,10 @@ VEC_INLINE V pack_convert(v_halves first, v_halves second, pack_kind kind) {
     return (V)(v_widen_words(first) | v_widen_words(second) << 16);
 }
 
-/* VL bytes. */
-VEC_INLINE V pack_bytes(const void *p, pack_kind kind) {
-    typedef int8_t with_sign __attribute__((vector_size(VL)));
-    typedef uint8_t without __attribute__((vector_size(VL)));
-    with_sign bytes;
-    memcpy(&bytes, p, sizeof bytes);
-    return kind == PACK_I8 ? __builtin_convertvector(bytes, V) : __builtin_convertvector((without)bytes, V);
-}
-
 /* VL neighbours. */
 VEC_INLINE V pack_load(const char *p, pack_kind kind, int64_t second) {
     if (kind == PACK_REAL) return v_load((const real *)(const void *)p);
-    if (pack_size[kind] == 1) return pack_bytes(p, kind);
+    if (pack_size[kind] == 1) return v_widen_bytes(p, kind == PACK_I8);
     v_halves h = v_load_halves(p);
     return pack_convert(h, kind == PACK_PAIRS ? v_load_halves(p + 2 * second) : h, kind);
 }
@@ -73,7 +64,7 @@ VEC_INLINE V pack_part(const char *p, pack_kind kind, int64_t second, int64_t n)
     if (pack_size[kind] == 1) {
         char bytes[VL] = {0};
         memcpy(bytes, p, (size_t)n);
-        return pack_bytes(bytes, kind);
+        return v_widen_bytes(bytes, kind == PACK_I8);
     }
     v_halves h = v_part_halves(p, n);
     return pack_convert(h, kind == PACK_PAIRS ? v_part_halves(p + 2 * second, n) : h, kind);
@@ -90,13 +81,7 @@ VEC_INLINE real pack_pair(const char *p, const char *second) {
 }
 
 VEC_INLINE real pack_one(const char *p, pack_kind kind, int64_t second) {
-    if (kind == PACK_REAL) return *(const real *)(const void *)p;
-    if (kind == PACK_PAIRS) return pack_pair(p, p + 2 * second);
-    if (kind == PACK_I8) return *(const int8_t *)p;
-    if (kind == PACK_U8) return *(const uint8_t *)p;
-    uint16_t h;
-    memcpy(&h, p, sizeof h);
-    return kind == PACK_F16 ? kir_from_f16(h) : kir_from_bf16(h);
+    return kind == PACK_REAL ? *(const real *)(const void *)p : pack_pair(p, p + 2 * second);
 }
 #endif
 
@@ -126,12 +111,12 @@ VEC_INLINE void pack_adjacent_by(const pack *p, const int64_t group, const pack_
 }
 
 /* The usual group is a constant to the compiler; lines beyond the last whole group are a smaller group of their own. */
-VEC_INLINE void pack_adjacent(const pack *p, const pack_kind kind) {
+VEC_INLINE void pack_adjacent(const pack *p, const pack_kind kind, void (*any_group)(const pack *p)) {
     if (p->lines >= p->group) {
-        if (p->group == 2 * VL) {
+        if (p->group == 2 * VL && pack_size[kind] > 1) {
             pack_adjacent_by(p, 2 * VL, kind);
         } else {
-            pack_adjacent_by(p, p->group, kind);
+            any_group(p);
         }
     }
     int64_t rest = p->lines % p->group;
@@ -140,16 +125,27 @@ VEC_INLINE void pack_adjacent(const pack *p, const pack_kind kind) {
     last.to += p->lines / p->group * p->jump;
     last.from = (const char *)p->from + (p->lines - rest) * pack_size[kind];
     last.lines = last.group = rest;
-    pack_adjacent_by(&last, rest, kind);
+    any_group(&last);
 }
 
+/* One number after the other; narrow ones are brought together before they are widened. */
 VEC_INLINE void pack_strided(const pack *p, const pack_kind kind) {
     const int64_t size = pack_size[kind];
     for (int64_t step = 0; step < p->steps; step++) {
         const char *from = (const char *)p->from + step * p->along * size;
         real *to = p->to + step * p->distance;
-        for (int64_t line = 0; line < p->lines; line++)
-            to[line] = pack_one(from + line * p->across * size, kind, p->second);
+        if (kind == PACK_REAL || kind == PACK_PAIRS) {
+            for (int64_t line = 0; line < p->lines; line++)
+                to[line] = pack_one(from + line * p->across * size, kind, p->second);
+            continue;
+        }
+        for (int64_t line = 0; line < p->lines; line += VL) {
+            char together[2 * VL];
+            int64_t n = p->lines - line < VL ? p->lines - line : VL;
+            for (int64_t i = 0; i < n; i++)
+                memcpy(together + i * size, from + (line + i) * p->across * size, (size_t)size);
+            v_part_store(to + line, v_mask(n), pack_part(together, kind, 0, n));
+        }
     }
 }
 
@@ -207,8 +203,7 @@ VEC_INLINE void pack_transposed_as(const pack *p, const pack_kind kind) {
                 int64_t s = 0;
                 for (; s + VL <= steps; s += VL)
                     v_store(wide[i] + s, pack_load(from + s * size, kind, 0));
-                for (; s < steps; s++)
-                    wide[i][s] = pack_one(from + s * size, kind, 0);
+                if (s < steps) v_store(wide[i] + s, pack_part(from + s * size, kind, 0, steps - s));
             }
             pack_transposed(&(pack){.to = p->to + line + step * p->distance,
                                     .distance = p->distance,
@@ -220,9 +215,9 @@ VEC_INLINE void pack_transposed_as(const pack *p, const pack_kind kind) {
     }
 }
 
-VEC_INLINE void pack_as(const pack *p, const pack_kind kind) {
+VEC_INLINE void pack_as(const pack *p, const pack_kind kind, void (*any_group)(const pack *p)) {
     if (p->across == 1) {
-        pack_adjacent(p, kind);
+        pack_adjacent(p, kind, any_group);
         return;
     }
     bool in_row = kind == PACK_PAIRS ? p->along == 2 && p->second == 1 : p->along == 1;
@@ -250,8 +245,9 @@ static void pack_last_halves(const pack *p) {
 }
 #endif
 
-#define PACK_FUNCTION(kind) \
-    static void kind##_run(const pack *p) { pack_as(p, kind); }
+#define PACK_FUNCTION(kind)                                                                                     \
+    static __attribute__((noinline)) void kind##_groups(const pack *p) { pack_adjacent_by(p, p->group, kind); } \
+    static void kind##_run(const pack *p) { pack_as(p, kind, kind##_groups); }
 PACK_KINDS(PACK_FUNCTION)
 
 static void pack_run(const pack *p) {

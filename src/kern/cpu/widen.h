@@ -1,4 +1,4 @@
-/* widen.h — vectors of f32 from f16 and bf16 in memory, and back; beside vec.h, for the same sources.
+/* widen.h — vectors of f32 from f16, bf16 and bytes in memory, and back; beside vec.h, for the same sources.
  *
  * Widening is exact; narrowing rounds to nearest even, as kir_to_f16 and kir_to_bf16 do. A NaN stays one. */
 #ifndef TN_WIDEN_H
@@ -58,6 +58,26 @@ VEC_INLINE v_halves v_narrow_f16(V x) {
     for (int i = 0; i < VL; i++)
         h[i] = kir_to_f16(x[i]);
     return h;
+}
+#endif
+
+/* VL bytes. */
+#if defined(__AVX512F__)
+VEC_INLINE V v_widen_bytes(const void *p, bool with_sign) {
+    __m128i b = _mm_loadu_si128(p);
+    return (V)_mm512_cvtepi32_ps(with_sign ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b));
+}
+#elif defined(__AVX2__)
+VEC_INLINE V v_widen_bytes(const void *p, bool with_sign) {
+    __m128i b = _mm_loadl_epi64(p);
+    return (V)_mm256_cvtepi32_ps(with_sign ? _mm256_cvtepi8_epi32(b) : _mm256_cvtepu8_epi32(b));
+}
+#else
+VEC_INLINE V v_widen_bytes(const void *p, bool with_sign) {
+    V v;
+    for (int i = 0; i < VL; i++)
+        v[i] = with_sign ? (real)((const int8_t *)p)[i] : (real)((const uint8_t *)p)[i];
+    return v;
 }
 #endif
 
