@@ -318,6 +318,23 @@ static void views_of_views_have_an_end(void **state) {
     }
 }
 
+/* A view made in several steps: the step between is its own alone, once the scope around has ended. */
+static void a_view_outlives_the_scope_it_was_made_in(void **state) {
+    (void)state;
+    tn_tensor *x = vector_of(4, 1), *kept = NULL, *s = NULL;
+    TN_SCOPE {
+        tn_tensor *turned = tn_t(tn_view(x, (int64_t[]){2, 2}, 2));
+        kept = tn_keep(tn_flatten(turned, 0, 1));
+        tn_linalg_svd(turned, NULL, &s, NULL);
+        s = tn_keep(s);
+    }
+    ASSERT_READS(kept, 1, 3, 2, 4);
+    assert_int_equal(tn_status_of(s), TN_OK);
+    tn_free(s);
+    tn_free(kept);
+    tn_free(x);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_kernels_wait_for_each_other),
@@ -334,6 +351,7 @@ int main(void) {
         cmocka_unit_test(borrowed_memory_is_read_and_never_written),
         cmocka_unit_test(what_another_thread_did_not_compute_is_refused),
         cmocka_unit_test(views_of_views_have_an_end),
+        cmocka_unit_test(a_view_outlives_the_scope_it_was_made_in),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     puts("ran on: cpu");

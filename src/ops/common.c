@@ -28,7 +28,7 @@ tn_tensor *tn_view_record(const tn_tensor *x, const tn_view_steps *s) {
         const tn_tensor *from = t ? t : x;
         before = t;
         t = tn_record(s->op[i], &from, 1, &s->attrs[i]);
-        tn_free(before);
+        if (before) tn_free(tn_tensor_unscoped(before)); /* t holds it still: a scope must not free it again */
     }
     if (r) r->called = NULL;
     return t;

@@ -803,21 +803,21 @@ static void take(const packed *p, int64_t start, int64_t rows, int64_t columns, 
     if (columns < 0) return;
     tn_tensor *flat = *out;
     *out = (tn_unflatten)(flat, -1, (int64_t[]){rows, columns}, 2);
-    tn_free(flat);
+    tn_free(tn_tensor_unscoped(flat));
 }
 
 void(tn_linalg_qr)(const tn_tensor *x, tn_tensor **q, tn_tensor **r) {
     packed p = pack("linalg_qr", TN_OP_LINALG_QR_PACKED, false, x);
     take(&p, 0, p.m, p.k, q);
     take(&p, p.m * p.k, p.k, p.n, r);
-    tn_free(p.all);
+    tn_free(tn_tensor_unscoped(p.all));
 }
 
 void(tn_linalg_eigh)(const tn_tensor *x, tn_tensor **values, tn_tensor **vectors) {
     packed p = pack("linalg_eigh", TN_OP_LINALG_EIGH_PACKED, true, x);
     take(&p, 0, p.n, -1, values);
     take(&p, p.n, p.n, p.n, vectors);
-    tn_free(p.all);
+    tn_free(tn_tensor_unscoped(p.all));
 }
 
 void(tn_linalg_svd)(const tn_tensor *x, tn_tensor **u, tn_tensor **s, tn_tensor **vh) {
@@ -825,7 +825,7 @@ void(tn_linalg_svd)(const tn_tensor *x, tn_tensor **u, tn_tensor **s, tn_tensor 
     take(&p, 0, p.m, p.k, u);
     take(&p, p.m * p.k, p.k, -1, s);
     take(&p, (p.m + 1) * p.k, p.k, p.n, vh);
-    tn_free(p.all);
+    tn_free(tn_tensor_unscoped(p.all));
 }
 
 void(tn_linalg_slogdet)(const tn_tensor *x, tn_tensor **sign, tn_tensor **logabsdet) {
@@ -833,5 +833,5 @@ void(tn_linalg_slogdet)(const tn_tensor *x, tn_tensor **sign, tn_tensor **logabs
     tn_tensor **out[] = {sign, logabsdet};
     for (int i = 0; i < 2; i++)
         if (out[i]) *out[i] = tn_status_of(p.all) == TN_OK ? (tn_select)(p.all, -1, i + 1) : (tn_contiguous)(p.all);
-    tn_free(p.all);
+    tn_free(tn_tensor_unscoped(p.all));
 }
