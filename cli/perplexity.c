@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "commands.h"
+#include "convert.h"
 #include "language.h"
 #include "trunnion/backend.h"
 #include "trunnion/llm.h"
@@ -154,4 +155,17 @@ static int run(int argc, char **argv) {
     tn_ids_free(&ids);
     cli_language_close(&l);
     return l.code;
+}
+
+/* For `trunnion convert`: the perplexity of a model's file over a text, on the device that is open already. */
+bool convert_perplexity(const cli_options *o, const char *model, const char *text, int64_t context, double *out) {
+    cli_language l;
+    tn_ids ids = {0};
+    rating r = {0};
+    bool good = cli_language_open(&l, o, model, context) && read_ids(l.tokenizer, text, &ids) == TN_OK &&
+                rate(&l, &ids, context, &r) == TN_OK;
+    *out = good ? exp(r.loss / (double)r.predicted) : 0;
+    tn_ids_free(&ids);
+    cli_language_close(&l);
+    return good;
 }

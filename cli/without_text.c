@@ -3,6 +3,8 @@
 #include "bench.h"
 #include "cli.h"
 #include "commands.h"
+#include "convert.h"
+#include "trunnion/backend.h"
 
 static int refuse(int argc, char **argv) {
     (void)argc;
@@ -27,3 +29,10 @@ WITHOUT_TEXT(generate);
 WITHOUT_TEXT(logits);
 WITHOUT_TEXT(perplexity);
 WITHOUT_TEXT(tokenize);
+
+bool convert_perplexity(const cli_options *o, const char *model, const char *text, int64_t context, double *out) {
+    (void)o, (void)model, (void)text, (void)context;
+    *out = 0;
+    tn_backend_fail(TN_ERR_UNSUPPORTED, "--text needs the library trunnion-text: %s", TN_TEXT_MISSING);
+    return false;
+}

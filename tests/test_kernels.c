@@ -134,8 +134,8 @@ static void attention_by_hand_is_matmul_and_mul(void **unused) {
 
 /* ---- quantised --------------------------------------------------------------------------------------------------- */
 
-static const tn_dtype block_dtypes[] = {TN_Q4_0, TN_Q4_1, TN_Q5_0, TN_Q5_1, TN_Q8_0,
-                                        TN_Q2_K, TN_Q3_K, TN_Q4_K, TN_Q5_K, TN_Q6_K};
+static const tn_dtype block_dtypes[] = {TN_Q4_0, TN_Q4_1, TN_Q5_0, TN_Q5_1, TN_Q8_0, TN_Q2_K,
+                                        TN_Q3_K, TN_Q4_K, TN_Q5_K, TN_Q6_K, TN_Q8_X};
 
 /* Random bytes are blocks, but for scales that are not numbers: halves get a small exponent. */
 static uint8_t *random_blocks(tn_dtype dtype, int64_t rows, int64_t cols) {

@@ -606,7 +606,7 @@ static void what_does_not_fit_is_refused_by_name(void **state) {
         {{.key = "attention.value_length", .value = 16}, "'llama.attention.value_length' is 16"},
         {{.key = "context_length", .value = 0}, "'llama.context_length' is 0"},
         {{.key = "expert_count", .value = 8}, "8 experts"},
-        {{.key = "split", .value = 2}, "one of 2 parts"},
+        {{.key = "split", .value = 2}, "split into 2 files"},
         {{.without = "blk.1.ffn_up.weight"}, "no tensor 'blk.1.ffn_up.weight'"},
         {{.without = "token_embd.weight"}, "no tensor 'token_embd.weight'"},
         {{.extra_tensor = true}, "'blk.0.ffn_gate_inp.weight' is none"},

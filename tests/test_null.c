@@ -529,6 +529,19 @@ static void json_refuses(void **state) {
     tn_json_free(doc);
 }
 
+static void pickle_refuses(void **state) {
+    (void)state;
+    tn_pickle *file = NULL;
+    tn_pickle_info info = {.struct_size = sizeof info};
+    FAILS(tn_pickle_open(NULL, &file))
+    FAILS(tn_pickle_open("x", NULL))
+    CALLS(tn_pickle_close(NULL))
+    YIELDS(0, tn_pickle_count(NULL))
+    FAILS(tn_pickle_at(NULL, 0, &info))
+    FAILS(tn_pickle_find(NULL, "x", &info))
+    REFUSES(tn_pickle_tensor(NULL, "x"))
+}
+
 static void gguf_refuses(void **state) {
     (void)state;
     tn_gguf *file = NULL;
@@ -560,6 +573,21 @@ static void gguf_refuses(void **state) {
     FAILS(tn_gguf_at(NULL, 0, &info))
     FAILS(tn_gguf_find(NULL, "x", &info))
     FAILS(tn_gguf_rows(NULL, "x", NULL, 0, NULL))
+    tn_gguf_writer *w = NULL;
+    FAILS(tn_gguf_create(NULL, 0, &w))
+    FAILS(tn_gguf_create("x", 0, NULL))
+    FAILS(tn_gguf_put_int(NULL, "x", TN_GGUF_U8, 1))
+    FAILS(tn_gguf_put_float(NULL, "x", TN_GGUF_F32, 1))
+    FAILS(tn_gguf_put_string(NULL, "x", "y", 1))
+    FAILS(tn_gguf_put_array(NULL, "x", TN_GGUF_U8, 1, "y"))
+    FAILS(tn_gguf_put_strings(NULL, "x", 0, NULL, NULL))
+    FAILS(tn_gguf_put_value(NULL, "x", NULL))
+    FAILS(tn_gguf_add(NULL, &info))
+    FAILS(tn_gguf_write(NULL, "x", 1))
+    FAILS(tn_gguf_commit(NULL))
+    CALLS(tn_gguf_abandon(NULL))
+    FAILS(tn_gguf_save(NULL, NULL, 0, NULL, 0))
+    FAILS(tn_quantize_blocks(TN_Q4_0, NULL, 32, NULL))
     REFUSES(tn_gguf_tensor(NULL, "x"))
     tn_model_sizes sizes = {.struct_size = sizeof sizes};
     FAILS(tn_gguf_model_sizes(NULL, &sizes))
@@ -707,6 +735,7 @@ int main(void) {
         cmocka_unit_test(files_refuse),
         cmocka_unit_test(json_refuses),
         cmocka_unit_test(gguf_refuses),
+        cmocka_unit_test(pickle_refuses),
         cmocka_unit_test(onnx_refuses),
         cmocka_unit_test(errors_name_function_and_line),
         cmocka_unit_test(errors_of_writes_name_function_and_line),

@@ -125,7 +125,13 @@ static weight brain(const uint8_t *b, int i) {
     return w;
 }
 
-/* `places`: bytes of a block where an f16 stands. */
+static weight q8_x(const uint8_t *b, int i) {
+    weight w = {.u = (int8_t)b[8 + i]};
+    memcpy(&w.s, b + i / 16 * 4, sizeof w.s);
+    return w;
+}
+
+/* `places`: bytes of a block where an f16 stands, but in Q8_X the upper half of an f32. */
 typedef struct format {
     tn_dtype dtype;
     int elements, bytes, parts;
@@ -140,6 +146,7 @@ static const format formats[] = {
     {TN_Q8_0, 32, 34, 1, false, {0, -1}, q8_0},     {TN_Q2_K, 256, 84, 2, true, {80, 82}, q2_k},
     {TN_Q3_K, 256, 110, 2, false, {108, -1}, q3_k}, {TN_Q4_K, 256, 144, 1, true, {0, 2}, q4_k},
     {TN_Q5_K, 256, 176, 1, true, {0, 2}, q5_k},     {TN_Q6_K, 256, 210, 2, false, {208, -1}, q6_k},
+    {TN_Q8_X, 32, 40, 2, false, {2, 6}, q8_x},
 };
 
 static const format halves[] = {{TN_F16, 1, 2, 1, false, {0, -1}, half}, {TN_BF16, 1, 2, 1, false, {-1, -1}, brain}};
@@ -159,7 +166,9 @@ static void random_blocks(const format *f, uint8_t *to, int64_t count, bool wild
             if (wild && random_below(20) == 0) continue;
             int64_t exponent = 4 + random_below(10), sign = random_below(2);
             to[b * f->bytes + f->places[p]] = (uint8_t)random_below(256);
-            to[b * f->bytes + f->places[p] + 1] = (uint8_t)(sign << 7 | exponent << 2 | random_below(4));
+            uint8_t *upper = to + b * f->bytes + f->places[p] + 1;
+            *upper =
+                (uint8_t)(sign << 7 | (f->dtype == TN_Q8_X ? 0x38 + exponent / 2 : exponent << 2 | random_below(4)));
         }
     }
 }

@@ -208,8 +208,8 @@ static tn_tensor *record_blocks(const void *arguments) {
 
 static void weights_in_all_formats(void **state) {
     (void)state;
-    static const tn_dtype formats[] = {TN_Q4_0, TN_Q4_1, TN_Q5_0, TN_Q5_1, TN_Q8_0,
-                                       TN_Q2_K, TN_Q3_K, TN_Q4_K, TN_Q5_K, TN_Q6_K};
+    static const tn_dtype formats[] = {TN_Q4_0, TN_Q4_1, TN_Q5_0, TN_Q5_1, TN_Q8_0, TN_Q2_K,
+                                       TN_Q3_K, TN_Q4_K, TN_Q5_K, TN_Q6_K, TN_Q8_X};
     for (size_t i = 0; i < TN_COUNT(formats); i++) {
         int64_t k = tn_dtype_block(formats[i]) == 32 ? 96 : 512;
         const blocks some[] = {

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""gguf_golden.py — blocks of every quantised format and their values as the gguf package decodes them: tests/golden/blocks.txt.
+"""gguf_golden.py — blocks of every quantised format and their values as the gguf package decodes them: tests/golden/blocks.txt,
+and for types that are decoded when a file is read a hash of the values of many blocks: tests/golden/iquants.txt.
 
 Needs gguf and numpy (pip install gguf); the file is committed, so neither builds nor checks do. A line is a format's name, the
 bytes of a few blocks in hexadecimal, and the bits of their f32 values. Bits are random, the f16 factors are numbers of
@@ -14,6 +15,39 @@ import numpy as np
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "blocks.txt"
 FACTORS = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
            "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+
+
+# type: the upper byte of its f16 factor in a block, -1: it has none
+DECODED = {"IQ1_S": 1, "IQ1_M": 55, "IQ2_XXS": 1, "IQ2_XS": 1, "IQ2_S": 1, "IQ3_XXS": 1, "IQ3_S": 1, "IQ4_NL": 1,
+           "IQ4_XS": 1, "TQ1_0": 53, "TQ2_0": 65, "MXFP4": -1, "NVFP4": -1}
+COUNT = 256  # blocks of each
+
+
+def many_blocks(size, factor):
+    """The bytes that the test makes too: a linear congruential generator; factors are ordinary numbers."""
+    state, data = 1, bytearray()
+    for _ in range(COUNT * size):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        data.append(state >> 56)
+    if factor >= 0:
+        for at in range(factor, len(data), size):
+            data[at] = data[at] & 0x8f | 0x20
+    return np.frombuffer(bytes(data), dtype=np.uint8)
+
+
+def hash_of(data):
+    value = 0xcbf29ce484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001b3 % 2**64
+    return value
+
+
+def decoded_lines():
+    for name, factor in DECODED.items():
+        kind = gguf.GGMLQuantizationType[name]
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        values = gguf.dequantize(many_blocks(size, factor), kind).astype("<f4")
+        yield f"{name} {int(kind)} {elements} {size} {factor} {hash_of(values.tobytes()):016x}"
 
 
 def blocks_of(name, kind, random):
@@ -36,6 +70,7 @@ def main():
         values = gguf.dequantize(blocks.reshape(-1), kind).astype("<f4")
         lines.append(f"{name.lower()} {blocks.tobytes().hex()} {values.tobytes().hex()}")
     OUT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    OUT.with_name("iquants.txt").write_text("\n".join([lines[0], *decoded_lines()]) + "\n", encoding="utf-8")
 
 
 def gguf_version():

@@ -1,5 +1,5 @@
-/* model.h — models in files: safetensors in and out, GGUF in, a module's weights, checkpoints, and how much memory a
- * model needs.
+/* model.h — models in files: safetensors and GGUF in and out, PyTorch's files in, a module's weights, checkpoints,
+ * and how much memory a model needs.
  *
  * A file is read through a mapping: opening costs the header, and a tensor's bytes are touched when they are used. A
  * file is written beside its name and then renamed: whoever is killed while saving leaves the old file or the new one,
@@ -89,6 +89,7 @@ typedef enum tn_gguf_type {
 /* Opens a GGUF file (version 2 or 3, little-endian) and checks all that it says of itself: counts, lengths, nesting,
  * duplicate names, places and sizes of tensors. Costs a pass over the metadata; tensors are not touched, and memory is
  * taken in proportion to what the file really holds.
+ * The first file of a split model ("NAME-00001-of-00003.gguf") opens the others beside it and has all their tensors.
  * *out: closed with tn_gguf_close; tensors made from it stay valid after that. The file must not shrink meanwhile.
  * Errors: TN_ERR_IO; TN_ERR_FORMAT naming the file, the byte and what is wrong there; TN_ERR_UNSUPPORTED for version 1
  * and for big-endian files. Source: the format's description in the ggml project.
@@ -129,11 +130,11 @@ typedef struct tn_gguf_info {
     size_t struct_size; /* set by the caller */
     const char *name;
     const char *dtype_name; /* the format's word: "F32", "Q4_1", "IQ2_XS" … */
-    tn_dtype dtype;         /* TN_DTYPE_COUNT for a type that only other programs compute with */
+    tn_dtype dtype;         /* what tn_gguf_tensor makes of it: TN_Q8_X for IQ*, TQ*, MXFP4 and NVFP4 */
     int rank;
     int64_t shape[TN_MAX_RANK]; /* PyTorch's order, the last dim is contiguous: [rows, columns] of a matrix */
-    const void *data;           /* in the mapping; may be unaligned */
-    int64_t bytes, offset;      /* length, and place in the file */
+    const void *data;           /* in the mapping, of the type that dtype_name says; may be unaligned */
+    int64_t bytes, offset;      /* length, and place in the file; of a split model, in its part */
 } tn_gguf_info;
 
 TN_API int64_t tn_gguf_count(const tn_gguf *file); /* tensors */
@@ -142,13 +143,95 @@ TN_API tn_status tn_gguf_at(const tn_gguf *file, int64_t i, tn_gguf_info *info);
 /* The same by name; TN_ERR_FORMAT naming the file when there is none. */
 TN_API tn_status tn_gguf_find(const tn_gguf *file, const char *name, tn_gguf_info *info);
 /* A tensor of the file without a copy where the device can read host memory and the bytes are aligned: a new handle.
- * An error tensor names file, tensor and type where the type cannot be computed with. */
+ * The i-quants and other types that become TN_Q8_X are decoded into memory of their own, 10 bits a weight, to the
+ * values of the format. */
 TN_API tn_tensor *tn_gguf_tensor(const tn_gguf *file, const char *name);
-/* Copies `count` rows of a matrix as they stand in the file, one behind the other, tn_dtype_bytes(dtype, columns) each.
+/* Copies `count` rows of a matrix in tn_gguf_info's dtype, one behind the other, tn_dtype_bytes(dtype, columns) each.
  * They are read, not mapped: of an embedding in which a few rows are looked up at a time, no more than these comes to
  * memory. Errors: TN_ERR_FORMAT when there is no such tensor; TN_ERR_ARGUMENT for one that is no matrix and for a row
  * that it does not have; TN_ERR_IO. */
 TN_API tn_status tn_gguf_rows(const tn_gguf *file, const char *name, const int64_t *rows, int64_t count, void *out);
+
+/* ---- writing GGUF ------------------------------------------------------------------------------------------------ */
+
+/* A file on its way: first all metadata and the descriptions of all tensors, then the tensors' bytes in that order. The
+ * file gets its name when all is there (tn_gguf_commit). Version 3, little-endian.
+ * Threads: one thread at a time uses a writer. */
+typedef struct tn_gguf_writer tn_gguf_writer;
+
+/* `alignment`: of the tensors' bytes, a power of two up to 65536; 0: 32, the format's usual one. */
+TN_API tn_status tn_gguf_create(const char *path, int64_t alignment, tn_gguf_writer **out);
+
+/* Metadata. Errors: TN_ERR_ARGUMENT for a key that is there already, for a number that the type does not hold, and when
+ * bytes of tensors were written before. */
+TN_API tn_status tn_gguf_put_int(tn_gguf_writer *w, const char *key, tn_gguf_type type, int64_t v); /* integers, bool */
+TN_API tn_status tn_gguf_put_float(tn_gguf_writer *w, const char *key, tn_gguf_type type, double v); /* f32, f64 */
+TN_API tn_status tn_gguf_put_string(tn_gguf_writer *w, const char *key, const char *text, int64_t length);
+/* Numbers as they lie in memory: int32_t for TN_GGUF_I32 …, a byte of 0 or 1 for TN_GGUF_BOOL. */
+TN_API tn_status tn_gguf_put_array(tn_gguf_writer *w, const char *key, tn_gguf_type item, int64_t count,
+                                   const void *items);
+/* lengths NULL: the texts are terminated */
+TN_API tn_status tn_gguf_put_strings(tn_gguf_writer *w, const char *key, int64_t count, const char *const *texts,
+                                     const int64_t *lengths);
+/* A value of an open file, of any type. */
+TN_API tn_status tn_gguf_put_value(tn_gguf_writer *w, const char *key, const tn_gguf_value *v);
+
+/* Describes the next tensor: name, rank, shape and dtype_name; where that is NULL, dtype. Nothing else is read. Errors:
+ * TN_ERR_ARGUMENT for a name that is there already and for rows that are no whole blocks; TN_ERR_DTYPE for a dtype that
+ * the format has no word for. */
+TN_API tn_status tn_gguf_add(tn_gguf_writer *w, const tn_gguf_info *tensor);
+/* Bytes of tensors, one behind the other in the order of tn_gguf_add, in pieces of any size within a tensor. */
+TN_API tn_status tn_gguf_write(tn_gguf_writer *w, const void *data, int64_t bytes);
+/* Ends the file: atomic, a file of that name stays as it was until the new one is whole. Frees w in any case. Errors:
+ * TN_ERR_IO; TN_ERR_ARGUMENT naming the tensor whose bytes are missing. */
+TN_API tn_status tn_gguf_commit(tn_gguf_writer *w);
+TN_API void tn_gguf_abandon(tn_gguf_writer *w); /* leaves no file; NULL is fine */
+
+/* The same at once, for tensors in memory (evaluated first) and texts as metadata. */
+TN_API tn_status tn_gguf_save(const char *path, const tn_named_tensor *tensors, int count, const tn_metadata *metadata,
+                              int metadata_count);
+
+/* ---- quantising -------------------------------------------------------------------------------------------------- */
+
+/* Numbers to blocks of `dtype`: TN_Q4_0, TN_Q4_1, TN_Q5_0, TN_Q5_1, TN_Q8_0, TN_Q2_K … TN_Q6_K. Scales are searched for
+ * the least sum of squared errors, so it takes longer than rounding to the largest number would; on all threads.
+ *   x: `count` numbers, whole blocks; what is not finite counts as 0.
+ *   blocks: tn_dtype_bytes(dtype, count).
+ * Errors: TN_ERR_DTYPE for another dtype; TN_ERR_ARGUMENT for a part of a block. */
+TN_API tn_status tn_quantize_blocks(tn_dtype dtype, const float *x, int64_t count, void *blocks);
+
+/* ---- PyTorch's files --------------------------------------------------------------------------------------------- */
+
+typedef struct tn_pickle tn_pickle;
+
+/* Facts about one tensor of a file. Strings and data live as long as the file is open. */
+typedef struct tn_pickle_info {
+    size_t struct_size;     /* set by the caller */
+    const char *name;       /* keys of dicts and places in lists, joined by dots: "model.0.weight" */
+    const char *dtype_name; /* torch's: "float32", "bfloat16" … */
+    tn_dtype dtype;         /* TN_DTYPE_COUNT for a type that only other programs compute with */
+    int rank;
+    int64_t shape[TN_MAX_RANK], stride[TN_MAX_RANK]; /* in elements */
+    const void *data;                                /* the first element, in the mapping; may be unaligned */
+} tn_pickle_info;
+
+/* Opens a .pt or .pth file that torch.save wrote: tensors in dicts, lists and tuples; state_dicts above all. Its pickle
+ * is read, not run: of the names that it uses only those of tensors, storages and dicts are known, and any other is
+ * refused, with the name. So a whole module cannot be read, but its state_dict can.
+ * *out: closed with tn_pickle_close; tensors made from it stay valid after that. The file must not shrink meanwhile.
+ * Errors: TN_ERR_IO; TN_ERR_FORMAT naming the byte; TN_ERR_UNSUPPORTED for names that are not allowed, entries that are
+ * compressed, big-endian files. Source: PyTorch's serialization notes; Python's pickletools.
+ * Threads: an open file is read by any number of threads at once. */
+TN_API tn_status tn_pickle_open(const char *path, tn_pickle **out);
+TN_API void tn_pickle_close(tn_pickle *file); /* NULL is fine */
+TN_API int64_t tn_pickle_count(const tn_pickle *file);
+/* Tensor i in the file's order. TN_ERR_ARGUMENT when there is none. */
+TN_API tn_status tn_pickle_at(const tn_pickle *file, int64_t i, tn_pickle_info *info);
+/* The same by name; TN_ERR_FORMAT when there is none. */
+TN_API tn_status tn_pickle_find(const tn_pickle *file, const char *name, tn_pickle_info *info);
+/* A tensor without a copy where the device can read host memory, the bytes are aligned and the strides are those of a
+ * contiguous tensor; else a copy: a new handle. Tensors that share a storage in the file do not share writes. */
+TN_API tn_tensor *tn_pickle_tensor(const tn_pickle *file, const char *name);
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
@@ -231,6 +314,7 @@ TN_API tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out);
 #define tn_checkpoint_load(...) (tn_at(__FILE__, __LINE__), tn_checkpoint_load(__VA_ARGS__))
 #define tn_gguf_tensor(...) (tn_at(__FILE__, __LINE__), tn_gguf_tensor(__VA_ARGS__))
 #define tn_module_load(...) (tn_at(__FILE__, __LINE__), tn_module_load(__VA_ARGS__))
+#define tn_pickle_tensor(...) (tn_at(__FILE__, __LINE__), tn_pickle_tensor(__VA_ARGS__))
 #define tn_safetensors_tensor(...) (tn_at(__FILE__, __LINE__), tn_safetensors_tensor(__VA_ARGS__))
 #endif
 

@@ -51,9 +51,9 @@ TN_API const char *tn_version(void);
 
 /* Element types. The first group computes; the second is storage that converts on load and store: small integers
  * compute as i32, f16 and bf16 as f32. The third is quantised in blocks of 32 or 256 neighbours that share their
- * scales, laid out in memory as in GGUF files: weights, which tn_linear, tn_embedding, tn_dequantize and tn_cast take
- * as they are. Shapes count elements; the last extent is a whole number of blocks. Values are stable: files and
- * plug-ins store them. */
+ * scales, laid out in memory as in GGUF files (but TN_Q8_X, which is in none): weights, which tn_linear, tn_embedding,
+ * tn_dequantize and tn_cast take as they are. Shapes count elements; the last extent is a whole number of blocks.
+ * Values are stable: files and plug-ins store them. */
 typedef enum tn_dtype {
     TN_F32 = 0,
     TN_F64 = 1,
@@ -78,6 +78,7 @@ typedef enum tn_dtype {
     TN_Q4_K = 20,
     TN_Q5_K = 21,
     TN_Q6_K = 22,
+    TN_Q8_X = 23, /* blocks of 32: two f32 factors, for 16 weights each, and 32 signed bytes; i-quants become this */
     TN_DTYPE_COUNT
 } tn_dtype;
 

@@ -33,6 +33,7 @@ static const dtype_row dtype_table[TN_DTYPE_COUNT] = {
     [TN_Q4_K] = {"q4_k", 144, false, 256},
     [TN_Q5_K] = {"q5_k", 176, false, 256},
     [TN_Q6_K] = {"q6_k", 210, false, 256},
+    [TN_Q8_X] = {"q8_x", 40, false, 32},
 };
 
 static const dtype_row *find_row(tn_dtype t) {

@@ -1,12 +1,13 @@
 /* blocks.c — weights quantised in blocks, decoded inside a kernel: the KIR that yields one element from its block's
  * bytes.
  *
- * The memory is bound twice, as bytes and as f16; the place of an element is computed from its number, so any view of
- * whole rows and any gather works. Formats are GGUF's; every value is s·u + t with one rounding (kern.h), as
- * tn_decode_blocks has it. A row of the table is a function: the formats differ in where bits lie, and little else. */
+ * The memory is bound twice, as bytes and as factors: f16, in one format f32; the place of an element is computed from
+ * its number, so any view of whole rows and any gather works. Formats are GGUF's; every value is s·u + t with one
+ * rounding (kern.h), as tn_decode_blocks has it. A row of the table is a function: the formats differ in where bits
+ * lie, and little else. */
 #include "core/core.h"
 
-/* An element on its way: its block's first byte and first f16, and its place in the block. */
+/* An element on its way: its block's first byte and first factor, and its place in the block. */
 typedef struct element {
     kir_builder *kb;
     int bytes, halves;    /* buffers */
@@ -72,6 +73,14 @@ static tn_quant decode_q5_1(const element *e) {
 
 static tn_quant decode_q8_0(const element *e) {
     return decoded(half_at(e, 0), signed_byte(e, byte_at(e, 2, e->at)), KIR_NONE);
+}
+
+/* Two factors of 32 bits, then bytes. */
+static tn_quant decode_q8_x(const element *e) {
+    kir_aff index = kir_aff_const(0);
+    index.dyn = kir_binary(e->kb, KIR_ADD, e->half0, kir_cast(e->kb, KIR_I64, shr(e, e->at, 4)));
+    kir_val s = kir_load(e->kb, e->halves, &index, e->mask);
+    return decoded(s, signed_byte(e, byte_at(e, 8, e->at)), KIR_NONE);
 }
 
 /* ---- blocks of 256 ----------------------------------------------------------------------------------------------- */
@@ -150,8 +159,10 @@ static tn_quant decode_q6_k(const element *e) {
 static tn_quant (*const decoders[TN_DTYPE_COUNT])(const element *e) = {
     [TN_Q4_0] = decode_q4_0, [TN_Q4_1] = decode_q4_1, [TN_Q5_0] = decode_q5_0, [TN_Q5_1] = decode_q5_1,
     [TN_Q8_0] = decode_q8_0, [TN_Q2_K] = decode_q2_k, [TN_Q3_K] = decode_q3_k, [TN_Q4_K] = decode_q4_k,
-    [TN_Q5_K] = decode_q5_k, [TN_Q6_K] = decode_q6_k,
+    [TN_Q5_K] = decode_q5_k, [TN_Q6_K] = decode_q6_k, [TN_Q8_X] = decode_q8_x,
 };
+
+tn_dtype tn_block_factor(tn_dtype dtype) { return dtype == TN_Q8_X ? TN_F32 : TN_F16; }
 
 tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by) {
     int64_t block = tn_dtype_block(b->dtype), size = (int64_t)tn_dtype_size(b->dtype);
@@ -162,7 +173,8 @@ tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by) 
     kir_val within = kir_binary(kb, KIR_AND, number, kir_const_i(kb, KIR_I64, block - 1));
     element e = {.kb = kb, .bytes = b->bytes, .halves = b->halves, .mask = b->mask};
     e.byte0 = kir_binary(kb, KIR_MUL, which, kir_const_i(kb, KIR_I64, size));
-    e.half0 = kir_binary(kb, KIR_MUL, which, kir_const_i(kb, KIR_I64, size / 2));
+    e.half0 = kir_binary(kb, KIR_MUL, which,
+                         kir_const_i(kb, KIR_I64, size / (int64_t)tn_dtype_size(tn_block_factor(b->dtype))));
     e.at = plus(&e, kir_cast(kb, KIR_I32, within), whole(&e, by));
     return decoders[b->dtype](&e);
 }

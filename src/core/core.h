@@ -208,14 +208,15 @@ bool tn_template_takes(const tn_value *v);
 bool tn_template_takes_node(const tn_node *n);            /* the same before it is a value */
 bool tn_template_joins(const tn_value *v);                /* it is one that element-wise values behind it may join */
 tn_status tn_template_lower(tn_graph_plan *g, int group); /* builds it; g->forbid as above */
-/* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of f16 over it, and
- * `mask` says where it is there. */
+/* Where an element of memory in blocks is looked up: `bytes` and `halves` are buffers of u8 and of its factors
+ * (tn_block_factor) over it, and `mask` says where it is there. */
 typedef struct tn_blocks {
     kir_builder *kb;
     tn_dtype dtype;
     int bytes, halves;
     kir_val mask;
 } tn_blocks;
+tn_dtype tn_block_factor(tn_dtype dtype); /* f16, but f32 in TN_Q8_X */
 /* The parts of element `index` + `by`, which lies in the same block. */
 tn_quant tn_lower_block_parts(const tn_blocks *b, const kir_aff *index, int by);
 kir_val tn_lower_block_element(const tn_blocks *b, const kir_aff *index); /* s·u + t in f32, rounded once */

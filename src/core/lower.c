@@ -155,7 +155,7 @@ static kir_val mask_of(const tn_lower *lw, const tn_lowering *w) {
 static tn_blocks blocks_of(const tn_lower *lw, tn_lowering *w, const tn_value *v) {
     tn_blocks b = {.kb = lw->kb, .dtype = (tn_dtype)v->node->dtype, .mask = mask_of(lw, w)};
     b.bytes = buffer_seen_as(w, lw->kb, v->root, TN_U8);
-    b.halves = buffer_seen_as(w, lw->kb, v->root, TN_F16);
+    b.halves = buffer_seen_as(w, lw->kb, v->root, tn_block_factor(b.dtype));
     w->group->buffer_same_place[b.bytes] = w->group->buffer_same_place[b.halves] = false;
     return b;
 }

@@ -4,13 +4,18 @@
  * multiple of the alignment on the tensors' bytes. Files come from strangers: one pass when the file is opened checks
  * all that it claims, so that afterwards a value or a tensor is nothing but a pointer into the mapping. Tables grow
  * with what has really been read, never with what a count claims. Strings of an array differ in length: every
- * MARK_STEP-th place is kept, so that any item is near one. An open file is counted; every tensor
- * made without a copy holds it. */
+ * MARK_STEP-th place is kept, so that any item is near one. An open file is counted; every tensor made without a copy
+ * holds it.
+ *
+ * A model may be split over files "…-00001-of-00003.gguf": the first has the metadata, and it opens the others, whose
+ * tensors join its tables. */
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
+#include "formats/gguf.h"
 #include "trunnion/model.h"
 
 enum {
@@ -18,53 +23,46 @@ enum {
     MAX_KEYS = 1 << 16, /* thousands of times what models have */
     MAX_TENSORS = 1 << 18,
     MAX_NESTING = 4,            /* arrays in arrays */
-    DEFAULT_ALIGNMENT = 32,     /* of the tensors' bytes, where general.alignment says nothing else */
-    MAX_ALIGNMENT = 1 << 16,    /* far above what any file uses */
     MIN_PAIR = 8 + 4 + 1,       /* bytes of the smallest key-value pair: an empty key with one byte */
     MIN_TENSOR = 8 + 4 + 4 + 8, /* and of the smallest description of a tensor */
     MARK_STEP = 16,             /* strings between two kept places */
+    MAX_PARTS = 9999,           /* files of one model */
+    PARTS_NAME = 20,            /* characters of "-00001-of-00003.gguf" */
     BLOCK_ALIGNMENT = 4         /* what kernels that read blocks ask for */
 };
 
-typedef struct dtype_row {
-    uint32_t number; /* the file's */
-    const char *name;
-    tn_dtype dtype; /* TN_DTYPE_COUNT: known, but not computed with */
-    uint16_t block; /* elements of a block … */
-    uint16_t bytes; /* … and its size */
-} dtype_row;
-
-static const dtype_row dtype_rows[] = {
-    {0, "F32", TN_F32, 1, 4},
-    {1, "F16", TN_F16, 1, 2},
-    {2, "Q4_0", TN_Q4_0, 32, 18},
-    {3, "Q4_1", TN_Q4_1, 32, 20},
-    {6, "Q5_0", TN_Q5_0, 32, 22},
-    {7, "Q5_1", TN_Q5_1, 32, 24},
-    {8, "Q8_0", TN_Q8_0, 32, 34},
-    {10, "Q2_K", TN_Q2_K, 256, 84},
-    {11, "Q3_K", TN_Q3_K, 256, 110},
-    {12, "Q4_K", TN_Q4_K, 256, 144},
-    {13, "Q5_K", TN_Q5_K, 256, 176},
-    {14, "Q6_K", TN_Q6_K, 256, 210},
-    {16, "IQ2_XXS", TN_DTYPE_COUNT, 256, 66},
-    {17, "IQ2_XS", TN_DTYPE_COUNT, 256, 74},
-    {18, "IQ3_XXS", TN_DTYPE_COUNT, 256, 98},
-    {19, "IQ1_S", TN_DTYPE_COUNT, 256, 50},
-    {20, "IQ4_NL", TN_DTYPE_COUNT, 32, 18},
-    {21, "IQ3_S", TN_DTYPE_COUNT, 256, 110},
-    {22, "IQ2_S", TN_DTYPE_COUNT, 256, 82},
-    {23, "IQ4_XS", TN_DTYPE_COUNT, 256, 136},
-    {24, "I8", TN_I8, 1, 1},
-    {25, "I16", TN_I16, 1, 2},
-    {26, "I32", TN_I32, 1, 4},
-    {27, "I64", TN_I64, 1, 8},
-    {28, "F64", TN_F64, 1, 8},
-    {29, "IQ1_M", TN_DTYPE_COUNT, 256, 56},
-    {30, "BF16", TN_BF16, 1, 2},
-    {34, "TQ1_0", TN_DTYPE_COUNT, 256, 54},
-    {35, "TQ2_0", TN_DTYPE_COUNT, 256, 66},
-    {39, "MXFP4", TN_DTYPE_COUNT, 32, 17},
+static const tn_gguf_dtype dtype_rows[] = {
+    {0, "F32", TN_F32, 1, 4, NULL},
+    {1, "F16", TN_F16, 1, 2, NULL},
+    {2, "Q4_0", TN_Q4_0, 32, 18, NULL},
+    {3, "Q4_1", TN_Q4_1, 32, 20, NULL},
+    {6, "Q5_0", TN_Q5_0, 32, 22, NULL},
+    {7, "Q5_1", TN_Q5_1, 32, 24, NULL},
+    {8, "Q8_0", TN_Q8_0, 32, 34, NULL},
+    {10, "Q2_K", TN_Q2_K, 256, 84, NULL},
+    {11, "Q3_K", TN_Q3_K, 256, 110, NULL},
+    {12, "Q4_K", TN_Q4_K, 256, 144, NULL},
+    {13, "Q5_K", TN_Q5_K, 256, 176, NULL},
+    {14, "Q6_K", TN_Q6_K, 256, 210, NULL},
+    {16, "IQ2_XXS", TN_Q8_X, 256, 66, tn_decode_iq2_xxs},
+    {17, "IQ2_XS", TN_Q8_X, 256, 74, tn_decode_iq2_xs},
+    {18, "IQ3_XXS", TN_Q8_X, 256, 98, tn_decode_iq3_xxs},
+    {19, "IQ1_S", TN_Q8_X, 256, 50, tn_decode_iq1_s},
+    {20, "IQ4_NL", TN_Q8_X, 32, 18, tn_decode_iq4_nl},
+    {21, "IQ3_S", TN_Q8_X, 256, 110, tn_decode_iq3_s},
+    {22, "IQ2_S", TN_Q8_X, 256, 82, tn_decode_iq2_s},
+    {23, "IQ4_XS", TN_Q8_X, 256, 136, tn_decode_iq4_xs},
+    {24, "I8", TN_I8, 1, 1, NULL},
+    {25, "I16", TN_I16, 1, 2, NULL},
+    {26, "I32", TN_I32, 1, 4, NULL},
+    {27, "I64", TN_I64, 1, 8, NULL},
+    {28, "F64", TN_F64, 1, 8, NULL},
+    {29, "IQ1_M", TN_Q8_X, 256, 56, tn_decode_iq1_m},
+    {30, "BF16", TN_BF16, 1, 2, NULL},
+    {34, "TQ1_0", TN_Q8_X, 256, 54, tn_decode_tq1_0},
+    {35, "TQ2_0", TN_Q8_X, 256, 66, tn_decode_tq2_0},
+    {39, "MXFP4", TN_Q8_X, 32, 17, tn_decode_mxfp4},
+    {40, "NVFP4", TN_Q8_X, 64, 36, tn_decode_nvfp4},
 };
 
 typedef enum value_class { CLASS_UNSIGNED, CLASS_SIGNED, CLASS_FLOAT, CLASS_BOOL, CLASS_OTHER } value_class;
@@ -85,20 +83,23 @@ static const type_row type_rows[TN_GGUF_TYPE_COUNT] = {
     [TN_GGUF_F64] = {"f64", 8, CLASS_FLOAT},
 };
 
+size_t tn_gguf_type_size(int type) { return type_rows[type].size; }
+
 struct tn_gguf_value {
     const tn_gguf *file;
     const char *key;
     size_t name_at; /* of the key in the file's names; `key` is set when these have their final address */
     tn_gguf_type type, item;
     int64_t count;
-    size_t data;   /* place of the first item */
-    size_t *marks; /* strings of an array: places of items MARK_STEP, 2 · MARK_STEP …; NULL: none */
+    size_t data, end; /* places of the first item and of what follows the last */
+    size_t *marks;    /* strings of an array: places of items MARK_STEP, 2 · MARK_STEP …; NULL: none */
 };
 
 typedef struct entry {
+    const tn_gguf *file; /* the part that holds it */
     const char *name;
     size_t name_at;
-    const dtype_row *type;
+    const tn_gguf_dtype *type;
     size_t described; /* place of its description */
     int rank;
     int64_t shape[TN_MAX_RANK];
@@ -113,8 +114,11 @@ struct tn_gguf {
     tn_gguf_value *values;
     const tn_gguf_value **by_key; /* sorted */
     entry *entries;
-    const entry **by_name; /* sorted */
-    size_t value_count, value_capacity, entry_count, entry_capacity;
+    const entry **by_name;  /* sorted */
+    const entry **in_order; /* all parts' entries */
+    tn_gguf **parts;        /* the other files of a split model */
+    size_t value_count, value_capacity, entry_count, entry_capacity, part_count;
+    size_t all_count; /* entries of all parts */
 };
 
 /* ---- reading bytes ----------------------------------------------------------------------------------------------- */
@@ -262,7 +266,9 @@ static tn_status take_value(tn_gguf_value *v, cursor *c) {
         v->marks = tn_mem_zalloc((count - 1) / MARK_STEP, sizeof *v->marks);
         if (!v->marks) return TN_ERR_MEMORY;
     }
-    return skip_items(c, v->item, count, 1, v->marks);
+    TRY(skip_items(c, v->item, count, 1, v->marks));
+    v->end = c->at;
+    return TN_OK;
 }
 
 static tn_status read_values(tn_gguf *f, cursor *c, size_t count) {
@@ -280,10 +286,31 @@ static tn_status read_values(tn_gguf *f, cursor *c, size_t count) {
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-static const dtype_row *find_dtype(uint32_t number) {
+const tn_gguf_dtype *tn_gguf_dtype_numbered(uint32_t number) {
     for (size_t i = 0; i < TN_COUNT(dtype_rows); i++)
         if (dtype_rows[i].number == number) return &dtype_rows[i];
     return NULL;
+}
+
+const tn_gguf_dtype *tn_gguf_dtype_named(const char *name) {
+    for (size_t i = 0; i < TN_COUNT(dtype_rows); i++)
+        if (strcmp(dtype_rows[i].name, name) == 0) return &dtype_rows[i];
+    return NULL;
+}
+
+const tn_gguf_dtype *tn_gguf_dtype_of(tn_dtype dtype) {
+    for (size_t i = 0; i < TN_COUNT(dtype_rows); i++)
+        if (dtype_rows[i].dtype == dtype && !dtype_rows[i].decode) return &dtype_rows[i];
+    return NULL;
+}
+
+bool tn_gguf_bytes(const tn_gguf_dtype *type, int rank, const int64_t *shape, int64_t *out) {
+    int64_t row = rank > 0 ? shape[rank - 1] : 1;
+    if (row % type->block != 0) return false;
+    bool over = tn_mul_overflow(row / type->block, type->bytes, out);
+    for (int d = 0; d + 1 < rank && !over; d++)
+        over = tn_mul_overflow(*out, shape[d], out);
+    return !over;
 }
 
 /* The file names the contiguous dim first, PyTorch last. */
@@ -306,15 +333,12 @@ static tn_status take_shape(entry *e, cursor *c) {
 }
 
 static tn_status count_bytes(entry *e, size_t at) {
+    if (tn_gguf_bytes(e->type, e->rank, e->shape, &e->bytes)) return TN_OK;
     int64_t row = e->rank > 0 ? e->shape[e->rank - 1] : 1;
     if (row % e->type->block != 0)
         return tn_fail(TN_ERR_FORMAT, "byte %zu: rows of %lld elements are not whole blocks of %d, as %s has them", at,
                        (long long)row, e->type->block, e->type->name);
-    e->bytes = row / e->type->block;
-    bool over = tn_mul_overflow(e->bytes, e->type->bytes, &e->bytes);
-    for (int d = 0; d + 1 < e->rank && !over; d++)
-        over = tn_mul_overflow(e->bytes, e->shape[d], &e->bytes);
-    return over ? tn_fail(TN_ERR_FORMAT, "byte %zu: the shape claims more than 2^63 bytes", at) : TN_OK;
+    return tn_fail(TN_ERR_FORMAT, "byte %zu: the shape claims more than 2^63 bytes", at);
 }
 
 static tn_status take_entry(entry *e, cursor *c) {
@@ -323,7 +347,7 @@ static tn_status take_entry(entry *e, cursor *c) {
     TRY(take_shape(e, c));
     size_t at = c->at;
     TRY(take_u32(c, "a tensor's type", &number));
-    e->type = find_dtype(number);
+    e->type = tn_gguf_dtype_numbered(number);
     if (!e->type) return tn_fail(TN_ERR_FORMAT, "byte %zu: the unknown type %u", at, number);
     TRY(count_bytes(e, e->described));
     at = c->at;
@@ -338,7 +362,7 @@ static tn_status read_entries(tn_gguf *f, cursor *c, size_t count) {
     for (size_t i = 0; i < count; i++) {
         TRY(tn_mem_reserve(&f->entries, &f->entry_capacity, i + 1, sizeof *f->entries));
         entry *e = &f->entries[i];
-        *e = (entry){.described = c->at};
+        *e = (entry){.file = f, .described = c->at};
         f->entry_count++;
         TRY(take_name(f, c, "a tensor's name", &e->name_at));
         tn_status status = take_entry(e, c);
@@ -381,8 +405,8 @@ static tn_status sort_keys(tn_gguf *f) {
 }
 
 static tn_status sort_names(tn_gguf *f) {
-    qsort(f->by_name, f->entry_count, sizeof *f->by_name, compare_name);
-    for (size_t i = 1; i < f->entry_count; i++)
+    qsort(f->by_name, f->all_count, sizeof *f->by_name, compare_name);
+    for (size_t i = 1; i < f->all_count; i++)
         if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
             return tn_fail(TN_ERR_FORMAT, "byte %zu: a second tensor is called '%.100s'",
                            f->by_name[i - 1] > f->by_name[i] ? f->by_name[i - 1]->described : f->by_name[i]->described,
@@ -433,31 +457,39 @@ static tn_status place_entries(tn_gguf *f, size_t start, int64_t alignment) {
 }
 
 static tn_status read_alignment(const tn_gguf *f, int64_t *out) {
-    *out = DEFAULT_ALIGNMENT;
+    *out = TN_GGUF_ALIGNMENT;
     const tn_gguf_value *v = tn_gguf_get(f, "general.alignment");
     if (!v) return TN_OK;
     bool is_int = v->type != TN_GGUF_ARRAY && tn_gguf_int(v, 0, out) == TN_OK;
-    if (!is_int || *out < 1 || *out > MAX_ALIGNMENT || (*out & (*out - 1)) != 0)
+    if (!is_int || *out < 1 || *out > TN_GGUF_MAX_ALIGNMENT || (*out & (*out - 1)) != 0)
         return tn_fail(TN_ERR_FORMAT, "byte %zu: general.alignment must be a power of two up to %d", v->data,
-                       MAX_ALIGNMENT);
+                       TN_GGUF_MAX_ALIGNMENT);
     return TN_OK;
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-static void file_release(void *file) {
-    tn_gguf *f = file;
-    if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
+static void file_free(tn_gguf *f) {
     for (size_t i = 0; i < f->value_count; i++)
         tn_mem_free(f->values[i].marks);
     tn_mem_free(f->values);
     tn_mem_free(f->by_key);
     tn_mem_free(f->entries);
     tn_mem_free(f->by_name);
+    tn_mem_free(f->in_order);
     tn_str_free(&f->names);
     tn_map_close(&f->map);
     tn_mem_free(f->path);
     tn_mem_free(f);
+}
+
+static void file_release(void *file) {
+    tn_gguf *f = file;
+    if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
+    for (size_t i = 0; i < f->part_count; i++)
+        file_free(f->parts[i]);
+    tn_mem_free(f->parts);
+    file_free(f);
 }
 
 static tn_status read_head(cursor *c, size_t *tensors, size_t *pairs) {
@@ -486,8 +518,7 @@ static tn_status read_file(tn_gguf *f) {
     TRY(sort_keys(f));
     TRY(read_alignment(f, &alignment));
     size_t behind = c.at % (size_t)alignment;
-    TRY(place_entries(f, behind ? c.at + (size_t)alignment - behind : c.at, alignment));
-    return sort_names(f);
+    return place_entries(f, behind ? c.at + (size_t)alignment - behind : c.at, alignment);
 }
 
 static tn_status open_file(tn_gguf *f, const char *path) {
@@ -498,6 +529,87 @@ static tn_status open_file(tn_gguf *f, const char *path) {
     return status == TN_OK ? TN_OK : tn_fail_prefix(status, "'%s'", path);
 }
 
+/* ---- split models ------------------------------------------------------------------------------------------------ */
+
+/* Part and number of parts, 0 and 1 where the file says nothing. */
+static tn_status read_split(const tn_gguf *f, int64_t *part, int64_t *count) {
+    *part = 0;
+    *count = 1;
+    const tn_gguf_value *v = tn_gguf_get(f, "split.count");
+    if (!v) return TN_OK;
+    TRY(tn_gguf_int(v, 0, count));
+    if (tn_gguf_get(f, "split.no")) TRY(tn_gguf_get_int(f, "split.no", part));
+    if (*count < 0 || *count > MAX_PARTS || *part < 0 || (*count > 0 && *part >= *count))
+        return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: part %lld of %lld", f->path, v->data, (long long)*part,
+                       (long long)*count);
+    *count = tn_max64(*count, 1);
+    return TN_OK;
+}
+
+/* The name of part `i` (from 0): that of the first with another number. */
+static tn_status part_path(const tn_gguf *f, int64_t i, int64_t count, tn_str *out) {
+    char ending[PARTS_NAME + 16];
+    size_t length = strlen(f->path);
+    snprintf(ending, sizeof ending, "-%05d-of-%05d.gguf", 1, (int)count);
+    if (length < PARTS_NAME || strcmp(f->path + length - PARTS_NAME, ending) != 0)
+        return tn_fail(TN_ERR_FORMAT,
+                       "'%s': byte %zu: the model is split into %lld files, so this one's name must end with %s",
+                       f->path, tn_gguf_get(f, "split.count")->data, (long long)count, ending);
+    tn_str_addn(out, f->path, length - PARTS_NAME);
+    tn_str_add(out, "-%05d-of-%05d.gguf", (int)i + 1, (int)count);
+    return out->failed ? tn_fail(TN_ERR_MEMORY, "out of memory for a file's name") : TN_OK;
+}
+
+static tn_status open_part(tn_gguf *f, int64_t i, int64_t count) {
+    int64_t part, parts;
+    tn_str path = {0};
+    tn_gguf *p = tn_mem_zalloc(1, sizeof *p);
+    if (!p) return TN_ERR_MEMORY;
+    f->parts[f->part_count++] = p;
+    tn_status status = part_path(f, i, count, &path);
+    if (status == TN_OK) status = open_file(p, path.text);
+    tn_str_free(&path);
+    TRY(status);
+    TRY(read_split(p, &part, &parts));
+    if (part != i || parts != count)
+        return tn_fail(TN_ERR_FORMAT,
+                       "'%s': byte 0: it says that it is part %lld of %lld, by its name it is %lld of %lld", p->path,
+                       (long long)part + 1, (long long)parts, (long long)i + 1, (long long)count);
+    return TN_OK;
+}
+
+static tn_status open_parts(tn_gguf *f) {
+    int64_t part, count;
+    TRY(read_split(f, &part, &count));
+    if (part != 0)
+        return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: this is part %lld of %lld: open the first one", f->path,
+                       tn_gguf_get(f, "split.no")->data, (long long)part + 1, (long long)count);
+    f->parts = tn_mem_zalloc((size_t)count, sizeof(tn_gguf *));
+    if (!f->parts) return TN_ERR_MEMORY;
+    for (int64_t i = 1; i < count; i++)
+        TRY(open_part(f, i, count));
+    return TN_OK;
+}
+
+/* All parts' entries, in the order of the files and by name. */
+static tn_status join_parts(tn_gguf *f) {
+    f->all_count = f->entry_count;
+    for (size_t i = 0; i < f->part_count; i++)
+        f->all_count += f->parts[i]->entry_count;
+    tn_mem_free(f->by_name);
+    f->by_name = tn_mem_zalloc(f->all_count, sizeof *f->by_name);
+    f->in_order = tn_mem_zalloc(f->all_count, sizeof *f->in_order);
+    if (!f->by_name || !f->in_order) return TN_ERR_MEMORY;
+    size_t n = 0;
+    for (size_t part = 0; part <= f->part_count; part++) {
+        const tn_gguf *p = part == 0 ? f : f->parts[part - 1];
+        for (size_t i = 0; i < p->entry_count; i++)
+            f->by_name[n] = f->in_order[n] = &p->entries[i], n++;
+    }
+    tn_status status = sort_names(f);
+    return status == TN_OK ? TN_OK : tn_fail_prefix(status, "'%s'", f->path);
+}
+
 tn_status tn_gguf_open(const char *path, tn_gguf **out) {
     if (!out) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_open: out is NULL");
     *out = NULL;
@@ -506,6 +618,8 @@ tn_status tn_gguf_open(const char *path, tn_gguf **out) {
     if (!f) return TN_ERR_MEMORY;
     atomic_init(&f->refs, 1);
     tn_status status = open_file(f, path);
+    if (status == TN_OK) status = open_parts(f);
+    if (status == TN_OK) status = join_parts(f);
     if (status != TN_OK) {
         file_release(f);
         return status;
@@ -537,6 +651,11 @@ tn_gguf_type tn_gguf_type_of(const tn_gguf_value *v) { return v ? v->type : TN_G
 tn_gguf_type tn_gguf_item_type(const tn_gguf_value *v) { return v ? v->item : TN_GGUF_TYPE_COUNT; }
 int64_t tn_gguf_length(const tn_gguf_value *v) { return v ? v->count : 0; }
 int64_t tn_gguf_offset(const tn_gguf_value *v) { return v ? (int64_t)v->data : -1; }
+
+const uint8_t *tn_gguf_value_bytes(const tn_gguf_value *v, size_t *bytes) {
+    *bytes = v->end - v->data;
+    return v->file->map.data + v->data;
+}
 
 static tn_status wrong_type(const tn_gguf_value *v, const char *wanted) {
     return tn_fail(TN_ERR_FORMAT, "'%s': byte %zu: key '%.100s' is %s%s where %s is expected", v->file->path, v->data,
@@ -652,59 +771,96 @@ tn_status tn_gguf_get_string(const tn_gguf *file, const char *key, const char **
 
 static const entry *find_entry(const tn_gguf *f, const char *name) {
     const entry wanted = {.name = name}, *like = &wanted;
-    const entry **found = bsearch(&like, f->by_name, f->entry_count, sizeof like, compare_name);
+    const entry **found = bsearch(&like, f->by_name, f->all_count, sizeof like, compare_name);
     return found ? *found : NULL;
 }
 
-static tn_dtype dtype_of(const entry *e) { return tn_dtype_size(e->type->dtype) > 0 ? e->type->dtype : TN_DTYPE_COUNT; }
-
-static tn_status describe(const tn_gguf *f, const entry *e, tn_gguf_info *info) {
+static tn_status describe(const entry *e, tn_gguf_info *info) {
     if (!info || info->struct_size < sizeof *info)
         return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_info: NULL, or its struct_size is not sizeof(tn_gguf_info)");
     info->name = e->name;
     info->dtype_name = e->type->name;
-    info->dtype = dtype_of(e);
+    info->dtype = e->type->dtype;
     info->rank = e->rank;
     memcpy(info->shape, e->shape, sizeof info->shape);
-    info->data = f->map.data + e->begin;
+    info->data = e->file->map.data + e->begin;
     info->bytes = e->bytes;
     info->offset = e->begin;
     return TN_OK;
 }
 
-int64_t tn_gguf_count(const tn_gguf *file) { return file ? (int64_t)file->entry_count : 0; }
+int64_t tn_gguf_count(const tn_gguf *file) { return file ? (int64_t)file->all_count : 0; }
 
 tn_status tn_gguf_at(const tn_gguf *file, int64_t i, tn_gguf_info *info) {
     if (i < 0 || i >= tn_gguf_count(file))
         return tn_fail(TN_ERR_ARGUMENT, "tensor %lld of a GGUF file that holds %lld", (long long)i,
                        (long long)tn_gguf_count(file));
-    return describe(file, &file->entries[i], info);
+    return describe(file->in_order[i], info);
 }
 
 tn_status tn_gguf_find(const tn_gguf *file, const char *name, tn_gguf_info *info) {
     if (!file || !name) return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_find: the file or the name is NULL");
     const entry *e = find_entry(file, name);
     if (!e) return tn_fail(TN_ERR_FORMAT, "'%s' has no tensor '%.100s'", file->path, name);
-    return describe(file, e, info);
+    return describe(e, info);
+}
+
+/* ---- blocks that are decoded ------------------------------------------------------------------------------------- */
+
+typedef struct decoding {
+    const tn_gguf_dtype *type;
+    const uint8_t *from;
+    tn_block_q8_x *to;
+} decoding;
+
+static void decode_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const decoding *d = ctx;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++)
+        d->type->decode(d->from + i * d->type->bytes, d->to + i * (d->type->block / 32));
+}
+
+static tn_tensor *decoded_tensor(const entry *e) {
+    enum { BLOCKS_A_PART = 256 };
+    int64_t blocks = e->bytes / e->type->bytes;
+    decoding d = {.type = e->type, .from = e->file->map.data + e->begin};
+    d.to = tn_mem_zalloc((size_t)blocks * (size_t)(e->type->block / 32), sizeof *d.to);
+    if (!d.to) return tn_failed(TN_ERR_MEMORY, "no memory for tensor '%.100s'", e->name);
+    tn_parallel(blocks, BLOCKS_A_PART, decode_blocks, &d);
+    return tn_from_ptr(d.to, e->shape, e->rank, e->type->dtype, tn_mem_free, d.to);
 }
 
 tn_tensor *tn_gguf_tensor(const tn_gguf *file, const char *name) {
     if (!file || !name) return tn_failed(TN_ERR_ARGUMENT, "tn_gguf_tensor: the file or the name is NULL");
     const entry *e = find_entry(file, name);
     if (!e) return tn_failed(TN_ERR_FORMAT, "'%s' has no tensor '%.100s'", file->path, name);
-    tn_dtype dtype = dtype_of(e);
-    if (dtype == TN_DTYPE_COUNT)
-        return tn_failed(TN_ERR_UNSUPPORTED,
-                         "'%s': byte %zu: tensor '%.100s' is of type %s, which cannot be computed with; convert the "
-                         "model to another quantisation",
-                         file->path, e->described, e->name, e->type->name);
-    const uint8_t *bytes = file->map.data + e->begin;
+    if (e->type->decode) return decoded_tensor(e);
+    const uint8_t *bytes = e->file->map.data + e->begin;
     size_t alignment = e->type->block > 1 ? BLOCK_ALIGNMENT : e->type->bytes;
-    if ((uintptr_t)bytes % alignment != 0) return tn_from_data(bytes, e->shape, e->rank, dtype);
+    if ((uintptr_t)bytes % alignment != 0) return tn_from_data(bytes, e->shape, e->rank, e->type->dtype);
 
     tn_gguf *owner = (tn_gguf *)(uintptr_t)file; /* counting does not change what the file says */
     atomic_fetch_add_explicit(&owner->refs, 1, memory_order_relaxed);
-    return tn_from_ptr((void *)(uintptr_t)bytes, e->shape, e->rank, dtype, file_release, owner);
+    return tn_from_ptr((void *)(uintptr_t)bytes, e->shape, e->rank, e->type->dtype, file_release, owner);
+}
+
+/* One row, in what stands in the file; of blocks that are decoded, a piece at a time. */
+static tn_status read_row(const entry *e, size_t at, size_t bytes, char *out) {
+    enum { PIECE = 64 };
+    const tn_map *map = &e->file->map;
+    if (!e->type->decode) return tn_map_read(map, at, out, bytes);
+    uint8_t piece[PIECE * 256];
+    tn_block_q8_x block[8];
+    size_t each = (size_t)(e->type->block / 32) * sizeof *block, most = sizeof piece / e->type->bytes * e->type->bytes;
+    for (size_t done = 0; done < bytes; done += most) {
+        size_t n = bytes - done < most ? bytes - done : most;
+        TRY(tn_map_read(map, at + done, piece, n));
+        for (size_t i = 0; i < n; i += e->type->bytes, out += each) {
+            e->type->decode(piece + i, block);
+            memcpy(out, block, each);
+        }
+    }
+    return TN_OK;
 }
 
 tn_status tn_gguf_rows(const tn_gguf *file, const char *name, const int64_t *rows, int64_t count, void *out) {
@@ -715,11 +871,12 @@ tn_status tn_gguf_rows(const tn_gguf *file, const char *name, const int64_t *row
     if (e->rank != 2)
         return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: '%.100s' has rank %d; it takes a matrix", name, e->rank);
     size_t row = e->shape[0] ? (size_t)(e->bytes / e->shape[0]) : 0;
+    size_t each = tn_dtype_bytes(e->type->dtype, e->shape[1]);
     for (int64_t i = 0; i < count; i++) {
         if (rows[i] < 0 || rows[i] >= e->shape[0])
             return tn_fail(TN_ERR_ARGUMENT, "tn_gguf_rows: '%.100s' has %lld rows, no row %lld", name,
                            (long long)e->shape[0], (long long)rows[i]);
-        TRY(tn_map_read(&file->map, (size_t)e->begin + (size_t)rows[i] * row, (char *)out + (size_t)i * row, row));
+        TRY(read_row(e, (size_t)e->begin + (size_t)rows[i] * row, row, (char *)out + (size_t)i * each));
     }
     return TN_OK;
 }

@@ -532,9 +532,10 @@ tn_tensor *tn_from_ptr(void *data, const int64_t *shape, int rank, tn_dtype dtyp
     tn_status s = data_bytes("tn_from_ptr", shape, rank, dtype, &bytes);
     if (s == TN_OK && !device) s = tn_error_code();
     if (s == TN_OK && bytes) s = tn_need(data, "tn_from_ptr: data");
-    if (s == TN_OK && tn_dtype_is_quantized(dtype) && (uintptr_t)data % 2)
+    if (s == TN_OK && tn_dtype_is_quantized(dtype) && (uintptr_t)data % (dtype == TN_Q8_X ? 4 : 2))
         s = tn_fail(TN_ERR_ARGUMENT,
-                    "tn_from_ptr: blocks of %s must lie at an even address: copy them with tn_from_data",
+                    "tn_from_ptr: blocks of %s must lie at an even address, of q8_x at a multiple "
+                    "of 4: copy them with tn_from_data",
                     tn_dtype_name(dtype));
     if (s == TN_OK) s = tn_buffer_borrow(device, data, bytes, release, ctx, &b);
     if (s == TN_OK) return from_buffer(b, shape, rank, dtype);

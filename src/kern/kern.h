@@ -77,13 +77,14 @@ void tn_gemm_f32(const tn_gemm_args *args);
 /* ---- products with weights as files store them ---------------------------------------------------------------------
  *
  * y[m, n] = x[m, k] · W[n, k]ᵀ in f32. W in f16 or bf16: what tn_gemm_f32 gives for the widened weight. W in one of the
- * block formats (TN_Q4_0 … TN_Q6_K): this is the definition. The kernels of every instruction set, for any m, any
+ * block formats (TN_Q4_0 … TN_Q8_X): this is the definition. The kernels of every instruction set, for any m, any
  * number of threads and any split, give its bits (a NaN is a NaN, whatever its payload).
  *
- * Weights. A block of 32 is one part of 32 weights, or in Q2_K, Q3_K and Q6_K two parts of 16. In a part, w = s·u + t:
+ * Weights. A block of 32 is one part of 32 weights, or in Q2_K, Q3_K, Q6_K and Q8_X two parts of 16. In a part,
+ * w = s·u + t:
  *   u is an integer: 4 bits less 8 (Q4_0), 4 bits (Q4_1, Q4_K), 5 bits less 16 (Q5_0), 5 bits (Q5_1, Q5_K), 8 bits with
- *   sign (Q8_0), 2 bits (Q2_K), 3 bits less 4 (Q3_K), 6 bits less 32 (Q6_K);
- *   s = d, or d·scale in the K formats (d: f16 widened; the product is exact in f32);
+ *   sign (Q8_0, Q8_X), 2 bits (Q2_K), 3 bits less 4 (Q3_K), 6 bits less 32 (Q6_K);
+ *   s = d, or d·scale in the K formats (d: f16 widened; the product is exact in f32), or an f32 as it is (Q8_X);
  *   t = the f16 minimum (Q4_1, Q5_1), −(dmin·min) (Q2_K, Q4_K, Q5_K; exact), absent in the others.
  * Activations. Per row and per 32 elements of x, with a = max|x| of them:
  *   a < 2⁻¹⁰⁰: q = 0, dx = 0.    Not finite (any of them): q = 0, dx = NaN.

@@ -57,6 +57,12 @@ static void unpack_q8_0(const uint8_t *b, tn_qunpacked *out) {
         out->u[i] = b[2 + i] ^ 0x80; /* i8 + 128 */
 }
 
+static void unpack_q8_x(const uint8_t *b, tn_qunpacked *out) {
+    memcpy(out->scale, b, 2 * sizeof(float));
+    for (int i = 0; i < TN_QBLOCK; i++)
+        out->u[i] = b[8 + i] ^ 0x80;
+}
+
 /* ---- blocks of 256 ----------------------------------------------------------------------------------------------- */
 
 /* Halves of 128 weights: byte l of 32 holds weights l, 32 + l, 64 + l and 96 + l of its half, lowest bits first. */
@@ -150,6 +156,7 @@ static const tn_qformat formats[] = {
     {TN_Q4_K, 256, 144, 1, true, 0, TN_QBITS_4, TN_QSCALES_PAIR_M, unpack_q4_k},
     {TN_Q5_K, 256, 176, 1, true, 0, TN_QBITS_4_1, TN_QSCALES_PAIR_M, unpack_q5_k},
     {TN_Q6_K, 256, 210, 2, false, 32, TN_QBITS_4_2, TN_QSCALES_I8, unpack_q6_k},
+    {TN_Q8_X, 32, 40, 2, false, 128, TN_QBITS_8, TN_QSCALES_F32, unpack_q8_x},
 };
 
 const tn_qformat *tn_qformat_of(tn_dtype dtype) {
@@ -160,6 +167,7 @@ const tn_qformat *tn_qformat_of(tn_dtype dtype) {
 
 float tn_qscale(const tn_qformat *f, const tn_qunpacked *block, int i) {
     float d = kir_from_f16(block->d);
+    if (f->scales == TN_QSCALES_F32) memcpy(&d, block->scale + 4 * i, sizeof d);
     if (f->elements == TN_QBLOCK) return d;
     if (f->scales == TN_QSCALES_I8) return d * (float)(int8_t)block->scale[i];
     return d * (float)(block->scale[i] - (f->scales == TN_QSCALES_PAIR ? 32 : 0));
@@ -196,7 +204,7 @@ static int64_t round_up_64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 tn_qlayout tn_qlayout_of(const tn_qformat *f, int64_t k) {
     static const int low[TN_QBITS_COUNT] = {256, 256, 256, 128, 128, 512};
     static const int high[TN_QBITS_COUNT] = {0, 64, 128, 0, 64, 0};
-    static const int scales[TN_QSCALES_COUNT] = {32, 64, 64 + 192, 32 + 192, 32 + 256, 64 + 256};
+    static const int scales[TN_QSCALES_COUNT] = {32, 64, 64 + 192, 32 + 192, 32 + 256, 64 + 256, 128};
     tn_qlayout l = {.low_bytes = low[f->bits], .high_bytes = high[f->bits], .scale_bytes = scales[f->scales]};
     l.scale_blocks = f->elements / TN_QBLOCK;
     int64_t blocks = k / TN_QBLOCK;

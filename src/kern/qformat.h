@@ -1,7 +1,7 @@
 /* qformat.h — the block formats of quantised weights, a row each, and the packed form that products read.
  *
- * The one idea: ten ways to store a block become one canonical block (unsigned integers, two f16 factors, small
- * integer scales), and the packed form has six layouts of bits times six layouts of scales. So a format is a row that
+ * The one idea: eleven ways to store a block become one canonical block (unsigned integers, two f16 factors, small
+ * integer scales), and the packed form has six layouts of bits times seven layouts of scales. So a format is a row that
  * names its two layouts, and a function that takes its blocks apart; kernels know layouts only. */
 #ifndef TN_QFORMAT_H
 #define TN_QFORMAT_H
@@ -35,6 +35,7 @@ typedef enum tn_qscales {
     TN_QSCALES_PAIR,   /* each super-block: d, pairs (scale + 32 of the first part, of the second) of a block */
     TN_QSCALES_I8,     /* each super-block: d, then i8 scale[2][16] a block */
     TN_QSCALES_NIBBLE, /* each super-block: d, minimum, then u8 (scale | min << 4)[2][16] a block */
+    TN_QSCALES_F32,    /* each block: f32 of the first part, of the second; no d */
     TN_QSCALES_COUNT
 } tn_qscales;
 /* Pairs of 6-bit numbers of 8 blocks: u8 low[8][16], the low nibbles of first | second << 4; then u8 high[4][16], whose
@@ -44,7 +45,8 @@ typedef enum tn_qscales {
 typedef struct tn_qunpacked {
     uint8_t u[TN_QSUPER];
     uint16_t d, minimum;        /* f16 */
-    uint8_t scale[16], min[16]; /* of parts; i8 with TN_QSCALES_I8, 32 more than meant with TN_QSCALES_PAIR */
+    uint8_t scale[16], min[16]; /* of parts; i8 with TN_QSCALES_I8, 32 more than meant with TN_QSCALES_PAIR; with
+                                   TN_QSCALES_F32 two floats */
 } tn_qunpacked;
 
 typedef struct tn_qformat {

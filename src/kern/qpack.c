@@ -83,6 +83,11 @@ static void put_scales(const tn_qformat *f, const tn_qunpacked *x, const place *
     uint8_t *to = at->scales;
     int row = at->row;
     bool has_minimum = f->has_minimum;
+    if (f->scales == TN_QSCALES_F32) {
+        put_word(to, row, word(x->scale, 0));
+        put_word(to + 64, row, word(x->scale, 1));
+        return;
+    }
     put_f16(to, row, x->d);
     if (has_minimum) put_f16(to + 32, row, x->minimum);
     uint8_t *small = to + (has_minimum ? 64 : 32);

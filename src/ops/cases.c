@@ -449,7 +449,7 @@ static const struct {
     [TN_Q4_0] = {0, -1, 8, 0},      [TN_Q4_1] = {0, 2, 15, 1},   [TN_Q5_0] = {0, -1, 16, 0},
     [TN_Q5_1] = {0, 2, 31, 1},      [TN_Q8_0] = {0, -1, 128, 0}, [TN_Q2_K] = {80, 82, 45, 15},
     [TN_Q3_K] = {108, -1, 128, 0},  [TN_Q4_K] = {0, 2, 945, 63}, [TN_Q5_K] = {0, 2, 1953, 63},
-    [TN_Q6_K] = {208, -1, 4096, 0},
+    [TN_Q6_K] = {208, -1, 4096, 0}, [TN_Q8_X] = {0, -1, 128, 0},
 };
 
 static void put_half(uint8_t *at, double v) {
@@ -464,6 +464,11 @@ void tn_case_blocks(const tn_case_input *in, uint64_t seed, void *out) {
         at[i] = (uint8_t)(uniform(seed, i) * 256);
     for (size_t i = 0; i < bytes; i += size) {
         double scale = uniform(seed + 1, i) + 0.25, minimum = uniform(seed + 2, i) - 0.5;
+        if (in->dtype == TN_Q8_X) {
+            float factors[2] = {(float)scale / 128, (float)minimum / 128};
+            memcpy(at + i, factors, sizeof factors);
+            continue;
+        }
         put_half(at + i + block_rows[in->dtype].scale_at, scale / block_rows[in->dtype].scale_span);
         if (block_rows[in->dtype].minimum_at < 0) continue;
         put_half(at + i + block_rows[in->dtype].minimum_at, minimum / block_rows[in->dtype].minimum_span);

@@ -29,11 +29,11 @@ const tn_op_impl tn_impl_dequantize = {
     .quantized = 1,
     .infer = infer_dequantize,
     .compose = compose_dequantize,
-    .cases =
-        "types=f32; [3,32]:q4_0 dtype=f32; [2,2,64]:q4_1 dtype=f32; [3,96]:q5_0 dtype=f32; [1,64]:q5_1 dtype=f64; "
-        "[5,32]:q8_0 dtype=f32; [2,512]:q2_k dtype=f32; [3,256]:q3_k dtype=f32; [2,256]:q4_k dtype=f32; "
-        "[256]:q5_k dtype=f32; [3,512]:q6_k dtype=f32; [2,64]:q8_0 dtype=f16 tol=1e-3; [0,32]:q4_0 dtype=f32 tol=0; "
-        "error=floating [32]:q4_0 dtype=i32; error=tn_cast [32] dtype=f32"};
+    .cases = "types=f32; [3,32]:q4_0 dtype=f32; [2,2,64]:q4_1 dtype=f32; [3,96]:q5_0 dtype=f32; [1,64]:q5_1 dtype=f64; "
+             "[5,32]:q8_0 dtype=f32; [2,512]:q2_k dtype=f32; [3,256]:q3_k dtype=f32; [2,256]:q4_k dtype=f32; "
+             "[256]:q5_k dtype=f32; [3,512]:q6_k dtype=f32; [3,64]:q8_x dtype=f32; [2,64]:q8_0 dtype=f16 tol=1e-3; "
+             "[0,32]:q4_0 dtype=f32 tol=0; "
+             "error=floating [32]:q4_0 dtype=i32; error=tn_cast [32] dtype=f32"};
 
 /* ---- linear_quantized -------------------------------------------------------------------------------------------- */
 
@@ -187,7 +187,8 @@ const tn_op_impl tn_impl_linear_quantized = {
         "types=f32 tol=4e-6 atol=2e-5; [3,64] [5,64]:q4_0; [1,96] [17,96]:q4_1; [2,32] [16,32]:q5_0; [9,64] "
         "[33,64]:q5_1; "
         "[1,64] [4,64]:q8_0; [2,512] [3,512]:q2_k; [1,256] [5,256]:q3_k; [3,512] [20,512]:q4_k; [1,256] [2,256]:q5_k; "
-        "[7,256] [18,256]:q6_k; [0,32] [3,32]:q8_0; [2,32] [0,32]:q8_0; error=fit [2,64] [3,32]:q4_0; "
+        "[7,256] [18,256]:q6_k; [2,96] [18,96]:q8_x; [0,32] [3,32]:q8_0; [2,32] [0,32]:q8_0; error=fit [2,64] "
+        "[3,32]:q4_0; "
         "error=f32 [2,32]:f64 [3,32]:q4_0"};
 
 /* ---- linear_half ------------------------------------------------------------------------------------------------- */

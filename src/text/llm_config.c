@@ -133,17 +133,12 @@ static tn_status find_family(const tn_gguf *f, llm_config *c) {
 
 /* Features that would change the results, and that no family here has. */
 static tn_status refuse_features(const tn_gguf *f, const llm_config *c) {
-    int64_t experts = 0, parts = 1;
+    int64_t experts = 0;
     if (has(f, c, "expert_count")) TRY(tn_gguf_get_int(f, key_of(c, "expert_count").text, &experts));
     if (experts != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
                                "'%s' has %" PRId64 " experts; mixtures of experts are not computed here",
                                tn_gguf_path(f), experts);
-    if (tn_gguf_get(f, "split.count")) TRY(tn_gguf_get_int(f, "split.count", &parts));
-    if (parts > 1)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s' is one of %" PRId64 " parts of a model: join them into one file", tn_gguf_path(f),
-                               parts);
     return TN_OK;
 }
 

@@ -67,7 +67,7 @@ VEC_INLINE bool form_has_minimum(tn_qscales form) {
 }
 
 VEC_INLINE int form_parts(tn_qscales form) {
-    return form == TN_QSCALES_PAIR || form == TN_QSCALES_I8 || form == TN_QSCALES_NIBBLE ? 2 : 1;
+    return form == TN_QSCALES_PAIR || form >= TN_QSCALES_I8 ? 2 : 1;
 }
 
 typedef struct scales {
@@ -76,6 +76,12 @@ typedef struct scales {
 
 /* Of block `b` of a super-block, or of a block that has its own (b = 0); rows from `row` on. */
 KERNEL void unpack_scales(tn_qscales form, const uint8_t *p, int b, int row, scales *out) {
+    if (form == TN_QSCALES_F32) {
+        VEC_UNROLL for (int part = 0; part < 2; part++) out->s[part] =
+            v_load((const float *)(const void *)(p + 64 * part + 4 * row));
+        out->t[0] = out->t[1] = v_zero();
+        return;
+    }
     bool has_minimum = form_has_minimum(form);
     V d = v_f16(p + 2 * row), m = has_minimum ? v_f16(p + 32 + 2 * row) : v_zero();
     const uint8_t *small = p + (has_minimum ? 64 : 32) + row;
@@ -260,6 +266,7 @@ PANEL_KERNELS(plain, 1, false, false)
 PANEL_KERNELS(plain_wide, 1, false, true)
 PANEL_KERNELS(with_minimum, 1, true, false)
 PANEL_KERNELS(parts, 2, false, false)
+PANEL_KERNELS(parts_wide, 2, false, true)
 PANEL_KERNELS(parts_with_minimum, 2, true, false)
 
 static const int heights[] = {TILE, TILE / 3, 1};
@@ -271,12 +278,13 @@ typedef struct panel_kernels {
 static const panel_kernels panels_plain = {{plain_full, plain_third, plain_one}};
 static const panel_kernels panels_wide = {{plain_wide_full, plain_wide_third, plain_wide_one}};
 static const panel_kernels panels_minimum = {{with_minimum_full, with_minimum_third, with_minimum_one}};
+static const panel_kernels panels_parts_wide = {{parts_wide_full, parts_wide_third, parts_wide_one}};
 static const panel_kernels panels_parts = {{parts_full, parts_third, parts_one}};
 static const panel_kernels panels_parts_minimum = {
     {parts_with_minimum_full, parts_with_minimum_third, parts_with_minimum_one}};
 
 static const panel_kernels *kernels_of(const tn_qformat *f) {
-    if (f->bits == TN_QBITS_8) return &panels_wide;
+    if (f->bits == TN_QBITS_8) return f->parts == 2 ? &panels_parts_wide : &panels_wide;
     if (f->parts == 2) return f->has_minimum ? &panels_parts_minimum : &panels_parts;
     return f->has_minimum ? &panels_minimum : &panels_plain;
 }
@@ -296,11 +304,12 @@ STRIPE_KERNEL(stripe_q3_k, TN_QBITS_2_1, TN_QSCALES_PAIR, LAYOUT(128, 64, 224, 8
 STRIPE_KERNEL(stripe_q4_k, TN_QBITS_4, TN_QSCALES_PAIR_M, LAYOUT(256, 0, 256, 8))
 STRIPE_KERNEL(stripe_q5_k, TN_QBITS_4_1, TN_QSCALES_PAIR_M, LAYOUT(256, 64, 256, 8))
 STRIPE_KERNEL(stripe_q6_k, TN_QBITS_4_2, TN_QSCALES_I8, LAYOUT(256, 128, 288, 8))
+STRIPE_KERNEL(stripe_q8_x, TN_QBITS_8, TN_QSCALES_F32, LAYOUT(512, 0, 128, 1))
 
 static void (*const stripe_kernels[TN_DTYPE_COUNT])(const stripe *) = {
     [TN_Q4_0] = stripe_q4_0, [TN_Q4_1] = stripe_q4_1, [TN_Q5_0] = stripe_q5_0, [TN_Q5_1] = stripe_q5_1,
     [TN_Q8_0] = stripe_q8_0, [TN_Q2_K] = stripe_q2_k, [TN_Q3_K] = stripe_q3_k, [TN_Q4_K] = stripe_q4_k,
-    [TN_Q5_K] = stripe_q5_k, [TN_Q6_K] = stripe_q6_k,
+    [TN_Q5_K] = stripe_q5_k, [TN_Q6_K] = stripe_q6_k, [TN_Q8_X] = stripe_q8_x,
 };
 
 /* Tiles of two vectors, and of what the last group has; one row of one group, and of HALF_GROUPS. */
@@ -387,6 +396,7 @@ static void scales_to_panel(tn_qscales form, const uint8_t *from, const tn_qlayo
     if (form == TN_QSCALES_PAIR) scales_to_panel_as(TN_QSCALES_PAIR, from, l, blocks, to, step);
     if (form == TN_QSCALES_I8) scales_to_panel_as(TN_QSCALES_I8, from, l, blocks, to, step);
     if (form == TN_QSCALES_NIBBLE) scales_to_panel_as(TN_QSCALES_NIBBLE, from, l, blocks, to, step);
+    if (form == TN_QSCALES_F32) scales_to_panel_as(TN_QSCALES_F32, from, l, blocks, to, step);
 }
 
 /* ---- a call ------------------------------------------------------------------------------------------------------ */

@@ -1,0 +1,111 @@
+/* convert_file.c — safetensors, GGUF and PyTorch files as lists of tensors. */
+#include "convert.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+
+#include "trunnion/backend.h"
+#include "trunnion/ops.h"
+
+static const struct {
+    const char *ending;
+    convert_kind kind;
+} endings[] = {
+    {".safetensors", CONVERT_SAFETENSORS},
+    {".safetensors.index.json", CONVERT_SAFETENSORS},
+    {".gguf", CONVERT_GGUF},
+    {".pt", CONVERT_PICKLE},
+    {".pth", CONVERT_PICKLE},
+    {".bin", CONVERT_PICKLE},
+};
+
+convert_kind convert_kind_of(const char *path) {
+    struct stat s;
+    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode)) return CONVERT_SAFETENSORS;
+    size_t length = strlen(path);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        size_t n = strlen(endings[i].ending);
+        if (length > n && strcasecmp(path + length - n, endings[i].ending) == 0) return endings[i].kind;
+    }
+    return CONVERT_UNKNOWN;
+}
+
+tn_status convert_open(const char *path, convert_file *f) {
+    *f = (convert_file){.kind = convert_kind_of(path), .path = path};
+    tn_status status = TN_OK;
+    switch (f->kind) {
+    case CONVERT_SAFETENSORS:
+        status = tn_safetensors_open(path, &f->safetensors);
+        f->count = tn_safetensors_count(f->safetensors);
+        return status;
+    case CONVERT_GGUF:
+        status = tn_gguf_open(path, &f->gguf);
+        f->count = tn_gguf_count(f->gguf);
+        return status;
+    case CONVERT_PICKLE:
+        status = tn_pickle_open(path, &f->pickle);
+        f->count = tn_pickle_count(f->pickle);
+        return status;
+    default:
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s' is of no kind that is converted: .safetensors, .gguf, .pt, .pth, .bin, or a "
+                               "folder with safetensors",
+                               path);
+    }
+}
+
+void convert_close(convert_file *f) {
+    tn_safetensors_close(f->safetensors);
+    tn_gguf_close(f->gguf);
+    tn_pickle_close(f->pickle);
+    *f = (convert_file){0};
+}
+
+static void take(convert_tensor *t, const char *name, const char *type, tn_dtype dtype, int rank,
+                 const int64_t *shape) {
+    *t = (convert_tensor){.name = name, .type = type, .dtype = dtype, .rank = rank, .numel = 1};
+    for (int d = 0; d < rank; d++)
+        t->numel *= t->shape[d] = shape[d];
+}
+
+tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
+    tn_status status;
+    if (f->safetensors) {
+        tn_safetensors_info s = {.struct_size = sizeof s};
+        if ((status = tn_safetensors_at(f->safetensors, (int)i, &s)) != TN_OK) return status;
+        take(t, s.name, s.dtype_name, s.dtype, s.rank, s.shape);
+        t->bytes = s.bytes;
+    } else if (f->gguf) {
+        tn_gguf_info g = {.struct_size = sizeof g};
+        if ((status = tn_gguf_at(f->gguf, i, &g)) != TN_OK) return status;
+        take(t, g.name, g.dtype_name, g.dtype, g.rank, g.shape);
+        t->bytes = g.bytes;
+        t->data = g.data;
+    } else {
+        tn_pickle_info p = {.struct_size = sizeof p};
+        if ((status = tn_pickle_at(f->pickle, i, &p)) != TN_OK) return status;
+        take(t, p.name, p.dtype_name, p.dtype, p.rank, p.shape);
+        t->bytes = (int64_t)tn_dtype_bytes(p.dtype, t->numel);
+    }
+    return TN_OK;
+}
+
+tn_tensor *convert_tensor_of(const convert_file *f, const char *name) {
+    if (f->safetensors) return tn_safetensors_tensor(f->safetensors, name);
+    return f->gguf ? tn_gguf_tensor(f->gguf, name) : tn_pickle_tensor(f->pickle, name);
+}
+
+float *convert_numbers(const convert_file *f, const char *name, int64_t numel) {
+    tn_tensor *t = convert_tensor_of(f, name), *cast = tn_cast(t, TN_F32);
+    float *x = malloc((size_t)(numel > 0 ? numel : 1) * sizeof *x);
+    if (!x) tn_backend_fail(TN_ERR_MEMORY, "no memory for the %lld numbers of '%s'", (long long)numel, name);
+    if (x && tn_read(cast, x, (size_t)numel * sizeof *x) != TN_OK) {
+        free(x);
+        x = NULL;
+    }
+    tn_free(cast);
+    tn_free(t);
+    return x;
+}

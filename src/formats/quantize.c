@@ -1,0 +1,457 @@
+/* quantize.c — numbers into the block formats of GGUF files, with small errors.
+ *
+ * The one idea: what is stored is searched for, by its sum of squared errors after everything was rounded as the file
+ * rounds it. A run of 16 or 32 numbers that share a factor s (and perhaps a minimum m) is fitted first: some factors
+ * around the one that just spans the largest number are tried, each improved by least squares for the codes that it
+ * leads to. In large blocks factors and minima are themselves rounded to few bits: for each run the neighbouring codes
+ * are tried too, and the block's own factors follow by least squares from all its numbers. Sums run in eight lanes, so
+ * that they become vector code and are the same on every machine. */
+#include <math.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "kern/qformat.h"
+#include "kir/kir_math.h"
+#include "trunnion/model.h"
+
+enum { LANES = 8, RUN = TN_QBLOCK, RUNS = TN_QSUPER / 16, STEPS = 10, ROUNDS = 2 };
+
+static const float TINY = 1e-30f;     /* no factor is smaller, but 0 */
+static const float STEP = 0.1f;       /* between the spans that are tried, in codes */
+static const float ROUND = 0x1.8p23f; /* added and taken away again: leaves the nearest whole number */
+
+/* A run: its numbers, the codes that they have, and the least and the greatest of these. */
+typedef struct run {
+    const float *x;
+    int n;
+    float low, high;
+} run;
+
+/* x ≈ s·q + m */
+typedef struct fit {
+    float s, m;
+    double error;
+} fit;
+
+typedef struct sums {
+    double x, xx, q, qq, xq;
+} sums;
+
+static double total(const float *lanes) {
+    double sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += (double)lanes[l];
+    return sum;
+}
+
+static float inverse(float s) { return fabsf(s) < TINY ? 0 : 1 / s; }
+
+static float half(float v) { return kir_from_f16(kir_to_f16(fminf(fmaxf(v, -65504), 65504))); }
+
+/* The codes of a run for s and m. */
+static void encode(const run *r, float s, float m, float *q) {
+    float by = inverse(s), low = r->low, high = r->high;
+    for (int i = 0; i < r->n; i++) {
+        float v = (r->x[i] - m) * by;
+        v = v > low ? v : low;
+        v = v < high ? v : high;
+        q[i] = (v + ROUND) - ROUND;
+    }
+}
+
+static double error_of(const run *r, float s, float m, const float *q) {
+    float lanes[LANES] = {0};
+    for (int i = 0; i < r->n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            float e = r->x[i + l] - (s * q[i + l] + m);
+            lanes[l] += e * e;
+        }
+    return total(lanes);
+}
+
+static sums sums_of(const run *r, const float *q) {
+    float x[LANES] = {0}, c[LANES] = {0}, cc[LANES] = {0}, xc[LANES] = {0}, xx[LANES] = {0};
+    for (int i = 0; i < r->n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            float v = r->x[i + l], w = q[i + l];
+            x[l] += v;
+            c[l] += w;
+            xx[l] += v * v;
+            cc[l] += w * w;
+            xc[l] += v * w;
+        }
+    return (sums){total(x), total(xx), total(c), total(cc), total(xc)};
+}
+
+/* ---- one run ----------------------------------------------------------------------------------------------------- */
+
+typedef enum minimum_kind { MINIMUM_NONE, MINIMUM_BELOW_ZERO, MINIMUM_ANY } minimum_kind;
+
+/* The least squares for these codes. */
+static fit solve(const run *r, const float *q, minimum_kind kind) {
+    sums t = sums_of(r, q);
+    double n = r->n, determinant = n * t.qq - t.q * t.q, s = 0, m = 0;
+    bool flat = determinant <= 1e-6 * n * t.qq;
+    if (kind != MINIMUM_NONE && !flat) {
+        s = (n * t.xq - t.x * t.q) / determinant;
+        m = (t.qq * t.x - t.q * t.xq) / determinant;
+    }
+    if (kind == MINIMUM_NONE || flat || (kind == MINIMUM_BELOW_ZERO && m > 0)) {
+        m = 0;
+        s = t.qq > 0 ? t.xq / t.qq : 0;
+    }
+    if (kind == MINIMUM_BELOW_ZERO && s < 0) s = 0;
+    return (fit){(float)s, (float)m, t.xx + s * s * t.qq + n * m * m - 2 * (s * t.xq + m * t.x - s * m * t.q)};
+}
+
+static void try_fit(const run *r, float s, float m, minimum_kind kind, fit *best) {
+    float q[RUN];
+    encode(r, s, m, q);
+    fit f = solve(r, q, kind);
+    if (f.error < best->error) *best = f;
+}
+
+/* Codes on both sides of zero: the number of the largest magnitude gets one end or the other. */
+static fit fit_signed(const run *r) {
+    float most = 0;
+    for (int i = 0; i < r->n; i++)
+        if (fabsf(r->x[i]) > fabsf(most)) most = r->x[i];
+    fit best = {0, 0, INFINITY};
+    if (fabsf(most) < TINY) return (fit){0};
+    for (int t = -STEPS; t <= STEPS; t++) {
+        try_fit(r, most / (r->low - STEP * (float)t), 0, MINIMUM_NONE, &best);
+        try_fit(r, most / (r->high + STEP * (float)t), 0, MINIMUM_NONE, &best);
+    }
+    for (int i = 0; i < ROUNDS; i++)
+        try_fit(r, best.s, 0, MINIMUM_NONE, &best);
+    return best;
+}
+
+static fit fit_affine(const run *r, minimum_kind kind) {
+    float least = r->x[0], most = r->x[0];
+    for (int i = 1; i < r->n; i++) {
+        least = fminf(least, r->x[i]);
+        most = fmaxf(most, r->x[i]);
+    }
+    if (kind == MINIMUM_BELOW_ZERO) least = fminf(least, 0);
+    if (most - least < TINY) return (fit){0, kind == MINIMUM_BELOW_ZERO ? fminf(least, 0) : least, 0};
+    fit best = {0, 0, INFINITY};
+    for (int t = -STEPS; t <= STEPS; t++)
+        try_fit(r, (most - least) / (r->high + STEP * (float)t), least, kind, &best);
+    for (int i = 0; i < ROUNDS; i++)
+        try_fit(r, best.s, best.m, kind, &best);
+    return best;
+}
+
+/* ---- blocks of 32 ------------------------------------------------------------------------------------------------ */
+
+static void put_codes(const tn_qformat *f, const float *q, int n, uint8_t *u) {
+    for (int i = 0; i < n; i++)
+        u[i] = (uint8_t)((int)q[i] + f->zero);
+}
+
+static void quantize_small(const tn_qformat *f, const run *r, tn_qunpacked *out) {
+    float q[RUN];
+    fit b = f->has_minimum ? fit_affine(r, MINIMUM_ANY) : fit_signed(r);
+    b.s = half(b.s);
+    encode(r, b.s, b.m, q);
+    if (f->has_minimum) { /* the rounded factor may want another minimum */
+        sums t = sums_of(r, q);
+        b.m = half((float)((t.x - (double)b.s * t.q) / r->n));
+        encode(r, b.s, b.m, q);
+    }
+    out->d = kir_to_f16(b.s);
+    out->minimum = kir_to_f16(b.m);
+    put_codes(f, q, r->n, out->u);
+}
+
+/* ---- blocks of 256 ----------------------------------------------------------------------------------------------- */
+
+/* Codes of the runs' factors and minima: how large they may be. */
+typedef struct scale_codes {
+    int low, high;
+} scale_codes;
+
+static scale_codes codes_of(tn_qscales form) {
+    static const scale_codes rows[TN_QSCALES_COUNT] = {
+        [TN_QSCALES_PAIR_M] = {0, 63},
+        [TN_QSCALES_PAIR] = {-32, 31},
+        [TN_QSCALES_I8] = {-128, 127},
+        [TN_QSCALES_NIBBLE] = {0, 15},
+    };
+    return rows[form];
+}
+
+/* A block as it will be stored, and what is wrong with it. */
+typedef struct attempt {
+    float d, minimum; /* as f16 holds them */
+    int scale[RUNS], min[RUNS];
+    float q[TN_QSUPER];
+    double error;
+} attempt;
+
+typedef struct super {
+    const tn_qformat *format;
+    scale_codes codes;
+    int runs, length;
+    run run[RUNS];
+    fit fit[RUNS];
+} super;
+
+static int clamp_code(const super *b, float v) {
+    float code = rintf(fminf(fmaxf(v, (float)b->codes.low), (float)b->codes.high));
+    return (int)code;
+}
+
+/* The codes of run j: the nearest to its fit, or a neighbour if that gives the smaller error. */
+static void choose_codes(const super *b, int j, attempt *a) {
+    bool has_minimum = b->format->has_minimum;
+    int scale = clamp_code(b, b->fit[j].s * inverse(a->d)), min = clamp_code(b, -b->fit[j].m * inverse(a->minimum));
+    double best = INFINITY;
+    float q[RUN];
+    for (int i = 0; i < (has_minimum ? 9 : 3); i++) {
+        int s = scale + i % 3 - 1, m = has_minimum ? min + i / 3 - 1 : 0;
+        if (s < b->codes.low || s > b->codes.high || m < 0 || m > b->codes.high) continue;
+        float factor = a->d * (float)s, t = -(a->minimum * (float)m);
+        encode(&b->run[j], factor, t, q);
+        double error = error_of(&b->run[j], factor, t, q);
+        if (error >= best) continue;
+        best = error;
+        a->scale[j] = s;
+        a->min[j] = m;
+        memcpy(a->q + j * b->length, q, (size_t)b->length * sizeof *q);
+    }
+    a->error += best;
+}
+
+static attempt attempt_with(const super *b, float d, float minimum) {
+    attempt a = {.d = half(d), .minimum = half(minimum)};
+    for (int j = 0; j < b->runs; j++)
+        choose_codes(b, j, &a);
+    return a;
+}
+
+/* d and the minimum's factor of least error, with all codes as they are. */
+static void solve_super(const super *b, const attempt *a, float *d, float *minimum) {
+    double uu = 0, uv = 0, vv = 0, xu = 0, xv = 0;
+    for (int j = 0; j < b->runs; j++) {
+        sums t = sums_of(&b->run[j], a->q + j * b->length);
+        double s = a->scale[j], m = -a->min[j];
+        uu += s * s * t.qq;
+        uv += s * m * t.q;
+        vv += m * m * b->length;
+        xu += s * t.xq;
+        xv += m * t.x;
+    }
+    double determinant = uu * vv - uv * uv;
+    if (determinant > 1e-9 * uu * vv) {
+        *d = (float)((xu * vv - xv * uv) / determinant);
+        *minimum = (float)((xv * uu - xu * uv) / determinant);
+    } else if (uu > 0) {
+        *d = (float)(xu / uu);
+    }
+}
+
+static void keep_better(const attempt *a, attempt *best) {
+    if (a->error < best->error) *best = *a;
+}
+
+/* From one pair of factors to a better one, as long as it gets better. */
+static void improve(const super *b, float d, float minimum, attempt *best) {
+    attempt a = attempt_with(b, d, minimum);
+    for (int i = 0; i < ROUNDS; i++) {
+        keep_better(&a, best);
+        solve_super(b, &a, &d, &minimum);
+        a = attempt_with(b, d, minimum);
+    }
+    keep_better(&a, best);
+}
+
+static void quantize_super(const tn_qformat *f, const float *x, run first, tn_qunpacked *out) {
+    super b = {.format = f, .codes = codes_of(f->scales), .length = TN_QBLOCK / f->parts};
+    float most = 0, most_minimum = 0;
+    b.runs = TN_QSUPER / b.length;
+    for (int j = 0; j < b.runs; j++) {
+        b.run[j] = first;
+        b.run[j].x = x + j * b.length;
+        b.run[j].n = b.length;
+        b.fit[j] = f->has_minimum ? fit_affine(&b.run[j], MINIMUM_BELOW_ZERO) : fit_signed(&b.run[j]);
+        if (fabsf(b.fit[j].s) > fabsf(most)) most = b.fit[j].s;
+        most_minimum = fmaxf(most_minimum, -b.fit[j].m);
+    }
+    attempt best = {.error = INFINITY};
+    float top = (float)b.codes.high, bottom = (float)b.codes.low;
+    improve(&b, most / top, most_minimum / top, &best);
+    if (b.codes.low < 0) improve(&b, most / bottom, 0, &best);
+    if (f->scales == TN_QSCALES_NIBBLE) improve(&b, most / (top + 1.5f), most_minimum / (top + 1.5f), &best);
+    out->d = kir_to_f16(best.d);
+    out->minimum = kir_to_f16(best.minimum);
+    for (int j = 0; j < b.runs; j++) {
+        out->scale[j] = (uint8_t)(best.scale[j] + (f->scales == TN_QSCALES_PAIR ? 32 : 0));
+        out->min[j] = (uint8_t)best.min[j];
+    }
+    put_codes(f, best.q, TN_QSUPER, out->u);
+}
+
+/* ---- blocks as files have them: kern/qformat.c takes them apart again -------------------------------------------- */
+
+static void join_nibbles(const uint8_t *u, int count, uint8_t *bytes) {
+    for (int i = 0; i < count; i++)
+        bytes[i] = (uint8_t)((u[i] & 15) | (u[count + i] & 15) << 4);
+}
+
+/* Bit `bit` of each code, in `each` bytes of which the j-th bit belongs to code `each`·j + l. */
+static void join_bits(const uint8_t *u, int count, int each, int bit, uint8_t *bytes) {
+    memset(bytes, 0, (size_t)each);
+    for (int i = 0; i < count; i++)
+        bytes[i % each] |= (uint8_t)((u[i] >> bit & 1) << (i / each));
+}
+
+static void join_pairs(const uint8_t *u, int shift, uint8_t *bytes) {
+    memset(bytes, 0, 64);
+    for (int i = 0; i < TN_QSUPER; i++)
+        bytes[i / 128 * 32 + i % 32] |= (uint8_t)((u[i] >> shift & 3) << (i % 128 / 32 * 2));
+}
+
+static void put_half(uint8_t *at, uint16_t h) { memcpy(at, &h, sizeof h); }
+
+static void pack_q4_0(const tn_qunpacked *b, uint8_t *to) { join_nibbles(b->u, 16, to + 2); }
+static void pack_q4_1(const tn_qunpacked *b, uint8_t *to) { join_nibbles(b->u, 16, to + 4); }
+
+/* The fifth bits stand in the order of the codes. */
+static void join_fifth(const uint8_t *u, uint8_t *bytes) {
+    memset(bytes, 0, 4);
+    for (int i = 0; i < RUN; i++)
+        bytes[i / 8] |= (uint8_t)((u[i] >> 4 & 1) << (i % 8));
+}
+
+static void pack_q5_0(const tn_qunpacked *b, uint8_t *to) {
+    join_fifth(b->u, to + 2);
+    join_nibbles(b->u, 16, to + 6);
+}
+
+static void pack_q5_1(const tn_qunpacked *b, uint8_t *to) {
+    join_fifth(b->u, to + 4);
+    join_nibbles(b->u, 16, to + 8);
+}
+
+static void pack_q8_0(const tn_qunpacked *b, uint8_t *to) {
+    for (int i = 0; i < RUN; i++)
+        to[2 + i] = b->u[i] ^ 0x80;
+}
+
+static void pack_q2_k(const tn_qunpacked *b, uint8_t *to) {
+    for (int i = 0; i < 16; i++)
+        to[i] = (uint8_t)(b->scale[i] | b->min[i] << 4);
+    join_pairs(b->u, 0, to + 16);
+}
+
+static void pack_q3_k(const tn_qunpacked *b, uint8_t *to) {
+    join_bits(b->u, TN_QSUPER, 32, 2, to);
+    join_pairs(b->u, 0, to + 32);
+    memset(to + 96, 0, 12);
+    for (int i = 0; i < 16; i++) {
+        to[96 + i % 8] |= (uint8_t)((b->scale[i] & 15) << (i / 8 * 4));
+        to[104 + i % 4] |= (uint8_t)(b->scale[i] >> 4 << (i / 4 * 2));
+    }
+}
+
+static void join_scales(const tn_qunpacked *b, uint8_t *to) {
+    for (int i = 0; i < 4; i++) {
+        to[i] = (uint8_t)(b->scale[i] | b->scale[4 + i] >> 4 << 6);
+        to[4 + i] = (uint8_t)(b->min[i] | b->min[4 + i] >> 4 << 6);
+        to[8 + i] = (uint8_t)((b->scale[4 + i] & 15) | (b->min[4 + i] & 15) << 4);
+    }
+}
+
+static void join_quarters(const uint8_t *u, uint8_t *to) {
+    for (int i = 0; i < 4; i++)
+        join_nibbles(u + 64 * i, 32, to + 32 * i);
+}
+
+static void pack_q4_k(const tn_qunpacked *b, uint8_t *to) {
+    join_scales(b, to + 4);
+    join_quarters(b->u, to + 16);
+}
+
+static void pack_q5_k(const tn_qunpacked *b, uint8_t *to) {
+    join_scales(b, to + 4);
+    join_bits(b->u, TN_QSUPER, 32, 4, to + 16);
+    join_quarters(b->u, to + 48);
+}
+
+static void pack_q6_k(const tn_qunpacked *b, uint8_t *to) {
+    join_nibbles(b->u, 64, to);
+    join_nibbles(b->u + 128, 64, to + 64);
+    join_pairs(b->u, 4, to + 128);
+    memcpy(to + 192, b->scale, 16);
+}
+
+/* ---- the table --------------------------------------------------------------------------------------------------- */
+
+typedef struct target {
+    tn_dtype dtype;
+    int8_t low, high;   /* codes, zero point taken off */
+    uint8_t d, minimum; /* places of the f16 factors; 255: none */
+    void (*pack)(const tn_qunpacked *b, uint8_t *to);
+} target;
+
+static const target targets[] = {
+    {TN_Q4_0, -8, 7, 0, 255, pack_q4_0},     {TN_Q4_1, 0, 15, 0, 2, pack_q4_1},
+    {TN_Q5_0, -16, 15, 0, 255, pack_q5_0},   {TN_Q5_1, 0, 31, 0, 2, pack_q5_1},
+    {TN_Q8_0, -127, 127, 0, 255, pack_q8_0}, {TN_Q2_K, 0, 3, 80, 82, pack_q2_k},
+    {TN_Q3_K, -4, 3, 108, 255, pack_q3_k},   {TN_Q4_K, 0, 15, 0, 2, pack_q4_k},
+    {TN_Q5_K, 0, 31, 0, 2, pack_q5_k},       {TN_Q6_K, -32, 31, 208, 255, pack_q6_k},
+};
+
+static const target *find_target(tn_dtype dtype) {
+    for (size_t i = 0; i < TN_COUNT(targets); i++)
+        if (targets[i].dtype == dtype) return &targets[i];
+    return NULL;
+}
+
+typedef struct work {
+    const target *target;
+    const tn_qformat *format;
+    const float *x;
+    uint8_t *blocks;
+} work;
+
+static void quantize_range(void *ctx, int64_t begin, int64_t end, int worker) {
+    const work *w = ctx;
+    const tn_qformat *f = w->format;
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        float x[TN_QSUPER];
+        tn_qunpacked block = {0};
+        for (int k = 0; k < f->elements; k++) {
+            float v = w->x[i * f->elements + k];
+            x[k] = isfinite(v) ? v : 0;
+        }
+        run r = {x, f->elements, w->target->low, w->target->high};
+        if (f->elements == TN_QBLOCK) {
+            quantize_small(f, &r, &block);
+        } else {
+            quantize_super(f, x, r, &block);
+        }
+        uint8_t *to = w->blocks + i * f->bytes;
+        w->target->pack(&block, to);
+        put_half(to + w->target->d, block.d);
+        if (f->has_minimum) put_half(to + w->target->minimum, block.minimum);
+    }
+}
+
+tn_status tn_quantize_blocks(tn_dtype dtype, const float *x, int64_t count, void *blocks) {
+    const target *t = find_target(dtype);
+    if (!t)
+        return tn_fail(TN_ERR_DTYPE, "tn_quantize_blocks: to %s; it takes q4_0, q4_1, q5_0, q5_1, q8_0, q2_k … q6_k",
+                       tn_dtype_name(dtype));
+    work w = {.target = t, .format = tn_qformat_of(dtype), .x = x, .blocks = blocks};
+    if (count < 0 || count % w.format->elements != 0)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_quantize_blocks: %lld numbers are not whole blocks of %d", (long long)count,
+                       w.format->elements);
+    if (count > 0) TRY(tn_need(x, "tn_quantize_blocks: x"));
+    if (count > 0) TRY(tn_need(blocks, "tn_quantize_blocks: blocks"));
+    tn_parallel(count / w.format->elements, TN_QSUPER / w.format->elements * 4, quantize_range, &w);
+    return TN_OK;
+}

@@ -1,0 +1,439 @@
+/* torch_file.c — tensors of PyTorch's .pt and .pth files.
+ *
+ * Two layouts: an archive of stored entries (data.pkl says what there is, data/KEY are the storages), and the older one
+ * of pickles behind each other, then storages. Either way a tensor is a storage, a place in it, a shape and strides:
+ * checked when the file is opened, so that afterwards it is a pointer into the mapping. What contains the tensors,
+ * dicts, lists and tuples, becomes their dotted names; everything else in the file is passed over. */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "formats/pickle.h"
+#include "formats/zip.h"
+#include "trunnion/model.h"
+
+enum {
+    MAX_DEPTH = 32,       /* containers in containers */
+    MAX_VISITS = 1 << 22, /* values that are looked at: a container may stand in many places */
+    MAX_NAME = 4096,
+    HEAD_PICKLES = 3 /* of the older layout: mark, version, system */
+};
+
+typedef struct entry {
+    size_t name_at;
+    const char *name;
+    const tn_pickle_place *tensor;
+    const tn_pickle_type *type;
+    const uint8_t *data; /* its first element */
+    int64_t numel;
+} entry;
+
+struct tn_pickle {
+    _Atomic int32_t refs;
+    tn_map map;
+    tn_zip zip;
+    tn_pickle_values values;
+    const uint8_t **storages; /* of each storage that the pickle names; as many elements as it says are there */
+    tn_str names;
+    entry *entries, **by_name;
+    size_t count, capacity, visits;
+};
+
+/* ---- storages ---------------------------------------------------------------------------------------------------- */
+
+static tn_status storage_bytes(const tn_pickle_storage *s, size_t *out) {
+    int64_t bytes;
+    if (tn_mul_overflow(s->count, tn_pickle_types[s->type].size, &bytes))
+        return tn_fail(TN_ERR_FORMAT, "byte 0: storage '%.*s' claims %lld elements", (int)(s->key_length & 63), s->key,
+                       (long long)s->count);
+    *out = (size_t)bytes;
+    return TN_OK;
+}
+
+/* Storages of an archive are entries of its folder. */
+static tn_status find_zip_storage(const tn_pickle *f, const tn_zip_entry *pickle, size_t i) {
+    const tn_pickle_storage *s = &f->values.storages[i];
+    size_t bytes, folder = pickle->name_length - strlen("data.pkl");
+    TRY(storage_bytes(s, &bytes));
+    if (s->key_length > MAX_NAME) return tn_fail(TN_ERR_FORMAT, "byte 0: a storage's name is too long");
+    tn_str name = {0};
+    tn_str_addn(&name, pickle->name, folder);
+    tn_str_add(&name, "data/");
+    tn_str_addn(&name, s->key, s->key_length);
+    const tn_zip_entry *e = name.failed ? NULL : tn_zip_find(&f->zip, name.text, name.length);
+    bool failed = name.failed;
+    tn_str_free(&name);
+    if (failed) return tn_fail(TN_ERR_MEMORY, "out of memory for a storage's name");
+    if (!e || e->size < bytes)
+        return tn_fail(TN_ERR_FORMAT, "byte 0: storage '%.*s' of %zu bytes is not in the file", (int)s->key_length,
+                       s->key, bytes);
+    f->storages[i] = e->data;
+    return TN_OK;
+}
+
+static const tn_zip_entry *find_pickle(const tn_zip *z) {
+    for (size_t i = 0; i < z->count; i++) {
+        const tn_zip_entry *e = &z->entries[i];
+        size_t n = strlen("data.pkl");
+        bool ends = e->name_length >= n && memcmp(e->name + e->name_length - n, "data.pkl", n) == 0;
+        if (ends && (e->name_length == n || e->name[e->name_length - n - 1] == '/')) return e;
+    }
+    return NULL;
+}
+
+static tn_status check_order(const tn_pickle *f, const tn_zip_entry *pickle) {
+    char name[300];
+    size_t folder = pickle->name_length - strlen("data.pkl");
+    if (folder > 256) return tn_fail(TN_ERR_FORMAT, "byte 0: the archive's folder has a name that is too long");
+    int n = snprintf(name, sizeof name, "%.*sbyteorder", (int)folder, pickle->name);
+    const tn_zip_entry *e = tn_zip_find(&f->zip, name, (size_t)n);
+    if (e && (e->size != 6 || memcmp(e->data, "little", 6) != 0))
+        return tn_fail(TN_ERR_UNSUPPORTED, "the file is big-endian; save it on a little-endian machine");
+    return TN_OK;
+}
+
+static tn_status alloc_storages(tn_pickle *f) {
+    f->storages = tn_mem_zalloc(f->values.storage_count, sizeof *f->storages);
+    return f->storages ? TN_OK : TN_ERR_MEMORY;
+}
+
+static tn_status read_archive(tn_pickle *f) {
+    size_t used;
+    TRY(tn_zip_open(f->map.data, f->map.size, &f->zip));
+    const tn_zip_entry *pickle = find_pickle(&f->zip);
+    if (!pickle) return tn_fail(TN_ERR_FORMAT, "byte 0: the archive has no data.pkl: PyTorch did not write it");
+    TRY(check_order(f, pickle));
+    TRY(tn_pickle_read(pickle->data, pickle->size, (size_t)(pickle->data - f->map.data), &f->values, &used));
+    TRY(alloc_storages(f));
+    for (size_t i = 0; i < f->values.storage_count; i++)
+        TRY(find_zip_storage(f, pickle, i));
+    return TN_OK;
+}
+
+/* ---- the older layout -------------------------------------------------------------------------------------------- */
+
+static bool text_is(const tn_pickle_node *n, const char *text) {
+    return n->kind == TN_PICKLE_STRING && (size_t)n->number == strlen(text) && memcmp(n->text, text, strlen(text)) == 0;
+}
+
+static bool says_big_endian(const tn_pickle_values *v) {
+    const tn_pickle_node *root = &v->nodes[v->root];
+    if (root->kind != TN_PICKLE_DICT) return false;
+    for (uint32_t c = root->first; c; c = v->cells[v->cells[c].next].next) {
+        const tn_pickle_node *value = &v->nodes[v->cells[v->cells[c].next].node];
+        if (text_is(&v->nodes[v->cells[c].node], "little_endian"))
+            return value->kind == TN_PICKLE_BOOL && !value->number;
+    }
+    return false;
+}
+
+static tn_status read_part(const tn_pickle *f, size_t *at, tn_pickle_values *out) {
+    size_t used;
+    TRY(tn_pickle_read(f->map.data + *at, f->map.size - *at, *at, out, &used));
+    *at += used;
+    return TN_OK;
+}
+
+static tn_status skip_head(const tn_pickle *f, size_t *at) {
+    for (int i = 0; i < HEAD_PICKLES; i++) {
+        tn_pickle_values head;
+        TRY(read_part(f, at, &head));
+        bool big = says_big_endian(&head);
+        tn_pickle_values_free(&head);
+        if (big) return tn_fail(TN_ERR_UNSUPPORTED, "the file is big-endian; save it on a little-endian machine");
+    }
+    return TN_OK;
+}
+
+/* One storage: how many elements, then these. All that the pickle calls by this key have them. */
+static tn_status take_storage(const tn_pickle *f, const tn_pickle_node *key, size_t *at) {
+    int64_t count = 0;
+    if (key->kind != TN_PICKLE_STRING || f->map.size - *at < 8)
+        return tn_fail(TN_ERR_FORMAT, "byte %zu: a storage is missing", *at);
+    memcpy(&count, f->map.data + *at, 8);
+    const uint8_t *data = f->map.data + *at + 8;
+    size_t left = f->map.size - *at - 8, taken = 0;
+    for (size_t i = 0; i < f->values.storage_count; i++) {
+        const tn_pickle_storage *s = &f->values.storages[i];
+        size_t bytes;
+        if (s->key_length != (size_t)key->number || memcmp(s->key, key->text, s->key_length) != 0) continue;
+        TRY(storage_bytes(s, &bytes));
+        if (s->count != count || bytes > left)
+            return tn_fail(TN_ERR_FORMAT, "byte %zu: a storage of %lld elements where %lld were said", *at,
+                           (long long)count, (long long)s->count);
+        f->storages[i] = data;
+        taken = bytes;
+    }
+    *at += 8 + taken;
+    return TN_OK;
+}
+
+enum { MOST_KEYS_TIMES_STORAGES = 1 << 26 };
+
+static tn_status take_storages(tn_pickle *f, const tn_pickle_values *keys, size_t at) {
+    const tn_pickle_node *list = &keys->nodes[keys->root];
+    if (list->kind != TN_PICKLE_LIST) return tn_fail(TN_ERR_FORMAT, "byte %zu: no list of storages", at);
+    size_t work = 0;
+    for (uint32_t c = list->first; c; c = keys->cells[c].next) {
+        work += f->values.storage_count;
+        if (work > MOST_KEYS_TIMES_STORAGES) return tn_fail(TN_ERR_FORMAT, "byte %zu: too many storages", at);
+        TRY(take_storage(f, &keys->nodes[keys->cells[c].node], &at));
+    }
+    for (size_t i = 0; i < f->values.storage_count; i++)
+        if (!f->storages[i]) return tn_fail(TN_ERR_FORMAT, "byte %zu: a storage is missing", at);
+    return TN_OK;
+}
+
+static tn_status read_older(tn_pickle *f) {
+    size_t at = 0;
+    tn_pickle_values keys;
+    TRY(skip_head(f, &at));
+    TRY(read_part(f, &at, &f->values));
+    TRY(alloc_storages(f));
+    TRY(read_part(f, &at, &keys));
+    tn_status status = take_storages(f, &keys, at);
+    tn_pickle_values_free(&keys);
+    return status;
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+static tn_status check_tensor(const tn_pickle *f, entry *e) {
+    const tn_pickle_place *t = e->tensor;
+    const tn_pickle_storage *s = &f->values.storages[t->storage];
+    int64_t last = t->offset, step, have = s->count, size = e->type->size, bytes;
+    e->numel = 1;
+    bool over = false;
+    for (int d = 0; d < t->rank; d++)
+        over |= tn_mul_overflow(e->numel, t->shape[d], &e->numel);
+    for (int d = 0; d < t->rank && e->numel > 0 && !over; d++)
+        over |= tn_mul_overflow(t->shape[d] - 1, t->stride[d], &step) || tn_add_overflow(last, step, &last);
+    over |= tn_mul_overflow(e->numel, size, &bytes) || tn_mul_overflow(have, tn_pickle_types[s->type].size, &bytes);
+    if (!over) have = bytes / size;
+    if (over || (e->numel > 0 && last >= have))
+        return tn_fail(TN_ERR_FORMAT, "byte 0: tensor '%.100s' reaches beyond its storage of %lld elements",
+                       f->names.text + e->name_at, (long long)have);
+    e->data = f->storages[t->storage] + (e->numel > 0 ? t->offset * size : 0);
+    return TN_OK;
+}
+
+static tn_status add_entry(tn_pickle *f, const tn_str *name, int64_t tensor) {
+    TRY(tn_mem_reserve(&f->entries, &f->capacity, f->count + 1, sizeof *f->entries));
+    entry *e = &f->entries[f->count++];
+    *e = (entry){.name_at = f->names.length, .tensor = &f->values.tensors[tensor]};
+    e->type = &tn_pickle_types[e->tensor->type];
+    const char *text = name->length ? name->text : "data";
+    tn_str_addn(&f->names, text, strlen(text) + 1);
+    if (f->names.failed) return tn_fail(TN_ERR_MEMORY, "out of memory for the names of tensors");
+    if (f->names.length > INT_MAX) return tn_fail(TN_ERR_FORMAT, "byte 0: the names of tensors are too long");
+    return check_tensor(f, e);
+}
+
+/* Cuts the name back to `length` characters. */
+static void cut(tn_str *name, size_t length) {
+    name->length = length;
+    if (name->text) name->text[length] = 0;
+}
+
+static void add_step(tn_str *name, const tn_pickle_node *key, int64_t i) {
+    if (name->length > 0) tn_str_add(name, ".");
+    if (!key || key->kind == TN_PICKLE_INT) {
+        tn_str_add(name, "%lld", (long long)(key ? key->number : i));
+        return;
+    }
+    for (int64_t k = 0; k < key->number && k < MAX_NAME; k++) { /* nothing in a name may disturb a message */
+        char c = key->text[k];
+        tn_str_addn(name, (unsigned char)c < 0x20 || c == 0x7f ? "?" : &c, 1);
+    }
+}
+
+static tn_status flatten(tn_pickle *f, uint32_t node, tn_str *name, int depth) {
+    const tn_pickle_values *v = &f->values;
+    const tn_pickle_node *n = &v->nodes[node];
+    if (++f->visits > MAX_VISITS || depth > MAX_DEPTH || name->length > MAX_NAME)
+        return tn_fail(TN_ERR_FORMAT, "byte 0: containers are nested too deep, or stand in too many places");
+    if (n->kind == TN_PICKLE_TENSOR) return add_entry(f, name, n->number);
+    if (n->kind != TN_PICKLE_DICT && n->kind != TN_PICKLE_LIST && n->kind != TN_PICKLE_TUPLE) return TN_OK;
+    bool dict = n->kind == TN_PICKLE_DICT;
+    size_t length = name->length;
+    int64_t i = 0;
+    for (uint32_t c = n->first; c; c = v->cells[c].next, i++) {
+        const tn_pickle_node *key = dict ? &v->nodes[v->cells[c].node] : NULL;
+        if (dict) c = v->cells[c].next;
+        if (key && key->kind != TN_PICKLE_STRING && key->kind != TN_PICKLE_INT) continue;
+        add_step(name, key, i);
+        if (name->failed) return tn_fail(TN_ERR_MEMORY, "out of memory for a tensor's name");
+        TRY(flatten(f, v->cells[c].node, name, depth + 1));
+        cut(name, length);
+    }
+    return TN_OK;
+}
+
+static int compare_name(const void *a, const void *b) {
+    return strcmp((*(entry *const *)a)->name, (*(entry *const *)b)->name);
+}
+
+static tn_status name_entries(tn_pickle *f) {
+    tn_str name = {0};
+    tn_status status = flatten(f, f->values.root, &name, 0);
+    tn_str_free(&name);
+    TRY(status);
+    f->by_name = tn_mem_zalloc(f->count, sizeof *f->by_name);
+    if (!f->by_name) return TN_ERR_MEMORY;
+    for (size_t i = 0; i < f->count; i++) {
+        f->entries[i].name = f->names.text + f->entries[i].name_at;
+        f->by_name[i] = &f->entries[i];
+    }
+    qsort(f->by_name, f->count, sizeof *f->by_name, compare_name);
+    for (size_t i = 1; i < f->count; i++)
+        if (strcmp(f->by_name[i - 1]->name, f->by_name[i]->name) == 0)
+            return tn_fail(TN_ERR_FORMAT, "byte 0: two tensors are called '%.100s'", f->by_name[i]->name);
+    return TN_OK;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static void file_release(void *file) {
+    tn_pickle *f = file;
+    if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
+    tn_zip_close(&f->zip);
+    tn_pickle_values_free(&f->values);
+    tn_mem_free(f->storages);
+    tn_mem_free(f->entries);
+    tn_mem_free(f->by_name);
+    tn_str_free(&f->names);
+    tn_map_close(&f->map);
+    tn_mem_free(f);
+}
+
+static tn_status read_file(tn_pickle *f) {
+    const uint8_t *b = f->map.data;
+    if (f->map.size >= 2 && memcmp(b, "PK", 2) == 0) {
+        TRY(read_archive(f));
+    } else if (f->map.size >= 2 && b[0] == 0x80) {
+        TRY(read_older(f));
+    } else {
+        return tn_fail(TN_ERR_FORMAT, "byte 0: neither an archive nor a pickle: PyTorch did not write it");
+    }
+    return name_entries(f);
+}
+
+tn_status tn_pickle_open(const char *path, tn_pickle **out) {
+    TRY(tn_need(out, "tn_pickle_open: out"));
+    *out = NULL;
+    TRY(tn_need(path, "tn_pickle_open: the path"));
+    tn_pickle *f = tn_mem_zalloc(1, sizeof *f);
+    if (!f) return TN_ERR_MEMORY;
+    atomic_init(&f->refs, 1);
+    tn_status status = tn_map_open(path, &f->map);
+    if (status == TN_OK && (status = read_file(f)) != TN_OK) tn_fail_prefix(status, "'%s'", path);
+    if (status != TN_OK) {
+        file_release(f);
+        return status;
+    }
+    *out = f;
+    return TN_OK;
+}
+
+void tn_pickle_close(tn_pickle *file) { file_release(file); }
+
+/* ---- looking ----------------------------------------------------------------------------------------------------- */
+
+int64_t tn_pickle_count(const tn_pickle *file) { return file ? (int64_t)file->count : 0; }
+
+static tn_status describe(const entry *e, tn_pickle_info *info) {
+    if (!info || info->struct_size < sizeof *info)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_pickle_info: NULL, or its struct_size is not sizeof(tn_pickle_info)");
+    info->name = e->name;
+    info->dtype_name = e->type->name;
+    info->dtype = e->type->dtype;
+    info->rank = e->tensor->rank;
+    memcpy(info->shape, e->tensor->shape, sizeof info->shape);
+    memcpy(info->stride, e->tensor->stride, sizeof info->stride);
+    info->data = e->data;
+    return TN_OK;
+}
+
+tn_status tn_pickle_at(const tn_pickle *file, int64_t i, tn_pickle_info *info) {
+    if (i < 0 || i >= tn_pickle_count(file))
+        return tn_fail(TN_ERR_ARGUMENT, "tensor %lld of a file that holds %lld", (long long)i,
+                       (long long)tn_pickle_count(file));
+    return describe(&file->entries[i], info);
+}
+
+static const entry *find_entry(const tn_pickle *f, const char *name) {
+    entry wanted = {.name = name}, *like = &wanted, **found;
+    found = bsearch(&like, f->by_name, f->count, sizeof like, compare_name);
+    return found ? *found : NULL;
+}
+
+tn_status tn_pickle_find(const tn_pickle *file, const char *name, tn_pickle_info *info) {
+    TRY(tn_need(file, "tn_pickle_find: the file"));
+    TRY(tn_need(name, "tn_pickle_find: the name"));
+    const entry *e = find_entry(file, name);
+    if (!e) return tn_fail(TN_ERR_FORMAT, "there is no tensor '%.100s' in the file", name);
+    return describe(e, info);
+}
+
+static bool is_contiguous(const tn_pickle_place *t) {
+    int64_t step = 1;
+    for (int d = t->rank - 1; d >= 0; d--) {
+        if (t->shape[d] != 1 && t->stride[d] != step) return false;
+        step *= t->shape[d];
+    }
+    return true;
+}
+
+/* Copies the elements in the order of the shape: a row of the last dim at a time. */
+static void copy_strided(const entry *e, uint8_t *out) {
+    const tn_pickle_place *t = e->tensor;
+    int64_t at[TN_MAX_RANK] = {0}, size = e->type->size;
+    int last = t->rank - 1;
+    for (int64_t done = 0; done < e->numel; done += t->shape[last]) {
+        int64_t place = 0;
+        for (int d = 0; d < last; d++)
+            place += at[d] * t->stride[d];
+        for (int64_t i = 0; i < t->shape[last]; i++, out += size)
+            memcpy(out, e->data + (place + i * t->stride[last]) * size, (size_t)size);
+        for (int d = last - 1; d >= 0 && ++at[d] == t->shape[d]; d--)
+            at[d] = 0;
+    }
+}
+
+static bool bytes_are_bools(const uint8_t *bytes, int64_t n) {
+    uint8_t all = 0;
+    for (int64_t i = 0; i < n; i++)
+        all |= bytes[i];
+    return all <= 1;
+}
+
+static tn_tensor *copied_tensor(const entry *e) {
+    uint8_t *copy = tn_mem_zalloc((size_t)e->numel, e->type->size);
+    if (!copy) return tn_failed(TN_ERR_MEMORY, "no memory for tensor '%.100s'", e->name);
+    if (is_contiguous(e->tensor)) {
+        memcpy(copy, e->data, (size_t)e->numel * e->type->size);
+    } else {
+        copy_strided(e, copy);
+    }
+    if (e->type->dtype == TN_BOOL && !bytes_are_bools(copy, e->numel)) {
+        tn_mem_free(copy);
+        return tn_failed(TN_ERR_FORMAT, "tensor '%.100s' is bool but has other bytes than 0 and 1", e->name);
+    }
+    return tn_from_ptr(copy, e->tensor->shape, e->tensor->rank, e->type->dtype, tn_mem_free, copy);
+}
+
+tn_tensor *tn_pickle_tensor(const tn_pickle *file, const char *name) {
+    if (!file || !name) return tn_failed(TN_ERR_ARGUMENT, "tn_pickle_tensor: the file or the name is NULL");
+    const entry *e = find_entry(file, name);
+    if (!e) return tn_failed(TN_ERR_FORMAT, "there is no tensor '%.100s' in the file", name);
+    if (e->type->dtype == TN_DTYPE_COUNT)
+        return tn_failed(TN_ERR_UNSUPPORTED, "tensor '%.100s' is of type %s, which cannot be computed with", name,
+                         e->type->name);
+    bool direct = is_contiguous(e->tensor) && (uintptr_t)e->data % e->type->size == 0 && e->type->dtype != TN_BOOL;
+    if (!direct || e->numel == 0) return copied_tensor(e);
+    tn_pickle *owner = (tn_pickle *)(uintptr_t)file; /* counting does not change what the file says */
+    atomic_fetch_add_explicit(&owner->refs, 1, memory_order_relaxed);
+    return tn_from_ptr((void *)(uintptr_t)e->data, e->tensor->shape, e->tensor->rank, e->type->dtype, file_release,
+                       owner);
+}
