@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include "trunnion/linalg.h"
 #include "trunnion/ops.h"
 
 enum { LONG = 200000 };
