@@ -17,6 +17,7 @@ enum {
     ONNX_MAX_REPLAYS = 8, /* captured graphs that a model keeps */
     ONNX_SMALL_INPUT = 16 /* elements of an integer input whose values may become part of a replay's key */
 };
+static const int64_t ONNX_MAX_STEPS = (int64_t)1 << 24;     /* nodes that a run walks, those of loops each time */
 static const int64_t ONNX_MAX_STRUCTURE = (int64_t)1 << 30; /* bytes of what is made from the file's structure */
 static const int64_t ONNX_MAX_FOLDED = (int64_t)64 << 20;   /* bytes of a value of constants that is kept */
 static const int64_t ONNX_MAX_DENSE = (int64_t)1 << 28;     /* bytes of a sparse tensor made dense */
@@ -141,6 +142,8 @@ typedef struct onnx_function {
     bool resolved;
 } onnx_function;
 
+typedef struct onnx_replay onnx_replay;
+
 struct tn_onnx {
     onnx_arena arena;
     onnx_source source;
@@ -153,6 +156,7 @@ struct tn_onnx {
     onnx_graph *graph;
     onnx_value **values; /* all that graphs and attributes own */
     size_t value_count, value_capacity;
+    onnx_replay *replays; /* replay.c */
 };
 tn_status onnx_model_read(tn_onnx *m, onnx_text message);
 /* Finds each node's row or function; TN_ERR_UNSUPPORTED with all that has none, also in *report (may be NULL). */
@@ -181,6 +185,7 @@ struct onnx_run {
     tn_onnx *model;
     onnx_frame *frame;
     int depth;      /* of frames */
+    int64_t steps;  /* nodes that were walked */
     bool varied;    /* something was read that is not fixed: no replay */
     bool keyed;     /* something was read that depends on small integer inputs */
     bool capturing; /* reads come from memos */
@@ -198,6 +203,13 @@ struct onnx_frame {
 };
 /* v, which is taken over, as a value of another level: itself where nobody else has it. */
 onnx_value *onnx_value_as(onnx_value *v, uint8_t level);
+/* Walks the whole model: outputs are recorded, not computed. Before it: a run with its model alone. */
+tn_status onnx_run_model(onnx_run *r, onnx_value *const *in, onnx_value **out);
+void onnx_run_end(onnx_run *r);
+tn_status onnx_evaluate(onnx_value *const *values, int count);
+/* replay.c; in: values with one reference, which it may exchange */
+tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out);
+void onnx_replays_free(tn_onnx *m);
 tn_status onnx_put_level(onnx_call *c, int k, onnx_value *v, uint8_t level);
 
 #endif

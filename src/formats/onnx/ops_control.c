@@ -69,9 +69,327 @@ static tn_status run_if(onnx_call *c) {
     return status;
 }
 
+/* ---- Loop -------------------------------------------------------------------------------------------------------- */
+
+/* Growing lists of values: one a scan output. */
+typedef struct value_list {
+    onnx_value **at;
+    size_t count, capacity;
+} value_list;
+
+static tn_status value_list_add(value_list *l, onnx_value *v) {
+    tn_status status = v ? tn_mem_reserve(&l->at, &l->capacity, l->count + 1, sizeof(onnx_value *)) : tn_error_code();
+    if (status == TN_OK)
+        l->at[l->count++] = v;
+    else
+        onnx_value_release(v);
+    return status;
+}
+
+static void value_list_end(value_list *l) {
+    for (size_t i = 0; i < l->count; i++)
+        onnx_value_release(l->at[i]);
+    tn_mem_free(l->at);
+}
+
+/* What a loop carries from step to step, and what it gathers. */
+typedef struct looping {
+    onnx_call *c;
+    const onnx_graph *body;
+    int first;   /* input of the body that is the first carried value */
+    int skipped; /* outputs of the body before the first carried value */
+    int carried, gathered;
+    onnx_value **in, **out;
+    value_list *lists;
+} looping;
+
+static tn_status looping_begin(looping *l, onnx_call *c, int first, int skipped, int carried) {
+    l->c = c;
+    l->first = first;
+    l->skipped = skipped;
+    l->carried = carried;
+    TRY(subgraph(c, "body", &l->body));
+    l->gathered = l->body->output_count - skipped - carried;
+    if (l->gathered < 0 || carried < 0 || l->body->input_count < first + carried ||
+        c->out_count > carried + l->gathered)
+        return onnx_refuse(c, "its body has %d inputs and %d outputs, which do not fit it", l->body->input_count,
+                           l->body->output_count);
+    l->in = tn_mem_zalloc((size_t)l->body->input_count, sizeof(onnx_value *));
+    l->out = tn_mem_zalloc((size_t)l->body->output_count, sizeof(onnx_value *));
+    l->lists = tn_mem_zalloc((size_t)l->gathered, sizeof *l->lists);
+    return l->in && l->out && l->lists ? TN_OK : TN_ERR_MEMORY;
+}
+
+static void release_all(onnx_value **values, int count) {
+    for (int i = 0; values && i < count; i++) {
+        onnx_value_release(values[i]);
+        values[i] = NULL;
+    }
+}
+
+static void looping_end(looping *l) {
+    if (!l->body) return;
+    release_all(l->in, l->body->input_count);
+    release_all(l->out, l->body->output_count);
+    for (int k = 0; l->lists && k < l->gathered; k++)
+        value_list_end(&l->lists[k]);
+    tn_mem_free(l->in);
+    tn_mem_free(l->out);
+    tn_mem_free(l->lists);
+}
+
+static void replace(onnx_value **to, onnx_value *v) {
+    onnx_value_release(*to);
+    *to = v;
+}
+
+/* One step: the body, then what it carries on becomes input, and what it gathers is noted. */
+static tn_status looping_step(looping *l) {
+    TRY(onnx_call_graph(l->c, l->body, l->in, l->body->input_count, l->out, l->body->output_count));
+    for (int i = 0; i < l->carried; i++) {
+        replace(&l->in[l->first + i], l->out[l->skipped + i]);
+        l->out[l->skipped + i] = NULL;
+    }
+    for (int k = 0; k < l->gathered; k++) {
+        onnx_value *v = l->out[l->skipped + l->carried + k];
+        l->out[l->skipped + l->carried + k] = NULL;
+        if (onnx_wants(l->c, l->carried + k))
+            TRY(value_list_add(&l->lists[k], v));
+        else
+            onnx_value_release(v);
+    }
+    return TN_OK;
+}
+
+static tn_status put_carried(looping *l, uint8_t level) {
+    for (int i = 0; i < l->carried; i++) {
+        onnx_value *v = l->in[l->first + i];
+        if (!v && !onnx_wants(l->c, i)) continue;
+        if (!v) return onnx_refuse(l->c, "carried value %d is left out", i);
+        TRY(onnx_put_level(l->c, i, onnx_value_retain(v), least(v->fixed, level)));
+    }
+    return TN_OK;
+}
+
+/* Of no step at all the body's declared shape is all there is. */
+static tn_tensor *nothing_gathered(const looping *l, int k, int axis) {
+    const onnx_declared *t = l->body->outputs[l->skipped + l->carried + k].type;
+    int64_t shape[TN_MAX_RANK] = {0};
+    int rank = t && t->rank > 0 ? t->rank + 1 : 1;
+    if (rank > TN_MAX_RANK) return tn_failed(TN_ERR_SHAPE, "a result of %d dimensions", rank);
+    if (axis < 0) axis += rank;
+    for (int d = 0, from = 0; d < rank; d++)
+        if (d != axis) shape[d] = t->shape[from] < 0 ? 0 : t->shape[from], from++;
+    tn_dtype dtype = t && t->kind == ONNX_TENSOR && t->type ? onnx_types[t->type].dtype : TN_F32;
+    return tn_zeros(shape, rank, dtype);
+}
+
+/* Gathered values k as one tensor with a new dim at `axis`; the last step first where `reverse`. */
+static tn_status put_gathered(looping *l, int k, uint8_t level, int64_t axis, bool reverse) {
+    value_list *list = &l->lists[k];
+    int output = l->carried + k;
+    if (!onnx_wants(l->c, output)) return TN_OK;
+    if (list->count == 0) {
+        l->c->fixed = level;
+        return onnx_put(l->c, output, nothing_gathered(l, k, (int)axis));
+    }
+    if (list->count > INT_MAX) return onnx_refuse(l->c, "more than 2^31 steps");
+    tn_tensor **tensors = tn_mem_alloc(list->count * sizeof(tn_tensor *));
+    if (!tensors) return TN_ERR_MEMORY;
+    tn_status status = TN_OK;
+    for (size_t i = 0; i < list->count && status == TN_OK; i++) {
+        const onnx_value *v = list->at[reverse ? list->count - 1 - i : i];
+        if (v->kind != ONNX_TENSOR) status = onnx_refuse(l->c, "output %d of its body is no tensor of numbers", k);
+        tensors[i] = v->tensor;
+        level = least(level, v->fixed);
+    }
+    l->c->fixed = level;
+    if (status == TN_OK)
+        status = onnx_put_typed(l->c, output, tn_stack(tensors, (int)list->count, axis), list->at[0]->type);
+    tn_mem_free(tensors);
+    return status;
+}
+
+static onnx_value *number_value(tn_tensor *t, onnx_type type, uint8_t level) {
+    onnx_value *v = onnx_value_tensor(t, type);
+    if (v) v->fixed = level;
+    return v;
+}
+
+/* The condition that the body's first output is. */
+static tn_status read_condition(onnx_call *c, onnx_value *v, int64_t *out) {
+    onnx_value *const in[] = {v};
+    onnx_call reading = *c;
+    reading.in = in;
+    reading.in_count = 1;
+    return onnx_read_int(&reading, 0, 1, out);
+}
+
+static tn_status run_steps(looping *l, int64_t most, int64_t condition, uint8_t *level) {
+    onnx_call *c = l->c;
+    bool given = onnx_has(c, 1);
+    replace(&l->in[1], number_value(tn_from_data(&(bool){true}, NULL, 0, TN_BOOL), ONNX_BOOL, ONNX_EXTENTS));
+    if (!l->in[1]) return tn_error_code();
+    for (int64_t i = 0; i < most && (condition || !given); i++) {
+        replace(&l->in[0], number_value(tn_from_data(&i, NULL, 0, TN_I64), ONNX_INT64, ONNX_EXTENTS));
+        if (!l->in[0]) return tn_error_code();
+        TRY(looping_step(l));
+        if (given) {
+            *level = least(*level, l->out[0]->fixed);
+            TRY(read_condition(c, l->out[0], &condition));
+        }
+        replace(&l->in[1], onnx_value_retain(l->out[0]));
+        replace(&l->out[0], NULL);
+    }
+    return TN_OK;
+}
+
+static tn_status loop(looping *l, onnx_call *c) {
+    int64_t most = INT64_MAX, condition = 1;
+    TRY(looping_begin(l, c, 2, 1, c->in_count - 2));
+    TRY(onnx_read_int(c, 0, INT64_MAX, &most));
+    TRY(onnx_read_int(c, 1, 1, &condition));
+    uint8_t level = ONNX_EXTENTS;
+    if (onnx_has(c, 0)) level = least(level, c->in[0]->fixed);
+    if (onnx_has(c, 1)) level = least(level, c->in[1]->fixed);
+    if (!onnx_has(c, 0) && !onnx_has(c, 1))
+        return onnx_refuse(c, "it has neither a trip count nor a condition: it never ends");
+    for (int i = 0; i < l->carried; i++)
+        l->in[2 + i] = onnx_value_retain(c->in[2 + i]);
+    TRY(run_steps(l, most, condition, &level));
+    TRY(put_carried(l, level));
+    for (int k = 0; k < l->gathered; k++)
+        TRY(put_gathered(l, k, level, 0, false));
+    return TN_OK;
+}
+
+static tn_status run_loop(onnx_call *c) {
+    looping l = {0};
+    tn_status status = loop(&l, c);
+    looping_end(&l);
+    return status;
+}
+
+/* ---- Scan -------------------------------------------------------------------------------------------------------- */
+
+/* One number of a list attribute; 0 where it is absent. */
+static int64_t item_of(const onnx_call *c, const char *name, int i) {
+    int count;
+    const int64_t *list = onnx_ints(c, name, &count);
+    return i < count ? list[i] : 0;
+}
+
+/* Item `step` of scan input i (of `scans`), whose tensor is x. */
+static tn_status slice_input(looping *l, int i, const tn_tensor *x, const onnx_value *from, int64_t step,
+                             int64_t steps) {
+    int64_t at = item_of(l->c, "scan_input_directions", i) ? steps - 1 - step : step;
+    onnx_value *v = onnx_value_tensor(tn_select(x, item_of(l->c, "scan_input_axes", i), at), from->type);
+    if (!v) return tn_error_code();
+    v->fixed = least(from->fixed, ONNX_EXTENTS);
+    replace(&l->in[l->carried + i], v);
+    return TN_OK;
+}
+
+static tn_status scan_steps(looping *l, onnx_value *const *inputs, int scans, int64_t *steps) {
+    *steps = -1;
+    for (int i = 0; i < scans; i++) {
+        const onnx_value *v = inputs[l->carried + i];
+        if (!v || v->kind != ONNX_TENSOR) return onnx_refuse(l->c, "scan input %d is no tensor of numbers", i);
+        int64_t n = tn_size(v->tensor, item_of(l->c, "scan_input_axes", i));
+        if (n < 0 || (*steps >= 0 && n != *steps))
+            return onnx_refuse(l->c, "scan input %d has %lld steps where others have %lld", i, (long long)n,
+                               (long long)*steps);
+        *steps = n;
+    }
+    return *steps < 0 ? onnx_refuse(l->c, "it has no scan input") : TN_OK;
+}
+
+/* Scans over inputs: the carried values, then the scanned ones. */
+static tn_status scan(looping *l, onnx_call *c, onnx_value *const *inputs, int count) {
+    int scans = (int)tn_max64(0, tn_min64(onnx_int(c, "num_scan_inputs", 0), count));
+    int64_t steps;
+    TRY(looping_begin(l, c, 0, 0, count - scans));
+    if (l->body->input_count != count) return onnx_refuse(c, "its body has %d inputs", l->body->input_count);
+    TRY(scan_steps(l, inputs, scans, &steps));
+    for (int i = 0; i < l->carried; i++)
+        l->in[i] = onnx_value_retain(inputs[i]);
+    for (int64_t s = 0; s < steps; s++) {
+        for (int i = 0; i < scans; i++)
+            TRY(slice_input(l, i, inputs[l->carried + i]->tensor, inputs[l->carried + i], s, steps));
+        TRY(looping_step(l));
+    }
+    TRY(put_carried(l, ONNX_EXTENTS));
+    for (int k = 0; k < l->gathered; k++)
+        TRY(put_gathered(l, k, ONNX_EXTENTS, item_of(c, "scan_output_axes", k),
+                         item_of(c, "scan_output_directions", k) != 0));
+    return TN_OK;
+}
+
+static tn_status run_scan(onnx_call *c) {
+    looping l = {0};
+    tn_status status = scan(&l, c, c->in, c->in_count);
+    looping_end(&l);
+    return status;
+}
+
+/* ---- Scan of opset 8: over a batch, with lengths ---------------------------------------------------------------- */
+
+/* Item b of every input but the lengths. */
+static tn_status slice_batch(const onnx_call *c, int64_t b, onnx_value **items) {
+    for (int i = 1; i < c->in_count; i++) {
+        if (!onnx_has(c, i)) continue;
+        replace(&items[i - 1], onnx_value_tensor(tn_select(onnx_in(c, i), 0, b), c->in[i]->type));
+        if (!items[i - 1]) return tn_error_code();
+        items[i - 1]->fixed = least(c->in[i]->fixed, ONNX_EXTENTS);
+    }
+    return TN_OK;
+}
+
+/* Each item of the batch is a scan of its own, whose outputs are stacked. */
+static tn_status scan_batch(onnx_call *c, int64_t batch, onnx_value **items, onnx_value **outs) {
+    for (int64_t b = 0; b < batch; b++) {
+        onnx_call one = *c;
+        looping l = {0};
+        one.out = outs + b * c->out_count;
+        tn_status status = slice_batch(c, b, items);
+        if (status == TN_OK) status = scan(&l, &one, items, c->in_count - 1);
+        looping_end(&l);
+        TRY(status);
+    }
+    for (int k = 0; k < c->out_count; k++) {
+        if (!onnx_wants(c, k)) continue;
+        value_list list = {0};
+        looping l = {.c = c, .lists = &list, .gathered = 1, .carried = k};
+        tn_status status = TN_OK;
+        for (int64_t b = 0; b < batch && status == TN_OK; b++)
+            status = value_list_add(&list, onnx_value_retain(outs[b * c->out_count + k]));
+        if (status == TN_OK) status = put_gathered(&l, 0, ONNX_EXTENTS, 0, false);
+        value_list_end(&list);
+        TRY(status);
+    }
+    return TN_OK;
+}
+
+static tn_status run_scan_8(onnx_call *c) {
+    if (onnx_has(c, 0)) return onnx_refuse(c, "lengths of sequences are not supported (Scan of opset 8)");
+    int64_t batch = c->in_count > 1 && onnx_has(c, 1) ? tn_size(onnx_in(c, 1), 0) : -1, slots;
+    if (batch < 1 || tn_mul_overflow(batch, c->out_count, &slots)) return onnx_refuse(c, "it has an empty batch");
+    onnx_value **items = tn_mem_zalloc((size_t)c->in_count, sizeof(onnx_value *));
+    onnx_value **outs = tn_mem_zalloc((size_t)slots, sizeof(onnx_value *));
+    tn_status status = items && outs ? scan_batch(c, batch, items, outs) : TN_ERR_MEMORY;
+    release_all(items, c->in_count);
+    release_all(outs, (int)tn_min64(slots, INT_MAX));
+    tn_mem_free(items);
+    tn_mem_free(outs);
+    return status;
+}
+
 const onnx_op_row onnx_control_ops[] = {
     {"Constant", 1, .run = run_constant},
     {"Identity", 1, .run = run_identity},
     {"If", 1, .run = run_if},
+    {"Loop", 1, .run = run_loop},
+    {"Scan", 8, .run = run_scan_8},
+    {"Scan", 9, .run = run_scan},
     {.name = NULL},
 };

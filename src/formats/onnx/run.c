@@ -1,10 +1,11 @@
-/* run.c — walks a model's nodes, and replays what it walked before.
+/* run.c — walks a model's nodes; what comes in is checked against what the model declares.
  *
  * A frame is a graph that is being run: its slots hold values from the node that makes them to the last that reads
  * them. Nodes of constants alone leave their outputs with the graph and are not met again. */
 #include <string.h>
 
 #include "formats/onnx/model.h"
+#include "trunnion/autograd.h"
 
 /* ---- frames ------------------------------------------------------------------------------------------------------ */
 
@@ -134,6 +135,9 @@ static tn_status call_row(onnx_run *r, onnx_frame *f, int node, onnx_value **lis
 static tn_status run_node(onnx_run *r, onnx_frame *f, int node) {
     enum { FEW = 24 };
     const onnx_node *n = &f->graph->nodes[node];
+    if (++r->steps > ONNX_MAX_STEPS)
+        return tn_fail(TN_ERR_UNSUPPORTED, "a run of more than %lld nodes: a loop in the model does not end",
+                       (long long)ONNX_MAX_STEPS);
     onnx_value *few[FEW] = {0};
     size_t count = (size_t)(n->in_count + n->out_count);
     onnx_value **lists = count <= FEW ? few : tn_mem_zalloc(count, sizeof(onnx_value *));
@@ -186,7 +190,7 @@ static tn_status call_function(onnx_call *c) {
 
 /* ---- a run ------------------------------------------------------------------------------------------------------- */
 
-static void run_end(onnx_run *r) {
+void onnx_run_end(onnx_run *r) {
     for (size_t i = 0; i < r->error_count; i++)
         tn_free(r->errors[i]);
     tn_mem_free(r->errors);
@@ -202,7 +206,7 @@ static void free_values(onnx_value **values, int count) {
     }
 }
 
-static tn_status evaluate(onnx_value *const *values, int count) {
+tn_status onnx_evaluate(onnx_value *const *values, int count) {
     tn_tensor **tensors = tn_mem_alloc((size_t)count * sizeof(tn_tensor *));
     if (!tensors) return TN_ERR_MEMORY;
     int n = 0;
@@ -213,13 +217,10 @@ static tn_status evaluate(onnx_value *const *values, int count) {
     return status;
 }
 
-static tn_status record(tn_onnx *m, onnx_value *const *in, onnx_value **out) {
-    onnx_run r = {.model = m};
-    onnx_frame f = {.graph = m->graph};
-    tn_status status = run_frame(&r, &f, in, m->graph->input_count, out, m->graph->output_count);
-    if (status == TN_OK) status = evaluate(out, m->graph->output_count);
-    run_end(&r);
-    return status;
+tn_status onnx_run_model(onnx_run *r, onnx_value *const *in, onnx_value **out) {
+    const onnx_graph *g = r->model->graph;
+    onnx_frame f = {.graph = g};
+    return run_frame(r, &f, in, g->input_count, out, g->output_count);
 }
 
 static void shape_text(const int64_t *shape, int rank, char *text, size_t size) {
@@ -287,7 +288,9 @@ tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **
     tn_status status = TN_OK;
     for (int i = 0; i < in_count && status == TN_OK; i++)
         status = adopt(&m->graph->inputs[i], inputs[i], &in[i]);
-    if (status == TN_OK) status = record(m, in, outputs);
+    TN_NO_GRAD {
+        if (status == TN_OK) status = onnx_run_or_replay(m, in, outputs);
+    }
     free_values(in, in_count);
     tn_mem_free(in);
     if (status != TN_OK) free_values(outputs, out_count);
