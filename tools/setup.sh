@@ -104,6 +104,14 @@ openblas_from_pip() {
     make_venv && $venv/bin/python -m pip install -q scipy-openblas32
 }
 
+# ONNX's own test cases come with its Python package.
+have_onnx() { compgen -G "$venv/lib/python3*/site-packages/onnx/backend/test" >/dev/null; }
+
+onnx_from_pip() {
+    say "taking onnx from pip"
+    make_venv && $venv/bin/python -m pip install -q onnx
+}
+
 # ---- the work --------------------------------------------------------------------------------------------------------
 
 lacking=$(missing)
@@ -112,6 +120,7 @@ if [ -n "$lacking" ] && may_install; then
 fi
 have_cmake || cmake_from_pip
 [ "$purpose" = build ] || have_openblas || openblas_from_pip || say "OpenBLAS could not be fetched with pip"
+[ "$purpose" = build ] || have_onnx || onnx_from_pip || say "onnx could not be fetched with pip"
 have_venv || make_venv || say "no virtual environment for Python could be made: install python3-venv"
 
 lacking=$(missing)

@@ -23,6 +23,8 @@ tn_status onnx_numbers_of(const onnx_call *c, const char *name, double **out, in
 typedef enum onnx_transform { TRANSFORM_NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO, PROBIT } onnx_transform;
 onnx_transform onnx_transform_of(const onnx_call *c); /* the text of attribute post_transform */
 void onnx_transform_row(onnx_transform t, double *row, int64_t n);
+/* The scores of both classes out of the single one that tells them apart: a share of 1, or a distance from 0. */
+void onnx_both_scores(onnx_transform t, bool share, double row[2], double score);
 
 /* Labels by place, from the attributes ints_name or classlabels_strings, or the places where the node has neither. */
 int64_t onnx_label_count(const onnx_call *c, const char *ints_name);

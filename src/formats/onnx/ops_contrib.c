@@ -1,6 +1,386 @@
-/* ops_contrib.c — ONNX Runtime's operators that exported transformers use. */
-#include "formats/onnx/onnx.h"
+/* ops_contrib.c — com.microsoft: what ONNX Runtime's optimiser and exporters put into transformers. Source: the
+ * operators' descriptions in ONNX Runtime's documentation, ContribOperators.
+ *
+ * Attention comes in three dressings here. Each brings queries, keys and values to [batch, heads, positions, features],
+ * what may be seen to one mask, and hands them to scaled dot-product attention. */
+#include <math.h>
+
+#include "formats/onnx/rows.h"
+
+/* ---- activations and products ------------------------------------------------------------------------------------ */
+
+enum { GELU, GELU_TANH, QUICK_GELU };
+
+/* x, with input 1 added where there is one; .with says which function. */
+static tn_status run_gelu(onnx_call *c) {
+    const tn_tensor *x;
+    TRY(onnx_need(c, 0, &x));
+    if (onnx_has(c, 1)) x = tn_add(x, onnx_in(c, 1));
+    if (c->row->with == QUICK_GELU)
+        return onnx_put(c, 0, tn_mul(x, tn_sigmoid(tn_mul_scalar(x, onnx_float(c, "alpha", 1.702)))));
+    tn_gelu_options o = {.struct_size = sizeof o};
+    o.approximate = c->row->with == GELU_TANH ? TN_APPROXIMATE_TANH : TN_APPROXIMATE_NONE;
+    return onnx_put(c, 0, tn_gelu(x, &o));
+}
+
+static tn_status run_matmul(onnx_call *c) {
+    static const char *const names[2][2] = {{"transA", "transBatchA"}, {"transB", "transBatchB"}};
+    const tn_tensor *operands[2];
+    for (int i = 0; i < 2; i++) {
+        TRY(onnx_need(c, i, &operands[i]));
+        if (onnx_int(c, names[i][1], 0)) return onnx_refuse(c, "%s", names[i][1]);
+        if (onnx_int(c, names[i][0], 0) && tn_rank(operands[i]) > 1) operands[i] = tn_transpose(operands[i], -1, -2);
+    }
+    double alpha = onnx_float(c, "alpha", 1);
+    tn_tensor *y = tn_matmul(operands[0], operands[1]);
+    return onnx_put(c, 0, alpha == 1 ? y : tn_mul_scalar(y, alpha));
+}
+
+/* ---- weights of few bits ----------------------------------------------------------------------------------------- */
+
+/* x [..., n] of bytes that each hold 8 / bits numbers, the lowest bits first: [..., n · 8 / bits] as f32. */
+static tn_tensor *unpacked(const tn_tensor *x, int64_t bits) {
+    tn_tensor *parts[8], *wide = tn_cast(x, TN_I32);
+    int count = (int)(8 / bits);
+    double mask = (double)((1 << bits) - 1), place = 1;
+    for (int k = 0; k < count; k++, place *= 1 << bits) {
+        tn_tensor *moved = tn_floor_divide_scalar(wide, place);
+        parts[k] = tn_remainder_scalar(moved, mask + 1);
+    }
+    tn_tensor *stacked = count == 1 ? tn_unsqueeze(wide, -1) : tn_stack(parts, count, -1);
+    return tn_cast(tn_flatten(stacked, -2, -1), TN_F32);
+}
+
+/* B [n, blocks, bytes of a block] with scales [n, blocks]: its rows [n, k] in f32. */
+static tn_tensor *dequantized(const onnx_call *c, const tn_tensor *b, int64_t n, int64_t k, int64_t bits) {
+    int64_t blocks = tn_size(b, 1), each[] = {n, blocks, 1}, rows[] = {n, -1};
+    tn_tensor *values = unpacked(b, bits), *zero = NULL;
+    tn_tensor *scales = tn_cast(tn_reshape(onnx_in(c, 2), each, 3), TN_F32);
+    if (onnx_has(c, 3)) {
+        const tn_tensor *given = onnx_in(c, 3);
+        bool packed = !tn_dtype_is_float(tn_dtype_of(given));
+        zero = packed ? unpacked(tn_reshape(given, rows, 2), bits) : tn_cast(tn_reshape(given, rows, 2), TN_F32);
+        zero = tn_reshape(tn_slice(zero, 1, 0, blocks, 1), each, 3);
+    }
+    tn_tensor *centred = zero ? tn_sub(values, zero) : tn_sub_scalar(values, (double)(1 << (bits - 1)));
+    return tn_slice(tn_flatten(tn_mul(centred, scales), 1, 2), 1, 0, k, 1);
+}
+
+static tn_status run_few_bits(onnx_call *c) {
+    const tn_tensor *a, *b;
+    TRY(onnx_need(c, 0, &a));
+    TRY(onnx_need(c, 1, &b));
+    int64_t n = onnx_int(c, "N", 0), k = onnx_int(c, "K", 0), bits = onnx_int(c, "bits", 4);
+    if (bits != 2 && bits != 4 && bits != 8) return onnx_refuse(c, "weights of %lld bits", (long long)bits);
+    if (onnx_has(c, 4)) return onnx_refuse(c, "weights in another order (g_idx)");
+    if (tn_rank(b) != 3 || tn_size(b, 0) != n || !onnx_has(c, 2))
+        return tn_fail(TN_ERR_SHAPE, "%s: B is not [N, blocks, bytes], or has no scales", c->row->name);
+    tn_tensor *weight = dequantized(c, b, n, k, bits);
+    const tn_tensor *bias = onnx_has(c, 5) ? tn_cast(onnx_in(c, 5), TN_F32) : NULL;
+    tn_tensor *y = tn_linear(tn_cast(a, TN_F32), weight, bias);
+    return onnx_put(c, 0, tn_cast(y, tn_dtype_of(a)));
+}
+
+/* ---- norms ------------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *normalized(const onnx_call *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
+                             bool simple, double otherwise) {
+    int64_t width = tn_size(x, -1);
+    double eps = onnx_float(c, "epsilon", otherwise);
+    tn_rms_norm_options rms = {.struct_size = sizeof rms, .eps = eps};
+    tn_layer_norm_options layer = {.struct_size = sizeof layer, .eps = eps};
+    return simple ? tn_rms_norm(x, &width, 1, weight, &rms) : tn_layer_norm(x, &width, 1, weight, bias, &layer);
+}
+
+/* SimplifiedLayerNormalization: over the last dim. */
+static tn_status run_simple_norm(onnx_call *c) {
+    const tn_tensor *x, *scale;
+    TRY(onnx_need(c, 0, &x));
+    TRY(onnx_need(c, 1, &scale));
+    int axis;
+    TRY(onnx_axis(c, onnx_int(c, "axis", -1), tn_rank(x), &axis));
+    if (axis != tn_rank(x) - 1) return onnx_refuse(c, "several axes");
+    if (onnx_wants(c, 1)) return onnx_refuse(c, "the deviations as an output");
+    return onnx_put(c, 0, normalized(c, x, scale, NULL, true, 1e-5));
+}
+
+/* (input + skip + bias), normalised; the sum is output 3. with: without a mean. */
+static tn_status run_skip_norm(onnx_call *c) {
+    const tn_tensor *x, *skip, *weight;
+    bool simple = c->row->with;
+    int bias = simple ? 3 : 4;
+    TRY(onnx_need(c, 0, &x));
+    TRY(onnx_need(c, 1, &skip));
+    TRY(onnx_need(c, 2, &weight));
+    if (onnx_wants(c, 1) || onnx_wants(c, 2)) return onnx_refuse(c, "mean and deviation as outputs");
+    tn_tensor *sum = tn_add(x, skip);
+    if (onnx_has(c, bias)) sum = tn_add(sum, onnx_in(c, bias));
+    if (onnx_wants(c, 3)) TRY(onnx_put(c, 3, sum));
+    const tn_tensor *beta = !simple && onnx_has(c, 3) ? onnx_in(c, 3) : NULL;
+    return onnx_put(c, 0, normalized(c, sum, weight, beta, simple, 1e-12));
+}
+
+static tn_status run_embed_norm(onnx_call *c) {
+    const tn_tensor *ids, *words, *places, *weight, *bias;
+    TRY(onnx_need(c, 0, &ids));
+    TRY(onnx_need(c, 2, &words));
+    TRY(onnx_need(c, 3, &places));
+    TRY(onnx_need(c, 5, &weight));
+    TRY(onnx_need(c, 6, &bias));
+    tn_tensor *sum = tn_embedding(ids, words);
+    sum =
+        tn_add(sum, onnx_has(c, 8) ? tn_embedding(onnx_in(c, 8), places) : tn_slice(places, 0, 0, tn_size(ids, 1), 1));
+    if (onnx_has(c, 1) && onnx_has(c, 4)) sum = tn_add(sum, tn_embedding(onnx_in(c, 1), onnx_in(c, 4)));
+    if (onnx_wants(c, 2)) TRY(onnx_put(c, 2, sum));
+    if (onnx_wants(c, 1)) { /* how much of each row counts */
+        int64_t batch = tn_size(ids, 0), last = 1;
+        tn_tensor *count = onnx_has(c, 7) ? tn_sum(onnx_in(c, 7), &last, 1, false) : tn_zeros(&batch, 1, TN_I32);
+        TRY(onnx_put(c, 1, tn_cast(count, TN_I32)));
+    }
+    return onnx_put(c, 0, normalized(c, sum, weight, bias, false, 1e-12));
+}
+
+/* ---- attention --------------------------------------------------------------------------------------------------- */
+
+/* x [batch, positions, heads · features] → [batch, heads, positions, features]. */
+static const tn_tensor *split_heads(const tn_tensor *x, int64_t heads) {
+    if (tn_rank(x) == 4) return x;
+    return tn_transpose(tn_unflatten(x, -1, (int64_t[]){heads, -1}, 2), 1, 2);
+}
+static tn_tensor *join_heads(tn_tensor *y) { return tn_flatten(tn_transpose(y, 1, 2), 2, 3); }
+
+/* Bool [queries, keys]: the last query sees all, each one before it a key less; window ≥ 0: only so many of them. */
+static tn_tensor *causal(int64_t queries, int64_t keys, int64_t window) {
+    tn_tensor *seen = tn_tril(tn_ones((int64_t[]){queries, keys}, 2, TN_F32), keys - queries);
+    if (window >= 0) seen = tn_triu(seen, keys - queries - window + 1);
+    return tn_gt_scalar(seen, 0.5);
+}
+
+/* Numbers 0 … n − 1 as [n]. */
+static tn_tensor *counting(int64_t n) { return tn_cumsum(tn_sub_scalar(tn_ones(&n, 1, TN_I32), 0), 0); }
+
+/* Which keys count, as bool that meets [batch, heads, queries, keys], out of what input i says: lengths [batch], or 0
+ * and 1 as [batch, keys] or [batch, queries, keys]. */
+static tn_status take_mask(const onnx_call *c, int i, int64_t batch, int64_t keys, tn_tensor **mask) {
+    const tn_tensor *m = onnx_in(c, i);
+    TRY(tn_status_of(m));
+    int rank = tn_rank(m);
+    if (rank == 1 && tn_size(m, 0) == batch) { /* key j of 1 … n */
+        tn_tensor *lengths = tn_reshape(tn_cast(m, TN_I32), (int64_t[]){batch, 1, 1, 1}, 4);
+        *mask = tn_le(counting(keys), lengths);
+        return TN_OK;
+    }
+    tn_tensor *seen = tn_ne_scalar(m, 0);
+    if (rank == 2) seen = tn_unsqueeze(tn_unsqueeze(seen, 1), 1);
+    if (rank == 3) seen = tn_unsqueeze(seen, 1);
+    *mask = seen;
+    return rank < 2 || rank > 4 ? onnx_refuse(c, "a mask of rank %d", rank) : TN_OK;
+}
+
+typedef struct attention {
+    const tn_tensor *q, *k, *v; /* [batch, heads, positions, features] */
+    tn_tensor *mask;            /* bool; NULL */
+    const tn_tensor *bias;      /* added to the scores; NULL */
+    int64_t heads, window;
+    bool causal;
+} attention;
+
+static tn_tensor *attend(const onnx_call *c, attention *a) {
+    int64_t queries = tn_size(a->q, 2), keys = tn_size(a->k, 2);
+    double scale = onnx_float(c, "scale", 0);
+    tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .scale = scale};
+    bool whole = a->causal && queries == keys && a->window < 0 && !a->mask && !a->bias;
+    if (a->causal && !whole && (queries > 1 || a->window >= 0)) {
+        tn_tensor *seen = causal(queries, keys, a->window);
+        a->mask = a->mask ? tn_logical_and(a->mask, seen) : seen;
+    }
+    o.is_causal = whole;
+    const tn_tensor *mask = a->mask ? a->mask : a->bias;
+    if (a->mask && a->bias) mask = tn_where(a->mask, a->bias, onnx_number(-INFINITY, a->bias));
+    return join_heads(tn_scaled_dot_product_attention(a->q, a->k, a->v, mask, &o));
+}
+
+/* Keys or values of before in front of the new ones; output k is both. */
+static tn_status continue_from(onnx_call *c, const tn_tensor *past, int k, const tn_tensor **x) {
+    if (past) *x = tn_cat((tn_tensor *[]){(tn_tensor *)(uintptr_t)past, (tn_tensor *)(uintptr_t)*x}, 2, 2);
+    return onnx_wants(c, k) ? onnx_put(c, k, tn_contiguous(*x)) : TN_OK;
+}
+
+static const tn_tensor *optional(const onnx_call *c, int i) { return onnx_has(c, i) ? onnx_in(c, i) : NULL; }
+
+/* Attention: one product makes queries, keys and values. */
+static tn_status run_attention(onnx_call *c) {
+    const tn_tensor *x, *weight, *parts[3];
+    tn_tensor *made[3];
+    attention a = {.window = -1};
+    TRY(onnx_need(c, 0, &x));
+    TRY(onnx_need(c, 1, &weight));
+    a.heads = onnx_int(c, "num_heads", 0);
+    a.causal = onnx_int(c, "unidirectional", 0) != 0;
+    if (tn_rank(x) != 3 || tn_rank(weight) != 2 || a.heads < 1)
+        return tn_fail(TN_ERR_SHAPE, "Attention: input or weights of another rank, or no heads");
+    int count = 0;
+    const int64_t *sizes = onnx_ints(c, "qkv_hidden_sizes", &count);
+    int64_t third = tn_size(weight, 1) / 3, equal[] = {third, third, third};
+    tn_tensor *y = tn_matmul(x, weight);
+    if (onnx_has(c, 2)) y = tn_add(y, onnx_in(c, 2));
+    if (tn_split(y, count == 3 ? sizes : equal, 3, -1, made) != 3) return tn_status_of(made[0]);
+    for (int i = 0; i < 3; i++)
+        parts[i] = split_heads(made[i], a.heads);
+    const tn_tensor *past = optional(c, 4);
+    if (onnx_has(c, 6)) return onnx_refuse(c, "past in a shared buffer");
+    for (int i = 1; i < 3 && past; i++)
+        TRY(continue_from(c, tn_select(past, 0, i - 1), -1, &parts[i]));
+    a.q = parts[0], a.k = parts[1], a.v = parts[2];
+    if (onnx_wants(c, 1))
+        TRY(onnx_put(c, 1, tn_stack((tn_tensor *[]){(tn_tensor *)(uintptr_t)a.k, (tn_tensor *)(uintptr_t)a.v}, 2, 0)));
+    if (onnx_has(c, 3)) TRY(take_mask(c, 3, tn_size(x, 0), tn_size(a.k, 2), &a.mask));
+    a.bias = optional(c, 5);
+    return onnx_put(c, 0, attend(c, &a));
+}
+
+static tn_tensor *biased(const tn_tensor *x, const tn_tensor *bias, int64_t from) {
+    return tn_add(x, tn_slice(bias, 0, from, from + tn_size(x, -1), 1));
+}
+
+/* MultiHeadAttention: queries, keys and values come one by one, or packed [batch, positions, heads, 2 or 3, features].
+ */
+static tn_status run_multi_head(onnx_call *c) {
+    attention a = {.window = -1, .heads = onnx_int(c, "num_heads", 0)};
+    const tn_tensor *parts[3];
+    TRY(onnx_need(c, 0, &parts[0]));
+    parts[1] = optional(c, 1);
+    parts[2] = optional(c, 2);
+    const tn_tensor *bias = optional(c, 3);
+    for (int i = 0; i < 2; i++) { /* packed in input i */
+        if (!parts[i] || tn_rank(parts[i]) != 5) continue;
+        const tn_tensor *packed = parts[i];
+        for (int k = i; k < 3; k++)
+            parts[k] = tn_flatten(tn_select(packed, 3, k - i), 2, 3);
+    }
+    if (!parts[1] || !parts[2] || a.heads < 1) return tn_fail(TN_ERR_FORMAT, "MultiHeadAttention: no keys or heads");
+    int64_t from = 0, batch = tn_size(parts[0], 0);
+    for (int i = 0; i < 3; i++) {
+        int64_t width = tn_size(parts[i], -1);
+        if (bias && tn_rank(parts[i]) == 3) parts[i] = biased(parts[i], bias, from);
+        parts[i] = split_heads(parts[i], a.heads);
+        from += width;
+    }
+    for (int i = 1; i < 3; i++)
+        TRY(continue_from(c, optional(c, 5 + i), i, &parts[i]));
+    a.q = parts[0], a.k = parts[1], a.v = parts[2];
+    a.causal = onnx_int(c, "unidirectional", 0) != 0;
+    if (onnx_has(c, 4)) TRY(take_mask(c, 4, batch, tn_size(a.k, 2), &a.mask));
+    a.bias = optional(c, 5);
+    return onnx_put(c, 0, attend(c, &a));
+}
+
+/* ---- positions --------------------------------------------------------------------------------------------------- */
+
+/* x [batch, heads, positions, features] with each pair of features turned; cosines and sines [batch or 1, positions,
+ * half]. */
+static tn_tensor *turned(const tn_tensor *x, const tn_tensor *cosines, const tn_tensor *sines, bool neighbours) {
+    int64_t half = tn_size(cosines, -1), width = tn_size(x, -1);
+    tn_tensor *turning = tn_slice(x, -1, 0, 2 * half, 1), *cos = tn_unsqueeze(cosines, 1),
+              *sin = tn_unsqueeze(sines, 1);
+    tn_tensor *a = tn_slice(turning, -1, 0, neighbours ? 2 * half : half, neighbours ? 2 : 1);
+    tn_tensor *b = tn_slice(turning, -1, neighbours ? 1 : half, 2 * half, neighbours ? 2 : 1);
+    tn_tensor *parts[] = {tn_sub(tn_mul(a, cos), tn_mul(b, sin)), tn_add(tn_mul(a, sin), tn_mul(b, cos))};
+    tn_tensor *y = neighbours ? tn_flatten(tn_stack(parts, 2, -1), -2, -1) : tn_cat(parts, 2, -1);
+    return 2 * half == width ? y : tn_cat((tn_tensor *[]){y, tn_slice(x, -1, 2 * half, width, 1)}, 2, -1);
+}
+
+/* Rows of the cache at positions first … first + count − 1: [1, count, half]. */
+static tn_tensor *rows_from(const tn_tensor *cache, int64_t first, int64_t count) {
+    return tn_unsqueeze(tn_slice(cache, 0, first, first + count, 1), 0);
+}
+
+static tn_status run_rotary(onnx_call *c) {
+    const tn_tensor *x, *ids, *caches[2];
+    tn_tensor *rows[2];
+    int64_t heads = onnx_int(c, "num_heads", 0), first = 0;
+    TRY(onnx_need(c, 0, &x));
+    TRY(onnx_need(c, 1, &ids));
+    for (int i = 0; i < 2; i++)
+        TRY(onnx_need(c, 2 + i, &caches[i]));
+    bool flat = tn_rank(x) == 3, offset = tn_numel(ids) == 1;
+    int64_t rotary = onnx_int(c, "rotary_embedding_dim", 0);
+    if (flat && !heads) heads = tn_size(x, -1) / tn_max64(rotary ? rotary : 2 * tn_size(caches[0], 1), 1);
+    if (flat && heads < 1) return onnx_refuse(c, "no number of heads");
+    const tn_tensor *split = split_heads(x, heads);
+    if (offset) TRY(onnx_read_int(c, 1, 0, &first));
+    for (int i = 0; i < 2; i++)
+        rows[i] = offset ? rows_from(caches[i], first, tn_size(split, 2)) : tn_embedding(ids, caches[i]);
+    tn_tensor *y = turned(split, rows[0], rows[1], onnx_int(c, "interleaved", 0) != 0);
+    return onnx_put(c, 0, flat ? join_heads(y) : y);
+}
+
+/* GroupQueryAttention: the newest positions of a sequence, whose past comes along. */
+static tn_status run_grouped(onnx_call *c) {
+    const tn_tensor *parts[3];
+    tn_tensor *made[3];
+    attention a = {.causal = true, .heads = onnx_int(c, "num_heads", 0)};
+    int64_t few = onnx_int(c, "kv_num_heads", 0), total;
+    TRY(onnx_need(c, 0, &parts[0]));
+    if (tn_rank(parts[0]) != 3 || a.heads < 1 || few < 1) return tn_fail(TN_ERR_SHAPE, "GroupQueryAttention: no heads");
+    if (onnx_float(c, "softcap", 0) != 0) return onnx_refuse(c, "softcap");
+    if (onnx_has(c, 1)) {
+        TRY(onnx_need(c, 1, &parts[1]));
+        TRY(onnx_need(c, 2, &parts[2]));
+    } else {
+        int64_t each = tn_size(parts[0], -1) / (a.heads + 2 * few);
+        if (tn_split(parts[0], (int64_t[]){a.heads * each, few * each, few * each}, 3, -1, made) != 3)
+            return tn_status_of(made[0]);
+        for (int i = 0; i < 3; i++)
+            parts[i] = made[i];
+    }
+    int64_t now = tn_size(parts[0], 1);
+    TRY(onnx_read_int(c, 6, now, &total));
+    int64_t before = onnx_has(c, 3) ? tn_min64(tn_size(onnx_in(c, 3), 2), total - now) : 0;
+    if (before < 0) return tn_fail(TN_ERR_SHAPE, "GroupQueryAttention: fewer positions in all than there are new ones");
+    for (int i = 0; i < 3; i++)
+        parts[i] = split_heads(parts[i], i ? few : a.heads);
+    for (int i = 0; i < 2 && onnx_int(c, "do_rotary", 0); i++) {
+        const tn_tensor *cos, *sin;
+        TRY(onnx_need(c, 7, &cos));
+        TRY(onnx_need(c, 8, &sin));
+        parts[i] = turned(parts[i], rows_from(cos, before, now), rows_from(sin, before, now),
+                          onnx_int(c, "rotary_interleaved", 0) != 0);
+    }
+    for (int i = 1; i < 3; i++) {
+        const tn_tensor *past = before ? tn_slice(onnx_in(c, 2 + i), 2, 0, before, 1) : NULL;
+        TRY(continue_from(c, past, i, &parts[i]));
+    }
+    a.q = parts[0], a.k = parts[1], a.v = parts[2];
+    a.window = onnx_int(c, "local_window_size", -1);
+    if (onnx_has(c, 5)) { /* keys behind a sequence's end do not count; what is given is the place of the last */
+        tn_tensor *lengths = tn_reshape(tn_add_scalar(tn_cast(onnx_in(c, 5), TN_I32), 1), (int64_t[]){-1, 1, 1, 1}, 4);
+        if (tn_size(a.q, 0) > 1) a.mask = tn_le(counting(tn_size(a.k, 2)), lengths);
+    }
+    return onnx_put(c, 0, attend(c, &a));
+}
 
 const onnx_op_row onnx_contrib_ops[] = {
+    {"Attention", 1, .run = run_attention},
+    {"BiasGelu", 1, .run = run_gelu, .with = GELU},
+    {"EmbedLayerNormalization", 1, .run = run_embed_norm},
+    {"FastGelu", 1, .run = run_gelu, .with = GELU_TANH},
+    {"FusedMatMul", 1, .run = run_matmul},
+    {"Gelu", 1, .run = run_gelu, .with = GELU},
+    {"GroupQueryAttention", 1, .run = run_grouped},
+    {"MatMulNBits", 1, .run = run_few_bits},
+    {"MultiHeadAttention", 1, .run = run_multi_head},
+    {"QuickGelu", 1, .run = run_gelu, .with = QUICK_GELU},
+    {"RotaryEmbedding", 1, .run = run_rotary},
+    {"SimplifiedLayerNormalization", 1, .run = run_simple_norm},
+    {"SkipLayerNormalization", 1, .run = run_skip_norm},
+    {"SkipSimplifiedLayerNormalization", 1, .run = run_skip_norm, .with = 1},
+    {"TransposeMatMul", 1, .run = run_matmul},
+    {.name = NULL},
+};
+
+/* What the exporters put into the standard's own domain although the standard does not have it. */
+const onnx_op_row onnx_runtime_ops[] = {
+    {"SimplifiedLayerNormalization", 1, .run = run_simple_norm},
     {.name = NULL},
 };

@@ -130,6 +130,12 @@ void onnx_transform_row(onnx_transform t, double *row, int64_t n) {
         row[i] = probit(row[i]);
 }
 
+void onnx_both_scores(onnx_transform t, bool share, double row[2], double score) {
+    row[0] = share && t != LOGISTIC ? 1 - score : -score;
+    row[1] = score;
+    if (t == LOGISTIC) onnx_transform_row(t, row, 2);
+}
+
 int64_t onnx_largest(const double *row, int64_t n) {
     int64_t best = 0;
     for (int64_t i = 1; i < n; i++)
@@ -213,41 +219,34 @@ static tn_status run_linear_regressor(onnx_call *c) {
     return status;
 }
 
-/* Scores of one class against the other become those of both. */
-static tn_status add_other_class(onnx_rows *y) {
-    onnx_rows both;
-    TRY(onnx_make_rows(y->count, 2, &both));
-    for (int64_t i = 0; i < y->count; i++) {
-        both.at[2 * i] = -y->at[i];
-        both.at[2 * i + 1] = y->at[i];
-    }
-    tn_mem_free(y->at);
-    *y = both;
-    return TN_OK;
-}
-
-static tn_status put_classes(onnx_call *c, onnx_rows *y) {
+static tn_status put_classes(onnx_call *c, const onnx_rows *y, const onnx_rows *both) {
     onnx_transform t = onnx_transform_of(c);
     int64_t *places = tn_mem_zalloc((size_t)y->count, sizeof *places);
     if (!places) return tn_error_code();
     for (int64_t i = 0; i < y->count; i++) {
         double *row = y->at + i * y->width;
         places[i] = y->width == 1 ? row[0] > 0 : onnx_largest(row, y->width);
-        onnx_transform_row(t, row, y->width);
+        if (both->at)
+            onnx_both_scores(t, true, both->at + 2 * i, row[0]);
+        else
+            onnx_transform_row(t, row, y->width);
     }
     tn_status status = onnx_put_labels(c, 0, "classlabels_ints", places, y->count);
     tn_mem_free(places);
-    return status == TN_OK && onnx_wants(c, 1) ? onnx_put_rows(c, 1, y, TN_F32) : status;
+    if (status != TN_OK || !onnx_wants(c, 1)) return status;
+    return onnx_put_rows(c, 1, both->at ? both : y, TN_F32);
 }
 
 static tn_status run_linear_classifier(onnx_call *c) {
-    onnx_rows x, y = {0};
+    onnx_rows x, y = {0}, both = {0};
     TRY(onnx_read_rows(c, 0, &x));
     tn_status status = score(c, &x, 0, &y);
-    if (status == TN_OK && y.width == 1 && onnx_label_count(c, "classlabels_ints") == 2) status = add_other_class(&y);
-    if (status == TN_OK) status = put_classes(c, &y);
+    if (status == TN_OK && y.width == 1 && onnx_label_count(c, "classlabels_ints") == 2)
+        status = onnx_make_rows(y.count, 2, &both);
+    if (status == TN_OK) status = put_classes(c, &y, &both);
     tn_mem_free(x.at);
     tn_mem_free(y.at);
+    tn_mem_free(both.at);
     return status;
 }
 
@@ -277,10 +276,11 @@ static tn_status run_scaler(onnx_call *c) {
 
 static tn_status run_normalizer(onnx_call *c) {
     onnx_text norm = onnx_string(c, "norm", "MAX");
-    double p = onnx_is(norm, "L2") ? 2 : onnx_is(norm, "L1") ? 1 : INFINITY;
+    int64_t last = -1;
     tn_tensor *x = tn_cast(onnx_in(c, 0), TN_F32);
-    tn_tensor *length = tn_norm(x, p, (int64_t[]){-1}, 1, true), *some = tn_maximum_scalar(length, 1e-30);
-    return onnx_put(c, 0, tn_div(x, some));
+    if (onnx_is(norm, "MAX")) return onnx_put(c, 0, tn_div(x, tn_amax(x, &last, 1, true)));
+    tn_tensor *length = tn_norm(x, onnx_is(norm, "L2") ? 2 : 1, &last, 1, true);
+    return onnx_put(c, 0, tn_div(x, tn_maximum_scalar(length, 1e-30)));
 }
 
 static tn_status run_binarizer(onnx_call *c) {

@@ -22,6 +22,7 @@ static const domain_row domains[] = {
     {"ai.onnx.preview", onnx_preview_ops},
     {"ai.onnx.preview.training", onnx_training_ops},
     {"ai.onnx.training", onnx_training_ops},
+    {"", onnx_runtime_ops},
     {"com.microsoft", onnx_contrib_ops},
 };
 

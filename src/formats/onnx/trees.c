@@ -93,6 +93,7 @@ static tn_status score_row(const onnx_call *c, const forest *f, const double *ro
         }
     }
     for (int64_t t = 0; t < f->targets; t++) {
+        if (fabs(out[t]) > 3.4e38 && f->how >= MIN) out[t] = 0; /* nobody voted */
         if (f->how == AVERAGE && f->root_count) out[t] /= (double)f->root_count;
         if (t < f->base_count) out[t] += f->base[t];
     }
@@ -336,39 +337,34 @@ static tn_status plant_older(const onnx_call *c, bool classes, forest *f) {
 
 /* ---- results ----------------------------------------------------------------------------------------------------- */
 
-/* Two classes of which only one is voted for: its score stands for both. Returns that one's place, or -1. */
-static int64_t lone_class(const forest *f) {
-    if (f->targets != 2 || !f->vote_count) return -1;
-    for (int64_t i = 1; i < f->vote_count; i++)
-        if (f->votes[i].target != f->votes[0].target) return -1;
-    return f->votes[0].target;
+/* Two classes of which only the first is voted for: its score stands for both, and is for the second one. */
+static bool one_score(const forest *f) {
+    for (int64_t i = 0; i < f->vote_count; i++)
+        if (f->votes[i].target != 0) return false;
+    return f->targets == 2;
 }
 
-static int64_t classify(const forest *f, onnx_transform t, int64_t lone, double *row) {
-    if (lone < 0) {
+static int64_t classify(const forest *f, onnx_transform t, bool one, double *row) {
+    if (!one) {
         int64_t best = onnx_largest(row, f->targets);
         onnx_transform_row(t, row, f->targets);
         return best;
     }
-    /* Both base values are for the one score where there are two of them. */
-    double s = row[lone] + (f->base_count == 1 && lone == 1 ? f->base[0] : 0);
-    int64_t best = s > (f->all_positive ? 0.5 : 0);
-    row[0] = f->all_positive && t != PROBIT ? 1 - s : -s;
-    row[1] = s;
-    if (t != TRANSFORM_NONE && !(f->all_positive && t == LOGISTIC)) onnx_transform_row(t, row, 2);
-    return best;
+    double s = row[0];
+    onnx_both_scores(t, f->all_positive, row, s);
+    return s > (f->all_positive ? 0.5 : 0);
 }
 
 static tn_status run_forest(onnx_call *c, forest *f, const onnx_rows *x, bool classes, onnx_transform t) {
     onnx_rows y;
-    int64_t lone = classes ? lone_class(f) : -1;
+    bool one = classes && one_score(f);
     int64_t *best = tn_mem_zalloc((size_t)x->count, sizeof *best);
     if (!best) return tn_error_code();
     tn_status status = onnx_make_rows(x->count, f->targets, &y);
     for (int64_t i = 0; i < x->count && status == TN_OK; i++) {
         double *row = y.at + i * f->targets;
         status = score_row(c, f, x->at + i * x->width, row);
-        if (status == TN_OK && classes) best[i] = classify(f, t, lone, row);
+        if (status == TN_OK && classes) best[i] = classify(f, t, one, row);
         if (status == TN_OK && !classes) onnx_transform_row(t, row, f->targets);
     }
     if (status == TN_OK && classes) status = onnx_put_labels(c, 0, "classlabels_int64s", best, x->count);
