@@ -12,6 +12,7 @@ import pathlib
 import random
 import sys
 import tempfile
+import unicodedata
 
 import tokenizers
 
@@ -148,7 +149,7 @@ class Comparison:
             reference.encode_special_tokens = False
             for ends in (ENDS, 0):
                 e = theirs_or_none(lambda: reference.encode(first, second, add_special_tokens=ends > 0))
-                wanted = e and (e.ids, e.type_ids, e.attention_mask)
+                wanted = None if e is None else (e.ids, e.type_ids, e.attention_mask)
                 self.check(f"pair({flags | ends})", (first, second), wanted,
                            self.ours.encode_pair(first, second, SPECIAL | ends | flags))
 
@@ -160,6 +161,14 @@ class Comparison:
                 back = theirs_or_none(lambda: self.reference.decode(ids, skip_special_tokens=not keep))
                 self.check(f"decode({keep})", ids, back, self.ours.decode(ids, keep))
 
+    def check_characters(self):
+        """Every character of Unicode, a few at a time, as far as both sides' tables know it."""
+        for begin in range(0, 0x30000, 16):
+            codes = [c for c in range(begin, begin + 16) if unicodedata.category(chr(c)) not in ("Cs", "Cn")]
+            text = "x".join(chr(c) for c in codes)
+            wanted = theirs_or_none(lambda: self.reference.encode(text, add_special_tokens=False).ids)
+            self.check("characters", text, wanted, self.ours.encode(text, SPECIAL))
+
     def run(self, rows):
         dice = random.Random(3)
         for text in rows:
@@ -167,6 +176,7 @@ class Comparison:
         for _ in range(60):
             self.check_pair(dice.choice(rows), dice.choice(rows + [None]))
         self.check_random_ids(dice)
+        self.check_characters()
         self.ours.close()
         print(f"{self.name}: {self.count} comparisons, {self.wrong} differ", flush=True)
         return self.wrong

@@ -145,6 +145,7 @@ bool tn_hf_is_punctuation(uint32_t c); /* P*, and ASCII's symbols */
 bool tn_hf_is_other(uint32_t c);       /* Cc, Cf, Co */
 bool tn_hf_is_mark(uint32_t c);        /* M* */
 bool tn_hf_is_nonspacing(uint32_t c);  /* Mn */
+bool tn_hf_is_later_form(uint32_t c);  /* decomposes, but did not yet in the library's tables */
 bool tn_hf_is_word(uint32_t c);        /* \w of regular expressions: UTS 18's word character */
 uint32_t tn_hf_lower(uint32_t c);
 /* The character at the begin of a text; a byte that begins none is its own number. At least 1 byte. */

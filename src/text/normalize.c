@@ -57,7 +57,7 @@ static tn_status decompose(tn_hf_work *w, const char *text, size_t size, int opt
         int boundary = 0;
         TRY(tn_txt_reserve(&w->codes, &w->code_capacity, n + MOST, sizeof *w->codes));
         at += tn_hf_char(text + at, size - at, &c);
-        if (c < 0x80) {
+        if (c < 0x80 || tn_hf_is_later_form(c)) {
             w->codes[n++] = (int32_t)c;
             continue;
         }

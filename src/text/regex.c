@@ -3,18 +3,19 @@
  * Most of both languages is the same. What differs and is used: \s, \w and \h and their opposites, classes inside
  * classes, lines (^ and $ always stand at lines, (?m) lets the dot match their ends), a + behind {n,m} (which repeats
  * once more; PCRE2 would not give back), \uHHHH. What cannot be said in PCRE2 is refused by name. */
+#include <stdio.h>
 #include <string.h>
 
 #include "text/hf.h"
 
-/* The insides of classes. Word characters are UTS 18's, without its two joiners, as in Oniguruma. */
+/* The insides of classes. Word characters are those of UTS 18 without its two joiners, and six signs of Latin-1. */
 #define SPACE TN_TXT_SPACE
 #define NO_SPACE                                                                                            \
     "\\x00-\\x08\\x0e-\\x1f!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}" \
     "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
 #define WORD                                                                                                        \
-    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{" \
-    "1f189}"
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}" \
+    "\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
 #define HEX "0-9A-Fa-f"
 
 typedef struct set_escape {
@@ -64,6 +65,47 @@ static size_t braces(const translation *x, size_t ahead) {
     return 0;
 }
 
+/* Oniguruma's long names of general categories. */
+static const char *const categories[][2] = {
+    {"Letter", "L"},         {"Lowercase_Letter", "Ll"}, {"Uppercase_Letter", "Lu"}, {"Titlecase_Letter", "Lt"},
+    {"Number", "N"},         {"Modifier_Letter", "Lm"},  {"Other_Letter", "Lo"},     {"Decimal_Number", "Nd"},
+    {"Mark", "M"},           {"Nonspacing_Mark", "Mn"},  {"Letter_Number", "Nl"},    {"Other_Number", "No"},
+    {"Symbol", "S"},         {"Separator", "Z"},         {"Space_Separator", "Zs"},  {"Control", "Cc"},
+    {"Other", "C"},          {"Currency_Symbol", "Sc"},  {"Math_Symbol", "Sm"},      {"Punctuation", "P"},
+    {"Alpha", "Alphabetic"},
+};
+
+/* Whether PCRE2 knows a script of this name. */
+static bool is_script(const char *name) {
+    char text[96];
+    tn_txt_pattern *p = NULL;
+    int length = snprintf(text, sizeof text, "\\p{sc:%s}", name);
+    bool is = length > 0 && tn_txt_pattern_new(text, (size_t)length, &p) == TN_OK;
+    tn_txt_pattern_free(p);
+    return is;
+}
+
+/* \p{Name}, `length` bytes of it in braces: categories get their short names. The name of a script means the script's
+ * own characters; PCRE2 would take those that it shares with others too. */
+static tn_status translate_property(translation *x, size_t length) {
+    char name[64] = "";
+    const bool opposite = peek(x, 3) == '^';
+    const size_t from = opposite ? 4 : 3;
+    if (length < 3 || length - (from - 1) > sizeof name) return copy(x, 2 + length);
+    memcpy(name, x->text + x->at + from, length - from + 1);
+    const char *prefix = "", *meant = name;
+    for (size_t i = 0; i < sizeof categories / sizeof *categories; i++) {
+        if (!strcmp(name, categories[i][0])) meant = categories[i][1];
+    }
+    if (meant == name && strlen(name) > 2 && is_script(name)) prefix = "sc:";
+    TRY(copy(x, 3));
+    TRY(put(x, opposite ? "^" : ""));
+    TRY(put(x, prefix));
+    TRY(put(x, meant));
+    x->at += length - 1;
+    return put(x, "}");
+}
+
 static tn_status translate_escape(translation *x, bool in_class) {
     char c = peek(x, 1);
     if (x->size - x->at < 2) return refuse(x, "a \\ at its end");
@@ -74,7 +116,8 @@ static tn_status translate_escape(translation *x, bool in_class) {
         x->at += 2;
         return put(x, in_class ? e->inside : e->alone);
     }
-    if (c == 'p' || c == 'P' || c == 'x') return copy(x, 2 + braces(x, 2));
+    if ((c == 'p' || c == 'P') && braces(x, 2) > 0) return translate_property(x, braces(x, 2));
+    if (c == 'x') return copy(x, 2 + braces(x, 2));
     if (c != 'u') return copy(x, 2);
     if (x->size - x->at < 6) return refuse(x, "\\u without four digits");
     TRY(put(x, "\\x{"));

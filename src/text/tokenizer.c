@@ -224,7 +224,7 @@ tn_status tn_tokenizer_stream(const tn_tokenizer *t, tn_text_stream *s, int32_t 
     }
     size_t hold = unfinished(out->data + before, out->size - before);
     out->size -= hold;
-    s->begun |= out->size + hold > before;
+    s->begun |= t->types[id] != TN_TOKEN_CONTROL || flags & TN_DECODE_SPECIAL;
     memcpy(s->held, out->data + out->size, hold);
     s->held_count = (int)hold;
     out->data[out->size] = 0;
