@@ -1,4 +1,5 @@
-/* llm.h — language models from GGUF files: what goes in is token ids, what comes out is logits.
+/* llm.h — language models from GGUF files and Hugging Face folders: what goes in is token ids, what comes out is
+ * logits.
  *
  * Part of libtrunnion-text, made of recorded operations (ops.h) over libtrunnion's public interface. A model holds one
  * sequence: its tokens' keys and values stand in a cache of `context` places, and every call appends to it. What is
@@ -39,8 +40,8 @@ typedef struct tn_llm_options {
 /* A model's sizes and what it takes. Strings live as long as the file or model that they were asked of. */
 typedef struct tn_llm_facts {
     size_t struct_size;       /* set by the caller */
-    const char *architecture; /* general.architecture: "llama" */
-    char name[128];           /* general.name, or "" */
+    const char *architecture; /* general.architecture, or config.json's model_type: "llama" */
+    char name[128];           /* general.name, or ""; the folder's */
     char quantisation[16];    /* the type that most of the weights' bytes have: "Q4_1" */
     int64_t parameters;       /* numbers in all weights */
     int64_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
@@ -58,12 +59,16 @@ typedef struct tn_llm_facts {
  * is allocated. options may be NULL. Errors: as tn_llm_open's, but for memory. */
 TN_API tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_llm_facts *facts);
 
-/* Opens a model; options may be NULL. Weights stay mapped until they are used.
+/* The same for what tn_llm_open takes. */
+TN_API tn_status tn_llm_inspect_path(const char *path, const tn_llm_options *options, tn_llm_facts *facts);
+
+/* Opens a model: a GGUF file, or a folder with config.json and safetensors (model.h) as Hugging Face has them, of the
+ * families llama, mistral, qwen2, qwen3 and gpt2. options may be NULL. Weights stay mapped until they are used.
  * *out: closed with tn_llm_close.
- * Errors: those of tn_gguf_open; TN_ERR_UNSUPPORTED for an architecture or a feature that is not known here, naming it;
- * TN_ERR_FORMAT naming the key or tensor that is missing or does not fit; TN_ERR_ARGUMENT for a context beyond what the
- * model was trained for; TN_ERR_MEMORY before anything is taken, with what is needed,
- * what is free, and what would fit. */
+ * Errors: those of tn_gguf_open, tn_json_open and tn_safetensors_open; TN_ERR_UNSUPPORTED for an architecture or a
+ * feature that is not known here, naming it; TN_ERR_FORMAT naming the key or tensor that is missing or does not fit;
+ * TN_ERR_ARGUMENT for a context beyond what the model was trained for; TN_ERR_MEMORY before anything is taken, with
+ * what is needed, what is free, and what would fit. */
 TN_API tn_status tn_llm_open(const char *path, const tn_llm_options *options, tn_llm **out);
 TN_API void tn_llm_close(tn_llm *m); /* NULL is fine */
 
@@ -71,8 +76,13 @@ TN_API void tn_llm_close(tn_llm *m); /* NULL is fine */
  * others. Computes a token or two to that end, and leaves the sequence as it is. */
 TN_API tn_status tn_llm_prepare(tn_llm *m);
 
-TN_API const tn_gguf *tn_llm_file(const tn_llm *m); /* the open file, for tn_tokenizer_from_gguf; NULL for NULL */
+/* The open file, for tn_tokenizer_from_gguf; NULL for a folder and for NULL. */
+TN_API const tn_gguf *tn_llm_file(const tn_llm *m);
 TN_API tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts);
+
+/* Whether the token ends a text by the folder's generation_config.json (or config.json); a GGUF file leaves that to its
+ * tokenizer: tn_tokenizer_ends. false for NULL. */
+TN_API bool tn_llm_ends(const tn_llm *m, int32_t id);
 
 /* Tokens in the sequence so far; 0 for NULL. */
 TN_API int64_t tn_llm_position(const tn_llm *m);

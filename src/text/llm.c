@@ -13,7 +13,7 @@
 enum { SYMBOL_TOKENS = 0 };
 
 struct tn_llm {
-    tn_gguf *file;
+    llm_source source;
     tn_device *device;
     llm_config config;
     llm_weights weights;
@@ -27,18 +27,22 @@ struct tn_llm {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* The handle is the model's, whatever scope the caller stands in. Vectors are made f32, which they are computed in. */
+/* The handle is the model's, whatever scope the caller stands in. Vectors are made f32, which they are computed in, and
+ * matrices that are stored [in, out] are turned. */
 static tn_status take_weight(tn_llm *m, int64_t layer, int slot, tn_tensor **out) {
     char name[LLM_NAME_SIZE];
-    tn_gguf_info info = {.struct_size = sizeof info};
-    tn_llm_name(name, layer, slot);
-    if (tn_gguf_find(m->file, name, &info) != TN_OK) return TN_OK; /* optional: what is needed was looked for */
+    llm_tensor info = {.struct_size = sizeof info};
+    const llm_naming *n = m->config.naming;
+    if (!tn_llm_name(n, name, layer, slot)) return TN_OK;
+    if (layer < 0 && slot == SLOT_OUTPUT && m->config.tied) return TN_OK;
+    if (tn_llm_source_find(&m->source, name, &info) != TN_OK) return TN_OK; /* optional: the needed was looked for */
     TN_SCOPE {
-        tn_tensor *t = tn_gguf_tensor(m->file, name);
+        tn_tensor *t = tn_llm_source_tensor(&m->source, &info);
         if (info.rank == 1 && info.dtype != TN_F32) t = tn_cast(t, TN_F32);
+        if (layer >= 0 && n->transposed & 1u << slot) t = tn_contiguous(tn_transpose(t, 0, 1));
         *out = tn_retain(t);
     }
-    return tn_status_of(*out);
+    return tn_eval(out, 1);
 }
 
 static tn_status take_weights(tn_llm *m) {
@@ -51,22 +55,20 @@ static tn_status take_weights(tn_llm *m) {
     return TN_OK;
 }
 
-/* base^(-i / half), scaled, and divided by the file's factor for this frequency where it has them (Llama 3). */
-static tn_status fill_frequencies(const llm_config *c, const tn_tensor *factors, float *out) {
+/* A GGUF file may hold a factor for each frequency (Llama 3). */
+static tn_status fill_frequencies(const llm_config *c, const tn_tensor *factors, float *divisors, float *out) {
     int64_t half = c->size[SIZE_HALF];
-    for (int64_t i = 0; i < half; i++)
-        out[i] = 1;
-    if (factors) TRY(tn_read(factors, out, (size_t)half * sizeof *out));
-    for (int64_t i = 0; i < half; i++)
-        out[i] = (float)(c->rope_scale * pow(c->rope_base, -(double)i / (double)half) / (double)out[i]);
+    if (factors) TRY(tn_read(factors, divisors, (size_t)half * sizeof *divisors));
+    tn_llm_rope_fill(&c->rope, half, factors ? divisors : NULL, out);
     return TN_OK;
 }
 
 static tn_status make_frequencies(tn_llm *m) {
     int64_t half = m->config.size[SIZE_HALF];
-    float *values = tn_txt_alloc((size_t)half, sizeof *values);
+    if (m->weights.head[SLOT_POSITIONS]) return TN_OK; /* they are learned */
+    float *values = tn_txt_alloc((size_t)half, 2 * sizeof *values);
     if (!values) return TN_ERR_MEMORY;
-    tn_status status = fill_frequencies(&m->config, m->weights.head[SLOT_ROPE_FACTORS], values);
+    tn_status status = fill_frequencies(&m->config, m->weights.head[SLOT_ROPE_FACTORS], values + half, values);
     TN_SCOPE if (status == TN_OK) m->weights.rope_frequencies =
         tn_retain(tn_from_data(values, TN_DIMS(1, 1, half), TN_F32));
     tn_txt_free(values);
@@ -138,14 +140,15 @@ static tn_status too_large(const tn_llm *m, const tn_llm_facts *f, int64_t room)
     return tn_backend_fail(TN_ERR_MEMORY,
                            "'%s' needs %.2f GiB: %.2f for weights, %.2f for the cache of %" PRId64
                            " tokens, %.2f to compute in; %.2f GiB are free. %s",
-                           tn_gguf_path(m->file), gib(f->total_bytes), gib(f->weights_bytes), gib(f->cache_bytes),
-                           f->context, gib(f->activation_bytes + f->runtime_bytes), gib(room), fix);
+                           tn_llm_source_path(&m->source), gib(f->total_bytes), gib(f->weights_bytes),
+                           gib(f->cache_bytes), f->context, gib(f->activation_bytes + f->runtime_bytes), gib(room),
+                           fix);
 }
 
 static tn_status check_memory(const tn_llm *m, const tn_llm_options *o) {
     tn_llm_facts facts = {.struct_size = sizeof facts};
     tn_device_info info = {.struct_size = sizeof info};
-    TRY(tn_llm_describe(&m->config, m->file, &facts));
+    TRY(tn_llm_describe(&m->config, &m->source, &facts));
     TRY(tn_device_get_info(m->device, &info));
     int64_t room = o && o->memory > 0 ? o->memory : info.free_memory;
     return room > 0 && facts.total_bytes > room ? too_large(m, &facts, room) : TN_OK;
@@ -153,10 +156,11 @@ static tn_status check_memory(const tn_llm *m, const tn_llm_options *o) {
 
 /* Bytes of a token's row. */
 static size_t embedding_row(const tn_llm *m) {
-    tn_gguf_info info = {.struct_size = sizeof info};
     char name[LLM_NAME_SIZE];
-    tn_llm_name(name, -1, SLOT_EMBEDDING);
-    return tn_gguf_find(m->file, name, &info) == TN_OK ? tn_dtype_bytes(info.dtype, m->config.size[SIZE_HIDDEN]) : 0;
+    llm_tensor info = {.struct_size = sizeof info};
+    tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
+    bool found = tn_llm_source_find(&m->source, name, &info) == TN_OK;
+    return found ? tn_dtype_bytes(info.dtype, m->config.size[SIZE_HIDDEN]) : 0;
 }
 
 static tn_status take_memory(tn_llm *m) {
@@ -189,8 +193,8 @@ static tn_status set_up(tn_llm *m) {
 }
 
 static tn_status open_model(tn_llm *m, const char *path, const tn_llm_options *options) {
-    TRY(tn_gguf_open(path, &m->file));
-    TRY(tn_llm_configure(m->file, options, &m->config));
+    TRY(tn_llm_source_open(path, &m->source));
+    TRY(tn_llm_configure(&m->source, options, &m->config));
     TRY(check_memory(m, options));
     tn_device *before = enter(m);
     return leave(m, before, set_up(m));
@@ -231,18 +235,24 @@ void tn_llm_close(tn_llm *m) {
     tn_txt_free(m->numbers);
     tn_txt_free(m->rows);
     tn_txt_free(m->places);
-    tn_gguf_close(m->file);
+    tn_llm_source_close(&m->source);
     tn_txt_free(m);
 }
 
-const tn_gguf *tn_llm_file(const tn_llm *m) { return m ? m->file : NULL; }
+const tn_gguf *tn_llm_file(const tn_llm *m) { return m ? m->source.gguf : NULL; }
+bool tn_llm_ends(const tn_llm *m, int32_t id) {
+    for (int i = 0; m && i < m->config.end_count; i++)
+        if (m->config.ends[i] == id) return true;
+    return false;
+}
+
 int64_t tn_llm_position(const tn_llm *m) { return m ? m->position : 0; }
 
 tn_status tn_llm_get_facts(const tn_llm *m, tn_llm_facts *facts) {
     if (!m || !facts || facts->struct_size < sizeof *facts)
         return tn_backend_fail(TN_ERR_ARGUMENT,
                                "tn_llm_get_facts: an argument is NULL or facts->struct_size is not set");
-    return tn_llm_describe(&m->config, m->file, facts);
+    return tn_llm_describe(&m->config, &m->source, facts);
 }
 
 tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
@@ -282,10 +292,10 @@ static tn_status check_ids(const tn_llm *m, const int32_t *ids, int64_t count) {
  * they would bring large parts of a matrix to memory that stands there already, packed, as the output's weight. */
 static tn_status read_rows(tn_llm *m, const int32_t *ids, int64_t n) {
     char name[LLM_NAME_SIZE];
-    tn_llm_name(name, -1, SLOT_EMBEDDING);
+    tn_llm_name(m->config.naming, name, -1, SLOT_EMBEDDING);
     for (int64_t i = 0; i < n; i++)
         m->numbers[i] = ids[i];
-    return tn_gguf_rows(m->file, name, m->numbers, n, m->rows);
+    return tn_llm_source_rows(&m->source, name, m->numbers, n, m->rows);
 }
 
 static tn_tensor *make_rows(const tn_llm *m, int64_t n) {

@@ -1,4 +1,4 @@
-/* llm_config.c — from a GGUF file's metadata to a model's sizes, every one of them checked.
+/* llm_config.c — the families of language models, and the proof that a file's tensors are one of them.
  *
  * A family of models is a table row: what it is called in files and which tensors a layer has. Every tensor of the file
  * must be one that the row knows, in the shape that the metadata gives it: a model that has something more would be
@@ -15,229 +15,196 @@
 enum {
     PLAIN_SLOTS = BIT(SLOT_Q_BIAS) - 1,
     BIASES = BIT(SLOT_Q_BIAS) | BIT(SLOT_K_BIAS) | BIT(SLOT_V_BIAS),
-    NORMS = BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM)
+    NORMS = BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM),
+    GATED_BIASES = BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS),
+    GPT2_SLOTS = BIT(SLOT_QKV) | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O) | BIT(SLOT_O_BIAS) | BIT(SLOT_ATTENTION_NORM) |
+                 BIT(SLOT_ATTENTION_NORM_BIAS) | BIT(SLOT_FFN_NORM) | BIT(SLOT_FFN_NORM_BIAS) | BIT(SLOT_UP) |
+                 BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN) | BIT(SLOT_DOWN_BIAS),
+    PLAIN_HEAD = BIT(SLOT_EMBEDDING) | BIT(SLOT_OUTPUT_NORM)
 };
 
-/* Files of the llama architecture store the rows of q and k so that rope turns neighbours; the others leave them as
- * they were trained. */
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+const llm_naming tn_llm_gguf_names = {
+    .prefix = "",
+    .layer = "blk.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "attn_norm.weight",
+                    [SLOT_Q] = "attn_q.weight",
+                    [SLOT_K] = "attn_k.weight",
+                    [SLOT_V] = "attn_v.weight",
+                    [SLOT_O] = "attn_output.weight",
+                    [SLOT_FFN_NORM] = "ffn_norm.weight",
+                    [SLOT_GATE] = "ffn_gate.weight",
+                    [SLOT_UP] = "ffn_up.weight",
+                    [SLOT_DOWN] = "ffn_down.weight",
+                    [SLOT_Q_BIAS] = "attn_q.bias",
+                    [SLOT_K_BIAS] = "attn_k.bias",
+                    [SLOT_V_BIAS] = "attn_v.bias",
+                    [SLOT_O_BIAS] = "attn_output.bias",
+                    [SLOT_Q_NORM] = "attn_q_norm.weight",
+                    [SLOT_K_NORM] = "attn_k_norm.weight"},
+    .head_slots = {[SLOT_EMBEDDING] = "token_embd.weight",
+                   [SLOT_OUTPUT_NORM] = "output_norm.weight",
+                   [SLOT_OUTPUT] = "output.weight",
+                   [SLOT_ROPE_FACTORS] = "rope_freqs.weight"},
+};
+
+static const llm_naming llama_names = {
+    .prefix = "model.",
+    .layer = "layers.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "input_layernorm.weight",
+                    [SLOT_Q] = "self_attn.q_proj.weight",
+                    [SLOT_K] = "self_attn.k_proj.weight",
+                    [SLOT_V] = "self_attn.v_proj.weight",
+                    [SLOT_O] = "self_attn.o_proj.weight",
+                    [SLOT_FFN_NORM] = "post_attention_layernorm.weight",
+                    [SLOT_GATE] = "mlp.gate_proj.weight",
+                    [SLOT_UP] = "mlp.up_proj.weight",
+                    [SLOT_DOWN] = "mlp.down_proj.weight",
+                    [SLOT_Q_BIAS] = "self_attn.q_proj.bias",
+                    [SLOT_K_BIAS] = "self_attn.k_proj.bias",
+                    [SLOT_V_BIAS] = "self_attn.v_proj.bias",
+                    [SLOT_O_BIAS] = "self_attn.o_proj.bias",
+                    [SLOT_Q_NORM] = "self_attn.q_norm.weight",
+                    [SLOT_K_NORM] = "self_attn.k_norm.weight",
+                    [SLOT_GATE_BIAS] = "mlp.gate_proj.bias",
+                    [SLOT_UP_BIAS] = "mlp.up_proj.bias",
+                    [SLOT_DOWN_BIAS] = "mlp.down_proj.bias"},
+    .head_slots = {[SLOT_EMBEDDING] = "embed_tokens.weight",
+                   [SLOT_OUTPUT_NORM] = "norm.weight",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
+    .beside = {".rotary_emb.inv_freq"},
+};
+
+static const llm_naming gpt2_names = {
+    .prefix = "transformer.",
+    .layer = "h.",
+    .layer_slots = {[SLOT_ATTENTION_NORM] = "ln_1.weight",
+                    [SLOT_ATTENTION_NORM_BIAS] = "ln_1.bias",
+                    [SLOT_QKV] = "attn.c_attn.weight",
+                    [SLOT_QKV_BIAS] = "attn.c_attn.bias",
+                    [SLOT_O] = "attn.c_proj.weight",
+                    [SLOT_O_BIAS] = "attn.c_proj.bias",
+                    [SLOT_FFN_NORM] = "ln_2.weight",
+                    [SLOT_FFN_NORM_BIAS] = "ln_2.bias",
+                    [SLOT_UP] = "mlp.c_fc.weight",
+                    [SLOT_UP_BIAS] = "mlp.c_fc.bias",
+                    [SLOT_DOWN] = "mlp.c_proj.weight",
+                    [SLOT_DOWN_BIAS] = "mlp.c_proj.bias"},
+    .head_slots = {[SLOT_EMBEDDING] = "wte.weight",
+                   [SLOT_POSITIONS] = "wpe.weight",
+                   [SLOT_OUTPUT_NORM] = "ln_f.weight",
+                   [SLOT_OUTPUT_NORM_BIAS] = "ln_f.bias",
+                   [SLOT_OUTPUT] = "lm_head.weight"},
+    .transposed = BIT(SLOT_QKV) | BIT(SLOT_O) | BIT(SLOT_UP) | BIT(SLOT_DOWN),
+    .beside = {".attn.bias", ".attn.masked_bias"}, /* masks */
+};
+
+static const char *const llama_keys[LLM_KEYS] = {
+    [KEY_LAYERS] = "num_hidden_layers",        [KEY_HIDDEN] = "hidden_size",
+    [KEY_INTERMEDIATE] = "intermediate_size",  [KEY_HEADS] = "num_attention_heads",
+    [KEY_CONTEXT] = "max_position_embeddings", [KEY_EPS] = "rms_norm_eps",
+    [KEY_ACTIVATION] = "hidden_act",
+};
+static const char *const gpt2_keys[LLM_KEYS] = {
+    [KEY_LAYERS] = "n_layer",
+    [KEY_HIDDEN] = "n_embd",
+    [KEY_INTERMEDIATE] = "n_inner",
+    [KEY_HEADS] = "n_head",
+    [KEY_CONTEXT] = "n_positions",
+    [KEY_EPS] = "layer_norm_epsilon",
+    [KEY_ACTIVATION] = "activation_function",
+};
+
+/* GGUF files of the llama architecture store the rows of q and k so that rope turns neighbours; all others leave them
+ * as they were trained. */
+#define LLAMA_LIKE .head_needs = PLAIN_HEAD, .naming = &llama_names, .keys = llama_keys, .activation = "silu"
 static const llm_family families[] = {
-    {"llama", "Llama, Mistral, SmolLM", true, 0, BIASES | BIT(SLOT_O_BIAS)},
-    {"qwen2", "Qwen 2, Qwen 2.5", false, BIASES, 0},
-    {"qwen3", "Qwen 3", false, NORMS, 0},
+    {"llama", "Llama, Mistral, SmolLM", .in_gguf = true, .interleaved_rope = true, .needs = PLAIN_SLOTS,
+     .allows = BIASES | BIT(SLOT_O_BIAS) | GATED_BIASES, LLAMA_LIKE},
+    {"mistral", "Mistral", .needs = PLAIN_SLOTS, .window = 4096, LLAMA_LIKE},
+    {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE},
+    {"qwen3", "Qwen 3", .in_gguf = true, .needs = PLAIN_SLOTS | NORMS, .allows = BIASES | BIT(SLOT_O_BIAS), LLAMA_LIKE},
+    {"gpt2", "GPT-2", .needs = GPT2_SLOTS, .head_needs = PLAIN_HEAD | BIT(SLOT_OUTPUT_NORM_BIAS) | BIT(SLOT_POSITIONS),
+     .naming = &gpt2_names, .keys = gpt2_keys, .tied = true, .layer_norm = true, .activation = "gelu_new"},
+};
+enum { FAMILIES = sizeof families / sizeof *families };
+
+const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf) {
+    for (size_t i = 0; i < FAMILIES; i++) {
+        const char *known = families[i].architecture;
+        bool here = !gguf || families[i].in_gguf;
+        if (here && strlen(known) == length && memcmp(known, name, length) == 0) return &families[i];
+    }
+    return NULL;
+}
+
+void tn_llm_list_families(bool gguf, char *out, size_t size) {
+    out[0] = 0;
+    for (size_t i = 0; i < FAMILIES; i++) {
+        size_t used = strlen(out);
+        if (gguf && !families[i].in_gguf) continue;
+        snprintf(out + used, size - used, "%s%s (%s)", i ? ", " : "", families[i].architecture, families[i].models);
+    }
+}
+
+/* ---- shapes ------------------------------------------------------------------------------------------------------ */
+
+static const llm_size layer_shapes[LAYER_SLOTS][2] = {
+    [SLOT_ATTENTION_NORM] = {SIZE_HIDDEN},
+    [SLOT_Q] = {SIZE_QUERIES, SIZE_HIDDEN},
+    [SLOT_K] = {SIZE_KEYS, SIZE_HIDDEN},
+    [SLOT_V] = {SIZE_KEYS, SIZE_HIDDEN},
+    [SLOT_O] = {SIZE_HIDDEN, SIZE_QUERIES},
+    [SLOT_FFN_NORM] = {SIZE_HIDDEN},
+    [SLOT_GATE] = {SIZE_INTERMEDIATE, SIZE_HIDDEN},
+    [SLOT_UP] = {SIZE_INTERMEDIATE, SIZE_HIDDEN},
+    [SLOT_DOWN] = {SIZE_HIDDEN, SIZE_INTERMEDIATE},
+    [SLOT_Q_BIAS] = {SIZE_QUERIES},
+    [SLOT_K_BIAS] = {SIZE_KEYS},
+    [SLOT_V_BIAS] = {SIZE_KEYS},
+    [SLOT_O_BIAS] = {SIZE_HIDDEN},
+    [SLOT_Q_NORM] = {SIZE_HEAD},
+    [SLOT_K_NORM] = {SIZE_HEAD},
+    [SLOT_QKV] = {SIZE_QKV, SIZE_HIDDEN},
+    [SLOT_QKV_BIAS] = {SIZE_QKV},
+    [SLOT_ATTENTION_NORM_BIAS] = {SIZE_HIDDEN},
+    [SLOT_FFN_NORM_BIAS] = {SIZE_HIDDEN},
+    [SLOT_GATE_BIAS] = {SIZE_INTERMEDIATE},
+    [SLOT_UP_BIAS] = {SIZE_INTERMEDIATE},
+    [SLOT_DOWN_BIAS] = {SIZE_HIDDEN},
 };
 
-typedef struct slot_row {
-    const char *name;
-    llm_size shape[2];
-} slot_row;
-
-static const slot_row layer_rows[LAYER_SLOTS] = {
-    [SLOT_ATTENTION_NORM] = {"attn_norm.weight", {SIZE_HIDDEN}},
-    [SLOT_Q] = {"attn_q.weight", {SIZE_QUERIES, SIZE_HIDDEN}},
-    [SLOT_K] = {"attn_k.weight", {SIZE_KEYS, SIZE_HIDDEN}},
-    [SLOT_V] = {"attn_v.weight", {SIZE_KEYS, SIZE_HIDDEN}},
-    [SLOT_O] = {"attn_output.weight", {SIZE_HIDDEN, SIZE_QUERIES}},
-    [SLOT_FFN_NORM] = {"ffn_norm.weight", {SIZE_HIDDEN}},
-    [SLOT_GATE] = {"ffn_gate.weight", {SIZE_INTERMEDIATE, SIZE_HIDDEN}},
-    [SLOT_UP] = {"ffn_up.weight", {SIZE_INTERMEDIATE, SIZE_HIDDEN}},
-    [SLOT_DOWN] = {"ffn_down.weight", {SIZE_HIDDEN, SIZE_INTERMEDIATE}},
-    [SLOT_Q_BIAS] = {"attn_q.bias", {SIZE_QUERIES}},
-    [SLOT_K_BIAS] = {"attn_k.bias", {SIZE_KEYS}},
-    [SLOT_V_BIAS] = {"attn_v.bias", {SIZE_KEYS}},
-    [SLOT_O_BIAS] = {"attn_output.bias", {SIZE_HIDDEN}},
-    [SLOT_Q_NORM] = {"attn_q_norm.weight", {SIZE_HEAD}},
-    [SLOT_K_NORM] = {"attn_k_norm.weight", {SIZE_HEAD}},
+static const llm_size head_shapes[HEAD_SLOTS][2] = {
+    [SLOT_EMBEDDING] = {SIZE_VOCABULARY, SIZE_HIDDEN}, [SLOT_OUTPUT_NORM] = {SIZE_HIDDEN},
+    [SLOT_OUTPUT] = {SIZE_VOCABULARY, SIZE_HIDDEN},    [SLOT_ROPE_FACTORS] = {SIZE_HALF},
+    [SLOT_OUTPUT_NORM_BIAS] = {SIZE_HIDDEN},           [SLOT_POSITIONS] = {SIZE_POSITIONS, SIZE_HIDDEN},
 };
 
-static const slot_row head_rows[HEAD_SLOTS] = {
-    [SLOT_EMBEDDING] = {"token_embd.weight", {SIZE_VOCABULARY, SIZE_HIDDEN}},
-    [SLOT_OUTPUT_NORM] = {"output_norm.weight", {SIZE_HIDDEN}},
-    [SLOT_OUTPUT] = {"output.weight", {SIZE_VOCABULARY, SIZE_HIDDEN}},
-    [SLOT_ROPE_FACTORS] = {"rope_freqs.weight", {SIZE_HALF}},
-};
-
-void tn_llm_name(char name[LLM_NAME_SIZE], int64_t layer, int slot) {
+bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot) {
+    const char *what = layer < 0 ? n->head_slots[slot] : n->layer_slots[slot];
     if (layer < 0)
-        snprintf(name, LLM_NAME_SIZE, "%s", head_rows[slot].name);
+        snprintf(name, LLM_NAME_SIZE, "%s", what ? what : "");
     else
-        snprintf(name, LLM_NAME_SIZE, "blk.%" PRId64 ".%s", layer, layer_rows[slot].name);
-}
-
-/* ---- metadata ---------------------------------------------------------------------------------------------------- */
-
-/* "ARCHITECTURE.what", as most keys are called. */
-typedef struct key_name {
-    char text[96];
-} key_name;
-
-static key_name key_of(const llm_config *c, const char *what) {
-    key_name k;
-    snprintf(k.text, sizeof k.text, "%s.%s", c->family->architecture, what);
-    return k;
-}
-
-static bool has(const tn_gguf *f, const llm_config *c, const char *what) {
-    return tn_gguf_get(f, key_of(c, what).text) != NULL;
-}
-
-static tn_status out_of_range(const tn_gguf *f, const char *key, double value, double least, double most) {
-    return tn_backend_fail(TN_ERR_FORMAT, "'%s': byte %" PRId64 ": key '%s' is %g; it must lie between %g and %g",
-                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key)), key, value, least, most);
-}
-
-static tn_status get_size(const tn_gguf *f, const llm_config *c, const char *what, int64_t most, int64_t *out) {
-    key_name key = key_of(c, what);
-    TRY(tn_gguf_get_int(f, key.text, out));
-    return *out >= 1 && *out <= most ? TN_OK : out_of_range(f, key.text, (double)*out, 1, (double)most);
-}
-
-static tn_status get_real(const tn_gguf *f, const llm_config *c, const char *what, double least, double most,
-                          double *out) {
-    key_name key = key_of(c, what);
-    TRY(tn_gguf_get_float(f, key.text, out));
-    return *out >= least && *out <= most ? TN_OK : out_of_range(f, key.text, *out, least, most);
-}
-
-/* A word out of the file, short and without what would disturb a terminal. */
-typedef struct shown_word {
-    char text[64];
-} shown_word;
-
-static shown_word shown(const char *text, int64_t length) {
-    shown_word w = {""};
-    for (int64_t i = 0; i < length && i < (int64_t)sizeof w.text - 1; i++)
-        w.text[i] = (char)(text[i] >= 0x20 && text[i] < 0x7f ? text[i] : '?');
-    return w;
-}
-
-static bool text_is(const char *text, int64_t length, const char *word) {
-    return (size_t)length == strlen(word) && memcmp(text, word, (size_t)length) == 0;
-}
-
-static tn_status find_family(const tn_gguf *f, llm_config *c) {
-    const char *text;
-    int64_t length;
-    TRY(tn_gguf_get_string(f, "general.architecture", &text, &length));
-    char known[160] = "";
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        if (text_is(text, length, families[i].architecture)) c->family = &families[i];
-        size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s (%s)", i ? ", " : "", families[i].architecture,
-                 families[i].models);
-    }
-    if (c->family) return TN_OK;
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": the architecture '%s' is not known here; known are %s",
-        tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, "general.architecture")), shown(text, length).text, known);
-}
-
-/* Features that would change the results, and that no family here has. */
-static tn_status refuse_features(const tn_gguf *f, const llm_config *c) {
-    int64_t experts = 0;
-    if (has(f, c, "expert_count")) TRY(tn_gguf_get_int(f, key_of(c, "expert_count").text, &experts));
-    if (experts != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s' has %" PRId64 " experts; mixtures of experts are not computed here",
-                               tn_gguf_path(f), experts);
-    return TN_OK;
-}
-
-enum { MOST_LAYERS = 4096, MOST_HEADS = 1 << 16, MOST_WIDTH = 1 << 24, MOST_CONTEXT = 1 << 30 };
-
-/* keys and values of a head have one length, and rope turns all of it. */
-static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
-    int64_t hidden = c->size[SIZE_HIDDEN], *head = &c->size[SIZE_HEAD];
-    if (has(f, c, "attention.key_length")) {
-        TRY(get_size(f, c, "attention.key_length", MOST_WIDTH, head));
-    } else if (hidden % c->heads == 0) {
-        *head = hidden / c->heads;
-    } else {
-        key_name key = key_of(c, "attention.head_count");
-        return tn_backend_fail(TN_ERR_FORMAT,
-                               "'%s': byte %" PRId64 ": %" PRId64 " heads do not divide a width of %" PRId64,
-                               tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), c->heads, hidden);
-    }
-    const char *const equal[] = {"attention.value_length", "rope.dimension_count"};
-    for (int i = 0; i < 2; i++) {
-        int64_t other = *head;
-        if (has(f, c, equal[i])) TRY(get_size(f, c, equal[i], MOST_WIDTH, &other));
-        if (other != *head)
-            return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s': byte %" PRId64 ": key '%s' is %" PRId64 " where the heads are %" PRId64
-                                   " wide; only equal lengths are computed here",
-                                   tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key_of(c, equal[i]).text)),
-                                   key_of(c, equal[i]).text, other, *head);
-    }
-    if (*head % 2 == 0) return TN_OK;
-    key_name key = key_of(c, has(f, c, "attention.key_length") ? "attention.key_length" : "attention.head_count");
-    return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s': byte %" PRId64 ": key '%s' makes heads %" PRId64
-                           " wide; rope turns pairs, so it must be an even number",
-                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), key.text, *head);
-}
-
-static tn_status read_heads(const tn_gguf *f, llm_config *c) {
-    TRY(get_size(f, c, "attention.head_count", MOST_HEADS, &c->heads));
-    c->kv_heads = c->heads;
-    if (has(f, c, "attention.head_count_kv")) TRY(get_size(f, c, "attention.head_count_kv", MOST_HEADS, &c->kv_heads));
-    if (c->heads % c->kv_heads != 0)
-        return tn_backend_fail(
-            TN_ERR_FORMAT,
-            "'%s': byte %" PRId64 ": %" PRId64 " heads cannot share %" PRId64 " heads of keys and values",
-            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key_of(c, "attention.head_count_kv").text)), c->heads,
-            c->kv_heads);
-    TRY(read_head_dim(f, c));
-    c->size[SIZE_HALF] = c->size[SIZE_HEAD] / 2;
-    c->size[SIZE_QUERIES] = c->heads * c->size[SIZE_HEAD];
-    c->size[SIZE_KEYS] = c->kv_heads * c->size[SIZE_HEAD];
-    return TN_OK;
-}
-
-static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
-    const char *type = "none";
-    int64_t length = 4;
-    double factor = 1;
-    key_name key = key_of(c, "rope.scaling.type");
-    if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
-    if (text_is(type, length, "none")) return TN_OK;
-    if (!text_is(type, length, "linear"))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': byte %" PRId64 ": rope scaling of type '%s' is not computed here",
-                               tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), shown(type, length).text);
-    TRY(get_real(f, c, "rope.scaling.factor", 1e-3, 1e6, &factor));
-    c->rope_scale = 1 / factor;
-    return TN_OK;
-}
-
-static tn_status read_sizes(const tn_gguf *f, llm_config *c) {
-    TRY(get_size(f, c, "block_count", MOST_LAYERS, &c->layers));
-    TRY(get_size(f, c, "embedding_length", MOST_WIDTH, &c->size[SIZE_HIDDEN]));
-    TRY(get_size(f, c, "feed_forward_length", MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
-    TRY(get_size(f, c, "context_length", MOST_CONTEXT, &c->trained_context));
-    TRY(read_heads(f, c));
-    TRY(get_real(f, c, "attention.layer_norm_rms_epsilon", 1e-12, 1, &c->rms_eps));
-    c->rope_base = 10000;
-    c->rope_scale = 1;
-    if (has(f, c, "rope.freq_base")) TRY(get_real(f, c, "rope.freq_base", 1, 1e12, &c->rope_base));
-    TRY(read_rope_scaling(f, c));
-    if (has(f, c, "attention.sliding_window"))
-        TRY(get_size(f, c, "attention.sliding_window", MOST_CONTEXT, &c->window));
-    return TN_OK;
+        snprintf(name, LLM_NAME_SIZE, "%s%" PRId64 ".%s", n->layer, layer, what ? what : "");
+    return what != NULL;
 }
 
 /* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
-static tn_status check_shape(const tn_gguf *f, const llm_config *c, const tn_gguf_info *t, const slot_row *row) {
-    int rank = row->shape[1] == SIZE_ONE ? 1 : 2;
+static tn_status check_shape(const llm_source *s, const llm_config *c, const llm_tensor *t, const llm_size shape[2],
+                             bool transposed) {
+    int rank = shape[1] == SIZE_ONE ? 1 : 2;
+    int64_t wanted[2] = {c->size[shape[transposed]], c->size[shape[!transposed]]};
     bool fits = t->rank == rank;
     for (int d = 0; d < rank && fits; d++)
-        fits = t->shape[d] == c->size[row->shape[d]];
+        fits = t->shape[d] == wanted[d];
     if (fits) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT,
-                           "'%s': byte %" PRId64 ": tensor '%s' has %d dimensions, [%" PRId64 ", %" PRId64
+                           "%s: tensor '%.100s' has %d dimensions, [%" PRId64 ", %" PRId64
                            "]; by the metadata it must have %d, [%" PRId64 ", %" PRId64 "]",
-                           tn_gguf_path(f), t->offset, t->name, t->rank, t->rank > 0 ? t->shape[0] : 1,
-                           t->rank > 1 ? t->shape[1] : 1, rank, c->size[row->shape[0]], c->size[row->shape[1]]);
+                           tn_llm_source_place(s, t).text, t->name, t->rank, t->rank > 0 ? t->shape[0] : 1,
+                           t->rank > 1 ? t->shape[1] : 1, rank, wanted[0], wanted[1]);
 }
 
 /* What the model's operations take beside activations in f32. */
@@ -245,51 +212,74 @@ static bool is_weight_dtype(tn_dtype t) {
     return t < TN_DTYPE_COUNT && (t == TN_F32 || t == TN_F16 || t == TN_BF16 || tn_dtype_block(t) > 1);
 }
 
-static tn_status check_tensor(const tn_gguf *f, llm_config *c, int64_t layer, int slot, bool needed) {
+static tn_status check_tensor(const llm_source *s, llm_config *c, int64_t layer, int slot, bool needed) {
     char name[LLM_NAME_SIZE];
-    const slot_row *row = layer < 0 ? &head_rows[slot] : &layer_rows[slot];
-    tn_gguf_info t = {.struct_size = sizeof t};
-    tn_llm_name(name, layer, slot);
-    tn_status status = tn_gguf_find(f, name, &t);
+    const llm_size *shape = layer < 0 ? head_shapes[slot] : layer_shapes[slot];
+    llm_tensor t = {.struct_size = sizeof t};
+    if (!tn_llm_name(c->naming, name, layer, slot)) return TN_OK;
+    tn_status status = tn_llm_source_find(s, name, &t);
     if (status != TN_OK) return needed ? status : TN_OK;
     if (!is_weight_dtype(t.dtype))
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': byte %" PRId64
-                               ": tensor '%s' is of type %s, which is not computed with here; take "
+                               "%s: tensor '%s' is of type %s, which is not computed with here; take "
                                "the model in another quantisation",
-                               tn_gguf_path(f), t.offset, name, t.dtype_name);
+                               tn_llm_source_place(s, &t).text, name, t.dtype_name);
     c->weights_bytes += t.bytes;
-    return check_shape(f, c, &t, row);
+    return check_shape(s, c, &t, shape, layer >= 0 && (c->naming->transposed & BIT(slot)));
 }
 
 /* The slot whose name this is; false when there is none. */
-static bool find_slot(const char *name, int64_t *layer, int *slot) {
-    bool in_layer = strncmp(name, "blk.", 4) == 0;
-    *layer = in_layer ? strtoll(name + 4, NULL, 10) : -1;
+static bool find_slot(const llm_naming *n, const char *name, int64_t *layer, int *slot) {
+    size_t length = strlen(n->layer);
+    *layer = strncmp(name, n->layer, length) == 0 ? strtoll(name + length, NULL, 10) : -1;
     int count = *layer >= 0 ? (int)LAYER_SLOTS : (int)HEAD_SLOTS;
     for (*slot = 0; *slot < count; ++*slot) {
         char spelt[LLM_NAME_SIZE];
-        tn_llm_name(spelt, *layer, *slot);
-        if (strcmp(name, spelt) == 0) return true;
+        if (tn_llm_name(n, spelt, *layer, *slot) && strcmp(name, spelt) == 0) return true;
     }
     return false;
 }
 
+static bool ends_with(const char *text, const char *ending) {
+    size_t n = strlen(text), m = strlen(ending);
+    return n >= m && strcmp(text + n - m, ending) == 0;
+}
+
+static bool is_beside(const llm_naming *n, const char *name) {
+    for (size_t i = 0; i < sizeof n->beside / sizeof *n->beside; i++)
+        if (n->beside[i] && ends_with(name, n->beside[i])) return true;
+    return false;
+}
+
+/* A tied model's file may hold the embedding twice: the second one is not read. */
+static bool is_spare_output(const llm_config *c, int64_t layer, int slot) {
+    return c->tied && layer < 0 && slot == SLOT_OUTPUT;
+}
+
+static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
+    uint32_t known = c->family->needs | c->family->allows;
+    const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
+    int64_t layer;
+    int slot;
+    bool fits = find_slot(c->naming, name, &layer, &slot) && layer < c->layers;
+    *counts = fits && !is_spare_output(c, layer, slot);
+    if (fits && (layer < 0 || known & BIT(slot))) return TN_OK;
+    if (is_beside(c->naming, name)) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "%s: tensor '%.64s' is none that a %s model of %" PRId64
+                           " layers has here; without it the results would be wrong",
+                           tn_llm_source_place(s, t).text, t->name, c->family->architecture, c->layers);
+}
+
 /* Nothing in the file may go unused: it would have changed the results. Adds up bytes by type on the way. */
-static tn_status refuse_unknown(const tn_gguf *f, llm_config *c) {
-    uint32_t known = PLAIN_SLOTS | c->family->needs | c->family->allows;
+static tn_status refuse_unknown(const llm_source *s, llm_config *c) {
     int64_t bytes[TN_DTYPE_COUNT] = {0}, most = -1;
-    for (int64_t i = 0; i < tn_gguf_count(f); i++) {
-        tn_gguf_info t = {.struct_size = sizeof t};
-        int64_t layer;
-        int slot;
-        TRY(tn_gguf_at(f, i, &t));
-        bool fits = find_slot(t.name, &layer, &slot) && layer < c->layers;
-        if (!fits || (layer >= 0 && !(known & BIT(slot))))
-            return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                   "'%s': byte %" PRId64 ": tensor '%.64s' is none that a %s model of %" PRId64
-                                   " layers has here; without it the results would be wrong",
-                                   tn_gguf_path(f), t.offset, t.name, c->family->architecture, c->layers);
+    for (int64_t i = 0; i < tn_llm_source_count(s); i++) {
+        llm_tensor t = {.struct_size = sizeof t};
+        bool counts;
+        TRY(tn_llm_source_at(s, i, &t));
+        TRY(check_known(s, c, &t, &counts));
+        if (!counts) continue;
         int64_t elements = 1;
         for (int d = 0; d < t.rank; d++)
             elements *= t.shape[d];
@@ -302,26 +292,34 @@ static tn_status refuse_unknown(const tn_gguf *f, llm_config *c) {
     return TN_OK;
 }
 
-static tn_status check_tensors(const tn_gguf *f, llm_config *c) {
-    tn_gguf_info embedding = {.struct_size = sizeof embedding}, output = {.struct_size = sizeof output};
-    TRY(tn_gguf_find(f, head_rows[SLOT_EMBEDDING].name, &embedding));
+static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
+    char name[LLM_NAME_SIZE];
+    llm_tensor embedding = {.struct_size = sizeof embedding}, output = {.struct_size = sizeof output};
+    tn_llm_name(c->naming, name, -1, SLOT_EMBEDDING);
+    TRY(tn_llm_source_find(s, name, &embedding));
     c->size[SIZE_VOCABULARY] = embedding.rank > 0 ? embedding.shape[0] : 0;
     if (c->size[SIZE_VOCABULARY] < 1 || c->size[SIZE_VOCABULARY] > INT32_MAX)
-        return tn_backend_fail(TN_ERR_FORMAT, "'%s': byte %" PRId64 ": tensor '%s' has %" PRId64 " rows, one a token",
-                               tn_gguf_path(f), embedding.offset, embedding.name, c->size[SIZE_VOCABULARY]);
-    c->tied = tn_gguf_find(f, head_rows[SLOT_OUTPUT].name, &output) != TN_OK;
+        return tn_backend_fail(TN_ERR_FORMAT, "%s: tensor '%s' has %" PRId64 " rows, one a token",
+                               tn_llm_source_place(s, &embedding).text, embedding.name, c->size[SIZE_VOCABULARY]);
+    tn_llm_name(c->naming, name, -1, SLOT_OUTPUT);
+    if (s->gguf) c->tied = tn_llm_source_find(s, name, &output) != TN_OK;
+    return TN_OK;
+}
+
+static tn_status check_tensors(const llm_source *s, llm_config *c) {
+    TRY(read_vocabulary(s, c));
+    uint32_t head = c->family->head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
-        TRY(check_tensor(f, c, -1, slot, slot == SLOT_EMBEDDING || slot == SLOT_OUTPUT_NORM));
-    uint32_t needs = PLAIN_SLOTS | c->family->needs;
+        if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++)
         for (int slot = 0; slot < LAYER_SLOTS; slot++)
-            TRY(check_tensor(f, c, layer, slot, needs & BIT(slot)));
-    return refuse_unknown(f, c);
+            TRY(check_tensor(s, c, layer, slot, c->family->needs & BIT(slot)));
+    return refuse_unknown(s, c);
 }
 
 /* ---- the configuration ------------------------------------------------------------------------------------------- */
 
-static tn_status take_options(const tn_gguf *f, const tn_llm_options *o, llm_config *c) {
+static tn_status take_options(const llm_source *s, const tn_llm_options *o, llm_config *c) {
     static const tn_dtype caches[] = {
         [TN_LLM_CACHE_F16] = TN_F16, [TN_LLM_CACHE_BF16] = TN_BF16, [TN_LLM_CACHE_F32] = TN_F32};
     c->cache = TN_F16;
@@ -332,7 +330,7 @@ static tn_status take_options(const tn_gguf *f, const tn_llm_options *o, llm_con
         if (o->context < 0 || o->context > c->trained_context)
             return tn_backend_fail(TN_ERR_ARGUMENT,
                                    "a context of %" PRId64 " tokens; '%s' was trained for 1 to %" PRId64, o->context,
-                                   tn_gguf_path(f), c->trained_context);
+                                   tn_llm_source_path(s), c->trained_context);
         if ((unsigned)o->cache > TN_LLM_CACHE_F32)
             return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_options: %d is no type of cache", (int)o->cache);
         if (o->context > 0) c->context = o->context;
@@ -342,13 +340,11 @@ static tn_status take_options(const tn_gguf *f, const tn_llm_options *o, llm_con
     return TN_OK;
 }
 
-tn_status tn_llm_configure(const tn_gguf *file, const tn_llm_options *options, llm_config *out) {
+tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out) {
     *out = (llm_config){.size = {[SIZE_ONE] = 1}};
-    TRY(find_family(file, out));
-    TRY(refuse_features(file, out));
-    TRY(read_sizes(file, out));
-    TRY(check_tensors(file, out));
-    TRY(take_options(file, options, out));
+    TRY(s->gguf ? tn_llm_read_gguf(s->gguf, out) : tn_llm_read_folder(&s->folder, out));
+    TRY(check_tensors(s, out));
+    TRY(take_options(s, options, out));
     if (out->window >= out->context) out->window = 0; /* nothing is ever that far back */
     return TN_OK;
 }
@@ -370,12 +366,25 @@ static tn_status estimate(const llm_config *c, tn_memory_estimate *out) {
     return tn_estimate_inference_memory(&sizes, out);
 }
 
-tn_status tn_llm_describe(const llm_config *c, const tn_gguf *file, tn_llm_facts *facts) {
-    const char *name = "";
-    int64_t length = 0;
+/* What a folder is called, a file's general.name. */
+static tn_status find_name(const llm_source *s, const char **name, int64_t *length) {
+    *name = "";
+    *length = 0;
+    if (s->gguf && tn_gguf_get(s->gguf, "general.name"))
+        return tn_gguf_get_string(s->gguf, "general.name", name, length);
+    if (s->gguf) return TN_OK;
+    const char *slash = strrchr(s->folder.path, '/');
+    *name = slash ? slash + 1 : s->folder.path;
+    *length = (int64_t)strlen(*name);
+    return TN_OK;
+}
+
+tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts *facts) {
+    const char *name;
+    int64_t length;
     tn_memory_estimate memory;
     TRY(estimate(c, &memory));
-    if (tn_gguf_get(file, "general.name")) TRY(tn_gguf_get_string(file, "general.name", &name, &length));
+    TRY(find_name(s, &name, &length));
     *facts = (tn_llm_facts){
         .struct_size = sizeof *facts,
         .architecture = c->family->architecture,
@@ -405,6 +414,20 @@ tn_status tn_llm_inspect(const tn_gguf *file, const tn_llm_options *options, tn_
     if (!file || !facts || facts->struct_size < sizeof *facts)
         return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_inspect: an argument is NULL or facts->struct_size is not set");
     llm_config c;
-    TRY(tn_llm_configure(file, options, &c));
-    return tn_llm_describe(&c, file, facts);
+    llm_source s = {.gguf = (tn_gguf *)(uintptr_t)file}; /* which is read alone */
+    TRY(tn_llm_configure(&s, options, &c));
+    return tn_llm_describe(&c, &s, facts);
+}
+
+tn_status tn_llm_inspect_path(const char *path, const tn_llm_options *options, tn_llm_facts *facts) {
+    if (!path || !facts || facts->struct_size < sizeof *facts)
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "tn_llm_inspect_path: an argument is NULL or facts->struct_size is not set");
+    llm_config c;
+    llm_source s;
+    tn_status status = tn_llm_source_open(path, &s);
+    if (status == TN_OK) status = tn_llm_configure(&s, options, &c);
+    if (status == TN_OK) status = tn_llm_describe(&c, &s, facts);
+    tn_llm_source_close(&s);
+    return status;
 }

@@ -1,11 +1,12 @@
 /* llm_model.h — what the files of the language model share: its sizes as checked, its weights by slot.
  *
- * llm_config.c turns a file's metadata into an llm_config and proves that every tensor fits it; llm_record.c records
- * the model's operations; llm.c owns the sequence: cache, plans, position. */
+ * A model comes from a GGUF file or a Hugging Face folder (llm_source.c). llm_gguf.c and llm_folder.c turn what each
+ * says of itself into an llm_config, llm_config.c proves that every tensor fits it; llm_record.c records the model's
+ * operations; llm.c owns the sequence: cache, plans, position. */
 #ifndef TN_TEXT_LLM_MODEL_H
 #define TN_TEXT_LLM_MODEL_H
 
-#include "text/common.h"
+#include "text/folder.h"
 #include "trunnion/llm.h"
 #include "trunnion/trunnion.h"
 
@@ -26,7 +27,9 @@ typedef enum llm_size {
     SIZE_QUERIES, /* heads · head_dim */
     SIZE_KEYS,    /* kv_heads · head_dim */
     SIZE_HEAD,
-    SIZE_HALF, /* pairs of a head that rope turns */
+    SIZE_HALF,      /* pairs of a head that rope turns */
+    SIZE_QKV,       /* queries, keys and values together */
+    SIZE_POSITIONS, /* that a table of learned ones has */
     SIZE_COUNT
 } llm_size;
 
@@ -47,6 +50,13 @@ typedef enum llm_slot {
     SLOT_O_BIAS,
     SLOT_Q_NORM,
     SLOT_K_NORM,
+    SLOT_QKV, /* in place of q, k and v */
+    SLOT_QKV_BIAS,
+    SLOT_ATTENTION_NORM_BIAS,
+    SLOT_FFN_NORM_BIAS,
+    SLOT_GATE_BIAS,
+    SLOT_UP_BIAS,
+    SLOT_DOWN_BIAS,
     LAYER_SLOTS
 } llm_slot;
 
@@ -56,35 +66,129 @@ typedef enum llm_head_slot {
     SLOT_OUTPUT_NORM,
     SLOT_OUTPUT,
     SLOT_ROPE_FACTORS,
+    SLOT_OUTPUT_NORM_BIAS,
+    SLOT_POSITIONS, /* learned ones, in place of rope */
     HEAD_SLOTS
 } llm_head_slot;
 
+/* What weights are called in a kind of file. */
+typedef struct llm_naming {
+    const char *prefix; /* before all names but the output's, in some files */
+    const char *layer;  /* before a layer's number */
+    const char *layer_slots[LAYER_SLOTS], *head_slots[HEAD_SLOTS]; /* NULL: not in such files */
+    uint32_t transposed;                                           /* bits of layer slots that are stored [in, out] */
+    const char *beside[3];                                         /* endings of names that are no weights */
+} llm_naming;
+
 /* How one kind of model differs from the others: a row of the table in llm_config.c. */
 typedef struct llm_family {
-    const char *architecture; /* general.architecture */
+    const char *architecture; /* general.architecture, or config.json's model_type */
     const char *models;       /* names that people know */
-    bool interleaved_rope;    /* rope turns neighbours; else the halves of a head */
-    uint32_t needs, allows;   /* bits of slots beyond the plain nine */
+    bool in_gguf;             /* else known from folders alone */
+    bool interleaved_rope;    /* in GGUF files rope turns neighbours; else the halves of a head */
+    uint32_t needs, allows;   /* bits of layer slots */
+    uint32_t head_needs;      /* bits of head slots */
+    const llm_naming *naming; /* in folders */
+    const char *const *keys;  /* config.json's, by llm_key */
+    bool tied;                /* where config.json says nothing */
+    bool layer_norm;          /* with a mean and a bias; else by the root of the mean square */
+    int64_t window;           /* where config.json says nothing; 0: none */
+    const char *activation;   /* the same */
 } llm_family;
+
+/* What config.json calls things. */
+typedef enum llm_key {
+    KEY_LAYERS,
+    KEY_HIDDEN,
+    KEY_INTERMEDIATE,
+    KEY_HEADS,
+    KEY_CONTEXT,
+    KEY_EPS,
+    KEY_ACTIVATION,
+    LLM_KEYS
+} llm_key;
+
+/* How positions become angles. */
+typedef enum llm_rope_kind { ROPE_PLAIN, ROPE_LLAMA3, ROPE_YARN } llm_rope_kind;
+typedef struct llm_rope {
+    llm_rope_kind kind;
+    double base, scale; /* scale: positions are multiplied by it */
+    double factor;      /* llama3, yarn: slow frequencies are divided by it */
+    double low, high;   /* turns within `trained` tokens between which it sets in */
+    double trained;
+    double amplitude; /* by which sines and cosines are multiplied */
+    bool whole;       /* yarn: between whole numbers of frequencies */
+} llm_rope;
+
+/* factors: by which frequencies are divided besides, or NULL. */
+void tn_llm_rope_fill(const llm_rope *r, int64_t half, const float *factors, float *out);
+
+enum { LLM_MOST_ENDS = 16 };
 
 typedef struct llm_config {
     const llm_family *family;
-    int64_t layers, heads, kv_heads, trained_context, context, pages, window;
+    const llm_naming *naming;
+    int64_t layers, heads, kv_heads, trained_context, context, pages;
+    int64_t window, window_from; /* of layers from window_from on */
     int64_t size[SIZE_COUNT];
-    double rope_base, rope_scale, rms_eps; /* rope_scale: positions are multiplied by it */
+    double eps;
+    llm_rope rope;
+    bool interleaved_rope;
+    tn_activation *activation;
     tn_dtype cache;
     bool tied; /* the embedding is the output's weight too */
     int64_t weights_bytes, parameters;
     char quantisation[16];
+    int32_t ends[LLM_MOST_ENDS]; /* tokens that end a text, by generation_config.json */
+    int end_count;
 } llm_config;
 
-/* Reads and checks; options may be NULL. */
-tn_status tn_llm_configure(const tn_gguf *file, const tn_llm_options *options, llm_config *out);
-tn_status tn_llm_describe(const llm_config *c, const tn_gguf *file, tn_llm_facts *facts);
+/* What a model is read from. */
+typedef struct llm_source {
+    tn_gguf *gguf; /* NULL: the folder */
+    hf_folder folder;
+} llm_source;
 
-/* The name of a tensor, "blk.7.attn_q.weight"; layer < 0: of a head slot. */
-enum { LLM_NAME_SIZE = 64 };
-void tn_llm_name(char name[LLM_NAME_SIZE], int64_t layer, int slot);
+/* A tensor of either; `offset` is -1 in folders. */
+typedef tn_gguf_info llm_tensor;
+
+tn_status tn_llm_source_open(const char *path, llm_source *out); /* close it in either case */
+void tn_llm_source_close(llm_source *s);
+const char *tn_llm_source_path(const llm_source *s);
+int64_t tn_llm_source_count(const llm_source *s);
+tn_status tn_llm_source_at(const llm_source *s, int64_t i, llm_tensor *out);
+/* TN_ERR_FORMAT naming the file when there is none. */
+tn_status tn_llm_source_find(const llm_source *s, const char *name, llm_tensor *out);
+tn_tensor *tn_llm_source_tensor(const llm_source *s, const llm_tensor *t);
+/* As tn_gguf_rows. */
+tn_status tn_llm_source_rows(const llm_source *s, const char *name, const int64_t *rows, int64_t count, void *out);
+/* "'file': byte 7", or "'folder'", for messages. */
+typedef struct llm_place {
+    char text[320];
+} llm_place;
+llm_place tn_llm_source_place(const llm_source *s, const llm_tensor *t);
+
+/* Family and sizes, from metadata or config.json. */
+tn_status tn_llm_read_gguf(const tn_gguf *f, llm_config *c);
+tn_status tn_llm_read_folder(hf_folder *f, llm_config *c);
+/* The row of this name; or TN_ERR_UNSUPPORTED with the list of those that are known in such files. */
+const llm_family *tn_llm_find_family(const char *name, size_t length, bool gguf);
+void tn_llm_list_families(bool gguf, char *out, size_t size);
+extern const llm_naming tn_llm_gguf_names;
+
+/* Reads and checks; options may be NULL. */
+tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out);
+tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts *facts);
+
+/* The name of a tensor, "blk.7.attn_q.weight"; layer < 0: of a head slot; false where such files have none. */
+enum {
+    LLM_NAME_SIZE = 96,
+    LLM_MOST_LAYERS = 4096,
+    LLM_MOST_HEADS = 1 << 16,
+    LLM_MOST_WIDTH = 1 << 24,
+    LLM_MOST_CONTEXT = 1 << 30
+};
+bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot);
 
 typedef struct llm_layer {
     tn_tensor *weight[LAYER_SLOTS]; /* NULL where the file has none */
@@ -93,7 +197,7 @@ typedef struct llm_layer {
 
 typedef struct llm_weights {
     tn_tensor *head[HEAD_SLOTS];
-    tn_tensor *rope_frequencies; /* [1, 1, half], by which a position is multiplied */
+    tn_tensor *rope_frequencies; /* [1, 1, half], by which a position is multiplied; NULL: positions are learned */
     tn_tensor *pages;            /* [pages] i64: one sequence, so page i is i */
     llm_layer *layers;
 } llm_weights;

@@ -10,32 +10,55 @@ typedef struct rotation {
     tn_tensor *cosine, *sine;
 } rotation;
 
-static rotation make_rotation(const llm_weights *w, const llm_inputs *in) {
+static rotation make_rotation(const llm_config *c, const llm_weights *w, const llm_inputs *in) {
+    if (!w->rope_frequencies) return (rotation){NULL, NULL};
     tn_tensor *angle = tn_mul(in->positions, w->rope_frequencies);
-    return (rotation){tn_cos(angle), tn_sin(angle)};
+    rotation r = {tn_cos(angle), tn_sin(angle)};
+    if (c->rope.amplitude == 1) return r;
+    return (rotation){tn_mul_scalar(r.cosine, c->rope.amplitude), tn_mul_scalar(r.sine, c->rope.amplitude)};
 }
 
-static tn_tensor *norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight) {
-    tn_rms_norm_options o = {.struct_size = sizeof o, .eps = c->rms_eps};
-    return tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &o);
+static tn_tensor *norm(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias) {
+    tn_rms_norm_options rms = {.struct_size = sizeof rms, .eps = c->eps};
+    tn_layer_norm_options layer = {.struct_size = sizeof layer, .eps = c->eps};
+    return c->family->layer_norm ? tn_layer_norm(x, TN_DIMS(tn_size(x, -1)), weight, bias, &layer)
+                                 : tn_rms_norm(x, TN_DIMS(tn_size(x, -1)), weight, &rms);
 }
 
 /* [n, heads · head_dim] as [n, heads, head_dim]; normalised by head where the family does so, and turned. */
 static tn_tensor *heads(const llm_config *c, const tn_tensor *x, const tn_tensor *weight, const rotation *turn) {
     tn_tensor *h = tn_reshape(x, TN_DIMS(tn_size(x, 0), tn_size(x, 1) / c->size[SIZE_HEAD], c->size[SIZE_HEAD]));
-    if (weight) h = norm(c, h, weight);
-    if (!turn) return h;
-    tn_rope_options o = {.struct_size = sizeof o, .interleaved = c->family->interleaved_rope};
+    if (weight) h = norm(c, h, weight, NULL);
+    if (!turn || !turn->cosine) return h;
+    tn_rope_options o = {.struct_size = sizeof o, .interleaved = c->interleaved_rope};
     return tn_rope(h, turn->cosine, turn->sine, &o);
 }
 
-static tn_tensor *attention(const llm_config *c, const llm_weights *w, const llm_layer *l, const llm_inputs *in,
-                            const rotation *turn, const tn_tensor *x) {
+/* Queries, keys and values, of three products or of one. */
+static void project(const llm_config *c, const llm_layer *l, const tn_tensor *x, tn_tensor *out[3]) {
     tn_tensor *const *weight = l->weight;
-    tn_tensor *q = heads(c, tn_linear(x, weight[SLOT_Q], weight[SLOT_Q_BIAS]), weight[SLOT_Q_NORM], turn);
-    tn_tensor *k = heads(c, tn_linear(x, weight[SLOT_K], weight[SLOT_K_BIAS]), weight[SLOT_K_NORM], turn);
-    tn_tensor *v = heads(c, tn_linear(x, weight[SLOT_V], weight[SLOT_V_BIAS]), NULL, NULL);
-    tn_cached_attention_options o = {.struct_size = sizeof o, .window = c->window};
+    if (weight[SLOT_QKV]) {
+        tn_tensor *joined = tn_linear(x, weight[SLOT_QKV], weight[SLOT_QKV_BIAS]);
+        int64_t queries = c->size[SIZE_QUERIES], keys = c->size[SIZE_KEYS];
+        out[0] = tn_narrow(joined, 1, 0, queries);
+        out[1] = tn_narrow(joined, 1, queries, keys);
+        out[2] = tn_narrow(joined, 1, queries + keys, keys);
+        return;
+    }
+    out[0] = tn_linear(x, weight[SLOT_Q], weight[SLOT_Q_BIAS]);
+    out[1] = tn_linear(x, weight[SLOT_K], weight[SLOT_K_BIAS]);
+    out[2] = tn_linear(x, weight[SLOT_V], weight[SLOT_V_BIAS]);
+}
+
+static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                            const rotation *turn, const tn_tensor *x) {
+    const llm_layer *l = &w->layers[layer];
+    tn_tensor *const *weight = l->weight, *joint[3];
+    project(c, l, x, joint);
+    tn_tensor *q = heads(c, joint[0], weight[SLOT_Q_NORM], turn);
+    tn_tensor *k = heads(c, joint[1], weight[SLOT_K_NORM], turn);
+    tn_tensor *v = heads(c, joint[2], NULL, NULL);
+    tn_cached_attention_options o = {.struct_size = sizeof o, .window = layer >= c->window_from ? c->window : 0};
     tn_tensor *mixed = tn_cached_attention(q, k, v, l->k_cache, l->v_cache, in->position, w->pages, &o);
     tn_cache_append_(l->k_cache, k, in->position, w->pages);
     tn_cache_append_(l->v_cache, v, in->position, w->pages);
@@ -43,21 +66,36 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, const llm
     return tn_linear(joined, weight[SLOT_O], weight[SLOT_O_BIAS]);
 }
 
-static tn_tensor *feed_forward(const llm_layer *l, const tn_tensor *x) {
-    tn_tensor *gate = tn_silu(tn_linear(x, l->weight[SLOT_GATE], NULL));
-    return tn_linear(tn_mul(gate, tn_linear(x, l->weight[SLOT_UP], NULL)), l->weight[SLOT_DOWN], NULL);
+static tn_tensor *feed_forward(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
+    tn_tensor *const *weight = l->weight;
+    tn_tensor *up = tn_linear(x, weight[SLOT_UP], weight[SLOT_UP_BIAS]);
+    tn_tensor *inner = weight[SLOT_GATE]
+                           ? tn_mul(c->activation(tn_linear(x, weight[SLOT_GATE], weight[SLOT_GATE_BIAS])), up)
+                           : c->activation(up);
+    return tn_linear(inner, weight[SLOT_DOWN], weight[SLOT_DOWN_BIAS]);
+}
+
+/* Rows of the embedding, with those of their positions where a model has learned them. */
+static tn_tensor *embed(const llm_weights *w, const llm_inputs *in) {
+    tn_tensor *x = tn_cast(in->rows, TN_F32);
+    if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
+    if (!w->head[SLOT_POSITIONS]) return x;
+    tn_tensor *places = tn_reshape(tn_cast(in->positions, TN_I64), TN_DIMS(tn_size(in->positions, 0)));
+    return tn_add(x, tn_embedding(places, w->head[SLOT_POSITIONS]));
 }
 
 static tn_tensor *layers(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows) {
-    rotation turn = make_rotation(w, in);
-    tn_tensor *x = tn_cast(in->rows, TN_F32);
-    if (tn_dtype_of(x) != TN_F32) x = tn_cast(x, TN_F32); /* rows of a table in half precision */
+    rotation turn = make_rotation(c, w, in);
+    tn_tensor *x = embed(w, in);
     for (int64_t i = 0; i < c->layers; i++) {
         const llm_layer *l = &w->layers[i];
-        x = tn_add(x, attention(c, w, l, in, &turn, norm(c, x, l->weight[SLOT_ATTENTION_NORM])));
+        tn_tensor *const *weight = l->weight;
+        tn_tensor *y = norm(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
+        x = tn_add(x, attention(c, w, i, in, &turn, y));
         /* What follows the last layer's attention is needed where logits are wanted, and nowhere else. */
         if (i == c->layers - 1 && rows == LLM_LAST_ROW) x = tn_index_select(x, 0, in->last);
-        x = tn_add(x, feed_forward(l, norm(c, x, l->weight[SLOT_FFN_NORM])));
+        y = norm(c, x, weight[SLOT_FFN_NORM], weight[SLOT_FFN_NORM_BIAS]);
+        x = tn_add(x, feed_forward(c, l, y));
     }
     return x;
 }
@@ -68,7 +106,8 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
         tn_tensor *x = layers(c, w, in, rows);
         if (rows != LLM_NO_ROWS) {
             const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
-            logits = tn_retain(tn_linear(norm(c, x, w->head[SLOT_OUTPUT_NORM]), output, NULL));
+            x = norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
+            logits = tn_retain(tn_linear(x, output, NULL));
         }
     }
     return logits;

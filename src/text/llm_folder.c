@@ -1,0 +1,204 @@
+/* llm_folder.c — from a folder's config.json to a language model's sizes, every one of them checked. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/llm_model.h"
+
+static tn_status find_family(const hf_folder *f, llm_config *c) {
+    const char *type = tn_hf_text(f, "model_type", "");
+    c->family = tn_llm_find_family(type, strlen(type), false);
+    if (c->family) return TN_OK;
+    char known[160];
+    tn_llm_list_families(false, known, sizeof known);
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "'%s/config.json': '%s' is no model_type of a language model that is known here; known are %s", f->path,
+        tn_txt_shown(type, strlen(type)).text, known);
+}
+
+/* Features that would change the results. */
+static tn_status refuse_features(const hf_folder *f) {
+    static const char *const keys[] = {"quantization_config", "scale_attn_by_inverse_layer_idx", "add_cross_attention"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        TRY(tn_hf_refuse(f, keys[i]));
+    const tn_json *scaled = tn_json_get(f->config, "scale_attn_weights");
+    if (tn_json_bool(scaled, true)) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': 'scale_attn_weights' is false, which is not computed here", f->path);
+}
+
+/* ---- rope -------------------------------------------------------------------------------------------------------- */
+
+static tn_status read_llama3(const hf_folder *f, const tn_json *o, llm_rope *r) {
+    r->kind = ROPE_LLAMA3;
+    TRY(tn_hf_real(f, o, "factor", NAN, 1, 1e6, &r->factor));
+    TRY(tn_hf_real(f, o, "low_freq_factor", NAN, 1e-6, 1e6, &r->low));
+    TRY(tn_hf_real(f, o, "high_freq_factor", NAN, 1e-6, 1e6, &r->high));
+    TRY(tn_hf_real(f, o, "original_max_position_embeddings", NAN, 1, LLM_MOST_CONTEXT, &r->trained));
+    if (r->high > r->low) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json': 'high_freq_factor' must be above 'low_freq_factor'",
+                           f->path);
+}
+
+static double yarn_amplitude(double factor, double by) { return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1; }
+
+static tn_status read_yarn(const hf_folder *f, const tn_json *o, llm_config *c) {
+    llm_rope *r = &c->rope;
+    double all, part;
+    r->kind = ROPE_YARN;
+    TRY(tn_hf_real(f, o, "factor", NAN, 1, 1e6, &r->factor));
+    TRY(tn_hf_real(f, o, "original_max_position_embeddings", (double)c->trained_context, 1, LLM_MOST_CONTEXT,
+                   &r->trained));
+    TRY(tn_hf_real(f, o, "beta_fast", 32, 1e-6, 1e6, &r->high));
+    TRY(tn_hf_real(f, o, "beta_slow", 1, 1e-6, 1e6, &r->low));
+    TRY(tn_hf_real(f, o, "mscale", 0, 0, 1e6, &part));
+    TRY(tn_hf_real(f, o, "mscale_all_dim", 0, 0, 1e6, &all));
+    bool both = part > 0 && all > 0;
+    double usual =
+        both ? yarn_amplitude(r->factor, part) / yarn_amplitude(r->factor, all) : yarn_amplitude(r->factor, 1);
+    TRY(tn_hf_real(f, o, "attention_factor", usual, 1e-6, 1e6, &r->amplitude));
+    r->whole = tn_json_bool(tn_json_get(o, "truncate"), true);
+    int64_t longer = (int64_t)(r->trained * r->factor);
+    if (longer > c->trained_context && longer <= LLM_MOST_CONTEXT) c->trained_context = longer;
+    return TN_OK;
+}
+
+static tn_status read_linear(const hf_folder *f, const tn_json *o, llm_rope *r) {
+    TRY(tn_hf_real(f, o, "factor", NAN, 1e-3, 1e6, &r->factor));
+    r->scale = 1 / r->factor;
+    return TN_OK;
+}
+
+/* Older files have rope_theta and rope_scaling, newer ones both in rope_parameters. */
+static tn_status read_rope(const hf_folder *f, llm_config *c) {
+    const tn_json *o = tn_json_get(f->config, "rope_parameters");
+    if (tn_json_kind_of(o) != TN_JSON_OBJECT) o = tn_json_get(f->config, "rope_scaling");
+    const char *type = tn_json_string(tn_json_get(o, "type"), "default");
+    double turned;
+    type = tn_json_string(tn_json_get(o, "rope_type"), type);
+    c->rope = (llm_rope){.scale = 1, .amplitude = 1};
+    TRY(tn_hf_real(f, f->config, "rope_theta", 10000, 1.0001, 1e12, &c->rope.base));
+    TRY(tn_hf_real(f, o, "rope_theta", c->rope.base, 1.0001, 1e12, &c->rope.base));
+    TRY(tn_hf_real(f, f->config, "partial_rotary_factor", 1, 0, 1, &turned));
+    TRY(tn_hf_real(f, o, "partial_rotary_factor", turned, 0, 1, &turned));
+    if (turned != 1)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s/config.json': rope turns %g of a head; only the whole is computed here", f->path,
+                               turned);
+    if (strcmp(type, "default") == 0) return TN_OK;
+    if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->rope);
+    if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->rope);
+    if (strcmp(type, "yarn") == 0) return read_yarn(f, o, c);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s/config.json': rope of the type '%s' is not computed here; default, linear, llama3 and "
+                           "yarn are",
+                           f->path, tn_txt_shown(type, strlen(type)).text);
+}
+
+/* ---- sliding windows --------------------------------------------------------------------------------------------- */
+
+/* All layers from one on have a window, and none before it. */
+static tn_status read_layer_types(const hf_folder *f, const tn_json *types, llm_config *c) {
+    bool begun = false;
+    c->window_from = c->layers;
+    for (int64_t i = 0; i < c->layers; i++) {
+        const char *type = tn_json_string(tn_json_at(types, (size_t)i), "");
+        bool slides = strcmp(type, "sliding_attention") == 0;
+        if ((!slides && strcmp(type, "full_attention") != 0) || (begun && !slides))
+            return tn_backend_fail(
+                TN_ERR_UNSUPPORTED,
+                "'%s/config.json': layer %" PRId64 " is of the type '%s', which is not computed here%s", f->path, i,
+                tn_txt_shown(type, strlen(type)).text, begun ? " behind layers with a window" : "");
+        if (slides && !begun) c->window_from = i;
+        begun |= slides;
+    }
+    return TN_OK;
+}
+
+static tn_status read_window(const hf_folder *f, llm_config *c) {
+    const tn_json *given = tn_json_get(f->config, "sliding_window"), *types = tn_json_get(f->config, "layer_types");
+    bool used = tn_json_bool(tn_json_get(f->config, "use_sliding_window"), c->family->window > 0);
+    if (!used || (given && tn_json_kind_of(given) == TN_JSON_NULL)) return TN_OK;
+    TRY(tn_hf_size(f, "sliding_window", c->family->window > 0 ? c->family->window : -1, LLM_MOST_CONTEXT, &c->window));
+    if (tn_json_kind_of(types) == TN_JSON_ARRAY) return read_layer_types(f, types, c);
+    c->window_from = c->family->window > 0 ? 0 : tn_json_int(tn_json_get(f->config, "max_window_layers"), 0);
+    return TN_OK;
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
+
+static tn_status read_heads(const hf_folder *f, llm_config *c) {
+    int64_t *head = &c->size[SIZE_HEAD], hidden = c->size[SIZE_HIDDEN];
+    bool turns = !(c->family->head_needs & 1u << SLOT_POSITIONS);
+    TRY(tn_hf_size(f, c->family->keys[KEY_HEADS], -1, LLM_MOST_HEADS, &c->heads));
+    TRY(tn_hf_size(f, "num_key_value_heads", c->heads, LLM_MOST_HEADS, &c->kv_heads));
+    TRY(tn_hf_size(f, "head_dim", hidden % c->heads == 0 ? hidden / c->heads : -1, LLM_MOST_WIDTH, head));
+    if (c->heads % c->kv_heads != 0)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': %" PRId64 " heads cannot share %" PRId64 " heads of keys and values",
+                               f->path, c->heads, c->kv_heads);
+    if (turns && *head % 2 != 0)
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s/config.json': heads are %" PRId64
+                               " wide; rope turns pairs, so it must be an even number",
+                               f->path, *head);
+    c->size[SIZE_HALF] = *head / 2;
+    c->size[SIZE_QUERIES] = c->heads * *head;
+    c->size[SIZE_KEYS] = c->kv_heads * *head;
+    c->size[SIZE_QKV] = c->size[SIZE_QUERIES] + 2 * c->size[SIZE_KEYS];
+    return TN_OK;
+}
+
+static tn_status read_sizes(const hf_folder *f, llm_config *c) {
+    const char *const *key = c->family->keys;
+    int64_t *hidden = &c->size[SIZE_HIDDEN];
+    TRY(tn_hf_size(f, key[KEY_LAYERS], -1, LLM_MOST_LAYERS, &c->layers));
+    TRY(tn_hf_size(f, key[KEY_HIDDEN], -1, LLM_MOST_WIDTH, hidden));
+    int64_t usual = c->family->layer_norm ? 4 * *hidden : -1; /* GPT-2's n_inner may be null */
+    TRY(tn_hf_size(f, key[KEY_INTERMEDIATE], usual, LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
+    TRY(tn_hf_size(f, key[KEY_CONTEXT], -1, LLM_MOST_CONTEXT, &c->trained_context));
+    c->size[SIZE_POSITIONS] = c->trained_context;
+    TRY(tn_hf_real(f, f->config, key[KEY_EPS], c->family->layer_norm ? 1e-5 : 1e-6, 1e-20, 1, &c->eps));
+    TRY(tn_hf_activation(f, key[KEY_ACTIVATION], c->family->activation, &c->activation));
+    TRY(read_heads(f, c));
+    TRY(read_rope(f, c));
+    return read_window(f, c);
+}
+
+/* ---- ends of a text ---------------------------------------------------------------------------------------------- */
+
+static void add_end(llm_config *c, const tn_json *id) {
+    int64_t v = tn_json_int(id, -1);
+    if (v >= 0 && v <= INT32_MAX && c->end_count < LLM_MOST_ENDS) c->ends[c->end_count++] = (int32_t)v;
+}
+
+/* One number or several. */
+static void take_ends(llm_config *c, const tn_json *v) {
+    if (tn_json_kind_of(v) != TN_JSON_ARRAY) add_end(c, v);
+    for (size_t i = 0; tn_json_kind_of(v) == TN_JSON_ARRAY && i < tn_json_length(v); i++)
+        add_end(c, tn_json_at(v, i));
+}
+
+/* generation_config.json says which tokens end an answer; without it config.json does. */
+static tn_status read_ends(const hf_folder *f, llm_config *c) {
+    tn_json_doc *doc;
+    TRY(tn_hf_json(f, "generation_config.json", &doc));
+    take_ends(c, tn_json_get(tn_json_root(doc), "eos_token_id"));
+    tn_json_free(doc);
+    if (c->end_count == 0) take_ends(c, tn_json_get(f->config, "eos_token_id"));
+    return TN_OK;
+}
+
+tn_status tn_llm_read_folder(hf_folder *f, llm_config *c) {
+    char probe[LLM_NAME_SIZE];
+    TRY(find_family(f, c));
+    TRY(refuse_features(f));
+    c->naming = c->family->naming;
+    tn_llm_name(c->naming, probe, -1, SLOT_EMBEDDING);
+    tn_hf_find_prefix(f, c->naming->prefix, probe);
+    c->tied = tn_json_bool(tn_json_get(f->config, "tie_word_embeddings"), c->family->tied);
+    TRY(read_sizes(f, c));
+    return read_ends(f, c);
+}

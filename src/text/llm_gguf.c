@@ -1,0 +1,158 @@
+/* llm_gguf.c — from a GGUF file's metadata to a model's sizes, every one of them checked. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "text/llm_model.h"
+
+/* "ARCHITECTURE.what", as most keys are called. */
+typedef struct key_name {
+    char text[96];
+} key_name;
+
+static key_name key_of(const llm_config *c, const char *what) {
+    key_name k;
+    snprintf(k.text, sizeof k.text, "%s.%s", c->family->architecture, what);
+    return k;
+}
+
+static bool has(const tn_gguf *f, const llm_config *c, const char *what) {
+    return tn_gguf_get(f, key_of(c, what).text) != NULL;
+}
+
+static tn_status out_of_range(const tn_gguf *f, const char *key, double value, double least, double most) {
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s': byte %" PRId64 ": key '%s' is %g; it must lie between %g and %g",
+                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key)), key, value, least, most);
+}
+
+static tn_status get_size(const tn_gguf *f, const llm_config *c, const char *what, int64_t most, int64_t *out) {
+    key_name key = key_of(c, what);
+    TRY(tn_gguf_get_int(f, key.text, out));
+    return *out >= 1 && *out <= most ? TN_OK : out_of_range(f, key.text, (double)*out, 1, (double)most);
+}
+
+static tn_status get_real(const tn_gguf *f, const llm_config *c, const char *what, double least, double most,
+                          double *out) {
+    key_name key = key_of(c, what);
+    TRY(tn_gguf_get_float(f, key.text, out));
+    return *out >= least && *out <= most ? TN_OK : out_of_range(f, key.text, *out, least, most);
+}
+
+static bool text_is(const char *text, int64_t length, const char *word) {
+    return (size_t)length == strlen(word) && memcmp(text, word, (size_t)length) == 0;
+}
+
+static tn_status find_family(const tn_gguf *f, llm_config *c) {
+    const char *text;
+    int64_t length;
+    TRY(tn_gguf_get_string(f, "general.architecture", &text, &length));
+    c->family = tn_llm_find_family(text, (size_t)length, true);
+    if (c->family) return TN_OK;
+    char known[160];
+    tn_llm_list_families(true, known, sizeof known);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s': byte %" PRId64 ": the architecture '%s' is not known here; known are %s",
+                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, "general.architecture")),
+                           tn_txt_shown(text, (size_t)length).text, known);
+}
+
+/* Features that would change the results, and that no family here has. */
+static tn_status refuse_features(const tn_gguf *f, const llm_config *c) {
+    int64_t experts = 0;
+    if (has(f, c, "expert_count")) TRY(tn_gguf_get_int(f, key_of(c, "expert_count").text, &experts));
+    if (experts != 0)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s' has %" PRId64 " experts; mixtures of experts are not computed here",
+                               tn_gguf_path(f), experts);
+    return TN_OK;
+}
+
+/* keys and values of a head have one length, and rope turns all of it. */
+static tn_status read_head_dim(const tn_gguf *f, llm_config *c) {
+    int64_t hidden = c->size[SIZE_HIDDEN], *head = &c->size[SIZE_HEAD];
+    if (has(f, c, "attention.key_length")) {
+        TRY(get_size(f, c, "attention.key_length", LLM_MOST_WIDTH, head));
+    } else if (hidden % c->heads == 0) {
+        *head = hidden / c->heads;
+    } else {
+        key_name key = key_of(c, "attention.head_count");
+        return tn_backend_fail(TN_ERR_FORMAT,
+                               "'%s': byte %" PRId64 ": %" PRId64 " heads do not divide a width of %" PRId64,
+                               tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), c->heads, hidden);
+    }
+    const char *const equal[] = {"attention.value_length", "rope.dimension_count"};
+    for (int i = 0; i < 2; i++) {
+        int64_t other = *head;
+        if (has(f, c, equal[i])) TRY(get_size(f, c, equal[i], LLM_MOST_WIDTH, &other));
+        if (other != *head)
+            return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                   "'%s': byte %" PRId64 ": key '%s' is %" PRId64 " where the heads are %" PRId64
+                                   " wide; only equal lengths are computed here",
+                                   tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key_of(c, equal[i]).text)),
+                                   key_of(c, equal[i]).text, other, *head);
+    }
+    if (*head % 2 == 0) return TN_OK;
+    key_name key = key_of(c, has(f, c, "attention.key_length") ? "attention.key_length" : "attention.head_count");
+    return tn_backend_fail(TN_ERR_FORMAT,
+                           "'%s': byte %" PRId64 ": key '%s' makes heads %" PRId64
+                           " wide; rope turns pairs, so it must be an even number",
+                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), key.text, *head);
+}
+
+static tn_status read_heads(const tn_gguf *f, llm_config *c) {
+    TRY(get_size(f, c, "attention.head_count", LLM_MOST_HEADS, &c->heads));
+    c->kv_heads = c->heads;
+    if (has(f, c, "attention.head_count_kv"))
+        TRY(get_size(f, c, "attention.head_count_kv", LLM_MOST_HEADS, &c->kv_heads));
+    if (c->heads % c->kv_heads != 0)
+        return tn_backend_fail(
+            TN_ERR_FORMAT,
+            "'%s': byte %" PRId64 ": %" PRId64 " heads cannot share %" PRId64 " heads of keys and values",
+            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key_of(c, "attention.head_count_kv").text)), c->heads,
+            c->kv_heads);
+    TRY(read_head_dim(f, c));
+    c->size[SIZE_HALF] = c->size[SIZE_HEAD] / 2;
+    c->size[SIZE_QUERIES] = c->heads * c->size[SIZE_HEAD];
+    c->size[SIZE_KEYS] = c->kv_heads * c->size[SIZE_HEAD];
+    return TN_OK;
+}
+
+static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
+    const char *type = "none";
+    int64_t length = 4;
+    double factor = 1;
+    key_name key = key_of(c, "rope.scaling.type");
+    if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
+    if (text_is(type, length, "none")) return TN_OK;
+    if (!text_is(type, length, "linear"))
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": rope scaling of type '%s' is not computed here",
+            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), tn_txt_shown(type, (size_t)length).text);
+    TRY(get_real(f, c, "rope.scaling.factor", 1e-3, 1e6, &factor));
+    c->rope.scale = 1 / factor;
+    return TN_OK;
+}
+
+static tn_status read_sizes(const tn_gguf *f, llm_config *c) {
+    TRY(get_size(f, c, "block_count", LLM_MOST_LAYERS, &c->layers));
+    TRY(get_size(f, c, "embedding_length", LLM_MOST_WIDTH, &c->size[SIZE_HIDDEN]));
+    TRY(get_size(f, c, "feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
+    TRY(get_size(f, c, "context_length", LLM_MOST_CONTEXT, &c->trained_context));
+    TRY(read_heads(f, c));
+    TRY(get_real(f, c, "attention.layer_norm_rms_epsilon", 1e-12, 1, &c->eps));
+    c->rope = (llm_rope){.base = 10000, .scale = 1, .amplitude = 1};
+    if (has(f, c, "rope.freq_base")) TRY(get_real(f, c, "rope.freq_base", 1, 1e12, &c->rope.base));
+    TRY(read_rope_scaling(f, c));
+    if (has(f, c, "attention.sliding_window"))
+        TRY(get_size(f, c, "attention.sliding_window", LLM_MOST_CONTEXT, &c->window));
+    return TN_OK;
+}
+
+tn_status tn_llm_read_gguf(const tn_gguf *f, llm_config *c) {
+    TRY(find_family(f, c));
+    TRY(refuse_features(f, c));
+    c->naming = &tn_llm_gguf_names;
+    c->interleaved_rope = c->family->interleaved_rope;
+    c->activation = tn_txt_activation(c->family->activation);
+    return read_sizes(f, c);
+}
