@@ -8,6 +8,7 @@ extern const cli_command cli_bench;
 extern const cli_command cli_certify;
 extern const cli_command cli_convert;
 extern const cli_command cli_devices;
+extern const cli_command cli_embed;
 extern const cli_command cli_explain;
 extern const cli_command cli_fit;
 extern const cli_command cli_generate;

@@ -373,7 +373,8 @@ static int run(int argc, char **argv) {
     report r = {.facts.struct_size = sizeof r.facts,
                 .device.struct_size = sizeof r.device,
                 .predicted.struct_size = sizeof r.predicted};
-    bool opened = cli_language_open(&l, &o, argv[first], w.context);
+    tn_llm_options options = {.struct_size = sizeof options, .context = w.context};
+    bool opened = cli_language_open(&l, &o, argv[first], &options, false);
     bool good = opened && explain(&l, &w, &r) == TN_OK;
     if (good && o.json) put_json(&r);
     if (good && !o.json) put_text(&r, o.verbose);

@@ -1,7 +1,7 @@
 /* fit.c — `trunnion fit`: how much memory a language model needs, and which devices here have it.
  *
- * The sizes come from a GGUF file's header (its weights are not touched), from a model known by name, or from the
- * command line; the sums are the library's, the same that a start checks against the free memory. */
+ * The sizes come from a GGUF file's header or a folder's config.json (weights are not touched), from a model known by
+ * name, or from the command line; the sums are the library's, the same that a start checks against the free memory. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -25,7 +25,7 @@ static const struct option options[] = {{"config", required_argument, NULL, OPT_
 const cli_command cli_fit = {
     .name = "fit",
     .summary = "say how much memory a language model needs, and where it fits",
-    .usage = "fit MODEL.gguf | fit --config NAME-OR-SIZES [--context N] [--weights TYPE] [--cache TYPE] [--train]",
+    .usage = "fit MODEL | fit --config NAME-OR-SIZES [--context N] [--weights TYPE] [--cache TYPE] [--train]",
     .help =
         "  --config WHAT         a known model (mistral-7b, llama-2-7b, llama-3-8b, qwen2.5-7b, smollm2-135m) or "
         "sizes, as\n"
@@ -182,19 +182,11 @@ static int parse_config(const char *text, tn_model_sizes *s) {
     return CLI_OK;
 }
 
-static int sizes_of_file(const char *path, tn_model_sizes *s) {
-    tn_gguf *file;
-    if (tn_gguf_open(path, &file) != TN_OK) return cli_failed();
-    tn_status status = tn_gguf_model_sizes(file, s);
-    tn_gguf_close(file);
-    return status == TN_OK ? CLI_OK : cli_failed();
-}
-
 static double bytes_of(tn_dtype t) { return (double)tn_dtype_size(t) / (double)tn_dtype_block(t); }
 
 /* The sizes that were asked for, with everything filled in; CLI_OK or the exit status after a message. */
 static int find_sizes(const request *r, const char *path, tn_model_sizes *s) {
-    int status = path ? sizes_of_file(path, s) : parse_config(r->config, s);
+    int status = !path ? parse_config(r->config, s) : tn_read_model_sizes(path, s) == TN_OK ? CLI_OK : cli_failed();
     if (status != CLI_OK) return status;
     if (!path) s->bytes_per_weight = bytes_of(r->weights);
     s->bytes_per_cache = bytes_of(r->cache);
@@ -332,7 +324,8 @@ static int run(int argc, char **argv) {
     if (first < 0) return status;
     const char *path = first < argc ? argv[first] : NULL;
     if (argc - first > 1) return cli_wrong_usage(&cli_fit, "one model at a time");
-    if (!path == !r.config) return cli_wrong_usage(&cli_fit, "it takes a GGUF file, or --config and no file");
+    if (!path == !r.config)
+        return cli_wrong_usage(&cli_fit, "it takes a GGUF file or a model's folder, or --config and neither");
     if (path && r.weights_given)
         return cli_wrong_usage(&cli_fit, "--weights belongs to --config: a file's weights are as they are");
     if (r.batch && !r.train) return cli_wrong_usage(&cli_fit, "--batch belongs to --train");

@@ -24,7 +24,9 @@ enum {
     OPT_TOP_P,
     OPT_MIN_P,
     OPT_REPEAT,
-    OPT_CONTEXT
+    OPT_CONTEXT,
+    OPT_IDS,
+    OPT_CACHE
 };
 enum { DEFAULT_TOKENS = 128 };
 
@@ -34,7 +36,7 @@ const cli_command cli_generate = {
     .name = "generate",
     .summary = "let a language model go on with a text, or answer it",
     .usage = "generate -m MODEL -p TEXT [-n N] [options]",
-    .help = "  -m, --model FILE      a GGUF file\n"
+    .help = "  -m, --model MODEL     a GGUF file, or a folder as Hugging Face has them\n"
             "  -p, --prompt TEXT     what to go on with; - reads standard input\n"
             "  -n, --tokens N        how many tokens at most (default 128)\n"
             "      --chat            TEXT is what somebody says, and the model answers (its own chat template)\n"
@@ -45,7 +47,9 @@ const cli_command cli_generate = {
             "      --top-p X         only from the fewest that are together this likely (default 0.95)\n"
             "      --min-p X         only from those at least X times as likely as the likeliest (default 0.05)\n"
             "      --repeat-penalty X   makes the latest 64 tokens less likely (default 1: does not)\n"
+            "      --ids IDS         instead of -p: the prompt's token ids; what comes out is ids too\n"
             "      --context N       tokens that prompt and answer may have together (default: what they need)\n"
+            "      --cache TYPE      how keys and values are kept: f16, bf16 or f32 (default f16)\n"
             "      --json            text, prompt_ids[], ids[], prompt_tokens_per_second, tokens_per_second, device,\n"
             "                        fallback[], load_seconds, weights_bytes, cache_bytes, seed, stopped\n"
             "\n"
@@ -72,14 +76,17 @@ static const struct option options[] = {
     {"min-p", required_argument, NULL, OPT_MIN_P},
     {"repeat-penalty", required_argument, NULL, OPT_REPEAT},
     {"context", required_argument, NULL, OPT_CONTEXT},
+    {"ids", required_argument, NULL, OPT_IDS},
+    {"cache", required_argument, NULL, OPT_CACHE},
     {0},
 };
 
 typedef struct request {
     cli_options common;
-    const char *model, *prompt, *system;
+    const char *model, *prompt, *ids, *system;
     int64_t tokens, context; /* context 0: not given */
     bool chat, greedy;
+    tn_llm_cache cache;
     tn_sampler_options sampling;
 } request;
 
@@ -134,6 +141,8 @@ static bool take(void *ctx, int val, const char *arg) {
     case OPT_MIN_P: return take_real(arg, 0, 1, &s->min_p);
     case OPT_REPEAT: return take_real(arg, 0.01, 100, &s->repeat_penalty);
     case OPT_CONTEXT: return cli_parse_int(arg, 1, INT32_MAX, &r->context);
+    case OPT_IDS: r->ids = arg; break;
+    case OPT_CACHE: return cli_take_cache(arg, &r->cache);
     default: break;
     }
     return good;
@@ -187,8 +196,9 @@ static tn_status encode_prompt(work *w, const tn_bytes *given) {
 
 static tn_status make_prompt(work *w) {
     tn_bytes given = {0};
-    tn_status status = cli_take_text(w->asked->prompt, &given);
-    if (status == TN_OK) status = encode_prompt(w, &given);
+    const request *r = w->asked;
+    tn_status status = cli_take_text(r->ids ? r->ids : r->prompt, &given);
+    if (status == TN_OK) status = r->ids ? cli_read_ids(given.data, &w->prompt) : encode_prompt(w, &given);
     bool empty = given.size == 0;
     tn_bytes_free(&given);
     if (status != TN_OK || w->prompt.count > 0) return status;
@@ -208,37 +218,42 @@ static int64_t choose_context(const work *w, const tn_llm_facts *facts) {
 }
 
 /* A token without a row in the embedding could not be computed. */
-static tn_status check_vocabulary(const work *w, const tn_gguf *file, const tn_llm_facts *facts) {
+static tn_status check_vocabulary(const work *w, const tn_llm_facts *facts) {
     if (tn_tokenizer_count(w->tokenizer) <= facts->vocabulary) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT,
                            "'%s': byte %" PRId64 ": the vocabulary has %" PRId32 " tokens, and the embedding %" PRId64
                            " rows",
-                           w->asked->model, tn_gguf_offset(tn_gguf_get(file, "tokenizer.ggml.tokens")),
-                           tn_tokenizer_count(w->tokenizer), facts->vocabulary);
+                           w->asked->model, w->vocabulary_place, tn_tokenizer_count(w->tokenizer), facts->vocabulary);
 }
 
-static tn_status open_tokenizer(work *w, tn_llm_facts *facts) {
+/* Where in a GGUF file the messages shall point. */
+static tn_status find_places(work *w) {
     tn_gguf *file;
     tn_status status = tn_gguf_open(w->asked->model, &file);
     if (status != TN_OK) return status;
-    *facts = (tn_llm_facts){.struct_size = sizeof *facts};
-    status = tn_llm_inspect(file, NULL, facts);
-    if (status == TN_OK) status = tn_tokenizer_from_gguf(file, &w->tokenizer);
-    if (status == TN_OK) status = check_vocabulary(w, file, facts);
     w->vocabulary_place = tn_gguf_offset(tn_gguf_get(file, "tokenizer.ggml.tokens"));
     w->template_place = tn_gguf_offset(tn_gguf_get(file, "tokenizer.chat_template"));
     tn_gguf_close(file);
-    return status;
+    return TN_OK;
+}
+
+static tn_status open_tokenizer(work *w, const tn_llm_facts *facts) {
+    if (w->asked->ids) return TN_OK;
+    tn_status status = cli_is_folder(w->asked->model) ? TN_OK : find_places(w);
+    if (status == TN_OK) status = tn_tokenizer_open(w->asked->model, &w->tokenizer);
+    return status == TN_OK ? check_vocabulary(w, facts) : status;
 }
 
 static tn_status load(work *w) {
     double start = cli_now();
-    tn_llm_facts facts;
-    tn_status status = open_tokenizer(w, &facts);
+    tn_llm_facts facts = {.struct_size = sizeof facts};
+    tn_status status = tn_llm_inspect_path(w->asked->model, NULL, &facts);
+    if (status == TN_OK) status = open_tokenizer(w, &facts);
     if (status == TN_OK) status = make_prompt(w);
     if (status == TN_OK) status = tn_sampler_new(&w->asked->sampling, &w->sampler);
     if (status != TN_OK) return status;
-    tn_llm_options o = {.struct_size = sizeof o, .context = choose_context(w, &facts), .device = w->device};
+    tn_llm_options o = {
+        .struct_size = sizeof o, .context = choose_context(w, &facts), .cache = w->asked->cache, .device = w->device};
     status = tn_llm_open(w->asked->model, &o, &w->model);
     if (status == TN_OK) status = tn_llm_prepare(w->model);
     w->facts.struct_size = sizeof w->facts;
@@ -265,9 +280,21 @@ static void show(work *w) {
     w->shown = w->text.size;
 }
 
+/* What is shown where there are ids alone. */
+static tn_status add_number(work *w, int32_t id) {
+    char text[16];
+    int length = snprintf(text, sizeof text, "%s%" PRId32, w->text.size ? " " : "", id);
+    return tn_bytes_append(&w->text, text, (size_t)length);
+}
+
+static bool ends(const work *w, int32_t id) {
+    return tn_llm_ends(w->model, id) || (w->tokenizer && tn_tokenizer_ends(w->tokenizer, id));
+}
+
 static tn_status add_token(work *w, int32_t id) {
     tn_status status = tn_ids_append(&w->ids, id);
-    if (status == TN_OK) status = tn_tokenizer_stream(w->tokenizer, &w->stream, id, 0, &w->text);
+    if (status == TN_OK && w->tokenizer) status = tn_tokenizer_stream(w->tokenizer, &w->stream, id, 0, &w->text);
+    if (status == TN_OK && !w->tokenizer) status = add_number(w, id);
     if (status == TN_OK && w->text.size > w->shown) show(w);
     tn_sampler_accept(w->sampler, id);
     return status;
@@ -290,7 +317,7 @@ static tn_status run_tokens(work *w, const float *logits) {
     while ((int64_t)w->ids.count < w->asked->tokens) {
         int32_t id = 0;
         status = tn_sampler_pick(w->sampler, logits, (int32_t)w->facts.vocabulary, &id);
-        if (status == TN_OK && tn_tokenizer_ends(w->tokenizer, id)) w->stopped = "end";
+        if (status == TN_OK && ends(w, id)) w->stopped = "end";
         if (interrupted) w->stopped = "interrupt";
         if (ferror(stdout)) w->stopped = "output"; /* main.c says so */
         if (status != TN_OK || strcmp(w->stopped, "length") != 0) break;
@@ -405,8 +432,10 @@ static int run(int argc, char **argv) {
     int status, at = cli_parse(&cli_generate, argc, argv, &r.common, options, "m:p:n:", take, &r, &status);
     if (at < 0) return status;
     if (at < argc) return cli_wrong_usage(&cli_generate, "\"%s\": the text goes behind -p, in quotes", argv[at]);
-    if (!r.model) return cli_wrong_usage(&cli_generate, "which model? Give its GGUF file with -m");
-    if (!r.prompt) return cli_wrong_usage(&cli_generate, "which text? Give it with -p; -p - reads standard input");
+    if (!r.model) return cli_wrong_usage(&cli_generate, "which model? Give its GGUF file or folder with -m");
+    if (!r.prompt == !r.ids)
+        return cli_wrong_usage(&cli_generate, "which text? Give it with -p; -p - reads standard input. Or its --ids");
+    if (r.chat && r.ids) return cli_wrong_usage(&cli_generate, "--chat needs a text");
     if (r.system && !r.chat) return cli_wrong_usage(&cli_generate, "--system has a meaning with --chat alone");
     if (r.greedy) r.sampling.temperature = 0;
     r.sampling.seed = r.common.seed;

@@ -5,16 +5,33 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "trunnion/backend.h"
 
-bool cli_language_open(cli_language *l, const cli_options *o, const char *path, int64_t context) {
+bool cli_is_folder(const char *path) {
+    struct stat facts;
+    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+}
+
+bool cli_take_cache(const char *word, tn_llm_cache *out) {
+    static const char *const words[] = {
+        [TN_LLM_CACHE_F16] = "f16", [TN_LLM_CACHE_BF16] = "bf16", [TN_LLM_CACHE_F32] = "f32"};
+    for (int i = 0; i <= TN_LLM_CACHE_F32; i++) {
+        if (strcmp(word, words[i]) != 0) continue;
+        *out = (tn_llm_cache)i;
+        return true;
+    }
+    return false;
+}
+
+bool cli_language_open(cli_language *l, const cli_options *o, const char *path, const tn_llm_options *options,
+                       bool text) {
     *l = (cli_language){.code = CLI_OK};
     l->device = cli_choose_device(o, &l->selection, &l->code);
     if (!l->device) return false;
-    tn_llm_options options = {.struct_size = sizeof options, .context = context};
-    bool good = tn_llm_open(path, &options, &l->model) == TN_OK &&
-                tn_tokenizer_from_gguf(tn_llm_file(l->model), &l->tokenizer) == TN_OK;
+    bool good =
+        tn_llm_open(path, options, &l->model) == TN_OK && (!text || tn_tokenizer_open(path, &l->tokenizer) == TN_OK);
     if (!good) l->code = cli_failed();
     return good;
 }
@@ -27,10 +44,35 @@ void cli_language_close(cli_language *l) {
 }
 
 tn_status cli_language_estimate(const cli_language *l, int64_t context, tn_memory_estimate *out) {
-    tn_model_sizes sizes = {.struct_size = sizeof sizes};
-    tn_status status = tn_gguf_model_sizes(tn_llm_file(l->model), &sizes);
-    sizes.sequence = context;
+    tn_llm_facts f = {.struct_size = sizeof f};
+    tn_status status = tn_llm_get_facts(l->model, &f);
+    tn_model_sizes sizes = {.struct_size = sizeof sizes,
+                            .hidden = f.hidden,
+                            .intermediate = f.intermediate,
+                            .layers = f.layers,
+                            .vocabulary = f.vocabulary,
+                            .heads = f.heads,
+                            .kv_heads = f.kv_heads,
+                            .head_dim = f.head_dim,
+                            .sequence = context,
+                            .weights_bytes = f.weights_bytes,
+                            .tied_embeddings = f.tied_embeddings};
     return status == TN_OK ? tn_estimate_inference_memory(&sizes, out) : status;
+}
+
+tn_status cli_read_ids(const char *text, tn_ids *out) {
+    const char *at = text + strspn(text, ", \t\r\n");
+    while (*at) {
+        char *end;
+        errno = 0;
+        long id = strtol(at, &end, 10);
+        if (end == at || errno != 0 || id < 0 || id > INT32_MAX)
+            return tn_backend_fail(TN_ERR_ARGUMENT, "\"%.20s\" is no token id", at);
+        tn_status status = tn_ids_append(out, (int32_t)id);
+        if (status != TN_OK) return status;
+        at = end + strspn(end, ", \t\r\n");
+    }
+    return TN_OK;
 }
 
 static tn_status read_all(FILE *f, const char *path, tn_bytes *out) {

@@ -15,9 +15,20 @@ typedef struct cli_language {
     tn_tokenizer *tokenizer;
 } cli_language;
 
-/* Opens the device that o asks for, the model and its tokenizer. false after a message; close in either case. */
-bool cli_language_open(cli_language *l, const cli_options *o, const char *path, int64_t context);
+/* Opens the device that o asks for, the model (a GGUF file or a folder) and, with `text`, its tokenizer. false after a
+ * message; close in either case. */
+bool cli_language_open(cli_language *l, const cli_options *o, const char *path, const tn_llm_options *options,
+                       bool text);
+
+/* "f16", "bf16" or "f32"; false for another word. */
+bool cli_take_cache(const char *word, tn_llm_cache *out);
 void cli_language_close(cli_language *l);
+
+/* Whether a path is a folder, as Hugging Face has models in. */
+bool cli_is_folder(const char *path);
+
+/* Appends ids that are parted by commas and blanks. */
+tn_status cli_read_ids(const char *text, tn_ids *out);
 
 /* What the open model takes, as the library estimates it. */
 tn_status cli_language_estimate(const cli_language *l, int64_t context, tn_memory_estimate *out);

@@ -11,7 +11,7 @@
 #include "trunnion/backend.h"
 #include "trunnion/llm.h"
 
-enum { OPT_NO_SPECIAL = 256, PIECE = 64 /* tokens whose logits are held at once */ };
+enum { OPT_NO_SPECIAL = 256, OPT_IDS, OPT_CACHE, PIECE = 64 /* tokens whose logits are held at once */ };
 
 static int run(int argc, char **argv);
 
@@ -19,9 +19,11 @@ const cli_command cli_logits = {
     .name = "logits",
     .summary = "write the logits behind every token of a prompt",
     .usage = "logits -m MODEL -p TEXT -o FILE.npy",
-    .help = "  -m, --model FILE      a GGUF file\n"
+    .help = "  -m, --model MODEL     a GGUF file, or a folder as Hugging Face has them\n"
             "  -p, --prompt TEXT     the prompt; - reads standard input\n"
+            "      --ids IDS         its token ids instead, with commas or blanks between them\n"
             "  -o, --output FILE     a NumPy file: f32 [positions, vocabulary]\n"
+            "      --cache TYPE      how keys and values are kept: f16, bf16 or f32 (default f16)\n"
             "      --no-special      words that look like control tokens are words\n"
             "  --json                shape[], ids[], file, device, fallback[]\n"
             "\n"
@@ -35,7 +37,8 @@ const cli_command cli_logits = {
 };
 
 typedef struct wishes {
-    const char *model, *prompt, *output;
+    const char *model, *prompt, *ids, *output;
+    tn_llm_cache cache;
     bool no_special;
 } wishes;
 
@@ -45,6 +48,8 @@ static bool take(void *ctx, int val, const char *arg) {
     case 'm': w->model = arg; return *arg != 0;
     case 'p': w->prompt = arg; return true;
     case 'o': w->output = arg; return *arg != 0;
+    case OPT_IDS: w->ids = arg; return true;
+    case OPT_CACHE: return cli_take_cache(arg, &w->cache);
     default: return w->no_special = true;
     }
 }
@@ -52,8 +57,9 @@ static bool take(void *ctx, int val, const char *arg) {
 static tn_status read_ids(const tn_tokenizer *t, const wishes *w, tn_ids *ids) {
     tn_bytes text = {0};
     unsigned flags = TN_ENCODE_ENDS | (w->no_special ? 0 : TN_ENCODE_SPECIAL);
-    tn_status status = cli_take_text(w->prompt, &text);
-    if (status == TN_OK) status = tn_tokenizer_encode(t, text.data, text.size, flags, ids);
+    tn_status status = cli_take_text(w->ids ? w->ids : w->prompt, &text);
+    if (status == TN_OK && w->ids) status = cli_read_ids(text.data, ids);
+    if (status == TN_OK && !w->ids) status = tn_tokenizer_encode(t, text.data, text.size, flags, ids);
     tn_bytes_free(&text);
     if (status == TN_OK && ids->count == 0) status = tn_backend_fail(TN_ERR_ARGUMENT, "the prompt has no tokens");
     return status;
@@ -158,11 +164,11 @@ static void put(const cli_language *l, const tn_ids *ids, int64_t vocabulary, co
 }
 
 /* The prompt says how long the context must be, and to read it takes the tokenizer, which is in the model's file. */
-static tn_status make_room(cli_language *l, const char *path, int64_t tokens, int64_t context) {
+static tn_status make_room(cli_language *l, const wishes *w, int64_t tokens, int64_t context) {
     if (tokens <= context) return TN_OK;
-    tn_llm_options o = {.struct_size = sizeof o, .context = tokens};
+    tn_llm_options o = {.struct_size = sizeof o, .context = tokens, .cache = w->cache};
     tn_llm_close(l->model);
-    return tn_llm_open(path, &o, &l->model);
+    return tn_llm_open(w->model, &o, &l->model);
 }
 
 static tn_status work(cli_language *l, const wishes *w, bool json) {
@@ -172,7 +178,7 @@ static tn_status work(cli_language *l, const wishes *w, bool json) {
         return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is the model itself; give -o another name", w->output);
     tn_status status = tn_llm_get_facts(l->model, &facts);
     if (status == TN_OK) status = read_ids(l->tokenizer, w, &ids);
-    if (status == TN_OK) status = make_room(l, w->model, (int64_t)ids.count, facts.context);
+    if (status == TN_OK) status = make_room(l, w, (int64_t)ids.count, facts.context);
     if (status == TN_OK) status = write_file(l->model, &ids, facts.vocabulary, w->output);
     if (status == TN_OK) put(l, &ids, facts.vocabulary, w->output, json);
     tn_ids_free(&ids);
@@ -185,20 +191,23 @@ static int run(int argc, char **argv) {
         {"prompt", required_argument, NULL, 'p'},
         {"output", required_argument, NULL, 'o'},
         {"no-special", no_argument, NULL, OPT_NO_SPECIAL},
+        {"ids", required_argument, NULL, OPT_IDS},
+        {"cache", required_argument, NULL, OPT_CACHE},
         {0},
     };
     wishes w = {0};
     cli_options o;
     int status, first = cli_parse(&cli_logits, argc, argv, &o, own, "m:p:o:", take, &w, &status);
     if (first < 0) return status;
-    if (!w.model) return cli_wrong_usage(&cli_logits, "which model? Give its GGUF file with -m");
-    if (!w.prompt) return cli_wrong_usage(&cli_logits, "which prompt? Give it with -p");
+    if (!w.model) return cli_wrong_usage(&cli_logits, "which model? Give its GGUF file or folder with -m");
+    if (!w.prompt == !w.ids) return cli_wrong_usage(&cli_logits, "which prompt? Give it with -p, or its --ids");
     if (!w.output) return cli_wrong_usage(&cli_logits, "which file shall it write? Give its name with -o");
     if (first < argc)
         return cli_wrong_usage(&cli_logits, "\"%s\" belongs to no option; put a prompt in quotes", argv[first]);
 
     cli_language l;
-    bool opened = cli_language_open(&l, &o, w.model, 0);
+    tn_llm_options options = {.struct_size = sizeof options, .cache = w.cache};
+    bool opened = cli_language_open(&l, &o, w.model, &options, !w.ids);
     bool good = opened && work(&l, &w, o.json) == TN_OK;
     int code = !opened ? l.code : good ? CLI_OK : cli_failed();
     cli_language_close(&l);

@@ -19,7 +19,7 @@ const cli_command cli_perplexity = {
     .name = "perplexity",
     .summary = "say how well a model predicts a text",
     .usage = "perplexity -m MODEL -f FILE [--context N]",
-    .help = "  -m, --model FILE      a GGUF file\n"
+    .help = "  -m, --model MODEL     a GGUF file, or a folder as Hugging Face has them\n"
             "  -f, --file FILE       the text; - reads standard input\n"
             "  --context N           tokens of a window (default 512); windows do not overlap\n"
             "  --json                perplexity, tokens, predicted, context, seconds, tokens_per_second, device,\n"
@@ -138,14 +138,15 @@ static int run(int argc, char **argv) {
     cli_options o;
     int status, first = cli_parse(&cli_perplexity, argc, argv, &o, own, "m:f:", take, &w, &status);
     if (first < 0) return status;
-    if (!w.model) return cli_wrong_usage(&cli_perplexity, "which model? Give its GGUF file with -m");
+    if (!w.model) return cli_wrong_usage(&cli_perplexity, "which model? Give its GGUF file or folder with -m");
     if (!w.file) return cli_wrong_usage(&cli_perplexity, "which text? Give its file with -f");
     if (first < argc) return cli_wrong_usage(&cli_perplexity, "\"%s\" belongs to no option", argv[first]);
 
     cli_language l;
     tn_ids ids = {0};
     rating r = {0};
-    bool good = cli_language_open(&l, &o, w.model, w.context);
+    tn_llm_options options = {.struct_size = sizeof options, .context = w.context};
+    bool good = cli_language_open(&l, &o, w.model, &options, true);
     double begun = cli_now();
     if (good && (read_ids(l.tokenizer, w.file, &ids) != TN_OK || rate(&l, &ids, w.context, &r) != TN_OK)) {
         l.code = cli_failed();
@@ -162,7 +163,8 @@ bool convert_perplexity(const cli_options *o, const char *model, const char *tex
     cli_language l;
     tn_ids ids = {0};
     rating r = {0};
-    bool good = cli_language_open(&l, o, model, context) && read_ids(l.tokenizer, text, &ids) == TN_OK &&
+    tn_llm_options options = {.struct_size = sizeof options, .context = context};
+    bool good = cli_language_open(&l, o, model, &options, true) && read_ids(l.tokenizer, text, &ids) == TN_OK &&
                 rate(&l, &ids, context, &r) == TN_OK;
     *out = good ? exp(r.loss / (double)r.predicted) : 0;
     tn_ids_free(&ids);

@@ -50,25 +50,6 @@ static bool take(void *ctx, int val, const char *arg) {
     return true;
 }
 
-/* ---- input ------------------------------------------------------------------------------------------------------- */
-
-/* Reads ids parted by commas and blanks. */
-static bool read_ids(const char *text, tn_ids *out) {
-    const char *at = text + strspn(text, ", \t\r\n");
-    while (*at) {
-        char *end;
-        errno = 0;
-        long id = strtol(at, &end, 10);
-        if (end == at || errno != 0 || id < 0 || id > INT32_MAX) {
-            tn_backend_fail(TN_ERR_ARGUMENT, "\"%.20s\" is no token id", at);
-            return false;
-        }
-        if (tn_ids_append(out, (int32_t)id) != TN_OK) return false;
-        at = end + strspn(end, ", \t\r\n");
-    }
-    return true;
-}
-
 /* ---- output ------------------------------------------------------------------------------------------------------ */
 
 /* A piece on one line: control characters and stray bytes are written as \xNN. */
@@ -137,7 +118,7 @@ static void put_text(const tn_bytes *text, bool json) {
 static bool decode(const tn_tokenizer *t, const wishes *w, bool json) {
     tn_ids ids = {0};
     tn_bytes given = {0}, text = {0};
-    bool good = cli_take_text(w->decode, &given) == TN_OK && read_ids(given.data, &ids) &&
+    bool good = cli_take_text(w->decode, &given) == TN_OK && cli_read_ids(given.data, &ids) == TN_OK &&
                 tn_tokenizer_decode(t, ids.data, ids.count, w->no_special ? 0 : TN_DECODE_SPECIAL, &text) == TN_OK;
     if (good) put_text(&text, json);
     tn_ids_free(&ids);

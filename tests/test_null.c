@@ -591,6 +591,8 @@ static void gguf_refuses(void **state) {
     REFUSES(tn_gguf_tensor(NULL, "x"))
     tn_model_sizes sizes = {.struct_size = sizeof sizes};
     FAILS(tn_gguf_model_sizes(NULL, &sizes))
+    FAILS(tn_read_model_sizes(NULL, &sizes))
+    FAILS(tn_read_model_sizes("x", NULL))
 }
 
 /* ---- the caller's line ------------------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/base.h"
 #include "trunnion/model.h"
@@ -197,4 +198,80 @@ tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out) {
     s.bytes_per_weight = (double)s.weights_bytes / count_parameters(&s);
     *out = s;
     return TN_OK;
+}
+
+/* ---- folders ----------------------------------------------------------------------------------------------------- */
+
+/* A size of config.json under either of two names; `otherwise` when it is absent or null and otherwise is not -1. */
+static tn_status get_member(const tn_json *config, const char *name, const char *other, int64_t otherwise,
+                            int64_t *out) {
+    const tn_json *v = tn_json_get(config, name);
+    if (!v) v = tn_json_get(config, other);
+    bool absent = tn_json_kind_of(v) == TN_JSON_NULL;
+    *out = absent ? otherwise : tn_json_int(v, -1);
+    return *out >= 0 ? TN_OK : tn_fail(TN_ERR_FORMAT, "config.json has no whole number '%s'", name);
+}
+
+static tn_status read_config(const tn_json *config, tn_model_sizes *s) {
+    TRY(get_member(config, "hidden_size", "n_embd", -1, &s->hidden));
+    TRY(get_member(config, "intermediate_size", "n_inner", s->hidden < INT64_MAX / 4 ? 4 * s->hidden : -1,
+                   &s->intermediate));
+    TRY(get_member(config, "num_hidden_layers", "n_layer", -1, &s->layers));
+    TRY(get_member(config, "num_attention_heads", "n_head", -1, &s->heads));
+    TRY(get_member(config, "num_key_value_heads", NULL, s->heads, &s->kv_heads));
+    TRY(get_member(config, "head_dim", NULL, 0, &s->head_dim));
+    TRY(get_member(config, "max_position_embeddings", "n_positions", -1, &s->sequence));
+    TRY(get_member(config, "vocab_size", NULL, -1, &s->vocabulary));
+    return TN_OK;
+}
+
+static tn_status read_folder_weights(const char *folder, tn_model_sizes *s) {
+    tn_safetensors *file;
+    TRY(tn_safetensors_open(folder, &file));
+    s->tied_embeddings = true;
+    for (int i = 0; i < tn_safetensors_count(file); i++) {
+        tn_safetensors_info t = {.struct_size = sizeof t};
+        (void)tn_safetensors_at(file, i, &t);
+        s->weights_bytes += t.bytes; /* the files hold them all, so the sum cannot overflow */
+        if (!strcmp(t.name, "lm_head.weight")) s->tied_embeddings = false;
+    }
+    tn_safetensors_close(file);
+    return TN_OK;
+}
+
+static tn_status read_folder(const char *folder, const char *config, tn_model_sizes *out) {
+    tn_json_doc *doc;
+    tn_model_sizes s = {.struct_size = out->struct_size, .bytes_per_cache = 2};
+    TRY(tn_json_open(config, &doc));
+    tn_status status = read_config(tn_json_root(doc), &s);
+    tn_json_free(doc);
+    if (status == TN_OK) status = read_folder_weights(folder, &s);
+    if (status == TN_OK) status = check_sizes(&s);
+    if (status != TN_OK) return tn_fail_prefix(status, "'%s'", folder);
+    s.bytes_per_weight = (double)s.weights_bytes / count_parameters(&s);
+    *out = s;
+    return TN_OK;
+}
+
+static bool is_folder(const char *path) {
+    struct stat facts;
+    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+}
+
+tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out) {
+    if (!path || !out || out->struct_size < sizeof *out)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_read_model_sizes: an argument is NULL or its struct_size is not set");
+    tn_gguf *file = NULL;
+    tn_status status = TN_OK;
+    if (!is_folder(path)) {
+        TRY(tn_gguf_open(path, &file));
+        status = tn_gguf_model_sizes(file, out);
+        tn_gguf_close(file);
+        return status;
+    }
+    tn_str config = {0};
+    tn_str_add(&config, "%s/config.json", path);
+    status = config.failed ? TN_ERR_MEMORY : read_folder(path, config.text, out);
+    tn_str_free(&config);
+    return status;
 }

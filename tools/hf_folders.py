@@ -1,0 +1,198 @@
+"""hf_folders.py PROGRAM — language models and encoders out of Hugging Face folders, beside transformers.
+
+Makes a tiny folder with random weights for every family, and for what configurations vary (shards, tied embeddings,
+half precision, kinds of rope, windows, biases), lets transformers compute it, and compares the command's logits, greedy
+tokens and embeddings with that. Needs Python with torch and transformers; without them all is skipped.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+LOGITS_BOUND = 1e-4  # relative to the largest number; transformers computes in f32 with the same weights
+COSINE_BOUND = 0.9999
+TOKENS, GREEDY, VOCABULARY = 70, 12, 199  # more than a page of the cache
+
+COMMON = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
+          "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 256,
+          "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32, "rope_theta": 500.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY, "bos_token_id": 1,
+        "eos_token_id": 2}
+BERT = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 1}
+
+DECODERS = [  # name, classes' stem, configuration, how it is saved
+    ("llama", "Llama", COMMON, {}),
+    ("llama-tied-shards", "Llama", COMMON | {"tie_word_embeddings": True}, {"max_shard_size": "40KB"}),
+    ("llama-bf16", "Llama", COMMON, {"dtype": "bfloat16"}),
+    ("llama-f16", "Llama", COMMON, {"dtype": "float16"}),
+    ("llama3-rope", "Llama", COMMON | {"rope_parameters": LLAMA3}, {}),
+    ("llama-linear", "Llama", COMMON | {"rope_parameters": {"rope_type": "linear", "factor": 4.0,
+                                                           "rope_theta": 10000.0}}, {}),
+    ("llama-yarn", "Llama", COMMON | {"rope_parameters": YARN}, {}),
+    ("llama-biases", "Llama", COMMON | {"attention_bias": True, "mlp_bias": True}, {}),
+    ("smollm", "Llama", COMMON | {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True}, {}),
+    ("mistral", "Mistral", COMMON | {"sliding_window": 9, "head_dim": 16}, {}),
+    ("qwen2", "Qwen2", COMMON, {}),
+    ("qwen2-window", "Qwen2", COMMON | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}, {}),
+    ("qwen3", "Qwen3", COMMON | {"head_dim": 16, "tie_word_embeddings": True}, {}),
+    ("gpt2", "GPT2", GPT2, {}),
+    ("gpt2-inner", "GPT2", GPT2 | {"n_inner": 100, "activation_function": "gelu"}, {}),
+]
+ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
+    ("bert", "Bert", BERT, "mean", True),
+    ("bert-cls", "Bert", BERT, "cls", False),
+    ("bert-max", "Bert", BERT | {"hidden_act": "relu"}, "max", True),
+    ("roberta", "Roberta", BERT | {"type_vocab_size": 1}, "mean", False),
+    ("xlm-roberta", "XLMRoberta", BERT | {"type_vocab_size": 1}, "cls", True),
+    ("distilbert", "DistilBert", {"dim": 48, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": VOCABULARY,
+                                  "max_position_embeddings": 64}, "mean", True),
+]
+POOLING = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+
+
+def randomize(torch, model):
+    """Weights so large that every part of the network counts; norms and biases too."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.normal_(0, 0.2 if p.dim() > 1 else 0.3)
+            if p.dim() == 1 and name.endswith("weight"):
+                p.add_(1)
+
+
+class Suite:
+    def __init__(self, program, torch, transformers, numpy, folder):
+        self.program, self.torch, self.transformers, self.numpy, self.folder = program, torch, transformers, numpy, folder
+        self.passed = self.failed = 0
+
+    def expect(self, good, text):
+        self.passed += bool(good)
+        self.failed += not good
+        if not good:
+            print(f"failed: {text}", flush=True)
+
+    def command(self, *words):
+        result = subprocess.run([self.program, *map(str, words)], capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"trunnion {' '.join(map(str, words[:3]))}: {result.stderr.strip()}")
+        return json.loads(result.stdout)
+
+    def make(self, name, stem, kind, config):
+        self.torch.manual_seed(sum(map(ord, name)))
+        made = getattr(self.transformers, stem + "Config")(**config)
+        model = getattr(self.transformers, stem + kind)(made)
+        randomize(self.torch, model)
+        return model.eval()
+
+    def decoder(self, name, stem, config, how):
+        torch, numpy, folder = self.torch, self.numpy, self.folder / name
+        model = self.make(name, stem, "LMHeadModel" if stem == "GPT2" else "ForCausalLM", config)
+        kind = getattr(torch, how.get("dtype", "float32"))
+        model.to(kind).save_pretrained(folder, **{k: v for k, v in how.items() if k != "dtype"})
+        model.float()
+        ids = torch.randint(3, VOCABULARY, (1, TOKENS))
+        with torch.no_grad():
+            wanted = model(ids).logits[0].numpy()
+            greedy = model.generate(ids[:, :20], max_new_tokens=GREEDY, do_sample=False, pad_token_id=0)[0, 20:].tolist()
+        words = " ".join(map(str, ids[0].tolist()))
+        out = self.folder / "logits.npy"
+        self.command("logits", "-m", folder, "--ids", words, "-o", out, "--cache", "f32", "--json")
+        error = numpy.abs(numpy.load(out) - wanted).max() / numpy.abs(wanted).max()
+        self.expect(error <= LOGITS_BOUND, f"{name}: logits differ by {error:.2g} of the largest")
+        got = self.command("generate", "-m", folder, "--ids", " ".join(words.split()[:20]), "-n", GREEDY, "--greedy",
+                           "--cache", "f32", "--json")["ids"]
+        greedy = greedy[:-1] if greedy and greedy[-1] == 2 else greedy
+        self.expect(got == greedy, f"{name}: greedy tokens {got}, by transformers {greedy}")
+        sizes = self.command("fit", folder, "--json")
+        count = sum(p.numel() for p in model.parameters())
+        held = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
+        self.expect(sizes["weights_bytes"] <= held <= sizes["weights_bytes"] + 65536,
+                    f"{name}: fit says {sizes['weights_bytes']} bytes of weights, the files have {held}")
+        print(f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens", flush=True)
+
+    def encoder(self, name, stem, config, pooling, unit):
+        torch, numpy, folder = self.torch, self.numpy, self.folder / name
+        model = self.make(name, stem, "Model", config)
+        model.save_pretrained(folder)
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(
+            {"word_embedding_dimension": 48} | {f"pooling_mode_{v}": k == pooling for k, v in POOLING.items()}))
+        modules = ["models.Transformer", "models.Pooling"] + ["models.Normalize"] * unit
+        (folder / "modules.json").write_text(json.dumps([{"type": f"sentence_transformers.{m}"} for m in modules]))
+        lengths = [17, 1, 40, 17, 16, 3, 40, 12]
+        texts = [torch.randint(3, VOCABULARY, (1, n)) for n in lengths]
+        with torch.no_grad():
+            wanted = [self.pool(model(t, attention_mask=torch.ones_like(t)).last_hidden_state, pooling, unit)
+                      for t in texts]
+        words = [" ".join(map(str, t[0].tolist())) for t in texts]
+        got = numpy.array(self.command("embed", "-m", folder, "--ids", *words, "--json")["embeddings"])
+        wanted = torch.cat(wanted).numpy()
+        error = numpy.abs(got - wanted).max() / numpy.abs(wanted).max()
+        cosine = ((got * wanted).sum(1) / numpy.linalg.norm(got, axis=1) / numpy.linalg.norm(wanted, axis=1)).min()
+        self.expect(error <= LOGITS_BOUND, f"{name}: embeddings differ by {error:.2g} of the largest number")
+        self.expect(cosine >= COSINE_BOUND, f"{name}: a cosine of {cosine:.6f}")
+        print(f"{name}: embeddings {error:.1e}, cosine {cosine:.7f}", flush=True)
+
+    def pool(self, x, pooling, unit):
+        y = {"mean": lambda: x.mean(1), "cls": lambda: x[:, 0], "max": lambda: x.amax(1)}[pooling]()
+        return self.torch.nn.functional.normalize(y) if unit else y
+
+    def refused(self, name, change, word):
+        """A folder whose config.json was changed is refused with this word."""
+        folder = self.folder / "llama"
+        config = json.loads((folder / "config.json").read_text())
+        other = self.folder / f"refused-{name}"
+        other.mkdir()
+        (other / "model.safetensors").symlink_to(folder / "model.safetensors")
+        (other / "config.json").write_text(json.dumps(config | change))
+        result = subprocess.run([self.program, "logits", "-m", other, "--ids", "1 2", "-o", self.folder / "x.npy"],
+                                capture_output=True, text=True)
+        said = " ".join(result.stderr.split())
+        self.expect(result.returncode == 1 and word in said, f"refused {name}: exit {result.returncode}, {said}")
+
+
+REFUSED = [
+    ("type", {"model_type": "mamba"}, "model_type"),
+    ("rope", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+    ("part", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "whole"),
+    ("layers", {"num_hidden_layers": 2}, "results would be wrong"),
+    ("more", {"num_hidden_layers": 4}, "no tensor"),
+    ("hidden", {"hidden_size": 50}, "config.json"),
+    ("heads", {"num_attention_heads": 0}, "num_attention_heads"),
+    ("huge", {"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
+    ("act", {"hidden_act": "mish"}, "mish"),
+    ("quantised", {"quantization_config": {"bits": 4}}, "quantization_config"),
+    ("words", {"hidden_size": "wide"}, "hidden_size"),
+]
+
+
+def main():
+    try:
+        import numpy
+        import torch
+        import transformers
+    except ImportError as missing:
+        print(f"skipped: {missing}")
+        return 0
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory(prefix="trunnion-folders-") as folder:
+        suite = Suite(pathlib.Path(sys.argv[1]), torch, transformers, numpy, pathlib.Path(folder))
+        for row in DECODERS:
+            suite.decoder(*row)
+        for row in ENCODERS:
+            suite.encoder(*row)
+        for row in REFUSED:
+            suite.refused(*row)
+    print(f"{suite.passed} passed, {suite.failed} failed")
+    return 1 if suite.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
