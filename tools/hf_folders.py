@@ -162,7 +162,7 @@ REFUSED = [
     ("part", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "whole"),
     ("layers", {"num_hidden_layers": 2}, "results would be wrong"),
     ("more", {"num_hidden_layers": 4}, "no tensor"),
-    ("hidden", {"hidden_size": 50}, "config.json"),
+    ("hidden", {"hidden_size": 54}, "by the metadata"),
     ("heads", {"num_attention_heads": 0}, "num_attention_heads"),
     ("huge", {"num_hidden_layers": 1 << 40}, "num_hidden_layers"),
     ("act", {"hidden_act": "mish"}, "mish"),
