@@ -14,10 +14,10 @@
 #include "kir/kir_math.h"
 #include "trunnion/model.h"
 
-enum { LANES = 8, RUN = TN_QBLOCK, RUNS = TN_QSUPER / 16, STEPS = 10, ROUNDS = 2 };
+enum { LANES = 8, RUN = TN_QBLOCK, RUNS = TN_QSUPER / 16, STEPS = 5, ROUNDS = 2 };
 
 static const float TINY = 1e-30f;     /* no factor is smaller, but 0 */
-static const float STEP = 0.1f;       /* between the spans that are tried, in codes */
+static const float STEP = 0.2f;       /* between the spans that are tried, in codes */
 static const float ROUND = 0x1.8p23f; /* added and taken away again: leaves the nearest whole number */
 
 /* A run: its numbers, the codes that they have, and the least and the greatest of these. */
@@ -25,6 +25,7 @@ typedef struct run {
     const float *x;
     int n;
     float low, high;
+    double sum, squares; /* of the numbers */
 } run;
 
 /* x ≈ s·q + m */
@@ -33,9 +34,21 @@ typedef struct fit {
     double error;
 } fit;
 
+/* Of codes, their squares, and numbers times codes. */
 typedef struct sums {
-    double x, xx, q, qq, xq;
+    double q, qq, xq;
 } sums;
+
+typedef struct target {
+    tn_dtype dtype;
+    int8_t low, high;   /* codes, zero point taken off */
+    uint8_t d, minimum; /* places of the f16 factors; 255: none */
+    void (*pack)(const tn_qunpacked *b, uint8_t *to);
+} target;
+
+static float inverse(float s) { return fabsf(s) < TINY ? 0 : 1 / s; }
+
+static float half(float v) { return kir_from_f16(kir_to_f16(fminf(fmaxf(v, -65504), 65504))); }
 
 static double total(const float *lanes) {
     double sum = 0;
@@ -44,43 +57,58 @@ static double total(const float *lanes) {
     return sum;
 }
 
-static float inverse(float s) { return fabsf(s) < TINY ? 0 : 1 / s; }
+static run run_of(const float *x, int n, const target *t) {
+    float sum[LANES] = {0}, squares[LANES] = {0};
+    for (int i = 0; i < n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            sum[l] += x[i + l];
+            squares[l] += x[i + l] * x[i + l];
+        }
+    return (run){x, n, t->low, t->high, total(sum), total(squares)};
+}
 
-static float half(float v) { return kir_from_f16(kir_to_f16(fminf(fmaxf(v, -65504), 65504))); }
+/* The nearest code. */
+static inline float code_of(const run *r, float v) {
+    v = v > r->low ? v : r->low;
+    v = v < r->high ? v : r->high;
+    return (v + ROUND) - ROUND;
+}
 
 /* The codes of a run for s and m. */
 static void encode(const run *r, float s, float m, float *q) {
-    float by = inverse(s), low = r->low, high = r->high;
-    for (int i = 0; i < r->n; i++) {
-        float v = (r->x[i] - m) * by;
-        v = v > low ? v : low;
-        v = v < high ? v : high;
-        q[i] = (v + ROUND) - ROUND;
-    }
+    float by = inverse(s);
+    for (int i = 0; i < r->n; i++)
+        q[i] = code_of(r, (r->x[i] - m) * by);
 }
 
-static double error_of(const run *r, float s, float m, const float *q) {
-    float lanes[LANES] = {0};
+/* The same, of which only the sums are kept. */
+static sums sums_with(const run *r, float s, float m) {
+    float c[LANES] = {0}, cc[LANES] = {0}, xc[LANES] = {0}, by = inverse(s);
     for (int i = 0; i < r->n; i += LANES)
         for (int l = 0; l < LANES; l++) {
-            float e = r->x[i + l] - (s * q[i + l] + m);
-            lanes[l] += e * e;
-        }
-    return total(lanes);
-}
-
-static sums sums_of(const run *r, const float *q) {
-    float x[LANES] = {0}, c[LANES] = {0}, cc[LANES] = {0}, xc[LANES] = {0}, xx[LANES] = {0};
-    for (int i = 0; i < r->n; i += LANES)
-        for (int l = 0; l < LANES; l++) {
-            float v = r->x[i + l], w = q[i + l];
-            x[l] += v;
+            float v = r->x[i + l], w = code_of(r, (v - m) * by);
             c[l] += w;
-            xx[l] += v * v;
             cc[l] += w * w;
             xc[l] += v * w;
         }
-    return (sums){total(x), total(xx), total(c), total(cc), total(xc)};
+    return (sums){total(c), total(cc), total(xc)};
+}
+
+static sums sums_of(const run *r, const float *q) {
+    float c[LANES] = {0}, cc[LANES] = {0}, xc[LANES] = {0};
+    for (int i = 0; i < r->n; i += LANES)
+        for (int l = 0; l < LANES; l++) {
+            float v = r->x[i + l], w = q[i + l];
+            c[l] += w;
+            cc[l] += w * w;
+            xc[l] += v * w;
+        }
+    return (sums){total(c), total(cc), total(xc)};
+}
+
+/* What s and m leave of a run, by its sums; rounded, so for choosing only. */
+static double error_by(const run *r, const sums *t, double s, double m) {
+    return r->squares + s * s * t->qq + r->n * m * m - 2 * (s * t->xq + m * r->sum - s * m * t->q);
 }
 
 /* ---- one run ----------------------------------------------------------------------------------------------------- */
@@ -88,26 +116,23 @@ static sums sums_of(const run *r, const float *q) {
 typedef enum minimum_kind { MINIMUM_NONE, MINIMUM_BELOW_ZERO, MINIMUM_ANY } minimum_kind;
 
 /* The least squares for these codes. */
-static fit solve(const run *r, const float *q, minimum_kind kind) {
-    sums t = sums_of(r, q);
+static fit solve(const run *r, sums t, minimum_kind kind) {
     double n = r->n, determinant = n * t.qq - t.q * t.q, s = 0, m = 0;
     bool flat = determinant <= 1e-6 * n * t.qq;
     if (kind != MINIMUM_NONE && !flat) {
-        s = (n * t.xq - t.x * t.q) / determinant;
-        m = (t.qq * t.x - t.q * t.xq) / determinant;
+        s = (n * t.xq - r->sum * t.q) / determinant;
+        m = (t.qq * r->sum - t.q * t.xq) / determinant;
     }
     if (kind == MINIMUM_NONE || flat || (kind == MINIMUM_BELOW_ZERO && m > 0)) {
         m = 0;
         s = t.qq > 0 ? t.xq / t.qq : 0;
     }
     if (kind == MINIMUM_BELOW_ZERO && s < 0) s = 0;
-    return (fit){(float)s, (float)m, t.xx + s * s * t.qq + n * m * m - 2 * (s * t.xq + m * t.x - s * m * t.q)};
+    return (fit){(float)s, (float)m, error_by(r, &t, s, m)};
 }
 
 static void try_fit(const run *r, float s, float m, minimum_kind kind, fit *best) {
-    float q[RUN];
-    encode(r, s, m, q);
-    fit f = solve(r, q, kind);
+    fit f = solve(r, sums_with(r, s, m), kind);
     if (f.error < best->error) *best = f;
 }
 
@@ -150,14 +175,15 @@ static void put_codes(const tn_qformat *f, const float *q, int n, uint8_t *u) {
         u[i] = (uint8_t)((int)q[i] + f->zero);
 }
 
-static void quantize_small(const tn_qformat *f, const run *r, tn_qunpacked *out) {
+static void quantize_small(const tn_qformat *f, const float *x, const target *to, tn_qunpacked *out) {
     float q[RUN];
+    run of = run_of(x, RUN, to), *r = &of;
     fit b = f->has_minimum ? fit_affine(r, MINIMUM_ANY) : fit_signed(r);
     b.s = half(b.s);
     encode(r, b.s, b.m, q);
     if (f->has_minimum) { /* the rounded factor may want another minimum */
         sums t = sums_of(r, q);
-        b.m = half((float)((t.x - (double)b.s * t.q) / r->n));
+        b.m = half((float)((r->sum - (double)b.s * t.q) / r->n));
         encode(r, b.s, b.m, q);
     }
     out->d = kir_to_f16(b.s);
@@ -208,19 +234,21 @@ static void choose_codes(const super *b, int j, attempt *a) {
     bool has_minimum = b->format->has_minimum;
     int scale = clamp_code(b, b->fit[j].s * inverse(a->d)), min = clamp_code(b, -b->fit[j].m * inverse(a->minimum));
     double best = INFINITY;
-    float q[RUN];
+    float factor = 0, t = 0;
     for (int i = 0; i < (has_minimum ? 9 : 3); i++) {
         int s = scale + i % 3 - 1, m = has_minimum ? min + i / 3 - 1 : 0;
         if (s < b->codes.low || s > b->codes.high || m < 0 || m > b->codes.high) continue;
-        float factor = a->d * (float)s, t = -(a->minimum * (float)m);
-        encode(&b->run[j], factor, t, q);
-        double error = error_of(&b->run[j], factor, t, q);
+        float with = a->d * (float)s, less = -(a->minimum * (float)m);
+        sums sum = sums_with(&b->run[j], with, less);
+        double error = error_by(&b->run[j], &sum, (double)with, (double)less);
         if (error >= best) continue;
         best = error;
+        factor = with;
+        t = less;
         a->scale[j] = s;
         a->min[j] = m;
-        memcpy(a->q + j * b->length, q, (size_t)b->length * sizeof *q);
     }
+    encode(&b->run[j], factor, t, a->q + j * b->length);
     a->error += best;
 }
 
@@ -241,7 +269,7 @@ static void solve_super(const super *b, const attempt *a, float *d, float *minim
         uv += s * m * t.q;
         vv += m * m * b->length;
         xu += s * t.xq;
-        xv += m * t.x;
+        xv += m * b->run[j].sum;
     }
     double determinant = uu * vv - uv * uv;
     if (determinant > 1e-9 * uu * vv) {
@@ -267,14 +295,12 @@ static void improve(const super *b, float d, float minimum, attempt *best) {
     keep_better(&a, best);
 }
 
-static void quantize_super(const tn_qformat *f, const float *x, run first, tn_qunpacked *out) {
+static void quantize_super(const tn_qformat *f, const float *x, const target *to, tn_qunpacked *out) {
     super b = {.format = f, .codes = codes_of(f->scales), .length = TN_QBLOCK / f->parts};
     float most = 0, most_minimum = 0;
     b.runs = TN_QSUPER / b.length;
     for (int j = 0; j < b.runs; j++) {
-        b.run[j] = first;
-        b.run[j].x = x + j * b.length;
-        b.run[j].n = b.length;
+        b.run[j] = run_of(x + j * b.length, b.length, to);
         b.fit[j] = f->has_minimum ? fit_affine(&b.run[j], MINIMUM_BELOW_ZERO) : fit_signed(&b.run[j]);
         if (fabsf(b.fit[j].s) > fabsf(most)) most = b.fit[j].s;
         most_minimum = fmaxf(most_minimum, -b.fit[j].m);
@@ -389,13 +415,6 @@ static void pack_q6_k(const tn_qunpacked *b, uint8_t *to) {
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-typedef struct target {
-    tn_dtype dtype;
-    int8_t low, high;   /* codes, zero point taken off */
-    uint8_t d, minimum; /* places of the f16 factors; 255: none */
-    void (*pack)(const tn_qunpacked *b, uint8_t *to);
-} target;
-
 static const target targets[] = {
     {TN_Q4_0, -8, 7, 0, 255, pack_q4_0},     {TN_Q4_1, 0, 15, 0, 2, pack_q4_1},
     {TN_Q5_0, -16, 15, 0, 255, pack_q5_0},   {TN_Q5_1, 0, 31, 0, 2, pack_q5_1},
@@ -428,12 +447,7 @@ static void quantize_range(void *ctx, int64_t begin, int64_t end, int worker) {
             float v = w->x[i * f->elements + k];
             x[k] = isfinite(v) ? v : 0;
         }
-        run r = {x, f->elements, w->target->low, w->target->high};
-        if (f->elements == TN_QBLOCK) {
-            quantize_small(f, &r, &block);
-        } else {
-            quantize_super(f, x, r, &block);
-        }
+        (f->elements == TN_QBLOCK ? quantize_small : quantize_super)(f, x, w->target, &block);
         uint8_t *to = w->blocks + i * f->bytes;
         w->target->pack(&block, to);
         put_half(to + w->target->d, block.d);
