@@ -1,0 +1,27 @@
+/* npy.h — NumPy's files: tensors in (.npy, members of an .npz that is not compressed) and out. */
+#ifndef TRUNNION_CLI_NPY_H
+#define TRUNNION_CLI_NPY_H
+
+#include "trunnion/tensor.h"
+
+/* A file's whole content, freed with free; at most 16 GiB. */
+tn_status npy_load(const char *path, unsigned char **bytes, size_t *size);
+
+/* The tensor in the bytes of an .npy file; `what` names it in messages. */
+tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, tn_tensor **out);
+
+/* Member i of an .npz file: its name without ".npy", and its bytes. false past the end. */
+typedef struct npz_member {
+    char name[256];
+    const unsigned char *bytes;
+    size_t size;
+    bool packed; /* compressed: np.savez_compressed */
+} npz_member;
+bool npz_is(const unsigned char *bytes, size_t size);
+/* *at: 0 before the first. */
+bool npz_next(const unsigned char *bytes, size_t size, size_t *at, npz_member *out);
+
+/* Writes t; bf16, which NumPy does not know, as f32. */
+tn_status npy_write(const char *path, const tn_tensor *t);
+
+#endif

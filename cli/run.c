@@ -1,0 +1,406 @@
+/* run.c — `trunnion run`: an ONNX network with given or random inputs; times it and writes what comes out.
+ *
+ * The first run reads shapes and plans, the second is captured, all later ones are replayed: those are what is timed. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "commands.h"
+#include "npy.h"
+#include "train.h"
+#include "trunnion/backend.h"
+#include "trunnion/onnx.h"
+#include "trunnion/ops.h"
+
+enum { OPT_RANDOM = 256, OPT_REPEAT, OPT_DIM, OPT_PROFILE, OPT_TRACE, MOST = 64, WARM = 3 };
+
+static int run(int argc, char **argv);
+
+const cli_command cli_run = {
+    .name = "run",
+    .summary = "run an ONNX network",
+    .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]",
+    .help = "  -i, --input NAME=FILE  a NumPy file (.npy) for an input; FILE.npz alone: its members by name\n"
+            "  -o, --output DIR       writes NAME.npy for each output\n"
+            "      --random           random numbers for inputs that are not given\n"
+            "      --dim NAME=N       the extent of a symbolic dim of random inputs (default 1)\n"
+            "      --repeat N         runs it N times more and tells the median\n"
+            "      --profile          what each command takes\n"
+            "      --trace FILE.json  the same for chrome://tracing\n"
+            "  --json                 outputs{NAME: {shape[], dtype}}, median_seconds, device, placement, fallback[]\n"
+            "\n"
+            "examples:\n"
+            "  trunnion run model.onnx --random --repeat 100\n"
+            "  trunnion run model.onnx -i input=image.npy -o results\n",
+    .accepts = CLI_ALL,
+    .run = run,
+};
+
+typedef struct named {
+    const char *name, *text;
+} named;
+
+typedef struct work {
+    cli_options options;
+    named inputs[MOST], dims[MOST];
+    int input_count, dim_count;
+    const char *output, *trace;
+    bool random, profile;
+    int64_t repeat;
+    tn_onnx *model;
+    tn_onnx_value **in, **out;
+    double median;
+    tn_profile *profiled;
+} work;
+
+/* "NAME=TEXT" in two; without '=' the name is empty. Names have '=' seldom, files more often: the first one counts. */
+static bool split(char *arg, named *list, int *count) {
+    if (*count == MOST || !*arg) return false;
+    char *equals = strchr(arg, '=');
+    if (equals) *equals = 0;
+    list[(*count)++] = (named){equals ? arg : "", equals ? equals + 1 : arg};
+    return true;
+}
+
+static bool take(void *ctx, int val, const char *arg) {
+    work *w = ctx;
+    char *own = (char *)(uintptr_t)arg; /* of argv, which is ours */
+    switch (val) {
+    case 'i': return split(own, w->inputs, &w->input_count);
+    case 'o': w->output = arg; return *arg != 0;
+    case OPT_DIM: return strchr(arg, '=') && split(own, w->dims, &w->dim_count);
+    case OPT_RANDOM: return w->random = true;
+    case OPT_PROFILE: return w->profile = true;
+    case OPT_TRACE: w->trace = arg; return *arg != 0;
+    default: return cli_parse_int(arg, 1, 1 << 30, &w->repeat);
+    }
+}
+
+/* ---- inputs ------------------------------------------------------------------------------------------------------ */
+
+static tn_onnx_info input_info(const work *w, int i) {
+    tn_onnx_info info = {.struct_size = sizeof info};
+    (void)tn_onnx_input_at(w->model, i, &info);
+    return info;
+}
+
+static tn_status give(work *w, const char *name, tn_tensor *t) {
+    for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
+        if (strcmp(input_info(w, i).name, name) != 0) continue;
+        tn_onnx_value_free(w->in[i]);
+        w->in[i] = tn_onnx_value_tensor(t);
+        tn_free(t);
+        return w->in[i] ? TN_OK : tn_status_of(t);
+    }
+    tn_free(t);
+    return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; -v lists what it has", name);
+}
+
+static tn_status give_members(work *w, const unsigned char *bytes, size_t size, const char *path) {
+    npz_member m;
+    for (size_t at = 0; npz_next(bytes, size, &at, &m);) {
+        tn_tensor *t;
+        if (m.packed) return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s' is compressed: write it with np.savez", path);
+        tn_status status = npy_decode(m.bytes, m.size, m.name, &t);
+        if (status == TN_OK) status = give(w, m.name, t);
+        if (status != TN_OK) return status;
+    }
+    return TN_OK;
+}
+
+static tn_status give_file(work *w, const named *n) {
+    unsigned char *bytes;
+    size_t size;
+    tn_tensor *t;
+    tn_status status = npy_load(n->text, &bytes, &size);
+    if (status != TN_OK) return status;
+    const char *name = *n->name || tn_onnx_input_count(w->model) == 0 ? n->name : input_info(w, 0).name;
+    if (npz_is(bytes, size)) {
+        status = give_members(w, bytes, size, n->text);
+    } else {
+        status = npy_decode(bytes, size, n->text, &t);
+        if (status == TN_OK) status = give(w, name, t);
+    }
+    free(bytes);
+    return status;
+}
+
+static int64_t extent_of(const work *w, const tn_onnx_info *info, int d) {
+    int64_t n = 1;
+    if (info->shape[d] >= 0) return info->shape[d];
+    for (int i = 0; i < w->dim_count && info->dims[d]; i++)
+        if (strcmp(w->dims[i].name, info->dims[d]) == 0) (void)cli_parse_int(w->dims[i].text, 0, INT64_C(1) << 40, &n);
+    return n;
+}
+
+/* Floats from the normal distribution's middle, whole numbers 0 and 1: a valid index of anything. */
+static tn_status random_input(work *w, int i, uint64_t *state) {
+    tn_onnx_info info = input_info(w, i);
+    int64_t shape[TN_MAX_RANK], count = 1;
+    if (info.kind != TN_ONNX_TENSOR || info.dtype == TN_DTYPE_COUNT || info.rank < 0)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' cannot be made at random: its type or rank is not told",
+                               info.name);
+    for (int d = 0; d < info.rank; d++)
+        count *= shape[d] = extent_of(w, &info, d);
+    float *numbers = malloc((size_t)count * sizeof *numbers + 1);
+    if (!numbers || count < 0) {
+        free(numbers);
+        return tn_backend_fail(TN_ERR_MEMORY, "no memory for input '%s'", info.name);
+    }
+    for (int64_t k = 0; k < count; k++) {
+        double u = random_uniform(state) + random_uniform(state) + random_uniform(state) - 1.5;
+        numbers[k] = tn_dtype_is_float(info.dtype) ? (float)(2 * u) : (float)(u > 0);
+    }
+    tn_tensor *made = tn_from_data(numbers, shape, info.rank, TN_F32), *cast = tn_cast(made, info.dtype);
+    free(numbers);
+    tn_free(made);
+    tn_status status = tn_eval(&cast, 1);
+    if (status == TN_OK) w->in[i] = tn_onnx_value_tensor(cast);
+    tn_free(cast);
+    return status;
+}
+
+static tn_status make_inputs(work *w) {
+    uint64_t state = w->options.seed + 1;
+    tn_status status = TN_OK;
+    for (int i = 0; i < w->input_count && status == TN_OK; i++)
+        status = give_file(w, &w->inputs[i]);
+    for (int i = 0; i < tn_onnx_input_count(w->model) && status == TN_OK; i++) {
+        if (w->in[i]) continue;
+        if (w->random)
+            status = random_input(w, i, &state);
+        else
+            status = tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is not given: -i %s=FILE.npy, or --random",
+                                     input_info(w, i).name, input_info(w, i).name);
+    }
+    return status;
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+static void free_outputs(work *w) {
+    for (int k = 0; w->out && k < tn_onnx_output_count(w->model); k++) {
+        tn_onnx_value_free(w->out[k]);
+        w->out[k] = NULL;
+    }
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static tn_status repeat_runs(work *w) {
+    double *seconds = malloc((size_t)w->repeat * sizeof *seconds);
+    tn_status status =
+        seconds ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld times", (long long)w->repeat);
+    for (int64_t i = -WARM; i < w->repeat && status == TN_OK; i++) {
+        free_outputs(w);
+        double begun = cli_now();
+        status = tn_onnx_run(w->model, w->in, w->out);
+        if (i >= 0) seconds[i] = cli_now() - begun;
+    }
+    if (status == TN_OK) {
+        qsort(seconds, (size_t)w->repeat, sizeof *seconds, compare);
+        w->median = seconds[w->repeat / 2];
+    }
+    free(seconds);
+    return status;
+}
+
+static tn_status run_profiled(work *w) {
+    free_outputs(w);
+    w->profiled = tn_profile_begin();
+    if (!w->profiled) return TN_ERR_MEMORY;
+    tn_status status = tn_onnx_run(w->model, w->in, w->out);
+    tn_profile_end(w->profiled);
+    return status;
+}
+
+static tn_status run_all(work *w) {
+    double begun = cli_now();
+    tn_status status = tn_onnx_run(w->model, w->in, w->out);
+    w->median = cli_now() - begun;
+    if (status == TN_OK && w->repeat) status = repeat_runs(w);
+    if (status == TN_OK && (w->profile || w->trace)) status = run_profiled(w);
+    return status;
+}
+
+/* ---- what came out ----------------------------------------------------------------------------------------------- */
+
+static tn_profile_row row_at(const work *w, int64_t i) {
+    tn_profile_row row = {.struct_size = sizeof row};
+    (void)tn_profile_at(w->profiled, i, &row);
+    return row;
+}
+
+/* Commands one behind the other, in the order in which they first ran. */
+static tn_status write_trace(const work *w) {
+    FILE *f = fopen(w->trace, "wb");
+    if (!f) return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", w->trace, strerror(errno));
+    cli_json j = {.out = f};
+    double at = 0;
+    cli_json_object(&j, NULL);
+    cli_json_array(&j, "traceEvents");
+    for (int64_t i = 0; i < tn_profile_count(w->profiled); i++) {
+        tn_profile_row row = row_at(w, i);
+        cli_json_object(&j, NULL);
+        cli_json_string(&j, "name", row.label);
+        cli_json_string(&j, "cat", row.kind);
+        cli_json_string(&j, "ph", "X");
+        cli_json_number(&j, "ts", at);
+        cli_json_number(&j, "dur", row.seconds * 1e6);
+        cli_json_int(&j, "pid", 1);
+        cli_json_int(&j, "tid", 1);
+        cli_json_end(&j, '}');
+        at += row.seconds * 1e6;
+    }
+    cli_json_end(&j, ']');
+    cli_json_end(&j, '}');
+    return fclose(f) == 0 ? TN_OK : tn_backend_fail(TN_ERR_IO, "writing '%s': %s", w->trace, strerror(errno));
+}
+
+static tn_status write_outputs(const work *w) {
+    if (mkdir(w->output, 0777) != 0 && errno != EEXIST)
+        return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", w->output, strerror(errno));
+    for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
+        tn_onnx_info info = {.struct_size = sizeof info};
+        char name[256], path[4096];
+        (void)tn_onnx_output_at(w->model, k, &info);
+        if (tn_onnx_value_kind(w->out[k]) != TN_ONNX_TENSOR) continue; /* NumPy has no file for it */
+        snprintf(name, sizeof name, "%s", info.name);
+        for (char *c = name; *c; c++)
+            if (*c == '/' || *c == '\\') *c = '_';
+        if (snprintf(path, sizeof path, "%s/%s.npy", w->output, name) >= (int)sizeof path)
+            return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", w->output);
+        tn_status status = npy_write(path, tn_onnx_value_get(w->out[k]));
+        if (status != TN_OK) return status;
+    }
+    return TN_OK;
+}
+
+static void describe(const tn_onnx_value *v, char *text, size_t size) {
+    int64_t shape[TN_MAX_RANK];
+    int rank = tn_onnx_value_shape(v, shape), n = 0;
+    if (rank < 0) {
+        snprintf(text, size, "%lld values", (long long)tn_onnx_value_count(v));
+        return;
+    }
+    n = snprintf(text, size, "%s [", tn_onnx_value_type(v));
+    for (int d = 0; d < rank; d++)
+        n += snprintf(text + n, size - (size_t)n, "%s%lld", d ? ", " : "", (long long)shape[d]);
+    snprintf(text + n, size - (size_t)n, "]");
+}
+
+static void put_text(const work *w, const tn_placement *p) {
+    for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
+        tn_onnx_info info = {.struct_size = sizeof info};
+        char text[256];
+        (void)tn_onnx_output_at(w->model, k, &info);
+        describe(w->out[k], text, sizeof text);
+        printf("%s: %s\n", info.name, text);
+    }
+    for (int64_t i = 0; w->profile && i < tn_profile_count(w->profiled); i++) {
+        tn_profile_row row = row_at(w, i);
+        printf("  %9.1f us  %-6s %s\n", row.seconds * 1e6, row.kind, row.label);
+    }
+    printf("%s %.3f ms on %s", w->repeat ? "median" : "first run", w->median * 1e3, p->device);
+    if (p->on_host) printf(", %lld operations on the host", (long long)p->on_host);
+    printf("\n");
+}
+
+static void put_json(const work *w, const tn_placement *p, const tn_selection *s, const tn_device *device) {
+    cli_json j = {.out = stdout};
+    cli_json_object(&j, NULL);
+    cli_json_object(&j, "outputs");
+    for (int k = 0; k < tn_onnx_output_count(w->model); k++) {
+        tn_onnx_info info = {.struct_size = sizeof info};
+        int64_t shape[TN_MAX_RANK];
+        (void)tn_onnx_output_at(w->model, k, &info);
+        int rank = tn_onnx_value_shape(w->out[k], shape);
+        tn_tensor *t = tn_onnx_value_kind(w->out[k]) == TN_ONNX_TENSOR ? tn_onnx_value_get(w->out[k]) : NULL;
+        cli_json_object(&j, info.name);
+        cli_json_array(&j, "shape");
+        for (int d = 0; d < rank; d++)
+            cli_json_int(&j, NULL, shape[d]);
+        cli_json_end(&j, ']');
+        cli_json_string(&j, "dtype", t ? tn_dtype_name(tn_dtype_of(t)) : tn_onnx_value_type(w->out[k]));
+        cli_json_end(&j, '}');
+    }
+    cli_json_end(&j, '}');
+    cli_json_number(&j, "median_seconds", w->median);
+    cli_json_string(&j, "device", p->device);
+    cli_json_object(&j, "placement");
+    cli_json_int(&j, "on_device", p->on_device);
+    cli_json_int(&j, "on_host", p->on_host);
+    cli_json_end(&j, '}');
+    cli_json_fallback(&j, s, device);
+    cli_json_end(&j, '}');
+}
+
+static void list_inputs(const work *w) {
+    for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
+        tn_onnx_info info = input_info(w, i);
+        fprintf(stderr, "input %s: %s [", info.name, info.type);
+        for (int d = 0; d < info.rank; d++) {
+            fprintf(stderr, "%s", d ? ", " : "");
+            if (info.shape[d] >= 0)
+                fprintf(stderr, "%lld", (long long)info.shape[d]);
+            else
+                fprintf(stderr, "%s", info.dims[d] ? info.dims[d] : "?");
+        }
+        fprintf(stderr, "]\n");
+    }
+}
+
+static int do_work(work *w, const char *path) {
+    tn_selection s = {.struct_size = sizeof s};
+    tn_placement p = {.struct_size = sizeof p};
+    int code = CLI_FAILED;
+    tn_device *device = cli_choose_device(&w->options, &s, &code);
+    if (!device) return code;
+    tn_manual_seed(w->options.seed);
+    tn_status status = tn_onnx_open(path, NULL, &w->model);
+    if (status == TN_OK) {
+        w->in = calloc((size_t)tn_onnx_input_count(w->model) + 1, sizeof *w->in);
+        w->out = calloc((size_t)tn_onnx_output_count(w->model) + 1, sizeof *w->out);
+        if (!w->in || !w->out) status = tn_backend_fail(TN_ERR_MEMORY, "no memory for inputs and outputs");
+    }
+    if (status == TN_OK && w->options.verbose) list_inputs(w);
+    if (status == TN_OK) status = make_inputs(w);
+    if (status == TN_OK) status = run_all(w);
+    if (status == TN_OK) status = tn_get_placement(&p);
+    if (status == TN_OK && w->output) status = write_outputs(w);
+    if (status == TN_OK && w->trace) status = write_trace(w);
+    if (status != TN_OK) return cli_failed();
+    if (w->options.json)
+        put_json(w, &p, &s, device);
+    else
+        put_text(w, &p);
+    return CLI_OK;
+}
+
+static int run(int argc, char **argv) {
+    static const struct option own[] = {
+        {"input", required_argument, NULL, 'i'},       {"output", required_argument, NULL, 'o'},
+        {"random", no_argument, NULL, OPT_RANDOM},     {"repeat", required_argument, NULL, OPT_REPEAT},
+        {"dim", required_argument, NULL, OPT_DIM},     {"profile", no_argument, NULL, OPT_PROFILE},
+        {"trace", required_argument, NULL, OPT_TRACE}, {0},
+    };
+    work w = {0};
+    int status, first = cli_parse(&cli_run, argc, argv, &w.options, own, "i:o:", take, &w, &status);
+    if (first < 0) return status;
+    if (first == argc) return cli_wrong_usage(&cli_run, "which model? Give its ONNX file");
+    if (first + 1 < argc) return cli_wrong_usage(&cli_run, "\"%s\" belongs to no option", argv[first + 1]);
+    int code = do_work(&w, argv[first]);
+    free_outputs(&w);
+    for (int i = 0; w.in && i < tn_onnx_input_count(w.model); i++)
+        tn_onnx_value_free(w.in[i]);
+    tn_profile_free(w.profiled);
+    tn_onnx_close(w.model);
+    free(w.in);
+    free(w.out);
+    return code;
+}
