@@ -1,6 +1,6 @@
 /* run.c — `trunnion run`: an ONNX network with given or random inputs; times it and writes what comes out.
  *
- * The first run reads shapes and plans, the second is captured, all later ones are replayed: those are what is timed. */
+ * The first run reads shapes and plans, the second is captured, all later ones are replayed: those are timed. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

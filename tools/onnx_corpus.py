@@ -1,0 +1,114 @@
+"""onnx_corpus.py — writes the small models of tests/corpus/onnx: for tests/test_onnx.c, and for the fuzzer to begin with.
+
+Needs the onnx package. One model a feature of the reader or the executor; test_onnx.c knows their numbers.
+"""
+
+import pathlib
+
+import numpy as np
+import onnx
+from onnx import TensorProto as T
+from onnx import helper as h
+from onnx import numpy_helper as nh
+
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "tests" / "corpus" / "onnx"
+F = T.FLOAT
+info = h.make_tensor_value_info
+node = h.make_node
+
+
+def write(name, message):
+    (FOLDER / name).write_bytes(message.SerializeToString())
+
+
+def model(name, nodes, inputs, outputs, opset=21, functions=(), imports=(), checked=True, **parts):
+    graph = h.make_graph(nodes, name, inputs, outputs, **parts)
+    opsets = [h.make_opsetid("", opset), *imports]
+    made = h.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="", functions=list(functions))
+    if checked:
+        onnx.checker.check_model(made)
+    write(name + ".onnx", made)
+
+
+def mlp():
+    weights = nh.from_array(np.arange(6, dtype="f4").reshape(3, 2) / 4 - 0.5, "w")
+    nodes = [node("MatMul", ["x", "w"], ["h"]), node("Add", ["h", "b"], ["s"]), node("Relu", ["s"], ["y"], name="last")]
+    model("mlp", nodes, [info("x", F, ["batch", 3])], [info("y", F, ["batch", 2])],
+          initializer=[weights, h.make_tensor("b", F, [2], [0.5, -1])])
+
+
+def branch():
+    def side(name, op, out):
+        return h.make_graph([node(op, ["x", "k"], [out])], name, [], [info(out, F, None)])
+
+    nodes = [node("ReduceSum", ["x"], ["t"], keepdims=0), node("Greater", ["t", "zero"], ["c"]),
+             node("If", ["c"], ["y"], then_branch=side("a", "Add", "ya"), else_branch=side("b", "Mul", "yb"))]
+    model("if", nodes, [info("x", F, ["n"])], [info("y", F, ["n"])],
+          initializer=[h.make_tensor("k", F, [], [2.0]), h.make_tensor("zero", F, [], [0.0])])
+
+
+def loop():
+    body = h.make_graph(
+        [node("Add", ["v", "x"], ["v2"]), node("Identity", ["c"], ["c2"]), node("Mul", ["v2", "v2"], ["sq"])], "body",
+        [info("i", T.INT64, []), info("c", T.BOOL, []), info("v", F, ["n"])],
+        [info("c2", T.BOOL, []), info("v2", F, ["n"]), info("sq", F, ["n"])])
+    model("loop", [node("Loop", ["steps", "", "x"], ["last", "all"], body=body)], [info("x", F, ["n"])],
+          [info("last", F, ["n"]), info("all", F, ["s", "n"])], initializer=[h.make_tensor("steps", T.INT64, [], [3])])
+
+
+def scan():
+    body = h.make_graph([node("Add", ["a", "e"], ["a2"]), node("Identity", ["a2"], ["o"])], "body",
+                        [info("a", F, [2]), info("e", F, [2])], [info("a2", F, [2]), info("o", F, [2])])
+    model("scan", [node("Scan", ["a0", "x"], ["a1", "ys"], body=body, num_scan_inputs=1, scan_output_directions=[1])],
+          [info("a0", F, [2]), info("x", F, ["t", 2])], [info("a1", F, [2]), info("ys", F, ["t", 2])])
+
+
+def function():
+    scale = h.make_function("my", "Scale", ["p"], ["q"], [node("Constant", [], ["k"]), node("Mul", ["p", "k"], ["q"])],
+                            [h.make_opsetid("", 21)], ["factor"])
+    scale.node[0].attribute.append(onnx.AttributeProto(name="value_float", ref_attr_name="factor", type=1))
+    nodes = [node("Scale", ["x"], ["u"], domain="my", factor=3.0), node("Scale", ["u"], ["y"], domain="my", factor=0.5)]
+    model("function", nodes, [info("x", F, ["n"])], [info("y", F, ["n"])], functions=[scale],
+          imports=[h.make_opsetid("my", 1)])
+
+
+def sparse():
+    few = h.make_sparse_tensor(h.make_tensor("sp", F, [2], [1.5, -2]), h.make_tensor("i", T.INT64, [2], [1, 5]), [2, 3])
+    nodes = [node("Add", ["x", "sp"], ["y"]), node("Shape", ["x"], ["s"]), node("Gather", ["s", "one"], ["n"]),
+             node("Reshape", ["x", "m1"], ["flat"])]
+    model("sparse", nodes, [info("x", F, [2, 3])], [info("y", F, [2, 3]), info("n", T.INT64, []), info("flat", F, [6])],
+          initializer=[h.make_tensor("one", T.INT64, [], [1]), h.make_tensor("m1", T.INT64, [1], [-1])],
+          sparse_initializer=[few])
+
+
+def external():
+    weights = onnx.TensorProto(name="w", data_type=F, dims=[2], data_location=1)
+    for key, value in (("location", "weights.bin"), ("offset", "0"), ("length", "8")):
+        weights.external_data.add(key=key, value=value)
+    model("external", [node("Add", ["x", "w"], ["y"])], [info("x", F, [2])], [info("y", F, [2])], checked=False,
+          initializer=[weights])
+
+
+def types():
+    tensors = [h.make_tensor(name, kind, [4], values) for name, kind, values in (
+        ("f8", T.FLOAT8E4M3FN, [1, 2, -3, 0.5]), ("i4", T.INT4, [1, -8, 7, 0]), ("f4", T.FLOAT4E2M1, [0.5, 6, -2, 1]),
+        ("h", T.FLOAT16, [1, 2, 3, 4]), ("b", T.BOOL, [1, 0, 1, 1]), ("c", T.COMPLEX64, [1 + 1j, 2, 3, 4j]))]
+    tensors.append(h.make_tensor("str", T.STRING, [2], [b"one", b"two"]))
+    model("types", [node("Identity", [t.name], ["o_" + t.name]) for t in tensors], [],
+          [info("o_" + t.name, t.data_type, list(t.dims)) for t in tensors], opset=24, initializer=tensors)
+
+
+def values():
+    def floats(*numbers):
+        return h.make_tensor("", F, [len(numbers)], numbers)
+
+    write("sequence.pb", h.make_sequence("s", 1, [floats(1, 2), floats(3)]))
+    write("optional.pb", h.make_optional("o", 1, floats(1, 2)))
+    write("map.pb", h.make_map("m", 8, [b"a", b"b"], h.make_sequence("", 1, [floats(1), floats(2)])))
+    write("tensor.pb", nh.from_array(np.arange(6, dtype="i8").reshape(2, 3)))
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for make in (mlp, branch, loop, scan, function, sparse, external, types, values):
+        make()
