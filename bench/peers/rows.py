@@ -48,6 +48,8 @@ ROWS = [
     Row("cnn-forward-32", ratio=1.5),
     Row("cnn-train-32", ratio=1.5),
     Row("conv3x3-64-56"),
+    Row("minilm-1", ratio=5),
+    Row("minilm-32", ratio=3),
     Row("llm-prompt-512", ("llama.cpp",), ratio=6, tokens=512),
     Row("llm-generate-128", ("llama.cpp",), ratio=1.8, limit=0.85, tokens=128),
     Row("peak-memory-policy-train-4096", share=0.5),

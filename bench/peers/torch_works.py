@@ -17,10 +17,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent.parent / "tools")]
+import minilm  # noqa: E402
 from timing import peak_bytes, sample  # noqa: E402
 
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest value
 CHANGE = 2e-2  # of what a training step changes, in the 2-norm: Adam's first step divides by the gradient's size
 PEAK_SECONDS = 0.5
@@ -189,6 +191,41 @@ class Call(Plain):
         return [z]
 
 
+class Sentences:
+    """all-MiniLM-L6-v2 on token ids: BERT with its norms behind, the mean of the tokens' vectors, made 1 long."""
+
+    HEADS, EPS = 12, 1e-12
+
+    def __init__(self, start):
+        self.ids = inputs(start)[0].long()
+        self.weights = read(minilm.path() / "model.safetensors")
+        self.layers = 1 + max(int(name.split(".")[2]) for name in self.weights if name.startswith("encoder.layer."))
+
+    def linear(self, x, name):
+        return F.linear(x, self.weights[name + ".weight"], self.weights[name + ".bias"])
+
+    def norm(self, x, name):
+        return F.layer_norm(x, x.shape[-1:], self.weights[name + ".weight"], self.weights[name + ".bias"], self.EPS)
+
+    def layer(self, x, name):
+        q, k, v = (self.linear(x, f"{name}.attention.self.{part}").unflatten(-1, (self.HEADS, -1)).transpose(1, 2)
+                   for part in ("query", "key", "value"))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = self.norm(x + self.linear(mixed, f"{name}.attention.output.dense"), f"{name}.attention.output.LayerNorm")
+        inner = F.gelu(self.linear(x, f"{name}.intermediate.dense"))
+        return self.norm(x + self.linear(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
+
+    def run(self):
+        w = self.weights
+        with torch.inference_mode():
+            x = F.embedding(self.ids, w["embeddings.word_embeddings.weight"])
+            x = x + w["embeddings.position_embeddings.weight"][:self.ids.shape[1]]
+            x = self.norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+            for i in range(self.layers):
+                x = self.layer(x, f"encoder.layer.{i}")
+            return [F.normalize(x.mean(1))]
+
+
 WORKS = {
     "gemm-": lambda start: Plain(start, torch.mm),
     "gemv-": lambda start: Plain(start, lambda a, x: torch.mv(a, x[:, 0])[:, None]),
@@ -196,6 +233,7 @@ WORKS = {
     "add-": lambda start: Plain(start, torch.add),
     "chain5-": lambda start: Plain(start, chain),
     "conv3x3-": lambda start: Plain(start, lambda x, w: F.conv2d(x, w, padding=1)),
+    "minilm-": Sentences,
     "policy-forward-": PolicyForward,
     "policy-train-": PolicyTrain,
     "transformer-forward-": TransformerForward,
