@@ -519,6 +519,7 @@ static void json_refuses(void **state) {
     YIELDS(0, tn_json_length(NULL))
     YIELDS(NULL, tn_json_at(NULL, 0))
     YIELDS(NULL, tn_json_key(NULL, 0))
+    YIELDS(0, tn_json_key_length(NULL, 0))
     YIELDS(NULL, tn_json_get(NULL, "x"))
     YIELDS(true, tn_json_bool(NULL, true))
     YIELDS(7, tn_json_number(NULL, 7))

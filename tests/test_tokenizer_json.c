@@ -255,10 +255,10 @@ static void senseless_files_are_refused(void **state) {
         tn_status kind;
         const char *words;
     } rows[] = {
-        {"", TN_ERR_FORMAT, "tokenizer.json: byte 0"},
+        {"", TN_ERR_FORMAT, "tokenizer.json: JSON: byte 0"},
         {"[]", TN_ERR_FORMAT, "object"},
         {"{}", TN_ERR_FORMAT, "no model"},
-        {"{" MODEL "} x", TN_ERR_FORMAT, "more follows"},
+        {"{" MODEL "} x", TN_ERR_FORMAT, "follows the value"},
         {"{\"version\":\"2.0\"," MODEL "}", TN_ERR_UNSUPPORTED, "version"},
         {"{\"model\":{\"type\":\"Magic\"}}", TN_ERR_UNSUPPORTED, "known are BPE"},
         {"{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":900000000},\"merges\":[]}}", TN_ERR_FORMAT, "ids up to"},
@@ -295,7 +295,7 @@ static void deep_files_are_refused(void **state) {
     tn_tokenizer *t;
     memset(text, '[', DEEP);
     assert_int_equal(tn_tokenizer_from_json(text, DEEP, NULL, 0, &t), TN_ERR_FORMAT);
-    assert_text_has(tn_error(), "too deep");
+    assert_text_has(tn_error(), "levels deep");
     free(text);
 }
 

@@ -48,7 +48,8 @@ TN_API size_t tn_json_length(const tn_json *v);        /* of an array, object or
 
 /* Array item or object member value, at once; NULL past the end. */
 TN_API const tn_json *tn_json_at(const tn_json *v, size_t i);
-TN_API const char *tn_json_key(const tn_json *v, size_t i); /* an object member's key; NULL past the end */
+TN_API const char *tn_json_key(const tn_json *v, size_t i);   /* an object member's key; NULL past the end */
+TN_API size_t tn_json_key_length(const tn_json *v, size_t i); /* its bytes, for it may hold a NUL; 0 past the end */
 /* NULL when absent or v is no object; of equal keys the last. Takes time in proportion to the length. */
 TN_API const tn_json *tn_json_get(const tn_json *v, const char *key);
 

@@ -470,6 +470,8 @@ const char *tn_json_key(const tn_json *v, size_t i) {
     return is_kind(v, TN_JSON_OBJECT) && i < v->length ? v->children[i].key : NULL;
 }
 
+size_t tn_json_key_length(const tn_json *v, size_t i) { return tn_json_key(v, i) ? v->children[i].key_length : 0; }
+
 const tn_json *tn_json_get(const tn_json *v, const char *key) {
     if (!is_kind(v, TN_JSON_OBJECT) || !key) return NULL;
     size_t n = strlen(key);

@@ -113,11 +113,11 @@ static tn_status cut_by_pattern(cutting *k, size_t size, bool invert) {
 
 static const char *const behaviors[] = {"Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"};
 
-static tn_status read_behavior(tn_hf_step *s, const tn_txt_json *v, bool needed) {
-    const tn_txt_json *name = tn_txt_json_get(v, "behavior");
+static tn_status read_behavior(tn_hf_step *s, const tn_json *v, bool needed) {
+    const tn_json *name = tn_hf_get(v, "behavior");
     s->behavior = TN_HF_ISOLATED;
     for (int i = 0; i <= TN_HF_CONTIGUOUS; i++) {
-        if (!tn_txt_json_is(name, behaviors[i])) continue;
+        if (!tn_hf_is(name, behaviors[i])) continue;
         s->behavior = (tn_hf_behavior)i;
         return TN_OK;
     }
@@ -126,7 +126,7 @@ static tn_status read_behavior(tn_hf_step *s, const tn_txt_json *v, bool needed)
                                           "MergedWithPrevious, MergedWithNext or Contiguous");
 }
 
-static tn_status read_removed(tn_hf_step *s, const tn_txt_json *v) {
+static tn_status read_removed(tn_hf_step *s, const tn_json *v) {
     (void)v;
     s->behavior = TN_HF_REMOVED;
     return TN_OK;
@@ -137,15 +137,15 @@ static tn_status cut_whitespace_split(tn_hf_work *w, const tn_hf_step *s, const 
     return cut_at(&k, size, tn_hf_is_space);
 }
 
-static tn_status read_punctuation(tn_hf_step *s, const tn_txt_json *v) { return read_behavior(s, v, false); }
+static tn_status read_punctuation(tn_hf_step *s, const tn_json *v) { return read_behavior(s, v, false); }
 
 static tn_status cut_punctuation(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, bool first) {
     cutting k = CUTTING;
     return cut_at(&k, size, tn_hf_is_punctuation);
 }
 
-static tn_status read_digits(tn_hf_step *s, const tn_txt_json *v) {
-    bool single = tn_txt_json_truth(tn_txt_json_get(v, "individual_digits"), false);
+static tn_status read_digits(tn_hf_step *s, const tn_json *v) {
+    bool single = tn_json_bool(tn_hf_get(v, "individual_digits"), false);
     s->behavior = single ? TN_HF_ISOLATED : TN_HF_CONTIGUOUS;
     return TN_OK;
 }
@@ -155,7 +155,7 @@ static tn_status cut_digits(tn_hf_work *w, const tn_hf_step *s, const char *text
     return cut_at(&k, size, tn_hf_is_numeric);
 }
 
-static tn_status read_delimiter(tn_hf_step *s, const tn_txt_json *v) {
+static tn_status read_delimiter(tn_hf_step *s, const tn_json *v) {
     s->behavior = TN_HF_REMOVED;
     TRY(tn_hf_read_char(v, "delimiter", &s->c));
     return tn_hf_put(&s->text, s->c);
@@ -197,8 +197,8 @@ static tn_status cut_whitespace(tn_hf_work *w, const tn_hf_step *s, const char *
     return kind == NONE ? TN_OK : tn_hf_pass(w, s->index + 1, text + start, size - start, first && start == 0);
 }
 
-static tn_status read_fixed(tn_hf_step *s, const tn_txt_json *v) {
-    s->n = tn_txt_json_int(tn_txt_json_get(v, "length"), 5);
+static tn_status read_fixed(tn_hf_step *s, const tn_json *v) {
+    s->n = tn_json_int(tn_hf_get(v, "length"), 5);
     return s->n > 0 ? TN_OK : tn_backend_fail(TN_ERR_FORMAT, "tokenizer: FixedLength needs a positive length");
 }
 
@@ -218,10 +218,10 @@ static tn_status cut_fixed(tn_hf_work *w, const tn_hf_step *s, const char *text,
 
 /* ---- by patterns ------------------------------------------------------------------------------------------------- */
 
-static tn_status read_split(tn_hf_step *s, const tn_txt_json *v) {
+static tn_status read_split(tn_hf_step *s, const tn_json *v) {
     TRY(read_behavior(s, v, true));
-    s->on[0] = tn_txt_json_truth(tn_txt_json_get(v, "invert"), false);
-    return tn_hf_read_pattern(tn_txt_json_get(v, "pattern"), &s->pattern);
+    s->on[0] = tn_json_bool(tn_hf_get(v, "invert"), false);
+    return tn_hf_read_pattern(tn_hf_get(v, "pattern"), &s->pattern);
 }
 
 static tn_status cut_split(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, bool first) {
@@ -233,12 +233,12 @@ static tn_status cut_split(tn_hf_work *w, const tn_hf_step *s, const char *text,
 
 enum { PREFIX_SPACE, USE_REGEX }; /* ByteLevel's options */
 
-static tn_status read_byte_level(tn_hf_step *s, const tn_txt_json *v) {
+static tn_status read_byte_level(tn_hf_step *s, const tn_json *v) {
     static const char words[] = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" TN_TXT_SPACE "\\p{L}\\p{N}]+|"
                                 "[" TN_TXT_SPACE "]+(?![^" TN_TXT_SPACE "])|[" TN_TXT_SPACE "]+";
     s->behavior = TN_HF_ISOLATED;
-    s->on[PREFIX_SPACE] = tn_txt_json_truth(tn_txt_json_get(v, "add_prefix_space"), true);
-    s->on[USE_REGEX] = tn_txt_json_truth(tn_txt_json_get(v, "use_regex"), true);
+    s->on[PREFIX_SPACE] = tn_json_bool(tn_hf_get(v, "add_prefix_space"), true);
+    s->on[USE_REGEX] = tn_json_bool(tn_hf_get(v, "use_regex"), true);
     return s->on[USE_REGEX] ? tn_txt_pattern_new(words, sizeof words - 1, &s->pattern) : TN_OK;
 }
 
@@ -282,13 +282,13 @@ static tn_status cut_byte_level(tn_hf_work *w, const tn_hf_step *s, const char *
 
 enum { ALWAYS, FIRST, SPLITS }; /* Metaspace's options */
 
-static tn_status read_metaspace(tn_hf_step *s, const tn_txt_json *v) {
-    const tn_txt_json *scheme = tn_txt_json_get(v, "prepend_scheme"), *add = tn_txt_json_get(v, "add_prefix_space");
+static tn_status read_metaspace(tn_hf_step *s, const tn_json *v) {
+    const tn_json *scheme = tn_hf_get(v, "prepend_scheme"), *add = tn_hf_get(v, "add_prefix_space");
     s->behavior = TN_HF_WITH_NEXT;
-    s->on[FIRST] = tn_txt_json_is(scheme, "first");
-    s->on[ALWAYS] = scheme ? tn_txt_json_is(scheme, "always") : tn_txt_json_truth(add, true);
-    s->on[SPLITS] = tn_txt_json_truth(tn_txt_json_get(v, "split"), true);
-    if (scheme && !s->on[FIRST] && !s->on[ALWAYS] && !tn_txt_json_is(scheme, "never"))
+    s->on[FIRST] = tn_hf_is(scheme, "first");
+    s->on[ALWAYS] = scheme ? tn_hf_is(scheme, "always") : tn_json_bool(add, true);
+    s->on[SPLITS] = tn_json_bool(tn_hf_get(v, "split"), true);
+    if (scheme && !s->on[FIRST] && !s->on[ALWAYS] && !tn_hf_is(scheme, "never"))
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: Metaspace's prepend_scheme must be first, always or never");
     TRY(tn_hf_read_char(v, "replacement", &s->c));
     return tn_hf_put(&s->text, s->c);

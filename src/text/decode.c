@@ -102,8 +102,8 @@ static tn_status add_cleaned(tn_hf_texts *out, tn_text_slice text) {
     return status;
 }
 
-static tn_status read_word_piece(tn_hf_step *s, const tn_txt_json *v) {
-    s->on[0] = tn_txt_json_truth(tn_txt_json_get(v, "cleanup"), true);
+static tn_status read_word_piece(tn_hf_step *s, const tn_json *v) {
+    s->on[0] = tn_json_bool(tn_hf_get(v, "cleanup"), true);
     return tn_hf_read_text(v, "prefix", "##", &s->text);
 }
 
@@ -124,10 +124,9 @@ static tn_status decode_word_piece(const tn_hf_step *s, const tn_hf_texts *in, t
     return status;
 }
 
-static tn_status read_metaspace(tn_hf_step *s, const tn_txt_json *v) {
-    const tn_txt_json *scheme = tn_txt_json_get(v, "prepend_scheme"),
-                      *add_space = tn_txt_json_get(v, "add_prefix_space");
-    s->on[0] = scheme ? !tn_txt_json_is(scheme, "never") : tn_txt_json_truth(add_space, true);
+static tn_status read_metaspace(tn_hf_step *s, const tn_json *v) {
+    const tn_json *scheme = tn_hf_get(v, "prepend_scheme"), *add_space = tn_hf_get(v, "add_prefix_space");
+    s->on[0] = scheme ? !tn_hf_is(scheme, "never") : tn_json_bool(add_space, true);
     TRY(tn_hf_read_char(v, "replacement", &s->c));
     return tn_hf_put(&s->text, s->c);
 }
@@ -141,9 +140,7 @@ static tn_status decode_metaspace(const tn_hf_step *s, const tn_hf_texts *in, tn
     return TN_OK;
 }
 
-static tn_status read_bpe(tn_hf_step *s, const tn_txt_json *v) {
-    return tn_hf_read_text(v, "suffix", "</w>", &s->text);
-}
+static tn_status read_bpe(tn_hf_step *s, const tn_json *v) { return tn_hf_read_text(v, "suffix", "</w>", &s->text); }
 
 static tn_status decode_bpe(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_texts *out) {
     for (size_t i = 0; i < in->count; i++) {
@@ -209,9 +206,9 @@ static tn_status decode_fuse(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_t
 
 enum { FUSED }; /* Strip: it stands behind Fuse, so that in a stream it is for the begin of all */
 
-static tn_status read_strip(tn_hf_step *s, const tn_txt_json *v) {
-    s->n = tn_txt_json_int(tn_txt_json_get(v, "start"), 0);
-    s->m = tn_txt_json_int(tn_txt_json_get(v, "stop"), 0);
+static tn_status read_strip(tn_hf_step *s, const tn_json *v) {
+    s->n = tn_json_int(tn_hf_get(v, "start"), 0);
+    s->m = tn_json_int(tn_hf_get(v, "stop"), 0);
     TRY(tn_hf_read_char(v, "content", &s->c));
     return tn_hf_put(&s->text, s->c);
 }
@@ -232,9 +229,9 @@ static tn_status decode_strip(const tn_hf_step *s, const tn_hf_texts *in, tn_hf_
     return TN_OK;
 }
 
-static tn_status read_replace(tn_hf_step *s, const tn_txt_json *v) {
+static tn_status read_replace(tn_hf_step *s, const tn_json *v) {
     TRY(tn_hf_read_text(v, "content", NULL, &s->text));
-    return tn_hf_read_pattern(tn_txt_json_get(v, "pattern"), &s->pattern);
+    return tn_hf_read_pattern(tn_hf_get(v, "pattern"), &s->pattern);
 }
 
 static tn_status replace_one(const tn_hf_step *s, tn_txt_matcher *m, tn_text_slice text, tn_hf_texts *out) {
@@ -262,8 +259,8 @@ static tn_status decode_replace(const tn_hf_step *s, const tn_hf_texts *in, tn_h
     return status;
 }
 
-static tn_status read_ctc(tn_hf_step *s, const tn_txt_json *v) {
-    s->on[0] = tn_txt_json_truth(tn_txt_json_get(v, "cleanup"), true);
+static tn_status read_ctc(tn_hf_step *s, const tn_json *v) {
+    s->on[0] = tn_json_bool(tn_hf_get(v, "cleanup"), true);
     TRY(tn_hf_read_text(v, "pad_token", "<pad>", &s->text));
     return tn_hf_read_text(v, "word_delimiter_token", "|", &s->more);
 }

@@ -8,8 +8,8 @@
 #ifndef TN_TEXT_HF_H
 #define TN_TEXT_HF_H
 
-#include "text/json.h"
 #include "text/tokenizer.h"
+#include "trunnion/json.h"
 
 enum {
     TN_HF_MAX_STEPS = 64,   /* of one kind, all sequences taken together */
@@ -56,7 +56,7 @@ typedef struct tn_hf_texts {
 /* A kind of step: reads its options (`v` is an object), and does its work by one of the three functions. */
 typedef struct tn_hf_row {
     const char *name;
-    tn_status (*read)(tn_hf_step *s, const tn_txt_json *v);
+    tn_status (*read)(tn_hf_step *s, const tn_json *v);
     /* Normalizers: append to `out` what becomes of the text. *first: whether the text's first byte comes from the
      * first of what was given to encode; cleared when that goes away. */
     tn_status (*rewrite)(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out, bool *first);
@@ -167,7 +167,7 @@ static inline bool tn_hf_begins(const char *text, size_t size, const tn_bytes *w
 /* ---- regex.c ----------------------------------------------------------------------------------------------------- */
 
 /* A "pattern" of the file: {"String": …} or {"Regex": …}, the latter in Oniguruma's syntax, translated to PCRE2's. */
-tn_status tn_hf_read_pattern(const tn_txt_json *v, tn_txt_pattern **out);
+tn_status tn_hf_read_pattern(const tn_json *v, tn_txt_pattern **out);
 
 /* Walks the matches of a pattern as Oniguruma's binding does: an empty match right behind the match before is none. */
 typedef struct tn_hf_matches {
@@ -186,12 +186,12 @@ tn_status tn_hf_normalize(tn_hf_work *w, const char **text, size_t *size, bool *
 /* cut.c: hands a piece to step `index`, behind the last one to the model. */
 tn_status tn_hf_pass(tn_hf_work *w, int index, const char *text, size_t size, bool first);
 /* model.c: fills in the model and its vocabulary. */
-tn_status tn_hf_read_model(tn_tokenizer *t, const tn_txt_json *root);
+tn_status tn_hf_read_model(tn_tokenizer *t, const tn_json *root);
 /* added.c: a text's tokens, without what the post-processors add. */
 tn_status tn_hf_encode_text(tn_hf_work *w, const char *text, size_t size);
 tn_status tn_hf_fill_added(tn_tokenizer *t);
 /* post.c */
-tn_status tn_hf_read_post(tn_hf *hf, const tn_txt_json *root);
+tn_status tn_hf_read_post(tn_hf *hf, const tn_json *root);
 tn_status tn_hf_encode(const tn_tokenizer *t, const char *text, size_t size, unsigned flags, tn_ids *out);
 /* decode.c: appends the text of tokens; `whole`: the ids are all there are, else one of a stream, of which something
  * was shown if `begun`. */
@@ -201,10 +201,19 @@ tn_status tn_hf_decode(const tn_tokenizer *t, const int32_t *ids, size_t count, 
 void tn_hf_work_free(tn_hf_work *w);
 void tn_hf_free(tn_hf *hf);
 
+/* ---- reading the file (hf_read.c) -------------------------------------------------------------------------------- */
+
+/* A member that is there; absent and null mean the same in these files. */
+const tn_json *tn_hf_get(const tn_json *v, const char *key);
+/* A string's bytes; NULL and 0 for what is none. The key of an object's member. */
+tn_text_slice tn_hf_slice(const tn_json *v);
+tn_text_slice tn_hf_key(const tn_json *v, size_t i);
+bool tn_hf_is(const tn_json *v, const char *text); /* a string of these bytes */
+
 /* Common to readers of steps: a string option into bytes; its absence is an error unless `otherwise` is given. */
-tn_status tn_hf_read_text(const tn_txt_json *v, const char *key, const char *otherwise, tn_bytes *out);
+tn_status tn_hf_read_text(const tn_json *v, const char *key, const char *otherwise, tn_bytes *out);
 /* An option of exactly one character. */
-tn_status tn_hf_read_char(const tn_txt_json *v, const char *key, uint32_t *out);
-tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_txt_json *v);
+tn_status tn_hf_read_char(const tn_json *v, const char *key, uint32_t *out);
+tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_json *v);
 
 #endif

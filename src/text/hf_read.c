@@ -8,23 +8,42 @@
 
 /* ---- what readers of steps share --------------------------------------------------------------------------------- */
 
-tn_status tn_hf_read_text(const tn_txt_json *v, const char *key, const char *otherwise, tn_bytes *out) {
-    const tn_txt_json *member = tn_txt_json_get(v, key);
-    tn_text_slice text = tn_txt_json_text(member);
+const tn_json *tn_hf_get(const tn_json *v, const char *key) {
+    const tn_json *member = tn_json_get(v, key);
+    return tn_json_kind_of(member) == TN_JSON_NULL ? NULL : member;
+}
+
+tn_text_slice tn_hf_slice(const tn_json *v) {
+    if (tn_json_kind_of(v) != TN_JSON_STRING) return (tn_text_slice){0};
+    return (tn_text_slice){tn_json_string(v, ""), tn_json_length(v)};
+}
+
+tn_text_slice tn_hf_key(const tn_json *v, size_t i) {
+    return (tn_text_slice){tn_json_key(v, i), tn_json_key_length(v, i)};
+}
+
+bool tn_hf_is(const tn_json *v, const char *text) {
+    tn_text_slice s = tn_hf_slice(v);
+    return s.data && s.size == strlen(text) && !memcmp(s.data, text, s.size);
+}
+
+tn_status tn_hf_read_text(const tn_json *v, const char *key, const char *otherwise, tn_bytes *out) {
+    const tn_json *member = tn_hf_get(v, key);
+    tn_text_slice text = tn_hf_slice(member);
     out->size = 0;
     if (text.data) return tn_bytes_append(out, text.data, text.size);
     if (member || !otherwise) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: %s must be a string", key);
     return tn_bytes_append(out, otherwise, strlen(otherwise));
 }
 
-tn_status tn_hf_read_char(const tn_txt_json *v, const char *key, uint32_t *out) {
-    tn_text_slice text = tn_txt_json_text(tn_txt_json_get(v, key));
+tn_status tn_hf_read_char(const tn_json *v, const char *key, uint32_t *out) {
+    tn_text_slice text = tn_hf_slice(tn_hf_get(v, key));
     if (text.size == 0 || tn_hf_char(text.data, text.size, out) != text.size)
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: %s must be a string of one character", key);
     return TN_OK;
 }
 
-tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_txt_json *v) {
+tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_json *v) {
     (void)s;
     (void)v;
     return TN_OK;
@@ -32,7 +51,7 @@ tn_status tn_hf_read_nothing(tn_hf_step *s, const tn_txt_json *v) {
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
-static tn_status unknown_step(const tn_hf_row *rows, const char *what, const tn_txt_json *type) {
+static tn_status unknown_step(const tn_hf_row *rows, const char *what, const tn_json *type) {
     char known[512];
     size_t length = 0;
     for (const tn_hf_row *row = rows; row->name; row++) {
@@ -40,7 +59,8 @@ static tn_status unknown_step(const tn_hf_row *rows, const char *what, const tn_
         if (n > 0 && (size_t)n < sizeof known - length) length += (size_t)n;
     }
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the %s \"%.*s\" is not known; known are %sSequence", what,
-                           type ? (int)(type->size < 64 ? type->size : 64) : 0, type ? type->text : "", known);
+                           (int)(tn_json_length(type) < 64 ? tn_json_length(type) : 64), tn_json_string(type, ""),
+                           known);
 }
 
 /* Which part of the file, and what its sequences call their members. */
@@ -50,20 +70,19 @@ typedef struct part {
     tn_hf_steps *steps;
 } part;
 
-static tn_status read_step(const part *p, const tn_txt_json *v, int depth) {
-    const tn_txt_json *type = tn_txt_json_get(v, "type"), *list = tn_txt_json_get(v, p->members);
+static tn_status read_step(const part *p, const tn_json *v, int depth) {
+    const tn_json *type = tn_hf_get(v, "type"), *list = tn_hf_get(v, p->members);
     const tn_hf_row *row = p->rows;
     if (depth > TN_HF_MAX_DEPTH)
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: sequences of %s are nested too deep", p->key);
-    if (tn_txt_json_is(type, "Sequence") && tn_txt_json_of(list, TN_TXT_JSON_ARRAY)) {
-        const tn_txt_json *one = tn_txt_json_first(list);
-        for (uint32_t i = 0; i < list->size; i++, one = tn_txt_json_next(one))
-            TRY(read_step(p, one, depth + 1));
+    if (tn_hf_is(type, "Sequence") && (tn_json_kind_of(list) == TN_JSON_ARRAY)) {
+        for (size_t i = 0; i < tn_json_length(list); i++)
+            TRY(read_step(p, tn_json_at(list, i), depth + 1));
         return TN_OK;
     }
-    while (row->name && !tn_txt_json_is(type, row->name))
+    while (row->name && !tn_hf_is(type, row->name))
         row++;
-    if (!row->name) return unknown_step(p->rows, p->key, tn_txt_json_of(type, TN_TXT_JSON_STRING) ? type : NULL);
+    if (!row->name) return unknown_step(p->rows, p->key, type);
     if (p->steps->count == TN_HF_MAX_STEPS)
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: more than %d steps of %s", (int)TN_HF_MAX_STEPS, p->key);
     if (!p->steps->items) p->steps->items = tn_txt_zalloc(TN_HF_MAX_STEPS, sizeof *p->steps->items);
@@ -73,17 +92,17 @@ static tn_status read_step(const part *p, const tn_txt_json *v, int depth) {
     return row->read(s, v);
 }
 
-static tn_status read_steps(tn_hf *hf, const tn_txt_json *root) {
+static tn_status read_steps(tn_hf *hf, const tn_json *root) {
     const part parts[] = {
         {"normalizer", "normalizers", tn_hf_normalizers, &hf->normalizers},
         {"pre_tokenizer", "pretokenizers", tn_hf_cutters, &hf->cutters},
         {"decoder", "decoders", tn_hf_decoders, &hf->decoders},
     };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        const tn_txt_json *v = tn_txt_json_get(root, parts[i].key);
+        const tn_json *v = tn_hf_get(root, parts[i].key);
         if (v) TRY(read_step(&parts[i], v, 0));
     }
-    hf->has_decoder = tn_txt_json_get(root, "decoder") != NULL;
+    hf->has_decoder = tn_hf_get(root, "decoder") != NULL;
     bool fused = false;
     for (int i = 0; i < hf->decoders.count; i++) {
         tn_hf_step *s = &hf->decoders.items[i];
@@ -130,13 +149,14 @@ static char *copy_slice(tn_text_slice text) {
     return copy;
 }
 
-static tn_status read_root(tn_tokenizer *t, const tn_txt_json *root) {
-    const tn_txt_json *version = tn_txt_json_get(root, "version");
-    if (!tn_txt_json_of(root, TN_TXT_JSON_OBJECT))
+static tn_status read_root(tn_tokenizer *t, const tn_json *root) {
+    const tn_json *version = tn_hf_get(root, "version");
+    if (tn_json_kind_of(root) != TN_JSON_OBJECT)
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer.json: an object is expected");
-    if (version && !tn_txt_json_is(version, "1.0"))
+    if (version && !tn_hf_is(version, "1.0"))
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer.json: version \"%.*s\"; 1.0 is known",
-                               (int)(version->size < 32 ? version->size : 32), version->text ? version->text : "");
+                               (int)(tn_json_length(version) < 32 ? tn_json_length(version) : 32),
+                               tn_json_string(version, ""));
     TRY(read_steps(t->hf, root));
     TRY(tn_hf_read_model(t, root));
     TRY(tn_hf_fill_added(t));
@@ -158,20 +178,19 @@ static tn_status read_root(tn_tokenizer *t, const tn_txt_json *root) {
 /* ---- the files beside it ----------------------------------------------------------------------------------------- */
 
 /* "<s>", or {"content": "<s>", …}. */
-static int32_t named_token(const tn_tokenizer *t, const tn_txt_json *config, const char *key) {
-    const tn_txt_json *v = tn_txt_json_get(config, key), *content = tn_txt_json_get(v, "content");
-    tn_text_slice text = tn_txt_json_text(content ? content : v);
+static int32_t named_token(const tn_tokenizer *t, const tn_json *config, const char *key) {
+    const tn_json *v = tn_hf_get(config, key), *content = tn_hf_get(v, "content");
+    tn_text_slice text = tn_hf_slice(content ? content : v);
     return text.data ? tn_tokenizer_find(t, text.data, text.size) : -1;
 }
 
 /* A text, or a list of {"name", "template"} of which the one named default is for conversations. */
-static tn_text_slice chat_template(const tn_txt_json *config) {
-    const tn_txt_json *v = tn_txt_json_get(config, "chat_template");
-    if (!tn_txt_json_of(v, TN_TXT_JSON_ARRAY)) return tn_txt_json_text(v);
-    const tn_txt_json *one = tn_txt_json_first(v);
-    for (uint32_t i = 0; i < v->size; i++, one = tn_txt_json_next(one)) {
-        if (tn_txt_json_is(tn_txt_json_get(one, "name"), "default"))
-            return tn_txt_json_text(tn_txt_json_get(one, "template"));
+static tn_text_slice chat_template(const tn_json *config) {
+    const tn_json *v = tn_hf_get(config, "chat_template");
+    if (tn_json_kind_of(v) != TN_JSON_ARRAY) return tn_hf_slice(v);
+    for (size_t i = 0; i < tn_json_length(v); i++) {
+        const tn_json *one = tn_json_at(v, i);
+        if (tn_hf_is(tn_hf_get(one, "name"), "default")) return tn_hf_slice(tn_hf_get(one, "template"));
     }
     return (tn_text_slice){0};
 }
@@ -185,7 +204,7 @@ static tn_status take_template(tn_tokenizer *t, tn_text_slice text) {
     return t->chat_template ? TN_OK : TN_ERR_MEMORY;
 }
 
-static tn_status take_config(tn_tokenizer *t, const tn_txt_json *config) {
+static tn_status take_config(tn_tokenizer *t, const tn_json *config) {
     static const struct {
         const char *key;
         tn_special which;
@@ -202,12 +221,11 @@ static tn_status take_config(tn_tokenizer *t, const tn_txt_json *config) {
 }
 
 /* generation_config.json tells all tokens that end an answer: "eos_token_id", a number or a list. */
-static void take_generation(tn_tokenizer *t, const tn_txt_json *config) {
-    const tn_txt_json *v = tn_txt_json_get(config, "eos_token_id");
-    bool list = tn_txt_json_of(v, TN_TXT_JSON_ARRAY);
-    const tn_txt_json *one = list ? tn_txt_json_first(v) : v;
-    for (uint32_t i = 0; v && i < (list ? v->size : 1); i++, one = tn_txt_json_next(one)) {
-        int64_t id = tn_txt_json_int(one, -1);
+static void take_generation(tn_tokenizer *t, const tn_json *config) {
+    const tn_json *v = tn_hf_get(config, "eos_token_id");
+    bool list = tn_json_kind_of(v) == TN_JSON_ARRAY;
+    for (size_t i = 0; i < (list ? tn_json_length(v) : 1); i++) {
+        int64_t id = tn_json_int(list ? tn_json_at(v, i) : v, -1);
         if (id >= 0 && id < t->count) t->ends[id] = 1;
     }
 }
@@ -217,22 +235,32 @@ typedef struct sources {
     tn_text_slice tokenizer, config, chat, generation;
 } sources;
 
+/* The tree of a text; errors name the file. *doc is NULL after a failure. */
+static tn_status parse(tn_text_slice text, const char *what, tn_json_doc **doc) {
+    char why[256];
+    *doc = NULL;
+    tn_status status = tn_json_parse(text.data, text.size, doc);
+    if (status == TN_OK || status == TN_ERR_MEMORY) return status;
+    snprintf(why, sizeof why, "%s", tn_error());
+    return tn_backend_fail(status, "%s: %s", what, why);
+}
+
 static tn_status take_sources(tn_tokenizer *t, const sources *s) {
-    tn_txt_json_doc doc;
-    tn_status status = tn_txt_json_read(s->tokenizer.data, s->tokenizer.size, "tokenizer.json", &doc);
-    if (status == TN_OK) status = read_root(t, doc.values);
-    tn_txt_json_free(&doc);
+    tn_json_doc *doc = NULL;
+    tn_status status = parse(s->tokenizer, "tokenizer.json", &doc);
+    if (status == TN_OK) status = read_root(t, tn_json_root(doc));
+    tn_json_free(doc);
     if (status != TN_OK) return status;
     if (s->config.data) {
-        status = tn_txt_json_read(s->config.data, s->config.size, "tokenizer_config.json", &doc);
-        if (status == TN_OK) status = take_config(t, doc.values);
-        tn_txt_json_free(&doc);
+        status = parse(s->config, "tokenizer_config.json", &doc);
+        if (status == TN_OK) status = take_config(t, tn_json_root(doc));
+        tn_json_free(doc);
     }
     if (status == TN_OK) status = take_template(t, s->chat);
     if (status == TN_OK && s->generation.data) {
-        status = tn_txt_json_read(s->generation.data, s->generation.size, "generation_config.json", &doc);
-        if (status == TN_OK) take_generation(t, doc.values);
-        tn_txt_json_free(&doc);
+        status = parse(s->generation, "generation_config.json", &doc);
+        if (status == TN_OK) take_generation(t, tn_json_root(doc));
+        tn_json_free(doc);
     }
     const tn_hf_items *single = &t->hf->single;
     t->add_bos = single->count > 0 && single->items[0].id >= 0;

@@ -233,67 +233,67 @@ static tn_status make_tokens(gathered *g, int64_t count, int64_t named, int64_t 
 }
 
 /* {"token": id, …}, with room for `more` tokens behind the last. */
-static tn_status gather_map(gathered *g, const tn_txt_json *vocab, size_t more) {
+static tn_status gather_map(gathered *g, const tn_json *vocab, size_t more) {
     int64_t last = -1;
-    if (!tn_txt_json_of(vocab, TN_TXT_JSON_OBJECT)) return bad("the model's vocab must be an object");
-    const tn_txt_json *member = tn_txt_json_first(vocab);
-    for (uint32_t i = 0; i < vocab->size; i++, member = tn_txt_json_next(member)) {
-        int64_t id = tn_txt_json_int(member, -1);
+    if (tn_json_kind_of(vocab) != TN_JSON_OBJECT) return bad("the model's vocab must be an object");
+    const size_t length = tn_json_length(vocab);
+    for (size_t i = 0; i < length; i++) {
+        int64_t id = tn_json_int(tn_json_at(vocab, i), -1);
         if (id < 0) return bad("an id of the model's vocab is no number from 0 on");
         if (id > last) last = id;
     }
-    TRY(make_tokens(g, last + 1, vocab->size, (int64_t)more));
-    member = tn_txt_json_first(vocab);
-    for (uint32_t i = 0; i < vocab->size; i++, member = tn_txt_json_next(member)) {
-        int64_t id = tn_txt_json_int(member, -1);
-        g->tokens[id] = (tn_text_slice){member->key, member->key_size};
+    TRY(make_tokens(g, last + 1, (int64_t)length, (int64_t)more));
+    for (size_t i = 0; i < length; i++) {
+        int64_t id = tn_json_int(tn_json_at(vocab, i), -1);
+        g->tokens[id] = tn_hf_key(vocab, i);
         g->types[id] = TN_TOKEN_NORMAL;
     }
-    g->known = vocab->size; /* new ids begin here, holes or not, as in the library */
+    g->known = length; /* new ids begin here, holes or not, as in the library */
     return TN_OK;
 }
 
 /* [["token", score], …] */
-static tn_status gather_scores(gathered *g, tn_hf *hf, const tn_txt_json *vocab, size_t more) {
-    if (!tn_txt_json_of(vocab, TN_TXT_JSON_ARRAY)) return bad("Unigram's vocab must be an array");
-    TRY(make_tokens(g, vocab->size, vocab->size, (int64_t)more));
-    hf->scores = tn_txt_alloc(vocab->size, sizeof *hf->scores);
+static tn_status gather_scores(gathered *g, tn_hf *hf, const tn_json *vocab, size_t more) {
+    if (tn_json_kind_of(vocab) != TN_JSON_ARRAY) return bad("Unigram's vocab must be an array");
+    const size_t length = tn_json_length(vocab);
+    TRY(make_tokens(g, (int64_t)length, (int64_t)length, (int64_t)more));
+    hf->scores = tn_txt_alloc(length, sizeof *hf->scores);
     if (!hf->scores) return TN_ERR_MEMORY;
     double least = INFINITY;
-    const tn_txt_json *pair = tn_txt_json_first(vocab);
-    for (uint32_t i = 0; i < vocab->size; i++, pair = tn_txt_json_next(pair)) {
-        const tn_txt_json *token = pair + 1, *score = pair + 2;
-        bool good = pair->kind == TN_TXT_JSON_ARRAY && pair->size == 2 && token->kind == TN_TXT_JSON_STRING &&
-                    score->kind == TN_TXT_JSON_NUMBER;
+    for (size_t i = 0; i < length; i++) {
+        const tn_json *pair = tn_json_at(vocab, i);
+        const tn_json *token = tn_json_at(pair, 0), *score = tn_json_at(pair, 1);
+        bool good = tn_json_kind_of(pair) == TN_JSON_ARRAY && tn_json_length(pair) == 2 &&
+                    tn_json_kind_of(token) == TN_JSON_STRING && tn_json_kind_of(score) == TN_JSON_NUMBER;
         if (!good) return bad("a token of Unigram's vocab must be [text, score]");
-        g->tokens[i] = tn_txt_json_text(token);
+        g->tokens[i] = tn_hf_slice(token);
         g->types[i] = TN_TOKEN_NORMAL;
-        hf->scores[i] = score->number;
-        if (score->number < least) least = score->number;
+        hf->scores[i] = tn_json_number(score, 0);
+        if (hf->scores[i] < least) least = hf->scores[i];
     }
-    g->known = vocab->size;
+    g->known = length;
     hf->unknown_score = least - 10; /* SentencePiece's penalty */
     return TN_OK;
 }
 
 /* ["left", "right"] or "left right". */
-static tn_status gather_merges(gathered *g, const tn_txt_json *merges) {
+static tn_status gather_merges(gathered *g, const tn_json *merges) {
     if (!merges) return TN_OK;
-    if (!tn_txt_json_of(merges, TN_TXT_JSON_ARRAY) || merges->size > TN_TXT_MAX_TOKENS)
+    if (tn_json_kind_of(merges) != TN_JSON_ARRAY || tn_json_length(merges) > TN_TXT_MAX_TOKENS)
         return bad("the model's merges must be an array");
-    g->merges = tn_txt_alloc(2 * (size_t)merges->size, sizeof *g->merges);
+    g->merges = tn_txt_alloc(2 * tn_json_length(merges), sizeof *g->merges);
     if (!g->merges) return TN_ERR_MEMORY;
-    const tn_txt_json *one = tn_txt_json_first(merges);
-    for (uint32_t i = 0; i < merges->size; i++, one = tn_txt_json_next(one)) {
-        tn_text_slice *out = &g->merges[2 * (size_t)g->merge_count], text = tn_txt_json_text(one);
+    for (size_t i = 0; i < tn_json_length(merges); i++) {
+        const tn_json *one = tn_json_at(merges, i);
+        tn_text_slice *out = &g->merges[2 * (size_t)g->merge_count], text = tn_hf_slice(one);
         const char *space = text.size > 0 ? memchr(text.data, ' ', text.size) : NULL;
         if (i == 0 && text.size >= 8 && !memcmp(text.data, "#version", 8)) continue;
         if (space) {
             out[0] = (tn_text_slice){text.data, (size_t)(space - text.data)};
             out[1] = (tn_text_slice){space + 1, text.size - out[0].size - 1};
-        } else if (one->kind == TN_TXT_JSON_ARRAY && one->size == 2) {
-            out[0] = tn_txt_json_text(one + 1);
-            out[1] = tn_txt_json_text(tn_txt_json_next(one + 1));
+        } else if (tn_json_kind_of(one) == TN_JSON_ARRAY && tn_json_length(one) == 2) {
+            out[0] = tn_hf_slice(tn_json_at(one, 0));
+            out[1] = tn_hf_slice(tn_json_at(one, 1));
         } else {
             return bad("a merge must be \"left right\" or [left, right]");
         }
@@ -323,18 +323,18 @@ static int32_t id_of_added(const tn_tokenizer *model, tn_text_slice text) {
     return id >= 0 ? id : model->always.ids[node];
 }
 
-static tn_status gather_one_added(tn_tokenizer *model, gathered *g, tn_hf *hf, const tn_txt_json *v) {
-    tn_text_slice text = tn_txt_json_text(tn_txt_json_get(v, "content"));
+static tn_status gather_one_added(tn_tokenizer *model, gathered *g, tn_hf *hf, const tn_json *v) {
+    tn_text_slice text = tn_hf_slice(tn_hf_get(v, "content"));
     if (!text.data) return bad("an added token has no content");
     if (text.size == 0) return TN_OK;
     tn_hf_added *a = &hf->added[hf->added_count];
     *a = (tn_hf_added){
         .id = id_of_added(model, text),
-        .special = tn_txt_json_truth(tn_txt_json_get(v, "special"), false),
-        .single_word = tn_txt_json_truth(tn_txt_json_get(v, "single_word"), false),
-        .lstrip = tn_txt_json_truth(tn_txt_json_get(v, "lstrip"), false),
-        .rstrip = tn_txt_json_truth(tn_txt_json_get(v, "rstrip"), false),
-        .normalized = tn_txt_json_truth(tn_txt_json_get(v, "normalized"), true),
+        .special = tn_json_bool(tn_hf_get(v, "special"), false),
+        .single_word = tn_json_bool(tn_hf_get(v, "single_word"), false),
+        .lstrip = tn_json_bool(tn_hf_get(v, "lstrip"), false),
+        .rstrip = tn_json_bool(tn_hf_get(v, "rstrip"), false),
+        .normalized = tn_json_bool(tn_hf_get(v, "normalized"), true),
     };
     if (a->id < 0) {
         a->id = hf->added_end;
@@ -348,8 +348,8 @@ static tn_status gather_one_added(tn_tokenizer *model, gathered *g, tn_hf *hf, c
     return TN_OK;
 }
 
-static tn_status gather_added(gathered *g, tn_hf *hf, const tn_txt_json *list) {
-    uint32_t count = tn_txt_json_of(list, TN_TXT_JSON_ARRAY) ? list->size : 0;
+static tn_status gather_added(gathered *g, tn_hf *hf, const tn_json *list) {
+    uint32_t count = tn_json_kind_of(list) == TN_JSON_ARRAY ? (uint32_t)tn_json_length(list) : 0;
     hf->added = tn_txt_alloc(count, sizeof *hf->added);
     if (!hf->added) return TN_ERR_MEMORY;
     hf->added_first = hf->added_end = (int32_t)g->known;
@@ -357,9 +357,8 @@ static tn_status gather_added(gathered *g, tn_hf *hf, const tn_txt_json *list) {
     tn_tokenizer model = {.hf = hf};
     tn_vocabulary v = vocabulary_of(g, g->count);
     tn_status status = tn_txt_vocabulary_fill(&model, &v);
-    const tn_txt_json *one = tn_txt_json_first(list);
-    for (uint32_t i = 0; i < count && status == TN_OK; i++, one = tn_txt_json_next(one))
-        status = gather_one_added(&model, g, hf, one);
+    for (size_t i = 0; i < count && status == TN_OK; i++)
+        status = gather_one_added(&model, g, hf, tn_json_at(list, i));
     tn_txt_vocabulary_free(&model);
     return status;
 }
@@ -433,35 +432,35 @@ static const model_row models[] = {
 };
 
 /* Files of old do not name the model; what is in it tells. */
-static const model_row *row_of(const tn_txt_json *model) {
-    const tn_txt_json *type = tn_txt_json_get(model, "type");
+static const model_row *row_of(const tn_json *model) {
+    const tn_json *type = tn_hf_get(model, "type");
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
-        if (tn_txt_json_is(type, models[i].name)) return &models[i];
+        if (tn_hf_is(type, models[i].name)) return &models[i];
     }
     if (type) return NULL;
-    if (tn_txt_json_get(model, "merges")) return &models[0];
-    if (tn_txt_json_of(tn_txt_json_get(model, "vocab"), TN_TXT_JSON_ARRAY)) return &models[2];
-    return tn_txt_json_get(model, "continuing_subword_prefix") ? &models[1] : &models[3];
+    if (tn_hf_get(model, "merges")) return &models[0];
+    if (tn_json_kind_of(tn_hf_get(model, "vocab")) == TN_JSON_ARRAY) return &models[2];
+    return tn_hf_get(model, "continuing_subword_prefix") ? &models[1] : &models[3];
 }
 
-static tn_status read_options(tn_tokenizer *t, const tn_txt_json *model, const model_row *row) {
+static tn_status read_options(tn_tokenizer *t, const tn_json *model, const model_row *row) {
     tn_hf *hf = t->hf;
-    const tn_txt_json *dropout = tn_txt_json_get(model, "dropout");
-    if (dropout && dropout->number != 0)
+    const tn_json *dropout = tn_hf_get(model, "dropout");
+    if (tn_json_number(dropout, 0) != 0)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: BPE with dropout gives a text other tokens each time; "
                                                    "set dropout to null");
     TRY(tn_hf_read_text(model, "continuing_subword_prefix", row->tree && !row->scores ? "##" : "", &hf->prefix));
     TRY(tn_hf_read_text(model, "end_of_word_suffix", "", &hf->suffix));
-    hf->max_chars = tn_txt_json_int(tn_txt_json_get(model, "max_input_chars_per_word"), 100);
-    hf->fuse_unknown = tn_txt_json_truth(tn_txt_json_get(model, "fuse_unk"), false);
-    hf->byte_fallback = tn_txt_json_truth(tn_txt_json_get(model, "byte_fallback"), false);
-    t->whole_words = tn_txt_json_truth(tn_txt_json_get(model, "ignore_merges"), false);
+    hf->max_chars = tn_json_int(tn_hf_get(model, "max_input_chars_per_word"), 100);
+    hf->fuse_unknown = tn_json_bool(tn_hf_get(model, "fuse_unk"), false);
+    hf->byte_fallback = tn_json_bool(tn_hf_get(model, "byte_fallback"), false);
+    t->whole_words = tn_json_bool(tn_hf_get(model, "ignore_merges"), false);
     return TN_OK;
 }
 
-static void find_unknown(tn_tokenizer *t, const tn_txt_json *model, bool by_id) {
-    tn_text_slice unknown = tn_txt_json_text(tn_txt_json_get(model, "unk_token"));
-    int64_t id = tn_txt_json_int(tn_txt_json_get(model, "unk_id"), -1);
+static void find_unknown(tn_tokenizer *t, const tn_json *model, bool by_id) {
+    tn_text_slice unknown = tn_hf_slice(tn_hf_get(model, "unk_token"));
+    int64_t id = tn_json_int(tn_hf_get(model, "unk_id"), -1);
     t->hf->unknown =
         by_id ? (id >= 0 && id < t->count ? (int32_t)id : -1) : tn_txt_find_plain(t, unknown.data, unknown.size);
     id = t->hf->unknown;
@@ -479,7 +478,7 @@ static bool can_read_bytes(const tn_tokenizer *t) {
     return able;
 }
 
-static tn_status fill(tn_tokenizer *t, const gathered *g, const tn_txt_json *model, const model_row *row) {
+static tn_status fill(tn_tokenizer *t, const gathered *g, const tn_json *model, const model_row *row) {
     tn_hf *hf = t->hf;
     const tn_vocabulary v = vocabulary_of(g, hf->added_end > g->count ? hf->added_end : g->count);
     TRY(tn_txt_vocabulary_fill(t, &v));
@@ -500,11 +499,11 @@ static tn_status fill(tn_tokenizer *t, const gathered *g, const tn_txt_json *mod
     return TN_OK;
 }
 
-tn_status tn_hf_read_model(tn_tokenizer *t, const tn_txt_json *root) {
-    const tn_txt_json *model = tn_txt_json_get(root, "model"), *vocab = tn_txt_json_get(model, "vocab");
-    const tn_txt_json *added = tn_txt_json_get(root, "added_tokens");
+tn_status tn_hf_read_model(tn_tokenizer *t, const tn_json *root) {
+    const tn_json *model = tn_hf_get(root, "model"), *vocab = tn_hf_get(model, "vocab");
+    const tn_json *added = tn_hf_get(root, "added_tokens");
     const model_row *row = row_of(model);
-    const size_t more = tn_txt_json_of(added, TN_TXT_JSON_ARRAY) ? added->size : 0;
+    const size_t more = tn_json_kind_of(added) == TN_JSON_ARRAY ? tn_json_length(added) : 0;
     if (!model) return bad("the file has no model");
     if (!row)
         return tn_backend_fail(TN_ERR_UNSUPPORTED, "tokenizer: the model's type is not known; known are BPE, "
@@ -514,7 +513,7 @@ tn_status tn_hf_read_model(tn_tokenizer *t, const tn_txt_json *root) {
     tn_status status = read_options(t, model, row);
     if (status == TN_OK) status = row->scores ? gather_scores(&g, t->hf, vocab, more) : gather_map(&g, vocab, more);
     if (status == TN_OK) status = gather_added(&g, t->hf, added);
-    if (status == TN_OK && row->merges) status = gather_merges(&g, tn_txt_json_get(model, "merges"));
+    if (status == TN_OK && row->merges) status = gather_merges(&g, tn_hf_get(model, "merges"));
     if (status == TN_OK) status = fill(t, &g, model, row);
     tn_txt_free(g.tokens);
     tn_txt_free(g.types);

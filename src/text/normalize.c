@@ -182,11 +182,11 @@ static tn_status rewrite_lowercase(tn_hf_work *w, const tn_hf_step *s, const cha
 
 enum { CLEAN, CHINESE, ACCENTS, LOWER }; /* BertNormalizer's options, in their order */
 
-static tn_status read_bert(tn_hf_step *s, const tn_txt_json *v) {
-    s->on[CLEAN] = tn_txt_json_truth(tn_txt_json_get(v, "clean_text"), true);
-    s->on[CHINESE] = tn_txt_json_truth(tn_txt_json_get(v, "handle_chinese_chars"), true);
-    s->on[LOWER] = tn_txt_json_truth(tn_txt_json_get(v, "lowercase"), true);
-    s->on[ACCENTS] = tn_txt_json_truth(tn_txt_json_get(v, "strip_accents"), s->on[LOWER]);
+static tn_status read_bert(tn_hf_step *s, const tn_json *v) {
+    s->on[CLEAN] = tn_json_bool(tn_hf_get(v, "clean_text"), true);
+    s->on[CHINESE] = tn_json_bool(tn_hf_get(v, "handle_chinese_chars"), true);
+    s->on[LOWER] = tn_json_bool(tn_hf_get(v, "lowercase"), true);
+    s->on[ACCENTS] = tn_json_bool(tn_hf_get(v, "strip_accents"), s->on[LOWER]);
     return TN_OK;
 }
 
@@ -254,9 +254,9 @@ static tn_status rewrite_bert(tn_hf_work *w, const tn_hf_step *s, const char *te
 
 /* ---- ends, and replacing ----------------------------------------------------------------------------------------- */
 
-static tn_status read_strip(tn_hf_step *s, const tn_txt_json *v) {
-    s->on[0] = tn_txt_json_truth(tn_txt_json_get(v, "strip_left"), true);
-    s->on[1] = tn_txt_json_truth(tn_txt_json_get(v, "strip_right"), true);
+static tn_status read_strip(tn_hf_step *s, const tn_json *v) {
+    s->on[0] = tn_json_bool(tn_hf_get(v, "strip_left"), true);
+    s->on[1] = tn_json_bool(tn_hf_get(v, "strip_right"), true);
     return TN_OK;
 }
 
@@ -277,9 +277,7 @@ static tn_status rewrite_strip(tn_hf_work *w, const tn_hf_step *s, const char *t
     return tn_bytes_append(out, text + begin, end > begin ? end - begin : 0);
 }
 
-static tn_status read_prepend(tn_hf_step *s, const tn_txt_json *v) {
-    return tn_hf_read_text(v, "prepend", NULL, &s->text);
-}
+static tn_status read_prepend(tn_hf_step *s, const tn_json *v) { return tn_hf_read_text(v, "prepend", NULL, &s->text); }
 
 static tn_status rewrite_prepend(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
                                  bool *first) {
@@ -289,9 +287,9 @@ static tn_status rewrite_prepend(tn_hf_work *w, const tn_hf_step *s, const char 
     return tn_bytes_append(out, text, size);
 }
 
-static tn_status read_replace(tn_hf_step *s, const tn_txt_json *v) {
+static tn_status read_replace(tn_hf_step *s, const tn_json *v) {
     TRY(tn_hf_read_text(v, "content", NULL, &s->text));
-    return tn_hf_read_pattern(tn_txt_json_get(v, "pattern"), &s->pattern);
+    return tn_hf_read_pattern(tn_hf_get(v, "pattern"), &s->pattern);
 }
 
 static tn_status rewrite_replace(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, tn_bytes *out,
@@ -368,8 +366,8 @@ static uint32_t little_endian(const char *at) {
 }
 
 /* The blob: bytes of the tree, the tree, then what characters become, each with a NUL behind. */
-static tn_status read_precompiled(tn_hf_step *s, const tn_txt_json *v) {
-    TRY(read_base64(tn_txt_json_text(tn_txt_json_get(v, "precompiled_charsmap")), &s->text));
+static tn_status read_precompiled(tn_hf_step *s, const tn_json *v) {
+    TRY(read_base64(tn_hf_slice(tn_hf_get(v, "precompiled_charsmap")), &s->text));
     size_t tree = s->text.size >= 4 ? little_endian(s->text.data) : 0;
     if (s->text.size < 4 || tree > s->text.size - 4 || tree % 4 != 0 || tree == 0)
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: precompiled_charsmap of %zu bytes has a tree of %zu",

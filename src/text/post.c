@@ -44,49 +44,48 @@ static tn_status add_token(tn_hf_items *list, int64_t id, int64_t type) {
 }
 
 /* One piece of a template: {"Sequence": {"id": "A", "type_id": 0}} or {"SpecialToken": {"id": "[CLS]", …}}. */
-static tn_status add_piece(tn_hf_items *list, const parts *in, const tn_txt_json *piece, const tn_txt_json *tokens) {
-    const tn_txt_json *text = tn_txt_json_get(piece, "Sequence"), *token = tn_txt_json_get(piece, "SpecialToken");
-    int64_t type = tn_txt_json_int(tn_txt_json_get(text ? text : token, "type_id"), -1);
+static tn_status add_piece(tn_hf_items *list, const parts *in, const tn_json *piece, const tn_json *tokens) {
+    const tn_json *text = tn_hf_get(piece, "Sequence"), *token = tn_hf_get(piece, "SpecialToken");
+    int64_t type = tn_json_int(tn_hf_get(text ? text : token, "type_id"), -1);
     if (type < 0) return bad("a template's piece has no type_id");
     if (text) {
-        int which = tn_txt_json_is(tn_txt_json_get(text, "id"), "B");
+        int which = tn_hf_is(tn_hf_get(text, "id"), "B");
         return which < in->count ? add_list(list, &in->lists[which], type) : bad("a template uses a text B alone");
     }
-    tn_text_slice name = tn_txt_json_text(tn_txt_json_get(token, "id"));
-    const tn_txt_json *found = NULL, *one = tokens ? tn_txt_json_first(tokens) : NULL;
-    for (uint32_t i = 0; one && i < tokens->size; i++, one = tn_txt_json_next(one)) {
-        if (name.data && one->key && one->key_size == name.size && !memcmp(one->key, name.data, name.size)) found = one;
+    tn_text_slice name = tn_hf_slice(tn_hf_get(token, "id"));
+    const tn_json *found = NULL;
+    for (size_t i = 0; i < tn_json_length(tokens) && tn_json_kind_of(tokens) == TN_JSON_OBJECT; i++) {
+        tn_text_slice key = tn_hf_key(tokens, i);
+        if (name.data && key.size == name.size && !memcmp(key.data, name.data, key.size)) found = tn_json_at(tokens, i);
     }
-    const tn_txt_json *ids = tn_txt_json_get(found, "ids");
-    if (!tn_txt_json_of(ids, TN_TXT_JSON_ARRAY)) return bad("a template's token is not among its special_tokens");
-    const tn_txt_json *id = tn_txt_json_first(ids);
-    for (uint32_t i = 0; i < ids->size; i++, id = tn_txt_json_next(id))
-        TRY(add_token(list, tn_txt_json_int(id, -1), type));
+    const tn_json *ids = tn_hf_get(found, "ids");
+    if (tn_json_kind_of(ids) != TN_JSON_ARRAY) return bad("a template's token is not among its special_tokens");
+    for (size_t i = 0; i < tn_json_length(ids); i++)
+        TRY(add_token(list, tn_json_int(tn_json_at(ids, i), -1), type));
     return TN_OK;
 }
 
-static tn_status apply_template(const tn_txt_json *v, parts *p) {
-    const tn_txt_json *pieces = tn_txt_json_get(v, p->count == 2 ? "pair" : "single");
-    if (!tn_txt_json_of(pieces, TN_TXT_JSON_ARRAY)) return bad("a template has no list of pieces");
+static tn_status apply_template(const tn_json *v, parts *p) {
+    const tn_json *pieces = tn_hf_get(v, p->count == 2 ? "pair" : "single");
+    if (tn_json_kind_of(pieces) != TN_JSON_ARRAY) return bad("a template has no list of pieces");
     parts out = {.count = 1};
     tn_status status = TN_OK;
-    const tn_txt_json *piece = tn_txt_json_first(pieces);
-    for (uint32_t i = 0; i < pieces->size && status == TN_OK; i++, piece = tn_txt_json_next(piece))
-        status = add_piece(&out.lists[0], p, piece, tn_txt_json_get(v, "special_tokens"));
+    for (size_t i = 0; i < tn_json_length(pieces) && status == TN_OK; i++)
+        status = add_piece(&out.lists[0], p, tn_json_at(pieces, i), tn_hf_get(v, "special_tokens"));
     free_parts(p);
     *p = out;
     return status;
 }
 
 /* ["[CLS]", 101] */
-static int64_t id_of_pair(const tn_txt_json *pair) {
-    if (!tn_txt_json_of(pair, TN_TXT_JSON_ARRAY) || pair->size != 2) return -1;
-    return tn_txt_json_int(tn_txt_json_next(tn_txt_json_first(pair)), -1);
+static int64_t id_of_pair(const tn_json *pair) {
+    if (tn_json_kind_of(pair) != TN_JSON_ARRAY || tn_json_length(pair) != 2) return -1;
+    return tn_json_int(tn_json_at(pair, 1), -1);
 }
 
 /* [CLS] A [SEP] B [SEP]; RoBERTa's second text has a [SEP] in front too, and all types are 0. */
-static tn_status frame(const tn_txt_json *v, parts *p, bool roberta) {
-    int64_t cls = id_of_pair(tn_txt_json_get(v, "cls")), sep = id_of_pair(tn_txt_json_get(v, "sep"));
+static tn_status frame(const tn_json *v, parts *p, bool roberta) {
+    int64_t cls = id_of_pair(tn_hf_get(v, "cls")), sep = id_of_pair(tn_hf_get(v, "sep"));
     for (int i = 0; i < p->count; i++) {
         tn_hf_items list = {0};
         int64_t type = roberta || i == 0 ? 0 : 1;
@@ -100,10 +99,10 @@ static tn_status frame(const tn_txt_json *v, parts *p, bool roberta) {
     return TN_OK;
 }
 
-static tn_status apply_bert(const tn_txt_json *v, parts *p) { return frame(v, p, false); }
-static tn_status apply_roberta(const tn_txt_json *v, parts *p) { return frame(v, p, true); }
+static tn_status apply_bert(const tn_json *v, parts *p) { return frame(v, p, false); }
+static tn_status apply_roberta(const tn_json *v, parts *p) { return frame(v, p, true); }
 
-static tn_status apply_nothing(const tn_txt_json *v, parts *p) { /* ByteLevel trims places in the text, no tokens */
+static tn_status apply_nothing(const tn_json *v, parts *p) { /* ByteLevel trims places in the text, no tokens */
     (void)v;
     (void)p;
     return TN_OK;
@@ -111,7 +110,7 @@ static tn_status apply_nothing(const tn_txt_json *v, parts *p) { /* ByteLevel tr
 
 static const struct {
     const char *name;
-    tn_status (*apply)(const tn_txt_json *v, parts *p);
+    tn_status (*apply)(const tn_json *v, parts *p);
 } processors[] = {
     {"TemplateProcessing", apply_template},
     {"BertProcessing", apply_bert},
@@ -119,26 +118,25 @@ static const struct {
     {"ByteLevel", apply_nothing},
 };
 
-static tn_status apply(const tn_txt_json *v, parts *p, int depth) {
+static tn_status apply(const tn_json *v, parts *p, int depth) {
     if (!v) return TN_OK;
-    const tn_txt_json *type = tn_txt_json_get(v, "type"), *list = tn_txt_json_get(v, "processors");
+    const tn_json *type = tn_hf_get(v, "type"), *list = tn_hf_get(v, "processors");
     if (depth > TN_HF_MAX_DEPTH) return bad("sequences are nested too deep");
-    if (tn_txt_json_is(type, "Sequence") && tn_txt_json_of(list, TN_TXT_JSON_ARRAY)) {
-        const tn_txt_json *one = tn_txt_json_first(list);
-        for (uint32_t i = 0; i < list->size; i++, one = tn_txt_json_next(one))
-            TRY(apply(one, p, depth + 1));
+    if (tn_hf_is(type, "Sequence") && (tn_json_kind_of(list) == TN_JSON_ARRAY)) {
+        for (size_t i = 0; i < tn_json_length(list); i++)
+            TRY(apply(tn_json_at(list, i), p, depth + 1));
         return TN_OK;
     }
     for (size_t i = 0; i < sizeof processors / sizeof *processors; i++) {
-        if (tn_txt_json_is(type, processors[i].name)) return processors[i].apply(v, p);
+        if (tn_hf_is(type, processors[i].name)) return processors[i].apply(v, p);
     }
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "tokenizer: the post_processor \"%.*s\" is not known; known are "
                            "TemplateProcessing, BertProcessing, RobertaProcessing, ByteLevel, Sequence",
-                           type ? (int)type->size : 0, type ? type->text : "");
+                           (int)(tn_json_length(type) < 64 ? tn_json_length(type) : 64), tn_json_string(type, ""));
 }
 
-static tn_status compile(const tn_txt_json *v, int texts, tn_hf_items *out) {
+static tn_status compile(const tn_json *v, int texts, tn_hf_items *out) {
     parts p = {.count = texts};
     tn_status status = TN_OK;
     for (int i = 0; i < texts && status == TN_OK; i++)
@@ -150,26 +148,26 @@ static tn_status compile(const tn_txt_json *v, int texts, tn_hf_items *out) {
     return status;
 }
 
-static tn_status read_truncation(tn_hf *hf, const tn_txt_json *v) {
+static tn_status read_truncation(tn_hf *hf, const tn_json *v) {
     static const char *const strategies[] = {"LongestFirst", "OnlyFirst", "OnlySecond"};
     if (!v) return TN_OK;
-    hf->max_length = tn_txt_json_int(tn_txt_json_get(v, "max_length"), -1);
-    hf->cut_left = tn_txt_json_is(tn_txt_json_get(v, "direction"), "Left");
+    hf->max_length = tn_json_int(tn_hf_get(v, "max_length"), -1);
+    hf->cut_left = tn_hf_is(tn_hf_get(v, "direction"), "Left");
     for (int i = 0; i < 3; i++) {
-        if (tn_txt_json_is(tn_txt_json_get(v, "strategy"), strategies[i])) hf->strategy = i;
+        if (tn_hf_is(tn_hf_get(v, "strategy"), strategies[i])) hf->strategy = i;
     }
     return hf->max_length >= 0 ? TN_OK : tn_backend_fail(TN_ERR_FORMAT, "tokenizer: truncation has no max_length");
 }
 
-static tn_status read_padding(tn_hf *hf, const tn_txt_json *v) {
+static tn_status read_padding(tn_hf *hf, const tn_json *v) {
     if (!v) return TN_OK;
-    const tn_txt_json *fixed = tn_txt_json_get(tn_txt_json_get(v, "strategy"), "Fixed");
-    int64_t id = tn_txt_json_int(tn_txt_json_get(v, "pad_id"), 0);
-    int64_t type = tn_txt_json_int(tn_txt_json_get(v, "pad_type_id"), 0);
+    const tn_json *fixed = tn_hf_get(tn_hf_get(v, "strategy"), "Fixed");
+    int64_t id = tn_json_int(tn_hf_get(v, "pad_id"), 0);
+    int64_t type = tn_json_int(tn_hf_get(v, "pad_type_id"), 0);
     hf->pads = true;
-    hf->pad_left = tn_txt_json_is(tn_txt_json_get(v, "direction"), "Left");
-    hf->pad_length = tn_txt_json_int(fixed, 0);
-    hf->pad_multiple = tn_txt_json_int(tn_txt_json_get(v, "pad_to_multiple_of"), 0);
+    hf->pad_left = tn_hf_is(tn_hf_get(v, "direction"), "Left");
+    hf->pad_length = tn_json_int(fixed, 0);
+    hf->pad_multiple = tn_json_int(tn_hf_get(v, "pad_to_multiple_of"), 0);
     bool good = id >= 0 && id <= INT32_MAX && type >= 0 && type <= INT32_MAX && hf->pad_length >= 0 &&
                 hf->pad_length <= INT32_MAX / 2 && hf->pad_multiple >= 0 && hf->pad_multiple <= INT32_MAX / 2;
     if (!good) return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: padding's numbers are out of range");
@@ -178,12 +176,12 @@ static tn_status read_padding(tn_hf *hf, const tn_txt_json *v) {
     return TN_OK;
 }
 
-tn_status tn_hf_read_post(tn_hf *hf, const tn_txt_json *root) {
-    const tn_txt_json *v = tn_txt_json_get(root, "post_processor");
+tn_status tn_hf_read_post(tn_hf *hf, const tn_json *root) {
+    const tn_json *v = tn_hf_get(root, "post_processor");
     TRY(compile(v, 1, &hf->single));
     TRY(compile(v, 2, &hf->pair));
-    TRY(read_truncation(hf, tn_txt_json_get(root, "truncation")));
-    return read_padding(hf, tn_txt_json_get(root, "padding"));
+    TRY(read_truncation(hf, tn_hf_get(root, "truncation")));
+    return read_padding(hf, tn_hf_get(root, "padding"));
 }
 
 /* ---- putting together -------------------------------------------------------------------------------------------- */

@@ -252,9 +252,9 @@ static tn_status quote(tn_bytes *out, tn_text_slice text) {
     return TN_OK;
 }
 
-tn_status tn_hf_read_pattern(const tn_txt_json *v, tn_txt_pattern **out) {
-    const tn_txt_json *words = tn_txt_json_get(v, "String"), *regex = tn_txt_json_get(v, "Regex");
-    tn_text_slice text = tn_txt_json_text(words ? words : regex);
+tn_status tn_hf_read_pattern(const tn_json *v, tn_txt_pattern **out) {
+    const tn_json *words = tn_hf_get(v, "String"), *regex = tn_hf_get(v, "Regex");
+    tn_text_slice text = tn_hf_slice(words ? words : regex);
     if (!text.data)
         return tn_backend_fail(TN_ERR_FORMAT, "tokenizer: a pattern must be {\"String\": …} or {\"Regex\": …}");
     if (memchr(text.data, 0, text.size) && !words)
