@@ -2,7 +2,7 @@
 #ifndef TN_ONNX_ML_H
 #define TN_ONNX_ML_H
 
-#include "formats/onnx/onnx.h"
+#include "formats/onnx/rows.h"
 
 enum { ONNX_MOST_NUMBERS = 1 << 26 }; /* that the host computes with at once */
 

@@ -144,7 +144,8 @@ int64_t onnx_largest(const double *row, int64_t n) {
 }
 
 int64_t onnx_label_count(const onnx_call *c, const char *ints_name) {
-    const onnx_attribute *texts = onnx_find(c, "classlabels_strings"), *ints = onnx_find(c, ints_name);
+    const onnx_attribute *texts = onnx_find_list(c, "classlabels_strings", ONNX_LIST_TEXTS),
+                         *ints = onnx_find_list(c, ints_name, ONNX_LIST_INTS);
     return texts && texts->count ? (int64_t)texts->count : ints ? (int64_t)ints->count : 0;
 }
 
@@ -163,7 +164,8 @@ static tn_status put_texts(onnx_call *c, int k, const onnx_text *texts, size_t t
 }
 
 tn_status onnx_put_labels(onnx_call *c, int k, const char *ints_name, const int64_t *places, int64_t count) {
-    const onnx_attribute *texts = onnx_find(c, "classlabels_strings"), *ints = onnx_find(c, ints_name);
+    const onnx_attribute *texts = onnx_find_list(c, "classlabels_strings", ONNX_LIST_TEXTS),
+                         *ints = onnx_find_list(c, ints_name, ONNX_LIST_INTS);
     if (texts && texts->count)
         return put_texts(c, k, texts->strings, texts->count, (onnx_text){"", 0}, places, &count, 1);
     int64_t *labels = tn_mem_zalloc((size_t)count, sizeof *labels);
@@ -392,9 +394,7 @@ static void sort_labels(labels *l) {
 }
 
 /* Lists of other kinds have an empty list of texts. */
-static bool is_texts(const onnx_attribute *a) {
-    return a && a->strings && a->count && !a->ints && !a->floats && !a->tensor;
-}
+static bool is_texts(const onnx_attribute *a) { return a && a->kind == ONNX_LIST_TEXTS; }
 
 /* Keys out of an attribute: texts, ints, floats or a tensor; NULL: 0, 1, 2 … up to `count`. */
 static tn_status labels_of(const onnx_call *c, const onnx_attribute *a, int64_t count, labels *out) {
@@ -465,6 +465,11 @@ static const onnx_attribute *first_of(const onnx_call *c, const char *const *nam
     return NULL;
 }
 
+static int64_t length_of(const onnx_attribute *a) {
+    const onnx_value *t = a->tensor;
+    return !t ? (int64_t)a->count : t->kind == ONNX_STRINGS ? t->count : tn_numel(t->tensor);
+}
+
 /* Element p of the values, or `otherwise`, for each place p. */
 static tn_status put_picked(onnx_call *c, tn_tensor *values, tn_tensor *otherwise, const places *p, onnx_type type) {
     int64_t one = 1;
@@ -496,6 +501,7 @@ static tn_status put_values(onnx_call *c, const onnx_attribute *a, int64_t count
         return put_picked(c, tn_from_data(a->floats, &n, 1, TN_F32), tn_from_data(&last, NULL, 0, TN_F32), p,
                           ONNX_FLOAT);
     }
+    if (a && !a->ints) return tn_fail(TN_ERR_FORMAT, "%s: values of no known kind", c->row->name);
     int64_t last = onnx_int(c, "default_int64", -1), n = a ? (int64_t)a->count : count;
     int64_t *order = a ? NULL : tn_mem_zalloc((size_t)n, sizeof *order);
     if (!a && !order) return tn_error_code();
@@ -511,6 +517,8 @@ static tn_status encode(onnx_call *c, const onnx_attribute *keys, const onnx_att
     labels l = {0};
     places p = {0};
     tn_status status = labels_of(c, keys, count, &l);
+    if (status == TN_OK && values && length_of(values) != l.count)
+        status = tn_fail(TN_ERR_FORMAT, "%s: as many values as keys are needed", c->row->name);
     if (status == TN_OK) status = look_up(c, &l, &p);
     if (status == TN_OK) status = put_values(c, values, l.count, &p);
     tn_mem_free(l.sorted);
@@ -535,10 +543,13 @@ static tn_status map_names(onnx_call *c, const onnx_attribute *names, const onnx
     return encode(c, texts ? names : numbers, texts ? numbers : names, (int64_t)names->count);
 }
 
-static tn_status run_first_label_encoder(onnx_call *c) { return map_names(c, onnx_find(c, "classes_strings"), NULL); }
+static tn_status run_first_label_encoder(onnx_call *c) {
+    return map_names(c, onnx_find_list(c, "classes_strings", ONNX_LIST_TEXTS), NULL);
+}
 
 static tn_status run_category_mapper(onnx_call *c) {
-    return map_names(c, onnx_find(c, "cats_strings"), onnx_find(c, "cats_int64s"));
+    return map_names(c, onnx_find_list(c, "cats_strings", ONNX_LIST_TEXTS),
+                     onnx_find_list(c, "cats_int64s", ONNX_LIST_INTS));
 }
 
 static tn_status put_one_hot(onnx_call *c, const places *p, int64_t classes) {
@@ -595,7 +606,8 @@ static onnx_value *map_of_row(onnx_value *keys, const double *row, int64_t n) {
 }
 
 static onnx_value *keys_of(const onnx_call *c) {
-    const onnx_attribute *texts = onnx_find(c, "classlabels_strings"), *ints = onnx_find(c, "classlabels_int64s");
+    const onnx_attribute *texts = onnx_find_list(c, "classlabels_strings", ONNX_LIST_TEXTS),
+                         *ints = onnx_find_list(c, "classlabels_int64s", ONNX_LIST_INTS);
     const onnx_attribute *a = texts && texts->count ? texts : ints;
     int64_t count = a ? (int64_t)a->count : 0;
     if (a == texts && a) return onnx_value_strings(a->strings, &count, 1);

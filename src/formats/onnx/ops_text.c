@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "formats/onnx/regex.h"
+#include "formats/onnx/rows.h"
 
 enum { MOST_TEXTS = 1 << 24 };
 
@@ -270,7 +271,7 @@ static tn_status is_word(const onnx_attribute *words, onnx_text t, bool fold, bo
 
 static tn_status normalize(const onnx_call *c, const onnx_value *v, maker *m) {
     onnx_text change = onnx_string(c, "case_change_action", "NONE");
-    const onnx_attribute *words = onnx_find(c, "stopwords");
+    const onnx_attribute *words = onnx_find_list(c, "stopwords", ONNX_LIST_TEXTS);
     bool lower = onnx_is(change, "LOWER"), upper = onnx_is(change, "UPPER");
     bool fold = !onnx_int(c, "is_case_sensitive", 0);
     for (int64_t i = 0; i < v->count; i++) {
@@ -338,7 +339,8 @@ static int64_t word_number(const vectors *v, const onnx_text *word) {
 }
 
 static tn_status number_pool(const onnx_call *c, vectors *v) {
-    const onnx_attribute *texts = onnx_find(c, "pool_strings"), *ints = onnx_find(c, "pool_int64s");
+    const onnx_attribute *texts = onnx_find_list(c, "pool_strings", ONNX_LIST_TEXTS),
+                         *ints = onnx_find_list(c, "pool_int64s", ONNX_LIST_INTS);
     const onnx_attribute *pool = texts ? texts : ints;
     if (!pool) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: there is no pool");
     v->pool_count = (int64_t)pool->count;
@@ -364,7 +366,7 @@ static tn_status number_pool(const onnx_call *c, vectors *v) {
 static tn_status gather_grams(const onnx_call *c, vectors *v) {
     int lengths = 0, places = 0;
     const int64_t *begins = onnx_ints(c, "ngram_counts", &lengths), *place = onnx_ints(c, "ngram_indexes", &places);
-    const onnx_attribute *weights = onnx_find(c, "weights");
+    const onnx_attribute *weights = onnx_find_list(c, "weights", ONNX_LIST_FLOATS);
     bool weighted = !onnx_is(onnx_string(c, "mode", "TF"), "TF") && weights && weights->count == (size_t)places;
     v->grams = tn_mem_zalloc((size_t)places, sizeof *v->grams);
     if (!v->grams) return tn_error_code();
@@ -416,6 +418,7 @@ static tn_status vectorize(onnx_call *c, vectors *v, const int64_t *shape, int r
     if (v->least < 1 || v->skips < 0) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: lengths of n-grams below 1");
     TRY(number_pool(c, v));
     TRY(gather_grams(c, v));
+    v->most = tn_min64(v->most, v->gram_count ? v->grams[v->gram_count - 1].length : 0);
     TRY(number_input(c, v, rows * count));
     if (tn_mul_overflow(rows, v->width, &total) || total > MOST_TEXTS) return onnx_refuse(c, "a result so large");
     v->out = tn_mem_zalloc((size_t)total, sizeof *v->out);
@@ -439,7 +442,7 @@ static tn_status run_vectorize(onnx_call *c) {
     const onnx_value *in = onnx_has(c, 0) ? c->in[0] : NULL;
     if (!in) return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: there is no input");
     bool texts = in->kind == ONNX_STRINGS;
-    if (texts != (onnx_find(c, "pool_strings") != NULL))
+    if (texts != (onnx_find_list(c, "pool_strings", ONNX_LIST_TEXTS) != NULL))
         return tn_fail(TN_ERR_FORMAT, "TfIdfVectorizer: the input is not what the pool is of");
     const tn_tensor *x = texts ? NULL : onnx_in(c, 0);
     if (x) TRY(tn_status_of(x));
