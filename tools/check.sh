@@ -65,6 +65,8 @@ unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TE
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 bugs      | check-all | 3600 | python3 tools/seed_bugs.py
 devwork   | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
+encoder   | check-all | 600 | python3 tools/minilm.py --or-skip
+folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/hf_folders.py $BUILD/trunnion
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
 llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
 fuzz-long | check-all | 3600 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 60

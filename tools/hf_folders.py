@@ -11,7 +11,11 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import minilm  # noqa: E402
+
 LOGITS_BOUND = 1e-4  # relative to the largest number; transformers computes in f32 with the same weights
+HALF_BOUND = 2e-2    # beside weights in half precision, activations are rounded to their type in products
 COSINE_BOUND = 0.9999
 TOKENS, GREEDY, VOCABULARY = 70, 12, 199  # more than a page of the cache
 
@@ -53,6 +57,8 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("distilbert", "DistilBert", {"dim": 48, "hidden_dim": 96, "n_layers": 2, "n_heads": 4, "vocab_size": VOCABULARY,
                                   "max_position_embeddings": 64}, "mean", True),
 ]
+TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
+         "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
 POOLING = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
 
 
@@ -68,7 +74,7 @@ def randomize(torch, model):
 class Suite:
     def __init__(self, program, torch, transformers, numpy, folder):
         self.program, self.torch, self.transformers, self.numpy, self.folder = program, torch, transformers, numpy, folder
-        self.passed = self.failed = 0
+        self.passed = self.failed = self.skipped = 0
 
     def expect(self, good, text):
         self.passed += bool(good)
@@ -103,7 +109,8 @@ class Suite:
         out = self.folder / "logits.npy"
         self.command("logits", "-m", folder, "--ids", words, "-o", out, "--cache", "f32", "--json")
         error = numpy.abs(numpy.load(out) - wanted).max() / numpy.abs(wanted).max()
-        self.expect(error <= LOGITS_BOUND, f"{name}: logits differ by {error:.2g} of the largest")
+        bound = LOGITS_BOUND if kind == torch.float32 else HALF_BOUND
+        self.expect(error <= bound, f"{name}: logits differ by {error:.2g} of the largest")
         got = self.command("generate", "-m", folder, "--ids", " ".join(words.split()[:20]), "-n", GREEDY, "--greedy",
                            "--cache", "f32", "--json")["ids"]
         greedy = greedy[:-1] if greedy and greedy[-1] == 2 else greedy
@@ -142,6 +149,26 @@ class Suite:
         y = {"mean": lambda: x.mean(1), "cls": lambda: x[:, 0], "max": lambda: x.amax(1)}[pooling]()
         return self.torch.nn.functional.normalize(y) if unit else y
 
+    def sentences(self):
+        """Texts through all-MiniLM-L6-v2, with its own tokenizer, pooling and norm."""
+        if not minilm.is_there():
+            print("skipped: all-MiniLM-L6-v2 is not there; tools/minilm.py fetches it")
+            self.skipped += 1
+            return
+        torch, numpy, auto = self.torch, self.numpy, self.transformers
+        tokenizer = auto.AutoTokenizer.from_pretrained(minilm.path())
+        model = auto.AutoModel.from_pretrained(minilm.path()).eval()
+        wanted = []
+        for text in TEXTS:
+            given = tokenizer(text, return_tensors="pt", truncation=True, max_length=256)
+            with torch.no_grad():
+                wanted.append(self.pool(model(**given).last_hidden_state, "mean", True))
+        wanted = torch.cat(wanted).numpy()
+        got = numpy.array(self.command("embed", "-m", minilm.path(), "--json", *TEXTS)["embeddings"])
+        cosine = (got * wanted).sum(1).min()
+        self.expect(cosine >= COSINE_BOUND, f"all-MiniLM-L6-v2: a cosine of {cosine:.6f}")
+        print(f"all-MiniLM-L6-v2: {len(TEXTS)} texts, cosine {cosine:.7f}", flush=True)
+
     def refused(self, name, change, word):
         """A folder whose config.json was changed is refused with this word."""
         folder = self.folder / "llama"
@@ -177,7 +204,7 @@ def main():
         import torch
         import transformers
     except ImportError as missing:
-        print(f"skipped: {missing}")
+        print(f"skipped: {missing}\n0 passed, 0 failed, 1 skipped")
         return 0
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -190,7 +217,8 @@ def main():
             suite.encoder(*row)
         for row in REFUSED:
             suite.refused(*row)
-    print(f"{suite.passed} passed, {suite.failed} failed")
+        suite.sentences()
+    print(f"{suite.passed} passed, {suite.failed} failed, {suite.skipped} skipped")
     return 1 if suite.failed else 0
 
 

@@ -1,0 +1,282 @@
+/* test_folder.c — Hugging Face folders made for the test: an embedding does not depend on the texts beside it, a folder
+ * that does not fit is refused by name, and memory may run out anywhere.
+ *
+ * That the numbers are those of transformers is what tools/hf_folders.py looks at. */
+#include "test_support.h"
+
+#include <errno.h>
+#include <math.h>
+#include <sys/stat.h>
+
+#include "text/common.h"
+#include "trunnion/embed.h"
+#include "trunnion/llm.h"
+#include "trunnion/trunnion.h"
+
+enum { HIDDEN = 8, INNER = 12, WORDS = 20, PLACES = 10, MOST = 64 };
+
+static const char bert_config[] =
+    "{\"model_type\":\"bert\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
+    "\"num_attention_heads\":2,\"max_position_embeddings\":10,\"layer_norm_eps\":1e-12,\"hidden_act\":\"gelu\"";
+static const char llama_config[] =
+    "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":12,\"num_hidden_layers\":1,"
+    "\"num_attention_heads\":2,\"num_key_value_heads\":1,\"max_position_embeddings\":10,\"rms_norm_eps\":1e-6,"
+    "\"vocab_size\":20,\"tie_word_embeddings\":true,\"eos_token_id\":[2,7]";
+
+typedef struct row {
+    const char *name;
+    int64_t rows, columns; /* columns 0: a vector */
+} row;
+
+static const row bert_rows[] = {
+    {"embeddings.word_embeddings.weight", WORDS, HIDDEN},
+    {"embeddings.position_embeddings.weight", PLACES, HIDDEN},
+    {"embeddings.token_type_embeddings.weight", 2, HIDDEN},
+    {"embeddings.LayerNorm.weight", HIDDEN, 0},
+    {"embeddings.LayerNorm.bias", HIDDEN, 0},
+    {"encoder.layer.0.attention.self.query.weight", HIDDEN, HIDDEN},
+    {"encoder.layer.0.attention.self.query.bias", HIDDEN, 0},
+    {"encoder.layer.0.attention.self.key.weight", HIDDEN, HIDDEN},
+    {"encoder.layer.0.attention.self.key.bias", HIDDEN, 0},
+    {"encoder.layer.0.attention.self.value.weight", HIDDEN, HIDDEN},
+    {"encoder.layer.0.attention.self.value.bias", HIDDEN, 0},
+    {"encoder.layer.0.attention.output.dense.weight", HIDDEN, HIDDEN},
+    {"encoder.layer.0.attention.output.dense.bias", HIDDEN, 0},
+    {"encoder.layer.0.attention.output.LayerNorm.weight", HIDDEN, 0},
+    {"encoder.layer.0.attention.output.LayerNorm.bias", HIDDEN, 0},
+    {"encoder.layer.0.intermediate.dense.weight", INNER, HIDDEN},
+    {"encoder.layer.0.intermediate.dense.bias", INNER, 0},
+    {"encoder.layer.0.output.dense.weight", HIDDEN, INNER},
+    {"encoder.layer.0.output.dense.bias", HIDDEN, 0},
+    {"encoder.layer.0.output.LayerNorm.weight", HIDDEN, 0},
+    {"encoder.layer.0.output.LayerNorm.bias", HIDDEN, 0},
+    {"pooler.dense.weight", HIDDEN, HIDDEN},
+};
+static const row llama_rows[] = {
+    {"model.embed_tokens.weight", WORDS, HIDDEN},
+    {"model.norm.weight", HIDDEN, 0},
+    {"model.layers.0.input_layernorm.weight", HIDDEN, 0},
+    {"model.layers.0.self_attn.q_proj.weight", HIDDEN, HIDDEN},
+    {"model.layers.0.self_attn.k_proj.weight", HIDDEN / 2, HIDDEN},
+    {"model.layers.0.self_attn.v_proj.weight", HIDDEN / 2, HIDDEN},
+    {"model.layers.0.self_attn.o_proj.weight", HIDDEN, HIDDEN},
+    {"model.layers.0.post_attention_layernorm.weight", HIDDEN, 0},
+    {"model.layers.0.mlp.gate_proj.weight", INNER, HIDDEN},
+    {"model.layers.0.mlp.up_proj.weight", INNER, HIDDEN},
+    {"model.layers.0.mlp.down_proj.weight", HIDDEN, INNER},
+};
+
+/* A folder in the scratch folder with random weights and this text of config.json, completed by `more`. */
+static const char *make_folder(const char *name, const row *rows, int count, const char *config, const char *more) {
+    const char *folder = test_scratch(name);
+    char path[600], text[1024];
+    tn_named_tensor tensors[MOST];
+    assert_true(mkdir(folder, 0700) == 0 || errno == EEXIST);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    tn_manual_seed(3);
+    TN_SCOPE {
+        for (int i = 0; i < count; i++) {
+            int64_t shape[] = {rows[i].rows, rows[i].columns};
+            tensors[i] = (tn_named_tensor){rows[i].name, tn_randn(shape, rows[i].columns ? 2 : 1)};
+        }
+        assert_ok(tn_safetensors_save(path, tensors, count, NULL, 0));
+    }
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    snprintf(text, sizeof text, "%s%s}", config, more);
+    write_file(path, text);
+    return folder;
+}
+
+static const char *make_bert(const char *name, const char *more) {
+    return make_folder(name, bert_rows, TN_COUNT(bert_rows), bert_config, more);
+}
+
+static const char *make_llama(const char *name, const char *more) {
+    return make_folder(name, llama_rows, TN_COUNT(llama_rows), llama_config, more);
+}
+
+/* ---- embeddings -------------------------------------------------------------------------------------------------- */
+
+static const int32_t ids[] = {3, 4, 5, 6, 7, /* */ 8, /* */ 9, 10, 11, 12, 13, 14, 15, /* */ 3, 2, 1};
+static const int64_t lengths[] = {5, 1, 7, 3};
+enum { TEXTS = 4 };
+
+static void texts_together_are_as_texts_alone(void **state) {
+    (void)state;
+    const char *folder = make_bert("bert", "");
+    for (int pooling = TN_POOLING_MEAN; pooling <= TN_POOLING_MAX; pooling++) {
+        tn_embedder_options o = {.struct_size = sizeof o, .pooling = (tn_pooling)pooling, .norm = TN_EMBED_NORM_UNIT};
+        tn_embedder *e;
+        float all[TEXTS * HIDDEN], alone[HIDDEN];
+        const int32_t *at = ids;
+        assert_ok(tn_embedder_open(folder, &o, &e));
+        assert_ok(tn_embedder_run(e, ids, lengths, TEXTS, all));
+        for (int t = 0; t < TEXTS; at += lengths[t], t++) {
+            double square = 0;
+            assert_ok(tn_embedder_run(e, at, &lengths[t], 1, alone));
+            for (int i = 0; i < HIDDEN; i++) {
+                assert_true(fabsf(all[t * HIDDEN + i] - alone[i]) <= 2e-6F);
+                square += (double)alone[i] * (double)alone[i];
+            }
+            assert_true(fabs(square - 1) < 1e-5);
+        }
+        tn_embedder_close(e);
+    }
+}
+
+static void what_is_no_text_is_refused(void **state) {
+    (void)state;
+    tn_embedder *e;
+    tn_embedder_facts f = {.struct_size = sizeof f};
+    float out[HIDDEN];
+    assert_ok(tn_embedder_open(make_bert("bert", ""), NULL, &e));
+    assert_ok(tn_embedder_get_facts(e, &f));
+    assert_int_equal(f.longest, PLACES);
+    assert_int_equal(f.vocabulary, WORDS);
+    assert_int_equal(f.pooling, TN_POOLING_MEAN);
+    assert_int_equal(tn_embedder_run(e, (int32_t[]){WORDS}, (int64_t[]){1}, 1, out), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_embedder_run(e, ids, (int64_t[]){PLACES + 1}, 1, out), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_embedder_run(e, ids, (int64_t[]){0}, 1, out), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_embedder_run(e, ids, lengths, 0, out), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_embedder_run(NULL, ids, lengths, 1, out), TN_ERR_ARGUMENT);
+    tn_embedder_close(e);
+    assert_int_equal(tn_embedder_open(NULL, NULL, &e), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_embedder_open("x", NULL, NULL), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_embedder_open(test_scratch("absent"), NULL, &e), TN_ERR_IO);
+    assert_int_equal(tn_embedder_get_facts(NULL, &f), TN_ERR_ARGUMENT);
+    tn_embedder_close(NULL);
+}
+
+/* ---- configurations that do not fit ------------------------------------------------------------------------------ */
+
+typedef struct refusal {
+    const char *more, *reason; /* the last of equal keys counts */
+} refusal;
+
+static const refusal bert_refusals[] = {
+    {",\"model_type\":\"t5\"", "'t5'"},
+    {",\"hidden_size\":-8", "'hidden_size'"},
+    {",\"hidden_size\":9", "do not divide"},
+    {",\"num_attention_heads\":1e30", "'num_attention_heads'"},
+    {",\"num_hidden_layers\":2", "no tensor 'encoder.layer.1."},
+    {",\"num_hidden_layers\":[1]", "'num_hidden_layers'"},
+    {",\"intermediate_size\":13", "by config.json"},
+    {",\"position_embedding_type\":\"relative_key\"", "relative_key"},
+    {",\"is_decoder\":true", "is_decoder"},
+    {",\"hidden_act\":\"x\\u0007y\"", "'x?y'"},
+    {",\"layer_norm_eps\":\"small\"", "'layer_norm_eps'"},
+};
+static const refusal llama_refusals[] = {
+    {",\"model_type\":null", "model_type"},
+    {",\"num_hidden_layers\":0", "'num_hidden_layers'"},
+    {",\"num_key_value_heads\":3", "cannot share"},
+    {",\"head_dim\":3", "even number"},
+    {",\"tie_word_embeddings\":false", "lm_head.weight"},
+    {",\"rope_scaling\":{\"type\":\"dynamic\"}", "dynamic"},
+    {",\"rope_scaling\":{\"rope_type\":\"llama3\"}", "'factor'"},
+    {",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}", "'factor'"},
+    {",\"rope_theta\":1e300", "'rope_theta'"},
+    {",\"max_position_embeddings\":1e12", "'max_position_embeddings'"},
+    {",\"quantization_config\":{}", "quantization_config"},
+    {",\"use_sliding_window\":true,\"sliding_window\":0", "'sliding_window'"},
+    {",\"use_sliding_window\":true,\"sliding_window\":4,\"layer_types\":[\"chunked\"]", "chunked"},
+};
+
+static void configurations_that_do_not_fit_are_refused(void **state) {
+    (void)state;
+    for (size_t i = 0; i < TN_COUNT(bert_refusals); i++) {
+        tn_embedder *e;
+        assert_true(tn_embedder_open(make_bert("wrong", bert_refusals[i].more), NULL, &e) != TN_OK);
+        assert_null(e);
+        assert_text_has(tn_error(), bert_refusals[i].reason);
+    }
+    for (size_t i = 0; i < TN_COUNT(llama_refusals); i++) {
+        tn_llm *m;
+        assert_true(tn_llm_open(make_llama("wrong", llama_refusals[i].more), NULL, &m) != TN_OK);
+        assert_null(m);
+        assert_text_has(tn_error(), llama_refusals[i].reason);
+    }
+}
+
+static void tensors_that_nobody_knows_are_refused(void **state) {
+    (void)state;
+    row more[TN_COUNT(llama_rows) + 1];
+    tn_llm *m;
+    memcpy(more, llama_rows, sizeof llama_rows);
+    more[TN_COUNT(llama_rows)] = (row){"model.layers.0.mlp.extra.weight", 2, 2};
+    const char *folder = make_folder("more", more, TN_COUNT(more), llama_config, "");
+    assert_int_equal(tn_llm_open(folder, NULL, &m), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "extra");
+}
+
+/* ---- a language model -------------------------------------------------------------------------------------------- */
+
+static void a_folder_tells_its_sizes_and_ends(void **state) {
+    (void)state;
+    const char *folder = make_llama("llama", "");
+    tn_llm_facts f = {.struct_size = sizeof f};
+    tn_model_sizes sizes = {.struct_size = sizeof sizes};
+    tn_llm *m;
+    const float *logits;
+    assert_ok(tn_llm_inspect_path(folder, NULL, &f));
+    assert_string_equal(f.architecture, "llama");
+    assert_int_equal(f.vocabulary, WORDS);
+    assert_int_equal(f.trained_context, 10);
+    assert_true(f.tied_embeddings);
+    assert_ok(tn_read_model_sizes(folder, &sizes));
+    assert_int_equal(sizes.weights_bytes, f.weights_bytes);
+    assert_int_equal(sizes.kv_heads, 1);
+    assert_ok(tn_llm_open(folder, NULL, &m));
+    assert_null(tn_llm_file(m));
+    assert_true(tn_llm_ends(m, 2) && tn_llm_ends(m, 7) && !tn_llm_ends(m, 3) && !tn_llm_ends(NULL, 2));
+    assert_ok(tn_llm_prompt(m, ids, 5, &logits));
+    assert_true(isfinite(logits[0]));
+    tn_llm_close(m);
+    assert_int_equal(tn_llm_inspect_path(NULL, NULL, &f), TN_ERR_ARGUMENT);
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static tn_status embed_once(const char *folder) {
+    tn_embedder *e;
+    float out[TEXTS * HIDDEN];
+    tn_status status = tn_embedder_open(folder, NULL, &e);
+    if (status == TN_OK) status = tn_embedder_run(e, ids, lengths, TEXTS, out);
+    tn_embedder_close(e);
+    return status;
+}
+
+/* Allocations of the second library fail one by one, then some of the first's. */
+static void memory_may_run_out_anywhere(void **state) {
+    (void)state;
+    const char *folder = make_bert("bert", "");
+    assert_ok(embed_once(folder));
+    tn_status status = TN_ERR_MEMORY;
+    for (int64_t n = 1; status != TN_OK; n++) {
+        tn_txt_fail_at(n);
+        status = embed_once(folder);
+        tn_txt_fail_at(0);
+        assert_true(status == TN_OK || status == TN_ERR_MEMORY);
+        assert_int_equal(tn_txt_live_blocks(), 0);
+        assert_true(n < 1000);
+    }
+    for (int64_t n = 1; n < 600; n += 7) {
+        tn_mem_fail_at(n);
+        status = embed_once(folder);
+        tn_mem_fail_at(0);
+        assert_true(status == TN_OK || status == TN_ERR_MEMORY);
+    }
+    assert_ok(embed_once(folder));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts_together_are_as_texts_alone),
+        cmocka_unit_test(what_is_no_text_is_refused),
+        cmocka_unit_test(configurations_that_do_not_fit_are_refused),
+        cmocka_unit_test(tensors_that_nobody_knows_are_refused),
+        cmocka_unit_test(a_folder_tells_its_sizes_and_ends),
+        cmocka_unit_test(memory_may_run_out_anywhere),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}
