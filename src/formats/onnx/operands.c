@@ -49,6 +49,7 @@ tn_status onnx_axes(const onnx_call *c, int i, const char *name, int rank, int64
     return TN_OK;
 }
 
-tn_status onnx_put_like(onnx_call *c, int k, tn_tensor *t, int i) {
-    return onnx_put_typed(c, k, t, onnx_in_type(c, i));
+tn_status onnx_put_like(onnx_call *c, int k, const tn_tensor *t, int i) {
+    tn_tensor *own = (tn_tensor *)(uintptr_t)t;
+    return onnx_put_typed(c, k, t == onnx_in(c, i) ? tn_retain(own) : own, onnx_in_type(c, i));
 }

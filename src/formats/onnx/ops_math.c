@@ -91,12 +91,12 @@ static tn_status is_infinite(onnx_call *c) {
 static tn_status variadic(onnx_call *c) {
     const tn_tensor *x;
     TRY(onnx_need(c, 0, &x));
-    tn_tensor *all = tn_retain((tn_tensor *)(uintptr_t)x);
     for (int i = 1; i < c->in_count; i++) {
-        TRY(onnx_need(c, i, &x));
-        all = c->row->binary(all, x);
+        const tn_tensor *y;
+        TRY(onnx_need(c, i, &y));
+        x = c->row->binary(x, y);
     }
-    return onnx_put(c, 0, c->row->with ? tn_div_scalar(all, c->in_count) : all);
+    return onnx_put_like(c, 0, c->row->with ? tn_div_scalar(x, c->in_count) : x, 0);
 }
 
 /* Bounds are inputs, or attributes before opset 11. The upper one wins. */
@@ -105,12 +105,11 @@ static tn_status clip(onnx_call *c) {
     TRY(onnx_need(c, 0, &x));
     if (c->in_count < 2 && (onnx_find(c, "min") || onnx_find(c, "max")))
         return onnx_put(c, 0, tn_clamp(x, onnx_float(c, "min", -INFINITY), onnx_float(c, "max", INFINITY)));
-    tn_tensor *y = tn_retain((tn_tensor *)(uintptr_t)x);
     low = onnx_in(c, 1);
     high = onnx_in(c, 2);
-    if (low) y = tn_maximum(y, low);
-    if (high) y = tn_minimum(y, high);
-    return onnx_put(c, 0, y);
+    if (low) x = tn_maximum(x, low);
+    if (high) x = tn_minimum(x, high);
+    return onnx_put_like(c, 0, x, 0);
 }
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
@@ -169,8 +168,7 @@ static tn_status reduce(onnx_call *c) {
     tn_dtype t = tn_dtype_of(x);
     bool keep = onnx_int(c, "keepdims", 1) != 0;
     if (count <= 0 && onnx_int(c, "noop_with_empty_axes", 0)) {
-        if (c->row->with == SUM || tn_rank(x) == TN_MAX_RANK)
-            return onnx_put(c, 0, tn_retain((tn_tensor *)(uintptr_t)x));
+        if (c->row->with == SUM || tn_rank(x) == TN_MAX_RANK) return onnx_put_like(c, 0, x, 0);
         axes[0] = tn_rank(x);
         x = tn_unsqueeze(x, -1);
         count = 1;

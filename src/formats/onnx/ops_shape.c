@@ -6,8 +6,6 @@
 
 #include "formats/onnx/rows.h"
 
-static tn_tensor *same(const tn_tensor *x) { return tn_retain((tn_tensor *)(uintptr_t)x); }
-
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
 static tn_status extents_of(const onnx_call *c, const int64_t **shape, int *rank) {
@@ -152,7 +150,6 @@ static tn_status slice(onnx_call *c) {
     if (!fits || starts > tn_rank(x))
         return onnx_refuse(c, "%d starts, %d ends, %d axes and %d steps for rank %d", starts, ends, count, steps,
                            tn_rank(x));
-    tn_tensor *y = same(x);
     for (int k = 0; k < starts; k++) {
         int d = count < 0 ? k : (int)axes[k];
         int64_t by = steps < 0 ? 1 : step[k], extent = tn_size(x, d), low = by < 0 ? -1 : 0;
@@ -160,9 +157,9 @@ static tn_status slice(onnx_call *c) {
         int64_t first = within(start[k] < 0 ? start[k] + extent : start[k], 0, extent + low);
         int64_t last = within(end[k] < 0 ? tn_max64(end[k], -extent - 1) + extent : end[k], low, extent);
         if (by < 0 && last < 0) last = INT64_MIN;
-        y = tn_slice(y, d, first, last, by < INT32_MIN ? INT32_MIN : by);
+        x = tn_slice(x, d, first, last, by < INT32_MIN ? INT32_MIN : by);
     }
-    return onnx_put_like(c, 0, y, 0);
+    return onnx_put_like(c, 0, x, 0);
 }
 
 /* Sizes: an input, before opset 13 an attribute; else num_outputs (or the node's) equal parts, the last one smaller. */
@@ -194,7 +191,7 @@ static tn_status split(onnx_call *c) {
 /* ---- joins, repetitions, borders --------------------------------------------------------------------------------- */
 
 static tn_status concat(onnx_call *c) {
-    enum { AT_ONCE = 200 }; /* operations take at most 255 inputs */
+    enum { AT_ONCE = 64 }; /* an operation takes no more */
     tn_tensor *parts[AT_ONCE];
     const tn_tensor *x;
     int axis, count = 0;
@@ -207,7 +204,7 @@ static tn_status concat(onnx_call *c) {
         count = 1;
     }
     if (count == 0) return onnx_refuse(c, "nothing to join");
-    return onnx_put_like(c, 0, c->in_count == 1 ? same(parts[0]) : tn_cat(parts, count, axis), 0);
+    return onnx_put_like(c, 0, c->in_count == 1 ? parts[0] : tn_cat(parts, count, axis), 0);
 }
 
 static tn_status tile(onnx_call *c) {
@@ -229,7 +226,8 @@ static int64_t continued(int64_t i, int64_t n, char mode) {
 }
 
 /* One dimension by its index in x; nothing where no element can be continued. */
-static tn_status pad_by_index(const onnx_call *c, tn_tensor **y, int axis, int64_t before, int64_t after, char mode) {
+static tn_status pad_by_index(const onnx_call *c, const tn_tensor **y, int axis, int64_t before, int64_t after,
+                              char mode) {
     enum { MOST = 1 << 24 };
     int64_t n = tn_size(*y, axis), length;
     if (tn_add_overflow(n, before, &length) || tn_add_overflow(length, after, &length) || length < 0 || length > MOST)
@@ -258,15 +256,14 @@ static tn_status pad(onnx_call *c) {
     bool constant = onnx_is(mode, "constant");
     if (!constant && !onnx_is(mode, "edge") && !onnx_is(mode, "reflect") && !onnx_is(mode, "wrap"))
         return onnx_refuse(c, "mode '%.*s'", (int)mode.size, mode.at);
-    tn_tensor *y = same(x);
     for (int k = 0; k < padded; k++) {
         int d = count < 0 ? k : (int)axes[k];
         inner[2 * (rank - 1 - d)] = pads[k];
         inner[2 * (rank - 1 - d) + 1] = pads[padded + k];
         if (!constant && (pads[k] || pads[padded + k]))
-            TRY(pad_by_index(c, &y, d, pads[k], pads[padded + k], mode.at[0]));
+            TRY(pad_by_index(c, &x, d, pads[k], pads[padded + k], mode.at[0]));
     }
-    if (!constant) return onnx_put_like(c, 0, y, 0);
+    if (!constant) return onnx_put_like(c, 0, x, 0);
     double value = onnx_float(c, "value", 0);
     if (!onnx_has(c, 2) || c->in[2]->fixed != ONNX_VARIES) {
         TRY(onnx_read_float(c, 2, value, &value));

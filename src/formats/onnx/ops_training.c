@@ -12,8 +12,7 @@ typedef struct step {
 
 /* With the gradient of ½ · norm_coefficient · |x|². */
 static tn_tensor *regularized(const onnx_call *c, const step *s) {
-    double norm = onnx_float(c, "norm_coefficient", 0);
-    return norm == 0 ? tn_retain((tn_tensor *)(uintptr_t)s->gradient) : tn_add(tn_mul_scalar(s->x, norm), s->gradient);
+    return tn_add(tn_mul_scalar(s->x, onnx_float(c, "norm_coefficient", 0)), s->gradient);
 }
 
 static void adagrad(const onnx_call *c, step *s) {

@@ -21,8 +21,8 @@ tn_status onnx_axes(const onnx_call *c, int i, const char *name, int rank, int64
 /* As many numbers as a shape may have, from input i where the node has it, else from an attribute; −1: neither. */
 tn_status onnx_list(const onnx_call *c, int i, const char *name, int64_t out[2 * TN_MAX_RANK], int *count);
 
-/* Output k with the type of input i, which the operator does not change. */
-tn_status onnx_put_like(onnx_call *c, int k, tn_tensor *t, int i);
+/* Output k with the type of input i, which the operator does not change; t may be that input. */
+tn_status onnx_put_like(onnx_call *c, int k, const tn_tensor *t, int i);
 
 /* An attribute that is a list of this kind, as AttributeProto numbers them; NULL where the node has none or another. */
 enum { ONNX_LIST_FLOATS = 6, ONNX_LIST_INTS, ONNX_LIST_TEXTS };
