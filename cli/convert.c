@@ -23,7 +23,9 @@ const cli_command cli_convert = {
     .name = "convert",
     .summary = "weights from one kind of file to another, quantised if asked for",
     .usage = "convert IN OUT [--quantize TYPE] [--like FILE.gguf] [--verify] [--text FILE]",
-    .help = "  IN                    .gguf, .safetensors (or its index, or a folder), .pt, .pth, .bin\n"
+    .help = "  IN                    .gguf, .safetensors (or its index, or a folder), .pt, .pth, .bin; a Hugging Face "
+            "folder\n"
+            "                        of a Llama, Mistral or Qwen model becomes a GGUF model, with its tokenizer\n"
             "  OUT                   .gguf or .safetensors\n"
             "  --quantize TYPE       matrices become Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K … Q6_K (GGUF), F16, BF16 or\n"
             "                        F32; rows that are no multiple of 256 take Q4_0, Q5_0, Q5_1 or Q8_0 instead of\n"
@@ -107,6 +109,7 @@ static tn_dtype type_for(const wishes *w, const convert_tensor *t, bool to_gguf,
     } else if (blocks && !to_gguf) {
         to = TN_F32;
     }
+    if (t->rank <= 1 && to_gguf && !t->data && is_plain_float(t->dtype)) to = TN_F32; /* as GGUF files have vectors */
     if (w->to == TN_DTYPE_COUNT && to_gguf && (t->dtype == TN_BOOL || t->dtype == TN_U8)) to = TN_I32;
     *same = to == t->dtype && to != TN_Q8_X;
     if (to == TN_Q8_X && to_gguf) *same = true; /* an i-quant goes on as its bytes */
@@ -217,7 +220,7 @@ static tn_status read_same(const convert_file *in, const convert_tensor *t, writ
     out->size = (int64_t)tn_dtype_bytes(t->dtype, t->numel);
     out->bytes = out->data = malloc((size_t)out->size + 1);
     if (!out->data) return tn_backend_fail(TN_ERR_MEMORY, "no memory for '%s'", t->name);
-    tn_tensor *tensor = convert_tensor_of(in, t->name);
+    tn_tensor *tensor = convert_tensor_of(in, t);
     tn_status status = tn_read(tensor, out->data, (size_t)out->size);
     tn_free(tensor);
     return status;
@@ -234,7 +237,7 @@ static tn_status convert_one(const convert_file *in, const convert_tensor *t, tn
         row->bytes += out->size;
         return status;
     }
-    float *x = convert_numbers(in, t->name, t->numel);
+    float *x = convert_numbers(in, t);
     if (!x) return tn_backend_fail(TN_ERR_FORMAT, "'%s' cannot be converted: %s", t->name, tn_error());
     out->size = (int64_t)tn_dtype_bytes(to, t->numel);
     out->bytes = out->data = blocks_of(to, x, t->numel, (size_t)out->size);
@@ -266,8 +269,10 @@ static tn_status copy_metadata(const tn_gguf *from, tn_gguf_writer *w, bool all)
 
 static tn_status put_metadata(const convert_file *in, const wishes *w, const tn_gguf *like, tn_gguf_writer *out) {
     tn_status status = TN_OK;
+    if (in->folder && !like) status = convert_folder_metadata(in->folder, out);
     if (in->gguf || like) status = copy_metadata(like ? like : in->gguf, out, w->to == TN_DTYPE_COUNT);
-    for (int i = 0; in->safetensors && !like && tn_safetensors_metadata_key(in->safetensors, i) && status == TN_OK;
+    for (int i = 0;
+         in->safetensors && !in->folder && !like && tn_safetensors_metadata_key(in->safetensors, i) && status == TN_OK;
          i++) {
         const char *key = tn_safetensors_metadata_key(in->safetensors, i);
         const char *text = tn_safetensors_metadata(in->safetensors, key);
@@ -455,7 +460,7 @@ static tn_status verify_tensor(const convert_file *in, const convert_file *out, 
     if (back.rank != t->rank || memcmp(back.shape, t->shape, sizeof back.shape) != 0 || back.dtype != to)
         return tn_backend_fail(TN_ERR_FORMAT, "'%s' came back in another shape or type", t->name);
     if (same) return verify_bytes(in, out, t, &back);
-    float *x = convert_numbers(in, t->name, t->numel), *y = convert_numbers(out, t->name, t->numel);
+    float *x = convert_numbers(in, t), *y = convert_numbers(out, &back);
     if (x && y) measure(class_of(again, t, tn_dtype_name(to)), x, y, t->numel);
     status = x && y ? TN_OK : TN_ERR_FORMAT;
     free(x);
@@ -553,6 +558,11 @@ static int64_t size_of(const char *path) {
     return stat(path, &s) == 0 ? (int64_t)s.st_size : 0;
 }
 
+static bool is_folder(const char *path) {
+    struct stat s;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+}
+
 static const char *wrong_wish(const wishes *w, convert_kind from, convert_kind to) {
     size_t length = strlen(w->in);
     if (length > 5 && strcasecmp(w->in + length - 5, ".onnx") == 0)
@@ -565,14 +575,19 @@ static const char *wrong_wish(const wishes *w, convert_kind from, convert_kind t
     if (to == CONVERT_SAFETENSORS && w->to != TN_DTYPE_COUNT && tn_dtype_block(w->to) > 1)
         return "safetensors files have no quantised types: take F16, BF16 or F32, or an OUT that ends with .gguf";
     if (w->like && to != CONVERT_GGUF) return "--like is for an OUT that ends with .gguf";
-    if (w->text && (to != CONVERT_GGUF || from != CONVERT_GGUF)) return "--text takes a GGUF model, before and after";
+    if (w->text && to != CONVERT_GGUF) return "--text is for an OUT that ends with .gguf";
     return NULL;
 }
 
 static tn_status convert(const wishes *w, convert_kind to, report *r) {
     convert_file in;
     double begun = cli_now();
+    convert_folder folder;
     tn_status status = convert_open(w->in, &in);
+    if (status == TN_OK && to == CONVERT_GGUF && is_folder(w->in)) {
+        in.folder = &folder;
+        status = convert_folder_open(w->in, in.count, &folder);
+    }
     if (status == TN_OK) status = to == CONVERT_GGUF ? to_gguf(&in, w, r) : to_safetensors(&in, w, r);
     r->tensors = in.count;
     for (int64_t i = 0; i < in.count && status == TN_OK; i++) {

@@ -60,12 +60,13 @@ void convert_close(convert_file *f) {
     tn_safetensors_close(f->safetensors);
     tn_gguf_close(f->gguf);
     tn_pickle_close(f->pickle);
+    if (f->folder) convert_folder_close(f->folder);
     *f = (convert_file){0};
 }
 
 static void take(convert_tensor *t, const char *name, const char *type, tn_dtype dtype, int rank,
                  const int64_t *shape) {
-    *t = (convert_tensor){.name = name, .type = type, .dtype = dtype, .rank = rank, .numel = 1};
+    *t = (convert_tensor){.name = name, .source = name, .type = type, .dtype = dtype, .rank = rank, .numel = 1};
     for (int d = 0; d < rank; d++)
         t->numel *= t->shape[d] = shape[d];
 }
@@ -89,19 +90,31 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
         take(t, p.name, p.dtype_name, p.dtype, p.rank, p.shape);
         t->bytes = (int64_t)tn_dtype_bytes(p.dtype, t->numel);
     }
-    return TN_OK;
+    if (!f->folder) return TN_OK;
+    if ((status = convert_folder_name(f->folder, i, t->source, &t->name, &t->heads)) != TN_OK) return status;
+    if (t->heads == 0 || (t->rank >= 1 && t->rank <= 2 && t->shape[0] % (2 * t->heads) == 0)) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not have the rows of %lld heads", t->source, (long long)t->heads);
 }
 
-tn_tensor *convert_tensor_of(const convert_file *f, const char *name) {
+static tn_tensor *open_tensor(const convert_file *f, const char *name) {
     if (f->safetensors) return tn_safetensors_tensor(f->safetensors, name);
     return f->gguf ? tn_gguf_tensor(f->gguf, name) : tn_pickle_tensor(f->pickle, name);
 }
 
-float *convert_numbers(const convert_file *f, const char *name, int64_t numel) {
-    tn_tensor *t = convert_tensor_of(f, name), *cast = tn_cast(t, TN_F32);
-    float *x = malloc((size_t)(numel > 0 ? numel : 1) * sizeof *x);
-    if (!x) tn_backend_fail(TN_ERR_MEMORY, "no memory for the %lld numbers of '%s'", (long long)numel, name);
-    if (x && tn_read(cast, x, (size_t)numel * sizeof *x) != TN_OK) {
+tn_tensor *convert_tensor_of(const convert_file *f, const convert_tensor *t) {
+    tn_tensor *tensor = open_tensor(f, t->source);
+    if (t->heads == 0) return tensor;
+    tn_tensor *turned = convert_turn(tensor, t->heads);
+    tn_free(tensor);
+    return turned;
+}
+
+float *convert_numbers(const convert_file *f, const convert_tensor *from) {
+    tn_tensor *t = convert_tensor_of(f, from), *cast = tn_cast(t, TN_F32);
+    float *x = malloc((size_t)from->numel * sizeof *x + 1);
+    if (!x)
+        tn_backend_fail(TN_ERR_MEMORY, "no memory for the %lld numbers of '%s'", (long long)from->numel, from->name);
+    if (x && tn_read(cast, x, (size_t)from->numel * sizeof *x) != TN_OK) {
         free(x);
         x = NULL;
     }

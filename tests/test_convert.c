@@ -1,0 +1,137 @@
+/* test_convert.c — `trunnion convert`, where the command was built beside this program: weights go from file to file
+ * and come back with the same bytes; what is rounded is reported, what cannot be converted is refused in words. */
+#include "test_support.h"
+
+#include "trunnion/model.h"
+#include "trunnion/ops.h"
+
+static char program[512];
+
+static int find_program(void **state) {
+    char self[400];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    char *slash = n > 0 ? (self[n] = 0, strrchr(self, '/')) : NULL;
+    if (!slash) return -1;
+    *slash = 0;
+    snprintf(program, sizeof program, "%s/trunnion", self);
+    return make_scratch(state);
+}
+
+/* Runs `trunnion convert` in the scratch folder; what it says is in `said`. */
+static int convert(const char *arguments, char *said, size_t size) {
+    char line[2048];
+    snprintf(line, sizeof line, "cd '%s' && TRUNNION_LOG=0 '%s' convert %s 2>&1", scratch_folder, program, arguments);
+    FILE *out = popen(line, "r");
+    assert_non_null(out);
+    size_t n = fread(said, 1, size - 1, out);
+    said[n] = 0;
+    int status = pclose(out);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void expect(int code, const char *arguments, const char *words) {
+    char said[8192];
+    int got = convert(arguments, said, sizeof said);
+    if (got != code || !strstr(said, words))
+        fail_msg("convert %s: %d, not %d with '%s': %s", arguments, got, code, words, said);
+}
+
+static void make_model(const char *name) {
+    float x[64 * 256], norm[256];
+    for (int i = 0; i < 64 * 256; i++)
+        x[i] = (float)((i * 7919 % 1000) - 500) * 1e-3f;
+    for (int i = 0; i < 256; i++)
+        norm[i] = 1 + (float)i * 1e-3f;
+    TN_SCOPE {
+        const tn_named_tensor named[] = {
+            {"blk.0.ffn_up.weight", tn_from_data(x, (int64_t[]){64, 256}, 2, TN_F32)},
+            {"blk.1.ffn_up.weight", tn_from_data(x + 32, (int64_t[]){63, 256}, 2, TN_F32)},
+            {"blk.0.odd.weight", tn_from_data(x, (int64_t[]){4, 96}, 2, TN_F32)},
+            {"norm.weight", tn_from_data(norm, (int64_t[]){256}, 1, TN_F32)},
+        };
+        const tn_metadata metadata[] = {{"general.architecture", "none"}, {"general.name", "a test"}};
+        assert_ok(tn_gguf_save(test_scratch(name), named, 4, metadata, 2));
+    }
+}
+
+static void files_come_back_with_the_same_bytes(void **state) {
+    (void)state;
+    char *before = NULL, *after = NULL;
+    size_t n, m;
+    make_model("model.gguf");
+    expect(0, "model.gguf same.gguf --verify", "verified: 4 tensors");
+    expect(0, "model.gguf model.safetensors --verify", "verified: 4 tensors");
+    expect(0, "model.safetensors back.gguf --like model.gguf --verify", "verified: 4 tensors");
+    assert_ok(tn_file_read(test_scratch("same.gguf"), &before, &n, 1 << 20));
+    expect(0, "same.gguf again.gguf", "4 tensors");
+    assert_ok(tn_file_read(test_scratch("again.gguf"), &after, &m, 1 << 20));
+    assert_int_equal(n, m);
+    assert_memory_equal(before, after, n);
+    tn_mem_free(before);
+    tn_mem_free(after);
+    tn_gguf *a = NULL, *b = NULL;
+    assert_ok(tn_gguf_open(test_scratch("model.gguf"), &a));
+    assert_ok(tn_gguf_open(test_scratch("back.gguf"), &b));
+    for (int64_t i = 0; i < tn_gguf_count(a); i++) {
+        tn_gguf_info x = {.struct_size = sizeof x}, y = {.struct_size = sizeof y};
+        assert_ok(tn_gguf_at(a, i, &x));
+        assert_ok(tn_gguf_find(b, x.name, &y));
+        assert_int_equal(x.bytes, y.bytes);
+        assert_memory_equal(x.data, y.data, (size_t)x.bytes);
+    }
+    tn_gguf_close(a);
+    tn_gguf_close(b);
+}
+
+static void what_is_rounded_is_reported(void **state) {
+    (void)state;
+    make_model("model.gguf");
+    expect(0, "model.gguf q4.gguf --quantize Q4_K --verify --json", "\"name\": \"blk.*.ffn_up.weight\"");
+    expect(0, "model.gguf q8.gguf --quantize q8_0 --json", "\"to\": \"q8_0\"");
+    tn_gguf *file = NULL;
+    tn_gguf_info info = {.struct_size = sizeof info};
+    int64_t type;
+    assert_ok(tn_gguf_open(test_scratch("q4.gguf"), &file));
+    assert_ok(tn_gguf_find(file, "blk.1.ffn_up.weight", &info));
+    assert_string_equal(info.dtype_name, "Q4_K");
+    assert_ok(tn_gguf_find(file, "blk.0.odd.weight", &info)); /* its rows are no blocks of 256 */
+    assert_string_equal(info.dtype_name, "Q5_0");
+    assert_ok(tn_gguf_find(file, "norm.weight", &info));
+    assert_string_equal(info.dtype_name, "F32");
+    assert_ok(tn_gguf_get_int(file, "general.file_type", &type));
+    assert_int_equal(type, 14);
+    tn_gguf_close(file);
+}
+
+static void pytorch_files_are_converted(void **state) {
+    (void)state;
+    char folder[400], line[900];
+    assert_non_null(getcwd(folder, sizeof folder));
+    snprintf(line, sizeof line, "'%s/tests/corpus/pickle/older.pt' older.safetensors --verify", folder);
+    expect(0, line, "verified: 7 tensors");
+    snprintf(line, sizeof line, "'%s/tests/corpus/pickle/module.pt' module.safetensors", folder);
+    expect(1, line, "Sequential");
+}
+
+static void what_cannot_be_converted_is_refused_in_words(void **state) {
+    (void)state;
+    make_model("model.gguf");
+    expect(2, "model.onnx x.gguf", "ONNX files are not converted yet");
+    expect(2, "model.gguf x.txt", "OUT ends with");
+    expect(2, "model.gguf", "two files");
+    expect(2, "model.gguf x.gguf --quantize Q9", "no type");
+    expect(2, "model.gguf x.safetensors --quantize Q4_0", "no quantised types");
+    expect(1, "absent.gguf x.gguf", "absent.gguf");
+    assert_int_equal(access(test_scratch("x.gguf"), F_OK), -1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(files_come_back_with_the_same_bytes),
+        cmocka_unit_test(what_is_rounded_is_reported),
+        cmocka_unit_test(pytorch_files_are_converted),
+        cmocka_unit_test(what_cannot_be_converted_is_refused_in_words),
+    };
+    return cmocka_run_group_tests(tests, find_program, remove_scratch);
+}
