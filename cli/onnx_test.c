@@ -304,7 +304,9 @@ static int run(int argc, char **argv) {
         return cli_wrong_usage(&cli_onnx_test, "no case is in \"%s\": there is no model.onnx", argv[i]);
     }
     int code = CLI_FAILED;
-    if (good)
+    if (good && t.count == 0)
+        code = cli_wrong_usage(&cli_onnx_test, "no case's name contains \"%s\"", t.filter);
+    else if (good)
         code = run_all(&t);
     else
         fprintf(stderr, "trunnion: error: no memory for the list of cases\n");

@@ -119,8 +119,43 @@ def examples_of(text):
     return [re.split(r" {3,}", line.strip())[0] for line in below.group(1).splitlines()] if below else []
 
 
+# ---- a network of one node, by the field numbers of onnx.proto -------------------------------------------------------
+
+def varint(v):
+    return bytes([v]) if v < 128 else bytes([v & 127 | 128]) + varint(v >> 7)
+
+
+def message(*fields):
+    """Protobuf: pairs of a field's number and its value, an integer, a text or a message."""
+    out = b""
+    for number, value in fields:
+        data = value.encode() if isinstance(value, str) else value
+        out += varint(number << 3) + varint(data) if isinstance(data, int) else \
+            varint(number << 3 | 2) + varint(len(data)) + data
+    return out
+
+
+def write_network(folder):
+    """model.onnx: output = input + input, [2, 3] of f32; image.npy for it; and two cases of it with what is expected."""
+    shape = message((1, message((1, 2))), (1, message((1, 3))))
+    ports = {n: message((1, n), (2, message((1, message((1, 1), (2, shape)))))) for n in ("input", "output")}
+    node = message((1, "input"), (1, "input"), (2, "output"), (4, "Add"))
+    graph = message((1, node), (2, "twice"), (11, ports["input"]), (12, ports["output"]))
+    network = message((1, 8), (8, message((2, 13))), (7, graph))
+    numbers = [struct.pack("<6f", *(k * i for i in range(6))) for k in (1, 2)]
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }".ljust(117) + b"\n"
+    (folder / "model.onnx").write_bytes(network)
+    (folder / "image.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + numbers[0])
+    for name in ("test_add", "test_conv"):
+        data = folder / "cases" / name / "test_data_set_0"
+        data.mkdir(parents=True)
+        (data.parent / "model.onnx").write_bytes(network)
+        for what, raw in zip(("input", "output"), numbers):
+            (data / f"{what}_0.pb").write_bytes(message((1, 2), (1, 3), (2, 1), (9, raw)))
+
+
 def check_help(program, report, _):
-    """In a folder that holds what the examples name: the model, a text."""
+    """In a folder that holds what the examples name: the model, a network and cases of it, a text."""
     overview = subprocess.run([program, "help"], capture_output=True, text=True).stdout
     commands = re.search(r"^commands:\n((?:  .*\n)+)", overview, re.MULTILINE).group(1)
     names = [line.split()[0] for line in commands.splitlines() if line.split()[0] != "help"]
@@ -132,6 +167,7 @@ def check_help(program, report, _):
         if minilm.is_there():
             os.symlink(encoder, pathlib.Path(folder) / encoder.name)
         (pathlib.Path(folder) / "lines.txt").write_text("A quick fox.\nA lazy dog.\n")
+        write_network(pathlib.Path(folder))
         (pathlib.Path(folder) / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
         environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
         for name in names:

@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,18 @@ def run(build, device, folders):
     if not result.stdout:
         sys.exit(f"onnx: trunnion onnx-test ends with {result.returncode}:\n{result.stderr}\n0 passed, 1 failed, 0 skipped")
     return json.loads(result.stdout)
+
+
+def sees_a_difference(build, folder):
+    """Whether a case with another number in what is expected fails: else the rest says nothing."""
+    with tempfile.TemporaryDirectory() as room:
+        changed = pathlib.Path(room) / "test_add"
+        shutil.copytree(folder / "test_add", changed)
+        path = changed / "test_data_set_0" / "output_0.pb"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 0x40  # the exponent of the last number
+        path.write_bytes(data)
+        return run(build, "cpu", [changed])["failed"] == 1
 
 
 def read_list():
@@ -169,6 +182,8 @@ def main():
         record(options.device, outcome)
         print(f"{outcome['passed']} passed, {outcome['failed']} failed, {outcome['skipped']} skipped")
         return
+    if not sees_a_difference(options.build, folder):
+        sys.exit("onnx: a case with a wrong expectation does not fail\n0 passed, 1 failed, 0 skipped")
     if not compare(options.device, outcome):
         sys.exit(1)
 
