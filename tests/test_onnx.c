@@ -148,12 +148,16 @@ static void sparse_initialisers_and_shapes_are_values(void **state) {
     tn_onnx *m = open_model(MODEL("sparse.onnx"));
     float x[] = {1, 2, 3, 4, 5, 6};
     for (int i = 0; i < 3; i++) {
-        tn_onnx_value *in = floats(x, TN_DIMS(2, 3)), *out[3] = {NULL, NULL, NULL};
+        tn_onnx_value *in = floats(x, TN_DIMS(2, 3)), *out[4] = {NULL, NULL, NULL, NULL};
+        int64_t before = recorded();
         assert_ok(tn_onnx_run(m, &in, out));
+        if (i == 2) assert_int_equal(recorded(), before + 1); /* the input in another shape: a view */
         assert_floats(out[0], (float[]){1, 3.5F, 3, 4, 5, 4}, 6);
         assert_true(tn_item(tn_onnx_value_get(out[1])) == 3);
         tn_onnx_value_free(out[1]);
         assert_floats(out[2], x, 6);
+        assert_true(tn_item(tn_onnx_value_get(out[3])) == 1);
+        tn_onnx_value_free(out[3]);
         tn_onnx_value_free(in);
     }
     tn_onnx_close(m);

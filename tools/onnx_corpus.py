@@ -75,8 +75,9 @@ def function():
 def sparse():
     few = h.make_sparse_tensor(h.make_tensor("sp", F, [2], [1.5, -2]), h.make_tensor("i", T.INT64, [2], [1, 5]), [2, 3])
     nodes = [node("Add", ["x", "sp"], ["y"]), node("Shape", ["x"], ["s"]), node("Gather", ["s", "one"], ["n"]),
-             node("Reshape", ["x", "m1"], ["flat"])]
-    model("sparse", nodes, [info("x", F, [2, 3])], [info("y", F, [2, 3]), info("n", T.INT64, []), info("flat", F, [6])],
+             node("Reshape", ["x", "m1"], ["flat"]), node("Reshape", ["one", "m1"], ["k"])]
+    model("sparse", nodes, [info("x", F, [2, 3])],
+          [info("y", F, [2, 3]), info("n", T.INT64, []), info("flat", F, [6]), info("k", T.INT64, [1])],
           initializer=[h.make_tensor("one", T.INT64, [], [1]), h.make_tensor("m1", T.INT64, [1], [-1])],
           sparse_initializer=[few])
 

@@ -112,6 +112,12 @@ TN_API tn_status tn_onnx_output_at(const tn_onnx *m, int i, tn_onnx_info *info);
  * the node. */
 TN_API tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **outputs);
 
+/* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
+
+#ifndef TN_NO_CALLER_LINES
+#define tn_onnx_run(...) (tn_at(__FILE__, __LINE__), tn_onnx_run(__VA_ARGS__))
+#endif
+
 #ifdef __cplusplus
 }
 #endif

@@ -178,16 +178,19 @@ static tn_status read_list(const onnx_call *c, int i, bool floats, int64_t most,
     if (!onnx_has(c, i)) return TN_OK;
     onnx_run *r = c->run;
     uint8_t fixed = c->in[i]->fixed;
-    if (r->capturing && fixed != ONNX_VARIES) return next_memo(c, floats, out, count);
-    if (r->capturing) return tn_fail(TN_ERR_STATE, "the model reads numbers that are being computed");
+    bool noted = fixed == ONNX_EXTENTS || fixed == ONNX_KEYED; /* constants lie there to be read at any time */
+    if (r->capturing && noted) return next_memo(c, floats, out, count);
+    if (r->capturing && fixed == ONNX_VARIES)
+        return tn_fail(TN_ERR_STATE, "the model reads numbers that are being computed");
     if (fixed == ONNX_KEYED) r->keyed = true;
     if (fixed == ONNX_VARIES) r->varied = true;
     onnx_memo m = {0};
     tn_status status = read_numbers(c, i, floats, most, &m);
     if (status == TN_OK) status = copy_memo(&m, out, count);
-    if (status == TN_OK && !r->varied)
+    noted = noted && !r->varied;
+    if (status == TN_OK && noted)
         status = tn_mem_reserve(&r->memos, &r->memo_capacity, r->memo_count + 1, sizeof *r->memos);
-    if (status == TN_OK && !r->varied) {
+    if (status == TN_OK && noted) {
         r->memos[r->memo_count++] = m;
         return TN_OK;
     }

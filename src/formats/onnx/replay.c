@@ -9,6 +9,7 @@
 #include "formats/onnx/model.h"
 #include "graph/graph.h"
 #include "graph/known.h"
+#include "trunnion/ops.h"
 
 typedef struct replay_input {
     onnx_type type;
@@ -17,10 +18,14 @@ typedef struct replay_input {
     int64_t count, values[ONNX_SMALL_INPUT]; /* of a small integer input; count -1: another */
 } replay_input;
 
-/* Where an output comes from: a value that does not change, an input, or the captured graph. */
+/* Where an output comes from: a value that does not change, an input (perhaps in another shape), or the captured
+ * graph. */
 typedef struct replay_output {
     onnx_value *constant;
     int input, of_graph; /* -1: no */
+    bool reshaped;
+    int rank;
+    int64_t shape[TN_MAX_RANK];
     onnx_type type;
 } replay_output;
 
@@ -173,11 +178,18 @@ static bool place_output(onnx_replay *e, replay_output *o, onnx_value **v, onnx_
     tn_node *n = tn_tensor_node((*v)->tensor);
     *o = (replay_output){.input = input_of(n, in, e->input_count), .of_graph = -1, .type = (*v)->type};
     if (o->input >= 0) return true;
-    if ((*v)->fixed == ONNX_CONSTANT || (tn_node_computed(n) && !(n->flags & TN_NODE_VIEW))) {
+    int root = tn_node_computed(n) && n->flags & TN_NODE_VIEW ? input_of(n->root, in, e->input_count) : -1;
+    if (root >= 0) {
+        o->reshaped = true;
+        o->input = root;
+        o->rank = n->rank;
+        memcpy(o->shape, n->shape, sizeof o->shape);
+        return tn_node_contiguous(n);
+    }
+    if (tn_node_computed(n)) {
         o->constant = onnx_value_retain(*v);
         return true;
     }
-    if (tn_node_computed(n)) return false; /* a view of an input */
     tensors[e->graph_count] = tn_contiguous((*v)->tensor);
     o->of_graph = e->graph_count++;
     return true;
@@ -228,7 +240,9 @@ static tn_status hand_out(const onnx_replay *e, onnx_value *const *in, tn_tensor
     tn_status status = TN_OK;
     for (int k = 0; k < e->output_count; k++) {
         const replay_output *o = &e->outputs[k];
-        if (o->constant || o->input >= 0)
+        if (o->reshaped)
+            out[k] = onnx_value_tensor(tn_reshape(in[o->input]->tensor, o->shape, o->rank), o->type);
+        else if (o->constant || o->input >= 0)
             out[k] = onnx_value_retain(o->constant ? o->constant : in[o->input]);
         else
             out[k] = onnx_value_tensor(tn_retain(results[o->of_graph]), o->type);
