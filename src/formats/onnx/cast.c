@@ -125,7 +125,7 @@ static tn_status from_texts(onnx_call *c, const onnx_value *v, onnx_type to) {
 /* The fewest digits that name the number: of an f32 up to 9, of an f64 up to 17. */
 static int print_number(char *out, size_t size, double v, bool is_double) {
     int length = 0;
-    if (isnan(v)) return snprintf(out, size, "nan");
+    if (!isfinite(v)) return snprintf(out, size, "%s", isnan(v) ? "NaN" : v < 0 ? "-INF" : "INF");
     for (int digits = 6; digits <= 17; digits++) {
         length = snprintf(out, size, "%.*g", digits, v);
         double again = strtod(out, NULL);
