@@ -242,7 +242,7 @@ static tn_status gather_map(gathered *g, const tn_json *vocab, size_t more) {
         if (id < 0) return bad("an id of the model's vocab is no number from 0 on");
         if (id > last) last = id;
     }
-    TRY(make_tokens(g, last + 1, (int64_t)length, (int64_t)more));
+    TRY(make_tokens(g, last >= (int64_t)length ? last + 1 : (int64_t)length, (int64_t)length, (int64_t)more));
     for (size_t i = 0; i < length; i++) {
         int64_t id = tn_json_int(tn_json_at(vocab, i), -1);
         g->tokens[id] = tn_hf_key(vocab, i);
