@@ -115,11 +115,41 @@ static tn_node *filters(tn_build *b, tn_node *weight, int64_t groups) {
 }
 
 /* Σ over taps of what is seen times the filter of each channel [channels, 1, taps, taps]. */
-static tn_node *weigh_channels(tn_build *b, tn_node *seen, tn_node *weight) {
-    if (!weight) return NULL;
+static tn_node *weigh_seen(tn_build *b, tn_node *seen, tn_node *weight) {
+    if (!seen || !weight) return NULL;
     const int64_t *s = weight->shape;
     tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){s[0], s[2], s[3], 1, 1}, 5);
     return tn_b_sum(b, tn_b_mul(b, seen, filter), (int64_t[]){2, 3}, 2, false);
+}
+
+/* What one tap sees of an image as far as the window reaches. */
+static tn_node *tap_seen(tn_build *b, tn_node *image, const tn_window *w, const int64_t *places, const int64_t *tap) {
+    for (int a = 0; a < 2; a++) {
+        int64_t from = tap[a] * w->dilation[a], to = from + (places[a] - 1) * w->stride[a] + 1;
+        image = tn_b_slice(b, image, 2 + a, from, to, w->stride[a]);
+    }
+    return image;
+}
+
+/* The same as shifted images, each times a number a channel: one pass that stores nothing in between. */
+static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, const int64_t *places) {
+    enum { TAPS_MOST = 49 };
+    int64_t taps = w->kernel[0] * w->kernel[1], pads[4];
+    if (taps > TAPS_MOST || places[0] < 1 || places[1] < 1)
+        return weigh_seen(b, tn_b_seen(b, x, w, places, 0.0), weight);
+    for (int a = 0; a < 2; a++) {
+        int64_t end = (places[a] - 1) * w->stride[a] + tn_window_reach(w, a);
+        pads[2 * (1 - a)] = w->padding[a];
+        pads[2 * (1 - a) + 1] = end - w->padding[a] - x->shape[2 + a];
+    }
+    tn_node *image = tn_b_padded(b, x, pads, 0.0), *sum = NULL;
+    tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){weight->shape[0], taps, 1, 1}, 4);
+    for (int64_t t = 0; t < taps; t++) {
+        tn_node *seen = tap_seen(b, image, w, places, (int64_t[]){t / w->kernel[1], t % w->kernel[1]});
+        tn_node *part = tn_b_mul(b, seen, tn_b_select(b, filter, 1, t));
+        sum = sum ? tn_b_add(b, sum, part) : part;
+    }
+    return sum;
 }
 
 /* The convolution: x [n, channels, h, w] → [n, out, places]. */
@@ -259,9 +289,9 @@ static tn_node *compose_correlate2d(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *weight = n->in[1];
     tn_window w = filter_window(n->i, weight);
     int64_t groups = n->i[TN_CORRELATE2D_GROUPS];
+    if (depthwise(weight, groups)) return weigh_channels(b, x, weight, &w, n->shape + 2);
     tn_node *seen = tn_b_seen(b, x, &w, n->shape + 2, 0.0);
     if (!seen) return NULL;
-    if (depthwise(weight, groups)) return weigh_channels(b, seen, weight);
     tn_node *y = tn_b_matmul_batched(b, filters(b, weight, groups), columns(b, seen, groups));
     return tn_b_view(b, y, n->shape, 4);
 }

@@ -59,6 +59,9 @@ tn_status onnx_causal_conv(onnx_call *c);
 tn_tensor *onnx_per_channel(const tn_tensor *t, int rank);
 /* dims first … end − 1 into a list; returns how many. */
 int onnx_dims(int first, int end, int64_t *dims);
+/* Tensors of one shape along a new dimension, or (fresh = false) joined along dim, however many they are. The list is
+ * used up. */
+tn_tensor *onnx_joined(tn_tensor **parts, int64_t count, int dim, bool fresh);
 /* Numbers that the host computed, as a tensor of dtype (floating point). */
 tn_tensor *onnx_from_doubles(const double *v, const int64_t *shape, int rank, tn_dtype dtype);
 /* The dtype that an attribute names; `otherwise` where it is absent. */

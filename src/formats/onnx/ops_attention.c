@@ -245,7 +245,7 @@ tn_status onnx_linear_attention(onnx_call *c) {
     if (!y) return onnx_refuse(c, "out of memory");
     for (int64_t t = 0; t < steps; t++)
         y[t] = advance(&r, t, count);
-    tn_tensor *all = tn_mul_scalar(tn_cat(y, (int)steps, 2), scale);
+    tn_tensor *all = tn_mul_scalar(onnx_joined(y, steps, 2, false), scale);
     tn_mem_free(y);
     TRY(onnx_put(c, 0, tn_cast(joined_heads(all), tn_dtype_of(onnx_in(c, 0)))));
     tn_dtype t = tn_dtype_of(onnx_in(c, onnx_has(c, 3) ? 3 : 0));

@@ -19,6 +19,21 @@ int onnx_dims(int first, int end, int64_t *dims) {
     return end > first ? end - first : 0;
 }
 
+tn_tensor *onnx_joined(tn_tensor **parts, int64_t count, int dim, bool fresh) {
+    enum { AT_ONCE = 64 };
+    for (int64_t i = 0; fresh && i < count; i++)
+        parts[i] = tn_unsqueeze(parts[i], dim);
+    while (count > 1) {
+        int64_t groups = tn_ceil_div(count, AT_ONCE);
+        for (int64_t g = 0; g < groups; g++) {
+            int64_t first = g * AT_ONCE;
+            parts[g] = tn_cat(parts + first, (int)tn_min64(count - first, AT_ONCE), dim);
+        }
+        count = groups;
+    }
+    return parts[0];
+}
+
 tn_tensor *onnx_from_doubles(const double *v, const int64_t *shape, int rank, tn_dtype dtype) {
     tn_tensor *t = tn_from_data(v, shape, rank, TN_F64);
     if (dtype == TN_F64) return t;

@@ -214,7 +214,7 @@ static tn_tensor *convolve_groups(const tn_tensor *x, const tn_tensor *weight, c
         const tn_tensor *z = zw && tn_rank(zw) && tn_numel(zw) > 1 ? tn_narrow(zw, 0, g * out, out) : zw;
         parts[g] = convolve_bytes(tn_narrow(x, 1, g * in, in), tn_narrow(weight, 0, g * out, out), zx, z, padding, w);
     }
-    return tn_cat(parts, (int)groups, 1);
+    return onnx_joined(parts, groups, 1, false);
 }
 
 /* The sums of a convolution of bytes; inputs x and weight, and their zero points, perhaps left out. */

@@ -99,8 +99,8 @@ static tn_tensor *walk(const net *n, course *k, bool backwards) {
         int64_t t = backwards ? n->steps - 1 - i : i;
         y[t] = step(n, k, t);
     }
-    tn_tensor *all =
-        n->steps ? tn_stack(y, (int)n->steps, 0) : tn_zeros((int64_t[]){0, n->batch, n->hidden}, 3, tn_dtype_of(k->h));
+    tn_tensor *all = n->steps ? onnx_joined(y, n->steps, 0, true)
+                              : tn_zeros((int64_t[]){0, n->batch, n->hidden}, 3, tn_dtype_of(k->h));
     tn_mem_free(y);
     return all;
 }
