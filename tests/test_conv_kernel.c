@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "kern/cpu/cpu.h"
+#include "trunnion/ops.h"
 
 enum { MARKS = 64, CASES = 60, MAX_THREADS = 3 };
 
@@ -320,11 +321,57 @@ static void windows_that_reach_too_far_have_no_kernel(void **state) {
     assert_false(tn_conv_fits(&a));
 }
 
+static tn_tensor *random_tensor(const int64_t *shape, int rank) {
+    float numbers[4096];
+    int64_t count = 1;
+    for (int d = 0; d < rank; d++)
+        count *= shape[d];
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = (float)random_from(-1000, 1000) / 700.0f;
+    return tn_from_data(numbers, shape, rank, TN_F32);
+}
+
+/* Filters that lie in memory become the columns of a product where places are few; filters that the same plan computes
+ * go to the kernel above. */
+static void few_places_have_the_bits_of_the_kernel(void **state) {
+    (void)state;
+    static const struct {
+        int64_t images, channels, filters, size[2], kernel[2];
+        tn_conv2d_options o;
+    } cases[] = {
+        {1, 3, 9, {1, 9}, {1, 3}, {.stride = {1, 2}, .padding = {0, 1}}},
+        {2, 5, 16, {3, 3}, {2, 3}, {.stride = {1, 1}, .padding = {0, 1}, .dilation = {2, 1}}},
+        {1, 12, 33, {4, 4}, {3, 3}, {.stride = {2, 2}, .padding = {1, 1}}},
+        {7, 2, 8, {5, 5}, {5, 5}, {.stride = {1, 1}}},
+        {8, 4, 12, {1, 4}, {1, 3}, {.stride = {1, 4}, .padding = {0, 1}}},
+    };
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        TN_SCOPE {
+            tn_tensor *x =
+                random_tensor(TN_DIMS(cases[i].images, cases[i].channels, cases[i].size[0], cases[i].size[1]));
+            tn_tensor *w =
+                random_tensor(TN_DIMS(cases[i].filters, cases[i].channels, cases[i].kernel[0], cases[i].kernel[1]));
+            tn_conv2d_options o = cases[i].o;
+            o.struct_size = sizeof o;
+            tn_tensor *few = tn_conv2d(x, w, NULL, &o),
+                      *usual = tn_conv2d(x, tn_contiguous(tn_flip(w, TN_DIMS(0))), NULL, &o);
+            tn_tensor *both[] = {few, usual = tn_flip(usual, TN_DIMS(1))};
+            float a[1024], b[1024];
+            assert_ok(tn_eval(both, 2));
+            assert_true(tn_numel(few) <= 1024);
+            assert_ok(tn_read(few, a, (size_t)tn_numel(few) * sizeof *a));
+            assert_ok(tn_read(usual, b, (size_t)tn_numel(few) * sizeof *b));
+            assert_memory_equal(a, b, (size_t)tn_numel(few) * sizeof *a);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),
+        cmocka_unit_test(few_places_have_the_bits_of_the_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

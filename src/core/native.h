@@ -40,7 +40,10 @@ struct tn_native {
         tn_cache_write_args append;
         tn_attention_args attention;
         tn_rope_args rope;
-        tn_conv_args conv;
+        struct {
+            tn_conv_args conv;
+            tn_gemm_args few_places; /* the same convolution as a product whose rows are places */
+        };
         tn_linalg_args linalg;
         struct {
             tn_sdpa_args sdpa;

@@ -122,12 +122,89 @@ static void run_correlate2d(tn_native *n, void *const *pointers) {
     tn_conv(&n->conv);
 }
 
+/* ---- few places -------------------------------------------------------------------------------------------------- */
+
+/* The kernel's tiles are filters times places; of a handful of places most of a tile stays empty. Then what the windows
+ * see is written out, a place a row, and multiplied with the filters as columns: a product whose chains run through the
+ * same k, for the same bits. */
+enum { FEW_PLACES = 8 };
+
+static void pack_columns(const tn_form *form, const void *from, void *to) {
+    const int64_t *w = form->word;
+    int64_t k = w[FORM_CHANNELS] * w[FORM_KERNEL] * w[FORM_KERNEL + 1];
+    tn_gemm_args args = {.batch = {1, 1, 1, 1}, .m = 1, .n = w[FORM_FILTERS], .k = k, .packed_b = to};
+    args.b.data = (char *)(uintptr_t)from + w[FORM_OFFSET];
+    args.b.row_stride = 1;
+    args.b.col_stride = k;
+    tn_gemm_pack(&args, TN_F32);
+}
+
+/* What the window of one place sees: (channel, kernel row, kernel column). */
+static void write_window(const tn_conv_args *a, const float *x, int64_t row, int64_t column, float *to) {
+    for (int64_t c = 0; c < a->channels; c++, x += a->x_stride[1])
+        for (int64_t i = 0; i < a->kernel[0]; i++) {
+            int64_t v = row * a->stride[0] - a->before[0] + i * a->dilation[0];
+            bool inside = v >= 0 && v < a->size[0];
+            for (int64_t j = 0; j < a->kernel[1]; j++) {
+                int64_t h = column * a->stride[1] - a->before[1] + j * a->dilation[1];
+                bool seen = inside && h >= 0 && h < a->size[1];
+                *to++ = seen ? x[v * a->x_stride[2] + h * a->x_stride[3]] : 0;
+            }
+        }
+}
+
+static void run_few_places(tn_native *n, void *const *pointers) {
+    const tn_conv_args *a = &n->conv;
+    tn_gemm_args *product = &n->few_places;
+    const float *x = pointers[1];
+    float *to = pointers[3];
+    product->a.data = to;
+    for (int64_t image = 0; image < a->images; image++, x += a->x_stride[0])
+        for (int64_t place = 0; place < a->places[0] * a->places[1]; place++, to += product->k)
+            write_window(a, x, place / a->places[1], place % a->places[1], to);
+    product->b.data = pointers[2];
+    product->c.data = pointers[0];
+    product->packed_b = n->packed_weight;
+    product->packed_valid = &n->packed_valid;
+    product->workspace = (char *)pointers[3] + n->packed_at;
+    tn_gemm_f32(product);
+}
+
+static bool has_few_places(const tn_graph_plan *g, const tn_conv_args *a, const tn_value *weight) {
+    int64_t places = a->places[0] * a->places[1];
+    return a->groups == 1 && places <= FEW_PLACES && a->images * places <= FEW_PLACES && in_order(weight) &&
+           tn_native_may_form(g, g->values[weight->root].slot) && a->filters >= FEW_PLACES &&
+           (int64_t)tn_gemm_packed_bytes(a->filters, a->channels * a->kernel[0] * a->kernel[1], TN_F32) <= PACK_LIMIT;
+}
+
+static tn_status make_few_places(const tn_graph_plan *g, tn_native *n, const tn_value *weight, size_t *workspace) {
+    const tn_conv_args *a = &n->conv;
+    int64_t places = a->places[0] * a->places[1], k = a->channels * a->kernel[0] * a->kernel[1];
+    n->run = run_few_places;
+    n->few_places = (tn_gemm_args){.batch = {1, 1, 1, a->images}, .m = places, .n = a->filters, .k = k};
+    n->few_places.a = (tn_matrix){.batch_stride = {0, 0, 0, places * k}, .row_stride = k, .col_stride = 1};
+    n->few_places.b = (tn_matrix){.row_stride = 1, .col_stride = k};
+    n->few_places.c =
+        (tn_matrix){.batch_stride = {0, 0, 0, places * a->filters}, .row_stride = 1, .col_stride = places};
+    n->form_slot = g->values[weight->root].slot;
+    n->form = (tn_form){
+        .make = pack_columns,
+        .bytes = tn_gemm_packed_bytes(a->filters, k, TN_F32),
+        .word = {1, a->filters, a->channels, a->kernel[0], a->kernel[1], (int64_t)tn_native_byte_offset(weight)}};
+    n->formed = &n->packed_weight;
+    n->packed_valid = true;
+    n->packed_at = ((size_t)(a->images * places * k) * sizeof(float) + 63) / 64 * 64;
+    *workspace = n->packed_at + tn_gemm_workspace(&n->few_places, TN_F32, tn_threads());
+    return TN_OK;
+}
+
 tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]], *weight = &g->values[y->in[1]];
     n->run = run_correlate2d;
     n->conv = sizes_of(y->node, &of_correlate2d, x->node, y->node, weight->node);
     memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
     take_weight(&n->conv, weight);
+    if (has_few_places(g, &n->conv, weight)) return make_few_places(g, n, weight, workspace);
     keep_packed(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
     return TN_OK;
