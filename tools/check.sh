@@ -67,6 +67,7 @@ bugs      | check-all | 3600 | python3 tools/seed_bugs.py
 devwork   | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 encoder   | check-all | 600 | python3 tools/minilm.py --or-skip
 folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/hf_folders.py $BUILD/trunnion
+tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
 llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
 fuzz-long | check-all | 3600 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 60
