@@ -18,7 +18,7 @@ typedef struct places {
 } places;
 
 static tn_status make_places(const onnx_call *c, places *p) {
-    static const int64_t MOST = (int64_t)1 << 28;
+    static const int64_t MOST = (int64_t)1 << 25;
     int64_t count;
     *p = (places){p->boxes, p->results, p->each, NULL, NULL};
     if (tn_mul_overflow(p->boxes, p->results, &count) || tn_mul_overflow(count, p->each, &count) || count > MOST)
@@ -54,17 +54,17 @@ typedef struct align {
     bool one_at_least, max;
 } align;
 
-/* One axis of a box: where its bins begin and how far they reach. */
+/* One axis of a box: where its bins begin, how far they reach; in f32, as the number of samples may hang on a bit. */
 typedef struct extent {
     double from, bin;
     int64_t samples;
 } extent;
 
 static extent extent_of(const align *a, double from, double to, int64_t bins) {
-    extent e = {.from = from * a->scale - a->shift};
-    double size = to * a->scale - a->shift - e.from;
+    float scale = (float)a->scale, shift = (float)a->shift, begin = (float)from * scale - shift;
+    float size = (float)to * scale - shift - begin;
     if (a->one_at_least && size < 1) size = 1;
-    e.bin = size / (double)bins;
+    extent e = {.from = (double)begin, .bin = (double)(size / (float)bins)};
     double samples = a->ratio > 0 ? (double)a->ratio : ceil(e.bin);
     e.samples = samples >= 1 && samples < 4096 ? (int64_t)samples : samples >= 1 ? 4096 : 0;
     return e;

@@ -120,7 +120,9 @@ static tn_tensor *by_selection(const tn_tensor *x, const axis *a, int dim) {
 }
 
 static tn_tensor *by_product(const tn_tensor *x, const axis *a, int dim) {
+    static const int64_t MOST = 1 << 27;
     int64_t shape[2] = {a->in, a->out};
+    if (a->out && a->in > MOST / a->out) return tn_failed(TN_ERR_UNSUPPORTED, "Resize: an axis that is too long");
     double *v = tn_mem_zalloc((size_t)(a->in * a->out), sizeof *v);
     if (!v) return tn_failed(TN_ERR_MEMORY, "Resize: out of memory");
     for (int64_t i = 0; i < a->taps * a->out; i++)
@@ -205,7 +207,7 @@ typedef struct wishes {
 static tn_status read_given(const onnx_call *c, wishes *g) {
     int rank = tn_rank(onnx_in(c, 0));
     const onnx_attribute *scales = onnx_find(c, "scales");
-    if (c->row->since < 9 && scales) {
+    if (c->row->since < 9 && scales && scales->floats) {
         g->scales = tn_mem_alloc((scales->count + 1) * sizeof *g->scales);
         if (!g->scales) return onnx_refuse(c, "out of memory");
         for (size_t i = 0; i < scales->count; i++)
@@ -359,11 +361,10 @@ static tn_status col2im(onnx_call *c) {
     TRY(read_fold(c, &w, size));
     for (int a = 0; a < w.axes; a++) {
         blocks[a] = onnx_places(&w, a, size[a], false);
-        taps *= w.kernel[a];
-        count *= blocks[a];
-        if (tn_mul_overflow(pixels, size[a], &pixels)) return onnx_refuse(c, "an image that is too large");
+        bool large = tn_mul_overflow(taps, w.kernel[a], &taps) || tn_mul_overflow(count, blocks[a], &count);
+        if (large || tn_mul_overflow(pixels, size[a], &pixels)) return onnx_refuse(c, "an image that is too large");
     }
-    if (tn_rank(x) != 3 || tn_size(x, 1) % taps || tn_size(x, 2) != count)
+    if (tn_rank(x) != 3 || tn_size(x, 1) < 1 || tn_size(x, 1) % taps || tn_size(x, 2) != count)
         return onnx_refuse(c, "columns that are not those of %lld blocks of %lld", (long long)count, (long long)taps);
     int64_t n = tn_size(x, 0), channels = tn_size(x, 1) / taps, all = taps * count, shape[TN_MAX_RANK] = {n, channels};
     int64_t *place = tn_mem_alloc((size_t)tn_max64(all, 1) * sizeof *place);

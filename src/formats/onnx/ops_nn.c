@@ -432,7 +432,7 @@ static tn_status cross_entropy(onnx_call *c) {
 const onnx_op_row onnx_nn_ops[] = {
     {"Attention", 23, .run = onnx_attention},
     {"AveragePool", 1, .run = onnx_average_pool},
-    {"BatchNormalization", 7, .run = batch_norm},
+    {"BatchNormalization", 6, .run = batch_norm},
     {"BatchNormalization", 14, .run = batch_norm},
     {"Bernoulli", 15, .run = bernoulli},
     {"CausalConvWithState", 27, .run = onnx_causal_conv},

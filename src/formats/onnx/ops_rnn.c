@@ -112,7 +112,7 @@ static const char *const usual[][FUNCTIONS] = {
 
 /* Numbers are given only for functions that have any, in the order of the functions. */
 static double next_number(const onnx_attribute *given, size_t *used, const char *name, double otherwise) {
-    return name && given && *used < given->count ? (double)given->floats[(*used)++] : otherwise;
+    return name && given && given->floats && *used < given->count ? (double)given->floats[(*used)++] : otherwise;
 }
 
 static tn_status read_functions(const net *n, course *k, int directions) {
@@ -122,7 +122,7 @@ static tn_status read_functions(const net *n, course *k, int directions) {
     size_t alpha = 0, beta = 0;
     for (int i = 0; i < each * directions; i++) {
         const char *name = usual[n->gates][i % each];
-        bool given = names && (size_t)i < names->count;
+        bool given = names && names->strings && (size_t)i < names->count;
         onnx_text text = given ? names->strings[i] : (onnx_text){name, strlen(name)};
         const onnx_activation *a = onnx_activation_named(text);
         if (!a) return onnx_refuse(n->c, "activation '%.*s'", (int)text.size, text.at);

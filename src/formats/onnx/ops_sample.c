@@ -165,9 +165,10 @@ tn_status onnx_grid_sample(onnx_call *c) {
 
 /* Homogeneous coordinates of all pixels, innermost axis first: [pixels, axes + 1]. */
 static tn_tensor *homogeneous(const int64_t *size, int axes, bool align, tn_dtype t) {
+    static const int64_t PIXELS_MOST = 1 << 26;
     int64_t pixels = 1;
     for (int a = 0; a < axes; a++)
-        if (size[a] < 0 || tn_mul_overflow(pixels, size[a], &pixels) || pixels > INT32_MAX)
+        if (size[a] < 0 || tn_mul_overflow(pixels, size[a], &pixels) || pixels > PIXELS_MOST)
             return tn_failed(TN_ERR_SHAPE, "a grid of %lld along axis %d", (long long)size[a], a);
     int64_t shape[2] = {pixels, axes + 1};
     double *v = tn_mem_alloc((size_t)tn_max64(pixels * shape[1], 1) * sizeof *v);

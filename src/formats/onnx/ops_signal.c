@@ -80,7 +80,7 @@ static tn_tensor *whole(const tn_tensor *x, int64_t n, double direction, int dep
     static const int64_t swap[] = {0, 2, 1, 3};
     int64_t a = n > MATRIX_MOST ? large_divisor(n) : 1, rows = tn_size(x, 0);
     if (a == 1 || depth > DEPTH_MOST) {
-        if (n > 8 * MATRIX_MOST)
+        if (n > 2 * MATRIX_MOST)
             return tn_failed(TN_ERR_UNSUPPORTED, "a Fourier transform of %lld points, a prime", (long long)n);
         transform t = {.n = n, .in = n, .out = n, .in_parts = 2, .out_parts = 2, .direction = direction};
         tn_tensor *y = by_matrix(x, &t);

@@ -81,8 +81,11 @@ int64_t onnx_places(const onnx_window *w, int a, int64_t size, bool ceil_mode) {
 }
 
 static tn_status places_of(const onnx_call *c, const tn_tensor *x, const onnx_window *w, int64_t *places) {
+    static const int64_t WORK_MOST = 1 << 28; /* taps of all windows along an axis, which the host counts */
     for (int a = 0; a < w->axes; a++) {
         places[a] = onnx_places(w, a, tn_size(x, 2 + a), onnx_int(c, "ceil_mode", 0) != 0);
+        if (w->kernel[a] > WORK_MOST / tn_max64(places[a], 1))
+            return onnx_refuse(c, "%lld places of a kernel of %lld", (long long)places[a], (long long)w->kernel[a]);
         if (places[a] < 1)
             return onnx_refuse(c, "a kernel that spans %lld does not fit into %lld", (long long)onnx_reach(w, a),
                                (long long)tn_size(x, 2 + a));
@@ -129,7 +132,10 @@ static tn_tensor *convolve_plane(const tn_tensor *x, const tn_tensor *weight, co
 static tn_tensor *convolve_volume(const tn_tensor *x, const tn_tensor *weight, const tn_tensor *bias,
                                   const onnx_window *w, int64_t groups) {
     static const int64_t depth_first[] = {0, 2, 1, 3, 4};
+    enum { DEPTH_MOST = 4096 };
     const int64_t none[] = {0, 0};
+    if (w->kernel[0] > DEPTH_MOST)
+        return tn_failed(TN_ERR_UNSUPPORTED, "a kernel of %lld planes", (long long)w->kernel[0]);
     onnx_window plane = {.axes = 2};
     for (int a = 0; a < 2; a++) {
         plane.kernel[a] = w->kernel[1 + a];
