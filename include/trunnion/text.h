@@ -106,9 +106,9 @@ TN_API tn_status tn_tokenizer_from_gguf(const tn_gguf *file, tn_tokenizer **out)
 TN_API tn_status tn_tokenizer_from_json(const char *json, size_t size, const char *config, size_t config_size,
                                         tn_tokenizer **out);
 
-/* Opens what `path` names: a folder with tokenizer.json (and tokenizer_config.json, chat_template.jinja and
- * generation_config.json, where they are there), a tokenizer.json (with those beside it), or a GGUF file.
- * Errors: TN_ERR_IO, and those of the two above. */
+/* Opens what `path` names: a folder with tokenizer.json (and special_tokens_map.json, tokenizer_config.json,
+ * chat_template.jinja and generation_config.json, where they are there), a tokenizer.json (with those beside it), or a
+ * GGUF file. Errors: TN_ERR_IO, and those of the two above. */
 TN_API tn_status tn_tokenizer_open(const char *path, tn_tokenizer **out);
 
 TN_API void tn_tokenizer_free(tn_tokenizer *t); /* NULL is fine */

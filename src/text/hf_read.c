@@ -230,9 +230,9 @@ static void take_generation(tn_tokenizer *t, const tn_json *config) {
     }
 }
 
-/* The four texts; all but the first may be absent. */
+/* The texts; all but the first may be absent. `names`: older folders tell there what special tokens are called. */
 typedef struct sources {
-    tn_text_slice tokenizer, config, chat, generation;
+    tn_text_slice tokenizer, names, config, chat, generation;
 } sources;
 
 /* The tree of a text; errors name the file. *doc is NULL after a failure. */
@@ -251,8 +251,10 @@ static tn_status take_sources(tn_tokenizer *t, const sources *s) {
     if (status == TN_OK) status = read_root(t, tn_json_root(doc));
     tn_json_free(doc);
     if (status != TN_OK) return status;
-    if (s->config.data) {
-        status = parse(s->config, "tokenizer_config.json", &doc);
+    const tn_text_slice configs[] = {s->names, s->config};
+    for (size_t i = 0; i < 2 && status == TN_OK; i++) {
+        if (!configs[i].data) continue;
+        status = parse(configs[i], i == 0 ? "special_tokens_map.json" : "tokenizer_config.json", &doc);
         if (status == TN_OK) status = take_config(t, tn_json_root(doc));
         tn_json_free(doc);
     }
@@ -314,18 +316,20 @@ static tn_status beside(const char *folder, size_t length, const char *name, tn_
 }
 
 static tn_status open_json(const char *path, const char *folder, size_t length, tn_tokenizer **out) {
-    static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja", "generation_config.json"};
-    tn_bytes texts[4] = {0}, place = {0};
+    static const char *const names[] = {"special_tokens_map.json", "tokenizer_config.json", "chat_template.jinja",
+                                        "generation_config.json"};
+    tn_bytes texts[5] = {0}, place = {0};
     tn_status status = read_file(path, true, &texts[0]);
-    for (int i = 0; i < 3 && status == TN_OK; i++) {
+    for (int i = 0; i < 4 && status == TN_OK; i++) {
         status = beside(folder, length, names[i], &place);
         if (status == TN_OK) status = read_file(place.data, false, &texts[1 + i]);
     }
     if (status == TN_OK) {
         status = make(&(sources){.tokenizer = {texts[0].data, texts[0].size},
-                                 .config = {texts[1].data, texts[1].size},
-                                 .chat = {texts[2].data, texts[2].size},
-                                 .generation = {texts[3].data, texts[3].size}},
+                                 .names = {texts[1].data, texts[1].size},
+                                 .config = {texts[2].data, texts[2].size},
+                                 .chat = {texts[3].data, texts[3].size},
+                                 .generation = {texts[4].data, texts[4].size}},
                       out);
         if (status != TN_OK && status != TN_ERR_MEMORY) {
             char why[1024];
@@ -333,7 +337,7 @@ static tn_status open_json(const char *path, const char *folder, size_t length, 
             status = tn_backend_fail(status, "'%s': %s", path, why);
         }
     }
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 5; i++)
         tn_bytes_free(&texts[i]);
     tn_bytes_free(&place);
     return status;
