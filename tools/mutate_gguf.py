@@ -1,6 +1,6 @@
 """mutate_gguf.py BUILD — damaged GGUF files through the command: exit code 0 or 1, and a message that says where.
 
-Makes two small language models with tensors of every type that can be computed with, damages copies of them (bits, bytes,
+Makes three small language models with tensors of every type that can be computed with, damages copies of them (bits, bytes,
 numbers, pieces left out, doubled or moved, files cut short) and lets `trunnion generate` work on each. A run must end by
 itself with 0 or 1, within seconds and a bound of memory; one that ends with 1 must name the file, and the byte, key,
 tensor or line of the template that it stumbled over. The damage follows from --seed and the number of the file alone, so
@@ -32,7 +32,9 @@ WHERE = re.compile(r"byte \d+|'[^']*' has no (key|tensor)|token \d+ is not a num
 # type: (number in the file, elements of a block, its bytes)
 TYPES = {"F32": (0, 1, 4), "F16": (1, 1, 2), "Q4_0": (2, 32, 18), "Q4_1": (3, 32, 20), "Q5_0": (6, 32, 22),
          "Q5_1": (7, 32, 24), "Q8_0": (8, 32, 34), "Q2_K": (10, 256, 84), "Q3_K": (11, 256, 110),
-         "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "BF16": (30, 1, 2)}
+         "Q4_K": (12, 256, 144), "Q5_K": (13, 256, 176), "Q6_K": (14, 256, 210), "BF16": (30, 1, 2),
+         "IQ2_XXS": (16, 256, 66), "IQ3_S": (21, 256, 110), "IQ4_XS": (23, 256, 136), "IQ4_NL": (20, 32, 18),
+         "IQ1_S": (19, 256, 50), "MXFP4": (39, 32, 17)}
 
 
 # ---- the models ------------------------------------------------------------------------------------------------------
@@ -100,6 +102,8 @@ def values(source, shape, kind):
     for at in range(0, len(data), size):
         if block == 1:
             data[at + 1] = 0x20 | data[at + 1] & 0x87 if kind == "F16" else 0x3c
+        elif kind == "MXFP4":
+            data[at] = 0x78  # a power of two
         elif kind in ("Q2_K", "Q3_K", "Q6_K"):
             data[at + size - 1] = 0x10  # their scales stand at the end
             data[at + size - 3] = 0x10 if kind == "Q2_K" else data[at + size - 3]
@@ -125,7 +129,8 @@ def make_model(width, heads, layers, middle, types):
 
 def models():
     return [make_model(64, 4, 2, 96, ["Q4_0", "Q4_1", "Q5_0", "F16", "Q5_1", "BF16", "F32", "Q8_0"]),
-            make_model(256, 4, 1, 256, ["Q4_K", "Q5_K", "Q2_K", "Q3_K", "Q6_K"])]
+            make_model(256, 4, 1, 256, ["Q4_K", "Q5_K", "Q2_K", "Q3_K", "Q6_K"]),
+            make_model(512, 4, 1, 256, ["IQ2_XXS", "IQ3_S", "IQ4_XS", "IQ1_S", "MXFP4", "IQ4_NL"])]
 
 
 # ---- the damage ------------------------------------------------------------------------------------------------------

