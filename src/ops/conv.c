@@ -133,7 +133,7 @@ static tn_node *tap_seen(tn_build *b, tn_node *image, const tn_window *w, const 
 
 /* The same as shifted images, each times a number a channel: one pass that stores nothing in between. */
 static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, const int64_t *places) {
-    enum { TAPS_MOST = 49 };
+    enum { TAPS_MOST = 9 }; /* a program has room for so many images and filters; more would be cut badly */
     int64_t taps = w->kernel[0] * w->kernel[1], pads[4];
     if (taps > TAPS_MOST || places[0] < 1 || places[1] < 1)
         return weigh_seen(b, tn_b_seen(b, x, w, places, 0.0), weight);
