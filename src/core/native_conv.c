@@ -122,6 +122,21 @@ static void run_correlate2d(tn_native *n, void *const *pointers) {
     tn_conv(&n->conv);
 }
 
+static void swap64(int64_t pair[2]) {
+    int64_t first = pair[0];
+    pair[0] = pair[1];
+    pair[1] = first;
+}
+
+/* Images of one column lie down: the kernel's runs are along the last axis. The taps' order is the same. */
+static void lie_down(tn_conv_args *a) {
+    if (a->size[1] != 1 || a->kernel[1] != 1 || a->places[1] != 1 || a->before[1] != 0) return;
+    int64_t *const pairs[] = {a->size,   a->kernel,   a->places,       a->stride,
+                              a->before, a->dilation, &a->x_stride[2], &a->weight_stride[2]};
+    for (size_t i = 0; i < TN_COUNT(pairs); i++)
+        swap64(pairs[i]);
+}
+
 /* ---- few places -------------------------------------------------------------------------------------------------- */
 
 /* The kernel's tiles are filters times places; of a handful of places most of a tile stays empty. Then what the windows
@@ -204,6 +219,7 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
     n->conv = sizes_of(y->node, &of_correlate2d, x->node, y->node, weight->node);
     memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
     take_weight(&n->conv, weight);
+    lie_down(&n->conv);
     if (has_few_places(g, &n->conv, weight)) return make_few_places(g, n, weight, workspace);
     keep_packed(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());

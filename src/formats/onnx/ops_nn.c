@@ -341,13 +341,22 @@ static tn_status local_response(onnx_call *c) {
 
 enum { POOL_MEAN, POOL_MAX, POOL_LP };
 
+/* Over one dim that holds all of a channel: rows of a reduction are then long, whatever the image's last extent. */
 static tn_status global_pool(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0);
-    int64_t dims[TN_MAX_RANK];
-    int count = onnx_dims(2, tn_rank(x), dims);
-    if (c->row->with == POOL_MEAN) return onnx_put(c, 0, tn_mean(x, dims, count, true));
-    if (c->row->with == POOL_MAX) return onnx_put(c, 0, tn_amax(x, dims, count, true));
-    return onnx_put(c, 0, tn_norm(x, (double)onnx_int(c, "p", 2), dims, count, true));
+    int64_t shape[TN_MAX_RANK];
+    int rank = tn_rank(x);
+    if (rank < 3) return onnx_refuse(c, "its input has %d dimensions", rank);
+    for (int d = 0; d < rank; d++)
+        shape[d] = d < 2 ? tn_size(x, d) : 1;
+    tn_tensor *flat = tn_flatten(x, 2, -1), *y;
+    if (c->row->with == POOL_MEAN)
+        y = tn_mean(flat, TN_DIMS(2), true);
+    else if (c->row->with == POOL_MAX)
+        y = tn_amax(flat, TN_DIMS(2), true);
+    else
+        y = tn_norm(flat, (double)onnx_int(c, "p", 2), TN_DIMS(2), true);
+    return onnx_put(c, 0, tn_reshape(y, shape, rank));
 }
 
 /* ---- random numbers ---------------------------------------------------------------------------------------------- */
