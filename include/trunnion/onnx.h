@@ -15,6 +15,7 @@
 #ifndef TRUNNION_ONNX_H
 #define TRUNNION_ONNX_H
 
+#include "trunnion/model.h"
 #include "trunnion/tensor.h"
 
 #ifdef __cplusplus
@@ -111,6 +112,34 @@ TN_API tn_status tn_onnx_output_at(const tn_onnx *m, int i, tn_onnx_info *info);
  * Errors: TN_ERR_ARGUMENT, TN_ERR_DTYPE, TN_ERR_SHAPE for an input that does not fit, naming it; an operator's, naming
  * the node. */
 TN_API tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **outputs);
+
+/* ---- writing a model --------------------------------------------------------------------------------------------- */
+
+typedef struct tn_onnx_export_options {
+    size_t struct_size;  /* set by the caller */
+    const char *name;    /* the graph's; NULL: "graph" */
+    const char *dims[4]; /* names of the symbolic extents 0 … 3 (tn_symbolic): "batch"; NULL: "dim0" … */
+    /* names for tensors that become initialisers: parameters by their paths; others are called w0, w1 … */
+    const tn_named_tensor *weights;
+    int weight_count;
+} tn_onnx_export_options;
+
+/* Writes what this thread has recorded from `inputs` to `outputs` as an ONNX model (opset 21). Nothing is computed, and
+ * what was recorded is evaluated afterwards as it would have been; so export before reading an output.
+ *   tn_tensor *y = tn_forward(net, x);
+ *   tn_onnx_export("net.onnx", &(tn_named_tensor){"x", x}, 1, &(tn_named_tensor){"y", y}, 1, NULL);
+ * Everything may be part of it: gradients, losses, steps of optimisers (between tn_capture_begin and the export, as a
+ * step is evaluated at its end else). Inputs are tensors with a value, or recorded ones, at which the model begins;
+ * an extent that was declared by tn_symbolic is a named one of the model, others are what they were. Other tensors with
+ * a value become initialisers, weights in blocks as f32. States that were written become an input, whose default is the
+ * value before, and an output NAME_out: what a step has to be given at its next run. Dials are inputs dial_0, dial_1 …
+ * with a default, too.
+ * options may be NULL. Errors: TN_ERR_UNSUPPORTED for what ONNX has no operator for (random numbers, caches of keys and
+ * values, factorizations), naming it with its line, and for more than 2 GiB; TN_ERR_STATE for an output that was
+ * evaluated already; TN_ERR_IO. The file appears whole or not at all. Source: onnx.proto, IR.md, Operators.md. */
+TN_API tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int input_count,
+                                const tn_named_tensor *outputs, int output_count,
+                                const tn_onnx_export_options *options);
 
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */
 

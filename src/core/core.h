@@ -303,6 +303,16 @@ typedef struct tn_plan {
     int threads; /* that memory was measured out for: a run uses no more, however many there are by then */
 } tn_plan;
 
+/* Between the two, nodes are recorded without gradients on `device`, and forgotten at the end: what compositions make
+ * while a recording is looked at. */
+typedef struct tn_planner_state {
+    tn_device *chosen;
+    size_t pending;
+    int64_t recorded;
+    bool no_grad;
+} tn_planner_state;
+tn_planner_state tn_planner_begin(tn_recorder *r, tn_device *device);
+void tn_planner_end(tn_recorder *r, const tn_planner_state *before);
 tn_status tn_plan_make(const tn_binding *b, tn_plan **out);
 void tn_plan_free(tn_plan *p);
 /* Runs on `arena` (arena_bytes at least). outputs[i] are the buffers of the outputs: the states' homes, or new ones.

@@ -583,27 +583,34 @@ static void forget_planners_nodes(tn_recorder *r, size_t keep) {
     }
 }
 
+tn_planner_state tn_planner_begin(tn_recorder *r, tn_device *device) {
+    tn_planner_state before = {tn_chosen_device(), r->count, r->nodes_recorded, r->no_grad};
+    (void)tn_set_current_device(device); /* what compositions make without operands belongs there */
+    r->planning = r->no_grad = true;
+    return before;
+}
+
+void tn_planner_end(tn_recorder *r, const tn_planner_state *before) {
+    (void)tn_set_current_device(before->chosen);
+    forget_planners_nodes(r, before->pending);
+    r->planning = false;
+    r->no_grad = before->no_grad;
+    r->nodes_recorded = before->recorded;
+}
+
 tn_status tn_plan_make(const tn_binding *b, tn_plan **out) {
     tn_recorder *r = b->recorder;
     tn_graph_plan g = {.binding = b, .recorder = r, .pending_before = r->count, .forbid = -1};
     tn_plan *p = tn_mem_zalloc(1, sizeof *p);
     if (!p) return TN_ERR_MEMORY;
     p->device = b->device;
-    tn_device *chosen = tn_chosen_device();
-    (void)tn_set_current_device(b->device); /* what compositions make without operands belongs there */
-    bool no_grad = r->no_grad;
-    int64_t recorded = r->nodes_recorded;
-    r->planning = r->no_grad = true;
+    tn_planner_state before = tn_planner_begin(r, b->device);
     p->threads = tn_threads();
     int limit = tn_threads_limit(p->threads);
     tn_status s = plan_steps(&g, p);
     tn_threads_limit(limit);
-    (void)tn_set_current_device(chosen);
     tn_graph_plan_free(&g);
-    forget_planners_nodes(r, g.pending_before);
-    r->planning = false;
-    r->no_grad = no_grad;
-    r->nodes_recorded = recorded;
+    tn_planner_end(r, &before);
     if (s != TN_OK) {
         tn_plan_free(p);
         return s;

@@ -1,0 +1,306 @@
+/* test_onnx_export.c — models that are written: what was recorded, exported and read again computes the same.
+ *
+ * Each case records a network. It is exported, then evaluated, then opened by our own reader and run. With
+ * TRUNNION_ONNX_EXPORT naming a folder, the models and what they were computed to stay there, as NAME.onnx and
+ * NAME.safetensors, for tools/checks/onnx_export.py to run with ONNX Runtime. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "trunnion/trunnion.h"
+
+enum { MOST = 8 };
+
+typedef struct trial {
+    tn_named_tensor in[MOST], out[MOST];
+    int in_count, out_count;
+    tn_module *root, *net;
+    tn_optimizer *optimizer;
+    tn_onnx_export_options options;
+} trial;
+
+static tn_tensor *numbers(const int64_t *shape, int rank) { return tn_mul_scalar(tn_randn(shape, rank), 0.5); }
+#define SHAPE(...) (int64_t[]){__VA_ARGS__}, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+#define NUMBERS(...) numbers(SHAPE(__VA_ARGS__))
+
+static tn_tensor *input(trial *t, const char *name, tn_tensor *x) {
+    assert_ok(tn_eval(&x, 1));
+    t->in[t->in_count++] = (tn_named_tensor){name, x};
+    return x;
+}
+
+static void output(trial *t, const char *name, tn_tensor *y) {
+    assert_ok(tn_status_of(y));
+    t->out[t->out_count++] = (tn_named_tensor){name, y};
+}
+
+/* ---- networks ---------------------------------------------------------------------------------------------------- */
+
+static void record_mlp(trial *t) {
+    t->net = tn_nn_sequential(t->root, "net");
+    tn_nn_linear(t->net, "0", 6, 16, true);
+    tn_nn_function(t->net, "1", (tn_relu));
+    tn_nn_linear(t->net, "2", 16, 3, true);
+    tn_tensor *x = tn_symbolic(input(t, "x", NUMBERS(4, 6)), 0, 0);
+    t->in[0].tensor = x;
+    t->options.dims[0] = "batch";
+    output(t, "y", tn_softmax(tn_forward(t->net, x), -1));
+}
+
+static tn_module *make_cnn(trial *t, bool training) {
+    t->net = tn_nn_sequential(t->root, "net");
+    tn_nn_conv2d(t->net, "0", 3, 8, 3,
+                 &(tn_nn_conv2d_options){sizeof(tn_nn_conv2d_options), .stride = 2, .padding = 1});
+    tn_nn_batch_norm2d(t->net, "1", 8, NULL);
+    tn_nn_function(t->net, "2", (tn_silu));
+    tn_nn_conv2d(t->net, "3", 8, 8, 3,
+                 &(tn_nn_conv2d_options){sizeof(tn_nn_conv2d_options), .groups = 4, .dilation = 2});
+    tn_module_train(t->net, training);
+    return t->net;
+}
+
+static void record_cnn(trial *t) {
+    tn_tensor *x = input(t, "x", NUMBERS(2, 3, 17, 15));
+    tn_tensor *y = tn_forward(make_cnn(t, false), x);
+    tn_tensor *pooled = tn_max_pool2d(y, (int64_t[]){2, 2}, NULL);
+    output(t, "pooled", tn_avg_pool2d(pooled, (int64_t[]){2, 1}, NULL));
+    output(t, "mean", tn_adaptive_avg_pool2d(y, (int64_t[]){1, 1}));
+}
+
+static void record_cnn_training(trial *t) {
+    tn_tensor *x = input(t, "x", NUMBERS(2, 3, 17, 15));
+    make_cnn(t, true);
+    assert_ok(
+        tn_optimizer_sgd(t->net, &(tn_sgd_options){sizeof(tn_sgd_options), .lr = 0.1, .momentum = 0.9}, &t->optimizer));
+    assert_ok(tn_capture_begin());
+    tn_tensor *y =
+        tn_max_pool2d(tn_forward(t->net, x), (int64_t[]){3, 3},
+                      &(tn_max_pool2d_options){sizeof(tn_max_pool2d_options), .stride = {2, 2}, .padding = {1, 1}});
+    tn_tensor *loss = tn_mean(tn_square(y), TN_ALL, false);
+    assert_ok(tn_minimize(t->optimizer, loss));
+    output(t, "loss", loss);
+}
+
+static void record_lstm(trial *t) {
+    t->net = tn_nn_lstm_cell(t->root, "net", 5, 7);
+    tn_tensor *x = input(t, "x", NUMBERS(3, 2, 5));
+    tn_tensor *h = input(t, "h", NUMBERS(2, 7)), *c = input(t, "c", NUMBERS(2, 7));
+    for (int i = 0; i < 3; i++)
+        tn_lstm_cell_forward(t->net, tn_select(x, 0, i), h, c, &h, &c);
+    output(t, "h_n", h);
+    output(t, "c_n", c);
+}
+
+static void record_transformer(trial *t) {
+    t->net = tn_nn_transformer_encoder_layer(t->root, "net", 16, 4, NULL);
+    tn_module_train(t->net, false);
+    output(t, "y", tn_forward(t->net, input(t, "x", NUMBERS(2, 5, 16))));
+}
+
+static tn_tensor *kept(tn_tensor *t) {
+    assert_ok(tn_eval(&t, 1));
+    return t;
+}
+
+/* Positions of a Llama block: grouped queries, rotary embedding, a causal mask, gated feed-forward. */
+static void record_llama(trial *t) {
+    enum { POSITIONS = 6, WIDTH = 32, HEADS = 4, KEYS = 2, HEAD = 8 };
+    tn_tensor *x = input(t, "x", NUMBERS(1, POSITIONS, WIDTH));
+    tn_tensor *cosine = input(t, "cos", NUMBERS(POSITIONS, HEAD / 2)),
+              *sine = input(t, "sin", NUMBERS(POSITIONS, HEAD / 2));
+    tn_tensor *norm = kept(NUMBERS(WIDTH)), *wq = kept(NUMBERS(WIDTH, WIDTH)), *wk = kept(NUMBERS(KEYS * HEAD, WIDTH));
+    tn_tensor *wv = kept(NUMBERS(KEYS * HEAD, WIDTH)), *wo = kept(NUMBERS(WIDTH, WIDTH));
+    tn_tensor *gate = kept(NUMBERS(48, WIDTH)), *up = kept(NUMBERS(48, WIDTH)), *down = kept(NUMBERS(WIDTH, 48));
+    tn_rms_norm_options eps = {sizeof eps, .eps = 1e-5};
+    tn_tensor *h = tn_rms_norm(x, SHAPE(WIDTH), norm, &eps);
+    tn_tensor *q = tn_transpose(tn_reshape(tn_linear(h, wq, NULL), SHAPE(1, POSITIONS, HEADS, HEAD)), 1, 2);
+    tn_tensor *k = tn_transpose(tn_reshape(tn_linear(h, wk, NULL), SHAPE(1, POSITIONS, KEYS, HEAD)), 1, 2);
+    tn_tensor *v = tn_transpose(tn_reshape(tn_linear(h, wv, NULL), SHAPE(1, POSITIONS, KEYS, HEAD)), 1, 2);
+    tn_scaled_dot_product_attention_options causal = {sizeof causal, .is_causal = true};
+    tn_tensor *a = tn_scaled_dot_product_attention(tn_rope(q, cosine, sine, NULL), tn_rope(k, cosine, sine, NULL), v,
+                                                   NULL, &causal);
+    a = tn_add(x, tn_linear(tn_reshape(tn_transpose(a, 1, 2), SHAPE(1, POSITIONS, WIDTH)), wo, NULL));
+    h = tn_rms_norm(a, SHAPE(WIDTH), norm, &eps);
+    output(t, "y", tn_add(a, tn_linear(tn_swiglu(tn_linear(h, gate, NULL), tn_linear(h, up, NULL)), down, NULL)));
+}
+
+/* Loss, gradients and Adam of a small classifier with an embedding and attention. */
+static void record_step(trial *t) {
+    t->net = tn_nn_sequential(t->root, "net");
+    tn_nn_embedding(t->net, "0", 11, 16);
+    tn_nn_transformer_encoder_layer(t->net, "1", 16, 2, NULL);
+    tn_nn_linear(t->net, "2", 16, 11, true);
+    tn_tensor *ids = input(t, "ids", tn_randint(0, 11, SHAPE(2, 5)));
+    tn_tensor *next = input(t, "next", tn_randint(0, 11, SHAPE(10)));
+    /* The bias of attention's keys has a gradient of 0, of which rounding leaves 1e-9: eps must be above that. */
+    tn_adam_options adam = {sizeof adam, .lr = 0.01, .eps = 1e-4};
+    assert_ok(tn_optimizer_adamw(t->net, &adam, &t->optimizer));
+    assert_ok(tn_capture_begin());
+    tn_tensor *y = tn_reshape(tn_forward(t->net, ids), SHAPE(10, 11));
+    tn_tensor *loss = tn_cross_entropy(y, next, NULL, NULL);
+    assert_ok(tn_minimize(t->optimizer, loss));
+    output(t, "loss", loss);
+}
+
+/* What no network above needs: views that are written, orders, indices, whole numbers. */
+static void record_pieces(trial *t) {
+    tn_tensor *x = input(t, "x", NUMBERS(3, 4)), *i = input(t, "i", tn_randint(0, 3, SHAPE(2, 4)));
+    tn_tensor *copy = tn_add_scalar(x, 1);
+    tn_copy_(tn_slice(tn_select(copy, 0, 1), 0, 3, INT64_MIN, -2), tn_select(x, 1, 0));
+    output(t, "written", copy);
+    output(t, "gathered", tn_gather(x, 0, i));
+    output(t, "scattered", tn_scatter_add(x, 0, i, tn_gather(x, 0, i)));
+    output(t, "sorted", tn_sort(x, 1, true));
+    output(t, "at", tn_argmax(x, TN_ALL, false));
+    output(t, "rest", tn_remainder(tn_cumsum(i, 1), tn_add_scalar(i, 2)));
+    output(t, "floor", tn_floor_divide(x, tn_abs(x)));
+    output(t, "shown", tn_where(tn_gt_scalar(x, 0), tn_log2(tn_exp2(x)), tn_trunc(tn_mul_scalar(x, 7))));
+}
+
+/* ---- the comparison ---------------------------------------------------------------------------------------------- */
+
+static tn_tensor *same_type(const tn_tensor *t) { return tn_cast(t, TN_F64); }
+
+static double worst(const tn_tensor *a, const tn_tensor *b) {
+    tn_tensor *x = same_type(a), *y = same_type(b);
+    double top = tn_item(tn_amax(tn_abs(y), TN_ALL, false));
+    return tn_item(tn_amax(tn_abs(tn_sub(x, y)), TN_ALL, false)) / (top > 1 ? top : 1);
+}
+
+static void compare_again(const trial *t, const char *path, const char *name) {
+    tn_onnx *m = NULL;
+    tn_onnx_value *in[MOST] = {0}, *out[64] = {0};
+    assert_ok(tn_onnx_open(path, NULL, &m));
+    assert_int_equal(tn_onnx_input_count(m), t->in_count);
+    assert_true(tn_onnx_output_count(m) >= t->out_count && tn_onnx_output_count(m) <= 64);
+    for (int i = 0; i < t->in_count; i++)
+        in[i] = tn_onnx_value_tensor((tn_tensor *)(uintptr_t)t->in[i].tensor);
+    assert_ok(tn_onnx_run(m, in, out));
+    for (int i = 0; i < tn_onnx_output_count(m); i++) {
+        tn_onnx_info info = {.struct_size = sizeof info};
+        assert_ok(tn_onnx_output_at(m, i, &info));
+        const tn_tensor *want = i < t->out_count ? t->out[i].tensor : NULL;
+        char state[128];
+        snprintf(state, sizeof state, "%.*s", (int)strlen(info.name) - 4, info.name);
+        if (!want) want = tn_module_variable(t->net, state);
+        if (!want) continue; /* an optimiser's */
+        double error = worst(tn_onnx_value_get(out[i]), want);
+        if (!(error <= 1e-5)) fail_msg("%s: %s differs by %g", name, info.name, error);
+    }
+    for (int i = 0; i < 64; i++)
+        tn_onnx_value_free(out[i]);
+    for (int i = 0; i < t->in_count; i++)
+        tn_onnx_value_free(in[i]);
+    tn_onnx_close(m);
+}
+
+enum { MOST_EXPECTED = 128 };
+
+static int add_expected(tn_named_tensor *all, char (*names)[128], int n, const char *format, const char *name,
+                        const tn_tensor *t) {
+    assert_true(n < MOST_EXPECTED);
+    snprintf(names[n], sizeof names[n], format, name);
+    all[n] = (tn_named_tensor){names[n], t};
+    return n + 1;
+}
+
+static void save_expected(const trial *t, const char *path) {
+    tn_named_tensor all[MOST_EXPECTED];
+    static char names[MOST_EXPECTED][128];
+    tn_variable *variables = NULL;
+    int count = 0, n = 0;
+    if (t->optimizer) assert_ok(tn_module_variables(t->net, &variables, &count));
+    for (int i = 0; i < t->in_count; i++)
+        n = add_expected(all, names, n, "in:%s", t->in[i].name, t->in[i].tensor);
+    for (int i = 0; i < t->out_count; i++)
+        n = add_expected(all, names, n, "out:%s", t->out[i].name, tn_contiguous(t->out[i].tensor));
+    for (int i = 0; i < count; i++)
+        n = add_expected(all, names, n, "out:%s_out", variables[i].name, variables[i].tensor);
+    assert_ok(tn_safetensors_save(path, all, n, NULL, 0));
+    tn_variables_free(variables);
+}
+
+static void run_trial(void (*record)(trial *t), const char *name) {
+    const char *folder = getenv("TRUNNION_ONNX_EXPORT");
+    char model[512], expected[512];
+    snprintf(model, sizeof model, "%s/%s.onnx", folder ? folder : scratch_folder, name);
+    snprintf(expected, sizeof expected, "%s/%s.safetensors", folder ? folder : scratch_folder, name);
+    tn_manual_seed(7);
+    trial t = {.options.struct_size = sizeof t.options};
+    tn_variable *variables = NULL;
+    tn_named_tensor weights[64];
+    t.root = tn_module_root();
+    TN_SCOPE {
+        tn_graph *step = NULL;
+        record(&t);
+        int count = 0;
+        if (t.net) assert_ok(tn_module_variables(t.net, &variables, &count));
+        for (int i = 0; i < count && i < 64; i++)
+            weights[i] = (tn_named_tensor){variables[i].name, variables[i].tensor};
+        t.options.weights = weights;
+        t.options.weight_count = count;
+        assert_ok(tn_onnx_export(model, t.in, t.in_count, t.out, t.out_count, &t.options));
+        tn_tensor *outputs[MOST];
+        for (int i = 0; i < t.out_count; i++)
+            outputs[i] = (tn_tensor *)(uintptr_t)t.out[i].tensor;
+        if (t.optimizer)
+            assert_ok(tn_capture_end(NULL, 0, outputs, t.out_count, &step));
+        else
+            assert_ok(tn_eval(outputs, t.out_count));
+        if (folder) save_expected(&t, expected);
+        compare_again(&t, model, name);
+        tn_graph_free(step);
+    }
+    tn_variables_free(variables);
+    tn_optimizer_free(t.optimizer);
+    tn_module_free(t.root);
+}
+
+/* ---- refusals ---------------------------------------------------------------------------------------------------- */
+
+static void what_cannot_be_exported_is_named(void **state) {
+    (void)state;
+    const char *path = test_scratch("refused.onnx");
+    TN_SCOPE {
+        tn_tensor *x = tn_ones(SHAPE(2, 2), TN_F32);
+        assert_ok(tn_eval(&x, 1));
+        tn_named_tensor in = {"x", x}, out = {"y", tn_add(x, tn_rand(SHAPE(2, 2)))};
+        assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_UNSUPPORTED);
+        assert_text_has(tn_error(), "random");
+        assert_text_has(tn_error(), "test_onnx_export.c");
+        out.tensor = tn_exp(x);
+        assert_true(isfinite(tn_item(tn_sum(out.tensor, TN_ALL, false))));
+        assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_STATE);
+        assert_text_has(tn_error(), "before reading");
+        assert_int_not_equal(access(path, F_OK), 0);
+    }
+}
+
+#define TRIAL(name)                                \
+    static void name##_is_exported(void **state) { \
+        (void)state;                               \
+        run_trial(record_##name, #name);           \
+    }
+TRIAL(mlp)
+TRIAL(cnn)
+TRIAL(cnn_training)
+TRIAL(lstm)
+TRIAL(transformer)
+TRIAL(llama)
+TRIAL(step)
+TRIAL(pieces)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mlp_is_exported),
+        cmocka_unit_test(cnn_is_exported),
+        cmocka_unit_test(cnn_training_is_exported),
+        cmocka_unit_test(lstm_is_exported),
+        cmocka_unit_test(transformer_is_exported),
+        cmocka_unit_test(llama_is_exported),
+        cmocka_unit_test(step_is_exported),
+        cmocka_unit_test(pieces_is_exported),
+        cmocka_unit_test(what_cannot_be_exported_is_named),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}
