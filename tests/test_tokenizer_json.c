@@ -204,6 +204,36 @@ static void facts_are_told(void **state) {
     tn_tokenizer_free(t);
 }
 
+/* A folder: what stands beside tokenizer.json counts, what is missing does not. */
+static void a_folder_is_opened_with_what_stands_beside(void **state) {
+    (void)state;
+    char folder[512];
+    tn_tokenizer *t;
+    snprintf(folder, sizeof folder, "%s", test_scratch(""));
+    assert_int_equal(tn_tokenizer_open(folder, &t), TN_ERR_IO);
+    assert_text_has(tn_error(), "tokenizer.json");
+    write_file(test_scratch("tokenizer.json"), small);
+    assert_ok(tn_tokenizer_open(folder, &t));
+    assert_null(tn_tokenizer_chat_template(t));
+    assert_int_equal(tn_tokenizer_special(t, TN_SPECIAL_EOS), -1);
+    tn_tokenizer_free(t);
+
+    write_file(test_scratch("special_tokens_map.json"), "{\"eos_token\":\"a\",\"pad_token\":{\"content\":\"?\"}}");
+    write_file(test_scratch("tokenizer_config.json"), config);
+    write_file(test_scratch("chat_template.jinja"), "J");
+    write_file(test_scratch("generation_config.json"), "{\"eos_token_id\":[2,4]}");
+    assert_ok(tn_tokenizer_open(test_scratch("tokenizer.json"), &t));
+    assert_string_equal(tn_tokenizer_chat_template(t), "J");
+    assert_int_equal(tn_tokenizer_special(t, TN_SPECIAL_EOS), 3); /* the config's word, not the map's */
+    assert_int_equal(tn_tokenizer_special(t, TN_SPECIAL_PADDING), 0);
+    assert_true(tn_tokenizer_ends(t, 2) && tn_tokenizer_ends(t, 3) && tn_tokenizer_ends(t, 4));
+    assert_false(tn_tokenizer_ends(t, 0));
+    tn_tokenizer_free(t);
+    write_file(test_scratch("tokenizer_config.json"), "{");
+    assert_int_equal(tn_tokenizer_open(folder, &t), TN_ERR_FORMAT);
+    assert_text_has(tn_error(), "tokenizer_config.json");
+}
+
 static void a_limit_on_tokens_takes_from_the_longer_text(void **state) {
     (void)state;
     tn_tokenizer *t;
@@ -362,6 +392,7 @@ int main(void) {
         cmocka_unit_test(every_model_agrees_with_tokenizers),
         cmocka_unit_test(every_step_agrees_with_tokenizers),
         cmocka_unit_test(facts_are_told),
+        cmocka_unit_test(a_folder_is_opened_with_what_stands_beside),
         cmocka_unit_test(a_limit_on_tokens_takes_from_the_longer_text),
         cmocka_unit_test(a_stream_shows_what_decoding_at_once_shows),
         cmocka_unit_test(senseless_files_are_refused),
@@ -369,5 +400,5 @@ int main(void) {
         cmocka_unit_test(hostile_steps_come_to_an_end),
         cmocka_unit_test(failed_allocations_leave_nothing_behind),
     };
-    return cmocka_run_group_tests_name("tokenizer_json", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("tokenizer_json", tests, make_scratch, remove_scratch);
 }
