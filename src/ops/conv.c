@@ -131,25 +131,29 @@ static tn_node *tap_seen(tn_build *b, tn_node *image, const tn_window *w, const 
     return image;
 }
 
-/* The same as shifted images, each times a number a channel: one pass that stores nothing in between. */
+/* The same as shifted images, each times a number a channel, in passes that store nothing in between; each takes as
+ * many taps as a program has room for. Columns that are left out would be read one by one: windows then. */
 static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, const int64_t *places) {
-    enum { TAPS_MOST = 9 }; /* a program has room for so many images and filters; more would be cut badly */
-    int64_t taps = w->kernel[0] * w->kernel[1], pads[4];
-    if (taps > TAPS_MOST || places[0] < 1 || places[1] < 1)
+    enum { AT_ONCE = 9, PASSES = 6 };
+    int64_t taps = w->kernel[0] * w->kernel[1], passes = tn_ceil_div(taps, AT_ONCE), pads[4];
+    tn_node *pass[PASSES];
+    if (passes > PASSES || w->stride[1] > 1 || places[0] < 1 || places[1] < 1)
         return weigh_seen(b, tn_b_seen(b, x, w, places, 0.0), weight);
     for (int a = 0; a < 2; a++) {
         int64_t end = (places[a] - 1) * w->stride[a] + tn_window_reach(w, a);
         pads[2 * (1 - a)] = w->padding[a];
         pads[2 * (1 - a) + 1] = end - w->padding[a] - x->shape[2 + a];
     }
-    tn_node *image = tn_b_padded(b, x, pads, 0.0), *sum = NULL;
+    tn_node *image = tn_b_padded(b, x, pads, 0.0);
     tn_node *filter = tn_b_reshape(b, weight, (int64_t[]){weight->shape[0], taps, 1, 1}, 4);
     for (int64_t t = 0; t < taps; t++) {
+        tn_node **sum = &pass[t / AT_ONCE];
         tn_node *seen = tap_seen(b, image, w, places, (int64_t[]){t / w->kernel[1], t % w->kernel[1]});
         tn_node *part = tn_b_mul(b, seen, tn_b_select(b, filter, 1, t));
-        sum = sum ? tn_b_add(b, sum, part) : part;
+        *sum = t % AT_ONCE ? tn_b_add(b, *sum, part) : part;
     }
-    return sum;
+    if (passes == 1) return pass[0];
+    return tn_b_sum(b, tn_b_stack(b, pass, (int)passes, 0), (int64_t[]){0}, 1, false);
 }
 
 /* The convolution: x [n, channels, h, w] → [n, out, places]. */
