@@ -8,14 +8,16 @@
 
 #include "text/hf.h"
 
-/* The insides of classes. Word characters are those of UTS 18 without its two joiners, and six signs of Latin-1. */
+/* The insides of classes. Word characters are those of UTS 18 without its two joiners; \w alone
+ * means six signs of Latin-1 too. */
 #define SPACE TN_TXT_SPACE
 #define NO_SPACE                                                                                            \
     "\\x00-\\x08\\x0e-\\x1f!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}" \
     "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
-#define WORD                                                                                                        \
-    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}" \
+#define WORD                                                                    \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}" \
     "\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+#define SIGNS "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}"
 #define HEX "0-9A-Fa-f"
 
 typedef struct set_escape {
@@ -25,8 +27,8 @@ typedef struct set_escape {
 } set_escape;
 
 static const set_escape set_escapes[] = {
-    {'s', SPACE, "[" SPACE "]"}, {'S', NO_SPACE, "[^" SPACE "]"}, {'w', WORD, "[" WORD "]"},
-    {'W', NULL, "[^" WORD "]"},  {'h', HEX, "[" HEX "]"},         {'H', NULL, "[^" HEX "]"},
+    {'s', SPACE, "[" SPACE "]"},      {'S', NO_SPACE, "[^" SPACE "]"}, {'w', WORD, "[" SIGNS WORD "]"},
+    {'W', NULL, "[^" SIGNS WORD "]"}, {'h', HEX, "[" HEX "]"},         {'H', NULL, "[^" HEX "]"},
 };
 
 enum { MAX_GROUPS = 200 };
