@@ -137,6 +137,7 @@ static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const t
     enum { AT_ONCE = 9, PASSES = 6 };
     int64_t taps = w->kernel[0] * w->kernel[1], passes = tn_ceil_div(taps, AT_ONCE), pads[4];
     tn_node *pass[PASSES];
+    if (!x || !weight) return NULL;
     if (passes > PASSES || w->stride[1] > 1 || places[0] < 1 || places[1] < 1)
         return weigh_seen(b, tn_b_seen(b, x, w, places, 0.0), weight);
     for (int a = 0; a < 2; a++) {
@@ -293,7 +294,12 @@ static tn_node *compose_correlate2d(tn_build *b, const tn_node *n) {
     tn_node *x = n->in[0], *weight = n->in[1];
     tn_window w = filter_window(n->i, weight);
     int64_t groups = n->i[TN_CORRELATE2D_GROUPS];
-    if (depthwise(weight, groups)) return weigh_channels(b, x, weight, &w, n->shape + 2);
+    if (depthwise(weight, groups)) {
+        bool half = n->dtype == TN_F16 || n->dtype == TN_BF16; /* sums are f32 */
+        if (!half) return weigh_channels(b, x, weight, &w, n->shape + 2);
+        tn_node *y = weigh_channels(b, tn_b_cast(b, x, TN_F32), tn_b_cast(b, weight, TN_F32), &w, n->shape + 2);
+        return tn_b_cast(b, y, (tn_dtype)n->dtype);
+    }
     tn_node *seen = tn_b_seen(b, x, &w, n->shape + 2, 0.0);
     if (!seen) return NULL;
     tn_node *y = tn_b_matmul_batched(b, filters(b, weight, groups), columns(b, seen, groups));
@@ -331,8 +337,8 @@ static void reference_correlate2d(const tn_reference *r) {
         int64_t o = i / places % out, image = i / places / out, place = i % places;
         const double *planes = r->in[0] + (image * x->shape[1] + o / of_group * channels) * plane;
         const double *filter = r->in[1] + o * channels * w.kernel[0] * w.kernel[1];
-        r->out[i] = correlate_place(planes, x->shape + 2, filter, channels, &w, place / n->shape[3],
-                                    place % n->shape[3]);
+        r->out[i] =
+            correlate_place(planes, x->shape + 2, filter, channels, &w, place / n->shape[3], place % n->shape[3]);
     }
 }
 
@@ -467,7 +473,9 @@ const tn_op_impl tn_impl_conv2d = {
              "[1,2,5,6] [2,2,2,2] - stride=(1,2) padding=(1,0) dilation=(2,1); [1,4,3,3] [2,2,2,2] [2] groups=2; "
              "[2,3,4,4] [3,1,3,3] [3] padding=(1,1) groups=3; [1,2,3,4] [4,1,2,2] - groups=2; "
              "[2,3,3,4] [2,3,1,1] [2]; [1,3,5,4] [2,3,1,1] - stride=(2,2); [2,4,4] [3,2,2,2] [3]; "
-             "[0,2,4,4] [3,2,2,2] -; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
+             "[1,3,6,5] [3,1,5,5] - padding=(2,2) groups=3; [1,2,5,7] [2,1,3,3] - stride=(2,2) groups=2; "
+             "[0,2,4,4] [3,2,2,2] -; types=f16 tol=2ulp atol=1ulp; [1,3,4,5] [3,1,3,3] - padding=(1,1) groups=3; "
+             "types=f32,f64 tol=1e-5 atol=1e-5; error=fit [1,1,2,2] [1,1,3,3] -; error=bias [1,1,3,3] [2,1,2,2] [3]; "
              "error=groups [1,4,3,3] [3,2,2,2] - groups=2; error=without [3,3] [2,3,2,2] -"};
 
 /* A sequence is an image of height 1. */
