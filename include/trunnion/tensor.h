@@ -105,7 +105,8 @@ TN_API double tn_item(const tn_tensor *t);
 TN_API tn_tensor *tn_retain(tn_tensor *t); /* one more handle; returns t */
 TN_API void tn_free(tn_tensor *t);         /* NULL is fine */
 
-/* Inside a scope every new handle belongs to it; tn_keep lets one out to the scope around, or to the caller. */
+/* Inside a scope every new handle belongs to it, which frees it: do not free it yourself (a retained handle is yours).
+ * tn_keep lets one out to the scope around, or to the caller. */
 typedef struct tn_scope {
     size_t mark;
     int once;
