@@ -17,6 +17,7 @@ typedef struct trial {
     tn_module *root, *net;
     tn_optimizer *optimizer;
     tn_onnx_export_options options;
+    int64_t batch, length; /* named extents, at which the model is run a second time */
 } trial;
 
 static tn_tensor *numbers(const int64_t *shape, int rank) { return tn_mul_scalar(tn_randn(shape, rank), 0.5); }
@@ -36,15 +37,23 @@ static void output(trial *t, const char *name, tn_tensor *y) {
 
 /* ---- networks ---------------------------------------------------------------------------------------------------- */
 
+/* An input whose first extents have names. */
+static tn_tensor *named(trial *t, tn_tensor *x, int extents) {
+    static const char *const names[] = {"batch", "length"};
+    input(t, "x", x);
+    for (int d = 0; d < extents; d++) {
+        t->in[0].tensor = tn_symbolic(t->in[0].tensor, d, d);
+        t->options.dims[d] = names[d];
+    }
+    return (tn_tensor *)(uintptr_t)t->in[0].tensor;
+}
+
 static void record_mlp(trial *t) {
     t->net = tn_nn_sequential(t->root, "net");
     tn_nn_linear(t->net, "0", 6, 16, true);
     tn_nn_function(t->net, "1", (tn_relu));
     tn_nn_linear(t->net, "2", 16, 3, true);
-    tn_tensor *x = tn_symbolic(input(t, "x", NUMBERS(4, 6)), 0, 0);
-    t->in[0].tensor = x;
-    t->options.dims[0] = "batch";
-    output(t, "y", tn_softmax(tn_forward(t->net, x), -1));
+    output(t, "y", tn_softmax(tn_forward(t->net, named(t, NUMBERS(t->batch, 6), 1)), -1));
 }
 
 static tn_module *make_cnn(trial *t, bool training) {
@@ -60,8 +69,8 @@ static tn_module *make_cnn(trial *t, bool training) {
 }
 
 static void record_cnn(trial *t) {
-    tn_tensor *x = input(t, "x", NUMBERS(2, 3, 17, 15));
-    tn_tensor *y = tn_forward(make_cnn(t, false), x);
+    tn_module *net = make_cnn(t, false);
+    tn_tensor *y = tn_forward(net, named(t, NUMBERS(t->batch, 3, 17, 15), 1));
     tn_tensor *pooled = tn_max_pool2d(y, (int64_t[]){2, 2}, NULL);
     output(t, "pooled", tn_avg_pool2d(pooled, (int64_t[]){2, 1}, NULL));
     output(t, "mean", tn_adaptive_avg_pool2d(y, (int64_t[]){1, 1}));
@@ -94,7 +103,7 @@ static void record_lstm(trial *t) {
 static void record_transformer(trial *t) {
     t->net = tn_nn_transformer_encoder_layer(t->root, "net", 16, 4, NULL);
     tn_module_train(t->net, false);
-    output(t, "y", tn_forward(t->net, input(t, "x", NUMBERS(2, 5, 16))));
+    output(t, "y", tn_forward(t->net, named(t, NUMBERS(t->batch, t->length, 16), 2)));
 }
 
 static tn_tensor *kept(tn_tensor *t) {
@@ -220,39 +229,73 @@ static void save_expected(const trial *t, const char *path) {
     tn_variables_free(variables);
 }
 
-static void run_trial(void (*record)(trial *t), const char *name) {
+static void export_trial(trial *t, const char *path) {
+    tn_variable *variables = NULL;
+    tn_named_tensor weights[MOST_EXPECTED];
+    int count = 0;
+    if (t->net) assert_ok(tn_module_variables(t->net, &variables, &count));
+    for (int i = 0; i < count && i < MOST_EXPECTED; i++)
+        weights[i] = (tn_named_tensor){variables[i].name, variables[i].tensor};
+    t->options.weights = weights;
+    t->options.weight_count = count;
+    assert_ok(tn_onnx_export(path, t->in, t->in_count, t->out, t->out_count, &t->options));
+    tn_variables_free(variables);
+}
+
+static void evaluate(trial *t) {
+    tn_tensor *outputs[MOST];
+    tn_graph *step = NULL;
+    for (int i = 0; i < t->out_count; i++)
+        outputs[i] = (tn_tensor *)(uintptr_t)t->out[i].tensor;
+    if (t->optimizer)
+        assert_ok(tn_capture_end(NULL, 0, outputs, t->out_count, &step));
+    else
+        assert_ok(tn_eval(outputs, t->out_count));
+    tn_graph_free(step);
+}
+
+/* The first time exports; the second time has the same weights and other extents. */
+static void run_trial(void (*record)(trial *t), const char *name, bool again) {
     const char *folder = getenv("TRUNNION_ONNX_EXPORT");
     char model[512], expected[512];
     snprintf(model, sizeof model, "%s/%s.onnx", folder ? folder : scratch_folder, name);
-    snprintf(expected, sizeof expected, "%s/%s.safetensors", folder ? folder : scratch_folder, name);
+    snprintf(expected, sizeof expected, "%s/%s%s.safetensors", folder ? folder : scratch_folder, name,
+             again ? "+again" : "");
     tn_manual_seed(7);
-    trial t = {.options.struct_size = sizeof t.options};
-    tn_variable *variables = NULL;
-    tn_named_tensor weights[64];
+    trial t = {.options.struct_size = sizeof t.options, .batch = again ? 3 : 2, .length = again ? 9 : 5};
     t.root = tn_module_root();
     TN_SCOPE {
-        tn_graph *step = NULL;
         record(&t);
-        int count = 0;
-        if (t.net) assert_ok(tn_module_variables(t.net, &variables, &count));
-        for (int i = 0; i < count && i < 64; i++)
-            weights[i] = (tn_named_tensor){variables[i].name, variables[i].tensor};
-        t.options.weights = weights;
-        t.options.weight_count = count;
-        assert_ok(tn_onnx_export(model, t.in, t.in_count, t.out, t.out_count, &t.options));
-        tn_tensor *outputs[MOST];
-        for (int i = 0; i < t.out_count; i++)
-            outputs[i] = (tn_tensor *)(uintptr_t)t.out[i].tensor;
-        if (t.optimizer)
-            assert_ok(tn_capture_end(NULL, 0, outputs, t.out_count, &step));
-        else
-            assert_ok(tn_eval(outputs, t.out_count));
+        if (!again) export_trial(&t, model);
+        evaluate(&t);
         if (folder) save_expected(&t, expected);
         compare_again(&t, model, name);
-        tn_graph_free(step);
     }
-    tn_variables_free(variables);
     tn_optimizer_free(t.optimizer);
+    tn_module_free(t.root);
+    if (!again && t.options.dims[0]) run_trial(record, name, true);
+}
+
+/* Every allocation fails in its turn; what was recorded can be exported afterwards. */
+static void failing_allocations_leave_no_file(void **state) {
+    (void)state;
+    const char *path = test_scratch("failing.onnx");
+    tn_manual_seed(7);
+    trial t = {.options.struct_size = sizeof t.options, .batch = 2, .length = 5, .root = tn_module_root()};
+    TN_SCOPE {
+        tn_status s = TN_ERR_MEMORY;
+        record_transformer(&t);
+        for (int64_t n = 1; s != TN_OK; n += 1 + n / 16) {
+            tn_mem_fail_at(n);
+            s = tn_onnx_export(path, t.in, t.in_count, t.out, t.out_count, &t.options);
+            tn_mem_fail_at(0);
+            if (s == TN_OK) break;
+            assert_int_equal(s, TN_ERR_MEMORY);
+            assert_int_not_equal(access(path, F_OK), 0);
+        }
+        evaluate(&t);
+        compare_again(&t, path, "failing");
+    }
     tn_module_free(t.root);
 }
 
@@ -279,7 +322,7 @@ static void what_cannot_be_exported_is_named(void **state) {
 #define TRIAL(name)                                \
     static void name##_is_exported(void **state) { \
         (void)state;                               \
-        run_trial(record_##name, #name);           \
+        run_trial(record_##name, #name, false);    \
     }
 TRIAL(mlp)
 TRIAL(cnn)
@@ -301,6 +344,7 @@ int main(void) {
         cmocka_unit_test(step_is_exported),
         cmocka_unit_test(pieces_is_exported),
         cmocka_unit_test(what_cannot_be_exported_is_named),
+        cmocka_unit_test(failing_allocations_leave_no_file),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
