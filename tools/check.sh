@@ -57,7 +57,7 @@ minimal   | check     | 300 | tools/checks/minimal.sh $BUILD-minimal
 asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && $run_programs $BUILD-asan tests --each 300
 fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_programs $BUILD-asan fuzzers
 llm       | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
-export    | check     |  60 | tools/build.sh $BUILD test_onnx_export $plain && python3 tools/checks/onnx_export.py $BUILD
+export    | check     | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
 mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl

@@ -106,15 +106,15 @@ void onnx_attr_ints(onnx_export *x, const char *name, const int64_t *v, int coun
     put_attribute(x, &a, ATTR_IS_INTS);
 }
 
-static void put_node(onnx_export *x, const char *op, const char *const *in, int n_in, int which, const char *out) {
+static void put_node(onnx_export *x, const char *op, const char *const *in, int n_in, const char *const *out,
+                     int n_out) {
     tn_str node = {0};
     while (n_in > 0 && !in[n_in - 1][0])
         n_in--;
     for (int i = 0; i < n_in; i++)
         onnx_put_text(&node, NODE_INPUT, in[i]);
-    for (int i = 0; i < which; i++)
-        onnx_put_text(&node, NODE_OUTPUT, onnx_name(x, "v%d", x->fresh++));
-    onnx_put_text(&node, NODE_OUTPUT, out);
+    for (int i = 0; i < n_out; i++)
+        onnx_put_text(&node, NODE_OUTPUT, out[i]);
     onnx_put_text(&node, NODE_OP, op);
     if (x->attributes.failed) node.failed = true;
     tn_str_addn(&node, tn_str_text(&x->attributes), x->attributes.length);
@@ -123,20 +123,26 @@ static void put_node(onnx_export *x, const char *op, const char *const *in, int 
     if (x->nodes.failed) sticks(x, TN_ERR_MEMORY);
 }
 
-const char *onnx_emit_nth(onnx_export *x, const char *op, const char *const *in, int n_in, int which) {
-    const char *out = onnx_name(x, "v%d", x->fresh++);
-    put_node(x, op, in, n_in, which, out);
-    return out;
+const char *onnx_emit_nth(onnx_export *x, const char *op, const char *const *in, int n_in, int which, int n_out) {
+    const char *out[2];
+    for (int i = 0; i < n_out; i++)
+        out[i] = onnx_name(x, "v%d", x->fresh++);
+    put_node(x, op, in, n_in, out, n_out);
+    return out[which];
 }
 
-const char *onnx_emit1(onnx_export *x, const char *op, const char *a) { return onnx_emit_nth(x, op, &a, 1, 0); }
+const char *onnx_emit_of(onnx_export *x, const char *op, const char *const *in, int n_in) {
+    return onnx_emit_nth(x, op, in, n_in, 0, 1);
+}
+
+const char *onnx_emit1(onnx_export *x, const char *op, const char *a) { return onnx_emit_of(x, op, &a, 1); }
 
 const char *onnx_emit2(onnx_export *x, const char *op, const char *a, const char *b) {
-    return onnx_emit_nth(x, op, (const char *[]){a, b}, 2, 0);
+    return onnx_emit_of(x, op, (const char *[]){a, b}, 2);
 }
 
 const char *onnx_emit3(onnx_export *x, const char *op, const char *a, const char *b, const char *c) {
-    return onnx_emit_nth(x, op, (const char *[]){a, b, c}, 3, 0);
+    return onnx_emit_of(x, op, (const char *[]){a, b, c}, 3);
 }
 
 /* ---- constants --------------------------------------------------------------------------------------------------- */
@@ -183,7 +189,7 @@ const char *onnx_write_cast(onnx_export *x, const char *value, tn_dtype dtype) {
 const char *onnx_write_number(onnx_export *x, double v, tn_dtype dtype) {
     float f = (float)v;
     bool whole = !tn_dtype_is_float(dtype);
-    int64_t i = whole ? (int64_t)v : 0;
+    int64_t i = !whole || v != v ? 0 : v >= 0x1p63 ? INT64_MAX : v < -0x1p63 ? INT64_MIN : (int64_t)v;
     if (dtype == TN_F32) return put_constant(x, fresh_constant(x), &f, TN_F32, NULL, 0);
     if (dtype == TN_F64) return put_constant(x, fresh_constant(x), &v, TN_F64, NULL, 0);
     if (!whole) return onnx_write_cast(x, put_constant(x, fresh_constant(x), &f, TN_F32, NULL, 0), dtype);
@@ -213,7 +219,7 @@ const char *onnx_write_shape(onnx_export *x, const tn_node *n) {
         parts[d] = varies(x, n, d) ? symbol_value(x, n->symbol[d] - 1) : onnx_write_list(x, &n->shape[d], 1);
     if (n->rank == 1) return parts[0];
     onnx_attr_int(x, "axis", 0);
-    return onnx_emit_nth(x, "Concat", parts, n->rank, 0);
+    return onnx_emit_of(x, "Concat", parts, n->rank);
 }
 
 /* ---- inputs and leaves ------------------------------------------------------------------------------------------- */
@@ -400,7 +406,7 @@ static const char *write_value(onnx_export *x, const tn_node *n) {
 static void write_output(onnx_export *x, const tn_node *n, const char *name) {
     const char *value = write_value(x, n);
     if (x->status != TN_OK) return;
-    put_node(x, "Identity", &value, 1, 0, name);
+    put_node(x, "Identity", &value, 1, &name, 1);
     put_info(x, &x->outputs, GRAPH_OUTPUT, name, n);
 }
 
@@ -454,7 +460,7 @@ static tn_status read_leaf(const tn_node *n, void **out) {
     if (s == TN_OK && tn_dtype_is_quantized(dtype)) {
         decoded = tn_mem_alloc(leaf_bytes(n));
         if (decoded)
-            tn_decode_blocks(dtype, raw, tn_node_numel(n), decoded);
+            tn_decode_blocks(dtype, raw, tn_node_numel(n) / tn_dtype_block(dtype), decoded);
         else
             s = TN_ERR_MEMORY;
     }

@@ -63,8 +63,9 @@ void onnx_attr_float(onnx_export *x, const char *name, double v);
 void onnx_attr_text(onnx_export *x, const char *name, const char *text);
 void onnx_attr_ints(onnx_export *x, const char *name, const int64_t *v, int count);
 
-/* A node with these inputs ("" where one is left out); returns the name of output `which`. */
-const char *onnx_emit_nth(onnx_export *x, const char *op, const char *const *in, int n_in, int which);
+/* A node with these inputs ("" where one is left out); returns the name of its output, of two the one asked for. */
+const char *onnx_emit_of(onnx_export *x, const char *op, const char *const *in, int n_in);
+const char *onnx_emit_nth(onnx_export *x, const char *op, const char *const *in, int n_in, int which, int n_out);
 const char *onnx_emit1(onnx_export *x, const char *op, const char *a);
 const char *onnx_emit2(onnx_export *x, const char *op, const char *a, const char *b);
 const char *onnx_emit3(onnx_export *x, const char *op, const char *a, const char *b, const char *c);

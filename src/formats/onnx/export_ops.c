@@ -35,7 +35,7 @@ const char *onnx_write_plain(onnx_export *x, const tn_node *n, const onnx_writer
     char text[32];
     for (int k = 0; k < n->n_in; k++)
         names[k] = in(x, n, k);
-    return onnx_emit_nth(x, w->onnx ? w->onnx : operator_of(n, text), names, n->n_in, 0);
+    return onnx_emit_of(x, w->onnx ? w->onnx : operator_of(n, text), names, n->n_in);
 }
 
 static const char *write_same(onnx_export *x, const tn_node *n, const onnx_writer *w) {
@@ -72,9 +72,10 @@ static const char *write_floor_divide(onnx_export *x, const tn_node *n, const on
     return onnx_emit2(x, "Div", onnx_emit2(x, "Sub", a, onnx_emit2(x, "Mod", a, b)), b);
 }
 
+/* Of a quotient too: ONNX's Div of integers is that already. */
 static const char *write_trunc(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *a = in(x, n, 0);
-    (void)w;
+    const char *a = w->with ? onnx_emit2(x, "Div", in(x, n, 0), in(x, n, 1)) : in(x, n, 0);
+    if (!is_float(n)) return a;
     return onnx_emit2(x, "Mul", onnx_emit1(x, "Sign", a), onnx_emit1(x, "Floor", onnx_emit1(x, "Abs", a)));
 }
 
@@ -83,6 +84,10 @@ static const char *write_heaviside(onnx_export *x, const tn_node *n, const onnx_
     const char *step = onnx_write_cast(x, onnx_emit2(x, "Greater", a, zero), (tn_dtype)n->dtype);
     (void)w;
     return onnx_emit3(x, "Where", onnx_emit2(x, "Equal", a, zero), in(x, n, 1), step);
+}
+
+static bool is_unsigned(const tn_node *n) {
+    return n->dtype == TN_U8 || n->dtype == TN_U16 || n->dtype == TN_U32 || n->dtype == TN_U64;
 }
 
 static const char *write_shift(onnx_export *x, const tn_node *n, const onnx_writer *w) {
@@ -163,7 +168,7 @@ static const char *write_slice(onnx_export *x, const tn_node *n, const onnx_writ
     if (step > 0 && stop == n->in[0]->shape[dim]) stop = INT64_MAX;
     const char *names[] = {in(x, n, 0), onnx_write_list(x, &n->i[TN_SLICE_START], 1), onnx_write_list(x, &stop, 1),
                            onnx_write_list(x, &dim, 1), onnx_write_list(x, &step, 1)};
-    return onnx_emit_nth(x, "Slice", names, 5, 0);
+    return onnx_emit_of(x, "Slice", names, 5);
 }
 
 /* Where the elements of a view of this shape lie. */
@@ -218,7 +223,7 @@ static const char *write_cat(onnx_export *x, const tn_node *n, const onnx_writer
     for (int k = 0; k < n->n_in; k++)
         if (n->in[k]->rank == n->rank) names[count++] = in(x, n, k);
     onnx_attr_int(x, "axis", n->i[0]);
-    return onnx_emit_nth(x, "Concat", names, count, 0);
+    return onnx_emit_of(x, "Concat", names, count);
 }
 
 static const char *padded(onnx_export *x, const char *value, const int64_t *before, const int64_t *after, int rank,
@@ -258,15 +263,29 @@ static const char *source(onnx_export *x, const tn_node *n) {
                       onnx_write_list(x, index->shape, n->rank));
 }
 
-/* `with`: the number that changes nothing. */
+/* `with`: the number that changes nothing; 2 and -2 stand for the infinities. */
 static const char *write_scatter(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *start =
-        onnx_emit2(x, "Expand", onnx_write_number(x, w->with, (tn_dtype)n->dtype), onnx_write_shape(x, n));
-    const char *from = source(x, n);
+    double none = w->with == 2 || w->with == -2 ? w->with * (double)INFINITY : w->with;
+    const char *fill = onnx_write_number(x, none, (tn_dtype)n->dtype);
+    const char *start = onnx_emit2(x, "Expand", fill, onnx_write_shape(x, n)), *from = source(x, n);
     onnx_attr_int(x, "axis", n->i[0]);
     onnx_attr_text(x, "reduction", w->onnx);
     return onnx_emit3(x, "ScatterElements", start, in(x, n, 0), from);
 }
+
+/* The greatest number along the dim: each place of the index sends its own. */
+static const char *write_scatter_last(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+    const tn_node *index = n->in[0];
+    int64_t along[TN_MAX_RANK] = {0};
+    along[n->i[0]] = 1;
+    const char *from = places(x, index->shape, index->rank, along, 0, false);
+    const char *start = onnx_emit2(x, "Expand", onnx_write_number(x, -1, TN_I64), onnx_write_shape(x, n));
+    onnx_attr_int(x, "axis", n->i[0]);
+    onnx_attr_text(x, "reduction", w->onnx);
+    return onnx_emit3(x, "ScatterElements", start, in(x, n, 0), from);
+}
+
+static bool has_few_sources(const tn_node *n) { return has_few_places(n->in[0]); }
 
 static const char *write_index_add(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     const char *rows = onnx_emit2(x, "Unsqueeze", in(x, n, 1), onnx_write_list(x, (int64_t[]){-1}, 1));
@@ -282,7 +301,7 @@ static const char *write_topk(onnx_export *x, const tn_node *n, const onnx_write
     const char *names[] = {in(x, n, 0), onnx_write_list(x, &k, 1)};
     onnx_attr_int(x, "axis", all ? -1 : n->i[TN_TOPK_DIM]);
     onnx_attr_int(x, "largest", all ? n->i[TN_ARGSORT_LAST_DESCENDING] : n->i[TN_TOPK_LARGEST]);
-    return onnx_emit_nth(x, "TopK", names, 2, w->with);
+    return onnx_emit_nth(x, "TopK", names, 2, w->with, 2);
 }
 
 /* Both axes are looked up in tables [taps, places], then the taps are put together. */
@@ -364,6 +383,8 @@ static const char *write_cumsum(onnx_export *x, const tn_node *n, const onnx_wri
     return onnx_emit2(x, "CumSum", v, onnx_write_number(x, (double)n->i[0], TN_I64));
 }
 
+static bool has_dims(const tn_node *n) { return n->rank > 0; }
+
 static const char *write_axis(onnx_export *x, const tn_node *n, const onnx_writer *w) {
     onnx_attr_int(x, "axis", n->i[0]);
     return onnx_emit1(x, w->onnx, in(x, n, 0));
@@ -401,7 +422,7 @@ static const char *write_batch_norm(onnx_export *x, const tn_node *n, const onnx
     const char *names[] = {in(x, n, 0), in(x, n, 3), in(x, n, 4), in(x, n, 1), in(x, n, 2)};
     (void)w;
     onnx_attr_float(x, "epsilon", n->f[0]);
-    return onnx_emit_nth(x, "BatchNormalization", names, 5, 0);
+    return onnx_emit_of(x, "BatchNormalization", names, 5);
 }
 
 /* ---- convolution, pooling ---------------------------------------------------------------------------------------- */
@@ -423,6 +444,12 @@ static const char *write_conv(onnx_export *x, const tn_node *n, const onnx_write
     onnx_attr_ints(x, "dilations", n->i + 2 * axes, axes);
     onnx_attr_int(x, "group", n->i[3 * axes]);
     return onnx_emit3(x, "Conv", in(x, n, 0), in(x, n, 1), in(x, n, 2));
+}
+
+static bool is_plain_transposed(const tn_node *n) {
+    for (int a = 0; a < 2; a++)
+        if (n->i[TN_CONV_TRANSPOSE2D_OUTPUT_PADDING + a] >= n->i[TN_CONV_TRANSPOSE2D_STRIDE + a]) return false;
+    return has_batch(n);
 }
 
 static const char *write_conv_transpose(onnx_export *x, const tn_node *n, const onnx_writer *w) {
@@ -453,7 +480,7 @@ static const char *filtered(onnx_export *x, const char *images, const char *filt
     if (cut) images = padded(x, images, before, after, 4, onnx_write_number(x, 0, dtype));
     onnx_attr_ints(x, "strides", f->stride, 2);
     onnx_attr_ints(x, "dilations", f->dilation, 2);
-    onnx_attr_ints(x, "pads", (int64_t[]){before[2], before[3], after[2], after[3]}, cut ? 0 : 4);
+    if (!cut) onnx_attr_ints(x, "pads", (int64_t[]){before[2], before[3], after[2], after[3]}, 4);
     onnx_attr_int(x, "group", f->groups);
     return onnx_emit2(x, "Conv", images, filters);
 }
@@ -568,13 +595,14 @@ static tn_node *rewrite_rope(tn_build *b, const tn_node *n) {
 
 static const onnx_writer writers[] = {
     {TN_OP_CAST, NULL, write_cast, NULL, NULL, 0},
-    {TN_OP_TRUNC, NULL, write_trunc, is_float, NULL, 0},
+    {TN_OP_TRUNC, NULL, write_trunc, NULL, NULL, 0},
+    {TN_OP_DIV_TRUNC, NULL, write_trunc, NULL, NULL, 1},
     {TN_OP_REMAINDER, NULL, write_remainder, NULL, NULL, 0},
     {TN_OP_FMOD, NULL, write_fmod, NULL, NULL, 0},
     {TN_OP_FLOOR_DIVIDE, NULL, write_floor_divide, NULL, NULL, 0},
     {TN_OP_HEAVISIDE, NULL, write_heaviside, NULL, NULL, 0},
-    {TN_OP_BITWISE_LEFT_SHIFT, NULL, write_shift, NULL, NULL, 0},
-    {TN_OP_BITWISE_RIGHT_SHIFT, NULL, write_shift, NULL, NULL, 1},
+    {TN_OP_BITWISE_LEFT_SHIFT, NULL, write_shift, is_unsigned, NULL, 0},
+    {TN_OP_BITWISE_RIGHT_SHIFT, NULL, write_shift, is_unsigned, NULL, 1},
     {TN_OP_EXP2, NULL, write_exp2, NULL, NULL, 0},
     {TN_OP_LOG2, NULL, write_log_of_base, NULL, NULL, 2},
     {TN_OP_LOG10, NULL, write_log_of_base, NULL, NULL, 10},
@@ -602,6 +630,9 @@ static const onnx_writer writers[] = {
     {TN_OP_INDEX_SELECT, "Gather", write_indexed, NULL, NULL, 0},
     {TN_OP_SCATTER_SUM, "add", write_scatter, NULL, NULL, 0},
     {TN_OP_SCATTER_PROD, "mul", write_scatter, NULL, NULL, 1},
+    {TN_OP_SCATTER_AMAX, "max", write_scatter, is_float, NULL, -2},
+    {TN_OP_SCATTER_AMIN, "min", write_scatter, is_float, NULL, 2},
+    {TN_OP_SCATTER_LAST, "max", write_scatter_last, has_few_sources, NULL, 0},
     {TN_OP_INDEX_ADD_ROWS, NULL, write_index_add, NULL, NULL, 0},
     {TN_OP_ARGSORT_LAST, NULL, write_topk, NULL, NULL, 1},
     {TN_OP_TOPK, NULL, write_topk, NULL, NULL, 0},
@@ -619,13 +650,13 @@ static const onnx_writer writers[] = {
     {TN_OP_MATMUL_BATCHED, "MatMul", onnx_write_plain, NULL, NULL, 0},
     {TN_OP_LINEAR_QUANTIZED, NULL, write_linear, NULL, NULL, 0},
     {TN_OP_LINEAR_HALF, NULL, write_linear, NULL, NULL, 0},
-    {TN_OP_SOFTMAX, "Softmax", write_axis, NULL, NULL, 0},
-    {TN_OP_LOG_SOFTMAX, "LogSoftmax", write_axis, NULL, NULL, 0},
+    {TN_OP_SOFTMAX, "Softmax", write_axis, has_dims, NULL, 0},
+    {TN_OP_LOG_SOFTMAX, "LogSoftmax", write_axis, has_dims, NULL, 0},
     {TN_OP_LAYER_NORM, NULL, write_layer_norm, has_weight, NULL, 0},
     {TN_OP_BATCH_NORM, NULL, write_batch_norm, is_inference, NULL, 0},
     {TN_OP_CONV1D, NULL, write_conv, has_batch, NULL, 1},
     {TN_OP_CONV2D, NULL, write_conv, has_batch, NULL, 2},
-    {TN_OP_CONV_TRANSPOSE2D, NULL, write_conv_transpose, has_batch, NULL, 0},
+    {TN_OP_CONV_TRANSPOSE2D, NULL, write_conv_transpose, is_plain_transposed, NULL, 0},
     {TN_OP_CORRELATE2D, NULL, write_correlate, NULL, NULL, 0},
     {TN_OP_CONV2D_WEIGHT, NULL, write_conv_weight, has_one_group, NULL, 0},
     {TN_OP_SPREAD2D, NULL, write_spread, is_transposed_conv, NULL, 0},
