@@ -1,8 +1,9 @@
 """onnx_export.py BUILD — models that we export, judged by others: onnx.checker and ONNX Runtime.
 
-BUILD/test_onnx_export and test_onnx_export_ops leave models and what they were computed to in a folder. Every model must pass the
-checker (full_check, which infers all shapes) and yield the same numbers: within 1e-5 of the greatest one, about 80 ulp of
-f32, as sums of a few thousand numbers are added in another order there. Needs the packages onnx, onnxruntime, numpy."""
+BUILD/test_onnx_export and test_onnx_export_ops leave models and what they were computed to in a folder. Every model must
+pass the checker (full_check, which infers all shapes) and yield the same numbers: within 1e-5 of the greatest one, about
+80 ulp of f32, as sums of a few thousand numbers are added in another order there. Needs the packages onnx, onnxruntime,
+numpy."""
 
 import json
 import os
@@ -38,7 +39,8 @@ def worst_error(got, want):
     got, want = got.astype("f8"), want.astype("f8")
     same = (got == want) | (numpy.isnan(got) & numpy.isnan(want))
     top = numpy.abs(want[numpy.isfinite(want)]).max(initial=1.0)
-    return numpy.where(same, 0.0, numpy.abs(got - want)).max(initial=0.0) / top
+    with numpy.errstate(invalid="ignore"):  # infinities that are the same
+        return numpy.where(same, 0.0, numpy.abs(got - want)).max(initial=0.0) / top
 
 
 def check_model(path):
