@@ -1,8 +1,8 @@
-/* test_onnx_export_ops.c — every op as a model: cases of the op table (two an op; TRUNNION_TEST_FULL: all), exported, read again and run.
+/* test_onnx_export_ops.c — every op as a model: cases of the op table, exported, read again and run.
  *
- * What comes out must be within the tolerance of the op's own tests. Ops that ONNX has no operator for are listed here;
- * all others must be exported. With TRUNNION_ONNX_EXPORT naming a folder, models and results stay there for
- * tools/checks/onnx_export.py. */
+ * Two cases an op; TRUNNION_TEST_FULL=1: all. What comes out must be within the tolerance of the op's own tests. Ops
+ * that ONNX has no operator for are listed here; all others must be exported. With TRUNNION_ONNX_EXPORT a folder,
+ * models and results stay there for tools/checks/onnx_export.py. */
 #include "test_support.h"
 #include "trial.h"
 
