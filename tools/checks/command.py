@@ -155,7 +155,7 @@ def write_network(folder):
 
 
 def check_help(program, report, _):
-    """In a folder that holds what the examples name: the model, a network and cases of it, a text."""
+    """In a folder that holds what the examples name: the model, a network and cases of it, PyTorch's weights, a text."""
     overview = subprocess.run([program, "help"], capture_output=True, text=True).stdout
     commands = re.search(r"^commands:\n((?:  .*\n)+)", overview, re.MULTILINE).group(1)
     names = [line.split()[0] for line in commands.splitlines() if line.split()[0] != "help"]
@@ -168,6 +168,7 @@ def check_help(program, report, _):
             os.symlink(encoder, pathlib.Path(folder) / encoder.name)
         (pathlib.Path(folder) / "lines.txt").write_text("A quick fox.\nA lazy dog.\n")
         write_network(pathlib.Path(folder))
+        os.symlink(ROOT / "tests/corpus/pickle/older.pt", pathlib.Path(folder) / "weights.pt")
         (pathlib.Path(folder) / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
         environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
         for name in names:
