@@ -25,7 +25,8 @@ const cli_command cli_run = {
     .help = "  -i, --input NAME=FILE  a NumPy file (.npy) for an input; FILE.npz alone: its members by name\n"
             "  -o, --output DIR       writes NAME.npy for each output\n"
             "      --random           random numbers for inputs that are not given\n"
-            "      --dim NAME=N       the extent of a symbolic dim of random inputs (default 1)\n"
+            "      --dim NAME=N       the extent of an open dim of random inputs (default 1): by its name, or by "
+            "place, x.2=48\n"
             "      --repeat N         runs it N times more and tells the median\n"
             "      --profile          what each command takes\n"
             "      --trace FILE.json  the same for chrome://tracing\n"
@@ -40,6 +41,8 @@ const cli_command cli_run = {
 
 typedef struct named {
     const char *name, *text;
+    int64_t number; /* of a dim */
+    bool used;
 } named;
 
 typedef struct work {
@@ -60,8 +63,17 @@ static bool split(char *arg, named *list, int *count) {
     if (*count == MOST || !*arg) return false;
     char *equals = strchr(arg, '=');
     if (equals) *equals = 0;
-    list[(*count)++] = (named){equals ? arg : "", equals ? equals + 1 : arg};
+    list[(*count)++] = (named){.name = equals ? arg : "", .text = equals ? equals + 1 : arg};
     return true;
+}
+
+static bool take_dim(work *w, char *arg) {
+    char *equals = strchr(arg, '=');
+    if (!equals || !split(arg, w->dims, &w->dim_count)) return false;
+    named *dim = &w->dims[w->dim_count - 1];
+    if (cli_parse_int(dim->text, 0, INT64_C(1) << 40, &dim->number)) return true;
+    *equals = '='; /* the message shows it whole */
+    return false;
 }
 
 static bool take(void *ctx, int val, const char *arg) {
@@ -70,7 +82,7 @@ static bool take(void *ctx, int val, const char *arg) {
     switch (val) {
     case 'i': return split(own, w->inputs, &w->input_count);
     case 'o': w->output = arg; return *arg != 0;
-    case OPT_DIM: return strchr(arg, '=') && split(own, w->dims, &w->dim_count);
+    case OPT_DIM: return take_dim(w, own);
     case OPT_RANDOM: return w->random = true;
     case OPT_PROFILE: return w->profile = true;
     case OPT_TRACE: w->trace = arg; return *arg != 0;
@@ -127,12 +139,23 @@ static tn_status give_file(work *w, const named *n) {
     return status;
 }
 
-static int64_t extent_of(const work *w, const tn_onnx_info *info, int d) {
-    int64_t n = 1;
+/* Is it the dim's own name, or INPUT.PLACE? Files often leave open dims without names. */
+static bool names_dim(const char *name, const tn_onnx_info *info, int d) {
+    char place[16];
+    size_t length = strlen(info->name);
+    snprintf(place, sizeof place, ".%d", d);
+    return (info->dims[d] && strcmp(name, info->dims[d]) == 0) ||
+           (strncmp(name, info->name, length) == 0 && strcmp(name + length, place) == 0);
+}
+
+static int64_t extent_of(work *w, const tn_onnx_info *info, int d) {
     if (info->shape[d] >= 0) return info->shape[d];
-    for (int i = 0; i < w->dim_count && info->dims[d]; i++)
-        if (strcmp(w->dims[i].name, info->dims[d]) == 0) (void)cli_parse_int(w->dims[i].text, 0, INT64_C(1) << 40, &n);
-    return n;
+    for (int i = 0; i < w->dim_count; i++) {
+        if (!names_dim(w->dims[i].name, info, d)) continue;
+        w->dims[i].used = true;
+        return w->dims[i].number;
+    }
+    return 1;
 }
 
 /* Floats from the normal distribution's middle, whole numbers 0 and 1: a valid index of anything. */
@@ -142,13 +165,13 @@ static tn_status random_input(work *w, int i, uint64_t *state) {
     if (info.kind != TN_ONNX_TENSOR || info.dtype == TN_DTYPE_COUNT || info.rank < 0)
         return tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' cannot be made at random: its type or rank is not told",
                                info.name);
-    for (int d = 0; d < info.rank; d++)
-        count *= shape[d] = extent_of(w, &info, d);
-    float *numbers = malloc((size_t)count * sizeof *numbers + 1);
-    if (!numbers || count < 0) {
-        free(numbers);
-        return tn_backend_fail(TN_ERR_MEMORY, "no memory for input '%s'", info.name);
+    bool fits = true;
+    for (int d = 0; d < info.rank; d++) {
+        shape[d] = extent_of(w, &info, d);
+        fits = fits && !__builtin_mul_overflow(count, shape[d], &count);
     }
+    float *numbers = fits && count < INT64_MAX / 8 ? malloc((size_t)count * sizeof *numbers + 1) : NULL;
+    if (!numbers) return tn_backend_fail(TN_ERR_MEMORY, "no memory for input '%s'", info.name);
     for (int64_t k = 0; k < count; k++) {
         double u = random_uniform(state) + random_uniform(state) + random_uniform(state) - 1.5;
         numbers[k] = tn_dtype_is_float(info.dtype) ? (float)(2 * u) : (float)(u > 0);
@@ -175,6 +198,11 @@ static tn_status make_inputs(work *w) {
             status = tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' is not given: -i %s=FILE.npy, or --random",
                                      input_info(w, i).name, input_info(w, i).name);
     }
+    for (int i = 0; i < w->dim_count && status == TN_OK; i++)
+        if (!w->dims[i].used)
+            status = tn_backend_fail(TN_ERR_ARGUMENT,
+                                     "--dim %s: no input made at random has such an open dim (-v lists them)",
+                                     w->dims[i].name);
     return status;
 }
 
