@@ -81,6 +81,48 @@ static void a_third_run_records_nothing(void **state) {
     tn_onnx_close(m);
 }
 
+/* A capture tells inputs apart by their memory. */
+static void an_input_given_twice_is_two_inputs_later(void **state) {
+    (void)state;
+    tn_onnx *m = open_model(MODEL("two.onnx"));
+    tn_onnx_value *a = floats((float[]){5, 7}, TN_DIMS(2)), *b = floats((float[]){1, 2}, TN_DIMS(2)), *out = NULL;
+    for (int i = 0; i < 5; i++) {
+        bool same = i < 3;
+        assert_ok(tn_onnx_run(m, (tn_onnx_value *[]){a, same ? a : b}, &out));
+        assert_floats(out, same ? (float[]){0, 0} : (float[]){4, 5}, 2);
+    }
+    tn_onnx_value_free(a);
+    tn_onnx_value_free(b);
+    tn_onnx_close(m);
+}
+
+/* What extents told one run is any number to the next, which is given it. */
+static void results_that_are_given_back_are_read_anew(void **state) {
+    (void)state;
+    tn_onnx *m = open_model(MODEL("told.onnx"));
+    const float zeros[5] = {0}, counting[] = {0, 1, 2, 3, 4};
+    tn_onnx_value *x[] = {floats(zeros, TN_DIMS(3)), floats(zeros, TN_DIMS(5))}, *count[2], *one, *out[2];
+    one = floats((float[]){1}, NULL, 0);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(tn_onnx_run(m, (tn_onnx_value *[]){x[i], one}, out));
+        assert_floats(out[0], counting, 1);
+        count[i] = out[1];
+    }
+    tn_onnx_close(m);
+    m = open_model(MODEL("told.onnx"));
+    for (int i = 0; i < 4; i++) {
+        assert_ok(tn_onnx_run(m, (tn_onnx_value *[]){x[0], count[i & 1]}, out));
+        assert_floats(out[0], counting, i & 1 ? 5 : 3);
+        tn_onnx_value_free(out[1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        tn_onnx_value_free(x[i]);
+        tn_onnx_value_free(count[i]);
+    }
+    tn_onnx_value_free(one);
+    tn_onnx_close(m);
+}
+
 static void values_outlive_their_model(void **state) {
     (void)state;
     tn_onnx *m = open_model(MODEL("mlp.onnx"));
@@ -311,6 +353,24 @@ static void what_a_model_declares_can_be_asked(void **state) {
     tn_onnx_close(m);
 }
 
+/* Subgraphs and attributes that do not fit their node. */
+static void what_does_not_fit_is_refused_when_it_runs(void **state) {
+    (void)state;
+    static const struct {
+        const char *path, *reason;
+    } unfit[] = {{MODEL("unfit_loop.onnx"), "output 1 of its subgraph has no value"},
+                 {MODEL("unfit_map.onnx"), "output 1 of its subgraph has no value"},
+                 {MODEL("unfit_list.onnx"), "it has no value"}};
+    for (size_t i = 0; i < TN_COUNT(unfit); i++) {
+        tn_onnx *m = open_model(unfit[i].path);
+        tn_onnx_value *in = floats((float[]){1, 2}, TN_DIMS(2)), *out[2] = {NULL, NULL};
+        assert_int_equal(tn_onnx_run(m, &in, out), TN_ERR_UNSUPPORTED);
+        assert_text_has(tn_error(), unfit[i].reason);
+        tn_onnx_value_free(in);
+        tn_onnx_close(m);
+    }
+}
+
 static void every_cut_of_a_file_is_refused_or_whole(void **state) {
     (void)state;
     size_t size;
@@ -357,6 +417,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_replay_computes_what_the_first_run_does),
         cmocka_unit_test(a_third_run_records_nothing),
+        cmocka_unit_test(an_input_given_twice_is_two_inputs_later),
+        cmocka_unit_test(results_that_are_given_back_are_read_anew),
         cmocka_unit_test(values_outlive_their_model),
         cmocka_unit_test(a_branch_follows_each_run_s_numbers),
         cmocka_unit_test(a_loop_carries_and_gathers),
@@ -369,6 +431,7 @@ int main(void) {
         cmocka_unit_test(external_data_stays_in_the_folder),
         cmocka_unit_test(inputs_that_do_not_fit_are_named),
         cmocka_unit_test(what_a_model_declares_can_be_asked),
+        cmocka_unit_test(what_does_not_fit_is_refused_when_it_runs),
         cmocka_unit_test(every_cut_of_a_file_is_refused_or_whole),
         cmocka_unit_test(memory_may_run_out_anywhere),
     };

@@ -90,6 +90,34 @@ def external():
           initializer=[weights])
 
 
+def two():
+    model("two", [node("Sub", ["a", "b"], ["y"])], [info("a", F, ["n"]), info("b", F, ["n"])], [info("y", F, ["n"])])
+
+
+def told():
+    nodes = [node("Range", ["zero", "limit", "one"], ["y"]), node("Size", ["x"], ["s"]), node("Cast", ["s"], ["n"], to=F)]
+    model("told", nodes, [info("x", F, ["k"]), info("limit", F, [])], [info("y", F, ["r"]), info("n", F, [])],
+          initializer=[h.make_tensor("zero", F, [], [0.0]), h.make_tensor("one", F, [], [1.0])])
+
+
+def unfit():
+    """Models that the checker would not let pass, and that fail when they are run."""
+    steps = h.make_tensor("steps", T.INT64, [], [3])
+    body = h.make_graph([node("Identity", ["i"], ["o"])], "body",
+                        [info("i", T.INT64, []), info("c", T.BOOL, []), info("v", F, ["n"])],
+                        [info("c", T.BOOL, []), info("v", F, ["n"]), info("v", F, ["n"])])
+    model("unfit_loop", [node("Loop", ["steps", "", ""], ["last", "all"], body=body)], [info("x", F, ["n"])],
+          [info("all", F, ["s", "n"])], checked=False, initializer=[steps])
+    one = h.make_graph([node("Neg", ["e"], ["o"])], "body", [info("e", F, ["n"])], [info("o", F, ["n"])])
+    model("unfit_map", [node("SequenceConstruct", ["x"], ["l"]), node("SequenceMap", ["l"], ["p", "q"], body=one),
+                        node("SequenceAt", ["q", "zero"], ["y"])], [info("x", F, ["n"])], [info("y", F, ["n"])],
+          checked=False, initializer=[h.make_tensor("zero", T.INT64, [], [0])])
+    constant = node("Constant", [], ["k"])
+    constant.attribute.append(onnx.AttributeProto(name="value_ints", type=6, ints=[1], floats=[0.0] * 64))
+    model("unfit_list", [constant, node("Add", ["x", "x"], ["y"])], [info("x", F, ["n"])],
+          [info("y", F, ["n"]), info("k", T.INT64, ["m"])], checked=False)
+
+
 def types():
     tensors = [h.make_tensor(name, kind, [4], values) for name, kind, values in (
         ("f8", T.FLOAT8E4M3FN, [1, 2, -3, 0.5]), ("i4", T.INT4, [1, -8, 7, 0]), ("f4", T.FLOAT4E2M1, [0.5, 6, -2, 1]),
@@ -111,5 +139,5 @@ def values():
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for make in (mlp, branch, loop, scan, function, sparse, external, types, values):
+    for make in (mlp, branch, loop, scan, function, sparse, external, two, told, unfit, types, values):
         make()

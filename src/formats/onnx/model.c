@@ -255,14 +255,15 @@ static tn_status take_attribute_field(reader *r, const onnx_field *f, onnx_attri
     }
 }
 
+/* Lists of the attribute's own kind alone: `count` tells how long they are. */
 static tn_status keep_lists(reader *r, onnx_attribute *a, const attribute_lists *l) {
-    if (l->ints.count) {
+    if (l->ints.count && a->kind == KIND_INTS) {
         int64_t *ints = onnx_take(&r->m->arena, l->ints.count, sizeof *ints);
         if (!ints) return tn_error_code();
         memcpy(ints, l->ints.at, l->ints.count * sizeof *ints);
         a->ints = ints;
     }
-    if (l->floats.count) {
+    if (l->floats.count && a->kind == KIND_FLOATS) {
         float *floats = onnx_take(&r->m->arena, l->floats.count, sizeof *floats);
         if (!floats) return tn_error_code();
         for (size_t i = 0; i < l->floats.count; i++)
@@ -272,7 +273,8 @@ static tn_status keep_lists(reader *r, onnx_attribute *a, const attribute_lists 
     const size_t counts[] = {[KIND_FLOATS] = l->floats.count, [KIND_INTS] = l->ints.count, [KIND_STRINGS] = l->strings};
     bool listed = a->kind >= KIND_FLOATS && a->kind <= KIND_STRINGS;
     a->count = listed ? counts[a->kind] : l->graphs;
-    if (a->kind != KIND_GRAPH && a->kind != KIND_GRAPHS) a->graphs = NULL;
+    if (a->kind != KIND_STRINGS) a->strings = NULL;
+    if ((a->kind != KIND_GRAPH && a->kind != KIND_GRAPHS) || !a->count) a->graphs = NULL;
     return TN_OK;
 }
 

@@ -27,9 +27,11 @@ static tn_status run_constant(onnx_call *c) {
     if ((a = onnx_find(c, "value_int")) != NULL) return put_ints(c, &a->i, NULL);
     if ((a = onnx_find(c, "value_float")) != NULL) return put_floats(c, &a->f, NULL);
     if ((a = onnx_find(c, "value_string")) != NULL) return onnx_put_value(c, 0, onnx_value_strings(&a->s, NULL, 0));
-    if ((a = onnx_find(c, "value_ints")) != NULL) return put_ints(c, a->ints, &(int64_t){(int64_t)a->count});
-    if ((a = onnx_find(c, "value_floats")) != NULL) return put_floats(c, a->floats, &(int64_t){(int64_t)a->count});
-    if ((a = onnx_find(c, "value_strings")) != NULL)
+    if ((a = onnx_find(c, "value_ints")) != NULL && (a->ints || !a->count))
+        return put_ints(c, a->ints, &(int64_t){(int64_t)a->count});
+    if ((a = onnx_find(c, "value_floats")) != NULL && (a->floats || !a->count))
+        return put_floats(c, a->floats, &(int64_t){(int64_t)a->count});
+    if ((a = onnx_find(c, "value_strings")) != NULL && (a->strings || !a->count))
         return onnx_put_value(c, 0, onnx_value_strings(a->strings, &(int64_t){(int64_t)a->count}, 1));
     return onnx_refuse(c, "it has no value");
 }

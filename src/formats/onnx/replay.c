@@ -260,6 +260,24 @@ static void free_list(onnx_value **values, int count) {
     }
 }
 
+static const tn_buffer *buffer_of(const tn_tensor *t) {
+    const tn_node *n = tn_tensor_node(t);
+    return n->buffer || !n->root ? n->buffer : n->root->buffer;
+}
+
+/* Whether an input's memory is also another input's or a constant's: a capture tells inputs apart by their memory, so
+ * that the one would be replayed as the other. */
+static bool shares_memory(const tn_onnx *m, onnx_value *const *in) {
+    for (int i = 0; i < m->graph->input_count; i++) {
+        const tn_buffer *own = buffer_of(in[i]->tensor);
+        for (int j = 0; j < i; j++)
+            if (buffer_of(in[j]->tensor) == own) return true;
+        for (size_t v = 0; v < m->value_count; v++)
+            if (m->values[v]->kind == ONNX_TENSOR && buffer_of(m->values[v]->tensor) == own) return true;
+    }
+    return false;
+}
+
 /* Captures; *done false: it could not be, and never will. */
 static tn_status try_capture(tn_onnx *m, onnx_replay *e, onnx_value **in, onnx_value **out, bool *done) {
     int out_count = m->graph->output_count;
@@ -337,6 +355,7 @@ tn_status onnx_run_or_replay(tn_onnx *m, onnx_value **in, onnx_value **out) {
     tn_mem_free(key);
     if (e->hopeless || !make_whole(in, count)) return record(m, NULL, in, out);
     if (e->graph) return launch(e, in, out);
+    if (shares_memory(m, in)) return record(m, NULL, in, out);
     bool done;
     TRY(try_capture(m, e, in, out, &done));
     return done ? TN_OK : record(m, NULL, in, out);

@@ -18,6 +18,13 @@ static void set_slot(onnx_frame *f, int32_t slot, onnx_value *v) {
     f->slots[slot] = v;
 }
 
+static void free_values(onnx_value **values, int count) {
+    for (int i = 0; i < count; i++) {
+        onnx_value_release(values[i]);
+        values[i] = NULL;
+    }
+}
+
 static void frame_end(onnx_frame *f) {
     for (int32_t i = 0; f->slots && i < f->graph->slot_count; i++)
         onnx_value_release(f->slots[i]);
@@ -132,12 +139,17 @@ static tn_status call_row(onnx_run *r, onnx_frame *f, int node, onnx_value **lis
     return status;
 }
 
+/* Nodes and frames: a loop's body may have no node. */
+static tn_status count_step(onnx_run *r) {
+    if (++r->steps <= ONNX_MAX_STEPS) return TN_OK;
+    return tn_fail(TN_ERR_UNSUPPORTED, "a run of more than %lld nodes: a loop in the model does not end",
+                   (long long)ONNX_MAX_STEPS);
+}
+
 static tn_status run_node(onnx_run *r, onnx_frame *f, int node) {
     enum { FEW = 24 };
     const onnx_node *n = &f->graph->nodes[node];
-    if (++r->steps > ONNX_MAX_STEPS)
-        return tn_fail(TN_ERR_UNSUPPORTED, "a run of more than %lld nodes: a loop in the model does not end",
-                       (long long)ONNX_MAX_STEPS);
+    TRY(count_step(r));
     onnx_value *few[FEW] = {0};
     size_t count = (size_t)(n->in_count + n->out_count);
     onnx_value **lists = count <= FEW ? few : tn_mem_zalloc(count, sizeof(onnx_value *));
@@ -162,6 +174,7 @@ static tn_status run_frame(onnx_run *r, onnx_frame *f, onnx_value *const *in, in
     if (r->depth == ONNX_MAX_FRAMES)
         return tn_fail(TN_ERR_UNSUPPORTED, "functions and subgraphs run more than %d deep in each other",
                        ONNX_MAX_FRAMES);
+    TRY(count_step(r));
     onnx_frame *around = r->frame;
     r->frame = f;
     r->depth++;
@@ -179,7 +192,15 @@ tn_status onnx_call_graph(onnx_call *c, const onnx_graph *g, onnx_value *const *
                           int out_count) {
     onnx_frame *here = c->run->frame;
     onnx_frame f = {.outer = here, .graph = g, .function = here->function, .caller = here->caller};
-    return run_frame(c->run, &f, in, in_count, out, out_count);
+    for (int k = 0; k < out_count; k++)
+        out[k] = NULL;
+    TRY(run_frame(c->run, &f, in, in_count, out, out_count));
+    for (int k = 0; k < out_count; k++) { /* what was left out may be handed through */
+        if (out[k]) continue;
+        free_values(out, out_count);
+        return onnx_refuse(c, "output %d of its subgraph has no value", k);
+    }
+    return TN_OK;
 }
 
 static tn_status call_function(onnx_call *c) {
@@ -197,13 +218,6 @@ void onnx_run_end(onnx_run *r) {
     for (size_t i = 0; i < r->memo_count; i++)
         tn_mem_free(r->memos[i].numbers);
     tn_mem_free(r->memos);
-}
-
-static void free_values(onnx_value **values, int count) {
-    for (int i = 0; i < count; i++) {
-        onnx_value_release(values[i]);
-        values[i] = NULL;
-    }
 }
 
 tn_status onnx_evaluate(onnx_value *const *values, int count) {
@@ -254,7 +268,8 @@ static tn_status check_shape(const onnx_port *p, const onnx_value *v) {
 /* An input as the model declares it: types that live in wider ones come in as those. */
 static tn_status adopt(const onnx_port *p, onnx_value *given, onnx_value **out) {
     if (!given) return tn_fail(TN_ERR_ARGUMENT, "input '%s' is NULL", p->name);
-    *out = onnx_value_retain(given);
+    *out = onnx_value_as(onnx_value_retain(given), ONNX_VARIES); /* another run's constant is none of this one */
+    if (!*out) return tn_error_code();
     const onnx_declared *t = p->type;
     if (!t || (t->kind == ONNX_TENSOR && t->type == ONNX_UNDEFINED)) return TN_OK;
     if (t->kind != given->kind)

@@ -277,8 +277,8 @@ static tn_status external_bytes(onnx_source *s, const tensor_message *t, size_t 
     TRY(open_other(s, t->location, &f));
     int64_t length = t->length < 0 ? (int64_t)need : t->length, end;
     if (tn_add_overflow(t->offset, length, &end) || end > (int64_t)f->size)
-        return tn_fail(TN_ERR_FORMAT, "its numbers lie at bytes %lld to %lld of '%.*s', which has %zu",
-                       (long long)t->offset, (long long)(t->offset + length), shown, t->location.at, f->size);
+        return tn_fail(TN_ERR_FORMAT, "its numbers lie at byte %lld, %lld of them, of '%.*s', which has %zu",
+                       (long long)t->offset, (long long)length, shown, t->location.at, f->size);
     *b = (tensor_bytes){.at = f->bytes + t->offset, .size = (size_t)length, .file = f};
     return TN_OK;
 }
