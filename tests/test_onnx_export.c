@@ -315,6 +315,11 @@ static void what_cannot_be_exported_is_named(void **state) {
         assert_true(isfinite(tn_item(tn_sum(out.tensor, TN_ALL, false))));
         assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_STATE);
         assert_text_has(tn_error(), "before reading");
+        out = (tn_named_tensor){"x", tn_exp(x)};
+        assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_ARGUMENT);
+        assert_text_has(tn_error(), "two names");
+        out.name = "_v0";
+        assert_int_equal(tn_onnx_export(path, &in, 1, &out, 1, NULL), TN_ERR_ARGUMENT);
         assert_int_not_equal(access(path, F_OK), 0);
     }
 }

@@ -119,7 +119,7 @@ typedef struct tn_onnx_export_options {
     size_t struct_size;  /* set by the caller */
     const char *name;    /* the graph's; NULL: "graph" */
     const char *dims[4]; /* names of the symbolic extents 0 … 3 (tn_symbolic): "batch"; NULL: "dim0" … */
-    /* names for tensors that become initialisers: parameters by their paths; others are called w0, w1 … */
+    /* names for tensors that become initialisers: parameters by their paths; others are called _w0, _w1 … */
     const tn_named_tensor *weights;
     int weight_count;
 } tn_onnx_export_options;
@@ -132,11 +132,12 @@ typedef struct tn_onnx_export_options {
  * step is evaluated at its end else). Inputs are tensors with a value, or recorded ones, at which the model begins;
  * an extent that was declared by tn_symbolic is a named one of the model, others are what they were. Other tensors with
  * a value become initialisers, weights in blocks as f32. States that were written become an input, whose default is the
- * value before, and an output NAME_out: what a step has to be given at its next run. Dials are inputs dial_0, dial_1 …
- * with a default, too.
- * options may be NULL. Errors: TN_ERR_UNSUPPORTED for what ONNX has no operator for (random numbers, caches of keys and
- * values, factorizations), naming it with its line, and for more than 2 GiB; TN_ERR_STATE for an output that was
- * evaluated already; TN_ERR_IO. The file appears whole or not at all. Source: onnx.proto, IR.md, Operators.md. */
+ * value before, and an output NAME_out: what a step has to be given at its next run. Dials are inputs _dial_0 …
+ * with a default, too. Names have 1 to 200 bytes, the first not _ (names that are made up begin so).
+ * options may be NULL. Errors: TN_ERR_ARGUMENT for names; TN_ERR_UNSUPPORTED for what ONNX has no operator for
+ * (random numbers, caches of keys and values, factorizations), naming it with its line, and for more than 2 GiB;
+ * TN_ERR_STATE for an output that was evaluated already; TN_ERR_IO. Indices that lead outside of a tensor are left out
+ * here and may be refused elsewhere. The file appears whole or not at all. Source: onnx.proto, IR.md, Operators.md. */
 TN_API tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int input_count,
                                 const tn_named_tensor *outputs, int output_count,
                                 const tn_onnx_export_options *options);

@@ -126,7 +126,7 @@ static void put_node(onnx_export *x, const char *op, const char *const *in, int 
 const char *onnx_emit_nth(onnx_export *x, const char *op, const char *const *in, int n_in, int which, int n_out) {
     const char *out[2];
     for (int i = 0; i < n_out; i++)
-        out[i] = onnx_name(x, "v%d", x->fresh++);
+        out[i] = onnx_name(x, "_v%d", x->fresh++);
     put_node(x, op, in, n_in, out, n_out);
     return out[which];
 }
@@ -169,7 +169,7 @@ static const char *put_constant(onnx_export *x, const char *name, const void *by
     return name;
 }
 
-static const char *fresh_constant(onnx_export *x) { return onnx_name(x, "c%d", x->fresh++); }
+static const char *fresh_constant(onnx_export *x) { return onnx_name(x, "_c%d", x->fresh++); }
 
 const char *onnx_write_table(onnx_export *x, const int64_t *v, const int64_t *shape, int rank) {
     return put_constant(x, fresh_constant(x), v, TN_I64, shape, rank);
@@ -284,10 +284,25 @@ static void add_input(onnx_export *x, const tn_node *n, const char *name) {
     put_info(x, &x->inputs, GRAPH_INPUT, name, n);
 }
 
+enum { MOST_NAME = 200 };
+
+/* May a caller use it? Those that are made here begin with _. */
+static bool is_name(const char *name) {
+    return name && name[0] && name[0] != '_' && strnlen(name, MOST_NAME + 1) <= MOST_NAME;
+}
+
+static bool is_taken(const onnx_export *x, const char *name) {
+    for (size_t i = 0; i < x->name_count; i++)
+        if (!strcmp(x->name[i], name)) return true;
+    return false;
+}
+
+/* NULL where there is none that could be used. */
 static const char *weight_name(const onnx_export *x, const tn_node *n) {
     for (int i = 0; i < x->weight_count && n->buffer; i++) {
+        const char *name = x->weights[i].name;
         const tn_node *w = x->weights[i].tensor ? node_before(x->weights[i].tensor) : NULL;
-        if (w && w->buffer == n->buffer && x->weights[i].name) return x->weights[i].name;
+        if (w && w->buffer == n->buffer && is_name(name) && !is_taken(x, name)) return name;
     }
     return NULL;
 }
@@ -308,7 +323,7 @@ static void write_leaf(onnx_export *x, const tn_node *n) {
         return;
     }
     const char *given = weight_name(x, n);
-    const char *name = given ? onnx_name(x, "%s", given) : onnx_name(x, "w%d", x->fresh++);
+    const char *name = given ? onnx_name(x, "%s", given) : onnx_name(x, "_w%d", x->fresh++);
     known_as(x, n, name);
     add_leaf(x, n, name);
 }
@@ -320,7 +335,7 @@ static void write_dial(onnx_export *x, const tn_node *n) {
         refuse(x, n, "random numbers: ONNX's are not the same; make them outside and pass them as an input");
         return;
     }
-    const char *name = onnx_name(x, "dial_%d", x->dial_count++);
+    const char *name = onnx_name(x, "_dial_%d", x->dial_count++);
     put_constant(x, name, n->i[0] == TN_DIAL_INT ? (const void *)&n->i[1] : &f, (tn_dtype)n->dtype, NULL, 0);
     name_is(x, n, name);
     put_info(x, &x->inputs, GRAPH_INPUT, name, n);
@@ -420,7 +435,7 @@ static void add_states(onnx_export *x, const tn_recorder *r) {
         if (!is_pending(r, s) || is_written(x, s->resident) || tn_map_find(&x->names, s->home) >= 0) continue;
         const char *given = weight_name(x, s->resident);
         char text[32];
-        snprintf(text, sizeof text, "state_%d", unnamed);
+        snprintf(text, sizeof text, "_state_%d", unnamed);
         unnamed += given ? 0 : 1;
         add_input(x, s->resident, given ? given : text);
         add_leaf(x, s->resident, onnx_of(x, s->resident));
@@ -428,8 +443,13 @@ static void add_states(onnx_export *x, const tn_recorder *r) {
 }
 
 static void write_states(onnx_export *x, const tn_recorder *r) {
-    for (const tn_storage *s = r->written; s && x->status == TN_OK; s = s->next_written)
-        if (is_pending(r, s)) write_output(x, s->value, onnx_name(x, "%s_out", onnx_of(x, s->resident)));
+    for (const tn_storage *s = r->written; s && x->status == TN_OK; s = s->next_written) {
+        if (!is_pending(r, s)) continue;
+        const char *name = onnx_of(x, s->resident);
+        char text[256];
+        snprintf(text, sizeof text, "%s_out", name);
+        write_output(x, s->value, onnx_name(x, is_taken(x, text) ? "_%s" : "%s", text));
+    }
 }
 
 /* ---- the file ---------------------------------------------------------------------------------------------------- */
@@ -539,8 +559,10 @@ static tn_status save(const onnx_export *x, const char *path, const char *name) 
 static tn_status check_named(const tn_named_tensor *items, int count, const char *what) {
     if (count < 0 || (count > 0 && !items)) return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: %d %s", count, what);
     for (int i = 0; i < count; i++) {
-        if (!items[i].name || !items[i].name[0] || !items[i].tensor)
-            return tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: %s: entry %d has no name or no tensor", what, i);
+        if (!is_name(items[i].name) || !items[i].tensor)
+            return tn_fail(TN_ERR_ARGUMENT,
+                           "tn_onnx_export: %s: entry %d has no tensor, or no name: 1 to %d bytes, the first not _",
+                           what, i, MOST_NAME);
         TRY(tn_status_of(items[i].tensor));
         for (int j = 0; j < i; j++)
             if (!strcmp(items[i].name, items[j].name))
@@ -551,8 +573,14 @@ static tn_status check_named(const tn_named_tensor *items, int count, const char
 
 static void write_all(onnx_export *x, const tn_recorder *r, const tn_named_tensor *inputs, int input_count,
                       const tn_named_tensor *outputs, int output_count) {
-    for (int i = 0; i < input_count; i++)
+    for (int i = 0; i < output_count; i++)
+        onnx_name(x, "%s", outputs[i].name);
+    for (int i = 0; i < input_count && x->status == TN_OK; i++) {
+        if (is_taken(x, inputs[i].name))
+            sticks(x, tn_fail(TN_ERR_ARGUMENT, "tn_onnx_export: '%s' is an input and an output: give it two names",
+                              inputs[i].name));
         add_input(x, node_before(inputs[i].tensor), inputs[i].name);
+    }
     add_states(x, r);
     for (int i = 0; i < output_count && x->status == TN_OK; i++) {
         const tn_node *n = tn_tensor_node(outputs[i].tensor);
