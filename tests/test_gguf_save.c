@@ -240,6 +240,32 @@ static void blocks_are_as_near_as_the_format_allows(void **state) {
     }
 }
 
+/* Factors below the smallest normal f16 are kept, as well as so few bits can: 2e-6 is 34 of the smallest steps. */
+static void tiny_numbers_are_kept(void **state) {
+    (void)state;
+    static float x[NUMBERS], y[NUMBERS];
+    static uint8_t blocks[NUMBERS * 2];
+    for (size_t f = 0; f < TN_COUNT(limits); f++)
+        for (float scale = 1e-4f; scale > 1e-9f; scale /= 7) {
+            tn_dtype dtype = limits[f].dtype;
+            double error = 0, size = 0;
+            make_weights(x);
+            for (int i = 768; i < NUMBERS; i++)
+                x[i] *= scale;
+            assert_ok(tn_quantize_blocks(dtype, x + 768, NUMBERS - 768, blocks));
+            tn_decode_blocks(dtype, blocks, (NUMBERS - 768) / tn_dtype_block(dtype), y + 768);
+            for (int i = 768; i < NUMBERS; i++) {
+                error += ((double)y[i] - (double)x[i]) * ((double)y[i] - (double)x[i]);
+                size += (double)x[i] * (double)x[i];
+            }
+            double share = sqrt(error / size), each = sqrt(size / (NUMBERS - 768));
+            double most = each > 2e-6 ? 1.5 * limits[f].most + 0.02 : 1.02;
+            if (!(share <= most))
+                fail_msg("%s, scale %g: an error of %.3f; at most %.3f is allowed", tn_dtype_name(dtype),
+                         (double)scale, share, most);
+        }
+}
+
 static void odd_numbers_are_quantised_to_something_finite(void **state) {
     (void)state;
     float x[256], y[256];
@@ -264,6 +290,7 @@ int main(void) {
         cmocka_unit_test(a_file_is_there_whole_or_not_at_all),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(blocks_are_as_near_as_the_format_allows),
+        cmocka_unit_test(tiny_numbers_are_kept),
         cmocka_unit_test(odd_numbers_are_quantised_to_something_finite),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

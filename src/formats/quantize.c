@@ -55,6 +55,13 @@ static float inverse(float s) { return fabsf(s) < TINY ? 0 : 1 / s; }
 
 static float half(float v) { return kir_from_f16(kir_to_f16(fminf(fmaxf(v, -65504), 65504))); }
 
+/* A factor as f16 holds it. The smallest ones have few bits left there and are rounded away from 0: a factor of 0 says
+ * nothing of a block, and one too small cuts the largest numbers off, which costs more than coarser steps. */
+static float half_factor(float v) {
+    const float unit = 0x1p-24f;
+    return fabsf(v) < 16 * unit ? ceilf(fabsf(v) / unit) * copysignf(unit, v) : half(v);
+}
+
 static double total(const float *lanes) {
     double sum = 0;
     for (int l = 0; l < LANES; l++)
@@ -196,7 +203,7 @@ static void quantize_small(const tn_qformat *f, const float *x, const target *to
     float q[RUN];
     run of = run_of(x, RUN, to), *r = &of;
     fit b = f->has_minimum ? fit_affine(r, MINIMUM_ANY) : fit_signed(r);
-    b.s = half(b.s);
+    b.s = half_factor(b.s);
     encode(r, b.s, b.m, q);
     if (f->has_minimum) { /* the rounded factor may want another minimum */
         sums t = sums_of(r, q);
@@ -246,12 +253,13 @@ static int clamp_code(const super *b, float v) {
     return (int)code;
 }
 
-/* The codes of run j: the nearest to its fit, or a neighbour if that gives the smaller error. */
+/* The codes of run j: the nearest to its fit, or a neighbour if that gives the smaller error, or none: all zero. */
 static void choose_codes(const super *b, int j, attempt *a) {
     bool has_minimum = b->format->has_minimum;
     int scale = clamp_code(b, b->fit[j].s * inverse(a->d)), min = clamp_code(b, -b->fit[j].m * inverse(a->minimum));
-    double best = INFINITY;
+    double best = b->run[j].squares;
     float factor = 0, t = 0;
+    a->scale[j] = a->min[j] = 0;
     for (int i = 0; i < (has_minimum ? 9 : 3); i++) {
         int s = scale + i % 3 - 1, m = has_minimum ? min + i / 3 - 1 : 0;
         if (s < b->codes.low || s > b->codes.high || m < 0 || m > b->codes.high) continue;
@@ -270,7 +278,7 @@ static void choose_codes(const super *b, int j, attempt *a) {
 }
 
 static attempt attempt_with(const super *b, float d, float minimum) {
-    attempt a = {.d = half(d), .minimum = half(minimum)};
+    attempt a = {.d = half_factor(d), .minimum = half_factor(minimum)};
     for (int j = 0; j < b->runs; j++)
         choose_codes(b, j, &a);
     return a;
