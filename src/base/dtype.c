@@ -6,23 +6,23 @@ typedef struct dtype_row {
     const char *name;
     size_t size;
     bool is_float;
-    int64_t block; /* elements; 0 is 1 */
+    int64_t block; /* elements */
 } dtype_row;
 
 static const dtype_row dtype_table[TN_DTYPE_COUNT] = {
-    [TN_F32] = {"f32", 4, true},
-    [TN_F64] = {"f64", 8, true},
-    [TN_I32] = {"i32", 4, false},
-    [TN_I64] = {"i64", 8, false},
-    [TN_U32] = {"u32", 4, false},
-    [TN_U64] = {"u64", 8, false},
-    [TN_BOOL] = {"bool", 1, false},
-    [TN_F16] = {"f16", 2, true},
-    [TN_BF16] = {"bf16", 2, true},
-    [TN_I8] = {"i8", 1, false},
-    [TN_U8] = {"u8", 1, false},
-    [TN_I16] = {"i16", 2, false},
-    [TN_U16] = {"u16", 2, false},
+    [TN_F32] = {"f32", 4, true, 1},
+    [TN_F64] = {"f64", 8, true, 1},
+    [TN_I32] = {"i32", 4, false, 1},
+    [TN_I64] = {"i64", 8, false, 1},
+    [TN_U32] = {"u32", 4, false, 1},
+    [TN_U64] = {"u64", 8, false, 1},
+    [TN_BOOL] = {"bool", 1, false, 1},
+    [TN_F16] = {"f16", 2, true, 1},
+    [TN_BF16] = {"bf16", 2, true, 1},
+    [TN_I8] = {"i8", 1, false, 1},
+    [TN_U8] = {"u8", 1, false, 1},
+    [TN_I16] = {"i16", 2, false, 1},
+    [TN_U16] = {"u16", 2, false, 1},
     [TN_Q4_0] = {"q4_0", 18, false, 32},
     [TN_Q4_1] = {"q4_1", 20, false, 32},
     [TN_Q5_0] = {"q5_0", 22, false, 32},
@@ -43,10 +43,7 @@ static const dtype_row *find_row(tn_dtype t) {
 
 size_t tn_dtype_size(tn_dtype t) { return find_row(t)->size; }
 
-int64_t tn_dtype_block(tn_dtype t) {
-    int64_t block = find_row(t)->block;
-    return block ? block : 1;
-}
+int64_t tn_dtype_block(tn_dtype t) { return find_row(t)->block; }
 
 size_t tn_dtype_bytes(tn_dtype t, int64_t numel) { return (size_t)(numel / tn_dtype_block(t)) * tn_dtype_size(t); }
 

@@ -133,7 +133,7 @@ static tn_status written_out(onnx_call *c, const heads *h, tn_tensor **y) {
 }
 
 tn_status onnx_attention(onnx_call *c) {
-    heads h = {NULL};
+    heads h = {0};
     tn_tensor *y;
     TRY(split_heads(c, 0, "q_num_heads", &h.q));
     TRY(split_heads(c, 1, "kv_num_heads", &h.k));
@@ -221,7 +221,7 @@ static tn_tensor *advance(recurrence *r, int64_t t, int64_t count) {
 
 tn_status onnx_linear_attention(onnx_call *c) {
     enum { STEPS_MOST = 8192 };
-    recurrence r = {NULL};
+    recurrence r = {0};
     onnx_text rule = onnx_string(c, "update_rule", "gated_delta");
     bool gated = onnx_is(rule, "gated") || onnx_is(rule, "gated_delta");
     r.corrects = onnx_is(rule, "delta") || onnx_is(rule, "gated_delta");

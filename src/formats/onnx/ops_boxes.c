@@ -317,7 +317,7 @@ static tn_status read_suppression(const onnx_call *c, suppression *s) {
 }
 
 tn_status onnx_non_max_suppression(onnx_call *c) {
-    suppression s = {NULL};
+    suppression s = {0};
     tn_status status = read_suppression(c, &s);
     candidate *list = status == TN_OK ? tn_mem_alloc((size_t)tn_max64(s.boxes, 1) * sizeof *list) : NULL;
     if (status == TN_OK && !list) status = onnx_refuse(c, "out of memory");

@@ -269,7 +269,7 @@ static tn_status set_axes(const onnx_call *c, const wishes *g, bool crop, axis *
 static tn_status run_resize(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0), *y = x;
     axis axes[TN_MAX_RANK] = {{0}};
-    wishes g = {NULL};
+    wishes g = {0};
     resize r;
     int rank = tn_rank(x);
     TRY(tn_status_of(x));

@@ -189,7 +189,7 @@ static tn_status recurrent(onnx_call *c) {
     onnx_text direction = onnx_string(c, "direction", "forward");
     int directions = onnx_is(direction, "bidirectional") ? 2 : 1;
     const tn_tensor *x = n.batch_first ? tn_transpose(onnx_in(c, 0), 0, 1) : onnx_in(c, 0);
-    course k[2] = {{NULL}, {NULL}};
+    course k[2] = {0};
     tn_tensor *y[2], *h[2], *cell[2];
     TRY(read_net(&n, x));
     TRY(read_functions(&n, k, directions));
