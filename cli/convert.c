@@ -34,7 +34,7 @@ const cli_command cli_convert = {
             "  --verify              open OUT again and compare every number\n"
             "  --text FILE           perplexity over this text before and after (GGUF language models)\n"
             "  --context N           tokens of a window for --text (default 512)\n"
-            "  --json                tensors, bytes, input_bytes, seconds, classes[], verified, perplexity{}\n"
+            "  --json                tensors, bytes (of OUT), input_bytes (of IN's tensors), seconds, classes[], verified, perplexity{}\n"
             "\n"
             "examples:\n"
             "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify --text text.txt\n"
@@ -504,17 +504,19 @@ static double share(const class_row *row) { return row->size > 0 ? sqrt(row->squ
 static double rms(const class_row *row) { return row->numel ? sqrt(row->squares / (double)row->numel) : 0; }
 
 static void put_text(const wishes *w, const report *r, const double *perplexity) {
+    int64_t weights = 0;
     printf("%-40s %7s  %-18s %12s %10s %10s %9s\n", "class", "tensors", "type", "bytes", "max error", "rms error",
            "relative");
     for (int i = 0; i < r->count; i++) {
         const class_row *row = &r->rows[i];
+        weights += row->bytes;
         char type[40];
         snprintf(type, sizeof type, "%s → %s", row->from, row->to);
         cli_print(stdout, "%-40s %7lld  %-20s %12lld %10.3g %10.3g %8.3f%%\n", row->name, (long long)row->tensors, type,
                   (long long)row->bytes, row->most, rms(row), 100 * share(row));
     }
-    printf("%s: %lld tensors, %lld bytes (from %lld) in %.1f s\n", w->out, (long long)r->tensors, (long long)r->bytes,
-           (long long)r->input_bytes, r->seconds);
+    printf("%s: %lld bytes in %.1f s; %lld tensors of %lld bytes, before %lld\n", w->out, (long long)r->bytes, r->seconds,
+           (long long)r->tensors, (long long)weights, (long long)r->input_bytes);
     if (w->verify) printf("verified: %lld tensors read back as they were written\n", (long long)r->compared);
     if (w->text) printf("perplexity: %.4f before, %.4f after\n", perplexity[0], perplexity[1]);
 }
@@ -563,6 +565,11 @@ static bool is_folder(const char *path) {
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
 }
 
+static bool is_same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 static const char *wrong_wish(const wishes *w, convert_kind from, convert_kind to) {
     size_t length = strlen(w->in);
     if (length > 5 && strcasecmp(w->in + length - 5, ".onnx") == 0)
@@ -574,6 +581,7 @@ static const char *wrong_wish(const wishes *w, convert_kind from, convert_kind t
     if (to != CONVERT_GGUF && to != CONVERT_SAFETENSORS) return "OUT ends with .gguf or .safetensors";
     if (to == CONVERT_SAFETENSORS && w->to != TN_DTYPE_COUNT && tn_dtype_block(w->to) > 1)
         return "safetensors files have no quantised types: take F16, BF16 or F32, or an OUT that ends with .gguf";
+    if (is_same_file(w->in, w->out)) return "OUT is IN: what is rounded could not be had back; take another name";
     if (w->like && to != CONVERT_GGUF) return "--like is for an OUT that ends with .gguf";
     if (w->text && to != CONVERT_GGUF) return "--text is for an OUT that ends with .gguf";
     return NULL;
