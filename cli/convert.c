@@ -34,7 +34,8 @@ const cli_command cli_convert = {
             "  --verify              open OUT again and compare every number\n"
             "  --text FILE           perplexity over this text before and after (GGUF language models)\n"
             "  --context N           tokens of a window for --text (default 512)\n"
-            "  --json                tensors, bytes (of OUT), input_bytes (of IN's tensors), seconds, classes[], verified, perplexity{}\n"
+            "  --json                tensors, bytes (of OUT), input_bytes (of IN's tensors), seconds, classes[],\n"
+            "                        verified, perplexity{}\n"
             "\n"
             "examples:\n"
             "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify --text text.txt\n"
@@ -515,8 +516,8 @@ static void put_text(const wishes *w, const report *r, const double *perplexity)
         cli_print(stdout, "%-40s %7lld  %-20s %12lld %10.3g %10.3g %8.3f%%\n", row->name, (long long)row->tensors, type,
                   (long long)row->bytes, row->most, rms(row), 100 * share(row));
     }
-    printf("%s: %lld bytes in %.1f s; %lld tensors of %lld bytes, before %lld\n", w->out, (long long)r->bytes, r->seconds,
-           (long long)r->tensors, (long long)weights, (long long)r->input_bytes);
+    printf("%s: %lld bytes in %.1f s; %lld tensors of %lld bytes, before %lld\n", w->out, (long long)r->bytes,
+           r->seconds, (long long)r->tensors, (long long)weights, (long long)r->input_bytes);
     if (w->verify) printf("verified: %lld tensors read back as they were written\n", (long long)r->compared);
     if (w->text) printf("perplexity: %.4f before, %.4f after\n", perplexity[0], perplexity[1]);
 }

@@ -21,7 +21,8 @@ const cli_command cli_explain = {
     .name = "explain",
     .summary = "say what a model's prompt and tokens are made of, and where time and memory go",
     .usage = "explain MODEL [--prompt N] [--tokens N] [-v]",
-    .help = "  --prompt N            tokens of the prompt (default 128)\n"
+    .help = "  MODEL                 a GGUF file, or a folder as Hugging Face has them\n"
+            "  --prompt N            tokens of the prompt (default 128)\n"
             "  --tokens N            tokens generated behind it (default 32)\n"
             "  --context N           tokens that the model can look back on\n"
             "  -v, --verbose         every command, and the last plan as it runs\n"

@@ -27,6 +27,7 @@ const cli_command cli_fit = {
     .summary = "say how much memory a language model needs, and where it fits",
     .usage = "fit MODEL | fit --config NAME-OR-SIZES [--context N] [--weights TYPE] [--cache TYPE] [--train]",
     .help =
+        "  MODEL                 a language model: a GGUF file, or a folder as Hugging Face has them\n"
         "  --config WHAT         a known model (mistral-7b, llama-2-7b, llama-3-8b, qwen2.5-7b, smollm2-135m) or "
         "sizes, as\n"
         "                        in hidden=4096,intermediate=14336,layers=32,vocabulary=32000,heads=32,kv_heads=8;\n"

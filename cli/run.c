@@ -1,6 +1,7 @@
 /* run.c — `trunnion run`: an ONNX network with given or random inputs; times it and writes what comes out.
  *
  * The first run reads shapes and plans, the second is captured, all later ones are replayed: those are timed. */
+#define TN_NO_CALLER_LINES 1 /* errors name nodes; a line of this file would tell nothing */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -104,7 +105,7 @@ static tn_status give(work *w, const char *name, tn_tensor *t) {
         tn_onnx_value_free(w->in[i]);
         w->in[i] = tn_onnx_value_tensor(t);
         tn_free(t);
-        return w->in[i] ? TN_OK : tn_status_of(t);
+        return w->in[i] ? TN_OK : TN_ERR_MEMORY;
     }
     tn_free(t);
     return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; -v lists what it has", name);
@@ -163,7 +164,9 @@ static tn_status random_input(work *w, int i, uint64_t *state) {
     tn_onnx_info info = input_info(w, i);
     int64_t shape[TN_MAX_RANK], count = 1;
     if (info.kind != TN_ONNX_TENSOR || info.dtype == TN_DTYPE_COUNT || info.rank < 0)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "input '%s' cannot be made at random: its type or rank is not told",
+        return tn_backend_fail(TN_ERR_ARGUMENT,
+                               "input '%s' cannot be made at random: it is no tensor of numbers, or its type or rank "
+                               "is not told; give a file with -i",
                                info.name);
     bool fits = true;
     for (int d = 0; d < info.rank; d++) {

@@ -233,6 +233,8 @@ static void a_folder_tells_its_sizes_and_ends(void **state) {
     assert_true(isfinite(logits[0]));
     tn_llm_close(m);
     assert_int_equal(tn_llm_inspect_path(NULL, NULL, &f), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_read_model_sizes(make_bert("encoder", ",\"vocab_size\":20"), &sizes), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "encoder");
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */

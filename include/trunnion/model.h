@@ -309,7 +309,7 @@ TN_API tn_status tn_estimate_training_memory(const tn_model_sizes *sizes, int64_
 TN_API tn_status tn_gguf_model_sizes(const tn_gguf *file, tn_model_sizes *out);
 
 /* The same for a path: a GGUF file, or a folder with config.json and safetensors as Hugging Face has language models.
- * Errors: those of opening besides. */
+ * Errors: those of opening besides; TN_ERR_UNSUPPORTED for an encoder's folder, which keeps no keys and values. */
 TN_API tn_status tn_read_model_sizes(const char *path, tn_model_sizes *out);
 
 /* ---- the caller's line, for error messages ----------------------------------------------------------------------- */

@@ -227,6 +227,7 @@ static tn_status read_config(const tn_json *config, tn_model_sizes *s) {
 
 static tn_status read_folder_weights(const char *folder, tn_model_sizes *s) {
     tn_safetensors *file;
+    bool encoder = false; /* BERT and its relatives: no cache, no output head */
     TRY(tn_safetensors_open(folder, &file));
     s->tied_embeddings = true;
     for (int i = 0; i < tn_safetensors_count(file); i++) {
@@ -234,9 +235,11 @@ static tn_status read_folder_weights(const char *folder, tn_model_sizes *s) {
         (void)tn_safetensors_at(file, i, &t);
         s->weights_bytes += t.bytes; /* the files hold them all, so the sum cannot overflow */
         if (!strcmp(t.name, "lm_head.weight")) s->tied_embeddings = false;
+        encoder = encoder || strstr(t.name, "embeddings.word_embeddings.weight");
     }
     tn_safetensors_close(file);
-    return TN_OK;
+    if (!encoder) return TN_OK;
+    return tn_fail(TN_ERR_UNSUPPORTED, "this is an encoder; memory is estimated for language models alone");
 }
 
 static tn_status read_folder(const char *folder, const char *config, tn_model_sizes *out) {
