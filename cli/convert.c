@@ -617,7 +617,7 @@ static int run(int argc, char **argv) {
         {"verify", no_argument, NULL, OPT_VERIFY},           {"text", required_argument, NULL, OPT_TEXT},
         {"context", required_argument, NULL, OPT_CONTEXT},   {0},
     };
-    wishes w = {.context = 512, .to = TN_DTYPE_COUNT};
+    wishes w = {.to = TN_DTYPE_COUNT};
     cli_options o;
     int status, first = cli_parse(&cli_convert, argc, argv, &o, own, "", take, &w, &status);
     if (first < 0) return status;

@@ -68,6 +68,7 @@ float *convert_numbers(const convert_file *f, const convert_tensor *t);
 
 /* ---- how well a model predicts a text (perplexity.c; refused where there is no libtrunnion-text) ----------------- */
 
+/* context: tokens of a window; 0: the usual ones */
 bool convert_perplexity(const cli_options *o, const char *model, const char *text, int64_t context, double *out);
 
 #endif

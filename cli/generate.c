@@ -171,8 +171,9 @@ static tn_status make_chat(const work *w, const char *said, tn_bytes *out) {
     const char *source = tn_tokenizer_chat_template(w->tokenizer);
     if (!source)
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s' has no key 'tokenizer.chat_template', so it cannot chat; leave --chat out and "
-                               "write the whole prompt yourself",
+                               "'%s' has no chat template (tokenizer.chat_template in GGUF files, chat_template of "
+                               "tokenizer_config.json in folders), so it cannot chat; leave --chat out and write the "
+                               "whole prompt yourself",
                                w->asked->model);
     tn_status status = render_chat(w, source, said, out);
     if (status == TN_OK || status == TN_ERR_MEMORY) return status;

@@ -21,7 +21,8 @@ const cli_command cli_perplexity = {
     .usage = "perplexity -m MODEL -f FILE [--context N]",
     .help = "  -m, --model MODEL     a GGUF file, or a folder as Hugging Face has them\n"
             "  -f, --file FILE       the text; - reads standard input\n"
-            "  --context N           tokens of a window (default 512); windows do not overlap\n"
+            "  --context N           tokens of a window (default 512, or what the model can look\n"
+            "                        back on); windows do not overlap\n"
             "  --json                perplexity, tokens, predicted, context, seconds, tokens_per_second, device,\n"
             "                        fallback[]\n"
             "\n"
@@ -127,6 +128,15 @@ static void put(const cli_language *l, const tn_ids *ids, const rating *r, int64
     cli_json_end(&j, '}');
 }
 
+/* Tokens of a window: what is asked for, else 512, or fewer where the model was trained for fewer. */
+static int64_t window_of(const char *model, int64_t asked) {
+    enum { USUAL = 512 };
+    tn_llm_facts f = {.struct_size = sizeof f};
+    if (asked) return asked;
+    bool shorter = tn_llm_inspect_path(model, NULL, &f) == TN_OK && f.trained_context >= 2 && f.trained_context < USUAL;
+    return shorter ? f.trained_context : USUAL;
+}
+
 static int run(int argc, char **argv) {
     static const struct option own[] = {
         {"model", required_argument, NULL, 'm'},
@@ -134,7 +144,7 @@ static int run(int argc, char **argv) {
         {"context", required_argument, NULL, OPT_CONTEXT},
         {0},
     };
-    wishes w = {.context = 512};
+    wishes w = {0};
     cli_options o;
     int status, first = cli_parse(&cli_perplexity, argc, argv, &o, own, "m:f:", take, &w, &status);
     if (first < 0) return status;
@@ -145,6 +155,7 @@ static int run(int argc, char **argv) {
     cli_language l;
     tn_ids ids = {0};
     rating r = {0};
+    w.context = window_of(w.model, w.context);
     tn_llm_options options = {.struct_size = sizeof options, .context = w.context};
     bool good = cli_language_open(&l, &o, w.model, &options, true);
     double begun = cli_now();
@@ -163,6 +174,7 @@ bool convert_perplexity(const cli_options *o, const char *model, const char *tex
     cli_language l;
     tn_ids ids = {0};
     rating r = {0};
+    context = window_of(model, context);
     tn_llm_options options = {.struct_size = sizeof options, .context = context};
     bool good = cli_language_open(&l, o, model, &options, true) && read_ids(l.tokenizer, text, &ids) == TN_OK &&
                 rate(&l, &ids, context, &r) == TN_OK;
