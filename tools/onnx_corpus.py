@@ -95,7 +95,8 @@ def two():
 
 
 def told():
-    nodes = [node("Range", ["zero", "limit", "one"], ["y"]), node("Size", ["x"], ["s"]), node("Cast", ["s"], ["n"], to=F)]
+    nodes = [node("Range", ["zero", "limit", "one"], ["y"]), node("Size", ["x"], ["s"]),
+             node("Cast", ["s"], ["n"], to=F)]
     model("told", nodes, [info("x", F, ["k"]), info("limit", F, [])], [info("y", F, ["r"]), info("n", F, [])],
           initializer=[h.make_tensor("zero", F, [], [0.0]), h.make_tensor("one", F, [], [1.0])])
 
@@ -116,6 +117,16 @@ def unfit():
     constant.attribute.append(onnx.AttributeProto(name="value_ints", type=6, ints=[1], floats=[0.0] * 64))
     model("unfit_list", [constant, node("Add", ["x", "x"], ["y"])], [info("x", F, ["n"])],
           [info("y", F, ["n"]), info("k", T.INT64, ["m"])], checked=False)
+    runtime = h.make_opsetid("com.microsoft", 1)
+    rows = [h.make_tensor(name, kind, dims, [0] * n) for name, kind, dims, n in (
+        ("qkv", F, [1, 1, 8], 8), ("last", T.INT32, [1], 1), ("all", T.INT32, [1], 1), ("table", F, [4, 2], 8))]
+    model("unfit_heads", [node("GroupQueryAttention", ["qkv", "", "", "", "", "last", "all"], ["y"], num_heads=2,
+                               kv_num_heads=2**63 - 1, domain="com.microsoft")], [info("x", F, ["n"])],
+          [info("y", F, None)], imports=[runtime], checked=False, initializer=rows[:3])
+    place = h.make_tensor("place", T.INT64, [1], [-3])
+    model("unfit_place", [node("RotaryEmbedding", ["qkv", "place", "table", "table"], ["y"], num_heads=2,
+                               domain="com.microsoft")], [info("x", F, ["n"])],
+          [info("y", F, None)], imports=[runtime], checked=False, initializer=[rows[0], place, rows[3]])
 
 
 def types():

@@ -15,7 +15,7 @@
 
 enum {
     MAX_DEPTH = 32,       /* containers in containers */
-    MAX_VISITS = 1 << 22, /* values that are looked at: a container may stand in many places */
+    MAX_VISITS = 1 << 23, /* values that are looked at: a container may stand in many places */
     MAX_NAME = 4096,
     HEAD_PICKLES = 3 /* of the older layout: mark, version, system */
 };
@@ -261,6 +261,7 @@ static tn_status flatten(tn_pickle *f, uint32_t node, tn_str *name, int depth) {
     for (uint32_t c = n->first; c; c = v->cells[c].next, i++) {
         const tn_pickle_node *key = dict ? &v->nodes[v->cells[c].node] : NULL;
         if (dict) c = v->cells[c].next;
+        f->visits++; /* items that are passed over take time as well */
         if (key && key->kind != TN_PICKLE_STRING && key->kind != TN_PICKLE_INT) continue;
         add_step(name, key, i);
         if (name->failed) return tn_fail(TN_ERR_MEMORY, "out of memory for a tensor's name");

@@ -152,7 +152,7 @@ static tn_tensor *join_heads(tn_tensor *y) { return tn_flatten(tn_transpose(y, 1
 /* Bool [queries, keys]: the last query sees all, each one before it a key less; window ≥ 0: only so many of them. */
 static tn_tensor *causal(int64_t queries, int64_t keys, int64_t window) {
     tn_tensor *seen = tn_tril(tn_ones((int64_t[]){queries, keys}, 2, TN_F32), keys - queries);
-    if (window >= 0) seen = tn_triu(seen, keys - queries - window + 1);
+    if (window >= 0 && window < keys) seen = tn_triu(seen, keys - queries - window + 1);
     return tn_gt_scalar(seen, 0.5);
 }
 
@@ -292,6 +292,10 @@ static tn_tensor *turned(const tn_tensor *x, const tn_tensor *cosines, const tn_
 
 /* Rows of the cache at positions first … first + count − 1: [1, count, half]. */
 static tn_tensor *rows_from(const tn_tensor *cache, int64_t first, int64_t count) {
+    int64_t rows = tn_size(cache, 0);
+    if (first < 0 || first > rows - count)
+        return tn_failed(TN_ERR_SHAPE, "%lld positions from %lld on, of a table of %lld", (long long)count,
+                         (long long)first, (long long)rows);
     return tn_unsqueeze(tn_slice(cache, 0, first, first + count, 1), 0);
 }
 
@@ -322,7 +326,9 @@ static tn_status run_grouped(onnx_call *c) {
     attention a = {.causal = true, .heads = onnx_int(c, "num_heads", 0)};
     int64_t few = onnx_int(c, "kv_num_heads", 0), total;
     TRY(onnx_need(c, 0, &parts[0]));
-    if (tn_rank(parts[0]) != 3 || a.heads < 1 || few < 1) return tn_fail(TN_ERR_SHAPE, "GroupQueryAttention: no heads");
+    int64_t width = tn_size(parts[0], -1);
+    if (tn_rank(parts[0]) != 3 || a.heads < 1 || few < 1 || a.heads > width || few > width)
+        return tn_fail(TN_ERR_SHAPE, "GroupQueryAttention: no heads");
     if (onnx_float(c, "softcap", 0) != 0) return onnx_refuse(c, "softcap");
     if (onnx_has(c, 1)) {
         TRY(onnx_need(c, 1, &parts[1]));
@@ -336,8 +342,9 @@ static tn_status run_grouped(onnx_call *c) {
     }
     int64_t now = tn_size(parts[0], 1);
     TRY(onnx_read_int(c, 6, now, &total));
-    int64_t before = onnx_has(c, 3) ? tn_min64(tn_size(onnx_in(c, 3), 2), total - now) : 0;
-    if (before < 0) return tn_fail(TN_ERR_SHAPE, "GroupQueryAttention: fewer positions in all than there are new ones");
+    if (total < now)
+        return tn_fail(TN_ERR_SHAPE, "GroupQueryAttention: fewer positions in all than there are new ones");
+    int64_t before = onnx_has(c, 3) ? tn_max64(tn_min64(tn_size(onnx_in(c, 3), 2), total - now), 0) : 0;
     for (int i = 0; i < 3; i++)
         parts[i] = split_heads(parts[i], i ? few : a.heads);
     for (int i = 0; i < 2 && onnx_int(c, "do_rotary", 0); i++) {

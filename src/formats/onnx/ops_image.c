@@ -301,13 +301,16 @@ static tn_status center_crop_pad(onnx_call *c) {
     TRY(onnx_axes(c, INT8_MAX, "axes", rank, dims, &axes));
     if (axes < 0) axes = onnx_dims(0, rank, dims);
     TRY(onnx_read_ints(c, 1, &size, &count, TN_MAX_RANK));
+    bool possible = true;
     for (int i = 0; i < axes && i < count; i++) {
-        int64_t have = tn_size(x, dims[i]), more = size[i] - have, at = 2 * (rank - 1 - dims[i]);
+        possible &= size[i] >= 0;
+        int64_t have = tn_size(x, dims[i]), more = tn_max64(size[i], 0) - have, at = 2 * (rank - 1 - dims[i]);
         pads[at] = more >= 0 ? more / 2 : -(-more / 2);
         pads[at + 1] = more - pads[at];
     }
     tn_mem_free(size);
     if (count != axes) return onnx_refuse(c, "%lld extents for %d axes", (long long)count, axes);
+    if (!possible) return onnx_refuse(c, "a negative extent");
     return onnx_put_like(c, 0, tn_pad(x, pads, 2 * rank, 0), 0);
 }
 
