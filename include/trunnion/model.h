@@ -177,8 +177,8 @@ TN_API tn_status tn_gguf_put_strings(tn_gguf_writer *w, const char *key, int64_t
 TN_API tn_status tn_gguf_put_value(tn_gguf_writer *w, const char *key, const tn_gguf_value *v);
 
 /* Describes the next tensor: name, rank, shape and dtype_name; where that is NULL, dtype. Nothing else is read. Errors:
- * TN_ERR_ARGUMENT for a name that is there already and for rows that are no whole blocks; TN_ERR_DTYPE for a dtype that
- * the format has no word for. */
+ * TN_ERR_ARGUMENT for rows that are no whole blocks; TN_ERR_DTYPE for a dtype that the format has no word for. That two
+ * tensors have one name is told by the first tn_gguf_write. */
 TN_API tn_status tn_gguf_add(tn_gguf_writer *w, const tn_gguf_info *tensor);
 /* Bytes of tensors, one behind the other in the order of tn_gguf_add, in pieces of any size within a tensor. */
 TN_API tn_status tn_gguf_write(tn_gguf_writer *w, const void *data, int64_t bytes);
@@ -194,7 +194,8 @@ TN_API tn_status tn_gguf_save(const char *path, const tn_named_tensor *tensors, 
 /* ---- quantising -------------------------------------------------------------------------------------------------- */
 
 /* Numbers to blocks of `dtype`: TN_Q4_0, TN_Q4_1, TN_Q5_0, TN_Q5_1, TN_Q8_0, TN_Q2_K … TN_Q6_K. Scales are searched for
- * the least sum of squared errors, so it takes longer than rounding to the largest number would; on all threads.
+ * the least sum of squared errors, where those of larger numbers count more, so it takes longer than rounding to the
+ * largest number would; on all threads.
  *   x: `count` numbers, whole blocks; what is not finite counts as 0.
  *   blocks: tn_dtype_bytes(dtype, count).
  * Errors: TN_ERR_DTYPE for another dtype; TN_ERR_ARGUMENT for a part of a block. */
