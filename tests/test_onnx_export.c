@@ -166,6 +166,21 @@ static void record_pieces(trial *t) {
     output(t, "shown", tn_where(tn_gt_scalar(x, 0), tn_log2(tn_exp2(x)), tn_trunc(tn_mul_scalar(x, 7))));
 }
 
+/* Operators that lack a type: these are cast before and behind them. All numbers are small whole ones. */
+static void record_narrow_types(trial *t) {
+    tn_tensor *x = input(t, "x", tn_round(tn_mul_scalar(NUMBERS(1, 2, 5, 4), 8)));
+    tn_tensor *b = tn_cast(x, TN_BF16), *v = tn_gt_scalar(x, 0), *w = tn_flip(v, TN_DIMS(2));
+    tn_tensor *u = tn_cast(tn_abs(x), TN_U8), *filters = tn_cast(tn_full(SHAPE(3, 2, 2, 2), 2, TN_F32), TN_BF16);
+    output(t, "pooled", tn_cast(tn_max_pool2d(b, (int64_t[]){2, 2}, NULL), TN_F32));
+    output(t, "conv", tn_cast(tn_conv2d(b, filters, NULL, NULL), TN_F32));
+    output(t, "best", tn_cast(tn_topk(tn_round(b), 2, 3, true), TN_F32));
+    output(t, "or", tn_cast(tn_add(v, w), TN_F32));
+    output(t, "less", tn_cast(tn_lt(tn_maximum(v, w), tn_mul(v, w)), TN_F32));
+    output(t, "first", tn_argmax(v, TN_DIMS(3), false));
+    output(t, "negative", tn_cast(tn_neg(u), TN_F32));
+    output(t, "product", tn_cast(tn_matmul(u, tn_transpose(u, 2, 3)), TN_F32));
+}
+
 /* ---- the comparison ---------------------------------------------------------------------------------------------- */
 
 static tn_tensor *same_type(const tn_tensor *t) { return tn_cast(t, TN_F64); }
@@ -337,6 +352,7 @@ TRIAL(transformer)
 TRIAL(llama)
 TRIAL(step)
 TRIAL(pieces)
+TRIAL(narrow_types)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
@@ -348,6 +364,7 @@ int main(void) {
         cmocka_unit_test(llama_is_exported),
         cmocka_unit_test(step_is_exported),
         cmocka_unit_test(pieces_is_exported),
+        cmocka_unit_test(narrow_types_is_exported),
         cmocka_unit_test(what_cannot_be_exported_is_named),
         cmocka_unit_test(failing_allocations_leave_no_file),
     };

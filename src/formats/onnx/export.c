@@ -404,8 +404,7 @@ static void visit(onnx_export *x, walk *w) {
     } else if (n->op == TN_OP_DIAL) {
         write_dial(x, n);
     } else if (inputs_ready(x, w, n)) {
-        const onnx_writer *writer = onnx_writer_of(n);
-        name_is(x, n, writer->write(x, n, writer));
+        name_is(x, n, onnx_write_node(x, n));
     }
 }
 

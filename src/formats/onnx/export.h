@@ -39,6 +39,7 @@ typedef struct onnx_export {
     char **name;
     size_t name_count, name_capacity;
     int fresh; /* names given to values so far */
+    const char *widened[4]; /* inputs of the node that is written, cast to what its operator takes; NULL: as they are */
     tn_str nodes, constants, inputs, outputs, attributes, scratch;
     onnx_leaf *leaves;
     size_t leaf_count, leaf_capacity;
@@ -90,6 +91,8 @@ struct onnx_writer {
 
 /* How n is written; NULL: as what it is composed of. */
 const onnx_writer *onnx_writer_of(const tn_node *n);
+/* n as its writer has it; types that an operator of ONNX lacks are cast before it and back behind it. */
+const char *onnx_write_node(onnx_export *x, const tn_node *n);
 const char *onnx_write_plain(onnx_export *x, const tn_node *n, const onnx_writer *w);
 /* n as other ops; NULL where there is no such composition. */
 tn_node *onnx_composed(tn_build *b, const tn_node *n);

@@ -11,7 +11,67 @@
 enum { MOST_PLACES = 1 << 20 }; /* of a view that becomes a table of indices in the file */
 
 static const char *in(onnx_export *x, const tn_node *n, int k) {
+    if (k < (int)TN_COUNT(x->widened) && x->widened[k]) return x->widened[k];
     return k < n->n_in && n->in[k] ? onnx_of(x, n->in[k]) : "";
+}
+
+/* Operators of opset 21 that lack a type which our op takes. */
+enum { NO_BF16 = 1, NO_BOOL = 2, NO_U8 = 4 };
+static const struct {
+    uint16_t op;
+    uint8_t lacks;
+} lacking[] = {
+    {TN_OP_ACOS, NO_BF16},
+    {TN_OP_ACOSH, NO_BF16},
+    {TN_OP_ASIN, NO_BF16},
+    {TN_OP_ASINH, NO_BF16},
+    {TN_OP_ATAN, NO_BF16},
+    {TN_OP_ATANH, NO_BF16},
+    {TN_OP_COS, NO_BF16},
+    {TN_OP_COSH, NO_BF16},
+    {TN_OP_SIN, NO_BF16},
+    {TN_OP_SINH, NO_BF16},
+    {TN_OP_TAN, NO_BF16},
+    {TN_OP_ROUND, NO_BF16},
+    {TN_OP_ELU, NO_BF16},
+    {TN_OP_SELU, NO_BF16},
+    {TN_OP_MISH, NO_BF16},
+    {TN_OP_HARDSWISH, NO_BF16},
+    {TN_OP_CONV1D, NO_BF16},
+    {TN_OP_CONV2D, NO_BF16},
+    {TN_OP_CONV_TRANSPOSE2D, NO_BF16},
+    {TN_OP_CORRELATE2D, NO_BF16},
+    {TN_OP_CONV2D_WEIGHT, NO_BF16},
+    {TN_OP_SPREAD2D, NO_BF16},
+    {TN_OP_MAX_POOL2D, NO_BF16},
+    {TN_OP_AVG_POOL2D, NO_BF16},
+    {TN_OP_ADAPTIVE_AVG_POOL2D, NO_BF16},
+    {TN_OP_TOPK, NO_BF16 | NO_BOOL},
+    {TN_OP_TOPK_INDICES, NO_BF16 | NO_BOOL},
+    {TN_OP_ARGSORT_LAST, NO_BF16 | NO_BOOL},
+    {TN_OP_ARGMAX, NO_BOOL},
+    {TN_OP_ARGMIN, NO_BOOL},
+    {TN_OP_ADD, NO_BOOL},
+    {TN_OP_MUL, NO_BOOL},
+    {TN_OP_MAXIMUM, NO_BOOL},
+    {TN_OP_MINIMUM, NO_BOOL},
+    {TN_OP_LT, NO_BOOL},
+    {TN_OP_LE, NO_BOOL},
+    {TN_OP_GT, NO_BOOL},
+    {TN_OP_GE, NO_BOOL},
+    {TN_OP_NEG, NO_U8},
+    {TN_OP_RELU, NO_U8},
+    {TN_OP_MATMUL, NO_U8},
+    {TN_OP_MATMUL_BATCHED, NO_U8},
+};
+
+/* The type in which n's operator computes what is `t` here. */
+static tn_dtype taken_as(const tn_node *n, tn_dtype t) {
+    int lacks = 0;
+    for (size_t i = 0; i < TN_COUNT(lacking); i++)
+        if (lacking[i].op == n->op) lacks = lacking[i].lacks;
+    if (t == TN_BF16 && lacks & NO_BF16) return TN_F32;
+    return (t == TN_BOOL && lacks & NO_BOOL) || (t == TN_U8 && lacks & NO_U8) ? TN_I32 : t;
 }
 
 static const char *flat(onnx_export *x, const char *value) {
@@ -491,7 +551,7 @@ static const char *write_correlate(onnx_export *x, const tn_node *n, const onnx_
     filtering f = {n->in[0]->shape + 2,       n->in[1]->shape + 2,       n->shape + 2,
                    i + TN_CORRELATE2D_STRIDE, i + TN_CORRELATE2D_BEFORE, i + TN_CORRELATE2D_DILATION,
                    i[TN_CORRELATE2D_GROUPS]};
-    return filtered(x, in(x, n, 0), in(x, n, 1), &f, (tn_dtype)n->dtype);
+    return filtered(x, in(x, n, 0), in(x, n, 1), &f, taken_as(n, (tn_dtype)n->dtype));
 }
 
 /* The weight's gradient is a convolution too, of images and results with batch and channels exchanged: taps are its
@@ -514,7 +574,7 @@ static const char *write_conv_weight(onnx_export *x, const tn_node *n, const onn
                    i + TN_CONV2D_WEIGHT_STRIDE,
                    1};
     const char *images = exchanged(x, in(x, n, 0)), *results = exchanged(x, in(x, n, 1));
-    return exchanged(x, filtered(x, images, results, &f, (tn_dtype)n->dtype));
+    return exchanged(x, filtered(x, images, results, &f, taken_as(n, (tn_dtype)n->dtype)));
 }
 
 /* How far the transposed window reaches beyond the image, behind it; less than 0: not as far. */
@@ -682,6 +742,18 @@ const onnx_writer *onnx_writer_of(const tn_node *n) {
     const onnx_writer *w = find(n);
     if (!w) return is_plain(n) ? &plain : NULL;
     return w->write && (!w->fits || w->fits(n)) ? w : NULL;
+}
+
+const char *onnx_write_node(onnx_export *x, const tn_node *n) {
+    const onnx_writer *w = onnx_writer_of(n);
+    tn_dtype own = (tn_dtype)n->dtype;
+    for (int k = 0; k < n->n_in && k < (int)TN_COUNT(x->widened); k++) {
+        tn_dtype from = n->in[k] ? (tn_dtype)n->in[k]->dtype : own, to = taken_as(n, from);
+        if (n->in[k] && to != from) x->widened[k] = onnx_write_cast(x, onnx_of(x, n->in[k]), to);
+    }
+    const char *value = w->write(x, n, w);
+    memset(x->widened, 0, sizeof x->widened);
+    return taken_as(n, own) == own ? value : onnx_write_cast(x, value, own);
 }
 
 tn_node *onnx_composed(tn_build *b, const tn_node *n) {
