@@ -140,6 +140,9 @@ tn_status onnx_attention(onnx_call *c) {
     TRY(split_heads(c, 2, "kv_num_heads", &h.v));
     h.k = with_past(c, 4, h.k);
     h.v = with_past(c, 5, h.v);
+    TRY(tn_status_of(h.q));
+    TRY(tn_status_of(h.k));
+    TRY(tn_status_of(h.v));
     int64_t queries = tn_size(h.q, 2), keys = tn_size(h.k, 2);
     if (tn_size(h.k, 1) < 1 || tn_size(h.q, 1) % tn_size(h.k, 1))
         return onnx_refuse(c, "queries' heads are no multiple of keys'");
@@ -167,7 +170,7 @@ static tn_status modified(onnx_call *c, const char *name, tn_tensor **t) {
     const onnx_attribute *a = onnx_find(c, name);
     if (!a || !a->graphs) return TN_OK;
     onnx_value *in = onnx_value_tensor(*t, onnx_type_of(tn_dtype_of(*t))), *out = NULL;
-    if (!in) return onnx_refuse(c, "out of memory");
+    if (!in) return tn_error_code();
     tn_status status = onnx_call_graph(c, a->graphs[0], &in, 1, &out, 1);
     if (status == TN_OK && out->kind != ONNX_TENSOR) status = onnx_refuse(c, "%s yields no tensor", name);
     if (status == TN_OK) *t = tn_detach(out->tensor);
@@ -242,7 +245,7 @@ tn_status onnx_linear_attention(onnx_call *c) {
     double scale = onnx_float(c, "scale", 0);
     if (scale == 0) scale = 1 / sqrt((double)tn_size(r.q, 3));
     tn_tensor **y = tn_mem_alloc((size_t)steps * sizeof *y);
-    if (!y) return onnx_refuse(c, "out of memory");
+    if (!y) return TN_ERR_MEMORY;
     for (int64_t t = 0; t < steps; t++)
         y[t] = advance(&r, t, count);
     tn_tensor *all = tn_mul_scalar(onnx_joined(y, steps, 2, false), scale);

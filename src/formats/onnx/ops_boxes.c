@@ -25,7 +25,7 @@ static tn_status make_places(const onnx_call *c, places *p) {
         return onnx_refuse(c, "%lld boxes with %lld samples a result", (long long)p->boxes, (long long)p->each);
     p->at = tn_mem_zalloc((size_t)tn_max64(count, 1), sizeof *p->at);
     p->weight = tn_mem_zalloc((size_t)tn_max64(count, 1), sizeof *p->weight);
-    return p->at && p->weight ? TN_OK : onnx_refuse(c, "out of memory");
+    return p->at && p->weight ? TN_OK : TN_ERR_MEMORY;
 }
 
 static void free_places(places *p) {
@@ -320,7 +320,7 @@ tn_status onnx_non_max_suppression(onnx_call *c) {
     suppression s = {0};
     tn_status status = read_suppression(c, &s);
     candidate *list = status == TN_OK ? tn_mem_alloc((size_t)tn_max64(s.boxes, 1) * sizeof *list) : NULL;
-    if (status == TN_OK && !list) status = onnx_refuse(c, "out of memory");
+    if (status == TN_OK && !list) status = TN_ERR_MEMORY;
     for (int64_t i = 0; status == TN_OK && i < s.batches * s.classes; i++)
         status = suppress(&s, i / s.classes, i % s.classes, list);
     int64_t shape[2] = {s.count, 3}, none[3] = {0};

@@ -209,7 +209,7 @@ static tn_status read_given(const onnx_call *c, wishes *g) {
     const onnx_attribute *scales = onnx_find(c, "scales");
     if (c->row->since < 9 && scales && scales->floats) {
         g->scales = tn_mem_alloc((scales->count + 1) * sizeof *g->scales);
-        if (!g->scales) return onnx_refuse(c, "out of memory");
+        if (!g->scales) return TN_ERR_MEMORY;
         for (size_t i = 0; i < scales->count; i++)
             g->scales[i] = (double)scales->floats[i];
         g->scale_count = (int64_t)scales->count;
@@ -371,7 +371,7 @@ static tn_status col2im(onnx_call *c) {
         return onnx_refuse(c, "columns that are not those of %lld blocks of %lld", (long long)count, (long long)taps);
     int64_t n = tn_size(x, 0), channels = tn_size(x, 1) / taps, all = taps * count, shape[TN_MAX_RANK] = {n, channels};
     int64_t *place = tn_mem_alloc((size_t)tn_max64(all, 1) * sizeof *place);
-    if (!place) return onnx_refuse(c, "out of memory");
+    if (!place) return TN_ERR_MEMORY;
     for (int64_t i = 0; i < all; i++)
         place[i] = fold_place(&w, size, blocks, i / count, i % count);
     tn_tensor *index = tn_from_data(place, &all, 1, TN_I64);

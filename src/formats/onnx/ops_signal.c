@@ -200,7 +200,7 @@ tn_status onnx_signal_window(onnx_call *c) {
     TRY(onnx_read_int(c, 0, 0, &size));
     if (size < 0 || size > LENGTH_MOST) return onnx_refuse(c, "%lld points", (long long)size);
     double *v = tn_mem_alloc((size_t)tn_max64(size, 1) * sizeof *v);
-    if (!v) return onnx_refuse(c, "out of memory");
+    if (!v) return TN_ERR_MEMORY;
     double n = (double)(onnx_int(c, "periodic", 1) ? size : size - 1);
     for (int64_t i = 0; i < size; i++) {
         double angle = TURN * (double)i / n;
@@ -244,7 +244,7 @@ tn_status onnx_mel_weight_matrix(onnx_call *c) {
         return onnx_refuse(c, "%lld bands of a spectrum of %lld", (long long)number[0], (long long)number[1]);
     if (!(edge[0] >= 0 && edge[1] >= edge[0])) return onnx_refuse(c, "a band from %g to %g Hz", edge[0], edge[1]);
     double *v = tn_mem_zalloc((size_t)(shape[0] * shape[1]), sizeof *v);
-    if (!v) return onnx_refuse(c, "out of memory");
+    if (!v) return TN_ERR_MEMORY;
     fill_triangles(v, shape[0], shape[1], number[1], number[2], edge[0], edge[1]);
     return put_doubles(c, v, shape, 2, "output_datatype");
 }
