@@ -48,7 +48,7 @@ examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_prog
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
 bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD bench
 backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
-help      | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
+help      | check     | 480 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 120 | tools/checks/install.sh $BUILD
 oclgrind  | check     | 300 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
 onnx      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD
