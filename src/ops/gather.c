@@ -123,6 +123,7 @@ static tn_status infer_scatter_sum(tn_infer *c) {
     int64_t dim, rank = c->attrs->i[1];
     const int64_t *shape = c->attrs->i + 2;
     char a[96], b[96];
+    if (c->in[1]->dtype == TN_BOOL) return tn_fail(TN_ERR_DTYPE, "%s: not for bool: cast it", c->row->name);
     TRY(tn_need_integer(c, 0));
     TRY(tn_infer_dim(c, c->attrs->i[0], (int)rank, &dim));
     c->attrs->i[0] = dim;
@@ -258,6 +259,7 @@ const tn_op_impl tn_impl_scatter_sum = {.class_ = TN_REDUCTION,
                                                  "shape=(4,2); [2,7]:i32@0..4 [3,8] dim=1 shape=(3,5);"
                                                  "[2,40,2]:i64@-2..34 [3,41,2] dim=1 shape=(3,33,3);"
                                                  "[5]:i64@-2..6 [5] dim=0 shape=(4); [0]:i64@0..0 [0] dim=0 shape=(3);"
+                                                 "error=bool [2]:i64@0..1 [2]:bool dim=0 shape=(2); "
                                                  "error=fit [2]:i64@0..1 [2,2] dim=0 shape=(2,2)",
                                         .flops = 1};
 
@@ -277,10 +279,6 @@ static kir_val lower_scatter_reduced(tn_lower *lw, const tn_node *n, const kir_a
     kir_val hit = scatter_hits(lw, n, at, in);
     kir_val v = tn_lower_at_masked(lw, n->in[1], in, hit);
     return kir_select(lw->kb, hit, v, neutral_of(lw->kb, n));
-}
-static tn_status infer_scatter_reduced(tn_infer *c) {
-    if (c->in[1]->dtype == TN_BOOL) return tn_fail(TN_ERR_DTYPE, "%s: not for bool: cast it", c->row->name);
-    return infer_scatter_sum(c);
 }
 static tn_status grad_scatter_prod(tn_build *b, const tn_node *n, tn_node *dy, tn_node **grads) {
     grads[1] = tn_b_div(b, back_to_source(b, n, tn_b_mul(b, dy, tn_b_self(n))), n->in[1]);
@@ -316,7 +314,7 @@ static void reference_scatter_reduced(const tn_reference *r) {
     }
 }
 #define SCATTER_REDUCED(kind, grad_)                                                                               \
-    .class_ = TN_REDUCTION, .reduce = kind, .infer = infer_scatter_reduced, .grad = grad_,                         \
+    .class_ = TN_REDUCTION, .reduce = kind, .infer = infer_scatter_sum, .grad = grad_,                             \
     .lower = lower_scatter_reduced, .loops = loops_scatter_sum, .reference = reference_scatter_reduced, .flops = 1, \
     .cases = "types=f32,f64,i32 tol=4ulp; [9,2]:i64@0..3 [9,2] dim=0 shape=(4,2) grad=off; [2,7]:i32@0..4 [3,8] "   \
              "dim=1 shape=(3,5) grad=off; error=bool [2]:i64@0..1 [2]:bool dim=0 shape=(2)"
