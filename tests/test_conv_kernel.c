@@ -159,6 +159,43 @@ static void define_gradient(const problem *p, float *out) {
     }
 }
 
+/* A reduction as kir.h has it, of at most one block. */
+static float add_in_lanes(const float *x, int64_t count) {
+    float lane[KIR_LANES] = {0};
+    for (int64_t i = 0; i < count; i++)
+        lane[i % KIR_LANES] += x[i];
+    for (int half = KIR_LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++)
+            lane[i] += lane[i + half];
+    return lane[0];
+}
+
+static float each_place(const problem *p, int64_t image, int64_t channel, int64_t u, int64_t v) {
+    enum { MOST = 144 };
+    const tn_conv_args *a = &p->a;
+    float part[MOST];
+    int64_t count = 0;
+    for (int64_t t = 0; t < a->kernel[0] * a->kernel[1]; t++) {
+        int64_t i = t / a->kernel[1], j = t % a->kernel[1];
+        volatile float product = seen_at(p, image, channel, u, v, i, j) * at(&p->weight, channel, 0, i, j);
+        bool begins = a->pass == 0 || t % a->pass == 0;
+        assert_true(count < MOST || !begins);
+        if (begins)
+            part[count++] = product;
+        else
+            part[count - 1] += product;
+    }
+    return a->pass > 0 && count == 1 ? part[0] : add_in_lanes(part, count);
+}
+
+static void define_each(const problem *p, float *out) {
+    const tn_conv_args *a = &p->a;
+    int64_t plane = a->places[0] * a->places[1];
+    for (int64_t n = 0; n < a->images * a->groups * plane; n++)
+        out[n] =
+            each_place(p, n / plane / a->groups, n / plane % a->groups, n % plane / a->places[1], n % a->places[1]);
+}
+
 /* ---- the kernels ------------------------------------------------------------------------------------------------- */
 
 static void assert_same(const problem *p, const float *want, const float *got, int64_t count, const char *what) {
@@ -321,6 +358,60 @@ static void windows_that_reach_too_far_have_no_kernel(void **state) {
     assert_false(tn_conv_fits(&a));
 }
 
+static void check_each(problem *p, bool plain) {
+    const tn_conv_args *a = &p->a;
+    int64_t count = a->images * a->groups * a->places[0] * a->places[1];
+    float *want = tn_mem_alloc((size_t)count * sizeof *want);
+    assert_true(want && tn_conv_each_fits(a));
+    make_arrays(p, plain);
+    define_each(p, want);
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+        if (!tn_gemm_use((tn_isa)isa)) continue;
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            assert_ok(tn_threads_set(threads));
+            run_once(p, tn_conv_each, tn_conv_each_workspace(a, threads), count, NULL, want, "each channel");
+        }
+    }
+    tn_mem_free(want);
+    tn_mem_free(p->x.memory);
+    tn_mem_free(p->y.memory);
+    tn_mem_free(p->weight.memory);
+}
+
+static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
+    (void)state;
+    static const tn_conv_args large[] = {
+        {.images = 1, .groups = 12, .size = {3, 300}, .kernel = {5, 5}, .places = {3, 300}, .pass = 9},
+        {.images = 1, .groups = 1, .size = {90, 90}, .kernel = {3, 3}, .places = {90, 90}},
+        {.images = 2, .groups = 2, .size = {1, 9000}, .kernel = {1, 70}, .places = {1, 9000}},
+        {.images = 1, .groups = 3, .size = {20, 20}, .kernel = {12, 12}, .places = {9, 9}},
+    };
+    random_state = 3;
+    for (int i = 0; i < CASES; i++) {
+        problem p = {.a = {.images = random_from(1, 3), .groups = random_from(1, 5), .channels = 1, .filters = 1}};
+        tn_conv_args *a = &p.a;
+        a->pass = random_below(2) ? 9 : 0;
+        for (int d = 0; d < 2; d++) {
+            a->size[d] = random_from(1, 12);
+            a->kernel[d] = random_from(1, 6);
+            a->places[d] = random_from(1, d ? 150 : 11);
+            a->stride[d] = random_below(2) ? 1 : random_from(2, 3);
+            a->dilation[d] = random_below(3) ? 1 : random_from(2, 3);
+            a->before[d] = random_from(-2, 4);
+        }
+        check_each(&p, random_below(2) == 0);
+    }
+    for (size_t i = 0; i < TN_COUNT(large); i++) {
+        problem p = {.a = large[i]};
+        p.a.channels = p.a.filters = 1;
+        for (int d = 0; d < 2; d++) {
+            p.a.stride[d] = p.a.dilation[d] = 1;
+            p.a.before[d] = p.a.kernel[d] / 2;
+        }
+        check_each(&p, true);
+    }
+}
+
 static tn_tensor *random_tensor(const int64_t *shape, int rank) {
     float numbers[4096];
     int64_t count = 1;
@@ -366,12 +457,69 @@ static void few_places_have_the_bits_of_the_kernel(void **state) {
     }
 }
 
+/* One tap's products: what the window sees of x, which has its zeros already, times the channels' numbers. */
+static tn_tensor *tap_products(tn_tensor *x, tn_tensor *w, const tn_conv2d_options *o, const int64_t *places,
+                               int64_t tap) {
+    int64_t columns = tn_shape(w)[3], from[2] = {tap / columns * o->dilation[0], tap % columns * o->dilation[1]};
+    for (int d = 0; d < 2; d++)
+        x = tn_slice(x, 2 + d, from[d], from[d] + (places[d] - 1) * o->stride[d] + 1, o->stride[d]);
+    return tn_mul(x, tn_reshape(tn_select(tn_reshape(w, TN_DIMS(tn_shape(w)[0], -1)), 1, tap), TN_DIMS(-1, 1, 1)));
+}
+
+/* The kernel against operations that say the same: sums of nine taps, or all products, added as a reduction. */
+static void one_filter_a_channel_has_the_bits_of_its_composition(void **state) {
+    (void)state;
+    static const struct {
+        int64_t size[2], kernel[2];
+        tn_conv2d_options o;
+    } cases[] = {
+        {{7, 19}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .dilation = {1, 1}}},
+        {{9, 21}, {5, 5}, {.stride = {1, 1}, .padding = {2, 2}, .dilation = {1, 1}}},
+        {{9, 20}, {5, 5}, {.stride = {2, 1}, .padding = {2, 4}, .dilation = {1, 2}}},
+        {{8, 37}, {3, 3}, {.stride = {2, 2}, .padding = {1, 1}, .dilation = {1, 1}}},
+        {{40, 1}, {7, 1}, {.stride = {3, 1}, .padding = {3, 0}, .dilation = {1, 1}}},
+        {{1, 60}, {1, 9}, {.stride = {1, 3}, .padding = {0, 4}, .dilation = {1, 2}}},
+        {{12, 12}, {8, 8}, {.stride = {1, 1}, .padding = {4, 4}, .dilation = {1, 1}}},
+    };
+    enum { CHANNELS = 3, TAPS = 64, PASS = 9, PASSES = 6 };
+    assert_ok(tn_threads_set(2));
+    for (size_t i = 0; i < TN_COUNT(cases); i++) {
+        TN_SCOPE {
+            tn_conv2d_options o = cases[i].o;
+            o.struct_size = sizeof o;
+            o.groups = CHANNELS;
+            tn_tensor *x = random_tensor(TN_DIMS(2, CHANNELS, cases[i].size[0], cases[i].size[1]));
+            tn_tensor *w = random_tensor(TN_DIMS(CHANNELS, 1, cases[i].kernel[0], cases[i].kernel[1]));
+            tn_tensor *y = tn_conv2d(x, w, NULL, &o), *part[TAPS];
+            int64_t pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
+            tn_tensor *padded = tn_pad(x, pads, 4, 0);
+            int64_t taps = cases[i].kernel[0] * cases[i].kernel[1];
+            int64_t pass = o.stride[1] > 1 || taps > PASS * PASSES ? 1 : PASS;
+            for (int64_t t = 0; t < taps; t++) {
+                tn_tensor *product = tap_products(padded, w, &o, tn_shape(y) + 2, t);
+                part[t / pass] = t % pass ? tn_add(part[t / pass], product) : product;
+            }
+            int count = (int)((taps + pass - 1) / pass);
+            tn_tensor *sum = part[0];
+            if (pass == 1 || count > 1) sum = tn_sum(tn_stack(part, count, 0), TN_DIMS(0), false);
+            float a[4096], b[4096];
+            assert_ok(tn_eval((tn_tensor *[]){y, sum}, 2));
+            assert_true(tn_numel(y) == tn_numel(sum) && tn_numel(y) <= 4096);
+            assert_ok(tn_read(y, a, (size_t)tn_numel(y) * sizeof *a));
+            assert_ok(tn_read(sum, b, (size_t)tn_numel(y) * sizeof *b));
+            assert_memory_equal(a, b, (size_t)tn_numel(y) * sizeof *a);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),
         cmocka_unit_test(few_places_have_the_bits_of_the_kernel),
+        cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
+        cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

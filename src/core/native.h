@@ -65,6 +65,7 @@ tn_native_maker tn_make_matmul, tn_make_linear_stored;                        /*
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention; /* native_attention.c */
 tn_native_maker tn_make_correlate2d, tn_make_spread2d, tn_make_conv2d_weight; /* native_conv.c */
 bool tn_takes_correlate2d(const tn_node *n);
+bool tn_takes_correlation_product(const tn_node *n); /* the same, but one filter a channel */
 bool tn_takes_spread2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);

@@ -1,10 +1,10 @@
 /* native_conv.c — convolutions and their gradients: the glue of kern/conv.h.
  *
  * Filters that lie in bound memory which this plan does not write are packed once, as a form of their buffer; others at
- * each run. What the kernel does not take — other dtypes, one filter a channel, windows of one tap, which are plain
- * products — stays composed. */
+ * each run. One filter a channel has a kernel of its own, in the order of its composition. What neither takes — other
+ * dtypes, windows of one tap, which are plain products, gradients of one filter a channel — stays composed. */
 #include "core/native.h"
-#include "ops/ops_build.h"
+#include "ops/window.h"
 
 #include <string.h>
 
@@ -41,14 +41,27 @@ static tn_conv_args sizes_of(const tn_node *n, const window_places *at, const tn
     return a;
 }
 
+static bool is_each_alone(const tn_conv_args *a) { return a->groups > 1 && a->channels == 1 && a->filters == 1; }
+
 static bool takes(const tn_node *n, const tn_conv_args *a) {
-    bool one_tap = a->kernel[0] * a->kernel[1] == 1, each_alone = a->groups > 1 && a->channels == 1 && a->filters == 1;
-    return n->dtype == TN_F32 && !one_tap && !each_alone && tn_node_numel(n) > 0;
+    return n->dtype == TN_F32 && a->kernel[0] * a->kernel[1] != 1 && !is_each_alone(a) && tn_node_numel(n) > 0;
+}
+
+bool tn_takes_correlation_product(const tn_node *n) {
+    tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
+    return takes(n, &a) && tn_conv_fits(&a);
+}
+
+/* A program of shifted images would be joined by what follows, and yet takes longer. */
+static bool takes_each(const tn_node *n, tn_conv_args *a) {
+    if (n->dtype != TN_F32 || !is_each_alone(a) || tn_node_numel(n) == 0) return false;
+    a->pass = tn_depthwise_pass(a->kernel, a->stride);
+    return tn_conv_each_fits(a);
 }
 
 bool tn_takes_correlate2d(const tn_node *n) {
     tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
-    return takes(n, &a) && tn_conv_fits(&a);
+    return takes_each(n, &a) || tn_takes_correlation_product(n);
 }
 
 bool tn_takes_spread2d(const tn_node *n) {
@@ -126,6 +139,14 @@ static void swap64(int64_t pair[2]) {
     int64_t first = pair[0];
     pair[0] = pair[1];
     pair[1] = first;
+}
+
+static void run_correlate_each(tn_native *n, void *const *pointers) {
+    n->conv.out = pointers[0];
+    n->conv.x = pointers[1];
+    n->conv.weight = pointers[2];
+    n->conv.workspace = pointers[3];
+    tn_conv_each(&n->conv);
 }
 
 /* Images of one column lie down: the kernel's runs are along the last axis. The taps' order is the same. */
@@ -219,7 +240,13 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
     n->conv = sizes_of(y->node, &of_correlate2d, x->node, y->node, weight->node);
     memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
     take_weight(&n->conv, weight);
+    bool each = takes_each(y->node, &n->conv);
     lie_down(&n->conv);
+    if (each) {
+        n->run = run_correlate_each;
+        *workspace = tn_conv_each_workspace(&n->conv, tn_threads());
+        return TN_OK;
+    }
     if (has_few_places(g, &n->conv, weight)) return make_few_places(g, n, weight, workspace);
     keep_packed(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());

@@ -315,7 +315,7 @@ static tn_status make_correlation(template *t, tn_template_program *out) {
 
 /* One that the host has a kernel for, should the device refuse this one; what has none is composed. */
 static bool takes_correlation(const tn_node *n, const tn_group_limits *limits) {
-    if (!tn_takes_correlate2d(n) || tn_node_numel(n) == 0 || tn_node_numel(n->in[0]) == 0) return false;
+    if (!tn_takes_correlation_product(n) || tn_node_numel(n) == 0 || tn_node_numel(n->in[0]) == 0) return false;
     template t;
     tn_gemm_shape s = correlation_shape(n, &t);
     return s.k > 0 && s.k <= INT32_MAX && s.n <= INT32_MAX && tn_gemm_template_fits(&s, limits);

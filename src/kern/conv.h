@@ -18,6 +18,7 @@ typedef struct tn_conv_args {
     const float *weight;
     int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
     const void *packed;                     /* what tn_conv_pack made of the weight; NULL: done at each run */
+    int64_t pass;                           /* tn_conv_each's alone */
     float *out;                             /* contiguous */
     void *workspace;                        /* 64-byte aligned */
 } tn_conv_args;
@@ -46,5 +47,12 @@ void tn_conv_spread(const tn_conv_args *args);
  * places of the first image, then those of the next. */
 size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads);
 void tn_conv_weight(const tn_conv_args *args);
+
+/* out = y where each channel has one filter of its own (channels and filters are 1). Products are rounded before they
+ * are added. `pass` > 0: sums of that many taps, ascending, and these sums added as a reduction of KIR adds (kir.h,
+ * KIR_LANES; a single sum stands as it is); 0: the products themselves are added as a reduction. */
+bool tn_conv_each_fits(const tn_conv_args *args);
+size_t tn_conv_each_workspace(const tn_conv_args *args, int threads);
+void tn_conv_each(const tn_conv_args *args);
 
 #endif

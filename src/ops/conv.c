@@ -131,14 +131,19 @@ static tn_node *tap_seen(tn_build *b, tn_node *image, const tn_window *w, const 
     return image;
 }
 
+enum { AT_ONCE = 9, PASSES = 6 }; /* taps of a pass; passes, at most */
+
+int64_t tn_depthwise_pass(const int64_t kernel[2], const int64_t stride[2]) {
+    return tn_ceil_div(kernel[0] * kernel[1], AT_ONCE) > PASSES || stride[1] > 1 ? 0 : AT_ONCE;
+}
+
 /* The same as shifted images, each times a number a channel, in passes that store nothing in between; each takes as
  * many taps as a program has room for. Columns that are left out would be read one by one: windows then. */
 static tn_node *weigh_channels(tn_build *b, tn_node *x, tn_node *weight, const tn_window *w, const int64_t *places) {
-    enum { AT_ONCE = 9, PASSES = 6 };
     int64_t taps = w->kernel[0] * w->kernel[1], passes = tn_ceil_div(taps, AT_ONCE), pads[4];
     tn_node *pass[PASSES];
     if (!x || !weight) return NULL;
-    if (passes > PASSES || w->stride[1] > 1 || places[0] < 1 || places[1] < 1)
+    if (tn_depthwise_pass(w->kernel, w->stride) == 0 || places[0] < 1 || places[1] < 1)
         return weigh_seen(b, tn_b_seen(b, x, w, places, 0.0), weight);
     for (int a = 0; a < 2; a++) {
         int64_t end = (places[a] - 1) * w->stride[a] + tn_window_reach(w, a);

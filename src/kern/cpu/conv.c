@@ -9,6 +9,8 @@
  * y is packed into panels, 256 places at a time, and what is seen is copied to rows that the tiles read as they are;
  * threads share the taps.
  *
+ * One filter a channel is weighed where its slab lies, without a product of matrices.
+ *
  * The micro-kernels are those of gemm.c, and so are the chains: any cut gives the same bits. */
 #include "kern/conv.h"
 
@@ -553,7 +555,176 @@ static void run_weight(const tn_conv_args *args) {
     }
 }
 
+/* ---- one filter a channel ---------------------------------------------------------------------------------------- */
+
+/* A product of matrices would be all edges. A block of an image's rows is brought to a slab (windows.h), zeros around
+ * it, where each tap is a fixed distance away from its place; runs of places are weighed there by whole vectors. */
+enum {
+    EACH_SLAB = 1 << 13, /* elements, unless one row of places sees more */
+    EACH_RUN = 4         /* vectors of places at once */
+};
+
+typedef struct each {
+    tn_conv_args a;
+    windows w;              /* of one image's block: row, phase */
+    int64_t rows, blocks;   /* of places in a block; blocks an image */
+    int64_t chains;         /* sums side by side */
+    int64_t end[KIR_LANES]; /* of each chain, in `order` and in the slab's distances */
+    int64_t *order, *at;    /* [taps]: the chains' taps, one chain after the other */
+    size_t order_bytes, slab_bytes, part_bytes;
+    char *parts;
+} each;
+
+static int64_t each_slab(const each *e, int64_t rows) {
+    return ((rows - 1) * e->a.stride[0] + window_reach(&e->a, 0)) * e->w.row;
+}
+
+static void plan_each(each *e, const tn_conv_args *a) {
+    *e = (each){.a = *a};
+    int64_t taps = a->kernel[0] * a->kernel[1];
+    e->w.a = &e->a;
+    e->w.phase = tn_ceil_div((a->places[1] - 1) * a->stride[1] + window_reach(a, 1), a->stride[1]);
+    e->w.row = e->w.phase * a->stride[1];
+    int64_t more = (EACH_SLAB - each_slab(e, 1)) / (a->stride[0] * e->w.row);
+    e->rows = tn_min64(1 + tn_max64(more, 0), a->places[0]);
+    e->chains = a->pass > 0 ? tn_ceil_div(taps, a->pass) : tn_min64(taps, KIR_LANES);
+    e->order_bytes = ((size_t)taps * 2 * sizeof(int64_t) + 63) / 64 * 64;
+    e->slab_bytes = area(each_slab(e, e->rows) + (EACH_RUN + 1) * VL);
+    e->part_bytes = e->slab_bytes + area(taps);
+}
+
+static bool fits_each(const tn_conv_args *a) {
+    bool some = a->images > 0 && a->groups > 0;
+    for (int axis = 0; axis < 2; axis++) {
+        some = some && a->size[axis] > 0 && a->kernel[axis] > 0 && a->places[axis] > 0;
+        if (!some || (double)a->dilation[axis] * (double)a->kernel[axis] > SLAB_ELEMENTS) return false;
+        if ((double)a->places[axis] * (double)a->stride[axis] > SLAB_ELEMENTS) return false;
+    }
+    if ((double)a->kernel[0] * (double)a->kernel[1] > KIR_BLOCK) return false;
+    if (a->pass > 0 && a->kernel[0] * a->kernel[1] > a->pass * KIR_LANES) return false;
+    each e;
+    e.a = *a;
+    e.w.row = (a->places[1] - 1) * a->stride[1] + window_reach(a, 1) + a->stride[1];
+    return (double)window_reach(a, 0) * (double)e.w.row <= SLAB_ELEMENTS;
+}
+
+static void order_taps(each *e, int64_t *memory) {
+    const tn_conv_args *a = &e->a;
+    int64_t taps = a->kernel[0] * a->kernel[1], n = 0;
+    e->order = memory;
+    e->at = memory + taps;
+    for (int64_t l = 0; l < e->chains; l++) {
+        int64_t first = a->pass > 0 ? l * a->pass : l, step = a->pass > 0 ? 1 : KIR_LANES;
+        int64_t last = a->pass > 0 ? tn_min64(first + a->pass, taps) : taps;
+        for (int64_t t = first; t < last; t += step, n++) {
+            int64_t i = t / a->kernel[1] * a->dilation[0], j = t % a->kernel[1] * a->dilation[1];
+            e->order[n] = t;
+            e->at[n] = i * e->w.row + j % a->stride[1] * e->w.phase + j / a->stride[1];
+        }
+        e->end[l] = n;
+    }
+}
+
+/* Rows of the slab from row `first` of the image on. */
+static void fill_each(const each *e, const float *x, int64_t first, int64_t rows, float *to) {
+    const tn_conv_args *a = &e->a;
+    for (int64_t r = 0; r < rows; r++, to += e->w.row) {
+        if (first + r < 0 || first + r >= a->size[0]) {
+            memset(to, 0, (size_t)e->w.row * sizeof *to);
+            continue;
+        }
+        const float *from = x + (first + r) * a->x_stride[2];
+        for (int64_t phase = 0; phase < a->stride[1]; phase++) {
+            inside in = inside_phase(&e->w, phase, -a->before[1]);
+            float *at = to + phase * e->w.phase;
+            int64_t low = tn_min64(in.low, e->w.phase), high = tn_max64(in.high, low);
+            memset(at, 0, (size_t)low * sizeof *at);
+            if (high > low)
+                copy_row(at + low, from + in.first * a->x_stride[3], a->stride[1] * a->x_stride[3], high - low);
+            memset(at + high, 0, (size_t)(e->w.phase - high) * sizeof *at);
+        }
+    }
+}
+
+/* `n` vectors of places, into sum[0 … n): the chains, then folded by halves. Products are rounded, as the composition
+ * has them. */
+VEC_INLINE void weigh_run(const each *e, const float *from, const float *weight, V *sum, const int n) {
+    const int64_t *at = e->at;
+    for (int64_t l = 0, k = 0; l < e->chains; l++) {
+        V s[EACH_RUN], w = v_set1(weight[k]);
+        VEC_UNROLL for (int i = 0; i < n; i++) s[i] = v_load(from + at[k] + i * VL) * w;
+        for (k++; k < e->end[l]; k++) {
+            w = v_set1(weight[k]);
+            VEC_UNROLL for (int i = 0; i < n; i++) s[i] = s[i] + v_load(from + at[k] + i * VL) * w;
+        }
+        VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] = s[i];
+    }
+    for (int64_t half = KIR_LANES / 2; half > 0; half /= 2)
+        for (int64_t l = 0; l < half && l + half < e->chains; l++) {
+            VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] += sum[(l + half) * n + i];
+        }
+    /* a reduction begins at +0 */
+    if (e->a.pass > 0 && e->chains == 1) return;
+    VEC_UNROLL for (int i = 0; i < n; i++) sum[i] += v_zero();
+}
+
+static void weigh_row(const each *e, const float *from, const float *weight, float *to) {
+    V sum[KIR_LANES * EACH_RUN];
+    int64_t i = 0, count = e->a.places[1];
+    for (; i + EACH_RUN * VL <= count; i += EACH_RUN * VL) {
+        weigh_run(e, from + i, weight, sum, EACH_RUN);
+        VEC_UNROLL for (int k = 0; k < EACH_RUN; k++) v_store(to + i + k * VL, sum[k]);
+    }
+    for (; i < count; i += VL) {
+        weigh_run(e, from + i, weight, sum, 1);
+        v_part_store(to + i, v_mask(count - i), sum[0]);
+    }
+}
+
+static void weigh_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const each *e = ctx;
+    const tn_conv_args *a = &e->a;
+    char *memory = e->parts + (size_t)worker * e->part_bytes;
+    float *slab = (float *)(void *)memory, *weight = (float *)(void *)(memory + e->slab_bytes);
+    const int64_t *s = a->weight_stride;
+    for (int64_t n = begin; n < end; n++) {
+        int64_t plane = n / e->blocks, channel = plane % a->groups, row = n % e->blocks * e->rows;
+        int64_t rows = tn_min64(e->rows, a->places[0] - row);
+        const float *x = a->x + plane / a->groups * a->x_stride[0] + channel * a->x_stride[1];
+        const float *filter = a->weight + channel * a->weight_group;
+        for (int64_t k = 0; k < a->kernel[0] * a->kernel[1]; k++)
+            weight[k] = filter[e->order[k] / a->kernel[1] * s[2] + e->order[k] % a->kernel[1] * s[3]];
+        fill_each(e, x, row * a->stride[0] - a->before[0], (rows - 1) * a->stride[0] + window_reach(a, 0), slab);
+        float *to = a->out + (plane * a->places[0] + row) * a->places[1];
+        for (int64_t r = 0; r < rows; r++, to += a->places[1])
+            weigh_row(e, slab + r * a->stride[0] * e->w.row, weight, to);
+    }
+}
+
+static size_t workspace_each(const tn_conv_args *args, int threads) {
+    each e;
+    plan_each(&e, args);
+    return e.order_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
+}
+
+static void run_each(const tn_conv_args *args) {
+    each e;
+    plan_each(&e, args);
+    int threads = choose_threads(args);
+    order_taps(&e, args->workspace);
+    e.parts = (char *)args->workspace + e.order_bytes;
+    int64_t planes = args->images * args->groups;
+    if (planes < threads) e.rows = tn_min64(e.rows, tn_ceil_div(args->places[0], threads));
+    e.blocks = tn_ceil_div(args->places[0], e.rows);
+    if (threads == 1) {
+        weigh_blocks(&e, 0, planes * e.blocks, 0);
+    } else {
+        tn_parallel(planes * e.blocks, tn_max64(planes * e.blocks / (4 * threads), 1), weigh_blocks, &e);
+    }
+}
+
 const tn_conv_table VEC_JOIN(tn_conv_table, TN_ISA_SUFFIX) = {
     fits,        packed_bytes,     pack_filters, workspace,        run,
     spread_fits, spread_workspace, run_spread,   workspace_weight, run_weight,
+    fits_each,   workspace_each,   run_each,
 };

@@ -44,6 +44,9 @@ typedef struct tn_conv_table {
     void (*run_spread)(const tn_conv_args *args);
     size_t (*weight_workspace)(const tn_conv_args *args, int threads);
     void (*run_weight)(const tn_conv_args *args);
+    bool (*each_fits)(const tn_conv_args *args);
+    size_t (*each_workspace)(const tn_conv_args *args, int threads);
+    void (*run_each)(const tn_conv_args *args);
 } tn_conv_table;
 
 extern const tn_conv_table tn_conv_table_base, tn_conv_table_avx2, tn_conv_table_avx512;

@@ -136,6 +136,14 @@ size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads) {
 
 void tn_conv_weight(const tn_conv_args *args) { tables()->conv->run_weight(args); }
 
+bool tn_conv_each_fits(const tn_conv_args *args) { return tables()->conv->each_fits(args); }
+
+size_t tn_conv_each_workspace(const tn_conv_args *args, int threads) {
+    return tables()->conv->each_workspace(args, threads);
+}
+
+void tn_conv_each(const tn_conv_args *args) { tables()->conv->run_each(args); }
+
 /* ---- block-quantised weights ------------------------------------------------------------------------------------- */
 
 #ifdef TN_HAVE_AVX2_VNNI
