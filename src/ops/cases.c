@@ -431,7 +431,8 @@ static double fit(const tn_case_input *in, double v) {
     if (in->dtype == TN_F32) return (double)(float)v;
     int e;
     double m = frexp(v, &e); /* eight bits: what bf16 and f16 both have */
-    return ldexp(rint(ldexp(m, 8)), e - 8);
+    double rounded = ldexp(rint(ldexp(m, 8)), e - 8);
+    return in->dtype == TN_F16 ? (double)kir_from_f16(kir_to_f16((float)rounded)) : rounded; /* small ones have fewer */
 }
 
 static int64_t count_of(const tn_case_input *in) {
@@ -513,15 +514,6 @@ void tn_case_values(const tn_case_input *in, uint64_t seed, double *out) {
         out[i] = fit(in, out[i] + (i % columns == i / columns % rows ? in->diagonal : 0));
 }
 
-/* v as the 16 bits of a format with this significand; v is exact in it and normal. */
-static uint16_t pattern_of(double v, int mantissa, int bias) {
-    int e;
-    double m = frexp(fabs(v), &e);
-    if (v == 0) return signbit(v) ? 0x8000 : 0;
-    int bits = ((e - 1 + bias) << mantissa) + (int)ldexp(2 * m - 1, mantissa);
-    return (uint16_t)(bits | (v < 0 ? 0x8000 : 0));
-}
-
 static void store(tn_dtype t, double v, void *to, int64_t i) {
     switch (t) {
     case TN_F32: ((float *)to)[i] = (float)v; break;
@@ -530,8 +522,8 @@ static void store(tn_dtype t, double v, void *to, int64_t i) {
     case TN_I64: ((int64_t *)to)[i] = (int64_t)v; break;
     case TN_U32: ((uint32_t *)to)[i] = (uint32_t)v; break;
     case TN_U64: ((uint64_t *)to)[i] = (uint64_t)v; break;
-    case TN_F16: ((uint16_t *)to)[i] = pattern_of(v, 10, 15); break;
-    case TN_BF16: ((uint16_t *)to)[i] = pattern_of(v, 7, 127); break;
+    case TN_F16: ((uint16_t *)to)[i] = kir_to_f16((float)v); break;
+    case TN_BF16: ((uint16_t *)to)[i] = kir_to_bf16((float)v); break;
     case TN_I16: ((int16_t *)to)[i] = (int16_t)v; break;
     case TN_U16: ((uint16_t *)to)[i] = (uint16_t)v; break;
     case TN_I8: ((int8_t *)to)[i] = (int8_t)v; break;
