@@ -1,20 +1,10 @@
 /* fuzz_gguf.c — any bytes as a GGUF file: refused with the byte and a reason, or everything in it can be read.
  *
  * The reader maps files, so the bytes go through a file without a name. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
+#include "fuzz_file.h"
 #include "trunnion/model.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(int holds) {
-    if (!holds) abort();
-}
 
 /* Reads every byte; the sanitizers see one that is not there. */
 static void touch(const void *data, int64_t size) {
@@ -59,9 +49,7 @@ static void look_at_tensors(const tn_gguf *file) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char path[64];
-    int fd = memfd_create("input", MFD_CLOEXEC);
-    require(fd >= 0 && write(fd, data, size) == (ssize_t)size);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int fd = file_of(data, size, path);
     tn_gguf *file = NULL;
     if (tn_gguf_open(path, &file) == TN_OK) {
         look_at_values(file);

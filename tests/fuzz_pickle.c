@@ -1,21 +1,10 @@
 /* fuzz_pickle.c — any bytes as a PyTorch file: refused with a reason, or every tensor of it can be read.
  *
  * The reader maps files, so the bytes go through a file without a name. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include "fuzz_file.h"
 #include "trunnion/model.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
 enum { MOST = 1 << 20 }; /* elements of a tensor that is read: a spread one has as many as it says */
-
-static void require(int holds) {
-    if (!holds) abort();
-}
 
 static void look_at(const tn_pickle *file, const tn_pickle_info *info) {
     int64_t elements = 1;
@@ -37,9 +26,7 @@ static void look_at(const tn_pickle *file, const tn_pickle_info *info) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char path[64];
-    int fd = memfd_create("input", MFD_CLOEXEC);
-    require(fd >= 0 && write(fd, data, size) == (ssize_t)size);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int fd = file_of(data, size, path);
     tn_pickle *file = NULL;
     if (tn_pickle_open(path, &file) == TN_OK) {
         for (int64_t i = 0; i < tn_pickle_count(file) && i < 100; i++) {

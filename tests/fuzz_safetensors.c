@@ -1,20 +1,8 @@
 /* fuzz_safetensors.c — any bytes as a safetensors file: refused with a reason, or every tensor of it can be read.
  *
  * The reader maps files, so the bytes go through a file without a name. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include "fuzz_file.h"
 #include "trunnion/model.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(int holds) {
-    if (!holds) abort();
-}
 
 /* Reads every byte that the file claims for the tensor; the sanitizers see one that is not there. */
 static void touch(const tn_safetensors_info *info) {
@@ -44,9 +32,7 @@ static void look_at_all(const tn_safetensors *file) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     char path[64];
-    int fd = memfd_create("input", MFD_CLOEXEC);
-    require(fd >= 0 && write(fd, data, size) == (ssize_t)size);
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int fd = file_of(data, size, path);
     tn_safetensors *file = NULL;
     if (tn_safetensors_open(path, &file) == TN_OK)
         look_at_all(file);
