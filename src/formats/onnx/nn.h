@@ -48,6 +48,8 @@ tn_status onnx_max_unpool(onnx_call *c);
 
 /* ---- attention (ops_attention.c) --------------------------------------------------------------------------------- */
 
+/* y [batch, heads, positions, features] → [batch, positions, heads · features]. */
+tn_tensor *onnx_joined_heads(tn_tensor *y);
 tn_status onnx_attention(onnx_call *c);
 tn_status onnx_rotary_embedding(onnx_call *c);
 tn_status onnx_linear_attention(onnx_call *c);

@@ -31,7 +31,7 @@ static tn_status split_heads(const onnx_call *c, int input, const char *name, co
     return tn_status_of(*out);
 }
 
-static tn_tensor *joined_heads(tn_tensor *y) { return tn_flatten(tn_transpose(y, 1, 2), 2, 3); }
+tn_tensor *onnx_joined_heads(tn_tensor *y) { return tn_flatten(tn_transpose(y, 1, 2), 2, 3); }
 
 static const tn_tensor *with_past(const onnx_call *c, int input, const tn_tensor *x) {
     if (!onnx_has(c, input)) return x;
@@ -160,7 +160,7 @@ tn_status onnx_attention(onnx_call *c) {
         const tn_tensor *bias = h.bias ? additive(&h) : NULL;
         y = tn_scaled_dot_product_attention(h.q, h.k, h.v, bias ? bias : h.seen, &o);
     }
-    TRY(onnx_put(c, 0, tn_rank(onnx_in(c, 0)) == 3 ? joined_heads(y) : y));
+    TRY(onnx_put(c, 0, tn_rank(onnx_in(c, 0)) == 3 ? onnx_joined_heads(y) : y));
     if (onnx_wants(c, 1)) TRY(onnx_put(c, 1, tn_detach(h.k)));
     return onnx_wants(c, 2) ? onnx_put(c, 2, tn_detach(h.v)) : TN_OK;
 }
@@ -250,7 +250,7 @@ tn_status onnx_linear_attention(onnx_call *c) {
         y[t] = advance(&r, t, count);
     tn_tensor *all = tn_mul_scalar(onnx_joined(y, steps, 2, false), scale);
     tn_mem_free(y);
-    TRY(onnx_put(c, 0, tn_cast(joined_heads(all), tn_dtype_of(onnx_in(c, 0)))));
+    TRY(onnx_put(c, 0, tn_cast(onnx_joined_heads(all), tn_dtype_of(onnx_in(c, 0)))));
     tn_dtype t = tn_dtype_of(onnx_in(c, onnx_has(c, 3) ? 3 : 0));
     return onnx_wants(c, 1) ? onnx_put(c, 1, tn_cast(r.state, t)) : TN_OK;
 }
@@ -296,5 +296,5 @@ tn_status onnx_rotary_embedding(onnx_call *c) {
         tn_tensor *with_rest[] = {y, tn_narrow(x, 3, 2 * half, size - 2 * half)};
         y = tn_cat(with_rest, 2, 3);
     }
-    return onnx_put(c, 0, tn_rank(onnx_in(c, 0)) == 3 ? joined_heads(y) : y);
+    return onnx_put(c, 0, tn_rank(onnx_in(c, 0)) == 3 ? onnx_joined_heads(y) : y);
 }

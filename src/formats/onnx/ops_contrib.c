@@ -5,7 +5,7 @@
  * what may be seen to one mask, and hands them to scaled dot-product attention. */
 #include <math.h>
 
-#include "formats/onnx/rows.h"
+#include "formats/onnx/nn.h"
 
 /* ---- activations and products ------------------------------------------------------------------------------------ */
 
@@ -147,7 +147,6 @@ static const tn_tensor *split_heads(const tn_tensor *x, int64_t heads) {
     if (tn_rank(x) == 4) return x;
     return tn_transpose(tn_unflatten(x, -1, (int64_t[]){heads, -1}, 2), 1, 2);
 }
-static tn_tensor *join_heads(tn_tensor *y) { return tn_flatten(tn_transpose(y, 1, 2), 2, 3); }
 
 /* Bool [queries, keys]: the last query sees all, each one before it a key less; window ≥ 0: only so many of them. */
 static tn_tensor *causal(int64_t queries, int64_t keys, int64_t window) {
@@ -197,7 +196,7 @@ static tn_tensor *attend(const onnx_call *c, attention *a) {
     o.is_causal = whole;
     const tn_tensor *mask = a->mask ? a->mask : a->bias;
     if (a->mask && a->bias) mask = tn_where(a->mask, a->bias, onnx_number(-INFINITY, a->bias));
-    return join_heads(tn_scaled_dot_product_attention(a->q, a->k, a->v, mask, &o));
+    return onnx_joined_heads(tn_scaled_dot_product_attention(a->q, a->k, a->v, mask, &o));
 }
 
 /* Keys or values of before in front of the new ones; output k is both. */
@@ -316,7 +315,7 @@ static tn_status run_rotary(onnx_call *c) {
     for (int i = 0; i < 2; i++)
         rows[i] = offset ? rows_from(caches[i], first, tn_size(split, 2)) : tn_embedding(ids, caches[i]);
     tn_tensor *y = turned(split, rows[0], rows[1], onnx_int(c, "interleaved", 0) != 0);
-    return onnx_put(c, 0, flat ? join_heads(y) : y);
+    return onnx_put(c, 0, flat ? onnx_joined_heads(y) : y);
 }
 
 /* GroupQueryAttention: the newest positions of a sequence, whose past comes along. */
