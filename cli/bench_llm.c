@@ -4,7 +4,6 @@
  * A token reads all weights once, so generating has reading them as its limit. Which tokens they are makes no
  * difference to the work. */
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -29,9 +28,8 @@ static void end_llm(void *self) {
 
 /* What --model names counts where it is a file, or a folder, as the work needs. */
 static tn_status find_model(const bench_work *w, bool folder, char *path, size_t size) {
-    struct stat facts;
-    bool fits = w->model && ((stat(w->model, &facts) == 0 && S_ISDIR(facts.st_mode)) == folder);
-    if (fits) return snprintf(path, size, "%s", w->model) < (int)size ? TN_OK : TN_ERR_ARGUMENT;
+    if (w->model && cli_is_folder(w->model) == folder)
+        return snprintf(path, size, "%s", w->model) < (int)size ? TN_OK : TN_ERR_ARGUMENT;
     if (!cli_cache_path(folder ? FOLDER : MODEL, path, size))
         return tn_backend_fail(TN_ERR_IO, "no cache folder is known: set HOME, or name a model with --model FILE");
     if (access(path, R_OK) == 0) return TN_OK;

@@ -124,6 +124,7 @@ double cli_now(void);
 /* Where a file lies in the library's cache folder; tools/digits.py and tools/smollm2.py put theirs there. false: no
  * such folder is known. */
 bool cli_cache_path(const char *name, char *out, size_t size);
+bool cli_is_folder(const char *path); /* as Hugging Face has models in */
 /* The most memory that this process has had resident so far, in bytes; 0 where the system does not say. */
 int64_t cli_peak_bytes(void);
 

@@ -561,11 +561,6 @@ static int64_t size_of(const char *path) {
     return stat(path, &s) == 0 ? (int64_t)s.st_size : 0;
 }
 
-static bool is_folder(const char *path) {
-    struct stat s;
-    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
-}
-
 static bool is_same_file(const char *a, const char *b) {
     struct stat x, y;
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
@@ -593,7 +588,7 @@ static tn_status convert(const wishes *w, convert_kind to, report *r) {
     double begun = cli_now();
     convert_folder folder;
     tn_status status = convert_open(w->in, &in);
-    if (status == TN_OK && to == CONVERT_GGUF && is_folder(w->in)) {
+    if (status == TN_OK && to == CONVERT_GGUF && cli_is_folder(w->in)) {
         in.folder = &folder;
         status = convert_folder_open(w->in, in.count, &folder);
     }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 
 #include "trunnion/backend.h"
 #include "trunnion/ops.h"
@@ -22,8 +21,7 @@ static const struct {
 };
 
 convert_kind convert_kind_of(const char *path) {
-    struct stat s;
-    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode)) return CONVERT_SAFETENSORS;
+    if (cli_is_folder(path)) return CONVERT_SAFETENSORS;
     size_t length = strlen(path);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
         size_t n = strlen(endings[i].ending);

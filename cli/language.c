@@ -5,14 +5,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "trunnion/backend.h"
-
-bool cli_is_folder(const char *path) {
-    struct stat facts;
-    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
-}
 
 bool cli_take_cache(const char *word, tn_llm_cache *out) {
     static const char *const words[] = {

@@ -24,9 +24,6 @@ bool cli_language_open(cli_language *l, const cli_options *o, const char *path, 
 bool cli_take_cache(const char *word, tn_llm_cache *out);
 void cli_language_close(cli_language *l);
 
-/* Whether a path is a folder, as Hugging Face has models in. */
-bool cli_is_folder(const char *path);
-
 /* Appends ids that are parted by commas and blanks. */
 tn_status cli_read_ids(const char *text, tn_ids *out);
 

@@ -1,6 +1,7 @@
 /* progress.c — a live line on standard error while work goes on. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "cli.h"
@@ -111,7 +112,6 @@ double cli_progress_rate(const cli_progress *p) {
     return passed > 0 ? (double)p->done / passed : 0;
 }
 
-/* Not getrusage: its figure begins with what the parent had when it started this program. */
 bool cli_cache_path(const char *name, char *out, size_t size) {
     const char *own = getenv("TRUNNION_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     if (own && *own) return snprintf(out, size, "%s/%s", own, name) < (int)size;
@@ -119,6 +119,12 @@ bool cli_cache_path(const char *name, char *out, size_t size) {
     return home && *home && snprintf(out, size, "%s/.cache/trunnion/%s", home, name) < (int)size;
 }
 
+bool cli_is_folder(const char *path) {
+    struct stat facts;
+    return stat(path, &facts) == 0 && S_ISDIR(facts.st_mode);
+}
+
+/* Not getrusage: its figure begins with what the parent had when it started this program. */
 int64_t cli_peak_bytes(void) {
     FILE *f = fopen("/proc/self/status", "r");
     if (!f) return 0;
