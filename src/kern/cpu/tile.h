@@ -1,7 +1,7 @@
 /* tile.h — the micro-kernels: a few rows of C times one panel of columns, over one chunk of k, in registers.
  *
  * A tile starts its sums at +0 and adds them to C (or stores them, for the first chunk): that is one chain of the
- * numerics contract. Tiles exist for every height up to TILE_ROWS, so rows are never padded; widths are a panel of
+ * numerics contract. There are tiles of every height up to TILE_ROWS, so rows are never padded; widths are a panel of
  * PANEL columns, an edge of one (masked), or several panels at once where few rows leave registers free: few rows
  * need several columns in flight to hide the latency of the fma.
  *
@@ -15,13 +15,19 @@
 #include "kern/cpu/vec.h"
 
 /* Rows are bounded by the registers: rows · 2 sums, two vectors of B and one of A must fit; for double, where nobody
- * waits for the last tenth, by the size of the code. WIDE_n: panels that n rows take at once; 1 where one panel keeps
- * the multipliers busy. */
+ * waits for the last tenth, by the size of the code. TILE_SPLITS(height, first, second): such a tile is two lower ones,
+ * each with enough sums to keep the multipliers busy, since code for heights that only the end of a matrix has is not
+ * worth its room. WIDE_n: panels that n rows take at once; 1 where one panel keeps the multipliers busy. */
 #if defined(__AVX512F__) && defined(TN_VEC_F64)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 enum { TILE_ROWS = 8, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
+#elif defined(__AVX512F__) && defined(TN_VEC_PAIRS)
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(14)
+#define TILE_SPLITS(X) X(9, 5, 4) X(10, 5, 5) X(11, 6, 5) X(12, 6, 6) X(13, 7, 6)
+enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX512F__)
-#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
+#define TILE_SPLITS(X) X(9, 5, 4) X(11, 6, 5) X(13, 7, 6)
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX2__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
@@ -29,6 +35,9 @@ enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
 #else
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4)
 enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
+#endif
+#ifndef TILE_SPLITS
+#define TILE_SPLITS(X)
 #endif
 
 enum {
@@ -114,6 +123,19 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
     static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, false); }
 TILE_HEIGHTS(TILE_FUNCTIONS)
 
+VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn *lower) {
+    tile below = *t;
+    upper(t);
+    below.a += rows * t->a_row;
+    below.c += rows * t->c_row;
+    below.ahead_rows = 0; /* the upper one asked for them */
+    lower(&below);
+}
+#define TILE_SPLIT_FUNCTIONS(rows, first, second)                                                               \
+    static void tile_full_##rows(const tile *t) { tile_split(t, tile_full_##first, first, tile_full_##second); } \
+    static void tile_edge_##rows(const tile *t) { tile_split(t, tile_edge_##first, first, tile_edge_##second); }
+TILE_SPLITS(TILE_SPLIT_FUNCTIONS)
+
 #define TILE_WIDE_FUNCTION(rows) \
     static void tile_wide_##rows(const tile *t) { tile_run(t, rows, WIDE_##rows, 2, false, false); }
 TILE_WIDE_FUNCTION(1)
@@ -121,10 +143,12 @@ TILE_WIDE_FUNCTION(2)
 TILE_WIDE_FUNCTION(3)
 TILE_WIDE_FUNCTION(4)
 
-#define TILE_FULL_NAME(rows) tile_full_##rows,
-#define TILE_EDGE_NAME(rows) tile_edge_##rows,
-static tile_fn *const tile_full[] = {NULL, TILE_HEIGHTS(TILE_FULL_NAME)};
-static tile_fn *const tile_edge[] = {NULL, TILE_HEIGHTS(TILE_EDGE_NAME)};
+#define TILE_FULL_ROW(rows) [rows] = tile_full_##rows,
+#define TILE_EDGE_ROW(rows) [rows] = tile_edge_##rows,
+#define TILE_FULL_SPLIT(rows, first, second) TILE_FULL_ROW(rows)
+#define TILE_EDGE_SPLIT(rows, first, second) TILE_EDGE_ROW(rows)
+static tile_fn *const tile_full[] = {TILE_HEIGHTS(TILE_FULL_ROW) TILE_SPLITS(TILE_FULL_SPLIT)};
+static tile_fn *const tile_edge[] = {TILE_HEIGHTS(TILE_EDGE_ROW) TILE_SPLITS(TILE_EDGE_SPLIT)};
 static tile_fn *const tile_wide[] = {NULL, tile_wide_1, tile_wide_2, tile_wide_3, tile_wide_4};
 static const int tile_wide_panels[] = {1, WIDE_1, WIDE_2, WIDE_3, WIDE_4};
 
