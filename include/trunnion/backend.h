@@ -54,6 +54,26 @@ typedef struct tn_code {
     size_t binary_size;
 } tn_code;
 
+/* What a device that takes SPIR-V can do beyond Vulkan 1.1's promises: bits of tn_caps.features. The code then declares
+ * the capability or execution mode of that name; without the bit it does without. */
+enum {
+    TN_SPIRV_STORAGE_8 = 1 << 0,  /* StorageBuffer8BitAccess */
+    TN_SPIRV_STORAGE_16 = 1 << 1, /* StorageBuffer16BitAccess */
+    TN_SPIRV_INT_8 = 1 << 2,      /* Int8: in workgroup memory too */
+    TN_SPIRV_INT_16 = 1 << 3,
+    TN_SPIRV_FLOAT_16 = 1 << 4,
+    /* SPV_KHR_float_controls, by width */
+    TN_SPIRV_PRESERVE_16 = 1 << 5, /* SignedZeroInfNanPreserve */
+    TN_SPIRV_PRESERVE_32 = 1 << 6,
+    TN_SPIRV_PRESERVE_64 = 1 << 7,
+    TN_SPIRV_DENORM_16 = 1 << 8, /* DenormPreserve */
+    TN_SPIRV_DENORM_32 = 1 << 9,
+    TN_SPIRV_DENORM_64 = 1 << 10,
+    TN_SPIRV_RTE_16 = 1 << 11, /* RoundingModeRTE */
+    TN_SPIRV_RTE_32 = 1 << 12,
+    TN_SPIRV_RTE_64 = 1 << 13
+};
+
 typedef struct tn_caps {
     size_t struct_size;
     tn_code_form code;     /* what load() wants */
@@ -68,6 +88,8 @@ typedef struct tn_caps {
     int64_t subgroup;      /* threads that run in step, 0: unknown */
     bool exact;            /* f32: division, square root, fma and denormals are IEEE 754's */
     char version[96];      /* of the driver and its compiler: what compiled kernels on disk are kept under */
+    bool words_only;   /* kernels read and write memory in words of 32 bits: they pack smaller elements themselves */
+    uint32_t features; /* bits that the form of code gives a meaning: TN_SPIRV_… */
 } tn_caps;
 
 /* One kernel launch: sizes (extents, offsets, strides; 64-bit), buffers (device addresses), dials (8 bytes each). */

@@ -83,7 +83,10 @@ static kir_target target_of(const tn_device *d, bool narrow) {
                         .group_size = (int)tn_min64(GROUP, most),
                         .index32 = narrow,
                         .f64 = d->caps.f64,
-                        .f16 = d->caps.f16};
+                        .f16 = d->caps.f16,
+                        .i64 = d->caps.i64,
+                        .words_only = d->caps.words_only,
+                        .features = d->caps.features};
 }
 
 static tn_status load_rendered(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {

@@ -96,7 +96,8 @@ static void describe(const kir_program *p, const kir_target *t, kir_rendering *o
         out->buffer_count += p->local[i] == 0;
     out->bases_at = (kir_sizes_count(p) + (size_t)p->n_dials) * 8;
     out->params_bytes = out->bases_at + (size_t)out->buffer_count * 8;
-    out->params_in_buffer = out->params_bytes + (size_t)out->buffer_count * 8 > BY_VALUE_BYTES;
+    out->params_in_buffer =
+        t->dialect->by_address_always || out->params_bytes + (size_t)out->buffer_count * 8 > BY_VALUE_BYTES;
     out->group[0] = (uint32_t)(p->n_items > 0 ? kir_items(p) : t->group_size);
     out->group[1] = out->group[2] = 1;
     snprintf(out->entry, sizeof out->entry, "kernel_%016llx", (unsigned long long)p->hash);
@@ -203,7 +204,6 @@ static tn_status put_source(const kir_program *const *programs, int count, const
     tn_str kernels = {0};
     render r = {.t = t, .text = &kernels, .needed = needed};
     for (int i = 0; i < count; i++) {
-        describe(programs[i], t, &out[i]);
         r.p = programs[i];
         r.kernel = &out[i];
         put_kernel(&r);
@@ -226,8 +226,11 @@ tn_status kir_render_all(const kir_program *const *programs, int count, const ki
         out[i] = (kir_rendering){.local_bytes = 0};
         TRY(check_target(programs[i], t));
     }
+    for (int i = 0; i < count; i++)
+        describe(programs[i], t, &out[i]);
     bool needed[NEEDED] = {false};
-    tn_status status = put_source(programs, count, t, needed, out);
+    tn_status status =
+        t->dialect->write ? t->dialect->write(programs, count, t, out) : put_source(programs, count, t, needed, out);
     if (status != TN_OK) kir_rendering_free(&out[0]);
     return status;
 }

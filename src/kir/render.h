@@ -1,9 +1,10 @@
-/* render.h — a kernel program as source text of a language that a device's compiler takes.
+/* render.h — a kernel program as source text, or words, of a language that a device's compiler takes.
  *
  * One renderer (render_c.c, render_loop.c) writes all languages of C's family; what they spell differently is a row of
- * words and short texts, the dialect (render_dialects.c). The functions of kir_math.h are put in as text that is made
- * from that header (render_prelude.h), so a rendered kernel yields the interpreter's bits wherever the device rounds as
- * IEEE 754 has it. A program's text depends on its structure and the target alone: it is the same in every process.
+ * words and short texts, the dialect (render_dialects.c). A language outside of this family has a writer of its own.
+ * The functions of kir_math.h are put in as text that is made from that header (render_prelude.h), so a rendered kernel
+ * yields the interpreter's bits wherever the device rounds as IEEE 754 has it. A program's text depends on its
+ * structure and the target alone: it is the same in every process.
  *
  * A kernel's parameters are one buffer for each global buffer, in order, and a block of 8-byte words: the sizes
  * (kir_sizes_count), the dials as they are, and for each global buffer a base, in bytes, that is added to its address.
@@ -21,13 +22,16 @@ extern const kir_dialect kir_dialect_c;
 
 typedef struct kir_target {
     const kir_dialect *dialect;
-    int group_size; /* items of a workgroup for plain programs, 1 … KIR_MAX_ITEMS */
-    bool index32;   /* for launches whose indices, and numbers of points and loop points plus 1024, fit an int32_t */
-    bool f64, f16;  /* types in which the device computes */
+    int group_size;    /* items of a workgroup for plain programs, 1 … KIR_MAX_ITEMS */
+    bool index32;      /* for launches whose indices, and numbers of points and loop points plus 1024, fit an int32_t */
+    bool f64, f16;     /* types in which the device computes */
+    bool i64;          /* (C's family takes it for granted) */
+    bool words_only;   /* memory is read and written in words of 32 bits */
+    uint32_t features; /* as in tn_caps */
 } kir_target;
 
 typedef struct kir_rendering {
-    tn_str text;
+    tn_str text; /* of SPIR-V: words in the machine's byte order */
     char entry[40];
     uint32_t group[3];     /* items of a workgroup */
     size_t params_bytes;   /* of the block of words */

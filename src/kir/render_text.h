@@ -50,6 +50,10 @@ struct kir_dialect {
     const char *params_by_value, *params_by_address; /* the array of words */
     bool groups;                                     /* has workgroups, local memory and barriers */
     bool loops;                                      /* `points` opens two loops */
+    bool by_address_always;                          /* the words never come by value */
+    /* Writes all of the source into out[0].text, the rest of each rendering being filled in: of languages that are not
+     * of C's family, and have nothing of the above but name, groups and by_address_always. */
+    tn_status (*write)(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out);
 };
 
 typedef struct render {
