@@ -35,7 +35,8 @@ struct kir_builder {
     int16_t global_stores, barriers, sets; /* of global stores, barriers and SETs so far */
     int16_t local_stores[KIR_MAX_BUFFERS];
     int16_t buckets[BUCKETS];
-    tn_status status; /* the first failure */
+    const kir_program *like; /* whose accesses these are, by number; NULL: they are numbered by their first use */
+    tn_status status;        /* the first failure */
     char error[200];
 };
 
@@ -76,6 +77,32 @@ tn_status kir_begin(int n_par, int n_loop, const int64_t *extents, kir_builder *
         b->extents[i] = extents[i];
     memset(b->buckets, 0xff, sizeof b->buckets);
     *out = b;
+    return TN_OK;
+}
+
+tn_status kir_begin_like(const kir_program *p, kir_builder **out) {
+    int64_t extents[KIR_MAX_AXES] = {0};
+    for (int k = 0; k < p->n_items; k++)
+        extents[p->n_par - p->n_items + k] = p->item[k];
+    TRY(kir_begin(p->n_par, p->n_loop, extents, out));
+    kir_builder *b = *out;
+    tn_status status = tn_mem_grow(&b->access, &b->access_room, (size_t)p->n_access + 1, sizeof *b->access);
+    if (status != TN_OK) {
+        kir_abandon(b);
+        *out = NULL;
+        return status;
+    }
+    memcpy(b->buffer_dtype, p->buffer_dtype, sizeof b->buffer_dtype);
+    memcpy(b->buffer_written, p->buffer_written, sizeof b->buffer_written);
+    memcpy(b->local, p->local, sizeof b->local);
+    if (p->n_access) memcpy(b->access, p->access, (size_t)p->n_access * sizeof *b->access);
+    for (int i = 0; i < p->n_access; i++)
+        b->access[i].dyn = KIR_NONE;
+    b->like = p;
+    b->n_items = p->n_items;
+    b->n_buffers = p->n_buffers;
+    b->n_dials = p->n_dials;
+    b->n_access = p->n_access;
     return TN_OK;
 }
 
@@ -429,6 +456,13 @@ kir_val kir_load(kir_builder *b, int buffer, const kir_aff *index, kir_val mask)
     return append_checked(b, &in);
 }
 
+static void append_store(kir_builder *b, const kir_ins *in) {
+    int buffer = b->access[in->imm.i].buffer;
+    append_checked(b, in);
+    b->buffer_written[buffer] = true;
+    (*(b->local[buffer] > 0 ? &b->local_stores[buffer] : &b->global_stores))++;
+}
+
 void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, kir_val mask) {
     int access = access_of(b, KIR_STORE, buffer, index);
     if (b->status != TN_OK) return;
@@ -437,9 +471,7 @@ void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, 
     if (is_const(b, mask) && b->ins[mask].type == KIR_BOOL && b->ins[mask].imm.i) mask = KIR_NONE;
     kir_ins in = make(KIR_STORE, kir_val_type(b, value), value, mask, KIR_NONE);
     in.imm.i = access;
-    append_checked(b, &in);
-    b->buffer_written[buffer] = true;
-    (*(b->local[buffer] > 0 ? &b->local_stores[buffer] : &b->global_stores))++;
+    append_store(b, &in);
 }
 
 /* ---- variables and barriers -------------------------------------------------------------------------------------- */
@@ -529,6 +561,19 @@ void kir_end(kir_builder *b) {
     append_checked(b, &in);
 }
 
+kir_val kir_append(kir_builder *b, const kir_ins *in, kir_val dyn) {
+    if (b->status != TN_OK) return KIR_NONE;
+    if (kir_has_access((kir_op)in->op)) b->access[in->imm.i].dyn = dyn;
+    switch (in->op) {
+    case KIR_STORE: append_store(b, in); return KIR_NONE;
+    case KIR_SET: kir_set(b, in->a, in->b); return KIR_NONE;
+    case KIR_LOOP: open_loop(b, kir_loop_first(in), kir_loop_count(in), in->a); return KIR_NONE;
+    case KIR_END: kir_end(b); return KIR_NONE;
+    case KIR_BARRIER: kir_barrier(b); return KIR_NONE;
+    default: return in->op >= KIR_NEG && in->op <= KIR_PHILOX ? pure(b, *in) : append_checked(b, in);
+    }
+}
+
 kir_val kir_reduce_value(kir_builder *b, kir_reduce kind, kir_val a, kir_val c) {
     if (b->status != TN_OK) return KIR_NONE;
     if (a < 0 || (kind == KIR_CHAIN) != (c != KIR_NONE)) return refuse_missing(b, KIR_REDUCE);
@@ -598,8 +643,23 @@ static bool is_local(const kir_builder *b, int access) {
     return buffer >= 0 && b->local[buffer] > 0;
 }
 
+/* The accesses of another program stay where they are, those that are dead too: sizes are laid out by them. */
+static void keep_accesses(const kir_builder *b, int16_t *number, kir_program *p) {
+    p->n_access = b->like->n_access;
+    p->n_sized = b->like->n_sized;
+    memcpy(p->access, b->like->access, (size_t)p->n_access * sizeof *p->access);
+    for (int i = 0; i < p->n_access; i++) {
+        p->access[i].dyn = KIR_NONE;
+        number[i] = (int16_t)i;
+    }
+}
+
 /* Numbers the live accesses in order of first use, those of local buffers behind the others. */
 static void number_accesses(const kir_builder *b, const bool *live, int16_t *number, kir_program *p) {
+    if (b->like) {
+        keep_accesses(b, number, p);
+        return;
+    }
     for (int i = 0; i < b->n_access; i++)
         number[i] = -1;
     for (int local = 0; local < 2; local++) {
@@ -614,6 +674,10 @@ static void number_accesses(const kir_builder *b, const bool *live, int16_t *num
 
 static void copy_access(const kir_builder *b, int access, int to, const kir_val *map, kir_program *p, int64_t *sizes) {
     size_t width = (size_t)(axes_of(b) + 1);
+    if (b->like) {
+        p->access[to].dyn = renumber(map, b->access[access].dyn);
+        return;
+    }
     p->access[to] = (kir_access){.buffer = b->access[access].buffer, .dyn = renumber(map, b->access[access].dyn)};
     int64_t *affine = to < p->n_sized ? sizes + width - 1 + (size_t)to * width : p->access[to].fixed;
     memcpy(affine, affine_of(b, access), width * sizeof *affine);

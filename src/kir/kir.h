@@ -242,6 +242,11 @@ kir_val kir_get(kir_builder *b, kir_val var);
 void kir_set(kir_builder *b, kir_val var, kir_val value);
 void kir_barrier(kir_builder *b);
 kir_type kir_val_type(const kir_builder *b, kir_val v);
+/* For rewriting: a builder of a program with the axes, buffers, dials and accesses of p, which must stay until then;
+ * kir_finish leaves accesses as they are numbered, and sizes that mean nothing. kir_append takes any instruction,
+ * its operands already of this builder, `dyn` likewise for its access. What yields nothing yields KIR_NONE. */
+tn_status kir_begin_like(const kir_program *p, kir_builder **out);
+kir_val kir_append(kir_builder *b, const kir_ins *in, kir_val dyn);
 void kir_abandon(kir_builder *b);
 /* Dead code removed, verified; the sizes of this launch come beside the program (kir_sizes_count of them). Frees b. */
 tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes);

@@ -1,0 +1,184 @@
+/* legal.c — rewriting programs: one pass over the instructions, each appended as it is or as its function's steps.
+ *
+ * The builder shares equal steps, folds constants (a guard against division by 0 is gone where the divisor is one) and
+ * drops what nobody reads. */
+#include "kir/legal.h"
+
+#include <string.h>
+
+#include "kir/eval.h"
+#include "kir/kir_math.h"
+#include "kir/legal_table.h"
+#include "kir/rules.h"
+
+typedef struct legaliser {
+    const kir_program *p;
+    unsigned what;
+    kir_builder *b;
+    kir_val *map; /* by instruction of p: the value that stands for it */
+} legaliser;
+
+static kir_ins make(int op, int type, kir_val a, kir_val b, kir_val c) {
+    return (kir_ins){.op = (uint8_t)op, .type = (uint8_t)type, .a = a, .b = b, .c = c, .imm.i = 0};
+}
+
+static kir_val append(kir_builder *b, int op, int type, kir_val x, kir_val y, kir_val z) {
+    kir_ins in = make(op, type, x, y, z);
+    return kir_append(b, &in, KIR_NONE);
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+static kir_val word_constant(kir_builder *b, int type, const uint32_t *words) {
+    kir_value v = {.u64 = 0};
+    if (kir_type_size((kir_type)type) == 8)
+        v.u64 = words[0] | (uint64_t)words[1] << 32;
+    else if (type == KIR_BOOL)
+        v.b = words[0] != 0;
+    else
+        v.u32 = words[0];
+    kir_ins in = kir_const_ins((kir_type)type, v);
+    return kir_append(b, &in, KIR_NONE);
+}
+
+/* An element of a table: its first, unless the index is another's. */
+static kir_val look_up(kir_builder *b, const struct legal_step *s, kir_val index) {
+    bool erf = s->type == KIR_F64;
+    kir_val found = KIR_NONE;
+    for (int i = 0; i < (erf ? KIR_ERF_PIECES : s->b); i++) {
+        kir_val x = erf ? kir_const(b, KIR_F64, kir_erf_table[s->b][i]) : kir_const_i(b, KIR_U32, kir_two_over_pi[i]);
+        kir_val here = i ? kir_binary(b, KIR_EQ, index, kir_const_i(b, KIR_I32, i)) : KIR_NONE;
+        found = i ? kir_select(b, here, x, found) : x;
+    }
+    return found;
+}
+
+static kir_val run_function(kir_builder *b, int function, const kir_val *arguments);
+
+static kir_val run_step(kir_builder *b, const struct legal_step *s, const kir_val *v) {
+    static const uint8_t arity[] = {
+#define X(name, arity, types) arity,
+        KIR_OPS(X)
+#undef X
+    };
+    if (s->op == KIR_CONST) return word_constant(b, s->type, LEGAL_WORDS + (s->a | s->b << 8));
+    if (s->op == LEGAL_CALL) return run_function(b, s->a, (const kir_val[2]){v[s->b], v[s->c]});
+    if (s->op == LEGAL_LOOKUP) return look_up(b, s, v[s->a]);
+    if (s->op == LEGAL_COPY) return v[s->a];
+    kir_val c = arity[s->op] > 2 ? v[s->c] : KIR_NONE;
+    return append(b, s->op, s->type, v[s->a], arity[s->op] > 1 ? v[s->b] : KIR_NONE, c);
+}
+
+/* Calls are as deep as the functions of kir_math.h: two. */
+static kir_val run_function(kir_builder *b, int function, const kir_val *arguments) {
+    const struct legal_function *f = &LEGAL_FUNCTIONS[function];
+    const struct legal_step *steps = LEGAL_STEPS + f->first;
+    kir_val v[256];
+    int turns = 0;
+    memcpy(v, arguments, f->parameters * sizeof *v);
+    for (int i = 0; i < f->steps; i++) {
+        const struct legal_step *s = &steps[i];
+        if (s->op == LEGAL_MOVE) {
+            v[s->a] = v[s->b];
+        } else if (s->op != LEGAL_REPEAT) {
+            v[f->parameters + i] = run_step(b, s, v);
+        } else if (turns < s->b) {
+            turns++;
+            i -= s->a + 1;
+        } else {
+            turns = 0;
+        }
+    }
+    return v[f->result];
+}
+
+/* ---- instructions ------------------------------------------------------------------------------------------------ */
+
+static int function_of(const kir_ins *in, kir_type operand) {
+    for (size_t i = 0; i < TN_COUNT(LEGAL_ROWS); i++) {
+        const struct legal_row *r = &LEGAL_ROWS[i];
+        bool compares = in->op == KIR_LT || in->op == KIR_LE;
+        if (r->op == in->op && r->operand == operand && (compares || r->type == in->type)) return r->function;
+    }
+    return -1;
+}
+
+/* The dtype of an access's buffer, if conversions from and to it are to be taken apart; else none. */
+static bool is_half(const legaliser *l, const kir_ins *in, tn_dtype *dtype) {
+    if (!(l->what & KIR_LEGAL_HALVES) || (in->op != KIR_LOAD && in->op != KIR_STORE)) return false;
+    *dtype = (tn_dtype)l->p->buffer_dtype[l->p->access[in->imm.i].buffer];
+    return *dtype == TN_F16 || *dtype == TN_BF16;
+}
+
+static kir_val rewrite_half(legaliser *l, kir_ins in, kir_val dyn, tn_dtype dtype) {
+    in.type = KIR_I32;
+    if (in.op == KIR_STORE) {
+        in.a = run_function(l->b, dtype == TN_F16 ? LEGAL_TO_F16 : LEGAL_TO_BF16, &in.a);
+        return kir_append(l->b, &in, dyn);
+    }
+    kir_val bits = kir_append(l->b, &in, dyn);
+    return run_function(l->b, dtype == TN_F16 ? LEGAL_FROM_F16 : LEGAL_FROM_BF16, &bits);
+}
+
+static kir_val rewrite_dial(legaliser *l, kir_ins in) {
+    in.type = KIR_U64;
+    kir_val bits = kir_append(l->b, &in, KIR_NONE);
+    return run_function(l->b, LEGAL_NARROW_BITS, &bits);
+}
+
+static kir_val renamed(const legaliser *l, kir_val v) { return v == KIR_NONE ? KIR_NONE : l->map[v]; }
+
+static kir_val rewrite(legaliser *l, const kir_ins *old) {
+    kir_ins in = *old;
+    kir_type operand = old->a != KIR_NONE ? (kir_type)l->p->ins[old->a].type : (kir_type)old->type;
+    kir_val dyn = kir_has_access((kir_op)in.op) ? renamed(l, l->p->access[in.imm.i].dyn) : KIR_NONE;
+    tn_dtype dtype;
+    in.a = renamed(l, in.a);
+    in.b = renamed(l, in.b);
+    in.c = renamed(l, in.c);
+    if (is_half(l, old, &dtype)) return rewrite_half(l, in, dyn, dtype);
+    if (in.op == KIR_DIAL && in.type == KIR_F32 && l->what & KIR_LEGAL_DIALS) return rewrite_dial(l, in);
+    int function = l->what & KIR_LEGAL_MATHS ? function_of(&in, operand) : -1;
+    return function < 0 ? kir_append(l->b, &in, dyn) : run_function(l->b, function, (const kir_val[2]){in.a, in.b});
+}
+
+static tn_status check_maths(const kir_program *p) {
+    for (int i = 0; i < p->n_ins; i++) {
+        const kir_ins *in = &p->ins[i];
+        if ((in->op == KIR_SIN || in->op == KIR_COS) && in->type == KIR_F64)
+            return tn_fail(TN_ERR_UNSUPPORTED, "kernel %016llx: instruction %d, %s of f64, has no steps",
+                           (unsigned long long)p->hash, i, kir_op_name((kir_op)in->op));
+    }
+    return TN_OK;
+}
+
+/* What both programs share, as the new one is to have it. */
+static kir_program frame_of(const kir_program *p, unsigned what) {
+    kir_program frame = *p;
+    for (int i = 0; i < p->n_buffers && what & KIR_LEGAL_HALVES; i++) {
+        if (p->buffer_dtype[i] == TN_F16 || p->buffer_dtype[i] == TN_BF16) frame.buffer_dtype[i] = TN_U16;
+    }
+    return frame;
+}
+
+static tn_status rewrite_all(legaliser *l, kir_program **out) {
+    kir_program frame = frame_of(l->p, l->what);
+    int64_t *sizes = NULL;
+    TRY(kir_begin_like(&frame, &l->b));
+    for (int i = 0; i < l->p->n_ins; i++)
+        l->map[i] = rewrite(l, &l->p->ins[i]);
+    tn_status status = kir_finish(l->b, out, &sizes);
+    tn_mem_free(sizes);
+    return status;
+}
+
+tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out) {
+    *out = NULL;
+    if (what & KIR_LEGAL_MATHS) TRY(check_maths(p));
+    legaliser l = {.p = p, .what = what};
+    l.map = tn_mem_zalloc((size_t)p->n_ins + 1, sizeof *l.map);
+    if (!l.map) return TN_ERR_MEMORY;
+    tn_status status = rewrite_all(&l, out);
+    tn_mem_free(l.map);
+    return status;
+}

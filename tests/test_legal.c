@@ -1,0 +1,217 @@
+/* test_legal.c — simplified programs yield the bits of those that they were made of, and hold nothing that they must
+ * not.
+ *
+ * The cases made by hand (every operation on every type) and random programs are rewritten, and the interpreter runs
+ * both on the same memory. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "kir/legal.h"
+#include "kir/legal_math.h"
+#include "kir/rules.h"
+#include "kir_cases.h"
+#include "kir_random.h"
+
+enum { CASES = 60, LONG_CASES = 3 };
+
+static uint64_t cases(uint64_t few) { return getenv("TRUNNION_TEST_FULL") ? 10 * few : few; }
+
+/* ---- what may stand ---------------------------------------------------------------------------------------------- */
+
+static bool is_int(kir_type t) { return !kir_is_float(t) && t != KIR_BOOL; }
+
+/* Is operand k a constant other than 0 and -1? What guards others is seen by running them. */
+static bool forbidden(const kir_program *p, int i, unsigned what) {
+    const kir_ins *in = &p->ins[i];
+    kir_type t = in->a == KIR_NONE ? (kir_type)in->type : (kir_type)p->ins[in->a].type;
+    if (what & KIR_LEGAL_DIALS && in->op == KIR_DIAL && in->type == KIR_F32) return true;
+    if (!(what & KIR_LEGAL_MATHS)) return false;
+    switch (in->op) {
+    case KIR_EXP:
+    case KIR_LOG:
+    case KIR_SIN:
+    case KIR_COS:
+    case KIR_TANH:
+    case KIR_ERF:
+    case KIR_PHILOX:
+    case KIR_MIN:
+    case KIR_MAX: return true;
+    case KIR_MOD: return kir_is_float(t);
+    case KIR_ABS: return is_int(t);
+    case KIR_LT:
+    case KIR_LE: return t == KIR_BOOL;
+    default: return false;
+    }
+}
+
+static void check_content(const kir_program *p, const kir_program *made_of, unsigned what) {
+    assert_ok(kir_verify(p));
+    assert_int_equal(p->n_par, made_of->n_par);
+    assert_int_equal(kir_sizes_count(p), kir_sizes_count(made_of));
+    assert_int_equal(p->n_access, made_of->n_access);
+    assert_int_equal(p->n_buffers, made_of->n_buffers);
+    assert_int_equal(p->n_dials, made_of->n_dials);
+    for (int i = 0; i < p->n_buffers; i++) {
+        bool half = made_of->buffer_dtype[i] == TN_F16 || made_of->buffer_dtype[i] == TN_BF16;
+        assert_int_equal(p->buffer_dtype[i], half && what & KIR_LEGAL_HALVES ? TN_U16 : made_of->buffer_dtype[i]);
+        assert_int_equal(p->buffer_written[i], made_of->buffer_written[i]);
+        assert_int_equal(p->local[i], made_of->local[i]);
+    }
+    for (int i = 0; i < p->n_ins; i++) {
+        if (forbidden(p, i, what)) fail_msg("instruction %d (%s) is left", i, kir_op_name((kir_op)p->ins[i].op));
+    }
+}
+
+/* ---- running ----------------------------------------------------------------------------------------------------- */
+
+static bool runs_alike(const kir_random *t, const kir_program *p, const int64_t *sizes, uint64_t seed) {
+    char *want = kir_random_memory(t, seed), *got = kir_random_memory(t, seed);
+    void *buffers[KIR_MAX_BUFFERS];
+    kir_random_buffers(t, want, buffers);
+    assert_ok(kir_interpret(t->program, &(kir_launch){sizes, buffers, t->dials}));
+    kir_random_buffers(t, got, buffers);
+    assert_ok(kir_interpret(p, &(kir_launch){sizes, buffers, t->dials}));
+    bool good = kir_random_same(t, want, got, "simplified");
+    free(want);
+    free(got);
+    return good;
+}
+
+/* Rewrites, looks, runs; false when it has no such form. */
+static bool check(const kir_random *t, uint64_t seed, unsigned what, const char *name) {
+    kir_program *p = NULL;
+    tn_status status = kir_legalise(t->program, what, &p);
+    if (status == TN_ERR_UNSUPPORTED) {
+        assert_null(p);
+        return false;
+    }
+    if (status != TN_OK) fail_msg("%s, %u: %s", name, what, tn_error());
+    check_content(p, t->program, what);
+    bool good = runs_alike(t, p, t->sizes, seed);
+    int64_t *smaller = kir_random_smaller(t);
+    good = good && runs_alike(t, p, smaller, seed + 1);
+    free(smaller);
+    if (!good) {
+        print_error("%s, %u\n", name, what);
+        kir_random_print(t, seed);
+    }
+    assert_true(good);
+    kir_free(p);
+    return true;
+}
+
+static const unsigned WHATS[] = {0, KIR_LEGAL_MATHS, KIR_LEGAL_HALVES,
+                                 KIR_LEGAL_MATHS | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS};
+
+static void every_operation(void **state) {
+    (void)state;
+    for (int i = 0; i < kir_case_count; i++) {
+        kir_random t;
+        kir_case_make(&t, &kir_cases[i]);
+        for (size_t k = 0; k < TN_COUNT(WHATS); k++) {
+            bool made = check(&t, (uint64_t)i, WHATS[k], kir_cases[i].name);
+            assert_true(made || strcmp(kir_cases[i].name, "operations f64") == 0);
+        }
+        kir_random_free(&t);
+    }
+}
+
+static void check_random(uint64_t count, const kir_random_options *options) {
+    int made = 0;
+    for (uint64_t seed = 0; seed < count; seed++) {
+        kir_random t;
+        kir_random_make(&t, seed, options);
+        made += check(&t, seed, WHATS[1 + seed % (TN_COUNT(WHATS) - 1)], "random");
+        kir_random_free(&t);
+    }
+    assert_true(made > (int)count / 2);
+}
+
+static void random_programs(void **state) {
+    (void)state;
+    check_random(cases(CASES), &(kir_random_options){.variables = true, .no_f64 = true});
+    check_random(cases(CASES) / 2, &(kir_random_options){.variables = true});
+}
+
+static void random_long_loops(void **state) {
+    (void)state;
+    check_random(cases(LONG_CASES), &(kir_random_options){.long_loop = true});
+}
+
+static void random_groups(void **state) {
+    (void)state;
+    check_random(cases(CASES), &(kir_random_options){.group = true, .variables = true});
+}
+
+/* ---- functions of legal_math.h ----------------------------------------------------------------------------------- */
+
+static void same_f32(float want, float got, float x, float y) {
+    if (kir_bits_f32(want) == kir_bits_f32(got) || (want != want && got != got)) return;
+    fail_msg("fmod(%a, %a) is %a, should be %a", (double)x, (double)y, (double)got, (double)want);
+}
+
+static void same_f64(double want, double got, double x, double y) {
+    if (kir_bits_f64(want) == kir_bits_f64(got) || (want != want && got != got)) return;
+    fail_msg("fmod(%a, %a) is %a, should be %a", x, y, got, want);
+}
+
+static uint64_t any_bits(void) {
+    return (uint64_t)kir_random_below(INT64_MAX) << 1 ^ (uint64_t)kir_random_below(INT64_MAX);
+}
+
+static void fmod_is_exact(void **state) {
+    (void)state;
+    static const float hard[] = {0.0f,      -0.0f,           1.0f,      -1.0f, INFINITY, -INFINITY,        NAN,
+                                 0x1p-149f, -0x3p-149f,      0x1p-126f, 3.0f,  0x1p127f, -0x1.fffffep127f, 0.1f,
+                                 7.5f,      0x1.fffffcp-127f};
+    kir_random_seed(7);
+    for (size_t i = 0; i < TN_COUNT(hard); i++) {
+        for (size_t k = 0; k < TN_COUNT(hard); k++) {
+            float x = hard[i], y = hard[k];
+            same_f32(fmodf(x, y), kir_legal_mod_f32(x, y), x, y);
+            double wide = (double)x * 0x1p-900, narrow = (double)y * 0x1p-925;
+            same_f64(fmod(wide, narrow), kir_legal_mod_f64(wide, narrow), wide, narrow);
+            same_f64(fmod((double)x, narrow), kir_legal_mod_f64((double)x, narrow), (double)x, narrow);
+        }
+    }
+    for (int i = 0; i < 100000; i++) {
+        float x = kir_from_bits_f32((uint32_t)any_bits()), y = kir_from_bits_f32((uint32_t)any_bits());
+        same_f32(fmodf(x, y), kir_legal_mod_f32(x, y), x, y);
+        if (i % 16) continue;
+        double v = kir_from_bits_f64(any_bits()), w = kir_from_bits_f64(any_bits());
+        same_f64(fmod(v, w), kir_legal_mod_f64(v, w), v, w);
+    }
+}
+
+/* ---- failures ---------------------------------------------------------------------------------------------------- */
+
+static void without_memory(void **state) {
+    (void)state;
+    kir_random t;
+    kir_program *p = NULL;
+    kir_random_make(&t, 3, &(kir_random_options){.group = true, .variables = true});
+    tn_status status = TN_ERR_MEMORY;
+    int n = 0;
+    for (; status != TN_OK && n < 1000; n++) {
+        tn_mem_fail_at(n + 1);
+        status = kir_legalise(t.program, WHATS[TN_COUNT(WHATS) - 1], &p);
+        tn_mem_fail_at(0);
+        if (status != TN_OK) {
+            assert_int_equal(status, TN_ERR_MEMORY);
+            assert_null(p);
+        }
+    }
+    assert_int_equal(status, TN_OK);
+    assert_true(n > 5);
+    kir_free(p);
+    kir_random_free(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_operation), cmocka_unit_test(random_programs), cmocka_unit_test(random_long_loops),
+        cmocka_unit_test(random_groups),   cmocka_unit_test(fmod_is_exact),   cmocka_unit_test(without_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
