@@ -107,7 +107,7 @@ static void describe(const kir_program *p, const kir_target *t, kir_rendering *o
 static void each_buffer(render *r, bool local, const char *text) {
     int base = (int)(r->kernel->bases_at / 8);
     for (r->n = 0; r->n < r->p->n_buffers; r->n++) {
-        r->dtype = (tn_dtype)r->p->buffer_dtype[r->n];
+        r->type = kir_render_memory(r, r->n);
         r->size = r->p->local[r->n];
         r->base = base;
         if ((r->size > 0) == local) kir_render_words(r, text);
@@ -119,12 +119,14 @@ static void each_buffer(render *r, bool local, const char *text) {
 static void put_extents(render *r) {
     int axes = r->p->n_par + r->p->n_loop, lead = lead_axes(r->p);
     for (int axis = 0; axis < axes; axis++) {
+        kir_render_put(r, "    $let $ix n%d = ", axis);
         if (axis < lead || axis >= r->p->n_par)
-            kir_render_put(r, "    const $ix n%d = ($ix)$p[%d];\n", axis, axis);
+            kir_render_size(r, (size_t)axis);
         else
-            kir_render_put(r, "    const $ix n%d = %d;\n", axis, r->p->item[axis - lead]);
+            kir_render_put(r, "%d", r->p->item[axis - lead]);
+        kir_render_put(r, ";\n");
     }
-    kir_render_put(r, "    const $ix count = ");
+    kir_render_put(r, "    $let $ix count = ");
     for (int axis = 0; axis < lead; axis++)
         kir_render_put(r, "%sn%d", axis ? " * " : "", axis);
     kir_render_put(r, "%s;\n", lead == 0 ? "1" : "");
@@ -135,14 +137,12 @@ static void put_coordinates(render *r, char letter, const char *number, int firs
     char rest[24];
     snprintf(rest, sizeof rest, "%s", number);
     for (int axis = end - 1; axis > first; axis--) {
-        kir_render_indent(r);
-        kir_render_put(r, "const $ix f%d = %s / n%d, %c%d = %s - f%d * n%d;\n", axis, rest, axis, letter, axis, rest,
-                       axis, axis);
+        kir_render_line(r, "$let $ix f%d = %s / n%d;\n", axis, rest, axis);
+        kir_render_line(r, "$let $ix %c%d = %s - f%d * n%d;\n", letter, axis, rest, axis, axis);
         snprintf(rest, sizeof rest, "f%d", axis);
     }
     if (end == first) return;
-    kir_render_indent(r);
-    kir_render_put(r, "const $ix %c%d = %s;\n", letter, first, rest);
+    kir_render_line(r, "$let $ix %c%d = %s;\n", letter, first, rest);
 }
 
 /* A plain program's coordinates: those of the workgroup's first point, u, which all items share, and the way to this
@@ -152,23 +152,22 @@ static void put_point(render *r, int end) {
     for (int axis = end - 1; axis >= 0; axis--) {
         char carry[16] = "item";
         if (axis < end - 1) snprintf(carry, sizeof carry, "q%d", axis + 1);
-        kir_render_indent(r);
         if (axis == 0) {
-            kir_render_put(r, "const $ix x0 = u0 + %s;\n", carry);
+            kir_render_line(r, "$let $ix x0 = u0 + %s;\n", carry);
             return;
         }
-        kir_render_put(r, "const $ix y%d = u%d + %s;\n", axis, axis, carry);
-        kir_render_indent(r);
-        kir_render_put(r, "const $ix q%d = n%d < $items ? ($ix)((($f32)($i32)y%d + 0.5f) * r%d) : y%d < n%d ? 0 : 1;\n",
-                       axis, axis, axis, axis, axis, axis);
-        kir_render_indent(r);
-        kir_render_put(r, "const $ix x%d = y%d - q%d * n%d;\n", axis, axis, axis, axis);
+        kir_render_line(r, "$let $ix y%d = u%d + %s;\n", axis, axis, carry);
+        kir_render_line(r, "$var $ix q%d = 0;\n", axis);
+        kir_render_line(r, "if (n%d < $items) { q%d = $ix(($f32($i32(y%d)) + 0.5f) * r%d); }\n", axis, axis, axis,
+                        axis);
+        kir_render_line(r, "else if (y%d >= n%d) { q%d = 1; }\n", axis, axis, axis);
+        kir_render_line(r, "$let $ix x%d = y%d - q%d * n%d;\n", axis, axis, axis, axis);
     }
 }
 
 static void put_reciprocals(render *r, int end) {
     for (int axis = 1; axis < end; axis++)
-        kir_render_put(r, "    const $f32 r%d = 1.0f / ($f32)n%d;\n", axis, axis);
+        kir_render_put(r, "    $let $f32 r%d = 1.0f / $f32(n%d);\n", axis, axis);
 }
 
 static void put_kernel(render *r) {
@@ -181,7 +180,7 @@ static void put_kernel(render *r) {
     each_buffer(r, false, d->buffer);
     kir_render_words(r, r->kernel->params_in_buffer ? d->by_address : d->by_value);
     each_buffer(r, false, d->bind);
-    each_buffer(r, true, "    $local$type b$n[$size];\n");
+    each_buffer(r, true, d->local);
     put_extents(r);
     if (!group) put_reciprocals(r, lead);
     r->depth = d->loops ? 3 : 1;

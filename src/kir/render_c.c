@@ -3,7 +3,7 @@
  * Each instruction becomes one line that names a constant, v and its number; CONST becomes a literal where it is used.
  * Operations are texts of a table, chosen by the class of the operands' type: in them #0 … #2 are operands, #t the
  * result's type, #u the unsigned type of its width, #s the operands' suffix (f32), and !max( a function of the prelude
- * by its name without prefix and suffix. */
+ * by its name without prefix and suffix. Texts are C's where languages differ, but for what words hide. */
 #include "kir/eval.h"
 #include "kir/render_text.h"
 #include "kir/rules.h"
@@ -31,13 +31,33 @@ static const char *const MEMORY_WORDS[TN_PLAIN_DTYPES] = {
     [TN_U8] = "u8",   [TN_I16] = "i16", [TN_U16] = "u16",
 };
 
-const char *kir_render_type(kir_type t) { return TYPE_WORDS[t]; }
+/* In front of a parenthesis it is a cast. */
+static bool is_type_word(const char *word) {
+    for (int t = 0; t < KIR_TYPE_COUNT; t++) {
+        if (strcmp(TYPE_WORDS[t] + 1, word) == 0) return true;
+    }
+    return strcmp(word, "ix") == 0;
+}
 
 static const char *spelling(const render *r, const char *word) {
     for (int w = 0; w < WORD_COUNT; w++) {
         if (strcmp(WORD_NAMES[w], word) == 0) return r->t->dialect->words[w] ? r->t->dialect->words[w] : "";
     }
     return NULL;
+}
+
+const char *kir_render_type(kir_type t) { return TYPE_WORDS[t]; }
+
+const char *kir_render_memory(const render *r, int buffer) {
+    return spelling(r, MEMORY_WORDS[r->p->buffer_dtype[buffer]]);
+}
+
+void kir_render_array(render *r, int i, int count, kir_type t) {
+    r->n = i;
+    r->size = count;
+    r->type = spelling(r, TYPE_WORDS[t] + 1);
+    kir_render_indent(r);
+    kir_render_words(r, r->t->dialect->array);
 }
 
 /* The words of the kernel being written. */
@@ -62,7 +82,7 @@ static bool put_own_word(render *r, const char *word) {
     } texts[] = {{"entry", k->entry},
                  {"p", k->params_in_buffer ? d->params_by_address : d->params_by_value},
                  {"ix", spelling(r, r->t->index32 ? "i32" : "i64")},
-                 {"type", spelling(r, MEMORY_WORDS[r->dtype])},
+                 {"type", r->type},
                  {"const", r->p->buffer_written[r->n] ? "" : "const "}};
     for (size_t i = 0; i < TN_COUNT(texts); i++) {
         if (strcmp(texts[i].word, word) != 0) continue;
@@ -74,35 +94,87 @@ static bool put_own_word(render *r, const char *word) {
 
 static bool is_word_char(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; }
 
+typedef struct word_text {
+    char text[24];
+} word_text;
+
+/* The word behind the dollar sign at *text, which moves behind it. */
+static word_text next_word(const char **text) {
+    word_text word;
+    size_t n = 0;
+    for (++*text; is_word_char(**text) && n + 1 < sizeof word.text; ++*text)
+        word.text[n++] = **text;
+    word.text[n] = '\0';
+    return word;
+}
+
+static void put_word(render *r, const char *word) {
+    const char *spelled = spelling(r, word);
+    if (spelled)
+        tn_str_add(r->text, "%s", spelled);
+    else
+        put_own_word(r, word);
+}
+
+/* `$let $f32 v1`, `$var $f32 v1`, from behind the first word on: what begins the declaration. */
+static const char *put_declaration(render *r, const char *word, const char *text) {
+    while (*text == ' ')
+        text++;
+    word_text type = next_word(&text);
+    if (r->t->dialect->infers) {
+        tn_str_add(r->text, "%s", word);
+        return text;
+    }
+    if (strcmp(word, "let") == 0) tn_str_add(r->text, "const ");
+    put_word(r, type.text);
+    return text;
+}
+
 void kir_render_words(render *r, const char *text) {
     for (;;) {
         size_t plain = strcspn(text, "$");
         tn_str_addn(r->text, text, plain);
         text += plain;
         if (!*text) return;
-        char word[24];
-        size_t n = 0;
-        for (text++; is_word_char(*text) && n + 1 < sizeof word; text++)
-            word[n++] = *text;
-        word[n] = '\0';
-        const char *spelled = spelling(r, word);
-        if (spelled)
-            tn_str_add(r->text, "%s", spelled);
-        else
-            put_own_word(r, word);
+        word_text word = next_word(&text);
+        bool casts = *text == '(' && is_type_word(word.text) && !r->t->dialect->infers;
+        if (strcmp(word.text, "let") == 0 || strcmp(word.text, "var") == 0) {
+            text = put_declaration(r, word.text, text);
+            continue;
+        }
+        tn_str_add(r->text, casts ? "(" : "");
+        put_word(r, word.text);
+        tn_str_add(r->text, casts ? ")" : "");
     }
 }
 
-void kir_render_put(render *r, const char *format, ...) {
+static void put_list(render *r, const char *format, va_list args) {
     char line[400]; /* texts with numbers and names of bounded length */
-    va_list args;
-    va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
-    va_end(args);
     kir_render_words(r, line);
 }
 
+void kir_render_put(render *r, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    put_list(r, format, args);
+    va_end(args);
+}
+
 void kir_render_indent(render *r) { tn_str_add(r->text, "%*s", r->depth * 4, ""); }
+
+void kir_render_line(render *r, const char *format, ...) {
+    va_list args;
+    kir_render_indent(r);
+    va_start(args, format);
+    put_list(r, format, args);
+    va_end(args);
+}
+
+void kir_render_size(render *r, size_t n) {
+    r->n = (int)n;
+    kir_render_words(r, r->t->dialect->word);
+}
 
 /* ---- operands ---------------------------------------------------------------------------------------------------- */
 
@@ -120,7 +192,7 @@ static void write_float(char *out, size_t size, double x, bool single) {
 }
 
 static void write_whole(char *out, size_t size, kir_type t, int64_t x) {
-    static const char *const ends[KIR_TYPE_COUNT] = {[KIR_I64] = "$l", [KIR_U32] = "U", [KIR_U64] = "$ul"};
+    static const char *const ends[KIR_TYPE_COUNT] = {[KIR_I64] = "$l", [KIR_U32] = "u", [KIR_U64] = "$ul"};
     const char *end = ends[t] ? ends[t] : "";
     if (t == KIR_BOOL)
         snprintf(out, size, "%s", x ? "true" : "false");
@@ -158,11 +230,11 @@ static const type_class CLASSES[KIR_TYPE_COUNT] = {
     [KIR_U32] = UNSIGNED, [KIR_U64] = UNSIGNED, [KIR_BOOL] = BOOL,
 };
 
-#define WRAPPING(operator) "#0 " operator" #1", "(#t)((#u)#0 " operator" (#u)#1)", "#0 " operator" #1"
+#define WRAPPING(operator) "#0 " operator" #1", "#t(#u(#0) " operator" #u(#1))", "#0 " operator" #1"
 #define EVERY(text) text, text, text, text
 
 static const char *const OPERATIONS[KIR_OP_COUNT][CLASS_COUNT] = {
-    [KIR_NEG] = {"-#0", "(#t)(0U - (#u)#0)", "0U - #0"},
+    [KIR_NEG] = {"-#0", "#t(0u - #u(#0))", "0u - #0"},
     [KIR_ABS] = {"$fabs_#s(#0)", "!abs(#0)", "#0"},
     [KIR_SQRT] = {"$sqrt_#s(#0)"},
     [KIR_EXP] = {"!exp(#0)"},
@@ -180,14 +252,13 @@ static const char *const OPERATIONS[KIR_OP_COUNT][CLASS_COUNT] = {
     [KIR_MAX] = {"!max(#0, #1)", "!max(#0, #1)", "!max(#0, #1)", "#0 | #1"},
     [KIR_AND] = {NULL, "#0 & #1", "#0 & #1", "#0 & #1"},
     [KIR_OR] = {NULL, "#0 | #1", "#0 | #1", "#0 | #1"},
-    [KIR_XOR] = {NULL, "#0 ^ #1", "#0 ^ #1", "#0 ^ #1"},
+    [KIR_XOR] = {NULL, "#0 ^ #1", "#0 ^ #1", "#0 != #1"},
     [KIR_SHL] = {NULL, "!shl(#0, #1)", "!shl(#0, #1)"},
     [KIR_SHR] = {NULL, "!shr(#0, #1)", "!shr(#0, #1)"},
     [KIR_EQ] = {EVERY("#0 == #1")},
-    [KIR_LT] = {EVERY("#0 < #1")},
-    [KIR_LE] = {EVERY("#0 <= #1")},
+    [KIR_LT] = {"#0 < #1", "#0 < #1", "#0 < #1", "!#0 & #1"},
+    [KIR_LE] = {"#0 <= #1", "#0 <= #1", "#0 <= #1", "!#0 | #1"},
     [KIR_FMA] = {"$fma_#s(#0, #1, #2)"},
-    [KIR_SELECT] = {EVERY("#0 ? #1 : #2")},
     [KIR_PHILOX] = {NULL, NULL, "kir_philox_u32(#0, #1)"},
 };
 
@@ -200,19 +271,20 @@ static const char *const ROUNDINGS[] = {
 
 static const char *cast_text(kir_type from, kir_type to, char *room, size_t size) {
     if (to == KIR_BOOL) return from == KIR_BOOL ? "#0" : "#0 != 0";
-    if (!kir_is_float(from) || kir_is_float(to)) return "(#t)#0";
+    if (!kir_is_float(from) || kir_is_float(to)) return "#t(#0)";
     snprintf(room, size, "kir_cast_%s_%s(#0)", SUFFIXES[from], SUFFIXES[to]);
     return room;
 }
 
 static const char *bitcast_text(kir_type from, kir_type to) {
-    if (kir_is_float(from)) return kir_is_float(to) ? "#0" : "(#t)$bits_#s(#0)";
-    if (kir_is_float(to)) return to == KIR_F32 ? "$from_bits_f32(($u32)#0)" : "$from_bits_f64(($u64)#0)";
-    return "(#t)#0";
+    if (kir_is_float(from)) return kir_is_float(to) ? "#0" : "#t($bits_#s(#0))";
+    if (kir_is_float(to)) return to == KIR_F32 ? "$from_bits_f32($u32(#0))" : "$from_bits_f64($u64(#0))";
+    return "#t(#0)";
 }
 
-static const char *operation_text(const kir_ins *in, kir_type operand, char *room, size_t size) {
+static const char *operation_text(const render *r, const kir_ins *in, kir_type operand, char *room, size_t size) {
     switch (in->op) {
+    case KIR_SELECT: return r->t->dialect->choice;
     case KIR_ROUND: return ROUNDINGS[in->imm.i];
     case KIR_CAST: return cast_text(operand, (kir_type)in->type, room, size);
     case KIR_BITCAST: return bitcast_text(operand, (kir_type)in->type);
@@ -235,12 +307,12 @@ static const char *put_function(render *r, const char *text, const char *suffix)
 
 void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]) {
     char room[48], piece[2] = "";
-    const char *at = operation_text(in, operand, room, sizeof room);
+    const char *at = operation_text(r, in, operand, room, sizeof room);
     tn_str expanded = {0};
     tn_str *whole = r->text;
     r->text = &expanded;
     while (*at) {
-        if (*at == '!' && at[1] != '=') {
+        if (*at == '!' && at[1] != '=' && at[1] != '#') {
             at = put_function(r, at, SUFFIXES[operand]);
         } else if (strncmp(at, "kir_", 4) == 0) {
             at = put_function(r, at, "");
@@ -262,6 +334,11 @@ void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const 
     tn_str_free(&expanded);
 }
 
+void kir_render_choice(render *r, const char *cond, const char *yes, const char *no) {
+    kir_ins in = {.op = KIR_SELECT};
+    kir_render_operation(r, &in, KIR_I32, (const char *const[3]){cond, yes, no});
+}
+
 void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x) {
     static const kir_op ops[] = {
         [KIR_SUM] = KIR_ADD, [KIR_PROD] = KIR_MUL, [KIR_RMAX] = KIR_MAX, [KIR_RMIN] = KIR_MIN, [KIR_SEQ] = KIR_ADD,
@@ -275,10 +352,11 @@ void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc,
 /* The affine part of a global access: numbers of the launch. Only coordinates that exist here count, others are 0. */
 static void put_sized(render *r, int access) {
     size_t axes = (size_t)(r->p->n_par + r->p->n_loop), at = axes + (size_t)access * (axes + 1);
-    const char *cast = r->t->index32 ? "($ix)" : "";
-    kir_render_put(r, "%s$p[%zu]", cast, at);
+    kir_render_size(r, at);
     for (size_t axis = 0; axis < axes; axis++) {
-        if (r->axes_open >> axis & 1) kir_render_put(r, " + x%zu * %s$p[%zu]", axis, cast, at + 1 + axis);
+        if (!(r->axes_open >> axis & 1)) continue;
+        kir_render_put(r, " + x%zu * ", axis);
+        kir_render_size(r, at + 1 + axis);
     }
 }
 
@@ -309,9 +387,10 @@ static void put_index(render *r, const kir_ins *in) {
         put_affine(r, (int)in->imm.i);
         return;
     }
-    kir_render_put(r, "($i64)(($u64)("); /* a masked access may have any index, which wraps */
+    kir_type t = (kir_type)r->p->ins[dyn].type;
+    kir_render_put(r, "%s(%s(", TYPE_WORDS[t], UNSIGNED_WORDS[t]); /* a masked access may have any index, which wraps */
     put_affine(r, (int)in->imm.i);
-    kir_render_put(r, ") + ($u64)%s)", kir_render_operand(r, dyn).text);
+    kir_render_put(r, ") + %s(%s))", UNSIGNED_WORDS[t], kir_render_operand(r, dyn).text);
 }
 
 static void put_element(render *r, const kir_ins *in) {
@@ -345,20 +424,20 @@ static void put_loaded(render *r, const kir_ins *in) {
     kir_render_words(r, c->load ? c->load : "");
     put_element(r, in);
     kir_render_words(r, c->load_end ? c->load_end : "");
-    tn_str_add(r->text, ";\n");
+    tn_str_add(r->text, in->a == KIR_NONE ? ";\n" : "; }\n");
 }
 
 static void put_load(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     const char *type = TYPE_WORDS[in->type];
     if (in->a == KIR_NONE) {
-        kir_render_put(r, "const %s v%d = ", type, i);
+        kir_render_put(r, "$let %s v%d = ", type, i);
         put_loaded(r, in);
         return;
     }
-    kir_render_put(r, "%s v%d = 0;\n", type, i);
-    kir_render_indent(r);
-    kir_render_put(r, "if (%s) v%d = ", kir_render_operand(r, in->a).text, i);
+    kir_ins zero = {.op = KIR_CONST};
+    kir_render_put(r, "$var %s v%d = %s;\n", type, i, kir_render_literal((kir_type)in->type, &zero).text);
+    kir_render_line(r, "if (%s) { v%d = ", kir_render_operand(r, in->a).text, i);
     put_loaded(r, in);
 }
 
@@ -366,10 +445,10 @@ static void put_store(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     const conversion *c = &CONVERSIONS[dtype_of(r, in)];
     if (c->needs_store) kir_render_need(r, c->needs_store);
-    if (in->b != KIR_NONE) kir_render_put(r, "if (%s) ", kir_render_operand(r, in->b).text);
+    if (in->b != KIR_NONE) kir_render_put(r, "if (%s) { ", kir_render_operand(r, in->b).text);
     put_element(r, in);
-    kir_render_put(r, " = %s%s%s;\n", c->store ? c->store : "", kir_render_operand(r, in->a).text,
-                   c->store_end ? c->store_end : "");
+    kir_render_put(r, " = %s%s%s;%s\n", c->store ? c->store : "", kir_render_operand(r, in->a).text,
+                   c->store_end ? c->store_end : "", in->b != KIR_NONE ? " }" : "");
 }
 
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
@@ -382,7 +461,7 @@ static void put_pure(render *r, int i) {
         names[k] = kir_render_operand(r, kir_operand(in, k));
         operand = (kir_type)r->p->ins[kir_operand(in, k)].type;
     }
-    kir_render_put(r, "const %s v%d = ", TYPE_WORDS[in->type], i);
+    kir_render_put(r, "$let %s v%d = ", TYPE_WORDS[in->type], i);
     kir_render_operation(r, in, operand, (const char *const[3]){names[0].text, names[1].text, names[2].text});
     tn_str_add(r->text, ";\n");
 }
@@ -390,7 +469,7 @@ static void put_pure(render *r, int i) {
 static void put_dial(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     size_t at = kir_sizes_count(r->p) + (size_t)in->imm.i;
-    kir_render_put(r, "const %s v%d = ", TYPE_WORDS[in->type], i);
+    kir_render_put(r, "$let %s v%d = ", TYPE_WORDS[in->type], i);
     if (in->type == KIR_F32 && !r->t->f64) kir_render_need(r, "kir_narrow_bits");
     const char *from = in->type == KIR_BOOL  ? "$p[%zu] != 0;\n"
                        : in->type == KIR_F64 ? "$from_bits_f64(($u64)$p[%zu]);\n"
@@ -412,16 +491,16 @@ static void put_instruction(render *r, int i) {
     switch (in->op) {
     case KIR_DIAL: put_dial(r, i); break;
     case KIR_INDEX:
-        kir_render_put(r, "const $i64 v%d = ", i);
+        kir_render_put(r, "$let %s v%d = ", TYPE_WORDS[in->type], i);
         put_index(r, in);
         tn_str_add(r->text, ";\n");
         break;
     case KIR_LOAD: put_load(r, i); break;
     case KIR_STORE: put_store(r, i); break;
     case KIR_VAR:
-        kir_render_put(r, "%s v%d = %s;\n", TYPE_WORDS[in->type], i, kir_render_operand(r, in->a).text);
+        kir_render_put(r, "$var %s v%d = %s;\n", TYPE_WORDS[in->type], i, kir_render_operand(r, in->a).text);
         break;
-    case KIR_GET: kir_render_put(r, "const %s v%d = v%d;\n", TYPE_WORDS[in->type], i, in->a); break;
+    case KIR_GET: kir_render_put(r, "$let %s v%d = v%d;\n", TYPE_WORDS[in->type], i, in->a); break;
     case KIR_SET: kir_render_put(r, "v%d = %s;\n", in->a, kir_render_operand(r, in->b).text); break;
     case KIR_BARRIER: kir_render_put(r, "$barrier\n"); break;
     default: put_pure(r, i);

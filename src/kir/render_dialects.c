@@ -68,6 +68,10 @@ const kir_dialect kir_dialect_opencl = {
     .params_by_value = "p.w",
     .params_by_address = "p",
     .groups = true,
+    .choice = "#0 ? #1 : #2",
+    .word = "$ix($p[$n])",
+    .array = "$type s$n[$size];\n",
+    .local = "    $local$type b$n[$size];\n",
 };
 
 const kir_dialect kir_dialect_c = {
@@ -128,4 +132,8 @@ const kir_dialect kir_dialect_c = {
     .params_by_value = "p",
     .params_by_address = "p",
     .loops = true,
+    .choice = "#0 ? #1 : #2",
+    .word = "$ix($p[$n])",
+    .array = "$type s$n[$size];\n",
+    .local = "",
 };

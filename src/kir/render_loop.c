@@ -56,26 +56,42 @@ static unsigned forms_in(const render *r, int loop, int end) {
     return forms;
 }
 
+static void open_brace(render *r) {
+    kir_render_put(r, "{\n");
+    r->depth++;
+}
+
+static void close_brace(render *r) {
+    r->depth--;
+    kir_render_line(r, "}\n");
+}
+
 /* ---- states ------------------------------------------------------------------------------------------------------ */
+
+static void fill_lanes(render *r, int i, const char *with) {
+    kir_render_line(r, "for ($var $i32 i = 0; i < %d; i++) { s%d[i] = %s; }\n", KIR_LANES, i, with);
+}
 
 static void begin_state(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     kir_type t = (kir_type)r->p->ins[in->a].type;
     render_name zero = identity(in, t);
+    kir_ins none = {.op = KIR_CONST};
     const char *type = kir_render_type(t);
-    kir_render_indent(r);
     switch (form_of(r, in)) {
-    case ONE: kir_render_put(r, "%s s%d = %s;\n", type, i, zero.text); break;
-    case CHAIN: kir_render_put(r, "%s s%d = %s, t%d = %s;\n", type, i, zero.text, i, zero.text); break;
+    case ONE: kir_render_line(r, "$var %s s%d = %s;\n", type, i, zero.text); break;
+    case CHAIN:
+        kir_render_line(r, "$var %s s%d = %s;\n", type, i, zero.text);
+        kir_render_line(r, "$var %s t%d = %s;\n", type, i, zero.text);
+        break;
     case EXTREME:
-        kir_render_put(r, "%s s%d = %s;\n", type, i, t == KIR_BOOL ? "false" : "0");
-        kir_render_indent(r);
-        kir_render_put(r, "$i64 k%d = 0;\n", i);
+        kir_render_line(r, "$var %s s%d = %s;\n", type, i, kir_render_literal(t, &none).text);
+        kir_render_line(r, "$var %s k%d = 0%s;\n", kir_render_type((kir_type)in->type), i, "");
         break;
     case LANES:
-        kir_render_put(r, "%s t%d = %s, s%d[%d];\n", type, i, zero.text, i, KIR_LANES);
-        kir_render_indent(r);
-        kir_render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i, zero.text);
+        kir_render_line(r, "$var %s t%d = %s;\n", type, i, zero.text);
+        kir_render_array(r, i, KIR_LANES, t);
+        fill_lanes(r, i, zero.text);
     }
 }
 
@@ -83,25 +99,20 @@ static void begin_state(render *r, int i) {
 static void fold_lanes(render *r, int i, const char *first) {
     const kir_ins *in = &r->p->ins[i];
     kir_type t = (kir_type)in->type;
-    char low[24], high[24], total[24];
+    char low[24], high[24];
     snprintf(low, sizeof low, "s%d[i]", i);
     snprintf(high, sizeof high, "s%d[i + h]", i);
-    snprintf(total, sizeof total, "t%d", i);
-    kir_render_indent(r);
-    kir_render_put(r, "for ($i32 h = %d; h > 0; h /= 2) {\n", KIR_LANES / 2);
+    kir_render_line(r, "for ($var $i32 h = %d; h > 0; h /= 2) {\n", KIR_LANES / 2);
     r->depth++;
-    kir_render_indent(r);
-    kir_render_put(r, "for ($i32 i = 0; i < h; i++) s%d[i] = ", i);
+    kir_render_line(r, "for ($var $i32 i = 0; i < h; i++) { s%d[i] = ", i);
     kir_render_combine(r, (kir_reduce)in->kind, t, low, high);
-    kir_render_put(r, ";\n");
-    r->depth--;
-    kir_render_indent(r);
-    kir_render_put(r, "}\n");
-    kir_render_indent(r);
+    kir_render_put(r, "; }\n");
+    close_brace(r);
     snprintf(low, sizeof low, "s%d[0]", i);
-    kir_render_put(r, "t%d = %s ? %s : (", i, first, low);
-    kir_render_combine(r, (kir_reduce)in->kind, t, total, low);
-    kir_render_put(r, ");\n");
+    snprintf(high, sizeof high, "t%d", i);
+    kir_render_line(r, "if (%s) { t%d = %s; } else { t%d = ", first, i, low, i);
+    kir_render_combine(r, (kir_reduce)in->kind, t, high, low);
+    kir_render_put(r, "; }\n");
 }
 
 /* Folds the lanes when a block is whole: point `counter` of the loop begins the next one. */
@@ -109,16 +120,11 @@ static void fold_block(render *r, int i, char counter) {
     const kir_ins *in = &r->p->ins[i];
     char first[32];
     snprintf(first, sizeof first, "%c%d == %d", counter, r->loop, KIR_BLOCK);
-    kir_render_indent(r);
-    kir_render_put(r, "if (%c%d > 0 && (%c%d & %d) == 0) {\n", counter, r->loop, counter, r->loop, KIR_BLOCK - 1);
+    kir_render_line(r, "if (%c%d > 0 && (%c%d & %d) == 0) {\n", counter, r->loop, counter, r->loop, KIR_BLOCK - 1);
     r->depth++;
     fold_lanes(r, i, first);
-    kir_render_indent(r);
-    kir_render_put(r, "for ($i32 i = 0; i < %d; i++) s%d[i] = %s;\n", KIR_LANES, i,
-                   identity(in, (kir_type)in->type).text);
-    r->depth--;
-    kir_render_indent(r);
-    kir_render_put(r, "}\n");
+    fill_lanes(r, i, identity(in, (kir_type)in->type).text);
+    close_brace(r);
 }
 
 static void fold_own_block(render *r, int i) {
@@ -133,8 +139,7 @@ static void feed_lanes(render *r, int i) {
     else
         snprintf(lane, sizeof lane, "s%d[c%d & %d]", i, r->loop, KIR_LANES - 1);
     if (!r->blocked) fold_block(r, i, 'c');
-    kir_render_indent(r);
-    kir_render_put(r, "%s = ", lane);
+    kir_render_line(r, "%s = ", lane);
     kir_render_combine(r, (kir_reduce)in->kind, (kir_type)in->type, lane, kir_render_operand(r, in->a).text);
     kir_render_put(r, ";\n");
 }
@@ -152,18 +157,12 @@ static void feed_chain(render *r, int i) {
     render_name zero = identity(&r->p->ins[i], (kir_type)r->p->ins[i].type);
     char acc[24];
     snprintf(acc, sizeof acc, "s%d", i);
-    kir_render_indent(r);
-    kir_render_put(r, "if (c%d > 0 && (c%d & %d) == 0) {\n", r->loop, r->loop, KIR_KSUM - 1);
+    kir_render_line(r, "if (c%d > 0 && (c%d & %d) == 0) {\n", r->loop, r->loop, KIR_KSUM - 1);
     r->depth++;
-    kir_render_indent(r);
-    kir_render_put(r, "t%d = c%d == %d ? s%d : t%d + s%d;\n", i, r->loop, KIR_KSUM, i, i, i);
-    kir_render_indent(r);
-    kir_render_put(r, "s%d = %s;\n", i, zero.text);
-    r->depth--;
-    kir_render_indent(r);
-    kir_render_put(r, "}\n");
-    kir_render_indent(r);
-    kir_render_put(r, "s%d = ", i);
+    kir_render_line(r, "if (c%d == %d) { t%d = s%d; } else { t%d = t%d + s%d; }\n", r->loop, KIR_KSUM, i, i, i, i, i);
+    kir_render_line(r, "s%d = %s;\n", i, zero.text);
+    close_brace(r);
+    kir_render_line(r, "s%d = ", i);
     put_product(r, i, acc);
 }
 
@@ -178,13 +177,9 @@ static void feed_extreme(render *r, int i) {
     else
         kir_render_put(r, "if (c%d == 0 || %s %s s%d) {\n", r->loop, x.text, beyond, i);
     r->depth++;
-    kir_render_indent(r);
-    kir_render_put(r, "s%d = %s;\n", i, x.text);
-    kir_render_indent(r);
-    kir_render_put(r, "k%d = c%d;\n", i, r->loop);
-    r->depth--;
-    kir_render_indent(r);
-    kir_render_put(r, "}\n");
+    kir_render_line(r, "s%d = %s;\n", i, x.text);
+    kir_render_line(r, "k%d = c%d;\n", i, r->loop);
+    close_brace(r);
 }
 
 static void feed_one(render *r, int i) {
@@ -196,7 +191,7 @@ static void feed_one(render *r, int i) {
     snprintf(acc, sizeof acc, "s%d", i);
     kir_render_indent(r);
     if (kind == KIR_CHAIN) {
-        kir_render_put(r, "const %s q%d = ", kir_render_type(t), i);
+        kir_render_put(r, "$let %s q%d = ", kir_render_type(t), i);
         put_product(r, i, "");
         kir_render_indent(r);
         snprintf(x.text, sizeof x.text, "q%d", i);
@@ -206,8 +201,7 @@ static void feed_one(render *r, int i) {
     kir_render_combine(r, kind, t, acc, x.text);
     kir_render_put(r, ";\n");
     if (in->op != KIR_SCAN) return;
-    kir_render_indent(r);
-    kir_render_put(r, "const %s v%d = %s;\n", kir_render_type(t), i, acc);
+    kir_render_line(r, "$let %s v%d = %s;\n", kir_render_type(t), i, acc);
 }
 
 void kir_render_feed(render *r, int i) {
@@ -223,39 +217,28 @@ static void end_state(render *r, int i) {
     render_name zero = identity(in, (kir_type)in->type);
     const char *type = kir_render_type((kir_type)in->type);
     switch (form_of(r, in)) {
-    case ONE:
-        kir_render_indent(r);
-        kir_render_put(r, "const %s v%d = s%d;\n", type, i, i);
-        return;
-    case EXTREME:
-        kir_render_indent(r);
-        kir_render_put(r, "const $i64 v%d = k%d;\n", i, i);
-        return;
+    case ONE: kir_render_line(r, "$let %s v%d = s%d;\n", type, i, i); return;
+    case EXTREME: kir_render_line(r, "$let %s v%d = k%d;\n", type, i, i); return;
     case CHAIN:
-        kir_render_indent(r);
-        kir_render_put(r, "const %s v%d = m%d == 0 ? %s : m%d <= %d ? s%d : t%d + s%d;\n", type, i, r->loop, zero.text,
-                       r->loop, KIR_KSUM, i, i, i);
+        kir_render_line(r, "$var %s v%d = s%d;\n", type, i, i);
+        kir_render_line(r, "if (m%d == 0) { v%d = %s; }\n", r->loop, i, zero.text);
+        kir_render_line(r, "if (m%d > %d) { v%d = t%d + s%d; }\n", r->loop, KIR_KSUM, i, i, i);
         return;
     case LANES: break;
     }
     snprintf(first, sizeof first, "m%d <= %d", r->loop, KIR_BLOCK);
-    kir_render_indent(r);
-    kir_render_put(r, "if (m%d > 0) {\n", r->loop);
+    kir_render_line(r, "if (m%d > 0) {\n", r->loop);
     r->depth++;
     fold_lanes(r, i, first);
-    r->depth--;
-    kir_render_indent(r);
-    kir_render_put(r, "}\n");
-    kir_render_indent(r);
-    kir_render_put(r, "const %s v%d = t%d;\n", type, i, i);
+    close_brace(r);
+    kir_render_line(r, "$let %s v%d = t%d;\n", type, i, i);
 }
 
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
 
 /* The number of points of the loop's axes: 1 when it has none. */
 static void put_point_count(render *r, int first, int count) {
-    kir_render_indent(r);
-    kir_render_put(r, "const $ix m%d = ", r->loop);
+    kir_render_line(r, "$let $ix m%d = ", r->loop);
     for (int axis = first; axis < first + count; axis++)
         kir_render_put(r, "%sn%d", axis > first ? " * " : "", axis);
     kir_render_put(r, "%s;\n", count == 0 ? "1" : "");
@@ -263,8 +246,7 @@ static void put_point_count(render *r, int first, int count) {
 
 /* The number of the point that the coordinates name. */
 static void put_point(render *r, int first, int count) {
-    kir_render_indent(r);
-    kir_render_put(r, "const $ix c%d = ", r->loop);
+    kir_render_line(r, "$let $ix c%d = ", r->loop);
     for (int axis = first; axis < first + count - 2; axis++)
         kir_render_put(r, "(");
     for (int axis = first; axis < first + count; axis++) {
@@ -274,25 +256,13 @@ static void put_point(render *r, int first, int count) {
     kir_render_put(r, "%s;\n", count == 0 ? "0" : "");
 }
 
-static void open_brace(render *r) {
-    kir_render_put(r, "{\n");
-    r->depth++;
-}
-
-static void close_brace(render *r) {
-    r->depth--;
-    kir_render_indent(r);
-    kir_render_put(r, "}\n");
-}
-
 /* An axis that ends at a computed number of points: u5 is that of loop 5. */
 static void open_axis_until(render *r, int axis, kir_val points) {
     render_name n = kir_render_operand(r, points);
-    kir_render_indent(r);
-    kir_render_put(r, "const $ix u%d = %s < 0 ? 0 : %s < n%d ? ($ix)%s : n%d;\n", r->loop, n.text, n.text, axis, n.text,
-                   axis);
-    kir_render_indent(r);
-    kir_render_put(r, "for ($ix x%d = 0; x%d < u%d; x%d++) ", axis, axis, r->loop, axis);
+    kir_type t = (kir_type)r->p->ins[points].type;
+    kir_render_line(r, "$var $ix u%d = n%d;\n", r->loop, axis);
+    kir_render_line(r, "if (%s < %s(n%d)) { u%d = $ix(%s); }\n", n.text, kir_render_type(t), axis, r->loop, n.text);
+    kir_render_line(r, "for ($var $ix x%d = 0; x%d < u%d; x%d++) ", axis, axis, r->loop, axis);
     open_brace(r);
 }
 
@@ -303,8 +273,7 @@ static void open_axes(render *r, int first, int count) {
         return;
     }
     for (int axis = first; axis < first + count; axis++) {
-        kir_render_indent(r);
-        kir_render_put(r, "for ($ix x%d = 0; x%d < n%d; x%d++) ", axis, axis, axis, axis);
+        kir_render_line(r, "for ($var $ix x%d = 0; x%d < n%d; x%d++) ", axis, axis, axis, axis);
         open_brace(r);
     }
     if (count > 0) return;
@@ -315,18 +284,14 @@ static void open_axes(render *r, int first, int count) {
 /* One axis in blocks of a point a lane: block o, of e points, lane l. */
 static void open_blocks(render *r, int axis, int end) {
     int loop = r->loop;
-    kir_render_indent(r);
-    kir_render_put(r, "for ($ix o%d = 0; o%d < n%d; o%d += %d) ", loop, loop, axis, loop, KIR_LANES);
+    kir_render_line(r, "for ($var $ix o%d = 0; o%d < n%d; o%d += %d) ", loop, loop, axis, loop, KIR_LANES);
     open_brace(r);
     each_own_state(r, loop, end, fold_own_block);
-    kir_render_indent(r);
-    kir_render_put(r, "const $i32 e%d = n%d - o%d < %d ? ($i32)(n%d - o%d) : %d;\n", loop, axis, loop, KIR_LANES, axis,
-                   loop, KIR_LANES);
-    kir_render_indent(r);
-    kir_render_put(r, "for ($i32 l%d = 0; l%d < e%d; l%d++) ", loop, loop, loop, loop);
+    kir_render_line(r, "$var $i32 e%d = %d;\n", loop, KIR_LANES);
+    kir_render_line(r, "if (n%d - o%d < %d) { e%d = $i32(n%d - o%d); }\n", axis, loop, KIR_LANES, loop, axis, loop);
+    kir_render_line(r, "for ($var $i32 l%d = 0; l%d < e%d; l%d++) ", loop, loop, loop, loop);
     open_brace(r);
-    kir_render_indent(r);
-    kir_render_put(r, "const $ix x%d = o%d + l%d;\n", axis, loop, loop);
+    kir_render_line(r, "$let $ix x%d = o%d + $ix(l%d);\n", axis, loop, loop);
 }
 
 int kir_render_loop(render *r, int loop) {

@@ -2,7 +2,8 @@
  * operands and operations get into it.
  *
  * Texts hold words behind a dollar sign ($f32, $barrier, $entry). A word is spelled by the dialect, or by the kernel
- * being written (the last ones of the list). */
+ * being written (render_dialects.c lists those). A constant is declared as `$let $f32 v1 = …`, a variable as `$var $f32
+ * x = …`, and `$i32(x)` is a cast: how these look is the dialect's business too (its `infers`). */
 #ifndef KIR_RENDER_TEXT_H
 #define KIR_RENDER_TEXT_H
 
@@ -50,7 +51,14 @@ struct kir_dialect {
     const char *params_by_value, *params_by_address; /* the array of words */
     bool groups;                                     /* has workgroups, local memory and barriers */
     bool loops;                                      /* `points` opens two loops */
-    bool by_address_always;                          /* the words never come by value */
+    /* A declaration has the type of its value, `let v = …` and `var x = …`, and a cast is a call: `i32(x)`. Otherwise
+     * they are C's. */
+    bool infers;
+    const char *choice;     /* #0 ? #1 : #2 */
+    const char *word;       /* the $n-th word of the parameters as an index */
+    const char *array;      /* declares s$n, $size elements of type $type */
+    const char *local;      /* … b$n in workgroup memory */
+    bool by_address_always; /* the words never come by value */
     /* Writes all of the source into out[0].text, the rest of each rendering being filled in: of languages that are not
      * of C's family, and have nothing of the above but name, groups and by_address_always. */
     tn_status (*write)(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out);
@@ -67,7 +75,7 @@ typedef struct render {
     bool blocked;       /* … runs in blocks */
     /* words of the kernel being written */
     int n, base, size;
-    tn_dtype dtype;
+    const char *type;
 } render;
 
 /* Adds the text made from the format, words spelled. */
@@ -75,6 +83,10 @@ void kir_render_put(render *r, const char *format, ...) TN_PRINTF(2, 3);
 void kir_render_words(render *r, const char *text);
 /* Begins a line. */
 void kir_render_indent(render *r);
+/* A statement of its own line. */
+void kir_render_line(render *r, const char *format, ...) TN_PRINTF(2, 3);
+/* The words of the $n-th parameter as an index. */
+void kir_render_size(render *r, size_t n);
 /* The source needs this function of the prelude (render.c). */
 void kir_render_need(render *r, const char *function);
 
@@ -84,10 +96,15 @@ typedef struct render_name {
 } render_name;
 render_name kir_render_operand(const render *r, kir_val v);
 render_name kir_render_literal(kir_type t, const kir_ins *constant);
-const char *kir_render_type(kir_type t); /* "$f32" */
+const char *kir_render_type(kir_type t);                    /* "$f32" */
+const char *kir_render_memory(const render *r, int buffer); /* how elements of this buffer are spelled */
+/* Declares the array s<i> of so many values. */
+void kir_render_array(render *r, int i, int count, kir_type t);
 
 /* Adds the expression of a pure operation (but CONST … INDEX) on operands of type `operand`. */
 void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]);
+/* Adds cond ? yes : no. */
+void kir_render_choice(render *r, const char *cond, const char *yes, const char *no);
 /* Adds acc ∘ x for a reduction's kind. */
 void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x);
 
