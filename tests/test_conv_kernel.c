@@ -9,6 +9,7 @@
 
 #include <math.h>
 
+#include "kern/conv.h"
 #include "kern/cpu/cpu.h"
 #include "trunnion/ops.h"
 

@@ -1,4 +1,4 @@
-/* conv.c — convolutions and the gradient of their weight on the processor; compiled once per instruction set.
+/* conv.c — convolutions and the gradient of their weight on the processor: how they are cut into blocks.
  *
  * A convolution: for each group out[filters, places] = weight[filters, taps] · seen[taps, places]. Places are cut into
  * blocks, which threads share; for 256 steps of k at a time a block of what is seen is packed into panels (windows.h),
@@ -11,7 +11,8 @@
  *
  * One filter a channel is weighed where its slab lies, without a product of matrices.
  *
- * The micro-kernels are those of gemm.c, and so are the chains: any cut gives the same bits. */
+ * The micro-kernels are those of products (tile.h), and so are the chains: any cut gives the same bits. What is moved a
+ * vector at a time is in conv_lines.c. */
 #include "kern/conv.h"
 
 #include <string.h>
@@ -21,11 +22,11 @@
 
 enum {
     CHUNK = KIR_KSUM,
-    COLUMNS = SEEN_PLACES,  /* of a block: 256 steps of them are 256 KiB */
-    PART_ROWS = 512,        /* filters that pass over a block, at most */
-    ROW = CHUNK + VL,       /* distance of the rows of what is seen */
-    WEIGHT_CHANNELS = 64,   /* as many taps as so many have a part of the weight's gradient has, at most */
-    SLAB_ELEMENTS = 1 << 22 /* more is no cache's */
+    COLUMNS = SEEN_PLACES,    /* of a block: 256 steps of them are 256 KiB */
+    PART_ROWS = 512,          /* filters that pass over a block, at most */
+    ROW = CHUNK + MOST_LANES, /* distance of the rows of what is seen */
+    WEIGHT_CHANNELS = 64,     /* as many taps as so many have a part of the weight's gradient has, at most */
+    SLAB_ELEMENTS = 1 << 22   /* more is no cache's */
 };
 
 static const double PART_FLOPS = 5e5; /* as in gemm.c */
@@ -34,26 +35,30 @@ static size_t area(int64_t elements) { return ((size_t)elements * sizeof(float) 
 
 static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
 
+/* Columns of B that lie side by side for a tile. */
+static int64_t panel_of(const conv_lines *with) { return 2 * with->tiles->lanes; }
+
 /* One row of tiles: `height` rows of A times the panels that `t` points at. */
-static void multiply(tile t, int64_t height, int64_t columns) {
+static void multiply(const tile_set *with, tile t, int64_t height, int64_t columns) {
+    const int64_t lanes = with->lanes, panel = 2 * lanes;
     if (height <= WIDE_HEIGHT) {
-        int64_t panels = TILES.wide_panels[height];
-        for (; columns >= panels * PANEL; columns -= panels * PANEL) {
-            TILES.wide[height](&t);
+        int64_t panels = with->wide_panels[height];
+        for (; columns >= panels * panel; columns -= panels * panel) {
+            with->wide[height](&t);
             t.b += panels * t.b_panel;
-            t.c += panels * PANEL;
+            t.c += panels * panel;
         }
     }
-    for (; columns >= PANEL; columns -= PANEL) {
-        TILES.full[height](&t);
+    for (; columns >= panel; columns -= panel) {
+        with->full[height](&t);
         t.b += t.b_panel;
-        t.c += PANEL;
+        t.c += panel;
     }
-    for (; columns > 0; columns -= VL) {
+    for (; columns > 0; columns -= lanes) {
         t.columns = columns;
-        TILES.edge[height](&t);
-        t.b += VL;
-        t.c += VL;
+        with->edge[height](&t);
+        t.b += lanes;
+        t.c += lanes;
     }
 }
 
@@ -77,7 +82,7 @@ static int64_t chunk_channels(const tn_conv_args *a) {
 /* Channels that a part of the weight's gradient can have to do with. */
 static int64_t weight_channels(const tn_conv_args *a) { return tn_min64(a->channels, WEIGHT_CHANNELS + 1); }
 
-static bool fits(const tn_conv_args *a) {
+bool tn_conv_fits(const tn_conv_args *a) {
     windows w;
     bool some = a->images > 0 && a->groups > 0 && a->channels > 0 && a->filters > 0;
     for (int axis = 0; axis < 2; axis++) {
@@ -85,14 +90,14 @@ static bool fits(const tn_conv_args *a) {
         if (!some || (double)a->dilation[axis] * (double)a->kernel[axis] > SLAB_ELEMENTS) return false;
         if ((double)a->places[axis] * (double)a->stride[axis] > SLAB_ELEMENTS) return false;
     }
-    windows_plan(&w, a, COLUMNS, tn_max64(chunk_channels(a), weight_channels(a)), false);
+    windows_plan(&w, NULL, a, COLUMNS, tn_max64(chunk_channels(a), weight_channels(a)), false);
     return (double)w.channel * (double)w.channels <= SLAB_ELEMENTS;
 }
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
 
 /* Chunk k0 of a group lies at k0 · filters, the tile of row i in it at i · steps, its rows side by side. */
-static size_t packed_bytes(const tn_conv_args *a) {
+size_t tn_conv_packed_bytes(const tn_conv_args *a) {
     return area(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
 }
 
@@ -103,11 +108,12 @@ static bool taps_follow(const tn_conv_args *a) {
     return columns && rows && (a->channels == 1 || s[1] == a->kernel[0] * a->kernel[1]);
 }
 
-static void pack_tile(const tn_conv_args *a, const float *from, int64_t rows, int64_t k0, int64_t steps, float *to) {
+static void pack_tile(const tile_set *with, const tn_conv_args *a, const float *from, int64_t rows, int64_t k0,
+                      int64_t steps, float *to) {
     const int64_t *s = a->weight_stride;
     int64_t taps = a->kernel[0] * a->kernel[1];
     if (taps_follow(a)) {
-        TILES.pack(&(pack){.to = to,
+        with->pack(&(pack){.to = to,
                            .distance = rows,
                            .group = rows,
                            .from = from + k0,
@@ -125,6 +131,7 @@ static void pack_tile(const tn_conv_args *a, const float *from, int64_t rows, in
 }
 
 typedef struct packing {
+    const tile_set *with;
     const tn_conv_args *a;
     float *to;
 } packing;
@@ -138,16 +145,16 @@ static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
         int64_t group = n / chunks, k0 = n % chunks * CHUNK, steps = tn_min64(CHUNK, depth - k0);
         float *to = p->to + (group * depth + k0) * a->filters;
         for (int64_t i = 0, rows = 0; i < a->filters; i += rows) {
-            rows = tile_height(a->filters - i, TILES.rows);
+            rows = tile_height(a->filters - i, p->with->rows);
             const float *from = a->weight + group * a->weight_group + i * a->weight_stride[0];
-            pack_tile(a, from, rows, k0, steps, to + i * steps);
+            pack_tile(p->with, a, from, rows, k0, steps, to + i * steps);
         }
     }
 }
 
-static void pack_filters(const tn_conv_args *a, void *to) {
+void tn_conv_pack(const tn_conv_args *a, void *to) {
     enum { PART_ELEMENTS = 1 << 14 };
-    packing p = {a, to};
+    packing p = {tn_conv_lines()->tiles, a, to};
     int64_t depth = a->channels * a->kernel[0] * a->kernel[1], chunks = a->groups * tn_ceil_div(depth, CHUNK);
     int64_t grain = tn_max64(PART_ELEMENTS / (a->filters * tn_min64(depth, CHUNK)), 1);
     tn_parallel(chunks, grain, pack_chunks, &p);
@@ -174,16 +181,17 @@ typedef struct conv {
 } conv;
 
 static int64_t part_rows(const conv *c) {
-    return tn_min64(c->a.filters, tn_ceil_div(tn_ceil_div(c->a.filters, TILES.rows), c->row_parts) * TILES.rows);
+    int64_t height = c->w.with->tiles->rows;
+    return tn_min64(c->a.filters, tn_ceil_div(tn_ceil_div(c->a.filters, height), c->row_parts) * height);
 }
 
 static void plan(conv *c, const tn_conv_args *args) {
     *c = (conv){.a = *args};
-    windows_plan(&c->w, &c->a, COLUMNS, chunk_channels(args), true);
+    windows_plan(&c->w, tn_conv_lines(), &c->a, COLUMNS, chunk_channels(args), true);
     c->lines = args->images * c->w.plane / c->w.line;
     c->row_parts = tn_ceil_div(args->filters, PART_ROWS);
     c->slab_bytes = area(windows_elements(&c->w));
-    c->panel_bytes = area(COLUMNS * CHUNK + VL);
+    c->panel_bytes = area(COLUMNS * CHUNK + MOST_LANES);
     c->sums_bytes = area(part_rows(c) * COLUMNS);
     c->part_bytes = c->slab_bytes + c->panel_bytes + c->sums_bytes;
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
@@ -192,36 +200,25 @@ static void plan(conv *c, const tn_conv_args *args) {
 /* Blocks of equal width, as many as keep all threads busy to the end. Many filters over few places are shared out
  * themselves: reading them takes longer than packing what they see once a thread. */
 static void choose_blocks(conv *c, int threads) {
-    int64_t most = COLUMNS / PANEL, panels = tn_ceil_div(c->w.line, PANEL);
-    bool tall = c->lines == 1 && panels <= most && c->a.filters >= 8 * TILES.rows * threads;
+    const int64_t panel = panel_of(c->w.with), height = c->w.with->tiles->rows;
+    int64_t most = COLUMNS / panel, panels = tn_ceil_div(c->w.line, panel);
+    bool tall = c->lines == 1 && panels <= most && c->a.filters >= 8 * height * threads;
     if (tall) c->row_parts = round_up(c->row_parts, threads);
     int64_t others = c->lines * c->a.groups * c->row_parts;
     int64_t share = others % threads == 0 ? 1 : threads;
     int64_t rounds = tn_ceil_div(panels, most * share);
-    c->width = tn_ceil_div(panels, share * rounds) * PANEL;
+    c->width = tn_ceil_div(panels, share * rounds) * panel;
     c->blocks = tn_ceil_div(c->w.line, c->width);
-    int64_t tiles = tn_ceil_div(c->a.filters, TILES.rows), tasks = others * c->blocks;
+    int64_t tiles = tn_ceil_div(c->a.filters, height), tasks = others * c->blocks;
     if (tasks < threads) c->row_parts = tn_min64(tiles, c->row_parts * (threads / tasks));
 }
 
-/* The pieces of one panel; the usual numbers of them are constants to the compiler. */
-static void pack_panel(const conv *c, const seen *s, const piece *p, int n, int64_t k0, int64_t steps, float *to) {
-    const int64_t *tap = c->w.tap + k0;
-    int64_t base = k0 / c->w.taps * c->w.channel;
-    switch (n) {
-    case 1: copy_steps(to, PANEL, s->slab, p, 1, tap, base, steps); break;
-    case 2: copy_steps(to, PANEL, s->slab, p, 2, tap, base, steps); break;
-    case 3: copy_steps(to, PANEL, s->slab, p, 3, tap, base, steps); break;
-    case 4: copy_steps(to, PANEL, s->slab, p, 4, tap, base, steps); break;
-    default: copy_steps(to, PANEL, s->slab, p, n, tap, base, steps);
-    }
-}
-
 static void pack_panels(const conv *c, const seen *s, int64_t k0, int64_t steps, float *panels) {
-    for (int i = 0, next = 0; i < s->pieces; i = next, panels += steps * PANEL) {
-        while (next < s->pieces && s->piece[next].to / PANEL == s->piece[i].to / PANEL)
+    const int64_t panel = panel_of(c->w.with), *tap = c->w.tap + k0, base = k0 / c->w.taps * c->w.channel;
+    for (int i = 0, next = 0; i < s->pieces; i = next, panels += steps * panel) {
+        while (next < s->pieces && s->piece[next].to / panel == s->piece[i].to / panel)
             next++;
-        pack_panel(c, s, &s->piece[i], next - i, k0, steps, panels);
+        c->w.with->copy_steps(panels, s->slab, &s->piece[i], next - i, tap, base, steps);
     }
 }
 
@@ -233,16 +230,17 @@ typedef struct block {
 
 /* All filters of the block over one chunk, into `t.c`. */
 static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) {
+    const tile_set *with = c->w.with->tiles;
     const float *packed = c->packed + (b->group * c->w.depth + k0) * c->a.filters;
     float *out = t.c;
     for (int64_t i = 0, height = 0; i < b->first + b->rows; i += height) {
-        height = tile_height(c->a.filters - i, TILES.rows);
+        height = tile_height(c->a.filters - i, with->rows);
         if (i < b->first) continue;
         t.a = packed + i * t.k;
         t.a_row = 1;
         t.a_k = height;
         t.c = out + (i - b->first) * t.c_row;
-        multiply(t, height, b->columns);
+        multiply(with, t, height, b->columns);
     }
 }
 
@@ -261,7 +259,7 @@ static void copy_places(const conv *c, float *to, const float *from, int64_t col
     }
     for (int64_t run = 0; count > 0; count -= run, from += run) {
         run = tn_min64(c->a.places[1] - column, count);
-        spread_row(to, from, c->out.place, run);
+        c->w.with->spread_row(to, from, c->out.place, run);
         to += c->out.row - column * c->out.place;
         column = 0;
     }
@@ -282,14 +280,14 @@ static void compute_block(const conv *c, const block *b, seen *s) {
     bool direct = s->sections == 1 && places_follow(c);
     tile t = {.c = direct ? image_out(c, b, 0, &s->section[0]) : b->sums};
     t.c_row = direct ? c->out.channel : c->width;
+    t.b_k = panel_of(c->w.with);
     for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
         t.k = tn_min64(CHUNK, c->w.depth - k0);
         t.add = k0 > 0;
         fill_slab(&c->w, s, b->group, k0 / c->w.taps, (k0 + t.k - 1) / c->w.taps + 1);
         pack_panels(c, s, k0, t.k, b->panels);
         t.b = b->panels;
-        t.b_k = PANEL;
-        t.b_panel = t.k * PANEL;
+        t.b_panel = t.k * t.b_k;
         multiply_filters(c, b, k0, t);
     }
     if (!direct) copy_out(c, b, s);
@@ -297,9 +295,10 @@ static void compute_block(const conv *c, const block *b, seen *s) {
 
 /* Rows of a part: whole tiles. */
 static int64_t part_begin(const conv *c, int64_t part) {
-    int64_t before = tn_ceil_div(c->a.filters, TILES.rows) * part / c->row_parts, row = 0;
+    const int64_t height = c->w.with->tiles->rows;
+    int64_t before = tn_ceil_div(c->a.filters, height) * part / c->row_parts, row = 0;
     for (; before > 0; before--)
-        row += tile_height(c->a.filters - row, TILES.rows);
+        row += tile_height(c->a.filters - row, height);
     return row;
 }
 
@@ -316,15 +315,15 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         b.panels = (float *)(void *)(memory + c->slab_bytes);
         b.sums = (float *)(void *)(memory + c->slab_bytes + c->panel_bytes);
         b.columns = tn_min64(c->width, c->w.line - at * c->width);
-        see(&c->w, &s, line, at * c->width, b.columns, PANEL);
+        see(&c->w, &s, line, at * c->width, b.columns, panel_of(c->w.with));
         compute_block(c, &b, &s);
     }
 }
 
-static size_t workspace(const tn_conv_args *args, int threads) {
+size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
     conv c;
     plan(&c, args);
-    return c.tap_bytes + packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
+    return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
 
 static void run_to(const tn_conv_args *args, const target *out) {
@@ -337,9 +336,9 @@ static void run_to(const tn_conv_args *args, const target *out) {
     memory += c.tap_bytes;
     c.packed = args->packed;
     if (!c.packed) {
-        pack_filters(args, memory);
+        tn_conv_pack(args, memory);
         c.packed = (const float *)(const void *)memory;
-        memory += packed_bytes(args);
+        memory += tn_conv_packed_bytes(args);
     }
     c.parts = memory;
     choose_blocks(&c, threads);
@@ -351,7 +350,7 @@ static void run_to(const tn_conv_args *args, const target *out) {
     }
 }
 
-static void run(const tn_conv_args *args) {
+void tn_conv(const tn_conv_args *args) {
     target out = {.data = args->out, .channel = args->places[0] * args->places[1], .row = args->places[1], .place = 1};
     run_to(args, &out);
 }
@@ -389,7 +388,7 @@ static bool phase_args(const tn_conv_args *a, int64_t k, tn_conv_args *p, target
     return p->kernel[0] * p->kernel[1] > 0 && p->places[0] * p->places[1] > 0;
 }
 
-static bool spread_fits(const tn_conv_args *a) {
+bool tn_conv_spread_fits(const tn_conv_args *a) {
     tn_conv_args p;
     target out;
     for (int d = 0; d < 2; d++) {
@@ -397,22 +396,22 @@ static bool spread_fits(const tn_conv_args *a) {
         if (a->before[d] < 0 || a->size[d] < 1) return false;
     }
     for (int64_t k = 0; k < phases(a); k++)
-        if (phase_args(a, k, &p, &out) && !fits(&p)) return false;
+        if (phase_args(a, k, &p, &out) && !tn_conv_fits(&p)) return false;
     return true;
 }
 
-static size_t spread_workspace(const tn_conv_args *a, int threads) {
+size_t tn_conv_spread_workspace(const tn_conv_args *a, int threads) {
     tn_conv_args p;
     target out;
     size_t most = 64;
     for (int64_t k = 0; k < phases(a); k++) {
-        size_t bytes = phase_args(a, k, &p, &out) ? workspace(&p, threads) : 0;
+        size_t bytes = phase_args(a, k, &p, &out) ? tn_conv_workspace(&p, threads) : 0;
         if (bytes > most) most = bytes;
     }
     return most;
 }
 
-static void run_spread(const tn_conv_args *a) {
+void tn_conv_spread(const tn_conv_args *a) {
     tn_conv_args p;
     target out;
     int64_t plane = a->size[0] * a->size[1], reached = 0;
@@ -436,34 +435,36 @@ typedef struct weight_gradient {
 } weight_gradient;
 
 static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
+    const conv_lines *with = tn_conv_lines();
     *g = (weight_gradient){.a = *args};
-    windows_plan(&g->w, &g->a, CHUNK, weight_channels(args), false);
+    windows_plan(&g->w, with, &g->a, CHUNK, weight_channels(args), false);
     g->places = g->w.line;
-    g->sum_row = round_up(args->filters, VL);
+    g->sum_row = round_up(args->filters, with->tiles->lanes);
     g->slab_bytes = area(windows_elements(&g->w));
-    g->panel_bytes = area(CHUNK * round_up(args->filters, PANEL));
-    g->part_bytes = g->slab_bytes + g->panel_bytes + area(TILES.rows * ROW);
+    g->panel_bytes = area(CHUNK * round_up(args->filters, panel_of(with)));
+    g->part_bytes = g->slab_bytes + g->panel_bytes + area(with->tiles->rows * ROW);
     g->tap_bytes = ((size_t)g->w.depth * sizeof(int64_t) + 63) / 64 * 64;
     g->sums_bytes = area(args->groups * g->w.depth * g->sum_row);
 }
 
 /* y at places that follow each other in one image and, unless y is contiguous, in one row. */
 static void pack_results_run(const weight_gradient *g, const float *y, int64_t steps, int64_t distance, float *to) {
-    TILES.pack(&(pack){.to = to,
-                       .distance = PANEL,
-                       .group = PANEL,
-                       .jump = distance,
-                       .from = y,
-                       .along = g->a.y_stride[3],
-                       .across = g->a.y_stride[1],
-                       .steps = steps,
-                       .lines = g->a.filters});
+    const int64_t panel = panel_of(g->w.with);
+    g->w.with->tiles->pack(&(pack){.to = to,
+                                   .distance = panel,
+                                   .group = panel,
+                                   .jump = distance,
+                                   .from = y,
+                                   .along = g->a.y_stride[3],
+                                   .across = g->a.y_stride[1],
+                                   .steps = steps,
+                                   .lines = g->a.filters});
 }
 
 /* y as panels of filters: a step is a place. */
 static void pack_results(const weight_gradient *g, const seen *s, int64_t group, int64_t steps, float *panels) {
     const tn_conv_args *a = &g->a;
-    int64_t across = a->places[1];
+    const int64_t across = a->places[1], panel = panel_of(g->w.with);
     bool rows_follow = a->y_stride[2] == across * a->y_stride[3];
     for (int k = 0; k < s->sections; k++) {
         const section *part = &s->section[k];
@@ -472,7 +473,7 @@ static void pack_results(const weight_gradient *g, const seen *s, int64_t group,
             int64_t at = part->at + i, column = at % across;
             run = rows_follow ? part->count : tn_min64(across - column, part->count - i);
             const float *from = y + at / across * a->y_stride[2] + column * a->y_stride[3];
-            pack_results_run(g, from, run, steps * PANEL, panels + (part->to + i) * PANEL);
+            pack_results_run(g, from, run, steps * panel, panels + (part->to + i) * panel);
         }
     }
 }
@@ -483,13 +484,14 @@ static void copy_rows(const weight_gradient *g, const seen *s, int64_t channel, 
     int64_t base = channel * g->w.channel;
     for (int i = 0; i < s->pieces; i++) {
         const piece *p = &s->piece[i];
-        copy_piece(to + p->to, ROW, s->slab + p->from, g->w.tap + first, base, height);
+        g->w.with->copy_piece(to + p->to, ROW, s->slab + p->from, g->w.tap + first, base, height);
     }
 }
 
 /* Taps [begin, end) of one group: all places, chunk after chunk. */
 static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin, int64_t end, char *memory) {
-    int64_t channel = begin / g->w.taps;
+    const tile_set *with = g->w.with->tiles;
+    const int64_t panel = panel_of(g->w.with), channel = begin / g->w.taps;
     float *panels = (float *)(void *)(memory + g->slab_bytes);
     float *rows = (float *)(void *)(memory + g->slab_bytes + g->panel_bytes);
     float *sums = g->sums + group * g->w.depth * g->sum_row;
@@ -497,20 +499,20 @@ static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin,
     s.sections = 0;
     s.slab = (float *)(void *)memory;
     for (int64_t q = 0; q < g->places; q += CHUNK) {
-        tile t = {.a = rows, .a_row = ROW, .a_k = 1, .b = panels, .b_k = PANEL, .c_row = g->sum_row, .add = q > 0};
+        tile t = {.a = rows, .a_row = ROW, .a_k = 1, .b = panels, .b_k = panel, .c_row = g->sum_row, .add = q > 0};
         t.k = tn_min64(CHUNK, g->places - q);
-        t.b_panel = t.k * PANEL;
+        t.b_panel = t.k * panel;
         see(&g->w, &s, 0, q, t.k, CHUNK);
         pack_results(g, &s, group, t.k, panels);
         fill_slab(&g->w, &s, group, channel, (end - 1) / g->w.taps + 1);
         for (int64_t i = begin, height = 0; i < end; i += height) {
-            height = tile_height(end - i, TILES.rows);
+            height = tile_height(end - i, with->rows);
             copy_rows(g, &s, channel, i, height, rows);
             t.c = sums + i * g->sum_row;
-            multiply(t, height, g->a.filters);
+            multiply(with, t, height, g->a.filters);
         }
     }
-    TILES.pack(&(pack){.to = g->a.out + group * g->a.filters * g->w.depth + begin,
+    with->pack(&(pack){.to = g->a.out + group * g->a.filters * g->w.depth + begin,
                        .distance = g->w.depth,
                        .group = end - begin,
                        .from = sums + begin * g->sum_row,
@@ -522,22 +524,22 @@ static void collect_taps(const weight_gradient *g, int64_t group, int64_t begin,
 
 static void collect_parts(void *ctx, int64_t begin, int64_t end, int worker) {
     const weight_gradient *g = ctx;
-    int64_t tiles = tn_ceil_div(g->w.depth, TILES.rows);
+    const int64_t height = g->w.with->tiles->rows, tiles = tn_ceil_div(g->w.depth, height);
     for (int64_t n = begin; n < end; n++) {
         int64_t part = n % g->parts_a_group;
-        int64_t first = tiles * part / g->parts_a_group * TILES.rows;
-        int64_t last = tn_min64(tiles * (part + 1) / g->parts_a_group * TILES.rows, g->w.depth);
+        int64_t first = tiles * part / g->parts_a_group * height;
+        int64_t last = tn_min64(tiles * (part + 1) / g->parts_a_group * height, g->w.depth);
         if (first < last) collect_taps(g, n / g->parts_a_group, first, last, g->parts + (size_t)worker * g->part_bytes);
     }
 }
 
-static size_t workspace_weight(const tn_conv_args *args, int threads) {
+size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads) {
     weight_gradient g;
     plan_weight(&g, args);
     return g.tap_bytes + g.sums_bytes + (size_t)(threads > 1 ? threads : 1) * g.part_bytes;
 }
 
-static void run_weight(const tn_conv_args *args) {
+void tn_conv_weight(const tn_conv_args *args) {
     weight_gradient g;
     plan_weight(&g, args);
     int threads = choose_threads(args);
@@ -545,7 +547,8 @@ static void run_weight(const tn_conv_args *args) {
     windows_find_taps(&g.w, (int64_t *)(void *)memory);
     g.sums = (float *)(void *)(memory + g.tap_bytes);
     g.parts = memory + g.tap_bytes + g.sums_bytes;
-    int64_t tiles = tn_ceil_div(g.w.depth, TILES.rows), most = WEIGHT_CHANNELS * g.w.taps / TILES.rows;
+    int64_t height = g.w.with->tiles->rows;
+    int64_t tiles = tn_ceil_div(g.w.depth, height), most = WEIGHT_CHANNELS * g.w.taps / height;
     g.parts_a_group = round_up(tn_ceil_div(tiles, most), args->groups % threads == 0 ? 1 : threads);
     int64_t parts = args->groups * g.parts_a_group;
     if (threads == 1) {
@@ -560,8 +563,7 @@ static void run_weight(const tn_conv_args *args) {
 /* A product of matrices would be all edges. A block of an image's rows is brought to a slab (windows.h), zeros around
  * it, where each tap is a fixed distance away from its place; runs of places are weighed there by whole vectors. */
 enum {
-    EACH_SLAB = 1 << 13, /* elements, unless one row of places sees more */
-    EACH_RUN = 4         /* vectors of places at once */
+    EACH_SLAB = 1 << 13 /* elements, unless one row of places sees more */
 };
 
 typedef struct each {
@@ -580,7 +582,7 @@ static int64_t each_slab(const each *e, int64_t rows) {
 }
 
 static void plan_each(each *e, const tn_conv_args *a) {
-    *e = (each){.a = *a};
+    *e = (each){.a = *a, .w.with = tn_conv_lines()};
     int64_t taps = a->kernel[0] * a->kernel[1];
     e->w.a = &e->a;
     e->w.phase = tn_ceil_div((a->places[1] - 1) * a->stride[1] + window_reach(a, 1), a->stride[1]);
@@ -589,11 +591,11 @@ static void plan_each(each *e, const tn_conv_args *a) {
     e->rows = tn_min64(1 + tn_max64(more, 0), a->places[0]);
     e->chains = a->pass > 0 ? tn_ceil_div(taps, a->pass) : tn_min64(taps, KIR_LANES);
     e->order_bytes = ((size_t)taps * 2 * sizeof(int64_t) + 63) / 64 * 64;
-    e->slab_bytes = area(each_slab(e, e->rows) + (EACH_RUN + 1) * VL);
+    e->slab_bytes = area(each_slab(e, e->rows) + (WEIGH_RUN + 1) * MOST_LANES);
     e->part_bytes = e->slab_bytes + area(taps);
 }
 
-static bool fits_each(const tn_conv_args *a) {
+bool tn_conv_each_fits(const tn_conv_args *a) {
     bool some = a->images > 0 && a->groups > 0;
     for (int axis = 0; axis < 2; axis++) {
         some = some && a->size[axis] > 0 && a->kernel[axis] > 0 && a->places[axis] > 0;
@@ -640,44 +642,10 @@ static void fill_each(const each *e, const float *x, int64_t first, int64_t rows
             int64_t low = tn_min64(in.low, e->w.phase), high = tn_max64(in.high, low);
             memset(at, 0, (size_t)low * sizeof *at);
             if (high > low)
-                copy_row(at + low, from + in.first * a->x_stride[3], a->stride[1] * a->x_stride[3], high - low);
+                e->w.with->copy_rows(at + low, 0, from + in.first * a->x_stride[3], 0, 1,
+                                     a->stride[1] * a->x_stride[3], high - low);
             memset(at + high, 0, (size_t)(e->w.phase - high) * sizeof *at);
         }
-    }
-}
-
-/* `n` vectors of places, into sum[0 … n): the chains, then folded by halves. Products are rounded, as the composition
- * has them. */
-VEC_INLINE void weigh_run(const each *e, const float *from, const float *weight, V *sum, const int n) {
-    const int64_t *at = e->at;
-    for (int64_t l = 0, k = 0; l < e->chains; l++) {
-        V s[EACH_RUN], w = v_set1(weight[k]);
-        VEC_UNROLL for (int i = 0; i < n; i++) s[i] = v_load(from + at[k] + i * VL) * w;
-        for (k++; k < e->end[l]; k++) {
-            w = v_set1(weight[k]);
-            VEC_UNROLL for (int i = 0; i < n; i++) s[i] = s[i] + v_load(from + at[k] + i * VL) * w;
-        }
-        VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] = s[i];
-    }
-    for (int64_t half = KIR_LANES / 2; half > 0; half /= 2)
-        for (int64_t l = 0; l < half && l + half < e->chains; l++) {
-            VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] += sum[(l + half) * n + i];
-        }
-    /* a reduction begins at +0 */
-    if (e->a.pass > 0 && e->chains == 1) return;
-    VEC_UNROLL for (int i = 0; i < n; i++) sum[i] += v_zero();
-}
-
-static void weigh_row(const each *e, const float *from, const float *weight, float *to) {
-    V sum[KIR_LANES * EACH_RUN];
-    int64_t i = 0, count = e->a.places[1];
-    for (; i + EACH_RUN * VL <= count; i += EACH_RUN * VL) {
-        weigh_run(e, from + i, weight, sum, EACH_RUN);
-        VEC_UNROLL for (int k = 0; k < EACH_RUN; k++) v_store(to + i + k * VL, sum[k]);
-    }
-    for (; i < count; i += VL) {
-        weigh_run(e, from + i, weight, sum, 1);
-        v_part_store(to + i, v_mask(count - i), sum[0]);
     }
 }
 
@@ -687,6 +655,7 @@ static void weigh_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     char *memory = e->parts + (size_t)worker * e->part_bytes;
     float *slab = (float *)(void *)memory, *weight = (float *)(void *)(memory + e->slab_bytes);
     const int64_t *s = a->weight_stride;
+    const tap_chains c = {e->at, e->end, e->chains, .from_zero = a->pass == 0 || e->chains > 1};
     for (int64_t n = begin; n < end; n++) {
         int64_t plane = n / e->blocks, channel = plane % a->groups, row = n % e->blocks * e->rows;
         int64_t rows = tn_min64(e->rows, a->places[0] - row);
@@ -697,17 +666,17 @@ static void weigh_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         fill_each(e, x, row * a->stride[0] - a->before[0], (rows - 1) * a->stride[0] + window_reach(a, 0), slab);
         float *to = a->out + (plane * a->places[0] + row) * a->places[1];
         for (int64_t r = 0; r < rows; r++, to += a->places[1])
-            weigh_row(e, slab + r * a->stride[0] * e->w.row, weight, to);
+            e->w.with->weigh_row(&c, slab + r * a->stride[0] * e->w.row, weight, to, a->places[1]);
     }
 }
 
-static size_t workspace_each(const tn_conv_args *args, int threads) {
+size_t tn_conv_each_workspace(const tn_conv_args *args, int threads) {
     each e;
     plan_each(&e, args);
     return e.order_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
 }
 
-static void run_each(const tn_conv_args *args) {
+void tn_conv_each(const tn_conv_args *args) {
     each e;
     plan_each(&e, args);
     int threads = choose_threads(args);
@@ -722,9 +691,3 @@ static void run_each(const tn_conv_args *args) {
         tn_parallel(planes * e.blocks, tn_max64(planes * e.blocks / (4 * threads), 1), weigh_blocks, &e);
     }
 }
-
-const tn_conv_table VEC_JOIN(tn_conv_table, TN_ISA_SUFFIX) = {
-    fits,        packed_bytes,     pack_filters, workspace,        run,
-    spread_fits, spread_workspace, run_spread,   workspace_weight, run_weight,
-    fits_each,   workspace_each,   run_each,
-};

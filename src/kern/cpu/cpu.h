@@ -1,13 +1,12 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
- * tiles.c, tiles_f64.c, conv.c, attention.c and sdpa.c are compiled with the flags of each instruction set and export
- * one table each (tiles_bf16.c is a table of AVX-512 alone); qmat.c is too, in other variants: dot products of small
- * integers matter to it, AVX-512 without them does not. select.c looks at the processor once and keeps the best tables
- * that this build has. */
+ * tiles.c, tiles_f64.c, conv_lines.c, attention.c and sdpa.c are compiled with the flags of each instruction set and
+ * export one table each (tiles_bf16.c is a table of AVX-512 alone); qmat.c is too, in other variants: dot products of
+ * small integers matter to it, AVX-512 without them does not. select.c looks at the processor once and keeps the best
+ * tables that this build has. */
 #ifndef TN_KERN_CPU_H
 #define TN_KERN_CPU_H
 
-#include "kern/conv.h"
 #include "kern/kern.h"
 
 /* Products: one driver a type (gemm.c), kernels for each instruction set (tiles.c). */
@@ -32,24 +31,6 @@ typedef struct tn_attention_table {
 } tn_attention_table;
 
 extern const tn_attention_table tn_attention_table_base, tn_attention_table_avx2, tn_attention_table_avx512;
-
-typedef struct tn_conv_table {
-    bool (*fits)(const tn_conv_args *args);
-    size_t (*packed_bytes)(const tn_conv_args *args);
-    void (*pack)(const tn_conv_args *args, void *to);
-    size_t (*workspace)(const tn_conv_args *args, int threads);
-    void (*run)(const tn_conv_args *args);
-    bool (*spread_fits)(const tn_conv_args *args);
-    size_t (*spread_workspace)(const tn_conv_args *args, int threads);
-    void (*run_spread)(const tn_conv_args *args);
-    size_t (*weight_workspace)(const tn_conv_args *args, int threads);
-    void (*run_weight)(const tn_conv_args *args);
-    bool (*each_fits)(const tn_conv_args *args);
-    size_t (*each_workspace)(const tn_conv_args *args, int threads);
-    void (*run_each)(const tn_conv_args *args);
-} tn_conv_table;
-
-extern const tn_conv_table tn_conv_table_base, tn_conv_table_avx2, tn_conv_table_avx512;
 
 typedef struct tn_sdpa_table {
     void (*run)(const tn_sdpa_args *args, bool backward);

@@ -1,6 +1,7 @@
 /* select.c — picks the native kernels for the processor at hand, once.
  *
  * Every instruction set yields the same bits, so the choice is about speed alone; TRUNNION_ISA lowers it (tn_cpu). */
+#include "kern/cpu/conv_lines.h"
 #include "kern/cpu/cpu.h"
 
 #include <pthread.h>
@@ -8,12 +9,12 @@
 typedef struct kernel_tables {
     const struct tile_set *f32, *f64;
     const tn_attention_table *attention;
-    const tn_conv_table *conv;
+    const conv_lines *conv;
     const tn_sdpa_table *sdpa;
 } kernel_tables;
 
 #define TABLES_OF(isa) \
-    { &tn_tiles_f32_##isa, &tn_tiles_f64_##isa, &tn_attention_table_##isa, &tn_conv_table_##isa, &tn_sdpa_table_##isa }
+    { &tn_tiles_f32_##isa, &tn_tiles_f64_##isa, &tn_attention_table_##isa, &tn_conv_lines_##isa, &tn_sdpa_table_##isa }
 
 /* Best last; what this build lacks takes the row before it. */
 static const kernel_tables built[TN_ISA_COUNT] = {
@@ -110,39 +111,7 @@ void tn_sdpa(const tn_sdpa_args *args, bool backward) { tables()->sdpa->run(args
 
 void tn_cache_write(const tn_cache_write_args *args) { tables()->attention->append(args); }
 
-/* ---- convolutions ------------------------------------------------------------------------------------------------ */
-
-bool tn_conv_fits(const tn_conv_args *args) { return tables()->conv->fits(args); }
-
-size_t tn_conv_packed_bytes(const tn_conv_args *args) { return tables()->conv->packed_bytes(args); }
-
-void tn_conv_pack(const tn_conv_args *args, void *to) { tables()->conv->pack(args, to); }
-
-size_t tn_conv_workspace(const tn_conv_args *args, int threads) { return tables()->conv->workspace(args, threads); }
-
-void tn_conv(const tn_conv_args *args) { tables()->conv->run(args); }
-
-bool tn_conv_spread_fits(const tn_conv_args *args) { return tables()->conv->spread_fits(args); }
-
-size_t tn_conv_spread_workspace(const tn_conv_args *args, int threads) {
-    return tables()->conv->spread_workspace(args, threads);
-}
-
-void tn_conv_spread(const tn_conv_args *args) { tables()->conv->run_spread(args); }
-
-size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads) {
-    return tables()->conv->weight_workspace(args, threads);
-}
-
-void tn_conv_weight(const tn_conv_args *args) { tables()->conv->run_weight(args); }
-
-bool tn_conv_each_fits(const tn_conv_args *args) { return tables()->conv->each_fits(args); }
-
-size_t tn_conv_each_workspace(const tn_conv_args *args, int threads) {
-    return tables()->conv->each_workspace(args, threads);
-}
-
-void tn_conv_each(const tn_conv_args *args) { tables()->conv->run_each(args); }
+const conv_lines *tn_conv_lines(void) { return tables()->conv; }
 
 /* ---- block-quantised weights ------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,138 @@
+/* conv_lines.c — rows of images, copied and weighed by vectors; compiled once per instruction set (conv_lines.h). */
+#include "kern/cpu/conv_lines.h"
+
+#include "kern/cpu/cpu.h"
+#include "kern/cpu/vec.h"
+
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
+
+/* Every second element of two vectors. */
+VEC_INLINE V v_evens(V a, V b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6);
+#endif
+}
+
+/* The first `count` elements of x to every second place. */
+VEC_INLINE void v_store_apart(float *to, V x, int64_t count) {
+#if defined(__AVX512F__)
+    V low = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    V high = __builtin_shufflevector(x, x, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+    uint32_t mask = count >= VL ? 0x55555555u : 0x55555555u & ((1u << 2 * count) - 1u);
+    v_part_store(to, (M)mask, low);
+    v_part_store(to + VL, (M)(mask >> VL), high);
+#elif defined(__AVX2__)
+    V low = __builtin_shufflevector(x, x, 0, 0, 1, 1, 2, 2, 3, 3);
+    V high = __builtin_shufflevector(x, x, 4, 4, 5, 5, 6, 6, 7, 7);
+    const M evens = _mm256_setr_epi32(-1, 0, -1, 0, -1, 0, -1, 0);
+    v_part_store(to, _mm256_and_si256(evens, v_mask(2 * count)), low);
+    v_part_store(to + VL, _mm256_and_si256(evens, v_mask(2 * count - VL)), high);
+#else
+    for (int64_t i = 0; i < count && i < VL; i++)
+        to[2 * i] = x[i];
+#endif
+}
+
+static void spread_row(float *to, const float *from, int64_t step, int64_t count) {
+    int64_t i = 0;
+    for (; step == 2 && i < count; i += VL)
+        v_store_apart(to + 2 * i, v_part_load(from + i, v_mask(count - i)), count - i);
+    for (; i < count; i++)
+        to[i * step] = from[i];
+}
+
+VEC_INLINE void copy_row(float *to, const float *from, int64_t step, int64_t count) {
+    int64_t i = 0;
+    if (step == 1) {
+        for (; i + VL <= count; i += VL)
+            v_store(to + i, v_load(from + i));
+        M rest = v_mask(count - i);
+        if (i < count) v_part_store(to + i, rest, v_part_load(from + i, rest));
+    } else if (step == 2) {
+        for (; i < count; i += VL) {
+            int64_t there = 2 * (count - i) - 1; /* elements up to the last one that is taken */
+            V low = v_part_load(from + 2 * i, v_mask(there));
+            V high = there > VL ? v_part_load(from + 2 * i + VL, v_mask(there - VL)) : v_zero();
+            v_part_store(to + i, v_mask(count - i), v_evens(low, high));
+        }
+    } else {
+        for (; i < count; i++)
+            to[i] = from[i * step];
+    }
+}
+
+static void copy_rows(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows, int64_t step,
+                      int64_t count) {
+    for (int64_t r = 0; r < rows; r++)
+        copy_row(to + r * to_row, from + r * from_row, step, count);
+}
+
+/* ---- operands of products ---------------------------------------------------------------------------------------- */
+
+static void copy_piece(float *to, int64_t distance, const float *from, const int64_t *tap, int64_t base,
+                           int64_t rows) {
+    for (int64_t r = 0; r < rows; r++, to += distance)
+        v_store(to, v_load(from + (tap[r] - base)));
+}
+
+/* `n` is a constant after inlining. */
+VEC_INLINE void copy_pieces(float *to, const float *slab, const piece *p, const int n, const int64_t *tap, int64_t base,
+                            int64_t steps) {
+    for (int64_t k = 0; k < steps; k++, to += PANEL) {
+        const float *from = slab + (tap[k] - base);
+        VEC_UNROLL for (int i = 0; i < n; i++) v_store(to + p[i].to % PANEL, v_load(from + p[i].from));
+    }
+}
+
+static void copy_steps(float *to, const float *slab, const piece *p, int n, const int64_t *tap, int64_t base,
+                       int64_t steps) {
+    switch (n) { /* the usual numbers of pieces */
+    case 1: copy_pieces(to, slab, p, 1, tap, base, steps); break;
+    case 2: copy_pieces(to, slab, p, 2, tap, base, steps); break;
+    case 3: copy_pieces(to, slab, p, 3, tap, base, steps); break;
+    case 4: copy_pieces(to, slab, p, 4, tap, base, steps); break;
+    default: copy_pieces(to, slab, p, n, tap, base, steps);
+    }
+}
+
+/* ---- one filter a channel ---------------------------------------------------------------------------------------- */
+
+/* `n` vectors of places, into sum[0 … n): the chains, then folded by halves. */
+VEC_INLINE void weigh_run(const tap_chains *c, const float *from, const float *weight, V *sum, const int n) {
+    const int64_t *at = c->at;
+    for (int64_t l = 0, k = 0; l < c->chains; l++) {
+        V s[WEIGH_RUN], w = v_set1(weight[k]);
+        VEC_UNROLL for (int i = 0; i < n; i++) s[i] = v_load(from + at[k] + i * VL) * w;
+        for (k++; k < c->end[l]; k++) {
+            w = v_set1(weight[k]);
+            VEC_UNROLL for (int i = 0; i < n; i++) s[i] = s[i] + v_load(from + at[k] + i * VL) * w;
+        }
+        VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] = s[i];
+    }
+    for (int64_t half = KIR_LANES / 2; half > 0; half /= 2)
+        for (int64_t l = 0; l < half && l + half < c->chains; l++) {
+            VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] += sum[(l + half) * n + i];
+        }
+    if (!c->from_zero) return;
+    VEC_UNROLL for (int i = 0; i < n; i++) sum[i] += v_zero();
+}
+
+static void weigh_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places) {
+    V sum[KIR_LANES * WEIGH_RUN];
+    int64_t i = 0;
+    for (; i + WEIGH_RUN * VL <= places; i += WEIGH_RUN * VL) {
+        weigh_run(c, from + i, weight, sum, WEIGH_RUN);
+        VEC_UNROLL for (int k = 0; k < WEIGH_RUN; k++) v_store(to + i + k * VL, sum[k]);
+    }
+    for (; i < places; i += VL) {
+        weigh_run(c, from + i, weight, sum, 1);
+        v_part_store(to + i, v_mask(places - i), sum[0]);
+    }
+}
+
+const conv_lines VEC_JOIN(tn_conv_lines, TN_ISA_SUFFIX) = {&TILES,     copy_rows,  spread_row,
+                                                           copy_piece, copy_steps, weigh_row};

@@ -1,0 +1,48 @@
+/* conv_lines.h — what convolutions do a vector at a time: the part of them that exists once per instruction set.
+ *
+ * conv.c cuts convolutions into blocks and is compiled once; it multiplies by the tiles of products, and moves rows of
+ * images by these. */
+#ifndef TN_CONV_LINES_H
+#define TN_CONV_LINES_H
+
+#include "kern/conv.h"
+#include "kern/cpu/product.h"
+
+enum {
+    MOST_LANES = 16, /* of a vector of any instruction set */
+    WEIGH_RUN = 4    /* vectors of places that are weighed at once */
+};
+
+/* At most a vector's elements of a slab that become columns [to, to + count) of a run of places. */
+typedef struct piece {
+    int32_t from, to, count;
+} piece;
+
+/* Taps in the order of their sums: chain l is at[end[l - 1] … end[l]), which are distances in a slab. The chains' sums
+ * are added by halves; `from_zero`: to +0, as a reduction begins. */
+typedef struct tap_chains {
+    const int64_t *at, *end;
+    int64_t chains; /* KIR_LANES at most */
+    bool from_zero;
+} tap_chains;
+
+typedef struct conv_lines {
+    const tile_set *tiles;
+    /* Every `step`-th element of some rows that are `to_row` and `from_row` apart; the way back, of one row. */
+    void (*copy_rows)(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows, int64_t step,
+                      int64_t count);
+    void (*spread_row)(float *to, const float *from, int64_t step, int64_t count);
+    /* A piece for each of `rows` taps: row r from from[tap[r] − base] to to[r · distance]. */
+    void (*copy_piece)(float *to, int64_t distance, const float *from, const int64_t *tap, int64_t base, int64_t rows);
+    /* Several pieces of one panel, step after step: whole vectors, as what lies behind a piece is written later; one
+     * vector behind the panel is touched too. */
+    void (*copy_steps)(float *to, const float *slab, const piece *p, int n, const int64_t *tap, int64_t base,
+                       int64_t steps);
+    /* A row of places, each the sum of weight[k] · from[at[k]]; products are rounded before they are added. */
+    void (*weigh_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places);
+} conv_lines;
+
+extern const conv_lines tn_conv_lines_base, tn_conv_lines_avx2, tn_conv_lines_avx512;
+const conv_lines *tn_conv_lines(void); /* the processor's (select.c) */
+
+#endif
