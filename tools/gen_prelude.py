@@ -128,11 +128,20 @@ def tidy(text):
     return "\n".join(out) + "\n"
 
 
+def own_pointer(parameter):
+    """A pointer among the parameters, or an array: of the item's own variables, but for tables."""
+    constant, kind, name = parameter.groups()
+    return parameter.group(0) if constant == "$table " else f"{constant or ''}$own{kind} {name}"
+
+
 def transcribe(text):
     text = re.sub(r"^(static inline |static )?", "$function ", text.strip())
     text = re.sub(r"\bconst uint32_t \*words\b", "$table uint32_t *words", text)
     for pattern, word in WORDS:
         text = re.sub(pattern, lambda m, word=word: word, text)
+    head, body = text.split("{", 1)
+    head = re.sub(r"(\$table |const )?(\$\w+) (\*\w+|\w+\[\d+\])(?=[,)])", own_pointer, head)
+    text = head + "{" + body
     return tidy(text)
 
 

@@ -69,6 +69,8 @@ static bool put_own_word(render *r, const char *word) {
         long long number;
     } numbers[] = {{"n", r->n},
                    {"base", r->base},
+                   {"slot", r->base - (long long)(k->bases_at / 8)},
+                   {"buffers", k->buffer_count},
                    {"size", r->size},
                    {"items", k->group[0]},
                    {"words", (long long)(k->params_bytes / 8)}};

@@ -3,7 +3,8 @@
  * A further language of C's family is one more row. Texts may use the words of render_text.h and, of the kernel being
  * written: $entry its name, $items of a workgroup, $words in its block of parameters, $p that block, $ix the type of
  * indices; of the buffer at hand $n its number, $type its elements' type, $const ("const " unless it is written), $base
- * the number of its base, $size its elements if it is local. */
+ * the number of its base, $slot its number among the global ones, which are $buffers, $size its elements if it is
+ * local. */
 #include "kir/render_text.h"
 
 #define SAME_NAME(name) [WORD_##name##_f32] = #name, [WORD_##name##_f64] = #name
@@ -72,6 +73,70 @@ const kir_dialect kir_dialect_opencl = {
     .word = "$ix($p[$n])",
     .array = "$type s$n[$size];\n",
     .local = "    $local$type b$n[$size];\n",
+};
+
+/* Every pointer names its address space, and nothing converts between them. The words' binding is that behind the
+ * buffers'. What Apple's specification promises with safe mathematics: sums, products, fma, quotients and square roots
+ * are rounded correctly, but subnormal numbers may be zero; so tn_caps.exact is false there. Its `precise` functions
+ * are named where there is a choice. Not compiled by Apple's compiler so far: see the tests' double. */
+const kir_dialect kir_dialect_msl = {
+    .name = "the Metal shading language",
+    .words =
+        {
+            [WORD_f32] = "float",
+            [WORD_i32] = "int",
+            [WORD_i64] = "long",
+            [WORD_u32] = "uint",
+            [WORD_u64] = "ulong",
+            [WORD_i16] = "short",
+            [WORD_u16] = "ushort",
+            [WORD_i8] = "char",
+            [WORD_u8] = "uchar",
+            [WORD_bool] = "bool",
+            [WORD_function] = "static inline",
+            [WORD_table] = "constant",
+            [WORD_global] = "device ",
+            [WORD_local] = "threadgroup ",
+            [WORD_own] = "thread ",
+            [WORD_l] = "L",
+            [WORD_ul] = "UL",
+            [WORD_inf] = "as_type<float>(0x7f800000U)",
+            [WORD_nan] = "as_type<float>(0x7fc00000U)",
+            [WORD_barrier] = "threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);",
+            [WORD_group] = "((ulong)at.x + (ulong)across.x * ((ulong)at.y + (ulong)across.y * (ulong)at.z))",
+            [WORD_item] = "me",
+            [WORD_bits_f32] = "as_type<uint>",
+            [WORD_from_bits_f32] = "as_type<float>",
+            [WORD_fabs_f32] = "fabs",
+            [WORD_sqrt_f32] = "precise::sqrt",
+            [WORD_floor_f32] = "floor",
+            [WORD_ceil_f32] = "ceil",
+            [WORD_trunc_f32] = "trunc",
+            [WORD_rint_f32] = "rint",
+            [WORD_fmod_f32] = "fmod",
+            [WORD_fma_f32] = "fma",
+            [WORD_copysign_f32] = "copysign",
+        },
+    .head = "#include <metal_stdlib>\n"
+            "#pragma METAL fp math_mode(safe)\n"
+            "#pragma METAL fp contract(off)\n"
+            "#pragma STDC FP_CONTRACT OFF\n"
+            "using namespace metal;\n",
+    .open = "[[kernel, max_total_threads_per_threadgroup($items)]] void $entry(\n    ",
+    .buffer = "device $const$u8 *a$n [[buffer($slot)]], ",
+    .by_address = "constant $i64 *p [[buffer($buffers)]],\n    uint3 at [[threadgroup_position_in_grid]], "
+                  "uint3 across [[threadgroups_per_grid]],\n    uint me [[thread_index_in_threadgroup]]) {\n",
+    .bind = "    device $const$type *b$n = (device $const$type *)(a$n + $p[$base]);\n",
+    .points = "    const $u64 begin = $group * $items;\n"
+              "    if (begin + $item >= ($u64)count) return;\n"
+              "    const $ix start = ($ix)begin, item = ($ix)$item;\n",
+    .items = "    const $u64 workgroup = $group;\n"
+             "    if (workgroup >= ($u64)count) return;\n"
+             "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n",
+    .close = "}\n",
+    .params_by_address = "p",
+    .groups = true,
+    .by_address_always = true,
 };
 
 const kir_dialect kir_dialect_c = {

@@ -21,7 +21,7 @@ static const prelude_row PRELUDE[PRELUDE_ROWS] = {
      "    return $from_bits_f32(($u32)(n + 127) << 23);\n"
      "}\n"},
     {"kir_reduce_ln2_f32", "", false,
-     "$function $f32 kir_reduce_ln2_f32($f32 x, $f32 *r) {\n"
+     "$function $f32 kir_reduce_ln2_f32($f32 x, $own$f32 *r) {\n"
      "    $f32 n = $fma_f32(x, 0x1.715476p0f, 0x1.8p23f) - 0x1.8p23f;\n"
      "    $f32 head = $fma_f32(n, -0x1.62e43p-1f, x);\n"
      "    *r = $fma_f32(n, 0x1.05c61p-29f, head);\n"
@@ -53,7 +53,7 @@ static const prelude_row PRELUDE[PRELUDE_ROWS] = {
      "    return $from_bits_f64(($u64)(n + 1023) << 52);\n"
      "}\n"},
     {"kir_reduce_ln2_f64", "", true,
-     "$function $f64 kir_reduce_ln2_f64($f64 x, $f64 *r) {\n"
+     "$function $f64 kir_reduce_ln2_f64($f64 x, $own$f64 *r) {\n"
      "    $f64 n = $fma_f64(x, 0x1.71547652b82fep0, 0x1.8p52) - 0x1.8p52;\n"
      "    $f64 head = $fma_f64(n, -0x1.62e42fefa39efp-1, x);\n"
      "    *r = $fma_f64(n, -0x1.abc9e3b39803fp-56, head);\n"
@@ -197,7 +197,7 @@ static const prelude_row PRELUDE[PRELUDE_ROWS] = {
      "    return kir_trig_is_far_f32(x) ? kir_trig_far_f32(x, 0) : kir_sin_near_f32(x);\n"
      "}\n"},
     {"kir_window", "", false,
-     "$function $u32 kir_window(const $u32 *number, $i32 top) {\n"
+     "$function $u32 kir_window(const $own$u32 *number, $i32 top) {\n"
      "    $i32 low = top - 31;\n"
      "    $u64 pair = 0;\n"
      "    $i32 word = low >> 5, shift = low & 31;\n"
@@ -205,7 +205,7 @@ static const prelude_row PRELUDE[PRELUDE_ROWS] = {
      "    return ($u32)(pair >> shift);\n"
      "}\n"},
     {"kir_times_words", "", false,
-     "$function void kir_times_words($u64 mantissa, $table $u32 *words, $u32 number[9]) {\n"
+     "$function void kir_times_words($u64 mantissa, $table $u32 *words, $own$u32 number[9]) {\n"
      "    $u64 low = mantissa & 0xffffffff, high = mantissa >> 32, carry = 0;\n"
      "    for ($i32 i = 0; i < 9; i++) number[i] = 0;\n"
      "    for ($i32 i = 0; i < 6; i++) {\n"
@@ -223,7 +223,7 @@ static const prelude_row PRELUDE[PRELUDE_ROWS] = {
      "    number[7] = ($u32)carry;\n"
      "}\n"},
     {"kir_reduce_large", "\001\025\026", true,
-     "$function $f64 kir_reduce_large($f64 x, $i64 *quadrant) {\n"
+     "$function $f64 kir_reduce_large($f64 x, $own$i64 *quadrant) {\n"
      "    $u64 bits = $bits_f64(x);\n"
      "    $i32 exponent = ($i32)(bits >> 52 & 0x7ff) - 1075;\n"
      "    $u64 mantissa = (bits & 0xfffffffffffff) | ($u64)1 << 52;\n"

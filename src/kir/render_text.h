@@ -17,6 +17,7 @@
     X(table)         /* before an array of constants at the top level, and before what points into it */   \
     X(global)        /* before what points into a buffer */                                                \
     X(local)         /* before an array in workgroup memory */                                             \
+    X(own)           /* before what points to variables of the item */                                     \
     X(l) X(ul)       /* behind a literal of type i64, u64 */                                               \
     X(inf) X(nan)    /* of type f32 */                                                                     \
     X(barrier)       /* the statement */                                                                   \
