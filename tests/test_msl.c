@@ -1,6 +1,6 @@
-/* test_msl.c — the kernels of the Metal shading language that this library writes are kernels of that language, as far as
- * this can be told without Apple's compiler: every pointer says in which address space it points, and clang, with the
- * address spaces as three different ones, takes the text. That they compute what they should is seen in test_metal.c.
+/* test_msl.c — the kernels of the Metal shading language that this library writes are kernels of that language, as far
+ * as this can be told without Apple's compiler: every pointer says in which address space it points, and clang, which
+ * sees three different address spaces there, takes the text. That they compute what they should: test_metal.c.
  */
 #include "test_support.h"
 

@@ -136,6 +136,10 @@ const kir_dialect kir_dialect_msl = {
     .close = "}\n",
     .params_by_address = "p",
     .groups = true,
+    .choice = "#0 ? #1 : #2",
+    .word = "$ix($p[$n])",
+    .array = "$type s$n[$size];\n",
+    .local = "    $local$type b$n[$size];\n",
     .by_address_always = true,
 };
 
