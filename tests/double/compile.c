@@ -3,7 +3,6 @@
  * An object is a head and the bytes of a shared library. Both the libraries and nothing else lie in the cache
  * folder, each under the hash of shim, text, tail, flags and compiler; a file there is whole, because it comes under
  * its name by a rename. No header is included and little is linked: that is what makes 30 ms of 150. */
-#define _GNU_SOURCE
 #include "parts.h"
 
 #include <dlfcn.h>

@@ -3,7 +3,6 @@
  *
  * All come from one range of addresses that is reserved once, so no pointer of the host looks like one; they are
  * handed out in ascending order and never twice, so an address tells for ever what it was. */
-#define _GNU_SOURCE
 #include "engine.h"
 
 #include <pthread.h>

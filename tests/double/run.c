@@ -7,7 +7,6 @@
  *
  * A fault in a kernel (SIGSEGV and its like) ends the launch: the handler describes the place and jumps back to
  * engine_run; what the items had on their stacks is forgotten. */
-#define _GNU_SOURCE
 #include "parts.h"
 
 #include <pthread.h>
