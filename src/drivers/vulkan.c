@@ -1,0 +1,1045 @@
+/* vulkan.c — Vulkan: every device of the loader that computes; memory, kernels (SPIR-V) and launches there.
+ *
+ * The floor is Vulkan 1.1. What lies above it is asked for, and what a device does not have is left out.
+ *
+ * A device has one stream of commands, whichever of its queues a call names: a ring of slots, each with a command
+ * buffer that several calls record into before it is submitted. Who comes later in the stream may rely on all before
+ * it: a barrier stands between calls that depend on each other, none between the launches of one call. A submission has
+ * a number, and a fence; an event is the number of the submission that holds all before it. Objects are used from
+ * several threads, which Vulkan leaves to its callers: one lock guards the stream, and is let go while a thread waits.
+ *
+ * Memory has handles: hal/span.h makes addresses of them. A kernel is bound whole allocations, as far as a binding
+ * reaches, and finds its place in them by the bases among its parameters, which lie in host memory of the slot. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "drivers/vulkan.h"
+#include "hal/hal.h"
+#include "hal/span.h"
+
+#if TRUNNION_WITH_VULKAN
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+static const char SMALLER[] = "try a smaller batch, a smaller type, or another device";
+static const char ANEW[] = "open the device anew or use another; the system's log may say why (dmesg)";
+static const char DRIVER[] = "update the Vulkan driver; if that does not help, please report this text";
+
+static const struct error_row {
+    int32_t code;
+    const char *name;
+    tn_status status;
+    const char *advice;
+} errors[] = {
+    {OUT_OF_HOST, "VK_ERROR_OUT_OF_HOST_MEMORY", TN_ERR_MEMORY, SMALLER},
+    {OUT_OF_DEVICE, "VK_ERROR_OUT_OF_DEVICE_MEMORY", TN_ERR_MEMORY, SMALLER},
+    {INITIALIZATION_FAILED, "VK_ERROR_INITIALIZATION_FAILED", TN_ERR_UNAVAILABLE, DRIVER},
+    {LOST, "VK_ERROR_DEVICE_LOST", TN_ERR_LOST, ANEW},
+    {MAP_FAILED, "VK_ERROR_MEMORY_MAP_FAILED", TN_ERR_MEMORY, SMALLER},
+    {NO_EXTENSION, "VK_ERROR_EXTENSION_NOT_PRESENT", TN_ERR_DEVICE, DRIVER},
+    {NO_FEATURE, "VK_ERROR_FEATURE_NOT_PRESENT", TN_ERR_DEVICE, DRIVER},
+    {INCOMPATIBLE_DRIVER, "VK_ERROR_INCOMPATIBLE_DRIVER", TN_ERR_UNAVAILABLE, tn_vulkan_no_driver},
+    {TOO_MANY_OBJECTS, "VK_ERROR_TOO_MANY_OBJECTS", TN_ERR_MEMORY, SMALLER},
+    {FRAGMENTED_POOL, "VK_ERROR_FRAGMENTED_POOL", TN_ERR_MEMORY, SMALLER},
+    {UNKNOWN, "VK_ERROR_UNKNOWN", TN_ERR_DEVICE, DRIVER},
+    {OUT_OF_POOL, "VK_ERROR_OUT_OF_POOL_MEMORY", TN_ERR_MEMORY, SMALLER},
+    {INVALID_SHADER, "VK_ERROR_INVALID_SHADER_NV", TN_ERR_UNSUPPORTED, DRIVER},
+};
+
+/* A piece of memory and the buffer over it. */
+typedef struct block {
+    uint64_t buffer, memory;
+    size_t bytes;
+    unsigned char *host; /* where the host sees it; NULL: nowhere */
+    uint64_t last;       /* number of the last submission that uses it */
+} block;
+
+/* A command buffer, and what the commands in it need until they have ended. */
+typedef struct slot {
+    void *commands;
+    uint64_t fence, sets;
+    block room;               /* of the host: parameters, and bytes of small copies */
+    size_t used;              /* of room */
+    int dispatches, bindings; /* recorded */
+    uint64_t number;          /* of its last submission; 0: none */
+    int waiters;              /* threads that wait for its fence */
+} slot;
+
+enum { SLOTS = 8, SLOT_ROOM = 128 << 10, SLOT_DISPATCHES = 128, SLOT_BINDINGS = 16 * SLOT_DISPATCHES };
+
+typedef struct vk_device {
+    char id[24];
+    void *place, *device, *queue; /* the physical device, what was made of it, its queue */
+    vk_properties properties;
+    vk_driver driver;
+    tn_caps caps;
+    vk_memory memory;
+    bool software, unified, knows_budget, times;
+    int64_t total_memory, largest;
+    atomic_llong taken_memory;
+    tn_spans spans;
+    atomic_bool lost;
+    pthread_mutex_t loss_lock;
+    char loss[200]; /* what happened first; its lock guards the writing */
+    pthread_mutex_t staging_lock;
+    block staging;        /* through which the host sees memory that it does not; made when it is first needed */
+    pthread_mutex_t lock; /* guards all that follows: the stream */
+    pthread_cond_t left;  /* a waiter has left its slot */
+    uint64_t pool;        /* of command buffers */
+    slot slots[SLOTS];
+    uint64_t submitted, done; /* numbers of the last submission, and of the last that is known to have ended */
+    bool recording;           /* in the slot of number submitted + 1 */
+    bool written;             /* something was recorded behind the last barrier */
+} vk_device;
+
+static slot *slot_of(vk_device *d, uint64_t number) { return &d->slots[number % SLOTS]; }
+
+static void lose(vk_device *d, const char *call, const char *values, const char *name) {
+    pthread_mutex_lock(&d->loss_lock);
+    if (!atomic_load(&d->lost)) snprintf(d->loss, sizeof d->loss, "%s(%s): %s", call, values, name);
+    atomic_store(&d->lost, true);
+    pthread_mutex_unlock(&d->loss_lock);
+}
+
+/* TN_OK, or "vulkan:0: vkCall(values): NAME (-2); what to do". */
+static tn_status check(vk_device *d, int32_t code, const char *call, const char *format, ...) TN_PRINTF(4, 5);
+static tn_status check(vk_device *d, int32_t code, const char *call, const char *format, ...) {
+    static const struct error_row unknown = {0, "an error of the driver's own", TN_ERR_DEVICE, DRIVER};
+    const struct error_row *row = &unknown;
+    char values[160];
+    if (code >= SUCCESS) return TN_OK;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(values, sizeof values, format, args);
+    va_end(args);
+    for (size_t i = 0; i < TN_COUNT(errors); i++)
+        if (errors[i].code == code) row = &errors[i];
+    if (row->status == TN_ERR_LOST) lose(d, call, values, row->name);
+    return tn_fail(row->status, "%s: %s(%s): %s (%d)%s; %s", d->id, call, values, row->name, code,
+                   row->status == TN_ERR_LOST ? ": the device is lost" : "", row->advice);
+}
+
+/* Whether the device can still be talked to. */
+static tn_status alive(vk_device *d) {
+    if (!atomic_load(&d->lost)) return TN_OK;
+    return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); %s", d->id, d->loss, ANEW);
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
+
+static void block_free(vk_device *d, block *b) {
+    if (b->buffer) tn_vk.DestroyBuffer(d->device, b->buffer, NULL);
+    if (b->memory) tn_vk.FreeMemory(d->device, b->memory, NULL); /* and unmaps it */
+    *b = (block){0};
+}
+
+/* The first type among `types` that has all of `must`, preferably with all of `like`; -1: none. */
+static int memory_type(const vk_device *d, uint32_t types, uint32_t must, uint32_t like) {
+    int found = -1;
+    for (uint32_t i = d->memory.type_count; i-- > 0;) {
+        uint32_t flags = d->memory.types[i].flags;
+        if (!(types >> i & 1) || (flags & must) != must) continue;
+        bool best = found >= 0 && (d->memory.types[found].flags & like) == like;
+        if ((flags & like) == like || !best) found = (int)i;
+    }
+    return found;
+}
+
+enum {
+    HOST_SEES = MEMORY_VISIBLE | MEMORY_COHERENT,
+    HOST_READS = HOST_SEES | MEMORY_CACHED,
+    GRAIN = 64, /* blocks are multiples of it: kernels may read whole words behind the last element */
+};
+
+static tn_status block_fill(vk_device *d, block *b, uint32_t must, uint32_t like) {
+    const vk_buffer_info info = {
+        .kind = KIND_BUFFER, .size = b->bytes, .usage = USE_STORAGE | USE_COPY_FROM | USE_COPY_TO};
+    vk_requirements needs = {0};
+    TRY(check(d, tn_vk.CreateBuffer(d->device, &info, NULL, &b->buffer), "vkCreateBuffer", "%zu bytes", b->bytes));
+    tn_vk.GetBufferMemoryRequirements(d->device, b->buffer, &needs);
+    int type = memory_type(d, needs.types, must, like);
+    if (type < 0) return tn_fail(TN_ERR_DEVICE, "%s: no memory of kind %x for buffers; %s", d->id, must, DRIVER);
+    const vk_allocate_info allocate = {.kind = KIND_ALLOCATE, .size = needs.size, .type = (uint32_t)type};
+    TRY(check(d, tn_vk.AllocateMemory(d->device, &allocate, NULL, &b->memory), "vkAllocateMemory",
+              "%llu bytes of memory type %d", (unsigned long long)needs.size, type));
+    TRY(check(d, tn_vk.BindBufferMemory(d->device, b->buffer, b->memory, 0), "vkBindBufferMemory", "%zu bytes",
+              b->bytes));
+    bool seen = must & MEMORY_VISIBLE || (like && (d->memory.types[type].flags & HOST_READS) == HOST_READS);
+    if (!seen) return TN_OK;
+    void *host = NULL;
+    TRY(check(d, tn_vk.MapMemory(d->device, b->memory, 0, b->bytes, 0, &host), "vkMapMemory", "%zu bytes", b->bytes));
+    b->host = host;
+    return TN_OK;
+}
+
+/* A block in memory that has all flags of `must`; the host sees it if it must, or likes to and can do so quickly. */
+static tn_status block_make(vk_device *d, block *b, size_t bytes, uint32_t must, uint32_t like) {
+    *b = (block){.bytes = (bytes + !bytes + GRAIN - 1) / GRAIN * GRAIN};
+    tn_status s = block_fill(d, b, must, like);
+    if (s != TN_OK) block_free(d, b);
+    return s;
+}
+
+/* ---- the stream: all of these want the lock to be held ----------------------------------------------------------- */
+
+static void barrier(vk_device *d, void *commands, uint32_t stages, uint32_t access) {
+    const vk_barrier b = {.kind = KIND_MEMORY_BARRIER, .from = SHADER_WRITE | TRANSFER_WRITE, .to = access};
+    tn_vk.CmdPipelineBarrier(commands, STAGE_COMPUTE | STAGE_TRANSFER, stages, 0, 1, &b, 0, NULL, 0, NULL);
+    d->written = false;
+}
+
+/* Waits until the submission of this number has ended. Lets the lock go meanwhile. */
+static tn_status await(vk_device *d, uint64_t number) {
+    slot *s = slot_of(d, number);
+    TRY(alive(d));
+    if (number <= d->done) return TN_OK;
+    s->waiters++;
+    pthread_mutex_unlock(&d->lock);
+    int32_t error = tn_vk.WaitForFences(d->device, 1, &s->fence, 1, UINT64_MAX);
+    pthread_mutex_lock(&d->lock);
+    s->waiters--;
+    pthread_cond_broadcast(&d->left);
+    if (error == SUCCESS && number > d->done) d->done = number;
+    return check(d, error, "vkWaitForFences", "submission %llu", (unsigned long long)number);
+}
+
+/* Ends the slot that is being recorded, if there is one, and has the device begin with it. What was recorded is gone
+ * when that fails, and with it what the memory ought to hold: the device counts as lost. */
+static tn_status submit(vk_device *d) {
+    if (!d->recording) return TN_OK;
+    slot *s = slot_of(d, d->submitted + 1);
+    barrier(d, s->commands, STAGE_HOST, HOST_READ | HOST_WRITE);
+    d->recording = false;
+    const char *call = "vkEndCommandBuffer";
+    int32_t error = tn_vk.EndCommandBuffer(s->commands);
+    if (error == SUCCESS) {
+        const vk_submit_info info = {.kind = KIND_SUBMIT, .command_count = 1, .commands = &s->commands};
+        call = "vkQueueSubmit";
+        error = tn_vk.QueueSubmit(d->queue, 1, &info, s->fence);
+    }
+    if (error == SUCCESS) {
+        s->number = ++d->submitted;
+        return TN_OK;
+    }
+    tn_status status = check(d, error, call, "%d dispatches", s->dispatches);
+    if (status == TN_ERR_LOST) return status;
+    lose(d, call, "", "commands that were not taken");
+    return tn_fail_prefix(TN_ERR_LOST, "the device is lost with what it was to do");
+}
+
+/* All that the stream holds has ended. */
+static tn_status finish(vk_device *d) {
+    TRY(submit(d));
+    return await(d, d->submitted);
+}
+
+/* Whether nothing is under way, as far as it can be told without waiting. */
+static bool is_idle(vk_device *d) {
+    if (d->recording) return false;
+    if (d->done < d->submitted && tn_vk.GetFenceStatus(d->device, slot_of(d, d->submitted)->fence) == SUCCESS)
+        d->done = d->submitted;
+    return d->done == d->submitted;
+}
+
+static tn_status slot_begin(vk_device *d, slot *s) {
+    const vk_begin_info info = {.kind = KIND_BEGIN, .flags = ONE_TIME};
+    TRY(check(d, tn_vk.ResetFences(d->device, 1, &s->fence), "vkResetFences", "%s", ""));
+    TRY(check(d, tn_vk.ResetDescriptorPool(d->device, s->sets, 0), "vkResetDescriptorPool", "%s", ""));
+    TRY(check(d, tn_vk.BeginCommandBuffer(s->commands, &info), "vkBeginCommandBuffer", "%s", ""));
+    s->used = 0;
+    s->dispatches = s->bindings = 0;
+    d->recording = d->written = true;
+    return TN_OK;
+}
+
+/* The slot to record into; it has room for so many bytes, and for a dispatch with so many bindings. */
+static tn_status record(vk_device *d, size_t bytes, int bindings, slot **out) {
+    for (;;) {
+        TRY(alive(d));
+        slot *s = *out = slot_of(d, d->submitted + 1);
+        bool has_room =
+            s->used + bytes <= SLOT_ROOM && s->dispatches < SLOT_DISPATCHES && s->bindings + bindings <= SLOT_BINDINGS;
+        if (d->recording && has_room) return TN_OK;
+        if (d->recording)
+            TRY(submit(d));
+        else if (s->number > d->done)
+            TRY(await(d, s->number));
+        else if (s->waiters)
+            pthread_cond_wait(&d->left, &d->lock);
+        else
+            TRY(slot_begin(d, s));
+    }
+}
+
+/* Puts what follows behind what was recorded, and notes that the blocks are used. */
+static void follow(vk_device *d, const slot *s, block *a, block *b) {
+    if (d->written)
+        barrier(d, s->commands, STAGE_COMPUTE | STAGE_TRANSFER,
+                SHADER_READ | SHADER_WRITE | TRANSFER_READ | TRANSFER_WRITE);
+    d->written = true;
+    a->last = b->last = d->submitted + 1;
+}
+
+/* The stream is through with what the submission of this number used; a device that is lost is. */
+static void settle(vk_device *d, uint64_t last) {
+    if (last > d->submitted) (void)submit(d);
+    (void)await(d, last < d->submitted ? last : d->submitted);
+}
+
+static tn_status slot_start(vk_device *d, slot *s) {
+    const vk_pool_size sizes[] = {{STORAGE, SLOT_BINDINGS}, {STORAGE_MOVING, SLOT_DISPATCHES}};
+    const vk_set_pool_info sets = {
+        .kind = KIND_SET_POOL, .sets = SLOT_DISPATCHES, .count = TN_COUNT(sizes), .sizes = sizes};
+    const vk_plain_info fence = {.kind = KIND_FENCE};
+    const vk_commands_info commands = {.kind = KIND_COMMANDS, .pool = d->pool, .count = 1};
+    TRY(check(d, tn_vk.AllocateCommandBuffers(d->device, &commands, &s->commands), "vkAllocateCommandBuffers", "1"));
+    TRY(check(d, tn_vk.CreateFence(d->device, &fence, NULL, &s->fence), "vkCreateFence", "%s", ""));
+    TRY(check(d, tn_vk.CreateDescriptorPool(d->device, &sets, NULL, &s->sets), "vkCreateDescriptorPool", "%d sets",
+              SLOT_DISPATCHES));
+    return block_make(d, &s->room, SLOT_ROOM, HOST_SEES, MEMORY_LOCAL);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+enum { EXT_STORAGE_8, EXT_FLOAT16_INT8, EXT_FLOAT_CONTROLS, EXT_BUDGET, EXT_DRIVER, EXT_SUBSET, EXT_COUNT };
+static const char *const extensions[EXT_COUNT] = {
+    [EXT_STORAGE_8] = "VK_KHR_8bit_storage",
+    [EXT_FLOAT16_INT8] = "VK_KHR_shader_float16_int8",
+    [EXT_FLOAT_CONTROLS] = "VK_KHR_shader_float_controls",
+    [EXT_BUDGET] = "VK_EXT_memory_budget",
+    [EXT_DRIVER] = "VK_KHR_driver_properties",
+    [EXT_SUBSET] = "VK_KHR_portability_subset", /* to be enabled where it is there */
+};
+
+static void *chained(vk_chain *head, vk_chain *more) {
+    more->next = head->next;
+    head->next = more;
+    return more;
+}
+
+static uint32_t float_features(const vk_float_controls *c) {
+    const uint32_t *const modes[] = {c->keeps_specials, c->keeps_denormals, c->rounds_to_even};
+    uint32_t bits = 0;
+    for (int m = 0; m < 3; m++) {
+        const uint32_t *has = modes[m];
+        bool all = (has[0] && has[1] && has[2]) || (c->independent[0] == 1 && c->independent[1] == 1);
+        for (int width = 0; width < 3; width++) /* those of 16 and 64 bits may have to agree with others */
+            if (has[width] && (all || width == 1)) bits |= (uint32_t)TN_SPIRV_PRESERVE_16 << (3 * m + width);
+    }
+    return bits;
+}
+
+static int64_t at_most(uint64_t value) { return value < INT64_MAX ? (int64_t)value : INT64_MAX; }
+
+/* What each device of the same driver computes alike. Vulkan does not promise that division, square root and fma are
+ * correctly rounded; these are known to be. */
+static bool is_exact(const vk_device *d) {
+    enum { MODES = TN_SPIRV_PRESERVE_32 | TN_SPIRV_DENORM_32 | TN_SPIRV_RTE_32 };
+    return d->driver.id == DRIVER_LLVMPIPE && (d->caps.features & MODES) == MODES;
+}
+
+static void version_of(const vk_device *d, char *out, size_t size) {
+    const vk_properties *p = &d->properties;
+    uint64_t hash = tn_hash64(p->cache_uuid, sizeof p->cache_uuid, d->caps.features);
+    hash = tn_hash64(p->name, sizeof p->name, hash ^ p->driver_version ^ (uint64_t)p->api_version << 32);
+    snprintf(out, size, "%.40s %.20s %08x %016llx", d->driver.name, d->driver.info, p->driver_version,
+             (unsigned long long)hash);
+}
+
+static void fill_caps(vk_device *d, const vk_features *f, const vk_subgroup *subgroup) {
+    const vk_limits *l = &d->properties.limits;
+    uint32_t words = TN_SPIRV_STORAGE_8 | TN_SPIRV_STORAGE_16;
+    int64_t alignment = tn_max64(at_most(l->storage_alignment), GRAIN);
+    uint32_t bindings = l->stage_storage < l->set_storage ? l->stage_storage : l->set_storage;
+    tn_caps *c = &d->caps;
+    c->struct_size = sizeof *c;
+    c->code = TN_CODE_SPIRV;
+    c->f64 = f->f64;
+    c->i64 = f->i64;
+    c->f16 = (c->features & TN_SPIRV_FLOAT_16) && (c->features & TN_SPIRV_STORAGE_16);
+    c->max_buffer = (int64_t)l->storage_range - alignment;
+    c->max_group = l->group_items < l->group_size[0] ? l->group_items : l->group_size[0];
+    c->shared_memory = l->shared_memory;
+    c->alignment = alignment;
+    c->max_bindings = (int)(bindings < l->stage_resources ? bindings : l->stage_resources) - 1; /* and the parameters */
+    c->max_groups_x = l->groups[0];
+    c->subgroup = subgroup->size;
+    c->words_only = (c->features & words) != words;
+    c->exact = is_exact(d);
+    version_of(d, c->version, sizeof c->version);
+}
+
+/* Asks for all that is made use of, and makes a device that has as much of it as there is. */
+static tn_status device_make(vk_device *d, uint32_t family) {
+    uint32_t found = tn_vulkan_extensions(d->place, extensions, EXT_COUNT), n = 0;
+    const char *enabled[EXT_COUNT];
+    vk_features all = {.head.kind = KIND_FEATURES}, use = {.head.kind = KIND_FEATURES};
+    vk_storage_16 s16 = {.head.kind = KIND_STORAGE_16};
+    vk_storage_8 s8 = {.head.kind = KIND_STORAGE_8};
+    vk_float16_int8 small = {.head.kind = KIND_FLOAT16_INT8};
+    vk_properties2 p = {.head.kind = KIND_PROPERTIES};
+    vk_subgroup subgroup = {.head.kind = KIND_SUBGROUP};
+    vk_largest largest = {.head.kind = KIND_LARGEST};
+    vk_float_controls floats = {.head.kind = KIND_FLOAT_CONTROLS};
+    d->driver = (vk_driver){.head.kind = KIND_DRIVER};
+    for (int i = 0; i < EXT_COUNT; i++)
+        if (found >> i & 1) enabled[n++] = extensions[i];
+    chained(&all.head, &s16.head);
+    if (found >> EXT_STORAGE_8 & 1) chained(&all.head, &s8.head);
+    if (found >> EXT_FLOAT16_INT8 & 1) chained(&all.head, &small.head);
+    tn_vk.GetPhysicalDeviceFeatures2(d->place, &all);
+    chained(chained(&p.head, &subgroup.head), &largest.head);
+    if (found >> EXT_FLOAT_CONTROLS & 1) chained(&p.head, &floats.head);
+    if (found >> EXT_DRIVER & 1) chained(&p.head, &d->driver.head);
+    tn_vk.GetPhysicalDeviceProperties2(d->place, &p);
+    d->driver.head.next = NULL;
+    d->properties = p.properties;
+    d->largest = largest.allocation ? at_most(largest.allocation) : INT64_MAX;
+    d->knows_budget = found >> EXT_BUDGET & 1;
+
+    use.head.next = all.head.next;
+    use.f64 = all.f64;
+    use.i64 = all.i64;
+    use.i16 = all.i16;
+    s16 = (vk_storage_16){.head = s16.head, .storage = s16.storage};
+    s8 = (vk_storage_8){.head = s8.head, .storage = s8.storage};
+    d->caps.features = (s8.storage ? TN_SPIRV_STORAGE_8 : 0u) | (s16.storage ? TN_SPIRV_STORAGE_16 : 0u) |
+                       (small.i8 ? TN_SPIRV_INT_8 : 0u) | (all.i16 ? TN_SPIRV_INT_16 : 0u) |
+                       (small.f16 ? TN_SPIRV_FLOAT_16 : 0u) | float_features(&floats);
+    fill_caps(d, &all, &subgroup);
+    const float priority = 1;
+    const vk_queue_info queue = {.kind = KIND_QUEUE, .family = family, .count = 1, .priorities = &priority};
+    const vk_device_info info = {.kind = KIND_DEVICE,
+                                 .next = &use,
+                                 .queue_count = 1,
+                                 .queues = &queue,
+                                 .extension_count = n,
+                                 .extensions = enabled};
+    return check(d, tn_vk.CreateDevice(d->place, &info, NULL, &d->device), "vkCreateDevice", "%u extensions", n);
+}
+
+static tn_status device_start(vk_device *d) {
+    uint32_t time_bits = 0, family = 0;
+    int64_t unused;
+    (void)tn_vulkan_family(d->place, &family, &time_bits);
+    tn_vk.GetPhysicalDeviceProperties(d->place, &d->properties);
+    if (d->properties.api_version < VERSION_1_1)
+        return tn_fail(TN_ERR_UNSUPPORTED,
+                       "%s: Vulkan 1.0, and 1.1 is the least that Trunnion can use; update the driver", d->id);
+    d->software = d->properties.device_type == TYPE_CPU;
+    d->unified = (d->software || d->properties.device_type == TYPE_INTEGRATED) && !tn_env("TRUNNION_VULKAN_STAGING");
+    tn_vk.GetPhysicalDeviceMemoryProperties(d->place, &d->memory);
+    TRY(device_make(d, family));
+    tn_vulkan_memory(d->place, d->knows_budget, &d->total_memory, &unused);
+    d->times = time_bits && d->properties.limits.time_unit > 0;
+    tn_vk.GetDeviceQueue(d->device, family, 0, &d->queue);
+    const vk_plain_info pool = {.kind = KIND_COMMAND_POOL, .flags = POOL_RESETS, .family = family};
+    TRY(check(d, tn_vk.CreateCommandPool(d->device, &pool, NULL, &d->pool), "vkCreateCommandPool", "family %u",
+              family));
+    for (int i = 0; i < SLOTS; i++)
+        TRY(slot_start(d, &d->slots[i]));
+    return TN_OK;
+}
+
+/* Also for a device that did not open all the way. */
+static void vulkan_close(void *device) {
+    vk_device *d = device;
+    if (d->device) (void)tn_vk.DeviceWaitIdle(d->device);
+    for (int i = 0; d->device && i < SLOTS; i++) {
+        if (d->slots[i].fence) tn_vk.DestroyFence(d->device, d->slots[i].fence, NULL);
+        if (d->slots[i].sets) tn_vk.DestroyDescriptorPool(d->device, d->slots[i].sets, NULL);
+        block_free(d, &d->slots[i].room);
+    }
+    if (d->pool) tn_vk.DestroyCommandPool(d->device, d->pool, NULL);
+    if (d->device) block_free(d, &d->staging);
+    if (d->device) tn_vk.DestroyDevice(d->device, NULL);
+    tn_spans_close(&d->spans);
+    pthread_cond_destroy(&d->left);
+    pthread_mutex_destroy(&d->loss_lock);
+    pthread_mutex_destroy(&d->staging_lock);
+    pthread_mutex_destroy(&d->lock);
+    tn_mem_free(d);
+}
+
+static tn_status vulkan_open(int index, const tn_device_options *options, void **device) {
+    (void)options;
+    void *place;
+    TRY(tn_vulkan_find(index, &place));
+    vk_device *d = tn_mem_zalloc(1, sizeof *d);
+    if (!d) return TN_ERR_MEMORY;
+    d->place = place;
+    snprintf(d->id, sizeof d->id, "vulkan:%d", index);
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_mutex_init(&d->staging_lock, NULL);
+    pthread_mutex_init(&d->loss_lock, NULL);
+    pthread_cond_init(&d->left, NULL);
+    tn_spans_open(&d->spans);
+    tn_status s = device_start(d);
+    if (s != TN_OK) {
+        vulkan_close(d);
+        return s;
+    }
+    *device = d;
+    return TN_OK;
+}
+
+static tn_status vulkan_caps(void *device, tn_caps *out) {
+    *out = ((vk_device *)device)->caps;
+    return TN_OK;
+}
+
+static tn_status vulkan_memory(void *device, int64_t *total, int64_t *unused) {
+    vk_device *d = device;
+    tn_vulkan_memory(d->place, d->knows_budget, total, unused);
+    if (!d->knows_budget) *unused = tn_max64(*total - atomic_load(&d->taken_memory), 0);
+    if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
+    return TN_OK;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Some drivers find memory only when it is first touched, amid a plan; so what cannot be there is refused here. */
+static tn_status check_room(const vk_device *d, int64_t size, int64_t taken) {
+    if (size > d->largest)
+        return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes at once, and the driver gives %lld at most; %s", d->id,
+                       (long long)size, (long long)d->largest, SMALLER);
+    if (size <= d->total_memory && taken <= d->total_memory - size) return TN_OK;
+    return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes beside %lld of %lld that are in use; %s", d->id, (long long)size,
+                   (long long)taken, (long long)d->total_memory, SMALLER);
+}
+
+static tn_status vulkan_alloc(void *device, size_t bytes, void **address) {
+    vk_device *d = device;
+    TRY(alive(d));
+    block *b = tn_mem_zalloc(1, sizeof *b);
+    if (!b) return TN_ERR_MEMORY;
+    int64_t size = at_most(bytes);
+    tn_status s = check_room(d, size, atomic_fetch_add(&d->taken_memory, size));
+    if (s == TN_OK) s = block_make(d, b, bytes, MEMORY_LOCAL, d->unified ? HOST_READS : 0);
+    if (s == TN_OK) s = tn_span_add(&d->spans, b, b->bytes, address);
+    if (s == TN_OK) {
+        atomic_fetch_add(&d->taken_memory, (int64_t)b->bytes - size);
+        return TN_OK;
+    }
+    block_free(d, b);
+    tn_mem_free(b);
+    atomic_fetch_sub(&d->taken_memory, size);
+    return s;
+}
+
+static void vulkan_free(void *device, void *address) {
+    vk_device *d = device;
+    size_t bytes = 0;
+    block *b = tn_span_remove(&d->spans, address, &bytes);
+    if (!b) return;
+    pthread_mutex_lock(&d->lock);
+    settle(d, b->last);
+    pthread_mutex_unlock(&d->lock);
+    block_free(d, b);
+    tn_mem_free(b);
+    atomic_fetch_sub(&d->taken_memory, (long long)bytes);
+}
+
+/* The block and offset of `bytes` bytes at a device address. */
+static tn_status locate(vk_device *d, const void *address, size_t bytes, const char *role, block **b, size_t *at) {
+    *b = tn_span_find(&d->spans, address, bytes, at);
+    if (*b) return TN_OK;
+    return tn_fail(TN_ERR_INTERNAL,
+                   "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
+                   "that your program handles itself, please report this",
+                   d->id, role, bytes, address);
+}
+
+/* Records a copy between blocks. The lock is held. */
+static void record_copy(vk_device *d, const slot *s, block *to, size_t to_at, block *from, size_t from_at, size_t n) {
+    const vk_region region = {from_at, to_at, n};
+    follow(d, s, to, from);
+    tn_vk.CmdCopyBuffer(s->commands, from->buffer, to->buffer, 1, &region);
+}
+
+enum { SMALL = SLOT_ROOM / 4, STAGING = 4 << 20 };
+
+/* Bytes of the host that lie in the slot until they are copied: nobody waits. The lock is held. */
+static tn_status write_small(vk_device *d, block *to, size_t at, const void *src, size_t bytes) {
+    slot *s;
+    TRY(record(d, bytes, 0, &s));
+    memcpy(s->room.host + s->used, src, bytes);
+    record_copy(d, s, to, at, &s->room, s->used, bytes);
+    s->used += (bytes + 7) / 8 * 8;
+    return TN_OK;
+}
+
+/* One piece through the staging block, whose lock is held. */
+static tn_status stage_piece(vk_device *d, block *b, size_t at, unsigned char *host, size_t n, bool reads) {
+    slot *s;
+    if (!reads) memcpy(d->staging.host, host, n);
+    pthread_mutex_lock(&d->lock);
+    tn_status status = record(d, 0, 0, &s);
+    if (status == TN_OK && reads) record_copy(d, s, &d->staging, 0, b, at, n);
+    if (status == TN_OK && !reads) record_copy(d, s, b, at, &d->staging, 0, n);
+    if (status == TN_OK) status = finish(d);
+    pthread_mutex_unlock(&d->lock);
+    if (status == TN_OK && reads) memcpy(host, d->staging.host, n);
+    return status;
+}
+
+static tn_status stage(vk_device *d, block *b, size_t at, void *host, size_t bytes, bool reads) {
+    tn_status s = TN_OK;
+    pthread_mutex_lock(&d->staging_lock);
+    if (!d->staging.host) s = block_make(d, &d->staging, STAGING, HOST_SEES, MEMORY_CACHED);
+    for (size_t n = 0; bytes && s == TN_OK; at += n, bytes -= n, host = (char *)host + n) {
+        n = bytes < STAGING ? bytes : STAGING;
+        s = stage_piece(d, b, at, host, n, reads);
+    }
+    pthread_mutex_unlock(&d->staging_lock);
+    return s;
+}
+
+/* Waits until the host may look into memory that it sees. */
+static tn_status finish_all(vk_device *d) {
+    pthread_mutex_lock(&d->lock);
+    tn_status s = finish(d);
+    pthread_mutex_unlock(&d->lock);
+    return s;
+}
+
+/* Small: into the stream. Else at once, where the host sees the memory, when nothing is under way any more. */
+static tn_status write_to(vk_device *d, block *to, size_t at, const void *src, size_t bytes) {
+    tn_status s = TN_OK;
+    pthread_mutex_lock(&d->lock);
+    bool direct = to->host && (bytes > SMALL || is_idle(d));
+    if (direct)
+        s = finish(d);
+    else if (bytes <= SMALL)
+        s = write_small(d, to, at, src, bytes);
+    pthread_mutex_unlock(&d->lock);
+    if (direct && s == TN_OK) memcpy(to->host + at, src, bytes);
+    return direct || bytes <= SMALL ? s : stage(d, to, at, (void *)(uintptr_t)src, bytes, false);
+}
+
+static tn_status read_from(vk_device *d, block *from, size_t at, void *dst, size_t bytes) {
+    if (!from->host) return stage(d, from, at, dst, bytes, true);
+    TRY(finish_all(d));
+    memcpy(dst, from->host + at, bytes);
+    return TN_OK;
+}
+
+static tn_status copy_within(vk_device *d, block *to, size_t to_at, const void *src, size_t bytes) {
+    block *from;
+    size_t from_at;
+    slot *s;
+    TRY(locate(d, src, bytes, "copying", &from, &from_at));
+    pthread_mutex_lock(&d->lock);
+    tn_status status = record(d, 0, 0, &s);
+    if (status == TN_OK) record_copy(d, s, to, to_at, from, from_at, bytes);
+    pthread_mutex_unlock(&d->lock);
+    return status;
+}
+
+static tn_status vulkan_copy(void *queue, void *dst, const void *src, size_t bytes, int kind) {
+    vk_device *d = queue;
+    block *b;
+    size_t at;
+    TRY(alive(d));
+    if (!bytes) return TN_OK;
+    TRY(locate(d, kind == 1 ? src : dst, bytes, "copying", &b, &at));
+    if (kind == 2) return copy_within(d, b, at, src, bytes);
+    return kind == 1 ? read_from(d, b, at, dst, bytes) : write_to(d, b, at, src, bytes);
+}
+
+/* Whole words by the device, the bytes before and behind them as a copy. The lock is held. */
+static tn_status record_fill(vk_device *d, block *b, size_t at, uint8_t value, size_t bytes) {
+    const uint8_t edge[4] = {value, value, value, value};
+    size_t head = (-at & 3) < bytes ? -at & 3 : bytes, words = (bytes - head) & ~(size_t)3;
+    size_t tail = bytes - head - words;
+    slot *s;
+    if (head) TRY(write_small(d, b, at, edge, head));
+    if (tail) TRY(write_small(d, b, at + bytes - tail, edge, tail));
+    if (!words) return TN_OK;
+    TRY(record(d, 0, 0, &s));
+    follow(d, s, b, b);
+    tn_vk.CmdFillBuffer(s->commands, b->buffer, at + head, words, value * 0x01010101u);
+    return TN_OK;
+}
+
+static tn_status vulkan_fill(void *queue, void *dst, uint8_t value, size_t bytes) {
+    vk_device *d = queue;
+    block *b;
+    size_t at;
+    TRY(alive(d));
+    if (!bytes) return TN_OK;
+    TRY(locate(d, dst, bytes, "filling", &b, &at));
+    pthread_mutex_lock(&d->lock);
+    tn_status s = record_fill(d, b, at, value, bytes);
+    pthread_mutex_unlock(&d->lock);
+    return s;
+}
+
+/* The host's view of memory that it does not see: a copy, with its length before it. */
+typedef struct view {
+    size_t bytes;
+    _Alignas(64) unsigned char data[];
+} view;
+
+static tn_status vulkan_map(void *device, void *address, size_t bytes, bool read, void **host) {
+    vk_device *d = device;
+    block *b;
+    size_t at;
+    TRY(alive(d));
+    TRY(locate(d, address, bytes, "mapping", &b, &at));
+    if (b->host) {
+        TRY(finish_all(d));
+        *host = b->host + at;
+        return TN_OK;
+    }
+    view *v = tn_mem_alloc(sizeof *v + bytes);
+    if (!v) return TN_ERR_MEMORY;
+    v->bytes = bytes;
+    tn_status s = read ? read_from(d, b, at, v->data, bytes) : TN_OK;
+    if (s != TN_OK)
+        tn_mem_free(v);
+    else
+        *host = v->data;
+    return s;
+}
+
+static tn_status vulkan_unmap(void *device, void *address, void *host) {
+    vk_device *d = device;
+    block *b;
+    size_t at;
+    TRY(locate(d, address, 0, "unmapping", &b, &at));
+    if (b->host) return TN_OK;
+    view *v = (view *)((char *)host - offsetof(view, data));
+    tn_status s = write_to(d, b, at, v->data, v->bytes);
+    tn_mem_free(v);
+    return s;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+typedef struct vk_module {
+    uint64_t set_layout, layout, cache, pipeline;
+    uint64_t last; /* number of the last submission that runs it; the stream's lock guards it */
+    char name[48];
+    int buffer_count;
+    size_t params_bytes, bases_at;
+    void *binary;
+} vk_module;
+
+static void vulkan_unload(void *device, void *module) {
+    vk_device *d = device;
+    vk_module *m = module;
+    pthread_mutex_lock(&d->lock);
+    settle(d, m->last);
+    pthread_mutex_unlock(&d->lock);
+    if (m->pipeline) tn_vk.DestroyPipeline(d->device, m->pipeline, NULL);
+    if (m->cache) tn_vk.DestroyPipelineCache(d->device, m->cache, NULL);
+    if (m->layout) tn_vk.DestroyPipelineLayout(d->device, m->layout, NULL);
+    if (m->set_layout) tn_vk.DestroyDescriptorSetLayout(d->device, m->set_layout, NULL);
+    tn_mem_free(m->binary);
+    tn_mem_free(m);
+}
+
+enum { MOST_BINDINGS = 64 };
+
+/* The buffers, and behind them the parameters, whose place in their buffer is told at each launch. */
+static tn_status make_layout(vk_device *d, vk_module *m) {
+    vk_binding bindings[MOST_BINDINGS] = {{0}};
+    uint32_t n = (uint32_t)m->buffer_count;
+    for (uint32_t i = 0; i <= n; i++)
+        bindings[i] = (vk_binding){i, i < n ? STORAGE : STORAGE_MOVING, 1, SHADER_COMPUTE, NULL};
+    const vk_set_layout_info set = {.kind = KIND_SET_LAYOUT, .count = n + 1, .bindings = bindings};
+    TRY(check(d, tn_vk.CreateDescriptorSetLayout(d->device, &set, NULL, &m->set_layout), "vkCreateDescriptorSetLayout",
+              "%s, %u buffers", m->name, n + 1));
+    const vk_pipeline_layout_info info = {.kind = KIND_PIPELINE_LAYOUT, .count = 1, .sets = &m->set_layout};
+    return check(d, tn_vk.CreatePipelineLayout(d->device, &info, NULL, &m->layout), "vkCreatePipelineLayout", "%s",
+                 m->name);
+}
+
+/* What a compiler says no to can be computed elsewhere; memory and loss are other things. */
+static tn_status refused(tn_status s) {
+    return s == TN_OK || s == TN_ERR_MEMORY || s == TN_ERR_LOST ? s : tn_fail_prefix(TN_ERR_UNSUPPORTED, "refused");
+}
+
+static tn_status make_pipeline(vk_device *d, const tn_code *code, vk_module *m) {
+    const vk_data_info words = {.kind = KIND_SHADER, .size = code->size, .data = code->data};
+    vk_data_info kept = {.kind = KIND_PIPELINE_CACHE, .size = code->binary_size, .data = code->binary};
+    vk_pipeline_info info = {.kind = KIND_PIPELINE,
+                             .stage = {.kind = KIND_STAGE, .stage = SHADER_COMPUTE, .entry = code->entry},
+                             .layout = m->layout};
+    TRY(check(d, tn_vk.CreatePipelineCache(d->device, &kept, NULL, &m->cache), "vkCreatePipelineCache", "%zu bytes",
+              kept.size));
+    TRY(refused(check(d, tn_vk.CreateShaderModule(d->device, &words, NULL, &info.stage.shader), "vkCreateShaderModule",
+                      "%s, %zu bytes", m->name, code->size)));
+    int32_t error = tn_vk.CreateComputePipelines(d->device, m->cache, 1, &info, NULL, &m->pipeline);
+    tn_vk.DestroyShaderModule(d->device, info.stage.shader, NULL);
+    return refused(check(d, error, "vkCreateComputePipelines", "%s", m->name));
+}
+
+/* Drivers may take for granted that words are SPIR-V. */
+static tn_status check_code(const vk_device *d, const tn_code *code) {
+    uint32_t first = 0;
+    if (code->size >= 20) memcpy(&first, code->data, sizeof first);
+    if (first == 0x07230203 && code->size % 4 == 0 && code->buffer_count < MOST_BINDINGS) return TN_OK;
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x, for %d buffers, are no SPIR-V", d->id,
+                   code->entry, code->size, first, code->buffer_count);
+}
+
+static tn_status vulkan_load(void *device, const tn_code *code, void **module) {
+    vk_device *d = device;
+    TRY(alive(d));
+    TRY(check_code(d, code));
+    vk_module *m = tn_mem_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    snprintf(m->name, sizeof m->name, "%s", code->entry);
+    m->buffer_count = code->buffer_count;
+    m->params_bytes = code->params_bytes;
+    m->bases_at = code->bases_at;
+    tn_status s = make_layout(d, m);
+    if (s == TN_OK) s = make_pipeline(d, code, m);
+    if (s != TN_OK) {
+        vulkan_unload(d, m);
+        return s;
+    }
+    *module = m;
+    return TN_OK;
+}
+
+enum { CACHE_HEADER = 32 }; /* bytes that say whose cache it is */
+
+static tn_status vulkan_binary(void *device, void *module, void **data, size_t *size) {
+    vk_device *d = device;
+    vk_module *m = module;
+    TRY(alive(d));
+    TRY(check(d, tn_vk.GetPipelineCacheData(d->device, m->cache, size, NULL), "vkGetPipelineCacheData", "%s", m->name));
+    if (*size <= CACHE_HEADER)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled kernels away", d->id);
+    tn_mem_free(m->binary);
+    *data = m->binary = tn_mem_alloc(*size);
+    if (!m->binary) return TN_ERR_MEMORY;
+    return check(d, tn_vk.GetPipelineCacheData(d->device, m->cache, size, m->binary), "vkGetPipelineCacheData",
+                 "%s, %zu bytes", m->name, *size);
+}
+
+/* ---- launches: the lock is held ---------------------------------------------------------------------------------- */
+
+enum { FLUSH_EVERY = 32 }; /* dispatches that are held back */
+
+/* What a launch binds: each buffer's allocation, or as much of it from the launch's place on as a binding reaches; the
+ * rest of the way is added to its base. */
+static tn_status bind_buffers(vk_device *d, const vk_module *m, const tn_dispatch *l, uint64_t *params,
+                              vk_range *ranges) {
+    uint64_t *bases = params + m->bases_at / sizeof *bases, most = d->properties.limits.storage_range;
+    for (int i = 0; i < m->buffer_count; i++) {
+        block *b;
+        size_t at;
+        TRY(locate(d, l->buffers[i], 0, m->name, &b, &at));
+        uint64_t from = b->bytes <= most ? 0 : at / (uint64_t)d->caps.alignment * (uint64_t)d->caps.alignment;
+        if (from == b->bytes) from -= (uint64_t)d->caps.alignment; /* behind the last byte nothing is touched */
+        uint64_t size = b->bytes - from;
+        ranges[i] = (vk_range){b->buffer, from, size < most ? size : most};
+        bases[i] += at - from;
+        b->last = d->submitted + 1;
+    }
+    return TN_OK;
+}
+
+/* Makes a set of the ranges and of the slot's room. */
+static tn_status make_set(vk_device *d, const vk_module *m, const slot *s, const vk_range *ranges, uint64_t *set) {
+    vk_write writes[MOST_BINDINGS];
+    const vk_set_info info = {.kind = KIND_SET, .pool = s->sets, .count = 1, .layouts = &m->set_layout};
+    uint32_t n = (uint32_t)m->buffer_count;
+    TRY(check(d, tn_vk.AllocateDescriptorSets(d->device, &info, set), "vkAllocateDescriptorSets", "%s, %u buffers",
+              m->name, n));
+    for (uint32_t i = 0; i <= n; i++)
+        writes[i] = (vk_write){.kind = KIND_WRITE,
+                               .set = *set,
+                               .binding = i,
+                               .count = 1,
+                               .type = i < n ? STORAGE : STORAGE_MOVING,
+                               .buffers = &ranges[i]};
+    tn_vk.UpdateDescriptorSets(d->device, n + 1, writes, 0, NULL);
+    return TN_OK;
+}
+
+static tn_status dispatch_one(vk_device *d, vk_module *m, const tn_dispatch *l, bool first) {
+    vk_range ranges[MOST_BINDINGS];
+    uint64_t set = 0;
+    slot *s;
+    size_t step = (size_t)d->caps.alignment, room = (m->params_bytes + step - 1) / step * step;
+    if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
+    TRY(record(d, room + step, m->buffer_count, &s));
+    uint32_t at = (uint32_t)((s->used + step - 1) / step * step);
+    memcpy(s->room.host + at, l->params, m->params_bytes);
+    TRY(bind_buffers(d, m, l, (uint64_t *)(void *)(s->room.host + at), ranges));
+    ranges[m->buffer_count] = (vk_range){s->room.buffer, 0, m->params_bytes};
+    TRY(make_set(d, m, s, ranges, &set));
+    s->used = at + room;
+    s->dispatches++;
+    s->bindings += m->buffer_count;
+    m->last = d->submitted + 1;
+    if (first) follow(d, s, &s->room, &s->room);
+    tn_vk.CmdBindPipeline(s->commands, BIND_COMPUTE, m->pipeline);
+    tn_vk.CmdBindDescriptorSets(s->commands, BIND_COMPUTE, m->layout, 0, 1, &set, 1, &at);
+    tn_vk.CmdDispatch(s->commands, l->groups[0], l->groups[1], l->groups[2]);
+    d->written = true;
+    return TN_OK;
+}
+
+static tn_status vulkan_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
+    vk_device *d = queue;
+    pthread_mutex_lock(&d->lock);
+    tn_status s = alive(d);
+    for (int64_t i = 0; i < count && s == TN_OK; i++)
+        s = dispatch_one(d, module, &dispatches[i], i == 0);
+    if (s == TN_OK && d->recording && slot_of(d, d->submitted + 1)->dispatches >= FLUSH_EVERY) s = submit(d);
+    pthread_mutex_unlock(&d->lock);
+    return s;
+}
+
+static tn_status vulkan_sync(void *queue) {
+    TRY(alive(queue));
+    return finish_all(queue);
+}
+
+/* ---- queues and events ------------------------------------------------------------------------------------------- */
+
+/* All queues are the one stream. */
+static tn_status vulkan_queue_new(void *device, void **queue) {
+    *queue = device;
+    return alive(device);
+}
+
+static void vulkan_queue_free(void *device, void *queue) {
+    (void)device;
+    (void)queue;
+}
+
+typedef struct event {
+    uint64_t number; /* of the submission that holds all before it; 0, which has always ended: never recorded */
+    uint64_t times;  /* a pool of one time; 0: it has none */
+} event;
+
+static tn_status vulkan_event_new(void *device, bool timed, void **out) {
+    vk_device *d = device;
+    const vk_query_pool_info info = {.kind = KIND_QUERY_POOL, .type = QUERY_TIME, .count = 1};
+    event *e = tn_mem_zalloc(1, sizeof *e);
+    if (!e) return TN_ERR_MEMORY;
+    tn_status s = timed && d->times ? check(d, tn_vk.CreateQueryPool(d->device, &info, NULL, &e->times),
+                                            "vkCreateQueryPool", "1 time")
+                                    : TN_OK;
+    if (s != TN_OK)
+        tn_mem_free(e);
+    else
+        *out = e;
+    return s;
+}
+
+static void vulkan_event_free(void *device, void *made) {
+    vk_device *d = device;
+    event *e = made;
+    pthread_mutex_lock(&d->lock);
+    if (e->times) settle(d, e->number);
+    pthread_mutex_unlock(&d->lock);
+    if (e->times) tn_vk.DestroyQueryPool(d->device, e->times, NULL);
+    tn_mem_free(e);
+}
+
+/* Submitted at once: somebody may wait for it. */
+static tn_status vulkan_event_record(void *queue, void *recorded) {
+    vk_device *d = queue;
+    event *e = recorded;
+    slot *at;
+    pthread_mutex_lock(&d->lock);
+    tn_status s = alive(d);
+    if (s == TN_OK && e->times) s = record(d, 0, 0, &at);
+    if (s == TN_OK && e->times) {
+        tn_vk.CmdResetQueryPool(at->commands, e->times, 0, 1);
+        tn_vk.CmdWriteTimestamp(at->commands, STAGE_END, e->times, 0);
+    }
+    if (s == TN_OK) s = submit(d);
+    if (s == TN_OK) e->number = d->submitted;
+    pthread_mutex_unlock(&d->lock);
+    return s;
+}
+
+/* What the stream is given from now on lies behind it anyway. */
+static tn_status vulkan_event_wait(void *queue, void *e) {
+    (void)e;
+    return alive(queue);
+}
+
+static tn_status vulkan_event_query(void *device, void *e, bool *passed) {
+    vk_device *d = device;
+    uint64_t number = ((const event *)e)->number;
+    TRY(alive(d));
+    pthread_mutex_lock(&d->lock);
+    int32_t code = number <= d->done || slot_of(d, number)->number != number
+                       ? SUCCESS
+                       : tn_vk.GetFenceStatus(d->device, slot_of(d, number)->fence);
+    if (code == SUCCESS && number > d->done) d->done = number;
+    pthread_mutex_unlock(&d->lock);
+    *passed = code == SUCCESS;
+    return check(d, code, "vkGetFenceStatus", "submission %llu", (unsigned long long)number);
+}
+
+static tn_status vulkan_event_sync(void *device, void *e) {
+    vk_device *d = device;
+    pthread_mutex_lock(&d->lock);
+    tn_status s = await(d, ((const event *)e)->number);
+    pthread_mutex_unlock(&d->lock);
+    return s;
+}
+
+static tn_status vulkan_event_time(void *device, void *recorded, double *seconds) {
+    vk_device *d = device;
+    const event *e = recorded;
+    uint64_t ticks = 0;
+    if (!e->number || !e->times) return tn_fail(TN_ERR_STATE, "%s: the time of an event that has none", d->id);
+    TRY(check(d,
+              tn_vk.GetQueryPoolResults(d->device, e->times, 0, 1, sizeof ticks, &ticks, sizeof ticks,
+                                        QUERY_64 | QUERY_WAITS),
+              "vkGetQueryPoolResults", "1 time"));
+    *seconds = (double)ticks * (double)d->properties.limits.time_unit * 1e-9;
+    return TN_OK;
+}
+
+/* ---- the driver -------------------------------------------------------------------------------------------------- */
+
+const tn_driver tn_driver_vulkan = {
+    .struct_size = sizeof(tn_driver),
+    .abi = TN_BACKEND_ABI,
+    .name = "vulkan",
+    .title = "Vulkan",
+    .probe = tn_vulkan_probe,
+    .open = vulkan_open,
+    .close = vulkan_close,
+    .caps = vulkan_caps,
+    .alloc = vulkan_alloc,
+    .free = vulkan_free,
+    .load = vulkan_load,
+    .unload = vulkan_unload,
+    .copy = vulkan_copy,
+    .sync = vulkan_sync,
+    .memory = vulkan_memory,
+    .watch = tn_vulkan_watch,
+    .isolate = TN_PROBE_ISOLATE,
+    .dispatch = vulkan_dispatch,
+    .binary = vulkan_binary,
+    .queue_new = vulkan_queue_new,
+    .queue_free = vulkan_queue_free,
+    .event_new = vulkan_event_new,
+    .event_free = vulkan_event_free,
+    .event_record = vulkan_event_record,
+    .event_wait = vulkan_event_wait,
+    .event_query = vulkan_event_query,
+    .event_sync = vulkan_event_sync,
+    .event_time = vulkan_event_time,
+    .fill = vulkan_fill,
+    .map = vulkan_map,
+    .unmap = vulkan_unmap,
+};
+
+#endif
