@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kir/kir_math.h"
+#include "kir/legal.h"
 #include "kir/render_prelude.h"
 
 enum {
@@ -66,9 +67,9 @@ static void put_prelude(render *r) {
 
 /* ---- what the target must have ----------------------------------------------------------------------------------- */
 
-static bool has_doubles(const kir_program *p) {
+static bool has_type(const kir_program *p, kir_type a, kir_type b) {
     for (int i = 0; i < p->n_ins; i++) {
-        if (kir_yields((kir_op)p->ins[i].op) && p->ins[i].type == KIR_F64) return true;
+        if (kir_yields((kir_op)p->ins[i].op) && (p->ins[i].type == a || p->ins[i].type == b)) return true;
     }
     return false;
 }
@@ -82,7 +83,9 @@ static tn_status check_target(const kir_program *p, const kir_target *t) {
         return tn_fail(TN_ERR_ARGUMENT, "rendering: workgroups of %d items, should be 1 to %d", t->group_size,
                        KIR_MAX_ITEMS);
     if (p->n_items > 0 && !t->dialect->groups) return refuse(p, t, "it has workgroups, the language has none");
-    if (!t->f64 && has_doubles(p)) return refuse(p, t, "it computes with 64-bit floats, the device has none");
+    if (!t->f64 && has_type(p, KIR_F64, KIR_F64)) return refuse(p, t, "it computes with 64-bit floats, the device has none");
+    if (!t->dialect->words[WORD_i64] && !t->dialect->write && !t->index32)
+        return refuse(p, t, "this launch has indices beyond 32 bits, the language has none");
     return TN_OK;
 }
 
@@ -170,17 +173,25 @@ static void put_reciprocals(render *r, int end) {
         kir_render_put(r, "    $let $f32 r%d = 1.0f / $f32(n%d);\n", axis, axis);
 }
 
-static void put_kernel(render *r) {
+static void open_kernel(render *r) {
     const kir_dialect *d = r->t->dialect;
-    int lead = lead_axes(r->p);
-    bool group = r->p->n_items > 0;
-    kir_render_put(r, "\n/* program %016llx */\n", (unsigned long long)r->p->hash);
     if (!r->kernel->params_in_buffer) kir_render_words(r, d->params_type);
     kir_render_words(r, d->open);
     each_buffer(r, false, d->buffer);
     kir_render_words(r, r->kernel->params_in_buffer ? d->by_address : d->by_value);
     each_buffer(r, false, d->bind);
     each_buffer(r, true, d->local);
+}
+
+static void put_kernel(render *r) {
+    const kir_dialect *d = r->t->dialect;
+    int lead = lead_axes(r->p);
+    bool group = r->p->n_items > 0;
+    kir_render_put(r, "\n/* program %016llx */\n", (unsigned long long)r->p->hash);
+    if (d->open_kernel)
+        d->open_kernel(r);
+    else
+        open_kernel(r);
     put_extents(r);
     if (!group) put_reciprocals(r, lead);
     r->depth = d->loops ? 3 : 1;
@@ -198,23 +209,40 @@ static void put_kernel(render *r) {
 
 /* ---- sources ----------------------------------------------------------------------------------------------------- */
 
+/* A kernel of the program as the language can have it. */
+static tn_status put_legal_kernel(render *r, const kir_program *p) {
+    kir_program *legal;
+    const kir_dialect *d = r->t->dialect;
+    TRY(kir_legalise(p, d->legal, &legal));
+    bool whole = !d->words[WORD_i64] && has_type(legal, KIR_I64, KIR_U64);
+    r->p = legal;
+    if (!whole) put_kernel(r);
+    kir_free(legal);
+    return whole ? refuse(p, r->t, "it computes with 64-bit integers, the language has none") : TN_OK;
+}
+
 static tn_status put_source(const kir_program *const *programs, int count, const kir_target *t, bool *needed,
                             kir_rendering *out) {
     tn_str kernels = {0};
     render r = {.t = t, .text = &kernels, .needed = needed};
-    for (int i = 0; i < count; i++) {
+    tn_status status = TN_OK;
+    for (int i = 0; i < count && status == TN_OK; i++) {
         r.p = programs[i];
         r.kernel = &out[i];
-        put_kernel(&r);
+        if (t->dialect->legal)
+            status = put_legal_kernel(&r, programs[i]);
+        else
+            put_kernel(&r);
     }
-    close_needs(needed);
+    if (!t->dialect->legal) close_needs(needed);
     r.text = &out[0].text;
     kir_render_words(&r, t->dialect->head);
     if (t->f64) kir_render_words(&r, t->dialect->head_f64);
-    put_prelude(&r);
+    if (!t->dialect->legal) put_prelude(&r);
     tn_str_addn(&out[0].text, tn_str_text(&kernels), kernels.length);
     bool failed = kernels.failed || out[0].text.failed;
     tn_str_free(&kernels);
+    TRY(status);
     const char *user = t->f64 ? NULL : double_user(needed);
     if (user) return refuse(programs[0], t, user);
     return failed ? TN_ERR_MEMORY : TN_OK;

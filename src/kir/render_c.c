@@ -72,6 +72,7 @@ static bool put_own_word(render *r, const char *word) {
                    {"slot", r->base - (long long)(k->bases_at / 8)},
                    {"buffers", k->buffer_count},
                    {"size", r->size},
+                   {"pair", r->n / 2},
                    {"items", k->group[0]},
                    {"words", (long long)(k->params_bytes / 8)}};
     for (size_t i = 0; i < TN_COUNT(numbers); i++) {
@@ -82,6 +83,7 @@ static bool put_own_word(render *r, const char *word) {
     const struct {
         const char *word, *text;
     } texts[] = {{"entry", k->entry},
+                 {"part", (const char *const[4]){"x", "y", "z", "w"}[r->n % 2 * 2 + r->half]},
                  {"p", k->params_in_buffer ? d->params_by_address : d->params_by_value},
                  {"ix", spelling(r, r->t->index32 ? "i32" : "i64")},
                  {"type", r->type},
@@ -175,7 +177,9 @@ void kir_render_line(render *r, const char *format, ...) {
 
 void kir_render_size(render *r, size_t n) {
     r->n = (int)n;
+    kir_render_words(r, "$ix(");
     kir_render_words(r, r->t->dialect->word);
+    tn_str_add(r->text, ")");
 }
 
 /* ---- operands ---------------------------------------------------------------------------------------------------- */
@@ -264,6 +268,10 @@ static const char *const OPERATIONS[KIR_OP_COUNT][CLASS_COUNT] = {
     [KIR_PHILOX] = {NULL, NULL, "kir_philox_u32(#0, #1)"},
 };
 
+/* … of integers, where operands are those that every machine can do (KIR_LEGAL_MATHS). */
+static const char *const LEGAL_OPERATIONS[KIR_OP_COUNT] = {
+    [KIR_DIV] = "#0 / #1", [KIR_MOD] = "#0 % #1", [KIR_SHL] = "#0 << $u32(#1)", [KIR_SHR] = "#0 >> $u32(#1)"};
+
 static const char *const ROUNDINGS[] = {
     [KIR_FLOOR] = "$floor_#s(#0)",
     [KIR_CEIL] = "$ceil_#s(#0)",
@@ -271,9 +279,10 @@ static const char *const ROUNDINGS[] = {
     [KIR_NEAREST_EVEN] = "$rint_#s(#0)",
 };
 
-static const char *cast_text(kir_type from, kir_type to, char *room, size_t size) {
+/* `fits`: the value does, whatever its type. */
+static const char *cast_text(kir_type from, kir_type to, bool fits, char *room, size_t size) {
     if (to == KIR_BOOL) return from == KIR_BOOL ? "#0" : "#0 != 0";
-    if (!kir_is_float(from) || kir_is_float(to)) return "#t(#0)";
+    if (!kir_is_float(from) || kir_is_float(to) || fits) return "#t(#0)";
     snprintf(room, size, "kir_cast_%s_%s(#0)", SUFFIXES[from], SUFFIXES[to]);
     return room;
 }
@@ -285,10 +294,12 @@ static const char *bitcast_text(kir_type from, kir_type to) {
 }
 
 static const char *operation_text(const render *r, const kir_ins *in, kir_type operand, char *room, size_t size) {
+    bool legal = r->t->dialect->legal;
+    if (legal && CLASSES[operand] != FLOAT && LEGAL_OPERATIONS[in->op]) return LEGAL_OPERATIONS[in->op];
     switch (in->op) {
     case KIR_SELECT: return r->t->dialect->choice;
     case KIR_ROUND: return ROUNDINGS[in->imm.i];
-    case KIR_CAST: return cast_text(operand, (kir_type)in->type, room, size);
+    case KIR_CAST: return cast_text(operand, (kir_type)in->type, legal, room, size);
     case KIR_BITCAST: return bitcast_text(operand, (kir_type)in->type);
     default: return OPERATIONS[in->op][CLASSES[operand]];
     }
@@ -309,7 +320,8 @@ static const char *put_function(render *r, const char *text, const char *suffix)
 
 void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]) {
     char room[48], piece[2] = "";
-    const char *at = operation_text(r, in, operand, room, sizeof room);
+    const char *at = operation_text(r, in, operand, room, sizeof room), *number = r->t->dialect->number;
+    if (number && in->op == KIR_EQ && kir_is_float(operand) && strcmp(names[0], names[1]) == 0) at = number;
     tn_str expanded = {0};
     tn_str *whole = r->text;
     r->text = &expanded;
@@ -395,14 +407,24 @@ static void put_index(render *r, const kir_ins *in) {
     kir_render_put(r, ") + %s(%s))", UNSIGNED_WORDS[t], kir_render_operand(r, dyn).text);
 }
 
+static tn_dtype dtype_of(const render *r, const kir_ins *in) {
+    return (tn_dtype)r->p->buffer_dtype[r->p->access[in->imm.i].buffer];
+}
+
 static void put_element(render *r, const kir_ins *in) {
     kir_render_put(r, "b%d[", r->p->access[in->imm.i].buffer);
     put_index(r, in);
     kir_render_put(r, "]");
 }
 
-static tn_dtype dtype_of(const render *r, const kir_ins *in) {
-    return (tn_dtype)r->p->buffer_dtype[r->p->access[in->imm.i].buffer];
+/* `get3(o3 + index`, for languages that reach elements so. */
+static void put_call(render *r, const kir_ins *in, const char *function) {
+    int buffer = r->p->access[in->imm.i].buffer;
+    bool pairs = tn_dtype_size(dtype_of(r, in)) == 8; /* kind: which half */
+    kir_render_put(r, pairs ? "%s%d((" : "%s%d(", function, buffer);
+    if (r->p->local[buffer] == 0) kir_render_put(r, "o%d + ", buffer);
+    put_index(r, in);
+    if (pairs) kir_render_put(r, ") * 2 + %d", in->kind);
 }
 
 /* What stands around an element that is loaded, and around a value that is stored. */
@@ -420,12 +442,21 @@ static const conversion CONVERSIONS[TN_PLAIN_DTYPES] = {
     [TN_BOOL] = {"", " != 0", "($u8)", ""},
 };
 
-static void put_loaded(render *r, const kir_ins *in) {
+static void put_converted(render *r, const kir_ins *in) {
     const conversion *c = &CONVERSIONS[dtype_of(r, in)];
     if (c->needs_load) kir_render_need(r, c->needs_load);
     kir_render_words(r, c->load ? c->load : "");
     put_element(r, in);
     kir_render_words(r, c->load_end ? c->load_end : "");
+}
+
+static void put_loaded(render *r, const kir_ins *in) {
+    if (r->t->dialect->open_kernel) {
+        put_call(r, in, "get");
+        tn_str_add(r->text, ")");
+    } else {
+        put_converted(r, in);
+    }
     tn_str_add(r->text, in->a == KIR_NONE ? ";\n" : "; }\n");
 }
 
@@ -446,11 +477,17 @@ static void put_load(render *r, int i) {
 static void put_store(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     const conversion *c = &CONVERSIONS[dtype_of(r, in)];
-    if (c->needs_store) kir_render_need(r, c->needs_store);
+    render_name value = kir_render_operand(r, in->a);
     if (in->b != KIR_NONE) kir_render_put(r, "if (%s) { ", kir_render_operand(r, in->b).text);
-    put_element(r, in);
-    kir_render_put(r, " = %s%s%s;%s\n", c->store ? c->store : "", kir_render_operand(r, in->a).text,
-                   c->store_end ? c->store_end : "", in->b != KIR_NONE ? " }" : "");
+    if (r->t->dialect->open_kernel) {
+        put_call(r, in, "set");
+        kir_render_put(r, ", %s);", value.text);
+    } else {
+        if (c->needs_store) kir_render_need(r, c->needs_store);
+        put_element(r, in);
+        kir_render_put(r, " = %s%s%s;", c->store ? c->store : "", value.text, c->store_end ? c->store_end : "");
+    }
+    tn_str_add(r->text, in->b != KIR_NONE ? " }\n" : "\n");
 }
 
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
@@ -468,10 +505,28 @@ static void put_pure(render *r, int i) {
     tn_str_add(r->text, ";\n");
 }
 
+/* One half of it, where words have 32 bits; a truth value is in both. */
+static void put_half_dial(render *r, const kir_ins *in, size_t at) {
+    bool truth = in->type == KIR_BOOL;
+    r->n = (int)at;
+    r->half = in->kind;
+    kir_render_put(r, "%s(", truth ? "" : TYPE_WORDS[in->type]);
+    kir_render_words(r, r->t->dialect->word);
+    r->half = 1;
+    if (truth) kir_render_words(r, " | ");
+    if (truth) kir_render_words(r, r->t->dialect->word);
+    r->half = 0;
+    kir_render_words(r, truth ? ") != 0u;\n" : ");\n");
+}
+
 static void put_dial(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     size_t at = kir_sizes_count(r->p) + (size_t)in->imm.i;
     kir_render_put(r, "$let %s v%d = ", TYPE_WORDS[in->type], i);
+    if (r->t->dialect->open_kernel) {
+        put_half_dial(r, in, at);
+        return;
+    }
     if (in->type == KIR_F32 && !r->t->f64) kir_render_need(r, "kir_narrow_bits");
     const char *from = in->type == KIR_BOOL  ? "$p[%zu] != 0;\n"
                        : in->type == KIR_F64 ? "$from_bits_f64(($u64)$p[%zu]);\n"

@@ -70,7 +70,7 @@ const kir_dialect kir_dialect_opencl = {
     .params_by_address = "p",
     .groups = true,
     .choice = "#0 ? #1 : #2",
-    .word = "$ix($p[$n])",
+    .word = "$p[$n]",
     .array = "$type s$n[$size];\n",
     .local = "    $local$type b$n[$size];\n",
 };
@@ -137,7 +137,7 @@ const kir_dialect kir_dialect_msl = {
     .params_by_address = "p",
     .groups = true,
     .choice = "#0 ? #1 : #2",
-    .word = "$ix($p[$n])",
+    .word = "$p[$n]",
     .array = "$type s$n[$size];\n",
     .local = "    $local$type b$n[$size];\n",
     .by_address_always = true,
@@ -202,7 +202,7 @@ const kir_dialect kir_dialect_c = {
     .params_by_address = "p",
     .loops = true,
     .choice = "#0 ? #1 : #2",
-    .word = "$ix($p[$n])",
+    .word = "$p[$n]",
     .array = "$type s$n[$size];\n",
     .local = "",
 };

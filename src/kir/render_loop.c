@@ -166,6 +166,16 @@ static void feed_chain(render *r, int i) {
     put_product(r, i, acc);
 }
 
+static void put_extreme_test(render *r, int i, const char *x, const char *within) {
+    char best[24];
+    kir_ins is_number = {.op = KIR_EQ, .type = KIR_BOOL};
+    snprintf(best, sizeof best, "s%d", i);
+    kir_render_put(r, "if (c%d == 0 || (", r->loop);
+    kir_render_operation(r, &is_number, (kir_type)r->p->ins[r->p->ins[i].a].type,
+                         (const char *const[3]){best, best, ""});
+    kir_render_put(r, " && !(%s %s %s))) {\n", x, within, best);
+}
+
 /* The first element, one beyond the best, or the first NaN. */
 static void feed_extreme(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
@@ -173,7 +183,7 @@ static void feed_extreme(render *r, int i) {
     kir_render_indent(r);
     const char *beyond = in->kind == KIR_ARGMAX ? ">" : "<", *within = in->kind == KIR_ARGMAX ? "<=" : ">=";
     if (kir_is_float((kir_type)r->p->ins[in->a].type))
-        kir_render_put(r, "if (c%d == 0 || (s%d == s%d && !(%s %s s%d))) {\n", r->loop, i, i, x.text, within, i);
+        put_extreme_test(r, i, x.text, within);
     else
         kir_render_put(r, "if (c%d == 0 || %s %s s%d) {\n", r->loop, x.text, beyond, i);
     r->depth++;

@@ -35,6 +35,8 @@ typedef enum render_word {
         WORD_COUNT
 } render_word;
 
+struct render;
+
 struct kir_dialect {
     const char *name; /* for people */
     const char *words[WORD_COUNT];
@@ -56,10 +58,15 @@ struct kir_dialect {
      * they are C's. */
     bool infers;
     const char *choice;     /* #0 ? #1 : #2 */
-    const char *word;       /* the $n-th word of the parameters as an index */
+    const char *number;     /* … of a float: #0 == #0; NULL: as it stands */
+    const char *word;       /* the $n-th word of the parameters */
     const char *array;      /* declares s$n, $size elements of type $type */
     const char *local;      /* … b$n in workgroup memory */
     bool by_address_always; /* the words never come by value */
+    unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
+    /* Writes all up to the kernel's brace, in the place of `params_type` … `local`; elements are then reached by
+     * functions: get3(o3 + i) and set3(o3 + i, v) of buffer 3, without o3 in workgroup memory. */
+    void (*open_kernel)(struct render *r);
     /* Writes all of the source into out[0].text, the rest of each rendering being filled in: of languages that are not
      * of C's family, and have nothing of the above but name, groups and by_address_always. */
     tn_status (*write)(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out);
@@ -75,7 +82,7 @@ typedef struct render {
     int depth, loop;    /* the number of the innermost LOOP around */
     bool blocked;       /* … runs in blocks */
     /* words of the kernel being written */
-    int n, base, size;
+    int n, half, base, size;
     const char *type;
 } render;
 

@@ -1,0 +1,157 @@
+/* render_wgsl.c — WGSL, the language of WebGPU: its row, and how it reaches memory.
+ *
+ * Its statements are written by render_c.c as those of all others. Memory differs: a buffer is an array of words of 32
+ * bits, and each gets two functions, get3(i) and set3(i, v), that turn elements into words and back. Where elements
+ * are smaller, several items may store into one word; then it is changed by an atomic exclusive or of the bits that
+ * differ, which leaves the neighbours' alone.
+ *
+ * Bindings have one declaration a line, first of all, and all one type: a driver can then let two buffers of a launch
+ * share one binding by giving them one name. Functions of kir_math.h are not spelled, for programs come without them
+ * (legal.h), and infinities and NaN are made at run time, since constants must be finite. */
+#include <stdio.h>
+
+#include "kir/legal.h"
+#include "kir/render_text.h"
+
+/* Elements that are smaller than a word: 2^shift of them in one, of `bits` each. */
+typedef struct packing {
+    int shift, bits;
+    const char *read; /* the value, of a word w and the number of bits before the element, s */
+} packing;
+
+static const packing PACKINGS[TN_PLAIN_DTYPES] = {
+    [TN_BOOL] = {2, 8, "extractBits(w, s, 8u) != 0u"},          [TN_U8] = {2, 8, "i32(extractBits(w, s, 8u))"},
+    [TN_I8] = {2, 8, "extractBits(bitcast<i32>(w), s, 8u)"},    [TN_U16] = {1, 16, "i32(extractBits(w, s, 16u))"},
+    [TN_I16] = {1, 16, "extractBits(bitcast<i32>(w), s, 16u)"},
+};
+
+static const packing *packing_of(const kir_program *p, int buffer) {
+    const packing *k = &PACKINGS[p->buffer_dtype[buffer]];
+    return k->bits ? k : NULL;
+}
+
+/* Are parts of its words stored? If so in one global buffer, then all of them are of one type. */
+static bool is_atomic(const kir_program *p, int buffer) {
+    if (p->local[buffer] > 0) return packing_of(p, buffer);
+    for (int b = 0; b < p->n_buffers; b++) {
+        if (p->local[b] == 0 && p->buffer_written[b] && packing_of(p, b)) return true;
+    }
+    return false;
+}
+
+/* Elements of 64 bits are two words, and an access names the one that it means. */
+static bool in_pairs(const kir_program *p, int buffer) { return tn_dtype_size((tn_dtype)p->buffer_dtype[buffer]) == 8; }
+
+static void declare(render *r) {
+    int slot = 0;
+    for (int b = 0; b < r->p->n_buffers; b++) {
+        const char *cell = is_atomic(r->p, b) ? "atomic<u32>" : "u32";
+        const packing *k = packing_of(r->p, b);
+        int elements = r->p->local[b], words = k ? ((elements - 1) >> k->shift) + 1 : elements << in_pairs(r->p, b);
+        if (elements == 0)
+            kir_render_put(r, "@group(0) @binding(%d) var<storage, read_write> b%d: array<%s>;\n", slot++, b, cell);
+        else
+            kir_render_put(r, "var<workgroup> b%d: array<%s, %d>;\n", b, cell, words);
+    }
+    kir_render_put(r, "@group(0) @binding(%d) var<uniform> p: array<vec4<u32>, %zu>;\n", slot,
+                   (r->kernel->params_bytes + 15) / 16);
+}
+
+static void put_accessors(render *r, int b) {
+    const packing *k = packing_of(r->p, b);
+    bool atomic = is_atomic(r->p, b);
+    const char *type = in_pairs(r->p, b) ? "u32" : kir_render_type(kir_type_of((tn_dtype)r->p->buffer_dtype[b]));
+    char at[32], word[64];
+    snprintf(at, sizeof at, k ? "b%d[i >> %du]" : "b%d[i]", b, k ? k->shift : 0);
+    snprintf(word, sizeof word, atomic ? "atomicLoad(&%s)" : "%s", at);
+    kir_render_put(r, "fn get%d(i: i32) -> %s { ", b, type);
+    if (k)
+        kir_render_put(r, "let w = %s; let s = (u32(i) & %uu) * %du; return %s; }\n", word, (1U << k->shift) - 1,
+                       k->bits, k->read);
+    else
+        kir_render_put(r, "return bitcast<%s>(%s); }\n", type, word);
+    if (!r->p->buffer_written[b]) return;
+    kir_render_put(r, "fn set%d(i: i32, v: %s) { ", b, type);
+    if (k)
+        kir_render_put(r, "let s = (u32(i) & %uu) * %du; atomicXor(&%s, ((%s >> s ^ u32(v)) & %uu) << s); }\n",
+                       (1U << k->shift) - 1, k->bits, at, word, (1U << k->bits) - 1);
+    else
+        kir_render_put(r, atomic ? "atomicStore(&%s, bitcast<u32>(v)); }\n" : "%s = bitcast<u32>(v); }\n", at);
+}
+
+static void put_offsets(render *r) {
+    size_t base = r->kernel->bases_at / 8;
+    for (int b = 0; b < r->p->n_buffers; b++) {
+        if (r->p->local[b] > 0) continue;
+        const packing *k = packing_of(r->p, b);
+        kir_render_put(r, "    let o%d = ", b);
+        kir_render_size(r, base++);
+        kir_render_put(r, " >> %du;\n", k ? 2 - k->shift : 2 + in_pairs(r->p, b));
+    }
+}
+
+static const char FUNCTIONS[] =
+    "fn float_of(bits: u32) -> f32 { return bitcast<f32>(bits); }\n"
+    "fn is_number(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) <= 0x7f800000u; }\n"
+    "fn kir_max_f32(a: f32, b: f32) -> f32 { return select(b, a, a > b || !is_number(a)); }\n"
+    "fn kir_min_f32(a: f32, b: f32) -> f32 { return select(b, a, a < b || !is_number(a)); }\n"
+    "fn kir_max_i32(a: i32, b: i32) -> i32 { return max(a, b); }\n"
+    "fn kir_min_i32(a: i32, b: i32) -> i32 { return min(a, b); }\n"
+    "fn kir_max_u32(a: u32, b: u32) -> u32 { return max(a, b); }\n"
+    "fn kir_min_u32(a: u32, b: u32) -> u32 { return min(a, b); }\n";
+
+static void open_kernel(render *r) {
+    declare(r);
+    kir_render_words(r, FUNCTIONS);
+    for (int b = 0; b < r->p->n_buffers; b++)
+        put_accessors(r, b);
+    kir_render_words(r, "var<workgroup> same: i32;\n"
+                        "@compute @workgroup_size($items) fn $entry(@builtin(workgroup_id) wg: vec3<u32>, "
+                        "@builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {\n");
+    put_offsets(r);
+}
+
+#define ONE_NAME(name, spelled) [WORD_##name##_f32] = spelled
+
+const kir_dialect kir_dialect_wgsl = {
+    .name = "WGSL",
+    .words =
+        {
+            [WORD_f32] = "f32",
+            [WORD_i32] = "i32",
+            [WORD_u32] = "u32",
+            [WORD_bool] = "bool",
+            [WORD_inf] = "float_of(0x7f800000u)",
+            [WORD_nan] = "float_of(0x7fc00000u)",
+            [WORD_barrier] = "workgroupBarrier(); storageBarrier();",
+            [WORD_group] = "(wg.x + nwg.x * (wg.y + nwg.y * wg.z))",
+            [WORD_item] = "li",
+            ONE_NAME(bits, "bitcast<u32>"),
+            ONE_NAME(from_bits, "bitcast<f32>"),
+            ONE_NAME(fabs, "abs"),
+            ONE_NAME(sqrt, "sqrt"),
+            ONE_NAME(floor, "floor"),
+            ONE_NAME(ceil, "ceil"),
+            ONE_NAME(trunc, "trunc"),
+            ONE_NAME(rint, "round"),
+            ONE_NAME(fma, "fma"),
+        },
+    .open_kernel = open_kernel,
+    .head = "",
+    .points = "    let begin = $group * u32($items);\n"
+              "    if (begin + $item >= u32(count)) { return; }\n"
+              "    let start = i32(begin);\n"
+              "    let item = i32($item);\n",
+    .items = "    let group = i32($group);\n"
+             "    if (group >= count) { return; }\n"
+             "    let item = i32($item);\n",
+    .close = "}\n",
+    .by_address_always = true,
+    .groups = true,
+    .infers = true,
+    .choice = "select(#2, #1, #0)",
+    .number = "is_number(#0)", /* compilers may think that no NaN ever comes */
+    .word = "p[$pair].$part",
+    .array = "var s$n: array<$type, $size>;\n",
+    .legal = KIR_LEGAL_MATHS | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS,
+};
