@@ -181,6 +181,7 @@ static const struct {
     {"opencl-32", {.dialect = &kir_dialect_opencl, .group_size = 64, .index32 = true}},
     {"msl", {.dialect = &kir_dialect_msl, .group_size = 64, .i64 = true}},
     {"msl-32", {.dialect = &kir_dialect_msl, .group_size = 64, .index32 = true, .i64 = true}},
+    {"wgsl", {.dialect = &kir_dialect_wgsl, .group_size = 64, .index32 = true}},
     {"c", {.dialect = &kir_dialect_c, .group_size = 64, .f64 = true}},
 };
 

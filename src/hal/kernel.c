@@ -215,9 +215,10 @@ static void table_grow(kernel_table *t) {
 }
 
 /* A graphics processor multiplies 32 bits in a fraction of the time; a processor's compiler makes vector code only of
- * loops whose indices are as wide as its addresses. */
+ * loops whose indices are as wide as its addresses, if there are any such. */
 static int usual_width(const tn_device *d) {
-    return d->caps.code == TN_CODE_KIR || d->info.software ? WIDE : NARROW;
+    bool wide = d->caps.code == TN_CODE_KIR || (d->info.software && d->caps.i64);
+    return wide ? WIDE : NARROW;
 }
 
 /* Loads one width if it is not there yet. */

@@ -22,7 +22,10 @@ static const kir_dialect *dialect_of(tn_code_form form) {
     static const struct {
         tn_code_form form;
         const kir_dialect *dialect;
-    } known[] = {{TN_CODE_OPENCL_C, &kir_dialect_opencl}, {TN_CODE_MSL, &kir_dialect_msl}, {TN_CODE_C, &kir_dialect_c}};
+    } known[] = {{TN_CODE_OPENCL_C, &kir_dialect_opencl},
+                 {TN_CODE_MSL, &kir_dialect_msl},
+                 {TN_CODE_WGSL, &kir_dialect_wgsl},
+                 {TN_CODE_C, &kir_dialect_c}};
     for (size_t i = 0; i < TN_COUNT(known); i++)
         if (known[i].form == form) return known[i].dialect;
     return NULL;

@@ -83,7 +83,8 @@ static tn_status check_target(const kir_program *p, const kir_target *t) {
         return tn_fail(TN_ERR_ARGUMENT, "rendering: workgroups of %d items, should be 1 to %d", t->group_size,
                        KIR_MAX_ITEMS);
     if (p->n_items > 0 && !t->dialect->groups) return refuse(p, t, "it has workgroups, the language has none");
-    if (!t->f64 && has_type(p, KIR_F64, KIR_F64)) return refuse(p, t, "it computes with 64-bit floats, the device has none");
+    if (!t->f64 && has_type(p, KIR_F64, KIR_F64))
+        return refuse(p, t, "it computes with 64-bit floats, the device has none");
     if (!t->dialect->words[WORD_i64] && !t->dialect->write && !t->index32)
         return refuse(p, t, "this launch has indices beyond 32 bits, the language has none");
     return TN_OK;
