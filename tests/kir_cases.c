@@ -57,7 +57,7 @@ static bool takes(kir_op op, kir_type type) {
     kir_ins in = {.op = (uint8_t)op, .type = (uint8_t)type, .a = 0, .b = 0, .c = 0};
     kir_type types[3] = {type, type, type};
     if (op == KIR_EQ || op == KIR_LT || op == KIR_LE) in.type = KIR_BOOL;
-    return kir_type_error(&in, types) == NULL;
+    return kir_type_error(&in, types, false) == NULL;
 }
 
 static void put_casts(kir_random *t, sink *sinks, kir_type type, kir_val x) {

@@ -25,6 +25,11 @@ static bool is_int(kir_type t) { return !kir_is_float(t) && t != KIR_BOOL; }
 static bool forbidden(const kir_program *p, int i, unsigned what) {
     const kir_ins *in = &p->ins[i];
     kir_type t = in->a == KIR_NONE ? (kir_type)in->type : (kir_type)p->ins[in->a].type;
+    if (what & KIR_LEGAL_I64) {
+        what |= KIR_LEGAL_MATHS | KIR_LEGAL_DIALS;
+        if (in->type == KIR_I64 || in->type == KIR_U64) return true;
+        if (in->op == KIR_DIAL && in->type == KIR_BOOL) return true;
+    }
     if (what & KIR_LEGAL_DIALS && in->op == KIR_DIAL && in->type == KIR_F32) return true;
     if (!(what & KIR_LEGAL_MATHS)) return false;
     switch (in->op) {
@@ -101,8 +106,9 @@ static bool check(const kir_random *t, uint64_t seed, unsigned what, const char 
     return true;
 }
 
-static const unsigned WHATS[] = {0, KIR_LEGAL_MATHS, KIR_LEGAL_HALVES,
-                                 KIR_LEGAL_MATHS | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS};
+enum { ALL = KIR_LEGAL_MATHS | KIR_LEGAL_I64 | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS };
+static const unsigned WHATS[] = {
+    0, ALL, KIR_LEGAL_I64, KIR_LEGAL_MATHS, KIR_LEGAL_HALVES, KIR_LEGAL_MATHS | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS};
 
 static void every_operation(void **state) {
     (void)state;

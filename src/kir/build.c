@@ -242,7 +242,7 @@ static kir_val append_checked(kir_builder *b, const kir_ins *in) {
             return wrong(b, (kir_op)in->op, "an operand that is no value here");
         types[k] = (kir_type)b->ins[v].type;
     }
-    const char *error = kir_type_error(in, types);
+    const char *error = kir_type_error(in, types, b->like && b->like->words);
     return error ? wrong(b, (kir_op)in->op, error) : append(b, in);
 }
 
@@ -284,6 +284,8 @@ static bool commutes(kir_op op) {
     return op == KIR_ADD || op == KIR_MUL || op == KIR_AND || op == KIR_OR || op == KIR_XOR || op == KIR_EQ;
 }
 
+static bool is_type(const kir_builder *b, kir_val v, int type) { return b->ins[v].type == type; }
+
 /* The operation's value if it is one of its operands, else KIR_NONE. -0 is the neutral element of float addition. */
 static kir_val neutral_operand(const kir_builder *b, const kir_ins *in) {
     bool whole = !kir_is_float((kir_type)in->type);
@@ -295,6 +297,7 @@ static kir_val neutral_operand(const kir_builder *b, const kir_ins *in) {
     case KIR_SHR:
     case KIR_XOR: return is_number(b, y, 0.0) ? x : KIR_NONE;
     case KIR_DIV: return is_number(b, y, 1.0) ? x : KIR_NONE;
+    case KIR_BITCAST: return b->ins[x].op == KIR_BITCAST && is_type(b, b->ins[x].a, in->type) ? b->ins[x].a : KIR_NONE;
     case KIR_MUL:
         if (is_number(b, y, 1.0)) return x;
         return whole && is_number(b, y, 0.0) ? y : KIR_NONE;
@@ -327,7 +330,7 @@ static kir_val pure(kir_builder *b, kir_ins in) {
         else
             all_const = false;
     }
-    const char *error = kir_type_error(&in, types);
+    const char *error = kir_type_error(&in, types, b->like && b->like->words);
     if (error) return wrong(b, (kir_op)in.op, error);
     if (all_const && kir_eval(&in, types[arity - 1], values, &values[0]))
         return constant(b, (kir_type)in.type, values[0]);
@@ -733,6 +736,7 @@ static tn_status make_room(const kir_builder *b, kir_program *p, int64_t **sizes
     memcpy(p->buffer_written, b->buffer_written, sizeof p->buffer_written);
     memcpy(p->local, b->local, sizeof p->local);
     p->n_items = (uint8_t)b->n_items;
+    p->words = b->like && b->like->words;
     for (int k = 0; k < b->n_items; k++)
         p->item[k] = (uint16_t)b->extents[b->n_par - b->n_items + k];
     p->ins = tn_mem_zalloc(n + 1, sizeof *p->ins);

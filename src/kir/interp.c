@@ -56,8 +56,16 @@ static int64_t element_of(const interp *m, const kir_ins *in) {
     for (int axis = 0; axis < m->p->n_par + m->p->n_loop; axis++)
         index += m->at[axis] * affine[1 + axis];
     kir_val dyn = m->p->access[in->imm.i].dyn;
-    return dyn == KIR_NONE ? index : (int64_t)((uint64_t)index + (uint64_t)m->values[dyn].i64);
+    if (dyn == KIR_NONE) return index;
+    if (m->p->words) return (int32_t)((uint32_t)index + m->values[dyn].u32);
+    return (int64_t)((uint64_t)index + (uint64_t)m->values[dyn].i64);
 }
+
+/* Of an index or a number of points, which is I32 in programs of words. */
+static kir_value index_value(const interp *m, int64_t i) {
+    return m->p->words ? (kir_value){.i32 = (int32_t)i} : (kir_value){.i64 = i};
+}
+static int64_t index_of(const interp *m, kir_value v) { return m->p->words ? v.i32 : v.i64; }
 
 static uint16_t read_u16(const uint8_t *at) {
     uint16_t v;
@@ -119,19 +127,32 @@ static uint8_t *address_of(interp *m, int i, tn_dtype *dtype) {
     return m->status == TN_OK ? (uint8_t *)base + element * bytes : NULL;
 }
 
+/* What is read or written: the element at *at, or the word of it that a program of words means. */
+static tn_dtype word_of(const interp *m, const kir_ins *in, tn_dtype dtype, int *skip) {
+    bool whole = !m->p->words || (dtype != TN_I64 && dtype != TN_U64);
+    *skip = whole ? 0 : 4 * in->kind;
+    return whole ? dtype : TN_U32;
+}
+
 static void run_load(interp *m, int i, const kir_ins *in) {
     m->values[i] = (kir_value){.u64 = 0};
     if (in->a != KIR_NONE && !m->values[in->a].b) return;
     tn_dtype dtype;
     const uint8_t *at = address_of(m, i, &dtype);
-    if (at) m->values[i] = load_element(dtype, at);
+    int skip = 0;
+    if (!at) return;
+    dtype = word_of(m, in, dtype, &skip);
+    m->values[i] = load_element(dtype, at + skip);
 }
 
 static void run_store(interp *m, int i, const kir_ins *in) {
     if (in->b != KIR_NONE && !m->values[in->b].b) return;
     tn_dtype dtype;
     uint8_t *at = address_of(m, i, &dtype);
-    if (at) store_element(dtype, at, m->values[in->a]);
+    int skip = 0;
+    if (!at) return;
+    dtype = word_of(m, in, dtype, &skip);
+    store_element(dtype, at + skip, m->values[in->a]);
 }
 
 /* ---- reductions -------------------------------------------------------------------------------------------------- */
@@ -218,7 +239,9 @@ static kir_value result_of(state *s, const kir_ins *in) {
         return s->total;
     case KIR_SEQ: return s->lanes[0];
     case KIR_ARGMAX:
-    case KIR_ARGMIN: return (kir_value){.i64 = s->best_index};
+    case KIR_ARGMIN:
+        if (in->type == KIR_I32) return (kir_value){.i32 = (int32_t)s->best_index};
+        return (kir_value){.i64 = s->best_index};
     default:
         if (s->count > 0) fold_lanes(s, (kir_reduce)in->kind, t);
         return s->total;
@@ -231,7 +254,8 @@ static kir_value dial_of(const interp *m, const kir_ins *in) {
     kir_dial dial = m->launch->dials[in->imm.i];
     if (in->type == KIR_F32) return (kir_value){.f32 = (float)dial.f};
     if (in->type == KIR_F64) return (kir_value){.f64 = dial.f};
-    kir_ins as_const = {.op = KIR_CONST, .type = in->type, .imm.i = dial.i};
+    int64_t bits = m->p->words && in->kind ? dial.i >> 32 : dial.i;
+    kir_ins as_const = {.op = KIR_CONST, .type = in->type, .imm.i = bits};
     return kir_const_value(&as_const);
 }
 
@@ -250,7 +274,7 @@ static void run_one(interp *m, int i) {
     switch (in->op) {
     case KIR_CONST: m->values[i] = kir_const_value(in); break;
     case KIR_DIAL: m->values[i] = dial_of(m, in); break;
-    case KIR_INDEX: m->values[i].i64 = element_of(m, in); break;
+    case KIR_INDEX: m->values[i] = index_value(m, element_of(m, in)); break;
     case KIR_LOAD: run_load(m, i, in); break;
     case KIR_STORE: run_store(m, i, in); break;
     case KIR_REDUCE: run_reduce(m, i, in); break;
@@ -323,9 +347,9 @@ static void end_state(interp *m, int i) {
 /* The loop's axis ends at a number of points, to which all items must come. */
 static void end_axis(interp *m, int loop, int axis) {
     kir_val points = m->p->ins[loop].a;
-    int64_t extent = m->launch->sizes[axis], n = m->all_values[points].i64;
+    int64_t extent = m->launch->sizes[axis], n = index_of(m, m->all_values[points]);
     for (int item = 1; item < m->n_items && m->status == TN_OK; item++) {
-        int64_t other = m->all_values[(size_t)item * (size_t)m->p->n_ins + (size_t)points].i64;
+        int64_t other = index_of(m, m->all_values[(size_t)item * (size_t)m->p->n_ins + (size_t)points]);
         if (other != n)
             m->status = tn_fail(TN_ERR_ARGUMENT,
                                 "kernel program, instruction %d (LOOP): %lld points for item 0, %lld for item %d", loop,

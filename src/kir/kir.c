@@ -96,18 +96,18 @@ int kir_arity(const kir_ins *in) {
     return slots;
 }
 
-static const char *reduce_error(const kir_ins *in, const kir_type types[3]) {
+static const char *reduce_error(const kir_ins *in, const kir_type types[3], kir_type index) {
     bool scan = in->op == KIR_SCAN;
     if (in->kind >= TN_COUNT(REDUCED) || (scan && in->kind > KIR_RMIN)) return "no such reduction";
     if (!(REDUCED[in->kind] >> types[0] & 1)) return "a type that this reduction does not take";
     bool arg = in->kind == KIR_ARGMAX || in->kind == KIR_ARGMIN;
-    if (in->type != (arg ? KIR_I64 : types[0])) return "a result type that does not follow from the operand";
+    if (in->type != (arg ? index : types[0])) return "a result type that does not follow from the operand";
     if (in->kind == KIR_CHAIN && types[1] != types[0]) return "factors of different types";
     return NULL;
 }
 
 /* Operations whose operand types are '*' in the table. */
-static const char *free_type_error(const kir_ins *in, const kir_type types[3]) {
+static const char *free_type_error(const kir_ins *in, const kir_type types[3], kir_type index) {
     switch (in->op) {
     case KIR_EQ:
     case KIR_LT:
@@ -116,22 +116,25 @@ static const char *free_type_error(const kir_ins *in, const kir_type types[3]) {
     case KIR_PHILOX: return types[0] == KIR_U64 && types[1] == KIR_U64 ? NULL : "a key or counter that is not u64";
     case KIR_STORE: return types[0] == in->type ? NULL : "a type other than its value's";
     case KIR_REDUCE:
-    case KIR_SCAN: return reduce_error(in, types);
+    case KIR_SCAN: return reduce_error(in, types, index);
     default: return NULL;
     }
 }
 
-const char *kir_type_error(const kir_ins *in, const kir_type types[3]) {
+const char *kir_type_error(const kir_ins *in, const kir_type types[3], bool words) {
+    kir_type index = words ? KIR_I32 : KIR_I64;
     if (in->op >= KIR_OP_COUNT) return "no such operation";
-    if (in->type >= KIR_TYPE_COUNT || !(RESULTS[in->op] >> in->type & 1)) return "a result type it cannot have";
+    int results = in->op == KIR_INDEX ? 1 << index : RESULTS[in->op];
+    if (words) results &= ~(1 << KIR_I64 | 1 << KIR_U64);
+    if (in->type >= KIR_TYPE_COUNT || !(results >> in->type & 1)) return "a result type it cannot have";
     const char *want = OPS[in->op].operand_types;
     for (int k = 0; k < kir_arity(in); k++) {
         if (kir_operand(in, k) == KIR_NONE) continue;
         if (want[k] == 'S' && types[k] != in->type) return "operands of different types";
         if (want[k] == 'B' && types[k] != KIR_BOOL) return "a condition that is not bool";
-        if (want[k] == 'I' && types[k] != KIR_I64) return "an index that is not i64";
+        if (want[k] == 'I' && types[k] != index) return "an index of another type";
     }
-    return free_type_error(in, types);
+    return free_type_error(in, types, index);
 }
 
 /* ---- verification ------------------------------------------------------------------------------------------------ */
@@ -185,8 +188,16 @@ static tn_status check_operands(const verifier *v, const kir_ins *in) {
         TRY(check_operand(v, operand, kir_wants_var((kir_op)in->op, k)));
         types[k] = (kir_type)v->p->ins[operand].type;
     }
-    const char *wrong = kir_type_error(in, types);
+    const char *wrong = kir_type_error(in, types, v->p->words);
     return wrong ? invalid(v, wrong) : TN_OK;
+}
+
+static bool in_words(const kir_program *p, int buffer) {
+    return p->words && tn_dtype_size((tn_dtype)p->buffer_dtype[buffer]) == 8 && p->buffer_dtype[buffer] != TN_F64;
+}
+
+static kir_type accessed_type(const kir_program *p, int buffer) {
+    return in_words(p, buffer) ? KIR_U32 : kir_type_of((tn_dtype)p->buffer_dtype[buffer]);
 }
 
 static tn_status check_access(const verifier *v, const kir_ins *in) {
@@ -195,15 +206,17 @@ static tn_status check_access(const verifier *v, const kir_ins *in) {
     const kir_access *access = &p->access[in->imm.i];
     if (access->dyn != KIR_NONE) {
         TRY(check_operand(v, access->dyn, false));
-        if (p->ins[access->dyn].type != KIR_I64) return invalid(v, "a computed index that is not i64");
+        if (p->ins[access->dyn].type != (p->words ? KIR_I32 : KIR_I64))
+            return invalid(v, "a computed index of another type");
     }
     bool local = access->buffer >= 0 && access->buffer < p->n_buffers && p->local[access->buffer] > 0;
     if (local != (in->imm.i >= p->n_sized)) return invalid(v, "accesses of local buffers must be the last ones");
     if (in->op == KIR_INDEX) return access->buffer == -1 ? TN_OK : invalid(v, "an index with a buffer");
     if (access->buffer < 0 || access->buffer >= p->n_buffers) return invalid(v, "no such buffer");
-    if (in->type != kir_type_of((tn_dtype)p->buffer_dtype[access->buffer])) {
+    if (in->type != accessed_type(p, access->buffer)) {
         return invalid(v, "a type other than the one its buffer computes in");
     }
+    if (p->words && in->kind > in_words(p, access->buffer)) return invalid(v, "no such word of an element");
     if (in->op == KIR_STORE && !p->buffer_written[access->buffer]) return invalid(v, "a buffer not marked as written");
     return TN_OK;
 }
@@ -248,12 +261,17 @@ static tn_status close_loop(verifier *v) {
     return TN_OK;
 }
 
+static tn_status check_dial(const verifier *v, const kir_ins *in) {
+    if (in->imm.i < 0 || in->imm.i >= v->p->n_dials) return invalid(v, "no such dial");
+    return v->p->words && in->kind > 1 ? invalid(v, "no such word of a dial") : TN_OK;
+}
+
 static tn_status check_place(verifier *v, const kir_ins *in) {
     switch (in->op) {
     case KIR_LOOP: return open_loop(v, in);
     case KIR_END: return close_loop(v);
     case KIR_CONST: return constant_fits(in) ? TN_OK : invalid(v, "a constant outside its type");
-    case KIR_DIAL: return in->imm.i >= 0 && in->imm.i < v->p->n_dials ? TN_OK : invalid(v, "no such dial");
+    case KIR_DIAL: return check_dial(v, in);
     case KIR_ROUND: return in->imm.i >= 0 && in->imm.i <= KIR_NEAREST_EVEN ? TN_OK : invalid(v, "no such rounding");
     case KIR_REDUCE:
     case KIR_SCAN: return check_own_loop(v);
@@ -363,7 +381,7 @@ static bool same_access(const kir_access *a, const kir_access *b) {
 static bool same_counts(const kir_program *a, const kir_program *b) {
     return a->n_par == b->n_par && a->n_loop == b->n_loop && a->n_ins == b->n_ins && a->n_access == b->n_access &&
            a->n_sized == b->n_sized && a->n_buffers == b->n_buffers && a->n_dials == b->n_dials &&
-           a->n_items == b->n_items && memcmp(a->item, b->item, sizeof a->item) == 0;
+           a->n_items == b->n_items && a->words == b->words && memcmp(a->item, b->item, sizeof a->item) == 0;
 }
 
 static bool same_buffers(const kir_program *a, const kir_program *b) {

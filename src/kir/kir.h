@@ -37,7 +37,12 @@
  * before all of its workgroup have come, and what they stored, in local and global memory, is seen behind it. Between
  * two barriers the rule above holds for items too: an element that one writes, another must not touch. Barriers may
  * stand in loops, since extents are those of the launch and the same for all items. The interpreter runs a workgroup in
- * lockstep and reports what breaks these rules. */
+ * lockstep and reports what breaks these rules.
+ *
+ * A program of *words* (legal.h makes them) has no value of type I64 or U64, for machines without such integers. What
+ * is I64 elsewhere is I32 in it: INDEX, a computed index, the operand of LOOP, the result of ARGMAX and ARGMIN; its
+ * launches have indices that fit. Buffers of i64 and u64 lie in memory as ever, but a LOAD or STORE takes a word of an
+ * element, as U32, and a DIAL one word of its 8 bytes: the low one if `kind` is 0, the high one if it is 1. */
 #ifndef KIR_H
 #define KIR_H
 
@@ -129,7 +134,7 @@ typedef int16_t kir_val; /* the number of an instruction */
 enum { KIR_NONE = -1 };
 
 typedef struct kir_ins {
-    uint8_t op, type, kind; /* kir_op, kir_type of the result, kir_reduce */
+    uint8_t op, type, kind; /* kir_op, kir_type of the result, kir_reduce (in programs of words also which word) */
     kir_val a, b, c;
     union {
         double f;  /* CONST of a float type */
@@ -157,6 +162,7 @@ typedef struct kir_program {
     uint8_t n_items; /* of the parallel axes, the last ones are items of a workgroup; 0: no workgroups */
     uint16_t item[KIR_MAX_ITEM_AXES]; /* their extents, outermost first */
     int32_t local[KIR_MAX_BUFFERS];   /* elements of a buffer in workgroup memory; 0: a global buffer */
+    bool words;                       /* no value has 64 bits: see below */
     uint64_t hash;                    /* of the structure alone */
 } kir_program;
 

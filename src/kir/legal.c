@@ -6,9 +6,10 @@
 
 #include <string.h>
 
+#define LEGAL_TABLES
 #include "kir/eval.h"
 #include "kir/kir_math.h"
-#include "kir/legal_table.h"
+#include "kir/legal_words.h"
 #include "kir/rules.h"
 
 typedef struct legaliser {
@@ -17,15 +18,6 @@ typedef struct legaliser {
     kir_builder *b;
     kir_val *map; /* by instruction of p: the value that stands for it */
 } legaliser;
-
-static kir_ins make(int op, int type, kir_val a, kir_val b, kir_val c) {
-    return (kir_ins){.op = (uint8_t)op, .type = (uint8_t)type, .a = a, .b = b, .c = c, .imm.i = 0};
-}
-
-static kir_val append(kir_builder *b, int op, int type, kir_val x, kir_val y, kir_val z) {
-    kir_ins in = make(op, type, x, y, z);
-    return kir_append(b, &in, KIR_NONE);
-}
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
@@ -42,18 +34,15 @@ static kir_val word_constant(kir_builder *b, int type, const uint32_t *words) {
 }
 
 /* An element of a table: its first, unless the index is another's. */
-static kir_val look_up(kir_builder *b, const struct legal_step *s, kir_val index) {
-    bool erf = s->type == KIR_F64;
+static kir_val look_up(kir_builder *b, bool erf, int row, kir_val index) {
     kir_val found = KIR_NONE;
-    for (int i = 0; i < (erf ? KIR_ERF_PIECES : s->b); i++) {
-        kir_val x = erf ? kir_const(b, KIR_F64, kir_erf_table[s->b][i]) : kir_const_i(b, KIR_U32, kir_two_over_pi[i]);
+    for (int i = 0; i < (erf ? KIR_ERF_PIECES : row); i++) {
+        kir_val x = erf ? kir_const(b, KIR_F64, kir_erf_table[row][i]) : kir_const_i(b, KIR_U32, kir_two_over_pi[i]);
         kir_val here = i ? kir_binary(b, KIR_EQ, index, kir_const_i(b, KIR_I32, i)) : KIR_NONE;
         found = i ? kir_select(b, here, x, found) : x;
     }
     return found;
 }
-
-static kir_val run_function(kir_builder *b, int function, const kir_val *arguments);
 
 static kir_val run_step(kir_builder *b, const struct legal_step *s, const kir_val *v) {
     static const uint8_t arity[] = {
@@ -61,16 +50,22 @@ static kir_val run_step(kir_builder *b, const struct legal_step *s, const kir_va
         KIR_OPS(X)
 #undef X
     };
-    if (s->op == KIR_CONST) return word_constant(b, s->type, LEGAL_WORDS + (s->a | s->b << 8));
-    if (s->op == LEGAL_CALL) return run_function(b, s->a, (const kir_val[2]){v[s->b], v[s->c]});
-    if (s->op == LEGAL_LOOKUP) return look_up(b, s, v[s->a]);
-    if (s->op == LEGAL_COPY) return v[s->a];
-    kir_val c = arity[s->op] > 2 ? v[s->c] : KIR_NONE;
-    return append(b, s->op, s->type, v[s->a], arity[s->op] > 1 ? v[s->b] : KIR_NONE, c);
+    struct legal_kind kind = LEGAL_KINDS[s->kind];
+    switch (kind.op) {
+    case KIR_CONST: return word_constant(b, kind.type, LEGAL_WORDS + (s->a | s->b << 8));
+    case LEGAL_CALL: return kir_legal_run(b, s->a, (const kir_val[2]){v[s->b], v[s->c]}, NULL);
+    case LEGAL_LOOKUP: return look_up(b, kind.type == KIR_F64, s->b, v[s->a]);
+    case LEGAL_COPY: return v[s->a];
+    default: break;
+    }
+    kir_ins in = {.op = kind.op, .type = kind.type, .a = v[s->a], .b = KIR_NONE, .c = KIR_NONE, .imm.i = 0};
+    if (arity[kind.op] > 1) in.b = v[s->b];
+    if (arity[kind.op] > 2) in.c = v[s->c];
+    return kir_append(b, &in, KIR_NONE);
 }
 
 /* Calls are as deep as the functions of kir_math.h: two. */
-static kir_val run_function(kir_builder *b, int function, const kir_val *arguments) {
+kir_val kir_legal_run(kir_builder *b, int function, const kir_val *arguments, kir_val *high) {
     const struct legal_function *f = &LEGAL_FUNCTIONS[function];
     const struct legal_step *steps = LEGAL_STEPS + f->first;
     kir_val v[256];
@@ -78,9 +73,10 @@ static kir_val run_function(kir_builder *b, int function, const kir_val *argumen
     memcpy(v, arguments, f->parameters * sizeof *v);
     for (int i = 0; i < f->steps; i++) {
         const struct legal_step *s = &steps[i];
-        if (s->op == LEGAL_MOVE) {
+        uint8_t op = LEGAL_KINDS[s->kind].op;
+        if (op == LEGAL_MOVE) {
             v[s->a] = v[s->b];
-        } else if (s->op != LEGAL_REPEAT) {
+        } else if (op != LEGAL_REPEAT) {
             v[f->parameters + i] = run_step(b, s, v);
         } else if (turns < s->b) {
             turns++;
@@ -89,6 +85,7 @@ static kir_val run_function(kir_builder *b, int function, const kir_val *argumen
             turns = 0;
         }
     }
+    if (high) *high = v[f->high];
     return v[f->result];
 }
 
@@ -113,17 +110,23 @@ static bool is_half(const legaliser *l, const kir_ins *in, tn_dtype *dtype) {
 static kir_val rewrite_half(legaliser *l, kir_ins in, kir_val dyn, tn_dtype dtype) {
     in.type = KIR_I32;
     if (in.op == KIR_STORE) {
-        in.a = run_function(l->b, dtype == TN_F16 ? LEGAL_TO_F16 : LEGAL_TO_BF16, &in.a);
+        in.a = kir_legal_run(l->b, dtype == TN_F16 ? LEGAL_TO_F16 : LEGAL_TO_BF16, &in.a, NULL);
         return kir_append(l->b, &in, dyn);
     }
     kir_val bits = kir_append(l->b, &in, dyn);
-    return run_function(l->b, dtype == TN_F16 ? LEGAL_FROM_F16 : LEGAL_FROM_BF16, &bits);
+    return kir_legal_run(l->b, dtype == TN_F16 ? LEGAL_FROM_F16 : LEGAL_FROM_BF16, &bits, NULL);
 }
 
 static kir_val rewrite_dial(legaliser *l, kir_ins in) {
     in.type = KIR_U64;
     kir_val bits = kir_append(l->b, &in, KIR_NONE);
-    return run_function(l->b, LEGAL_NARROW_BITS, &bits);
+    return kir_legal_run(l->b, LEGAL_NARROW_BITS, &bits, NULL);
+}
+
+/* Of these words know more: how large a result can be. */
+static bool is_for_words(const legaliser *l, const kir_ins *in) {
+    bool ruled = in->op == KIR_DIV || in->op == KIR_MOD || in->op == KIR_MIN || in->op == KIR_MAX;
+    return ruled && l->what & KIR_LEGAL_I64 && (in->type == KIR_I64 || in->type == KIR_U64);
 }
 
 static kir_val renamed(const legaliser *l, kir_val v) { return v == KIR_NONE ? KIR_NONE : l->map[v]; }
@@ -138,8 +141,9 @@ static kir_val rewrite(legaliser *l, const kir_ins *old) {
     in.c = renamed(l, in.c);
     if (is_half(l, old, &dtype)) return rewrite_half(l, in, dyn, dtype);
     if (in.op == KIR_DIAL && in.type == KIR_F32 && l->what & KIR_LEGAL_DIALS) return rewrite_dial(l, in);
-    int function = l->what & KIR_LEGAL_MATHS ? function_of(&in, operand) : -1;
-    return function < 0 ? kir_append(l->b, &in, dyn) : run_function(l->b, function, (const kir_val[2]){in.a, in.b});
+    int function = l->what & KIR_LEGAL_MATHS && !is_for_words(l, &in) ? function_of(&in, operand) : -1;
+    if (function < 0) return kir_append(l->b, &in, dyn);
+    return kir_legal_run(l->b, function, (const kir_val[2]){in.a, in.b}, NULL);
 }
 
 static tn_status check_maths(const kir_program *p) {
@@ -172,13 +176,29 @@ static tn_status rewrite_all(legaliser *l, kir_program **out) {
     return status;
 }
 
-tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out) {
-    *out = NULL;
+static tn_status simplify(const kir_program *p, unsigned what, kir_program **out) {
     if (what & KIR_LEGAL_MATHS) TRY(check_maths(p));
     legaliser l = {.p = p, .what = what};
     l.map = tn_mem_zalloc((size_t)p->n_ins + 1, sizeof *l.map);
     if (!l.map) return TN_ERR_MEMORY;
     tn_status status = rewrite_all(&l, out);
     tn_mem_free(l.map);
+    return status;
+}
+
+tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out) {
+    *out = NULL;
+    if (what & KIR_LEGAL_I64) what |= KIR_LEGAL_MATHS | KIR_LEGAL_DIALS;
+    kir_program *simple = NULL;
+    tn_status status = simplify(p, what, &simple);
+    if (status == TN_OK && what & KIR_LEGAL_I64) {
+        status = kir_legal_words(simple, out);
+        kir_free(simple);
+    } else {
+        *out = simple;
+    }
+    /* a verified program has no other fault than its growth */
+    if (status == TN_ERR_ARGUMENT)
+        return tn_fail_prefix(TN_ERR_UNSUPPORTED, "kernel %016llx made simpler", (unsigned long long)p->hash);
     return status;
 }

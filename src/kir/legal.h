@@ -15,14 +15,21 @@ enum {
      * CAST from float to integer has a value that fits (truncating), where its result is of use: behind a SELECT the
      * other operand may come from anything. Reductions and scans stay: MAX and MIN of floats there are kir.h's. */
     KIR_LEGAL_MATHS = 1,
+    /* No I64 and U64: a program of words (kir.h). Takes MATHS and DIALS along. Sizes and parameters stay as they are:
+     * each is read as a 32-bit integer, so only narrow launches may run it: those in which the numbers of points and
+     * of loop points, and the affine part of every index and of every INDEX, fit an int32_t (kir_target.index32), on
+     * buffers of fewer than 2^31 elements. What is known to fit 32 bits is computed in as many, all else in pairs;
+     * reductions of 64-bit integers become variables. Conversions between f64 and 64-bit integers are
+     * TN_ERR_UNSUPPORTED. */
+    KIR_LEGAL_I64 = 2,
     /* Buffers of f16 and bf16 become buffers of u16, local ones too; conversions are arithmetic. */
-    KIR_LEGAL_HALVES = 2,
+    KIR_LEGAL_HALVES = 4,
     /* An f32 DIAL becomes the U64 DIAL of its bits and arithmetic: for devices without f64. */
-    KIR_LEGAL_DIALS = 4,
+    KIR_LEGAL_DIALS = 8,
 };
 
-/* Errors: TN_ERR_UNSUPPORTED for what has no steps (SIN and COS of f64), TN_ERR_ARGUMENT when the program grows beyond
- * KIR_MAX_INS, TN_ERR_MEMORY. The result is freed with kir_free. */
+/* p is a verified program. Errors: TN_ERR_UNSUPPORTED for what has no steps (SIN and COS of f64), and when the program
+ * grows beyond KIR_MAX_INS; TN_ERR_MEMORY. The result is freed with kir_free. */
 tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out);
 
 #endif

@@ -35,8 +35,9 @@ static inline bool kir_has_access(kir_op op) { return op == KIR_LOAD || op == KI
 static inline int kir_loop_first(const kir_ins *in) { return (int)(in->imm.i & 0xff); }
 static inline int kir_loop_count(const kir_ins *in) { return (int)(in->imm.i >> 8 & 0xff); }
 
-/* NULL when the types fit the operation; else what is wrong. `types` are those of the operands present. */
-const char *kir_type_error(const kir_ins *in, const kir_type types[3]);
+/* NULL when the types fit the operation; else what is wrong. `types` are those of the operands present; `words`: in a
+ * program of words. */
+const char *kir_type_error(const kir_ins *in, const kir_type types[3], bool words);
 
 const char *kir_type_name(kir_type t);
 const char *kir_reduce_name(kir_reduce kind);

@@ -34,6 +34,7 @@ static void sum_costs(kir_vm *vm) {
 /* The VM computes a tile of points at once: none waits for another, and none has variables. */
 static tn_status check_plain(const kir_program *p) {
     if (p->n_items > 0) return tn_fail(TN_ERR_UNSUPPORTED, "tile VM: a program with workgroups");
+    if (p->words) return tn_fail(TN_ERR_UNSUPPORTED, "tile VM: a program of words");
     for (int i = 0; i < p->n_ins; i++) {
         if (p->ins[i].op == KIR_VAR)
             return tn_fail(TN_ERR_UNSUPPORTED, "tile VM: a program with variables (instruction %d)", i);
