@@ -10,6 +10,7 @@
 #include "hal/hal.h"
 #include "kir/render.h"
 #include "kir_cases.h"
+#include "kir_device.h"
 #include "kir_random.h"
 
 enum { CASES = 60, LONG_CASES = 4, DEVICE_CASES = 8, DEVICE_LONG_CASES = 2, GROUP = 16 };
@@ -289,152 +290,86 @@ static void groups_cover_all_points(void **state) {
 
 /* ---- on a device ------------------------------------------------------------------------------------------------- */
 
-static const tn_driver *const cl = &tn_driver_opencl;
-static void *device; /* NULL: there is none */
+static kir_device device;
 
 static int open_device(void **state) {
     (void)state;
-    tn_device_options options = {.struct_size = sizeof options};
-    if (cl->open(0, &options, &device) == TN_OK) return 0;
-    printf("skipped: no OpenCL device: %s\n", tn_error());
-    device = NULL;
+    kir_device_open(&tn_driver_opencl, &kir_dialect_opencl, &device);
     return 0;
 }
 
 static int close_device(void **state) {
     (void)state;
-    if (device) cl->close(device);
+    kir_device_close(&device);
     return 0;
 }
 
-static void *load(const kir_program *p, const kir_rendering *k) {
-    void *module = NULL;
-    tn_code code = {.form = TN_CODE_OPENCL_C,
-                    .data = tn_str_text(&k->text),
-                    .size = k->text.length,
-                    .entry = k->entry,
-                    .buffer_count = k->buffer_count,
-                    .group = {k->group[0], k->group[1], k->group[2]},
-                    .params_bytes = k->params_bytes,
-                    .bases_at = k->bases_at,
-                    .local_bytes = k->local_bytes,
-                    .params_in_buffer = k->params_in_buffer,
-                    .written = p->buffer_written,
-                    .options = ""};
-    if (cl->load(device, &code, &module) != TN_OK) fail_msg("%s", tn_error());
-    return module;
-}
-
-static bool run_on_device(const kir_random *t, const kir_rendering *k, const kir_target *target, uint64_t seed) {
-    char *want = kir_random_memory(t, seed), *got = kir_random_memory(t, seed), *memory = NULL;
-    void *buffers[KIR_MAX_BUFFERS], *module = load(t->program, k);
-    kir_random_buffers(t, want, buffers);
-    assert_ok(kir_interpret(t->program, &(kir_launch){t->sizes, buffers, t->dials}));
-    assert_ok(cl->alloc(device, t->bytes + 64, (void **)&memory));
-    assert_ok(cl->copy(device, memory, got, t->bytes, 0));
-    int64_t *params = calloc(1, k->params_bytes + 8);
-    assert_non_null(params);
-    size_t count = kir_sizes_count(t->program);
-    memcpy(params, t->sizes, count * 8);
-    memcpy(params + count, t->dials, (size_t)t->program->n_dials * 8);
-    kir_random_buffers(t, memory, buffers);
-    int n = 0;
-    for (int i = 0; i < t->n_areas; i++) { /* element 0 may lie outside: only the kernel may go there */
-        if (t->program->local[i] > 0) continue;
-        params[k->bases_at / 8 + (size_t)n] = (char *)buffers[i] - memory;
-        buffers[n++] = memory;
-    }
-    tn_dispatch d = {.buffers = buffers, .params = params};
-    kir_count_groups(t->program, t->sizes, target, seed % 2 ? 3 : 0, d.groups);
-    if (d.groups[0] > 0) assert_ok(cl->dispatch(device, module, &d, 1));
-    assert_ok(cl->sync(device));
-    assert_ok(cl->copy(device, got, memory, t->bytes, 1));
-    bool good = kir_random_same(t, want, got, "OpenCL");
-    cl->free(device, memory);
-    cl->unload(device, module);
-    free(params);
-    free(want);
-    free(got);
-    return good;
-}
-
-static tn_caps device_caps(void) {
-    tn_caps caps = {.struct_size = sizeof caps};
-    assert_ok(cl->caps(device, &caps));
-    return caps;
-}
-
-static bool check_on_device(kir_random *t, uint64_t seed, bool show) {
-    kir_rendering k;
-    kir_target target = {.dialect = &kir_dialect_opencl, .group_size = 64, .index32 = seed % 2};
-    target.f64 = device_caps().f64;
-    assert_ok(kir_render(t->program, &target, &k));
-    bool good = run_on_device(t, &k, &target, seed);
-    kir_rendering_free(&k);
-    if (!good || show) show_failure(t, seed, &target);
+static bool check_on_device(kir_random *t, uint64_t seed) {
+    bool good = false;
+    assert_ok(kir_device_check(&device, t, seed, seed % 2, &good));
     kir_random_free(t);
     return good;
 }
 
-static bool check_seed(uint64_t seed, kir_random_options options, bool show) {
+static bool check_seed(uint64_t seed, kir_random_options options) {
     kir_random t;
-    options.no_f64 = !device_caps().f64;
+    options.no_f64 = !device.caps.f64;
     kir_random_make(&t, seed, &options);
-    return check_on_device(&t, seed, show);
+    return check_on_device(&t, seed);
 }
 
 static void every_operation_in_opencl(void **state) {
     (void)state;
-    if (!device) skip();
+    if (!device.handle) skip();
     for (int i = 0; i < kir_case_count; i++) {
         kir_random t;
-        if (kir_cases[i].f64 && !device_caps().f64) continue;
+        if (kir_cases[i].f64 && !device.caps.f64) continue;
         kir_case_make(&t, &kir_cases[i]);
-        if (!check_on_device(&t, (uint64_t)i, false)) fail_msg("%s", kir_cases[i].name);
+        if (!check_on_device(&t, (uint64_t)i)) fail_msg("%s", kir_cases[i].name);
     }
 }
 
 static void opencl_matches_the_interpreter(void **state) {
     (void)state;
-    if (!device) skip();
+    if (!device.handle) skip();
     for (uint64_t seed = 0; seed < cases(DEVICE_CASES); seed++)
-        assert_true(check_seed(seed, (kir_random_options){.variables = true}, false));
+        assert_true(check_seed(seed, (kir_random_options){.variables = true}));
     for (uint64_t seed = 0; seed < cases(DEVICE_LONG_CASES); seed++)
-        assert_true(check_seed(seed, (kir_random_options){.long_loop = true}, false));
+        assert_true(check_seed(seed, (kir_random_options){.long_loop = true}));
 }
 
 static void opencl_workgroups_match_the_interpreter(void **state) {
     (void)state;
-    if (!device) skip();
+    if (!device.handle) skip();
     for (uint64_t seed = 0; seed < cases(DEVICE_CASES); seed++)
-        assert_true(check_seed(seed, (kir_random_options){.group = true, .variables = true}, false));
+        assert_true(check_seed(seed, (kir_random_options){.group = true, .variables = true}));
 }
 
-static bool check_shared_rows(uint64_t seed, bool show) {
+static bool check_shared_rows(uint64_t seed) {
     kir_random t;
-    kir_random_options options = {.no_chains = true, .no_f64 = !device_caps().f64, .most_points = 60};
+    kir_random_options options = {.no_chains = true, .no_f64 = !device.caps.f64, .most_points = 60};
     options.most_buffers = KIR_MAX_BUFFERS - KIR_TYPE_COUNT;
     kir_random_make(&t, seed, &options);
-    if (kir_random_share_rows(&t)) return check_on_device(&t, seed, show);
+    if (kir_random_share_rows(&t)) return check_on_device(&t, seed);
     kir_random_free(&t);
     return true;
 }
 
 static void opencl_shares_rows_among_workgroups(void **state) {
     (void)state;
-    if (!device) skip();
+    if (!device.handle) skip();
     for (uint64_t seed = 0; seed < cases(DEVICE_LONG_CASES); seed++)
-        assert_true(check_shared_rows(seed, false));
+        assert_true(check_shared_rows(seed));
 }
 
 /* --plain, --long, --group or --rows, first seed, one past the last. */
 static int run_seeds(const char *kind, uint64_t begin, uint64_t end) {
     kir_random_options options = {.variables = true, .group = strcmp(kind, "--group") == 0};
     options.long_loop = strcmp(kind, "--long") == 0;
-    bool rows = strcmp(kind, "--rows") == 0, show = end == begin + 1;
+    bool rows = strcmp(kind, "--rows") == 0;
     open_device(NULL);
-    for (uint64_t seed = begin; device && seed < end; seed++) {
-        if (rows ? !check_shared_rows(seed, show) : !check_seed(seed, options, show)) return 1;
+    for (uint64_t seed = begin; device.handle && seed < end; seed++) {
+        if (rows ? !check_shared_rows(seed) : !check_seed(seed, options)) return 1;
     }
     return close_device(NULL);
 }
