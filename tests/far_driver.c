@@ -14,6 +14,7 @@ enum { DEVICES = 2, SHARED_MEMORY = 32 << 10 };
 static const uintptr_t FAR_AWAY = (uintptr_t)1 << (sizeof(uintptr_t) * 8 - 2);
 
 far_nature far_nature_now;
+void (*far_loaded)(const kir_program *p);
 far_counts far_counts_now;
 
 typedef struct far_block {
@@ -198,6 +199,7 @@ static tn_status far_load(void *device, const tn_code *code, void **module) {
         return s;
     }
     far_counts_now.loads++;
+    if (far_loaded) far_loaded(p);
     *module = m;
     return TN_OK;
 }

@@ -29,6 +29,9 @@ typedef struct far_counts {
 } far_counts;
 extern far_counts far_counts_now;
 
+/* Called with each program that is loaded, unless NULL. */
+extern void (*far_loaded)(const kir_program *p);
+
 extern const tn_driver far_driver;
 
 /* Registers the driver (once a process) and opens far:index; fails the test program with words when it cannot. */

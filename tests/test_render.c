@@ -12,6 +12,7 @@
 #include "kir_cases.h"
 #include "kir_device.h"
 #include "kir_random.h"
+#include "sources.h"
 
 enum { CASES = 60, LONG_CASES = 4, DEVICE_CASES = 8, DEVICE_LONG_CASES = 2, GROUP = 16 };
 
@@ -183,6 +184,8 @@ static const struct {
     {"msl", {.dialect = &kir_dialect_msl, .group_size = 64, .i64 = true}},
     {"msl-32", {.dialect = &kir_dialect_msl, .group_size = 64, .index32 = true, .i64 = true}},
     {"wgsl", {.dialect = &kir_dialect_wgsl, .group_size = 64, .index32 = true}},
+    {"cuda", {.dialect = &kir_dialect_cuda, .group_size = 64, .index32 = true, .f64 = true, .i64 = true}},
+    {"hip", {.dialect = &kir_dialect_hip, .group_size = 64, .f64 = true, .i64 = true}},
     {"c", {.dialect = &kir_dialect_c, .group_size = 64, .f64 = true}},
 };
 
@@ -374,7 +377,29 @@ static int run_seeds(const char *kind, uint64_t begin, uint64_t end) {
     return close_device(NULL);
 }
 
+/* The cases made by hand, and as many random programs of each kind, as files for compilers. */
+static int write_sources(const char *to, uint64_t random) {
+    static const kir_random_options kinds[] = {
+        {.variables = true}, {.group = true, .variables = true}, {.long_loop = true}};
+    kir_random t;
+    char name[80];
+    for (int i = 0; i < kir_case_count; i++) {
+        snprintf(name, sizeof name, "case-%03d", i);
+        kir_case_make(&t, &kir_cases[i]);
+        sources_write(to, name, t.program);
+        kir_random_free(&t);
+    }
+    for (uint64_t i = 0; i < random * TN_COUNT(kinds); i++) {
+        snprintf(name, sizeof name, "random-%03llu", (unsigned long long)i);
+        kir_random_make(&t, i, &kinds[i % TN_COUNT(kinds)]);
+        sources_write(to, name, t.program);
+        kir_random_free(&t);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
+    if (argc == 4 && strcmp(argv[1], "--sources") == 0) return write_sources(argv[2], strtoull(argv[3], NULL, 10));
     if (argc == 2 && strcmp(argv[1], "--golden") == 0) return write_golden();
     if (argc == 4) return run_seeds(argv[1], strtoull(argv[2], NULL, 10), strtoull(argv[3], NULL, 10));
     const struct CMUnitTest tests[] = {

@@ -8,6 +8,7 @@
 
 #include "far_driver.h"
 #include "ops/cases.h"
+#include "sources.h"
 #include "trunnion/trunnion.h"
 
 static tn_device *far, *cpu;
@@ -358,6 +359,10 @@ static const struct CMUnitTest small[] = {
 };
 
 int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "--sources") == 0) { /* writes all kernels as files for compilers */
+        sources_begin(argv[2], "template");
+        far_loaded = sources_take;
+    }
     if (argc > 1 && strcmp(argv[1], "--small") == 0)
         return cmocka_run_group_tests_name("templates", small, open_devices, close_devices);
     const struct CMUnitTest tests[] = {

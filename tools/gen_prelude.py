@@ -136,7 +136,7 @@ def own_pointer(parameter):
 
 def transcribe(text):
     text = re.sub(r"^(static inline |static )?", "$function ", text.strip())
-    text = re.sub(r"\bconst uint32_t \*words\b", "$table uint32_t *words", text)
+    text = re.sub(r"\bconst uint32_t \*words\b", "$constant uint32_t *words", text)
     for pattern, word in WORDS:
         text = re.sub(pattern, lambda m, word=word: word, text)
     head, body = text.split("{", 1)

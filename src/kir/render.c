@@ -10,10 +10,7 @@
 #include "kir/legal.h"
 #include "kir/render_prelude.h"
 
-enum {
-    BY_VALUE_BYTES = 1000, /* of parameters in all: every device takes 1024 */
-    NEEDED = PRELUDE_TABLES + PRELUDE_ROWS + 1
-};
+enum { NEEDED = PRELUDE_TABLES + PRELUDE_ROWS + 1 };
 
 /* ---- the prelude ------------------------------------------------------------------------------------------------- */
 
@@ -100,8 +97,9 @@ static void describe(const kir_program *p, const kir_target *t, kir_rendering *o
         out->buffer_count += p->local[i] == 0;
     out->bases_at = (kir_sizes_count(p) + (size_t)p->n_dials) * 8;
     out->params_bytes = out->bases_at + (size_t)out->buffer_count * 8;
+    size_t most = t->dialect->most_by_value ? (size_t)t->dialect->most_by_value : 1000;
     out->params_in_buffer =
-        t->dialect->by_address_always || out->params_bytes + (size_t)out->buffer_count * 8 > BY_VALUE_BYTES;
+        t->dialect->by_address_always || out->params_bytes + (size_t)out->buffer_count * 8 > most;
     out->group[0] = (uint32_t)(p->n_items > 0 ? kir_items(p) : t->group_size);
     out->group[1] = out->group[2] = 1;
     snprintf(out->entry, sizeof out->entry, "kernel_%016llx", (unsigned long long)p->hash);

@@ -27,6 +27,7 @@ const kir_dialect kir_dialect_opencl = {
             [WORD_bool] = "bool",
             [WORD_function] = "static inline",
             [WORD_table] = "__constant const",
+            [WORD_constant] = "__constant const",
             [WORD_global] = "__global ",
             [WORD_local] = "__local ",
             [WORD_l] = "L",
@@ -95,6 +96,7 @@ const kir_dialect kir_dialect_msl = {
             [WORD_bool] = "bool",
             [WORD_function] = "static inline",
             [WORD_table] = "constant",
+            [WORD_constant] = "constant",
             [WORD_global] = "device ",
             [WORD_local] = "threadgroup ",
             [WORD_own] = "thread ",
@@ -160,6 +162,7 @@ const kir_dialect kir_dialect_c = {
             [WORD_bool] = "bool",
             [WORD_function] = "static inline",
             [WORD_table] = "const",
+            [WORD_constant] = "const",
             [WORD_global] = "",
             [WORD_l] = "LL",
             [WORD_ul] = "ULL",
@@ -206,3 +209,38 @@ const kir_dialect kir_dialect_c = {
     .array = "$type s$n[$size];\n",
     .local = "",
 };
+
+/* CUDA C and HIP C. Both compilers know their functions without any header, and get told to round as IEEE 754 has it
+ * (drivers/cuda.c): no contraction, division and square root correct to the last bit, subnormal numbers kept. */
+#define GPU_WORDS                                                                                                    \
+    [WORD_f32] = "float", [WORD_f64] = "double", [WORD_i32] = "int", [WORD_i64] = "long long",                       \
+    [WORD_u32] = "unsigned", [WORD_u64] = "unsigned long long", [WORD_i16] = "short", [WORD_u16] = "unsigned short", \
+    [WORD_i8] = "signed char", [WORD_u8] = "unsigned char", [WORD_bool] = "bool",                                    \
+    [WORD_function] = "static __device__ inline", [WORD_table] = "__device__ const", [WORD_constant] = "const",      \
+    [WORD_global] = "", [WORD_local] = "__shared__ ", [WORD_l] = "LL", [WORD_ul] = "ULL",                            \
+    [WORD_inf] = "__uint_as_float(0x7f800000U)", [WORD_nan] = "__uint_as_float(0x7fc00000U)",                        \
+    [WORD_barrier] = "__syncthreads();",                                                                             \
+    [WORD_group] = "(blockIdx.x + (unsigned long long)gridDim.x * (blockIdx.y + (unsigned long long)gridDim.y "      \
+                   "* blockIdx.z))",                                                                                 \
+    [WORD_item] = "threadIdx.x", [WORD_bits_f32] = "__float_as_uint", [WORD_from_bits_f32] = "__uint_as_float",      \
+    [WORD_bits_f64] = "(unsigned long long)__double_as_longlong", [WORD_from_bits_f64] = "__longlong_as_double",     \
+    C_NAME(fabs), C_NAME(sqrt), C_NAME(floor), C_NAME(ceil), C_NAME(trunc), C_NAME(rint), C_NAME(fmod), C_NAME(fma), \
+    C_NAME(copysign)
+
+#define GPU_TEXTS                                                                                              \
+    .head = "", .head_f64 = "", .params_type = "struct params_$entry { $i64 w[$words]; };\n",                  \
+    .open = "extern \"C\" __global__ void __launch_bounds__($items) $entry(", .buffer = "$const$u8 *a$n, ",    \
+    .by_value = "const params_$entry p) {\n", .by_address = "const $i64 *__restrict__ p) {\n",                 \
+    .bind = "    $const$type *b$n = ($const$type *)(a$n + $p[$base]);\n",                                      \
+    .points = "    const $u64 begin = $group * $items;\n"                                                      \
+              "    if (begin + $item >= ($u64)count) return;\n"                                                \
+              "    const $ix start = ($ix)begin, item = ($ix)$item;\n",                                        \
+    .items = "    const $u64 workgroup = $group;\n"                                                            \
+             "    if (workgroup >= ($u64)count) return;\n"                                                     \
+             "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n",                                     \
+    .close = "}\n", .params_by_value = "p.w", .params_by_address = "p", .most_by_value = 4096, .groups = true, \
+    .choice = "#0 ? #1 : #2", .word = "$p[$n]", .array = "$type s$n[$size];\n",                                \
+    .local = "    $local$type b$n[$size];\n"
+
+const kir_dialect kir_dialect_cuda = {.name = "CUDA C", .words = {GPU_WORDS}, GPU_TEXTS};
+const kir_dialect kir_dialect_hip = {.name = "HIP C", .words = {GPU_WORDS}, GPU_TEXTS};

@@ -205,7 +205,7 @@ static const prelude_row PRELUDE[PRELUDE_ROWS] = {
      "    return ($u32)(pair >> shift);\n"
      "}\n"},
     {"kir_times_words", "", false,
-     "$function void kir_times_words($u64 mantissa, $table $u32 *words, $own$u32 number[9]) {\n"
+     "$function void kir_times_words($u64 mantissa, $constant $own$u32 *words, $own$u32 number[9]) {\n"
      "    $u64 low = mantissa & 0xffffffff, high = mantissa >> 32, carry = 0;\n"
      "    for ($i32 i = 0; i < 9; i++) number[i] = 0;\n"
      "    for ($i32 i = 0; i < 6; i++) {\n"

@@ -14,7 +14,8 @@
 #define RENDER_WORDS(X)                                                                                    \
     X(f32) X(f64) X(i32) X(i64) X(u32) X(u64) X(i16) X(u16) X(i8) X(u8) X(bool)                            \
     X(function)      /* before a function that kernels call */                                             \
-    X(table)         /* before an array of constants at the top level, and before what points into it */   \
+    X(table)         /* before an array of constants at the top level */                                   \
+    X(constant)      /* before what points into one */                                                     \
     X(global)        /* before what points into a buffer */                                                \
     X(local)         /* before an array in workgroup memory */                                             \
     X(own)           /* before what points to variables of the item */                                     \
@@ -52,6 +53,7 @@ struct kir_dialect {
     const char *points, *items;
     const char *close;
     const char *params_by_value, *params_by_address; /* the array of words */
+    int most_by_value;                               /* bytes of all parameters; 0: 1000, every device takes 1024 */
     bool groups;                                     /* has workgroups, local memory and barriers */
     bool loops;                                      /* `points` opens two loops */
     /* A declaration has the type of its value, `let v = …` and `var x = …`, and a cast is a call: `i32(x)`. Otherwise

@@ -1,0 +1,285 @@
+"""renderings.py BUILD [--all] — kernels as CUDA C and HIP C, through the compilers of those who make the devices.
+
+The cases of the tests, random programs and all kernels of templates are written as files by test_render and
+test_templates; NVRTC makes machine code for sm_80 and sm_90 of them, hiprtc for gfx90a, and clang, with a short prelude
+in the place of the vendors' headers, PTX and machine code for gfx1100. No device is needed, and none takes part. A kernel
+may not spill registers, and two workgroups of it have to fit on a multiprocessor. Without --all a sample is compiled. A
+compiler that is not here is skipped, and said so; with --all NVRTC is fetched with pip.
+
+Compilers run in child processes, for some crash.
+"""
+
+import concurrent.futures
+import ctypes
+import glob
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+PRELUDE = ROOT / "tools" / "checks" / "renderings.h"
+VENV = ROOT / ".deps" / "venv"
+
+RANDOM = (8, 60)  # programs of each kind; with --all
+SAMPLE = 10  # one file of so many
+REGISTERS = 65536  # of a multiprocessor
+# Bytes that a kernel with 64-bit indices may spill: such run only where 32 bits do not do, and a register or two of the
+# addresses then go to the stack of kernels that fill the rest with sums.
+WIDE_SPILL = 16
+NVRTC_OPTIONS = ["--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w",
+                 "--ptxas-options=-v"]
+HIPRTC_OPTIONS = ["-std=c++17", "-O3", "-ffp-contract=off", "-w", "-fhip-fp32-correctly-rounded-divide-sqrt"]
+# More than -O1 crashes clang 15 in its last pass for gfx1100, where kernels are long.
+CLANG_OPTIONS = ["-nogpulib", "--cuda-device-only", "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-include",
+                 str(PRELUDE), "-fno-crash-diagnostics", "-S"]
+
+
+# ---- compilers: what each makes of one file is {"log": "", "registers": n, "spills": n}, the log only of failures ------
+
+class Runtime:
+    """NVRTC or hiprtc: the same functions under two names."""
+
+    def __init__(self, path, prefix):
+        self.library, self.prefix = ctypes.CDLL(path), prefix
+
+    def call(self, name, *arguments):
+        return getattr(self.library, self.prefix + name)(*arguments)
+
+    def bytes_of(self, program, what):
+        size = ctypes.c_size_t()
+        self.call(f"Get{what}Size", program, ctypes.byref(size))
+        room = ctypes.create_string_buffer(size.value + 1)
+        self.call(f"Get{what}", program, room)
+        return room.raw[:size.value]
+
+    def compile(self, path, options, code):
+        """(failed, log, machine code)"""
+        program = ctypes.c_void_p()
+        listed = (ctypes.c_char_p * len(options))(*[o.encode() for o in options])
+        self.call("CreateProgram", ctypes.byref(program), pathlib.Path(path).read_bytes(), b"kernel", 0, None, None)
+        failed = self.call("CompileProgram", program, len(options), listed)
+        log = self.bytes_of(program, "ProgramLog").decode(errors="replace").strip("\0\n ")
+        made = b"" if failed else self.bytes_of(program, code)
+        self.call("DestroyProgram", ctypes.byref(program))
+        return failed, log, made
+
+
+def nvidia_numbers(words):
+    """Of what ptxas says."""
+    registers = re.search(r"Used (\d+) registers", words)
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", words)]
+    return {"log": "" if registers else "no registers told: " + words, "registers": int((registers or [0, 0])[1]),
+            "spills": sum(spills)}
+
+
+def message_pack_number(code, key):
+    """The number behind a key in a code object's notes."""
+    at = code.find(key)
+    if at < 0:
+        return 0
+    at += len(key)
+    size = {0xcc: 1, 0xcd: 2, 0xce: 4}.get(code[at], 0)
+    return int.from_bytes(code[at + 1:at + 1 + size], "big") if size else code[at]
+
+
+def amd_numbers(code):
+    return {"log": "", "registers": message_pack_number(code, b".vgpr_count"),
+            "spills": 4 * (message_pack_number(code, b".vgpr_spill_count"))}
+
+
+def with_nvrtc(library, arch, path):
+    failed, log, _ = Runtime(library, "nvrtc").compile(path, [f"--gpu-architecture={arch}"] + NVRTC_OPTIONS, "CUBIN")
+    return {"log": log or "failed"} if failed else nvidia_numbers(log)
+
+
+def with_hiprtc(library, arch, path):
+    failed, log, code = Runtime(library, "hiprtc").compile(path, [f"--offload-arch={arch}"] + HIPRTC_OPTIONS, "Code")
+    return {"log": log or "failed"} if failed else amd_numbers(code)
+
+
+def run(*command):
+    ended = subprocess.run(command, capture_output=True, text=True)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def with_clang_for_nvidia(clang, arch, path):
+    failed, log = run(clang, "-x", "cuda", "-nocudainc", f"--cuda-gpu-arch={arch}", *CLANG_OPTIONS, "-o", path + ".ptx",
+                      path)
+    if not failed and shutil.which("ptxas"):
+        failed, log = run("ptxas", "-v", f"-arch={arch}", path + ".ptx", "-o", "/dev/null")
+        return {"log": log} if failed else nvidia_numbers(log)
+    return {"log": log if failed else ""}
+
+
+def with_clang_for_amd(clang, arch, path):
+    failed, log = run(clang, "-x", "hip", "-nogpuinc", f"--offload-arch={arch}", *CLANG_OPTIONS, "-o", path + ".s", path)
+    if failed:
+        return {"log": log}
+    text = pathlib.Path(path + ".s").read_text()
+    found = [int((re.search(rf"\.{name}:\s*(\d+)", text) or [0, 0])[1]) for name in ("vgpr_count", "vgpr_spill_count")]
+    return {"log": "", "registers": found[0], "spills": 4 * found[1]}
+
+
+def work(kind, compiler):
+    """The child process: one line "ARCH PATH" in, one of JSON out."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what compilers print is no answer
+    for line in sys.stdin:
+        arch, path = line.split()
+        print(json.dumps(KINDS[kind][0](compiler, arch, path)), file=out, flush=True)
+
+
+# ---- which are here ----------------------------------------------------------------------------------------------------
+
+def first_file(*patterns):
+    return next((found for pattern in patterns if pattern for found in sorted(glob.glob(pattern), reverse=True)), None)
+
+
+def nvrtc(everything):
+    places = [os.environ.get("TRUNNION_NVRTC_LIB"), f"{VENV}/lib/python3*/site-packages/nvidia/*/lib/libnvrtc.so.*",
+              "/usr/local/cuda*/lib64/libnvrtc.so*", "/usr/lib/*/libnvrtc.so.*"]
+    if everything and not first_file(*places) and (VENV / "bin" / "python").exists():
+        run(str(VENV / "bin" / "python"), "-m", "pip", "install", "-q", "--no-deps", "nvidia-cuda-nvrtc")
+    return first_file(*places)
+
+
+def hiprtc(_):
+    return first_file(os.environ.get("TRUNNION_HIPRTC_LIB"), "/opt/rocm*/lib/libhiprtc.so*",
+                      "/usr/lib/*/libhiprtc.so.*", "/usr/lib/*/libamdhip64.so.*")
+
+
+def clang(target):
+    """The latest clang that has the target."""
+    names = ["clang"] + [f"clang-{n}" for n in range(30, 12, -1)]
+    for name in filter(shutil.which, names):
+        failed, log = run(name, "--print-targets")
+        if failed or target[0] not in log:
+            continue
+        failed, _ = run(name, *target[1:], *CLANG_OPTIONS, "-o", "/dev/null", "/dev/null")
+        if not failed:
+            return name
+    return None
+
+
+def clang_for_nvidia(_):
+    return clang(["nvptx64", "-x", "cuda", "-nocudainc", "--cuda-gpu-arch=sm_80"])
+
+
+def clang_for_amd(_):
+    return clang(["amdgcn", "-x", "hip", "-nogpuinc", "--offload-arch=gfx1100"])
+
+
+# name: compiling, finding, files, architectures, registers of the fullest kernel of n items
+KINDS = {
+    "NVRTC": (with_nvrtc, nvrtc, "cu", ["sm_80", "sm_90"], lambda items: REGISTERS // 2 // items),
+    "hiprtc": (with_hiprtc, hiprtc, "hip", ["gfx90a"], lambda items: 256),
+    "clang for NVIDIA": (with_clang_for_nvidia, clang_for_nvidia, "cu", ["sm_80"], lambda items: REGISTERS // 2 // items),
+    "clang for AMD": (with_clang_for_amd, clang_for_amd, "hip", ["gfx1100"], lambda items: 256),
+}
+
+
+# ---- compiling all of it -----------------------------------------------------------------------------------------------
+
+class Workers:
+    """A child process for each thread; one that dies is replaced at the next file."""
+
+    def __init__(self, kind, compiler):
+        self.kind, self.compiler, self.mine = kind, compiler, threading.local()
+        self.all = []
+
+    def child(self):
+        child = getattr(self.mine, "child", None)
+        if child is None or child.poll() is not None:
+            child = subprocess.Popen([sys.executable, __file__, "--worker", self.kind, self.compiler], text=True,
+                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            self.mine.child = child
+            self.all.append(child)
+        return child
+
+    def compile(self, arch, path):
+        child = self.child()
+        try:
+            print(arch, path, file=child.stdin, flush=True)
+            answer = child.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        return json.loads(answer) if answer else {"log": f"the compiler crashed ({child.wait()})"}
+
+    def end(self):
+        for child in self.all:
+            child.stdin.close()
+            child.wait()
+
+
+def complaint(kind, path, answer):
+    """What is wrong with a compiled kernel, or None."""
+    if answer["log"]:
+        return answer["log"][-800:]
+    items = int(re.search(r"__launch_bounds__\((\d+)\)", pathlib.Path(path).read_text())[1])
+    spills, registers, most = answer.get("spills", 0), answer.get("registers", 0), KINDS[kind][4](items)
+    if spills > (WIDE_SPILL if "-64." in path else 0):
+        return f"{spills} bytes of registers are spilled, with {registers} registers and {items} items"
+    if registers > most:
+        return f"{registers} registers, and {most} are the most for workgroups of {items}"
+    return None
+
+
+def compile_all(kind, compiler, files, report):
+    workers = Workers(kind, compiler)
+    jobs = [(arch, path) for i, path in enumerate(files)
+            for arch in (KINDS[kind][3] if report.everything else [KINDS[kind][3][i % len(KINDS[kind][3])]])]
+    most, faults = 0, 0
+    with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
+        for (arch, path), answer in zip(jobs, pool.map(lambda job: workers.compile(*job), jobs)):
+            fault = complaint(kind, path, answer)
+            most = max(most, answer.get("registers", 0))
+            report.passed += not fault
+            faults += bool(fault)
+            if fault and faults <= 5:
+                print(f"failed: {kind}, {arch}: {path}: {fault}")
+    workers.end()
+    report.failed += faults
+    if not faults:
+        print(f"ran on: {kind} ({len(jobs)} kernels for {' and '.join(KINDS[kind][3])}, at most {most} registers)")
+
+
+class Report:
+    def __init__(self, everything):
+        self.passed = self.failed = self.skipped = 0
+        self.everything = everything
+
+
+def write_sources(build, folder, everything):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    subprocess.run([str(build / "test_render"), "--sources", str(folder), str(RANDOM[everything])], check=True)
+    subprocess.run([str(build / "test_templates"), "--sources", str(folder)], check=True, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
+
+
+def main():
+    if sys.argv[1] == "--worker":
+        return work(sys.argv[2], sys.argv[3])
+    build, report = ROOT / sys.argv[1], Report("--all" in sys.argv)
+    folder = build / "check" / "renderings"
+    here = {kind: KINDS[kind][1](report.everything) for kind in KINDS}
+    if any(here.values()):
+        write_sources(build, folder, report.everything)
+    for kind, compiler in here.items():
+        if not compiler:
+            print(f"skipped: {kind} is not here")
+            report.skipped += 1
+            continue
+        files = sorted(map(str, folder.glob(f"*.{KINDS[kind][2]}")))
+        compile_all(kind, compiler, files if report.everything else files[::SAMPLE], report)
+    print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
+    return report.failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
