@@ -3,7 +3,6 @@
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))
-#define __launch_bounds__(n) __attribute__((launch_bounds(n)))
 
 struct triple {
     unsigned x, y, z;
@@ -13,7 +12,9 @@ struct triple {
 #define OF_GROUP(axis) ((unsigned)__builtin_amdgcn_workgroup_id_##axis())
 #define OF_GRID(axis) ((unsigned)(__builtin_amdgcn_grid_size_##axis() / __builtin_amdgcn_workgroup_size_##axis()))
 #define __syncthreads __builtin_amdgcn_s_barrier
+#define __launch_bounds__(n) __attribute__((amdgpu_flat_work_group_size(1, n)))
 #else
+#define __launch_bounds__(n) __attribute__((launch_bounds(n)))
 #define OF_ITEM(axis) ((unsigned)__nvvm_read_ptx_sreg_tid_##axis())
 #define OF_GROUP(axis) ((unsigned)__nvvm_read_ptx_sreg_ctaid_##axis())
 #define OF_GRID(axis) ((unsigned)__nvvm_read_ptx_sreg_nctaid_##axis())

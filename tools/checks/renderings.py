@@ -3,8 +3,9 @@
 The cases of the tests, random programs and all kernels of templates are written as files by test_render and
 test_templates; NVRTC makes machine code for sm_80 and sm_90 of them, hiprtc for gfx90a, and clang, with a short prelude
 in the place of the vendors' headers, PTX and machine code for gfx1100. No device is needed, and none takes part. A kernel
-may not spill registers, and two workgroups of it have to fit on a multiprocessor. Without --all a sample is compiled. A
-compiler that is not here is skipped, and said so; with --all NVRTC is fetched with pip.
+may not spill registers, and two workgroups of it have to fit on a multiprocessor. Those with indices of 64 bits, which
+only launches of more than 2^31 elements get, may: it is told. Without --all a sample is compiled. A compiler that is not
+here is skipped, and said so; with --all NVRTC is fetched with pip.
 
 Compilers run in child processes, for some crash.
 """
@@ -26,11 +27,8 @@ PRELUDE = ROOT / "tools" / "checks" / "renderings.h"
 VENV = ROOT / ".deps" / "venv"
 
 RANDOM = (8, 60)  # programs of each kind; with --all
-SAMPLE = 10  # one file of so many
+SAMPLE = 16  # one file of so many
 REGISTERS = 65536  # of a multiprocessor
-# Bytes that a kernel with 64-bit indices may spill: such run only where 32 bits do not do, and a register or two of the
-# addresses then go to the stack of kernels that fill the rest with sums.
-WIDE_SPILL = 16
 NVRTC_OPTIONS = ["--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w",
                  "--ptxas-options=-v"]
 HIPRTC_OPTIONS = ["-std=c++17", "-O3", "-ffp-contract=off", "-w", "-fhip-fp32-correctly-rounded-divide-sqrt"]
@@ -216,13 +214,17 @@ class Workers:
             child.wait()
 
 
+def is_wide(path):
+    return "-64." in path
+
+
 def complaint(kind, path, answer):
     """What is wrong with a compiled kernel, or None."""
     if answer["log"]:
         return answer["log"][-800:]
     items = int(re.search(r"__launch_bounds__\((\d+)\)", pathlib.Path(path).read_text())[1])
     spills, registers, most = answer.get("spills", 0), answer.get("registers", 0), KINDS[kind][4](items)
-    if spills > (WIDE_SPILL if "-64." in path else 0):
+    if spills and not is_wide(path):
         return f"{spills} bytes of registers are spilled, with {registers} registers and {items} items"
     if registers > most:
         return f"{registers} registers, and {most} are the most for workgroups of {items}"
@@ -233,11 +235,12 @@ def compile_all(kind, compiler, files, report):
     workers = Workers(kind, compiler)
     jobs = [(arch, path) for i, path in enumerate(files)
             for arch in (KINDS[kind][3] if report.everything else [KINDS[kind][3][i % len(KINDS[kind][3])]])]
-    most, faults = 0, 0
+    most = faults = wide = 0
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
         for (arch, path), answer in zip(jobs, pool.map(lambda job: workers.compile(*job), jobs)):
             fault = complaint(kind, path, answer)
             most = max(most, answer.get("registers", 0))
+            wide += is_wide(path) and answer.get("spills", 0) > 0
             report.passed += not fault
             faults += bool(fault)
             if fault and faults <= 5:
@@ -245,7 +248,8 @@ def compile_all(kind, compiler, files, report):
     workers.end()
     report.failed += faults
     if not faults:
-        print(f"ran on: {kind} ({len(jobs)} kernels for {' and '.join(KINDS[kind][3])}, at most {most} registers)")
+        print(f"ran on: {kind} ({' and '.join(KINDS[kind][3])})")
+        print(f"listing: {kind}: {len(jobs)} kernels, at most {most} registers; {wide} with 64-bit indices spill some")
 
 
 class Report:
