@@ -414,10 +414,11 @@ static void one_filter_a_channel_has_the_bits_of_its_definition(void **state) {
 }
 
 static tn_tensor *random_tensor(const int64_t *shape, int rank) {
-    float numbers[4096];
+    static float numbers[1 << 14];
     int64_t count = 1;
     for (int d = 0; d < rank; d++)
         count *= shape[d];
+    assert_true(count <= (int64_t)TN_COUNT(numbers));
     for (int64_t i = 0; i < count; i++)
         numbers[i] = (float)random_from(-1000, 1000) / 700.0f;
     return tn_from_data(numbers, shape, rank, TN_F32);
@@ -456,6 +457,60 @@ static void few_places_have_the_bits_of_the_kernel(void **state) {
             assert_memory_equal(a, b, (size_t)tn_numel(few) * sizeof *a);
         }
     }
+}
+
+/* relu(conv2d(x, w, bias)) + r, the convolution evaluated first (apart) or joined by what follows. `r` may be one that
+ * has no even distance between places: then it must not be joined, and the result is the same. */
+static void finish(const tn_tensor *x, const tn_tensor *w, const tn_tensor *bias, const tn_tensor *r,
+                   const tn_conv2d_options *o, bool apart, float *out) {
+    TN_SCOPE {
+        tn_tensor *y = tn_conv2d(x, w, NULL, o);
+        if (apart) assert_ok(tn_eval(&y, 1));
+        tn_tensor *z = tn_add(tn_relu(tn_add(y, tn_reshape(bias, TN_DIMS(1, -1, 1, 1)))), r);
+        assert_ok(tn_read(z, out, (size_t)tn_numel(z) * sizeof *out));
+    }
+}
+
+static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
+    (void)state;
+    static const struct {
+        int64_t images, channels, filters, size[2], kernel[2];
+        tn_conv2d_options o;
+    } cases[] = {
+        {2, 3, 9, {31, 29}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 1}},
+        {3, 4, 80, {9, 7}, {3, 3}, {.stride = {2, 1}, .padding = {1, 1}, .groups = 1}},
+        {1, 4, 24, {3, 400}, {3, 2}, {.stride = {1, 1}, .padding = {1, 0}, .groups = 2}},
+        {2, 3, 3, {50, 47}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 3}},
+        {1, 1, 900, {3, 3}, {2, 2}, {.stride = {1, 1}, .groups = 1}},
+        {1, 5, 24, {200, 1}, {5, 1}, {.stride = {1, 1}, .padding = {2, 0}, .groups = 1}},
+    };
+    enum { MOST = 1 << 15 };
+    static float joined[MOST], apart[MOST];
+    for (size_t i = 0; i < TN_COUNT(cases); i++)
+        for (int threads = 1; threads <= 2; threads++)
+            for (int tilted = 0; tilted < 2; tilted++) {
+                assert_ok(tn_threads_set(threads));
+                TN_SCOPE {
+                    tn_conv2d_options o = cases[i].o;
+                    o.struct_size = sizeof o;
+                    int64_t images = cases[i].images, filters = cases[i].filters;
+                    const int64_t *size = cases[i].size, *taps = cases[i].kernel, channels = cases[i].channels;
+                    tn_tensor *x = random_tensor(TN_DIMS(images, channels, size[0], size[1]));
+                    tn_tensor *w = random_tensor(TN_DIMS(filters, channels / o.groups, taps[0], taps[1]));
+                    tn_tensor *bias = random_tensor(&filters, 1), *y = tn_conv2d(x, w, NULL, &o);
+                    const int64_t *shape = tn_shape(y);
+                    tn_tensor *r = tn_expand(random_tensor(TN_DIMS(1, filters, 1, 1)), shape, 4);
+                    if (tilted) r = tn_expand(random_tensor(TN_DIMS(images, 1, shape[2], 1)), shape, 4);
+                    assert_true(tn_numel(y) <= MOST);
+                    finish(x, w, bias, r, &o, false, joined);
+                    char *text = tn_explain_last();
+                    bool even = !tilted || tn_shape(y)[3] == 1;
+                    assert_true(even == (text && strstr(text, "correlate2d+")));
+                    tn_text_free(text);
+                    finish(x, w, bias, r, &o, true, apart);
+                    assert_memory_equal(joined, apart, (size_t)tn_numel(y) * sizeof *apart);
+                }
+            }
 }
 
 /* One tap's products: what the window sees of x, which has its zeros already, times the channels' numbers. */
@@ -519,6 +574,7 @@ int main(void) {
         cmocka_unit_test(large_windows_have_the_bits_of_their_definition),
         cmocka_unit_test(windows_that_reach_too_far_have_no_kernel),
         cmocka_unit_test(few_places_have_the_bits_of_the_kernel),
+        cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
     };

@@ -10,7 +10,7 @@
  *     needed before. Reductions over the same rows of the same values are one pass, even where nobody needs both.
  *   - On the CPU a reduction of columns stands alone and reads memory: what it reads is made faster by itself, or
  *     joins the product before it, and columns are then reduced as fast as memory goes (kir/vm_columns.c).
- *   - A product takes the element-wise group behind it as its store joint; on devices, so does a convolution.
+ *   - A product takes the element-wise group behind it as its store joint, and so does a convolution.
  *   - Everything else is a group of its own.
  * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on
  * shape alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left
@@ -214,10 +214,10 @@ static bool rows_fit(const tn_value *r, const tn_node *space) {
     return rows >= FEW_ROWS || all <= 4 * (int64_t)KIR_BLOCK;
 }
 
-/* A product, or a template that hands over finished elements as products do. */
+/* A product, or a template or kernel that hands over finished elements as products do. */
 static bool has_joint(const tn_value *v) {
     tn_op_class c = tn_value_class(v);
-    return c == TN_MATMUL || (c == TN_NATIVE && tn_template_joins(v));
+    return c == TN_MATMUL || (c == TN_NATIVE && (tn_template_joins(v) || tn_native_joins(v)));
 }
 
 /* Many rows of a few columns: a joint goes through them row by row, a kernel behind the product in one run. */
@@ -227,7 +227,7 @@ static bool rows_are_short(const tn_node *n) {
 }
 
 static bool joint_fits(const tn_value *v, const tn_node *space) {
-    if (tn_template_takes(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
+    if (tn_template_takes(v) || tn_native_joins(v)) return same_shape(space, v->node) && tn_value_numel(v) > 0;
     if (v->node->rank >= 2 && rows_are_short(v->node)) return false;
     bool joins = tn_dtype_is_float((tn_dtype)v->node->dtype) && v->node->dtype != TN_F64;
     return joins && v->node->rank >= 2 && v->node->rank <= TN_GEMM_BATCH_AXES + 2 &&

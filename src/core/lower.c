@@ -702,7 +702,12 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     TRY(kir_begin(n_par, n_loop, extents, &kb));
     tn_status s = emit(&w, kb);
     tn_mem_free(w.memo);
-    if (s == TN_OK && g->forbid < 0) return kir_finish(kb, &group->program, &group->sizes);
-    kir_abandon(kb);
-    return s;
+    if (s != TN_OK || g->forbid >= 0) {
+        kir_abandon(kb);
+        return s;
+    }
+    TRY(kir_finish(kb, &group->program, &group->sizes));
+    const tn_value *lead = &g->values[group->lead];
+    if (tn_native_joins(lead) && !tn_native_joint_fits(lead->node, group)) g->forbid = group->lead;
+    return TN_OK;
 }

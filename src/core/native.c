@@ -109,9 +109,10 @@ static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, t
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* What a kernel's result is: memory of its own; its first operand with some elements changed, each by itself; or that
- * with elements written that nobody counts on before the plan has ended. */
-typedef enum result_kind { RESULT_FRESH, RESULT_UPDATED, RESULT_APPENDED } result_kind;
+/* What a kernel's result is: memory of its own; that, or blocks that a store joint takes over as one takes a product's;
+ * its first operand with some elements changed, each by itself; or that with elements written that nobody counts on
+ * before the plan has ended. */
+typedef enum result_kind { RESULT_FRESH, RESULT_JOINED, RESULT_UPDATED, RESULT_APPENDED } result_kind;
 
 typedef struct tn_native_row {
     const char *name; /* of the op */
@@ -133,7 +134,7 @@ static const tn_native_row natives[] = {
     {"attention_dense", tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL},
     {"attention_dense_gradient", tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL},
     {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL},
-    {"correlate2d", tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d},
+    {"correlate2d", tn_make_correlate2d, RESULT_JOINED, tn_cost_of_conv, tn_takes_correlate2d},
     {"spread2d", tn_make_spread2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_spread2d},
     {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight},
     {"linalg_cholesky_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL},
@@ -157,6 +158,12 @@ bool tn_native_takes(const tn_node *n) {
     return row && (!row->takes || row->takes(n));
 }
 
+bool tn_native_joins(const tn_value *v) {
+    if (!v->row || v->host_only || !v->node->device->is_cpu) return false;
+    const tn_native_row *row = row_named(v->row->name);
+    return row && row->result == RESULT_JOINED && row->takes(v->node) && tn_conv_blocks_are_large(v->node);
+}
+
 static result_kind result_of(const tn_value *v) {
     const tn_native_row *row = row_named(v->row->name);
     return row ? row->result : RESULT_FRESH;
@@ -164,7 +171,7 @@ static result_kind result_of(const tn_value *v) {
 
 bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot) {
     const tn_value *v = &g->values[group->lead];
-    if (result_of(v) == RESULT_FRESH) return false;
+    if (result_of(v) < RESULT_UPDATED) return false;
     for (int k = 1; k < v->n_in; k++)
         if (v->in[k] >= 0 && g->values[g->values[v->in[k]].root].slot == slot) return false;
     return g->values[v->in[0]].offset == 0;

@@ -68,6 +68,7 @@ bool tn_takes_correlate2d(const tn_node *n);
 bool tn_takes_correlation_product(const tn_node *n); /* the same, but one filter a channel */
 bool tn_takes_spread2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);
+bool tn_conv_blocks_are_large(const tn_node *n); /* are what it hands over blocks that are worth a joint? */
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
 tn_native_maker tn_make_linalg;                                               /* native_linalg.c */
 tn_native_maker tn_make_sdpa, tn_make_sdpa_gradient;

@@ -126,12 +126,18 @@ static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *we
     n->formed = &n->packed_weight;
 }
 
-static void run_correlate2d(tn_native *n, void *const *pointers) {
-    n->conv.out = pointers[0];
-    n->conv.x = pointers[1];
-    n->conv.weight = pointers[2];
+/* Operands where a product has them, with a result of their own or a joint's; as other kernels have them else. */
+static void take_operands(tn_native *n, void *const *pointers) {
+    bool joined = n->joint;
+    n->conv.out = joined ? NULL : pointers[0];
+    n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
+    n->conv.weight = pointers[joined ? TN_PRODUCT_B : 2];
     n->conv.packed = n->packed_weight;
-    n->conv.workspace = pointers[3];
+    n->conv.workspace = pointers[TN_PRODUCT_WORKSPACE];
+}
+
+static void run_correlate2d(tn_native *n, void *const *pointers) {
+    take_operands(n, pointers);
     tn_conv(&n->conv);
 }
 
@@ -142,10 +148,7 @@ static void swap64(int64_t pair[2]) {
 }
 
 static void run_correlate_each(tn_native *n, void *const *pointers) {
-    n->conv.out = pointers[0];
-    n->conv.x = pointers[1];
-    n->conv.weight = pointers[2];
-    n->conv.workspace = pointers[3];
+    take_operands(n, pointers);
     tn_conv_each(&n->conv);
 }
 
@@ -156,6 +159,56 @@ static void lie_down(tn_conv_args *a) {
                               a->before, a->dilation, &a->x_stride[2], &a->weight_stride[2]};
     for (size_t i = 0; i < TN_COUNT(pairs); i++)
         swap64(pairs[i]);
+}
+
+/* ---- what is joined ---------------------------------------------------------------------------------------------- */
+
+/* A joint's axes are those of a product of a lead with the same dims: two of nothing, images, channels, rows, columns.
+ * Kernels count places alone. */
+enum { AXIS_IMAGES = TN_GEMM_BATCH_AXES - 2, AXIS_CHANNELS, AXIS_ROWS, AXIS_COLUMNS, AXES };
+
+/* An access's strides over images, channels and places. false: places are not at one distance. */
+static bool along_places(int64_t *stride, int64_t rows, int64_t columns) {
+    int64_t place = columns > 1 ? stride[AXIS_COLUMNS] : stride[AXIS_ROWS];
+    if (rows > 1 && columns > 1 && stride[AXIS_ROWS] != place * columns) return false;
+    stride[AXIS_COLUMNS] = place;
+    stride[AXIS_ROWS] = stride[AXIS_CHANNELS];
+    stride[AXIS_CHANNELS] = stride[AXIS_IMAGES];
+    stride[AXIS_IMAGES] = 0;
+    return true;
+}
+
+bool tn_conv_blocks_are_large(const tn_node *n) {
+    enum { BLOCK_PLACES = 256, LARGE = 2048 };
+    tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
+    int64_t places = a.places[0] * a.places[1];
+    return is_each_alone(&a) ? places >= LARGE : a.filters * tn_min64(places, BLOCK_PLACES) >= LARGE;
+}
+
+bool tn_native_joint_fits(const tn_node *lead, const tn_group *group) {
+    const kir_program *p = group->program;
+    int64_t *sizes = group->sizes, images = lead->shape[0], channels = lead->shape[1];
+    int64_t rows = lead->shape[2], columns = lead->shape[3];
+    if (p->n_par != AXES || p->n_loop != 0) return false;
+    for (int i = 0; i < p->n_sized; i++) {
+        int64_t *stride = sizes + AXES + i * (AXES + 1) + 1;
+        bool block = p->access[i].buffer == group->block_buffer; /* rows and columns of the kernel's already */
+        if (!block && !along_places(stride, rows, columns)) return false;
+    }
+    memcpy(sizes, (const int64_t[AXES]){1, 1, 1, images, channels, rows * columns}, AXES * sizeof *sizes);
+    return true;
+}
+
+/* Of a product whose rows are places, and its columns channels. */
+static void swap_joint(tn_native *n, const kir_program *p, int block_buffer) {
+    int64_t *axis = n->sizes;
+    for (int i = -1; i < p->n_sized; i++) {
+        if (i >= 0) axis = n->sizes + AXES + i * (AXES + 1) + 1;
+        if (i >= 0 && p->access[i].buffer == block_buffer) continue;
+        int64_t channels = axis[AXIS_ROWS];
+        axis[AXIS_ROWS] = axis[AXIS_COLUMNS];
+        axis[AXIS_COLUMNS] = channels;
+    }
 }
 
 /* ---- few places -------------------------------------------------------------------------------------------------- */
@@ -192,17 +245,18 @@ static void write_window(const tn_conv_args *a, const float *x, int64_t row, int
 static void run_few_places(tn_native *n, void *const *pointers) {
     const tn_conv_args *a = &n->conv;
     tn_gemm_args *product = &n->few_places;
-    const float *x = pointers[1];
-    float *to = pointers[3];
+    take_operands(n, pointers);
+    const float *x = a->x;
+    float *to = a->workspace;
     product->a.data = to;
     for (int64_t image = 0; image < a->images; image++, x += a->x_stride[0])
         for (int64_t place = 0; place < a->places[0] * a->places[1]; place++, to += product->k)
             write_window(a, x, place / a->places[1], place % a->places[1], to);
-    product->b.data = pointers[2];
-    product->c.data = pointers[0];
+    product->b.data = (void *)(uintptr_t)a->weight;
+    product->c.data = a->out;
     product->packed_b = n->packed_weight;
     product->packed_valid = &n->packed_valid;
-    product->workspace = (char *)pointers[3] + n->packed_at;
+    product->workspace = (char *)a->workspace + n->packed_at;
     tn_gemm_f32(product);
 }
 
@@ -213,7 +267,8 @@ static bool has_few_places(const tn_graph_plan *g, const tn_conv_args *a, const 
            (int64_t)tn_gemm_packed_bytes(a->filters, a->channels * a->kernel[0] * a->kernel[1], TN_F32) <= PACK_LIMIT;
 }
 
-static tn_status make_few_places(const tn_graph_plan *g, tn_native *n, const tn_value *weight, size_t *workspace) {
+static tn_status make_few_places(const tn_graph_plan *g, const tn_group *group, tn_native *n, const tn_value *weight,
+                                 size_t *workspace) {
     const tn_conv_args *a = &n->conv;
     int64_t places = a->places[0] * a->places[1], k = a->channels * a->kernel[0] * a->kernel[1];
     n->run = run_few_places;
@@ -222,6 +277,8 @@ static tn_status make_few_places(const tn_graph_plan *g, tn_native *n, const tn_
     n->few_places.b = (tn_matrix){.row_stride = 1, .col_stride = k};
     n->few_places.c =
         (tn_matrix){.batch_stride = {0, 0, 0, places * a->filters}, .row_stride = 1, .col_stride = places};
+    TRY(tn_native_join(n, group, &n->few_places.c.joint));
+    if (n->joint) swap_joint(n, group->program, group->block_buffer);
     n->form_slot = g->values[weight->root].slot;
     n->form = (tn_form){
         .make = pack_columns,
@@ -242,12 +299,13 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
     take_weight(&n->conv, weight);
     bool each = takes_each(y->node, &n->conv);
     lie_down(&n->conv);
+    if (!each && has_few_places(g, &n->conv, weight)) return make_few_places(g, group, n, weight, workspace);
+    TRY(tn_native_join(n, group, &n->conv.joint));
     if (each) {
         n->run = run_correlate_each;
         *workspace = tn_conv_each_workspace(&n->conv, tn_threads());
         return TN_OK;
     }
-    if (has_few_places(g, &n->conv, weight)) return make_few_places(g, n, weight, workspace);
     keep_packed(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
     return TN_OK;

@@ -19,6 +19,9 @@ typedef struct tn_conv_args {
     int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
     const void *packed;                     /* what tn_conv_pack made of the weight; NULL: done at each run */
     int64_t pass;                           /* tn_conv_each's alone */
+    /* A program that takes blocks of y over instead of `out` (kern.h): its last three axes are images, channels of all
+     * groups, places. Of tn_conv and tn_conv_each. */
+    tn_joint joint;
     float *out;                             /* contiguous */
     void *workspace;                        /* 64-byte aligned */
 } tn_conv_args;

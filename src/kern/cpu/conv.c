@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "kern/cpu/cpu.h"
+#include "kern/cpu/port.h"
 #include "kern/cpu/windows.h"
 
 enum {
@@ -185,6 +186,9 @@ static int64_t part_rows(const conv *c) {
     return tn_min64(c->a.filters, tn_ceil_div(tn_ceil_div(c->a.filters, height), c->row_parts) * height);
 }
 
+/* Distance of the rows of a block's sums. */
+static int64_t sum_row(const tn_conv_args *a, int64_t columns) { return a->joint.vm ? TN_GEMM_BLOCK_LD : columns; }
+
 static void plan(conv *c, const tn_conv_args *args) {
     *c = (conv){.a = *args};
     windows_plan(&c->w, tn_conv_lines(), &c->a, COLUMNS, chunk_channels(args), true);
@@ -192,8 +196,8 @@ static void plan(conv *c, const tn_conv_args *args) {
     c->row_parts = tn_ceil_div(args->filters, PART_ROWS);
     c->slab_bytes = area(windows_elements(&c->w));
     c->panel_bytes = area(COLUMNS * CHUNK + MOST_LANES);
-    c->sums_bytes = area(part_rows(c) * COLUMNS);
-    c->part_bytes = c->slab_bytes + c->panel_bytes + c->sums_bytes;
+    c->sums_bytes = area(part_rows(c) * sum_row(&c->a, COLUMNS));
+    c->part_bytes = c->slab_bytes + c->panel_bytes + c->sums_bytes + port_scratch(&c->a.joint, 0);
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
 }
 
@@ -226,6 +230,7 @@ static void pack_panels(const conv *c, const seen *s, int64_t k0, int64_t steps,
 typedef struct block {
     int64_t group, first, rows, columns;
     float *slab, *panels, *sums;
+    port joint;
 } block;
 
 /* All filters of the block over one chunk, into `t.c`. */
@@ -275,11 +280,19 @@ static void copy_out(const conv *c, const block *b, const seen *s) {
     }
 }
 
-/* Tiles write the result itself where the block lies in one image. */
-static void compute_block(const conv *c, const block *b, seen *s) {
-    bool direct = s->sections == 1 && places_follow(c);
+static void hand_over(const conv *c, block *b, const seen *s) {
+    for (int k = 0; k < s->sections; k++) {
+        const section *part = &s->section[k];
+        box at = {b->group * c->a.filters + b->first, b->rows, part->at, part->count};
+        port_run(&b->joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, part->image}, at, b->sums + part->to);
+    }
+}
+
+/* Tiles write the result itself where the block lies in one image and nothing is joined. */
+static void compute_block(const conv *c, block *b, seen *s) {
+    bool direct = s->sections == 1 && places_follow(c) && !b->joint.vm;
     tile t = {.c = direct ? image_out(c, b, 0, &s->section[0]) : b->sums};
-    t.c_row = direct ? c->out.channel : c->width;
+    t.c_row = direct ? c->out.channel : sum_row(&c->a, c->width);
     t.b_k = panel_of(c->w.with);
     for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
         t.k = tn_min64(CHUNK, c->w.depth - k0);
@@ -290,7 +303,10 @@ static void compute_block(const conv *c, const block *b, seen *s) {
         t.b_panel = t.k * t.b_k;
         multiply_filters(c, b, k0, t);
     }
-    if (!direct) copy_out(c, b, s);
+    if (b->joint.vm)
+        hand_over(c, b, s);
+    else if (!direct)
+        copy_out(c, b, s);
 }
 
 /* Rows of a part: whole tiles. */
@@ -308,12 +324,14 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     seen s;
     s.sections = 0;
     s.slab = (float *)(void *)memory;
+    block b = {.panels = (float *)(void *)(memory + c->slab_bytes),
+               .sums = (float *)(void *)(memory + c->slab_bytes + c->panel_bytes)};
+    port_open(&b.joint, &c->a.joint, (char *)b.sums + c->sums_bytes);
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n % c->blocks, line = n / c->blocks % c->lines, part = n / c->blocks / c->lines % c->row_parts;
-        block b = {.group = n / c->blocks / c->lines / c->row_parts, .first = part_begin(c, part)};
+        b.group = n / c->blocks / c->lines / c->row_parts;
+        b.first = part_begin(c, part);
         b.rows = part_begin(c, part + 1) - b.first;
-        b.panels = (float *)(void *)(memory + c->slab_bytes);
-        b.sums = (float *)(void *)(memory + c->slab_bytes + c->panel_bytes);
         b.columns = tn_min64(c->width, c->w.line - at * c->width);
         see(&c->w, &s, line, at * c->width, b.columns, panel_of(c->w.with));
         compute_block(c, &b, &s);
@@ -573,7 +591,7 @@ typedef struct each {
     int64_t chains;         /* sums side by side */
     int64_t end[KIR_LANES]; /* of each chain, in `order` and in the slab's distances */
     int64_t *order, *at;    /* [taps]: the chains' taps, one chain after the other */
-    size_t order_bytes, slab_bytes, part_bytes;
+    size_t order_bytes, slab_bytes, sums_bytes, part_bytes;
     char *parts;
 } each;
 
@@ -592,7 +610,8 @@ static void plan_each(each *e, const tn_conv_args *a) {
     e->chains = a->pass > 0 ? tn_ceil_div(taps, a->pass) : tn_min64(taps, KIR_LANES);
     e->order_bytes = ((size_t)taps * 2 * sizeof(int64_t) + 63) / 64 * 64;
     e->slab_bytes = area(each_slab(e, e->rows) + (WEIGH_RUN + 1) * MOST_LANES);
-    e->part_bytes = e->slab_bytes + area(taps);
+    e->sums_bytes = a->joint.vm ? area(e->rows * a->places[1]) : 0;
+    e->part_bytes = e->slab_bytes + area(taps) + e->sums_bytes + port_scratch(&a->joint, 0);
 }
 
 bool tn_conv_each_fits(const tn_conv_args *a) {
@@ -655,6 +674,9 @@ static void weigh_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     char *memory = e->parts + (size_t)worker * e->part_bytes;
     float *slab = (float *)(void *)memory, *weight = (float *)(void *)(memory + e->slab_bytes);
     const int64_t *s = a->weight_stride;
+    float *sums = (float *)(void *)(memory + e->slab_bytes + area(a->kernel[0] * a->kernel[1]));
+    port joint;
+    port_open(&joint, &a->joint, (char *)sums + e->sums_bytes);
     const tap_chains c = {e->at, e->end, e->chains, .from_zero = a->pass == 0 || e->chains > 1};
     for (int64_t n = begin; n < end; n++) {
         int64_t plane = n / e->blocks, channel = plane % a->groups, row = n % e->blocks * e->rows;
@@ -664,9 +686,12 @@ static void weigh_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         for (int64_t k = 0; k < a->kernel[0] * a->kernel[1]; k++)
             weight[k] = filter[e->order[k] / a->kernel[1] * s[2] + e->order[k] % a->kernel[1] * s[3]];
         fill_each(e, x, row * a->stride[0] - a->before[0], (rows - 1) * a->stride[0] + window_reach(a, 0), slab);
-        float *to = a->out + (plane * a->places[0] + row) * a->places[1];
+        float *to = joint.vm ? sums : a->out + (plane * a->places[0] + row) * a->places[1];
         for (int64_t r = 0; r < rows; r++, to += a->places[1])
             e->w.with->weigh_row(&c, slab + r * a->stride[0] * e->w.row, weight, to, a->places[1]);
+        if (!joint.vm) continue;
+        box at = {channel, 1, row * a->places[1], rows * a->places[1]};
+        port_run(&joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, plane / a->groups}, at, sums);
     }
 }
 

@@ -40,10 +40,14 @@ typedef struct tile {
 
 typedef void tile_fn(const tile *t);
 
-/* Rows left in a block → rows of the next tile: full height, but the last two share what is left. */
+/* Rows left in a block → rows of the next tile: full height, but the last two share what is left where the last alone
+ * would have too few to keep the multipliers busy. Of high tiles the odd heights are two tiles (tile.h). */
 static inline int64_t tile_height(int64_t left, int64_t full) {
-    if (left >= 2 * full || left <= full) return left < full ? left : full;
-    return (left + 1) / 2;
+    enum { BUSY = 5, HIGH = 8 };
+    if (left <= full) return left;
+    if (left >= 2 * full || left - full >= BUSY) return full;
+    int64_t half = (left + 1) / 2;
+    return half > HIGH ? half + (half & 1) : half;
 }
 
 /* ---- packing (pack.h) -------------------------------------------------------------------------------------------- */
