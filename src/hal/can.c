@@ -35,7 +35,7 @@ static bool caps_fit(const tn_caps *c, const kir_program *p, tn_kernel_answer *a
     if (c->code != TN_CODE_KIR && !tn_form_is_rendered(c->code))
         return no(a, "no_renderer", "takes kernels in a form that this version does not write");
     if (n.f64 && !c->f64) return no(a, "no_f64", "has no f64");
-    if (n.i64 && !c->i64) return no(a, "no_i64", "has no i64");
+    if (n.i64 && !c->i64 && !tn_form_has_words(c->code)) return no(a, "no_i64", "has no i64");
     if (c->max_bindings && n.bindings > c->max_bindings)
         return no(a, "too_many_bindings", "binds %d buffers at most, this kernel has %d", c->max_bindings, n.bindings);
     if (c->max_group && n.items > c->max_group && p->n_items)
@@ -58,6 +58,8 @@ bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_
     if (tn_kernel_refused(d, p, why, sizeof why))
         return no(a, "refused_by_compiler", "refused kernel %s: %s", name, why);
     if (!sizes) return true;
+    if (!d->caps.i64 && tn_form_has_words(d->caps.code) && !tn_launch_is_narrow(p, sizes))
+        return no(a, "no_i64", "has no i64, which indices of so many elements need");
     tn_launch launch = {.sizes = sizes};
     int64_t most = d->caps.max_buffer > 0 ? d->caps.max_buffer : INT64_MAX;
     if (tn_launch_divide(p, &launch, most, d->caps.alignment, NULL, NULL, NULL) != TN_OK)

@@ -66,6 +66,9 @@ tn_status tn_list_take(tn_list *l, const kir_program *p, const tn_loaded *m, con
 /* Whether there is a renderer for the form; KIR needs none. */
 bool tn_form_is_rendered(tn_code_form form);
 
+/* Whether its renderer makes programs of words (kir.h) for devices without 64-bit integers. */
+bool tn_form_has_words(tn_code_form form);
+
 static inline bool tn_is_local(const kir_program *p, int buffer) { return p->local[buffer] > 0; }
 static inline int tn_global_buffers(const kir_program *p) {
     int n = 0;

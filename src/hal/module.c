@@ -35,6 +35,11 @@ static const kir_dialect *dialect_of(tn_code_form form) {
 
 bool tn_form_is_rendered(tn_code_form form) { return dialect_of(form) != NULL; }
 
+bool tn_form_has_words(tn_code_form form) {
+    const kir_dialect *d = dialect_of(form);
+    return d && kir_dialect_has_words(d);
+}
+
 const char *tn_kernel_name(const kir_program *p, char out[TN_KERNEL_NAME]) {
     snprintf(out, TN_KERNEL_NAME, "k%016llx", (unsigned long long)p->hash);
     return out;

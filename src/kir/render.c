@@ -87,6 +87,8 @@ static tn_status check_target(const kir_program *p, const kir_target *t) {
     return TN_OK;
 }
 
+bool kir_dialect_has_words(const kir_dialect *d) { return (d->legal & KIR_LEGAL_I64) != 0; }
+
 /* ---- one kernel -------------------------------------------------------------------------------------------------- */
 
 static int lead_axes(const kir_program *p) { return p->n_par - p->n_items; }

@@ -23,6 +23,9 @@ extern const kir_dialect kir_dialect_cuda, kir_dialect_hip; /* as NVRTC and hipr
  * first … last-1 of a plain program. */
 extern const kir_dialect kir_dialect_c;
 
+/* Whether it writes programs of words (kir.h) for targets without 64-bit integers; launches must be narrow then. */
+bool kir_dialect_has_words(const kir_dialect *d);
+
 typedef struct kir_target {
     const kir_dialect *dialect;
     int group_size;    /* items of a workgroup for plain programs, 1 … KIR_MAX_ITEMS */
