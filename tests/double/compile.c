@@ -53,13 +53,8 @@ static void count(uint64_t *what) {
 /* ---- the cache --------------------------------------------------------------------------------------------------- */
 
 static void cache_folder(char *out, size_t room) {
-    const char *own = getenv("DOUBLE_CACHE"), *home = getenv("TRUNNION_CACHE"), *temporary = getenv("TMPDIR");
-    if (own)
-        snprintf(out, room, "%s", own);
-    else if (home)
-        snprintf(out, room, "%s/double", home);
-    else
-        snprintf(out, room, "%s/trunnion-double", temporary ? temporary : "/tmp");
+    const char *asked = getenv("DOUBLE_CACHE");
+    snprintf(out, room, "%s", asked ? asked : DOUBLE_CACHE_FOLDER);
     for (char *p = out + 1; *p; p++) {
         if (*p != '/') continue;
         *p = 0;

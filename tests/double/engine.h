@@ -3,7 +3,7 @@
  *
  * A double is a shared library that plays a vendor's driver (tests/double/gpu.c: CUDA and ROCm). It brings a shim
  * that makes C++ of the vendor's language (shim.h), hands the rendered text over, and gets an object: bytes that can
- * be kept, loaded and run. Compiled objects stay on disk under DOUBLE_CACHE, by a hash of all that went into them,
+ * be kept, loaded and run. Compiled objects stay on disk (DOUBLE_CACHE), by a hash of all that went into them,
  * because a compilation takes 30 to 200 ms.
  *
  * The items of a workgroup run one by one in an order drawn from a seed; an item that meets a barrier waits on a

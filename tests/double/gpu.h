@@ -17,14 +17,7 @@
 #define TN_DOUBLE_GPU_H
 
 #include "engine.h"
-
-#ifdef DOUBLE_HIP
-#define API(cuda, hip) hip
-#define API_EXPORT __attribute__((visibility("default")))
-#else
-#define API(cuda, hip) cuda
-#define API_EXPORT __attribute__((visibility("default")))
-#endif
+#include "gpu_api.h"
 
 /* The same numbers in both interfaces. */
 enum {
@@ -56,8 +49,6 @@ typedef enum object_kind {
     OBJECT_EXEC,
     OBJECT_KINDS
 } object_kind;
-
-typedef struct gpu_context gpu_context;
 
 /* What a handle points to; the first member of each kind. */
 typedef struct gpu_object {

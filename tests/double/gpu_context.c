@@ -30,12 +30,6 @@ static long at;
 static int with;
 static bool on_and_on;
 
-API_EXPORT void faults_arm(const char *name, long n, int error, int forever);
-API_EXPORT long faults_counted(void);
-API_EXPORT long faults_live(void);
-API_EXPORT long faults_failures(void);
-API_EXPORT long double_misuses(void);
-
 void faults_arm(const char *name, long n, int error, int forever) {
     pthread_mutex_lock(&lock);
     snprintf(wanted, sizeof wanted, "%s", name ? name : "");
@@ -180,11 +174,12 @@ int gpu_check(const gpu_call *call, const void *handle, object_kind kind) {
     for (int i = 0; i < MOST_DEVICES; i++)
         for (gpu_object *o = gpu_contexts[i].objects; o; o = o->next) {
             if (o != handle) continue;
-            if (o->kind != kind) return gpu_misuse(call, E_HANDLE, "a %s, not a %s", KINDS[o->kind], KINDS[kind]);
+            if (o->kind != kind)
+                return gpu_misuse(call, E_HANDLE, "its kind is %s, not %s", KINDS[o->kind], KINDS[kind]);
             if (o->context == call->context) return E_OK;
-            return gpu_misuse(call, E_HANDLE, "a %s of another device than the current one", KINDS[kind]);
+            return gpu_misuse(call, E_HANDLE, "%s of another device than the current one", KINDS[kind]);
         }
-    return gpu_misuse(call, E_HANDLE, "%p is no %s, or was destroyed", handle, KINDS[kind]);
+    return gpu_misuse(call, E_HANDLE, "%p is not of kind %s, or was destroyed", handle, KINDS[kind]);
 }
 
 /* The end of a context: what is still there is a leak, unless a failed kernel took the context with it. */
@@ -213,7 +208,6 @@ static void end_context(const gpu_call *call, gpu_context *c) {
 
 /* ---- devices ----------------------------------------------------------------------------------------------------- */
 
-API_EXPORT int API(cuInit, hipInit)(unsigned flags);
 int API(cuInit, hipInit)(unsigned flags) {
     ENTER(NEEDS_NOTHING);
     if (flags) return gpu_misuse(&call, E_VALUE, "flags %u, and there are none", flags);
@@ -221,7 +215,6 @@ int API(cuInit, hipInit)(unsigned flags) {
     return device_count ? E_OK : API(E_NO_DEVICE, E_DEVICE);
 }
 
-API_EXPORT int API(cuDriverGetVersion, hipDriverGetVersion)(int *version);
 int API(cuDriverGetVersion, hipDriverGetVersion)(int *version) {
     ENTER(NEEDS_NOTHING);
     *version = API(13000, 60032830);
@@ -229,7 +222,6 @@ int API(cuDriverGetVersion, hipDriverGetVersion)(int *version) {
 }
 
 #ifdef DOUBLE_HIP
-API_EXPORT int hipRuntimeGetVersion(int *version);
 int hipRuntimeGetVersion(int *version) {
     ENTER(NEEDS_NOTHING);
     *version = 60032830;
@@ -237,14 +229,12 @@ int hipRuntimeGetVersion(int *version) {
 }
 #endif
 
-API_EXPORT int API(cuDeviceGetCount, hipGetDeviceCount)(int *count);
 int API(cuDeviceGetCount, hipGetDeviceCount)(int *count) {
     ENTER(NEEDS_INIT);
     *count = device_count;
     return API(false, device_count == 0) ? E_NO_DEVICE : E_OK;
 }
 
-API_EXPORT int API(cuDeviceGet, hipDeviceGet)(int *device, int ordinal);
 int API(cuDeviceGet, hipDeviceGet)(int *device, int ordinal) {
     ENTER(NEEDS_INIT);
     if (ordinal < 0 || ordinal >= device_count)
@@ -263,7 +253,6 @@ static int check_device(const gpu_call *call, int device) {
         if (error_of_it) return error_of_it; \
     } while (0)
 
-API_EXPORT int API(cuDeviceGetName, hipDeviceGetName)(char *name, int size, int device);
 int API(cuDeviceGetName, hipDeviceGetName)(char *name, int size, int device) {
     ENTER(NEEDS_INIT);
     CHECK(check_device(&call, device));
@@ -271,7 +260,6 @@ int API(cuDeviceGetName, hipDeviceGetName)(char *name, int size, int device) {
     return E_OK;
 }
 
-API_EXPORT int API(cuDeviceTotalMem_v2, hipDeviceTotalMem)(size_t *bytes, int device);
 int API(cuDeviceTotalMem_v2, hipDeviceTotalMem)(size_t *bytes, int device) {
     ENTER(NEEDS_INIT);
     CHECK(check_device(&call, device));
@@ -279,7 +267,6 @@ int API(cuDeviceTotalMem_v2, hipDeviceTotalMem)(size_t *bytes, int device) {
     return E_OK;
 }
 
-API_EXPORT int API(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId)(char *text, int size, int device);
 int API(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId)(char *text, int size, int device) {
     ENTER(NEEDS_INIT);
     CHECK(check_device(&call, device));
@@ -287,8 +274,7 @@ int API(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId)(char *text, int size, int dev
     return E_OK;
 }
 
-API_EXPORT int API(cuDeviceGetUuid, hipDeviceGetUuid)(unsigned char bytes[16], int device);
-int API(cuDeviceGetUuid, hipDeviceGetUuid)(unsigned char bytes[16], int device) {
+int API(cuDeviceGetUuid, hipDeviceGetUuid)(void *bytes, int device) {
     ENTER(NEEDS_INIT);
     CHECK(check_device(&call, device));
     memset(bytes, API(0xD0, 0xE0) + device, 16);
@@ -326,7 +312,6 @@ static int attribute_of(int attribute, int *value) {
     return E_VALUE;
 }
 
-API_EXPORT int API(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *value, int attribute, int device);
 int API(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *value, int attribute, int device) {
     ENTER(NEEDS_INIT);
     CHECK(check_device(&call, device));
@@ -336,7 +321,6 @@ int API(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *value, int attribute, 
 /* ---- contexts ---------------------------------------------------------------------------------------------------- */
 
 #ifdef DOUBLE_HIP
-API_EXPORT int hipSetDevice(int device);
 int hipSetDevice(int device) {
     ENTER(NEEDS_INIT);
     CHECK(check_device(&call, device));
@@ -344,14 +328,12 @@ int hipSetDevice(int device) {
     return E_OK;
 }
 
-API_EXPORT int hipGetDevice(int *device);
 int hipGetDevice(int *device) {
     ENTER(NEEDS_INIT);
     *device = current ? current->device : 0;
     return E_OK;
 }
 
-API_EXPORT int hipDeviceReset(void);
 int hipDeviceReset(void) {
     ENTER(NEEDS_INIT | GIVES_BACK);
     gpu_context *c = current ? current : &gpu_contexts[0];
@@ -360,7 +342,6 @@ int hipDeviceReset(void) {
     return E_OK;
 }
 #else
-API_EXPORT int cuCtxSetCurrent(gpu_context *context);
 int cuCtxSetCurrent(gpu_context *context) {
     ENTER(NEEDS_INIT);
     bool known = !context || (context >= gpu_contexts && context < gpu_contexts + MOST_DEVICES && context->users);
@@ -369,7 +350,6 @@ int cuCtxSetCurrent(gpu_context *context) {
     return E_OK;
 }
 
-API_EXPORT int cuCtxGetCurrent(gpu_context **context);
 int cuCtxGetCurrent(gpu_context **context) {
     ENTER(NEEDS_INIT);
     *context = current;
@@ -377,7 +357,6 @@ int cuCtxGetCurrent(gpu_context **context) {
 }
 #endif
 
-API_EXPORT int API(cuDevicePrimaryCtxRetain, hipDevicePrimaryCtxRetain)(gpu_context **context, int device);
 int API(cuDevicePrimaryCtxRetain, hipDevicePrimaryCtxRetain)(gpu_context **context, int device) {
     ENTER(NEEDS_INIT);
     CHECK(check_device(&call, device));
@@ -386,7 +365,6 @@ int API(cuDevicePrimaryCtxRetain, hipDevicePrimaryCtxRetain)(gpu_context **conte
     return E_OK;
 }
 
-API_EXPORT int API(cuDevicePrimaryCtxRelease_v2, hipDevicePrimaryCtxRelease)(int device);
 int API(cuDevicePrimaryCtxRelease_v2, hipDevicePrimaryCtxRelease)(int device) {
     ENTER(NEEDS_INIT | GIVES_BACK);
     CHECK(check_device(&call, device));
@@ -397,7 +375,6 @@ int API(cuDevicePrimaryCtxRelease_v2, hipDevicePrimaryCtxRelease)(int device) {
 }
 
 /* Work that fails shows here, as in every call that waits. */
-API_EXPORT int API(cuCtxSynchronize, hipDeviceSynchronize)(void);
 int API(cuCtxSynchronize, hipDeviceSynchronize)(void) {
     ENTER(NEEDS_CONTEXT);
     return gpu_finish(call.context);
@@ -434,13 +411,9 @@ static const char *name_of(int error) {
 }
 
 #ifdef DOUBLE_HIP
-API_EXPORT const char *hipGetErrorName(int error);
-API_EXPORT const char *hipGetErrorString(int error);
 const char *hipGetErrorName(int error) { return name_of(error) ? name_of(error) : "hipErrorUnknown"; }
 const char *hipGetErrorString(int error) { return hipGetErrorName(error); }
 #else
-API_EXPORT int cuGetErrorName(int error, const char **name);
-API_EXPORT int cuGetErrorString(int error, const char **text);
 int cuGetErrorName(int error, const char **name) { return (*name = name_of(error)) ? E_OK : E_VALUE; }
 int cuGetErrorString(int error, const char **text) { return cuGetErrorName(error, text); }
 #endif

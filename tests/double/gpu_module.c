@@ -19,12 +19,13 @@ TEXT(double_shim_gpu, "shim_gpu.h");
 
 enum { RTC_OK = 0, RTC_MEMORY = 1, RTC_INPUT = 3, RTC_PROGRAM = 4, RTC_OPTION = 5, RTC_COMPILATION = 6 };
 
-typedef struct program {
+struct gpu_program {
     char *text, *name, *log, *image, *assembly; /* the last: PTX */
     size_t image_size;
     char arch[32];
     bool contracts;
-} program;
+};
+typedef gpu_program program;
 
 typedef struct image_head {
     char magic[8];
@@ -34,7 +35,6 @@ typedef struct image_head {
 static const char MAGIC[8] = API("TNCUBIN", "TNHIPCO");
 static const char ASSEMBLY[] = "// PTX of the CUDA double, ";
 
-API_EXPORT int API(nvrtcVersion, hiprtcVersion)(int *major, int *minor);
 int API(nvrtcVersion, hiprtcVersion)(int *major, int *minor) {
     ENTER(NEEDS_NOTHING);
     *major = API(13, 6);
@@ -42,7 +42,6 @@ int API(nvrtcVersion, hiprtcVersion)(int *major, int *minor) {
     return RTC_OK;
 }
 
-API_EXPORT const char *API(nvrtcGetErrorString, hiprtcGetErrorString)(int error);
 const char *API(nvrtcGetErrorString, hiprtcGetErrorString)(int error) {
     static const char *const names[] = {"SUCCESS",
                                         "ERROR_OUT_OF_MEMORY",
@@ -58,14 +57,12 @@ const char *API(nvrtcGetErrorString, hiprtcGetErrorString)(int error) {
 static const int ARCHS[] = {75, 80, 86, 89, 90, 100, 120};
 enum { ARCH_COUNT = sizeof ARCHS / sizeof *ARCHS };
 
-API_EXPORT int nvrtcGetNumSupportedArchs(int *count);
 int nvrtcGetNumSupportedArchs(int *count) {
     ENTER(NEEDS_NOTHING);
     *count = ARCH_COUNT;
     return RTC_OK;
 }
 
-API_EXPORT int nvrtcGetSupportedArchs(int *archs);
 int nvrtcGetSupportedArchs(int *archs) {
     ENTER(NEEDS_NOTHING);
     memcpy(archs, ARCHS, sizeof ARCHS);
@@ -82,9 +79,6 @@ static void free_program(program *p) {
     free(p);
 }
 
-API_EXPORT int API(nvrtcCreateProgram, hiprtcCreateProgram)(program **out, const char *text, const char *name,
-                                                            int headers, const char *const *header_texts,
-                                                            const char *const *header_names);
 int API(nvrtcCreateProgram, hiprtcCreateProgram)(program **out, const char *text, const char *name, int headers,
                                                  const char *const *header_texts, const char *const *header_names) {
     ENTER(NEEDS_NOTHING);
@@ -103,7 +97,6 @@ int API(nvrtcCreateProgram, hiprtcCreateProgram)(program **out, const char *text
     return RTC_OK;
 }
 
-API_EXPORT int API(nvrtcDestroyProgram, hiprtcDestroyProgram)(program **p);
 int API(nvrtcDestroyProgram, hiprtcDestroyProgram)(program **p) {
     ENTER(GIVES_BACK);
     if (!p || !*p) return gpu_misuse(&call, RTC_PROGRAM, "no program");
@@ -169,7 +162,6 @@ static bool keep_image(program *p, const void *object, size_t size) {
     return true;
 }
 
-API_EXPORT int API(nvrtcCompileProgram, hiprtcCompileProgram)(program *p, int count, const char *const *options);
 int API(nvrtcCompileProgram, hiprtcCompileProgram)(program *p, int count, const char *const *options) {
     ENTER(NEEDS_NOTHING);
     p->contracts = true;
@@ -182,7 +174,8 @@ int API(nvrtcCompileProgram, hiprtcCompileProgram)(program *p, int count, const 
     char *tail = engine_tail(p->text, "__global__", "__launch_bounds__"), *shim = NULL, *log = NULL;
     if (asprintf(&shim, "%s\n%s", double_shim, double_shim_gpu) < 0) shim = NULL;
     size_t size = 0;
-    engine_source s = {shim, p->text, p->name, tail, p->contracts ? "-ffp-contract=fast" : ""};
+    engine_source s = {shim, p->text, p->name, tail,
+                       p->contracts ? "-ffp-contract=fast -fexpensive-optimizations" : ""};
     void *object = shim && tail ? engine_compile(&s, &size, &log) : NULL;
     bool kept = object && keep_image(p, object, size);
     free(object);
@@ -195,15 +188,13 @@ int API(nvrtcCompileProgram, hiprtcCompileProgram)(program *p, int count, const 
 
 static const char *log_of(const program *p) { return p->log ? p->log : ""; }
 
-API_EXPORT int API(nvrtcGetProgramLogSize, hiprtcGetProgramLogSize)(const program *p, size_t *size);
-int API(nvrtcGetProgramLogSize, hiprtcGetProgramLogSize)(const program *p, size_t *size) {
+int API(nvrtcGetProgramLogSize, hiprtcGetProgramLogSize)(program *p, size_t *size) {
     ENTER(NEEDS_NOTHING);
     *size = strlen(log_of(p)) + 1;
     return RTC_OK;
 }
 
-API_EXPORT int API(nvrtcGetProgramLog, hiprtcGetProgramLog)(const program *p, char *log);
-int API(nvrtcGetProgramLog, hiprtcGetProgramLog)(const program *p, char *log) {
+int API(nvrtcGetProgramLog, hiprtcGetProgramLog)(program *p, char *log) {
     ENTER(NEEDS_NOTHING);
     strcpy(log, log_of(p));
     return RTC_OK;
@@ -212,16 +203,14 @@ int API(nvrtcGetProgramLog, hiprtcGetProgramLog)(const program *p, char *log) {
 /* There is machine code only for an architecture that is one: sm_90, not compute_90. */
 static bool has_code(const program *p) { return p->image && API(begins(p->arch, "sm_"), true); }
 
-API_EXPORT int API(nvrtcGetCUBINSize, hiprtcGetCodeSize)(const program *p, size_t *size);
-int API(nvrtcGetCUBINSize, hiprtcGetCodeSize)(const program *p, size_t *size) {
+int API(nvrtcGetCUBINSize, hiprtcGetCodeSize)(program *p, size_t *size) {
     ENTER(NEEDS_NOTHING);
     if (!p->image) return gpu_misuse(&call, RTC_PROGRAM, "of a program that was not compiled");
     *size = has_code(p) ? p->image_size : 0;
     return RTC_OK;
 }
 
-API_EXPORT int API(nvrtcGetCUBIN, hiprtcGetCode)(const program *p, char *out);
-int API(nvrtcGetCUBIN, hiprtcGetCode)(const program *p, char *out) {
+int API(nvrtcGetCUBIN, hiprtcGetCode)(program *p, char *out) {
     ENTER(NEEDS_NOTHING);
     if (!has_code(p)) return gpu_misuse(&call, RTC_PROGRAM, "there is no code");
     memcpy(out, p->image, p->image_size);
@@ -241,7 +230,6 @@ static bool make_assembly(program *p) {
     return !fclose(f);
 }
 
-API_EXPORT int nvrtcGetPTXSize(program *p, size_t *size);
 int nvrtcGetPTXSize(program *p, size_t *size) {
     ENTER(NEEDS_NOTHING);
     if (!make_assembly(p)) return gpu_misuse(&call, RTC_PROGRAM, "of a program that was not compiled");
@@ -249,7 +237,6 @@ int nvrtcGetPTXSize(program *p, size_t *size) {
     return RTC_OK;
 }
 
-API_EXPORT int nvrtcGetPTX(program *p, char *out);
 int nvrtcGetPTX(program *p, char *out) {
     ENTER(NEEDS_NOTHING);
     if (!make_assembly(p)) return gpu_misuse(&call, RTC_PROGRAM, "of a program that was not compiled");
@@ -319,7 +306,6 @@ static int load(const gpu_call *call, void **out, const char *image) {
     return E_OK;
 }
 
-API_EXPORT int API(cuModuleLoadData, hipModuleLoadData)(void **module, const void *image);
 int API(cuModuleLoadData, hipModuleLoadData)(void **module, const void *image) {
     ENTER(NEEDS_CONTEXT);
     if (!image) return gpu_misuse(&call, E_VALUE, "no image");
@@ -331,7 +317,6 @@ int API(cuModuleLoadData, hipModuleLoadData)(void **module, const void *image) {
 }
 
 /* Work that was given may run its kernels. */
-API_EXPORT int API(cuModuleUnload, hipModuleUnload)(void *module);
 int API(cuModuleUnload, hipModuleUnload)(void *module) {
     ENTER(NEEDS_CONTEXT | GIVES_BACK);
     int error = gpu_check(&call, module, OBJECT_MODULE);
@@ -342,7 +327,6 @@ int API(cuModuleUnload, hipModuleUnload)(void *module) {
     return error;
 }
 
-API_EXPORT int API(cuModuleGetFunction, hipModuleGetFunction)(void **function, void *module, const char *name);
 int API(cuModuleGetFunction, hipModuleGetFunction)(void **function, void *module, const char *name) {
     ENTER(NEEDS_CONTEXT);
     int error = gpu_check(&call, module, OBJECT_MODULE);
@@ -368,7 +352,6 @@ static int check_function(const gpu_call *call, const void *handle) {
     return gpu_misuse(call, E_HANDLE, "%p is no function of a module that is loaded here", handle);
 }
 
-API_EXPORT int API(cuFuncGetAttribute, hipFuncGetAttribute)(int *value, int attribute, void *function);
 int API(cuFuncGetAttribute, hipFuncGetAttribute)(int *value, int attribute, void *function) {
     enum { MOST_ITEMS = 0, WORKGROUP_BYTES = 1, PRIVATE_BYTES = 3, REGISTERS = 4 };
     ENTER(NEEDS_CONTEXT);
@@ -423,9 +406,6 @@ static int copy_parameters(const gpu_call *call, gpu_launch *l, void **values) {
     return E_OK;
 }
 
-API_EXPORT int API(cuLaunchKernel, hipModuleLaunchKernel)(void *function, unsigned gx, unsigned gy, unsigned gz,
-                                                          unsigned ix, unsigned iy, unsigned iz, unsigned dynamic,
-                                                          void *stream, void **values, void **extra);
 int API(cuLaunchKernel, hipModuleLaunchKernel)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned ix,
                                                unsigned iy, unsigned iz, unsigned dynamic, void *stream, void **values,
                                                void **extra) {

@@ -250,7 +250,6 @@ int gpu_queue_launch(const gpu_call *call, void *stream, gpu_launch *launch) {
 
 /* ---- streams ----------------------------------------------------------------------------------------------------- */
 
-API_EXPORT int API(cuStreamCreate, hipStreamCreateWithFlags)(void **stream, unsigned flags);
 int API(cuStreamCreate, hipStreamCreateWithFlags)(void **stream, unsigned flags) {
     ENTER(NEEDS_CONTEXT);
     if (flags > 1) return gpu_misuse(&call, E_VALUE, "flags %u", flags);
@@ -259,7 +258,6 @@ int API(cuStreamCreate, hipStreamCreateWithFlags)(void **stream, unsigned flags)
 }
 
 /* Documented: the work that it was given is still done. */
-API_EXPORT int API(cuStreamDestroy_v2, hipStreamDestroy)(void *stream);
 int API(cuStreamDestroy_v2, hipStreamDestroy)(void *stream) {
     ENTER(NEEDS_CONTEXT | GIVES_BACK);
     CHECK(gpu_check(&call, stream, OBJECT_STREAM));
@@ -270,7 +268,6 @@ int API(cuStreamDestroy_v2, hipStreamDestroy)(void *stream) {
     return E_OK;
 }
 
-API_EXPORT int API(cuStreamSynchronize, hipStreamSynchronize)(void *stream);
 int API(cuStreamSynchronize, hipStreamSynchronize)(void *stream) {
     ENTER(NEEDS_CONTEXT);
     gpu_stream *s;
@@ -279,7 +276,6 @@ int API(cuStreamSynchronize, hipStreamSynchronize)(void *stream) {
     return call.context->error;
 }
 
-API_EXPORT int API(cuStreamQuery, hipStreamQuery)(void *stream);
 int API(cuStreamQuery, hipStreamQuery)(void *stream) {
     ENTER(NEEDS_CONTEXT);
     gpu_stream *s;
@@ -293,7 +289,6 @@ int API(cuStreamQuery, hipStreamQuery)(void *stream) {
 
 enum { BLOCKING_SYNC = 1, NO_TIMES = 2, INTERPROCESS = 4 };
 
-API_EXPORT int API(cuEventCreate, hipEventCreateWithFlags)(void **event, unsigned flags);
 int API(cuEventCreate, hipEventCreateWithFlags)(void **event, unsigned flags) {
     ENTER(NEEDS_CONTEXT);
     if (flags & ~(unsigned)(BLOCKING_SYNC | NO_TIMES)) return gpu_misuse(&call, E_VALUE, "flags %u", flags);
@@ -304,7 +299,6 @@ int API(cuEventCreate, hipEventCreateWithFlags)(void **event, unsigned flags) {
     return E_OK;
 }
 
-API_EXPORT int API(cuEventDestroy_v2, hipEventDestroy)(void *event);
 int API(cuEventDestroy_v2, hipEventDestroy)(void *event) {
     ENTER(NEEDS_CONTEXT | GIVES_BACK);
     CHECK(gpu_check(&call, event, OBJECT_EVENT));
@@ -314,7 +308,6 @@ int API(cuEventDestroy_v2, hipEventDestroy)(void *event) {
     return E_OK;
 }
 
-API_EXPORT int API(cuEventRecord, hipEventRecord)(void *event, void *stream);
 int API(cuEventRecord, hipEventRecord)(void *event, void *stream) {
     ENTER(NEEDS_CONTEXT);
     gpu_stream *s;
@@ -331,7 +324,6 @@ int API(cuEventRecord, hipEventRecord)(void *event, void *stream) {
 }
 
 /* Of the record at this time; later ones do not count. */
-API_EXPORT int API(cuStreamWaitEvent, hipStreamWaitEvent)(void *stream, void *event, unsigned flags);
 int API(cuStreamWaitEvent, hipStreamWaitEvent)(void *stream, void *event, unsigned flags) {
     ENTER(NEEDS_CONTEXT);
     gpu_stream *s;
@@ -349,7 +341,6 @@ int API(cuStreamWaitEvent, hipStreamWaitEvent)(void *stream, void *event, unsign
 
 static bool has_passed(const gpu_event *e) { return e->done >= e->recorded; }
 
-API_EXPORT int API(cuEventQuery, hipEventQuery)(void *event);
 int API(cuEventQuery, hipEventQuery)(void *event) {
     ENTER(NEEDS_CONTEXT);
     CHECK(gpu_check(&call, event, OBJECT_EVENT));
@@ -360,7 +351,6 @@ int API(cuEventQuery, hipEventQuery)(void *event) {
     return has_passed(e) ? E_OK : E_NOT_READY;
 }
 
-API_EXPORT int API(cuEventSynchronize, hipEventSynchronize)(void *event);
 int API(cuEventSynchronize, hipEventSynchronize)(void *event) {
     ENTER(NEEDS_CONTEXT);
     CHECK(gpu_check(&call, event, OBJECT_EVENT));
@@ -369,7 +359,6 @@ int API(cuEventSynchronize, hipEventSynchronize)(void *event) {
     return call.context->error;
 }
 
-API_EXPORT int API(cuEventElapsedTime, hipEventElapsedTime)(float *milliseconds, void *from, void *to);
 int API(cuEventElapsedTime, hipEventElapsedTime)(float *milliseconds, void *from, void *to) {
     ENTER(NEEDS_CONTEXT);
     CHECK(gpu_check(&call, from, OBJECT_EVENT));
@@ -383,7 +372,6 @@ int API(cuEventElapsedTime, hipEventElapsedTime)(float *milliseconds, void *from
 }
 
 #ifndef DOUBLE_HIP
-API_EXPORT int cuEventElapsedTime_v2(float *milliseconds, void *from, void *to);
 int cuEventElapsedTime_v2(float *milliseconds, void *from, void *to) {
     return cuEventElapsedTime(milliseconds, from, to);
 }
@@ -405,7 +393,6 @@ void gpu_free_object(gpu_object *o) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-API_EXPORT int API(cuMemGetInfo_v2, hipMemGetInfo)(size_t *available, size_t *total);
 int API(cuMemGetInfo_v2, hipMemGetInfo)(size_t *available, size_t *total) {
     ENTER(NEEDS_CONTEXT);
     size_t used;
@@ -441,26 +428,22 @@ static int deallocate(const gpu_call *call, void *address, bool pinned) {
     return E_OK;
 }
 
-API_EXPORT int API(cuMemAlloc_v2, hipMalloc)(void **address, size_t bytes);
 int API(cuMemAlloc_v2, hipMalloc)(void **address, size_t bytes) {
     ENTER(NEEDS_CONTEXT);
     return allocate(&call, address, bytes, false);
 }
 
-API_EXPORT int API(cuMemFree_v2, hipFree)(void *address);
 int API(cuMemFree_v2, hipFree)(void *address) {
     ENTER(NEEDS_CONTEXT | GIVES_BACK);
     return deallocate(&call, address, false);
 }
 
-API_EXPORT int API(cuMemHostAlloc, hipHostMalloc)(void **address, size_t bytes, unsigned flags);
 int API(cuMemHostAlloc, hipHostMalloc)(void **address, size_t bytes, unsigned flags) {
     ENTER(NEEDS_CONTEXT);
     (void)flags;
     return allocate(&call, address, bytes, true);
 }
 
-API_EXPORT int API(cuMemFreeHost, hipHostFree)(void *address);
 int API(cuMemFreeHost, hipHostFree)(void *address) {
     ENTER(NEEDS_CONTEXT | GIVES_BACK);
     return deallocate(&call, address, true);
@@ -522,25 +505,21 @@ static int copy(const gpu_call *call, void *to, const void *from, size_t bytes, 
     return E_OK;
 }
 
-/* CUDA's addresses on the device are numbers, HIP's are pointers; both are passed alike. */
-#define COPY(cuda, hip, to_type, from_type, direction)                                                      \
-    API_EXPORT int API(cuda##Async_v2, hip##Async)(to_type to, from_type from, size_t bytes, void *stream); \
-    int API(cuda##Async_v2, hip##Async)(to_type to, from_type from, size_t bytes, void *stream) {           \
-        ENTER(NEEDS_CONTEXT);                                                                               \
-        return copy(&call, to, from, bytes, stream, direction);                                             \
-    }                                                                                                       \
-    API_EXPORT int API(cuda##_v2, hip)(to_type to, from_type from, size_t bytes);                           \
-    int API(cuda##_v2, hip)(to_type to, from_type from, size_t bytes) {                                     \
-        ENTER(NEEDS_CONTEXT);                                                                               \
-        CHECK(copy(&call, to, from, bytes, NULL, direction));                                               \
-        work_up_to(call.context->null_stream, UINT64_MAX);                                                  \
-        return call.context->error;                                                                         \
+#define COPY(cuda, hip, direction)                                                                \
+    int API(cuda##Async_v2, hip##Async)(void *to, const void *from, size_t bytes, void *stream) { \
+        ENTER(NEEDS_CONTEXT);                                                                     \
+        return copy(&call, to, from, bytes, stream, direction);                                   \
+    }                                                                                             \
+    int API(cuda##_v2, hip)(void *to, const void *from, size_t bytes) {                           \
+        ENTER(NEEDS_CONTEXT);                                                                     \
+        CHECK(copy(&call, to, from, bytes, NULL, direction));                                     \
+        work_up_to(call.context->null_stream, UINT64_MAX);                                        \
+        return call.context->error;                                                               \
     }
-COPY(cuMemcpyHtoD, hipMemcpyHtoD, void *, const void *, TO_DEVICE)
-COPY(cuMemcpyDtoH, hipMemcpyDtoH, void *, const void *, TO_HOST)
-COPY(cuMemcpyDtoD, hipMemcpyDtoD, void *, const void *, WITHIN)
+COPY(cuMemcpyHtoD, hipMemcpyHtoD, TO_DEVICE)
+COPY(cuMemcpyDtoH, hipMemcpyDtoH, TO_HOST)
+COPY(cuMemcpyDtoD, hipMemcpyDtoD, WITHIN)
 
-API_EXPORT int API(cuMemsetD8Async, hipMemsetD8Async)(void *to, unsigned char value, size_t bytes, void *stream);
 int API(cuMemsetD8Async, hipMemsetD8Async)(void *to, unsigned char value, size_t bytes, void *stream) {
     ENTER(NEEDS_CONTEXT);
     gpu_stream *s;

@@ -1,8 +1,8 @@
 /* shim_metal.h — the Metal shading language, as far as kernels are rendered in it, in terms of C++.
  *
- *  * For running it stands behind shim.h: all address spaces are one, and workgroup memory is the engine's section.
+ * For running it stands behind shim.h: all address spaces are one, and workgroup memory is the engine's section.
  *
- *  * With METAL_STRICT, for clang, it stands alone, and nothing runs: the address spaces are three different ones, so
+ * With METAL_STRICT, for clang, it stands alone, and nothing runs: the address spaces are three different ones, so
  * that a pointer without its qualifier, or from one into another, is an error, as it is for Apple's compiler. What is
  * `thread` there has none here: tests/test_msl.c looks at those pointers as text. */
 

@@ -1,0 +1,117 @@
+/* gpu_api.h — the prototypes of the double of CUDA, with DOUBLE_HIP of ROCm's, written after the vendors'
+ * documentation.
+ *
+ * Results are the vendors' enumerations; device addresses, which are numbers in CUDA, are pointers.
+ * tests/test_double.c compares the shapes with the vendor's headers where they are installed, so this header is C and
+ * C++. */
+#ifndef TN_DOUBLE_GPU_API_H
+#define TN_DOUBLE_GPU_API_H
+
+#include <stddef.h>
+
+#ifdef DOUBLE_HIP
+#define API(cuda, hip) hip
+#else
+#define API(cuda, hip) cuda
+#endif
+#define API_EXPORT __attribute__((visibility("default")))
+
+typedef struct gpu_context gpu_context;
+typedef struct gpu_program gpu_program;
+
+/* devices */
+API_EXPORT int API(cuInit, hipInit)(unsigned flags);
+API_EXPORT int API(cuDriverGetVersion, hipDriverGetVersion)(int *version);
+API_EXPORT int API(cuDeviceGetCount, hipGetDeviceCount)(int *count);
+API_EXPORT int API(cuDeviceGet, hipDeviceGet)(int *device, int ordinal);
+API_EXPORT int API(cuDeviceGetName, hipDeviceGetName)(char *name, int size, int device);
+API_EXPORT int API(cuDeviceTotalMem_v2, hipDeviceTotalMem)(size_t *bytes, int device);
+API_EXPORT int API(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId)(char *text, int size, int device);
+API_EXPORT int API(cuDeviceGetUuid, hipDeviceGetUuid)(void *bytes, int device); /* 16 of them */
+API_EXPORT int API(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *value, int attribute, int device);
+
+/* contexts */
+#ifdef DOUBLE_HIP
+API_EXPORT int hipRuntimeGetVersion(int *version);
+API_EXPORT int hipSetDevice(int device);
+API_EXPORT int hipGetDevice(int *device);
+API_EXPORT int hipDeviceReset(void);
+API_EXPORT const char *hipGetErrorName(int error);
+API_EXPORT const char *hipGetErrorString(int error);
+#else
+API_EXPORT int cuCtxSetCurrent(gpu_context *context);
+API_EXPORT int cuCtxGetCurrent(gpu_context **context);
+API_EXPORT int cuGetErrorName(int error, const char **name);
+API_EXPORT int cuGetErrorString(int error, const char **text);
+#endif
+API_EXPORT int API(cuDevicePrimaryCtxRetain, hipDevicePrimaryCtxRetain)(gpu_context **context, int device);
+API_EXPORT int API(cuDevicePrimaryCtxRelease_v2, hipDevicePrimaryCtxRelease)(int device);
+API_EXPORT int API(cuCtxSynchronize, hipDeviceSynchronize)(void);
+
+/* streams and events */
+API_EXPORT int API(cuStreamCreate, hipStreamCreateWithFlags)(void **stream, unsigned flags);
+API_EXPORT int API(cuStreamDestroy_v2, hipStreamDestroy)(void *stream);
+API_EXPORT int API(cuStreamSynchronize, hipStreamSynchronize)(void *stream);
+API_EXPORT int API(cuStreamQuery, hipStreamQuery)(void *stream);
+API_EXPORT int API(cuStreamWaitEvent, hipStreamWaitEvent)(void *stream, void *event, unsigned flags);
+API_EXPORT int API(cuEventCreate, hipEventCreateWithFlags)(void **event, unsigned flags);
+API_EXPORT int API(cuEventDestroy_v2, hipEventDestroy)(void *event);
+API_EXPORT int API(cuEventRecord, hipEventRecord)(void *event, void *stream);
+API_EXPORT int API(cuEventQuery, hipEventQuery)(void *event);
+API_EXPORT int API(cuEventSynchronize, hipEventSynchronize)(void *event);
+API_EXPORT int API(cuEventElapsedTime, hipEventElapsedTime)(float *milliseconds, void *from, void *to);
+#ifndef DOUBLE_HIP
+API_EXPORT int cuEventElapsedTime_v2(float *milliseconds, void *from, void *to);
+#endif
+
+/* memory */
+API_EXPORT int API(cuMemGetInfo_v2, hipMemGetInfo)(size_t *available, size_t *total);
+API_EXPORT int API(cuMemAlloc_v2, hipMalloc)(void **address, size_t bytes);
+API_EXPORT int API(cuMemFree_v2, hipFree)(void *address);
+API_EXPORT int API(cuMemHostAlloc, hipHostMalloc)(void **address, size_t bytes, unsigned flags);
+API_EXPORT int API(cuMemFreeHost, hipHostFree)(void *address);
+API_EXPORT int API(cuMemcpyHtoD_v2, hipMemcpyHtoD)(void *to, const void *from, size_t bytes);
+API_EXPORT int API(cuMemcpyDtoH_v2, hipMemcpyDtoH)(void *to, const void *from, size_t bytes);
+API_EXPORT int API(cuMemcpyDtoD_v2, hipMemcpyDtoD)(void *to, const void *from, size_t bytes);
+API_EXPORT int API(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)(void *to, const void *from, size_t bytes, void *stream);
+API_EXPORT int API(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(void *to, const void *from, size_t bytes, void *stream);
+API_EXPORT int API(cuMemcpyDtoDAsync_v2, hipMemcpyDtoDAsync)(void *to, const void *from, size_t bytes, void *stream);
+API_EXPORT int API(cuMemsetD8Async, hipMemsetD8Async)(void *to, unsigned char value, size_t bytes, void *stream);
+
+/* modules and launches; the numbers: workgroups, items of each, bytes of dynamic workgroup memory */
+API_EXPORT int API(cuModuleLoadData, hipModuleLoadData)(void **module, const void *image);
+API_EXPORT int API(cuModuleUnload, hipModuleUnload)(void *module);
+API_EXPORT int API(cuModuleGetFunction, hipModuleGetFunction)(void **function, void *module, const char *name);
+API_EXPORT int API(cuFuncGetAttribute, hipFuncGetAttribute)(int *value, int attribute, void *function);
+API_EXPORT int API(cuLaunchKernel, hipModuleLaunchKernel)(void *function, unsigned gx, unsigned gy, unsigned gz,
+                                                          unsigned ix, unsigned iy, unsigned iz, unsigned dynamic,
+                                                          void *stream, void **values, void **extra);
+
+/* the run-time compiler */
+API_EXPORT int API(nvrtcVersion, hiprtcVersion)(int *major, int *minor);
+API_EXPORT const char *API(nvrtcGetErrorString, hiprtcGetErrorString)(int error);
+API_EXPORT int API(nvrtcCreateProgram, hiprtcCreateProgram)(gpu_program **program, const char *text, const char *name,
+                                                            int headers, const char *const *header_texts,
+                                                            const char *const *header_names);
+API_EXPORT int API(nvrtcDestroyProgram, hiprtcDestroyProgram)(gpu_program **program);
+API_EXPORT int API(nvrtcCompileProgram, hiprtcCompileProgram)(gpu_program *program, int count,
+                                                              const char *const *options);
+API_EXPORT int API(nvrtcGetProgramLogSize, hiprtcGetProgramLogSize)(gpu_program *program, size_t *size);
+API_EXPORT int API(nvrtcGetProgramLog, hiprtcGetProgramLog)(gpu_program *program, char *log);
+API_EXPORT int API(nvrtcGetCUBINSize, hiprtcGetCodeSize)(gpu_program *program, size_t *size);
+API_EXPORT int API(nvrtcGetCUBIN, hiprtcGetCode)(gpu_program *program, char *out);
+#ifndef DOUBLE_HIP
+API_EXPORT int nvrtcGetNumSupportedArchs(int *count);
+API_EXPORT int nvrtcGetSupportedArchs(int *archs);
+API_EXPORT int nvrtcGetPTXSize(gpu_program *program, size_t *size);
+API_EXPORT int nvrtcGetPTX(gpu_program *program, char *out);
+#endif
+
+/* What only a double has: faults as in tests/fakes/opencl_faults.c, and how many misuses there were. */
+API_EXPORT void faults_arm(const char *name, long n, int error, int forever);
+API_EXPORT long faults_counted(void);
+API_EXPORT long faults_live(void);
+API_EXPORT long faults_failures(void);
+API_EXPORT long double_misuses(void);
+
+#endif
