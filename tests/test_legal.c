@@ -122,7 +122,7 @@ static void every_operation(void **state) {
         kir_case_make(&t, &kir_cases[i]);
         for (size_t k = 0; k < (full() ? TN_COUNT(WHATS) : 2); k++) {
             bool made = check(&t, (uint64_t)i, WHATS[k], kir_cases[i].name);
-            assert_true(made || strcmp(kir_cases[i].name, "operations f64") == 0);
+            assert_true(made || (kir_cases[i].f64 && WHATS[k] & KIR_LEGAL_I64));
         }
         kir_random_free(&t);
     }

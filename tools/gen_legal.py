@@ -32,12 +32,16 @@ NAMED = {"INFINITY": ("f32", float("inf")), "NAN": ("f32", float("nan")), "UINT3
          "INT32_MAX": ("i32", 2**31 - 1), "INT64_MAX": ("i64", 2**63 - 1), "UINT64_MAX": ("u64", 2**64 - 1)}
 BUILTINS = {"fabs": "ABS", "sqrt": "SQRT", "fma": "FMA"}
 
+# Tables, and of those that are not erf's how many elements an index without what is added to it can name: a function of
+# f32 reaches no further than its exponents.
+TABLES = {"kir_two_over_pi": {"kir_trig_far_f32": 4, "kir_trig_far_f64": 31}, "kir_erf_table": {}}
+
 # Functions that others call by number; all else is written out where it is called.
 CALLED = [f"kir_{f}_{t}" for f in ("exp", "quarter", "trig_far") for t in ("f32", "f64")] + ["kir_words_to_u"]
 
 # What instructions become: (operation, operands' type, result's type, function).
-ROOTS = [(op, t, t, f"kir_{op.lower()}_{t}") for op in ("EXP", "LOG", "SIN", "COS", "TANH", "ERF") for t in ("f32",)]
-ROOTS += [(op, t, t, f"kir_{op.lower()}_{t}") for op in ("EXP", "LOG", "TANH", "ERF") for t in ("f64",)]
+ROOTS = [(op, t, t, f"kir_{op.lower()}_{t}") for op in ("EXP", "LOG", "SIN", "COS", "TANH", "ERF")
+         for t in ("f32", "f64")]
 ROOTS += [(op, t, t, f"kir_{op.lower()}_{t}") for op in ("MIN", "MAX")
           for t in ("f32", "f64", "i32", "i64", "u32", "u64")]
 ROOTS += [(op, t, t, f"kir_{op.lower()}_{t}") for op in ("DIV", "MOD", "SHL", "SHR") for t in ("i32", "i64", "u32", "u64")]
@@ -53,10 +57,18 @@ NAMED_ROOTS += ["kir_from_f16", "kir_to_f16", "kir_from_bf16", "kir_to_bf16", "k
 
 
 class Value:
-    """What an expression yields: a slot, or a constant; `flipped`: a bool whose opposite the slot holds."""
+    """What an expression yields: a slot, or a constant; `flipped`: a bool whose opposite the slot holds; `sum`: the slot and
+    the constant that it is the sum of."""
 
-    def __init__(self, type_, slot=None, const=None, flipped=False):
-        self.type, self.slot, self.const, self.flipped = type_, slot, const, flipped
+    def __init__(self, type_, slot=None, const=None, flipped=False, sum_=None):
+        self.type, self.slot, self.const, self.flipped, self.sum = type_, slot, const, flipped, sum_
+
+
+class TableAt:
+    """A table of constants, from an element on."""
+
+    def __init__(self, name, index):
+        self.name, self.index = name, index
 
 
 def wrap(value, type_):
@@ -120,6 +132,7 @@ class Function:
 
     def __init__(self, table, name):
         self.table, self.steps, self.known = table, [], {}
+        self.name = name
         head, body = self.split(name)
         every = self.parameters_of(head)
         self.parameters = [p for p in every if not p[2]]
@@ -140,8 +153,8 @@ class Function:
     def parameters_of(head):
         found = []
         for p in head[head.index("(") + 1:head.rindex(")")].split(","):
-            m = re.match(r"\s*(\w+) (\*?)(\w+)\s*$", p)
-            found.append((m.group(3), TYPES[m.group(1)], bool(m.group(2))))
+            m = re.match(r"\s*(const )?(\w+) (\*?)(\w+)(\[\d+\])?\s*$", p)
+            found.append((m.group(4), TYPES[m.group(2)], bool(m.group(3))))
         return found
 
     @staticmethod
@@ -210,6 +223,10 @@ class Function:
             return self.op("AND" if op == "&&" else "OR", "bool", self.truth(a), self.truth(b))
         if op in ("<<", ">>"):
             return self.shift(op, a, b)
+        if isinstance(a, TableAt):
+            return TableAt(a.name, self.binary(op, a.index, b))
+        if op in ("==", "!=") and a.type == b.type == "bool":
+            return Value("bool", self.op("EQ", "bool", a, b).slot, flipped=op == "!=")
         if op in ("&", "|", "^") and a.type == b.type == "bool":
             return self.op({"&": "AND", "|": "OR", "^": "XOR"}[op], "bool", a, b)
         a, b, type_ = self.common(a, b)
@@ -225,7 +242,10 @@ class Function:
             v = self.op("EQ", type_, a, b)
             return Value("bool", v.slot, flipped=op == "!=")
         name = {"+": "ADD", "-": "SUB", "*": "MUL", "/": "DIV", "%": "MOD", "&": "AND", "|": "OR", "^": "XOR"}[op]
-        return self.op(name, type_, a, b)
+        v = self.op(name, type_, a, b)
+        if op == "+" and b.const is not None:
+            v.sum = (a.slot, b.const)
+        return v
 
     def shift(self, op, a, b):
         type_ = self.promoted(a.type)
@@ -307,23 +327,42 @@ class Function:
         if self.peek() == "(":
             return self.call(token, env)
         if self.peek() == "[":
-            return self.lookup(token, env)
+            return self.element(token, env)
         if token in env:
             return env[token]
+        if token in TABLES:
+            return TableAt(token, Value("i32", const=0))
         if token in NAMED:
             return Value(NAMED[token][0], const=NAMED[token][1])
         return literal(token)
 
-    def lookup(self, name, env):
+    def element(self, name, env):
         places = []
         while self.peek() == "[":
             self.take()
-            places.append(self.expression(env))
+            places.append(self.convert(self.expression(env), "i32"))
             self.take("]")
-        row = places[0].const if len(places) == 2 else LENGTHS.get(name, 0)
-        slot = self.slot(self.convert(places[-1], "i32"))
-        return Value("u32" if len(places) == 1 else "f64",
-                     slot=self.step("LOOKUP", "u32" if len(places) == 1 else "f64", slot, row))
+        of = env.get(name)
+        if isinstance(of, list):
+            return self.pick(of, places[0])
+        if len(places) == 2:
+            return Value("f64", slot=self.step("LOOKUP", "f64", self.slot(places[1]), places[0].const))
+        if of:
+            name, places[0] = of.name, self.binary("+", of.index, places[0])
+        slot, beyond = places[0].sum or (self.slot(places[0]), 0)
+        return Value("u32", slot=self.step("LOOKUP", "u32", slot, TABLES[name][self.name], beyond))
+
+    def pick(self, array, index):
+        """An element of a local array, which is laid into slots side by side if its number is not known."""
+        if index.const is not None:
+            return array[index.const]
+        values = [self.slot(v) for v in array]
+        key = ("side by side", *values)
+        if key not in self.known:
+            self.known[key] = [self.step("COPY", array[0].type, v, share=False) for v in values][0]
+        slot, beyond = index.sum or (self.slot(index), 0)
+        first = self.known[key] + beyond
+        return Value(array[0].type, slot=self.step("PICK", array[0].type, slot, first, len(array) - beyond))
 
     def arguments(self, env):
         """Values, and names of variables whose addresses are given."""
@@ -379,13 +418,17 @@ class Function:
         head, body = self.split(name)
         inner, outs = {}, {}
         for v, (parameter, type_, pointer) in zip(values, self.parameters_of(head)):
-            if pointer:
+            if isinstance(v, (list, TableAt)):
+                inner[parameter] = v
+            elif pointer:
                 outs[parameter] = v
                 inner[parameter] = Value(type_)
             else:
                 inner[parameter] = self.convert(v, type_)
         saved = self.tokens, self.at
-        result = self.convert(self.body(tokens_of(body), inner), self.result_type(head, name))
+        result = self.body(tokens_of(body), inner)
+        if result:
+            result = self.convert(result, self.result_type(head, name))
         self.tokens, self.at = saved
         for parameter, variable in outs.items():
             env[variable] = inner[parameter]
@@ -405,10 +448,31 @@ class Function:
                 v = self.expression(env)
                 self.take(";")
                 return v
-            if token == "if":
+            if token == "if" and self.is_early_return():
                 return self.early_return(env)
             self.statement(env)
         return None
+
+    def is_early_return(self):
+        at, depth = self.at + 1, 0
+        while True:
+            depth += (self.tokens[at] == "(") - (self.tokens[at] == ")")
+            at += 1
+            if depth == 0:
+                return self.tokens[at] == "return"
+
+    def conditional(self, env):
+        """if (…) with assignments in it: variables are chosen behind it."""
+        self.take("if")
+        self.take("(")
+        cond = self.truth(self.expression(env))
+        self.take(")")
+        inner, stop = dict(env), self.statement_end()
+        self.block(inner, {}, stop)
+        self.at = stop
+        for name in env:
+            if inner[name] is not env[name]:
+                env[name] = self.choose(cond, inner[name], env[name])
 
     def early_return(self, env):
         self.take("if")
@@ -424,8 +488,13 @@ class Function:
         token = self.peek()
         if token == "for":
             self.loop(env)
+        elif token == "if":
+            self.conditional(env)
         elif token in TYPES:
             self.declaration(env)
+        elif self.peek(1) == "(":
+            self.expression(env)
+            self.take(";")
         elif token == "*":
             self.take()
             self.assignment(env)
@@ -437,6 +506,9 @@ class Function:
         while True:
             name = self.take()
             env[name] = Value(type_)
+            if self.peek() == "[":
+                env[name] = [Value(type_)] * int(self.tokens[self.at + 1])
+                self.at += 3
             if self.peek() == "=":
                 self.take()
                 v = self.convert(self.expression(env), type_)
@@ -446,7 +518,15 @@ class Function:
 
     def assignment(self, env):
         name, op = self.take(), self.take()
-        v = self.expression(env)
+        if op == "[":
+            place = self.expression(env).const
+            self.take("]")
+            self.take("=")
+            env[name][place] = self.convert(self.expression(env), env[name][place].type)
+            self.take(";")
+            return
+        v = Value("i32", const=1) if op == "++" else self.expression(env)
+        op = "+=" if op == "++" else op
         if op in ("+=", "-="):
             v = self.binary(op[0], env[name], v)
         env[name] = self.convert(v, env[name].type)
@@ -514,10 +594,6 @@ class Function:
         self.known = known  # what the body computes changes from turn to turn
 
 
-# How far an f32 reaches into it.
-LENGTHS = {"kir_two_over_pi": 7}
-
-
 class Table:
     def __init__(self, texts):
         self.texts, self.pool, self.functions, self.names = texts, Pool(), {}, []
@@ -549,7 +625,7 @@ def label(name):
     return "LEGAL_" + name.removeprefix("kir_").removeprefix("legal_").upper()
 
 
-SPECIAL = ["CALL", "LOOKUP", "COPY", "MOVE", "REPEAT"]
+SPECIAL = ["CALL", "LOOKUP", "PICK", "COPY", "MOVE", "REPEAT"]
 
 
 def generate():
@@ -571,8 +647,8 @@ def generate():
     out = """/* legal_table.h — the functions of kir_math.h and legal_math.h as steps. Generated by tools/gen_legal.py; do not edit.
  *
  * A step writes the slot behind the parameters' that has its number in the function. CONST: the word LEGAL_WORDS[a + 256 b],
- * of 64-bit types the next one too, above it. CALL: function a of b, c. LOOKUP: element a, below b, of 2/pi, or, as f64, of
- * row b of erf's table. COPY: a; MOVE: slot a becomes b; REPEAT: the a steps before it b times more. */
+ * of 64-bit types the next one too, above it. CALL: function a of b, c. LOOKUP: element a + c of 2/pi, a below b; as f64, element a
+ * of row b of erf's table. PICK: the slot b + a, a below c. COPY: a; MOVE: slot a becomes b; REPEAT: the a steps before it b times more. */
 """
     out += "enum { " + ", ".join(f"LEGAL_{w}" + (" = KIR_OP_COUNT" if i == 0 else "") for i, w in enumerate(SPECIAL))
     out += " };\n\nenum {\n" + "".join(f"    {label(n)},\n" for n in table.names) + "};\n\n"

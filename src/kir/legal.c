@@ -33,14 +33,22 @@ static kir_val word_constant(kir_builder *b, int type, const uint32_t *words) {
     return kir_append(b, &in, KIR_NONE);
 }
 
-/* An element of a table: its first, unless the index is another's. */
-static kir_val look_up(kir_builder *b, bool erf, int row, kir_val index) {
+/* The element of this number, of a table of constants or of values side by side: the first, unless it is another. */
+static kir_val look_up(kir_builder *b, const struct legal_step *s, bool erf, kir_val index) {
     kir_val found = KIR_NONE;
-    for (int i = 0; i < (erf ? KIR_ERF_PIECES : row); i++) {
-        kir_val x = erf ? kir_const(b, KIR_F64, kir_erf_table[row][i]) : kir_const_i(b, KIR_U32, kir_two_over_pi[i]);
+    for (int i = 0; i < (erf ? KIR_ERF_PIECES : s->b); i++) {
+        kir_val x =
+            erf ? kir_const(b, KIR_F64, kir_erf_table[s->b][i]) : kir_const_i(b, KIR_U32, kir_two_over_pi[i + s->c]);
         kir_val here = i ? kir_binary(b, KIR_EQ, index, kir_const_i(b, KIR_I32, i)) : KIR_NONE;
         found = i ? kir_select(b, here, x, found) : x;
     }
+    return found;
+}
+
+static kir_val pick(kir_builder *b, const kir_val *values, int count, kir_val index) {
+    kir_val found = values[0];
+    for (int i = 1; i < count; i++)
+        found = kir_select(b, kir_binary(b, KIR_EQ, index, kir_const_i(b, KIR_I32, i)), values[i], found);
     return found;
 }
 
@@ -54,7 +62,8 @@ static kir_val run_step(kir_builder *b, const struct legal_step *s, const kir_va
     switch (kind.op) {
     case KIR_CONST: return word_constant(b, kind.type, LEGAL_WORDS + (s->a | s->b << 8));
     case LEGAL_CALL: return kir_legal_run(b, s->a, (const kir_val[2]){v[s->b], v[s->c]}, NULL);
-    case LEGAL_LOOKUP: return look_up(b, kind.type == KIR_F64, s->b, v[s->a]);
+    case LEGAL_LOOKUP: return look_up(b, s, kind.type == KIR_F64, v[s->a]);
+    case LEGAL_PICK: return pick(b, v + s->b, s->c, v[s->a]);
     case LEGAL_COPY: return v[s->a];
     default: break;
     }
@@ -146,16 +155,6 @@ static kir_val rewrite(legaliser *l, const kir_ins *old) {
     return kir_legal_run(l->b, function, (const kir_val[2]){in.a, in.b}, NULL);
 }
 
-static tn_status check_maths(const kir_program *p) {
-    for (int i = 0; i < p->n_ins; i++) {
-        const kir_ins *in = &p->ins[i];
-        if ((in->op == KIR_SIN || in->op == KIR_COS) && in->type == KIR_F64)
-            return tn_fail(TN_ERR_UNSUPPORTED, "kernel %016llx: instruction %d, %s of f64, has no steps",
-                           (unsigned long long)p->hash, i, kir_op_name((kir_op)in->op));
-    }
-    return TN_OK;
-}
-
 /* What both programs share, as the new one is to have it. */
 static kir_program frame_of(const kir_program *p, unsigned what) {
     kir_program frame = *p;
@@ -177,7 +176,6 @@ static tn_status rewrite_all(legaliser *l, kir_program **out) {
 }
 
 static tn_status simplify(const kir_program *p, unsigned what, kir_program **out) {
-    if (what & KIR_LEGAL_MATHS) TRY(check_maths(p));
     legaliser l = {.p = p, .what = what};
     l.map = tn_mem_zalloc((size_t)p->n_ins + 1, sizeof *l.map);
     if (!l.map) return TN_ERR_MEMORY;
