@@ -3,7 +3,9 @@
  * A convolution: for each group out[filters, places] = weight[filters, taps] · seen[taps, places]. Places are cut into
  * blocks, which threads share; for 256 steps of k at a time a block of what is seen is packed into panels (windows.h),
  * and all filters pass over it while it is in the second cache. Packing costs a few loads and stores a step, which all
- * filters share. Filters are packed as tiles, once if they stay as they are.
+ * filters share. With a stride of 1 nothing need be packed: places are counted as they lie in the slab, with those
+ * between two rows that are none (few, or it is not done), and each step of k is a row of the slab as it is. Filters
+ * are packed as tiles, once if they stay as they are.
  *
  * The weight's gradient: [taps, filters] = seen[taps, places] · yᵀ[places, filters], the places being the long axis.
  * y is packed into panels, 256 places at a time, and what is seen is copied to rows that the tiles read as they are;
@@ -174,8 +176,9 @@ typedef struct conv {
     tn_conv_args a;
     windows w;
     target out;
-    int64_t lines, blocks, width; /* lines of places, blocks a line, columns a block */
-    int64_t row_parts;            /* of the filters */
+    bool whole;                         /* places are counted as they lie in the slab, an image is a line */
+    int64_t lines, line, blocks, width; /* lines of places, places a line, blocks a line, columns a block */
+    int64_t row_parts;                  /* of the filters */
     const float *packed;
     size_t slab_bytes, panel_bytes, sums_bytes, part_bytes, tap_bytes;
     char *parts; /* memory of each thread */
@@ -189,10 +192,22 @@ static int64_t part_rows(const conv *c) {
 /* Distance of the rows of a block's sums. */
 static int64_t sum_row(const tn_conv_args *a, int64_t columns) { return a->joint.vm ? TN_GEMM_BLOCK_LD : columns; }
 
+/* Worth it where few places are none, and copying the sums out, which a joint does anyway, costs less than packing. */
+static bool counts_whole_rows(const conv *c) {
+    const tn_conv_args *a = &c->a;
+    enum { FEW = 8 }; /* of so many places one may be none */
+    if (a->stride[0] != 1 || a->stride[1] != 1 || c->w.apart) return false;
+    if ((c->w.row - a->places[1]) * FEW > a->places[1]) return false;
+    if (a->places[0] * c->w.row < 2 * panel_of(c->w.with)) return false;
+    return a->joint.vm || 2 * a->filters <= c->w.depth;
+}
+
 static void plan(conv *c, const tn_conv_args *args) {
     *c = (conv){.a = *args};
     windows_plan(&c->w, tn_conv_lines(), &c->a, COLUMNS, chunk_channels(args), true);
-    c->lines = args->images * c->w.plane / c->w.line;
+    c->whole = counts_whole_rows(c);
+    c->line = c->whole ? (args->places[0] - 1) * c->w.row + args->places[1] : c->w.line;
+    c->lines = c->whole ? args->images : args->images * c->w.plane / c->w.line;
     c->row_parts = tn_ceil_div(args->filters, PART_ROWS);
     c->slab_bytes = area(windows_elements(&c->w));
     c->panel_bytes = area(COLUMNS * CHUNK + MOST_LANES);
@@ -205,14 +220,14 @@ static void plan(conv *c, const tn_conv_args *args) {
  * themselves: reading them takes longer than packing what they see once a thread. */
 static void choose_blocks(conv *c, int threads) {
     const int64_t panel = panel_of(c->w.with), height = c->w.with->tiles->rows;
-    int64_t most = COLUMNS / panel, panels = tn_ceil_div(c->w.line, panel);
+    int64_t most = COLUMNS / panel, panels = tn_ceil_div(c->line, panel);
     bool tall = c->lines == 1 && panels <= most && c->a.filters >= 8 * height * threads;
     if (tall) c->row_parts = round_up(c->row_parts, threads);
     int64_t others = c->lines * c->a.groups * c->row_parts;
     int64_t share = others % threads == 0 ? 1 : threads;
     int64_t rounds = tn_ceil_div(panels, most * share);
     c->width = tn_ceil_div(panels, share * rounds) * panel;
-    c->blocks = tn_ceil_div(c->w.line, c->width);
+    c->blocks = tn_ceil_div(c->line, c->width);
     int64_t tiles = tn_ceil_div(c->a.filters, height), tasks = others * c->blocks;
     if (tasks < threads) c->row_parts = tn_min64(tiles, c->row_parts * (threads / tasks));
 }
@@ -233,6 +248,16 @@ typedef struct block {
     port joint;
 } block;
 
+/* As many columns as there are panels in the slab, the last one's rest too. */
+static void multiply_tapped(const tile_set *with, tile t, int64_t height, int64_t columns) {
+    const int64_t panel = 2 * with->lanes;
+    for (; columns > 0; columns -= panel) {
+        with->tapped[height](&t);
+        t.b += panel;
+        t.c += panel;
+    }
+}
+
 /* All filters of the block over one chunk, into `t.c`. */
 static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) {
     const tile_set *with = c->w.with->tiles;
@@ -245,7 +270,10 @@ static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) 
         t.a_row = 1;
         t.a_k = height;
         t.c = out + (i - b->first) * t.c_row;
-        multiply(with, t, height, b->columns);
+        if (c->whole)
+            multiply_tapped(with, t, height, b->columns);
+        else
+            multiply(with, t, height, b->columns);
     }
 }
 
@@ -270,21 +298,39 @@ static void copy_places(const conv *c, float *to, const float *from, int64_t col
     }
 }
 
-static void copy_out(const conv *c, const block *b, const seen *s) {
+static void copy_out(const conv *c, const block *b, const section *run, int runs) {
     for (int64_t i = 0; i < b->rows; i++) {
-        for (int k = 0; k < s->sections; k++) {
-            const section *part = &s->section[k];
-            copy_places(c, image_out(c, b, i, part), b->sums + i * c->width + part->to, part->at % c->a.places[1],
-                        part->count);
-        }
+        const float *sums = b->sums + i * sum_row(&c->a, c->width);
+        for (int k = 0; k < runs; k++)
+            copy_places(c, image_out(c, b, i, &run[k]), sums + run[k].to, run[k].at % c->a.places[1], run[k].count);
     }
 }
 
-static void hand_over(const conv *c, block *b, const seen *s) {
-    for (int k = 0; k < s->sections; k++) {
-        const section *part = &s->section[k];
-        box at = {b->group * c->a.filters + b->first, b->rows, part->at, part->count};
-        port_run(&b->joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, part->image}, at, b->sums + part->to);
+/* Puts runs side by side that follow each other in the image: a joint's rows are better long. Returns their number. */
+static int close_up(const conv *c, const block *b, section *run, int runs) {
+    if (!c->whole || runs == 0) return runs;
+    section all = run[0];
+    for (int k = 1; k < runs; k++) {
+        for (int64_t i = 0; i < b->rows; i++) {
+            float *sums = b->sums + i * sum_row(&c->a, c->width);
+            memmove(sums + all.to + all.count, sums + run[k].to, (size_t)run[k].count * sizeof *sums);
+        }
+        all.count += run[k].count;
+    }
+    run[0] = all;
+    return 1;
+}
+
+/* To the joint, or to where results go. */
+static void finish(const conv *c, block *b, section *run, int runs) {
+    if (!b->joint.vm) {
+        copy_out(c, b, run, runs);
+        return;
+    }
+    runs = close_up(c, b, run, runs);
+    for (int k = 0; k < runs; k++) {
+        box at = {b->group * c->a.filters + b->first, b->rows, run[k].at, run[k].count};
+        port_run(&b->joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, run[k].image}, at, b->sums + run[k].to);
     }
 }
 
@@ -303,10 +349,37 @@ static void compute_block(const conv *c, block *b, seen *s) {
         t.b_panel = t.k * t.b_k;
         multiply_filters(c, b, k0, t);
     }
-    if (b->joint.vm)
-        hand_over(c, b, s);
-    else if (!direct)
-        copy_out(c, b, s);
+    if (!direct) finish(c, b, s->section, s->sections);
+}
+
+/* Of places from `first` on that are counted as they lie in the slab, those that are some: a run a row. */
+static int runs_of_rows(const conv *c, const block *b, int64_t image, int64_t first, section *run) {
+    const int64_t across = c->a.places[1], row = c->w.row, end = first + b->columns;
+    int runs = 0;
+    for (int64_t r = first / row; r * row < end; r++) {
+        int64_t from = tn_max64(first, r * row), to = tn_min64(end, r * row + across);
+        if (from >= to) continue;
+        run[runs++] =
+            (section){.image = image, .at = r * across + from - r * row, .count = to - from, .to = from - first};
+    }
+    return runs;
+}
+
+static void compute_whole_rows(const conv *c, block *b, seen *s, int64_t image, int64_t first) {
+    const int64_t row = c->w.row, top = first / row;
+    tile t = {.c = b->sums, .c_row = sum_row(&c->a, c->width)};
+    see_whole_rows(&c->w, s, image, top, (first + b->columns - 1) / row - top + 1);
+    for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
+        int64_t channel = k0 / c->w.taps;
+        t.k = tn_min64(CHUNK, c->w.depth - k0);
+        t.add = k0 > 0;
+        fill_slab(&c->w, s, b->group, channel, (k0 + t.k - 1) / c->w.taps + 1);
+        t.b = s->slab + first % row - channel * c->w.channel;
+        t.tap = c->w.tap + k0;
+        multiply_filters(c, b, k0, t);
+    }
+    section run[SEEN_PLACES];
+    finish(c, b, run, runs_of_rows(c, b, image, first, run));
 }
 
 /* Rows of a part: whole tiles. */
@@ -332,7 +405,11 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
         b.group = n / c->blocks / c->lines / c->row_parts;
         b.first = part_begin(c, part);
         b.rows = part_begin(c, part + 1) - b.first;
-        b.columns = tn_min64(c->width, c->w.line - at * c->width);
+        b.columns = tn_min64(c->width, c->line - at * c->width);
+        if (c->whole) {
+            compute_whole_rows(c, &b, &s, line, at * c->width);
+            continue;
+        }
         see(&c->w, &s, line, at * c->width, b.columns, panel_of(c->w.with));
         compute_block(c, &b, &s);
     }

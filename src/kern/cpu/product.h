@@ -29,6 +29,7 @@ typedef struct tile {
     int64_t a_row, a_k; /* distance between rows and between steps of k */
     const real *b;
     int64_t b_k, b_panel; /* distance between steps of k and between panels */
+    const int64_t *tap;   /* of a tapped tile: where each step of B begins, instead of b_k */
     real *c;
     int64_t c_row;
     int64_t k;
@@ -83,6 +84,7 @@ typedef struct result_block {
 /* All of an instruction set, by height of tiles where that matters. */
 typedef struct tile_set {
     tile_fn *const *full, *const *edge, *const *wide;
+    tile_fn *const *tapped; /* full ones over a packed A whose steps of B lie anywhere; of f32 alone */
     const int *wide_panels;
     void (*pack)(const pack *p);
     /* C of `rows` rows of A (t->a …) and t->columns columns of B that lie along k, `distance` bytes apart (lines.h). */

@@ -54,9 +54,9 @@ enum {
 };
 
 /* All but `t` is constant after inlining: rows, panels, vectors a panel, whether they are masked, whether the rows of A
- * lie side by side. */
+ * lie side by side, whether steps of B lie anywhere. */
 VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const int vectors, const bool edge,
-                         const bool adjacent) {
+                         const bool adjacent, const bool tapped) {
     const int width = panels * vectors;
     V sum[TILE_ROWS][2 * WIDEST];
     const M mask = v_mask(t->columns);
@@ -65,6 +65,7 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
     const real *b = t->b;
     const int64_t a_row = adjacent ? 1 : t->a_row;
     const int64_t a_k = t->a_k, b_k = t->b_k, b_panel = t->b_panel, c_row = t->c_row;
+    const int64_t *tap = t->tap;
     const bool add = t->add;
     real *c = t->c;
     if (t->k >= C_AHEAD_K) {
@@ -86,8 +87,8 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
             }
             V y[2 * WIDEST];
             VEC_UNROLL for (int j = 0; j < width; j++) {
-                const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
-                if (rows >= TALL) __builtin_prefetch(from + B_AHEAD * b_k);
+                const real *from = (tapped ? b + *tap : b) + (j / vectors) * b_panel + (j % vectors) * VL;
+                if (rows >= TALL && !tapped) __builtin_prefetch(from + B_AHEAD * b_k);
                 y[j] = edge ? v_part_load(from, mask) : v_load(from);
             }
             VEC_UNROLL for (int i = 0; i < rows; i++) {
@@ -95,7 +96,8 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
                 VEC_UNROLL for (int j = 0; j < width; j++) sum[i][j] = v_step(x, y[j], sum[i][j]);
             }
             a += a_k;
-            b += b_k;
+            tap += tapped;
+            b += tapped ? 0 : b_k;
         }
     }
     VEC_UNROLL for (int i = 0; i < rows; i++, c += c_row) {
@@ -112,15 +114,15 @@ VEC_INLINE void tile_run(const tile *t, const int rows, const int panels, const 
 
 /* Full: one panel. Only full height is worth a second copy for rows of A that lie side by side (packed, or a transposed
  * matrix in place). Edge: at most one vector; a wider edge is two of them. */
-#define TILE_FUNCTIONS(rows)                       \
-    static void tile_full_##rows(const tile *t) {  \
-        if (rows == TILE_ROWS && t->a_row == 1) {  \
-            tile_run(t, rows, 1, 2, false, true);  \
-        } else {                                   \
-            tile_run(t, rows, 1, 2, false, false); \
-        }                                          \
-    }                                              \
-    static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, false); }
+#define TILE_FUNCTIONS(rows)                              \
+    static void tile_full_##rows(const tile *t) {         \
+        if (rows == TILE_ROWS && t->a_row == 1) {         \
+            tile_run(t, rows, 1, 2, false, true, false);  \
+        } else {                                          \
+            tile_run(t, rows, 1, 2, false, false, false); \
+        }                                                 \
+    }                                                     \
+    static void tile_edge_##rows(const tile *t) { tile_run(t, rows, 1, 1, true, false, false); }
 TILE_HEIGHTS(TILE_FUNCTIONS)
 
 VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn *lower) {
@@ -137,11 +139,25 @@ VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn 
 TILE_SPLITS(TILE_SPLIT_FUNCTIONS)
 
 #define TILE_WIDE_FUNCTION(rows) \
-    static void tile_wide_##rows(const tile *t) { tile_run(t, rows, WIDE_##rows, 2, false, false); }
+    static void tile_wide_##rows(const tile *t) { tile_run(t, rows, WIDE_##rows, 2, false, false, false); }
 TILE_WIDE_FUNCTION(1)
 TILE_WIDE_FUNCTION(2)
 TILE_WIDE_FUNCTION(3)
 TILE_WIDE_FUNCTION(4)
+
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+static tile_fn *const *const tile_tapped = NULL;
+#else
+#define TILE_TAPPED(rows) \
+    static void tile_tapped_##rows(const tile *t) { tile_run(t, rows, 1, 2, false, true, true); }
+#define TILE_TAPPED_SPLIT(rows, first, second) \
+    static void tile_tapped_##rows(const tile *t) { tile_split(t, tile_tapped_##first, first, tile_tapped_##second); }
+#define TILE_TAPPED_ROW(rows) [rows] = tile_tapped_##rows,
+#define TILE_TAPPED_SPLIT_ROW(rows, first, second) TILE_TAPPED_ROW(rows)
+TILE_HEIGHTS(TILE_TAPPED)
+TILE_SPLITS(TILE_TAPPED_SPLIT)
+static tile_fn *const tile_tapped[] = {TILE_HEIGHTS(TILE_TAPPED_ROW) TILE_SPLITS(TILE_TAPPED_SPLIT_ROW)};
+#endif
 
 #define TILE_FULL_ROW(rows) [rows] = tile_full_##rows,
 #define TILE_EDGE_ROW(rows) [rows] = tile_edge_##rows,

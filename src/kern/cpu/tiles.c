@@ -69,6 +69,7 @@ enum { OF_PAIRS = false };
 const tile_set SET = {.full = tile_full,
                       .edge = tile_edge,
                       .wide = tile_wide,
+                      .tapped = tile_tapped,
                       .wide_panels = tile_wide_panels,
                       .pack = pack_run,
                       .lines = lines_run,

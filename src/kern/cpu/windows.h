@@ -126,6 +126,18 @@ static void see(const windows *w, seen *s, int64_t line, int64_t first, int64_t 
     s->clean = alike && k == before;
 }
 
+/* Rows [top, top + count) of one image's places, to be read where they lie in the slab: no pieces. */
+static void see_whole_rows(const windows *w, seen *s, int64_t image, int64_t top, int64_t count) {
+    section now = {.image = image, .at = top * w->a->places[1], .count = count * w->a->places[1]};
+    see_rows(w->a, &now);
+    const section *before = &s->section[0];
+    s->clean = s->sections == 1 && s->left == 0 && before->low == now.low && before->high == now.high;
+    s->left = 0;
+    s->pieces = 0;
+    s->sections = 1;
+    s->section[0] = now;
+}
+
 /* ---- the slab ---------------------------------------------------------------------------------------------------- */
 
 /* A part of the slab's rows that lies inside of the image: columns [low, high) of one phase. */
