@@ -88,9 +88,12 @@ static ppo_settings settings_for(bool recurrent, uint64_t seed) {
     return s;
 }
 
+/* Copied, not computed: a device that cannot compute in f64 can keep it. */
 static tn_status make_storage(carts *c) {
-    c->values = tn_full((int64_t[]){CARTS, CARTPOLE_OBSERVATIONS + 1}, 2, 0, TN_F64);
-    c->counters = tn_full((int64_t[]){CARTS, 2}, 2, 0, TN_I64);
+    static const double values[CARTS][CARTPOLE_OBSERVATIONS + 1];
+    static const int64_t counters[CARTS][2];
+    c->values = tn_from_data(values, (int64_t[]){CARTS, CARTPOLE_OBSERVATIONS + 1}, 2, TN_F64);
+    c->counters = tn_from_data(counters, (int64_t[]){CARTS, 2}, 2, TN_I64);
     return tn_eval((tn_tensor *[]){c->values, c->counters}, 2);
 }
 
