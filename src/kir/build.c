@@ -220,7 +220,8 @@ static kir_val append(kir_builder *b, const kir_ins *in) {
     for (int16_t v = b->buckets[bucket]; v >= 0; v = b->notes[v].next) {
         if (same(&b->ins[v], in) && reusable(b, v)) return v;
     }
-    if (b->n_ins == KIR_MAX_INS) return wrong(b, (kir_op)in->op, "the program has too many instructions");
+    if (b->n_ins == (b->like ? KIR_MAX_LEGAL_INS : KIR_MAX_INS))
+        return wrong(b, (kir_op)in->op, "the program has too many instructions");
     size_t need = (size_t)b->n_ins + 1;
     tn_status status = tn_mem_grow(&b->ins, &b->ins_room, need, sizeof *b->ins);
     if (status == TN_OK) status = tn_mem_grow(&b->notes, &b->note_room, need, sizeof *b->notes);

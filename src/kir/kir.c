@@ -332,10 +332,10 @@ tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes) {
 }
 
 static tn_status check_counts(const kir_program *p) {
-    bool sane = p->n_par + p->n_loop <= KIR_MAX_AXES && p->n_ins >= 0 && p->n_ins <= KIR_MAX_INS && p->n_access >= 0 &&
-                p->n_access <= KIR_MAX_INS && p->n_sized >= 0 && p->n_sized <= p->n_access && p->n_buffers >= 0 &&
-                p->n_buffers <= KIR_MAX_BUFFERS && p->n_dials >= 0 && (p->ins || p->n_ins == 0) &&
-                (p->access || p->n_access == 0);
+    bool sane = p->n_par + p->n_loop <= KIR_MAX_AXES && p->n_ins >= 0 && p->n_ins <= KIR_MAX_LEGAL_INS &&
+                p->n_access >= 0 && p->n_access <= KIR_MAX_INS && p->n_sized >= 0 && p->n_sized <= p->n_access &&
+                p->n_buffers >= 0 && p->n_buffers <= KIR_MAX_BUFFERS && p->n_dials >= 0 &&
+                (p->ins || p->n_ins == 0) && (p->access || p->n_access == 0);
     if (!sane) return tn_fail(TN_ERR_ARGUMENT, "kernel program: a count is outside its limits");
     for (int i = 0; i < p->n_buffers; i++) {
         if (p->buffer_dtype[i] >= TN_PLAIN_DTYPES) {

@@ -52,6 +52,7 @@ enum {
     KIR_MAX_AXES = 12, /* parallel and loop axes together */
     KIR_MAX_BUFFERS = 32,
     KIR_MAX_INS = 4096,
+    KIR_MAX_LEGAL_INS = 16384, /* … of programs that legal.h has made of others */
     KIR_MAX_ITEM_AXES = 3,
     KIR_MAX_ITEMS = 1024,      /* of a workgroup */
     KIR_MAX_LOCAL = 256 << 10, /* bytes of workgroup memory, more than any device has; what one has is in its caps */

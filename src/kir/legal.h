@@ -28,7 +28,7 @@ enum {
     KIR_LEGAL_DIALS = 8,
 };
 
-/* p is a verified program. Errors: TN_ERR_UNSUPPORTED when the program grows beyond KIR_MAX_INS, and as said above;
+/* p is a verified program. Errors: TN_ERR_UNSUPPORTED when it grows beyond KIR_MAX_LEGAL_INS, and as said above;
  * TN_ERR_MEMORY. The result is freed with kir_free. */
 tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out);
 
