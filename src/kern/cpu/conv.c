@@ -26,6 +26,7 @@
 enum {
     CHUNK = KIR_KSUM,
     COLUMNS = SEEN_PLACES,    /* of a block: 256 steps of them are 256 KiB */
+    WHOLE_COLUMNS = 512,      /* of one that is not packed: more rows share the rows around them */
     PART_ROWS = 512,          /* filters that pass over a block, at most */
     ROW = CHUNK + MOST_LANES, /* distance of the rows of what is seen */
     WEIGHT_CHANNELS = 64,     /* as many taps as so many have a part of the weight's gradient has, at most */
@@ -177,6 +178,7 @@ typedef struct conv {
     windows w;
     target out;
     bool whole;                         /* places are counted as they lie in the slab, an image is a line */
+    int64_t columns;                    /* of a block, at most */
     int64_t lines, line, blocks, width; /* lines of places, places a line, blocks a line, columns a block */
     int64_t row_parts;                  /* of the filters */
     const float *packed;
@@ -204,14 +206,19 @@ static bool counts_whole_rows(const conv *c) {
 
 static void plan(conv *c, const tn_conv_args *args) {
     *c = (conv){.a = *args};
+    c->columns = COLUMNS;
     windows_plan(&c->w, tn_conv_lines(), &c->a, COLUMNS, chunk_channels(args), true);
     c->whole = counts_whole_rows(c);
+    if (c->whole) {
+        c->columns = WHOLE_COLUMNS;
+        windows_plan(&c->w, tn_conv_lines(), &c->a, WHOLE_COLUMNS, chunk_channels(args), true);
+    }
     c->line = c->whole ? (args->places[0] - 1) * c->w.row + args->places[1] : c->w.line;
     c->lines = c->whole ? args->images : args->images * c->w.plane / c->w.line;
     c->row_parts = tn_ceil_div(args->filters, PART_ROWS);
     c->slab_bytes = area(windows_elements(&c->w));
-    c->panel_bytes = area(COLUMNS * CHUNK + MOST_LANES);
-    c->sums_bytes = area(part_rows(c) * sum_row(&c->a, COLUMNS));
+    c->panel_bytes = c->whole ? 0 : area(COLUMNS * CHUNK + MOST_LANES);
+    c->sums_bytes = area(part_rows(c) * sum_row(&c->a, c->columns));
     c->part_bytes = c->slab_bytes + c->panel_bytes + c->sums_bytes + port_scratch(&c->a.joint, 0);
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
 }
@@ -220,7 +227,7 @@ static void plan(conv *c, const tn_conv_args *args) {
  * themselves: reading them takes longer than packing what they see once a thread. */
 static void choose_blocks(conv *c, int threads) {
     const int64_t panel = panel_of(c->w.with), height = c->w.with->tiles->rows;
-    int64_t most = COLUMNS / panel, panels = tn_ceil_div(c->line, panel);
+    int64_t most = c->columns / panel, panels = tn_ceil_div(c->line, panel);
     bool tall = c->lines == 1 && panels <= most && c->a.filters >= 8 * height * threads;
     if (tall) c->row_parts = round_up(c->row_parts, threads);
     int64_t others = c->lines * c->a.groups * c->row_parts;
@@ -352,10 +359,15 @@ static void compute_block(const conv *c, block *b, seen *s) {
     if (!direct) finish(c, b, s->section, s->sections);
 }
 
-/* Of places from `first` on that are counted as they lie in the slab, those that are some: a run a row. */
+/* Of places from `first` on that are counted as they lie in the slab, those that are some: a run a row, or one of all
+ * rows where there is nothing between them. */
 static int runs_of_rows(const conv *c, const block *b, int64_t image, int64_t first, section *run) {
     const int64_t across = c->a.places[1], row = c->w.row, end = first + b->columns;
     int runs = 0;
+    if (row == across) {
+        run[0] = (section){.image = image, .at = first, .count = b->columns};
+        return 1;
+    }
     for (int64_t r = first / row; r * row < end; r++) {
         int64_t from = tn_max64(first, r * row), to = tn_min64(end, r * row + across);
         if (from >= to) continue;

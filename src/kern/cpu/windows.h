@@ -130,8 +130,8 @@ static void see(const windows *w, seen *s, int64_t line, int64_t first, int64_t 
 static void see_whole_rows(const windows *w, seen *s, int64_t image, int64_t top, int64_t count) {
     section now = {.image = image, .at = top * w->a->places[1], .count = count * w->a->places[1]};
     see_rows(w->a, &now);
-    const section *before = &s->section[0];
-    s->clean = s->sections == 1 && s->left == 0 && before->low == now.low && before->high == now.high;
+    bool inside = now.low == 0 && now.high == (count - 1) * w->a->stride[0] + window_reach(w->a, 0);
+    s->clean = s->sections == 1 && inside; /* left and right of its rows are the zeros that always were there */
     s->left = 0;
     s->pieces = 0;
     s->sections = 1;
