@@ -295,9 +295,24 @@ static void groups_cover_all_points(void **state) {
 
 static kir_device device;
 
+/* OpenCL's first, or the first of the backend that TRUNNION_TEST_DEVICE names. */
 static int open_device(void **state) {
     (void)state;
-    kir_device_open(&tn_driver_opencl, &kir_dialect_opencl, &device);
+    static const struct {
+        const char *name;
+        const kir_dialect *dialect;
+    } languages[] = {
+        {"opencl", &kir_dialect_opencl},
+        {"cuda", &kir_dialect_cuda},
+        {"rocm", &kir_dialect_hip},
+        {"metal", &kir_dialect_msl},
+    };
+    const char *name = getenv("TRUNNION_TEST_DEVICE");
+    for (size_t i = 0; i < TN_COUNT(languages); i++) {
+        if (strcmp(languages[i].name, name ? name : "opencl") != 0) continue;
+        const tn_driver *driver = tn_backend_driver(languages[i].name);
+        if (driver) kir_device_open(driver, languages[i].dialect, &device);
+    }
     return 0;
 }
 
@@ -321,15 +336,18 @@ static bool check_seed(uint64_t seed, kir_random_options options) {
     return check_on_device(&t, seed);
 }
 
+static bool check_case(uint64_t i) {
+    kir_random t;
+    if (i >= (uint64_t)kir_case_count || (kir_cases[i].f64 && !device.caps.f64)) return true;
+    kir_case_make(&t, &kir_cases[i]);
+    return check_on_device(&t, i);
+}
+
 static void every_operation_in_opencl(void **state) {
     (void)state;
     if (!device.handle) skip();
-    for (int i = 0; i < kir_case_count; i++) {
-        kir_random t;
-        if (kir_cases[i].f64 && !device.caps.f64) continue;
-        kir_case_make(&t, &kir_cases[i]);
-        if (!check_on_device(&t, (uint64_t)i)) fail_msg("%s", kir_cases[i].name);
-    }
+    for (int i = 0; i < kir_case_count; i++)
+        if (!check_case((uint64_t)i)) fail_msg("%s", kir_cases[i].name);
 }
 
 static void opencl_matches_the_interpreter(void **state) {
@@ -365,14 +383,16 @@ static void opencl_shares_rows_among_workgroups(void **state) {
         assert_true(check_shared_rows(seed));
 }
 
-/* --plain, --long, --group or --rows, first seed, one past the last. */
+/* --cases (made by hand), or random ones: --plain, --long, --group, --rows; first number or seed, one past the last. */
 static int run_seeds(const char *kind, uint64_t begin, uint64_t end) {
     kir_random_options options = {.variables = true, .group = strcmp(kind, "--group") == 0};
     options.long_loop = strcmp(kind, "--long") == 0;
-    bool rows = strcmp(kind, "--rows") == 0;
+    bool rows = strcmp(kind, "--rows") == 0, by_hand = strcmp(kind, "--cases") == 0;
     open_device(NULL);
-    for (uint64_t seed = begin; device.handle && seed < end; seed++) {
-        if (rows ? !check_shared_rows(seed) : !check_seed(seed, options)) return 1;
+    if (!device.handle) return 2;
+    for (uint64_t seed = begin; seed < end; seed++) {
+        bool good = by_hand ? check_case(seed) : rows ? check_shared_rows(seed) : check_seed(seed, options);
+        if (!good) return 1;
     }
     return close_device(NULL);
 }

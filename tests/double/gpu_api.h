@@ -33,6 +33,8 @@ API_EXPORT int API(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *value, int 
 /* contexts */
 #ifdef DOUBLE_HIP
 API_EXPORT int hipRuntimeGetVersion(int *version);
+API_EXPORT int hipGetDeviceProperties(void *properties, int device); /* the struct of ROCm 5 and before */
+API_EXPORT int hipGetDevicePropertiesR0600(void *properties, int device);
 API_EXPORT int hipSetDevice(int device);
 API_EXPORT int hipGetDevice(int *device);
 API_EXPORT int hipDeviceReset(void);

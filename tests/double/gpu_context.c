@@ -318,6 +318,27 @@ int API(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *value, int attribute, 
     return attribute_of(attribute, value);
 }
 
+#ifdef DOUBLE_HIP
+/* A struct of some hundred facts, of which the double knows the name and, at `arch_at`, the architecture. */
+static int properties(const gpu_call *call, void *out, int device, size_t size, size_t arch_at) {
+    CHECK(check_device(call, device));
+    memset(out, 0, size);
+    snprintf(out, 256, "%s double on the processor", TITLE);
+    snprintf((char *)out + arch_at, 256, "%s:sramecc+:xnack-", gpu_arch);
+    return E_OK;
+}
+
+int hipGetDeviceProperties(void *out, int device) {
+    ENTER(NEEDS_INIT);
+    return properties(&call, out, device, 792, 396);
+}
+
+int hipGetDevicePropertiesR0600(void *out, int device) {
+    ENTER(NEEDS_INIT);
+    return properties(&call, out, device, 1472, 1160);
+}
+#endif
+
 /* ---- contexts ---------------------------------------------------------------------------------------------------- */
 
 #ifdef DOUBLE_HIP

@@ -134,6 +134,7 @@ static bool take_option(program *p, const char *o) {
                                         "-D",
                                         "--define-macro=",
                                         "--maxrregcount=",
+                                        "--ptxas-options=",
                                         "--device-as-default-execution-space",
                                         "-default-device",
                                         "--minimal",
