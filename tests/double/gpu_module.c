@@ -112,7 +112,7 @@ static bool take_option(program *p, const char *o) {
     static const char *const archs[] = {"--gpu-architecture=", "-arch=", "--offload-arch="};
     for (size_t i = 0; i < sizeof archs / sizeof *archs; i++)
         if (begins(o, archs[i])) {
-            snprintf(p->arch, sizeof p->arch, "%s", o + strlen(archs[i]));
+            snprintf(p->arch, sizeof p->arch, "%.*s", (int)strcspn(o + strlen(archs[i]), ":"), o + strlen(archs[i]));
             return true;
         }
 #ifdef DOUBLE_HIP
