@@ -1,0 +1,997 @@
+/* metal.c — Apple's Metal, in C: messages through the Objective-C run time, kernels as source text.
+ *
+ * Work is encoded into the queue's open command buffer, whose one encoder runs dispatches in order; the buffer is
+ * committed when it holds enough, or when somebody waits. Buffers of a queue end in their order, so what is committed
+ * is a short list, from whose front that which has ended is taken, and looked at for errors. Copies and fills within
+ * the device are dispatches too (MOVES below), for then no encoder ends for their sake, and any byte may be copied.
+ *
+ * Memory has handles: hal/span.h makes addresses of them. Every binding has the offset 0, and a launch adds its own to
+ * the kernel's bases, so no rule about offsets matters. With unified memory (Apple's own machines) the host reads and
+ * writes a buffer where it is, once the queue has come to rest; with a card's memory through a buffer that both see.
+ *
+ * Each function that sends messages does so inside a pool of its own; what is kept is retained, and what was made is
+ * released. A command buffer keeps what it uses. A device whose work failed is lost: each later call says what happened
+ * first. So far this has run on a double of Metal alone (tests/double/metal.c), never on Apple's machines. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "drivers/metal.h"
+#include "drivers/probe.h"
+#include "hal/hal.h"
+#include "hal/span.h"
+
+#if TRUNNION_WITH_METAL
+
+/* ---- the libraries and messages ---------------------------------------------------------------------------------- */
+
+static struct {
+    void (*send)(void);
+    selector (*selector_named)(const char *);
+    object (*class_named)(const char *);
+    void *(*pool_push)(void);
+    void (*pool_pop)(void *);
+    object (*all_devices)(void);    /* macOS */
+    object (*default_device)(void); /* everywhere */
+} objc;
+
+static const char *const objc_names[] = {"/usr/lib/libobjc.A.dylib", NULL};
+static const tn_symbol objc_symbols[] = {
+    {"objc_msgSend", (void **)&objc.send, false},
+    {"sel_registerName", (void **)&objc.selector_named, false},
+    {"objc_getClass", (void **)&objc.class_named, false},
+    {"objc_autoreleasePoolPush", (void **)&objc.pool_push, false},
+    {"objc_autoreleasePoolPop", (void **)&objc.pool_pop, false},
+};
+static const tn_library_spec objc_library = {
+    "Objective-C run time", "TRUNNION_OBJC_LIB", objc_names, objc_symbols, TN_COUNT(objc_symbols), "",
+};
+
+static const char *const metal_names[] = {"/System/Library/Frameworks/Metal.framework/Metal", NULL};
+static const tn_symbol metal_symbols[] = {
+    {"MTLCreateSystemDefaultDevice", (void **)&objc.default_device, false},
+    {"MTLCopyAllDevices", (void **)&objc.all_devices, true},
+};
+static const tn_library_spec metal_library = {
+    "Metal", "TRUNNION_METAL_LIB", metal_names, metal_symbols, TN_COUNT(metal_symbols), "update the system",
+};
+
+enum {
+#define X(name, text, result, parameters) MESSAGE_##name,
+    MESSAGES(X)
+#undef X
+        MESSAGE_COUNT
+};
+
+#define X(name, text, result, parameters) typedef result message_##name parameters;
+MESSAGES(X)
+#undef X
+
+static const char *const selector_texts[MESSAGE_COUNT] = {
+#define X(name, text, result, parameters) text,
+    MESSAGES(X)
+#undef X
+};
+static selector selectors[MESSAGE_COUNT];
+
+/* ASK sends a message without arguments, SEND one with. A message to NULL does nothing and yields 0. */
+#define ASK(message, to) (((message_##message *)objc.send)((to), selectors[MESSAGE_##message]))
+#define SEND(message, to, ...) (((message_##message *)objc.send)((to), selectors[MESSAGE_##message], __VA_ARGS__))
+
+static void release(object o) {
+    if (o) ASK(release, o);
+}
+
+static const char *text_of(object string, const char *otherwise) {
+    const char *text = string ? ASK(utf8, string) : NULL;
+    return text ? text : otherwise;
+}
+
+/* Opens both once a process; hal probes and opens under one lock. A probe's own process looks anew: its environment may
+ * not be the one in which this process opened them. *which is the library of *why. */
+static bool load_libraries(bool anew, const tn_library_spec **which, tn_reason *why) {
+    static bool loaded;
+    if (loaded && !anew) return true;
+    *which = &objc_library;
+    loaded = tn_library_open(*which, why) != NULL;
+    if (loaded) *which = &metal_library;
+    loaded = loaded && tn_library_open(*which, why) != NULL;
+    for (int i = 0; loaded && i < MESSAGE_COUNT; i++)
+        selectors[i] = objc.selector_named(selector_texts[i]);
+    return loaded;
+}
+
+/* ---- finding devices --------------------------------------------------------------------------------------------- */
+
+enum { MOST_DEVICES = 16 };
+
+/* The devices, retained. */
+static int list_devices(object list[MOST_DEVICES]) {
+    object all = objc.all_devices ? objc.all_devices() : NULL;
+    uint64_t there = all ? ASK(count, all) : 0;
+    int count = 0;
+    for (; (uint64_t)count < there && count < MOST_DEVICES; count++)
+        list[count] = ASK(retain, SEND(object_at, all, (uint64_t)count));
+    release(all);
+    if (count) return count;
+    list[0] = objc.default_device();
+    return list[0] != NULL;
+}
+
+static void describe(tn_probe *out, object device) {
+    tn_device_info *d = tn_probe_device(out);
+    if (!d) return;
+    snprintf(d->name, sizeof d->name, "%s", text_of(ASK(name, device), "Metal device"));
+    d->total_memory = (int64_t)ASK(working_set, device);
+    d->free_memory = tn_max64(0, d->total_memory - (int64_t)ASK(allocated, device));
+    d->unified_memory = ASK(unified, device);
+}
+
+static void metal_probe(tn_probe *out) {
+    const tn_library_spec *which;
+    tn_reason why;
+    object list[MOST_DEVICES];
+    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env)) {
+        tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists on Apple's systems alone");
+        return;
+    }
+    if (!tn_library_locate(&metal_library, out->library, sizeof out->library)) out->library[0] = 0;
+    if (!load_libraries(TN_PROBE_ISOLATE, &which, &why)) {
+        if (!tn_library_locate(which, out->library, sizeof out->library)) out->library[0] = 0;
+        tn_probe_reason(out, why.code, why.fix, "%s", why.text);
+        return;
+    }
+    void *pool = objc.pool_push(); /* names live until it is popped */
+    int count = list_devices(list);
+    for (int i = 0; i < count; i++) {
+        describe(out, list[i]);
+        release(list[i]);
+    }
+    objc.pool_pop(pool);
+    if (!count) tn_probe_reason(out, TN_REASON_NO_DEVICE, "", "Metal runs, and has no device");
+}
+
+static void metal_watch(tn_watch_add *add, void *ctx) {
+    tn_probe_watch(&metal_library, add, ctx);
+    tn_probe_watch(&objc_library, add, ctx);
+}
+
+/* ---- what the driver keeps --------------------------------------------------------------------------------------- */
+
+enum {
+    BATCH = 64,    /* dispatches in one command buffer */
+    IN_FLIGHT = 32 /* command buffers of a queue; Metal makes 64, then `commandBuffer` waits */
+};
+
+/* A command queue and its open command buffer. Its address is a queue's handle, and that of a device's first queue the
+ * device's. */
+typedef struct mtl_queue {
+    struct mtl_device *device;
+    object queue;
+    pthread_mutex_t lock; /* guards all below: encoders are no thread's but one's */
+    object buffer, encoder;
+    int held; /* dispatches in `buffer` */
+    object sent[IN_FLIGHT];
+    int sent_count;
+} mtl_queue;
+
+typedef struct mtl_module {
+    object pipeline;
+    char name[48];
+    int buffer_count;
+    metal_size group;
+    size_t params_bytes, bases_at;
+} mtl_module;
+
+/* A host's view of memory that the host does not see: a copy. */
+typedef struct mapping {
+    struct mapping *next;
+    object buffer;
+    void *host;
+    size_t bytes;
+} mapping;
+
+typedef struct mtl_device {
+    mtl_queue queue; /* first: the device's handle is this queue's */
+    char id[24];
+    object device, options;
+    int64_t total_memory;
+    atomic_llong taken_memory;
+    bool unified;
+    mtl_module *move_words, *move_bytes;
+    tn_spans spans;
+    atomic_bool lost;
+    pthread_mutex_t lock; /* guards what follows */
+    char loss[200];       /* what happened first */
+    mapping *mappings;
+} mtl_device;
+
+static mtl_device *device_of(void *handle) { return ((mtl_queue *)handle)->device; }
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+static const char ANEW[] = "open the device anew or use another";
+static const char SMALLER[] = "try a smaller batch, a smaller type, or another device";
+
+/* An NSError's words on one line. */
+static void error_words(object error, char *out, size_t size) {
+    snprintf(out, size, "%s", error ? text_of(ASK(description, error), "an error without words") : "no words");
+    for (char *c = out; *c; c++)
+        if (*c == '\n') *c = '|';
+}
+
+/* Whether the device can still be talked to. */
+static tn_status alive(mtl_device *d) {
+    if (!atomic_load_explicit(&d->lost, memory_order_acquire)) return TN_OK;
+    return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); %s", d->id, d->loss, ANEW);
+}
+
+/* What became of a command buffer that has ended. What failed there has left memory as nobody knows it, and so no other
+ * status than this will do, not even for a lack of memory: that would have it tried again. */
+static tn_status outcome(mtl_device *d, object buffer) {
+    static const struct {
+        int64_t code;
+        const char *name, *advice;
+    } rows[] = {
+#define X(code, name, advice) {code, name, advice},
+        BUFFER_ERRORS(X)
+#undef X
+    };
+    if (ASK(status, buffer) != STATUS_ERROR) return TN_OK;
+    char words[300];
+    object error = ASK(error, buffer);
+    int64_t code = error ? ASK(code, error) : 0;
+    const char *name = "an error of Metal's own", *advice = ANEW;
+    error_words(error, words, sizeof words);
+    for (size_t i = 0; i < TN_COUNT(rows); i++) {
+        if (rows[i].code != code) continue;
+        name = rows[i].name;
+        advice = rows[i].advice;
+    }
+    pthread_mutex_lock(&d->lock);
+    if (!d->loss[0]) snprintf(d->loss, sizeof d->loss, "a command buffer failed: %s", name);
+    pthread_mutex_unlock(&d->lock);
+    atomic_store_explicit(&d->lost, true, memory_order_release);
+    return tn_fail(TN_ERR_LOST,
+                   "%s: a command buffer failed: %s (MTLCommandBufferError %lld: %s): the device is lost; %s", d->id,
+                   name, (long long)code, words, advice);
+}
+
+/* Metal made nothing, and does not say why. */
+static tn_status nothing(const mtl_device *d, const char *message) {
+    return tn_fail(TN_ERR_DEVICE, "%s: %s gives nothing; %s", d->id, message, ANEW);
+}
+
+/* Around whatever is done to a queue. */
+static void *enter(mtl_queue *q) {
+    pthread_mutex_lock(&q->lock);
+    return objc.pool_push();
+}
+
+static tn_status leave(mtl_queue *q, void *pool, tn_status s) {
+    objc.pool_pop(pool);
+    pthread_mutex_unlock(&q->lock);
+    return s;
+}
+
+/* ---- a queue's work; the caller has entered it ------------------------------------------------------------------- */
+
+/* Waits for the first `count` that were sent. */
+static tn_status finish_sent(mtl_queue *q, int count) {
+    tn_status first = TN_OK;
+    for (int i = 0; i < count; i++) {
+        ASK(wait, q->sent[i]);
+        tn_status s = outcome(q->device, q->sent[i]);
+        if (first == TN_OK) first = s;
+        release(q->sent[i]);
+    }
+    q->sent_count -= count;
+    memmove(q->sent, q->sent + count, (size_t)q->sent_count * sizeof *q->sent);
+    return first;
+}
+
+static void end_encoder(mtl_queue *q) {
+    if (!q->encoder) return;
+    ASK(end, q->encoder);
+    release(q->encoder);
+    q->encoder = NULL;
+}
+
+static tn_status need_buffer(mtl_queue *q) {
+    if (!q->buffer) q->buffer = ASK(retain, ASK(command_buffer, q->queue));
+    return q->buffer ? TN_OK : nothing(q->device, "commandBuffer");
+}
+
+static tn_status need_encoder(mtl_queue *q) {
+    TRY(need_buffer(q));
+    if (!q->encoder) q->encoder = ASK(retain, ASK(encoder, q->buffer));
+    return q->encoder ? TN_OK : nothing(q->device, "computeCommandEncoder");
+}
+
+/* Has Metal begin with all that the queue was given. */
+static tn_status commit(mtl_queue *q) {
+    tn_status s = TN_OK;
+    if (!q->buffer) return TN_OK;
+    end_encoder(q);
+    while (s == TN_OK && q->sent_count && ASK(status, q->sent[0]) >= STATUS_COMPLETED)
+        s = finish_sent(q, 1);
+    if (q->sent_count == IN_FLIGHT) s = finish_sent(q, 1);
+    ASK(commit, q->buffer);
+    q->sent[q->sent_count++] = q->buffer;
+    q->buffer = NULL;
+    q->held = 0;
+    return s;
+}
+
+/* All that the queue was given is done. */
+static tn_status settle(mtl_queue *q) {
+    tn_status sent = commit(q), done = finish_sent(q, q->sent_count);
+    return sent != TN_OK ? sent : done;
+}
+
+/* The kernel's parameters: by value, or in a buffer of their own that the command buffer keeps. */
+static tn_status set_params(mtl_queue *q, const mtl_module *m, const void *words) {
+    uint64_t at = (uint64_t)m->buffer_count;
+    if (m->params_bytes <= INLINE_BYTES) {
+        SEND(set_bytes, q->encoder, words, m->params_bytes, at);
+        return TN_OK;
+    }
+    object buffer = SEND(new_buffer_of, q->device->device, words, m->params_bytes, STORAGE_SHARED);
+    if (!buffer)
+        return tn_fail(TN_ERR_MEMORY, "%s: %s: %zu bytes of parameters: newBufferWithBytes gives nothing; %s",
+                       q->device->id, m->name, m->params_bytes, SMALLER);
+    SEND(set_buffer, q->encoder, buffer, 0, at);
+    release(buffer);
+    return TN_OK;
+}
+
+/* One dispatch of these buffers, with finished parameters. */
+static tn_status encode(mtl_queue *q, const mtl_module *m, const uint32_t groups[3], const object *buffers,
+                        const void *words) {
+    TRY(need_encoder(q));
+    SEND(set_pipeline, q->encoder, m->pipeline);
+    for (int i = 0; i < m->buffer_count; i++)
+        SEND(set_buffer, q->encoder, buffers[i], 0, (uint64_t)i);
+    TRY(set_params(q, m, words));
+    SEND(dispatch, q->encoder, ((metal_size){groups[0], groups[1], groups[2]}), m->group);
+    return ++q->held < BATCH ? TN_OK : commit(q);
+}
+
+/* ---- moving bytes within the device ------------------------------------------------------------------------------ */
+
+enum { MOVE_GROUP = 256, MOVE_WORDS = 4 };
+
+/* p: elements, the value to fill with or -1, the bases. */
+#define MOVE(name, type)                                                                                          \
+    "[[kernel, max_total_threads_per_threadgroup(256)]] void " name "(\n"                                         \
+    "    device const uchar *a0 [[buffer(0)]], device uchar *a1 [[buffer(1)]], constant long *p [[buffer(2)]],\n" \
+    "    uint3 at [[threadgroup_position_in_grid]], uint me [[thread_index_in_threadgroup]]) {\n"                 \
+    "    const long i = (long)at.x * 256 + (long)me;\n"                                                           \
+    "    if (i >= p[0]) return;\n"                                                                                \
+    "    device const " type " *from = (device const " type " *)(a0 + p[2]);\n"                                   \
+    "    device " type " *to = (device " type " *)(a1 + p[3]);\n"                                                 \
+    "    to[i] = p[1] < 0 ? from[i] : (" type ")p[1];\n"                                                          \
+    "}\n"
+
+static const char MOVES[] = "#include <metal_stdlib>\n"
+                            "using namespace metal;\n" MOVE("move_words", "uint") MOVE("move_bytes", "uchar");
+
+/* `value`: each byte is set to it, -1: the bytes are copied. Both buffers may be the same, the bytes not. */
+static tn_status move(mtl_queue *q, object to, size_t to_at, object from, size_t from_at, size_t bytes, int value) {
+    bool wide = (to_at | from_at | bytes) % sizeof(uint32_t) == 0;
+    size_t count = wide ? bytes / sizeof(uint32_t) : bytes;
+    int64_t fill = value < 0 ? -1 : wide ? (int64_t)((uint32_t)value * 0x01010101U) : value;
+    int64_t words[MOVE_WORDS] = {(int64_t)count, fill, (int64_t)from_at, (int64_t)to_at};
+    uint32_t groups[3] = {(uint32_t)((count + MOVE_GROUP - 1) / MOVE_GROUP), 1, 1};
+    object buffers[2] = {from, to};
+    return encode(q, wide ? q->device->move_words : q->device->move_bytes, groups, buffers, words);
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+static object new_text(const char *text, size_t size) {
+    object string = ASK(alloc, objc.class_named("NSString"));
+    return string ? SEND(init_text, string, text, size, UTF8) : NULL;
+}
+
+static tn_status new_library(mtl_device *d, const char *name, const char *text, size_t size, object *library) {
+    char words[640];
+    object error = NULL, source = new_text(text, size);
+    if (!source) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s is no text", d->id, name);
+    *library = SEND(new_library, d->device, source, d->options, &error);
+    release(source);
+    if (*library) return TN_OK; /* an error beside it holds warnings */
+    error_words(error, words, sizeof words);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s does not compile: %s", d->id, name, words);
+}
+
+static tn_status new_pipeline(mtl_device *d, const char *name, object library, object *pipeline) {
+    char words[400];
+    object error = NULL, entry = new_text(name, strlen(name));
+    object function = entry ? SEND(new_function, library, entry) : NULL;
+    release(entry);
+    if (!function) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: newFunctionWithName gives nothing", d->id, name);
+    *pipeline = SEND(new_pipeline, d->device, function, &error);
+    release(function);
+    if (*pipeline) return TN_OK;
+    error_words(error, words, sizeof words);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s becomes no pipeline: %s", d->id, name, words);
+}
+
+/* Registers can leave less room for items than the device has. */
+static tn_status check_group(const mtl_device *d, const mtl_module *m) {
+    uint64_t most = ASK(max_group, m->pipeline), wanted = m->group.width * m->group.height * m->group.depth;
+    if (wanted <= most) return TN_OK;
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %llu items, and the device runs %llu at most of it",
+                   d->id, m->name, (unsigned long long)wanted, (unsigned long long)most);
+}
+
+static tn_status module_start(mtl_device *d, const tn_code *code, mtl_module *m) {
+    object library = NULL;
+    if (code->buffer_count >= MOST_BUFFERS)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, %d is the most", d->id, m->name,
+                       code->buffer_count, MOST_BUFFERS - 1);
+    TRY(new_library(d, m->name, code->data, code->size, &library));
+    tn_status s = new_pipeline(d, code->entry, library, &m->pipeline);
+    release(library);
+    return s == TN_OK ? check_group(d, m) : s;
+}
+
+static void metal_unload(void *device, void *module) {
+    (void)device;
+    mtl_module *m = module;
+    if (m) release(m->pipeline);
+    tn_mem_free(m);
+}
+
+static tn_status metal_load(void *device, const tn_code *code, void **module) {
+    mtl_device *d = device_of(device);
+    TRY(alive(d));
+    mtl_module *m = tn_mem_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    snprintf(m->name, sizeof m->name, "%s", code->entry);
+    m->buffer_count = code->buffer_count;
+    m->params_bytes = code->params_bytes;
+    m->bases_at = code->bases_at;
+    uint64_t group[3];
+    for (int i = 0; i < 3; i++)
+        group[i] = code->group[i] ? code->group[i] : 1;
+    m->group = (metal_size){group[0], group[1], group[2]};
+    void *pool = objc.pool_push();
+    tn_status s = module_start(d, code, m);
+    objc.pool_pop(pool);
+    if (s != TN_OK) {
+        metal_unload(d, m);
+        return s;
+    }
+    *module = m;
+    return TN_OK;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static void queue_end(mtl_queue *q) {
+    void *pool = objc.pool_push();
+    (void)settle(q);
+    release(q->queue);
+    objc.pool_pop(pool);
+    pthread_mutex_destroy(&q->lock);
+}
+
+static tn_status queue_start(mtl_device *d, mtl_queue *q) {
+    q->device = d;
+    pthread_mutex_init(&q->lock, NULL);
+    q->queue = ASK(new_queue, d->device);
+    return q->queue ? TN_OK : nothing(d, "newCommandQueue");
+}
+
+/* No liberties with floats: sums in the order that the text has them, quotients and roots rounded correctly. */
+static tn_status start_options(mtl_device *d) {
+    object o = d->options = ASK(new_, objc.class_named("MTLCompileOptions"));
+    if (!o) return nothing(d, "MTLCompileOptions");
+    if (SEND(responds, o, selectors[MESSAGE_math_mode])) {
+        SEND(math_mode, o, MATH_SAFE);
+        SEND(math_functions, o, FUNCTIONS_PRECISE);
+    } else {
+        SEND(fast_math, o, 0);
+    }
+    return TN_OK;
+}
+
+static tn_status load_move(mtl_device *d, const char *entry, mtl_module **out) {
+    tn_code code = {.form = TN_CODE_MSL, .data = MOVES, .size = sizeof MOVES - 1, .entry = entry, .buffer_count = 2};
+    void *module = NULL;
+    code.group[0] = MOVE_GROUP;
+    code.params_bytes = MOVE_WORDS * sizeof(int64_t);
+    TRY(metal_load(d, &code, &module));
+    *out = module;
+    return TN_OK;
+}
+
+static tn_status device_start(mtl_device *d) {
+    TRY(queue_start(d, &d->queue));
+    TRY(start_options(d));
+    d->total_memory = (int64_t)ASK(working_set, d->device);
+    d->unified = ASK(unified, d->device);
+    TRY(load_move(d, "move_words", &d->move_words));
+    return load_move(d, "move_bytes", &d->move_bytes);
+}
+
+/* Also for a device that did not open all the way. */
+static void metal_close(void *device) {
+    mtl_device *d = device_of(device);
+    void *pool = objc.pool_push();
+    queue_end(&d->queue);
+    metal_unload(d, d->move_words);
+    metal_unload(d, d->move_bytes);
+    release(d->options);
+    release(d->device);
+    objc.pool_pop(pool);
+    tn_spans_close(&d->spans);
+    pthread_mutex_destroy(&d->lock);
+    tn_mem_free(d);
+}
+
+/* The device of this number, retained. */
+static tn_status find_device(int index, object *out) {
+    const tn_library_spec *which;
+    tn_reason why;
+    object list[MOST_DEVICES];
+    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env))
+        return tn_fail(TN_ERR_UNAVAILABLE, "Metal exists on Apple's systems alone");
+    if (!load_libraries(false, &which, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
+    void *pool = objc.pool_push();
+    int count = list_devices(list);
+    for (int i = 0; i < count; i++) {
+        if (i == index)
+            *out = list[i];
+        else
+            release(list[i]);
+    }
+    objc.pool_pop(pool);
+    if (index >= 0 && index < count) return TN_OK;
+    return tn_fail(TN_ERR_UNAVAILABLE, "metal:%d does not exist; Metal has %d device%s", index, count,
+                   count == 1 ? "" : "s");
+}
+
+static tn_status metal_open(int index, const tn_device_options *options, void **device) {
+    (void)options;
+    object found = NULL;
+    TRY(find_device(index, &found));
+    mtl_device *d = tn_mem_zalloc(1, sizeof *d);
+    if (!d) {
+        release(found);
+        return TN_ERR_MEMORY;
+    }
+    d->device = found;
+    snprintf(d->id, sizeof d->id, "metal:%d", index);
+    pthread_mutex_init(&d->lock, NULL);
+    tn_spans_open(&d->spans);
+    void *pool = objc.pool_push();
+    tn_status s = device_start(d);
+    objc.pool_pop(pool);
+    if (s != TN_OK) {
+        metal_close(d);
+        return s;
+    }
+    *device = d;
+    return TN_OK;
+}
+
+/* ---- what the device can do -------------------------------------------------------------------------------------- */
+
+enum {
+    ITEMS_AT_ONCE_LOG2 = 31, /* of one launch */
+    GROUP_LOG2 = 10          /* the largest workgroup that kernels ask for */
+};
+
+static tn_status metal_caps(void *device, tn_caps *out) {
+    mtl_device *d = device_of(device);
+    void *pool = objc.pool_push();
+    *out = (tn_caps){
+        .struct_size = sizeof *out,
+        .code = TN_CODE_MSL,
+        .i64 = true,
+        .f16 = true,
+        .max_buffer = (int64_t)ASK(max_buffer, d->device),
+        .max_group = (int64_t)ASK(max_group, d->move_words->pipeline),
+        .shared_memory = (int64_t)ASK(group_memory, d->device),
+        .alignment = 64, /* offsets are added in the kernel, so this is taste */
+        .max_bindings = MOST_BUFFERS - 1,
+        .max_groups_x = (int64_t)1 << (ITEMS_AT_ONCE_LOG2 - GROUP_LOG2),
+        .subgroup = (int64_t)ASK(subgroup, d->move_words->pipeline),
+        /* all but subnormal numbers, which may become zero, is promised: not enough */
+        .exact = false,
+    };
+    object process = ASK(process, objc.class_named("NSProcessInfo"));
+    snprintf(out->version, sizeof out->version, "%.40s, %.40s", text_of(ASK(name, d->device), "Metal device"),
+             text_of(process ? ASK(system_version, process) : NULL, "an unknown system"));
+    objc.pool_pop(pool);
+    return TN_OK;
+}
+
+static tn_status metal_memory(void *device, int64_t *total, int64_t *unused) {
+    mtl_device *d = device_of(device);
+    *total = d->total_memory;
+    *unused = tn_max64(0, d->total_memory - (int64_t)ASK(allocated, d->device));
+    return TN_OK;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Metal gives more than it recommends, and then pages; what goes beyond is refused here. */
+static tn_status metal_alloc(void *device, size_t bytes, void **address) {
+    mtl_device *d = device_of(device);
+    TRY(alive(d));
+    int64_t size = bytes > INT64_MAX ? INT64_MAX : bytes ? (int64_t)bytes : 1;
+    int64_t taken = atomic_load(&d->taken_memory);
+    if (size > d->total_memory || taken > d->total_memory - size)
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", d->id, bytes,
+                       (long long)taken, (long long)d->total_memory, SMALLER);
+    uint64_t storage = d->unified ? STORAGE_SHARED : STORAGE_PRIVATE;
+    object buffer = SEND(new_buffer, d->device, (uint64_t)size, storage);
+    if (!buffer)
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength gives nothing; %s", d->id, bytes, SMALLER);
+    tn_status s = tn_span_add(&d->spans, buffer, (size_t)size, address);
+    if (s != TN_OK)
+        release(buffer);
+    else
+        atomic_fetch_add(&d->taken_memory, size);
+    return s;
+}
+
+static void metal_free(void *device, void *address) {
+    mtl_device *d = device_of(device);
+    size_t bytes = 0;
+    object buffer = tn_span_remove(&d->spans, address, &bytes);
+    if (!buffer) return;
+    release(buffer); /* what is under way keeps it */
+    atomic_fetch_sub(&d->taken_memory, (long long)bytes);
+}
+
+/* The handle and offset of `bytes` bytes at a device address. */
+static tn_status locate(mtl_device *d, const void *address, size_t bytes, const char *role, object *buffer,
+                        size_t *at) {
+    *buffer = tn_span_find(&d->spans, address, bytes, at);
+    if (*buffer) return TN_OK;
+    return tn_fail(TN_ERR_INTERNAL,
+                   "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
+                   "that your program handles itself, please report this",
+                   d->id, role, bytes, address);
+}
+
+static tn_status copy_within(mtl_queue *q, object to, size_t to_at, const void *src, size_t bytes) {
+    object from;
+    size_t from_at;
+    TRY(locate(q->device, src, bytes, "copying", &from, &from_at));
+    return move(q, to, to_at, from, from_at, bytes, -1);
+}
+
+/* A new buffer that host and device see. */
+static tn_status new_shared(mtl_device *d, size_t bytes, object *buffer, void **host) {
+    *buffer = SEND(new_buffer, d->device, bytes ? bytes : 1, STORAGE_SHARED);
+    *host = *buffer ? ASK(contents, *buffer) : NULL;
+    if (*host) return TN_OK;
+    release(*buffer);
+    return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes of shared memory: newBufferWithLength gives nothing; %s", d->id, bytes,
+                   SMALLER);
+}
+
+/* Between the host and a buffer that it does not see, in pieces through one that both see. */
+static tn_status copy_staged(mtl_queue *q, object buffer, size_t at, char *host, size_t bytes, bool to_host) {
+    static const size_t PIECE = (size_t)8 << 20;
+    object stage;
+    void *seen;
+    TRY(new_shared(q->device, bytes < PIECE ? bytes : PIECE, &stage, &seen));
+    tn_status s = TN_OK;
+    for (size_t done = 0, n; done < bytes && s == TN_OK; done += n) {
+        n = bytes - done < PIECE ? bytes - done : PIECE;
+        if (!to_host) memcpy(seen, host + done, n);
+        s = to_host ? move(q, stage, 0, buffer, at + done, n, -1) : move(q, buffer, at + done, stage, 0, n, -1);
+        if (s == TN_OK) s = settle(q);
+        if (s == TN_OK && to_host) memcpy(host + done, seen, n);
+    }
+    release(stage);
+    return s;
+}
+
+/* Where the host sees a buffer, all before being done. */
+static tn_status map_here(mtl_queue *q, object buffer, size_t at, void **host) {
+    TRY(settle(q));
+    char *memory = ASK(contents, buffer);
+    if (!memory) return nothing(q->device, "contents");
+    *host = memory + at;
+    return TN_OK;
+}
+
+/* Between the host and a buffer. `host` is only written `to_host`. */
+static tn_status copy_host(mtl_queue *q, object buffer, size_t at, char *host, size_t bytes, bool to_host) {
+    if (!q->device->unified) return copy_staged(q, buffer, at, host, bytes, to_host);
+    void *memory;
+    TRY(map_here(q, buffer, at, &memory));
+    memcpy(to_host ? host : memory, to_host ? memory : host, bytes);
+    return TN_OK;
+}
+
+static tn_status metal_copy(void *queue, void *dst, const void *src, size_t bytes, int kind) {
+    mtl_queue *q = queue;
+    object buffer;
+    size_t at;
+    TRY(alive(q->device));
+    if (!bytes) return TN_OK;
+    TRY(locate(q->device, kind == 1 ? src : dst, bytes, "copying", &buffer, &at));
+    void *pool = enter(q);
+    tn_status s = kind == 2   ? copy_within(q, buffer, at, src, bytes)
+                  : kind == 1 ? copy_host(q, buffer, at, dst, bytes, true)
+                              : copy_host(q, buffer, at, (char *)(uintptr_t)src, bytes, false);
+    return leave(q, pool, s);
+}
+
+static tn_status metal_fill(void *queue, void *dst, uint8_t value, size_t bytes) {
+    mtl_queue *q = queue;
+    object buffer;
+    size_t at;
+    TRY(alive(q->device));
+    if (!bytes) return TN_OK;
+    TRY(locate(q->device, dst, bytes, "filling", &buffer, &at));
+    void *pool = enter(q);
+    return leave(q, pool, move(q, buffer, at, buffer, at, bytes, value));
+}
+
+/* ---- mapping ----------------------------------------------------------------------------------------------------- */
+
+static tn_status map_copy(mtl_queue *q, object buffer, size_t at, size_t bytes, bool read, void **host) {
+    mtl_device *d = q->device;
+    mapping *m = tn_mem_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    m->bytes = bytes;
+    tn_status s = new_shared(d, bytes, &m->buffer, &m->host);
+    if (s == TN_OK && read && bytes) {
+        s = move(q, m->buffer, 0, buffer, at, bytes, -1);
+        if (s == TN_OK) s = settle(q);
+        if (s != TN_OK) release(m->buffer);
+    }
+    if (s != TN_OK) {
+        tn_mem_free(m);
+        return s;
+    }
+    pthread_mutex_lock(&d->lock);
+    m->next = d->mappings;
+    d->mappings = m;
+    pthread_mutex_unlock(&d->lock);
+    *host = m->host;
+    return TN_OK;
+}
+
+static tn_status metal_map(void *device, void *address, size_t bytes, bool read, void **host) {
+    mtl_queue *q = device;
+    object buffer;
+    size_t at;
+    TRY(alive(q->device));
+    TRY(locate(q->device, address, bytes, "mapping", &buffer, &at));
+    void *pool = enter(q);
+    return leave(q, pool,
+                 q->device->unified ? map_here(q, buffer, at, host) : map_copy(q, buffer, at, bytes, read, host));
+}
+
+static mapping *take_mapping(mtl_device *d, const void *host) {
+    pthread_mutex_lock(&d->lock);
+    mapping **link = &d->mappings;
+    while (*link && (*link)->host != host)
+        link = &(*link)->next;
+    mapping *m = *link;
+    if (m) *link = m->next;
+    pthread_mutex_unlock(&d->lock);
+    return m;
+}
+
+static tn_status metal_unmap(void *device, void *address, void *host) {
+    mtl_queue *q = device;
+    object buffer;
+    size_t at;
+    mapping *m = q->device->unified ? NULL : take_mapping(q->device, host);
+    if (!m) return TN_OK;
+    tn_status s = locate(q->device, address, m->bytes, "unmapping", &buffer, &at);
+    void *pool = enter(q);
+    if (s == TN_OK && m->bytes) s = move(q, buffer, at, m->buffer, 0, m->bytes, -1);
+    release(m->buffer);
+    tn_mem_free(m);
+    return leave(q, pool, s);
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+/* Adds each buffer's offset within its handle to its base, and encodes. */
+static tn_status dispatch_words(mtl_queue *q, const mtl_module *m, const tn_dispatch *l, uint64_t *words) {
+    object buffers[MOST_BUFFERS];
+    memcpy(words, l->params, m->params_bytes);
+    for (int i = 0; i < m->buffer_count; i++) {
+        size_t at = 0;
+        buffers[i] = NULL;
+        if (l->buffers[i]) TRY(locate(q->device, l->buffers[i], 0, m->name, &buffers[i], &at));
+        words[m->bases_at / sizeof *words + (size_t)i] += at;
+    }
+    return encode(q, m, l->groups, buffers, words);
+}
+
+static tn_status dispatch_one(mtl_queue *q, const mtl_module *m, const tn_dispatch *l) {
+    uint64_t few[INLINE_BYTES / sizeof(uint64_t)];
+    if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
+    if (m->params_bytes <= sizeof few) return dispatch_words(q, m, l, few);
+    uint64_t *words = tn_mem_alloc(m->params_bytes);
+    if (!words) return TN_ERR_MEMORY;
+    tn_status s = dispatch_words(q, m, l, words);
+    tn_mem_free(words);
+    return s;
+}
+
+static tn_status metal_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
+    mtl_queue *q = queue;
+    tn_status s = alive(q->device);
+    void *pool = enter(q);
+    for (int64_t i = 0; i < count && s == TN_OK; i++)
+        s = dispatch_one(q, module, &dispatches[i]);
+    return leave(q, pool, s);
+}
+
+static tn_status metal_sync(void *queue) {
+    mtl_queue *q = queue;
+    TRY(alive(q->device));
+    void *pool = enter(q);
+    return leave(q, pool, settle(q));
+}
+
+/* ---- queues and events ------------------------------------------------------------------------------------------- */
+
+static void metal_queue_free(void *device, void *queue) {
+    (void)device;
+    queue_end(queue);
+    tn_mem_free(queue);
+}
+
+static tn_status metal_queue_new(void *device, void **queue) {
+    mtl_device *d = device_of(device);
+    TRY(alive(d));
+    mtl_queue *q = tn_mem_zalloc(1, sizeof *q);
+    if (!q) return TN_ERR_MEMORY;
+    tn_status s = queue_start(d, q);
+    if (s != TN_OK)
+        metal_queue_free(d, q);
+    else
+        *queue = q;
+    return s;
+}
+
+/* The command buffer that a mark ends, by which the host waits, and a shared event with the value that it then has, by
+ * which other queues wait. Values grow within a queue; another queue's mark needs another event. */
+typedef struct mtl_mark {
+    object buffer; /* NULL before the first mark, which counts as passed */
+    object event;
+    uint64_t value;
+    const mtl_queue *queue;
+} mtl_mark;
+
+static tn_status metal_event_new(void *device, bool timed, void **event) {
+    (void)device;
+    (void)timed; /* every command buffer notes its times */
+    *event = tn_mem_zalloc(1, sizeof(mtl_mark));
+    return *event ? TN_OK : TN_ERR_MEMORY;
+}
+
+static void metal_event_free(void *device, void *event) {
+    (void)device;
+    mtl_mark *m = event;
+    release(m->buffer);
+    release(m->event);
+    tn_mem_free(m);
+}
+
+static tn_status need_event(const mtl_queue *q, mtl_mark *m) {
+    if (m->event && m->queue == q) return TN_OK;
+    release(m->event);
+    m->queue = q;
+    m->value = 0;
+    m->event = ASK(new_event, q->device->device);
+    return m->event ? TN_OK : nothing(q->device, "newSharedEvent");
+}
+
+static tn_status record(mtl_queue *q, mtl_mark *m) {
+    TRY(need_event(q, m));
+    TRY(need_buffer(q));
+    end_encoder(q);
+    SEND(signal, q->buffer, m->event, ++m->value);
+    release(m->buffer);
+    m->buffer = ASK(retain, q->buffer);
+    return commit(q); /* another queue may wait for it */
+}
+
+static tn_status wait_for(mtl_queue *q, const mtl_mark *m) {
+    if (!m->buffer || m->queue == q) return TN_OK;
+    TRY(need_buffer(q));
+    end_encoder(q);
+    SEND(wait_for, q->buffer, m->event, m->value);
+    return TN_OK;
+}
+
+static tn_status metal_event_record(void *queue, void *event) {
+    mtl_queue *q = queue;
+    TRY(alive(q->device));
+    void *pool = enter(q);
+    return leave(q, pool, record(q, event));
+}
+
+static tn_status metal_event_wait(void *queue, void *event) {
+    mtl_queue *q = queue;
+    TRY(alive(q->device));
+    void *pool = enter(q);
+    return leave(q, pool, wait_for(q, event));
+}
+
+static tn_status metal_event_query(void *device, void *event, bool *passed) {
+    mtl_device *d = device_of(device);
+    const mtl_mark *m = event;
+    TRY(alive(d));
+    void *pool = objc.pool_push();
+    *passed = !m->buffer || ASK(status, m->buffer) >= STATUS_COMPLETED;
+    tn_status s = m->buffer && *passed ? outcome(d, m->buffer) : TN_OK;
+    objc.pool_pop(pool);
+    return s;
+}
+
+static tn_status metal_event_sync(void *device, void *event) {
+    mtl_device *d = device_of(device);
+    const mtl_mark *m = event;
+    TRY(alive(d));
+    if (!m->buffer) return TN_OK;
+    void *pool = objc.pool_push();
+    ASK(wait, m->buffer);
+    tn_status s = outcome(d, m->buffer);
+    objc.pool_pop(pool);
+    return s;
+}
+
+static tn_status metal_event_time(void *device, void *event, double *seconds) {
+    const mtl_mark *m = event;
+    if (!m->buffer)
+        return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", device_of(device)->id);
+    *seconds = ASK(end_time, m->buffer);
+    return TN_OK;
+}
+
+/* ---- the driver -------------------------------------------------------------------------------------------------- */
+
+const tn_driver tn_driver_metal = {
+    .struct_size = sizeof(tn_driver),
+    .abi = TN_BACKEND_ABI,
+    .name = "metal",
+    .title = "Apple Metal",
+    .probe = metal_probe,
+    .open = metal_open,
+    .close = metal_close,
+    .caps = metal_caps,
+    .alloc = metal_alloc,
+    .free = metal_free,
+    .load = metal_load,
+    .unload = metal_unload,
+    .copy = metal_copy,
+    .sync = metal_sync,
+    .memory = metal_memory,
+    .watch = metal_watch,
+    .isolate = TN_PROBE_ISOLATE,
+    .dispatch = metal_dispatch,
+    .queue_new = metal_queue_new,
+    .queue_free = metal_queue_free,
+    .event_new = metal_event_new,
+    .event_free = metal_event_free,
+    .event_record = metal_event_record,
+    .event_wait = metal_event_wait,
+    .event_query = metal_event_query,
+    .event_sync = metal_event_sync,
+    .event_time = metal_event_time,
+    .fill = metal_fill,
+    .map = metal_map,
+    .unmap = metal_unmap,
+};
+
+#endif
