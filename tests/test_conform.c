@@ -23,6 +23,9 @@ static const struct {
 #if TRUNNION_WITH_OPENCL
     {"opencl:0", &tn_driver_opencl},
 #endif
+#if TRUNNION_WITH_METAL
+    {"metal:0", &tn_driver_metal},
+#endif
 };
 
 /* The device, or NULL when this machine has none. */
