@@ -252,6 +252,36 @@ static void limits_are_named(void **state) {
     scale_free(&s);
 }
 
+/* One element-wise tree of more operands than a kernel binds: it is computed in several kernels, none of them on the
+ * host. */
+static void many_operands_are_computed_in_parts(void **state) {
+    (void)state;
+    if (!driver) skip();
+    enum { OPERANDS = 12, N = 50 };
+    float data[N], got[N], want[N] = {0};
+    wrap_now = (wrap_nature){.max_bindings = 4};
+    tn_device *d = open_wrapped();
+    assert_ok(tn_set_current_device(d));
+    TN_SCOPE {
+        tn_tensor *sum = tn_zeros(TN_DIMS(N), TN_F32);
+        for (int k = 0; k < OPERANDS; k++) {
+            for (int i = 0; i < N; i++) {
+                data[i] = (float)((i * 5 + k * 3) % 17);
+                want[i] += data[i] * (float)(k + 1);
+            }
+            tn_tensor *x = tn_from_data(data, TN_DIMS(N), TN_F32);
+            sum = tn_add(sum, tn_mul(x, tn_scalar(k + 1)));
+        }
+        assert_ok(tn_read(sum, got, sizeof got));
+        assert_memory_equal(got, want, sizeof got);
+    }
+    assert_true(wrap_get_counts().dispatches >= 4); /* three operands each at most, beside the result */
+    assert_ok(tn_set_current_device(NULL));
+    tn_recorder_drop();
+    tn_handles_drop();
+    close_wrapped(d);
+}
+
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 static void small_limits_give_the_same_numbers(void **state) {
@@ -546,6 +576,7 @@ int main(void) {
         ON_FAR(threads_launch_one_kernel),
         ON_OPENCL(compiled_kernels_are_found_on_disk),
         ON_OPENCL(a_binary_that_the_driver_refuses_is_compiled_anew),
+        ON_OPENCL(many_operands_are_computed_in_parts),
         ON_OPENCL(small_limits_give_the_same_numbers),
         ON_OPENCL(indices_of_both_widths),
         ON_OPENCL(many_launches_in_one_call),

@@ -104,13 +104,21 @@ static int part_to_leave(const tn_lowering *w) {
     return most;
 }
 
+/* Beyond these a kernel is taken apart, if it can be: what is one piece and has more is the host's, or nobody's. */
+static int most_buffers(const tn_lowering *w) {
+    int most = w->g->binding->device->caps.max_bindings;
+    return most > 0 && most < KIR_MAX_BUFFERS ? most : KIR_MAX_BUFFERS;
+}
+
 /* The buffer that stands for root's memory, seen as elements of `dtype`. root: a value, or TN_BLOCK. */
 static int buffer_seen_as(tn_lowering *w, kir_builder *kb, int root, tn_dtype dtype) {
     tn_group *group = w->group;
     for (int b = 0; b < group->buffer_count; b++)
         if (group->buffer_values[b] == root && group->buffer_dtypes[b] == dtype) return b;
-    if (group->buffer_count == KIR_MAX_BUFFERS) {
+    if (group->buffer_count >= most_buffers(w)) {
         if (w->g->forbid < 0) w->g->forbid = part_to_leave(w);
+    }
+    if (group->buffer_count == KIR_MAX_BUFFERS) {
         if (w->g->forbid < 0)
             w->status = tn_fail(TN_ERR_INTERNAL, "a kernel would need more than %d buffers", KIR_MAX_BUFFERS);
         return 0;

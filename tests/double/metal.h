@@ -3,10 +3,11 @@
  *
  * It is written from Apple's documentation, not from any header, and knows the messages that the driver sends and no
  * others. It is at its laziest: a committed command buffer is done when somebody waits for it, or at a random later
- * message; until then memory reads as poison. Kernels run in the engine (engine.h). What an application must not do is a
- * misuse: it is told on standard error and counted. Among them: a message that a class does not know, one to an object
- * that is gone, a release too many, an autoreleased object without a pool, an encoder that is not ended, a binding that
- * is missing. What it cannot show is what Apple's compiler and machines do: nothing here has run on any of them.
+ * message; until then memory reads as poison. Kernels run in the engine (engine.h). What an application must not do
+ * is a misuse: it is told on standard error and counted. Among them: a message that a class does not know, one to an
+ * object that is gone, a release too many, an autoreleased object without a pool, an encoder that is not ended, a
+ * binding that is missing. What it cannot show is what Apple's compiler and machines do: nothing here has run on any
+ * of them.
  *
  * Environment, read when the library is loaded:
  *   DOUBLE_DEVICES=N     devices (1; 0: none)         DOUBLE_MEMORY=BYTES  of each (4 GiB)

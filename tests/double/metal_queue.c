@@ -2,8 +2,8 @@
  * off.
  *
  * A queue does its committed command buffers in their order, one command after the other; a command buffer that waits
- * for an event's value holds its queue up until another queue's has signalled it. Waiting for a command buffer does what
- * lies before it and no more; while it is held up, the other queues go on, and when none of them can, nobody ever
+ * for an event's value holds its queue up until another queue's has signalled it. Waiting for a command buffer does
+ * what lies before it and no more; while it is held up, the other queues go on, and when none of them can, nobody ever
  * will: that is a misuse. */
 #include "metal.h"
 
