@@ -1,7 +1,7 @@
 /* cpu.h — the native kernels that exist once per instruction set, and how one set of them is chosen.
  *
  * tiles.c, tiles_f64.c, conv_lines.c, attention.c and sdpa.c are compiled with the flags of each instruction set and
- * export one table each (tiles_bf16.c is a table of AVX-512 alone); qmat.c is too, in other variants: dot products of
+ * export one table each (tiles_bf16.c is a table of AVX-512 alone); qtile.c is too, in other variants: dot products of
  * small integers matter to it, AVX-512 without them does not. select.c looks at the processor once and keeps the best
  * tables that this build has. */
 #ifndef TN_KERN_CPU_H
@@ -38,14 +38,6 @@ typedef struct tn_sdpa_table {
 } tn_sdpa_table;
 
 extern const tn_sdpa_table tn_sdpa_table_base, tn_sdpa_table_avx2, tn_sdpa_table_avx512;
-
-typedef struct tn_qmat_table {
-    void (*run)(const tn_qmat_args *args);
-    size_t (*workspace)(const tn_qmat_args *args, int threads);
-} tn_qmat_table;
-
-extern const tn_qmat_table tn_qmat_table_base, tn_qmat_table_avx2;
-extern const tn_qmat_table tn_qmat_table_avx2vnni, tn_qmat_table_avx512vnni; /* with dot products of small integers */
 
 /* Test hook: uses the kernels of `isa` from now on. false, and nothing changes, when this build or this processor does
  * not have them. What was packed or sized before must not be used again. */

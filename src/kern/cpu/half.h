@@ -1,4 +1,4 @@
-/* half.h — kernels for weights in f16 and bf16; part of qmat.c.
+/* half.h — kernels for weights in f16 and bf16; part of qtile.c.
  *
  * Weights of 16 rows lie side by side, step of k after step of k. They are widened in registers, where a tile of rows
  * of x uses them at once, or the one row of x that there is. The result is that of a product in f32 with the widened
@@ -6,27 +6,15 @@
 #ifndef TN_HALF_H
 #define TN_HALF_H
 
+#include "kern/cpu/qtile.h"
 #include "kern/cpu/qvec.h"
 #include "kern/cpu/widen.h"
-#include "kern/qformat.h"
 
 enum {
     HALF_ROWS = TN_QROWS,
-    HALF_GROUPS = 4,                                  /* for one row of x, side by side */
     HALF_AT_ONCE = (int)VL == (int)HALF_ROWS ? 2 : 1, /* groups that give two vectors of columns … */
     HALF_LAST = (int)VL == (int)HALF_ROWS ? 1 : 2     /* … and vectors where one group is left */
 };
-
-/* A tile of rows of x, packed step by step, one chain at most; and one group of weights, or two. */
-typedef struct half_tile {
-    const uint8_t *weights;
-    int64_t group; /* bytes to the next one */
-    int64_t steps;
-    const float *x;
-    float *c;
-    int64_t c_row;
-    bool add; /* to what stands in c: chains before this */
-} half_tile;
 
 VEC_INLINE V half_load(const uint8_t *p, bool brain) { return brain ? v_bf16(p) : v_f16(p); }
 

@@ -3,6 +3,7 @@
  * Every instruction set yields the same bits, so the choice is about speed alone; TRUNNION_ISA lowers it (tn_cpu). */
 #include "kern/cpu/conv_lines.h"
 #include "kern/cpu/cpu.h"
+#include "kern/cpu/qtile.h"
 
 #include <pthread.h>
 
@@ -116,36 +117,36 @@ const conv_lines *tn_conv_lines(void) { return tables()->conv; }
 /* ---- block-quantised weights ------------------------------------------------------------------------------------- */
 
 #ifdef TN_HAVE_AVX2_VNNI
-#define QMAT_AVX2_VNNI &tn_qmat_table_avx2vnni
+#define QTILES_AVX2_VNNI &tn_qtiles_avx2vnni
 #else
-#define QMAT_AVX2_VNNI NULL
+#define QTILES_AVX2_VNNI NULL
 #endif
 
 /* By level, without and with dot products. */
-static const tn_qmat_table *const qmat_built[TN_ISA_COUNT][2] = {
-    [TN_ISA_BASE] = {&tn_qmat_table_base, NULL},
+static const qtile_set *const qmat_built[TN_ISA_COUNT][2] = {
+    [TN_ISA_BASE] = {&tn_qtiles_base, NULL},
 #ifdef TN_HAVE_AVX2
-    [TN_ISA_AVX2] = {&tn_qmat_table_avx2, QMAT_AVX2_VNNI},
+    [TN_ISA_AVX2] = {&tn_qtiles_avx2, QTILES_AVX2_VNNI},
 #endif
 #ifdef TN_HAVE_AVX512
-    [TN_ISA_AVX512] = {&tn_qmat_table_avx2, &tn_qmat_table_avx512vnni}, /* hardly any processor is without */
+    [TN_ISA_AVX512] = {&tn_qtiles_avx2, &tn_qtiles_avx512vnni}, /* hardly any processor is without */
 #endif
 };
 
-static _Atomic(const tn_qmat_table *) qmat_chosen;
+static _Atomic(const qtile_set *) qmat_chosen;
 
-static const tn_qmat_table *choose_qmat(void) {
+static const qtile_set *choose_qmat(void) {
     tn_cpu_info cpu = tn_cpu();
     int isa = (int)cpu.isa;
     while (isa > TN_ISA_BASE && !qmat_built[isa][0])
         isa--;
-    const tn_qmat_table *best = qmat_built[isa][cpu.vnni] ? qmat_built[isa][cpu.vnni] : qmat_built[isa][0];
+    const qtile_set *best = qmat_built[isa][cpu.vnni] ? qmat_built[isa][cpu.vnni] : qmat_built[isa][0];
     atomic_store_explicit(&qmat_chosen, best, memory_order_relaxed);
     return best;
 }
 
-static const tn_qmat_table *qmat_table(void) {
-    const tn_qmat_table *t = atomic_load_explicit(&qmat_chosen, memory_order_relaxed);
+const qtile_set *tn_qtiles(void) {
+    const qtile_set *t = atomic_load_explicit(&qmat_chosen, memory_order_relaxed);
     return t ? t : choose_qmat();
 }
 
@@ -156,7 +157,3 @@ bool tn_qmat_use(tn_isa isa, bool vnni) {
     atomic_store_explicit(&qmat_chosen, qmat_built[isa][vnni], memory_order_relaxed);
     return true;
 }
-
-size_t tn_qmat_workspace(const tn_qmat_args *args, int threads) { return qmat_table()->workspace(args, threads); }
-
-void tn_qmat(const tn_qmat_args *args) { qmat_table()->run(args); }
