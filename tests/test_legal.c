@@ -155,6 +155,54 @@ static void random_groups(void **state) {
     check_random(cases(CASES), &(kir_random_options){.group = true, .variables = true});
 }
 
+/* A program of words made of one that loads, adds and stores i64. */
+static kir_program *program_of_words(void) {
+    kir_builder *b = NULL;
+    kir_program *p = NULL, *words = NULL;
+    int64_t *sizes = NULL, extent = 4;
+    assert_ok(kir_begin(1, 0, &extent, &b));
+    int from = kir_buffer(b, TN_I64), to = kir_buffer(b, TN_I64);
+    kir_aff index = kir_aff_const(0);
+    index.s[0] = 1;
+    kir_val x = kir_binary(b, KIR_ADD, kir_load(b, from, &index, KIR_NONE), kir_index(b, &index));
+    kir_store(b, to, &index, x, KIR_NONE);
+    assert_ok(kir_finish(b, &p, &sizes));
+    assert_ok(kir_legalise(p, KIR_LEGAL_I64, &words));
+    kir_free(p);
+    tn_mem_free(sizes);
+    return words;
+}
+
+static int first_of(const kir_program *p, kir_op op) {
+    for (int i = 0; i < p->n_ins; i++) {
+        if (p->ins[i].op == op) return i;
+    }
+    fail_msg("no %s", kir_op_name(op));
+    return -1;
+}
+
+static void programs_of_words_are_verified(void **state) {
+    (void)state;
+    kir_program *p = program_of_words(), *again = NULL;
+    kir_vm *vm = NULL;
+    assert_true(p->words);
+    assert_int_equal(kir_vm_compile(p, &vm), TN_ERR_UNSUPPORTED);
+    assert_ok(kir_legalise(p, ALL, &again));
+    assert_true(kir_equal(p, again));
+    kir_free(again);
+    kir_ins *load = &p->ins[first_of(p, KIR_LOAD)], *at = &p->ins[first_of(p, KIR_INDEX)];
+    load->kind = 2;
+    assert_int_equal(kir_verify(p), TN_ERR_ARGUMENT);
+    load->kind = 1;
+    assert_ok(kir_verify(p));
+    at->type = KIR_I64;
+    assert_int_equal(kir_verify(p), TN_ERR_ARGUMENT);
+    at->type = KIR_I32;
+    p->words = false;
+    assert_int_equal(kir_verify(p), TN_ERR_ARGUMENT);
+    kir_free(p);
+}
+
 /* ---- functions of legal_math.h ----------------------------------------------------------------------------------- */
 
 static void same_f32(float want, float got, float x, float y) {
@@ -276,8 +324,13 @@ static void without_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_operation), cmocka_unit_test(random_programs), cmocka_unit_test(random_long_loops),
-        cmocka_unit_test(random_groups),   cmocka_unit_test(fmod_is_exact),   cmocka_unit_test(words_are_64_bits),
+        cmocka_unit_test(every_operation),
+        cmocka_unit_test(random_programs),
+        cmocka_unit_test(random_long_loops),
+        cmocka_unit_test(random_groups),
+        cmocka_unit_test(programs_of_words_are_verified),
+        cmocka_unit_test(fmod_is_exact),
+        cmocka_unit_test(words_are_64_bits),
         cmocka_unit_test(without_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -186,6 +186,7 @@ static tn_status simplify(const kir_program *p, unsigned what, kir_program **out
 
 tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out) {
     *out = NULL;
+    if (p->words) what &= ~(unsigned)(KIR_LEGAL_I64 | KIR_LEGAL_DIALS);
     if (what & KIR_LEGAL_I64) what |= KIR_LEGAL_MATHS | KIR_LEGAL_DIALS;
     kir_program *simple = NULL;
     tn_status status = simplify(p, what, &simple);

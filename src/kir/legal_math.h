@@ -25,6 +25,7 @@ static inline float kir_legal_mod_f32(float x, float y) {
     uint32_t n = y_exponent == 0 ? y_bits : (y_bits & 0x7fffffU) | 0x800000U;
     int32_t unit = (int32_t)(y_exponent == 0 ? 1 : y_exponent);
     int32_t left = (int32_t)(x_exponent == 0 ? 1 : x_exponent) - unit;
+    left = left < 0 ? 0 : left;
     n = n == 0 ? 1 : n;
     uint32_t rest = m % n;
     for (int turn = 0; turn < 32; turn++) {
@@ -46,6 +47,7 @@ static inline double kir_legal_mod_f64(double x, double y) {
     uint64_t n = y_exponent == 0 ? y_bits : (y_bits & 0xfffffffffffffU) | 0x10000000000000U;
     int64_t unit = (int64_t)(y_exponent == 0 ? 1 : y_exponent);
     int64_t left = (int64_t)(x_exponent == 0 ? 1 : x_exponent) - unit;
+    left = left < 0 ? 0 : left;
     n = n == 0 ? 1 : n;
     uint64_t rest = m % n;
     for (int turn = 0; turn < 186; turn++) {
