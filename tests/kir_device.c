@@ -107,7 +107,7 @@ tn_status kir_device_check(const kir_device *d, const kir_random *t, uint64_t se
     *good = run(d, t, &k, &target, seed);
     if (!*good) {
         kir_random_print(t, seed);
-        fprintf(stderr, "%s", tn_str_text(&k.text));
+        if (d->caps.code != TN_CODE_SPIRV) fprintf(stderr, "%s", tn_str_text(&k.text));
     }
     kir_rendering_free(&k);
     return TN_OK;

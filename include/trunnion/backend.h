@@ -71,7 +71,8 @@ enum {
     TN_SPIRV_DENORM_64 = 1 << 10,
     TN_SPIRV_RTE_16 = 1 << 11, /* RoundingModeRTE */
     TN_SPIRV_RTE_32 = 1 << 12,
-    TN_SPIRV_RTE_64 = 1 << 13
+    TN_SPIRV_RTE_64 = 1 << 13,
+    TN_SPIRV_FMA_SPLITS = 1 << 14 /* Fma rounds its product too; with f64, that of f32 is computed in f64 */
 };
 
 typedef struct tn_caps {

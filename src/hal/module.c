@@ -27,6 +27,7 @@ static const kir_dialect *dialect_of(tn_code_form form) {
                  {TN_CODE_WGSL, &kir_dialect_wgsl},
                  {TN_CODE_CUDA_C, &kir_dialect_cuda},
                  {TN_CODE_HIP_C, &kir_dialect_hip},
+                 {TN_CODE_SPIRV, &kir_dialect_spirv},
                  {TN_CODE_C, &kir_dialect_c}};
     for (size_t i = 0; i < TN_COUNT(known); i++)
         if (known[i].form == form) return known[i].dialect;

@@ -1,0 +1,371 @@
+/* render_spirv.c — a kernel as a SPIR-V 1.3 module: its sections, types and constants, control flow, and what of the
+ * device it asks for.
+ *
+ * A module asks for a capability when it uses what needs it, and only then: a kernel of f32 runs where nothing else is.
+ * Buffers are bindings 0 … of set 0, in order; the block of parameters is the one behind them. Each float operation is
+ * kept from being joined with another one (NoContraction), and where the device has controls for denormals, infinities
+ * and rounding, they are set. */
+#include "kir/spirv.h"
+
+#include <string.h>
+
+#include "kir/legal.h"
+
+enum { MAGIC = 0x07230203, VERSION = 0x00010300, MOST_IDS = 0x3fffff /* that every consumer takes */ };
+enum { DecorationNoContraction = 42 };
+
+/* ---- words ------------------------------------------------------------------------------------------------------- */
+
+uint32_t spv_id(spv *e) { return e->next_id++; }
+
+static uint32_t *room(spv *e, spv_section to, size_t n) {
+    spv_words *s = &e->sections[to];
+    if (tn_mem_reserve(&s->words, &s->capacity, s->count + n, sizeof *s->words) != TN_OK) {
+        e->failed = true;
+        return NULL;
+    }
+    s->count += n;
+    return s->words + s->count - n;
+}
+
+void spv_put(spv *e, spv_section to, uint32_t op, const uint32_t *operands, size_t n) {
+    uint32_t *words = room(e, to, n + 1);
+    if (!words) return;
+    words[0] = (uint32_t)(n + 1) << 16 | op;
+    if (n) memcpy(words + 1, operands, n * sizeof *words);
+}
+
+/* Operands, a text in whole words with its ending zero, operands. */
+static void put_text(spv *e, uint32_t op, const uint32_t *before, size_t n, const char *text, const uint32_t *after,
+                     size_t m) {
+    size_t length = strlen(text) / 4 + 1;
+    uint32_t *words = room(e, SPV_HEAD, 1 + n + length + m);
+    if (!words) return;
+    memset(words, 0, (1 + n + length) * sizeof *words);
+    words[0] = (uint32_t)(1 + n + length + m) << 16 | op;
+    memcpy(words + 1, before, n * sizeof *words);
+    for (size_t i = 0; text[i]; i++)
+        words[1 + n + i / 4] |= (uint32_t)(unsigned char)text[i] << i % 4 * 8;
+    memcpy(words + 1 + n + length, after, m * sizeof *words);
+}
+
+static size_t count_operands(uint32_t a, uint32_t b, uint32_t c) { return !a ? 0 : !b ? 1 : !c ? 2 : 3; }
+
+static bool rounds(uint32_t op) {
+    return op == OpFAdd || op == OpFSub || op == OpFMul || op == OpFDiv || op == OpFNegate ||
+           (op >= OpFOrdEqual && op <= OpFUnordGreaterThanEqual);
+}
+
+uint32_t spv_op(spv *e, uint32_t op, spv_type type, uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t words[] = {spv_type_id(e, type), spv_id(e), a, b, c};
+    spv_put(e, e->at, op, words, 2 + count_operands(a, b, c));
+    if (rounds(op)) spv_put(e, SPV_DECORATIONS, OpDecorate, (uint32_t[]){words[1], DecorationNoContraction}, 2);
+    return words[1];
+}
+
+void spv_do(spv *e, uint32_t op, uint32_t a, uint32_t b, uint32_t c) {
+    spv_put(e, e->at, op, (uint32_t[]){a, b, c}, count_operands(a, b, c));
+}
+
+uint32_t spv_ext(spv *e, uint32_t function, spv_type type, uint32_t a, uint32_t b, uint32_t c) {
+    if (!e->library) e->library = spv_id(e);
+    uint32_t words[] = {spv_type_id(e, type), spv_id(e), e->library, function, a, b, c};
+    spv_put(e, e->at, OpExtInst, words, 4 + count_operands(a, b, c));
+    return words[1];
+}
+
+uint32_t spv_phi(spv *e, spv_type type, const uint32_t v[4]) {
+    uint32_t words[] = {spv_type_id(e, type), spv_id(e), v[0], v[1], v[2], v[3]};
+    spv_put(e, e->at, OpPhi, words, 6);
+    return words[1];
+}
+
+/* ---- what exists once -------------------------------------------------------------------------------------------- */
+
+/* The global instruction with these operands, whose result stands behind the first `before` of them. */
+static uint32_t shared(spv *e, uint32_t op, size_t before, const uint32_t *operands, size_t n) {
+    const spv_words *s = &e->sections[SPV_GLOBALS];
+    size_t behind = (n - before) * sizeof *operands;
+    for (size_t at = 0; at < s->count; at += s->words[at] >> 16) {
+        const uint32_t *w = s->words + at;
+        if (w[0] != ((uint32_t)(n + 2) << 16 | op) || memcmp(w + 1, operands, before * sizeof *w) != 0) continue;
+        if (memcmp(w + before + 2, operands + before, behind) == 0) return w[before + 1];
+    }
+    uint32_t words[8], id = spv_id(e);
+    memcpy(words, operands, before * sizeof *words);
+    words[before] = id;
+    memcpy(words + before + 1, operands + before, behind);
+    spv_put(e, SPV_GLOBALS, op, words, n + 1);
+    return id;
+}
+
+static const struct {
+    uint8_t op, width, operands;
+} TYPES[SPV_TYPE_COUNT] = {
+    [SPV_VOID] = {OpTypeVoid, 0, 0},    [SPV_BOOL] = {OpTypeBool, 0, 0},    [SPV_U8] = {OpTypeInt, 8, 2},
+    [SPV_U16] = {OpTypeInt, 16, 2},     [SPV_U32] = {OpTypeInt, 32, 2},     [SPV_U64] = {OpTypeInt, 64, 2},
+    [SPV_F16] = {OpTypeFloat, 16, 1},   [SPV_F32] = {OpTypeFloat, 32, 1},   [SPV_F64] = {OpTypeFloat, 64, 1},
+    [SPV_UVEC2] = {OpTypeVector, 2, 2}, [SPV_UVEC3] = {OpTypeVector, 3, 2},
+};
+
+uint32_t spv_type_id(spv *e, spv_type type) {
+    if (e->types[type]) return e->types[type];
+    uint32_t width = TYPES[type].width, operands[2] = {width, 0};
+    if (TYPES[type].op == OpTypeVector) {
+        operands[0] = spv_type_id(e, SPV_U32);
+        operands[1] = width;
+    }
+    return e->types[type] = shared(e, TYPES[type].op, 0, operands, TYPES[type].operands);
+}
+
+uint32_t spv_pointer(spv *e, uint32_t storage, uint32_t type) {
+    return shared(e, OpTypePointer, 0, (uint32_t[]){storage, type}, 2);
+}
+
+uint32_t spv_const(spv *e, spv_type type, uint64_t bits) {
+    uint32_t words[] = {spv_type_id(e, type), (uint32_t)bits, (uint32_t)(bits >> 32)};
+    if (type == SPV_BOOL) return shared(e, bits ? OpConstantTrue : OpConstantFalse, 1, words, 1);
+    return shared(e, OpConstant, 1, words, TYPES[type].width > 32 ? 3 : 2);
+}
+
+uint32_t spv_u32(spv *e, uint32_t value) { return spv_const(e, SPV_U32, value); }
+
+spv_type spv_type_of(kir_type t) {
+    static const spv_type types[KIR_TYPE_COUNT] = {SPV_F32, SPV_F64, SPV_U32, SPV_U64, SPV_U32, SPV_U64, SPV_BOOL};
+    return types[t];
+}
+
+static uint32_t array_type(spv *e, spv_type type, uint32_t length) {
+    uint32_t of = spv_type_id(e, type);
+    return length == 1 ? of : shared(e, OpTypeArray, 0, (uint32_t[]){of, spv_u32(e, length)}, 2);
+}
+
+uint32_t spv_variable(spv *e, spv_type type, uint32_t length) {
+    uint32_t pointer = spv_pointer(e, StorageFunction, array_type(e, type, length)), id = spv_id(e);
+    spv_put(e, SPV_VARIABLES, OpVariable, (uint32_t[]){pointer, id, StorageFunction}, 3);
+    return id;
+}
+
+uint32_t spv_element(spv *e, spv_type type, uint32_t variable, uint32_t index) {
+    uint32_t pointer = spv_pointer(e, StorageFunction, spv_type_id(e, type)), id = spv_id(e);
+    spv_put(e, e->at, OpAccessChain, (uint32_t[]){pointer, id, variable, index}, 4);
+    return id;
+}
+
+/* A word with its sign before it. Not OpSConvert: Mesa 22 compares what that yields with constants wrongly. */
+static uint32_t sign_extend(spv *e, uint32_t v) {
+    uint32_t sign = spv_op(e, OpShiftRightArithmetic, SPV_U32, v, spv_u32(e, 31), 0);
+    uint32_t pair = spv_op(e, OpCompositeConstruct, SPV_UVEC2, v, sign, 0);
+    return spv_op(e, OpBitcast, SPV_U64, pair, 0, 0);
+}
+
+uint32_t spv_resize(spv *e, uint32_t v, spv_type from, spv_type to, bool is_signed) {
+    if (from == to) return v;
+    if (TYPES[from].op == OpTypeFloat) return spv_op(e, OpFConvert, to, v, 0, 0);
+    if (is_signed && from == SPV_U32 && to == SPV_U64) return sign_extend(e, v);
+    return spv_op(e, is_signed && TYPES[to].width > TYPES[from].width ? OpSConvert : OpUConvert, to, v, 0, 0);
+}
+
+/* ---- control flow ------------------------------------------------------------------------------------------------ */
+
+void spv_label(spv *e, uint32_t label) {
+    spv_do(e, OpLabel, label, 0, 0);
+    e->label = label;
+}
+
+static void branch_if(spv *e, uint32_t condition, uint32_t yes, uint32_t no) {
+    spv_do(e, OpBranchConditional, condition, yes, no);
+}
+
+uint32_t spv_if(spv *e, uint32_t condition) {
+    uint32_t yes = spv_id(e), merge = spv_id(e);
+    spv_put(e, e->at, OpSelectionMerge, (uint32_t[]){merge, 0}, 2);
+    branch_if(e, condition, yes, merge);
+    spv_label(e, yes);
+    return merge;
+}
+
+void spv_end_if(spv *e, uint32_t merge) {
+    spv_do(e, OpBranch, merge, 0, 0);
+    spv_label(e, merge);
+}
+
+spv_count spv_for(spv *e, spv_type type, uint32_t limit) {
+    uint32_t body = spv_id(e), before = e->label, zero = spv_const(e, type, 0);
+    spv_count f = {.type = type, .next = spv_id(e), .head = spv_id(e), .resume = spv_id(e), .merge = spv_id(e)};
+    spv_do(e, OpBranch, f.head, 0, 0);
+    spv_label(e, f.head);
+    f.i = spv_phi(e, type, (uint32_t[]){zero, before, f.next, f.resume});
+    uint32_t more = spv_op(e, OpULessThan, SPV_BOOL, f.i, limit, 0);
+    spv_put(e, e->at, OpLoopMerge, (uint32_t[]){f.merge, f.resume, 0}, 3);
+    branch_if(e, more, body, f.merge);
+    spv_label(e, body);
+    return f;
+}
+
+void spv_end_for(spv *e, const spv_count *f, uint32_t step) {
+    spv_do(e, OpBranch, f->resume, 0, 0);
+    spv_label(e, f->resume);
+    uint32_t by = spv_const(e, f->type, step);
+    spv_put(e, e->at, OpIAdd, (uint32_t[]){spv_type_id(e, f->type), f->next, f->i, by}, 4);
+    spv_do(e, OpBranch, f->head, 0, 0);
+    spv_label(e, f->merge);
+}
+
+/* ---- what the device must have ----------------------------------------------------------------------------------- */
+
+static const struct {
+    uint32_t feature, capability;
+    const char *extension; /* where it is not in version 1.3 */
+} FEATURES[] = {
+    {TN_SPIRV_STORAGE_8, 4448, "SPV_KHR_8bit_storage"},
+    {TN_SPIRV_STORAGE_16, 4433, NULL},
+    {TN_SPIRV_INT_8, 39, NULL},
+    {TN_SPIRV_INT_16, 22, NULL},
+    {TN_SPIRV_FLOAT_16, 9, NULL},
+};
+
+/* The controls of SPV_KHR_float_controls: the feature for 16 bits, those for 32 and 64 follow. */
+static const struct {
+    uint32_t feature, capability, mode;
+} CONTROLS[] = {
+    {TN_SPIRV_DENORM_16, 4464, 4459},
+    {TN_SPIRV_PRESERVE_16, 4466, 4461},
+    {TN_SPIRV_RTE_16, 4467, 4462},
+};
+
+static bool controls(const spv *e, size_t row, int width) {
+    return e->types[SPV_F16 + width] && e->t->features & CONTROLS[row].feature << width;
+}
+
+static void put_capability(spv *e, uint32_t capability) { spv_put(e, SPV_HEAD, OpCapability, &capability, 1); }
+
+static void put_capabilities(spv *e) {
+    enum { Shader = 1, Float64 = 10, Int64 = 11 };
+    put_capability(e, Shader);
+    if (e->types[SPV_F64]) put_capability(e, Float64);
+    if (e->types[SPV_U64]) put_capability(e, Int64);
+    for (size_t i = 0; i < TN_COUNT(FEATURES); i++)
+        if (e->uses & FEATURES[i].feature) put_capability(e, FEATURES[i].capability);
+    for (size_t i = 0; i < TN_COUNT(CONTROLS); i++)
+        if (controls(e, i, 0) || controls(e, i, 1) || controls(e, i, 2)) put_capability(e, CONTROLS[i].capability);
+}
+
+static void put_extensions(spv *e) {
+    bool any = false;
+    for (size_t i = 0; i < TN_COUNT(FEATURES); i++)
+        if (e->uses & FEATURES[i].feature && FEATURES[i].extension)
+            put_text(e, OpExtension, NULL, 0, FEATURES[i].extension, NULL, 0);
+    for (size_t i = 0; i < 3 * TN_COUNT(CONTROLS); i++)
+        any |= controls(e, i / 3, (int)(i % 3));
+    if (any) put_text(e, OpExtension, NULL, 0, "SPV_KHR_float_controls", NULL, 0);
+    if (e->library) put_text(e, OpExtInstImport, &e->library, 1, "GLSL.std.450", NULL, 0);
+}
+
+static void put_entry(spv *e, uint32_t function) {
+    enum { Logical = 0, GLSL450 = 1, GLCompute = 5, LocalSize = 17 };
+    const uint32_t *group = e->kernel->group;
+    spv_put(e, SPV_HEAD, OpMemoryModel, (uint32_t[]){Logical, GLSL450}, 2);
+    put_text(e, OpEntryPoint, (uint32_t[]){GLCompute, function}, 2, e->kernel->entry, e->inputs,
+             (size_t)e->input_count);
+    spv_put(e, SPV_HEAD, OpExecutionMode, (uint32_t[]){function, LocalSize, group[0], group[1], group[2]}, 5);
+    for (size_t i = 0; i < 3 * TN_COUNT(CONTROLS); i++) {
+        uint32_t width = (uint32_t)(i % 3);
+        if (!controls(e, i / 3, (int)width)) continue;
+        spv_put(e, SPV_HEAD, OpExecutionMode, (uint32_t[]){function, CONTROLS[i / 3].mode, 16U << width}, 3);
+    }
+}
+
+/* ---- sources ----------------------------------------------------------------------------------------------------- */
+
+/* All but the head, which tells what the rest has turned out to use. */
+static void put_function(spv *e, uint32_t function) {
+    uint32_t none = spv_type_id(e, SPV_VOID), type = shared(e, OpTypeFunction, 0, &none, 1);
+    spv_put(e, SPV_GLOBALS, OpFunction, (uint32_t[]){none, function, 0, type}, 4);
+    spv_put(e, SPV_GLOBALS, OpLabel, (uint32_t[]){spv_id(e)}, 1);
+}
+
+static void put_module(spv *e) {
+    uint32_t function = spv_id(e);
+    spv_kernel(e);
+    put_function(e, function);
+    spv_put(e, SPV_BODY, OpReturn, NULL, 0);
+    spv_put(e, SPV_BODY, OpFunctionEnd, NULL, 0);
+    uint32_t *header = room(e, SPV_HEAD, 5);
+    if (header) memcpy(header, (uint32_t[]){MAGIC, VERSION, 0, 0, 0}, 5 * sizeof *header);
+    put_capabilities(e);
+    put_extensions(e);
+    put_entry(e, function);
+    if (header) e->sections[SPV_HEAD].words[3] = e->next_id;
+}
+
+static tn_status join(spv *e, kir_rendering *out) {
+    if (e->failed) return TN_ERR_MEMORY;
+    if (e->refused)
+        return tn_fail(TN_ERR_UNSUPPORTED, "kernel %016llx in %s: it needs %s", (unsigned long long)e->p->hash,
+                       e->t->dialect->name, kir_op_name((kir_op)e->p->ins[e->refused - 1].op));
+    if (e->next_id > MOST_IDS)
+        return tn_fail(TN_ERR_UNSUPPORTED, "kernel %016llx in %s: %u values, at most %d",
+                       (unsigned long long)e->p->hash, e->t->dialect->name, e->next_id, MOST_IDS);
+    for (int i = 0; i < SPV_SECTIONS; i++)
+        tn_str_addn(&out->text, (const char *)e->sections[i].words, e->sections[i].count * sizeof(uint32_t));
+    return out->text.failed ? TN_ERR_MEMORY : TN_OK;
+}
+
+static void *rows(spv *e, size_t count, size_t size) {
+    void *p = tn_mem_zalloc(count, size);
+    e->failed |= !p;
+    return p;
+}
+
+static tn_status write_legal(const kir_program *p, const kir_target *t, kir_rendering *out) {
+    spv e = {.p = p, .t = t, .kernel = out, .next_id = 1, .ix = t->index32 ? SPV_U32 : SPV_U64};
+    size_t n = (size_t)p->n_ins + 1, words = out->params_bytes / 8;
+    e.value = rows(&e, n, sizeof *e.value);
+    e.states = rows(&e, n, sizeof *e.states);
+    e.place = rows(&e, (size_t)p->n_access + 1, sizeof *e.place);
+    e.loaded = rows(&e, words, sizeof *e.loaded);
+    e.low = rows(&e, words, sizeof *e.low);
+    if (!e.failed) put_module(&e);
+    tn_status s = join(&e, out);
+    for (int i = 0; i < SPV_SECTIONS; i++)
+        tn_mem_free(e.sections[i].words);
+    void *all[] = {e.value, e.states, e.place, e.loaded, e.low};
+    for (size_t i = 0; i < TN_COUNT(all); i++)
+        tn_mem_free(all[i]);
+    return s;
+}
+
+/* Does the device convert to and from f16 as IEEE 754 has it? */
+static bool has_halves(const kir_program *p, const kir_target *t) {
+    const uint32_t all = TN_SPIRV_STORAGE_16 | TN_SPIRV_INT_16 | TN_SPIRV_FLOAT_16 | TN_SPIRV_DENORM_16 |
+                         TN_SPIRV_RTE_16 | TN_SPIRV_PRESERVE_16;
+    for (int b = 0; b < p->n_buffers; b++)
+        if (p->buffer_dtype[b] == TN_BF16) return false;
+    return (t->features & all) == all && !t->words_only;
+}
+
+static tn_status write_words(const kir_program *const *programs, int count, const kir_target *t, kir_rendering *out) {
+    kir_program *legal = NULL;
+    unsigned what = KIR_LEGAL_MATHS | (t->i64 ? 0 : KIR_LEGAL_I64);
+    if (count != 1) return tn_fail(TN_ERR_ARGUMENT, "SPIR-V: %d kernels in one module, should be 1", count);
+    if (!t->i64 && !t->index32)
+        return tn_fail(TN_ERR_UNSUPPORTED,
+                       "kernel %016llx in SPIR-V: this launch has indices beyond 32 bits, the device "
+                       "has no such integers",
+                       (unsigned long long)programs[0]->hash);
+    if (!has_halves(programs[0], t)) what |= KIR_LEGAL_HALVES;
+    if (!t->f64) what |= KIR_LEGAL_DIALS;
+    TRY(kir_legalise(programs[0], what, &legal));
+    tn_status s = write_legal(legal, t, out);
+    kir_free(legal);
+    return s;
+}
+
+const kir_dialect kir_dialect_spirv = {
+    .name = "SPIR-V",
+    .groups = true,
+    .by_address_always = true,
+    .legal = KIR_LEGAL_I64,
+    .write = write_words,
+};
