@@ -1,0 +1,1120 @@
+/* cuda.c — CUDA and ROCm: looking for devices, memory, kernels, launches, streams and events.
+ *
+ * The two interfaces have the same calls under two sets of names (cuda.h), so one driver serves both: a `vendor` says
+ * what differs, and a device knows its vendor. Addresses are the device's own. A thread's calls go to the device that
+ * it chose last, so each entry chooses first.
+ *
+ * Kernels come as source text. The vendor's compiler, a library of its own, makes machine code of it for the very
+ * device; where NVRTC is older than the device, it makes PTX, which the driver compiles. A kernel that goes astray
+ * takes the context with it: every later call gives the same error, so the device is lost, and says what came first. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "drivers/cuda.h"
+#include "drivers/probe.h"
+#include "hal/hal.h"
+
+#if TRUNNION_WITH_CUDA || TRUNNION_WITH_ROCM
+
+/* ---- what differs ------------------------------------------------------------------------------------------------ */
+
+/* What an error of init or count means. */
+typedef struct meaning {
+    int error; /* the row with -1 is for all others */
+    tn_reason_code code;
+    const char *text, *fix;
+} meaning;
+
+typedef struct vendor {
+    const char *name; /* "cuda" */
+    bool hip;
+    gpu_calls *gpu;
+    compiler_calls *compiler;
+    tn_library_spec probe, work; /* one library, with the symbols for looking and for computing */
+    tn_library_spec compiles;
+    const meaning *meanings;
+    const char *node;     /* device node that every use needs */
+    const char *node_fix; /* when it is not there at all */
+    void (*details)(tn_device_info *d, int device);
+    gpu_attributes attributes;
+    tn_code_form form;
+    int64_t max_groups_x; /* more than the attribute says is never asked for */
+    const char *arch_option, *compiler_title;
+    const char *const *options; /* for the compiler, up to a NULL */
+} vendor;
+
+#define X(field, cuda, hip, parameters) {CUDA_OR_HIP(cuda, hip), (void **)&VENDOR_CALLS.field, false},
+#define OPTIONAL(field, cuda, hip, parameters) {CUDA_OR_HIP(cuda, hip), (void **)&VENDOR_CALLS.field, true},
+
+/* ---- looking for devices ----------------------------------------------------------------------------------------- */
+
+static void explain(tn_probe *out, const vendor *v, int error) {
+    const meaning *m = v->meanings;
+    while (m->error != error && m->error != -1)
+        m++;
+    tn_probe_reason(out, m->code, m->fix, "%s: %s (error %d)", v->probe.title, m->text, error);
+    if (m->code != TN_REASON_LIBRARY_NOT_FOUND && m->code != TN_REASON_TOO_OLD) (void)tn_probe_denied(out, v->node);
+}
+
+static void describe(tn_probe *out, const vendor *v, int ordinal) {
+    int device, integrated = 0;
+    size_t total = 0;
+    char pci[32] = "";
+    unsigned char uuid[16] = {0};
+    const gpu_calls *gpu = v->gpu;
+    if (gpu->get(&device, ordinal)) return;
+    tn_device_info *d = tn_probe_device(out);
+    if (!d) return;
+    if (gpu->name(d->name, (int)sizeof d->name, device)) snprintf(d->name, sizeof d->name, "%s", v->probe.title);
+    if (!gpu->total_memory(&total, device)) d->total_memory = (int64_t)total;
+    if (!gpu->pci(pci, (int)sizeof pci, device)) tn_probe_pci(d->pci, pci);
+    if (gpu->uuid && !gpu->uuid(uuid, device)) tn_probe_uuid(d->uuid, uuid);
+    d->unified_memory = !gpu->attribute(&integrated, v->attributes.integrated, device) && integrated;
+    v->details(d, device);
+}
+
+/* Devices without a compiler are of no use: kernels come as text. */
+static void need_compiler(tn_probe *out, const vendor *v) {
+    char path[256];
+    if (tn_library_locate(&v->compiles, path, sizeof path)) return;
+    tn_probe_reason(out, TN_REASON_LIBRARY_NOT_FOUND, v->compiles.fix,
+                    "%s: %d device%s (%.60s), but %s is not here, which compiles kernels", v->probe.title, out->count,
+                    out->count == 1 ? "" : "s", out->devices[0].name, v->compiles.title);
+    out->count = 0;
+}
+
+static void probe(tn_probe *out, const vendor *v) {
+    memset(v->gpu, 0, sizeof *v->gpu);
+    if (!tn_probe_library(out, &v->probe)) return;
+    int count = 0, error = v->gpu->init(0);
+    if (!error) error = v->gpu->count(&count);
+    if (error) {
+        explain(out, v, error);
+        return;
+    }
+    for (int n = 0; n < count; n++)
+        describe(out, v, n);
+    if (out->count)
+        need_compiler(out, v);
+    else if (!tn_probe_denied(out, v->node))
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, v->node_fix, "%s: it runs, and has no device", v->probe.title);
+}
+
+static void watch(const vendor *v, tn_watch_add *add, void *ctx) {
+    tn_probe_watch(&v->probe, add, ctx);
+    tn_probe_watch(&v->compiles, add, ctx);
+    tn_probe_watch_node(v->node, add, ctx);
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------------ */
+
+static const char SMALLER[] = "try a smaller batch, a smaller type, or another device";
+static const char ANEW[] = "use another device, or start the program again; the system's log may say why (dmesg)";
+static const char DRIVER[] = "update the GPU's driver; if that does not help, please report this text";
+static const char VERSIONS[] = "driver and compiler library do not fit: update the driver, or install an older library";
+
+/* Results that have a meaning here. `lost`: the context is gone with all that was in it. */
+static const struct error_row {
+    int code;
+    const char *cuda, *hip;
+    tn_status status;
+    bool lost;
+    const char *advice;
+} errors[] = {
+    {1, "CUDA_ERROR_INVALID_VALUE", "hipErrorInvalidValue", TN_ERR_DEVICE, false, DRIVER},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory", TN_ERR_MEMORY, false, SMALLER},
+    {3, "CUDA_ERROR_NOT_INITIALIZED", "hipErrorNotInitialized", TN_ERR_DEVICE, false, DRIVER},
+    {4, "CUDA_ERROR_DEINITIALIZED", "hipErrorDeinitialized", TN_ERR_LOST, true, ANEW},
+    {35, "CUDA_ERROR_INSUFFICIENT_DRIVER", "hipErrorInsufficientDriver", TN_ERR_UNAVAILABLE, false, DRIVER},
+    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "hipErrorDeviceUnavailable", TN_ERR_UNAVAILABLE, false,
+     "another program may have the device to itself: see nvidia-smi"},
+    {100, "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice", TN_ERR_UNAVAILABLE, false, "see: trunnion devices"},
+    {101, "CUDA_ERROR_INVALID_DEVICE", "hipErrorInvalidDevice", TN_ERR_UNAVAILABLE, false, "see: trunnion devices"},
+    {200, "CUDA_ERROR_INVALID_IMAGE", "hipErrorInvalidImage", TN_ERR_UNSUPPORTED, false, VERSIONS},
+    {201, "CUDA_ERROR_INVALID_CONTEXT", "hipErrorInvalidContext", TN_ERR_LOST, true, ANEW},
+    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "hipErrorNoBinaryForGpu", TN_ERR_UNSUPPORTED, false, VERSIONS},
+    {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "hipErrorECCNotCorrectable", TN_ERR_LOST, true, ANEW},
+    {218, "CUDA_ERROR_INVALID_PTX", "hipErrorInvalidKernelFile", TN_ERR_UNSUPPORTED, false, VERSIONS},
+    {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
+    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "hipErrorUnknown", TN_ERR_UNSUPPORTED, false, VERSIONS},
+    {304, "CUDA_ERROR_OPERATING_SYSTEM", "hipErrorOperatingSystem", TN_ERR_DEVICE, false, DRIVER},
+    {400, "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidHandle", TN_ERR_DEVICE, false, DRIVER},
+    {500, "CUDA_ERROR_NOT_FOUND", "hipErrorNotFound", TN_ERR_DEVICE, false, DRIVER},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress", TN_ERR_LOST, true, ANEW},
+    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "hipErrorLaunchOutOfResources", TN_ERR_DEVICE, false, SMALLER},
+    {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "hipErrorLaunchTimeOut", TN_ERR_LOST, true, ANEW},
+    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "hipErrorContextIsDestroyed", TN_ERR_LOST, true, ANEW},
+    {710, "CUDA_ERROR_ASSERT", "hipErrorAssert", TN_ERR_LOST, true, ANEW},
+    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
+    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
+    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
+    {718, "CUDA_ERROR_INVALID_PC", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "hipErrorLaunchFailure", TN_ERR_LOST, true, ANEW},
+    {801, "CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported", TN_ERR_UNSUPPORTED, false, DRIVER},
+    {999, "CUDA_ERROR_UNKNOWN", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
+};
+
+static const struct error_row *error_row_of(int code) {
+    static const struct error_row unknown = {
+        0, "an error of the driver's own", "an error of the run time's own", TN_ERR_DEVICE, false, DRIVER};
+    for (size_t i = 0; i < TN_COUNT(errors); i++)
+        if (errors[i].code == code) return &errors[i];
+    return &unknown;
+}
+
+/* A stream. Its address is a queue's handle, and that of a device's first queue the device's. */
+typedef struct gpu_queue {
+    struct gpu_device *device;
+    void *stream;
+    pthread_mutex_t lock; /* from taking room for parameters until their kernel stands in the stream */
+    /* Room for parameters that are too many to come by value: on the device, and on the host, where they are copied
+     * from. Taken from its begin to its end; then the stream has to be waited for. NULL until a kernel needs it. */
+    char *room, *host_room;
+    size_t taken;
+} gpu_queue;
+
+/* Events' times are told in milliseconds behind another event, as a float, which gets coarse in seconds. So there is a
+ * new origin every few seconds. */
+typedef struct origin {
+    struct origin *before;
+    void *event;
+    double made;    /* by the host's clock */
+    double seconds; /* behind the first origin; below 0: not asked for yet */
+} origin;
+
+typedef struct gpu_device {
+    gpu_queue queue; /* first: the device's handle is this queue's */
+    const vendor *vendor;
+    const gpu_calls *gpu;
+    char id[24], arch[64]; /* "cuda:0", "90" or "gfx90a:sramecc+:xnack-" */
+    int device;
+    void *context; /* CUDA's */
+    int compiler_version[2];
+    atomic_bool lost;
+    pthread_mutex_t lock; /* guards loss, origins */
+    char loss[200];       /* what happened first */
+    origin *origins;      /* the latest first */
+} gpu_device;
+
+static gpu_device *device_of(void *handle) { return ((gpu_queue *)handle)->device; }
+
+/* "cuda:0: cuCall(values): NAME (700): …"; remembers when that means that the device is gone. */
+static tn_status failed(gpu_device *d, int code, const char *call, const char *values) {
+    const struct error_row *row = error_row_of(code);
+    const char *name = d->vendor->hip ? row->hip : row->cuda;
+    if (!row->lost)
+        return tn_fail(row->status, "%s: %s(%s): %s (%d); %s", d->id, call, values, name, code, row->advice);
+    pthread_mutex_lock(&d->lock);
+    if (!atomic_exchange(&d->lost, true)) snprintf(d->loss, sizeof d->loss, "%s(%s): %s", call, values, name);
+    pthread_mutex_unlock(&d->lock);
+    return tn_fail(TN_ERR_LOST, "%s: %s(%s): %s (%d): the device is lost; %s", d->id, call, values, name, code, ANEW);
+}
+
+/* TN_OK, or the failure of a call with these values. */
+static tn_status check(gpu_device *d, int code, const char *call, const char *format, ...) TN_PRINTF(4, 5);
+static tn_status check(gpu_device *d, int code, const char *call, const char *format, ...) {
+    char values[160];
+    if (code == SUCCESS) return TN_OK;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(values, sizeof values, format, args);
+    va_end(args);
+    return failed(d, code, call, values);
+}
+
+/* The status of d's call `field`; what follows are its values for an error's text. */
+#define CALL(d, field, arguments, ...) \
+    check(d, (d)->gpu->field arguments, (d)->vendor->work.symbols[CALL_##field].name, __VA_ARGS__)
+
+/* Makes this thread's calls go to the device. */
+static int choose(const gpu_device *d) {
+    return d->vendor->hip ? d->gpu->device_set(d->device) : d->gpu->context_set(d->context);
+}
+
+/* Every function begins so: whether the device can still be talked to. */
+static tn_status enter(gpu_device *d) {
+    if (atomic_load_explicit(&d->lost, memory_order_acquire))
+        return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); %s", d->id, d->loss, ANEW);
+    return check(d, choose(d), d->vendor->hip ? "hipSetDevice" : "cuCtxSetCurrent", "device %d", d->device);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+static tn_status load_libraries(const vendor *v) {
+    tn_reason why;
+    if (!tn_library_open(&v->probe, &why) || !tn_library_open(&v->work, &why) || !tn_library_open(&v->compiles, &why))
+        return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
+    return TN_OK;
+}
+
+static tn_status find_device(gpu_device *d, int index) {
+    int count = 0, error = d->gpu->init(0);
+    if (error == SUCCESS) error = d->gpu->count(&count);
+    TRY(check(d, error, d->vendor->hip ? "hipGetDeviceCount" : "cuDeviceGetCount", "%s", ""));
+    if (index < 0 || index >= count)
+        return tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; there are %d devices", d->id, count);
+    return check(d, d->gpu->get(&d->device, index), d->vendor->hip ? "hipDeviceGet" : "cuDeviceGet", "%d", index);
+}
+
+/* "gfx90a:sramecc+:xnack-" of the facts about a device: the one word of this kind behind its name, wherever the version
+ * at hand has it. "" when there is none; the compiler then looks itself. */
+static void gfx_name(const gpu_calls *gpu, int device, char *out, size_t size) {
+    enum { ROOM = 8192, NAME = 256 };
+    int (*ask)(void *, int) = gpu->properties_6 ? gpu->properties_6 : gpu->properties;
+    out[0] = 0;
+    char *facts = ask ? tn_mem_zalloc(ROOM, 1) : NULL;
+    if (facts && ask(facts, device) == SUCCESS)
+        for (size_t i = NAME; i < ROOM - 64 && !out[0]; i++)
+            if (!memcmp(facts + i, "gfx", 3) && facts[i + 3] >= '0' && facts[i + 3] <= '9')
+                snprintf(out, size, "%.60s", facts + i);
+    tn_mem_free(facts);
+}
+
+static int64_t ask(const gpu_device *d, int attribute, int64_t unknown) {
+    int value = 0;
+    return d->gpu->attribute(&value, attribute, d->device) == SUCCESS && value > 0 ? value : unknown;
+}
+
+static tn_status queue_start(gpu_device *d, gpu_queue *q) {
+    q->device = d;
+    pthread_mutex_init(&q->lock, NULL);
+    return CALL(d, stream_new, (&q->stream, STREAM_NON_BLOCKING), "%s", "");
+}
+
+static void queue_end(gpu_device *d, gpu_queue *q) {
+    if (q->stream) (void)d->gpu->stream_sync(q->stream);
+    if (q->room) (void)d->gpu->free(q->room);
+    if (q->host_room) (void)d->gpu->host_free(q->host_room);
+    if (q->stream) (void)d->gpu->stream_free(q->stream);
+    pthread_mutex_destroy(&q->lock);
+}
+
+static tn_status device_start(gpu_device *d, int index) {
+    TRY(find_device(d, index));
+    if (!d->vendor->hip)
+        TRY(check(d, d->gpu->context_retain(&d->context, d->device), "cuDevicePrimaryCtxRetain", "device %d", index));
+    TRY(enter(d));
+    if (d->vendor->hip)
+        gfx_name(d->gpu, d->device, d->arch, sizeof d->arch);
+    else
+        snprintf(d->arch, sizeof d->arch, "%d", (int)(10 * ask(d, CUDA_MAJOR, 0) + ask(d, CUDA_MINOR, 0)));
+    if (d->vendor->compiler->version(&d->compiler_version[0], &d->compiler_version[1]))
+        d->compiler_version[0] = d->compiler_version[1] = 0;
+    return queue_start(d, &d->queue);
+}
+
+/* Also for a device that did not open all the way. */
+static void gpu_close(void *device) {
+    gpu_device *d = device_of(device);
+    if (d->context || d->vendor->hip) (void)choose(d);
+    for (origin *o = d->origins, *before; o; o = before) {
+        before = o->before;
+        (void)d->gpu->event_free(o->event);
+        tn_mem_free(o);
+    }
+    if (d->queue.device) queue_end(d, &d->queue);
+    if (d->context) (void)d->gpu->context_release(d->device);
+    pthread_mutex_destroy(&d->lock);
+    tn_mem_free(d);
+}
+
+static tn_status open_device(const vendor *v, int index, void **device) {
+    TRY(load_libraries(v));
+    gpu_device *d = tn_mem_zalloc(1, sizeof *d);
+    if (!d) return TN_ERR_MEMORY;
+    d->vendor = v;
+    d->gpu = v->gpu;
+    snprintf(d->id, sizeof d->id, "%s:%d", v->name, index);
+    pthread_mutex_init(&d->lock, NULL);
+    tn_status s = device_start(d, index);
+    if (s == TN_OK) {
+        *device = d;
+        return TN_OK;
+    }
+    d->queue.device = d;
+    gpu_close(d);
+    return s;
+}
+
+static tn_status gpu_caps(void *device, tn_caps *out) {
+    gpu_device *d = device_of(device);
+    const gpu_attributes *a = &d->vendor->attributes;
+    int version = 0;
+    TRY(enter(d));
+    TRY(CALL(d, version, (&version), "%s", ""));
+    *out = (tn_caps){
+        .struct_size = sizeof *out,
+        .code = d->vendor->form,
+        .f64 = true,
+        .f16 = true,
+        .i64 = true,
+        .max_group = ask(d, a->max_items, 1024),
+        .shared_memory = ask(d, a->shared_memory, 48 << 10),
+        .alignment = 64, /* offsets are added in the kernel, so this is taste */
+        .max_groups_x = tn_min64(ask(d, a->max_groups_x, 65535), d->vendor->max_groups_x),
+        .subgroup = ask(d, a->warp, 0),
+        .exact = true, /* by the compiler's options */
+    };
+    snprintf(out->version, sizeof out->version, "%d, %s %d.%d, %.40s", version, d->vendor->compiler_title,
+             d->compiler_version[0], d->compiler_version[1], d->arch);
+    return TN_OK;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+static tn_status gpu_alloc(void *device, size_t bytes, void **address) {
+    gpu_device *d = device_of(device);
+    TRY(enter(d));
+    return CALL(d, alloc, (address, bytes ? bytes : 1), "%zu bytes", bytes);
+}
+
+static void gpu_free(void *device, void *address) {
+    gpu_device *d = device_of(device);
+    if (address && choose(d) == SUCCESS) (void)d->gpu->free(address);
+}
+
+static tn_status gpu_copy_async(void *queue, void *dst, const void *src, size_t bytes, int kind) {
+    gpu_queue *q = queue;
+    gpu_device *d = q->device;
+    TRY(enter(d));
+    if (!bytes) return TN_OK;
+    if (kind == 0) return CALL(d, to_device, (dst, src, bytes, q->stream), "%zu bytes to %p", bytes, dst);
+    if (kind == 1) return CALL(d, to_host, (dst, src, bytes, q->stream), "%zu bytes from %p", bytes, src);
+    return CALL(d, within, (dst, src, bytes, q->stream), "%zu bytes from %p to %p", bytes, src, dst);
+}
+
+static tn_status gpu_sync(void *queue) {
+    gpu_queue *q = queue;
+    TRY(enter(q->device));
+    return CALL(q->device, stream_sync, (q->stream), "%s", "");
+}
+
+/* Whether memory of the host is read at once is the vendors' secret, so it is waited for. */
+static tn_status gpu_copy(void *queue, void *dst, const void *src, size_t bytes, int kind) {
+    TRY(gpu_copy_async(queue, dst, src, bytes, kind));
+    return kind == 2 || !bytes ? TN_OK : gpu_sync(queue);
+}
+
+static tn_status gpu_fill(void *queue, void *dst, uint8_t value, size_t bytes) {
+    gpu_queue *q = queue;
+    TRY(enter(q->device));
+    if (!bytes) return TN_OK;
+    return CALL(q->device, fill, (dst, value, bytes, q->stream), "%zu bytes at %p", bytes, dst);
+}
+
+static tn_status gpu_host_alloc(void *device, size_t bytes, void **host) {
+    gpu_device *d = device_of(device);
+    TRY(enter(d));
+    return CALL(d, host_alloc, (host, bytes ? bytes : 1, HOST_PORTABLE), "%zu bytes of the host's memory", bytes);
+}
+
+static void gpu_host_free(void *device, void *host) {
+    gpu_device *d = device_of(device);
+    if (host && choose(d) == SUCCESS) (void)d->gpu->host_free(host);
+}
+
+static tn_status gpu_memory(void *device, int64_t *total, int64_t *unused) {
+    gpu_device *d = device_of(device);
+    size_t all = 0, rest = 0;
+    TRY(enter(d));
+    TRY(CALL(d, memory, (&rest, &all), "%s", ""));
+    *total = (int64_t)all;
+    *unused = (int64_t)rest;
+    return TN_OK;
+}
+
+/* ---- compiling --------------------------------------------------------------------------------------------------- */
+
+enum { MOST_BUFFERS = 64, MOST_OPTIONS = 16, MOST_PARAMETERS = 256 << 10 };
+
+/* Machine code or PTX, and behind it the hash of it: what is kept on disk. */
+typedef struct image {
+    char *bytes;
+    size_t size; /* with the hash */
+} image;
+
+typedef struct gpu_module {
+    void *module, *function;
+    char name[48];
+    int buffer_count;
+    unsigned group[3];
+    size_t params_bytes;
+    bool params_in_buffer;
+    image image;
+} gpu_module;
+
+/* The compiler's words, on one line and cut to what an error text holds. */
+static void compiler_log(const compiler_calls *c, void *program, char *out, size_t size) {
+    size_t needed = 0;
+    snprintf(out, size, "no words of the compiler");
+    if (c->log_size(program, &needed) != SUCCESS || needed < 2) return;
+    char *log = tn_mem_zalloc(needed + 1, 1);
+    if (!log) return;
+    if (c->log(program, log) == SUCCESS && log[0]) snprintf(out, size, "%s", log);
+    for (char *at = out; *at; at++)
+        if (*at == '\n') *at = '|';
+    tn_mem_free(log);
+}
+
+/* NVRTC's latest architecture that is no later than the device's; 0: none, or it does not tell. */
+static int latest_arch(const gpu_device *d) {
+    int archs[128], count = 0, best = 0, device = 0;
+    const compiler_calls *c = d->vendor->compiler;
+    if (!c->arch_count || !c->archs || c->arch_count(&count) || count > (int)TN_COUNT(archs) || c->archs(archs))
+        return 0;
+    (void)sscanf(d->arch, "%d", &device);
+    for (int i = 0; i < count; i++)
+        if (archs[i] <= device && archs[i] > best) best = archs[i];
+    return best;
+}
+
+/* Runs the compiler for an architecture ("sm_90"). */
+static int run_compiler(const gpu_device *d, void *program, const char *arch, const char *more) {
+    const vendor *v = d->vendor;
+    const char *options[MOST_OPTIONS];
+    char first[96];
+    int n = 0;
+    snprintf(first, sizeof first, "%s%s", v->arch_option, arch);
+    if (arch[0]) options[n++] = first;
+    for (int i = 0; v->options[i]; i++)
+        options[n++] = v->options[i];
+    if (more && more[0]) options[n++] = more;
+    return v->compiler->compile(program, n, options);
+}
+
+static tn_status take_image(gpu_device *d, void *program, bool ptx, image *out) {
+    const compiler_calls *c = d->vendor->compiler;
+    size_t size = 0;
+    int error = ptx ? c->ptx_size(program, &size) : c->code_size(program, &size);
+    if (error != SUCCESS || !size)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and gives no code (%d)", d->id, d->vendor->compiler_title,
+                       error);
+    out->size = size + sizeof(uint64_t);
+    out->bytes = tn_mem_alloc(out->size);
+    if (!out->bytes) return TN_ERR_MEMORY;
+    error = ptx ? c->ptx(program, out->bytes) : c->code(program, out->bytes);
+    uint64_t hash = tn_hash64(out->bytes, size, 0);
+    memcpy(out->bytes + size, &hash, sizeof hash);
+    return error == SUCCESS ? TN_OK
+                            : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and does not give its code (%d)", d->id,
+                                      d->vendor->compiler_title, error);
+}
+
+static tn_status refuse(const gpu_device *d, void *program, int error, const gpu_module *m) {
+    char log[640];
+    compiler_log(d->vendor->compiler, program, log, sizeof log);
+    tn_status status = error == COMPILER_REFUSES || error == COMPILER_BAD_OPTION ? TN_ERR_UNSUPPORTED
+                       : error == 1                                              ? TN_ERR_MEMORY
+                                                                                 : TN_ERR_DEVICE;
+    return tn_fail(status, "%s: %s does not compile with %s %d.%d for %s (%d): %s", d->id, m->name,
+                   d->vendor->compiler_title, d->compiler_version[0], d->compiler_version[1], d->arch, error, log);
+}
+
+static tn_status compile_program(gpu_device *d, void *program, const tn_code *code, gpu_module *m) {
+    char arch[80];
+    snprintf(arch, sizeof arch, "%s%s", d->vendor->hip ? "" : "sm_", d->arch);
+    int error = run_compiler(d, program, arch, code->options);
+    int older = error == COMPILER_BAD_OPTION && !d->vendor->hip ? latest_arch(d) : 0;
+    if (older) {
+        snprintf(arch, sizeof arch, "compute_%d", older);
+        error = run_compiler(d, program, arch, code->options);
+    }
+    return error == SUCCESS ? take_image(d, program, older != 0, &m->image) : refuse(d, program, error, m);
+}
+
+static tn_status compile(gpu_device *d, const tn_code *code, gpu_module *m) {
+    const compiler_calls *c = d->vendor->compiler;
+    void *program = NULL;
+    char *text = tn_mem_alloc(code->size + 1);
+    if (!text) return TN_ERR_MEMORY;
+    memcpy(text, code->data, code->size);
+    text[code->size] = 0;
+    int error = c->create(&program, text, m->name, 0, NULL, NULL);
+    tn_status s = error == SUCCESS
+                      ? compile_program(d, program, code, m)
+                      : tn_fail(error == 1 ? TN_ERR_MEMORY : TN_ERR_DEVICE, "%s: %s takes no source of %zu bytes (%d)",
+                                d->id, d->vendor->compiler_title, code->size, error);
+    if (program) (void)c->destroy(&program);
+    tn_mem_free(text);
+    return s;
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+static void gpu_unload(void *device, void *module) {
+    gpu_device *d = device_of(device);
+    gpu_module *m = module;
+    if (m->module && choose(d) == SUCCESS) (void)d->gpu->module_free(m->module);
+    tn_mem_free(m->image.bytes);
+    tn_mem_free(m);
+}
+
+/* What was kept, if it is whole: the driver is given no bytes that it did not make. */
+static tn_status image_from_binary(const tn_code *code, gpu_module *m) {
+    uint64_t hash;
+    if (!code->binary || code->binary_size <= sizeof hash) return TN_OK;
+    size_t size = code->binary_size - sizeof hash;
+    memcpy(&hash, (const char *)code->binary + size, sizeof hash);
+    if (hash != tn_hash64(code->binary, size, 0)) return TN_OK;
+    m->image.bytes = tn_mem_alloc(code->binary_size);
+    if (!m->image.bytes) return TN_ERR_MEMORY;
+    memcpy(m->image.bytes, code->binary, code->binary_size);
+    m->image.size = code->binary_size;
+    return TN_OK;
+}
+
+static tn_status load_image(gpu_device *d, gpu_module *m) {
+    return CALL(d, module_load, (&m->module, m->image.bytes), "%s, %zu bytes", m->name, m->image.size);
+}
+
+/* Registers can leave less room for items than the device has. */
+static tn_status check_group(gpu_device *d, const gpu_module *m) {
+    int most = 0;
+    unsigned wanted = m->group[0] * m->group[1] * m->group[2];
+    TRY(CALL(d, function_ask, (&most, FUNCTION_MAX_ITEMS, m->function), "%s", m->name));
+    if ((unsigned)most >= wanted) return TN_OK;
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %u items, and the device runs %d at most of it",
+                   d->id, m->name, wanted, most);
+}
+
+static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m) {
+    TRY(image_from_binary(code, m));
+    if (m->image.bytes && load_image(d, m) != TN_OK) { /* of another driver: compiled anew */
+        TRY(enter(d));
+        tn_mem_free(m->image.bytes);
+        m->image = (image){0};
+        m->module = NULL;
+    }
+    if (!m->module) {
+        TRY(compile(d, code, m));
+        TRY(load_image(d, m));
+    }
+    TRY(CALL(d, module_get, (&m->function, m->module, code->entry), "%s", code->entry));
+    return check_group(d, m);
+}
+
+static tn_status gpu_load(void *device, const tn_code *code, void **module) {
+    gpu_device *d = device_of(device);
+    TRY(enter(d));
+    if (code->buffer_count > MOST_BUFFERS || code->params_bytes > MOST_PARAMETERS)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %d buffers and %zu bytes of parameters", d->id, code->entry,
+                       code->buffer_count, code->params_bytes);
+    gpu_module *m = tn_mem_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    snprintf(m->name, sizeof m->name, "%s", code->entry);
+    m->buffer_count = code->buffer_count;
+    m->params_bytes = code->params_bytes;
+    m->params_in_buffer = code->params_in_buffer && code->params_bytes;
+    for (int i = 0; i < 3; i++)
+        m->group[i] = code->group[i] ? code->group[i] : 1;
+    tn_status s = module_start(d, code, m);
+    if (s != TN_OK) {
+        gpu_unload(d, m);
+        return s;
+    }
+    *module = m;
+    return TN_OK;
+}
+
+static tn_status gpu_binary(void *device, void *module, void **data, size_t *size) {
+    (void)device;
+    const gpu_module *m = module;
+    *data = m->image.bytes;
+    *size = m->image.size;
+    return TN_OK;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+/* The caller holds the lock. */
+static tn_status make_room(gpu_queue *q) {
+    gpu_device *d = q->device;
+    void *room = NULL, *host = NULL;
+    if (q->host_room) return TN_OK;
+    if (!q->room) TRY(CALL(d, alloc, (&room, MOST_PARAMETERS), "%d bytes for parameters", MOST_PARAMETERS));
+    if (room) q->room = room;
+    TRY(CALL(d, host_alloc, (&host, MOST_PARAMETERS, HOST_PORTABLE), "%d bytes for parameters", MOST_PARAMETERS));
+    q->host_room = host;
+    return TN_OK;
+}
+
+/* Puts a launch's parameters on the device. The caller holds the lock. */
+static tn_status put_params(gpu_queue *q, const gpu_module *m, const void *params, void **address) {
+    gpu_device *d = q->device;
+    size_t bytes = (m->params_bytes + 63) & ~(size_t)63;
+    TRY(make_room(q));
+    if (q->taken + bytes > MOST_PARAMETERS) {
+        TRY(CALL(d, stream_sync, (q->stream), "for room"));
+        q->taken = 0;
+    }
+    *address = q->room + q->taken;
+    memcpy(q->host_room + q->taken, params, m->params_bytes);
+    TRY(CALL(d, to_device, (*address, q->host_room + q->taken, m->params_bytes, q->stream), "%zu bytes of parameters",
+             m->params_bytes));
+    q->taken += bytes;
+    return TN_OK;
+}
+
+static tn_status launch(gpu_queue *q, const gpu_module *m, const tn_dispatch *l, const void *params) {
+    void *arguments[MOST_BUFFERS + 1];
+    for (int i = 0; i < m->buffer_count; i++)
+        arguments[i] = (void *)(uintptr_t)&l->buffers[i];
+    arguments[m->buffer_count] = (void *)(uintptr_t)params;
+    return CALL(q->device, launch,
+                (m->function, l->groups[0], l->groups[1], l->groups[2], m->group[0], m->group[1], m->group[2], 0,
+                 q->stream, arguments, NULL),
+                "%s, %u x %u x %u workgroups of %u x %u x %u items", m->name, l->groups[0], l->groups[1], l->groups[2],
+                m->group[0], m->group[1], m->group[2]);
+}
+
+static tn_status dispatch_one(gpu_queue *q, const gpu_module *m, const tn_dispatch *l) {
+    void *address = NULL;
+    if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
+    if (!m->params_in_buffer) return launch(q, m, l, l->params);
+    pthread_mutex_lock(&q->lock);
+    tn_status s = put_params(q, m, l->params, &address);
+    if (s == TN_OK) s = launch(q, m, l, &address);
+    pthread_mutex_unlock(&q->lock);
+    return s;
+}
+
+static tn_status gpu_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
+    gpu_queue *q = queue;
+    TRY(enter(q->device));
+    for (int64_t i = 0; i < count; i++)
+        TRY(dispatch_one(q, module, &dispatches[i]));
+    return TN_OK;
+}
+
+static tn_status gpu_dispatch_list(void *queue, const tn_list_item *items, int64_t count) {
+    gpu_queue *q = queue;
+    TRY(enter(q->device));
+    for (int64_t i = 0; i < count; i++)
+        TRY(dispatch_one(q, items[i].module, &items[i].dispatch));
+    return TN_OK;
+}
+
+static tn_status gpu_prepare(void *queue, void *module, const tn_launch *launches, int64_t count) {
+    gpu_queue *q = queue;
+    const gpu_module *m = module;
+    (void)launches;
+    (void)count;
+    if (!m->params_in_buffer) return TN_OK;
+    TRY(enter(q->device));
+    pthread_mutex_lock(&q->lock);
+    tn_status s = make_room(q);
+    pthread_mutex_unlock(&q->lock);
+    return s;
+}
+
+/* ---- queues and events ------------------------------------------------------------------------------------------- */
+
+static void gpu_queue_free(void *device, void *queue) {
+    gpu_device *d = device_of(device);
+    (void)choose(d);
+    queue_end(d, queue);
+    tn_mem_free(queue);
+}
+
+static tn_status gpu_queue_new(void *device, void **queue) {
+    gpu_device *d = device_of(device);
+    TRY(enter(d));
+    gpu_queue *q = tn_mem_zalloc(1, sizeof *q);
+    if (!q) return TN_ERR_MEMORY;
+    tn_status s = queue_start(d, q);
+    if (s != TN_OK)
+        gpu_queue_free(d, q);
+    else
+        *queue = q;
+    return s;
+}
+
+typedef struct gpu_event {
+    void *event;
+    origin *origin; /* of its time */
+    bool timed, recorded;
+} gpu_event;
+
+static tn_status gpu_event_new(void *device, bool timed, void **event) {
+    gpu_device *d = device_of(device);
+    TRY(enter(d));
+    gpu_event *e = tn_mem_zalloc(1, sizeof *e);
+    if (!e) return TN_ERR_MEMORY;
+    e->timed = timed;
+    tn_status s = CALL(d, event_new, (&e->event, timed ? 0 : EVENT_UNTIMED), timed ? "with a time" : "without a time");
+    if (s != TN_OK)
+        tn_mem_free(e);
+    else
+        *event = e;
+    return s;
+}
+
+static void gpu_event_free(void *device, void *event) {
+    gpu_device *d = device_of(device);
+    gpu_event *e = event;
+    if (choose(d) == SUCCESS) (void)d->gpu->event_free(e->event);
+    tn_mem_free(e);
+}
+
+/* A new origin in this stream. The caller holds the device's lock, so losses are noted by whoever calls. */
+static int origin_new(gpu_queue *q, double now) {
+    gpu_device *d = q->device;
+    origin *o = tn_mem_zalloc(1, sizeof *o);
+    if (!o) return OUT_OF_MEMORY;
+    int error = d->gpu->event_new(&o->event, 0);
+    if (error == SUCCESS) error = d->gpu->event_record(o->event, q->stream);
+    if (error != SUCCESS) {
+        if (o->event) (void)d->gpu->event_free(o->event);
+        tn_mem_free(o);
+        return error;
+    }
+    *o = (origin){.before = d->origins, .event = o->event, .made = now, .seconds = d->origins ? -1 : 0};
+    d->origins = o;
+    return SUCCESS;
+}
+
+static tn_status latest_origin(gpu_queue *q, origin **out) {
+    enum { SECONDS = 4 };
+    gpu_device *d = q->device;
+    double now = tn_now();
+    int error = SUCCESS;
+    pthread_mutex_lock(&d->lock);
+    if (!d->origins || now - d->origins->made > SECONDS) error = origin_new(q, now);
+    *out = d->origins;
+    pthread_mutex_unlock(&d->lock);
+    return check(d, error, d->vendor->work.symbols[CALL_event_record].name, "where times begin");
+}
+
+static tn_status gpu_event_record(void *queue, void *event) {
+    gpu_queue *q = queue;
+    gpu_event *e = event;
+    TRY(enter(q->device));
+    if (e->timed) TRY(latest_origin(q, &e->origin));
+    TRY(CALL(q->device, event_record, (e->event, q->stream), "%s", ""));
+    e->recorded = true;
+    return TN_OK;
+}
+
+static tn_status gpu_event_wait(void *queue, void *event) {
+    gpu_queue *q = queue;
+    const gpu_event *e = event;
+    TRY(enter(q->device));
+    return e->recorded ? CALL(q->device, stream_wait, (q->stream, e->event, 0), "%s", "") : TN_OK;
+}
+
+static tn_status gpu_event_query(void *device, void *event, bool *passed) {
+    gpu_device *d = device_of(device);
+    const gpu_event *e = event;
+    TRY(enter(d));
+    int error = e->recorded ? d->gpu->event_query(e->event) : SUCCESS;
+    *passed = error == SUCCESS;
+    return check(d, error == NOT_READY ? SUCCESS : error, d->vendor->work.symbols[CALL_event_query].name, "%s", "");
+}
+
+static tn_status gpu_event_sync(void *device, void *event) {
+    gpu_device *d = device_of(device);
+    const gpu_event *e = event;
+    TRY(enter(d));
+    return e->recorded ? CALL(d, event_sync, (e->event), "%s", "") : TN_OK;
+}
+
+/* Seconds from one event to another, once both have passed. */
+static tn_status seconds_between(gpu_device *d, void *from, void *to, double *seconds) {
+    float milliseconds = 0;
+    TRY(CALL(d, event_sync, (from), "%s", ""));
+    TRY(CALL(d, event_elapsed, (&milliseconds, from, to), "%s", ""));
+    *seconds = (double)milliseconds * 1e-3;
+    return TN_OK;
+}
+
+/* An origin's time behind the first one: times of those before it are found first. */
+static tn_status seconds_of(gpu_device *d, origin *o, double *seconds) {
+    for (;;) {
+        double step = 0;
+        pthread_mutex_lock(&d->lock);
+        origin *at = o;
+        while (at->seconds < 0 && at->before->seconds < 0)
+            at = at->before;
+        bool known = o->seconds >= 0;
+        *seconds = o->seconds;
+        pthread_mutex_unlock(&d->lock);
+        if (known) return TN_OK;
+        TRY(CALL(d, event_sync, (at->event), "%s", ""));
+        TRY(seconds_between(d, at->before->event, at->event, &step));
+        pthread_mutex_lock(&d->lock);
+        at->seconds = at->before->seconds + (step > 0 ? step : 0);
+        pthread_mutex_unlock(&d->lock);
+    }
+}
+
+static tn_status gpu_event_time(void *device, void *event, double *seconds) {
+    gpu_device *d = device_of(device);
+    const gpu_event *e = event;
+    double begin = 0, behind = 0;
+    TRY(enter(d));
+    if (!e->recorded || !e->timed)
+        return tn_fail(TN_ERR_STATE, "%s: the time of an event that %s", d->id,
+                       e->timed ? "was never recorded" : "was not made to have one");
+    TRY(seconds_of(d, e->origin, &begin));
+    TRY(seconds_between(d, e->origin->event, e->event, &behind));
+    *seconds = begin + behind;
+    return TN_OK;
+}
+
+#define DRIVER_FUNCTIONS                                                                                         \
+    .close = gpu_close, .caps = gpu_caps, .alloc = gpu_alloc, .free = gpu_free, .load = gpu_load,                \
+    .unload = gpu_unload, .copy = gpu_copy, .sync = gpu_sync, .memory = gpu_memory, .isolate = TN_PROBE_ISOLATE, \
+    .prepare = gpu_prepare, .dispatch = gpu_dispatch, .binary = gpu_binary, .queue_new = gpu_queue_new,          \
+    .queue_free = gpu_queue_free, .event_new = gpu_event_new, .event_free = gpu_event_free,                      \
+    .event_record = gpu_event_record, .event_wait = gpu_event_wait, .event_query = gpu_event_query,              \
+    .event_sync = gpu_event_sync, .event_time = gpu_event_time, .copy_async = gpu_copy_async, .fill = gpu_fill,  \
+    .host_alloc = gpu_host_alloc, .host_free = gpu_host_free, .dispatch_list = gpu_dispatch_list
+
+#endif
+
+/* ---- CUDA -------------------------------------------------------------------------------------------------------- */
+
+#if TRUNNION_WITH_CUDA
+
+static gpu_calls cuda_calls;
+static compiler_calls nvrtc_calls;
+
+#define CUDA_OR_HIP(cuda, hip) cuda
+#define VENDOR_CALLS cuda_calls
+static const tn_symbol cuda_probe_symbols[] = {PROBE_CALLS(X) PROBE_EXTRAS(OPTIONAL)};
+static const tn_symbol cuda_work_symbols[] = {WORK_CALLS(X) CUDA_CALLS(X)};
+#undef VENDOR_CALLS
+#define VENDOR_CALLS nvrtc_calls
+static const tn_symbol nvrtc_symbols[] = {COMPILER_CALLS(X) NVRTC_CALLS(X) NVRTC_EXTRAS(OPTIONAL)};
+#undef VENDOR_CALLS
+#undef CUDA_OR_HIP
+
+static const char *const cuda_names[] = {"libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1", NULL};
+static const char *const nvrtc_names[] = {
+    "libnvrtc.so.13",
+    "libnvrtc.so.12",
+    "libnvrtc.so.11.2",
+    "libnvrtc.so",
+    "/usr/local/cuda*/lib64/libnvrtc.so",
+    "site-packages/nvidia/cu13/lib/libnvrtc.so.13",
+    "site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+    "site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2",
+    NULL,
+};
+static const char INSTALL_NVIDIA[] = "install NVIDIA's driver (the toolkit is not needed)";
+static const char INSTALL_NVRTC[] =
+    "install NVRTC of the driver's CUDA version: pip install nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12), or "
+    "the toolkit's package cuda-nvrtc; TRUNNION_NVRTC_LIB may name the file";
+static const char LOAD_NVIDIA[] =
+    "load NVIDIA's kernel module (nvidia-smi shows whether it runs); in a container, pass the GPU in";
+
+static const meaning cuda_meanings[] = {
+    {34, TN_REASON_LIBRARY_NOT_FOUND, "this libcuda is the toolkit's stub, not a driver", INSTALL_NVIDIA},
+    {35, TN_REASON_TOO_OLD, "the kernel's driver is older than this libcuda needs", "update NVIDIA's driver"},
+    {3, TN_REASON_INIT_FAILED, "this process used CUDA before it asked", "run: trunnion devices --fresh"},
+    {100, TN_REASON_NO_DEVICE, "no device", LOAD_NVIDIA},
+    {101, TN_REASON_NO_DEVICE, "no valid device", LOAD_NVIDIA},
+    {304, TN_REASON_INIT_FAILED, "a call to the operating system failed", LOAD_NVIDIA},
+    {802, TN_REASON_INIT_FAILED, "the system is not ready", "start NVIDIA's fabric manager, or wait until it runs"},
+    {803, TN_REASON_TOO_OLD, "libcuda and the kernel's driver are of different versions",
+     "restart the machine, or reinstall the driver"},
+    {-1, TN_REASON_INIT_FAILED, "it does not start", "see whether nvidia-smi works; update or reinstall the driver"},
+};
+
+/* Free memory without a context on the device: NVML knows it. */
+static int64_t nvml_free_memory(const char *pci) {
+    static int (*init)(void), (*by_pci)(const char *, void **), (*memory)(void *, unsigned long long[3]);
+    static const char *const names[] = {"libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1", NULL};
+    static const tn_symbol symbols[] = {
+        {"nvmlInit_v2", (void **)&init, false},
+        {"nvmlDeviceGetHandleByPciBusId_v2", (void **)&by_pci, false},
+        {"nvmlDeviceGetMemoryInfo", (void **)&memory, false},
+    };
+    static const tn_library_spec nvml = {"NVML", "TRUNNION_NVML_LIB", names, symbols, TN_COUNT(symbols), ""};
+    tn_reason why;
+    void *device;
+    unsigned long long total_free_used[3];
+    if (!pci[0] || !tn_library_open(&nvml, &why)) return 0;
+    if (init() || by_pci(pci, &device) || memory(device, total_free_used)) return 0;
+    return (int64_t)total_free_used[1];
+}
+
+static void cuda_details(tn_device_info *d, int device) {
+    int major = 0, minor = 0;
+    if (!cuda_calls.attribute(&major, CUDA_MAJOR, device) && !cuda_calls.attribute(&minor, CUDA_MINOR, device))
+        snprintf(d->compute_capability, sizeof d->compute_capability, "%d.%d", major, minor);
+    d->free_memory = nvml_free_memory(d->pci);
+}
+
+/* IEEE 754's arithmetic, operation by operation. */
+static const char *const nvrtc_options[] = {
+    "--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w", NULL};
+
+static const vendor cuda = {
+    .name = "cuda",
+    .gpu = &cuda_calls,
+    .compiler = &nvrtc_calls,
+    .probe = {"CUDA driver", "TRUNNION_CUDA_LIB", cuda_names, cuda_probe_symbols, TN_COUNT(cuda_probe_symbols),
+              INSTALL_NVIDIA},
+    .work = {"CUDA driver", "TRUNNION_CUDA_LIB", cuda_names, cuda_work_symbols, TN_COUNT(cuda_work_symbols),
+             "update NVIDIA's driver"},
+    .compiles = {"NVRTC", "TRUNNION_NVRTC_LIB", nvrtc_names, nvrtc_symbols, TN_COUNT(nvrtc_symbols), INSTALL_NVRTC},
+    .meanings = cuda_meanings,
+    .node = "nvidiactl",
+    .node_fix = LOAD_NVIDIA,
+    .details = cuda_details,
+    .attributes = CUDA_ATTRIBUTES,
+    .form = TN_CODE_CUDA_C,
+    .max_groups_x = INT32_MAX,
+    .arch_option = "--gpu-architecture=",
+    .compiler_title = "NVRTC",
+    .options = nvrtc_options,
+};
+
+static void cuda_probe(tn_probe *out) { probe(out, &cuda); }
+
+static void cuda_watch(tn_watch_add *add, void *ctx) {
+    watch(&cuda, add, ctx);
+    tn_probe_watch_node("nvidia0", add, ctx);
+    tn_probe_watch_node("dxg", add, ctx);
+    add(ctx, "$CUDA_VISIBLE_DEVICES");
+}
+
+static tn_status cuda_open(int index, const tn_device_options *options, void **device) {
+    (void)options;
+    return open_device(&cuda, index, device);
+}
+
+const tn_driver tn_driver_cuda = {
+    .struct_size = sizeof(tn_driver),
+    .abi = TN_BACKEND_ABI,
+    .name = "cuda",
+    .title = "NVIDIA CUDA",
+    .probe = cuda_probe,
+    .watch = cuda_watch,
+    .open = cuda_open,
+    DRIVER_FUNCTIONS,
+};
+
+#endif
+
+/* ---- ROCm -------------------------------------------------------------------------------------------------------- */
+
+#if TRUNNION_WITH_ROCM
+
+static gpu_calls rocm_calls;
+static compiler_calls hiprtc_calls;
+
+#define CUDA_OR_HIP(cuda, hip) hip
+#define VENDOR_CALLS rocm_calls
+static const tn_symbol rocm_probe_symbols[] = {PROBE_CALLS(X) PROBE_EXTRAS(OPTIONAL) HIP_EXTRAS(OPTIONAL)};
+static const tn_symbol rocm_work_symbols[] = {WORK_CALLS(X) HIP_CALLS(X)};
+#undef VENDOR_CALLS
+#define VENDOR_CALLS hiprtc_calls
+static const tn_symbol hiprtc_symbols[] = {COMPILER_CALLS(X)};
+#undef VENDOR_CALLS
+#undef CUDA_OR_HIP
+
+static const char *const rocm_names[] = {"libamdhip64.so", "libamdhip64.so.*", "/opt/rocm*/lib/libamdhip64.so", NULL};
+/* Up to ROCm 5.2 the run time is the compiler too. */
+static const char *const hiprtc_names[] = {
+    "libhiprtc.so",
+    "libhiprtc.so.*",
+    "/opt/rocm*/lib/libhiprtc.so",
+    "libamdhip64.so",
+    "libamdhip64.so.*",
+    "/opt/rocm*/lib/libamdhip64.so",
+    NULL,
+};
+
+static const char INSTALL_ROCM[] = "install AMD's ROCm run time (package libamdhip64-5, or rocm-hip-runtime from AMD)";
+static const char INSTALL_HIPRTC[] =
+    "install hiprtc of the run time's version (AMD's package hip-runtime-amd; Debian's libamdhip64-5 holds it); "
+    "TRUNNION_HIPRTC_LIB may name the file";
+static const char LOAD_AMD[] = "load the kernel module amdgpu; in a container, pass /dev/kfd and /dev/dri in";
+
+static const meaning rocm_meanings[] = {
+    {100, TN_REASON_NO_DEVICE, "no AMD GPU", LOAD_AMD},
+    {101, TN_REASON_NO_DEVICE, "no AMD GPU", LOAD_AMD},
+    {35, TN_REASON_TOO_OLD, "the kernel's driver is older than this run time needs", "update amdgpu or the kernel"},
+    {-1, TN_REASON_INIT_FAILED, "it does not start", "see whether rocminfo works; update or reinstall ROCm"},
+};
+
+static int64_t amdgpu_number(const char *pci, const char *file) {
+    char path[128];
+    char *text;
+    size_t size;
+    long long v = 0;
+    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/%s", pci, file);
+    if (tn_file_read(path, &text, &size, 256) != TN_OK) return 0;
+    if (sscanf(text, "%lld", &v) != 1) v = 0;
+    tn_mem_free(text);
+    return v;
+}
+
+static void rocm_details(tn_device_info *d, int device) {
+    char arch[64];
+    gfx_name(&rocm_calls, device, arch, sizeof arch);
+    snprintf(d->compute_capability, sizeof d->compute_capability, "%.*s", (int)strcspn(arch, ":"), arch);
+    if (!d->pci[0]) return;
+    d->free_memory =
+        tn_max64(0, amdgpu_number(d->pci, "mem_info_vram_total") - amdgpu_number(d->pci, "mem_info_vram_used"));
+}
+
+/* IEEE 754's arithmetic, operation by operation; subnormal numbers are kept unless told otherwise. */
+static const char *const hiprtc_options[] = {
+    "-std=c++17", "-O3", "-ffp-contract=off", "-fhip-fp32-correctly-rounded-divide-sqrt", "-w", NULL};
+
+static const vendor rocm = {
+    .name = "rocm",
+    .hip = true,
+    .gpu = &rocm_calls,
+    .compiler = &hiprtc_calls,
+    .probe = {"ROCm run time", "TRUNNION_ROCM_LIB", rocm_names, rocm_probe_symbols, TN_COUNT(rocm_probe_symbols),
+              INSTALL_ROCM},
+    .work = {"ROCm run time", "TRUNNION_ROCM_LIB", rocm_names, rocm_work_symbols, TN_COUNT(rocm_work_symbols),
+             "update ROCm"},
+    .compiles = {"hiprtc", "TRUNNION_HIPRTC_LIB", hiprtc_names, hiprtc_symbols, TN_COUNT(hiprtc_symbols),
+                 INSTALL_HIPRTC},
+    .meanings = rocm_meanings,
+    .node = "kfd",
+    .node_fix = LOAD_AMD,
+    .details = rocm_details,
+    .attributes = HIP_ATTRIBUTES,
+    .form = TN_CODE_HIP_C,
+    .max_groups_x = (1 << 21) - 1, /* HIP counts items, in 32 bits, and workgroups have 1024 at most */
+    .arch_option = "--offload-arch=",
+    .compiler_title = "hiprtc",
+    .options = hiprtc_options,
+};
+
+static void rocm_probe(tn_probe *out) { probe(out, &rocm); }
+
+static void rocm_watch(tn_watch_add *add, void *ctx) {
+    static const char *const more[] = {"$HIP_VISIBLE_DEVICES", "$ROCR_VISIBLE_DEVICES", "$HSA_OVERRIDE_GFX_VERSION"};
+    watch(&rocm, add, ctx);
+    tn_probe_watch_node("dri", add, ctx);
+    for (size_t i = 0; i < TN_COUNT(more); i++)
+        add(ctx, more[i]);
+}
+
+static tn_status rocm_open(int index, const tn_device_options *options, void **device) {
+    (void)options;
+    return open_device(&rocm, index, device);
+}
+
+const tn_driver tn_driver_rocm = {
+    .struct_size = sizeof(tn_driver),
+    .abi = TN_BACKEND_ABI,
+    .name = "rocm",
+    .title = "AMD ROCm",
+    .probe = rocm_probe,
+    .watch = rocm_watch,
+    .open = rocm_open,
+    DRIVER_FUNCTIONS,
+};
+
+#endif

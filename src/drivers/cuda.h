@@ -1,0 +1,128 @@
+/* cuda.h — what the driver of CUDA and ROCm uses of the vendors' interfaces, declared anew: building needs no SDK.
+ *
+ * The two have the same calls under two sets of names, mostly with the same numbers. Results and devices are ints,
+ * handles pointers; addresses of devices are declared as pointers too, which are passed as CUDA's 64-bit integers are.
+ * tools/checks/gpu_headers.py compares all of it with the vendors' headers where they are. */
+#ifndef TN_DRIVERS_CUDA_H
+#define TN_DRIVERS_CUDA_H
+
+#include <stddef.h>
+
+/* X(field, CUDA's name, HIP's name, parameters): what looking for devices takes. */
+#define PROBE_CALLS(X)                                                                        \
+    X(init, "cuInit", "hipInit", (unsigned flags))                                            \
+    X(count, "cuDeviceGetCount", "hipGetDeviceCount", (int *count))                           \
+    X(get, "cuDeviceGet", "hipDeviceGet", (int *device, int ordinal))                         \
+    X(name, "cuDeviceGetName", "hipDeviceGetName", (char *name, int size, int device))        \
+    X(total_memory, "cuDeviceTotalMem_v2", "hipDeviceTotalMem", (size_t * bytes, int device)) \
+    X(pci, "cuDeviceGetPCIBusId", "hipDeviceGetPCIBusId", (char *text, int size, int device)) \
+    X(attribute, "cuDeviceGetAttribute", "hipDeviceGetAttribute", (int *value, int what, int device))
+
+/* The same, but a version without it is good enough. */
+#define PROBE_EXTRAS(X) X(uuid, "cuDeviceGetUuid", "hipDeviceGetUuid", (unsigned char bytes[16], int device))
+
+/* What computing takes. */
+#define WORK_CALLS(X)                                                                                                  \
+    X(version, "cuDriverGetVersion", "hipRuntimeGetVersion", (int *version))                                           \
+    X(memory, "cuMemGetInfo_v2", "hipMemGetInfo", (size_t * unused, size_t * total))                                   \
+    X(alloc, "cuMemAlloc_v2", "hipMalloc", (void **address, size_t bytes))                                             \
+    X(free, "cuMemFree_v2", "hipFree", (void *address))                                                                \
+    X(host_alloc, "cuMemHostAlloc", "hipHostMalloc", (void **host, size_t bytes, unsigned flags))                      \
+    X(host_free, "cuMemFreeHost", "hipHostFree", (void *host))                                                         \
+    X(to_device, "cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync",                                                         \
+      (void *to, const void *from, size_t bytes, void *stream))                                                        \
+    X(to_host, "cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync", (void *to, const void *from, size_t bytes, void *stream)) \
+    X(within, "cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync", (void *to, const void *from, size_t bytes, void *stream))  \
+    X(fill, "cuMemsetD8Async", "hipMemsetD8Async", (void *to, unsigned char value, size_t bytes, void *stream))        \
+    X(stream_new, "cuStreamCreate", "hipStreamCreateWithFlags", (void **stream, unsigned flags))                       \
+    X(stream_free, "cuStreamDestroy_v2", "hipStreamDestroy", (void *stream))                                           \
+    X(stream_sync, "cuStreamSynchronize", "hipStreamSynchronize", (void *stream))                                      \
+    X(stream_wait, "cuStreamWaitEvent", "hipStreamWaitEvent", (void *stream, void *event, unsigned flags))             \
+    X(event_new, "cuEventCreate", "hipEventCreateWithFlags", (void **event, unsigned flags))                           \
+    X(event_free, "cuEventDestroy_v2", "hipEventDestroy", (void *event))                                               \
+    X(event_record, "cuEventRecord", "hipEventRecord", (void *event, void *stream))                                    \
+    X(event_query, "cuEventQuery", "hipEventQuery", (void *event))                                                     \
+    X(event_sync, "cuEventSynchronize", "hipEventSynchronize", (void *event))                                          \
+    X(event_elapsed, "cuEventElapsedTime", "hipEventElapsedTime", (float *milliseconds, void *from, void *to))         \
+    X(module_load, "cuModuleLoadData", "hipModuleLoadData", (void **module, const void *image))                        \
+    X(module_free, "cuModuleUnload", "hipModuleUnload", (void *module))                                                \
+    X(module_get, "cuModuleGetFunction", "hipModuleGetFunction", (void **function, void *module, const char *name))    \
+    X(function_ask, "cuFuncGetAttribute", "hipFuncGetAttribute", (int *value, int what, void *function))               \
+    X(launch, "cuLaunchKernel", "hipModuleLaunchKernel",                                                               \
+      (void *function, unsigned groups_x, unsigned groups_y, unsigned groups_z, unsigned items_x, unsigned items_y,    \
+       unsigned items_z, unsigned local_bytes, void *stream, void **parameters, void **extra))
+
+/* A thread chooses the device that its calls are about: CUDA by contexts, HIP by the device's number. */
+#define CUDA_CALLS(X)                                                                 \
+    X(context_retain, "cuDevicePrimaryCtxRetain", NULL, (void **context, int device)) \
+    X(context_release, "cuDevicePrimaryCtxRelease_v2", NULL, (int device))            \
+    X(context_set, "cuCtxSetCurrent", NULL, (void *context))
+#define HIP_CALLS(X) X(device_set, NULL, "hipSetDevice", (int device))
+
+/* A struct of facts whose layout differs between versions: from ROCm 6 on, and before. */
+#define HIP_EXTRAS(X)                                                                    \
+    X(properties_6, NULL, "hipGetDevicePropertiesR0600", (void *properties, int device)) \
+    X(properties, NULL, "hipGetDeviceProperties", (void *properties, int device))
+
+typedef struct gpu_calls {
+#define X(field, cuda, hip, parameters) int(*field) parameters;
+    PROBE_CALLS(X) PROBE_EXTRAS(X) WORK_CALLS(X) CUDA_CALLS(X) HIP_CALLS(X) HIP_EXTRAS(X)
+#undef X
+} gpu_calls;
+
+/* X(field, NVRTC's name, hiprtc's name, parameters) */
+#define COMPILER_CALLS(X)                                                                                             \
+    X(version, "nvrtcVersion", "hiprtcVersion", (int *major, int *minor))                                             \
+    X(create, "nvrtcCreateProgram", "hiprtcCreateProgram",                                                            \
+      (void **program, const char *text, const char *name, int headers, const char *const *texts,                     \
+       const char *const *names))                                                                                     \
+    X(compile, "nvrtcCompileProgram", "hiprtcCompileProgram", (void *program, int count, const char *const *options)) \
+    X(log_size, "nvrtcGetProgramLogSize", "hiprtcGetProgramLogSize", (void *program, size_t *size))                   \
+    X(log, "nvrtcGetProgramLog", "hiprtcGetProgramLog", (void *program, char *log))                                   \
+    X(code_size, "nvrtcGetCUBINSize", "hiprtcGetCodeSize", (void *program, size_t *size))                             \
+    X(code, "nvrtcGetCUBIN", "hiprtcGetCode", (void *program, char *code))                                            \
+    X(destroy, "nvrtcDestroyProgram", "hiprtcDestroyProgram", (void **program))
+#define NVRTC_CALLS(X)                                                  \
+    X(ptx_size, "nvrtcGetPTXSize", NULL, (void *program, size_t *size)) \
+    X(ptx, "nvrtcGetPTX", NULL, (void *program, char *code))
+#define NVRTC_EXTRAS(X)                                            \
+    X(arch_count, "nvrtcGetNumSupportedArchs", NULL, (int *count)) \
+    X(archs, "nvrtcGetSupportedArchs", NULL, (int *archs))
+
+typedef struct compiler_calls {
+#define X(field, nvrtc, hiprtc, parameters) int(*field) parameters;
+    COMPILER_CALLS(X) NVRTC_CALLS(X) NVRTC_EXTRAS(X)
+#undef X
+} compiler_calls;
+
+/* In the order in which a table of symbols names them. */
+enum {
+#define X(field, cuda, hip, parameters) CALL_##field,
+    WORK_CALLS(X)
+#undef X
+};
+
+/* Numbers that both have. */
+enum {
+    SUCCESS = 0,
+    OUT_OF_MEMORY = 2,
+    NOT_READY = 600,
+    STREAM_NON_BLOCKING = 1,
+    EVENT_UNTIMED = 2,
+    HOST_PORTABLE = 1,
+    FUNCTION_MAX_ITEMS = 0,
+    COMPILER_BAD_OPTION = 5, /* NVRTC_ERROR_INVALID_OPTION */
+    COMPILER_REFUSES = 6     /* NVRTC_ERROR_COMPILATION, HIPRTC_ERROR_COMPILATION */
+};
+
+/* Attributes of devices. */
+typedef struct gpu_attributes {
+    int max_items, max_groups_x, shared_memory, warp, integrated;
+} gpu_attributes;
+#define CUDA_ATTRIBUTES \
+    { .max_items = 1, .max_groups_x = 5, .shared_memory = 8, .warp = 10, .integrated = 18 }
+#define HIP_ATTRIBUTES \
+    { .max_items = 56, .max_groups_x = 29, .shared_memory = 74, .warp = 87, .integrated = 16 }
+enum { CUDA_MAJOR = 75, CUDA_MINOR = 76 };
+
+#endif
