@@ -25,6 +25,11 @@ static const struct {
 #endif
 #if TRUNNION_WITH_METAL
     {"metal:0", &tn_driver_metal},
+#if TRUNNION_WITH_CUDA
+    {"cuda:0", &tn_driver_cuda},
+#endif
+#if TRUNNION_WITH_ROCM
+    {"rocm:0", &tn_driver_rocm},
 #endif
 };
 

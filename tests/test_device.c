@@ -200,9 +200,9 @@ static void found_devices_are_told_with_the_truth(void **state) {
     setenv("TRUNNION_NVML_LIB", getenv("TRUNNION_CUDA_LIB"), 1);
     tn_device_list *l = list_new(true);
     const tn_backend_info *b = backend_in(l, "cuda");
-    assert_false(b->available);
-    assert_string_equal(b->reason_code, "no_driver");
-    assert_text_has(b->reason, "found 2 devices");
+    assert_true(b->available);
+    assert_string_equal(b->reason_code, "none");
+    assert_string_equal(b->reason, "");
     assert_string_equal(b->fix, "");
     assert_int_equal(b->device_count, 2);
     const tn_device_info *d = &b->devices[1];
@@ -214,9 +214,17 @@ static void found_devices_are_told_with_the_truth(void **state) {
     assert_string_equal(d->compute_capability, "9.0");
     assert_string_equal(d->pci, "0000:66:00.0");
     assert_string_equal(d->uuid, "29292929292929292929292929292929");
-    assert_false(d->usable || d->software || d->unified_memory);
-    assert_string_equal(tn_device_list_recommended(l), "cpu");
+    assert_true(d->usable);
+    assert_false(d->software || d->unified_memory);
+    assert_string_equal(tn_device_list_recommended(l), "cuda:0");
     tn_device_list_free(l);
+}
+
+static void devices_without_a_compiler_are_of_no_use(void **state) {
+    (void)state;
+    setenv("TRUNNION_CUDA_LIB", build_fake("gpu.c", "libcuda.so.1", ""), 1);
+    setenv("TRUNNION_NVRTC_LIB", "/nowhere/at-all.so", 1);
+    assert_reason("cuda", "library_not_found", "2 devices (Fake GPU 0), but NVRTC is not here");
 }
 
 static void one_gpu_behind_two_interfaces_is_recognised(void **state) {
@@ -242,6 +250,7 @@ static void rocm_webgpu_and_metal_are_read(void **state) {
     tn_device_list *l = list_new(true);
     assert_int_equal(backend_in(l, "rocm")->device_count, 2);
     assert_string_equal(backend_in(l, "rocm")->devices[0].pci, "0000:65:00.0");
+    assert_string_equal(backend_in(l, "rocm")->devices[0].compute_capability, "gfx90a");
     assert_int_equal(backend_in(l, "webgpu")->device_count, 1);
     assert_string_equal(backend_in(l, "webgpu")->devices[0].name, "Fake adapter");
     assert_string_equal(backend_in(l, "webgpu")->devices[0].compute_capability, "over Vulkan");
@@ -279,6 +288,8 @@ static void engines_are_found_without_being_loaded(void **state) {
     tn_device_list *l = list_new(true);
     const tn_backend_info *ort = backend_in(l, "engine:onnxruntime"), *torch = backend_in(l, "engine:torch");
     assert_string_equal(ort->reason_code, "no_driver");
+    assert_text_has(ort->reason, "found ONNX Runtime 1.31.1; this version");
+    assert_string_equal(ort->fix, "");
     assert_string_equal(ort->devices[0].id, "engine:onnxruntime");
     assert_string_equal(ort->devices[0].name, "ONNX Runtime 1.31.1");
     assert_string_equal(torch->devices[0].name, "LibTorch 2.15.0");
@@ -401,19 +412,19 @@ static const char *begin_record_test(void) {
 static void listing_is_answered_from_the_record(void **state) {
     (void)state;
     const char *loaded = begin_record_test();
-    assert_text_has(list_elsewhere(), "cuda=no_driver devices 2");
+    assert_text_has(list_elsewhere(), "cuda=none devices 2");
     assert_int_equal(size_of(loaded), 1);
     double best = 1e9;
     for (int i = 0; i < 5; i++) {
         const char *text = list_elsewhere();
-        assert_text_has(text, "cuda=no_driver devices 2");
+        assert_text_has(text, "cuda=none devices 2");
         assert_text_has(text, "cuda:1: Fake GPU 1");
         best = fmin(best, strtod(strstr(text, "milliseconds ") + 13, NULL));
     }
     assert_int_equal(size_of(loaded), 1);
     print_message("listing from the record: %.1f ms\n", best);
     if (best > 50) fail_msg("the record took %.1f ms to answer", best);
-    assert_text_has(run_self("--list fresh"), "cuda=no_driver");
+    assert_text_has(run_self("--list fresh"), "cuda=none");
     assert_int_equal(size_of(loaded), 2);
 }
 
@@ -455,10 +466,10 @@ static void spoilt_record_is_replaced(void **state) {
     (void)list_elsewhere();
     for (size_t i = 0; i < TN_COUNT(spoilt); i++) {
         write_file(record_file(), spoilt[i]);
-        assert_text_has(list_elsewhere(), "cuda=no_driver devices 2");
+        assert_text_has(list_elsewhere(), "cuda=none devices 2");
         assert_int_equal(size_of(loaded), 2 + (long)i);
     }
-    assert_text_has(list_elsewhere(), "cuda=no_driver devices 2");
+    assert_text_has(list_elsewhere(), "cuda=none devices 2");
     assert_int_equal(size_of(loaded), 1 + (long)TN_COUNT(spoilt));
 }
 
@@ -479,13 +490,13 @@ static void listing_works_without_a_place_for_the_record(void **state) {
     (void)state;
     const char *loaded = begin_record_test();
     setenv("TRUNNION_CACHE", "/proc/no/folder/can/be/here", 1);
-    assert_text_has(list_elsewhere(), "cuda=no_driver devices 2");
+    assert_text_has(list_elsewhere(), "cuda=none devices 2");
     assert_text_has(list_elsewhere(), "cpu=none devices 1");
     assert_int_equal(size_of(loaded), 2);
     setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
     (void)remove(record_file());
     assert_int_equal(mkdir(record_file(), 0700), 0);
-    assert_text_has(list_elsewhere(), "cuda=no_driver devices 2");
+    assert_text_has(list_elsewhere(), "cuda=none devices 2");
     assert_int_equal(rmdir(record_file()), 0);
 }
 
@@ -512,7 +523,7 @@ static void crash_is_believed_for_an_hour(void **state) {
     assert_int_equal(size_of(loaded), 1);
     age_record();
     unsetenv("FAKE_DOES");
-    assert_text_has(list_elsewhere(), "cuda=no_driver devices 2");
+    assert_text_has(list_elsewhere(), "cuda=none devices 2");
     assert_int_equal(size_of(loaded), 2);
 }
 
@@ -547,6 +558,7 @@ int main(int argc, char **argv) {
         TEST(device_node_of_others_is_a_permission_problem),
         TEST(library_noise_stays_out),
         TEST(found_devices_are_told_with_the_truth),
+        TEST(devices_without_a_compiler_are_of_no_use),
         TEST(one_gpu_behind_two_interfaces_is_recognised),
         TEST(rocm_webgpu_and_metal_are_read),
         TEST(absurd_counts_are_bounded),

@@ -211,7 +211,7 @@ static void auto_passes_over_with_reasons(void **state) {
     tn_device *d;
     assert_ok(tn_device_open("auto", NULL, &s, &d));
     tn_device_close(d);
-    assert_string_equal(step_of(&s, "cuda")->reason_code, "no_driver");
+    assert_string_equal(step_of(&s, "cuda")->reason_code, "library_not_found");
     assert_string_equal(step_of(&s, "mock")->reason_code, "no_device");
     assert_string_equal(step_of(&s, "mock")->fix, "give it some");
     assert_true(step_of(&s, "cpu")->chosen);
@@ -260,12 +260,12 @@ static void fallback_policies_do_what_they_say(void **state) {
 
 static void named_backend_without_driver_says_what_was_found(void **state) {
     (void)state;
-    setenv("TRUNNION_CUDA_LIB", build_fake("gpu.c", "libcuda.so.1", ""), 1);
+    setenv("TRUNNION_ONNXRUNTIME_LIB", build_fake("engine.c", "libonnxruntime.so.1.31.1", ""), 1);
     tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
     tn_device *d;
-    assert_int_equal(tn_device_open("cuda", &o, NULL, &d), TN_ERR_UNAVAILABLE);
+    assert_int_equal(tn_device_open("engine:onnxruntime", &o, NULL, &d), TN_ERR_UNAVAILABLE);
     assert_null(d);
-    assert_text_has(tn_error(), "found 2 devices");
+    assert_text_has(tn_error(), "found ONNX Runtime 1.31.1; this version");
 }
 
 static void failing_open_is_a_step(void **state) {

@@ -1,7 +1,7 @@
-/* cuda.c — CUDA and ROCm: looking for devices, memory, kernels, launches, streams and events.
+/* cuda.c — the driver of CUDA and ROCm: memory, kernels, launches, streams and events.
  *
- * The two interfaces have the same calls under two sets of names (cuda.h), so one driver serves both: a `vendor` says
- * what differs, and a device knows its vendor. Addresses are the device's own. A thread's calls go to the device that
+ * The two interfaces have the same calls under two sets of names (cuda.h), so one driver serves both: a `gpu_vendor`
+ * says what differs, and a device knows its vendor. Addresses are the device's own. A thread's calls go to the device that
  * it chose last, so each entry chooses first.
  *
  * Kernels come as source text. The vendor's compiler, a library of its own, makes machine code of it for the very
@@ -13,100 +13,9 @@
 #include <string.h>
 
 #include "drivers/cuda.h"
-#include "drivers/probe.h"
 #include "hal/hal.h"
 
 #if TRUNNION_WITH_CUDA || TRUNNION_WITH_ROCM
-
-/* ---- what differs ------------------------------------------------------------------------------------------------ */
-
-/* What an error of init or count means. */
-typedef struct meaning {
-    int error; /* the row with -1 is for all others */
-    tn_reason_code code;
-    const char *text, *fix;
-} meaning;
-
-typedef struct vendor {
-    const char *name; /* "cuda" */
-    bool hip;
-    gpu_calls *gpu;
-    compiler_calls *compiler;
-    tn_library_spec probe, work; /* one library, with the symbols for looking and for computing */
-    tn_library_spec compiles;
-    const meaning *meanings;
-    const char *node;     /* device node that every use needs */
-    const char *node_fix; /* when it is not there at all */
-    void (*details)(tn_device_info *d, int device);
-    gpu_attributes attributes;
-    tn_code_form form;
-    int64_t max_groups_x; /* more than the attribute says is never asked for */
-    const char *arch_option, *compiler_title;
-    const char *const *options; /* for the compiler, up to a NULL */
-} vendor;
-
-#define X(field, cuda, hip, parameters) {CUDA_OR_HIP(cuda, hip), (void **)&VENDOR_CALLS.field, false},
-#define OPTIONAL(field, cuda, hip, parameters) {CUDA_OR_HIP(cuda, hip), (void **)&VENDOR_CALLS.field, true},
-
-/* ---- looking for devices ----------------------------------------------------------------------------------------- */
-
-static void explain(tn_probe *out, const vendor *v, int error) {
-    const meaning *m = v->meanings;
-    while (m->error != error && m->error != -1)
-        m++;
-    tn_probe_reason(out, m->code, m->fix, "%s: %s (error %d)", v->probe.title, m->text, error);
-    if (m->code != TN_REASON_LIBRARY_NOT_FOUND && m->code != TN_REASON_TOO_OLD) (void)tn_probe_denied(out, v->node);
-}
-
-static void describe(tn_probe *out, const vendor *v, int ordinal) {
-    int device, integrated = 0;
-    size_t total = 0;
-    char pci[32] = "";
-    unsigned char uuid[16] = {0};
-    const gpu_calls *gpu = v->gpu;
-    if (gpu->get(&device, ordinal)) return;
-    tn_device_info *d = tn_probe_device(out);
-    if (!d) return;
-    if (gpu->name(d->name, (int)sizeof d->name, device)) snprintf(d->name, sizeof d->name, "%s", v->probe.title);
-    if (!gpu->total_memory(&total, device)) d->total_memory = (int64_t)total;
-    if (!gpu->pci(pci, (int)sizeof pci, device)) tn_probe_pci(d->pci, pci);
-    if (gpu->uuid && !gpu->uuid(uuid, device)) tn_probe_uuid(d->uuid, uuid);
-    d->unified_memory = !gpu->attribute(&integrated, v->attributes.integrated, device) && integrated;
-    v->details(d, device);
-}
-
-/* Devices without a compiler are of no use: kernels come as text. */
-static void need_compiler(tn_probe *out, const vendor *v) {
-    char path[256];
-    if (tn_library_locate(&v->compiles, path, sizeof path)) return;
-    tn_probe_reason(out, TN_REASON_LIBRARY_NOT_FOUND, v->compiles.fix,
-                    "%s: %d device%s (%.60s), but %s is not here, which compiles kernels", v->probe.title, out->count,
-                    out->count == 1 ? "" : "s", out->devices[0].name, v->compiles.title);
-    out->count = 0;
-}
-
-static void probe(tn_probe *out, const vendor *v) {
-    memset(v->gpu, 0, sizeof *v->gpu);
-    if (!tn_probe_library(out, &v->probe)) return;
-    int count = 0, error = v->gpu->init(0);
-    if (!error) error = v->gpu->count(&count);
-    if (error) {
-        explain(out, v, error);
-        return;
-    }
-    for (int n = 0; n < count; n++)
-        describe(out, v, n);
-    if (out->count)
-        need_compiler(out, v);
-    else if (!tn_probe_denied(out, v->node))
-        tn_probe_reason(out, TN_REASON_NO_DEVICE, v->node_fix, "%s: it runs, and has no device", v->probe.title);
-}
-
-static void watch(const vendor *v, tn_watch_add *add, void *ctx) {
-    tn_probe_watch(&v->probe, add, ctx);
-    tn_probe_watch(&v->compiles, add, ctx);
-    tn_probe_watch_node(v->node, add, ctx);
-}
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
@@ -187,7 +96,7 @@ typedef struct origin {
 
 typedef struct gpu_device {
     gpu_queue queue; /* first: the device's handle is this queue's */
-    const vendor *vendor;
+    const gpu_vendor *vendor;
     const gpu_calls *gpu;
     char id[24], arch[64]; /* "cuda:0", "90" or "gfx90a:sramecc+:xnack-" */
     int device;
@@ -243,7 +152,7 @@ static tn_status enter(gpu_device *d) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-static tn_status load_libraries(const vendor *v) {
+static tn_status load_libraries(const gpu_vendor *v) {
     tn_reason why;
     if (!tn_library_open(&v->probe, &why) || !tn_library_open(&v->work, &why) || !tn_library_open(&v->compiles, &why))
         return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
@@ -257,20 +166,6 @@ static tn_status find_device(gpu_device *d, int index) {
     if (index < 0 || index >= count)
         return tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; there are %d devices", d->id, count);
     return check(d, d->gpu->get(&d->device, index), d->vendor->hip ? "hipDeviceGet" : "cuDeviceGet", "%d", index);
-}
-
-/* "gfx90a:sramecc+:xnack-" of the facts about a device: the one word of this kind behind its name, wherever the version
- * at hand has it. "" when there is none; the compiler then looks itself. */
-static void gfx_name(const gpu_calls *gpu, int device, char *out, size_t size) {
-    enum { ROOM = 8192, NAME = 256 };
-    int (*ask)(void *, int) = gpu->properties_6 ? gpu->properties_6 : gpu->properties;
-    out[0] = 0;
-    char *facts = ask ? tn_mem_zalloc(ROOM, 1) : NULL;
-    if (facts && ask(facts, device) == SUCCESS)
-        for (size_t i = NAME; i < ROOM - 64 && !out[0]; i++)
-            if (!memcmp(facts + i, "gfx", 3) && facts[i + 3] >= '0' && facts[i + 3] <= '9')
-                snprintf(out, size, "%.60s", facts + i);
-    tn_mem_free(facts);
 }
 
 static int64_t ask(const gpu_device *d, int attribute, int64_t unknown) {
@@ -298,7 +193,7 @@ static tn_status device_start(gpu_device *d, int index) {
         TRY(check(d, d->gpu->context_retain(&d->context, d->device), "cuDevicePrimaryCtxRetain", "device %d", index));
     TRY(enter(d));
     if (d->vendor->hip)
-        gfx_name(d->gpu, d->device, d->arch, sizeof d->arch);
+        tn_gpu_gfx_name(d->gpu, d->device, d->arch, sizeof d->arch);
     else
         snprintf(d->arch, sizeof d->arch, "%d", (int)(10 * ask(d, CUDA_MAJOR, 0) + ask(d, CUDA_MINOR, 0)));
     if (d->vendor->compiler->version(&d->compiler_version[0], &d->compiler_version[1]))
@@ -321,7 +216,7 @@ static void gpu_close(void *device) {
     tn_mem_free(d);
 }
 
-static tn_status open_device(const vendor *v, int index, void **device) {
+static tn_status open_device(const gpu_vendor *v, int index, void **device) {
     TRY(load_libraries(v));
     gpu_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) return TN_ERR_MEMORY;
@@ -343,14 +238,17 @@ static tn_status gpu_caps(void *device, tn_caps *out) {
     gpu_device *d = device_of(device);
     const gpu_attributes *a = &d->vendor->attributes;
     int version = 0;
+    size_t rest, all = 0;
     TRY(enter(d));
     TRY(CALL(d, version, (&version), "%s", ""));
+    TRY(CALL(d, memory, (&rest, &all), "%s", ""));
     *out = (tn_caps){
         .struct_size = sizeof *out,
         .code = d->vendor->form,
         .f64 = true,
         .f16 = true,
         .i64 = true,
+        .max_buffer = (int64_t)all,
         .max_group = ask(d, a->max_items, 1024),
         .shared_memory = ask(d, a->shared_memory, 48 << 10),
         .alignment = 64, /* offsets are added in the kernel, so this is taste */
@@ -473,7 +371,7 @@ static int latest_arch(const gpu_device *d) {
 
 /* Runs the compiler for an architecture ("sm_90"). */
 static int run_compiler(const gpu_device *d, void *program, const char *arch, const char *more) {
-    const vendor *v = d->vendor;
+    const gpu_vendor *v = d->vendor;
     const char *options[MOST_OPTIONS];
     char first[96];
     int n = 0;
@@ -875,117 +773,13 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
 
 #endif
 
-/* ---- CUDA -------------------------------------------------------------------------------------------------------- */
+/* ---- the two drivers --------------------------------------------------------------------------------------------- */
 
 #if TRUNNION_WITH_CUDA
 
-static gpu_calls cuda_calls;
-static compiler_calls nvrtc_calls;
-
-#define CUDA_OR_HIP(cuda, hip) cuda
-#define VENDOR_CALLS cuda_calls
-static const tn_symbol cuda_probe_symbols[] = {PROBE_CALLS(X) PROBE_EXTRAS(OPTIONAL)};
-static const tn_symbol cuda_work_symbols[] = {WORK_CALLS(X) CUDA_CALLS(X)};
-#undef VENDOR_CALLS
-#define VENDOR_CALLS nvrtc_calls
-static const tn_symbol nvrtc_symbols[] = {COMPILER_CALLS(X) NVRTC_CALLS(X) NVRTC_EXTRAS(OPTIONAL)};
-#undef VENDOR_CALLS
-#undef CUDA_OR_HIP
-
-static const char *const cuda_names[] = {"libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1", NULL};
-static const char *const nvrtc_names[] = {
-    "libnvrtc.so.13",
-    "libnvrtc.so.12",
-    "libnvrtc.so.11.2",
-    "libnvrtc.so",
-    "/usr/local/cuda*/lib64/libnvrtc.so",
-    "site-packages/nvidia/cu13/lib/libnvrtc.so.13",
-    "site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
-    "site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2",
-    NULL,
-};
-static const char INSTALL_NVIDIA[] = "install NVIDIA's driver (the toolkit is not needed)";
-static const char INSTALL_NVRTC[] =
-    "install NVRTC of the driver's CUDA version: pip install nvidia-cuda-nvrtc (CUDA 12: nvidia-cuda-nvrtc-cu12), or "
-    "the toolkit's package cuda-nvrtc; TRUNNION_NVRTC_LIB may name the file";
-static const char LOAD_NVIDIA[] =
-    "load NVIDIA's kernel module (nvidia-smi shows whether it runs); in a container, pass the GPU in";
-
-static const meaning cuda_meanings[] = {
-    {34, TN_REASON_LIBRARY_NOT_FOUND, "this libcuda is the toolkit's stub, not a driver", INSTALL_NVIDIA},
-    {35, TN_REASON_TOO_OLD, "the kernel's driver is older than this libcuda needs", "update NVIDIA's driver"},
-    {3, TN_REASON_INIT_FAILED, "this process used CUDA before it asked", "run: trunnion devices --fresh"},
-    {100, TN_REASON_NO_DEVICE, "no device", LOAD_NVIDIA},
-    {101, TN_REASON_NO_DEVICE, "no valid device", LOAD_NVIDIA},
-    {304, TN_REASON_INIT_FAILED, "a call to the operating system failed", LOAD_NVIDIA},
-    {802, TN_REASON_INIT_FAILED, "the system is not ready", "start NVIDIA's fabric manager, or wait until it runs"},
-    {803, TN_REASON_TOO_OLD, "libcuda and the kernel's driver are of different versions",
-     "restart the machine, or reinstall the driver"},
-    {-1, TN_REASON_INIT_FAILED, "it does not start", "see whether nvidia-smi works; update or reinstall the driver"},
-};
-
-/* Free memory without a context on the device: NVML knows it. */
-static int64_t nvml_free_memory(const char *pci) {
-    static int (*init)(void), (*by_pci)(const char *, void **), (*memory)(void *, unsigned long long[3]);
-    static const char *const names[] = {"libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1", NULL};
-    static const tn_symbol symbols[] = {
-        {"nvmlInit_v2", (void **)&init, false},
-        {"nvmlDeviceGetHandleByPciBusId_v2", (void **)&by_pci, false},
-        {"nvmlDeviceGetMemoryInfo", (void **)&memory, false},
-    };
-    static const tn_library_spec nvml = {"NVML", "TRUNNION_NVML_LIB", names, symbols, TN_COUNT(symbols), ""};
-    tn_reason why;
-    void *device;
-    unsigned long long total_free_used[3];
-    if (!pci[0] || !tn_library_open(&nvml, &why)) return 0;
-    if (init() || by_pci(pci, &device) || memory(device, total_free_used)) return 0;
-    return (int64_t)total_free_used[1];
-}
-
-static void cuda_details(tn_device_info *d, int device) {
-    int major = 0, minor = 0;
-    if (!cuda_calls.attribute(&major, CUDA_MAJOR, device) && !cuda_calls.attribute(&minor, CUDA_MINOR, device))
-        snprintf(d->compute_capability, sizeof d->compute_capability, "%d.%d", major, minor);
-    d->free_memory = nvml_free_memory(d->pci);
-}
-
-/* IEEE 754's arithmetic, operation by operation. */
-static const char *const nvrtc_options[] = {
-    "--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w", NULL};
-
-static const vendor cuda = {
-    .name = "cuda",
-    .gpu = &cuda_calls,
-    .compiler = &nvrtc_calls,
-    .probe = {"CUDA driver", "TRUNNION_CUDA_LIB", cuda_names, cuda_probe_symbols, TN_COUNT(cuda_probe_symbols),
-              INSTALL_NVIDIA},
-    .work = {"CUDA driver", "TRUNNION_CUDA_LIB", cuda_names, cuda_work_symbols, TN_COUNT(cuda_work_symbols),
-             "update NVIDIA's driver"},
-    .compiles = {"NVRTC", "TRUNNION_NVRTC_LIB", nvrtc_names, nvrtc_symbols, TN_COUNT(nvrtc_symbols), INSTALL_NVRTC},
-    .meanings = cuda_meanings,
-    .node = "nvidiactl",
-    .node_fix = LOAD_NVIDIA,
-    .details = cuda_details,
-    .attributes = CUDA_ATTRIBUTES,
-    .form = TN_CODE_CUDA_C,
-    .max_groups_x = INT32_MAX,
-    .arch_option = "--gpu-architecture=",
-    .compiler_title = "NVRTC",
-    .options = nvrtc_options,
-};
-
-static void cuda_probe(tn_probe *out) { probe(out, &cuda); }
-
-static void cuda_watch(tn_watch_add *add, void *ctx) {
-    watch(&cuda, add, ctx);
-    tn_probe_watch_node("nvidia0", add, ctx);
-    tn_probe_watch_node("dxg", add, ctx);
-    add(ctx, "$CUDA_VISIBLE_DEVICES");
-}
-
 static tn_status cuda_open(int index, const tn_device_options *options, void **device) {
     (void)options;
-    return open_device(&cuda, index, device);
+    return open_device(&tn_gpu_cuda, index, device);
 }
 
 const tn_driver tn_driver_cuda = {
@@ -993,117 +787,19 @@ const tn_driver tn_driver_cuda = {
     .abi = TN_BACKEND_ABI,
     .name = "cuda",
     .title = "NVIDIA CUDA",
-    .probe = cuda_probe,
-    .watch = cuda_watch,
+    .probe = tn_cuda_probe,
+    .watch = tn_cuda_watch,
     .open = cuda_open,
     DRIVER_FUNCTIONS,
 };
 
 #endif
 
-/* ---- ROCm -------------------------------------------------------------------------------------------------------- */
-
 #if TRUNNION_WITH_ROCM
-
-static gpu_calls rocm_calls;
-static compiler_calls hiprtc_calls;
-
-#define CUDA_OR_HIP(cuda, hip) hip
-#define VENDOR_CALLS rocm_calls
-static const tn_symbol rocm_probe_symbols[] = {PROBE_CALLS(X) PROBE_EXTRAS(OPTIONAL) HIP_EXTRAS(OPTIONAL)};
-static const tn_symbol rocm_work_symbols[] = {WORK_CALLS(X) HIP_CALLS(X)};
-#undef VENDOR_CALLS
-#define VENDOR_CALLS hiprtc_calls
-static const tn_symbol hiprtc_symbols[] = {COMPILER_CALLS(X)};
-#undef VENDOR_CALLS
-#undef CUDA_OR_HIP
-
-static const char *const rocm_names[] = {"libamdhip64.so", "libamdhip64.so.*", "/opt/rocm*/lib/libamdhip64.so", NULL};
-/* Up to ROCm 5.2 the run time is the compiler too. */
-static const char *const hiprtc_names[] = {
-    "libhiprtc.so",
-    "libhiprtc.so.*",
-    "/opt/rocm*/lib/libhiprtc.so",
-    "libamdhip64.so",
-    "libamdhip64.so.*",
-    "/opt/rocm*/lib/libamdhip64.so",
-    NULL,
-};
-
-static const char INSTALL_ROCM[] = "install AMD's ROCm run time (package libamdhip64-5, or rocm-hip-runtime from AMD)";
-static const char INSTALL_HIPRTC[] =
-    "install hiprtc of the run time's version (AMD's package hip-runtime-amd; Debian's libamdhip64-5 holds it); "
-    "TRUNNION_HIPRTC_LIB may name the file";
-static const char LOAD_AMD[] = "load the kernel module amdgpu; in a container, pass /dev/kfd and /dev/dri in";
-
-static const meaning rocm_meanings[] = {
-    {100, TN_REASON_NO_DEVICE, "no AMD GPU", LOAD_AMD},
-    {101, TN_REASON_NO_DEVICE, "no AMD GPU", LOAD_AMD},
-    {35, TN_REASON_TOO_OLD, "the kernel's driver is older than this run time needs", "update amdgpu or the kernel"},
-    {-1, TN_REASON_INIT_FAILED, "it does not start", "see whether rocminfo works; update or reinstall ROCm"},
-};
-
-static int64_t amdgpu_number(const char *pci, const char *file) {
-    char path[128];
-    char *text;
-    size_t size;
-    long long v = 0;
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/%s", pci, file);
-    if (tn_file_read(path, &text, &size, 256) != TN_OK) return 0;
-    if (sscanf(text, "%lld", &v) != 1) v = 0;
-    tn_mem_free(text);
-    return v;
-}
-
-static void rocm_details(tn_device_info *d, int device) {
-    char arch[64];
-    gfx_name(&rocm_calls, device, arch, sizeof arch);
-    snprintf(d->compute_capability, sizeof d->compute_capability, "%.*s", (int)strcspn(arch, ":"), arch);
-    if (!d->pci[0]) return;
-    d->free_memory =
-        tn_max64(0, amdgpu_number(d->pci, "mem_info_vram_total") - amdgpu_number(d->pci, "mem_info_vram_used"));
-}
-
-/* IEEE 754's arithmetic, operation by operation; subnormal numbers are kept unless told otherwise. */
-static const char *const hiprtc_options[] = {
-    "-std=c++17", "-O3", "-ffp-contract=off", "-fhip-fp32-correctly-rounded-divide-sqrt", "-w", NULL};
-
-static const vendor rocm = {
-    .name = "rocm",
-    .hip = true,
-    .gpu = &rocm_calls,
-    .compiler = &hiprtc_calls,
-    .probe = {"ROCm run time", "TRUNNION_ROCM_LIB", rocm_names, rocm_probe_symbols, TN_COUNT(rocm_probe_symbols),
-              INSTALL_ROCM},
-    .work = {"ROCm run time", "TRUNNION_ROCM_LIB", rocm_names, rocm_work_symbols, TN_COUNT(rocm_work_symbols),
-             "update ROCm"},
-    .compiles = {"hiprtc", "TRUNNION_HIPRTC_LIB", hiprtc_names, hiprtc_symbols, TN_COUNT(hiprtc_symbols),
-                 INSTALL_HIPRTC},
-    .meanings = rocm_meanings,
-    .node = "kfd",
-    .node_fix = LOAD_AMD,
-    .details = rocm_details,
-    .attributes = HIP_ATTRIBUTES,
-    .form = TN_CODE_HIP_C,
-    .max_groups_x = (1 << 21) - 1, /* HIP counts items, in 32 bits, and workgroups have 1024 at most */
-    .arch_option = "--offload-arch=",
-    .compiler_title = "hiprtc",
-    .options = hiprtc_options,
-};
-
-static void rocm_probe(tn_probe *out) { probe(out, &rocm); }
-
-static void rocm_watch(tn_watch_add *add, void *ctx) {
-    static const char *const more[] = {"$HIP_VISIBLE_DEVICES", "$ROCR_VISIBLE_DEVICES", "$HSA_OVERRIDE_GFX_VERSION"};
-    watch(&rocm, add, ctx);
-    tn_probe_watch_node("dri", add, ctx);
-    for (size_t i = 0; i < TN_COUNT(more); i++)
-        add(ctx, more[i]);
-}
 
 static tn_status rocm_open(int index, const tn_device_options *options, void **device) {
     (void)options;
-    return open_device(&rocm, index, device);
+    return open_device(&tn_gpu_rocm, index, device);
 }
 
 const tn_driver tn_driver_rocm = {
@@ -1111,8 +807,8 @@ const tn_driver tn_driver_rocm = {
     .abi = TN_BACKEND_ABI,
     .name = "rocm",
     .title = "AMD ROCm",
-    .probe = rocm_probe,
-    .watch = rocm_watch,
+    .probe = tn_rocm_probe,
+    .watch = tn_rocm_watch,
     .open = rocm_open,
     DRIVER_FUNCTIONS,
 };

@@ -6,7 +6,7 @@
 #ifndef TN_DRIVERS_CUDA_H
 #define TN_DRIVERS_CUDA_H
 
-#include <stddef.h>
+#include "drivers/probe.h"
 
 /* X(field, CUDA's name, HIP's name, parameters): what looking for devices takes. */
 #define PROBE_CALLS(X)                                                                        \
@@ -124,5 +124,34 @@ typedef struct gpu_attributes {
 #define HIP_ATTRIBUTES \
     { .max_items = 56, .max_groups_x = 29, .shared_memory = 74, .warp = 87, .integrated = 16 }
 enum { CUDA_MAJOR = 75, CUDA_MINOR = 76 };
+
+/* ---- the two vendors (probe_cuda.c) ------------------------------------------------------------------------------ */
+
+typedef struct gpu_vendor {
+    const char *name; /* "cuda" */
+    bool hip;
+    gpu_calls *gpu;
+    compiler_calls *compiler;
+    tn_library_spec probe, work; /* one library, with the symbols for looking and for computing */
+    tn_library_spec compiles;
+    const struct gpu_meaning *meanings; /* of what looking gives */
+    const char *node;                   /* device node that every use needs */
+    const char *node_fix;               /* when it is not there at all */
+    void (*details)(tn_device_info *d, int device);
+    gpu_attributes attributes;
+    tn_code_form form;
+    int64_t max_groups_x; /* more than the attribute says is never asked for */
+    const char *arch_option, *compiler_title;
+    const char *const *options; /* for the compiler, up to a NULL */
+} gpu_vendor;
+
+extern const gpu_vendor tn_gpu_cuda, tn_gpu_rocm;
+void tn_cuda_probe(tn_probe *out);
+void tn_rocm_probe(tn_probe *out);
+void tn_cuda_watch(tn_watch_add *add, void *ctx);
+void tn_rocm_watch(tn_watch_add *add, void *ctx);
+
+/* "gfx90a:sramecc+:xnack-", what an AMD device's code is made for; "" when it is not told. */
+void tn_gpu_gfx_name(const gpu_calls *gpu, int device, char *out, size_t size);
 
 #endif

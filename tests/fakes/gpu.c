@@ -46,10 +46,18 @@ int CALL(cuDeviceGetUuid, hipDeviceGetUuid)(unsigned char bytes[16], int device)
     return 0;
 }
 
-#ifndef HIP
-int cuDeviceGetAttribute(int *value, int attribute, int device) {
+int CALL(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *value, int attribute, int device) {
     (void)device;
     *value = attribute == 75 ? 9 : 0;
+    return 0;
+}
+
+#ifdef HIP
+/* The struct of ROCm 6 has the name of the instruction set here. */
+int hipGetDevicePropertiesR0600(char *properties, int device) {
+    (void)device;
+    strcpy(properties, "Fake gfx1 GPU");
+    strcpy(properties + 1160, "gfx90a:sramecc+:xnack-");
     return 0;
 }
 #endif
