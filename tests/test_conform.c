@@ -25,6 +25,7 @@ static const struct {
 #endif
 #if TRUNNION_WITH_METAL
     {"metal:0", &tn_driver_metal},
+#endif
 #if TRUNNION_WITH_CUDA
     {"cuda:0", &tn_driver_cuda},
 #endif

@@ -1,8 +1,8 @@
 /* cuda.c — the driver of CUDA and ROCm: memory, kernels, launches, streams and events.
  *
  * The two interfaces have the same calls under two sets of names (cuda.h), so one driver serves both: a `gpu_vendor`
- * says what differs, and a device knows its vendor. Addresses are the device's own. A thread's calls go to the device that
- * it chose last, so each entry chooses first.
+ * says what differs, and a device knows its vendor. Addresses are the device's own. A thread's calls go to the device
+ * that it chose last, so each entry chooses first.
  *
  * Kernels come as source text. The vendor's compiler, a library of its own, makes machine code of it for the very
  * device; where NVRTC is older than the device, it makes PTX, which the driver compiles. A kernel that goes astray
