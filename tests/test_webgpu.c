@@ -1,8 +1,8 @@
-/* test_webgpu.c — the WebGPU driver alone, on the first WebGPU adapter of this machine: memory, kernels, launches, which
- * buffers share a binding, errors.
+/* test_webgpu.c — the WebGPU driver alone, on the first WebGPU adapter of this machine: memory, kernels, launches,
+ * which buffers share a binding, errors.
  *
- * The kernels here are written by hand, in the form in which kernels are rendered: a line declares a buffer, all buffers
- * have one type, the parameters come last. */
+ * The kernels here are written by hand, in the form in which kernels are rendered: a line declares a buffer, all
+ * buffers have one type, the parameters come last. */
 #include <pthread.h>
 
 #include "hal/hal.h"

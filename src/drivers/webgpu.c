@@ -4,23 +4,15 @@
  * nothing is called that was not checked before. What the library finds wrong all the same comes by callbacks: to error
  * scopes around whatever is created, else to one place that the next call reads.
  *
- * Commands are gathered in an encoder, the parameters of launches on the host; flush() submits both. Everything that
- * waits waits in wait_for(), the one place where a browser's loop of events would be entered.
- *
- * WebGPU refuses bindings of one launch that overlap when one of them is written, so buffers of a launch that lie in one
- * allocation are one binding: the kernel's text is compiled anew, with one name for all of them, for each way in which
- * its buffers share allocations (a variant). A binding is a whole allocation; where in it a buffer begins is added to the
- * kernel's bases. */
-#include <pthread.h>
+ * Commands are gathered in an encoder, the parameters of launches on the host; wg_flush() submits both. Everything that
+ * waits waits in wait_for(), the one place where a browser's loop of events would be entered. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "drivers/probe.h"
-#include "drivers/webgpu.h"
-#include "hal/hal.h"
-#include "hal/span.h"
+#include "drivers/webgpu_device.h"
 
 #if TRUNNION_WITH_WEBGPU
 
@@ -29,20 +21,15 @@
 enum {
     MOST = 16,         /* adapters */
     OLDEST = 24,       /* major version */
-    NEW_LAYOUTS = 28,  /* from here on a layout's entry has the size of its array */
     VERSION_SHIFT = 24 /* of the major version */
 };
 
-static struct {
-#define X(name, result, parameters) result(*name) parameters;
-    CALLS(X)
-#undef X
-} gpu;
+wg_calls wg_gpu;
 
 static const char *const names[] = {"libwgpu_native.*", "site-packages/wgpu/resources/libwgpu_native*", NULL};
 static const tn_symbol symbols[] = {
 /* all optional: an old version is told by its number, whatever it lacks */
-#define X(name, result, parameters) {"wgpu" #name, (void **)&gpu.name, true},
+#define X(name, result, parameters) {"wgpu" #name, (void **)&wg_gpu.name, true},
     CALLS(X)
 #undef X
 };
@@ -50,12 +37,12 @@ static const char INSTALL[] = "install wgpu-native 24 or later (pip install wgpu
 static const tn_library_spec library = {"wgpu-native", "TRUNNION_WEBGPU_LIB", names,
                                         symbols,       TN_COUNT(symbols),     INSTALL};
 
-static uint32_t major_version(void) { return gpu.GetVersion() >> VERSION_SHIFT; }
+uint32_t wg_major_version(void) { return wg_gpu.GetVersion() >> VERSION_SHIFT; }
 
 /* The first call that is missing, but the one that may be; NULL when all are there. */
 static const char *missing_call(void) {
     for (size_t i = 0; i < TN_COUNT(symbols); i++)
-        if (!*symbols[i].address && symbols[i].address != (void **)&gpu.DevicePoll) return symbols[i].name;
+        if (!*symbols[i].address && symbols[i].address != (void **)&wg_gpu.DevicePoll) return symbols[i].name;
     return NULL;
 }
 
@@ -66,9 +53,9 @@ static bool load_library(bool anew, tn_reason *why) {
     loaded = false;
     if (!tn_library_open(&library, why)) return false;
     const char *missing = missing_call();
-    if (gpu.GetVersion && major_version() < OLDEST)
-        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", major_version(),
-                      gpu.GetVersion() >> 16 & 255, OLDEST);
+    if (wg_gpu.GetVersion && wg_major_version() < OLDEST)
+        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", wg_major_version(),
+                      wg_gpu.GetVersion() >> 16 & 255, OLDEST);
     else if (missing)
         tn_reason_set(why, TN_REASON_SYMBOL_MISSING, INSTALL, "wgpu-native: it has no %s", missing);
     else
@@ -90,7 +77,7 @@ static void copy_text(char *out, size_t size, wgpu_text t) {
 
 static void describe(tn_probe *out, void *adapter) {
     wgpu_adapter_info info = {0};
-    if (gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS) return;
+    if (wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS) return;
     tn_device_info *d = tn_probe_device(out);
     if (!d) return;
     copy_text(d->name, sizeof d->name, info.device.length ? info.device : info.description);
@@ -104,8 +91,8 @@ static void describe(tn_probe *out, void *adapter) {
 /* The adapters, which the caller releases; more than MOST are none. */
 static size_t list_adapters(void *instance, void **adapters, size_t *found) {
     const wgpu_enumerate_options options = {.backends = BACKENDS_PRIMARY};
-    *found = gpu.InstanceEnumerateAdapters(instance, &options, NULL);
-    return *found && *found <= MOST ? gpu.InstanceEnumerateAdapters(instance, &options, adapters) : 0;
+    *found = wg_gpu.InstanceEnumerateAdapters(instance, &options, NULL);
+    return *found && *found <= MOST ? wg_gpu.InstanceEnumerateAdapters(instance, &options, adapters) : 0;
 }
 
 static void webgpu_probe(tn_probe *out) {
@@ -115,13 +102,13 @@ static void webgpu_probe(tn_probe *out) {
         tn_probe_reason(out, why.code, why.fix, "%s", why.text);
         return;
     }
-    void *instance = gpu.CreateInstance(NULL), *adapters[MOST];
+    void *instance = wg_gpu.CreateInstance(NULL), *adapters[MOST];
     size_t found = 0, count = instance ? list_adapters(instance, adapters, &found) : 0;
     for (size_t i = 0; i < count; i++) {
         describe(out, adapters[i]);
-        gpu.AdapterRelease(adapters[i]);
+        wg_gpu.AdapterRelease(adapters[i]);
     }
-    if (instance) gpu.InstanceRelease(instance);
+    if (instance) wg_gpu.InstanceRelease(instance);
     if (!instance)
         tn_probe_reason(out, TN_REASON_INIT_FAILED, INSTALL, "wgpu-native gives no instance");
     else if (found == 0 && !tn_probe_render_denied(out))
@@ -136,60 +123,6 @@ static void webgpu_watch(tn_watch_add *add, void *ctx) {
     tn_probe_watch(&library, add, ctx);
     tn_probe_watch_vulkan(add, ctx);
 }
-
-/* ---- the device -------------------------------------------------------------------------------------------------- */
-
-enum {
-    BATCH = 64,              /* launches in one submission */
-    PARAMS_BYTES = 64 << 10, /* of parameters in one submission */
-    STAGING_BYTES = 4 << 20, /* what the host reads at once */
-    SCRATCH_BYTES = 1 << 20, /* what is copied at once between ranges that WebGPU cannot copy between */
-    UPLOAD_BYTES = 64 << 20, /* what the library may hold of the host's writes before they are submitted */
-    GROUPS = 256,            /* bind groups kept */
-    MOST_VARIANTS = 32,      /* of one kernel */
-    WORD = 4,
-    SLOTS = KIR_MAX_BUFFERS + 1 /* bindings of a kernel */
-};
-
-typedef struct wg_memory {
-    void *buffer;
-    uint64_t bytes, number; /* no two ever have the same number */
-} wg_memory;
-
-/* What a callback told. */
-typedef struct outcome {
-    atomic_bool done;
-    uint32_t status, type;
-    void *object;
-    char text[480];
-} outcome;
-
-typedef struct wg_device {
-    char id[24], name[128], version[96];
-    void *instance, *device, *queue;
-    wgpu_limits limits;
-    uint32_t step; /* between the parameters of two launches */
-    bool software;
-    int64_t total_memory, taken_memory;
-    tn_spans spans;
-    pthread_mutex_t lock; /* of all calls; guards all below but what is told */
-    void *encoder, *pass; /* NULL: nothing is being encoded */
-    int encoded;          /* launches in the encoder */
-    size_t params_used, uploaded;
-    char *params_host;
-    wg_memory params, staging;
-    void *scratch; /* device address */
-    struct wg_module *patch;
-    const struct wg_variant *set; /* the pass's pipeline */
-    struct wg_layout *layouts;
-    struct wg_group *groups[GROUPS];
-    uint64_t numbers;
-    outcome wait;         /* of the call that this thread waits for */
-    atomic_bool lost;     /* for good */
-    pthread_mutex_t told; /* guards what callbacks leave: */
-    uint32_t error;       /* the first error that no scope caught; 0: none */
-    char error_text[480], loss[200];
-} wg_device;
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
@@ -243,7 +176,7 @@ static tn_status say_lost(wg_device *d, const char *call) {
 static tn_status alive(wg_device *d, const char *call) { return atomic_load(&d->lost) ? say_lost(d, call) : TN_OK; }
 
 /* TN_OK, or the failure of a call by the type of error that it left. */
-static tn_status check(wg_device *d, uint32_t type, const char *words, const char *call, const char *values) {
+tn_status wg_check(wg_device *d, uint32_t type, const char *words, const char *call, const char *values) {
     TRY(alive(d, call));
     if (type <= ERROR_NONE) return TN_OK;
     bool memory = type == ERROR_MEMORY;
@@ -259,7 +192,7 @@ static tn_status check_told(wg_device *d, const char *call) {
     memcpy(words, d->error_text, sizeof words);
     d->error = 0;
     pthread_mutex_unlock(&d->told);
-    return check(d, type, words, call, "");
+    return wg_check(d, type, words, call, "");
 }
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
@@ -298,10 +231,10 @@ static void wait_for(wg_device *d) {
     enum { PATIENCE = 10000 };
     static const struct timespec pause = {.tv_nsec = 100000};
     for (int idle = 0; !atomic_load(&d->wait.done) && !atomic_load(&d->lost); idle++) {
-        if (d->device && gpu.DevicePoll) (void)gpu.DevicePoll(d->device, true, NULL);
-        gpu.InstanceProcessEvents(d->instance);
+        if (d->device && wg_gpu.DevicePoll) (void)wg_gpu.DevicePoll(d->device, true, NULL);
+        wg_gpu.InstanceProcessEvents(d->instance);
         if (idle > 100) nanosleep(&pause, NULL);
-        if (gpu.DevicePoll && idle == PATIENCE)
+        if (wg_gpu.DevicePoll && idle == PATIENCE)
             on_lost(NULL, 0, (wgpu_text){"it waits for nothing, and a callback has not come", SIZE_MAX}, d, NULL);
     }
 }
@@ -309,15 +242,14 @@ static void wait_for(wg_device *d) {
 static const uint32_t scopes[] = {SCOPE_VALIDATION, SCOPE_MEMORY}; /* wgpu-native aborts at one for inner errors */
 
 /* Catches the errors of what is created until … */
-static void scopes_open(wg_device *d) {
+void wg_scopes_open(wg_device *d) {
     for (size_t i = 0; i < TN_COUNT(scopes); i++)
-        gpu.DevicePushErrorScope(d->device, scopes[i]);
+        wg_gpu.DevicePushErrorScope(d->device, scopes[i]);
 }
 
 /* … this, which fails for the first of them, or when nothing came of it. */
-static tn_status scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...)
-    TN_PRINTF(4, 5);
-static tn_status scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) {
+tn_status wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
+tn_status wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) {
     uint32_t type = ERROR_NONE;
     char values[160], words[sizeof d->wait.text] = "";
     va_list args;
@@ -325,7 +257,7 @@ static tn_status scopes_close(wg_device *d, const void *made, const char *call, 
     vsnprintf(values, sizeof values, format, args);
     va_end(args);
     for (size_t i = 0; i < TN_COUNT(scopes); i++) {
-        (void)gpu.DevicePopErrorScope(d->device, callback_of(d, (void (*)(void))on_scope));
+        (void)wg_gpu.DevicePopErrorScope(d->device, callback_of(d, (void (*)(void))on_scope));
         wait_for(d);
         bool bad = d->wait.status == STATUS_SUCCESS && d->wait.type > ERROR_NONE;
         if (!bad || type > ERROR_NONE) continue;
@@ -334,46 +266,47 @@ static tn_status scopes_close(wg_device *d, const void *made, const char *call, 
     }
     if (type <= ERROR_NONE) TRY(check_told(d, call));
     if (type <= ERROR_NONE && !made) type = ERROR_INTERNAL;
-    return check(d, type, words, call, values);
+    return wg_check(d, type, words, call, values);
 }
 
 /* ---- submissions ------------------------------------------------------------------------------------------------- */
 
 static void pass_end(wg_device *d) {
     if (!d->pass) return;
-    gpu.ComputePassEncoderEnd(d->pass);
-    gpu.ComputePassEncoderRelease(d->pass);
+    wg_gpu.ComputePassEncoderEnd(d->pass);
+    wg_gpu.ComputePassEncoderRelease(d->pass);
     d->pass = NULL;
     d->set = NULL;
 }
 
 static tn_status encoder_begin(wg_device *d) {
     const wgpu_labelled descriptor = {0};
-    if (!d->encoder) d->encoder = gpu.DeviceCreateCommandEncoder(d->device, &descriptor);
-    return d->encoder ? TN_OK : check(d, ERROR_INTERNAL, "", "wgpuDeviceCreateCommandEncoder", "");
+    if (!d->encoder) d->encoder = wg_gpu.DeviceCreateCommandEncoder(d->device, &descriptor);
+    return d->encoder ? TN_OK : wg_check(d, ERROR_INTERNAL, "", "wgpuDeviceCreateCommandEncoder", "");
 }
 
-static tn_status pass_begin(wg_device *d) {
+tn_status wg_pass_begin(wg_device *d) {
     TRY(encoder_begin(d));
-    if (!d->pass) d->pass = gpu.CommandEncoderBeginComputePass(d->encoder, NULL);
-    return d->pass ? TN_OK : check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderBeginComputePass", "");
+    if (!d->pass) d->pass = wg_gpu.CommandEncoderBeginComputePass(d->encoder, NULL);
+    return d->pass ? TN_OK : wg_check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderBeginComputePass", "");
 }
 
 /* Hands the device all that was encoded. */
-static tn_status flush(wg_device *d) {
+tn_status wg_flush(wg_device *d) {
     const wgpu_labelled descriptor = {0};
     if (!d->encoder) return TN_OK;
     pass_end(d);
-    void *commands = gpu.CommandEncoderFinish(d->encoder, &descriptor);
-    gpu.CommandEncoderRelease(d->encoder);
+    void *commands = wg_gpu.CommandEncoderFinish(d->encoder, &descriptor);
+    wg_gpu.CommandEncoderRelease(d->encoder);
     d->encoder = NULL;
-    if (commands && d->params_used) gpu.QueueWriteBuffer(d->queue, d->params.buffer, 0, d->params_host, d->params_used);
-    if (commands) gpu.QueueSubmit(d->queue, 1, &commands);
-    if (commands) gpu.CommandBufferRelease(commands);
+    if (commands && d->params_used)
+        wg_gpu.QueueWriteBuffer(d->queue, d->params.buffer, 0, d->params_host, d->params_used);
+    if (commands) wg_gpu.QueueSubmit(d->queue, 1, &commands);
+    if (commands) wg_gpu.CommandBufferRelease(commands);
     d->params_used = d->uploaded = 0;
     d->encoded = 0;
     TRY(check_told(d, "wgpuQueueSubmit"));
-    return commands ? TN_OK : check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderFinish", "");
+    return commands ? TN_OK : wg_check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderFinish", "");
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -381,13 +314,13 @@ static tn_status flush(wg_device *d) {
 static tn_status memory_make(wg_device *d, uint64_t bytes, uint64_t usage, wg_memory *out) {
     uint64_t size = bytes < WORD ? WORD : (bytes + WORD - 1) / WORD * WORD;
     const wgpu_buffer_descriptor descriptor = {.usage = usage, .size = size};
-    scopes_open(d);
-    void *buffer = gpu.DeviceCreateBuffer(d->device, &descriptor);
-    tn_status s = scopes_close(d, buffer, "wgpuDeviceCreateBuffer", "%llu bytes", (unsigned long long)size);
+    wg_scopes_open(d);
+    void *buffer = wg_gpu.DeviceCreateBuffer(d->device, &descriptor);
+    tn_status s = wg_scopes_close(d, buffer, "wgpuDeviceCreateBuffer", "%llu bytes", (unsigned long long)size);
     if (s == TN_OK)
         *out = (wg_memory){buffer, size, ++d->numbers};
     else if (buffer)
-        gpu.BufferRelease(buffer);
+        wg_gpu.BufferRelease(buffer);
     return s;
 }
 
@@ -415,7 +348,7 @@ static tn_status take(wg_device *d, size_t bytes, void **address) {
         d->taken_memory += (int64_t)m->bytes;
         return TN_OK;
     }
-    if (m->buffer) gpu.BufferRelease(m->buffer);
+    if (m->buffer) wg_gpu.BufferRelease(m->buffer);
     tn_mem_free(m);
     return s;
 }
@@ -428,16 +361,14 @@ static tn_status webgpu_alloc(void *device, size_t bytes, void **address) {
     return s;
 }
 
-static void groups_forget(wg_device *d, const wg_memory *m);
-
 static void webgpu_free(void *device, void *address) {
     wg_device *d = device;
     size_t bytes;
     pthread_mutex_lock(&d->lock);
     wg_memory *m = tn_span_remove(&d->spans, address, &bytes);
     if (m) {
-        groups_forget(d, m);
-        gpu.BufferRelease(m->buffer);
+        wg_groups_forget(d, m);
+        wg_gpu.BufferRelease(m->buffer);
         d->taken_memory -= (int64_t)m->bytes;
         tn_mem_free(m);
     }
@@ -445,8 +376,7 @@ static void webgpu_free(void *device, void *address) {
 }
 
 /* The allocation of `bytes` bytes at a device address, and where in it they begin. */
-static tn_status locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
-                        size_t *at) {
+tn_status wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory, size_t *at) {
     *memory = tn_span_find(&d->spans, address, bytes, at);
     if (*memory) return TN_OK;
     return tn_fail(TN_ERR_INTERNAL,
@@ -463,512 +393,6 @@ static tn_status webgpu_memory(void *device, int64_t *total, int64_t *unused) {
     pthread_mutex_unlock(&d->lock);
     if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
     return TN_OK;
-}
-
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
-
-/* The line of a text that declares a binding: "@group(0) @binding(2) var<storage, read_write> b2: array<u32>;". */
-typedef struct wg_line {
-    const char *begin, *end, *name;
-    int name_length;
-    bool is_atomic;
-} wg_line;
-
-/* What bindings of a pipeline are like, told by a letter each: w(ritten), r(ead), p(arameters). */
-typedef struct wg_layout {
-    struct wg_layout *next;
-    void *layout, *pipeline_layout;
-    char kinds[SLOTS + 1];
-} wg_layout;
-
-typedef struct wg_variant {
-    struct wg_variant *next;
-    wg_layout *layout;
-    void *shader, *pipeline; /* the pipeline is made of the shader when it is first launched */
-    uint8_t slot_of[KIR_MAX_BUFFERS];
-} wg_variant;
-
-typedef struct wg_module {
-    char *text;
-    char name[48];
-    int buffer_count;
-    bool written[KIR_MAX_BUFFERS];
-    wg_line lines[SLOTS];
-    size_t params_bytes, bases_at;
-    wg_variant *variants; /* the latest first */
-    int variant_count;
-} wg_module;
-
-static bool in_name(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-}
-
-static bool find_line(const char *text, int binding, wg_line *out) {
-    char head[48];
-    snprintf(head, sizeof head, "@group(0) @binding(%d) var<", binding);
-    out->begin = strstr(text, head);
-    const char *name = out->begin ? strchr(out->begin, '>') : NULL;
-    out->end = name ? strchr(name, ';') : NULL;
-    if (!out->end) return false;
-    out->name = name + 1 + strspn(name + 1, " ");
-    for (out->name_length = 0; in_name(out->name[out->name_length]);)
-        out->name_length++;
-    const char *word = strstr(out->name, "atomic");
-    out->is_atomic = word && word < out->end;
-    out->end++;
-    return out->name_length > 0;
-}
-
-/* Declarations are in order. */
-static bool find_lines(wg_module *m) {
-    int count = m->buffer_count + (m->params_bytes > 0);
-    for (int i = 0; i < count; i++)
-        if (!find_line(m->text, i, &m->lines[i]) || (i && m->lines[i].begin < m->lines[i - 1].end)) return false;
-    return true;
-}
-
-/* The first buffer of each slot stands for all of it. */
-static int first_of(const wg_variant *v, int slot) {
-    int i = 0;
-    while (v->slot_of[i] != slot)
-        i++;
-    return i;
-}
-
-static bool slot_is_written(const wg_module *m, const wg_variant *v, int slot) {
-    for (int i = 0; i < m->buffer_count; i++)
-        if (v->slot_of[i] == slot && (m->written[i] || m->lines[i].is_atomic)) return true;
-    return false;
-}
-
-/* The buffer whose name is the word, -1: none. */
-static int named(const wg_module *m, const char *word, int length) {
-    for (int i = 0; i < m->buffer_count; i++)
-        if (m->lines[i].name_length == length && !memcmp(m->lines[i].name, word, (size_t)length)) return i;
-    return -1;
-}
-
-/* What stands behind the declarations, with one name for all buffers of a slot. */
-static void put_renamed(const wg_module *m, const wg_variant *v, const char *from, tn_str *out) {
-    const char *done = from;
-    for (const char *at = from; *at;) {
-        int length = 0;
-        while (in_name(at[length]))
-            length++;
-        int i = length ? named(m, at, length) : -1;
-        int first = i < 0 ? -1 : first_of(v, v->slot_of[i]);
-        if (i != first) {
-            tn_str_addn(out, done, (size_t)(at - done));
-            tn_str_addn(out, m->lines[first].name, (size_t)m->lines[first].name_length);
-            done = at + length;
-        }
-        at += length ? length : 1;
-    }
-    tn_str_add(out, "%s", done);
-}
-
-/* The kernel's text for a variant, and its layout's letters. */
-static void put_variant(const wg_module *m, const wg_variant *v, tn_str *out, char *kinds) {
-    const char *done = m->text;
-    int slots = 0;
-    for (int i = 0; i < m->buffer_count; i++) {
-        const wg_line *line = &m->lines[i];
-        tn_str_addn(out, done, (size_t)(line->begin - done));
-        done = line->end;
-        if (v->slot_of[i] != slots) continue;
-        bool written = slot_is_written(m, v, slots);
-        kinds[slots] = written ? 'w' : 'r';
-        tn_str_add(out, "@group(0) @binding(%d) var<storage, %s> %.*s", slots++, written ? "read_write" : "read",
-                   (int)(line->end - line->name), line->name);
-    }
-    if (m->params_bytes) {
-        const wg_line *line = &m->lines[m->buffer_count];
-        tn_str_addn(out, done, (size_t)(line->begin - done));
-        done = line->end;
-        kinds[slots] = 'p';
-        tn_str_add(out, "@group(0) @binding(%d) var<uniform> %.*s", slots++, (int)(line->end - line->name), line->name);
-    }
-    kinds[slots] = 0;
-    put_renamed(m, v, done, out);
-}
-
-/* The same entries in the form of either version. */
-static tn_status layout_start(wg_device *d, wg_layout *l) {
-    wgpu_layout_entry old[SLOTS] = {{0}};
-    wgpu_layout_entry_28 new[SLOTS] = {{0}};
-    size_t n = strlen(l->kinds);
-    for (size_t i = 0; i < n; i++) {
-        bool params = l->kinds[i] == 'p';
-        const wgpu_buffer_layout buffer = {.type = params               ? BINDING_UNIFORM
-                                                   : l->kinds[i] == 'w' ? BINDING_STORAGE
-                                                                        : BINDING_READ_ONLY,
-                                           .has_dynamic_offset = params};
-        old[i] = (wgpu_layout_entry){.binding = (uint32_t)i, .visibility = STAGE_COMPUTE, .buffer = buffer};
-        new[i] = (wgpu_layout_entry_28){.binding = (uint32_t)i, .visibility = STAGE_COMPUTE, .buffer = buffer};
-    }
-    const wgpu_bind_group_layout_descriptor group = {
-        .count = n, .entries = major_version() < NEW_LAYOUTS ? (const void *)old : (const void *)new};
-    scopes_open(d);
-    l->layout = gpu.DeviceCreateBindGroupLayout(d->device, &group);
-    TRY(scopes_close(d, l->layout, "wgpuDeviceCreateBindGroupLayout", "%s", l->kinds));
-    const wgpu_pipeline_layout_descriptor pipeline = {.count = 1, .layouts = &l->layout};
-    scopes_open(d);
-    l->pipeline_layout = gpu.DeviceCreatePipelineLayout(d->device, &pipeline);
-    return scopes_close(d, l->pipeline_layout, "wgpuDeviceCreatePipelineLayout", "%s", l->kinds);
-}
-
-static void layout_free(wg_layout *l) {
-    if (l->pipeline_layout) gpu.PipelineLayoutRelease(l->pipeline_layout);
-    if (l->layout) gpu.BindGroupLayoutRelease(l->layout);
-    tn_mem_free(l);
-}
-
-/* The device's layout with these letters; it stays until the device is closed. */
-static tn_status layout_for(wg_device *d, const char *kinds, wg_layout **out) {
-    for (*out = d->layouts; *out; *out = (*out)->next)
-        if (!strcmp((*out)->kinds, kinds)) return TN_OK;
-    wg_layout *l = tn_mem_zalloc(1, sizeof *l);
-    if (!l) return TN_ERR_MEMORY;
-    snprintf(l->kinds, sizeof l->kinds, "%s", kinds);
-    tn_status s = layout_start(d, l);
-    if (s != TN_OK) {
-        layout_free(l);
-        return s;
-    }
-    l->next = d->layouts;
-    d->layouts = *out = l;
-    return TN_OK;
-}
-
-/* Whatever is wrong with the text, the compiler's words say it. */
-static tn_status compile(wg_device *d, const wg_module *m, const char *text, size_t size, void **shader) {
-    const wgpu_wgsl source = {.type = CHAIN_WGSL, .code = {text, size}};
-    const wgpu_labelled descriptor = {.next = &source};
-    scopes_open(d);
-    *shader = gpu.DeviceCreateShaderModule(d->device, &descriptor);
-    tn_status s = scopes_close(d, *shader, "wgpuDeviceCreateShaderModule", "%s, %zu bytes", m->name, size);
-    if (s == TN_OK) return TN_OK;
-    if (*shader) gpu.ShaderModuleRelease(*shader);
-    *shader = NULL;
-    return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s does not compile", m->name) : s;
-}
-
-static void variant_free(wg_variant *v) {
-    if (v->pipeline) gpu.ComputePipelineRelease(v->pipeline);
-    if (v->shader) gpu.ShaderModuleRelease(v->shader);
-    tn_mem_free(v);
-}
-
-static tn_status variant_start(wg_device *d, const wg_module *m, wg_variant *v) {
-    char kinds[SLOTS + 1];
-    tn_str text = {0};
-    put_variant(m, v, &text, kinds);
-    tn_status s = text.failed ? TN_ERR_MEMORY : layout_for(d, kinds, &v->layout);
-    if (s == TN_OK) s = compile(d, m, tn_str_text(&text), text.length, &v->shader);
-    tn_str_free(&text);
-    return s;
-}
-
-/* The one that is used the longest time ago goes when there are too many. */
-static void variants_trim(wg_device *d, wg_module *m) {
-    if (m->variant_count <= MOST_VARIANTS) return;
-    wg_variant **link = &m->variants;
-    while ((*link)->next)
-        link = &(*link)->next;
-    if (d->set == *link) d->set = NULL;
-    variant_free(*link);
-    *link = NULL;
-    m->variant_count--;
-}
-
-/* The variant for buffers that share bindings like this. */
-static tn_status variant_for(wg_device *d, wg_module *m, const uint8_t *slot_of, wg_variant **out) {
-    for (wg_variant **link = &m->variants, *v; (v = *link); link = &v->next) {
-        if (memcmp(v->slot_of, slot_of, (size_t)m->buffer_count)) continue;
-        *link = v->next; /* to the front */
-        v->next = m->variants;
-        m->variants = *out = v;
-        return TN_OK;
-    }
-    wg_variant *v = tn_mem_zalloc(1, sizeof *v);
-    if (!v) return TN_ERR_MEMORY;
-    memcpy(v->slot_of, slot_of, (size_t)m->buffer_count);
-    tn_status s = variant_start(d, m, v);
-    if (s != TN_OK) {
-        variant_free(v);
-        return s;
-    }
-    v->next = m->variants;
-    m->variants = *out = v;
-    m->variant_count++;
-    variants_trim(d, m);
-    return TN_OK;
-}
-
-static tn_status pipeline_need(wg_device *d, const wg_module *m, wg_variant *v) {
-    if (v->pipeline) return TN_OK;
-    const wgpu_pipeline_descriptor descriptor = {
-        .layout = v->layout->pipeline_layout, .module = v->shader, .entry = {m->name, strlen(m->name)}};
-    scopes_open(d);
-    void *pipeline = gpu.DeviceCreateComputePipeline(d->device, &descriptor);
-    tn_status s = scopes_close(d, pipeline, "wgpuDeviceCreateComputePipeline", "%s", m->name);
-    if (s != TN_OK && pipeline) gpu.ComputePipelineRelease(pipeline);
-    if (s != TN_OK) return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s does not compile", m->name) : s;
-    v->pipeline = pipeline;
-    gpu.ShaderModuleRelease(v->shader);
-    v->shader = NULL;
-    return TN_OK;
-}
-
-static void module_free(wg_module *m) {
-    for (wg_variant *v = m->variants, *next; v; v = next) {
-        next = v->next;
-        variant_free(v);
-    }
-    tn_mem_free(m->text);
-    tn_mem_free(m);
-}
-
-/* What the library would refuse only when a pipeline is made, or a launch encoded. */
-static tn_status check_limits(const wg_device *d, const tn_code *code) {
-    const wgpu_limits *l = &d->limits;
-    const uint32_t most[3] = {l->group_x, l->group_y, l->group_z};
-    uint64_t items = 1;
-    for (int i = 0; i < 3; i++) {
-        uint64_t n = code->group[i] ? code->group[i] : 1;
-        items = n > most[i] ? UINT32_MAX : items > UINT32_MAX ? items : items * n;
-    }
-    if (items > l->group_items)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %llu items, and the device runs %u at most",
-                       d->id, code->entry, (unsigned long long)items, l->group_items);
-    if (code->buffer_count > KIR_MAX_BUFFERS || (uint32_t)code->buffer_count > l->storage_buffers)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, and the device takes %u at most", d->id,
-                       code->entry, code->buffer_count, l->storage_buffers);
-    if (code->local_bytes > l->group_storage)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %lld bytes of workgroup memory, and the device has %u", d->id,
-                       code->entry, (long long)code->local_bytes, l->group_storage);
-    if (code->params_bytes > PARAMS_BYTES || code->params_bytes > l->uniform_binding)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %zu bytes of parameters, which is too much", d->id, code->entry,
-                       code->params_bytes);
-    return TN_OK;
-}
-
-static bool has_entry(const char *text, const char *name) {
-    size_t n = strlen(name);
-    for (const char *at = strstr(text, name); at; at = strstr(at + 1, name))
-        if (at - text >= 3 && !memcmp(at - 3, "fn ", 3) && at[n] == '(') return true;
-    return false;
-}
-
-/* The text as it came, for words about what is wrong with it. */
-static tn_status module_check(wg_device *d, wg_module *m) {
-    void *shader;
-    bool complete = find_lines(m) && has_entry(m->text, m->name);
-    if (complete) return TN_OK;
-    TRY(compile(d, m, m->text, strlen(m->text), &shader));
-    gpu.ShaderModuleRelease(shader);
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has no such function, or lacks the declaration of a binding in order",
-                   d->id, m->name);
-}
-
-static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
-    uint8_t apart[KIR_MAX_BUFFERS];
-    wg_variant *v;
-    TRY(check_limits(d, code));
-    snprintf(m->name, sizeof m->name, "%s", code->entry);
-    m->buffer_count = code->buffer_count;
-    m->params_bytes = code->params_bytes;
-    m->bases_at = code->bases_at;
-    for (int i = 0; i < m->buffer_count; i++) {
-        m->written[i] = !code->written || code->written[i];
-        apart[i] = (uint8_t)i;
-    }
-    m->text = tn_mem_zalloc(code->size + 1, 1);
-    if (!m->text) return TN_ERR_MEMORY;
-    memcpy(m->text, code->data, code->size);
-    TRY(module_check(d, m));
-    return variant_for(d, m, apart, &v);
-}
-
-/* The caller holds the lock. */
-static tn_status module_new(wg_device *d, const tn_code *code, wg_module **out) {
-    wg_module *m = tn_mem_zalloc(1, sizeof *m);
-    if (!m) return TN_ERR_MEMORY;
-    tn_status s = module_start(d, code, m);
-    if (s != TN_OK)
-        module_free(m);
-    else
-        *out = m;
-    return s;
-}
-
-static tn_status webgpu_load(void *device, const tn_code *code, void **module) {
-    wg_device *d = device;
-    wg_module *m = NULL;
-    TRY(alive(d, code->entry));
-    pthread_mutex_lock(&d->lock);
-    tn_status s = module_new(d, code, &m);
-    pthread_mutex_unlock(&d->lock);
-    if (s == TN_OK) *module = m;
-    return s;
-}
-
-static void webgpu_unload(void *device, void *module) {
-    wg_device *d = device;
-    pthread_mutex_lock(&d->lock);
-    d->set = NULL;
-    module_free(module);
-    pthread_mutex_unlock(&d->lock);
-}
-
-/* ---- bind groups ------------------------------------------------------------------------------------------------- */
-
-/* A layout with memory in its bindings. */
-typedef struct wg_group {
-    void *group;
-    const wg_layout *layout;
-    size_t count, params_bytes;
-    uint64_t numbers[SLOTS]; /* of the memory */
-} wg_group;
-
-static void group_free(wg_group *g) {
-    if (!g) return;
-    if (g->group) gpu.BindGroupRelease(g->group);
-    tn_mem_free(g);
-}
-
-static void groups_forget(wg_device *d, const wg_memory *m) {
-    for (int i = 0; i < GROUPS; i++) {
-        wg_group *g = d->groups[i];
-        bool has = false;
-        for (size_t k = 0; g && k < g->count; k++)
-            has |= g->numbers[k] == m->number;
-        if (!has) continue;
-        group_free(g);
-        d->groups[i] = NULL;
-    }
-}
-
-static tn_status group_start(wg_device *d, wg_group *g, wg_memory *const *memory) {
-    wgpu_bind_group_entry entries[SLOTS] = {{0}};
-    for (size_t i = 0; i < g->count; i++) {
-        bool params = memory[i] == &d->params;
-        entries[i] = (wgpu_bind_group_entry){
-            .binding = (uint32_t)i, .buffer = memory[i]->buffer, .size = params ? g->params_bytes : memory[i]->bytes};
-    }
-    const wgpu_bind_group_descriptor descriptor = {.layout = g->layout->layout, .count = g->count, .entries = entries};
-    scopes_open(d);
-    g->group = gpu.DeviceCreateBindGroup(d->device, &descriptor);
-    return scopes_close(d, g->group, "wgpuDeviceCreateBindGroup", "%zu bindings", g->count);
-}
-
-/* The bind group of this layout and memory, one of those kept or new in the place of an older one. */
-static tn_status group_for(wg_device *d, const wg_layout *layout, wg_memory *const *memory, size_t params_bytes,
-                           void **out) {
-    wg_group key = {.layout = layout, .count = strlen(layout->kinds), .params_bytes = params_bytes};
-    for (size_t i = 0; i < key.count; i++)
-        key.numbers[i] = memory[i]->number;
-    size_t used = key.count * sizeof key.numbers[0];
-    uint64_t hash = tn_hash64(key.numbers, used, (uintptr_t)layout + params_bytes);
-    wg_group **place = &d->groups[hash % GROUPS], *g = *place;
-    if (!g || g->layout != layout || g->params_bytes != params_bytes || memcmp(g->numbers, key.numbers, used)) {
-        wg_group *made = tn_mem_zalloc(1, sizeof *made);
-        if (!made) return TN_ERR_MEMORY;
-        *made = key;
-        tn_status s = group_start(d, made, memory);
-        if (s != TN_OK) {
-            group_free(made);
-            return s;
-        }
-        group_free(g);
-        *place = g = made;
-    }
-    *out = g->group;
-    return TN_OK;
-}
-
-/* ---- launches ---------------------------------------------------------------------------------------------------- */
-
-/* Which allocations the launch binds, in which slot each buffer is, and where in it. */
-static tn_status choose_slots(wg_device *d, const wg_module *m, const tn_dispatch *l, uint8_t *slot_of, size_t *at,
-                              wg_memory **memory) {
-    int slots = 0;
-    for (int i = 0; i < m->buffer_count; i++) {
-        wg_memory *mine;
-        const void *address = l->buffers[i] ? l->buffers[i] : d->scratch; /* one that the kernel does not touch */
-        TRY(locate(d, address, 0, m->name, &mine, &at[i]));
-        int slot = 0;
-        while (slot < slots && memory[slot] != mine)
-            slot++;
-        slot_of[i] = (uint8_t)slot;
-        memory[slot] = mine;
-        if (slot == slots) slots++;
-    }
-    if (m->params_bytes) memory[slots] = &d->params;
-    return TN_OK;
-}
-
-static tn_status check_groups(const wg_device *d, const wg_module *m, const tn_dispatch *l) {
-    for (int i = 0; i < 3; i++)
-        if (l->groups[i] > d->limits.groups)
-            return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %u workgroups along axis %d, and the device runs %u at most",
-                           d->id, m->name, l->groups[i], i, d->limits.groups);
-    return TN_OK;
-}
-
-/* The parameters go behind those of the launches before; bases with what the bindings do not tell. */
-static void put_params(wg_device *d, const wg_module *m, const tn_dispatch *l, const size_t *at) {
-    char *params = d->params_host + d->params_used;
-    memcpy(params, l->params, m->params_bytes);
-    uint64_t *bases = (uint64_t *)(params + m->bases_at);
-    for (int i = 0; i < m->buffer_count; i++)
-        bases[i] += at[i];
-    d->params_used += (m->params_bytes + d->step - 1) / d->step * d->step;
-}
-
-static tn_status encode(wg_device *d, wg_module *m, const tn_dispatch *l) {
-    uint8_t slot_of[KIR_MAX_BUFFERS];
-    size_t at[KIR_MAX_BUFFERS];
-    wg_memory *memory[SLOTS];
-    wg_variant *v;
-    void *group;
-    if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
-    TRY(check_groups(d, m, l));
-    TRY(choose_slots(d, m, l, slot_of, at, memory));
-    TRY(variant_for(d, m, slot_of, &v));
-    TRY(pipeline_need(d, m, v));
-    TRY(group_for(d, v->layout, memory, (m->params_bytes + 15) / 16 * 16, &group));
-    if (d->params_used + m->params_bytes > PARAMS_BYTES || d->encoded == BATCH) TRY(flush(d));
-    TRY(pass_begin(d));
-    uint32_t offset = (uint32_t)d->params_used;
-    if (m->params_bytes) put_params(d, m, l, at);
-    if (d->set != v) gpu.ComputePassEncoderSetPipeline(d->pass, v->pipeline);
-    d->set = v;
-    gpu.ComputePassEncoderSetBindGroup(d->pass, 0, group, m->params_bytes > 0, &offset);
-    gpu.ComputePassEncoderDispatchWorkgroups(d->pass, l->groups[0], l->groups[1], l->groups[2]);
-    d->encoded++;
-    return TN_OK;
-}
-
-static tn_status webgpu_dispatch(void *device, void *module, const tn_dispatch *dispatches, int64_t count) {
-    wg_device *d = device;
-    wg_module *m = module;
-    pthread_mutex_lock(&d->lock);
-    tn_status s = alive(d, m->name);
-    for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = encode(d, m, &dispatches[i]);
-    pthread_mutex_unlock(&d->lock);
-    return s;
-}
-
-static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, int64_t count) {
-    wg_device *d = device;
-    pthread_mutex_lock(&d->lock);
-    tn_status s = alive(d, "a list of launches");
-    for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = encode(d, items[i].module, &items[i].dispatch);
-    pthread_mutex_unlock(&d->lock);
-    return s;
 }
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
@@ -1017,14 +441,14 @@ static tn_status patch(wg_device *d, void *dst, size_t bytes, bool copies, uint3
                                  .row = (uint32_t)x * PATCH_ITEMS};
     void *buffers[] = {(char *)dst - odd, d->scratch};
     const tn_dispatch l = {{(uint32_t)x, (uint32_t)((groups + x - 1) / x), 1}, buffers, &params};
-    return encode(d, d->patch, &l);
+    return wg_encode(d, d->patch, &l);
 }
 
 static tn_status copy_words_of(wg_device *d, const wg_memory *from, size_t from_at, const wg_memory *to, size_t to_at,
                                size_t bytes) {
     TRY(encoder_begin(d));
     pass_end(d);
-    gpu.CommandEncoderCopyBufferToBuffer(d->encoder, from->buffer, from_at, to->buffer, to_at, bytes);
+    wg_gpu.CommandEncoderCopyBufferToBuffer(d->encoder, from->buffer, from_at, to->buffer, to_at, bytes);
     return TN_OK;
 }
 
@@ -1032,10 +456,10 @@ static tn_status copy_words_of(wg_device *d, const wg_memory *from, size_t from_
 static tn_status copy_by_scratch(wg_device *d, char *dst, const wg_memory *from, size_t from_at, size_t bytes) {
     wg_memory *scratch, *to;
     size_t zero, to_at;
-    TRY(locate(d, d->scratch, SCRATCH_BYTES, "copying", &scratch, &zero));
+    TRY(wg_locate(d, d->scratch, SCRATCH_BYTES, "copying", &scratch, &zero));
     while (bytes) {
         size_t n = bytes < SCRATCH_BYTES - 4 * WORD ? bytes : SCRATCH_BYTES - 4 * WORD, odd = from_at % WORD;
-        TRY(locate(d, dst, n, "copying", &to, &to_at));
+        TRY(wg_locate(d, dst, n, "copying", &to, &to_at));
         TRY(copy_words_of(d, from, from_at - odd, scratch, ROOM_BEFORE, (odd + n + WORD - 1) / WORD * WORD));
         if (odd || to_at % WORD || n % WORD)
             TRY(patch(d, dst, n, true, 0, (uint32_t)(ROOM_BEFORE + odd)));
@@ -1051,8 +475,8 @@ static tn_status copy_by_scratch(wg_device *d, char *dst, const wg_memory *from,
 static tn_status copy_within(wg_device *d, void *dst, const void *src, size_t bytes) {
     wg_memory *to, *from;
     size_t to_at, from_at;
-    TRY(locate(d, dst, bytes, "copying", &to, &to_at));
-    TRY(locate(d, src, bytes, "copying", &from, &from_at));
+    TRY(wg_locate(d, dst, bytes, "copying", &to, &to_at));
+    TRY(wg_locate(d, src, bytes, "copying", &from, &from_at));
     if (to == from || (to_at | from_at | bytes) % WORD) return copy_by_scratch(d, dst, from, from_at, bytes);
     return copy_words_of(d, from, from_at, to, to_at, bytes);
 }
@@ -1071,8 +495,8 @@ static tn_status write_words(wg_device *d, const wg_memory *to, size_t at, const
     while (bytes) {
         char ignored[WORD];
         size_t n = bytes < UPLOAD_BYTES ? bytes : UPLOAD_BYTES;
-        TRY(flush(d)); /* what was encoded comes first */
-        gpu.QueueWriteBuffer(d->queue, to->buffer, at, src, n);
+        TRY(wg_flush(d)); /* what was encoded comes first */
+        wg_gpu.QueueWriteBuffer(d->queue, to->buffer, at, src, n);
         TRY(check_told(d, "wgpuQueueWriteBuffer"));
         d->uploaded += n;
         if (d->uploaded >= UPLOAD_BYTES) TRY(read_from(d, ignored, to, at, WORD));
@@ -1086,7 +510,7 @@ static tn_status write_words(wg_device *d, const wg_memory *to, size_t at, const
 static tn_status write_to(wg_device *d, char *dst, const unsigned char *src, size_t bytes) {
     wg_memory *to;
     size_t at, head, tail;
-    TRY(locate(d, dst, bytes, "copying", &to, &at));
+    TRY(wg_locate(d, dst, bytes, "copying", &to, &at));
     head = at % WORD ? WORD - at % WORD : 0;
     head = head < bytes ? head : bytes;
     tail = (bytes - head) % WORD;
@@ -1096,15 +520,15 @@ static tn_status write_to(wg_device *d, char *dst, const unsigned char *src, siz
 }
 
 static tn_status map_staging(wg_device *d, size_t bytes, const void **view) {
-    (void)gpu.BufferMapAsync(d->staging.buffer, MAP_READ, 0, bytes, callback_of(d, (void (*)(void))on_status));
+    (void)wg_gpu.BufferMapAsync(d->staging.buffer, MAP_READ, 0, bytes, callback_of(d, (void (*)(void))on_status));
     wait_for(d);
     TRY(check_told(d, "wgpuBufferMapAsync"));
     uint32_t type = d->wait.status == STATUS_SUCCESS ? ERROR_NONE : ERROR_INTERNAL;
-    TRY(check(d, type, d->wait.text, "wgpuBufferMapAsync", ""));
-    *view = gpu.BufferGetConstMappedRange(d->staging.buffer, 0, bytes);
+    TRY(wg_check(d, type, d->wait.text, "wgpuBufferMapAsync", ""));
+    *view = wg_gpu.BufferGetConstMappedRange(d->staging.buffer, 0, bytes);
     if (*view) return TN_OK;
-    gpu.BufferUnmap(d->staging.buffer);
-    return check(d, ERROR_INTERNAL, "", "wgpuBufferGetConstMappedRange", "");
+    wg_gpu.BufferUnmap(d->staging.buffer);
+    return wg_check(d, ERROR_INTERNAL, "", "wgpuBufferGetConstMappedRange", "");
 }
 
 /* Behind all that was encoded; so reading anything is how the host waits for the device. */
@@ -1114,10 +538,10 @@ static tn_status read_from(wg_device *d, void *dst, const wg_memory *from, size_
         size_t odd = at % WORD, n = bytes < STAGING_BYTES - WORD ? bytes : STAGING_BYTES - WORD;
         size_t cover = (odd + n + WORD - 1) / WORD * WORD;
         TRY(copy_words_of(d, from, at - odd, &d->staging, 0, cover));
-        TRY(flush(d));
+        TRY(wg_flush(d));
         TRY(map_staging(d, cover, &view));
         memcpy(dst, (const char *)view + odd, n);
-        gpu.BufferUnmap(d->staging.buffer);
+        wg_gpu.BufferUnmap(d->staging.buffer);
         dst = (char *)dst + n;
         at += n;
         bytes -= n;
@@ -1128,7 +552,7 @@ static tn_status read_from(wg_device *d, void *dst, const wg_memory *from, size_
 static tn_status read_at(wg_device *d, void *dst, const void *src, size_t bytes) {
     wg_memory *from;
     size_t at;
-    TRY(locate(d, src, bytes, "copying", &from, &at));
+    TRY(wg_locate(d, src, bytes, "copying", &from, &at));
     return read_from(d, dst, from, at, bytes);
 }
 
@@ -1149,11 +573,11 @@ static tn_status fill(wg_device *d, void *dst, uint8_t value, size_t bytes) {
     wg_memory *to;
     size_t at;
     TRY(alive(d, "filling"));
-    TRY(locate(d, dst, bytes, "filling", &to, &at));
+    TRY(wg_locate(d, dst, bytes, "filling", &to, &at));
     if (value || (at | bytes) % WORD) return patch(d, dst, bytes, false, value * 0x01010101u, 0);
     TRY(encoder_begin(d));
     pass_end(d);
-    gpu.CommandEncoderClearBuffer(d->encoder, to->buffer, at, bytes);
+    wg_gpu.CommandEncoderClearBuffer(d->encoder, to->buffer, at, bytes);
     return TN_OK;
 }
 
@@ -1176,6 +600,48 @@ static tn_status webgpu_sync(void *device) {
     return s;
 }
 
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+static tn_status webgpu_load(void *device, const tn_code *code, void **module) {
+    wg_device *d = device;
+    wg_module *m = NULL;
+    TRY(alive(d, code->entry));
+    pthread_mutex_lock(&d->lock);
+    tn_status s = wg_module_new(d, code, &m);
+    pthread_mutex_unlock(&d->lock);
+    if (s == TN_OK) *module = m;
+    return s;
+}
+
+static void webgpu_unload(void *device, void *module) {
+    wg_device *d = device;
+    pthread_mutex_lock(&d->lock);
+    d->set = NULL;
+    wg_module_free(module);
+    pthread_mutex_unlock(&d->lock);
+}
+
+static tn_status webgpu_dispatch(void *device, void *module, const tn_dispatch *dispatches, int64_t count) {
+    wg_device *d = device;
+    wg_module *m = module;
+    pthread_mutex_lock(&d->lock);
+    tn_status s = alive(d, m->name);
+    for (int64_t i = 0; i < count && s == TN_OK; i++)
+        s = wg_encode(d, m, &dispatches[i]);
+    pthread_mutex_unlock(&d->lock);
+    return s;
+}
+
+static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, int64_t count) {
+    wg_device *d = device;
+    pthread_mutex_lock(&d->lock);
+    tn_status s = alive(d, "a list of launches");
+    for (int64_t i = 0; i < count && s == TN_OK; i++)
+        s = wg_encode(d, items[i].module, &items[i].dispatch);
+    pthread_mutex_unlock(&d->lock);
+    return s;
+}
+
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 /* The index-th adapter of the listing, which the caller releases. */
@@ -1187,7 +653,7 @@ static tn_status find_adapter(wg_device *d, int index, void **out) {
         if (index >= 0 && i == (size_t)index)
             *out = adapters[i];
         else
-            gpu.AdapterRelease(adapters[i]);
+            wg_gpu.AdapterRelease(adapters[i]);
     }
     return *out ? TN_OK : tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; wgpu-native finds %zu", d->id, found);
 }
@@ -1195,15 +661,15 @@ static tn_status find_adapter(wg_device *d, int index, void **out) {
 /* With all that the adapter has: what is not asked for is WebGPU's least. */
 static tn_status request_device(wg_device *d, void *adapter) {
     wgpu_adapter_info info = {0};
-    if (gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS ||
-        gpu.AdapterGetLimits(adapter, &d->limits) != STATUS_SUCCESS)
+    if (wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS ||
+        wg_gpu.AdapterGetLimits(adapter, &d->limits) != STATUS_SUCCESS)
         return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not say what the adapter is; %s", d->id, UPDATE);
     char name[64], driver[64];
     copy_text(name, sizeof name, info.device);
     copy_text(driver, sizeof driver, info.description);
     d->software = info.type == ADAPTER_CPU;
     if (d->software) d->total_memory = tn_cpu().total_memory;
-    uint32_t version = gpu.GetVersion();
+    uint32_t version = wg_gpu.GetVersion();
     snprintf(d->version, sizeof d->version, "wgpu-native %u.%u.%u.%u %.36s %.30s", version >> 24, version >> 16 & 255,
              version >> 8 & 255, version & 255, name, driver);
     const wgpu_device_descriptor descriptor = {
@@ -1211,11 +677,11 @@ static tn_status request_device(wg_device *d, void *adapter) {
         .lost = {.mode = SPONTANEOUS, .call = (void (*)(void))on_lost, .a = d},
         .error = {.call = on_error, .a = d},
     };
-    (void)gpu.AdapterRequestDevice(adapter, &descriptor, callback_of(d, (void (*)(void))on_device));
+    (void)wg_gpu.AdapterRequestDevice(adapter, &descriptor, callback_of(d, (void (*)(void))on_device));
     wait_for(d);
     d->device = d->wait.object;
-    if (d->device) d->queue = gpu.DeviceGetQueue(d->device);
-    return d->queue ? TN_OK : check(d, ERROR_INTERNAL, d->wait.text, "wgpuAdapterRequestDevice", name);
+    if (d->device) d->queue = wg_gpu.DeviceGetQueue(d->device);
+    return d->queue ? TN_OK : wg_check(d, ERROR_INTERNAL, d->wait.text, "wgpuAdapterRequestDevice", name);
 }
 
 static tn_status device_start(wg_device *d, int index) {
@@ -1229,11 +695,11 @@ static tn_status device_start(wg_device *d, int index) {
                           .params_bytes = sizeof(patch_params),
                           .bases_at = offsetof(patch_params, base),
                           .written = (const bool[]){true, false}};
-    d->instance = gpu.CreateInstance(NULL);
+    d->instance = wg_gpu.CreateInstance(NULL);
     if (!d->instance) return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native gives no instance; %s", d->id, UPDATE);
     TRY(find_adapter(d, index, &adapter));
     tn_status s = request_device(d, adapter);
-    gpu.AdapterRelease(adapter);
+    wg_gpu.AdapterRelease(adapter);
     TRY(s);
     d->step = d->limits.uniform_alignment > 16 ? d->limits.uniform_alignment : 16;
     d->params_host = tn_mem_zalloc(PARAMS_BYTES + d->step, 1);
@@ -1241,7 +707,7 @@ static tn_status device_start(wg_device *d, int index) {
     TRY(memory_make(d, PARAMS_BYTES, USE_UNIFORM | USE_COPY_TO, &d->params));
     TRY(memory_make(d, STAGING_BYTES, USE_MAP_READ | USE_COPY_TO, &d->staging));
     TRY(take(d, SCRATCH_BYTES, &d->scratch));
-    return module_new(d, &code, &d->patch);
+    return wg_module_new(d, &code, &d->patch);
 }
 
 /* Also for a device that did not open all the way. The instance goes last: what is released before may call back. */
@@ -1249,21 +715,16 @@ static void webgpu_close(void *device) {
     wg_device *d = device;
     pthread_mutex_lock(&d->lock);
     pass_end(d);
-    if (d->encoder) gpu.CommandEncoderRelease(d->encoder);
+    if (d->encoder) wg_gpu.CommandEncoderRelease(d->encoder);
     pthread_mutex_unlock(&d->lock);
-    if (d->patch) module_free(d->patch);
+    if (d->patch) wg_module_free(d->patch);
     if (d->scratch) webgpu_free(d, d->scratch);
-    for (int i = 0; i < GROUPS; i++)
-        group_free(d->groups[i]);
-    for (wg_layout *l = d->layouts, *next; l; l = next) {
-        next = l->next;
-        layout_free(l);
-    }
-    if (d->params.buffer) gpu.BufferRelease(d->params.buffer);
-    if (d->staging.buffer) gpu.BufferRelease(d->staging.buffer);
-    if (d->queue) gpu.QueueRelease(d->queue);
-    if (d->device) gpu.DeviceRelease(d->device);
-    if (d->instance) gpu.InstanceRelease(d->instance);
+    wg_kernels_close(d);
+    if (d->params.buffer) wg_gpu.BufferRelease(d->params.buffer);
+    if (d->staging.buffer) wg_gpu.BufferRelease(d->staging.buffer);
+    if (d->queue) wg_gpu.QueueRelease(d->queue);
+    if (d->device) wg_gpu.DeviceRelease(d->device);
+    if (d->instance) wg_gpu.InstanceRelease(d->instance);
     tn_mem_free(d->params_host);
     tn_spans_close(&d->spans);
     pthread_mutex_destroy(&d->lock);

@@ -45,3 +45,18 @@ uint32_t wgpuAdapterGetInfo(void *adapter, adapter_info *info) {
     info->type = 1;
     return 1;
 }
+
+/* The rest of what a driver looks for. */
+#define CALL(name) \
+    void wgpu##name(void) { be_new_enough(); }
+CALL(InstanceRelease) CALL(InstanceProcessEvents) CALL(AdapterGetLimits) CALL(AdapterRequestDevice)
+CALL(AdapterRelease) CALL(DeviceGetQueue) CALL(DeviceRelease) CALL(DevicePushErrorScope) CALL(DevicePopErrorScope)
+CALL(DeviceCreateBuffer) CALL(DeviceCreateShaderModule) CALL(DeviceCreateBindGroupLayout)
+CALL(DeviceCreatePipelineLayout) CALL(DeviceCreateComputePipeline) CALL(DeviceCreateBindGroup)
+CALL(DeviceCreateCommandEncoder) CALL(BufferMapAsync) CALL(BufferGetConstMappedRange) CALL(BufferUnmap)
+CALL(BufferRelease) CALL(ShaderModuleRelease) CALL(BindGroupLayoutRelease) CALL(PipelineLayoutRelease)
+CALL(ComputePipelineRelease) CALL(BindGroupRelease) CALL(CommandEncoderBeginComputePass)
+CALL(CommandEncoderCopyBufferToBuffer) CALL(CommandEncoderClearBuffer) CALL(CommandEncoderFinish)
+CALL(CommandEncoderRelease) CALL(CommandBufferRelease) CALL(ComputePassEncoderSetPipeline)
+CALL(ComputePassEncoderSetBindGroup) CALL(ComputePassEncoderDispatchWorkgroups) CALL(ComputePassEncoderEnd)
+CALL(ComputePassEncoderRelease) CALL(QueueWriteBuffer) CALL(QueueSubmit) CALL(QueueRelease)

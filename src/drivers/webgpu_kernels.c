@@ -1,0 +1,453 @@
+/* webgpu_kernels.c — WebGPU's kernels and their launches.
+ *
+ * WebGPU refuses bindings of one launch that overlap when one of them is written, and that one buffer is bound to be
+ * written and to be read only. So buffers of a launch that lie in one allocation are one binding: the kernel's text is
+ * compiled anew, with one name for all of them, for each way in which its buffers share allocations (a variant).
+ * A binding is a whole allocation; where in it a buffer begins is added to the kernel's bases. */
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "drivers/webgpu_device.h"
+
+#if TRUNNION_WITH_WEBGPU
+
+enum { NEW_LAYOUTS = 28 }; /* from this version on a layout's entry has the size of its array */
+
+/* ---- texts ------------------------------------------------------------------------------------------------------- */
+
+static bool in_name(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+static bool find_line(const char *text, int binding, wg_line *out) {
+    char head[48];
+    snprintf(head, sizeof head, "@group(0) @binding(%d) var<", binding);
+    out->begin = strstr(text, head);
+    const char *name = out->begin ? strchr(out->begin, '>') : NULL;
+    out->end = name ? strchr(name, ';') : NULL;
+    if (!out->end) return false;
+    out->name = name + 1 + strspn(name + 1, " ");
+    for (out->name_length = 0; in_name(out->name[out->name_length]);)
+        out->name_length++;
+    const char *word = strstr(out->name, "atomic");
+    out->is_atomic = word && word < out->end;
+    out->end++;
+    return out->name_length > 0;
+}
+
+/* Declarations are in order. */
+static bool find_lines(wg_module *m) {
+    int count = m->buffer_count + (m->params_bytes > 0);
+    for (int i = 0; i < count; i++)
+        if (!find_line(m->text, i, &m->lines[i]) || (i && m->lines[i].begin < m->lines[i - 1].end)) return false;
+    return true;
+}
+
+/* The first buffer of each slot stands for all of it. */
+static int first_of(const wg_variant *v, int slot) {
+    int i = 0;
+    while (v->slot_of[i] != slot)
+        i++;
+    return i;
+}
+
+static bool slot_is_written(const wg_module *m, const wg_variant *v, int slot) {
+    for (int i = 0; i < m->buffer_count; i++)
+        if (v->slot_of[i] == slot && (m->written[i] || m->lines[i].is_atomic)) return true;
+    return false;
+}
+
+/* The buffer whose name is the word, -1: none. */
+static int named(const wg_module *m, const char *word, int length) {
+    for (int i = 0; i < m->buffer_count; i++)
+        if (m->lines[i].name_length == length && !memcmp(m->lines[i].name, word, (size_t)length)) return i;
+    return -1;
+}
+
+/* What stands behind the declarations, with one name for all buffers of a slot. */
+static void put_renamed(const wg_module *m, const wg_variant *v, const char *from, tn_str *out) {
+    const char *done = from;
+    for (const char *at = from; *at;) {
+        int length = 0;
+        while (in_name(at[length]))
+            length++;
+        int i = length ? named(m, at, length) : -1;
+        int first = i < 0 ? -1 : first_of(v, v->slot_of[i]);
+        if (i != first) {
+            tn_str_addn(out, done, (size_t)(at - done));
+            tn_str_addn(out, m->lines[first].name, (size_t)m->lines[first].name_length);
+            done = at + length;
+        }
+        at += length ? length : 1;
+    }
+    tn_str_add(out, "%s", done);
+}
+
+/* The kernel's text for a variant, and its layout's letters. */
+static void put_variant(const wg_module *m, const wg_variant *v, tn_str *out, char *kinds) {
+    const char *done = m->text;
+    int slots = 0;
+    for (int i = 0; i < m->buffer_count; i++) {
+        const wg_line *line = &m->lines[i];
+        tn_str_addn(out, done, (size_t)(line->begin - done));
+        done = line->end;
+        if (v->slot_of[i] != slots) continue;
+        bool written = slot_is_written(m, v, slots);
+        kinds[slots] = written ? 'w' : 'r';
+        tn_str_add(out, "@group(0) @binding(%d) var<storage, %s> %.*s", slots++, written ? "read_write" : "read",
+                   (int)(line->end - line->name), line->name);
+    }
+    if (m->params_bytes) {
+        const wg_line *line = &m->lines[m->buffer_count];
+        tn_str_addn(out, done, (size_t)(line->begin - done));
+        done = line->end;
+        kinds[slots] = 'p';
+        tn_str_add(out, "@group(0) @binding(%d) var<uniform> %.*s", slots++, (int)(line->end - line->name), line->name);
+    }
+    kinds[slots] = 0;
+    put_renamed(m, v, done, out);
+}
+
+/* The same entries in the form of either version. */
+static tn_status layout_start(wg_device *d, wg_layout *l) {
+    wgpu_layout_entry old[SLOTS] = {{0}};
+    wgpu_layout_entry_28 new[SLOTS] = {{0}};
+    size_t n = strlen(l->kinds);
+    for (size_t i = 0; i < n; i++) {
+        bool params = l->kinds[i] == 'p';
+        const wgpu_buffer_layout buffer = {.type = params               ? BINDING_UNIFORM
+                                                   : l->kinds[i] == 'w' ? BINDING_STORAGE
+                                                                        : BINDING_READ_ONLY,
+                                           .has_dynamic_offset = params};
+        old[i] = (wgpu_layout_entry){.binding = (uint32_t)i, .visibility = STAGE_COMPUTE, .buffer = buffer};
+        new[i] = (wgpu_layout_entry_28){.binding = (uint32_t)i, .visibility = STAGE_COMPUTE, .buffer = buffer};
+    }
+    const wgpu_bind_group_layout_descriptor group = {
+        .count = n, .entries = wg_major_version() < NEW_LAYOUTS ? (const void *)old : (const void *)new};
+    wg_scopes_open(d);
+    l->layout = wg_gpu.DeviceCreateBindGroupLayout(d->device, &group);
+    TRY(wg_scopes_close(d, l->layout, "wgpuDeviceCreateBindGroupLayout", "%s", l->kinds));
+    const wgpu_pipeline_layout_descriptor pipeline = {.count = 1, .layouts = &l->layout};
+    wg_scopes_open(d);
+    l->pipeline_layout = wg_gpu.DeviceCreatePipelineLayout(d->device, &pipeline);
+    return wg_scopes_close(d, l->pipeline_layout, "wgpuDeviceCreatePipelineLayout", "%s", l->kinds);
+}
+
+static void layout_free(wg_layout *l) {
+    if (l->pipeline_layout) wg_gpu.PipelineLayoutRelease(l->pipeline_layout);
+    if (l->layout) wg_gpu.BindGroupLayoutRelease(l->layout);
+    tn_mem_free(l);
+}
+
+/* The device's layout with these letters; it stays until the device is closed. */
+static tn_status layout_for(wg_device *d, const char *kinds, wg_layout **out) {
+    for (*out = d->layouts; *out; *out = (*out)->next)
+        if (!strcmp((*out)->kinds, kinds)) return TN_OK;
+    wg_layout *l = tn_mem_zalloc(1, sizeof *l);
+    if (!l) return TN_ERR_MEMORY;
+    snprintf(l->kinds, sizeof l->kinds, "%s", kinds);
+    tn_status s = layout_start(d, l);
+    if (s != TN_OK) {
+        layout_free(l);
+        return s;
+    }
+    l->next = d->layouts;
+    d->layouts = *out = l;
+    return TN_OK;
+}
+
+/* Whatever is wrong with the text, the compiler's words say it. */
+static tn_status compile(wg_device *d, const wg_module *m, const char *text, size_t size, void **shader) {
+    const wgpu_wgsl source = {.type = CHAIN_WGSL, .code = {text, size}};
+    const wgpu_labelled descriptor = {.next = &source};
+    wg_scopes_open(d);
+    *shader = wg_gpu.DeviceCreateShaderModule(d->device, &descriptor);
+    tn_status s = wg_scopes_close(d, *shader, "wgpuDeviceCreateShaderModule", "%s, %zu bytes", m->name, size);
+    if (s == TN_OK) return TN_OK;
+    if (*shader) wg_gpu.ShaderModuleRelease(*shader);
+    *shader = NULL;
+    return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s does not compile", m->name) : s;
+}
+
+static void variant_free(wg_variant *v) {
+    if (v->pipeline) wg_gpu.ComputePipelineRelease(v->pipeline);
+    if (v->shader) wg_gpu.ShaderModuleRelease(v->shader);
+    tn_mem_free(v);
+}
+
+static tn_status variant_start(wg_device *d, const wg_module *m, wg_variant *v) {
+    char kinds[SLOTS + 1];
+    tn_str text = {0};
+    put_variant(m, v, &text, kinds);
+    tn_status s = text.failed ? TN_ERR_MEMORY : layout_for(d, kinds, &v->layout);
+    if (s == TN_OK) s = compile(d, m, tn_str_text(&text), text.length, &v->shader);
+    tn_str_free(&text);
+    return s;
+}
+
+/* The one that is used the longest time ago goes when there are too many. */
+static void variants_trim(wg_device *d, wg_module *m) {
+    if (m->variant_count <= MOST_VARIANTS) return;
+    wg_variant **link = &m->variants;
+    while ((*link)->next)
+        link = &(*link)->next;
+    if (d->set == *link) d->set = NULL;
+    variant_free(*link);
+    *link = NULL;
+    m->variant_count--;
+}
+
+/* The variant for buffers that share bindings like this. */
+static tn_status variant_for(wg_device *d, wg_module *m, const uint8_t *slot_of, wg_variant **out) {
+    for (wg_variant **link = &m->variants, *v; (v = *link); link = &v->next) {
+        if (memcmp(v->slot_of, slot_of, (size_t)m->buffer_count)) continue;
+        *link = v->next; /* to the front */
+        v->next = m->variants;
+        m->variants = *out = v;
+        return TN_OK;
+    }
+    wg_variant *v = tn_mem_zalloc(1, sizeof *v);
+    if (!v) return TN_ERR_MEMORY;
+    memcpy(v->slot_of, slot_of, (size_t)m->buffer_count);
+    tn_status s = variant_start(d, m, v);
+    if (s != TN_OK) {
+        variant_free(v);
+        return s;
+    }
+    v->next = m->variants;
+    m->variants = *out = v;
+    m->variant_count++;
+    variants_trim(d, m);
+    return TN_OK;
+}
+
+static tn_status pipeline_need(wg_device *d, const wg_module *m, wg_variant *v) {
+    if (v->pipeline) return TN_OK;
+    const wgpu_pipeline_descriptor descriptor = {
+        .layout = v->layout->pipeline_layout, .module = v->shader, .entry = {m->name, strlen(m->name)}};
+    wg_scopes_open(d);
+    void *pipeline = wg_gpu.DeviceCreateComputePipeline(d->device, &descriptor);
+    tn_status s = wg_scopes_close(d, pipeline, "wgpuDeviceCreateComputePipeline", "%s", m->name);
+    if (s != TN_OK && pipeline) wg_gpu.ComputePipelineRelease(pipeline);
+    if (s != TN_OK) return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s does not compile", m->name) : s;
+    v->pipeline = pipeline;
+    wg_gpu.ShaderModuleRelease(v->shader);
+    v->shader = NULL;
+    return TN_OK;
+}
+
+void wg_module_free(wg_module *m) {
+    for (wg_variant *v = m->variants, *next; v; v = next) {
+        next = v->next;
+        variant_free(v);
+    }
+    tn_mem_free(m->text);
+    tn_mem_free(m);
+}
+
+/* What the library would refuse only when a pipeline is made, or a launch encoded. */
+static tn_status check_limits(const wg_device *d, const tn_code *code) {
+    const wgpu_limits *l = &d->limits;
+    const uint32_t most[3] = {l->group_x, l->group_y, l->group_z};
+    uint64_t items = 1;
+    for (int i = 0; i < 3; i++) {
+        uint64_t n = code->group[i] ? code->group[i] : 1;
+        items = n > most[i] ? UINT32_MAX : items > UINT32_MAX ? items : items * n;
+    }
+    if (items > l->group_items)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %llu items, and the device runs %u at most",
+                       d->id, code->entry, (unsigned long long)items, l->group_items);
+    if (code->buffer_count > KIR_MAX_BUFFERS || (uint32_t)code->buffer_count > l->storage_buffers)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, and the device takes %u at most", d->id,
+                       code->entry, code->buffer_count, l->storage_buffers);
+    if (code->local_bytes > l->group_storage)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %lld bytes of workgroup memory, and the device has %u", d->id,
+                       code->entry, (long long)code->local_bytes, l->group_storage);
+    if (code->params_bytes > PARAMS_BYTES || code->params_bytes > l->uniform_binding)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %zu bytes of parameters, which is too much", d->id, code->entry,
+                       code->params_bytes);
+    return TN_OK;
+}
+
+static bool has_entry(const char *text, const char *name) {
+    size_t n = strlen(name);
+    for (const char *at = strstr(text, name); at; at = strstr(at + 1, name))
+        if (at - text >= 3 && !memcmp(at - 3, "fn ", 3) && at[n] == '(') return true;
+    return false;
+}
+
+/* The text as it came, for words about what is wrong with it. */
+static tn_status module_check(wg_device *d, wg_module *m) {
+    void *shader;
+    bool complete = find_lines(m) && has_entry(m->text, m->name);
+    if (complete) return TN_OK;
+    TRY(compile(d, m, m->text, strlen(m->text), &shader));
+    wg_gpu.ShaderModuleRelease(shader);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has no such function, or lacks the declaration of a binding in order",
+                   d->id, m->name);
+}
+
+static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
+    uint8_t apart[KIR_MAX_BUFFERS];
+    wg_variant *v;
+    TRY(check_limits(d, code));
+    snprintf(m->name, sizeof m->name, "%s", code->entry);
+    m->buffer_count = code->buffer_count;
+    m->params_bytes = code->params_bytes;
+    m->bases_at = code->bases_at;
+    for (int i = 0; i < m->buffer_count; i++) {
+        m->written[i] = !code->written || code->written[i];
+        apart[i] = (uint8_t)i;
+    }
+    m->text = tn_mem_zalloc(code->size + 1, 1);
+    if (!m->text) return TN_ERR_MEMORY;
+    memcpy(m->text, code->data, code->size);
+    TRY(module_check(d, m));
+    return variant_for(d, m, apart, &v);
+}
+
+tn_status wg_module_new(wg_device *d, const tn_code *code, wg_module **out) {
+    wg_module *m = tn_mem_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    tn_status s = module_start(d, code, m);
+    if (s != TN_OK)
+        wg_module_free(m);
+    else
+        *out = m;
+    return s;
+}
+
+/* ---- bind groups ------------------------------------------------------------------------------------------------- */
+
+static void group_free(wg_group *g) {
+    if (!g) return;
+    if (g->group) wg_gpu.BindGroupRelease(g->group);
+    tn_mem_free(g);
+}
+
+void wg_groups_forget(wg_device *d, const wg_memory *m) {
+    for (int i = 0; i < GROUPS; i++) {
+        wg_group *g = d->groups[i];
+        bool has = false;
+        for (size_t k = 0; g && k < g->count; k++)
+            has |= g->numbers[k] == m->number;
+        if (!has) continue;
+        group_free(g);
+        d->groups[i] = NULL;
+    }
+}
+
+static tn_status group_start(wg_device *d, wg_group *g, wg_memory *const *memory) {
+    wgpu_bind_group_entry entries[SLOTS] = {{0}};
+    for (size_t i = 0; i < g->count; i++) {
+        bool params = memory[i] == &d->params;
+        entries[i] = (wgpu_bind_group_entry){
+            .binding = (uint32_t)i, .buffer = memory[i]->buffer, .size = params ? g->params_bytes : memory[i]->bytes};
+    }
+    const wgpu_bind_group_descriptor descriptor = {.layout = g->layout->layout, .count = g->count, .entries = entries};
+    wg_scopes_open(d);
+    g->group = wg_gpu.DeviceCreateBindGroup(d->device, &descriptor);
+    return wg_scopes_close(d, g->group, "wgpuDeviceCreateBindGroup", "%zu bindings", g->count);
+}
+
+/* The bind group of this layout and memory, one of those kept or new in the place of an older one. */
+static tn_status group_for(wg_device *d, const wg_layout *layout, wg_memory *const *memory, size_t params_bytes,
+                           void **out) {
+    wg_group key = {.layout = layout, .count = strlen(layout->kinds), .params_bytes = params_bytes};
+    for (size_t i = 0; i < key.count; i++)
+        key.numbers[i] = memory[i]->number;
+    size_t used = key.count * sizeof key.numbers[0];
+    uint64_t hash = tn_hash64(key.numbers, used, (uintptr_t)layout + params_bytes);
+    wg_group **place = &d->groups[hash % GROUPS], *g = *place;
+    if (!g || g->layout != layout || g->params_bytes != params_bytes || memcmp(g->numbers, key.numbers, used)) {
+        wg_group *made = tn_mem_zalloc(1, sizeof *made);
+        if (!made) return TN_ERR_MEMORY;
+        *made = key;
+        tn_status s = group_start(d, made, memory);
+        if (s != TN_OK) {
+            group_free(made);
+            return s;
+        }
+        group_free(g);
+        *place = g = made;
+    }
+    *out = g->group;
+    return TN_OK;
+}
+
+/* ---- launches ---------------------------------------------------------------------------------------------------- */
+
+/* Which allocations the launch binds, in which slot each buffer is, and where in it. */
+static tn_status choose_slots(wg_device *d, const wg_module *m, const tn_dispatch *l, uint8_t *slot_of, size_t *at,
+                              wg_memory **memory) {
+    int slots = 0;
+    for (int i = 0; i < m->buffer_count; i++) {
+        wg_memory *mine;
+        const void *address = l->buffers[i] ? l->buffers[i] : d->scratch; /* one that the kernel does not touch */
+        TRY(wg_locate(d, address, 0, m->name, &mine, &at[i]));
+        int slot = 0;
+        while (slot < slots && memory[slot] != mine)
+            slot++;
+        slot_of[i] = (uint8_t)slot;
+        memory[slot] = mine;
+        if (slot == slots) slots++;
+    }
+    if (m->params_bytes) memory[slots] = &d->params;
+    return TN_OK;
+}
+
+static tn_status check_groups(const wg_device *d, const wg_module *m, const tn_dispatch *l) {
+    for (int i = 0; i < 3; i++)
+        if (l->groups[i] > d->limits.groups)
+            return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %u workgroups along axis %d, and the device runs %u at most",
+                           d->id, m->name, l->groups[i], i, d->limits.groups);
+    return TN_OK;
+}
+
+/* The parameters go behind those of the launches before; bases with what the bindings do not tell. */
+static void put_params(wg_device *d, const wg_module *m, const tn_dispatch *l, const size_t *at) {
+    char *params = d->params_host + d->params_used;
+    memcpy(params, l->params, m->params_bytes);
+    uint64_t *bases = (uint64_t *)(params + m->bases_at);
+    for (int i = 0; i < m->buffer_count; i++)
+        bases[i] += at[i];
+    d->params_used += (m->params_bytes + d->step - 1) / d->step * d->step;
+}
+
+tn_status wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l) {
+    uint8_t slot_of[KIR_MAX_BUFFERS];
+    size_t at[KIR_MAX_BUFFERS];
+    wg_memory *memory[SLOTS];
+    wg_variant *v;
+    void *group;
+    if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
+    TRY(check_groups(d, m, l));
+    TRY(choose_slots(d, m, l, slot_of, at, memory));
+    TRY(variant_for(d, m, slot_of, &v));
+    TRY(pipeline_need(d, m, v));
+    TRY(group_for(d, v->layout, memory, (m->params_bytes + 15) / 16 * 16, &group));
+    if (d->params_used + m->params_bytes > PARAMS_BYTES || d->encoded == BATCH) TRY(wg_flush(d));
+    TRY(wg_pass_begin(d));
+    uint32_t offset = (uint32_t)d->params_used;
+    if (m->params_bytes) put_params(d, m, l, at);
+    if (d->set != v) wg_gpu.ComputePassEncoderSetPipeline(d->pass, v->pipeline);
+    d->set = v;
+    wg_gpu.ComputePassEncoderSetBindGroup(d->pass, 0, group, m->params_bytes > 0, &offset);
+    wg_gpu.ComputePassEncoderDispatchWorkgroups(d->pass, l->groups[0], l->groups[1], l->groups[2]);
+    d->encoded++;
+    return TN_OK;
+}
+
+/* ---- the end ----------------------------------------------------------------------------------------------------- */
+
+void wg_kernels_close(wg_device *d) {
+    for (int i = 0; i < GROUPS; i++)
+        group_free(d->groups[i]);
+    for (wg_layout *l = d->layouts, *next; l; l = next) {
+        next = l->next;
+        layout_free(l);
+    }
+}
+
+#endif
