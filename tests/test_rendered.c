@@ -233,6 +233,36 @@ static void what_failed_a_comparison_is_left_out(void **state) {
     scale_free(&s);
 }
 
+/* The sum of 1000 numbers. */
+static scale long_sum_new(void) {
+    scale s;
+    kir_builder *b;
+    assert_ok(kir_begin(1, 1, (int64_t[]){1, 1000}, &b));
+    int in = kir_buffer(b, TN_F32), out = kir_buffer(b, TN_F32);
+    kir_aff at = kir_aff_const(0), to = kir_aff_const(0);
+    at.s[1] = 1;
+    kir_loop(b, 1, 1);
+    kir_val sum = kir_reduce_value(b, KIR_SUM, kir_load(b, in, &at, KIR_NONE), KIR_NONE);
+    kir_end(b);
+    kir_store(b, out, &to, sum, KIR_NONE);
+    assert_ok(kir_finish(b, &s.p, &s.sizes));
+    return s;
+}
+
+static void loops_that_are_too_long_are_left_out(void **state) {
+    (void)state;
+    tn_kernel_answer a;
+    scale s = long_sum_new();
+    for (int64_t most = 1000; most <= 4000; most *= 4) {
+        wrap_now = (wrap_nature){.max_loop = most};
+        tn_device *d = open_wrapped();
+        assert_int_equal(tn_kernel_can(d, s.p, s.sizes, &a), most == 4000);
+        assert_string_equal(a.code, most == 4000 ? "" : "loop_too_long");
+        close_wrapped(d);
+    }
+    scale_free(&s);
+}
+
 static void limits_are_named(void **state) {
     (void)state;
     tn_kernel_answer a;
@@ -573,6 +603,7 @@ int main(void) {
         ON_FAR(what_the_compiler_refuses_is_remembered_with_words),
         ON_FAR(what_failed_a_comparison_is_left_out),
         ON_FAR(limits_are_named),
+        ON_FAR(loops_that_are_too_long_are_left_out),
         ON_FAR(threads_launch_one_kernel),
         ON_OPENCL(compiled_kernels_are_found_on_disk),
         ON_OPENCL(a_binary_that_the_driver_refuses_is_compiled_anew),

@@ -103,6 +103,7 @@ static tn_status wrap_caps(void *device, tn_caps *out) {
     out->max_group = lower(out->max_group, wrap_now.max_group);
     out->shared_memory = lower(out->shared_memory, wrap_now.shared_memory);
     out->max_groups_x = lower(out->max_groups_x, wrap_now.max_groups_x);
+    out->max_loop = lower(out->max_loop, wrap_now.max_loop);
     out->max_bindings = (int)lower(out->max_bindings, wrap_now.max_bindings);
     if (wrap_now.alignment > out->alignment) out->alignment = wrap_now.alignment;
     out->f64 = out->f64 && !wrap_now.no_f64;

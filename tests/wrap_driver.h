@@ -44,7 +44,7 @@ typedef enum wrap_call {
 /* What a wrapped device is like. The limits are read at caps, only where they are not 0, and only where they are lower
  * than the device's own; the faults at each call. */
 typedef struct wrap_nature {
-    int64_t max_buffer, max_group, shared_memory, max_groups_x, alignment;
+    int64_t max_buffer, max_loop, max_group, shared_memory, max_groups_x, alignment;
     int max_bindings;
     bool no_f64;
     int64_t fail_at;     /* the n-th call of `fail_kind` from now fails; 0: none. Counts down to 0 */

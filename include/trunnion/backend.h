@@ -91,6 +91,7 @@ typedef struct tn_caps {
     char version[96];      /* of the driver and its compiler: what compiled kernels on disk are kept under */
     bool words_only;   /* kernels read and write memory in words of 32 bits: they pack smaller elements themselves */
     uint32_t features; /* bits that the form of code gives a meaning: TN_SPIRV_… */
+    int64_t max_loop;  /* how often an item goes round its loops in all, beyond which the device errs; 0: no limit */
 } tn_caps;
 
 /* One kernel launch: sizes (extents, offsets, strides; 64-bit), buffers (device addresses), dials (8 bytes each). */

@@ -192,8 +192,8 @@ typedef struct tn_placed_operation {
     size_t struct_size; /* set by the caller */
     char op[48];        /* "argsort_last" */
     char where[160];    /* "train.c:12: argsort_last [64, 10] i64" */
-    /* no_kernel, refused_by_compiler, no_f64, no_i64, too_many_bindings, buffer_too_large, local_memory,
-     * group_too_large, no_renderer, not_certified; follows: a small one that stands between such */
+    /* no_kernel, refused_by_compiler, no_f64, no_i64, too_many_bindings, buffer_too_large, loop_too_long,
+     * local_memory, group_too_large, no_renderer, not_certified; follows: a small one that stands between such */
     char code[32];
     char reason[200]; /* the rest of a sentence that begins with the device: "has no f64" */
 } tn_placed_operation;

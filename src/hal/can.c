@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "hal/code.h"
+#include "kir/rules.h"
 
 /* What a program needs of a device. */
 typedef struct needs {
@@ -48,6 +49,23 @@ static bool caps_fit(const tn_caps *c, const kir_program *p, tn_kernel_answer *a
     return true;
 }
 
+/* How often an item goes round its loops, about: for each axis, and for what gathers and folds a reduction's lanes. */
+static double rounds_of(const kir_program *p, const int64_t *sizes) {
+    enum { NESTED = 16, LANES_TAKE = 4 * KIR_LANES };
+    double points[NESTED + 1] = {1}, rounds = 0;
+    for (int i = 0, depth = 0; i < p->n_ins; i++) {
+        const kir_ins *in = &p->ins[i];
+        depth += (in->op == KIR_LOOP) - (in->op == KIR_END);
+        if (depth > NESTED) return (double)INT64_MAX;
+        if (in->op == KIR_REDUCE) rounds += LANES_TAKE * points[depth - 1] + points[depth] / (KIR_LANES / 2);
+        if (in->op != KIR_LOOP) continue;
+        points[depth] = points[depth - 1];
+        for (int k = kir_loop_first(in); k < kir_loop_first(in) + kir_loop_count(in); k++)
+            rounds += points[depth] *= (double)sizes[k];
+    }
+    return rounds;
+}
+
 bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_kernel_answer *answer) {
     tn_kernel_answer unwanted, *a = answer ? answer : &unwanted;
     char name[TN_KERNEL_NAME], why[120];
@@ -60,6 +78,10 @@ bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_
     if (!sizes) return true;
     if (!d->caps.i64 && tn_form_has_words(d->caps.code) && !tn_launch_is_narrow(p, sizes))
         return no(a, "no_i64", "has no i64, which indices of so many elements need");
+    double rounds = d->caps.max_loop ? rounds_of(p, sizes) : 0;
+    if (rounds > (double)d->caps.max_loop)
+        return no(a, "loop_too_long", "goes round loops %lld times at most, an item of this kernel would %.0f times",
+                  (long long)d->caps.max_loop, rounds);
     tn_launch launch = {.sizes = sizes};
     int64_t most = d->caps.max_buffer > 0 ? d->caps.max_buffer : INT64_MAX;
     if (tn_launch_divide(p, &launch, most, d->caps.alignment, NULL, NULL, NULL) != TN_OK)

@@ -148,8 +148,8 @@ typedef struct tn_kernel_answer {
     char why[200];
 } tn_kernel_answer;
 /* Whether the device can run the program with these sizes (NULL: with some); if not, *answer (may be NULL) says why:
- *   no_f64, no_i64, no_renderer, too_many_bindings, buffer_too_large, local_memory, group_too_large, not_certified
- *   (it failed a comparison here before), refused_by_compiler (in this process). */
+ *   no_f64, no_i64, no_renderer, too_many_bindings, buffer_too_large, loop_too_long, local_memory, group_too_large,
+ *   not_certified (it failed a comparison here before), refused_by_compiler (in this process). */
 bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_kernel_answer *answer);
 
 /* The list of what this device's driver version is known to compute wrongly (certify_list.c): `name` is an operation's
