@@ -36,7 +36,6 @@ static const struct error_row {
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory", TN_ERR_MEMORY, false, SMALLER},
     {3, "CUDA_ERROR_NOT_INITIALIZED", "hipErrorNotInitialized", TN_ERR_DEVICE, false, DRIVER},
     {4, "CUDA_ERROR_DEINITIALIZED", "hipErrorDeinitialized", TN_ERR_LOST, true, ANEW},
-    {35, "CUDA_ERROR_INSUFFICIENT_DRIVER", "hipErrorInsufficientDriver", TN_ERR_UNAVAILABLE, false, DRIVER},
     {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "hipErrorDeviceUnavailable", TN_ERR_UNAVAILABLE, false,
      "another program may have the device to itself: see nvidia-smi"},
     {100, "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice", TN_ERR_UNAVAILABLE, false, "see: trunnion devices"},

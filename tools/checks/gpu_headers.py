@@ -1,0 +1,160 @@
+"""gpu_headers.py — what src/drivers/cuda.h declares of CUDA, NVRTC, HIP and hiprtc, against the vendors' headers.
+
+Building needs no SDK, so the driver declares its calls itself. Where a header is (the toolkit's folder, AMD's package, or
+the folders of CUDA_INCLUDE and HIP_INCLUDE), each call has to be in it with parameters of the same kinds: pointers and
+handles, 32-bit integers, sizes; CUDA's addresses are integers as wide as the pointers that they are here. Numbers of
+errors and attributes have to be those of their names.
+"""
+
+import glob
+import os
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+OURS = (ROOT / "src" / "drivers" / "cuda.h").read_text()
+ERRORS = (ROOT / "src" / "drivers" / "cuda.c").read_text()
+
+SMALL = {"int", "unsigned", "unsigned int", "unsigned char", "CUdevice", "hipDevice_t", "CUdevice_attribute",
+         "hipDeviceAttribute_t", "CUfunction_attribute", "hipFunction_attribute", "float", "uint32_t"}
+WIDE = {"size_t"}
+# Names behind which pointers are, or integers as wide.
+HANDLES = {"CUdeviceptr", "hipDeviceptr_t", "CUcontext", "CUstream", "hipStream_t", "CUevent", "hipEvent_t", "CUmodule",
+           "hipModule_t", "CUfunction", "hipFunction_t", "nvrtcProgram", "hiprtcProgram"}
+
+# Our name of a number: the vendors'.
+NUMBERS = {
+    "max_items": ("CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK", "hipDeviceAttributeMaxThreadsPerBlock"),
+    "max_groups_x": ("CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X", "hipDeviceAttributeMaxGridDimX"),
+    "shared_memory": ("CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK", "hipDeviceAttributeMaxSharedMemoryPerBlock"),
+    "warp": ("CU_DEVICE_ATTRIBUTE_WARP_SIZE", "hipDeviceAttributeWarpSize"),
+    "integrated": ("CU_DEVICE_ATTRIBUTE_INTEGRATED", "hipDeviceAttributeIntegrated"),
+    "CUDA_MAJOR": ("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR", None),
+    "CUDA_MINOR": ("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR", None),
+    "OUT_OF_MEMORY": ("CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory"),
+    "NOT_READY": ("CUDA_ERROR_NOT_READY", "hipErrorNotReady"),
+    "STREAM_NON_BLOCKING": ("CU_STREAM_NON_BLOCKING", "hipStreamNonBlocking"),
+    "EVENT_UNTIMED": ("CU_EVENT_DISABLE_TIMING", "hipEventDisableTiming"),
+    "HOST_PORTABLE": ("CU_MEMHOSTALLOC_PORTABLE", "hipHostMallocPortable"),
+    "FUNCTION_MAX_ITEMS": ("CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK", "HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK"),
+    "COMPILER_BAD_OPTION": ("NVRTC_ERROR_INVALID_OPTION", "HIPRTC_ERROR_INVALID_OPTION"),
+    "COMPILER_REFUSES": ("NVRTC_ERROR_COMPILATION", "HIPRTC_ERROR_COMPILATION"),
+}
+
+
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/|//[^\n]*|__dparm\(\w*\)", " ", text, flags=re.S)
+
+
+def kind(parameter):
+    """p a pointer or as wide, z a size, i an integer of 32 bits or less."""
+    if "*" in parameter or "[" in parameter:
+        return "p"
+    words = [w for w in re.findall(r"\w+", parameter) if w not in ("const", "struct", "enum")]
+    for n in (2, 1):
+        name = " ".join(words[:n])
+        if name in HANDLES:
+            return "p"
+        if name in SMALL:
+            return "i"
+        if name in WIDE:
+            return "z"
+    return "?" + parameter.strip()
+
+
+def kinds(parameters):
+    return "" if parameters.strip() in ("", "void") else " ".join(kind(p) for p in parameters.split(","))
+
+
+def our_calls(vendor):
+    """{name: kinds of the parameters}; vendor 0: CUDA, 1: HIP."""
+    text = re.sub(r"\\\n", " ", without_comments(OURS))
+    rows = re.findall(r'X\((\w+),\s*("\w+"|NULL),\s*("\w+"|NULL),\s*\(([^()]*)\)\s*\)', text)
+    return {row[1 + vendor].strip('"'): kinds(row[3]) for row in rows if row[1 + vendor] != "NULL"}
+
+
+def their_calls(text):
+    found = re.findall(r"\b(?:CUresult|nvrtcResult|hipError_t|hiprtcResult)\s+(?:CUDAAPI\s+)?(\w+)\s*\(([^()]*)\)\s*;", text)
+    return {name: kinds(parameters) for name, parameters in reversed(found)}  # later ones are of old versions
+
+
+def their_numbers(text):
+    """Of enumerations and macros; what has no number of its own is one more than the one before."""
+    numbers = {}
+    for body in re.findall(r"\benum\b[^{};]*\{([^{}]*)\}", text):
+        value = -1
+        for item in body.split(","):
+            match = re.match(r"\s*(\w+)\s*(?:=\s*(.+?))?\s*$", item, flags=re.S)
+            if not match:
+                continue
+            given = match[2]
+            value = value + 1 if given is None else numbers.get(given, int(given, 0) if re.match(r"-?\w+$", given) and
+                                                                 given.lstrip("-")[0].isdigit() else value + 1)
+            numbers[match[1]] = value
+    for name, value in re.findall(r"#define\s+(\w+)\s+\(?(0x[0-9a-fA-F]+|\d+)\)?", text):
+        numbers.setdefault(name, int(value, 0))
+    return numbers
+
+
+def our_numbers(vendor):
+    numbers = {name: int(value) for name, value in re.findall(r"\b([A-Z_]{4,}) = (\d+)", OURS)}
+    row = re.search(rf"#define {('CUDA', 'HIP')[vendor]}_ATTRIBUTES\s+\{{(.*?)\}}", OURS.replace("\\\n", " "), flags=re.S)[1]
+    numbers.update({name: int(value) for name, value in re.findall(r"\.(\w+) = (\d+)", row)})
+    return numbers
+
+
+def compare(vendor, title, text, report):
+    ours, theirs = our_calls(vendor), their_calls(text)
+    faults = []
+    for name, wanted in ours.items():
+        base = re.sub(r"(_v2|R0600)$", "", name)
+        got = theirs.get(base, theirs.get(name))
+        if got is None:
+            faults.append(f"{name} is not in the headers")
+        elif got != wanted:
+            faults.append(f"{name}({got}) is declared as ({wanted})")
+    numbers, mine = their_numbers(text), our_numbers(vendor)
+    for name, names in NUMBERS.items():
+        if names[vendor] and numbers.get(names[vendor]) != mine.get(name):
+            faults.append(f"{names[vendor]} is {numbers.get(names[vendor])}, not {mine.get(name)}")
+    rows = re.findall(r'\{(\d+), "(\w+)", "(\w+)"', ERRORS)
+    for row in rows:
+        known = numbers.get(row[1 + vendor])
+        if known is None and vendor == 0:
+            faults.append(f"{row[1 + vendor]} is not in the headers")
+        elif known not in (None, int(row[0])) and row[1 + vendor] != "hipErrorUnknown":  # HIP lacks some of CUDA's
+            faults.append(f"{row[1 + vendor]} is {known}, not {row[0]}")
+    for fault in faults:
+        print(f"failed: {title}: {fault}")
+    report["failed"] += len(faults)
+    report["passed"] += len(ours) + len(rows) + len(NUMBERS) - len(faults)
+    print(f"{title}: {len(ours)} calls and {len(rows) + len(NUMBERS)} numbers compared")
+
+
+def first_file(variable, name, *patterns):
+    places = ([os.environ[variable] + "/" + name] if variable in os.environ else []) + [p + name for p in patterns]
+    return next((found for place in places for found in sorted(glob.glob(place), reverse=True)), None)
+
+
+def main():
+    report = {"passed": 0, "failed": 0, "skipped": 0}
+    packages = str(ROOT / ".deps/venv/lib/python3*/site-packages/nvidia/*/include/")
+    cuda = [first_file("CUDA_INCLUDE", "cuda.h", "/usr/local/cuda*/include/", packages),
+            first_file("CUDA_INCLUDE", "nvrtc.h", "/usr/local/cuda*/include/", packages)]
+    hip = [first_file("HIP_INCLUDE", "hip/hip_runtime_api.h", "/usr/include/", "/opt/rocm*/include/"),
+           first_file("HIP_INCLUDE", "hip/driver_types.h", "/usr/include/", "/opt/rocm*/include/"),
+           first_file("HIP_INCLUDE", "hip/hiprtc.h", "/usr/include/", "/opt/rocm*/include/")]
+    for vendor, (title, files) in enumerate([("CUDA", cuda), ("HIP", hip)]):
+        if all(files):
+            text = without_comments("\n".join(pathlib.Path(f).read_text(errors="replace") for f in files))
+            compare(vendor, title, text, report)
+        else:
+            print(f"skipped: the headers of {title} are not here")
+            report["skipped"] += 1
+    print("{passed} passed, {failed} failed, {skipped} skipped".format(**report))
+    return report["failed"] != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
