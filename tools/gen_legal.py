@@ -37,7 +37,8 @@ BUILTINS = {"fabs": "ABS", "sqrt": "SQRT", "fma": "FMA"}
 TABLES = {"kir_two_over_pi": {"kir_trig_far_f32": 4, "kir_trig_far_f64": 31}, "kir_erf_table": {}}
 
 # Functions that others call by number; all else is written out where it is called.
-CALLED = [f"kir_{f}_{t}" for f in ("exp", "quarter", "trig_far") for t in ("f32", "f64")] + ["kir_words_to_u"]
+CALLED = [f"kir_{f}_{t}" for f in ("exp", "quarter", "trig_near", "trig_far") for t in ("f32", "f64")]
+CALLED += ["kir_words_to_u", "kir_words_width"]
 
 # What instructions become: (operation, operands' type, result's type, function).
 ROOTS = [(op, t, t, f"kir_{op.lower()}_{t}") for op in ("EXP", "LOG", "SIN", "COS", "TANH", "ERF")
