@@ -15,7 +15,7 @@
 
 /* ---- the library ------------------------------------------------------------------------------------------------- */
 
-enum { MOST = 16, MOST_EXTENSIONS = 512 };
+enum { MOST = 16, MOST_LISTED = 512 };
 
 tn_vk_calls tn_vk;
 
@@ -105,8 +105,8 @@ static int list_devices(void **list, int32_t *error) {
 }
 
 uint32_t tn_vulkan_extensions(void *place, const char *const *wanted, uint32_t n_wanted) {
-    uint32_t count = MOST_EXTENSIONS, found = 0;
-    vk_extension *list = tn_mem_zalloc(MOST_EXTENSIONS, sizeof *list);
+    uint32_t count = MOST_LISTED, found = 0;
+    vk_extension *list = tn_mem_zalloc(MOST_LISTED, sizeof *list);
     if (list && tn_vk.EnumerateDeviceExtensionProperties(place, NULL, &count, list) >= 0)
         for (uint32_t i = 0; i < count * n_wanted; i++)
             if (!strcmp(list[i / n_wanted].name, wanted[i % n_wanted])) found |= 1u << i % n_wanted;
@@ -179,6 +179,119 @@ void tn_vulkan_probe(tn_probe *out) {
 void tn_vulkan_watch(tn_watch_add *add, void *ctx) {
     tn_probe_watch(&library, add, ctx);
     tn_probe_watch_vulkan(add, ctx);
+}
+
+/* ---- what a device can do --------------------------------------------------------------------------------------- */
+
+enum { EXT_STORAGE_8, EXT_FLOAT16_INT8, EXT_FLOAT_CONTROLS, EXT_BUDGET, EXT_DRIVER, EXT_SUBSET, EXT_COUNT };
+_Static_assert((int)EXT_COUNT == (int)VK_MOST_EXTENSIONS, "room for all of them");
+static const char *const extensions[EXT_COUNT] = {
+    [EXT_STORAGE_8] = "VK_KHR_8bit_storage",
+    [EXT_FLOAT16_INT8] = "VK_KHR_shader_float16_int8",
+    [EXT_FLOAT_CONTROLS] = "VK_KHR_shader_float_controls",
+    [EXT_BUDGET] = "VK_EXT_memory_budget",
+    [EXT_DRIVER] = "VK_KHR_driver_properties",
+    [EXT_SUBSET] = "VK_KHR_portability_subset", /* to be enabled where it is there */
+};
+
+static void chain(vk_chain *head, vk_chain *more) {
+    more->next = head->next;
+    head->next = more;
+}
+
+static uint32_t float_features(const vk_float_controls *c) {
+    const uint32_t *const modes[] = {c->keeps_specials, c->keeps_denormals, c->rounds_to_even};
+    uint32_t bits = 0;
+    for (int m = 0; m < 3; m++) {
+        const uint32_t *has = modes[m];
+        bool all = (has[0] && has[1] && has[2]) || (c->independent[0] == 1 && c->independent[1] == 1);
+        for (int width = 0; width < 3; width++) /* those of 16 and 64 bits may have to agree with others */
+            if (has[width] && (all || width == 1)) bits |= (uint32_t)TN_SPIRV_PRESERVE_16 << (3 * m + width);
+    }
+    return bits;
+}
+
+static int64_t at_most(uint64_t value) { return value < INT64_MAX ? (int64_t)value : INT64_MAX; }
+
+/* Vulkan does not promise that division, square root and fma are correctly rounded; where this is known, it is by the
+ * name of the driver. */
+static bool is_exact(uint32_t driver, uint32_t features) {
+    enum { MODES = TN_SPIRV_PRESERVE_32 | TN_SPIRV_DENORM_32 | TN_SPIRV_RTE_32 };
+    return driver == DRIVER_LLVMPIPE && (features & MODES) == MODES;
+}
+
+static void version_of(const vk_properties *p, const vk_driver *driver, tn_caps *c) {
+    uint64_t hash = tn_hash64(p->cache_uuid, sizeof p->cache_uuid, c->features);
+    hash = tn_hash64(p->name, sizeof p->name, hash ^ p->driver_version ^ (uint64_t)p->api_version << 32);
+    snprintf(c->version, sizeof c->version, "%.30s %.30s %08x %016llx", driver->name, driver->info, p->driver_version,
+             (unsigned long long)hash);
+}
+
+static uint32_t bit_if(uint32_t there, uint32_t bit) { return there ? bit : 0; }
+
+static void fill_caps(vk_abilities *a, const vk_subgroup *subgroup, const vk_float_controls *floats,
+                      const vk_driver *driver) {
+    const vk_limits *l = &a->properties.limits;
+    tn_caps *c = &a->caps;
+    uint32_t memory = TN_SPIRV_STORAGE_8 | TN_SPIRV_STORAGE_16;
+    int64_t bindings = tn_min64(tn_min64(l->stage_storage, l->set_storage), l->stage_resources);
+    *c = (tn_caps){
+        .struct_size = sizeof *c,
+        .code = TN_CODE_SPIRV,
+        .f64 = a->features.f64,
+        .i64 = a->features.i64,
+        .f16 = a->small.f16 && a->storage_16.storage,
+        .max_group = tn_min64(l->group_items, l->group_size[0]),
+        .shared_memory = l->shared_memory,
+        .alignment = tn_max64(at_most(l->storage_alignment), VK_GRAIN),
+        .max_bindings = (int)tn_min64(bindings, VK_MOST_BINDINGS) - 1, /* and the parameters */
+        .max_groups_x = l->groups[0],
+        .subgroup = subgroup->size,
+    };
+    c->max_buffer = (int64_t)l->storage_range - c->alignment;
+    c->features = bit_if(a->storage_8.storage, TN_SPIRV_STORAGE_8) |
+                  bit_if(a->storage_16.storage, TN_SPIRV_STORAGE_16) | bit_if(a->small.i8, TN_SPIRV_INT_8) |
+                  bit_if(a->features.i16, TN_SPIRV_INT_16) | bit_if(a->small.f16, TN_SPIRV_FLOAT_16) |
+                  float_features(floats);
+    c->words_only = (c->features & memory) != memory;
+    c->exact = is_exact(driver->id, c->features);
+    version_of(&a->properties, driver, c);
+}
+
+bool tn_vulkan_ask(void *place, vk_abilities *out) {
+    vk_features all = {.head.kind = KIND_FEATURES};
+    vk_properties2 p = {.head.kind = KIND_PROPERTIES};
+    vk_subgroup subgroup = {.head.kind = KIND_SUBGROUP};
+    vk_largest largest = {.head.kind = KIND_LARGEST};
+    vk_float_controls floats = {.head.kind = KIND_FLOAT_CONTROLS};
+    vk_driver driver = {.head.kind = KIND_DRIVER};
+    *out = (vk_abilities){.features.head.kind = KIND_FEATURES,
+                          .storage_16.head.kind = KIND_STORAGE_16,
+                          .storage_8.head.kind = KIND_STORAGE_8,
+                          .small.head.kind = KIND_FLOAT16_INT8};
+    tn_vk.GetPhysicalDeviceProperties(place, &out->properties);
+    if (out->properties.api_version < VERSION_1_1) return false;
+    uint32_t found = tn_vulkan_extensions(place, extensions, EXT_COUNT);
+    for (int i = 0; i < EXT_COUNT; i++)
+        if (found >> i & 1) out->extensions[out->extension_count++] = extensions[i];
+    out->knows_budget = found >> EXT_BUDGET & 1;
+
+    chain(&p.head, &subgroup.head);
+    chain(&p.head, &largest.head);
+    if (found >> EXT_FLOAT_CONTROLS & 1) chain(&p.head, &floats.head);
+    if (found >> EXT_DRIVER & 1) chain(&p.head, &driver.head);
+    tn_vk.GetPhysicalDeviceProperties2(place, &p);
+    out->largest = largest.allocation ? at_most(largest.allocation) : INT64_MAX;
+
+    chain(&all.head, &out->storage_16.head);
+    if (found >> EXT_STORAGE_8 & 1) chain(&all.head, &out->storage_8.head);
+    if (found >> EXT_FLOAT16_INT8 & 1) chain(&all.head, &out->small.head);
+    tn_vk.GetPhysicalDeviceFeatures2(place, &all);
+    out->features = (vk_features){.head = all.head, .f64 = all.f64, .i64 = all.i64, .i16 = all.i16};
+    out->storage_16 = (vk_storage_16){.head = out->storage_16.head, .storage = out->storage_16.storage};
+    out->storage_8 = (vk_storage_8){.head = out->storage_8.head, .storage = out->storage_8.storage};
+    fill_caps(out, &subgroup, &floats, &driver);
+    return true;
 }
 
 tn_status tn_vulkan_find(int index, void **place) {

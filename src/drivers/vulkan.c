@@ -72,12 +72,10 @@ enum { SLOTS = 8, SLOT_ROOM = 128 << 10, SLOT_DISPATCHES = 128, SLOT_BINDINGS = 
 typedef struct vk_device {
     char id[24];
     void *place, *device, *queue; /* the physical device, what was made of it, its queue */
-    vk_properties properties;
-    vk_driver driver;
-    tn_caps caps;
+    vk_abilities has;
     vk_memory memory;
-    bool software, unified, knows_budget, times;
-    int64_t total_memory, largest;
+    bool software, unified, times;
+    int64_t total_memory;
     atomic_llong taken_memory;
     tn_spans spans;
     atomic_bool lost;
@@ -147,11 +145,7 @@ static int memory_type(const vk_device *d, uint32_t types, uint32_t must, uint32
     return found;
 }
 
-enum {
-    HOST_SEES = MEMORY_VISIBLE | MEMORY_COHERENT,
-    HOST_READS = HOST_SEES | MEMORY_CACHED,
-    GRAIN = 64, /* blocks are multiples of it: kernels may read whole words behind the last element */
-};
+enum { HOST_SEES = MEMORY_VISIBLE | MEMORY_COHERENT, HOST_READS = HOST_SEES | MEMORY_CACHED };
 
 static tn_status block_fill(vk_device *d, block *b, uint32_t must, uint32_t like) {
     const vk_buffer_info info = {
@@ -176,7 +170,7 @@ static tn_status block_fill(vk_device *d, block *b, uint32_t must, uint32_t like
 
 /* A block in memory that has all flags of `must`; the host sees it if it must, or likes to and can do so quickly. */
 static tn_status block_make(vk_device *d, block *b, size_t bytes, uint32_t must, uint32_t like) {
-    *b = (block){.bytes = (bytes + !bytes + GRAIN - 1) / GRAIN * GRAIN};
+    *b = (block){.bytes = (bytes + !bytes + VK_GRAIN - 1) / VK_GRAIN * VK_GRAIN};
     tn_status s = block_fill(d, b, must, like);
     if (s != TN_OK) block_free(d, b);
     return s;
@@ -303,137 +297,34 @@ static tn_status slot_start(vk_device *d, slot *s) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
-enum { EXT_STORAGE_8, EXT_FLOAT16_INT8, EXT_FLOAT_CONTROLS, EXT_BUDGET, EXT_DRIVER, EXT_SUBSET, EXT_COUNT };
-static const char *const extensions[EXT_COUNT] = {
-    [EXT_STORAGE_8] = "VK_KHR_8bit_storage",
-    [EXT_FLOAT16_INT8] = "VK_KHR_shader_float16_int8",
-    [EXT_FLOAT_CONTROLS] = "VK_KHR_shader_float_controls",
-    [EXT_BUDGET] = "VK_EXT_memory_budget",
-    [EXT_DRIVER] = "VK_KHR_driver_properties",
-    [EXT_SUBSET] = "VK_KHR_portability_subset", /* to be enabled where it is there */
-};
-
-static void *chained(vk_chain *head, vk_chain *more) {
-    more->next = head->next;
-    head->next = more;
-    return more;
-}
-
-static uint32_t float_features(const vk_float_controls *c) {
-    const uint32_t *const modes[] = {c->keeps_specials, c->keeps_denormals, c->rounds_to_even};
-    uint32_t bits = 0;
-    for (int m = 0; m < 3; m++) {
-        const uint32_t *has = modes[m];
-        bool all = (has[0] && has[1] && has[2]) || (c->independent[0] == 1 && c->independent[1] == 1);
-        for (int width = 0; width < 3; width++) /* those of 16 and 64 bits may have to agree with others */
-            if (has[width] && (all || width == 1)) bits |= (uint32_t)TN_SPIRV_PRESERVE_16 << (3 * m + width);
-    }
-    return bits;
-}
-
-static int64_t at_most(uint64_t value) { return value < INT64_MAX ? (int64_t)value : INT64_MAX; }
-
-/* What each device of the same driver computes alike. Vulkan does not promise that division, square root and fma are
- * correctly rounded; these are known to be. */
-static bool is_exact(const vk_device *d) {
-    enum { MODES = TN_SPIRV_PRESERVE_32 | TN_SPIRV_DENORM_32 | TN_SPIRV_RTE_32 };
-    return d->driver.id == DRIVER_LLVMPIPE && (d->caps.features & MODES) == MODES;
-}
-
-static void version_of(const vk_device *d, char *out, size_t size) {
-    const vk_properties *p = &d->properties;
-    uint64_t hash = tn_hash64(p->cache_uuid, sizeof p->cache_uuid, d->caps.features);
-    hash = tn_hash64(p->name, sizeof p->name, hash ^ p->driver_version ^ (uint64_t)p->api_version << 32);
-    snprintf(out, size, "%.40s %.20s %08x %016llx", d->driver.name, d->driver.info, p->driver_version,
-             (unsigned long long)hash);
-}
-
-static void fill_caps(vk_device *d, const vk_features *f, const vk_subgroup *subgroup) {
-    const vk_limits *l = &d->properties.limits;
-    uint32_t words = TN_SPIRV_STORAGE_8 | TN_SPIRV_STORAGE_16;
-    int64_t alignment = tn_max64(at_most(l->storage_alignment), GRAIN);
-    uint32_t bindings = l->stage_storage < l->set_storage ? l->stage_storage : l->set_storage;
-    tn_caps *c = &d->caps;
-    c->struct_size = sizeof *c;
-    c->code = TN_CODE_SPIRV;
-    c->f64 = f->f64;
-    c->i64 = f->i64;
-    c->f16 = (c->features & TN_SPIRV_FLOAT_16) && (c->features & TN_SPIRV_STORAGE_16);
-    c->max_buffer = (int64_t)l->storage_range - alignment;
-    c->max_group = l->group_items < l->group_size[0] ? l->group_items : l->group_size[0];
-    c->shared_memory = l->shared_memory;
-    c->alignment = alignment;
-    c->max_bindings = (int)(bindings < l->stage_resources ? bindings : l->stage_resources) - 1; /* and the parameters */
-    c->max_groups_x = l->groups[0];
-    c->subgroup = subgroup->size;
-    c->words_only = (c->features & words) != words;
-    c->exact = is_exact(d);
-    version_of(d, c->version, sizeof c->version);
-}
-
-/* Asks for all that is made use of, and makes a device that has as much of it as there is. */
+/* A device that has as much as there is of what is made use of. */
 static tn_status device_make(vk_device *d, uint32_t family) {
-    uint32_t found = tn_vulkan_extensions(d->place, extensions, EXT_COUNT), n = 0;
-    const char *enabled[EXT_COUNT];
-    vk_features all = {.head.kind = KIND_FEATURES}, use = {.head.kind = KIND_FEATURES};
-    vk_storage_16 s16 = {.head.kind = KIND_STORAGE_16};
-    vk_storage_8 s8 = {.head.kind = KIND_STORAGE_8};
-    vk_float16_int8 small = {.head.kind = KIND_FLOAT16_INT8};
-    vk_properties2 p = {.head.kind = KIND_PROPERTIES};
-    vk_subgroup subgroup = {.head.kind = KIND_SUBGROUP};
-    vk_largest largest = {.head.kind = KIND_LARGEST};
-    vk_float_controls floats = {.head.kind = KIND_FLOAT_CONTROLS};
-    d->driver = (vk_driver){.head.kind = KIND_DRIVER};
-    for (int i = 0; i < EXT_COUNT; i++)
-        if (found >> i & 1) enabled[n++] = extensions[i];
-    chained(&all.head, &s16.head);
-    if (found >> EXT_STORAGE_8 & 1) chained(&all.head, &s8.head);
-    if (found >> EXT_FLOAT16_INT8 & 1) chained(&all.head, &small.head);
-    tn_vk.GetPhysicalDeviceFeatures2(d->place, &all);
-    chained(chained(&p.head, &subgroup.head), &largest.head);
-    if (found >> EXT_FLOAT_CONTROLS & 1) chained(&p.head, &floats.head);
-    if (found >> EXT_DRIVER & 1) chained(&p.head, &d->driver.head);
-    tn_vk.GetPhysicalDeviceProperties2(d->place, &p);
-    d->driver.head.next = NULL;
-    d->properties = p.properties;
-    d->largest = largest.allocation ? at_most(largest.allocation) : INT64_MAX;
-    d->knows_budget = found >> EXT_BUDGET & 1;
-
-    use.head.next = all.head.next;
-    use.f64 = all.f64;
-    use.i64 = all.i64;
-    use.i16 = all.i16;
-    s16 = (vk_storage_16){.head = s16.head, .storage = s16.storage};
-    s8 = (vk_storage_8){.head = s8.head, .storage = s8.storage};
-    d->caps.features = (s8.storage ? TN_SPIRV_STORAGE_8 : 0u) | (s16.storage ? TN_SPIRV_STORAGE_16 : 0u) |
-                       (small.i8 ? TN_SPIRV_INT_8 : 0u) | (all.i16 ? TN_SPIRV_INT_16 : 0u) |
-                       (small.f16 ? TN_SPIRV_FLOAT_16 : 0u) | float_features(&floats);
-    fill_caps(d, &all, &subgroup);
     const float priority = 1;
     const vk_queue_info queue = {.kind = KIND_QUEUE, .family = family, .count = 1, .priorities = &priority};
     const vk_device_info info = {.kind = KIND_DEVICE,
-                                 .next = &use,
+                                 .next = &d->has.features,
                                  .queue_count = 1,
                                  .queues = &queue,
-                                 .extension_count = n,
-                                 .extensions = enabled};
-    return check(d, tn_vk.CreateDevice(d->place, &info, NULL, &d->device), "vkCreateDevice", "%u extensions", n);
+                                 .extension_count = d->has.extension_count,
+                                 .extensions = d->has.extensions};
+    return check(d, tn_vk.CreateDevice(d->place, &info, NULL, &d->device), "vkCreateDevice", "%u extensions",
+                 d->has.extension_count);
 }
 
 static tn_status device_start(vk_device *d) {
     uint32_t time_bits = 0, family = 0;
     int64_t unused;
     (void)tn_vulkan_family(d->place, &family, &time_bits);
-    tn_vk.GetPhysicalDeviceProperties(d->place, &d->properties);
-    if (d->properties.api_version < VERSION_1_1)
+    if (!tn_vulkan_ask(d->place, &d->has))
         return tn_fail(TN_ERR_UNSUPPORTED,
                        "%s: Vulkan 1.0, and 1.1 is the least that Trunnion can use; update the driver", d->id);
-    d->software = d->properties.device_type == TYPE_CPU;
-    d->unified = (d->software || d->properties.device_type == TYPE_INTEGRATED) && !tn_env("TRUNNION_VULKAN_STAGING");
+    d->software = d->has.properties.device_type == TYPE_CPU;
+    d->unified =
+        (d->software || d->has.properties.device_type == TYPE_INTEGRATED) && !tn_env("TRUNNION_VULKAN_STAGING");
     tn_vk.GetPhysicalDeviceMemoryProperties(d->place, &d->memory);
     TRY(device_make(d, family));
-    tn_vulkan_memory(d->place, d->knows_budget, &d->total_memory, &unused);
-    d->times = time_bits && d->properties.limits.time_unit > 0;
+    tn_vulkan_memory(d->place, d->has.knows_budget, &d->total_memory, &unused);
+    d->times = time_bits && d->has.properties.limits.time_unit > 0;
     tn_vk.GetDeviceQueue(d->device, family, 0, &d->queue);
     const vk_plain_info pool = {.kind = KIND_COMMAND_POOL, .flags = POOL_RESETS, .family = family};
     TRY(check(d, tn_vk.CreateCommandPool(d->device, &pool, NULL, &d->pool), "vkCreateCommandPool", "family %u",
@@ -486,14 +377,14 @@ static tn_status vulkan_open(int index, const tn_device_options *options, void *
 }
 
 static tn_status vulkan_caps(void *device, tn_caps *out) {
-    *out = ((vk_device *)device)->caps;
+    *out = ((vk_device *)device)->has.caps;
     return TN_OK;
 }
 
 static tn_status vulkan_memory(void *device, int64_t *total, int64_t *unused) {
     vk_device *d = device;
-    tn_vulkan_memory(d->place, d->knows_budget, total, unused);
-    if (!d->knows_budget) *unused = tn_max64(*total - atomic_load(&d->taken_memory), 0);
+    tn_vulkan_memory(d->place, d->has.knows_budget, total, unused);
+    if (!d->has.knows_budget) *unused = tn_max64(*total - atomic_load(&d->taken_memory), 0);
     if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
     return TN_OK;
 }
@@ -502,9 +393,9 @@ static tn_status vulkan_memory(void *device, int64_t *total, int64_t *unused) {
 
 /* Some drivers find memory only when it is first touched, amid a plan; so what cannot be there is refused here. */
 static tn_status check_room(const vk_device *d, int64_t size, int64_t taken) {
-    if (size > d->largest)
+    if (size > d->has.largest)
         return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes at once, and the driver gives %lld at most; %s", d->id,
-                       (long long)size, (long long)d->largest, SMALLER);
+                       (long long)size, (long long)d->has.largest, SMALLER);
     if (size <= d->total_memory && taken <= d->total_memory - size) return TN_OK;
     return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes beside %lld of %lld that are in use; %s", d->id, (long long)size,
                    (long long)taken, (long long)d->total_memory, SMALLER);
@@ -515,7 +406,7 @@ static tn_status vulkan_alloc(void *device, size_t bytes, void **address) {
     TRY(alive(d));
     block *b = tn_mem_zalloc(1, sizeof *b);
     if (!b) return TN_ERR_MEMORY;
-    int64_t size = at_most(bytes);
+    int64_t size = (int64_t)(bytes < INT64_MAX ? bytes : INT64_MAX);
     tn_status s = check_room(d, size, atomic_fetch_add(&d->taken_memory, size));
     if (s == TN_OK) s = block_make(d, b, bytes, MEMORY_LOCAL, d->unified ? HOST_READS : 0);
     if (s == TN_OK) s = tn_span_add(&d->spans, b, b->bytes, address);
@@ -742,11 +633,9 @@ static void vulkan_unload(void *device, void *module) {
     tn_mem_free(m);
 }
 
-enum { MOST_BINDINGS = 64 };
-
 /* The buffers, and behind them the parameters, whose place in their buffer is told at each launch. */
 static tn_status make_layout(vk_device *d, vk_module *m) {
-    vk_binding bindings[MOST_BINDINGS] = {{0}};
+    vk_binding bindings[VK_MOST_BINDINGS] = {{0}};
     uint32_t n = (uint32_t)m->buffer_count;
     for (uint32_t i = 0; i <= n; i++)
         bindings[i] = (vk_binding){i, i < n ? STORAGE : STORAGE_MOVING, 1, SHADER_COMPUTE, NULL};
@@ -782,7 +671,7 @@ static tn_status make_pipeline(vk_device *d, const tn_code *code, vk_module *m) 
 static tn_status check_code(const vk_device *d, const tn_code *code) {
     uint32_t first = 0;
     if (code->size >= 20) memcpy(&first, code->data, sizeof first);
-    if (first == 0x07230203 && code->size % 4 == 0 && code->buffer_count < MOST_BINDINGS) return TN_OK;
+    if (first == 0x07230203 && code->size % 4 == 0 && code->buffer_count < VK_MOST_BINDINGS) return TN_OK;
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x, for %d buffers, are no SPIR-V", d->id,
                    code->entry, code->size, first, code->buffer_count);
 }
@@ -831,13 +720,13 @@ enum { FLUSH_EVERY = 32 }; /* dispatches that are held back */
  * rest of the way is added to its base. */
 static tn_status bind_buffers(vk_device *d, const vk_module *m, const tn_dispatch *l, uint64_t *params,
                               vk_range *ranges) {
-    uint64_t *bases = params + m->bases_at / sizeof *bases, most = d->properties.limits.storage_range;
+    uint64_t *bases = params + m->bases_at / sizeof *bases, most = d->has.properties.limits.storage_range;
     for (int i = 0; i < m->buffer_count; i++) {
         block *b;
         size_t at;
         TRY(locate(d, l->buffers[i], 0, m->name, &b, &at));
-        uint64_t from = b->bytes <= most ? 0 : at / (uint64_t)d->caps.alignment * (uint64_t)d->caps.alignment;
-        if (from == b->bytes) from -= (uint64_t)d->caps.alignment; /* behind the last byte nothing is touched */
+        uint64_t from = b->bytes <= most ? 0 : at / (uint64_t)d->has.caps.alignment * (uint64_t)d->has.caps.alignment;
+        if (from == b->bytes) from -= (uint64_t)d->has.caps.alignment; /* behind the last byte nothing is touched */
         uint64_t size = b->bytes - from;
         ranges[i] = (vk_range){b->buffer, from, size < most ? size : most};
         bases[i] += at - from;
@@ -848,7 +737,7 @@ static tn_status bind_buffers(vk_device *d, const vk_module *m, const tn_dispatc
 
 /* Makes a set of the ranges and of the slot's room. */
 static tn_status make_set(vk_device *d, const vk_module *m, const slot *s, const vk_range *ranges, uint64_t *set) {
-    vk_write writes[MOST_BINDINGS];
+    vk_write writes[VK_MOST_BINDINGS];
     const vk_set_info info = {.kind = KIND_SET, .pool = s->sets, .count = 1, .layouts = &m->set_layout};
     uint32_t n = (uint32_t)m->buffer_count;
     TRY(check(d, tn_vk.AllocateDescriptorSets(d->device, &info, set), "vkAllocateDescriptorSets", "%s, %u buffers",
@@ -865,10 +754,10 @@ static tn_status make_set(vk_device *d, const vk_module *m, const slot *s, const
 }
 
 static tn_status dispatch_one(vk_device *d, vk_module *m, const tn_dispatch *l, bool first) {
-    vk_range ranges[MOST_BINDINGS];
+    vk_range ranges[VK_MOST_BINDINGS];
     uint64_t set = 0;
     slot *s;
-    size_t step = (size_t)d->caps.alignment, room = (m->params_bytes + step - 1) / step * step;
+    size_t step = (size_t)d->has.caps.alignment, room = (m->params_bytes + step - 1) / step * step;
     if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
     TRY(record(d, room + step, m->buffer_count, &s));
     uint32_t at = (uint32_t)((s->used + step - 1) / step * step);
@@ -1002,7 +891,7 @@ static tn_status vulkan_event_time(void *device, void *recorded, double *seconds
               tn_vk.GetQueryPoolResults(d->device, e->times, 0, 1, sizeof ticks, &ticks, sizeof ticks,
                                         QUERY_64 | QUERY_WAITS),
               "vkGetQueryPoolResults", "1 time"));
-    *seconds = (double)ticks * (double)d->properties.limits.time_unit * 1e-9;
+    *seconds = (double)ticks * (double)d->has.properties.limits.time_unit * 1e-9;
     return TN_OK;
 }
 

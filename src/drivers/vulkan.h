@@ -524,6 +524,27 @@ tn_status tn_vulkan_find(int index, void **place);
 bool tn_vulkan_family(void *place, uint32_t *family, uint32_t *time_bits);
 /* A bit for each of the names that the device has as an extension. */
 uint32_t tn_vulkan_extensions(void *place, const char *const *wanted, uint32_t n_wanted);
+/* What a device can do and what of that is used: features is the head of a chain into the structures behind it, for
+ * vkCreateDevice. */
+enum {
+    VK_MOST_EXTENSIONS = 6,
+    VK_MOST_BINDINGS = 64,
+    VK_GRAIN = 64 /* allocations are multiples of it: kernels may read whole words behind the last element */
+};
+typedef struct vk_abilities {
+    vk_properties properties;
+    tn_caps caps;
+    int64_t largest; /* bytes of one allocation */
+    bool knows_budget;
+    uint32_t extension_count;
+    const char *extensions[VK_MOST_EXTENSIONS];
+    vk_features features;
+    vk_storage_16 storage_16;
+    vk_storage_8 storage_8;
+    vk_float16_int8 small;
+} vk_abilities;
+/* *out must stay where it is. false: the device knows Vulkan 1.0 alone. */
+bool tn_vulkan_ask(void *place, vk_abilities *out);
 /* Bytes of the device's own heaps, and how many of these are free (0: unknown). On a device that shares the processor's
  * memory all heaps are such. */
 void tn_vulkan_memory(void *place, bool knows_budget, int64_t *total, int64_t *unused);

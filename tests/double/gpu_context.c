@@ -22,7 +22,7 @@ static long misuses;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread gpu_context *current;
 
-/* ---- faults: the functions of tests/fakes/opencl_faults.c -------------------------------------------------------- */
+/* ---- faults: the functions of tests/fakes/faults.h -------------------------------------------------------- */
 
 static long counted, live, failures;
 static char wanted[64];

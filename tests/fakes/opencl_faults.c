@@ -1,19 +1,6 @@
-/* opencl_faults.c — the real OpenCL behind a counter: any call can be made to fail, and what is not given back shows.
- *
- * Built as a libOpenCL and named by TRUNNION_OPENCL_LIB, it passes all calls on to the library that OPENCL_REAL names.
- * A test in the same process opens it once more and uses the faults_… functions below; for a command it is armed by
- * OPENCL_FAULT=NAME:N:ERROR in the environment, as in clFinish:3:-5, or any:10:-4. Calls that give something back
- * never fail unless named.
- *
- * All parameters of these functions are integers and pointers, at most ten, so one kind of forwarder does for all: it
- * passes ten words on, and a callee with fewer parameters does not look at the rest. */
-#include <dlfcn.h>
-#include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+/* opencl_faults.c — the real OpenCL behind a counter (faults.h): built as a libOpenCL and named by TRUNNION_OPENCL_LIB,
+ * it passes all calls on to the library that OPENCL_REAL names. */
+#include "faults.h"
 
 /* CALL(name, where the address for the error is among the parameters (NONE: the result is the error), what becomes of
  * the count of living objects, where the address for an event is (NONE: it makes none)) */
@@ -56,68 +43,21 @@ static const struct row {
 #undef CALL
 };
 
-typedef intptr_t function(intptr_t, intptr_t, intptr_t, intptr_t, intptr_t, intptr_t, intptr_t, intptr_t, intptr_t,
-                          intptr_t);
-
 static function *real[CALL_COUNT];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static long counted, live, failures; /* calls that could fail since arming; objects; calls made to fail */
-static char wanted[64];              /* the only function that fails; "": any */
-static long at;                      /* the call that fails; 0: none */
-static int with;
-static bool on_and_on; /* all calls from that one fail */
-
-/* From now on the n-th call of `name` (NULL: of any) fails with `error`, and with `forever` all behind it; n = 0: none
- * does. Counting begins anew. */
-void faults_arm(const char *name, long n, int error, int forever) {
-    pthread_mutex_lock(&lock);
-    snprintf(wanted, sizeof wanted, "%s", name ? name : "");
-    at = n;
-    with = error;
-    on_and_on = forever;
-    counted = failures = 0;
-    pthread_mutex_unlock(&lock);
-}
-
-long faults_counted(void) { return counted; }
-long faults_live(void) { return live; }
-long faults_failures(void) { return failures; }
 
 __attribute__((constructor)) static void start(void) {
-    const char *path = getenv("OPENCL_REAL"), *fault = getenv("OPENCL_FAULT");
+    const char *path = getenv("OPENCL_REAL");
     void *library = dlopen(path ? path : "libOpenCL.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) fprintf(stderr, "opencl_faults: %s\n", dlerror());
     for (int i = 0; library && i < CALL_COUNT; i++)
         *(void **)&real[i] = dlsym(library, rows[i].name);
-    char name[64];
-    long n;
-    int error;
-    if (fault && sscanf(fault, "%63[^:]:%ld:%d", name, &n, &error) == 3)
-        faults_arm(strcmp(name, "any") ? name : NULL, n, error, 0);
-}
-
-/* Whether this call fails; counts it. */
-static bool fails(const struct row *row) {
-    pthread_mutex_lock(&lock);
-    bool eligible = wanted[0] ? !strcmp(wanted, row->name) : row->lives >= 0;
-    counted += eligible;
-    bool now = eligible && at > 0 && (counted == at || (on_and_on && counted > at));
-    failures += now;
-    pthread_mutex_unlock(&lock);
-    return now;
-}
-
-static void count(long change) {
-    pthread_mutex_lock(&lock);
-    live += change;
-    pthread_mutex_unlock(&lock);
 }
 
 static intptr_t pass(int i, const intptr_t *w) {
     const struct row *row = &rows[i];
     int32_t *error = row->error_at == NONE ? NULL : (int32_t *)w[row->error_at];
     if (!real[i]) return row->error_at == NONE ? -59 : 0;
-    if (fails(row)) {
+    if (fails(row->name, row->lives >= 0)) {
         if (error) *error = with;
         return row->error_at == NONE ? with : 0;
     }

@@ -1,0 +1,434 @@
+/* test_driver_faults.c — every call that a driver makes of its library fails once: it ends with a reason or a right
+ * result, and nothing is left behind. A driver is a row; between it and its library stands one of tests/fakes, which
+ * counts. */
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "device_support.h"
+#include "hal/code.h"
+#include "trunnion/trunnion.h"
+
+/* A call that fails with `error`: what the work then ends with, and words of its text. */
+typedef struct failing {
+    const char *name;
+    int error;
+    tn_status status;
+    const char *part;
+} failing;
+
+static const struct under_test {
+    const char *id;
+    const tn_driver *driver;
+    const char *variable, *fake;
+    int codes[6]; /* that any call fails with */
+    int objects;  /* of a device with one allocation */
+    failing lost; /* in sync */
+    failing rows[10];
+} drivers[] = {
+#if TRUNNION_WITH_OPENCL
+    {"opencl:0",
+     &tn_driver_opencl,
+     "TRUNNION_OPENCL_LIB",
+     "opencl_faults.c",
+     {-5, -4, -6, -2, -36, -59},
+     3, /* a context, a queue, a buffer */
+     {"clFinish", -5, TN_ERR_LOST, "clFinish"},
+     {
+         {"clCreateBuffer", -4, TN_ERR_MEMORY, "smaller batch"},
+         {"clCreateBuffer", -61, TN_ERR_MEMORY, "CL_INVALID_BUFFER_SIZE"},
+         {"clEnqueueNDRangeKernel", -5, TN_ERR_MEMORY, "CL_OUT_OF_RESOURCES"},
+         {"clEnqueueNDRangeKernel", -54, TN_ERR_UNSUPPORTED, "items in groups"},
+         {"clFinish", -5, TN_ERR_LOST, "the device is lost"},
+         {"clEnqueueReadBuffer", -9999, TN_ERR_LOST, "illegal access"},
+         {"clSetKernelArg", -2, TN_ERR_LOST, "CL_DEVICE_NOT_AVAILABLE"},
+         {"clBuildProgram", -11, TN_ERR_UNSUPPORTED, "does not compile"},
+         {"clCreateContext", -77, TN_ERR_DEVICE, "clCreateContext"},
+     }},
+#endif
+#if TRUNNION_WITH_VULKAN
+    {"vulkan:0",
+     &tn_driver_vulkan,
+     "TRUNNION_VULKAN_LIB",
+     "vulkan_faults.c",
+     {-1, -2, -4, -3, -13, -7},
+     36, /* device, pool of command buffers, 8 slots of 4, buffer and memory */
+     {"vkWaitForFences", -4, TN_ERR_LOST, "vkWaitForFences"},
+     {
+         {"vkAllocateMemory", -2, TN_ERR_MEMORY, "smaller batch"},
+         {"vkCreateBuffer", -1, TN_ERR_MEMORY, "VK_ERROR_OUT_OF_HOST_MEMORY"},
+         {"vkMapMemory", -5, TN_ERR_MEMORY, "vkMapMemory"},
+         {"vkAllocateDescriptorSets", -1000069000, TN_ERR_MEMORY, "VK_ERROR_OUT_OF_POOL_MEMORY"},
+         {"vkQueueSubmit", -4, TN_ERR_LOST, "the device is lost"},
+         {"vkQueueSubmit", -2, TN_ERR_LOST, "what it was to do"},
+         {"vkWaitForFences", -4, TN_ERR_LOST, "VK_ERROR_DEVICE_LOST"},
+         {"vkCreateComputePipelines", -13, TN_ERR_UNSUPPORTED, "refused"},
+         {"vkCreateShaderModule", -1000012000, TN_ERR_UNSUPPORTED, "refused"},
+         {"vkCreateDevice", -7, TN_ERR_DEVICE, "vkCreateDevice"},
+     }},
+#endif
+};
+
+/* The driver whose turn it is, and what tests/fakes/faults.h describes of the library behind it. */
+static const struct under_test *now;
+static struct {
+    void (*arm)(const char *name, long n, int error, int forever);
+    long (*counted)(void), (*live)(void), (*failures)(void);
+} faults;
+
+static bool there[TN_COUNT(drivers)];
+static void *libraries[TN_COUNT(drivers)];
+
+static int open_faults(void **state) {
+    if (make_scratch(state)) return -1;
+    setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
+    for (size_t i = 0; i < TN_COUNT(drivers); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "lib%s.so", drivers[i].driver->name);
+        const char *path = build_fake(drivers[i].fake, name, "-ldl");
+        setenv(drivers[i].variable, path, 1);
+        libraries[i] = dlopen(path, RTLD_NOW);
+        if (!libraries[i]) fail_msg("%s", dlerror());
+        tn_device_info info;
+        tn_probe probe = {.struct_size = sizeof probe, .devices = &info, .capacity = 1};
+        drivers[i].driver->probe(&probe);
+        there[i] = probe.count > 0;
+        if (there[i])
+            printf("ran on: %s (%s, software): driver calls that fail\n", drivers[i].id, info.name);
+        else
+            printf("skipped: no device of %s: %s\n", drivers[i].driver->title, probe.reason);
+    }
+    return 0;
+}
+
+/* Runs the body for each driver that has a device here. */
+static void for_each_driver(void (*body)(void)) {
+    int ran = 0;
+    for (size_t i = 0; i < TN_COUNT(drivers); i++) {
+        if (!there[i]) continue;
+        now = &drivers[i];
+        *(void **)&faults.arm = dlsym(libraries[i], "faults_arm");
+        *(void **)&faults.counted = dlsym(libraries[i], "faults_counted");
+        *(void **)&faults.live = dlsym(libraries[i], "faults_live");
+        *(void **)&faults.failures = dlsym(libraries[i], "faults_failures");
+        body();
+        ran++;
+    }
+    if (!ran) skip();
+}
+
+/* ---- the driver alone -------------------------------------------------------------------------------------------- */
+
+enum { N = 100, PARAMS = 64 };
+
+typedef struct session {
+    void *device, *queue, *event, *address, *host;
+    kir_program *program;
+    int64_t *sizes;
+    tn_loaded code;
+} session;
+
+/* x[i] = 2 · x[i] for N numbers. */
+static tn_status load_twice(const tn_driver *driver, const tn_caps *caps, session *s) {
+    kir_builder *b;
+    const int64_t extents[] = {N};
+    TRY(kir_begin(1, 0, extents, &b));
+    int x = kir_buffer(b, TN_I32);
+    kir_aff at = {.s = {1}, .dyn = KIR_NONE};
+    kir_store(b, x, &at, kir_binary(b, KIR_MUL, kir_load(b, x, &at, KIR_NONE), kir_const_i(b, KIR_I32, 2)), KIR_NONE);
+    TRY(kir_finish(b, &s->program, &s->sizes));
+    tn_driver plain = *driver; /* that keeps nothing on disk */
+    plain.binary = NULL;
+    tn_device device = {.driver = &plain, .handle = s->device, .caps = *caps};
+    snprintf(device.info.id, sizeof device.info.id, "%s", now->id);
+    return tn_code_load(&device, s->program, false, &s->code);
+}
+
+static tn_status run_twice(const tn_driver *driver, session *s, void *address) {
+    int64_t params[PARAMS];
+    const tn_launch launch = {.sizes = s->sizes};
+    tn_dispatch d = {.buffers = &address, .params = params};
+    assert_true(s->code.params_bytes <= sizeof params);
+    tn_params_fill(s->program, &launch, s->code.params_bytes, (char *)params);
+    kir_count_groups(s->program, s->sizes, &s->code.target, INT32_MAX, d.groups);
+    return driver->dispatch(s->device, s->code.handle, &d, 1);
+}
+
+/* Numbers go there through pinned memory, are doubled, copied within the device by another queue, and read back. */
+static tn_status work(const tn_driver *driver, session *s, int32_t *out) {
+    const tn_device_options options = {.struct_size = sizeof options};
+    tn_caps caps = {.struct_size = sizeof caps};
+    int64_t total, unused;
+    bool passed;
+    void *view, *bytes;
+    size_t size;
+    TRY(driver->open(0, &options, &s->device));
+    TRY(driver->caps(s->device, &caps));
+    TRY(driver->memory(s->device, &total, &unused));
+    TRY(driver->queue_new(s->device, &s->queue));
+    TRY(driver->event_new(s->device, true, &s->event));
+    TRY(driver->alloc(s->device, 4096, &s->address));
+    if (driver->host_alloc) TRY(driver->host_alloc(s->device, 4 * N, &s->host));
+    int32_t numbers[N], *in = s->host ? s->host : numbers;
+    for (int i = 0; i < N; i++)
+        in[i] = i;
+    TRY(load_twice(driver, &caps, s));
+    tn_status kept = driver->binary(s->device, s->code.handle, &bytes, &size);
+    if (kept != TN_ERR_UNSUPPORTED) TRY(kept);
+    TRY(driver->fill(s->device, s->address, 0, 4096));
+    TRY((driver->copy_async ? driver->copy_async : driver->copy)(s->device, (char *)s->address + 8, in, 4 * N, 0));
+    TRY(run_twice(driver, s, (char *)s->address + 8));
+    TRY(driver->event_record(s->device, s->event));
+    TRY(driver->event_wait(s->queue, s->event));
+    TRY(driver->copy(s->queue, (char *)s->address + 2048, (char *)s->address + 8, 4 * N, 2));
+    TRY(driver->sync(s->queue));
+    TRY(driver->event_sync(s->device, s->event));
+    TRY(driver->event_query(s->device, s->event, &passed));
+    if (!passed) return tn_fail(TN_ERR_INTERNAL, "an event that was waited for has not passed");
+    TRY(driver->map(s->device, (char *)s->address + 2048, 4, true, &view));
+    int32_t first = *(int32_t *)view;
+    TRY(driver->unmap(s->device, (char *)s->address + 2048, view));
+    TRY(driver->copy(s->device, out, (char *)s->address + 2048, 4 * N, 1));
+    return first == 0 ? driver->sync(s->device) : tn_fail(TN_ERR_INTERNAL, "the host's view of the device is wrong");
+}
+
+static void end(const tn_driver *driver, session *s) {
+    kir_free(s->program);
+    tn_mem_free(s->sizes);
+    if (!s->device) return;
+    if (s->code.handle) driver->unload(s->device, s->code.handle);
+    if (s->host) driver->host_free(s->device, s->host);
+    if (s->address) driver->free(s->device, s->address);
+    if (s->event) driver->event_free(s->device, s->event);
+    if (s->queue) driver->queue_free(s->device, s->queue);
+    driver->close(s->device);
+}
+
+/* One run with the n-th call failing. Returns its status after looking for what it left. */
+static tn_status run(const char *name, long n, int error, bool forever) {
+    session s = {0};
+    int32_t out[N] = {0};
+    int64_t blocks = tn_mem_get_stats().live_blocks;
+    faults.arm(name, n, error, forever);
+    tn_status status = work(now->driver, &s, out);
+    long failures = faults.failures();
+    if (status == TN_OK)
+        for (int i = 0; i < N; i++)
+            assert_int_equal(out[i], 2 * i);
+    else if (!failures)
+        fail_msg("call %ld, error %d: %s", n, error, tn_error());
+    else if (!strstr(tn_error(), now->id))
+        fail_msg("call %ld, error %d: the words do not name the device: %s", n, error, tn_error());
+    end(now->driver, &s);
+    if (faults.live()) fail_msg("call %ld, error %d: %ld objects are left", n, error, faults.live());
+    if (tn_mem_get_stats().live_blocks != blocks) fail_msg("call %ld, error %d: memory is left", n, error);
+    return status;
+}
+
+static void fail_every_call(void) {
+    assert_ok(run(NULL, 0, 0, false));
+    long calls = faults.counted(), ended = 0;
+    for (long n = 1; n <= calls; n++)
+        for (size_t k = 0; k < 2; k++)
+            ended += run(NULL, n, now->codes[(size_t)n % 3 * 2 + k], k) != TN_OK;
+    assert_true(ended > calls); /* some queries may fail without harm */
+    printf("%s: %ld calls of the driver failed one by one; %ld of %ld runs ended early\n", now->id, calls, ended,
+           2 * calls);
+}
+
+static void every_call_may_fail(void **state) {
+    (void)state;
+    for_each_driver(fail_every_call);
+}
+
+static void tell_failures_apart(void) {
+    for (const failing *f = now->rows; f < now->rows + TN_COUNT(now->rows) && f->name; f++) {
+        tn_status got = run(f->name, 1, f->error, false);
+        if (got != f->status) fail_msg("%s: %s: %s", f->name, tn_status_name(got), tn_error());
+        assert_text_has(tn_error(), f->part);
+    }
+}
+
+static void lack_of_memory_and_loss_are_told_apart(void **state) {
+    (void)state;
+    for_each_driver(tell_failures_apart);
+}
+
+/* Once lost, a device says so at each call, with what happened first, also when the calls would succeed again. */
+static void lose_it(void) {
+    const tn_driver *driver = now->driver;
+    const tn_device_options options = {.struct_size = sizeof options};
+    void *device = NULL, *address = NULL, *other = NULL;
+    char byte = 0;
+    faults.arm(now->lost.name, 1, now->lost.error, 0);
+    assert_ok(driver->open(0, &options, &device));
+    assert_ok(driver->alloc(device, 64, &address));
+    assert_int_equal(faults.live(), now->objects);
+    assert_ok(driver->fill(device, address, 0, 64));
+    assert_int_equal(driver->sync(device), TN_ERR_LOST);
+    assert_int_equal(driver->sync(device), TN_ERR_LOST);
+    assert_text_has(tn_error(), now->lost.part);
+    assert_int_equal(driver->copy(device, address, &byte, 1, 0), TN_ERR_LOST);
+    assert_int_equal(driver->alloc(device, 64, &other), TN_ERR_LOST);
+    driver->free(device, address);
+    driver->close(device);
+    assert_int_equal(faults.live(), 0);
+    assert_ok(driver->open(0, &options, &device)); /* opened anew it is whole */
+    assert_ok(driver->sync(device));
+    driver->close(device);
+}
+
+static void loss_is_remembered(void **state) {
+    (void)state;
+    for_each_driver(lose_it);
+}
+
+/* ---- training ---------------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 8, FEATURES = 5, MOST_STATES = 64 };
+
+typedef struct training {
+    tn_device *device;
+    tn_module *model;
+    tn_tensor *weight, *bias, *out; /* parameters */
+    tn_optimizer *adam;
+} training;
+
+static tn_status training_start(training *t) {
+    const tn_device_options strict = {.struct_size = sizeof strict, .fallback = TN_FALLBACK_STRICT};
+    const tn_adam_options options = {.struct_size = sizeof options, .lr = 0.1};
+    TRY(tn_device_open(now->id, &strict, NULL, &t->device));
+    TRY(tn_set_current_device(t->device));
+    t->model = tn_module_root();
+    TN_SCOPE {
+        int64_t features[] = {FEATURES};
+        t->weight = tn_module_add_parameter(t->model, "weight", tn_ones(features, 1, TN_F32));
+        t->bias = tn_module_add_parameter(t->model, "bias", tn_zeros(features, 1, TN_F32));
+        t->out = tn_module_add_parameter(t->model, "out", tn_ones(features, 1, TN_F32));
+    }
+    TRY(tn_module_status(t->model));
+    return tn_optimizer_adam(t->model, &options, &t->adam);
+}
+
+static tn_status training_step(training *t) {
+    tn_status s = TN_OK;
+    TN_SCOPE {
+        float x[ROWS * FEATURES], y[ROWS];
+        for (int i = 0; i < ROWS * FEATURES; i++)
+            x[i] = (float)(i * 37 % 11) / 11.0f;
+        for (int i = 0; i < ROWS; i++)
+            y[i] = (float)(i % 3);
+        tn_tensor *inputs = tn_from_data(x, (int64_t[]){ROWS, FEATURES}, 2, TN_F32);
+        tn_tensor *wanted = tn_from_data(y, (int64_t[]){ROWS}, 1, TN_F32);
+        tn_tensor *hidden = tn_relu(tn_add(tn_mul(inputs, t->weight), t->bias));
+        tn_tensor *got = tn_sum(tn_mul(hidden, t->out), (int64_t[]){1}, 1, false);
+        s = tn_minimize(t->adam, tn_mse_loss(got, wanted, TN_REDUCTION_MEAN));
+    }
+    return s;
+}
+
+/* All parameters and moments, one behind the other. */
+static tn_status training_read(const training *t, float *out) {
+    tn_variable *v[2] = {NULL};
+    int n[2] = {0};
+    tn_status s = tn_module_variables(t->model, &v[0], &n[0]);
+    if (s == TN_OK) s = tn_optimizer_variables(t->adam, &v[1], &n[1]);
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < n[k] && s == TN_OK; i++) {
+            int64_t elements = tn_numel(v[k][i].tensor);
+            s = tn_read(v[k][i].tensor, out, (size_t)elements * sizeof *out);
+            out += elements;
+        }
+        tn_variables_free(v[k]);
+    }
+    return s;
+}
+
+static void training_end(training *t) {
+    tn_optimizer_free(t->adam);
+    tn_module_free(t->model);
+    (void)tn_set_current_device(NULL);
+    tn_device_close(t->device);
+}
+
+/* A training whose second step meets a fault at its n-th call, or with `anew` the start and the first step. */
+typedef struct attempt {
+    long n;
+    int error;
+    bool anew;
+    tn_status status, without; /* of the step with the fault, and of the one before it */
+    char words[1024];
+    long counted, failures;
+    bool answers; /* the device did afterwards, and the states are these: */
+    float states[MOST_STATES];
+} attempt;
+
+/* On a thread of its own: what a thread has recorded and planned ends with it, and with that the device. */
+static void *attempt_body(void *ctx) {
+    attempt *a = ctx;
+    training t = {0};
+    faults.arm(NULL, a->anew ? a->n : 0, a->error, 0);
+    a->status = training_start(&t);
+    if (a->status == TN_OK) a->status = training_step(&t);
+    if (!a->anew && a->status == TN_OK) {
+        faults.arm(NULL, a->n, a->error, 0);
+        a->status = training_step(&t);
+    } else if (!a->anew) {
+        a->without = a->status;
+    }
+    if (a->status != TN_OK) snprintf(a->words, sizeof a->words, "%s", tn_error());
+    a->counted = faults.counted();
+    a->failures = faults.failures();
+    faults.arm(NULL, 0, 0, 0);
+    a->answers = t.adam && training_read(&t, a->states) == TN_OK;
+    training_end(&t);
+    return NULL;
+}
+
+static attempt try_training(long n, int error, bool anew) {
+    attempt a = {.n = n, .error = error, .anew = anew};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, attempt_body, &a), 0);
+    pthread_join(thread, NULL);
+    if (a.without != TN_OK) fail_msg("a step without faults: %s", a.words);
+    if (a.status != TN_OK && !a.failures) fail_msg("call %ld: no call failed, and yet: %s", n, a.words);
+    if (a.status != TN_OK && !a.words[0]) fail_msg("call %ld, error %d: no reason", n, error);
+    if (faults.live()) fail_msg("call %ld, error %d: %ld objects are left", n, error, faults.live());
+    return a;
+}
+
+static void train_with_failures(void) {
+    const int *codes = now->codes;
+    attempt one = try_training(0, 0, true), two = try_training(0, 0, false); /* what one step gives, and two */
+    assert_memory_not_equal(one.states, two.states, sizeof one.states);
+    long ended = 0, lost = 0;
+    bool full = getenv("TRUNNION_TEST_FULL") != NULL;
+    for (long n = 1; n <= two.counted; n += full ? 1 : 3) {
+        attempt a = try_training(n, codes[n % 5], false);
+        ended += a.status != TN_OK;
+        lost += !a.answers;
+        bool as_new = !memcmp(a.states, two.states, sizeof a.states);
+        bool as_old = !memcmp(a.states, one.states, sizeof a.states);
+        if (a.answers && !(as_new || (as_old && a.status != TN_OK)))
+            fail_msg("call %ld, error %d: %s; the states are neither those before the step nor those after it", n,
+                     codes[n % 5], a.status == TN_OK ? "it went well" : a.words);
+    }
+    for (long n = 1; n <= one.counted; n += full ? 1 : 17)
+        ended += try_training(n, codes[n / 17 % 5], true).status != TN_OK;
+    printf("%s: a step of training makes %ld calls; %ld runs with a fault ended early, %ld lost the device\n", now->id,
+           two.counted, ended, lost);
+}
+
+static void training_survives_or_says_why(void **state) {
+    (void)state;
+    for_each_driver(train_with_failures);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_call_may_fail),
+        cmocka_unit_test(lack_of_memory_and_loss_are_told_apart),
+        cmocka_unit_test(loss_is_remembered),
+        cmocka_unit_test(training_survives_or_says_why),
+    };
+    return cmocka_run_group_tests(tests, open_faults, remove_scratch);
+}
