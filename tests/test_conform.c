@@ -32,6 +32,9 @@ static const struct {
 #if TRUNNION_WITH_ROCM
     {"rocm:0", &tn_driver_rocm},
 #endif
+#if TRUNNION_WITH_VULKAN
+    {"vulkan:0", &tn_driver_vulkan},
+#endif
 };
 
 /* The device, or NULL when this machine has none. */

@@ -276,10 +276,11 @@ static void follow(vk_device *d, const slot *s, block *a, block *b) {
     a->last = b->last = d->submitted + 1;
 }
 
-/* The stream is through with what the submission of this number used; a device that is lost is. */
+/* The stream is through with what the submission of this number used: a handle of it may go. */
 static void settle(vk_device *d, uint64_t last) {
-    if (last > d->submitted) (void)submit(d);
-    (void)await(d, last < d->submitted ? last : d->submitted);
+    if (last <= d->done) return;
+    if (!atomic_load(&d->lost) && last > d->submitted) (void)submit(d);
+    if (atomic_load(&d->lost) || await(d, last) != TN_OK) (void)tn_vk.DeviceWaitIdle(d->device);
 }
 
 static tn_status slot_start(vk_device *d, slot *s) {
