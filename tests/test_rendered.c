@@ -40,6 +40,15 @@ static int use_opencl(void **state) {
 #endif
 }
 
+static int use_vulkan(void **state) {
+    (void)state;
+#if TRUNNION_WITH_VULKAN
+    return use(&tn_driver_vulkan, "vulkan:0");
+#else
+    return use(NULL, "vulkan:0");
+#endif
+}
+
 static int use_far(void **state) {
     (void)state;
     return use(&far_driver, NULL);
@@ -599,6 +608,7 @@ static void threads_launch_one_kernel(void **state) {
 int main(void) {
 #define ON_FAR(f) cmocka_unit_test_setup_teardown(f, use_far, remove_scratch)
 #define ON_OPENCL(f) cmocka_unit_test_setup_teardown(f, use_opencl, remove_scratch)
+#define ON_VULKAN(f) cmocka_unit_test_setup_teardown(f, use_vulkan, remove_scratch)
     const struct CMUnitTest tests[] = {
         ON_FAR(what_the_compiler_refuses_is_remembered_with_words),
         ON_FAR(what_failed_a_comparison_is_left_out),
@@ -618,6 +628,13 @@ int main(void) {
         ON_FAR(lists_run_again_with_other_buffers),
         ON_OPENCL(lists_run_again_with_other_buffers),
         ON_OPENCL(threads_launch_one_kernel),
+        ON_VULKAN(small_limits_give_the_same_numbers),
+        ON_VULKAN(indices_of_both_widths),
+        ON_VULKAN(many_launches_in_one_call),
+        ON_VULKAN(captured_graphs_are_launched_as_lists),
+        ON_VULKAN(every_failed_allocation_is_clean),
+        ON_VULKAN(lists_run_again_with_other_buffers),
+        ON_VULKAN(threads_launch_one_kernel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
