@@ -213,11 +213,13 @@ static uint32_t float_features(const vk_float_controls *c) {
 
 static int64_t at_most(uint64_t value) { return value < INT64_MAX ? (int64_t)value : INT64_MAX; }
 
-/* Vulkan does not promise that division, square root and fma are correctly rounded; where this is known, it is by the
- * name of the driver. */
-static bool is_exact(uint32_t driver, uint32_t features) {
-    enum { MODES = TN_SPIRV_PRESERVE_32 | TN_SPIRV_DENORM_32 | TN_SPIRV_RTE_32 };
-    return driver == DRIVER_LLVMPIPE && (features & MODES) == MODES;
+/* What no query tells, known by the driver's name. */
+static void fill_known(uint32_t driver, tn_caps *c) {
+    enum { MODES = TN_SPIRV_PRESERVE_32 | TN_SPIRV_RTE_32 };
+    bool mesa = driver == DRIVER_LLVMPIPE;
+    if (mesa || driver == DRIVER_SWIFTSHADER) c->features |= TN_SPIRV_FMA_SPLITS;
+    /* Vulkan does not promise that division and square root are correctly rounded, but here they are */
+    c->exact = mesa && c->f64 && (c->features & MODES) == MODES;
 }
 
 static void version_of(const vk_properties *p, const vk_driver *driver, tn_caps *c) {
@@ -254,7 +256,7 @@ static void fill_caps(vk_abilities *a, const vk_subgroup *subgroup, const vk_flo
                   bit_if(a->features.i16, TN_SPIRV_INT_16) | bit_if(a->small.f16, TN_SPIRV_FLOAT_16) |
                   float_features(floats);
     c->words_only = (c->features & memory) != memory;
-    c->exact = is_exact(driver->id, c->features);
+    fill_known(driver->id, c);
     version_of(&a->properties, driver, c);
 }
 

@@ -1,4 +1,4 @@
-/* faults.h — a counter between a driver and its library: any call can be made to fail, and what is not given back shows.
+/* faults.h — a counter between a driver and its library: any call can be made to fail, and leaks show.
  *
  * A fake that passes all calls on asks `fails` before each. A test in the same process opens it once more and uses the
  * faults_… functions below; for a command it is armed by FAULT=NAME:N:ERROR in the environment, as in clFinish:3:-5, or
