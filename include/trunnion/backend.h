@@ -75,6 +75,11 @@ enum {
     TN_SPIRV_FMA_SPLITS = 1 << 14 /* Fma rounds its product too; with f64, that of f32 is computed in f64 */
 };
 
+/* … and one that takes WGSL. */
+enum {
+    TN_WGSL_FUSED = 1 << 0 /* fma() rounds once; else the code does so itself, at length */
+};
+
 typedef struct tn_caps {
     size_t struct_size;
     tn_code_form code;     /* what load() wants */
@@ -90,7 +95,7 @@ typedef struct tn_caps {
     bool exact;            /* f32: division, square root, fma and denormals are IEEE 754's */
     char version[96];      /* of the driver and its compiler: what compiled kernels on disk are kept under */
     bool words_only;   /* kernels read and write memory in words of 32 bits: they pack smaller elements themselves */
-    uint32_t features; /* bits that the form of code gives a meaning: TN_SPIRV_… */
+    uint32_t features; /* bits that the form of code gives a meaning: TN_SPIRV_…, TN_WGSL_… */
     int64_t max_loop;  /* how often an item goes round its loops in all, beyond which the device errs; 0: no limit */
 } tn_caps;
 

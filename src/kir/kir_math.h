@@ -145,7 +145,7 @@ static inline float kir_trig_near_f32(float x, int32_t shift) {
 /* Any x beyond KIR_TRIG_NEAR, without doubles: rare, so this may branch. |x| = mantissa · 2^exponent times 96 bits of
  * 2/π, from the first that gives no multiple of 4 on: what stands behind the point is the turn, to 2^-64. */
 static inline float kir_trig_far_f32(float x, int32_t shift) {
-    if (!(__builtin_fabsf(x) < INFINITY)) return x - x;
+    if (!(__builtin_fabsf(x) < INFINITY)) return NAN;
     uint32_t bits = kir_bits_f32(x);
     int32_t exponent = (int32_t)(bits >> 23 & 0xffU) - 150, skip = exponent > 2 ? exponent - 2 : 0;
     uint64_t mantissa = (bits & 0x7fffffU) | 0x800000U;
@@ -301,7 +301,7 @@ static inline double kir_trig_near_f64(double x, int64_t shift) {
 
 /* Any x beyond KIR_TRIG_NEAR. */
 static inline double kir_trig_far_f64(double x, int64_t shift) {
-    if (!(__builtin_fabs(x) < (double)INFINITY)) return x - x;
+    if (!(__builtin_fabs(x) < (double)INFINITY)) return (double)NAN;
     int64_t quadrant;
     double r = kir_reduce_large(x, &quadrant);
     return kir_quarter_f64(r, quadrant + shift);

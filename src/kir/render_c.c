@@ -198,7 +198,8 @@ static void write_float(char *out, size_t size, double x, bool single) {
 }
 
 static void write_whole(char *out, size_t size, kir_type t, int64_t x) {
-    static const char *const ends[KIR_TYPE_COUNT] = {[KIR_I64] = "$l", [KIR_U32] = "u", [KIR_U64] = "$ul"};
+    static const char *const ends[KIR_TYPE_COUNT] = {
+        [KIR_I32] = "$i", [KIR_I64] = "$l", [KIR_U32] = "u", [KIR_U64] = "$ul"};
     const char *end = ends[t] ? ends[t] : "";
     if (t == KIR_BOOL)
         snprintf(out, size, "%s", x ? "true" : "false");
@@ -320,8 +321,12 @@ static const char *put_function(render *r, const char *text, const char *suffix)
 
 void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const char *const names[3]) {
     char room[48], piece[2] = "";
-    const char *at = operation_text(r, in, operand, room, sizeof room), *number = r->t->dialect->number;
-    if (number && in->op == KIR_EQ && kir_is_float(operand) && strcmp(names[0], names[1]) == 0) at = number;
+    const char *at = operation_text(r, in, operand, room, sizeof room);
+    const kir_dialect *d = r->t->dialect;
+    if (d->number && in->op == KIR_EQ && kir_is_float(operand) && strcmp(names[0], names[1]) == 0) at = d->number;
+    if (d->less && in->op == KIR_LT && kir_is_float(operand)) at = d->less;
+    if (d->nothing && in->op == KIR_SUB && kir_is_float(operand) && strcmp(names[0], names[1]) == 0) at = d->nothing;
+    if (d->truth && in->op == KIR_CAST && in->type == KIR_BOOL && kir_is_float(operand)) at = d->truth;
     tn_str expanded = {0};
     tn_str *whole = r->text;
     r->text = &expanded;

@@ -166,26 +166,29 @@ static void feed_chain(render *r, int i) {
     put_product(r, i, acc);
 }
 
-static void put_extreme_test(render *r, int i, const char *x, const char *within) {
-    char best[24];
-    kir_ins is_number = {.op = KIR_EQ, .type = KIR_BOOL};
-    snprintf(best, sizeof best, "s%d", i);
-    kir_render_put(r, "if (c%d == 0 || (", r->loop);
-    kir_render_operation(r, &is_number, (kir_type)r->p->ins[r->p->ins[i].a].type,
-                         (const char *const[3]){best, best, ""});
-    kir_render_put(r, " && !(%s %s %s))) {\n", x, within, best);
+static void put_test(render *r, kir_op op, kir_type t, const char *a, const char *b) {
+    kir_ins in = {.op = (uint8_t)op, .type = KIR_BOOL};
+    kir_render_operation(r, &in, t, (const char *const[3]){a, b, ""});
 }
 
 /* The first element, one beyond the best, or the first NaN. */
 static void feed_extreme(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
+    kir_type t = (kir_type)r->p->ins[in->a].type;
     render_name x = kir_render_operand(r, in->a);
-    kir_render_indent(r);
-    const char *beyond = in->kind == KIR_ARGMAX ? ">" : "<", *within = in->kind == KIR_ARGMAX ? "<=" : ">=";
-    if (kir_is_float((kir_type)r->p->ins[in->a].type))
-        put_extreme_test(r, i, x.text, within);
-    else
-        kir_render_put(r, "if (c%d == 0 || %s %s s%d) {\n", r->loop, x.text, beyond, i);
+    char best[24];
+    snprintf(best, sizeof best, "s%d", i);
+    const char *low = in->kind == KIR_ARGMAX ? best : x.text, *high = in->kind == KIR_ARGMAX ? x.text : best;
+    kir_render_line(r, "if (c%d == 0 || (", r->loop);
+    if (kir_is_float(t)) {
+        put_test(r, KIR_EQ, t, best, best);
+        kir_render_put(r, " && !(");
+        put_test(r, KIR_LE, t, high, low);
+        kir_render_put(r, ")");
+    } else {
+        put_test(r, KIR_LT, t, low, high);
+    }
+    kir_render_put(r, ")) {\n");
     r->depth++;
     kir_render_line(r, "s%d = %s;\n", i, x.text);
     kir_render_line(r, "k%d = c%d;\n", i, r->loop);

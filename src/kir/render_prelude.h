@@ -154,7 +154,7 @@ static const prelude_row PRELUDE[PRELUDE_ROWS] = {
      "}\n"},
     {"kir_trig_far_f32", "\001\017", false,
      "$function $f32 kir_trig_far_f32($f32 x, $i32 shift) {\n"
-     "    if (!($fabs_f32(x) < $inf)) return x - x;\n"
+     "    if (!($fabs_f32(x) < $inf)) return $nan;\n"
      "    $u32 bits = $bits_f32(x);\n"
      "    $i32 exponent = ($i32)(bits >> 23 & 0xffU) - 150, skip = exponent > 2 ? exponent - 2 : 0;\n"
      "    $u64 mantissa = (bits & 0x7fffffU) | 0x800000U;\n"
@@ -268,7 +268,7 @@ static const prelude_row PRELUDE[PRELUDE_ROWS] = {
      "}\n"},
     {"kir_trig_far_f64", "\027\030", true,
      "$function $f64 kir_trig_far_f64($f64 x, $i64 shift) {\n"
-     "    if (!($fabs_f64(x) < ($f64)$inf)) return x - x;\n"
+     "    if (!($fabs_f64(x) < ($f64)$inf)) return ($f64)$nan;\n"
      "    $i64 quadrant;\n"
      "    $f64 r = kir_reduce_large(x, &quadrant);\n"
      "    return kir_quarter_f64(r, quadrant + shift);\n"

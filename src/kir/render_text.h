@@ -19,7 +19,7 @@
     X(global)        /* before what points into a buffer */                                                \
     X(local)         /* before an array in workgroup memory */                                             \
     X(own)           /* before what points to variables of the item */                                     \
-    X(l) X(ul)       /* behind a literal of type i64, u64 */                                               \
+    X(i) X(l) X(ul)  /* behind a literal of type i32, i64, u64 */                                          \
     X(inf) X(nan)    /* of type f32 */                                                                     \
     X(barrier)       /* the statement */                                                                   \
     X(group) X(item) /* numbers of the workgroup among all, of the item in it */                           \
@@ -59,8 +59,10 @@ struct kir_dialect {
     /* A declaration has the type of its value, `let v = …` and `var x = …`, and a cast is a call: `i32(x)`. Otherwise
      * they are C's. */
     bool infers;
-    const char *choice;     /* #0 ? #1 : #2 */
-    const char *number;     /* … of a float: #0 == #0; NULL: as it stands */
+    const char *choice; /* #0 ? #1 : #2 */
+    /* Tests of floats, where compilers do not say that they heed NaN: #0 == #0, #0 < #1, #0 != 0, and
+     * what #0 - #0 is. NULL: as they stand. */
+    const char *number, *less, *truth, *nothing;
     const char *word;       /* the $n-th word of the parameters */
     const char *array;      /* declares s$n, $size elements of type $type */
     const char *local;      /* … b$n in workgroup memory */

@@ -12,6 +12,7 @@
 
 #include "kir/legal.h"
 #include "kir/render_text.h"
+#include "trunnion/backend.h"
 
 /* Elements that are smaller than a word: 2^shift of them in one, of `bits` each. */
 typedef struct packing {
@@ -90,19 +91,78 @@ static void put_offsets(render *r) {
     }
 }
 
+/* Comparisons with a NaN, and what hides in them (a maximum of which NaN is one operand), are compilers' to change: here
+ * they are told by bits. */
 static const char FUNCTIONS[] =
     "fn float_of(bits: u32) -> f32 { return bitcast<f32>(bits); }\n"
     "fn is_number(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) <= 0x7f800000u; }\n"
-    "fn kir_max_f32(a: f32, b: f32) -> f32 { return select(b, a, a > b || !is_number(a)); }\n"
-    "fn kir_min_f32(a: f32, b: f32) -> f32 { return select(b, a, a < b || !is_number(a)); }\n"
+    "fn less(a: f32, b: f32) -> bool { return is_number(a) && is_number(b) && a < b; }\n"
+    "fn kir_max_f32(a: f32, b: f32) -> f32 { return select(b, a, less(b, a) || !is_number(a)); }\n"
+    "fn kir_min_f32(a: f32, b: f32) -> f32 { return select(b, a, less(a, b) || !is_number(a)); }\n"
     "fn kir_max_i32(a: i32, b: i32) -> i32 { return max(a, b); }\n"
     "fn kir_min_i32(a: i32, b: i32) -> i32 { return min(a, b); }\n"
     "fn kir_max_u32(a: u32, b: u32) -> u32 { return max(a, b); }\n"
     "fn kir_min_u32(a: u32, b: u32) -> u32 { return min(a, b); }\n";
 
+/* a · b + c rounded once, where the device's fma() may be a product and a sum. A pair of words, x high and y low, holds
+ * each addend: 62 bits, of which bits that were shifted out leave a 1 at the end. */
+static const char FUSED[] =
+    "fn shift_down(v: vec2<u32>, n: i32) -> vec2<u32> {\n"
+    "    if (n == 0) { return v; }\n"
+    "    if (n > 63) { return vec2<u32>(0u, 1u); }\n"
+    "    if (n == 32) { return vec2<u32>(0u, v.x | u32(v.y != 0u)); }\n"
+    "    let s = u32(n & 31);\n"
+    "    if (n > 32) { return vec2<u32>(0u, v.x >> s | u32((v.x << (32u - s) | v.y) != 0u)); }\n"
+    "    return vec2<u32>(v.x >> s, v.x << (32u - s) | v.y >> s | u32(v.y << (32u - s) != 0u));\n"
+    "}\n"
+    "fn mantissa(bits: u32) -> vec2<u32> {\n" /* 24 bits, and their exponent plus 256 */
+    "    let e = bits >> 23u & 255u;\n"
+    "    let m = bits & 0x7fffffu;\n"
+    "    if (e != 0u) { return vec2<u32>(m | 0x800000u, e + 256u); }\n"
+    "    let up = countLeadingZeros(m) - 8u;\n"
+    "    return vec2<u32>(m << up, 257u - up);\n"
+    "}\n"
+    "fn fused(a: f32, b: f32, c: f32) -> f32 {\n"
+    "    let u = bitcast<vec3<u32>>(vec3<f32>(a, b, c));\n"
+    "    let size = u & vec3<u32>(0x7fffffffu);\n"
+    "    if (any(size >= vec3<u32>(0x7f800000u)) || size.x == 0u || size.y == 0u) { return a * b + c; }\n"
+    "    if (size.z == 0u) { return a * b; }\n"
+    "    let p = mantissa(u.x);\n"
+    "    let q = mantissa(u.y);\n"
+    "    let r = mantissa(u.z);\n"
+    "    let low = (p.x & 0xfffu) * (q.x & 0xfffu);\n"
+    "    let middle = (p.x >> 12u) * (q.x & 0xfffu) + (p.x & 0xfffu) * (q.x >> 12u) + (low >> 12u);\n"
+    "    let high = (p.x >> 12u) * (q.x >> 12u) + (middle >> 12u);\n"
+    "    let tail = (middle & 0xfffu) << 12u | (low & 0xfffu);\n" /* the product is high · 2^24 + tail */
+    "    var x = vec2<u32>(high << 6u | tail >> 18u, tail << 14u);\n"
+    "    var y = vec2<u32>(r.x << 6u, 0u);\n"
+    "    let ahead = i32(p.y + q.y) - i32(r.y) - 382;\n" /* of the product's exponent */
+    "    var e = i32(r.y) - 256;\n"
+    "    if (ahead > 0) { y = shift_down(y, ahead); e += ahead; } else { x = shift_down(x, -ahead); }\n"
+    "    var sign = u.z & 0x80000000u;\n"
+    "    var sum = vec2<u32>(x.x + y.x + u32(x.y + y.y < x.y), x.y + y.y);\n"
+    "    if (((u.x ^ u.y ^ u.z) & 0x80000000u) != 0u) {\n"
+    "        if (x.x > y.x || (x.x == y.x && x.y > y.y)) { sign ^= 0x80000000u; let t = x; x = y; y = t; }\n"
+    "        sum = vec2<u32>(y.x - x.x - u32(y.y < x.y), y.y - x.y);\n"
+    "    }\n"
+    "    if (sum.x == 0u && sum.y == 0u) { return 0.0f; }\n"
+    "    if (sum.x == 0u) { sum = vec2<u32>(sum.y, 0u); e -= 32; }\n"
+    "    let up = countLeadingZeros(sum.x);\n"
+    "    if (up != 0u) { sum = vec2<u32>(sum.x << up | sum.y >> (32u - up), sum.y << up); }\n"
+    "    e += 2 - i32(up);\n"
+    "    if (e >= 255) { return bitcast<f32>(sign | 0x7f800000u); }\n"
+    "    if (e < 1) { sum = shift_down(sum, 1 - e); e = 1; }\n"
+    "    let m = sum.x >> 8u;\n"
+    "    let rest = (sum.x & 255u) << 1u | u32(sum.y != 0u);\n"
+    "    let bits = (u32(e - 1) << 23u) + m + u32(rest > 256u || (rest == 256u && (m & 1u) != 0u));\n"
+    "    return bitcast<f32>(sign | bits);\n"
+    "}\n";
+
 static void open_kernel(render *r) {
     declare(r);
     kir_render_words(r, FUNCTIONS);
+    bool rounds_once = r->t->features & TN_WGSL_FUSED;
+    kir_render_words(r, rounds_once ? "fn fused(a: f32, b: f32, c: f32) -> f32 { return fma(a, b, c); }\n" : FUSED);
     for (int b = 0; b < r->p->n_buffers; b++)
         put_accessors(r, b);
     kir_render_words(r, "var<workgroup> same: i32;\n"
@@ -121,6 +181,7 @@ const kir_dialect kir_dialect_wgsl = {
             [WORD_i32] = "i32",
             [WORD_u32] = "u32",
             [WORD_bool] = "bool",
+            [WORD_i] = "i",
             [WORD_inf] = "float_of(0x7f800000u)",
             [WORD_nan] = "float_of(0x7fc00000u)",
             [WORD_barrier] = "workgroupBarrier(); storageBarrier();",
@@ -134,7 +195,7 @@ const kir_dialect kir_dialect_wgsl = {
             ONE_NAME(ceil, "ceil"),
             ONE_NAME(trunc, "trunc"),
             ONE_NAME(rint, "round"),
-            ONE_NAME(fma, "fma"),
+            ONE_NAME(fma, "fused"),
         },
     .open_kernel = open_kernel,
     .head = "",
@@ -150,8 +211,11 @@ const kir_dialect kir_dialect_wgsl = {
     .groups = true,
     .infers = true,
     .choice = "select(#2, #1, #0)",
-    .number = "is_number(#0)", /* compilers may think that no NaN ever comes */
+    .number = "is_number(#0)",
+    .less = "less(#0, #1)",
+    .nothing = "select(float_of(0x7fc00000u), 0.0f, less(abs(#0), float_of(0x7f800000u)))",
+    .truth = "(bitcast<u32>(#0) & 0x7fffffffu) != 0u",
     .word = "p[$pair].$part",
     .array = "var s$n: array<$type, $size>;\n",
-    .legal = KIR_LEGAL_MATHS | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS,
+    .legal = KIR_LEGAL_MATHS | KIR_LEGAL_I64 | KIR_LEGAL_HALVES | KIR_LEGAL_DIALS,
 };
