@@ -91,7 +91,7 @@ static void put_offsets(render *r) {
     }
 }
 
-/* Comparisons with a NaN, and what hides in them (a maximum of which NaN is one operand), are compilers' to change: here
+/* Comparisons with a NaN, and what hides in them (a maximum with NaN as one operand), are compilers' to change: here
  * they are told by bits. */
 static const char FUNCTIONS[] =
     "fn float_of(bits: u32) -> f32 { return bitcast<f32>(bits); }\n"
