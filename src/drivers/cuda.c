@@ -270,7 +270,8 @@ static tn_status gpu_alloc(void *device, size_t bytes, void **address) {
 
 static void gpu_free(void *device, void *address) {
     gpu_device *d = device_of(device);
-    if (address && choose(d) == SUCCESS) (void)d->gpu->free(address);
+    (void)choose(d);
+    if (address) (void)d->gpu->free(address);
 }
 
 static tn_status gpu_copy_async(void *queue, void *dst, const void *src, size_t bytes, int kind) {
@@ -310,7 +311,8 @@ static tn_status gpu_host_alloc(void *device, size_t bytes, void **host) {
 
 static void gpu_host_free(void *device, void *host) {
     gpu_device *d = device_of(device);
-    if (host && choose(d) == SUCCESS) (void)d->gpu->host_free(host);
+    (void)choose(d);
+    if (host) (void)d->gpu->host_free(host);
 }
 
 static tn_status gpu_memory(void *device, int64_t *total, int64_t *unused) {
@@ -444,7 +446,8 @@ static tn_status compile(gpu_device *d, const tn_code *code, gpu_module *m) {
 static void gpu_unload(void *device, void *module) {
     gpu_device *d = device_of(device);
     gpu_module *m = module;
-    if (m->module && choose(d) == SUCCESS) (void)d->gpu->module_free(m->module);
+    (void)choose(d);
+    if (m->module) (void)d->gpu->module_free(m->module);
     tn_mem_free(m->image.bytes);
     tn_mem_free(m);
 }
@@ -652,7 +655,8 @@ static tn_status gpu_event_new(void *device, bool timed, void **event) {
 static void gpu_event_free(void *device, void *event) {
     gpu_device *d = device_of(device);
     gpu_event *e = event;
-    if (choose(d) == SUCCESS) (void)d->gpu->event_free(e->event);
+    (void)choose(d);
+    (void)d->gpu->event_free(e->event);
     tn_mem_free(e);
 }
 

@@ -48,7 +48,7 @@ long faults_live(void) {
     long n = live;
     size_t bytes;
     for (int i = 0; i < MOST_DEVICES; i++)
-        n += API(gpu_contexts[i].users > 0, 0) + (long)engine_live(gpu_owner(&gpu_contexts[i], false), &bytes) +
+        n += API((gpu_contexts[i].users > 0), 0) + (long)engine_live(gpu_owner(&gpu_contexts[i], false), &bytes) +
              (long)engine_live(gpu_owner(&gpu_contexts[i], true), &bytes);
     return n;
 }
