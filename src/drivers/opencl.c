@@ -14,6 +14,7 @@
 #include "drivers/opencl.h"
 #include "drivers/probe.h"
 #include "hal/hal.h"
+#include "hal/loss.h"
 #include "hal/span.h"
 
 #if TRUNNION_WITH_OPENCL
@@ -181,53 +182,35 @@ static void opencl_watch(tn_watch_add *add, void *ctx) {
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-/* Whether a result means that the device is gone: always, or when a call that waits for earlier work gives it. */
-typedef enum losing { LOST_NEVER, LOST_WAITING, LOST_ALWAYS } losing;
-
-static const char SMALLER[] = "try a smaller batch, a smaller type, or another device";
-static const char ANEW[] = "open the device anew or use another; the system's log may say why (dmesg)";
-static const char DRIVER[] = "update the OpenCL driver; if that does not help, please report this text";
 static const char HOST[] = "run it on another device";
 
-static const struct error_row {
-    int32_t code;
-    const char *name;
-    tn_status status;
-    losing lost;
-    const char *advice;
-} errors[] = {
-    {-1, "CL_DEVICE_NOT_FOUND", TN_ERR_UNAVAILABLE, LOST_NEVER, "see: trunnion devices"},
-    {-2, "CL_DEVICE_NOT_AVAILABLE", TN_ERR_LOST, LOST_ALWAYS, ANEW},
-    {-3, "CL_COMPILER_NOT_AVAILABLE", TN_ERR_UNSUPPORTED, LOST_NEVER, "install the driver's compiler"},
-    {-4, "CL_MEM_OBJECT_ALLOCATION_FAILURE", TN_ERR_MEMORY, LOST_NEVER, SMALLER},
-    {OUT_OF_RESOURCES, "CL_OUT_OF_RESOURCES", TN_ERR_MEMORY, LOST_WAITING, SMALLER},
-    {-6, "CL_OUT_OF_HOST_MEMORY", TN_ERR_MEMORY, LOST_NEVER, SMALLER},
-    {-11, "CL_BUILD_PROGRAM_FAILURE", TN_ERR_UNSUPPORTED, LOST_NEVER, DRIVER},
-    {-12, "CL_MAP_FAILURE", TN_ERR_MEMORY, LOST_NEVER, SMALLER},
-    {-14, "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST", TN_ERR_DEVICE, LOST_WAITING, ANEW},
-    {-30, "CL_INVALID_VALUE", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
-    {-34, "CL_INVALID_CONTEXT", TN_ERR_DEVICE, LOST_ALWAYS, ANEW},
-    {-36, "CL_INVALID_COMMAND_QUEUE", TN_ERR_DEVICE, LOST_ALWAYS, ANEW}, /* what is left of a queue after a crash */
-    {-38, "CL_INVALID_MEM_OBJECT", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
-    {-42, "CL_INVALID_BINARY", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
-    {-43, "CL_INVALID_BUILD_OPTIONS", TN_ERR_UNSUPPORTED, LOST_NEVER, DRIVER},
-    {-45, "CL_INVALID_PROGRAM_EXECUTABLE", TN_ERR_UNSUPPORTED, LOST_NEVER, DRIVER},
-    {-46, "CL_INVALID_KERNEL_NAME", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
-    {-51, "CL_INVALID_ARG_SIZE", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
-    {-52, "CL_INVALID_KERNEL_ARGS", TN_ERR_DEVICE, LOST_NEVER, DRIVER},
-    {-54, "CL_INVALID_WORK_GROUP_SIZE", TN_ERR_UNSUPPORTED, LOST_NEVER, HOST},
-    {-55, "CL_INVALID_WORK_ITEM_SIZE", TN_ERR_UNSUPPORTED, LOST_NEVER, HOST},
-    {-61, "CL_INVALID_BUFFER_SIZE", TN_ERR_MEMORY, LOST_NEVER, SMALLER},
-    {-63, "CL_INVALID_GLOBAL_WORK_SIZE", TN_ERR_UNSUPPORTED, LOST_NEVER, HOST},
-    {-9999, "illegal access by a kernel", TN_ERR_LOST, LOST_ALWAYS, ANEW}, /* NVIDIA's own number */
+/* EXEC_STATUS and OUT_OF_RESOURCES mean that the device is gone only where a call waits for earlier work. */
+static const tn_call_error errors[] = {
+    {-1, "CL_DEVICE_NOT_FOUND", TN_ERR_UNAVAILABLE, "see: trunnion devices"},
+    {-2, "CL_DEVICE_NOT_AVAILABLE", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {-3, "CL_COMPILER_NOT_AVAILABLE", TN_ERR_UNSUPPORTED, "install the driver's compiler"},
+    {-4, "CL_MEM_OBJECT_ALLOCATION_FAILURE", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {OUT_OF_RESOURCES, "CL_OUT_OF_RESOURCES", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {-6, "CL_OUT_OF_HOST_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {-11, "CL_BUILD_PROGRAM_FAILURE", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
+    {-12, "CL_MAP_FAILURE", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {EXEC_STATUS_ERROR, "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST", TN_ERR_DEVICE, TN_ADVICE_ANEW},
+    {-30, "CL_INVALID_VALUE", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {-34, "CL_INVALID_CONTEXT", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {-36, "CL_INVALID_COMMAND_QUEUE", TN_ERR_LOST, TN_ADVICE_ANEW}, /* what is left of a queue after a crash */
+    {-38, "CL_INVALID_MEM_OBJECT", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {-42, "CL_INVALID_BINARY", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {-43, "CL_INVALID_BUILD_OPTIONS", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
+    {-45, "CL_INVALID_PROGRAM_EXECUTABLE", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
+    {-46, "CL_INVALID_KERNEL_NAME", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {-51, "CL_INVALID_ARG_SIZE", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {-52, "CL_INVALID_KERNEL_ARGS", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {-54, "CL_INVALID_WORK_GROUP_SIZE", TN_ERR_UNSUPPORTED, HOST},
+    {-55, "CL_INVALID_WORK_ITEM_SIZE", TN_ERR_UNSUPPORTED, HOST},
+    {-61, "CL_INVALID_BUFFER_SIZE", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {-63, "CL_INVALID_GLOBAL_WORK_SIZE", TN_ERR_UNSUPPORTED, HOST},
+    {-9999, "illegal access by a kernel", TN_ERR_LOST, TN_ADVICE_ANEW}, /* NVIDIA's own number */
 };
-
-static const struct error_row *error_row_of(int32_t code) {
-    static const struct error_row unknown = {0, "an error of the driver's own", TN_ERR_DEVICE, LOST_NEVER, DRIVER};
-    for (size_t i = 0; i < TN_COUNT(errors); i++)
-        if (errors[i].code == code) return &errors[i];
-    return &unknown;
-}
 
 /* An in-order queue. Its address is a queue's handle, and that of a device's first queue the device's. */
 typedef struct cl_queue {
@@ -238,28 +221,22 @@ typedef struct cl_queue {
 
 typedef struct cl_device {
     cl_queue queue; /* first: the device's handle is this queue's */
-    char id[24];
+    tn_loss loss;
     void *device, *context;
     int64_t total_memory;
     atomic_llong taken_memory;
     bool software, correctly_rounded;
     tn_spans spans;
-    atomic_bool lost;
-    pthread_mutex_t lock;  /* guards loss */
-    char loss[200];        /* what happened first */
-    struct pinned *pinned; /* the same lock guards it */
+    pthread_mutex_t lock; /* guards pinned */
+    struct pinned *pinned;
 } cl_device;
 
-/* "opencl:0: clCall(values): NAME (-5). What to do"; remembers when that means that the device is gone. */
+/* What a call's failure means; `waiting`: it may be that of earlier work. */
 static tn_status failed(cl_device *d, int32_t code, bool waiting, const char *call, const char *values) {
-    const struct error_row *row = error_row_of(code);
-    if (row->lost == LOST_NEVER || (row->lost == LOST_WAITING && !waiting))
-        return tn_fail(row->status, "%s: %s(%s): %s (%d); %s", d->id, call, values, row->name, code, row->advice);
-    pthread_mutex_lock(&d->lock);
-    if (!atomic_exchange(&d->lost, true)) snprintf(d->loss, sizeof d->loss, "%s(%s): %s", call, values, row->name);
-    pthread_mutex_unlock(&d->lock);
-    return tn_fail(TN_ERR_LOST, "%s: %s(%s): %s (%d): the device is lost; %s", d->id, call, values, row->name, code,
-                   ANEW);
+    tn_call_error row = *tn_call_error_of(errors, TN_COUNT(errors), code);
+    if (waiting && (code == OUT_OF_RESOURCES || code == EXEC_STATUS_ERROR)) row.status = TN_ERR_LOST;
+    if (row.status == TN_ERR_LOST) row.advice = TN_ADVICE_ANEW;
+    return tn_call_failed(&d->loss, &row, code, call, values);
 }
 
 /* TN_OK, or the failure of a call with these values. */
@@ -277,11 +254,7 @@ static tn_status check(cl_device *d, int32_t code, bool waiting, const char *cal
 
 enum { SENDS = false, WAITS = true }; /* whether a call can report what earlier commands met */
 
-/* Whether the device can still be talked to. */
-static tn_status alive(cl_device *d) {
-    if (!atomic_load_explicit(&d->lost, memory_order_acquire)) return TN_OK;
-    return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); %s", d->id, d->loss, ANEW);
-}
+static tn_status alive(cl_device *d) { return tn_loss_check(&d->loss); }
 
 enum { FLUSH_EVERY = 16 }; /* launches that a driver may hold back */
 
@@ -327,11 +300,11 @@ static tn_status check_device(const cl_device *d) {
     ask_text(d->device, DEVICE_VERSION, version, sizeof version);
     if (sscanf(version, "OpenCL %d.%d", &major, &minor) != 2 || major * 10 + minor < 12)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: \"%s\", and 1.2 is the least that Trunnion can use; update the driver",
-                       d->id, version);
+                       d->loss.id, version);
     if (!ask_int(d->device, DEVICE_COMPILER_AVAILABLE, 4, 0))
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver has no compiler (CL_DEVICE_COMPILER_AVAILABLE)", d->id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver has no compiler (CL_DEVICE_COMPILER_AVAILABLE)", d->loss.id);
     if (!ask_int(d->device, DEVICE_ENDIAN_LITTLE, 4, 0))
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a big-endian device (CL_DEVICE_ENDIAN_LITTLE)", d->id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a big-endian device (CL_DEVICE_ENDIAN_LITTLE)", d->loss.id);
     return TN_OK;
 }
 
@@ -366,6 +339,7 @@ static void opencl_close(void *device) {
     if (d->context) (void)cl.ReleaseContext(d->context);
     tn_spans_close(&d->spans);
     pthread_mutex_destroy(&d->lock);
+    tn_loss_close(&d->loss);
     tn_mem_free(d);
 }
 
@@ -377,7 +351,7 @@ static tn_status opencl_open(int index, const tn_device_options *options, void *
     if (!d) return TN_ERR_MEMORY;
     d->device = f.device;
     d->software = is_software(&f);
-    snprintf(d->id, sizeof d->id, "opencl:%d", index);
+    tn_loss_open(&d->loss, "opencl", index);
     pthread_mutex_init(&d->lock, NULL);
     tn_spans_open(&d->spans);
     tn_status s = device_start(d);
@@ -464,8 +438,8 @@ static tn_status opencl_alloc(void *device, size_t bytes, void **address) {
     bool fits = !d->total_memory || (size <= d->total_memory && taken <= d->total_memory - size);
     void *memory = fits ? cl.CreateBuffer(d->context, MEM_READ_WRITE, (size_t)size, NULL, &error) : NULL;
     tn_status s = fits ? check(d, error, SENDS, "clCreateBuffer", "%zu bytes", bytes)
-                       : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", d->id, bytes,
-                                 (long long)taken, (long long)d->total_memory, SMALLER);
+                       : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; " TN_ADVICE_SMALLER,
+                                 d->loss.id, bytes, (long long)taken, (long long)d->total_memory);
     if (s == TN_OK) s = tn_span_add(&d->spans, memory, (size_t)size, address);
     if (s == TN_OK) return TN_OK;
     if (memory && error == SUCCESS) (void)cl.ReleaseMemObject(memory);
@@ -489,7 +463,7 @@ static tn_status locate(cl_device *d, const void *address, size_t bytes, const c
     return tn_fail(TN_ERR_INTERNAL,
                    "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
                    "that your program handles itself, please report this",
-                   d->id, role, bytes, address);
+                   d->loss.id, role, bytes, address);
 }
 
 static tn_status copy_within(cl_queue *q, void *to, size_t to_at, const void *src, size_t bytes) {
@@ -706,7 +680,7 @@ static tn_status check_group(cl_device *d, const cl_module *m) {
     int32_t error = cl.GetKernelWorkGroupInfo(m->kernel, d->device, KERNEL_WORK_GROUP_SIZE, sizeof most, &most, NULL);
     if (error != SUCCESS || wanted <= most) return TN_OK;
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %zu items, and the device runs %zu at most of it",
-                   d->id, m->name, wanted, most);
+                   d->loss.id, m->name, wanted, most);
 }
 
 static tn_status module_start(cl_device *d, const tn_code *code, cl_module *m) {
@@ -744,7 +718,7 @@ static tn_status fetch_binary(cl_device *d, cl_module *m) {
     size_t size = 0;
     TRY(check(d, cl.GetProgramInfo(m->program, PROGRAM_BINARY_SIZES, sizeof size, &size, NULL), SENDS,
               "clGetProgramInfo", "CL_PROGRAM_BINARY_SIZES of %s", m->name));
-    if (!size) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled programs away", d->id);
+    if (!size) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled programs away", d->loss.id);
     void *bytes = tn_mem_alloc(size);
     if (!bytes) return TN_ERR_MEMORY;
     tn_status s = check(d, cl.GetProgramInfo(m->program, PROGRAM_BINARIES, sizeof bytes, &bytes, NULL), SENDS,
@@ -943,7 +917,7 @@ static tn_status opencl_event_time(void *device, void *event, double *seconds) {
     cl_device *d = ((cl_queue *)device)->device;
     const cl_mark *m = event;
     uint64_t nanoseconds = 0;
-    if (!m->event) return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", d->id);
+    if (!m->event) return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", d->loss.id);
     TRY(check(d, cl.GetEventProfilingInfo(m->event, PROFILING_END, sizeof nanoseconds, &nanoseconds, NULL), SENDS,
               "clGetEventProfilingInfo", "CL_PROFILING_COMMAND_END"));
     *seconds = (double)nanoseconds * 1e-9;

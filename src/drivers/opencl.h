@@ -45,6 +45,7 @@ static const uint64_t TYPE_ALL = 0xFFFFFFFF;
 enum {
     SUCCESS = 0,
     OUT_OF_RESOURCES = -5,
+    EXEC_STATUS_ERROR = -14,
     NO_PLATFORM = -1001 /* the loader's own answer when no driver is registered */
 };
 

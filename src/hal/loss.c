@@ -1,0 +1,42 @@
+/* loss.c — see loss.h. */
+#include "hal/loss.h"
+
+#include <stdio.h>
+
+void tn_loss_open(tn_loss *l, const char *backend, int index) {
+    snprintf(l->id, sizeof l->id, "%s:%d", backend, index);
+    atomic_init(&l->lost, false);
+    l->first[0] = 0;
+    pthread_mutex_init(&l->lock, NULL);
+}
+
+void tn_loss_close(tn_loss *l) { pthread_mutex_destroy(&l->lock); }
+
+void tn_loss_note(tn_loss *l, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    pthread_mutex_lock(&l->lock);
+    if (!tn_is_lost(l)) vsnprintf(l->first, sizeof l->first, format, args);
+    atomic_store_explicit(&l->lost, true, memory_order_release);
+    pthread_mutex_unlock(&l->lock);
+    va_end(args);
+}
+
+tn_status tn_loss_check(tn_loss *l) {
+    if (!tn_is_lost(l)) return TN_OK;
+    return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); " TN_ADVICE_ANEW, l->id, l->first);
+}
+
+const tn_call_error *tn_call_error_of(const tn_call_error *rows, size_t count, int32_t code) {
+    static const tn_call_error unknown = {0, "an error of the driver's own", TN_ERR_DEVICE, TN_ADVICE_UPDATE};
+    for (size_t i = 0; i < count; i++)
+        if (rows[i].code == code) return &rows[i];
+    return &unknown;
+}
+
+tn_status tn_call_failed(tn_loss *l, const tn_call_error *row, int32_t code, const char *call, const char *values) {
+    bool lost = row->status == TN_ERR_LOST;
+    if (lost) tn_loss_note(l, "%s(%s): %s", call, values, row->name);
+    return tn_fail(row->status, "%s: %s(%s): %s (%d)%s; %s", l->id, call, values, row->name, code,
+                   lost ? ": the device is lost" : "", row->advice);
+}

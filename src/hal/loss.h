@@ -1,0 +1,44 @@
+/* loss.h — what drivers do when a call of their interface fails: words for it, and the memory of a lost device.
+ *
+ * A device that is lost stays lost: each later call says what happened first. */
+#ifndef TN_HAL_LOSS_H
+#define TN_HAL_LOSS_H
+
+#include <pthread.h>
+
+#include "base/base.h"
+
+#define TN_ADVICE_SMALLER "try a smaller batch, a smaller type, or another device"
+#define TN_ADVICE_ANEW "open the device anew or use another; the system's log may say why (dmesg)"
+#define TN_ADVICE_UPDATE "update the driver; if that does not help, please report this text"
+
+typedef struct tn_loss {
+    char id[24]; /* the device's, "vulkan:0" */
+    atomic_bool lost;
+    pthread_mutex_t lock; /* guards first */
+    char first[200];      /* what happened */
+} tn_loss;
+
+void tn_loss_open(tn_loss *l, const char *backend, int index);
+void tn_loss_close(tn_loss *l);
+
+/* The device is gone; what was noted first stays. */
+void tn_loss_note(tn_loss *l, const char *format, ...) TN_PRINTF(2, 3);
+static inline bool tn_is_lost(const tn_loss *l) { return atomic_load_explicit(&l->lost, memory_order_acquire); }
+/* TN_OK while the device can be talked to, else TN_ERR_LOST and what happened first. */
+tn_status tn_loss_check(tn_loss *l);
+
+/* A result of the interface that has a meaning. TN_ERR_LOST: the device is gone. */
+typedef struct tn_call_error {
+    int32_t code;
+    const char *name;
+    tn_status status;
+    const char *advice;
+} tn_call_error;
+
+/* The row of a code; where there is none, one that asks for a newer driver. */
+const tn_call_error *tn_call_error_of(const tn_call_error *rows, size_t count, int32_t code);
+/* "vulkan:0: vkCall(values): NAME (-2); what to do", with the row's status; a loss is noted. */
+tn_status tn_call_failed(tn_loss *l, const tn_call_error *row, int32_t code, const char *call, const char *values);
+
+#endif
