@@ -218,6 +218,7 @@ static void fill_known(uint32_t driver, tn_caps *c) {
     enum { MODES = TN_SPIRV_PRESERVE_32 | TN_SPIRV_RTE_32 };
     bool mesa = driver == DRIVER_LLVMPIPE;
     if (mesa || driver == DRIVER_SWIFTSHADER) c->features |= TN_SPIRV_FMA_SPLITS;
+    if (mesa) c->max_loop = UINT16_MAX; /* an item's loops end there, all of them, as if they were done */
     /* Vulkan does not promise that division and square root are correctly rounded, but here they are */
     c->exact = mesa && c->f64 && (c->features & MODES) == MODES;
 }

@@ -2,8 +2,9 @@
  *
  * The same order of sums as in render_loop.c and the interpreter. The state of a reduction is a variable or two of the
  * item; float sums and the like keep the 64 lanes of kir.h in an array. A block of the lanes is folded behind its last
- * point, and so is a chain, whether it is whole or the loop ends: the code for that stands once. A loop over one axis
- * that feeds lanes runs in blocks of a point a lane, so the inner one does the same for each lane. */
+ * point, and so is a chain, whether it is whole or the loop ends: the code for that stands once. A loop that feeds
+ * lanes runs through its points in blocks of a point a lane, whatever its axes are, so the inner one does the same for
+ * each lane, and nothing but the outer one asks whether there is something to fold. */
 #include "kir/eval.h"
 #include "kir/rules.h"
 #include "kir/spirv.h"
@@ -128,14 +129,8 @@ static uint32_t next_point(spv *e) { return spv_op(e, OpIAdd, e->ix, e->counter,
 static void feed_lanes(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     spv_type type = spv_type_of((kir_type)in->type);
-    uint32_t number = spv_resize(e, e->counter, e->ix, SPV_U32, false);
-    uint32_t lane = spv_op(e, OpBitwiseAnd, SPV_U32, number, spv_u32(e, KIR_LANES - 1), 0);
-    uint32_t at = spv_element(e, type, e->states[i].value, lane), was = load(e, type, at);
+    uint32_t at = spv_element(e, type, e->states[i].value, e->lane), was = load(e, type, at);
     store(e, at, spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, was, spv_value(e, in->a)));
-    if (e->blocked) return;
-    uint32_t merge = spv_if(e, is_whole(e, next_point(e), KIR_BLOCK));
-    fold_lanes(e, i);
-    spv_end_if(e, merge);
 }
 
 static void feed_chain(spv *e, int i) {
@@ -208,8 +203,9 @@ static void end_state(spv *e, int i) {
 
 /* What a loop needs to be ended again; the outermost axis first. */
 typedef struct open_loop {
-    spv_count axes[KIR_MAX_AXES];
-    int count;
+    int first, count;
+    spv_count axes[KIR_MAX_AXES]; /* one an axis; or the blocks and the lanes */
+    uint32_t at[KIR_MAX_AXES];    /* with blocks: variables, the coordinates of axes of which there are several */
 } open_loop;
 
 static void set_coordinate(spv *e, int axis, uint32_t x) {
@@ -245,13 +241,13 @@ static uint32_t all_points(spv *e, int first, int count) {
 }
 
 /* All axes, one loop each. */
-static void open_axes(spv *e, int first, int count, open_loop *open) {
+static void open_axes(spv *e, open_loop *open) {
     kir_val points = e->p->ins[e->loop].a;
-    for (int k = 0; k < count; k++) {
-        open->axes[k] = spv_for(e, e->ix, end_of_axis(e, first + k, points));
-        set_coordinate(e, first + k, open->axes[k].i);
+    for (int k = 0; k < open->count; k++) {
+        open->axes[k] = spv_for(e, e->ix, end_of_axis(e, open->first + k, points));
+        set_coordinate(e, open->first + k, open->axes[k].i);
     }
-    open->count = count;
+    if (e->points) count_points(e, open->first, open->count);
 }
 
 static void close_axes(spv *e, const open_loop *open) {
@@ -259,52 +255,67 @@ static void close_axes(spv *e, const open_loop *open) {
         spv_end_for(e, &open->axes[k], 1);
 }
 
-/* One axis in blocks of a point a lane. */
-static void open_blocks(spv *e, int axis, open_loop *open) {
-    uint32_t lanes = spv_const(e, e->ix, KIR_LANES);
-    open->axes[0] = spv_for(e, e->ix, e->n[axis]);
-    uint32_t rest = spv_op(e, OpISub, e->ix, e->n[axis], open->axes[0].i, 0);
+/* All points in blocks of one a lane. */
+static void open_blocks(spv *e, open_loop *open) {
+    uint32_t lanes = spv_const(e, e->ix, KIR_LANES), zero = spv_const(e, e->ix, 0);
+    for (int k = 0; k < open->count && open->count > 1; k++)
+        store(e, open->at[k] = spv_variable(e, e->ix, 1), zero);
+    open->axes[0] = spv_for(e, e->ix, e->points);
+    uint32_t rest = spv_op(e, OpISub, e->ix, e->points, open->axes[0].i, 0);
     uint32_t fewer = spv_op(e, OpULessThan, SPV_BOOL, rest, lanes, 0);
     open->axes[1] = spv_for(e, e->ix, spv_op(e, OpSelect, e->ix, fewer, rest, lanes));
-    set_coordinate(e, axis, spv_op(e, OpIAdd, e->ix, open->axes[0].i, open->axes[1].i, 0));
+    e->lane = spv_resize(e, open->axes[1].i, e->ix, SPV_U32, false);
+    e->counter = spv_op(e, OpIAdd, e->ix, open->axes[0].i, open->axes[1].i, 0);
+    for (int k = 0; k < open->count; k++)
+        set_coordinate(e, open->first + k, open->count == 1 ? e->counter : load(e, e->ix, open->at[k]));
 }
 
-static void close_blocks(spv *e, int loop, int end, const open_loop *open) {
+/* The next point's coordinates: the last one goes on, and where it has come to its end, the one before it. */
+static void advance(spv *e, const open_loop *open) {
+    uint32_t zero = spv_const(e, e->ix, 0), one = spv_const(e, e->ix, 1), step = one;
+    for (int k = open->count; k-- > 0;) {
+        uint32_t axis = (uint32_t)(open->first + k), x = spv_op(e, OpIAdd, e->ix, e->x[axis], step, 0);
+        uint32_t over = spv_op(e, OpIEqual, SPV_BOOL, x, e->n[axis], 0);
+        store(e, open->at[k], spv_op(e, OpSelect, e->ix, over, zero, x));
+        step = spv_op(e, OpSelect, e->ix, over, one, zero);
+    }
+}
+
+static void close_blocks(spv *e, int end, const open_loop *open) {
+    if (open->count > 1) advance(e, open);
     spv_end_for(e, &open->axes[1], 1);
     e->counter = open->axes[0].i;
     uint32_t next = spv_op(e, OpIAdd, e->ix, e->counter, spv_const(e, e->ix, KIR_LANES), 0);
     uint32_t merge = spv_if(e, is_whole(e, next, KIR_BLOCK));
-    each_own_state(e, loop, end, fold_own_lanes);
+    each_own_state(e, e->loop, end, fold_own_lanes);
     spv_end_if(e, merge);
     spv_end_for(e, &open->axes[0], KIR_LANES);
 }
 
 int spv_loop(spv *e, int loop) {
-    int end = end_of(e->p, loop), first = kir_loop_first(&e->p->ins[loop]), count = kir_loop_count(&e->p->ins[loop]);
-    int outer = e->loop;
-    uint32_t axes = ((1U << count) - 1) << first, outer_counter = e->counter, outer_points = e->points;
-    bool outer_blocked = e->blocked;
-    open_loop open;
+    int end = end_of(e->p, loop), outer = e->loop;
+    uint32_t outer_counter = e->counter, outer_points = e->points, outer_lane = e->lane;
+    open_loop open = {.first = kir_loop_first(&e->p->ins[loop]), .count = kir_loop_count(&e->p->ins[loop])};
+    uint32_t axes = ((1U << open.count) - 1) << open.first;
     unsigned forms = each_own_state(e, loop, end, begin_state);
+    bool blocks = forms & 1U << LANES;
     e->loop = loop;
-    e->blocked = count == 1 && forms & 1U << LANES;
-    if (forms) e->points = all_points(e, first, count);
-    if (e->blocked)
-        open_blocks(e, first, &open);
+    e->points = forms ? all_points(e, open.first, open.count) : 0;
+    if (blocks)
+        open_blocks(e, &open);
     else
-        open_axes(e, first, count, &open);
-    if (forms) count_points(e, first, count);
+        open_axes(e, &open);
     e->axes_open |= axes;
     spv_range(e, loop + 1, end);
     e->axes_open &= ~axes;
-    if (e->blocked)
-        close_blocks(e, loop, end, &open);
+    if (blocks)
+        close_blocks(e, end, &open);
     else
         close_axes(e, &open);
     each_own_state(e, loop, end, end_state);
     e->loop = outer;
-    e->blocked = outer_blocked;
     e->counter = outer_counter;
     e->points = outer_points;
+    e->lane = outer_lane;
     return end;
 }

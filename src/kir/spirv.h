@@ -179,8 +179,8 @@ typedef struct spv {
     uint32_t *loaded, *low;                    /* words of the parameters, and their low halves */
 
     int loop;                 /* the number of the innermost LOOP around */
-    bool blocked;             /* … runs in blocks */
-    uint32_t counter, points; /* its points gone by, and in all */
+    uint32_t counter, points; /* its points gone by, and in all; 0: nobody counts */
+    uint32_t lane;            /* of this point, where there are such */
     spv_state *states;        /* one an instruction */
 } spv;
 
