@@ -19,7 +19,7 @@ level=${1:-check}
 only=" $* "
 
 # Devices and engines that must take part on every machine, because tools/setup.sh provides for them.
-expected="cpu opencl"
+expected="cpu opencl vulkan"
 
 run_programs="python3 tools/checks/programs.py"
 run_command="python3 tools/checks/command.py"
@@ -50,6 +50,7 @@ bench     | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $
 backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/checks/backend.py $BUILD
 help      | check     | 480 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 120 | tools/checks/install.sh $BUILD
+vulkan    | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD
 oclgrind  | check     | 300 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
 onnx      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD
 onnx-ocl  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl --every 75
@@ -68,7 +69,7 @@ networks  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools
 unit-full | check-all | 3600 | tools/build.sh $BUILD tests $plain && TRUNNION_TEST_FULL=1 $run_programs $BUILD tests --each 1800
 programs  | check-all | 3600 | tools/build.sh $BUILD test_programs $plain && python3 tools/checks/many_programs.py $BUILD 100000
 bugs      | check-all | 3600 | python3 tools/seed_bugs.py
-devwork   | check-all | 1200 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
+devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/device_work.py $BUILD
 encoder   | check-all | 600 | python3 tools/minilm.py --or-skip
 folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/hf_folders.py $BUILD/trunnion
 tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD

@@ -44,6 +44,10 @@ have_cxx          | g++            | check | proves that C++ programs can includ
 have_opencl       | ocl-icd-libopencl1 | check | finds OpenCL drivers
 have_opencl_driver | pocl-opencl-icd | check | OpenCL on the processor, where the tests run kernels made for GPUs
 have_oclgrind     | oclgrind       | check | an OpenCL that finds data races and stray accesses in kernels
+have_vulkan       | libvulkan1     | check | finds Vulkan drivers
+have_vulkan_driver | mesa-vulkan-drivers | check | Vulkan on the processor
+have_vulkan_layer | vulkan-validationlayers | check | says what a program does wrong with Vulkan
+have_vulkan_header | libvulkan-dev | check | what the Vulkan driver's own declarations are compared with
 "
 have_python() { have python3; }
 have_readelf() { have readelf; }
@@ -52,6 +56,10 @@ have_cxx() { have "${CXX:-c++}"; }
 have_opencl() { PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep -q 'libOpenCL\.so\.1 '; }
 have_opencl_driver() { compgen -G "${OCL_ICD_VENDORS:-/etc/OpenCL/vendors}/*.icd" >/dev/null; }
 have_oclgrind() { have oclgrind; }
+have_vulkan() { PATH="$PATH:/sbin:/usr/sbin" ldconfig -p | grep -q 'libvulkan\.so\.1 '; }
+have_vulkan_driver() { compgen -G "/usr/share/vulkan/icd.d/lvp_icd*.json" >/dev/null; }
+have_vulkan_layer() { compgen -G "/usr/share/vulkan/explicit_layer.d/*validation*.json" >/dev/null; }
+have_vulkan_header() { [ -e /usr/include/vulkan/vulkan_core.h ]; }
 
 # missing [NOT] — prints the rows of `needs` whose test fails, for this purpose; without those of the kind NOT.
 missing() {
