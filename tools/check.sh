@@ -18,8 +18,9 @@ level=${1:-check}
 [ $# -gt 0 ] && shift
 only=" $* "
 
-# Devices and engines that must take part on every machine, because tools/setup.sh provides for them.
-expected="cpu opencl vulkan"
+# Devices and engines that must take part on every machine, because tools/setup.sh provides for them; where there is no
+# such device, its double (tests/double).
+expected="cpu opencl vulkan cuda rocm metal"
 
 run_programs="python3 tools/checks/programs.py"
 run_command="python3 tools/checks/command.py"
@@ -43,6 +44,7 @@ model     | check     | 600 | python3 tools/smollm2.py --or-skip
 devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
 unit      | check     | 600 | tools/build.sh $BUILD tests $plain && $run_programs $BUILD tests
+doubles   | check     | 180 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
 blas      | check     |  60 | tools/build.sh $BUILD test_library $plain && tools/checks/blas.sh $BUILD
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train
@@ -73,6 +75,7 @@ devwork   | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools
 encoder   | check-all | 600 | python3 tools/minilm.py --or-skip
 folders   | check-all | 600 | tools/build.sh $BUILD all $plain && python3 tools/hf_folders.py $BUILD/trunnion
 tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/tokenizers.sh $BUILD
+doubles-all | check-all | 3600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
 llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
 fuzz-long | check-all | 3600 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 60

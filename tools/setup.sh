@@ -40,7 +40,7 @@ have_pcre2        | libpcre2-dev   | text  | regular expressions of the tokenize
 have_utf8proc     | libutf8proc-dev | text | Unicode tables of the tokenizers and chat templates
 have_readelf      | binutils       | check | looks into the built library
 have_cmocka       | libcmocka-dev  | check | the test framework
-have_cxx          | g++            | check | proves that C++ programs can include the headers
+have_cxx          | g++            | check | proves that C++ programs can include the headers, compiles kernels for doubles
 have_opencl       | ocl-icd-libopencl1 | check | finds OpenCL drivers
 have_opencl_driver | pocl-opencl-icd | check | OpenCL on the processor, where the tests run kernels made for GPUs
 have_oclgrind     | oclgrind       | check | an OpenCL that finds data races and stray accesses in kernels

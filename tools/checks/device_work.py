@@ -47,8 +47,8 @@ def call(program, *arguments):
     return None
 
 
-def check_training(program, report, device, task, steps, bound=LOSS_BOUND):
-    options = ["train", task, "--steps", str(steps), "--seed", "7"]
+def check_training(program, report, device, task, steps, bound=LOSS_BOUND, more=()):
+    options = ["train", task, "--steps", str(steps), "--seed", "7", *more]
     there = call(program, *options, "--device", device, "--strict")
     here = call(program, *options, "--device", "cpu")
     if not there or not here:
