@@ -175,6 +175,8 @@ static void without_doubles_or_long_indices_too(void **state) {
 
 static const char golden_path[] = "tests/golden/render.txt";
 
+#define SPIRV .dialect = &kir_dialect_spirv, .group_size = 64
+
 static const struct {
     const char *name;
     kir_target target;
@@ -186,6 +188,9 @@ static const struct {
     {"wgsl", {.dialect = &kir_dialect_wgsl, .group_size = 64, .index32 = true}},
     {"cuda", {.dialect = &kir_dialect_cuda, .group_size = 64, .index32 = true, .f64 = true, .i64 = true}},
     {"hip", {.dialect = &kir_dialect_hip, .group_size = 64, .f64 = true, .i64 = true}},
+    {"spirv", {SPIRV, .f64 = true, .i64 = true, .features = (TN_SPIRV_FMA_SPLITS << 1) - 1}},
+    {"spirv-32", {SPIRV, .i64 = true, .index32 = true, .features = TN_SPIRV_STORAGE_8 | TN_SPIRV_STORAGE_16}},
+    {"spirv-words", {SPIRV, .index32 = true, .words_only = true}},
     {"c", {.dialect = &kir_dialect_c, .group_size = 64, .f64 = true}},
 };
 

@@ -125,6 +125,39 @@ static void random_programs_are_valid(void **state) {
     check_random(cases(GROUP_CASES), (kir_random_options){.group = true, .variables = true});
 }
 
+/* Each allocation of a rendering fails once. */
+static void no_memory_is_an_error(void **state) {
+    (void)state;
+    for (int i = 0; i < kir_case_count; i++) {
+        kir_random t;
+        kir_rendering k;
+        if (strcmp(kir_cases[i].name, "reductions f32") != 0 && strcmp(kir_cases[i].name, "memory") != 0) continue;
+        kir_case_make(&t, &kir_cases[i]);
+        int64_t live = tn_mem_get_stats().live_blocks;
+        for (int64_t n = 1;; n++) {
+            tn_mem_fail_at(n);
+            tn_status s = kir_render(t.program, &DEVICES[2].target, &k);
+            tn_mem_fail_at(0);
+            kir_rendering_free(&k);
+            assert_int_equal(tn_mem_get_stats().live_blocks, live);
+            if (s == TN_OK) break;
+            assert_int_equal(s, TN_ERR_MEMORY);
+        }
+        kir_random_free(&t);
+    }
+}
+
+static void one_module_has_one_kernel(void **state) {
+    (void)state;
+    kir_random t;
+    kir_rendering k[2];
+    kir_case_make(&t, &kir_cases[0]);
+    const kir_program *const both[] = {t.program, t.program};
+    assert_int_equal(kir_render_all(both, 2, &DEVICES[1].target, k), TN_ERR_ARGUMENT);
+    kir_rendering_free(&k[0]);
+    kir_random_free(&t);
+}
+
 /* ---- on a device ------------------------------------------------------------------------------------------------- */
 
 static kir_device device;
@@ -242,6 +275,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_operation_is_valid),
         cmocka_unit_test(random_programs_are_valid),
+        cmocka_unit_test(no_memory_is_an_error),
+        cmocka_unit_test(one_module_has_one_kernel),
         cmocka_unit_test(every_operation_has_the_interpreters_bits),
         cmocka_unit_test(random_programs_have_the_interpreters_bits),
     };

@@ -327,6 +327,7 @@ static tn_status write_legal(const kir_program *p, const kir_target *t, kir_rend
     e.loaded = rows(&e, words, sizeof *e.loaded);
     e.low = rows(&e, words, sizeof *e.low);
     if (!e.failed) put_module(&e);
+    out->local_bytes = e.local_bytes;
     tn_status s = join(&e, out);
     for (int i = 0; i < SPV_SECTIONS; i++)
         tn_mem_free(e.sections[i].words);

@@ -54,14 +54,16 @@ static uint32_t built_in(spv *e, spv_type type, uint32_t number) {
     return spv_op(e, OpLoad, type, id, 0, 0);
 }
 
+/* Bytes of an element in memory. */
+static const uint8_t STRIDES[SPV_TYPE_COUNT] = {[SPV_U8] = 1,  [SPV_U16] = 2, [SPV_F16] = 2, [SPV_U32] = 4,
+                                                [SPV_F32] = 4, [SPV_U64] = 8, [SPV_F64] = 8, [SPV_UVEC2] = 8};
+
 /* The struct whose only member is an array of this type, without end. */
 static uint32_t block_of(spv *e, spv_type type) {
-    static const uint8_t strides[SPV_TYPE_COUNT] = {[SPV_U8] = 1,  [SPV_U16] = 2, [SPV_F16] = 2, [SPV_U32] = 4,
-                                                    [SPV_F32] = 4, [SPV_U64] = 8, [SPV_F64] = 8, [SPV_UVEC2] = 8};
     if (e->blocks[type]) return e->blocks[type];
     uint32_t of = spv_type_id(e, type), array = spv_id(e), block = spv_id(e);
     spv_put(e, SPV_GLOBALS, OpTypeRuntimeArray, (uint32_t[]){array, of}, 2);
-    decorate_with(e, array, DecorationArrayStride, strides[type]);
+    decorate_with(e, array, DecorationArrayStride, STRIDES[type]);
     spv_put(e, SPV_GLOBALS, OpTypeStruct, (uint32_t[]){block, array}, 2);
     decorate(e, block, DecorationBlock);
     spv_put(e, SPV_DECORATIONS, OpMemberDecorate, (uint32_t[]){block, 0, DecorationOffset, 0}, 4);
@@ -133,6 +135,7 @@ static void declare_local(spv *e, int buffer) {
     uint32_t count = (uint32_t)e->p->local[buffer] << is_pair(e, buffer), length = spv_u32(e, count), array = spv_id(e);
     uint32_t of = spv_type_id(e, e->memory[buffer]);
     spv_put(e, SPV_GLOBALS, OpTypeArray, (uint32_t[]){array, of, length}, 3);
+    e->local_bytes += (int64_t)count * STRIDES[e->memory[buffer]];
     e->buffers[buffer] = module_variable(e, StorageWorkgroup, array);
 }
 

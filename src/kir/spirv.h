@@ -173,6 +173,7 @@ typedef struct spv {
     uint32_t buffers[KIR_MAX_BUFFERS];         /* variables */
     spv_type memory[KIR_MAX_BUFFERS];          /* what they are arrays of */
     uint32_t bases[KIR_MAX_BUFFERS];           /* in elements */
+    int64_t local_bytes;                       /* of workgroup memory */
     uint32_t params;                           /* variable */
     uint32_t *value;                           /* id of each instruction's value; of a VAR's variable */
     uint32_t *place;                           /* of each access: the part of its index outside loops */
