@@ -17,35 +17,27 @@
 
 #include "drivers/vulkan.h"
 #include "hal/hal.h"
+#include "hal/loss.h"
 #include "hal/span.h"
 
 #if TRUNNION_WITH_VULKAN
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-static const char SMALLER[] = "try a smaller batch, a smaller type, or another device";
-static const char ANEW[] = "open the device anew or use another; the system's log may say why (dmesg)";
-static const char DRIVER[] = "update the Vulkan driver; if that does not help, please report this text";
-
-static const struct error_row {
-    int32_t code;
-    const char *name;
-    tn_status status;
-    const char *advice;
-} errors[] = {
-    {OUT_OF_HOST, "VK_ERROR_OUT_OF_HOST_MEMORY", TN_ERR_MEMORY, SMALLER},
-    {OUT_OF_DEVICE, "VK_ERROR_OUT_OF_DEVICE_MEMORY", TN_ERR_MEMORY, SMALLER},
-    {INITIALIZATION_FAILED, "VK_ERROR_INITIALIZATION_FAILED", TN_ERR_UNAVAILABLE, DRIVER},
-    {LOST, "VK_ERROR_DEVICE_LOST", TN_ERR_LOST, ANEW},
-    {MAP_FAILED, "VK_ERROR_MEMORY_MAP_FAILED", TN_ERR_MEMORY, SMALLER},
-    {NO_EXTENSION, "VK_ERROR_EXTENSION_NOT_PRESENT", TN_ERR_DEVICE, DRIVER},
-    {NO_FEATURE, "VK_ERROR_FEATURE_NOT_PRESENT", TN_ERR_DEVICE, DRIVER},
+static const tn_call_error errors[] = {
+    {OUT_OF_HOST, "VK_ERROR_OUT_OF_HOST_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {OUT_OF_DEVICE, "VK_ERROR_OUT_OF_DEVICE_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {INITIALIZATION_FAILED, "VK_ERROR_INITIALIZATION_FAILED", TN_ERR_UNAVAILABLE, TN_ADVICE_UPDATE},
+    {LOST, "VK_ERROR_DEVICE_LOST", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {MAP_FAILED, "VK_ERROR_MEMORY_MAP_FAILED", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {NO_EXTENSION, "VK_ERROR_EXTENSION_NOT_PRESENT", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {NO_FEATURE, "VK_ERROR_FEATURE_NOT_PRESENT", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
     {INCOMPATIBLE_DRIVER, "VK_ERROR_INCOMPATIBLE_DRIVER", TN_ERR_UNAVAILABLE, tn_vulkan_no_driver},
-    {TOO_MANY_OBJECTS, "VK_ERROR_TOO_MANY_OBJECTS", TN_ERR_MEMORY, SMALLER},
-    {FRAGMENTED_POOL, "VK_ERROR_FRAGMENTED_POOL", TN_ERR_MEMORY, SMALLER},
-    {UNKNOWN, "VK_ERROR_UNKNOWN", TN_ERR_DEVICE, DRIVER},
-    {OUT_OF_POOL, "VK_ERROR_OUT_OF_POOL_MEMORY", TN_ERR_MEMORY, SMALLER},
-    {INVALID_SHADER, "VK_ERROR_INVALID_SHADER_NV", TN_ERR_UNSUPPORTED, DRIVER},
+    {TOO_MANY_OBJECTS, "VK_ERROR_TOO_MANY_OBJECTS", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {FRAGMENTED_POOL, "VK_ERROR_FRAGMENTED_POOL", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {UNKNOWN, "VK_ERROR_UNKNOWN", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {OUT_OF_POOL, "VK_ERROR_OUT_OF_POOL_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {INVALID_SHADER, "VK_ERROR_INVALID_SHADER_NV", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
 };
 
 /* A piece of memory and the buffer over it. */
@@ -70,7 +62,7 @@ typedef struct slot {
 enum { SLOTS = 8, SLOT_ROOM = 128 << 10, SLOT_DISPATCHES = 128, SLOT_BINDINGS = 16 * SLOT_DISPATCHES };
 
 typedef struct vk_device {
-    char id[24];
+    tn_loss loss;
     void *place, *device, *queue; /* the physical device, what was made of it, its queue */
     vk_abilities has;
     vk_memory memory;
@@ -78,9 +70,6 @@ typedef struct vk_device {
     int64_t total_memory;
     atomic_llong taken_memory;
     tn_spans spans;
-    atomic_bool lost;
-    pthread_mutex_t loss_lock;
-    char loss[200]; /* what happened first; its lock guards the writing */
     pthread_mutex_t staging_lock;
     block staging;        /* through which the host sees memory that it does not; made when it is first needed */
     pthread_mutex_t lock; /* guards all that follows: the stream */
@@ -94,36 +83,20 @@ typedef struct vk_device {
 
 static slot *slot_of(vk_device *d, uint64_t number) { return &d->slots[number % SLOTS]; }
 
-static void lose(vk_device *d, const char *call, const char *values, const char *name) {
-    pthread_mutex_lock(&d->loss_lock);
-    if (!atomic_load(&d->lost)) snprintf(d->loss, sizeof d->loss, "%s(%s): %s", call, values, name);
-    atomic_store(&d->lost, true);
-    pthread_mutex_unlock(&d->loss_lock);
-}
-
-/* TN_OK, or "vulkan:0: vkCall(values): NAME (-2); what to do". */
+/* TN_OK, or the failure of a call with these values. */
 static tn_status check(vk_device *d, int32_t code, const char *call, const char *format, ...) TN_PRINTF(4, 5);
 static tn_status check(vk_device *d, int32_t code, const char *call, const char *format, ...) {
-    static const struct error_row unknown = {0, "an error of the driver's own", TN_ERR_DEVICE, DRIVER};
-    const struct error_row *row = &unknown;
     char values[160];
     if (code >= SUCCESS) return TN_OK;
     va_list args;
     va_start(args, format);
     vsnprintf(values, sizeof values, format, args);
     va_end(args);
-    for (size_t i = 0; i < TN_COUNT(errors); i++)
-        if (errors[i].code == code) row = &errors[i];
-    if (row->status == TN_ERR_LOST) lose(d, call, values, row->name);
-    return tn_fail(row->status, "%s: %s(%s): %s (%d)%s; %s", d->id, call, values, row->name, code,
-                   row->status == TN_ERR_LOST ? ": the device is lost" : "", row->advice);
+    return tn_call_failed(&d->loss, tn_call_error_of(errors, TN_COUNT(errors), code), code, call, values);
 }
 
 /* Whether the device can still be talked to. */
-static tn_status alive(vk_device *d) {
-    if (!atomic_load(&d->lost)) return TN_OK;
-    return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); %s", d->id, d->loss, ANEW);
-}
+static tn_status alive(vk_device *d) { return tn_loss_check(&d->loss); }
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
@@ -154,7 +127,8 @@ static tn_status block_fill(vk_device *d, block *b, uint32_t must, uint32_t like
     TRY(check(d, tn_vk.CreateBuffer(d->device, &info, NULL, &b->buffer), "vkCreateBuffer", "%zu bytes", b->bytes));
     tn_vk.GetBufferMemoryRequirements(d->device, b->buffer, &needs);
     int type = memory_type(d, needs.types, must, like);
-    if (type < 0) return tn_fail(TN_ERR_DEVICE, "%s: no memory of kind %x for buffers; %s", d->id, must, DRIVER);
+    if (type < 0)
+        return tn_fail(TN_ERR_DEVICE, "%s: no memory of kind %x for buffers; %s", d->loss.id, must, TN_ADVICE_UPDATE);
     const vk_allocate_info allocate = {.kind = KIND_ALLOCATE, .size = needs.size, .type = (uint32_t)type};
     TRY(check(d, tn_vk.AllocateMemory(d->device, &allocate, NULL, &b->memory), "vkAllocateMemory",
               "%llu bytes of memory type %d", (unsigned long long)needs.size, type));
@@ -219,7 +193,7 @@ static tn_status submit(vk_device *d) {
     }
     tn_status status = check(d, error, call, "%d dispatches", s->dispatches);
     if (status == TN_ERR_LOST) return status;
-    lose(d, call, "", "commands that were not taken");
+    tn_loss_note(&d->loss, "%s: commands that were not taken", call);
     return tn_fail_prefix(TN_ERR_LOST, "the device is lost with what it was to do");
 }
 
@@ -279,8 +253,8 @@ static void follow(vk_device *d, const slot *s, block *a, block *b) {
 /* The stream is through with what the submission of this number used: a handle of it may go. */
 static void settle(vk_device *d, uint64_t last) {
     if (last <= d->done) return;
-    if (!atomic_load(&d->lost) && last > d->submitted) (void)submit(d);
-    if (atomic_load(&d->lost) || await(d, last) != TN_OK) (void)tn_vk.DeviceWaitIdle(d->device);
+    if (!tn_is_lost(&d->loss) && last > d->submitted) (void)submit(d);
+    if (tn_is_lost(&d->loss) || await(d, last) != TN_OK) (void)tn_vk.DeviceWaitIdle(d->device);
 }
 
 static tn_status slot_start(vk_device *d, slot *s) {
@@ -318,7 +292,7 @@ static tn_status device_start(vk_device *d) {
     (void)tn_vulkan_family(d->place, &family, &time_bits);
     if (!tn_vulkan_ask(d->place, &d->has))
         return tn_fail(TN_ERR_UNSUPPORTED,
-                       "%s: Vulkan 1.0, and 1.1 is the least that Trunnion can use; update the driver", d->id);
+                       "%s: Vulkan 1.0, and 1.1 is the least that Trunnion can use; update the driver", d->loss.id);
     d->software = d->has.properties.device_type == TYPE_CPU;
     d->unified =
         (d->software || d->has.properties.device_type == TYPE_INTEGRATED) && !tn_env("TRUNNION_VULKAN_STAGING");
@@ -349,7 +323,7 @@ static void vulkan_close(void *device) {
     if (d->device) tn_vk.DestroyDevice(d->device, NULL);
     tn_spans_close(&d->spans);
     pthread_cond_destroy(&d->left);
-    pthread_mutex_destroy(&d->loss_lock);
+    tn_loss_close(&d->loss);
     pthread_mutex_destroy(&d->staging_lock);
     pthread_mutex_destroy(&d->lock);
     tn_mem_free(d);
@@ -362,10 +336,9 @@ static tn_status vulkan_open(int index, const tn_device_options *options, void *
     vk_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) return TN_ERR_MEMORY;
     d->place = place;
-    snprintf(d->id, sizeof d->id, "vulkan:%d", index);
+    tn_loss_open(&d->loss, "vulkan", index);
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->staging_lock, NULL);
-    pthread_mutex_init(&d->loss_lock, NULL);
     pthread_cond_init(&d->left, NULL);
     tn_spans_open(&d->spans);
     tn_status s = device_start(d);
@@ -395,11 +368,11 @@ static tn_status vulkan_memory(void *device, int64_t *total, int64_t *unused) {
 /* Some drivers find memory only when it is first touched, amid a plan; so what cannot be there is refused here. */
 static tn_status check_room(const vk_device *d, int64_t size, int64_t taken) {
     if (size > d->has.largest)
-        return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes at once, and the driver gives %lld at most; %s", d->id,
-                       (long long)size, (long long)d->has.largest, SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes at once, and the driver gives %lld at most; %s", d->loss.id,
+                       (long long)size, (long long)d->has.largest, TN_ADVICE_SMALLER);
     if (size <= d->total_memory && taken <= d->total_memory - size) return TN_OK;
-    return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes beside %lld of %lld that are in use; %s", d->id, (long long)size,
-                   (long long)taken, (long long)d->total_memory, SMALLER);
+    return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes beside %lld of %lld that are in use; %s", d->loss.id, (long long)size,
+                   (long long)taken, (long long)d->total_memory, TN_ADVICE_SMALLER);
 }
 
 static tn_status vulkan_alloc(void *device, size_t bytes, void **address) {
@@ -441,7 +414,7 @@ static tn_status locate(vk_device *d, const void *address, size_t bytes, const c
     return tn_fail(TN_ERR_INTERNAL,
                    "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
                    "that your program handles itself, please report this",
-                   d->id, role, bytes, address);
+                   d->loss.id, role, bytes, address);
 }
 
 /* Records a copy between blocks. The lock is held. */
@@ -673,8 +646,8 @@ static tn_status check_code(const vk_device *d, const tn_code *code) {
     uint32_t first = 0;
     if (code->size >= 20) memcpy(&first, code->data, sizeof first);
     if (first == 0x07230203 && code->size % 4 == 0 && code->buffer_count < VK_MOST_BINDINGS) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x, for %d buffers, are no SPIR-V", d->id,
-                   code->entry, code->size, first, code->buffer_count);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x, for %d buffers, are no SPIR-V",
+                   d->loss.id, code->entry, code->size, first, code->buffer_count);
 }
 
 static tn_status vulkan_load(void *device, const tn_code *code, void **module) {
@@ -705,7 +678,7 @@ static tn_status vulkan_binary(void *device, void *module, void **data, size_t *
     TRY(alive(d));
     TRY(check(d, tn_vk.GetPipelineCacheData(d->device, m->cache, size, NULL), "vkGetPipelineCacheData", "%s", m->name));
     if (*size <= CACHE_HEADER)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled kernels away", d->id);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled kernels away", d->loss.id);
     tn_mem_free(m->binary);
     *data = m->binary = tn_mem_alloc(*size);
     if (!m->binary) return TN_ERR_MEMORY;
@@ -887,7 +860,7 @@ static tn_status vulkan_event_time(void *device, void *recorded, double *seconds
     vk_device *d = device;
     const event *e = recorded;
     uint64_t ticks = 0;
-    if (!e->number || !e->times) return tn_fail(TN_ERR_STATE, "%s: the time of an event that has none", d->id);
+    if (!e->number || !e->times) return tn_fail(TN_ERR_STATE, "%s: the time of an event that has none", d->loss.id);
     TRY(check(d,
               tn_vk.GetQueryPoolResults(d->device, e->times, 0, 1, sizeof ticks, &ticks, sizeof ticks,
                                         QUERY_64 | QUERY_WAITS),
