@@ -3,9 +3,13 @@
  *
  * Every test runs on the double of CUDA and on that of ROCm, through one table of calls. */
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <math.h>
 
 #include "double/gpu_api.h"
+#include "hal/hal.h"
+#include "kir_cases.h"
+#include "kir_device.h"
 #include "test_support.h"
 
 #define CALLS(X)                                                         \
@@ -385,6 +389,67 @@ static void a_removed_barrier_is_found(void **state) {
     end();
 }
 
+#if TRUNNION_WITH_CUDA && TRUNNION_WITH_ROCM
+
+static bool removes; /* the barriers */
+
+/* The driver's, of a text that may have lost its barriers. */
+static tn_status load_changed(void *device, const tn_code *code, void **out) {
+    const tn_driver *driver = hip ? &tn_driver_rocm : &tn_driver_cuda;
+    tn_code changed = *code;
+    char *text = strndup(code->data, code->size);
+    assert_non_null(text);
+    for (char *at = text; removes && (at = strstr(at, "__syncthreads();"));)
+        memset(at, ' ', strlen("__syncthreads();"));
+    changed.data = text;
+    tn_status s = driver->load(device, &changed, out);
+    free(text);
+    return s;
+}
+
+/* Of the programs made by hand that have workgroups, how many have the interpreter's values. */
+static int good_cases(const kir_device *d, int *cases) {
+    int good_ones = 0;
+    *cases = 0;
+    for (int i = 0; i < kir_case_count; i++) {
+        kir_random t;
+        bool good = false;
+        if (!kir_cases[i].group) continue;
+        kir_case_make(&t, &kir_cases[i]);
+        assert_ok(kir_device_check(d, &t, (uint64_t)i, true, &good));
+        kir_random_free(&t);
+        good_ones += good;
+        ++*cases;
+    }
+    return good_ones;
+}
+
+static void a_barrier_removed_from_a_rendered_kernel_is_found(void **state) {
+    (void)state;
+    tn_driver driver = hip ? tn_driver_rocm : tn_driver_cuda;
+    kir_device d;
+    int cases, good;
+    driver.load = load_changed;
+    kir_device_open(&driver, hip ? &kir_dialect_hip : &kir_dialect_cuda, &d);
+    assert_non_null(d.handle);
+    removes = false;
+    good = good_cases(&d, &cases);
+    assert_true(cases > 0 && good == cases);
+    removes = true;
+    fflush(stderr);
+    int loud = dup(2), quiet = open("/dev/null", O_WRONLY);
+    assert_true(loud > 0 && quiet > 0 && dup2(quiet, 2) == 2); /* what differs is printed at length */
+    good = good_cases(&d, &cases);
+    dup2(loud, 2);
+    close(loud);
+    close(quiet);
+    assert_int_equal(good, 0);
+    kir_device_close(&d);
+    assert_int_equal(gpu.live(), 0);
+}
+
+#endif
+
 /* ---- kernels that fail ------------------------------------------------------------------------------------------- */
 
 static void a_failed_kernel_takes_the_context_along(void **state) {
@@ -578,6 +643,8 @@ static int open_double(bool rocm) {
     path[n] = 0;
     strcpy(strrchr(path, '/'), rocm ? "/doubles/rocm.so" : "/doubles/cuda.so");
     setenv("DOUBLE_DEVICES", "2", 1);
+    setenv(rocm ? "TRUNNION_ROCM_LIB" : "TRUNNION_CUDA_LIB", path, 1);
+    setenv(rocm ? "TRUNNION_HIPRTC_LIB" : "TRUNNION_NVRTC_LIB", path, 1);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) fail_msg("%s", dlerror());
     hip = rocm;
@@ -613,6 +680,9 @@ int main(void) {
         cmocka_unit_test(a_missing_wait_shows),
         cmocka_unit_test(events_pass_in_order_and_have_times),
         cmocka_unit_test(a_removed_barrier_is_found),
+#if TRUNNION_WITH_CUDA && TRUNNION_WITH_ROCM
+        cmocka_unit_test(a_barrier_removed_from_a_rendered_kernel_is_found),
+#endif
         cmocka_unit_test(a_failed_kernel_takes_the_context_along),
         cmocka_unit_test(misuse_of_memory_is_told),
         cmocka_unit_test(misuse_of_handles_is_told),
