@@ -151,11 +151,19 @@ static tn_status enter(gpu_device *d) {
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
+/* NVRTC of the driver's version of CUDA or an older one, whose code the driver takes; else whichever there is. */
+static bool load_compiler(const gpu_vendor *v, tn_reason *why) {
+    int version = 0;
+    tn_library_spec fitting = v->compiles;
+    if (!v->hip && v->gpu->version(&version) == SUCCESS && version / 1000 < NVRTC_LATEST)
+        fitting.names += 2 * (NVRTC_LATEST - tn_max64(version / 1000, NVRTC_OLDEST));
+    return tn_library_open(&fitting, why) || tn_library_open(&v->compiles, why);
+}
+
 static tn_status load_libraries(const gpu_vendor *v) {
     tn_reason why;
-    if (!tn_library_open(&v->probe, &why) || !tn_library_open(&v->work, &why) || !tn_library_open(&v->compiles, &why))
-        return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
-    return TN_OK;
+    if (tn_library_open(&v->probe, &why) && tn_library_open(&v->work, &why) && load_compiler(v, &why)) return TN_OK;
+    return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
 }
 
 static tn_status find_device(gpu_device *d, int index) {

@@ -124,6 +124,7 @@ typedef struct gpu_attributes {
 #define HIP_ATTRIBUTES \
     { .max_items = 56, .max_groups_x = 29, .shared_memory = 74, .warp = 87, .integrated = 16 }
 enum { CUDA_MAJOR = 75, CUDA_MINOR = 76 };
+enum { NVRTC_LATEST = 13, NVRTC_OLDEST = 11 }; /* versions of CUDA whose compilers are looked for by name */
 
 /* ---- the two vendors (probe_cuda.c) ------------------------------------------------------------------------------ */
 

@@ -100,15 +100,16 @@ static const tn_symbol nvrtc_symbols[] = {COMPILER_CALLS(X) NVRTC_CALLS(X) NVRTC
 #undef CUDA_OR_HIP
 
 static const char *const cuda_names[] = {"libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1", NULL};
+/* A pair for each version of CUDA, from NVRTC_LATEST down: the plain library, and that of Python's packages. */
 static const char *const nvrtc_names[] = {
     "libnvrtc.so.13",
+    "site-packages/nvidia/cu13/lib/libnvrtc.so.13",
     "libnvrtc.so.12",
+    "site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
     "libnvrtc.so.11.2",
+    "site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2",
     "libnvrtc.so",
     "/usr/local/cuda*/lib64/libnvrtc.so",
-    "site-packages/nvidia/cu13/lib/libnvrtc.so.13",
-    "site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
-    "site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.11.2",
     NULL,
 };
 static const char INSTALL_NVIDIA[] = "install NVIDIA's driver (the toolkit is not needed)";

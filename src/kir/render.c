@@ -53,12 +53,24 @@ static void put_erf_table(render *r) {
     kir_render_words(r, "};\n");
 }
 
+/* A function of the prelude, or the device's own in its place where it can be had. */
+static void put_function(render *r, const prelude_row *row) {
+    const kir_dialect *d = r->t->dialect;
+    const char *own = !d->halves_if                            ? NULL
+                      : strcmp(row->name, "kir_from_f16") == 0 ? d->from_half
+                      : strcmp(row->name, "kir_to_f16") == 0   ? d->to_half
+                                                               : NULL;
+    if (own) kir_render_put(r, "#ifdef %s\n%s#else\n", d->halves_if, own);
+    kir_render_words(r, row->text);
+    if (own) kir_render_words(r, "#endif\n");
+}
+
 static void put_prelude(render *r) {
     kir_render_words(r, "\n");
     if (r->needed[PRELUDE_TWO_OVER_PI]) put_two_over_pi(r);
     if (r->needed[PRELUDE_ERF_TABLE]) put_erf_table(r);
     for (int i = 0; i < PRELUDE_ROWS; i++) {
-        if (r->needed[PRELUDE_TABLES + 1 + i]) kir_render_words(r, PRELUDE[i].text);
+        if (r->needed[PRELUDE_TABLES + 1 + i]) put_function(r, &PRELUDE[i]);
     }
 }
 
@@ -100,8 +112,7 @@ static void describe(const kir_program *p, const kir_target *t, kir_rendering *o
     out->bases_at = (kir_sizes_count(p) + (size_t)p->n_dials) * 8;
     out->params_bytes = out->bases_at + (size_t)out->buffer_count * 8;
     size_t most = t->dialect->most_by_value ? (size_t)t->dialect->most_by_value : 1000;
-    out->params_in_buffer =
-        t->dialect->by_address_always || out->params_bytes + (size_t)out->buffer_count * 8 > most;
+    out->params_in_buffer = t->dialect->by_address_always || out->params_bytes + (size_t)out->buffer_count * 8 > most;
     out->group[0] = (uint32_t)(p->n_items > 0 ? kir_items(p) : t->group_size);
     out->group[1] = out->group[2] = 1;
     snprintf(out->entry, sizeof out->entry, "kernel_%016llx", (unsigned long long)p->hash);

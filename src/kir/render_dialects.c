@@ -242,5 +242,32 @@ const kir_dialect kir_dialect_c = {
     .choice = "#0 ? #1 : #2", .word = "$p[$n]", .array = "$type s$n[$size];\n",                                \
     .local = "    $local$type b$n[$size];\n"
 
-const kir_dialect kir_dialect_cuda = {.name = "CUDA C", .words = {GPU_WORDS}, GPU_TEXTS};
-const kir_dialect kir_dialect_hip = {.name = "HIP C", .words = {GPU_WORDS}, GPU_TEXTS};
+const kir_dialect kir_dialect_cuda = {
+    .name = "CUDA C",
+    .words = {GPU_WORDS},
+    GPU_TEXTS,
+    .halves_if = "__CUDA_ARCH__",
+    .from_half = "static __device__ inline float kir_from_f16(unsigned short h) {\n"
+                 "    float x;\n"
+                 "    asm(\"cvt.f32.f16 %0, %1;\" : \"=f\"(x) : \"h\"(h));\n"
+                 "    return x;\n"
+                 "}\n",
+    .to_half = "static __device__ inline unsigned short kir_to_f16(float x) {\n"
+               "    unsigned short h;\n"
+               "    asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(h) : \"f\"(x));\n"
+               "    return h;\n"
+               "}\n",
+};
+
+const kir_dialect kir_dialect_hip = {
+    .name = "HIP C",
+    .words = {GPU_WORDS},
+    GPU_TEXTS,
+    .halves_if = "__AMDGCN__",
+    .from_half = "static __device__ inline float kir_from_f16(unsigned short h) {\n"
+                 "    return (float)__builtin_bit_cast(_Float16, h);\n"
+                 "}\n",
+    .to_half = "static __device__ inline unsigned short kir_to_f16(float x) {\n"
+               "    return __builtin_bit_cast(unsigned short, (_Float16)x);\n"
+               "}\n",
+};

@@ -41,8 +41,11 @@ struct render;
 struct kir_dialect {
     const char *name; /* for people */
     const char *words[WORD_COUNT];
-    const char *head;                  /* opens every source */
-    const char *head_f64;              /* … one with doubles */
+    const char *head;     /* opens every source */
+    const char *head_f64; /* … one with doubles */
+    /* The device's own kir_from_f16 and kir_to_f16, and the macro that says whether they can be had; NULL: arithmetic
+     * does it. They may give other NaNs. */
+    const char *halves_if, *from_half, *to_half;
     const char *params_type;           /* before a kernel whose words come by value; may be "" */
     const char *open;                  /* up to the first parameter */
     const char *buffer;                /* one parameter; "" where all come in one */
