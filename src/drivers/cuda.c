@@ -14,64 +14,53 @@
 
 #include "drivers/cuda.h"
 #include "hal/hal.h"
+#include "hal/loss.h"
 
 #if TRUNNION_WITH_CUDA || TRUNNION_WITH_ROCM
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-static const char SMALLER[] = "try a smaller batch, a smaller type, or another device";
-static const char ANEW[] = "use another device, or start the program again; the system's log may say why (dmesg)";
-static const char DRIVER[] = "update the GPU's driver; if that does not help, please report this text";
 static const char VERSIONS[] = "driver and compiler library do not fit: update the driver, or install an older library";
 
-/* Results that have a meaning here. `lost`: the context is gone with all that was in it. */
+/* Results that have a meaning here, as tn_call_error has them, with two names. */
 static const struct error_row {
     int code;
     const char *cuda, *hip;
     tn_status status;
-    bool lost;
     const char *advice;
 } errors[] = {
-    {1, "CUDA_ERROR_INVALID_VALUE", "hipErrorInvalidValue", TN_ERR_DEVICE, false, DRIVER},
-    {2, "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory", TN_ERR_MEMORY, false, SMALLER},
-    {3, "CUDA_ERROR_NOT_INITIALIZED", "hipErrorNotInitialized", TN_ERR_DEVICE, false, DRIVER},
-    {4, "CUDA_ERROR_DEINITIALIZED", "hipErrorDeinitialized", TN_ERR_LOST, true, ANEW},
-    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "hipErrorDeviceUnavailable", TN_ERR_UNAVAILABLE, false,
+    {1, "CUDA_ERROR_INVALID_VALUE", "hipErrorInvalidValue", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {3, "CUDA_ERROR_NOT_INITIALIZED", "hipErrorNotInitialized", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {4, "CUDA_ERROR_DEINITIALIZED", "hipErrorDeinitialized", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "hipErrorDeviceUnavailable", TN_ERR_UNAVAILABLE,
      "another program may have the device to itself: see nvidia-smi"},
-    {100, "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice", TN_ERR_UNAVAILABLE, false, "see: trunnion devices"},
-    {101, "CUDA_ERROR_INVALID_DEVICE", "hipErrorInvalidDevice", TN_ERR_UNAVAILABLE, false, "see: trunnion devices"},
-    {200, "CUDA_ERROR_INVALID_IMAGE", "hipErrorInvalidImage", TN_ERR_UNSUPPORTED, false, VERSIONS},
-    {201, "CUDA_ERROR_INVALID_CONTEXT", "hipErrorInvalidContext", TN_ERR_LOST, true, ANEW},
-    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "hipErrorNoBinaryForGpu", TN_ERR_UNSUPPORTED, false, VERSIONS},
-    {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "hipErrorECCNotCorrectable", TN_ERR_LOST, true, ANEW},
-    {218, "CUDA_ERROR_INVALID_PTX", "hipErrorInvalidKernelFile", TN_ERR_UNSUPPORTED, false, VERSIONS},
-    {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
-    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "hipErrorUnknown", TN_ERR_UNSUPPORTED, false, VERSIONS},
-    {304, "CUDA_ERROR_OPERATING_SYSTEM", "hipErrorOperatingSystem", TN_ERR_DEVICE, false, DRIVER},
-    {400, "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidHandle", TN_ERR_DEVICE, false, DRIVER},
-    {500, "CUDA_ERROR_NOT_FOUND", "hipErrorNotFound", TN_ERR_DEVICE, false, DRIVER},
-    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress", TN_ERR_LOST, true, ANEW},
-    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "hipErrorLaunchOutOfResources", TN_ERR_DEVICE, false, SMALLER},
-    {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "hipErrorLaunchTimeOut", TN_ERR_LOST, true, ANEW},
-    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "hipErrorContextIsDestroyed", TN_ERR_LOST, true, ANEW},
-    {710, "CUDA_ERROR_ASSERT", "hipErrorAssert", TN_ERR_LOST, true, ANEW},
-    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
-    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
-    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
-    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
-    {718, "CUDA_ERROR_INVALID_PC", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
-    {719, "CUDA_ERROR_LAUNCH_FAILED", "hipErrorLaunchFailure", TN_ERR_LOST, true, ANEW},
-    {801, "CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported", TN_ERR_UNSUPPORTED, false, DRIVER},
-    {999, "CUDA_ERROR_UNKNOWN", "hipErrorUnknown", TN_ERR_LOST, true, ANEW},
+    {100, "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices"},
+    {101, "CUDA_ERROR_INVALID_DEVICE", "hipErrorInvalidDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices"},
+    {200, "CUDA_ERROR_INVALID_IMAGE", "hipErrorInvalidImage", TN_ERR_UNSUPPORTED, VERSIONS},
+    {201, "CUDA_ERROR_INVALID_CONTEXT", "hipErrorInvalidContext", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "hipErrorNoBinaryForGpu", TN_ERR_UNSUPPORTED, VERSIONS},
+    {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "hipErrorECCNotCorrectable", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {218, "CUDA_ERROR_INVALID_PTX", "hipErrorInvalidKernelFile", TN_ERR_UNSUPPORTED, VERSIONS},
+    {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "hipErrorUnknown", TN_ERR_UNSUPPORTED, VERSIONS},
+    {304, "CUDA_ERROR_OPERATING_SYSTEM", "hipErrorOperatingSystem", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {400, "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidHandle", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {500, "CUDA_ERROR_NOT_FOUND", "hipErrorNotFound", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "hipErrorLaunchOutOfResources", TN_ERR_DEVICE, TN_ADVICE_SMALLER},
+    {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "hipErrorLaunchTimeOut", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "hipErrorContextIsDestroyed", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {710, "CUDA_ERROR_ASSERT", "hipErrorAssert", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {718, "CUDA_ERROR_INVALID_PC", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "hipErrorLaunchFailure", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {801, "CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
+    {999, "CUDA_ERROR_UNKNOWN", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
 };
-
-static const struct error_row *error_row_of(int code) {
-    static const struct error_row unknown = {
-        0, "an error of the driver's own", "an error of the run time's own", TN_ERR_DEVICE, false, DRIVER};
-    for (size_t i = 0; i < TN_COUNT(errors); i++)
-        if (errors[i].code == code) return &errors[i];
-    return &unknown;
-}
 
 /* A stream. Its address is a queue's handle, and that of a device's first queue the device's. */
 typedef struct gpu_queue {
@@ -97,28 +86,24 @@ typedef struct gpu_device {
     gpu_queue queue; /* first: the device's handle is this queue's */
     const gpu_vendor *vendor;
     const gpu_calls *gpu;
-    char id[24], arch[64]; /* "cuda:0", "90" or "gfx90a:sramecc+:xnack-" */
+    char arch[64]; /* "90" or "gfx90a:sramecc+:xnack-" */
     int device;
     void *context; /* CUDA's */
     int compiler_version[2];
-    atomic_bool lost;
-    pthread_mutex_t lock; /* guards loss, origins */
-    char loss[200];       /* what happened first */
+    tn_loss loss;
+    pthread_mutex_t lock; /* guards origins */
     origin *origins;      /* the latest first */
 } gpu_device;
 
 static gpu_device *device_of(void *handle) { return ((gpu_queue *)handle)->device; }
 
-/* "cuda:0: cuCall(values): NAME (700): …"; remembers when that means that the device is gone. */
 static tn_status failed(gpu_device *d, int code, const char *call, const char *values) {
-    const struct error_row *row = error_row_of(code);
-    const char *name = d->vendor->hip ? row->hip : row->cuda;
-    if (!row->lost)
-        return tn_fail(row->status, "%s: %s(%s): %s (%d); %s", d->id, call, values, name, code, row->advice);
-    pthread_mutex_lock(&d->lock);
-    if (!atomic_exchange(&d->lost, true)) snprintf(d->loss, sizeof d->loss, "%s(%s): %s", call, values, name);
-    pthread_mutex_unlock(&d->lock);
-    return tn_fail(TN_ERR_LOST, "%s: %s(%s): %s (%d): the device is lost; %s", d->id, call, values, name, code, ANEW);
+    for (size_t i = 0; i < TN_COUNT(errors); i++) {
+        const struct error_row *e = &errors[i];
+        const tn_call_error row = {code, d->vendor->hip ? e->hip : e->cuda, e->status, e->advice};
+        if (e->code == code) return tn_call_failed(&d->loss, &row, code, call, values);
+    }
+    return tn_call_failed(&d->loss, tn_call_error_of(NULL, 0, code), code, call, values);
 }
 
 /* TN_OK, or the failure of a call with these values. */
@@ -144,8 +129,7 @@ static int choose(const gpu_device *d) {
 
 /* Every function begins so: whether the device can still be talked to. */
 static tn_status enter(gpu_device *d) {
-    if (atomic_load_explicit(&d->lost, memory_order_acquire))
-        return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); %s", d->id, d->loss, ANEW);
+    TRY(tn_loss_check(&d->loss));
     return check(d, choose(d), d->vendor->hip ? "hipSetDevice" : "cuCtxSetCurrent", "device %d", d->device);
 }
 
@@ -171,7 +155,7 @@ static tn_status find_device(gpu_device *d, int index) {
     if (error == SUCCESS) error = d->gpu->count(&count);
     TRY(check(d, error, d->vendor->hip ? "hipGetDeviceCount" : "cuDeviceGetCount", "%s", ""));
     if (index < 0 || index >= count)
-        return tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; there are %d devices", d->id, count);
+        return tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; there are %d devices", d->loss.id, count);
     return check(d, d->gpu->get(&d->device, index), d->vendor->hip ? "hipDeviceGet" : "cuDeviceGet", "%d", index);
 }
 
@@ -220,6 +204,7 @@ static void gpu_close(void *device) {
     if (d->queue.device) queue_end(d, &d->queue);
     if (d->context) (void)d->gpu->context_release(d->device);
     pthread_mutex_destroy(&d->lock);
+    tn_loss_close(&d->loss);
     tn_mem_free(d);
 }
 
@@ -229,7 +214,7 @@ static tn_status open_device(const gpu_vendor *v, int index, void **device) {
     if (!d) return TN_ERR_MEMORY;
     d->vendor = v;
     d->gpu = v->gpu;
-    snprintf(d->id, sizeof d->id, "%s:%d", v->name, index);
+    tn_loss_open(&d->loss, v->name, index);
     pthread_mutex_init(&d->lock, NULL);
     tn_status s = device_start(d, index);
     if (s == TN_OK) {
@@ -397,8 +382,8 @@ static tn_status take_image(gpu_device *d, void *program, bool ptx, image *out) 
     size_t size = 0;
     int error = ptx ? c->ptx_size(program, &size) : c->code_size(program, &size);
     if (error != SUCCESS || !size)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and gives no code (%d)", d->id, d->vendor->compiler_title,
-                       error);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and gives no code (%d)", d->loss.id,
+                       d->vendor->compiler_title, error);
     out->size = size + sizeof(uint64_t);
     out->bytes = tn_mem_alloc(out->size);
     if (!out->bytes) return TN_ERR_MEMORY;
@@ -406,8 +391,8 @@ static tn_status take_image(gpu_device *d, void *program, bool ptx, image *out) 
     uint64_t hash = tn_hash64(out->bytes, size, 0);
     memcpy(out->bytes + size, &hash, sizeof hash);
     return error == SUCCESS ? TN_OK
-                            : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and does not give its code (%d)", d->id,
-                                      d->vendor->compiler_title, error);
+                            : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s compiles, and does not give its code (%d)",
+                                      d->loss.id, d->vendor->compiler_title, error);
 }
 
 static tn_status refuse(const gpu_device *d, void *program, int error, const gpu_module *m) {
@@ -416,7 +401,7 @@ static tn_status refuse(const gpu_device *d, void *program, int error, const gpu
     tn_status status = error == COMPILER_REFUSES || error == COMPILER_BAD_OPTION ? TN_ERR_UNSUPPORTED
                        : error == 1                                              ? TN_ERR_MEMORY
                                                                                  : TN_ERR_DEVICE;
-    return tn_fail(status, "%s: %s does not compile with %s %d.%d for %s (%d): %s", d->id, m->name,
+    return tn_fail(status, "%s: %s does not compile with %s %d.%d for %s (%d): %s", d->loss.id, m->name,
                    d->vendor->compiler_title, d->compiler_version[0], d->compiler_version[1], d->arch, error, log);
 }
 
@@ -443,7 +428,7 @@ static tn_status compile(gpu_device *d, const tn_code *code, gpu_module *m) {
     tn_status s = error == SUCCESS
                       ? compile_program(d, program, code, m)
                       : tn_fail(error == 1 ? TN_ERR_MEMORY : TN_ERR_DEVICE, "%s: %s takes no source of %zu bytes (%d)",
-                                d->id, d->vendor->compiler_title, code->size, error);
+                                d->loss.id, d->vendor->compiler_title, code->size, error);
     if (program) (void)c->destroy(&program);
     tn_mem_free(text);
     return s;
@@ -485,7 +470,7 @@ static tn_status check_group(gpu_device *d, const gpu_module *m) {
     TRY(CALL(d, function_ask, (&most, FUNCTION_MAX_ITEMS, m->function), "%s", m->name));
     if ((unsigned)most >= wanted) return TN_OK;
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %u items, and the device runs %d at most of it",
-                   d->id, m->name, wanted, most);
+                   d->loss.id, m->name, wanted, most);
 }
 
 static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m) {
@@ -508,8 +493,8 @@ static tn_status gpu_load(void *device, const tn_code *code, void **module) {
     gpu_device *d = device_of(device);
     TRY(enter(d));
     if (code->buffer_count > MOST_BUFFERS || code->params_bytes > MOST_PARAMETERS)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %d buffers and %zu bytes of parameters", d->id, code->entry,
-                       code->buffer_count, code->params_bytes);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %d buffers and %zu bytes of parameters", d->loss.id,
+                       code->entry, code->buffer_count, code->params_bytes);
     gpu_module *m = tn_mem_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     snprintf(m->name, sizeof m->name, "%s", code->entry);
@@ -668,7 +653,7 @@ static void gpu_event_free(void *device, void *event) {
     tn_mem_free(e);
 }
 
-/* A new origin in this stream. The caller holds the device's lock, so losses are noted by whoever calls. */
+/* A new origin in this stream. The caller holds the device's lock, so what failed is told by whoever calls. */
 static int origin_new(gpu_queue *q, double now) {
     gpu_device *d = q->device;
     origin *o = tn_mem_zalloc(1, sizeof *o);
@@ -765,7 +750,7 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
     double begin = 0, behind = 0;
     TRY(enter(d));
     if (!e->recorded || !e->timed)
-        return tn_fail(TN_ERR_STATE, "%s: the time of an event that %s", d->id,
+        return tn_fail(TN_ERR_STATE, "%s: the time of an event that %s", d->loss.id,
                        e->timed ? "was never recorded" : "was not made to have one");
     TRY(seconds_of(d, e->origin, &begin));
     TRY(seconds_between(d, e->origin->event, e->event, &behind));
