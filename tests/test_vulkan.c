@@ -175,6 +175,37 @@ static void bindings_begin_where_they_have_to(void **state) {
     step_free(&s);
 }
 
+/* To the device and back beside the caller, from several pinned blocks and places in them. */
+static void pinned_memory_is_copied_beside_the_caller(void **state) {
+    NEEDS_DEVICE;
+    enum { COUNT = 1000, BLOCKS = 5 };
+    const tn_driver *vulkan = &tn_driver_vulkan;
+    void *h = device->handle, *done = NULL, *there[BLOCKS], *here[BLOCKS];
+    step s = step_new(COUNT);
+    assert_ok(vulkan->event_new(h, false, &done));
+    for (int i = 0; i < BLOCKS; i++) {
+        assert_ok(vulkan->alloc(h, COUNT * sizeof(uint32_t), &there[i]));
+        assert_ok(vulkan->host_alloc(h, 2 * COUNT * sizeof(uint32_t), &here[i]));
+        for (uint32_t k = 0; k < COUNT; k++)
+            ((uint32_t *)here[i])[k] = k + (uint32_t)i;
+    }
+    for (int i = 0; i < BLOCKS; i++) {
+        assert_ok(vulkan->copy_async(h, there[i], here[i], COUNT * sizeof(uint32_t), 0));
+        step_run(&s, there[i]);
+        assert_ok(vulkan->copy_async(h, (uint32_t *)here[i] + COUNT, there[i], COUNT * sizeof(uint32_t), 1));
+    }
+    assert_ok(vulkan->event_record(h, done));
+    assert_ok(vulkan->event_sync(h, done));
+    for (int i = 0; i < BLOCKS; i++) {
+        for (uint32_t k = 0; k < COUNT; k++)
+            assert_int_equal(((uint32_t *)here[i])[COUNT + k], 3 * (k + (uint32_t)i) + 1);
+        vulkan->host_free(h, here[i]);
+        vulkan->free(h, there[i]);
+    }
+    vulkan->event_free(h, done);
+    step_free(&s);
+}
+
 static void what_is_no_kernel_is_refused_with_words(void **state) {
     NEEDS_DEVICE;
     static const uint32_t words[8] = {0x03022307, 1};
@@ -212,6 +243,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(launches_keep_their_order),
         cmocka_unit_test(launches_of_one_call_are_all_done),
         cmocka_unit_test(bindings_begin_where_they_have_to),
+        cmocka_unit_test(pinned_memory_is_copied_beside_the_caller),
         cmocka_unit_test(what_is_no_kernel_is_refused_with_words),
         cmocka_unit_test(absent_device_is_named),
     };

@@ -46,6 +46,7 @@ typedef struct block {
     size_t bytes;
     unsigned char *host; /* where the host sees it; NULL: nowhere */
     uint64_t last;       /* number of the last submission that uses it */
+    struct block *next;  /* among the pinned */
 } block;
 
 /* A command buffer, and what the commands in it need until they have ended. */
@@ -74,6 +75,7 @@ typedef struct vk_device {
     block staging;        /* through which the host sees memory that it does not; made when it is first needed */
     pthread_mutex_t lock; /* guards all that follows: the stream */
     pthread_cond_t left;  /* a waiter has left its slot */
+    block *pinned;        /* memory of the host that was given to callers */
     uint64_t pool;        /* of command buffers */
     slot slots[SLOTS];
     uint64_t submitted, done; /* numbers of the last submission, and of the last that is known to have ended */
@@ -514,6 +516,76 @@ static tn_status vulkan_copy(void *queue, void *dst, const void *src, size_t byt
     return kind == 1 ? read_from(d, b, at, dst, bytes) : write_to(d, b, at, src, bytes);
 }
 
+static tn_status vulkan_host_alloc(void *device, size_t bytes, void **host) {
+    vk_device *d = device;
+    TRY(alive(d));
+    block *b = tn_mem_zalloc(1, sizeof *b);
+    if (!b) return TN_ERR_MEMORY;
+    tn_status s = block_make(d, b, bytes, HOST_SEES, MEMORY_CACHED);
+    if (s != TN_OK) {
+        tn_mem_free(b);
+        return s;
+    }
+    *host = b->host;
+    pthread_mutex_lock(&d->lock);
+    b->next = d->pinned;
+    d->pinned = b;
+    pthread_mutex_unlock(&d->lock);
+    return TN_OK;
+}
+
+/* The link to the pinned block that holds these bytes, or to NULL. The lock is held. */
+static block **find_pinned(vk_device *d, const void *host, size_t bytes) {
+    uintptr_t at = (uintptr_t)host;
+    block **link = &d->pinned;
+    for (; *link; link = &(*link)->next) {
+        uintptr_t start = (uintptr_t)(*link)->host;
+        if (at >= start && at - start <= (*link)->bytes && bytes <= (*link)->bytes - (at - start)) break;
+    }
+    return link;
+}
+
+static void vulkan_host_free(void *device, void *host) {
+    vk_device *d = device;
+    pthread_mutex_lock(&d->lock);
+    block **link = find_pinned(d, host, 1), *b = *link;
+    if (b) *link = b->next;
+    if (b) settle(d, b->last);
+    pthread_mutex_unlock(&d->lock);
+    if (!b) return;
+    block_free(d, b);
+    tn_mem_free(b);
+}
+
+/* Records the copy where the host's side is pinned; else *done stays false. The lock is held. */
+static tn_status copy_pinned(vk_device *d, block *b, size_t at, const void *host, size_t bytes, int kind, bool *done) {
+    block *pinned = *find_pinned(d, host, bytes);
+    slot *s;
+    if (!pinned) return TN_OK;
+    size_t from = (size_t)((const unsigned char *)host - pinned->host);
+    *done = true;
+    TRY(record(d, 0, 0, &s));
+    if (kind == 1)
+        record_copy(d, s, pinned, from, b, at, bytes);
+    else
+        record_copy(d, s, b, at, pinned, from, bytes);
+    return submit(d);
+}
+
+static tn_status vulkan_copy_async(void *queue, void *dst, const void *src, size_t bytes, int kind) {
+    vk_device *d = queue;
+    block *b;
+    size_t at;
+    bool done = false;
+    if (kind == 2 || !bytes) return vulkan_copy(queue, dst, src, bytes, kind);
+    TRY(alive(d));
+    TRY(locate(d, kind == 1 ? src : dst, bytes, "copying", &b, &at));
+    pthread_mutex_lock(&d->lock);
+    tn_status s = copy_pinned(d, b, at, kind == 1 ? dst : src, bytes, kind, &done);
+    pthread_mutex_unlock(&d->lock);
+    return done ? s : vulkan_copy(queue, dst, src, bytes, kind);
+}
+
 /* Whole words by the device, the bytes before and behind them as a copy. The lock is held. */
 static tn_status record_fill(vk_device *d, block *b, size_t at, uint8_t value, size_t bytes) {
     const uint8_t edge[4] = {value, value, value, value};
@@ -900,7 +972,10 @@ const tn_driver tn_driver_vulkan = {
     .event_query = vulkan_event_query,
     .event_sync = vulkan_event_sync,
     .event_time = vulkan_event_time,
+    .copy_async = vulkan_copy_async,
     .fill = vulkan_fill,
+    .host_alloc = vulkan_host_alloc,
+    .host_free = vulkan_host_free,
     .map = vulkan_map,
     .unmap = vulkan_unmap,
 };
