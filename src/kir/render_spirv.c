@@ -16,7 +16,7 @@ enum { DecorationNoContraction = 42 };
 
 /* ---- words ------------------------------------------------------------------------------------------------------- */
 
-uint32_t spv_id(spv *e) { return e->next_id++; }
+uint32_t kir_spv_id(spv *e) { return e->next_id++; }
 
 static uint32_t *room(spv *e, spv_section to, size_t n) {
     spv_words *s = &e->sections[to];
@@ -28,7 +28,7 @@ static uint32_t *room(spv *e, spv_section to, size_t n) {
     return s->words + s->count - n;
 }
 
-void spv_put(spv *e, spv_section to, uint32_t op, const uint32_t *operands, size_t n) {
+void kir_spv_put(spv *e, spv_section to, uint32_t op, const uint32_t *operands, size_t n) {
     uint32_t *words = room(e, to, n + 1);
     if (!words) return;
     words[0] = (uint32_t)(n + 1) << 16 | op;
@@ -56,27 +56,27 @@ static bool rounds(uint32_t op) {
            (op >= OpFOrdEqual && op <= OpFUnordGreaterThanEqual);
 }
 
-uint32_t spv_op(spv *e, uint32_t op, spv_type type, uint32_t a, uint32_t b, uint32_t c) {
-    uint32_t words[] = {spv_type_id(e, type), spv_id(e), a, b, c};
-    spv_put(e, e->at, op, words, 2 + count_operands(a, b, c));
-    if (rounds(op)) spv_put(e, SPV_DECORATIONS, OpDecorate, (uint32_t[]){words[1], DecorationNoContraction}, 2);
+uint32_t kir_spv_op(spv *e, uint32_t op, spv_type type, uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t words[] = {kir_spv_type_id(e, type), kir_spv_id(e), a, b, c};
+    kir_spv_put(e, e->at, op, words, 2 + count_operands(a, b, c));
+    if (rounds(op)) kir_spv_put(e, SPV_DECORATIONS, OpDecorate, (uint32_t[]){words[1], DecorationNoContraction}, 2);
     return words[1];
 }
 
-void spv_do(spv *e, uint32_t op, uint32_t a, uint32_t b, uint32_t c) {
-    spv_put(e, e->at, op, (uint32_t[]){a, b, c}, count_operands(a, b, c));
+void kir_spv_do(spv *e, uint32_t op, uint32_t a, uint32_t b, uint32_t c) {
+    kir_spv_put(e, e->at, op, (uint32_t[]){a, b, c}, count_operands(a, b, c));
 }
 
-uint32_t spv_ext(spv *e, uint32_t function, spv_type type, uint32_t a, uint32_t b, uint32_t c) {
-    if (!e->library) e->library = spv_id(e);
-    uint32_t words[] = {spv_type_id(e, type), spv_id(e), e->library, function, a, b, c};
-    spv_put(e, e->at, OpExtInst, words, 4 + count_operands(a, b, c));
+uint32_t kir_spv_ext(spv *e, uint32_t function, spv_type type, uint32_t a, uint32_t b, uint32_t c) {
+    if (!e->library) e->library = kir_spv_id(e);
+    uint32_t words[] = {kir_spv_type_id(e, type), kir_spv_id(e), e->library, function, a, b, c};
+    kir_spv_put(e, e->at, OpExtInst, words, 4 + count_operands(a, b, c));
     return words[1];
 }
 
-uint32_t spv_phi(spv *e, spv_type type, const uint32_t v[4]) {
-    uint32_t words[] = {spv_type_id(e, type), spv_id(e), v[0], v[1], v[2], v[3]};
-    spv_put(e, e->at, OpPhi, words, 6);
+uint32_t kir_spv_phi(spv *e, spv_type type, const uint32_t v[4]) {
+    uint32_t words[] = {kir_spv_type_id(e, type), kir_spv_id(e), v[0], v[1], v[2], v[3]};
+    kir_spv_put(e, e->at, OpPhi, words, 6);
     return words[1];
 }
 
@@ -91,11 +91,11 @@ static uint32_t shared(spv *e, uint32_t op, size_t before, const uint32_t *opera
         if (w[0] != ((uint32_t)(n + 2) << 16 | op) || memcmp(w + 1, operands, before * sizeof *w) != 0) continue;
         if (memcmp(w + before + 2, operands + before, behind) == 0) return w[before + 1];
     }
-    uint32_t words[8], id = spv_id(e);
+    uint32_t words[8], id = kir_spv_id(e);
     memcpy(words, operands, before * sizeof *words);
     words[before] = id;
     memcpy(words + before + 1, operands + before, behind);
-    spv_put(e, SPV_GLOBALS, op, words, n + 1);
+    kir_spv_put(e, SPV_GLOBALS, op, words, n + 1);
     return id;
 }
 
@@ -108,108 +108,109 @@ static const struct {
     [SPV_UVEC2] = {OpTypeVector, 2, 2}, [SPV_UVEC3] = {OpTypeVector, 3, 2},
 };
 
-uint32_t spv_type_id(spv *e, spv_type type) {
+uint32_t kir_spv_type_id(spv *e, spv_type type) {
     if (e->types[type]) return e->types[type];
     uint32_t width = TYPES[type].width, operands[2] = {width, 0};
     if (TYPES[type].op == OpTypeVector) {
-        operands[0] = spv_type_id(e, SPV_U32);
+        operands[0] = kir_spv_type_id(e, SPV_U32);
         operands[1] = width;
     }
     return e->types[type] = shared(e, TYPES[type].op, 0, operands, TYPES[type].operands);
 }
 
-uint32_t spv_pointer(spv *e, uint32_t storage, uint32_t type) {
+uint32_t kir_spv_pointer(spv *e, uint32_t storage, uint32_t type) {
     return shared(e, OpTypePointer, 0, (uint32_t[]){storage, type}, 2);
 }
 
-uint32_t spv_const(spv *e, spv_type type, uint64_t bits) {
-    uint32_t words[] = {spv_type_id(e, type), (uint32_t)bits, (uint32_t)(bits >> 32)};
+uint32_t kir_spv_const(spv *e, spv_type type, uint64_t bits) {
+    uint32_t words[] = {kir_spv_type_id(e, type), (uint32_t)bits, (uint32_t)(bits >> 32)};
     if (type == SPV_BOOL) return shared(e, bits ? OpConstantTrue : OpConstantFalse, 1, words, 1);
     return shared(e, OpConstant, 1, words, TYPES[type].width > 32 ? 3 : 2);
 }
 
-uint32_t spv_u32(spv *e, uint32_t value) { return spv_const(e, SPV_U32, value); }
+uint32_t kir_spv_u32(spv *e, uint32_t value) { return kir_spv_const(e, SPV_U32, value); }
 
-spv_type spv_type_of(kir_type t) {
+spv_type kir_spv_type_of(kir_type t) {
     static const spv_type types[KIR_TYPE_COUNT] = {SPV_F32, SPV_F64, SPV_U32, SPV_U64, SPV_U32, SPV_U64, SPV_BOOL};
     return types[t];
 }
 
 static uint32_t array_type(spv *e, spv_type type, uint32_t length) {
-    uint32_t of = spv_type_id(e, type);
-    return length == 1 ? of : shared(e, OpTypeArray, 0, (uint32_t[]){of, spv_u32(e, length)}, 2);
+    uint32_t of = kir_spv_type_id(e, type);
+    return length == 1 ? of : shared(e, OpTypeArray, 0, (uint32_t[]){of, kir_spv_u32(e, length)}, 2);
 }
 
-uint32_t spv_variable(spv *e, spv_type type, uint32_t length) {
-    uint32_t pointer = spv_pointer(e, StorageFunction, array_type(e, type, length)), id = spv_id(e);
-    spv_put(e, SPV_VARIABLES, OpVariable, (uint32_t[]){pointer, id, StorageFunction}, 3);
+uint32_t kir_spv_variable(spv *e, spv_type type, uint32_t length) {
+    uint32_t pointer = kir_spv_pointer(e, StorageFunction, array_type(e, type, length)), id = kir_spv_id(e);
+    kir_spv_put(e, SPV_VARIABLES, OpVariable, (uint32_t[]){pointer, id, StorageFunction}, 3);
     return id;
 }
 
-uint32_t spv_element(spv *e, spv_type type, uint32_t variable, uint32_t index) {
-    uint32_t pointer = spv_pointer(e, StorageFunction, spv_type_id(e, type)), id = spv_id(e);
-    spv_put(e, e->at, OpAccessChain, (uint32_t[]){pointer, id, variable, index}, 4);
+uint32_t kir_spv_element(spv *e, spv_type type, uint32_t variable, uint32_t index) {
+    uint32_t pointer = kir_spv_pointer(e, StorageFunction, kir_spv_type_id(e, type)), id = kir_spv_id(e);
+    kir_spv_put(e, e->at, OpAccessChain, (uint32_t[]){pointer, id, variable, index}, 4);
     return id;
 }
 
 /* A word with its sign before it. Not OpSConvert: Mesa 22 compares what that yields with constants wrongly. */
 static uint32_t sign_extend(spv *e, uint32_t v) {
-    uint32_t sign = spv_op(e, OpShiftRightArithmetic, SPV_U32, v, spv_u32(e, 31), 0);
-    uint32_t pair = spv_op(e, OpCompositeConstruct, SPV_UVEC2, v, sign, 0);
-    return spv_op(e, OpBitcast, SPV_U64, pair, 0, 0);
+    uint32_t sign = kir_spv_op(e, OpShiftRightArithmetic, SPV_U32, v, kir_spv_u32(e, 31), 0);
+    uint32_t pair = kir_spv_op(e, OpCompositeConstruct, SPV_UVEC2, v, sign, 0);
+    return kir_spv_op(e, OpBitcast, SPV_U64, pair, 0, 0);
 }
 
-uint32_t spv_resize(spv *e, uint32_t v, spv_type from, spv_type to, bool is_signed) {
+uint32_t kir_spv_resize(spv *e, uint32_t v, spv_type from, spv_type to, bool is_signed) {
     if (from == to) return v;
-    if (TYPES[from].op == OpTypeFloat) return spv_op(e, OpFConvert, to, v, 0, 0);
+    if (TYPES[from].op == OpTypeFloat) return kir_spv_op(e, OpFConvert, to, v, 0, 0);
     if (is_signed && from == SPV_U32 && to == SPV_U64) return sign_extend(e, v);
-    return spv_op(e, is_signed && TYPES[to].width > TYPES[from].width ? OpSConvert : OpUConvert, to, v, 0, 0);
+    return kir_spv_op(e, is_signed && TYPES[to].width > TYPES[from].width ? OpSConvert : OpUConvert, to, v, 0, 0);
 }
 
 /* ---- control flow ------------------------------------------------------------------------------------------------ */
 
-void spv_label(spv *e, uint32_t label) {
-    spv_do(e, OpLabel, label, 0, 0);
+void kir_spv_label(spv *e, uint32_t label) {
+    kir_spv_do(e, OpLabel, label, 0, 0);
     e->label = label;
 }
 
 static void branch_if(spv *e, uint32_t condition, uint32_t yes, uint32_t no) {
-    spv_do(e, OpBranchConditional, condition, yes, no);
+    kir_spv_do(e, OpBranchConditional, condition, yes, no);
 }
 
-uint32_t spv_if(spv *e, uint32_t condition) {
-    uint32_t yes = spv_id(e), merge = spv_id(e);
-    spv_put(e, e->at, OpSelectionMerge, (uint32_t[]){merge, 0}, 2);
+uint32_t kir_spv_if(spv *e, uint32_t condition) {
+    uint32_t yes = kir_spv_id(e), merge = kir_spv_id(e);
+    kir_spv_put(e, e->at, OpSelectionMerge, (uint32_t[]){merge, 0}, 2);
     branch_if(e, condition, yes, merge);
-    spv_label(e, yes);
+    kir_spv_label(e, yes);
     return merge;
 }
 
-void spv_end_if(spv *e, uint32_t merge) {
-    spv_do(e, OpBranch, merge, 0, 0);
-    spv_label(e, merge);
+void kir_spv_end_if(spv *e, uint32_t merge) {
+    kir_spv_do(e, OpBranch, merge, 0, 0);
+    kir_spv_label(e, merge);
 }
 
-spv_count spv_for(spv *e, spv_type type, uint32_t limit) {
-    uint32_t body = spv_id(e), before = e->label, zero = spv_const(e, type, 0);
-    spv_count f = {.type = type, .next = spv_id(e), .head = spv_id(e), .resume = spv_id(e), .merge = spv_id(e)};
-    spv_do(e, OpBranch, f.head, 0, 0);
-    spv_label(e, f.head);
-    f.i = spv_phi(e, type, (uint32_t[]){zero, before, f.next, f.resume});
-    uint32_t more = spv_op(e, OpULessThan, SPV_BOOL, f.i, limit, 0);
-    spv_put(e, e->at, OpLoopMerge, (uint32_t[]){f.merge, f.resume, 0}, 3);
+spv_count kir_spv_for(spv *e, spv_type type, uint32_t limit) {
+    uint32_t body = kir_spv_id(e), before = e->label, zero = kir_spv_const(e, type, 0);
+    spv_count f = {
+        .type = type, .next = kir_spv_id(e), .head = kir_spv_id(e), .resume = kir_spv_id(e), .merge = kir_spv_id(e)};
+    kir_spv_do(e, OpBranch, f.head, 0, 0);
+    kir_spv_label(e, f.head);
+    f.i = kir_spv_phi(e, type, (uint32_t[]){zero, before, f.next, f.resume});
+    uint32_t more = kir_spv_op(e, OpULessThan, SPV_BOOL, f.i, limit, 0);
+    kir_spv_put(e, e->at, OpLoopMerge, (uint32_t[]){f.merge, f.resume, 0}, 3);
     branch_if(e, more, body, f.merge);
-    spv_label(e, body);
+    kir_spv_label(e, body);
     return f;
 }
 
-void spv_end_for(spv *e, const spv_count *f, uint32_t step) {
-    spv_do(e, OpBranch, f->resume, 0, 0);
-    spv_label(e, f->resume);
-    uint32_t by = spv_const(e, f->type, step);
-    spv_put(e, e->at, OpIAdd, (uint32_t[]){spv_type_id(e, f->type), f->next, f->i, by}, 4);
-    spv_do(e, OpBranch, f->head, 0, 0);
-    spv_label(e, f->merge);
+void kir_spv_end_for(spv *e, const spv_count *f, uint32_t step) {
+    kir_spv_do(e, OpBranch, f->resume, 0, 0);
+    kir_spv_label(e, f->resume);
+    uint32_t by = kir_spv_const(e, f->type, step);
+    kir_spv_put(e, e->at, OpIAdd, (uint32_t[]){kir_spv_type_id(e, f->type), f->next, f->i, by}, 4);
+    kir_spv_do(e, OpBranch, f->head, 0, 0);
+    kir_spv_label(e, f->merge);
 }
 
 /* ---- what the device must have ----------------------------------------------------------------------------------- */
@@ -238,7 +239,7 @@ static bool controls(const spv *e, size_t row, int width) {
     return e->types[SPV_F16 + width] && e->t->features & CONTROLS[row].feature << width;
 }
 
-static void put_capability(spv *e, uint32_t capability) { spv_put(e, SPV_HEAD, OpCapability, &capability, 1); }
+static void put_capability(spv *e, uint32_t capability) { kir_spv_put(e, SPV_HEAD, OpCapability, &capability, 1); }
 
 static void put_capabilities(spv *e) {
     enum { Shader = 1, Float64 = 10, Int64 = 11 };
@@ -265,14 +266,14 @@ static void put_extensions(spv *e) {
 static void put_entry(spv *e, uint32_t function) {
     enum { Logical = 0, GLSL450 = 1, GLCompute = 5, LocalSize = 17 };
     const uint32_t *group = e->kernel->group;
-    spv_put(e, SPV_HEAD, OpMemoryModel, (uint32_t[]){Logical, GLSL450}, 2);
+    kir_spv_put(e, SPV_HEAD, OpMemoryModel, (uint32_t[]){Logical, GLSL450}, 2);
     put_text(e, OpEntryPoint, (uint32_t[]){GLCompute, function}, 2, e->kernel->entry, e->inputs,
              (size_t)e->input_count);
-    spv_put(e, SPV_HEAD, OpExecutionMode, (uint32_t[]){function, LocalSize, group[0], group[1], group[2]}, 5);
+    kir_spv_put(e, SPV_HEAD, OpExecutionMode, (uint32_t[]){function, LocalSize, group[0], group[1], group[2]}, 5);
     for (size_t i = 0; i < 3 * TN_COUNT(CONTROLS); i++) {
         uint32_t width = (uint32_t)(i % 3);
         if (!controls(e, i / 3, (int)width)) continue;
-        spv_put(e, SPV_HEAD, OpExecutionMode, (uint32_t[]){function, CONTROLS[i / 3].mode, 16U << width}, 3);
+        kir_spv_put(e, SPV_HEAD, OpExecutionMode, (uint32_t[]){function, CONTROLS[i / 3].mode, 16U << width}, 3);
     }
 }
 
@@ -280,17 +281,17 @@ static void put_entry(spv *e, uint32_t function) {
 
 /* All but the head, which tells what the rest has turned out to use. */
 static void put_function(spv *e, uint32_t function) {
-    uint32_t none = spv_type_id(e, SPV_VOID), type = shared(e, OpTypeFunction, 0, &none, 1);
-    spv_put(e, SPV_GLOBALS, OpFunction, (uint32_t[]){none, function, 0, type}, 4);
-    spv_put(e, SPV_GLOBALS, OpLabel, (uint32_t[]){spv_id(e)}, 1);
+    uint32_t none = kir_spv_type_id(e, SPV_VOID), type = shared(e, OpTypeFunction, 0, &none, 1);
+    kir_spv_put(e, SPV_GLOBALS, OpFunction, (uint32_t[]){none, function, 0, type}, 4);
+    kir_spv_put(e, SPV_GLOBALS, OpLabel, (uint32_t[]){kir_spv_id(e)}, 1);
 }
 
 static void put_module(spv *e) {
-    uint32_t function = spv_id(e);
-    spv_kernel(e);
+    uint32_t function = kir_spv_id(e);
+    kir_spv_kernel(e);
     put_function(e, function);
-    spv_put(e, SPV_BODY, OpReturn, NULL, 0);
-    spv_put(e, SPV_BODY, OpFunctionEnd, NULL, 0);
+    kir_spv_put(e, SPV_BODY, OpReturn, NULL, 0);
+    kir_spv_put(e, SPV_BODY, OpFunctionEnd, NULL, 0);
     uint32_t *header = room(e, SPV_HEAD, 5);
     if (header) memcpy(header, (uint32_t[]){MAGIC, VERSION, 0, 0, 0}, 5 * sizeof *header);
     put_capabilities(e);

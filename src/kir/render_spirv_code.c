@@ -26,32 +26,32 @@ enum {
 };
 
 static void decorate(spv *e, uint32_t id, uint32_t decoration) {
-    spv_put(e, SPV_DECORATIONS, OpDecorate, (uint32_t[]){id, decoration}, 2);
+    kir_spv_put(e, SPV_DECORATIONS, OpDecorate, (uint32_t[]){id, decoration}, 2);
 }
 
 static void decorate_with(spv *e, uint32_t id, uint32_t decoration, uint32_t number) {
-    spv_put(e, SPV_DECORATIONS, OpDecorate, (uint32_t[]){id, decoration, number}, 3);
+    kir_spv_put(e, SPV_DECORATIONS, OpDecorate, (uint32_t[]){id, decoration, number}, 3);
 }
 
 static uint32_t extract(spv *e, spv_type type, uint32_t vector, uint32_t index) {
-    uint32_t words[] = {spv_type_id(e, type), spv_id(e), vector, index};
-    spv_put(e, e->at, OpCompositeExtract, words, 4);
+    uint32_t words[] = {kir_spv_type_id(e, type), kir_spv_id(e), vector, index};
+    kir_spv_put(e, e->at, OpCompositeExtract, words, 4);
     return words[1];
 }
 
 /* ---- variables of the module ------------------------------------------------------------------------------------- */
 
 static uint32_t module_variable(spv *e, uint32_t storage, uint32_t type) {
-    uint32_t pointer = spv_pointer(e, storage, type), id = spv_id(e);
-    spv_put(e, SPV_GLOBALS, OpVariable, (uint32_t[]){pointer, id, storage}, 3);
+    uint32_t pointer = kir_spv_pointer(e, storage, type), id = kir_spv_id(e);
+    kir_spv_put(e, SPV_GLOBALS, OpVariable, (uint32_t[]){pointer, id, storage}, 3);
     return id;
 }
 
 static uint32_t built_in(spv *e, spv_type type, uint32_t number) {
-    uint32_t id = module_variable(e, StorageInput, spv_type_id(e, type));
+    uint32_t id = module_variable(e, StorageInput, kir_spv_type_id(e, type));
     decorate_with(e, id, DecorationBuiltIn, number);
     e->inputs[e->input_count++] = id;
-    return spv_op(e, OpLoad, type, id, 0, 0);
+    return kir_spv_op(e, OpLoad, type, id, 0, 0);
 }
 
 /* Bytes of an element in memory. */
@@ -61,12 +61,12 @@ static const uint8_t STRIDES[SPV_TYPE_COUNT] = {[SPV_U8] = 1,  [SPV_U16] = 2, [S
 /* The struct whose only member is an array of this type, without end. */
 static uint32_t block_of(spv *e, spv_type type) {
     if (e->blocks[type]) return e->blocks[type];
-    uint32_t of = spv_type_id(e, type), array = spv_id(e), block = spv_id(e);
-    spv_put(e, SPV_GLOBALS, OpTypeRuntimeArray, (uint32_t[]){array, of}, 2);
+    uint32_t of = kir_spv_type_id(e, type), array = kir_spv_id(e), block = kir_spv_id(e);
+    kir_spv_put(e, SPV_GLOBALS, OpTypeRuntimeArray, (uint32_t[]){array, of}, 2);
     decorate_with(e, array, DecorationArrayStride, STRIDES[type]);
-    spv_put(e, SPV_GLOBALS, OpTypeStruct, (uint32_t[]){block, array}, 2);
+    kir_spv_put(e, SPV_GLOBALS, OpTypeStruct, (uint32_t[]){block, array}, 2);
     decorate(e, block, DecorationBlock);
-    spv_put(e, SPV_DECORATIONS, OpMemberDecorate, (uint32_t[]){block, 0, DecorationOffset, 0}, 4);
+    kir_spv_put(e, SPV_DECORATIONS, OpMemberDecorate, (uint32_t[]){block, 0, DecorationOffset, 0}, 4);
     return e->blocks[type] = block;
 }
 
@@ -132,9 +132,10 @@ static void declare_global(spv *e, int buffer, uint32_t number) {
 }
 
 static void declare_local(spv *e, int buffer) {
-    uint32_t count = (uint32_t)e->p->local[buffer] << is_pair(e, buffer), length = spv_u32(e, count), array = spv_id(e);
-    uint32_t of = spv_type_id(e, e->memory[buffer]);
-    spv_put(e, SPV_GLOBALS, OpTypeArray, (uint32_t[]){array, of, length}, 3);
+    uint32_t count = (uint32_t)e->p->local[buffer] << is_pair(e, buffer), length = kir_spv_u32(e, count),
+             array = kir_spv_id(e);
+    uint32_t of = kir_spv_type_id(e, e->memory[buffer]);
+    kir_spv_put(e, SPV_GLOBALS, OpTypeArray, (uint32_t[]){array, of, length}, 3);
     e->local_bytes += (int64_t)count * STRIDES[e->memory[buffer]];
     e->buffers[buffer] = module_variable(e, StorageWorkgroup, array);
 }
@@ -155,10 +156,10 @@ static void declare_buffers(spv *e) {
 /* ---- the launch's numbers ---------------------------------------------------------------------------------------- */
 
 static uint32_t element_pointer(spv *e, uint32_t storage, spv_type type, uint32_t variable, uint32_t index) {
-    uint32_t pointer = spv_pointer(e, storage, spv_type_id(e, type)), id = spv_id(e);
-    uint32_t words[] = {pointer, id, variable, spv_u32(e, 0), index};
+    uint32_t pointer = kir_spv_pointer(e, storage, kir_spv_type_id(e, type)), id = kir_spv_id(e);
+    uint32_t words[] = {pointer, id, variable, kir_spv_u32(e, 0), index};
     if (storage == StorageWorkgroup) words[3] = index;
-    spv_put(e, e->at, OpAccessChain, words, storage == StorageWorkgroup ? 4 : 5);
+    kir_spv_put(e, e->at, OpAccessChain, words, storage == StorageWorkgroup ? 4 : 5);
     return id;
 }
 
@@ -170,11 +171,11 @@ static spv_section move_to(spv *e, spv_section to) {
 
 static uint32_t loaded_word(spv *e, size_t word) {
     if (e->loaded[word]) return e->loaded[word];
-    uint32_t pointer = element_pointer(e, StorageBuffer, SPV_UVEC2, e->params, spv_u32(e, (uint32_t)word));
-    return e->loaded[word] = spv_op(e, OpLoad, SPV_UVEC2, pointer, 0, 0);
+    uint32_t pointer = element_pointer(e, StorageBuffer, SPV_UVEC2, e->params, kir_spv_u32(e, (uint32_t)word));
+    return e->loaded[word] = kir_spv_op(e, OpLoad, SPV_UVEC2, pointer, 0, 0);
 }
 
-uint32_t spv_low(spv *e, size_t word) {
+uint32_t kir_spv_low(spv *e, size_t word) {
     if (e->low[word]) return e->low[word];
     spv_section was = move_to(e, SPV_EARLY);
     e->low[word] = extract(e, SPV_U32, loaded_word(e, word), 0);
@@ -182,15 +183,15 @@ uint32_t spv_low(spv *e, size_t word) {
     return e->low[word];
 }
 
-uint32_t spv_word(spv *e, size_t word, spv_type type) {
+uint32_t kir_spv_word(spv *e, size_t word, spv_type type) {
     spv_section was = move_to(e, SPV_EARLY);
-    uint32_t v = spv_op(e, OpBitcast, type, loaded_word(e, word), 0, 0);
+    uint32_t v = kir_spv_op(e, OpBitcast, type, loaded_word(e, word), 0, 0);
     e->at = was;
     return v;
 }
 
 static uint32_t index_word(spv *e, size_t word, spv_type type) {
-    return type == SPV_U32 ? spv_low(e, word) : spv_word(e, word, type);
+    return type == SPV_U32 ? kir_spv_low(e, word) : kir_spv_word(e, word, type);
 }
 
 /* A buffer's base in elements: its low 32 bits. */
@@ -199,13 +200,13 @@ static uint32_t base_of(spv *e, int buffer) {
     size_t word = e->kernel->bases_at / 8;
     for (int b = 0; b < buffer; b++)
         word += e->p->local[b] == 0;
-    uint32_t shift = (uint32_t)__builtin_ctz(element_of(e, buffer)->bits / 8U), low = spv_low(e, word);
+    uint32_t shift = (uint32_t)__builtin_ctz(element_of(e, buffer)->bits / 8U), low = kir_spv_low(e, word);
     spv_section was = move_to(e, SPV_EARLY);
     if (shift) {
         uint32_t high = extract(e, SPV_U32, loaded_word(e, word), 1);
-        low = spv_op(e, OpShiftRightLogical, SPV_U32, low, spv_u32(e, shift), 0);
-        high = spv_op(e, OpShiftLeftLogical, SPV_U32, high, spv_u32(e, 32 - shift), 0);
-        low = spv_op(e, OpBitwiseOr, SPV_U32, low, high, 0);
+        low = kir_spv_op(e, OpShiftRightLogical, SPV_U32, low, kir_spv_u32(e, shift), 0);
+        high = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, high, kir_spv_u32(e, 32 - shift), 0);
+        low = kir_spv_op(e, OpBitwiseOr, SPV_U32, low, high, 0);
     }
     e->at = was;
     return e->bases[buffer] = low;
@@ -213,9 +214,9 @@ static uint32_t base_of(spv *e, int buffer) {
 
 /* ---- coordinates ------------------------------------------------------------------------------------------------- */
 
-static uint32_t index_op(spv *e, uint32_t op, uint32_t a, uint32_t b) { return spv_op(e, op, e->ix, a, b, 0); }
-static uint32_t index_number(spv *e, uint32_t number) { return spv_const(e, e->ix, number); }
-static uint32_t to_index(spv *e, uint32_t v) { return spv_resize(e, v, SPV_U32, e->ix, false); }
+static uint32_t index_op(spv *e, uint32_t op, uint32_t a, uint32_t b) { return kir_spv_op(e, op, e->ix, a, b, 0); }
+static uint32_t index_number(spv *e, uint32_t number) { return kir_spv_const(e, e->ix, number); }
+static uint32_t to_index(spv *e, uint32_t v) { return kir_spv_resize(e, v, SPV_U32, e->ix, false); }
 static int lead_axes(const kir_program *p) { return p->n_par - p->n_items; }
 
 static void put_extents(spv *e) {
@@ -239,15 +240,15 @@ static uint32_t group_number(spv *e) {
 
 /* Ends the item where `number` is not below the product of the extents of the leading axes. */
 static void leave_beyond(spv *e, uint32_t number) {
-    uint32_t count = index_number(e, 1), leave = spv_id(e), stay = spv_id(e);
+    uint32_t count = index_number(e, 1), leave = kir_spv_id(e), stay = kir_spv_id(e);
     for (int axis = 0; axis < lead_axes(e->p); axis++)
         count = axis == 0 ? e->n[0] : index_op(e, OpIMul, count, e->n[axis]);
-    uint32_t inside = spv_op(e, OpULessThan, SPV_BOOL, number, count, 0);
-    spv_put(e, e->at, OpSelectionMerge, (uint32_t[]){stay, 0}, 2);
-    spv_do(e, OpBranchConditional, inside, stay, leave);
-    spv_label(e, leave);
-    spv_put(e, e->at, OpReturn, NULL, 0);
-    spv_label(e, stay);
+    uint32_t inside = kir_spv_op(e, OpULessThan, SPV_BOOL, number, count, 0);
+    kir_spv_put(e, e->at, OpSelectionMerge, (uint32_t[]){stay, 0}, 2);
+    kir_spv_do(e, OpBranchConditional, inside, stay, leave);
+    kir_spv_label(e, leave);
+    kir_spv_put(e, e->at, OpReturn, NULL, 0);
+    kir_spv_label(e, stay);
 }
 
 /* The coordinates first … end-1 of a number that runs through them, the last one fastest. */
@@ -264,16 +265,18 @@ static void put_coordinates(spv *e, uint32_t *out, uint32_t number, int first, i
  * numbers, by a product of floats that is right for them; or 0 or 1 along an axis longer than a workgroup. */
 static uint32_t carry_of(spv *e, uint32_t y, uint32_t n) {
     enum { HALF = 0x3f000000, ONE = 0x3f800000 };
-    uint32_t small_n = spv_resize(e, n, e->ix, SPV_U32, false), small_y = spv_resize(e, y, e->ix, SPV_U32, false);
-    uint32_t f = spv_op(e, OpConvertUToF, SPV_F32, small_n, 0, 0), g = spv_op(e, OpConvertUToF, SPV_F32, small_y, 0, 0);
-    uint32_t reciprocal = spv_op(e, OpFDiv, SPV_F32, spv_const(e, SPV_F32, ONE), f, 0);
-    g = spv_op(e, OpFAdd, SPV_F32, g, spv_const(e, SPV_F32, HALF), 0);
-    uint32_t quotient = spv_op(e, OpFMul, SPV_F32, g, reciprocal, 0);
-    quotient = to_index(e, spv_op(e, OpConvertFToU, SPV_U32, quotient, 0, 0));
-    uint32_t below = spv_op(e, OpULessThan, SPV_BOOL, y, n, 0);
-    uint32_t once = spv_op(e, OpSelect, e->ix, below, index_number(e, 0), index_number(e, 1));
-    uint32_t is_small = spv_op(e, OpULessThan, SPV_BOOL, n, index_number(e, e->kernel->group[0]), 0);
-    return spv_op(e, OpSelect, e->ix, is_small, quotient, once);
+    uint32_t small_n = kir_spv_resize(e, n, e->ix, SPV_U32, false),
+             small_y = kir_spv_resize(e, y, e->ix, SPV_U32, false);
+    uint32_t f = kir_spv_op(e, OpConvertUToF, SPV_F32, small_n, 0, 0),
+             g = kir_spv_op(e, OpConvertUToF, SPV_F32, small_y, 0, 0);
+    uint32_t reciprocal = kir_spv_op(e, OpFDiv, SPV_F32, kir_spv_const(e, SPV_F32, ONE), f, 0);
+    g = kir_spv_op(e, OpFAdd, SPV_F32, g, kir_spv_const(e, SPV_F32, HALF), 0);
+    uint32_t quotient = kir_spv_op(e, OpFMul, SPV_F32, g, reciprocal, 0);
+    quotient = to_index(e, kir_spv_op(e, OpConvertFToU, SPV_U32, quotient, 0, 0));
+    uint32_t below = kir_spv_op(e, OpULessThan, SPV_BOOL, y, n, 0);
+    uint32_t once = kir_spv_op(e, OpSelect, e->ix, below, index_number(e, 0), index_number(e, 1));
+    uint32_t is_small = kir_spv_op(e, OpULessThan, SPV_BOOL, n, index_number(e, e->kernel->group[0]), 0);
+    return kir_spv_op(e, OpSelect, e->ix, is_small, quotient, once);
 }
 
 /* A plain program's coordinates: those of the workgroup's first point, which all items share, and the way to this item
@@ -301,17 +304,17 @@ static void put_lead(spv *e) {
         put_point(e, start, item, lead);
     }
     for (int axis = 0; axis < e->p->n_par; axis++)
-        e->x32[axis] = spv_resize(e, e->x[axis], e->ix, SPV_U32, false);
+        e->x32[axis] = kir_spv_resize(e, e->x[axis], e->ix, SPV_U32, false);
 }
 
-void spv_kernel(spv *e) {
+void kir_spv_kernel(spv *e) {
     e->at = SPV_LEAD;
     declare_buffers(e);
     put_extents(e);
     put_lead(e);
     e->at = SPV_BODY;
     e->axes_open = (1U << e->p->n_par) - 1;
-    spv_range(e, 0, e->p->n_ins);
+    kir_spv_range(e, 0, e->p->n_ins);
 }
 
 /* ---- indices ----------------------------------------------------------------------------------------------------- */
@@ -321,11 +324,11 @@ static uint32_t number_of(spv *e, int access, int number, spv_type type) {
     size_t axes = (size_t)(e->p->n_par + e->p->n_loop);
     if (access < e->p->n_sized) return index_word(e, axes + (size_t)access * (axes + 1) + (size_t)number, type);
     int64_t fixed = e->p->access[access].fixed[number];
-    return fixed ? spv_const(e, type, type == SPV_U32 ? (uint32_t)fixed : (uint64_t)fixed) : 0;
+    return fixed ? kir_spv_const(e, type, type == SPV_U32 ? (uint32_t)fixed : (uint64_t)fixed) : 0;
 }
 
 static uint32_t add(spv *e, spv_type type, uint32_t a, uint32_t b) {
-    return !a ? b : !b ? a : spv_op(e, OpIAdd, type, a, b, 0);
+    return !a ? b : !b ? a : kir_spv_op(e, OpIAdd, type, a, b, 0);
 }
 
 /* Adds the access's way along these axes to `sum`, which may be 0 as the result. */
@@ -334,7 +337,7 @@ static uint32_t add_axes(spv *e, int access, uint32_t axes, spv_type type, uint3
     for (int axis = 0; axes >> axis; axis++) {
         uint32_t stride = axes >> axis & 1 ? number_of(e, access, 1 + axis, type) : 0;
         bool is_one = access >= e->p->n_sized && stride && e->p->access[access].fixed[1 + axis] == 1;
-        if (stride) sum = add(e, type, sum, is_one ? x[axis] : spv_op(e, OpIMul, type, x[axis], stride, 0));
+        if (stride) sum = add(e, type, sum, is_one ? x[axis] : kir_spv_op(e, OpIMul, type, x[axis], stride, 0));
     }
     return sum;
 }
@@ -348,27 +351,27 @@ static uint32_t affine(spv *e, int access, spv_type type) {
         uint32_t base = buffer >= 0 && e->p->local[buffer] == 0 ? base_of(e, buffer) : 0;
         uint32_t sum = add(e, type, base, number_of(e, access, 0, type));
         sum = add_axes(e, access, outside, type, sum);
-        e->place[access] = sum ? sum : spv_const(e, type, 0);
+        e->place[access] = sum ? sum : kir_spv_const(e, type, 0);
         e->at = was;
     }
     return add_axes(e, access, e->axes_open & ~outside, type, e->place[access]);
 }
 
-static spv_type type_of(const spv *e, kir_val v) { return spv_type_of((kir_type)e->p->ins[v].type); }
+static spv_type type_of(const spv *e, kir_val v) { return kir_spv_type_of((kir_type)e->p->ins[v].type); }
 
 static uint32_t address(spv *e, const kir_ins *in) {
     kir_val dyn = e->p->access[in->imm.i].dyn;
     uint32_t index = affine(e, (int)in->imm.i, SPV_U32);
     if (dyn == KIR_NONE) return index;
-    return add(e, SPV_U32, index, spv_resize(e, spv_value(e, dyn), type_of(e, dyn), SPV_U32, false));
+    return add(e, SPV_U32, index, kir_spv_resize(e, kir_spv_value(e, dyn), type_of(e, dyn), SPV_U32, false));
 }
 
 static void put_index(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
-    spv_type type = spv_type_of((kir_type)in->type);
+    spv_type type = kir_spv_type_of((kir_type)in->type);
     kir_val dyn = e->p->access[in->imm.i].dyn;
-    uint32_t v = spv_resize(e, affine(e, (int)in->imm.i, e->ix), e->ix, type, true);
-    e->value[i] = dyn == KIR_NONE ? v : add(e, type, v, spv_value(e, dyn));
+    uint32_t v = kir_spv_resize(e, affine(e, (int)in->imm.i, e->ix), e->ix, type, true);
+    e->value[i] = dyn == KIR_NONE ? v : add(e, type, v, kir_spv_value(e, dyn));
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -383,12 +386,12 @@ static location locate(spv *e, const kir_ins *in) {
     uint32_t storage = e->p->local[buffer] > 0 ? StorageWorkgroup : StorageBuffer, index = address(e, in), shift = 0;
     if (is_packed(e, buffer)) {
         uint32_t bits = element_of(e, buffer)->bits, log2 = bits == 8 ? 2 : 1;
-        shift = spv_op(e, OpBitwiseAnd, SPV_U32, index, spv_u32(e, 32 / bits - 1), 0);
-        shift = spv_op(e, OpShiftLeftLogical, SPV_U32, shift, spv_u32(e, 5 - log2), 0);
-        index = spv_op(e, OpShiftRightLogical, SPV_U32, index, spv_u32(e, log2), 0);
+        shift = kir_spv_op(e, OpBitwiseAnd, SPV_U32, index, kir_spv_u32(e, 32 / bits - 1), 0);
+        shift = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, shift, kir_spv_u32(e, 5 - log2), 0);
+        index = kir_spv_op(e, OpShiftRightLogical, SPV_U32, index, kir_spv_u32(e, log2), 0);
     } else if (is_pair(e, buffer)) {
-        index = spv_op(e, OpShiftLeftLogical, SPV_U32, index, spv_u32(e, 1), 0);
-        index = spv_op(e, OpBitwiseOr, SPV_U32, index, spv_u32(e, in->kind), 0);
+        index = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, index, kir_spv_u32(e, 1), 0);
+        index = kir_spv_op(e, OpBitwiseOr, SPV_U32, index, kir_spv_u32(e, in->kind), 0);
     }
     return (location){element_pointer(e, storage, e->memory[buffer], e->buffers[buffer], index), shift};
 }
@@ -398,14 +401,15 @@ static uint32_t load_element(spv *e, const kir_ins *in) {
     const element *m = element_of(e, buffer);
     spv_type type = e->memory[buffer];
     location at = locate(e, in);
-    uint32_t v = spv_op(e, OpLoad, type, at.pointer, 0, 0);
+    uint32_t v = kir_spv_op(e, OpLoad, type, at.pointer, 0, 0);
     if (m->bits < 32 && type == SPV_U32) {
-        uint32_t shift = at.shift ? at.shift : spv_u32(e, 0);
-        v = spv_op(e, m->is_signed ? OpBitFieldSExtract : OpBitFieldUExtract, type, v, shift, spv_u32(e, m->bits));
+        uint32_t shift = at.shift ? at.shift : kir_spv_u32(e, 0);
+        v = kir_spv_op(e, m->is_signed ? OpBitFieldSExtract : OpBitFieldUExtract, type, v, shift,
+                       kir_spv_u32(e, m->bits));
     } else if (m->bits < 32) {
-        v = spv_resize(e, v, type, type == SPV_F16 ? SPV_F32 : SPV_U32, m->is_signed);
+        v = kir_spv_resize(e, v, type, type == SPV_F16 ? SPV_F32 : SPV_U32, m->is_signed);
     }
-    return in->type == KIR_BOOL ? spv_op(e, OpINotEqual, SPV_BOOL, v, spv_u32(e, 0), 0) : v;
+    return in->type == KIR_BOOL ? kir_spv_op(e, OpINotEqual, SPV_BOOL, v, kir_spv_u32(e, 0), 0) : v;
 }
 
 static void put_load(spv *e, int i) {
@@ -414,44 +418,44 @@ static void put_load(spv *e, int i) {
         e->value[i] = load_element(e, in);
         return;
     }
-    spv_type type = spv_type_of((kir_type)in->type);
-    uint32_t zero = spv_const(e, type, 0), before = e->label, merge = spv_if(e, spv_value(e, in->a));
+    spv_type type = kir_spv_type_of((kir_type)in->type);
+    uint32_t zero = kir_spv_const(e, type, 0), before = e->label, merge = kir_spv_if(e, kir_spv_value(e, in->a));
     uint32_t v = load_element(e, in), inside = e->label;
-    spv_end_if(e, merge);
-    e->value[i] = spv_phi(e, type, (uint32_t[]){v, inside, zero, before});
+    kir_spv_end_if(e, merge);
+    e->value[i] = kir_spv_phi(e, type, (uint32_t[]){v, inside, zero, before});
 }
 
 /* Puts the low bits of v into a word beside others, which other items may be writing. */
 static void store_packed(spv *e, location at, uint32_t v, uint32_t bits) {
-    uint32_t mask = spv_u32(e, (1U << bits) - 1), scope = spv_u32(e, ScopeDevice), relaxed = spv_u32(e, 0);
-    uint32_t hole = spv_op(e, OpShiftLeftLogical, SPV_U32, mask, at.shift, 0);
-    v = spv_op(e, OpShiftLeftLogical, SPV_U32, spv_op(e, OpBitwiseAnd, SPV_U32, v, mask, 0), at.shift, 0);
-    uint32_t words[] = {spv_type_id(e, SPV_U32), spv_id(e), at.pointer, scope, relaxed, 0};
-    words[5] = spv_op(e, OpNot, SPV_U32, hole, 0, 0);
-    spv_put(e, e->at, OpAtomicAnd, words, 6);
-    words[1] = spv_id(e);
+    uint32_t mask = kir_spv_u32(e, (1U << bits) - 1), scope = kir_spv_u32(e, ScopeDevice), relaxed = kir_spv_u32(e, 0);
+    uint32_t hole = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, mask, at.shift, 0);
+    v = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, kir_spv_op(e, OpBitwiseAnd, SPV_U32, v, mask, 0), at.shift, 0);
+    uint32_t words[] = {kir_spv_type_id(e, SPV_U32), kir_spv_id(e), at.pointer, scope, relaxed, 0};
+    words[5] = kir_spv_op(e, OpNot, SPV_U32, hole, 0, 0);
+    kir_spv_put(e, e->at, OpAtomicAnd, words, 6);
+    words[1] = kir_spv_id(e);
     words[5] = v;
-    spv_put(e, e->at, OpAtomicOr, words, 6);
+    kir_spv_put(e, e->at, OpAtomicOr, words, 6);
 }
 
 static void store_element(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
     spv_type type = e->memory[buffer], from = type_of(e, in->a);
-    uint32_t v = spv_value(e, in->a);
+    uint32_t v = kir_spv_value(e, in->a);
     location at = locate(e, in);
-    if (from == SPV_BOOL) v = spv_op(e, OpSelect, SPV_U32, v, spv_u32(e, 1), spv_u32(e, 0));
+    if (from == SPV_BOOL) v = kir_spv_op(e, OpSelect, SPV_U32, v, kir_spv_u32(e, 1), kir_spv_u32(e, 0));
     if (at.shift) {
         store_packed(e, at, v, element_of(e, buffer)->bits);
         return;
     }
-    spv_do(e, OpStore, at.pointer, spv_resize(e, v, from == SPV_BOOL ? SPV_U32 : from, type, false), 0);
+    kir_spv_do(e, OpStore, at.pointer, kir_spv_resize(e, v, from == SPV_BOOL ? SPV_U32 : from, type, false), 0);
 }
 
 static void put_store(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
-    uint32_t merge = in->b == KIR_NONE ? 0 : spv_if(e, spv_value(e, in->b));
+    uint32_t merge = in->b == KIR_NONE ? 0 : kir_spv_if(e, kir_spv_value(e, in->b));
     store_element(e, in);
-    if (merge) spv_end_if(e, merge);
+    if (merge) kir_spv_end_if(e, merge);
 }
 
 /* ---- operations -------------------------------------------------------------------------------------------------- */
@@ -488,30 +492,31 @@ static const uint16_t OPERATIONS[KIR_OP_COUNT][CLASS_COUNT] = {
 static const uint8_t ROUNDINGS[] = {
     [KIR_FLOOR] = ExtFloor, [KIR_CEIL] = ExtCeil, [KIR_TRUNC] = ExtTrunc, [KIR_NEAREST_EVEN] = ExtRoundEven};
 
-uint32_t spv_literal(spv *e, const kir_ins *constant) {
+uint32_t kir_spv_literal(spv *e, const kir_ins *constant) {
     kir_value v = kir_const_value(constant);
-    spv_type type = spv_type_of((kir_type)constant->type);
-    return spv_const(e, type, type == SPV_BOOL ? v.b : type == SPV_U32 || type == SPV_F32 ? v.u32 : v.u64);
+    spv_type type = kir_spv_type_of((kir_type)constant->type);
+    return kir_spv_const(e, type, type == SPV_BOOL ? v.b : type == SPV_U32 || type == SPV_F32 ? v.u32 : v.u64);
 }
 
 static uint32_t one_of(spv *e, spv_type type) {
-    return spv_const(e, type, type == SPV_F32 ? 0x3f800000 : type == SPV_F64 ? 0x3ff0000000000000 : 1);
+    return kir_spv_const(e, type, type == SPV_F32 ? 0x3f800000 : type == SPV_F64 ? 0x3ff0000000000000 : 1);
 }
 
 static uint32_t cast(spv *e, const kir_ins *in, kir_type operand, uint32_t v) {
-    spv_type from = spv_type_of(operand), to = spv_type_of((kir_type)in->type);
+    spv_type from = kir_spv_type_of(operand), to = kir_spv_type_of((kir_type)in->type);
     type_class a = CLASSES[operand], b = CLASSES[in->type];
     static const uint16_t between[2][3] = {{0, OpConvertFToS, OpConvertFToU}, {0, OpConvertSToF, OpConvertUToF}};
     if (from == SPV_BOOL && to == SPV_BOOL) return v;
-    if (to == SPV_BOOL) return spv_op(e, a == FLOAT ? OpFUnordNotEqual : OpINotEqual, to, v, spv_const(e, from, 0), 0);
-    if (from == SPV_BOOL) return spv_op(e, OpSelect, to, v, one_of(e, to), spv_const(e, to, 0));
-    if ((a == FLOAT) == (b == FLOAT)) return spv_resize(e, v, from, to, a == SIGNED);
-    return spv_op(e, a == FLOAT ? between[0][b] : between[1][a], to, v, 0, 0);
+    if (to == SPV_BOOL)
+        return kir_spv_op(e, a == FLOAT ? OpFUnordNotEqual : OpINotEqual, to, v, kir_spv_const(e, from, 0), 0);
+    if (from == SPV_BOOL) return kir_spv_op(e, OpSelect, to, v, one_of(e, to), kir_spv_const(e, to, 0));
+    if ((a == FLOAT) == (b == FLOAT)) return kir_spv_resize(e, v, from, to, a == SIGNED);
+    return kir_spv_op(e, a == FLOAT ? between[0][b] : between[1][a], to, v, 0, 0);
 }
 
 static uint32_t bitcast(spv *e, const kir_ins *in, kir_type operand, uint32_t v) {
-    spv_type from = spv_type_of(operand), to = spv_type_of((kir_type)in->type);
-    return from == to ? v : spv_op(e, OpBitcast, to, v, 0, 0);
+    spv_type from = kir_spv_type_of(operand), to = kir_spv_type_of((kir_type)in->type);
+    return from == to ? v : kir_spv_op(e, OpBitcast, to, v, 0, 0);
 }
 
 /* A sum of two, and what it leaves out (Knuth's). */
@@ -520,163 +525,165 @@ typedef struct two {
 } two;
 
 static two sum_of(spv *e, spv_type t, uint32_t a, uint32_t b) {
-    uint32_t sum = spv_op(e, OpFAdd, t, a, b, 0), of_b = spv_op(e, OpFSub, t, sum, a, 0);
-    uint32_t of_a = spv_op(e, OpFSub, t, sum, of_b, 0), left_a = spv_op(e, OpFSub, t, a, of_a, 0);
-    return (two){sum, spv_op(e, OpFAdd, t, left_a, spv_op(e, OpFSub, t, b, of_b, 0), 0)};
+    uint32_t sum = kir_spv_op(e, OpFAdd, t, a, b, 0), of_b = kir_spv_op(e, OpFSub, t, sum, a, 0);
+    uint32_t of_a = kir_spv_op(e, OpFSub, t, sum, of_b, 0), left_a = kir_spv_op(e, OpFSub, t, a, of_a, 0);
+    return (two){sum, kir_spv_op(e, OpFAdd, t, left_a, kir_spv_op(e, OpFSub, t, b, of_b, 0), 0)};
 }
 
 /* A product of two, and what it leaves out, by halves of the factors (Dekker's and Veltkamp's). */
 static two halves_of(spv *e, spv_type t, uint32_t a) {
-    uint32_t by = spv_const(e, t, t == SPV_F32 ? 0x45800800 /* 2^12 + 1 */ : 0x41a0000002000000 /* 2^27 + 1 */);
-    uint32_t wide = spv_op(e, OpFMul, t, a, by, 0), low = spv_op(e, OpFSub, t, wide, a, 0);
-    uint32_t high = spv_op(e, OpFSub, t, wide, low, 0);
-    return (two){high, spv_op(e, OpFSub, t, a, high, 0)};
+    uint32_t by = kir_spv_const(e, t, t == SPV_F32 ? 0x45800800 /* 2^12 + 1 */ : 0x41a0000002000000 /* 2^27 + 1 */);
+    uint32_t wide = kir_spv_op(e, OpFMul, t, a, by, 0), low = kir_spv_op(e, OpFSub, t, wide, a, 0);
+    uint32_t high = kir_spv_op(e, OpFSub, t, wide, low, 0);
+    return (two){high, kir_spv_op(e, OpFSub, t, a, high, 0)};
 }
 
 static two product_of(spv *e, spv_type t, uint32_t a, uint32_t b) {
     two x = halves_of(e, t, a), y = halves_of(e, t, b);
-    uint32_t product = spv_op(e, OpFMul, t, a, b, 0);
-    uint32_t rest = spv_op(e, OpFSub, t, spv_op(e, OpFMul, t, x.sum, y.sum, 0), product, 0);
-    rest = spv_op(e, OpFAdd, t, rest, spv_op(e, OpFMul, t, x.sum, y.rest, 0), 0);
-    rest = spv_op(e, OpFAdd, t, rest, spv_op(e, OpFMul, t, x.rest, y.sum, 0), 0);
-    return (two){product, spv_op(e, OpFAdd, t, rest, spv_op(e, OpFMul, t, x.rest, y.rest, 0), 0)};
+    uint32_t product = kir_spv_op(e, OpFMul, t, a, b, 0);
+    uint32_t rest = kir_spv_op(e, OpFSub, t, kir_spv_op(e, OpFMul, t, x.sum, y.sum, 0), product, 0);
+    rest = kir_spv_op(e, OpFAdd, t, rest, kir_spv_op(e, OpFMul, t, x.sum, y.rest, 0), 0);
+    rest = kir_spv_op(e, OpFAdd, t, rest, kir_spv_op(e, OpFMul, t, x.rest, y.sum, 0), 0);
+    return (two){product, kir_spv_op(e, OpFAdd, t, rest, kir_spv_op(e, OpFMul, t, x.rest, y.rest, 0), 0)};
 }
 
 /* a + b, whose last bit says whether anything was left out: rounding it further is as if the exact sum were rounded. */
 static uint32_t odd_sum_of(spv *e, spv_type t, uint32_t a, uint32_t b) {
     spv_type u = t == SPV_F32 ? SPV_U32 : SPV_U64;
     two s = sum_of(e, t, a, b);
-    uint32_t way = spv_op(e, OpFMul, t, s.rest, s.sum, 0), zero = spv_const(e, t, 0); /* from or to 0, or none */
-    uint32_t bits = spv_op(e, OpBitcast, u, s.sum, 0, 0), one = spv_const(e, u, 1);
-    uint32_t odd = spv_op(e, OpBitwiseOr, u, bits, one, 0), even = spv_op(e, OpINotEqual, SPV_BOOL, odd, bits, 0);
-    uint32_t below = spv_op(e, OpSelect, u, even, spv_op(e, OpISub, u, bits, one, 0), bits);
-    bits = spv_op(e, OpSelect, u, spv_op(e, OpFOrdLessThan, SPV_BOOL, zero, way, 0), odd, bits);
-    bits = spv_op(e, OpSelect, u, spv_op(e, OpFOrdLessThan, SPV_BOOL, way, zero, 0), below, bits);
-    return spv_op(e, OpBitcast, t, bits, 0, 0);
+    uint32_t way = kir_spv_op(e, OpFMul, t, s.rest, s.sum, 0),
+             zero = kir_spv_const(e, t, 0); /* from or to 0, or none */
+    uint32_t bits = kir_spv_op(e, OpBitcast, u, s.sum, 0, 0), one = kir_spv_const(e, u, 1);
+    uint32_t odd = kir_spv_op(e, OpBitwiseOr, u, bits, one, 0),
+             even = kir_spv_op(e, OpINotEqual, SPV_BOOL, odd, bits, 0);
+    uint32_t below = kir_spv_op(e, OpSelect, u, even, kir_spv_op(e, OpISub, u, bits, one, 0), bits);
+    bits = kir_spv_op(e, OpSelect, u, kir_spv_op(e, OpFOrdLessThan, SPV_BOOL, zero, way, 0), odd, bits);
+    bits = kir_spv_op(e, OpSelect, u, kir_spv_op(e, OpFOrdLessThan, SPV_BOOL, way, zero, 0), below, bits);
+    return kir_spv_op(e, OpBitcast, t, bits, 0, 0);
 }
 
 /* a·b + c on a device that would round the product (Boldo and Melquiond 2008). That of f32 in f64, where the product
  * is exact; else with the product's rest, right but where parts of it leave the type's range. */
 static uint32_t fused(spv *e, spv_type t, const uint32_t v[3]) {
     if (t == SPV_F32 && e->t->f64 && e->t->i64) {
-        uint32_t a = spv_resize(e, v[0], t, SPV_F64, true), b = spv_resize(e, v[1], t, SPV_F64, true);
-        uint32_t c = spv_resize(e, v[2], t, SPV_F64, true), product = spv_op(e, OpFMul, SPV_F64, a, b, 0);
-        return spv_resize(e, odd_sum_of(e, SPV_F64, product, c), SPV_F64, t, true);
+        uint32_t a = kir_spv_resize(e, v[0], t, SPV_F64, true), b = kir_spv_resize(e, v[1], t, SPV_F64, true);
+        uint32_t c = kir_spv_resize(e, v[2], t, SPV_F64, true), product = kir_spv_op(e, OpFMul, SPV_F64, a, b, 0);
+        return kir_spv_resize(e, odd_sum_of(e, SPV_F64, product, c), SPV_F64, t, true);
     }
     two product = product_of(e, t, v[0], v[1]), low = sum_of(e, t, v[2], product.rest);
     two high = sum_of(e, t, product.sum, low.sum);
-    uint32_t sum = spv_op(e, OpFAdd, t, high.sum, odd_sum_of(e, t, low.rest, high.rest), 0);
-    uint32_t plain = spv_op(e, OpFAdd, t, product.sum, v[2], 0);
-    uint32_t good = spv_op(e, OpFOrdEqual, SPV_BOOL, sum, sum, 0);
-    return spv_op(e, OpSelect, t, good, sum, plain);
+    uint32_t sum = kir_spv_op(e, OpFAdd, t, high.sum, odd_sum_of(e, t, low.rest, high.rest), 0);
+    uint32_t plain = kir_spv_op(e, OpFAdd, t, product.sum, v[2], 0);
+    uint32_t good = kir_spv_op(e, OpFOrdEqual, SPV_BOOL, sum, sum, 0);
+    return kir_spv_op(e, OpSelect, t, good, sum, plain);
 }
 
 static bool is_split(const spv *e, const kir_ins *in) {
     return in->op == KIR_FMA && e->t->features & TN_SPIRV_FMA_SPLITS && (in->type == KIR_F32 || e->t->i64);
 }
 
-uint32_t spv_operation(spv *e, const kir_ins *in, kir_type operand, const uint32_t v[3]) {
-    spv_type type = spv_type_of((kir_type)in->type);
+uint32_t kir_spv_operation(spv *e, const kir_ins *in, kir_type operand, const uint32_t v[3]) {
+    spv_type type = kir_spv_type_of((kir_type)in->type);
     if (in->op == KIR_CAST) return cast(e, in, operand, v[0]);
     if (in->op == KIR_BITCAST) return bitcast(e, in, operand, v[0]);
-    if (in->op == KIR_ROUND) return spv_ext(e, ROUNDINGS[in->imm.i], type, v[0], 0, 0);
+    if (in->op == KIR_ROUND) return kir_spv_ext(e, ROUNDINGS[in->imm.i], type, v[0], 0, 0);
     if (is_split(e, in)) return fused(e, type, v);
     uint32_t op = OPERATIONS[in->op][CLASSES[operand]];
     if (op == 0) return 0;
-    if (op >= EXT) return spv_ext(e, op - EXT, type, v[0], v[1], v[2]);
-    uint32_t result = spv_op(e, op, type, v[0], v[1], v[2]);
+    if (op >= EXT) return kir_spv_ext(e, op - EXT, type, v[0], v[1], v[2]);
+    uint32_t result = kir_spv_op(e, op, type, v[0], v[1], v[2]);
     if (in->op != KIR_MOD || op != OpSDiv) return result;
-    return spv_op(e, OpISub, type, v[0], spv_op(e, OpIMul, type, result, v[1], 0), 0);
+    return kir_spv_op(e, OpISub, type, v[0], kir_spv_op(e, OpIMul, type, result, v[1], 0), 0);
 }
 
 /* The greater or lesser one: a NaN, or a where both are equal, as kir.h has it. */
 static uint32_t extreme(spv *e, bool most, kir_type t, uint32_t a, uint32_t b) {
     static const uint16_t beyond[2][CLASS_COUNT] = {{OpFOrdLessThan, OpSLessThan, OpULessThan, OpLogicalAnd},
                                                     {OpFOrdGreaterThan, OpSGreaterThan, OpUGreaterThan, OpLogicalOr}};
-    uint32_t better = spv_op(e, beyond[most][CLASSES[t]], SPV_BOOL, a, b, 0);
+    uint32_t better = kir_spv_op(e, beyond[most][CLASSES[t]], SPV_BOOL, a, b, 0);
     if (t == KIR_BOOL) return better;
     if (kir_is_float(t)) {
-        uint32_t is_nan = spv_op(e, OpFUnordNotEqual, SPV_BOOL, a, a, 0);
-        better = spv_op(e, OpLogicalOr, SPV_BOOL, better, is_nan, 0);
+        uint32_t is_nan = kir_spv_op(e, OpFUnordNotEqual, SPV_BOOL, a, a, 0);
+        better = kir_spv_op(e, OpLogicalOr, SPV_BOOL, better, is_nan, 0);
     }
-    return spv_op(e, OpSelect, spv_type_of(t), better, a, b);
+    return kir_spv_op(e, OpSelect, kir_spv_type_of(t), better, a, b);
 }
 
-uint32_t spv_combine(spv *e, kir_reduce kind, kir_type t, uint32_t a, uint32_t b) {
+uint32_t kir_spv_combine(spv *e, kir_reduce kind, kir_type t, uint32_t a, uint32_t b) {
     if (kind == KIR_RMAX || kind == KIR_RMIN) return extreme(e, kind == KIR_RMAX, t, a, b);
     kir_ins in = {.op = kind == KIR_PROD ? KIR_MUL : KIR_ADD, .type = (uint8_t)t};
-    return spv_operation(e, &in, t, (uint32_t[3]){a, b, 0});
+    return kir_spv_operation(e, &in, t, (uint32_t[3]){a, b, 0});
 }
 
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
 
-uint32_t spv_value(spv *e, kir_val v) { return e->value[v]; }
+uint32_t kir_spv_value(spv *e, kir_val v) { return e->value[v]; }
 
 static void put_pure(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     uint32_t v[3] = {0};
     kir_type operand = (kir_type)in->type;
     for (int k = 0; k < kir_arity(in); k++) {
-        v[k] = spv_value(e, kir_operand(in, k));
+        v[k] = kir_spv_value(e, kir_operand(in, k));
         operand = (kir_type)e->p->ins[kir_operand(in, k)].type;
     }
-    e->value[i] = spv_operation(e, in, operand, v);
+    e->value[i] = kir_spv_operation(e, in, operand, v);
     if (!e->value[i] && !e->refused) e->refused = i + 1;
 }
 
-static void put_const(spv *e, int i) { e->value[i] = spv_literal(e, &e->p->ins[i]); }
+static void put_const(spv *e, int i) { e->value[i] = kir_spv_literal(e, &e->p->ins[i]); }
 
 static void put_dial(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     size_t word = kir_sizes_count(e->p) + (size_t)in->imm.i;
     spv_section was = move_to(e, SPV_EARLY);
-    spv_type type = spv_type_of((kir_type)in->type);
+    spv_type type = kir_spv_type_of((kir_type)in->type);
     if (type == SPV_U32)
-        e->value[i] = in->kind ? extract(e, SPV_U32, loaded_word(e, word), 1) : spv_low(e, word);
+        e->value[i] = in->kind ? extract(e, SPV_U32, loaded_word(e, word), 1) : kir_spv_low(e, word);
     else if (type == SPV_F32)
-        e->value[i] = spv_op(e, OpFConvert, type, spv_word(e, word, SPV_F64), 0, 0);
+        e->value[i] = kir_spv_op(e, OpFConvert, type, kir_spv_word(e, word, SPV_F64), 0, 0);
     else if (type != SPV_BOOL)
-        e->value[i] = spv_word(e, word, type);
+        e->value[i] = kir_spv_word(e, word, type);
     else {
         uint32_t any =
-            spv_op(e, OpBitwiseOr, SPV_U32, spv_low(e, word), extract(e, SPV_U32, loaded_word(e, word), 1), 0);
-        e->value[i] = spv_op(e, OpINotEqual, type, any, spv_u32(e, 0), 0);
+            kir_spv_op(e, OpBitwiseOr, SPV_U32, kir_spv_low(e, word), extract(e, SPV_U32, loaded_word(e, word), 1), 0);
+        e->value[i] = kir_spv_op(e, OpINotEqual, type, any, kir_spv_u32(e, 0), 0);
     }
     e->at = was;
 }
 
 static void put_var(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
-    e->value[i] = spv_variable(e, spv_type_of((kir_type)in->type), 1);
-    spv_do(e, OpStore, e->value[i], spv_value(e, in->a), 0);
+    e->value[i] = kir_spv_variable(e, kir_spv_type_of((kir_type)in->type), 1);
+    kir_spv_do(e, OpStore, e->value[i], kir_spv_value(e, in->a), 0);
 }
 
 static void put_get(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
-    e->value[i] = spv_op(e, OpLoad, spv_type_of((kir_type)in->type), e->value[in->a], 0, 0);
+    e->value[i] = kir_spv_op(e, OpLoad, kir_spv_type_of((kir_type)in->type), e->value[in->a], 0, 0);
 }
 
 static void put_set(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
-    spv_do(e, OpStore, e->value[in->a], spv_value(e, in->b), 0);
+    kir_spv_do(e, OpStore, e->value[in->a], kir_spv_value(e, in->b), 0);
 }
 
 static void put_barrier(spv *e, int i) {
     (void)i;
-    uint32_t group = spv_u32(e, ScopeWorkgroup);
-    spv_do(e, OpControlBarrier, group, group, spv_u32(e, SemanticsBarrier));
+    uint32_t group = kir_spv_u32(e, ScopeWorkgroup);
+    kir_spv_do(e, OpControlBarrier, group, group, kir_spv_u32(e, SemanticsBarrier));
 }
 
-void spv_range(spv *e, int begin, int end) {
+void kir_spv_range(spv *e, int begin, int end) {
     static void (*const writers[KIR_OP_COUNT])(spv * e, int i) = {
-        [KIR_CONST] = put_const, [KIR_DIAL] = put_dial,       [KIR_INDEX] = put_index, [KIR_LOAD] = put_load,
-        [KIR_STORE] = put_store, [KIR_REDUCE] = spv_feed,     [KIR_SCAN] = spv_feed,   [KIR_VAR] = put_var,
+        [KIR_CONST] = put_const, [KIR_DIAL] = put_dial,       [KIR_INDEX] = put_index,   [KIR_LOAD] = put_load,
+        [KIR_STORE] = put_store, [KIR_REDUCE] = kir_spv_feed, [KIR_SCAN] = kir_spv_feed, [KIR_VAR] = put_var,
         [KIR_GET] = put_get,     [KIR_BARRIER] = put_barrier, [KIR_SET] = put_set,
     };
     for (int i = begin; i < end; i++) {
         uint8_t op = e->p->ins[i].op;
         if (op == KIR_LOOP)
-            i = spv_loop(e, i);
+            i = kir_spv_loop(e, i);
         else if (writers[op])
             writers[op](e, i);
         else

@@ -47,56 +47,56 @@ static unsigned each_own_state(spv *e, int loop, int end, void (*fn)(spv *e, int
 static uint32_t identity(spv *e, const kir_ins *in) {
     kir_type t = fed_type(e, in);
     kir_ins constant = kir_const_ins(t, kir_identity((kir_reduce)in->kind, t));
-    return spv_literal(e, &constant);
+    return kir_spv_literal(e, &constant);
 }
 
-static uint32_t load(spv *e, spv_type type, uint32_t variable) { return spv_op(e, OpLoad, type, variable, 0, 0); }
-static void store(spv *e, uint32_t variable, uint32_t v) { spv_do(e, OpStore, variable, v, 0); }
+static uint32_t load(spv *e, spv_type type, uint32_t variable) { return kir_spv_op(e, OpLoad, type, variable, 0, 0); }
+static void store(spv *e, uint32_t variable, uint32_t v) { kir_spv_do(e, OpStore, variable, v, 0); }
 
 static void clear_lanes(spv *e, const kir_ins *in, uint32_t lanes) {
-    spv_type type = spv_type_of((kir_type)in->type);
+    spv_type type = kir_spv_type_of((kir_type)in->type);
     uint32_t zero = identity(e, in);
-    spv_count f = spv_for(e, SPV_U32, spv_u32(e, KIR_LANES));
-    store(e, spv_element(e, type, lanes, f.i), zero);
-    spv_end_for(e, &f, 1);
+    spv_count f = kir_spv_for(e, SPV_U32, kir_spv_u32(e, KIR_LANES));
+    store(e, kir_spv_element(e, type, lanes, f.i), zero);
+    kir_spv_end_for(e, &f, 1);
 }
 
 static void begin_state(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     spv_state *s = &e->states[i];
     state_form form = form_of(e, in);
-    spv_type type = spv_type_of(fed_type(e, in));
+    spv_type type = kir_spv_type_of(fed_type(e, in));
     uint32_t zero = identity(e, in);
-    s->value = spv_variable(e, type, form == LANES ? KIR_LANES : 1);
+    s->value = kir_spv_variable(e, type, form == LANES ? KIR_LANES : 1);
     if (form == LANES)
         clear_lanes(e, in, s->value);
     else
         store(e, s->value, zero);
     if (form == ONE) return;
     spv_type total = form == EXTREME ? e->ix : type;
-    s->total = spv_variable(e, total, 1);
-    store(e, s->total, form == EXTREME ? spv_const(e, total, 0) : zero);
+    s->total = kir_spv_variable(e, total, 1);
+    store(e, s->total, form == EXTREME ? kir_spv_const(e, total, 0) : zero);
 }
 
 /* total = v behind what is there; v alone where `first` holds. */
 static void add_part(spv *e, const kir_ins *in, uint32_t total, uint32_t first, uint32_t v) {
-    spv_type type = spv_type_of((kir_type)in->type);
-    uint32_t more = spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, load(e, type, total), v);
-    store(e, total, spv_op(e, OpSelect, type, first, v, more));
+    spv_type type = kir_spv_type_of((kir_type)in->type);
+    uint32_t more = kir_spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, load(e, type, total), v);
+    store(e, total, kir_spv_op(e, OpSelect, type, first, v, more));
 }
 
 /* Whether point `counter` is one of the first `length`. */
 static uint32_t is_first(spv *e, uint32_t counter, uint32_t length) {
-    return spv_op(e, OpULessThan, SPV_BOOL, counter, spv_const(e, e->ix, length), 0);
+    return kir_spv_op(e, OpULessThan, SPV_BOOL, counter, kir_spv_const(e, e->ix, length), 0);
 }
 
 /* Whether what ends before point `next` is a whole part of this length, or the last one. */
 static uint32_t is_whole(spv *e, uint32_t next, uint32_t length) {
-    uint32_t mask = spv_const(e, e->ix, length - 1), zero = spv_const(e, e->ix, 0);
-    uint32_t inside = spv_op(e, OpBitwiseAnd, e->ix, next, mask, 0);
-    uint32_t full = spv_op(e, OpIEqual, SPV_BOOL, inside, zero, 0);
-    uint32_t last = spv_op(e, OpUGreaterThanEqual, SPV_BOOL, next, e->points, 0);
-    return spv_op(e, OpLogicalOr, SPV_BOOL, full, last, 0);
+    uint32_t mask = kir_spv_const(e, e->ix, length - 1), zero = kir_spv_const(e, e->ix, 0);
+    uint32_t inside = kir_spv_op(e, OpBitwiseAnd, e->ix, next, mask, 0);
+    uint32_t full = kir_spv_op(e, OpIEqual, SPV_BOOL, inside, zero, 0);
+    uint32_t last = kir_spv_op(e, OpUGreaterThanEqual, SPV_BOOL, next, e->points, 0);
+    return kir_spv_op(e, OpLogicalOr, SPV_BOOL, full, last, 0);
 }
 
 /* Folds the lanes by halves, adds the block that they hold, and begins the next one. */
@@ -105,17 +105,17 @@ static void fold_lanes(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     uint32_t lanes = e->states[i].value;
     kir_type t = (kir_type)in->type;
-    spv_type type = spv_type_of(t);
-    spv_count halving = spv_for(e, SPV_U32, spv_u32(e, HALVINGS));
-    uint32_t half = spv_op(e, OpShiftRightLogical, SPV_U32, spv_u32(e, KIR_LANES / 2), halving.i, 0);
-    spv_count lane = spv_for(e, SPV_U32, half);
-    uint32_t low = spv_element(e, type, lanes, lane.i);
-    uint32_t high = spv_element(e, type, lanes, spv_op(e, OpIAdd, SPV_U32, lane.i, half, 0));
+    spv_type type = kir_spv_type_of(t);
+    spv_count halving = kir_spv_for(e, SPV_U32, kir_spv_u32(e, HALVINGS));
+    uint32_t half = kir_spv_op(e, OpShiftRightLogical, SPV_U32, kir_spv_u32(e, KIR_LANES / 2), halving.i, 0);
+    spv_count lane = kir_spv_for(e, SPV_U32, half);
+    uint32_t low = kir_spv_element(e, type, lanes, lane.i);
+    uint32_t high = kir_spv_element(e, type, lanes, kir_spv_op(e, OpIAdd, SPV_U32, lane.i, half, 0));
     uint32_t a = load(e, type, low), b = load(e, type, high);
-    store(e, low, spv_combine(e, (kir_reduce)in->kind, t, a, b));
-    spv_end_for(e, &lane, 1);
-    spv_end_for(e, &halving, 1);
-    uint32_t block = load(e, type, spv_element(e, type, lanes, spv_u32(e, 0)));
+    store(e, low, kir_spv_combine(e, (kir_reduce)in->kind, t, a, b));
+    kir_spv_end_for(e, &lane, 1);
+    kir_spv_end_for(e, &halving, 1);
+    uint32_t block = load(e, type, kir_spv_element(e, type, lanes, kir_spv_u32(e, 0)));
     add_part(e, in, e->states[i].total, is_first(e, e->counter, KIR_BLOCK), block);
     clear_lanes(e, in, lanes);
 }
@@ -124,28 +124,28 @@ static void fold_own_lanes(spv *e, int i) {
     if (form_of(e, &e->p->ins[i]) == LANES) fold_lanes(e, i);
 }
 
-static uint32_t next_point(spv *e) { return spv_op(e, OpIAdd, e->ix, e->counter, spv_const(e, e->ix, 1), 0); }
+static uint32_t next_point(spv *e) { return kir_spv_op(e, OpIAdd, e->ix, e->counter, kir_spv_const(e, e->ix, 1), 0); }
 
 static void feed_lanes(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
-    spv_type type = spv_type_of((kir_type)in->type);
-    uint32_t at = spv_element(e, type, e->states[i].value, e->lane), was = load(e, type, at);
-    store(e, at, spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, was, spv_value(e, in->a)));
+    spv_type type = kir_spv_type_of((kir_type)in->type);
+    uint32_t at = kir_spv_element(e, type, e->states[i].value, e->lane), was = load(e, type, at);
+    store(e, at, kir_spv_combine(e, (kir_reduce)in->kind, (kir_type)in->type, was, kir_spv_value(e, in->a)));
 }
 
 static void feed_chain(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     const spv_state *s = &e->states[i];
     kir_ins fma = {.op = KIR_FMA, .type = in->type};
-    spv_type type = spv_type_of((kir_type)in->type);
+    spv_type type = kir_spv_type_of((kir_type)in->type);
     uint32_t zero = identity(e, in), was = load(e, type, s->value);
-    uint32_t v[3] = {spv_value(e, in->a), spv_value(e, in->b), was};
-    uint32_t sum = spv_operation(e, &fma, (kir_type)in->type, v);
+    uint32_t v[3] = {kir_spv_value(e, in->a), kir_spv_value(e, in->b), was};
+    uint32_t sum = kir_spv_operation(e, &fma, (kir_type)in->type, v);
     store(e, s->value, sum);
-    uint32_t merge = spv_if(e, is_whole(e, next_point(e), KIR_KSUM));
+    uint32_t merge = kir_spv_if(e, is_whole(e, next_point(e), KIR_KSUM));
     add_part(e, in, s->total, is_first(e, e->counter, KIR_KSUM), sum);
     store(e, s->value, zero);
-    spv_end_if(e, merge);
+    kir_spv_end_if(e, merge);
 }
 
 /* The first element, one beyond the best, or the first NaN. */
@@ -155,36 +155,36 @@ static void feed_extreme(spv *e, int i) {
     static const uint16_t beyond[2][3] = {{OpFUnordLessThan, OpSLessThan, OpULessThan},
                                           {OpFUnordGreaterThan, OpSGreaterThan, OpUGreaterThan}};
     kir_type t = fed_type(e, in);
-    spv_type type = spv_type_of(t);
+    spv_type type = kir_spv_type_of(t);
     bool most = in->kind == KIR_ARGMAX, is_signed = t == KIR_I32 || t == KIR_I64;
-    uint32_t x = spv_value(e, in->a), best = load(e, type, s->value), better;
+    uint32_t x = kir_spv_value(e, in->a), best = load(e, type, s->value), better;
     if (t == KIR_BOOL) {
-        better = spv_op(e, OpLogicalNotEqual, SPV_BOOL, x, best, 0);
-        better = spv_op(e, OpLogicalAnd, SPV_BOOL, better, most ? x : best, 0);
+        better = kir_spv_op(e, OpLogicalNotEqual, SPV_BOOL, x, best, 0);
+        better = kir_spv_op(e, OpLogicalAnd, SPV_BOOL, better, most ? x : best, 0);
     } else {
-        better = spv_op(e, beyond[most][kir_is_float(t) ? 0 : is_signed ? 1 : 2], SPV_BOOL, x, best, 0);
+        better = kir_spv_op(e, beyond[most][kir_is_float(t) ? 0 : is_signed ? 1 : 2], SPV_BOOL, x, best, 0);
     }
     if (kir_is_float(t)) {
-        uint32_t number = spv_op(e, OpFOrdEqual, SPV_BOOL, best, best, 0);
-        better = spv_op(e, OpLogicalAnd, SPV_BOOL, better, number, 0);
+        uint32_t number = kir_spv_op(e, OpFOrdEqual, SPV_BOOL, best, best, 0);
+        better = kir_spv_op(e, OpLogicalAnd, SPV_BOOL, better, number, 0);
     }
-    better = spv_op(e, OpLogicalOr, SPV_BOOL, better, is_first(e, e->counter, 1), 0);
-    store(e, s->value, spv_op(e, OpSelect, type, better, x, best));
-    store(e, s->total, spv_op(e, OpSelect, e->ix, better, e->counter, load(e, e->ix, s->total)));
+    better = kir_spv_op(e, OpLogicalOr, SPV_BOOL, better, is_first(e, e->counter, 1), 0);
+    store(e, s->value, kir_spv_op(e, OpSelect, type, better, x, best));
+    store(e, s->total, kir_spv_op(e, OpSelect, e->ix, better, e->counter, load(e, e->ix, s->total)));
 }
 
 static void feed_one(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     kir_type t = (kir_type)in->type;
-    uint32_t variable = e->states[i].value, x = spv_value(e, in->a);
-    if (in->kind == KIR_CHAIN) x = spv_op(e, OpIMul, spv_type_of(t), x, spv_value(e, in->b), 0);
-    uint32_t sum = spv_combine(e, (kir_reduce)in->kind, t, load(e, spv_type_of(t), variable), x);
+    uint32_t variable = e->states[i].value, x = kir_spv_value(e, in->a);
+    if (in->kind == KIR_CHAIN) x = kir_spv_op(e, OpIMul, kir_spv_type_of(t), x, kir_spv_value(e, in->b), 0);
+    uint32_t sum = kir_spv_combine(e, (kir_reduce)in->kind, t, load(e, kir_spv_type_of(t), variable), x);
     if (!sum && !e->refused) e->refused = i + 1;
     store(e, variable, sum);
     if (in->op == KIR_SCAN) e->value[i] = sum;
 }
 
-void spv_feed(spv *e, int i) {
+void kir_spv_feed(spv *e, int i) {
     static void (*const feeds[])(spv * e, int i) = {
         [ONE] = feed_one, [LANES] = feed_lanes, [CHAIN] = feed_chain, [EXTREME] = feed_extreme};
     feeds[form_of(e, &e->p->ins[i])](e, i);
@@ -194,9 +194,9 @@ static void end_state(spv *e, int i) {
     const kir_ins *in = &e->p->ins[i];
     if (in->op == KIR_SCAN) return;
     state_form form = form_of(e, in);
-    spv_type type = spv_type_of((kir_type)in->type), held = form == EXTREME ? e->ix : type;
+    spv_type type = kir_spv_type_of((kir_type)in->type), held = form == EXTREME ? e->ix : type;
     uint32_t v = load(e, held, form == ONE ? e->states[i].value : e->states[i].total);
-    e->value[i] = spv_resize(e, v, held, type, false);
+    e->value[i] = kir_spv_resize(e, v, held, type, false);
 }
 
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
@@ -210,33 +210,34 @@ typedef struct open_loop {
 
 static void set_coordinate(spv *e, int axis, uint32_t x) {
     e->x[axis] = x;
-    e->x32[axis] = spv_resize(e, x, e->ix, SPV_U32, false);
+    e->x32[axis] = kir_spv_resize(e, x, e->ix, SPV_U32, false);
 }
 
 /* The end of an axis that may end at a computed number of points. */
 static uint32_t end_of_axis(spv *e, int axis, kir_val points) {
     if (points == KIR_NONE) return e->n[axis];
-    spv_type type = spv_type_of((kir_type)e->p->ins[points].type);
-    uint32_t n = spv_value(e, points), zero = spv_const(e, type, 0),
-             most = spv_resize(e, e->n[axis], e->ix, type, true);
-    uint32_t fewer = spv_op(e, OpSLessThan, SPV_BOOL, n, most, 0), below = spv_op(e, OpSLessThan, SPV_BOOL, n, zero, 0);
-    n = spv_op(e, OpSelect, type, fewer, n, most);
-    return spv_resize(e, spv_op(e, OpSelect, type, below, zero, n), type, e->ix, true);
+    spv_type type = kir_spv_type_of((kir_type)e->p->ins[points].type);
+    uint32_t n = kir_spv_value(e, points), zero = kir_spv_const(e, type, 0),
+             most = kir_spv_resize(e, e->n[axis], e->ix, type, true);
+    uint32_t fewer = kir_spv_op(e, OpSLessThan, SPV_BOOL, n, most, 0),
+             below = kir_spv_op(e, OpSLessThan, SPV_BOOL, n, zero, 0);
+    n = kir_spv_op(e, OpSelect, type, fewer, n, most);
+    return kir_spv_resize(e, kir_spv_op(e, OpSelect, type, below, zero, n), type, e->ix, true);
 }
 
 /* The number of the point that the coordinates name, and the number of all of them. */
 static void count_points(spv *e, int first, int count) {
-    e->counter = spv_const(e, e->ix, 0);
+    e->counter = kir_spv_const(e, e->ix, 0);
     for (int axis = first; axis < first + count; axis++) {
-        if (axis > first) e->counter = spv_op(e, OpIMul, e->ix, e->counter, e->n[axis], 0);
-        e->counter = axis == first ? e->x[axis] : spv_op(e, OpIAdd, e->ix, e->counter, e->x[axis], 0);
+        if (axis > first) e->counter = kir_spv_op(e, OpIMul, e->ix, e->counter, e->n[axis], 0);
+        e->counter = axis == first ? e->x[axis] : kir_spv_op(e, OpIAdd, e->ix, e->counter, e->x[axis], 0);
     }
 }
 
 static uint32_t all_points(spv *e, int first, int count) {
-    uint32_t all = spv_const(e, e->ix, 1);
+    uint32_t all = kir_spv_const(e, e->ix, 1);
     for (int axis = first; axis < first + count; axis++)
-        all = axis == first ? e->n[axis] : spv_op(e, OpIMul, e->ix, all, e->n[axis], 0);
+        all = axis == first ? e->n[axis] : kir_spv_op(e, OpIMul, e->ix, all, e->n[axis], 0);
     return all;
 }
 
@@ -244,7 +245,7 @@ static uint32_t all_points(spv *e, int first, int count) {
 static void open_axes(spv *e, open_loop *open) {
     kir_val points = e->p->ins[e->loop].a;
     for (int k = 0; k < open->count; k++) {
-        open->axes[k] = spv_for(e, e->ix, end_of_axis(e, open->first + k, points));
+        open->axes[k] = kir_spv_for(e, e->ix, end_of_axis(e, open->first + k, points));
         set_coordinate(e, open->first + k, open->axes[k].i);
     }
     if (e->points) count_points(e, open->first, open->count);
@@ -252,47 +253,47 @@ static void open_axes(spv *e, open_loop *open) {
 
 static void close_axes(spv *e, const open_loop *open) {
     for (int k = open->count; k-- > 0;)
-        spv_end_for(e, &open->axes[k], 1);
+        kir_spv_end_for(e, &open->axes[k], 1);
 }
 
 /* All points in blocks of one a lane. */
 static void open_blocks(spv *e, open_loop *open) {
-    uint32_t lanes = spv_const(e, e->ix, KIR_LANES), zero = spv_const(e, e->ix, 0);
+    uint32_t lanes = kir_spv_const(e, e->ix, KIR_LANES), zero = kir_spv_const(e, e->ix, 0);
     for (int k = 0; k < open->count && open->count > 1; k++)
-        store(e, open->at[k] = spv_variable(e, e->ix, 1), zero);
-    open->axes[0] = spv_for(e, e->ix, e->points);
-    uint32_t rest = spv_op(e, OpISub, e->ix, e->points, open->axes[0].i, 0);
-    uint32_t fewer = spv_op(e, OpULessThan, SPV_BOOL, rest, lanes, 0);
-    open->axes[1] = spv_for(e, e->ix, spv_op(e, OpSelect, e->ix, fewer, rest, lanes));
-    e->lane = spv_resize(e, open->axes[1].i, e->ix, SPV_U32, false);
-    e->counter = spv_op(e, OpIAdd, e->ix, open->axes[0].i, open->axes[1].i, 0);
+        store(e, open->at[k] = kir_spv_variable(e, e->ix, 1), zero);
+    open->axes[0] = kir_spv_for(e, e->ix, e->points);
+    uint32_t rest = kir_spv_op(e, OpISub, e->ix, e->points, open->axes[0].i, 0);
+    uint32_t fewer = kir_spv_op(e, OpULessThan, SPV_BOOL, rest, lanes, 0);
+    open->axes[1] = kir_spv_for(e, e->ix, kir_spv_op(e, OpSelect, e->ix, fewer, rest, lanes));
+    e->lane = kir_spv_resize(e, open->axes[1].i, e->ix, SPV_U32, false);
+    e->counter = kir_spv_op(e, OpIAdd, e->ix, open->axes[0].i, open->axes[1].i, 0);
     for (int k = 0; k < open->count; k++)
         set_coordinate(e, open->first + k, open->count == 1 ? e->counter : load(e, e->ix, open->at[k]));
 }
 
 /* The next point's coordinates: the last one goes on, and where it has come to its end, the one before it. */
 static void advance(spv *e, const open_loop *open) {
-    uint32_t zero = spv_const(e, e->ix, 0), one = spv_const(e, e->ix, 1), step = one;
+    uint32_t zero = kir_spv_const(e, e->ix, 0), one = kir_spv_const(e, e->ix, 1), step = one;
     for (int k = open->count; k-- > 0;) {
-        uint32_t axis = (uint32_t)(open->first + k), x = spv_op(e, OpIAdd, e->ix, e->x[axis], step, 0);
-        uint32_t over = spv_op(e, OpIEqual, SPV_BOOL, x, e->n[axis], 0);
-        store(e, open->at[k], spv_op(e, OpSelect, e->ix, over, zero, x));
-        step = spv_op(e, OpSelect, e->ix, over, one, zero);
+        uint32_t axis = (uint32_t)(open->first + k), x = kir_spv_op(e, OpIAdd, e->ix, e->x[axis], step, 0);
+        uint32_t over = kir_spv_op(e, OpIEqual, SPV_BOOL, x, e->n[axis], 0);
+        store(e, open->at[k], kir_spv_op(e, OpSelect, e->ix, over, zero, x));
+        step = kir_spv_op(e, OpSelect, e->ix, over, one, zero);
     }
 }
 
 static void close_blocks(spv *e, int end, const open_loop *open) {
     if (open->count > 1) advance(e, open);
-    spv_end_for(e, &open->axes[1], 1);
+    kir_spv_end_for(e, &open->axes[1], 1);
     e->counter = open->axes[0].i;
-    uint32_t next = spv_op(e, OpIAdd, e->ix, e->counter, spv_const(e, e->ix, KIR_LANES), 0);
-    uint32_t merge = spv_if(e, is_whole(e, next, KIR_BLOCK));
+    uint32_t next = kir_spv_op(e, OpIAdd, e->ix, e->counter, kir_spv_const(e, e->ix, KIR_LANES), 0);
+    uint32_t merge = kir_spv_if(e, is_whole(e, next, KIR_BLOCK));
     each_own_state(e, e->loop, end, fold_own_lanes);
-    spv_end_if(e, merge);
-    spv_end_for(e, &open->axes[0], KIR_LANES);
+    kir_spv_end_if(e, merge);
+    kir_spv_end_for(e, &open->axes[0], KIR_LANES);
 }
 
-int spv_loop(spv *e, int loop) {
+int kir_spv_loop(spv *e, int loop) {
     int end = end_of(e->p, loop), outer = e->loop;
     uint32_t outer_counter = e->counter, outer_points = e->points, outer_lane = e->lane;
     open_loop open = {.first = kir_loop_first(&e->p->ins[loop]), .count = kir_loop_count(&e->p->ins[loop])};
@@ -306,7 +307,7 @@ int spv_loop(spv *e, int loop) {
     else
         open_axes(e, &open);
     e->axes_open |= axes;
-    spv_range(e, loop + 1, end);
+    kir_spv_range(e, loop + 1, end);
     e->axes_open &= ~axes;
     if (blocks)
         close_blocks(e, end, &open);

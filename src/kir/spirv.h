@@ -187,56 +187,56 @@ typedef struct spv {
 
 /* ---- the module (render_spirv.c) --------------------------------------------------------------------------------- */
 
-uint32_t spv_id(spv *e);
-void spv_put(spv *e, spv_section to, uint32_t op, const uint32_t *operands, size_t n);
+uint32_t kir_spv_id(spv *e);
+void kir_spv_put(spv *e, spv_section to, uint32_t op, const uint32_t *operands, size_t n);
 /* An instruction with a result, or without; operands end with the first 0. */
-uint32_t spv_op(spv *e, uint32_t op, spv_type type, uint32_t a, uint32_t b, uint32_t c);
-void spv_do(spv *e, uint32_t op, uint32_t a, uint32_t b, uint32_t c);
-uint32_t spv_ext(spv *e, uint32_t function, spv_type type, uint32_t a, uint32_t b, uint32_t c);
-uint32_t spv_phi(spv *e, spv_type type, const uint32_t values_and_labels[4]);
+uint32_t kir_spv_op(spv *e, uint32_t op, spv_type type, uint32_t a, uint32_t b, uint32_t c);
+void kir_spv_do(spv *e, uint32_t op, uint32_t a, uint32_t b, uint32_t c);
+uint32_t kir_spv_ext(spv *e, uint32_t function, spv_type type, uint32_t a, uint32_t b, uint32_t c);
+uint32_t kir_spv_phi(spv *e, spv_type type, const uint32_t values_and_labels[4]);
 
-uint32_t spv_type_id(spv *e, spv_type type);
-uint32_t spv_pointer(spv *e, uint32_t storage, uint32_t type);
-uint32_t spv_const(spv *e, spv_type type, uint64_t bits);
-uint32_t spv_u32(spv *e, uint32_t value);
-spv_type spv_type_of(kir_type t);
+uint32_t kir_spv_type_id(spv *e, spv_type type);
+uint32_t kir_spv_pointer(spv *e, uint32_t storage, uint32_t type);
+uint32_t kir_spv_const(spv *e, spv_type type, uint64_t bits);
+uint32_t kir_spv_u32(spv *e, uint32_t value);
+spv_type kir_spv_type_of(kir_type t);
 
 /* A variable of the item: one value, or `length` of them. What points to an element. */
-uint32_t spv_variable(spv *e, spv_type type, uint32_t length);
-uint32_t spv_element(spv *e, spv_type type, uint32_t variable, uint32_t index);
+uint32_t kir_spv_variable(spv *e, spv_type type, uint32_t length);
+uint32_t kir_spv_element(spv *e, spv_type type, uint32_t variable, uint32_t index);
 
-void spv_label(spv *e, uint32_t label);
+void kir_spv_label(spv *e, uint32_t label);
 /* What is written between is done where `condition` holds; yields the label that ends it. */
-uint32_t spv_if(spv *e, uint32_t condition);
-void spv_end_if(spv *e, uint32_t merge);
+uint32_t kir_spv_if(spv *e, uint32_t condition);
+void kir_spv_end_if(spv *e, uint32_t merge);
 
 /* for (i = 0; i < limit; i += step) */
 typedef struct spv_count {
     spv_type type;
     uint32_t i, next, head, resume, merge;
 } spv_count;
-spv_count spv_for(spv *e, spv_type type, uint32_t limit);
-void spv_end_for(spv *e, const spv_count *f, uint32_t step);
+spv_count kir_spv_for(spv *e, spv_type type, uint32_t limit);
+void kir_spv_end_for(spv *e, const spv_count *f, uint32_t step);
 
 /* To another width of the same kind; `is_signed` says how an integer grows. */
-uint32_t spv_resize(spv *e, uint32_t v, spv_type from, spv_type to, bool is_signed);
+uint32_t kir_spv_resize(spv *e, uint32_t v, spv_type from, spv_type to, bool is_signed);
 
 /* The launch's word: its low half, or as a value of another type of 64 bits. */
-uint32_t spv_low(spv *e, size_t word);
-uint32_t spv_word(spv *e, size_t word, spv_type type);
+uint32_t kir_spv_low(spv *e, size_t word);
+uint32_t kir_spv_word(spv *e, size_t word, spv_type type);
 
 /* ---- code (render_spirv_code.c, render_spirv_loop.c) ------------------------------------------------------------- */
 
-void spv_kernel(spv *e);
-void spv_range(spv *e, int begin, int end);
-uint32_t spv_value(spv *e, kir_val v);
+void kir_spv_kernel(spv *e);
+void kir_spv_range(spv *e, int begin, int end);
+uint32_t kir_spv_value(spv *e, kir_val v);
 /* A pure operation on operands of type `operand`; 0 when it has no words. */
-uint32_t spv_operation(spv *e, const kir_ins *in, kir_type operand, const uint32_t v[3]);
+uint32_t kir_spv_operation(spv *e, const kir_ins *in, kir_type operand, const uint32_t v[3]);
 /* a ∘ b for a reduction's kind. */
-uint32_t spv_combine(spv *e, kir_reduce kind, kir_type t, uint32_t a, uint32_t b);
-uint32_t spv_literal(spv *e, const kir_ins *constant);
+uint32_t kir_spv_combine(spv *e, kir_reduce kind, kir_type t, uint32_t a, uint32_t b);
+uint32_t kir_spv_literal(spv *e, const kir_ins *constant);
 
-int spv_loop(spv *e, int loop);
-void spv_feed(spv *e, int i);
+int kir_spv_loop(spv *e, int loop);
+void kir_spv_feed(spv *e, int i);
 
 #endif
