@@ -122,6 +122,14 @@ onnx_from_pip() {
     make_venv && $venv/bin/python -m pip install -q onnx
 }
 
+# A WebGPU library (wgpu-native) that runs kernels over whatever Vulkan driver is there.
+have_wgpu() { compgen -G "$venv/lib/python3*/site-packages/wgpu/resources/libwgpu_native*" >/dev/null; }
+
+wgpu_from_pip() {
+    say "taking wgpu from pip"
+    make_venv && $venv/bin/python -m pip install -q --no-deps wgpu==0.32.0
+}
+
 # ---- the work --------------------------------------------------------------------------------------------------------
 
 lacking=$(missing)
@@ -131,6 +139,7 @@ fi
 have_cmake || cmake_from_pip
 [ "$purpose" = build ] || have_openblas || openblas_from_pip || say "OpenBLAS could not be fetched with pip"
 [ "$purpose" = build ] || have_onnx || onnx_from_pip || say "onnx could not be fetched with pip"
+[ "$purpose" = build ] || have_wgpu || wgpu_from_pip || say "wgpu could not be fetched with pip"
 have_venv || make_venv || say "no virtual environment for Python could be made: install python3-venv"
 
 lacking=$(missing)

@@ -642,6 +642,29 @@ static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, i
     return s;
 }
 
+/* ---- what nobody says -------------------------------------------------------------------------------------------- */
+
+/* (1 + 2^-12)² - (1 + 2^-11) is 2^-24 where fma() rounds once, and 0 where it rounds the product first. */
+static const char FUSE[] = "@group(0) @binding(0) var<storage, read_write> x: array<f32>;\n"
+                           "@compute @workgroup_size(1) fn fuse() { x[3] = fma(x[0], x[1], x[2]); }\n";
+
+static tn_status ask_fused(wg_device *d) {
+    static const float in[] = {1 + 0x1p-12f, 1 + 0x1p-12f, -(1 + 0x1p-11f), 7};
+    const tn_code code = {
+        .form = TN_CODE_WGSL, .data = FUSE, .size = sizeof FUSE - 1, .entry = "fuse", .buffer_count = 1};
+    const tn_dispatch l = {.groups = {1, 1, 1}, .buffers = &d->scratch};
+    float out = 0;
+    wg_module *m;
+    TRY(wg_module_new(d, &code, &m));
+    tn_status s = write_to(d, d->scratch, (const unsigned char *)in, sizeof in);
+    if (s == TN_OK) s = wg_encode(d, m, &l);
+    if (s == TN_OK) s = read_at(d, &out, (char *)d->scratch + 3 * sizeof out, sizeof out);
+    d->set = NULL;
+    wg_module_free(m);
+    d->fused = out == 0x1p-24f;
+    return s;
+}
+
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 /* The index-th adapter of the listing, which the caller releases. */
@@ -707,7 +730,8 @@ static tn_status device_start(wg_device *d, int index) {
     TRY(memory_make(d, PARAMS_BYTES, USE_UNIFORM | USE_COPY_TO, &d->params));
     TRY(memory_make(d, STAGING_BYTES, USE_MAP_READ | USE_COPY_TO, &d->staging));
     TRY(take(d, SCRATCH_BYTES, &d->scratch));
-    return wg_module_new(d, &code, &d->patch);
+    TRY(wg_module_new(d, &code, &d->patch));
+    return ask_fused(d);
 }
 
 /* Also for a device that did not open all the way. The instance goes last: what is released before may call back. */
@@ -751,6 +775,8 @@ static tn_status webgpu_open(int index, const tn_device_options *options, void *
     return TN_OK;
 }
 
+enum { LLVMPIPE_LOOP = 65535 }; /* its loops end after so many rounds, without a word */
+
 static tn_status webgpu_caps(void *device, tn_caps *out) {
     wg_device *d = device;
     const wgpu_limits *l = &d->limits;
@@ -764,6 +790,8 @@ static tn_status webgpu_caps(void *device, tn_caps *out) {
         .max_bindings = (int)tn_min64(l->storage_buffers, KIR_MAX_BUFFERS),
         .max_groups_x = l->groups,
         .words_only = true,
+        .features = d->fused ? TN_WGSL_FUSED : 0,
+        .max_loop = strstr(d->version, "llvmpipe") ? LLVMPIPE_LOOP : 0,
     };
     snprintf(out->version, sizeof out->version, "%s", d->version);
     return TN_OK;

@@ -48,7 +48,7 @@ typedef struct wg_device {
     void *instance, *device, *queue;
     wgpu_limits limits;
     uint32_t step; /* between the parameters of two launches */
-    bool software;
+    bool software, fused;
     int64_t total_memory, taken_memory;
     tn_spans spans;
     pthread_mutex_t lock; /* of all calls; guards all below but what is told */
