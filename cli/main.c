@@ -118,6 +118,7 @@ static int finish(int status) {
 
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : NULL;
+    setenv("XDG_RUNTIME_DIR", "/nowhere", 0); /* without one, Mesa's Vulkan complains on standard error */
     if (!name) {
         print_overview(stderr);
         return CLI_USAGE;

@@ -35,6 +35,9 @@ static const struct {
 #if TRUNNION_WITH_VULKAN
     {"vulkan:0", &tn_driver_vulkan},
 #endif
+#if TRUNNION_WITH_WEBGPU
+    {"webgpu:0", &tn_driver_webgpu},
+#endif
 };
 
 /* The device, or NULL when this machine has none. With TRUNNION_TEST_DEVICE that backend's alone takes part. */

@@ -4,7 +4,7 @@
  * nothing is called that was not checked before. What the library finds wrong all the same comes by callbacks: to error
  * scopes around whatever is created, else to one place that the next call reads.
  *
- * Commands are gathered in an encoder, the parameters of launches on the host; wg_flush() submits both. Everything that
+ * Commands are gathered in an encoder, the parameters of launches on the host; tn_wg_flush() submits both. Everything that
  * waits waits in wait_for(), the one place where a browser's loop of events would be entered. */
 #include <stdint.h>
 #include <stdio.h>
@@ -24,12 +24,12 @@ enum {
     VERSION_SHIFT = 24 /* of the major version */
 };
 
-wg_calls wg_gpu;
+wg_calls tn_wg_gpu;
 
 static const char *const names[] = {"libwgpu_native.*", "site-packages/wgpu/resources/libwgpu_native*", NULL};
 static const tn_symbol symbols[] = {
 /* all optional: an old version is told by its number, whatever it lacks */
-#define X(name, result, parameters) {"wgpu" #name, (void **)&wg_gpu.name, true},
+#define X(name, result, parameters) {"wgpu" #name, (void **)&tn_wg_gpu.name, true},
     CALLS(X)
 #undef X
 };
@@ -37,12 +37,12 @@ static const char INSTALL[] = "install wgpu-native 24 or later (pip install wgpu
 static const tn_library_spec library = {"wgpu-native", "TRUNNION_WEBGPU_LIB", names,
                                         symbols,       TN_COUNT(symbols),     INSTALL};
 
-uint32_t wg_major_version(void) { return wg_gpu.GetVersion() >> VERSION_SHIFT; }
+uint32_t tn_wg_major_version(void) { return tn_wg_gpu.GetVersion() >> VERSION_SHIFT; }
 
 /* The first call that is missing, but the one that may be; NULL when all are there. */
 static const char *missing_call(void) {
     for (size_t i = 0; i < TN_COUNT(symbols); i++)
-        if (!*symbols[i].address && symbols[i].address != (void **)&wg_gpu.DevicePoll) return symbols[i].name;
+        if (!*symbols[i].address && symbols[i].address != (void **)&tn_wg_gpu.DevicePoll) return symbols[i].name;
     return NULL;
 }
 
@@ -53,9 +53,9 @@ static bool load_library(bool anew, tn_reason *why) {
     loaded = false;
     if (!tn_library_open(&library, why)) return false;
     const char *missing = missing_call();
-    if (wg_gpu.GetVersion && wg_major_version() < OLDEST)
-        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", wg_major_version(),
-                      wg_gpu.GetVersion() >> 16 & 255, OLDEST);
+    if (tn_wg_gpu.GetVersion && tn_wg_major_version() < OLDEST)
+        tn_reason_set(why, TN_REASON_TOO_OLD, INSTALL, "wgpu-native %u.%u is older than %d", tn_wg_major_version(),
+                      tn_wg_gpu.GetVersion() >> 16 & 255, OLDEST);
     else if (missing)
         tn_reason_set(why, TN_REASON_SYMBOL_MISSING, INSTALL, "wgpu-native: it has no %s", missing);
     else
@@ -77,7 +77,7 @@ static void copy_text(char *out, size_t size, wgpu_text t) {
 
 static void describe(tn_probe *out, void *adapter) {
     wgpu_adapter_info info = {0};
-    if (wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS) return;
+    if (tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS) return;
     tn_device_info *d = tn_probe_device(out);
     if (!d) return;
     copy_text(d->name, sizeof d->name, info.device.length ? info.device : info.description);
@@ -91,8 +91,8 @@ static void describe(tn_probe *out, void *adapter) {
 /* The adapters, which the caller releases; more than MOST are none. */
 static size_t list_adapters(void *instance, void **adapters, size_t *found) {
     const wgpu_enumerate_options options = {.backends = BACKENDS_PRIMARY};
-    *found = wg_gpu.InstanceEnumerateAdapters(instance, &options, NULL);
-    return *found && *found <= MOST ? wg_gpu.InstanceEnumerateAdapters(instance, &options, adapters) : 0;
+    *found = tn_wg_gpu.InstanceEnumerateAdapters(instance, &options, NULL);
+    return *found && *found <= MOST ? tn_wg_gpu.InstanceEnumerateAdapters(instance, &options, adapters) : 0;
 }
 
 static void webgpu_probe(tn_probe *out) {
@@ -102,13 +102,13 @@ static void webgpu_probe(tn_probe *out) {
         tn_probe_reason(out, why.code, why.fix, "%s", why.text);
         return;
     }
-    void *instance = wg_gpu.CreateInstance(NULL), *adapters[MOST];
+    void *instance = tn_wg_gpu.CreateInstance(NULL), *adapters[MOST];
     size_t found = 0, count = instance ? list_adapters(instance, adapters, &found) : 0;
     for (size_t i = 0; i < count; i++) {
         describe(out, adapters[i]);
-        wg_gpu.AdapterRelease(adapters[i]);
+        tn_wg_gpu.AdapterRelease(adapters[i]);
     }
-    if (instance) wg_gpu.InstanceRelease(instance);
+    if (instance) tn_wg_gpu.InstanceRelease(instance);
     if (!instance)
         tn_probe_reason(out, TN_REASON_INIT_FAILED, INSTALL, "wgpu-native gives no instance");
     else if (found == 0 && !tn_probe_render_denied(out))
@@ -125,10 +125,6 @@ static void webgpu_watch(tn_watch_add *add, void *ctx) {
 }
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
-
-static const char SMALLER[] = "try a smaller batch, a smaller type, or another device";
-static const char ANEW[] = "open the device anew or use another; the system's log may say why (dmesg)";
-static const char UPDATE[] = "update wgpu-native; if that does not help, please report this text";
 
 /* On one line: the library's words come in paragraphs. */
 static void copy_words(char *out, size_t size, wgpu_text t) {
@@ -158,30 +154,19 @@ static void on_lost(void *const *device, uint32_t reason, wgpu_text message, voi
     (void)device;
     (void)unused;
     wg_device *d = ctx;
+    char words[160];
     if (reason == LOST_DESTROYED || reason == LOST_CANCELLED) return;
-    pthread_mutex_lock(&d->told);
-    if (!atomic_load(&d->lost)) copy_words(d->loss, sizeof d->loss, message);
-    atomic_store(&d->lost, true);
-    pthread_mutex_unlock(&d->told);
+    copy_words(words, sizeof words, message);
+    tn_loss_note(&d->loss, "%s", words);
 }
-
-static tn_status say_lost(wg_device *d, const char *call) {
-    pthread_mutex_lock(&d->told);
-    tn_status s = tn_fail(TN_ERR_LOST, "%s: %s: the device is lost (%s); %s", d->id, call, d->loss, ANEW);
-    pthread_mutex_unlock(&d->told);
-    return s;
-}
-
-/* Whether the device can still be talked to. */
-static tn_status alive(wg_device *d, const char *call) { return atomic_load(&d->lost) ? say_lost(d, call) : TN_OK; }
 
 /* TN_OK, or the failure of a call by the type of error that it left. */
-tn_status wg_check(wg_device *d, uint32_t type, const char *words, const char *call, const char *values) {
-    TRY(alive(d, call));
+tn_status tn_wg_check(wg_device *d, uint32_t type, const char *words, const char *call, const char *values) {
+    TRY(tn_loss_check(&d->loss));
     if (type <= ERROR_NONE) return TN_OK;
     bool memory = type == ERROR_MEMORY;
-    return tn_fail(memory ? TN_ERR_MEMORY : TN_ERR_DEVICE, "%s: %s(%s): %s; %s", d->id, call, values,
-                   words[0] ? words : "no words of the library", memory ? SMALLER : UPDATE);
+    return tn_fail(memory ? TN_ERR_MEMORY : TN_ERR_DEVICE, "%s: %s(%s): %s; %s", d->loss.id, call, values,
+                   words[0] ? words : "no words of the library", memory ? TN_ADVICE_SMALLER : TN_ADVICE_UPDATE);
 }
 
 /* The first error since the last look that no scope caught. */
@@ -192,7 +177,7 @@ static tn_status check_told(wg_device *d, const char *call) {
     memcpy(words, d->error_text, sizeof words);
     d->error = 0;
     pthread_mutex_unlock(&d->told);
-    return wg_check(d, type, words, call, "");
+    return tn_wg_check(d, type, words, call, "");
 }
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
@@ -230,11 +215,11 @@ static wgpu_callback callback_of(wg_device *d, void (*call)(void)) {
 static void wait_for(wg_device *d) {
     enum { PATIENCE = 10000 };
     static const struct timespec pause = {.tv_nsec = 100000};
-    for (int idle = 0; !atomic_load(&d->wait.done) && !atomic_load(&d->lost); idle++) {
-        if (d->device && wg_gpu.DevicePoll) (void)wg_gpu.DevicePoll(d->device, true, NULL);
-        wg_gpu.InstanceProcessEvents(d->instance);
+    for (int idle = 0; !atomic_load(&d->wait.done) && !tn_is_lost(&d->loss); idle++) {
+        if (d->device && tn_wg_gpu.DevicePoll) (void)tn_wg_gpu.DevicePoll(d->device, true, NULL);
+        tn_wg_gpu.InstanceProcessEvents(d->instance);
         if (idle > 100) nanosleep(&pause, NULL);
-        if (wg_gpu.DevicePoll && idle == PATIENCE)
+        if (tn_wg_gpu.DevicePoll && idle == PATIENCE)
             on_lost(NULL, 0, (wgpu_text){"it waits for nothing, and a callback has not come", SIZE_MAX}, d, NULL);
     }
 }
@@ -242,14 +227,14 @@ static void wait_for(wg_device *d) {
 static const uint32_t scopes[] = {SCOPE_VALIDATION, SCOPE_MEMORY}; /* wgpu-native aborts at one for inner errors */
 
 /* Catches the errors of what is created until … */
-void wg_scopes_open(wg_device *d) {
+void tn_wg_scopes_open(wg_device *d) {
     for (size_t i = 0; i < TN_COUNT(scopes); i++)
-        wg_gpu.DevicePushErrorScope(d->device, scopes[i]);
+        tn_wg_gpu.DevicePushErrorScope(d->device, scopes[i]);
 }
 
 /* … this, which fails for the first of them, or when nothing came of it. */
-tn_status wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
-tn_status wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) {
+tn_status tn_wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
+tn_status tn_wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) {
     uint32_t type = ERROR_NONE;
     char values[160], words[sizeof d->wait.text] = "";
     va_list args;
@@ -257,7 +242,7 @@ tn_status wg_scopes_close(wg_device *d, const void *made, const char *call, cons
     vsnprintf(values, sizeof values, format, args);
     va_end(args);
     for (size_t i = 0; i < TN_COUNT(scopes); i++) {
-        (void)wg_gpu.DevicePopErrorScope(d->device, callback_of(d, (void (*)(void))on_scope));
+        (void)tn_wg_gpu.DevicePopErrorScope(d->device, callback_of(d, (void (*)(void))on_scope));
         wait_for(d);
         bool bad = d->wait.status == STATUS_SUCCESS && d->wait.type > ERROR_NONE;
         if (!bad || type > ERROR_NONE) continue;
@@ -266,47 +251,47 @@ tn_status wg_scopes_close(wg_device *d, const void *made, const char *call, cons
     }
     if (type <= ERROR_NONE) TRY(check_told(d, call));
     if (type <= ERROR_NONE && !made) type = ERROR_INTERNAL;
-    return wg_check(d, type, words, call, values);
+    return tn_wg_check(d, type, words, call, values);
 }
 
 /* ---- submissions ------------------------------------------------------------------------------------------------- */
 
 static void pass_end(wg_device *d) {
     if (!d->pass) return;
-    wg_gpu.ComputePassEncoderEnd(d->pass);
-    wg_gpu.ComputePassEncoderRelease(d->pass);
+    tn_wg_gpu.ComputePassEncoderEnd(d->pass);
+    tn_wg_gpu.ComputePassEncoderRelease(d->pass);
     d->pass = NULL;
     d->set = NULL;
 }
 
 static tn_status encoder_begin(wg_device *d) {
     const wgpu_labelled descriptor = {0};
-    if (!d->encoder) d->encoder = wg_gpu.DeviceCreateCommandEncoder(d->device, &descriptor);
-    return d->encoder ? TN_OK : wg_check(d, ERROR_INTERNAL, "", "wgpuDeviceCreateCommandEncoder", "");
+    if (!d->encoder) d->encoder = tn_wg_gpu.DeviceCreateCommandEncoder(d->device, &descriptor);
+    return d->encoder ? TN_OK : tn_wg_check(d, ERROR_INTERNAL, "", "wgpuDeviceCreateCommandEncoder", "");
 }
 
-tn_status wg_pass_begin(wg_device *d) {
+tn_status tn_wg_pass_begin(wg_device *d) {
     TRY(encoder_begin(d));
-    if (!d->pass) d->pass = wg_gpu.CommandEncoderBeginComputePass(d->encoder, NULL);
-    return d->pass ? TN_OK : wg_check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderBeginComputePass", "");
+    if (!d->pass) d->pass = tn_wg_gpu.CommandEncoderBeginComputePass(d->encoder, NULL);
+    return d->pass ? TN_OK : tn_wg_check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderBeginComputePass", "");
 }
 
 /* Hands the device all that was encoded. */
-tn_status wg_flush(wg_device *d) {
+tn_status tn_wg_flush(wg_device *d) {
     const wgpu_labelled descriptor = {0};
     if (!d->encoder) return TN_OK;
     pass_end(d);
-    void *commands = wg_gpu.CommandEncoderFinish(d->encoder, &descriptor);
-    wg_gpu.CommandEncoderRelease(d->encoder);
+    void *commands = tn_wg_gpu.CommandEncoderFinish(d->encoder, &descriptor);
+    tn_wg_gpu.CommandEncoderRelease(d->encoder);
     d->encoder = NULL;
     if (commands && d->params_used)
-        wg_gpu.QueueWriteBuffer(d->queue, d->params.buffer, 0, d->params_host, d->params_used);
-    if (commands) wg_gpu.QueueSubmit(d->queue, 1, &commands);
-    if (commands) wg_gpu.CommandBufferRelease(commands);
+        tn_wg_gpu.QueueWriteBuffer(d->queue, d->params.buffer, 0, d->params_host, d->params_used);
+    if (commands) tn_wg_gpu.QueueSubmit(d->queue, 1, &commands);
+    if (commands) tn_wg_gpu.CommandBufferRelease(commands);
     d->params_used = d->uploaded = 0;
     d->encoded = 0;
     TRY(check_told(d, "wgpuQueueSubmit"));
-    return commands ? TN_OK : wg_check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderFinish", "");
+    return commands ? TN_OK : tn_wg_check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderFinish", "");
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -314,13 +299,13 @@ tn_status wg_flush(wg_device *d) {
 static tn_status memory_make(wg_device *d, uint64_t bytes, uint64_t usage, wg_memory *out) {
     uint64_t size = bytes < WORD ? WORD : (bytes + WORD - 1) / WORD * WORD;
     const wgpu_buffer_descriptor descriptor = {.usage = usage, .size = size};
-    wg_scopes_open(d);
-    void *buffer = wg_gpu.DeviceCreateBuffer(d->device, &descriptor);
-    tn_status s = wg_scopes_close(d, buffer, "wgpuDeviceCreateBuffer", "%llu bytes", (unsigned long long)size);
+    tn_wg_scopes_open(d);
+    void *buffer = tn_wg_gpu.DeviceCreateBuffer(d->device, &descriptor);
+    tn_status s = tn_wg_scopes_close(d, buffer, "wgpuDeviceCreateBuffer", "%llu bytes", (unsigned long long)size);
     if (s == TN_OK)
         *out = (wg_memory){buffer, size, ++d->numbers};
     else if (buffer)
-        wg_gpu.BufferRelease(buffer);
+        tn_wg_gpu.BufferRelease(buffer);
     return s;
 }
 
@@ -333,13 +318,13 @@ static uint64_t most_bytes(const wg_device *d) {
 /* The caller holds the lock. */
 static tn_status take(wg_device *d, size_t bytes, void **address) {
     int64_t size = tn_max64((int64_t)bytes, WORD);
-    TRY(alive(d, "wgpuDeviceCreateBuffer"));
+    TRY(tn_loss_check(&d->loss));
     if (bytes > most_bytes(d))
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes are more than the %llu of the largest allocation here; %s", d->id,
-                       bytes, (unsigned long long)most_bytes(d), SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes are more than the %llu of the largest allocation here; %s",
+                       d->loss.id, bytes, (unsigned long long)most_bytes(d), TN_ADVICE_SMALLER);
     if (d->total_memory && size > d->total_memory - d->taken_memory)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", d->id, bytes,
-                       (long long)d->taken_memory, (long long)d->total_memory, SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", d->loss.id, bytes,
+                       (long long)d->taken_memory, (long long)d->total_memory, TN_ADVICE_SMALLER);
     wg_memory *m = tn_mem_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     tn_status s = memory_make(d, bytes, USE_STORAGE | USE_COPY_FROM | USE_COPY_TO, m);
@@ -348,7 +333,7 @@ static tn_status take(wg_device *d, size_t bytes, void **address) {
         d->taken_memory += (int64_t)m->bytes;
         return TN_OK;
     }
-    if (m->buffer) wg_gpu.BufferRelease(m->buffer);
+    if (m->buffer) tn_wg_gpu.BufferRelease(m->buffer);
     tn_mem_free(m);
     return s;
 }
@@ -367,8 +352,8 @@ static void webgpu_free(void *device, void *address) {
     pthread_mutex_lock(&d->lock);
     wg_memory *m = tn_span_remove(&d->spans, address, &bytes);
     if (m) {
-        wg_groups_forget(d, m);
-        wg_gpu.BufferRelease(m->buffer);
+        tn_wg_groups_forget(d, m);
+        tn_wg_gpu.BufferRelease(m->buffer);
         d->taken_memory -= (int64_t)m->bytes;
         tn_mem_free(m);
     }
@@ -376,13 +361,14 @@ static void webgpu_free(void *device, void *address) {
 }
 
 /* The allocation of `bytes` bytes at a device address, and where in it they begin. */
-tn_status wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory, size_t *at) {
+tn_status tn_wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
+                       size_t *at) {
     *memory = tn_span_find(&d->spans, address, bytes, at);
     if (*memory) return TN_OK;
     return tn_fail(TN_ERR_INTERNAL,
                    "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
                    "that your program handles itself, please report this",
-                   d->id, role, bytes, address);
+                   d->loss.id, role, bytes, address);
 }
 
 static tn_status webgpu_memory(void *device, int64_t *total, int64_t *unused) {
@@ -441,14 +427,14 @@ static tn_status patch(wg_device *d, void *dst, size_t bytes, bool copies, uint3
                                  .row = (uint32_t)x * PATCH_ITEMS};
     void *buffers[] = {(char *)dst - odd, d->scratch};
     const tn_dispatch l = {{(uint32_t)x, (uint32_t)((groups + x - 1) / x), 1}, buffers, &params};
-    return wg_encode(d, d->patch, &l);
+    return tn_wg_encode(d, d->patch, &l);
 }
 
 static tn_status copy_words_of(wg_device *d, const wg_memory *from, size_t from_at, const wg_memory *to, size_t to_at,
                                size_t bytes) {
     TRY(encoder_begin(d));
     pass_end(d);
-    wg_gpu.CommandEncoderCopyBufferToBuffer(d->encoder, from->buffer, from_at, to->buffer, to_at, bytes);
+    tn_wg_gpu.CommandEncoderCopyBufferToBuffer(d->encoder, from->buffer, from_at, to->buffer, to_at, bytes);
     return TN_OK;
 }
 
@@ -456,10 +442,10 @@ static tn_status copy_words_of(wg_device *d, const wg_memory *from, size_t from_
 static tn_status copy_by_scratch(wg_device *d, char *dst, const wg_memory *from, size_t from_at, size_t bytes) {
     wg_memory *scratch, *to;
     size_t zero, to_at;
-    TRY(wg_locate(d, d->scratch, SCRATCH_BYTES, "copying", &scratch, &zero));
+    TRY(tn_wg_locate(d, d->scratch, SCRATCH_BYTES, "copying", &scratch, &zero));
     while (bytes) {
         size_t n = bytes < SCRATCH_BYTES - 4 * WORD ? bytes : SCRATCH_BYTES - 4 * WORD, odd = from_at % WORD;
-        TRY(wg_locate(d, dst, n, "copying", &to, &to_at));
+        TRY(tn_wg_locate(d, dst, n, "copying", &to, &to_at));
         TRY(copy_words_of(d, from, from_at - odd, scratch, ROOM_BEFORE, (odd + n + WORD - 1) / WORD * WORD));
         if (odd || to_at % WORD || n % WORD)
             TRY(patch(d, dst, n, true, 0, (uint32_t)(ROOM_BEFORE + odd)));
@@ -475,8 +461,8 @@ static tn_status copy_by_scratch(wg_device *d, char *dst, const wg_memory *from,
 static tn_status copy_within(wg_device *d, void *dst, const void *src, size_t bytes) {
     wg_memory *to, *from;
     size_t to_at, from_at;
-    TRY(wg_locate(d, dst, bytes, "copying", &to, &to_at));
-    TRY(wg_locate(d, src, bytes, "copying", &from, &from_at));
+    TRY(tn_wg_locate(d, dst, bytes, "copying", &to, &to_at));
+    TRY(tn_wg_locate(d, src, bytes, "copying", &from, &from_at));
     if (to == from || (to_at | from_at | bytes) % WORD) return copy_by_scratch(d, dst, from, from_at, bytes);
     return copy_words_of(d, from, from_at, to, to_at, bytes);
 }
@@ -495,8 +481,8 @@ static tn_status write_words(wg_device *d, const wg_memory *to, size_t at, const
     while (bytes) {
         char ignored[WORD];
         size_t n = bytes < UPLOAD_BYTES ? bytes : UPLOAD_BYTES;
-        TRY(wg_flush(d)); /* what was encoded comes first */
-        wg_gpu.QueueWriteBuffer(d->queue, to->buffer, at, src, n);
+        TRY(tn_wg_flush(d)); /* what was encoded comes first */
+        tn_wg_gpu.QueueWriteBuffer(d->queue, to->buffer, at, src, n);
         TRY(check_told(d, "wgpuQueueWriteBuffer"));
         d->uploaded += n;
         if (d->uploaded >= UPLOAD_BYTES) TRY(read_from(d, ignored, to, at, WORD));
@@ -510,7 +496,7 @@ static tn_status write_words(wg_device *d, const wg_memory *to, size_t at, const
 static tn_status write_to(wg_device *d, char *dst, const unsigned char *src, size_t bytes) {
     wg_memory *to;
     size_t at, head, tail;
-    TRY(wg_locate(d, dst, bytes, "copying", &to, &at));
+    TRY(tn_wg_locate(d, dst, bytes, "copying", &to, &at));
     head = at % WORD ? WORD - at % WORD : 0;
     head = head < bytes ? head : bytes;
     tail = (bytes - head) % WORD;
@@ -520,15 +506,15 @@ static tn_status write_to(wg_device *d, char *dst, const unsigned char *src, siz
 }
 
 static tn_status map_staging(wg_device *d, size_t bytes, const void **view) {
-    (void)wg_gpu.BufferMapAsync(d->staging.buffer, MAP_READ, 0, bytes, callback_of(d, (void (*)(void))on_status));
+    (void)tn_wg_gpu.BufferMapAsync(d->staging.buffer, MAP_READ, 0, bytes, callback_of(d, (void (*)(void))on_status));
     wait_for(d);
     TRY(check_told(d, "wgpuBufferMapAsync"));
     uint32_t type = d->wait.status == STATUS_SUCCESS ? ERROR_NONE : ERROR_INTERNAL;
-    TRY(wg_check(d, type, d->wait.text, "wgpuBufferMapAsync", ""));
-    *view = wg_gpu.BufferGetConstMappedRange(d->staging.buffer, 0, bytes);
+    TRY(tn_wg_check(d, type, d->wait.text, "wgpuBufferMapAsync", ""));
+    *view = tn_wg_gpu.BufferGetConstMappedRange(d->staging.buffer, 0, bytes);
     if (*view) return TN_OK;
-    wg_gpu.BufferUnmap(d->staging.buffer);
-    return wg_check(d, ERROR_INTERNAL, "", "wgpuBufferGetConstMappedRange", "");
+    tn_wg_gpu.BufferUnmap(d->staging.buffer);
+    return tn_wg_check(d, ERROR_INTERNAL, "", "wgpuBufferGetConstMappedRange", "");
 }
 
 /* Behind all that was encoded; so reading anything is how the host waits for the device. */
@@ -538,10 +524,10 @@ static tn_status read_from(wg_device *d, void *dst, const wg_memory *from, size_
         size_t odd = at % WORD, n = bytes < STAGING_BYTES - WORD ? bytes : STAGING_BYTES - WORD;
         size_t cover = (odd + n + WORD - 1) / WORD * WORD;
         TRY(copy_words_of(d, from, at - odd, &d->staging, 0, cover));
-        TRY(wg_flush(d));
+        TRY(tn_wg_flush(d));
         TRY(map_staging(d, cover, &view));
         memcpy(dst, (const char *)view + odd, n);
-        wg_gpu.BufferUnmap(d->staging.buffer);
+        tn_wg_gpu.BufferUnmap(d->staging.buffer);
         dst = (char *)dst + n;
         at += n;
         bytes -= n;
@@ -552,15 +538,15 @@ static tn_status read_from(wg_device *d, void *dst, const wg_memory *from, size_
 static tn_status read_at(wg_device *d, void *dst, const void *src, size_t bytes) {
     wg_memory *from;
     size_t at;
-    TRY(wg_locate(d, src, bytes, "copying", &from, &at));
+    TRY(tn_wg_locate(d, src, bytes, "copying", &from, &at));
     return read_from(d, dst, from, at, bytes);
 }
 
 static tn_status webgpu_copy(void *device, void *dst, const void *src, size_t bytes, int kind) {
     wg_device *d = device;
-    if (!bytes) return alive(d, "copying");
+    if (!bytes) return tn_loss_check(&d->loss);
     pthread_mutex_lock(&d->lock);
-    tn_status s = alive(d, "copying");
+    tn_status s = tn_loss_check(&d->loss);
     if (s == TN_OK)
         s = kind == 2   ? copy_within(d, dst, src, bytes)
             : kind == 1 ? read_at(d, dst, src, bytes)
@@ -572,18 +558,18 @@ static tn_status webgpu_copy(void *device, void *dst, const void *src, size_t by
 static tn_status fill(wg_device *d, void *dst, uint8_t value, size_t bytes) {
     wg_memory *to;
     size_t at;
-    TRY(alive(d, "filling"));
-    TRY(wg_locate(d, dst, bytes, "filling", &to, &at));
+    TRY(tn_loss_check(&d->loss));
+    TRY(tn_wg_locate(d, dst, bytes, "filling", &to, &at));
     if (value || (at | bytes) % WORD) return patch(d, dst, bytes, false, value * 0x01010101u, 0);
     TRY(encoder_begin(d));
     pass_end(d);
-    wg_gpu.CommandEncoderClearBuffer(d->encoder, to->buffer, at, bytes);
+    tn_wg_gpu.CommandEncoderClearBuffer(d->encoder, to->buffer, at, bytes);
     return TN_OK;
 }
 
 static tn_status webgpu_fill(void *device, void *dst, uint8_t value, size_t bytes) {
     wg_device *d = device;
-    if (!bytes) return alive(d, "filling");
+    if (!bytes) return tn_loss_check(&d->loss);
     pthread_mutex_lock(&d->lock);
     tn_status s = fill(d, dst, value, bytes);
     pthread_mutex_unlock(&d->lock);
@@ -594,7 +580,7 @@ static tn_status webgpu_sync(void *device) {
     wg_device *d = device;
     char ignored[WORD];
     pthread_mutex_lock(&d->lock);
-    tn_status s = alive(d, "waiting");
+    tn_status s = tn_loss_check(&d->loss);
     if (s == TN_OK) s = read_at(d, ignored, d->scratch, WORD);
     pthread_mutex_unlock(&d->lock);
     return s;
@@ -605,9 +591,9 @@ static tn_status webgpu_sync(void *device) {
 static tn_status webgpu_load(void *device, const tn_code *code, void **module) {
     wg_device *d = device;
     wg_module *m = NULL;
-    TRY(alive(d, code->entry));
+    TRY(tn_loss_check(&d->loss));
     pthread_mutex_lock(&d->lock);
-    tn_status s = wg_module_new(d, code, &m);
+    tn_status s = tn_wg_module_new(d, code, &m);
     pthread_mutex_unlock(&d->lock);
     if (s == TN_OK) *module = m;
     return s;
@@ -617,7 +603,7 @@ static void webgpu_unload(void *device, void *module) {
     wg_device *d = device;
     pthread_mutex_lock(&d->lock);
     d->set = NULL;
-    wg_module_free(module);
+    tn_wg_module_free(module);
     pthread_mutex_unlock(&d->lock);
 }
 
@@ -625,9 +611,9 @@ static tn_status webgpu_dispatch(void *device, void *module, const tn_dispatch *
     wg_device *d = device;
     wg_module *m = module;
     pthread_mutex_lock(&d->lock);
-    tn_status s = alive(d, m->name);
+    tn_status s = tn_loss_check(&d->loss);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = wg_encode(d, m, &dispatches[i]);
+        s = tn_wg_encode(d, m, &dispatches[i]);
     pthread_mutex_unlock(&d->lock);
     return s;
 }
@@ -635,9 +621,9 @@ static tn_status webgpu_dispatch(void *device, void *module, const tn_dispatch *
 static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, int64_t count) {
     wg_device *d = device;
     pthread_mutex_lock(&d->lock);
-    tn_status s = alive(d, "a list of launches");
+    tn_status s = tn_loss_check(&d->loss);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = wg_encode(d, items[i].module, &items[i].dispatch);
+        s = tn_wg_encode(d, items[i].module, &items[i].dispatch);
     pthread_mutex_unlock(&d->lock);
     return s;
 }
@@ -655,12 +641,12 @@ static tn_status ask_fused(wg_device *d) {
     const tn_dispatch l = {.groups = {1, 1, 1}, .buffers = &d->scratch};
     float out = 0;
     wg_module *m;
-    TRY(wg_module_new(d, &code, &m));
+    TRY(tn_wg_module_new(d, &code, &m));
     tn_status s = write_to(d, d->scratch, (const unsigned char *)in, sizeof in);
-    if (s == TN_OK) s = wg_encode(d, m, &l);
+    if (s == TN_OK) s = tn_wg_encode(d, m, &l);
     if (s == TN_OK) s = read_at(d, &out, (char *)d->scratch + 3 * sizeof out, sizeof out);
     d->set = NULL;
-    wg_module_free(m);
+    tn_wg_module_free(m);
     d->fused = out == 0x1p-24f;
     return s;
 }
@@ -676,23 +662,24 @@ static tn_status find_adapter(wg_device *d, int index, void **out) {
         if (index >= 0 && i == (size_t)index)
             *out = adapters[i];
         else
-            wg_gpu.AdapterRelease(adapters[i]);
+            tn_wg_gpu.AdapterRelease(adapters[i]);
     }
-    return *out ? TN_OK : tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; wgpu-native finds %zu", d->id, found);
+    return *out ? TN_OK : tn_fail(TN_ERR_UNAVAILABLE, "%s does not exist; wgpu-native finds %zu", d->loss.id, found);
 }
 
 /* With all that the adapter has: what is not asked for is WebGPU's least. */
 static tn_status request_device(wg_device *d, void *adapter) {
     wgpu_adapter_info info = {0};
-    if (wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS ||
-        wg_gpu.AdapterGetLimits(adapter, &d->limits) != STATUS_SUCCESS)
-        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not say what the adapter is; %s", d->id, UPDATE);
+    if (tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS ||
+        tn_wg_gpu.AdapterGetLimits(adapter, &d->limits) != STATUS_SUCCESS)
+        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not say what the adapter is; %s", d->loss.id,
+                       TN_ADVICE_UPDATE);
     char name[64], driver[64];
     copy_text(name, sizeof name, info.device);
     copy_text(driver, sizeof driver, info.description);
     d->software = info.type == ADAPTER_CPU;
     if (d->software) d->total_memory = tn_cpu().total_memory;
-    uint32_t version = wg_gpu.GetVersion();
+    uint32_t version = tn_wg_gpu.GetVersion();
     snprintf(d->version, sizeof d->version, "wgpu-native %u.%u.%u.%u %.36s %.30s", version >> 24, version >> 16 & 255,
              version >> 8 & 255, version & 255, name, driver);
     const wgpu_device_descriptor descriptor = {
@@ -700,11 +687,11 @@ static tn_status request_device(wg_device *d, void *adapter) {
         .lost = {.mode = SPONTANEOUS, .call = (void (*)(void))on_lost, .a = d},
         .error = {.call = on_error, .a = d},
     };
-    (void)wg_gpu.AdapterRequestDevice(adapter, &descriptor, callback_of(d, (void (*)(void))on_device));
+    (void)tn_wg_gpu.AdapterRequestDevice(adapter, &descriptor, callback_of(d, (void (*)(void))on_device));
     wait_for(d);
     d->device = d->wait.object;
-    if (d->device) d->queue = wg_gpu.DeviceGetQueue(d->device);
-    return d->queue ? TN_OK : wg_check(d, ERROR_INTERNAL, d->wait.text, "wgpuAdapterRequestDevice", name);
+    if (d->device) d->queue = tn_wg_gpu.DeviceGetQueue(d->device);
+    return d->queue ? TN_OK : tn_wg_check(d, ERROR_INTERNAL, d->wait.text, "wgpuAdapterRequestDevice", name);
 }
 
 static tn_status device_start(wg_device *d, int index) {
@@ -718,11 +705,12 @@ static tn_status device_start(wg_device *d, int index) {
                           .params_bytes = sizeof(patch_params),
                           .bases_at = offsetof(patch_params, base),
                           .written = (const bool[]){true, false}};
-    d->instance = wg_gpu.CreateInstance(NULL);
-    if (!d->instance) return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native gives no instance; %s", d->id, UPDATE);
+    d->instance = tn_wg_gpu.CreateInstance(NULL);
+    if (!d->instance)
+        return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native gives no instance; %s", d->loss.id, TN_ADVICE_UPDATE);
     TRY(find_adapter(d, index, &adapter));
     tn_status s = request_device(d, adapter);
-    wg_gpu.AdapterRelease(adapter);
+    tn_wg_gpu.AdapterRelease(adapter);
     TRY(s);
     d->step = d->limits.uniform_alignment > 16 ? d->limits.uniform_alignment : 16;
     d->params_host = tn_mem_zalloc(PARAMS_BYTES + d->step, 1);
@@ -730,7 +718,7 @@ static tn_status device_start(wg_device *d, int index) {
     TRY(memory_make(d, PARAMS_BYTES, USE_UNIFORM | USE_COPY_TO, &d->params));
     TRY(memory_make(d, STAGING_BYTES, USE_MAP_READ | USE_COPY_TO, &d->staging));
     TRY(take(d, SCRATCH_BYTES, &d->scratch));
-    TRY(wg_module_new(d, &code, &d->patch));
+    TRY(tn_wg_module_new(d, &code, &d->patch));
     return ask_fused(d);
 }
 
@@ -739,20 +727,21 @@ static void webgpu_close(void *device) {
     wg_device *d = device;
     pthread_mutex_lock(&d->lock);
     pass_end(d);
-    if (d->encoder) wg_gpu.CommandEncoderRelease(d->encoder);
+    if (d->encoder) tn_wg_gpu.CommandEncoderRelease(d->encoder);
     pthread_mutex_unlock(&d->lock);
-    if (d->patch) wg_module_free(d->patch);
+    if (d->patch) tn_wg_module_free(d->patch);
     if (d->scratch) webgpu_free(d, d->scratch);
-    wg_kernels_close(d);
-    if (d->params.buffer) wg_gpu.BufferRelease(d->params.buffer);
-    if (d->staging.buffer) wg_gpu.BufferRelease(d->staging.buffer);
-    if (d->queue) wg_gpu.QueueRelease(d->queue);
-    if (d->device) wg_gpu.DeviceRelease(d->device);
-    if (d->instance) wg_gpu.InstanceRelease(d->instance);
+    tn_wg_kernels_close(d);
+    if (d->params.buffer) tn_wg_gpu.BufferRelease(d->params.buffer);
+    if (d->staging.buffer) tn_wg_gpu.BufferRelease(d->staging.buffer);
+    if (d->queue) tn_wg_gpu.QueueRelease(d->queue);
+    if (d->device) tn_wg_gpu.DeviceRelease(d->device);
+    if (d->instance) tn_wg_gpu.InstanceRelease(d->instance);
     tn_mem_free(d->params_host);
     tn_spans_close(&d->spans);
     pthread_mutex_destroy(&d->lock);
     pthread_mutex_destroy(&d->told);
+    tn_loss_close(&d->loss);
     tn_mem_free(d);
 }
 
@@ -762,7 +751,7 @@ static tn_status webgpu_open(int index, const tn_device_options *options, void *
     if (!load_library(false, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
     wg_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) return TN_ERR_MEMORY;
-    snprintf(d->id, sizeof d->id, "webgpu:%d", index);
+    tn_loss_open(&d->loss, "webgpu", index);
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->told, NULL);
     tn_spans_open(&d->spans);

@@ -7,6 +7,7 @@
 
 #include "drivers/webgpu.h"
 #include "hal/hal.h"
+#include "hal/loss.h"
 #include "hal/span.h"
 
 /* The library's functions, by their names without "wgpu". */
@@ -15,8 +16,8 @@ typedef struct wg_calls {
     CALLS(X)
 #undef X
 } wg_calls;
-extern wg_calls wg_gpu;
-uint32_t wg_major_version(void);
+extern wg_calls tn_wg_gpu;
+uint32_t tn_wg_major_version(void);
 
 enum {
     BATCH = 64,              /* launches in one submission */
@@ -44,7 +45,8 @@ typedef struct outcome {
 } outcome;
 
 typedef struct wg_device {
-    char id[24], name[128], version[96];
+    tn_loss loss;
+    char version[96];
     void *instance, *device, *queue;
     wgpu_limits limits;
     uint32_t step; /* between the parameters of two launches */
@@ -64,10 +66,9 @@ typedef struct wg_device {
     struct wg_group *groups[GROUPS];
     uint64_t numbers;
     outcome wait;         /* of the call that this thread waits for */
-    atomic_bool lost;     /* for good */
     pthread_mutex_t told; /* guards what callbacks leave: */
     uint32_t error;       /* the first error that no scope caught; 0: none */
-    char error_text[480], loss[200];
+    char error_text[480];
 } wg_device;
 
 /* The line of a text that declares a binding: "@group(0) @binding(2) var<storage, read_write> b2: array<u32>;". */
@@ -113,22 +114,23 @@ typedef struct wg_group {
 /* ---- webgpu.c ---------------------------------------------------------------------------------------------------- */
 
 /* TN_OK, or the failure of a call by the type of error that it left, or by the device's loss. */
-tn_status wg_check(wg_device *d, uint32_t type, const char *words, const char *call, const char *values);
-/* Catches the errors of what is created until wg_scopes_close, which fails for the first of them, or when nothing came
+tn_status tn_wg_check(wg_device *d, uint32_t type, const char *words, const char *call, const char *values);
+/* Catches the errors of what is created until tn_wg_scopes_close, which fails for the first of them, or when nothing came
  * of it (`made` is NULL). */
-void wg_scopes_open(wg_device *d);
-tn_status wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
-tn_status wg_pass_begin(wg_device *d);
-tn_status wg_flush(wg_device *d); /* hands the device all that was encoded */
+void tn_wg_scopes_open(wg_device *d);
+tn_status tn_wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
+tn_status tn_wg_pass_begin(wg_device *d);
+tn_status tn_wg_flush(wg_device *d); /* hands the device all that was encoded */
 /* The allocation of `bytes` bytes at a device address, and where in it they begin. */
-tn_status wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory, size_t *at);
+tn_status tn_wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
+                       size_t *at);
 
 /* ---- webgpu_kernels.c -------------------------------------------------------------------------------------------- */
 
-tn_status wg_module_new(wg_device *d, const tn_code *code, wg_module **out);
-void wg_module_free(wg_module *m);
-tn_status wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l);
-void wg_groups_forget(wg_device *d, const wg_memory *m); /* that memory ends */
-void wg_kernels_close(wg_device *d);
+tn_status tn_wg_module_new(wg_device *d, const tn_code *code, wg_module **out);
+void tn_wg_module_free(wg_module *m);
+tn_status tn_wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l);
+void tn_wg_groups_forget(wg_device *d, const wg_memory *m); /* that memory ends */
+void tn_wg_kernels_close(wg_device *d);
 
 #endif

@@ -124,19 +124,19 @@ static tn_status layout_start(wg_device *d, wg_layout *l) {
         new[i] = (wgpu_layout_entry_28){.binding = (uint32_t)i, .visibility = STAGE_COMPUTE, .buffer = buffer};
     }
     const wgpu_bind_group_layout_descriptor group = {
-        .count = n, .entries = wg_major_version() < NEW_LAYOUTS ? (const void *)old : (const void *)new};
-    wg_scopes_open(d);
-    l->layout = wg_gpu.DeviceCreateBindGroupLayout(d->device, &group);
-    TRY(wg_scopes_close(d, l->layout, "wgpuDeviceCreateBindGroupLayout", "%s", l->kinds));
+        .count = n, .entries = tn_wg_major_version() < NEW_LAYOUTS ? (const void *)old : (const void *)new};
+    tn_wg_scopes_open(d);
+    l->layout = tn_wg_gpu.DeviceCreateBindGroupLayout(d->device, &group);
+    TRY(tn_wg_scopes_close(d, l->layout, "wgpuDeviceCreateBindGroupLayout", "%s", l->kinds));
     const wgpu_pipeline_layout_descriptor pipeline = {.count = 1, .layouts = &l->layout};
-    wg_scopes_open(d);
-    l->pipeline_layout = wg_gpu.DeviceCreatePipelineLayout(d->device, &pipeline);
-    return wg_scopes_close(d, l->pipeline_layout, "wgpuDeviceCreatePipelineLayout", "%s", l->kinds);
+    tn_wg_scopes_open(d);
+    l->pipeline_layout = tn_wg_gpu.DeviceCreatePipelineLayout(d->device, &pipeline);
+    return tn_wg_scopes_close(d, l->pipeline_layout, "wgpuDeviceCreatePipelineLayout", "%s", l->kinds);
 }
 
 static void layout_free(wg_layout *l) {
-    if (l->pipeline_layout) wg_gpu.PipelineLayoutRelease(l->pipeline_layout);
-    if (l->layout) wg_gpu.BindGroupLayoutRelease(l->layout);
+    if (l->pipeline_layout) tn_wg_gpu.PipelineLayoutRelease(l->pipeline_layout);
+    if (l->layout) tn_wg_gpu.BindGroupLayoutRelease(l->layout);
     tn_mem_free(l);
 }
 
@@ -161,18 +161,18 @@ static tn_status layout_for(wg_device *d, const char *kinds, wg_layout **out) {
 static tn_status compile(wg_device *d, const wg_module *m, const char *text, size_t size, void **shader) {
     const wgpu_wgsl source = {.type = CHAIN_WGSL, .code = {text, size}};
     const wgpu_labelled descriptor = {.next = &source};
-    wg_scopes_open(d);
-    *shader = wg_gpu.DeviceCreateShaderModule(d->device, &descriptor);
-    tn_status s = wg_scopes_close(d, *shader, "wgpuDeviceCreateShaderModule", "%s, %zu bytes", m->name, size);
+    tn_wg_scopes_open(d);
+    *shader = tn_wg_gpu.DeviceCreateShaderModule(d->device, &descriptor);
+    tn_status s = tn_wg_scopes_close(d, *shader, "wgpuDeviceCreateShaderModule", "%s, %zu bytes", m->name, size);
     if (s == TN_OK) return TN_OK;
-    if (*shader) wg_gpu.ShaderModuleRelease(*shader);
+    if (*shader) tn_wg_gpu.ShaderModuleRelease(*shader);
     *shader = NULL;
     return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s does not compile", m->name) : s;
 }
 
 static void variant_free(wg_variant *v) {
-    if (v->pipeline) wg_gpu.ComputePipelineRelease(v->pipeline);
-    if (v->shader) wg_gpu.ShaderModuleRelease(v->shader);
+    if (v->pipeline) tn_wg_gpu.ComputePipelineRelease(v->pipeline);
+    if (v->shader) tn_wg_gpu.ShaderModuleRelease(v->shader);
     tn_mem_free(v);
 }
 
@@ -226,18 +226,18 @@ static tn_status pipeline_need(wg_device *d, const wg_module *m, wg_variant *v) 
     if (v->pipeline) return TN_OK;
     const wgpu_pipeline_descriptor descriptor = {
         .layout = v->layout->pipeline_layout, .module = v->shader, .entry = {m->name, strlen(m->name)}};
-    wg_scopes_open(d);
-    void *pipeline = wg_gpu.DeviceCreateComputePipeline(d->device, &descriptor);
-    tn_status s = wg_scopes_close(d, pipeline, "wgpuDeviceCreateComputePipeline", "%s", m->name);
-    if (s != TN_OK && pipeline) wg_gpu.ComputePipelineRelease(pipeline);
+    tn_wg_scopes_open(d);
+    void *pipeline = tn_wg_gpu.DeviceCreateComputePipeline(d->device, &descriptor);
+    tn_status s = tn_wg_scopes_close(d, pipeline, "wgpuDeviceCreateComputePipeline", "%s", m->name);
+    if (s != TN_OK && pipeline) tn_wg_gpu.ComputePipelineRelease(pipeline);
     if (s != TN_OK) return s == TN_ERR_DEVICE ? tn_fail_prefix(TN_ERR_UNSUPPORTED, "%s does not compile", m->name) : s;
     v->pipeline = pipeline;
-    wg_gpu.ShaderModuleRelease(v->shader);
+    tn_wg_gpu.ShaderModuleRelease(v->shader);
     v->shader = NULL;
     return TN_OK;
 }
 
-void wg_module_free(wg_module *m) {
+void tn_wg_module_free(wg_module *m) {
     for (wg_variant *v = m->variants, *next; v; v = next) {
         next = v->next;
         variant_free(v);
@@ -257,16 +257,16 @@ static tn_status check_limits(const wg_device *d, const tn_code *code) {
     }
     if (items > l->group_items)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %llu items, and the device runs %u at most",
-                       d->id, code->entry, (unsigned long long)items, l->group_items);
+                       d->loss.id, code->entry, (unsigned long long)items, l->group_items);
     if (code->buffer_count > KIR_MAX_BUFFERS || (uint32_t)code->buffer_count > l->storage_buffers)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, and the device takes %u at most", d->id,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, and the device takes %u at most", d->loss.id,
                        code->entry, code->buffer_count, l->storage_buffers);
     if (code->local_bytes > l->group_storage)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %lld bytes of workgroup memory, and the device has %u", d->id,
-                       code->entry, (long long)code->local_bytes, l->group_storage);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %lld bytes of workgroup memory, and the device has %u",
+                       d->loss.id, code->entry, (long long)code->local_bytes, l->group_storage);
     if (code->params_bytes > PARAMS_BYTES || code->params_bytes > l->uniform_binding)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %zu bytes of parameters, which is too much", d->id, code->entry,
-                       code->params_bytes);
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %zu bytes of parameters, which is too much", d->loss.id,
+                       code->entry, code->params_bytes);
     return TN_OK;
 }
 
@@ -283,9 +283,9 @@ static tn_status module_check(wg_device *d, wg_module *m) {
     bool complete = find_lines(m) && has_entry(m->text, m->name);
     if (complete) return TN_OK;
     TRY(compile(d, m, m->text, strlen(m->text), &shader));
-    wg_gpu.ShaderModuleRelease(shader);
+    tn_wg_gpu.ShaderModuleRelease(shader);
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has no such function, or lacks the declaration of a binding in order",
-                   d->id, m->name);
+                   d->loss.id, m->name);
 }
 
 static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
@@ -307,12 +307,12 @@ static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
     return variant_for(d, m, apart, &v);
 }
 
-tn_status wg_module_new(wg_device *d, const tn_code *code, wg_module **out) {
+tn_status tn_wg_module_new(wg_device *d, const tn_code *code, wg_module **out) {
     wg_module *m = tn_mem_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     tn_status s = module_start(d, code, m);
     if (s != TN_OK)
-        wg_module_free(m);
+        tn_wg_module_free(m);
     else
         *out = m;
     return s;
@@ -322,11 +322,11 @@ tn_status wg_module_new(wg_device *d, const tn_code *code, wg_module **out) {
 
 static void group_free(wg_group *g) {
     if (!g) return;
-    if (g->group) wg_gpu.BindGroupRelease(g->group);
+    if (g->group) tn_wg_gpu.BindGroupRelease(g->group);
     tn_mem_free(g);
 }
 
-void wg_groups_forget(wg_device *d, const wg_memory *m) {
+void tn_wg_groups_forget(wg_device *d, const wg_memory *m) {
     for (int i = 0; i < GROUPS; i++) {
         wg_group *g = d->groups[i];
         bool has = false;
@@ -346,9 +346,9 @@ static tn_status group_start(wg_device *d, wg_group *g, wg_memory *const *memory
             .binding = (uint32_t)i, .buffer = memory[i]->buffer, .size = params ? g->params_bytes : memory[i]->bytes};
     }
     const wgpu_bind_group_descriptor descriptor = {.layout = g->layout->layout, .count = g->count, .entries = entries};
-    wg_scopes_open(d);
-    g->group = wg_gpu.DeviceCreateBindGroup(d->device, &descriptor);
-    return wg_scopes_close(d, g->group, "wgpuDeviceCreateBindGroup", "%zu bindings", g->count);
+    tn_wg_scopes_open(d);
+    g->group = tn_wg_gpu.DeviceCreateBindGroup(d->device, &descriptor);
+    return tn_wg_scopes_close(d, g->group, "wgpuDeviceCreateBindGroup", "%zu bindings", g->count);
 }
 
 /* The bind group of this layout and memory, one of those kept or new in the place of an older one. */
@@ -385,7 +385,7 @@ static tn_status choose_slots(wg_device *d, const wg_module *m, const tn_dispatc
     for (int i = 0; i < m->buffer_count; i++) {
         wg_memory *mine;
         const void *address = l->buffers[i] ? l->buffers[i] : d->scratch; /* one that the kernel does not touch */
-        TRY(wg_locate(d, address, 0, m->name, &mine, &at[i]));
+        TRY(tn_wg_locate(d, address, 0, m->name, &mine, &at[i]));
         int slot = 0;
         while (slot < slots && memory[slot] != mine)
             slot++;
@@ -401,7 +401,7 @@ static tn_status check_groups(const wg_device *d, const wg_module *m, const tn_d
     for (int i = 0; i < 3; i++)
         if (l->groups[i] > d->limits.groups)
             return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %u workgroups along axis %d, and the device runs %u at most",
-                           d->id, m->name, l->groups[i], i, d->limits.groups);
+                           d->loss.id, m->name, l->groups[i], i, d->limits.groups);
     return TN_OK;
 }
 
@@ -415,7 +415,7 @@ static void put_params(wg_device *d, const wg_module *m, const tn_dispatch *l, c
     d->params_used += (m->params_bytes + d->step - 1) / d->step * d->step;
 }
 
-tn_status wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l) {
+tn_status tn_wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l) {
     uint8_t slot_of[KIR_MAX_BUFFERS];
     size_t at[KIR_MAX_BUFFERS];
     wg_memory *memory[SLOTS];
@@ -427,21 +427,21 @@ tn_status wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l) {
     TRY(variant_for(d, m, slot_of, &v));
     TRY(pipeline_need(d, m, v));
     TRY(group_for(d, v->layout, memory, (m->params_bytes + 15) / 16 * 16, &group));
-    if (d->params_used + m->params_bytes > PARAMS_BYTES || d->encoded == BATCH) TRY(wg_flush(d));
-    TRY(wg_pass_begin(d));
+    if (d->params_used + m->params_bytes > PARAMS_BYTES || d->encoded == BATCH) TRY(tn_wg_flush(d));
+    TRY(tn_wg_pass_begin(d));
     uint32_t offset = (uint32_t)d->params_used;
     if (m->params_bytes) put_params(d, m, l, at);
-    if (d->set != v) wg_gpu.ComputePassEncoderSetPipeline(d->pass, v->pipeline);
+    if (d->set != v) tn_wg_gpu.ComputePassEncoderSetPipeline(d->pass, v->pipeline);
     d->set = v;
-    wg_gpu.ComputePassEncoderSetBindGroup(d->pass, 0, group, m->params_bytes > 0, &offset);
-    wg_gpu.ComputePassEncoderDispatchWorkgroups(d->pass, l->groups[0], l->groups[1], l->groups[2]);
+    tn_wg_gpu.ComputePassEncoderSetBindGroup(d->pass, 0, group, m->params_bytes > 0, &offset);
+    tn_wg_gpu.ComputePassEncoderDispatchWorkgroups(d->pass, l->groups[0], l->groups[1], l->groups[2]);
     d->encoded++;
     return TN_OK;
 }
 
 /* ---- the end ----------------------------------------------------------------------------------------------------- */
 
-void wg_kernels_close(wg_device *d) {
+void tn_wg_kernels_close(wg_device *d) {
     for (int i = 0; i < GROUPS; i++)
         group_free(d->groups[i]);
     for (wg_layout *l = d->layouts, *next; l; l = next) {

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# webgpu.sh BUILD — the WebGPU driver on the wgpu-native that tools/setup.sh fetched, over Vulkan on the processor: its
+# declarations are the library's, its promises are kept, a sample of operations is right, random kernels have the
+# interpreter's bits, and a training loses what it loses on the processor.
+set -u
+cd "$(dirname "$0")/../.."
+build=$1
+passed=0 failed=0
+
+library=$(compgen -G ".deps/venv/lib/python3*/site-packages/wgpu/resources/libwgpu_native*" | head -n 1)
+if [ -z "$library" ]; then
+    echo "skipped: wgpu-native is not here; run tools/setup.sh check"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 0
+fi
+
+logs=$build/check/webgpu
+rm -rf "$logs"
+mkdir -p "$logs/cache"
+export TRUNNION_WEBGPU_LIB=$PWD/$library TRUNNION_CACHE=$PWD/$logs/cache
+unset XDG_RUNTIME_DIR VK_ICD_FILENAMES VK_DRIVER_FILES
+
+# good NAME COMMAND… — the command succeeds.
+good() {
+    local name=$1
+    shift
+    if timeout 120 "$@" >"$logs/$name.log" 2>"$logs/$name.err"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "failed: $name"
+        tail -n 20 "$logs/$name.log" "$logs/$name.err" | cut -c1-400 | sed 's/^/  | /'
+    fi
+}
+
+# loss DEVICE — of a short training, in full.
+loss() {
+    env -u TRUNNION_CACHE "$build/trunnion" train digits --steps 4 --seed 7 --device "$1" --strict --json 2>>"$logs/train.log" |
+        sed -n 's/.*"final_loss": *\([0-9.e+-]*\).*/\1/p'
+}
+
+good layouts ${CC:-cc} -std=c17 -O1 -c -o /dev/null -Isrc "-I${library%/*}" tools/checks/webgpu_layouts.c
+good driver "$build/test_webgpu"
+good kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_conform"
+good certify "$build/trunnion" certify --device webgpu --sample 100 --seed "${SEED:-1}"
+good silence test ! -s "$logs/certify.err" # what a user sees: no word of the library or of a driver
+there=$(loss webgpu) here=$(loss cpu)
+echo "a training of 4 steps: loss $there, on the processor $here" | tee -a "$logs/train.log"
+good training awk "BEGIN { exit !(\"$there\" != \"\" && ($there - $here) ^ 2 <= (1e-4 * $here) ^ 2) }"
+
+[ $failed = 0 ] && grep -h '^ran on: webgpu' "$logs"/*.log
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed = 0 ]
