@@ -4,8 +4,8 @@
  * nothing is called that was not checked before. What the library finds wrong all the same comes by callbacks: to error
  * scopes around whatever is created, else to one place that the next call reads.
  *
- * Commands are gathered in an encoder, the parameters of launches on the host; tn_wg_flush() submits both. Everything that
- * waits waits in wait_for(), the one place where a browser's loop of events would be entered. */
+ * Commands are gathered in an encoder, the parameters of launches on the host; tn_wg_flush() submits both. Everything
+ * that waits waits in wait_for(), the one place where a browser's loop of events would be entered. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>

@@ -115,8 +115,8 @@ typedef struct wg_group {
 
 /* TN_OK, or the failure of a call by the type of error that it left, or by the device's loss. */
 tn_status tn_wg_check(wg_device *d, uint32_t type, const char *words, const char *call, const char *values);
-/* Catches the errors of what is created until tn_wg_scopes_close, which fails for the first of them, or when nothing came
- * of it (`made` is NULL). */
+/* Catches the errors of what is created until tn_wg_scopes_close, which fails for the first of them, or when nothing
+ * came of it (`made` is NULL). */
 void tn_wg_scopes_open(wg_device *d);
 tn_status tn_wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
 tn_status tn_wg_pass_begin(wg_device *d);
