@@ -55,6 +55,7 @@ typedef struct metal_class {
 /* What an object begins with. */
 struct object {
     const metal_class *isa;
+    object *before; /* of all that there ever were */
     int refs;
     bool is_class; /* … then isa is that of its objects */
 };

