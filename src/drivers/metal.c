@@ -20,6 +20,7 @@
 #include "drivers/metal.h"
 #include "drivers/probe.h"
 #include "hal/hal.h"
+#include "hal/loss.h"
 #include "hal/span.h"
 
 #if TRUNNION_WITH_METAL
@@ -194,16 +195,14 @@ typedef struct mapping {
 
 typedef struct mtl_device {
     mtl_queue queue; /* first: the device's handle is this queue's */
-    char id[24];
+    tn_loss loss;
     object device, options;
     int64_t total_memory;
     atomic_llong taken_memory;
     bool unified;
     mtl_module *move_words, *move_bytes;
     tn_spans spans;
-    atomic_bool lost;
     pthread_mutex_t lock; /* guards what follows */
-    char loss[200];       /* what happened first */
     mapping *mappings;
 } mtl_device;
 
@@ -211,20 +210,11 @@ static mtl_device *device_of(void *handle) { return ((mtl_queue *)handle)->devic
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-static const char ANEW[] = "open the device anew or use another";
-static const char SMALLER[] = "try a smaller batch, a smaller type, or another device";
-
 /* An NSError's words on one line. */
 static void error_words(object error, char *out, size_t size) {
     snprintf(out, size, "%s", error ? text_of(ASK(description, error), "an error without words") : "no words");
     for (char *c = out; *c; c++)
         if (*c == '\n') *c = '|';
-}
-
-/* Whether the device can still be talked to. */
-static tn_status alive(mtl_device *d) {
-    if (!atomic_load_explicit(&d->lost, memory_order_acquire)) return TN_OK;
-    return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); %s", d->id, d->loss, ANEW);
 }
 
 /* What became of a command buffer that has ended. What failed there has left memory as nobody knows it, and so no other
@@ -242,25 +232,22 @@ static tn_status outcome(mtl_device *d, object buffer) {
     char words[300];
     object error = ASK(error, buffer);
     int64_t code = error ? ASK(code, error) : 0;
-    const char *name = "an error of Metal's own", *advice = ANEW;
+    const char *name = "an error of Metal's own", *advice = TN_ADVICE_ANEW;
     error_words(error, words, sizeof words);
     for (size_t i = 0; i < TN_COUNT(rows); i++) {
         if (rows[i].code != code) continue;
         name = rows[i].name;
         advice = rows[i].advice;
     }
-    pthread_mutex_lock(&d->lock);
-    if (!d->loss[0]) snprintf(d->loss, sizeof d->loss, "a command buffer failed: %s", name);
-    pthread_mutex_unlock(&d->lock);
-    atomic_store_explicit(&d->lost, true, memory_order_release);
+    tn_loss_note(&d->loss, "a command buffer failed: %s", name);
     return tn_fail(TN_ERR_LOST,
-                   "%s: a command buffer failed: %s (MTLCommandBufferError %lld: %s): the device is lost; %s", d->id,
-                   name, (long long)code, words, advice);
+                   "%s: a command buffer failed: %s (MTLCommandBufferError %lld: %s): the device is lost; %s",
+                   d->loss.id, name, (long long)code, words, advice);
 }
 
 /* Metal made nothing, and does not say why. */
 static tn_status nothing(const mtl_device *d, const char *message) {
-    return tn_fail(TN_ERR_DEVICE, "%s: %s gives nothing; %s", d->id, message, ANEW);
+    return tn_fail(TN_ERR_DEVICE, "%s: %s gives nothing; %s", d->loss.id, message, TN_ADVICE_ANEW);
 }
 
 /* Around whatever is done to a queue. */
@@ -340,7 +327,7 @@ static tn_status set_params(mtl_queue *q, const mtl_module *m, const void *words
     object buffer = SEND(new_buffer_of, q->device->device, words, m->params_bytes, STORAGE_SHARED);
     if (!buffer)
         return tn_fail(TN_ERR_MEMORY, "%s: %s: %zu bytes of parameters: newBufferWithBytes gives nothing; %s",
-                       q->device->id, m->name, m->params_bytes, SMALLER);
+                       q->device->loss.id, m->name, m->params_bytes, TN_ADVICE_SMALLER);
     SEND(set_buffer, q->encoder, buffer, 0, at);
     release(buffer);
     return TN_OK;
@@ -398,12 +385,12 @@ static object new_text(const char *text, size_t size) {
 static tn_status new_library(mtl_device *d, const char *name, const char *text, size_t size, object *library) {
     char words[640];
     object error = NULL, source = new_text(text, size);
-    if (!source) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s is no text", d->id, name);
+    if (!source) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s is no text", d->loss.id, name);
     *library = SEND(new_library, d->device, source, d->options, &error);
     release(source);
     if (*library) return TN_OK; /* an error beside it holds warnings */
     error_words(error, words, sizeof words);
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s does not compile: %s", d->id, name, words);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s does not compile: %s", d->loss.id, name, words);
 }
 
 static tn_status new_pipeline(mtl_device *d, const char *name, object library, object *pipeline) {
@@ -411,12 +398,12 @@ static tn_status new_pipeline(mtl_device *d, const char *name, object library, o
     object error = NULL, entry = new_text(name, strlen(name));
     object function = entry ? SEND(new_function, library, entry) : NULL;
     release(entry);
-    if (!function) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: newFunctionWithName gives nothing", d->id, name);
+    if (!function) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: newFunctionWithName gives nothing", d->loss.id, name);
     *pipeline = SEND(new_pipeline, d->device, function, &error);
     release(function);
     if (*pipeline) return TN_OK;
     error_words(error, words, sizeof words);
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s becomes no pipeline: %s", d->id, name, words);
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s becomes no pipeline: %s", d->loss.id, name, words);
 }
 
 /* Registers can leave less room for items than the device has. */
@@ -424,13 +411,13 @@ static tn_status check_group(const mtl_device *d, const mtl_module *m) {
     uint64_t most = ASK(max_group, m->pipeline), wanted = m->group.width * m->group.height * m->group.depth;
     if (wanted <= most) return TN_OK;
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %llu items, and the device runs %llu at most of it",
-                   d->id, m->name, (unsigned long long)wanted, (unsigned long long)most);
+                   d->loss.id, m->name, (unsigned long long)wanted, (unsigned long long)most);
 }
 
 static tn_status module_start(mtl_device *d, const tn_code *code, mtl_module *m) {
     object library = NULL;
     if (code->buffer_count >= MOST_BUFFERS)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, %d is the most", d->id, m->name,
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, %d is the most", d->loss.id, m->name,
                        code->buffer_count, MOST_BUFFERS - 1);
     TRY(new_library(d, m->name, code->data, code->size, &library));
     tn_status s = new_pipeline(d, code->entry, library, &m->pipeline);
@@ -447,7 +434,7 @@ static void metal_unload(void *device, void *module) {
 
 static tn_status metal_load(void *device, const tn_code *code, void **module) {
     mtl_device *d = device_of(device);
-    TRY(alive(d));
+    TRY(tn_loss_check(&d->loss));
     mtl_module *m = tn_mem_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     snprintf(m->name, sizeof m->name, "%s", code->entry);
@@ -530,6 +517,7 @@ static void metal_close(void *device) {
     objc.pool_pop(pool);
     tn_spans_close(&d->spans);
     pthread_mutex_destroy(&d->lock);
+    tn_loss_close(&d->loss);
     tn_mem_free(d);
 }
 
@@ -565,7 +553,7 @@ static tn_status metal_open(int index, const tn_device_options *options, void **
         return TN_ERR_MEMORY;
     }
     d->device = found;
-    snprintf(d->id, sizeof d->id, "metal:%d", index);
+    tn_loss_open(&d->loss, "metal", index);
     pthread_mutex_init(&d->lock, NULL);
     tn_spans_open(&d->spans);
     void *pool = objc.pool_push();
@@ -623,16 +611,17 @@ static tn_status metal_memory(void *device, int64_t *total, int64_t *unused) {
 /* Metal gives more than it recommends, and then pages; what goes beyond is refused here. */
 static tn_status metal_alloc(void *device, size_t bytes, void **address) {
     mtl_device *d = device_of(device);
-    TRY(alive(d));
+    TRY(tn_loss_check(&d->loss));
     int64_t size = bytes > INT64_MAX ? INT64_MAX : bytes ? (int64_t)bytes : 1;
     int64_t taken = atomic_load(&d->taken_memory);
     if (size > d->total_memory || taken > d->total_memory - size)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", d->id, bytes,
-                       (long long)taken, (long long)d->total_memory, SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", d->loss.id, bytes,
+                       (long long)taken, (long long)d->total_memory, TN_ADVICE_SMALLER);
     uint64_t storage = d->unified ? STORAGE_SHARED : STORAGE_PRIVATE;
     object buffer = SEND(new_buffer, d->device, (uint64_t)size, storage);
     if (!buffer)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength gives nothing; %s", d->id, bytes, SMALLER);
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength gives nothing; %s", d->loss.id, bytes,
+                       TN_ADVICE_SMALLER);
     tn_status s = tn_span_add(&d->spans, buffer, (size_t)size, address);
     if (s != TN_OK)
         release(buffer);
@@ -658,7 +647,7 @@ static tn_status locate(mtl_device *d, const void *address, size_t bytes, const 
     return tn_fail(TN_ERR_INTERNAL,
                    "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
                    "that your program handles itself, please report this",
-                   d->id, role, bytes, address);
+                   d->loss.id, role, bytes, address);
 }
 
 static tn_status copy_within(mtl_queue *q, object to, size_t to_at, const void *src, size_t bytes) {
@@ -674,8 +663,8 @@ static tn_status new_shared(mtl_device *d, size_t bytes, object *buffer, void **
     *host = *buffer ? ASK(contents, *buffer) : NULL;
     if (*host) return TN_OK;
     release(*buffer);
-    return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes of shared memory: newBufferWithLength gives nothing; %s", d->id, bytes,
-                   SMALLER);
+    return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes of shared memory: newBufferWithLength gives nothing; %s", d->loss.id,
+                   bytes, TN_ADVICE_SMALLER);
 }
 
 /* Between the host and a buffer that it does not see, in pieces through one that both see. */
@@ -718,7 +707,7 @@ static tn_status metal_copy(void *queue, void *dst, const void *src, size_t byte
     mtl_queue *q = queue;
     object buffer;
     size_t at;
-    TRY(alive(q->device));
+    TRY(tn_loss_check(&q->device->loss));
     if (!bytes) return TN_OK;
     TRY(locate(q->device, kind == 1 ? src : dst, bytes, "copying", &buffer, &at));
     void *pool = enter(q);
@@ -732,7 +721,7 @@ static tn_status metal_fill(void *queue, void *dst, uint8_t value, size_t bytes)
     mtl_queue *q = queue;
     object buffer;
     size_t at;
-    TRY(alive(q->device));
+    TRY(tn_loss_check(&q->device->loss));
     if (!bytes) return TN_OK;
     TRY(locate(q->device, dst, bytes, "filling", &buffer, &at));
     void *pool = enter(q);
@@ -768,7 +757,7 @@ static tn_status metal_map(void *device, void *address, size_t bytes, bool read,
     mtl_queue *q = device;
     object buffer;
     size_t at;
-    TRY(alive(q->device));
+    TRY(tn_loss_check(&q->device->loss));
     TRY(locate(q->device, address, bytes, "mapping", &buffer, &at));
     void *pool = enter(q);
     return leave(q, pool,
@@ -828,7 +817,7 @@ static tn_status dispatch_one(mtl_queue *q, const mtl_module *m, const tn_dispat
 
 static tn_status metal_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
     mtl_queue *q = queue;
-    tn_status s = alive(q->device);
+    tn_status s = tn_loss_check(&q->device->loss);
     void *pool = enter(q);
     for (int64_t i = 0; i < count && s == TN_OK; i++)
         s = dispatch_one(q, module, &dispatches[i]);
@@ -837,7 +826,7 @@ static tn_status metal_dispatch(void *queue, void *module, const tn_dispatch *di
 
 static tn_status metal_sync(void *queue) {
     mtl_queue *q = queue;
-    TRY(alive(q->device));
+    TRY(tn_loss_check(&q->device->loss));
     void *pool = enter(q);
     return leave(q, pool, settle(q));
 }
@@ -852,7 +841,7 @@ static void metal_queue_free(void *device, void *queue) {
 
 static tn_status metal_queue_new(void *device, void **queue) {
     mtl_device *d = device_of(device);
-    TRY(alive(d));
+    TRY(tn_loss_check(&d->loss));
     mtl_queue *q = tn_mem_zalloc(1, sizeof *q);
     if (!q) return TN_ERR_MEMORY;
     tn_status s = queue_start(d, q);
@@ -916,14 +905,14 @@ static tn_status wait_for(mtl_queue *q, const mtl_mark *m) {
 
 static tn_status metal_event_record(void *queue, void *event) {
     mtl_queue *q = queue;
-    TRY(alive(q->device));
+    TRY(tn_loss_check(&q->device->loss));
     void *pool = enter(q);
     return leave(q, pool, record(q, event));
 }
 
 static tn_status metal_event_wait(void *queue, void *event) {
     mtl_queue *q = queue;
-    TRY(alive(q->device));
+    TRY(tn_loss_check(&q->device->loss));
     void *pool = enter(q);
     return leave(q, pool, wait_for(q, event));
 }
@@ -931,7 +920,7 @@ static tn_status metal_event_wait(void *queue, void *event) {
 static tn_status metal_event_query(void *device, void *event, bool *passed) {
     mtl_device *d = device_of(device);
     const mtl_mark *m = event;
-    TRY(alive(d));
+    TRY(tn_loss_check(&d->loss));
     void *pool = objc.pool_push();
     *passed = !m->buffer || ASK(status, m->buffer) >= STATUS_COMPLETED;
     tn_status s = m->buffer && *passed ? outcome(d, m->buffer) : TN_OK;
@@ -942,7 +931,7 @@ static tn_status metal_event_query(void *device, void *event, bool *passed) {
 static tn_status metal_event_sync(void *device, void *event) {
     mtl_device *d = device_of(device);
     const mtl_mark *m = event;
-    TRY(alive(d));
+    TRY(tn_loss_check(&d->loss));
     if (!m->buffer) return TN_OK;
     void *pool = objc.pool_push();
     ASK(wait, m->buffer);
@@ -954,7 +943,7 @@ static tn_status metal_event_sync(void *device, void *event) {
 static tn_status metal_event_time(void *device, void *event, double *seconds) {
     const mtl_mark *m = event;
     if (!m->buffer)
-        return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", device_of(device)->id);
+        return tn_fail(TN_ERR_STATE, "%s: the time of an event that was never recorded", device_of(device)->loss.id);
     *seconds = ASK(end_time, m->buffer);
     return TN_OK;
 }
