@@ -87,7 +87,7 @@ static bool put_own_word(render *r, const char *word) {
                  {"p", k->params_in_buffer ? d->params_by_address : d->params_by_value},
                  {"ix", spelling(r, r->t->index32 ? "i32" : "i64")},
                  {"type", r->type},
-                 {"const", r->p->buffer_written[r->n] ? "" : "const "}};
+                 {"const", r->n < r->p->n_buffers && r->p->buffer_written[r->n] ? "" : "const "}};
     for (size_t i = 0; i < TN_COUNT(texts); i++) {
         if (strcmp(texts[i].word, word) != 0) continue;
         tn_str_add(r->text, "%s", texts[i].text);
