@@ -497,6 +497,27 @@ static void put_store(render *r, int i) {
 
 /* ---- instructions ------------------------------------------------------------------------------------------------ */
 
+static bool is_sum(uint8_t op) { return op == KIR_ADD || op == KIR_SUB || op == KIR_FMA; }
+
+/* Could operand `k` of a sum or product be taken apart, and what is left of it be joined with the other operand? */
+static bool could_regroup(const render *r, const kir_ins *in, int k) {
+    kir_val v = kir_operand(in, k), other = kir_operand(in, 1 - k);
+    const kir_ins *inner = &r->p->ins[v];
+    bool alike = in->op == KIR_MUL ? inner->op == KIR_MUL : is_sum(in->op) && is_sum(inner->op);
+    for (int j = inner->op == KIR_FMA ? 2 : 0; alike && j < kir_arity(inner); j++) {
+        kir_val part = kir_operand(inner, j);
+        if (part == other || (r->p->ins[part].op == KIR_CONST && r->p->ins[other].op == KIR_CONST)) return true;
+    }
+    return false;
+}
+
+static void keep_operands(const render *r, const kir_ins *in, render_name names[3]) {
+    bool asked = in->op == KIR_ADD || in->op == KIR_SUB || in->op == KIR_MUL;
+    for (int k = 0; k < 2 && asked && kir_is_float((kir_type)in->type); k++) {
+        if (could_regroup(r, in, k)) snprintf(names[k].text, sizeof names[k].text, "kept(v%d)", kir_operand(in, k));
+    }
+}
+
 static void put_pure(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     render_name names[3] = {{""}, {""}, {""}};
@@ -505,6 +526,7 @@ static void put_pure(render *r, int i) {
         names[k] = kir_render_operand(r, kir_operand(in, k));
         operand = (kir_type)r->p->ins[kir_operand(in, k)].type;
     }
+    if (r->t->dialect->regroups) keep_operands(r, in, names);
     kir_render_put(r, "$let %s v%d = ", TYPE_WORDS[in->type], i);
     kir_render_operation(r, in, operand, (const char *const[3]){names[0].text, names[1].text, names[2].text});
     tn_str_add(r->text, ";\n");

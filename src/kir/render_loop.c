@@ -269,12 +269,21 @@ static void put_point(render *r, int first, int count) {
     kir_render_put(r, "%s;\n", count == 0 ? "0" : "");
 }
 
+static bool has_barrier(const kir_program *p, int loop) {
+    for (int i = loop, end = end_of(p, loop); i < end; i++) {
+        if (p->ins[i].op == KIR_BARRIER) return true;
+    }
+    return false;
+}
+
 /* An axis that ends at a computed number of points: u5 is that of loop 5. */
 static void open_axis_until(render *r, int axis, kir_val points) {
     render_name n = kir_render_operand(r, points);
     kir_type t = (kir_type)r->p->ins[points].type;
     kir_render_line(r, "$var $ix u%d = n%d;\n", r->loop, axis);
     kir_render_line(r, "if (%s < %s(n%d)) { u%d = $ix(%s); }\n", n.text, kir_render_type(t), axis, r->loop, n.text);
+    r->n = r->loop;
+    if (r->t->dialect->same && has_barrier(r->p, r->loop)) kir_render_words(r, r->t->dialect->same);
     kir_render_line(r, "for ($var $ix x%d = 0; x%d < u%d; x%d++) ", axis, axis, r->loop, axis);
     open_brace(r);
 }

@@ -66,9 +66,11 @@ struct kir_dialect {
     /* Tests of floats, where compilers do not say that they heed NaN: #0 == #0, #0 < #1, #0 != 0, and
      * what #0 - #0 is. NULL: as they stand. */
     const char *number, *less, *truth, *nothing;
-    const char *word;       /* the $n-th word of the parameters */
-    const char *array;      /* declares s$n, $size elements of type $type */
-    const char *local;      /* … b$n in workgroup memory */
+    bool regroups;     /* compilers make a + (b + c) of (a + b) + c: kept(v1) hides from them how v1 came about */
+    const char *same;  /* makes u$n that of all items; NULL: compilers believe that it is, where barriers need it */
+    const char *word;  /* the $n-th word of the parameters */
+    const char *array; /* declares s$n, $size elements of type $type */
+    const char *local; /* … b$n in workgroup memory */
     bool by_address_always; /* the words never come by value */
     unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
     /* Writes all up to the kernel's brace, in the place of `params_type` … `local`; elements are then reached by

@@ -158,11 +158,20 @@ static const char FUSED[] =
     "    return bitcast<f32>(sign | bits);\n"
     "}\n";
 
+/* Changes nothing, but only a base's high word, which is 0, tells so. */
+static void put_keeper(render *r) {
+    r->n = (int)(r->kernel->bases_at / 8);
+    r->half = 1;
+    kir_render_words(r, "fn kept(x: f32) -> f32 { return bitcast<f32>(bitcast<u32>(x) ^ p[$pair].$part); }\n");
+    r->half = 0;
+}
+
 static void open_kernel(render *r) {
     declare(r);
     kir_render_words(r, FUNCTIONS);
     bool rounds_once = r->t->features & TN_WGSL_FUSED;
     kir_render_words(r, rounds_once ? "fn fused(a: f32, b: f32, c: f32) -> f32 { return fma(a, b, c); }\n" : FUSED);
+    put_keeper(r);
     for (int b = 0; b < r->p->n_buffers; b++)
         put_accessors(r, b);
     kir_render_words(r, "var<workgroup> same: i32;\n"
@@ -214,6 +223,8 @@ const kir_dialect kir_dialect_wgsl = {
     .number = "is_number(#0)",
     .less = "less(#0, #1)",
     .nothing = "select(float_of(0x7fc00000u), 0.0f, less(abs(#0), float_of(0x7f800000u)))",
+    .regroups = true,
+    .same = "    if (item == 0) { same = u$n; }\n    u$n = workgroupUniformLoad(&same);\n",
     .truth = "(bitcast<u32>(#0) & 0x7fffffffu) != 0u",
     .word = "p[$pair].$part",
     .array = "var s$n: array<$type, $size>;\n",
