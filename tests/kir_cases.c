@@ -202,6 +202,23 @@ static void make_reductions(kir_random *t, kir_type type) {
     }
 }
 
+/* Reductions along one axis, which is no multiple of the lanes, of buffers that begin somewhere. */
+static void make_rows(kir_random *t, kir_type type) {
+    const int64_t rows = 20, n = 150;
+    begin(t, 1, 1, (int64_t[]){rows, n});
+    int a = add_buffer(t, WIDE[type], rows * n + 3, 0), b = add_buffer(t, WIDE[type], rows * n + 5, 0);
+    int sums = add_buffer(t, WIDE[type], 2 * rows + 1, 0);
+    kir_aff in_a = along(0, n, 3), in_b = along(0, n, 5), sum = along(0, 2, 1), most = along(0, 2, 0);
+    in_a.s[1] = in_b.s[1] = 1;
+    kir_loop(t->b, 1, 1);
+    kir_val x = kir_load(t->b, a, &in_a, KIR_NONE), y = kir_load(t->b, b, &in_b, KIR_NONE);
+    kir_val added = kir_reduce_value(t->b, KIR_SUM, kir_binary(t->b, KIR_MUL, x, y), KIR_NONE);
+    kir_val greatest = kir_reduce_value(t->b, KIR_RMAX, x, KIR_NONE);
+    kir_end(t->b);
+    kir_store(t->b, sums, &sum, added, KIR_NONE);
+    kir_store(t->b, sums, &most, greatest, KIR_NONE);
+}
+
 /* Loops in loops, a loop over no axis, a variable through all of them. */
 static void make_nested(kir_random *t, kir_type type) {
     begin(t, 1, 3, (int64_t[]){20, 3, 70, 5});
@@ -301,6 +318,7 @@ const kir_case kir_cases[] = {
     {"reductions i32", KIR_I32, make_reductions, false, false},
     {"reductions u64", KIR_U64, make_reductions, false, false},
     {"reductions bool", KIR_BOOL, make_reductions, false, false},
+    {"rows", KIR_F32, make_rows, false, false},
     {"nested loops", KIR_F32, make_nested, false, false},
     {"transpose", KIR_F32, make_transpose, true, false},
     {"product", KIR_F32, make_product, true, false},

@@ -422,12 +422,12 @@ static void put_element(render *r, const kir_ins *in) {
     kir_render_put(r, "]");
 }
 
-/* `get3(o3 + index`, for languages that reach elements so. */
+/* `get3(at3 + index`, for languages that reach elements so. */
 static void put_call(render *r, const kir_ins *in, const char *function) {
     int buffer = r->p->access[in->imm.i].buffer;
     bool pairs = tn_dtype_size(dtype_of(r, in)) == 8; /* kind: which half */
     kir_render_put(r, pairs ? "%s%d((" : "%s%d(", function, buffer);
-    if (r->p->local[buffer] == 0) kir_render_put(r, "o%d + ", buffer);
+    if (r->p->local[buffer] == 0) kir_render_put(r, "at%d + ", buffer);
     put_index(r, in);
     if (pairs) kir_render_put(r, ") * 2 + %d", in->kind);
 }

@@ -74,7 +74,7 @@ struct kir_dialect {
     bool by_address_always; /* the words never come by value */
     unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
     /* Writes all up to the kernel's brace, in the place of `params_type` … `local`; elements are then reached by
-     * functions: get3(o3 + i) and set3(o3 + i, v) of buffer 3, without o3 in workgroup memory. */
+     * functions: get3(at3 + i) and set3(at3 + i, v) of buffer 3, without at3 in workgroup memory. */
     void (*open_kernel)(struct render *r);
     /* Writes all of the source into out[0].text, the rest of each rendering being filled in: of languages that are not
      * of C's family, and have nothing of the above but name, groups and by_address_always. */

@@ -85,7 +85,7 @@ static void put_offsets(render *r) {
     for (int b = 0; b < r->p->n_buffers; b++) {
         if (r->p->local[b] > 0) continue;
         const packing *k = packing_of(r->p, b);
-        kir_render_put(r, "    let o%d = ", b);
+        kir_render_put(r, "    let at%d = ", b);
         kir_render_size(r, base++);
         kir_render_put(r, " >> %du;\n", k ? 2 - k->shift : 2 + in_pairs(r->p, b));
     }
