@@ -329,13 +329,11 @@ static void start_context(const engine_launch *l) {
     counts.items += (uint64_t)context.count * l->groups[0] * l->groups[1] * l->groups[2];
 }
 
-/* A stack of its own for the handler: a kernel's may be what ran over. Never freed: one a thread that launches. */
+/* A stack of its own for the handler: a kernel's may be what ran over. One for all threads, of which one launches. */
 static bool signal_stack(stack_t *old) {
-    static __thread char *memory;
-    enum { SIZE = 64 << 10 };
-    if (!memory) memory = malloc(SIZE);
-    stack_t mine = {.ss_sp = memory, .ss_size = SIZE};
-    return memory && !sigaltstack(&mine, old);
+    static char memory[64 << 10];
+    stack_t mine = {.ss_sp = memory, .ss_size = sizeof memory};
+    return !sigaltstack(&mine, old);
 }
 
 engine_result engine_run(const engine_launch *l, char *report, size_t room) {
