@@ -43,10 +43,10 @@ static void put_text(spv *e, uint32_t op, const uint32_t *before, size_t n, cons
     if (!words) return;
     memset(words, 0, (1 + n + length) * sizeof *words);
     words[0] = (uint32_t)(1 + n + length + m) << 16 | op;
-    memcpy(words + 1, before, n * sizeof *words);
+    if (n) memcpy(words + 1, before, n * sizeof *words);
     for (size_t i = 0; text[i]; i++)
         words[1 + n + i / 4] |= (uint32_t)(unsigned char)text[i] << i % 4 * 8;
-    memcpy(words + 1 + n + length, after, m * sizeof *words);
+    if (m) memcpy(words + 1 + n + length, after, m * sizeof *words);
 }
 
 static size_t count_operands(uint32_t a, uint32_t b, uint32_t c) { return !a ? 0 : !b ? 1 : !c ? 2 : 3; }
