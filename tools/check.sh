@@ -20,7 +20,7 @@ only=" $* "
 
 # Devices and engines that must take part on every machine, because tools/setup.sh provides for them; where there is no
 # such device, its double (tests/double).
-expected="cpu opencl vulkan cuda rocm metal"
+expected="cpu opencl vulkan webgpu cuda rocm metal"
 
 run_programs="python3 tools/checks/programs.py"
 run_command="python3 tools/checks/command.py"
@@ -53,6 +53,7 @@ backend   | check     | 240 | tools/build.sh $BUILD all $plain && python3 tools/
 help      | check     | 480 | tools/build.sh $BUILD all $plain && $run_command $BUILD help
 install   | check     | 120 | tools/checks/install.sh $BUILD
 vulkan    | check     | 240 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/vulkan.sh $BUILD
+webgpu    | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && tools/checks/webgpu.sh $BUILD
 oclgrind  | check     | 300 | tools/build.sh $BUILD tests $plain && tools/checks/oclgrind.sh $BUILD
 onnx      | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD
 onnx-ocl  | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl --every 75

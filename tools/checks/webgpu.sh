@@ -24,7 +24,7 @@ unset XDG_RUNTIME_DIR VK_ICD_FILENAMES VK_DRIVER_FILES
 good() {
     local name=$1
     shift
-    if timeout 120 "$@" >"$logs/$name.log" 2>"$logs/$name.err"; then
+    if timeout 200 "$@" >"$logs/$name.log" 2>"$logs/$name.err"; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1))
@@ -42,7 +42,7 @@ loss() {
 good layouts ${CC:-cc} -std=c17 -O1 -c -o /dev/null -Isrc "-I${library%/*}" tools/checks/webgpu_layouts.c
 good driver "$build/test_webgpu"
 good kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_conform"
-good certify "$build/trunnion" certify --device webgpu --sample 100 --seed "${SEED:-1}"
+good certify "$build/trunnion" certify --device webgpu --sample 250 --seed "${SEED:-1}"
 good silence test ! -s "$logs/certify.err" # what a user sees: no word of the library or of a driver
 there=$(loss webgpu) here=$(loss cpu)
 echo "a training of 4 steps: loss $there, on the processor $here" | tee -a "$logs/train.log"
