@@ -76,6 +76,9 @@ static void same_bits(recording record, const void *arguments, const char *what)
     free(b);
 }
 
+/* Doubles are not every device's. */
+static bool lacks(tn_dtype t) { return t == TN_F64 && !far->caps.f64; }
+
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
 typedef struct product {
@@ -113,6 +116,7 @@ static void products_of_all_sizes(void **state) {
     for (size_t i = 0; i < TN_COUNT(products); i++) {
         char what[80];
         const product *p = &products[i];
+        if (lacks(p->dtype)) continue;
         snprintf(what, sizeof what, "%lld × %lld × %lld of %s", (long long)p->m, (long long)p->n, (long long)p->k,
                  tn_dtype_name(p->dtype));
         same_bits(record_product, p, what);
@@ -263,7 +267,7 @@ static void rows_are_sorted(void **state) {
                                    {1, 65, TN_I32, false, false}, {1, 200, TN_F32, true, true},
                                    {2, 129, TN_I64, true, false}};
     for (size_t i = 0; i < TN_COUNT(orders); i++)
-        same_bits(record_order, &orders[i], "a sorted row");
+        if (!lacks(orders[i].dtype)) same_bits(record_order, &orders[i], "a sorted row");
 }
 
 static tn_tensor *record_index_add(const void *arguments) {
