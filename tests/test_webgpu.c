@@ -5,7 +5,7 @@
  * buffers have one type, the parameters come last. */
 #include <pthread.h>
 
-#include "hal/hal.h"
+#include "drivers/webgpu_device.h"
 #include "test_support.h"
 
 static const tn_driver *webgpu = &tn_driver_webgpu;
@@ -356,6 +356,30 @@ static void threads_share_a_kernel(void **state) {
     webgpu->unload(device, module);
 }
 
+/* ---- loss ------------------------------------------------------------------------------------------------------- */
+
+/* Commands that the library does not take as a whole: what others had encoded among them is gone, so none of them may
+ * be told that it went well. */
+static void work_that_is_not_taken_is_lost(void **state) {
+    NEEDS_DEVICE;
+    const tn_device_options options = {.struct_size = sizeof options};
+    void *other = NULL, *address = NULL, *buffer;
+    uint32_t word = 1;
+    assert_ok(webgpu->open(0, &options, &other));
+    wg_device *d = other;
+    assert_ok(webgpu->alloc(other, 64, &address));
+    assert_ok(webgpu->fill(other, address, 0, 64)); /* encoded */
+    buffer = d->staging.buffer;
+    tn_wg_gpu.CommandEncoderCopyBufferToBuffer(d->encoder, buffer, 0, buffer, 0, (uint64_t)1 << 40);
+    assert_int_equal(webgpu->copy(other, &word, address, 4, 1), TN_ERR_LOST);
+    assert_text_has(tn_error(), "wgpuCommandEncoderFinish");
+    assert_int_equal(webgpu->copy(other, &word, address, 4, 1), TN_ERR_LOST);
+    assert_text_has(tn_error(), "not taken");
+    assert_int_equal(webgpu->sync(other), TN_ERR_LOST);
+    webgpu->free(other, address);
+    webgpu->close(other);
+}
+
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static void absent_device_is_named(void **state) {
@@ -384,7 +408,7 @@ int main(void) {
         cmocka_unit_test(too_much_memory_is_refused),  cmocka_unit_test(buffers_may_share_and_overlap),
         cmocka_unit_test(packed_elements_share_words), cmocka_unit_test(launches_keep_their_order),
         cmocka_unit_test(compiler_words_are_told),     cmocka_unit_test(empty_launch_does_nothing),
-        cmocka_unit_test(threads_share_a_kernel),
+        cmocka_unit_test(threads_share_a_kernel),      cmocka_unit_test(work_that_is_not_taken_is_lost),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);
 }

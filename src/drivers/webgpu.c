@@ -79,13 +79,17 @@ static void describe(tn_probe *out, void *adapter) {
     wgpu_adapter_info info = {0};
     if (tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS) return;
     tn_device_info *d = tn_probe_device(out);
-    if (!d) return;
+    if (!d) {
+        tn_wg_gpu.AdapterInfoFreeMembers(info);
+        return;
+    }
     copy_text(d->name, sizeof d->name, info.device.length ? info.device : info.description);
     const char *over = info.backend < TN_COUNT(backend_names) ? backend_names[info.backend] : NULL;
     if (over) snprintf(d->compute_capability, sizeof d->compute_capability, "over %s", over);
     d->software = info.type == ADAPTER_CPU;
     d->unified_memory = d->software || info.type == ADAPTER_INTEGRATED;
     if (d->software) d->total_memory = tn_cpu().total_memory;
+    tn_wg_gpu.AdapterInfoFreeMembers(info);
 }
 
 /* The adapters, which the caller releases; more than MOST are none. */
@@ -276,22 +280,37 @@ tn_status tn_wg_pass_begin(wg_device *d) {
     return d->pass ? TN_OK : tn_wg_check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderBeginComputePass", "");
 }
 
-/* Hands the device all that was encoded. */
-tn_status tn_wg_flush(wg_device *d) {
+/* Ends the encoder. wgpu-native ends the process when it is given commands in which it found something wrong. */
+static tn_status finish_commands(wg_device *d, void **commands) {
     const wgpu_labelled descriptor = {0};
-    if (!d->encoder) return TN_OK;
     pass_end(d);
-    void *commands = tn_wg_gpu.CommandEncoderFinish(d->encoder, &descriptor);
+    *commands = tn_wg_gpu.CommandEncoderFinish(d->encoder, &descriptor);
     tn_wg_gpu.CommandEncoderRelease(d->encoder);
     d->encoder = NULL;
-    if (commands && d->params_used)
-        tn_wg_gpu.QueueWriteBuffer(d->queue, d->params.buffer, 0, d->params_host, d->params_used);
-    if (commands) tn_wg_gpu.QueueSubmit(d->queue, 1, &commands);
+    TRY(check_told(d, "wgpuCommandEncoderFinish"));
+    return *commands ? TN_OK : tn_wg_check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderFinish", "");
+}
+
+static tn_status submit(wg_device *d, void *commands) {
+    if (d->params_used) tn_wg_gpu.QueueWriteBuffer(d->queue, d->params.buffer, 0, d->params_host, d->params_used);
+    TRY(check_told(d, "wgpuQueueWriteBuffer"));
+    tn_wg_gpu.QueueSubmit(d->queue, 1, &commands);
+    return check_told(d, "wgpuQueueSubmit");
+}
+
+/* Hands the device all that was encoded. What it does not take is gone, and others were told that it is under way: the
+ * device counts as lost. */
+tn_status tn_wg_flush(wg_device *d) {
+    void *commands = NULL;
+    if (!d->encoder) return TN_OK;
+    tn_status s = finish_commands(d, &commands);
+    if (s == TN_OK) s = submit(d, commands);
     if (commands) tn_wg_gpu.CommandBufferRelease(commands);
     d->params_used = d->uploaded = 0;
     d->encoded = 0;
-    TRY(check_told(d, "wgpuQueueSubmit"));
-    return commands ? TN_OK : tn_wg_check(d, ERROR_INTERNAL, "", "wgpuCommandEncoderFinish", "");
+    if (s == TN_OK || s == TN_ERR_LOST) return s;
+    tn_loss_note(&d->loss, "commands that were not taken");
+    return tn_fail_prefix(TN_ERR_LOST, "the device is lost with what it was to do");
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
@@ -670,13 +689,14 @@ static tn_status find_adapter(wg_device *d, int index, void **out) {
 /* With all that the adapter has: what is not asked for is WebGPU's least. */
 static tn_status request_device(wg_device *d, void *adapter) {
     wgpu_adapter_info info = {0};
-    if (tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS ||
-        tn_wg_gpu.AdapterGetLimits(adapter, &d->limits) != STATUS_SUCCESS)
+    if (tn_wg_gpu.AdapterGetLimits(adapter, &d->limits) != STATUS_SUCCESS || !d->limits.groups ||
+        tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS)
         return tn_fail(TN_ERR_DEVICE, "%s: wgpu-native does not say what the adapter is; %s", d->loss.id,
                        TN_ADVICE_UPDATE);
     char name[64], driver[64];
     copy_text(name, sizeof name, info.device);
     copy_text(driver, sizeof driver, info.description);
+    tn_wg_gpu.AdapterInfoFreeMembers(info);
     d->software = info.type == ADAPTER_CPU;
     if (d->software) d->total_memory = tn_cpu().total_memory;
     uint32_t version = tn_wg_gpu.GetVersion();

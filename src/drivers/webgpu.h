@@ -176,6 +176,7 @@ typedef struct wgpu_future {
     X(InstanceEnumerateAdapters, size_t, (void *instance, const wgpu_enumerate_options *options, void **adapters)) \
     X(InstanceProcessEvents, void, (void *instance))                                                               \
     X(AdapterGetInfo, uint32_t, (void *adapter, wgpu_adapter_info *info))                                          \
+    X(AdapterInfoFreeMembers, void, (wgpu_adapter_info info))                                                      \
     X(AdapterGetLimits, uint32_t, (void *adapter, wgpu_limits *limits))                                            \
     X(AdapterRequestDevice, wgpu_future,                                                                           \
       (void *adapter, const wgpu_device_descriptor *descriptor, wgpu_callback callback))                           \
