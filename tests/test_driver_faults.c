@@ -338,6 +338,56 @@ static void loss_is_remembered(void **state) {
     for_each_driver(lose_it);
 }
 
+/* ---- parameters in memory ---------------------------------------------------------------------------------------- */
+
+/* More parameters than the stream's room for them holds at once: each launch finds its own, whenever it runs. */
+static void launch_with_many_parameters(void) {
+    static const char TEXT[] = "extern \"C\" __global__ void put(long long *out, const long long *p) {\n"
+                               "    out[p[0]] = p[1];\n"
+                               "}\n";
+    enum { LAUNCHES = 7, WORDS = 100 << 7 };
+    const tn_device_options options = {.struct_size = sizeof options};
+    tn_caps caps = {.struct_size = sizeof caps};
+    void *device = NULL, *out = NULL, *module = NULL;
+    int64_t *params = calloc(WORDS, sizeof *params), seen[LAUNCHES];
+    assert_non_null(params);
+    faults.arm(NULL, 0, 0, 0);
+    assert_ok(now->driver->open(0, &options, &device));
+    assert_ok(now->driver->caps(device, &caps));
+    tn_code code = {.form = caps.code,
+                    .data = TEXT,
+                    .size = sizeof TEXT - 1,
+                    .entry = "put",
+                    .buffer_count = 1,
+                    .group = {1, 1, 1},
+                    .params_bytes = WORDS * sizeof *params,
+                    .params_in_buffer = true,
+                    .options = ""};
+    bool is_c = caps.code == TN_CODE_CUDA_C || caps.code == TN_CODE_HIP_C;
+    if (is_c) {
+        assert_ok(now->driver->load(device, &code, &module));
+        assert_ok(now->driver->alloc(device, sizeof seen, &out));
+        for (int i = 0; i < LAUNCHES; i++) {
+            params[0] = i;
+            params[1] = 100 + i;
+            const tn_dispatch d = {.groups = {1, 1, 1}, .buffers = &out, .params = params};
+            assert_ok(now->driver->dispatch(device, module, &d, 1));
+        }
+        assert_ok(now->driver->copy(device, seen, out, sizeof seen, 1));
+        for (int i = 0; i < LAUNCHES; i++)
+            assert_int_equal(seen[i], 100 + i);
+        now->driver->free(device, out);
+        now->driver->unload(device, module);
+    }
+    now->driver->close(device);
+    free(params);
+}
+
+static void parameters_take_turns(void **state) {
+    (void)state;
+    for_each_driver(launch_with_many_parameters);
+}
+
 /* ---- training ---------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 8, FEATURES = 5, MOST_STATES = 64 };
@@ -484,6 +534,7 @@ int main(void) {
         cmocka_unit_test(every_call_may_fail),
         cmocka_unit_test(lack_of_memory_and_loss_are_told_apart),
         cmocka_unit_test(loss_is_remembered),
+        cmocka_unit_test(parameters_take_turns),
         cmocka_unit_test(training_survives_or_says_why),
     };
     return cmocka_run_group_tests(tests, open_faults, remove_scratch);
