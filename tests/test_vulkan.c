@@ -214,6 +214,19 @@ static void what_is_no_kernel_is_refused_with_words(void **state) {
     assert_int_equal(tn_driver_vulkan.load(device->handle, &code, &module), TN_ERR_UNSUPPORTED);
     assert_text_has(tn_error(), "no SPIR-V");
     assert_text_has(tn_error(), "vulkan:0");
+    code.params_bytes = (size_t)1 << 20;
+    assert_int_equal(tn_driver_vulkan.load(device->handle, &code, &module), TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), "bytes of parameters");
+}
+
+static void absurd_sizes_are_refused(void **state) {
+    NEEDS_DEVICE;
+    static const size_t sizes[] = {SIZE_MAX, SIZE_MAX - 62, SIZE_MAX / 2 + 1, (size_t)1 << 50};
+    for (size_t i = 0; i < TN_COUNT(sizes); i++) {
+        void *address = NULL;
+        assert_int_equal(tn_driver_vulkan.alloc(device->handle, sizes[i], &address), TN_ERR_MEMORY);
+        assert_int_equal(tn_driver_vulkan.host_alloc(device->handle, sizes[i], &address), TN_ERR_MEMORY);
+    }
 }
 
 static void absent_device_is_named(void **state) {
@@ -245,6 +258,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(bindings_begin_where_they_have_to),
         cmocka_unit_test(pinned_memory_is_copied_beside_the_caller),
         cmocka_unit_test(what_is_no_kernel_is_refused_with_words),
+        cmocka_unit_test(absurd_sizes_are_refused),
         cmocka_unit_test(absent_device_is_named),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);

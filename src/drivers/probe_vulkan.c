@@ -52,6 +52,7 @@ static const char *bind(void *instance, const call *calls, size_t count) {
  * opens under one lock. A probe's own process makes one of its own: its environment may be another. */
 static void *instance;
 static pid_t instance_of;
+static bool device_calls_known; /* of this instance; other threads use them, so they are written once */
 
 static int32_t make_instance(void) {
     const vk_application application = {
@@ -64,6 +65,7 @@ static int32_t make_instance(void) {
     if (error != SUCCESS) return error;
     instance = made;
     instance_of = getpid();
+    device_calls_known = false;
     return SUCCESS;
 }
 
@@ -116,6 +118,9 @@ uint32_t tn_vulkan_extensions(void *place, const char *const *wanted, uint32_t n
 
 static bool has_extension(void *place, const char *name) { return tn_vulkan_extensions(place, &name, 1) != 0; }
 
+/* More than a heap can have is believed of none: sums stay numbers. */
+static int64_t heap_bytes(uint64_t told) { return (int64_t)(told < (uint64_t)1 << 56 ? told : (uint64_t)1 << 56); }
+
 void tn_vulkan_memory(void *place, bool knows_budget, int64_t *total, int64_t *unused) {
     vk_budget budget = {.head.kind = KIND_BUDGET};
     vk_memory2 m = {.head = {KIND_MEMORY_PROPERTIES, &budget}};
@@ -126,9 +131,9 @@ void tn_vulkan_memory(void *place, bool knows_budget, int64_t *total, int64_t *u
         tn_vk.GetPhysicalDeviceMemoryProperties(place, &m.memory);
     for (uint32_t i = 0; i < m.memory.heap_count && i < TN_COUNT(m.memory.heaps); i++) {
         if (!(m.memory.heaps[i].flags & HEAP_LOCAL)) continue;
-        *total += (int64_t)m.memory.heaps[i].size;
+        *total += heap_bytes(m.memory.heaps[i].size);
         if (knows_budget && budget.budget[i] > budget.usage[i])
-            *unused += (int64_t)(budget.budget[i] - budget.usage[i]);
+            *unused += heap_bytes(budget.budget[i] - budget.usage[i]);
     }
 }
 
@@ -302,8 +307,9 @@ tn_status tn_vulkan_find(int index, void **place) {
     int32_t error = SUCCESS;
     tn_reason why;
     if (!need_instance(&why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
-    const char *lacking = bind(instance, device_calls, TN_COUNT(device_calls));
+    const char *lacking = device_calls_known ? NULL : bind(instance, device_calls, TN_COUNT(device_calls));
     if (lacking) return tn_fail(TN_ERR_UNAVAILABLE, "the Vulkan loader does not know %s; update it", lacking);
+    device_calls_known = true;
     int count = list_devices(list, &error);
     if (index < 0 || index >= count)
         return tn_fail(TN_ERR_UNAVAILABLE, "vulkan:%d does not exist; vkEnumeratePhysicalDevices (%d) finds %d", index,

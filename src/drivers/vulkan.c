@@ -131,6 +131,9 @@ static tn_status block_fill(vk_device *d, block *b, uint32_t must, uint32_t like
     int type = memory_type(d, needs.types, must, like);
     if (type < 0)
         return tn_fail(TN_ERR_DEVICE, "%s: no memory of kind %x for buffers; %s", d->loss.id, must, TN_ADVICE_UPDATE);
+    if (needs.size > d->memory.heaps[d->memory.types[type].heap].size)
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes are more than there are in all of memory type %d; %s", d->loss.id,
+                       b->bytes, type, TN_ADVICE_SMALLER);
     const vk_allocate_info allocate = {.kind = KIND_ALLOCATE, .size = needs.size, .type = (uint32_t)type};
     TRY(check(d, tn_vk.AllocateMemory(d->device, &allocate, NULL, &b->memory), "vkAllocateMemory",
               "%llu bytes of memory type %d", (unsigned long long)needs.size, type));
@@ -146,6 +149,9 @@ static tn_status block_fill(vk_device *d, block *b, uint32_t must, uint32_t like
 
 /* A block in memory that has all flags of `must`; the host sees it if it must, or likes to and can do so quickly. */
 static tn_status block_make(vk_device *d, block *b, size_t bytes, uint32_t must, uint32_t like) {
+    if (bytes > SIZE_MAX / 2 || (int64_t)bytes > d->has.largest)
+        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes at once, and the driver gives %lld at most; %s", d->loss.id, bytes,
+                       (long long)d->has.largest, TN_ADVICE_SMALLER);
     *b = (block){.bytes = (bytes + !bytes + VK_GRAIN - 1) / VK_GRAIN * VK_GRAIN};
     tn_status s = block_fill(d, b, must, like);
     if (s != TN_OK) block_free(d, b);
@@ -295,6 +301,9 @@ static tn_status device_start(vk_device *d) {
     if (!tn_vulkan_ask(d->place, &d->has))
         return tn_fail(TN_ERR_UNSUPPORTED,
                        "%s: Vulkan 1.0, and 1.1 is the least that Trunnion can use; update the driver", d->loss.id);
+    if (d->has.caps.alignment > SLOT_ROOM / 8)
+        return tn_fail(TN_ERR_DEVICE, "%s: buffers aligned to %lld bytes, Vulkan allows 256 at most; %s", d->loss.id,
+                       (long long)d->has.caps.alignment, TN_ADVICE_UPDATE);
     d->software = d->has.properties.device_type == TYPE_CPU;
     d->unified =
         (d->software || d->has.properties.device_type == TYPE_INTEGRATED) && !tn_env("TRUNNION_VULKAN_STAGING");
@@ -369,9 +378,6 @@ static tn_status vulkan_memory(void *device, int64_t *total, int64_t *unused) {
 
 /* Some drivers find memory only when it is first touched, amid a plan; so what cannot be there is refused here. */
 static tn_status check_room(const vk_device *d, int64_t size, int64_t taken) {
-    if (size > d->has.largest)
-        return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes at once, and the driver gives %lld at most; %s", d->loss.id,
-                       (long long)size, (long long)d->has.largest, TN_ADVICE_SMALLER);
     if (size <= d->total_memory && taken <= d->total_memory - size) return TN_OK;
     return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes beside %lld of %lld that are in use; %s", d->loss.id, (long long)size,
                    (long long)taken, (long long)d->total_memory, TN_ADVICE_SMALLER);
@@ -713,9 +719,12 @@ static tn_status make_pipeline(vk_device *d, const tn_code *code, vk_module *m) 
     return refused(check(d, error, "vkCreateComputePipelines", "%s", m->name));
 }
 
-/* Drivers may take for granted that words are SPIR-V. */
+/* Drivers may take for granted that words are SPIR-V; parameters have to fit into an empty slot. */
 static tn_status check_code(const vk_device *d, const tn_code *code) {
     uint32_t first = 0;
+    if (code->params_bytes > SLOT_ROOM / 2)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes of parameters, %d are the most", d->loss.id, code->entry,
+                       code->params_bytes, SLOT_ROOM / 2);
     if (code->size >= 20) memcpy(&first, code->data, sizeof first);
     if (first == 0x07230203 && code->size % 4 == 0 && code->buffer_count < VK_MOST_BINDINGS) return TN_OK;
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x, for %d buffers, are no SPIR-V",
