@@ -2,8 +2,7 @@
  *
  * The kernels here are written by hand, with the parameters that a rendered kernel has. */
 #include <math.h>
-#include <pthread.h>
-
+#include "axpy.h"
 #include "hal/hal.h"
 #include "hal/span.h"
 #include "test_support.h"
@@ -23,25 +22,7 @@ static const char AXPY[] =
     "    ((__global float *)(out + p.base[2]))[i] = a * p.scale + b;\n"
     "}\n";
 
-typedef struct axpy_params {
-    int64_t n;
-    float scale;
-    int32_t pad;
-    int64_t base[3];
-} axpy_params;
-
-static tn_code axpy_code(void) {
-    return (tn_code){
-        .form = TN_CODE_OPENCL_C,
-        .data = AXPY,
-        .size = sizeof AXPY - 1,
-        .entry = "axpy",
-        .buffer_count = 3,
-        .group = {64, 1, 1},
-        .params_bytes = sizeof(axpy_params),
-        .bases_at = offsetof(axpy_params, base),
-    };
-}
+static tn_code axpy_code(void) { return axpy_of(TN_CODE_OPENCL_C, AXPY, NULL); }
 
 static int open_device(void **state) {
     (void)state;
@@ -62,11 +43,7 @@ static int close_device(void **state) {
     return 0;
 }
 
-static void *alloc(size_t bytes) {
-    void *address = NULL;
-    assert_ok(cl->alloc(device, bytes, &address));
-    return address;
-}
+static void *alloc(size_t bytes) { return alloc_on(cl, device, bytes); }
 
 /* It interprets every item: large kernels take minutes. */
 static bool is_simulator(void) { return strstr(info.name, "Oclgrind") != NULL; }
@@ -79,20 +56,7 @@ static bool is_simulator(void) { return strstr(info.name, "Oclgrind") != NULL; }
 
 static void addresses_can_be_offset(void **state) {
     NEEDS_DEVICE;
-    char *a = alloc(1000), *b = alloc(1 << 20);
-    unsigned char in[700], out[700];
-    for (size_t i = 0; i < sizeof in; i++)
-        in[i] = (unsigned char)(i * 7);
-    assert_ok(cl->copy(device, a + 13, in, 700, 0));
-    assert_ok(cl->copy(device, b + 4099, a + 13, 700, 2));
-    assert_ok(cl->copy(device, out, b + 4099 + 350, 350, 1));
-    assert_memory_equal(out, in + 350, 350);
-    assert_ok(cl->copy(device, NULL, NULL, 0, 0));
-    assert_int_equal(cl->copy(device, a + 900, in, 101, 0), TN_ERR_INTERNAL);
-    cl->free(device, a);
-    assert_int_equal(cl->copy(device, a, in, 1, 0), TN_ERR_INTERNAL);
-    assert_text_has(tn_error(), "in no allocation");
-    cl->free(device, b);
+    addresses_are_offset(cl, device);
 }
 
 static void memory_is_counted_and_bounded(void **state) {
@@ -161,26 +125,10 @@ static void spans_come_round(void **state) {
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-enum { N = 1000 };
-
 /* Launches axpy on buffers at odd offsets and checks the result. */
 static void run_axpy(void *module) {
     char *x = alloc(8192), *y = alloc(8192);
-    float a[N], b[N], c[N];
-    for (int i = 0; i < N; i++) {
-        a[i] = (float)i;
-        b[i] = 0.25f * (float)i;
-    }
-    assert_ok(cl->copy(device, x + 64, a, sizeof a, 0));
-    assert_ok(cl->copy(device, y + 128, b, sizeof b, 0));
-    axpy_params params = {.n = N, .scale = 2.0f, .base = {0, 0, 40}};
-    void *buffers[] = {x + 64, y + 128, y + 4096};
-    tn_dispatch d = {.groups = {(N + 63) / 64, 1, 1}, .buffers = buffers, .params = &params};
-    assert_ok(cl->dispatch(device, module, &d, 1));
-    assert_int_equal(params.base[2], 40);
-    assert_ok(cl->copy(device, c, y + 4096 + 40, sizeof c, 1));
-    for (int i = 0; i < N; i++)
-        assert_true(c[i] == a[i] * 2.0f + b[i]);
+    axpy_run(cl, device, module, x + 64, y + 128, y + 4096, 40);
     cl->free(device, x);
     cl->free(device, y);
 }
@@ -429,56 +377,11 @@ static void mapped_memory_shows_and_takes(void **state) {
 
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
-typedef struct job {
-    pthread_t thread;
-    void *module;
-    int number;
-    bool good;
-} job;
-
-/* Launches the shared kernel again and again with buffers and a scale of this thread's own. */
-static void *launch_often(void *ctx) {
-    job *j = ctx;
-    void *buffers[3];
-    float in[64], out[64];
-    bool good = true;
-    for (int i = 0; i < 3; i++)
-        good = good && cl->alloc(device, sizeof in, &buffers[i]) == TN_OK;
-    for (int i = 0; i < 64; i++)
-        in[i] = (float)(i + j->number);
-    good = good && cl->copy(device, buffers[0], in, sizeof in, 0) == TN_OK;
-    good = good && cl->copy(device, buffers[1], in, sizeof in, 0) == TN_OK;
-    for (int round = 0; round < 30 && good; round++) {
-        axpy_params params = {.n = 64, .scale = (float)(j->number * 100 + round)};
-        tn_dispatch d = {.groups = {1, 1, 1}, .buffers = buffers, .params = &params};
-        good = cl->dispatch(device, j->module, &d, 1) == TN_OK &&
-               cl->copy(device, out, buffers[2], sizeof out, 1) == TN_OK;
-        for (int i = 0; i < 64; i++)
-            good = good && out[i] == in[i] * params.scale + in[i];
-    }
-    for (int i = 0; i < 3; i++)
-        cl->free(device, buffers[i]);
-    j->good = good;
-    return NULL;
-}
-
 static void threads_share_a_kernel(void **state) {
     NEEDS_DEVICE;
     if (is_simulator()) skip(); /* it cannot be called from several threads */
     tn_code code = axpy_code();
-    job jobs[4] = {0};
-    void *module = NULL;
-    assert_ok(cl->load(device, &code, &module));
-    for (int i = 0; i < 4; i++) {
-        jobs[i].module = module;
-        jobs[i].number = i;
-        assert_int_equal(pthread_create(&jobs[i].thread, NULL, launch_often, &jobs[i]), 0);
-    }
-    for (int i = 0; i < 4; i++)
-        pthread_join(jobs[i].thread, NULL);
-    for (int i = 0; i < 4; i++)
-        assert_true(jobs[i].good);
-    cl->unload(device, module);
+    threads_launch_one_kernel(cl, device, &code);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */

@@ -3,8 +3,7 @@
  *
  * The kernels here are written by hand, in the form in which kernels are rendered: a line declares a buffer, all
  * buffers have one type, the parameters come last. */
-#include <pthread.h>
-
+#include "axpy.h"
 #include "drivers/webgpu_device.h"
 #include "test_support.h"
 
@@ -25,28 +24,9 @@ static const char AXPY[] = "@group(0) @binding(0) var<storage, read_write> b0: a
                            "    b2[p[2].x / 4u + i] = bitcast<u32>(a * bitcast<f32>(p[0].z) + b);\n"
                            "}\n";
 
-typedef struct axpy_params {
-    int64_t n;
-    float scale;
-    int32_t pad;
-    int64_t base[3];
-} axpy_params;
-
 static const bool LAST_WRITTEN[] = {false, false, true};
 
-static tn_code axpy_code(void) {
-    return (tn_code){
-        .form = TN_CODE_WGSL,
-        .data = AXPY,
-        .size = sizeof AXPY - 1,
-        .entry = "axpy",
-        .buffer_count = 3,
-        .group = {64, 1, 1},
-        .params_bytes = sizeof(axpy_params),
-        .bases_at = offsetof(axpy_params, base),
-        .written = LAST_WRITTEN,
-    };
-}
+static tn_code axpy_code(void) { return axpy_of(TN_CODE_WGSL, AXPY, LAST_WRITTEN); }
 
 static int open_device(void **state) {
     (void)state;
@@ -67,11 +47,7 @@ static int close_device(void **state) {
     return 0;
 }
 
-static void *alloc(size_t bytes) {
-    void *address = NULL;
-    assert_ok(webgpu->alloc(device, bytes, &address));
-    return address;
-}
+static void *alloc(size_t bytes) { return alloc_on(webgpu, device, bytes); }
 
 static void *load(const tn_code *code) {
     void *module = NULL;
@@ -87,20 +63,7 @@ static void *load(const tn_code *code) {
 
 static void addresses_can_be_offset(void **state) {
     NEEDS_DEVICE;
-    char *a = alloc(1000), *b = alloc(1 << 20);
-    unsigned char in[700], out[700];
-    for (size_t i = 0; i < sizeof in; i++)
-        in[i] = (unsigned char)(i * 7);
-    assert_ok(webgpu->copy(device, a + 13, in, 700, 0));
-    assert_ok(webgpu->copy(device, b + 4099, a + 13, 700, 2));
-    assert_ok(webgpu->copy(device, out, b + 4099 + 350, 350, 1));
-    assert_memory_equal(out, in + 350, 350);
-    assert_ok(webgpu->copy(device, NULL, NULL, 0, 0));
-    assert_int_equal(webgpu->copy(device, a + 900, in, 101, 0), TN_ERR_INTERNAL);
-    webgpu->free(device, a);
-    assert_int_equal(webgpu->copy(device, a, in, 1, 0), TN_ERR_INTERNAL);
-    assert_text_has(tn_error(), "in no allocation");
-    webgpu->free(device, b);
+    addresses_are_offset(webgpu, device);
 }
 
 /* Any bytes to any place, in pieces that are larger and smaller than what is copied at once; all around stays. */
@@ -149,24 +112,8 @@ static void too_much_memory_is_refused(void **state) {
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
-enum { N = 1000 };
-
 static void run_axpy(void *module, char *x, char *y, char *out, size_t base) {
-    float a[N], b[N], c[N];
-    for (int i = 0; i < N; i++) {
-        a[i] = (float)i;
-        b[i] = x == y ? a[i] : 0.25f * (float)i;
-    }
-    assert_ok(webgpu->copy(device, x, a, sizeof a, 0));
-    if (x != y) assert_ok(webgpu->copy(device, y, b, sizeof b, 0));
-    axpy_params params = {.n = N, .scale = 2.0f, .base = {0, 0, (int64_t)base}};
-    void *buffers[] = {x, y, out};
-    tn_dispatch d = {.groups = {(N + 63) / 64, 1, 1}, .buffers = buffers, .params = &params};
-    assert_ok(webgpu->dispatch(device, module, &d, 1));
-    assert_int_equal(params.base[2], base);
-    assert_ok(webgpu->copy(device, c, out + base, sizeof c, 1));
-    for (int i = 0; i < N; i++)
-        assert_true(c[i] == a[i] * 2.0f + b[i]);
+    axpy_run(webgpu, device, module, x, y, out, base);
 }
 
 /* Buffers in allocations of their own, in one, in each other's place, the same one twice. */
@@ -306,54 +253,10 @@ static void empty_launch_does_nothing(void **state) {
 
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
-typedef struct job {
-    pthread_t thread;
-    void *module;
-    int number;
-    bool good;
-} job;
-
-/* Launches the shared kernel again and again with buffers and a scale of this thread's own. */
-static void *launch_often(void *ctx) {
-    job *j = ctx;
-    void *buffers[3];
-    float in[64], out[64];
-    bool good = true;
-    for (int i = 0; i < 3; i++)
-        good = good && webgpu->alloc(device, sizeof in, &buffers[i]) == TN_OK;
-    for (int i = 0; i < 64; i++)
-        in[i] = (float)(i + j->number);
-    good = good && webgpu->copy(device, buffers[0], in, sizeof in, 0) == TN_OK;
-    good = good && webgpu->copy(device, buffers[1], in, sizeof in, 0) == TN_OK;
-    for (int round = 0; round < 30 && good; round++) {
-        axpy_params params = {.n = 64, .scale = (float)(j->number * 100 + round)};
-        tn_dispatch d = {.groups = {1, 1, 1}, .buffers = buffers, .params = &params};
-        good = webgpu->dispatch(device, j->module, &d, 1) == TN_OK &&
-               webgpu->copy(device, out, buffers[2], sizeof out, 1) == TN_OK;
-        for (int i = 0; i < 64; i++)
-            good = good && out[i] == in[i] * params.scale + in[i];
-    }
-    for (int i = 0; i < 3; i++)
-        webgpu->free(device, buffers[i]);
-    j->good = good;
-    return NULL;
-}
-
 static void threads_share_a_kernel(void **state) {
     NEEDS_DEVICE;
     tn_code code = axpy_code();
-    job jobs[4] = {0};
-    void *module = load(&code);
-    for (int i = 0; i < 4; i++) {
-        jobs[i].module = module;
-        jobs[i].number = i;
-        assert_int_equal(pthread_create(&jobs[i].thread, NULL, launch_often, &jobs[i]), 0);
-    }
-    for (int i = 0; i < 4; i++)
-        pthread_join(jobs[i].thread, NULL);
-    for (int i = 0; i < 4; i++)
-        assert_true(jobs[i].good);
-    webgpu->unload(device, module);
+    threads_launch_one_kernel(webgpu, device, &code);
 }
 
 /* ---- loss ------------------------------------------------------------------------------------------------------- */

@@ -49,6 +49,7 @@ uint32_t wgpuAdapterGetInfo(void *adapter, adapter_info *info) {
 /* The rest of what a driver looks for. */
 #define CALL(name) \
     void wgpu##name(void) { be_new_enough(); }
+CALL(AdapterInfoFreeMembers)
 CALL(InstanceRelease) CALL(InstanceProcessEvents) CALL(AdapterGetLimits) CALL(AdapterRequestDevice)
 CALL(AdapterRelease) CALL(DeviceGetQueue) CALL(DeviceRelease) CALL(DevicePushErrorScope) CALL(DevicePopErrorScope)
 CALL(DeviceCreateBuffer) CALL(DeviceCreateShaderModule) CALL(DeviceCreateBindGroupLayout)
