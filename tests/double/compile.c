@@ -2,9 +2,12 @@
  *
  * An object is a head and the bytes of a shared library. Both the libraries and nothing else lie in the cache
  * folder, each under the hash of shim, text, tail, flags and compiler; a file there is whole, because it comes under
- * its name by a rename. No header is included and little is linked: that is what makes 30 ms of 150. */
+ * its name by a rename. Of more than MOST_BYTES there (DOUBLE_CACHE_BYTES) those go that were used the longest time
+ * ago; whoever needs one again puts it there again. No header is included and little is linked: that is what makes
+ * 30 ms of 150. */
 #include "parts.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -44,10 +47,12 @@ void engine_count_compiled(engine_counts *out) {
     pthread_mutex_unlock(&lock);
 }
 
-static void count(uint64_t *what) {
+/* How many there were before. */
+static uint64_t count(uint64_t *what) {
     pthread_mutex_lock(&lock);
-    ++*what;
+    uint64_t before = (*what)++;
     pthread_mutex_unlock(&lock);
+    return before;
 }
 
 /* ---- the cache --------------------------------------------------------------------------------------------------- */
@@ -74,6 +79,68 @@ static place place_of(const char key[KEY]) {
     snprintf(p.library, sizeof p.library, "%s/%.*s.so", p.folder, KEY, key);
     return p;
 }
+
+/* ---- its bound --------------------------------------------------------------------------------------------------- */
+
+enum { LOOK_EVERY = 64, LEFT_OVER = 3600 }; /* compilations of a process; seconds */
+static const int64_t MOST_BYTES = (int64_t)512 << 20;
+
+typedef struct entry {
+    char name[KEY + 16];
+    struct timespec used;
+    int64_t bytes;
+} entry;
+
+static int by_age(const void *a, const void *b) {
+    const struct timespec *x = &((const entry *)a)->used, *y = &((const entry *)b)->used;
+    if (x->tv_sec != y->tv_sec) return x->tv_sec < y->tv_sec ? -1 : 1;
+    return (x->tv_nsec > y->tv_nsec) - (x->tv_nsec < y->tv_nsec);
+}
+
+/* The libraries of an open folder, NULL if none; what killed processes began goes. */
+static entry *list_entries(DIR *folder, size_t *count, int64_t *bytes) {
+    entry *all = NULL;
+    size_t room = 0;
+    struct stat info;
+    time_t now = time(NULL);
+    for (const struct dirent *e; (e = readdir(folder));) {
+        if (e->d_name[0] == '.' || strlen(e->d_name) >= sizeof all->name) continue;
+        if (fstatat(dirfd(folder), e->d_name, &info, AT_SYMLINK_NOFOLLOW)) continue;
+        if (!strncmp(e->d_name, "new-", 4)) {
+            if (info.st_mtime < now - LEFT_OVER) (void)unlinkat(dirfd(folder), e->d_name, 0);
+            continue;
+        }
+        if (*count == room) {
+            entry *grown = realloc(all, (room = 2 * room + 64) * sizeof *all);
+            if (!grown) break;
+            all = grown;
+        }
+        entry *at = &all[(*count)++];
+        strcpy(at->name, e->d_name);
+        at->used = info.st_mtim;
+        *bytes += at->bytes = info.st_size;
+    }
+    return all;
+}
+
+static void keep_bound(const char *path) {
+    const char *asked = getenv("DOUBLE_CACHE_BYTES");
+    int64_t most = asked ? atoll(asked) : MOST_BYTES, bytes = 0;
+    size_t count = 0;
+    DIR *folder = opendir(path);
+    if (!folder) return;
+    entry *all = list_entries(folder, &count, &bytes);
+    bool too_much = bytes > most;
+    if (too_much) qsort(all, count, sizeof *all, by_age);
+    for (size_t i = 0; too_much && i < count && bytes > most / 4 * 3; i++) {
+        (void)unlinkat(dirfd(folder), all[i].name, 0);
+        bytes -= all[i].bytes;
+    }
+    free(all);
+    closedir(folder);
+}
+
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 static void add_hash(uint64_t h[2], const char *text) {
     for (const char *p = text ? text : "";; p++) {
@@ -192,6 +259,7 @@ static void *read_object(const place *p, const char *key, size_t *size) {
     struct stat info;
     int file = open(p->library, O_RDONLY | O_CLOEXEC);
     if (file < 0) return NULL;
+    (void)futimens(file, NULL); /* used now: others are older */
     head *h = !fstat(file, &info) ? malloc(sizeof *h + (size_t)info.st_size) : NULL;
     if (h) {
         memcpy(h->magic, MAGIC, sizeof h->magic);
@@ -214,14 +282,14 @@ void *engine_compile(const engine_source *s, size_t *size, char **log) {
     place p = place_of(key);
     void *object = read_object(&p, key, size);
     if (object) {
-        count(&from_disk);
+        (void)count(&from_disk);
         return object;
     }
     if (compile_to(s, &p, log)) object = read_object(&p, key, size);
     if (object) {
         free(*log);
         *log = NULL;
-        count(&compiled);
+        if (count(&compiled) % LOOK_EVERY == 0) keep_bound(p.folder);
     } else if (!*log || !**log) {
         free(*log);
         if (asprintf(log, "the compiler %s cannot be run, or %s not be written: %s", compiler(), p.folder,
@@ -271,7 +339,8 @@ char *engine_tail(const char *text, const char *marker, const char *skip) {
 /* The library lies in the cache, or is put there again. */
 static bool restore(const head *h, const place *p) {
     struct stat info;
-    if (!stat(p->library, &info) && (uint64_t)info.st_size == h->size) return true;
+    if (!utimensat(AT_FDCWD, p->library, NULL, 0) && !stat(p->library, &info) && (uint64_t)info.st_size == h->size)
+        return true;
     char path[sizeof p->library];
     snprintf(path, sizeof path, "%s/new-XXXXXX.so", p->folder);
     int file = mkstemps(path, 3);

@@ -178,12 +178,13 @@ static void work_up_to(gpu_stream *s, uint64_t number) {
     gpu_context *c = s->object.context;
     while (s->first && s->first->number <= number) {
         const work *w = s->first;
+        uint64_t mine = w->number; /* a failure below takes w away */
         if (w->kind == WORK_WAIT && is_stream(c, w->u.behind.stream))
             work_up_to(w->u.behind.stream, w->u.behind.number);
         if (s == c->null_stream) {
-            EACH_STREAM(other, c) if (!other->beside) work_up_to(other, w->number - 1);
+            EACH_STREAM(other, c) if (!other->beside) work_up_to(other, mine - 1);
         } else if (!s->beside && c->null_stream) {
-            work_up_to(c->null_stream, w->number - 1);
+            work_up_to(c->null_stream, mine - 1);
         }
         if (s->first == w) do_first(s); /* else a failure took it away */
     }
