@@ -6,7 +6,10 @@
 
 #include <errno.h>
 #include <math.h>
+#include <poll.h>
 #include <sys/wait.h>
+
+#include "hal/look.h"
 
 /* ---- helpers ---------------------------------------------------------------------------------------------------- */
 
@@ -132,6 +135,23 @@ static void hanging_library_costs_its_time_once(void **state) {
         least = fmin(least, tn_now() - begun);
     }
     if (least >= 2) fail_msg("two hanging libraries took %.1f s; they should hang side by side", least);
+}
+
+static void find_one(tn_probe *out) { out->count = 1; }
+
+/* A driver that hangs takes all the time that there is; those that answered meanwhile are heard all the same. */
+static void answer_is_heard_however_late(void **state) {
+    (void)state;
+    const tn_driver quick = {.struct_size = sizeof quick, .name = "quick", .title = "Quick", .probe = find_one};
+    static tn_findings found;
+    tn_child c;
+    tn_child_start(&quick, &c);
+    struct pollfd answer = {.fd = c.fd, .events = POLLIN};
+    assert_int_equal(poll(&answer, 1, 60000), 1);
+    c.deadline = tn_now() - 1;
+    tn_child_finish(&c, &found);
+    assert_string_equal(found.reason, "");
+    assert_int_equal(found.count, 1);
 }
 
 static void old_wgpu_is_refused_before_any_other_call(void **state) {
@@ -553,6 +573,7 @@ int main(int argc, char **argv) {
         TEST(error_codes_become_reasons),
         TEST(crash_is_survived_and_named),
         TEST(hanging_library_costs_its_time_once),
+        TEST(answer_is_heard_however_late),
         TEST(old_wgpu_is_refused_before_any_other_call),
         TEST(metal_is_for_apple),
         TEST(device_node_of_others_is_a_permission_problem),

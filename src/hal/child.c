@@ -102,14 +102,15 @@ void tn_child_start(const tn_driver *driver, tn_child *c) {
     start(&(task){probe, &driver, &f, sizeof f, probe_seconds()}, c);
 }
 
-/* Reads all of an answer; false when the child ends or the time is over before it is complete. */
+/* Reads all of an answer; false when the child ends or the time is over before it is complete. What lies there already
+ * is read however late it is: the time may have gone while another child was waited for. */
 static bool read_answer(const tn_child *c, void *answer, size_t bytes, bool *late) {
     size_t got = 0;
     *late = false;
     while (got < bytes) {
         double left = c->deadline - tn_now();
         struct pollfd p = {.fd = c->fd, .events = POLLIN};
-        int ready = left > 0 ? poll(&p, 1, (int)(left * 1000) + 1) : 0;
+        int ready = poll(&p, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
         if (ready < 0 && errno == EINTR) continue;
         if (ready <= 0) {
             *late = true;
