@@ -59,14 +59,26 @@ static void *alloc(const kir_device *d, size_t bytes) {
     return memory;
 }
 
-/* The sizes, dials and bases; element 0 may lie outside of the memory, so only the kernel may go there. */
-static int64_t *make_params(const kir_random *t, const kir_rendering *k, char *memory, void **buffers) {
+/* Bytes in front of the block of memory: element 0 of a buffer may lie before it, and a base is never negative. */
+static size_t front_of(const kir_random *t, char *memory) {
+    void *buffers[KIR_MAX_BUFFERS];
+    ptrdiff_t least = 0;
+    kir_random_buffers(t, memory, buffers);
+    for (int i = 0; i < t->n_areas; i++) {
+        if (t->program->local[i] == 0 && (char *)buffers[i] - memory < least) least = (char *)buffers[i] - memory;
+    }
+    return (size_t)(63 - least) / 64 * 64;
+}
+
+/* The sizes, dials and bases. The block lies `front` bytes behind where memory begins; element 0 may lie outside of
+ * it, so only the kernel may go there. */
+static int64_t *make_params(const kir_random *t, const kir_rendering *k, char *memory, size_t front, void **buffers) {
     int64_t *params = calloc(1, k->params_bytes + 8);
     assert_non_null(params);
     size_t count = kir_sizes_count(t->program);
     memcpy(params, t->sizes, count * 8);
     memcpy(params + count, t->dials, (size_t)t->program->n_dials * 8);
-    kir_random_buffers(t, memory, buffers);
+    kir_random_buffers(t, memory + front, buffers);
     int n = 0;
     for (int i = 0; i < t->n_areas; i++) {
         if (t->program->local[i] > 0) continue;
@@ -82,15 +94,16 @@ static bool run(const kir_device *d, const kir_random *t, const kir_rendering *k
     void *buffers[KIR_MAX_BUFFERS], *module = load(d, t->program, k);
     kir_random_buffers(t, want, buffers);
     assert_ok(kir_interpret(t->program, &(kir_launch){t->sizes, buffers, t->dials}));
-    memory = alloc(d, t->bytes + 64);
-    assert_ok(d->driver->copy(d->handle, memory, got, t->bytes, 0));
-    int64_t *params = make_params(t, k, memory, buffers);
+    size_t front = front_of(t, got);
+    memory = alloc(d, front + t->bytes + 64);
+    assert_ok(d->driver->copy(d->handle, memory + front, got, t->bytes, 0));
+    int64_t *params = make_params(t, k, memory, front, buffers);
     tn_dispatch dispatch = {.buffers = buffers, .params = params};
     uint64_t most = d->caps.max_groups_x > 0 ? (uint64_t)d->caps.max_groups_x : 0;
     kir_count_groups(t->program, t->sizes, target, seed % 2 ? 3 : most, dispatch.groups);
     if (dispatch.groups[0] > 0) assert_ok(d->driver->dispatch(d->handle, module, &dispatch, 1));
     assert_ok(d->driver->sync(d->handle));
-    assert_ok(d->driver->copy(d->handle, got, memory, t->bytes, 1));
+    assert_ok(d->driver->copy(d->handle, got, memory + front, t->bytes, 1));
     bool good = kir_random_same(t, want, got, d->driver->title);
     d->driver->free(d->handle, memory);
     d->driver->unload(d->handle, module);

@@ -389,11 +389,14 @@ static int check_shape(const gpu_call *call, const gpu_launch *l) {
 /* The values behind `values`, in one block with their addresses. */
 static int copy_parameters(const gpu_call *call, gpu_launch *l, void **values) {
     int n = engine_parameters(l->kernel);
-    size_t bytes = 0, at = (size_t)n * sizeof(void *);
-    for (int i = 0; i < n; i++)
-        bytes += (engine_parameter_size(l->kernel, i) + 15) / 16 * 16;
-    if (bytes > MOST_PARAMETER_BYTES)
-        return gpu_misuse(call, E_VALUE, "%s: %zu bytes of parameters", engine_kernel_name(l->kernel), bytes);
+    size_t bytes = 0, taken = 0, at = (size_t)n * sizeof(void *);
+    for (int i = 0; i < n; i++) {
+        size_t size = engine_parameter_size(l->kernel, i);
+        bytes += (size + 15) / 16 * 16;
+        taken += (size + 7) / 8 * 8; /* as the device lays them out: none is aligned further */
+    }
+    if (taken > MOST_PARAMETER_BYTES)
+        return gpu_misuse(call, E_VALUE, "%s: %zu bytes of parameters", engine_kernel_name(l->kernel), taken);
     if (n && !values) return gpu_misuse(call, E_VALUE, "%s: no parameters", engine_kernel_name(l->kernel));
     at = (at + 15) / 16 * 16;
     l->args = malloc(at + bytes + 1);
