@@ -26,13 +26,14 @@ typedef enum tn_code_form {
     TN_CODE_MSL,
     TN_CODE_WGSL,
     TN_CODE_SPIRV,
-    TN_CODE_PTX,
+    TN_CODE_PTX, /* no renderer writes it: a driver that asks for it gets no kernels (no_renderer) */
     TN_CODE_C /* plain C: one function that computes a range of workgroups */
 } tn_code_form;
 
 /* One kernel. The parameters of a rendered one are, in this order: a global buffer for each of buffer_count, then one
  * struct of params_bytes by value (8-byte words: sizes, dials, bases); with params_in_buffer the struct's address in a
- * constant buffer instead. All fields from buffer_count on are zero for TN_CODE_KIR. */
+ * constant buffer instead; of TN_CODE_SPIRV and TN_CODE_WGSL always so: binding i of set (group) 0 is buffer i, and
+ * binding buffer_count is the struct. All fields from buffer_count on are zero for TN_CODE_KIR. */
 typedef struct tn_code {
     tn_code_form form;
     const void *data; /* text or words; for TN_CODE_KIR a kir_program */
@@ -72,7 +73,7 @@ enum {
     TN_SPIRV_RTE_16 = 1 << 11, /* RoundingModeRTE */
     TN_SPIRV_RTE_32 = 1 << 12,
     TN_SPIRV_RTE_64 = 1 << 13,
-    TN_SPIRV_FMA_SPLITS = 1 << 14 /* Fma rounds its product too; with f64, that of f32 is computed in f64 */
+    TN_SPIRV_FMA_SPLITS = 1 << 14 /* Fma rounds its product too: the code rounds once itself (f64's: with i64) */
 };
 
 /* … and one that takes WGSL. */

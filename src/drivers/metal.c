@@ -11,7 +11,7 @@
  *
  * Each function that sends messages does so inside a pool of its own; what is kept is retained, and what was made is
  * released. A command buffer keeps what it uses. A device whose work failed is lost: each later call says what happened
- * first. So far this has run on a double of Metal alone (tests/double/metal.c), never on Apple's machines. */
+ * first. So far this has run on a double of Metal alone (tests/double), never on Apple's machines. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>

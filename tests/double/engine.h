@@ -1,7 +1,7 @@
 /* engine.h — what the doubles of drivers share: kernels of C's family are compiled by the system's compiler and run on
  * the processor, item by item, over memory that notices what no processor would.
  *
- * A double is a shared library that plays a vendor's driver (tests/double/gpu.c: CUDA and ROCm). It brings a shim
+ * A double is a shared library that plays a vendor's driver (gpu_*.c: CUDA and ROCm; metal_*.c). It brings a shim
  * that makes C++ of the vendor's language (shim.h), hands the rendered text over, and gets an object: bytes that can
  * be kept, loaded and run. Compiled objects stay on disk (DOUBLE_CACHE), by a hash of all that went into them,
  * because a compilation takes 30 to 200 ms.

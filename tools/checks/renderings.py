@@ -4,8 +4,8 @@ The cases of the tests, random programs and all kernels of templates are written
 test_templates; NVRTC makes machine code for sm_80 and sm_90 of them, hiprtc for gfx90a, and clang, with a short prelude
 in the place of the vendors' headers, PTX and machine code for gfx1100. No device is needed, and none takes part. Two
 workgroups of a kernel have to fit on a multiprocessor, and those of templates and cases may not spill registers. Random
-programs may, and those with indices of 64 bits, which only launches of more than 2^31 elements get: it is told. Without --all a sample is compiled. A compiler that is not
-here is skipped, and said so; with --all NVRTC is fetched with pip.
+programs may, and those with indices of 64 bits, which only launches of more than 2^31 elements get: it is told. Without
+--all a sample is compiled. A compiler that is not here is skipped, and said so; with --all NVRTC is fetched with pip.
 
 Compilers run in child processes, for some crash.
 """
