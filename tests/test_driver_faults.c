@@ -3,6 +3,7 @@
  * counts. */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 
 #include "device_support.h"
 #include "hal/code.h"
@@ -388,6 +389,49 @@ static void parameters_take_turns(void **state) {
     for_each_driver(launch_with_many_parameters);
 }
 
+/* ---- threads ----------------------------------------------------------------------------------------------------- */
+
+static atomic_bool opened_enough;
+static atomic_long worked;
+
+static void *keep_working(void *device) {
+    tn_status first = TN_OK;
+    for (; !opened_enough; worked++) {
+        tn_status s = now->driver->sync(device);
+        if (first == TN_OK) first = s;
+    }
+    return (void *)(intptr_t)first;
+}
+
+/* A device works on while others of its driver are opened and closed. */
+static void open_while_working(void) {
+    const tn_device_options options = {.struct_size = sizeof options};
+    void *device = NULL, *other = NULL, *status = NULL;
+    pthread_t thread;
+    faults.arm(NULL, 0, 0, 0);
+    assert_ok(now->driver->open(0, &options, &device));
+    opened_enough = false;
+    worked = 0;
+    assert_int_equal(pthread_create(&thread, NULL, keep_working, device), 0);
+    for (int i = 0; i < 30; i++) {
+        long before = worked;
+        assert_ok(now->driver->open(0, &options, &other));
+        now->driver->close(other);
+        while (worked == before)
+            sched_yield();
+    }
+    opened_enough = true;
+    pthread_join(thread, &status);
+    assert_null(status);
+    now->driver->close(device);
+    assert_int_equal(faults.live(), 0);
+}
+
+static void devices_are_opened_beside_work(void **state) {
+    (void)state;
+    for_each_driver(open_while_working);
+}
+
 /* ---- training ---------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 8, FEATURES = 5, MOST_STATES = 64 };
@@ -535,6 +579,7 @@ int main(void) {
         cmocka_unit_test(lack_of_memory_and_loss_are_told_apart),
         cmocka_unit_test(loss_is_remembered),
         cmocka_unit_test(parameters_take_turns),
+        cmocka_unit_test(devices_are_opened_beside_work),
         cmocka_unit_test(training_survives_or_says_why),
     };
     return cmocka_run_group_tests(tests, open_faults, remove_scratch);

@@ -144,10 +144,15 @@ static bool load_compiler(const gpu_vendor *v, tn_reason *why) {
     return tn_library_open(&fitting, why) || tn_library_open(&v->compiles, why);
 }
 
+/* Once a process: while another device is being opened, threads call what was loaded for the first one. hal opens under
+ * one lock. */
 static tn_status load_libraries(const gpu_vendor *v) {
+    static bool loaded[2];
+    bool *mine = &loaded[v->hip];
     tn_reason why;
-    if (tn_library_open(&v->probe, &why) && tn_library_open(&v->work, &why) && load_compiler(v, &why)) return TN_OK;
-    return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
+    if (!*mine)
+        *mine = tn_library_open(&v->probe, &why) && tn_library_open(&v->work, &why) && load_compiler(v, &why);
+    return *mine ? TN_OK : tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
 }
 
 static tn_status find_device(gpu_device *d, int index) {
