@@ -228,7 +228,10 @@ static void compiler_words_are_told(void **state) {
     code.local_bytes = 1 << 30;
     assert_int_equal(webgpu->load(device, &code, &module), TN_ERR_UNSUPPORTED);
     code = axpy_code();
-    run_axpy(module = load(&code), alloc(8192), alloc(8192), alloc(8192), 0); /* and the device goes on */
+    char *buffers[] = {alloc(8192), alloc(8192), alloc(8192)};
+    run_axpy(module = load(&code), buffers[0], buffers[1], buffers[2], 0); /* and the device goes on */
+    for (size_t i = 0; i < TN_COUNT(buffers); i++)
+        webgpu->free(device, buffers[i]);
     webgpu->unload(device, module);
 }
 
