@@ -60,7 +60,9 @@ def check_kernels(report, name, build, more):
     for kind, count in KERNELS:
         check_program(report, f"{name}: {count * more} random kernels, {kind[2:]}", build / "test_render", kind, 0,
                       count * more)
+    check_program(report, f"{name}: queues and events", build / "test_queue")
     if more > 1:
+        check_program(report, f"{name}: work recorded on queues", build / "test_async")
         check_program(report, f"{name}: all templates", build / "test_templates")
 
 

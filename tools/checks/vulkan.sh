@@ -87,6 +87,7 @@ wrong vkDestroyBuffer 'VUID-vkDestroyDevice'
 wrong vkCmdBindDescriptorSets 'VUID-vkCmdDispatch'
 wrong vkDestroyPipelineLayout 'VUID-vkDestroyDevice'
 clean validated "$build/test_vulkan"
+clean queues env TRUNNION_TEST_DEVICE=vulkan "$build/test_queue"
 clean validated-staging env TRUNNION_VULKAN_STAGING=1 "$build/test_vulkan"
 clean validated-certify "$build/trunnion" certify --device vulkan --sample 500 --seed "${SEED:-1}"
 

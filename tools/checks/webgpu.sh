@@ -43,6 +43,7 @@ good layouts ${CC:-cc} -std=c17 -O1 -c -o /dev/null -Isrc "-I${library%/*}" tool
 good driver "$build/test_webgpu"
 good kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_conform"
 good words env TRUNNION_TEST_DEVICE=webgpu "$build/test_wgsl"
+good queues env TRUNNION_TEST_DEVICE=webgpu "$build/test_queue"
 good certify "$build/trunnion" certify --device webgpu --sample 250 --seed "${SEED:-1}"
 good silence test ! -s "$logs/certify.err" # what a user sees: no word of the library or of a driver
 there=$(loss webgpu) here=$(loss cpu)
