@@ -267,6 +267,30 @@ static void programs_of_words_are_verified(void **state) {
     kir_free(p);
 }
 
+/* Only the affine part of an INDEX is promised to fit 32 bits: what is computed has 64. */
+static void computed_indices_have_64_bits(void **state) {
+    (void)state;
+    enum { N = 5 };
+    int64_t numbers[N] = {-3, INT32_MAX, INT64_MAX, INT64_MIN, (int64_t)1 << 40}, got[N] = {0};
+    kir_builder *b = NULL;
+    kir_program *p = NULL, *words = NULL;
+    int64_t *sizes = NULL, extent = N;
+    assert_ok(kir_begin(1, 0, &extent, &b));
+    int from = kir_buffer(b, TN_I64), to = kir_buffer(b, TN_I64);
+    kir_aff at = kir_aff_const(0), moved = kir_aff_const(7);
+    at.s[0] = moved.s[0] = 1;
+    moved.dyn = kir_load(b, from, &at, KIR_NONE);
+    kir_store(b, to, &at, kir_index(b, &moved), KIR_NONE);
+    assert_ok(kir_finish(b, &p, &sizes));
+    assert_ok(kir_legalise(p, KIR_LEGAL_I64, &words));
+    assert_ok(kir_interpret(words, &(kir_launch){sizes, (void *[]){numbers, got}, NULL}));
+    for (int i = 0; i < N; i++)
+        assert_true((uint64_t)got[i] == (uint64_t)numbers[i] + 7 + (uint64_t)i);
+    kir_free(words);
+    kir_free(p);
+    tn_mem_free(sizes);
+}
+
 /* ---- functions of legal_math.h ----------------------------------------------------------------------------------- */
 
 static void same_f32(float want, float got, float x, float y) {
@@ -393,6 +417,7 @@ int main(void) {
         cmocka_unit_test(random_long_loops),
         cmocka_unit_test(random_groups),
         cmocka_unit_test(programs_of_words_are_verified),
+        cmocka_unit_test(computed_indices_have_64_bits),
         cmocka_unit_test(fmod_is_exact),
         cmocka_unit_test(words_are_64_bits),
         cmocka_unit_test(without_memory),

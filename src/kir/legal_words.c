@@ -478,9 +478,17 @@ static pair rewrite_narrow(words *w, const kir_ins *old) {
         return single(to_narrow(w, KIR_BOOL, KIR_U64, &dial));
     }
     kir_ins in = renamed_ins(w, old);
-    if (in.op == KIR_INDEX || is_arg(&in)) in.type = KIR_I32;
-    kir_val v = kir_append(w->b, &in, dyn_of(w, old));
-    return in.op == KIR_INDEX ? bounded(as_u32(w, v), KIR_NONE, INT32_MIN, INT32_MAX) : single(v);
+    if (is_arg(&in)) in.type = KIR_I32;
+    return single(kir_append(w->b, &in, dyn_of(w, old)));
+}
+
+/* Its affine part is within an int32_t, what is computed need not be. */
+static pair rewrite_index(words *w, const kir_ins *old) {
+    kir_val dyn = w->p->access[old->imm.i].dyn;
+    kir_ins in = *old;
+    in.type = KIR_I32;
+    pair x = bounded(as_u32(w, kir_append(w->b, &in, KIR_NONE)), KIR_NONE, INT32_MIN, INT32_MAX);
+    return dyn == KIR_NONE ? x : arithmetic(w, KIR_ADD, &x, &w->map[dyn]);
 }
 
 static void rewrite(words *w, int i) {
@@ -494,8 +502,9 @@ static void rewrite(words *w, int i) {
     } else if (is_reduced_wide(w, old)) {
         feed(w, i, old);
     } else {
-        w->map[i] =
-            wide && old->op != KIR_INDEX && !is_arg(old) ? rewrite_wide(w, old, operand) : rewrite_narrow(w, old);
+        w->map[i] = old->op == KIR_INDEX   ? rewrite_index(w, old)
+                    : wide && !is_arg(old) ? rewrite_wide(w, old, operand)
+                                           : rewrite_narrow(w, old);
         if (!is_arg(old)) note_index(w, i);
     }
     if (old->op == KIR_SCAN && is_reduced_wide(w, old)) note_index(w, i);
