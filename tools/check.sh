@@ -44,7 +44,7 @@ model     | check     | 600 | python3 tools/smollm2.py --or-skip
 devices   | check     |  60 | tools/build.sh $BUILD all $plain && $run_command $BUILD devices
 library   | check     |  60 | tools/build.sh $BUILD all $plain && tools/checks/library.sh $BUILD
 unit      | check     | 600 | tools/build.sh $BUILD tests $plain && $run_programs $BUILD tests
-doubles   | check     | 180 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
+doubles   | check     | 300 | tools/build.sh $BUILD all $plain && tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD
 blas      | check     |  60 | tools/build.sh $BUILD test_library $plain && tools/checks/blas.sh $BUILD
 examples  | check     | 120 | tools/build.sh $BUILD examples $plain && $run_programs $BUILD examples
 train     | check     | 240 | tools/build.sh $BUILD all $plain && $run_command $BUILD train

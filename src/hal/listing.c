@@ -229,9 +229,10 @@ struct tn_device_list {
     entry entries[];
 };
 
-/* Whether two descriptions are of one processor. Software has made-up identities. */
+/* Whether two descriptions are of one processor. Software has made-up identities; names tell program and version. */
 static bool same_processor(const tn_device_info *a, const tn_device_info *b) {
-    if (a->software || b->software) return false;
+    if (a->software != b->software) return false;
+    if (a->software) return a->name[0] && !strcmp(a->name, b->name);
     return (a->uuid[0] && !strcmp(a->uuid, b->uuid)) || (a->pci[0] && !strcmp(a->pci, b->pci));
 }
 

@@ -45,6 +45,8 @@ good kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_conform"
 good words env TRUNNION_TEST_DEVICE=webgpu "$build/test_wgsl"
 good queues env TRUNNION_TEST_DEVICE=webgpu "$build/test_queue"
 good certify "$build/trunnion" certify --device webgpu --sample 250 --seed "${SEED:-1}"
+"$build/trunnion" devices >"$logs/listing" 2>&1
+good twins grep -q 'webgpu:0.*the same as vulkan:0' "$logs/listing" # one software device behind two interfaces
 good silence test ! -s "$logs/certify.err" # what a user sees: no word of the library or of a driver
 there=$(loss webgpu) here=$(loss cpu)
 echo "a training of 4 steps: loss $there, on the processor $here" | tee -a "$logs/train.log"
