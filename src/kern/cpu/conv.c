@@ -197,9 +197,9 @@ static int64_t sum_row(const tn_conv_args *a, int64_t columns) { return a->joint
 /* Worth it where few places are none, and copying the sums out, which a joint does anyway, costs less than packing. */
 static bool counts_whole_rows(const conv *c) {
     const tn_conv_args *a = &c->a;
-    enum { FEW = 8 }; /* of so many places one may be none */
+    const int64_t few = a->joint.vm ? 8 : 16; /* of so many places one may be none */
     if (a->stride[0] != 1 || a->stride[1] != 1 || c->w.apart) return false;
-    if ((c->w.row - a->places[1]) * FEW > a->places[1]) return false;
+    if ((c->w.row - a->places[1]) * few > a->places[1]) return false;
     if (a->places[0] * c->w.row < 2 * panel_of(c->w.with)) return false;
     return a->joint.vm || 2 * a->filters <= c->w.depth;
 }
