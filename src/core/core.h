@@ -366,7 +366,7 @@ enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 9 };
 bool tn_native_takes(const tn_node *n);
 bool tn_native_joins(const tn_value *v); /* is no product, and element-wise values behind its kernel may join it */
 /* Makes the joint's sizes, which know the lead's dims, those that its kernel runs. false: an index does not fit. */
-bool tn_native_joint_fits(const tn_node *lead, const tn_group *group);
+bool tn_native_joint_fits(const tn_value *lead, const tn_group *group);
 int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values[TN_NATIVE_POINTERS]);
 size_t tn_native_byte_offset(const tn_value *v); /* of its first element in its root's memory */
 /* Does this group write over its first operand, touching only what it owns, while it

@@ -716,6 +716,6 @@ tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     }
     TRY(kir_finish(kb, &group->program, &group->sizes));
     const tn_value *lead = &g->values[group->lead];
-    if (tn_native_joins(lead) && !tn_native_joint_fits(lead->node, group)) g->forbid = group->lead;
+    if (tn_native_joins(lead) && !tn_native_joint_fits(lead, group)) g->forbid = group->lead;
     return TN_OK;
 }

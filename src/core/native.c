@@ -109,10 +109,9 @@ static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, t
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
-/* What a kernel's result is: memory of its own; that, or blocks that a store joint takes over as one takes a product's;
- * its first operand with some elements changed, each by itself; or that with elements written that nobody counts on
- * before the plan has ended. */
-typedef enum result_kind { RESULT_FRESH, RESULT_JOINED, RESULT_UPDATED, RESULT_APPENDED } result_kind;
+/* What a kernel's result is: memory of its own; its first operand with some elements changed, each by itself; or that
+ * with elements written that nobody counts on before the plan has ended. */
+typedef enum result_kind { RESULT_FRESH, RESULT_UPDATED, RESULT_APPENDED } result_kind;
 
 typedef struct tn_native_row {
     const char *name; /* of the op */
@@ -120,31 +119,32 @@ typedef struct tn_native_row {
     result_kind result;
     void (*cost)(const tn_native *n, tn_cost *cost); /* NULL: what the op's shapes say */
     bool (*takes)(const tn_node *n);                 /* NULL: all there is; others are composed */
+    const tn_native_joint *joint;                    /* NULL: none, or a product's */
 } tn_native_row;
 
 static const tn_native_row natives[] = {
-    {"matmul_batched", tn_make_matmul, RESULT_FRESH, NULL, NULL},
-    {"int_mm", tn_make_matmul, RESULT_FRESH, NULL, NULL},
-    {"linear_quantized", tn_make_linear_stored, RESULT_FRESH, NULL, NULL},
-    {"linear_half", tn_make_linear_stored, RESULT_FRESH, NULL, NULL},
-    {"argsort_last", make_argsort, RESULT_FRESH, NULL, NULL},
-    {"index_add_rows", make_index_add, RESULT_UPDATED, NULL, NULL},
-    {"rope_rows", tn_make_rope, RESULT_FRESH, NULL, NULL},
-    {"cache_append_rows", tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL},
-    {"attention_dense", tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL},
-    {"attention_dense_gradient", tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL},
-    {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL},
-    {"correlate2d", tn_make_correlate2d, RESULT_JOINED, tn_cost_of_conv, tn_takes_correlate2d},
-    {"spread2d", tn_make_spread2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_spread2d},
-    {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight},
-    {"linalg_cholesky_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL},
-    {"linalg_solve_systems", tn_make_linalg, RESULT_FRESH, NULL, NULL},
-    {"linalg_solve_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL},
-    {"linalg_solve_upper", tn_make_linalg, RESULT_FRESH, NULL, NULL},
-    {"linalg_determinants", tn_make_linalg, RESULT_FRESH, NULL, NULL},
-    {"linalg_qr_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL},
-    {"linalg_eigh_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL},
-    {"linalg_svd_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL},
+    {"matmul_batched", tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
+    {"int_mm", tn_make_matmul, RESULT_FRESH, NULL, NULL, NULL},
+    {"linear_quantized", tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
+    {"linear_half", tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
+    {"argsort_last", make_argsort, RESULT_FRESH, NULL, NULL, NULL},
+    {"index_add_rows", make_index_add, RESULT_UPDATED, NULL, NULL, NULL},
+    {"rope_rows", tn_make_rope, RESULT_FRESH, NULL, NULL, NULL},
+    {"cache_append_rows", tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL, NULL},
+    {"attention_dense", tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL, NULL},
+    {"attention_dense_gradient", tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL, NULL},
+    {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL, NULL},
+    {"correlate2d", tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d, &tn_correlate2d_joint},
+    {"spread2d", tn_make_spread2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_spread2d, NULL},
+    {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight, NULL},
+    {"linalg_cholesky_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {"linalg_solve_systems", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {"linalg_solve_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {"linalg_solve_upper", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {"linalg_determinants", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {"linalg_qr_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {"linalg_eigh_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
+    {"linalg_svd_packed", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},
 };
 
 static const tn_native_row *row_named(const char *name) {
@@ -161,7 +161,11 @@ bool tn_native_takes(const tn_node *n) {
 bool tn_native_joins(const tn_value *v) {
     if (!v->row || v->host_only || !v->node->device->is_cpu) return false;
     const tn_native_row *row = row_named(v->row->name);
-    return row && row->result == RESULT_JOINED && row->takes(v->node) && tn_conv_blocks_are_large(v->node);
+    return row && row->joint && row->takes(v->node) && row->joint->pays(v->node);
+}
+
+bool tn_native_joint_fits(const tn_value *lead, const tn_group *group) {
+    return row_named(lead->row->name)->joint->fit(lead->node, group);
 }
 
 static result_kind result_of(const tn_value *v) {
@@ -171,7 +175,7 @@ static result_kind result_of(const tn_value *v) {
 
 bool tn_native_updates(const tn_graph_plan *g, const tn_group *group, int slot) {
     const tn_value *v = &g->values[group->lead];
-    if (result_of(v) < RESULT_UPDATED) return false;
+    if (result_of(v) == RESULT_FRESH) return false;
     for (int k = 1; k < v->n_in; k++)
         if (v->in[k] >= 0 && g->values[g->values[v->in[k]].root].slot == slot) return false;
     return g->values[v->in[0]].offset == 0;

@@ -54,6 +54,13 @@ struct tn_native {
 
 typedef tn_status tn_native_maker(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace);
 
+/* The store joint of a kernel that is no product: whether it hands over blocks that are worth one, and how the
+ * program's sizes, made for the lead's dims, become those that the kernel runs (false: an index does not fit). */
+typedef struct tn_native_joint {
+    bool (*pays)(const tn_node *lead);
+    bool (*fit)(const tn_node *lead, const tn_group *group);
+} tn_native_joint;
+
 /* native.c. The program that joins a product's result, if its group has one. */
 tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint);
 /* Is the memory bound to a slot the host's own, and left as it is by this plan? */
@@ -68,7 +75,7 @@ bool tn_takes_correlate2d(const tn_node *n);
 bool tn_takes_correlation_product(const tn_node *n); /* the same, but one filter a channel */
 bool tn_takes_spread2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);
-bool tn_conv_blocks_are_large(const tn_node *n); /* are what it hands over blocks that are worth a joint? */
+extern const tn_native_joint tn_correlate2d_joint;
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
 tn_native_maker tn_make_linalg;                                               /* native_linalg.c */
 tn_native_maker tn_make_sdpa, tn_make_sdpa_gradient;

@@ -178,14 +178,14 @@ static bool along_places(int64_t *stride, int64_t rows, int64_t columns) {
     return true;
 }
 
-bool tn_conv_blocks_are_large(const tn_node *n) {
+static bool blocks_are_large(const tn_node *n) {
     enum { BLOCK_PLACES = 256, LARGE = 2048 };
     tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
     int64_t places = a.places[0] * a.places[1];
     return is_each_alone(&a) ? places >= LARGE : a.filters * tn_min64(places, BLOCK_PLACES) >= LARGE;
 }
 
-bool tn_native_joint_fits(const tn_node *lead, const tn_group *group) {
+static bool fit_joint(const tn_node *lead, const tn_group *group) {
     const kir_program *p = group->program;
     int64_t *sizes = group->sizes, images = lead->shape[0], channels = lead->shape[1];
     int64_t rows = lead->shape[2], columns = lead->shape[3];
@@ -198,6 +198,8 @@ bool tn_native_joint_fits(const tn_node *lead, const tn_group *group) {
     memcpy(sizes, (const int64_t[AXES]){1, 1, 1, images, channels, rows * columns}, AXES * sizeof *sizes);
     return true;
 }
+
+const tn_native_joint tn_correlate2d_joint = {blocks_are_large, fit_joint};
 
 /* Of a product whose rows are places, and its columns channels. */
 static void swap_joint(tn_native *n, const kir_program *p, int block_buffer) {
