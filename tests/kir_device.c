@@ -125,3 +125,17 @@ tn_status kir_device_check(const kir_device *d, const kir_random *t, uint64_t se
     kir_rendering_free(&k);
     return TN_OK;
 }
+
+void kir_render_without_memory(const kir_program *p, const kir_target *t) {
+    int64_t live = tn_mem_get_stats().live_blocks;
+    for (int64_t n = 1;; n++) {
+        kir_rendering k;
+        tn_mem_fail_at(n);
+        tn_status s = kir_render(p, t, &k);
+        tn_mem_fail_at(0);
+        kir_rendering_free(&k);
+        assert_int_equal(tn_mem_get_stats().live_blocks, live);
+        if (s == TN_OK) break;
+        assert_int_equal(s, TN_ERR_MEMORY);
+    }
+}

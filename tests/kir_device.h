@@ -25,4 +25,7 @@ kir_target kir_device_target(const kir_device *d, bool index32);
  * with the program and its text. TN_ERR_UNSUPPORTED: it cannot be rendered for this device. */
 tn_status kir_device_check(const kir_device *d, const kir_random *t, uint64_t seed, bool index32, bool *good);
 
+/* Renders it with each allocation failing once: an error each time, and nothing is left behind. */
+void kir_render_without_memory(const kir_program *p, const kir_target *t);
+
 #endif
