@@ -26,6 +26,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "bench" / "peers")]
+import minilm  # noqa: E402
 import report  # noqa: E402
 import smollm2  # noqa: E402
 from peers import built  # noqa: E402
@@ -50,6 +51,10 @@ class Here:
 
     def __init__(self, options):
         self.program, self.options = ROOT / options.build / "trunnion", options
+        for model in (smollm2, minilm):
+            wrong = None if model.is_there() else model.fetch()
+            if wrong:
+                sys.exit(wrong)
         self.words = ["--threads", str(options.threads), "--model", str(smollm2.path())]
 
     def bench(self, *words):
