@@ -2,6 +2,7 @@
  * result, and nothing is left behind. A driver is a row; between it and its library stands one of tests/fakes, which
  * counts. */
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -133,6 +134,7 @@ static const char *double_path(const char *name) {
 static int open_faults(void **state) {
     if (make_scratch(state)) return -1;
     setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
+    setenv("DOUBLE_DEVICES", "2", 1);
     for (size_t i = 0; i < TN_COUNT(drivers); i++) {
         char name[64];
         snprintf(name, sizeof name, "lib%s.so", drivers[i].driver->name);
@@ -432,6 +434,78 @@ static void devices_are_opened_beside_work(void **state) {
     for_each_driver(open_while_working);
 }
 
+/* What the caller's thread had chosen for calls of its own stays chosen: a context, or the second of two devices. */
+static void work_from_elsewhere(void) {
+    void *library = libraries[now - drivers], *current = &current;
+    int (*get_context)(void **) = NULL, (*get_device)(int *) = NULL, (*set_device)(int) = NULL, device = 0;
+    *(void **)&get_context = dlsym(library, "cuCtxGetCurrent");
+    *(void **)&get_device = dlsym(library, "hipGetDevice");
+    *(void **)&set_device = dlsym(library, "hipSetDevice");
+    if (set_device) assert_int_equal(set_device(1), 0);
+    assert_ok(run(NULL, 0, 0, false));
+    if (get_context) {
+        assert_int_equal(get_context(&current), 0);
+        assert_null(current);
+    }
+    if (!get_device) return;
+    assert_int_equal(get_device(&device), 0);
+    assert_int_equal(device, 1);
+    assert_int_equal(set_device(0), 0);
+}
+
+static void the_callers_choice_stays(void **state) {
+    (void)state;
+    for_each_driver(work_from_elsewhere);
+}
+
+/* ---- devices that are not as most -------------------------------------------------------------------------------- */
+
+/* Of Vulkan 1.0: not listed, with the reason, and not opened. */
+static void old_devices_are_not_listed(void) {
+    const tn_device_options options = {.struct_size = sizeof options};
+    tn_device_info info;
+    tn_probe probe = {.struct_size = sizeof probe, .devices = &info, .capacity = 1};
+    void *device = NULL;
+    if (strcmp(now->id, "vulkan:0")) return;
+    setenv("VULKAN_LIES", "old", 1);
+    now->driver->probe(&probe);
+    tn_status s = now->driver->open(0, &options, &device);
+    unsetenv("VULKAN_LIES");
+    assert_int_equal(probe.count, 0);
+    assert_string_equal(probe.reason_code, "too_old");
+    assert_int_equal(s, TN_ERR_UNAVAILABLE);
+}
+
+/* Times whose bits are used up begin anew; seconds go on. */
+static void clocks_go_on(void) {
+    const tn_device_options options = {.struct_size = sizeof options};
+    void *device = NULL, *event = NULL;
+    double seconds[6];
+    if (strcmp(now->id, "vulkan:0")) return;
+    setenv("VULKAN_LIES", "clock", 1);
+    faults.arm(NULL, 0, 0, 0);
+    assert_ok(now->driver->open(0, &options, &device));
+    assert_ok(now->driver->event_new(device, true, &event));
+    for (size_t i = 0; i < TN_COUNT(seconds); i++) {
+        assert_ok(now->driver->event_record(device, event));
+        assert_ok(now->driver->event_sync(device, event));
+        assert_ok(now->driver->event_time(device, event, &seconds[i]));
+    }
+    unsetenv("VULKAN_LIES");
+    double step = seconds[1] - seconds[0];
+    assert_true(step > 0);
+    for (size_t i = 1; i < TN_COUNT(seconds); i++)
+        assert_true(fabs(seconds[i] - seconds[i - 1] - step) < 1e-6 * step);
+    now->driver->event_free(device, event);
+    now->driver->close(device);
+}
+
+static void old_devices_and_short_clocks(void **state) {
+    (void)state;
+    for_each_driver(old_devices_are_not_listed);
+    for_each_driver(clocks_go_on);
+}
+
 /* ---- training ---------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 8, FEATURES = 5, MOST_STATES = 64 };
@@ -580,6 +654,8 @@ int main(void) {
         cmocka_unit_test(loss_is_remembered),
         cmocka_unit_test(parameters_take_turns),
         cmocka_unit_test(devices_are_opened_beside_work),
+        cmocka_unit_test(the_callers_choice_stays),
+        cmocka_unit_test(old_devices_and_short_clocks),
         cmocka_unit_test(training_survives_or_says_why),
     };
     return cmocka_run_group_tests(tests, open_faults, remove_scratch);

@@ -557,6 +557,71 @@ static void failures_have_words(void **state) {
     }
 }
 
+/* A command buffer that fails signals nothing; the queue that waits for it ends all the same, and hears why. */
+static void a_failure_lets_other_queues_go_on(void **state) {
+    (void)state;
+    const tn_device_options options = {.struct_size = sizeof options};
+    long misuses = dbl.misuses(), live = dbl.live();
+    for (int way = 0; way < 2; way++) {
+        void *device = NULL, *others[2] = {NULL, NULL}, *events[2], *address = NULL;
+        bool passed = false;
+        assert_ok(metal->open(0, &options, &device));
+        assert_ok(metal->alloc(device, 64, &address));
+        for (int i = 0; i < 2; i++) {
+            assert_ok(metal->queue_new(device, &others[i]));
+            assert_ok(metal->event_new(device, false, &events[i]));
+        }
+        assert_ok(metal->fill(device, address, 1, 64));
+        dbl.arm("commit", 1, 8, false);
+        assert_ok(metal->event_record(device, events[0]));
+        assert_ok(metal->event_wait(others[0], events[0])); /* and the second waits for the first of them */
+        assert_ok(metal->fill(others[0], address, 2, 64));
+        assert_ok(metal->event_record(others[0], events[1]));
+        assert_ok(metal->event_wait(others[1], events[1]));
+        assert_ok(metal->fill(others[1], address, 3, 64));
+        tn_status s = TN_OK;
+        for (int i = 0; i < 100 && way == 1 && s == TN_OK; i++)
+            s = metal->event_query(device, events[1], &passed);
+        assert_int_equal(way == 1 ? s : metal->sync(others[1]), TN_ERR_LOST);
+        assert_text_has(tn_error(), "out of memory");
+        for (int i = 0; i < 2; i++) {
+            metal->event_free(device, events[i]);
+            metal->queue_free(device, others[i]);
+        }
+        metal->free(device, address);
+        metal->close(device);
+    }
+    dbl.arm(NULL, 0, 0, false);
+    assert_int_equal(dbl.misuses(), misuses);
+    assert_int_equal(dbl.live(), live);
+}
+
+/* More bytes, at odd places, than one dispatch moves. */
+static void long_moves_are_divided(void **state) {
+    (void)state;
+    enum { ELEMENTS = 1 << 22, BYTES = ELEMENTS + 70 };
+    const tn_device_options options = {.struct_size = sizeof options};
+    void *device = NULL, *from = NULL, *to = NULL;
+    unsigned char *numbers = malloc(BYTES), *got = malloc(BYTES);
+    assert_true(numbers && got);
+    for (int i = 0; i < BYTES; i++)
+        numbers[i] = (unsigned char)(i % 251);
+    assert_ok(metal->open(0, &options, &device));
+    assert_ok(metal->alloc(device, BYTES, &from));
+    assert_ok(metal->alloc(device, BYTES, &to));
+    assert_ok(metal->copy(device, from, numbers, BYTES, 0));
+    assert_ok(metal->fill(device, to, 7, BYTES));
+    assert_ok(metal->copy(device, (char *)to + 3, (char *)from + 1, BYTES - 5, 2));
+    assert_ok(metal->copy(device, got, to, BYTES, 1));
+    assert_memory_equal(got + 3, numbers + 1, BYTES - 5);
+    assert_true(got[2] == 7 && got[BYTES - 2] == 7);
+    metal->free(device, from);
+    metal->free(device, to);
+    metal->close(device);
+    free(numbers);
+    free(got);
+}
+
 /* A kernel that leaves its memory: the device is lost, says so from then on, and closes. */
 static void a_lost_device_says_what_happened_first(void **state) {
     (void)state;
@@ -620,6 +685,8 @@ int main(void) {
         cmocka_unit_test(long_parameters_have_a_buffer_of_their_own),
         cmocka_unit_test(every_message_may_fail),
         cmocka_unit_test(failures_have_words),
+        cmocka_unit_test(a_failure_lets_other_queues_go_on),
+        cmocka_unit_test(long_moves_are_divided),
         cmocka_unit_test(a_lost_device_says_what_happened_first),
         cmocka_unit_test(addresses_and_limits_are_checked),
         cmocka_unit_test(each_misuse_is_found),

@@ -2,7 +2,7 @@
  *
  * The two interfaces have the same calls under two sets of names (cuda.h), so one driver serves both: a `gpu_vendor`
  * says what differs, and a device knows its vendor. Addresses are the device's own. A thread's calls go to the device
- * that it chose last, so each entry chooses first.
+ * that it chose last, so each function chooses first, and puts the caller's own choice back when it ends.
  *
  * Kernels come as source text. The vendor's compiler, a library of its own, makes machine code of it for the very
  * device; where NVRTC is older than the device, it makes PTX, which the driver compiles. A kernel that goes astray
@@ -22,45 +22,49 @@
 
 static const char VERSIONS[] = "driver and compiler library do not fit: update the driver, or install an older library";
 
-/* Results that have a meaning here, as tn_call_error has them, with two names. */
-static const struct error_row {
-    int code;
-    const char *cuda, *hip;
-    tn_status status;
-    const char *advice;
-} errors[] = {
-    {1, "CUDA_ERROR_INVALID_VALUE", "hipErrorInvalidValue", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
-    {2, "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
-    {3, "CUDA_ERROR_NOT_INITIALIZED", "hipErrorNotInitialized", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
-    {4, "CUDA_ERROR_DEINITIALIZED", "hipErrorDeinitialized", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "hipErrorDeviceUnavailable", TN_ERR_UNAVAILABLE,
-     "another program may have the device to itself: see nvidia-smi"},
-    {100, "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices"},
-    {101, "CUDA_ERROR_INVALID_DEVICE", "hipErrorInvalidDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices"},
-    {200, "CUDA_ERROR_INVALID_IMAGE", "hipErrorInvalidImage", TN_ERR_UNSUPPORTED, VERSIONS},
-    {201, "CUDA_ERROR_INVALID_CONTEXT", "hipErrorInvalidContext", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "hipErrorNoBinaryForGpu", TN_ERR_UNSUPPORTED, VERSIONS},
-    {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "hipErrorECCNotCorrectable", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {218, "CUDA_ERROR_INVALID_PTX", "hipErrorInvalidKernelFile", TN_ERR_UNSUPPORTED, VERSIONS},
-    {220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "hipErrorUnknown", TN_ERR_UNSUPPORTED, VERSIONS},
-    {304, "CUDA_ERROR_OPERATING_SYSTEM", "hipErrorOperatingSystem", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
-    {400, "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidHandle", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
-    {500, "CUDA_ERROR_NOT_FOUND", "hipErrorNotFound", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
-    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "hipErrorLaunchOutOfResources", TN_ERR_DEVICE, TN_ADVICE_SMALLER},
-    {702, "CUDA_ERROR_LAUNCH_TIMEOUT", "hipErrorLaunchTimeOut", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "hipErrorContextIsDestroyed", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {710, "CUDA_ERROR_ASSERT", "hipErrorAssert", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {716, "CUDA_ERROR_MISALIGNED_ADDRESS", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {718, "CUDA_ERROR_INVALID_PC", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {719, "CUDA_ERROR_LAUNCH_FAILED", "hipErrorLaunchFailure", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {801, "CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
-    {999, "CUDA_ERROR_UNKNOWN", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW},
-};
+/* Results that have a meaning here: code, CUDA's name and HIP's, and what follows as in tn_call_error. */
+// clang-format off
+#define ERRORS(X)                                                                                                      \
+    X(1, "CUDA_ERROR_INVALID_VALUE", "hipErrorInvalidValue", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                          \
+    X(2, "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory", TN_ERR_MEMORY, TN_ADVICE_SMALLER)                          \
+    X(3, "CUDA_ERROR_NOT_INITIALIZED", "hipErrorNotInitialized", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                      \
+    X(4, "CUDA_ERROR_DEINITIALIZED", "hipErrorDeinitialized", TN_ERR_LOST, TN_ADVICE_ANEW)                             \
+    X(46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "hipErrorDeviceUnavailable", TN_ERR_UNAVAILABLE,                            \
+      "another program may have the device to itself: see nvidia-smi")                                                 \
+    X(100, "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices")                    \
+    X(101, "CUDA_ERROR_INVALID_DEVICE", "hipErrorInvalidDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices")          \
+    X(200, "CUDA_ERROR_INVALID_IMAGE", "hipErrorInvalidImage", TN_ERR_UNSUPPORTED, VERSIONS)                           \
+    X(201, "CUDA_ERROR_INVALID_CONTEXT", "hipErrorInvalidContext", TN_ERR_LOST, TN_ADVICE_ANEW)                        \
+    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "hipErrorNoBinaryForGpu", TN_ERR_UNSUPPORTED, VERSIONS)                     \
+    X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "hipErrorECCNotCorrectable", TN_ERR_LOST, TN_ADVICE_ANEW)                   \
+    X(218, "CUDA_ERROR_INVALID_PTX", "hipErrorInvalidKernelFile", TN_ERR_UNSUPPORTED, VERSIONS)                        \
+    X(220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
+    X(222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "hipErrorUnknown", TN_ERR_UNSUPPORTED, VERSIONS)                      \
+    X(304, "CUDA_ERROR_OPERATING_SYSTEM", "hipErrorOperatingSystem", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                  \
+    X(400, "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidHandle", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                      \
+    X(500, "CUDA_ERROR_NOT_FOUND", "hipErrorNotFound", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                                \
+    X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress", TN_ERR_LOST, TN_ADVICE_ANEW)                        \
+    X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "hipErrorLaunchOutOfResources", TN_ERR_DEVICE, TN_ADVICE_SMALLER)     \
+    X(702, "CUDA_ERROR_LAUNCH_TIMEOUT", "hipErrorLaunchTimeOut", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
+    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "hipErrorContextIsDestroyed", TN_ERR_LOST, TN_ADVICE_ANEW)               \
+    X(710, "CUDA_ERROR_ASSERT", "hipErrorAssert", TN_ERR_LOST, TN_ADVICE_ANEW)                                         \
+    X(714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
+    X(715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                           \
+    X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                            \
+    X(717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                         \
+    X(718, "CUDA_ERROR_INVALID_PC", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                                    \
+    X(719, "CUDA_ERROR_LAUNCH_FAILED", "hipErrorLaunchFailure", TN_ERR_LOST, TN_ADVICE_ANEW)                           \
+    X(801, "CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE)                   \
+    X(999, "CUDA_ERROR_UNKNOWN", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)
+// clang-format on
+#define X(code, cuda, hip, status, advice) {code, cuda, status, advice},
+static const tn_call_error cuda_rows[] = {ERRORS(X)};
+#undef X
+#define X(code, cuda, hip, status, advice) {code, hip, status, advice},
+static const tn_call_error hip_rows[] = {ERRORS(X)};
+#undef X
+static const tn_call_errors cuda_errors = {.rows = cuda_rows, .count = TN_COUNT(cuda_rows), .positive = true};
+static const tn_call_errors hip_errors = {.rows = hip_rows, .count = TN_COUNT(hip_rows), .positive = true};
 
 /* A stream. Its address is a queue's handle, and that of a device's first queue the device's. */
 typedef struct gpu_queue {
@@ -97,40 +101,39 @@ typedef struct gpu_device {
 
 static gpu_device *device_of(void *handle) { return ((gpu_queue *)handle)->device; }
 
-static tn_status failed(gpu_device *d, int code, const char *call, const char *values) {
-    for (size_t i = 0; i < TN_COUNT(errors); i++) {
-        const struct error_row *e = &errors[i];
-        const tn_call_error row = {code, d->vendor->hip ? e->hip : e->cuda, e->status, e->advice};
-        if (e->code == code) return tn_call_failed(&d->loss, &row, code, call, values);
-    }
-    return tn_call_failed(&d->loss, tn_call_error_of(NULL, 0, code), code, call, values);
-}
-
 /* TN_OK, or the failure of a call with these values. */
-static tn_status check(gpu_device *d, int code, const char *call, const char *format, ...) TN_PRINTF(4, 5);
-static tn_status check(gpu_device *d, int code, const char *call, const char *format, ...) {
-    char values[160];
-    if (code == SUCCESS) return TN_OK;
-    va_list args;
-    va_start(args, format);
-    vsnprintf(values, sizeof values, format, args);
-    va_end(args);
-    return failed(d, code, call, values);
-}
+#define check(d, code, call, ...) \
+    tn_call_check(&(d)->loss, (d)->vendor->hip ? &hip_errors : &cuda_errors, code, call, __VA_ARGS__)
 
 /* The status of d's call `field`; what follows are its values for an error's text. */
 #define CALL(d, field, arguments, ...) \
     check(d, (d)->gpu->field arguments, (d)->vendor->work.symbols[CALL_##field].name, __VA_ARGS__)
 
-/* Makes this thread's calls go to the device. */
-static int choose(const gpu_device *d) {
-    return d->vendor->hip ? d->gpu->device_set(d->device) : d->gpu->context_set(d->context);
+/* Makes this thread's calls go to the device. If that succeeds, put_back has to follow. */
+static int choose(const gpu_device *d, int *before) {
+    const gpu_calls *gpu = d->gpu;
+    if (!d->vendor->hip) return gpu->context_push(d->context);
+    int error = gpu->device_get(before);
+    return error != SUCCESS || *before == d->device ? error : gpu->device_set(d->device);
 }
 
-/* Every function begins so: whether the device can still be talked to. */
-static tn_status enter(gpu_device *d) {
+static void put_back(const gpu_device *d, int before) {
+    void *ours;
+    if (!d->vendor->hip)
+        (void)d->gpu->context_pop(&ours);
+    else if (before != d->device)
+        (void)d->gpu->device_set(before);
+}
+
+/* Whether the device can still be talked to; then what was chosen before comes back by leave. */
+static tn_status enter(gpu_device *d, int *before) {
     TRY(tn_loss_check(&d->loss));
-    return check(d, choose(d), d->vendor->hip ? "hipSetDevice" : "cuCtxSetCurrent", "device %d", d->device);
+    return check(d, choose(d, before), d->vendor->hip ? "hipSetDevice" : "cuCtxPushCurrent", "device %d", d->device);
+}
+
+static tn_status leave(const gpu_device *d, int before, tn_status s) {
+    put_back(d, before);
+    return s;
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -150,8 +153,7 @@ static tn_status load_libraries(const gpu_vendor *v) {
     static bool loaded[2];
     bool *mine = &loaded[v->hip];
     tn_reason why;
-    if (!*mine)
-        *mine = tn_library_open(&v->probe, &why) && tn_library_open(&v->work, &why) && load_compiler(v, &why);
+    if (!*mine) *mine = tn_library_open(&v->probe, &why) && tn_library_open(&v->work, &why) && load_compiler(v, &why);
     return *mine ? TN_OK : tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
 }
 
@@ -171,7 +173,6 @@ static int64_t ask(const gpu_device *d, int attribute, int64_t unknown) {
 
 static tn_status queue_start(gpu_device *d, gpu_queue *q) {
     q->device = d;
-    pthread_mutex_init(&q->lock, NULL);
     return CALL(d, stream_new, (&q->stream, STREAM_NON_BLOCKING), "%s", "");
 }
 
@@ -183,11 +184,7 @@ static void queue_end(gpu_device *d, gpu_queue *q) {
     pthread_mutex_destroy(&q->lock);
 }
 
-static tn_status device_start(gpu_device *d, int index) {
-    TRY(find_device(d, index));
-    if (!d->vendor->hip)
-        TRY(check(d, d->gpu->context_retain(&d->context, d->device), "cuDevicePrimaryCtxRetain", "device %d", index));
-    TRY(enter(d));
+static tn_status device_start(gpu_device *d) {
     if (d->vendor->hip)
         tn_gpu_gfx_name(d->gpu, d->device, d->arch, sizeof d->arch);
     else
@@ -197,20 +194,35 @@ static tn_status device_start(gpu_device *d, int index) {
     return queue_start(d, &d->queue);
 }
 
+static tn_status device_open(gpu_device *d, int index) {
+    int before = 0;
+    TRY(find_device(d, index));
+    if (!d->vendor->hip)
+        TRY(check(d, d->gpu->context_retain(&d->context, d->device), "cuDevicePrimaryCtxRetain", "device %d", index));
+    TRY(enter(d, &before));
+    return leave(d, before, device_start(d));
+}
+
 /* Also for a device that did not open all the way. */
 static void gpu_close(void *device) {
     gpu_device *d = device_of(device);
-    if (d->context || d->vendor->hip) (void)choose(d);
-    for (origin *o = d->origins, *before; o; o = before) {
-        before = o->before;
+    int before = 0, chosen = d->context || d->vendor->hip ? choose(d, &before) : SUCCESS + 1;
+    for (origin *o = d->origins, *earlier; o; o = earlier) {
+        earlier = o->before;
         (void)d->gpu->event_free(o->event);
         tn_mem_free(o);
     }
-    if (d->queue.device) queue_end(d, &d->queue);
+    queue_end(d, &d->queue);
+    if (chosen == SUCCESS) put_back(d, before);
     if (d->context) (void)d->gpu->context_release(d->device);
     pthread_mutex_destroy(&d->lock);
     tn_loss_close(&d->loss);
     tn_mem_free(d);
+}
+
+static void end_device(void *device, void *made) {
+    (void)made;
+    gpu_close(device);
 }
 
 static tn_status open_device(const gpu_vendor *v, int index, void **device) {
@@ -221,14 +233,9 @@ static tn_status open_device(const gpu_vendor *v, int index, void **device) {
     d->gpu = v->gpu;
     tn_loss_open(&d->loss, v->name, index);
     pthread_mutex_init(&d->lock, NULL);
-    tn_status s = device_start(d, index);
-    if (s == TN_OK) {
-        *device = d;
-        return TN_OK;
-    }
+    pthread_mutex_init(&d->queue.lock, NULL);
     d->queue.device = d;
-    gpu_close(d);
-    return s;
+    return tn_hand_out(device_open(d, index), d, end_device, d, device);
 }
 
 static tn_status gpu_caps(void *device, tn_caps *out) {
@@ -236,7 +243,6 @@ static tn_status gpu_caps(void *device, tn_caps *out) {
     const gpu_attributes *a = &d->vendor->attributes;
     int version = 0;
     size_t rest, all = 0;
-    TRY(enter(d));
     TRY(CALL(d, version, (&version), "%s", ""));
     TRY(CALL(d, memory, (&rest, &all), "%s", ""));
     *out = (tn_caps){
@@ -262,20 +268,17 @@ static tn_status gpu_caps(void *device, tn_caps *out) {
 
 static tn_status gpu_alloc(void *device, size_t bytes, void **address) {
     gpu_device *d = device_of(device);
-    TRY(enter(d));
     return CALL(d, alloc, (address, bytes ? bytes : 1), "%zu bytes", bytes);
 }
 
 static void gpu_free(void *device, void *address) {
     gpu_device *d = device_of(device);
-    (void)choose(d);
     if (address) (void)d->gpu->free(address);
 }
 
 static tn_status gpu_copy_async(void *queue, void *dst, const void *src, size_t bytes, int kind) {
     gpu_queue *q = queue;
     gpu_device *d = q->device;
-    TRY(enter(d));
     if (!bytes) return TN_OK;
     if (kind == 0) return CALL(d, to_device, (dst, src, bytes, q->stream), "%zu bytes to %p", bytes, dst);
     if (kind == 1) return CALL(d, to_host, (dst, src, bytes, q->stream), "%zu bytes from %p", bytes, src);
@@ -284,7 +287,6 @@ static tn_status gpu_copy_async(void *queue, void *dst, const void *src, size_t 
 
 static tn_status gpu_sync(void *queue) {
     gpu_queue *q = queue;
-    TRY(enter(q->device));
     return CALL(q->device, stream_sync, (q->stream), "%s", "");
 }
 
@@ -296,27 +298,23 @@ static tn_status gpu_copy(void *queue, void *dst, const void *src, size_t bytes,
 
 static tn_status gpu_fill(void *queue, void *dst, uint8_t value, size_t bytes) {
     gpu_queue *q = queue;
-    TRY(enter(q->device));
     if (!bytes) return TN_OK;
     return CALL(q->device, fill, (dst, value, bytes, q->stream), "%zu bytes at %p", bytes, dst);
 }
 
 static tn_status gpu_host_alloc(void *device, size_t bytes, void **host) {
     gpu_device *d = device_of(device);
-    TRY(enter(d));
     return CALL(d, host_alloc, (host, bytes ? bytes : 1, HOST_PORTABLE), "%zu bytes of the host's memory", bytes);
 }
 
 static void gpu_host_free(void *device, void *host) {
     gpu_device *d = device_of(device);
-    (void)choose(d);
     if (host) (void)d->gpu->host_free(host);
 }
 
 static tn_status gpu_memory(void *device, int64_t *total, int64_t *unused) {
     gpu_device *d = device_of(device);
     size_t all = 0, rest = 0;
-    TRY(enter(d));
     TRY(CALL(d, memory, (&rest, &all), "%s", ""));
     *total = (int64_t)all;
     *unused = (int64_t)rest;
@@ -444,7 +442,7 @@ static tn_status compile(gpu_device *d, const tn_code *code, gpu_module *m) {
 static void gpu_unload(void *device, void *module) {
     gpu_device *d = device_of(device);
     gpu_module *m = module;
-    (void)choose(d);
+    if (m->module) (void)d->gpu->wait(); /* its kernels may be under way, in any queue */
     if (m->module) (void)d->gpu->module_free(m->module);
     tn_mem_free(m->image.bytes);
     tn_mem_free(m);
@@ -481,7 +479,6 @@ static tn_status check_group(gpu_device *d, const gpu_module *m) {
 static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m) {
     TRY(image_from_binary(code, m));
     if (m->image.bytes && load_image(d, m) != TN_OK) { /* of another driver: compiled anew */
-        TRY(enter(d));
         tn_mem_free(m->image.bytes);
         m->image = (image){0};
         m->module = NULL;
@@ -496,7 +493,6 @@ static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m)
 
 static tn_status gpu_load(void *device, const tn_code *code, void **module) {
     gpu_device *d = device_of(device);
-    TRY(enter(d));
     if (code->buffer_count > MOST_BUFFERS || code->params_bytes > MOST_PARAMETERS)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %d buffers and %zu bytes of parameters", d->loss.id,
                        code->entry, code->buffer_count, code->params_bytes);
@@ -508,13 +504,7 @@ static tn_status gpu_load(void *device, const tn_code *code, void **module) {
     m->params_in_buffer = code->params_in_buffer && code->params_bytes;
     for (int i = 0; i < 3; i++)
         m->group[i] = code->group[i] ? code->group[i] : 1;
-    tn_status s = module_start(d, code, m);
-    if (s != TN_OK) {
-        gpu_unload(d, m);
-        return s;
-    }
-    *module = m;
-    return TN_OK;
+    return tn_hand_out(module_start(d, code, m), m, gpu_unload, d, module);
 }
 
 static tn_status gpu_binary(void *device, void *module, void **data, size_t *size) {
@@ -581,7 +571,6 @@ static tn_status dispatch_one(gpu_queue *q, const gpu_module *m, const tn_dispat
 
 static tn_status gpu_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
     gpu_queue *q = queue;
-    TRY(enter(q->device));
     for (int64_t i = 0; i < count; i++)
         TRY(dispatch_one(q, module, &dispatches[i]));
     return TN_OK;
@@ -589,7 +578,6 @@ static tn_status gpu_dispatch(void *queue, void *module, const tn_dispatch *disp
 
 static tn_status gpu_dispatch_list(void *queue, const tn_list_item *items, int64_t count) {
     gpu_queue *q = queue;
-    TRY(enter(q->device));
     for (int64_t i = 0; i < count; i++)
         TRY(dispatch_one(q, items[i].module, &items[i].dispatch));
     return TN_OK;
@@ -601,7 +589,6 @@ static tn_status gpu_prepare(void *queue, void *module, const tn_launch *launche
     (void)launches;
     (void)count;
     if (!m->params_in_buffer) return TN_OK;
-    TRY(enter(q->device));
     pthread_mutex_lock(&q->lock);
     tn_status s = make_room(q);
     pthread_mutex_unlock(&q->lock);
@@ -612,22 +599,16 @@ static tn_status gpu_prepare(void *queue, void *module, const tn_launch *launche
 
 static void gpu_queue_free(void *device, void *queue) {
     gpu_device *d = device_of(device);
-    (void)choose(d);
     queue_end(d, queue);
     tn_mem_free(queue);
 }
 
 static tn_status gpu_queue_new(void *device, void **queue) {
     gpu_device *d = device_of(device);
-    TRY(enter(d));
     gpu_queue *q = tn_mem_zalloc(1, sizeof *q);
     if (!q) return TN_ERR_MEMORY;
-    tn_status s = queue_start(d, q);
-    if (s != TN_OK)
-        gpu_queue_free(d, q);
-    else
-        *queue = q;
-    return s;
+    pthread_mutex_init(&q->lock, NULL);
+    return tn_hand_out(queue_start(d, q), q, gpu_queue_free, d, queue);
 }
 
 typedef struct gpu_event {
@@ -638,7 +619,6 @@ typedef struct gpu_event {
 
 static tn_status gpu_event_new(void *device, bool timed, void **event) {
     gpu_device *d = device_of(device);
-    TRY(enter(d));
     gpu_event *e = tn_mem_zalloc(1, sizeof *e);
     if (!e) return TN_ERR_MEMORY;
     e->timed = timed;
@@ -653,7 +633,6 @@ static tn_status gpu_event_new(void *device, bool timed, void **event) {
 static void gpu_event_free(void *device, void *event) {
     gpu_device *d = device_of(device);
     gpu_event *e = event;
-    (void)choose(d);
     (void)d->gpu->event_free(e->event);
     tn_mem_free(e);
 }
@@ -690,7 +669,6 @@ static tn_status latest_origin(gpu_queue *q, origin **out) {
 static tn_status gpu_event_record(void *queue, void *event) {
     gpu_queue *q = queue;
     gpu_event *e = event;
-    TRY(enter(q->device));
     if (e->timed) TRY(latest_origin(q, &e->origin));
     TRY(CALL(q->device, event_record, (e->event, q->stream), "%s", ""));
     e->recorded = true;
@@ -700,14 +678,12 @@ static tn_status gpu_event_record(void *queue, void *event) {
 static tn_status gpu_event_wait(void *queue, void *event) {
     gpu_queue *q = queue;
     const gpu_event *e = event;
-    TRY(enter(q->device));
     return e->recorded ? CALL(q->device, stream_wait, (q->stream, e->event, 0), "%s", "") : TN_OK;
 }
 
 static tn_status gpu_event_query(void *device, void *event, bool *passed) {
     gpu_device *d = device_of(device);
     const gpu_event *e = event;
-    TRY(enter(d));
     int error = e->recorded ? d->gpu->event_query(e->event) : SUCCESS;
     *passed = error == SUCCESS;
     return check(d, error == NOT_READY ? SUCCESS : error, d->vendor->work.symbols[CALL_event_query].name, "%s", "");
@@ -716,7 +692,6 @@ static tn_status gpu_event_query(void *device, void *event, bool *passed) {
 static tn_status gpu_event_sync(void *device, void *event) {
     gpu_device *d = device_of(device);
     const gpu_event *e = event;
-    TRY(enter(d));
     return e->recorded ? CALL(d, event_sync, (e->event), "%s", "") : TN_OK;
 }
 
@@ -753,7 +728,6 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
     gpu_device *d = device_of(device);
     const gpu_event *e = event;
     double begin = 0, behind = 0;
-    TRY(enter(d));
     if (!e->recorded || !e->timed)
         return tn_fail(TN_ERR_STATE, "%s: the time of an event that %s", d->loss.id,
                        e->timed ? "was never recorded" : "was not made to have one");
@@ -763,14 +737,53 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
     return TN_OK;
 }
 
-#define DRIVER_FUNCTIONS                                                                                         \
-    .close = gpu_close, .caps = gpu_caps, .alloc = gpu_alloc, .free = gpu_free, .load = gpu_load,                \
-    .unload = gpu_unload, .copy = gpu_copy, .sync = gpu_sync, .memory = gpu_memory, .isolate = TN_PROBE_ISOLATE, \
-    .prepare = gpu_prepare, .dispatch = gpu_dispatch, .binary = gpu_binary, .queue_new = gpu_queue_new,          \
-    .queue_free = gpu_queue_free, .event_new = gpu_event_new, .event_free = gpu_event_free,                      \
-    .event_record = gpu_event_record, .event_wait = gpu_event_wait, .event_query = gpu_event_query,              \
-    .event_sync = gpu_event_sync, .event_time = gpu_event_time, .copy_async = gpu_copy_async, .fill = gpu_fill,  \
-    .host_alloc = gpu_host_alloc, .host_free = gpu_host_free, .dispatch_list = gpu_dispatch_list
+/* ---- as hal calls them: on the device, and back ------------------------------------------------------------------ */
+
+/* X(function, parameters, arguments): the first of them is the device's or a queue's handle. */
+#define FUNCTIONS(X)                                                                                              \
+    X(caps, (void *on, tn_caps *out), (on, out))                                                                  \
+    X(alloc, (void *on, size_t bytes, void **address), (on, bytes, address))                                      \
+    X(load, (void *on, const tn_code *code, void **module), (on, code, module))                                   \
+    X(copy, (void *on, void *dst, const void *src, size_t bytes, int kind), (on, dst, src, bytes, kind))          \
+    X(copy_async, (void *on, void *dst, const void *src, size_t bytes, int kind), (on, dst, src, bytes, kind))    \
+    X(fill, (void *on, void *dst, uint8_t value, size_t bytes), (on, dst, value, bytes))                          \
+    X(sync, (void *on), (on))                                                                                     \
+    X(memory, (void *on, int64_t *total, int64_t *unused), (on, total, unused))                                   \
+    X(prepare, (void *on, void *module, const tn_launch *launches, int64_t count), (on, module, launches, count)) \
+    X(dispatch, (void *on, void *module, const tn_dispatch *dispatches, int64_t count),                           \
+      (on, module, dispatches, count))                                                                            \
+    X(dispatch_list, (void *on, const tn_list_item *items, int64_t count), (on, items, count))                    \
+    X(queue_new, (void *on, void **queue), (on, queue))                                                           \
+    X(event_new, (void *on, bool timed, void **event), (on, timed, event))                                        \
+    X(event_record, (void *on, void *event), (on, event))                                                         \
+    X(event_wait, (void *on, void *event), (on, event))                                                           \
+    X(event_query, (void *on, void *event, bool *passed), (on, event, passed))                                    \
+    X(event_sync, (void *on, void *event), (on, event))                                                           \
+    X(event_time, (void *on, void *event, double *seconds), (on, event, seconds))                                 \
+    X(host_alloc, (void *on, size_t bytes, void **host), (on, bytes, host))
+/* Those that give something back do so whether the device can be chosen or not. */
+#define GIVING_BACK(X) X(free) X(unload) X(queue_free) X(event_free) X(host_free)
+
+#define X(function, parameters, arguments)                             \
+    static tn_status enter_##function parameters {                     \
+        int before = 0;                                                \
+        TRY(enter(device_of(on), &before));                            \
+        return leave(device_of(on), before, gpu_##function arguments); \
+    }
+FUNCTIONS(X)
+#undef X
+#define X(function)                                              \
+    static void enter_##function(void *on, void *what) {         \
+        int before = 0, chosen = choose(device_of(on), &before); \
+        gpu_##function(on, what);                                \
+        if (chosen == SUCCESS) put_back(device_of(on), before);  \
+    }
+GIVING_BACK(X)
+#undef X
+
+#define X(function, ...) .function = enter_##function,
+#define DRIVER_FUNCTIONS \
+    FUNCTIONS(X) GIVING_BACK(X).isolate = TN_PROBE_ISOLATE, .close = gpu_close, .binary = gpu_binary
 
 #endif
 

@@ -34,6 +34,7 @@
     X(to_host, "cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync", (void *to, const void *from, size_t bytes, void *stream)) \
     X(within, "cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync", (void *to, const void *from, size_t bytes, void *stream))  \
     X(fill, "cuMemsetD8Async", "hipMemsetD8Async", (void *to, unsigned char value, size_t bytes, void *stream))        \
+    X(wait, "cuCtxSynchronize", "hipDeviceSynchronize", (void))                                                        \
     X(stream_new, "cuStreamCreate", "hipStreamCreateWithFlags", (void **stream, unsigned flags))                       \
     X(stream_free, "cuStreamDestroy_v2", "hipStreamDestroy", (void *stream))                                           \
     X(stream_sync, "cuStreamSynchronize", "hipStreamSynchronize", (void *stream))                                      \
@@ -52,12 +53,15 @@
       (void *function, unsigned groups_x, unsigned groups_y, unsigned groups_z, unsigned items_x, unsigned items_y,    \
        unsigned items_z, unsigned local_bytes, void *stream, void **parameters, void **extra))
 
-/* A thread chooses the device that its calls are about: CUDA by contexts, HIP by the device's number. */
+/* A thread chooses the device that its calls are about: CUDA by a stack of contexts, HIP by the device's number. */
 #define CUDA_CALLS(X)                                                                 \
     X(context_retain, "cuDevicePrimaryCtxRetain", NULL, (void **context, int device)) \
     X(context_release, "cuDevicePrimaryCtxRelease_v2", NULL, (int device))            \
-    X(context_set, "cuCtxSetCurrent", NULL, (void *context))
-#define HIP_CALLS(X) X(device_set, NULL, "hipSetDevice", (int device))
+    X(context_push, "cuCtxPushCurrent_v2", NULL, (void *context))                     \
+    X(context_pop, "cuCtxPopCurrent_v2", NULL, (void **context))
+#define HIP_CALLS(X)                                   \
+    X(device_get, NULL, "hipGetDevice", (int *device)) \
+    X(device_set, NULL, "hipSetDevice", (int device))
 
 /* A struct of facts whose layout differs between versions: from ROCm 6 on, and before. */
 #define HIP_EXTRAS(X)                                                                    \

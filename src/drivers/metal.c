@@ -193,6 +193,12 @@ typedef struct mapping {
     size_t bytes;
 } mapping;
 
+/* A value that an event gets when a command buffer has ended well, and that other queues may wait for. */
+typedef struct signal {
+    object buffer, event;
+    uint64_t value;
+} signal;
+
 typedef struct mtl_device {
     mtl_queue queue; /* first: the device's handle is this queue's */
     tn_loss loss;
@@ -204,6 +210,9 @@ typedef struct mtl_device {
     tn_spans spans;
     pthread_mutex_t lock; /* guards what follows */
     mapping *mappings;
+    signal *signals; /* of command buffers that are not known to have ended, in the order in which they were sent */
+    size_t signal_count, signal_room;
+    bool crossed; /* some queue has waited for another one */
 } mtl_device;
 
 static mtl_device *device_of(void *handle) { return ((mtl_queue *)handle)->device; }
@@ -245,6 +254,65 @@ static tn_status outcome(mtl_device *d, object buffer) {
                    d->loss.id, name, (long long)code, words, advice);
 }
 
+static void drop_signal(const signal *s) {
+    release(s->buffer);
+    release(s->event);
+}
+
+/* The first signal, retained; false: there is none, or its command buffer has not ended and nobody `waits`. */
+static bool first_signal(mtl_device *d, bool waits, signal *out) {
+    pthread_mutex_lock(&d->lock);
+    bool there = d->signal_count && (waits || ASK(status, d->signals[0].buffer) >= STATUS_COMPLETED);
+    if (there)
+        *out = (signal){ASK(retain, d->signals[0].buffer), ASK(retain, d->signals[0].event), d->signals[0].value};
+    pthread_mutex_unlock(&d->lock);
+    return there;
+}
+
+/* Takes it out, if no other thread has. */
+static void forget_signal(mtl_device *d, const signal *s) {
+    pthread_mutex_lock(&d->lock);
+    bool first = d->signal_count && d->signals[0].buffer == s->buffer && d->signals[0].event == s->event;
+    if (first) {
+        drop_signal(&d->signals[0]);
+        memmove(d->signals, d->signals + 1, --d->signal_count * sizeof *d->signals);
+    }
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* A command buffer that fails signals nothing, and whoever waits for it on another queue would do so for ever: then the
+ * host signals in its place. `waits`: until all have ended; none waits for one that was sent later. */
+static void tend_signals(mtl_device *d, bool waits) {
+    signal s;
+    while (first_signal(d, waits, &s)) {
+        ASK(wait, s.buffer);
+        if (outcome(d, s.buffer) != TN_OK) SEND(set_value, s.event, s.value);
+        forget_signal(d, &s);
+        drop_signal(&s);
+    }
+}
+
+static tn_status add_signal(mtl_device *d, object buffer, object event, uint64_t value) {
+    tend_signals(d, false);
+    pthread_mutex_lock(&d->lock);
+    tn_status s = tn_mem_reserve(&d->signals, &d->signal_room, d->signal_count + 1, sizeof *d->signals);
+    if (s == TN_OK) d->signals[d->signal_count++] = (signal){ASK(retain, buffer), ASK(retain, event), value};
+    pthread_mutex_unlock(&d->lock);
+    return s;
+}
+
+/* Waits until a command buffer has ended. What failed elsewhere meanwhile may be what this one ought to have begun
+ * with. */
+static tn_status finish(mtl_device *d, object buffer) {
+    pthread_mutex_lock(&d->lock);
+    bool crossed = d->crossed;
+    pthread_mutex_unlock(&d->lock);
+    if (crossed) tend_signals(d, true);
+    ASK(wait, buffer);
+    TRY(outcome(d, buffer));
+    return tn_loss_check(&d->loss);
+}
+
 /* Metal made nothing, and does not say why. */
 static tn_status nothing(const mtl_device *d, const char *message) {
     return tn_fail(TN_ERR_DEVICE, "%s: %s gives nothing; %s", d->loss.id, message, TN_ADVICE_ANEW);
@@ -268,8 +336,7 @@ static tn_status leave(mtl_queue *q, void *pool, tn_status s) {
 static tn_status finish_sent(mtl_queue *q, int count) {
     tn_status first = TN_OK;
     for (int i = 0; i < count; i++) {
-        ASK(wait, q->sent[i]);
-        tn_status s = outcome(q->device, q->sent[i]);
+        tn_status s = finish(q->device, q->sent[i]);
         if (first == TN_OK) first = s;
         release(q->sent[i]);
     }
@@ -366,13 +433,18 @@ static const char MOVES[] = "#include <metal_stdlib>\n"
 
 /* `value`: each byte is set to it, -1: the bytes are copied. Both buffers may be the same, the bytes not. */
 static tn_status move(mtl_queue *q, object to, size_t to_at, object from, size_t from_at, size_t bytes, int value) {
+    enum { PIECE = 1 << 22 }; /* elements of a dispatch: fewer than a launch may have, and more than pay for one */
     bool wide = (to_at | from_at | bytes) % sizeof(uint32_t) == 0;
-    size_t count = wide ? bytes / sizeof(uint32_t) : bytes;
+    size_t size = wide ? sizeof(uint32_t) : 1, count = bytes / size;
     int64_t fill = value < 0 ? -1 : wide ? (int64_t)((uint32_t)value * 0x01010101U) : value;
-    int64_t words[MOVE_WORDS] = {(int64_t)count, fill, (int64_t)from_at, (int64_t)to_at};
-    uint32_t groups[3] = {(uint32_t)((count + MOVE_GROUP - 1) / MOVE_GROUP), 1, 1};
     object buffers[2] = {from, to};
-    return encode(q, wide ? q->device->move_words : q->device->move_bytes, groups, buffers, words);
+    for (size_t at = 0, n; at < count; at += n) {
+        n = count - at < PIECE ? count - at : PIECE;
+        int64_t words[MOVE_WORDS] = {(int64_t)n, fill, (int64_t)(from_at + at * size), (int64_t)(to_at + at * size)};
+        uint32_t groups[3] = {(uint32_t)((n + MOVE_GROUP - 1) / MOVE_GROUP), 1, 1};
+        TRY(encode(q, wide ? q->device->move_words : q->device->move_bytes, groups, buffers, words));
+    }
+    return TN_OK;
 }
 
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
@@ -448,12 +520,7 @@ static tn_status metal_load(void *device, const tn_code *code, void **module) {
     void *pool = objc.pool_push();
     tn_status s = module_start(d, code, m);
     objc.pool_pop(pool);
-    if (s != TN_OK) {
-        metal_unload(d, m);
-        return s;
-    }
-    *module = m;
-    return TN_OK;
+    return tn_hand_out(s, m, metal_unload, d, module);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -510,6 +577,9 @@ static void metal_close(void *device) {
     mtl_device *d = device_of(device);
     void *pool = objc.pool_push();
     queue_end(&d->queue);
+    for (size_t i = 0; i < d->signal_count; i++)
+        drop_signal(&d->signals[i]);
+    tn_mem_free(d->signals);
     metal_unload(d, d->move_words);
     metal_unload(d, d->move_bytes);
     release(d->options);
@@ -642,12 +712,10 @@ static void metal_free(void *device, void *address) {
 /* The handle and offset of `bytes` bytes at a device address. */
 static tn_status locate(mtl_device *d, const void *address, size_t bytes, const char *role, object *buffer,
                         size_t *at) {
-    *buffer = tn_span_find(&d->spans, address, bytes, at);
-    if (*buffer) return TN_OK;
-    return tn_fail(TN_ERR_INTERNAL,
-                   "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
-                   "that your program handles itself, please report this",
-                   d->loss.id, role, bytes, address);
+    void *found;
+    tn_status s = tn_span_locate(&d->spans, d->loss.id, role, address, bytes, &found, at);
+    *buffer = found;
+    return s;
 }
 
 static tn_status copy_within(mtl_queue *q, object to, size_t to_at, const void *src, size_t bytes) {
@@ -844,12 +912,7 @@ static tn_status metal_queue_new(void *device, void **queue) {
     TRY(tn_loss_check(&d->loss));
     mtl_queue *q = tn_mem_zalloc(1, sizeof *q);
     if (!q) return TN_ERR_MEMORY;
-    tn_status s = queue_start(d, q);
-    if (s != TN_OK)
-        metal_queue_free(d, q);
-    else
-        *queue = q;
-    return s;
+    return tn_hand_out(queue_start(d, q), q, metal_queue_free, d, queue);
 }
 
 /* The command buffer that a mark ends, by which the host waits, and a shared event with the value that it then has, by
@@ -892,7 +955,8 @@ static tn_status record(mtl_queue *q, mtl_mark *m) {
     SEND(signal, q->buffer, m->event, ++m->value);
     release(m->buffer);
     m->buffer = ASK(retain, q->buffer);
-    return commit(q); /* another queue may wait for it */
+    TRY(commit(q)); /* another queue may wait for it */
+    return add_signal(q->device, m->buffer, m->event, m->value);
 }
 
 static tn_status wait_for(mtl_queue *q, const mtl_mark *m) {
@@ -900,6 +964,9 @@ static tn_status wait_for(mtl_queue *q, const mtl_mark *m) {
     TRY(need_buffer(q));
     end_encoder(q);
     SEND(wait_for, q->buffer, m->event, m->value);
+    pthread_mutex_lock(&q->device->lock);
+    q->device->crossed = true;
+    pthread_mutex_unlock(&q->device->lock);
     return TN_OK;
 }
 
@@ -922,6 +989,7 @@ static tn_status metal_event_query(void *device, void *event, bool *passed) {
     const mtl_mark *m = event;
     TRY(tn_loss_check(&d->loss));
     void *pool = objc.pool_push();
+    tend_signals(d, false);
     *passed = !m->buffer || ASK(status, m->buffer) >= STATUS_COMPLETED;
     tn_status s = m->buffer && *passed ? outcome(d, m->buffer) : TN_OK;
     objc.pool_pop(pool);
@@ -934,8 +1002,7 @@ static tn_status metal_event_sync(void *device, void *event) {
     TRY(tn_loss_check(&d->loss));
     if (!m->buffer) return TN_OK;
     void *pool = objc.pool_push();
-    ASK(wait, m->buffer);
-    tn_status s = outcome(d, m->buffer);
+    tn_status s = finish(d, m->buffer);
     objc.pool_pop(pool);
     return s;
 }

@@ -79,6 +79,8 @@ enum {
     X(status, "status", uint64_t, (RECEIVER))                                                                        \
     X(error, "error", object, (RECEIVER))                                                                            \
     X(end_time, "GPUEndTime", double, (RECEIVER))                                                                    \
+    /* MTLSharedEvent */                                                                                             \
+    X(set_value, "setSignaledValue:", void, (RECEIVER, uint64_t))                                                    \
     /* MTLComputeCommandEncoder */                                                                                   \
     X(set_pipeline, "setComputePipelineState:", void, (RECEIVER, object))                                            \
     X(set_buffer, "setBuffer:offset:atIndex:", void, (RECEIVER, object, uint64_t, uint64_t))                         \

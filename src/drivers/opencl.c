@@ -184,8 +184,7 @@ static void opencl_watch(tn_watch_add *add, void *ctx) {
 
 static const char HOST[] = "run it on another device";
 
-/* EXEC_STATUS and OUT_OF_RESOURCES mean that the device is gone only where a call waits for earlier work. */
-static const tn_call_error errors[] = {
+static const tn_call_error rows[] = {
     {-1, "CL_DEVICE_NOT_FOUND", TN_ERR_UNAVAILABLE, "see: trunnion devices"},
     {-2, "CL_DEVICE_NOT_AVAILABLE", TN_ERR_LOST, TN_ADVICE_ANEW},
     {-3, "CL_COMPILER_NOT_AVAILABLE", TN_ERR_UNSUPPORTED, "install the driver's compiler"},
@@ -211,6 +210,14 @@ static const tn_call_error errors[] = {
     {-63, "CL_INVALID_GLOBAL_WORK_SIZE", TN_ERR_UNSUPPORTED, HOST},
     {-9999, "illegal access by a kernel", TN_ERR_LOST, TN_ADVICE_ANEW}, /* NVIDIA's own number */
 };
+/* Of calls that wait for earlier work, and may report what that met: then the device is gone. */
+static const tn_call_error rows_of_work[] = {
+    {OUT_OF_RESOURCES, "CL_OUT_OF_RESOURCES", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {EXEC_STATUS_ERROR, "CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST", TN_ERR_LOST, TN_ADVICE_ANEW},
+};
+static const tn_call_errors of_call = {.rows = rows, .count = TN_COUNT(rows)};
+static const tn_call_errors of_work = {.rows = rows_of_work, .count = TN_COUNT(rows_of_work), .next = &of_call};
+enum { SENDS = false, WAITS = true }; /* whether a call can report what earlier commands met */
 
 /* An in-order queue. Its address is a queue's handle, and that of a device's first queue the device's. */
 typedef struct cl_queue {
@@ -231,28 +238,9 @@ typedef struct cl_device {
     struct pinned *pinned;
 } cl_device;
 
-/* What a call's failure means; `waiting`: it may be that of earlier work. */
-static tn_status failed(cl_device *d, int32_t code, bool waiting, const char *call, const char *values) {
-    tn_call_error row = *tn_call_error_of(errors, TN_COUNT(errors), code);
-    if (waiting && (code == OUT_OF_RESOURCES || code == EXEC_STATUS_ERROR)) row.status = TN_ERR_LOST;
-    if (row.status == TN_ERR_LOST) row.advice = TN_ADVICE_ANEW;
-    return tn_call_failed(&d->loss, &row, code, call, values);
-}
-
 /* TN_OK, or the failure of a call with these values. */
-static tn_status check(cl_device *d, int32_t code, bool waiting, const char *call, const char *format, ...)
-    TN_PRINTF(5, 6);
-static tn_status check(cl_device *d, int32_t code, bool waiting, const char *call, const char *format, ...) {
-    char values[160];
-    if (code == SUCCESS) return TN_OK;
-    va_list args;
-    va_start(args, format);
-    vsnprintf(values, sizeof values, format, args);
-    va_end(args);
-    return failed(d, code, waiting, call, values);
-}
-
-enum { SENDS = false, WAITS = true }; /* whether a call can report what earlier commands met */
+#define check(d, code, waiting, call, ...) \
+    tn_call_check(&(d)->loss, (waiting) ? &of_work : &of_call, code, call, __VA_ARGS__)
 
 static tn_status alive(cl_device *d) { return tn_loss_check(&d->loss); }
 
@@ -458,12 +446,7 @@ static void opencl_free(void *device, void *address) {
 
 /* The handle and offset of `bytes` bytes at a device address. */
 static tn_status locate(cl_device *d, const void *address, size_t bytes, const char *role, void **memory, size_t *at) {
-    *memory = tn_span_find(&d->spans, address, bytes, at);
-    if (*memory) return TN_OK;
-    return tn_fail(TN_ERR_INTERNAL,
-                   "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
-                   "that your program handles itself, please report this",
-                   d->loss.id, role, bytes, address);
+    return tn_span_locate(&d->spans, d->loss.id, role, address, bytes, memory, at);
 }
 
 static tn_status copy_within(cl_queue *q, void *to, size_t to_at, const void *src, size_t bytes) {
@@ -648,7 +631,7 @@ static tn_status build(cl_device *d, const cl_module *m, const char *more) {
     int32_t error = cl.BuildProgram(m->program, 1, &d->device, options, NULL, NULL);
     if (error == SUCCESS) return TN_OK;
     build_log(d, m->program, log, sizeof log);
-    tn_status s = failed(d, error, SENDS, "clBuildProgram", options);
+    tn_status s = check(d, error, SENDS, "clBuildProgram", "%s", options);
     return tn_fail_prefix(s, "%s does not compile: %s", m->name, log);
 }
 
@@ -705,13 +688,7 @@ static tn_status opencl_load(void *device, const tn_code *code, void **module) {
     m->params_in_buffer = code->params_in_buffer;
     for (int i = 0; i < 3; i++)
         m->group[i] = code->group[i] ? code->group[i] : 1;
-    tn_status s = module_start(d, code, m);
-    if (s != TN_OK) {
-        opencl_unload(d, m);
-        return s;
-    }
-    *module = m;
-    return TN_OK;
+    return tn_hand_out(module_start(d, code, m), m, opencl_unload, d, module);
 }
 
 static tn_status fetch_binary(cl_device *d, cl_module *m) {
@@ -836,12 +813,7 @@ static tn_status opencl_queue_new(void *device, void **queue) {
     TRY(alive(d));
     cl_queue *q = tn_mem_zalloc(1, sizeof *q);
     if (!q) return TN_ERR_MEMORY;
-    tn_status s = queue_start(d, q);
-    if (s != TN_OK)
-        opencl_queue_free(d, q);
-    else
-        *queue = q;
-    return s;
+    return tn_hand_out(queue_start(d, q), q, opencl_queue_free, d, queue);
 }
 
 /* The latest marker; NULL before the first, which counts as passed. */

@@ -31,15 +31,17 @@ static void explain(tn_probe *out, const gpu_vendor *v, int error) {
     if (m->code != TN_REASON_LIBRARY_NOT_FOUND && m->code != TN_REASON_TOO_OLD) (void)tn_probe_denied(out, v->node);
 }
 
+/* A device that does not answer is listed without facts: those behind it keep their numbers. */
 static void describe(tn_probe *out, const gpu_vendor *v, int ordinal) {
     int device, integrated = 0;
     size_t total = 0;
     char pci[32] = "";
     unsigned char uuid[16] = {0};
     const gpu_calls *gpu = v->gpu;
-    if (gpu->get(&device, ordinal)) return;
     tn_device_info *d = tn_probe_device(out);
     if (!d) return;
+    snprintf(d->name, sizeof d->name, "%s", v->probe.title);
+    if (gpu->get(&device, ordinal)) return;
     if (gpu->name(d->name, (int)sizeof d->name, device)) snprintf(d->name, sizeof d->name, "%s", v->probe.title);
     if (!gpu->total_memory(&total, device)) d->total_memory = (int64_t)total;
     if (!gpu->pci(pci, (int)sizeof pci, device)) tn_probe_pci(d->pci, pci);

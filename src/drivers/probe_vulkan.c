@@ -96,13 +96,25 @@ bool tn_vulkan_family(void *place, uint32_t *family, uint32_t *time_bits) {
     return false;
 }
 
-/* The devices that compute, `MOST` at most; numbered in this order. */
-static int list_devices(void **list, int32_t *error) {
-    uint32_t count = MOST, family, time_bits, n = 0;
+/* Whether a device computes and knows what is asked of it. */
+static bool suits(void *place, int *too_old) {
+    uint32_t family, time_bits;
+    vk_properties p = {0};
+    if (!tn_vulkan_family(place, &family, &time_bits)) return false;
+    tn_vk.GetPhysicalDeviceProperties(place, &p);
+    *too_old += p.api_version < VERSION_1_1;
+    return p.api_version >= VERSION_1_1;
+}
+
+/* The devices that can be used, `MOST` at most; numbered in this order. *too_old: how many others there are of Vulkan
+ * 1.0. */
+static int list_devices(void **list, int *too_old, int32_t *error) {
+    uint32_t count = MOST, n = 0;
+    *too_old = 0;
     *error = tn_vk.EnumeratePhysicalDevices(instance, &count, list);
     if (*error != SUCCESS && *error != INCOMPLETE) return 0;
     for (uint32_t i = 0; i < count; i++)
-        if (tn_vulkan_family(list[i], &family, &time_bits)) list[n++] = list[i];
+        if (suits(list[i], too_old)) list[n++] = list[i];
     return (int)n;
 }
 
@@ -158,9 +170,8 @@ static void describe(tn_probe *out, void *place) {
              p.api_version >> 12 & 0x3ff);
     d->software = p.device_type == TYPE_CPU;
     d->unified_memory = d->software || p.device_type == TYPE_INTEGRATED;
-    bool modern = p.api_version >= VERSION_1_1;
-    tn_vulkan_memory(place, modern && has_extension(place, "VK_EXT_memory_budget"), &d->total_memory, &d->free_memory);
-    if (modern) fill_identity(place, d);
+    tn_vulkan_memory(place, has_extension(place, "VK_EXT_memory_budget"), &d->total_memory, &d->free_memory);
+    fill_identity(place, d);
 }
 
 void tn_vulkan_probe(tn_probe *out) {
@@ -173,12 +184,17 @@ void tn_vulkan_probe(tn_probe *out) {
         if (!there || !tn_probe_render_denied(out)) tn_probe_reason(out, why.code, why.fix, "%s", why.text);
         return;
     }
-    int count = list_devices(list, &error);
+    int too_old, count = list_devices(list, &too_old, &error);
     for (int i = 0; i < count; i++)
         describe(out, list[i]);
     if (out->count || tn_probe_render_denied(out)) return;
-    tn_probe_reason(out, TN_REASON_NO_DEVICE, tn_vulkan_no_driver,
-                    "Vulkan runs, and has no device that computes (error %d)", error);
+    if (too_old)
+        tn_probe_reason(out, TN_REASON_TOO_OLD, "update the driver",
+                        "%d device%s, of Vulkan 1.0; 1.1 is the least that Trunnion can use", too_old,
+                        too_old == 1 ? "" : "s");
+    else
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, tn_vulkan_no_driver,
+                        "Vulkan runs, and has no device that computes (error %d)", error);
 }
 
 void tn_vulkan_watch(tn_watch_add *add, void *ctx) {
@@ -266,7 +282,7 @@ static void fill_caps(vk_abilities *a, const vk_subgroup *subgroup, const vk_flo
     version_of(&a->properties, driver, c);
 }
 
-bool tn_vulkan_ask(void *place, vk_abilities *out) {
+void tn_vulkan_ask(void *place, vk_abilities *out) {
     vk_features all = {.head.kind = KIND_FEATURES};
     vk_properties2 p = {.head.kind = KIND_PROPERTIES};
     vk_subgroup subgroup = {.head.kind = KIND_SUBGROUP};
@@ -278,7 +294,6 @@ bool tn_vulkan_ask(void *place, vk_abilities *out) {
                           .storage_8.head.kind = KIND_STORAGE_8,
                           .small.head.kind = KIND_FLOAT16_INT8};
     tn_vk.GetPhysicalDeviceProperties(place, &out->properties);
-    if (out->properties.api_version < VERSION_1_1) return false;
     uint32_t found = tn_vulkan_extensions(place, extensions, EXT_COUNT);
     for (int i = 0; i < EXT_COUNT; i++)
         if (found >> i & 1) out->extensions[out->extension_count++] = extensions[i];
@@ -299,7 +314,6 @@ bool tn_vulkan_ask(void *place, vk_abilities *out) {
     out->storage_16 = (vk_storage_16){.head = out->storage_16.head, .storage = out->storage_16.storage};
     out->storage_8 = (vk_storage_8){.head = out->storage_8.head, .storage = out->storage_8.storage};
     fill_caps(out, &subgroup, &floats, &driver);
-    return true;
 }
 
 tn_status tn_vulkan_find(int index, void **place) {
@@ -310,7 +324,7 @@ tn_status tn_vulkan_find(int index, void **place) {
     const char *lacking = device_calls_known ? NULL : bind(instance, device_calls, TN_COUNT(device_calls));
     if (lacking) return tn_fail(TN_ERR_UNAVAILABLE, "the Vulkan loader does not know %s; update it", lacking);
     device_calls_known = true;
-    int count = list_devices(list, &error);
+    int too_old, count = list_devices(list, &too_old, &error);
     if (index < 0 || index >= count)
         return tn_fail(TN_ERR_UNAVAILABLE, "vulkan:%d does not exist; vkEnumeratePhysicalDevices (%d) finds %d", index,
                        error, count);

@@ -24,7 +24,7 @@
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-static const tn_call_error errors[] = {
+static const tn_call_error rows[] = {
     {OUT_OF_HOST, "VK_ERROR_OUT_OF_HOST_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
     {OUT_OF_DEVICE, "VK_ERROR_OUT_OF_DEVICE_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
     {INITIALIZATION_FAILED, "VK_ERROR_INITIALIZATION_FAILED", TN_ERR_UNAVAILABLE, TN_ADVICE_UPDATE},
@@ -39,6 +39,10 @@ static const tn_call_error errors[] = {
     {OUT_OF_POOL, "VK_ERROR_OUT_OF_POOL_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
     {INVALID_SHADER, "VK_ERROR_INVALID_SHADER_NV", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
 };
+static const tn_call_errors errors = {.rows = rows, .count = TN_COUNT(rows)};
+
+/* TN_OK, or the failure of a call with these values. */
+#define check(d, code, call, ...) tn_call_check(&(d)->loss, &errors, code, call, __VA_ARGS__)
 
 /* A piece of memory and the buffer over it. */
 typedef struct block {
@@ -67,7 +71,8 @@ typedef struct vk_device {
     void *place, *device, *queue; /* the physical device, what was made of it, its queue */
     vk_abilities has;
     vk_memory memory;
-    bool software, unified, times;
+    bool software, unified;
+    uint32_t time_bits; /* of a time that mean something; 0: there are no times */
     int64_t total_memory;
     atomic_llong taken_memory;
     tn_spans spans;
@@ -81,21 +86,10 @@ typedef struct vk_device {
     uint64_t submitted, done; /* numbers of the last submission, and of the last that is known to have ended */
     bool recording;           /* in the slot of number submitted + 1 */
     bool written;             /* something was recorded behind the last barrier */
+    uint64_t clock;           /* the latest time that was asked for, without an end to its bits */
 } vk_device;
 
 static slot *slot_of(vk_device *d, uint64_t number) { return &d->slots[number % SLOTS]; }
-
-/* TN_OK, or the failure of a call with these values. */
-static tn_status check(vk_device *d, int32_t code, const char *call, const char *format, ...) TN_PRINTF(4, 5);
-static tn_status check(vk_device *d, int32_t code, const char *call, const char *format, ...) {
-    char values[160];
-    if (code >= SUCCESS) return TN_OK;
-    va_list args;
-    va_start(args, format);
-    vsnprintf(values, sizeof values, format, args);
-    va_end(args);
-    return tn_call_failed(&d->loss, tn_call_error_of(errors, TN_COUNT(errors), code), code, call, values);
-}
 
 /* Whether the device can still be talked to. */
 static tn_status alive(vk_device *d) { return tn_loss_check(&d->loss); }
@@ -295,12 +289,10 @@ static tn_status device_make(vk_device *d, uint32_t family) {
 }
 
 static tn_status device_start(vk_device *d) {
-    uint32_t time_bits = 0, family = 0;
+    uint32_t family = 0;
     int64_t unused;
-    (void)tn_vulkan_family(d->place, &family, &time_bits);
-    if (!tn_vulkan_ask(d->place, &d->has))
-        return tn_fail(TN_ERR_UNSUPPORTED,
-                       "%s: Vulkan 1.0, and 1.1 is the least that Trunnion can use; update the driver", d->loss.id);
+    (void)tn_vulkan_family(d->place, &family, &d->time_bits);
+    tn_vulkan_ask(d->place, &d->has);
     if (d->has.caps.alignment > SLOT_ROOM / 8)
         return tn_fail(TN_ERR_DEVICE, "%s: buffers aligned to %lld bytes, Vulkan allows 256 at most; %s", d->loss.id,
                        (long long)d->has.caps.alignment, TN_ADVICE_UPDATE);
@@ -310,7 +302,7 @@ static tn_status device_start(vk_device *d) {
     tn_vk.GetPhysicalDeviceMemoryProperties(d->place, &d->memory);
     TRY(device_make(d, family));
     tn_vulkan_memory(d->place, d->has.knows_budget, &d->total_memory, &unused);
-    d->times = time_bits && d->has.properties.limits.time_unit > 0;
+    if (!(d->has.properties.limits.time_unit > 0)) d->time_bits = 0;
     tn_vk.GetDeviceQueue(d->device, family, 0, &d->queue);
     const vk_plain_info pool = {.kind = KIND_COMMAND_POOL, .flags = POOL_RESETS, .family = family};
     TRY(check(d, tn_vk.CreateCommandPool(d->device, &pool, NULL, &d->pool), "vkCreateCommandPool", "family %u",
@@ -417,12 +409,10 @@ static void vulkan_free(void *device, void *address) {
 
 /* The block and offset of `bytes` bytes at a device address. */
 static tn_status locate(vk_device *d, const void *address, size_t bytes, const char *role, block **b, size_t *at) {
-    *b = tn_span_find(&d->spans, address, bytes, at);
-    if (*b) return TN_OK;
-    return tn_fail(TN_ERR_INTERNAL,
-                   "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
-                   "that your program handles itself, please report this",
-                   d->loss.id, role, bytes, address);
+    void *found;
+    tn_status s = tn_span_locate(&d->spans, d->loss.id, role, address, bytes, &found, at);
+    *b = found;
+    return s;
 }
 
 /* Records a copy between blocks. The lock is held. */
@@ -743,12 +733,7 @@ static tn_status vulkan_load(void *device, const tn_code *code, void **module) {
     m->bases_at = code->bases_at;
     tn_status s = make_layout(d, m);
     if (s == TN_OK) s = make_pipeline(d, code, m);
-    if (s != TN_OK) {
-        vulkan_unload(d, m);
-        return s;
-    }
-    *module = m;
-    return TN_OK;
+    return tn_hand_out(s, m, vulkan_unload, d, module);
 }
 
 enum { CACHE_HEADER = 32 }; /* bytes that say whose cache it is */
@@ -871,9 +856,9 @@ static tn_status vulkan_event_new(void *device, bool timed, void **out) {
     const vk_query_pool_info info = {.kind = KIND_QUERY_POOL, .type = QUERY_TIME, .count = 1};
     event *e = tn_mem_zalloc(1, sizeof *e);
     if (!e) return TN_ERR_MEMORY;
-    tn_status s = timed && d->times ? check(d, tn_vk.CreateQueryPool(d->device, &info, NULL, &e->times),
-                                            "vkCreateQueryPool", "1 time")
-                                    : TN_OK;
+    tn_status s = timed && d->time_bits ? check(d, tn_vk.CreateQueryPool(d->device, &info, NULL, &e->times),
+                                                "vkCreateQueryPool", "1 time")
+                                        : TN_OK;
     if (s != TN_OK)
         tn_mem_free(e);
     else
@@ -937,6 +922,16 @@ static tn_status vulkan_event_sync(void *device, void *e) {
     return s;
 }
 
+/* A time that begins anew when its bits are used up, as a place on a clock that goes on: within half of a round of the
+ * latest one. The lock is held. */
+static uint64_t place_time(vk_device *d, uint64_t ticks) {
+    unsigned unused = 64 - d->time_bits;
+    int64_t step = (int64_t)((ticks - d->clock) << unused) >> unused;
+    uint64_t at = d->clock + (uint64_t)step;
+    if (step > 0) d->clock = at;
+    return at;
+}
+
 static tn_status vulkan_event_time(void *device, void *recorded, double *seconds) {
     vk_device *d = device;
     const event *e = recorded;
@@ -946,6 +941,9 @@ static tn_status vulkan_event_time(void *device, void *recorded, double *seconds
               tn_vk.GetQueryPoolResults(d->device, e->times, 0, 1, sizeof ticks, &ticks, sizeof ticks,
                                         QUERY_64 | QUERY_WAITS),
               "vkGetQueryPoolResults", "1 time"));
+    pthread_mutex_lock(&d->lock);
+    ticks = place_time(d, ticks);
+    pthread_mutex_unlock(&d->lock);
     *seconds = (double)ticks * (double)d->has.properties.limits.time_unit * 1e-9;
     return TN_OK;
 }

@@ -518,7 +518,7 @@ extern tn_vk_calls tn_vk;
 extern const char tn_vulkan_no_driver[]; /* what to do when there is none */
 void tn_vulkan_probe(tn_probe *out);
 void tn_vulkan_watch(tn_watch_add *add, void *ctx);
-/* The device of this number, and with it all calls. */
+/* The device of this number, of Vulkan 1.1 at least, and with it all calls. */
 tn_status tn_vulkan_find(int index, void **place);
 /* The first family of queues that compute; false: there is none. */
 bool tn_vulkan_family(void *place, uint32_t *family, uint32_t *time_bits);
@@ -543,8 +543,8 @@ typedef struct vk_abilities {
     vk_storage_8 storage_8;
     vk_float16_int8 small;
 } vk_abilities;
-/* *out must stay where it is. false: the device knows Vulkan 1.0 alone. */
-bool tn_vulkan_ask(void *place, vk_abilities *out);
+/* *out must stay where it is. */
+void tn_vulkan_ask(void *place, vk_abilities *out);
 /* Bytes of the device's own heaps, and how many of these are free (0: unknown). On a device that shares the processor's
  * memory all heaps are such. */
 void tn_vulkan_memory(void *place, bool knows_budget, int64_t *total, int64_t *unused);

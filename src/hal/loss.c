@@ -27,16 +27,33 @@ tn_status tn_loss_check(tn_loss *l) {
     return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); " TN_ADVICE_ANEW, l->id, l->first);
 }
 
-const tn_call_error *tn_call_error_of(const tn_call_error *rows, size_t count, int32_t code) {
+static const tn_call_error *row_of(const tn_call_errors *known, int32_t code) {
     static const tn_call_error unknown = {0, "an error of the driver's own", TN_ERR_DEVICE, TN_ADVICE_UPDATE};
-    for (size_t i = 0; i < count; i++)
-        if (rows[i].code == code) return &rows[i];
+    for (; known; known = known->next)
+        for (size_t i = 0; i < known->count; i++)
+            if (known->rows[i].code == code) return &known->rows[i];
     return &unknown;
 }
 
-tn_status tn_call_failed(tn_loss *l, const tn_call_error *row, int32_t code, const char *call, const char *values) {
+tn_status tn_call_check(tn_loss *l, const tn_call_errors *known, int32_t code, const char *call, const char *format,
+                        ...) {
+    char values[160];
+    va_list args;
+    if (known->positive ? code <= 0 : code >= 0) return TN_OK;
+    va_start(args, format);
+    vsnprintf(values, sizeof values, format, args);
+    va_end(args);
+    const tn_call_error *row = row_of(known, code);
     bool lost = row->status == TN_ERR_LOST;
     if (lost) tn_loss_note(l, "%s(%s): %s", call, values, row->name);
     return tn_fail(row->status, "%s: %s(%s): %s (%d)%s; %s", l->id, call, values, row->name, code,
                    lost ? ": the device is lost" : "", row->advice);
+}
+
+tn_status tn_hand_out(tn_status s, void *made, void (*end)(void *device, void *made), void *device, void **out) {
+    if (s != TN_OK)
+        end(device, made);
+    else
+        *out = made;
+    return s;
 }

@@ -1,4 +1,5 @@
-/* loss.h — what drivers do when a call of their interface fails: words for it, and the memory of a lost device.
+/* loss.h — what drivers do when a call of their interface fails: words for it, the memory of a lost device, and giving
+ * back what was begun.
  *
  * A device that is lost stays lost: each later call says what happened first. */
 #ifndef TN_HAL_LOSS_H
@@ -36,9 +37,22 @@ typedef struct tn_call_error {
     const char *advice;
 } tn_call_error;
 
-/* The row of a code; where there is none, one that asks for a newer driver. */
-const tn_call_error *tn_call_error_of(const tn_call_error *rows, size_t count, int32_t code);
-/* "vulkan:0: vkCall(values): NAME (-2); what to do", with the row's status; a loss is noted. */
-tn_status tn_call_failed(tn_loss *l, const tn_call_error *row, int32_t code, const char *call, const char *values);
+/* The results that an interface gives; `next`: where to look for what is not among the rows. */
+typedef struct tn_call_errors {
+    const tn_call_error *rows;
+    size_t count;
+    bool positive; /* errors are numbers above 0, and not below */
+    const struct tn_call_errors *next;
+} tn_call_errors;
+
+/* TN_OK, or what a call's failure means, with its values: "vulkan:0: vkCall(values): NAME (-2); what to do", and the
+ * row's status; a loss is noted. A code that has no row asks for a newer driver. */
+tn_status tn_call_check(tn_loss *l, const tn_call_errors *known, int32_t code, const char *call, const char *format,
+                        ...) TN_PRINTF(5, 6);
+
+/* ---- objects ----------------------------------------------------------------------------------------------------- */
+
+/* What a driver made, whose beginning ended with `s`: handed out as *out, or given back by `end`. Returns s. */
+tn_status tn_hand_out(tn_status s, void *made, void (*end)(void *device, void *made), void *device, void **out);
 
 #endif

@@ -91,6 +91,16 @@ void *tn_span_find(tn_spans *s, const void *address, size_t bytes, size_t *offse
     return handle;
 }
 
+tn_status tn_span_locate(tn_spans *s, const char *device, const char *role, const void *address, size_t bytes,
+                         void **handle, size_t *offset) {
+    *handle = tn_span_find(s, address, bytes, offset);
+    if (*handle) return TN_OK;
+    return tn_fail(TN_ERR_INTERNAL,
+                   "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
+                   "that your program handles itself, please report this",
+                   device, role, bytes, address);
+}
+
 void *tn_span_remove(tn_spans *s, const void *address, size_t *bytes) {
     void *handle = NULL;
     pthread_mutex_lock(&s->lock);

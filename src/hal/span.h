@@ -34,6 +34,10 @@ tn_status tn_span_add(tn_spans *s, void *handle, size_t bytes, void **address);
 /* The handle whose range holds the `bytes` bytes from `address`, and where in it they begin; NULL if none does. */
 void *tn_span_find(tn_spans *s, const void *address, size_t bytes, size_t *offset);
 
+/* The same as *handle; TN_ERR_INTERNAL with the device and what the bytes were for when none does. */
+tn_status tn_span_locate(tn_spans *s, const char *device, const char *role, const void *address, size_t bytes,
+                         void **handle, size_t *offset);
+
 /* Ends the range that starts at `address`; its handle and length, or NULL if there is none. */
 void *tn_span_remove(tn_spans *s, const void *address, size_t *bytes);
 

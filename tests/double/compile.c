@@ -414,6 +414,7 @@ const engine_kernel *engine_find_kernel(engine_module *m, const char *name) {
 }
 
 const char *engine_kernel_name(const engine_kernel *k) { return k->name; }
+const engine_module *engine_kernel_module(const engine_kernel *k) { return k->module; }
 
 int engine_parameters(const engine_kernel *k) {
     int n = 0;

@@ -47,6 +47,7 @@ void engine_unload(engine_module *module);
 /* NULL: no kernel of that name. Lives as long as the module. */
 const engine_kernel *engine_find_kernel(engine_module *module, const char *name);
 const char *engine_kernel_name(const engine_kernel *kernel);
+const engine_module *engine_kernel_module(const engine_kernel *kernel);
 /* Parameters in order, for kernels made known by ENGINE_KERNEL. */
 int engine_parameters(const engine_kernel *kernel);
 size_t engine_parameter_size(const engine_kernel *kernel, int i);

@@ -121,6 +121,8 @@ typedef struct gpu_launch {
 int gpu_queue_launch(const gpu_call *call, void *stream, gpu_launch *launch);
 /* Does all that the context's streams were given. Gives the context's error. */
 int gpu_finish(gpu_context *c);
+/* Whether a launch of a kernel of this module waits in one of the context's streams. */
+bool gpu_is_used(gpu_context *c, const engine_module *module);
 /* Does one piece of work of a random stream, if there is any. */
 void gpu_some_work(gpu_context *c);
 /* Forgets what streams were given, and the context's own stream. */

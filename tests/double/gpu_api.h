@@ -43,6 +43,8 @@ API_EXPORT const char *hipGetErrorString(int error);
 #else
 API_EXPORT int cuCtxSetCurrent(gpu_context *context);
 API_EXPORT int cuCtxGetCurrent(gpu_context **context);
+API_EXPORT int cuCtxPushCurrent_v2(gpu_context *context);
+API_EXPORT int cuCtxPopCurrent_v2(gpu_context **context);
 API_EXPORT int cuGetErrorName(int error, const char **name);
 API_EXPORT int cuGetErrorString(int error, const char **text);
 #endif

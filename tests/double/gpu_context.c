@@ -21,6 +21,8 @@ static uint64_t random_state;
 static long misuses;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread gpu_context *current;
+static __thread gpu_context *below[16] __attribute__((unused)); /* CUDA's stack of contexts, without the uppermost */
+static __thread int depth __attribute__((unused));
 
 /* ---- faults: the functions of tests/fakes/faults.h -------------------------------------------------------- */
 
@@ -374,6 +376,25 @@ int cuCtxSetCurrent(gpu_context *context) {
 int cuCtxGetCurrent(gpu_context **context) {
     ENTER(NEEDS_INIT);
     *context = current;
+    return E_OK;
+}
+
+/* Giving something back begins with it, so it is not made to fail unless it is named. */
+int cuCtxPushCurrent_v2(gpu_context *context) {
+    ENTER(NEEDS_INIT | GIVES_BACK);
+    if (!context || context < gpu_contexts || context >= gpu_contexts + MOST_DEVICES || !context->users)
+        return gpu_misuse(&call, E_CONTEXT, "%p is no context, or was released", (void *)context);
+    if (depth == sizeof below / sizeof *below) return gpu_misuse(&call, E_CONTEXT, "contexts that nobody takes off");
+    below[depth++] = current;
+    current = context;
+    return E_OK;
+}
+
+int cuCtxPopCurrent_v2(gpu_context **context) {
+    ENTER(NEEDS_INIT | GIVES_BACK);
+    if (!depth) return gpu_misuse(&call, E_CONTEXT, "no context was put on");
+    if (context) *context = current;
+    current = below[--depth];
     return E_OK;
 }
 #endif

@@ -317,11 +317,13 @@ int API(cuModuleLoadData, hipModuleLoadData)(void **module, const void *image) {
     return error;
 }
 
-/* Work that was given may run its kernels. */
+/* Nobody promises that it waits for work that runs the module's kernels. */
 int API(cuModuleUnload, hipModuleUnload)(void *module) {
     ENTER(NEEDS_CONTEXT | GIVES_BACK);
     int error = gpu_check(&call, module, OBJECT_MODULE);
     if (error) return error;
+    if (gpu_is_used(call.context, ((gpu_module *)module)->engine) && !call.context->error)
+        gpu_misuse(&call, E_OK, "a kernel of the module was given to a stream, and nobody has waited for it");
     error = gpu_finish(call.context);
     gpu_object_remove(module);
     gpu_free_module(module);

@@ -196,6 +196,17 @@ int gpu_finish(gpu_context *c) {
     return c->error;
 }
 
+static bool stream_runs(const gpu_stream *s, const engine_module *module) {
+    for (const work *w = s->first; w; w = w->next)
+        if (w->kind == WORK_LAUNCH && engine_kernel_module(w->u.launch.kernel) == module) return true;
+    return false;
+}
+
+bool gpu_is_used(gpu_context *c, const engine_module *module) {
+    EACH_STREAM(s, c) if (stream_runs(s, module)) return true;
+    return c->null_stream && stream_runs(c->null_stream, module);
+}
+
 void gpu_some_work(gpu_context *c) {
     uint64_t streams = c->null_stream != NULL;
     EACH_STREAM(s, c) streams += s->first != NULL;

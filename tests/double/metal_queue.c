@@ -146,7 +146,8 @@ static bool run_dispatch(command_buffer *b, const command *c) {
 static bool run_command(command_buffer *b) {
     command *c = b->commands;
     if (c->kind == COMMAND_WAIT && c->event->value < c->value) return false;
-    if (c->kind == COMMAND_SIGNAL) c->event->value = c->value;
+    bool fails = b->status == STATUS_ERROR || b->fails_with; /* then nobody hears of it */
+    if (c->kind == COMMAND_SIGNAL && !fails) c->event->value = c->value;
     if (c->kind == COMMAND_DISPATCH && b->status != STATUS_ERROR) run_dispatch(b, c);
     b->commands = c->next;
     free_command(c);
@@ -468,5 +469,13 @@ object *metal_new_queue(metal_device *d) {
     return &q->object;
 }
 
-static const method no_methods[] = {{NULL, NULL, FAULT_NEVER}};
-const metal_class metal_event_class = {"MTLSharedEvent", no_methods, sizeof(metal_event), NULL};
+static void set_signaled(metal_event *event, selector s, uint64_t value) {
+    HOLD;
+    if (metal_is(event, &metal_event_class, s)) event->value = value;
+}
+
+static const method event_methods[] = {
+    METHOD("setSignaledValue:", set_signaled, FAULT_NEVER),
+    {NULL, NULL, FAULT_NEVER},
+};
+const metal_class metal_event_class = {"MTLSharedEvent", event_methods, sizeof(metal_event), NULL};

@@ -1,6 +1,9 @@
 /* vulkan_faults.c — the real Vulkan behind a counter (faults.h): built as a libvulkan and named by TRUNNION_VULKAN_LIB,
  * it passes all calls on to the loader that VULKAN_REAL names. A function without a result that is named is left out:
- * what it should have done is then missing, which a validation layer ought to see. */
+ * what it should have done is then missing, which a validation layer ought to see.
+ *
+ * VULKAN_LIES=old: the devices know Vulkan 1.0 alone. VULKAN_LIES=clock: times have 36 bits, and each that is asked for
+ * lies 0.4 rounds behind the one before. */
 #include "faults.h"
 
 /* What becomes of the count of living objects when the call went well, whether it has a result that may be an error. */
@@ -73,6 +76,37 @@ static function *const forwarders[] = {
 #undef CALL
 };
 
+static int lies(const char *of) {
+    const char *wanted = getenv("VULKAN_LIES");
+    return wanted && !strcmp(wanted, of);
+}
+
+static function *real_properties, *real_families;
+enum { TIME_BITS = 36 };
+
+/* The version is the first word. */
+static void properties(intptr_t place, uint32_t *out) {
+    real_properties(place, (intptr_t)out, 0, 0, 0, 0, 0, 0, 0, 0);
+    if (lies("old")) *out = 1u << 22;
+}
+
+/* Words of a family: what it can do, how many queues, bits of times, and three more. */
+static void families(intptr_t place, uint32_t *count, uint32_t (*list)[6]) {
+    real_families(place, (intptr_t)count, (intptr_t)list, 0, 0, 0, 0, 0, 0, 0);
+    for (uint32_t i = 0; list && i < *count && lies("clock"); i++)
+        list[i][2] = TIME_BITS;
+}
+
+/* As the driver asks for one time. */
+static intptr_t times(intptr_t device, intptr_t pool, intptr_t first, intptr_t n, intptr_t size, uint64_t *out,
+                      intptr_t stride, intptr_t flags) {
+    static uint64_t clock;
+    const uint64_t round = (uint64_t)1 << TIME_BITS;
+    intptr_t result = vkGetQueryPoolResults(device, pool, first, n, size, (intptr_t)out, stride, flags, 0, 0);
+    if (lies("clock") && !(int32_t)result) *out = (clock += round / 5 * 2) % round;
+    return result;
+}
+
 typedef function *lookup(void *instance, const char *name);
 
 static lookup *loader(void) {
@@ -91,7 +125,15 @@ function *vkGetInstanceProcAddr(void *instance, const char *name) {
     for (int i = 0; known && i < CALL_COUNT; i++) {
         if (strcmp(rows[i].name, name)) continue;
         real[i] = known;
-        return forwarders[i];
+        return i == INDEX_vkGetQueryPoolResults ? (function *)times : forwarders[i];
+    }
+    if (known && !strcmp(name, "vkGetPhysicalDeviceProperties")) {
+        real_properties = known;
+        return (function *)properties;
+    }
+    if (known && !strcmp(name, "vkGetPhysicalDeviceQueueFamilyProperties")) {
+        real_families = known;
+        return (function *)families;
     }
     return known;
 }

@@ -118,7 +118,7 @@ def compare(vendor, title, text, report):
     for name, names in NUMBERS.items():
         if names[vendor] and numbers.get(names[vendor]) != mine.get(name):
             faults.append(f"{names[vendor]} is {numbers.get(names[vendor])}, not {mine.get(name)}")
-    rows = re.findall(r'\{(\d+), "(\w+)", "(\w+)"', ERRORS)
+    rows = re.findall(r'X\((\d+), "(\w+)", "(\w+)"', ERRORS)
     for row in rows:
         known = numbers.get(row[1 + vendor])
         if known is None and vendor == 0:
