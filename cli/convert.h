@@ -1,11 +1,12 @@
-/* convert.h — what `trunnion convert` is made of: any file as a list of tensors, and how well a model still predicts a
- * text. */
+/* convert.h — what `trunnion convert` is made of: any file as a list of tensors; their way into another one; what is
+ * told of it; and how well a model still predicts a text. */
 #ifndef TRUNNION_CLI_CONVERT_H
 #define TRUNNION_CLI_CONVERT_H
 
 #include "cli.h"
 #include "trunnion/json.h"
 #include "trunnion/model.h"
+#include "trunnion/onnx.h"
 
 /* ---- a folder that becomes GGUF (convert_folder.c) --------------------------------------------------------------- */
 
@@ -33,6 +34,7 @@ typedef enum convert_kind {
     CONVERT_SAFETENSORS, /* a file, an index or a folder */
     CONVERT_GGUF,
     CONVERT_PICKLE,
+    CONVERT_ONNX,
     CONVERT_UNKNOWN
 } convert_kind;
 
@@ -42,6 +44,8 @@ typedef struct convert_file {
     tn_safetensors *safetensors;
     tn_gguf *gguf;
     tn_pickle *pickle;
+    tn_onnx *onnx;
+    int *weights;           /* of the ONNX file, those that count */
     convert_folder *folder; /* NULL unless its tensors are called as in GGUF files */
     int64_t count;
 } convert_file;
@@ -56,6 +60,7 @@ typedef struct convert_tensor {
     int64_t shape[TN_MAX_RANK];
     int64_t numel, bytes;
     const void *data; /* of a GGUF file: as it stands there */
+    tn_tensor *value; /* of an ONNX file; else NULL */
 } convert_tensor;
 
 convert_kind convert_kind_of(const char *path); /* by the ending of its name, or what is in a folder */
@@ -65,6 +70,74 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *out);
 tn_tensor *convert_tensor_of(const convert_file *f, const convert_tensor *t);
 /* All numbers of a tensor in f32; free with free(). NULL after a failure of the library. */
 float *convert_numbers(const convert_file *f, const convert_tensor *t);
+
+/* ---- what is asked for, and what is told of it ------------------------------------------------------------------- */
+
+typedef struct convert_wishes {
+    const char *in, *out, *quantize, *like, *text;
+    int64_t context;
+    bool verify;
+    tn_dtype to; /* TN_DTYPE_COUNT: as it is */
+} convert_wishes;
+
+enum { CONVERT_MOST_CLASSES = 512 };
+
+/* Tensors whose names differ in numbers alone. */
+typedef struct convert_class {
+    char name[128];
+    const char *from, *to;
+    int64_t tensors, bytes, numel;
+    double most, squares, size; /* largest error, sum of squares, and of the numbers' */
+} convert_class;
+
+typedef struct convert_report {
+    convert_class rows[CONVERT_MOST_CLASSES];
+    int count;
+    int64_t tensors, bytes, input_bytes;
+    double seconds;
+    int64_t compared;     /* tensors that --verify compared */
+    const char *outputs;  /* what it compared besides, computed by both files: "logits"; NULL: nothing */
+    double output_error;  /* the largest, by the largest number of them */
+    double perplexity[2]; /* before and after, with --text */
+} convert_report;
+
+/* ---- one tensor (convert_tensor.c) ------------------------------------------------------------------------------- */
+
+/* A tensor as it will be written. */
+typedef struct convert_bytes {
+    void *data; /* NULL, or to be freed */
+    const void *bytes;
+    int64_t size;
+} convert_bytes;
+
+bool convert_parse_type(const char *text, tn_dtype *out); /* what --quantize takes */
+int convert_file_type(tn_dtype dtype);                    /* GGUF's general.file_type for it */
+/* What a tensor becomes; *same: it stays as it is, byte for byte. */
+tn_dtype convert_type_for(const convert_wishes *w, const convert_tensor *t, bool to_gguf, bool *same);
+convert_class *convert_class_of(convert_report *r, const convert_tensor *t, const char *to);
+void convert_measure(convert_class *row, const float *x, const float *y, int64_t n);
+tn_status convert_read_same(const convert_file *in, const convert_tensor *t, convert_bytes *out);
+/* A tensor in type `to`, counted in the report. Free out->data, after a failure too. */
+tn_status convert_one(const convert_file *in, const convert_tensor *t, tn_dtype to, bool same, convert_report *r,
+                      convert_bytes *out);
+
+/* ---- a file (convert_write.c, convert_verify.c, convert_report.c) ------------------------------------------------ */
+
+tn_status convert_to_gguf(const convert_file *in, const convert_wishes *w, convert_report *r);
+tn_status convert_to_safetensors(const convert_file *in, const convert_wishes *w, convert_report *r);
+/* Every tensor is there; what was not rounded has its bits, what was has the errors that were measured. */
+tn_status convert_verify(const convert_file *in, const convert_wishes *w, convert_report *r);
+/* The tensor of that name; TN_ERR_FORMAT when there is none. */
+tn_status convert_find(const convert_file *f, const char *name, convert_tensor *out);
+void convert_put_text(const convert_wishes *w, const convert_report *r);
+void convert_put_json(const convert_wishes *w, const convert_report *r);
+
+/* ---- models as a whole (convert_onnx.c; refused where there is no libtrunnion-text) ------------------------------ */
+
+/* A language model, or an encoder in a folder, as an ONNX model. Its proof: weights are IN's number for number, and
+ * both compute the same for texts of two lengths. */
+tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r);
+tn_status convert_verify_onnx(const convert_file *in, const convert_wishes *w, convert_report *r);
 
 /* ---- how well a model predicts a text (perplexity.c; refused where there is no libtrunnion-text) ----------------- */
 

@@ -1,4 +1,4 @@
-/* convert_file.c — safetensors, GGUF and PyTorch files as lists of tensors. */
+/* convert_file.c — safetensors, GGUF, PyTorch and ONNX files as lists of tensors. */
 #include "convert.h"
 
 #include <stdlib.h>
@@ -18,6 +18,7 @@ static const struct {
     {".pt", CONVERT_PICKLE},
     {".pth", CONVERT_PICKLE},
     {".bin", CONVERT_PICKLE},
+    {".onnx", CONVERT_ONNX},
 };
 
 convert_kind convert_kind_of(const char *path) {
@@ -28,6 +29,29 @@ convert_kind convert_kind_of(const char *path) {
         if (length > n && strcasecmp(path + length - n, endings[i].ending) == 0) return endings[i].kind;
     }
     return CONVERT_UNKNOWN;
+}
+
+/* Constants that were made up when the model was written, as shapes are, begin with _c: no weights of anybody's. */
+static tn_status open_onnx(convert_file *f) {
+    tn_onnx_options o = {.struct_size = sizeof o, .weights_alone = true};
+    tn_status status = tn_onnx_open(f->path, &o, &f->onnx);
+    int count = tn_onnx_weight_count(f->onnx);
+    if (status == TN_OK && !(f->weights = malloc((size_t)count * sizeof *f->weights + 1)))
+        status = tn_backend_fail(TN_ERR_MEMORY, "no memory for %d weights", count);
+    for (int i = 0; i < count && status == TN_OK; i++) {
+        const char *name;
+        const tn_onnx_value *v = tn_onnx_weight_at(f->onnx, i, &name);
+        if (strncmp(name, "_c", 2) == 0) continue;
+        if (tn_onnx_value_kind(v) != TN_ONNX_TENSOR)
+            status = tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                     "'%s': '%.100s' holds texts, which other files have no type for", f->path, name);
+        f->weights[f->count++] = i;
+    }
+    if (status == TN_OK && f->count == 0)
+        status = tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                 "'%s' has no weights of its own: they stand in branches or functions of the network",
+                                 f->path);
+    return status;
 }
 
 tn_status convert_open(const char *path, convert_file *f) {
@@ -46,10 +70,11 @@ tn_status convert_open(const char *path, convert_file *f) {
         status = tn_pickle_open(path, &f->pickle);
         f->count = tn_pickle_count(f->pickle);
         return status;
+    case CONVERT_ONNX: return open_onnx(f);
     default:
         return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s' is of no kind that is converted: .safetensors, .gguf, .pt, .pth, .bin, or a "
-                               "folder with safetensors",
+                               "'%s' is of no kind that is converted: .safetensors, .gguf, .onnx, .pt, .pth, .bin, or "
+                               "a folder with safetensors",
                                path);
     }
 }
@@ -58,6 +83,8 @@ void convert_close(convert_file *f) {
     tn_safetensors_close(f->safetensors);
     tn_gguf_close(f->gguf);
     tn_pickle_close(f->pickle);
+    tn_onnx_close(f->onnx);
+    free(f->weights);
     if (f->folder) convert_folder_close(f->folder);
     *f = (convert_file){0};
 }
@@ -82,6 +109,14 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
         take(t, g.name, g.dtype_name, g.dtype, g.rank, g.shape);
         t->bytes = g.bytes;
         t->data = g.data;
+    } else if (f->onnx) {
+        const char *name = "";
+        const tn_onnx_value *v = i < f->count ? tn_onnx_weight_at(f->onnx, f->weights[i], &name) : NULL;
+        tn_tensor *x = tn_onnx_value_get(v);
+        if (!x) return TN_ERR_ARGUMENT;
+        take(t, name, tn_onnx_value_type(v), tn_dtype_of(x), tn_rank(x), tn_shape(x));
+        t->bytes = (int64_t)tn_dtype_bytes(t->dtype, t->numel);
+        t->value = x;
     } else {
         tn_pickle_info p = {.struct_size = sizeof p};
         if ((status = tn_pickle_at(f->pickle, i, &p)) != TN_OK) return status;
@@ -94,13 +129,14 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
     return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not have the rows of %lld heads", t->source, (long long)t->heads);
 }
 
-static tn_tensor *open_tensor(const convert_file *f, const char *name) {
-    if (f->safetensors) return tn_safetensors_tensor(f->safetensors, name);
-    return f->gguf ? tn_gguf_tensor(f->gguf, name) : tn_pickle_tensor(f->pickle, name);
+static tn_tensor *open_tensor(const convert_file *f, const convert_tensor *t) {
+    if (t->value) return tn_retain(t->value);
+    if (f->safetensors) return tn_safetensors_tensor(f->safetensors, t->source);
+    return f->gguf ? tn_gguf_tensor(f->gguf, t->source) : tn_pickle_tensor(f->pickle, t->source);
 }
 
 tn_tensor *convert_tensor_of(const convert_file *f, const convert_tensor *t) {
-    tn_tensor *tensor = open_tensor(f, t->source);
+    tn_tensor *tensor = open_tensor(f, t);
     if (t->heads == 0) return tensor;
     tn_tensor *turned = convert_turn(tensor, t->heads);
     tn_free(tensor);

@@ -31,6 +31,15 @@ WITHOUT_TEXT(logits);
 WITHOUT_TEXT(perplexity);
 WITHOUT_TEXT(tokenize);
 
+tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
+    (void)in, (void)w, (void)r;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "OUT.onnx needs the library trunnion-text: %s", TN_TEXT_MISSING);
+}
+
+tn_status convert_verify_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
+    return convert_to_onnx(in, w, r);
+}
+
 bool convert_perplexity(const cli_options *o, const char *model, const char *text, int64_t context, double *out) {
     (void)o, (void)model, (void)text, (void)context;
     *out = 0;

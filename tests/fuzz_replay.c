@@ -5,7 +5,7 @@
  * searching. Runs are repeatable (-seed), options are named as libFuzzer's, and the input that ends the process is
  * written to <artifact_prefix>crash first.
  *
- *   fuzz_NAME [-max_total_time=SECONDS] [-seed=N] [-artifact_prefix=PATH] [FILE or FOLDER]… */
+ *   fuzz_NAME [-max_total_time=SECONDS] [-runs=N] [-seed=N] [-artifact_prefix=PATH] [FILE or FOLDER]… */
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -184,12 +184,15 @@ static double seconds(void) {
 
 int main(int argc, char **argv) {
     double limit = 5;
+    uint64_t most = UINT64_MAX;
     for (int i = 1; i < argc; i++) {
         const char *value = strchr(argv[i], '=');
         if (argv[i][0] != '-')
             add_path(argv[i]);
         else if (value && strncmp(argv[i], "-max_total_time=", 16) == 0)
             limit = strtod(value + 1, NULL);
+        else if (value && strncmp(argv[i], "-runs=", 6) == 0)
+            most = strtoull(value + 1, NULL, 10);
         else if (value && strncmp(argv[i], "-seed=", 6) == 0)
             random_state = strtoull(value + 1, NULL, 10);
         else if (value && strncmp(argv[i], "-artifact_prefix=", 17) == 0)
@@ -209,7 +212,7 @@ int main(int argc, char **argv) {
 
     input in = {.data = need(malloc(INPUT_LIMIT))};
     uint64_t runs = 0;
-    for (double start = seconds(); seconds() - start < limit; runs++) {
+    for (double start = seconds(); seconds() - start < limit && runs < most; runs++) {
         const input *from = &corpus[below(corpus_count)];
         in.size = from->size < INPUT_LIMIT ? from->size : INPUT_LIMIT;
         memcpy(in.data, from->data, in.size);

@@ -3,6 +3,7 @@
 #include "test_support.h"
 
 #include "trunnion/model.h"
+#include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 
 static char program[512];
@@ -114,10 +115,38 @@ static void pytorch_files_are_converted(void **state) {
     expect(1, line, "Sequential");
 }
 
+static void weights_come_out_of_onnx_files(void **state) {
+    (void)state;
+    float x[12], back[12];
+    for (int i = 0; i < 12; i++)
+        x[i] = (float)i / 7;
+    TN_SCOPE {
+        tn_tensor *in = tn_from_data(x, (int64_t[]){2, 4}, 2, TN_F32),
+                  *w = tn_from_data(x, (int64_t[]){3, 4}, 2, TN_F32);
+        const tn_named_tensor weight = {"layer.weight", w};
+        const tn_onnx_export_options o = {.struct_size = sizeof o, .weights = &weight, .weight_count = 1};
+        const tn_named_tensor input = {"x", in}, output = {"y", tn_reshape(tn_linear(in, w, NULL), (int64_t[]){6}, 1)};
+        assert_ok(tn_onnx_export(test_scratch("net.onnx"), &input, 1, &output, 1, &o));
+    }
+    expect(0, "net.onnx net.safetensors --verify", "verified: 1 tensors"); /* not the shape of the reshape */
+    tn_safetensors *file = NULL;
+    assert_ok(tn_safetensors_open(test_scratch("net.safetensors"), &file));
+    TN_SCOPE assert_ok(tn_read(tn_safetensors_tensor(file, "layer.weight"), back, sizeof back));
+    tn_safetensors_close(file);
+    assert_memory_equal(x, back, sizeof x);
+    tn_onnx_options alone = {.struct_size = sizeof alone, .weights_alone = true};
+    tn_onnx *m = NULL;
+    tn_onnx_value *none = NULL;
+    assert_ok(tn_onnx_open(test_scratch("net.onnx"), &alone, &m));
+    assert_int_equal(tn_onnx_run(m, &none, &none), TN_ERR_STATE);
+    tn_onnx_close(m);
+}
+
 static void what_cannot_be_converted_is_refused_in_words(void **state) {
     (void)state;
     make_model("model.gguf");
-    expect(2, "model.onnx x.gguf", "ONNX files are not converted yet");
+    expect(2, "model.safetensors x.onnx", "a network is more");
+    expect(1, "absent.onnx x.gguf", "absent.onnx");
     expect(2, "model.gguf x.txt", "OUT ends with");
     expect(2, "model.gguf", "two files");
     expect(2, "model.gguf x.gguf --quantize Q9", "no type");
@@ -132,6 +161,7 @@ int main(void) {
         cmocka_unit_test(files_come_back_with_the_same_bytes),
         cmocka_unit_test(what_is_rounded_is_reported),
         cmocka_unit_test(pytorch_files_are_converted),
+        cmocka_unit_test(weights_come_out_of_onnx_files),
         cmocka_unit_test(what_cannot_be_converted_is_refused_in_words),
     };
     return cmocka_run_group_tests(tests, find_program, remove_scratch);

@@ -11,6 +11,7 @@
 #include "text/common.h"
 #include "trunnion/embed.h"
 #include "trunnion/llm.h"
+#include "trunnion/onnx.h"
 #include "trunnion/trunnion.h"
 
 enum { HIDDEN = 8, INNER = 12, WORDS = 20, PLACES = 10, MOST = 64 };
@@ -271,6 +272,86 @@ static void memory_may_run_out_anywhere(void **state) {
     assert_ok(embed_once(folder));
 }
 
+/* ---- as ONNX models ---------------------------------------------------------------------------------------------- */
+
+static void run_network(const char *path, int64_t batch, int64_t length, const int64_t *tokens, const int64_t *mask,
+                        float *out, size_t bytes) {
+    tn_onnx *network;
+    tn_onnx_value *in[2], *result;
+    assert_ok(tn_onnx_open(path, NULL, &network));
+    TN_SCOPE {
+        in[0] = tn_onnx_value_tensor(tn_from_data(tokens, (int64_t[]){batch, length}, 2, TN_I64));
+        in[1] = tn_onnx_value_tensor(tn_from_data(mask ? mask : tokens, (int64_t[]){batch, length}, 2, TN_I64));
+        assert_ok(tn_onnx_run(network, in, &result));
+        assert_ok(tn_read(tn_onnx_value_get(result), out, bytes));
+    }
+    tn_onnx_value_free(in[0]);
+    tn_onnx_value_free(in[1]);
+    tn_onnx_value_free(result);
+    tn_onnx_close(network);
+}
+
+static void assert_near(const float *got, const float *want, int count) {
+    for (int i = 0; i < count; i++)
+        if (!(fabsf(got[i] - want[i]) <= 2e-5f))
+            fail_msg("number %d is %g, not %g", i, (double)got[i], (double)want[i]);
+}
+
+/* Of any length, and with no cache: what a model of the file computes. */
+static void a_language_model_becomes_a_network(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"", ",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2}"};
+    const int64_t tokens[] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
+    const int32_t same[] = {3, 1, 4, 1, 5, 9, 2, 6, 5};
+    float want[9 * WORDS], got[9 * WORDS];
+    tn_llm_options o = {.struct_size = sizeof o, .cache = TN_LLM_CACHE_F32};
+    const char *path = test_scratch("llama.onnx");
+    for (size_t k = 0; k < TN_COUNT(kinds); k++) {
+        tn_llm *m;
+        assert_ok(tn_llm_open(make_llama("network", kinds[k]), &o, &m));
+        assert_ok(tn_llm_logits(m, same, 9, want));
+        assert_ok(tn_llm_export_onnx(m, path));
+        assert_int_equal(tn_llm_position(m), 9);
+        tn_llm_close(m);
+        run_network(path, 1, 9, tokens, NULL, got, sizeof got);
+        assert_near(got, want, 9 * WORDS);
+        run_network(path, 1, 4, tokens, NULL, got, 4 * WORDS * sizeof *got);
+        assert_near(got, want, 4 * WORDS);
+    }
+}
+
+/* Of any number of texts and length, what fills up unseen. */
+static void an_encoder_becomes_a_network(void **state) {
+    (void)state;
+    enum { LONGEST = 7 };
+    int64_t tokens[TEXTS * LONGEST] = {0}, mask[TEXTS * LONGEST] = {0}, at = 0;
+    float want[TEXTS * HIDDEN], got[TEXTS * HIDDEN];
+    const char *path = test_scratch("bert.onnx");
+    for (int i = 0; i < TEXTS; i++)
+        for (int64_t k = 0; k < lengths[i]; k++) {
+            tokens[i * LONGEST + k] = ids[at++];
+            mask[i * LONGEST + k] = 1;
+        }
+    for (int pooling = TN_POOLING_MEAN; pooling <= TN_POOLING_MAX; pooling++) {
+        tn_embedder_options o = {.struct_size = sizeof o, .pooling = (tn_pooling)pooling, .norm = TN_EMBED_NORM_UNIT};
+        tn_embedder *e;
+        assert_ok(tn_embedder_open(make_bert("network", ""), &o, &e));
+        assert_ok(tn_embedder_run(e, ids, lengths, TEXTS, want));
+        assert_ok(tn_embedder_export_onnx(e, path));
+        tn_embedder_close(e);
+        run_network(path, TEXTS, LONGEST, tokens, mask, got, sizeof got);
+        assert_near(got, want, TEXTS * HIDDEN);
+        run_network(path, 1, 5, tokens, mask, got, HIDDEN * sizeof *got);
+        assert_near(got, want, HIDDEN);
+    }
+}
+
+static void nothing_is_exported_without_a_model(void **state) {
+    (void)state;
+    assert_int_equal(tn_llm_export_onnx(NULL, "x"), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_embedder_export_onnx(NULL, "x"), TN_ERR_ARGUMENT);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_together_are_as_texts_alone),
@@ -279,6 +360,9 @@ int main(void) {
         cmocka_unit_test(tensors_that_nobody_knows_are_refused),
         cmocka_unit_test(a_folder_tells_its_sizes_and_ends),
         cmocka_unit_test(memory_may_run_out_anywhere),
+        cmocka_unit_test(a_language_model_becomes_a_network),
+        cmocka_unit_test(an_encoder_becomes_a_network),
+        cmocka_unit_test(nothing_is_exported_without_a_model),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

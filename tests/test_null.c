@@ -628,6 +628,8 @@ static void onnx_refuses(void **state) {
     YIELDS(0, tn_onnx_output_count(NULL))
     FAILS(tn_onnx_input_at(NULL, 0, &info))
     FAILS(tn_onnx_output_at(NULL, 0, &info))
+    YIELDS(0, tn_onnx_weight_count(NULL))
+    YIELDS(NULL, tn_onnx_weight_at(NULL, 0, NULL))
     FAILS(tn_onnx_run(NULL, &v, &v))
     YIELDS(NULL, tn_onnx_value_tensor(NULL))
     YIELDS(NULL, tn_onnx_value_strings(NULL, NULL, shape, 0))

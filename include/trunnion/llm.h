@@ -102,6 +102,13 @@ TN_API tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits);
 /* Appends `count` tokens and writes the logits behind every one of them: out [count, vocabulary]. */
 TN_API tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out);
 
+/* Writes the model as an ONNX model (onnx.h): "input_ids" [1, tokens] i64 → "logits" [1, tokens, vocabulary] f32, for
+ * any number of tokens up to what the model was trained for. It has no cache: each run computes all tokens. Weights
+ * keep the names and the types of the file; those in blocks become f32, vectors too, matrices that are stored
+ * [in, out] are turned. The sequence stays as it is.
+ * Errors: as tn_onnx_export's; TN_ERR_UNSUPPORTED for more than 2 GiB, and where angles depend on the length. */
+TN_API tn_status tn_llm_export_onnx(tn_llm *m, const char *path);
+
 #ifdef __cplusplus
 }
 #endif

@@ -76,6 +76,7 @@ typedef struct tn_onnx_options {
     size_t struct_size; /* set by the caller */
     const char *folder; /* where files of external data lie; NULL: beside the model; for models in memory: nowhere */
     char **report;      /* NULL, or set to all operators that are missing, freed with tn_text_free; else to NULL */
+    bool weights_alone; /* operators are not looked up: what is there can be read, the model cannot run */
 } tn_onnx_options;
 
 /* Opens a model. options may be NULL. Weights are put on the current device, which runs must find the same. Opsets 7
@@ -105,6 +106,12 @@ TN_API int tn_onnx_output_count(const tn_onnx *m);
 /* TN_ERR_ARGUMENT when there is none. */
 TN_API tn_status tn_onnx_input_at(const tn_onnx *m, int i, tn_onnx_info *info);
 TN_API tn_status tn_onnx_output_at(const tn_onnx *m, int i, tn_onnx_info *info);
+
+/* Weights: the initialisers of the model's own graph in the file's order, then the tensors that its Constant nodes
+ * hold, by their outputs' names; those of subgraphs do not count. Borrowed from the model, as are names. NULL with
+ * tn_error set when there is no weight i. */
+TN_API int tn_onnx_weight_count(const tn_onnx *m);
+TN_API const tn_onnx_value *tn_onnx_weight_at(const tn_onnx *m, int i, const char **name);
 
 /* Runs the model: `inputs` one an input (none NULL), `outputs` filled with one value an output, computed, each to be
  * freed. On failure all outputs are NULL. What was run twice with inputs of the same shapes is replayed from then on,

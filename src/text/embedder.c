@@ -177,6 +177,12 @@ tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *facts) 
     return TN_OK;
 }
 
+tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path) {
+    if (!e || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_embedder_export_onnx: the embedder or path is NULL");
+    tn_device *before = enter(e);
+    return leave(e, before, tn_encoder_write_onnx(&e->config, &e->weights, path));
+}
+
 /* ---- passes ------------------------------------------------------------------------------------------------------ */
 
 /* A text on its way: where its ids and its result are. */

@@ -1,7 +1,7 @@
 /* encoder.h — what the files of the embedder share: an encoder's sizes as checked, its weights by place.
  *
  * encoder_config.c turns a folder into an encoder_config and proves that every weight fits it; encoder_record.c records
- * the network and the pooling; embedder.c opens, batches and runs. */
+ * the network and the pooling; embedder.c opens, batches and runs; encoder_export.c writes an ONNX model. */
 #ifndef TN_TEXT_ENCODER_H
 #define TN_TEXT_ENCODER_H
 
@@ -90,9 +90,13 @@ typedef struct encoder_batch {
     tn_tensor *ids;    /* [batch, length] i64 */
     tn_tensor *places; /* [length] i64: 0, 1, … */
     tn_tensor *seen;   /* [batch, length] f32: 1, and 0 where it is filled up; NULL: nothing is */
+    bool apart;        /* texts are not put together to one matrix: both extents may be open ones */
 } encoder_batch;
 
 /* Records a pass: [batch, hidden] as a new handle. */
 tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b);
+
+/* encoder_export.c */
+tn_status tn_encoder_write_onnx(const encoder_config *c, const encoder_weights *w, const char *path);
 
 #endif

@@ -1,7 +1,8 @@
 /* encoder_record.c — an encoder's operations, recorded: embeddings, layers with their norms behind, pooling.
  *
  * Rows of all texts stand one behind the other, [batch · length, hidden], so that every linear layer is one product;
- * attention alone looks at them text by text. */
+ * attention alone looks at them text by text. What is to become an ONNX model keeps the texts apart: its extents are
+ * open, and a product of two has no name. */
 #include "text/encoder.h"
 
 #include <math.h>
@@ -13,26 +14,33 @@ static tn_tensor *norm(const encoder_config *c, const tn_tensor *x, const encode
     return tn_layer_norm(x, TN_DIMS(c->hidden), l->weight, l->bias, &o);
 }
 
+static tn_tensor *rows(const encoder_config *c, const tn_tensor *x, const encoder_batch *b) {
+    int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
+    return b->apart ? tn_reshape(x, TN_DIMS(batch, length, c->hidden))
+                    : tn_reshape(x, TN_DIMS(batch * length, c->hidden));
+}
+
 /* Part i of the joined product as [batch, heads, length, features]. */
-static tn_tensor *heads(const encoder_config *c, const tn_tensor *qkv, int64_t i, int64_t batch, int64_t length) {
-    tn_tensor *part = tn_narrow(qkv, 1, i * c->hidden, c->hidden);
+static tn_tensor *heads(const encoder_config *c, const tn_tensor *qkv, int64_t i, const encoder_batch *b) {
+    int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
+    tn_tensor *part = tn_narrow(qkv, -1, i * c->hidden, c->hidden);
     return tn_transpose(tn_reshape(part, TN_DIMS(batch, length, c->heads, c->hidden / c->heads)), 1, 2);
 }
 
 static tn_tensor *attention(const encoder_config *c, const encoder_layer *l, const tn_tensor *x, const tn_tensor *mask,
-                            int64_t batch, int64_t length) {
+                            const encoder_batch *b) {
     tn_tensor *qkv = linear(x, &l->qkv), *part[3];
     for (int64_t i = 0; i < 3; i++)
-        part[i] = heads(c, qkv, i, batch, length);
+        part[i] = heads(c, qkv, i, b);
     tn_tensor *mixed = tn_scaled_dot_product_attention(part[0], part[1], part[2], mask, NULL);
-    return linear(tn_reshape(tn_transpose(mixed, 1, 2), TN_DIMS(batch * length, c->hidden)), &l->out);
+    return linear(rows(c, tn_transpose(mixed, 1, 2), b), &l->out);
 }
 
 static tn_tensor *layers(const encoder_config *c, const encoder_weights *w, tn_tensor *x, const tn_tensor *mask,
-                         int64_t batch, int64_t length) {
+                         const encoder_batch *b) {
     for (int64_t i = 0; i < c->layers; i++) {
         const encoder_layer *l = &w->layers[i];
-        x = norm(c, tn_add(x, attention(c, l, x, mask, batch, length)), &l->norm1);
+        x = norm(c, tn_add(x, attention(c, l, x, mask, b)), &l->norm1);
         x = norm(c, tn_add(x, linear(c->activation(linear(x, &l->up)), &l->down)), &l->norm2);
     }
     return x;
@@ -56,14 +64,21 @@ static tn_tensor *to_unit(const tn_tensor *x) {
     return tn_mul(x, tn_rsqrt(tn_clamp(square, 1e-24, INFINITY)));
 }
 
+/* Keys that are seen; for open extents with the queries written out, as an extent that is repeated has no name. */
+static tn_tensor *mask_of(const encoder_batch *b, int64_t batch, int64_t length) {
+    tn_tensor *keys = tn_reshape(b->seen, TN_DIMS(batch, 1, 1, length));
+    if (b->apart) keys = tn_mul(keys, tn_unsqueeze(tn_unsqueeze(tn_ones_like(b->seen), 1), 3));
+    return tn_gt_scalar(keys, 0);
+}
+
 tn_tensor *tn_encoder_record(const encoder_config *c, const encoder_weights *w, const encoder_batch *b) {
     int64_t batch = tn_size(b->ids, 0), length = tn_size(b->ids, 1);
     tn_tensor *result = NULL;
     TN_SCOPE {
         tn_tensor *x = tn_add(tn_embedding(b->ids, w->words), tn_embedding(b->places, w->places));
-        x = norm(c, tn_reshape(x, TN_DIMS(batch * length, c->hidden)), &w->norm);
-        tn_tensor *mask = b->seen ? tn_reshape(tn_gt_scalar(b->seen, 0), TN_DIMS(batch, 1, 1, length)) : NULL;
-        x = tn_reshape(layers(c, w, x, mask, batch, length), TN_DIMS(batch, length, c->hidden));
+        x = norm(c, rows(c, x, b), &w->norm);
+        tn_tensor *mask = b->seen ? mask_of(b, batch, length) : NULL;
+        x = tn_reshape(layers(c, w, x, mask, b), TN_DIMS(batch, length, c->hidden));
         tn_tensor *y = pool(c, x, b->seen);
         result = tn_retain(c->norm == TN_EMBED_NORM_UNIT ? to_unit(y) : y);
     }

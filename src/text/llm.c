@@ -264,6 +264,12 @@ tn_status tn_llm_rewind(tn_llm *m, int64_t position) {
     return TN_OK;
 }
 
+tn_status tn_llm_export_onnx(tn_llm *m, const char *path) {
+    if (!m || !path) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_export_onnx: the model or the path is NULL");
+    tn_device *before = enter(m);
+    return leave(m, before, tn_llm_write_onnx(&m->source, &m->config, &m->weights, path));
+}
+
 /* ---- pieces of a prompt ------------------------------------------------------------------------------------------ */
 
 static tn_status too_long(const tn_llm *m, int64_t count) {

@@ -2,7 +2,7 @@
  *
  * A model comes from a GGUF file or a Hugging Face folder (llm_source.c). llm_gguf.c and llm_folder.c turn what each
  * says of itself into an llm_config, llm_config.c proves that every tensor fits it; llm_record.c records the model's
- * operations; llm.c owns the sequence: cache, plans, position. */
+ * operations; llm.c owns the sequence: cache, plans, position; llm_export.c writes the operations as an ONNX model. */
 #ifndef TN_TEXT_LLM_MODEL_H
 #define TN_TEXT_LLM_MODEL_H
 
@@ -211,9 +211,14 @@ typedef struct llm_inputs {
     tn_tensor *positions; /* [n, 1, 1] f32 */
     tn_tensor *position;  /* rank 0, i64: of the first token */
     tn_tensor *last;      /* [1] i64: n - 1; for LLM_LAST_ROW */
+    /* [n, n] bool, keys that a query sees, all and within the window; NULL: the tokens go to the caches. */
+    tn_tensor *seen, *near;
 } llm_inputs;
 
 /* Records one pass that appends to the caches; the logits [rows, vocabulary] as a new handle, NULL for LLM_NO_ROWS. */
 tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows);
+
+/* llm_export.c */
+tn_status tn_llm_write_onnx(const llm_source *s, const llm_config *c, const llm_weights *w, const char *path);
 
 #endif

@@ -2,7 +2,8 @@
  *
  * One recording serves prompts (any number of tokens: the extent is symbolic) and single tokens alike. Keys and values
  * are appended to the caches within it; attention reads the older ones from there and the new ones from where they were
- * made. Handles of everything between are given up at the end of the scope, so the planner need not keep any of it. */
+ * made; a recording that is to become an ONNX model has no caches. Handles of everything between are given up at the
+ * end of the scope, so the planner need not keep any of it. */
 #include "text/llm_model.h"
 
 /* Rotary angles of the new tokens, made once and shared by all layers: [n, 1, half]. */
@@ -50,18 +51,34 @@ static void project(const llm_config *c, const llm_layer *l, const tn_tensor *x,
     out[2] = tn_linear(x, weight[SLOT_V], weight[SLOT_V_BIAS]);
 }
 
+/* [n, heads, head_dim] as [1, heads, n, head_dim]. */
+static tn_tensor *by_head(const tn_tensor *x) { return tn_unsqueeze(tn_transpose(x, 0, 1), 0); }
+
+/* The sequence is these tokens alone. */
+static tn_tensor *attend_alone(const tn_tensor *seen, const tn_tensor *q, const tn_tensor *k, const tn_tensor *v) {
+    tn_tensor *mixed = tn_scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), seen, NULL);
+    return tn_transpose(tn_reshape(mixed, TN_DIMS(tn_size(q, 1), tn_size(q, 0), tn_size(q, 2))), 0, 1);
+}
+
+static tn_tensor *attend_cached(const llm_weights *w, const llm_layer *l, const llm_inputs *in, int64_t window,
+                                tn_tensor *const qkv[3]) {
+    tn_cached_attention_options o = {.struct_size = sizeof o, .window = window};
+    tn_tensor *mixed = tn_cached_attention(qkv[0], qkv[1], qkv[2], l->k_cache, l->v_cache, in->position, w->pages, &o);
+    tn_cache_append_(l->k_cache, qkv[1], in->position, w->pages);
+    tn_cache_append_(l->v_cache, qkv[2], in->position, w->pages);
+    return mixed;
+}
+
 static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
                             const rotation *turn, const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
     tn_tensor *const *weight = l->weight, *joint[3];
     project(c, l, x, joint);
-    tn_tensor *q = heads(c, joint[0], weight[SLOT_Q_NORM], turn);
-    tn_tensor *k = heads(c, joint[1], weight[SLOT_K_NORM], turn);
-    tn_tensor *v = heads(c, joint[2], NULL, NULL);
-    tn_cached_attention_options o = {.struct_size = sizeof o, .window = layer >= c->window_from ? c->window : 0};
-    tn_tensor *mixed = tn_cached_attention(q, k, v, l->k_cache, l->v_cache, in->position, w->pages, &o);
-    tn_cache_append_(l->k_cache, k, in->position, w->pages);
-    tn_cache_append_(l->v_cache, v, in->position, w->pages);
+    tn_tensor *qkv[] = {heads(c, joint[0], weight[SLOT_Q_NORM], turn), heads(c, joint[1], weight[SLOT_K_NORM], turn),
+                        heads(c, joint[2], NULL, NULL)};
+    int64_t window = layer >= c->window_from ? c->window : 0;
+    tn_tensor *mixed = in->seen ? attend_alone(window ? in->near : in->seen, qkv[0], qkv[1], qkv[2])
+                                : attend_cached(w, l, in, window, qkv);
     tn_tensor *joined = tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
     return tn_linear(joined, weight[SLOT_O], weight[SLOT_O_BIAS]);
 }

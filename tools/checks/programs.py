@@ -7,6 +7,7 @@ Lines "ran on: DEVICE" and "skipped: …" of theirs are passed on.
 
   --each N     seconds that one test or example may take (300)
   --fuzz N     seconds for each fuzzer (5)
+  --runs N     inputs for each fuzzer, if they come before these seconds; fewer count as failed
   --jobs N     programs that run at the same time (JOBS of the environment, else one a processor)
 """
 
@@ -127,9 +128,20 @@ def run_fuzzer(program, log, options, environment):
     corpus = ROOT / "tests" / "corpus" / program.name.removeprefix("fuzz_")
     found = pathlib.Path(environment["TMPDIR"]) / "found"
     found.mkdir()
-    command = [program, f"-max_total_time={options.fuzz}", f"-artifact_prefix={log}-", found]
-    end = end_of(execute(command + ([corpus] if corpus.is_dir() else []), log, options.fuzz + 60, environment))
+    command = [program, f"-max_total_time={options.fuzz}", f"-artifact_prefix={log}-"]
+    command += [f"-runs={options.runs}"] if options.runs else []
+    command += [found, corpus] if corpus.is_dir() else [found]
+    end = end_of(execute(command, log, options.fuzz + 60, environment))
+    done = inputs_of(words(log))
+    if not end and options.runs and done < options.runs:
+        end = f"tried {done} inputs, not {options.runs}, in {options.fuzz} s"
     return (Count(failed=1), [end]) if end else (Count(passed=1), [])
+
+
+def inputs_of(text):
+    """How many a fuzzer says that it tried: libFuzzer's last line, or fuzz_replay's."""
+    found = re.findall(r"^Done (\d+) runs", text, re.MULTILINE) + re.findall(r"(\d+) mutations$", text, re.MULTILINE)
+    return int(found[-1]) if found else 0
 
 
 # kind: (pattern of the sources, name of the program from the name of its source, how to run it)
@@ -166,6 +178,7 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--each", type=int, default=300)
     parser.add_argument("--fuzz", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or os.cpu_count() or 1))
     options = parser.parse_intermixed_args()
 

@@ -182,8 +182,7 @@ static bool of_truth(const tn_node *n) { return n->in[0]->dtype == TN_BOOL && n-
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
 static const char *write_full(onnx_export *x, const tn_node *n, const onnx_writer *w) {
-    const char *v = onnx_write_number(x, n->f[0], (tn_dtype)n->dtype);
-    (void)w;
+    const char *v = onnx_write_number(x, n->n_f ? n->f[0] : w->with, (tn_dtype)n->dtype);
     return n->rank == 0 ? v : onnx_emit2(x, "Expand", v, onnx_write_shape(x, n));
 }
 
@@ -312,6 +311,10 @@ static const char *write_indexed(onnx_export *x, const tn_node *n, const onnx_wr
     /* of a single place the dimension stays */
     if (n->op == TN_OP_INDEX_SELECT && n->in[1]->rank == 0) v = onnx_emit2(x, "Reshape", v, onnx_write_shape(x, n));
     return v;
+}
+
+static const char *write_embedding(onnx_export *x, const tn_node *n, const onnx_writer *w) {
+    return onnx_emit2(x, w->onnx, in(x, n, 1), in(x, n, 0));
 }
 
 /* The part of the source that the index speaks of. */
@@ -674,6 +677,9 @@ static const onnx_writer writers[] = {
     {TN_OP_LOGICAL_OR, "Or", onnx_write_plain, of_truth, NULL, 0},
     {TN_OP_LOGICAL_XOR, "Xor", onnx_write_plain, of_truth, NULL, 0},
     {TN_OP_FULL, NULL, write_full, NULL, NULL, 0},
+    {TN_OP_ZEROS_LIKE, NULL, write_full, NULL, NULL, 0},
+    {TN_OP_ONES_LIKE, NULL, write_full, NULL, NULL, 1},
+    {TN_OP_FULL_LIKE, NULL, write_full, NULL, NULL, 0},
     {TN_OP_ARANGE, NULL, write_arange, NULL, NULL, 0},
     {TN_OP_VIEW, NULL, write_view, NULL, NULL, 0},
     {TN_OP_PERMUTE, NULL, write_permute, NULL, NULL, 0},
@@ -688,6 +694,7 @@ static const onnx_writer writers[] = {
     {TN_OP_PAD, NULL, write_pad, NULL, NULL, 0},
     {TN_OP_GATHER, "GatherElements", write_indexed, NULL, NULL, 0},
     {TN_OP_INDEX_SELECT, "Gather", write_indexed, NULL, NULL, 0},
+    {TN_OP_EMBEDDING, "Gather", write_embedding, NULL, NULL, 0},
     {TN_OP_SCATTER_SUM, "add", write_scatter, NULL, NULL, 0},
     {TN_OP_SCATTER_PROD, "mul", write_scatter, NULL, NULL, 1},
     {TN_OP_SCATTER_AMAX, "max", write_scatter, is_float, NULL, -2},

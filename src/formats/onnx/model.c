@@ -406,25 +406,21 @@ static tn_status read_port(reader *r, const graph_fields *k, onnx_text message, 
     return p->name ? TN_OK : tn_error_code();
 }
 
-typedef struct initial {
-    onnx_value *value;
-    int32_t slot;
-} initial;
-
 typedef struct graph_reading {
     const graph_fields *fields;
     onnx_graph *graph;
-    initial *initials;
-    size_t initial_count;
 } graph_reading;
 
 static tn_status read_initial(reader *r, graph_reading *g, const onnx_field *f) {
-    initial *i = &g->initials[g->initial_count];
+    onnx_port *p = &g->graph->weights[g->graph->weight_count];
+    onnx_value **v = &g->graph->weight_values[g->graph->weight_count];
     onnx_text name;
-    TRY((f->number == G_SPARSE ? onnx_read_sparse : onnx_read_tensor)(&r->m->source, f->bytes, &i->value, &name));
-    TRY(keep_value(r->m, i->value));
-    TRY(scope_define(r->scope, name, &i->slot));
-    g->initial_count++;
+    TRY((f->number == G_SPARSE ? onnx_read_sparse : onnx_read_tensor)(&r->m->source, f->bytes, v, &name));
+    TRY(keep_value(r->m, *v));
+    TRY(scope_define(r->scope, name, &p->slot));
+    p->name = terminated(&r->m->arena, name);
+    if (!p->name) return tn_error_code();
+    g->graph->initial_count = ++g->graph->weight_count;
     return TN_OK;
 }
 
@@ -460,10 +456,26 @@ static tn_status read_second(reader *r, graph_reading *g, const onnx_field *f) {
     return f->number == g->fields->input ? read_input(r, g, f->bytes) : TN_OK;
 }
 
+/* Some writers keep weights in Constant nodes. */
+static tn_status note_constant(reader *r, graph_reading *g, const onnx_node *n) {
+    static const onnx_text constant = {"Constant", 8};
+    const onnx_attribute *held = n->out_count == 1 && n->out[0] >= 0 && onnx_text_equal(n->type, constant)
+                                     ? onnx_node_attribute(n, "value")
+                                     : NULL;
+    if (!held || !held->tensor || n->domain.size) return TN_OK;
+    onnx_port *p = &g->graph->weights[g->graph->weight_count];
+    p->slot = n->out[0];
+    p->name = terminated(&r->m->arena, r->scope->names[p->slot]);
+    g->graph->weight_values[g->graph->weight_count++] = held->tensor;
+    return p->name ? TN_OK : tn_error_code();
+}
+
 static tn_status read_third(reader *r, graph_reading *g, const onnx_field *f) {
     if (f->number != g->fields->node) return TN_OK;
     r->scope->node = g->graph->node_count;
-    return read_node(r, f->bytes, &g->graph->nodes[g->graph->node_count++]);
+    onnx_node *n = &g->graph->nodes[g->graph->node_count++];
+    TRY(read_node(r, f->bytes, n));
+    return note_constant(r, g, n);
 }
 
 static tn_status read_last(reader *r, graph_reading *g, const onnx_field *f) {
@@ -475,14 +487,17 @@ static tn_status take_graph_room(reader *r, graph_reading *g, const int64_t *cou
     onnx_arena *a = &r->m->arena;
     onnx_graph *graph = g->graph;
     size_t initials = g->fields->is_function ? 0 : (size_t)(counts[G_INITIALIZER] + counts[G_SPARSE]);
+    size_t weights = initials + (size_t)counts[g->fields->node];
     if (counts[g->fields->node] > ONNX_MAX_NODES)
         return tn_fail(TN_ERR_FORMAT, "a graph of more than %d nodes", ONNX_MAX_NODES);
     graph->nodes = onnx_take(a, (size_t)counts[g->fields->node], sizeof *graph->nodes);
     graph->folded = onnx_take(a, (size_t)counts[g->fields->node], sizeof *graph->folded);
     graph->inputs = onnx_take(a, (size_t)counts[g->fields->input], sizeof *graph->inputs);
     graph->outputs = onnx_take(a, (size_t)counts[g->fields->output], sizeof *graph->outputs);
-    g->initials = onnx_take(a, initials, sizeof *g->initials);
-    bool all = graph->nodes && graph->folded && graph->inputs && graph->outputs && g->initials;
+    graph->weights = onnx_take(a, weights, sizeof *graph->weights);
+    graph->weight_values = onnx_take(a, weights, sizeof(onnx_value *));
+    bool all =
+        graph->nodes && graph->folded && graph->inputs && graph->outputs && graph->weights && graph->weight_values;
     return all ? TN_OK : tn_error_code();
 }
 
@@ -502,8 +517,8 @@ static tn_status copy_scope(reader *r, graph_reading *g) {
         memcpy(graph->last_use, s->last_use, (size_t)s->count * sizeof *graph->last_use);
     }
     if (s->captured_count) memcpy(graph->captured, s->captured, (size_t)s->captured_count * sizeof(struct slot_pair));
-    for (size_t i = 0; i < g->initial_count; i++)
-        graph->constants[g->initials[i].slot] = g->initials[i].value;
+    for (int i = 0; i < graph->initial_count; i++)
+        graph->constants[graph->weights[i].slot] = graph->weight_values[i];
     return TN_OK;
 }
 

@@ -119,6 +119,9 @@ struct onnx_graph {
     int node_count;
     onnx_port *inputs, *outputs; /* of the model's own graph without those that have an initialiser */
     int input_count, output_count;
+    onnx_port *weights; /* initialisers, then what Constant nodes hold; `type` is not told */
+    onnx_value **weight_values;
+    int weight_count, initial_count;
     int32_t slot_count;
     onnx_text *names;       /* of slots */
     onnx_value **constants; /* of slots, or NULL: initialisers, and what follows from constants alone */
@@ -157,6 +160,7 @@ struct tn_onnx {
     onnx_value **values; /* all that graphs and attributes own */
     size_t value_count, value_capacity;
     onnx_replay *replays; /* replay.c */
+    bool is_inert;        /* operators were not looked up */
 };
 tn_status onnx_model_read(tn_onnx *m, onnx_text message);
 /* Finds each node's row or function; TN_ERR_UNSUPPORTED with all that has none, also in *report (may be NULL). */

@@ -293,6 +293,7 @@ static tn_status adopt(const onnx_port *p, onnx_value *given, onnx_value **out) 
 
 tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **outputs) {
     TRY(tn_need(m, "tn_onnx_run: the model"));
+    if (m->is_inert) return tn_fail(TN_ERR_STATE, "tn_onnx_run: the model was opened for its weights alone");
     int in_count = m->graph->input_count, out_count = m->graph->output_count;
     if (out_count) TRY(tn_need(outputs, "tn_onnx_run: outputs"));
     for (int k = 0; k < out_count; k++)

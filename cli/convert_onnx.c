@@ -1,0 +1,170 @@
+/* convert_onnx.c — language models and encoders as ONNX models, and the proof that they are the same.
+ *
+ * The libraries write the network (trunnion/llm.h, trunnion/embed.h). What was written is opened and run again: its
+ * weights are the file's, number for number, and it computes what the model computes that was read, for texts of two
+ * lengths. Where weights are multiplied in blocks the two round differently: there activations are rounded to 8 bits
+ * for the product, in ONNX they are not. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "convert.h"
+#include "trunnion/backend.h"
+#include "trunnion/embed.h"
+#include "trunnion/llm.h"
+#include "trunnion/tensor.h"
+
+enum { SHORT_TEXT = 5, LONG_TEXT = 23 };
+
+/* Either of the two. */
+typedef struct whole_model {
+    tn_llm *llm;
+    tn_embedder *embedder;
+    int64_t vocabulary, width; /* width: numbers of a result's row */
+    bool in_blocks;
+} whole_model;
+
+static void close_model(whole_model *m) {
+    tn_llm_close(m->llm);
+    tn_embedder_close(m->embedder);
+}
+
+static tn_status open_encoder(const char *path, whole_model *m) {
+    tn_embedder_facts f = {.struct_size = sizeof f};
+    tn_status status = tn_embedder_open(path, NULL, &m->embedder);
+    if (status == TN_OK) status = tn_embedder_get_facts(m->embedder, &f);
+    m->vocabulary = f.vocabulary;
+    m->width = f.width;
+    return status;
+}
+
+static tn_status open_model(const char *path, whole_model *m) {
+    tn_llm_options o = {.struct_size = sizeof o, .context = 2 * LONG_TEXT, .cache = TN_LLM_CACHE_F32};
+    tn_llm_facts f = {.struct_size = sizeof f};
+    *m = (whole_model){0};
+    tn_status status = tn_llm_open(path, &o, &m->llm);
+    if (status == TN_ERR_UNSUPPORTED && cli_is_folder(path) && open_encoder(path, m) == TN_OK) return TN_OK;
+    if (status == TN_OK) status = tn_llm_get_facts(m->llm, &f);
+    m->vocabulary = m->width = f.vocabulary;
+    m->in_blocks = strncmp(f.quantisation, "F", 1) != 0 && strncmp(f.quantisation, "BF", 2) != 0;
+    return status;
+}
+
+tn_status convert_to_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
+    whole_model m;
+    (void)r;
+    tn_status status = open_model(in->path, &m);
+    if (status == TN_OK)
+        status = m.llm ? tn_llm_export_onnx(m.llm, w->out) : tn_embedder_export_onnx(m.embedder, w->out);
+    close_model(&m);
+    return status;
+}
+
+/* ---- weights ----------------------------------------------------------------------------------------------------- */
+
+static tn_status compare_weight(const convert_file *in, const convert_file *out, const convert_tensor *t,
+                                const convert_tensor *back, convert_report *r) {
+    float *x = convert_numbers(in, t), *y = convert_numbers(out, back);
+    tn_status status = x && y ? TN_OK : TN_ERR_FORMAT;
+    convert_class *row = convert_class_of(r, t, back->type);
+    row->tensors++;
+    row->numel += t->numel;
+    row->bytes += back->bytes;
+    if (status == TN_OK) convert_measure(row, x, y, t->numel);
+    if (status == TN_OK && memcmp(x, y, (size_t)t->numel * sizeof *x) != 0)
+        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' came back with other numbers", t->name);
+    free(x);
+    free(y);
+    r->compared += status == TN_OK;
+    return status;
+}
+
+/* Those that are there as they were; others were turned or joined, which the outputs have to prove. */
+static tn_status compare_weights(const convert_file *in, const char *path, convert_report *r) {
+    convert_file out;
+    tn_status status = convert_open(path, &out);
+    for (int64_t i = 0; i < out.count && status == TN_OK; i++) {
+        convert_tensor t, back;
+        status = convert_at(&out, i, &back);
+        if (status != TN_OK || convert_find(in, back.name, &t) != TN_OK) continue;
+        bool same_form = t.rank == back.rank && memcmp(t.shape, back.shape, sizeof t.shape) == 0;
+        if (same_form) status = compare_weight(in, &out, &t, &back, r);
+    }
+    convert_close(&out);
+    return status;
+}
+
+/* ---- outputs ----------------------------------------------------------------------------------------------------- */
+
+static tn_onnx_value *ids_value(const int32_t *ids, int64_t count, bool mask) {
+    int64_t wide[LONG_TEXT];
+    for (int64_t i = 0; i < count; i++)
+        wide[i] = mask ? 1 : ids[i];
+    tn_tensor *t = tn_from_data(wide, (int64_t[]){1, count}, 2, TN_I64);
+    tn_onnx_value *v = tn_onnx_value_tensor(t);
+    tn_free(t);
+    return v;
+}
+
+static tn_status run_network(tn_onnx *network, const int32_t *ids, int64_t count, int64_t numbers, float *out) {
+    tn_onnx_value *in[] = {ids_value(ids, count, false), ids_value(ids, count, true)}, *result = NULL;
+    tn_status status = in[0] && in[1] ? tn_onnx_run(network, in, &result) : TN_ERR_MEMORY;
+    tn_tensor *t = status == TN_OK ? tn_onnx_value_get(result) : NULL;
+    if (t && tn_numel(t) != numbers)
+        status = tn_backend_fail(TN_ERR_FORMAT, "the network yields %lld numbers, not %lld", (long long)tn_numel(t),
+                                 (long long)numbers);
+    if (status == TN_OK) status = tn_read(t, out, (size_t)numbers * sizeof *out);
+    tn_onnx_value_free(result);
+    tn_onnx_value_free(in[0]);
+    tn_onnx_value_free(in[1]);
+    return status;
+}
+
+static tn_status run_model(whole_model *m, const int32_t *ids, int64_t count, float *out) {
+    if (m->embedder) return tn_embedder_run(m->embedder, ids, &count, 1, out);
+    tn_status status = tn_llm_rewind(m->llm, 0);
+    return status == TN_OK ? tn_llm_logits(m->llm, ids, count, out) : status;
+}
+
+static tn_status compare_text(whole_model *m, tn_onnx *network, int64_t count, convert_report *r) {
+    int32_t ids[LONG_TEXT];
+    int64_t numbers = m->width * (m->embedder ? 1 : count);
+    float *want = malloc(2 * (size_t)numbers * sizeof *want), *got = want ? want + numbers : NULL;
+    if (!want) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld numbers", (long long)numbers);
+    for (int64_t i = 0; i < count; i++)
+        ids[i] = (int32_t)((i + 1) * 7919 % m->vocabulary);
+    double most = 0, difference = 0;
+    tn_status status = run_model(m, ids, count, want);
+    if (status == TN_OK) status = run_network(network, ids, count, numbers, got);
+    for (int64_t i = 0; i < numbers && status == TN_OK; i++) {
+        most = fmax(most, fabs((double)want[i]));
+        double error = fabs((double)got[i] - (double)want[i]);
+        difference = error <= difference ? difference : error; /* NaN is the largest */
+    }
+    free(want);
+    r->output_error = fmax(r->output_error, difference / most);
+    if (difference != difference) r->output_error = difference;
+    return status;
+}
+
+static tn_status compare_outputs(const convert_file *in, const char *path, convert_report *r) {
+    static const double most_plain = 1e-4, most_in_blocks = 0.1; /* sums in another order; activations in 8 bits */
+    whole_model m;
+    tn_onnx *network = NULL;
+    tn_status status = open_model(in->path, &m);
+    if (status == TN_OK) status = tn_onnx_open(path, NULL, &network);
+    if (status == TN_OK) status = compare_text(&m, network, SHORT_TEXT, r);
+    if (status == TN_OK) status = compare_text(&m, network, LONG_TEXT, r);
+    r->outputs = m.embedder ? "embeddings" : "logits";
+    if (status == TN_OK && !(r->output_error <= (m.in_blocks ? most_in_blocks : most_plain)))
+        status = tn_backend_fail(TN_ERR_FORMAT, "'%s' computes other %s: they differ by %.2g of the largest", path,
+                                 r->outputs, r->output_error);
+    tn_onnx_close(network);
+    close_model(&m);
+    return status;
+}
+
+tn_status convert_verify_onnx(const convert_file *in, const convert_wishes *w, convert_report *r) {
+    tn_status status = compare_weights(in, w->out, r);
+    return status == TN_OK ? compare_outputs(in, w->out, r) : status;
+}
