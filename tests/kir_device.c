@@ -33,9 +33,12 @@ kir_target kir_device_target(const kir_device *d, bool index32) {
 static void *load(const kir_device *d, const kir_program *p, const kir_rendering *k) {
     void *module = NULL;
     bool written[KIR_MAX_BUFFERS];
+    tn_dtype elements[KIR_MAX_BUFFERS];
     int n = 0;
     for (int b = 0; b < p->n_buffers; b++) {
-        if (p->local[b] == 0) written[n++] = p->buffer_written[b];
+        if (p->local[b] > 0) continue;
+        written[n] = p->buffer_written[b];
+        elements[n++] = (tn_dtype)p->buffer_dtype[b];
     }
     tn_code code = {.form = d->caps.code,
                     .data = tn_str_text(&k->text),
@@ -48,7 +51,9 @@ static void *load(const kir_device *d, const kir_program *p, const kir_rendering
                     .local_bytes = k->local_bytes,
                     .params_in_buffer = k->params_in_buffer,
                     .written = written,
-                    .options = ""};
+                    .options = "",
+                    .elements = elements,
+                    .head_size = k->head_size};
     if (d->driver->load(d->handle, &code, &module) != TN_OK) fail_msg("%s", tn_error());
     return module;
 }

@@ -53,6 +53,14 @@ typedef struct tn_code {
      * compiles `data`. */
     const void *binary;
     size_t binary_size;
+    /* Of each buffer, valid during load(), NULL where nobody knows: what its elements are, and whether the kernel
+     * reaches elements at places that it computes, so that all of the allocation must be within its reach. */
+    const tn_dtype *elements;
+    const bool *computed;
+    /* TN_CODE_WGSL: the first bytes of `data` declare the bindings, and functions by which the rest reaches them:
+     * word3(i), put3(i, v) and flip3(i, v) read, write and exclusive-or the u32 number i of buffer 3. A driver may put
+     * others in their place. */
+    size_t head_size;
 } tn_code;
 
 /* What a device that takes SPIR-V can do beyond Vulkan 1.1's promises: bits of tn_caps.features. The code then declares
@@ -98,6 +106,7 @@ typedef struct tn_caps {
     bool words_only;   /* kernels read and write memory in words of 32 bits: they pack smaller elements themselves */
     uint32_t features; /* bits that the form of code gives a meaning: TN_SPIRV_…, TN_WGSL_… */
     int64_t max_loop;  /* how often an item goes round its loops in all, beyond which the device errs; 0: no limit */
+    bool joins;        /* a buffer may take several bindings: as many as max_bindings leaves to each of a kernel's */
 } tn_caps;
 
 /* One kernel launch: sizes (extents, offsets, strides; 64-bit), buffers (device addresses), dials (8 bytes each). */

@@ -328,10 +328,13 @@ static tn_status memory_make(wg_device *d, uint64_t bytes, uint64_t usage, wg_me
     return s;
 }
 
-/* The largest allocation: one binding holds all of it. */
+/* The largest allocation: places in it have 31 bits. */
 static uint64_t most_bytes(const wg_device *d) {
-    uint64_t most = d->limits.storage_binding < d->limits.buffer ? d->limits.storage_binding : d->limits.buffer;
-    return (most < INT32_MAX ? most : INT32_MAX) / WORD * WORD;
+    return (d->limits.buffer < INT32_MAX ? d->limits.buffer : INT32_MAX) / WORD * WORD;
+}
+
+uint64_t tn_wg_most_bindings(const wg_device *d) {
+    return d->limits.storage_buffers < KIR_MAX_BUFFERS ? d->limits.storage_buffers : KIR_MAX_BUFFERS;
 }
 
 /* The caller holds the lock. */
@@ -405,9 +408,6 @@ static tn_status webgpu_memory(void *device, int64_t *total, int64_t *unused) {
 /* WebGPU copies whole words between different buffers. The rest does this kernel: words of `to` from one on become
  * bytes of the scratch memory, or of one word, where the masks of first and last word say so. */
 static const char PATCH[] =
-    "@group(0) @binding(0) var<storage, read_write> to: array<u32>;\n"
-    "@group(0) @binding(1) var<storage, read_write> src: array<u32>;\n"
-    "@group(0) @binding(2) var<uniform> p: array<vec4<u32>, 3>;\n"
     "@compute @workgroup_size(64) fn patch_words(@builtin(global_invocation_id) id: vec3<u32>) {\n"
     "    let i = id.x + id.y * p[2].z;\n"
     "    if (i >= p[1].x) { return; }\n"
@@ -418,11 +418,11 @@ static const char PATCH[] =
     "    if (p[1].w != 0u) {\n"
     "        let byte = p[0].z + p[2].y + i * 4u;\n"
     "        let shift = byte % 4u * 8u;\n"
-    "        v = src[byte / 4u] >> shift;\n"
-    "        if (shift != 0u) { v |= src[byte / 4u + 1u] << (32u - shift); }\n"
+    "        v = word1(byte / 4u) >> shift;\n"
+    "        if (shift != 0u) { v |= word1(byte / 4u + 1u) << (32u - shift); }\n"
     "    }\n"
     "    let at = p[0].x / 4u + i;\n"
-    "    to[at] = (to[at] & ~mask) | (v & mask);\n"
+    "    put0(at, (word0(at) & ~mask) | (v & mask));\n"
     "}\n";
 
 typedef struct patch_params {
@@ -650,8 +650,9 @@ static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, i
 /* ---- what nobody says -------------------------------------------------------------------------------------------- */
 
 /* (1 + 2^-12)² - (1 + 2^-11) is 2^-24 where fma() rounds once, and 0 where it rounds the product first. */
-static const char FUSE[] = "@group(0) @binding(0) var<storage, read_write> x: array<f32>;\n"
-                           "@compute @workgroup_size(1) fn fuse() { x[3] = fma(x[0], x[1], x[2]); }\n";
+static const char FUSE[] =
+    "fn x(i: u32) -> f32 { return bitcast<f32>(word0(i)); }\n"
+    "@compute @workgroup_size(1) fn fuse() { put0(3u, bitcast<u32>(fma(x(0u), x(1u), x(2u)))); }\n";
 
 static tn_status ask_fused(wg_device *d) {
     static const float in[] = {1 + 0x1p-12f, 1 + 0x1p-12f, -(1 + 0x1p-11f), 7};
@@ -733,6 +734,8 @@ static tn_status device_start(wg_device *d, int index) {
     tn_wg_gpu.AdapterRelease(adapter);
     TRY(s);
     d->step = d->limits.uniform_alignment > 16 ? d->limits.uniform_alignment : 16;
+    d->unit = d->limits.storage_alignment > 64 ? d->limits.storage_alignment : 64;
+    d->window = (d->limits.storage_binding < INT32_MAX ? d->limits.storage_binding : INT32_MAX) / d->unit * d->unit;
     d->params_host = tn_mem_zalloc(PARAMS_BYTES + d->step, 1);
     if (!d->params_host) return TN_ERR_MEMORY;
     TRY(memory_make(d, PARAMS_BYTES, USE_UNIFORM | USE_COPY_TO, &d->params));
@@ -792,11 +795,12 @@ static tn_status webgpu_caps(void *device, tn_caps *out) {
     *out = (tn_caps){
         .struct_size = sizeof *out,
         .code = TN_CODE_WGSL,
-        .max_buffer = (int64_t)most_bytes(d),
+        .max_buffer = (int64_t)d->window,
         .max_group = l->group_items < l->group_x ? l->group_items : l->group_x,
         .shared_memory = l->group_storage,
-        .alignment = 64, /* offsets are added in the kernel, so this is taste */
-        .max_bindings = (int)tn_min64(l->storage_buffers, KIR_MAX_BUFFERS),
+        .alignment = (int64_t)d->unit,
+        .max_bindings = (int)tn_wg_most_bindings(d),
+        .joins = true,
         .max_groups_x = l->groups,
         .words_only = true,
         .features = d->fused ? TN_WGSL_FUSED : 0,

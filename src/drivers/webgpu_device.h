@@ -9,6 +9,7 @@
 #include "hal/hal.h"
 #include "hal/loss.h"
 #include "hal/span.h"
+#include "kir/wgsl.h"
 
 /* The library's functions, by their names without "wgpu". */
 typedef struct wg_calls {
@@ -28,7 +29,7 @@ enum {
     GROUPS = 256,            /* bind groups kept */
     MOST_VARIANTS = 32,      /* of one kernel */
     WORD = 4,
-    SLOTS = KIR_MAX_BUFFERS + 1 /* bindings of a kernel */
+    SLOTS = KIR_WGSL_BINDINGS
 };
 
 typedef struct wg_memory {
@@ -49,7 +50,9 @@ typedef struct wg_device {
     char version[96];
     void *instance, *device, *queue;
     wgpu_limits limits;
-    uint32_t step; /* between the parameters of two launches */
+    uint32_t step;   /* between the parameters of two launches */
+    uint64_t window; /* bytes of a binding */
+    uint64_t unit;   /* of the places at which bindings begin */
     bool software, fused;
     int64_t total_memory, taken_memory;
     tn_spans spans;
@@ -71,12 +74,17 @@ typedef struct wg_device {
     char error_text[480];
 } wg_device;
 
-/* The line of a text that declares a binding: "@group(0) @binding(2) var<storage, read_write> b2: array<u32>;". */
-typedef struct wg_line {
-    const char *begin, *end, *name;
-    int name_length;
-    bool is_atomic;
-} wg_line;
+/* Which buffers of a kernel share a slot, and how many bindings a slot takes. */
+typedef struct wg_sharing {
+    int slots;
+    uint8_t slot_of[KIR_MAX_BUFFERS], windows[KIR_MAX_BUFFERS];
+} wg_sharing;
+
+/* What is bound at one place: memory from some byte on. */
+typedef struct wg_binding {
+    wg_memory *memory;
+    uint64_t from;
+} wg_binding;
 
 /* What bindings of a pipeline are like, told by a letter each: w(ritten), r(ead), p(arameters). */
 typedef struct wg_layout {
@@ -89,15 +97,15 @@ typedef struct wg_variant {
     struct wg_variant *next;
     wg_layout *layout;
     void *shader, *pipeline; /* the pipeline is made of the shader when it is first launched */
-    uint8_t slot_of[KIR_MAX_BUFFERS];
+    wg_sharing sharing;
 } wg_variant;
 
 typedef struct wg_module {
-    char *text;
+    char *body; /* the text without its head */
     char name[48];
     int buffer_count;
-    bool written[KIR_MAX_BUFFERS];
-    wg_line lines[SLOTS];
+    uint8_t uses[KIR_MAX_BUFFERS];
+    bool computed[KIR_MAX_BUFFERS];
     size_t params_bytes, bases_at;
     wg_variant *variants; /* the latest first */
     int variant_count;
@@ -108,7 +116,9 @@ typedef struct wg_group {
     void *group;
     const wg_layout *layout;
     size_t count, params_bytes;
-    uint64_t numbers[SLOTS]; /* of the memory */
+    struct {
+        uint64_t number, from;
+    } at[SLOTS]; /* … of the memory, and where in it */
 } wg_group;
 
 /* ---- webgpu.c ---------------------------------------------------------------------------------------------------- */
@@ -120,7 +130,8 @@ tn_status tn_wg_check(wg_device *d, uint32_t type, const char *words, const char
 void tn_wg_scopes_open(wg_device *d);
 tn_status tn_wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
 tn_status tn_wg_pass_begin(wg_device *d);
-tn_status tn_wg_flush(wg_device *d); /* hands the device all that was encoded */
+uint64_t tn_wg_most_bindings(const wg_device *d); /* of buffers, in one launch */
+tn_status tn_wg_flush(wg_device *d);              /* hands the device all that was encoded */
 /* The allocation of `bytes` bytes at a device address, and where in it they begin. */
 tn_status tn_wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
                        size_t *at);

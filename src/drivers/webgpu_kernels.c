@@ -1,9 +1,10 @@
 /* webgpu_kernels.c — WebGPU's kernels and their launches.
  *
  * WebGPU refuses bindings of one launch that overlap when one of them is written, and that one buffer is bound to be
- * written and to be read only. So buffers of a launch that lie in one allocation are one binding: the kernel's text is
- * compiled anew, with one name for all of them, for each way in which its buffers share allocations (a variant).
- * A binding is a whole allocation; where in it a buffer begins is added to the kernel's bases. */
+ * written and to be read only. So buffers of a launch that lie in one allocation are one slot, and an allocation that
+ * is more than a binding takes is a slot of several. Kernels know nothing of it: for each way in which a kernel's
+ * buffers share slots the text is compiled anew, with another head (a variant). Where in its slot a buffer begins is
+ * added to the kernel's bases. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,100 +15,7 @@
 
 enum { NEW_LAYOUTS = 28 }; /* from this version on a layout's entry has the size of its array */
 
-/* ---- texts ------------------------------------------------------------------------------------------------------- */
-
-static bool in_name(char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-}
-
-static bool find_line(const char *text, int binding, wg_line *out) {
-    char head[48];
-    snprintf(head, sizeof head, "@group(0) @binding(%d) var<", binding);
-    out->begin = strstr(text, head);
-    const char *name = out->begin ? strchr(out->begin, '>') : NULL;
-    out->end = name ? strchr(name, ';') : NULL;
-    if (!out->end) return false;
-    out->name = name + 1 + strspn(name + 1, " ");
-    for (out->name_length = 0; in_name(out->name[out->name_length]);)
-        out->name_length++;
-    const char *word = strstr(out->name, "atomic");
-    out->is_atomic = word && word < out->end;
-    out->end++;
-    return out->name_length > 0;
-}
-
-/* Declarations are in order. */
-static bool find_lines(wg_module *m) {
-    int count = m->buffer_count + (m->params_bytes > 0);
-    for (int i = 0; i < count; i++)
-        if (!find_line(m->text, i, &m->lines[i]) || (i && m->lines[i].begin < m->lines[i - 1].end)) return false;
-    return true;
-}
-
-/* The first buffer of each slot stands for all of it. */
-static int first_of(const wg_variant *v, int slot) {
-    int i = 0;
-    while (v->slot_of[i] != slot)
-        i++;
-    return i;
-}
-
-static bool slot_is_written(const wg_module *m, const wg_variant *v, int slot) {
-    for (int i = 0; i < m->buffer_count; i++)
-        if (v->slot_of[i] == slot && (m->written[i] || m->lines[i].is_atomic)) return true;
-    return false;
-}
-
-/* The buffer whose name is the word, -1: none. */
-static int named(const wg_module *m, const char *word, int length) {
-    for (int i = 0; i < m->buffer_count; i++)
-        if (m->lines[i].name_length == length && !memcmp(m->lines[i].name, word, (size_t)length)) return i;
-    return -1;
-}
-
-/* What stands behind the declarations, with one name for all buffers of a slot. */
-static void put_renamed(const wg_module *m, const wg_variant *v, const char *from, tn_str *out) {
-    const char *done = from;
-    for (const char *at = from; *at;) {
-        int length = 0;
-        while (in_name(at[length]))
-            length++;
-        int i = length ? named(m, at, length) : -1;
-        int first = i < 0 ? -1 : first_of(v, v->slot_of[i]);
-        if (i != first) {
-            tn_str_addn(out, done, (size_t)(at - done));
-            tn_str_addn(out, m->lines[first].name, (size_t)m->lines[first].name_length);
-            done = at + length;
-        }
-        at += length ? length : 1;
-    }
-    tn_str_add(out, "%s", done);
-}
-
-/* The kernel's text for a variant, and its layout's letters. */
-static void put_variant(const wg_module *m, const wg_variant *v, tn_str *out, char *kinds) {
-    const char *done = m->text;
-    int slots = 0;
-    for (int i = 0; i < m->buffer_count; i++) {
-        const wg_line *line = &m->lines[i];
-        tn_str_addn(out, done, (size_t)(line->begin - done));
-        done = line->end;
-        if (v->slot_of[i] != slots) continue;
-        bool written = slot_is_written(m, v, slots);
-        kinds[slots] = written ? 'w' : 'r';
-        tn_str_add(out, "@group(0) @binding(%d) var<storage, %s> %.*s", slots++, written ? "read_write" : "read",
-                   (int)(line->end - line->name), line->name);
-    }
-    if (m->params_bytes) {
-        const wg_line *line = &m->lines[m->buffer_count];
-        tn_str_addn(out, done, (size_t)(line->begin - done));
-        done = line->end;
-        kinds[slots] = 'p';
-        tn_str_add(out, "@group(0) @binding(%d) var<uniform> %.*s", slots++, (int)(line->end - line->name), line->name);
-    }
-    kinds[slots] = 0;
-    put_renamed(m, v, done, out);
-}
+/* ---- layouts ----------------------------------------------------------------------------------------------------- */
 
 /* The same entries in the form of either version. */
 static tn_status layout_start(wg_device *d, wg_layout *l) {
@@ -179,7 +87,15 @@ static void variant_free(wg_variant *v) {
 static tn_status variant_start(wg_device *d, const wg_module *m, wg_variant *v) {
     char kinds[SLOTS + 1];
     tn_str text = {0};
-    put_variant(m, v, &text, kinds);
+    const kir_wgsl_head head = {.buffers = m->buffer_count,
+                                .slots = v->sharing.slots,
+                                .uses = m->uses,
+                                .slot_of = v->sharing.slot_of,
+                                .windows = v->sharing.windows,
+                                .window_words = (uint32_t)(d->window / WORD),
+                                .params_bytes = m->params_bytes};
+    kir_wgsl_put_head(&text, &head, kinds);
+    tn_str_add(&text, "%s", m->body);
     tn_status s = text.failed ? TN_ERR_MEMORY : layout_for(d, kinds, &v->layout);
     if (s == TN_OK) s = compile(d, m, tn_str_text(&text), text.length, &v->shader);
     tn_str_free(&text);
@@ -198,10 +114,10 @@ static void variants_trim(wg_device *d, wg_module *m) {
     m->variant_count--;
 }
 
-/* The variant for buffers that share bindings like this. */
-static tn_status variant_for(wg_device *d, wg_module *m, const uint8_t *slot_of, wg_variant **out) {
+/* The variant for buffers that share slots like this. */
+static tn_status variant_for(wg_device *d, wg_module *m, const wg_sharing *sharing, wg_variant **out) {
     for (wg_variant **link = &m->variants, *v; (v = *link); link = &v->next) {
-        if (memcmp(v->slot_of, slot_of, (size_t)m->buffer_count)) continue;
+        if (memcmp(&v->sharing, sharing, sizeof *sharing)) continue;
         *link = v->next; /* to the front */
         v->next = m->variants;
         m->variants = *out = v;
@@ -209,7 +125,7 @@ static tn_status variant_for(wg_device *d, wg_module *m, const uint8_t *slot_of,
     }
     wg_variant *v = tn_mem_zalloc(1, sizeof *v);
     if (!v) return TN_ERR_MEMORY;
-    memcpy(v->slot_of, slot_of, (size_t)m->buffer_count);
+    v->sharing = *sharing;
     tn_status s = variant_start(d, m, v);
     if (s != TN_OK) {
         variant_free(v);
@@ -242,7 +158,7 @@ void tn_wg_module_free(wg_module *m) {
         next = v->next;
         variant_free(v);
     }
-    tn_mem_free(m->text);
+    tn_mem_free(m->body);
     tn_mem_free(m);
 }
 
@@ -277,34 +193,28 @@ static bool has_entry(const char *text, const char *name) {
     return false;
 }
 
-/* The text as it came, for words about what is wrong with it. */
-static tn_status module_check(wg_device *d, wg_module *m) {
-    void *shader;
-    bool complete = find_lines(m) && has_entry(m->text, m->name);
-    if (complete) return TN_OK;
-    TRY(compile(d, m, m->text, strlen(m->text), &shader));
-    tn_wg_gpu.ShaderModuleRelease(shader);
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has no such function, or lacks the declaration of a binding in order",
-                   d->loss.id, m->name);
-}
-
 static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
-    uint8_t apart[KIR_MAX_BUFFERS];
+    wg_sharing apart = {.slots = code->buffer_count};
     wg_variant *v;
     TRY(check_limits(d, code));
     snprintf(m->name, sizeof m->name, "%s", code->entry);
     m->buffer_count = code->buffer_count;
     m->params_bytes = code->params_bytes;
     m->bases_at = code->bases_at;
+    kir_wgsl_uses(m->buffer_count, code->written, code->elements, m->uses);
     for (int i = 0; i < m->buffer_count; i++) {
-        m->written[i] = !code->written || code->written[i];
-        apart[i] = (uint8_t)i;
+        m->computed[i] = !code->computed || code->computed[i];
+        apart.slot_of[i] = (uint8_t)i;
+        apart.windows[i] = 1;
     }
-    m->text = tn_mem_zalloc(code->size + 1, 1);
-    if (!m->text) return TN_ERR_MEMORY;
-    memcpy(m->text, code->data, code->size);
-    TRY(module_check(d, m));
-    return variant_for(d, m, apart, &v);
+    size_t size = code->size - code->head_size;
+    m->body = tn_mem_zalloc(size + 1, 1);
+    if (!m->body) return TN_ERR_MEMORY;
+    memcpy(m->body, (const char *)code->data + code->head_size, size);
+    TRY(variant_for(d, m, &apart, &v));
+    return has_entry(m->body, m->name)
+               ? TN_OK
+               : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has no such function", d->loss.id, m->name);
 }
 
 tn_status tn_wg_module_new(wg_device *d, const tn_code *code, wg_module **out) {
@@ -331,19 +241,20 @@ void tn_wg_groups_forget(wg_device *d, const wg_memory *m) {
         wg_group *g = d->groups[i];
         bool has = false;
         for (size_t k = 0; g && k < g->count; k++)
-            has |= g->numbers[k] == m->number;
+            has |= g->at[k].number == m->number;
         if (!has) continue;
         group_free(g);
         d->groups[i] = NULL;
     }
 }
 
-static tn_status group_start(wg_device *d, wg_group *g, wg_memory *const *memory) {
+static tn_status group_start(wg_device *d, wg_group *g, const wg_binding *bindings) {
     wgpu_bind_group_entry entries[SLOTS] = {{0}};
     for (size_t i = 0; i < g->count; i++) {
-        bool params = memory[i] == &d->params;
+        const wg_memory *m = bindings[i].memory;
+        uint64_t rest = m->bytes - bindings[i].from, most = m == &d->params ? g->params_bytes : d->window;
         entries[i] = (wgpu_bind_group_entry){
-            .binding = (uint32_t)i, .buffer = memory[i]->buffer, .size = params ? g->params_bytes : memory[i]->bytes};
+            .binding = (uint32_t)i, .buffer = m->buffer, .offset = bindings[i].from, .size = rest < most ? rest : most};
     }
     const wgpu_bind_group_descriptor descriptor = {.layout = g->layout->layout, .count = g->count, .entries = entries};
     tn_wg_scopes_open(d);
@@ -352,19 +263,21 @@ static tn_status group_start(wg_device *d, wg_group *g, wg_memory *const *memory
 }
 
 /* The bind group of this layout and memory, one of those kept or new in the place of an older one. */
-static tn_status group_for(wg_device *d, const wg_layout *layout, wg_memory *const *memory, size_t params_bytes,
+static tn_status group_for(wg_device *d, const wg_layout *layout, const wg_binding *bindings, size_t params_bytes,
                            void **out) {
     wg_group key = {.layout = layout, .count = strlen(layout->kinds), .params_bytes = params_bytes};
-    for (size_t i = 0; i < key.count; i++)
-        key.numbers[i] = memory[i]->number;
-    size_t used = key.count * sizeof key.numbers[0];
-    uint64_t hash = tn_hash64(key.numbers, used, (uintptr_t)layout + params_bytes);
+    for (size_t i = 0; i < key.count; i++) {
+        key.at[i].number = bindings[i].memory->number;
+        key.at[i].from = bindings[i].from;
+    }
+    size_t used = key.count * sizeof key.at[0];
+    uint64_t hash = tn_hash64(key.at, used, (uintptr_t)layout + params_bytes);
     wg_group **place = &d->groups[hash % GROUPS], *g = *place;
-    if (!g || g->layout != layout || g->params_bytes != params_bytes || memcmp(g->numbers, key.numbers, used)) {
+    if (!g || g->layout != layout || g->params_bytes != params_bytes || memcmp(g->at, key.at, used)) {
         wg_group *made = tn_mem_zalloc(1, sizeof *made);
         if (!made) return TN_ERR_MEMORY;
         *made = key;
-        tn_status s = group_start(d, made, memory);
+        tn_status s = group_start(d, made, bindings);
         if (s != TN_OK) {
             group_free(made);
             return s;
@@ -378,23 +291,78 @@ static tn_status group_for(wg_device *d, const wg_layout *layout, wg_memory *con
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* Which allocations the launch binds, in which slot each buffer is, and where in it. */
-static tn_status choose_slots(wg_device *d, const wg_module *m, const tn_dispatch *l, uint8_t *slot_of, size_t *at,
-                              wg_memory **memory) {
-    int slots = 0;
+/* What a launch binds. */
+typedef struct launch {
+    wg_sharing sharing;
+    wg_memory *memory[KIR_MAX_BUFFERS]; /* of a slot */
+    uint64_t from[KIR_MAX_BUFFERS];     /* … where in it the first binding begins */
+    size_t at[KIR_MAX_BUFFERS];         /* of a buffer: where it begins in its memory */
+} launch;
+
+static tn_status find_slots(wg_device *d, const wg_module *m, const tn_dispatch *l, launch *out) {
+    wg_sharing *s = &out->sharing;
     for (int i = 0; i < m->buffer_count; i++) {
         wg_memory *mine;
-        const void *address = l->buffers[i] ? l->buffers[i] : d->scratch; /* one that the kernel does not touch */
-        TRY(tn_wg_locate(d, address, 0, m->name, &mine, &at[i]));
         int slot = 0;
-        while (slot < slots && memory[slot] != mine)
+        const void *address = l->buffers[i] ? l->buffers[i] : d->scratch; /* one that the kernel does not touch */
+        TRY(tn_wg_locate(d, address, 0, m->name, &mine, &out->at[i]));
+        while (slot < s->slots && out->memory[slot] != mine)
             slot++;
-        slot_of[i] = (uint8_t)slot;
-        memory[slot] = mine;
-        if (slot == slots) slots++;
+        s->slot_of[i] = (uint8_t)slot;
+        out->memory[slot] = mine;
+        s->slots += slot == s->slots;
     }
-    if (m->params_bytes) memory[slots] = &d->params;
     return TN_OK;
+}
+
+static uint64_t windows_from(const wg_device *d, const wg_memory *m, uint64_t from) {
+    return (m->bytes - from - 1) / d->window + 1;
+}
+
+/* Of an allocation that cannot be bound as a whole beside the others, what lies from its first buffer on: as much as
+ * the bindings give each buffer (tn_caps.joins), or what there is. */
+static tn_status narrow_slot(const wg_device *d, const wg_module *m, launch *l, int slot) {
+    const wg_memory *memory = l->memory[slot];
+    uint64_t each = tn_wg_most_bindings(d) / (uint64_t)m->buffer_count, room = 0, unit = d->unit, first = memory->bytes;
+    for (int i = 0; i < m->buffer_count; i++) {
+        if (l->sharing.slot_of[i] != slot) continue;
+        room += each;
+        first = l->at[i] < first ? l->at[i] : first;
+    }
+    l->from[slot] = (first < memory->bytes ? first : first - 1) / unit * unit;
+    uint64_t windows = windows_from(d, memory, l->from[slot]);
+    l->sharing.windows[slot] = (uint8_t)(windows < room ? windows : room);
+    if (windows <= room) return TN_OK;
+    uint64_t end = l->from[slot] + room * d->window;
+    for (int i = 0; i < m->buffer_count; i++)
+        if (l->sharing.slot_of[i] == slot && (m->computed[i] || l->at[i] / unit * unit + each * d->window > end))
+            return tn_fail(
+                TN_ERR_UNSUPPORTED,
+                "%s: %s needs more of %llu bytes at once than the %llu that the device binds beside its other "
+                "buffers",
+                d->loss.id, m->name, (unsigned long long)memory->bytes, (unsigned long long)(room * d->window));
+    return TN_OK;
+}
+
+/* The slots of a launch, and the bindings of each: all of an allocation, if there are as many. */
+static tn_status choose_slots(wg_device *d, const wg_module *m, const tn_dispatch *l, launch *out) {
+    uint64_t all = 0;
+    TRY(find_slots(d, m, l, out));
+    for (int slot = 0; slot < out->sharing.slots; slot++)
+        all += windows_from(d, out->memory[slot], 0);
+    for (int slot = 0; slot < out->sharing.slots; slot++) {
+        uint64_t windows = windows_from(d, out->memory[slot], 0);
+        out->sharing.windows[slot] = (uint8_t)windows;
+        if (all > tn_wg_most_bindings(d) && windows > 1) TRY(narrow_slot(d, m, out, slot));
+    }
+    return TN_OK;
+}
+
+static void list_bindings(wg_device *d, const launch *l, wg_binding *out) {
+    for (int slot = 0; slot < l->sharing.slots; slot++)
+        for (int k = 0; k < l->sharing.windows[slot]; k++)
+            *out++ = (wg_binding){l->memory[slot], l->from[slot] + (uint64_t)k * d->window};
+    *out = (wg_binding){&d->params, 0};
 }
 
 static tn_status check_groups(const wg_device *d, const wg_module *m, const tn_dispatch *l) {
@@ -406,31 +374,31 @@ static tn_status check_groups(const wg_device *d, const wg_module *m, const tn_d
 }
 
 /* The parameters go behind those of the launches before; bases with what the bindings do not tell. */
-static void put_params(wg_device *d, const wg_module *m, const tn_dispatch *l, const size_t *at) {
+static void put_params(wg_device *d, const wg_module *m, const tn_dispatch *dispatch, const launch *l) {
     char *params = d->params_host + d->params_used;
-    memcpy(params, l->params, m->params_bytes);
+    memcpy(params, dispatch->params, m->params_bytes);
     uint64_t *bases = (uint64_t *)(params + m->bases_at);
     for (int i = 0; i < m->buffer_count; i++)
-        bases[i] += at[i];
+        bases[i] += l->at[i] - l->from[l->sharing.slot_of[i]];
     d->params_used += (m->params_bytes + d->step - 1) / d->step * d->step;
 }
 
 tn_status tn_wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l) {
-    uint8_t slot_of[KIR_MAX_BUFFERS];
-    size_t at[KIR_MAX_BUFFERS];
-    wg_memory *memory[SLOTS];
+    launch what = {.from = {0}};
+    wg_binding bindings[SLOTS];
     wg_variant *v;
     void *group;
     if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
     TRY(check_groups(d, m, l));
-    TRY(choose_slots(d, m, l, slot_of, at, memory));
-    TRY(variant_for(d, m, slot_of, &v));
+    TRY(choose_slots(d, m, l, &what));
+    list_bindings(d, &what, bindings);
+    TRY(variant_for(d, m, &what.sharing, &v));
     TRY(pipeline_need(d, m, v));
-    TRY(group_for(d, v->layout, memory, (m->params_bytes + 15) / 16 * 16, &group));
+    TRY(group_for(d, v->layout, bindings, (m->params_bytes + 15) / 16 * 16, &group));
     if (d->params_used + m->params_bytes > PARAMS_BYTES || d->encoded == BATCH) TRY(tn_wg_flush(d));
     TRY(tn_wg_pass_begin(d));
     uint32_t offset = (uint32_t)d->params_used;
-    if (m->params_bytes) put_params(d, m, l, at);
+    if (m->params_bytes) put_params(d, m, l, &what);
     if (d->set != v) tn_wg_gpu.ComputePassEncoderSetPipeline(d->pass, v->pipeline);
     d->set = v;
     tn_wg_gpu.ComputePassEncoderSetBindGroup(d->pass, 0, group, m->params_bytes > 0, &offset);

@@ -83,7 +83,7 @@ bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_
         return no(a, "loop_too_long", "goes round loops %lld times at most, an item of this kernel would %.0f times",
                   (long long)d->caps.max_loop, rounds);
     tn_launch launch = {.sizes = sizes};
-    int64_t most = d->caps.max_buffer > 0 ? d->caps.max_buffer : INT64_MAX;
+    int64_t most = tn_reach(d, p);
     if (tn_launch_divide(p, &launch, most, d->caps.alignment, NULL, NULL, NULL) != TN_OK)
         return no(a, "buffer_too_large", "binds %lld bytes at once, one point of this kernel needs more",
                   (long long)most);

@@ -77,6 +77,13 @@ static inline int tn_global_buffers(const kir_program *p) {
     return n;
 }
 
+/* Is the buffer reached at computed places? Its range is then not known. */
+bool tn_is_computed(const kir_program *p, int buffer);
+
+/* Bytes of a buffer that a launch of this kernel can reach from the address that it is given: by one binding, or by
+ * several where the device joins them. */
+int64_t tn_reach(const tn_device *d, const kir_program *p);
+
 /* ---- rows by workgroups (rows.c) --------------------------------------------------------------------------------- */
 
 /* Whether a launch of a program with loops runs faster when workgroups share its rows (kir/sched.h). */

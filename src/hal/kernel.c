@@ -401,8 +401,6 @@ static int width_of(const tn_device *d, const tn_kernel *k, const int64_t *sizes
     return usual_width(d) == NARROW && tn_launch_is_narrow(k->program, sizes) ? NARROW : WIDE;
 }
 
-static int64_t binding_limit(const tn_device *d) { return d->caps.max_buffer > 0 ? d->caps.max_buffer : INT64_MAX; }
-
 /* The kernel for this launch: k, or the one whose workgroups share rows, *launch then being that of it. Whatever that
  * one cannot be had for, k remains. */
 static tn_kernel *kernel_for(tn_device *d, tn_kernel *k, tn_launch *launch) {
@@ -416,8 +414,8 @@ static tn_kernel *kernel_for(tn_device *d, tn_kernel *k, tn_launch *launch) {
     }
     kir_schedule_sizes(k->schedule, launch->sizes, k->row_sizes);
     tn_launch rows = {k->row_sizes, launch->buffers, launch->dials};
-    if (tn_launch_divide(k->rows->program, &rows, binding_limit(d), d->caps.alignment, k->rows->sizes, NULL, NULL) !=
-        TN_OK)
+    if (tn_launch_divide(k->rows->program, &rows, tn_reach(d, k->rows->program), d->caps.alignment, k->rows->sizes,
+                         NULL, NULL) != TN_OK)
         return k;
     *launch = rows;
     return k->rows;
@@ -433,7 +431,7 @@ static tn_status launch_one(tn_runner *r, tn_kernel *k, const tn_launch *launch)
         r->m = &k->modules[width];
         r->room = k->room;
     }
-    return tn_launch_divide(k->program, launch, binding_limit(d), d->caps.alignment, k->sizes, tn_runner_add, r);
+    return tn_launch_divide(k->program, launch, tn_reach(d, k->program), d->caps.alignment, k->sizes, tn_runner_add, r);
 }
 
 /* The caller holds k->running. */
@@ -449,7 +447,7 @@ static tn_status launch_all(tn_device *d, tn_kernel *k, const tn_launch *launche
 
 tn_status tn_kernel_launch(tn_device *d, tn_kernel *k, const tn_launch *launches, int64_t count) {
     if (!d->is_cpu) TRY(tn_launch_check(k->program, launches, count));
-    if (d->caps.code == TN_CODE_KIR && binding_limit(d) == INT64_MAX)
+    if (d->caps.code == TN_CODE_KIR && tn_reach(d, k->program) == INT64_MAX)
         return d->driver->launch(tn_lane(d), k->modules[WIDE].handle, launches, count);
     pthread_mutex_lock(&k->running);
     tn_status s = launch_all(d, k, launches, count);
@@ -477,7 +475,8 @@ static tn_status prepare_widths(tn_device *d, tn_kernel *k, const tn_launch *lau
         tn_launch launch = launches[i];
         tn_kernel *fit = kernel_for(d, k, &launch);
         TRY(need_width(d, fit, width_of(d, fit, launch.sizes)));
-        TRY(tn_launch_divide(fit->program, &launch, binding_limit(d), d->caps.alignment, fit->sizes, NULL, NULL));
+        TRY(tn_launch_divide(fit->program, &launch, tn_reach(d, fit->program), d->caps.alignment, fit->sizes, NULL,
+                             NULL));
     }
     return TN_OK;
 }

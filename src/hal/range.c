@@ -49,6 +49,19 @@ static bool access_range(const kir_program *p, const int64_t *sizes, int access,
     return true;
 }
 
+bool tn_is_computed(const kir_program *p, int buffer) {
+    for (int i = 0; i < p->n_sized; i++)
+        if (p->access[i].buffer == buffer && p->access[i].dyn != KIR_NONE) return true;
+    return false;
+}
+
+int64_t tn_reach(const tn_device *d, const kir_program *p) {
+    int64_t most = d->caps.max_buffer, each = 1, reach;
+    if (most <= 0) return INT64_MAX;
+    if (d->caps.joins) each = tn_max64(1, d->caps.max_bindings / tn_max64(1, tn_global_buffers(p)));
+    return tn_mul_overflow(most, each, &reach) ? INT64_MAX : reach;
+}
+
 static box whole(const kir_program *p, const int64_t *sizes) {
     box b = {{0}, {0}};
     memcpy(b.end, sizes, p->n_par * sizeof *sizes);

@@ -225,7 +225,7 @@ static void put_kernel(render *r) {
 static tn_status put_legal_kernel(render *r, const kir_program *p) {
     kir_program *legal;
     const kir_dialect *d = r->t->dialect;
-    TRY(kir_legalise(p, d->legal, &legal));
+    TRY(kir_legalise(p, r->t->f16 ? d->legal & ~(unsigned)KIR_LEGAL_HALVES : d->legal, &legal));
     bool whole = !d->words[WORD_i64] && has_type(legal, KIR_I64, KIR_U64);
     r->p = legal;
     if (!whole) put_kernel(r);
@@ -245,6 +245,7 @@ static tn_status put_source(const kir_program *const *programs, int count, const
             status = put_legal_kernel(&r, programs[i]);
         else
             put_kernel(&r);
+        out[i].head_size = r.head_size;
     }
     if (!t->dialect->legal) close_needs(needed);
     r.text = &out[0].text;

@@ -93,6 +93,7 @@ typedef struct render {
     /* words of the kernel being written */
     int n, half, base, size;
     const char *type;
+    size_t head_size; /* of the kernel */
 } render;
 
 /* Adds the text made from the format, words spelled. */

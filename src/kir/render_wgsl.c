@@ -1,29 +1,35 @@
 /* render_wgsl.c — WGSL, the language of WebGPU: its row, and how it reaches memory.
  *
  * Its statements are written by render_c.c as those of all others. Memory differs: a buffer is an array of words of 32
- * bits, and each gets two functions, get3(i) and set3(i, v), that turn elements into words and back. Where elements
- * are smaller, several items may store into one word; then it is changed by an atomic exclusive or of the bits that
- * differ, which leaves the neighbours' alone.
+ * bits, which the head of the source reaches (wgsl.h), and each gets two functions, get3(i) and set3(i, v), that turn
+ * elements into words and back. Where elements are smaller, several items may store into one word; then it is changed
+ * by an atomic exclusive or of the bits that differ, which leaves the neighbours' alone.
  *
- * Bindings have one declaration a line, first of all, and all one type: a driver can then let two buffers of a launch
- * share one binding by giving them one name. Functions of kir_math.h are not spelled, for programs come without them
- * (legal.h), and infinities and NaN are made at run time, since constants must be finite. */
+ * Functions of kir_math.h are not spelled, for programs come without them (legal.h), and infinities and NaN are made at
+ * run time, since constants must be finite. */
 #include <stdio.h>
 
 #include "kir/legal.h"
 #include "kir/render_text.h"
+#include "kir/wgsl.h"
 #include "trunnion/backend.h"
 
 /* Elements that are smaller than a word: 2^shift of them in one, of `bits` each. */
 typedef struct packing {
     int shift, bits;
-    const char *read; /* the value, of a word w and the number of bits before the element, s */
+    const char *read;  /* the value, of a word w and the number of bits before the element, s */
+    const char *write; /* the element's bits, of a value v; what is above them is of no account */
 } packing;
 
 static const packing PACKINGS[TN_PLAIN_DTYPES] = {
-    [TN_BOOL] = {2, 8, "extractBits(w, s, 8u) != 0u"},          [TN_U8] = {2, 8, "i32(extractBits(w, s, 8u))"},
-    [TN_I8] = {2, 8, "extractBits(bitcast<i32>(w), s, 8u)"},    [TN_U16] = {1, 16, "i32(extractBits(w, s, 16u))"},
-    [TN_I16] = {1, 16, "extractBits(bitcast<i32>(w), s, 16u)"},
+    [TN_BOOL] = {2, 8, "extractBits(w, s, 8u) != 0u", "u32(v)"},
+    [TN_U8] = {2, 8, "i32(extractBits(w, s, 8u))", "u32(v)"},
+    [TN_I8] = {2, 8, "extractBits(bitcast<i32>(w), s, 8u)", "u32(v)"},
+    [TN_U16] = {1, 16, "i32(extractBits(w, s, 16u))", "u32(v)"},
+    [TN_I16] = {1, 16, "extractBits(bitcast<i32>(w), s, 16u)", "u32(v)"},
+    /* where the device converts them as IEEE 754 has it: elsewhere programs have none (KIR_LEGAL_HALVES) */
+    [TN_F16] = {1, 16, "unpack2x16float(w >> s).x", "pack2x16float(vec2<f32>(v, 0.0f))"},
+    [TN_BF16] = {1, 16, "bitcast<f32>(extractBits(w, s, 16u) << 16u)", "to_bf16(v)"},
 };
 
 static const packing *packing_of(const kir_program *p, int buffer) {
@@ -31,53 +37,72 @@ static const packing *packing_of(const kir_program *p, int buffer) {
     return k->bits ? k : NULL;
 }
 
-/* Are parts of its words stored? If so in one global buffer, then all of them are of one type. */
-static bool is_atomic(const kir_program *p, int buffer) {
-    if (p->local[buffer] > 0) return packing_of(p, buffer);
-    for (int b = 0; b < p->n_buffers; b++) {
-        if (p->local[b] == 0 && p->buffer_written[b] && packing_of(p, b)) return true;
-    }
-    return false;
-}
-
 /* Elements of 64 bits are two words, and an access names the one that it means. */
 static bool in_pairs(const kir_program *p, int buffer) { return tn_dtype_size((tn_dtype)p->buffer_dtype[buffer]) == 8; }
 
-static void declare(render *r) {
-    int slot = 0;
+/* Each buffer in a binding of its own. */
+static void put_head(render *r) {
+    uint8_t uses[KIR_MAX_BUFFERS], slot_of[KIR_MAX_BUFFERS];
+    bool written[KIR_MAX_BUFFERS];
+    tn_dtype elements[KIR_MAX_BUFFERS];
+    char kinds[KIR_WGSL_BINDINGS + 1];
+    int n = 0;
     for (int b = 0; b < r->p->n_buffers; b++) {
-        const char *cell = is_atomic(r->p, b) ? "atomic<u32>" : "u32";
-        const packing *k = packing_of(r->p, b);
-        int elements = r->p->local[b], words = k ? ((elements - 1) >> k->shift) + 1 : elements << in_pairs(r->p, b);
-        if (elements == 0)
-            kir_render_put(r, "@group(0) @binding(%d) var<storage, read_write> b%d: array<%s>;\n", slot++, b, cell);
-        else
-            kir_render_put(r, "var<workgroup> b%d: array<%s, %d>;\n", b, cell, words);
+        if (r->p->local[b] > 0) continue;
+        written[n] = r->p->buffer_written[b];
+        elements[n] = (tn_dtype)r->p->buffer_dtype[b];
+        slot_of[n] = (uint8_t)n;
+        n++;
     }
-    kir_render_put(r, "@group(0) @binding(%d) var<uniform> p: array<vec4<u32>, %zu>;\n", slot,
-                   (r->kernel->params_bytes + 15) / 16);
+    kir_wgsl_uses(n, written, elements, uses);
+    const kir_wgsl_head head = {
+        .buffers = n, .slots = n, .uses = uses, .slot_of = slot_of, .params_bytes = r->kernel->params_bytes};
+    kir_wgsl_put_head(r->text, &head, kinds);
+    r->head_size = r->text->length;
 }
 
-static void put_accessors(render *r, int b) {
+/* In workgroup memory, with functions as global ones have them. */
+static void put_local(render *r, int b) {
     const packing *k = packing_of(r->p, b);
-    bool atomic = is_atomic(r->p, b);
+    int elements = r->p->local[b], words = k ? ((elements - 1) >> k->shift) + 1 : elements << in_pairs(r->p, b);
+    kir_render_put(r, "var<workgroup> b%d: array<%s, %d>;\n", b, k ? "atomic<u32>" : "u32", words);
+    kir_render_put(r, "fn load%d(i: u32) -> u32 { return %sb%d[i]%s; }\n", b, k ? "atomicLoad(&" : "", b, k ? ")" : "");
+    kir_render_put(r, "fn %s%d(i: u32, v: u32) { %sb%d[i]%s; }\n", k ? "change" : "store", b, k ? "atomicXor(&" : "", b,
+                   k ? ", v)" : " = v");
+}
+
+/* Elements of buffer b, whose words are reached by functions: `read` and so on are name and parenthesis. */
+static void put_accessors(render *r, int b, const char *read, const char *put, const char *flip) {
+    const packing *k = packing_of(r->p, b);
     const char *type = in_pairs(r->p, b) ? "u32" : kir_render_type(kir_type_of((tn_dtype)r->p->buffer_dtype[b]));
-    char at[32], word[64];
-    snprintf(at, sizeof at, k ? "b%d[i >> %du]" : "b%d[i]", b, k ? k->shift : 0);
-    snprintf(word, sizeof word, atomic ? "atomicLoad(&%s)" : "%s", at);
     kir_render_put(r, "fn get%d(i: i32) -> %s { ", b, type);
     if (k)
-        kir_render_put(r, "let w = %s; let s = (u32(i) & %uu) * %du; return %s; }\n", word, (1U << k->shift) - 1,
-                       k->bits, k->read);
+        kir_render_put(r, "let w = %su32(i >> %du)); let s = (u32(i) & %uu) * %du; return %s; }\n", read, k->shift,
+                       (1U << k->shift) - 1, k->bits, k->read);
     else
-        kir_render_put(r, "return bitcast<%s>(%s); }\n", type, word);
+        kir_render_put(r, "return bitcast<%s>(%su32(i))); }\n", type, read);
     if (!r->p->buffer_written[b]) return;
     kir_render_put(r, "fn set%d(i: i32, v: %s) { ", b, type);
     if (k)
-        kir_render_put(r, "let s = (u32(i) & %uu) * %du; atomicXor(&%s, ((%s >> s ^ u32(v)) & %uu) << s); }\n",
-                       (1U << k->shift) - 1, k->bits, at, word, (1U << k->bits) - 1);
+        kir_render_put(r,
+                       "let at = u32(i >> %du); let s = (u32(i) & %uu) * %du; "
+                       "%sat, ((%sat) >> s ^ %s) & %uu) << s); }\n",
+                       k->shift, (1U << k->shift) - 1, k->bits, flip, read, k->write, (1U << k->bits) - 1);
     else
-        kir_render_put(r, atomic ? "atomicStore(&%s, bitcast<u32>(v)); }\n" : "%s = bitcast<u32>(v); }\n", at);
+        kir_render_put(r, "%su32(i), bitcast<u32>(v)); }\n", put);
+}
+
+static void put_memory(render *r) {
+    static const char *const ways[2][3] = {{"word", "put", "flip"}, {"load", "store", "change"}};
+    char names[3][24];
+    for (int b = 0, n = 0; b < r->p->n_buffers; b++) {
+        bool local = r->p->local[b] > 0;
+        if (local) put_local(r, b);
+        for (int i = 0; i < 3; i++)
+            snprintf(names[i], sizeof names[i], "%s%d(", ways[local][i], local ? b : n);
+        put_accessors(r, b, names[0], names[1], names[2]);
+        n += !local;
+    }
 }
 
 static void put_offsets(render *r) {
@@ -102,7 +127,11 @@ static const char FUNCTIONS[] =
     "fn kir_max_i32(a: i32, b: i32) -> i32 { return max(a, b); }\n"
     "fn kir_min_i32(a: i32, b: i32) -> i32 { return min(a, b); }\n"
     "fn kir_max_u32(a: u32, b: u32) -> u32 { return max(a, b); }\n"
-    "fn kir_min_u32(a: u32, b: u32) -> u32 { return min(a, b); }\n";
+    "fn kir_min_u32(a: u32, b: u32) -> u32 { return min(a, b); }\n"
+    "fn to_bf16(x: f32) -> u32 {\n"
+    "    let u = bitcast<u32>(x);\n"
+    "    return select(u >> 16u | 64u, (u + 0x7fffu + (u >> 16u & 1u)) >> 16u, is_number(x));\n"
+    "}\n";
 
 /* a · b + c rounded once, where the device's fma() may be a product and a sum. A pair of words, x high and y low, holds
  * each addend: 62 bits, of which bits that were shifted out leave a 1 at the end. */
@@ -167,13 +196,12 @@ static void put_keeper(render *r) {
 }
 
 static void open_kernel(render *r) {
-    declare(r);
+    put_head(r);
     kir_render_words(r, FUNCTIONS);
     bool rounds_once = r->t->features & TN_WGSL_FUSED;
     kir_render_words(r, rounds_once ? "fn fused(a: f32, b: f32, c: f32) -> f32 { return fma(a, b, c); }\n" : FUSED);
     put_keeper(r);
-    for (int b = 0; b < r->p->n_buffers; b++)
-        put_accessors(r, b);
+    put_memory(r);
     kir_render_words(r, "var<workgroup> same: i32;\n"
                         "@compute @workgroup_size($items) fn $entry(@builtin(workgroup_id) wg: vec3<u32>, "
                         "@builtin(num_workgroups) nwg: vec3<u32>, @builtin(local_invocation_index) li: u32) {\n");
