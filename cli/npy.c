@@ -1,6 +1,7 @@
 /* npy.c — NumPy's formats: magic, version, length of a header, a Python dict, the numbers; .npz is a zip of such files.
  *
- * Only what np.save and np.savez write is read: row-major, little-endian, not compressed. */
+ * What np.save, np.savez and (where the command was built with zlib) np.savez_compressed write is read, in either order
+ * of elements and of bytes. */
 #include "npy.h"
 
 #include <errno.h>
@@ -10,6 +11,10 @@
 
 #include "trunnion/backend.h"
 #include "trunnion/ops.h"
+
+#if TN_HAVE_ZLIB
+#include <zlib.h>
+#endif
 
 enum { ALIGNMENT = 64, PREFIX = 10 };
 
@@ -55,9 +60,10 @@ static const char *value_of(const char *header, const char *key) {
     return at;
 }
 
-static bool read_type(const char *header, tn_dtype *out) {
+static bool read_type(const char *header, tn_dtype *out, bool *big) {
     const char *at = value_of(header, "'descr'");
-    if (!at || at[0] != '\'' || (at[1] != '<' && at[1] != '|')) return false;
+    if (!at || at[0] != '\'' || !strchr("<|>", at[1]) || !at[1]) return false;
+    *big = at[1] == '>';
     for (int i = 0; i < TYPES; i++)
         if (strncmp(at + 2, types[i].name, 2) == 0 && at[4] == '\'') {
             *out = types[i].dtype;
@@ -92,7 +98,70 @@ static size_t bytes_of(const int64_t *shape, int rank, tn_dtype dtype) {
     return bytes;
 }
 
+typedef struct npy_header {
+    tn_dtype dtype;
+    int64_t shape[TN_MAX_RANK];
+    int rank;
+    bool columns, big; /* the first index runs fastest; the first byte is the highest */
+} npy_header;
+
+static tn_status read_header(const unsigned char *text, size_t length, const char *what, npy_header *h) {
+    char *header = calloc(length + 1, 1);
+    *h = (npy_header){.dtype = TN_DTYPE_COUNT};
+    if (!header) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the header of %s", what);
+    memcpy(header, text, length);
+    const char *order = value_of(header, "'fortran_order'");
+    h->columns = order && strncmp(order, "True", 4) == 0;
+    bool good = order && (h->columns || strncmp(order, "False", 5) == 0) && read_type(header, &h->dtype, &h->big) &&
+                read_shape(header, h->shape, &h->rank);
+    free(header);
+    if (good) return TN_OK;
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "%s: only numbers are read, of NumPy's types, in at most %d dimensions",
+                           what, TN_MAX_RANK);
+}
+
+/* Numbers whose first index runs fastest are those of the tensor with its dimensions turned around. */
+static tn_tensor *turned(const void *numbers, const npy_header *h) {
+    int64_t shape[TN_MAX_RANK], order[TN_MAX_RANK];
+    for (int d = 0; d < h->rank; d++) {
+        shape[d] = h->shape[h->rank - 1 - d];
+        order[d] = h->rank - 1 - d;
+    }
+    tn_tensor *t = tn_from_data(numbers, shape, h->rank, h->dtype), *other = tn_permute(t, order, h->rank);
+    tn_tensor *whole = tn_contiguous(other);
+    tn_free(t);
+    tn_free(other);
+    return whole;
+}
+
+static void swap_bytes(unsigned char *at, size_t bytes, size_t size) {
+    for (size_t i = 0; i + size <= bytes; i += size)
+        for (size_t k = 0; k < size / 2; k++) {
+            unsigned char low = at[i + k];
+            at[i + k] = at[i + size - 1 - k];
+            at[i + size - 1 - k] = low;
+        }
+}
+
+static tn_status make_tensor(const unsigned char *numbers, size_t bytes, const npy_header *h, tn_tensor **out) {
+    unsigned char *swapped = h->big ? malloc(bytes + 1) : NULL;
+    if (h->big && !swapped) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %zu bytes", bytes);
+    if (h->big) {
+        memcpy(swapped, numbers, bytes);
+        swap_bytes(swapped, bytes, tn_dtype_size(h->dtype));
+        numbers = swapped;
+    }
+    *out = h->columns ? turned(numbers, h) : tn_from_data(numbers, h->shape, h->rank, h->dtype);
+    tn_status status = tn_eval(out, 1);
+    free(swapped);
+    if (status == TN_OK) return TN_OK;
+    tn_free(*out);
+    *out = NULL;
+    return status;
+}
+
 tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, tn_tensor **out) {
+    npy_header h;
     *out = NULL;
     if (size < PREFIX || memcmp(bytes, "\x93NUMPY", 6) != 0)
         return tn_backend_fail(TN_ERR_FORMAT, "%s is no NumPy file", what);
@@ -100,30 +169,13 @@ tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, 
     if (bytes[6] > 1 && size >= begin) length |= (size_t)bytes[10] << 16 | (size_t)bytes[11] << 24;
     if (size < begin || length > size - begin || length > 1 << 16)
         return tn_backend_fail(TN_ERR_FORMAT, "%s is cut short in its header", what);
-    char *header = calloc(length + 1, 1);
-    if (!header) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the header of %s", what);
-    memcpy(header, bytes + begin, length);
-    const char *order = value_of(header, "'fortran_order'");
-    tn_dtype dtype = TN_DTYPE_COUNT;
-    int64_t shape[TN_MAX_RANK];
-    int rank = 0;
-    bool good =
-        order && strncmp(order, "False", 5) == 0 && read_type(header, &dtype) && read_shape(header, shape, &rank);
-    free(header);
-    if (!good)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "%s: only row-major, little-endian numbers in at most %d dimensions are read", what,
-                               TN_MAX_RANK);
-    size_t need = bytes_of(shape, rank, dtype);
-    if (need > size - begin - length)
-        return tn_backend_fail(TN_ERR_FORMAT, "%s has %zu bytes of numbers where its shape asks for %zu", what,
-                               size - begin - length, need);
-    *out = tn_from_data(bytes + begin + length, shape, rank, dtype);
-    tn_status status = tn_status_of(*out);
-    if (status == TN_OK) return TN_OK;
-    tn_free(*out);
-    *out = NULL;
-    return status;
+    tn_status status = read_header(bytes + begin, length, what, &h);
+    if (status != TN_OK) return status;
+    size_t need = bytes_of(h.shape, h.rank, h.dtype), there = size - begin - length;
+    if (need > there)
+        return tn_backend_fail(TN_ERR_FORMAT, "%s has %zu bytes of numbers where its shape asks for %zu", what, there,
+                               need);
+    return make_tensor(bytes + begin + length, need, &h, out);
 }
 
 /* ---- .npz -------------------------------------------------------------------------------------------------------- */
@@ -139,31 +191,76 @@ static size_t number(const unsigned char *at, int bytes) {
 
 bool npz_is(const unsigned char *bytes, size_t size) { return size >= 4 && memcmp(bytes, "PK\3\4", 4) == 0; }
 
-/* The size of a member, which np.savez writes into the extra field of 64-bit sizes. */
-static size_t member_size(const unsigned char *header, const unsigned char *extra, size_t extra_length) {
-    size_t size = number(header + 18, 4);
-    if (size != UINT32_MAX) return size;
-    for (size_t at = 0; at + 4 <= extra_length; at += 4 + number(extra + at + 2, 2))
-        if (number(extra + at, 2) == 1 && at + 20 <= extra_length) return number(extra + at + 12, 8);
-    return SIZE_MAX;
+/* Sizes of a member, unpacked and as it lies there, which np.savez writes into the extra field of 64-bit sizes. */
+static bool member_sizes(const unsigned char *header, const unsigned char *extra, size_t extra_length,
+                         npz_member *out) {
+    out->size = number(header + 18, 4);
+    out->whole = number(header + 22, 4);
+    if (out->size != UINT32_MAX) return true;
+    for (size_t at = 0; at + 4 <= extra_length; at += 4 + number(extra + at + 2, 2)) {
+        if (number(extra + at, 2) != 1 || at + 20 > extra_length) continue;
+        out->whole = number(extra + at + 4, 8);
+        out->size = number(extra + at + 12, 8);
+        return true;
+    }
+    return false;
 }
 
 bool npz_next(const unsigned char *bytes, size_t size, size_t *at, npz_member *out) {
     if (*at > size || size - *at < ZIP_HEADER || memcmp(bytes + *at, "PK\3\4", 4) != 0) return false;
     const unsigned char *header = bytes + *at;
     size_t name = number(header + 26, 2), extra = number(header + 28, 2), begin = *at + ZIP_HEADER + name + extra;
-    if (begin > size) return false;
-    size_t length = member_size(header, header + ZIP_HEADER + name, extra);
-    if (length > size - begin || name >= sizeof out->name) return false;
+    if (begin > size || !member_sizes(header, header + ZIP_HEADER + name, extra, out)) return false;
+    if (out->size > size - begin || name >= sizeof out->name) return false;
     memcpy(out->name, header + ZIP_HEADER, name);
     out->name[name] = 0;
     if (name > 4 && strcmp(out->name + name - 4, ".npy") == 0) out->name[name - 4] = 0;
     out->bytes = bytes + begin;
-    out->size = length;
     out->packed = number(header + 8, 2) != 0;
-    *at = begin + length;
+    *at = begin + out->size;
     return true;
 }
+
+#if TN_HAVE_ZLIB
+/* What deflate packs becomes smaller by a factor of 1032 at most: a size beyond that is a lie. */
+static tn_status unpack(const npz_member *m, unsigned char *to) {
+    z_stream z = {.next_in = (unsigned char *)(uintptr_t)m->bytes};
+    size_t in = m->size, out = m->whole, step = (size_t)1 << 30;
+    int end = inflateInit2(&z, -MAX_WBITS); /* no header: a zip has its own */
+    z.next_out = to;
+    while (end == Z_OK && (in > 0 || z.avail_in > 0) && (out > 0 || z.avail_out > 0)) {
+        if (z.avail_in == 0) in -= z.avail_in = (unsigned)(in < step ? in : step);
+        if (z.avail_out == 0) out -= z.avail_out = (unsigned)(out < step ? out : step);
+        end = inflate(&z, Z_NO_FLUSH);
+    }
+    bool whole = (end == Z_STREAM_END || end == Z_OK) && out == 0 && z.avail_out == 0;
+    inflateEnd(&z);
+    if (whole) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "the member '%s' is damaged: it cannot be unpacked", m->name);
+}
+
+tn_status npz_decode(const npz_member *m, tn_tensor **out) {
+    *out = NULL;
+    if (!m->packed) return npy_decode(m->bytes, m->size, m->name, out);
+    if (m->whole / 1040 > m->size + 1)
+        return tn_backend_fail(TN_ERR_FORMAT, "the member '%s' says that %zu bytes become %zu", m->name, m->size,
+                               m->whole);
+    unsigned char *whole = malloc(m->whole + 1);
+    if (!whole) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the %zu bytes of '%s'", m->whole, m->name);
+    tn_status status = unpack(m, whole);
+    if (status == TN_OK) status = npy_decode(whole, m->whole, m->name, out);
+    free(whole);
+    return status;
+}
+#else
+tn_status npz_decode(const npz_member *m, tn_tensor **out) {
+    *out = NULL;
+    if (!m->packed) return npy_decode(m->bytes, m->size, m->name, out);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "the member '%s' is compressed, and this build has no zlib: write the file with np.savez",
+                           m->name);
+}
+#endif
 
 /* ---- writing ----------------------------------------------------------------------------------------------------- */
 

@@ -1,4 +1,4 @@
-/* npy.h — NumPy's files: tensors in (.npy, members of an .npz that is not compressed) and out. */
+/* npy.h — NumPy's files: tensors in (.npy, members of an .npz) and out. */
 #ifndef TRUNNION_CLI_NPY_H
 #define TRUNNION_CLI_NPY_H
 
@@ -10,16 +10,19 @@ tn_status npy_load(const char *path, unsigned char **bytes, size_t *size);
 /* The tensor in the bytes of an .npy file; `what` names it in messages. */
 tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, tn_tensor **out);
 
-/* Member i of an .npz file: its name without ".npy", and its bytes. false past the end. */
+/* A member of an .npz file: its name without ".npy", and its bytes. */
 typedef struct npz_member {
     char name[256];
     const unsigned char *bytes;
-    size_t size;
-    bool packed; /* compressed: np.savez_compressed */
+    size_t size, whole; /* bytes here, and unpacked */
+    bool packed;        /* compressed: np.savez_compressed */
 } npz_member;
 bool npz_is(const unsigned char *bytes, size_t size);
-/* *at: 0 before the first. */
+/* The next one; false past the end. *at: 0 before the first. */
 bool npz_next(const unsigned char *bytes, size_t size, size_t *at, npz_member *out);
+
+/* The tensor in a member. Errors: TN_ERR_UNSUPPORTED too, for a compressed one where the command has no zlib. */
+tn_status npz_decode(const npz_member *m, tn_tensor **out);
 
 /* Writes t; bf16, which NumPy does not know, as f32. */
 tn_status npy_write(const char *path, const tn_tensor *t);

@@ -9,13 +9,27 @@
 #include <sys/stat.h>
 
 #include "commands.h"
+#include "image.h"
 #include "npy.h"
 #include "train.h"
 #include "trunnion/backend.h"
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 
-enum { OPT_RANDOM = 256, OPT_REPEAT, OPT_DIM, OPT_PROFILE, OPT_TRACE, MOST = 64, WARM = 3 };
+enum {
+    OPT_RANDOM = 256,
+    OPT_REPEAT,
+    OPT_DIM,
+    OPT_PROFILE,
+    OPT_TRACE,
+    OPT_RESIZE,
+    OPT_SCALE,
+    OPT_MEAN,
+    OPT_STD,
+    OPT_BGR,
+    MOST = 64,
+    WARM = 3
+};
 
 static int run(int argc, char **argv);
 
@@ -23,7 +37,14 @@ const cli_command cli_run = {
     .name = "run",
     .summary = "run an ONNX network",
     .usage = "run MODEL.onnx [-i NAME=FILE.npy]… [-o DIR] [--random] [--repeat N]",
-    .help = "  -i, --input NAME=FILE  a NumPy file (.npy) for an input; FILE.npz alone: its members by name\n"
+    .help = "  -i, --input NAME=FILE  a NumPy file (.npy) or a picture (JPEG, PNG, PNM, BMP) for an input; FILE.npz "
+            "alone:\n"
+            "                         its members by name\n"
+            "      --resize HOW       a picture whose extents the input has not: stretch (default), crop, fit\n"
+            "      --scale X          its numbers, 0 to 255, are multiplied by X (default 1/255, of whole numbers 1),\n"
+            "      --mean R,G,B       then a mean is subtracted (default 0),\n"
+            "      --std R,G,B        and they are divided by this (default 1)\n"
+            "      --bgr              channels the other way round\n"
             "  -o, --output DIR       writes NAME.npy for each output\n"
             "      --random           random numbers for inputs that are not given\n"
             "      --dim NAME=N       the extent of an open dim of random inputs (default 1): by its name, or by "
@@ -35,7 +56,8 @@ const cli_command cli_run = {
             "\n"
             "examples:\n"
             "  trunnion run model.onnx --random --repeat 100\n"
-            "  trunnion run model.onnx -i input=image.npy -o results\n",
+            "  trunnion run model.onnx -i input=image.npy -o results\n"
+            "  trunnion run model.onnx -i input=photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225\n",
     .accepts = CLI_ALL,
     .run = run,
 };
@@ -52,6 +74,7 @@ typedef struct work {
     int input_count, dim_count;
     const char *output, *trace;
     bool random, profile;
+    image_options picture;
     int64_t repeat;
     tn_onnx *model;
     tn_onnx_value **in, **out;
@@ -66,6 +89,35 @@ static bool split(char *arg, named *list, int *count) {
     if (equals) *equals = 0;
     list[(*count)++] = (named){.name = equals ? arg : "", .text = equals ? equals + 1 : arg};
     return true;
+}
+
+static bool take_resize(const char *arg, image_resize *out) {
+    static const char *const words[] = {[IMAGE_STRETCH] = "stretch", [IMAGE_CROP] = "crop", [IMAGE_FIT] = "fit"};
+    for (int i = 0; i <= IMAGE_FIT; i++) {
+        if (strcmp(arg, words[i]) != 0) continue;
+        *out = (image_resize)i;
+        return true;
+    }
+    return false;
+}
+
+/* "1/255" is a number too; a single one stands for all. */
+static bool take_numbers(const char *arg, double *out, int count) {
+    for (int i = 0; i < count; i++) {
+        char *end;
+        out[i] = strtod(arg, &end);
+        if (end != arg && *end == '/') {
+            const char *below = end + 1;
+            out[i] /= strtod(below, &end);
+            if (end == below) return false;
+        }
+        if (end == arg || !isfinite(out[i]) || (*end && *end != ',')) return false;
+        for (int k = i; i == 0 && k < count; k++)
+            out[k] = out[0];
+        if (!*end) return i == 0 || i == count - 1;
+        arg = end + 1;
+    }
+    return false;
 }
 
 static bool take_dim(work *w, char *arg) {
@@ -87,6 +139,11 @@ static bool take(void *ctx, int val, const char *arg) {
     case OPT_RANDOM: return w->random = true;
     case OPT_PROFILE: return w->profile = true;
     case OPT_TRACE: w->trace = arg; return *arg != 0;
+    case OPT_RESIZE: return take_resize(arg, &w->picture.resize);
+    case OPT_SCALE: return take_numbers(arg, &w->picture.scale, 1);
+    case OPT_MEAN: return take_numbers(arg, w->picture.mean, 3);
+    case OPT_STD: return take_numbers(arg, w->picture.std, 3);
+    case OPT_BGR: return w->picture.bgr = true;
     default: return cli_parse_int(arg, 1, 1 << 30, &w->repeat);
     }
 }
@@ -99,6 +156,10 @@ static tn_onnx_info input_info(const work *w, int i) {
     return info;
 }
 
+static tn_status no_such_input(const char *name) {
+    return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; -v lists what it has", name);
+}
+
 static tn_status give(work *w, const char *name, tn_tensor *t) {
     for (int i = 0; i < tn_onnx_input_count(w->model); i++) {
         if (strcmp(input_info(w, i).name, name) != 0) continue;
@@ -108,19 +169,35 @@ static tn_status give(work *w, const char *name, tn_tensor *t) {
         return w->in[i] ? TN_OK : TN_ERR_MEMORY;
     }
     tn_free(t);
-    return tn_backend_fail(TN_ERR_ARGUMENT, "the model has no input '%s'; -v lists what it has", name);
+    return no_such_input(name);
 }
 
-static tn_status give_members(work *w, const unsigned char *bytes, size_t size, const char *path) {
+static tn_status give_members(work *w, const unsigned char *bytes, size_t size) {
     npz_member m;
     for (size_t at = 0; npz_next(bytes, size, &at, &m);) {
         tn_tensor *t;
-        if (m.packed) return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s' is compressed: write it with np.savez", path);
-        tn_status status = npy_decode(m.bytes, m.size, m.name, &t);
+        tn_status status = npz_decode(&m, &t);
         if (status == TN_OK) status = give(w, m.name, t);
         if (status != TN_OK) return status;
     }
     return TN_OK;
+}
+
+/* As the input of this name takes it. */
+static tn_status decode_picture(const work *w, const char *name, const unsigned char *bytes, size_t size,
+                                const char *path, tn_tensor **out) {
+    image picture;
+    tn_status status = image_decode(bytes, size, path, &picture);
+    for (int i = 0; i < tn_onnx_input_count(w->model) && status == TN_OK; i++) {
+        tn_onnx_info info = input_info(w, i);
+        if (strcmp(info.name, name) != 0) continue;
+        tn_dtype dtype = info.dtype == TN_DTYPE_COUNT ? TN_F32 : info.dtype;
+        status = image_tensor(&picture, &w->picture, info.shape, info.rank, dtype, out);
+        free(picture.rgb);
+        return status == TN_OK ? status : tn_backend_fail(status, "'%s' as input '%s': %s", path, name, tn_error());
+    }
+    free(picture.rgb);
+    return status == TN_OK ? no_such_input(name) : status;
 }
 
 static tn_status give_file(work *w, const named *n) {
@@ -131,9 +208,10 @@ static tn_status give_file(work *w, const named *n) {
     if (status != TN_OK) return status;
     const char *name = *n->name || tn_onnx_input_count(w->model) == 0 ? n->name : input_info(w, 0).name;
     if (npz_is(bytes, size)) {
-        status = give_members(w, bytes, size, n->text);
+        status = give_members(w, bytes, size);
     } else {
-        status = npy_decode(bytes, size, n->text, &t);
+        status = image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
+                                       : npy_decode(bytes, size, n->text, &t);
         if (status == TN_OK) status = give(w, name, t);
     }
     free(bytes);
@@ -415,10 +493,19 @@ static int do_work(work *w, const char *path) {
 
 static int run(int argc, char **argv) {
     static const struct option own[] = {
-        {"input", required_argument, NULL, 'i'},       {"output", required_argument, NULL, 'o'},
-        {"random", no_argument, NULL, OPT_RANDOM},     {"repeat", required_argument, NULL, OPT_REPEAT},
-        {"dim", required_argument, NULL, OPT_DIM},     {"profile", no_argument, NULL, OPT_PROFILE},
-        {"trace", required_argument, NULL, OPT_TRACE}, {0},
+        {"input", required_argument, NULL, 'i'},
+        {"output", required_argument, NULL, 'o'},
+        {"random", no_argument, NULL, OPT_RANDOM},
+        {"repeat", required_argument, NULL, OPT_REPEAT},
+        {"dim", required_argument, NULL, OPT_DIM},
+        {"profile", no_argument, NULL, OPT_PROFILE},
+        {"trace", required_argument, NULL, OPT_TRACE},
+        {"resize", required_argument, NULL, OPT_RESIZE},
+        {"scale", required_argument, NULL, OPT_SCALE},
+        {"mean", required_argument, NULL, OPT_MEAN},
+        {"std", required_argument, NULL, OPT_STD},
+        {"bgr", no_argument, NULL, OPT_BGR},
+        {0},
     };
     work w = {0};
     int status, first = cli_parse(&cli_run, argc, argv, &w.options, own, "i:o:", take, &w, &status);

@@ -24,6 +24,9 @@ have_generator() { have make || have ninja; }
 have_cmocka() { have pkg-config && pkg-config --exists cmocka; }
 have_pcre2() { have pkg-config && pkg-config --exists libpcre2-8; }
 have_utf8proc() { have pkg-config && pkg-config --exists libutf8proc; }
+have_png() { have pkg-config && pkg-config --exists libpng; }
+have_jpeg() { have pkg-config && pkg-config --exists libjpeg; }
+have_zlib() { have pkg-config && pkg-config --exists zlib; }
 have_venv() { [ -x $venv/bin/python ] && [ -d "$(echo $venv/lib/python3*/site-packages/pip)" ]; }
 have_ensurepip() { have_venv || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 
@@ -38,6 +41,9 @@ have_ensurepip    | python3-venv   | build | pip, which fetches the data sets
 have_pkg_config   | pkg-config     | text  | finds the libraries that trunnion-text and the tests use
 have_pcre2        | libpcre2-dev   | text  | regular expressions of the tokenizers
 have_utf8proc     | libutf8proc-dev | text | Unicode tables of the tokenizers and chat templates
+have_png          | libpng-dev     | text  | pictures as inputs of trunnion run
+have_jpeg         | libjpeg-dev    | text  | the same
+have_zlib         | zlib1g-dev     | text  | packed .npz files
 have_readelf      | binutils       | check | looks into the built library
 have_cmocka       | libcmocka-dev  | check | the test framework
 have_cxx          | g++            | check | proves that C++ programs can include the headers, compiles kernels for doubles
@@ -153,7 +159,7 @@ if [ -n "$lacking" ]; then
         say "  apt-get install $package —$what"
     done <<<"$lacking"
     [ "$purpose" = build ] && [ -z "$(missing text)" ] || exit 1
-    say "the build goes on without them, and without tokenizers and language models"
+    say "the build goes on without them, and without the parts that need them"
     exit 0
 fi
 say "all that is needed to $purpose is here"
