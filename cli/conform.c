@@ -524,7 +524,10 @@ static void mapped_memory_is_the_devices(conform *c) {
     static unsigned char x[ROOM];
     void *a = NULL, *host = NULL;
     if (!two_sides(c, 6, &a, x)) return;
-    for (size_t k = 0; k < COUNT(odd_offsets); k++) {
+    tn_status first = c->driver->map(c->device, a, ROOM, true, &host); /* not of this device's memory: hal copies */
+    c->skipped = first == TN_ERR_UNSUPPORTED;
+    if (first == TN_OK) CALL(c->driver->unmap(c->device, a, host));
+    for (size_t k = 0; k < COUNT(odd_offsets) && !c->skipped; k++) {
         size_t from = odd_offsets[k], n = 1000 + k;
         CALL(c->driver->map(c->device, at(a, from), n, true, &host));
         NEED(host && !memcmp(host, x + from, n), "%zu bytes at %zu are shown wrongly", n, from);

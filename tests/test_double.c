@@ -12,40 +12,47 @@
 #include "kir_device.h"
 #include "test_support.h"
 
-#define CALLS(X)                                                         \
-    X(init, cuInit, hipInit)                                             \
-    X(device_name, cuDeviceGetName, hipDeviceGetName)                    \
-    X(attribute, cuDeviceGetAttribute, hipDeviceGetAttribute)            \
-    X(retain, cuDevicePrimaryCtxRetain, hipDevicePrimaryCtxRetain)       \
-    X(release, cuDevicePrimaryCtxRelease_v2, hipDevicePrimaryCtxRelease) \
-    X(sync, cuCtxSynchronize, hipDeviceSynchronize)                      \
-    X(stream_new, cuStreamCreate, hipStreamCreateWithFlags)              \
-    X(stream_free, cuStreamDestroy_v2, hipStreamDestroy)                 \
-    X(stream_sync, cuStreamSynchronize, hipStreamSynchronize)            \
-    X(stream_wait, cuStreamWaitEvent, hipStreamWaitEvent)                \
-    X(event_new, cuEventCreate, hipEventCreateWithFlags)                 \
-    X(event_free, cuEventDestroy_v2, hipEventDestroy)                    \
-    X(event_record, cuEventRecord, hipEventRecord)                       \
-    X(event_query, cuEventQuery, hipEventQuery)                          \
-    X(event_sync, cuEventSynchronize, hipEventSynchronize)               \
-    X(event_time, cuEventElapsedTime, hipEventElapsedTime)               \
-    X(alloc, cuMemAlloc_v2, hipMalloc)                                   \
-    X(free, cuMemFree_v2, hipFree)                                       \
-    X(host_alloc, cuMemHostAlloc, hipHostMalloc)                         \
-    X(host_free, cuMemFreeHost, hipHostFree)                             \
-    X(to_device, cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)               \
-    X(to_host, cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)                 \
-    X(within, cuMemcpyDtoDAsync_v2, hipMemcpyDtoDAsync)                  \
-    X(fill, cuMemsetD8Async, hipMemsetD8Async)                           \
-    X(module_load, cuModuleLoadData, hipModuleLoadData)                  \
-    X(module_unload, cuModuleUnload, hipModuleUnload)                    \
-    X(function, cuModuleGetFunction, hipModuleGetFunction)               \
-    X(launch, cuLaunchKernel, hipModuleLaunchKernel)                     \
-    X(rtc_create, nvrtcCreateProgram, hiprtcCreateProgram)               \
-    X(rtc_destroy, nvrtcDestroyProgram, hiprtcDestroyProgram)            \
-    X(rtc_compile, nvrtcCompileProgram, hiprtcCompileProgram)            \
-    X(rtc_log, nvrtcGetProgramLog, hiprtcGetProgramLog)                  \
-    X(rtc_size, nvrtcGetCUBINSize, hiprtcGetCodeSize)                    \
+#define CALLS(X)                                                                  \
+    X(init, cuInit, hipInit)                                                      \
+    X(device_name, cuDeviceGetName, hipDeviceGetName)                             \
+    X(attribute, cuDeviceGetAttribute, hipDeviceGetAttribute)                     \
+    X(retain, cuDevicePrimaryCtxRetain, hipDevicePrimaryCtxRetain)                \
+    X(release, cuDevicePrimaryCtxRelease_v2, hipDevicePrimaryCtxRelease)          \
+    X(sync, cuCtxSynchronize, hipDeviceSynchronize)                               \
+    X(stream_new, cuStreamCreate, hipStreamCreateWithFlags)                       \
+    X(stream_free, cuStreamDestroy_v2, hipStreamDestroy)                          \
+    X(stream_sync, cuStreamSynchronize, hipStreamSynchronize)                     \
+    X(stream_wait, cuStreamWaitEvent, hipStreamWaitEvent)                         \
+    X(event_new, cuEventCreate, hipEventCreateWithFlags)                          \
+    X(event_free, cuEventDestroy_v2, hipEventDestroy)                             \
+    X(event_record, cuEventRecord, hipEventRecord)                                \
+    X(event_query, cuEventQuery, hipEventQuery)                                   \
+    X(event_sync, cuEventSynchronize, hipEventSynchronize)                        \
+    X(event_time, cuEventElapsedTime, hipEventElapsedTime)                        \
+    X(alloc, cuMemAlloc_v2, hipMalloc)                                            \
+    X(free, cuMemFree_v2, hipFree)                                                \
+    X(host_alloc, cuMemHostAlloc, hipHostMalloc)                                  \
+    X(host_free, cuMemFreeHost, hipHostFree)                                      \
+    X(to_device, cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)                        \
+    X(to_host, cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)                          \
+    X(within, cuMemcpyDtoDAsync_v2, hipMemcpyDtoDAsync)                           \
+    X(fill, cuMemsetD8Async, hipMemsetD8Async)                                    \
+    X(module_load, cuModuleLoadData, hipModuleLoadData)                           \
+    X(module_unload, cuModuleUnload, hipModuleUnload)                             \
+    X(function, cuModuleGetFunction, hipModuleGetFunction)                        \
+    X(launch, cuLaunchKernel, hipModuleLaunchKernel)                              \
+    X(graph_new, cuGraphCreate, hipGraphCreate)                                   \
+    X(graph_free, cuGraphDestroy, hipGraphDestroy)                                \
+    X(graph_add, cuGraphAddKernelNode, hipGraphAddKernelNode)                     \
+    X(graph_make, cuGraphInstantiateWithFlags, hipGraphInstantiateWithFlags)      \
+    X(graph_set, cuGraphExecKernelNodeSetParams, hipGraphExecKernelNodeSetParams) \
+    X(graph_run, cuGraphLaunch, hipGraphLaunch)                                   \
+    X(graph_end, cuGraphExecDestroy, hipGraphExecDestroy)                         \
+    X(rtc_create, nvrtcCreateProgram, hiprtcCreateProgram)                        \
+    X(rtc_destroy, nvrtcDestroyProgram, hiprtcDestroyProgram)                     \
+    X(rtc_compile, nvrtcCompileProgram, hiprtcCompileProgram)                     \
+    X(rtc_log, nvrtcGetProgramLog, hiprtcGetProgramLog)                           \
+    X(rtc_size, nvrtcGetCUBINSize, hiprtcGetCodeSize)                             \
     X(rtc_code, nvrtcGetCUBIN, hiprtcGetCode)
 
 /* A double's own. */
@@ -450,6 +457,95 @@ static void a_barrier_removed_from_a_rendered_kernel_is_found(void **state) {
 
 #endif
 
+/* ---- graphs ------------------------------------------------------------------------------------------------------ */
+
+/* "add" of N items at most, as either vendor has it. */
+static const gpu_node_params *adding(void **values) {
+    static void *f;
+    static gpu_node_params cuda;
+    static struct {
+        unsigned items[3];
+        void **extra, *function;
+        unsigned groups[3];
+        void **values;
+        unsigned dynamic;
+    } rocm;
+    assert_int_equal(gpu.function(&f, module, "add"), 0);
+    cuda = (gpu_node_params){.function = f, .groups = {1, 1, 1}, .items = {ITEMS, 1, 1}, .values = values};
+    rocm.function = f;
+    rocm.values = values;
+    memcpy(rocm.groups, cuda.groups, sizeof rocm.groups);
+    memcpy(rocm.items, cuda.items, sizeof rocm.items);
+    return hip ? (const gpu_node_params *)(const void *)&rocm : &cuda;
+}
+
+/* c = a + b, then c = c + b, in a graph: what is set later counts for later runs alone. */
+static void graphs_run_with_the_values_of_their_time(void **state) {
+    (void)state;
+    enum { COUNT = 100 };
+    float a[COUNT], b[COUNT], got[COUNT];
+    int n = COUNT;
+    void *graph = NULL, *other = NULL, *made = NULL;
+    gpu_node *first = NULL, *second = NULL, *foreign = NULL;
+    begin();
+    float *da = device_floats(COUNT), *db = device_floats(COUNT), *dc = device_floats(COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        a[i] = (float)i;
+        b[i] = 1000;
+    }
+    set(da, a, COUNT);
+    set(db, b, COUNT);
+    const gpu_node_params *p = adding((void *[]){&da, &db, &dc, &n});
+    assert_int_equal(gpu.graph_new(&graph, 0), 0);
+    assert_int_equal(gpu.graph_new(&other, 0), 0);
+    assert_int_equal(gpu.graph_add(&first, graph, NULL, 0, p), 0);
+    assert_int_equal(gpu.graph_add(&foreign, other, NULL, 0, p), 0);
+    p = adding((void *[]){&dc, &db, &dc, &n});
+    assert_misuse(gpu.graph_add(&second, graph, NULL, 0, p), VALUE);
+    assert_int_equal(gpu.graph_add(&second, graph, &first, 1, p), 0);
+    assert_misuse(gpu.graph_make(&made, made, 0), HANDLE);
+    assert_int_equal(gpu.graph_make(&made, graph, 0), 0);
+    assert_int_equal(gpu.graph_run(made, NULL), 0);
+    p = adding((void *[]){&dc, &dc, &dc, &n}); /* after the first run, which is not done yet */
+    assert_int_equal(gpu.graph_set(made, second, p), 0);
+    assert_misuse(gpu.graph_set(made, foreign, p), VALUE);
+    assert_int_equal(gpu.to_host(got, dc, sizeof got, NULL), 0);
+    for (int i = 0; i < COUNT; i++)
+        assert_true(got[i] == a[i] + 2000);
+    assert_int_equal(gpu.graph_run(made, NULL), 0);
+    assert_int_equal(gpu.to_host(got, dc, sizeof got, NULL), 0);
+    for (int i = 0; i < COUNT; i++)
+        assert_true(got[i] == 2 * (a[i] + 1000));
+    assert_int_equal(gpu.graph_end(made), 0);
+    assert_misuse(gpu.graph_run(made, NULL), HANDLE);
+    assert_int_equal(gpu.graph_free(graph), 0);
+    assert_int_equal(gpu.graph_free(other), 0);
+    assert_int_equal(gpu.free(da), 0);
+    assert_int_equal(gpu.free(db), 0);
+    assert_int_equal(gpu.free(dc), 0);
+    end();
+}
+
+static void unloading_waits_for_nobody(void **state) {
+    (void)state;
+    void *again = NULL, *stream = NULL;
+    begin();
+    float *d = device_floats(128);
+    again = load("__syncthreads();", plain_option());
+    assert_int_equal(gpu.stream_new(&stream, 1), 0);
+    assert_int_equal(launch(again, "unwritten", 1, 128, stream, (void *[]){&d}), 0);
+    assert_misuse(gpu.module_unload(again), 0);
+    again = load("__syncthreads();", plain_option());
+    assert_int_equal(launch(again, "unwritten", 1, 128, stream, (void *[]){&d}), 0);
+    assert_int_equal(gpu.sync(), 0);
+    long misuses = gpu.misuses();
+    assert_int_equal(gpu.module_unload(again), 0);
+    assert_int_equal(gpu.misuses(), misuses);
+    assert_int_equal(gpu.stream_free(stream), 0);
+    assert_int_equal(gpu.free(d), 0);
+    end();
+}
+
 /* ---- kernels that fail ------------------------------------------------------------------------------------------- */
 
 static void a_failed_kernel_takes_the_context_along(void **state) {
@@ -683,6 +779,8 @@ int main(void) {
 #if TRUNNION_WITH_CUDA && TRUNNION_WITH_ROCM
         cmocka_unit_test(a_barrier_removed_from_a_rendered_kernel_is_found),
 #endif
+        cmocka_unit_test(graphs_run_with_the_values_of_their_time),
+        cmocka_unit_test(unloading_waits_for_nobody),
         cmocka_unit_test(a_failed_kernel_takes_the_context_along),
         cmocka_unit_test(misuse_of_memory_is_told),
         cmocka_unit_test(misuse_of_handles_is_told),

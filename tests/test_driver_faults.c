@@ -177,7 +177,7 @@ static void for_each_driver(void (*body)(void)) {
 enum { N = 100, PARAMS = 64 };
 
 typedef struct session {
-    void *device, *queue, *event, *address, *host;
+    void *device, *queue, *event, *address, *host, *list;
     kir_program *program;
     int64_t *sizes;
     tn_loaded code;
@@ -207,6 +207,33 @@ static tn_status run_twice(const tn_driver *driver, session *s, void *address) {
     tn_params_fill(s->program, &launch, s->code.params_bytes, (char *)params);
     kir_count_groups(s->program, s->sizes, &s->code.target, INT32_MAX, d.groups);
     return driver->dispatch(s->device, s->code.handle, &d, 1);
+}
+
+/* The kernel twice in a list of the driver's own form, which runs on one place and then on another. */
+static tn_status run_list(const tn_driver *driver, session *s) {
+    enum { PLACES = 2 };
+    int64_t params[PARAMS];
+    int32_t got[N];
+    void *address;
+    const tn_launch launch = {.sizes = s->sizes};
+    tn_list_item items[] = {{.module = s->code.handle}, {.module = s->code.handle}, {.module = s->code.handle}};
+    tn_params_fill(s->program, &launch, s->code.params_bytes, (char *)params);
+    for (size_t i = 0; i < TN_COUNT(items); i++) {
+        items[i].dispatch = (tn_dispatch){.buffers = &address, .params = params};
+        if (i != 1) kir_count_groups(s->program, s->sizes, &s->code.target, INT32_MAX, items[i].dispatch.groups);
+    } /* that in the middle has no workgroups */
+    for (int place = 0; place < PLACES; place++) {
+        address = (char *)s->address + 1024 + 2048 * place;
+        TRY(driver->fill(s->queue, address, 1, sizeof got));
+        if (!s->list) TRY(driver->list_make(s->device, items, TN_COUNT(items), &s->list));
+        TRY(driver->list_run(s->queue, s->list, items, TN_COUNT(items)));
+    }
+    for (int place = 0; place < PLACES; place++) {
+        TRY(driver->copy(s->queue, got, (char *)s->address + 1024 + 2048 * place, sizeof got, 1));
+        for (int i = 0; i < N; i++)
+            if (got[i] != 0x04040404) return tn_fail(TN_ERR_INTERNAL, "place %d: %x", place, (unsigned)got[i]);
+    }
+    return TN_OK;
 }
 
 /* Numbers go there through pinned memory, are doubled, copied within the device by another queue, and read back. */
@@ -246,6 +273,7 @@ static tn_status work(const tn_driver *driver, session *s, int32_t *out) {
         first = *(int32_t *)view;
         TRY(driver->unmap(s->device, (char *)s->address + 2048, view));
     }
+    if (driver->list_make) TRY(run_list(driver, s));
     TRY(driver->copy(s->device, out, (char *)s->address + 2048, 4 * N, 1));
     return first == 0 ? driver->sync(s->device) : tn_fail(TN_ERR_INTERNAL, "the host's view of the device is wrong");
 }
@@ -254,6 +282,7 @@ static void end(const tn_driver *driver, session *s) {
     kir_free(s->program);
     tn_mem_free(s->sizes);
     if (!s->device) return;
+    if (s->list) driver->list_free(s->device, s->list);
     if (s->code.handle) driver->unload(s->device, s->code.handle);
     if (s->host) driver->host_free(s->device, s->host);
     if (s->address) driver->free(s->device, s->address);

@@ -204,13 +204,21 @@ typedef struct tn_driver {
     tn_status (*host_alloc)(void *device, size_t bytes, void **host);
     void (*host_free)(void *device, void *host);
     /* The host's view of device memory: with `read` it shows what is there, and the device sees what was written once
-     * it is unmapped. The device leaves the range alone in between. Default: a copy. */
+     * it is unmapped. The device leaves the range alone in between. Default, also for a map that is
+     * TN_ERR_UNSUPPORTED: a copy. */
     tn_status (*map)(void *device, void *address, size_t bytes, bool read, void **host);
     tn_status (*unmap)(void *device, void *address, void *host);
     /* As dispatch, for a list of several modules that is run again and again: the next run has the same modules and
      * workgroups at the same `items`, with other buffers and parameters. Default: dispatch for each row of one
      * module. */
     tn_status (*dispatch_list)(void *queue, const tn_list_item *items, int64_t count);
+    /* A list in a form that takes little to start it: a graph, a command buffer. make: from the list's first run, whose
+     * `items` it must not keep. run: as dispatch_list, with the items of this time; one thread at a time. free: of a
+     * list that may be under way. Default, also for a list that is TN_ERR_UNSUPPORTED or for which there is no memory:
+     * dispatch_list. */
+    tn_status (*list_make)(void *device, const tn_list_item *items, int64_t count, void **list);
+    tn_status (*list_run)(void *queue, void *list, const tn_list_item *items, int64_t count);
+    void (*list_free)(void *device, void *list);
 } tn_driver;
 
 /* Adds a driver to the process's table, before the first listing or open. The struct must outlive the process's use.

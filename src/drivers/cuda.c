@@ -517,10 +517,17 @@ static tn_status gpu_binary(void *device, void *module, void **data, size_t *siz
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* The caller holds the lock. */
-static tn_status make_room(gpu_queue *q) {
+/* Bytes that a kernel's parameters take in memory. */
+static size_t params_room(const gpu_module *m) { return (m->params_bytes + 63) & ~(size_t)63; }
+
+/* Room for so many bytes of parameters. The caller holds the lock. */
+static tn_status make_room(gpu_queue *q, size_t bytes) {
     gpu_device *d = q->device;
     void *room = NULL, *host = NULL;
+    if (q->taken + bytes > MOST_PARAMETERS) {
+        TRY(CALL(d, stream_sync, (q->stream), "for room"));
+        q->taken = 0;
+    }
     if (q->host_room) return TN_OK;
     if (!q->room) TRY(CALL(d, alloc, (&room, MOST_PARAMETERS), "%d bytes for parameters", MOST_PARAMETERS));
     if (room) q->room = room;
@@ -531,18 +538,12 @@ static tn_status make_room(gpu_queue *q) {
 
 /* Puts a launch's parameters on the device. The caller holds the lock. */
 static tn_status put_params(gpu_queue *q, const gpu_module *m, const void *params, void **address) {
-    gpu_device *d = q->device;
-    size_t bytes = (m->params_bytes + 63) & ~(size_t)63;
-    TRY(make_room(q));
-    if (q->taken + bytes > MOST_PARAMETERS) {
-        TRY(CALL(d, stream_sync, (q->stream), "for room"));
-        q->taken = 0;
-    }
+    TRY(make_room(q, params_room(m)));
     *address = q->room + q->taken;
     memcpy(q->host_room + q->taken, params, m->params_bytes);
-    TRY(CALL(d, to_device, (*address, q->host_room + q->taken, m->params_bytes, q->stream), "%zu bytes of parameters",
-             m->params_bytes));
-    q->taken += bytes;
+    TRY(CALL(q->device, to_device, (*address, q->host_room + q->taken, m->params_bytes, q->stream),
+             "%zu bytes of parameters", m->params_bytes));
+    q->taken += params_room(m);
     return TN_OK;
 }
 
@@ -558,9 +559,11 @@ static tn_status launch(gpu_queue *q, const gpu_module *m, const tn_dispatch *l,
                 m->group[0], m->group[1], m->group[2]);
 }
 
+static bool has_work(const tn_dispatch *l) { return l->groups[0] && l->groups[1] && l->groups[2]; }
+
 static tn_status dispatch_one(gpu_queue *q, const gpu_module *m, const tn_dispatch *l) {
     void *address = NULL;
-    if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
+    if (!has_work(l)) return TN_OK;
     if (!m->params_in_buffer) return launch(q, m, l, l->params);
     pthread_mutex_lock(&q->lock);
     tn_status s = put_params(q, m, l->params, &address);
@@ -583,6 +586,141 @@ static tn_status gpu_dispatch_list(void *queue, const tn_list_item *items, int64
     return TN_OK;
 }
 
+/* ---- lists as graphs --------------------------------------------------------------------------------------------- */
+
+/* A kernel of the graph; NULL where a launch has no workgroups. What it is launched with now: the addresses, and behind
+ * them the parameters or their address. */
+typedef struct gpu_node {
+    void *node;
+    char *values;
+    size_t bytes;
+} gpu_node;
+
+typedef struct gpu_list {
+    void *graph, *made;
+    char *values, *next; /* of all nodes; room for those of one */
+    size_t in_memory;    /* bytes of parameters that a run puts there */
+    gpu_node nodes[];
+} gpu_list;
+
+static size_t value_bytes(const gpu_module *m) {
+    return (size_t)m->buffer_count * sizeof(void *) + (m->params_in_buffer ? sizeof(void *) : m->params_bytes);
+}
+
+/* What a launch of an item begins with. `address`: of its parameters, where they lie in memory. */
+static void note_values(const gpu_module *m, const tn_dispatch *l, const void *address, char *values) {
+    size_t addresses = (size_t)m->buffer_count * sizeof(void *);
+    memcpy(values, l->buffers, addresses);
+    memcpy(values + addresses, m->params_in_buffer ? (const void *)&address : l->params, value_bytes(m) - addresses);
+}
+
+/* A node of these values, as the vendor's call wants it; *room is what it then points to. */
+typedef struct node_room {
+    void *arguments[MOST_BUFFERS + 1];
+    cuda_node cuda;
+    hip_node hip;
+} node_room;
+
+static const void *node_params(const gpu_device *d, const gpu_module *m, const uint32_t groups[3], char *values,
+                               node_room *room) {
+    for (int i = 0; i <= m->buffer_count; i++)
+        room->arguments[i] = values + (size_t)i * sizeof(void *);
+    room->cuda = (cuda_node){.function = m->function, .values = room->arguments};
+    room->hip = (hip_node){.function = m->function, .values = room->arguments};
+    for (int i = 0; i < 3; i++) {
+        room->cuda.groups[i] = room->hip.groups[i] = groups[i];
+        room->cuda.items[i] = room->hip.items[i] = m->group[i];
+    }
+    return d->vendor->hip ? (const void *)&room->hip : &room->cuda;
+}
+
+/* The nodes, each behind the one before it, with the values of the first run. */
+static tn_status add_nodes(gpu_device *d, gpu_list *l, const tn_list_item *items, int64_t count) {
+    void *last = NULL;
+    char *at = l->values;
+    TRY(CALL(d, graph_new, (&l->graph, 0), "%lld kernels", (long long)count));
+    for (int64_t i = 0; i < count; i++) {
+        const gpu_module *m = items[i].module;
+        gpu_node *n = &l->nodes[i];
+        node_room room;
+        if (!has_work(&items[i].dispatch)) continue;
+        *n = (gpu_node){.values = at, .bytes = value_bytes(m)};
+        at += n->bytes;
+        note_values(m, &items[i].dispatch, NULL, n->values);
+        const void *params = node_params(d, m, items[i].dispatch.groups, n->values, &room);
+        TRY(CALL(d, graph_add, (&n->node, l->graph, &last, last != NULL, params), "%s", m->name));
+        last = n->node;
+    }
+    return CALL(d, graph_make, (&l->made, l->graph, 0), "%lld kernels", (long long)count);
+}
+
+static void gpu_list_free(void *device, void *list) {
+    gpu_device *d = device_of(device);
+    gpu_list *l = list;
+    if (l->made) {
+        (void)d->gpu->wait(); /* it may be under way, in any queue */
+        (void)d->gpu->graph_end(l->made);
+    }
+    if (l->graph) (void)d->gpu->graph_free(l->graph);
+    tn_mem_free(l->values);
+    tn_mem_free(l->next);
+    tn_mem_free(l);
+}
+
+static bool has_graphs(const gpu_device *d) {
+    for (int i = CALL_graph_new; i <= CALL_graph_free; i++)
+        if (!*d->vendor->work.symbols[i].address) return false;
+    return true;
+}
+
+static tn_status gpu_list_make(void *device, const tn_list_item *items, int64_t count, void **list) {
+    gpu_device *d = device_of(device);
+    size_t bytes = 0, most = 0, in_memory = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const gpu_module *m = items[i].module;
+        bytes += value_bytes(m);
+        if (value_bytes(m) > most) most = value_bytes(m);
+        if (m->params_in_buffer) in_memory += params_room(m);
+    }
+    if (!has_graphs(d) || in_memory > MOST_PARAMETERS)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: no graph of %lld kernels with %zu bytes of parameters in memory",
+                       d->loss.id, (long long)count, in_memory);
+    gpu_list *l = tn_mem_zalloc(1, sizeof *l + (size_t)count * sizeof *l->nodes);
+    if (!l) return TN_ERR_MEMORY;
+    l->in_memory = in_memory;
+    l->values = tn_mem_alloc(bytes + 1);
+    l->next = tn_mem_alloc(most + 1);
+    return tn_hand_out(l->values && l->next ? add_nodes(d, l, items, count) : TN_ERR_MEMORY, l, gpu_list_free, d, list);
+}
+
+/* Gives a node the values of this run, where they are others than before. The caller holds the lock. */
+static tn_status set_node(gpu_queue *q, gpu_list *l, gpu_node *n, const gpu_module *m, const tn_dispatch *now) {
+    void *address = NULL;
+    node_room room;
+    if (m->params_in_buffer) TRY(put_params(q, m, now->params, &address));
+    note_values(m, now, address, l->next);
+    if (memcmp(l->next, n->values, n->bytes) == 0) return TN_OK;
+    const void *params = node_params(q->device, m, now->groups, l->next, &room);
+    TRY(CALL(q->device, graph_set, (l->made, n->node, params), "%s", m->name));
+    memcpy(n->values, l->next, n->bytes);
+    return TN_OK;
+}
+
+static tn_status run_graph(gpu_queue *q, gpu_list *l, const tn_list_item *items, int64_t count) {
+    if (l->in_memory) TRY(make_room(q, l->in_memory)); /* none of this run's parameters overwrites another */
+    for (int64_t i = 0; i < count; i++)
+        if (l->nodes[i].node) TRY(set_node(q, l, &l->nodes[i], items[i].module, &items[i].dispatch));
+    return CALL(q->device, graph_run, (l->made, q->stream), "%lld kernels", (long long)count);
+}
+
+static tn_status gpu_list_run(void *queue, void *list, const tn_list_item *items, int64_t count) {
+    gpu_queue *q = queue;
+    pthread_mutex_lock(&q->lock);
+    tn_status s = run_graph(q, list, items, count);
+    pthread_mutex_unlock(&q->lock);
+    return s;
+}
+
 static tn_status gpu_prepare(void *queue, void *module, const tn_launch *launches, int64_t count) {
     gpu_queue *q = queue;
     const gpu_module *m = module;
@@ -590,7 +728,7 @@ static tn_status gpu_prepare(void *queue, void *module, const tn_launch *launche
     (void)count;
     if (!m->params_in_buffer) return TN_OK;
     pthread_mutex_lock(&q->lock);
-    tn_status s = make_room(q);
+    tn_status s = make_room(q, 0);
     pthread_mutex_unlock(&q->lock);
     return s;
 }
@@ -753,6 +891,8 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
     X(dispatch, (void *on, void *module, const tn_dispatch *dispatches, int64_t count),                           \
       (on, module, dispatches, count))                                                                            \
     X(dispatch_list, (void *on, const tn_list_item *items, int64_t count), (on, items, count))                    \
+    X(list_make, (void *on, const tn_list_item *items, int64_t count, void **list), (on, items, count, list))     \
+    X(list_run, (void *on, void *list, const tn_list_item *items, int64_t count), (on, list, items, count))       \
     X(queue_new, (void *on, void **queue), (on, queue))                                                           \
     X(event_new, (void *on, bool timed, void **event), (on, timed, event))                                        \
     X(event_record, (void *on, void *event), (on, event))                                                         \
@@ -762,7 +902,7 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
     X(event_time, (void *on, void *event, double *seconds), (on, event, seconds))                                 \
     X(host_alloc, (void *on, size_t bytes, void **host), (on, bytes, host))
 /* Those that give something back do so whether the device can be chosen or not. */
-#define GIVING_BACK(X) X(free) X(unload) X(queue_free) X(event_free) X(host_free)
+#define GIVING_BACK(X) X(free) X(unload) X(queue_free) X(event_free) X(host_free) X(list_free)
 
 #define X(function, parameters, arguments)                             \
     static tn_status enter_##function parameters {                     \

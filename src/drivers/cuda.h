@@ -53,6 +53,33 @@
       (void *function, unsigned groups_x, unsigned groups_y, unsigned groups_z, unsigned items_x, unsigned items_y,    \
        unsigned items_z, unsigned local_bytes, void *stream, void **parameters, void **extra))
 
+/* Lists as graphs, of CUDA 11.4 and ROCm 5 on; without them lists are launched one by one. */
+#define GRAPH_CALLS(X)                                                                   \
+    X(graph_new, "cuGraphCreate", "hipGraphCreate", (void **graph, unsigned flags))      \
+    X(graph_add, "cuGraphAddKernelNode", "hipGraphAddKernelNode",                        \
+      (void **node, void *graph, void *const *behind, size_t count, const void *params)) \
+    X(graph_make, "cuGraphInstantiateWithFlags", "hipGraphInstantiateWithFlags",         \
+      (void **made, void *graph, unsigned long long flags))                              \
+    X(graph_set, "cuGraphExecKernelNodeSetParams", "hipGraphExecKernelNodeSetParams",    \
+      (void *made, void *node, const void *params))                                      \
+    X(graph_run, "cuGraphLaunch", "hipGraphLaunch", (void *made, void *stream))          \
+    X(graph_end, "cuGraphExecDestroy", "hipGraphExecDestroy", (void *made))              \
+    X(graph_free, "cuGraphDestroy", "hipGraphDestroy", (void *graph))
+
+/* A kernel of a graph, as CUDA_KERNEL_NODE_PARAMS_v1 and hipKernelNodeParams have it. */
+typedef struct cuda_node {
+    void *function;
+    unsigned groups[3], items[3], local_bytes;
+    void **values, **extra;
+} cuda_node;
+typedef struct hip_node {
+    unsigned items[3];
+    void **extra, *function;
+    unsigned groups[3];
+    void **values;
+    unsigned local_bytes;
+} hip_node;
+
 /* A thread chooses the device that its calls are about: CUDA by a stack of contexts, HIP by the device's number. */
 #define CUDA_CALLS(X)                                                                 \
     X(context_retain, "cuDevicePrimaryCtxRetain", NULL, (void **context, int device)) \
@@ -70,7 +97,7 @@
 
 typedef struct gpu_calls {
 #define X(field, cuda, hip, parameters) int(*field) parameters;
-    PROBE_CALLS(X) PROBE_EXTRAS(X) WORK_CALLS(X) CUDA_CALLS(X) HIP_CALLS(X) HIP_EXTRAS(X)
+    PROBE_CALLS(X) PROBE_EXTRAS(X) WORK_CALLS(X) GRAPH_CALLS(X) CUDA_CALLS(X) HIP_CALLS(X) HIP_EXTRAS(X)
 #undef X
 } gpu_calls;
 
@@ -102,7 +129,7 @@ typedef struct compiler_calls {
 /* In the order in which a table of symbols names them. */
 enum {
 #define X(field, cuda, hip, parameters) CALL_##field,
-    WORK_CALLS(X)
+    WORK_CALLS(X) GRAPH_CALLS(X)
 #undef X
 };
 

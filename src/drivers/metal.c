@@ -185,14 +185,6 @@ typedef struct mtl_module {
     size_t params_bytes, bases_at;
 } mtl_module;
 
-/* A host's view of memory that the host does not see: a copy. */
-typedef struct mapping {
-    struct mapping *next;
-    object buffer;
-    void *host;
-    size_t bytes;
-} mapping;
-
 /* A value that an event gets when a command buffer has ended well, and that other queues may wait for. */
 typedef struct signal {
     object buffer, event;
@@ -209,7 +201,6 @@ typedef struct mtl_device {
     mtl_module *move_words, *move_bytes;
     tn_spans spans;
     pthread_mutex_t lock; /* guards what follows */
-    mapping *mappings;
     signal *signals; /* of command buffers that are not known to have ended, in the order in which they were sent */
     size_t signal_count, signal_room;
     bool crossed; /* some queue has waited for another one */
@@ -798,63 +789,23 @@ static tn_status metal_fill(void *queue, void *dst, uint8_t value, size_t bytes)
 
 /* ---- mapping ----------------------------------------------------------------------------------------------------- */
 
-static tn_status map_copy(mtl_queue *q, object buffer, size_t at, size_t bytes, bool read, void **host) {
-    mtl_device *d = q->device;
-    mapping *m = tn_mem_zalloc(1, sizeof *m);
-    if (!m) return TN_ERR_MEMORY;
-    m->bytes = bytes;
-    tn_status s = new_shared(d, bytes, &m->buffer, &m->host);
-    if (s == TN_OK && read && bytes) {
-        s = move(q, m->buffer, 0, buffer, at, bytes, -1);
-        if (s == TN_OK) s = settle(q);
-        if (s != TN_OK) release(m->buffer);
-    }
-    if (s != TN_OK) {
-        tn_mem_free(m);
-        return s;
-    }
-    pthread_mutex_lock(&d->lock);
-    m->next = d->mappings;
-    d->mappings = m;
-    pthread_mutex_unlock(&d->lock);
-    *host = m->host;
-    return TN_OK;
-}
-
+/* What the host does not see hal copies. */
 static tn_status metal_map(void *device, void *address, size_t bytes, bool read, void **host) {
     mtl_queue *q = device;
     object buffer;
     size_t at;
+    (void)read;
     TRY(tn_loss_check(&q->device->loss));
     TRY(locate(q->device, address, bytes, "mapping", &buffer, &at));
+    if (!q->device->unified) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the host does not see it", q->device->loss.id);
     void *pool = enter(q);
-    return leave(q, pool,
-                 q->device->unified ? map_here(q, buffer, at, host) : map_copy(q, buffer, at, bytes, read, host));
-}
-
-static mapping *take_mapping(mtl_device *d, const void *host) {
-    pthread_mutex_lock(&d->lock);
-    mapping **link = &d->mappings;
-    while (*link && (*link)->host != host)
-        link = &(*link)->next;
-    mapping *m = *link;
-    if (m) *link = m->next;
-    pthread_mutex_unlock(&d->lock);
-    return m;
+    return leave(q, pool, map_here(q, buffer, at, host));
 }
 
 static tn_status metal_unmap(void *device, void *address, void *host) {
-    mtl_queue *q = device;
-    object buffer;
-    size_t at;
-    mapping *m = q->device->unified ? NULL : take_mapping(q->device, host);
-    if (!m) return TN_OK;
-    tn_status s = locate(q->device, address, m->bytes, "unmapping", &buffer, &at);
-    void *pool = enter(q);
-    if (s == TN_OK && m->bytes) s = move(q, buffer, at, m->buffer, 0, m->bytes, -1);
-    release(m->buffer);
-    tn_mem_free(m);
-    return leave(q, pool, s);
+    (void)address;
+    (void)host;
+    return tn_loss_check(&device_of(device)->loss);
 }
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */

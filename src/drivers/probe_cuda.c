@@ -94,7 +94,7 @@ static compiler_calls nvrtc_calls;
 #define CUDA_OR_HIP(cuda, hip) cuda
 #define VENDOR_CALLS cuda_calls
 static const tn_symbol cuda_probe_symbols[] = {PROBE_CALLS(X) PROBE_EXTRAS(OPTIONAL)};
-static const tn_symbol cuda_work_symbols[] = {WORK_CALLS(X) CUDA_CALLS(X)};
+static const tn_symbol cuda_work_symbols[] = {WORK_CALLS(X) GRAPH_CALLS(OPTIONAL) CUDA_CALLS(X)};
 #undef VENDOR_CALLS
 #define VENDOR_CALLS nvrtc_calls
 static const tn_symbol nvrtc_symbols[] = {COMPILER_CALLS(X) NVRTC_CALLS(X) NVRTC_EXTRAS(OPTIONAL)};
@@ -205,7 +205,7 @@ static compiler_calls hiprtc_calls;
 #define CUDA_OR_HIP(cuda, hip) hip
 #define VENDOR_CALLS rocm_calls
 static const tn_symbol rocm_probe_symbols[] = {PROBE_CALLS(X) PROBE_EXTRAS(OPTIONAL) HIP_EXTRAS(OPTIONAL)};
-static const tn_symbol rocm_work_symbols[] = {WORK_CALLS(X) HIP_CALLS(X)};
+static const tn_symbol rocm_work_symbols[] = {WORK_CALLS(X) GRAPH_CALLS(OPTIONAL) HIP_CALLS(X)};
 #undef VENDOR_CALLS
 #define VENDOR_CALLS hiprtc_calls
 static const tn_symbol hiprtc_symbols[] = {COMPILER_CALLS(X)};

@@ -27,6 +27,7 @@ struct tn_device {
     struct tn_host_rows *host_rows; /* host_use.c: what it did compute; NULL: nothing */
     void *kernels;                  /* kernel.c's table, by structure */
     void *pool;                     /* memory.c's kept blocks and counts */
+    struct tn_list *lists;          /* list.c's: those that the driver has a form of */
     _Atomic bool ordered;           /* it has had further queues: buffers bear marks (queue.h) */
     tn_queue *own;                  /* its own queue as one with a line; NULL where calls have ended when they return */
     tn_device *next;                /* device.c's list of open devices */
@@ -167,6 +168,7 @@ bool tn_pool_close(tn_device *d); /* false while buffers live: the last release 
 void tn_pool_free(tn_device *d);
 tn_status tn_kernels_open(tn_device *d);
 void tn_kernels_close(tn_device *d);
+void tn_lists_close(tn_device *d);
 void tn_device_end(tn_device *d); /* frees all of a device that nobody uses any more */
 
 /* Bytes in words, "1.5 GiB"; out has room for 24. Returns out. */

@@ -3,7 +3,9 @@
  * A plan that is run again launches the same kernels with the same sizes; only addresses and dials are others. So what
  * follows from the sizes is done when a list is made: which form of a kernel fits, how a launch is divided, how many
  * workgroups it takes, its block of parameters. A run puts addresses and dials in place and hands all of it to the
- * driver: in one call where the driver takes lists, else in one a row of launches of the same kernel. */
+ * driver: as a form that the driver has made of the list (a graph), in one call where it takes lists, else in one a
+ * row of launches of the same kernel. A list may outlive its device: the driver's form then goes with the device. */
+#include <pthread.h>
 #include <string.h>
 
 #include "hal/code.h"
@@ -35,7 +37,12 @@ struct tn_list {
     size_t items_room, plains_room, params_room, shifts_room;
     tn_list_item *calls; /* as the driver gets them; made at the first run */
     void **buffers;
+    void *form;           /* the driver's; NULL: none */
+    bool formless;        /* it was asked for one, and has none */
+    struct tn_list *next; /* of the device's that have one */
 };
+
+static pthread_mutex_t forms_lock = PTHREAD_MUTEX_INITIALIZER; /* of all devices' lists, and of `form` at their end */
 
 tn_status tn_list_new(tn_device *d, tn_list **out) {
     *out = tn_mem_zalloc(1, sizeof **out);
@@ -44,8 +51,28 @@ tn_status tn_list_new(tn_device *d, tn_list **out) {
     return TN_OK;
 }
 
+/* The caller holds the lock. */
+static void drop_form(tn_list *l) {
+    tn_list **link = &l->device->lists;
+    while (*link != l)
+        link = &(*link)->next;
+    *link = l->next;
+    l->device->driver->list_free(l->device->handle, l->form);
+    l->form = NULL;
+}
+
+void tn_lists_close(tn_device *d) {
+    pthread_mutex_lock(&forms_lock);
+    while (d->lists)
+        drop_form(d->lists);
+    pthread_mutex_unlock(&forms_lock);
+}
+
 void tn_list_free(tn_list *l) {
     if (!l) return;
+    pthread_mutex_lock(&forms_lock);
+    if (l->form) drop_form(l);
+    pthread_mutex_unlock(&forms_lock);
     tn_mem_free(l->items);
     tn_mem_free(l->plains);
     tn_mem_free(l->params);
@@ -137,6 +164,22 @@ static tn_status run_rows(const tn_list *l) {
     return TN_OK;
 }
 
+/* Asks the driver for its form of the list, once; without one it is run as before. */
+static tn_status need_form(tn_list *l) {
+    tn_device *d = l->device;
+    void *form = NULL;
+    if (l->form || l->formless || !d->driver->list_make || !d->driver->list_run || !d->driver->list_free) return TN_OK;
+    tn_status s = d->driver->list_make(d->handle, l->calls, (int64_t)l->n_items, &form);
+    l->formless = s == TN_ERR_UNSUPPORTED || s == TN_ERR_MEMORY;
+    if (s != TN_OK) return l->formless ? TN_OK : s;
+    pthread_mutex_lock(&forms_lock);
+    l->form = form;
+    l->next = d->lists;
+    d->lists = l;
+    pthread_mutex_unlock(&forms_lock);
+    return TN_OK;
+}
+
 tn_status tn_list_run(tn_list *l) {
     for (size_t i = 0; i < l->n_plains; i++)
         TRY(tn_kernel_launch(l->device, l->plains[i].kernel, l->plains[i].launches, l->plains[i].count));
@@ -144,7 +187,9 @@ tn_status tn_list_run(tn_list *l) {
     if (!l->calls) TRY(make_calls(l));
     for (size_t i = 0; i < l->n_items; i++)
         put_in_place(l, &l->items[i]);
+    TRY(need_form(l));
     const tn_driver *driver = l->device->driver;
-    return driver->dispatch_list ? driver->dispatch_list(tn_lane(l->device), l->calls, (int64_t)l->n_items)
-                                 : run_rows(l);
+    void *lane = tn_lane(l->device);
+    if (l->form) return driver->list_run(lane, l->form, l->calls, (int64_t)l->n_items);
+    return driver->dispatch_list ? driver->dispatch_list(lane, l->calls, (int64_t)l->n_items) : run_rows(l);
 }

@@ -323,7 +323,10 @@ static tn_status map_piece(host_piece *p, bool read) {
         p->host = p->address;
         return TN_OK;
     }
-    if (d->driver->map && d->driver->unmap) return d->driver->map(d->handle, p->address, p->bytes, read, &p->host);
+    if (d->driver->map && d->driver->unmap) {
+        tn_status s = d->driver->map(d->handle, p->address, p->bytes, read, &p->host);
+        if (s != TN_ERR_UNSUPPORTED) return s;
+    }
     TRY(take_pages(p));
     return read && p->bytes ? copy_one_device(d, p->host, p->address, p->bytes, 1) : TN_OK;
 }

@@ -131,6 +131,7 @@ void gpu_free_object(gpu_object *o);
 
 /* The launch of a module's function with these parameters, checked; gpu_module.c. */
 typedef struct gpu_module gpu_module;
+int gpu_make_launch(const gpu_call *call, const gpu_node_params *from, gpu_launch *out);
 void gpu_free_module(gpu_module *m);
 void gpu_free_graph(gpu_object *o);
 

@@ -91,6 +91,36 @@ API_EXPORT int API(cuLaunchKernel, hipModuleLaunchKernel)(void *function, unsign
                                                           unsigned ix, unsigned iy, unsigned iz, unsigned dynamic,
                                                           void *stream, void **values, void **extra);
 
+/* graphs of kernels */
+typedef struct gpu_node gpu_node;
+#ifdef DOUBLE_HIP
+typedef struct gpu_node_params {
+    unsigned items[3];
+    void **extra;
+    void *function;
+    unsigned groups[3];
+    void **values;
+    unsigned dynamic;
+} gpu_node_params;
+#else
+typedef struct gpu_node_params {
+    void *function;
+    unsigned groups[3], items[3], dynamic;
+    void **values;
+    void **extra;
+} gpu_node_params;
+#endif
+API_EXPORT int API(cuGraphCreate, hipGraphCreate)(void **graph, unsigned flags);
+API_EXPORT int API(cuGraphDestroy, hipGraphDestroy)(void *graph);
+API_EXPORT int API(cuGraphAddKernelNode, hipGraphAddKernelNode)(gpu_node **node, void *graph, gpu_node *const *behind,
+                                                                size_t count, const gpu_node_params *params);
+API_EXPORT int API(cuGraphInstantiateWithFlags, hipGraphInstantiateWithFlags)(void **made, void *graph,
+                                                                              unsigned long long flags);
+API_EXPORT int API(cuGraphExecKernelNodeSetParams, hipGraphExecKernelNodeSetParams)(void *made, gpu_node *node,
+                                                                                    const gpu_node_params *params);
+API_EXPORT int API(cuGraphLaunch, hipGraphLaunch)(void *made, void *stream);
+API_EXPORT int API(cuGraphExecDestroy, hipGraphExecDestroy)(void *made);
+
 /* the run-time compiler */
 API_EXPORT int API(nvrtcVersion, hiprtcVersion)(int *major, int *minor);
 API_EXPORT const char *API(nvrtcGetErrorString, hiprtcGetErrorString)(int error);

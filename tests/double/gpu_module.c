@@ -412,20 +412,28 @@ static int copy_parameters(const gpu_call *call, gpu_launch *l, void **values) {
     return E_OK;
 }
 
+int gpu_make_launch(const gpu_call *call, const gpu_node_params *from, gpu_launch *out) {
+    int error = check_function(call, from->function);
+    if (error) return error;
+    if (from->extra) return gpu_misuse(call, E_VALUE, "parameters in `extra`, which the double does not know");
+    *out = (gpu_launch){.kernel = ((gpu_function *)from->function)->kernel, .dynamic_bytes = from->dynamic};
+    memcpy(out->groups, from->groups, sizeof out->groups);
+    memcpy(out->items, from->items, sizeof out->items);
+    error = check_shape(call, out);
+    return error ? error : copy_parameters(call, out, from->values);
+}
+
 int API(cuLaunchKernel, hipModuleLaunchKernel)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned ix,
                                                unsigned iy, unsigned iz, unsigned dynamic, void *stream, void **values,
                                                void **extra) {
     ENTER(NEEDS_CONTEXT);
-    int error = check_function(&call, function);
-    if (error) return error;
-    if (extra) return gpu_misuse(&call, E_VALUE, "parameters in `extra`, which the double does not know");
-    gpu_launch l = {.kernel = ((gpu_function *)function)->kernel,
-                    .groups = {gx, gy, gz},
-                    .items = {ix, iy, iz},
-                    .dynamic_bytes = dynamic};
-    error = check_shape(&call, &l);
-    if (!error) error = copy_parameters(&call, &l, values);
+    const gpu_node_params p = {.function = function,
+                               .groups = {gx, gy, gz},
+                               .items = {ix, iy, iz},
+                               .dynamic = dynamic,
+                               .values = values,
+                               .extra = extra};
+    gpu_launch l;
+    int error = gpu_make_launch(&call, &p, &l);
     return error ? error : gpu_queue_launch(&call, stream, &l);
 }
-
-void gpu_free_graph(gpu_object *o) { free(o); }

@@ -10,6 +10,7 @@ import glob
 import os
 import pathlib
 import re
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -18,10 +19,11 @@ ERRORS = (ROOT / "src" / "drivers" / "cuda.c").read_text()
 
 SMALL = {"int", "unsigned", "unsigned int", "unsigned char", "CUdevice", "hipDevice_t", "CUdevice_attribute",
          "hipDeviceAttribute_t", "CUfunction_attribute", "hipFunction_attribute", "float", "uint32_t"}
-WIDE = {"size_t"}
+WIDE = {"size_t", "unsigned long", "unsigned long long", "cuuint64_t"}
 # Names behind which pointers are, or integers as wide.
 HANDLES = {"CUdeviceptr", "hipDeviceptr_t", "CUcontext", "CUstream", "hipStream_t", "CUevent", "hipEvent_t", "CUmodule",
-           "hipModule_t", "CUfunction", "hipFunction_t", "nvrtcProgram", "hiprtcProgram"}
+           "hipModule_t", "CUgraph", "CUgraphExec", "CUgraphNode", "hipGraph_t", "hipGraphExec_t", "hipGraphNode_t",
+           "CUfunction", "hipFunction_t", "nvrtcProgram", "hiprtcProgram"}
 
 # Our name of a number: the vendors'.
 NUMBERS = {
@@ -76,7 +78,11 @@ def our_calls(vendor):
 
 def their_calls(text):
     found = re.findall(r"\b(?:CUresult|nvrtcResult|hipError_t|hiprtcResult)\s+(?:CUDAAPI\s+)?(\w+)\s*\(([^()]*)\)\s*;", text)
-    return {name: kinds(parameters) for name, parameters in reversed(found)}  # later ones are of old versions
+    calls = {name: kinds(parameters) for name, parameters in reversed(found)}  # later ones are of old versions
+    for name, other in re.findall(r"#define +(cu\w+) +(cu\w+) *\n", text):  # the header's name of another function
+        if name in calls:
+            calls.setdefault(other, calls[name])
+    return calls
 
 
 def their_numbers(text):
@@ -132,6 +138,32 @@ def compare(vendor, title, text, report):
     print(f"{title}: {len(ours)} calls and {len(rows) + len(NUMBERS)} numbers compared")
 
 
+# Our struct's fields: the vendors'.
+STRUCTS = [
+    ("cuda_node", "CUDA_KERNEL_NODE_PARAMS_v1", {"function": "func", "groups": "gridDimX", "items": "blockDimX",
+                                                 "local_bytes": "sharedMemBytes", "values": "kernelParams",
+                                                 "extra": "extra"}),
+    ("hip_node", "hipKernelNodeParams", {"function": "func", "groups": "gridDim", "items": "blockDim",
+                                         "local_bytes": "sharedMemBytes", "values": "kernelParams", "extra": "extra"}),
+]
+
+
+def compare_structs(vendor, title, file, report):
+    """The compiler says whether fields lie in the same places."""
+    ours, theirs, fields = STRUCTS[vendor]
+    body = re.search(rf"typedef struct {ours} \{{.*?\}} {ours};", without_comments(OURS), flags=re.S)[0]
+    asserts = [f"offsetof({ours}, {a}) == offsetof({theirs}, {b})" for a, b in fields.items()]
+    asserts.append(f"sizeof({ours}) == sizeof({theirs})")
+    include = file[:file.index("/include/") + len("/include")]
+    text = f"#include <stddef.h>\n#include <{file[len(include) + 1:]}>\n{body}\n" + "".join(
+        f'_Static_assert({a}, "{a}");\n' for a in asserts)
+    done = subprocess.run(["cc", "-std=gnu17", "-fsyntax-only", "-w", "-D__HIP_PLATFORM_AMD__", "-isystem", include, "-xc",
+                           "-"], input=text, text=True, capture_output=True)
+    if done.returncode:
+        print(f"failed: {title}: {ours} is not laid out as {theirs}\n{done.stderr[:2000]}")
+    report["failed" if done.returncode else "passed"] += 1
+
+
 def first_file(variable, name, *patterns):
     places = ([os.environ[variable] + "/" + name] if variable in os.environ else []) + [p + name for p in patterns]
     return next((found for place in places for found in sorted(glob.glob(place), reverse=True)), None)
@@ -149,6 +181,7 @@ def main():
         if all(files):
             text = without_comments("\n".join(pathlib.Path(f).read_text(errors="replace") for f in files))
             compare(vendor, title, text, report)
+            compare_structs(vendor, title, files[0], report)
         else:
             print(f"skipped: the headers of {title} are not here")
             report["skipped"] += 1
