@@ -13,8 +13,9 @@
 #include <math.h>
 
 #include "trunnion/autograd.h"
-#include "trunnion/certify.h"
 #include "trunnion/backend.h"
+#include "trunnion/certify.h"
+#include "trunnion/data_parallel.h"
 #include "trunnion/json.h"
 #include "trunnion/kernels.h"
 #include "trunnion/linalg.h"
@@ -152,6 +153,9 @@ static void tensors_refuse(void **state) {
     FAILS(tn_read(x, NULL, sizeof values))
     YIELDS(true, isnan(tn_item(NULL)))
     YIELDS(NULL, tn_retain(NULL))
+    YIELDS(0, tn_write_count(NULL))
+    FAILS(tn_swap(NULL, x))
+    FAILS(tn_swap(x, NULL))
     YIELDS(NULL, tn_keep(NULL))
     CALLS(tn_free(NULL))
     tn_scope scope = tn_scope_begin();
@@ -464,6 +468,44 @@ static void optimizers_refuse(void **state) {
     tn_module_free(root);
 }
 
+static tn_tensor *no_part(void *ctx, const tn_part *part) {
+    (void)ctx, (void)part;
+    return NULL;
+}
+
+static void data_parallel_refuses(void **state) {
+    (void)state;
+    tn_module *root = tn_module_root();
+    tn_nn_linear(root, "linear", 2, 2, true);
+    tn_device *cpu = tn_current_device(), *missing = NULL;
+    tn_optimizer *o = NULL;
+    tn_data_parallel *p = NULL;
+    tn_part part = {sizeof part, 0, 1, 0, 1, 1, cpu};
+    tn_data_parallel_device device = {.struct_size = sizeof device};
+    assert_ok(tn_optimizer_sgd(root, NULL, &o));
+    FAILS(tn_data_parallel_new(NULL, &cpu, 1, NULL, &p))
+    FAILS(tn_data_parallel_new(root, NULL, 1, NULL, &p))
+    FAILS(tn_data_parallel_new(root, &missing, 1, NULL, &p))
+    FAILS(tn_data_parallel_new(root, &cpu, 1, NULL, NULL))
+    CALLS(tn_data_parallel_free(NULL))
+    FAILS(tn_data_parallel_minimize(NULL, o, 1, no_part, NULL, NULL))
+    REFUSES(tn_data_parallel_forward(NULL, 1, no_part, NULL))
+    YIELDS(0, tn_data_parallel_device_count(NULL))
+    FAILS(tn_data_parallel_device_at(NULL, 0, &device))
+    REFUSES(tn_part_rows(NULL, NULL))
+    REFUSES(tn_part_rows(&part, NULL))
+    assert_ok(tn_data_parallel_new(root, &cpu, 1, &(tn_data_parallel_options){.parts = 2}, &p));
+    FAILS(tn_data_parallel_minimize(p, NULL, 1, no_part, NULL, NULL))
+    FAILS(tn_data_parallel_minimize(p, o, 1, NULL, NULL, NULL))
+    FAILS(tn_data_parallel_minimize(p, o, 1, no_part, NULL, NULL))
+    REFUSES(tn_data_parallel_forward(p, 1, NULL, NULL))
+    REFUSES(tn_data_parallel_forward(p, 1, no_part, NULL))
+    FAILS(tn_data_parallel_device_at(p, 0, NULL))
+    tn_data_parallel_free(p);
+    tn_optimizer_free(o);
+    tn_module_free(root);
+}
+
 static void files_refuse(void **state) {
     (void)state;
     const char *path = test_scratch("null.safetensors");
@@ -741,6 +783,7 @@ int main(void) {
         cmocka_unit_test(layers_refuse),
         cmocka_unit_test(policies_refuse),
         cmocka_unit_test(optimizers_refuse),
+        cmocka_unit_test(data_parallel_refuses),
         cmocka_unit_test(files_refuse),
         cmocka_unit_test(json_refuses),
         cmocka_unit_test(gguf_refuses),

@@ -76,6 +76,9 @@ TN_API const int64_t *tn_shape(const tn_tensor *t);      /* valid while t lives 
 TN_API int64_t tn_numel(const tn_tensor *t);
 TN_API tn_dtype tn_dtype_of(const tn_tensor *t);
 TN_API tn_device *tn_device_of(const tn_tensor *t);
+/* How often what t stands for was written in place, through t or any view of it: while that does not change, the value
+ * does not. 0 for NULL. PyTorch's _version. */
+TN_API int64_t tn_write_count(const tn_tensor *t);
 /* TN_OK, or the cause's code for an error tensor; sets tn_error */
 TN_API tn_status tn_status_of(const tn_tensor *t);
 
@@ -129,6 +132,12 @@ TN_API tn_tensor *tn_keep(tn_tensor *t); /* returns t; outside any scope it does
  * leaf that requires gradients while gradients are on. tn_add_, tn_mul_ … in ops.h are
  * this with the operation's result. */
 TN_API tn_tensor *tn_copy_(tn_tensor *dst, const tn_tensor *src);
+
+/* Exchanges what two handles stand for: values, whether they are state or collect gradients, errors. Whoever holds a
+ * (a module its weight) then computes with what was b's; what was recorded before stays as it was, and views made
+ * before go on standing for what they were made of. PyTorch's torch.utils.swap_tensors.
+ * Errors: TN_ERR_ARGUMENT when one is a view. */
+TN_API tn_status tn_swap(tn_tensor *a, tn_tensor *b);
 
 /* ---- replay ------------------------------------------------------------------------------------------------------ */
 

@@ -4,6 +4,7 @@
 
 #include "trunnion/autograd.h"
 #include "trunnion/certify.h"
+#include "trunnion/data_parallel.h"
 #include "trunnion/device.h"
 #include "trunnion/json.h"
 #include "trunnion/kernels.h"

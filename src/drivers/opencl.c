@@ -178,6 +178,7 @@ static void opencl_watch(tn_watch_add *add, void *ctx) {
     add(ctx, "/etc/OpenCL/vendors");
     add(ctx, "$OCL_ICD_VENDORS");
     add(ctx, "$OCL_ICD_FILENAMES");
+    add(ctx, "$POCL_DEVICES");
 }
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */

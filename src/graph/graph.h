@@ -296,6 +296,7 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
 /* ---- the recorder (node.c), one a thread ------------------------------------------------------------------------- */
 
 enum { TN_MAX_PENDING = 4096 }; /* nodes recorded before they are flushed unasked */
+enum { TN_MOST_HELD = 64 };     /* devices on which one thread has something recorded */
 
 typedef struct tn_recorder {
     tn_node **pending; /* topological order; NULL where a node died */
@@ -311,7 +312,8 @@ typedef struct tn_recorder {
     uint64_t seed, random_offset; /* Philox key and the next free counter */
     size_t limit;                 /* pending nodes at which the next unasked flush happens; at least TN_MAX_PENDING */
     bool planning;                /* nodes made now belong to the planner */
-    tn_device *held[4]; /* open while something is pending that was recorded there, also when it has no buffers */
+    /* open while something is pending that was recorded there, also when it has no buffers */
+    tn_device *held[TN_MOST_HELD];
     int held_count;
     void *plans; /* core's, freed with plans_free */
     void (*plans_free)(void *plans);

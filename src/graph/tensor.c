@@ -242,20 +242,22 @@ static bool refresh(tn_tensor *t, const tn_storage *s) {
         chain[length++] = up;
         up = up->base;
     }
-    if (up->version != s->version) {
+    /* What is no view is the storage's value; its handle may stand for another storage by now (tn_swap). */
+    if (!up->base && up->version != s->version && atomic_load_explicit(&up->storage, memory_order_relaxed) == s) {
         unpin(up->node);
         up->node = pin(tn_node_retain(s->value));
         up->version = s->version;
     }
+    tn_node *base = up->base ? up->node : s->value;
     while (length > 0) {
         tn_tensor *v = chain[--length];
-        tn_node *n = replay_view(v, v->base->node);
+        tn_node *n = replay_view(v, base);
         if (n->flags & TN_NODE_ERROR) {
             tn_node_release(n);
             return false;
         }
         unpin(v->node);
-        v->node = pin(n);
+        v->node = base = pin(n);
         v->version = s->version;
     }
     return true;
@@ -477,6 +479,25 @@ tn_tensor *tn_record_inplace(tn_tensor *dst, int op, const tn_tensor *const *in,
     return dst;
 }
 
+tn_status tn_swap(tn_tensor *a, tn_tensor *b) {
+    TRY(tn_need(a, "tn_swap: a"));
+    TRY(tn_need(b, "tn_swap: b"));
+    if (a == &no_memory || b == &no_memory) return tn_fail(TN_ERR_MEMORY, "tn_swap: a tensor was never made");
+    if (a->base || b->base) return tn_fail(TN_ERR_ARGUMENT, "tn_swap: a view cannot be swapped; its base can");
+    tn_storage *storage = atomic_load(&a->storage);
+    tn_node *node = a->node, *failed = a->failed;
+    uint32_t version = a->version;
+    a->node = b->node;
+    a->failed = b->failed;
+    a->version = b->version;
+    atomic_store(&a->storage, atomic_load(&b->storage));
+    b->node = node;
+    b->failed = failed;
+    b->version = version;
+    atomic_store(&b->storage, storage);
+    return TN_OK;
+}
+
 /* ---- making ------------------------------------------------------------------------------------------------------ */
 
 /* What the function `what` was given: a shape of a dtype, in bytes. */
@@ -635,6 +656,11 @@ tn_device *tn_device_of(const tn_tensor *t) { return shown(t)->device; }
 tn_status tn_status_of(const tn_tensor *t) {
     const tn_node *n = tn_tensor_node(t);
     return n->flags & TN_NODE_ERROR ? tn_fail(n->status, "%s", n->error) : TN_OK;
+}
+
+int64_t tn_write_count(const tn_tensor *t) {
+    const tn_storage *s = t ? atomic_load_explicit(&t->storage, memory_order_acquire) : NULL;
+    return s ? (int64_t)s->version : 0;
 }
 
 bool tn_grad_enabled(void) {

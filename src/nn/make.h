@@ -2,7 +2,7 @@
 #ifndef TN_NN_MAKE_H
 #define TN_NN_MAKE_H
 
-#include "trunnion/nn.h"
+#include "trunnion/optim.h"
 
 /* A module with a zeroed self of `size` bytes; NULL on failure, noted on the root. */
 tn_module *tn_nn_make(tn_module *parent, const char *name, const tn_module_type *type, size_t size);
@@ -18,5 +18,9 @@ bool tn_nn_check_sizes(tn_module *parent, const char *what, const char *name, in
 
 /* Overwrites a variable of m with a value (computed with the next run); NULL as m is fine. */
 void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value);
+
+/* tn_minimize with gradients that were computed elsewhere: gradient(ctx, v) is that of parameter v (the handle that
+ * its module has), in the scope around it; NULL: v is left alone. */
+tn_status tn_nn_step(tn_optimizer *o, tn_tensor *(*gradient)(void *ctx, const tn_tensor *parameter), void *ctx);
 
 #endif

@@ -319,10 +319,21 @@ void tn_optimizer_zero_grad(tn_optimizer *o) {
 
 /* ---- a step ------------------------------------------------------------------------------------------------------ */
 
-static tn_status collect_gradients(tn_optimizer *o) {
+/* Where a step's gradients come from: as tn_nn_step has it. */
+typedef struct gradients {
+    tn_tensor *(*of)(void *ctx, const tn_tensor *parameter);
+    void *ctx;
+} gradients;
+
+static tn_tensor *collected(void *ctx, const tn_tensor *parameter) {
+    (void)ctx;
+    return tn_grad(parameter);
+}
+
+static tn_status collect_gradients(tn_optimizer *o, const gradients *g) {
     for (int i = 0; i < o->count; i++) {
         trained *v = &o->items[i];
-        v->gradient = tn_grad(v->value);
+        v->gradient = g->of(g->ctx, v->value);
         tn_status status = v->gradient ? tn_status_of(v->gradient) : TN_OK;
         if (status != TN_OK) return status;
     }
@@ -374,10 +385,10 @@ static void count_step(tn_optimizer *o, int64_t change) {
 }
 
 /* Records the step; forget: gradients are let go before the run, so that it need not store them. */
-static tn_status step(tn_optimizer *o, bool forget) {
+static tn_status step(tn_optimizer *o, bool forget, const gradients *g) {
     tn_status status = TN_OK;
     TN_SCOPE TN_NO_GRAD {
-        status = collect_gradients(o);
+        status = collect_gradients(o, g);
         if (status == TN_OK && o->max_grad_norm > 0) status = clip_collected(o);
         if (status == TN_OK) status = record_updates(o);
     }
@@ -394,7 +405,7 @@ static tn_status step(tn_optimizer *o, bool forget) {
 
 tn_status tn_optimizer_step(tn_optimizer *o) {
     tn_status status = tn_nn_need(o, "tn_optimizer_step: the optimizer");
-    return status == TN_OK ? step(o, false) : status;
+    return status == TN_OK ? step(o, false, &(gradients){.of = collected}) : status;
 }
 
 tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss) {
@@ -402,9 +413,13 @@ tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss) {
     if (status != TN_OK) return status;
     tn_optimizer_zero_grad(o);
     status = tn_backward(loss);
-    if (status == TN_OK) return step(o, true);
+    if (status == TN_OK) return step(o, true, &(gradients){.of = collected});
     tn_optimizer_zero_grad(o);
     return status;
+}
+
+tn_status tn_nn_step(tn_optimizer *o, tn_tensor *(*gradient)(void *ctx, const tn_tensor *parameter), void *ctx) {
+    return step(o, true, &(gradients){gradient, ctx});
 }
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */

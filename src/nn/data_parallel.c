@@ -1,0 +1,557 @@
+/* data_parallel.c — training and inference on several devices: a batch in parts.
+ *
+ * While a part is recorded, the module's handles stand for the copies on the part's device (tn_swap), so every forward
+ * function that works on one device works here. Parts go to the devices' queues one after the other and are fetched in
+ * their order; nothing of the model is written before all have arrived, so a part whose device failed can be computed
+ * by another one. Buffers (running statistics) are copied for each part: what the first part makes of them is written
+ * together with the optimiser's step. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nn/make.h"
+#include "trunnion/autograd.h"
+#include "trunnion/backend.h"
+#include "trunnion/data_parallel.h"
+#include "trunnion/ops.h"
+
+enum { MOST_PARTS = 256, MOST_DEVICES = 64 };
+
+/* A device that computes parts. */
+typedef struct member {
+    tn_device *device;
+    tn_queue *queue;    /* NULL: its own */
+    tn_tensor **copies; /* of each variable; NULL at home, which has the variables themselves */
+    int64_t *copied;    /* the variables' write counts then; -1: never */
+    int64_t parts;
+    bool lost;
+    char reason[sizeof((tn_data_parallel_device *)NULL)->reason];
+} member;
+
+struct tn_data_parallel {
+    tn_device *home;
+    tn_variable *variables;
+    int count;
+    tn_tensor **stand_ins; /* a variable each, while a part is recorded; NULL: it stands for itself */
+    member *members;
+    int member_count, parts;
+    double *shares;  /* of the parts, up to and with each: the last is the sum; NULL: even */
+    tn_tensor **ran; /* what parts yield, `row` tensors each */
+    bool sum;
+    tn_fallback fallback;
+};
+
+/* A part at work, and what it yields: the function's result; for each variable the parameter's gradient or the buffer's
+ * new value, NULL when there is none. */
+typedef struct work {
+    tn_part part;
+    member *by;
+    tn_random_state random; /* before it */
+    double weight;          /* of its loss in the batch's */
+    double loss;
+    tn_tensor *result, **values;
+} work;
+
+/* A call: the function of parts, and the parts. */
+typedef struct call {
+    tn_data_parallel *p;
+    tn_part_function *function;
+    void *ctx;
+    bool train, wants_loss;
+    work *works; /* those that have rows */
+    int count;
+    int next; /* variable that is likely asked for next */
+} call;
+
+static tn_status out_of_memory(void) { return tn_backend_fail(TN_ERR_MEMORY, "data parallel: out of memory"); }
+
+static const char *id_of(const tn_device *device, tn_device_info *info) {
+    info->struct_size = sizeof *info;
+    return tn_device_get_info(device, info) == TN_OK ? info->id : "a device";
+}
+
+static void free_tensors(tn_tensor **tensors, int count) {
+    for (int i = 0; tensors && i < count; i++) {
+        tn_free(tensors[i]);
+        tensors[i] = NULL;
+    }
+}
+
+/* ---- making ------------------------------------------------------------------------------------------------------ */
+
+void tn_data_parallel_free(tn_data_parallel *p) {
+    if (!p) return;
+    for (int i = 0; i < p->member_count; i++) {
+        member *m = &p->members[i];
+        tn_queue_free(m->queue);
+        free_tensors(m->copies, p->count);
+        free(m->copies);
+        free(m->copied);
+    }
+    tn_variables_free(p->variables);
+    free(p->stand_ins);
+    free(p->members);
+    free(p->shares);
+    free(p->ran);
+    free(p);
+}
+
+static tn_status add_member(tn_data_parallel *p, tn_device *device, bool alone) {
+    member *m = &p->members[p->member_count++];
+    m->device = device;
+    if (device != p->home) {
+        m->copies = calloc((size_t)p->count + 1, sizeof *m->copies);
+        m->copied = malloc(((size_t)p->count + 1) * sizeof *m->copied);
+        if (!m->copies || !m->copied) return out_of_memory();
+        for (int i = 0; i < p->count; i++)
+            m->copied[i] = -1;
+    }
+    return alone ? TN_OK : tn_queue_new(device, &m->queue);
+}
+
+static tn_status take_module(tn_data_parallel *p, tn_module *m, tn_device *first) {
+    tn_status status = tn_module_status(m);
+    if (status == TN_OK) status = tn_module_variables(m, &p->variables, &p->count);
+    if (status != TN_OK) return status;
+    p->home = p->count ? tn_device_of(p->variables[0].tensor) : first;
+    for (int i = 0; i < p->count; i++)
+        if (tn_device_of(p->variables[i].tensor) != p->home)
+            return tn_backend_fail(TN_ERR_ARGUMENT,
+                                   "data parallel: %s is on another device than %s; a model has one home",
+                                   p->variables[i].name, p->variables[0].name);
+    return TN_OK;
+}
+
+static tn_status take_shares(tn_data_parallel *p, const double *shares) {
+    double sum = 0;
+    if (!shares) return tn_nn_need(NULL, "tn_data_parallel_new: options->shares");
+    p->shares = malloc((size_t)p->parts * sizeof *p->shares);
+    if (!p->shares) return out_of_memory();
+    for (int i = 0; i < p->parts; i++) {
+        if (!(shares[i] > 0) || !isfinite(shares[i]))
+            return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: share %d is %g; it must be greater than 0", i,
+                                   shares[i]);
+        p->shares[i] = sum += shares[i];
+    }
+    return TN_OK;
+}
+
+static tn_status take_options(tn_data_parallel *p, const tn_data_parallel_options *given, int devices) {
+    tn_data_parallel_options o = {.struct_size = sizeof o};
+    if (given && given->struct_size >= sizeof o) o = *given;
+    p->parts = o.parts ? o.parts : devices;
+    p->sum = o.sum;
+    p->fallback = o.fallback;
+    if (p->parts < 1 || p->parts > MOST_PARTS)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d parts; 1 to %d are possible", p->parts, MOST_PARTS);
+    if (o.split != TN_SPLIT_EVEN && o.split != TN_SPLIT_SHARES)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d is no split", (int)o.split);
+    return o.split == TN_SPLIT_SHARES ? take_shares(p, o.shares) : TN_OK;
+}
+
+static tn_status build(tn_data_parallel *p, tn_module *m, tn_device *const *devices, int count,
+                       const tn_data_parallel_options *options) {
+    tn_status status = take_options(p, options, count);
+    if (status == TN_OK) status = take_module(p, m, devices[0]);
+    if (status != TN_OK) return status;
+    p->stand_ins = calloc((size_t)p->count + 1, sizeof *p->stand_ins);
+    p->members = calloc((size_t)count, sizeof *p->members);
+    p->ran = calloc((size_t)p->parts * ((size_t)p->count + 1), sizeof *p->ran);
+    if (!p->stand_ins || !p->members || !p->ran) return out_of_memory();
+    for (int i = 0; i < count && status == TN_OK; i++)
+        status = add_member(p, devices[i], count == 1);
+    return status;
+}
+
+tn_status tn_data_parallel_new(tn_module *m, tn_device *const *devices, int count,
+                               const tn_data_parallel_options *options, tn_data_parallel **out) {
+    if (!out) return tn_nn_need(out, "tn_data_parallel_new: out");
+    *out = NULL;
+    if (!devices) return tn_nn_need(devices, "tn_data_parallel_new: devices");
+    if (count < 1 || count > MOST_DEVICES)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: %d devices; 1 to %d are possible", count, MOST_DEVICES);
+    for (int i = 0; i < count; i++)
+        if (!devices[i]) return tn_nn_need(NULL, "tn_data_parallel_new: a device");
+    tn_data_parallel *p = calloc(1, sizeof *p);
+    tn_status status = p ? build(p, m, devices, count, options) : out_of_memory();
+    if (status == TN_OK)
+        *out = p;
+    else
+        tn_data_parallel_free(p);
+    return status;
+}
+
+/* ---- recording a part -------------------------------------------------------------------------------------------- */
+
+static bool is_trained(const tn_variable *v) { return v->parameter && tn_requires_grad(v->tensor); }
+
+/* Brings the device's copies up to date. */
+static tn_status refresh(const tn_data_parallel *p, member *m) {
+    for (int i = 0; m->copies && i < p->count; i++) {
+        const tn_variable *v = &p->variables[i];
+        int64_t written = tn_write_count(v->tensor);
+        if (m->copied[i] != written) {
+            tn_tensor *copy = NULL;
+            TN_SCOPE TN_NO_GRAD copy = tn_retain(tn_to_device(v->tensor, m->device));
+            tn_status status = tn_status_of(copy);
+            if (status != TN_OK) {
+                tn_free(copy);
+                return status;
+            }
+            tn_free(m->copies[i]);
+            m->copies[i] = copy;
+            m->copied[i] = written;
+        }
+        if (tn_requires_grad(m->copies[i]) == tn_requires_grad(v->tensor)) continue;
+        tn_status status = tn_set_requires_grad(m->copies[i], tn_requires_grad(v->tensor));
+        if (status != TN_OK) return status;
+    }
+    return TN_OK;
+}
+
+/* Buffers get a copy of their own a part; in the scope around. */
+static tn_status choose_stand_ins(const tn_data_parallel *p, const member *m) {
+    tn_status status = TN_OK;
+    for (int i = 0; i < p->count && status == TN_OK; i++) {
+        p->stand_ins[i] = m->copies ? m->copies[i] : NULL;
+        if (p->variables[i].parameter) continue;
+        p->stand_ins[i] = tn_contiguous(m->copies ? m->copies[i] : p->variables[i].tensor);
+        status = tn_status_of(p->stand_ins[i]);
+    }
+    return status;
+}
+
+/* Neither is a view, and both are there: nothing can fail. */
+static void swap_all(const tn_data_parallel *p) {
+    for (int i = 0; i < p->count; i++)
+        if (p->stand_ins[i]) (void)tn_swap(p->variables[i].tensor, p->stand_ins[i]);
+}
+
+static tn_tensor *leaf_of(const tn_data_parallel *p, int i) {
+    return p->stand_ins[i] ? p->stand_ins[i] : p->variables[i].tensor;
+}
+
+static tn_status record_gradients(const call *c, work *w) {
+    const tn_data_parallel *p = c->p;
+    tn_tensor *loss = w->weight == 1 ? w->result : tn_mul(w->result, tn_scalar(w->weight));
+    for (int i = 0; i < p->count; i++)
+        if (is_trained(&p->variables[i])) tn_zero_grad(leaf_of(p, i));
+    tn_status status = tn_backward(loss);
+    for (int i = 0; i < p->count; i++) {
+        if (!is_trained(&p->variables[i])) continue;
+        if (status == TN_OK) w->values[i] = tn_retain(tn_grad(leaf_of(p, i)));
+        tn_zero_grad(leaf_of(p, i));
+    }
+    return status;
+}
+
+/* Buffers that the first part has written. */
+static void note_buffers(const call *c, work *w) {
+    for (int i = 0; w == c->works && i < c->p->count; i++)
+        if (!c->p->variables[i].parameter && tn_write_count(c->p->stand_ins[i]) > 0)
+            w->values[i] = tn_retain(c->p->stand_ins[i]);
+}
+
+static tn_status give(const call *c, const work *w) {
+    tn_tensor **targets = malloc(((size_t)c->p->count + 1) * sizeof *targets);
+    if (!targets) return out_of_memory();
+    int n = 0;
+    targets[n++] = w->result;
+    for (int i = 0; i < c->p->count; i++)
+        if (w->values[i]) targets[n++] = w->values[i];
+    tn_status status = tn_eval_async(targets, n, w->by->queue, NULL);
+    free(targets);
+    return status;
+}
+
+static tn_status record(const call *c, work *w) {
+    tn_status status = TN_OK;
+    TN_SCOPE {
+        status = choose_stand_ins(c->p, w->by);
+        if (status == TN_OK) {
+            swap_all(c->p);
+            w->result = tn_retain(c->function(c->ctx, &w->part));
+            swap_all(c->p);
+            status = tn_status_of(w->result);
+        }
+        if (status == TN_OK && c->train) status = record_gradients(c, w);
+        if (status == TN_OK) note_buffers(c, w);
+        if (status == TN_OK) status = give(c, w);
+    }
+    return status;
+}
+
+static void forget(const call *c, work *w) {
+    tn_free(w->result);
+    w->result = NULL;
+    free_tensors(w->values, c->p->count);
+}
+
+/* Has the part recorded and given to its device. */
+static tn_status compute(const call *c, work *w) {
+    tn_device *before = tn_current_device();
+    forget(c, w);
+    w->part.device = w->by->device;
+    tn_status status = refresh(c->p, w->by);
+    if (status == TN_OK) status = tn_set_current_device(w->by->device);
+    if (status == TN_OK) {
+        tn_set_random_state(w->random);
+        status = record(c, w);
+    }
+    (void)tn_set_current_device(before);
+    if (status != TN_OK) forget(c, w);
+    return status;
+}
+
+/* Waits for what the part yields, and brings it home. */
+static tn_status fetch(const call *c, work *w) {
+    tn_status status = TN_OK;
+    if (c->wants_loss) w->loss = tn_item(w->result);
+    if (c->wants_loss && isnan(w->loss)) status = tn_eval(&w->result, 1);
+    TN_SCOPE TN_NO_GRAD for (int i = -1; i < c->p->count && status == TN_OK; i++) {
+        tn_tensor **at = i < 0 ? &w->result : &w->values[i];
+        if (!*at || (i < 0 && c->train)) continue;
+        tn_tensor *moved = tn_to_device(*at, c->p->home);
+        status = tn_status_of(moved);
+        if (status != TN_OK) break;
+        tn_free(*at);
+        *at = tn_retain(moved);
+    }
+    if (status == TN_OK) w->by->parts++;
+    return status;
+}
+
+/* ---- devices that fail ------------------------------------------------------------------------------------------- */
+
+/* What would be the same on any device. */
+static bool same_everywhere(tn_status s) {
+    return s == TN_ERR_ARGUMENT || s == TN_ERR_SHAPE || s == TN_ERR_DTYPE || s == TN_ERR_FORMAT || s == TN_ERR_STATE;
+}
+
+static member *another(const tn_data_parallel *p, const member *than) {
+    int at = (int)(than - p->members);
+    for (int i = 1; i < p->member_count; i++)
+        if (!p->members[(at + i) % p->member_count].lost) return &p->members[(at + i) % p->member_count];
+    return NULL;
+}
+
+/* The part's device is not asked again. *next: who is. */
+static tn_status lose(const tn_data_parallel *p, member *m, tn_status why, member **next) {
+    tn_device_info info, home;
+    char text[sizeof m->reason];
+    snprintf(text, sizeof text, "%s", tn_error());
+    if (m->queue) (void)tn_queue_synchronize(m->queue); /* it has told */
+    *next = another(p, m);
+    if (tn_device_synchronize(p->home) != TN_OK && m->device != p->home)
+        return tn_backend_fail(why, "%s, where the model is, failed: %s", id_of(p->home, &home), tn_error());
+    memcpy(m->reason, text, sizeof text);
+    m->lost = p->fallback != TN_FALLBACK_STRICT;
+    if (!*next || !m->lost) return tn_backend_fail(why, "%s failed: %s", id_of(m->device, &info), text);
+    if (p->fallback == TN_FALLBACK_WARN)
+        fprintf(stderr, "trunnion: %s failed (%s); %s computes its part\n", id_of(m->device, &info), text,
+                id_of((*next)->device, &home));
+    return TN_OK;
+}
+
+/* Has the part computed by whoever can. */
+static tn_status compute_anywhere(const call *c, work *w) {
+    for (;;) {
+        if (w->by->lost) w->by = another(c->p, w->by);
+        if (!w->by) return tn_backend_fail(TN_ERR_DEVICE, "data parallel: all devices have failed");
+        tn_status status = compute(c, w);
+        if (status == TN_OK || same_everywhere(status)) return status;
+        member *next;
+        status = lose(c->p, w->by, status, &next);
+        if (status != TN_OK) return status;
+        w->by = next;
+    }
+}
+
+static tn_status fetch_anyhow(const call *c, work *w) {
+    for (;;) {
+        member *next = NULL;
+        if (!w->by->lost) {
+            tn_status status = fetch(c, w);
+            if (status == TN_OK || same_everywhere(status)) return status;
+            status = lose(c->p, w->by, status, &next);
+            if (status != TN_OK) return status;
+        }
+        tn_random_state now = tn_get_random_state();
+        tn_status status = compute_anywhere(c, w);
+        tn_set_random_state(now);
+        if (status != TN_OK) return status;
+    }
+}
+
+/* ---- a batch ----------------------------------------------------------------------------------------------------- */
+
+/* Where part i begins. */
+static int64_t row_of(const tn_data_parallel *p, int64_t rows, int i) {
+    if (i == 0 || i == p->parts) return i ? rows : 0;
+    if (!p->shares) return rows / p->parts * i + rows % p->parts * i / p->parts;
+    return (int64_t)llround((double)rows * (p->shares[i - 1] / p->shares[p->parts - 1]));
+}
+
+static void cut(call *c, int64_t rows) {
+    tn_data_parallel *p = c->p;
+    for (int i = 0; i < p->parts; i++) {
+        int64_t first = row_of(p, rows, i), count = row_of(p, rows, i + 1) - first;
+        if (count <= 0) continue;
+        work *w = &c->works[c->count];
+        *w = (work){.by = &p->members[i % p->member_count], .values = p->ran + (size_t)c->count * (size_t)p->count};
+        w->part = (tn_part){sizeof w->part, i, p->parts, first, count, rows, NULL};
+        w->weight = p->sum ? 1 : (double)count / (double)rows;
+        c->count++;
+    }
+}
+
+/* Adds the parts' gradients to the first one's as they arrive; the last are added in the step itself. */
+static tn_status add_up(const call *c, const work *w) {
+    const tn_data_parallel *p = c->p;
+    tn_tensor **sums = c->works[0].values;
+    if (w == c->works || w == c->works + c->count - 1) return TN_OK;
+    TN_SCOPE TN_NO_GRAD for (int i = 0; i < p->count; i++) {
+        if (!w->values[i]) continue;
+        tn_tensor *sum = sums[i] ? tn_retain(tn_add(sums[i], w->values[i])) : tn_retain(w->values[i]);
+        tn_free(sums[i]);
+        sums[i] = sum;
+    }
+    free_tensors(w->values, p->count);
+    return tn_eval(NULL, 0);
+}
+
+static tn_status compute_all(call *c, int64_t rows) {
+    tn_status status = TN_OK;
+    cut(c, rows);
+    for (int i = 0; i < c->count && status == TN_OK; i++) {
+        c->works[i].random = tn_get_random_state();
+        status = compute_anywhere(c, &c->works[i]);
+    }
+    for (int i = 0; i < c->count && status == TN_OK; i++) {
+        status = fetch_anyhow(c, &c->works[i]);
+        if (status == TN_OK && c->train) status = add_up(c, &c->works[i]);
+    }
+    return status;
+}
+
+static tn_status call_begin(call *c, const char *what, int64_t rows) {
+    if (!c->p || !c->function) return tn_nn_need(NULL, what);
+    if (rows < 1) return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: a batch of %lld rows", (long long)rows);
+    c->works = malloc((size_t)c->p->parts * sizeof *c->works);
+    return c->works ? TN_OK : out_of_memory();
+}
+
+static void call_end(const call *c) {
+    for (int i = 0; c->works && i < c->count; i++)
+        forget(c, &c->works[i]);
+    free(c->works);
+}
+
+static void write_buffers(const call *c) {
+    TN_SCOPE TN_NO_GRAD for (int i = 0; i < c->p->count; i++) {
+        tn_tensor *value = c->works[0].values[i];
+        if (value && !c->p->variables[i].parameter) (void)tn_copy_(c->p->variables[i].tensor, value);
+    }
+}
+
+static tn_tensor *gradient_of(void *ctx, const tn_tensor *parameter) {
+    call *c = ctx;
+    const tn_data_parallel *p = c->p;
+    for (int k = 0; k < p->count; k++) {
+        int i = (c->next + k) % p->count;
+        if (p->variables[i].tensor != parameter) continue;
+        c->next = i + 1;
+        tn_tensor *sum = c->works[0].values[i], *last = c->count > 1 ? c->works[c->count - 1].values[i] : NULL;
+        return sum && last ? tn_add(sum, last) : sum ? sum : last;
+    }
+    return tn_failed(TN_ERR_ARGUMENT, "data parallel: the optimizer trains a variable that the module does not have");
+}
+
+/* One part at home: nothing to move and nothing to add. */
+static tn_status minimize_here(const call *c, tn_optimizer *o, int64_t rows, double *value) {
+    tn_part part = {sizeof part, 0, 1, 0, rows, rows, c->p->home};
+    tn_device *before = tn_current_device();
+    tn_status status = tn_set_current_device(c->p->home);
+    if (status != TN_OK) return status;
+    TN_SCOPE {
+        tn_tensor *loss = c->function(c->ctx, &part);
+        status = tn_minimize(o, loss);
+        if (status == TN_OK) c->p->members[0].parts++;
+        if (status == TN_OK && value) *value = tn_item(loss);
+    }
+    (void)tn_set_current_device(before);
+    return status;
+}
+
+tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_t rows, tn_part_function *loss,
+                                    void *ctx, double *value) {
+    call c = {.p = p, .function = loss, .ctx = ctx, .train = true, .wants_loss = value != NULL};
+    tn_status status = tn_nn_need(o, "tn_data_parallel_minimize: the optimizer");
+    if (status == TN_OK) status = call_begin(&c, "tn_data_parallel_minimize: what is to be trained, or its loss", rows);
+    if (status == TN_OK && p->parts == 1 && p->members[0].device == p->home) {
+        status = minimize_here(&c, o, rows, value);
+    } else if (status == TN_OK) {
+        status = compute_all(&c, rows);
+        if (status == TN_OK) {
+            write_buffers(&c);
+            status = tn_nn_step(o, gradient_of, &c);
+        }
+        if (value) *value = 0;
+        for (int i = 0; i < c.count && value; i++)
+            *value += c.works[i].weight * c.works[i].loss;
+    }
+    call_end(&c);
+    if (status == TN_OK) status = tn_eval(NULL, 0); /* lets go of what was recorded on other devices */
+    return status;
+}
+
+tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_function *forward, void *ctx) {
+    call c = {.p = p, .function = forward, .ctx = ctx};
+    tn_tensor *out = NULL;
+    tn_status status = call_begin(&c, "tn_data_parallel_forward: the model, or its forward", rows);
+    TN_SCOPE TN_NO_GRAD {
+        if (status == TN_OK) status = compute_all(&c, rows);
+        if (status == TN_OK) {
+            tn_tensor *results[MOST_PARTS];
+            for (int i = 0; i < c.count; i++)
+                results[i] = c.works[i].result;
+            write_buffers(&c);
+            out = tn_cat(results, c.count, 0);
+        } else {
+            out = tn_failed(status, "%s", tn_error());
+        }
+        tn_keep(out);
+    }
+    call_end(&c);
+    return out;
+}
+
+tn_tensor *tn_part_rows(const tn_part *part, const tn_tensor *x) {
+    if (!part) return tn_failed(TN_ERR_ARGUMENT, "tn_part_rows: the part is NULL");
+    if (x && tn_status_of(x) == TN_OK && tn_size(x, 0) != part->total)
+        return tn_failed(TN_ERR_SHAPE, "tn_part_rows: the tensor has %lld rows, the batch %lld",
+                         (long long)tn_size(x, 0), (long long)part->total);
+    tn_tensor *rows = NULL;
+    TN_SCOPE rows = tn_keep(tn_to_device(tn_slice(x, 0, part->first, part->first + part->rows, 1), part->device));
+    return rows;
+}
+
+/* ---- facts ------------------------------------------------------------------------------------------------------- */
+
+int tn_data_parallel_device_count(const tn_data_parallel *p) { return p ? p->member_count : 0; }
+
+tn_status tn_data_parallel_device_at(const tn_data_parallel *p, int i, tn_data_parallel_device *out) {
+    if (!out) return tn_nn_need(out, "tn_data_parallel_device_at: out");
+    if (i < 0 || i >= tn_data_parallel_device_count(p))
+        return tn_backend_fail(TN_ERR_ARGUMENT, "data parallel: device %d of %d", i, tn_data_parallel_device_count(p));
+    if (out->struct_size < sizeof *out)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "tn_data_parallel_device_at: out->struct_size is not set");
+    const member *m = &p->members[i];
+    tn_device_info info;
+    out->parts = m->parts;
+    out->lost = m->lost;
+    snprintf(out->id, sizeof out->id, "%s", id_of(m->device, &info));
+    snprintf(out->reason, sizeof out->reason, "%s", m->reason);
+    return TN_OK;
+}
