@@ -59,8 +59,8 @@ static void count_new_bytes(size_t bytes) {
     }
 }
 
-static void *alloc_block(size_t bytes, bool zeroed) {
-    const size_t overhead = sizeof(block_header) + ALIGNMENT - 1;
+static void *alloc_block(size_t bytes, size_t alignment, bool zeroed) {
+    const size_t overhead = sizeof(block_header) + alignment - 1;
     atomic_fetch_add_explicit(&attempts, 1, memory_order_relaxed);
     char *raw = NULL;
     if (!told_to_fail() && bytes <= (size_t)PTRDIFF_MAX - overhead) {
@@ -71,20 +71,28 @@ static void *alloc_block(size_t bytes, bool zeroed) {
         tn_fail(TN_ERR_MEMORY, "out of host memory: %zu bytes could not be allocated", bytes);
         return NULL;
     }
-    size_t misaligned = ((uintptr_t)raw + sizeof(block_header)) % ALIGNMENT;
-    char *p = raw + sizeof(block_header) + (ALIGNMENT - misaligned) % ALIGNMENT;
+    size_t misaligned = ((uintptr_t)raw + sizeof(block_header)) % alignment;
+    char *p = raw + sizeof(block_header) + (alignment - misaligned) % alignment;
     *header_of(p) = (block_header){raw, bytes};
     count_new_bytes(bytes);
     watch_end(p + bytes, raw + bytes + overhead);
     return p;
 }
 
-void *tn_mem_alloc(size_t bytes) { return alloc_block(bytes, false); }
+void *tn_mem_alloc(size_t bytes) { return alloc_block(bytes, ALIGNMENT, false); }
+
+/* What is in front of a large page is never touched, so the alignment costs addresses alone. */
+void *tn_mem_alloc_pages(size_t bytes) {
+    if (bytes < TN_LARGE_PAGE) return tn_mem_alloc(bytes);
+    void *p = alloc_block(bytes, TN_LARGE_PAGE, false);
+    if (p) tn_large_pages(p, bytes);
+    return p;
+}
 
 /* calloc knows which pages come fresh from the system and are zero already. */
 void *tn_mem_zalloc(size_t count, size_t size) {
     size_t bytes;
-    if (!__builtin_mul_overflow(count, size, &bytes)) return alloc_block(bytes, true);
+    if (!__builtin_mul_overflow(count, size, &bytes)) return alloc_block(bytes, ALIGNMENT, true);
     tn_fail(TN_ERR_MEMORY, "out of host memory: %zu items of %zu bytes are more than can be addressed", count, size);
     return NULL;
 }

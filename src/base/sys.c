@@ -159,7 +159,7 @@ void tn_map_return_pages(const void *address, size_t bytes) {
 
 void tn_large_pages(void *address, size_t bytes) {
 #if defined(MADV_HUGEPAGE)
-    const uintptr_t page = (uintptr_t)2 << 20; /* the usual size; where it is another, the system rounds */
+    const uintptr_t page = TN_LARGE_PAGE; /* the usual size; where it is another, the system rounds */
     uintptr_t first = ((uintptr_t)address + page - 1) / page * page, end = ((uintptr_t)address + bytes) / page * page;
     if (end > first) (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
 #else

@@ -58,7 +58,7 @@ static tn_status cpu_caps(void *device, tn_caps *out) {
 
 static tn_status cpu_alloc(void *device, size_t bytes, void **address) {
     (void)device;
-    *address = tn_mem_alloc(bytes);
+    *address = tn_mem_alloc_pages(bytes);
     return *address ? TN_OK : TN_ERR_MEMORY;
 }
 

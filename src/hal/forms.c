@@ -53,7 +53,7 @@ static void tidy(form_entry *e, const tn_buffer *b) {
 
 /* A model's weights, of which many are smaller than a large page, side by side in pieces of memory made of large pages:
  * a token reads them all. A piece goes when its last form has gone. */
-enum { LARGE_PAGE = 2 << 20, SLAB_BYTES = 16 << 20, FORM_ALIGNMENT = 64 };
+enum { SLAB_BYTES = 16 << 20, FORM_ALIGNMENT = 64 };
 
 typedef struct slab {
     tn_buffer *memory;
@@ -84,7 +84,6 @@ static tn_status slab_new(tn_device *d, slab **out) {
         return status;
     }
     (void)tn_buffer_await(s->memory, true); /* written by this thread */
-    tn_large_pages(s->memory->address, SLAB_BYTES);
     *out = s;
     return TN_OK;
 }
@@ -106,12 +105,9 @@ static tn_status slab_carve(tn_device *d, size_t bytes, tn_buffer **out) {
 }
 
 static tn_status form_memory(tn_device *d, const tn_form *form, tn_buffer **out) {
-    bool large = form->bytes >= LARGE_PAGE;
-    if (!d->is_cpu || !form->replaces || large || form->bytes == 0) {
-        TRY(tn_buffer_new_for_host(d, form->bytes, out));
-        if (d->is_cpu && large) tn_large_pages((*out)->address, form->bytes);
-        return TN_OK;
-    }
+    bool large = form->bytes >= TN_LARGE_PAGE;
+    if (!d->is_cpu || !form->replaces || large || form->bytes == 0)
+        return tn_buffer_new_for_host(d, form->bytes, out);
     pthread_mutex_lock(&slab_lock);
     tn_status s = slab_carve(d, form->bytes, out);
     pthread_mutex_unlock(&slab_lock);
