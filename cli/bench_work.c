@@ -157,10 +157,13 @@ static tn_status run_replay(void *self) {
     return s;
 }
 
+/* The handles of what is between end before it is computed, as PyTorch's do: what has a handle is stored. */
 static tn_status run_chain(void *self) {
     holder *h = self;
-    tn_status s = TN_OK;
-    TN_SCOPE s = finish(h, tn_relu(tn_mul(tn_tanh(tn_add_scalar(tn_mul(h->t[0], h->t[1]), 1)), h->t[0])));
+    tn_tensor *y = NULL;
+    TN_SCOPE y = tn_keep(tn_relu(tn_mul(tn_tanh(tn_add_scalar(tn_mul(h->t[0], h->t[1]), 1)), h->t[0])));
+    tn_status s = finish(h, y);
+    tn_free(y);
     return s;
 }
 

@@ -320,6 +320,34 @@ static void memory_beyond_a_row_is_not_touched(void **state) {
 
 /* ---- when there is none ------------------------------------------------------------------------------------------ */
 
+/* Results that go past the caches: in whole lines, beside them, and over what is read; what is around them stays. */
+static void large_once(void) {
+    enum { LARGE = (8 << 20) + 5, ROOM = 32 };
+    static const int at[] = {16, 17};
+    float *x = tn_mem_alloc((LARGE + ROOM) * sizeof *x), *y = tn_mem_alloc((LARGE + ROOM) * sizeof *y);
+    assert_non_null(x);
+    assert_non_null(y);
+    program negate = one_operation(LARGE, TN_F32, TN_F32, apply_unary, KIR_NEG);
+    for (int which = 0; which < 3; which++) {
+        float *to = which < 2 ? y + at[which] : x;
+        for (int64_t i = 0; i < LARGE + ROOM; i++)
+            x[i] = y[i] = (float)i;
+        run(&negate, to, x, NULL);
+        for (int64_t i = 0; i < LARGE; i++)
+            if (to[i] != -(float)i) fail_msg("case %d: element %lld is %g", which, (long long)i, (double)to[i]);
+        if (which < 2) assert_true(to[-1] == (float)(at[which] - 1));
+        assert_true(to[LARGE] == (float)(LARGE + (which < 2 ? at[which] : 0)));
+    }
+    discard(&negate);
+    tn_mem_free(x);
+    tn_mem_free(y);
+}
+
+static void large_results_pass_the_caches_whole(void **state) {
+    (void)state;
+    with_each_isa(large_once);
+}
+
 static void run_exp(void) {
     float x[100], d[100];
     for (int i = 0; i < 100; i++)
@@ -453,6 +481,7 @@ int main(void) {
         cmocka_unit_test(edges_of_arithmetic_are_right),
         cmocka_unit_test(halves_convert_as_defined),
         cmocka_unit_test(memory_beyond_a_row_is_not_touched),
+        cmocka_unit_test(large_results_pass_the_caches_whole),
         cmocka_unit_test(it_can_be_turned_off),
         cmocka_unit_test(code_is_made_when_it_pays),
         cmocka_unit_test(memory_may_run_out_at_every_call),

@@ -70,9 +70,9 @@ uint64_t tn_hash64(const void *bytes, size_t n, uint64_t seed);
 /* As malloc, but NULL with an error set (TN_ERR_MEMORY) on failure; 64-byte aligned;
  * zero bytes give a valid pointer. */
 void *tn_mem_alloc(size_t bytes);
-/* The same for memory of tensors: from TN_LARGE_PAGE bytes on it begins with a large page, and asks for such pages. With
- * small ones a matrix takes a thousand entries of the processor's table of addresses, and which of its lines fall on the
- * same place of a cache is chance: the same product took 6.6 ms in one process and 9 ms in the next. */
+/* The same for memory of tensors: from TN_LARGE_PAGE bytes on it begins with a large page, and asks for such pages.
+ * With small ones a large matrix takes thousands of entries of the processor's table of addresses: a product with a
+ * vector took a seventh longer. */
 enum { TN_LARGE_PAGE = 2 << 20 };
 void *tn_mem_alloc_pages(size_t bytes);
 void *tn_mem_zalloc(size_t count, size_t size); /* zeroed; overflow of count*size is TN_ERR_MEMORY */

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { KEY_HEAD = 2, UNIT = 8192, LANES_MOST = KIR_LANES };
+enum { KEY_HEAD = 3, UNIT = 8192, LANES_MOST = KIR_LANES };
 
 struct kir_code {
     x64_fn *fn; /* NULL: there is none for this key */
@@ -257,8 +257,9 @@ static size_t emit_entry(x64_asm *a) {
     return size;
 }
 
-static void emit_exit(x64_asm *a, size_t size_at, int slots) {
+static void emit_exit(x64_asm *a, size_t size_at, int slots, bool streams) {
     int32_t size = slots * 64;
+    if (streams) kir_x64_bytes(a, "\x0F\xAE\xF8", 3); /* sfence: what follows comes behind these stores */
     kir_x64_bytes(a, "\x48\x8D\x65\xD8\x41\x5F\x41\x5E\x41\x5D\x41\x5C\x5B\x5D", 14); /* pop r15 … rbp */
     kir_x64_bytes(a, "\xC5\xF8\x77\xC3", 4);                                          /* vzeroupper; ret */
     if (!a->failed) memcpy(a->bytes + size_at, &size, sizeof size);
@@ -274,7 +275,7 @@ static void render(x64_build *b) {
     }
     size_t size = emit_entry(b->a);
     emit_rows(&e);
-    emit_exit(b->a, size, b->n_slots);
+    emit_exit(b->a, size, b->n_slots, b->streams);
     kir_x64_emitter_close(&e);
 }
 
@@ -320,6 +321,7 @@ static void note_refusal(void) {
 }
 
 static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, kir_code *out) {
+    bool streams = out->key[2];
     x64_asm a = {.vector = evex ? 64 : 32, .evex = evex};
     x64_build b = {.a = &a,
                    .p = p,
@@ -327,6 +329,7 @@ static tn_status build_code(const kir_program *p, kir_layout layout, bool evex, 
                    .layout = layout,
                    .lanes = lanes_of(p, evex),
                    .evex = evex,
+                   .streams = streams,
                    .n_segments = segments_of(p),
                    .n_slots = 1};
     memset(b.constant_of, 0xff, sizeof b.constant_of);
@@ -436,9 +439,32 @@ static int64_t inner_stride(const kir_frame *f, int access) {
     return f->strides[(size_t)access * (size_t)f->stride_width + (size_t)f->stride_width - 1];
 }
 
+/* Results so large that no cache keeps them until they are read go past the caches: else each of their lines would be
+ * fetched from memory before it is written over. All lie in whole lines, and none over what is read. */
+static bool streams(const kir_frame *f) {
+    enum { LINE = 64, LEAST_BYTES = 32 << 20 };
+    int64_t bytes = 0, total = f->inner_space.total * f->outer_space.total;
+    if (f->layout != KIR_POINTS || total < LEAST_BYTES / (int)sizeof(kir_value)) return false;
+    for (int i = 0; i < f->vm->source->n_ins; i++) {
+        const kir_ins *in = &f->vm->source->ins[i];
+        if (in->op != KIR_STORE) continue;
+        const kir_view *to = &f->views[in->imm.i];
+        const int64_t *strides = f->strides + in->imm.i * f->stride_width;
+        int64_t at = (int64_t)(uintptr_t)to->origin, size = (int64_t)to->size;
+        for (int k = 0; k <= f->outer_space.n; k++)
+            at |= strides[k] * size;
+        for (int k = 0; k < f->vm->n_access; k++)
+            if (k != in->imm.i && f->vm->buffer_of[k] >= 0 && f->views[k].origin == to->origin) return false;
+        if (at % LINE != 0) return false;
+        bytes += total * size;
+    }
+    return bytes >= LEAST_BYTES;
+}
+
 static size_t make_key(const kir_frame *f, uint8_t *key) {
     key[0] = (uint8_t)f->isa;
     key[1] = (uint8_t)f->layout;
+    key[2] = streams(f);
     for (int i = 0; i < f->vm->n_access; i++) {
         int64_t stride = inner_stride(f, i);
         key[KEY_HEAD + i] = stride == 0 ? X64_SAME : stride == 1 ? X64_NEXT : X64_FAR;

@@ -395,8 +395,8 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
     if (par.total == 0) return;
     set_plan(f, &par, &loop, lo);
     f->straight = f->columns = false;
+    set_views(f);
     if (f->vm->source && kir_code_choose(f)) {
-        set_views(f);
         set_dials(f);
         return;
     }
@@ -407,7 +407,6 @@ void kir_frame_launch(kir_frame *f, const kir_launch *launch, const int64_t *lo,
         f->bind = bind;
         set_values(f);
     }
-    set_views(f);
     set_flags(f);
     set_dials(f);
     kir_straighten(f);

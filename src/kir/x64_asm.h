@@ -92,6 +92,7 @@ typedef enum x64_condition { X64_B = 2, X64_AE = 3, X64_E = 4, X64_NE = 5, X64_B
     X(PACKD, 1, 2, 0x2B, 0, 0)      \
     X(PACKW, 1, 1, 0x67, 0, 0)      \
     X(STOREU, 4, 1, 0x11, 2, 0)     \
+    X(STREAM, 4, 1, 0x2B, 2, 0)     \
     X(STORE8, 1, 1, 0xD6, 0, 0)     \
     X(DOWN8, 2, 2, 0x31, 0, 0)      \
     X(DOWN16, 2, 2, 0x33, 0, 0)     \

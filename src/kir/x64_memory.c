@@ -118,6 +118,10 @@ static int mask_of(x64_emitter *e, int mask) {
     return free;
 }
 
+static bool passes_caches(const x64_emitter *e, const x64_step *s) {
+    return e->b->streams && s->op == X64_STOREU && s->bytes == kir_x64_vector_bytes(e->b);
+}
+
 /* Moves whole vectors, or under a mask some lanes; without AVX-512 only elements of 4 bytes can be so. */
 static void move_vector(x64_emitter *e, const x64_step *s, int reg, int mask, bool load) {
     int of = mask_of(e, mask);
@@ -128,6 +132,8 @@ static void move_vector(x64_emitter *e, const x64_step *s, int reg, int mask, bo
     } else if (of >= 0) {
         v.op = load ? X64_LOAD_SOME : X64_STORE_SOME;
         v.first = of;
+    } else if (!load && passes_caches(e, s)) {
+        v.op = X64_STREAM;
     }
     kir_x64_emit(e->a, &v);
 }
@@ -158,7 +164,7 @@ static void store_one(x64_emitter *e, const x64_step *s) {
 }
 
 void kir_x64_emit_store(x64_emitter *e, const x64_step *s) {
-    look_ahead(e, s);
+    if (!passes_caches(e, s)) look_ahead(e, s);
     int value = kir_x64_in_register(e, s->a, e->scratch[0]);
     if (e->mode != X64_ROW && moves_at_once(e, s, s->b)) {
         move_vector(e, s, value, s->b, false);
