@@ -113,6 +113,7 @@ typedef struct tn_value {
     int64_t byte_offset, bytes;
     int64_t byte_first; /* leaves: of the byte that is first, from the beginning of what is bound; `bytes` follow */
     bool host_only;     /* place.c: the device refused what it would be there; as a native group the host computes it */
+    const tn_kernel_answer *refusal; /* place.c: why it refused; NULL: it did not, or nobody knows any more */
     int host_from;      /* position of the first group of the host that makes or reads it; -1: none does */
     int64_t host_offset; /* in the host's part of the plan's memory */
     bool fetched;        /* a command that copies it there has been made */

@@ -33,22 +33,35 @@ static bool has_native_kernel(const tn_value *v) {
 }
 
 /* Of what the device refused, the host has better than the program that was meant for the device: a native kernel. */
-static bool take_back(tn_graph_plan *g, const tn_group *group) {
+static bool take_back(tn_plan *p, tn_graph_plan *g, const tn_group *group, const tn_kernel_answer *reason) {
+    tn_kernel_answer *kept = NULL;
     bool any = false;
     for (size_t i = 0; i < group->member_count; i++) {
         tn_value *v = &g->values[group->members[i]];
         if (tn_group_is_native(group) || !has_native_kernel(v)) continue;
+        if (!any && (kept = tn_plan_own(p, sizeof *kept))) *kept = *reason;
         any = v->host_only = true;
+        v->refusal = kept;
     }
     return any;
 }
 
+/* A native kernel is the host's: because the device refused the program that stood there before, or has none at all. */
+static void explain_native(const tn_graph_plan *g, const tn_group *group, tn_kernel_answer *reason) {
+    for (size_t i = 0; i < group->member_count; i++)
+        if (g->values[group->members[i]].refusal) {
+            *reason = *g->values[group->members[i]].refusal;
+            return;
+        }
+    reason->code = NO_KERNEL;
+    snprintf(reason->why, sizeof reason->why, "has no kernel for it");
+}
+
 /* Why the device does not take a group. *takes: it does, and the kernel is loaded. */
-static tn_status ask(const tn_plan *p, tn_group *group, tn_kernel_answer *reason, bool *takes) {
+static tn_status ask(const tn_plan *p, const tn_graph_plan *g, tn_group *group, tn_kernel_answer *reason, bool *takes) {
     *takes = false;
     if (tn_group_is_native(group)) {
-        reason->code = NO_KERNEL;
-        snprintf(reason->why, sizeof reason->why, "has no kernel for it");
+        explain_native(g, group, reason);
         return TN_OK;
     }
     if (!tn_kernel_can(p->device, group->program, group->sizes, reason)) return TN_OK;
@@ -144,9 +157,9 @@ tn_status tn_place_groups(tn_graph_plan *g, tn_plan *p, bool *again) {
         tn_kernel_answer reason;
         bool takes;
         if (!has_elements(g, group)) continue;
-        TRY(ask(p, group, &reason, &takes));
+        TRY(ask(p, g, group, &reason, &takes));
         if (takes) continue;
-        *again |= take_back(g, group);
+        *again |= take_back(p, g, group, &reason);
         group->host = reason.code;
         note(p, g, group, reason.why);
     }
