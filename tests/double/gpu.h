@@ -12,7 +12,7 @@
  * ascending, and only when it is waited for   DOUBLE_ARCH=NAME     sm_90 or gfx90a; gfx1…: 32 items in step instead of
  * 64   DOUBLE_FAULT=NAME:N:ERROR   the n-th call of that name (any: of any) fails, as with faults_arm   DOUBLE_ABORT=1
  * a misuse ends the process   DOUBLE_COUNTS=1      says at the end of the process what was launched and compiled
- * DOUBLE_CXX, DOUBLE_CACHE, DOUBLE_CACHE_BYTES    see compile.c */
+ * DOUBLE_CXX, DOUBLE_LEVEL, DOUBLE_CACHE, DOUBLE_CACHE_BYTES    see compile.c */
 #ifndef TN_DOUBLE_GPU_H
 #define TN_DOUBLE_GPU_H
 

@@ -17,7 +17,7 @@
  *   DOUBLE_FAULT=SELECTOR:N:ERROR   the n-th message of that selector (any: of any) fails, as with faults_arm
  *   DOUBLE_ABORT=1       a misuse ends the process
  *   DOUBLE_COUNTS=1      says at the end of the process what was run and compiled
- *   DOUBLE_CXX, DOUBLE_CACHE, DOUBLE_CACHE_BYTES    see compile.c */
+ *   DOUBLE_CXX, DOUBLE_LEVEL, DOUBLE_CACHE, DOUBLE_CACHE_BYTES    see compile.c */
 #ifndef TN_DOUBLE_METAL_H
 #define TN_DOUBLE_METAL_H
 

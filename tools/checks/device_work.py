@@ -1,8 +1,9 @@
 """device_work.py BUILD [DEVICE…] — whole works on other devices beside the processor: nothing may run elsewhere (--strict).
 
-For each device (default: all but the processor that the listing calls usable): digits, cartpole and chars train, and a
-language model's logits behind each of 36 tokens are those of the processor: within a bound, with the same greatest one
-wherever the processor's lead is more than twice that bound. (tools/checks/doubles.py asks for less, and for exactly.)
+DEVICE is one of tools/certify_all.py's; without any it is OpenCL, Vulkan and WebGPU. On each a network of products, one
+of convolutions, a policy and a transformer train for a few steps, and a language model's logits behind each of 36 tokens
+are those of the processor: within a bound, with the same greatest one wherever the processor's lead is more than twice
+that bound. (tools/checks/doubles.py asks for less, and for exactly.)
 """
 
 import json
@@ -11,15 +12,18 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "checks")]
+import certify_all  # noqa: E402
 import smollm2  # noqa: E402
 from llm import read_npy  # noqa: E402
 
 TEXT = ("The history of the steam engine begins long before the nineteenth century, when engineers in several countries "
         "tried to use the pressure of hot water to move pumps and wheels, and it ends with")
-TRAININGS = [("digits", 200), ("cartpole", 4096), ("chars", 20)]
+DEVICES = ["opencl", "vulkan", "webgpu"]
+TRAININGS = [("digits", 60, []), ("digits", 6, ["--model", "cnn"]), ("cartpole", 1024, []), ("chars", 3, [])]
 
 # Of a loss after that many steps, relative: a step rounds a few thousand times by 2^-24 of what it adds up, and errors
 # grow by a few percent a step. Devices that promise exactness differ by nothing at all.
@@ -38,18 +42,21 @@ class Report:
         print(text if good else f"failed: {text}", flush=True)
 
 
-def call(program, *arguments):
+def call(program, *arguments, environment=None):
     """The command's JSON object, or None after its words."""
-    ended = subprocess.run([program, *arguments, "--json"], capture_output=True, text=True)
+    ended = subprocess.run([program, *arguments, "--json"], capture_output=True, text=True, env=environment)
     if ended.returncode == 0:
         return json.loads(ended.stdout)
     print(f"trunnion {' '.join(arguments)}: {ended.stderr[-600:]}")
     return None
 
 
-def check_training(program, report, device, task, steps, bound=LOSS_BOUND, more=()):
+def check_training(program, report, device, task, steps, bound=LOSS_BOUND, more=(), environment=None):
     options = ["train", task, "--steps", str(steps), "--seed", "7", *more]
-    there = call(program, *options, "--device", device, "--strict")
+    task = " ".join([task, *more[1:2]])
+    begun = time.monotonic()
+    there = call(program, *options, "--device", device, "--strict", environment=environment)
+    seconds = time.monotonic() - begun
     here = call(program, *options, "--device", "cpu")
     if not there or not here:
         report.add(False, f"{device}: {task} trains")
@@ -57,20 +64,21 @@ def check_training(program, report, device, task, steps, bound=LOSS_BOUND, more=
     off = abs(there["final_loss"] - here["final_loss"]) / max(1e-3, abs(here["final_loss"]))
     good = math.isfinite(off) and off <= bound and not there["fallback"]
     report.add(good, f"{device}: {task}, {steps} steps: loss {there['final_loss']:.7g}, off by {off:.1e} relative, "
-                     f"{len(there['fallback'])} host nodes, {there['steps_per_second']:.0f} steps/s")
+                     f"{len(there['fallback'])} host nodes ({seconds:.0f} s)")
 
 
-def logits(program, model, device, folder, text):
+def logits(program, model, device, folder, text, environment=None):
     """One row of logits a token, and what ran on the host."""
     path = pathlib.Path(folder) / f"{device.replace(':', '_')}.npy"
-    result = call(program, "logits", "-m", str(model), "-p", text, "-o", str(path), "--device", device, "--strict")
+    result = call(program, "logits", "-m", str(model), "-p", text, "-o", str(path), "--device", device, "--strict",
+                  environment=environment)
     if not result:
         return [], []
     (tokens, width), values = read_npy(path)
     return [values[t * width:(t + 1) * width] for t in range(tokens)], result["fallback"]
 
 
-def check_model(program, report, device, text=TEXT, least=32):
+def check_model(program, report, device, text=TEXT, least=32, environment=None):
     model = smollm2.path()
     if not model.exists():
         report.skipped += 1
@@ -78,7 +86,9 @@ def check_model(program, report, device, text=TEXT, least=32):
         return
     with tempfile.TemporaryDirectory() as folder:
         here, _ = logits(program, model, "cpu", folder, text)
-        there, fallback = logits(program, model, device, folder, text)
+        begun = time.monotonic()
+        there, fallback = logits(program, model, device, folder, text, environment)
+        seconds = time.monotonic() - begun
     if not here or len(here) != len(there):
         report.add(False, f"{device}: a language model answers")
         return
@@ -92,20 +102,30 @@ def check_model(program, report, device, text=TEXT, least=32):
         same += max(range(len(b)), key=b.__getitem__) == best
     good = off <= LOGIT_BOUND and same == clear and not fallback and len(here) >= least
     report.add(good, f"{device}: logits behind {len(here)} tokens: off by {off:.1e} at most, {same} of {clear} clear "
-                     f"answers the same, {len(fallback)} host nodes")
+                     f"answers the same, {len(fallback)} host nodes ({seconds:.0f} s)")
+
+
+def check_device(program, build, report, name):
+    environment, missing = certify_all.environment(name, build)
+    device = certify_all.DEVICES[name][1]
+    listing = environment and call(program, "devices", environment=environment)
+    if not listing or not any(b["available"] and b["name"] == device for b in listing["backends"]):
+        report.skipped += 1
+        print(f"skipped: {name}: {missing or 'there is no such device'}")
+        return
+    before = report.failed
+    for task, steps, more in TRAININGS:
+        check_training(program, report, device, task, steps, more=more, environment=environment)
+    check_model(program, report, device, environment=environment)
+    if report.failed == before:
+        print(f"ran on: {device} ({name}: trainings and a language model, strictly)")
 
 
 def main():
-    program = str((ROOT / sys.argv[1] / "trunnion").resolve())
+    build = (ROOT / sys.argv[1]).resolve()
     report = Report()
-    listing = call(program, "devices")
-    found = [d["id"] for b in listing["backends"] if b["available"] for d in b["devices"] if b["name"] != "cpu"]
-    for device in sys.argv[2:] or found:
-        for task, steps in TRAININGS:
-            check_training(program, report, device, task, steps)
-        check_model(program, report, device)
-        if not report.failed:
-            print(f"ran on: {device} (training and a language model, strictly)")
+    for name in sys.argv[2:] or DEVICES:
+        check_device(str(build / "trunnion"), build, report, name)
     print(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
     return report.failed != 0
 
