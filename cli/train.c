@@ -29,6 +29,8 @@ static const char help_text[] =
     "                        cartpole: steps in the environment (100000)\n"
     "  --model mlp|cnn       digits: the network (mlp)\n"
     "  --policy mlp|lstm     cartpole: the policy (mlp)\n"
+    "  --devices A,B         digits, chars: share each batch, as in cuda:0,cuda:1; the first holds the model\n"
+    "  --parts N             digits, chars: parts of a batch (one a device); they decide the bits, the devices do not\n"
     "  --data FILE           digits: the table, 65 numbers a line (the file that tools/digits.py makes);\n"
     "                        chars: the text (else all that `trunnion help` says of the commands)\n"
     "  --save FILE           write a checkpoint at the end, and when interrupted\n"
@@ -39,6 +41,7 @@ static const char help_text[] =
     "examples:\n"
     "  trunnion train digits\n"
     "  trunnion train digits --model cnn --save digits.safetensors\n"
+    "  trunnion train chars --devices cuda:0,cuda:1\n"
     "  trunnion train chars --data text.txt\n"
     "  trunnion train cartpole --policy lstm --seed 3 --json\n";
 
@@ -55,12 +58,26 @@ const cli_command cli_train = {
 
 /* ---- options ----------------------------------------------------------------------------------------------------- */
 
-enum { OWN = 256, OPT_STEPS = OWN, OPT_MODEL, OPT_POLICY, OPT_DATA, OPT_SAVE, OPT_SAVE_EVERY, OPT_RESUME, OPT_LOG };
+enum {
+    OWN = 256,
+    OPT_STEPS = OWN,
+    OPT_MODEL,
+    OPT_POLICY,
+    OPT_DEVICES,
+    OPT_PARTS,
+    OPT_DATA,
+    OPT_SAVE,
+    OPT_SAVE_EVERY,
+    OPT_RESUME,
+    OPT_LOG
+};
 
 static const struct option own_options[] = {
     {"steps", required_argument, NULL, OPT_STEPS},
     {"model", required_argument, NULL, OPT_MODEL},
     {"policy", required_argument, NULL, OPT_POLICY},
+    {"devices", required_argument, NULL, OPT_DEVICES},
+    {"parts", required_argument, NULL, OPT_PARTS},
     {"data", required_argument, NULL, OPT_DATA},
     {"save", required_argument, NULL, OPT_SAVE},
     {"save-every", required_argument, NULL, OPT_SAVE_EVERY},
@@ -78,6 +95,8 @@ static bool take_option(void *ctx, int val, const char *arg) {
     case OPT_SAVE_EVERY: return cli_parse_int(arg, 1, INT64_C(1) << 40, &o->save_every);
     case OPT_MODEL: o->model = arg; return one_of(arg, "mlp", "cnn");
     case OPT_POLICY: o->policy = arg; return one_of(arg, "mlp", "lstm");
+    case OPT_DEVICES: o->devices = arg; return *arg != 0;
+    case OPT_PARTS: return cli_parse_int(arg, 1, 256, &o->parts);
     case OPT_DATA: o->data = arg; return *arg != 0;
     case OPT_SAVE: o->save = arg; return *arg != 0;
     case OPT_RESUME: o->resume = arg; return *arg != 0;
@@ -92,6 +111,8 @@ static const char *foreign_option(const train_options *o, const train_task *task
         const char *given, *name;
     } rows[] = {{TRAIN_TAKES_MODEL, o->model, "--model"},
                 {TRAIN_TAKES_POLICY, o->policy, "--policy"},
+                {TRAIN_TAKES_DEVICES, o->devices, "--devices"},
+                {TRAIN_TAKES_DEVICES, o->parts ? "" : NULL, "--parts"},
                 {TRAIN_TAKES_DATA, o->data, "--data"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (rows[i].given && !(task->takes & rows[i].bit)) return rows[i].name;
@@ -235,6 +256,7 @@ static void put_json(const run *r, double rate, double metric, const char *id, c
     cli_json_number(&j, "metric", metric);
     cli_json_string(&j, "metric_name", r->task->metric);
     cli_json_string(&j, "device", id);
+    if (r->task->shared) train_devices_json(&j, r->task->shared(r->self));
     cli_json_fallback(&j, &r->selection, device);
     cli_json_bool(&j, "interrupted", r->interrupted);
     cli_json_end(&j, '}');
@@ -246,6 +268,7 @@ static void put_text(const run *r, double rate, double metric, const char *devic
     printf("%s on %s: %lld %s", r->task->name, device, (long long)r->step, r->task->unit);
     if (r->step > r->first) printf(", %.0f a second, loss %.4g", rate, r->loss);
     printf("\n%s: %.4g\n", r->task->metric, metric);
+    if (r->task->shared) train_devices_text(stdout, r->task->shared(r->self));
     if (r->options->save) printf("saved: %s (go on with --resume %s)\n", r->options->save, r->options->save);
 }
 
@@ -322,18 +345,18 @@ static int prepare(run *r) {
     return CLI_FAILED;
 }
 
-static int run_task(const train_options *o, const train_task *task) {
+static int run_task(train_options *o, const train_task *task) {
     run r = {.options = o, .task = task, .stride = 1, .loss = NAN};
+    train_team team = {.count = 0};
+    o->team = &team;
     r.last = o->steps >= 0 ? o->steps : task->steps;
-    int code = CLI_OK;
-    tn_device *device = cli_choose_device(&o->common, &r.selection, &code);
-    if (!device) return code;
-    code = prepare(&r);
-    if (code == CLI_OK) code = execute(&r, device);
+    int code = train_open(o, &team, &r.selection);
+    if (code == CLI_OK) code = prepare(&r);
+    if (code == CLI_OK) code = execute(&r, team.devices[0]);
     task->end(r.self);
     if (r.log && fclose(r.log) != 0 && code == CLI_OK) code = CLI_FAILED;
     free(r.curve);
-    tn_device_close(device);
+    train_close(&team);
     return code;
 }
 

@@ -6,19 +6,35 @@
 #include "trunnion/backend.h"
 #include "trunnion/trunnion.h"
 
+/* The devices of a run, the model's first, and how they share batches (train_devices.c). */
+enum { TRAIN_MOST_DEVICES = 16 };
+typedef struct train_team {
+    tn_device *devices[TRAIN_MOST_DEVICES];
+    int count;
+    tn_data_parallel_options options;
+} train_team;
+
 /* What the command line says. Texts live as long as argv. */
 typedef struct train_options {
     cli_options common;
     int64_t steps;      /* -1: the task's own number */
     int64_t save_every; /* 0: at the end alone */
     const char *save, *resume, *log;
-    const char *data;   /* digits: the table; NULL: in the cache folder. chars: the text; NULL: the command's help */
-    const char *model;  /* digits: mlp, cnn */
-    const char *policy; /* cartpole: mlp, lstm */
+    const char *data;    /* digits: the table; NULL: in the cache folder. chars: the text; NULL: the command's help */
+    const char *model;   /* digits: mlp, cnn */
+    const char *policy;  /* cartpole: mlp, lstm */
+    const char *devices; /* names with commas between; NULL: the one of `common` */
+    int64_t parts;       /* of a batch; 0: one a device */
+    const train_team *team; /* once they are open */
 } train_options;
 
 /* Options that have a meaning for some tasks alone. */
-enum { TRAIN_TAKES_MODEL = 1 << 0, TRAIN_TAKES_POLICY = 1 << 1, TRAIN_TAKES_DATA = 1 << 2 };
+enum {
+    TRAIN_TAKES_MODEL = 1 << 0,
+    TRAIN_TAKES_POLICY = 1 << 1,
+    TRAIN_TAKES_DATA = 1 << 2,
+    TRAIN_TAKES_DEVICES = 1 << 3
+};
 
 /* One task. Functions return a status; the words are those of tn_error. */
 typedef struct train_task {
@@ -43,11 +59,23 @@ typedef struct train_task {
     tn_status (*before_save)(void *self);
     tn_status (*after_load)(void *self);
     tn_status (*measure)(void *self, double *metric);
-    tn_status (*show)(void *self, FILE *to); /* what there is to see at the end; may be NULL */
-    void (*end)(void *self); /* NULL is fine */
+    tn_status (*show)(void *self, FILE *to);       /* what there is to see at the end; may be NULL */
+    const tn_data_parallel *(*shared)(void *self); /* who computes; NULL: the task takes no further devices */
+    void (*end)(void *self);                       /* NULL is fine */
 } train_task;
 
 extern const train_task train_digits, train_cartpole, train_chars;
+
+/* ---- several devices (train_devices.c) --------------------------------------------------------------------------- */
+
+/* Opens the devices that the options ask for; the first becomes the current one. CLI_OK, or the exit status after a
+ * message; train_close either way. */
+int train_open(const train_options *o, train_team *team, tn_selection *selection);
+void train_close(train_team *team);
+/* What a task computes its batches with. */
+tn_status train_share(const train_options *o, tn_module *root, tn_data_parallel **out);
+void train_devices_json(cli_json *j, const tn_data_parallel *all); /* the member `devices` */
+void train_devices_text(FILE *to, const tn_data_parallel *all);    /* a line each where there are several */
 
 /* ---- random numbers of the host side (random.c): data order, environments, actions ------------------------------- */
 

@@ -36,6 +36,7 @@ typedef struct chars {
     tn_module *root, *block[LAYERS];
     tn_tensor *mask;
     tn_optimizer *optimizer;
+    tn_data_parallel *all;
 } chars;
 
 /* ---- the text ---------------------------------------------------------------------------------------------------- */
@@ -131,9 +132,10 @@ static tn_status build(chars *c) {
 static tn_tensor *logits_of(const chars *c, const int64_t *numbers, int64_t batch) {
     tn_tensor *ids = tn_from_data(numbers, (int64_t[]){batch, CONTEXT}, 2, TN_I64);
     tn_tensor *places = tn_module_variable(c->root, "positions.weight");
+    tn_tensor *mask = tn_to_device(c->mask, tn_current_device());
     tn_tensor *x = tn_add(tn_forward(tn_module_child(c->root, "tokens"), ids), places);
     for (int i = 0; i < LAYERS; i++)
-        x = tn_transformer_encoder_layer_forward(c->block[i], x, c->mask);
+        x = tn_transformer_encoder_layer_forward(c->block[i], x, mask);
     x = tn_forward(tn_module_child(c->root, "head"), tn_forward(tn_module_child(c->root, "norm"), x));
     return tn_reshape(x, (int64_t[]){batch * CONTEXT, c->vocabulary}, 2);
 }
@@ -143,6 +145,7 @@ static tn_tensor *logits_of(const chars *c, const int64_t *numbers, int64_t batc
 static void chars_end(void *self) {
     chars *c = self;
     if (!c) return;
+    tn_data_parallel_free(c->all);
     tn_optimizer_free(c->optimizer);
     tn_free(c->mask);
     tn_module_free(c->root);
@@ -156,35 +159,40 @@ static tn_status chars_begin(const train_options *o, void **self) {
     if (!c) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
     c->seed = o->common.seed;
     tn_status status = load_text(o->data, c);
-    return status == TN_OK ? build(c) : status;
+    if (status == TN_OK) status = build(c);
+    return status == TN_OK ? train_share(o, c->root, &c->all) : status;
 }
 
-/* Pieces of the text from `begin` (of BATCH), each with what follows each of its characters. */
-static tn_tensor *loss_of(const chars *c, const int64_t *begin) {
+/* Pieces of the text, at most BATCH, from each `begin`, with what follows each of their characters. */
+static tn_tensor *loss_of(const chars *c, const int64_t *begin, int64_t count) {
     int64_t seen[BATCH * CONTEXT], next[BATCH * CONTEXT];
-    for (int b = 0; b < BATCH; b++)
+    for (int64_t b = 0; b < count; b++)
         for (int i = 0; i < CONTEXT; i++) {
             seen[b * CONTEXT + i] = c->text[begin[b] + i];
             next[b * CONTEXT + i] = c->text[begin[b] + i + 1];
         }
-    tn_tensor *target = tn_from_data(next, (int64_t[]){BATCH * CONTEXT}, 1, TN_I64);
-    return tn_cross_entropy(logits_of(c, seen, BATCH), target, NULL, NULL);
+    tn_tensor *target = tn_from_data(next, (int64_t[]){count * CONTEXT}, 1, TN_I64);
+    return tn_cross_entropy(logits_of(c, seen, count), target, NULL, NULL);
+}
+
+typedef struct batch {
+    const chars *c;
+    int64_t begin[BATCH];
+} batch;
+
+static tn_tensor *loss_of_part(void *ctx, const tn_part *part) {
+    const batch *b = ctx;
+    return loss_of(b->c, b->begin + part->first, part->rows);
 }
 
 static tn_status chars_advance(void *self, int64_t step, int64_t *made, double *loss_out) {
     chars *c = self;
-    int64_t begin[BATCH];
+    batch b = {.c = c};
     uint64_t state = c->seed * 0x10001 + (uint64_t)step;
-    tn_status status = TN_OK;
-    for (int b = 0; b < BATCH; b++)
-        begin[b] = (int64_t)(random_next(&state) % (uint64_t)(c->train_length - CONTEXT));
-    TN_SCOPE {
-        tn_tensor *loss = loss_of(c, begin);
-        status = tn_minimize(c->optimizer, loss);
-        if (status == TN_OK) *loss_out = tn_item(loss);
-    }
+    for (int i = 0; i < BATCH; i++)
+        b.begin[i] = (int64_t)(random_next(&state) % (uint64_t)(c->train_length - CONTEXT));
     *made = 1;
-    return status;
+    return tn_data_parallel_minimize(c->all, c->optimizer, BATCH, loss_of_part, &b, loss_out);
 }
 
 static void chars_status_text(void *self, char *text, size_t size) {
@@ -219,7 +227,7 @@ static tn_status chars_measure(void *self, double *metric) {
         for (int64_t b = 0; b < BATCH; b++)
             begin[b] = c->train_length + (k * BATCH + b) * room / (TEST_BATCHES * BATCH);
         TN_SCOPE TN_NO_GRAD {
-            tn_tensor *loss = loss_of(c, begin);
+            tn_tensor *loss = loss_of(c, begin, BATCH);
             status = tn_eval(&loss, 1);
             if (status == TN_OK) sum += tn_item(loss);
         }
@@ -283,11 +291,13 @@ static tn_status chars_show(void *self, FILE *to) {
     return TN_OK;
 }
 
+static const tn_data_parallel *chars_shared(void *self) { return ((chars *)self)->all; }
+
 const train_task train_chars = {
     .name = "chars",
     .unit = "batches of 16 pieces of 64 characters",
     .metric = "bits a character, on text kept aside",
-    .takes = TRAIN_TAKES_DATA,
+    .takes = TRAIN_TAKES_DATA | TRAIN_TAKES_DEVICES,
     .steps = 500,
     .begin = chars_begin,
     .describe = chars_describe,
@@ -298,5 +308,6 @@ const train_task train_chars = {
     .after_load = nothing_more,
     .measure = chars_measure,
     .show = chars_show,
+    .shared = chars_shared,
     .end = chars_end,
 };

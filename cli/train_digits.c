@@ -35,6 +35,7 @@ typedef struct digits {
     rows train, test;
     tn_module *root, *net;
     tn_optimizer *optimizer;
+    tn_data_parallel *all;
     bool images; /* the network takes [batch, 1, 8, 8] */
     uint64_t seed;
     int32_t *order;      /* of the epoch `order_epoch` */
@@ -154,6 +155,7 @@ static tn_status build(digits *d) {
 static void digits_end(void *self) {
     digits *d = self;
     if (!d) return;
+    tn_data_parallel_free(d->all);
     tn_optimizer_free(d->optimizer);
     tn_module_free(d->root);
     free(d->train.pixels);
@@ -175,7 +177,8 @@ static tn_status digits_begin(const train_options *o, void **self) {
     if (status != TN_OK) return status;
     d->order = malloc((size_t)d->train.count * sizeof *d->order);
     if (!d->order) return tn_backend_fail(TN_ERR_MEMORY, "out of memory");
-    return build(d);
+    status = build(d);
+    return status == TN_OK ? train_share(o, d->root, &d->all) : status;
 }
 
 static tn_tensor *input_of(const digits *d, const float *pixels, int64_t count) {
@@ -198,21 +201,26 @@ static void pick_batch(digits *d, int64_t step, float *pixels, int64_t *labels) 
     }
 }
 
-static tn_status digits_advance(void *self, int64_t step, int64_t *made, double *loss_out) {
-    digits *d = self;
+typedef struct batch {
+    const digits *d;
     float pixels[BATCH * PIXELS];
     int64_t labels[BATCH];
-    tn_status status = TN_OK;
-    pick_batch(d, step, pixels, labels);
-    TN_SCOPE {
-        tn_tensor *y = tn_from_data(labels, (int64_t[]){BATCH}, 1, TN_I64);
-        tn_cross_entropy_options smooth = {.struct_size = sizeof smooth, .label_smoothing = SMOOTHING};
-        tn_tensor *loss = tn_cross_entropy(tn_forward(d->net, input_of(d, pixels, BATCH)), y, NULL, &smooth);
-        status = tn_minimize(d->optimizer, loss);
-        if (status == TN_OK) *loss_out = tn_item(loss);
-    }
+} batch;
+
+static tn_tensor *loss_of_part(void *ctx, const tn_part *part) {
+    const batch *b = ctx;
+    tn_cross_entropy_options smooth = {.struct_size = sizeof smooth, .label_smoothing = SMOOTHING};
+    tn_tensor *x = input_of(b->d, b->pixels + part->first * PIXELS, part->rows);
+    tn_tensor *y = tn_from_data(b->labels + part->first, (int64_t[]){part->rows}, 1, TN_I64);
+    return tn_cross_entropy(tn_forward(b->d->net, x), y, NULL, &smooth);
+}
+
+static tn_status digits_advance(void *self, int64_t step, int64_t *made, double *loss_out) {
+    digits *d = self;
+    batch b = {.d = d};
+    pick_batch(d, step, b.pixels, b.labels);
     *made = 1;
-    return status;
+    return tn_data_parallel_minimize(d->all, d->optimizer, BATCH, loss_of_part, &b, loss_out);
 }
 
 static void digits_status_text(void *self, char *text, size_t size) {
@@ -255,11 +263,13 @@ static tn_status digits_measure(void *self, double *metric) {
     return status;
 }
 
+static const tn_data_parallel *digits_shared(void *self) { return ((digits *)self)->all; }
+
 const train_task train_digits = {
     .name = "digits",
     .unit = "batches of 64",
     .metric = "test accuracy",
-    .takes = TRAIN_TAKES_MODEL | TRAIN_TAKES_DATA,
+    .takes = TRAIN_TAKES_MODEL | TRAIN_TAKES_DATA | TRAIN_TAKES_DEVICES,
     .steps = 1000,
     .begin = digits_begin,
     .describe = digits_describe,
@@ -269,5 +279,6 @@ const train_task train_digits = {
     .before_save = nothing_more,
     .after_load = nothing_more,
     .measure = digits_measure,
+    .shared = digits_shared,
     .end = digits_end,
 };

@@ -295,6 +295,26 @@ static void an_episode_is_cut_after_500_steps(void **state) {
     }
 }
 
+/* The command: who shares a batch changes no digit of what it says. */
+static void devices_share_a_batch(void **state) {
+    (void)state;
+    static const char *const rows[] = {"--device cpu --parts 3", "--devices cpu,cpu --parts 3"};
+    char said[2][2048], *metric[2];
+    for (int i = 0; i < 2; i++) {
+        char command[200];
+        snprintf(command, sizeof command, "%%s train chars --steps 2 --seed 3 --json %s", rows[i]);
+        assert_int_equal(run_trunnion(command, said[i], sizeof said[i]), 0);
+        metric[i] = strstr(said[i], "\"metric\": ");
+        assert_non_null(metric[i]);
+        *strchr(metric[i], ',') = 0;
+    }
+    assert_string_equal(metric[0], metric[1]);
+    assert_text_has(metric[1] + strlen(metric[1]) + 1, "{\"id\": \"cpu\", \"parts\": 2,");
+    char heard[200];
+    assert_int_equal(run_trunnion("%s train cartpole --devices cpu,cpu 2>&1", heard, sizeof heard), 2);
+    assert_text_has(heard, "--devices has no meaning for the task cartpole");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(resumed_runs_have_the_same_bits),
@@ -306,6 +326,7 @@ int main(void) {
         cmocka_unit_test(an_lstm_learns_to_remember),
         cmocka_unit_test(the_cart_moves_as_gymnasiums),
         cmocka_unit_test(an_episode_is_cut_after_500_steps),
+        cmocka_unit_test(devices_share_a_batch),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }
