@@ -13,7 +13,9 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "image.h"
 #include "onnx_case.h"
+#include "trunnion/onnx.h"
 
 enum { OPT_ATOL = 256, OPT_RTOL, OPT_FILTER, OPT_SECONDS };
 enum { PATH = 4096, WHY = 600, DEEPEST = 3 /* folders in folders */ };
@@ -289,6 +291,7 @@ static int run(int argc, char **argv) {
         {0},
     };
     tests t = {.tolerance = {-1, -1}, .seconds = 60};
+    tn_onnx_set_image_decoder(image_decode_for_onnx);
     int status, first = cli_parse(&cli_onnx_test, argc, argv, &t.options, own, "", take, &t, &status);
     if (first < 0) return status;
     if (first == argc) return cli_wrong_usage(&cli_onnx_test, "which cases? Give their folder");

@@ -508,6 +508,7 @@ static int run(int argc, char **argv) {
         {0},
     };
     work w = {0};
+    tn_onnx_set_image_decoder(image_decode_for_onnx);
     int status, first = cli_parse(&cli_run, argc, argv, &w.options, own, "i:o:", take, &w, &status);
     if (first < 0) return status;
     if (first == argc) return cli_wrong_usage(&cli_run, "which model? Give its ONNX file");

@@ -672,6 +672,7 @@ static void onnx_refuses(void **state) {
     FAILS(tn_onnx_output_at(NULL, 0, &info))
     YIELDS(0, tn_onnx_weight_count(NULL))
     YIELDS(NULL, tn_onnx_weight_at(NULL, 0, NULL))
+    CALLS(tn_onnx_set_image_decoder(NULL))
     FAILS(tn_onnx_run(NULL, &v, &v))
     YIELDS(NULL, tn_onnx_value_tensor(NULL))
     YIELDS(NULL, tn_onnx_value_strings(NULL, NULL, shape, 0))

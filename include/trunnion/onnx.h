@@ -120,6 +120,12 @@ TN_API const tn_onnx_value *tn_onnx_weight_at(const tn_onnx *m, int i, const cha
  * the node. */
 TN_API tn_status tn_onnx_run(tn_onnx *m, tn_onnx_value *const *inputs, tn_onnx_value **outputs);
 
+/* What decodes pictures for ImageDecoder, in the whole process: the library reads no such files itself. Without one
+ * (NULL, as at the start) models with ImageDecoder are refused. It is given a file's bytes and yields *rgb from malloc,
+ * extent[0] rows from the top of extent[1] pixels of red, green and blue; its failure is the run's. */
+typedef tn_status tn_image_decoder(const void *bytes, size_t size, int64_t extent[2], uint8_t **rgb);
+TN_API void tn_onnx_set_image_decoder(tn_image_decoder *decode);
+
 /* ---- writing a model --------------------------------------------------------------------------------------------- */
 
 typedef struct tn_onnx_export_options {

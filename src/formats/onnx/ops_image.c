@@ -393,6 +393,7 @@ const onnx_op_row onnx_image_ops[] = {{"AffineGrid", 20, .run = onnx_affine_grid
                                       {"GridSample", 16, .run = onnx_grid_sample},
                                       {"HammingWindow", 17, .run = onnx_signal_window, .with = 1},
                                       {"HannWindow", 17, .run = onnx_signal_window, .with = 0},
+                                      {"ImageDecoder", 20, .run = onnx_image_decoder},
                                       {"MaxRoiPool", 1, .run = onnx_max_roi_pool},
                                       {"MelWeightMatrix", 17, .run = onnx_mel_weight_matrix},
                                       {"NonMaxSuppression", 10, .run = onnx_non_max_suppression},

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "formats/onnx/model.h"
+#include "formats/onnx/nn.h"
 
 typedef struct domain_row {
     const char *name; /* "": the standard's own */
@@ -38,5 +39,5 @@ const onnx_op_row *onnx_find_row(onnx_text domain, onnx_text type, int64_t opset
         for (const onnx_op_row *row = domains[i].ops; row->name; row++)
             if (row->since <= opset && (!best || row->since > best->since) && onnx_is(type, row->name)) best = row;
     }
-    return best;
+    return best && best->run == onnx_image_decoder && !onnx_decodes_images() ? NULL : best;
 }
