@@ -7,6 +7,7 @@
 #include "convert.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 
 #include "commands.h"
@@ -25,7 +26,9 @@ const cli_command cli_convert = {
         "                        a Hugging Face folder of a Llama, Mistral or Qwen model becomes a GGUF model, with\n"
         "                        its tokenizer\n"
         "  OUT                   .gguf, .safetensors, or .onnx: language models (.gguf or a folder) become a network\n"
-        "                        from ids to logits, encoders (a folder) one from ids and a mask to embeddings\n"
+        "                        from ids to logits, encoders (a folder) one from ids and a mask to embeddings;\n"
+        "                        FOLDER/, as Hugging Face has models, with tokenizer and config.json: of a .gguf of a\n"
+        "                        Llama, Qwen 2 or Qwen 3 model\n"
         "  --quantize TYPE       matrices become Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K … Q6_K (GGUF), F16, BF16 or\n"
         "                        F32; rows that are no multiple of 256 take Q4_0, Q5_0, Q5_1 or Q8_0 instead of\n"
         "                        a K type, and vectors stay as they are\n"
@@ -40,6 +43,7 @@ const cli_command cli_convert = {
         "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify --text text.txt\n"
         "  trunnion convert model.gguf model.safetensors\n"
         "  trunnion convert model.gguf model.onnx --verify\n"
+        "  trunnion convert model.gguf folder/ --quantize BF16\n"
         "  trunnion convert weights.pt weights.safetensors --verify\n",
     .accepts = CLI_JSON | CLI_THREADS | CLI_DEVICE | CLI_VERBOSE,
     .run = run,
@@ -71,7 +75,10 @@ static bool is_same_file(const char *a, const char *b) {
 static const char *wrong_wish(const convert_wishes *w, convert_kind from, convert_kind to) {
     if (from == CONVERT_UNKNOWN)
         return "IN is .gguf, .safetensors, .onnx, .pt, .pth, .bin or a folder with safetensors";
-    if (to == CONVERT_UNKNOWN || to == CONVERT_PICKLE) return "OUT ends with .gguf, .safetensors or .onnx";
+    if (to == CONVERT_UNKNOWN || to == CONVERT_PICKLE) return "OUT ends with .gguf, .safetensors, .onnx or /";
+    if (to == CONVERT_FOLDER && from != CONVERT_GGUF) return "folders are made of .gguf files alone";
+    if (to == CONVERT_FOLDER && w->to != TN_DTYPE_COUNT && tn_dtype_block(w->to) > 1)
+        return "folders have no quantised types: take F16, BF16 or F32";
     if (to == CONVERT_ONNX && from != CONVERT_GGUF && !cli_is_folder(w->in))
         return "weights alone do not become ONNX: a network is more than them; take a .gguf or a model's folder";
     if (to == CONVERT_ONNX && w->to != TN_DTYPE_COUNT) return "--quantize is for an OUT with .gguf or .safetensors";
@@ -90,6 +97,7 @@ static const struct {
     [CONVERT_GGUF] = {convert_to_gguf, convert_verify},
     [CONVERT_SAFETENSORS] = {convert_to_safetensors, convert_verify},
     [CONVERT_ONNX] = {convert_to_onnx, convert_verify_onnx},
+    [CONVERT_FOLDER] = {convert_to_folder, convert_verify},
 };
 
 static tn_status convert(const convert_wishes *w, convert_kind to, convert_report *r) {
@@ -101,6 +109,10 @@ static tn_status convert(const convert_wishes *w, convert_kind to, convert_repor
         in.folder = &folder;
         status = convert_folder_open(w->in, in.count, &folder);
     }
+    if (status == TN_OK && to == CONVERT_FOLDER) {
+        in.folder = &folder;
+        status = convert_folder_from(in.gguf, in.count, &folder);
+    }
     if (status == TN_OK) status = ways[to].write(&in, w, r);
     r->tensors = in.count;
     for (int64_t i = 0; i < in.count && status == TN_OK; i++) {
@@ -108,7 +120,7 @@ static tn_status convert(const convert_wishes *w, convert_kind to, convert_repor
         status = convert_at(&in, i, &t);
         r->input_bytes += t.bytes;
     }
-    r->bytes = size_of(w->out);
+    if (to != CONVERT_FOLDER) r->bytes = size_of(w->out);
     r->seconds = cli_now() - begun;
     if (status == TN_OK && w->verify) status = ways[to].verify(&in, w, r);
     convert_close(&in);
@@ -131,6 +143,7 @@ static int run(int argc, char **argv) {
     if (w.quantize && !convert_parse_type(w.quantize, &w.to))
         return cli_wrong_usage(&cli_convert, "\"%s\" is no type that weights are converted to", w.quantize);
     convert_kind from = convert_kind_of(w.in), to = convert_kind_of(w.out);
+    if (cli_is_folder(w.out) || w.out[strlen(w.out) - 1] == '/') to = CONVERT_FOLDER;
     const char *wrong = wrong_wish(&w, from, to);
     if (wrong) return cli_wrong_usage(&cli_convert, "%s", wrong);
 

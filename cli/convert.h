@@ -17,15 +17,24 @@ typedef struct convert_folder {
     tn_json_doc *config;
     int64_t heads, kv_heads, count;
     bool turned;  /* rows of q and k change places */
+    bool back;    /* from a GGUF file to a folder */
     char **names; /* of the tensors that were asked for */
     int64_t *turns;
 } convert_folder;
 
 tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder *out); /* close it in either case */
+/* The other way: what the tensors of a GGUF file are called in a folder. */
+tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_folder *out); /* close it in either case */
 void convert_folder_close(convert_folder *f);
-/* GGUF's name of tensor i; *heads: over how many heads its rows change places (convert_turn), 0: none. */
+/* The other kind's name of tensor i; *heads: over how many heads its rows change places (convert_turn), 0: none. */
 tn_status convert_folder_name(const convert_folder *f, int64_t i, const char *name, const char **out, int64_t *heads);
 tn_tensor *convert_turn(const tn_tensor *t, int64_t heads);
+/* Sizes by both names, ended by a row of NULL. */
+typedef struct convert_size {
+    const char *hf, *gguf; /* GGUF's behind the architecture */
+    bool needed;
+} convert_size;
+extern const convert_size convert_sizes[];
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w);
 
 /* ---- files (convert_file.c) -------------------------------------------------------------------------------------- */
@@ -35,6 +44,7 @@ typedef enum convert_kind {
     CONVERT_GGUF,
     CONVERT_PICKLE,
     CONVERT_ONNX,
+    CONVERT_FOLDER, /* to be made; as an input it is CONVERT_SAFETENSORS */
     CONVERT_UNKNOWN
 } convert_kind;
 
@@ -125,6 +135,9 @@ tn_status convert_one(const convert_file *in, const convert_tensor *t, tn_dtype 
 
 tn_status convert_to_gguf(const convert_file *in, const convert_wishes *w, convert_report *r);
 tn_status convert_to_safetensors(const convert_file *in, const convert_wishes *w, convert_report *r);
+/* A GGUF language model as a folder: weights, config.json, tokenizer.json and what belongs to it (convert_to_folder.c).
+ */
+tn_status convert_to_folder(const convert_file *in, const convert_wishes *w, convert_report *r);
 /* Every tensor is there; what was not rounded has its bits, what was has the errors that were measured. */
 tn_status convert_verify(const convert_file *in, const convert_wishes *w, convert_report *r);
 /* The tensor of that name; TN_ERR_FORMAT when there is none. */

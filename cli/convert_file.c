@@ -31,7 +31,11 @@ convert_kind convert_kind_of(const char *path) {
     return CONVERT_UNKNOWN;
 }
 
-/* Constants that were made up when the model was written, as shapes are, begin with _c: no weights of anybody's. */
+/* What was made up when the model was written: constants as shapes are (_c0), rope's frequencies. */
+static bool is_weight(const char *name) {
+    return strncmp(name, "_c", 2) != 0 && strcmp(name, "rotary_emb.inv_freq") != 0;
+}
+
 static tn_status open_onnx(convert_file *f) {
     tn_onnx_options o = {.struct_size = sizeof o, .weights_alone = true};
     tn_status status = tn_onnx_open(f->path, &o, &f->onnx);
@@ -41,7 +45,7 @@ static tn_status open_onnx(convert_file *f) {
     for (int i = 0; i < count && status == TN_OK; i++) {
         const char *name;
         const tn_onnx_value *v = tn_onnx_weight_at(f->onnx, i, &name);
-        if (strncmp(name, "_c", 2) == 0) continue;
+        if (!is_weight(name)) continue;
         if (tn_onnx_value_kind(v) != TN_ONNX_TENSOR)
             status = tn_backend_fail(TN_ERR_UNSUPPORTED,
                                      "'%s': '%.100s' holds texts, which other files have no type for", f->path, name);
@@ -125,6 +129,7 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
     }
     if (!f->folder) return TN_OK;
     if ((status = convert_folder_name(f->folder, i, t->source, &t->name, &t->heads)) != TN_OK) return status;
+    if (t->heads != 0) t->data = NULL; /* its rows do not stand there as they will */
     if (t->heads == 0 || (t->rank >= 1 && t->rank <= 2 && t->shape[0] % (2 * t->heads) == 0)) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not have the rows of %lld heads", t->source, (long long)t->heads);
 }

@@ -1,5 +1,6 @@
 /* convert_folder.c — a language model's Hugging Face folder as a GGUF file has it: names of tensors, the order of rows
- * in q and k, sizes from config.json, tokens from tokenizer.json.
+ * in q and k, sizes from config.json, tokens from tokenizer.json. The table of names is read in the other direction too
+ * (convert_to_folder.c).
  *
  * The families that GGUF calls llama, qwen2 and qwen3. In llama files rope turns neighbours, in folders the halves of a
  * head, so rows of q and k change places. Tokenizers: byte-level BPE, with the patterns that these families have. */
@@ -68,10 +69,35 @@ static tn_status map_name(const convert_folder *f, const char *name, char *out, 
                            f->path, name, f->architecture);
 }
 
+/* The same backwards: a GGUF file's name to the folder's. */
+static tn_status map_back(const convert_folder *f, const char *name, char *out, int64_t *heads) {
+    const char *rest = name;
+    long layer = -1;
+    *heads = 0;
+    if (strcmp(name, "output.weight") == 0) {
+        snprintf(out, CONVERT_NAME, "lm_head.weight");
+        return TN_OK;
+    }
+    if (strncmp(name, "blk.", 4) == 0) {
+        char *end;
+        layer = strtol(name + 4, &end, 10);
+        rest = *end == '.' ? end + 1 : end;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (strcmp(names[i].gguf, rest) != 0 || (i < 2) != (layer < 0)) continue;
+        if (layer < 0) snprintf(out, CONVERT_NAME, "model.%s", names[i].hf);
+        if (layer >= 0) snprintf(out, CONVERT_NAME, "model.layers.%ld.%s", layer, names[i].hf);
+        if (f->turned) *heads = names[i].heads == 1 ? -f->heads : names[i].heads == 2 ? -f->kv_heads : 0;
+        return TN_OK;
+    }
+    return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is none that %s models have in folders",
+                           f->path, name, f->architecture);
+}
+
 tn_status convert_folder_name(const convert_folder *f, int64_t i, const char *name, const char **out, int64_t *heads) {
     if (!f->names[i]) {
         char mapped[CONVERT_NAME];
-        tn_status status = map_name(f, name, mapped, heads);
+        tn_status status = (f->back ? map_back : map_name)(f, name, mapped, heads);
         if (status != TN_OK) return status;
         if (!(f->names[i] = strdup(mapped))) return tn_backend_fail(TN_ERR_MEMORY, "no memory for a name");
         f->turns[i] = *heads;
@@ -81,15 +107,25 @@ tn_status convert_folder_name(const convert_folder *f, int64_t i, const char *na
     return TN_OK;
 }
 
-/* [heads, 2, half, …] → [heads, half, 2, …]: element i of the first half stands beside element i of the second. */
-tn_tensor *convert_turn(const tn_tensor *t, int64_t heads) {
-    int64_t rows = tn_size(t, 0), columns = tn_rank(t) > 1 ? tn_size(t, 1) : 1;
-    tn_tensor *split = tn_reshape(t, (int64_t[]){heads, 2, rows / heads / 2, columns}, 4);
+/* [heads, 2, half, …] → [heads, half, 2, …]: element i of the first half stands beside element i of the second. With
+ * heads < 0 the other way round. */
+tn_tensor *convert_turn(const tn_tensor *blocks, int64_t heads) {
+    bool back = heads < 0;
+    int64_t count = back ? -heads : heads;
+    tn_tensor *t = tn_dtype_block(tn_dtype_of(blocks)) > 1 ? tn_cast(blocks, TN_F32) : tn_contiguous(blocks);
+    int64_t rows = tn_size(t, 0), columns = tn_rank(t) > 1 ? tn_size(t, 1) : 1, half = rows / count / 2;
+    tn_tensor *split = tn_reshape(t, (int64_t[]){count, back ? half : 2, back ? 2 : half, columns}, 4);
     tn_tensor *turned = tn_transpose(split, 1, 2);
     tn_tensor *joined = tn_reshape(turned, (int64_t[]){rows, columns}, tn_rank(t));
     tn_free(split);
     tn_free(turned);
+    tn_free(t);
     return joined;
+}
+
+static const char *key_of(const convert_folder *f, const char *what, char *out) {
+    snprintf(out, KEY_SIZE, "%s.%s", f->architecture, what);
+    return out;
 }
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
@@ -130,6 +166,33 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' does not say how many heads there are", path);
 }
 
+tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_folder *f) {
+    const char *word;
+    char key[KEY_SIZE];
+    int64_t length;
+    *f = (convert_folder){.path = tn_gguf_path(file), .count = tensors, .back = true};
+    tn_status status = tn_gguf_get_string(file, "general.architecture", &word, &length);
+    for (size_t i = 0; i < sizeof families / sizeof *families && status == TN_OK && !f->architecture; i++)
+        if (strlen(families[i].architecture) == (size_t)length &&
+            memcmp(families[i].architecture, word, (size_t)length) == 0)
+            f->architecture = families[i].architecture;
+    if (status != TN_OK) return status;
+    if (!f->architecture)
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': models of architecture '%.*s' do not become folders; llama, qwen2 and qwen3 do",
+                               f->path, (int)length, word);
+    f->turned = strcmp(f->architecture, "llama") == 0;
+    status = tn_gguf_get_int(file, key_of(f, "attention.head_count", key), &f->heads);
+    f->kv_heads = f->heads;
+    if (tn_gguf_get(file, key_of(f, "attention.head_count_kv", key)) && status == TN_OK)
+        status = tn_gguf_get_int(file, key, &f->kv_heads);
+    f->names = calloc((size_t)tensors + 1, sizeof *f->names);
+    f->turns = calloc((size_t)tensors + 1, sizeof *f->turns);
+    if (!f->names || !f->turns) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)tensors);
+    if (status != TN_OK || (f->heads > 0 && f->kv_heads > 0)) return status;
+    return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not say how many heads there are", f->path);
+}
+
 void convert_folder_close(convert_folder *f) {
     for (int64_t i = 0; i < f->count && f->names; i++)
         free(f->names[i]);
@@ -139,12 +202,7 @@ void convert_folder_close(convert_folder *f) {
     *f = (convert_folder){0};
 }
 
-typedef struct sizes_row {
-    const char *hf, *gguf;
-    bool needed;
-} sizes_row;
-
-static const sizes_row sizes[] = {
+const convert_size convert_sizes[] = {
     {"num_hidden_layers", "block_count", true},
     {"max_position_embeddings", "context_length", true},
     {"hidden_size", "embedding_length", true},
@@ -153,20 +211,17 @@ static const sizes_row sizes[] = {
     {"vocab_size", "vocab_size", true},
     {"head_dim", "attention.key_length", false},
     {"head_dim", "attention.value_length", false},
+    {NULL, NULL, false},
 };
-
-static const char *key_of(const convert_folder *f, const char *what, char *out) {
-    snprintf(out, KEY_SIZE, "%s.%s", f->architecture, what);
-    return out;
-}
 
 static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY_SIZE];
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        int64_t v = number_of(f, sizes[i].hf, -1);
-        if (v < 0 && !sizes[i].needed) continue;
-        if (v < 0) return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no number '%s'", f->path, sizes[i].hf);
-        tn_status status = tn_gguf_put_int(w, key_of(f, sizes[i].gguf, key), TN_GGUF_U32, v);
+    for (size_t i = 0; convert_sizes[i].hf; i++) {
+        int64_t v = number_of(f, convert_sizes[i].hf, -1);
+        if (v < 0 && !convert_sizes[i].needed) continue;
+        if (v < 0)
+            return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' has no number '%s'", f->path, convert_sizes[i].hf);
+        tn_status status = tn_gguf_put_int(w, key_of(f, convert_sizes[i].gguf, key), TN_GGUF_U32, v);
         if (status != TN_OK) return status;
     }
     int64_t head = number_of(f, "head_dim", number_of(f, "hidden_size", 0) / f->heads);

@@ -145,12 +145,14 @@ static void add_text(gathered *g, const char *key, char *text) {
 }
 
 static tn_status gather_metadata(const convert_file *in, gathered *g) {
-    int64_t most = in->gguf ? tn_gguf_key_count(in->gguf) : 0;
+    bool in_folder = in->folder && in->folder->back; /* then config.json has it; readers of folders ask for "format" */
+    int64_t most = in->gguf && !in_folder ? tn_gguf_key_count(in->gguf) : 0;
     while (in->safetensors && tn_safetensors_metadata_key(in->safetensors, (int)most))
         most++;
     g->metadata = calloc((size_t)most + 1, sizeof *g->metadata);
     g->texts = calloc((size_t)most + 1, sizeof *g->texts);
     if (!g->metadata || !g->texts) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the metadata");
+    if (in_folder) add_text(g, "format", strdup("pt"));
     for (int64_t i = 0; i < most; i++) {
         const char *key = in->gguf ? tn_gguf_key(in->gguf, i) : tn_safetensors_metadata_key(in->safetensors, (int)i);
         add_text(g, key,

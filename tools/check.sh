@@ -80,7 +80,7 @@ tokenize  | check-all | 1800 | tools/build.sh $BUILD all $plain && tools/checks/
 doubles-all | check-all | 3600 | tools/build.sh $BUILD tests $plain && python3 tools/checks/doubles.py $BUILD --all
 templates | check-all | 300 | tools/build.sh $BUILD all $plain && tools/checks/templates.sh $BUILD
 llama     | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 bench/compare.py --build $BUILD --rounds 1 --rows 'llm-*'
-fuzz-long | check-all | 3600 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 60
+fuzz-long | check-all | 43200 | tools/checks/libfuzzer.sh $BUILD-fuzz '$asan' 3600 1000000
 mutated   | check-all | 7200 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --jobs $JOBS
 "
 

@@ -96,7 +96,7 @@ tn_status onnx_roi_align(onnx_call *c);
 tn_status onnx_max_roi_pool(onnx_call *c);
 tn_status onnx_non_max_suppression(onnx_call *c);
 
-/* ---- encoded pictures (ops_picture.c) ----------------------------------------------------------------------------- */
+/* ---- encoded pictures (ops_picture.c) ---------------------------------------------------------------------------- */
 
 tn_status onnx_image_decoder(onnx_call *c);
 bool onnx_decodes_images(void); /* is there a decoder? */

@@ -1,0 +1,519 @@
+/* convert_to_folder.c — a GGUF language model as a Hugging Face folder: model.safetensors, config.json, tokenizer.json,
+ * tokenizer_config.json, generation_config.json.
+ *
+ * Blocks become plain numbers. Tokenizers: byte-level BPE by the patterns that have a row below, and SentencePiece's
+ * BPE, whose merges are all ways to put a token together of two others, the highest score first. A model whose
+ * tokenizer or rope cannot be said in a folder is refused before anything is written. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "convert.h"
+#include "trunnion/backend.h"
+
+enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5, PATH_SIZE = 4096, KEY = 96 };
+
+typedef struct folder_writer {
+    const convert_file *in;
+    const tn_gguf *file;
+    const char *architecture, *folder;
+    char **tokens; /* [count] */
+    int64_t count;
+    cli_json j;
+} folder_writer;
+
+/* ---- metadata ---------------------------------------------------------------------------------------------------- */
+
+static const char *key_of(const folder_writer *f, const char *what, char out[KEY]) {
+    snprintf(out, KEY, "%s.%s", f->architecture, what);
+    return out;
+}
+
+static double number_of(const folder_writer *f, const char *what, double otherwise) {
+    char key[KEY];
+    double v;
+    const tn_gguf_value *value = tn_gguf_get(f->file, key_of(f, what, key));
+    return value && tn_gguf_float(value, 0, &v) == TN_OK ? v : otherwise;
+}
+
+static int64_t whole_of(const tn_gguf *file, const char *key, int64_t otherwise) {
+    int64_t v;
+    const tn_gguf_value *value = tn_gguf_get(file, key);
+    return value && tn_gguf_int(value, 0, &v) == TN_OK ? v : otherwise;
+}
+
+static bool truth_of(const tn_gguf *file, const char *key, bool otherwise) {
+    bool v;
+    const tn_gguf_value *value = tn_gguf_get(file, key);
+    return value && tn_gguf_bool(value, 0, &v) == TN_OK ? v : otherwise;
+}
+
+/* Free it; NULL where there is none. */
+static char *text_of(const tn_gguf *file, const char *key) {
+    const char *text;
+    int64_t length;
+    const tn_gguf_value *value = tn_gguf_get(file, key);
+    return value && tn_gguf_string(value, 0, &text, &length) == TN_OK ? strndup(text, (size_t)length) : NULL;
+}
+
+static int64_t special(const folder_writer *f, const char *which) {
+    char key[KEY];
+    snprintf(key, sizeof key, "tokenizer.ggml.%s_token_id", which);
+    int64_t id = whole_of(f->file, key, -1);
+    return id < f->count ? id : -1;
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------- */
+
+static tn_status write_file(folder_writer *f, const char *name, void (*put)(folder_writer *f)) {
+    char path[PATH_SIZE];
+    if (snprintf(path, sizeof path, "%s/%s", f->folder, name) >= PATH_SIZE)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
+    FILE *out = fopen(path, "wb");
+    if (!out) return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
+    f->j = (cli_json){.out = out};
+    cli_json_object(&f->j, NULL);
+    put(f);
+    cli_json_end(&f->j, '}');
+    bool bad = ferror(out) != 0;
+    if (fclose(out) == 0 && !bad) return TN_OK;
+    return tn_backend_fail(TN_ERR_IO, "writing '%s': %s", path, strerror(errno));
+}
+
+/* ---- config.json ------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *gguf, *type, *class;
+} families[] = {{"llama", "llama", "LlamaForCausalLM"},
+                {"qwen2", "qwen2", "Qwen2ForCausalLM"},
+                {"qwen3", "qwen3", "Qwen3ForCausalLM"}};
+
+static bool has_tensor(const folder_writer *f, const char *name) {
+    tn_gguf_info info = {.struct_size = sizeof info};
+    return tn_gguf_find(f->file, name, &info) == TN_OK;
+}
+
+static void put_id(folder_writer *f, const char *key, const char *which) {
+    if (special(f, which) >= 0) cli_json_int(&f->j, key, special(f, which));
+}
+
+static void put_rope(folder_writer *f) {
+    double factor = number_of(f, "rope.scaling.factor", 1);
+    cli_json_number(&f->j, "rope_theta", number_of(f, "rope.freq_base", 10000));
+    if (factor == 1) return;
+    cli_json_object(&f->j, "rope_scaling");
+    cli_json_string(&f->j, "rope_type", "linear");
+    cli_json_number(&f->j, "factor", factor);
+    cli_json_end(&f->j, '}');
+}
+
+static void put_config(folder_writer *f) {
+    tn_gguf_info table = {.struct_size = sizeof table};
+    const char *written = "";
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        if (strcmp(families[i].gguf, f->architecture) != 0) continue;
+        cli_json_array(&f->j, "architectures");
+        cli_json_string(&f->j, NULL, families[i].class);
+        cli_json_end(&f->j, ']');
+        cli_json_string(&f->j, "model_type", families[i].type);
+    }
+    for (const convert_size *s = convert_sizes; s->hf; s++) {
+        int64_t v = (int64_t)number_of(f, s->gguf, -1);
+        if (strcmp(s->hf, "vocab_size") == 0 && tn_gguf_find(f->file, "token_embd.weight", &table) == TN_OK)
+            v = table.shape[0];
+        if (v < 0 || strcmp(written, s->hf) == 0) continue;
+        cli_json_int(&f->j, s->hf, v);
+        written = s->hf;
+    }
+    cli_json_int(&f->j, "num_key_value_heads", f->in->folder->kv_heads);
+    cli_json_number(&f->j, "rms_norm_eps", number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
+    put_rope(f);
+    cli_json_string(&f->j, "hidden_act", "silu");
+    cli_json_bool(&f->j, "tie_word_embeddings", !has_tensor(f, "output.weight"));
+    if (strcmp(f->architecture, "llama") == 0) {
+        cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
+        cli_json_bool(&f->j, "mlp_bias", has_tensor(f, "blk.0.ffn_up.bias"));
+    }
+    put_id(f, "bos_token_id", "bos");
+    put_id(f, "eos_token_id", "eos");
+}
+
+static void put_generation(folder_writer *f) {
+    put_id(f, "bos_token_id", "bos");
+    put_id(f, "eos_token_id", "eos");
+    put_id(f, "pad_token_id", "padding");
+}
+
+static void put_tokenizer_config(folder_writer *f) {
+    static const char *const names[][2] = {
+        {"bos_token", "bos"}, {"eos_token", "eos"}, {"unk_token", "unknown"}, {"pad_token", "padding"}};
+    char *template = text_of(f->file, "tokenizer.chat_template");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (special(f, names[i][1]) >= 0) cli_json_string(&f->j, names[i][0], f->tokens[special(f, names[i][1])]);
+    cli_json_bool(&f->j, "add_bos_token", truth_of(f->file, "tokenizer.ggml.add_bos_token", false));
+    cli_json_string(&f->j, "tokenizer_class", "PreTrainedTokenizerFast");
+    cli_json_bool(&f->j, "clean_up_tokenization_spaces", false);
+    if (template) cli_json_string(&f->j, "chat_template", template);
+    free(template);
+}
+
+/* ---- tokenizer.json ---------------------------------------------------------------------------------------------- */
+
+#define SUFFIXES "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
+#define REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+/* What the rules that GGUF files name are in a folder. */
+static const struct {
+    const char *pre, *split; /* split: a pattern of its own; NULL: that of GPT-2, which ByteLevel has */
+    bool digits;             /* each digit by itself, before */
+    bool whole_first;        /* a word that is a token is not merged */
+} rules[] = {
+    {"gpt-2", NULL, false, false},
+    {"smollm", NULL, true, false},
+    {"llama-bpe", SUFFIXES "{1,3}" REST, false, true},
+    {"llama3", SUFFIXES "{1,3}" REST, false, true},
+    {"qwen2", SUFFIXES REST, false, false},
+    {"deepseek-r1-qwen", SUFFIXES REST, false, false},
+};
+enum { RULES = sizeof rules / sizeof *rules };
+
+static int rule_of(const tn_gguf *file) {
+    char *pre = text_of(file, "tokenizer.ggml.pre");
+    int found = -1;
+    for (int i = 0; i < RULES && pre; i++)
+        if (strcmp(rules[i].pre, pre) == 0) found = i;
+    free(pre);
+    return found;
+}
+
+static bool is_model(const tn_gguf *file, const char *name) {
+    char *model = text_of(file, "tokenizer.ggml.model");
+    bool same = model && strcmp(model, name) == 0;
+    free(model);
+    return same;
+}
+
+static void put_step(cli_json *j, const char *key, const char *type) {
+    cli_json_object(j, key);
+    cli_json_string(j, "type", type);
+}
+
+static void put_byte_level(cli_json *j, const char *key, bool regex) {
+    put_step(j, key, "ByteLevel");
+    cli_json_bool(j, "add_prefix_space", false);
+    cli_json_bool(j, "trim_offsets", true);
+    cli_json_bool(j, "use_regex", regex);
+    cli_json_end(j, '}');
+}
+
+static void put_cuts(cli_json *j, int rule) {
+    put_step(j, "pre_tokenizer", "Sequence");
+    cli_json_array(j, "pretokenizers");
+    if (rules[rule].digits) {
+        put_step(j, NULL, "Digits");
+        cli_json_bool(j, "individual_digits", true);
+        cli_json_end(j, '}');
+    }
+    if (rules[rule].split) {
+        put_step(j, NULL, "Split");
+        cli_json_object(j, "pattern");
+        cli_json_string(j, "Regex", rules[rule].split);
+        cli_json_end(j, '}');
+        cli_json_string(j, "behavior", "Isolated");
+        cli_json_bool(j, "invert", false);
+        cli_json_end(j, '}');
+    }
+    put_byte_level(j, NULL, !rules[rule].split);
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+}
+
+static void put_replace(cli_json *j, const char *from, const char *to) {
+    put_step(j, NULL, "Replace");
+    cli_json_object(j, "pattern");
+    cli_json_string(j, "String", from);
+    cli_json_end(j, '}');
+    cli_json_string(j, "content", to);
+    cli_json_end(j, '}');
+}
+
+/* SentencePiece's: a mark for each blank, and one in front. */
+static void put_marks(cli_json *j, bool in_front) {
+    put_step(j, "normalizer", "Sequence");
+    cli_json_array(j, "normalizers");
+    if (in_front) {
+        put_step(j, NULL, "Prepend");
+        cli_json_string(j, "prepend", "▁");
+        cli_json_end(j, '}');
+    }
+    put_replace(j, " ", "▁");
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+    cli_json_string(j, "pre_tokenizer", NULL);
+}
+
+static void put_marks_back(cli_json *j, bool in_front) {
+    static const char *const plain[] = {"ByteFallback", "Fuse"};
+    put_step(j, "decoder", "Sequence");
+    cli_json_array(j, "decoders");
+    put_replace(j, "▁", " ");
+    for (int i = 0; i < 2; i++) {
+        put_step(j, NULL, plain[i]);
+        cli_json_end(j, '}');
+    }
+    if (in_front) {
+        put_step(j, NULL, "Strip");
+        cli_json_string(j, "content", " ");
+        cli_json_int(j, "start", 1);
+        cli_json_int(j, "stop", 0);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+}
+
+static void put_piece(cli_json *j, const char *what, const char *id, int type) {
+    cli_json_object(j, NULL);
+    cli_json_object(j, what);
+    cli_json_string(j, "id", id);
+    cli_json_int(j, "type_id", type);
+    cli_json_end(j, '}');
+    cli_json_end(j, '}');
+}
+
+/* The begin token in front, where the model was trained with it. */
+static void put_ends(folder_writer *f, bool add_bos) {
+    cli_json *j = &f->j;
+    int64_t bos = special(f, "bos");
+    if (!add_bos || bos < 0) {
+        cli_json_string(j, "post_processor", NULL);
+        return;
+    }
+    put_step(j, "post_processor", "TemplateProcessing");
+    for (int texts = 1; texts <= 2; texts++) {
+        cli_json_array(j, texts == 1 ? "single" : "pair");
+        for (int i = 0; i < texts; i++) {
+            put_piece(j, "SpecialToken", f->tokens[bos], i);
+            put_piece(j, "Sequence", i ? "B" : "A", i);
+        }
+        cli_json_end(j, ']');
+    }
+    cli_json_object(j, "special_tokens");
+    cli_json_object(j, f->tokens[bos]);
+    cli_json_string(j, "id", f->tokens[bos]);
+    cli_json_array(j, "ids");
+    cli_json_int(j, NULL, bos);
+    cli_json_end(j, ']');
+    cli_json_array(j, "tokens");
+    cli_json_string(j, NULL, f->tokens[bos]);
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+    cli_json_end(j, '}');
+    cli_json_end(j, '}');
+}
+
+static int64_t type_of(const folder_writer *f, int64_t id) {
+    int64_t type;
+    const tn_gguf_value *types = tn_gguf_get(f->file, "tokenizer.ggml.token_type");
+    return types && tn_gguf_int(types, id, &type) == TN_OK ? type : NORMAL;
+}
+
+static void put_added(folder_writer *f) {
+    cli_json *j = &f->j;
+    cli_json_array(j, "added_tokens");
+    for (int64_t i = 0; i < f->count; i++) {
+        int64_t type = type_of(f, i);
+        if (type != CONTROL && type != USER_DEFINED && type != UNKNOWN) continue;
+        cli_json_object(j, NULL);
+        cli_json_int(j, "id", i);
+        cli_json_string(j, "content", f->tokens[i]);
+        cli_json_bool(j, "single_word", false);
+        cli_json_bool(j, "lstrip", false);
+        cli_json_bool(j, "rstrip", false);
+        cli_json_bool(j, "normalized", false);
+        cli_json_bool(j, "special", type != USER_DEFINED);
+        cli_json_end(j, '}');
+    }
+    cli_json_end(j, ']');
+}
+
+/* A way to put a token together of two others. */
+typedef struct merge {
+    int64_t whole;
+    size_t cut; /* bytes of the left one */
+    double score;
+} merge;
+
+static int by_score(const void *a, const void *b) {
+    const merge *x = a, *y = b;
+    if (x->score != y->score) return x->score < y->score ? 1 : -1;
+    if (x->whole != y->whole) return x->whole > y->whole ? 1 : -1;
+    return (x->cut < y->cut) - (x->cut > y->cut); /* the longer left one first */
+}
+
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+static bool is_token(char **sorted, int64_t count, const char *text) {
+    return bsearch(&text, sorted, (size_t)count, sizeof *sorted, by_text) != NULL;
+}
+
+static size_t list_cuts(const folder_writer *f, int64_t id, char **sorted, merge *out) {
+    double score = 0;
+    char *text = f->tokens[id], left[256];
+    size_t length = strlen(text), found = 0;
+    if (type_of(f, id) != NORMAL || length >= sizeof left) return 0;
+    (void)tn_gguf_float(tn_gguf_get(f->file, "tokenizer.ggml.scores"), id, &score);
+    for (size_t cut = 1; cut < length; cut++) {
+        if (((unsigned char)text[cut] & 0xC0) == 0x80) continue; /* inside a character */
+        memcpy(left, text, cut);
+        left[cut] = 0;
+        if (is_token(sorted, f->count, left) && is_token(sorted, f->count, text + cut))
+            out[found++] = (merge){id, cut, score};
+    }
+    return found;
+}
+
+static void put_scored_merges(folder_writer *f) {
+    char **sorted = malloc((size_t)f->count * sizeof *sorted);
+    merge *merges = NULL;
+    size_t count = 0, room = 0;
+    if (sorted) memcpy(sorted, f->tokens, (size_t)f->count * sizeof *sorted);
+    if (sorted) qsort(sorted, (size_t)f->count, sizeof *sorted, by_text);
+    for (int64_t i = 0; i < f->count && sorted; i++) {
+        if (count + 256 > room) {
+            merge *more = realloc(merges, (room = 2 * room + 4096) * sizeof *merges);
+            if (!more) break;
+            merges = more;
+        }
+        count += list_cuts(f, i, sorted, merges + count);
+    }
+    if (merges) qsort(merges, count, sizeof *merges, by_score);
+    for (size_t i = 0; i < count; i++) {
+        char line[600];
+        const char *text = f->tokens[merges[i].whole];
+        snprintf(line, sizeof line, "%.*s %s", (int)merges[i].cut, text, text + merges[i].cut);
+        cli_json_string(&f->j, NULL, line);
+    }
+    free(sorted);
+    free(merges);
+}
+
+static void put_ranked_merges(folder_writer *f) {
+    const tn_gguf_value *merges = tn_gguf_get(f->file, "tokenizer.ggml.merges");
+    for (int64_t i = 0; i < tn_gguf_length(merges); i++) {
+        const char *text;
+        int64_t length;
+        char *line = tn_gguf_string(merges, i, &text, &length) == TN_OK ? strndup(text, (size_t)length) : NULL;
+        if (line) cli_json_string(&f->j, NULL, line);
+        free(line);
+    }
+}
+
+static void put_model(folder_writer *f, bool sentence, bool whole_first) {
+    cli_json *j = &f->j;
+    int64_t unknown = special(f, "unknown");
+    put_step(j, "model", "BPE");
+    cli_json_string(j, "unk_token", sentence && unknown >= 0 ? f->tokens[unknown] : NULL);
+    cli_json_bool(j, "fuse_unk", sentence);
+    cli_json_bool(j, "byte_fallback", sentence);
+    cli_json_bool(j, "ignore_merges", whole_first);
+    cli_json_object(j, "vocab");
+    for (int64_t i = 0; i < f->count; i++)
+        if (type_of(f, i) != UNUSED) cli_json_int(j, f->tokens[i], i);
+    cli_json_end(j, '}');
+    cli_json_array(j, "merges");
+    (sentence ? put_scored_merges : put_ranked_merges)(f);
+    cli_json_end(j, ']');
+    cli_json_end(j, '}');
+}
+
+static void put_tokenizer(folder_writer *f) {
+    bool sentence = is_model(f->file, "llama");
+    bool in_front = truth_of(f->file, "tokenizer.ggml.add_space_prefix", true);
+    int rule = sentence ? 0 : rule_of(f->file);
+    cli_json_string(&f->j, "version", "1.0");
+    cli_json_string(&f->j, "truncation", NULL);
+    cli_json_string(&f->j, "padding", NULL);
+    put_added(f);
+    if (sentence) {
+        put_marks(&f->j, in_front);
+        put_marks_back(&f->j, in_front);
+    } else {
+        cli_json_string(&f->j, "normalizer", NULL);
+        put_cuts(&f->j, rule);
+        put_byte_level(&f->j, "decoder", true);
+    }
+    put_ends(f, truth_of(f->file, "tokenizer.ggml.add_bos_token", sentence || rules[rule].whole_first));
+    put_model(f, sentence, !sentence && rules[rule].whole_first);
+}
+
+/* ---- all of it --------------------------------------------------------------------------------------------------- */
+
+static tn_status read_tokens(folder_writer *f) {
+    const tn_gguf_value *tokens = tn_gguf_get(f->file, "tokenizer.ggml.tokens");
+    f->count = tn_gguf_length(tokens);
+    f->tokens = calloc((size_t)f->count + 1, sizeof *f->tokens);
+    if (!f->tokens) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld tokens", (long long)f->count);
+    for (int64_t i = 0; i < f->count; i++) {
+        const char *text;
+        int64_t length;
+        tn_status status = tn_gguf_string(tokens, i, &text, &length);
+        if (status != TN_OK) return status;
+        if (!(f->tokens[i] = strndup(text, (size_t)length)))
+            return tn_backend_fail(TN_ERR_MEMORY, "no memory for the tokens");
+    }
+    return TN_OK;
+}
+
+static tn_status refuse(const folder_writer *f) {
+    char key[KEY], *scaling = text_of(f->file, key_of(f, "rope.scaling.type", key));
+    bool linear = !scaling || strcmp(scaling, "linear") == 0 || strcmp(scaling, "none") == 0;
+    free(scaling);
+    if (!linear || has_tensor(f, "rope_freqs.weight"))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': its scaling of rope is not written to folders; linear is",
+                               tn_gguf_path(f->file));
+    if (is_model(f->file, "llama") || (is_model(f->file, "gpt2") && rule_of(f->file) >= 0)) return TN_OK;
+    char *model = text_of(f->file, "tokenizer.ggml.model"), *pre = text_of(f->file, "tokenizer.ggml.pre");
+    tn_status status = tn_backend_fail(TN_ERR_UNSUPPORTED,
+                                       "'%s': its tokenizer (%s, %s) is not written to folders; SentencePiece's BPE "
+                                       "is, and byte-level BPE with the rules "
+                                       "gpt-2, smollm, llama-bpe and qwen2. Its weights alone: OUT.safetensors",
+                                       tn_gguf_path(f->file), model ? model : "none", pre ? pre : "no rule");
+    free(model);
+    free(pre);
+    return status;
+}
+
+static tn_status write_all(folder_writer *f, const convert_wishes *w, convert_report *r) {
+    static const struct {
+        const char *name;
+        void (*put)(folder_writer *f);
+    } files[] = {{"config.json", put_config},
+                 {"generation_config.json", put_generation},
+                 {"tokenizer.json", put_tokenizer},
+                 {"tokenizer_config.json", put_tokenizer_config}};
+    char path[PATH_SIZE];
+    convert_wishes weights = *w;
+    struct stat s;
+    if (mkdir(f->folder, 0777) != 0 && errno != EEXIST)
+        return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", f->folder, strerror(errno));
+    snprintf(path, sizeof path, "%s/model.safetensors", f->folder);
+    weights.out = path;
+    tn_status status = convert_to_safetensors(f->in, &weights, r);
+    for (size_t i = 0; i < sizeof files / sizeof *files && status == TN_OK; i++)
+        status = write_file(f, files[i].name, files[i].put);
+    r->bytes = stat(path, &s) == 0 ? (int64_t)s.st_size : 0;
+    return status;
+}
+
+tn_status convert_to_folder(const convert_file *in, const convert_wishes *w, convert_report *r) {
+    folder_writer f = {.in = in, .file = in->gguf, .architecture = in->folder->architecture, .folder = w->out};
+    tn_status status = read_tokens(&f);
+    if (status == TN_OK) status = refuse(&f);
+    if (status == TN_OK) status = write_all(&f, w, r);
+    for (int64_t i = 0; i < f.count && f.tokens; i++)
+        free(f.tokens[i]);
+    free(f.tokens);
+    return status;
+}

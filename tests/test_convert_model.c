@@ -1,0 +1,264 @@
+/* test_convert_model.c — `trunnion convert` with whole language models: a GGUF file becomes a Hugging Face folder that
+ * computes the same logits and cuts texts into the same tokens, and comes back as a GGUF file that does too. */
+#include "test_support.h"
+
+#include <math.h>
+
+#include "trunnion/llm.h"
+#include "trunnion/text.h"
+#include "trunnion/trunnion.h"
+
+enum { HIDDEN = 8, INNER = 12, HEADS = 2, HEAD = 4, MOST_TOKENS = 400 };
+
+static char program[512];
+
+static int find_program(void **state) {
+    char self[400];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    char *slash = n > 0 ? (self[n] = 0, strrchr(self, '/')) : NULL;
+    if (!slash) return -1;
+    *slash = 0;
+    snprintf(program, sizeof program, "%s/trunnion", self);
+    return make_scratch(state);
+}
+
+static void convert(const char *arguments) {
+    char line[2048], said[4096];
+    snprintf(line, sizeof line, "cd '%s' && TRUNNION_LOG=0 '%s' convert %s 2>&1", scratch_folder, program, arguments);
+    FILE *out = popen(line, "r");
+    assert_non_null(out);
+    size_t n = fread(said, 1, sizeof said - 1, out);
+    said[n] = 0;
+    if (pclose(out) != 0) fail_msg("convert %s: %s", arguments, said);
+}
+
+/* ---- a small model ----------------------------------------------------------------------------------------------- */
+
+typedef struct words {
+    char text[MOST_TOKENS][16];
+    const char *list[MOST_TOKENS];
+    float scores[MOST_TOKENS];
+    int32_t types[MOST_TOKENS];
+    int count;
+} words;
+
+static void add(words *w, const char *text, float score, int32_t type) {
+    snprintf(w->text[w->count], sizeof w->text[0], "%s", text);
+    w->list[w->count] = w->text[w->count];
+    w->scores[w->count] = score;
+    w->types[w->count++] = type;
+}
+
+/* SentencePiece's kind: bytes, letters, and pieces of two or more, the better the earlier. */
+static void make_sentence_words(words *w) {
+    static const char *const pieces[] = {"▁t", "he", "▁the", "in", "an",     "▁a", "nd", "▁and", "ing", "er",
+                                         "▁w", "or", "▁wor", "ld", "▁world", "▁▁", "äö", "aa",   "aaa"};
+    *w = (words){0};
+    add(w, "<unk>", 0, TN_TOKEN_UNKNOWN);
+    add(w, "<s>", 0, TN_TOKEN_CONTROL);
+    add(w, "</s>", 0, TN_TOKEN_CONTROL);
+    for (int b = 0; b < 256; b++) {
+        char text[16];
+        snprintf(text, sizeof text, "<0x%02X>", b);
+        add(w, text, 0, TN_TOKEN_BYTE);
+    }
+    for (size_t i = 0; i < TN_COUNT(pieces); i++)
+        add(w, pieces[i], -(float)i, TN_TOKEN_NORMAL);
+    for (char c = 'a'; c <= 'z'; c++)
+        add(w, (char[]){c, 0}, -1000, TN_TOKEN_NORMAL);
+    add(w, "▁", -1000, TN_TOKEN_NORMAL);
+    add(w, "ä", -1000, TN_TOKEN_NORMAL);
+    add(w, "ö", -1000, TN_TOKEN_NORMAL);
+}
+
+static const char *const merges[] = {"Ġ t", "h e", "Ġt he", "i n", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld"};
+
+/* Byte-level BPE: GPT-2's letters of all bytes would do; here those of ASCII, and what is merged. */
+static void make_byte_words(words *w) {
+    *w = (words){0};
+    add(w, "<|end|>", 0, TN_TOKEN_CONTROL);
+    add(w, "<|tool|>", 0, TN_TOKEN_USER_DEFINED);
+    for (char c = '!'; c <= '~'; c++)
+        add(w, (char[]){c, 0}, 0, TN_TOKEN_NORMAL);
+    add(w, "Ġ", 0, TN_TOKEN_NORMAL);
+    add(w, "Ċ", 0, TN_TOKEN_NORMAL);
+    for (size_t i = 0; i < TN_COUNT(merges); i++) {
+        char joined[16];
+        const char *blank = strchr(merges[i], ' ');
+        snprintf(joined, sizeof joined, "%.*s%s", (int)(blank - merges[i]), merges[i], blank + 1);
+        add(w, joined, 0, TN_TOKEN_NORMAL);
+    }
+}
+
+static void put_int(tn_gguf_writer *w, const char *architecture, const char *what, int64_t v) {
+    char key[96];
+    snprintf(key, sizeof key, "%s.%s", architecture, what);
+    assert_ok(tn_gguf_put_int(w, key, TN_GGUF_U32, v));
+}
+
+static void put_text(tn_gguf_writer *w, const char *key, const char *text) {
+    assert_ok(tn_gguf_put_string(w, key, text, (int64_t)strlen(text)));
+}
+
+static const struct {
+    const char *name;
+    int64_t rows, columns; /* 0: as many as there are tokens; columns 1: a vector */
+} matrices[] = {
+    {"token_embd.weight", 0, HIDDEN},
+    {"output_norm.weight", HIDDEN, 1},
+    {"output.weight", 0, HIDDEN},
+    {"blk.0.attn_norm.weight", HIDDEN, 1},
+    {"blk.0.ffn_norm.weight", HIDDEN, 1},
+    {"blk.0.attn_q.weight", HEADS *HEAD, HIDDEN},
+    {"blk.0.attn_k.weight", HEAD, HIDDEN},
+    {"blk.0.attn_v.weight", HEAD, HIDDEN},
+    {"blk.0.attn_output.weight", HIDDEN, HEADS *HEAD},
+    {"blk.0.ffn_gate.weight", INNER, HIDDEN},
+    {"blk.0.ffn_up.weight", INNER, HIDDEN},
+    {"blk.0.ffn_down.weight", HIDDEN, INNER},
+    {"blk.0.attn_q.bias", HEADS *HEAD, 1}, /* only where a family has them */
+    {"blk.0.attn_k.bias", HEAD, 1},
+    {"blk.0.attn_v.bias", HEAD, 1},
+};
+enum { BIASES = 3 };
+
+static void put_weights(tn_gguf_writer *w, int count, int64_t tokens) {
+    for (int i = 0; i < count; i++) {
+        bool vector = matrices[i].columns == 1;
+        tn_gguf_info t = {.struct_size = sizeof t, .name = matrices[i].name, .rank = vector ? 1 : 2, .dtype = TN_F32};
+        t.shape[0] = matrices[i].rows ? matrices[i].rows : tokens;
+        t.shape[1] = matrices[i].columns;
+        assert_ok(tn_gguf_add(w, &t));
+    }
+    for (int i = 0; i < count; i++) {
+        float x[MOST_TOKENS * HIDDEN];
+        int64_t n = (matrices[i].rows ? matrices[i].rows : tokens) * matrices[i].columns;
+        for (int64_t k = 0; k < n; k++)
+            x[k] = sinf((float)(k * 13 + i * 7 + 1));
+        assert_ok(tn_gguf_write(w, x, n * (int64_t)sizeof *x));
+    }
+}
+
+static void make_model(const char *name, const char *architecture, const char *pre, const words *vocabulary) {
+    tn_gguf_writer *w;
+    const char *a = architecture;
+    char key[96];
+    assert_ok(tn_gguf_create(test_scratch(name), 0, &w));
+    put_text(w, "general.architecture", a);
+    put_int(w, a, "block_count", 1);
+    put_int(w, a, "context_length", 64);
+    put_int(w, a, "embedding_length", HIDDEN);
+    put_int(w, a, "feed_forward_length", INNER);
+    put_int(w, a, "attention.head_count", HEADS);
+    put_int(w, a, "attention.head_count_kv", 1);
+    snprintf(key, sizeof key, "%s.attention.layer_norm_rms_epsilon", a);
+    assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, 1e-5));
+    snprintf(key, sizeof key, "%s.rope.freq_base", a);
+    assert_ok(tn_gguf_put_float(w, key, TN_GGUF_F32, 5000));
+    put_text(w, "tokenizer.ggml.model", pre ? "gpt2" : "llama");
+    if (pre) put_text(w, "tokenizer.ggml.pre", pre);
+    assert_ok(tn_gguf_put_strings(w, "tokenizer.ggml.tokens", vocabulary->count, vocabulary->list, NULL));
+    assert_ok(tn_gguf_put_array(w, "tokenizer.ggml.token_type", TN_GGUF_I32, vocabulary->count, vocabulary->types));
+    assert_ok(tn_gguf_put_int(w, "tokenizer.ggml.eos_token_id", TN_GGUF_U32, pre ? 0 : 2));
+    put_text(w, "tokenizer.chat_template", "{% for m in messages %}{{ m.content }}\n\"quoted\"{% endfor %}");
+    if (pre) assert_ok(tn_gguf_put_strings(w, "tokenizer.ggml.merges", TN_COUNT(merges), merges, NULL));
+    if (!pre) {
+        assert_ok(tn_gguf_put_array(w, "tokenizer.ggml.scores", TN_GGUF_F32, vocabulary->count, vocabulary->scores));
+        assert_ok(tn_gguf_put_int(w, "tokenizer.ggml.bos_token_id", TN_GGUF_U32, 1));
+        assert_ok(tn_gguf_put_int(w, "tokenizer.ggml.unknown_token_id", TN_GGUF_U32, 0));
+    }
+    put_weights(w, (int)TN_COUNT(matrices) - (strcmp(a, "qwen2") == 0 ? 0 : BIASES), vocabulary->count);
+    assert_ok(tn_gguf_commit(w));
+}
+
+/* ---- the same ---------------------------------------------------------------------------------------------------- */
+
+static void read_logits(const char *name, const tn_ids *ids, float *out) {
+    tn_llm_options o = {.struct_size = sizeof o, .cache = TN_LLM_CACHE_F32};
+    tn_llm *m;
+    assert_ok(tn_llm_open(test_scratch(name), &o, &m));
+    assert_ok(tn_llm_logits(m, ids->data, (int64_t)ids->count, out));
+    tn_llm_close(m);
+}
+
+static void assert_same_ids(const tn_tokenizer *a, const tn_tokenizer *b, const char *text, unsigned flags) {
+    tn_ids x = {0}, y = {0};
+    assert_ok(tn_tokenizer_encode(a, text, strlen(text), flags, &x));
+    assert_ok(tn_tokenizer_encode(b, text, strlen(text), flags, &y));
+    if (x.count != y.count || memcmp(x.data, y.data, x.count * sizeof *x.data) != 0)
+        fail_msg("\"%s\" (%u): %zu tokens and %zu, or others", text, flags, x.count, y.count);
+    tn_bytes back = {0}, again = {0};
+    assert_ok(tn_tokenizer_decode(a, x.data, x.count, 0, &back));
+    assert_ok(tn_tokenizer_decode(b, x.data, x.count, 0, &again));
+    assert_string_equal(back.data ? back.data : "", again.data ? again.data : "");
+    tn_bytes_free(&back);
+    tn_bytes_free(&again);
+    tn_ids_free(&x);
+    tn_ids_free(&y);
+}
+
+static void assert_same_model(const char *one, const char *other) {
+    static const char *const texts[] = {"the world",    "The world, and in the world", " aaaa  wor", "12345 the\nin",
+                                        "hand in hand", "<|tool|>the<|end|>",          "</s>in<s>"};
+    tn_tokenizer *a, *b;
+    tn_ids ids = {0};
+    static float x[64 * MOST_TOKENS], y[64 * MOST_TOKENS];
+    assert_ok(tn_tokenizer_open(test_scratch(one), &a));
+    assert_ok(tn_tokenizer_open(test_scratch(other), &b));
+    assert_int_equal(tn_tokenizer_count(a), tn_tokenizer_count(b));
+    assert_string_equal(tn_tokenizer_chat_template(a), tn_tokenizer_chat_template(b));
+    for (size_t i = 0; i < TN_COUNT(texts); i++)
+        for (unsigned flags = 0; flags <= (TN_ENCODE_SPECIAL | TN_ENCODE_ENDS); flags++)
+            assert_same_ids(a, b, texts[i], flags);
+    assert_ok(tn_tokenizer_encode(a, texts[1], strlen(texts[1]), 0, &ids));
+    read_logits(one, &ids, x);
+    read_logits(other, &ids, y);
+    for (size_t i = 0; i < ids.count * (size_t)tn_tokenizer_count(a); i++)
+        if (!(fabsf(x[i] - y[i]) <= 1e-4f)) fail_msg("logit %zu: %g and %g", i, (double)x[i], (double)y[i]);
+    tn_ids_free(&ids);
+    tn_tokenizer_free(a);
+    tn_tokenizer_free(b);
+}
+
+static void sentencepiece_models_become_folders(void **state) {
+    (void)state;
+    static words w;
+    make_sentence_words(&w);
+    make_model("sentence.gguf", "llama", NULL, &w);
+    convert("sentence.gguf sentence/ --verify");
+    assert_same_model("sentence.gguf", "sentence");
+}
+
+static void byte_level_models_become_folders_and_come_back(void **state) {
+    (void)state;
+    static const char *const rules[][2] = {
+        {"llama", "smollm"}, {"llama", "gpt-2"}, {"llama", "llama-bpe"}, {"qwen2", "qwen2"}};
+    static words w;
+    make_byte_words(&w);
+    for (size_t i = 0; i < TN_COUNT(rules); i++) {
+        make_model("bytes.gguf", rules[i][0], rules[i][1], &w);
+        convert("bytes.gguf bytes/ --verify");
+        assert_same_model("bytes.gguf", "bytes");
+        convert("bytes again.gguf --verify");
+        assert_same_model("bytes.gguf", "again.gguf");
+    }
+}
+
+static void models_become_networks(void **state) {
+    (void)state;
+    static words w;
+    make_byte_words(&w);
+    make_model("bytes.gguf", "qwen2", "qwen2", &w);
+    convert("bytes.gguf bytes.onnx --verify");
+    convert("bytes.onnx back.gguf --like bytes.gguf --verify");
+    assert_same_model("bytes.gguf", "back.gguf");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sentencepiece_models_become_folders),
+        cmocka_unit_test(byte_level_models_become_folders_and_come_back),
+        cmocka_unit_test(models_become_networks),
+    };
+    return cmocka_run_group_tests(tests, find_program, remove_scratch);
+}
