@@ -81,6 +81,8 @@ static tn_status far_caps(void *device, tn_caps *out) {
         .alignment = 64,
         .host_visible = false,
         .exact = true,
+        .matrix = n->matrix,
+        .subgroup = n->subgroup,
     };
     return TN_OK;
 }

@@ -27,7 +27,8 @@ kir_target kir_device_target(const kir_device *d, bool index32) {
                         .f16 = d->caps.f16,
                         .i64 = d->caps.i64,
                         .words_only = d->caps.words_only,
-                        .features = d->caps.features};
+                        .features = d->caps.features,
+                        .lanes = d->caps.matrix ? (int)d->caps.subgroup : 0};
 }
 
 static void *load(const kir_device *d, const kir_program *p, const kir_rendering *k) {

@@ -19,11 +19,13 @@ void sources_write(const char *folder, const char *name, const kir_program *p) {
         const char *end;
     } kinds[] = {{&kir_dialect_cuda, "cu"}, {&kir_dialect_hip, "hip"}};
     for (size_t i = 0; i < TN_COUNT(kinds); i++) {
+        if (kir_lanes(p) == 64 && kinds[i].dialect == &kir_dialect_cuda) continue; /* which has subgroups of 32 */
         for (int narrow = 0; narrow < 2; narrow++) {
             char path[512];
             kir_rendering k;
             kir_target t = {
                 .dialect = kinds[i].dialect, .group_size = GROUP, .index32 = narrow, .f64 = true, .i64 = true};
+            t.lanes = kir_lanes(p);
             snprintf(path, sizeof path, "%s/%s%s.%s", folder, name, narrow ? "" : "-64", kinds[i].end);
             assert_ok(kir_render(p, &t, &k));
             write_text(path, &k);

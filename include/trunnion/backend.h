@@ -89,6 +89,15 @@ enum {
     TN_WGSL_FUSED = 1 << 0 /* fma() rounds once; else the code does so itself, at length */
 };
 
+/* What a subgroup multiplies with matrix units, as 16×16 += 16×16 · 16×16 with sums in f32. Rendered code may then do
+ * so with `subgroup` items, which follow each other in a workgroup and are all there. */
+enum {
+    TN_MATRIX_F16 = 1 << 0,
+    TN_MATRIX_BF16 = 1 << 1,
+    TN_MATRIX_PACKETS = 1 << 2, /* 16 bytes move at once from memory to workgroup memory … */
+    TN_MATRIX_LATE = 1 << 3     /* … and on their own, while items compute */
+};
+
 typedef struct tn_caps {
     size_t struct_size;
     tn_code_form code;     /* what load() wants */
@@ -107,6 +116,7 @@ typedef struct tn_caps {
     uint32_t features; /* bits that the form of code gives a meaning: TN_SPIRV_…, TN_WGSL_… */
     int64_t max_loop;  /* how often an item goes round its loops in all, beyond which the device errs; 0: no limit */
     bool joins;        /* a buffer may take several bindings: as many as max_bindings leaves to each of a kernel's */
+    uint32_t matrix;   /* TN_MATRIX_…; 0: no matrix units, or subgroups of other sizes than 32 and 64 */
 } tn_caps;
 
 /* One kernel launch: sizes (extents, offsets, strides; 64-bit), buffers (device addresses), dials (8 bytes each). */

@@ -39,7 +39,9 @@ kir_aff tn_aff_scale(tn_lower *lw, const kir_aff *a, int64_t k) {
     for (int x = 0; x < KIR_MAX_AXES; x++)
         r.s[x] *= k;
     if (a->dyn == KIR_NONE || k == 1) return r;
-    r.dyn = k == 0 ? KIR_NONE : kir_binary(lw->kb, KIR_MUL, a->dyn, kir_const_i(lw->kb, KIR_I64, k));
+    kir_aff size = kir_aff_const(k);
+    kir_val by = lw->sized ? kir_index(lw->kb, &size) : kir_const_i(lw->kb, KIR_I64, k);
+    r.dyn = k == 0 ? KIR_NONE : kir_binary(lw->kb, KIR_MUL, a->dyn, by);
     return r;
 }
 
@@ -177,6 +179,27 @@ static bool pointwise(const tn_lowering *w) {
 static bool at_store_place(tn_lower *lw, const tn_lowering *w, const kir_aff *index) {
     kir_aff store = store_place(lw, w);
     return same_index(index, &store);
+}
+
+bool tn_lowering_has_packets(const tn_lowering *w, int value, int dim) {
+    const tn_value *v = &w->g->values[value], *root = &w->g->values[v->root];
+    if (v->dial >= 0 || v->group == w->group_id || root->group == w->group_id || !tn_value_in_memory(w->g, value))
+        return false;
+    if (v->stride[dim] != 1 || v->offset % KIR_LINE_UNIT != 0) return false;
+    for (int d = 0; d < v->node->rank; d++) {
+        bool skips = d != dim && v->node->shape[d] > 1 && v->stride[d] % KIR_LINE_UNIT != 0;
+        if (skips || (d == dim && v->node->shape[d] % KIR_LINE_UNIT != 0)) return false;
+    }
+    return true;
+}
+
+kir_val tn_lowering_packet(tn_lower *lw, int value, const kir_aff *at, kir_val mask) {
+    tn_lowering *w = lw->group;
+    const tn_value *v = &w->g->values[value];
+    kir_aff index = place_index(lw, at, v->node->rank, v->offset, v->stride);
+    int b = buffer_of(w, lw->kb, v->root);
+    w->group->buffer_same_place[b] = false;
+    return kir_fetch(lw->kb, b, &index, mask);
 }
 
 static kir_val load_from(tn_lower *lw, tn_lowering *w, const tn_value *v, const kir_aff *at) {

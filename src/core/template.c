@@ -34,7 +34,10 @@ typedef struct template {
 template;
 
 static tn_group_limits limits_of(const tn_device *d) {
-    return (tn_group_limits){.items = d->caps.max_group, .local_bytes = d->caps.shared_memory};
+    return (tn_group_limits){.items = d->caps.max_group,
+                             .local_bytes = d->caps.shared_memory,
+                             .subgroup = d->caps.subgroup,
+                             .matrix = d->caps.matrix};
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
@@ -55,14 +58,29 @@ static void batch_index(const template *t, const tn_node *x, const kir_aff *batc
     }
 }
 
-static kir_val operand_at(template *t, int i, const kir_aff *batch, const kir_aff *row, const kir_aff *column,
-                          kir_val mask) {
+typedef kir_val load_fn(tn_lower *lw, int value, const kir_aff *at, kir_val mask);
+
+static kir_val load_with(load_fn *load, template *t, int i, const kir_aff *batch, const kir_aff *row,
+                         const kir_aff *column, kir_val mask) {
     const tn_node *x = t->lead->node->in[i];
     kir_aff at[TN_MAX_RANK];
     batch_index(t, x, batch, at);
     at[x->rank - 2] = *row;
     at[x->rank - 1] = *column;
-    return tn_lowering_value(&t->lw, t->lead->in[i], at, mask);
+    return load(&t->lw, t->lead->in[i], at, mask);
+}
+
+static kir_val operand_at(template *t, int i, const kir_aff *batch, const kir_aff *row, const kir_aff *column,
+                          kir_val mask) {
+    return load_with(tn_lowering_value, t, i, batch, row, column, mask);
+}
+
+static kir_val fetch_a(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k, kir_val mask) {
+    return load_with(tn_lowering_packet, context, 0, batch, row, k, mask);
+}
+
+static kir_val fetch_b(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask) {
+    return load_with(tn_lowering_packet, context, 1, batch, k, column, mask);
 }
 
 static kir_val load_a(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k, kir_val mask) {
@@ -97,6 +115,8 @@ static tn_gemm_shape product_shape(const tn_node *n, template *t) {
     tn_gemm_shape s = {.m = n->shape[n->rank - 2], .n = n->shape[n->rank - 1], .k = a->shape[a->rank - 1]};
     s.type = kir_type_of((tn_dtype)n->dtype);
     s.local_dtype = local_dtype(s.type);
+    bool halves = n->dtype == TN_F16 || n->dtype == TN_BF16;
+    if (halves && n->in[0]->dtype == n->dtype && n->in[1]->dtype == n->dtype) s.half = (tn_dtype)n->dtype;
     for (int d = 0; d < n->rank - 2; d++) {
         if (n->shape[d] == 1) continue;
         if (t) t->batch_dim[s.batch_axes] = d;
@@ -108,14 +128,25 @@ static tn_gemm_shape product_shape(const tn_node *n, template *t) {
 
 static bool along_last(const tn_value *v) { return v->stride[v->node->rank - 1] == 1; }
 
+/* Along the last dim, or the one before. */
+static bool has_packets(const template *t, int i, bool last) {
+    return tn_lowering_has_packets(&t->w, t->lead->in[i], t->lead->node->in[i]->rank - (last ? 1 : 2));
+}
+
 static tn_status make_product(template *t, tn_template_program *out) {
     const tn_value *values = t->w.g->values, *lead = t->lead;
-    tn_product_joints joints = {t, product_begin, load_a, load_b, store_product};
+    tn_product_joints joints = {t, product_begin, load_a, load_b, store_product, NULL, NULL};
     tn_gemm_shape s = product_shape(lead->node, t);
     tn_group_limits limits = limits_of(lead->node->device);
     s.a_along_k = along_last(&values[lead->in[0]]);
     s.b_along_k = along_last(&values[lead->in[1]]) == weight_first(lead->node);
-    return tn_gemm_template(&s, &limits, &joints, out);
+    if (!tn_gemm_matrix_fits(&s, &limits)) return tn_gemm_template(&s, &limits, &joints, out);
+    t->lw.sized = true;
+    if (limits.matrix & TN_MATRIX_PACKETS) {
+        if (has_packets(t, 0, s.a_along_k)) joints.fetch_a = fetch_a;
+        if (has_packets(t, 1, !s.b_along_k)) joints.fetch_b = fetch_b;
+    }
+    return tn_gemm_matrix(&s, &limits, &joints, out);
 }
 
 /* With one row each element of B is needed once. A processor, whose caches make panels of their own, then does better
@@ -302,7 +333,7 @@ static tn_gemm_shape correlation_shape(const tn_node *n, template *t) {
 static tn_status make_correlation(template *t, tn_template_program *out) {
     const tn_node *n = t->lead->node;
     const int64_t *filter = n->in[1]->shape, *stride = t->w.g->values[t->lead->in[1]].stride, *attrs = n->i;
-    tn_product_joints joints = {t, product_begin, load_filter, load_window, store_place};
+    tn_product_joints joints = {t, product_begin, load_filter, load_window, store_place, NULL, NULL};
     tn_gemm_shape s = correlation_shape(n, t);
     tn_group_limits limits = limits_of(n->device);
     note_window(t, filter + DOWN, n->shape + DOWN, attrs + TN_CORRELATE2D_STRIDE, attrs + TN_CORRELATE2D_BEFORE,
@@ -372,7 +403,7 @@ static tn_gemm_shape filter_gradient_shape(const tn_node *n, template *t) {
 static tn_status make_filter_gradient(template *t, tn_template_program *out) {
     const tn_node *n = t->lead->node;
     const int64_t *results = n->in[1]->shape, *stride = t->w.g->values[t->lead->in[1]].stride, *attrs = n->i;
-    tn_product_joints joints = {t, product_begin, load_result_of_place, load_window_of_tap, store_tap};
+    tn_product_joints joints = {t, product_begin, load_result_of_place, load_window_of_tap, store_tap, NULL, NULL};
     tn_gemm_shape s = filter_gradient_shape(n, t);
     tn_group_limits limits = limits_of(n->device);
     note_window(t, n->shape + DOWN, results + DOWN, attrs + TN_CONV2D_WEIGHT_STRIDE, attrs + TN_CONV2D_WEIGHT_PADDING,

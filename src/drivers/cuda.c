@@ -258,6 +258,7 @@ static tn_status gpu_caps(void *device, tn_caps *out) {
         .max_groups_x = tn_min64(ask(d, a->max_groups_x, 65535), d->vendor->max_groups_x),
         .subgroup = ask(d, a->warp, 0),
         .exact = true, /* by the compiler's options */
+        .matrix = d->vendor->matrix(d->arch),
     };
     snprintf(out->version, sizeof out->version, "%d, %s %d.%d, %.40s", version, d->vendor->compiler_title,
              d->compiler_version[0], d->compiler_version[1], d->arch);

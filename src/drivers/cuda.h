@@ -173,6 +173,7 @@ typedef struct gpu_vendor {
     gpu_attributes attributes;
     tn_code_form form;
     int64_t max_groups_x; /* more than the attribute says is never asked for */
+    uint32_t (*matrix)(const char *arch); /* TN_MATRIX_… of an architecture */
     const char *arch_option, *compiler_title;
     const char *const *options; /* for the compiler, up to a NULL */
 } gpu_vendor;

@@ -6,6 +6,7 @@
  * as no library. What computes is in cuda.c. */
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "drivers/cuda.h"
@@ -163,6 +164,12 @@ static void cuda_details(tn_device_info *d, int device) {
 static const char *const nvrtc_options[] = {
     "--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w", NULL};
 
+/* Products of bf16, with copies that go on by themselves: from Ampere on. */
+static uint32_t cuda_matrix(const char *arch) {
+    bool all = atoi(arch) >= 80;
+    return all ? TN_MATRIX_F16 | TN_MATRIX_BF16 | TN_MATRIX_PACKETS | TN_MATRIX_LATE : 0;
+}
+
 const gpu_vendor tn_gpu_cuda = {
     .name = "cuda",
     .gpu = &cuda_calls,
@@ -179,6 +186,7 @@ const gpu_vendor tn_gpu_cuda = {
     .attributes = CUDA_ATTRIBUTES,
     .form = TN_CODE_CUDA_C,
     .max_groups_x = INT32_MAX,
+    .matrix = cuda_matrix,
     .arch_option = "--gpu-architecture=",
     .compiler_title = "NVRTC",
     .options = nvrtc_options,
@@ -276,6 +284,15 @@ static void rocm_details(tn_device_info *d, int device) {
 static const char *const hiprtc_options[] = {
     "-std=c++17", "-O3", "-ffp-contract=off", "-fhip-fp32-correctly-rounded-divide-sqrt", "-w", NULL};
 
+/* Instructions of CDNA 2 and 3 with 64 items, of RDNA 3 with 32 (render_matrix.c has these two). */
+static uint32_t rocm_matrix(const char *arch) {
+    static const char *const begins[] = {"gfx90a", "gfx94", "gfx950", "gfx110", "gfx115"};
+    for (size_t i = 0; i < TN_COUNT(begins); i++)
+        if (strncmp(arch, begins[i], strlen(begins[i])) == 0)
+            return TN_MATRIX_F16 | TN_MATRIX_BF16 | TN_MATRIX_PACKETS;
+    return 0;
+}
+
 const gpu_vendor tn_gpu_rocm = {
     .name = "rocm",
     .hip = true,
@@ -294,6 +311,7 @@ const gpu_vendor tn_gpu_rocm = {
     .attributes = HIP_ATTRIBUTES,
     .form = TN_CODE_HIP_C,
     .max_groups_x = (1 << 21) - 1, /* HIP counts items, in 32 bits, and workgroups have 1024 at most */
+    .matrix = rocm_matrix,
     .arch_option = "--offload-arch=",
     .compiler_title = "hiprtc",
     .options = hiprtc_options,

@@ -204,6 +204,7 @@ struct tn_lower {
     kir_builder *kb;
     kir_val mask; /* loads emitted now happen only where this holds; KIR_NONE: everywhere */
     void *group;  /* core's */
+    bool sized;   /* a computed index is scaled by a number of the launch, not of the structure */
 };
 /* The value of n's input i at the place that corresponds, under broadcasting, to index `at` of n. */
 kir_val tn_lower_in(tn_lower *lw, const tn_node *n, int i, const kir_aff *at);

@@ -105,7 +105,8 @@ static kir_target target_of(const tn_device *d, bool narrow) {
                         .f16 = d->caps.f16,
                         .i64 = d->caps.i64,
                         .words_only = d->caps.words_only,
-                        .features = d->caps.features};
+                        .features = d->caps.features,
+                        .lanes = d->caps.matrix ? (int)d->caps.subgroup : 0};
 }
 
 static tn_status load_rendered(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {

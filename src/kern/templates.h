@@ -11,10 +11,13 @@
 #define TN_TEMPLATES_H
 
 #include "kern/kern.h"
+#include "trunnion/backend.h"
 
 /* What a device has for a workgroup. */
 typedef struct tn_group_limits {
     int64_t items, local_bytes;
+    int64_t subgroup; /* items of one */
+    uint32_t matrix;  /* TN_MATRIX_… of tn_caps */
 } tn_group_limits;
 
 /* A program that was made, with the sizes of its launch. */
@@ -43,6 +46,9 @@ typedef struct tn_product_joints {
     kir_val (*load_b)(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask);
     void (*store)(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
                   kir_val mask);
+    /* As load_a and load_b, for packets (kir.h, FETCH) from there on along memory; NULL: the operand does not lie so. */
+    kir_val (*fetch_a)(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k, kir_val mask);
+    kir_val (*fetch_b)(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask);
 } tn_product_joints;
 
 /* C[batch, m, n] = A · B in chains of KIR_KSUM, as CHAIN defines it; integers are summed as they come. */
@@ -55,10 +61,18 @@ typedef struct tn_gemm_shape {
     /* are neighbours along k next to each other in memory? Where items read, they should go along memory. */
     bool a_along_k, b_along_k;
     tn_digits a_k, b_k, columns; /* of k for load_a, of k for load_b; only of numbers below 2³¹ */
+    tn_dtype half;               /* TN_F16 or TN_BF16 if both operands are of it; else 0 */
 } tn_gemm_shape;
 bool tn_gemm_template_fits(const tn_gemm_shape *s, const tn_group_limits *limits);
 tn_status tn_gemm_template(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
                            tn_template_program *out);
+
+/* The same by devices that multiply matrices of 16×16 (gemm_matrix.c): of f16 and bf16, without digits, with at most two
+ * batch axes; order and rounding of sums are the device's. Packets, where joints have them, are whole: rows and k, or k
+ * and columns, have extents and strides that are multiples of 8. */
+bool tn_gemm_matrix_fits(const tn_gemm_shape *s, const tn_group_limits *limits);
+tn_status tn_gemm_matrix(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
+                         tn_template_program *out);
 
 /* ---- products with weights in blocks (qmat.c) -------------------------------------------------------------------- */
 

@@ -168,7 +168,7 @@ static bool region_is_open(const kir_builder *b, int16_t region) {
 static int16_t region_around(const kir_builder *b, int16_t loop) { return b->notes[loop].region; }
 
 static bool visible(const kir_builder *b, kir_val v) {
-    if (v < 0 || v >= b->n_ins || !kir_yields((kir_op)b->ins[v].op) || b->ins[v].op == KIR_VAR) return false;
+    if (v < 0 || v >= b->n_ins || !kir_yields((kir_op)b->ins[v].op) || kir_names((kir_op)b->ins[v].op)) return false;
     int16_t region = b->notes[v].region;
     if (b->ins[v].op != KIR_REDUCE) return region_is_open(b, region);
     return !region_is_open(b, region) && region_is_open(b, region_around(b, region));
@@ -197,8 +197,14 @@ static int16_t epoch_of(const kir_builder *b, const kir_ins *in) {
     return b->buffer_written[buffer] ? (int16_t)(b->global_stores + b->barriers) : b->global_stores;
 }
 
+/* Is it the name of such an operation, which can be seen here? */
+static bool is_name(const kir_builder *b, kir_val v, kir_op op) {
+    return v >= 0 && v < b->n_ins && b->ins[v].op == op && region_is_open(b, b->notes[v].region);
+}
+
 /* May instruction `v`, equal to one about to be appended, stand for it? */
 static bool reusable(const kir_builder *b, kir_val v) {
+    if (b->ins[v].op > KIR_BARRIER) return false;
     switch (b->ins[v].op) {
     case KIR_STORE:
     case KIR_LOOP:
@@ -239,7 +245,8 @@ static kir_val append_checked(kir_builder *b, const kir_ins *in) {
     for (int k = 0; k < 3; k++) {
         kir_val v = kir_operand(in, k);
         if (v == KIR_NONE) continue;
-        if (!kir_wants_var((kir_op)in->op, k) && !visible(b, v))
+        kir_op name = kir_wants((kir_op)in->op, k);
+        if (name == KIR_CONST ? !visible(b, v) : !is_name(b, v, name))
             return wrong(b, (kir_op)in->op, "an operand that is no value here");
         types[k] = (kir_type)b->ins[v].type;
     }
@@ -480,10 +487,6 @@ void kir_store(kir_builder *b, int buffer, const kir_aff *index, kir_val value, 
 
 /* ---- variables and barriers -------------------------------------------------------------------------------------- */
 
-static bool is_var(const kir_builder *b, kir_val v) {
-    return v >= 0 && v < b->n_ins && b->ins[v].op == KIR_VAR && region_is_open(b, b->notes[v].region);
-}
-
 kir_val kir_var(kir_builder *b, kir_val init) {
     if (init < 0) return refuse_missing(b, KIR_VAR);
     kir_ins in = make(KIR_VAR, kir_val_type(b, init), init, KIR_NONE, KIR_NONE);
@@ -491,13 +494,13 @@ kir_val kir_var(kir_builder *b, kir_val init) {
 }
 
 kir_val kir_get(kir_builder *b, kir_val var) {
-    if (!is_var(b, var)) return wrong(b, KIR_GET, "no variable here");
+    if (!is_name(b, var, KIR_VAR)) return wrong(b, KIR_GET, "no variable here");
     kir_ins in = make(KIR_GET, kir_val_type(b, var), var, KIR_NONE, KIR_NONE);
     return append_checked(b, &in);
 }
 
 void kir_set(kir_builder *b, kir_val var, kir_val value) {
-    if (!is_var(b, var) || value < 0) {
+    if (!is_name(b, var, KIR_VAR) || value < 0) {
         wrong(b, KIR_SET, "no variable, or no value, here");
         return;
     }
@@ -514,6 +517,70 @@ void kir_barrier(kir_builder *b) {
     kir_ins in = make(KIR_BARRIER, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
     append_checked(b, &in);
     b->barriers++;
+}
+
+/* ---- matrices and packets ---------------------------------------------------------------------------------------- */
+
+/* One of the operations that only groups have, on an access unless its buffer is KIR_NONE. */
+static kir_val append_matrix(kir_builder *b, kir_op op, int buffer, const kir_aff *index, int kind, kir_val a,
+                             kir_val c) {
+    if (b->status != TN_OK) return KIR_NONE;
+    if (b->n_items == 0) return wrong(b, op, "in a program without workgroups");
+    kir_ins in = make(op, KIR_F32, a, c, KIR_NONE);
+    in.kind = (uint8_t)kind;
+    if (buffer != KIR_NONE) in.imm.i = access_of(b, op, buffer, index);
+    if (b->status != TN_OK) return KIR_NONE;
+    if (!kir_writes(op)) return append_checked(b, &in);
+    append_store(b, &in);
+    return KIR_NONE;
+}
+
+static int line_bits(kir_builder *b, kir_op op, int line) {
+    if (line >= KIR_EDGE && line % KIR_LINE_UNIT == 0 && line / KIR_LINE_UNIT < 256 >> KIR_LINE_SHIFT)
+        return line / KIR_LINE_UNIT << KIR_LINE_SHIFT;
+    return wrong(b, op, "a line that is not a multiple of 8 elements from 16 to 504");
+}
+
+kir_val kir_matrix(kir_builder *b) { return append_matrix(b, KIR_MATRIX, KIR_NONE, NULL, 0, KIR_NONE, KIR_NONE); }
+
+kir_val kir_fragment(kir_builder *b, int buffer, const kir_aff *index, int factor, int line) {
+    int kind = factor | line_bits(b, KIR_FRAGMENT, line);
+    return append_matrix(b, KIR_FRAGMENT, buffer, index, kind, KIR_NONE, KIR_NONE);
+}
+
+void kir_mma(kir_builder *b, kir_val matrix, kir_val x, kir_val y) {
+    if (matrix < 0 || x < 0 || y < 0) {
+        (void)refuse_missing(b, KIR_MMA);
+        return;
+    }
+    kir_ins in = make(KIR_MMA, KIR_F32, matrix, x, y);
+    append_checked(b, &in);
+}
+
+void kir_matrix_store(kir_builder *b, int buffer, const kir_aff *index, int line, kir_val matrix, kir_val mask) {
+    if (matrix < 0)
+        (void)refuse_missing(b, KIR_MATRIX_STORE);
+    else
+        append_matrix(b, KIR_MATRIX_STORE, buffer, index, line_bits(b, KIR_MATRIX_STORE, line), matrix, mask);
+}
+
+kir_val kir_fetch(kir_builder *b, int buffer, const kir_aff *index, kir_val mask) {
+    return append_matrix(b, KIR_FETCH, buffer, index, 0, mask, KIR_NONE);
+}
+
+void kir_put(kir_builder *b, int buffer, const kir_aff *index, kir_val packet, bool late) {
+    if (packet < 0)
+        (void)refuse_missing(b, KIR_PUT);
+    else
+        append_matrix(b, KIR_PUT, buffer, index, late, packet, KIR_NONE);
+}
+
+void kir_commit(kir_builder *b) { append_matrix(b, KIR_COMMIT, KIR_NONE, NULL, 0, KIR_NONE, KIR_NONE); }
+
+void kir_wait(kir_builder *b, int under_way) {
+    kir_ins in = make(KIR_WAIT, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
+    in.imm.i = under_way;
+    append_checked(b, &in);
 }
 
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
@@ -569,7 +636,12 @@ kir_val kir_append(kir_builder *b, const kir_ins *in, kir_val dyn) {
     if (b->status != TN_OK) return KIR_NONE;
     if (kir_has_access((kir_op)in->op)) b->access[in->imm.i].dyn = dyn;
     switch (in->op) {
-    case KIR_STORE: append_store(b, in); return KIR_NONE;
+    case KIR_STORE:
+    case KIR_PUT:
+    case KIR_MATRIX_STORE: append_store(b, in); return KIR_NONE;
+    case KIR_MMA:
+    case KIR_COMMIT:
+    case KIR_WAIT: append_checked(b, in); return KIR_NONE;
     case KIR_SET: kir_set(b, in->a, in->b); return KIR_NONE;
     case KIR_LOOP: open_loop(b, kir_loop_first(in), kir_loop_count(in), in->a); return KIR_NONE;
     case KIR_END: kir_end(b); return KIR_NONE;
@@ -606,9 +678,11 @@ static void mark_operands(const kir_builder *b, const kir_ins *in, bool *live) {
     if (kir_has_access((kir_op)in->op) && b->access[in->imm.i].dyn != KIR_NONE) live[b->access[in->imm.i].dyn] = true;
 }
 
-/* Has it an effect by itself? A SET has one while somebody reads its variable. */
+/* Has it an effect by itself? A SET has one while somebody reads its variable, an MMA while somebody stores its
+ * matrix. */
 static bool is_effect(const kir_ins *in, const bool *live) {
-    return in->op == KIR_STORE || in->op == KIR_BARRIER || (in->op == KIR_SET && live[in->a]);
+    if (in->op == KIR_SET || in->op == KIR_MMA) return live[in->a];
+    return kir_writes((kir_op)in->op) || in->op == KIR_BARRIER || in->op == KIR_COMMIT || in->op == KIR_WAIT;
 }
 
 /* Marks what effects need, backwards; a loop lives when anything in it does. Returns how many live. */

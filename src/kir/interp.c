@@ -3,12 +3,13 @@
  * Loops may nest and range over different axes. A REDUCE keeps its own state, cleared when its loop begins, fed once a
  * point of that loop, folded when the loop ends. The items of a workgroup go in lockstep, instruction by instruction;
  * what they touch is noted in shadow.c, which knows a race when it sees one. A plain program is a workgroup of one item
- * that nobody watches. */
+ * that nobody watches. Matrices, fragments and packets have memory of their own, one a subgroup or item. */
 #include "kir/eval.h"
 #include "kir/kir_math.h"
 #include "kir/rules.h"
 #include "kir/shadow.h"
 
+#include <math.h>
 #include <string.h>
 
 /* A running reduction or scan. `count` elements have come in. */
@@ -19,13 +20,33 @@ typedef struct state {
     kir_value lanes[KIR_LANES]; /* SCAN, SEQ, ARG* and CHAIN use lane 0 alone */
 } state;
 
+typedef float matrix[KIR_EDGE][KIR_EDGE];
+typedef struct packet {
+    uint16_t e[KIR_LINE_UNIT];
+} packet;
+
+/* A late PUT under way. */
+typedef struct pending {
+    uint8_t *to;
+    packet what;
+    int item;
+    int64_t batch;
+} pending;
+
 typedef struct interp {
     const kir_program *p;
     const kir_launch *launch;
     kir_value *values, *all_values; /* by instruction: of the current item, of all of them */
     state *states, *all_states;     /* one for each REDUCE and SCAN, in order: of the current item, of all */
     int16_t *state_of;              /* by instruction */
-    int n_states, n_items, item;    /* the current item is `item` */
+    int16_t *matrix_of;             /* by instruction: the number of a MATRIX, FRAGMENT or FETCH among its sort */
+    matrix *matrices;               /* of each subgroup, of MATRIX and FRAGMENT */
+    packet *packets;                /* of each item */
+    int64_t *batches;               /* of each item, committed so far */
+    pending *late;
+    size_t late_count, late_room;
+    int n_matrices, n_packets, lanes;
+    int n_states, n_items, item; /* the current item is `item` */
     int64_t at[KIR_MAX_AXES];
     int64_t end[KIR_MAX_AXES]; /* extents, but of axes whose loop ends at a computed number */
     char *local;               /* the workgroup's memory; local_at: where each local buffer begins in it */
@@ -106,12 +127,12 @@ static tn_status broken(const interp *m, int i, int64_t element, const char *wha
                    m->p->access[m->p->ins[i].imm.i].buffer, what);
 }
 
-/* NULL after a failure: where instruction i may touch memory now. */
-static uint8_t *address_of(interp *m, int i, tn_dtype *dtype) {
+/* NULL after a failure: where instruction i may touch element `element` of its buffer now. */
+static uint8_t *element_at(interp *m, int i, int64_t element, tn_dtype *dtype) {
     const kir_ins *in = &m->p->ins[i];
     int buffer = m->p->access[in->imm.i].buffer;
     *dtype = (tn_dtype)m->p->buffer_dtype[buffer];
-    int64_t element = element_of(m, in), bytes = (int64_t)tn_dtype_size(*dtype);
+    int64_t bytes = (int64_t)tn_dtype_size(*dtype);
     bool local = m->p->local[buffer] > 0;
     if (!m->shadow) return (uint8_t *)m->launch->buffers[buffer] + element * bytes;
     if (local && (element < 0 || element >= m->p->local[buffer])) {
@@ -121,10 +142,15 @@ static uint8_t *address_of(interp *m, int i, tn_dtype *dtype) {
     char *base = local ? m->local + m->local_at[buffer] : (char *)m->launch->buffers[buffer];
     if (!m->watched[buffer]) return (uint8_t *)base + element * bytes;
     const char *wrong = NULL;
-    tn_status status = in->op == KIR_STORE ? kir_shadow_store(m->shadow, base + element * bytes, local, m->item, &wrong)
-                                           : kir_shadow_load(m->shadow, base + element * bytes, local, m->item, &wrong);
+    tn_status status = kir_writes((kir_op)in->op)
+                           ? kir_shadow_store(m->shadow, base + element * bytes, local, m->item, &wrong)
+                           : kir_shadow_load(m->shadow, base + element * bytes, local, m->item, &wrong);
     m->status = wrong ? broken(m, i, element, wrong) : status;
     return m->status == TN_OK ? (uint8_t *)base + element * bytes : NULL;
+}
+
+static uint8_t *address_of(interp *m, int i, tn_dtype *dtype) {
+    return element_at(m, i, element_of(m, &m->p->ins[i]), dtype);
 }
 
 /* What is read or written: the element at *at, or the word of it that a program of words means. */
@@ -248,6 +274,142 @@ static kir_value result_of(state *s, const kir_ins *in) {
     }
 }
 
+/* ---- matrices and packets ---------------------------------------------------------------------------------------- */
+
+static matrix *matrix_at(const interp *m, kir_val v) {
+    return &m->matrices[(size_t)(m->item / m->lanes) * (size_t)m->n_matrices + (size_t)m->matrix_of[v]];
+}
+
+static packet *packet_at(const interp *m, kir_val v) {
+    return &m->packets[(size_t)m->item * (size_t)m->n_packets + (size_t)m->matrix_of[v]];
+}
+
+/* The first item of a subgroup acts for it: the others have to mean the same. */
+static bool agreed(interp *m, int i, kir_val v) {
+    if (v == KIR_NONE) return true;
+    bool mask = m->p->ins[v].type == KIR_BOOL;
+    for (int lane = 1; lane < m->lanes; lane++) {
+        const kir_value *first = &m->values[v], *other = first + (size_t)lane * (size_t)m->p->n_ins;
+        if (mask ? first->b == other->b : first->i64 == other->i64) continue;
+        m->status = tn_fail(TN_ERR_ARGUMENT, "kernel program, instruction %d (%s), item %d: not what item %d means", i,
+                            kir_op_name((kir_op)m->p->ins[i].op), m->item + lane, m->item);
+        return false;
+    }
+    return true;
+}
+
+/* Element `at` of line `line` of what instruction i touches. */
+static uint8_t *in_line(interp *m, int i, int line, int at, tn_dtype *dtype) {
+    const kir_ins *in = &m->p->ins[i];
+    int64_t first = element_of(m, in);
+    if (first % KIR_LINE_UNIT != 0) {
+        m->status = broken(m, i, first, "no multiple of 8 elements");
+        return NULL;
+    }
+    return element_at(m, i, first + (int64_t)line * kir_line(in) + at, dtype);
+}
+
+/* Element (row, column) of a first factor is that of k = column; of a second one that of k = row. */
+static void run_fragment(interp *m, int i, const kir_ins *in) {
+    bool rows = (in->kind & KIR_FACTOR_B) == 0 ? in->kind & KIR_ALONG_K : !(in->kind & KIR_ALONG_K);
+    if (!agreed(m, i, m->p->access[in->imm.i].dyn)) return;
+    for (int line = 0; line < KIR_EDGE; line++) {
+        for (int at = 0; at < KIR_EDGE; at++) {
+            tn_dtype dtype;
+            const uint8_t *from = in_line(m, i, line, at, &dtype);
+            if (!from) return;
+            (*matrix_at(m, (kir_val)i))[rows ? line : at][rows ? at : line] = load_element(dtype, from).f32;
+        }
+    }
+}
+
+static void run_matrix_store(interp *m, int i, const kir_ins *in) {
+    if (!agreed(m, i, m->p->access[in->imm.i].dyn) || !agreed(m, i, in->b)) return;
+    if (in->b != KIR_NONE && !m->values[in->b].b) return;
+    for (int row = 0; row < KIR_EDGE; row++) {
+        for (int column = 0; column < KIR_EDGE; column++) {
+            tn_dtype dtype;
+            uint8_t *to = in_line(m, i, row, column, &dtype);
+            if (!to) return;
+            store_element(dtype, to, (kir_value){.f32 = (*matrix_at(m, in->a))[row][column]});
+        }
+    }
+}
+
+static void run_mma(interp *m, const kir_ins *in) {
+    matrix *sum = matrix_at(m, in->a), *x = matrix_at(m, in->b), *y = matrix_at(m, in->c);
+    for (int row = 0; row < KIR_EDGE; row++)
+        for (int column = 0; column < KIR_EDGE; column++)
+            for (int k = 0; k < KIR_EDGE; k++)
+                (*sum)[row][column] = fmaf((*x)[row][k], (*y)[k][column], (*sum)[row][column]);
+}
+
+static void run_fetch(interp *m, int i, const kir_ins *in) {
+    packet *to = packet_at(m, (kir_val)i);
+    *to = (packet){{0}};
+    if (in->a != KIR_NONE && !m->values[in->a].b) return;
+    int64_t first = element_of(m, in);
+    for (int k = 0; k < KIR_LINE_UNIT; k++) {
+        tn_dtype dtype;
+        const uint8_t *from = element_at(m, i, first + k, &dtype);
+        if (!from) return;
+        if (k == 0 && (uintptr_t)from % sizeof *to != 0) {
+            m->status = broken(m, i, first, "a packet at an address that is no multiple of 16");
+            return;
+        }
+        memcpy(&to->e[k], from, sizeof to->e[k]);
+    }
+}
+
+/* A late one leaves NaN behind until it is waited for. */
+static void run_put(interp *m, int i, const kir_ins *in) {
+    int64_t first = element_of(m, in);
+    packet what = *packet_at(m, in->a), none;
+    uint8_t *to = NULL;
+    if (first % KIR_LINE_UNIT != 0) m->status = broken(m, i, first, "no multiple of 8 elements");
+    for (int k = 0; k < KIR_LINE_UNIT && m->status == TN_OK; k++) {
+        tn_dtype dtype;
+        uint8_t *at = element_at(m, i, first + k, &dtype);
+        if (k == 0) to = at;
+    }
+    if (m->status != TN_OK) return;
+    memset(&none, 0xff, sizeof none);
+    memcpy(to, in->kind ? &none : &what, sizeof what);
+    if (!in->kind) return;
+    m->status = tn_mem_grow(&m->late, &m->late_room, m->late_count + 1, sizeof *m->late);
+    if (m->status == TN_OK) m->late[m->late_count++] = (pending){to, what, m->item, m->batches[m->item]};
+}
+
+static void run_wait(interp *m, const kir_ins *in) {
+    size_t left = 0;
+    for (size_t i = 0; i < m->late_count; i++) {
+        const pending *l = &m->late[i];
+        if (l->item == m->item && l->batch < m->batches[m->item] - in->imm.i)
+            memcpy(l->to, &l->what, sizeof l->what);
+        else
+            m->late[left++] = *l;
+    }
+    m->late_count = left;
+}
+
+static void run_moving(interp *m, int i) {
+    const kir_ins *in = &m->p->ins[i];
+    switch (in->op) {
+    case KIR_FETCH: run_fetch(m, i, in); return;
+    case KIR_PUT: run_put(m, i, in); return;
+    case KIR_COMMIT: m->batches[m->item]++; return;
+    case KIR_WAIT: run_wait(m, in); return;
+    default: break;
+    }
+    if (m->item % m->lanes != 0) return;
+    switch (in->op) {
+    case KIR_MATRIX: memset(matrix_at(m, (kir_val)i), 0, sizeof(matrix)); break;
+    case KIR_FRAGMENT: run_fragment(m, i, in); break;
+    case KIR_MMA: run_mma(m, in); break;
+    default: run_matrix_store(m, i, in);
+    }
+}
+
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static kir_value dial_of(const interp *m, const kir_ins *in) {
@@ -294,7 +456,10 @@ static void run_all(interp *m, int i) {
     }
     for (int item = 0; item < m->n_items && m->status == TN_OK; item++) {
         if (m->n_items > 1) go_to_item(m, item);
-        run_one(m, i);
+        if (m->p->ins[i].op > KIR_BARRIER)
+            run_moving(m, i);
+        else
+            run_one(m, i);
     }
 }
 
@@ -396,6 +561,23 @@ static tn_status make_states(interp *m) {
     return m->all_states ? TN_OK : TN_ERR_MEMORY;
 }
 
+static tn_status make_matrices(interp *m) {
+    size_t items = (size_t)m->n_items;
+    m->lanes = kir_lanes(m->p);
+    if (m->lanes == 0) return TN_OK;
+    m->matrix_of = tn_mem_zalloc((size_t)m->p->n_ins, sizeof *m->matrix_of);
+    if (!m->matrix_of) return TN_ERR_MEMORY;
+    for (int i = 0; i < m->p->n_ins; i++) {
+        kir_op op = (kir_op)m->p->ins[i].op;
+        if (op == KIR_MATRIX || op == KIR_FRAGMENT) m->matrix_of[i] = (int16_t)m->n_matrices++;
+        if (op == KIR_FETCH) m->matrix_of[i] = (int16_t)m->n_packets++;
+    }
+    m->matrices = tn_mem_zalloc((size_t)m->n_matrices * (items / (size_t)m->lanes) + 1, sizeof *m->matrices);
+    m->packets = tn_mem_zalloc((size_t)m->n_packets * items + 1, sizeof *m->packets);
+    m->batches = tn_mem_zalloc(items, sizeof *m->batches);
+    return m->matrices && m->packets && m->batches ? TN_OK : TN_ERR_MEMORY;
+}
+
 /* Memory that the program writes is watched, whatever the name it is read under. */
 static void choose_watched(interp *m) {
     const kir_program *p = m->p;
@@ -429,6 +611,9 @@ static tn_status run_points(interp *m) {
     do {
         if (m->shadow) kir_shadow_group(m->shadow);
         run_range(m, 0, m->p->n_ins);
+        if (m->status == TN_OK && m->late_count > 0)
+            m->status = tn_fail(TN_ERR_ARGUMENT, "kernel program: %zu packets at its end that nobody waited for",
+                                m->late_count);
     } while (m->status == TN_OK && next_point(m, 0, outer));
     return m->status;
 }
@@ -438,6 +623,7 @@ tn_status kir_interpret(const kir_program *p, const kir_launch *launch) {
     TRY(kir_check_sizes(p, launch->sizes));
     interp m = {.p = p, .launch = launch, .n_items = kir_items(p)};
     tn_status status = make_states(&m);
+    if (status == TN_OK) status = make_matrices(&m);
     if (status == TN_OK) status = make_group(&m);
     if (status == TN_OK) {
         memcpy(m.end, launch->sizes, (size_t)(p->n_par + p->n_loop) * sizeof *m.end);
@@ -449,5 +635,8 @@ tn_status kir_interpret(const kir_program *p, const kir_launch *launch) {
     tn_mem_free(m.all_values);
     tn_mem_free(m.state_of);
     tn_mem_free(m.all_states);
+    void *moving[] = {m.matrix_of, m.matrices, m.packets, m.batches, m.late};
+    for (size_t i = 0; i < TN_COUNT(moving); i++)
+        tn_mem_free(moving[i]);
     return status;
 }

@@ -31,21 +31,23 @@ static const op_row OPS[KIR_OP_COUNT] = {
 };
 
 static const int RESULTS[KIR_OP_COUNT] = {
-    [KIR_CONST] = ANY,       [KIR_DIAL] = ANY,    [KIR_INDEX] = 1 << KIR_I64,
-    [KIR_NEG] = NUMBERS,     [KIR_ABS] = NUMBERS, [KIR_ROUND] = FLOATS,
-    [KIR_SQRT] = FLOATS,     [KIR_EXP] = FLOATS,  [KIR_LOG] = FLOATS,
-    [KIR_SIN] = FLOATS,      [KIR_COS] = FLOATS,  [KIR_TANH] = FLOATS,
-    [KIR_ERF] = FLOATS,      [KIR_CAST] = ANY,    [KIR_BITCAST] = ANY,
-    [KIR_ADD] = NUMBERS,     [KIR_SUB] = NUMBERS, [KIR_MUL] = NUMBERS,
-    [KIR_DIV] = NUMBERS,     [KIR_MOD] = NUMBERS, [KIR_MIN] = ANY,
-    [KIR_MAX] = ANY,         [KIR_AND] = BITS,    [KIR_OR] = BITS,
-    [KIR_XOR] = BITS,        [KIR_SHL] = INTS,    [KIR_SHR] = INTS,
-    [KIR_EQ] = BIT_BOOL,     [KIR_LT] = BIT_BOOL, [KIR_LE] = BIT_BOOL,
-    [KIR_FMA] = FLOATS,      [KIR_SELECT] = ANY,  [KIR_PHILOX] = 1 << KIR_U32,
-    [KIR_LOAD] = ANY,        [KIR_STORE] = ANY,   [KIR_LOOP] = BIT_F32,
-    [KIR_END] = BIT_F32,     [KIR_REDUCE] = ANY,  [KIR_SCAN] = ANY,
-    [KIR_VAR] = ANY,         [KIR_GET] = ANY,     [KIR_SET] = ANY,
-    [KIR_BARRIER] = BIT_F32,
+    [KIR_CONST] = ANY,       [KIR_DIAL] = ANY,       [KIR_INDEX] = 1 << KIR_I64,
+    [KIR_NEG] = NUMBERS,     [KIR_ABS] = NUMBERS,    [KIR_ROUND] = FLOATS,
+    [KIR_SQRT] = FLOATS,     [KIR_EXP] = FLOATS,     [KIR_LOG] = FLOATS,
+    [KIR_SIN] = FLOATS,      [KIR_COS] = FLOATS,     [KIR_TANH] = FLOATS,
+    [KIR_ERF] = FLOATS,      [KIR_CAST] = ANY,       [KIR_BITCAST] = ANY,
+    [KIR_ADD] = NUMBERS,     [KIR_SUB] = NUMBERS,    [KIR_MUL] = NUMBERS,
+    [KIR_DIV] = NUMBERS,     [KIR_MOD] = NUMBERS,    [KIR_MIN] = ANY,
+    [KIR_MAX] = ANY,         [KIR_AND] = BITS,       [KIR_OR] = BITS,
+    [KIR_XOR] = BITS,        [KIR_SHL] = INTS,       [KIR_SHR] = INTS,
+    [KIR_EQ] = BIT_BOOL,     [KIR_LT] = BIT_BOOL,    [KIR_LE] = BIT_BOOL,
+    [KIR_FMA] = FLOATS,      [KIR_SELECT] = ANY,     [KIR_PHILOX] = 1 << KIR_U32,
+    [KIR_LOAD] = ANY,        [KIR_STORE] = ANY,      [KIR_LOOP] = BIT_F32,
+    [KIR_END] = BIT_F32,     [KIR_REDUCE] = ANY,     [KIR_SCAN] = ANY,
+    [KIR_VAR] = ANY,         [KIR_GET] = ANY,        [KIR_SET] = ANY,
+    [KIR_BARRIER] = BIT_F32, [KIR_MATRIX] = BIT_F32, [KIR_FRAGMENT] = BIT_F32,
+    [KIR_MMA] = BIT_F32,     [KIR_FETCH] = BIT_F32,  [KIR_MATRIX_STORE] = BIT_F32,
+    [KIR_PUT] = BIT_F32,     [KIR_COMMIT] = BIT_F32, [KIR_WAIT] = BIT_F32,
 };
 
 /* Which element types a reduction takes. */
@@ -79,8 +81,8 @@ bool kir_op_takes(kir_op op, int n) { return op >= KIR_NEG && op <= KIR_PHILOX &
 /* ---- rules of one instruction ------------------------------------------------------------------------------------ */
 
 bool kir_operand_optional(const kir_ins *in, int k) {
-    if (in->op == KIR_LOAD) return k == 0;
-    if (in->op == KIR_STORE) return k == 1;
+    if (in->op == KIR_LOAD || in->op == KIR_FETCH) return k == 0;
+    if (in->op == KIR_STORE || in->op == KIR_MATRIX_STORE) return k == 1;
     return in->op == KIR_LOOP;
 }
 
@@ -167,11 +169,15 @@ static bool loop_is_open(const verifier *v, int loop) {
     return false;
 }
 
-static tn_status check_operand(const verifier *v, kir_val operand, bool var) {
+/* `name`: the operation whose name it must be; KIR_CONST: it must be a value. */
+static tn_status check_operand(const verifier *v, kir_val operand, kir_op name) {
     if (operand < 0 || operand >= v->at) return invalid(v, "an operand that is not an earlier instruction");
     kir_op op = (kir_op)v->p->ins[operand].op;
     if (!kir_yields(op)) return invalid(v, "an operand that yields no value");
-    if (var != (op == KIR_VAR)) return invalid(v, var ? "not a variable" : "a variable where a value is wanted");
+    if (kir_names(op) ? op != name : name != KIR_CONST)
+        return invalid(v, name == KIR_VAR     ? "not a variable"
+                          : name == KIR_CONST ? "a name where a value is wanted"
+                                              : "an operand of another sort");
     scope s = v->scopes[operand];
     if (!loop_is_open(v, s.home)) return invalid(v, "an operand from inside a loop that has ended");
     if (s.hidden >= 0 && loop_is_open(v, s.hidden)) return invalid(v, "a reduction used before its loop has ended");
@@ -185,7 +191,7 @@ static tn_status check_operands(const verifier *v, const kir_ins *in) {
         kir_val operand = kir_operand(in, k);
         if (operand == KIR_NONE && (k >= slots || kir_operand_optional(in, k))) continue;
         if (k >= slots) return invalid(v, "too many operands");
-        TRY(check_operand(v, operand, kir_wants_var((kir_op)in->op, k)));
+        TRY(check_operand(v, operand, kir_wants((kir_op)in->op, k)));
         types[k] = (kir_type)v->p->ins[operand].type;
     }
     const char *wrong = kir_type_error(in, types, v->p->words);
@@ -200,12 +206,34 @@ static kir_type accessed_type(const kir_program *p, int buffer) {
     return in_words(p, buffer) ? KIR_U32 : kir_type_of((tn_dtype)p->buffer_dtype[buffer]);
 }
 
+static bool is_half(tn_dtype t) { return t == TN_F16 || t == TN_BF16; }
+
+static bool is_late(const kir_ins *in) { return in->op == KIR_PUT && in->kind; }
+
+/* Matrices move lines of workgroup memory, packets from global to workgroup memory. */
+static tn_status check_matrix_access(const verifier *v, const kir_ins *in, const kir_access *access) {
+    const kir_program *p = v->p;
+    tn_dtype t = (tn_dtype)p->buffer_dtype[access->buffer];
+    bool local = p->local[access->buffer] > 0, lines = in->op == KIR_FRAGMENT || in->op == KIR_MATRIX_STORE;
+    if (local == (in->op == KIR_FETCH)) return invalid(v, "a buffer in the wrong memory");
+    if (in->op == KIR_MATRIX_STORE ? t != TN_F32 : !is_half(t)) return invalid(v, "a buffer of the wrong dtype");
+    if (lines && kir_line(in) < KIR_EDGE) return invalid(v, "lines that lie in one another");
+    if (lines && access->fixed[p->n_par] != 0) return invalid(v, "a place that differs within a subgroup");
+    for (int i = 0; i <= p->n_par + p->n_loop && local; i++)
+        if (access->fixed[i] % KIR_LINE_UNIT != 0) return invalid(v, "a place that is no multiple of 8 elements");
+    if (in->op != KIR_PUT) return TN_OK;
+    const kir_ins *packet = &p->ins[in->a];
+    if (p->buffer_dtype[p->access[packet->imm.i].buffer] != t) return invalid(v, "a packet of another dtype");
+    bool apart = v->scopes[in->a].home != (v->depth > 0 ? v->open[v->depth - 1] : -1);
+    return apart && is_late(in) ? invalid(v, "late, and not in the region of its packet") : TN_OK;
+}
+
 static tn_status check_access(const verifier *v, const kir_ins *in) {
     const kir_program *p = v->p;
     if (in->imm.i < 0 || in->imm.i >= p->n_access) return invalid(v, "no such access");
     const kir_access *access = &p->access[in->imm.i];
     if (access->dyn != KIR_NONE) {
-        TRY(check_operand(v, access->dyn, false));
+        TRY(check_operand(v, access->dyn, KIR_CONST));
         if (p->ins[access->dyn].type != (p->words ? KIR_I32 : KIR_I64))
             return invalid(v, "a computed index of another type");
     }
@@ -216,9 +244,11 @@ static tn_status check_access(const verifier *v, const kir_ins *in) {
     if (in->type != accessed_type(p, access->buffer)) {
         return invalid(v, "a type other than the one its buffer computes in");
     }
-    if (p->words && in->kind > in_words(p, access->buffer)) return invalid(v, "no such word of an element");
-    if (in->op == KIR_STORE && !p->buffer_written[access->buffer]) return invalid(v, "a buffer not marked as written");
-    return TN_OK;
+    if (p->words && in->op < KIR_BARRIER && in->kind > in_words(p, access->buffer))
+        return invalid(v, "no such word of an element");
+    if (kir_writes((kir_op)in->op) && !p->buffer_written[access->buffer])
+        return invalid(v, "a buffer not marked as written");
+    return in->op > KIR_BARRIER ? check_matrix_access(v, in, access) : TN_OK;
 }
 
 static bool constant_fits(const kir_ins *in) {
@@ -266,7 +296,17 @@ static tn_status check_dial(const verifier *v, const kir_ins *in) {
     return v->p->words && in->kind > 1 ? invalid(v, "no such word of a dial") : TN_OK;
 }
 
+/* Fragments of one dtype, a first and a second factor. */
+static tn_status check_mma(const verifier *v, const kir_ins *in) {
+    const kir_ins *x = &v->p->ins[in->b], *y = &v->p->ins[in->c];
+    if (x->kind & KIR_FACTOR_B || !(y->kind & KIR_FACTOR_B)) return invalid(v, "a factor in the other's place");
+    const kir_program *p = v->p;
+    bool same = p->buffer_dtype[p->access[x->imm.i].buffer] == p->buffer_dtype[p->access[y->imm.i].buffer];
+    return same ? TN_OK : invalid(v, "factors of two dtypes");
+}
+
 static tn_status check_place(verifier *v, const kir_ins *in) {
+    if (in->op > KIR_BARRIER && v->p->n_items == 0) return invalid(v, "in a program without workgroups");
     switch (in->op) {
     case KIR_LOOP: return open_loop(v, in);
     case KIR_END: return close_loop(v);
@@ -276,6 +316,8 @@ static tn_status check_place(verifier *v, const kir_ins *in) {
     case KIR_REDUCE:
     case KIR_SCAN: return check_own_loop(v);
     case KIR_BARRIER: return v->p->n_items > 0 ? TN_OK : invalid(v, "in a program without workgroups");
+    case KIR_MMA: return check_mma(v, in);
+    case KIR_WAIT: return in->imm.i >= 0 && in->imm.i <= 7 ? TN_OK : invalid(v, "a number of batches outside 0 … 7");
     default: return kir_has_access((kir_op)in->op) ? check_access(v, in) : TN_OK;
     }
 }
@@ -285,6 +327,12 @@ static void note_scope(verifier *v, const kir_ins *in) {
     scope *s = &v->scopes[v->at];
     *s = (scope){inner, -1};
     if (in->op == KIR_REDUCE) *s = (scope){v->depth > 1 ? v->open[v->depth - 2] : (int16_t)-1, inner};
+}
+
+int kir_lanes(const kir_program *p) {
+    for (int i = 0; i < p->n_ins; i++)
+        if (p->ins[i].op > KIR_BARRIER) return p->item[p->n_items - 1];
+    return 0;
 }
 
 int64_t kir_local_bytes(const kir_program *p) {
@@ -334,8 +382,8 @@ tn_status kir_check_sizes(const kir_program *p, const int64_t *sizes) {
 static tn_status check_counts(const kir_program *p) {
     bool sane = p->n_par + p->n_loop <= KIR_MAX_AXES && p->n_ins >= 0 && p->n_ins <= KIR_MAX_LEGAL_INS &&
                 p->n_access >= 0 && p->n_access <= KIR_MAX_INS && p->n_sized >= 0 && p->n_sized <= p->n_access &&
-                p->n_buffers >= 0 && p->n_buffers <= KIR_MAX_BUFFERS && p->n_dials >= 0 &&
-                (p->ins || p->n_ins == 0) && (p->access || p->n_access == 0);
+                p->n_buffers >= 0 && p->n_buffers <= KIR_MAX_BUFFERS && p->n_dials >= 0 && (p->ins || p->n_ins == 0) &&
+                (p->access || p->n_access == 0);
     if (!sane) return tn_fail(TN_ERR_ARGUMENT, "kernel program: a count is outside its limits");
     for (int i = 0; i < p->n_buffers; i++) {
         if (p->buffer_dtype[i] >= TN_PLAIN_DTYPES) {
@@ -446,11 +494,15 @@ static void print_details(const kir_program *p, const int64_t *sizes, const kir_
         break;
     case KIR_DIAL: tn_str_add(out, " dial %lld", (long long)in->imm.i); break;
     case KIR_ROUND: tn_str_add(out, " %s", ROUND_NAMES[in->imm.i & 3]); break;
+    case KIR_WAIT: tn_str_add(out, " for all but %lld", (long long)in->imm.i); break;
     case KIR_LOOP: tn_str_add(out, " over %d axes from x%d", kir_loop_count(in), kir_loop_first(in)); break;
     case KIR_REDUCE:
     case KIR_SCAN: tn_str_add(out, " %s", kir_reduce_name((kir_reduce)in->kind)); break;
     default:
         if (kir_has_access((kir_op)in->op)) print_access(p, sizes, (int)in->imm.i, out);
+        if (in->op == KIR_FRAGMENT || in->op == KIR_MATRIX_STORE) tn_str_add(out, " in lines of %d", kir_line(in));
+        if (in->op == KIR_FRAGMENT && in->kind & KIR_ALONG_K) tn_str_add(out, " along k");
+        if (is_late(in)) tn_str_add(out, " late");
     }
 }
 
@@ -459,7 +511,7 @@ static void print_ins(const kir_program *p, const int64_t *sizes, int i, int dep
     tn_str_add(out, "%*s", depth * 2, "");
     if (kir_yields((kir_op)in->op)) tn_str_add(out, "%%%d = ", i);
     tn_str_add(out, "%s", kir_op_name((kir_op)in->op));
-    if (in->op != KIR_LOOP && in->op != KIR_END && in->op != KIR_BARRIER)
+    if (in->op != KIR_LOOP && in->op != KIR_END && in->op < KIR_BARRIER)
         tn_str_add(out, " %s", kir_type_name((kir_type)in->type));
     print_details(p, sizes, in, out);
     for (int k = 0; k < kir_arity(in); k++) {

@@ -39,6 +39,21 @@
  * stand in loops, since extents are those of the launch and the same for all items. The interpreter runs a workgroup in
  * lockstep and reports what breaks these rules.
  *
+ * Matrices. A program that has them has subgroups: the items along its last axis, whose number is that of the device's
+ * subgroups (tn_caps). A MATRIX is a variable of a subgroup, 16×16 values of f32 that begin as 0, and how its items
+ * share them is the machine's secret. MMA adds the product of two fragments to it, 16×16 factors out of workgroup
+ * memory, f16 or bf16, exact in f32; in which order the sixteen products of an element are added, and how that is
+ * rounded, is the machine's business too: the one operation of which no bits are promised (the interpreter: FMAs in
+ * ascending order). Items of a subgroup give a matrix instruction the same place and the same mask, and it counts as
+ * done by their first one, so barriers stand where they would for single elements. Memory is read in lines: 16
+ * neighbours, the next line a given number of elements further.
+ *   FETCH, PUT         move 8 neighbours of 16 bits as one packet, from global to workgroup memory, at places that are
+ *                      multiples of 16 bytes. A packet that is not loaded (mask) has zeros.
+ *   late PUTs          may write, and read their packet, any time up to the WAIT: COMMIT ends a batch of the item's late
+ *                      PUTs, WAIT n is passed when all of its batches but the last n are there, for this item; a
+ *                      barrier behind it makes them so for all. Until then nobody reads the place. None is left at the program's end. Such a PUT stands in
+ *                      the region of its FETCH. (The interpreter puts NaN there meanwhile.)
+ *
  * A program of *words* (legal.h makes them) has no value of type I64 or U64, for machines without such integers. What
  * is I64 elsewhere is I32 in it: INDEX, a computed index, the operand of LOOP, the result of ARGMAX and ARGMIN; its
  * launches have indices that fit. Buffers of i64 and u64 lie in memory as ever, but a LOAD or STORE takes a word of an
@@ -55,6 +70,7 @@ enum {
     KIR_MAX_LEGAL_INS = 16384, /* … of programs that legal.h has made of others */
     KIR_MAX_ITEM_AXES = 3,
     KIR_MAX_ITEMS = 1024,      /* of a workgroup */
+    KIR_EDGE = 16,             /* of a matrix */
     KIR_MAX_LOCAL = 256 << 10, /* bytes of workgroup memory, more than any device has; what one has is in its caps */
     KIR_KSUM = 256,            /* length of an fma chain: part of the numerics contract */
     /* A reduction keeps 64 partial results: element i goes to lane i % 64, in order, from the identity. After each
@@ -67,50 +83,58 @@ enum {
 typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KIR_BOOL, KIR_TYPE_COUNT } kir_type;
 
 /* name, operands, what the operands' types must be: S same as result, B bool, I I64, * any, - none */
-#define KIR_OPS(X)                                                                        \
-    X(CONST, 0, "") /* imm */                                                             \
-    X(DIAL, 0, "")  /* dials[imm.i]: a scalar that may change at each launch */           \
-    X(INDEX, 0, "") /* I64: the affine value of access imm.i (its buffer is -1) */        \
-    X(NEG, 1, "S")                                                                        \
-    X(ABS, 1, "S")                                                                        \
-    X(ROUND, 1, "S") /* imm.i: a kir_round */                                             \
-    X(SQRT, 1, "S")                                                                       \
-    X(EXP, 1, "S")                                                                        \
-    X(LOG, 1, "S")                                                                        \
-    X(SIN, 1, "S")                                                                        \
-    X(COS, 1, "S")                                                                        \
-    X(TANH, 1, "S")                                                                       \
-    X(ERF, 1, "S")                                                                        \
-    X(CAST, 1, "*")                                                                       \
-    X(BITCAST, 1, "*") /* same width */                                                   \
-    X(ADD, 2, "SS")                                                                       \
-    X(SUB, 2, "SS")                                                                       \
-    X(MUL, 2, "SS")                                                                       \
-    X(DIV, 2, "SS")                                                                       \
-    X(MOD, 2, "SS")                                                                       \
-    X(MIN, 2, "SS")                                                                       \
-    X(MAX, 2, "SS")                                                                       \
-    X(AND, 2, "SS") /* integers and bool */                                               \
-    X(OR, 2, "SS")                                                                        \
-    X(XOR, 2, "SS")                                                                       \
-    X(SHL, 2, "SS")                                                                       \
-    X(SHR, 2, "SS")                                                                       \
-    X(EQ, 2, "**") /* BOOL; operands of one type */                                       \
-    X(LT, 2, "**")                                                                        \
-    X(LE, 2, "**")                                                                        \
-    X(FMA, 3, "SSS")    /* a·b + c, float */                                             \
-    X(SELECT, 3, "BSS") /* a ? b : c */                                                   \
-    X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                               \
-    X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                           \
-    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; yields nothing */ \
-    X(LOOP, 1, "I")     /* imm.i: first axis | count << 8; a: see below; no value */      \
-    X(END, 0, "")                                                                         \
-    X(REDUCE, 2, "**") /* kind: a kir_reduce; b only for CHAIN */                         \
-    X(SCAN, 1, "S")    /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */                     \
-    X(VAR, 1, "S")     /* a variable that begins as a; only GET and SET may name it */    \
-    X(GET, 1, "S")     /* the value of variable a now */                                  \
-    X(SET, 2, "SS")    /* variable a becomes b; yields nothing */                         \
-    X(BARRIER, 0, "")  /* of a workgroup; yields nothing */
+#define KIR_OPS(X)                                                                           \
+    X(CONST, 0, "") /* imm */                                                                \
+    X(DIAL, 0, "")  /* dials[imm.i]: a scalar that may change at each launch */              \
+    X(INDEX, 0, "") /* I64: the affine value of access imm.i (its buffer is -1) */           \
+    X(NEG, 1, "S")                                                                           \
+    X(ABS, 1, "S")                                                                           \
+    X(ROUND, 1, "S") /* imm.i: a kir_round */                                                \
+    X(SQRT, 1, "S")                                                                          \
+    X(EXP, 1, "S")                                                                           \
+    X(LOG, 1, "S")                                                                           \
+    X(SIN, 1, "S")                                                                           \
+    X(COS, 1, "S")                                                                           \
+    X(TANH, 1, "S")                                                                          \
+    X(ERF, 1, "S")                                                                           \
+    X(CAST, 1, "*")                                                                          \
+    X(BITCAST, 1, "*") /* same width */                                                      \
+    X(ADD, 2, "SS")                                                                          \
+    X(SUB, 2, "SS")                                                                          \
+    X(MUL, 2, "SS")                                                                          \
+    X(DIV, 2, "SS")                                                                          \
+    X(MOD, 2, "SS")                                                                          \
+    X(MIN, 2, "SS")                                                                          \
+    X(MAX, 2, "SS")                                                                          \
+    X(AND, 2, "SS") /* integers and bool */                                                  \
+    X(OR, 2, "SS")                                                                           \
+    X(XOR, 2, "SS")                                                                          \
+    X(SHL, 2, "SS")                                                                          \
+    X(SHR, 2, "SS")                                                                          \
+    X(EQ, 2, "**") /* BOOL; operands of one type */                                          \
+    X(LT, 2, "**")                                                                           \
+    X(LE, 2, "**")                                                                           \
+    X(FMA, 3, "SSS")    /* a·b + c, float */                                                \
+    X(SELECT, 3, "BSS") /* a ? b : c */                                                      \
+    X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                                  \
+    X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                              \
+    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; yields nothing */    \
+    X(LOOP, 1, "I")     /* imm.i: first axis | count << 8; a: see below; no value */         \
+    X(END, 0, "")                                                                            \
+    X(REDUCE, 2, "**")       /* kind: a kir_reduce; b only for CHAIN */                      \
+    X(SCAN, 1, "S")          /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */                  \
+    X(VAR, 1, "S")           /* a variable that begins as a; only GET and SET may name it */ \
+    X(GET, 1, "S")           /* the value of variable a now */                               \
+    X(SET, 2, "SS")          /* variable a becomes b; yields nothing */                      \
+    X(BARRIER, 0, "")        /* of a workgroup; yields nothing */                            \
+    X(MATRIX, 0, "")         /* a subgroup's; only MMA and MATRIX_STORE may name it */       \
+    X(FRAGMENT, 0, "")       /* access imm.i; kind: below; only MMA may name it */           \
+    X(MMA, 3, "***")         /* matrix a += fragment b · fragment c; yields nothing */      \
+    X(MATRIX_STORE, 2, "*B") /* access imm.i; a: matrix, b: mask; kind: below; no value */   \
+    X(FETCH, 1, "B")         /* a packet from access imm.i; a: mask; only PUT may name it */ \
+    X(PUT, 1, "*")           /* packet a to access imm.i; kind 1: late; yields nothing */    \
+    X(COMMIT, 0, "")                                                                         \
+    X(WAIT, 0, "") /* imm.i: batches that may be under way, 0 … 7 */
 
 typedef enum kir_op {
 #define X(name, arity, types) KIR_##name,
@@ -130,6 +154,15 @@ typedef enum kir_reduce {
     KIR_CHAIN,
     KIR_SEQ
 } kir_reduce;
+
+/* How a FRAGMENT, or a MATRIX_STORE's rows (ALONG_K and FACTOR_B unset), lie in memory: the bits of `kind`. Lines of a
+ * first factor are its rows with ALONG_K, else its columns; those of a second one its columns, else its rows. */
+enum {
+    KIR_FACTOR_B = 1,   /* the second factor */
+    KIR_ALONG_K = 2,    /* neighbours in a line are neighbours along k, the index that is summed over */
+    KIR_LINE_SHIFT = 2, /* from here on: from line to line, in … */
+    KIR_LINE_UNIT = 8   /* … elements; what offsets and strides of such an access are multiples of, too */
+};
 
 typedef int16_t kir_val; /* the number of an instruction */
 enum { KIR_NONE = -1 };
@@ -191,6 +224,8 @@ static inline int kir_items(const kir_program *p) {
     return items;
 }
 int64_t kir_local_bytes(const kir_program *p);
+/* Items of a subgroup; 0: a program without matrices and packets. */
+int kir_lanes(const kir_program *p);
 
 /* What one launch gets. Buffers: the address of element 0 of each buffer; not looked at for local ones. */
 typedef struct kir_launch {
@@ -248,6 +283,15 @@ kir_val kir_var(kir_builder *b, kir_val init); /* to be named by GET and SET alo
 kir_val kir_get(kir_builder *b, kir_val var);
 void kir_set(kir_builder *b, kir_val var, kir_val value);
 void kir_barrier(kir_builder *b);
+/* Matrices; `line`: elements from line to line, a multiple of KIR_LINE_UNIT. `factor`: KIR_FACTOR_B, KIR_ALONG_K. */
+kir_val kir_matrix(kir_builder *b);
+kir_val kir_fragment(kir_builder *b, int buffer, const kir_aff *index, int factor, int line);
+void kir_mma(kir_builder *b, kir_val matrix, kir_val x, kir_val y);
+void kir_matrix_store(kir_builder *b, int buffer, const kir_aff *index, int line, kir_val matrix, kir_val mask);
+kir_val kir_fetch(kir_builder *b, int buffer, const kir_aff *index, kir_val mask);
+void kir_put(kir_builder *b, int buffer, const kir_aff *index, kir_val packet, bool late);
+void kir_commit(kir_builder *b);
+void kir_wait(kir_builder *b, int under_way);
 kir_type kir_val_type(const kir_builder *b, kir_val v);
 /* For rewriting: a builder of a program with the axes, buffers, dials and accesses of p, which must stay until then;
  * kir_finish leaves accesses as they are numbered, and sizes that mean nothing. kir_append takes any instruction,

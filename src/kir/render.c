@@ -91,6 +91,9 @@ static tn_status check_target(const kir_program *p, const kir_target *t) {
     if (t->group_size < 1 || t->group_size > KIR_MAX_ITEMS)
         return tn_fail(TN_ERR_ARGUMENT, "rendering: workgroups of %d items, should be 1 to %d", t->group_size,
                        KIR_MAX_ITEMS);
+    int lanes = kir_lanes(p);
+    if (lanes > 0 && !t->dialect->matrices) return refuse(p, t, "it has matrices, the language has none");
+    if (lanes > 0 && lanes != t->lanes) return refuse(p, t, "it has matrices of other subgroups than the device");
     if (p->n_items > 0 && !t->dialect->groups) return refuse(p, t, "it has workgroups, the language has none");
     if (!t->f64 && has_type(p, KIR_F64, KIR_F64))
         return refuse(p, t, "it computes with 64-bit floats, the device has none");
@@ -199,6 +202,7 @@ static void put_kernel(render *r) {
     const kir_dialect *d = r->t->dialect;
     int lead = lead_axes(r->p);
     bool group = r->p->n_items > 0;
+    r->aligned = kir_lanes(r->p) > 0;
     kir_render_put(r, "\n/* program %016llx */\n", (unsigned long long)r->p->hash);
     if (d->open_kernel)
         d->open_kernel(r);
@@ -233,6 +237,12 @@ static tn_status put_legal_kernel(render *r, const kir_program *p) {
     return whole ? refuse(p, r->t, "it computes with 64-bit integers, the language has none") : TN_OK;
 }
 
+static bool any_matrices(const kir_program *const *programs, int count) {
+    for (int i = 0; i < count; i++)
+        if (kir_lanes(programs[i]) > 0) return true;
+    return false;
+}
+
 static tn_status put_source(const kir_program *const *programs, int count, const kir_target *t, bool *needed,
                             kir_rendering *out) {
     tn_str kernels = {0};
@@ -251,6 +261,10 @@ static tn_status put_source(const kir_program *const *programs, int count, const
     r.text = &out[0].text;
     kir_render_words(&r, t->dialect->head);
     if (t->f64) kir_render_words(&r, t->dialect->head_f64);
+    if (any_matrices(programs, count)) {
+        kir_render_put(&r, "#define MAT_LANES %d\n", t->lanes);
+        kir_render_words(&r, t->dialect->matrices);
+    }
     if (!t->dialect->legal) put_prelude(&r);
     tn_str_addn(&out[0].text, tn_str_text(&kernels), kernels.length);
     bool failed = kernels.failed || out[0].text.failed;

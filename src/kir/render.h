@@ -35,6 +35,7 @@ typedef struct kir_target {
     bool i64;          /* (C's family takes it for granted) */
     bool words_only;   /* memory is read and written in words of 32 bits */
     uint32_t features; /* as in tn_caps */
+    int lanes;         /* items of a subgroup, of devices with matrices; 0: the device has none */
 } kir_target;
 
 typedef struct kir_rendering {

@@ -87,6 +87,7 @@ static bool put_own_word(render *r, const char *word) {
                  {"p", k->params_in_buffer ? d->params_by_address : d->params_by_value},
                  {"ix", spelling(r, r->t->index32 ? "i32" : "i64")},
                  {"type", r->type},
+                 {"aligned", r->aligned ? " __attribute__((aligned(16)))" : ""},
                  {"const", r->n < r->p->n_buffers && r->p->buffer_written[r->n] ? "" : "const "}};
     for (size_t i = 0; i < TN_COUNT(texts); i++) {
         if (strcmp(texts[i].word, word) != 0) continue;
@@ -400,7 +401,7 @@ static void put_affine(render *r, int access) {
         put_fixed(r, r->p->access[access].fixed);
 }
 
-static void put_index(render *r, const kir_ins *in) {
+void kir_render_index(render *r, const kir_ins *in) {
     kir_val dyn = r->p->access[in->imm.i].dyn;
     if (dyn == KIR_NONE) {
         put_affine(r, (int)in->imm.i);
@@ -418,7 +419,7 @@ static tn_dtype dtype_of(const render *r, const kir_ins *in) {
 
 static void put_element(render *r, const kir_ins *in) {
     kir_render_put(r, "b%d[", r->p->access[in->imm.i].buffer);
-    put_index(r, in);
+    kir_render_index(r, in);
     kir_render_put(r, "]");
 }
 
@@ -428,7 +429,7 @@ static void put_call(render *r, const kir_ins *in, const char *function) {
     bool pairs = tn_dtype_size(dtype_of(r, in)) == 8; /* kind: which half */
     kir_render_put(r, pairs ? "%s%d((" : "%s%d(", function, buffer);
     if (r->p->local[buffer] == 0) kir_render_put(r, "at%d + ", buffer);
-    put_index(r, in);
+    kir_render_index(r, in);
     if (pairs) kir_render_put(r, ") * 2 + %d", in->kind);
 }
 
@@ -576,7 +577,7 @@ static void put_instruction(render *r, int i) {
     case KIR_DIAL: put_dial(r, i); break;
     case KIR_INDEX:
         kir_render_put(r, "$let %s v%d = ", TYPE_WORDS[in->type], i);
-        put_index(r, in);
+        kir_render_index(r, in);
         tn_str_add(r->text, ";\n");
         break;
     case KIR_LOAD: put_load(r, i); break;
@@ -598,6 +599,8 @@ void kir_render_range(render *r, int begin, int end) {
             i = kir_render_loop(r, i);
         else if (op == KIR_REDUCE || op == KIR_SCAN)
             kir_render_feed(r, i);
+        else if (op > KIR_BARRIER)
+            kir_render_matrix(r, i);
         else
             put_instruction(r, i);
     }

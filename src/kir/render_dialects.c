@@ -141,8 +141,9 @@ const kir_dialect kir_dialect_msl = {
     .choice = "#0 ? #1 : #2",
     .word = "$p[$n]",
     .array = "$type s$n[$size];\n",
-    .local = "    $local$type b$n[$size];\n",
+    .local = "    $local$type b$n[$size]$aligned;\n",
     .by_address_always = true,
+    .matrices = kir_matrix_msl,
 };
 
 const kir_dialect kir_dialect_c = {
@@ -240,10 +241,11 @@ const kir_dialect kir_dialect_c = {
              "    const $ix group = ($ix)workgroup, item = ($ix)$item;\n",                                     \
     .close = "}\n", .params_by_value = "p.w", .params_by_address = "p", .most_by_value = 4096, .groups = true, \
     .choice = "#0 ? #1 : #2", .word = "$p[$n]", .array = "$type s$n[$size];\n",                                \
-    .local = "    $local$type b$n[$size];\n"
+    .local = "    $local$type b$n[$size]$aligned;\n"
 
 const kir_dialect kir_dialect_cuda = {
     .name = "CUDA C",
+    .matrices = kir_matrix_cuda,
     .words = {GPU_WORDS},
     GPU_TEXTS,
     .halves_if = "__CUDA_ARCH__",
@@ -261,6 +263,7 @@ const kir_dialect kir_dialect_cuda = {
 
 const kir_dialect kir_dialect_hip = {
     .name = "HIP C",
+    .matrices = kir_matrix_hip,
     .words = {GPU_WORDS},
     GPU_TEXTS,
     .halves_if = "__AMDGCN__",

@@ -72,6 +72,7 @@ struct kir_dialect {
     const char *array; /* declares s$n, $size elements of type $type */
     const char *local; /* … b$n in workgroup memory */
     bool by_address_always; /* the words never come by value */
+    const char *matrices;   /* the functions for matrices and packets (render_matrix.c); NULL: there are none */
     unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
     /* Writes all up to the kernel's brace, in the place of `params_type` … `local`; elements are then reached by
      * functions: get3(at3 + i) and set3(at3 + i, v) of buffer 3, without at3 in workgroup memory. */
@@ -90,6 +91,7 @@ typedef struct render {
     uint32_t axes_open; /* coordinates that exist here */
     int depth, loop;    /* the number of the innermost LOOP around */
     bool blocked;       /* … runs in blocks */
+    bool aligned;       /* local buffers begin at multiples of 16 bytes */
     /* words of the kernel being written */
     int n, half, base, size;
     const char *type;
@@ -125,6 +127,12 @@ void kir_render_operation(render *r, const kir_ins *in, kir_type operand, const 
 void kir_render_choice(render *r, const char *cond, const char *yes, const char *no);
 /* Adds acc ∘ x for a reduction's kind. */
 void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc, const char *x);
+
+/* The index of instruction `in`'s access. */
+void kir_render_index(render *r, const kir_ins *in);
+/* One of the instructions that only groups have: MATRIX … WAIT (render_matrix.c). */
+void kir_render_matrix(render *r, int i);
+extern const char kir_matrix_cuda[], kir_matrix_hip[], kir_matrix_msl[];
 
 /* Writes the statements of instructions begin … end-1 (render_c.c), and of the loop that begins at `loop`, up to its
  * END, whose number it returns (render_loop.c). */

@@ -10,7 +10,7 @@
 /* Number of operands an instruction really has: kir_op's arity, less an absent mask or second factor. */
 int kir_arity(const kir_ins *in);
 
-/* LOAD and STORE may leave their mask out, REDUCE its second operand: may operand `k` (0, 1, 2) be KIR_NONE? */
+/* Loads and stores may leave their mask out, REDUCE its second operand: may operand `k` (0, 1, 2) be KIR_NONE? */
 bool kir_operand_optional(const kir_ins *in, int k);
 
 static inline kir_val kir_operand(const kir_ins *in, int k) { return k == 0 ? in->a : k == 1 ? in->b : in->c; }
@@ -18,18 +18,37 @@ static inline kir_val kir_operand(const kir_ins *in, int k) { return k == 0 ? in
 /* Is this a pure operation (NEG … PHILOX) of `n` operands? */
 bool kir_op_takes(kir_op op, int n);
 
-/* STORE, LOOP, END, SET and BARRIER yield nothing. A VAR yields a name, for GET and SET alone. */
+/* STORE, LOOP, END, SET and BARRIER yield nothing. A VAR yields a name, for GET and SET alone; so do matrices and what
+ * moves to them. */
 static inline bool kir_yields(kir_op op) {
+    if (op > KIR_BARRIER) return op == KIR_MATRIX || op == KIR_FRAGMENT || op == KIR_FETCH;
     return op != KIR_STORE && op != KIR_LOOP && op != KIR_END && op != KIR_SET && op != KIR_BARRIER;
 }
 
-/* Is operand `k` of this operation a variable? */
-static inline bool kir_wants_var(kir_op op, int k) { return k == 0 && (op == KIR_GET || op == KIR_SET); }
+/* What yields only a name: VAR, MATRIX, FRAGMENT, FETCH. */
+static inline bool kir_names(kir_op op) {
+    return op == KIR_VAR || op == KIR_MATRIX || op == KIR_FRAGMENT || op == KIR_FETCH;
+}
+
+/* The operation whose name operand `k` of this one is; KIR_CONST: it is a value. */
+static inline kir_op kir_wants(kir_op op, int k) {
+    if (op == KIR_GET || op == KIR_SET) return k == 0 ? KIR_VAR : KIR_CONST;
+    if (op == KIR_MMA) return k == 0 ? KIR_MATRIX : KIR_FRAGMENT;
+    if (op == KIR_MATRIX_STORE && k == 0) return KIR_MATRIX;
+    return op == KIR_PUT ? KIR_FETCH : KIR_CONST;
+}
 
 static inline bool kir_is_float(kir_type t) { return t == KIR_F32 || t == KIR_F64; }
 
-/* LOAD, STORE and INDEX name an access. */
-static inline bool kir_has_access(kir_op op) { return op == KIR_LOAD || op == KIR_STORE || op == KIR_INDEX; }
+/* What names an access, and which of these write. */
+static inline bool kir_has_access(kir_op op) {
+    if (op > KIR_BARRIER) return op == KIR_FRAGMENT || op == KIR_MATRIX_STORE || op == KIR_FETCH || op == KIR_PUT;
+    return op == KIR_LOAD || op == KIR_STORE || op == KIR_INDEX;
+}
+static inline bool kir_writes(kir_op op) { return op == KIR_STORE || op == KIR_MATRIX_STORE || op == KIR_PUT; }
+
+/* From line to line, of a FRAGMENT or MATRIX_STORE. */
+static inline int kir_line(const kir_ins *in) { return (in->kind >> KIR_LINE_SHIFT) * KIR_LINE_UNIT; }
 
 /* The first axis and the number of axes of a LOOP. */
 static inline int kir_loop_first(const kir_ins *in) { return (int)(in->imm.i & 0xff); }

@@ -58,3 +58,124 @@ static inline double __dmul_rn(double x, double y) { return x * y; }
 static inline double __ddiv_rn(double x, double y) { return x / y; }
 static inline double __dsqrt_rn(double x) { return __builtin_sqrt(x); }
 static inline double __fma_rn(double x, double y, double z) { return __builtin_fma(x, y, z); }
+
+/* ---- matrix units ------------------------------------------------------------------------------------------------ */
+
+/* What a subgroup's items do together: each puts down what it has, all wait, and each reads what others put down. Two
+ * sets of places in turn, so one barrier is enough; it is the whole workgroup's, for in kernels of ours all subgroups
+ * come to it. The tables of which item has which element are those of the vendors' manuals: PTX ISA (ldmatrix,
+ * mma.m16n8k16) and AMD's of V_MFMA_F32_16X16X16 and V_WMMA_F32_16X16X16. */
+struct engine_hand {
+    unsigned e[16];
+    const unsigned short *p;
+};
+static engine_hand engine_hands[2][1024];
+static unsigned char engine_turns[1024];
+static inline const engine_hand *engine_show(const engine_hand &mine) {
+    const unsigned me = engine_here->linear, lanes = engine_here->warp, turn = engine_turns[me] ^= 1;
+    engine_hands[turn][me] = mine;
+    ENGINE_BARRIER();
+    return engine_hands[turn] + me / lanes * lanes;
+}
+static inline unsigned engine_lane() { return engine_here->linear % engine_here->warp; }
+
+static inline float engine_half(unsigned short h, bool brain) {
+    const unsigned sign = (unsigned)(h >> 15) << 31, e = h >> 10 & 31, m = h & 1023;
+    if (brain) return engine_bits<float>((unsigned)h << 16);
+    if (e == 31) return engine_bits<float>(sign | 0x7f800000u | m << 13);
+    const float size = e ? engine_bits<float>((e + 112) << 23 | m << 13) : (float)m * 5.9604644775390625e-8f;
+    return engine_bits<float>(engine_bits<unsigned>(size) | sign);
+}
+/* The i-th of the elements that lie in words. */
+static inline float engine_element(const unsigned *e, int i, bool brain) {
+    return engine_half((unsigned short)(e[i / 2] >> i % 2 * 16), brain);
+}
+
+static inline void engine_ldmatrix(unsigned *e, const void *p, bool turned) {
+    engine_hand mine = {};
+    if ((__UINTPTR_TYPE__)p % 16) __builtin_trap();
+    mine.p = (const unsigned short *)p;
+    const engine_hand *all = engine_show(mine);
+    const unsigned lane = engine_lane(), line = lane / 4, two = lane % 4 * 2;
+    for (int i = 0; i < 4; i++) {
+        unsigned short low, high;
+        low = turned ? all[8 * i + two].p[line] : all[8 * i + line].p[two];
+        high = turned ? all[8 * i + two + 1].p[line] : all[8 * i + line].p[two + 1];
+        e[i] = low | (unsigned)high << 16;
+    }
+}
+static inline void ptx_ldmatrix_x4(unsigned *e, const void *p) { engine_ldmatrix(e, p, false); }
+static inline void ptx_ldmatrix_x4_trans(unsigned *e, const void *p) { engine_ldmatrix(e, p, true); }
+
+/* c[row][column] += a[row][k] b[k][column]: item 4 g + t has rows g and g + 8 of a, k in 2t, 2t + 1 and 8 more; column g
+ * of b at these k; columns 2t and 2t + 1 of c. */
+static inline void engine_mma(float *c, const unsigned *a, const unsigned *b, bool brain) {
+    engine_hand mine = {};
+    for (int i = 0; i < 4; i++) mine.e[i] = a[i];
+    mine.e[4] = b[0];
+    mine.e[5] = b[1];
+    const engine_hand *all = engine_show(mine);
+    const int lane = (int)engine_lane();
+    for (int i = 0; i < 4; i++) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) {
+            const int t = k % 8 / 2, place = k / 8 * 2 + k % 2; /* a's words: (row, k) halves in the order 00 10 01 11 */
+            const float x = engine_element(all[row % 8 * 4 + t].e + row / 8 + k / 8 * 2, k % 2, brain);
+            const float y = engine_element(all[column * 4 + t].e + 4, place, brain);
+            c[i] = __builtin_fmaf(x, y, c[i]);
+        }
+    }
+}
+static inline void ptx_mma_f16(float *c, const unsigned *a, const unsigned *b) { engine_mma(c, a, b, false); }
+static inline void ptx_mma_bf16(float *c, const unsigned *a, const unsigned *b) { engine_mma(c, a, b, true); }
+
+/* Item l has row l % 16 of a and column l % 16 of b: of 64 items four elements of k, of 32 all, each twice. */
+template <class S, class V> static inline V engine_amd(S a, S b, V c, bool brain) {
+    enum { K = sizeof(S) / 2, ROWS = sizeof(V) / 4 };
+    engine_hand mine = {};
+    __builtin_memcpy(mine.e, &a, sizeof a);
+    __builtin_memcpy(mine.e + 8, &b, sizeof b);
+    const engine_hand *all = engine_show(mine);
+    const int lane = (int)engine_lane(), own = lane % 16, part = lane / 16;
+    if (K == 16 && __builtin_memcmp(all[own].e, all[own + 16].e, 64)) __builtin_trap();
+    for (int i = 0; i < ROWS; i++) {
+        const int row = ROWS == 4 ? part * 4 + i : 2 * i + part;
+        for (int k = 0; k < 16; k++) {
+            const int from = K == 4 ? k / 4 * 16 : 0;
+            const float x = engine_element(all[from + row].e, k % K, brain);
+            const float y = engine_element(all[from + own].e + 8, k % K, brain);
+            c[i] = __builtin_fmaf(x, y, c[i]);
+        }
+    }
+    return c;
+}
+template <class S, class V> static inline V amd_mma_f16(S a, S b, V c) { return engine_amd(a, b, c, false); }
+template <class S, class V> static inline V amd_mma_bf16(S a, S b, V c) { return engine_amd(a, b, c, true); }
+
+/* Late copies happen when they are waited for; until then the place has NaN. */
+enum { ENGINE_LATE = 256 };
+struct engine_late {
+    void *to;
+    unsigned e[4], batch;
+};
+static engine_late engine_lates[1024][ENGINE_LATE];
+static unsigned engine_late_count[1024], engine_batches[1024];
+static inline void ptx_cp_async_16(void *to, const void *from, int bytes) {
+    const unsigned me = engine_here->linear, n = engine_late_count[me]++;
+    if (n >= ENGINE_LATE || (__UINTPTR_TYPE__)to % 16 || (bytes && (__UINTPTR_TYPE__)from % 16)) __builtin_trap();
+    engine_late *l = &engine_lates[me][n];
+    *l = {to, {0, 0, 0, 0}, engine_batches[me]};
+    if (bytes) __builtin_memcpy(l->e, from, 16);
+    __builtin_memset(to, 0xff, 16);
+}
+static inline void ptx_cp_async_commit() { engine_batches[engine_here->linear]++; }
+template <int N> static inline void ptx_cp_async_wait() {
+    const unsigned me = engine_here->linear;
+    unsigned left = 0;
+    for (unsigned i = 0; i < engine_late_count[me]; i++) {
+        const engine_late l = engine_lates[me][i];
+        if (engine_batches[me] - l.batch > N) __builtin_memcpy(l.to, l.e, 16);
+        else engine_lates[me][left++] = l;
+    }
+    engine_late_count[me] = left;
+}

@@ -231,9 +231,15 @@ def complaint(kind, path, answer):
     return None
 
 
+def fits(arch, path):
+    """Kernels with matrices are for the subgroups of one kind of device."""
+    lanes = re.search(r"#define MAT_LANES (\d+)", pathlib.Path(path).read_text())
+    return not lanes or int(lanes[1]) == (64 if arch == "gfx90a" else 32)
+
+
 def compile_all(kind, compiler, files, report):
     workers = Workers(kind, compiler)
-    jobs = [(arch, path) for i, path in enumerate(files)
+    jobs = [(arch, path) for i, path in enumerate(files) if fits(KINDS[kind][3][0], path)
             for arch in (KINDS[kind][3] if report.everything else [KINDS[kind][3][i % len(KINDS[kind][3])]])]
     most = faults = spilling = 0
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
@@ -262,8 +268,9 @@ def write_sources(build, folder, everything):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     subprocess.run([str(build / "test_render"), "--sources", str(folder), str(RANDOM[everything])], check=True)
-    subprocess.run([str(build / "test_templates"), "--sources", str(folder)], check=True, stdout=subprocess.DEVNULL,
-                   stderr=subprocess.DEVNULL)
+    for test in ("test_templates", "test_matrix"):
+        subprocess.run([str(build / test), "--sources", str(folder)], check=True, stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL)
 
 
 def main():

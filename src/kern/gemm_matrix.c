@@ -1,0 +1,354 @@
+/* gemm_matrix.c — the product of two matrices of f16 or bf16 by subgroups that multiply matrices of 16×16 (kir.h).
+ *
+ * A workgroup's subgroups stand in wy rows of wx, each with my × mx matrices of C in its registers. Panels of A and B,
+ * DEPTH deep, go round a ring of stages in workgroup memory: while one is multiplied, those behind it are on their way,
+ * so there is one barrier a panel. Where an operand lies in memory as it is wanted, it comes in packets of 16 bytes, late
+ * if the device has such copies, else by way of registers; where it is computed on the way or lies askew, element by
+ * element, rounded to what it is. Panels keep the operand's own direction, so memory is read along lines; a line is 8
+ * elements longer than its panel, so that neighbours down a column lie in other banks.
+ *
+ * At the end each subgroup lays a strip of its matrices down in workgroup memory, as many columns as it has items, and
+ * its items hand the elements to the joint, along rows; strip after strip, so the joint stands in the program once.
+ *
+ * No bits are promised here (kir.h, MMA): sums are of f32 over exact products, one after the other along k. */
+#include "kern/templates.h"
+
+/* All are powers of two. */
+typedef struct tile {
+    int wy, wx, my, mx, stages;
+} tile;
+
+enum { DEPTH = 32, PAD = 8, PACKET = 8, UNROLLED = 8, LEAST = 16, MOST_LOOPS = 5, FLAT = 16 };
+
+/* From the largest; what a workgroup has decides, and how much of a tile would be empty. 64 × 64 a subgroup are 128
+ * registers of sums an item, of 255; a step of k then takes 8 fragments for 16 products. Never tried on a device. */
+static const tile tiles_32[] = {{2, 2, 4, 4, 3}, {2, 2, 4, 2, 2}, {2, 2, 2, 2, 2}, {1, 4, 1, 2, 2}};
+static const tile tiles_64[] = {{2, 2, 4, 4, 2}, {2, 1, 2, 4, 2}, {1, 2, 1, 4, 2}};
+
+static int rows_of(const tile *t) { return t->wy * t->my * KIR_EDGE; }
+static int columns_of(const tile *t) { return t->wx * t->mx * KIR_EDGE; }
+
+/* ---- panels ------------------------------------------------------------------------------------------------------ */
+
+/* One operand's part: lines of `length` neighbours in memory, `line` elements apart; a stage has `stage` elements. */
+typedef struct panel {
+    bool is_a, along_k, packets;
+    int lines, length, line, stage;
+    int unit, a_pass, passes; /* elements an item moves at once; lines that all items do; how often they do */
+    int local, pass_axis, steps;
+    int64_t bound;
+    kir_aff first;              /* of the tile, across k */
+    kir_val down, along, place; /* an item's line and place in it, in a pass; both in workgroup memory */
+} panel;
+
+static panel panel_of(bool is_a, bool along_k, bool packets, int across, int items) {
+    panel p = {.is_a = is_a, .along_k = along_k, .unit = packets ? PACKET : 1};
+    p.lines = along_k ? across : DEPTH;
+    p.length = along_k ? DEPTH : across;
+    p.line = p.length + PAD;
+    p.stage = p.lines * p.line;
+    p.a_pass = items * p.unit / p.length;
+    p.packets = packets;
+    if (packets && p.a_pass > p.lines) return panel_of(is_a, along_k, false, across, items);
+    p.passes = p.a_pass > 0 ? p.lines / p.a_pass : 0;
+    p.steps = p.passes > UNROLLED ? p.passes / UNROLLED : 1;
+    return p;
+}
+
+typedef struct maker {
+    const tn_gemm_shape *s;
+    const tn_product_joints *joints;
+    const tile *t;
+    kir_builder *kb;
+    int lanes;
+    bool late;
+    int down, across, wy, wx, lane, panels, strips, rows; /* axes */
+    panel a, b;
+    int staging;
+    kir_aff batch[TN_TEMPLATE_BATCH_AXES];
+    kir_val sum[16];
+} maker;
+
+static int items_of(const tile *t, int lanes) { return t->wy * t->wx * lanes; }
+static int staging_line(int lanes) { return lanes + PAD; }
+
+static int64_t local_bytes(const maker *m) {
+    int64_t panels = (int64_t)m->t->stages * (m->a.stage + m->b.stage) * 2;
+    return panels + (int64_t)m->t->wy * m->t->wx * KIR_EDGE * staging_line(m->lanes) * 4;
+}
+
+/* The maker with tile t, if the device has what that takes. */
+static bool with_tile(maker *m, const tile *t, const tn_group_limits *limits) {
+    int items = items_of(t, m->lanes);
+    m->t = t;
+    m->a = panel_of(true, m->s->a_along_k, m->joints && m->joints->fetch_a, rows_of(t), items);
+    m->b = panel_of(false, m->s->b_along_k, m->joints && m->joints->fetch_b, columns_of(t), items);
+    m->a.bound = m->s->m;
+    m->b.bound = m->s->n;
+    return m->a.passes > 0 && m->b.passes > 0 && items <= limits->items && local_bytes(m) <= limits->local_bytes;
+}
+
+static bool choose_tile(maker *m, const tn_group_limits *limits) {
+    const tile *tiles = m->lanes == 64 ? tiles_64 : tiles_32;
+    int count = m->lanes == 64 ? (int)TN_COUNT(tiles_64) : (int)TN_COUNT(tiles_32);
+    m->late = limits->matrix & TN_MATRIX_LATE;
+    if (m->s->m <= FLAT && with_tile(m, &tiles[count - 1], limits)) return true;
+    for (int i = 0; i < count - 1; i++) {
+        const tile *t = &tiles[i];
+        bool worth = i + 2 == count || (m->s->m > rows_of(t) / 2 && m->s->n > columns_of(t) / 2);
+        if (worth && with_tile(m, t, limits)) return true;
+    }
+    return with_tile(m, &tiles[count - 1], limits);
+}
+
+bool tn_gemm_matrix_fits(const tn_gemm_shape *s, const tn_group_limits *limits) {
+    maker m = {.s = s, .lanes = (int)limits->subgroup};
+    uint32_t wanted = s->half == TN_F16 ? TN_MATRIX_F16 : s->half == TN_BF16 ? TN_MATRIX_BF16 : 0;
+    if (!(limits->matrix & wanted) || (m.lanes != 32 && m.lanes != 64)) return false;
+    if (s->a_k.count || s->b_k.count || s->columns.count || s->batch_axes + 5 + MOST_LOOPS > KIR_MAX_AXES) return false;
+    return s->m * s->n >= LEAST * LEAST && s->k >= LEAST && choose_tile(&m, limits);
+}
+
+/* ---- filling panels ---------------------------------------------------------------------------------------------- */
+
+static kir_aff item_number(const maker *m) {
+    kir_aff id = tn_along(m->lane, 1);
+    id.s[m->wx] = m->lanes;
+    id.s[m->wy] = (int64_t)m->t->wx * m->lanes;
+    return id;
+}
+
+static kir_val whole(const maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
+
+static kir_aff with_dyn(kir_aff a, kir_val v) {
+    a.dyn = v;
+    return a;
+}
+
+/* Where an item stands in a pass. */
+static void begin_panel(const maker *m, panel *p) {
+    int a_line = p->length / p->unit;
+    kir_aff number = item_number(m);
+    kir_val id = kir_index(m->kb, &number);
+    p->local = kir_local(m->kb, m->s->half, (int64_t)m->t->stages * p->stage);
+    p->down = kir_binary(m->kb, KIR_SHR, id, whole(m, __builtin_ctz((unsigned)a_line)));
+    p->along = kir_binary(m->kb, KIR_AND, id, whole(m, a_line - 1));
+    p->along = kir_binary(m->kb, KIR_MUL, p->along, whole(m, p->unit));
+    p->place = kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, p->down, whole(m, p->line)), p->along);
+}
+
+/* Which panel, and where in the ring: numbers before the loop, in it `ahead` of the one that is multiplied. */
+typedef struct turn {
+    kir_aff k;
+    kir_aff stage_a, stage_b;
+} turn;
+
+static turn turn_before(const maker *m, int number) {
+    turn t = {kir_aff_const((int64_t)number * DEPTH), kir_aff_const((int64_t)number * m->a.stage),
+              kir_aff_const((int64_t)number * m->b.stage)};
+    return t;
+}
+
+static turn turn_in_loop(const maker *m, int ahead) {
+    kir_aff number = tn_along(m->panels, 1);
+    number.c = ahead;
+    kir_val stage = kir_binary(m->kb, KIR_MOD, kir_index(m->kb, &number), whole(m, m->t->stages));
+    turn t = {tn_along(m->panels, DEPTH), kir_aff_const(0), kir_aff_const(0)};
+    t.k.c = (int64_t)ahead * DEPTH;
+    t.stage_a.dyn = kir_binary(m->kb, KIR_MUL, stage, whole(m, m->a.stage));
+    t.stage_b.dyn = kir_binary(m->kb, KIR_MUL, stage, whole(m, m->b.stage));
+    return t;
+}
+
+static kir_aff plus(const maker *m, kir_aff a, const kir_aff *b) {
+    a.c += b->c;
+    for (int x = 0; x < KIR_MAX_AXES; x++)
+        a.s[x] += b->s[x];
+    if (a.dyn != KIR_NONE && b->dyn != KIR_NONE) a.dyn = kir_binary(m->kb, KIR_ADD, a.dyn, b->dyn);
+    if (a.dyn == KIR_NONE) a.dyn = b->dyn;
+    return a;
+}
+
+static kir_val both(const maker *m, kir_val x, kir_val y) { return kir_binary(m->kb, KIR_AND, x, y); }
+
+/* What pass `i` of those unrolled brings from memory: an element or a packet. */
+static kir_val bring(const maker *m, const panel *p, const turn *t, int i) {
+    kir_aff down = with_dyn(kir_aff_const((int64_t)i * p->a_pass), p->down),
+            along = with_dyn(kir_aff_const(0), p->along);
+    if (p->steps > 1) down.s[p->pass_axis] = (int64_t)UNROLLED * p->a_pass;
+    kir_aff k = plus(m, t->k, p->along_k ? &along : &down), w = plus(m, p->first, p->along_k ? &down : &along);
+    kir_val mask = both(m, tn_inside(m->kb, &w, p->bound), tn_inside(m->kb, &k, m->s->k));
+    const tn_product_joints *j = m->joints;
+    if (p->is_a) return (p->packets ? j->fetch_a : j->load_a)(j->context, m->batch, &w, &k, mask);
+    return (p->packets ? j->fetch_b : j->load_b)(j->context, m->batch, &k, &w, mask);
+}
+
+static void lay_down(const maker *m, const panel *p, const turn *t, int i, kir_val v) {
+    kir_aff to = with_dyn(kir_aff_const((int64_t)i * p->a_pass * p->line), p->place);
+    if (p->steps > 1) to.s[p->pass_axis] = (int64_t)UNROLLED * p->a_pass * p->line;
+    to = plus(m, to, p->is_a ? &t->stage_a : &t->stage_b);
+    if (p->packets)
+        kir_put(m->kb, p->local, &to, v, m->late);
+    else
+        kir_store(m->kb, p->local, &to, v, KIR_NONE);
+}
+
+static int at_once(const panel *p) { return p->steps > 1 ? UNROLLED : p->passes; }
+
+static void fill(const maker *m, const panel *p, const turn *t) {
+    kir_val v[UNROLLED];
+    if (p->steps > 1) kir_loop(m->kb, p->pass_axis, 1);
+    for (int i = 0; i < at_once(p); i++)
+        v[i] = bring(m, p, t, i);
+    for (int i = 0; i < at_once(p); i++)
+        lay_down(m, p, t, i, v[i]);
+    if (p->steps > 1) kir_end(m->kb);
+}
+
+/* ---- multiplying ------------------------------------------------------------------------------------------------- */
+
+/* Of fragment `i` of the subgroup's at step `k`; `axis`: in which its subgroups stand, each with `own` fragments. */
+static kir_val fragment(const maker *m, const panel *p, const kir_aff *stage, int axis, int own, int i, int k) {
+    kir_aff at = *stage;
+    at.c += (int64_t)KIR_EDGE * (p->along_k ? i * p->line + k : k * p->line + i);
+    at.s[axis] += (int64_t)own * KIR_EDGE * (p->along_k ? p->line : 1);
+    int kind = (p->is_a ? 0 : KIR_FACTOR_B) | (p->along_k ? KIR_ALONG_K : 0);
+    return kir_fragment(m->kb, p->local, &at, kind, p->line);
+}
+
+static void multiply(const maker *m) {
+    const tile *t = m->t;
+    turn now = turn_in_loop(m, 0);
+    for (int k = 0; k < DEPTH / KIR_EDGE; k++) {
+        kir_val x[4], y[4];
+        for (int i = 0; i < t->my; i++)
+            x[i] = fragment(m, &m->a, &now.stage_a, m->wy, t->my, i, k);
+        for (int j = 0; j < t->mx; j++)
+            y[j] = fragment(m, &m->b, &now.stage_b, m->wx, t->mx, j, k);
+        for (int e = 0; e < t->my * t->mx; e++)
+            kir_mma(m->kb, m->sum[e], x[e / t->mx], y[e % t->mx]);
+    }
+}
+
+/* Packets that are not late are on their way in registers while the panel before is multiplied. */
+static void multiply_and_fill(const maker *m, const turn *next) {
+    const panel *both_panels[] = {&m->a, &m->b};
+    kir_val v[2][UNROLLED];
+    for (int o = 0; o < 2; o++) {
+        const panel *p = both_panels[o];
+        bool held = p->packets && !m->late && p->steps == 1;
+        for (int i = 0; held && i < p->passes; i++)
+            v[o][i] = bring(m, p, next, i);
+        if (!held) fill(m, p, next);
+    }
+    if (m->late) kir_commit(m->kb);
+    multiply(m);
+    for (int o = 0; o < 2; o++) {
+        const panel *p = both_panels[o];
+        for (int i = 0; p->packets && !m->late && p->steps == 1 && i < p->passes; i++)
+            lay_down(m, p, next, i, v[o][i]);
+    }
+}
+
+static void do_panels(maker *m) {
+    int ahead = m->t->stages - 1;
+    for (int i = 0; i < ahead; i++) {
+        turn t = turn_before(m, i);
+        fill(m, &m->a, &t);
+        fill(m, &m->b, &t);
+        if (m->late) kir_commit(m->kb);
+    }
+    kir_loop(m->kb, m->panels, 1);
+    if (m->late) kir_wait(m->kb, ahead - 1);
+    kir_barrier(m->kb);
+    turn next = turn_in_loop(m, ahead);
+    multiply_and_fill(m, &next);
+    kir_end(m->kb);
+    if (m->late) kir_wait(m->kb, 0);
+}
+
+/* ---- the finished tile ------------------------------------------------------------------------------------------- */
+
+/* Strip by strip: `a_strip` matrices beside each other. */
+static void store_tile(const maker *m) {
+    const tile *t = m->t;
+    int a_strip = m->lanes / KIR_EDGE, across = t->mx / a_strip, line = staging_line(m->lanes);
+    kir_aff own = tn_along(m->wx, (int64_t)KIR_EDGE * line), number = tn_along(m->strips, 1), none = kir_aff_const(0);
+    own.s[m->wy] = (int64_t)t->wx * KIR_EDGE * line;
+    kir_loop(m->kb, m->strips, 1);
+    kir_val strip = kir_index(m->kb, &number);
+    for (int e = 0; e < t->my * t->mx; e++) {
+        kir_aff to = own;
+        to.c = (int64_t)(e % t->mx % a_strip) * KIR_EDGE;
+        kir_val mine = kir_binary(m->kb, KIR_EQ, strip, whole(m, e / a_strip));
+        kir_matrix_store(m->kb, m->staging, &to, line, m->sum[e], mine);
+    }
+    kir_barrier(m->kb);
+    kir_loop(m->kb, m->rows, 1);
+    kir_aff from = own, row = tn_along(m->down, rows_of(t)), column = tn_along(m->across, columns_of(t));
+    from.s[m->rows] = line;
+    from.s[m->lane] = 1;
+    row.s[m->wy] = (int64_t)t->my * KIR_EDGE;
+    row.s[m->rows] = 1;
+    column.s[m->wx] = (int64_t)t->mx * KIR_EDGE;
+    column.s[m->lane] = 1;
+    if (across == 1) {
+        row.s[m->strips] = KIR_EDGE;
+    } else {
+        none.dyn = kir_binary(m->kb, KIR_MUL, kir_binary(m->kb, KIR_DIV, strip, whole(m, across)), whole(m, KIR_EDGE));
+        row = plus(m, row, &none);
+        none.dyn = kir_binary(m->kb, KIR_MUL, kir_binary(m->kb, KIR_MOD, strip, whole(m, across)), whole(m, m->lanes));
+        column = plus(m, column, &none);
+    }
+    kir_val v = kir_load(m->kb, m->staging, &from, KIR_NONE);
+    kir_val mask = both(m, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
+    m->joints->store(m->joints->context, m->batch, &row, &column, v, mask);
+    kir_end(m->kb);
+    kir_barrier(m->kb);
+    kir_end(m->kb);
+}
+
+static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
+
+static void set_axes(maker *m, int64_t *extents, int *n_par, int *count) {
+    const tile *t = m->t;
+    int axis = 0;
+    for (int d = 0; d < m->s->batch_axes; d++) {
+        m->batch[d] = tn_along(axis, 1);
+        extents[axis++] = m->s->batch[d];
+    }
+    extents[m->down = axis++] = pieces(m->s->m, rows_of(t));
+    extents[m->across = axis++] = pieces(m->s->n, columns_of(t));
+    extents[m->wy = axis++] = t->wy;
+    extents[m->wx = axis++] = t->wx;
+    extents[m->lane = axis++] = m->lanes;
+    *n_par = axis;
+    extents[m->panels = axis++] = pieces(m->s->k, DEPTH);
+    extents[m->a.pass_axis = axis++] = m->a.steps;
+    extents[m->b.pass_axis = axis++] = m->b.steps;
+    extents[m->strips = axis++] = (int64_t)t->my * t->mx * KIR_EDGE / m->lanes;
+    extents[m->rows = axis++] = KIR_EDGE;
+    *count = axis;
+    m->a.first = tn_along(m->down, rows_of(t));
+    m->b.first = tn_along(m->across, columns_of(t));
+}
+
+tn_status tn_gemm_matrix(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
+                         tn_template_program *out) {
+    maker m = {.s = s, .joints = joints, .lanes = (int)limits->subgroup};
+    int64_t extents[KIR_MAX_AXES] = {0};
+    int n_par, count;
+    if (!choose_tile(&m, limits)) return tn_fail(TN_ERR_UNSUPPORTED, "a product has no tile of matrices");
+    set_axes(&m, extents, &n_par, &count);
+    TRY(kir_begin(n_par, count - n_par, extents, &m.kb));
+    kir_group(m.kb, 3);
+    joints->begin(joints->context, m.kb);
+    begin_panel(&m, &m.a);
+    begin_panel(&m, &m.b);
+    m.staging = kir_local(m.kb, TN_F32, (int64_t)m.t->wy * m.t->wx * KIR_EDGE * staging_line(m.lanes));
+    for (int e = 0; e < m.t->my * m.t->mx; e++)
+        m.sum[e] = kir_matrix(m.kb);
+    do_panels(&m);
+    store_tile(&m);
+    return kir_finish(m.kb, &out->program, &out->sizes);
+}

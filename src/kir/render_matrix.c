@@ -1,0 +1,255 @@
+/* render_matrix.c — matrices and packets in C's family of languages: the functions that stand in a source for them, and
+ * the instructions as calls of these.
+ *
+ * Each language has one text: types mat_c (a matrix of 16×16 sums), mat_f16 and mat_bf16 (fragments), mat_packet, and
+ * mat_zero, mat_load<kind>, mat_mul, mat_store, mat_fetch, mat_put, mat_copy (a late PUT), mat_commit, mat_wait. How a
+ * subgroup's items share a matrix is known here and nowhere else: CUDA's from the tables of PTX's mma.m16n8k16 and
+ * ldmatrix, AMD's from those of v_mfma_f32_16x16x16 (64 items) and v_wmma_f32_16x16x16 (32 items); Metal keeps it to
+ * itself. The instructions proper are functions called ptx_… and amd_…; a compiler that makes no code for these
+ * machines must be given them (the tests' doubles do). */
+#include "kir/render_text.h"
+#include "kir/rules.h"
+
+#include <stdio.h>
+
+/* ldmatrix gives item i of each eight the i-th row of an 8×8 square: those of two squares below each other, and of two
+ * beside them (`down`), or the other way round. With .trans it hands out columns. So all four kinds are one. */
+const char kir_matrix_cuda[] =
+    "#define MAT static __device__ inline __attribute__((always_inline))\n"
+    "#ifdef __CUDA_ARCH__\n"
+    "MAT unsigned ptx_shared(const void *p) {\n"
+    "    unsigned long long at;\n"
+    "    asm(\"cvta.to.shared.u64 %0, %1;\" : \"=l\"(at) : \"l\"(p));\n"
+    "    return (unsigned)at;\n"
+    "}\n"
+    "#define PTX_LDMATRIX(name, how) \\\n"
+    "    MAT void name(unsigned *e, const void *p) { \\\n"
+    "        asm volatile(\"ldmatrix.sync.aligned.m8n8.x4\" how \".shared.b16 {%0, %1, %2, %3}, [%4];\" \\\n"
+    "                     : \"=r\"(e[0]), \"=r\"(e[1]), \"=r\"(e[2]), \"=r\"(e[3]) : \"r\"(ptx_shared(p))); \\\n"
+    "    }\n"
+    "PTX_LDMATRIX(ptx_ldmatrix_x4, \"\")\n"
+    "PTX_LDMATRIX(ptx_ldmatrix_x4_trans, \".trans\")\n"
+    "#define PTX_MMA(name, type) \\\n"
+    "    MAT void name(float *c, const unsigned *a, const unsigned *b) { \\\n"
+    "        asm volatile(\"mma.sync.aligned.m16n8k16.row.col.f32.\" type \".\" type \".f32 {%0, %1, %2, %3}, \" \\\n"
+    "                     \"{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\" \\\n"
+    "                     : \"+f\"(c[0]), \"+f\"(c[1]), \"+f\"(c[2]), \"+f\"(c[3]) \\\n"
+    "                     : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b[0]), \"r\"(b[1])); \\\n"
+    "    }\n"
+    "PTX_MMA(ptx_mma_f16, \"f16\")\n"
+    "PTX_MMA(ptx_mma_bf16, \"bf16\")\n"
+    "MAT void ptx_cp_async_16(void *to, const void *from, int bytes) {\n"
+    "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\"\n"
+    "                 :: \"r\"(ptx_shared(to)), \"l\"(from), \"r\"(bytes) : \"memory\");\n"
+    "}\n"
+    "MAT void ptx_cp_async_commit() { asm volatile(\"cp.async.commit_group;\" ::: \"memory\"); }\n"
+    "template <int N> MAT void ptx_cp_async_wait() { asm volatile(\"cp.async.wait_group %0;\" :: \"n\"(N) : "
+    "\"memory\"); }\n"
+    "#endif\n"
+    "struct mat_c { float e[8]; };\n"
+    "template <int B> struct mat_factor { unsigned e[4]; };\n"
+    "typedef mat_factor<0> mat_f16;\n"
+    "typedef mat_factor<1> mat_bf16;\n"
+    "struct __attribute__((aligned(16))) mat_packet { unsigned e[4]; };\n"
+    "MAT void mat_zero(mat_c &c) {\n"
+    "    for (int i = 0; i < 8; i++) c.e[i] = 0.0f;\n"
+    "}\n"
+    "template <int KIND, int B> MAT void mat_load(mat_factor<B> &f, const unsigned short *p, int line) {\n"
+    "    const int lane = threadIdx.x & 31, low = lane & 7, one = lane >> 3 & 1, two = lane >> 4;\n"
+    "    const bool down = KIND == 2 || KIND == 1;\n"
+    "    p += (low + 8 * (down ? one : two)) * line + 8 * (down ? two : one);\n"
+    "    if (KIND & 2) ptx_ldmatrix_x4(f.e, p);\n"
+    "    else ptx_ldmatrix_x4_trans(f.e, p);\n"
+    "}\n"
+    "MAT void mat_mul(mat_c &c, const mat_f16 &a, const mat_f16 &b) {\n"
+    "    ptx_mma_f16(c.e, a.e, b.e);\n"
+    "    ptx_mma_f16(c.e + 4, a.e, b.e + 2);\n"
+    "}\n"
+    "MAT void mat_mul(mat_c &c, const mat_bf16 &a, const mat_bf16 &b) {\n"
+    "    ptx_mma_bf16(c.e, a.e, b.e);\n"
+    "    ptx_mma_bf16(c.e + 4, a.e, b.e + 2);\n"
+    "}\n"
+    "MAT void mat_store(float *p, int line, const mat_c &c) {\n"
+    "    const int lane = threadIdx.x & 31;\n"
+    "    p += (lane >> 2) * line + (lane & 3) * 2;\n"
+    "    for (int i = 0; i < 8; i++) p[(i >> 1 & 1) * 8 * line + (i >> 2) * 8 + (i & 1)] = c.e[i];\n"
+    "}\n"
+    "MAT mat_packet mat_fetch(const void *from, bool there) {\n"
+    "    mat_packet v = {{0, 0, 0, 0}};\n"
+    "    if (there) v = *(const mat_packet *)from;\n"
+    "    return v;\n"
+    "}\n"
+    "MAT void mat_put(void *to, const mat_packet &v) { *(mat_packet *)to = v; }\n"
+    "MAT void mat_copy(void *to, const void *from, bool there) { ptx_cp_async_16(to, from, there ? 16 : 0); }\n"
+    "MAT void mat_commit() { ptx_cp_async_commit(); }\n"
+    "template <int N> MAT void mat_wait() { ptx_cp_async_wait<N>(); }\n";
+
+/* An item has elements of one row or column of a factor: with MFMA every fourth of k, with WMMA all of them. */
+const char kir_matrix_hip[] =
+    "#define MAT static __device__ inline __attribute__((always_inline))\n"
+    "#if MAT_LANES == 64\n"
+    "enum { MAT_K = 4, MAT_ROWS = 4 };\n"
+    "#else\n"
+    "enum { MAT_K = 16, MAT_ROWS = 8 };\n"
+    "#endif\n"
+    "typedef short mat_s __attribute__((vector_size(2 * MAT_K)));\n"
+    "typedef float mat_v __attribute__((vector_size(4 * MAT_ROWS)));\n"
+    "#ifdef __AMDGCN__\n"
+    "typedef _Float16 mat_h __attribute__((ext_vector_type(MAT_K)));\n"
+    "#if MAT_LANES == 64\n"
+    "MAT mat_v amd_mma_f16(mat_s a, mat_s b, mat_v c) {\n"
+    "    return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(mat_h, a), __builtin_bit_cast(mat_h, b), c, "
+    "0, "
+    "0, 0);\n"
+    "}\n"
+    "MAT mat_v amd_mma_bf16(mat_s a, mat_s b, mat_v c) {\n"
+    "    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(a, b, c, 0, 0, 0);\n"
+    "}\n"
+    "#else\n"
+    "MAT mat_v amd_mma_f16(mat_s a, mat_s b, mat_v c) {\n"
+    "    return __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(mat_h, a), __builtin_bit_cast(mat_h, b), "
+    "c);\n"
+    "}\n"
+    "MAT mat_v amd_mma_bf16(mat_s a, mat_s b, mat_v c) {\n"
+    "    return __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(a, b, c);\n"
+    "}\n"
+    "#endif\n"
+    "#endif\n"
+    "struct mat_c { mat_v e; };\n"
+    "template <int B> struct mat_factor { mat_s e; };\n"
+    "typedef mat_factor<0> mat_f16;\n"
+    "typedef mat_factor<1> mat_bf16;\n"
+    "struct __attribute__((aligned(16))) mat_packet { unsigned e[4]; };\n"
+    "MAT void mat_zero(mat_c &c) { c.e = mat_v{}; }\n"
+    "template <int KIND, int B> MAT void mat_load(mat_factor<B> &f, const unsigned short *p, int line) {\n"
+    "    const int own = threadIdx.x & 15, k = MAT_K == 4 ? (threadIdx.x >> 4 & 3) * 4 : 0;\n"
+    "    for (int i = 0; i < MAT_K; i++) f.e[i] = (short)(KIND & 2 ? p[own * line + k + i] : p[(k + i) * line + "
+    "own]);\n"
+    "}\n"
+    "MAT void mat_mul(mat_c &c, const mat_f16 &a, const mat_f16 &b) { c.e = amd_mma_f16(a.e, b.e, c.e); }\n"
+    "MAT void mat_mul(mat_c &c, const mat_bf16 &a, const mat_bf16 &b) { c.e = amd_mma_bf16(a.e, b.e, c.e); }\n"
+    "MAT void mat_store(float *p, int line, const mat_c &c) {\n"
+    "    const int lane = threadIdx.x & (MAT_LANES - 1), own = lane & 15, part = lane >> 4;\n"
+    "    for (int i = 0; i < MAT_ROWS; i++) p[(MAT_ROWS == 4 ? part * 4 + i : 2 * i + part) * line + own] = c.e[i];\n"
+    "}\n"
+    "MAT mat_packet mat_fetch(const void *from, bool there) {\n"
+    "    mat_packet v = {{0, 0, 0, 0}};\n"
+    "    if (there) v = *(const mat_packet *)from;\n"
+    "    return v;\n"
+    "}\n"
+    "MAT void mat_put(void *to, const mat_packet &v) { *(mat_packet *)to = v; }\n"
+    "MAT void mat_copy(void *to, const void *from, bool there) { mat_put(to, mat_fetch(from, there)); }\n"
+    "MAT void mat_commit() {}\n"
+    "template <int N> MAT void mat_wait() {}\n";
+
+/* Four squares of 8×8 each. */
+const char kir_matrix_msl[] =
+    "struct mat_c { simdgroup_matrix<float, 8, 8> e[4]; };\n"
+    "template <class T> struct mat_factor { simdgroup_matrix<T, 8, 8> e[4]; };\n"
+    "typedef mat_factor<half> mat_f16;\n"
+    "struct mat_packet { uint4 e; };\n"
+    "static inline void mat_zero(thread mat_c &c) {\n"
+    "    for (int i = 0; i < 4; i++) c.e[i] = simdgroup_matrix<float, 8, 8>(0.0f);\n"
+    "}\n"
+    "template <int KIND, class T> static inline void mat_load(thread mat_factor<T> &f, threadgroup const ushort *p, "
+    "int "
+    "line) {\n"
+    "    const bool turned = KIND == 0 || KIND == 3;\n"
+    "    for (int i = 0; i < 4; i++) {\n"
+    "        const int down = turned ? i & 1 : i >> 1, across = turned ? i >> 1 : i & 1;\n"
+    "        simdgroup_load(f.e[i], (threadgroup const T *)p + down * 8 * line + across * 8, (ulong)line, ulong2(0, "
+    "0), "
+    "turned);\n"
+    "    }\n"
+    "}\n"
+    "template <class T> static inline void mat_mul(thread mat_c &c, thread const mat_factor<T> &a, thread const "
+    "mat_factor<T> &b) {\n"
+    "    for (int i = 0; i < 8; i++)\n"
+    "        simdgroup_multiply_accumulate(c.e[i >> 1], a.e[(i >> 2) * 2 + (i & 1)], b.e[(i & 1) * 2 + (i >> 1 & 1)], "
+    "c.e[i >> 1]);\n"
+    "}\n"
+    "static inline void mat_store(threadgroup float *p, int line, thread const mat_c &c) {\n"
+    "    for (int i = 0; i < 4; i++) simdgroup_store(c.e[i], p + (i >> 1) * 8 * line + (i & 1) * 8, (ulong)line);\n"
+    "}\n"
+    "static inline mat_packet mat_fetch(device const ushort *from, bool there) {\n"
+    "    mat_packet v = {uint4(0, 0, 0, 0)};\n"
+    "    if (there) v.e = *(device const uint4 *)from;\n"
+    "    return v;\n"
+    "}\n"
+    "static inline void mat_put(threadgroup ushort *to, thread const mat_packet &v) { *(threadgroup uint4 *)to = v.e; "
+    "}\n"
+    "static inline void mat_copy(threadgroup ushort *to, device const ushort *from, bool there) { mat_put(to, "
+    "mat_fetch(from, there)); }\n"
+    "static inline void mat_commit() {}\n"
+    "template <int N> static inline void mat_wait() {}\n";
+
+/* ---- instructions ------------------------------------------------------------------------------------------------ */
+
+/* b3 + (index */
+static void put_pointer(render *r, const kir_ins *in) {
+    kir_render_put(r, "b%d + (", r->p->access[in->imm.i].buffer);
+    kir_render_index(r, in);
+    kir_render_put(r, ")");
+}
+
+static render_name mask_of(const render *r, kir_val mask) {
+    render_name always = {"true"};
+    return mask == KIR_NONE ? always : kir_render_operand(r, mask);
+}
+
+static void put_fragment(render *r, int i, const kir_ins *in) {
+    bool half = r->p->buffer_dtype[r->p->access[in->imm.i].buffer] == TN_F16;
+    kir_render_put(r, "mat_%s v%d; mat_load<%d>(v%d, ", half ? "f16" : "bf16", i,
+                   in->kind & (KIR_FACTOR_B | KIR_ALONG_K), i);
+    put_pointer(r, in);
+    kir_render_put(r, ", %d);\n", kir_line(in));
+}
+
+static void put_matrix_store(render *r, const kir_ins *in) {
+    if (in->b != KIR_NONE) kir_render_put(r, "if (%s) ", kir_render_operand(r, in->b).text);
+    kir_render_put(r, "mat_store(");
+    put_pointer(r, in);
+    kir_render_put(r, ", %d, v%d);\n", kir_line(in), in->a);
+}
+
+static void put_packet(render *r, int i, const kir_ins *in) {
+    kir_render_put(r, "const mat_packet v%d = mat_fetch(", i);
+    put_pointer(r, in);
+    kir_render_put(r, ", %s);\n", mask_of(r, in->a).text);
+}
+
+static void put_put(render *r, const kir_ins *in) {
+    const kir_ins *packet = &r->p->ins[in->a];
+    kir_render_put(r, in->kind ? "mat_copy(" : "mat_put(");
+    put_pointer(r, in);
+    kir_render_put(r, ", ");
+    if (in->kind)
+        put_pointer(r, packet);
+    else
+        kir_render_put(r, "v%d", in->a);
+    if (in->kind) kir_render_put(r, ", %s", mask_of(r, packet->a).text);
+    kir_render_put(r, ");\n");
+}
+
+/* A packet that is put late alone never is in registers. */
+static bool is_held(const kir_program *p, int fetch) {
+    for (int i = fetch + 1; i < p->n_ins; i++)
+        if (p->ins[i].op == KIR_PUT && p->ins[i].a == fetch && !p->ins[i].kind) return true;
+    return false;
+}
+
+void kir_render_matrix(render *r, int i) {
+    const kir_ins *in = &r->p->ins[i];
+    if (in->op == KIR_FETCH && !is_held(r->p, i)) return;
+    kir_render_indent(r);
+    switch (in->op) {
+    case KIR_MATRIX: kir_render_put(r, "mat_c v%d; mat_zero(v%d);\n", i, i); break;
+    case KIR_FRAGMENT: put_fragment(r, i, in); break;
+    case KIR_MMA: kir_render_put(r, "mat_mul(v%d, v%d, v%d);\n", in->a, in->b, in->c); break;
+    case KIR_MATRIX_STORE: put_matrix_store(r, in); break;
+    case KIR_FETCH: put_packet(r, i, in); break;
+    case KIR_PUT: put_put(r, in); break;
+    case KIR_COMMIT: kir_render_put(r, "mat_commit();\n"); break;
+    default: kir_render_put(r, "mat_wait<%d>();\n", (int)in->imm.i);
+    }
+}
