@@ -2,8 +2,8 @@
  * the rounding of their sums, for sizes on both sides of every edge, both subgroup sizes, and every way in which
  * operands come into workgroup memory; a program that breaks a rule of matrices is told so.
  *
- * The far device interprets; its interpreter finds races, memory that nobody wrote, packets that nobody waited for. With
- * TRUNNION_TEST_DEVICE another device takes its place, which has matrix units. */
+ * The far device interprets; its interpreter finds races, memory that nobody wrote, packets that nobody waited for.
+ * With TRUNNION_TEST_DEVICE another device takes its place, which has matrix units. */
 #include "test_support.h"
 
 #include <math.h>

@@ -27,7 +27,7 @@ typedef enum tn_code_form {
     TN_CODE_WGSL,
     TN_CODE_SPIRV,
     TN_CODE_PTX, /* no renderer writes it: a driver that asks for it gets no kernels (no_renderer) */
-    TN_CODE_C /* plain C: one function that computes a range of workgroups */
+    TN_CODE_C    /* plain C: one function that computes a range of workgroups */
 } tn_code_form;
 
 /* One kernel. The parameters of a rendered one are, in this order: a global buffer for each of buffer_count, then one

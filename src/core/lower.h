@@ -36,8 +36,8 @@ typedef struct tn_lowering {
 tn_lowering tn_lowering_begin(tn_graph_plan *g, int group); /* memo is to be freed */
 /* The value at an index of its own, loaded where `mask` holds. lw->group is a tn_lowering. */
 kir_val tn_lowering_value(tn_lower *lw, int value, const kir_aff *at, kir_val mask);
-/* Whether packets of 16-bit elements can be loaded along `dim` (kir.h, FETCH): it lies in memory, along this dim element
- * by element, and all begins at multiples of them. And one such packet, named like a value. */
+/* Whether packets of 16-bit elements can be loaded along `dim` (kir.h, FETCH): it lies in memory, along this dim
+ * element by element, and all begins at multiples of them. And one such packet, named like a value. */
 bool tn_lowering_has_packets(const tn_lowering *w, int value, int dim);
 kir_val tn_lowering_packet(tn_lower *lw, int value, const kir_aff *at, kir_val mask);
 /* The buffer that stands for a root value's memory, seen as elements of `dtype`. */

@@ -288,8 +288,7 @@ static const char *const hiprtc_options[] = {
 static uint32_t rocm_matrix(const char *arch) {
     static const char *const begins[] = {"gfx90a", "gfx94", "gfx950", "gfx110", "gfx115"};
     for (size_t i = 0; i < TN_COUNT(begins); i++)
-        if (strncmp(arch, begins[i], strlen(begins[i])) == 0)
-            return TN_MATRIX_F16 | TN_MATRIX_BF16 | TN_MATRIX_PACKETS;
+        if (strncmp(arch, begins[i], strlen(begins[i])) == 0) return TN_MATRIX_F16 | TN_MATRIX_BF16 | TN_MATRIX_PACKETS;
     return 0;
 }
 

@@ -2,9 +2,9 @@
  *
  * A workgroup's subgroups stand in wy rows of wx, each with my × mx matrices of C in its registers. Panels of A and B,
  * DEPTH deep, go round a ring of stages in workgroup memory: while one is multiplied, those behind it are on their way,
- * so there is one barrier a panel. Where an operand lies in memory as it is wanted, it comes in packets of 16 bytes, late
- * if the device has such copies, else by way of registers; where it is computed on the way or lies askew, element by
- * element, rounded to what it is. Panels keep the operand's own direction, so memory is read along lines; a line is 8
+ * so there is one barrier a panel. Where an operand lies in memory as it is wanted, it comes in packets of 16 bytes,
+ * late if the device has such copies, else by way of registers; where it is computed on the way or lies askew, element
+ * by element, rounded to what it is. Panels keep the operand's own direction, so memory is read along lines; one is 8
  * elements longer than its panel, so that neighbours down a column lie in other banks.
  *
  * At the end each subgroup lays a strip of its matrices down in workgroup memory, as many columns as it has items, and

@@ -46,7 +46,7 @@ typedef struct tn_product_joints {
     kir_val (*load_b)(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask);
     void (*store)(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *column, kir_val value,
                   kir_val mask);
-    /* As load_a and load_b, for packets (kir.h, FETCH) from there on along memory; NULL: the operand does not lie so. */
+    /* As load_a and load_b, for packets (kir.h, FETCH) along memory from there on; NULL: it does not lie so. */
     kir_val (*fetch_a)(void *context, const kir_aff *batch, const kir_aff *row, const kir_aff *k, kir_val mask);
     kir_val (*fetch_b)(void *context, const kir_aff *batch, const kir_aff *k, const kir_aff *column, kir_val mask);
 } tn_product_joints;
@@ -67,9 +67,9 @@ bool tn_gemm_template_fits(const tn_gemm_shape *s, const tn_group_limits *limits
 tn_status tn_gemm_template(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
                            tn_template_program *out);
 
-/* The same by devices that multiply matrices of 16×16 (gemm_matrix.c): of f16 and bf16, without digits, with at most two
- * batch axes; order and rounding of sums are the device's. Packets, where joints have them, are whole: rows and k, or k
- * and columns, have extents and strides that are multiples of 8. */
+/* The same by devices that multiply matrices of 16×16 (gemm_matrix.c): of f16 and bf16, without digits, with at most
+ * two batch axes; order and rounding of sums are the device's. Packets, where joints have them, are whole: rows and k,
+ * or k and columns, have extents and strides that are multiples of 8. */
 bool tn_gemm_matrix_fits(const tn_gemm_shape *s, const tn_group_limits *limits);
 tn_status tn_gemm_matrix(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
                          tn_template_program *out);

@@ -174,10 +174,10 @@ static tn_status check_operand(const verifier *v, kir_val operand, kir_op name) 
     if (operand < 0 || operand >= v->at) return invalid(v, "an operand that is not an earlier instruction");
     kir_op op = (kir_op)v->p->ins[operand].op;
     if (!kir_yields(op)) return invalid(v, "an operand that yields no value");
-    if (kir_names(op) ? op != name : name != KIR_CONST)
-        return invalid(v, name == KIR_VAR     ? "not a variable"
-                          : name == KIR_CONST ? "a name where a value is wanted"
-                                              : "an operand of another sort");
+    if (kir_names(op) ? op != name : name != KIR_CONST) {
+        if (name == KIR_CONST && op == KIR_VAR) return invalid(v, "a variable where a value is wanted");
+        return invalid(v, name == KIR_VAR ? "not a variable" : "an operand of another sort");
+    }
     scope s = v->scopes[operand];
     if (!loop_is_open(v, s.home)) return invalid(v, "an operand from inside a loop that has ended");
     if (s.hidden >= 0 && loop_is_open(v, s.hidden)) return invalid(v, "a reduction used before its loop has ended");

@@ -49,10 +49,10 @@
  * neighbours, the next line a given number of elements further.
  *   FETCH, PUT         move 8 neighbours of 16 bits as one packet, from global to workgroup memory, at places that are
  *                      multiples of 16 bytes. A packet that is not loaded (mask) has zeros.
- *   late PUTs          may write, and read their packet, any time up to the WAIT: COMMIT ends a batch of the item's late
+ *   late PUTs          may write, and read their packet, any time up to the WAIT: COMMIT ends a batch of an item's late
  *                      PUTs, WAIT n is passed when all of its batches but the last n are there, for this item; a
- *                      barrier behind it makes them so for all. Until then nobody reads the place. None is left at the program's end. Such a PUT stands in
- *                      the region of its FETCH. (The interpreter puts NaN there meanwhile.)
+ *                      barrier behind it makes them so for all. Until then nobody reads the place. None is left at the
+ *                      program's end. Such a PUT stands in the region of its FETCH. (The interpreter: NaN.)
  *
  * A program of *words* (legal.h makes them) has no value of type I64 or U64, for machines without such integers. What
  * is I64 elsewhere is I32 in it: INDEX, a computed index, the operand of LOOP, the result of ARGMAX and ARGMIN; its

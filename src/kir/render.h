@@ -15,11 +15,11 @@
 #include "kir/kir.h"
 
 typedef struct kir_dialect kir_dialect;
-extern const kir_dialect kir_dialect_opencl; /* OpenCL C 1.2 */
-extern const kir_dialect kir_dialect_msl;    /* Metal's, 2.3 */
-extern const kir_dialect kir_dialect_wgsl;   /* WGSL */
+extern const kir_dialect kir_dialect_opencl;                /* OpenCL C 1.2 */
+extern const kir_dialect kir_dialect_msl;                   /* Metal's, 2.3 */
+extern const kir_dialect kir_dialect_wgsl;                  /* WGSL */
 extern const kir_dialect kir_dialect_cuda, kir_dialect_hip; /* as NVRTC and hiprtc take them, without any header */
-extern const kir_dialect kir_dialect_spirv;  /* SPIR-V 1.3, for Vulkan 1.1 */
+extern const kir_dialect kir_dialect_spirv;                 /* SPIR-V 1.3, for Vulkan 1.1 */
 /* C11. `void entry(const void *params, void *const *buffers, uint64_t first, uint64_t last)` computes the workgroups
  * first … last-1 of a plain program. */
 extern const kir_dialect kir_dialect_c;

@@ -107,8 +107,8 @@ static inline void engine_ldmatrix(unsigned *e, const void *p, bool turned) {
 static inline void ptx_ldmatrix_x4(unsigned *e, const void *p) { engine_ldmatrix(e, p, false); }
 static inline void ptx_ldmatrix_x4_trans(unsigned *e, const void *p) { engine_ldmatrix(e, p, true); }
 
-/* c[row][column] += a[row][k] b[k][column]: item 4 g + t has rows g and g + 8 of a, k in 2t, 2t + 1 and 8 more; column g
- * of b at these k; columns 2t and 2t + 1 of c. */
+/* c[row][column] += a[row][k] b[k][column]: item 4 g + t has rows g and g + 8 of a, k in 2t, 2t + 1 and 8 more; column
+ * g of b at these k; columns 2t and 2t + 1 of c. */
 static inline void engine_mma(float *c, const unsigned *a, const unsigned *b, bool brain) {
     engine_hand mine = {};
     for (int i = 0; i < 4; i++) mine.e[i] = a[i];
@@ -119,7 +119,7 @@ static inline void engine_mma(float *c, const unsigned *a, const unsigned *b, bo
     for (int i = 0; i < 4; i++) {
         const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
         for (int k = 0; k < 16; k++) {
-            const int t = k % 8 / 2, place = k / 8 * 2 + k % 2; /* a's words: (row, k) halves in the order 00 10 01 11 */
+            const int t = k % 8 / 2, place = k / 8 * 2 + k % 2; /* a's words: halves of (row, k) 00 10 01 11 */
             const float x = engine_element(all[row % 8 * 4 + t].e + row / 8 + k / 8 * 2, k % 2, brain);
             const float y = engine_element(all[column * 4 + t].e + 4, place, brain);
             c[i] = __builtin_fmaf(x, y, c[i]);
