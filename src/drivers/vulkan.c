@@ -8,17 +8,13 @@
  * a number, and a fence; an event is the number of the submission that holds all before it. Objects are used from
  * several threads, which Vulkan leaves to its callers: one lock guards the stream, and is let go while a thread waits.
  *
- * Memory has handles: hal/span.h makes addresses of them. A kernel is bound whole allocations, as far as a binding
- * reaches, and finds its place in them by the bases among its parameters, which lie in host memory of the slot. */
+ * Memory has handles: hal/span.h makes addresses of them. Kernels, launches and lists are in vulkan_kernels.c. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "drivers/vulkan.h"
-#include "hal/hal.h"
-#include "hal/loss.h"
-#include "hal/span.h"
+#include "drivers/vulkan_device.h"
 
 #if TRUNNION_WITH_VULKAN
 
@@ -39,60 +35,7 @@ static const tn_call_error rows[] = {
     {OUT_OF_POOL, "VK_ERROR_OUT_OF_POOL_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
     {INVALID_SHADER, "VK_ERROR_INVALID_SHADER_NV", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
 };
-static const tn_call_errors errors = {.rows = rows, .count = TN_COUNT(rows)};
-
-/* TN_OK, or the failure of a call with these values. */
-#define check(d, code, call, ...) tn_call_check(&(d)->loss, &errors, code, call, __VA_ARGS__)
-
-/* A piece of memory and the buffer over it. */
-typedef struct block {
-    uint64_t buffer, memory;
-    size_t bytes;
-    unsigned char *host; /* where the host sees it; NULL: nowhere */
-    uint64_t last;       /* number of the last submission that uses it */
-    struct block *next;  /* among the pinned */
-} block;
-
-/* A command buffer, and what the commands in it need until they have ended. */
-typedef struct slot {
-    void *commands;
-    uint64_t fence, sets;
-    block room;               /* of the host: parameters, and bytes of small copies */
-    size_t used;              /* of room */
-    int dispatches, bindings; /* recorded */
-    uint64_t number;          /* of its last submission; 0: none */
-    int waiters;              /* threads that wait for its fence */
-} slot;
-
-enum { SLOTS = 8, SLOT_ROOM = 128 << 10, SLOT_DISPATCHES = 128, SLOT_BINDINGS = 16 * SLOT_DISPATCHES };
-
-typedef struct vk_device {
-    tn_loss loss;
-    void *place, *device, *queue; /* the physical device, what was made of it, its queue */
-    vk_abilities has;
-    vk_memory memory;
-    bool software, unified;
-    uint32_t time_bits; /* of a time that mean something; 0: there are no times */
-    int64_t total_memory;
-    atomic_llong taken_memory;
-    tn_spans spans;
-    pthread_mutex_t staging_lock;
-    block staging;        /* through which the host sees memory that it does not; made when it is first needed */
-    pthread_mutex_t lock; /* guards all that follows: the stream */
-    pthread_cond_t left;  /* a waiter has left its slot */
-    block *pinned;        /* memory of the host that was given to callers */
-    uint64_t pool;        /* of command buffers */
-    slot slots[SLOTS];
-    uint64_t submitted, done; /* numbers of the last submission, and of the last that is known to have ended */
-    bool recording;           /* in the slot of number submitted + 1 */
-    bool written;             /* something was recorded behind the last barrier */
-    uint64_t clock;           /* the latest time that was asked for, without an end to its bits */
-} vk_device;
-
-static slot *slot_of(vk_device *d, uint64_t number) { return &d->slots[number % SLOTS]; }
-
-/* Whether the device can still be talked to. */
-static tn_status alive(vk_device *d) { return tn_loss_check(&d->loss); }
+const tn_call_errors tn_vulkan_errors = {.rows = rows, .count = TN_COUNT(rows)};
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
@@ -146,7 +89,8 @@ static tn_status block_make(vk_device *d, block *b, size_t bytes, uint32_t must,
     if (bytes > SIZE_MAX / 2 || (int64_t)bytes > d->has.largest)
         return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes at once, and the driver gives %lld at most; %s", d->loss.id, bytes,
                        (long long)d->has.largest, TN_ADVICE_SMALLER);
-    *b = (block){.bytes = (bytes + !bytes + VK_GRAIN - 1) / VK_GRAIN * VK_GRAIN};
+    static atomic_ullong serial;
+    *b = (block){.bytes = (bytes + !bytes + VK_GRAIN - 1) / VK_GRAIN * VK_GRAIN, .serial = ++serial};
     tn_status s = block_fill(d, b, must, like);
     if (s != TN_OK) block_free(d, b);
     return s;
@@ -154,14 +98,13 @@ static tn_status block_make(vk_device *d, block *b, size_t bytes, uint32_t must,
 
 /* ---- the stream: all of these want the lock to be held ----------------------------------------------------------- */
 
-static void barrier(vk_device *d, void *commands, uint32_t stages, uint32_t access) {
+void tn_vulkan_barrier(vk_device *d, void *commands, uint32_t stages, uint32_t access) {
     const vk_barrier b = {.kind = KIND_MEMORY_BARRIER, .from = SHADER_WRITE | TRANSFER_WRITE, .to = access};
     tn_vk.CmdPipelineBarrier(commands, STAGE_COMPUTE | STAGE_TRANSFER, stages, 0, 1, &b, 0, NULL, 0, NULL);
     d->written = false;
 }
 
-/* Waits until the submission of this number has ended. Lets the lock go meanwhile. */
-static tn_status await(vk_device *d, uint64_t number) {
+tn_status tn_vulkan_await(vk_device *d, uint64_t number) {
     slot *s = slot_of(d, number);
     TRY(alive(d));
     if (number <= d->done) return TN_OK;
@@ -175,17 +118,15 @@ static tn_status await(vk_device *d, uint64_t number) {
     return check(d, error, "vkWaitForFences", "submission %llu", (unsigned long long)number);
 }
 
-/* Ends the slot that is being recorded, if there is one, and has the device begin with it. What was recorded is gone
- * when that fails, and with it what the memory ought to hold: the device counts as lost. */
-static tn_status submit(vk_device *d) {
-    if (!d->recording) return TN_OK;
+tn_status tn_vulkan_submit_with(vk_device *d, void *more) {
     slot *s = slot_of(d, d->submitted + 1);
-    barrier(d, s->commands, STAGE_HOST, HOST_READ | HOST_WRITE);
+    tn_vulkan_barrier(d, s->commands, STAGE_HOST, HOST_READ | HOST_WRITE);
     d->recording = false;
     const char *call = "vkEndCommandBuffer";
     int32_t error = tn_vk.EndCommandBuffer(s->commands);
     if (error == SUCCESS) {
-        const vk_submit_info info = {.kind = KIND_SUBMIT, .command_count = 1, .commands = &s->commands};
+        void *commands[2] = {s->commands, more};
+        const vk_submit_info info = {.kind = KIND_SUBMIT, .command_count = more ? 2 : 1, .commands = commands};
         call = "vkQueueSubmit";
         error = tn_vk.QueueSubmit(d->queue, 1, &info, s->fence);
     }
@@ -199,10 +140,12 @@ static tn_status submit(vk_device *d) {
     return tn_fail_prefix(TN_ERR_LOST, "the device is lost with what it was to do");
 }
 
+tn_status tn_vulkan_submit(vk_device *d) { return d->recording ? tn_vulkan_submit_with(d, NULL) : TN_OK; }
+
 /* All that the stream holds has ended. */
 static tn_status finish(vk_device *d) {
-    TRY(submit(d));
-    return await(d, d->submitted);
+    TRY(tn_vulkan_submit(d));
+    return tn_vulkan_await(d, d->submitted);
 }
 
 /* Whether nothing is under way, as far as it can be told without waiting. */
@@ -213,19 +156,22 @@ static bool is_idle(vk_device *d) {
     return d->done == d->submitted;
 }
 
-static tn_status slot_begin(vk_device *d, slot *s) {
-    const vk_begin_info info = {.kind = KIND_BEGIN, .flags = ONE_TIME};
-    TRY(check(d, tn_vk.ResetFences(d->device, 1, &s->fence), "vkResetFences", "%s", ""));
+tn_status tn_vulkan_commands_begin(vk_device *d, const slot *s, uint32_t flags) {
+    const vk_begin_info info = {.kind = KIND_BEGIN, .flags = flags};
     TRY(check(d, tn_vk.ResetDescriptorPool(d->device, s->sets, 0), "vkResetDescriptorPool", "%s", ""));
-    TRY(check(d, tn_vk.BeginCommandBuffer(s->commands, &info), "vkBeginCommandBuffer", "%s", ""));
+    return check(d, tn_vk.BeginCommandBuffer(s->commands, &info), "vkBeginCommandBuffer", "%s", "");
+}
+
+static tn_status slot_begin(vk_device *d, slot *s) {
+    TRY(check(d, tn_vk.ResetFences(d->device, 1, &s->fence), "vkResetFences", "%s", ""));
+    TRY(tn_vulkan_commands_begin(d, s, ONE_TIME));
     s->used = 0;
     s->dispatches = s->bindings = 0;
     d->recording = d->written = true;
     return TN_OK;
 }
 
-/* The slot to record into; it has room for so many bytes, and for a dispatch with so many bindings. */
-static tn_status record(vk_device *d, size_t bytes, int bindings, slot **out) {
+tn_status tn_vulkan_record(vk_device *d, size_t bytes, int bindings, slot **out) {
     for (;;) {
         TRY(alive(d));
         slot *s = *out = slot_of(d, d->submitted + 1);
@@ -233,9 +179,9 @@ static tn_status record(vk_device *d, size_t bytes, int bindings, slot **out) {
             s->used + bytes <= SLOT_ROOM && s->dispatches < SLOT_DISPATCHES && s->bindings + bindings <= SLOT_BINDINGS;
         if (d->recording && has_room) return TN_OK;
         if (d->recording)
-            TRY(submit(d));
+            TRY(tn_vulkan_submit(d));
         else if (s->number > d->done)
-            TRY(await(d, s->number));
+            TRY(tn_vulkan_await(d, s->number));
         else if (s->waiters)
             pthread_cond_wait(&d->left, &d->lock);
         else
@@ -243,33 +189,37 @@ static tn_status record(vk_device *d, size_t bytes, int bindings, slot **out) {
     }
 }
 
-/* Puts what follows behind what was recorded, and notes that the blocks are used. */
-static void follow(vk_device *d, const slot *s, block *a, block *b) {
+void tn_vulkan_follow(vk_device *d, const slot *s, block *a, block *b) {
     if (d->written)
-        barrier(d, s->commands, STAGE_COMPUTE | STAGE_TRANSFER,
-                SHADER_READ | SHADER_WRITE | TRANSFER_READ | TRANSFER_WRITE);
+        tn_vulkan_barrier(d, s->commands, STAGE_COMPUTE | STAGE_TRANSFER,
+                          SHADER_READ | SHADER_WRITE | TRANSFER_READ | TRANSFER_WRITE);
     d->written = true;
     a->last = b->last = d->submitted + 1;
 }
 
-/* The stream is through with what the submission of this number used: a handle of it may go. */
-static void settle(vk_device *d, uint64_t last) {
+void tn_vulkan_settle(vk_device *d, uint64_t last) {
     if (last <= d->done) return;
-    if (!tn_is_lost(&d->loss) && last > d->submitted) (void)submit(d);
-    if (tn_is_lost(&d->loss) || await(d, last) != TN_OK) (void)tn_vk.DeviceWaitIdle(d->device);
+    if (!tn_is_lost(&d->loss) && last > d->submitted) (void)tn_vulkan_submit(d);
+    if (tn_is_lost(&d->loss) || tn_vulkan_await(d, last) != TN_OK) (void)tn_vk.DeviceWaitIdle(d->device);
 }
 
-static tn_status slot_start(vk_device *d, slot *s) {
-    const vk_pool_size sizes[] = {{STORAGE, SLOT_BINDINGS}, {STORAGE_MOVING, SLOT_DISPATCHES}};
-    const vk_set_pool_info sets = {
-        .kind = KIND_SET_POOL, .sets = SLOT_DISPATCHES, .count = TN_COUNT(sizes), .sizes = sizes};
+tn_status tn_vulkan_slot_start(vk_device *d, slot *s, size_t room, uint32_t dispatches, uint32_t bindings) {
+    const vk_pool_size sizes[] = {{STORAGE, bindings}, {STORAGE_MOVING, dispatches}};
+    const vk_set_pool_info sets = {.kind = KIND_SET_POOL, .sets = dispatches, .count = TN_COUNT(sizes), .sizes = sizes};
     const vk_plain_info fence = {.kind = KIND_FENCE};
     const vk_commands_info commands = {.kind = KIND_COMMANDS, .pool = d->pool, .count = 1};
     TRY(check(d, tn_vk.AllocateCommandBuffers(d->device, &commands, &s->commands), "vkAllocateCommandBuffers", "1"));
     TRY(check(d, tn_vk.CreateFence(d->device, &fence, NULL, &s->fence), "vkCreateFence", "%s", ""));
-    TRY(check(d, tn_vk.CreateDescriptorPool(d->device, &sets, NULL, &s->sets), "vkCreateDescriptorPool", "%d sets",
-              SLOT_DISPATCHES));
-    return block_make(d, &s->room, SLOT_ROOM, HOST_SEES, MEMORY_LOCAL);
+    TRY(check(d, tn_vk.CreateDescriptorPool(d->device, &sets, NULL, &s->sets), "vkCreateDescriptorPool", "%u sets",
+              dispatches));
+    return block_make(d, &s->room, room, HOST_SEES, MEMORY_LOCAL);
+}
+
+void tn_vulkan_slot_end(vk_device *d, slot *s) {
+    if (s->fence) tn_vk.DestroyFence(d->device, s->fence, NULL);
+    if (s->sets) tn_vk.DestroyDescriptorPool(d->device, s->sets, NULL);
+    if (s->commands) tn_vk.FreeCommandBuffers(d->device, d->pool, 1, &s->commands);
+    block_free(d, &s->room);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -308,7 +258,7 @@ static tn_status device_start(vk_device *d) {
     TRY(check(d, tn_vk.CreateCommandPool(d->device, &pool, NULL, &d->pool), "vkCreateCommandPool", "family %u",
               family));
     for (int i = 0; i < SLOTS; i++)
-        TRY(slot_start(d, &d->slots[i]));
+        TRY(tn_vulkan_slot_start(d, &d->slots[i], SLOT_ROOM, SLOT_DISPATCHES, SLOT_BINDINGS));
     return TN_OK;
 }
 
@@ -316,11 +266,8 @@ static tn_status device_start(vk_device *d) {
 static void vulkan_close(void *device) {
     vk_device *d = device;
     if (d->device) (void)tn_vk.DeviceWaitIdle(d->device);
-    for (int i = 0; d->device && i < SLOTS; i++) {
-        if (d->slots[i].fence) tn_vk.DestroyFence(d->device, d->slots[i].fence, NULL);
-        if (d->slots[i].sets) tn_vk.DestroyDescriptorPool(d->device, d->slots[i].sets, NULL);
-        block_free(d, &d->slots[i].room);
-    }
+    for (int i = 0; d->device && i < SLOTS; i++)
+        tn_vulkan_slot_end(d, &d->slots[i]);
     if (d->pool) tn_vk.DestroyCommandPool(d->device, d->pool, NULL);
     if (d->device) block_free(d, &d->staging);
     if (d->device) tn_vk.DestroyDevice(d->device, NULL);
@@ -400,15 +347,14 @@ static void vulkan_free(void *device, void *address) {
     block *b = tn_span_remove(&d->spans, address, &bytes);
     if (!b) return;
     pthread_mutex_lock(&d->lock);
-    settle(d, b->last);
+    tn_vulkan_settle(d, b->last);
     pthread_mutex_unlock(&d->lock);
     block_free(d, b);
     tn_mem_free(b);
     atomic_fetch_sub(&d->taken_memory, (long long)bytes);
 }
 
-/* The block and offset of `bytes` bytes at a device address. */
-static tn_status locate(vk_device *d, const void *address, size_t bytes, const char *role, block **b, size_t *at) {
+tn_status tn_vulkan_locate(vk_device *d, const void *address, size_t bytes, const char *role, block **b, size_t *at) {
     void *found;
     tn_status s = tn_span_locate(&d->spans, d->loss.id, role, address, bytes, &found, at);
     *b = found;
@@ -418,7 +364,7 @@ static tn_status locate(vk_device *d, const void *address, size_t bytes, const c
 /* Records a copy between blocks. The lock is held. */
 static void record_copy(vk_device *d, const slot *s, block *to, size_t to_at, block *from, size_t from_at, size_t n) {
     const vk_region region = {from_at, to_at, n};
-    follow(d, s, to, from);
+    tn_vulkan_follow(d, s, to, from);
     tn_vk.CmdCopyBuffer(s->commands, from->buffer, to->buffer, 1, &region);
 }
 
@@ -427,7 +373,7 @@ enum { SMALL = SLOT_ROOM / 4, STAGING = 4 << 20 };
 /* Bytes of the host that lie in the slot until they are copied: nobody waits. The lock is held. */
 static tn_status write_small(vk_device *d, block *to, size_t at, const void *src, size_t bytes) {
     slot *s;
-    TRY(record(d, bytes, 0, &s));
+    TRY(tn_vulkan_record(d, bytes, 0, &s));
     memcpy(s->room.host + s->used, src, bytes);
     record_copy(d, s, to, at, &s->room, s->used, bytes);
     s->used += (bytes + 7) / 8 * 8;
@@ -439,7 +385,7 @@ static tn_status stage_piece(vk_device *d, block *b, size_t at, unsigned char *h
     slot *s;
     if (!reads) memcpy(d->staging.host, host, n);
     pthread_mutex_lock(&d->lock);
-    tn_status status = record(d, 0, 0, &s);
+    tn_status status = tn_vulkan_record(d, 0, 0, &s);
     if (status == TN_OK && reads) record_copy(d, s, &d->staging, 0, b, at, n);
     if (status == TN_OK && !reads) record_copy(d, s, b, at, &d->staging, 0, n);
     if (status == TN_OK) status = finish(d);
@@ -493,9 +439,9 @@ static tn_status copy_within(vk_device *d, block *to, size_t to_at, const void *
     block *from;
     size_t from_at;
     slot *s;
-    TRY(locate(d, src, bytes, "copying", &from, &from_at));
+    TRY(tn_vulkan_locate(d, src, bytes, "copying", &from, &from_at));
     pthread_mutex_lock(&d->lock);
-    tn_status status = record(d, 0, 0, &s);
+    tn_status status = tn_vulkan_record(d, 0, 0, &s);
     if (status == TN_OK) record_copy(d, s, to, to_at, from, from_at, bytes);
     pthread_mutex_unlock(&d->lock);
     return status;
@@ -507,7 +453,7 @@ static tn_status vulkan_copy(void *queue, void *dst, const void *src, size_t byt
     size_t at;
     TRY(alive(d));
     if (!bytes) return TN_OK;
-    TRY(locate(d, kind == 1 ? src : dst, bytes, "copying", &b, &at));
+    TRY(tn_vulkan_locate(d, kind == 1 ? src : dst, bytes, "copying", &b, &at));
     if (kind == 2) return copy_within(d, b, at, src, bytes);
     return kind == 1 ? read_from(d, b, at, dst, bytes) : write_to(d, b, at, src, bytes);
 }
@@ -546,7 +492,7 @@ static void vulkan_host_free(void *device, void *host) {
     pthread_mutex_lock(&d->lock);
     block **link = find_pinned(d, host, 1), *b = *link;
     if (b) *link = b->next;
-    if (b) settle(d, b->last);
+    if (b) tn_vulkan_settle(d, b->last);
     pthread_mutex_unlock(&d->lock);
     if (!b) return;
     block_free(d, b);
@@ -560,12 +506,12 @@ static tn_status copy_pinned(vk_device *d, block *b, size_t at, const void *host
     if (!pinned) return TN_OK;
     size_t from = (size_t)((const unsigned char *)host - pinned->host);
     *done = true;
-    TRY(record(d, 0, 0, &s));
+    TRY(tn_vulkan_record(d, 0, 0, &s));
     if (kind == 1)
         record_copy(d, s, pinned, from, b, at, bytes);
     else
         record_copy(d, s, b, at, pinned, from, bytes);
-    return submit(d);
+    return tn_vulkan_submit(d);
 }
 
 static tn_status vulkan_copy_async(void *queue, void *dst, const void *src, size_t bytes, int kind) {
@@ -575,7 +521,7 @@ static tn_status vulkan_copy_async(void *queue, void *dst, const void *src, size
     bool done = false;
     if (kind == 2 || !bytes) return vulkan_copy(queue, dst, src, bytes, kind);
     TRY(alive(d));
-    TRY(locate(d, kind == 1 ? src : dst, bytes, "copying", &b, &at));
+    TRY(tn_vulkan_locate(d, kind == 1 ? src : dst, bytes, "copying", &b, &at));
     pthread_mutex_lock(&d->lock);
     tn_status s = copy_pinned(d, b, at, kind == 1 ? dst : src, bytes, kind, &done);
     pthread_mutex_unlock(&d->lock);
@@ -591,8 +537,8 @@ static tn_status record_fill(vk_device *d, block *b, size_t at, uint8_t value, s
     if (head) TRY(write_small(d, b, at, edge, head));
     if (tail) TRY(write_small(d, b, at + bytes - tail, edge, tail));
     if (!words) return TN_OK;
-    TRY(record(d, 0, 0, &s));
-    follow(d, s, b, b);
+    TRY(tn_vulkan_record(d, 0, 0, &s));
+    tn_vulkan_follow(d, s, b, b);
     tn_vk.CmdFillBuffer(s->commands, b->buffer, at + head, words, value * 0x01010101u);
     return TN_OK;
 }
@@ -603,7 +549,7 @@ static tn_status vulkan_fill(void *queue, void *dst, uint8_t value, size_t bytes
     size_t at;
     TRY(alive(d));
     if (!bytes) return TN_OK;
-    TRY(locate(d, dst, bytes, "filling", &b, &at));
+    TRY(tn_vulkan_locate(d, dst, bytes, "filling", &b, &at));
     pthread_mutex_lock(&d->lock);
     tn_status s = record_fill(d, b, at, value, bytes);
     pthread_mutex_unlock(&d->lock);
@@ -617,7 +563,7 @@ static tn_status vulkan_map(void *device, void *address, size_t bytes, bool read
     size_t at;
     (void)read;
     TRY(alive(d));
-    TRY(locate(d, address, bytes, "mapping", &b, &at));
+    TRY(tn_vulkan_locate(d, address, bytes, "mapping", &b, &at));
     if (!b->host) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the host does not see it", d->loss.id);
     TRY(finish_all(d));
     *host = b->host + at;
@@ -630,190 +576,12 @@ static tn_status vulkan_unmap(void *device, void *address, void *host) {
     return alive(device);
 }
 
-/* ---- kernels ----------------------------------------------------------------------------------------------------- */
-
-typedef struct vk_module {
-    uint64_t set_layout, layout, cache, pipeline;
-    uint64_t last; /* number of the last submission that runs it; the stream's lock guards it */
-    char name[48];
-    int buffer_count;
-    size_t params_bytes, bases_at;
-    void *binary;
-} vk_module;
-
-static void vulkan_unload(void *device, void *module) {
-    vk_device *d = device;
-    vk_module *m = module;
-    pthread_mutex_lock(&d->lock);
-    settle(d, m->last);
-    pthread_mutex_unlock(&d->lock);
-    if (m->pipeline) tn_vk.DestroyPipeline(d->device, m->pipeline, NULL);
-    if (m->cache) tn_vk.DestroyPipelineCache(d->device, m->cache, NULL);
-    if (m->layout) tn_vk.DestroyPipelineLayout(d->device, m->layout, NULL);
-    if (m->set_layout) tn_vk.DestroyDescriptorSetLayout(d->device, m->set_layout, NULL);
-    tn_mem_free(m->binary);
-    tn_mem_free(m);
-}
-
-/* The buffers, and behind them the parameters, whose place in their buffer is told at each launch. */
-static tn_status make_layout(vk_device *d, vk_module *m) {
-    vk_binding bindings[VK_MOST_BINDINGS] = {{0}};
-    uint32_t n = (uint32_t)m->buffer_count;
-    for (uint32_t i = 0; i <= n; i++)
-        bindings[i] = (vk_binding){i, i < n ? STORAGE : STORAGE_MOVING, 1, SHADER_COMPUTE, NULL};
-    const vk_set_layout_info set = {.kind = KIND_SET_LAYOUT, .count = n + 1, .bindings = bindings};
-    TRY(check(d, tn_vk.CreateDescriptorSetLayout(d->device, &set, NULL, &m->set_layout), "vkCreateDescriptorSetLayout",
-              "%s, %u buffers", m->name, n + 1));
-    const vk_pipeline_layout_info info = {.kind = KIND_PIPELINE_LAYOUT, .count = 1, .sets = &m->set_layout};
-    return check(d, tn_vk.CreatePipelineLayout(d->device, &info, NULL, &m->layout), "vkCreatePipelineLayout", "%s",
-                 m->name);
-}
-
-/* What a compiler says no to can be computed elsewhere; memory and loss are other things. */
-static tn_status refused(tn_status s) {
-    return s == TN_OK || s == TN_ERR_MEMORY || s == TN_ERR_LOST ? s : tn_fail_prefix(TN_ERR_UNSUPPORTED, "refused");
-}
-
-static tn_status make_pipeline(vk_device *d, const tn_code *code, vk_module *m) {
-    const vk_data_info words = {.kind = KIND_SHADER, .size = code->size, .data = code->data};
-    vk_data_info kept = {.kind = KIND_PIPELINE_CACHE, .size = code->binary_size, .data = code->binary};
-    vk_pipeline_info info = {.kind = KIND_PIPELINE,
-                             .stage = {.kind = KIND_STAGE, .stage = SHADER_COMPUTE, .entry = code->entry},
-                             .layout = m->layout};
-    TRY(check(d, tn_vk.CreatePipelineCache(d->device, &kept, NULL, &m->cache), "vkCreatePipelineCache", "%zu bytes",
-              kept.size));
-    TRY(refused(check(d, tn_vk.CreateShaderModule(d->device, &words, NULL, &info.stage.shader), "vkCreateShaderModule",
-                      "%s, %zu bytes", m->name, code->size)));
-    int32_t error = tn_vk.CreateComputePipelines(d->device, m->cache, 1, &info, NULL, &m->pipeline);
-    tn_vk.DestroyShaderModule(d->device, info.stage.shader, NULL);
-    return refused(check(d, error, "vkCreateComputePipelines", "%s", m->name));
-}
-
-/* Drivers may take for granted that words are SPIR-V; parameters have to fit into an empty slot. */
-static tn_status check_code(const vk_device *d, const tn_code *code) {
-    uint32_t first = 0;
-    if (code->params_bytes > SLOT_ROOM / 2)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes of parameters, %d are the most", d->loss.id, code->entry,
-                       code->params_bytes, SLOT_ROOM / 2);
-    if (code->size >= 20) memcpy(&first, code->data, sizeof first);
-    if (first == 0x07230203 && code->size % 4 == 0 && code->buffer_count < VK_MOST_BINDINGS) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x, for %d buffers, are no SPIR-V",
-                   d->loss.id, code->entry, code->size, first, code->buffer_count);
-}
-
-static tn_status vulkan_load(void *device, const tn_code *code, void **module) {
-    vk_device *d = device;
-    TRY(alive(d));
-    TRY(check_code(d, code));
-    vk_module *m = tn_mem_zalloc(1, sizeof *m);
-    if (!m) return TN_ERR_MEMORY;
-    snprintf(m->name, sizeof m->name, "%s", code->entry);
-    m->buffer_count = code->buffer_count;
-    m->params_bytes = code->params_bytes;
-    m->bases_at = code->bases_at;
-    tn_status s = make_layout(d, m);
-    if (s == TN_OK) s = make_pipeline(d, code, m);
-    return tn_hand_out(s, m, vulkan_unload, d, module);
-}
-
-enum { CACHE_HEADER = 32 }; /* bytes that say whose cache it is */
-
-static tn_status vulkan_binary(void *device, void *module, void **data, size_t *size) {
-    vk_device *d = device;
-    vk_module *m = module;
-    TRY(alive(d));
-    TRY(check(d, tn_vk.GetPipelineCacheData(d->device, m->cache, size, NULL), "vkGetPipelineCacheData", "%s", m->name));
-    if (*size <= CACHE_HEADER)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled kernels away", d->loss.id);
-    tn_mem_free(m->binary);
-    *data = m->binary = tn_mem_alloc(*size);
-    if (!m->binary) return TN_ERR_MEMORY;
-    return check(d, tn_vk.GetPipelineCacheData(d->device, m->cache, size, m->binary), "vkGetPipelineCacheData",
-                 "%s, %zu bytes", m->name, *size);
-}
-
-/* ---- launches: the lock is held ---------------------------------------------------------------------------------- */
-
-enum { FLUSH_EVERY = 32 }; /* dispatches that are held back */
-
-/* What a launch binds: each buffer's allocation, or as much of it from the launch's place on as a binding reaches; the
- * rest of the way is added to its base. */
-static tn_status bind_buffers(vk_device *d, const vk_module *m, const tn_dispatch *l, uint64_t *params,
-                              vk_range *ranges) {
-    uint64_t *bases = params + m->bases_at / sizeof *bases, most = d->has.properties.limits.storage_range;
-    for (int i = 0; i < m->buffer_count; i++) {
-        block *b;
-        size_t at;
-        TRY(locate(d, l->buffers[i], 0, m->name, &b, &at));
-        uint64_t from = b->bytes <= most ? 0 : at / (uint64_t)d->has.caps.alignment * (uint64_t)d->has.caps.alignment;
-        if (from == b->bytes) from -= (uint64_t)d->has.caps.alignment; /* behind the last byte nothing is touched */
-        uint64_t size = b->bytes - from;
-        ranges[i] = (vk_range){b->buffer, from, size < most ? size : most};
-        bases[i] += at - from;
-        b->last = d->submitted + 1;
-    }
-    return TN_OK;
-}
-
-/* Makes a set of the ranges and of the slot's room. */
-static tn_status make_set(vk_device *d, const vk_module *m, const slot *s, const vk_range *ranges, uint64_t *set) {
-    vk_write writes[VK_MOST_BINDINGS];
-    const vk_set_info info = {.kind = KIND_SET, .pool = s->sets, .count = 1, .layouts = &m->set_layout};
-    uint32_t n = (uint32_t)m->buffer_count;
-    TRY(check(d, tn_vk.AllocateDescriptorSets(d->device, &info, set), "vkAllocateDescriptorSets", "%s, %u buffers",
-              m->name, n));
-    for (uint32_t i = 0; i <= n; i++)
-        writes[i] = (vk_write){.kind = KIND_WRITE,
-                               .set = *set,
-                               .binding = i,
-                               .count = 1,
-                               .type = i < n ? STORAGE : STORAGE_MOVING,
-                               .buffers = &ranges[i]};
-    tn_vk.UpdateDescriptorSets(d->device, n + 1, writes, 0, NULL);
-    return TN_OK;
-}
-
-static tn_status dispatch_one(vk_device *d, vk_module *m, const tn_dispatch *l, bool first) {
-    vk_range ranges[VK_MOST_BINDINGS];
-    uint64_t set = 0;
-    slot *s;
-    size_t step = (size_t)d->has.caps.alignment, room = (m->params_bytes + step - 1) / step * step;
-    if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
-    TRY(record(d, room + step, m->buffer_count, &s));
-    uint32_t at = (uint32_t)((s->used + step - 1) / step * step);
-    memcpy(s->room.host + at, l->params, m->params_bytes);
-    TRY(bind_buffers(d, m, l, (uint64_t *)(void *)(s->room.host + at), ranges));
-    ranges[m->buffer_count] = (vk_range){s->room.buffer, 0, m->params_bytes};
-    TRY(make_set(d, m, s, ranges, &set));
-    s->used = at + room;
-    s->dispatches++;
-    s->bindings += m->buffer_count;
-    m->last = d->submitted + 1;
-    if (first) follow(d, s, &s->room, &s->room);
-    tn_vk.CmdBindPipeline(s->commands, BIND_COMPUTE, m->pipeline);
-    tn_vk.CmdBindDescriptorSets(s->commands, BIND_COMPUTE, m->layout, 0, 1, &set, 1, &at);
-    tn_vk.CmdDispatch(s->commands, l->groups[0], l->groups[1], l->groups[2]);
-    d->written = true;
-    return TN_OK;
-}
-
-static tn_status vulkan_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
-    vk_device *d = queue;
-    pthread_mutex_lock(&d->lock);
-    tn_status s = alive(d);
-    for (int64_t i = 0; i < count && s == TN_OK; i++)
-        s = dispatch_one(d, module, &dispatches[i], i == 0);
-    if (s == TN_OK && d->recording && slot_of(d, d->submitted + 1)->dispatches >= FLUSH_EVERY) s = submit(d);
-    pthread_mutex_unlock(&d->lock);
-    return s;
-}
+/* ---- queues and events ------------------------------------------------------------------------------------------- */
 
 static tn_status vulkan_sync(void *queue) {
     TRY(alive(queue));
     return finish_all(queue);
 }
-
-/* ---- queues and events ------------------------------------------------------------------------------------------- */
 
 /* All queues are the one stream. */
 static tn_status vulkan_queue_new(void *device, void **queue) {
@@ -850,7 +618,7 @@ static void vulkan_event_free(void *device, void *made) {
     vk_device *d = device;
     event *e = made;
     pthread_mutex_lock(&d->lock);
-    if (e->times) settle(d, e->number);
+    if (e->times) tn_vulkan_settle(d, e->number);
     pthread_mutex_unlock(&d->lock);
     if (e->times) tn_vk.DestroyQueryPool(d->device, e->times, NULL);
     tn_mem_free(e);
@@ -863,12 +631,12 @@ static tn_status vulkan_event_record(void *queue, void *recorded) {
     slot *at;
     pthread_mutex_lock(&d->lock);
     tn_status s = alive(d);
-    if (s == TN_OK && e->times) s = record(d, 0, 0, &at);
+    if (s == TN_OK && e->times) s = tn_vulkan_record(d, 0, 0, &at);
     if (s == TN_OK && e->times) {
         tn_vk.CmdResetQueryPool(at->commands, e->times, 0, 1);
         tn_vk.CmdWriteTimestamp(at->commands, STAGE_END, e->times, 0);
     }
-    if (s == TN_OK) s = submit(d);
+    if (s == TN_OK) s = tn_vulkan_submit(d);
     if (s == TN_OK) e->number = d->submitted;
     pthread_mutex_unlock(&d->lock);
     return s;
@@ -897,7 +665,7 @@ static tn_status vulkan_event_query(void *device, void *e, bool *passed) {
 static tn_status vulkan_event_sync(void *device, void *e) {
     vk_device *d = device;
     pthread_mutex_lock(&d->lock);
-    tn_status s = await(d, ((const event *)e)->number);
+    tn_status s = tn_vulkan_await(d, ((const event *)e)->number);
     pthread_mutex_unlock(&d->lock);
     return s;
 }
@@ -941,15 +709,15 @@ const tn_driver tn_driver_vulkan = {
     .caps = vulkan_caps,
     .alloc = vulkan_alloc,
     .free = vulkan_free,
-    .load = vulkan_load,
-    .unload = vulkan_unload,
+    .load = tn_vulkan_load,
+    .unload = tn_vulkan_unload,
     .copy = vulkan_copy,
     .sync = vulkan_sync,
     .memory = vulkan_memory,
     .watch = tn_vulkan_watch,
     .isolate = TN_PROBE_ISOLATE,
-    .dispatch = vulkan_dispatch,
-    .binary = vulkan_binary,
+    .dispatch = tn_vulkan_dispatch,
+    .binary = tn_vulkan_binary,
     .queue_new = vulkan_queue_new,
     .queue_free = vulkan_queue_free,
     .event_new = vulkan_event_new,
@@ -965,6 +733,9 @@ const tn_driver tn_driver_vulkan = {
     .host_free = vulkan_host_free,
     .map = vulkan_map,
     .unmap = vulkan_unmap,
+    .list_make = tn_vulkan_list_make,
+    .list_run = tn_vulkan_list_run,
+    .list_free = tn_vulkan_list_free,
 };
 
 #endif

@@ -488,6 +488,7 @@ typedef void (*vk_function)(void);
     X(CreateCommandPool, int32_t, (MAKE(vk_plain_info)))                                                            \
     X(DestroyCommandPool, void, (END))                                                                              \
     X(AllocateCommandBuffers, int32_t, (void *device, const vk_commands_info *in, void **out))                      \
+    X(FreeCommandBuffers, void, (void *device, uint64_t pool, uint32_t count, void *const *commands))               \
     X(BeginCommandBuffer, int32_t, (void *commands, const vk_begin_info *in))                                       \
     X(EndCommandBuffer, int32_t, (void *commands))                                                                  \
     X(CmdBindPipeline, void, (void *commands, uint32_t point, uint64_t pipeline))                                   \
