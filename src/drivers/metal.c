@@ -716,23 +716,12 @@ static tn_status copy_within(mtl_queue *q, object to, size_t to_at, const void *
     return move(q, to, to_at, from, from_at, bytes, -1);
 }
 
-/* A new buffer that host and device see. */
-static tn_status new_shared(mtl_device *d, size_t bytes, object *buffer, void **host) {
-    *buffer = SEND(new_buffer, d->device, bytes ? bytes : 1, STORAGE_SHARED);
-    *host = *buffer ? ASK(contents, *buffer) : NULL;
-    if (*host) return TN_OK;
-    release(*buffer);
-    return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes of shared memory: newBufferWithLength gives nothing; %s", d->loss.id,
-                   bytes, TN_ADVICE_SMALLER);
-}
-
 /* Between the host and a buffer that it does not see, in pieces through one that both see. */
 static tn_status copy_staged(mtl_queue *q, object buffer, size_t at, char *host, size_t bytes, bool to_host) {
     static const size_t PIECE = (size_t)8 << 20;
-    object stage;
-    void *seen;
-    TRY(new_shared(q->device, bytes < PIECE ? bytes : PIECE, &stage, &seen));
-    tn_status s = TN_OK;
+    object stage = SEND(new_buffer, q->device->device, bytes < PIECE ? bytes : PIECE, STORAGE_SHARED);
+    void *seen = stage ? ASK(contents, stage) : NULL;
+    tn_status s = seen ? TN_OK : nothing(q->device, "newBufferWithLength");
     for (size_t done = 0, n; done < bytes && s == TN_OK; done += n) {
         n = bytes - done < PIECE ? bytes - done : PIECE;
         if (!to_host) memcpy(seen, host + done, n);

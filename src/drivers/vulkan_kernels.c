@@ -1,8 +1,9 @@
 /* vulkan_kernels.c — of the driver of Vulkan: kernels from SPIR-V, their launches, and lists that are recorded once.
  *
- * A kernel is bound whole allocations, as far as a binding reaches, and finds its place in them by the bases among its
- * parameters, which lie in host memory: of the slot, or of the list. A list that is run again has command buffers of
- * its own. They are submitted behind what the stream's slot holds, and recorded anew only when other memory is bound. */
+ * A kernel is bound whole allocations, as far as a binding reaches, and finds its place in them by the bases among
+ * its parameters, which lie in host memory: of the slot, or of the list. A list that is run again has command buffers
+ * of its own. They are submitted behind what the stream's slot holds, and recorded anew only when other memory is
+ * bound. */
 #include <stdio.h>
 #include <string.h>
 
