@@ -568,6 +568,69 @@ static void one_filter_a_channel_has_the_bits_of_its_composition(void **state) {
     }
 }
 
+/* What one tap sees of an image that is padded already. */
+static tn_tensor *tap_seen(tn_tensor *x, const int64_t *taps, const tn_max_pool2d_options *o, const int64_t *places,
+                           int64_t tap) {
+    int64_t from[2] = {tap / taps[1] * o->dilation[0], tap % taps[1] * o->dilation[1]};
+    for (int d = 0; d < 2; d++)
+        x = tn_slice(x, 2 + d, from[d], from[d] + (places[d] - 1) * o->stride[d] + 1, o->stride[d]);
+    return x;
+}
+
+/* Zeros of both signs, no numbers, and nothing that is greater than the padding. */
+static tn_tensor *peculiar_images(int64_t channels, const int64_t *size) {
+    static const float values[] = {0.0f, -0.0f, 1.5f, -2.0f, -INFINITY, NAN, -0.0f, 0.0f};
+    float x[4096];
+    int64_t count = 2 * channels * size[0] * size[1];
+    assert_true(count <= 4096);
+    for (int64_t i = 0; i < count; i++)
+        x[i] = values[random_below(random_below(9) ? 5 : 8)];
+    return tn_from_data(x, TN_DIMS(2, channels, size[0], size[1]), TN_F32);
+}
+
+/* The kernel against a reduction over the taps' images: which of two zeros, and whose NaN, too. */
+static void the_greatest_of_a_window_has_the_bits_of_a_reduction(void **state) {
+    (void)state;
+    static const struct {
+        int64_t size[2], kernel[2];
+        tn_max_pool2d_options o;
+    } cases[] = {
+        {{8, 19}, {2, 2}, {.stride = {2, 2}, .dilation = {1, 1}}},
+        {{9, 70}, {2, 2}, {.stride = {2, 2}, .dilation = {1, 1}}},
+        {{9, 21}, {3, 3}, {.stride = {2, 2}, .padding = {1, 1}, .dilation = {1, 1}}},
+        {{5, 90}, {5, 5}, {.stride = {1, 1}, .padding = {2, 2}, .dilation = {1, 1}}},
+        {{12, 12}, {8, 8}, {.stride = {1, 3}, .padding = {4, 4}, .dilation = {1, 1}}},
+        {{6, 20}, {2, 2}, {.stride = {2, 2}, .padding = {1, 0}, .dilation = {2, 3}}},
+        {{40, 51}, {2, 2}, {.stride = {1, 1}, .dilation = {1, 1}}},
+    };
+    enum { CHANNELS = 1, TAPS = 64, MOST = 4096 };
+    static float got[MOST], want[MOST];
+    for (size_t i = 0; i < TN_COUNT(cases); i++)
+        for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+            if (!tn_gemm_use((tn_isa)isa)) continue;
+            TN_SCOPE {
+                tn_max_pool2d_options o = cases[i].o;
+                o.struct_size = sizeof o;
+                const int64_t *window = cases[i].kernel,
+                              pads[4] = {o.padding[1], o.padding[1], o.padding[0], o.padding[0]};
+                tn_tensor *x = peculiar_images(CHANNELS, cases[i].size), *part[TAPS];
+                tn_tensor *y = tn_max_pool2d(x, window, &o), *padded = tn_pad(x, pads, 4, -INFINITY);
+                int64_t taps = window[0] * window[1];
+                for (int64_t t = 0; t < taps; t++)
+                    part[t] = tap_seen(padded, window, &o, tn_shape(y) + 2, t);
+                tn_tensor *reduced = tn_amax(tn_contiguous(tn_stack(part, (int)taps, 0)), TN_DIMS(0), false);
+                tn_tensor *twice = i % 2 ? tn_add(y, y) : y;
+                reduced = i % 2 ? tn_add(reduced, reduced) : reduced;
+                assert_ok(tn_eval(&twice, 1));
+                size_t bytes = (size_t)tn_numel(y) * sizeof *got;
+                assert_true(bytes <= sizeof got);
+                assert_ok(tn_read(twice, got, bytes));
+                assert_ok(tn_read(reduced, want, bytes));
+                assert_memory_equal(got, want, bytes);
+            }
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
@@ -577,6 +640,7 @@ int main(void) {
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
+        cmocka_unit_test(the_greatest_of_a_window_has_the_bits_of_a_reduction),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

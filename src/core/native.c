@@ -15,7 +15,7 @@ int tn_native_operands(const tn_graph_plan *g, const tn_group *group, int values
     int count = 0;
     if (group->kind == TN_GROUP_MATMUL) {
         values[count++] = v->in[0];
-        values[count++] = v->in[1];
+        values[count++] = v->n_in > 1 ? v->in[1] : -1;
         values[count++] = group->member_count == 1 ? group->lead : -1;
     } else {
         values[count++] = group->lead;
@@ -135,6 +135,7 @@ static const tn_native_row natives[] = {
     {"attention_dense_gradient", tn_make_sdpa_gradient, RESULT_FRESH, tn_cost_of_sdpa_gradient, NULL, NULL},
     {"cached_attention_rows", tn_make_cached_attention, RESULT_FRESH, tn_cost_of_cached_attention, NULL, NULL},
     {"correlate2d", tn_make_correlate2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_correlate2d, &tn_correlate2d_joint},
+    {"max_pool2d", tn_make_max_pool2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_max_pool2d, &tn_max_pool2d_joint},
     {"spread2d", tn_make_spread2d, RESULT_FRESH, tn_cost_of_conv, tn_takes_spread2d, NULL},
     {"conv2d_weight", tn_make_conv2d_weight, RESULT_FRESH, tn_cost_of_conv, tn_takes_conv2d_weight, NULL},
     {"linalg_cholesky_lower", tn_make_linalg, RESULT_FRESH, NULL, NULL, NULL},

@@ -71,11 +71,13 @@ void tn_native_matrix(const tn_value *v, tn_matrix *m);
 tn_native_maker tn_make_matmul, tn_make_linear_stored;                        /* native_product.c */
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention; /* native_attention.c */
 tn_native_maker tn_make_correlate2d, tn_make_spread2d, tn_make_conv2d_weight; /* native_conv.c */
+tn_native_maker tn_make_max_pool2d;
 bool tn_takes_correlate2d(const tn_node *n);
 bool tn_takes_correlation_product(const tn_node *n); /* the same, but one filter a channel */
+bool tn_takes_max_pool2d(const tn_node *n);
 bool tn_takes_spread2d(const tn_node *n);
 bool tn_takes_conv2d_weight(const tn_node *n);
-extern const tn_native_joint tn_correlate2d_joint;
+extern const tn_native_joint tn_correlate2d_joint, tn_max_pool2d_joint;
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
 tn_native_maker tn_make_linalg;                                               /* native_linalg.c */
 tn_native_maker tn_make_sdpa, tn_make_sdpa_gradient;

@@ -41,6 +41,24 @@ static tn_conv_args sizes_of(const tn_node *n, const window_places *at, const tn
     return a;
 }
 
+/* The greatest of each window of x [(images,) channels, size]: a window over each channel alone. */
+static tn_conv_args sizes_of_pool(const tn_node *n) {
+    const tn_node *x = n->in[0];
+    tn_conv_args a = {.images = 1, .channels = 1, .filters = 1, .greatest = true};
+    if (x->rank == 4) a.images = x->shape[0];
+    a.groups = x->shape[x->rank - 3];
+    for (int d = 0; d < 2; d++) {
+        int64_t stride = n->i[TN_MAX_POOL2D_STRIDE + d];
+        a.size[d] = x->shape[x->rank - 2 + d];
+        a.kernel[d] = n->i[TN_MAX_POOL2D_KERNEL_SIZE + d];
+        a.places[d] = n->shape[n->rank - 2 + d];
+        a.stride[d] = stride ? stride : a.kernel[d];
+        a.before[d] = n->i[TN_MAX_POOL2D_PADDING + d];
+        a.dilation[d] = n->i[TN_MAX_POOL2D_DILATION + d];
+    }
+    return a;
+}
+
 static bool is_each_alone(const tn_conv_args *a) { return a->groups > 1 && a->channels == 1 && a->filters == 1; }
 
 static bool takes(const tn_node *n, const tn_conv_args *a) {
@@ -62,6 +80,11 @@ static bool takes_each(const tn_node *n, tn_conv_args *a) {
 bool tn_takes_correlate2d(const tn_node *n) {
     tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
     return takes_each(n, &a) || tn_takes_correlation_product(n);
+}
+
+bool tn_takes_max_pool2d(const tn_node *n) {
+    tn_conv_args a = sizes_of_pool(n);
+    return n->dtype == TN_F32 && tn_conv_each_fits(&a);
 }
 
 bool tn_takes_spread2d(const tn_node *n) {
@@ -178,12 +201,15 @@ static bool along_places(int64_t *stride, int64_t rows, int64_t columns) {
     return true;
 }
 
+enum { BLOCK_PLACES = 256, LARGE = 2048 };
+
 static bool blocks_are_large(const tn_node *n) {
-    enum { BLOCK_PLACES = 256, LARGE = 2048 };
     tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
     int64_t places = a.places[0] * a.places[1];
     return is_each_alone(&a) ? places >= LARGE : a.filters * tn_min64(places, BLOCK_PLACES) >= LARGE;
 }
+
+static bool planes_are_large(const tn_node *n) { return n->rank == 4 && n->shape[2] * n->shape[3] >= LARGE; }
 
 static bool fit_joint(const tn_node *lead, const tn_group *group) {
     const kir_program *p = group->program;
@@ -200,6 +226,7 @@ static bool fit_joint(const tn_node *lead, const tn_group *group) {
 }
 
 const tn_native_joint tn_correlate2d_joint = {blocks_are_large, fit_joint};
+const tn_native_joint tn_max_pool2d_joint = {planes_are_large, fit_joint};
 
 /* Of a product whose rows are places, and its columns channels. */
 static void swap_joint(tn_native *n, const kir_program *p, int block_buffer) {
@@ -310,6 +337,27 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
     }
     keep_packed(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
+    return TN_OK;
+}
+
+/* ---- the greatest of each window --------------------------------------------------------------------------------- */
+
+static void run_max_pool2d(tn_native *n, void *const *pointers) {
+    bool joined = n->joint;
+    n->conv.out = joined ? NULL : pointers[0];
+    n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
+    n->conv.workspace = pointers[joined ? TN_PRODUCT_WORKSPACE : 2];
+    tn_conv_each(&n->conv);
+}
+
+tn_status tn_make_max_pool2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]];
+    int first = 4 - x->node->rank;
+    n->run = run_max_pool2d;
+    n->conv = sizes_of_pool(y->node);
+    memcpy(n->conv.x_stride + first, x->stride, (size_t)x->node->rank * sizeof *x->stride);
+    TRY(tn_native_join(n, group, &n->conv.joint));
+    *workspace = tn_conv_each_workspace(&n->conv, tn_threads());
     return TN_OK;
 }
 

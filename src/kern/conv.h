@@ -18,7 +18,8 @@ typedef struct tn_conv_args {
     const float *weight;
     int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
     const void *packed;                     /* what tn_conv_pack made of the weight; NULL: done at each run */
-    int64_t pass;                           /* tn_conv_each's alone */
+    int64_t pass;                           /* tn_conv_each's alone, and the next one */
+    bool greatest;
     /* A program that takes blocks of y over instead of `out` (kern.h): its last three axes are images, channels of all
      * groups, places. Of tn_conv and tn_conv_each. */
     tn_joint joint;
@@ -53,7 +54,8 @@ void tn_conv_weight(const tn_conv_args *args);
 
 /* out = y where each channel has one filter of its own (channels and filters are 1). Products are rounded before they
  * are added. `pass` > 0: sums of that many taps, ascending, and these sums added as a reduction of KIR adds (kir.h,
- * KIR_LANES; a single sum stands as it is); 0: the products themselves are added as a reduction. */
+ * KIR_LANES; a single sum stands as it is); 0: the products themselves are added as a reduction. `greatest`: there is
+ * no weight, and what is seen is reduced to its greatest element as KIR does it; outside of the image is none. */
 bool tn_conv_each_fits(const tn_conv_args *args);
 size_t tn_conv_each_workspace(const tn_conv_args *args, int threads);
 void tn_conv_each(const tn_conv_args *args);

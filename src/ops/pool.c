@@ -160,6 +160,7 @@ static tn_status grad_max_pool2d(tn_build *b, const tn_node *n, tn_node *dy, tn_
 /* max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode): the greatest value of each window of x [batch,
  * channels, height, width] (or without the batch); stride 0 means the kernel's size. */
 const tn_op_impl tn_impl_max_pool2d = {
+    .class_ = TN_NATIVE,
     .infer = infer_max_pool2d,
     .compose = compose_max_pool2d,
     .grad = grad_max_pool2d,

@@ -345,12 +345,38 @@ static double least_of(tn_dtype t) {
     return t == TN_U8 ? 0 : -INFINITY;
 }
 
+/* By the kernel for planes, which pads on both sides alike; other images get their padding before. */
+static tn_tensor *greatest_seen(const tn_tensor *x, const onnx_window *w, const int64_t *places) {
+    static const int64_t last_but_one = 2;
+    tn_max_pool2d_options o = {.stride = {1, 1}, .dilation = {1, 1}};
+    int64_t kernel[2] = {1, 1}, after[ONNX_MAX_AXES];
+    bool even = true;
+    for (int a = 0; a < w->axes; a++) {
+        int to = 2 - w->axes + a;
+        int64_t size = tn_size(x, 2 + a), reach = onnx_reach(w, a), room = size + 2 * w->before[a] - reach;
+        kernel[to] = w->kernel[a];
+        o.stride[to] = w->stride[a];
+        o.dilation[to] = w->dilation[a];
+        o.padding[to] = w->before[a];
+        after[a] = (places[a] - 1) * w->stride[a] + reach - w->before[a] - size;
+        even &= w->before[a] >= 0 && w->before[a] <= w->kernel[a] / 2 && room / w->stride[a] + 1 == places[a];
+    }
+    if (!even) {
+        x = padded(x, w->axes, w->before, after, -INFINITY);
+        memset(o.padding, 0, sizeof o.padding);
+    }
+    if (w->axes == 2) return tn_max_pool2d(x, kernel, &o);
+    return tn_squeeze(tn_max_pool2d(as_image(x, 1), kernel, &o), &last_but_one, 1);
+}
+
 tn_status onnx_max_pool(onnx_call *c) {
     const tn_tensor *x = onnx_in(c, 0);
     int64_t places[ONNX_MAX_AXES], dims[ONNX_MAX_AXES];
     onnx_window w;
     TRY(onnx_window_read(c, x, NULL, &w));
     TRY(places_of(c, x, &w, places));
+    if (w.axes < 3 && tn_dtype_is_float(tn_dtype_of(x)) && !onnx_wants(c, 1))
+        return onnx_put(c, 0, greatest_seen(x, &w, places));
     tn_tensor *seen = onnx_seen(x, &w, places, least_of(tn_dtype_of(x)));
     TRY(onnx_put(c, 0, tn_amax(seen, dims, onnx_dims(2, 2 + w.axes, dims), false)));
     if (!onnx_wants(c, 1)) return TN_OK;

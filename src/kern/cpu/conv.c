@@ -11,7 +11,7 @@
  * y is packed into panels, 256 places at a time, and what is seen is copied to rows that the tiles read as they are;
  * threads share the taps.
  *
- * One filter a channel is weighed where its slab lies, without a product of matrices.
+ * One filter a channel is no product: conv_each.c.
  *
  * The micro-kernels are those of products (tile.h), and so are the chains: any cut gives the same bits. What is moved a
  * vector at a time is in conv_lines.c. */
@@ -29,13 +29,8 @@ enum {
     WHOLE_COLUMNS = 512,      /* of one that is not packed: more rows share the rows around them */
     PART_ROWS = 512,          /* filters that pass over a block, at most */
     ROW = CHUNK + MOST_LANES, /* distance of the rows of what is seen */
-    WEIGHT_CHANNELS = 64,     /* as many taps as so many have a part of the weight's gradient has, at most */
-    SLAB_ELEMENTS = 1 << 22   /* more is no cache's */
+    WEIGHT_CHANNELS = 64      /* as many taps as so many have a part of the weight's gradient has, at most */
 };
-
-static const double PART_FLOPS = 5e5; /* as in gemm.c */
-
-static size_t area(int64_t elements) { return ((size_t)elements * sizeof(float) + 63) / 64 * 64; }
 
 static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
 
@@ -66,18 +61,6 @@ static void multiply(const tile_set *with, tile t, int64_t height, int64_t colum
     }
 }
 
-static double flops(const tn_conv_args *a) {
-    double places = (double)(a->images * a->places[0] * a->places[1]);
-    return 2.0 * places * (double)(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
-}
-
-static int choose_threads(const tn_conv_args *a) {
-    double parts = flops(a) / PART_FLOPS;
-    if (parts < 2) return 1;
-    int most = tn_threads();
-    return parts < most ? (int)parts : most;
-}
-
 /* Channels that a chunk of k can have to do with. */
 static int64_t chunk_channels(const tn_conv_args *a) {
     return tn_min64(a->channels, (CHUNK - 2) / (a->kernel[0] * a->kernel[1]) + 2);
@@ -88,12 +71,7 @@ static int64_t weight_channels(const tn_conv_args *a) { return tn_min64(a->chann
 
 bool tn_conv_fits(const tn_conv_args *a) {
     windows w;
-    bool some = a->images > 0 && a->groups > 0 && a->channels > 0 && a->filters > 0;
-    for (int axis = 0; axis < 2; axis++) {
-        some = some && a->size[axis] > 0 && a->kernel[axis] > 0 && a->places[axis] > 0;
-        if (!some || (double)a->dilation[axis] * (double)a->kernel[axis] > SLAB_ELEMENTS) return false;
-        if ((double)a->places[axis] * (double)a->stride[axis] > SLAB_ELEMENTS) return false;
-    }
+    if (!windows_are_small(a)) return false;
     windows_plan(&w, NULL, a, COLUMNS, tn_max64(chunk_channels(a), weight_channels(a)), false);
     return (double)w.channel * (double)w.channels <= SLAB_ELEMENTS;
 }
@@ -102,7 +80,7 @@ bool tn_conv_fits(const tn_conv_args *a) {
 
 /* Chunk k0 of a group lies at k0 · filters, the tile of row i in it at i · steps, its rows side by side. */
 size_t tn_conv_packed_bytes(const tn_conv_args *a) {
-    return area(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
+    return windows_area(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
 }
 
 /* Are a filter's taps consecutive? */
@@ -216,9 +194,9 @@ static void plan(conv *c, const tn_conv_args *args) {
     c->line = c->whole ? (args->places[0] - 1) * c->w.row + args->places[1] : c->w.line;
     c->lines = c->whole ? args->images : args->images * c->w.plane / c->w.line;
     c->row_parts = tn_ceil_div(args->filters, PART_ROWS);
-    c->slab_bytes = area(windows_elements(&c->w));
-    c->panel_bytes = c->whole ? 0 : area(COLUMNS * CHUNK + MOST_LANES);
-    c->sums_bytes = area(part_rows(c) * sum_row(&c->a, c->columns));
+    c->slab_bytes = windows_area(windows_elements(&c->w));
+    c->panel_bytes = c->whole ? 0 : windows_area(COLUMNS * CHUNK + MOST_LANES);
+    c->sums_bytes = windows_area(part_rows(c) * sum_row(&c->a, c->columns));
     c->part_bytes = c->slab_bytes + c->panel_bytes + c->sums_bytes + port_scratch(&c->a.joint, 0);
     c->tap_bytes = ((size_t)c->w.depth * sizeof(int64_t) + 63) / 64 * 64;
 }
@@ -437,7 +415,7 @@ static void run_to(const tn_conv_args *args, const target *out) {
     conv c;
     plan(&c, args);
     c.out = *out;
-    int threads = choose_threads(args);
+    int threads = windows_threads(args);
     char *memory = args->workspace;
     windows_find_taps(&c.w, (int64_t *)(void *)memory);
     memory += c.tap_bytes;
@@ -547,11 +525,11 @@ static void plan_weight(weight_gradient *g, const tn_conv_args *args) {
     windows_plan(&g->w, with, &g->a, CHUNK, weight_channels(args), false);
     g->places = g->w.line;
     g->sum_row = round_up(args->filters, with->tiles->lanes);
-    g->slab_bytes = area(windows_elements(&g->w));
-    g->panel_bytes = area(CHUNK * round_up(args->filters, panel_of(with)));
-    g->part_bytes = g->slab_bytes + g->panel_bytes + area(with->tiles->rows * ROW);
+    g->slab_bytes = windows_area(windows_elements(&g->w));
+    g->panel_bytes = windows_area(CHUNK * round_up(args->filters, panel_of(with)));
+    g->part_bytes = g->slab_bytes + g->panel_bytes + windows_area(with->tiles->rows * ROW);
     g->tap_bytes = ((size_t)g->w.depth * sizeof(int64_t) + 63) / 64 * 64;
-    g->sums_bytes = area(args->groups * g->w.depth * g->sum_row);
+    g->sums_bytes = windows_area(args->groups * g->w.depth * g->sum_row);
 }
 
 /* y at places that follow each other in one image and, unless y is contiguous, in one row. */
@@ -649,7 +627,7 @@ size_t tn_conv_weight_workspace(const tn_conv_args *args, int threads) {
 void tn_conv_weight(const tn_conv_args *args) {
     weight_gradient g;
     plan_weight(&g, args);
-    int threads = choose_threads(args);
+    int threads = windows_threads(args);
     char *memory = args->workspace;
     windows_find_taps(&g.w, (int64_t *)(void *)memory);
     g.sums = (float *)(void *)(memory + g.tap_bytes);
@@ -662,146 +640,5 @@ void tn_conv_weight(const tn_conv_args *args) {
         collect_parts(&g, 0, parts, 0);
     } else {
         tn_parallel(parts, 1, collect_parts, &g);
-    }
-}
-
-/* ---- one filter a channel ---------------------------------------------------------------------------------------- */
-
-/* A product of matrices would be all edges. A block of an image's rows is brought to a slab (windows.h), zeros around
- * it, where each tap is a fixed distance away from its place; runs of places are weighed there by whole vectors. */
-enum {
-    EACH_SLAB = 1 << 13 /* elements, unless one row of places sees more */
-};
-
-typedef struct each {
-    tn_conv_args a;
-    windows w;              /* of one image's block: row, phase */
-    int64_t rows, blocks;   /* of places in a block; blocks an image */
-    int64_t chains;         /* sums side by side */
-    int64_t end[KIR_LANES]; /* of each chain, in `order` and in the slab's distances */
-    int64_t *order, *at;    /* [taps]: the chains' taps, one chain after the other */
-    size_t order_bytes, slab_bytes, sums_bytes, part_bytes;
-    char *parts;
-} each;
-
-static int64_t each_slab(const each *e, int64_t rows) {
-    return ((rows - 1) * e->a.stride[0] + window_reach(&e->a, 0)) * e->w.row;
-}
-
-static void plan_each(each *e, const tn_conv_args *a) {
-    *e = (each){.a = *a, .w.with = tn_conv_lines()};
-    int64_t taps = a->kernel[0] * a->kernel[1];
-    e->w.a = &e->a;
-    e->w.phase = tn_ceil_div((a->places[1] - 1) * a->stride[1] + window_reach(a, 1), a->stride[1]);
-    e->w.row = e->w.phase * a->stride[1];
-    int64_t more = (EACH_SLAB - each_slab(e, 1)) / (a->stride[0] * e->w.row);
-    e->rows = tn_min64(1 + tn_max64(more, 0), a->places[0]);
-    e->chains = a->pass > 0 ? tn_ceil_div(taps, a->pass) : tn_min64(taps, KIR_LANES);
-    e->order_bytes = ((size_t)taps * 2 * sizeof(int64_t) + 63) / 64 * 64;
-    e->slab_bytes = area(each_slab(e, e->rows) + (WEIGH_RUN + 1) * MOST_LANES);
-    e->sums_bytes = a->joint.vm ? area(e->rows * a->places[1]) : 0;
-    e->part_bytes = e->slab_bytes + area(taps) + e->sums_bytes + port_scratch(&a->joint, 0);
-}
-
-bool tn_conv_each_fits(const tn_conv_args *a) {
-    bool some = a->images > 0 && a->groups > 0;
-    for (int axis = 0; axis < 2; axis++) {
-        some = some && a->size[axis] > 0 && a->kernel[axis] > 0 && a->places[axis] > 0;
-        if (!some || (double)a->dilation[axis] * (double)a->kernel[axis] > SLAB_ELEMENTS) return false;
-        if ((double)a->places[axis] * (double)a->stride[axis] > SLAB_ELEMENTS) return false;
-    }
-    if ((double)a->kernel[0] * (double)a->kernel[1] > KIR_BLOCK) return false;
-    if (a->pass > 0 && a->kernel[0] * a->kernel[1] > a->pass * KIR_LANES) return false;
-    each e;
-    e.a = *a;
-    e.w.row = (a->places[1] - 1) * a->stride[1] + window_reach(a, 1) + a->stride[1];
-    return (double)window_reach(a, 0) * (double)e.w.row <= SLAB_ELEMENTS;
-}
-
-static void order_taps(each *e, int64_t *memory) {
-    const tn_conv_args *a = &e->a;
-    int64_t taps = a->kernel[0] * a->kernel[1], n = 0;
-    e->order = memory;
-    e->at = memory + taps;
-    for (int64_t l = 0; l < e->chains; l++) {
-        int64_t first = a->pass > 0 ? l * a->pass : l, step = a->pass > 0 ? 1 : KIR_LANES;
-        int64_t last = a->pass > 0 ? tn_min64(first + a->pass, taps) : taps;
-        for (int64_t t = first; t < last; t += step, n++) {
-            int64_t i = t / a->kernel[1] * a->dilation[0], j = t % a->kernel[1] * a->dilation[1];
-            e->order[n] = t;
-            e->at[n] = i * e->w.row + j % a->stride[1] * e->w.phase + j / a->stride[1];
-        }
-        e->end[l] = n;
-    }
-}
-
-/* Rows of the slab from row `first` of the image on. */
-static void fill_each(const each *e, const float *x, int64_t first, int64_t rows, float *to) {
-    const tn_conv_args *a = &e->a;
-    for (int64_t r = 0; r < rows; r++, to += e->w.row) {
-        if (first + r < 0 || first + r >= a->size[0]) {
-            memset(to, 0, (size_t)e->w.row * sizeof *to);
-            continue;
-        }
-        const float *from = x + (first + r) * a->x_stride[2];
-        for (int64_t phase = 0; phase < a->stride[1]; phase++) {
-            inside in = inside_phase(&e->w, phase, -a->before[1]);
-            float *at = to + phase * e->w.phase;
-            int64_t low = tn_min64(in.low, e->w.phase), high = tn_max64(in.high, low);
-            memset(at, 0, (size_t)low * sizeof *at);
-            if (high > low)
-                e->w.with->copy_rows(at + low, 0, from + in.first * a->x_stride[3], 0, 1,
-                                     a->stride[1] * a->x_stride[3], high - low);
-            memset(at + high, 0, (size_t)(e->w.phase - high) * sizeof *at);
-        }
-    }
-}
-
-static void weigh_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
-    const each *e = ctx;
-    const tn_conv_args *a = &e->a;
-    char *memory = e->parts + (size_t)worker * e->part_bytes;
-    float *slab = (float *)(void *)memory, *weight = (float *)(void *)(memory + e->slab_bytes);
-    const int64_t *s = a->weight_stride;
-    float *sums = (float *)(void *)(memory + e->slab_bytes + area(a->kernel[0] * a->kernel[1]));
-    port joint;
-    port_open(&joint, &a->joint, (char *)sums + e->sums_bytes);
-    const tap_chains c = {e->at, e->end, e->chains, .from_zero = a->pass == 0 || e->chains > 1};
-    for (int64_t n = begin; n < end; n++) {
-        int64_t plane = n / e->blocks, channel = plane % a->groups, row = n % e->blocks * e->rows;
-        int64_t rows = tn_min64(e->rows, a->places[0] - row);
-        const float *x = a->x + plane / a->groups * a->x_stride[0] + channel * a->x_stride[1];
-        const float *filter = a->weight + channel * a->weight_group;
-        for (int64_t k = 0; k < a->kernel[0] * a->kernel[1]; k++)
-            weight[k] = filter[e->order[k] / a->kernel[1] * s[2] + e->order[k] % a->kernel[1] * s[3]];
-        fill_each(e, x, row * a->stride[0] - a->before[0], (rows - 1) * a->stride[0] + window_reach(a, 0), slab);
-        float *to = joint.vm ? sums : a->out + (plane * a->places[0] + row) * a->places[1];
-        for (int64_t r = 0; r < rows; r++, to += a->places[1])
-            e->w.with->weigh_row(&c, slab + r * a->stride[0] * e->w.row, weight, to, a->places[1]);
-        if (!joint.vm) continue;
-        box at = {channel, 1, row * a->places[1], rows * a->places[1]};
-        port_run(&joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, plane / a->groups}, at, sums);
-    }
-}
-
-size_t tn_conv_each_workspace(const tn_conv_args *args, int threads) {
-    each e;
-    plan_each(&e, args);
-    return e.order_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
-}
-
-void tn_conv_each(const tn_conv_args *args) {
-    each e;
-    plan_each(&e, args);
-    int threads = choose_threads(args);
-    order_taps(&e, args->workspace);
-    e.parts = (char *)args->workspace + e.order_bytes;
-    int64_t planes = args->images * args->groups;
-    if (planes < threads) e.rows = tn_min64(e.rows, tn_ceil_div(args->places[0], threads));
-    e.blocks = tn_ceil_div(args->places[0], e.rows);
-    if (threads == 1) {
-        weigh_blocks(&e, 0, planes * e.blocks, 0);
-    } else {
-        tn_parallel(planes * e.blocks, tn_max64(planes * e.blocks / (4 * threads), 1), weigh_blocks, &e);
     }
 }

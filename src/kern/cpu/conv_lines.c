@@ -17,6 +17,16 @@ VEC_INLINE V v_evens(V a, V b) {
 #endif
 }
 
+VEC_INLINE V v_odds(V a, V b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+
 /* The first `count` elements of x to every second place. */
 VEC_INLINE void v_store_apart(float *to, V x, int64_t count) {
 #if defined(__AVX512F__)
@@ -53,6 +63,8 @@ VEC_INLINE void copy_row(float *to, const float *from, int64_t step, int64_t cou
         M rest = v_mask(count - i);
         if (i < count) v_part_store(to + i, rest, v_part_load(from + i, rest));
     } else if (step == 2) {
+        for (; i + VL < count; i += VL)
+            v_store(to + i, v_evens(v_load(from + 2 * i), v_load(from + 2 * i + VL)));
         for (; i < count; i += VL) {
             int64_t there = 2 * (count - i) - 1; /* elements up to the last one that is taken */
             V low = v_part_load(from + 2 * i, v_mask(there));
@@ -73,8 +85,7 @@ static void copy_rows(float *to, int64_t to_row, const float *from, int64_t from
 
 /* ---- operands of products ---------------------------------------------------------------------------------------- */
 
-static void copy_piece(float *to, int64_t distance, const float *from, const int64_t *tap, int64_t base,
-                           int64_t rows) {
+static void copy_piece(float *to, int64_t distance, const float *from, const int64_t *tap, int64_t base, int64_t rows) {
     for (int64_t r = 0; r < rows; r++, to += distance)
         v_store(to, v_load(from + (tap[r] - base)));
 }
@@ -101,38 +112,91 @@ static void copy_steps(float *to, const float *slab, const piece *p, int n, cons
 
 /* ---- one filter a channel ---------------------------------------------------------------------------------------- */
 
-/* `n` vectors of places, into sum[0 … n): the chains, then folded by halves. */
-VEC_INLINE void weigh_run(const tap_chains *c, const float *from, const float *weight, V *sum, const int n) {
+/* The greater one as KIR has it: NaN if there is one, the first of two. */
+VEC_INLINE V v_greatest(V x, V y) {
+#if defined(__AVX512F__)
+    __m512 a = (__m512)x;
+    return (V)_mm512_mask_mov_ps(_mm512_max_ps(a, (__m512)y), _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), a);
+#else
+    typedef int32_t bits __attribute__((vector_size(VEC_BYTES)));
+    bits first = (x > y) | (x != x);
+    return (V)((first & (bits)x) | (~first & (bits)y));
+#endif
+}
+
+VEC_INLINE V weigh_step(V sum, V x, V weight, const bool greatest) {
+    return greatest ? v_greatest(sum, x) : sum + x * weight;
+}
+
+/* `n` vectors of places, into sum[0 … n): the chains, then folded by halves. `n` and `greatest` are constants. */
+VEC_INLINE void weigh_run(const tap_chains *c, const float *from, const float *weight, V *sum, const int n,
+                          const bool greatest) {
     const int64_t *at = c->at;
     for (int64_t l = 0, k = 0; l < c->chains; l++) {
-        V s[WEIGH_RUN], w = v_set1(weight[k]);
-        VEC_UNROLL for (int i = 0; i < n; i++) s[i] = v_load(from + at[k] + i * VL) * w;
+        V s[WEIGH_RUN], w = greatest ? v_zero() : v_set1(weight[k]);
+        VEC_UNROLL for (int i = 0; i < n; i++) {
+            s[i] = v_load(from + at[k] + i * VL);
+            if (!greatest) s[i] = s[i] * w;
+        }
         for (k++; k < c->end[l]; k++) {
-            w = v_set1(weight[k]);
-            VEC_UNROLL for (int i = 0; i < n; i++) s[i] = s[i] + v_load(from + at[k] + i * VL) * w;
+            w = greatest ? w : v_set1(weight[k]);
+            VEC_UNROLL for (int i = 0; i < n; i++) s[i] = weigh_step(s[i], v_load(from + at[k] + i * VL), w, greatest);
         }
         VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] = s[i];
     }
     for (int64_t half = KIR_LANES / 2; half > 0; half /= 2)
         for (int64_t l = 0; l < half && l + half < c->chains; l++) {
-            VEC_UNROLL for (int i = 0; i < n; i++) sum[l * n + i] += sum[(l + half) * n + i];
+            VEC_UNROLL for (int i = 0; i < n; i++) {
+                V other = sum[(l + half) * n + i];
+                sum[l * n + i] = greatest ? v_greatest(sum[l * n + i], other) : sum[l * n + i] + other;
+            }
         }
     if (!c->from_zero) return;
     VEC_UNROLL for (int i = 0; i < n; i++) sum[i] += v_zero();
 }
 
-static void weigh_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places) {
+VEC_INLINE void each_place(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places,
+                           const bool greatest) {
     V sum[KIR_LANES * WEIGH_RUN];
     int64_t i = 0;
     for (; i + WEIGH_RUN * VL <= places; i += WEIGH_RUN * VL) {
-        weigh_run(c, from + i, weight, sum, WEIGH_RUN);
+        weigh_run(c, from + i, weight, sum, WEIGH_RUN, greatest);
         VEC_UNROLL for (int k = 0; k < WEIGH_RUN; k++) v_store(to + i + k * VL, sum[k]);
     }
-    for (; i < places; i += VL) {
-        weigh_run(c, from + i, weight, sum, 1);
-        v_part_store(to + i, v_mask(places - i), sum[0]);
-    }
+    if (i >= places) return;
+    bool several = places - i > VL;
+    if (several)
+        weigh_run(c, from + i, weight, sum, WEIGH_RUN, greatest);
+    else
+        weigh_run(c, from + i, weight, sum, 1, greatest);
+    for (int k = 0; i < places; i += VL, k++)
+        v_part_store(to + i, v_mask(places - i), sum[k]);
 }
 
-const conv_lines VEC_JOIN(tn_conv_lines, TN_ISA_SUFFIX) = {&TILES,     copy_rows,  spread_row,
-                                                           copy_piece, copy_steps, weigh_row};
+static void weigh_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places) {
+    each_place(c, from, weight, to, places, false);
+}
+
+static void greatest_row(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places) {
+    each_place(c, from, weight, to, places, true);
+}
+
+/* Two by two: the same tree of four, but pairs that lie one above the other are met first, before the rows are cut. */
+static void greatest_of_four(const float *upper, const float *lower, float *to, int64_t places) {
+    int64_t i = 0;
+    for (; i + VL <= places; i += VL) {
+        V first = v_greatest(v_load(upper + 2 * i), v_load(lower + 2 * i));
+        V second = v_greatest(v_load(upper + 2 * i + VL), v_load(lower + 2 * i + VL));
+        v_store(to + i, v_greatest(v_evens(first, second), v_odds(first, second)));
+    }
+    if (i == places) return;
+    M low = v_mask(2 * (places - i)), high = v_mask(2 * (places - i) - VL);
+    V first = v_greatest(v_part_load(upper + 2 * i, low), v_part_load(lower + 2 * i, low));
+    V second = first;
+    if (2 * (places - i) > VL)
+        second = v_greatest(v_part_load(upper + 2 * i + VL, high), v_part_load(lower + 2 * i + VL, high));
+    v_part_store(to + i, v_mask(places - i), v_greatest(v_evens(first, second), v_odds(first, second)));
+}
+
+const conv_lines VEC_JOIN(tn_conv_lines, TN_ISA_SUFFIX) = {&TILES,     copy_rows, spread_row,   copy_piece,
+                                                           copy_steps, weigh_row, greatest_row, greatest_of_four};

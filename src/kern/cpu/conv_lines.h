@@ -19,7 +19,8 @@ typedef struct piece {
 } piece;
 
 /* Taps in the order of their sums: chain l is at[end[l - 1] … end[l]), which are distances in a slab. The chains' sums
- * are added by halves; `from_zero`: to +0, as a reduction begins. */
+ * are added by halves; `from_zero`: to +0, as a reduction begins.
+ * The same of the greatest numbers, without from_zero. */
 typedef struct tap_chains {
     const int64_t *at, *end;
     int64_t chains; /* KIR_LANES at most */
@@ -38,8 +39,12 @@ typedef struct conv_lines {
      * vector behind the panel is touched too. */
     void (*copy_steps)(float *to, const float *slab, const piece *p, int n, const int64_t *tap, int64_t base,
                        int64_t steps);
-    /* A row of places, each the sum of weight[k] · from[at[k]]; products are rounded before they are added. */
+    /* A row of places, each the sum of weight[k] · from[at[k]]; products are rounded before they are added. Or the
+     * greatest of from[at[k]]; there is no weight then. */
     void (*weigh_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places);
+    void (*greatest_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places);
+    /* A row of places, each the greatest of two neighbours in two rows: as greatest_row, without a slab. */
+    void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t places);
 } conv_lines;
 
 extern const conv_lines tn_conv_lines_base, tn_conv_lines_avx2, tn_conv_lines_avx512;

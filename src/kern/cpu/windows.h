@@ -13,8 +13,9 @@
 #include "kern/cpu/conv_lines.h"
 
 enum {
-    SEEN_PLACES = 256, /* of a run, at most */
-    WIDE_ROW = 512     /* places: of longer rows a slab holds a piece */
+    SEEN_PLACES = 256,      /* of a run, at most */
+    WIDE_ROW = 512,         /* places: of longer rows a slab holds a piece */
+    SLAB_ELEMENTS = 1 << 22 /* more is no cache's */
 };
 
 typedef struct windows {
@@ -51,9 +52,33 @@ static inline int64_t window_reach(const tn_conv_args *a, int axis) {
     return a->dilation[axis] * (a->kernel[axis] - 1) + 1;
 }
 
+static inline size_t windows_area(int64_t elements) { return ((size_t)elements * sizeof(float) + 63) / 64 * 64; }
+
+/* How many threads are worth it. */
+static inline int windows_threads(const tn_conv_args *a) {
+    static const double PART_FLOPS = 5e5; /* as in gemm.c */
+    double places = (double)(a->images * a->places[0] * a->places[1]);
+    double parts =
+        (double)(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]) * 2 * places / PART_FLOPS;
+    if (parts < 2) return 1;
+    int most = tn_threads();
+    return parts < most ? (int)parts : most;
+}
+
+/* Is there anything to be seen, and nothing of it endless? */
+static inline bool windows_are_small(const tn_conv_args *a) {
+    bool some = a->images > 0 && a->groups > 0 && a->channels > 0 && a->filters > 0;
+    for (int axis = 0; axis < 2; axis++) {
+        some = some && a->size[axis] > 0 && a->kernel[axis] > 0 && a->places[axis] > 0;
+        if (!some || (double)a->dilation[axis] * (double)a->kernel[axis] > SLAB_ELEMENTS) return false;
+        if ((double)a->places[axis] * (double)a->stride[axis] > SLAB_ELEMENTS) return false;
+    }
+    return true;
+}
+
 /* For runs of up to `width` places. `lines`: may a row be a line of its own? `with`: NULL if only sizes are asked. */
-static void windows_plan(windows *w, const conv_lines *with, const tn_conv_args *a, int64_t width, int64_t channels,
-                         bool lines) {
+static inline void windows_plan(windows *w, const conv_lines *with, const tn_conv_args *a, int64_t width,
+                                int64_t channels, bool lines) {
     int64_t across = a->places[1], down = a->places[0];
     *w = (windows){.a = a, .with = with, .plane = across * down, .channels = channels};
     w->taps = a->kernel[0] * a->kernel[1];
@@ -72,9 +97,9 @@ static void windows_plan(windows *w, const conv_lines *with, const tn_conv_args 
 }
 
 /* Of the slab; vectors may reach over its end. */
-static int64_t windows_elements(const windows *w) { return w->channels * w->channel + 2 * MOST_LANES; }
+static inline int64_t windows_elements(const windows *w) { return w->channels * w->channel + 2 * MOST_LANES; }
 
-static void windows_find_taps(windows *w, int64_t *tap) {
+static inline void windows_find_taps(windows *w, int64_t *tap) {
     const tn_conv_args *a = w->a;
     w->tap = tap;
     for (int64_t k = 0; k < w->depth; k++) {
@@ -85,14 +110,14 @@ static void windows_find_taps(windows *w, int64_t *tap) {
 
 /* ---- a run of places --------------------------------------------------------------------------------------------- */
 
-static void see_pieces(seen *s, int64_t lanes, int64_t to, int64_t count, int64_t from, int64_t panel) {
+static inline void see_pieces(seen *s, int64_t lanes, int64_t to, int64_t count, int64_t from, int64_t panel) {
     for (int64_t i = 0, n = 0; i < count; i += n) {
         n = tn_min64(tn_min64(lanes, count - i), panel - (to + i) % panel);
         s->piece[s->pieces++] = (piece){(int32_t)(from + i), (int32_t)(to + i), (int32_t)n};
     }
 }
 
-static void see_rows(const tn_conv_args *a, section *s) {
+static inline void see_rows(const tn_conv_args *a, section *s) {
     int64_t top = s->at / a->places[1], down = (s->at + s->count - 1) / a->places[1] - top;
     s->first = top * a->stride[0] - a->before[0];
     s->low = s->first < 0 ? -s->first : 0;
@@ -101,7 +126,7 @@ static void see_rows(const tn_conv_args *a, section *s) {
 
 /* Places [first, first + count) of a line: where they lie, and where they will lie in the slab. No piece crosses a
  * multiple of `panel` columns. A new `seen` has no sections. */
-static void see(const windows *w, seen *s, int64_t line, int64_t first, int64_t count, int64_t panel) {
+static inline void see(const windows *w, seen *s, int64_t line, int64_t first, int64_t count, int64_t panel) {
     int64_t across = w->a->places[1], left = w->apart ? first : 0;
     int k = 0, before = s->sections;
     bool alike = before > 0 && left == s->left;
@@ -127,7 +152,7 @@ static void see(const windows *w, seen *s, int64_t line, int64_t first, int64_t 
 }
 
 /* Rows [top, top + count) of one image's places, to be read where they lie in the slab: no pieces. */
-static void see_whole_rows(const windows *w, seen *s, int64_t image, int64_t top, int64_t count) {
+static inline void see_whole_rows(const windows *w, seen *s, int64_t image, int64_t top, int64_t count) {
     section now = {.image = image, .at = top * w->a->places[1], .count = count * w->a->places[1]};
     see_rows(w->a, &now);
     bool inside = now.low == 0 && now.high == (count - 1) * w->a->stride[0] + window_reach(w->a, 0);
@@ -146,7 +171,7 @@ typedef struct inside {
     int64_t first; /* of the image's row, at `low` */
 } inside;
 
-static inside inside_phase(const windows *w, int64_t phase, int64_t left) {
+static inline inside inside_phase(const windows *w, int64_t phase, int64_t left) {
     int64_t stride = w->a->stride[1], size = w->a->size[1], begin = left + phase;
     inside in = {.phase = phase};
     in.low = begin < 0 ? tn_ceil_div(-begin, stride) : 0;
@@ -156,7 +181,7 @@ static inside inside_phase(const windows *w, int64_t phase, int64_t left) {
 }
 
 /* What one channel shows of one section. */
-static void fill_section(const windows *w, const section *part, const float *x, const inside *in, float *to) {
+static inline void fill_section(const windows *w, const section *part, const float *x, const inside *in, float *to) {
     const tn_conv_args *a = w->a;
     to += in->phase * w->phase + in->low;
     int64_t first = part->first * a->x_stride[2] + in->first * a->x_stride[3];
@@ -165,7 +190,7 @@ static void fill_section(const windows *w, const section *part, const float *x, 
 }
 
 /* Channels [begin, end) of a group, for the places that `s` has. */
-static void fill_slab(const windows *w, seen *s, int64_t group, int64_t begin, int64_t end) {
+static inline void fill_slab(const windows *w, seen *s, int64_t group, int64_t begin, int64_t end) {
     const tn_conv_args *a = w->a;
     if (!s->clean) memset(s->slab, 0, (size_t)windows_elements(w) * sizeof *s->slab);
     s->clean = true;

@@ -1,0 +1,189 @@
+/* conv_each.c — one filter a channel, and the greatest number of each window: what meets no other channel.
+ *
+ * A product of matrices would be all edges. A block of an image's rows is brought to a slab (windows.h), zeros around
+ * it (-∞ where the greatest is looked for), where each tap is a fixed distance away from its place; runs of places are
+ * weighed there by whole vectors. Chains are those of the composition, so its bits come out. */
+#include "kern/conv.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kern/cpu/cpu.h"
+#include "kern/cpu/port.h"
+#include "kern/cpu/windows.h"
+
+enum {
+    EACH_SLAB = 1 << 13 /* elements, unless one row of places sees more */
+};
+
+typedef struct each {
+    tn_conv_args a;
+    windows w;              /* of one image's block: row, phase */
+    int64_t rows, blocks;   /* of places in a block; blocks an image */
+    int64_t chains;         /* sums side by side */
+    int64_t end[KIR_LANES]; /* of each chain, in `order` and in the slab's distances */
+    int64_t *order, *at;    /* [taps]: the chains' taps, one chain after the other */
+    float outside;          /* what the window sees there */
+    bool of_four;
+    size_t order_bytes, slab_bytes, sums_bytes, part_bytes;
+    char *parts;
+} each;
+
+/* Windows of two by two that lie side by side, and rows as they are in memory? */
+static bool of_four(const tn_conv_args *a) {
+    bool fits = a->greatest && a->x_stride[3] == 1;
+    for (int d = 0; d < 2; d++)
+        fits = fits && a->kernel[d] == 2 && a->stride[d] == 2 && a->dilation[d] == 1 && a->before[d] == 0 &&
+               2 * a->places[d] <= a->size[d];
+    return fits;
+}
+
+static int64_t each_slab(const each *e, int64_t rows) {
+    return ((rows - 1) * e->a.stride[0] + window_reach(&e->a, 0)) * e->w.row;
+}
+
+static void plan_each(each *e, const tn_conv_args *a) {
+    *e = (each){.a = *a, .w.with = tn_conv_lines(), .outside = a->greatest ? -INFINITY : 0, .of_four = of_four(a)};
+    int64_t taps = a->kernel[0] * a->kernel[1];
+    e->w.a = &e->a;
+    e->w.phase = tn_ceil_div((a->places[1] - 1) * a->stride[1] + window_reach(a, 1), a->stride[1]);
+    e->w.row = e->w.phase * a->stride[1];
+    int64_t more = (EACH_SLAB - each_slab(e, 1)) / (a->stride[0] * e->w.row);
+    e->rows = tn_min64(1 + tn_max64(more, 0), a->places[0]);
+    e->chains = a->pass > 0 ? tn_ceil_div(taps, a->pass) : tn_min64(taps, KIR_LANES);
+    e->order_bytes = ((size_t)taps * 2 * sizeof(int64_t) + 63) / 64 * 64;
+    e->slab_bytes = windows_area(each_slab(e, e->rows) + (WEIGH_RUN + 1) * MOST_LANES);
+    e->sums_bytes = a->joint.vm ? windows_area(e->rows * a->places[1]) : 0;
+    e->part_bytes = e->slab_bytes + windows_area(taps) + e->sums_bytes + port_scratch(&a->joint, 0);
+}
+
+bool tn_conv_each_fits(const tn_conv_args *a) {
+    if (!windows_are_small(a)) return false;
+    if ((double)a->kernel[0] * (double)a->kernel[1] > KIR_BLOCK) return false;
+    if (a->pass > 0 && a->kernel[0] * a->kernel[1] > a->pass * KIR_LANES) return false;
+    each e;
+    e.a = *a;
+    e.w.row = (a->places[1] - 1) * a->stride[1] + window_reach(a, 1) + a->stride[1];
+    return (double)window_reach(a, 0) * (double)e.w.row <= SLAB_ELEMENTS;
+}
+
+static void order_taps(each *e, int64_t *memory) {
+    const tn_conv_args *a = &e->a;
+    int64_t taps = a->kernel[0] * a->kernel[1], n = 0;
+    e->order = memory;
+    e->at = memory + taps;
+    for (int64_t l = 0; l < e->chains; l++) {
+        int64_t first = a->pass > 0 ? l * a->pass : l, step = a->pass > 0 ? 1 : KIR_LANES;
+        int64_t last = a->pass > 0 ? tn_min64(first + a->pass, taps) : taps;
+        for (int64_t t = first; t < last; t += step, n++) {
+            int64_t i = t / a->kernel[1] * a->dilation[0], j = t % a->kernel[1] * a->dilation[1];
+            e->order[n] = t;
+            e->at[n] = i * e->w.row + j % a->stride[1] * e->w.phase + j / a->stride[1];
+        }
+        e->end[l] = n;
+    }
+}
+
+static void fill(float *to, float value, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        to[i] = value;
+}
+
+/* One phase of `rows` rows that are there. */
+static void fill_phase(const each *e, const float *x, int64_t phase, int64_t rows, float *to) {
+    const tn_conv_args *a = &e->a;
+    inside in = inside_phase(&e->w, phase, -a->before[1]);
+    int64_t low = tn_min64(in.low, e->w.phase), high = tn_max64(in.high, low);
+    to += phase * e->w.phase;
+    for (int64_t r = 0; r < rows; r++) {
+        fill(to + r * e->w.row, e->outside, low);
+        fill(to + r * e->w.row + high, e->outside, e->w.phase - high);
+    }
+    if (high > low)
+        e->w.with->copy_rows(to + low, e->w.row, x + in.first * a->x_stride[3], a->x_stride[2], rows,
+                             a->stride[1] * a->x_stride[3], high - low);
+}
+
+/* Rows of the slab from row `first` of the image on. */
+static void fill_each(const each *e, const float *x, int64_t first, int64_t rows, float *to) {
+    const tn_conv_args *a = &e->a;
+    int64_t low = tn_min64(tn_max64(-first, 0), rows), high = tn_max64(tn_min64(a->size[0] - first, rows), low);
+    fill(to, e->outside, low * e->w.row);
+    fill(to + high * e->w.row, e->outside, (rows - high) * e->w.row);
+    for (int64_t phase = 0; high > low && phase < a->stride[1]; phase++)
+        fill_phase(e, x + (first + low) * a->x_stride[2], phase, high - low, to + low * e->w.row);
+}
+
+/* A channel's numbers in the order of the taps. */
+static void take_filter(const each *e, int64_t channel, float *weight) {
+    const tn_conv_args *a = &e->a;
+    const float *filter = a->weight + channel * a->weight_group;
+    for (int64_t k = 0; k < a->kernel[0] * a->kernel[1]; k++)
+        weight[k] =
+            filter[e->order[k] / a->kernel[1] * a->weight_stride[2] + e->order[k] % a->kernel[1] * a->weight_stride[3]];
+}
+
+/* Memory of one thread. */
+typedef struct part {
+    float *slab, *weight;
+    tap_chains chains;
+} part;
+
+/* Places of some rows of one channel of an image. */
+static void compute_rows(const each *e, const part *p, int64_t plane, int64_t row, int64_t rows, float *to) {
+    const tn_conv_args *a = &e->a;
+    const conv_lines *with = e->w.with;
+    int64_t channel = plane % a->groups, down = a->stride[0], top = row * down - a->before[0];
+    const float *x = a->x + plane / a->groups * a->x_stride[0] + channel * a->x_stride[1];
+    if (e->of_four) {
+        for (int64_t r = 0; r < rows; r++, to += a->places[1])
+            with->greatest_of_four(x + (top + 2 * r) * a->x_stride[2], x + (top + 2 * r + 1) * a->x_stride[2], to,
+                                   a->places[1]);
+        return;
+    }
+    if (!a->greatest) take_filter(e, channel, p->weight);
+    fill_each(e, x, top, (rows - 1) * down + window_reach(a, 0), p->slab);
+    for (int64_t r = 0; r < rows; r++, to += a->places[1])
+        (a->greatest ? with->greatest_row : with->weigh_row)(&p->chains, p->slab + r * down * e->w.row, p->weight, to,
+                                                             a->places[1]);
+}
+
+static void compute_parts(void *ctx, int64_t begin, int64_t end, int worker) {
+    const each *e = ctx;
+    const tn_conv_args *a = &e->a;
+    char *memory = e->parts + (size_t)worker * e->part_bytes;
+    part p = {.slab = (float *)(void *)memory, .weight = (float *)(void *)(memory + e->slab_bytes)};
+    float *sums = (float *)(void *)(memory + e->slab_bytes + windows_area(a->kernel[0] * a->kernel[1]));
+    port joint;
+    port_open(&joint, &a->joint, (char *)sums + e->sums_bytes);
+    p.chains = (tap_chains){e->at, e->end, e->chains, .from_zero = !a->greatest && (a->pass == 0 || e->chains > 1)};
+    for (int64_t n = begin; n < end; n++) {
+        int64_t plane = n / e->blocks, row = n % e->blocks * e->rows, rows = tn_min64(e->rows, a->places[0] - row);
+        compute_rows(e, &p, plane, row, rows, joint.vm ? sums : a->out + (plane * a->places[0] + row) * a->places[1]);
+        if (!joint.vm) continue;
+        box at = {plane % a->groups, 1, row * a->places[1], rows * a->places[1]};
+        port_run(&joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, plane / a->groups}, at, sums);
+    }
+}
+
+size_t tn_conv_each_workspace(const tn_conv_args *args, int threads) {
+    each e;
+    plan_each(&e, args);
+    return e.order_bytes + (size_t)(threads > 1 ? threads : 1) * e.part_bytes;
+}
+
+void tn_conv_each(const tn_conv_args *args) {
+    each e;
+    plan_each(&e, args);
+    int threads = windows_threads(args);
+    order_taps(&e, args->workspace);
+    e.parts = (char *)args->workspace + e.order_bytes;
+    int64_t planes = args->images * args->groups;
+    if (planes < threads) e.rows = tn_min64(e.rows, tn_ceil_div(args->places[0], threads));
+    e.blocks = tn_ceil_div(args->places[0], e.rows);
+    if (threads == 1) {
+        compute_parts(&e, 0, planes * e.blocks, 0);
+    } else {
+        tn_parallel(planes * e.blocks, tn_max64(planes * e.blocks / (4 * threads), 1), compute_parts, &e);
+    }
+}
