@@ -53,10 +53,7 @@ typedef struct tn_code {
      * compiles `data`. */
     const void *binary;
     size_t binary_size;
-    /* Of each buffer, valid during load(), NULL where nobody knows: what its elements are, and whether the kernel
-     * reaches elements at places that it computes, so that all of the allocation must be within its reach. */
-    const tn_dtype *elements;
-    const bool *computed;
+    const tn_dtype *elements; /* of each buffer, valid during load(); NULL: nobody knows */
     /* TN_CODE_WGSL: the first bytes of `data` declare the bindings, and functions by which the rest reaches them:
      * word3(i), put3(i, v) and flip3(i, v) read, write and exclusive-or the u32 number i of buffer 3. A driver may put
      * others in their place. */

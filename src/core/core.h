@@ -228,6 +228,7 @@ tn_status tn_group_find_reads(tn_graph_plan *g, tn_group *group);
 bool tn_group_reads_slot(const tn_graph_plan *g, const tn_group *group, int slot);
 /* Places for all values. copies: new values of states that could not be made in their homes. */
 tn_status tn_lay_out(tn_graph_plan *g, size_t *arena_bytes, size_t *host_bytes, size_t *copies);
+void tn_span_of_leaf(tn_value *v); /* byte_first and bytes of one that has a slot */
 
 /* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
 

@@ -211,7 +211,7 @@ static tn_status place_value(tn_graph_plan *g, arena *a, const tn_group *group, 
 }
 
 /* Data may be a view of what is bound: the bytes from its first element in memory to its last. */
-static void span_of_leaf(tn_value *v) {
+void tn_span_of_leaf(tn_value *v) {
     tn_dtype dtype = (tn_dtype)v->node->dtype;
     int64_t first = v->offset, last = v->offset, block = tn_dtype_block(dtype);
     for (int d = 0; d < v->node->rank; d++) {
@@ -229,7 +229,7 @@ static void place_leaves(tn_graph_plan *g) {
         v->host_from = -1;
         if (v->slot < 0) continue;
         v->place = v->slot;
-        span_of_leaf(v);
+        tn_span_of_leaf(v);
     }
 }
 

@@ -105,7 +105,6 @@ typedef struct wg_module {
     char name[48];
     int buffer_count;
     uint8_t uses[KIR_MAX_BUFFERS];
-    bool computed[KIR_MAX_BUFFERS];
     size_t params_bytes, bases_at;
     wg_variant *variants; /* the latest first */
     int variant_count;

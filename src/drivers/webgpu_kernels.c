@@ -203,7 +203,6 @@ static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
     m->bases_at = code->bases_at;
     kir_wgsl_uses(m->buffer_count, code->written, code->elements, m->uses);
     for (int i = 0; i < m->buffer_count; i++) {
-        m->computed[i] = !code->computed || code->computed[i];
         apart.slot_of[i] = (uint8_t)i;
         apart.windows[i] = 1;
     }
@@ -335,7 +334,7 @@ static tn_status narrow_slot(const wg_device *d, const wg_module *m, launch *l, 
     if (windows <= room) return TN_OK;
     uint64_t end = l->from[slot] + room * d->window;
     for (int i = 0; i < m->buffer_count; i++)
-        if (l->sharing.slot_of[i] == slot && (m->computed[i] || l->at[i] / unit * unit + each * d->window > end))
+        if (l->sharing.slot_of[i] == slot && l->at[i] / unit * unit + each * d->window > end)
             return tn_fail(
                 TN_ERR_UNSUPPORTED,
                 "%s: %s needs more of %llu bytes at once than the %llu that the device binds beside its other "

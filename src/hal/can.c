@@ -89,3 +89,13 @@ bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_
                   (long long)most);
     return true;
 }
+
+bool tn_kernel_reaches(tn_device *d, const kir_program *p, int buffer, int64_t bytes, tn_kernel_answer *answer) {
+    int64_t reach = tn_reach(d, p);
+    if (bytes <= reach - d->caps.alignment) return true;
+    for (int i = 0; i < p->n_sized; i++)
+        if (p->access[i].buffer == buffer && p->access[i].dyn != KIR_NONE)
+            return no(answer, "buffer_too_large", "binds %lld bytes at once, this kernel reads anywhere in %lld",
+                      (long long)reach, (long long)bytes);
+    return true;
+}

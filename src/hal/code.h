@@ -77,9 +77,6 @@ static inline int tn_global_buffers(const kir_program *p) {
     return n;
 }
 
-/* Is the buffer reached at computed places? Its range is then not known. */
-bool tn_is_computed(const kir_program *p, int buffer);
-
 /* Bytes of a buffer that a launch of this kernel can reach from the address that it is given: by one binding, or by
  * several where the device joins them. */
 int64_t tn_reach(const tn_device *d, const kir_program *p);
@@ -100,7 +97,7 @@ typedef tn_status tn_part_fn(void *ctx, const tn_launch *part);
 
 /* Calls emit for parts of the launch that cover it, none of which binds more than `most` bytes of a buffer from the
  * address that it is given; for the launch itself when that fits. `sizes` has room for the program's sizes. With emit
- * NULL it only looks. Buffers that are read at computed places are left whole: the driver knows their bytes.
+ * NULL it only looks. Buffers that are read at computed places are left whole: tn_kernel_reaches has been asked.
  * Errors: TN_ERR_UNSUPPORTED with the reason when no division makes it fit. */
 tn_status tn_launch_divide(const kir_program *p, const tn_launch *launch, int64_t most, int64_t alignment,
                            int64_t *sizes, tn_part_fn *emit, void *ctx);

@@ -69,14 +69,13 @@ static tn_status load_cached(tn_device *d, tn_code *code, void **handle) {
 }
 
 static tn_status load_rendering(tn_device *d, const kir_program *p, const kir_rendering *r, void **handle) {
-    bool written[KIR_MAX_BUFFERS], computed[KIR_MAX_BUFFERS];
+    bool written[KIR_MAX_BUFFERS];
     tn_dtype elements[KIR_MAX_BUFFERS];
     int n = 0;
     for (int b = 0; b < p->n_buffers; b++) {
         if (tn_is_local(p, b)) continue;
         written[n] = p->buffer_written[b];
-        elements[n] = (tn_dtype)p->buffer_dtype[b];
-        computed[n++] = tn_is_computed(p, b);
+        elements[n++] = (tn_dtype)p->buffer_dtype[b];
     }
     tn_code code = {.form = d->caps.code,
                     .data = tn_str_text(&r->text),
@@ -91,7 +90,6 @@ static tn_status load_rendering(tn_device *d, const kir_program *p, const kir_re
                     .written = written,
                     .options = "",
                     .elements = elements,
-                    .computed = computed,
                     .head_size = r->head_size};
     return load_cached(d, &code, handle);
 }

@@ -49,12 +49,6 @@ static bool access_range(const kir_program *p, const int64_t *sizes, int access,
     return true;
 }
 
-bool tn_is_computed(const kir_program *p, int buffer) {
-    for (int i = 0; i < p->n_sized; i++)
-        if (p->access[i].buffer == buffer && p->access[i].dyn != KIR_NONE) return true;
-    return false;
-}
-
 int64_t tn_reach(const tn_device *d, const kir_program *p) {
     int64_t most = d->caps.max_buffer, each = 1, reach;
     if (most <= 0) return INT64_MAX;
