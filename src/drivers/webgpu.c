@@ -433,7 +433,7 @@ typedef struct patch_params {
 enum { PATCH_ITEMS = 64, ROOM_BEFORE = 4 };
 
 /* `bytes` bytes from `dst` on become bytes of `value`'s word, or those of the scratch memory from byte `skip` on. */
-static tn_status patch(wg_device *d, void *dst, size_t bytes, bool copies, uint32_t value, uint32_t skip) {
+static tn_status patch_some(wg_device *d, void *dst, size_t bytes, bool copies, uint32_t value, uint32_t skip) {
     uint32_t odd = (uint32_t)((uintptr_t)dst % WORD), end = (uint32_t)((odd + bytes) % WORD);
     size_t words = (odd + bytes + WORD - 1) / WORD, groups = (words + PATCH_ITEMS - 1) / PATCH_ITEMS;
     size_t x = groups < d->limits.groups ? groups : d->limits.groups;
@@ -447,6 +447,16 @@ static tn_status patch(wg_device *d, void *dst, size_t bytes, bool copies, uint3
     void *buffers[] = {(char *)dst - odd, d->scratch};
     const tn_dispatch l = {{(uint32_t)x, (uint32_t)((groups + x - 1) / x), 1}, buffers, &params};
     return tn_wg_encode(d, d->patch, &l);
+}
+
+/* No more at once than is within a kernel's reach for sure. */
+static tn_status patch(wg_device *d, char *dst, size_t bytes, bool copies, uint32_t value, uint32_t skip) {
+    size_t most = (size_t)(d->window - d->unit) / WORD * WORD;
+    for (size_t n; bytes; bytes -= n, dst += n, skip += (uint32_t)n) {
+        n = bytes < most ? bytes : most;
+        TRY(patch_some(d, dst, n, copies, value, skip));
+    }
+    return TN_OK;
 }
 
 static tn_status copy_words_of(wg_device *d, const wg_memory *from, size_t from_at, const wg_memory *to, size_t to_at,
@@ -463,7 +473,7 @@ static tn_status copy_by_scratch(wg_device *d, char *dst, const wg_memory *from,
     size_t zero, to_at;
     TRY(tn_wg_locate(d, d->scratch, SCRATCH_BYTES, "copying", &scratch, &zero));
     while (bytes) {
-        size_t n = bytes < SCRATCH_BYTES - 4 * WORD ? bytes : SCRATCH_BYTES - 4 * WORD, odd = from_at % WORD;
+        size_t n = bytes < d->scratch_room ? bytes : d->scratch_room, odd = from_at % WORD;
         TRY(tn_wg_locate(d, dst, n, "copying", &to, &to_at));
         TRY(copy_words_of(d, from, from_at - odd, scratch, ROOM_BEFORE, (odd + n + WORD - 1) / WORD * WORD));
         if (odd || to_at % WORD || n % WORD)
@@ -649,25 +659,36 @@ static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, i
 
 /* ---- what nobody says -------------------------------------------------------------------------------------------- */
 
-/* (1 + 2^-12)² - (1 + 2^-11) is 2^-24 where fma() rounds once, and 0 where it rounds the product first. */
-static const char FUSE[] =
+/* What a device makes of numbers, and what IEEE 754 has it be. First (1 + 2^-12)² - (1 + 2^-11), which is 2^-24 where
+ * fma() rounds once, and 0 where it rounds the product first; then what becomes halves, and halves that become floats:
+ * ties, the ends of the range, what lies beyond, denormals. */
+static const char ASK[] =
     "fn x(i: u32) -> f32 { return bitcast<f32>(word0(i)); }\n"
-    "@compute @workgroup_size(1) fn fuse() { put0(3u, bitcast<u32>(fma(x(0u), x(1u), x(2u)))); }\n";
+    "@compute @workgroup_size(1) fn ask() {\n"
+    "    put0(0u, bitcast<u32>(fma(x(0u), x(1u), x(2u))));\n"
+    "    for (var i = 3u; i < 13u; i++) { put0(i, pack2x16float(vec2<f32>(x(i), 0.0f)) & 0xffffu); }\n"
+    "    for (var i = 13u; i < 18u; i++) { put0(i, bitcast<u32>(unpack2x16float(word0(i)).x)); }\n"
+    "}\n";
+static const uint32_t ASKED[] = {0x3f800800, 0x3f800800, 0xbf801000, 0x3f801000, 0x3f803000, 0x477fefff,
+                                 0x477ff000, 0x501502f9, 0xff800000, 0xb3800000, 0x33000000, 0x33400000,
+                                 0x387fe000, 0x0001,     0x83ff,     0x7bff,     0xfc00,     0x8000};
+static const uint32_t RIGHT[] = {0x33800000, 0x3f800800, 0xbf801000, 0x3c00,     0x3c02,     0x7bff,
+                                 0x7c00,     0x7c00,     0xfc00,     0x8001,     0x0000,     0x0001,
+                                 0x0400,     0x33800000, 0xb87fc000, 0x477fe000, 0xff800000, 0x80000000};
 
-static tn_status ask_fused(wg_device *d) {
-    static const float in[] = {1 + 0x1p-12f, 1 + 0x1p-12f, -(1 + 0x1p-11f), 7};
-    const tn_code code = {
-        .form = TN_CODE_WGSL, .data = FUSE, .size = sizeof FUSE - 1, .entry = "fuse", .buffer_count = 1};
+static tn_status ask(wg_device *d) {
+    const tn_code code = {.form = TN_CODE_WGSL, .data = ASK, .size = sizeof ASK - 1, .entry = "ask", .buffer_count = 1};
     const tn_dispatch l = {.groups = {1, 1, 1}, .buffers = &d->scratch};
-    float out = 0;
+    uint32_t said[TN_COUNT(ASKED)] = {0};
     wg_module *m;
     TRY(tn_wg_module_new(d, &code, &m));
-    tn_status s = write_to(d, d->scratch, (const unsigned char *)in, sizeof in);
+    tn_status s = write_to(d, d->scratch, (const unsigned char *)ASKED, sizeof ASKED);
     if (s == TN_OK) s = tn_wg_encode(d, m, &l);
-    if (s == TN_OK) s = read_at(d, &out, (char *)d->scratch + 3 * sizeof out, sizeof out);
+    if (s == TN_OK) s = read_at(d, said, d->scratch, sizeof said);
     d->set = NULL;
     tn_wg_module_free(m);
-    d->fused = out == 0x1p-24f;
+    d->fused = said[0] == RIGHT[0];
+    d->halves = !memcmp(said + 1, RIGHT + 1, sizeof said - sizeof said[0]);
     return s;
 }
 
@@ -740,9 +761,10 @@ static tn_status device_start(wg_device *d, int index) {
     if (!d->params_host) return TN_ERR_MEMORY;
     TRY(memory_make(d, PARAMS_BYTES, USE_UNIFORM | USE_COPY_TO, &d->params));
     TRY(memory_make(d, STAGING_BYTES, USE_MAP_READ | USE_COPY_TO, &d->staging));
+    d->scratch_room = (size_t)(d->window < SCRATCH_BYTES ? d->window : SCRATCH_BYTES) - 4 * WORD;
     TRY(take(d, SCRATCH_BYTES, &d->scratch));
     TRY(tn_wg_module_new(d, &code, &d->patch));
-    return ask_fused(d);
+    return ask(d);
 }
 
 /* Also for a device that did not open all the way. The instance goes last: what is released before may call back. */
@@ -803,6 +825,7 @@ static tn_status webgpu_caps(void *device, tn_caps *out) {
         .joins = true,
         .max_groups_x = l->groups,
         .words_only = true,
+        .f16 = d->halves,
         .features = d->fused ? TN_WGSL_FUSED : 0,
         .max_loop = strstr(d->version, "llvmpipe") ? LLVMPIPE_LOOP : 0,
     };

@@ -50,10 +50,11 @@ typedef struct wg_device {
     char version[96];
     void *instance, *device, *queue;
     wgpu_limits limits;
-    uint32_t step;   /* between the parameters of two launches */
-    uint64_t window; /* bytes of a binding */
-    uint64_t unit;   /* of the places at which bindings begin */
-    bool software, fused;
+    uint32_t step;                /* between the parameters of two launches */
+    uint64_t window;              /* bytes of a binding */
+    uint64_t unit;                /* of the places at which bindings begin */
+    bool software, fused, halves; /* fma() rounds once; halves are converted as IEEE 754 has it */
+    size_t scratch_room;          /* bytes that are copied through the scratch memory at once */
     int64_t total_memory, taken_memory;
     tn_spans spans;
     pthread_mutex_t lock; /* of all calls; guards all below but what is told */
@@ -74,16 +75,16 @@ typedef struct wg_device {
     char error_text[480];
 } wg_device;
 
-/* Which buffers of a kernel share a slot, and how many bindings a slot takes. */
+/* Which buffers of a kernel share a slot, how many bindings a slot takes, and the first slot in the same memory. */
 typedef struct wg_sharing {
     int slots;
-    uint8_t slot_of[KIR_MAX_BUFFERS], windows[KIR_MAX_BUFFERS];
+    uint8_t slot_of[KIR_MAX_BUFFERS], windows[KIR_MAX_BUFFERS], twin[KIR_MAX_BUFFERS];
 } wg_sharing;
 
-/* What is bound at one place: memory from some byte on. */
+/* What is bound at one place. */
 typedef struct wg_binding {
     wg_memory *memory;
-    uint64_t from;
+    uint64_t from, bytes;
 } wg_binding;
 
 /* What bindings of a pipeline are like, told by a letter each: w(ritten), r(ead), p(arameters). */
@@ -114,10 +115,10 @@ typedef struct wg_module {
 typedef struct wg_group {
     void *group;
     const wg_layout *layout;
-    size_t count, params_bytes;
+    size_t count;
     struct {
-        uint64_t number, from;
-    } at[SLOTS]; /* … of the memory, and where in it */
+        uint64_t number, from, bytes;
+    } at[SLOTS]; /* … of the memory, and what of it */
 } wg_group;
 
 /* ---- webgpu.c ---------------------------------------------------------------------------------------------------- */

@@ -2,7 +2,7 @@
  *
  * WebGPU refuses bindings of one launch that overlap when one of them is written, and that one buffer is bound to be
  * written and to be read only. So buffers of a launch that lie in one allocation are one slot, and an allocation that
- * is more than a binding takes is a slot of several. Kernels know nothing of it: for each way in which a kernel's
+ * is more than a binding takes is a slot of several, or several slots. Kernels know nothing of it: for each way in which a kernel's
  * buffers share slots the text is compiled anew, with another head (a variant). Where in its slot a buffer begins is
  * added to the kernel's bases. */
 #include <stdint.h>
@@ -92,6 +92,7 @@ static tn_status variant_start(wg_device *d, const wg_module *m, wg_variant *v) 
                                 .uses = m->uses,
                                 .slot_of = v->sharing.slot_of,
                                 .windows = v->sharing.windows,
+                                .twin = v->sharing.twin,
                                 .window_words = (uint32_t)(d->window / WORD),
                                 .params_bytes = m->params_bytes};
     kir_wgsl_put_head(&text, &head, kinds);
@@ -204,6 +205,7 @@ static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
     kir_wgsl_uses(m->buffer_count, code->written, code->elements, m->uses);
     for (int i = 0; i < m->buffer_count; i++) {
         apart.slot_of[i] = (uint8_t)i;
+        apart.twin[i] = (uint8_t)i;
         apart.windows[i] = 1;
     }
     size_t size = code->size - code->head_size;
@@ -249,12 +251,11 @@ void tn_wg_groups_forget(wg_device *d, const wg_memory *m) {
 
 static tn_status group_start(wg_device *d, wg_group *g, const wg_binding *bindings) {
     wgpu_bind_group_entry entries[SLOTS] = {{0}};
-    for (size_t i = 0; i < g->count; i++) {
-        const wg_memory *m = bindings[i].memory;
-        uint64_t rest = m->bytes - bindings[i].from, most = m == &d->params ? g->params_bytes : d->window;
-        entries[i] = (wgpu_bind_group_entry){
-            .binding = (uint32_t)i, .buffer = m->buffer, .offset = bindings[i].from, .size = rest < most ? rest : most};
-    }
+    for (size_t i = 0; i < g->count; i++)
+        entries[i] = (wgpu_bind_group_entry){.binding = (uint32_t)i,
+                                             .buffer = bindings[i].memory->buffer,
+                                             .offset = bindings[i].from,
+                                             .size = bindings[i].bytes};
     const wgpu_bind_group_descriptor descriptor = {.layout = g->layout->layout, .count = g->count, .entries = entries};
     tn_wg_scopes_open(d);
     g->group = tn_wg_gpu.DeviceCreateBindGroup(d->device, &descriptor);
@@ -262,17 +263,17 @@ static tn_status group_start(wg_device *d, wg_group *g, const wg_binding *bindin
 }
 
 /* The bind group of this layout and memory, one of those kept or new in the place of an older one. */
-static tn_status group_for(wg_device *d, const wg_layout *layout, const wg_binding *bindings, size_t params_bytes,
-                           void **out) {
-    wg_group key = {.layout = layout, .count = strlen(layout->kinds), .params_bytes = params_bytes};
+static tn_status group_for(wg_device *d, const wg_layout *layout, const wg_binding *bindings, void **out) {
+    wg_group key = {.layout = layout, .count = strlen(layout->kinds)};
     for (size_t i = 0; i < key.count; i++) {
         key.at[i].number = bindings[i].memory->number;
         key.at[i].from = bindings[i].from;
+        key.at[i].bytes = bindings[i].bytes;
     }
     size_t used = key.count * sizeof key.at[0];
-    uint64_t hash = tn_hash64(key.at, used, (uintptr_t)layout + params_bytes);
+    uint64_t hash = tn_hash64(key.at, used, (uintptr_t)layout);
     wg_group **place = &d->groups[hash % GROUPS], *g = *place;
-    if (!g || g->layout != layout || g->params_bytes != params_bytes || memcmp(g->at, key.at, used)) {
+    if (!g || g->layout != layout || memcmp(g->at, key.at, used)) {
         wg_group *made = tn_mem_zalloc(1, sizeof *made);
         if (!made) return TN_ERR_MEMORY;
         *made = key;
@@ -293,75 +294,92 @@ static tn_status group_for(wg_device *d, const wg_layout *layout, const wg_bindi
 /* What a launch binds. */
 typedef struct launch {
     wg_sharing sharing;
-    wg_memory *memory[KIR_MAX_BUFFERS]; /* of a slot */
-    uint64_t from[KIR_MAX_BUFFERS];     /* … where in it the first binding begins */
-    size_t at[KIR_MAX_BUFFERS];         /* of a buffer: where it begins in its memory */
+    wg_memory *memory[KIR_MAX_BUFFERS]; /* of a buffer */
+    size_t at[KIR_MAX_BUFFERS];         /* … where in it the buffer begins */
+    int first[KIR_MAX_BUFFERS];         /* of a slot: a buffer in it */
+    uint64_t from[KIR_MAX_BUFFERS];     /* … where in that buffer's memory the bindings begin */
+    uint64_t end[KIR_MAX_BUFFERS];      /* … and end */
 } launch;
-
-static tn_status find_slots(wg_device *d, const wg_module *m, const tn_dispatch *l, launch *out) {
-    wg_sharing *s = &out->sharing;
-    for (int i = 0; i < m->buffer_count; i++) {
-        wg_memory *mine;
-        int slot = 0;
-        const void *address = l->buffers[i] ? l->buffers[i] : d->scratch; /* one that the kernel does not touch */
-        TRY(tn_wg_locate(d, address, 0, m->name, &mine, &out->at[i]));
-        while (slot < s->slots && out->memory[slot] != mine)
-            slot++;
-        s->slot_of[i] = (uint8_t)slot;
-        out->memory[slot] = mine;
-        s->slots += slot == s->slots;
-    }
-    return TN_OK;
-}
 
 static uint64_t windows_from(const wg_device *d, const wg_memory *m, uint64_t from) {
     return (m->bytes - from - 1) / d->window + 1;
 }
 
-/* Of an allocation that cannot be bound as a whole beside the others, what lies from its first buffer on: as much as
- * the bindings give each buffer (tn_caps.joins), or what there is. */
-static tn_status narrow_slot(const wg_device *d, const wg_module *m, launch *l, int slot) {
-    const wg_memory *memory = l->memory[slot];
-    uint64_t each = tn_wg_most_bindings(d) / (uint64_t)m->buffer_count, room = 0, unit = d->unit, first = memory->bytes;
-    for (int i = 0; i < m->buffer_count; i++) {
-        if (l->sharing.slot_of[i] != slot) continue;
-        room += each;
-        first = l->at[i] < first ? l->at[i] : first;
-    }
-    l->from[slot] = (first < memory->bytes ? first : first - 1) / unit * unit;
-    uint64_t windows = windows_from(d, memory, l->from[slot]);
-    l->sharing.windows[slot] = (uint8_t)(windows < room ? windows : room);
-    if (windows <= room) return TN_OK;
-    uint64_t end = l->from[slot] + room * d->window;
-    for (int i = 0; i < m->buffer_count; i++)
-        if (l->sharing.slot_of[i] == slot && l->at[i] / unit * unit + each * d->window > end)
-            return tn_fail(
-                TN_ERR_UNSUPPORTED,
-                "%s: %s needs more of %llu bytes at once than the %llu that the device binds beside its other "
-                "buffers",
-                d->loss.id, m->name, (unsigned long long)memory->bytes, (unsigned long long)(room * d->window));
-    return TN_OK;
-}
-
-/* The slots of a launch, and the bindings of each: all of an allocation, if there are as many. */
-static tn_status choose_slots(wg_device *d, const wg_module *m, const tn_dispatch *l, launch *out) {
+/* Bindings that would hold all allocations of a launch. */
+static uint64_t bindings_for_all(const wg_device *d, const launch *l, int buffers) {
     uint64_t all = 0;
-    TRY(find_slots(d, m, l, out));
-    for (int slot = 0; slot < out->sharing.slots; slot++)
-        all += windows_from(d, out->memory[slot], 0);
-    for (int slot = 0; slot < out->sharing.slots; slot++) {
-        uint64_t windows = windows_from(d, out->memory[slot], 0);
-        out->sharing.windows[slot] = (uint8_t)windows;
-        if (all > tn_wg_most_bindings(d) && windows > 1) TRY(narrow_slot(d, m, out, slot));
+    for (int i = 0, k; i < buffers; i++) {
+        for (k = 0; k < i && l->memory[k] != l->memory[i];)
+            k++;
+        all += k == i ? windows_from(d, l->memory[i], 0) : 0;
+    }
+    return all;
+}
+
+/* Where the bindings of a buffer may begin. */
+static uint64_t place_of(const wg_device *d, const launch *l, int i) {
+    uint64_t at = l->at[i] < l->memory[i]->bytes ? l->at[i] : l->memory[i]->bytes - 1;
+    return at / d->unit * d->unit;
+}
+
+/* Puts buffers without a slot into the one that buffer i begins: all in its memory whose `each` bindings meet those that
+ * the slot has. They make it longer by no more than that. */
+static void fill_slot(const wg_device *d, launch *l, int buffers, int i, uint64_t each, int slot) {
+    const wg_memory *m = l->memory[i];
+    bool large = windows_from(d, m, 0) > each;
+    uint64_t from = large ? place_of(d, l, i) : 0, reach = each * d->window, end = large ? from + reach : m->bytes;
+    for (int k = i; large && k < buffers;) {
+        uint64_t at = place_of(d, l, k);
+        bool meets = l->memory[k] == m && at < end && at + reach > from;
+        if (!meets || (at >= from && at + reach <= end)) {
+            k++;
+            continue;
+        }
+        end = at + reach > end ? at + reach : end;
+        from = at < from ? at : from;
+        k = i; /* what did not meet it before may now */
+    }
+    for (int k = i; k < buffers; k++) {
+        uint64_t at = place_of(d, l, k);
+        if (l->memory[k] == m && (!large || (at >= from && at < end))) l->sharing.slot_of[k] = (uint8_t)slot;
+    }
+    l->first[slot] = i;
+    l->from[slot] = from;
+    l->end[slot] = end < m->bytes ? end : m->bytes;
+    l->sharing.windows[slot] = (uint8_t)((l->end[slot] - from - 1) / d->window + 1);
+}
+
+/* The slots of a launch: an allocation each, if there are as many bindings; else as much of it as the bindings give each
+ * buffer (tn_caps.joins), in several slots where buffers are far from each other. */
+static tn_status choose_slots(wg_device *d, const wg_module *m, const tn_dispatch *dispatch, launch *l) {
+    enum { NONE = 0xFF };
+    wg_sharing *s = &l->sharing;
+    for (int i = 0; i < m->buffer_count; i++) {
+        const void *address = dispatch->buffers[i] ? dispatch->buffers[i] : d->scratch; /* NULL: it is not touched */
+        TRY(tn_wg_locate(d, address, 0, m->name, &l->memory[i], &l->at[i]));
+        s->slot_of[i] = NONE;
+    }
+    uint64_t most = tn_wg_most_bindings(d), each = most;
+    if (bindings_for_all(d, l, m->buffer_count) > most) each = most / (uint64_t)m->buffer_count;
+    for (int i = 0; i < m->buffer_count; i++) {
+        if (s->slot_of[i] != NONE) continue;
+        for (int k = s->slots; k >= 0; k--)
+            if (k == s->slots || l->memory[l->first[k]] == l->memory[i]) s->twin[s->slots] = (uint8_t)k;
+        fill_slot(d, l, m->buffer_count, i, each, s->slots++);
     }
     return TN_OK;
 }
 
-static void list_bindings(wg_device *d, const launch *l, wg_binding *out) {
+static wg_binding binding_of(const wg_device *d, const launch *l, int slot, int k) {
+    uint64_t from = l->from[slot] + (uint64_t)k * d->window, rest = l->end[slot] - from;
+    return (wg_binding){l->memory[l->first[slot]], from, rest < d->window ? rest : d->window};
+}
+
+static void list_bindings(wg_device *d, const launch *l, size_t params_bytes, wg_binding *out) {
     for (int slot = 0; slot < l->sharing.slots; slot++)
         for (int k = 0; k < l->sharing.windows[slot]; k++)
-            *out++ = (wg_binding){l->memory[slot], l->from[slot] + (uint64_t)k * d->window};
-    *out = (wg_binding){&d->params, 0};
+            *out++ = binding_of(d, l, slot, k);
+    *out = (wg_binding){&d->params, 0, (params_bytes + 15) / 16 * 16};
 }
 
 static tn_status check_groups(const wg_device *d, const wg_module *m, const tn_dispatch *l) {
@@ -390,10 +408,10 @@ tn_status tn_wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l) {
     if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
     TRY(check_groups(d, m, l));
     TRY(choose_slots(d, m, l, &what));
-    list_bindings(d, &what, bindings);
+    list_bindings(d, &what, m->params_bytes, bindings);
     TRY(variant_for(d, m, &what.sharing, &v));
     TRY(pipeline_need(d, m, v));
-    TRY(group_for(d, v->layout, bindings, (m->params_bytes + 15) / 16 * 16, &group));
+    TRY(group_for(d, v->layout, bindings, &group));
     if (d->params_used + m->params_bytes > PARAMS_BYTES || d->encoded == BATCH) TRY(tn_wg_flush(d));
     TRY(tn_wg_pass_begin(d));
     uint32_t offset = (uint32_t)d->params_used;

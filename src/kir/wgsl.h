@@ -24,6 +24,7 @@ typedef struct kir_wgsl_head {
     int buffers, slots;
     const uint8_t *uses, *slot_of; /* of a buffer */
     const uint8_t *windows;        /* of a slot; NULL: 1 */
+    const uint8_t *twin; /* … the first one in the same memory, of which all are written or none; NULL: itself */
     uint32_t window_words;
     size_t params_bytes;
 } kir_wgsl_head;

@@ -20,8 +20,11 @@ static int first_binding(const kir_wgsl_head *h, int slot) {
 
 static unsigned slot_uses(const kir_wgsl_head *h, int slot) {
     unsigned uses = 0;
-    for (int b = 0; b < h->buffers; b++)
-        uses |= h->slot_of[b] == slot ? h->uses[b] : 0;
+    for (int b = 0; b < h->buffers; b++) {
+        int other = h->slot_of[b];
+        if (other == slot) uses |= h->uses[b];
+        if (h->twin && h->twin[other] == h->twin[slot]) uses |= h->uses[b] & KIR_WGSL_WRITES;
+    }
     return uses;
 }
 
