@@ -303,13 +303,17 @@ static tn_status submit(wg_device *d, void *commands) {
 tn_status tn_wg_flush(wg_device *d) {
     void *commands = NULL;
     if (!d->encoder) return TN_OK;
+    const char *call = "wgpuCommandEncoderFinish";
     tn_status s = finish_commands(d, &commands);
-    if (s == TN_OK) s = submit(d, commands);
+    if (s == TN_OK) {
+        call = "wgpuQueueSubmit";
+        s = submit(d, commands);
+    }
     if (commands) tn_wg_gpu.CommandBufferRelease(commands);
     d->params_used = d->uploaded = 0;
     d->encoded = 0;
     if (s == TN_OK || s == TN_ERR_LOST) return s;
-    tn_loss_note(&d->loss, "commands that were not taken");
+    tn_loss_note(&d->loss, "commands that %s has not taken", call);
     return tn_fail_prefix(TN_ERR_LOST, "the device is lost with what it was to do");
 }
 

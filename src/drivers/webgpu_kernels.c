@@ -2,9 +2,9 @@
  *
  * WebGPU refuses bindings of one launch that overlap when one of them is written, and that one buffer is bound to be
  * written and to be read only. So buffers of a launch that lie in one allocation are one slot, and an allocation that
- * is more than a binding takes is a slot of several, or several slots. Kernels know nothing of it: for each way in which a kernel's
- * buffers share slots the text is compiled anew, with another head (a variant). Where in its slot a buffer begins is
- * added to the kernel's bases. */
+ * is more than a binding takes is a slot of several, or several slots. Kernels know nothing of it: for each way in
+ * which a kernel's buffers share slots the text is compiled anew, with another head (a variant). Where in its slot a
+ * buffer begins is added to the kernel's bases. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -322,8 +322,8 @@ static uint64_t place_of(const wg_device *d, const launch *l, int i) {
     return at / d->unit * d->unit;
 }
 
-/* Puts buffers without a slot into the one that buffer i begins: all in its memory whose `each` bindings meet those that
- * the slot has. They make it longer by no more than that. */
+/* Puts buffers without a slot into the one that buffer i begins: all in its memory whose `each` bindings meet those
+ * that the slot has. They make it longer by no more than that. */
 static void fill_slot(const wg_device *d, launch *l, int buffers, int i, uint64_t each, int slot) {
     const wg_memory *m = l->memory[i];
     bool large = windows_from(d, m, 0) > each;
@@ -349,8 +349,8 @@ static void fill_slot(const wg_device *d, launch *l, int buffers, int i, uint64_
     l->sharing.windows[slot] = (uint8_t)((l->end[slot] - from - 1) / d->window + 1);
 }
 
-/* The slots of a launch: an allocation each, if there are as many bindings; else as much of it as the bindings give each
- * buffer (tn_caps.joins), in several slots where buffers are far from each other. */
+/* The slots of a launch: an allocation each, if there are as many bindings; else as much of it as the bindings give
+ * each buffer (tn_caps.joins), in several slots where buffers are far from each other. */
 static tn_status choose_slots(wg_device *d, const wg_module *m, const tn_dispatch *dispatch, launch *l) {
     enum { NONE = 0xFF };
     wg_sharing *s = &l->sharing;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # webgpu.sh BUILD — the WebGPU driver on the wgpu-native that tools/setup.sh fetched, over Vulkan on the processor: its
-# declarations are the library's, its promises are kept, a sample of operations is right, random kernels have the
-# interpreter's bits, and a training loses what it loses on the processor.
+# declarations are the library's, its promises are kept, also through bindings of a kilobyte, a sample of operations is
+# right, random kernels have the interpreter's bits, and a training loses what it loses on the processor.
 set -u
 cd "$(dirname "$0")/../.."
 build=$1
@@ -33,16 +33,26 @@ good() {
     fi
 }
 
+# What reads at computed places, moves, packs bits, multiplies and reduces.
+windows=index_select,embedding,gather,scatter_add,cat,flip,softmax,matmul,sum,cumsum,bitwise_not
+
 # loss DEVICE — of a short training, in full.
 loss() {
     env -u TRUNNION_CACHE "$build/trunnion" train digits --steps 4 --seed 7 --device "$1" --strict --json 2>>"$logs/train.log" |
         sed -n 's/.*"final_loss": *\([0-9.e+-]*\).*/\1/p'
 }
 
+# The same library with bindings of a few bytes: memory is reached through several.
+small=$logs/libwgpu_native.so
+${CC:-cc} -std=c17 -shared -fPIC -Isrc -o "$small" tests/fakes/wgpu_faults.c -Wl,--no-as-needed "$PWD/$library" -ldl
+shrunk() { env "TRUNNION_WEBGPU_LIB=$PWD/$small" SHRINK="$1" "${@:2}"; }
+
 good layouts ${CC:-cc} -std=c17 -O1 -c -o /dev/null -Isrc "-I${library%/*}" tools/checks/webgpu_layouts.c
 good driver "$build/test_webgpu"
 good kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_conform"
 good words env TRUNNION_TEST_DEVICE=webgpu "$build/test_wgsl"
+good small-driver shrunk 4096 "$build/test_webgpu"
+good small-bindings shrunk 1024 "$build/trunnion" certify --device webgpu --only "$windows"
 good queues env TRUNNION_TEST_DEVICE=webgpu "$build/test_queue"
 good certify "$build/trunnion" certify --device webgpu --sample 250 --seed "${SEED:-1}"
 "$build/trunnion" devices >"$logs/listing" 2>&1
