@@ -145,6 +145,18 @@ VEC_INLINE V v_step(V a, V b, V c) { return (V)_mm512_dpbf16_ps((__m512)c, (__m5
 VEC_INLINE V v_step(V a, V b, V c) { return v_fma(a, b, c); }
 #endif
 
+/* The same with one number at `a` in all lanes, in one instruction; where there is none, tiles do without. */
+#if defined(__AVX512F__) && !defined(TN_VEC_F64) && !defined(TN_VEC_PAIRS)
+enum { V_FOLDS = true };
+VEC_INLINE V v_fold(const real *a, V b, V c) {
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(b), "m"(*a));
+    return c;
+}
+#else
+enum { V_FOLDS = false };
+VEC_INLINE V v_fold(const real *a, V b, V c) { return v_step(v_set1(*a), b, c); }
+#endif
+
 /* ---- transposes: within the pieces of PIECE vectors, then of whole pieces between PIECES vectors ----------------- */
 
 #if defined(__AVX512F__) || defined(__AVX2__)
