@@ -138,6 +138,25 @@ static void products_of_halves_by_elements(void **state) {
     check_products(BOTH, 32, 48 << 10);
 }
 
+static void matrix_units_can_be_left_out(void **state) {
+    (void)state;
+    if (getenv("TRUNNION_TEST_DEVICE")) return;
+    assert_int_equal(setenv("TRUNNION_MATRIX", "0", 1), 0);
+    far_nature_now = (far_nature){.matrix = BOTH | TN_MATRIX_PACKETS, .subgroup = 32};
+    tn_device *d = far_open(0, NULL);
+    assert_int_equal(unsetenv("TRUNNION_MATRIX"), 0);
+    assert_ok(tn_set_current_device(d));
+    matrices_seen = 0;
+    TN_SCOPE {
+        tn_tensor *x = matrix_of(1, 32, 32, false, TN_F16), *y = tn_matmul(x, x);
+        assert_ok(tn_eval(&y, 1));
+    }
+    assert_int_equal(matrices_seen, 0);
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(d);
+    far_nature_now = (far_nature){0};
+}
+
 /* ---- rules ------------------------------------------------------------------------------------------------------- */
 
 typedef enum fault { NONE, NO_BARRIER, NO_WAIT, CROOKED, AT_ODDS, OUTSIDE, FAULTS } fault;
@@ -259,11 +278,9 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "--sources") == 0) return write_sources(argv[2]);
     far_loaded = look_at;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_of_halves_by_late_packets),
-        cmocka_unit_test(products_of_halves_by_packets),
-        cmocka_unit_test(products_of_halves_by_elements),
-        cmocka_unit_test(what_breaks_a_rule_is_told),
-        cmocka_unit_test(names_are_no_values),
+        cmocka_unit_test(products_of_halves_by_late_packets), cmocka_unit_test(products_of_halves_by_packets),
+        cmocka_unit_test(products_of_halves_by_elements),     cmocka_unit_test(matrix_units_can_be_left_out),
+        cmocka_unit_test(what_breaks_a_rule_is_told),         cmocka_unit_test(names_are_no_values),
     };
     return cmocka_run_group_tests_name("matrix", tests, make_scratch, remove_scratch);
 }

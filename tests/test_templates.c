@@ -76,8 +76,10 @@ static void same_bits(recording record, const void *arguments, const char *what)
     free(b);
 }
 
-/* Doubles are not every device's. */
-static bool lacks(tn_dtype t) { return t == TN_F64 && !far->caps.f64; }
+/* Doubles are not every device's, and matrix units add in an order of their own. */
+static bool lacks(tn_dtype t) {
+    return t == TN_F64 ? !far->caps.f64 : (t == TN_F16 || t == TN_BF16) && far->caps.matrix != 0;
+}
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 

@@ -207,6 +207,8 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
     if (rendered ? !d->driver->dispatch : !d->driver->launch)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: its driver has no %s function for the kind of code that it asks for",
                        d->info.id, rendered ? "dispatch" : "launch");
+    const char *matrices = tn_env("TRUNNION_MATRIX");
+    if (matrices && strcmp(matrices, "0") == 0) d->caps.matrix = 0;
     d->says_exact = d->caps.exact;
     if (tn_certify_list_has(d, "exact", NULL, 0)) d->caps.exact = false;
     TRY(tn_kernels_open(d));

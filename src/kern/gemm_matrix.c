@@ -7,23 +7,25 @@
  * by element, rounded to what it is. Panels keep the operand's own direction, so memory is read along lines; one is 8
  * elements longer than its panel, so that neighbours down a column lie in other banks.
  *
- * At the end each subgroup lays a strip of its matrices down in workgroup memory, as many columns as it has items, and
- * its items hand the elements to the joint, along rows; strip after strip, so the joint stands in the program once.
+ * At the end each subgroup lays a strip of its matrices down in workgroup memory, at most as many columns as it has
+ * items, and its items hand the elements to the joint, along rows; strip after strip, so the joint stands in the
+ * program once.
  *
  * No bits are promised here (kir.h, MMA): sums are of f32 over exact products, one after the other along k. */
 #include "kern/templates.h"
 
 /* All are powers of two. */
 typedef struct tile {
-    int wy, wx, my, mx, stages;
+    int wy, wx, my, mx, stages, strip; /* matrices beside each other in one */
 } tile;
 
 enum { DEPTH = 32, PAD = 8, PACKET = 8, UNROLLED = 8, LEAST = 16, MOST_LOOPS = 5, FLAT = 16 };
 
 /* From the largest; what a workgroup has decides, and how much of a tile would be empty. 64 × 64 a subgroup are 128
  * registers of sums an item, of 255; a step of k then takes 8 fragments for 16 products. Never tried on a device. */
-static const tile tiles_32[] = {{2, 2, 4, 4, 3}, {2, 2, 4, 2, 2}, {2, 2, 2, 2, 2}, {1, 4, 1, 2, 2}};
-static const tile tiles_64[] = {{2, 2, 4, 4, 2}, {2, 1, 2, 4, 2}, {1, 2, 1, 4, 2}};
+static const tile tiles_32[] = {
+    {2, 2, 4, 4, 3, 2}, {2, 2, 4, 4, 2, 1}, {2, 2, 4, 2, 2, 2}, {2, 2, 2, 2, 2, 2}, {1, 4, 1, 2, 2, 2}};
+static const tile tiles_64[] = {{2, 2, 4, 4, 2, 4}, {2, 1, 2, 4, 2, 4}, {1, 2, 1, 4, 2, 4}};
 
 static int rows_of(const tile *t) { return t->wy * t->my * KIR_EDGE; }
 static int columns_of(const tile *t) { return t->wx * t->mx * KIR_EDGE; }
@@ -70,11 +72,11 @@ typedef struct maker {
 } maker;
 
 static int items_of(const tile *t, int lanes) { return t->wy * t->wx * lanes; }
-static int staging_line(int lanes) { return lanes + PAD; }
+static int staging_line(const tile *t) { return t->strip * KIR_EDGE + PAD; }
 
 static int64_t local_bytes(const maker *m) {
     int64_t panels = (int64_t)m->t->stages * (m->a.stage + m->b.stage) * 2;
-    return panels + (int64_t)m->t->wy * m->t->wx * KIR_EDGE * staging_line(m->lanes) * 4;
+    return panels + (int64_t)m->t->wy * m->t->wx * KIR_EDGE * staging_line(m->t) * 4;
 }
 
 /* The maker with tile t, if the device has what that takes. */
@@ -269,40 +271,65 @@ static void do_panels(maker *m) {
 
 /* ---- the finished tile ------------------------------------------------------------------------------------------- */
 
-/* Strip by strip: `a_strip` matrices beside each other. */
+/* The rows of a strip that its items reach at once, lines of neighbours. */
+static int rows_at_once(const maker *m) { return m->lanes / (m->t->strip * KIR_EDGE); }
+
+/* An item's row and column in a strip. */
+static void place_in_strip(const maker *m, kir_aff *row, kir_aff *column) {
+    *row = tn_along(m->rows, rows_at_once(m));
+    *column = tn_along(m->lane, 1);
+    if (rows_at_once(m) == 1) return;
+    int across = m->t->strip * KIR_EDGE;
+    kir_val lane = kir_index(m->kb, column);
+    row->dyn = kir_binary(m->kb, KIR_SHR, lane, whole(m, __builtin_ctz((unsigned)across)));
+    *column = with_dyn(kir_aff_const(0), kir_binary(m->kb, KIR_AND, lane, whole(m, across - 1)));
+}
+
+/* Where it lies in workgroup memory, and in the result. */
+static void hand_over(const maker *m, const kir_aff *own, const kir_aff *down, const kir_aff *right) {
+    const tile *t = m->t;
+    int line = staging_line(t);
+    kir_aff row, column, from = *own;
+    place_in_strip(m, &row, &column);
+    from.s[m->rows] = (int64_t)rows_at_once(m) * line;
+    from.s[m->lane] = column.s[m->lane];
+    from.dyn = column.dyn;
+    if (row.dyn != KIR_NONE)
+        from.dyn = kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, row.dyn, whole(m, line)), column.dyn);
+    row.s[m->down] = rows_of(t);
+    row.s[m->wy] = (int64_t)t->my * KIR_EDGE;
+    column.s[m->across] = columns_of(t);
+    column.s[m->wx] = (int64_t)t->mx * KIR_EDGE;
+    row = plus(m, row, down);
+    column = plus(m, column, right);
+    kir_val v = kir_load(m->kb, m->staging, &from, KIR_NONE);
+    kir_val mask = both(m, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
+    m->joints->store(m->joints->context, m->batch, &row, &column, v, mask);
+}
+
 static void store_tile(const maker *m) {
     const tile *t = m->t;
-    int a_strip = m->lanes / KIR_EDGE, across = t->mx / a_strip, line = staging_line(m->lanes);
-    kir_aff own = tn_along(m->wx, (int64_t)KIR_EDGE * line), number = tn_along(m->strips, 1), none = kir_aff_const(0);
+    int beside = t->mx / t->strip, line = staging_line(t);
+    kir_aff own = tn_along(m->wx, (int64_t)KIR_EDGE * line), number = tn_along(m->strips, 1);
+    kir_aff down = tn_along(m->strips, KIR_EDGE), right = kir_aff_const(0);
     own.s[m->wy] = (int64_t)t->wx * KIR_EDGE * line;
     kir_loop(m->kb, m->strips, 1);
     kir_val strip = kir_index(m->kb, &number);
     for (int e = 0; e < t->my * t->mx; e++) {
         kir_aff to = own;
-        to.c = (int64_t)(e % t->mx % a_strip) * KIR_EDGE;
-        kir_val mine = kir_binary(m->kb, KIR_EQ, strip, whole(m, e / a_strip));
-        kir_matrix_store(m->kb, m->staging, &to, line, m->sum[e], mine);
+        to.c = (int64_t)(e % t->strip) * KIR_EDGE;
+        kir_matrix_store(m->kb, m->staging, &to, line, m->sum[e],
+                         kir_binary(m->kb, KIR_EQ, strip, whole(m, e / t->strip)));
+    }
+    if (beside > 1) {
+        kir_val i = kir_binary(m->kb, KIR_DIV, strip, whole(m, beside)), j;
+        j = kir_binary(m->kb, KIR_MOD, strip, whole(m, beside));
+        down = with_dyn(kir_aff_const(0), kir_binary(m->kb, KIR_MUL, i, whole(m, KIR_EDGE)));
+        right.dyn = kir_binary(m->kb, KIR_MUL, j, whole(m, (int64_t)t->strip * KIR_EDGE));
     }
     kir_barrier(m->kb);
     kir_loop(m->kb, m->rows, 1);
-    kir_aff from = own, row = tn_along(m->down, rows_of(t)), column = tn_along(m->across, columns_of(t));
-    from.s[m->rows] = line;
-    from.s[m->lane] = 1;
-    row.s[m->wy] = (int64_t)t->my * KIR_EDGE;
-    row.s[m->rows] = 1;
-    column.s[m->wx] = (int64_t)t->mx * KIR_EDGE;
-    column.s[m->lane] = 1;
-    if (across == 1) {
-        row.s[m->strips] = KIR_EDGE;
-    } else {
-        none.dyn = kir_binary(m->kb, KIR_MUL, kir_binary(m->kb, KIR_DIV, strip, whole(m, across)), whole(m, KIR_EDGE));
-        row = plus(m, row, &none);
-        none.dyn = kir_binary(m->kb, KIR_MUL, kir_binary(m->kb, KIR_MOD, strip, whole(m, across)), whole(m, m->lanes));
-        column = plus(m, column, &none);
-    }
-    kir_val v = kir_load(m->kb, m->staging, &from, KIR_NONE);
-    kir_val mask = both(m, tn_inside(m->kb, &row, m->s->m), tn_inside(m->kb, &column, m->s->n));
-    m->joints->store(m->joints->context, m->batch, &row, &column, v, mask);
+    hand_over(m, &own, &down, &right);
     kir_end(m->kb);
     kir_barrier(m->kb);
     kir_end(m->kb);
@@ -326,8 +353,8 @@ static void set_axes(maker *m, int64_t *extents, int *n_par, int *count) {
     extents[m->panels = axis++] = pieces(m->s->k, DEPTH);
     extents[m->a.pass_axis = axis++] = m->a.steps;
     extents[m->b.pass_axis = axis++] = m->b.steps;
-    extents[m->strips = axis++] = (int64_t)t->my * t->mx * KIR_EDGE / m->lanes;
-    extents[m->rows = axis++] = KIR_EDGE;
+    extents[m->strips = axis++] = (int64_t)t->my * t->mx / t->strip;
+    extents[m->rows = axis++] = KIR_EDGE / rows_at_once(m);
     *count = axis;
     m->a.first = tn_along(m->down, rows_of(t));
     m->b.first = tn_along(m->across, columns_of(t));
@@ -345,7 +372,7 @@ tn_status tn_gemm_matrix(const tn_gemm_shape *s, const tn_group_limits *limits, 
     joints->begin(joints->context, m.kb);
     begin_panel(&m, &m.a);
     begin_panel(&m, &m.b);
-    m.staging = kir_local(m.kb, TN_F32, (int64_t)m.t->wy * m.t->wx * KIR_EDGE * staging_line(m.lanes));
+    m.staging = kir_local(m.kb, TN_F32, (int64_t)m.t->wy * m.t->wx * KIR_EDGE * staging_line(m.t));
     for (int e = 0; e < m.t->my * m.t->mx; e++)
         m.sum[e] = kir_matrix(m.kb);
     do_panels(&m);
