@@ -76,6 +76,22 @@ static void toolkit_stub_counts_as_no_library(void **state) {
     assert_reason("cuda", "library_not_found", "stub");
 }
 
+/* A device that does not answer keeps its number, and those behind it theirs. */
+static void a_mute_device_is_listed(void **state) {
+    (void)state;
+    tn_device_info devices[2];
+    tn_probe probe = {.struct_size = sizeof probe, .devices = devices, .capacity = 2};
+    setenv("TRUNNION_CUDA_LIB", build_fake("gpu.c", "libcuda.so.1", ""), 1);
+    setenv("TRUNNION_NVRTC_LIB", getenv("TRUNNION_CUDA_LIB"), 1);
+    setenv("FAKE_MUTE", "1", 1);
+    tn_backend_driver("cuda")->probe(&probe);
+    unsetenv("FAKE_MUTE");
+    unsetenv("TRUNNION_NVRTC_LIB");
+    assert_int_equal(probe.count, 2);
+    assert_string_equal(devices[0].name, "CUDA driver");
+    assert_string_equal(devices[1].name, "Fake GPU 1");
+}
+
 static void missing_function_is_named(void **state) {
     (void)state;
     setenv("TRUNNION_CUDA_LIB", build_fake("gpu.c", "libpartial.so", "-DWITHOUT_NAME"), 1);
@@ -597,6 +613,7 @@ int main(int argc, char **argv) {
         TEST(listing_works_without_a_place_for_the_record),
         TEST(crash_is_believed_for_an_hour),
         TEST(cpu_options_take_effect),
+        TEST(a_mute_device_is_listed), /* last: it leaves a library loaded */
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -590,6 +590,67 @@ static void old_devices_and_short_clocks(void **state) {
     for_each_driver(clocks_go_on);
 }
 
+/* ---- lists ------------------------------------------------------------------------------------------------------- */
+
+/* The kernel twice, as a list of the driver's own form: again and again on one block, from other places in it, on
+ * another block, and on one that may have a freed one's handle; nobody waits in between. */
+static void lists_find_their_memory(void) {
+    static const struct {
+        int block, place;
+        bool anew; /* the block is freed and made again before */
+    } runs[] = {{0, 0, 0},   {0, 0, 0},   {0, 0, 0}, {0, 0, 0}, {0, 512, 0}, {1, 0, 0}, {1, 0, 0},
+                {0, 512, 0}, {0, 512, 1}, {0, 0, 0}, {1, 8, 1}, {1, 8, 0},   {0, 0, 0}};
+    const tn_driver *driver = now->driver;
+    const tn_device_options options = {.struct_size = sizeof options};
+    tn_caps caps = {.struct_size = sizeof caps};
+    session s = {0};
+    void *blocks[2], *address, *list = NULL;
+    uint32_t want[2][1024 / 4], got[1024 / 4];
+    int64_t params[PARAMS];
+    if (!driver->list_make) return;
+    faults.arm(NULL, 0, 0, 0);
+    assert_ok(driver->open(0, &options, &s.device));
+    assert_ok(driver->caps(s.device, &caps));
+    assert_ok(load_twice(driver, &caps, &s));
+    const tn_launch launch = {.sizes = s.sizes};
+    tn_params_fill(s.program, &launch, s.code.params_bytes, (char *)params);
+    tn_list_item items[2] = {{.module = s.code.handle}, {.module = s.code.handle}};
+    for (int i = 0; i < 2; i++) {
+        items[i].dispatch = (tn_dispatch){.buffers = &address, .params = params};
+        kir_count_groups(s.program, s.sizes, &s.code.target, INT32_MAX, items[i].dispatch.groups);
+        assert_ok(driver->alloc(s.device, sizeof got, &blocks[i]));
+        assert_ok(driver->fill(s.device, blocks[i], 1, sizeof got));
+        memset(want[i], 1, sizeof want[i]);
+    }
+    for (size_t r = 0; r < TN_COUNT(runs); r++) {
+        int b = runs[r].block;
+        if (runs[r].anew) {
+            driver->free(s.device, blocks[b]);
+            assert_ok(driver->alloc(s.device, sizeof got, &blocks[b]));
+            assert_ok(driver->fill(s.device, blocks[b], 1, sizeof got));
+            memset(want[b], 1, sizeof want[b]);
+        }
+        address = (char *)blocks[b] + runs[r].place;
+        if (!list) assert_ok(driver->list_make(s.device, items, 2, &list));
+        assert_ok(driver->list_run(s.device, list, items, 2));
+        for (int i = 0; i < N; i++)
+            want[b][runs[r].place / 4 + i] *= 4;
+    }
+    for (int b = 0; b < 2; b++) {
+        assert_ok(driver->copy(s.device, got, blocks[b], sizeof got, 1));
+        assert_memory_equal(got, want[b], sizeof got);
+        driver->free(s.device, blocks[b]);
+    }
+    driver->list_free(s.device, list);
+    end(driver, &s);
+    assert_int_equal(faults.live(), 0);
+}
+
+static void lists_are_run_where_memory_is(void **state) {
+    (void)state;
+    for_each_driver(lists_find_their_memory);
+}
+
 /* ---- training ---------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 8, FEATURES = 5, MOST_STATES = 64 };
@@ -725,6 +786,62 @@ static void train_with_failures(void) {
            two.counted, ended, lost);
 }
 
+/* Steps enough for lists to have a form, or not to have one because this call fails from its n-th time on. */
+typedef struct long_training {
+    const char *id, *name;
+    long n;
+    int error;
+    float states[MOST_STATES];
+    long failures;
+    tn_status status;
+} long_training;
+
+static void *train_long(void *ctx) {
+    long_training *l = ctx;
+    training t = {0};
+    faults.arm(l->name, l->n, l->error, 1);
+    l->status = training_start(&t);
+    for (int i = 0; i < 7 && l->status == TN_OK; i++)
+        l->status = training_step(&t);
+    l->failures = faults.failures();
+    if (l->status == TN_OK) l->status = training_read(&t, l->states);
+    training_end(&t);
+    return NULL;
+}
+
+static void on_a_thread(long_training *l) {
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, train_long, l), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(l->status, TN_OK);
+    assert_int_equal(faults.live(), 0);
+}
+
+/* What a driver has no form of is run as before, with the same numbers. */
+static void train_without_forms(void) {
+    static const long_training rows[] = {
+        {.id = "cuda:0", .name = "cuGraphInstantiateWithFlags", .n = 1, .error = 801},
+        {.id = "cuda:0", .name = "cuGraphLaunch", .n = 2, .error = 801},
+        {.id = "rocm:0", .name = "hipGraphAddKernelNode", .n = 1, .error = 98},
+        {.id = "vulkan:0", .name = "vkAllocateCommandBuffers", .n = 9, .error = -2}, /* one for each slot before */
+    };
+    long_training with = {.name = "none"};
+    on_a_thread(&with);
+    for (size_t r = 0; r < TN_COUNT(rows); r++) {
+        if (strcmp(rows[r].id, now->id)) continue;
+        long_training without = rows[r];
+        on_a_thread(&without);
+        if (!without.failures) fail_msg("%s: %s was not called %ld times", now->id, without.name, without.n);
+        assert_memory_equal(without.states, with.states, sizeof with.states);
+    }
+    faults.arm(NULL, 0, 0, 0);
+}
+
+static void lists_without_a_form_run_as_before(void **state) {
+    (void)state;
+    for_each_driver(train_without_forms);
+}
+
 static void training_survives_or_says_why(void **state) {
     (void)state;
     for_each_driver(train_with_failures);
@@ -739,6 +856,8 @@ int main(void) {
         cmocka_unit_test(devices_are_opened_beside_work),
         cmocka_unit_test(the_callers_choice_stays),
         cmocka_unit_test(old_devices_and_short_clocks),
+        cmocka_unit_test(lists_are_run_where_memory_is),
+        cmocka_unit_test(lists_without_a_form_run_as_before),
         cmocka_unit_test(training_survives_or_says_why),
     };
     return cmocka_run_group_tests(tests, open_faults, remove_scratch);

@@ -221,8 +221,8 @@ typedef struct tn_driver {
     tn_status (*dispatch_list)(void *queue, const tn_list_item *items, int64_t count);
     /* A list in a form that takes little to start it: a graph, a command buffer. make: from the list's first run, whose
      * `items` it must not keep. run: as dispatch_list, with the items of this time; one thread at a time. free: of a
-     * list that may be under way. Default, also for a list that is TN_ERR_UNSUPPORTED or for which there is no memory:
-     * dispatch_list. */
+     * list that may be under way. Default: dispatch_list; so too for a list that could not be made unless the device is
+     * lost, and from a run on that is TN_ERR_UNSUPPORTED and has begun with nothing. */
     tn_status (*list_make)(void *device, const tn_list_item *items, int64_t count, void **list);
     tn_status (*list_run)(void *queue, void *list, const tn_list_item *items, int64_t count);
     void (*list_free)(void *device, void *list);

@@ -55,6 +55,8 @@ static const char VERSIONS[] = "driver and compiler library do not fit: update t
     X(718, "CUDA_ERROR_INVALID_PC", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                                    \
     X(719, "CUDA_ERROR_LAUNCH_FAILED", "hipErrorLaunchFailure", TN_ERR_LOST, TN_ADVICE_ANEW)                           \
     X(801, "CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE)                   \
+    X(910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", "hipErrorGraphExecUpdateFailure", TN_ERR_UNSUPPORTED,               \
+      TN_ADVICE_UPDATE)                                                                                                \
     X(999, "CUDA_ERROR_UNKNOWN", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)
 // clang-format on
 #define X(code, cuda, hip, status, advice) {code, cuda, status, advice},

@@ -721,7 +721,9 @@ static tn_status copy_staged(mtl_queue *q, object buffer, size_t at, char *host,
     static const size_t PIECE = (size_t)8 << 20;
     object stage = SEND(new_buffer, q->device->device, bytes < PIECE ? bytes : PIECE, STORAGE_SHARED);
     void *seen = stage ? ASK(contents, stage) : NULL;
-    tn_status s = seen ? TN_OK : nothing(q->device, "newBufferWithLength");
+    tn_status s =
+        seen ? TN_OK
+             : tn_fail(TN_ERR_MEMORY, "%s: no shared memory to copy through; " TN_ADVICE_SMALLER, q->device->loss.id);
     for (size_t done = 0, n; done < bytes && s == TN_OK; done += n) {
         n = bytes - done < PIECE ? bytes - done : PIECE;
         if (!to_host) memcpy(seen, host + done, n);

@@ -164,19 +164,34 @@ static tn_status run_rows(const tn_list *l) {
     return TN_OK;
 }
 
-/* Asks the driver for its form of the list, once; without one it is run as before. */
+/* Asks the driver for its form of the list, once. Whatever it lacks for one, the list is run as before. */
 static tn_status need_form(tn_list *l) {
     tn_device *d = l->device;
     void *form = NULL;
     if (l->form || l->formless || !d->driver->list_make || !d->driver->list_run || !d->driver->list_free) return TN_OK;
     tn_status s = d->driver->list_make(d->handle, l->calls, (int64_t)l->n_items, &form);
-    l->formless = s == TN_ERR_UNSUPPORTED || s == TN_ERR_MEMORY;
+    l->formless = s != TN_OK && s != TN_ERR_LOST;
     if (s != TN_OK) return l->formless ? TN_OK : s;
     pthread_mutex_lock(&forms_lock);
     l->form = form;
     l->next = d->lists;
     d->lists = l;
     pthread_mutex_unlock(&forms_lock);
+    return TN_OK;
+}
+
+/* *ran: as the driver's form, with or without success. */
+static tn_status run_form(tn_list *l, bool *ran) {
+    *ran = false;
+    TRY(need_form(l));
+    if (!l->form) return TN_OK;
+    tn_status s = l->device->driver->list_run(tn_lane(l->device), l->form, l->calls, (int64_t)l->n_items);
+    *ran = s != TN_ERR_UNSUPPORTED;
+    if (*ran) return s;
+    pthread_mutex_lock(&forms_lock);
+    drop_form(l);
+    pthread_mutex_unlock(&forms_lock);
+    l->formless = true;
     return TN_OK;
 }
 
@@ -187,9 +202,10 @@ tn_status tn_list_run(tn_list *l) {
     if (!l->calls) TRY(make_calls(l));
     for (size_t i = 0; i < l->n_items; i++)
         put_in_place(l, &l->items[i]);
-    TRY(need_form(l));
+    bool ran;
+    tn_status s = run_form(l, &ran);
+    if (ran || s != TN_OK) return s;
     const tn_driver *driver = l->device->driver;
     void *lane = tn_lane(l->device);
-    if (l->form) return driver->list_run(lane, l->form, l->calls, (int64_t)l->n_items);
     return driver->dispatch_list ? driver->dispatch_list(lane, l->calls, (int64_t)l->n_items) : run_rows(l);
 }
