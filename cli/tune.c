@@ -1,9 +1,17 @@
 /* tune.c — `trunnion tune`: measures in which way products of matrices are computed fastest here, and keeps that.
  *
- * A work is planned with measuring at first use turned on; what the library adds to its record is what is shown. */
+ * A work is planned with measuring at first use turned on; what the library adds to its record is what is shown. What
+ * begins on a device cannot be forked, so for a device this command starts itself anew, once a work and with a time
+ * limit: a driver that hangs or dies there costs one entry. */
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
+#include <signal.h>
+#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "bench.h"
 #include "commands.h"
@@ -13,22 +21,26 @@ static int run_tune(int argc, char **argv);
 const cli_command cli_tune = {
     .name = "tune",
     .summary = "measure what computes products fastest here, and keep that for later",
-    .usage = "tune [MxNxK | WORK]... [--library auto] [--threads N]",
+    .usage = "tune [MxNxK | WORK]... [--device NAME] [--library auto] [--threads N]",
     .help =
         "  MxNxK                 a product of matrices in f32 of this size, as in 512x512x512\n"
         "  WORK                  a work of `trunnion bench`, as in policy-train-64\n"
+        "  --device NAME         tiles of products on this device, as in cuda:0, instead of the processor's ways "
+        "(cpu)\n"
         "  --json                tuned (new entries), speedup (their mean), entries[{key, way, seconds, rule_seconds,\n"
         "                        date}] (all)\n"
         "\n"
         "Without names some usual sizes. What the record knows is not measured again. It is tune.json in the cache\n"
         "folder, or the file that TRUNNION_TUNE_CACHE names; delete it to begin anew. TRUNNION_TUNE=1 measures at the\n"
         "first use in any command, TRUNNION_TUNE=0 lets rules choose. Results keep their bits; with --library auto\n"
-        "libraries take part, which round otherwise.\n"
+        "libraries take part, which round otherwise. A device is measured in a process of its own, ten minutes a work\n"
+        "at most; TRUNNION_TUNE=1 measures it in the process that computes.\n"
         "\n"
         "examples:\n"
         "  trunnion tune 512x512x512 policy-train-64\n"
-        "  trunnion tune 1000x64x300 --threads 1 --json\n",
-    .accepts = CLI_JSON | CLI_THREADS,
+        "  trunnion tune 1000x64x300 --threads 1 --json\n"
+        "  trunnion tune --device cuda:0 1024x1024x1024\n",
+    .accepts = CLI_JSON | CLI_DEVICE | CLI_THREADS,
     .run = run_tune,
 };
 
@@ -78,6 +90,58 @@ static int tune_one(const char *name) {
     if (!work && !read_size(name, size))
         return cli_wrong_usage(&cli_tune, "\"%s\" is neither MxNxK nor a work of `trunnion bench`", name);
     return (work ? tune_work(work) : tune_product(size)) == TN_OK ? CLI_OK : cli_failed();
+}
+
+/* ---- in a process of its own ------------------------------------------------------------------------------------- */
+
+enum { SECONDS = 600, PERIOD = 20000 /* microseconds between two looks */ };
+static const char HERE[] = "TRUNNION_TUNE_HERE"; /* set for the process that measures */
+
+/* Waits for it; false when it had to be ended. */
+static bool wait_for(pid_t pid, int *status) {
+    double end = cli_now() + SECONDS;
+    while (waitpid(pid, status, WNOHANG) == 0) {
+        if (cli_now() > end) {
+            kill(pid, SIGKILL);
+            waitpid(pid, status, 0);
+            return false;
+        }
+        usleep(PERIOD);
+    }
+    return true;
+}
+
+extern char **environ;
+
+/* `trunnion tune WORK` for the device, by another process; it says itself what failed. */
+static int tune_apart(const char *name, const cli_options *o) {
+    char self[4096],
+        *arguments[] = {"trunnion", "tune", (char *)(uintptr_t)name, "--device", (char *)(uintptr_t)o->device,
+                        "--json",   NULL};
+    int64_t size[3];
+    if (!find_work(name) && !read_size(name, size)) return tune_one(name);
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    pid_t pid;
+    int status = 0;
+    posix_spawn_file_actions_t quiet;
+    self[n > 0 ? n : 0] = 0;
+    if (n <= 0 || setenv(HERE, "1", 1) || posix_spawn_file_actions_init(&quiet)) {
+        fprintf(stderr, "trunnion tune: this program cannot be started anew: %s\n", strerror(errno));
+        return CLI_FAILED;
+    }
+    posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+    int failure = posix_spawn(&pid, self, &quiet, NULL, arguments, environ);
+    posix_spawn_file_actions_destroy(&quiet);
+    unsetenv(HERE);
+    if (failure) {
+        fprintf(stderr, "trunnion tune: no process could be made: %s\n", strerror(failure));
+        return CLI_FAILED;
+    }
+    bool ended = wait_for(pid, &status);
+    if (ended && WIFEXITED(status)) return WEXITSTATUS(status);
+    fprintf(stderr, "trunnion tune: %s on %s %s; the rules choose what it was at\n", name, o->device,
+            ended ? "crashed" : "took more than ten minutes");
+    return CLI_OK;
 }
 
 /* ---- showing ----------------------------------------------------------------------------------------------------- */
@@ -137,22 +201,38 @@ static bool no_options(void *ctx, int val, const char *arg) {
     return false;
 }
 
-static int run_tune(int argc, char **argv) {
+/* Every work, the usual ones if none is named; `o` when each is to be another process's. */
+static int tune_all(const cli_options *o, char **names, int count) {
     static const char *const usual[] = {"256x256x256", "512x512x512", "1024x1024x1024", "64x512x512",
                                         "policy-train-64"};
+    int code = CLI_OK, all = count ? count : (int)(sizeof usual / sizeof usual[0]);
+    for (int i = 0; i < all && code == CLI_OK; i++) {
+        const char *name = count ? names[i] : usual[i];
+        code = o ? tune_apart(name, o) : tune_one(name);
+    }
+    return code;
+}
+
+static int run_tune(int argc, char **argv) {
     static const struct option none[] = {{0}};
     cli_options o;
     int status, first = cli_parse(&cli_tune, argc, argv, &o, none, "", no_options, NULL, &status);
     if (first < 0) return status;
-    o.device = "cpu";
+    bool apart = strcmp(o.device, "auto") != 0 && strcmp(o.device, "cpu") != 0 && !getenv(HERE);
+    if (apart) {
+        int before = tn_tuned_count(), done = tune_all(&o, argv + first, argc - first);
+        if (done == CLI_OK && tn_set_tuning(TN_TUNING_USE) != TN_OK) done = cli_failed(); /* reads the record anew */
+        if (done == CLI_OK && o.json) show_json(before);
+        if (done == CLI_OK && !o.json) show(before);
+        return done;
+    }
+    if (strcmp(o.device, "auto") == 0) o.device = "cpu";
+    o.strict = true;
     tn_device *device = cli_open_device(&o, &status);
     if (!device) return status;
     int before = tn_tuned_count(), code = CLI_OK;
     if (tn_set_tuning(TN_TUNING_FIRST_USE) != TN_OK) code = cli_failed();
-    for (int i = first; i < argc && code == CLI_OK; i++)
-        code = tune_one(argv[i]);
-    for (size_t i = 0; first == argc && i < sizeof usual / sizeof usual[0] && code == CLI_OK; i++)
-        code = tune_one(usual[i]);
+    if (code == CLI_OK) code = tune_all(NULL, argv + first, argc - first);
     if (code == CLI_OK && o.json) show_json(before);
     if (code == CLI_OK && !o.json) show(before);
     tn_device_close(device);

@@ -3,6 +3,9 @@
  * Timing decides nothing here: records are written by hand, and of a measurement only that it left an entry counts. */
 #include "device_support.h"
 
+#include "far_driver.h"
+#include "hal/tune.h"
+#include "kern/templates.h"
 #include "trunnion/ops.h"
 #include "trunnion/tensor.h"
 #include "trunnion/tune.h"
@@ -149,11 +152,86 @@ static void part_crashing(void) {
     assert_true(e.seconds == 0);
 }
 
+/* ---- devices: each tile yields the same bits, and the record says which it is ------------------------------------ */
+
+enum { SIDE = 32 };
+static int64_t items_seen; /* of the workgroups of the program loaded last */
+
+static void note_items(const kir_program *p) { items_seen = kir_items(p); }
+
+static void multiply_far(float out[SIDE * SIDE], double factor) {
+    TN_SCOPE {
+        tn_manual_seed(3);
+        tn_tensor *a = tn_randn((int64_t[]){SIDE, SIDE}, 2), *b = tn_randn((int64_t[]){SIDE, SIDE}, 2);
+        assert_ok(tn_eval((tn_tensor *[]){a, b}, 2));
+        far_loaded = note_items;
+        tn_tensor *y = tn_matmul(a, b);
+        if (factor != 1) y = tn_mul_scalar(y, factor); /* another plan, of another kernel */
+        assert_ok(tn_read(y, out, sizeof(float) * SIDE * SIDE));
+        far_loaded = NULL;
+    }
+}
+
+static void part_device(void) {
+    static float by_rule[SIDE * SIDE], by_tile[SIDE * SIDE];
+    char name[TN_TILE_NAME];
+    tn_tuned e = {.struct_size = sizeof e};
+    far_nature_now.shared_memory = 64 << 10; /* enough for every tile */
+    assert_ok(tn_set_current_device(far_open(0, NULL)));
+    assert_ok(tn_set_tuning(TN_TUNING_OFF));
+    multiply_far(by_rule, 1);
+    assert_ok(tn_set_tuning(TN_TUNING_FIRST_USE));
+    multiply_far(by_tile, 1);
+    assert_memory_equal(by_rule, by_tile, sizeof by_rule);
+    assert_int_equal(tn_tuned_count(), 1);
+    assert_ok(tn_tuned_at(0, &e));
+    assert_int_equal(strncmp(e.key, "tile f32 rr 1x32x32x32 on far ", 30), 0);
+    assert_true(e.seconds > 0 && e.seconds <= e.rule_seconds);
+    int tiles = 0;
+    for (int tile = 1; tn_gemm_tile_name(tile, name); tile++, tiles++) {
+        int rows, columns, depth, iy, ix;
+        assert_int_equal(sscanf(name, "%dx%dx%d by %dx%d", &rows, &columns, &depth, &iy, &ix), 5);
+        snprintf(e.way, sizeof e.way, "%s", name);
+        tn_tune_put(&e);
+        items_seen = 0;
+        multiply_far(by_tile, -1);
+        for (int i = 0; i < SIDE * SIDE; i++)
+            if (by_tile[i] != -by_rule[i]) fail_msg("tile %s: element %d differs", name, i);
+        if (items_seen != iy * ix) fail_msg("tile %s: a workgroup of %lld items", name, (long long)items_seen);
+    }
+    assert_true(tiles > 2);
+}
+
+/* A device that dies while it is measured is not measured again. */
+static void part_dying(void) {
+    static float y[SIDE * SIDE];
+    tn_tuned e = {.struct_size = sizeof e};
+    assert_ok(tn_set_current_device(far_open(0, NULL)));
+    multiply_far(y, 1);
+    assert_ok(tn_set_tuning(TN_TUNING_FIRST_USE));
+    TN_SCOPE {
+        tn_tensor *a = tn_zeros(TN_DIMS(SIDE, SIDE), TN_F32);
+        assert_ok(tn_eval(&a, 1));
+        tn_tensor *z = tn_matmul(a, a);
+        far_nature_now.loses = true;
+        far_nature_now.launches_left = 3;
+        assert_int_not_equal(tn_eval(&z, 1), TN_OK);
+        far_nature_now.loses = false;
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_ok(tn_tuned_at(0, &e));
+        assert_string_equal(e.way, "by rule");
+        assert_true(e.seconds == 0);
+        multiply_far(y, 1);
+    }
+}
+
 static const struct {
     const char *name;
     void (*body)(void);
-} parts[] = {{"forced", part_forced},   {"ignored", part_ignored},   {"unasked", part_unasked},  {"full", part_full},
-             {"library", part_library}, {"measured", part_measured}, {"crashing", part_crashing}};
+} parts[] = {{"forced", part_forced},     {"ignored", part_ignored}, {"unasked", part_unasked},
+             {"full", part_full},         {"library", part_library}, {"measured", part_measured},
+             {"crashing", part_crashing}, {"device", part_device},   {"dying", part_dying}};
 
 static const char *part_asked;
 
@@ -226,6 +304,14 @@ static void first_use_measures(void **state) {
     assert_int_equal(run_apart("crashing"), 0);
 }
 
+static void tiles_of_devices_are_tuned(void **state) {
+    (void)state;
+    unlink(record);
+    assert_int_equal(run_apart("device"), 0);
+    unlink(record);
+    assert_int_equal(run_apart("dying"), 0);
+}
+
 static int prepare(void **state) {
     static const char *const places[] = {"OPENBLAS", "MKL", "ONEDNN", "BLIS", "ACCELERATE"};
     if (!getenv("TRUNNION_TUNE_CACHE")) setenv("TRUNNION_TUNE_CACHE", test_scratch("tune.json"), 1);
@@ -245,7 +331,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_record_changes_what_runs), cmocka_unit_test(records_of_others_are_ignored),
         cmocka_unit_test(a_full_record_makes_room),   cmocka_unit_test(libraries_take_part_when_asked_for),
-        cmocka_unit_test(first_use_measures),
+        cmocka_unit_test(first_use_measures),         cmocka_unit_test(tiles_of_devices_are_tuned),
     };
     part_asked = argc > 1 ? argv[1] : NULL;
     return argc > 1 ? cmocka_run_group_tests(one, prepare, NULL) : cmocka_run_group_tests(tests, prepare, NULL);

@@ -6,6 +6,10 @@
  * threads. It stays within the class of numerics: our own ways yield the same bits; libraries take part only when
  * tn_set_library("auto") (or TRUNNION_LIBRARY) has allowed them.
  *
+ * On other devices it is the tile of a product that is tuned (f32), by device and version of its driver, with the same
+ * bits. That is measured in the process that computes, for a driver that is at work cannot be forked; `trunnion tune
+ * --device` does it in one of its own. What was being measured when a process died is left to the rules.
+ *
  * The file is tune.json in the cache folder, or what TRUNNION_TUNE_CACHE names. It is believed only if it belongs to
  * this user, nobody else can write it, and it was made on this processor by this version.
  *
@@ -33,8 +37,10 @@ TN_API tn_status tn_set_tuning(tn_tuning mode);
 /* An entry of the record. */
 typedef struct tn_tuned {
     size_t struct_size;           /* set by the caller */
-    char key[112];                /* "matmul f32 rr 1x512x512x512 2 threads exact" */
-    char way[40];                 /* "own, B in place", "openblas" */
+    /* "matmul f32 rr 1x512x512x512 2 threads exact", "tile f32 rr 1x512x512x512 on cuda …" */
+    char key[112];
+    char way[40];                 /* "own, B in place", "openblas"; "64x64x16 by 16x16": a workgroup's rows, columns,
+                                   * depth and items */
     double seconds, rule_seconds; /* of the fastest; of what the rules would have chosen */
     char date[12];                /* 2026-11-21 */
 } tn_tuned;

@@ -4,6 +4,7 @@
  * it finishes goes through the element-wise values behind it, as lowering does it for every other kernel. */
 #include "core/lower.h"
 #include "core/native.h"
+#include "core/tuner.h"
 #include "kern/qformat.h"
 #include "kern/templates.h"
 #include "ops/places.h"
@@ -126,6 +127,8 @@ static tn_gemm_shape product_shape(const tn_node *n, template *t) {
     return s;
 }
 
+static bool is_plain_f32(const tn_node *n) { return n->in[0]->dtype == TN_F32 && n->in[1]->dtype == TN_F32; }
+
 static bool along_last(const tn_value *v) { return v->stride[v->node->rank - 1] == 1; }
 
 /* Along the last dim, or the one before. */
@@ -140,6 +143,7 @@ static tn_status make_product(template *t, tn_template_program *out) {
     tn_group_limits limits = limits_of(lead->node->device);
     s.a_along_k = along_last(&values[lead->in[0]]);
     s.b_along_k = along_last(&values[lead->in[1]]) == weight_first(lead->node);
+    if (is_plain_f32(lead->node)) s.tile = tn_tune_tile(lead->node->device, &s, &limits);
     if (!tn_gemm_matrix_fits(&s, &limits)) return tn_gemm_template(&s, &limits, &joints, out);
     t->lw.sized = true;
     if (limits.matrix & TN_MATRIX_PACKETS) {

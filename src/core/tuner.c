@@ -48,8 +48,7 @@ static bool find_way(const char *name, bool libraries, tn_way *out) {
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
-/* Up to 8 the number itself, then four steps an octave. */
-static int64_t bucket(int64_t n) {
+int64_t tn_tune_bucket(int64_t n) {
     int shift = 0;
     while (n >> shift >= 8)
         shift++;
@@ -77,8 +76,8 @@ static bool write_key(const tn_gemm_args *g, tn_dtype dtype, bool kept, bool lib
     double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k * (double)batches_of(g);
     if (!a || !b || flops < LEAST_FLOPS) return false;
     snprintf(key, size, "matmul %s %c%c %lldx%lldx%lldx%lld%s%s %d threads %s", tn_dtype_name(dtype), a, b,
-             (long long)bucket(batches_of(g)), (long long)bucket(g->m), (long long)bucket(g->n),
-             (long long)bucket(g->k), kept ? " B kept" : "", g->c.joint.vm ? " joined" : "", tn_threads(),
+             (long long)tn_tune_bucket(batches_of(g)), (long long)tn_tune_bucket(g->m), (long long)tn_tune_bucket(g->n),
+             (long long)tn_tune_bucket(g->k), kept ? " B kept" : "", g->c.joint.vm ? " joined" : "", tn_threads(),
              libraries ? "library" : "exact");
     return true;
 }

@@ -36,6 +36,9 @@ tn_tuning tn_tuning_mode(void) {
 tn_status tn_set_tuning(tn_tuning wanted) {
     if (wanted > TN_TUNING_OFF) return tn_fail(TN_ERR_ARGUMENT, "tn_set_tuning: %d is no mode", (int)wanted);
     atomic_store(&mode, (int)wanted);
+    pthread_mutex_lock(&lock);
+    loaded = false; /* other processes may have added to it */
+    pthread_mutex_unlock(&lock);
     atomic_fetch_add(&generation, 1);
     return TN_OK;
 }

@@ -13,6 +13,7 @@
  * an item's places along k are counted on from panel to panel. */
 #include "kern/templates.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* Items stand in iy rows of ix; each has tm × tn elements of C. A panel is `depth` deep. Divisible so that items share
@@ -22,10 +23,13 @@ typedef struct tile {
     int iy, ix, tm, tn, depth;
 } tile;
 
-/* From the largest; few rows of A want a flat one. Found by trial on a software device. */
-static const tile tiles[] = {{16, 16, 4, 4, 16}, {8, 8, 4, 4, 16}};
-static const tile flat_tile = {4, 16, 1, 4, 16};
-enum { FLAT_ROWS = 8, MOST_OWN = 16, MOST_PLACES = 4, UNROLLED = 4 };
+/* The rules choose among the first ones, from the largest; few rows of A want the flat one. Found by trial on a
+ * software device; the others are for tuning. */
+enum { LARGE, SMALL, FLAT };
+static const tile tiles[] = {[LARGE] = {16, 16, 4, 4, 16}, [SMALL] = {8, 8, 4, 4, 16}, [FLAT] = {4, 16, 1, 4, 16},
+                             {16, 16, 8, 4, 16},           {8, 16, 8, 4, 16},          {8, 8, 8, 8, 16},
+                             {16, 16, 4, 4, 32},           {16, 16, 2, 2, 16}};
+enum { FLAT_ROWS = 8, MOST_OWN = 64, MOST_PLACES = 4, UNROLLED = 4 };
 
 static int rows_of(const tile *t) { return t->iy * t->tm; }
 static int columns_of(const tile *t) { return t->ix * t->tn; }
@@ -43,13 +47,32 @@ static bool tile_fits(const tile *t, const tn_gemm_shape *s, const tn_group_limi
     return t->iy * t->ix <= limits->items && bytes <= limits->local_bytes;
 }
 
+/* -1: none fits. */
+static int tile_by_rule(const tn_gemm_shape *s, const tn_group_limits *limits) {
+    if (s->m <= FLAT_ROWS && tile_fits(&tiles[FLAT], s, limits)) return FLAT;
+    bool large = s->m > rows_of(&tiles[LARGE]) / 2 && s->n > columns_of(&tiles[LARGE]) / 2;
+    if (large && tile_fits(&tiles[LARGE], s, limits)) return LARGE;
+    if (tile_fits(&tiles[SMALL], s, limits)) return SMALL;
+    return tile_fits(&tiles[FLAT], s, limits) ? FLAT : -1;
+}
+
 static const tile *choose_tile(const tn_gemm_shape *s, const tn_group_limits *limits) {
-    if (s->m <= FLAT_ROWS && tile_fits(&flat_tile, s, limits)) return &flat_tile;
-    for (size_t i = 0; i < TN_COUNT(tiles); i++) {
-        bool worth = i + 1 == TN_COUNT(tiles) || (s->m > rows_of(&tiles[i]) / 2 && s->n > columns_of(&tiles[i]) / 2);
-        if (worth && tile_fits(&tiles[i], s, limits)) return &tiles[i];
-    }
-    return tile_fits(&flat_tile, s, limits) ? &flat_tile : NULL;
+    if (tn_gemm_tile_fits(s->tile, s, limits)) return &tiles[s->tile - 1];
+    int i = tile_by_rule(s, limits);
+    return i < 0 ? NULL : &tiles[i];
+}
+
+bool tn_gemm_tile_fits(int number, const tn_gemm_shape *s, const tn_group_limits *limits) {
+    return number > 0 && number <= (int)TN_COUNT(tiles) && tile_fits(&tiles[number - 1], s, limits);
+}
+
+int tn_gemm_tile_by_rule(const tn_gemm_shape *s, const tn_group_limits *limits) { return tile_by_rule(s, limits) + 1; }
+
+bool tn_gemm_tile_name(int number, char out[TN_TILE_NAME]) {
+    if (number < 1 || number > (int)TN_COUNT(tiles)) return false;
+    const tile *t = &tiles[number - 1];
+    snprintf(out, TN_TILE_NAME, "%dx%dx%d by %dx%d", rows_of(t), columns_of(t), t->depth, t->iy, t->ix);
+    return true;
 }
 
 bool tn_gemm_template_fits(const tn_gemm_shape *s, const tn_group_limits *limits) {

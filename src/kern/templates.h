@@ -62,6 +62,7 @@ typedef struct tn_gemm_shape {
     bool a_along_k, b_along_k;
     tn_digits a_k, b_k, columns; /* of k for load_a, of k for load_b; only of numbers below 2³¹ */
     tn_dtype half;               /* TN_F16 or TN_BF16 if both operands are of it; else 0 */
+    int tile;                    /* 0: by rule; else one of the list below, where it fits */
 } tn_gemm_shape;
 bool tn_gemm_template_fits(const tn_gemm_shape *s, const tn_group_limits *limits);
 tn_status tn_gemm_template(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
@@ -73,6 +74,14 @@ tn_status tn_gemm_template(const tn_gemm_shape *s, const tn_group_limits *limits
 bool tn_gemm_matrix_fits(const tn_gemm_shape *s, const tn_group_limits *limits);
 tn_status tn_gemm_matrix(const tn_gemm_shape *s, const tn_group_limits *limits, const tn_product_joints *joints,
                          tn_template_program *out);
+
+/* Tile 1, 2 … as text, "64x64x16 by 16x16": rows and columns of a workgroup, depth of a panel, items. All yield the
+ * same bits. False beyond the last. */
+enum { TN_TILE_NAME = 40 };
+bool tn_gemm_tile_name(int tile, char out[TN_TILE_NAME]);
+/* Whether it can be had, and the one that the rules choose. */
+bool tn_gemm_tile_fits(int tile, const tn_gemm_shape *s, const tn_group_limits *limits);
+int tn_gemm_tile_by_rule(const tn_gemm_shape *s, const tn_group_limits *limits);
 
 /* ---- products with weights in blocks (qmat.c) -------------------------------------------------------------------- */
 
