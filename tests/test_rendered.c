@@ -291,6 +291,38 @@ static void limits_are_named(void **state) {
     scale_free(&s);
 }
 
+/* y[i] = x[n[i]]: all of x must be bound, for nobody knows which of it is read. */
+static void what_is_read_anywhere_is_within_reach(void **state) {
+    (void)state;
+    enum { X, Y, N };
+    kir_builder *b;
+    kir_program *p;
+    int64_t *sizes;
+    tn_kernel_answer a;
+    assert_ok(kir_begin(1, 0, (int64_t[]){8}, &b));
+    kir_aff each = {.s = {1}, .dyn = KIR_NONE}, any = {.c = 0};
+    (void)kir_buffer(b, TN_F32);
+    (void)kir_buffer(b, TN_F32);
+    (void)kir_buffer(b, TN_I64);
+    any.dyn = kir_load(b, N, &each, KIR_NONE);
+    kir_store(b, Y, &each, kir_load(b, X, &any, KIR_NONE), KIR_NONE);
+    assert_ok(kir_finish(b, &p, &sizes));
+    wrap_now = (wrap_nature){.max_buffer = 1 << 16};
+    tn_device *d = open_wrapped();
+    assert_true(tn_kernel_can(d, p, sizes, &a));
+    assert_true(tn_kernel_reaches(d, p, X, 1 << 12, &a));
+    assert_false(tn_kernel_reaches(d, p, X, 1 << 17, &a));
+    assert_string_equal(a.code, "buffer_too_large");
+    assert_string_equal(a.why, "binds 65536 bytes at once, this kernel reads anywhere in 131072");
+    assert_true(tn_kernel_reaches(d, p, Y, 1 << 17, &a));
+    d->caps.joins = true;
+    d->caps.max_bindings = 9; /* three to a buffer */
+    assert_true(tn_kernel_reaches(d, p, X, 1 << 17, &a));
+    close_wrapped(d);
+    kir_free(p);
+    tn_mem_free(sizes);
+}
+
 /* One element-wise tree of more operands than a kernel binds: it is computed in several kernels, none of them on the
  * host. */
 static void many_operands_are_computed_in_parts(void **state) {
@@ -613,6 +645,7 @@ int main(void) {
         ON_FAR(what_the_compiler_refuses_is_remembered_with_words),
         ON_FAR(what_failed_a_comparison_is_left_out),
         ON_FAR(limits_are_named),
+        ON_FAR(what_is_read_anywhere_is_within_reach),
         ON_FAR(loops_that_are_too_long_are_left_out),
         ON_FAR(threads_launch_one_kernel),
         ON_OPENCL(compiled_kernels_are_found_on_disk),
