@@ -12,7 +12,7 @@
 
 #include "commands.h"
 
-enum { OPT_QUANTIZE = 256, OPT_LIKE, OPT_VERIFY, OPT_TEXT, OPT_CONTEXT };
+enum { OPT_QUANTIZE = 256, OPT_LIKE, OPT_VERIFY, OPT_TEXT, OPT_CONTEXT, OPT_IMPORTANCE };
 
 static int run(int argc, char **argv);
 
@@ -32,6 +32,8 @@ const cli_command cli_convert = {
         "  --quantize TYPE       matrices become Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K … Q6_K (GGUF), F16, BF16 or\n"
         "                        F32; rows that are no multiple of 256 take Q4_0, Q5_0, Q5_1 or Q8_0 instead of\n"
         "                        a K type, and vectors stay as they are\n"
+        "  --importance FILE     run the model (IN) over this text first: columns that are multiplied with large\n"
+        "                        numbers are rounded with more care\n"
         "  --like FILE.gguf      take the metadata (sizes, tokenizer) from this file\n"
         "  --verify              open OUT again and compare every number; of an .onnx, what it computes too\n"
         "  --text FILE           perplexity over this text before and after (GGUF language models)\n"
@@ -40,7 +42,7 @@ const cli_command cli_convert = {
         "                        verified, output_error, perplexity{}\n"
         "\n"
         "examples:\n"
-        "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify --text text.txt\n"
+        "  trunnion convert model.gguf small.gguf --quantize Q4_K --verify --text text.txt --importance other.txt\n"
         "  trunnion convert model.gguf model.safetensors\n"
         "  trunnion convert model.gguf model.onnx --verify\n"
         "  trunnion convert model.gguf folder/ --quantize BF16\n"
@@ -56,6 +58,7 @@ static bool take(void *ctx, int val, const char *arg) {
     case OPT_LIKE: w->like = arg; return *arg != 0;
     case OPT_VERIFY: w->verify = true; return true;
     case OPT_TEXT: w->text = arg; return *arg != 0;
+    case OPT_IMPORTANCE: w->importance = arg; return *arg != 0;
     default: return cli_parse_int(arg, 2, INT64_C(1) << 40, &w->context);
     }
 }
@@ -85,6 +88,8 @@ static const char *wrong_wish(const convert_wishes *w, convert_kind from, conver
     if (to == CONVERT_SAFETENSORS && w->to != TN_DTYPE_COUNT && tn_dtype_block(w->to) > 1)
         return "safetensors files have no quantised types: take F16, BF16 or F32, or an OUT that ends with .gguf";
     if (is_same_file(w->in, w->out)) return "OUT is IN: what is rounded could not be had back; take another name";
+    if (w->importance && (w->to == TN_DTYPE_COUNT || tn_dtype_block(w->to) == 1))
+        return "--importance is for --quantize with a type in blocks";
     if (w->like && to != CONVERT_GGUF) return "--like is for an OUT that ends with .gguf";
     if (w->text && to != CONVERT_GGUF) return "--text is for an OUT that ends with .gguf";
     return NULL;
@@ -100,11 +105,13 @@ static const struct {
     [CONVERT_FOLDER] = {convert_to_folder, convert_verify},
 };
 
-static tn_status convert(const convert_wishes *w, convert_kind to, convert_report *r) {
+static tn_status convert(const convert_wishes *w, convert_kind to, const convert_importance *importance,
+                         convert_report *r) {
     convert_file in;
     double begun = cli_now();
     convert_folder folder;
     tn_status status = convert_open(w->in, &in);
+    in.importance = importance;
     if (status == TN_OK && to == CONVERT_GGUF && cli_is_folder(w->in)) {
         in.folder = &folder;
         status = convert_folder_open(w->in, in.count, &folder);
@@ -129,9 +136,13 @@ static tn_status convert(const convert_wishes *w, convert_kind to, convert_repor
 
 static int run(int argc, char **argv) {
     static const struct option own[] = {
-        {"quantize", required_argument, NULL, OPT_QUANTIZE}, {"like", required_argument, NULL, OPT_LIKE},
-        {"verify", no_argument, NULL, OPT_VERIFY},           {"text", required_argument, NULL, OPT_TEXT},
-        {"context", required_argument, NULL, OPT_CONTEXT},   {0},
+        {"quantize", required_argument, NULL, OPT_QUANTIZE},
+        {"like", required_argument, NULL, OPT_LIKE},
+        {"verify", no_argument, NULL, OPT_VERIFY},
+        {"text", required_argument, NULL, OPT_TEXT},
+        {"context", required_argument, NULL, OPT_CONTEXT},
+        {"importance", required_argument, NULL, OPT_IMPORTANCE},
+        {0},
     };
     convert_wishes w = {.to = TN_DTYPE_COUNT};
     cli_options o;
@@ -155,7 +166,11 @@ static int run(int argc, char **argv) {
         return r ? code : CLI_FAILED;
     }
     if (w.text && !convert_perplexity(&o, w.in, w.text, w.context, &r->perplexity[0])) code = cli_failed();
-    if (code == CLI_OK && convert(&w, to, r) != TN_OK) code = cli_failed();
+    convert_importance importance = {0};
+    if (code == CLI_OK && w.importance && !convert_find_importance(&o, w.in, w.importance, &importance))
+        code = cli_failed();
+    if (code == CLI_OK && convert(&w, to, &importance, r) != TN_OK) code = cli_failed();
+    convert_importance_free(&importance);
     if (code == CLI_OK && w.text && !convert_perplexity(&o, w.out, w.text, w.context, &r->perplexity[1]))
         code = cli_failed();
     if (code == CLI_OK) (o.json ? convert_put_json : convert_put_text)(&w, r);

@@ -37,6 +37,23 @@ typedef struct convert_size {
 extern const convert_size convert_sizes[];
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w);
 
+/* ---- which columns count (convert_importance.c; refused where there is no libtrunnion-text) ---------------------- */
+
+typedef struct convert_importance {
+    struct convert_columns {
+        char *name; /* of a tensor in the file */
+        float *squares;
+        int64_t columns;
+    } * list;
+    int64_t count, room;
+} convert_importance;
+
+/* From the model in `model`, run over a text. */
+bool convert_find_importance(const cli_options *o, const char *model, const char *text, convert_importance *out);
+void convert_importance_free(convert_importance *i);
+/* Of a matrix with so many columns; NULL where nothing is known. */
+const float *convert_columns_of(const convert_importance *i, const char *name, int64_t columns);
+
 /* ---- files (convert_file.c) -------------------------------------------------------------------------------------- */
 
 typedef enum convert_kind {
@@ -55,8 +72,9 @@ typedef struct convert_file {
     tn_gguf *gguf;
     tn_pickle *pickle;
     tn_onnx *onnx;
-    int *weights;           /* of the ONNX file, those that count */
-    convert_folder *folder; /* NULL unless its tensors are called as in GGUF files */
+    int *weights;                         /* of the ONNX file, those that count */
+    const convert_importance *importance; /* of columns, for quantising; NULL */
+    convert_folder *folder;               /* NULL unless its tensors are called as in GGUF files */
     int64_t count;
 } convert_file;
 
@@ -84,7 +102,7 @@ float *convert_numbers(const convert_file *f, const convert_tensor *t);
 /* ---- what is asked for, and what is told of it ------------------------------------------------------------------- */
 
 typedef struct convert_wishes {
-    const char *in, *out, *quantize, *like, *text;
+    const char *in, *out, *quantize, *like, *text, *importance;
     int64_t context;
     bool verify;
     tn_dtype to; /* TN_DTYPE_COUNT: as it is */

@@ -106,20 +106,38 @@ void convert_measure(convert_class *row, const float *x, const float *y, int64_t
     }
 }
 
+/* ---- columns ----------------------------------------------------------------------------------------------------- */
+
+const float *convert_columns_of(const convert_importance *i, const char *name, int64_t columns) {
+    for (int64_t k = 0; i && k < i->count; k++)
+        if (i->list[k].columns == columns && strcmp(i->list[k].name, name) == 0) return i->list[k].squares;
+    return NULL;
+}
+
+void convert_importance_free(convert_importance *i) {
+    for (int64_t k = 0; k < i->count; k++) {
+        free(i->list[k].name);
+        free(i->list[k].squares);
+    }
+    free(i->list);
+    *i = (convert_importance){0};
+}
+
 /* ---- one tensor -------------------------------------------------------------------------------------------------- */
 
-static void *blocks_of(tn_dtype to, const float *x, int64_t numel, size_t bytes) {
+static void *blocks_of(const convert_file *in, const convert_tensor *t, tn_dtype to, const float *x, size_t bytes) {
+    int64_t numel = t->numel, columns = t->rank > 0 ? t->shape[t->rank - 1] : 0;
     void *data = malloc(bytes ? bytes : 1);
     if (!data) tn_backend_fail(TN_ERR_MEMORY, "no memory for %zu bytes", bytes);
     if (!data) return NULL;
     tn_status status = TN_OK;
     if (tn_dtype_block(to) > 1) {
-        status = tn_quantize_blocks(to, x, numel, data);
+        status = tn_quantize_rows(to, x, numel, convert_columns_of(in->importance, t->source, columns), columns, data);
     } else {
-        tn_tensor *t = tn_from_data(x, &numel, 1, TN_F32), *cast = tn_cast(t, to);
+        tn_tensor *plain = tn_from_data(x, &numel, 1, TN_F32), *cast = tn_cast(plain, to);
         status = tn_read(cast, data, bytes);
         tn_free(cast);
-        tn_free(t);
+        tn_free(plain);
     }
     if (status == TN_OK) return data;
     free(data);
@@ -168,7 +186,7 @@ tn_status convert_one(const convert_file *in, const convert_tensor *t, tn_dtype 
     float *x = convert_numbers(in, t);
     if (!x) return tn_backend_fail(TN_ERR_FORMAT, "'%s' cannot be converted: %s", t->name, tn_error());
     out->size = (int64_t)tn_dtype_bytes(to, t->numel);
-    out->bytes = out->data = blocks_of(to, x, t->numel, (size_t)out->size);
+    out->bytes = out->data = blocks_of(in, t, to, x, (size_t)out->size);
     row->bytes += out->size;
     tn_status status = out->data ? measure_written(row, x, out->data, to, t->numel) : TN_ERR_MEMORY;
     free(x);

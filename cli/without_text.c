@@ -40,6 +40,13 @@ tn_status convert_verify_onnx(const convert_file *in, const convert_wishes *w, c
     return convert_to_onnx(in, w, r);
 }
 
+bool convert_find_importance(const cli_options *o, const char *model, const char *text, convert_importance *out) {
+    (void)o, (void)model, (void)text;
+    *out = (convert_importance){0};
+    tn_backend_fail(TN_ERR_UNSUPPORTED, "--importance needs the library trunnion-text: %s", TN_TEXT_MISSING);
+    return false;
+}
+
 bool convert_perplexity(const cli_options *o, const char *model, const char *text, int64_t context, double *out) {
     (void)o, (void)model, (void)text, (void)context;
     *out = 0;

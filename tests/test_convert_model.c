@@ -250,6 +250,8 @@ static void models_become_networks(void **state) {
     make_byte_words(&w);
     make_model("bytes.gguf", "qwen2", "qwen2", &w);
     convert("bytes.gguf bytes.onnx --verify");
+    write_file(test_scratch("text.txt"), "the world in the world");
+    convert("bytes.gguf small.gguf --quantize Q8_0 --importance text.txt --verify");
     convert("bytes.onnx back.gguf --like bytes.gguf --verify");
     assert_same_model("bytes.gguf", "back.gguf");
 }

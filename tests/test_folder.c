@@ -346,10 +346,45 @@ static void an_encoder_becomes_a_network(void **state) {
     }
 }
 
+typedef struct seen {
+    int matrices;
+    float down[INNER];
+} seen;
+
+static tn_status look_at(void *ctx, const char *name, const float *squares, int64_t columns) {
+    seen *s = ctx;
+    s->matrices++;
+    for (int64_t k = 0; k < columns; k++)
+        if (!(squares[k] >= 0 && isfinite(squares[k]))) return TN_ERR_ARGUMENT;
+    if (strstr(name, "down_proj")) memcpy(s->down, squares, sizeof s->down);
+    return strcmp(name, "model.norm.weight") == 0 ? TN_ERR_ARGUMENT : TN_OK;
+}
+
+/* Every matrix is told of, and longer texts add to shorter ones. */
+static void columns_are_told_by_what_they_multiply(void **state) {
+    (void)state;
+    const int32_t text[] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7}; /* longer than the context */
+    tn_llm_options o = {.struct_size = sizeof o, .context = 8};
+    seen all = {0}, begin = {0}, rest = {0};
+    tn_llm *m;
+    assert_ok(tn_llm_open(make_llama("columns", ""), &o, &m));
+    assert_ok(tn_llm_importance(m, text, 8, look_at, &begin));
+    assert_ok(tn_llm_importance(m, text + 8, 6, look_at, &rest));
+    assert_ok(tn_llm_importance(m, text, 14, look_at, &all));
+    assert_int_equal(tn_llm_position(m), 0);
+    assert_int_equal(all.matrices, 8); /* seven of the layer, and the embedding, which is the output too */
+    for (int k = 0; k < INNER; k++)
+        assert_float_equal(all.down[k], begin.down[k] + rest.down[k], 1e-4f * all.down[k]);
+    const int32_t wrong[] = {1, WORDS};
+    assert_int_equal(tn_llm_importance(m, wrong, 2, look_at, &all), TN_ERR_ARGUMENT);
+    tn_llm_close(m);
+}
+
 static void nothing_is_exported_without_a_model(void **state) {
     (void)state;
     assert_int_equal(tn_llm_export_onnx(NULL, "x"), TN_ERR_ARGUMENT);
     assert_int_equal(tn_embedder_export_onnx(NULL, "x"), TN_ERR_ARGUMENT);
+    assert_int_equal(tn_llm_importance(NULL, ids, 1, NULL, NULL), TN_ERR_ARGUMENT);
 }
 
 int main(void) {
@@ -362,6 +397,7 @@ int main(void) {
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(a_language_model_becomes_a_network),
         cmocka_unit_test(an_encoder_becomes_a_network),
+        cmocka_unit_test(columns_are_told_by_what_they_multiply),
         cmocka_unit_test(nothing_is_exported_without_a_model),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

@@ -240,6 +240,43 @@ static void blocks_are_as_near_as_the_format_allows(void **state) {
     }
 }
 
+static double error_by_columns(tn_dtype dtype, const float *x, const float *importance, int columns, uint8_t *blocks) {
+    static float y[NUMBERS];
+    double error = 0;
+    tn_decode_blocks(dtype, blocks, NUMBERS / tn_dtype_block(dtype), y);
+    for (int i = 768; i < NUMBERS; i++)
+        error += (double)importance[i % columns] * ((double)y[i] - (double)x[i]) * ((double)y[i] - (double)x[i]);
+    return error;
+}
+
+/* Some columns are multiplied with large numbers: the error of the product becomes smaller. Where all count alike,
+ * nothing changes. */
+static void columns_that_count_more_are_nearer(void **state) {
+    (void)state;
+    enum { COLUMNS = 512 };
+    static float x[NUMBERS], importance[COLUMNS], alike[COLUMNS];
+    static uint8_t plain[NUMBERS * 2], blocks[NUMBERS * 2];
+    make_weights(x);
+    for (int k = 0; k < COLUMNS; k++) {
+        importance[k] = k % 8 == 3 ? 400 : 1;
+        alike[k] = 1e-20f;
+    }
+    for (size_t f = 0; f < TN_COUNT(limits); f++) {
+        tn_dtype dtype = limits[f].dtype;
+        assert_ok(tn_quantize_blocks(dtype, x, NUMBERS, plain));
+        assert_ok(tn_quantize_rows(dtype, x, NUMBERS, alike, COLUMNS, blocks));
+        assert_memory_equal(plain, blocks, tn_dtype_bytes(dtype, NUMBERS));
+        double before = error_by_columns(dtype, x, importance, COLUMNS, plain);
+        assert_ok(tn_quantize_rows(dtype, x, NUMBERS, importance, COLUMNS, blocks));
+        double after = error_by_columns(dtype, x, importance, COLUMNS, blocks);
+        if (!(after <= 0.8 * before)) fail_msg("%s: %g, and %g without", tn_dtype_name(dtype), after, before);
+    }
+    importance[5] = NAN;
+    importance[6] = INFINITY;
+    assert_ok(tn_quantize_rows(TN_Q4_K, x, NUMBERS, importance, COLUMNS, blocks));
+    assert_int_equal(tn_quantize_rows(TN_Q4_K, x, NUMBERS, importance, 100, blocks), TN_ERR_ARGUMENT);
+}
+
 /* Factors below the smallest normal f16 are kept, as well as so few bits can: 2e-6 is 34 of the smallest steps. */
 static void tiny_numbers_are_kept(void **state) {
     (void)state;
@@ -290,6 +327,7 @@ int main(void) {
         cmocka_unit_test(a_file_is_there_whole_or_not_at_all),
         cmocka_unit_test(memory_may_run_out_anywhere),
         cmocka_unit_test(blocks_are_as_near_as_the_format_allows),
+        cmocka_unit_test(columns_that_count_more_are_nearer),
         cmocka_unit_test(tiny_numbers_are_kept),
         cmocka_unit_test(odd_numbers_are_quantised_to_something_finite),
     };

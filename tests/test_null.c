@@ -630,6 +630,7 @@ static void gguf_refuses(void **state) {
     FAILS(tn_gguf_commit(NULL))
     CALLS(tn_gguf_abandon(NULL))
     FAILS(tn_gguf_save(NULL, NULL, 0, NULL, 0))
+    FAILS(tn_quantize_rows(TN_F32, NULL, 0, NULL, 0, NULL))
     FAILS(tn_quantize_blocks(TN_Q4_0, NULL, 32, NULL))
     REFUSES(tn_gguf_tensor(NULL, "x"))
     tn_model_sizes sizes = {.struct_size = sizeof sizes};

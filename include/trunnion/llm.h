@@ -102,6 +102,14 @@ TN_API tn_status tn_llm_step(tn_llm *m, int32_t id, const float **logits);
 /* Appends `count` tokens and writes the logits behind every one of them: out [count, vocabulary]. */
 TN_API tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out);
 
+/* For quantising (tn_quantize_rows): how large the numbers are that each matrix is multiplied with, over `count` ≥ 1
+ * tokens of a text that is like those to come. Calls take(ctx, name, squares, columns) with the file's name of each
+ * matrix and a sum of squares for each of its columns, valid during the call; its failure ends this and is returned.
+ * A text longer than the context is taken in pieces. The sequence begins anew, at position 0.
+ * Source: llama.cpp's importance matrix. */
+typedef tn_status tn_llm_take(void *ctx, const char *name, const float *squares, int64_t columns);
+TN_API tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm_take *take, void *ctx);
+
 /* Writes the model as an ONNX model (onnx.h): "input_ids" [1, tokens] i64 → "logits" [1, tokens, vocabulary] f32, for
  * any number of tokens up to what the model was trained for. It has no cache: each run computes all tokens. Weights
  * keep the names and the types of the file; those in blocks become f32, vectors too, matrices that are stored

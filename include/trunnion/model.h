@@ -201,6 +201,12 @@ TN_API tn_status tn_gguf_save(const char *path, const tn_named_tensor *tensors, 
  * Errors: TN_ERR_DTYPE for another dtype; TN_ERR_ARGUMENT for a part of a block. */
 TN_API tn_status tn_quantize_blocks(tn_dtype dtype, const float *x, int64_t count, void *blocks);
 
+/* The same for the rows of a matrix whose columns do not count alike: importance[c] ≥ 0 says how much an error in
+ * column c matters, as the mean square of the numbers that it is multiplied with does (tn_llm_importance). Only their
+ * ratios count. importance: [columns], NULL: alike. columns: whole blocks. Errors: as above, TN_ERR_MEMORY besides. */
+TN_API tn_status tn_quantize_rows(tn_dtype dtype, const float *x, int64_t count, const float *importance,
+                                  int64_t columns, void *blocks);
+
 /* ---- PyTorch's files --------------------------------------------------------------------------------------------- */
 
 typedef struct tn_pickle tn_pickle;

@@ -8,7 +8,9 @@
  *
  * An error counts by the size of its number, |x| and the root mean square together: models come out nearer to what
  * they were than without (their outputs diverge by a tenth less in four bits), while the plain error grows by a
- * percent. Sums run in eight lanes, so that they become vector code and are the same on every machine. */
+ * percent. Where the caller says how large the numbers are that a column is multiplied with, that counts besides: it is
+ * by how much the column's errors reach the product. Sums run in eight lanes, so that they become vector code and are
+ * the same on every machine. */
 #include <math.h>
 #include <string.h>
 
@@ -69,7 +71,8 @@ static double total(const float *lanes) {
     return sum;
 }
 
-static run run_of(const float *x, int n, const target *t) {
+/* importance: of each number; NULL: alike */
+static run run_of(const float *x, const float *importance, int n, const target *t) {
     run r = {.x = x, .n = n, .low = t->low, .high = t->high};
     float size[LANES] = {0}, weights[LANES] = {0}, sum[LANES] = {0}, squares[LANES] = {0};
     for (int i = 0; i < n; i += LANES)
@@ -80,6 +83,7 @@ static run run_of(const float *x, int n, const target *t) {
     for (int i = 0; i < n; i += LANES)
         for (int l = 0; l < LANES; l++) {
             float v = x[i + l], w = usual ? rms + fabsf(v) : 1;
+            if (importance) w *= importance[i + l];
             r.weight[i + l] = w;
             weights[l] += w;
             sum[l] += w * v;
@@ -199,9 +203,10 @@ static void put_codes(const tn_qformat *f, const float *q, int n, uint8_t *u) {
         u[i] = (uint8_t)((int)q[i] + f->zero);
 }
 
-static void quantize_small(const tn_qformat *f, const float *x, const target *to, tn_qunpacked *out) {
+static void quantize_small(const tn_qformat *f, const float *x, const float *importance, const target *to,
+                           tn_qunpacked *out) {
     float q[RUN];
-    run of = run_of(x, RUN, to), *r = &of;
+    run of = run_of(x, importance, RUN, to), *r = &of;
     fit b = f->has_minimum ? fit_affine(r, MINIMUM_ANY) : fit_signed(r);
     b.s = half_factor(b.s);
     encode(r, b.s, b.m, q);
@@ -320,12 +325,13 @@ static void improve(const super *b, float d, float minimum, attempt *best) {
     keep_better(&a, best);
 }
 
-static void quantize_super(const tn_qformat *f, const float *x, const target *to, tn_qunpacked *out) {
+static void quantize_super(const tn_qformat *f, const float *x, const float *importance, const target *to,
+                           tn_qunpacked *out) {
     super b = {.format = f, .codes = codes_of(f->scales), .length = TN_QBLOCK / f->parts};
     float most = 0, most_minimum = 0;
     b.runs = TN_QSUPER / b.length;
     for (int j = 0; j < b.runs; j++) {
-        b.run[j] = run_of(x + j * b.length, b.length, to);
+        b.run[j] = run_of(x + j * b.length, importance ? importance + j * b.length : NULL, b.length, to);
         b.fit[j] = f->has_minimum ? fit_affine(&b.run[j], MINIMUM_BELOW_ZERO) : fit_signed(&b.run[j]);
         if (fabsf(b.fit[j].s) > fabsf(most)) most = b.fit[j].s;
         most_minimum = fmaxf(most_minimum, -b.fit[j].m);
@@ -457,7 +463,8 @@ static const target *find_target(tn_dtype dtype) {
 typedef struct work {
     const target *target;
     const tn_qformat *format;
-    const float *x;
+    const float *x, *importance; /* importance: [columns], around 1; NULL */
+    int64_t columns;
     uint8_t *blocks;
 } work;
 
@@ -472,7 +479,8 @@ static void quantize_range(void *ctx, int64_t begin, int64_t end, int worker) {
             float v = w->x[i * f->elements + k];
             x[k] = isfinite(v) ? v : 0;
         }
-        (f->elements == TN_QBLOCK ? quantize_small : quantize_super)(f, x, w->target, &block);
+        const float *importance = w->importance ? w->importance + i * f->elements % w->columns : NULL;
+        (f->elements == TN_QBLOCK ? quantize_small : quantize_super)(f, x, importance, w->target, &block);
         uint8_t *to = w->blocks + i * f->bytes;
         w->target->pack(&block, to);
         put_half(to + w->target->d, block.d);
@@ -480,17 +488,40 @@ static void quantize_range(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-tn_status tn_quantize_blocks(tn_dtype dtype, const float *x, int64_t count, void *blocks) {
+/* By their mean, within bounds in which sums of them stay exact enough. */
+static float *relative(const float *importance, int64_t columns) {
+    const float least = 1e-4F, most = 1e4F;
+    float *out = tn_mem_alloc((size_t)columns * sizeof *out);
+    double sum = 0;
+    for (int64_t k = 0; k < columns && out; k++)
+        sum += isfinite(importance[k]) && importance[k] > 0 ? (double)importance[k] : 0;
+    for (int64_t k = 0; k < columns && out; k++) {
+        float v = (float)((double)importance[k] * (double)columns / sum);
+        out[k] = sum > 0 && isfinite(v) ? fminf(fmaxf(v, least), most) : 1;
+    }
+    return out;
+}
+
+tn_status tn_quantize_rows(tn_dtype dtype, const float *x, int64_t count, const float *importance, int64_t columns,
+                           void *blocks) {
     const target *t = find_target(dtype);
     if (!t)
         return tn_fail(TN_ERR_DTYPE, "tn_quantize_blocks: to %s; it takes q4_0, q4_1, q5_0, q5_1, q8_0, q2_k … q6_k",
                        tn_dtype_name(dtype));
-    work w = {.target = t, .format = tn_qformat_of(dtype), .x = x, .blocks = blocks};
-    if (count < 0 || count % w.format->elements != 0)
-        return tn_fail(TN_ERR_ARGUMENT, "tn_quantize_blocks: %lld numbers are not whole blocks of %d", (long long)count,
-                       w.format->elements);
+    work w = {.target = t, .format = tn_qformat_of(dtype), .x = x, .columns = columns, .blocks = blocks};
+    if (count < 0 || count % w.format->elements != 0 || columns < 0 || columns % w.format->elements != 0)
+        return tn_fail(TN_ERR_ARGUMENT, "tn_quantize_blocks: %lld numbers, in rows of %lld, are not whole blocks of %d",
+                       (long long)count, (long long)columns, w.format->elements);
     if (count > 0) TRY(tn_need(x, "tn_quantize_blocks: x"));
     if (count > 0) TRY(tn_need(blocks, "tn_quantize_blocks: blocks"));
+    float *by = importance && columns > 0 ? relative(importance, columns) : NULL;
+    if (importance && columns > 0 && !by) return TN_ERR_MEMORY;
+    w.importance = by;
     tn_parallel(count / w.format->elements, TN_QSUPER / w.format->elements * 4, quantize_range, &w);
+    tn_mem_free(by);
     return TN_OK;
+}
+
+tn_status tn_quantize_blocks(tn_dtype dtype, const float *x, int64_t count, void *blocks) {
+    return tn_quantize_rows(dtype, x, count, NULL, 0, blocks);
 }

@@ -377,6 +377,103 @@ tn_status tn_llm_logits(tn_llm *m, const int32_t *ids, int64_t count, float *out
     return leave(m, before, mend(m, run_logits(m, ids, count, out)));
 }
 
+/* ---- how large the numbers are that weights are multiplied with -------------------------------------------------- */
+
+static const int8_t probe_of[LAYER_SLOTS] = {
+    [SLOT_Q] = 1 + PROBE_ATTENTION,   [SLOT_K] = 1 + PROBE_ATTENTION, [SLOT_V] = 1 + PROBE_ATTENTION,
+    [SLOT_QKV] = 1 + PROBE_ATTENTION, [SLOT_O] = 1 + PROBE_O,         [SLOT_GATE] = 1 + PROBE_FFN,
+    [SLOT_UP] = 1 + PROBE_FFN,        [SLOT_DOWN] = 1 + PROBE_DOWN};
+
+/* What a text has left: `count` lists of `width` numbers, the longest of them. */
+typedef struct importance {
+    tn_tensor **probes;
+    float *read;
+    double *sums;
+    int64_t count, width;
+} importance;
+
+static tn_status add_probes(importance *p) {
+    TRY(tn_eval(p->probes, (int)p->count));
+    for (int64_t i = 0; i < p->count; i++) {
+        int64_t n = tn_numel(p->probes[i]);
+        TRY(tn_read(p->probes[i], p->read, (size_t)n * sizeof *p->read));
+        for (int64_t k = 0; k < n; k++)
+            p->sums[i * p->width + k] += (double)p->read[k];
+    }
+    return TN_OK;
+}
+
+static tn_status probe_piece(tn_llm *m, const int32_t *ids, int64_t n, importance *p) {
+    tn_status status = read_rows(m, ids, n);
+    if (status != TN_OK) return status;
+    memset(p->probes, 0, (size_t)p->count * sizeof(tn_tensor *));
+    TN_SCOPE {
+        llm_inputs in = make_inputs(m, m->position, n);
+        in.probes = p->probes;
+        tn_free(tn_llm_record(&m->config, &m->weights, &in, LLM_ALL_ROWS));
+        status = add_probes(p);
+    }
+    for (int64_t i = 0; i < p->count; i++)
+        tn_free(p->probes[i]);
+    m->position += n;
+    return status;
+}
+
+static tn_status probe_text(tn_llm *m, const int32_t *ids, int64_t count, importance *p) {
+    for (int64_t done = 0, n; done < count; done += n) {
+        if (m->position == m->config.context) m->position = 0;
+        int64_t room = m->config.context - m->position;
+        n = count - done < LLM_CHUNK ? count - done : LLM_CHUNK;
+        n = n < room ? n : room;
+        TRY(probe_piece(m, ids + done, n, p));
+    }
+    m->position = 0;
+    return TN_OK;
+}
+
+static tn_status hand_out(tn_llm *m, int64_t layer, int slot, const importance *p, tn_llm_take *take, void *ctx) {
+    char name[LLM_NAME_SIZE];
+    llm_tensor info = {.struct_size = sizeof info};
+    const double *sums = p->sums + p->width * (layer < 0 ? p->count - 1 : layer * LLM_PROBES + probe_of[slot] - 1);
+    bool there =
+        tn_llm_name(m->config.naming, name, layer, slot) && tn_llm_source_find(&m->source, name, &info) == TN_OK;
+    if (!there || info.rank != 2 || info.shape[1] > p->width) return TN_OK;
+    for (int64_t k = 0; k < info.shape[1]; k++)
+        p->read[k] = (float)sums[k];
+    return take(ctx, info.name, p->read, info.shape[1]);
+}
+
+static tn_status find_importance(tn_llm *m, const int32_t *ids, int64_t count, importance *p, tn_llm_take *take,
+                                 void *ctx) {
+    TRY(mend(m, probe_text(m, ids, count, p)));
+    TRY(hand_out(m, -1, m->config.tied ? SLOT_EMBEDDING : SLOT_OUTPUT, p, take, ctx));
+    for (int64_t i = 0; i < m->config.layers; i++)
+        for (int slot = 0; slot < LAYER_SLOTS; slot++)
+            if (probe_of[slot] && !(m->config.naming->transposed & 1u << slot)) TRY(hand_out(m, i, slot, p, take, ctx));
+    return TN_OK;
+}
+
+tn_status tn_llm_importance(tn_llm *m, const int32_t *ids, int64_t count, tn_llm_take *take, void *ctx) {
+    if (!m || !take) return tn_backend_fail(TN_ERR_ARGUMENT, "tn_llm_importance: the model or the function is NULL");
+    TRY(tn_llm_rewind(m, 0));
+    TRY(check_ids(m, ids, count < m->config.context ? count : m->config.context));
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < 0 || ids[i] >= m->config.size[SIZE_VOCABULARY]) return check_ids(m, ids + i, 1);
+    importance p = {.count = m->config.layers * LLM_PROBES + 1};
+    const llm_size sizes[] = {SIZE_HIDDEN, SIZE_QUERIES, SIZE_INTERMEDIATE};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        if (m->config.size[sizes[i]] > p.width) p.width = m->config.size[sizes[i]];
+    p.probes = tn_txt_zalloc((size_t)p.count, sizeof(tn_tensor *));
+    p.sums = tn_txt_zalloc((size_t)(p.count * p.width), sizeof *p.sums);
+    p.read = tn_txt_alloc((size_t)p.width, sizeof *p.read);
+    tn_device *before = enter(m);
+    tn_status status = p.probes && p.sums && p.read ? find_importance(m, ids, count, &p, take, ctx) : TN_ERR_MEMORY;
+    tn_txt_free(p.probes);
+    tn_txt_free(p.sums);
+    tn_txt_free(p.read);
+    return leave(m, before, status);
+}
+
 /* ---- single tokens ----------------------------------------------------------------------------------------------- */
 
 static tn_status read_logits(tn_llm *m, const tn_tensor *logits) {

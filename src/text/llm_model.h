@@ -213,7 +213,11 @@ typedef struct llm_inputs {
     tn_tensor *last;      /* [1] i64: n - 1; for LLM_LAST_ROW */
     /* [n, n] bool, keys that a query sees, all and within the window; NULL: the tokens go to the caches. */
     tn_tensor *seen, *near;
+    tn_tensor **probes; /* NULL, or takes a handle for each of LLM_PROBES a layer, and the output's */
 } llm_inputs;
+
+/* Sums over tokens of squares of what weights are multiplied with: [columns]. */
+typedef enum llm_probe { PROBE_ATTENTION, PROBE_O, PROBE_FFN, PROBE_DOWN, LLM_PROBES } llm_probe;
 
 /* Records one pass that appends to the caches; the logits [rows, vocabulary] as a new handle, NULL for LLM_NO_ROWS. */
 tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_inputs *in, llm_rows rows);

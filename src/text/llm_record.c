@@ -35,6 +35,10 @@ static tn_tensor *heads(const llm_config *c, const tn_tensor *x, const tn_tensor
     return tn_rope(h, turn->cosine, turn->sine, &o);
 }
 
+static void look_at(const llm_inputs *in, int64_t layer, llm_probe which, const tn_tensor *x) {
+    if (in->probes) in->probes[layer * LLM_PROBES + which] = tn_retain(tn_sum(tn_mul(x, x), (int64_t[]){0}, 1, false));
+}
+
 /* Queries, keys and values, of three products or of one. */
 static void project(const llm_config *c, const llm_layer *l, const tn_tensor *x, tn_tensor *out[3]) {
     tn_tensor *const *weight = l->weight;
@@ -73,6 +77,7 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
                             const rotation *turn, const tn_tensor *x) {
     const llm_layer *l = &w->layers[layer];
     tn_tensor *const *weight = l->weight, *joint[3];
+    look_at(in, layer, PROBE_ATTENTION, x);
     project(c, l, x, joint);
     tn_tensor *qkv[] = {heads(c, joint[0], weight[SLOT_Q_NORM], turn), heads(c, joint[1], weight[SLOT_K_NORM], turn),
                         heads(c, joint[2], NULL, NULL)};
@@ -80,15 +85,19 @@ static tn_tensor *attention(const llm_config *c, const llm_weights *w, int64_t l
     tn_tensor *mixed = in->seen ? attend_alone(window ? in->near : in->seen, qkv[0], qkv[1], qkv[2])
                                 : attend_cached(w, l, in, window, qkv);
     tn_tensor *joined = tn_reshape(mixed, TN_DIMS(tn_size(mixed, 0), c->size[SIZE_QUERIES]));
+    look_at(in, layer, PROBE_O, joined);
     return tn_linear(joined, weight[SLOT_O], weight[SLOT_O_BIAS]);
 }
 
-static tn_tensor *feed_forward(const llm_config *c, const llm_layer *l, const tn_tensor *x) {
-    tn_tensor *const *weight = l->weight;
+static tn_tensor *feed_forward(const llm_config *c, const llm_weights *w, int64_t layer, const llm_inputs *in,
+                               const tn_tensor *x) {
+    tn_tensor *const *weight = w->layers[layer].weight;
+    look_at(in, layer, PROBE_FFN, x);
     tn_tensor *up = tn_linear(x, weight[SLOT_UP], weight[SLOT_UP_BIAS]);
     tn_tensor *inner = weight[SLOT_GATE]
                            ? tn_mul(c->activation(tn_linear(x, weight[SLOT_GATE], weight[SLOT_GATE_BIAS])), up)
                            : c->activation(up);
+    look_at(in, layer, PROBE_DOWN, inner);
     return tn_linear(inner, weight[SLOT_DOWN], weight[SLOT_DOWN_BIAS]);
 }
 
@@ -105,14 +114,13 @@ static tn_tensor *layers(const llm_config *c, const llm_weights *w, const llm_in
     rotation turn = make_rotation(c, w, in);
     tn_tensor *x = embed(w, in);
     for (int64_t i = 0; i < c->layers; i++) {
-        const llm_layer *l = &w->layers[i];
-        tn_tensor *const *weight = l->weight;
+        tn_tensor *const *weight = w->layers[i].weight;
         tn_tensor *y = norm(c, x, weight[SLOT_ATTENTION_NORM], weight[SLOT_ATTENTION_NORM_BIAS]);
         x = tn_add(x, attention(c, w, i, in, &turn, y));
         /* What follows the last layer's attention is needed where logits are wanted, and nowhere else. */
         if (i == c->layers - 1 && rows == LLM_LAST_ROW) x = tn_index_select(x, 0, in->last);
         y = norm(c, x, weight[SLOT_FFN_NORM], weight[SLOT_FFN_NORM_BIAS]);
-        x = tn_add(x, feed_forward(c, l, y));
+        x = tn_add(x, feed_forward(c, w, i, in, y));
     }
     return x;
 }
@@ -124,6 +132,7 @@ tn_tensor *tn_llm_record(const llm_config *c, const llm_weights *w, const llm_in
         if (rows != LLM_NO_ROWS) {
             const tn_tensor *output = c->tied ? w->head[SLOT_EMBEDDING] : w->head[SLOT_OUTPUT];
             x = norm(c, x, w->head[SLOT_OUTPUT_NORM], w->head[SLOT_OUTPUT_NORM_BIAS]);
+            look_at(in, c->layers, 0, x);
             logits = tn_retain(tn_linear(x, output, NULL));
         }
     }
