@@ -114,6 +114,8 @@ static void check_products(uint32_t matrix, int64_t subgroup, int64_t shared) {
     for (size_t i = 0; i < TN_COUNT(products); i++) {
         product p = products[i];
         if (!(matrix & TN_MATRIX_PACKETS)) p.fetched = 0;
+        if (name && d->caps.matrix && !(d->caps.matrix & TN_MATRIX_BF16)) p.dtype = TN_F16;
+        if (name) assert_true(d->caps.matrix != 0);
         check_product(&p);
     }
     assert_ok(tn_set_current_device(NULL));

@@ -146,8 +146,11 @@ const char kir_matrix_hip[] =
     "MAT void mat_commit() {}\n"
     "template <int N> MAT void mat_wait() {}\n";
 
-/* Four squares of 8×8 each. */
+/* Four squares of 8×8 each. MAT_LOCAL: what points into workgroup memory, where this is not said as it is declared. */
 const char kir_matrix_msl[] =
+    "#ifndef MAT_LOCAL\n"
+    "#define MAT_LOCAL threadgroup\n"
+    "#endif\n"
     "struct mat_c { simdgroup_matrix<float, 8, 8> e[4]; };\n"
     "template <class T> struct mat_factor { simdgroup_matrix<T, 8, 8> e[4]; };\n"
     "typedef mat_factor<half> mat_f16;\n"
@@ -155,13 +158,13 @@ const char kir_matrix_msl[] =
     "static inline void mat_zero(thread mat_c &c) {\n"
     "    for (int i = 0; i < 4; i++) c.e[i] = simdgroup_matrix<float, 8, 8>(0.0f);\n"
     "}\n"
-    "template <int KIND, class T> static inline void mat_load(thread mat_factor<T> &f, threadgroup const ushort *p, "
+    "template <int KIND, class T> static inline void mat_load(thread mat_factor<T> &f, MAT_LOCAL const ushort *p, "
     "int "
     "line) {\n"
     "    const bool turned = KIND == 0 || KIND == 3;\n"
     "    for (int i = 0; i < 4; i++) {\n"
     "        const int down = turned ? i & 1 : i >> 1, across = turned ? i >> 1 : i & 1;\n"
-    "        simdgroup_load(f.e[i], (threadgroup const T *)p + down * 8 * line + across * 8, (ulong)line, ulong2(0, "
+    "        simdgroup_load(f.e[i], (MAT_LOCAL const T *)p + down * 8 * line + across * 8, (ulong)line, ulong2(0, "
     "0), "
     "turned);\n"
     "    }\n"
@@ -172,7 +175,7 @@ const char kir_matrix_msl[] =
     "        simdgroup_multiply_accumulate(c.e[i >> 1], a.e[(i >> 2) * 2 + (i & 1)], b.e[(i & 1) * 2 + (i >> 1 & 1)], "
     "c.e[i >> 1]);\n"
     "}\n"
-    "static inline void mat_store(threadgroup float *p, int line, thread const mat_c &c) {\n"
+    "static inline void mat_store(MAT_LOCAL float *p, int line, thread const mat_c &c) {\n"
     "    for (int i = 0; i < 4; i++) simdgroup_store(c.e[i], p + (i >> 1) * 8 * line + (i & 1) * 8, (ulong)line);\n"
     "}\n"
     "static inline mat_packet mat_fetch(device const ushort *from, bool there) {\n"
@@ -180,9 +183,9 @@ const char kir_matrix_msl[] =
     "    if (there) v.e = *(device const uint4 *)from;\n"
     "    return v;\n"
     "}\n"
-    "static inline void mat_put(threadgroup ushort *to, thread const mat_packet &v) { *(threadgroup uint4 *)to = v.e; "
+    "static inline void mat_put(MAT_LOCAL ushort *to, thread const mat_packet &v) { *(MAT_LOCAL uint4 *)to = v.e; "
     "}\n"
-    "static inline void mat_copy(threadgroup ushort *to, device const ushort *from, bool there) { mat_put(to, "
+    "static inline void mat_copy(MAT_LOCAL ushort *to, device const ushort *from, bool there) { mat_put(to, "
     "mat_fetch(from, there)); }\n"
     "static inline void mat_commit() {}\n"
     "template <int N> static inline void mat_wait() {}\n";

@@ -295,7 +295,8 @@ static object *new_library(metal_device *d, selector s, object *source, compile_
 
 static object *device_name(metal_device *d, selector s) {
     (void)s;
-    return metal_autorelease(metal_text(d->unified ? "Metal double" : "Metal double, discrete"));
+    const char *asked = getenv("DOUBLE_NAME");
+    return metal_autorelease(metal_text(asked ? asked : d->unified ? "Metal double" : "Metal double, discrete"));
 }
 
 static uint64_t device_working_set(metal_device *d, selector s) {

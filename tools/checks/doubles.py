@@ -33,7 +33,7 @@ KERNELS = [("--plain", 4), ("--long", 2), ("--group", 4), ("--rows", 2)]  # rand
 TRAININGS = [("cartpole", 64, []), ("digits", 4, ["--model", "cnn"])]  # the digits are made up
 # Of the order of items, and of the time at which work is done that nobody waits for; 0: in order, and never.
 SEEDS = [0, 1, 2, 3, 4]
-MATRIX_UNITS = ["cuda", "rocm"]
+MATRIX_UNITS = {"cuda": {}, "rocm": {}, "metal": {"DOUBLE_NAME": "Apple M0"}}  # and what names a device that has them
 MORE = 10  # times as much with --all
 WORDS = "Steam engines move pumps and wheels with"  # 8 tokens
 
@@ -103,8 +103,10 @@ def check_double(name, build, more):
         check_program(report, f"{name}: the driver's promises, seed {seed}", build / "test_conform", seed=seed)
         if seed:
             check_program(report, f"{name}: templates, seed {seed}", build / "test_templates", "--small", seed=seed)
-            if seed == 1 and name in MATRIX_UNITS:
-                check_program(report, f"{name}: matrix units", build / "test_matrix", seed=seed)
+            if seed == 1:
+                check_program(report, f"{name}: matrix units", "env",
+                              *[f"{key}={value}" for key, value in MATRIX_UNITS[name].items()], build / "test_matrix",
+                              seed=seed)
     check_kernels(report, name, build, more)
     (check_all_operations if more > 1 else check_operations)(report, name, build)
     table = pathlib.Path(os.environ["TRUNNION_CACHE"] + ".csv")
