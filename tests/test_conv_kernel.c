@@ -513,6 +513,36 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
             }
 }
 
+/* Windows of one tap over many places are a product where these follow each other, and a convolution like others where
+ * they do not. */
+static void one_tap_has_the_bits_of_a_product(void **state) {
+    (void)state;
+    enum { FILTERS = 80, CHANNELS = 3, IMAGES = 2, ROWS = 32, COLUMNS = 34, MOST = IMAGES * FILTERS * ROWS * COLUMNS };
+    static float got[MOST], want[MOST];
+    for (int cut = 2; cut <= 3; cut++) {
+        assert_ok(tn_threads_set(cut - 1));
+        TN_SCOPE {
+            tn_conv2d_options o = {.struct_size = sizeof o};
+            tn_tensor *x = tn_narrow(random_tensor(TN_DIMS(IMAGES, CHANNELS, ROWS, COLUMNS)), cut, 0, 31);
+            tn_tensor *w = random_tensor(TN_DIMS(FILTERS, CHANNELS, 1, 1)), *bias = random_tensor(TN_DIMS(FILTERS));
+            tn_tensor *y = tn_relu(tn_conv2d(x, w, bias, &o));
+            assert_ok(tn_eval(&y, 1));
+            char *text = tn_explain_last();
+            assert_true(text && strstr(text, "correlate2d+"));
+            tn_text_free(text);
+            tn_tensor *product = tn_matmul(tn_reshape(w, TN_DIMS(FILTERS, CHANNELS)),
+                                           tn_reshape(tn_contiguous(x), TN_DIMS(IMAGES, CHANNELS, -1)));
+            assert_ok(tn_eval(&product, 1));
+            tn_tensor *z = tn_relu(tn_add(product, tn_reshape(bias, TN_DIMS(FILTERS, 1))));
+            size_t bytes = (size_t)tn_numel(y) * sizeof *got;
+            assert_true(bytes <= sizeof got && tn_numel(y) == tn_numel(z));
+            assert_ok(tn_read(y, got, bytes));
+            assert_ok(tn_read(z, want, bytes));
+            assert_memory_equal(got, want, bytes);
+        }
+    }
+}
+
 /* One tap's products: what the window sees of x, which has its zeros already, times the channels' numbers. */
 static tn_tensor *tap_products(tn_tensor *x, tn_tensor *w, const tn_conv2d_options *o, const int64_t *places,
                                int64_t tap) {
@@ -640,6 +670,7 @@ int main(void) {
         cmocka_unit_test(what_is_joined_has_the_bits_of_what_is_not),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_definition),
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
+        cmocka_unit_test(one_tap_has_the_bits_of_a_product),
         cmocka_unit_test(the_greatest_of_a_window_has_the_bits_of_a_reduction),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

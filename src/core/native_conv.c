@@ -1,12 +1,15 @@
 /* native_conv.c — convolutions and their gradients: the glue of kern/conv.h.
  *
  * Filters that lie in bound memory which this plan does not write are packed once, as a form of their buffer; others at
- * each run. One filter a channel has a kernel of its own, in the order of its composition. What neither takes — other
- * dtypes, windows of one tap, which are plain products, gradients of one filter a channel — stays composed. */
+ * each run. One filter a channel has a kernel of its own, in the order of its composition; so has pooling. Many windows
+ * of one tap are a product with the joint of a convolution. What none takes — other dtypes, few windows of one tap,
+ * which are plain products, gradients of one filter a channel — stays composed. */
 #include "core/native.h"
 #include "ops/window.h"
 
 #include <string.h>
+
+enum { FEW_PLACES = 8 }; /* a handful */
 
 static const int64_t PACK_LIMIT = (int64_t)64 << 20; /* bytes of packed filters that are kept beside them */
 
@@ -70,6 +73,21 @@ bool tn_takes_correlation_product(const tn_node *n) {
     return takes(n, &a) && tn_conv_fits(&a);
 }
 
+/* A window of one tap that leaves nothing out is a product, which as such ends in a view that nothing joins. Worth a
+ * joint where the result is much to read again; smaller ones are done sooner one after the other. */
+static bool is_one_tap(const tn_conv_args *a) {
+    enum { MUCH = 1 << 16 }; /* elements */
+    bool plain = a->groups == 1 && a->images > 0 && a->filters > 0 && a->channels > 0;
+    for (int d = 0; d < 2; d++)
+        plain = plain && a->kernel[d] == 1 && a->stride[d] == 1 && a->before[d] == 0 && a->places[d] == a->size[d];
+    return plain && a->filters * a->places[0] * a->places[1] >= MUCH && a->places[0] * a->places[1] > FEW_PLACES;
+}
+
+/* Libraries that were asked for have the product. */
+static bool takes_one_tap(const tn_node *n, const tn_conv_args *a) {
+    return n->dtype == TN_F32 && is_one_tap(a) && !tn_blas_chosen();
+}
+
 /* A program of shifted images would be joined by what follows, and yet takes longer. */
 static bool takes_each(const tn_node *n, tn_conv_args *a) {
     if (n->dtype != TN_F32 || !is_each_alone(a) || tn_node_numel(n) == 0) return false;
@@ -79,7 +97,7 @@ static bool takes_each(const tn_node *n, tn_conv_args *a) {
 
 bool tn_takes_correlate2d(const tn_node *n) {
     tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
-    return takes_each(n, &a) || tn_takes_correlation_product(n);
+    return takes_each(n, &a) || takes_one_tap(n, &a) || tn_takes_correlation_product(n);
 }
 
 bool tn_takes_max_pool2d(const tn_node *n) {
@@ -245,8 +263,6 @@ static void swap_joint(tn_native *n, const kir_program *p, int block_buffer) {
 /* The kernel's tiles are filters times places; of a handful of places most of a tile stays empty. Then what the windows
  * see is written out, a place a row, and multiplied with the filters as columns: a product whose chains run through the
  * same k, for the same bits. */
-enum { FEW_PLACES = 8 };
-
 static void pack_columns(const tn_form *form, const void *from, void *to) {
     const int64_t *w = form->word;
     int64_t k = w[FORM_CHANNELS] * w[FORM_KERNEL] * w[FORM_KERNEL + 1];
@@ -320,14 +336,47 @@ static tn_status make_few_places(const tn_graph_plan *g, const tn_group *group, 
     return TN_OK;
 }
 
+/* ---- one tap ----------------------------------------------------------------------------------------------------- */
+
+static void run_one_tap(tn_native *n, void *const *pointers) {
+    tn_gemm_args *product = &n->few_places;
+    take_operands(n, pointers);
+    product->a.data = (void *)(uintptr_t)n->conv.weight;
+    product->b.data = (void *)(uintptr_t)n->conv.x;
+    product->c.data = n->conv.out;
+    product->workspace = n->conv.workspace;
+    tn_gemm_f32(product);
+}
+
+/* Filters times images, whose places follow each other: the joint's axes are those of the product. */
+static tn_status make_one_tap(const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_conv_args *a = &n->conv;
+    int64_t places = a->places[0] * a->places[1], last = TN_GEMM_BATCH_AXES - 1;
+    n->run = run_one_tap;
+    n->few_places = (tn_gemm_args){.batch = {1, 1, 1, a->images}, .m = a->filters, .n = places, .k = a->channels};
+    n->few_places.a = (tn_matrix){.row_stride = a->weight_stride[0], .col_stride = a->weight_stride[1]};
+    n->few_places.b = (tn_matrix){.row_stride = a->x_stride[1], .col_stride = a->x_stride[3]};
+    n->few_places.c = (tn_matrix){.row_stride = places, .col_stride = 1};
+    n->few_places.b.batch_stride[last] = a->x_stride[0];
+    n->few_places.c.batch_stride[last] = a->filters * places;
+    TRY(tn_native_join(n, group, &n->few_places.c.joint));
+    *workspace = tn_gemm_workspace(&n->few_places, TN_F32, tn_threads());
+    return TN_OK;
+}
+
+static bool places_follow(const tn_conv_args *a) {
+    return a->size[0] == 1 || a->x_stride[2] == a->size[1] * a->x_stride[3];
+}
+
 tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *y = &g->values[group->lead], *x = &g->values[y->in[0]], *weight = &g->values[y->in[1]];
     n->run = run_correlate2d;
     n->conv = sizes_of(y->node, &of_correlate2d, x->node, y->node, weight->node);
     memcpy(n->conv.x_stride, x->stride, sizeof n->conv.x_stride);
     take_weight(&n->conv, weight);
-    bool each = takes_each(y->node, &n->conv);
+    bool each = takes_each(y->node, &n->conv), one_tap = is_one_tap(&n->conv);
     lie_down(&n->conv);
+    if (one_tap && places_follow(&n->conv)) return make_one_tap(group, n, workspace);
     if (!each && has_few_places(g, &n->conv, weight)) return make_few_places(g, group, n, weight, workspace);
     TRY(tn_native_join(n, group, &n->conv.joint));
     if (each) {
