@@ -45,14 +45,14 @@ loss() {
 # The same library with bindings of a few bytes: memory is reached through several.
 small=$logs/libwgpu_native.so
 ${CC:-cc} -std=c17 -shared -fPIC -Isrc -o "$small" tests/fakes/wgpu_faults.c -Wl,--no-as-needed "$PWD/$library" -ldl
-shrunk() { env "TRUNNION_WEBGPU_LIB=$PWD/$small" SHRINK="$1" "${@:2}"; }
+shrunk="env TRUNNION_WEBGPU_LIB=$PWD/$small SHRINK"
 
 good layouts ${CC:-cc} -std=c17 -O1 -c -o /dev/null -Isrc "-I${library%/*}" tools/checks/webgpu_layouts.c
 good driver "$build/test_webgpu"
 good kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_conform"
 good words env TRUNNION_TEST_DEVICE=webgpu "$build/test_wgsl"
-good small-driver shrunk 4096 "$build/test_webgpu"
-good small-bindings shrunk 1024 "$build/trunnion" certify --device webgpu --only "$windows"
+good small-driver $shrunk=4096 "$build/test_webgpu"
+good small-bindings $shrunk=1024 "$build/trunnion" certify --device webgpu --only "$windows"
 good queues env TRUNNION_TEST_DEVICE=webgpu "$build/test_queue"
 good certify "$build/trunnion" certify --device webgpu --sample 250 --seed "${SEED:-1}"
 "$build/trunnion" devices >"$logs/listing" 2>&1
