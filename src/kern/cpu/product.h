@@ -94,6 +94,7 @@ typedef struct tile_set {
     void (*add)(const result_block *block, bool add);     /* whole numbers, modulo 2³², to what is there or over it */
     int lanes, rows;                                      /* of a vector; of a tile of full height */
     bool pairs;                                           /* a step is two of bf16 */
+    bool folds;                                           /* packed rows of A take fewer instructions */
 } tile_set;
 
 #endif

@@ -78,4 +78,5 @@ const tile_set SET = {.full = tile_full,
                       .add = ADD,
                       .lanes = VL,
                       .rows = TILE_ROWS,
-                      .pairs = OF_PAIRS};
+                      .pairs = OF_PAIRS,
+                      .folds = V_FOLDS};
