@@ -653,10 +653,11 @@ static tn_status metal_caps(void *device, tn_caps *out) {
         /* all but subnormal numbers, which may become zero, is promised: not enough */
         .exact = false,
     };
-    if (out->subgroup == 32 && strncmp(text_of(ASK(name, d->device), ""), "Apple M", 7) == 0)
+    const char *name = text_of(ASK(name, d->device), "Metal device");
+    if (out->subgroup == 32 && strncmp(name, "Apple M", 7) == 0)
         out->matrix = TN_MATRIX_F16 | TN_MATRIX_PACKETS; /* processors of Macs; that of phones differs */
     object process = ASK(process, objc.class_named("NSProcessInfo"));
-    snprintf(out->version, sizeof out->version, "%.40s, %.40s", text_of(ASK(name, d->device), "Metal device"),
+    snprintf(out->version, sizeof out->version, "%.40s, %.40s", name,
              text_of(process ? ASK(system_version, process) : NULL, "an unknown system"));
     objc.pool_pop(pool);
     return TN_OK;
