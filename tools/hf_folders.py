@@ -120,7 +120,8 @@ class Suite:
         held = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
         self.expect(sizes["weights_bytes"] <= held <= sizes["weights_bytes"] + 65536,
                     f"{name}: fit says {sizes['weights_bytes']} bytes of weights, the files have {held}")
-        print(f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens", flush=True)
+        print(f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens, as ONNX {self.network(name):.1e}",
+              flush=True)
 
     def encoder(self, name, stem, config, pooling, unit):
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
@@ -143,7 +144,13 @@ class Suite:
         cosine = ((got * wanted).sum(1) / numpy.linalg.norm(got, axis=1) / numpy.linalg.norm(wanted, axis=1)).min()
         self.expect(error <= LOGITS_BOUND, f"{name}: embeddings differ by {error:.2g} of the largest number")
         self.expect(cosine >= COSINE_BOUND, f"{name}: a cosine of {cosine:.6f}")
-        print(f"{name}: embeddings {error:.1e}, cosine {cosine:.7f}", flush=True)
+        print(f"{name}: embeddings {error:.1e}, cosine {cosine:.7f}, as ONNX {self.network(name):.1e}", flush=True)
+
+    def network(self, name):
+        """The folder as an ONNX model computes the same: convert compares the weights and the outputs itself."""
+        got = self.command("convert", self.folder / name, self.folder / "network.onnx", "--verify", "--json")
+        self.expect(got["verified"] > 0 and got["output_error"] <= HALF_BOUND, f"{name}: as ONNX {got}")
+        return got["output_error"]
 
     def pool(self, x, pooling, unit):
         y = {"mean": lambda: x.mean(1), "cls": lambda: x[:, 0], "max": lambda: x.amax(1)}[pooling]()

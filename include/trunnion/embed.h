@@ -72,8 +72,9 @@ TN_API tn_status tn_embedder_get_facts(const tn_embedder *e, tn_embedder_facts *
 TN_API tn_status tn_embedder_run(tn_embedder *e, const int32_t *ids, const int64_t *lengths, int64_t count, float *out);
 
 /* Writes the encoder, its pooling included, as an ONNX model (onnx.h): "input_ids" and "attention_mask" [batch, tokens]
- * i64 (1, and 0 for what fills up) → "embedding" [batch, width] f32. Weights keep their names; the projections of
- * queries, keys and values are one, "LAYER.qkv". Errors: as tn_onnx_export's. */
+ * i64 (1, and 0 for what fills up) → "embedding" [batch, width] f32. Weights keep their names; projections of queries,
+ * keys and values are one, "LAYER.qkv"; positions and the first type are too, "places.weight".
+ * Errors: as tn_onnx_export's. */
 TN_API tn_status tn_embedder_export_onnx(tn_embedder *e, const char *path);
 
 #ifdef __cplusplus

@@ -47,7 +47,7 @@ static tn_status name_weights(const encoder_config *c, const encoder_weights *w,
     if (!n->list || !n->names) return TN_ERR_MEMORY;
     tn_encoder_name(c, -1, TABLE_WORDS, ".weight", n->names[n->count]);
     add_name(n, w->words);
-    tn_encoder_name(c, -1, TABLE_POSITIONS, ".weight", n->names[n->count]);
+    snprintf(n->names[n->count], HF_NAME_SIZE, "places.weight"); /* a position's row and the first type's together */
     add_name(n, w->places);
     name_pair(n, c, -1, TABLE_NORM, &w->norm);
     for (int64_t i = 0; i < c->layers; i++)
