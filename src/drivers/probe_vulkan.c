@@ -1,4 +1,5 @@
-/* probe_vulkan.c — the Vulkan loader: its functions, this process's instance, and the devices that compute.
+/* probe_vulkan.c — the Vulkan loader: its functions, this process's instance, the devices that compute, and
+ * what a result means.
  *
  * Identity (UUID), place on the PCI bus and free memory come from structures chained behind the plain ones, each only
  * where the device says that it knows it. The driver (vulkan.c) opens what is listed here. */
@@ -10,6 +11,7 @@
 #include "drivers/probe.h"
 #include "drivers/vulkan.h"
 #include "hal/hal.h"
+#include "hal/loss.h"
 
 #if TRUNNION_WITH_VULKAN
 
@@ -29,7 +31,26 @@ static const tn_library_spec library = {
     TN_COUNT(symbols),
     "install the Vulkan loader (package libvulkan1) and your GPU's Vulkan driver",
 };
-const char tn_vulkan_no_driver[] = "install your GPU's Vulkan driver (package mesa-vulkan-drivers, or the vendor's)";
+static const char NO_DRIVER[] = "install your GPU's Vulkan driver (package mesa-vulkan-drivers, or the vendor's)";
+
+/* ---- what a result means ----------------------------------------------------------------------------------------- */
+
+static const tn_call_error rows[] = {
+    {OUT_OF_HOST, "VK_ERROR_OUT_OF_HOST_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {OUT_OF_DEVICE, "VK_ERROR_OUT_OF_DEVICE_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {INITIALIZATION_FAILED, "VK_ERROR_INITIALIZATION_FAILED", TN_ERR_UNAVAILABLE, TN_ADVICE_UPDATE},
+    {LOST, "VK_ERROR_DEVICE_LOST", TN_ERR_LOST, TN_ADVICE_ANEW},
+    {MAP_FAILED, "VK_ERROR_MEMORY_MAP_FAILED", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {NO_EXTENSION, "VK_ERROR_EXTENSION_NOT_PRESENT", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {NO_FEATURE, "VK_ERROR_FEATURE_NOT_PRESENT", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {INCOMPATIBLE_DRIVER, "VK_ERROR_INCOMPATIBLE_DRIVER", TN_ERR_UNAVAILABLE, NO_DRIVER},
+    {TOO_MANY_OBJECTS, "VK_ERROR_TOO_MANY_OBJECTS", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {FRAGMENTED_POOL, "VK_ERROR_FRAGMENTED_POOL", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {UNKNOWN, "VK_ERROR_UNKNOWN", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
+    {OUT_OF_POOL, "VK_ERROR_OUT_OF_POOL_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
+    {INVALID_SHADER, "VK_ERROR_INVALID_SHADER_NV", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
+};
+const tn_call_errors tn_vulkan_errors = {.rows = rows, .count = TN_COUNT(rows)};
 
 typedef struct call {
     const char *name;
@@ -75,7 +96,7 @@ static bool need_instance(tn_reason *why) {
     if (!tn_library_open(&library, why)) return false;
     int32_t error = make_instance();
     if (error == INCOMPATIBLE_DRIVER)
-        tn_reason_set(why, TN_REASON_NO_DEVICE, tn_vulkan_no_driver,
+        tn_reason_set(why, TN_REASON_NO_DEVICE, NO_DRIVER,
                       "the Vulkan loader is there, but no driver is registered with it");
     else if (error != SUCCESS)
         tn_reason_set(why, TN_REASON_INIT_FAILED, "see whether vulkaninfo works; reinstall the Vulkan driver",
@@ -193,8 +214,8 @@ void tn_vulkan_probe(tn_probe *out) {
                         "%d device%s, of Vulkan 1.0; 1.1 is the least that Trunnion can use", too_old,
                         too_old == 1 ? "" : "s");
     else
-        tn_probe_reason(out, TN_REASON_NO_DEVICE, tn_vulkan_no_driver,
-                        "Vulkan runs, and has no device that computes (error %d)", error);
+        tn_probe_reason(out, TN_REASON_NO_DEVICE, NO_DRIVER, "Vulkan runs, and has no device that computes (error %d)",
+                        error);
 }
 
 void tn_vulkan_watch(tn_watch_add *add, void *ctx) {

@@ -5,37 +5,73 @@
  * A device has one stream of commands, whichever of its queues a call names: a ring of slots, each with a command
  * buffer that several calls record into before it is submitted. Who comes later in the stream may rely on all before
  * it: a barrier stands between calls that depend on each other, none between the launches of one call. A submission has
- * a number, and a fence; an event is the number of the submission that holds all before it. Objects are used from
- * several threads, which Vulkan leaves to its callers: one lock guards the stream, and is let go while a thread waits.
+ * a number (hal/stream.h), and a fence; an event is the number of the submission that holds all before it. Objects are
+ * used from several threads, which Vulkan leaves to its callers: one lock guards the stream.
  *
- * Memory has handles: hal/span.h makes addresses of them. Kernels, launches and lists are in vulkan_kernels.c. */
+ * Memory has handles: hal/span.h makes addresses of them. A kernel is bound whole allocations, as far as a binding
+ * reaches, and finds its place in them by the bases among its parameters, which lie in host memory: of the slot, or of
+ * the list. A list that is run again has command buffers of its own. They are submitted behind what the stream's slot
+ * holds, and recorded anew only when other memory is bound. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "drivers/vulkan_device.h"
+#include "drivers/vulkan.h"
+#include "hal/clock.h"
+#include "hal/hal.h"
+#include "hal/limits.h"
+#include "hal/room.h"
+#include "hal/span.h"
+#include "hal/stream.h"
 
 #if TRUNNION_WITH_VULKAN
 
-/* ---- errors ------------------------------------------------------------------------------------------------------ */
+/* ---- a device, its memory and its stream of commands ------------------------------------------------------------- */
 
-static const tn_call_error rows[] = {
-    {OUT_OF_HOST, "VK_ERROR_OUT_OF_HOST_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
-    {OUT_OF_DEVICE, "VK_ERROR_OUT_OF_DEVICE_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
-    {INITIALIZATION_FAILED, "VK_ERROR_INITIALIZATION_FAILED", TN_ERR_UNAVAILABLE, TN_ADVICE_UPDATE},
-    {LOST, "VK_ERROR_DEVICE_LOST", TN_ERR_LOST, TN_ADVICE_ANEW},
-    {MAP_FAILED, "VK_ERROR_MEMORY_MAP_FAILED", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
-    {NO_EXTENSION, "VK_ERROR_EXTENSION_NOT_PRESENT", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
-    {NO_FEATURE, "VK_ERROR_FEATURE_NOT_PRESENT", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
-    {INCOMPATIBLE_DRIVER, "VK_ERROR_INCOMPATIBLE_DRIVER", TN_ERR_UNAVAILABLE, tn_vulkan_no_driver},
-    {TOO_MANY_OBJECTS, "VK_ERROR_TOO_MANY_OBJECTS", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
-    {FRAGMENTED_POOL, "VK_ERROR_FRAGMENTED_POOL", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
-    {UNKNOWN, "VK_ERROR_UNKNOWN", TN_ERR_DEVICE, TN_ADVICE_UPDATE},
-    {OUT_OF_POOL, "VK_ERROR_OUT_OF_POOL_MEMORY", TN_ERR_MEMORY, TN_ADVICE_SMALLER},
-    {INVALID_SHADER, "VK_ERROR_INVALID_SHADER_NV", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE},
-};
-const tn_call_errors tn_vulkan_errors = {.rows = rows, .count = TN_COUNT(rows)};
+/* A piece of memory and the buffer over it. */
+typedef struct block {
+    uint64_t buffer, memory;
+    size_t bytes;
+    unsigned char *host; /* where the host sees it; NULL: nowhere */
+    uint64_t last;       /* number of the last submission that uses it */
+    uint64_t serial;     /* of all blocks ever made: a handle may be that of one which is gone */
+} block;
+
+/* A command buffer, and what the commands in it need until they have ended. */
+typedef struct slot {
+    void *commands;
+    uint64_t fence, sets;
+    block room;               /* of the host: parameters, and bytes of small copies */
+    size_t used;              /* of room */
+    int dispatches, bindings; /* recorded */
+} slot;
+
+enum { SLOT_ROOM = 128 << 10, SLOT_DISPATCHES = 128, SLOT_BINDINGS = 16 * SLOT_DISPATCHES };
+
+typedef struct vk_device {
+    tn_loss loss;                 /* first: hal/stream.h */
+    void *place, *device, *queue; /* the physical device, what was made of it, its queue */
+    vk_abilities has;
+    vk_memory memory;
+    bool software, unified;
+    uint32_t time_bits; /* of a time that mean something; 0: there are no times */
+    tn_room room;
+    tn_spans spans, pinned; /* memory of the device; of the host, as it was given to callers */
+    pthread_mutex_t staging_lock;
+    block staging;    /* through which the host sees memory that it does not; made when it is first needed */
+    tn_stream stream; /* its lock guards all that follows */
+    uint64_t pool;    /* of command buffers */
+    slot slots[TN_STREAM_SLOTS];
+    bool written;   /* something was recorded behind the last barrier */
+    uint64_t clock; /* the latest time that was asked for, without an end to its bits */
+} vk_device;
+
+/* Whether the device can still be talked to. */
+static tn_status alive(vk_device *d) { return tn_loss_check(&d->loss); }
+
+/* TN_OK, or the failure of a call with these values. */
+#define check(d, code, call, ...) tn_call_check(&(d)->loss, &tn_vulkan_errors, code, call, __VA_ARGS__)
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
@@ -96,32 +132,42 @@ static tn_status block_make(vk_device *d, block *b, size_t bytes, uint32_t must,
     return s;
 }
 
+static void block_drop(void *device, void *b) {
+    block_free(device, b);
+    tn_mem_free(b);
+}
+
+static tn_status block_new(vk_device *d, size_t bytes, uint32_t must, uint32_t like, block **out) {
+    block *b = tn_mem_zalloc(1, sizeof *b);
+    if (!b) return TN_ERR_MEMORY;
+    *out = b;
+    void *unused;
+    return tn_hand_out(block_make(d, b, bytes, must, like), b, block_drop, d, &unused);
+}
+
+/* The block and offset of `bytes` bytes at a device address. */
+static tn_status locate(vk_device *d, const void *address, size_t bytes, const char *role, block **b, size_t *at) {
+    void *found;
+    tn_status s = tn_span_locate(&d->spans, d->loss.id, role, address, bytes, &found, at);
+    *b = found;
+    return s;
+}
+
 /* ---- the stream: all of these want the lock to be held ----------------------------------------------------------- */
 
-void tn_vulkan_barrier(vk_device *d, void *commands, uint32_t stages, uint32_t access) {
+static void barrier(vk_device *d, void *commands, uint32_t stages, uint32_t access) {
     const vk_barrier b = {.kind = KIND_MEMORY_BARRIER, .from = SHADER_WRITE | TRANSFER_WRITE, .to = access};
     tn_vk.CmdPipelineBarrier(commands, STAGE_COMPUTE | STAGE_TRANSFER, stages, 0, 1, &b, 0, NULL, 0, NULL);
     d->written = false;
 }
 
-tn_status tn_vulkan_await(vk_device *d, uint64_t number) {
-    slot *s = slot_of(d, number);
-    TRY(alive(d));
-    if (number <= d->done) return TN_OK;
-    s->waiters++;
-    pthread_mutex_unlock(&d->lock);
-    int32_t error = tn_vk.WaitForFences(d->device, 1, &s->fence, 1, UINT64_MAX);
-    pthread_mutex_lock(&d->lock);
-    s->waiters--;
-    pthread_cond_broadcast(&d->left);
-    if (error == SUCCESS && number > d->done) d->done = number;
-    return check(d, error, "vkWaitForFences", "submission %llu", (unsigned long long)number);
-}
-
-tn_status tn_vulkan_submit_with(vk_device *d, void *more) {
-    slot *s = slot_of(d, d->submitted + 1);
-    tn_vulkan_barrier(d, s->commands, STAGE_HOST, HOST_READ | HOST_WRITE);
-    d->recording = false;
+/* Ends the slot that is being recorded and has the device begin with it, and behind it with `more` commands, if there
+ * are any. What was recorded is gone when that fails, and with it what the memory ought to hold: the device counts as
+ * lost. */
+static tn_status submit_with(vk_device *d, void *more) {
+    const slot *s = &d->slots[tn_stream_slot(d->stream.submitted + 1)];
+    barrier(d, s->commands, STAGE_HOST, HOST_READ | HOST_WRITE);
+    d->stream.recording = false;
     const char *call = "vkEndCommandBuffer";
     int32_t error = tn_vk.EndCommandBuffer(s->commands);
     if (error == SUCCESS) {
@@ -131,79 +177,74 @@ tn_status tn_vulkan_submit_with(vk_device *d, void *more) {
         error = tn_vk.QueueSubmit(d->queue, 1, &info, s->fence);
     }
     if (error == SUCCESS) {
-        s->number = ++d->submitted;
+        tn_stream_submitted(&d->stream);
         return TN_OK;
     }
     tn_status status = check(d, error, call, "%d dispatches", s->dispatches);
-    if (status == TN_ERR_LOST) return status;
-    tn_loss_note(&d->loss, "%s: commands that were not taken", call);
-    return tn_fail_prefix(TN_ERR_LOST, "the device is lost with what it was to do");
+    return tn_loss_of_work(&d->loss, status, call);
 }
 
-tn_status tn_vulkan_submit(vk_device *d) { return d->recording ? tn_vulkan_submit_with(d, NULL) : TN_OK; }
+static tn_status stream_submit(void *device) { return submit_with(device, NULL); }
 
-/* All that the stream holds has ended. */
-static tn_status finish(vk_device *d) {
-    TRY(tn_vulkan_submit(d));
-    return tn_vulkan_await(d, d->submitted);
-}
-
-/* Whether nothing is under way, as far as it can be told without waiting. */
-static bool is_idle(vk_device *d) {
-    if (d->recording) return false;
-    if (d->done < d->submitted && tn_vk.GetFenceStatus(d->device, slot_of(d, d->submitted)->fence) == SUCCESS)
-        d->done = d->submitted;
-    return d->done == d->submitted;
-}
-
-tn_status tn_vulkan_commands_begin(vk_device *d, const slot *s, uint32_t flags) {
+/* Forgets what was recorded in a slot's commands and begins anew. */
+static tn_status commands_begin(vk_device *d, const slot *s, uint32_t flags) {
     const vk_begin_info info = {.kind = KIND_BEGIN, .flags = flags};
     TRY(check(d, tn_vk.ResetDescriptorPool(d->device, s->sets, 0), "vkResetDescriptorPool", "%s", ""));
     return check(d, tn_vk.BeginCommandBuffer(s->commands, &info), "vkBeginCommandBuffer", "%s", "");
 }
 
-static tn_status slot_begin(vk_device *d, slot *s) {
+static tn_status stream_begin(void *device, int i) {
+    vk_device *d = device;
+    slot *s = &d->slots[i];
     TRY(check(d, tn_vk.ResetFences(d->device, 1, &s->fence), "vkResetFences", "%s", ""));
-    TRY(tn_vulkan_commands_begin(d, s, ONE_TIME));
+    TRY(commands_begin(d, s, ONE_TIME));
     s->used = 0;
     s->dispatches = s->bindings = 0;
-    d->recording = d->written = true;
+    d->written = true;
     return TN_OK;
 }
 
-tn_status tn_vulkan_record(vk_device *d, size_t bytes, int bindings, slot **out) {
-    for (;;) {
-        TRY(alive(d));
-        slot *s = *out = slot_of(d, d->submitted + 1);
-        bool has_room =
-            s->used + bytes <= SLOT_ROOM && s->dispatches < SLOT_DISPATCHES && s->bindings + bindings <= SLOT_BINDINGS;
-        if (d->recording && has_room) return TN_OK;
-        if (d->recording)
-            TRY(tn_vulkan_submit(d));
-        else if (s->number > d->done)
-            TRY(tn_vulkan_await(d, s->number));
-        else if (s->waiters)
-            pthread_cond_wait(&d->left, &d->lock);
-        else
-            TRY(slot_begin(d, s));
-    }
+static bool stream_has_room(void *device, int i, size_t bytes, int bindings) {
+    const slot *s = &((vk_device *)device)->slots[i];
+    return s->used + bytes <= SLOT_ROOM && s->dispatches < SLOT_DISPATCHES && s->bindings + bindings <= SLOT_BINDINGS;
 }
 
-void tn_vulkan_follow(vk_device *d, const slot *s, block *a, block *b) {
+static tn_status stream_wait(void *device, int i, uint64_t number) {
+    vk_device *d = device;
+    return check(d, tn_vk.WaitForFences(d->device, 1, &d->slots[i].fence, 1, UINT64_MAX), "vkWaitForFences",
+                 "submission %llu", (unsigned long long)number);
+}
+
+static tn_status stream_query(void *device, int i, uint64_t number, bool *ended) {
+    vk_device *d = device;
+    int32_t code = tn_vk.GetFenceStatus(d->device, d->slots[i].fence);
+    *ended = code == SUCCESS;
+    return check(d, code, "vkGetFenceStatus", "submission %llu", (unsigned long long)number);
+}
+
+static void stream_idle(void *device) { (void)tn_vk.DeviceWaitIdle(((vk_device *)device)->device); }
+
+static const tn_stream_calls stream_calls = {stream_begin, stream_has_room, stream_submit,
+                                             stream_wait,  stream_query,    stream_idle};
+
+static tn_status record(vk_device *d, size_t bytes, int bindings, slot **out) {
+    int i = 0;
+    tn_status s = tn_stream_record(&d->stream, bytes, bindings, &i);
+    *out = &d->slots[i];
+    return s;
+}
+
+/* Puts what follows behind what was recorded, and notes that the blocks are used. */
+static void follow(vk_device *d, const slot *s, block *a, block *b) {
     if (d->written)
-        tn_vulkan_barrier(d, s->commands, STAGE_COMPUTE | STAGE_TRANSFER,
-                          SHADER_READ | SHADER_WRITE | TRANSFER_READ | TRANSFER_WRITE);
+        barrier(d, s->commands, STAGE_COMPUTE | STAGE_TRANSFER,
+                SHADER_READ | SHADER_WRITE | TRANSFER_READ | TRANSFER_WRITE);
     d->written = true;
-    a->last = b->last = d->submitted + 1;
+    a->last = b->last = d->stream.submitted + 1;
 }
 
-void tn_vulkan_settle(vk_device *d, uint64_t last) {
-    if (last <= d->done) return;
-    if (!tn_is_lost(&d->loss) && last > d->submitted) (void)tn_vulkan_submit(d);
-    if (tn_is_lost(&d->loss) || tn_vulkan_await(d, last) != TN_OK) (void)tn_vk.DeviceWaitIdle(d->device);
-}
-
-tn_status tn_vulkan_slot_start(vk_device *d, slot *s, size_t room, uint32_t dispatches, uint32_t bindings) {
+/* A slot with room for so many bytes, dispatches and bindings of them; of a list, or of the stream. */
+static tn_status slot_start(vk_device *d, slot *s, size_t room, uint32_t dispatches, uint32_t bindings) {
     const vk_pool_size sizes[] = {{STORAGE, bindings}, {STORAGE_MOVING, dispatches}};
     const vk_set_pool_info sets = {.kind = KIND_SET_POOL, .sets = dispatches, .count = TN_COUNT(sizes), .sizes = sizes};
     const vk_plain_info fence = {.kind = KIND_FENCE};
@@ -215,11 +256,330 @@ tn_status tn_vulkan_slot_start(vk_device *d, slot *s, size_t room, uint32_t disp
     return block_make(d, &s->room, room, HOST_SEES, MEMORY_LOCAL);
 }
 
-void tn_vulkan_slot_end(vk_device *d, slot *s) {
+static void slot_end(vk_device *d, slot *s) {
     if (s->fence) tn_vk.DestroyFence(d->device, s->fence, NULL);
     if (s->sets) tn_vk.DestroyDescriptorPool(d->device, s->sets, NULL);
     if (s->commands) tn_vk.FreeCommandBuffers(d->device, d->pool, 1, &s->commands);
     block_free(d, &s->room);
+}
+
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
+
+typedef struct vk_module {
+    uint64_t set_layout, layout, cache, pipeline;
+    uint64_t last; /* number of the last submission that runs it; the stream's lock guards it */
+    char name[48];
+    int buffer_count;
+    size_t params_bytes, bases_at;
+    size_t room; /* of the parameters, so that the next ones begin where they may */
+    void *binary;
+} vk_module;
+
+static void vulkan_unload(void *device, void *module) {
+    vk_device *d = device;
+    vk_module *m = module;
+    tn_stream_settle(&d->stream, m->last);
+    if (m->pipeline) tn_vk.DestroyPipeline(d->device, m->pipeline, NULL);
+    if (m->cache) tn_vk.DestroyPipelineCache(d->device, m->cache, NULL);
+    if (m->layout) tn_vk.DestroyPipelineLayout(d->device, m->layout, NULL);
+    if (m->set_layout) tn_vk.DestroyDescriptorSetLayout(d->device, m->set_layout, NULL);
+    tn_mem_free(m->binary);
+    tn_mem_free(m);
+}
+
+/* The buffers, and behind them the parameters, whose place in their buffer is told at each launch. */
+static tn_status make_layout(vk_device *d, vk_module *m) {
+    vk_binding bindings[VK_MOST_BINDINGS] = {{0}};
+    uint32_t n = (uint32_t)m->buffer_count;
+    for (uint32_t i = 0; i <= n; i++)
+        bindings[i] = (vk_binding){i, i < n ? STORAGE : STORAGE_MOVING, 1, SHADER_COMPUTE, NULL};
+    const vk_set_layout_info set = {.kind = KIND_SET_LAYOUT, .count = n + 1, .bindings = bindings};
+    TRY(check(d, tn_vk.CreateDescriptorSetLayout(d->device, &set, NULL, &m->set_layout), "vkCreateDescriptorSetLayout",
+              "%s, %u buffers", m->name, n + 1));
+    const vk_pipeline_layout_info info = {.kind = KIND_PIPELINE_LAYOUT, .count = 1, .sets = &m->set_layout};
+    return check(d, tn_vk.CreatePipelineLayout(d->device, &info, NULL, &m->layout), "vkCreatePipelineLayout", "%s",
+                 m->name);
+}
+
+/* What a compiler says no to can be computed elsewhere; memory and loss are other things. */
+static tn_status refused(tn_status s) {
+    return s == TN_OK || s == TN_ERR_MEMORY || s == TN_ERR_LOST ? s : tn_fail_prefix(TN_ERR_UNSUPPORTED, "refused");
+}
+
+static tn_status make_pipeline(vk_device *d, const tn_code *code, vk_module *m) {
+    const vk_data_info words = {.kind = KIND_SHADER, .size = code->size, .data = code->data};
+    vk_data_info kept = {.kind = KIND_PIPELINE_CACHE, .size = code->binary_size, .data = code->binary};
+    vk_pipeline_info info = {.kind = KIND_PIPELINE,
+                             .stage = {.kind = KIND_STAGE, .stage = SHADER_COMPUTE, .entry = code->entry},
+                             .layout = m->layout};
+    TRY(check(d, tn_vk.CreatePipelineCache(d->device, &kept, NULL, &m->cache), "vkCreatePipelineCache", "%zu bytes",
+              kept.size));
+    TRY(refused(check(d, tn_vk.CreateShaderModule(d->device, &words, NULL, &info.stage.shader), "vkCreateShaderModule",
+                      "%s, %zu bytes", m->name, code->size)));
+    int32_t error = tn_vk.CreateComputePipelines(d->device, m->cache, 1, &info, NULL, &m->pipeline);
+    tn_vk.DestroyShaderModule(d->device, info.stage.shader, NULL);
+    return refused(check(d, error, "vkCreateComputePipelines", "%s", m->name));
+}
+
+/* Drivers may take for granted that words are SPIR-V; parameters have to fit into an empty slot. */
+static tn_status check_code(const vk_device *d, const tn_code *code) {
+    static const tn_code_limits most = {.buffers = VK_MOST_BINDINGS - 1, .params_bytes = SLOT_ROOM / 2};
+    uint32_t first = 0;
+    TRY(tn_code_check(d->loss.id, code, &most));
+    if (code->size >= 20) memcpy(&first, code->data, sizeof first);
+    if (first == 0x07230203 && code->size % 4 == 0) return TN_OK;
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %zu bytes that begin with %08x are no SPIR-V", d->loss.id, code->entry,
+                   code->size, first);
+}
+
+static tn_status vulkan_load(void *device, const tn_code *code, void **module) {
+    vk_device *d = device;
+    TRY(alive(d));
+    TRY(check_code(d, code));
+    vk_module *m = tn_mem_zalloc(1, sizeof *m);
+    if (!m) return TN_ERR_MEMORY;
+    snprintf(m->name, sizeof m->name, "%s", code->entry);
+    m->buffer_count = code->buffer_count;
+    size_t step = (size_t)d->has.caps.alignment;
+    m->params_bytes = code->params_bytes;
+    m->room = (code->params_bytes + step - 1) / step * step;
+    m->bases_at = code->bases_at;
+    tn_status s = make_layout(d, m);
+    if (s == TN_OK) s = make_pipeline(d, code, m);
+    return tn_hand_out(s, m, vulkan_unload, d, module);
+}
+
+enum { CACHE_HEADER = 32 }; /* bytes that say whose cache it is */
+
+static tn_status vulkan_binary(void *device, void *module, void **data, size_t *size) {
+    vk_device *d = device;
+    vk_module *m = module;
+    TRY(alive(d));
+    TRY(check(d, tn_vk.GetPipelineCacheData(d->device, m->cache, size, NULL), "vkGetPipelineCacheData", "%s", m->name));
+    if (*size <= CACHE_HEADER)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: the driver does not give compiled kernels away", d->loss.id);
+    tn_mem_free(m->binary);
+    *data = m->binary = tn_mem_alloc(*size);
+    if (!m->binary) return TN_ERR_MEMORY;
+    return check(d, tn_vk.GetPipelineCacheData(d->device, m->cache, size, m->binary), "vkGetPipelineCacheData",
+                 "%s, %zu bytes", m->name, *size);
+}
+
+/* ---- launches: the lock is held ---------------------------------------------------------------------------------- */
+
+enum { FLUSH_EVERY = 32 }; /* dispatches that are held back */
+
+/* What is bound, and the serial number of the block that it lies in. */
+typedef struct place {
+    vk_range range;
+    uint64_t serial;
+} place;
+
+/* What a launch binds: each buffer's allocation, or as much of it from the launch's place on as a binding reaches; the
+ * rest of the way is added to its base. */
+static tn_status bind_buffers(vk_device *d, const vk_module *m, const tn_dispatch *l, uint64_t *params, place *places) {
+    uint64_t *bases = params + m->bases_at / sizeof *bases, most = d->has.properties.limits.storage_range;
+    for (int i = 0; i < m->buffer_count; i++) {
+        block *b;
+        size_t at;
+        TRY(locate(d, l->buffers[i], 0, m->name, &b, &at));
+        uint64_t from = b->bytes <= most ? 0 : at / (uint64_t)d->has.caps.alignment * (uint64_t)d->has.caps.alignment;
+        if (from == b->bytes) from -= (uint64_t)d->has.caps.alignment; /* behind the last byte nothing is touched */
+        uint64_t size = b->bytes - from;
+        places[i] = (place){{b->buffer, from, size < most ? size : most}, b->serial};
+        bases[i] += at - from;
+        b->last = d->stream.submitted + 1;
+    }
+    return TN_OK;
+}
+
+/* Puts a launch's parameters at their place in the room of `s`, and finds what it binds. */
+static tn_status prepare_dispatch(vk_device *d, vk_module *m, const tn_dispatch *l, const slot *s, size_t at,
+                                  place *places) {
+    memcpy(s->room.host + at, l->params, m->params_bytes);
+    TRY(bind_buffers(d, m, l, (uint64_t *)(void *)(s->room.host + at), places));
+    places[m->buffer_count] = (place){{s->room.buffer, 0, m->params_bytes}, s->room.serial};
+    m->last = d->stream.submitted + 1;
+    return TN_OK;
+}
+
+/* Makes a set of the places. */
+static tn_status make_set(vk_device *d, const vk_module *m, const slot *s, const place *places, uint64_t *set) {
+    vk_write writes[VK_MOST_BINDINGS];
+    const vk_set_info info = {.kind = KIND_SET, .pool = s->sets, .count = 1, .layouts = &m->set_layout};
+    uint32_t n = (uint32_t)m->buffer_count;
+    TRY(check(d, tn_vk.AllocateDescriptorSets(d->device, &info, set), "vkAllocateDescriptorSets", "%s, %u buffers",
+              m->name, n));
+    for (uint32_t i = 0; i <= n; i++)
+        writes[i] = (vk_write){.kind = KIND_WRITE,
+                               .set = *set,
+                               .binding = i,
+                               .count = 1,
+                               .type = i < n ? STORAGE : STORAGE_MOVING,
+                               .buffers = &places[i].range};
+    tn_vk.UpdateDescriptorSets(d->device, n + 1, writes, 0, NULL);
+    return TN_OK;
+}
+
+static void record_dispatch(const vk_module *m, const slot *s, const uint32_t groups[3], uint64_t set, size_t at) {
+    uint32_t moved = (uint32_t)at;
+    tn_vk.CmdBindPipeline(s->commands, BIND_COMPUTE, m->pipeline);
+    tn_vk.CmdBindDescriptorSets(s->commands, BIND_COMPUTE, m->layout, 0, 1, &set, 1, &moved);
+    tn_vk.CmdDispatch(s->commands, groups[0], groups[1], groups[2]);
+}
+
+static bool has_work(const tn_dispatch *l) { return l->groups[0] && l->groups[1] && l->groups[2]; }
+
+static tn_status dispatch_one(vk_device *d, vk_module *m, const tn_dispatch *l, bool first) {
+    place places[VK_MOST_BINDINGS];
+    uint64_t set = 0;
+    slot *s;
+    size_t step = (size_t)d->has.caps.alignment;
+    if (!has_work(l)) return TN_OK;
+    TRY(record(d, m->room + step, m->buffer_count, &s));
+    size_t at = (s->used + step - 1) / step * step;
+    TRY(prepare_dispatch(d, m, l, s, at, places));
+    TRY(make_set(d, m, s, places, &set));
+    s->used = at + m->room;
+    s->dispatches++;
+    s->bindings += m->buffer_count;
+    if (first) follow(d, s, &s->room, &s->room);
+    record_dispatch(m, s, l->groups, set, at);
+    d->written = true;
+    return TN_OK;
+}
+
+static tn_status vulkan_dispatch(void *queue, void *module, const tn_dispatch *dispatches, int64_t count) {
+    vk_device *d = queue;
+    pthread_mutex_lock(&d->stream.lock);
+    tn_status s = alive(d);
+    for (int64_t i = 0; i < count && s == TN_OK; i++)
+        s = dispatch_one(d, module, &dispatches[i], i == 0);
+    const slot *at = &d->slots[tn_stream_slot(d->stream.submitted + 1)];
+    if (s == TN_OK && d->stream.recording && at->dispatches >= FLUSH_EVERY) s = stream_submit(d);
+    pthread_mutex_unlock(&d->stream.lock);
+    return s;
+}
+
+/* ---- lists that are recorded once -------------------------------------------------------------------------------- */
+
+/* While memory stays where it is, a run puts its parameters in place and submits what was recorded. Runs take turns
+ * with the copies: one is made ready while the other is under way. */
+typedef struct vk_copy {
+    slot slot;
+    uint64_t number; /* of its last submission; 0: none */
+    bool recorded;   /* … and places: what is bound by it */
+    place *places;
+} vk_copy;
+
+enum { COPIES = 2, MOST_LIST_ROOM = 16 << 20 };
+typedef struct vk_list {
+    vk_copy copies[COPIES];
+    int turn;
+    size_t place_count;
+    place *places; /* of the run that is made ready; behind them those of the copies */
+} vk_list;
+
+static void vulkan_list_free(void *device, void *list) {
+    vk_device *d = device;
+    vk_list *l = list;
+    for (int i = 0; i < COPIES; i++)
+        tn_stream_settle(&d->stream, l->copies[i].number);
+    pthread_mutex_lock(&d->stream.lock);
+    for (int i = 0; i < COPIES; i++)
+        slot_end(d, &l->copies[i].slot);
+    pthread_mutex_unlock(&d->stream.lock);
+    tn_mem_free(l->places);
+    tn_mem_free(l);
+}
+
+static tn_status list_start(vk_device *d, vk_list *l, size_t room, int64_t count) {
+    l->places = tn_mem_zalloc((COPIES + 1) * l->place_count, sizeof *l->places);
+    if (!l->places) return TN_ERR_MEMORY;
+    for (int i = 0; i < COPIES; i++)
+        l->copies[i].places = l->places + (size_t)(i + 1) * l->place_count;
+    tn_status s = alive(d);
+    pthread_mutex_lock(&d->stream.lock);
+    for (int i = 0; i < COPIES && s == TN_OK; i++)
+        s = slot_start(d, &l->copies[i].slot, room, (uint32_t)count, (uint32_t)l->place_count);
+    pthread_mutex_unlock(&d->stream.lock);
+    return s;
+}
+
+static tn_status vulkan_list_make(void *device, const tn_list_item *items, int64_t count, void **list) {
+    vk_device *d = device;
+    size_t room = 0, places = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const vk_module *m = items[i].module;
+        room += m->room;
+        places += (size_t)m->buffer_count + 1;
+    }
+    if (room > MOST_LIST_ROOM)
+        return tn_fail(TN_ERR_UNSUPPORTED, "%s: a list with %zu bytes of parameters", d->loss.id, room);
+    vk_list *l = tn_mem_zalloc(1, sizeof *l);
+    if (!l) return TN_ERR_MEMORY;
+    l->place_count = places;
+    return tn_hand_out(list_start(d, l, room, count), l, vulkan_list_free, d, list);
+}
+
+/* Records all launches of the run that is made ready. */
+static tn_status record_copy_of(vk_device *d, vk_copy *c, const tn_list_item *items, int64_t count,
+                                const place *places) {
+    size_t at = 0;
+    TRY(commands_begin(d, &c->slot, 0));
+    for (int64_t i = 0; i < count; i++) {
+        const vk_module *m = items[i].module;
+        uint64_t set = 0;
+        if (has_work(&items[i].dispatch)) {
+            TRY(make_set(d, m, &c->slot, places, &set));
+            barrier(d, c->slot.commands, STAGE_COMPUTE, SHADER_READ | SHADER_WRITE);
+            record_dispatch(m, &c->slot, items[i].dispatch.groups, set, at);
+        }
+        at += m->room;
+        places += m->buffer_count + 1;
+    }
+    barrier(d, c->slot.commands, STAGE_HOST, HOST_READ | HOST_WRITE);
+    return check(d, tn_vk.EndCommandBuffer(c->slot.commands), "vkEndCommandBuffer", "%lld launches", (long long)count);
+}
+
+/* Parameters and places of this run. */
+static tn_status prepare_copy(vk_device *d, const vk_list *l, const vk_copy *c, const tn_list_item *items,
+                              int64_t count) {
+    place *places = l->places;
+    size_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        vk_module *m = items[i].module;
+        if (has_work(&items[i].dispatch)) TRY(prepare_dispatch(d, m, &items[i].dispatch, &c->slot, at, places));
+        at += m->room;
+        places += m->buffer_count + 1;
+    }
+    return TN_OK;
+}
+
+static tn_status list_run(vk_device *d, vk_list *l, const tn_list_item *items, int64_t count) {
+    vk_copy *c = &l->copies[l->turn++ % COPIES];
+    size_t bytes = l->place_count * sizeof *l->places;
+    slot *s;
+    TRY(tn_stream_await(&d->stream, c->number));
+    TRY(record(d, 0, 0, &s));
+    TRY(prepare_copy(d, l, c, items, count));
+    if (!c->recorded || memcmp(c->places, l->places, bytes) != 0) {
+        c->recorded = false;
+        TRY(record_copy_of(d, c, items, count, l->places));
+        memcpy(c->places, l->places, bytes);
+        c->recorded = true;
+    }
+    TRY(submit_with(d, c->slot.commands));
+    c->number = d->stream.submitted;
+    return TN_OK;
+}
+
+static tn_status vulkan_list_run(void *queue, void *list, const tn_list_item *items, int64_t count) {
+    vk_device *d = queue;
+    pthread_mutex_lock(&d->stream.lock);
+    tn_status s = list_run(d, list, items, count);
+    pthread_mutex_unlock(&d->stream.lock);
+    return s;
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
@@ -251,14 +611,14 @@ static tn_status device_start(vk_device *d) {
         (d->software || d->has.properties.device_type == TYPE_INTEGRATED) && !tn_env("TRUNNION_VULKAN_STAGING");
     tn_vk.GetPhysicalDeviceMemoryProperties(d->place, &d->memory);
     TRY(device_make(d, family));
-    tn_vulkan_memory(d->place, d->has.knows_budget, &d->total_memory, &unused);
+    tn_vulkan_memory(d->place, d->has.knows_budget, &d->room.total, &unused);
     if (!(d->has.properties.limits.time_unit > 0)) d->time_bits = 0;
     tn_vk.GetDeviceQueue(d->device, family, 0, &d->queue);
     const vk_plain_info pool = {.kind = KIND_COMMAND_POOL, .flags = POOL_RESETS, .family = family};
     TRY(check(d, tn_vk.CreateCommandPool(d->device, &pool, NULL, &d->pool), "vkCreateCommandPool", "family %u",
               family));
-    for (int i = 0; i < SLOTS; i++)
-        TRY(tn_vulkan_slot_start(d, &d->slots[i], SLOT_ROOM, SLOT_DISPATCHES, SLOT_BINDINGS));
+    for (int i = 0; i < TN_STREAM_SLOTS; i++)
+        TRY(slot_start(d, &d->slots[i], SLOT_ROOM, SLOT_DISPATCHES, SLOT_BINDINGS));
     return TN_OK;
 }
 
@@ -266,38 +626,32 @@ static tn_status device_start(vk_device *d) {
 static void vulkan_close(void *device) {
     vk_device *d = device;
     if (d->device) (void)tn_vk.DeviceWaitIdle(d->device);
-    for (int i = 0; d->device && i < SLOTS; i++)
-        tn_vulkan_slot_end(d, &d->slots[i]);
+    for (int i = 0; d->device && i < TN_STREAM_SLOTS; i++)
+        slot_end(d, &d->slots[i]);
     if (d->pool) tn_vk.DestroyCommandPool(d->device, d->pool, NULL);
     if (d->device) block_free(d, &d->staging);
     if (d->device) tn_vk.DestroyDevice(d->device, NULL);
     tn_spans_close(&d->spans);
-    pthread_cond_destroy(&d->left);
+    tn_spans_close(&d->pinned);
+    tn_stream_close(&d->stream);
     tn_loss_close(&d->loss);
     pthread_mutex_destroy(&d->staging_lock);
-    pthread_mutex_destroy(&d->lock);
     tn_mem_free(d);
 }
 
 static tn_status vulkan_open(int index, const tn_device_options *options, void **device) {
     (void)options;
-    void *place;
-    TRY(tn_vulkan_find(index, &place));
+    void *found;
+    TRY(tn_vulkan_find(index, &found));
     vk_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) return TN_ERR_MEMORY;
-    d->place = place;
+    d->place = found;
     tn_loss_open(&d->loss, "vulkan", index);
-    pthread_mutex_init(&d->lock, NULL);
+    tn_stream_open(&d->stream, &stream_calls, d, &d->loss);
     pthread_mutex_init(&d->staging_lock, NULL);
-    pthread_cond_init(&d->left, NULL);
     tn_spans_open(&d->spans);
-    tn_status s = device_start(d);
-    if (s != TN_OK) {
-        vulkan_close(d);
-        return s;
-    }
-    *device = d;
-    return TN_OK;
+    tn_spans_open(&d->pinned);
+    return tn_hand_out_device(device_start(d), d, vulkan_close, device);
 }
 
 static tn_status vulkan_caps(void *device, tn_caps *out) {
@@ -308,36 +662,26 @@ static tn_status vulkan_caps(void *device, tn_caps *out) {
 static tn_status vulkan_memory(void *device, int64_t *total, int64_t *unused) {
     vk_device *d = device;
     tn_vulkan_memory(d->place, d->has.knows_budget, total, unused);
-    if (!d->has.knows_budget) *unused = tn_max64(*total - atomic_load(&d->taken_memory), 0);
+    if (!d->has.knows_budget) *unused = tn_room_left(&d->room, d->software);
     if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
     return TN_OK;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Some drivers find memory only when it is first touched, amid a plan; so what cannot be there is refused here. */
-static tn_status check_room(const vk_device *d, int64_t size, int64_t taken) {
-    if (size <= d->total_memory && taken <= d->total_memory - size) return TN_OK;
-    return tn_fail(TN_ERR_MEMORY, "%s: %lld bytes beside %lld of %lld that are in use; %s", d->loss.id, (long long)size,
-                   (long long)taken, (long long)d->total_memory, TN_ADVICE_SMALLER);
-}
-
 static tn_status vulkan_alloc(void *device, size_t bytes, void **address) {
     vk_device *d = device;
+    block *b;
     TRY(alive(d));
-    block *b = tn_mem_zalloc(1, sizeof *b);
-    if (!b) return TN_ERR_MEMORY;
-    int64_t size = (int64_t)(bytes < INT64_MAX ? bytes : INT64_MAX);
-    tn_status s = check_room(d, size, atomic_fetch_add(&d->taken_memory, size));
-    if (s == TN_OK) s = block_make(d, b, bytes, MEMORY_LOCAL, d->unified ? HOST_READS : 0);
-    if (s == TN_OK) s = tn_span_add(&d->spans, b, b->bytes, address);
+    TRY(tn_room_take(&d->room, d->loss.id, bytes));
+    tn_status s = block_new(d, bytes, MEMORY_LOCAL, d->unified ? HOST_READS : 0, &b);
     if (s == TN_OK) {
-        atomic_fetch_add(&d->taken_memory, (int64_t)b->bytes - size);
-        return TN_OK;
+        tn_room_give(&d->room, (int64_t)bytes - (int64_t)b->bytes); /* it takes more than was asked for */
+        bytes = b->bytes;
+        s = tn_span_add(&d->spans, b, bytes, address);
+        if (s != TN_OK) block_drop(d, b);
     }
-    block_free(d, b);
-    tn_mem_free(b);
-    atomic_fetch_sub(&d->taken_memory, size);
+    if (s != TN_OK) tn_room_give(&d->room, (int64_t)bytes);
     return s;
 }
 
@@ -346,26 +690,19 @@ static void vulkan_free(void *device, void *address) {
     size_t bytes = 0;
     block *b = tn_span_remove(&d->spans, address, &bytes);
     if (!b) return;
-    pthread_mutex_lock(&d->lock);
-    tn_vulkan_settle(d, b->last);
-    pthread_mutex_unlock(&d->lock);
-    block_free(d, b);
-    tn_mem_free(b);
-    atomic_fetch_sub(&d->taken_memory, (long long)bytes);
-}
-
-tn_status tn_vulkan_locate(vk_device *d, const void *address, size_t bytes, const char *role, block **b, size_t *at) {
-    void *found;
-    tn_status s = tn_span_locate(&d->spans, d->loss.id, role, address, bytes, &found, at);
-    *b = found;
-    return s;
+    tn_stream_settle(&d->stream, b->last);
+    block_drop(d, b);
+    tn_room_give(&d->room, (int64_t)bytes);
 }
 
 /* Records a copy between blocks. The lock is held. */
-static void record_copy(vk_device *d, const slot *s, block *to, size_t to_at, block *from, size_t from_at, size_t n) {
+static tn_status record_copy(vk_device *d, block *to, size_t to_at, block *from, size_t from_at, size_t n) {
     const vk_region region = {from_at, to_at, n};
-    tn_vulkan_follow(d, s, to, from);
+    slot *s;
+    TRY(record(d, 0, 0, &s));
+    follow(d, s, to, from);
     tn_vk.CmdCopyBuffer(s->commands, from->buffer, to->buffer, 1, &region);
+    return TN_OK;
 }
 
 enum { SMALL = SLOT_ROOM / 4, STAGING = 4 << 20 };
@@ -373,25 +710,24 @@ enum { SMALL = SLOT_ROOM / 4, STAGING = 4 << 20 };
 /* Bytes of the host that lie in the slot until they are copied: nobody waits. The lock is held. */
 static tn_status write_small(vk_device *d, block *to, size_t at, const void *src, size_t bytes) {
     slot *s;
-    TRY(tn_vulkan_record(d, bytes, 0, &s));
+    TRY(record(d, bytes, 0, &s));
     memcpy(s->room.host + s->used, src, bytes);
-    record_copy(d, s, to, at, &s->room, s->used, bytes);
-    s->used += (bytes + 7) / 8 * 8;
+    size_t from = s->used;
+    s->used += bytes;
+    TRY(record_copy(d, to, at, &s->room, from, bytes));
+    s->used = (s->used + 7) / 8 * 8;
     return TN_OK;
 }
 
 /* One piece through the staging block, whose lock is held. */
 static tn_status stage_piece(vk_device *d, block *b, size_t at, unsigned char *host, size_t n, bool reads) {
-    slot *s;
     if (!reads) memcpy(d->staging.host, host, n);
-    pthread_mutex_lock(&d->lock);
-    tn_status status = tn_vulkan_record(d, 0, 0, &s);
-    if (status == TN_OK && reads) record_copy(d, s, &d->staging, 0, b, at, n);
-    if (status == TN_OK && !reads) record_copy(d, s, b, at, &d->staging, 0, n);
-    if (status == TN_OK) status = finish(d);
-    pthread_mutex_unlock(&d->lock);
-    if (status == TN_OK && reads) memcpy(host, d->staging.host, n);
-    return status;
+    pthread_mutex_lock(&d->stream.lock);
+    tn_status s = reads ? record_copy(d, &d->staging, 0, b, at, n) : record_copy(d, b, at, &d->staging, 0, n);
+    if (s == TN_OK) s = tn_stream_finish(&d->stream);
+    pthread_mutex_unlock(&d->stream.lock);
+    if (s == TN_OK && reads) memcpy(host, d->staging.host, n);
+    return s;
 }
 
 static tn_status stage(vk_device *d, block *b, size_t at, void *host, size_t bytes, bool reads) {
@@ -406,126 +742,90 @@ static tn_status stage(vk_device *d, block *b, size_t at, void *host, size_t byt
     return s;
 }
 
-/* Waits until the host may look into memory that it sees. */
-static tn_status finish_all(vk_device *d) {
-    pthread_mutex_lock(&d->lock);
-    tn_status s = finish(d);
-    pthread_mutex_unlock(&d->lock);
+/* Also how one waits until the host may look into memory that it sees. */
+static tn_status vulkan_sync(void *queue) {
+    vk_device *d = queue;
+    pthread_mutex_lock(&d->stream.lock);
+    tn_status s = tn_stream_finish(&d->stream);
+    pthread_mutex_unlock(&d->stream.lock);
     return s;
 }
 
 /* Small: into the stream. Else at once, where the host sees the memory, when nothing is under way any more. */
 static tn_status write_to(vk_device *d, block *to, size_t at, const void *src, size_t bytes) {
     tn_status s = TN_OK;
-    pthread_mutex_lock(&d->lock);
-    bool direct = to->host && (bytes > SMALL || is_idle(d));
+    pthread_mutex_lock(&d->stream.lock);
+    bool direct = to->host && (bytes > SMALL || tn_stream_is_idle(&d->stream));
     if (direct)
-        s = finish(d);
+        s = tn_stream_finish(&d->stream);
     else if (bytes <= SMALL)
         s = write_small(d, to, at, src, bytes);
-    pthread_mutex_unlock(&d->lock);
+    pthread_mutex_unlock(&d->stream.lock);
     if (direct && s == TN_OK) memcpy(to->host + at, src, bytes);
     return direct || bytes <= SMALL ? s : stage(d, to, at, (void *)(uintptr_t)src, bytes, false);
 }
 
 static tn_status read_from(vk_device *d, block *from, size_t at, void *dst, size_t bytes) {
     if (!from->host) return stage(d, from, at, dst, bytes, true);
-    TRY(finish_all(d));
+    TRY(vulkan_sync(d));
     memcpy(dst, from->host + at, bytes);
     return TN_OK;
 }
 
-static tn_status copy_within(vk_device *d, block *to, size_t to_at, const void *src, size_t bytes) {
-    block *from;
-    size_t from_at;
-    slot *s;
-    TRY(tn_vulkan_locate(d, src, bytes, "copying", &from, &from_at));
-    pthread_mutex_lock(&d->lock);
-    tn_status status = tn_vulkan_record(d, 0, 0, &s);
-    if (status == TN_OK) record_copy(d, s, to, to_at, from, from_at, bytes);
-    pthread_mutex_unlock(&d->lock);
-    return status;
+/* Between the device's memory and memory of it or of the host that a block holds; *done: there is such a block. */
+static tn_status copy_blocks(vk_device *d, void *dst, const void *src, size_t bytes, int kind, bool *done) {
+    size_t at = 0, from_at = 0;
+    block *to = NULL, *from = NULL;
+    TRY(locate(d, kind == 1 ? src : dst, bytes, "copying", kind == 1 ? &from : &to, kind == 1 ? &from_at : &at));
+    if (kind == 0) from = tn_span_find(&d->pinned, src, bytes, &from_at);
+    if (kind == 1) to = tn_span_find(&d->pinned, dst, bytes, &at);
+    if (kind == 2) TRY(locate(d, src, bytes, "copying", &from, &from_at));
+    *done = to && from;
+    if (!*done) return TN_OK;
+    pthread_mutex_lock(&d->stream.lock);
+    tn_status s = record_copy(d, to, at, from, from_at, bytes);
+    if (s == TN_OK && kind != 2) s = tn_stream_submit(&d->stream);
+    pthread_mutex_unlock(&d->stream.lock);
+    return s;
 }
 
 static tn_status vulkan_copy(void *queue, void *dst, const void *src, size_t bytes, int kind) {
     vk_device *d = queue;
     block *b;
     size_t at;
+    bool done;
     TRY(alive(d));
     if (!bytes) return TN_OK;
-    TRY(tn_vulkan_locate(d, kind == 1 ? src : dst, bytes, "copying", &b, &at));
-    if (kind == 2) return copy_within(d, b, at, src, bytes);
+    if (kind == 2) return copy_blocks(d, dst, src, bytes, kind, &done);
+    TRY(locate(d, kind == 1 ? src : dst, bytes, "copying", &b, &at));
     return kind == 1 ? read_from(d, b, at, dst, bytes) : write_to(d, b, at, src, bytes);
+}
+
+static tn_status vulkan_copy_async(void *queue, void *dst, const void *src, size_t bytes, int kind) {
+    bool done = false;
+    TRY(alive(queue));
+    if (bytes) TRY(copy_blocks(queue, dst, src, bytes, kind, &done));
+    return done ? TN_OK : vulkan_copy(queue, dst, src, bytes, kind);
 }
 
 static tn_status vulkan_host_alloc(void *device, size_t bytes, void **host) {
     vk_device *d = device;
+    block *b;
     TRY(alive(d));
-    block *b = tn_mem_zalloc(1, sizeof *b);
-    if (!b) return TN_ERR_MEMORY;
-    tn_status s = block_make(d, b, bytes, HOST_SEES, MEMORY_CACHED);
-    if (s != TN_OK) {
-        tn_mem_free(b);
-        return s;
-    }
+    TRY(block_new(d, bytes, HOST_SEES, MEMORY_CACHED, &b));
     *host = b->host;
-    pthread_mutex_lock(&d->lock);
-    b->next = d->pinned;
-    d->pinned = b;
-    pthread_mutex_unlock(&d->lock);
-    return TN_OK;
-}
-
-/* The link to the pinned block that holds these bytes, or to NULL. The lock is held. */
-static block **find_pinned(vk_device *d, const void *host, size_t bytes) {
-    uintptr_t at = (uintptr_t)host;
-    block **link = &d->pinned;
-    for (; *link; link = &(*link)->next) {
-        uintptr_t start = (uintptr_t)(*link)->host;
-        if (at >= start && at - start <= (*link)->bytes && bytes <= (*link)->bytes - (at - start)) break;
-    }
-    return link;
+    tn_status s = tn_span_add_host(&d->pinned, b, b->bytes, b->host);
+    if (s != TN_OK) block_drop(d, b);
+    return s;
 }
 
 static void vulkan_host_free(void *device, void *host) {
     vk_device *d = device;
-    pthread_mutex_lock(&d->lock);
-    block **link = find_pinned(d, host, 1), *b = *link;
-    if (b) *link = b->next;
-    if (b) tn_vulkan_settle(d, b->last);
-    pthread_mutex_unlock(&d->lock);
+    size_t bytes;
+    block *b = tn_span_remove(&d->pinned, host, &bytes);
     if (!b) return;
-    block_free(d, b);
-    tn_mem_free(b);
-}
-
-/* Records the copy where the host's side is pinned; else *done stays false. The lock is held. */
-static tn_status copy_pinned(vk_device *d, block *b, size_t at, const void *host, size_t bytes, int kind, bool *done) {
-    block *pinned = *find_pinned(d, host, bytes);
-    slot *s;
-    if (!pinned) return TN_OK;
-    size_t from = (size_t)((const unsigned char *)host - pinned->host);
-    *done = true;
-    TRY(tn_vulkan_record(d, 0, 0, &s));
-    if (kind == 1)
-        record_copy(d, s, pinned, from, b, at, bytes);
-    else
-        record_copy(d, s, b, at, pinned, from, bytes);
-    return tn_vulkan_submit(d);
-}
-
-static tn_status vulkan_copy_async(void *queue, void *dst, const void *src, size_t bytes, int kind) {
-    vk_device *d = queue;
-    block *b;
-    size_t at;
-    bool done = false;
-    if (kind == 2 || !bytes) return vulkan_copy(queue, dst, src, bytes, kind);
-    TRY(alive(d));
-    TRY(tn_vulkan_locate(d, kind == 1 ? src : dst, bytes, "copying", &b, &at));
-    pthread_mutex_lock(&d->lock);
-    tn_status s = copy_pinned(d, b, at, kind == 1 ? dst : src, bytes, kind, &done);
-    pthread_mutex_unlock(&d->lock);
-    return done ? s : vulkan_copy(queue, dst, src, bytes, kind);
+    tn_stream_settle(&d->stream, b->last);
+    block_drop(d, b);
 }
 
 /* Whole words by the device, the bytes before and behind them as a copy. The lock is held. */
@@ -537,8 +837,8 @@ static tn_status record_fill(vk_device *d, block *b, size_t at, uint8_t value, s
     if (head) TRY(write_small(d, b, at, edge, head));
     if (tail) TRY(write_small(d, b, at + bytes - tail, edge, tail));
     if (!words) return TN_OK;
-    TRY(tn_vulkan_record(d, 0, 0, &s));
-    tn_vulkan_follow(d, s, b, b);
+    TRY(record(d, 0, 0, &s));
+    follow(d, s, b, b);
     tn_vk.CmdFillBuffer(s->commands, b->buffer, at + head, words, value * 0x01010101u);
     return TN_OK;
 }
@@ -549,10 +849,10 @@ static tn_status vulkan_fill(void *queue, void *dst, uint8_t value, size_t bytes
     size_t at;
     TRY(alive(d));
     if (!bytes) return TN_OK;
-    TRY(tn_vulkan_locate(d, dst, bytes, "filling", &b, &at));
-    pthread_mutex_lock(&d->lock);
+    TRY(locate(d, dst, bytes, "filling", &b, &at));
+    pthread_mutex_lock(&d->stream.lock);
     tn_status s = record_fill(d, b, at, value, bytes);
-    pthread_mutex_unlock(&d->lock);
+    pthread_mutex_unlock(&d->stream.lock);
     return s;
 }
 
@@ -563,9 +863,9 @@ static tn_status vulkan_map(void *device, void *address, size_t bytes, bool read
     size_t at;
     (void)read;
     TRY(alive(d));
-    TRY(tn_vulkan_locate(d, address, bytes, "mapping", &b, &at));
+    TRY(locate(d, address, bytes, "mapping", &b, &at));
     if (!b->host) return tn_fail(TN_ERR_UNSUPPORTED, "%s: the host does not see it", d->loss.id);
-    TRY(finish_all(d));
+    TRY(vulkan_sync(d));
     *host = b->host + at;
     return TN_OK;
 }
@@ -576,28 +876,20 @@ static tn_status vulkan_unmap(void *device, void *address, void *host) {
     return alive(device);
 }
 
-/* ---- queues and events ------------------------------------------------------------------------------------------- */
-
-static tn_status vulkan_sync(void *queue) {
-    TRY(alive(queue));
-    return finish_all(queue);
-}
-
-/* All queues are the one stream. */
-static tn_status vulkan_queue_new(void *device, void **queue) {
-    *queue = device;
-    return alive(device);
-}
-
-static void vulkan_queue_free(void *device, void *queue) {
-    (void)device;
-    (void)queue;
-}
+/* ---- events ------------------------------------------------------------------------------------------------------ */
 
 typedef struct event {
     uint64_t number; /* of the submission that holds all before it; 0, which has always ended: never recorded */
     uint64_t times;  /* a pool of one time; 0: it has none */
 } event;
+
+static void vulkan_event_free(void *device, void *made) {
+    vk_device *d = device;
+    event *e = made;
+    if (e->times) tn_stream_settle(&d->stream, e->number);
+    if (e->times) tn_vk.DestroyQueryPool(d->device, e->times, NULL);
+    tn_mem_free(e);
+}
 
 static tn_status vulkan_event_new(void *device, bool timed, void **out) {
     vk_device *d = device;
@@ -607,21 +899,7 @@ static tn_status vulkan_event_new(void *device, bool timed, void **out) {
     tn_status s = timed && d->time_bits ? check(d, tn_vk.CreateQueryPool(d->device, &info, NULL, &e->times),
                                                 "vkCreateQueryPool", "1 time")
                                         : TN_OK;
-    if (s != TN_OK)
-        tn_mem_free(e);
-    else
-        *out = e;
-    return s;
-}
-
-static void vulkan_event_free(void *device, void *made) {
-    vk_device *d = device;
-    event *e = made;
-    pthread_mutex_lock(&d->lock);
-    if (e->times) tn_vulkan_settle(d, e->number);
-    pthread_mutex_unlock(&d->lock);
-    if (e->times) tn_vk.DestroyQueryPool(d->device, e->times, NULL);
-    tn_mem_free(e);
+    return tn_hand_out(s, e, vulkan_event_free, d, out);
 }
 
 /* Submitted at once: somebody may wait for it. */
@@ -629,55 +907,34 @@ static tn_status vulkan_event_record(void *queue, void *recorded) {
     vk_device *d = queue;
     event *e = recorded;
     slot *at;
-    pthread_mutex_lock(&d->lock);
+    pthread_mutex_lock(&d->stream.lock);
     tn_status s = alive(d);
-    if (s == TN_OK && e->times) s = tn_vulkan_record(d, 0, 0, &at);
+    if (s == TN_OK && e->times) s = record(d, 0, 0, &at);
     if (s == TN_OK && e->times) {
         tn_vk.CmdResetQueryPool(at->commands, e->times, 0, 1);
         tn_vk.CmdWriteTimestamp(at->commands, STAGE_END, e->times, 0);
     }
-    if (s == TN_OK) s = tn_vulkan_submit(d);
-    if (s == TN_OK) e->number = d->submitted;
-    pthread_mutex_unlock(&d->lock);
+    if (s == TN_OK) s = tn_stream_submit(&d->stream);
+    if (s == TN_OK) e->number = d->stream.submitted;
+    pthread_mutex_unlock(&d->stream.lock);
     return s;
-}
-
-/* What the stream is given from now on lies behind it anyway. */
-static tn_status vulkan_event_wait(void *queue, void *e) {
-    (void)e;
-    return alive(queue);
 }
 
 static tn_status vulkan_event_query(void *device, void *e, bool *passed) {
     vk_device *d = device;
-    uint64_t number = ((const event *)e)->number;
     TRY(alive(d));
-    pthread_mutex_lock(&d->lock);
-    int32_t code = number <= d->done || slot_of(d, number)->number != number
-                       ? SUCCESS
-                       : tn_vk.GetFenceStatus(d->device, slot_of(d, number)->fence);
-    if (code == SUCCESS && number > d->done) d->done = number;
-    pthread_mutex_unlock(&d->lock);
-    *passed = code == SUCCESS;
-    return check(d, code, "vkGetFenceStatus", "submission %llu", (unsigned long long)number);
+    pthread_mutex_lock(&d->stream.lock);
+    tn_status s = tn_stream_query(&d->stream, ((const event *)e)->number, passed);
+    pthread_mutex_unlock(&d->stream.lock);
+    return s;
 }
 
 static tn_status vulkan_event_sync(void *device, void *e) {
     vk_device *d = device;
-    pthread_mutex_lock(&d->lock);
-    tn_status s = tn_vulkan_await(d, ((const event *)e)->number);
-    pthread_mutex_unlock(&d->lock);
+    pthread_mutex_lock(&d->stream.lock);
+    tn_status s = tn_stream_await(&d->stream, ((const event *)e)->number);
+    pthread_mutex_unlock(&d->stream.lock);
     return s;
-}
-
-/* A time that begins anew when its bits are used up, as a place on a clock that goes on: within half of a round of the
- * latest one. The lock is held. */
-static uint64_t place_time(vk_device *d, uint64_t ticks) {
-    unsigned unused = 64 - d->time_bits;
-    int64_t step = (int64_t)((ticks - d->clock) << unused) >> unused;
-    uint64_t at = d->clock + (uint64_t)step;
-    if (step > 0) d->clock = at;
-    return at;
 }
 
 static tn_status vulkan_event_time(void *device, void *recorded, double *seconds) {
@@ -689,9 +946,9 @@ static tn_status vulkan_event_time(void *device, void *recorded, double *seconds
               tn_vk.GetQueryPoolResults(d->device, e->times, 0, 1, sizeof ticks, &ticks, sizeof ticks,
                                         QUERY_64 | QUERY_WAITS),
               "vkGetQueryPoolResults", "1 time"));
-    pthread_mutex_lock(&d->lock);
-    ticks = place_time(d, ticks);
-    pthread_mutex_unlock(&d->lock);
+    pthread_mutex_lock(&d->stream.lock);
+    ticks = tn_clock_place(&d->clock, ticks, d->time_bits);
+    pthread_mutex_unlock(&d->stream.lock);
     *seconds = (double)ticks * (double)d->has.properties.limits.time_unit * 1e-9;
     return TN_OK;
 }
@@ -709,21 +966,21 @@ const tn_driver tn_driver_vulkan = {
     .caps = vulkan_caps,
     .alloc = vulkan_alloc,
     .free = vulkan_free,
-    .load = tn_vulkan_load,
-    .unload = tn_vulkan_unload,
+    .load = vulkan_load,
+    .unload = vulkan_unload,
     .copy = vulkan_copy,
     .sync = vulkan_sync,
     .memory = vulkan_memory,
     .watch = tn_vulkan_watch,
     .isolate = TN_PROBE_ISOLATE,
-    .dispatch = tn_vulkan_dispatch,
-    .binary = tn_vulkan_binary,
-    .queue_new = vulkan_queue_new,
-    .queue_free = vulkan_queue_free,
+    .dispatch = vulkan_dispatch,
+    .binary = vulkan_binary,
+    .queue_new = tn_stream_queue_new,
+    .queue_free = tn_stream_queue_free,
     .event_new = vulkan_event_new,
     .event_free = vulkan_event_free,
     .event_record = vulkan_event_record,
-    .event_wait = vulkan_event_wait,
+    .event_wait = tn_stream_event_wait,
     .event_query = vulkan_event_query,
     .event_sync = vulkan_event_sync,
     .event_time = vulkan_event_time,
@@ -733,9 +990,9 @@ const tn_driver tn_driver_vulkan = {
     .host_free = vulkan_host_free,
     .map = vulkan_map,
     .unmap = vulkan_unmap,
-    .list_make = tn_vulkan_list_make,
-    .list_run = tn_vulkan_list_run,
-    .list_free = tn_vulkan_list_free,
+    .list_make = vulkan_list_make,
+    .list_run = vulkan_list_run,
+    .list_free = vulkan_list_free,
 };
 
 #endif

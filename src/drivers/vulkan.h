@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "drivers/probe.h"
+#include "hal/loss.h"
 
 /* X(name here, name in Vulkan, value): what a structure is, at its head. */
 #define VK_KINDS(X)                                                                                                 \
@@ -516,7 +517,7 @@ extern tn_vk_calls tn_vk;
 
 /* ---- finding devices (probe_vulkan.c) ---------------------------------------------------------------------------- */
 
-extern const char tn_vulkan_no_driver[]; /* what to do when there is none */
+extern const tn_call_errors tn_vulkan_errors;
 void tn_vulkan_probe(tn_probe *out);
 void tn_vulkan_watch(tn_watch_add *add, void *ctx);
 /* The device of this number, of Vulkan 1.1 at least, and with it all calls. */

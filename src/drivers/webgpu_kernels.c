@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "drivers/webgpu_device.h"
+#include "hal/limits.h"
 
 #if TRUNNION_WITH_WEBGPU
 
@@ -166,25 +167,12 @@ void tn_wg_module_free(wg_module *m) {
 /* What the library would refuse only when a pipeline is made, or a launch encoded. */
 static tn_status check_limits(const wg_device *d, const tn_code *code) {
     const wgpu_limits *l = &d->limits;
-    const uint32_t most[3] = {l->group_x, l->group_y, l->group_z};
-    uint64_t items = 1;
-    for (int i = 0; i < 3; i++) {
-        uint64_t n = code->group[i] ? code->group[i] : 1;
-        items = n > most[i] ? UINT32_MAX : items > UINT32_MAX ? items : items * n;
-    }
-    if (items > l->group_items)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes workgroups of %llu items, and the device runs %u at most",
-                       d->loss.id, code->entry, (unsigned long long)items, l->group_items);
-    if (code->buffer_count > KIR_MAX_BUFFERS || (uint32_t)code->buffer_count > l->storage_buffers)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s binds %d buffers, and the device takes %u at most", d->loss.id,
-                       code->entry, code->buffer_count, l->storage_buffers);
-    if (code->local_bytes > l->group_storage)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s takes %lld bytes of workgroup memory, and the device has %u",
-                       d->loss.id, code->entry, (long long)code->local_bytes, l->group_storage);
-    if (code->params_bytes > PARAMS_BYTES || code->params_bytes > l->uniform_binding)
-        return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %zu bytes of parameters, which is too much", d->loss.id,
-                       code->entry, code->params_bytes);
-    return TN_OK;
+    const tn_code_limits most = {.group = {l->group_x, l->group_y, l->group_z},
+                                 .group_items = l->group_items,
+                                 .buffers = (uint32_t)tn_wg_most_bindings(d),
+                                 .local_bytes = l->group_storage,
+                                 .params_bytes = l->uniform_binding < PARAMS_BYTES ? l->uniform_binding : PARAMS_BYTES};
+    return tn_code_check(d->loss.id, code, &most);
 }
 
 static bool has_entry(const char *text, const char *name) {

@@ -27,6 +27,12 @@ tn_status tn_loss_check(tn_loss *l) {
     return tn_fail(TN_ERR_LOST, "%s: the device was lost before (%s); " TN_ADVICE_ANEW, l->id, l->first);
 }
 
+tn_status tn_loss_of_work(tn_loss *l, tn_status s, const char *call) {
+    if (s == TN_ERR_LOST) return s;
+    tn_loss_note(l, "%s: commands that were not taken", call);
+    return tn_fail_prefix(TN_ERR_LOST, "the device is lost with what it was to do");
+}
+
 static const tn_call_error *row_of(const tn_call_errors *known, int32_t code) {
     static const tn_call_error unknown = {0, "an error of the driver's own", TN_ERR_DEVICE, TN_ADVICE_UPDATE};
     for (; known; known = known->next)
@@ -53,6 +59,14 @@ tn_status tn_call_check(tn_loss *l, const tn_call_errors *known, int32_t code, c
 tn_status tn_hand_out(tn_status s, void *made, void (*end)(void *device, void *made), void *device, void **out) {
     if (s != TN_OK)
         end(device, made);
+    else
+        *out = made;
+    return s;
+}
+
+tn_status tn_hand_out_device(tn_status s, void *made, void (*close)(void *device), void **out) {
+    if (s != TN_OK)
+        close(made);
     else
         *out = made;
     return s;

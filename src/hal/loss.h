@@ -29,6 +29,10 @@ static inline bool tn_is_lost(const tn_loss *l) { return atomic_load_explicit(&l
 /* TN_OK while the device can be talked to, else TN_ERR_LOST and what happened first. */
 tn_status tn_loss_check(tn_loss *l);
 
+/* `call` has not taken the commands that it was given, with status `s`: what was recorded is gone, and others were told
+ * that it is under way, so the device counts as lost. */
+tn_status tn_loss_of_work(tn_loss *l, tn_status s, const char *call);
+
 /* A result of the interface that has a meaning. TN_ERR_LOST: the device is gone. */
 typedef struct tn_call_error {
     int32_t code;
@@ -54,5 +58,7 @@ tn_status tn_call_check(tn_loss *l, const tn_call_errors *known, int32_t code, c
 
 /* What a driver made, whose beginning ended with `s`: handed out as *out, or given back by `end`. Returns s. */
 tn_status tn_hand_out(tn_status s, void *made, void (*end)(void *device, void *made), void *device, void **out);
+/* The same for a device that a driver opens. */
+tn_status tn_hand_out_device(tn_status s, void *made, void (*close)(void *device), void **out);
 
 #endif

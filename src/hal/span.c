@@ -52,17 +52,22 @@ static uintptr_t gap_for(const tn_spans *s, uintptr_t need) {
     return LAST - at >= need ? at : 0;
 }
 
+static tn_status insert(tn_spans *s, tn_span span) {
+    TRY(tn_mem_reserve(&s->items, &s->capacity, s->count + 1, sizeof *s->items));
+    size_t at = count_before(s, span.start);
+    memmove(s->items + at + 1, s->items + at, (s->count - at) * sizeof *s->items);
+    s->items[at] = span;
+    s->count++;
+    return TN_OK;
+}
+
 static tn_status place(tn_spans *s, void *handle, size_t bytes, uintptr_t *start) {
     uintptr_t need = taken(bytes);
-    TRY(tn_mem_reserve(&s->items, &s->capacity, s->count + 1, sizeof *s->items));
     bool fits = s->next <= LAST && need <= LAST - s->next;
     *start = fits ? s->next : gap_for(s, need);
     if (!*start) return tn_fail(TN_ERR_MEMORY, "no range of numbers is left for %zu bytes of device memory", bytes);
+    TRY(insert(s, (tn_span){*start, bytes, handle}));
     if (fits) s->next += need;
-    size_t at = count_before(s, *start);
-    memmove(s->items + at + 1, s->items + at, (s->count - at) * sizeof *s->items);
-    s->items[at] = (tn_span){*start, bytes, handle};
-    s->count++;
     return TN_OK;
 }
 
@@ -74,6 +79,13 @@ tn_status tn_span_add(tn_spans *s, void *handle, size_t bytes, void **address) {
     tn_status status = place(s, handle, bytes ? bytes : 1, &start);
     pthread_mutex_unlock(&s->lock);
     if (status == TN_OK) *address = (void *)start;
+    return status;
+}
+
+tn_status tn_span_add_host(tn_spans *s, void *handle, size_t bytes, const void *host) {
+    pthread_mutex_lock(&s->lock);
+    tn_status status = insert(s, (tn_span){(uintptr_t)host, bytes, handle});
+    pthread_mutex_unlock(&s->lock);
     return status;
 }
 

@@ -31,6 +31,9 @@ void tn_spans_close(tn_spans *s); /* the handles are the driver's to free */
  * back only when all others were used, so that a stale address is found out. Errors: TN_ERR_MEMORY. */
 tn_status tn_span_add(tn_spans *s, void *handle, size_t bytes, void **address);
 
+/* Of ranges that are memory of the host, which drivers lend: `handle` is that of these bytes. Errors: TN_ERR_MEMORY. */
+tn_status tn_span_add_host(tn_spans *s, void *handle, size_t bytes, const void *host);
+
 /* The handle whose range holds the `bytes` bytes from `address`, and where in it they begin; NULL if none does. */
 void *tn_span_find(tn_spans *s, const void *address, size_t bytes, size_t *offset);
 

@@ -1,0 +1,18 @@
+/* room.c — see room.h. */
+#include "hal/room.h"
+
+#include "hal/loss.h"
+
+tn_status tn_room_take(tn_room *r, const char *device, size_t bytes) {
+    int64_t size = bytes < INT64_MAX ? (int64_t)bytes : INT64_MAX;
+    int64_t taken = r->total && size > r->total ? atomic_load(&r->taken) : atomic_fetch_add(&r->taken, size);
+    if (!r->total || (size <= r->total && taken <= r->total - size)) return TN_OK;
+    if (size <= r->total) atomic_fetch_sub(&r->taken, size);
+    return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; " TN_ADVICE_SMALLER, device,
+                   bytes, (long long)taken, (long long)r->total);
+}
+
+int64_t tn_room_left(const tn_room *r, bool in_host) {
+    int64_t left = tn_max64(r->total - atomic_load(&r->taken), 0);
+    return in_host ? tn_min64(left, tn_cpu().free_memory) : left;
+}

@@ -1,0 +1,21 @@
+/* room.h — how much of a device's memory is in use, where the interface does not say so.
+ *
+ * Some drivers find memory only when it is first touched, amid a plan. What cannot be there is refused before. */
+#ifndef TN_HAL_ROOM_H
+#define TN_HAL_ROOM_H
+
+#include "base/base.h"
+
+typedef struct tn_room {
+    int64_t total; /* 0: nobody says how much there is */
+    atomic_llong taken;
+} tn_room;
+
+/* Counts `bytes` bytes as taken; TN_ERR_MEMORY, and nothing is counted, when the device cannot have them. */
+tn_status tn_room_take(tn_room *r, const char *device, size_t bytes);
+static inline void tn_room_give(tn_room *r, int64_t bytes) { atomic_fetch_sub(&r->taken, (long long)bytes); }
+
+/* Bytes that are free; in_host: the device has them from the host. */
+int64_t tn_room_left(const tn_room *r, bool in_host);
+
+#endif
