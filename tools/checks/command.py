@@ -136,22 +136,25 @@ def message(*fields):
 
 
 def write_network(folder):
-    """model.onnx: output = input + input, [2, 3] of f32; image.npy for it; and two cases of it with what is expected."""
-    shape = message((1, message((1, 2))), (1, message((1, 3))))
+    """model.onnx: output = input + input, [1, 3, 1, 2] of f32; image.npy and a picture for it (PNM, which needs no
+    library, whatever its name); and two cases of it with what is expected."""
+    extents = (1, 3, 1, 2)
+    shape = message(*((1, message((1, n))) for n in extents))
     ports = {n: message((1, n), (2, message((1, message((1, 1), (2, shape)))))) for n in ("input", "output")}
     node = message((1, "input"), (1, "input"), (2, "output"), (4, "Add"))
     graph = message((1, node), (2, "twice"), (11, ports["input"]), (12, ports["output"]))
     network = message((1, 8), (8, message((2, 13))), (7, graph))
     numbers = [struct.pack("<6f", *(k * i for i in range(6))) for k in (1, 2)]
-    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }".ljust(117) + b"\n"
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1, 3, 1, 2), }".ljust(117) + b"\n"
     (folder / "model.onnx").write_bytes(network)
+    (folder / "photo.jpg").symlink_to(ROOT / "tests/corpus/npy/picture.ppm")
     (folder / "image.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + numbers[0])
     for name in ("test_add", "test_conv"):
         data = folder / "cases" / name / "test_data_set_0"
         data.mkdir(parents=True)
         (data.parent / "model.onnx").write_bytes(network)
         for what, raw in zip(("input", "output"), numbers):
-            (data / f"{what}_0.pb").write_bytes(message((1, 2), (1, 3), (2, 1), (9, raw)))
+            (data / f"{what}_0.pb").write_bytes(message(*((1, n) for n in extents), (2, 1), (9, raw)))
 
 
 def check_help(program, report, _):
@@ -159,6 +162,7 @@ def check_help(program, report, _):
     overview = subprocess.run([program, "help"], capture_output=True, text=True).stdout
     commands = re.search(r"^commands:\n((?:  .*\n)+)", overview, re.MULTILINE).group(1)
     names = [line.split()[0] for line in commands.splitlines() if line.split()[0] != "help"]
+    found = backends(program)
     with tempfile.TemporaryDirectory() as folder:
         model = smollm2.path()
         if model.exists():
@@ -169,13 +173,18 @@ def check_help(program, report, _):
         (pathlib.Path(folder) / "lines.txt").write_text("A quick fox.\nA lazy dog.\n")
         write_network(pathlib.Path(folder))
         os.symlink(ROOT / "tests/corpus/pickle/older.pt", pathlib.Path(folder) / "weights.pt")
-        (pathlib.Path(folder) / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 40)
+        for text in ("text.txt", "other.txt"):
+            (pathlib.Path(folder) / text).write_text("The quick brown fox jumps over the lazy dog. " * 40)
         environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
         for name in names:
             for example in examples_of(subprocess.run([program, "help", name], capture_output=True, text=True).stdout):
                 absent = "model.gguf" in example and not model.exists()
                 if absent or (encoder.name in example and not minilm.is_there()):
                     report.skip(f"no model for: {example}")
+                    continue
+                device = re.search(r"trunnion tune .*--device (\w+)", example)  # never another one in its place
+                if device and not found[device[1]]["available"]:
+                    report.skip(f"no device for: {example}")
                     continue
                 line = re.sub(r"trunnion train (\w+)", rf"trunnion train \1 --steps {STEPS}", example)
                 ended = subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=folder, env=environment, text=True,
