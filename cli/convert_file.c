@@ -53,7 +53,8 @@ static tn_status open_onnx(convert_file *f) {
     }
     if (status == TN_OK && f->count == 0)
         status = tn_backend_fail(TN_ERR_UNSUPPORTED,
-                                 "'%s' has no weights of its own: they stand in branches or functions of the network",
+                                 "'%s' has no weights of its own: there are none, or they stand in branches or "
+                                 "functions of the network",
                                  f->path);
     return status;
 }

@@ -75,6 +75,7 @@ typedef struct work {
     const char *output, *trace;
     bool random, profile;
     image_options picture;
+    bool for_pictures, has_picture; /* an option of theirs was given; an input is one */
     int64_t repeat;
     tn_onnx *model;
     tn_onnx_value **in, **out;
@@ -120,6 +121,12 @@ static bool take_numbers(const char *arg, double *out, int count) {
     return false;
 }
 
+static bool none_is_zero(const double *numbers, int count) {
+    for (int i = 0; i < count; i++)
+        if (numbers[i] == 0) return false;
+    return true;
+}
+
 static bool take_dim(work *w, char *arg) {
     char *equals = strchr(arg, '=');
     if (!equals || !split(arg, w->dims, &w->dim_count)) return false;
@@ -132,6 +139,7 @@ static bool take_dim(work *w, char *arg) {
 static bool take(void *ctx, int val, const char *arg) {
     work *w = ctx;
     char *own = (char *)(uintptr_t)arg; /* of argv, which is ours */
+    w->for_pictures |= val == OPT_RESIZE || val == OPT_SCALE || val == OPT_MEAN || val == OPT_STD || val == OPT_BGR;
     switch (val) {
     case 'i': return split(own, w->inputs, &w->input_count);
     case 'o': w->output = arg; return *arg != 0;
@@ -142,7 +150,7 @@ static bool take(void *ctx, int val, const char *arg) {
     case OPT_RESIZE: return take_resize(arg, &w->picture.resize);
     case OPT_SCALE: return take_numbers(arg, &w->picture.scale, 1);
     case OPT_MEAN: return take_numbers(arg, w->picture.mean, 3);
-    case OPT_STD: return take_numbers(arg, w->picture.std, 3);
+    case OPT_STD: return take_numbers(arg, w->picture.std, 3) && none_is_zero(w->picture.std, 3);
     case OPT_BGR: return w->picture.bgr = true;
     default: return cli_parse_int(arg, 1, 1 << 30, &w->repeat);
     }
@@ -212,6 +220,7 @@ static tn_status give_file(work *w, const named *n) {
     } else {
         status = image_is(bytes, size) ? decode_picture(w, name, bytes, size, n->text, &t)
                                        : npy_decode(bytes, size, n->text, &t);
+        w->has_picture |= image_is(bytes, size);
         if (status == TN_OK) status = give(w, name, t);
     }
     free(bytes);
@@ -284,6 +293,9 @@ static tn_status make_inputs(work *w) {
             status = tn_backend_fail(TN_ERR_ARGUMENT,
                                      "--dim %s: no input made at random has such an open dim (-v lists them)",
                                      w->dims[i].name);
+    if (status == TN_OK && w->for_pictures && !w->has_picture)
+        status = tn_backend_fail(TN_ERR_ARGUMENT, "--resize, --scale, --mean, --std and --bgr are for pictures, and "
+                                                  "no input is one; numbers of .npy files are taken as they are");
     return status;
 }
 

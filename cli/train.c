@@ -372,6 +372,9 @@ static int run_train(int argc, char **argv) {
     if (at + 1 < argc) return cli_wrong_usage(&cli_train, "one task at a time, not also \"%s\"", argv[at + 1]);
     const char *foreign = foreign_option(&o, task);
     if (foreign) return cli_wrong_usage(&cli_train, "%s has no meaning for the task %s", foreign, task->name);
+    if (o.devices && strcmp(o.common.device, "auto") != 0)
+        return cli_wrong_usage(&cli_train, "--device %s beside --devices: name it there, in front, to hold the model",
+                               o.common.device);
     if (!o.model) o.model = "mlp";
     if (!o.policy) o.policy = "mlp";
     if (o.save_every && !o.save) return cli_wrong_usage(&cli_train, "--save-every needs --save FILE");

@@ -396,6 +396,8 @@ static void command_ends_with_the_promised_codes(void **state) {
         {"train digits --save /dev/null/folder/file 2>&1", 1, "cannot save"},
         {"train digits --mem 900T 2>&1", 1, "no device has 900 TiB free; the most"},
         {"train digits --device nosuch 2>&1", 2, "unknown device \"nosuch\""},
+        {"train digits --devices cpu,cpu --device cuda 2>&1", 2, "--device cuda beside --devices"},
+        {"run none.onnx --std 1,0,1 2>&1", 2, "--std cannot be"},
         {"certify --device cpu:7 2>&1", 1, "cpu:7"},
         {"certify --device cpu --only nosuch 2>&1", 2, "nosuch"},
         {"devices", 0, "recommended: "},
