@@ -185,6 +185,19 @@ static void a_function_s_attributes_are_the_call_s(void **state) {
     tn_onnx_close(m);
 }
 
+static void a_window_may_need_the_padding_behind_it(void **state) {
+    (void)state;
+    static const float x[] = {-4, -3, -2, -1};
+    tn_onnx *m = open_model(MODEL("pool.onnx"));
+    for (int64_t side = 1; side <= 2; side++) {
+        tn_onnx_value *in = floats(x, TN_DIMS(1, 1, side, side)), *out = NULL;
+        assert_ok(tn_onnx_run(m, &in, &out));
+        assert_floats(out, &x[side * side - 1], 1);
+        tn_onnx_value_free(in);
+    }
+    tn_onnx_close(m);
+}
+
 static void sparse_initialisers_and_shapes_are_values(void **state) {
     (void)state;
     tn_onnx *m = open_model(MODEL("sparse.onnx"));
@@ -427,6 +440,7 @@ int main(void) {
         cmocka_unit_test(a_loop_carries_and_gathers),
         cmocka_unit_test(a_scan_gathers_from_the_end_when_told),
         cmocka_unit_test(a_function_s_attributes_are_the_call_s),
+        cmocka_unit_test(a_window_may_need_the_padding_behind_it),
         cmocka_unit_test(sparse_initialisers_and_shapes_are_values),
         cmocka_unit_test(narrow_types_live_in_wider_ones),
         cmocka_unit_test(values_of_test_cases_are_read),

@@ -82,6 +82,12 @@ def sparse():
           sparse_initializer=[few])
 
 
+def pool():
+    """A window that fits into the image with the padding behind it alone, as TensorFlow's "same" has it."""
+    nodes = [node("MaxPool", ["x"], ["y"], kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")]
+    model("pool", nodes, [info("x", F, [1, 1, "h", "w"])], [info("y", F, [1, 1, "down", "across"])])
+
+
 def external():
     weights = onnx.TensorProto(name="w", data_type=F, dims=[2], data_location=1)
     for key, value in (("location", "weights.bin"), ("offset", "0"), ("length", "8")):
@@ -150,5 +156,5 @@ def values():
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for make in (mlp, branch, loop, scan, function, sparse, external, two, told, unfit, types, values):
+    for make in (mlp, branch, loop, scan, function, sparse, pool, external, two, told, unfit, types, values):
         make()

@@ -359,7 +359,8 @@ static tn_tensor *greatest_seen(const tn_tensor *x, const onnx_window *w, const 
         o.dilation[to] = w->dilation[a];
         o.padding[to] = w->before[a];
         after[a] = (places[a] - 1) * w->stride[a] + reach - w->before[a] - size;
-        even &= w->before[a] >= 0 && w->before[a] <= w->kernel[a] / 2 && room / w->stride[a] + 1 == places[a];
+        even &= w->before[a] >= 0 && w->before[a] <= w->kernel[a] / 2;
+        even &= room >= 0 && room / w->stride[a] + 1 == places[a];
     }
     if (!even) {
         x = padded(x, w->axes, w->before, after, -INFINITY);
