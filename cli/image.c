@@ -19,16 +19,21 @@
 #include <png.h>
 #endif
 
-enum { MOST_EXTENT = 1 << 16, MOST_PIXELS = 1 << 28 };
-
 static tn_status damaged(const char *what, const char *kind) {
     return tn_backend_fail(TN_ERR_FORMAT, "%s: the %s picture is damaged or cut short", what, kind);
 }
 
+tn_status image_check_extents(int64_t height, int64_t width, const char *what) {
+    enum { MOST_EXTENT = 1 << 16, MOST_PIXELS = 1 << 28 };
+    bool fits = height >= 1 && width >= 1 && height <= MOST_EXTENT && width <= MOST_EXTENT;
+    if (fits && height * width <= MOST_PIXELS) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT, "%s: a picture of %lld by %lld; at most %d pixels are possible", what,
+                           (long long)width, (long long)height, MOST_PIXELS);
+}
+
 static tn_status take_room(image *out, int64_t height, int64_t width, const char *what) {
-    if (height < 1 || width < 1 || height > MOST_EXTENT || width > MOST_EXTENT || height * width > MOST_PIXELS)
-        return tn_backend_fail(TN_ERR_FORMAT, "%s: a picture of %lld by %lld; at most %d pixels are read", what,
-                               (long long)width, (long long)height, MOST_PIXELS);
+    tn_status status = image_check_extents(height, width, what);
+    if (status != TN_OK) return status;
     *out = (image){height, width, malloc((size_t)(height * width) * 3)};
     if (out->rgb) return TN_OK;
     return tn_backend_fail(TN_ERR_MEMORY, "no memory for a picture of %lld by %lld", (long long)width,

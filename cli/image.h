@@ -18,6 +18,8 @@ bool image_is(const unsigned char *bytes, size_t size);
 tn_status image_decode(const unsigned char *bytes, size_t size, const char *what, image *out);
 /* The same for ImageDecoder (trunnion/onnx.h). */
 tn_status image_decode_for_onnx(const void *bytes, size_t size, int64_t extent[2], uint8_t **rgb);
+/* TN_ERR_FORMAT unless a picture can have these extents. */
+tn_status image_check_extents(int64_t height, int64_t width, const char *what);
 
 /* What becomes of a picture that has not the network's extents. */
 typedef enum image_resize {

@@ -56,7 +56,11 @@ static void scale_columns(const plane *from, const plane *to, float *weight) {
     }
 }
 
+/* Extents are the network's, whose file may be a stranger's. */
 static tn_status make_plane(int64_t height, int64_t width, plane *out) {
+    *out = (plane){0};
+    tn_status status = image_check_extents(height, width, "scaling");
+    if (status != TN_OK) return status;
     *out = (plane){height, width, calloc((size_t)(height * width) * 3 + 1, sizeof *out->at)};
     if (out->at) return TN_OK;
     return tn_backend_fail(TN_ERR_MEMORY, "no memory for a picture of %lld by %lld", (long long)width,
@@ -68,7 +72,8 @@ static tn_status scale(const image *picture, int64_t height, int64_t width, plan
     int64_t longest = picture->height > picture->width ? picture->height : picture->width;
     float *weight = calloc((size_t)longest + 8, sizeof *weight);
     *out = (plane){0};
-    tn_status status = weight ? make_plane(picture->height, picture->width, &whole) : TN_ERR_MEMORY;
+    tn_status status = weight ? make_plane(picture->height, picture->width, &whole)
+                              : tn_backend_fail(TN_ERR_MEMORY, "no memory for a picture's weights");
     if (status == TN_OK) status = make_plane(height, picture->width, &rows);
     if (status == TN_OK) status = make_plane(height, width, out);
     if (status == TN_OK) {
@@ -96,8 +101,8 @@ static void put_in_middle(const plane *from, const plane *to) {
 }
 
 static int64_t scaled(int64_t n, double by) {
-    int64_t v = (int64_t)llround((double)n * by);
-    return v < 1 ? 1 : v;
+    double v = fmax(round((double)n * by), 1);
+    return v < 1e9 ? (int64_t)v : 1000000000; /* more than a picture has in any case */
 }
 
 static tn_status to_extents(const image *p, image_resize way, int64_t height, int64_t width, plane *out) {

@@ -119,6 +119,11 @@ static void pictures_become_inputs(void **state) {
     tn_tensor *none;
     assert_int_equal(image_tensor(&p, &o, (int64_t[]){1, 2, 2, 2}, 4, TN_F32, &none), TN_ERR_SHAPE);
     assert_int_equal(image_tensor(&p, &o, (int64_t[]){1, 12}, 2, TN_F32, &none), TN_ERR_SHAPE);
+    for (o.resize = IMAGE_STRETCH; o.resize <= IMAGE_FIT; o.resize++) { /* products that are 0 in 64 bits, and not */
+        const int64_t far = INT64_C(1) << 33;
+        assert_int_equal(image_tensor(&p, &o, (int64_t[]){1, 3, far, far}, 4, TN_F32, &none), TN_ERR_FORMAT);
+        assert_int_equal(image_tensor(&p, &o, (int64_t[]){1, 3, 1, INT64_MAX}, 4, TN_F32, &none), TN_ERR_FORMAT);
+    }
 }
 
 static void numbers_come_in_any_order(void **state) {

@@ -475,7 +475,7 @@ typedef struct vk_copy {
 enum { COPIES = 2, MOST_LIST_ROOM = 16 << 20 };
 typedef struct vk_list {
     vk_copy copies[COPIES];
-    int turn;
+    unsigned turn;
     size_t place_count;
     place *places; /* of the run that is made ready; behind them those of the copies */
 } vk_list;
