@@ -148,8 +148,9 @@ static tn_status compare_text(whole_model *m, tn_onnx *network, int64_t count, c
     for (int64_t i = 0; i < numbers && status == TN_OK; i++) {
         most = fmax(most, fabs((double)want[i]));
         double error = fabs((double)got[i] - (double)want[i]);
-        if (!isfinite(error)) status = tn_backend_fail(TN_ERR_FORMAT, "number %lld of the results is %g, not %g",
-                                                       (long long)i, (double)got[i], (double)want[i]);
+        if (!isfinite(error))
+            status = tn_backend_fail(TN_ERR_FORMAT, "number %lld of the results is %g, not %g", (long long)i,
+                                     (double)got[i], (double)want[i]);
         difference = fmax(difference, error);
     }
     free(want);

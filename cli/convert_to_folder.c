@@ -21,6 +21,7 @@ typedef struct folder_writer {
     char **tokens; /* [count] */
     int64_t count;
     cli_json j;
+    bool no_memory; /* for something of the file that is being written */
 } folder_writer;
 
 /* ---- metadata ---------------------------------------------------------------------------------------------------- */
@@ -66,19 +67,30 @@ static int64_t special(const folder_writer *f, const char *which) {
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
-static tn_status write_file(folder_writer *f, const char *name, void (*put)(folder_writer *f)) {
-    char path[PATH_SIZE];
-    if (snprintf(path, sizeof path, "%s/%s", f->folder, name) >= PATH_SIZE)
-        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
+static tn_status put_file(folder_writer *f, const char *path, void (*put)(folder_writer *f)) {
     FILE *out = fopen(path, "wb");
     if (!out) return tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
     f->j = (cli_json){.out = out};
+    f->no_memory = false;
     cli_json_object(&f->j, NULL);
     put(f);
     cli_json_end(&f->j, '}');
     bool bad = ferror(out) != 0;
-    if (fclose(out) == 0 && !bad) return TN_OK;
-    return tn_backend_fail(TN_ERR_IO, "writing '%s': %s", path, strerror(errno));
+    if (fclose(out) != 0 || bad) return tn_backend_fail(TN_ERR_IO, "writing '%s': %s", path, strerror(errno));
+    return f->no_memory ? tn_backend_fail(TN_ERR_MEMORY, "no memory for what '%s' is to hold", path) : TN_OK;
+}
+
+/* What was there under the name stays until the new file is whole. */
+static tn_status write_file(folder_writer *f, const char *name, void (*put)(folder_writer *f)) {
+    char path[PATH_SIZE], part[PATH_SIZE];
+    if (snprintf(path, sizeof path, "%s/%s", f->folder, name) >= PATH_SIZE ||
+        snprintf(part, sizeof part, "%s/.%s.part", f->folder, name) >= PATH_SIZE)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
+    tn_status status = put_file(f, part, put);
+    if (status == TN_OK && rename(part, path) != 0)
+        status = tn_backend_fail(TN_ERR_IO, "cannot write '%s': %s", path, strerror(errno));
+    if (status != TN_OK) remove(part);
+    return status;
 }
 
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
@@ -378,11 +390,13 @@ static void put_scored_merges(folder_writer *f) {
     char **sorted = malloc((size_t)f->count * sizeof *sorted);
     merge *merges = NULL;
     size_t count = 0, room = 0;
+    f->no_memory |= !sorted;
     if (sorted) memcpy(sorted, f->tokens, (size_t)f->count * sizeof *sorted);
     if (sorted) qsort(sorted, (size_t)f->count, sizeof *sorted, by_text);
     for (int64_t i = 0; i < f->count && sorted; i++) {
         if (count + 256 > room) {
             merge *more = realloc(merges, (room = 2 * room + 4096) * sizeof *merges);
+            f->no_memory |= !more;
             if (!more) break;
             merges = more;
         }
@@ -404,8 +418,10 @@ static void put_ranked_merges(folder_writer *f) {
     for (int64_t i = 0; i < tn_gguf_length(merges); i++) {
         const char *text;
         int64_t length;
-        char *line = tn_gguf_string(merges, i, &text, &length) == TN_OK ? strndup(text, (size_t)length) : NULL;
+        if (tn_gguf_string(merges, i, &text, &length) != TN_OK) continue;
+        char *line = strndup(text, (size_t)length);
         if (line) cli_json_string(&f->j, NULL, line);
+        f->no_memory |= !line;
         free(line);
     }
 }
@@ -498,7 +514,8 @@ static tn_status write_all(folder_writer *f, const convert_wishes *w, convert_re
     struct stat s;
     if (mkdir(f->folder, 0777) != 0 && errno != EEXIST)
         return tn_backend_fail(TN_ERR_IO, "cannot make the folder '%s': %s", f->folder, strerror(errno));
-    snprintf(path, sizeof path, "%s/model.safetensors", f->folder);
+    if (snprintf(path, sizeof path, "%s/model.safetensors", f->folder) >= PATH_SIZE)
+        return tn_backend_fail(TN_ERR_ARGUMENT, "'%s' is too long a path", f->folder);
     weights.out = path;
     tn_status status = convert_to_safetensors(f->in, &weights, r);
     for (size_t i = 0; i < sizeof files / sizeof *files && status == TN_OK; i++)
