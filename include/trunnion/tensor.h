@@ -77,7 +77,7 @@ TN_API int64_t tn_numel(const tn_tensor *t);
 TN_API tn_dtype tn_dtype_of(const tn_tensor *t);
 TN_API tn_device *tn_device_of(const tn_tensor *t);
 /* How often what t stands for was written in place, through t or any view of it: while that does not change, the value
- * does not. 0 for NULL. PyTorch's _version. */
+ * does not, unless tn_swap exchanged it, which exchanges the counts too. 0 for NULL. PyTorch's _version. */
 TN_API int64_t tn_write_count(const tn_tensor *t);
 /* TN_OK, or the cause's code for an error tensor; sets tn_error */
 TN_API tn_status tn_status_of(const tn_tensor *t);
