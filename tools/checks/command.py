@@ -157,29 +157,33 @@ def write_network(folder):
             (data / f"{what}_0.pb").write_bytes(message(*((1, n) for n in extents), (2, 1), (9, raw)))
 
 
+def furnish(folder):
+    """Puts there what the examples name: models, a network and cases of it, weights, texts. Returns absent models."""
+    models = [("model.gguf", smollm2.path(), smollm2.path().exists()),
+              (minilm.path().name, minilm.path(), minilm.is_there())]
+    for name, path, there in models:
+        if there:
+            os.symlink(path, folder / name)
+    write_network(folder)
+    os.symlink(ROOT / "tests/corpus/pickle/older.pt", folder / "weights.pt")
+    (folder / "lines.txt").write_text("A quick fox.\nA lazy dog.\n")
+    for text in ("text.txt", "other.txt"):
+        (folder / text).write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    return [name for name, _, there in models if not there]
+
+
 def check_help(program, report, _):
-    """In a folder that holds what the examples name: the model, a network and cases of it, PyTorch's weights, a text."""
+    """Each command in a folder of its own that holds what its examples name: one may write a file that another reads."""
     overview = subprocess.run([program, "help"], capture_output=True, text=True).stdout
     commands = re.search(r"^commands:\n((?:  .*\n)+)", overview, re.MULTILINE).group(1)
     names = [line.split()[0] for line in commands.splitlines() if line.split()[0] != "help"]
     found = backends(program)
-    with tempfile.TemporaryDirectory() as folder:
-        model = smollm2.path()
-        if model.exists():
-            os.symlink(model, pathlib.Path(folder) / "model.gguf")
-        encoder = minilm.path()
-        if minilm.is_there():
-            os.symlink(encoder, pathlib.Path(folder) / encoder.name)
-        (pathlib.Path(folder) / "lines.txt").write_text("A quick fox.\nA lazy dog.\n")
-        write_network(pathlib.Path(folder))
-        os.symlink(ROOT / "tests/corpus/pickle/older.pt", pathlib.Path(folder) / "weights.pt")
-        for text in ("text.txt", "other.txt"):
-            (pathlib.Path(folder) / text).write_text("The quick brown fox jumps over the lazy dog. " * 40)
-        environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
-        for name in names:
+    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            absent = furnish(pathlib.Path(folder))
             for example in examples_of(subprocess.run([program, "help", name], capture_output=True, text=True).stdout):
-                absent = "model.gguf" in example and not model.exists()
-                if absent or (encoder.name in example and not minilm.is_there()):
+                if any(model in example for model in absent):
                     report.skip(f"no model for: {example}")
                     continue
                 device = re.search(r"trunnion tune .*--device (\w+)", example)  # never another one in its place
