@@ -312,15 +312,13 @@ tn_status tn_wg_flush(wg_device *d) {
     if (commands) tn_wg_gpu.CommandBufferRelease(commands);
     d->params_used = d->uploaded = 0;
     d->encoded = 0;
-    if (s == TN_OK || s == TN_ERR_LOST) return s;
-    tn_loss_note(&d->loss, "commands that %s has not taken", call);
-    return tn_fail_prefix(TN_ERR_LOST, "the device is lost with what it was to do");
+    return s == TN_OK ? s : tn_loss_of_work(&d->loss, s, call);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static tn_status memory_make(wg_device *d, uint64_t bytes, uint64_t usage, wg_memory *out) {
-    uint64_t size = bytes < WORD ? WORD : (bytes + WORD - 1) / WORD * WORD;
+/* `size` bytes: whole words. */
+static tn_status memory_make(wg_device *d, uint64_t size, uint64_t usage, wg_memory *out) {
     const wgpu_buffer_descriptor descriptor = {.usage = usage, .size = size};
     tn_wg_scopes_open(d);
     void *buffer = tn_wg_gpu.DeviceCreateBuffer(d->device, &descriptor);
@@ -337,29 +335,20 @@ static uint64_t most_bytes(const wg_device *d) {
     return (d->limits.buffer < INT32_MAX ? d->limits.buffer : INT32_MAX) / WORD * WORD;
 }
 
-uint64_t tn_wg_most_bindings(const wg_device *d) {
-    return d->limits.storage_buffers < KIR_MAX_BUFFERS ? d->limits.storage_buffers : KIR_MAX_BUFFERS;
-}
-
 /* The caller holds the lock. */
 static tn_status take(wg_device *d, size_t bytes, void **address) {
-    int64_t size = tn_max64((int64_t)bytes, WORD);
     TRY(tn_loss_check(&d->loss));
     if (bytes > most_bytes(d))
         return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes are more than the %llu of the largest allocation here; %s",
                        d->loss.id, bytes, (unsigned long long)most_bytes(d), TN_ADVICE_SMALLER);
-    if (d->total_memory && size > d->total_memory - d->taken_memory)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", d->loss.id, bytes,
-                       (long long)d->taken_memory, (long long)d->total_memory, TN_ADVICE_SMALLER);
+    size_t size = bytes < WORD ? WORD : (bytes + WORD - 1) / WORD * WORD;
+    TRY(tn_room_take(&d->room, d->loss.id, size));
     wg_memory *m = tn_mem_zalloc(1, sizeof *m);
-    if (!m) return TN_ERR_MEMORY;
-    tn_status s = memory_make(d, bytes, USE_STORAGE | USE_COPY_FROM | USE_COPY_TO, m);
+    tn_status s = m ? memory_make(d, size, USE_STORAGE | USE_COPY_FROM | USE_COPY_TO, m) : TN_ERR_MEMORY;
     if (s == TN_OK) s = tn_span_add(&d->spans, m, bytes, address);
-    if (s == TN_OK) {
-        d->taken_memory += (int64_t)m->bytes;
-        return TN_OK;
-    }
-    if (m->buffer) tn_wg_gpu.BufferRelease(m->buffer);
+    if (s == TN_OK) return TN_OK;
+    tn_room_give(&d->room, (int64_t)size);
+    if (m && m->buffer) tn_wg_gpu.BufferRelease(m->buffer);
     tn_mem_free(m);
     return s;
 }
@@ -380,7 +369,7 @@ static void webgpu_free(void *device, void *address) {
     if (m) {
         tn_wg_groups_forget(d, m);
         tn_wg_gpu.BufferRelease(m->buffer);
-        d->taken_memory -= (int64_t)m->bytes;
+        tn_room_give(&d->room, (int64_t)m->bytes);
         tn_mem_free(m);
     }
     pthread_mutex_unlock(&d->lock);
@@ -389,65 +378,35 @@ static void webgpu_free(void *device, void *address) {
 /* The allocation of `bytes` bytes at a device address, and where in it they begin. */
 tn_status tn_wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
                        size_t *at) {
-    *memory = tn_span_find(&d->spans, address, bytes, at);
-    if (*memory) return TN_OK;
-    return tn_fail(TN_ERR_INTERNAL,
-                   "%s: %s: %zu bytes at %p are in no allocation of the device; if the address is not one "
-                   "that your program handles itself, please report this",
-                   d->loss.id, role, bytes, address);
+    void *found;
+    tn_status s = tn_span_locate(&d->spans, d->loss.id, role, address, bytes, &found, at);
+    *memory = found;
+    return s;
 }
 
 static tn_status webgpu_memory(void *device, int64_t *total, int64_t *unused) {
     wg_device *d = device;
-    pthread_mutex_lock(&d->lock);
-    *total = d->total_memory; /* 0 where nobody says how much there is */
-    *unused = tn_max64(d->total_memory - d->taken_memory, 0);
-    pthread_mutex_unlock(&d->lock);
-    if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
+    *total = d->room.total; /* 0 where nobody says how much there is */
+    *unused = tn_room_left(&d->room, d->software);
     return TN_OK;
 }
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
-/* WebGPU copies whole words between different buffers. The rest does this kernel: words of `to` from one on become
- * bytes of the scratch memory, or of one word, where the masks of first and last word say so. */
-static const char PATCH[] =
-    "@compute @workgroup_size(64) fn patch_words(@builtin(global_invocation_id) id: vec3<u32>) {\n"
-    "    let i = id.x + id.y * p[2].z;\n"
-    "    if (i >= p[1].x) { return; }\n"
-    "    var mask = 0xffffffffu;\n"
-    "    if (i == 0u) { mask &= p[1].y; }\n"
-    "    if (i + 1u == p[1].x) { mask &= p[1].z; }\n"
-    "    var v = p[2].x;\n"
-    "    if (p[1].w != 0u) {\n"
-    "        let byte = p[0].z + p[2].y + i * 4u;\n"
-    "        let shift = byte % 4u * 8u;\n"
-    "        v = word1(byte / 4u) >> shift;\n"
-    "        if (shift != 0u) { v |= word1(byte / 4u + 1u) << (32u - shift); }\n"
-    "    }\n"
-    "    let at = p[0].x / 4u + i;\n"
-    "    put0(at, (word0(at) & ~mask) | (v & mask));\n"
-    "}\n";
-
-typedef struct patch_params {
-    uint64_t base[2];
-    uint32_t count, first_mask, last_mask, copies, value, skip, row, pad;
-} patch_params;
-
-enum { PATCH_ITEMS = 64, ROOM_BEFORE = 4 };
+enum { PATCH_ITEMS = KIR_WGSL_PATCH_ITEMS, ROOM_BEFORE = 4 };
 
 /* `bytes` bytes from `dst` on become bytes of `value`'s word, or those of the scratch memory from byte `skip` on. */
 static tn_status patch_some(wg_device *d, void *dst, size_t bytes, bool copies, uint32_t value, uint32_t skip) {
     uint32_t odd = (uint32_t)((uintptr_t)dst % WORD), end = (uint32_t)((odd + bytes) % WORD);
     size_t words = (odd + bytes + WORD - 1) / WORD, groups = (words + PATCH_ITEMS - 1) / PATCH_ITEMS;
     size_t x = groups < d->limits.groups ? groups : d->limits.groups;
-    const patch_params params = {.count = (uint32_t)words,
-                                 .first_mask = UINT32_MAX << odd * 8,
-                                 .last_mask = end ? UINT32_MAX >> (WORD - end) * 8 : UINT32_MAX,
-                                 .copies = copies,
-                                 .value = value,
-                                 .skip = skip - odd,
-                                 .row = (uint32_t)x * PATCH_ITEMS};
+    const kir_wgsl_patch_params params = {.count = (uint32_t)words,
+                                          .first_mask = UINT32_MAX << odd * 8,
+                                          .last_mask = end ? UINT32_MAX >> (WORD - end) * 8 : UINT32_MAX,
+                                          .copies = copies,
+                                          .value = value,
+                                          .skip = skip - odd,
+                                          .row = (uint32_t)x * PATCH_ITEMS};
     void *buffers[] = {(char *)dst - odd, d->scratch};
     const tn_dispatch l = {{(uint32_t)x, (uint32_t)((groups + x - 1) / x), 1}, buffers, &params};
     return tn_wg_encode(d, d->patch, &l);
@@ -455,7 +414,7 @@ static tn_status patch_some(wg_device *d, void *dst, size_t bytes, bool copies, 
 
 /* No more at once than is within a kernel's reach for sure. */
 static tn_status patch(wg_device *d, char *dst, size_t bytes, bool copies, uint32_t value, uint32_t skip) {
-    size_t most = (size_t)(d->window - d->unit) / WORD * WORD;
+    size_t most = (size_t)(d->bind.window - d->bind.unit) / WORD * WORD;
     for (size_t n; bytes; bytes -= n, dst += n, skip += (uint32_t)n) {
         n = bytes < most ? bytes : most;
         TRY(patch_some(d, dst, n, copies, value, skip));
@@ -663,36 +622,19 @@ static tn_status webgpu_dispatch_list(void *device, const tn_list_item *items, i
 
 /* ---- what nobody says -------------------------------------------------------------------------------------------- */
 
-/* What a device makes of numbers, and what IEEE 754 has it be. First (1 + 2^-12)² - (1 + 2^-11), which is 2^-24 where
- * fma() rounds once, and 0 where it rounds the product first; then what becomes halves, and halves that become floats:
- * ties, the ends of the range, what lies beyond, denormals. */
-static const char ASK[] =
-    "fn x(i: u32) -> f32 { return bitcast<f32>(word0(i)); }\n"
-    "@compute @workgroup_size(1) fn ask() {\n"
-    "    put0(0u, bitcast<u32>(fma(x(0u), x(1u), x(2u))));\n"
-    "    for (var i = 3u; i < 13u; i++) { put0(i, pack2x16float(vec2<f32>(x(i), 0.0f)) & 0xffffu); }\n"
-    "    for (var i = 13u; i < 18u; i++) { put0(i, bitcast<u32>(unpack2x16float(word0(i)).x)); }\n"
-    "}\n";
-static const uint32_t ASKED[] = {0x3f800800, 0x3f800800, 0xbf801000, 0x3f801000, 0x3f803000, 0x477fefff,
-                                 0x477ff000, 0x501502f9, 0xff800000, 0xb3800000, 0x33000000, 0x33400000,
-                                 0x387fe000, 0x0001,     0x83ff,     0x7bff,     0xfc00,     0x8000};
-static const uint32_t RIGHT[] = {0x33800000, 0x3f800800, 0xbf801000, 0x3c00,     0x3c02,     0x7bff,
-                                 0x7c00,     0x7c00,     0xfc00,     0x8001,     0x0000,     0x0001,
-                                 0x0400,     0x33800000, 0xb87fc000, 0x477fe000, 0xff800000, 0x80000000};
-
 static tn_status ask(wg_device *d) {
-    const tn_code code = {.form = TN_CODE_WGSL, .data = ASK, .size = sizeof ASK - 1, .entry = "ask", .buffer_count = 1};
+    const tn_code code = {
+        .form = TN_CODE_WGSL, .data = kir_wgsl_ask, .size = strlen(kir_wgsl_ask), .entry = "ask", .buffer_count = 1};
     const tn_dispatch l = {.groups = {1, 1, 1}, .buffers = &d->scratch};
-    uint32_t said[TN_COUNT(ASKED)] = {0};
+    uint32_t said[KIR_WGSL_ASKED] = {0};
     wg_module *m;
     TRY(tn_wg_module_new(d, &code, &m));
-    tn_status s = write_to(d, d->scratch, (const unsigned char *)ASKED, sizeof ASKED);
+    tn_status s = write_to(d, d->scratch, (const unsigned char *)kir_wgsl_asked, sizeof said);
     if (s == TN_OK) s = tn_wg_encode(d, m, &l);
     if (s == TN_OK) s = read_at(d, said, d->scratch, sizeof said);
     d->set = NULL;
     tn_wg_module_free(m);
-    d->fused = said[0] == RIGHT[0];
-    d->halves = !memcmp(said + 1, RIGHT + 1, sizeof said - sizeof said[0]);
+    d->can = kir_wgsl_judge(said);
     return s;
 }
 
@@ -724,7 +666,7 @@ static tn_status request_device(wg_device *d, void *adapter) {
     copy_text(driver, sizeof driver, info.description);
     tn_wg_gpu.AdapterInfoFreeMembers(info);
     d->software = info.type == ADAPTER_CPU;
-    if (d->software) d->total_memory = tn_cpu().total_memory;
+    if (d->software) d->room.total = tn_cpu().total_memory;
     uint32_t version = tn_wg_gpu.GetVersion();
     snprintf(d->version, sizeof d->version, "wgpu-native %u.%u.%u.%u %.36s %.30s", version >> 24, version >> 16 & 255,
              version >> 8 & 255, version & 255, name, driver);
@@ -743,13 +685,13 @@ static tn_status request_device(wg_device *d, void *adapter) {
 static tn_status device_start(wg_device *d, int index) {
     void *adapter;
     const tn_code code = {.form = TN_CODE_WGSL,
-                          .data = PATCH,
-                          .size = sizeof PATCH - 1,
+                          .data = kir_wgsl_patch,
+                          .size = strlen(kir_wgsl_patch),
                           .entry = "patch_words",
                           .buffer_count = 2,
                           .group = {PATCH_ITEMS, 1, 1},
-                          .params_bytes = sizeof(patch_params),
-                          .bases_at = offsetof(patch_params, base),
+                          .params_bytes = sizeof(kir_wgsl_patch_params),
+                          .bases_at = offsetof(kir_wgsl_patch_params, base),
                           .written = (const bool[]){true, false}};
     d->instance = tn_wg_gpu.CreateInstance(NULL);
     if (!d->instance)
@@ -759,13 +701,15 @@ static tn_status device_start(wg_device *d, int index) {
     tn_wg_gpu.AdapterRelease(adapter);
     TRY(s);
     d->step = d->limits.uniform_alignment > 16 ? d->limits.uniform_alignment : 16;
-    d->unit = d->limits.storage_alignment > 64 ? d->limits.storage_alignment : 64;
-    d->window = (d->limits.storage_binding < INT32_MAX ? d->limits.storage_binding : INT32_MAX) / d->unit * d->unit;
+    uint64_t unit = d->limits.storage_alignment > 64 ? d->limits.storage_alignment : 64, buffers = KIR_MAX_BUFFERS;
+    d->bind.unit = unit;
+    d->bind.window = (d->limits.storage_binding < INT32_MAX ? d->limits.storage_binding : INT32_MAX) / unit * unit;
+    d->bind.most = d->limits.storage_buffers < buffers ? d->limits.storage_buffers : buffers;
     d->params_host = tn_mem_zalloc(PARAMS_BYTES + d->step, 1);
     if (!d->params_host) return TN_ERR_MEMORY;
     TRY(memory_make(d, PARAMS_BYTES, USE_UNIFORM | USE_COPY_TO, &d->params));
     TRY(memory_make(d, STAGING_BYTES, USE_MAP_READ | USE_COPY_TO, &d->staging));
-    d->scratch_room = (size_t)(d->window < SCRATCH_BYTES ? d->window : SCRATCH_BYTES) - 4 * WORD;
+    d->scratch_room = (size_t)(d->bind.window < SCRATCH_BYTES ? d->bind.window : SCRATCH_BYTES) - 4 * WORD;
     TRY(take(d, SCRATCH_BYTES, &d->scratch));
     TRY(tn_wg_module_new(d, &code, &d->patch));
     return ask(d);
@@ -804,13 +748,7 @@ static tn_status webgpu_open(int index, const tn_device_options *options, void *
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->told, NULL);
     tn_spans_open(&d->spans);
-    tn_status s = device_start(d, index);
-    if (s != TN_OK) {
-        webgpu_close(d);
-        return s;
-    }
-    *device = d;
-    return TN_OK;
+    return tn_hand_out_device(device_start(d, index), d, webgpu_close, device);
 }
 
 enum { LLVMPIPE_LOOP = 65535 }; /* its loops end after so many rounds, without a word */
@@ -821,16 +759,16 @@ static tn_status webgpu_caps(void *device, tn_caps *out) {
     *out = (tn_caps){
         .struct_size = sizeof *out,
         .code = TN_CODE_WGSL,
-        .max_buffer = (int64_t)d->window,
+        .max_buffer = (int64_t)d->bind.window,
         .max_group = l->group_items < l->group_x ? l->group_items : l->group_x,
         .shared_memory = l->group_storage,
-        .alignment = (int64_t)d->unit,
-        .max_bindings = (int)tn_wg_most_bindings(d),
+        .alignment = (int64_t)d->bind.unit,
+        .max_bindings = (int)d->bind.most,
         .joins = true,
         .max_groups_x = l->groups,
         .words_only = true,
-        .f16 = d->halves,
-        .features = d->fused ? TN_WGSL_FUSED : 0,
+        .f16 = d->can.halves,
+        .features = d->can.fused ? TN_WGSL_FUSED : 0,
         .max_loop = strstr(d->version, "llvmpipe") ? LLVMPIPE_LOOP : 0,
     };
     snprintf(out->version, sizeof out->version, "%s", d->version);

@@ -6,8 +6,10 @@
 #include <pthread.h>
 
 #include "drivers/webgpu.h"
+#include "hal/binding.h"
 #include "hal/hal.h"
 #include "hal/loss.h"
+#include "hal/room.h"
 #include "hal/span.h"
 #include "kir/wgsl.h"
 
@@ -50,12 +52,12 @@ typedef struct wg_device {
     char version[96];
     void *instance, *device, *queue;
     wgpu_limits limits;
-    uint32_t step;                /* between the parameters of two launches */
-    uint64_t window;              /* bytes of a binding */
-    uint64_t unit;                /* of the places at which bindings begin */
-    bool software, fused, halves; /* fma() rounds once; halves are converted as IEEE 754 has it */
-    size_t scratch_room;          /* bytes that are copied through the scratch memory at once */
-    int64_t total_memory, taken_memory;
+    uint32_t step; /* between the parameters of two launches */
+    tn_bind_limits bind;
+    bool software;
+    kir_wgsl_answer can;
+    size_t scratch_room; /* bytes that are copied through the scratch memory at once */
+    tn_room room;
     tn_spans spans;
     pthread_mutex_t lock; /* of all calls; guards all below but what is told */
     void *encoder, *pass; /* NULL: nothing is being encoded */
@@ -75,18 +77,6 @@ typedef struct wg_device {
     char error_text[480];
 } wg_device;
 
-/* Which buffers of a kernel share a slot, how many bindings a slot takes, and the first slot in the same memory. */
-typedef struct wg_sharing {
-    int slots;
-    uint8_t slot_of[KIR_MAX_BUFFERS], windows[KIR_MAX_BUFFERS], twin[KIR_MAX_BUFFERS];
-} wg_sharing;
-
-/* What is bound at one place. */
-typedef struct wg_binding {
-    wg_memory *memory;
-    uint64_t from, bytes;
-} wg_binding;
-
 /* What bindings of a pipeline are like, told by a letter each: w(ritten), r(ead), p(arameters). */
 typedef struct wg_layout {
     struct wg_layout *next;
@@ -98,7 +88,7 @@ typedef struct wg_variant {
     struct wg_variant *next;
     wg_layout *layout;
     void *shader, *pipeline; /* the pipeline is made of the shader when it is first launched */
-    wg_sharing sharing;
+    tn_sharing sharing;
 } wg_variant;
 
 typedef struct wg_module {
@@ -130,8 +120,7 @@ tn_status tn_wg_check(wg_device *d, uint32_t type, const char *words, const char
 void tn_wg_scopes_open(wg_device *d);
 tn_status tn_wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
 tn_status tn_wg_pass_begin(wg_device *d);
-uint64_t tn_wg_most_bindings(const wg_device *d); /* of buffers, in one launch */
-tn_status tn_wg_flush(wg_device *d);              /* hands the device all that was encoded */
+tn_status tn_wg_flush(wg_device *d); /* hands the device all that was encoded */
 /* The allocation of `bytes` bytes at a device address, and where in it they begin. */
 tn_status tn_wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
                        size_t *at);

@@ -1,9 +1,7 @@
 /* webgpu_kernels.c — WebGPU's kernels and their launches.
  *
- * WebGPU refuses bindings of one launch that overlap when one of them is written, and that one buffer is bound to be
- * written and to be read only. So buffers of a launch that lie in one allocation are one slot, and an allocation that
- * is more than a binding takes is a slot of several, or several slots. Kernels know nothing of it: for each way in
- * which a kernel's buffers share slots the text is compiled anew, with another head (a variant). Where in its slot a
+ * Buffers of a launch that lie in one allocation share bindings (hal/binding.h). Kernels know nothing of it: for each
+ * way in which a kernel's buffers do so the text is compiled anew, with another head (a variant). Where in its slot a
  * buffer begins is added to the kernel's bases. */
 #include <stdint.h>
 #include <stdio.h>
@@ -94,7 +92,7 @@ static tn_status variant_start(wg_device *d, const wg_module *m, wg_variant *v) 
                                 .slot_of = v->sharing.slot_of,
                                 .windows = v->sharing.windows,
                                 .twin = v->sharing.twin,
-                                .window_words = (uint32_t)(d->window / WORD),
+                                .window_words = (uint32_t)(d->bind.window / WORD),
                                 .params_bytes = m->params_bytes};
     kir_wgsl_put_head(&text, &head, kinds);
     tn_str_add(&text, "%s", m->body);
@@ -117,7 +115,7 @@ static void variants_trim(wg_device *d, wg_module *m) {
 }
 
 /* The variant for buffers that share slots like this. */
-static tn_status variant_for(wg_device *d, wg_module *m, const wg_sharing *sharing, wg_variant **out) {
+static tn_status variant_for(wg_device *d, wg_module *m, const tn_sharing *sharing, wg_variant **out) {
     for (wg_variant **link = &m->variants, *v; (v = *link); link = &v->next) {
         if (memcmp(&v->sharing, sharing, sizeof *sharing)) continue;
         *link = v->next; /* to the front */
@@ -169,7 +167,7 @@ static tn_status check_limits(const wg_device *d, const tn_code *code) {
     const wgpu_limits *l = &d->limits;
     const tn_code_limits most = {.group = {l->group_x, l->group_y, l->group_z},
                                  .group_items = l->group_items,
-                                 .buffers = (uint32_t)tn_wg_most_bindings(d),
+                                 .buffers = (uint32_t)d->bind.most,
                                  .local_bytes = l->group_storage,
                                  .params_bytes = l->uniform_binding < PARAMS_BYTES ? l->uniform_binding : PARAMS_BYTES};
     return tn_code_check(d->loss.id, code, &most);
@@ -183,7 +181,6 @@ static bool has_entry(const char *text, const char *name) {
 }
 
 static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
-    wg_sharing apart = {.slots = code->buffer_count};
     wg_variant *v;
     TRY(check_limits(d, code));
     snprintf(m->name, sizeof m->name, "%s", code->entry);
@@ -191,11 +188,7 @@ static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
     m->params_bytes = code->params_bytes;
     m->bases_at = code->bases_at;
     kir_wgsl_uses(m->buffer_count, code->written, code->elements, m->uses);
-    for (int i = 0; i < m->buffer_count; i++) {
-        apart.slot_of[i] = (uint8_t)i;
-        apart.twin[i] = (uint8_t)i;
-        apart.windows[i] = 1;
-    }
+    tn_sharing apart = tn_sharing_apart(m->buffer_count);
     size_t size = code->size - code->head_size;
     m->body = tn_mem_zalloc(size + 1, 1);
     if (!m->body) return TN_ERR_MEMORY;
@@ -237,11 +230,11 @@ void tn_wg_groups_forget(wg_device *d, const wg_memory *m) {
     }
 }
 
-static tn_status group_start(wg_device *d, wg_group *g, const wg_binding *bindings) {
+static tn_status group_start(wg_device *d, wg_group *g, const tn_binding *bindings) {
     wgpu_bind_group_entry entries[SLOTS] = {{0}};
     for (size_t i = 0; i < g->count; i++)
         entries[i] = (wgpu_bind_group_entry){.binding = (uint32_t)i,
-                                             .buffer = bindings[i].memory->buffer,
+                                             .buffer = ((const wg_memory *)bindings[i].memory)->buffer,
                                              .offset = bindings[i].from,
                                              .size = bindings[i].bytes};
     const wgpu_bind_group_descriptor descriptor = {.layout = g->layout->layout, .count = g->count, .entries = entries};
@@ -251,10 +244,10 @@ static tn_status group_start(wg_device *d, wg_group *g, const wg_binding *bindin
 }
 
 /* The bind group of this layout and memory, one of those kept or new in the place of an older one. */
-static tn_status group_for(wg_device *d, const wg_layout *layout, const wg_binding *bindings, void **out) {
+static tn_status group_for(wg_device *d, const wg_layout *layout, const tn_binding *bindings, void **out) {
     wg_group key = {.layout = layout, .count = strlen(layout->kinds)};
     for (size_t i = 0; i < key.count; i++) {
-        key.at[i].number = bindings[i].memory->number;
+        key.at[i].number = ((const wg_memory *)bindings[i].memory)->number;
         key.at[i].from = bindings[i].from;
         key.at[i].bytes = bindings[i].bytes;
     }
@@ -279,95 +272,16 @@ static tn_status group_for(wg_device *d, const wg_layout *layout, const wg_bindi
 
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
-/* What a launch binds. */
-typedef struct launch {
-    wg_sharing sharing;
-    wg_memory *memory[KIR_MAX_BUFFERS]; /* of a buffer */
-    size_t at[KIR_MAX_BUFFERS];         /* … where in it the buffer begins */
-    int first[KIR_MAX_BUFFERS];         /* of a slot: a buffer in it */
-    uint64_t from[KIR_MAX_BUFFERS];     /* … where in that buffer's memory the bindings begin */
-    uint64_t end[KIR_MAX_BUFFERS];      /* … and end */
-} launch;
-
-static uint64_t windows_from(const wg_device *d, const wg_memory *m, uint64_t from) {
-    return (m->bytes - from - 1) / d->window + 1;
-}
-
-/* Bindings that would hold all allocations of a launch. */
-static uint64_t bindings_for_all(const wg_device *d, const launch *l, int buffers) {
-    uint64_t all = 0;
-    for (int i = 0, k; i < buffers; i++) {
-        for (k = 0; k < i && l->memory[k] != l->memory[i];)
-            k++;
-        all += k == i ? windows_from(d, l->memory[i], 0) : 0;
-    }
-    return all;
-}
-
-/* Where the bindings of a buffer may begin. */
-static uint64_t place_of(const wg_device *d, const launch *l, int i) {
-    uint64_t at = l->at[i] < l->memory[i]->bytes ? l->at[i] : l->memory[i]->bytes - 1;
-    return at / d->unit * d->unit;
-}
-
-/* Puts buffers without a slot into the one that buffer i begins: all in its memory whose `each` bindings meet those
- * that the slot has. They make it longer by no more than that. */
-static void fill_slot(const wg_device *d, launch *l, int buffers, int i, uint64_t each, int slot) {
-    const wg_memory *m = l->memory[i];
-    bool large = windows_from(d, m, 0) > each;
-    uint64_t from = large ? place_of(d, l, i) : 0, reach = each * d->window, end = large ? from + reach : m->bytes;
-    for (int k = i; large && k < buffers;) {
-        uint64_t at = place_of(d, l, k);
-        bool meets = l->memory[k] == m && at < end && at + reach > from;
-        if (!meets || (at >= from && at + reach <= end)) {
-            k++;
-            continue;
-        }
-        end = at + reach > end ? at + reach : end;
-        from = at < from ? at : from;
-        k = i; /* what did not meet it before may now */
-    }
-    for (int k = i; k < buffers; k++) {
-        uint64_t at = place_of(d, l, k);
-        if (l->memory[k] == m && (!large || (at >= from && at < end))) l->sharing.slot_of[k] = (uint8_t)slot;
-    }
-    l->first[slot] = i;
-    l->from[slot] = from;
-    l->end[slot] = end < m->bytes ? end : m->bytes;
-    l->sharing.windows[slot] = (uint8_t)((l->end[slot] - from - 1) / d->window + 1);
-}
-
-/* The slots of a launch: an allocation each, if there are as many bindings; else as much of it as the bindings give
- * each buffer (tn_caps.joins), in several slots where buffers are far from each other. */
-static tn_status choose_slots(wg_device *d, const wg_module *m, const tn_dispatch *dispatch, launch *l) {
-    enum { NONE = 0xFF };
-    wg_sharing *s = &l->sharing;
+static tn_status choose_bindings(wg_device *d, const wg_module *m, const tn_dispatch *l, tn_bindings *b) {
     for (int i = 0; i < m->buffer_count; i++) {
-        const void *address = dispatch->buffers[i] ? dispatch->buffers[i] : d->scratch; /* NULL: it is not touched */
-        TRY(tn_wg_locate(d, address, 0, m->name, &l->memory[i], &l->at[i]));
-        s->slot_of[i] = NONE;
+        const void *address = l->buffers[i] ? l->buffers[i] : d->scratch; /* NULL: it is not touched */
+        wg_memory *memory;
+        size_t at;
+        TRY(tn_wg_locate(d, address, 0, m->name, &memory, &at));
+        b->buffers[i] = (tn_bound){memory, memory->bytes, at};
     }
-    uint64_t most = tn_wg_most_bindings(d), each = most;
-    if (bindings_for_all(d, l, m->buffer_count) > most) each = most / (uint64_t)m->buffer_count;
-    for (int i = 0; i < m->buffer_count; i++) {
-        if (s->slot_of[i] != NONE) continue;
-        for (int k = s->slots; k >= 0; k--)
-            if (k == s->slots || l->memory[l->first[k]] == l->memory[i]) s->twin[s->slots] = (uint8_t)k;
-        fill_slot(d, l, m->buffer_count, i, each, s->slots++);
-    }
+    tn_bindings_choose(b, m->buffer_count, &d->bind);
     return TN_OK;
-}
-
-static wg_binding binding_of(const wg_device *d, const launch *l, int slot, int k) {
-    uint64_t from = l->from[slot] + (uint64_t)k * d->window, rest = l->end[slot] - from;
-    return (wg_binding){l->memory[l->first[slot]], from, rest < d->window ? rest : d->window};
-}
-
-static void list_bindings(wg_device *d, const launch *l, size_t params_bytes, wg_binding *out) {
-    for (int slot = 0; slot < l->sharing.slots; slot++)
-        for (int k = 0; k < l->sharing.windows[slot]; k++)
-            *out++ = binding_of(d, l, slot, k);
-    *out = (wg_binding){&d->params, 0, (params_bytes + 15) / 16 * 16};
 }
 
 static tn_status check_groups(const wg_device *d, const wg_module *m, const tn_dispatch *l) {
@@ -379,24 +293,25 @@ static tn_status check_groups(const wg_device *d, const wg_module *m, const tn_d
 }
 
 /* The parameters go behind those of the launches before; bases with what the bindings do not tell. */
-static void put_params(wg_device *d, const wg_module *m, const tn_dispatch *dispatch, const launch *l) {
+static void put_params(wg_device *d, const wg_module *m, const tn_dispatch *dispatch, const tn_bindings *l) {
     char *params = d->params_host + d->params_used;
     memcpy(params, dispatch->params, m->params_bytes);
     uint64_t *bases = (uint64_t *)(params + m->bases_at);
     for (int i = 0; i < m->buffer_count; i++)
-        bases[i] += l->at[i] - l->from[l->sharing.slot_of[i]];
+        bases[i] += l->buffers[i].at - l->from[l->sharing.slot_of[i]];
     d->params_used += (m->params_bytes + d->step - 1) / d->step * d->step;
 }
 
 tn_status tn_wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l) {
-    launch what = {.from = {0}};
-    wg_binding bindings[SLOTS];
+    tn_bindings what = {.from = {0}};
+    tn_binding bindings[SLOTS];
     wg_variant *v;
     void *group;
     if (!l->groups[0] || !l->groups[1] || !l->groups[2]) return TN_OK;
     TRY(check_groups(d, m, l));
-    TRY(choose_slots(d, m, l, &what));
-    list_bindings(d, &what, m->params_bytes, bindings);
+    TRY(choose_bindings(d, m, l, &what));
+    int n = tn_bindings_list(&what, &d->bind, bindings);
+    bindings[n] = (tn_binding){&d->params, 0, (m->params_bytes + 15) / 16 * 16};
     TRY(variant_for(d, m, &what.sharing, &v));
     TRY(pipeline_need(d, m, v));
     TRY(group_for(d, v->layout, bindings, &group));

@@ -1,4 +1,5 @@
-/* wgsl.h — the head of a WGSL source: bindings, and the functions by which a kernel reaches the words in them.
+/* wgsl.h — the head of a WGSL source: bindings, and the functions by which a kernel reaches the words in them; and
+ * sources that drivers need themselves.
  *
  * Which buffers of a launch lie in one allocation, and how many bindings an allocation takes, is known at the launch:
  * a driver then puts another head in the place of the one that came with the kernel (tn_code.head_size). The rest of a
@@ -34,5 +35,29 @@ void kir_wgsl_uses(int buffers, const bool *written, const tn_dtype *elements, u
 
 /* Adds the head. kinds: a letter for each binding, w(ritten), r(ead) or p(arameters), and a NUL. */
 void kir_wgsl_put_head(tn_str *out, const kir_wgsl_head *h, char kinds[KIR_WGSL_BINDINGS + 1]);
+
+/* ---- sources without a head (wgsl_own.c) ------------------------------------------------------------------------- */
+
+/* WebGPU copies whole words between different buffers. The rest does patch_words, in groups of 64 items: words of the
+ * first buffer, from one on, become bytes of the second one, or of one word, where the masks of first and last word say
+ * so. */
+extern const char kir_wgsl_patch[];
+enum { KIR_WGSL_PATCH_ITEMS = 64 };
+typedef struct kir_wgsl_patch_params {
+    uint64_t base[2];
+    uint32_t count, first_mask, last_mask, copies, value;
+    uint32_t skip; /* bytes of the second buffer before those for the first word */
+    uint32_t row;  /* items of a row of workgroups */
+    uint32_t pad;
+} kir_wgsl_patch_params;
+
+/* One item of `ask` computes with kir_wgsl_asked in its buffer, and leaves results in their place. */
+enum { KIR_WGSL_ASKED = 18 };
+extern const char kir_wgsl_ask[];
+extern const uint32_t kir_wgsl_asked[KIR_WGSL_ASKED];
+typedef struct kir_wgsl_answer {
+    bool fused, halves; /* fma() rounds once; halves are converted as IEEE 754 has it */
+} kir_wgsl_answer;
+kir_wgsl_answer kir_wgsl_judge(const uint32_t said[KIR_WGSL_ASKED]);
 
 #endif
