@@ -1,26 +1,17 @@
-/* webgpu_device.h — between the files of the WebGPU driver: webgpu.c has the library, devices, memory and copies,
+/* webgpu_device.h — between the files of the WebGPU driver: webgpu.c has devices, memory and copies,
  * webgpu_kernels.c what is launched. The caller of all functions holds the device's lock. */
 #ifndef TN_DRIVERS_WEBGPU_DEVICE_H
 #define TN_DRIVERS_WEBGPU_DEVICE_H
 
 #include <pthread.h>
 
-#include "drivers/webgpu.h"
+#include "drivers/probe_webgpu.h"
 #include "hal/binding.h"
 #include "hal/hal.h"
 #include "hal/loss.h"
 #include "hal/room.h"
 #include "hal/span.h"
 #include "kir/wgsl.h"
-
-/* The library's functions, by their names without "wgpu". */
-typedef struct wg_calls {
-#define X(name, result, parameters) result(*name) parameters;
-    CALLS(X)
-#undef X
-} wg_calls;
-extern wg_calls tn_wg_gpu;
-uint32_t tn_wg_major_version(void);
 
 enum {
     BATCH = 64,              /* launches in one submission */
