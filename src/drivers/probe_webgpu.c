@@ -69,6 +69,17 @@ void tn_wg_text(char *out, size_t size, wgpu_text t) {
     snprintf(out, size, "%.*s", n < size ? (int)n : (int)size - 1, t.data ? t.data : "");
 }
 
+void tn_wg_words(char *out, size_t size, wgpu_text t) {
+    char *to = out;
+    tn_wg_text(out, size, t);
+    for (const char *from = out; *from; from++) {
+        bool space = *from == '\n' || *from == ' ';
+        if (space && (to == out || to[-1] == ' ')) continue;
+        *to++ = space ? ' ' : *from;
+    }
+    *to = 0;
+}
+
 static void describe(tn_probe *out, void *adapter) {
     wgpu_adapter_info info = {0};
     if (tn_wg_gpu.AdapterGetInfo(adapter, &info) != STATUS_SUCCESS) return;

@@ -16,18 +16,6 @@
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-/* On one line: the library's words come in paragraphs. */
-static void copy_words(char *out, size_t size, wgpu_text t) {
-    char *to = out;
-    tn_wg_text(out, size, t);
-    for (const char *from = out; *from; from++) {
-        bool space = *from == '\n' || *from == ' ';
-        if (space && (to == out || to[-1] == ' ')) continue;
-        *to++ = space ? ' ' : *from;
-    }
-    *to = 0;
-}
-
 static void on_error(void *const *device, uint32_t type, wgpu_text message, void *ctx, void *unused) {
     (void)device;
     (void)unused;
@@ -35,7 +23,7 @@ static void on_error(void *const *device, uint32_t type, wgpu_text message, void
     pthread_mutex_lock(&d->told);
     if (!d->error) {
         d->error = type;
-        copy_words(d->error_text, sizeof d->error_text, message);
+        tn_wg_words(d->error_text, sizeof d->error_text, message);
     }
     pthread_mutex_unlock(&d->told);
 }
@@ -46,7 +34,7 @@ static void on_lost(void *const *device, uint32_t reason, wgpu_text message, voi
     wg_device *d = ctx;
     char words[160];
     if (reason == LOST_DESTROYED || reason == LOST_CANCELLED) return;
-    copy_words(words, sizeof words, message);
+    tn_wg_words(words, sizeof words, message);
     tn_loss_note(&d->loss, "%s", words);
 }
 
@@ -76,7 +64,7 @@ static void on_status(uint32_t status, wgpu_text message, void *ctx, void *unuse
     (void)unused;
     outcome *o = ctx;
     o->status = status;
-    copy_words(o->text, sizeof o->text, message);
+    tn_wg_words(o->text, sizeof o->text, message);
     atomic_store(&o->done, true);
 }
 
@@ -279,83 +267,20 @@ static tn_status webgpu_memory(void *device, int64_t *total, int64_t *unused) {
 
 /* ---- copies ------------------------------------------------------------------------------------------------------ */
 
-enum { PATCH_ITEMS = KIR_WGSL_PATCH_ITEMS, ROOM_BEFORE = 4 };
-
-/* `bytes` bytes from `dst` on become bytes of `value`'s word, or those of the scratch memory from byte `skip` on. */
-static tn_status patch_some(wg_device *d, void *dst, size_t bytes, bool copies, uint32_t value, uint32_t skip) {
-    uint32_t odd = (uint32_t)((uintptr_t)dst % WORD), end = (uint32_t)((odd + bytes) % WORD);
-    size_t words = (odd + bytes + WORD - 1) / WORD, groups = (words + PATCH_ITEMS - 1) / PATCH_ITEMS;
-    size_t x = groups < d->limits.groups ? groups : d->limits.groups;
-    const kir_wgsl_patch_params params = {.count = (uint32_t)words,
-                                          .first_mask = UINT32_MAX << odd * 8,
-                                          .last_mask = end ? UINT32_MAX >> (WORD - end) * 8 : UINT32_MAX,
-                                          .copies = copies,
-                                          .value = value,
-                                          .skip = skip - odd,
-                                          .row = (uint32_t)x * PATCH_ITEMS};
-    void *buffers[] = {(char *)dst - odd, d->scratch};
-    const tn_dispatch l = {{(uint32_t)x, (uint32_t)((groups + x - 1) / x), 1}, buffers, &params};
-    return tn_wg_encode(d, d->patch, &l);
-}
-
-/* No more at once than is within a kernel's reach for sure. */
-static tn_status patch(wg_device *d, char *dst, size_t bytes, bool copies, uint32_t value, uint32_t skip) {
-    size_t most = (size_t)(d->bind.window - d->bind.unit) / WORD * WORD;
-    for (size_t n; bytes; bytes -= n, dst += n, skip += (uint32_t)n) {
-        n = bytes < most ? bytes : most;
-        TRY(patch_some(d, dst, n, copies, value, skip));
-    }
-    return TN_OK;
-}
-
-static tn_status copy_words_of(wg_device *d, const wg_memory *from, size_t from_at, const wg_memory *to, size_t to_at,
-                               size_t bytes) {
+static tn_status copy_words(void *device, void *from, size_t from_at, void *to, size_t to_at, size_t bytes) {
+    wg_device *d = device;
     TRY(encoder_begin(d));
     pass_end(d);
-    tn_wg_gpu.CommandEncoderCopyBufferToBuffer(d->encoder, from->buffer, from_at, to->buffer, to_at, bytes);
+    tn_wg_gpu.CommandEncoderCopyBufferToBuffer(d->encoder, ((wg_memory *)from)->buffer, from_at,
+                                               ((wg_memory *)to)->buffer, to_at, bytes);
     return TN_OK;
-}
-
-/* Through the scratch memory: within one buffer, or between places of which not all are whole words. */
-static tn_status copy_by_scratch(wg_device *d, char *dst, const wg_memory *from, size_t from_at, size_t bytes) {
-    wg_memory *scratch, *to;
-    size_t zero, to_at;
-    TRY(tn_wg_locate(d, d->scratch, SCRATCH_BYTES, "copying", &scratch, &zero));
-    while (bytes) {
-        size_t n = bytes < d->scratch_room ? bytes : d->scratch_room, odd = from_at % WORD;
-        TRY(tn_wg_locate(d, dst, n, "copying", &to, &to_at));
-        TRY(copy_words_of(d, from, from_at - odd, scratch, ROOM_BEFORE, (odd + n + WORD - 1) / WORD * WORD));
-        if (odd || to_at % WORD || n % WORD)
-            TRY(patch(d, dst, n, true, 0, (uint32_t)(ROOM_BEFORE + odd)));
-        else
-            TRY(copy_words_of(d, scratch, ROOM_BEFORE, to, to_at, n));
-        dst += n;
-        from_at += n;
-        bytes -= n;
-    }
-    return TN_OK;
-}
-
-static tn_status copy_within(wg_device *d, void *dst, const void *src, size_t bytes) {
-    wg_memory *to, *from;
-    size_t to_at, from_at;
-    TRY(tn_wg_locate(d, dst, bytes, "copying", &to, &to_at));
-    TRY(tn_wg_locate(d, src, bytes, "copying", &from, &from_at));
-    if (to == from || (to_at | from_at | bytes) % WORD) return copy_by_scratch(d, dst, from, from_at, bytes);
-    return copy_words_of(d, from, from_at, to, to_at, bytes);
-}
-
-/* Up to three bytes within one word. */
-static tn_status write_odd(wg_device *d, char *dst, const unsigned char *src, size_t bytes) {
-    uint32_t value = 0, odd = (uint32_t)((uintptr_t)dst % WORD);
-    for (size_t i = 0; i < bytes; i++)
-        value |= (uint32_t)src[i] << (odd + i) * 8;
-    return bytes ? patch(d, dst, bytes, false, value, 0) : TN_OK;
 }
 
 /* What the library keeps of the host's bytes until they are submitted stays bounded. */
-static tn_status read_from(wg_device *d, void *dst, const wg_memory *from, size_t at, size_t bytes);
-static tn_status write_words(wg_device *d, const wg_memory *to, size_t at, const char *src, size_t bytes) {
+static tn_status read_from(wg_device *d, void *dst, wg_memory *from, size_t at, size_t bytes);
+static tn_status write_words(void *device, void *memory, size_t at, const char *src, size_t bytes) {
+    wg_device *d = device;
+    wg_memory *to = memory;
     while (bytes) {
         char ignored[WORD];
         size_t n = bytes < UPLOAD_BYTES ? bytes : UPLOAD_BYTES;
@@ -371,17 +296,12 @@ static tn_status write_words(wg_device *d, const wg_memory *to, size_t at, const
     return TN_OK;
 }
 
-static tn_status write_to(wg_device *d, char *dst, const unsigned char *src, size_t bytes) {
-    wg_memory *to;
-    size_t at, head, tail;
-    TRY(tn_wg_locate(d, dst, bytes, "copying", &to, &at));
-    head = at % WORD ? WORD - at % WORD : 0;
-    head = head < bytes ? head : bytes;
-    tail = (bytes - head) % WORD;
-    TRY(write_odd(d, dst, src, head));
-    TRY(write_words(d, to, at + head, (const char *)src + head, bytes - head - tail));
-    return write_odd(d, dst + bytes - tail, src + bytes - tail, tail);
+static tn_status patch_words(void *device, const tn_dispatch *l) {
+    wg_device *d = device;
+    return tn_wg_encode(d, d->patch, l);
 }
+
+static const tn_word_calls word_calls = {copy_words, write_words, patch_words};
 
 static tn_status map_staging(wg_device *d, size_t bytes, const void **view) {
     (void)tn_wg_gpu.BufferMapAsync(d->staging.buffer, MAP_READ, 0, bytes, callback_of(d, (void (*)(void))on_status));
@@ -396,12 +316,12 @@ static tn_status map_staging(wg_device *d, size_t bytes, const void **view) {
 }
 
 /* Behind all that was encoded; so reading anything is how the host waits for the device. */
-static tn_status read_from(wg_device *d, void *dst, const wg_memory *from, size_t at, size_t bytes) {
+static tn_status read_from(wg_device *d, void *dst, wg_memory *from, size_t at, size_t bytes) {
     while (bytes) {
         const void *view;
         size_t odd = at % WORD, n = bytes < STAGING_BYTES - WORD ? bytes : STAGING_BYTES - WORD;
         size_t cover = (odd + n + WORD - 1) / WORD * WORD;
-        TRY(copy_words_of(d, from, at - odd, &d->staging, 0, cover));
+        TRY(copy_words(d, from, at - odd, &d->staging, 0, cover));
         TRY(tn_wg_flush(d));
         TRY(map_staging(d, cover, &view));
         memcpy(dst, (const char *)view + odd, n);
@@ -426,9 +346,9 @@ static tn_status webgpu_copy(void *device, void *dst, const void *src, size_t by
     pthread_mutex_lock(&d->lock);
     tn_status s = tn_loss_check(&d->loss);
     if (s == TN_OK)
-        s = kind == 2   ? copy_within(d, dst, src, bytes)
+        s = kind == 2   ? tn_words_copy(&d->words, dst, src, bytes)
             : kind == 1 ? read_at(d, dst, src, bytes)
-                        : write_to(d, dst, src, bytes);
+                        : tn_words_write(&d->words, dst, src, bytes);
     pthread_mutex_unlock(&d->lock);
     return s;
 }
@@ -438,7 +358,7 @@ static tn_status fill(wg_device *d, void *dst, uint8_t value, size_t bytes) {
     size_t at;
     TRY(tn_loss_check(&d->loss));
     TRY(tn_wg_locate(d, dst, bytes, "filling", &to, &at));
-    if (value || (at | bytes) % WORD) return patch(d, dst, bytes, false, value * 0x01010101u, 0);
+    if (value || (at | bytes) % WORD) return tn_words_fill(&d->words, dst, value, bytes);
     TRY(encoder_begin(d));
     pass_end(d);
     tn_wg_gpu.CommandEncoderClearBuffer(d->encoder, to->buffer, at, bytes);
@@ -515,7 +435,7 @@ static tn_status ask(wg_device *d) {
     uint32_t said[KIR_WGSL_ASKED] = {0};
     wg_module *m;
     TRY(tn_wg_module_new(d, &code, &m));
-    tn_status s = write_to(d, d->scratch, (const unsigned char *)kir_wgsl_asked, sizeof said);
+    tn_status s = tn_words_write(&d->words, d->scratch, (const unsigned char *)kir_wgsl_asked, sizeof said);
     if (s == TN_OK) s = tn_wg_encode(d, m, &l);
     if (s == TN_OK) s = read_at(d, said, d->scratch, sizeof said);
     d->set = NULL;
@@ -561,7 +481,7 @@ static tn_status device_start(wg_device *d, int index) {
                           .size = strlen(kir_wgsl_patch),
                           .entry = "patch_words",
                           .buffer_count = 2,
-                          .group = {PATCH_ITEMS, 1, 1},
+                          .group = {KIR_WGSL_PATCH_ITEMS, 1, 1},
                           .params_bytes = sizeof(kir_wgsl_patch_params),
                           .bases_at = offsetof(kir_wgsl_patch_params, base),
                           .written = (const bool[]){true, false}};
@@ -581,8 +501,15 @@ static tn_status device_start(wg_device *d, int index) {
     if (!d->params_host) return TN_ERR_MEMORY;
     TRY(memory_make(d, PARAMS_BYTES, USE_UNIFORM | USE_COPY_TO, &d->params));
     TRY(memory_make(d, STAGING_BYTES, USE_MAP_READ | USE_COPY_TO, &d->staging));
-    d->scratch_room = (size_t)(d->bind.window < SCRATCH_BYTES ? d->bind.window : SCRATCH_BYTES) - 4 * WORD;
     TRY(take(d, SCRATCH_BYTES, &d->scratch));
+    d->words = (tn_words){.calls = &word_calls,
+                          .device = d,
+                          .id = d->loss.id,
+                          .spans = &d->spans,
+                          .scratch = d->scratch,
+                          .scratch_bytes = d->bind.window < SCRATCH_BYTES ? (size_t)d->bind.window : SCRATCH_BYTES,
+                          .reach = (size_t)(d->bind.window - d->bind.unit) / WORD * WORD,
+                          .groups = d->limits.groups};
     TRY(tn_wg_module_new(d, &code, &d->patch));
     return ask(d);
 }

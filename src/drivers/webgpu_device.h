@@ -11,6 +11,7 @@
 #include "hal/loss.h"
 #include "hal/room.h"
 #include "hal/span.h"
+#include "hal/words.h"
 #include "kir/wgsl.h"
 
 enum {
@@ -47,7 +48,7 @@ typedef struct wg_device {
     tn_bind_limits bind;
     bool software;
     kir_wgsl_answer can;
-    size_t scratch_room; /* bytes that are copied through the scratch memory at once */
+    tn_words words;
     tn_room room;
     tn_spans spans;
     pthread_mutex_t lock; /* of all calls; guards all below but what is told */

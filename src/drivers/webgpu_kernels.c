@@ -173,13 +173,6 @@ static tn_status check_limits(const wg_device *d, const tn_code *code) {
     return tn_code_check(d->loss.id, code, &most);
 }
 
-static bool has_entry(const char *text, const char *name) {
-    size_t n = strlen(name);
-    for (const char *at = strstr(text, name); at; at = strstr(at + 1, name))
-        if (at - text >= 3 && !memcmp(at - 3, "fn ", 3) && at[n] == '(') return true;
-    return false;
-}
-
 static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
     wg_variant *v;
     TRY(check_limits(d, code));
@@ -194,7 +187,7 @@ static tn_status module_start(wg_device *d, const tn_code *code, wg_module *m) {
     if (!m->body) return TN_ERR_MEMORY;
     memcpy(m->body, (const char *)code->data + code->head_size, size);
     TRY(variant_for(d, m, &apart, &v));
-    return has_entry(m->body, m->name)
+    return kir_wgsl_has_entry(m->body, m->name)
                ? TN_OK
                : tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has no such function", d->loss.id, m->name);
 }

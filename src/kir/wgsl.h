@@ -36,6 +36,9 @@ void kir_wgsl_uses(int buffers, const bool *written, const tn_dtype *elements, u
 /* Adds the head. kinds: a letter for each binding, w(ritten), r(ead) or p(arameters), and a NUL. */
 void kir_wgsl_put_head(tn_str *out, const kir_wgsl_head *h, char kinds[KIR_WGSL_BINDINGS + 1]);
 
+/* Whether the text has a function of this name. */
+bool kir_wgsl_has_entry(const char *text, const char *name);
+
 /* ---- sources without a head (wgsl_own.c) ------------------------------------------------------------------------- */
 
 /* WebGPU copies whole words between different buffers. The rest does patch_words, in groups of 64 items: words of the

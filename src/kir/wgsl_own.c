@@ -1,7 +1,15 @@
-/* wgsl_own.c — WGSL that no kernel program comes to: copies of bytes, and what a device makes of numbers. See wgsl.h. */
+/* wgsl_own.c — WGSL that no kernel program comes to: copies of bytes, what a device makes of numbers,
+ * and whether a text has a kernel. See wgsl.h. */
 #include <string.h>
 
 #include "kir/wgsl.h"
+
+bool kir_wgsl_has_entry(const char *text, const char *name) {
+    size_t n = strlen(name);
+    for (const char *at = strstr(text, name); at; at = strstr(at + 1, name))
+        if (at - text >= 3 && !memcmp(at - 3, "fn ", 3) && at[n] == '(') return true;
+    return false;
+}
 
 const char kir_wgsl_patch[] =
     "@compute @workgroup_size(64) fn patch_words(@builtin(global_invocation_id) id: vec3<u32>) {\n"
