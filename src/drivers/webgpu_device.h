@@ -1,5 +1,4 @@
-/* webgpu_device.h — between the files of the WebGPU driver: webgpu.c has devices, memory and copies,
- * webgpu_kernels.c what is launched. The caller of all functions holds the device's lock. */
+/* webgpu_device.h — what the driver of WebGPU (webgpu.c) knows of a device. */
 #ifndef TN_DRIVERS_WEBGPU_DEVICE_H
 #define TN_DRIVERS_WEBGPU_DEVICE_H
 
@@ -57,8 +56,8 @@ typedef struct wg_device {
     size_t params_used, uploaded;
     char *params_host;
     wg_memory params, staging;
-    void *scratch; /* device address */
-    struct wg_module *patch;
+    void *scratch;                /* device address */
+    void *patch;                  /* a module */
     const struct wg_variant *set; /* the pass's pipeline */
     struct wg_layout *layouts;
     struct wg_group *groups[GROUPS];
@@ -102,27 +101,5 @@ typedef struct wg_group {
         uint64_t number, from, bytes;
     } at[SLOTS]; /* … of the memory, and what of it */
 } wg_group;
-
-/* ---- webgpu.c ---------------------------------------------------------------------------------------------------- */
-
-/* TN_OK, or the failure of a call by the type of error that it left, or by the device's loss. */
-tn_status tn_wg_check(wg_device *d, uint32_t type, const char *words, const char *call, const char *values);
-/* Catches the errors of what is created until tn_wg_scopes_close, which fails for the first of them, or when nothing
- * came of it (`made` is NULL). */
-void tn_wg_scopes_open(wg_device *d);
-tn_status tn_wg_scopes_close(wg_device *d, const void *made, const char *call, const char *format, ...) TN_PRINTF(4, 5);
-tn_status tn_wg_pass_begin(wg_device *d);
-tn_status tn_wg_flush(wg_device *d); /* hands the device all that was encoded */
-/* The allocation of `bytes` bytes at a device address, and where in it they begin. */
-tn_status tn_wg_locate(wg_device *d, const void *address, size_t bytes, const char *role, wg_memory **memory,
-                       size_t *at);
-
-/* ---- webgpu_kernels.c -------------------------------------------------------------------------------------------- */
-
-tn_status tn_wg_module_new(wg_device *d, const tn_code *code, wg_module **out);
-void tn_wg_module_free(wg_module *m);
-tn_status tn_wg_encode(wg_device *d, wg_module *m, const tn_dispatch *l);
-void tn_wg_groups_forget(wg_device *d, const wg_memory *m); /* that memory ends */
-void tn_wg_kernels_close(wg_device *d);
 
 #endif

@@ -26,3 +26,11 @@ tn_status tn_code_check(const char *device, const tn_code *code, const tn_code_l
                        code->entry, code->params_bytes, most->params_bytes);
     return TN_OK;
 }
+
+tn_status tn_groups_check(const char *device, const char *kernel, const tn_dispatch *l, uint32_t most) {
+    for (int i = 0; i < 3; i++)
+        if (l->groups[i] > most)
+            return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: %u workgroups along axis %d, and the device runs %u at most",
+                           device, kernel, l->groups[i], i, most);
+    return TN_OK;
+}

@@ -14,5 +14,7 @@ typedef struct tn_code_limits {
 
 /* TN_ERR_UNSUPPORTED, with the limit, for code that is beyond one of them. */
 tn_status tn_code_check(const char *device, const tn_code *code, const tn_code_limits *most);
+/* The same for a launch, and the workgroups along an axis. */
+tn_status tn_groups_check(const char *device, const char *kernel, const tn_dispatch *l, uint32_t most);
 
 #endif

@@ -5,6 +5,10 @@
 
 tn_status tn_room_take(tn_room *r, const char *device, size_t bytes) {
     int64_t size = bytes < INT64_MAX ? (int64_t)bytes : INT64_MAX;
+    if (r->largest && size > r->largest)
+        return tn_fail(TN_ERR_MEMORY,
+                       "%s: %zu bytes are more than the %lld of the largest allocation here; " TN_ADVICE_SMALLER,
+                       device, bytes, (long long)r->largest);
     int64_t taken = r->total && size > r->total ? atomic_load(&r->taken) : atomic_fetch_add(&r->taken, size);
     if (!r->total || (size <= r->total && taken <= r->total - size)) return TN_OK;
     if (size <= r->total) atomic_fetch_sub(&r->taken, size);

@@ -7,7 +7,8 @@
 #include "base/base.h"
 
 typedef struct tn_room {
-    int64_t total; /* 0: nobody says how much there is */
+    int64_t total;   /* 0: nobody says how much there is */
+    int64_t largest; /* allocation; 0: no limit */
     atomic_llong taken;
 } tn_room;
 
