@@ -21,6 +21,7 @@
 #include "drivers/probe.h"
 #include "hal/hal.h"
 #include "hal/loss.h"
+#include "hal/room.h"
 #include "hal/span.h"
 
 #if TRUNNION_WITH_METAL
@@ -195,8 +196,7 @@ typedef struct mtl_device {
     mtl_queue queue; /* first: the device's handle is this queue's */
     tn_loss loss;
     object device, options;
-    int64_t total_memory;
-    atomic_llong taken_memory;
+    tn_room room;
     bool unified;
     mtl_module *move_words, *move_bytes;
     tn_spans spans;
@@ -557,7 +557,7 @@ static tn_status load_move(mtl_device *d, const char *entry, mtl_module **out) {
 static tn_status device_start(mtl_device *d) {
     TRY(queue_start(d, &d->queue));
     TRY(start_options(d));
-    d->total_memory = (int64_t)ASK(working_set, d->device);
+    d->room.total = (int64_t)ASK(working_set, d->device);
     d->unified = ASK(unified, d->device);
     TRY(load_move(d, "move_words", &d->move_words));
     return load_move(d, "move_bytes", &d->move_bytes);
@@ -620,12 +620,7 @@ static tn_status metal_open(int index, const tn_device_options *options, void **
     void *pool = objc.pool_push();
     tn_status s = device_start(d);
     objc.pool_pop(pool);
-    if (s != TN_OK) {
-        metal_close(d);
-        return s;
-    }
-    *device = d;
-    return TN_OK;
+    return tn_hand_out_device(s, d, metal_close, device);
 }
 
 /* ---- what the device can do -------------------------------------------------------------------------------------- */
@@ -665,8 +660,8 @@ static tn_status metal_caps(void *device, tn_caps *out) {
 
 static tn_status metal_memory(void *device, int64_t *total, int64_t *unused) {
     mtl_device *d = device_of(device);
-    *total = d->total_memory;
-    *unused = tn_max64(0, d->total_memory - (int64_t)ASK(allocated, d->device));
+    *total = d->room.total;
+    *unused = tn_max64(0, d->room.total - (int64_t)ASK(allocated, d->device));
     return TN_OK;
 }
 
@@ -676,21 +671,16 @@ static tn_status metal_memory(void *device, int64_t *total, int64_t *unused) {
 static tn_status metal_alloc(void *device, size_t bytes, void **address) {
     mtl_device *d = device_of(device);
     TRY(tn_loss_check(&d->loss));
-    int64_t size = bytes > INT64_MAX ? INT64_MAX : bytes ? (int64_t)bytes : 1;
-    int64_t taken = atomic_load(&d->taken_memory);
-    if (size > d->total_memory || taken > d->total_memory - size)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; %s", d->loss.id, bytes,
-                       (long long)taken, (long long)d->total_memory, TN_ADVICE_SMALLER);
+    size_t size = bytes ? bytes : 1;
+    TRY(tn_room_take(&d->room, d->loss.id, size));
     uint64_t storage = d->unified ? STORAGE_SHARED : STORAGE_PRIVATE;
     object buffer = SEND(new_buffer, d->device, (uint64_t)size, storage);
-    if (!buffer)
-        return tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength gives nothing; %s", d->loss.id, bytes,
-                       TN_ADVICE_SMALLER);
-    tn_status s = tn_span_add(&d->spans, buffer, (size_t)size, address);
-    if (s != TN_OK)
-        release(buffer);
-    else
-        atomic_fetch_add(&d->taken_memory, size);
+    tn_status s = buffer ? tn_span_add(&d->spans, buffer, size, address)
+                         : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength gives nothing; %s", d->loss.id,
+                                   bytes, TN_ADVICE_SMALLER);
+    if (s == TN_OK) return TN_OK;
+    if (buffer) release(buffer);
+    tn_room_give(&d->room, (int64_t)size);
     return s;
 }
 
@@ -700,7 +690,7 @@ static void metal_free(void *device, void *address) {
     object buffer = tn_span_remove(&d->spans, address, &bytes);
     if (!buffer) return;
     release(buffer); /* what is under way keeps it */
-    atomic_fetch_sub(&d->taken_memory, (long long)bytes);
+    tn_room_give(&d->room, (int64_t)bytes);
 }
 
 /* The handle and offset of `bytes` bytes at a device address. */

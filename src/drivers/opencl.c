@@ -15,6 +15,7 @@
 #include "drivers/probe.h"
 #include "hal/hal.h"
 #include "hal/loss.h"
+#include "hal/room.h"
 #include "hal/span.h"
 
 #if TRUNNION_WITH_OPENCL
@@ -231,12 +232,9 @@ typedef struct cl_device {
     cl_queue queue; /* first: the device's handle is this queue's */
     tn_loss loss;
     void *device, *context;
-    int64_t total_memory;
-    atomic_llong taken_memory;
+    tn_room room;
     bool software, correctly_rounded;
-    tn_spans spans;
-    pthread_mutex_t lock; /* guards pinned */
-    struct pinned *pinned;
+    tn_spans spans, pinned; /* memory of the device; of the host, as it was given to callers */
 } cl_device;
 
 /* TN_OK, or the failure of a call with these values. */
@@ -313,7 +311,7 @@ static tn_status device_start(cl_device *d) {
     const intptr_t properties[] = {CONTEXT_PLATFORM, (intptr_t)platform, 0};
     d->context = cl.CreateContext(known ? properties : NULL, 1, &d->device, NULL, NULL, &error);
     TRY(check(d, error, SENDS, "clCreateContext", "1 device"));
-    d->total_memory = ask_int(d->device, DEVICE_GLOBAL_MEM_SIZE, 8, 0);
+    d->room.total = ask_int(d->device, DEVICE_GLOBAL_MEM_SIZE, 8, 0);
     d->correctly_rounded = ask_int(d->device, DEVICE_SINGLE_FP_CONFIG, 8, 0) & FP_CORRECTLY_ROUNDED;
     return queue_start(d, &d->queue);
 }
@@ -327,7 +325,7 @@ static void opencl_close(void *device) {
     }
     if (d->context) (void)cl.ReleaseContext(d->context);
     tn_spans_close(&d->spans);
-    pthread_mutex_destroy(&d->lock);
+    tn_spans_close(&d->pinned);
     tn_loss_close(&d->loss);
     tn_mem_free(d);
 }
@@ -341,15 +339,9 @@ static tn_status opencl_open(int index, const tn_device_options *options, void *
     d->device = f.device;
     d->software = is_software(&f);
     tn_loss_open(&d->loss, "opencl", index);
-    pthread_mutex_init(&d->lock, NULL);
     tn_spans_open(&d->spans);
-    tn_status s = device_start(d);
-    if (s != TN_OK) {
-        opencl_close(d);
-        return s;
-    }
-    *device = d;
-    return TN_OK;
+    tn_spans_open(&d->pinned);
+    return tn_hand_out_device(device_start(d), d, opencl_close, device);
 }
 
 /* ---- what the device can do -------------------------------------------------------------------------------------- */
@@ -417,22 +409,18 @@ static tn_status opencl_caps(void *device, tn_caps *out) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Some drivers find memory only when it is first touched, amid a plan; so what cannot be there is refused here. */
 static tn_status opencl_alloc(void *device, size_t bytes, void **address) {
     cl_device *d = ((cl_queue *)device)->device;
     int32_t error = SUCCESS;
+    size_t size = bytes ? bytes : 1;
     TRY(alive(d));
-    int64_t size = bytes ? (int64_t)bytes : 1;
-    int64_t taken = atomic_fetch_add(&d->taken_memory, size);
-    bool fits = !d->total_memory || (size <= d->total_memory && taken <= d->total_memory - size);
-    void *memory = fits ? cl.CreateBuffer(d->context, MEM_READ_WRITE, (size_t)size, NULL, &error) : NULL;
-    tn_status s = fits ? check(d, error, SENDS, "clCreateBuffer", "%zu bytes", bytes)
-                       : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes beside %lld of %lld that are in use; " TN_ADVICE_SMALLER,
-                                 d->loss.id, bytes, (long long)taken, (long long)d->total_memory);
-    if (s == TN_OK) s = tn_span_add(&d->spans, memory, (size_t)size, address);
+    TRY(tn_room_take(&d->room, d->loss.id, size));
+    void *memory = cl.CreateBuffer(d->context, MEM_READ_WRITE, size, NULL, &error);
+    tn_status s = check(d, error, SENDS, "clCreateBuffer", "%zu bytes", bytes);
+    if (s == TN_OK) s = tn_span_add(&d->spans, memory, size, address);
     if (s == TN_OK) return TN_OK;
     if (memory && error == SUCCESS) (void)cl.ReleaseMemObject(memory);
-    atomic_fetch_sub(&d->taken_memory, size);
+    tn_room_give(&d->room, (int64_t)size);
     return s;
 }
 
@@ -442,7 +430,7 @@ static void opencl_free(void *device, void *address) {
     void *memory = tn_span_remove(&d->spans, address, &bytes);
     if (!memory) return;
     (void)cl.ReleaseMemObject(memory);
-    atomic_fetch_sub(&d->taken_memory, (long long)bytes);
+    tn_room_give(&d->room, (int64_t)bytes);
 }
 
 /* The handle and offset of `bytes` bytes at a device address. */
@@ -529,57 +517,38 @@ static tn_status opencl_unmap(void *device, void *address, void *host) {
 }
 
 /* Pinned memory: a memory object that lives on the host and stays mapped. */
-typedef struct pinned {
-    struct pinned *next;
-    void *memory, *host;
-} pinned;
-
 static tn_status opencl_host_alloc(void *device, size_t bytes, void **host) {
     cl_device *d = ((cl_queue *)device)->device;
     int32_t error = SUCCESS;
     TRY(alive(d));
-    pinned *p = tn_mem_zalloc(1, sizeof *p);
-    if (!p) return TN_ERR_MEMORY;
     size_t size = bytes ? bytes : 1;
-    void *memory = cl.CreateBuffer(d->context, MEM_READ_WRITE | MEM_ALLOC_HOST_PTR, size, NULL, &error);
-    tn_status s = check(d, error, SENDS, "clCreateBuffer", "%zu bytes of the host's memory", bytes);
+    void *memory = cl.CreateBuffer(d->context, MEM_READ_WRITE | MEM_ALLOC_HOST_PTR, size, NULL, &error), *view = NULL;
+    TRY(check(d, error, SENDS, "clCreateBuffer", "%zu bytes of the host's memory", bytes));
+    tn_status s = map_handle(d, memory, 0, size, MAP_READ_WRITE, &view);
+    if (s == TN_OK) s = tn_span_add_host(&d->pinned, memory, size, view);
     if (s == TN_OK) {
-        p->memory = memory;
-        s = map_handle(d, memory, 0, size, MAP_READ_WRITE, &p->host);
+        *host = view;
+        return TN_OK;
     }
-    if (s != TN_OK) {
-        if (p->memory) (void)cl.ReleaseMemObject(p->memory);
-        tn_mem_free(p);
-        return s;
-    }
-    pthread_mutex_lock(&d->lock);
-    p->next = d->pinned;
-    d->pinned = p;
-    pthread_mutex_unlock(&d->lock);
-    *host = p->host;
-    return TN_OK;
+    if (view) (void)unmap_handle(d, memory, view);
+    (void)cl.ReleaseMemObject(memory);
+    return s;
 }
 
 static void opencl_host_free(void *device, void *host) {
     cl_device *d = ((cl_queue *)device)->device;
-    pthread_mutex_lock(&d->lock);
-    pinned **link = &d->pinned, *p;
-    while (*link && (*link)->host != host)
-        link = &(*link)->next;
-    p = *link;
-    if (p) *link = p->next;
-    pthread_mutex_unlock(&d->lock);
-    if (!p) return;
-    (void)unmap_handle(d, p->memory, host);
-    (void)cl.ReleaseMemObject(p->memory);
-    tn_mem_free(p);
+    size_t bytes;
+    void *memory = tn_span_remove(&d->pinned, host, &bytes);
+    if (!memory) return;
+    (void)unmap_handle(d, memory, host);
+    (void)cl.ReleaseMemObject(memory);
 }
 
 static tn_status opencl_memory(void *device, int64_t *total, int64_t *unused) {
     cl_device *d = ((cl_queue *)device)->device;
     size_t amd[2] = {0}; /* KiB: in all, and the largest piece */
-    *total = d->total_memory;
-    *unused = tn_max64(d->total_memory - atomic_load(&d->taken_memory), 0);
+    *total = d->room.total;
+    *unused = tn_room_left(&d->room, false);
     if (ask(d->device, DEVICE_FREE_MEMORY_AMD, amd, sizeof amd)) *unused = tn_min64(*unused, (int64_t)amd[0] << 10);
     if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
     return TN_OK;
