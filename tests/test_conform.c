@@ -6,6 +6,7 @@
 #include "far_driver.h"
 #include "hal/code.h"
 #include "kir_random.h"
+#include "trunnion/trunnion.h"
 
 #if defined(TEST_ADDRESS_SANITIZER) || defined(TEST_THREAD_SANITIZER)
 enum { NO_HUGE = 1 }; /* an allocation that nobody has ends the process */
@@ -180,6 +181,39 @@ static void shared_rows_have_the_interpreters_bits(void **state) {
     }
 }
 
+/* A sum of n times m ones, 0 where the device may not compute it. */
+static double sum_of_ones(tn_device *d, int64_t n, int64_t m) {
+    static float ones[1 << 16], y = 0;
+    for (int i = 0; i < 1 << 16; i++)
+        ones[i] = 1;
+    assert_ok(tn_set_current_device(d));
+    TN_SCOPE {
+        tn_tensor *x = tn_from_data(ones, (int64_t[]){n, m}, 2, TN_F32);
+        tn_status s = tn_read(tn_sum(x, NULL, 0, false), &y, sizeof y);
+        if (s == TN_ERR_UNSUPPORTED) y = 0;
+        if (s != TN_ERR_UNSUPPORTED) assert_ok(s);
+    }
+    assert_ok(tn_set_current_device(NULL));
+    return (double)y;
+}
+
+/* A device that ends long loops says so before it computes, or is right; of several axes as of one. */
+static void loops_that_are_too_long_are_refused(void **state) {
+    (void)state;
+    static const int64_t lengths[][2] = {{200, 96},  {300, 100}, {500, 100}, {600, 100},
+                                         {1, 56000}, {1, 60000}, {1, 62000}, {1, 63000}};
+    for (size_t i = 0; i < TN_COUNT(devices); i++) {
+        tn_device *d = open_one(i);
+        for (size_t k = 0; d && d->caps.max_loop && k < TN_COUNT(lengths); k++) {
+            int64_t n = lengths[k][0], m = lengths[k][1];
+            double sum = sum_of_ones(d, n, m);
+            if (sum != (double)(n * m) && (sum != 0 || n * m < d->caps.max_loop / 2))
+                fail_msg("%s: %lld x %lld ones are %g", d->info.id, (long long)n, (long long)m, sum);
+        }
+        if (d) tn_device_close(d);
+    }
+}
+
 int main(void) {
     if (make_scratch(NULL)) return 1;
     setenv("TRUNNION_CACHE", test_scratch("cache"), 1);
@@ -187,6 +221,7 @@ int main(void) {
         cmocka_unit_test(drivers_keep_their_promises),
         cmocka_unit_test(random_kernels_have_the_interpreters_bits),
         cmocka_unit_test(shared_rows_have_the_interpreters_bits),
+        cmocka_unit_test(loops_that_are_too_long_are_refused),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     remove_scratch(NULL);

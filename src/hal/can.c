@@ -49,19 +49,23 @@ static bool caps_fit(const tn_caps *c, const kir_program *p, tn_kernel_answer *a
     return true;
 }
 
-/* How often an item goes round its loops, about: for each axis, and for what gathers and folds a reduction's lanes. */
+/* How often an item goes round its loops, at most: a loop counts a last round, in which it sees that it is at its end,
+ * and one that is passed over counts it too. Points in blocks of a lane each: 5 rounds a block beside theirs, and what
+ * folds KIR_BLOCK of them. */
 static double rounds_of(const kir_program *p, const int64_t *sizes) {
-    enum { NESTED = 16, LANES_TAKE = 4 * KIR_LANES };
+    enum { NESTED = 16, LANES_TAKE = 4 * KIR_LANES, BESIDE = 8 };
     double points[NESTED + 1] = {1}, rounds = 0;
     for (int i = 0, depth = 0; i < p->n_ins; i++) {
         const kir_ins *in = &p->ins[i];
         depth += (in->op == KIR_LOOP) - (in->op == KIR_END);
         if (depth > NESTED) return (double)INT64_MAX;
-        if (in->op == KIR_REDUCE) rounds += LANES_TAKE * points[depth - 1] + points[depth] / (KIR_LANES / 2);
+        if (in->op == KIR_REDUCE) rounds += LANES_TAKE * points[depth - 1] + points[depth] / BESIDE;
         if (in->op != KIR_LOOP) continue;
         points[depth] = points[depth - 1];
-        for (int k = kir_loop_first(in); k < kir_loop_first(in) + kir_loop_count(in); k++)
+        for (int k = kir_loop_first(in); k < kir_loop_first(in) + kir_loop_count(in); k++) {
+            rounds += points[depth];
             rounds += points[depth] *= (double)sizes[k];
+        }
     }
     return rounds;
 }

@@ -1,10 +1,11 @@
 /* render_loop.c — loops of a rendered kernel, and what runs through them: reductions and scans.
  *
- * A loop over one axis that feeds lanes runs in blocks of as many points: its inner loop then does the same for each
- * lane, and can become vector code. The state of reduction 9 is s9, t9 and k9, declared before its loop; what it yields
- * is the constant v9 behind it. In the loop that LOOP 8 begins, c8 counts the points gone by, and m8 is their number in
- * all. Float sums and the like keep the 64 lanes of kir.h in an array of the item; integers, whose order does not
- * matter, one accumulator. */
+ * A loop that feeds lanes runs in blocks of as many points, whatever its axes are: its inner loop then does the same
+ * for each lane, and can become vector code, and only the outer one asks whether there is something to fold. (Asked at
+ * each point, it would cost devices without branches a round of each loop that folds.) The state of reduction 9 is s9,
+ * t9 and k9, declared before its loop; what it yields is the constant v9 behind it. In the loop that LOOP 8 begins, c8
+ * counts the points gone by, and m8 is their number in all. Float sums and the like keep the 64 lanes of kir.h in an
+ * array of the item; integers, whose order does not matter, one accumulator. */
 #include "kir/eval.h"
 #include "kir/render_text.h"
 #include "kir/rules.h"
@@ -115,20 +116,17 @@ static void fold_lanes(render *r, int i, const char *first) {
     kir_render_put(r, "; }\n");
 }
 
-/* Folds the lanes when a block is whole: point `counter` of the loop begins the next one. */
-static void fold_block(render *r, int i, char counter) {
+/* Folds the lanes when KIR_BLOCK points are whole, before those of block o. */
+static void fold_own_block(render *r, int i) {
     const kir_ins *in = &r->p->ins[i];
     char first[32];
-    snprintf(first, sizeof first, "%c%d == %d", counter, r->loop, KIR_BLOCK);
-    kir_render_line(r, "if (%c%d > 0 && (%c%d & %d) == 0) {\n", counter, r->loop, counter, r->loop, KIR_BLOCK - 1);
+    if (form_of(r, in) != LANES) return;
+    snprintf(first, sizeof first, "o%d == %d", r->loop, KIR_BLOCK);
+    kir_render_line(r, "if (o%d > 0 && (o%d & %d) == 0) {\n", r->loop, r->loop, KIR_BLOCK - 1);
     r->depth++;
     fold_lanes(r, i, first);
     fill_lanes(r, i, identity(in, (kir_type)in->type).text);
     close_brace(r);
-}
-
-static void fold_own_block(render *r, int i) {
-    if (form_of(r, &r->p->ins[i]) == LANES) fold_block(r, i, 'o');
 }
 
 static void feed_lanes(render *r, int i) {
@@ -137,8 +135,7 @@ static void feed_lanes(render *r, int i) {
     if (r->blocked)
         snprintf(lane, sizeof lane, "s%d[l%d]", i, r->loop);
     else
-        snprintf(lane, sizeof lane, "s%d[c%d & %d]", i, r->loop, KIR_LANES - 1);
-    if (!r->blocked) fold_block(r, i, 'c');
+        snprintf(lane, sizeof lane, "s%d[0]", i); /* a loop of no axis has one point */
     kir_render_line(r, "%s = ", lane);
     kir_render_combine(r, (kir_reduce)in->kind, (kir_type)in->type, lane, kir_render_operand(r, in->a).text);
     kir_render_put(r, ";\n");
@@ -303,17 +300,38 @@ static void open_axes(render *r, int first, int count) {
     open_brace(r);
 }
 
-/* One axis in blocks of a point a lane: block o, of e points, lane l. */
-static void open_blocks(render *r, int axis, int end) {
+/* All points in blocks of one a lane: block o, of e points, lane l. The coordinates of several axes are counted on. */
+static void open_blocks(render *r, int first, int count, int end) {
     int loop = r->loop;
-    kir_render_line(r, "for ($var $ix o%d = 0; o%d < n%d; o%d += %d) ", loop, loop, axis, loop, KIR_LANES);
+    open_brace(r);
+    for (int axis = first; axis < first + count && count > 1; axis++)
+        kir_render_line(r, "$var $ix x%d = 0;\n", axis);
+    kir_render_line(r, "for ($var $ix o%d = 0; o%d < m%d; o%d += %d) ", loop, loop, loop, loop, KIR_LANES);
     open_brace(r);
     each_own_state(r, loop, end, fold_own_block);
     kir_render_line(r, "$var $i32 e%d = %d;\n", loop, KIR_LANES);
-    kir_render_line(r, "if (n%d - o%d < %d) { e%d = $i32(n%d - o%d); }\n", axis, loop, KIR_LANES, loop, axis, loop);
+    kir_render_line(r, "if (m%d - o%d < %d) { e%d = $i32(m%d - o%d); }\n", loop, loop, KIR_LANES, loop, loop, loop);
     kir_render_line(r, "for ($var $i32 l%d = 0; l%d < e%d; l%d++) ", loop, loop, loop, loop);
     open_brace(r);
-    kir_render_line(r, "$let $ix x%d = o%d + $ix(l%d);\n", axis, loop, loop);
+    if (count == 1) kir_render_line(r, "$let $ix x%d = o%d + $ix(l%d);\n", first, loop, loop);
+}
+
+/* The next point's coordinates: the last one goes on, and where it has come to its end, the one before it. */
+static void close_blocks(render *r, int first, int count) {
+    for (int axis = first + count - 1; axis > first; axis--) {
+        kir_render_line(r, "x%d++;\n", axis);
+        kir_render_line(r, "if (x%d == n%d) {\n", axis, axis);
+        r->depth++;
+        kir_render_line(r, "x%d = 0;\n", axis);
+    }
+    if (count > 1) kir_render_line(r, "x%d++;\n", first);
+    for (int braces = count + 2; braces > 0; braces--)
+        close_brace(r);
+}
+
+static void close_axes(render *r, int count) {
+    for (int k = 0; k < (count > 0 ? count : 1); k++)
+        close_brace(r);
 }
 
 int kir_render_loop(render *r, int loop) {
@@ -323,19 +341,21 @@ int kir_render_loop(render *r, int loop) {
     uint32_t axes = ((1U << count) - 1) << first;
     bool counts = forms & ~(1U << ONE), outer_blocked = r->blocked;
     r->loop = loop;
-    r->blocked = count == 1 && (forms & 1U << LANES);
+    r->blocked = count > 0 && (forms & 1U << LANES);
     if (counts) put_point_count(r, first, count);
     each_own_state(r, loop, end, begin_state);
     if (r->blocked)
-        open_blocks(r, first, end);
+        open_blocks(r, first, count, end);
     else
         open_axes(r, first, count);
     r->axes_open |= axes;
     if (counts) put_point(r, first, count);
     kir_render_range(r, loop + 1, end);
     r->axes_open &= ~axes;
-    for (int k = r->blocked ? -1 : 0; k < (count > 0 ? count : 1); k++)
-        close_brace(r);
+    if (r->blocked)
+        close_blocks(r, first, count);
+    else
+        close_axes(r, count);
     each_own_state(r, loop, end, end_state);
     r->loop = outer;
     r->blocked = outer_blocked;
