@@ -662,7 +662,7 @@ static tn_status vulkan_caps(void *device, tn_caps *out) {
 static tn_status vulkan_memory(void *device, int64_t *total, int64_t *unused) {
     vk_device *d = device;
     tn_vulkan_memory(d->place, d->has.knows_budget, total, unused);
-    if (!d->has.knows_budget) *unused = tn_room_left(&d->room, d->software);
+    if (!d->has.knows_budget) *unused = tn_room_left(&d->room, false);
     if (d->software) *unused = tn_min64(*unused, tn_cpu().free_memory);
     return TN_OK;
 }
