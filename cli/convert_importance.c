@@ -6,6 +6,7 @@
 #include "convert.h"
 #include "language.h"
 #include "trunnion/backend.h"
+#include "trunnion/llm.h"
 
 static tn_status keep(void *ctx, const char *name, const float *squares, int64_t columns) {
     convert_importance *i = ctx;

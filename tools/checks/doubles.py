@@ -108,7 +108,9 @@ def check_double(name, build, more):
                               *[f"{key}={value}" for key, value in MATRIX_UNITS[name].items()], build / "test_matrix",
                               seed=seed)
     if name == "cuda":
+        # the record of what was listed says one device: another folder for two
         check_program(report, f"{name}: two devices share batches", "env", "DOUBLE_DEVICES=2",
+                      f"TRUNNION_CACHE={os.environ['TRUNNION_CACHE']}-two",
                       f"TRUNNION_TEST_DEVICES={name}:0,{name}:1", build / "test_data_parallel", seed=1)
     check_kernels(report, name, build, more)
     (check_all_operations if more > 1 else check_operations)(report, name, build)

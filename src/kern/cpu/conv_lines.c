@@ -189,12 +189,15 @@ static void greatest_of_four(const float *upper, const float *lower, float *to, 
         V second = v_greatest(v_load(upper + 2 * i + VL), v_load(lower + 2 * i + VL));
         v_store(to + i, v_greatest(v_evens(first, second), v_odds(first, second)));
     }
-    if (i == places) return;
-    M low = v_mask(2 * (places - i)), high = v_mask(2 * (places - i) - VL);
+    int64_t left = 2 * (places - i);
+    if (left == 0) return;
+    M low = v_mask(left);
     V first = v_greatest(v_part_load(upper + 2 * i, low), v_part_load(lower + 2 * i, low));
     V second = first;
-    if (2 * (places - i) > VL)
+    if (left > VL) {
+        M high = v_mask(left - VL);
         second = v_greatest(v_part_load(upper + 2 * i + VL, high), v_part_load(lower + 2 * i + VL, high));
+    }
     v_part_store(to + i, v_mask(places - i), v_greatest(v_evens(first, second), v_odds(first, second)));
 }
 
