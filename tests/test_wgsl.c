@@ -76,6 +76,15 @@ static void random_programs(void **state) {
     check_seeds(7001, 1, (kir_random_options){.variables = true}); /* element 0 lies before all memory */
 }
 
+/* A product beyond all numbers, and infinity with the other sign, which is what there is of both. */
+static void infinity_outweighs_a_product(void **state) {
+    (void)state;
+    if (!device.handle) skip();
+    kir_random t;
+    kir_random_make(&t, 1066, &(kir_random_options){.no_f64 = true});
+    check(&t, 1066, "seed 1066");
+}
+
 static void random_workgroups(void **state) {
     (void)state;
     if (!device.handle) skip();
@@ -109,6 +118,7 @@ int main(void) {
         cmocka_unit_test(what_has_no_wgsl_is_refused),
         cmocka_unit_test(every_operation),
         cmocka_unit_test(random_programs),
+        cmocka_unit_test(infinity_outweighs_a_product),
         cmocka_unit_test(random_workgroups),
     };
     return cmocka_run_group_tests(tests, open_device, close_device);

@@ -154,6 +154,7 @@ static const char FUSED[] =
     "fn fused(a: f32, b: f32, c: f32) -> f32 {\n"
     "    let u = bitcast<vec3<u32>>(vec3<f32>(a, b, c));\n"
     "    let size = u & vec3<u32>(0x7fffffffu);\n"
+    "    if (size.z == 0x7f800000u && max(size.x, size.y) < 0x7f800000u) { return c; }\n" /* a · b may overflow */
     "    if (any(size >= vec3<u32>(0x7f800000u)) || size.x == 0u || size.y == 0u) { return a * b + c; }\n"
     "    if (size.z == 0u) { return a * b; }\n"
     "    let p = mantissa(u.x);\n"
