@@ -25,9 +25,9 @@ enum {
     SAVED_LOGITS = 3, /* logits, their exponentials, their gradient */
 
     /* Measured: what a generation has resident beyond weights, cache and activations: the libraries, the plans of a
-     * prompt and of a token, blocks kept for reuse; and for each token its text, its rank and
-     * its places in tables of names. */
-    RUNTIME_BYTES = 12 << 20,
+     * prompt and of a token, blocks kept for reuse, and of large pages what their blocks leave empty; and for each
+     * token its text, its rank and its places in tables of names. */
+    RUNTIME_BYTES = 16 << 20,
     TOKEN_BYTES = 140
 };
 
