@@ -6,34 +6,9 @@
 #include "trunnion/onnx.h"
 #include "trunnion/ops.h"
 
-static char program[512];
-
-static int find_program(void **state) {
-    char self[400];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    char *slash = n > 0 ? (self[n] = 0, strrchr(self, '/')) : NULL;
-    if (!slash) return -1;
-    *slash = 0;
-    snprintf(program, sizeof program, "%s/trunnion", self);
-    return make_scratch(state);
-}
-
-/* Runs `trunnion convert` in the scratch folder; what it says is in `said`. */
-static int convert(const char *arguments, char *said, size_t size) {
-    char line[2048];
-    snprintf(line, sizeof line, "cd '%s' && TRUNNION_LOG=0 '%s' convert %s 2>&1", scratch_folder, program, arguments);
-    FILE *out = popen(line, "r");
-    assert_non_null(out);
-    size_t n = fread(said, 1, size - 1, out);
-    said[n] = 0;
-    int status = pclose(out);
-    assert_true(WIFEXITED(status));
-    return WEXITSTATUS(status);
-}
-
 static void expect(int code, const char *arguments, const char *words) {
     char said[8192];
-    int got = convert(arguments, said, sizeof said);
+    int got = run_convert(arguments, said, sizeof said);
     if (got != code || !strstr(said, words))
         fail_msg("convert %s: %d, not %d with '%s': %s", arguments, got, code, words, said);
 }
@@ -164,5 +139,5 @@ int main(void) {
         cmocka_unit_test(weights_come_out_of_onnx_files),
         cmocka_unit_test(what_cannot_be_converted_is_refused_in_words),
     };
-    return cmocka_run_group_tests(tests, find_program, remove_scratch);
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

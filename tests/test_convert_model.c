@@ -10,26 +10,9 @@
 
 enum { HIDDEN = 8, INNER = 12, HEADS = 2, HEAD = 4, MOST_TOKENS = 400 };
 
-static char program[512];
-
-static int find_program(void **state) {
-    char self[400];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    char *slash = n > 0 ? (self[n] = 0, strrchr(self, '/')) : NULL;
-    if (!slash) return -1;
-    *slash = 0;
-    snprintf(program, sizeof program, "%s/trunnion", self);
-    return make_scratch(state);
-}
-
 static void convert(const char *arguments) {
-    char line[2048], said[4096];
-    snprintf(line, sizeof line, "cd '%s' && TRUNNION_LOG=0 '%s' convert %s 2>&1", scratch_folder, program, arguments);
-    FILE *out = popen(line, "r");
-    assert_non_null(out);
-    size_t n = fread(said, 1, sizeof said - 1, out);
-    said[n] = 0;
-    if (pclose(out) != 0) fail_msg("convert %s: %s", arguments, said);
+    char said[4096];
+    if (run_convert(arguments, said, sizeof said) != 0) fail_msg("convert %s: %s", arguments, said);
 }
 
 /* ---- a small model ----------------------------------------------------------------------------------------------- */
@@ -262,5 +245,5 @@ int main(void) {
         cmocka_unit_test(byte_level_models_become_folders_and_come_back),
         cmocka_unit_test(models_become_networks),
     };
-    return cmocka_run_group_tests(tests, find_program, remove_scratch);
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

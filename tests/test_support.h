@@ -81,15 +81,31 @@ static inline const char *test_scratch(const char *name) {
     return path;
 }
 
-/* Runs what `command` makes of the path of the built command (a format with one %s), hears what it says on standard
- * output, and gives its exit code. Without the command beside the test, the test is skipped. */
-static inline int run_trunnion(const char *command, char *heard, size_t size) {
-    char self[512], line[2600];
+/* Where the built command lies, beside this test, if it was built. */
+static inline void path_of_trunnion(char *path, size_t size) {
+    char self[512];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(n > 0);
     self[n] = 0;
     *strrchr(self, '/') = 0;
-    strcat(self, "/trunnion");
+    snprintf(path, size, "%s/trunnion", self);
+}
+
+/* Runs a line of the shell, hears what it says on standard output, and gives its exit code. */
+static inline int run_line(const char *line, char *heard, size_t size) {
+    FILE *p = popen(line, "r");
+    assert_non_null(p);
+    heard[fread(heard, 1, size - 1, p)] = 0;
+    int status = pclose(p);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* The same with what `command` makes of the path of the built command (a format with one %s). Without the command
+ * beside the test, the test is skipped. */
+static inline int run_trunnion(const char *command, char *heard, size_t size) {
+    char self[600], line[2600];
+    path_of_trunnion(self, sizeof self);
     if (access(self, X_OK) != 0) {
         print_message("skipped: trunnion was not built beside this test\n");
         skip();
@@ -97,10 +113,15 @@ static inline int run_trunnion(const char *command, char *heard, size_t size) {
     const char *mark = strstr(command, "%s");
     assert_non_null(mark);
     snprintf(line, sizeof line, "%.*s%s%s", (int)(mark - command), command, self, mark + 2);
-    FILE *p = popen(line, "r");
-    assert_non_null(p);
-    heard[fread(heard, 1, size - 1, p)] = 0;
-    return WEXITSTATUS(pclose(p));
+    return run_line(line, heard, size);
+}
+
+/* Runs `trunnion convert` in the scratch folder; what it says, errors too, is in `said`. */
+static inline int run_convert(const char *arguments, char *said, size_t size) {
+    char self[600], line[2600];
+    path_of_trunnion(self, sizeof self);
+    snprintf(line, sizeof line, "cd '%s' && TRUNNION_LOG=0 '%s' convert %s 2>&1", scratch_folder, self, arguments);
+    return run_line(line, said, size);
 }
 
 static inline void write_file(const char *path, const char *content) {

@@ -12,6 +12,15 @@
 
 #include <stdio.h>
 
+/* Packets as CUDA and HIP have them alike. */
+#define PACKETS                                                                     \
+    "MAT mat_packet mat_fetch(const void *from, bool there) {\n"                    \
+    "    mat_packet v = {{0, 0, 0, 0}};\n"                                          \
+    "    if (there) v = *(const mat_packet *)from;\n"                               \
+    "    return v;\n"                                                               \
+    "}\n"                                                                           \
+    "MAT void mat_put(void *to, const mat_packet &v) { *(mat_packet *)to = v; }\n"
+
 /* ldmatrix gives item i of each eight the i-th row of an 8×8 square: those of two squares below each other, and of two
  * beside them (`down`), or the other way round. With .trans it hands out columns. So all four kinds are one. */
 const char kir_matrix_cuda[] =
@@ -76,12 +85,7 @@ const char kir_matrix_cuda[] =
     "#pragma unroll\n"
     "    for (int i = 0; i < 8; i++) p[(i >> 1 & 1) * 8 * line + (i >> 2) * 8 + (i & 1)] = c.e[i];\n"
     "}\n"
-    "MAT mat_packet mat_fetch(const void *from, bool there) {\n"
-    "    mat_packet v = {{0, 0, 0, 0}};\n"
-    "    if (there) v = *(const mat_packet *)from;\n"
-    "    return v;\n"
-    "}\n"
-    "MAT void mat_put(void *to, const mat_packet &v) { *(mat_packet *)to = v; }\n"
+    PACKETS
     "MAT void mat_copy(void *to, const void *from, bool there) { ptx_cp_async_16(to, from, there ? 16 : 0); }\n"
     "MAT void mat_commit() { ptx_cp_async_commit(); }\n"
     "template <int N> MAT void mat_wait() { ptx_cp_async_wait<N>(); }\n";
@@ -136,12 +140,7 @@ const char kir_matrix_hip[] =
     "#pragma unroll\n"
     "    for (int i = 0; i < MAT_ROWS; i++) p[(MAT_ROWS == 4 ? part * 4 + i : 2 * i + part) * line + own] = c.e[i];\n"
     "}\n"
-    "MAT mat_packet mat_fetch(const void *from, bool there) {\n"
-    "    mat_packet v = {{0, 0, 0, 0}};\n"
-    "    if (there) v = *(const mat_packet *)from;\n"
-    "    return v;\n"
-    "}\n"
-    "MAT void mat_put(void *to, const mat_packet &v) { *(mat_packet *)to = v; }\n"
+    PACKETS
     "MAT void mat_copy(void *to, const void *from, bool there) { mat_put(to, mat_fetch(from, there)); }\n"
     "MAT void mat_commit() {}\n"
     "template <int N> MAT void mat_wait() {}\n";
