@@ -1,6 +1,7 @@
 /* kir_device.c — see kir_device.h. */
 #include "kir_device.h"
 
+#include "hal/code.h"
 #include "test_support.h"
 
 void kir_device_open(const tn_driver *driver, const kir_dialect *dialect, kir_device *out) {
@@ -33,29 +34,9 @@ kir_target kir_device_target(const kir_device *d, bool index32) {
 
 static void *load(const kir_device *d, const kir_program *p, const kir_rendering *k) {
     void *module = NULL;
-    bool written[KIR_MAX_BUFFERS];
-    tn_dtype elements[KIR_MAX_BUFFERS];
-    int n = 0;
-    for (int b = 0; b < p->n_buffers; b++) {
-        if (p->local[b] > 0) continue;
-        written[n] = p->buffer_written[b];
-        elements[n++] = (tn_dtype)p->buffer_dtype[b];
-    }
-    tn_code code = {.form = d->caps.code,
-                    .data = tn_str_text(&k->text),
-                    .size = k->text.length,
-                    .entry = k->entry,
-                    .buffer_count = k->buffer_count,
-                    .group = {k->group[0], k->group[1], k->group[2]},
-                    .params_bytes = k->params_bytes,
-                    .bases_at = k->bases_at,
-                    .local_bytes = k->local_bytes,
-                    .params_in_buffer = k->params_in_buffer,
-                    .written = written,
-                    .options = "",
-                    .elements = elements,
-                    .head_size = k->head_size};
-    if (d->driver->load(d->handle, &code, &module) != TN_OK) fail_msg("%s", tn_error());
+    tn_rendered_code rendered;
+    tn_code_of_rendering(d->caps.code, p, k, &rendered);
+    if (d->driver->load(d->handle, &rendered.code, &module) != TN_OK) fail_msg("%s", tn_error());
     return module;
 }
 

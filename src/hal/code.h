@@ -29,6 +29,14 @@ bool tn_kernel_refused(tn_device *d, const kir_program *p, char *why, size_t siz
 
 /* ---- loaded code (module.c) -------------------------------------------------------------------------------------- */
 
+/* What a driver is given of a rendered program. It points into itself and into the rendering: neither may move. */
+typedef struct tn_rendered_code {
+    tn_code code;
+    bool written[KIR_MAX_BUFFERS];
+    tn_dtype elements[KIR_MAX_BUFFERS];
+} tn_rendered_code;
+void tn_code_of_rendering(tn_code_form form, const kir_program *p, const kir_rendering *r, tn_rendered_code *out);
+
 /* One form of a kernel as a driver has it. */
 typedef struct tn_loaded {
     void *handle;        /* the driver's; NULL: not loaded */

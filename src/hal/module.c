@@ -68,30 +68,33 @@ static tn_status load_cached(tn_device *d, tn_code *code, void **handle) {
     return TN_OK;
 }
 
-static tn_status load_rendering(tn_device *d, const kir_program *p, const kir_rendering *r, void **handle) {
-    bool written[KIR_MAX_BUFFERS];
-    tn_dtype elements[KIR_MAX_BUFFERS];
+void tn_code_of_rendering(tn_code_form form, const kir_program *p, const kir_rendering *r, tn_rendered_code *out) {
     int n = 0;
     for (int b = 0; b < p->n_buffers; b++) {
         if (tn_is_local(p, b)) continue;
-        written[n] = p->buffer_written[b];
-        elements[n++] = (tn_dtype)p->buffer_dtype[b];
+        out->written[n] = p->buffer_written[b];
+        out->elements[n++] = (tn_dtype)p->buffer_dtype[b];
     }
-    tn_code code = {.form = d->caps.code,
-                    .data = tn_str_text(&r->text),
-                    .size = r->text.length,
-                    .entry = r->entry,
-                    .buffer_count = n,
-                    .group = {r->group[0], r->group[1], r->group[2]},
-                    .params_bytes = r->params_bytes,
-                    .bases_at = r->bases_at,
-                    .local_bytes = r->local_bytes,
-                    .params_in_buffer = r->params_in_buffer,
-                    .written = written,
-                    .options = "",
-                    .elements = elements,
-                    .head_size = r->head_size};
-    return load_cached(d, &code, handle);
+    out->code = (tn_code){.form = form,
+                          .data = tn_str_text(&r->text),
+                          .size = r->text.length,
+                          .entry = r->entry,
+                          .buffer_count = n,
+                          .group = {r->group[0], r->group[1], r->group[2]},
+                          .params_bytes = r->params_bytes,
+                          .bases_at = r->bases_at,
+                          .local_bytes = r->local_bytes,
+                          .params_in_buffer = r->params_in_buffer,
+                          .written = out->written,
+                          .options = "",
+                          .elements = out->elements,
+                          .head_size = r->head_size};
+}
+
+static tn_status load_rendering(tn_device *d, const kir_program *p, const kir_rendering *r, void **handle) {
+    tn_rendered_code rendered;
+    tn_code_of_rendering(d->caps.code, p, r, &rendered);
+    return load_cached(d, &rendered.code, handle);
 }
 
 static kir_target target_of(const tn_device *d, bool narrow) {
