@@ -632,6 +632,9 @@ static void the_greatest_of_a_window_has_the_bits_of_a_reduction(void **state) {
         {{12, 12}, {8, 8}, {.stride = {1, 3}, .padding = {4, 4}, .dilation = {1, 1}}},
         {{6, 20}, {2, 2}, {.stride = {2, 2}, .padding = {1, 0}, .dilation = {2, 3}}},
         {{40, 51}, {2, 2}, {.stride = {1, 1}, .dilation = {1, 1}}},
+        {{45, 20}, {1, 4}, {.stride = {1, 4}, .dilation = {1, 1}}},
+        {{7, 259}, {1, 4}, {.stride = {1, 4}, .dilation = {1, 1}}},
+        {{30, 12}, {1, 2}, {.stride = {1, 4}, .dilation = {1, 3}}},
     };
     enum { CHANNELS = 1, TAPS = 64, MOST = 4096 };
     static float got[MOST], want[MOST];

@@ -156,7 +156,9 @@ static void prepare(const net *n, course *k, int d, const tn_tensor *x) {
         }
         bias = tn_add(bias, r);
     }
-    k->given = tn_linear(x, tn_select(onnx_in(c, 1), 0, d), bias);
+    tn_tensor *rows = tn_reshape(x, (int64_t[]){n->steps * n->batch, tn_size(x, 2)}, 2); /* of one product */
+    tn_tensor *given = tn_linear(rows, tn_select(onnx_in(c, 1), 0, d), bias);
+    k->given = tn_reshape(given, (int64_t[]){n->steps, n->batch, wide}, 3);
     k->h = initial(n, 5, d);
     if (n->gates == 4) k->cell = initial(n, 6, d);
     if (n->gates == 4 && onnx_has(c, 7)) k->peephole = tn_select(onnx_in(c, 7), 0, d);

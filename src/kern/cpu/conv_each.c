@@ -38,12 +38,31 @@ static bool of_four(const tn_conv_args *a) {
     return fits;
 }
 
+/* Windows that lie in one row and end where the next begins do not ask where rows end: several rows of a few places
+ * become one. */
+static void join_rows(tn_conv_args *a) {
+    enum { MOST_COLUMNS = 2048 };
+    bool apart = a->kernel[0] == 1 && a->stride[0] == 1 && a->before[0] == 0 && a->places[0] == a->size[0] &&
+                 a->before[1] == 0 && window_reach(a, 1) <= a->stride[1] &&
+                 a->places[1] * a->stride[1] == a->size[1] && a->x_stride[2] == a->size[1] * a->x_stride[3];
+    int64_t most = tn_min64(MOST_COLUMNS / a->size[1], a->size[0]);
+    if (!apart || most < 2) return;
+    while (a->size[0] % most != 0)
+        most--;
+    a->size[0] = a->places[0] = a->size[0] / most;
+    a->size[1] *= most;
+    a->places[1] *= most;
+    a->x_stride[2] *= most;
+}
+
 static int64_t each_slab(const each *e, int64_t rows) {
     return ((rows - 1) * e->a.stride[0] + window_reach(&e->a, 0)) * e->w.row;
 }
 
 static void plan_each(each *e, const tn_conv_args *a) {
     *e = (each){.a = *a, .w.with = tn_conv_lines(), .outside = a->greatest ? -INFINITY : 0, .of_four = of_four(a)};
+    join_rows(&e->a);
+    a = &e->a;
     int64_t taps = a->kernel[0] * a->kernel[1];
     e->w.a = &e->a;
     e->w.phase = tn_ceil_div((a->places[1] - 1) * a->stride[1] + window_reach(a, 1), a->stride[1]);
@@ -179,8 +198,8 @@ void tn_conv_each(const tn_conv_args *args) {
     order_taps(&e, args->workspace);
     e.parts = (char *)args->workspace + e.order_bytes;
     int64_t planes = args->images * args->groups;
-    if (planes < threads) e.rows = tn_min64(e.rows, tn_ceil_div(args->places[0], threads));
-    e.blocks = tn_ceil_div(args->places[0], e.rows);
+    if (planes < threads) e.rows = tn_min64(e.rows, tn_ceil_div(e.a.places[0], threads));
+    e.blocks = tn_ceil_div(e.a.places[0], e.rows);
     if (threads == 1) {
         compute_parts(&e, 0, planes * e.blocks, 0);
     } else {

@@ -72,6 +72,12 @@ VEC_INLINE void copy_row(float *to, const float *from, int64_t step, int64_t cou
             v_part_store(to + i, v_mask(count - i), v_evens(low, high));
         }
     } else {
+        for (; step == 4 && i + VL <= count; i += VL) { /* behind the last one there need be nothing */
+            const float *at = from + 4 * i;
+            V last = v_part_load(at + 3 * VL, v_mask(VL - 3));
+            V low = v_evens(v_load(at), v_load(at + VL)), high = v_evens(v_load(at + 2 * VL), last);
+            v_store(to + i, v_evens(low, high));
+        }
         for (; i < count; i++)
             to[i] = from[i * step];
     }
