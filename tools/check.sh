@@ -20,7 +20,7 @@ only=" $* "
 
 # Devices and engines that must take part on every machine, because tools/setup.sh provides for them; where there is no
 # such device, its double (tests/double).
-expected="cpu opencl vulkan webgpu cuda rocm metal"
+expected="cpu opencl vulkan webgpu cuda rocm metal onnxruntime"
 
 run_programs="python3 tools/checks/programs.py"
 run_command="python3 tools/checks/command.py"
@@ -64,6 +64,7 @@ asan      | check     | 900 | tools/build.sh $BUILD-asan tests $asan && $run_pro
 fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_programs $BUILD-asan fuzzers
 llm       | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
 export    | check     | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
+runtime-ops | check   |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
 mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl

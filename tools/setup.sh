@@ -128,6 +128,15 @@ onnx_from_pip() {
     make_venv && $venv/bin/python -m pip install -q onnx
 }
 
+# What runs the models that we export; of what it names as its needs, its run time asks for numpy and protobuf alone,
+# which onnx brings.
+have_onnxruntime() { compgen -G "$venv/lib/python3*/site-packages/onnxruntime/capi" >/dev/null; }
+
+onnxruntime_from_pip() {
+    say "taking onnxruntime from pip"
+    make_venv && $venv/bin/python -m pip install -q --no-deps onnxruntime
+}
+
 # A WebGPU library (wgpu-native) that runs kernels over whatever Vulkan driver is there.
 have_wgpu() { compgen -G "$venv/lib/python3*/site-packages/wgpu/resources/libwgpu_native*" >/dev/null; }
 
@@ -145,6 +154,7 @@ fi
 have_cmake || cmake_from_pip
 [ "$purpose" = build ] || have_openblas || openblas_from_pip || say "OpenBLAS could not be fetched with pip"
 [ "$purpose" = build ] || have_onnx || onnx_from_pip || say "onnx could not be fetched with pip"
+[ "$purpose" = build ] || have_onnxruntime || onnxruntime_from_pip || say "onnxruntime could not be fetched with pip"
 [ "$purpose" = build ] || have_wgpu || wgpu_from_pip || say "wgpu could not be fetched with pip"
 have_venv || make_venv || say "no virtual environment for Python could be made: install python3-venv"
 

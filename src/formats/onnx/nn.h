@@ -96,6 +96,16 @@ tn_status onnx_roi_align(onnx_call *c);
 tn_status onnx_max_roi_pool(onnx_call *c);
 tn_status onnx_non_max_suppression(onnx_call *c);
 
+/* ---- products of bytes (ops_dressed.c) --------------------------------------------------------------------------- */
+
+/* Which inputs of a node hold what; zero points and the bias may be left out. */
+typedef struct onnx_byte_operands {
+    int a, b, a_scale, b_scale, a_zero, b_zero, bias;
+} onnx_byte_operands;
+
+/* (a − a_zero)(b − b_zero) · a_scale · b_scale + bias in f32; the sums are exact. */
+tn_status onnx_scaled_product(const onnx_call *c, const onnx_byte_operands *at, tn_tensor **y);
+
 /* ---- encoded pictures (ops_picture.c) ---------------------------------------------------------------------------- */
 
 tn_status onnx_image_decoder(onnx_call *c);

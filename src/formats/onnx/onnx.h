@@ -175,7 +175,7 @@ struct onnx_op_row {
 /* The tables, one a file, each ended by a row without a name; registry.c lists them with their domains. */
 extern const onnx_op_row onnx_math_ops[], onnx_shape_ops[], onnx_nn_ops[], onnx_rnn_ops[], onnx_quant_ops[],
     onnx_control_ops[], onnx_sequence_ops[], onnx_text_ops[], onnx_image_ops[], onnx_training_ops[], onnx_ml_ops[],
-    onnx_contrib_ops[], onnx_runtime_ops[], onnx_preview_ops[];
+    onnx_contrib_ops[], onnx_dressed_ops[], onnx_runtime_ops[], onnx_preview_ops[];
 
 tn_status onnx_unary(onnx_call *c);
 tn_status onnx_binary(onnx_call *c);

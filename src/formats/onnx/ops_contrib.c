@@ -207,35 +207,51 @@ static tn_status continue_from(onnx_call *c, const tn_tensor *past, int k, const
 
 static const tn_tensor *optional(const onnx_call *c, int i) { return onnx_has(c, i) ? onnx_in(c, i) : NULL; }
 
-/* Attention: one product makes queries, keys and values. */
-static tn_status run_attention(onnx_call *c) {
-    const tn_tensor *x, *weight, *parts[3];
+/* What one product made of the input, [batch, positions, queries + keys + values]. mask, past, bias: inputs; −1: the
+ * operator has none. */
+static tn_status attend_joined(onnx_call *c, const tn_tensor *y, int mask, int past_in, int bias) {
+    const tn_tensor *parts[3];
     tn_tensor *made[3];
-    attention a = {.window = -1};
-    TRY(onnx_need(c, 0, &x));
-    TRY(onnx_need(c, 1, &weight));
-    a.heads = onnx_int(c, "num_heads", 0);
+    attention a = {.window = -1, .heads = onnx_int(c, "num_heads", 0)};
+    TRY(tn_status_of(y));
     a.causal = onnx_int(c, "unidirectional", 0) != 0;
-    if (tn_rank(x) != 3 || tn_rank(weight) != 2 || a.heads < 1)
-        return tn_fail(TN_ERR_SHAPE, "Attention: input or weights of another rank, or no heads");
+    if (tn_rank(y) != 3 || a.heads < 1)
+        return tn_fail(TN_ERR_SHAPE, "%s: an input of another rank, or no heads", c->row->name);
     int count = 0;
     const int64_t *sizes = onnx_ints(c, "qkv_hidden_sizes", &count);
-    int64_t third = tn_size(weight, 1) / 3, equal[] = {third, third, third};
-    tn_tensor *y = tn_matmul(x, weight);
-    if (onnx_has(c, 2)) y = tn_add(y, onnx_in(c, 2));
+    int64_t third = tn_size(y, -1) / 3, equal[] = {third, third, third};
     if (tn_split(y, count == 3 ? sizes : equal, 3, -1, made) != 3) return tn_status_of(made[0]);
     for (int i = 0; i < 3; i++)
         parts[i] = split_heads(made[i], a.heads);
-    const tn_tensor *past = optional(c, 4);
-    if (onnx_has(c, 6)) return onnx_refuse(c, "past in a shared buffer");
+    const tn_tensor *past = optional(c, past_in);
     for (int i = 1; i < 3 && past; i++)
         TRY(continue_from(c, tn_select(past, 0, i - 1), -1, &parts[i]));
     a.q = parts[0], a.k = parts[1], a.v = parts[2];
     if (onnx_wants(c, 1))
         TRY(onnx_put(c, 1, tn_stack((tn_tensor *[]){(tn_tensor *)(uintptr_t)a.k, (tn_tensor *)(uintptr_t)a.v}, 2, 0)));
-    if (onnx_has(c, 3)) TRY(take_mask(c, 3, tn_size(x, 0), tn_size(a.k, 2), &a.mask));
-    a.bias = optional(c, 5);
+    if (onnx_has(c, mask)) TRY(take_mask(c, mask, tn_size(y, 0), tn_size(a.k, 2), &a.mask));
+    a.bias = optional(c, bias);
     return onnx_put(c, 0, attend(c, &a));
+}
+
+/* Attention: one product makes queries, keys and values. */
+static tn_status run_attention(onnx_call *c) {
+    const tn_tensor *x, *weight;
+    TRY(onnx_need(c, 0, &x));
+    TRY(onnx_need(c, 1, &weight));
+    if (onnx_has(c, 6)) return onnx_refuse(c, "past in a shared buffer");
+    tn_tensor *y = tn_matmul(x, weight);
+    return attend_joined(c, onnx_has(c, 2) ? tn_add(y, onnx_in(c, 2)) : y, 3, 4, 5);
+}
+
+/* The same where that product is one of bytes. */
+static tn_status run_byte_attention(onnx_call *c) {
+    static const onnx_byte_operands at = {
+        .a = 0, .b = 1, .bias = 2, .a_scale = 3, .b_scale = 4, .a_zero = 6, .b_zero = 7};
+    tn_tensor *y;
+    if (!onnx_wants(c, 0)) return TN_OK;
+    TRY(onnx_scaled_product(c, &at, &y));
+    return attend_joined(c, y, 5, 8, -1);
 }
 
 static tn_tensor *biased(const tn_tensor *x, const tn_tensor *bias, int64_t from) {
@@ -376,6 +392,7 @@ const onnx_op_row onnx_contrib_ops[] = {
     {"GroupQueryAttention", 1, .run = run_grouped},
     {"MatMulNBits", 1, .run = run_few_bits},
     {"MultiHeadAttention", 1, .run = run_multi_head},
+    {"QAttention", 1, .run = run_byte_attention},
     {"QuickGelu", 1, .run = run_gelu, .with = QUICK_GELU},
     {"RotaryEmbedding", 1, .run = run_rotary},
     {"SimplifiedLayerNormalization", 1, .run = run_simple_norm},

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "formats/onnx/ml.h"
+#include "formats/onnx/nn.h"
 
 /* ---- rows, scores, labels ---------------------------------------------------------------------------------------- */
 
@@ -636,10 +637,112 @@ static tn_status run_zip_map(onnx_call *c) {
     return status;
 }
 
+/* ---- maps to tensors --------------------------------------------------------------------------------------------- */
+
+/* A map's keys that are numbers; *out is freed with tn_mem_free. */
+static tn_status number_keys(const onnx_call *c, const onnx_value *map, int64_t **out) {
+    const onnx_value *keys = map->keys;
+    *out = NULL;
+    if (keys->kind != ONNX_TENSOR || tn_dtype_of(keys->tensor) != TN_I64) return onnx_refuse(c, "keys of this type");
+    *out = tn_mem_alloc((size_t)map->count * sizeof **out);
+    return *out ? tn_read(keys->tensor, *out, (size_t)map->count * sizeof **out) : tn_error_code();
+}
+
+/* The map that is input 0, whose values are numbers. */
+static tn_status need_map(const onnx_call *c, const onnx_value **map) {
+    *map = onnx_has(c, 0) && c->in[0]->kind == ONNX_MAP ? c->in[0] : NULL;
+    if (!*map) return onnx_refuse(c, "an input that is no map");
+    for (int64_t i = 0; i < (*map)->count; i++)
+        if ((*map)->items[i]->kind != ONNX_TENSOR || tn_numel((*map)->items[i]->tensor) != 1)
+            return onnx_refuse(c, "values that are no numbers");
+    return TN_OK;
+}
+
+/* [1, count]: at each place the value that `from` names, 0 for −1. */
+static tn_status put_values_at(onnx_call *c, const onnx_value *map, const int64_t *from, int64_t count, tn_dtype as) {
+    tn_tensor **parts = tn_mem_zalloc((size_t)count + 1, sizeof *parts);
+    if (!parts) return tn_error_code();
+    tn_tensor *zero = tn_zeros(TN_DIMS(1), as);
+    for (int64_t i = 0; i < count; i++)
+        parts[i] = from[i] < 0 ? zero : tn_reshape(onnx_as(map->items[from[i]]->tensor, as), TN_DIMS(1));
+    tn_tensor *row = count ? onnx_joined(parts, count, 0, false) : tn_zeros(TN_DIMS(0), as);
+    tn_status status = onnx_put(c, 0, tn_reshape(row, TN_DIMS(1, count)));
+    tn_mem_free(parts);
+    return status;
+}
+
+/* Where each word of the vocabulary stands in the map: −1 for nowhere. */
+static tn_status find_words(const onnx_call *c, const labels *words, const onnx_value *map, int64_t *from) {
+    int64_t *numbers = NULL, place;
+    bool texts = map->keys->kind == ONNX_STRINGS;
+    if (!texts) TRY(number_keys(c, map, &numbers));
+    for (int64_t w = 0; w < words->count; w++)
+        from[w] = -1;
+    for (int64_t i = 0; i < map->count; i++) {
+        const label key = {.text = texts ? map->keys->strings[i] : (onnx_text){0}, .integer = texts ? 0 : numbers[i]};
+        if (find_label(words, &key, &place)) from[place] = i;
+    }
+    tn_mem_free(numbers);
+    return TN_OK;
+}
+
+/* The values of a map in the order of a vocabulary. */
+static tn_status run_dict_vectorizer(onnx_call *c) {
+    static const char *const names[] = {"string_vocabulary", "int64_vocabulary"};
+    const onnx_attribute *vocabulary = first_of(c, names, 2);
+    const onnx_value *map;
+    labels words = {0};
+    TRY(need_map(c, &map));
+    if (!vocabulary || is_texts(vocabulary) != (map->keys->kind == ONNX_STRINGS))
+        return onnx_refuse(c, "a vocabulary of another type than the keys");
+    TRY(labels_of(c, vocabulary, 0, &words));
+    int64_t *from = tn_mem_alloc((size_t)words.count * sizeof *from);
+    tn_status status = from ? find_words(c, &words, map, from) : tn_error_code();
+    tn_dtype as = map->count ? tn_dtype_of(map->items[0]->tensor) : TN_F32;
+    if (status == TN_OK) status = put_values_at(c, map, from, words.count, as);
+    tn_mem_free(words.sorted);
+    tn_mem_free(from);
+    return status;
+}
+
+static bool is_smaller(const void *keys, int64_t a, int64_t b) {
+    return ((const int64_t *)keys)[a] < ((const int64_t *)keys)[b];
+}
+
+/* The values of a map in the order of their keys, or each at the place that its key names. */
+static tn_status run_cast_map(onnx_call *c) {
+    bool sparse = onnx_is(onnx_string(c, "map_form", "DENSE"), "SPARSE");
+    bool whole = onnx_is(onnx_string(c, "cast_to", "TO_FLOAT"), "TO_INT64");
+    int64_t *keys = NULL, *from = NULL;
+    const onnx_value *map;
+    TRY(need_map(c, &map));
+    if (onnx_is(onnx_string(c, "cast_to", ""), "TO_STRING")) return onnx_refuse(c, "texts as its output");
+    int64_t count = sparse ? onnx_int(c, "max_map", 1) : map->count;
+    if (count < 0 || count > ONNX_MOST_NUMBERS) return onnx_refuse(c, "a map of %lld places", (long long)count);
+    tn_status status = number_keys(c, map, &keys);
+    if (status == TN_OK && !sparse) status = onnx_sort(count, is_smaller, keys, &from);
+    if (status == TN_OK && sparse && !(from = tn_mem_alloc((size_t)count * sizeof *from))) status = tn_error_code();
+    for (int64_t i = 0; sparse && from && i < count; i++)
+        from[i] = -1;
+    for (int64_t i = 0; sparse && from && i < map->count; i++) {
+        if (keys[i] >= 0 && keys[i] < count)
+            from[keys[i]] = i;
+        else
+            status =
+                tn_fail(TN_ERR_ARGUMENT, "CastMap: the key %lld, of %lld places", (long long)keys[i], (long long)count);
+    }
+    if (status == TN_OK) status = put_values_at(c, map, from, count, whole ? TN_I64 : TN_F32);
+    tn_mem_free(keys);
+    tn_mem_free(from);
+    return status;
+}
+
 const onnx_op_row onnx_ml_ops[] = {
     {"ArrayFeatureExtractor", 1, .run = run_extractor},
     {"Binarizer", 1, .run = run_binarizer},
+    {"CastMap", 1, .run = run_cast_map},
     {"CategoryMapper", 1, .run = run_category_mapper},
+    {"DictVectorizer", 1, .run = run_dict_vectorizer},
     {"FeatureVectorizer", 1, .run = run_feature_vectorizer},
     {"Imputer", 1, .run = run_imputer},
     {"LabelEncoder", 1, .run = run_first_label_encoder},

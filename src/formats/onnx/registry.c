@@ -25,6 +25,7 @@ static const domain_row domains[] = {
     {"ai.onnx.training", onnx_training_ops},
     {"", onnx_runtime_ops},
     {"com.microsoft", onnx_contrib_ops},
+    {"com.microsoft", onnx_dressed_ops},
 };
 
 static onnx_text short_domain(onnx_text d) { return onnx_is(d, "ai.onnx") ? (onnx_text){"", 0} : d; }

@@ -1,0 +1,182 @@
+"""onnx_runtime_ops.py BUILD — operators that the onnx package has no cases of, beside ONNX Runtime: its own
+(com.microsoft) and those of ai.onnx.ml that take maps.
+
+Each case is a model of one node with inputs out of a fixed seed. ONNX Runtime computes what `trunnion onnx-test` has to
+yield. Where bytes come out, ONNX Runtime rounds some operators by tables or by other orders of the same product, so a
+byte may be one off; scales are powers of two, so that most of them are not. Needs the packages onnx, onnxruntime and
+numpy.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+OPSETS = {"": 17, "com.microsoft": 1, "ai.onnx.ml": 2}
+FLOATS = {"rtol": 2e-4, "atol": 2e-5}
+ONE_OFF = {"rtol": 0, "atol": 1}
+
+
+def declared():
+    """[(name, operator, domain, inputs, attributes, tolerance, outputs)]; an input is an array, a map or None."""
+    import numpy as np
+
+    r = np.random.default_rng(7)
+    f32 = lambda *shape: r.standard_normal(shape).astype("f4")
+    u8 = lambda *shape: r.integers(0, 256, shape).astype("u1")
+    i8 = lambda *shape: r.integers(-128, 128, shape).astype("i1")
+    number = lambda v, t="f4": np.array(v, t)
+    scale, zero = number(2.0**-5), number(117, "u1")
+    byte = lambda *shape: [u8(*shape), scale, zero]
+    signed = lambda *shape: [i8(*shape), scale, number(-9, "i1")]
+    to, to_signed = [number(2.0**-4), number(101, "u1")], [number(2.0**-4), number(5, "i1")]
+    few = {"N": 6, "K": 64, "bits": 4, "block_size": 32}
+    ml, ms = "ai.onnx.ml", "com.microsoft"
+    heads = {"num_heads": 2}
+    mask = np.array([5, 3], "i4")
+
+    rows = [
+        ("qadd", "QLinearAdd", ms, byte(2, 3, 4) + byte(3, 4) + to, {}, ONE_OFF),
+        ("qadd_signed", "QLinearAdd", ms, signed(2, 3, 4) + signed(4) + to_signed, {}, ONE_OFF),
+        ("qmul", "QLinearMul", ms, byte(2, 3, 4) + byte(2, 3, 4) + to, {}, ONE_OFF),
+        ("qsigmoid", "QLinearSigmoid", ms, byte(3, 17) + [number(2.0**-8), number(0, "u1")], {}, ONE_OFF),
+        ("qleaky", "QLinearLeakyRelu", ms, signed(3, 17) + to_signed, {"alpha": 0.25}, ONE_OFF),
+        ("qsoftmax", "QLinearSoftmax", ms, byte(3, 9) + [number(2.0**-8), number(0, "u1")], {"opset": 13, "axis": -1},
+         ONE_OFF),
+        ("qglobal", "QLinearGlobalAveragePool", ms, byte(1, 3, 5, 7) + to, {}, ONE_OFF),
+        ("qaverage", "QLinearAveragePool", ms, byte(1, 3, 6, 8) + to, {"kernel_shape": [2, 3], "strides": [2, 2]},
+         ONE_OFF),
+        ("qconcat", "QLinearConcat", ms, to + byte(2, 3) + byte(2, 4), {"axis": 1}, ONE_OFF),
+        ("conv_relu", "FusedConv", ms, [f32(1, 3, 8, 8), f32(4, 3, 3, 3), f32(4)], {"activation": "Relu"}, FLOATS),
+        ("conv_leaky_sum", "FusedConv", ms, [f32(1, 3, 8, 8), f32(4, 3, 3, 3), f32(4), f32(1, 4, 6, 6)],
+         {"activation": "LeakyRelu", "activation_params": [0.1]}, FLOATS),
+        ("conv_clip", "FusedConv", ms, [f32(1, 3, 8, 8), f32(4, 3, 3, 3)],
+         {"activation": "Clip", "activation_params": [0.0, 6.0]}, FLOATS),
+        ("gemm_leaky", "FusedGemm", ms, [f32(5, 7), f32(6, 7), f32(6)],
+         {"activation": "LeakyRelu", "activation_alpha": 0.2, "transB": 1}, FLOATS),
+        ("dynamic_product", "DynamicQuantizeMatMul", ms, [f32(5, 16), i8(16, 6), f32(6), i8(6), f32(6)], {}, FLOATS),
+        ("to_float", "MatMulIntegerToFloat", ms,
+         [u8(5, 16), i8(16, 6), number(0.02), f32(6), number(120, "u1"), i8(6), f32(6)], {}, FLOATS),
+        ("qattention", "QAttention", ms,
+         [u8(2, 5, 8), i8(8, 24), f32(24), number(0.02), number(0.01), mask, number(120, "u1"), number(3, "i1")], heads,
+         FLOATS),
+        ("attention", "Attention", ms, [f32(2, 5, 8), f32(8, 24), f32(24), mask], heads, FLOATS),
+        ("attention_causal", "Attention", ms, [f32(2, 5, 8), f32(8, 24), f32(24)], heads | {"unidirectional": 1},
+         FLOATS),
+        ("multi_head", "MultiHeadAttention", ms, [f32(2, 5, 8), f32(2, 7, 8), f32(2, 7, 8)], heads, FLOATS),
+        ("few_bits", "MatMulNBits", ms, [f32(5, 64), u8(6, 2, 16), f32(12)], few, FLOATS),
+        ("few_bits_zero", "MatMulNBits", ms, [f32(5, 64), u8(6, 2, 16), f32(12), u8(6)], few, FLOATS),
+        ("gelu", "Gelu", ms, [f32(3, 9)], {}, FLOATS),
+        ("quick_gelu", "QuickGelu", ms, [f32(3, 9)], {}, FLOATS),
+        ("fast_gelu", "FastGelu", ms, [f32(3, 9), f32(9)], {}, FLOATS),
+        ("bias_gelu", "BiasGelu", ms, [f32(3, 9), f32(9)], {}, FLOATS),
+        ("skip_norm", "SkipLayerNormalization", ms, [f32(2, 3, 8), f32(2, 3, 8), f32(8), f32(8), f32(8)], {}, FLOATS),
+        ("skip_simple", "SkipSimplifiedLayerNormalization", ms, [f32(2, 3, 8), f32(2, 3, 8), f32(8)], {}, FLOATS),
+        ("fused_product", "FusedMatMul", ms, [f32(2, 5, 4), f32(2, 5, 6)], {"transA": 1, "alpha": 0.5}, FLOATS),
+        ("rotary", "RotaryEmbedding", ms,
+         [f32(1, 2, 3, 8), np.arange(3, dtype="i8").reshape(1, 3), f32(9, 4), f32(9, 4)], {}, FLOATS),
+        ("grouped", "GroupQueryAttention", ms,
+         [f32(1, 3, 16), f32(1, 3, 8), f32(1, 3, 8), None, None, np.array([2], "i4"), np.array(3, "i4")],
+         {"num_heads": 2, "kv_num_heads": 1}, FLOATS),
+        ("quantize", "QuantizeLinear", ms, [f32(3, 5), scale, zero], {}, ONE_OFF),
+        ("dequantize", "DequantizeLinear", ms, byte(3, 5), {}, FLOATS),
+        ("dict_texts", "DictVectorizer", ml, [{"b": 2.5, "z": 9.0, "a": 1.5}], {"string_vocabulary": ["a", "b", "c"]},
+         FLOATS),
+        ("dict_numbers", "DictVectorizer", ml, [{3: 7.0, 9: 8.0}], {"int64_vocabulary": [1, 3, 9]}, FLOATS),
+        ("cast_map_dense", "CastMap", ml, [{5: 1.5, 1: 2.5, 9: 3.5}], {"cast_to": "TO_FLOAT", "map_form": "DENSE"},
+         FLOATS),
+        ("cast_map_sparse", "CastMap", ml, [{5: 1.5, 1: 2.5}],
+         {"cast_to": "TO_FLOAT", "map_form": "SPARSE", "max_map": 7}, FLOATS),
+    ]
+    outputs = {"grouped": 3}
+    return [row + (outputs.get(row[0], 1),) for row in rows]
+
+
+def value_info(name, value):
+    """What a model says of an input."""
+    from onnx import TensorProto as T, helper
+
+    if not isinstance(value, dict):
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+    of = helper.make_tensor_type_proto(T.FLOAT, [])
+    key = T.STRING if isinstance(next(iter(value)), str) else T.INT64
+    return helper.make_value_info(name, helper.make_map_type_proto(key, of))
+
+
+def model_of(row):
+    from onnx import TypeProto, ValueInfoProto, helper
+
+    name, operator, domain, inputs, attributes, _, outputs = row
+    given = {f"x{i}": v for i, v in enumerate(inputs) if v is not None}
+    names = [f"x{i}" if v is not None else "" for i, v in enumerate(inputs)]
+    out = [ValueInfoProto(name=f"y{k}", type=TypeProto()) for k in range(outputs)]  # ONNX Runtime infers them
+    node = helper.make_node(operator, names, [o.name for o in out], domain=domain, **attributes)
+    graph = helper.make_graph([node], name, [value_info(n, v) for n, v in given.items()], out)
+    opsets = [helper.make_opsetid(d, v) for d, v in OPSETS.items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8), given
+
+
+def map_message(value, name):
+    """A map with the values as scalars; the package cannot write one of texts."""
+    import numpy
+    from onnx import MapProto, TensorProto, numpy_helper
+
+    numbers = [numpy_helper.from_array(numpy.float32(v)) for v in value.values()]
+    message = MapProto(name=name, values=numpy_helper.from_list([]))
+    message.values.elem_type = 1  # SequenceProto.TENSOR
+    message.values.tensor_values.extend(numbers)
+    texts = isinstance(next(iter(value)), str)
+    message.key_type = TensorProto.STRING if texts else TensorProto.INT64
+    (message.string_keys if texts else message.keys).extend([k.encode() if texts else k for k in value])
+    return message
+
+
+def write_case(row, folder):
+    """The case with what ONNX Runtime computes."""
+    import onnxruntime
+    from onnx import numpy_helper
+
+    model, given = model_of(row)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    results = session.run(None, given)
+    data = folder / row[0] / "test_data_set_0"
+    data.mkdir(parents=True)
+    (data.parent / "model.onnx").write_bytes(model.SerializeToString())
+    (data.parent / "data.json").write_text(json.dumps(row[5]))
+    for k, (name, value) in enumerate(given.items()):
+        message = map_message(value, name) if isinstance(value, dict) else numpy_helper.from_array(value, name)
+        (data / f"input_{k}.pb").write_bytes(message.SerializeToString())
+    for k, value in enumerate(results):
+        (data / f"output_{k}.pb").write_bytes(numpy_helper.from_array(value, f"y{k}").SerializeToString())
+
+
+def main():
+    try:
+        import numpy, onnx, onnxruntime  # noqa: E401, F401
+    except ImportError as missing:
+        print(f"skipped: the Python package {missing.name} is not there, with which results are compared")
+        print("0 passed, 0 failed, 1 skipped")
+        return 0
+    unmade = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for row in declared():
+            try:
+                write_case(row, folder)
+            except Exception as fault:  # of either package
+                unmade.append(f"{row[0]}: ONNX Runtime: {str(fault)[:300]}")
+        command = [str(pathlib.Path(sys.argv[1]) / "trunnion"), "onnx-test", "--json", str(folder)]
+        told = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
+    bad = [f"{c['name']}: {c['result']}: {c.get('why')}" for c in told["cases"] if c["result"] != "passed"]
+    for line in unmade + bad:
+        print(line)
+    print(f"ran on: onnxruntime {onnxruntime.__version__}")
+    print(f"{told['passed']} passed, {len(unmade) + len(bad)} failed, 0 skipped")
+    return 1 if unmade or bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
