@@ -4,10 +4,8 @@
  * out every fused multiply-add and contraction is off, all tables and the interpreter yield the same bits. The only
  * order that matters, that of reductions, is spelled out here too.
  *
- * A list leaves out what it would hardly do faster than the one below it, which vm.c starts from. AVX-512 has f32 and
- * memory, and borrows other types and choices from AVX2, which borrows what vectors do not help (scans, division of
- * integers but i32, remainders of floats, places of integer extremes); the plain x86-64 one does not join
- * operations. */
+ * All are spelled out for every instruction set, and what its list (simd_list.h) leaves out, the compiler drops: what
+ * would hardly be faster than in the list below it, which vm.c starts from. */
 #include "kir/simd.h"
 #include "kir/kir_math.h"
 
@@ -15,26 +13,10 @@
 #include <immintrin.h>
 #endif
 
+#pragma GCC diagnostic ignored "-Wunused-function" /* what the list leaves out */
+
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
-
-#if defined(__AVX512F__)
-#define HAS_CHOICES 0
-#define HAS_ALL_TYPES 0
-#else
-#define HAS_CHOICES HAS_JOINED
-#define HAS_ALL_TYPES 1
-#endif
-#if defined(__AVX2__)
-#define HAS_SEQUENTIAL 0
-#else
-#define HAS_SEQUENTIAL 1
-#endif
-#if defined(__x86_64__) && !defined(__AVX2__)
-#define HAS_JOINED 0
-#else
-#define HAS_JOINED 1
-#endif
 
 /* Of the widest vectors, for what does not leave them to the compiler. */
 #if defined(__AVX512F__)
@@ -95,32 +77,11 @@ enum { VECTOR_BYTES = 16 };
     }
 
 /* Of the integer operations that do not look at the sign, the signed ones stand for both. */
-#if HAS_ALL_TYPES
 #define EACH_SIGNED(X, OP, op) X(OP, op, I32, i32) X(OP, op, I64, i64)
-#define EACH_INT(X, OP, op) KIR_EACH_INT(X, OP, op)
 #define UNSIGNED(X, OP, op) X(OP, op, U32, u32) X(OP, op, U64, u64)
 #define BOOLEAN(X, OP, op) X(OP, op, BOOL, b8)
-#else
-#define EACH_SIGNED(X, OP, op)
-#define EACH_INT(X, OP, op)
-#define UNSIGNED(X, OP, op)
-#define BOOLEAN(X, OP, op)
-#endif
-#if HAS_ALL_TYPES
+#define EACH_INT KIR_EACH_INT
 #define EACH_FLOAT KIR_EACH_FLOAT
-#else
-#define EACH_FLOAT(X, OP, op) X(OP, op, F32, f32)
-#endif
-#if HAS_SEQUENTIAL
-#define SEQUENTIAL(X, OP, op) EACH_INT(X, OP, op)
-#define REMAINDERS(X) EACH_FLOAT(X, MOD, mod)
-#elif HAS_ALL_TYPES
-#define SEQUENTIAL(X, OP, op) X(OP, op, I32, i32) /* divided as doubles */
-#define REMAINDERS(X)
-#else
-#define SEQUENTIAL(X, OP, op)
-#define REMAINDERS(X)
-#endif
 #define EACH_SIGNLESS(X, OP, op) EACH_FLOAT(X, OP, op) EACH_SIGNED(X, OP, op)
 
 // clang-format off
@@ -138,7 +99,6 @@ PLAIN_UNARY_LIST(UNARY)
 ROUND_LIST(UNARY)
 TRIGONOMETRIC_LIST(TRIGONOMETRIC)
 
-#if HAS_ALL_TYPES
 static void copy_32(ARGS_A) {
     UNUSED_B;
     UNUSED_C;
@@ -149,7 +109,6 @@ static void copy_64(ARGS_A) {
     UNUSED_C;
     memmove(d_, a_, (size_t)n * 8);
 }
-#endif
 
 #define CAST(FROM, from, TO, to)                  \
     static void cast_##from##_##to(ARGS_A) {      \
@@ -159,16 +118,7 @@ static void copy_64(ARGS_A) {
         UNUSED_C;                                 \
         EACH d[i] = kir_cast_##from##_##to(a[i]); \
     }
-#if HAS_ALL_TYPES
-#define CAST_LIST(X) KIR_CAST_LIST(X)
-#else
-// clang-format off
-#define CAST_LIST(X)                                                                                         \
-    KIR_EACH_NUMBER(X, F32, f32)                                              \
-    EACH_FLOAT(X, I32, i32) EACH_FLOAT(X, I64, i64)
-// clang-format on
-#endif
-CAST_LIST(CAST)
+KIR_CAST_LIST(CAST)
 
 /* One variant of a binary operation: A and B say how the i-th operand is read. */
 #define BINARY_VARIANT(name, fn, r, t, A, B) \
@@ -200,10 +150,10 @@ CAST_LIST(CAST)
 // clang-format on
 #define SHAPED_COMPARE_LIST(X) EACH_SIGNLESS(X, EQ, eq) EACH_SIGNLESS(X, LT, lt) EACH_SIGNLESS(X, LE, le)
 
-/* … and those that take vectors only. */
+/* … and those that take vectors only. Vectors have no division of integers, and no remainders. */
+#define SEQUENTIAL_LIST(X) EACH_INT(X, DIV, div) EACH_INT(X, MOD, mod) EACH_FLOAT(X, MOD, mod)
 // clang-format off
 #define PAIRED_LIST(X)                                                                                       \
-    SEQUENTIAL(X, DIV, div) SEQUENTIAL(X, MOD, mod) REMAINDERS(X)                                  \
     UNSIGNED(X, MIN, min) UNSIGNED(X, MAX, max) BOOLEAN(X, MIN, min) BOOLEAN(X, MAX, max)                    \
     BOOLEAN(X, AND, and) BOOLEAN(X, OR, or) BOOLEAN(X, XOR, xor)                                             \
     EACH_SIGNED(X, SHL, shl) EACH_INT(X, SHR, shr)
@@ -217,6 +167,7 @@ SHAPED_LIST(BINARY_VV)
 SHAPED_LIST(BINARY_VS)
 SHAPED_LIST(BINARY_SV)
 PAIRED_LIST(BINARY_VV)
+SEQUENTIAL_LIST(BINARY_VV)
 SHAPED_COMPARE_LIST(COMPARE_VV)
 SHAPED_COMPARE_LIST(COMPARE_VS)
 SHAPED_COMPARE_LIST(COMPARE_SV)
@@ -237,9 +188,7 @@ PAIRED_COMPARE_LIST(COMPARE_VV)
     FMA_VARIANT(t, vvs, a[i], b[i], c0)   \
     FMA_VARIANT(t, vss, a[i], b0, c0)
 FMA_VARIANTS(f32)
-#if HAS_ALL_TYPES
 FMA_VARIANTS(f64)
-#endif
 
 #define SELECT_VARIANT(t, name, B, C)         \
     static void select_##name##_##t(ARGS_A) { \
@@ -312,7 +261,6 @@ static void philox_sv(ARGS_A) {
 
 /* ---- two operations in one pass ---------------------------------------------------------------------------------- */
 
-#if HAS_JOINED
 #define FIRST_ADD(x, y) ((x) + (y))
 #define FIRST_SUB(x, y) ((x) - (y))
 #define FIRST_MUL(x, y) ((x) * (y))
@@ -351,7 +299,6 @@ static void philox_sv(ARGS_A) {
 FUSED_LIST(FUSED_BOTH)
 SECOND_LIST(FUSED_RSUB, RSUB)
 
-#if HAS_CHOICES
 #define CHOOSE_VARIANT(op, name, A, B, YES, NO)                       \
     static void choose_##op##_##name(ARGS_A) {                        \
         float *d = d_;                                                \
@@ -383,8 +330,6 @@ SECOND_LIST(FUSED_RSUB, RSUB)
 CHOOSE(eq)
 CHOOSE(lt)
 CHOOSE(le)
-#endif
-#endif
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -625,9 +570,7 @@ static void ramp(int64_t *d, int64_t first, int64_t step, int64_t n) { EACH d[i]
         return either_##t((bits_##t)(a < b) | (bits_##t)(a != a), a, b);                                        \
     }
 LANE_VECTOR(f32, int32_t)
-#if HAS_ALL_TYPES
 LANE_VECTOR(f64, int64_t)
-#endif
 
 /* What a reduction takes in at element i, as a T: the element, or a product. */
 #define ELEMENT(T, i) (*(const T *)(const void *)(a + (i)))
@@ -719,15 +662,12 @@ REDUCTION(SUM, add, f32, 0.0f, ALWAYS_INLINE)
 REDUCTION(PROD, mul, f32, 1.0f, SHARED)
 REDUCTION(RMAX, max, f32, -INFINITY, ALWAYS_INLINE)
 REDUCTION(RMIN, min, f32, INFINITY, SHARED)
-#if HAS_ALL_TYPES
 REDUCTION(SUM, add, f64, 0.0, SHARED)
 REDUCTION(PROD, mul, f64, 1.0, SHARED)
 REDUCTION(RMAX, max, f64, -(double)INFINITY, SHARED)
 REDUCTION(RMIN, min, f64, (double)INFINITY, SHARED)
-#endif
 
 /* Sums of products, without the products in memory. */
-#if HAS_JOINED
 TAKE(product, add, f32, PRODUCT, ALWAYS_INLINE)
 LONG_ROW(product, SUM, f32, 0.0f)
 static void rows_product_f32(ARGS_A) {
@@ -736,7 +676,6 @@ static void rows_product_f32(ARGS_A) {
     const int64_t length = *(const int64_t *)c_;
     ROLLED for (int64_t i = 0; i < n; i++, a += length, b += length) d[i] = long_product_f32(a, b, length);
 }
-#endif
 
 /* Integers may be taken in any order: one lane does. */
 #define WHOLE_REDUCTION(OP, op, t, first)                                                         \
@@ -765,7 +704,6 @@ static void rows_product_f32(ARGS_A) {
         UNUSED_C;                                                                                 \
         ROLLED for (int64_t i = 0; i < n; i++) d[i] = long_##OP##_##t(a + i * length, a, length); \
     }
-#if HAS_ALL_TYPES
 WHOLE_REDUCTION(SUM, add, i32, 0)
 WHOLE_REDUCTION(SUM, add, i64, 0)
 WHOLE_REDUCTION(PROD, mul, i32, 1)
@@ -780,7 +718,6 @@ WHOLE_REDUCTION(RMIN, min, i64, INT64_MAX)
 WHOLE_REDUCTION(RMIN, min, u32, UINT32_MAX)
 WHOLE_REDUCTION(RMIN, min, u64, UINT64_MAX)
 WHOLE_REDUCTION(RMIN, min, b8, 1)
-#endif
 
 /* The extreme of the elements is found by the reduction above, which lets a NaN through; the first element equal to it
  * (or the first NaN) is then the one looked for. */
@@ -811,12 +748,9 @@ WHOLE_REDUCTION(RMIN, min, b8, 1)
     }
 #define ARG_BOTH(OP, op, TYPE, t) ARG(max, RMAX, >, t) ARG(min, RMIN, <, t)
 EACH_FLOAT(ARG_BOTH, ARG, arg)
-#if HAS_SEQUENTIAL
 EACH_INT(ARG_BOTH, ARG, arg)
 BOOLEAN(ARG_BOTH, ARG, arg)
-#endif
 
-#if HAS_SEQUENTIAL
 #define SCAN(OP, op, t)                                                            \
     static void scan_##OP##_##t(ARGS_A) {                                          \
         kir_##t *d = d_;                                                           \
@@ -833,7 +767,6 @@ EACH_SIGNLESS(SCAN_TWO, SCAN, scan)
 EACH_FLOAT(SCAN_EXTREMES, SCAN, scan)
 EACH_INT(SCAN_EXTREMES, SCAN, scan)
 BOOLEAN(SCAN_EXTREMES, SCAN, scan)
-#endif
 
 #define STEP_FLOAT(t, a, b, c) kir_fma_##t(a, b, c)
 #define STEP_INT(t, a, b, c) kir_add_##t(kir_mul_##t(a, b), c)
@@ -877,11 +810,9 @@ enum { CHAINS = 4 };
         }                                                                                             \
     }
 CHAIN(f32, STEP_FLOAT)
-#if HAS_ALL_TYPES
 CHAIN(f64, STEP_FLOAT)
 CHAIN(i32, STEP_INT)
 CHAIN(i64, STEP_INT)
-#endif
 
 /* ---- the list ---------------------------------------------------------------------------------------------------- */
 

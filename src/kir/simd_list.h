@@ -1,7 +1,11 @@
 /* simd_list.h — which routine of simd.c is which entry of kir_simd_table; part of simd.c.
  *
  * ALL_ROWS is the list of all that this instruction set has, each as AT(field, routine): simd.c defines AT twice, for
- * where and for what. It knows the HAS_… and the …_LISTs of simd.c. */
+ * where and for what. Each instruction set lists what it does faster than the one below it:
+ *   base     everything, but no two operations in one pass on x86-64, where it is only for old processors;
+ *   AVX2     what vectors help: no scans, no division of integers but i32, which are divided as doubles;
+ *   AVX-512  what machine code (render_x64.c) leaves to the VM (functions, random numbers, places of extremes, columns,
+ *            turned squares), and what programs have most where there is no machine code. */
 #ifndef KIR_SIMD_LIST_H
 #define KIR_SIMD_LIST_H
 
@@ -20,8 +24,6 @@
 #define UNSIGNED_SHAPES(OP, op) \
     UNSIGNED_SHAPE(OP, op, VV, vv) UNSIGNED_SHAPE(OP, op, VS, vs) UNSIGNED_SHAPE(OP, op, SV, sv)
 
-#define ROWS_F32(field, f) AT(field[KIR_F32], f##_f32)
-#if HAS_ALL_TYPES
 #define UNSIGNED_UNARY                                                            \
     AT(unary[KIR_NEG][KIR_U32], neg_i32) AT(unary[KIR_NEG][KIR_U64], neg_i64)     \
     AT(unary[KIR_ABS][KIR_U32], copy_32) AT(unary[KIR_ABS][KIR_U64], copy_64)
@@ -29,6 +31,7 @@
     UNSIGNED_SHAPES(ADD, add) UNSIGNED_SHAPES(SUB, sub) UNSIGNED_SHAPES(MUL, mul) \
     UNSIGNED_SHAPES(AND, and) UNSIGNED_SHAPES(OR, or) UNSIGNED_SHAPES(XOR, xor)   \
     UNSIGNED_SHAPES(EQ, eq) UNSIGNED_SHAPE(SHL, shl, VV, vv)
+#define ROWS_F32(field, f) AT(field[KIR_F32], f##_f32)
 #define ROWS_FLOATS(field, f) ROWS_F32(field, f) AT(field[KIR_F64], f##_f64)
 #define ROWS_SIGNLESS(field, f)                                                   \
     ROWS_FLOATS(field, f) AT(field[KIR_I32], f##_i32) AT(field[KIR_I64], f##_i64) \
@@ -36,24 +39,10 @@
 #define ROWS_SIGNED(field, f)                                                     \
     ROWS_FLOATS(field, f) AT(field[KIR_I32], f##_i32) AT(field[KIR_I64], f##_i64) \
     AT(field[KIR_U32], f##_u32) AT(field[KIR_U64], f##_u64) AT(field[KIR_BOOL], f##_b8)
-#else
-#define UNSIGNED_UNARY
-#define UNSIGNED_BINARY
-#define ROWS_FLOATS ROWS_F32
-#define ROWS_SIGNLESS ROWS_F32
-#define ROWS_SIGNED ROWS_F32
-#endif
-#if HAS_SEQUENTIAL
-#define ROWS_ARG_OF ROWS_SIGNED
-#define ROWS_SCAN ROWS_REDUCE(scan)
-#else
-#define ROWS_ARG_OF ROWS_FLOATS
-#define ROWS_SCAN
-#endif
 #define ROWS_REDUCE(f)                                                                      \
     ROWS_SIGNLESS(f[KIR_SUM], f##_SUM) ROWS_SIGNLESS(f[KIR_PROD], f##_PROD)                 \
     ROWS_SIGNED(f[KIR_RMAX], f##_RMAX) ROWS_SIGNED(f[KIR_RMIN], f##_RMIN)
-#define ROWS_ARG(f) ROWS_ARG_OF(f[0], f##_max) ROWS_ARG_OF(f[1], f##_min)
+#define ROWS_ARG(ROWS_OF, f) ROWS_OF(f[0], f##_max) ROWS_OF(f[1], f##_min)
 
 #define ROWS_FUSED_RSUB(F, S)                                     \
     AT(fused[KIR_1_##F][KIR_2_##S][1][0], fused_##F##_##S##_sv)   \
@@ -61,30 +50,22 @@
 #define ROWS_FUSED_BOTH(F, S)                                     \
     AT(fused[KIR_1_##F][KIR_2_##S][0][0], fused_##F##_##S##_vv)   \
     AT(fused[KIR_1_##F][KIR_2_##S][0][1], fused_##F##_##S##_vs) ROWS_FUSED_RSUB(F, S)
-#if HAS_JOINED
-#define ROWS_JOINED                                                      \
-    FUSED_LIST(ROWS_FUSED_BOTH) SECOND_LIST(ROWS_FUSED_RSUB, RSUB)       \
-    AT(rows_of_products, rows_product_f32)
-#else
-#define ROWS_JOINED
-#endif
-
 #define ROWS_CHOOSE_SHAPE(i, op, SHAPE, shape)                                                                    \
     AT(choose[i][SHAPE][0][0], choose_##op##_##shape##_vv) AT(choose[i][SHAPE][0][1], choose_##op##_##shape##_vs) \
     AT(choose[i][SHAPE][1][0], choose_##op##_##shape##_sv) AT(choose[i][SHAPE][1][1], choose_##op##_##shape##_ss)
 #define ROWS_CHOOSE(i, op)                                                                      \
     ROWS_CHOOSE_SHAPE(i, op, KIR_VV, vv) ROWS_CHOOSE_SHAPE(i, op, KIR_VS, vs)                   \
     ROWS_CHOOSE_SHAPE(i, op, KIR_SV, sv)
-#if HAS_CHOICES
-#define ROWS_CHOICES ROWS_CHOOSE(0, eq) ROWS_CHOOSE(1, lt) ROWS_CHOOSE(2, le)
-#else
-#define ROWS_CHOICES
-#endif
+#define ROWS_JOINED                                                                                       \
+    FUSED_LIST(ROWS_FUSED_BOTH) SECOND_LIST(ROWS_FUSED_RSUB, RSUB) AT(rows_of_products, rows_product_f32) \
+    ROWS_CHOOSE(0, eq) ROWS_CHOOSE(1, lt) ROWS_CHOOSE(2, le)
+#define ROWS_SEQUENTIAL                                                                                   \
+    SEQUENTIAL_LIST(ROW_VV) ROWS_REDUCE(scan) ROWS_ARG(ROWS_SIGNED, arg) ROWS_ARG(ROWS_SIGNED, arg_columns)
 
 #define ROWS_WIDTHS(f) AT(f[0], f##_uint8) AT(f[1], f##_uint16) AT(f[2], f##_uint32) AT(f[3], f##_uint64)
 
-#define ALL_ROWS                                                                                                 \
-    PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW) UNSIGNED_UNARY ROUND_LIST(ROW_ROUND) CAST_LIST(ROW_CAST)       \
+#define MOST_ROWS                                                                                                \
+    PLAIN_UNARY_LIST(ROW) TRIGONOMETRIC_LIST(ROW) UNSIGNED_UNARY ROUND_LIST(ROW_ROUND) KIR_CAST_LIST(ROW_CAST)   \
     SHAPED_LIST(ROW_VV) SHAPED_LIST(ROW_VS) SHAPED_LIST(ROW_SV) PAIRED_LIST(ROW_VV)                              \
     SHAPED_COMPARE_LIST(ROW_VV) SHAPED_COMPARE_LIST(ROW_VS) SHAPED_COMPARE_LIST(ROW_SV)                          \
     PAIRED_COMPARE_LIST(ROW_VV) UNSIGNED_BINARY                                                                  \
@@ -94,15 +75,40 @@
     AT(select[2][2], select_sv_u32) AT(select[2][3], select_sv_u64)                                              \
     AT(select[4][2], select_vs_u32) AT(select[4][3], select_vs_u64)                                              \
     AT(select[6][2], select_ss_u32) AT(select[6][3], select_ss_u64)                                              \
-    AT(philox[0], philox_vv) AT(philox[1], philox_sv) ROWS_JOINED ROWS_CHOICES                                   \
+    AT(philox[0], philox_vv) AT(philox[1], philox_sv)                                                            \
     AT(load[TN_F16], load_f16) AT(load[TN_BF16], load_bf16) AT(load[TN_I8], load_i8) AT(load[TN_U8], load_u8)    \
     AT(load[TN_I16], load_i16) AT(load[TN_U16], load_u16)                                                        \
     AT(store[TN_F16], store_f16) AT(store[TN_BF16], store_bf16) AT(store[TN_I8], store_8)                        \
     AT(store[TN_U8], store_8) AT(store[TN_I16], store_16) AT(store[TN_U16], store_16)                            \
-    ROWS_REDUCE(lanes) ROWS_REDUCE(fold) ROWS_REDUCE(rows) ROWS_ARG(arg) ROWS_ARG(arg_columns) ROWS_SCAN         \
+    ROWS_REDUCE(lanes) ROWS_REDUCE(fold) ROWS_REDUCE(rows)                                                       \
     ROWS_SIGNLESS(chain, chain) ROWS_WIDTHS(copy) ROWS_WIDTHS(gather) ROWS_WIDTHS(scatter)                       \
     ROWS_WIDTHS(load_masked) ROWS_WIDTHS(store_masked) AT(ramp, ramp)
 
+#if defined(__AVX512F__)
+#define F32_SHAPES(X) X(ADD, add, F32, f32) X(SUB, sub, F32, f32) X(MUL, mul, F32, f32) X(MAX, max, F32, f32)
+#define ALL_ROWS                                                                                                 \
+    ROW(SQRT, sqrt, F32, f32) ROW(EXP, exp, F32, f32) ROW(LOG, log, F32, f32) ROW(SIN, sin, F32, f32)            \
+    ROW(COS, cos, F32, f32) ROW(TANH, tanh, F32, f32) ROW(ERF, erf, F32, f32) ROW_CAST(U32, u32, F32, f32)       \
+    F32_SHAPES(ROW_VV) F32_SHAPES(ROW_VS) F32_SHAPES(ROW_SV) ROW_VV(MIN, min, F32, f32) ROW_VV(DIV, div, F32, f32) \
+    ROWS_F32(fma[0], fma_vvv) ROWS_F32(fma[2], fma_vsv) ROWS_F32(fma[4], fma_vvs) ROWS_F32(fma[6], fma_vss)      \
+    ROWS_FUSED_BOTH(MUL, ADD) ROWS_FUSED_BOTH(MUL, MUL) ROWS_FUSED_BOTH(ADD, MAX) ROWS_FUSED_BOTH(ADD, MUL)      \
+    ROWS_FUSED_BOTH(SUB, MUL) ROWS_FUSED_BOTH(MUL, MAX) ROWS_FUSED_BOTH(ADD, RDIV) AT(select[0][2], select_vv_u32) \
+    AT(select[2][2], select_sv_u32) AT(select[4][2], select_vs_u32) AT(select[6][2], select_ss_u32)              \
+    AT(load[TN_F16], load_f16) AT(load[TN_BF16], load_bf16) AT(store[TN_F16], store_f16)                         \
+    AT(store[TN_BF16], store_bf16)                                                                               \
+    AT(philox[0], philox_vv) AT(philox[1], philox_sv) ROWS_F32(lanes[KIR_SUM], lanes_SUM)                        \
+    ROWS_F32(rows[KIR_SUM], rows_SUM) ROWS_F32(lanes[KIR_RMAX], lanes_RMAX) ROWS_F32(rows[KIR_RMAX], rows_RMAX)  \
+    AT(rows_of_products, rows_product_f32) ROWS_ARG(ROWS_F32, arg) ROWS_ARG(ROWS_F32, arg_columns)               \
+    AT(copy[2], copy_uint32)
+#elif defined(__AVX2__)
+#define ALL_ROWS                                                                                                 \
+    MOST_ROWS ROWS_JOINED ROW_VV(DIV, div, I32, i32) ROW_VV(MOD, mod, I32, i32) ROWS_ARG(ROWS_FLOATS, arg)       \
+    ROWS_ARG(ROWS_FLOATS, arg_columns)
+#elif defined(__x86_64__)
+#define ALL_ROWS MOST_ROWS ROWS_SEQUENTIAL
+#else
+#define ALL_ROWS MOST_ROWS ROWS_SEQUENTIAL ROWS_JOINED
+#endif
 // clang-format on
 
 #endif
