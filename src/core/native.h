@@ -43,6 +43,7 @@ struct tn_native {
         struct {
             tn_conv_args conv;
             tn_gemm_args few_places; /* the same convolution as a product whose rows are places */
+            int joined_out;          /* 1 + the joint's buffer that the convolution's result would be; 0: none */
         };
         tn_linalg_args linalg;
         struct {

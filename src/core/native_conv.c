@@ -171,6 +171,7 @@ static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *we
 static void take_operands(tn_native *n, void *const *pointers) {
     bool joined = n->joint;
     n->conv.out = joined ? NULL : pointers[0];
+    if (joined && n->joined_out) n->conv.out = pointers[TN_PRODUCT_POINTERS + n->joined_out - 1];
     n->conv.x = pointers[joined ? TN_PRODUCT_A : 1];
     n->conv.weight = pointers[joined ? TN_PRODUCT_B : 2];
     n->conv.packed = n->packed_weight;
@@ -241,6 +242,22 @@ static bool fit_joint(const tn_node *lead, const tn_group *group) {
     }
     memcpy(sizes, (const int64_t[AXES]){1, 1, 1, images, channels, rows * columns}, AXES * sizeof *sizes);
     return true;
+}
+
+/* One more than the number of the buffer in which the joint's only result lies as the convolution's would; 0: none. */
+static int only_result(const kir_program *p, const int64_t *sizes) {
+    const kir_access *to = NULL;
+    for (int i = 0; i < p->n_ins; i++) {
+        if (p->ins[i].op != KIR_STORE) continue;
+        if (to) return 0;
+        to = &p->access[p->ins[i].imm.i];
+    }
+    if (!to || to->dyn != KIR_NONE || p->buffer_dtype[to->buffer] != TN_F32) return 0;
+    const int64_t *stride = kir_sizes_access(p, sizes, (int)(to - p->access)) + 1;
+    int64_t images = sizes[AXIS_CHANNELS], channels = sizes[AXIS_ROWS], places = sizes[AXIS_COLUMNS];
+    bool alike = stride[-1] == 0 && stride[AXIS_COLUMNS] == 1 && stride[AXIS_ROWS] == places &&
+                 (images == 1 || stride[AXIS_CHANNELS] == channels * places);
+    return alike ? to->buffer + 1 : 0;
 }
 
 const tn_native_joint tn_correlate2d_joint = {blocks_are_large, fit_joint};
@@ -384,6 +401,7 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
         *workspace = tn_conv_each_workspace(&n->conv, tn_threads());
         return TN_OK;
     }
+    if (n->joint) n->joined_out = only_result(group->program, n->sizes);
     keep_packed(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
     return TN_OK;

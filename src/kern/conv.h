@@ -23,7 +23,7 @@ typedef struct tn_conv_args {
     /* A program that takes blocks of y over instead of `out` (kern.h): its last three axes are images, channels of all
      * groups, places. Of tn_conv and tn_conv_each. */
     tn_joint joint;
-    float *out;                             /* contiguous */
+    float *out;                             /* contiguous; where a joint's result goes, or NULL */
     void *workspace;                        /* 64-byte aligned */
 } tn_conv_args;
 

@@ -230,33 +230,47 @@ static void pack_panels(const conv *c, const seen *s, int64_t k0, int64_t steps,
 typedef struct block {
     int64_t group, first, rows, columns;
     float *slab, *panels, *sums;
-    port joint;
+    port *joint;
+    float *ahead;   /* where the image's results go, if that is known: of the group's first filter … */
+    int64_t column; /* … and where among them the block begins, as they lie in the slab */
 } block;
 
+/* The lines that results will be stored to are asked for while there is something to compute: `rows` channels, from the
+ * place on that is column `column` of all rows as they lie in the slab. */
+static void fetch_ahead(const conv *c, float *channel, int64_t rows, int64_t column) {
+    enum { LINE = 64 / sizeof *channel };
+    float *at = channel + column / c->w.row * c->out.row + column % c->w.row, *end = at + panel_of(c->w.with);
+    for (int64_t i = 0; i < rows; i++, at += c->out.channel, end += c->out.channel)
+        for (float *line = at; line < end; line += LINE)
+            __builtin_prefetch(line, 1);
+}
+
 /* As many columns as there are panels in the slab, the last one's rest too. */
-static void multiply_tapped(const tile_set *with, tile t, int64_t height, int64_t columns) {
-    const int64_t panel = 2 * with->lanes;
-    for (; columns > 0; columns -= panel) {
-        with->tapped[height](&t);
+static void multiply_tapped(const conv *c, tile t, int64_t height, int64_t columns, float *channel, int64_t column) {
+    const int64_t panel = panel_of(c->w.with);
+    for (int64_t j = 0; j < columns; j += panel) {
+        if (channel) fetch_ahead(c, channel, height, column + j);
+        c->w.with->tiles->tapped[height](&t);
         t.b += panel;
         t.c += panel;
     }
 }
 
-/* All filters of the block over one chunk, into `t.c`. */
+/* All filters of the block, which begin with a row of tiles, over one chunk, into `t.c`. */
 static void multiply_filters(const conv *c, const block *b, int64_t k0, tile t) {
     const tile_set *with = c->w.with->tiles;
     const float *packed = c->packed + (b->group * c->w.depth + k0) * c->a.filters;
+    bool last = k0 + t.k == c->w.depth;
     float *out = t.c;
-    for (int64_t i = 0, height = 0; i < b->first + b->rows; i += height) {
+    for (int64_t i = b->first, height = 0; i < b->first + b->rows; i += height) {
         height = tile_height(c->a.filters - i, with->rows);
-        if (i < b->first) continue;
         t.a = packed + i * t.k;
         t.a_row = 1;
         t.a_k = height;
         t.c = out + (i - b->first) * t.c_row;
         if (c->whole)
-            multiply_tapped(with, t, height, b->columns);
+            multiply_tapped(c, t, height, b->columns, last && b->ahead ? b->ahead + i * c->out.channel : NULL,
+                            b->column);
         else
             multiply(with, t, height, b->columns);
     }
@@ -291,9 +305,8 @@ static void copy_out(const conv *c, const block *b, const section *run, int runs
     }
 }
 
-/* Puts runs side by side that follow each other in the image: a joint's rows are better long. Returns their number. */
-static int close_up(const conv *c, const block *b, section *run, int runs) {
-    if (!c->whole || runs == 0) return runs;
+/* Puts runs side by side that follow each other in the image: a joint's rows are better long. */
+static section close_up(const conv *c, const block *b, const section *run, int runs) {
     section all = run[0];
     for (int k = 1; k < runs; k++) {
         for (int64_t i = 0; i < b->rows; i++) {
@@ -302,26 +315,51 @@ static int close_up(const conv *c, const block *b, section *run, int runs) {
         }
         all.count += run[k].count;
     }
-    run[0] = all;
-    return 1;
+    return all;
 }
 
 /* To the joint, or to where results go. */
-static void finish(const conv *c, block *b, section *run, int runs) {
-    if (!b->joint.vm) {
+static void finish(const conv *c, const block *b, const section *run, int runs) {
+    if (!b->joint->vm) {
         copy_out(c, b, run, runs);
         return;
     }
-    runs = close_up(c, b, run, runs);
+    section all;
+    if (c->whole && runs > 1) {
+        all = close_up(c, b, run, runs);
+        run = &all;
+        runs = 1;
+    }
     for (int k = 0; k < runs; k++) {
         box at = {b->group * c->a.filters + b->first, b->rows, run[k].at, run[k].count};
-        port_run(&b->joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, run[k].image}, at, b->sums + run[k].to);
+        port_run(b->joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, run[k].image}, at, b->sums + run[k].to);
+    }
+}
+
+/* The rows of tiles from `first` on that have `least` rows, or all that are left. */
+static int64_t rows_of_tiles(const conv *c, int64_t first, int64_t end, int64_t least) {
+    int64_t row = first;
+    while (row < end && row - first < least)
+        row += tile_height(c->a.filters - row, c->w.with->tiles->rows);
+    return row - first;
+}
+
+/* The last chunk: sums are handed over while they are in the first cache. */
+static void multiply_last(const conv *c, const block *b, int64_t k0, tile t, const section *run, int runs) {
+    enum { SUMS = 6144 }; /* elements: half of that cache */
+    block part = *b;
+    for (int64_t end = b->first + b->rows; part.first < end; part.first += part.rows) {
+        part.sums = t.add ? b->sums + (part.first - b->first) * t.c_row : b->sums;
+        part.rows = rows_of_tiles(c, part.first, end, tn_max64(SUMS / b->columns, 1));
+        t.c = part.sums;
+        multiply_filters(c, &part, k0, t);
+        finish(c, &part, run, runs);
     }
 }
 
 /* Tiles write the result itself where the block lies in one image and nothing is joined. */
-static void compute_block(const conv *c, block *b, seen *s) {
-    bool direct = s->sections == 1 && places_follow(c) && !b->joint.vm;
+static void compute_block(const conv *c, const block *b, seen *s) {
+    bool direct = s->sections == 1 && places_follow(c) && !b->joint->vm;
     tile t = {.c = direct ? image_out(c, b, 0, &s->section[0]) : b->sums};
     t.c_row = direct ? c->out.channel : sum_row(&c->a, c->width);
     t.b_k = panel_of(c->w.with);
@@ -332,9 +370,11 @@ static void compute_block(const conv *c, block *b, seen *s) {
         pack_panels(c, s, k0, t.k, b->panels);
         t.b = b->panels;
         t.b_panel = t.k * t.b_k;
-        multiply_filters(c, b, k0, t);
+        if (direct || k0 + t.k < c->w.depth)
+            multiply_filters(c, b, k0, t);
+        else
+            multiply_last(c, b, k0, t, s->section, s->sections);
     }
-    if (!direct) finish(c, b, s->section, s->sections);
 }
 
 /* Of places from `first` on that are counted as they lie in the slab, those that are some: a run a row, or one of all
@@ -356,8 +396,14 @@ static int runs_of_rows(const conv *c, const block *b, int64_t image, int64_t fi
 }
 
 static void compute_whole_rows(const conv *c, block *b, seen *s, int64_t image, int64_t first) {
+    b->column = first;
+    b->ahead = NULL;
+    if (c->out.data && c->out.place == 1)
+        b->ahead = c->out.data + (image * c->a.groups + b->group) * c->a.filters * c->out.channel;
     const int64_t row = c->w.row, top = first / row;
     tile t = {.c = b->sums, .c_row = sum_row(&c->a, c->width)};
+    section run[SEEN_PLACES];
+    int runs = runs_of_rows(c, b, image, first, run);
     see_whole_rows(&c->w, s, image, top, (first + b->columns - 1) / row - top + 1);
     for (int64_t k0 = 0; k0 < c->w.depth; k0 += CHUNK) {
         int64_t channel = k0 / c->w.taps;
@@ -366,10 +412,11 @@ static void compute_whole_rows(const conv *c, block *b, seen *s, int64_t image, 
         fill_slab(&c->w, s, b->group, channel, (k0 + t.k - 1) / c->w.taps + 1);
         t.b = s->slab + first % row - channel * c->w.channel;
         t.tap = c->w.tap + k0;
-        multiply_filters(c, b, k0, t);
+        if (k0 + t.k < c->w.depth)
+            multiply_filters(c, b, k0, t);
+        else
+            multiply_last(c, b, k0, t, run, runs);
     }
-    section run[SEEN_PLACES];
-    finish(c, b, run, runs_of_rows(c, b, image, first, run));
 }
 
 /* Rows of a part: whole tiles. */
@@ -389,7 +436,9 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
     s.slab = (float *)(void *)memory;
     block b = {.panels = (float *)(void *)(memory + c->slab_bytes),
                .sums = (float *)(void *)(memory + c->slab_bytes + c->panel_bytes)};
-    port_open(&b.joint, &c->a.joint, (char *)b.sums + c->sums_bytes);
+    port joint;
+    b.joint = &joint;
+    port_open(&joint, &c->a.joint, (char *)b.sums + c->sums_bytes);
     for (int64_t n = begin; n < end; n++) {
         int64_t at = n % c->blocks, line = n / c->blocks % c->lines, part = n / c->blocks / c->lines % c->row_parts;
         b.group = n / c->blocks / c->lines / c->row_parts;

@@ -43,8 +43,8 @@ static bool of_four(const tn_conv_args *a) {
 static void join_rows(tn_conv_args *a) {
     enum { MOST_COLUMNS = 2048 };
     bool apart = a->kernel[0] == 1 && a->stride[0] == 1 && a->before[0] == 0 && a->places[0] == a->size[0] &&
-                 a->before[1] == 0 && window_reach(a, 1) <= a->stride[1] &&
-                 a->places[1] * a->stride[1] == a->size[1] && a->x_stride[2] == a->size[1] * a->x_stride[3];
+                 a->before[1] == 0 && window_reach(a, 1) <= a->stride[1] && a->places[1] * a->stride[1] == a->size[1] &&
+                 a->x_stride[2] == a->size[1] * a->x_stride[3];
     int64_t most = tn_min64(MOST_COLUMNS / a->size[1], a->size[0]);
     if (!apart || most < 2) return;
     while (a->size[0] % most != 0)
