@@ -83,6 +83,7 @@ static tn_status far_caps(void *device, tn_caps *out) {
         .exact = true,
         .matrix = n->matrix,
         .subgroup = n->subgroup,
+        .processors = n->processors,
     };
     return TN_OK;
 }

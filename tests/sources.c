@@ -18,14 +18,17 @@ void sources_write(const char *folder, const char *name, const kir_program *p) {
         const kir_dialect *dialect;
         const char *end;
     } kinds[] = {{&kir_dialect_cuda, "cu"}, {&kir_dialect_hip, "hip"}};
+    bool wide = kir_lanes(p) == KIR_WIDE;
     for (size_t i = 0; i < TN_COUNT(kinds); i++) {
-        if (kir_lanes(p) == 64 && kinds[i].dialect == &kir_dialect_cuda) continue; /* which has subgroups of 32 */
+        bool cuda = kinds[i].dialect == &kir_dialect_cuda;
+        if (cuda ? kir_lanes(p) == 64 : wide) continue; /* CUDA has subgroups of 32, and alone wide matrices */
         for (int narrow = 0; narrow < 2; narrow++) {
             char path[512];
             kir_rendering k;
             kir_target t = {
                 .dialect = kinds[i].dialect, .group_size = GROUP, .index32 = narrow, .f64 = true, .i64 = true};
-            t.lanes = kir_lanes(p);
+            t.lanes = wide ? 32 : kir_lanes(p);
+            t.wide = wide;
             snprintf(path, sizeof path, "%s/%s%s.%s", folder, name, narrow ? "" : "-64", kinds[i].end);
             assert_ok(kir_render(p, &t, &k));
             write_text(path, &k);

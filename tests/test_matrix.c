@@ -15,11 +15,12 @@
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
 
-static int matrices_seen, fetches_seen;
+static int matrices_seen, wide_seen, fetches_seen;
 
 static void look_at(const kir_program *p) {
     for (int i = 0; i < p->n_ins; i++) {
         matrices_seen += p->ins[i].op == KIR_MMA;
+        wide_seen += p->ins[i].op == KIR_MATRIX && p->ins[i].kind > 0;
         fetches_seen += p->ins[i].op == KIR_FETCH;
     }
 }
@@ -74,7 +75,7 @@ static void check_element(const product *p, const float *a, const float *b, floa
 }
 
 static void check_product(const product *p) {
-    matrices_seen = fetches_seen = 0;
+    matrices_seen = wide_seen = fetches_seen = 0;
     TN_SCOPE {
         tn_tensor *a = matrix_of(p->batch, p->m, p->k, p->a_turned, p->dtype);
         tn_tensor *b = matrix_of(p->batch, p->k, p->n, p->b_turned, p->dtype);
@@ -93,6 +94,7 @@ static void check_product(const product *p) {
     if (getenv("TRUNNION_TEST_DEVICE") || far_loaded != look_at) return;
     assert_true(matrices_seen > 0);
     assert_int_equal(fetches_seen > 0, p->fetched > 0);
+    assert_int_equal(wide_seen > 0, far_nature_now.matrix & TN_MATRIX_WIDE ? 1 : 0);
 }
 
 static const product products[] = {
@@ -101,8 +103,14 @@ static const product products[] = {
     {3, 16, 200, 64, TN_F16, false, true, false, 2},   {1, 5, 96, 31, TN_BF16, false, false, true, 1},
 };
 
-static void check_products(uint32_t matrix, int64_t subgroup, int64_t shared) {
-    far_nature_now = (far_nature){.matrix = matrix, .subgroup = subgroup, .shared_memory = shared};
+/* Whole matrices and edges of them, in both directions, by packets and by elements; both widths. */
+static const product wide_products[] = {
+    {1, 128, 256, 192, TN_F16, false, false, false, 2}, {1, 150, 300, 72, TN_BF16, false, true, true, 2},
+    {2, 136, 128, 64, TN_F16, true, true, false, 2},    {1, 70, 131, 201, TN_BF16, true, false, false, 0},
+};
+
+static void check_products(const product *list, size_t count, uint32_t matrix, int64_t subgroup, int64_t shared) {
+    far_nature_now = (far_nature){.matrix = matrix, .subgroup = subgroup, .shared_memory = shared, .processors = 4};
     const char *name = getenv("TRUNNION_TEST_DEVICE");
     tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
     tn_device *d = NULL;
@@ -111,8 +119,8 @@ static void check_products(uint32_t matrix, int64_t subgroup, int64_t shared) {
     else
         d = far_open(0, NULL);
     assert_ok(tn_set_current_device(d));
-    for (size_t i = 0; i < TN_COUNT(products); i++) {
-        product p = products[i];
+    for (size_t i = 0; i < count; i++) {
+        product p = list[i];
         if (!(matrix & TN_MATRIX_PACKETS)) p.fetched = 0;
         if (name && d->caps.matrix && !(d->caps.matrix & TN_MATRIX_BF16)) p.dtype = TN_F16;
         if (name) assert_true(d->caps.matrix != 0);
@@ -127,17 +135,24 @@ enum { BOTH = TN_MATRIX_F16 | TN_MATRIX_BF16 };
 
 static void products_of_halves_by_late_packets(void **state) {
     (void)state;
-    check_products(BOTH | TN_MATRIX_PACKETS | TN_MATRIX_LATE, 32, 128 << 10);
+    check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS | TN_MATRIX_LATE, 32, 128 << 10);
 }
 
 static void products_of_halves_by_packets(void **state) {
     (void)state;
-    check_products(BOTH | TN_MATRIX_PACKETS, 64, 64 << 10);
+    check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS, 64, 64 << 10);
 }
 
 static void products_of_halves_by_elements(void **state) {
     (void)state;
-    check_products(BOTH, 32, 48 << 10);
+    check_products(products, TN_COUNT(products), BOTH, 32, 48 << 10);
+}
+
+enum { WIDE = BOTH | TN_MATRIX_PACKETS | TN_MATRIX_LATE | TN_MATRIX_WIDE };
+
+static void products_by_wide_matrices(void **state) {
+    (void)state;
+    check_products(wide_products, TN_COUNT(wide_products), WIDE, 32, 227 << 10);
 }
 
 static void matrix_units_can_be_left_out(void **state) {
@@ -270,9 +285,10 @@ static void names_are_no_values(void **state) {
 static int write_sources(const char *folder) {
     sources_begin(folder, "matrix");
     far_loaded = sources_take;
-    check_products(BOTH | TN_MATRIX_PACKETS | TN_MATRIX_LATE, 32, 48 << 10);
-    check_products(BOTH | TN_MATRIX_PACKETS, 64, 64 << 10);
-    check_products(BOTH | TN_MATRIX_PACKETS, 32, 64 << 10);
+    check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS | TN_MATRIX_LATE, 32, 48 << 10);
+    check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS, 64, 64 << 10);
+    check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS, 32, 64 << 10);
+    check_products(wide_products, TN_COUNT(wide_products), WIDE, 32, 227 << 10);
     return 0;
 }
 
@@ -281,7 +297,8 @@ int main(int argc, char **argv) {
     far_loaded = look_at;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_of_halves_by_late_packets), cmocka_unit_test(products_of_halves_by_packets),
-        cmocka_unit_test(products_of_halves_by_elements),     cmocka_unit_test(matrix_units_can_be_left_out),
+        cmocka_unit_test(products_of_halves_by_elements),     cmocka_unit_test(products_by_wide_matrices),
+        cmocka_unit_test(matrix_units_can_be_left_out),
         cmocka_unit_test(what_breaks_a_rule_is_told),         cmocka_unit_test(names_are_no_values),
     };
     return cmocka_run_group_tests_name("matrix", tests, make_scratch, remove_scratch);

@@ -45,7 +45,9 @@ typedef struct tn_code {
     /* Where in the struct the bases stand: one 8-byte word a buffer, bytes that the kernel adds to that buffer's
      * address. A driver whose bindings are handles adds its offset into a copy; others leave what is there. */
     size_t bases_at;
-    int64_t local_bytes;   /* workgroup memory that the kernel declares */
+    /* Workgroup memory that the kernel declares. In CUDA C, which allows no more than TN_CUDA_DECLARED, the launch has
+     * to bring it if it is more. */
+    int64_t local_bytes;
     bool params_in_buffer; /* the driver puts the struct into memory that the kernel reads */
     const bool *written;   /* buffer_count of them: the kernel stores there; valid during load() */
     const char *options;   /* for the compiler, "" when there are none */
@@ -59,6 +61,8 @@ typedef struct tn_code {
      * others in their place. */
     size_t head_size;
 } tn_code;
+
+enum { TN_CUDA_DECLARED = 48 << 10 };
 
 /* What a device that takes SPIR-V can do beyond Vulkan 1.1's promises: bits of tn_caps.features. The code then declares
  * the capability or execution mode of that name; without the bit it does without. */
@@ -92,7 +96,8 @@ enum {
     TN_MATRIX_F16 = 1 << 0,
     TN_MATRIX_BF16 = 1 << 1,
     TN_MATRIX_PACKETS = 1 << 2, /* 16 bytes move at once from memory to workgroup memory … */
-    TN_MATRIX_LATE = 1 << 3     /* … and on their own, while items compute */
+    TN_MATRIX_LATE = 1 << 3,    /* … and on their own, while items compute */
+    TN_MATRIX_WIDE = 1 << 4     /* four subgroups of 32 multiply 64 rows with up to 256 columns (CUDA C for sm_90a) */
 };
 
 typedef struct tn_caps {
@@ -114,6 +119,7 @@ typedef struct tn_caps {
     int64_t max_loop;  /* how often an item goes round its loops in all, beyond which the device errs; 0: no limit */
     bool joins;        /* a buffer may take several bindings: as many as max_bindings leaves to each of a kernel's */
     uint32_t matrix;   /* TN_MATRIX_…; 0: no matrix units, or subgroups of other sizes than 32 and 64 */
+    int64_t processors; /* that run workgroups side by side; 0: unknown */
 } tn_caps;
 
 /* One kernel launch: sizes (extents, offsets, strides; 64-bit), buffers (device addresses), dials (8 bytes each). */

@@ -38,7 +38,8 @@ static tn_group_limits limits_of(const tn_device *d) {
     return (tn_group_limits){.items = d->caps.max_group,
                              .local_bytes = d->caps.shared_memory,
                              .subgroup = d->caps.subgroup,
-                             .matrix = d->caps.matrix};
+                             .matrix = d->caps.matrix,
+                             .processors = d->caps.processors};
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */

@@ -186,13 +186,15 @@ static void queue_end(gpu_device *d, gpu_queue *q) {
     pthread_mutex_destroy(&q->lock);
 }
 
+/* "90a" has what Hopper has alone, for compilers that know it. */
 static tn_status device_start(gpu_device *d) {
+    if (d->vendor->compiler->version(&d->compiler_version[0], &d->compiler_version[1]))
+        d->compiler_version[0] = d->compiler_version[1] = 0;
+    int arch = (int)(10 * ask(d, CUDA_MAJOR, 0) + ask(d, CUDA_MINOR, 0));
     if (d->vendor->hip)
         tn_gpu_gfx_name(d->gpu, d->device, d->arch, sizeof d->arch);
     else
-        snprintf(d->arch, sizeof d->arch, "%d", (int)(10 * ask(d, CUDA_MAJOR, 0) + ask(d, CUDA_MINOR, 0)));
-    if (d->vendor->compiler->version(&d->compiler_version[0], &d->compiler_version[1]))
-        d->compiler_version[0] = d->compiler_version[1] = 0;
+        snprintf(d->arch, sizeof d->arch, "%d%s", arch, arch == 90 && d->compiler_version[0] >= 12 ? "a" : "");
     return queue_start(d, &d->queue);
 }
 
@@ -255,12 +257,13 @@ static tn_status gpu_caps(void *device, tn_caps *out) {
         .i64 = true,
         .max_buffer = (int64_t)all,
         .max_group = ask(d, a->max_items, 1024),
-        .shared_memory = ask(d, a->shared_memory, 48 << 10),
+        .shared_memory = ask(d, a->shared_memory, TN_CUDA_DECLARED),
         .alignment = 64, /* offsets are added in the kernel, so this is taste */
         .max_groups_x = tn_min64(ask(d, a->max_groups_x, 65535), d->vendor->max_groups_x),
         .subgroup = ask(d, a->warp, 0),
         .exact = true, /* by the compiler's options */
         .matrix = d->vendor->matrix(d->arch),
+        .processors = ask(d, a->processors, 0),
     };
     snprintf(out->version, sizeof out->version, "%d, %s %d.%d, %.40s", version, d->vendor->compiler_title,
              d->compiler_version[0], d->compiler_version[1], d->arch);
@@ -338,7 +341,7 @@ typedef struct gpu_module {
     void *module, *function;
     char name[48];
     int buffer_count;
-    unsigned group[3];
+    unsigned group[3], brought; /* bytes of workgroup memory that launches bring */
     size_t params_bytes;
     bool params_in_buffer;
     image image;
@@ -469,6 +472,12 @@ static tn_status load_image(gpu_device *d, gpu_module *m) {
     return CALL(d, module_load, (&m->module, m->image.bytes), "%s, %zu bytes", m->name, m->image.size);
 }
 
+static tn_status allow_brought(gpu_device *d, const gpu_module *m) {
+    if (!m->brought) return TN_OK;
+    return check(d, d->gpu->function_set(m->function, FUNCTION_MAX_BROUGHT, (int)m->brought), "cuFuncSetAttribute",
+                 "%s, %u bytes of workgroup memory", m->name, m->brought);
+}
+
 /* Registers can leave less room for items than the device has. */
 static tn_status check_group(gpu_device *d, const gpu_module *m) {
     int most = 0;
@@ -491,6 +500,7 @@ static tn_status module_start(gpu_device *d, const tn_code *code, gpu_module *m)
         TRY(load_image(d, m));
     }
     TRY(CALL(d, module_get, (&m->function, m->module, code->entry), "%s", code->entry));
+    TRY(allow_brought(d, m));
     return check_group(d, m);
 }
 
@@ -505,6 +515,7 @@ static tn_status gpu_load(void *device, const tn_code *code, void **module) {
     m->buffer_count = code->buffer_count;
     m->params_bytes = code->params_bytes;
     m->params_in_buffer = code->params_in_buffer && code->params_bytes;
+    if (!d->vendor->hip && code->local_bytes > TN_CUDA_DECLARED) m->brought = (unsigned)code->local_bytes;
     for (int i = 0; i < 3; i++)
         m->group[i] = code->group[i] ? code->group[i] : 1;
     return tn_hand_out(module_start(d, code, m), m, gpu_unload, d, module);
@@ -556,8 +567,8 @@ static tn_status launch(gpu_queue *q, const gpu_module *m, const tn_dispatch *l,
         arguments[i] = (void *)(uintptr_t)&l->buffers[i];
     arguments[m->buffer_count] = (void *)(uintptr_t)params;
     return CALL(q->device, launch,
-                (m->function, l->groups[0], l->groups[1], l->groups[2], m->group[0], m->group[1], m->group[2], 0,
-                 q->stream, arguments, NULL),
+                (m->function, l->groups[0], l->groups[1], l->groups[2], m->group[0], m->group[1], m->group[2],
+                 m->brought,                 q->stream, arguments, NULL),
                 "%s, %u x %u x %u workgroups of %u x %u x %u items", m->name, l->groups[0], l->groups[1], l->groups[2],
                 m->group[0], m->group[1], m->group[2]);
 }
@@ -628,7 +639,7 @@ static const void *node_params(const gpu_device *d, const gpu_module *m, const u
                                node_room *room) {
     for (int i = 0; i <= m->buffer_count; i++)
         room->arguments[i] = values + (size_t)i * sizeof(void *);
-    room->cuda = (cuda_node){.function = m->function, .values = room->arguments};
+    room->cuda = (cuda_node){.function = m->function, .local_bytes = m->brought, .values = room->arguments};
     room->hip = (hip_node){.function = m->function, .values = room->arguments};
     for (int i = 0; i < 3; i++) {
         room->cuda.groups[i] = room->hip.groups[i] = groups[i];

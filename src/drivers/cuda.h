@@ -85,7 +85,8 @@ typedef struct hip_node {
     X(context_retain, "cuDevicePrimaryCtxRetain", NULL, (void **context, int device)) \
     X(context_release, "cuDevicePrimaryCtxRelease_v2", NULL, (int device))            \
     X(context_push, "cuCtxPushCurrent_v2", NULL, (void *context))                     \
-    X(context_pop, "cuCtxPopCurrent_v2", NULL, (void **context))
+    X(context_pop, "cuCtxPopCurrent_v2", NULL, (void **context))                      \
+    X(function_set, "cuFuncSetAttribute", NULL, (void *function, int what, int value))
 #define HIP_CALLS(X)                                   \
     X(device_get, NULL, "hipGetDevice", (int *device)) \
     X(device_set, NULL, "hipSetDevice", (int device))
@@ -142,18 +143,19 @@ enum {
     EVENT_UNTIMED = 2,
     HOST_PORTABLE = 1,
     FUNCTION_MAX_ITEMS = 0,
+    FUNCTION_MAX_BROUGHT = 8, /* CUDA: workgroup memory that launches bring */
     COMPILER_BAD_OPTION = 5, /* NVRTC_ERROR_INVALID_OPTION */
     COMPILER_REFUSES = 6     /* NVRTC_ERROR_COMPILATION, HIPRTC_ERROR_COMPILATION */
 };
 
 /* Attributes of devices. */
 typedef struct gpu_attributes {
-    int max_items, max_groups_x, shared_memory, warp, integrated;
+    int max_items, max_groups_x, shared_memory, warp, processors, integrated;
 } gpu_attributes;
 #define CUDA_ATTRIBUTES \
-    { .max_items = 1, .max_groups_x = 5, .shared_memory = 8, .warp = 10, .integrated = 18 }
+    { .max_items = 1, .max_groups_x = 5, .shared_memory = 97, .warp = 10, .processors = 16, .integrated = 18 }
 #define HIP_ATTRIBUTES \
-    { .max_items = 56, .max_groups_x = 29, .shared_memory = 74, .warp = 87, .integrated = 16 }
+    { .max_items = 56, .max_groups_x = 29, .shared_memory = 74, .warp = 87, .processors = 63, .integrated = 16 }
 enum { CUDA_MAJOR = 75, CUDA_MINOR = 76 };
 enum { NVRTC_LATEST = 13, NVRTC_OLDEST = 11 }; /* versions of CUDA whose compilers are looked for by name */
 

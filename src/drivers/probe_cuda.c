@@ -164,10 +164,10 @@ static void cuda_details(tn_device_info *d, int device) {
 static const char *const nvrtc_options[] = {
     "--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w", NULL};
 
-/* Products of bf16, with copies that go on by themselves: from Ampere on. */
+/* Products of bf16, with copies that go on by themselves: from Ampere on; of wide matrices: on Hopper alone. */
 static uint32_t cuda_matrix(const char *arch) {
-    bool all = atoi(arch) >= 80;
-    return all ? TN_MATRIX_F16 | TN_MATRIX_BF16 | TN_MATRIX_PACKETS | TN_MATRIX_LATE : 0;
+    uint32_t wide = strcmp(arch, "90a") == 0 ? TN_MATRIX_WIDE : 0;
+    return atoi(arch) >= 80 ? TN_MATRIX_F16 | TN_MATRIX_BF16 | TN_MATRIX_PACKETS | TN_MATRIX_LATE | wide : 0;
 }
 
 const gpu_vendor tn_gpu_cuda = {

@@ -107,7 +107,8 @@ static kir_target target_of(const tn_device *d, bool narrow) {
                         .i64 = d->caps.i64,
                         .words_only = d->caps.words_only,
                         .features = d->caps.features,
-                        .lanes = d->caps.matrix ? (int)d->caps.subgroup : 0};
+                        .lanes = d->caps.matrix ? (int)d->caps.subgroup : 0,
+                        .wide = d->caps.matrix & TN_MATRIX_WIDE};
 }
 
 static tn_status load_rendered(tn_device *d, const kir_program *p, bool narrow, tn_loaded *out) {

@@ -11,31 +11,46 @@
  * items, and its items hand the elements to the joint, along rows; strip after strip, so the joint stands in the
  * program once.
  *
+ * Where four subgroups multiply wide matrices, each such four has one, of 64 rows, and multiplies out of workgroup
+ * memory. A panel is 64 deep and lies in packets (kir.h); products of one panel are under way while the next one's are
+ * given, so what is filled meanwhile is two panels ahead of them, in a ring of four.
+ *
  * No bits are promised here (kir.h, MMA): sums are of f32 over exact products, one after the other along k. */
 #include "kern/templates.h"
 
 /* All are powers of two. */
 typedef struct tile {
     int wy, wx, my, mx, stages, strip; /* matrices beside each other in one */
+    int columns;                       /* of a wide matrix, which a subgroup has one of; else 0 */
 } tile;
 
-enum { DEPTH = 32, PAD = 8, PACKET = 8, UNROLLED = 8, LEAST = 16, MOST_LOOPS = 5, FLAT = 16 };
+enum { NARROW_DEPTH = 32, WIDE_DEPTH = 64, PAD = 8, PACKET = 8, UNROLLED = 8, LEAST = 16, MOST_LOOPS = 5, FLAT = 16 };
 
 /* From the largest; what a workgroup has decides, and how much of a tile would be empty. 64 × 64 a subgroup are 128
  * registers of sums an item, of 255; a step of k then takes 8 fragments for 16 products. Never tried on a device. */
-static const tile tiles_32[] = {
-    {2, 2, 4, 4, 3, 2}, {2, 2, 4, 4, 2, 1}, {2, 2, 4, 2, 2, 2}, {2, 2, 2, 2, 2, 2}, {1, 4, 1, 2, 2, 2}};
-static const tile tiles_64[] = {{2, 2, 4, 4, 2, 4}, {2, 1, 2, 4, 2, 4}, {1, 2, 1, 4, 2, 4}};
+static const tile tiles_32[] = {{2, 2, 4, 4, 3, 2, 0},
+                                {2, 2, 4, 4, 2, 1, 0},
+                                {2, 2, 4, 2, 2, 2, 0},
+                                {2, 2, 2, 2, 2, 2, 0},
+                                {1, 4, 1, 2, 2, 2, 0}};
+static const tile tiles_64[] = {{2, 2, 4, 4, 2, 4, 0}, {2, 1, 2, 4, 2, 4, 0}, {1, 2, 1, 4, 2, 4, 0}};
+/* The largest of which there are enough for three quarters of the device's processors. */
+static const tile tiles_wide[] = {{2, 1, 1, 1, 4, 2, 256}, {2, 1, 1, 1, 4, 2, 128}, {1, 1, 1, 1, 4, 2, 128}};
 
-static int rows_of(const tile *t) { return t->wy * t->my * KIR_EDGE; }
-static int columns_of(const tile *t) { return t->wx * t->mx * KIR_EDGE; }
+static int matrix_rows(const tile *t) { return t->columns ? KIR_WIDE_ROWS : KIR_EDGE; }
+static int rows_of(const tile *t) { return t->wy * t->my * matrix_rows(t); }
+static int columns_of(const tile *t) { return t->wx * t->mx * (t->columns ? t->columns : KIR_EDGE); }
+static int depth_of(const tile *t) { return t->columns ? WIDE_DEPTH : NARROW_DEPTH; }
+/* Strips in which a subgroup's matrices are handed over. */
+static int strips_of(const tile *t) { return (t->columns ? t->columns / KIR_EDGE : t->my * t->mx) / t->strip; }
 
 /* ---- panels ------------------------------------------------------------------------------------------------------ */
 
-/* One operand's part: lines of `length` neighbours in memory, `line` elements apart; a stage has `stage` elements. */
+/* One operand's part: lines of `length` neighbours in memory, `line` elements apart; a stage has `stage` elements. Of a
+ * wide one lines stand 8 elements apart, and their packets `pitch`. */
 typedef struct panel {
     bool is_a, along_k, packets;
-    int lines, length, line, stage;
+    int lines, length, line, pitch, stage;
     int unit, a_pass, passes; /* elements an item moves at once; lines that all items do; how often they do */
     int local, pass_axis, steps;
     int64_t bound;
@@ -43,15 +58,17 @@ typedef struct panel {
     kir_val down, along, place; /* an item's line and place in it, in a pass; both in workgroup memory */
 } panel;
 
-static panel panel_of(bool is_a, bool along_k, bool packets, int across, int items) {
+static panel panel_of(const tile *t, bool is_a, bool along_k, bool packets, int items) {
     panel p = {.is_a = is_a, .along_k = along_k, .unit = packets ? PACKET : 1};
-    p.lines = along_k ? across : DEPTH;
-    p.length = along_k ? DEPTH : across;
-    p.line = p.length + PAD;
-    p.stage = p.lines * p.line;
+    int across = is_a ? rows_of(t) : columns_of(t);
+    p.lines = along_k ? across : depth_of(t);
+    p.length = along_k ? depth_of(t) : across;
+    p.line = t->columns ? PACKET : p.length + PAD;
+    p.pitch = t->columns ? (p.lines + 1) * PACKET : PACKET;
+    p.stage = t->columns ? p.length / PACKET * p.pitch : p.lines * p.line;
     p.a_pass = items * p.unit / p.length;
     p.packets = packets;
-    if (packets && p.a_pass > p.lines) return panel_of(is_a, along_k, false, across, items);
+    if (packets && p.a_pass > p.lines) return panel_of(t, is_a, along_k, false, items);
     p.passes = p.a_pass > 0 ? p.lines / p.a_pass : 0;
     p.steps = p.passes > UNROLLED ? p.passes / UNROLLED : 1;
     return p;
@@ -76,24 +93,46 @@ static int staging_line(const tile *t) { return t->strip * KIR_EDGE + PAD; }
 
 static int64_t local_bytes(const maker *m) {
     int64_t panels = (int64_t)m->t->stages * (m->a.stage + m->b.stage) * 2;
-    return panels + (int64_t)m->t->wy * m->t->wx * KIR_EDGE * staging_line(m->t) * 4;
+    return panels + (int64_t)m->t->wy * m->t->wx * matrix_rows(m->t) * staging_line(m->t) * 4;
 }
 
 /* The maker with tile t, if the device has what that takes. */
 static bool with_tile(maker *m, const tile *t, const tn_group_limits *limits) {
     int items = items_of(t, m->lanes);
     m->t = t;
-    m->a = panel_of(true, m->s->a_along_k, m->joints && m->joints->fetch_a, rows_of(t), items);
-    m->b = panel_of(false, m->s->b_along_k, m->joints && m->joints->fetch_b, columns_of(t), items);
+    m->a = panel_of(t, true, m->s->a_along_k, m->joints && m->joints->fetch_a, items);
+    m->b = panel_of(t, false, m->s->b_along_k, m->joints && m->joints->fetch_b, items);
     m->a.bound = m->s->m;
     m->b.bound = m->s->n;
     return m->a.passes > 0 && m->b.passes > 0 && items <= limits->items && local_bytes(m) <= limits->local_bytes;
+}
+
+static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
+
+/* A wide tile, for a product that fills enough of it. */
+static bool choose_wide(maker *m, const tn_group_limits *limits) {
+    int count = (int)TN_COUNT(tiles_wide), lanes = m->lanes;
+    int64_t batch = 1;
+    if (!(limits->matrix & TN_MATRIX_WIDE) || m->s->k < WIDE_DEPTH) return false;
+    for (int d = 0; d < m->s->batch_axes; d++)
+        batch *= m->s->batch[d];
+    m->lanes = KIR_WIDE;
+    for (int i = 0; i < count; i++) {
+        const tile *t = &tiles_wide[i];
+        int64_t groups = batch * pieces(m->s->m, rows_of(t)) * pieces(m->s->n, columns_of(t));
+        bool full = m->s->m > rows_of(t) / 2 && m->s->n > columns_of(t) / 2;
+        bool enough = 4 * groups >= 3 * limits->processors || i + 1 == count;
+        if (full && enough && with_tile(m, t, limits)) return true;
+    }
+    m->lanes = lanes;
+    return false;
 }
 
 static bool choose_tile(maker *m, const tn_group_limits *limits) {
     const tile *tiles = m->lanes == 64 ? tiles_64 : tiles_32;
     int count = m->lanes == 64 ? (int)TN_COUNT(tiles_64) : (int)TN_COUNT(tiles_32);
     m->late = limits->matrix & TN_MATRIX_LATE;
+    if (choose_wide(m, limits)) return true;
     if (m->s->m <= FLAT && with_tile(m, &tiles[count - 1], limits)) return true;
     for (int i = 0; i < count - 1; i++) {
         const tile *t = &tiles[i];
@@ -127,6 +166,13 @@ static kir_aff with_dyn(kir_aff a, kir_val v) {
     return a;
 }
 
+/* How far along a line is in a wide panel. */
+static kir_val along_packets(const maker *m, const panel *p) {
+    kir_val packet = kir_binary(m->kb, KIR_SHR, p->along, whole(m, __builtin_ctz(PACKET)));
+    kir_val in_packet = kir_binary(m->kb, KIR_AND, p->along, whole(m, PACKET - 1));
+    return kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, packet, whole(m, p->pitch)), in_packet);
+}
+
 /* Where an item stands in a pass. */
 static void begin_panel(const maker *m, panel *p) {
     int a_line = p->length / p->unit;
@@ -136,7 +182,8 @@ static void begin_panel(const maker *m, panel *p) {
     p->down = kir_binary(m->kb, KIR_SHR, id, whole(m, __builtin_ctz((unsigned)a_line)));
     p->along = kir_binary(m->kb, KIR_AND, id, whole(m, a_line - 1));
     p->along = kir_binary(m->kb, KIR_MUL, p->along, whole(m, p->unit));
-    p->place = kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, p->down, whole(m, p->line)), p->along);
+    kir_val along = m->t->columns ? along_packets(m, p) : p->along;
+    p->place = kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, p->down, whole(m, p->line)), along);
 }
 
 /* Which panel, and where in the ring: numbers before the loop, in it `ahead` of the one that is multiplied. */
@@ -146,7 +193,7 @@ typedef struct turn {
 } turn;
 
 static turn turn_before(const maker *m, int number) {
-    turn t = {kir_aff_const((int64_t)number * DEPTH), kir_aff_const((int64_t)number * m->a.stage),
+    turn t = {kir_aff_const((int64_t)number * depth_of(m->t)), kir_aff_const((int64_t)number * m->a.stage),
               kir_aff_const((int64_t)number * m->b.stage)};
     return t;
 }
@@ -155,8 +202,8 @@ static turn turn_in_loop(const maker *m, int ahead) {
     kir_aff number = tn_along(m->panels, 1);
     number.c = ahead;
     kir_val stage = kir_binary(m->kb, KIR_MOD, kir_index(m->kb, &number), whole(m, m->t->stages));
-    turn t = {tn_along(m->panels, DEPTH), kir_aff_const(0), kir_aff_const(0)};
-    t.k.c = (int64_t)ahead * DEPTH;
+    turn t = {tn_along(m->panels, depth_of(m->t)), kir_aff_const(0), kir_aff_const(0)};
+    t.k.c = (int64_t)ahead * depth_of(m->t);
     t.stage_a.dyn = kir_binary(m->kb, KIR_MUL, stage, whole(m, m->a.stage));
     t.stage_b.dyn = kir_binary(m->kb, KIR_MUL, stage, whole(m, m->b.stage));
     return t;
@@ -218,10 +265,33 @@ static kir_val fragment(const maker *m, const panel *p, const kir_aff *stage, in
     return kir_fragment(m->kb, p->local, &at, kind, p->line);
 }
 
+/* A wide one's factor: all of the tile across for B, the subgroup's rows for A. */
+static kir_val wide_fragment(const maker *m, const panel *p, const kir_aff *stage, int k) {
+    kir_aff at = *stage;
+    at.c += (int64_t)k * KIR_EDGE / PACKET * (p->along_k ? p->pitch : PACKET * p->line);
+    if (p->is_a) at.s[m->wy] += p->along_k ? KIR_WIDE_ROWS * p->line : KIR_WIDE_ROWS / PACKET * p->pitch;
+    int kind = (p->is_a ? 0 : KIR_FACTOR_B) | (p->along_k ? KIR_ALONG_K : 0);
+    return kir_wide_fragment(m->kb, p->local, &at, kind, p->lines);
+}
+
+static void multiply_wide(const maker *m) {
+    turn now = turn_in_loop(m, 0);
+    for (int k = 0; k < WIDE_DEPTH / KIR_EDGE; k++) {
+        kir_val x = wide_fragment(m, &m->a, &now.stage_a, k);
+        kir_mma(m->kb, m->sum[0], x, wide_fragment(m, &m->b, &now.stage_b, k));
+    }
+    kir_wide_commit(m->kb);
+    kir_wide_wait(m->kb, 1);
+}
+
 static void multiply(const maker *m) {
     const tile *t = m->t;
+    if (t->columns) {
+        multiply_wide(m);
+        return;
+    }
     turn now = turn_in_loop(m, 0);
-    for (int k = 0; k < DEPTH / KIR_EDGE; k++) {
+    for (int k = 0; k < NARROW_DEPTH / KIR_EDGE; k++) {
         kir_val x[4], y[4];
         for (int i = 0; i < t->my; i++)
             x[i] = fragment(m, &m->a, &now.stage_a, m->wy, t->my, i, k);
@@ -253,7 +323,7 @@ static void multiply_and_fill(const maker *m, const turn *next) {
 }
 
 static void do_panels(maker *m) {
-    int ahead = m->t->stages - 1;
+    int ahead = m->t->stages - (m->t->columns ? 2 : 1);
     for (int i = 0; i < ahead; i++) {
         turn t = turn_before(m, i);
         fill(m, &m->a, &t);
@@ -267,6 +337,7 @@ static void do_panels(maker *m) {
     multiply_and_fill(m, &next);
     kir_end(m->kb);
     if (m->late) kir_wait(m->kb, 0);
+    if (m->t->columns) kir_wide_wait(m->kb, 0);
 }
 
 /* ---- the finished tile ------------------------------------------------------------------------------------------- */
@@ -297,9 +368,9 @@ static void hand_over(const maker *m, const kir_aff *own, const kir_aff *down, c
     if (row.dyn != KIR_NONE)
         from.dyn = kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, row.dyn, whole(m, line)), column.dyn);
     row.s[m->down] = rows_of(t);
-    row.s[m->wy] = (int64_t)t->my * KIR_EDGE;
+    row.s[m->wy] = (int64_t)t->my * matrix_rows(t);
     column.s[m->across] = columns_of(t);
-    column.s[m->wx] = (int64_t)t->mx * KIR_EDGE;
+    column.s[m->wx] = columns_of(t) / t->wx;
     row = plus(m, row, down);
     column = plus(m, column, right);
     kir_val v = kir_load(m->kb, m->staging, &from, KIR_NONE);
@@ -307,19 +378,29 @@ static void hand_over(const maker *m, const kir_aff *own, const kir_aff *down, c
     m->joints->store(m->joints->context, m->batch, &row, &column, v, mask);
 }
 
+/* Number e of what strips are made of: a matrix, or 16 columns of a wide one. */
+static void lay_in_strip(const maker *m, const kir_aff *to, int e, kir_val mask) {
+    int line = staging_line(m->t);
+    if (m->t->columns)
+        kir_wide_store(m->kb, m->staging, to, line, m->sum[0], e * KIR_EDGE, mask);
+    else
+        kir_matrix_store(m->kb, m->staging, to, line, m->sum[e], mask);
+}
+
 static void store_tile(const maker *m) {
     const tile *t = m->t;
     int beside = t->mx / t->strip, line = staging_line(t);
-    kir_aff own = tn_along(m->wx, (int64_t)KIR_EDGE * line), number = tn_along(m->strips, 1);
-    kir_aff down = tn_along(m->strips, KIR_EDGE), right = kir_aff_const(0);
-    own.s[m->wy] = (int64_t)t->wx * KIR_EDGE * line;
+    int64_t rows = matrix_rows(t);
+    kir_aff own = tn_along(m->wx, rows * line), number = tn_along(m->strips, 1);
+    kir_aff down = tn_along(m->strips, t->columns ? 0 : KIR_EDGE), right = kir_aff_const(0);
+    if (t->columns) right = tn_along(m->strips, (int64_t)t->strip * KIR_EDGE);
+    own.s[m->wy] = t->wx * rows * line;
     kir_loop(m->kb, m->strips, 1);
     kir_val strip = kir_index(m->kb, &number);
-    for (int e = 0; e < t->my * t->mx; e++) {
+    for (int e = 0; e < strips_of(t) * t->strip; e++) {
         kir_aff to = own;
         to.c = (int64_t)(e % t->strip) * KIR_EDGE;
-        kir_matrix_store(m->kb, m->staging, &to, line, m->sum[e],
-                         kir_binary(m->kb, KIR_EQ, strip, whole(m, e / t->strip)));
+        lay_in_strip(m, &to, e, kir_binary(m->kb, KIR_EQ, strip, whole(m, e / t->strip)));
     }
     if (beside > 1) {
         kir_val i = kir_binary(m->kb, KIR_DIV, strip, whole(m, beside)), j;
@@ -335,8 +416,6 @@ static void store_tile(const maker *m) {
     kir_end(m->kb);
 }
 
-static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
-
 static void set_axes(maker *m, int64_t *extents, int *n_par, int *count) {
     const tile *t = m->t;
     int axis = 0;
@@ -350,11 +429,11 @@ static void set_axes(maker *m, int64_t *extents, int *n_par, int *count) {
     extents[m->wx = axis++] = t->wx;
     extents[m->lane = axis++] = m->lanes;
     *n_par = axis;
-    extents[m->panels = axis++] = pieces(m->s->k, DEPTH);
+    extents[m->panels = axis++] = pieces(m->s->k, depth_of(t));
     extents[m->a.pass_axis = axis++] = m->a.steps;
     extents[m->b.pass_axis = axis++] = m->b.steps;
-    extents[m->strips = axis++] = (int64_t)t->my * t->mx / t->strip;
-    extents[m->rows = axis++] = KIR_EDGE / rows_at_once(m);
+    extents[m->strips = axis++] = strips_of(t);
+    extents[m->rows = axis++] = matrix_rows(t) / rows_at_once(m);
     *count = axis;
     m->a.first = tn_along(m->down, rows_of(t));
     m->b.first = tn_along(m->across, columns_of(t));
@@ -372,9 +451,9 @@ tn_status tn_gemm_matrix(const tn_gemm_shape *s, const tn_group_limits *limits, 
     joints->begin(joints->context, m.kb);
     begin_panel(&m, &m.a);
     begin_panel(&m, &m.b);
-    m.staging = kir_local(m.kb, TN_F32, (int64_t)m.t->wy * m.t->wx * KIR_EDGE * staging_line(m.t));
+    m.staging = kir_local(m.kb, TN_F32, (int64_t)m.t->wy * m.t->wx * matrix_rows(m.t) * staging_line(m.t));
     for (int e = 0; e < m.t->my * m.t->mx; e++)
-        m.sum[e] = kir_matrix(m.kb);
+        m.sum[e] = m.t->columns ? kir_wide_matrix(m.kb, m.t->columns) : kir_matrix(m.kb);
     do_panels(&m);
     store_tile(&m);
     return kir_finish(m.kb, &out->program, &out->sizes);

@@ -18,6 +18,7 @@ typedef struct tn_group_limits {
     int64_t items, local_bytes;
     int64_t subgroup; /* items of one */
     uint32_t matrix;  /* TN_MATRIX_… of tn_caps */
+    int64_t processors; /* that run workgroups side by side; 0: unknown */
 } tn_group_limits;
 
 /* A program that was made, with the sizes of its launch. */

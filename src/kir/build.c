@@ -577,11 +577,36 @@ void kir_put(kir_builder *b, int buffer, const kir_aff *index, kir_val packet, b
 
 void kir_commit(kir_builder *b) { append_matrix(b, KIR_COMMIT, KIR_NONE, NULL, 0, KIR_NONE, KIR_NONE); }
 
-void kir_wait(kir_builder *b, int under_way) {
+static void append_wait(kir_builder *b, int kind, int under_way) {
     kir_ins in = make(KIR_WAIT, KIR_F32, KIR_NONE, KIR_NONE, KIR_NONE);
+    in.kind = (uint8_t)kind;
     in.imm.i = under_way;
     append_checked(b, &in);
 }
+
+void kir_wait(kir_builder *b, int under_way) { append_wait(b, 0, under_way); }
+
+kir_val kir_wide_matrix(kir_builder *b, int columns) {
+    return append_matrix(b, KIR_MATRIX, KIR_NONE, NULL, columns / KIR_EDGE, KIR_NONE, KIR_NONE);
+}
+
+kir_val kir_wide_fragment(kir_builder *b, int buffer, const kir_aff *index, int factor, int lines) {
+    int kind = factor | __builtin_ctz((unsigned)lines) << KIR_LINE_SHIFT;
+    return append_matrix(b, KIR_FRAGMENT, buffer, index, kind, KIR_NONE, KIR_NONE);
+}
+
+void kir_wide_store(kir_builder *b, int buffer, const kir_aff *index, int line, kir_val matrix, int column,
+                    kir_val mask) {
+    int kind = column / KIR_EDGE | line / KIR_LINE_UNIT << KIR_WIDE_SHIFT;
+    if (matrix < 0)
+        (void)refuse_missing(b, KIR_MATRIX_STORE);
+    else
+        append_matrix(b, KIR_MATRIX_STORE, buffer, index, kind, matrix, mask);
+}
+
+void kir_wide_commit(kir_builder *b) { append_matrix(b, KIR_COMMIT, KIR_NONE, NULL, 1, KIR_NONE, KIR_NONE); }
+
+void kir_wide_wait(kir_builder *b, int under_way) { append_wait(b, 1, under_way); }
 
 /* ---- loops ------------------------------------------------------------------------------------------------------- */
 

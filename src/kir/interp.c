@@ -33,6 +33,15 @@ typedef struct pending {
     int64_t batch;
 } pending;
 
+typedef float wide_matrix[KIR_WIDE_ROWS][KIR_WIDE_COLUMNS];
+
+/* An MMA of wide matrices under way: of which subgroup's first item, and where its factors begin. */
+typedef struct wide_mma {
+    const kir_ins *in;
+    int64_t x, y, batch;
+    int item;
+} wide_mma;
+
 typedef struct interp {
     const kir_program *p;
     const kir_launch *launch;
@@ -45,6 +54,11 @@ typedef struct interp {
     int64_t *batches;               /* of each item, committed so far */
     pending *late;
     size_t late_count, late_room;
+    wide_matrix *wide;     /* as matrices; those fragments have only a place */
+    int64_t *wide_batches; /* of each subgroup */
+    int64_t *places;
+    wide_mma *mmas;
+    size_t mma_count, mma_room;
     int n_matrices, n_packets, lanes;
     int n_states, n_items, item; /* the current item is `item` */
     int64_t at[KIR_MAX_AXES];
@@ -392,16 +406,117 @@ static void run_wait(interp *m, const kir_ins *in) {
     m->late_count = left;
 }
 
+/* ---- wide matrices ----------------------------------------------------------------------------------------------- */
+
+static size_t wide_at(const interp *m, kir_val v) {
+    return (size_t)(m->item / m->lanes) * (size_t)m->n_matrices + (size_t)m->matrix_of[v];
+}
+
+static void run_wide_fragment(interp *m, int i, const kir_ins *in) {
+    if (!agreed(m, i, m->p->access[in->imm.i].dyn)) return;
+    int64_t first = m->places[wide_at(m, (kir_val)i)] = element_of(m, in);
+    if (first % KIR_LINE_UNIT != 0) m->status = broken(m, i, first, "no multiple of 8 elements");
+}
+
+/* Element (across, k) of factor v, which begins at `first`; touching it says whether it is there, and no race. */
+static float wide_element(interp *m, kir_val v, int64_t first, int across, int k) {
+    const kir_ins *in = &m->p->ins[v];
+    int line = in->kind & KIR_ALONG_K ? across : k, along = in->kind & KIR_ALONG_K ? k : across;
+    tn_dtype dtype;
+    int64_t at = first + (int64_t)line * KIR_LINE_UNIT + (int64_t)(along / KIR_LINE_UNIT) * kir_pitch(in);
+    const uint8_t *from = m->status == TN_OK ? element_at(m, v, at + along % KIR_LINE_UNIT, &dtype) : NULL;
+    return from ? load_element(dtype, from).f32 : 0;
+}
+
+/* What is multiplied is what stands there when it is waited for. */
+static void multiply_wide(interp *m, const wide_mma *w) {
+    static const int K = KIR_EDGE;
+    int columns = m->p->ins[w->in->a].kind * KIR_EDGE;
+    float x[KIR_EDGE], y[KIR_EDGE][KIR_WIDE_COLUMNS];
+    wide_matrix *sum = &m->wide[wide_at(m, w->in->a)];
+    for (int e = 0; e < K * columns; e++)
+        y[e / columns][e % columns] = wide_element(m, w->in->c, w->y, e % columns, e / columns);
+    for (int row = 0; row < KIR_WIDE_ROWS; row++) {
+        for (int k = 0; k < K; k++)
+            x[k] = wide_element(m, w->in->b, w->x, row, k);
+        for (int e = 0; e < K * columns; e++) {
+            float *to = &(*sum)[row][e % columns];
+            *to = fmaf(x[e / columns], y[e / columns][e % columns], *to);
+        }
+    }
+}
+
+static void run_wide_mma(interp *m, const kir_ins *in) {
+    wide_mma w = {in, m->places[wide_at(m, in->b)], m->places[wide_at(m, in->c)],
+                  m->wide_batches[m->item / m->lanes], m->item};
+    for (int e = 0; e < KIR_WIDE_ROWS * KIR_EDGE; e++)
+        (void)wide_element(m, in->b, w.x, e / KIR_EDGE, e % KIR_EDGE);
+    for (int e = 0; e < m->p->ins[in->a].kind * KIR_EDGE * KIR_EDGE; e++)
+        (void)wide_element(m, in->c, w.y, e / KIR_EDGE, e % KIR_EDGE);
+    if (m->status == TN_OK) m->status = tn_mem_grow(&m->mmas, &m->mma_room, m->mma_count + 1, sizeof *m->mmas);
+    if (m->status == TN_OK) m->mmas[m->mma_count++] = w;
+}
+
+static void run_wide_wait(interp *m, const kir_ins *in) {
+    size_t left = 0;
+    for (size_t i = 0; i < m->mma_count; i++) {
+        const wide_mma w = m->mmas[i];
+        if (w.item == m->item && w.batch < m->wide_batches[m->item / m->lanes] - in->imm.i)
+            multiply_wide(m, &w);
+        else
+            m->mmas[left++] = w;
+    }
+    m->mma_count = left;
+}
+
+static void run_wide_store(interp *m, int i, const kir_ins *in) {
+    int64_t first = element_of(m, in);
+    if (!agreed(m, i, m->p->access[in->imm.i].dyn) || !agreed(m, i, in->b)) return;
+    if (in->b != KIR_NONE && !m->values[in->b].b) return;
+    for (size_t w = 0; w < m->mma_count; w++)
+        if (m->mmas[w].item == m->item && m->mmas[w].in->a == in->a)
+            m->status = broken(m, i, first, "of a matrix with products that nobody waited for");
+    if (first % KIR_LINE_UNIT != 0) m->status = broken(m, i, first, "no multiple of 8 elements");
+    for (int e = 0; e < KIR_WIDE_ROWS * KIR_EDGE && m->status == TN_OK; e++) {
+        int row = e / KIR_EDGE, column = e % KIR_EDGE;
+        tn_dtype dtype;
+        uint8_t *to = element_at(m, i, first + (int64_t)row * kir_wide_line(in) + column, &dtype);
+        float v = m->wide[wide_at(m, in->a)][row][kir_wide_column(in) + column];
+        if (to) store_element(dtype, to, (kir_value){.f32 = v});
+    }
+}
+
+/* By a subgroup's first item. */
+static void run_wide(interp *m, int i, const kir_ins *in) {
+    switch (in->op) {
+    case KIR_MATRIX: memset(&m->wide[wide_at(m, (kir_val)i)], 0, sizeof *m->wide); break;
+    case KIR_FRAGMENT: run_wide_fragment(m, i, in); break;
+    case KIR_MMA: run_wide_mma(m, in); break;
+    case KIR_COMMIT: m->wide_batches[m->item / m->lanes]++; break;
+    case KIR_WAIT: run_wide_wait(m, in); break;
+    default: run_wide_store(m, i, in);
+    }
+}
+
 static void run_moving(interp *m, int i) {
     const kir_ins *in = &m->p->ins[i];
+    bool of_matrices = (in->op == KIR_COMMIT || in->op == KIR_WAIT) && in->kind;
     switch (in->op) {
     case KIR_FETCH: run_fetch(m, i, in); return;
     case KIR_PUT: run_put(m, i, in); return;
-    case KIR_COMMIT: m->batches[m->item]++; return;
-    case KIR_WAIT: run_wait(m, in); return;
-    default: break;
+    case KIR_COMMIT:
+        if (!of_matrices) m->batches[m->item]++;
+        break;
+    case KIR_WAIT:
+        if (!of_matrices) run_wait(m, in);
+        break;
+    default: of_matrices = true;
     }
-    if (m->item % m->lanes != 0) return;
+    if (!of_matrices || m->item % m->lanes != 0) return;
+    if (m->wide) {
+        run_wide(m, i, in);
+        return;
+    }
     switch (in->op) {
     case KIR_MATRIX: memset(matrix_at(m, (kir_val)i), 0, sizeof(matrix)); break;
     case KIR_FRAGMENT: run_fragment(m, i, in); break;
@@ -561,6 +676,14 @@ static tn_status make_states(interp *m) {
     return m->all_states ? TN_OK : TN_ERR_MEMORY;
 }
 
+static tn_status make_wide(interp *m) {
+    size_t subgroups = (size_t)(m->n_items / m->lanes), count = subgroups * (size_t)m->n_matrices + 1;
+    m->wide = tn_mem_zalloc(count, sizeof *m->wide);
+    m->places = tn_mem_zalloc(count, sizeof *m->places);
+    m->wide_batches = tn_mem_zalloc(subgroups, sizeof *m->wide_batches);
+    return m->wide && m->places && m->wide_batches ? TN_OK : TN_ERR_MEMORY;
+}
+
 static tn_status make_matrices(interp *m) {
     size_t items = (size_t)m->n_items;
     m->lanes = kir_lanes(m->p);
@@ -575,7 +698,8 @@ static tn_status make_matrices(interp *m) {
     m->matrices = tn_mem_zalloc((size_t)m->n_matrices * (items / (size_t)m->lanes) + 1, sizeof *m->matrices);
     m->packets = tn_mem_zalloc((size_t)m->n_packets * items + 1, sizeof *m->packets);
     m->batches = tn_mem_zalloc(items, sizeof *m->batches);
-    return m->matrices && m->packets && m->batches ? TN_OK : TN_ERR_MEMORY;
+    if (!m->matrices || !m->packets || !m->batches) return TN_ERR_MEMORY;
+    return m->lanes == KIR_WIDE ? make_wide(m) : TN_OK;
 }
 
 /* Memory that the program writes is watched, whatever the name it is read under. */
@@ -614,6 +738,9 @@ static tn_status run_points(interp *m) {
         if (m->status == TN_OK && m->late_count > 0)
             m->status = tn_fail(TN_ERR_ARGUMENT, "kernel program: %zu packets at its end that nobody waited for",
                                 m->late_count);
+        if (m->status == TN_OK && m->mma_count > 0)
+            m->status = tn_fail(TN_ERR_ARGUMENT, "kernel program: %zu products at its end that nobody waited for",
+                                m->mma_count);
     } while (m->status == TN_OK && next_point(m, 0, outer));
     return m->status;
 }
@@ -635,7 +762,7 @@ tn_status kir_interpret(const kir_program *p, const kir_launch *launch) {
     tn_mem_free(m.all_values);
     tn_mem_free(m.state_of);
     tn_mem_free(m.all_states);
-    void *moving[] = {m.matrix_of, m.matrices, m.packets, m.batches, m.late};
+    void *moving[] = {m.matrix_of, m.matrices, m.packets, m.batches, m.late, m.wide, m.wide_batches, m.places, m.mmas};
     for (size_t i = 0; i < TN_COUNT(moving); i++)
         tn_mem_free(moving[i]);
     return status;

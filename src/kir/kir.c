@@ -210,6 +210,14 @@ static bool is_half(tn_dtype t) { return t == TN_F16 || t == TN_BF16; }
 
 static bool is_late(const kir_ins *in) { return in->op == KIR_PUT && in->kind; }
 
+static bool is_wide(const kir_program *p) { return p->n_items > 0 && p->item[p->n_items - 1] == KIR_WIDE; }
+
+/* Lines that do not lie in one another; of the factors of wide matrices none does. */
+static bool lines_are_apart(const kir_program *p, const kir_ins *in) {
+    if (!is_wide(p)) return kir_line(in) >= KIR_EDGE;
+    return in->op == KIR_FRAGMENT || kir_wide_line(in) >= KIR_EDGE;
+}
+
 /* Matrices move lines of workgroup memory, packets from global to workgroup memory. */
 static tn_status check_matrix_access(const verifier *v, const kir_ins *in, const kir_access *access) {
     const kir_program *p = v->p;
@@ -217,7 +225,7 @@ static tn_status check_matrix_access(const verifier *v, const kir_ins *in, const
     bool local = p->local[access->buffer] > 0, lines = in->op == KIR_FRAGMENT || in->op == KIR_MATRIX_STORE;
     if (local == (in->op == KIR_FETCH)) return invalid(v, "a buffer in the wrong memory");
     if (in->op == KIR_MATRIX_STORE ? t != TN_F32 : !is_half(t)) return invalid(v, "a buffer of the wrong dtype");
-    if (lines && kir_line(in) < KIR_EDGE) return invalid(v, "lines that lie in one another");
+    if (lines && !lines_are_apart(p, in)) return invalid(v, "lines that lie in one another");
     if (lines && access->fixed[p->n_par] != 0) return invalid(v, "a place that differs within a subgroup");
     for (int i = 0; i <= p->n_par + p->n_loop && local; i++)
         if (access->fixed[i] % KIR_LINE_UNIT != 0) return invalid(v, "a place that is no multiple of 8 elements");
@@ -296,6 +304,11 @@ static tn_status check_dial(const verifier *v, const kir_ins *in) {
     return v->p->words && in->kind > 1 ? invalid(v, "no such word of a dial") : TN_OK;
 }
 
+static tn_status check_matrix(const verifier *v, const kir_ins *in) {
+    bool wide = is_wide(v->p), some = in->kind > 0 && in->kind * KIR_EDGE <= KIR_WIDE_COLUMNS;
+    return wide == some && wide == (in->kind > 0) ? TN_OK : invalid(v, "a number of columns that its items do not share");
+}
+
 /* Fragments of one dtype, a first and a second factor. */
 static tn_status check_mma(const verifier *v, const kir_ins *in) {
     const kir_ins *x = &v->p->ins[in->b], *y = &v->p->ins[in->c];
@@ -316,7 +329,9 @@ static tn_status check_place(verifier *v, const kir_ins *in) {
     case KIR_REDUCE:
     case KIR_SCAN: return check_own_loop(v);
     case KIR_BARRIER: return v->p->n_items > 0 ? TN_OK : invalid(v, "in a program without workgroups");
+    case KIR_MATRIX: return check_matrix(v, in);
     case KIR_MMA: return check_mma(v, in);
+    case KIR_COMMIT: return in->kind && !is_wide(v->p) ? invalid(v, "without wide matrices") : TN_OK;
     case KIR_WAIT: return in->imm.i >= 0 && in->imm.i <= 7 ? TN_OK : invalid(v, "a number of batches outside 0 … 7");
     default: return kir_has_access((kir_op)in->op) ? check_access(v, in) : TN_OK;
     }
@@ -484,6 +499,15 @@ static void print_access(const kir_program *p, const int64_t *sizes, int access,
     tn_str_add(out, "]");
 }
 
+static void print_lines(const kir_program *p, const kir_ins *in, tn_str *out) {
+    if (!is_wide(p))
+        tn_str_add(out, " in lines of %d", kir_line(in));
+    else if (in->op == KIR_FRAGMENT)
+        tn_str_add(out, " in packets %d apart", kir_pitch(in));
+    else
+        tn_str_add(out, " from column %d in lines of %d", kir_wide_column(in), kir_wide_line(in));
+}
+
 static void print_details(const kir_program *p, const int64_t *sizes, const kir_ins *in, tn_str *out) {
     switch (in->op) {
     case KIR_CONST:
@@ -494,13 +518,13 @@ static void print_details(const kir_program *p, const int64_t *sizes, const kir_
         break;
     case KIR_DIAL: tn_str_add(out, " dial %lld", (long long)in->imm.i); break;
     case KIR_ROUND: tn_str_add(out, " %s", ROUND_NAMES[in->imm.i & 3]); break;
-    case KIR_WAIT: tn_str_add(out, " for all but %lld", (long long)in->imm.i); break;
+    case KIR_WAIT: tn_str_add(out, " for all but %lld%s", (long long)in->imm.i, in->kind ? " of MMAs" : ""); break;
     case KIR_LOOP: tn_str_add(out, " over %d axes from x%d", kir_loop_count(in), kir_loop_first(in)); break;
     case KIR_REDUCE:
     case KIR_SCAN: tn_str_add(out, " %s", kir_reduce_name((kir_reduce)in->kind)); break;
     default:
         if (kir_has_access((kir_op)in->op)) print_access(p, sizes, (int)in->imm.i, out);
-        if (in->op == KIR_FRAGMENT || in->op == KIR_MATRIX_STORE) tn_str_add(out, " in lines of %d", kir_line(in));
+        if (in->op == KIR_FRAGMENT || in->op == KIR_MATRIX_STORE) print_lines(p, in, out);
         if (in->op == KIR_FRAGMENT && in->kind & KIR_ALONG_K) tn_str_add(out, " along k");
         if (is_late(in)) tn_str_add(out, " late");
     }

@@ -54,6 +54,14 @@
  *                      barrier behind it makes them so for all. Until then nobody reads the place. None is left at the
  *                      program's end. Such a PUT stands in the region of its FETCH. (The interpreter: NaN.)
  *
+ * Wide matrices. Where the last axis has KIR_WIDE items, they are a subgroup of their own: four of the device's that
+ * follow each other. Its matrices have 64 rows and 16 columns for each 1 in the MATRIX's kind; the factors of 64×16 and
+ * 16×columns lie in packets of 8 neighbours, packet p of line i at 8·i + p·pitch elements, the pitch being 8·(2^n + 1),
+ * n in the FRAGMENT's kind: lines follow each other closely, and the packets of a line lie in different banks. A
+ * MATRIX_STORE stores 16 columns, the first of which its kind says. MMAs are late: COMMIT of kind 1 ends a batch of a
+ * subgroup's, WAIT of kind 1 is passed when all of its batches but the last n are done; until then they may read their
+ * factors, which nobody writes, and their matrix is not stored. None is left at the program's end.
+ *
  * A program of *words* (legal.h makes them) has no value of type I64 or U64, for machines without such integers. What
  * is I64 elsewhere is I32 in it: INDEX, a computed index, the operand of LOOP, the result of ARGMAX and ARGMIN; its
  * launches have indices that fit. Buffers of i64 and u64 lie in memory as ever, but a LOAD or STORE takes a word of an
@@ -71,6 +79,9 @@ enum {
     KIR_MAX_ITEM_AXES = 3,
     KIR_MAX_ITEMS = 1024,      /* of a workgroup */
     KIR_EDGE = 16,             /* of a matrix */
+    KIR_WIDE = 128,            /* items that share a wide matrix */
+    KIR_WIDE_ROWS = 64,
+    KIR_WIDE_COLUMNS = 256, /* at most */
     KIR_MAX_LOCAL = 256 << 10, /* bytes of workgroup memory, more than any device has; what one has is in its caps */
     KIR_KSUM = 256,            /* length of an fma chain: part of the numerics contract */
     /* A reduction keeps 64 partial results: element i goes to lane i % 64, in order, from the identity. After each
@@ -127,14 +138,14 @@ typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KI
     X(GET, 1, "S")           /* the value of variable a now */                               \
     X(SET, 2, "SS")          /* variable a becomes b; yields nothing */                      \
     X(BARRIER, 0, "")        /* of a workgroup; yields nothing */                            \
-    X(MATRIX, 0, "")         /* a subgroup's; only MMA and MATRIX_STORE may name it */       \
+    X(MATRIX, 0, "")         /* a subgroup's; kind: of a wide one; only MMA and MATRIX_STORE may name it */       \
     X(FRAGMENT, 0, "")       /* access imm.i; kind: below; only MMA may name it */           \
     X(MMA, 3, "***")         /* matrix a += fragment b · fragment c; yields nothing */      \
     X(MATRIX_STORE, 2, "*B") /* access imm.i; a: matrix, b: mask; kind: below; no value */   \
     X(FETCH, 1, "B")         /* a packet from access imm.i; a: mask; only PUT may name it */ \
     X(PUT, 1, "*")           /* packet a to access imm.i; kind 1: late; yields nothing */    \
-    X(COMMIT, 0, "")                                                                         \
-    X(WAIT, 0, "") /* imm.i: batches that may be under way, 0 … 7 */
+    X(COMMIT, 0, "")         /* kind 1: of MMAs */                                          \
+    X(WAIT, 0, "")           /* imm.i: batches that may be under way, 0 … 7; kind 1: of MMAs */
 
 typedef enum kir_op {
 #define X(name, arity, types) KIR_##name,
@@ -161,7 +172,10 @@ enum {
     KIR_FACTOR_B = 1,   /* the second factor */
     KIR_ALONG_K = 2,    /* neighbours in a line are neighbours along k, the index that is summed over */
     KIR_LINE_SHIFT = 2, /* from here on: from line to line, in … */
-    KIR_LINE_UNIT = 8   /* … elements; what offsets and strides of such an access are multiples of, too */
+    KIR_LINE_UNIT = 8,  /* … elements; what offsets and strides of such an access are multiples of, too */
+    /* Of wide ones: a FRAGMENT has log2(lines) from LINE_SHIFT on, a MATRIX_STORE the first column / 16, and from here
+     * on its line. */
+    KIR_WIDE_SHIFT = 4
 };
 
 typedef int16_t kir_val; /* the number of an instruction */
@@ -292,6 +306,13 @@ kir_val kir_fetch(kir_builder *b, int buffer, const kir_aff *index, kir_val mask
 void kir_put(kir_builder *b, int buffer, const kir_aff *index, kir_val packet, bool late);
 void kir_commit(kir_builder *b);
 void kir_wait(kir_builder *b, int under_way);
+/* Wide matrices; `lines`, a power of two: of the factor's buffer. */
+kir_val kir_wide_matrix(kir_builder *b, int columns);
+kir_val kir_wide_fragment(kir_builder *b, int buffer, const kir_aff *index, int factor, int lines);
+void kir_wide_store(kir_builder *b, int buffer, const kir_aff *index, int line, kir_val matrix, int column,
+                    kir_val mask);
+void kir_wide_commit(kir_builder *b);
+void kir_wide_wait(kir_builder *b, int under_way);
 kir_type kir_val_type(const kir_builder *b, kir_val v);
 /* For rewriting: a builder of a program with the axes, buffers, dials and accesses of p, which must stay until then;
  * kir_finish leaves accesses as they are numbered, and sizes that mean nothing. kir_append takes any instruction,

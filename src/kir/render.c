@@ -93,7 +93,10 @@ static tn_status check_target(const kir_program *p, const kir_target *t) {
                        KIR_MAX_ITEMS);
     int lanes = kir_lanes(p);
     if (lanes > 0 && !t->dialect->matrices) return refuse(p, t, "it has matrices, the language has none");
-    if (lanes > 0 && lanes != t->lanes) return refuse(p, t, "it has matrices of other subgroups than the device");
+    if (lanes == KIR_WIDE && !(t->wide && t->dialect->wide))
+        return refuse(p, t, "it has wide matrices, the device has none");
+    if (lanes > 0 && lanes != KIR_WIDE && lanes != t->lanes)
+        return refuse(p, t, "it has matrices of other subgroups than the device");
     if (p->n_items > 0 && !t->dialect->groups) return refuse(p, t, "it has workgroups, the language has none");
     if (!t->f64 && has_type(p, KIR_F64, KIR_F64))
         return refuse(p, t, "it computes with 64-bit floats, the device has none");
@@ -108,10 +111,23 @@ bool kir_dialect_has_words(const kir_dialect *d) { return (d->legal & KIR_LEGAL_
 
 static int lead_axes(const kir_program *p) { return p->n_par - p->n_items; }
 
+static bool is_brought(const kir_target *t, int64_t local_bytes) {
+    return t->dialect->most_declared && local_bytes > t->dialect->most_declared;
+}
+
+/* Bytes of a local buffer, up to the begin of the next one. */
+static int local_room(const kir_program *p, int buffer) {
+    return (p->local[buffer] * (int)tn_dtype_size((tn_dtype)p->buffer_dtype[buffer]) + 15) & ~15;
+}
+
 static void describe(const kir_program *p, const kir_target *t, kir_rendering *out) {
+    int64_t apart = 0;
     *out = (kir_rendering){.local_bytes = kir_local_bytes(p)};
-    for (int i = 0; i < p->n_buffers; i++)
+    for (int i = 0; i < p->n_buffers; i++) {
         out->buffer_count += p->local[i] == 0;
+        apart += local_room(p, i);
+    }
+    if (is_brought(t, apart)) out->local_bytes = apart;
     out->bases_at = (kir_sizes_count(p) + (size_t)p->n_dials) * 8;
     out->params_bytes = out->bases_at + (size_t)out->buffer_count * 8;
     size_t most = t->dialect->most_by_value ? (size_t)t->dialect->most_by_value : 1000;
@@ -121,15 +137,15 @@ static void describe(const kir_program *p, const kir_target *t, kir_rendering *o
     snprintf(out->entry, sizeof out->entry, "kernel_%016llx", (unsigned long long)p->hash);
 }
 
-/* Writes `text` for each buffer that is global or not. */
+/* Writes `text` for each buffer that is global or not; $base: of its base among the parameters, or of its bytes. */
 static void each_buffer(render *r, bool local, const char *text) {
-    int base = (int)(r->kernel->bases_at / 8);
+    int base = local ? 0 : (int)(r->kernel->bases_at / 8);
     for (r->n = 0; r->n < r->p->n_buffers; r->n++) {
         r->type = kir_render_memory(r, r->n);
         r->size = r->p->local[r->n];
         r->base = base;
         if ((r->size > 0) == local) kir_render_words(r, text);
-        base += r->size == 0;
+        base += local ? local_room(r->p, r->n) : r->size == 0;
     }
     r->n = 0;
 }
@@ -195,7 +211,9 @@ static void open_kernel(render *r) {
     each_buffer(r, false, d->buffer);
     kir_render_words(r, r->kernel->params_in_buffer ? d->by_address : d->by_value);
     each_buffer(r, false, d->bind);
-    each_buffer(r, true, d->local);
+    bool brought = is_brought(r->t, r->kernel->local_bytes);
+    if (brought) kir_render_words(r, d->brought);
+    each_buffer(r, true, brought ? d->local_brought : d->local);
 }
 
 static void put_kernel(render *r) {
@@ -203,6 +221,7 @@ static void put_kernel(render *r) {
     int lead = lead_axes(r->p);
     bool group = r->p->n_items > 0;
     r->aligned = kir_lanes(r->p) > 0;
+    r->wide = kir_lanes(r->p) == KIR_WIDE;
     kir_render_put(r, "\n/* program %016llx */\n", (unsigned long long)r->p->hash);
     if (d->open_kernel)
         d->open_kernel(r);
@@ -237,10 +256,12 @@ static tn_status put_legal_kernel(render *r, const kir_program *p) {
     return whole ? refuse(p, r->t, "it computes with 64-bit integers, the language has none") : TN_OK;
 }
 
-static bool any_matrices(const kir_program *const *programs, int count) {
+/* Of all kernels: 0, those of a subgroup of the device, KIR_WIDE. */
+static int most_lanes(const kir_program *const *programs, int count) {
+    int most = 0;
     for (int i = 0; i < count; i++)
-        if (kir_lanes(programs[i]) > 0) return true;
-    return false;
+        most = most > kir_lanes(programs[i]) ? most : kir_lanes(programs[i]);
+    return most;
 }
 
 static tn_status put_source(const kir_program *const *programs, int count, const kir_target *t, bool *needed,
@@ -261,9 +282,10 @@ static tn_status put_source(const kir_program *const *programs, int count, const
     r.text = &out[0].text;
     kir_render_words(&r, t->dialect->head);
     if (t->f64) kir_render_words(&r, t->dialect->head_f64);
-    if (any_matrices(programs, count)) {
+    if (most_lanes(programs, count) > 0) {
         kir_render_put(&r, "#define MAT_LANES %d\n", t->lanes);
         kir_render_words(&r, t->dialect->matrices);
+        if (most_lanes(programs, count) == KIR_WIDE) kir_render_words(&r, t->dialect->wide);
     }
     if (!t->dialect->legal) put_prelude(&r);
     tn_str_addn(&out[0].text, tn_str_text(&kernels), kernels.length);

@@ -36,6 +36,7 @@ typedef struct kir_target {
     bool words_only;   /* memory is read and written in words of 32 bits */
     uint32_t features; /* as in tn_caps */
     int lanes;         /* items of a subgroup, of devices with matrices; 0: the device has none */
+    bool wide;         /* … and whether four subgroups multiply wide matrices */
 } kir_target;
 
 typedef struct kir_rendering {

@@ -587,7 +587,7 @@ static void put_instruction(render *r, int i) {
         break;
     case KIR_GET: kir_render_put(r, "$let %s v%d = v%d;\n", TYPE_WORDS[in->type], i, in->a); break;
     case KIR_SET: kir_render_put(r, "v%d = %s;\n", in->a, kir_render_operand(r, in->b).text); break;
-    case KIR_BARRIER: kir_render_put(r, "$barrier\n"); break;
+    case KIR_BARRIER: kir_render_put(r, r->wide ? "mat_publish(); $barrier\n" : "$barrier\n"); break;
     default: put_pure(r, i);
     }
 }

@@ -6,6 +6,7 @@
  * the number of its base, $slot its number among the global ones, which are $buffers, $size its elements if it is
  * local. */
 #include "kir/render_text.h"
+#include "trunnion/backend.h"
 
 #define SAME_NAME(name) [WORD_##name##_f32] = #name, [WORD_##name##_f64] = #name
 #define C_NAME(name) [WORD_##name##_f32] = #name "f", [WORD_##name##_f64] = #name
@@ -245,7 +246,13 @@ const kir_dialect kir_dialect_c = {
 
 const kir_dialect kir_dialect_cuda = {
     .name = "CUDA C",
+    .most_declared = TN_CUDA_DECLARED,
+    .brought = "#ifdef __CUDA_ARCH__\n"
+               "    extern __shared__ __attribute__((aligned(16))) unsigned char workgroup_memory[];\n"
+               "#endif\n",
+    .local_brought = "    $type *const b$n = ($type *)(workgroup_memory + $base);\n",
     .matrices = kir_matrix_cuda,
+    .wide = kir_wide_cuda,
     .words = {GPU_WORDS},
     GPU_TEXTS,
     .halves_if = "__CUDA_ARCH__",

@@ -90,6 +90,72 @@ const char kir_matrix_cuda[] =
     "MAT void mat_commit() { ptx_cp_async_commit(); }\n"
     "template <int N> MAT void mat_wait() { ptx_cp_async_wait<N>(); }\n";
 
+/* Wide matrices by wgmma (PTX for sm_90a), whose factors come out of workgroup memory, told of by a descriptor: their
+ * address, and two distances, all in units of 16 bytes. Without swizzling squares of 8 packets, one below the other,
+ * stand apart as those say: along k and across, with lines that go across, packet by packet, or the other way round.
+ * What items have written must be published to it; before a batch its sums must be no other instruction's. Item t of
+ * each 32 has of 16 rows those of t / 4 and 8 more, of each 8 columns those of 2 (t mod 4) and the next one. */
+const char kir_wide_cuda[] =
+    "#ifdef __CUDA_ARCH__\n"
+    "#define P10(t) \"%\" #t \"0, %\" #t \"1, %\" #t \"2, %\" #t \"3, %\" #t \"4, %\" #t \"5, %\" #t \"6, %\" #t \"7, "
+    "%\" #t \"8, %\" #t \"9, \"\n"
+    "#define P60 P10() P10(1) P10(2) P10(3) P10(4) P10(5)\n"
+    "#define S4(i) \"+f\"(c[i]), \"+f\"(c[i + 1]), \"+f\"(c[i + 2]), \"+f\"(c[i + 3])\n"
+    "#define S16(i) S4(i), S4(i + 4), S4(i + 8), S4(i + 12)\n"
+    "#define S64(i) S16(i), S16(i + 16), S16(i + 32), S16(i + 48)\n"
+    "#define PTX_WGMMA(name, columns, type, places, sums, x, y, one, ta, tb) \\\n"
+    "    template <int TA, int TB> MAT void name(float *c, unsigned long long a, unsigned long long b) { \\\n"
+    "        asm volatile(\"{\\n.reg .pred p;\\nsetp.ne.b32 p, \" one \", 0;\\n\" \\\n"
+    "                     \"wgmma.mma_async.sync.aligned.m64n\" columns \"k16.f32.\" type \".\" type \" {\" places \"}, \" \\\n"
+    "                     x \", \" y \", p, 1, 1, \" ta \", \" tb \";\\n}\" \\\n"
+    "                     : sums : \"l\"(a), \"l\"(b), \"r\"(1), \"n\"(TA), \"n\"(TB)); \\\n"
+    "    }\n"
+    "#define PTX_WGMMAS(type) \\\n"
+    "    PTX_WGMMA(ptx_wgmma_256_##type, \"256\", #type, P60 P10(6) P10(7) P10(8) P10(9) P10(10) P10(11) \\\n"
+    "              \"%120, %121, %122, %123, %124, %125, %126, %127\", S64(0) MAT_AND S64(64), \\\n"
+    "              \"%128\", \"%129\", \"%130\", \"%131\", \"%132\") \\\n"
+    "    PTX_WGMMA(ptx_wgmma_128_##type, \"128\", #type, P60 \"%60, %61, %62, %63\", S64(0), \\\n"
+    "              \"%64\", \"%65\", \"%66\", \"%67\", \"%68\")\n"
+    "#define MAT_AND ,\n"
+    "PTX_WGMMAS(f16)\n"
+    "PTX_WGMMAS(bf16)\n"
+    "MAT void ptx_wgmma_fence() { asm volatile(\"wgmma.fence.sync.aligned;\" ::: \"memory\"); }\n"
+    "MAT void ptx_wgmma_commit() { asm volatile(\"wgmma.commit_group.sync.aligned;\" ::: \"memory\"); }\n"
+    "template <int N> MAT void ptx_wgmma_wait() { asm volatile(\"wgmma.wait_group.sync.aligned %0;\" :: \"n\"(N) : "
+    "\"memory\"); }\n"
+    "MAT void ptx_publish() { asm volatile(\"fence.proxy.async.shared::cta;\" ::: \"memory\"); }\n"
+    "MAT void ptx_hold(float &x) { asm volatile(\"\" : \"+f\"(x) :: \"memory\"); }\n"
+    "#endif\n"
+    "template <int N> struct mat_wide { float e[N / 2]; };\n"
+    "template <int B, int T> struct mat_place { unsigned long long at; };\n"
+    "template <int N> MAT void mat_zero(mat_wide<N> &c) {\n"
+    "#pragma unroll\n"
+    "    for (int i = 0; i < N / 2; i++) c.e[i] = 0.0f;\n"
+    "}\n"
+    "template <int N> MAT void mat_hold(mat_wide<N> &c) {\n"
+    "#pragma unroll\n"
+    "    for (int i = 0; i < N / 2; i++) ptx_hold(c.e[i]);\n"
+    "}\n"
+    "template <int B, int T> MAT mat_place<B, T> mat_factor_at(const unsigned short *p, int pitch) {\n"
+    "    const unsigned long long lines = 128 >> 4, packets = pitch >> 3;\n"
+    "    return {(ptx_shared(p) & 0x3ffff) >> 4 | (T ? lines : packets) << 16 | (T ? packets : lines) << 32};\n"
+    "}\n"
+    "#define MAT_WIDE(columns, type, brain) \\\n"
+    "    template <int TA, int TB> MAT void mat_mul(mat_wide<columns> &c, mat_place<brain, TA> a, mat_place<brain, TB> b) { \\\n"
+    "        ptx_wgmma_##columns##_##type<TA, TB>(c.e, a.at, b.at); \\\n"
+    "    }\n"
+    "MAT_WIDE(256, f16, 0)\n"
+    "MAT_WIDE(256, bf16, 1)\n"
+    "MAT_WIDE(128, f16, 0)\n"
+    "MAT_WIDE(128, bf16, 1)\n"
+    "template <int FROM, int N> MAT void mat_store(float *p, int line, const mat_wide<N> &c) {\n"
+    "    const int lane = threadIdx.x & 31;\n"
+    "    p += ((threadIdx.x >> 5 & 3) * 16 + (lane >> 2)) * line + (lane & 3) * 2;\n"
+    "#pragma unroll\n"
+    "    for (int i = 0; i < 8; i++) p[(i >> 1 & 1) * 8 * line + (i >> 2) * 8 + (i & 1)] = c.e[FROM / 2 + i];\n"
+    "}\n"
+    "MAT void mat_publish() { ptx_publish(); }\n";
+
 /* An item has elements of one row or column of a factor: with MFMA every fourth of k, with WMMA all of them. */
 const char kir_matrix_hip[] =
     "#define MAT static __device__ inline __attribute__((always_inline))\n"
@@ -203,8 +269,19 @@ static render_name mask_of(const render *r, kir_val mask) {
     return mask == KIR_NONE ? always : kir_render_operand(r, mask);
 }
 
+static void put_wide_fragment(render *r, int i, const kir_ins *in, bool half) {
+    kir_render_put(r, "const mat_place<%d, %d> v%d = mat_factor_at<%d, %d>(", !half, !(in->kind & KIR_ALONG_K), i, !half,
+                   !(in->kind & KIR_ALONG_K));
+    put_pointer(r, in);
+    kir_render_put(r, ", %d);\n", kir_pitch(in));
+}
+
 static void put_fragment(render *r, int i, const kir_ins *in) {
     bool half = r->p->buffer_dtype[r->p->access[in->imm.i].buffer] == TN_F16;
+    if (r->wide) {
+        put_wide_fragment(r, i, in, half);
+        return;
+    }
     kir_render_put(r, "mat_%s v%d; mat_load<%d>(v%d, ", half ? "f16" : "bf16", i,
                    in->kind & (KIR_FACTOR_B | KIR_ALONG_K), i);
     put_pointer(r, in);
@@ -213,9 +290,40 @@ static void put_fragment(render *r, int i, const kir_ins *in) {
 
 static void put_matrix_store(render *r, const kir_ins *in) {
     if (in->b != KIR_NONE) kir_render_put(r, "if (%s) ", kir_render_operand(r, in->b).text);
-    kir_render_put(r, "mat_store(");
+    if (r->wide)
+        kir_render_put(r, "mat_store<%d>(", kir_wide_column(in));
+    else
+        kir_render_put(r, "mat_store(");
     put_pointer(r, in);
-    kir_render_put(r, ", %d, v%d);\n", kir_line(in), in->a);
+    kir_render_put(r, ", %d, v%d);\n", r->wide ? kir_wide_line(in) : kir_line(in), in->a);
+}
+
+static void put_matrix(render *r, int i, const kir_ins *in) {
+    if (r->wide)
+        kir_render_put(r, "mat_wide<%d> v%d; mat_zero(v%d);\n", in->kind * KIR_EDGE, i, i);
+    else
+        kir_render_put(r, "mat_c v%d; mat_zero(v%d);\n", i, i);
+}
+
+/* Does an MMA stand before instruction i, with nothing between them but values and places? */
+static bool follows_mma(const kir_program *p, int i) {
+    while (--i >= 0)
+        if (p->ins[i].op == KIR_MMA || (p->ins[i].op >= KIR_LOAD && p->ins[i].op != KIR_FRAGMENT))
+            return p->ins[i].op == KIR_MMA;
+    return false;
+}
+
+static void put_mma(render *r, int i, const kir_ins *in) {
+    if (r->wide && !follows_mma(r->p, i)) kir_render_put(r, "ptx_wgmma_fence(); ");
+    kir_render_put(r, "mat_mul(v%d, v%d, v%d);\n", in->a, in->b, in->c);
+}
+
+/* Until then nothing else may be done with the sums that are waited for. */
+static void put_wide_wait(render *r, int i, const kir_ins *in) {
+    kir_render_put(r, "ptx_wgmma_wait<%d>();", (int)in->imm.i);
+    for (int v = 0; v < i; v++)
+        if (r->p->ins[v].op == KIR_MATRIX) kir_render_put(r, " mat_hold(v%d);", v);
+    kir_render_put(r, "\n");
 }
 
 static void put_packet(render *r, int i, const kir_ins *in) {
@@ -249,13 +357,17 @@ void kir_render_matrix(render *r, int i) {
     if (in->op == KIR_FETCH && !is_held(r->p, i)) return;
     kir_render_indent(r);
     switch (in->op) {
-    case KIR_MATRIX: kir_render_put(r, "mat_c v%d; mat_zero(v%d);\n", i, i); break;
+    case KIR_MATRIX: put_matrix(r, i, in); break;
     case KIR_FRAGMENT: put_fragment(r, i, in); break;
-    case KIR_MMA: kir_render_put(r, "mat_mul(v%d, v%d, v%d);\n", in->a, in->b, in->c); break;
+    case KIR_MMA: put_mma(r, i, in); break;
     case KIR_MATRIX_STORE: put_matrix_store(r, in); break;
     case KIR_FETCH: put_packet(r, i, in); break;
     case KIR_PUT: put_put(r, in); break;
-    case KIR_COMMIT: kir_render_put(r, "mat_commit();\n"); break;
-    default: kir_render_put(r, "mat_wait<%d>();\n", (int)in->imm.i);
+    case KIR_COMMIT: kir_render_put(r, in->kind ? "ptx_wgmma_commit();\n" : "mat_commit();\n"); break;
+    default:
+        if (in->kind)
+            put_wide_wait(r, i, in);
+        else
+            kir_render_put(r, "mat_wait<%d>();\n", (int)in->imm.i);
     }
 }

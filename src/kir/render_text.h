@@ -71,8 +71,13 @@ struct kir_dialect {
     const char *word;  /* the $n-th word of the parameters */
     const char *array; /* declares s$n, $size elements of type $type */
     const char *local; /* … b$n in workgroup memory */
+    /* Beyond `most_declared` bytes (0: never) that memory is not declared but brought: what names it, and b$n at byte
+     * $base of it. */
+    int64_t most_declared;
+    const char *brought, *local_brought;
     bool by_address_always; /* the words never come by value */
     const char *matrices;   /* the functions for matrices and packets (render_matrix.c); NULL: there are none */
+    const char *wide;       /* … for wide ones, behind them */
     unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
     /* Writes all up to the kernel's brace, in the place of `params_type` … `local`; elements are then reached by
      * functions: get3(at3 + i) and set3(at3 + i, v) of buffer 3, without at3 in workgroup memory. */
@@ -92,6 +97,7 @@ typedef struct render {
     int depth, loop;    /* the number of the innermost LOOP around */
     bool blocked;       /* … runs in blocks */
     bool aligned;       /* local buffers begin at multiples of 16 bytes */
+    bool wide;          /* its matrices are */
     /* words of the kernel being written */
     int n, half, base, size;
     const char *type;
@@ -132,7 +138,7 @@ void kir_render_combine(render *r, kir_reduce kind, kir_type t, const char *acc,
 void kir_render_index(render *r, const kir_ins *in);
 /* One of the instructions that only groups have: MATRIX … WAIT (render_matrix.c). */
 void kir_render_matrix(render *r, int i);
-extern const char kir_matrix_cuda[], kir_matrix_hip[], kir_matrix_msl[];
+extern const char kir_matrix_cuda[], kir_wide_cuda[], kir_matrix_hip[], kir_matrix_msl[];
 
 /* Writes the statements of instructions begin … end-1 (render_c.c), and of the loop that begins at `loop`, up to its
  * END, whose number it returns (render_loop.c). */

@@ -87,6 +87,9 @@ API_EXPORT int API(cuModuleLoadData, hipModuleLoadData)(void **module, const voi
 API_EXPORT int API(cuModuleUnload, hipModuleUnload)(void *module);
 API_EXPORT int API(cuModuleGetFunction, hipModuleGetFunction)(void **function, void *module, const char *name);
 API_EXPORT int API(cuFuncGetAttribute, hipFuncGetAttribute)(int *value, int attribute, void *function);
+#ifndef DOUBLE_HIP
+API_EXPORT int cuFuncSetAttribute(void *function, int attribute, int value);
+#endif
 API_EXPORT int API(cuLaunchKernel, hipModuleLaunchKernel)(void *function, unsigned gx, unsigned gy, unsigned gz,
                                                           unsigned ix, unsigned iy, unsigned iz, unsigned dynamic,
                                                           void *stream, void **values, void **extra);

@@ -302,8 +302,8 @@ static int attribute_of(int attribute, int *value) {
         {API(18, 16), 0}, /* integrated */
         {API(40, 2), 2},  /* engines that copy */
         {API(41, 85), 1}, /* one space of addresses */
-        {API(75, 23), API(9, 9)},
-        {API(76, 61), 0},
+        {API(75, 23), API(atoi(gpu_arch + 3) / 10, 9)}, /* the architecture's number */
+        {API(76, 61), API(atoi(gpu_arch + 3) % 10, 0)},
         {API(115, -1), 0}, /* memory pools */
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)

@@ -252,6 +252,7 @@ typedef struct gpu_function {
     struct gpu_function *next;
     gpu_module *module;
     const engine_kernel *kernel;
+    uint32_t most_dynamic; /* more than every launch may have */
 } gpu_function;
 
 struct gpu_module {
@@ -282,9 +283,10 @@ static char *image_of_assembly(const char *text) {
     return image;
 }
 
-/* PTX is for the architecture that it names and all later ones. */
+/* PTX is for the architecture that it names and all later ones; code for sm_90a, say, for sm_90 alone. */
 static bool fits_device(const char *arch) {
-    if (!strcmp(arch, gpu_arch)) return true;
+    size_t n = strlen(gpu_arch);
+    if (!strncmp(arch, gpu_arch, n) && (!arch[n] || API(!strcmp(arch + n, "a"), false))) return true;
     return API(begins(arch, "compute_") && atoi(arch + 8) <= atoi(gpu_arch + 3), false);
 }
 
@@ -339,7 +341,7 @@ int API(cuModuleGetFunction, hipModuleGetFunction)(void **function, void *module
     if (!k) return E_NOT_FOUND;
     gpu_function *f = calloc(1, sizeof *f);
     if (!f) return E_MEMORY;
-    *f = (gpu_function){m->functions, m, k};
+    *f = (gpu_function){m->functions, m, k, 0};
     m->functions = f;
     *function = f;
     return E_OK;
@@ -370,11 +372,27 @@ int API(cuFuncGetAttribute, hipFuncGetAttribute)(int *value, int attribute, void
     }
 }
 
+#ifndef DOUBLE_HIP
+int cuFuncSetAttribute(void *function, int attribute, int value) {
+    enum { MOST_DYNAMIC_BYTES = 8, OPT_IN = 227 << 10 };
+    ENTER(NEEDS_CONTEXT);
+    int error = check_function(&call, function);
+    if (error) return error;
+    gpu_function *f = function;
+    size_t declared = engine_workgroup_bytes(f->kernel);
+    if (attribute != MOST_DYNAMIC_BYTES || value < 0 || (size_t)value + declared > OPT_IN)
+        return gpu_misuse(&call, E_VALUE, "%s: attribute %d becomes %d; it declares %zu bytes of workgroup memory",
+                          engine_kernel_name(f->kernel), attribute, value, declared);
+    f->most_dynamic = (uint32_t)value;
+    return E_OK;
+}
+#endif
+
 /* ---- launches ---------------------------------------------------------------------------------------------------- */
 
 enum { MOST_PARAMETER_BYTES = 4096, MOST_GROUPS_YZ = 65535, MOST_ITEMS_Z = 64, MOST_DYNAMIC = 48 << 10 };
 
-static int check_shape(const gpu_call *call, const gpu_launch *l) {
+static int check_shape(const gpu_call *call, const gpu_launch *l, uint32_t most_dynamic) {
     const uint32_t *g = l->groups, *i = l->items;
     uint64_t items = (uint64_t)i[0] * i[1] * i[2];
     const char *name = engine_kernel_name(l->kernel);
@@ -383,7 +401,7 @@ static int check_shape(const gpu_call *call, const gpu_launch *l) {
     if (!items || i[0] > ENGINE_MOST_ITEMS || i[1] > ENGINE_MOST_ITEMS || i[2] > MOST_ITEMS_Z ||
         items > ENGINE_MOST_ITEMS)
         return gpu_misuse(call, E_VALUE, "%s: %u x %u x %u items", name, i[0], i[1], i[2]);
-    if (l->dynamic_bytes > MOST_DYNAMIC)
+    if (l->dynamic_bytes > (most_dynamic > MOST_DYNAMIC ? most_dynamic : MOST_DYNAMIC))
         return gpu_misuse(call, E_VALUE, "%s: %u bytes of dynamic workgroup memory", name, l->dynamic_bytes);
     return E_OK;
 }
@@ -419,7 +437,7 @@ int gpu_make_launch(const gpu_call *call, const gpu_node_params *from, gpu_launc
     *out = (gpu_launch){.kernel = ((gpu_function *)from->function)->kernel, .dynamic_bytes = from->dynamic};
     memcpy(out->groups, from->groups, sizeof out->groups);
     memcpy(out->items, from->items, sizeof out->items);
-    error = check_shape(call, out);
+    error = check_shape(call, out, ((gpu_function *)from->function)->most_dynamic);
     return error ? error : copy_parameters(call, out, from->values);
 }
 

@@ -13,6 +13,7 @@
 #define __noinline__
 #define __shared__ ENGINE_WORKGROUP
 #define __launch_bounds__(...)
+#define workgroup_memory (engine_here->dynamic)
 #define __syncthreads() ENGINE_BARRIER()
 #define __threadfence() ((void)0)
 
@@ -179,3 +180,76 @@ template <int N> static inline void ptx_cp_async_wait() {
     }
     engine_late_count[me] = left;
 }
+
+/* wgmma, as PTX ISA has it for sm_90a: both factors in workgroup memory, found by descriptors without swizzling. It is
+ * done when it is waited for, by each item for its own elements of the sums, out of what stands there then. Its sums
+ * may be another instruction's between a wait and the next fence. */
+enum { ENGINE_WGMMAS = 64, ENGINE_BROUGHT = 227 << 10 };
+struct engine_wgmma {
+    float *c;
+    engine_u64 a, b;
+    int columns;
+    bool brain, turned_a, turned_b;
+    unsigned batch;
+};
+static engine_wgmma engine_wgmmas[1024][ENGINE_WGMMAS];
+static unsigned engine_wgmma_count[1024], engine_wgmma_batches[1024];
+static bool engine_fenced[1024];
+
+static inline unsigned ptx_shared(const void *p) {
+    const engine_u64 at = (engine_u64)((const engine_u8 *)p - engine_here->dynamic);
+    if (at >= ENGINE_BROUGHT || at % 16) __builtin_trap();
+    return (unsigned)at;
+}
+/* Element (across, k) of the factor with descriptor d: squares of 8 × 16 bytes, the second distance apart across and
+ * the first one along k; inside, lines of 16 bytes go along k, or across. */
+static inline float engine_factor(engine_u64 d, bool turned, bool brain, unsigned across, unsigned k) {
+    const unsigned down = turned ? k % 8 : across % 8, along = turned ? across % 8 : k % 8;
+    const unsigned at = (unsigned)(d & 0x3fff) * 16 + (unsigned)(d >> 16 & 0x3fff) * 16 * (k / 8) +
+                        (unsigned)(d >> 32 & 0x3fff) * 16 * (across / 8) + down * 16 + along * 2;
+    if (d & 0xffffc000c000c000ull || at + 2 > ENGINE_BROUGHT) __builtin_trap();
+    return engine_half(*(const unsigned short *)(engine_here->dynamic + at), brain);
+}
+static inline void engine_multiply(const engine_wgmma &w) {
+    const unsigned me = engine_here->linear % 128, row = me / 32 * 16 + me % 32 / 4, column = me % 4 * 2;
+    for (int k = 0; k < 16; k++) {
+        const float x[2] = {engine_factor(w.a, w.turned_a, w.brain, row, k),
+                            engine_factor(w.a, w.turned_a, w.brain, row + 8, k)};
+        for (int i = 0; i < w.columns / 2; i += 4)
+            for (int right = 0; right < 2; right++) {
+                const float y = engine_factor(w.b, w.turned_b, w.brain, (unsigned)(i * 2) + column + right, k);
+                w.c[i + right] = __builtin_fmaf(x[0], y, w.c[i + right]);
+                w.c[i + 2 + right] = __builtin_fmaf(x[1], y, w.c[i + 2 + right]);
+            }
+    }
+}
+static inline void engine_give(const engine_wgmma &w) {
+    const unsigned me = engine_here->linear, n = engine_wgmma_count[me]++;
+    if (n >= ENGINE_WGMMAS || !engine_fenced[me]) __builtin_trap();
+    engine_wgmmas[me][n] = w;
+    engine_wgmmas[me][n].batch = engine_wgmma_batches[me];
+}
+#define ENGINE_WGMMA(columns, type, brain)                                                            \
+    template <int TA, int TB> static inline void ptx_wgmma_##columns##_##type(float *c, engine_u64 a, \
+                                                                              engine_u64 b) {         \
+        engine_give({c, a, b, columns, brain, TA == 1, TB == 1, 0});                                  \
+    }
+ENGINE_WGMMA(256, f16, false)
+ENGINE_WGMMA(256, bf16, true)
+ENGINE_WGMMA(128, f16, false)
+ENGINE_WGMMA(128, bf16, true)
+static inline void ptx_wgmma_fence() { engine_fenced[engine_here->linear] = true; }
+static inline void ptx_wgmma_commit() { engine_wgmma_batches[engine_here->linear]++; }
+template <int N> static inline void ptx_wgmma_wait() {
+    const unsigned me = engine_here->linear;
+    unsigned left = 0;
+    for (unsigned i = 0; i < engine_wgmma_count[me]; i++) {
+        const engine_wgmma w = engine_wgmmas[me][i];
+        if (engine_wgmma_batches[me] - w.batch > N) engine_multiply(w);
+        else engine_wgmmas[me][left++] = w;
+    }
+    engine_wgmma_count[me] = left;
+    engine_fenced[me] = false;
+}
+static inline void ptx_publish() {}
+static inline void ptx_hold(float &) {}

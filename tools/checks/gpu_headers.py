@@ -29,8 +29,10 @@ HANDLES = {"CUdeviceptr", "hipDeviceptr_t", "CUcontext", "CUstream", "hipStream_
 NUMBERS = {
     "max_items": ("CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK", "hipDeviceAttributeMaxThreadsPerBlock"),
     "max_groups_x": ("CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X", "hipDeviceAttributeMaxGridDimX"),
-    "shared_memory": ("CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK", "hipDeviceAttributeMaxSharedMemoryPerBlock"),
+    "shared_memory": ("CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN",
+                      "hipDeviceAttributeMaxSharedMemoryPerBlock"),
     "warp": ("CU_DEVICE_ATTRIBUTE_WARP_SIZE", "hipDeviceAttributeWarpSize"),
+    "processors": ("CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT", "hipDeviceAttributeMultiprocessorCount"),
     "integrated": ("CU_DEVICE_ATTRIBUTE_INTEGRATED", "hipDeviceAttributeIntegrated"),
     "CUDA_MAJOR": ("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR", None),
     "CUDA_MINOR": ("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR", None),
@@ -40,6 +42,7 @@ NUMBERS = {
     "EVENT_UNTIMED": ("CU_EVENT_DISABLE_TIMING", "hipEventDisableTiming"),
     "HOST_PORTABLE": ("CU_MEMHOSTALLOC_PORTABLE", "hipHostMallocPortable"),
     "FUNCTION_MAX_ITEMS": ("CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK", "HIP_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK"),
+    "FUNCTION_MAX_BROUGHT": ("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", None),
     "COMPILER_BAD_OPTION": ("NVRTC_ERROR_INVALID_OPTION", "HIPRTC_ERROR_INVALID_OPTION"),
     "COMPILER_REFUSES": ("NVRTC_ERROR_COMPILATION", "HIPRTC_ERROR_COMPILATION"),
 }

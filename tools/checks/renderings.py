@@ -1,7 +1,8 @@
 """renderings.py BUILD [--all] — kernels as CUDA C and HIP C, through the compilers of those who make the devices.
 
 The cases of the tests, random programs and all kernels of templates are written as files by test_render,
-test_templates and test_matrix; NVRTC makes machine code for sm_80 and sm_90 of them, hiprtc for gfx90a, and clang, with a short prelude
+test_templates and test_matrix; NVRTC makes machine code for sm_80 and sm_90 of them (sm_90a of
+those with wide matrices, which have a multiprocessor to themselves), hiprtc for gfx90a, and clang, with a short prelude
 in the place of the vendors' headers, PTX and machine code for gfx1100. No device is needed, and none takes part. Two
 workgroups of a kernel have to fit on a multiprocessor, and those of templates and cases may not spill registers. Random
 programs may, and those with indices of 64 bits, which only launches of more than 2^31 elements get: it is told. Without
@@ -72,7 +73,7 @@ def nvidia_numbers(words):
     registers = re.search(r"Used (\d+) registers", words)
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", words)]
     return {"log": "" if registers else "no registers told: " + words, "registers": int((registers or [0, 0])[1]),
-            "spills": sum(spills)}
+            "spills": sum(spills), "words": words}
 
 
 def message_pack_number(code, key):
@@ -214,6 +215,10 @@ class Workers:
             child.wait()
 
 
+def is_wide(text):
+    return "; mat_zero(" in text and "mat_wide<" in text.split("__global__")[-1]
+
+
 def may_spill(kind, path):
     """clang 15 makes code for gfx1100 with half of its registers only, where there are 16-bit numbers."""
     return "-64." in path or "random" in path or (kind == "clang for AMD" and "matrix" in path)
@@ -223,8 +228,13 @@ def complaint(kind, path, answer):
     """What is wrong with a compiled kernel, or None."""
     if answer["log"]:
         return answer["log"][-800:]
-    items = int(re.search(r"__launch_bounds__\((\d+)\)", pathlib.Path(path).read_text())[1])
+    text = pathlib.Path(path).read_text()
+    items = int(re.search(r"__launch_bounds__\((\d+)\)", text)[1])
     spills, registers, most = answer.get("spills", 0), answer.get("registers", 0), KINDS[kind][4](items)
+    if is_wide(text):
+        most = REGISTERS // items
+    if "serialized" in answer.get("words", ""):
+        return "products of wide matrices wait for each other"
     if spills and not may_spill(kind, path):
         return f"{spills} bytes of registers are spilled, with {registers} registers and {items} items"
     if registers > most:
@@ -232,16 +242,21 @@ def complaint(kind, path, answer):
     return None
 
 
-def fits(arch, path):
-    """Kernels with matrices are for the subgroups of one kind of device."""
-    lanes = re.search(r"#define MAT_LANES (\d+)", pathlib.Path(path).read_text())
-    return not lanes or int(lanes[1]) == (64 if arch == "gfx90a" else 32)
+def architectures(kind, path):
+    """Kernels with matrices are for the subgroups of one kind of device; wide ones for Hopper."""
+    text, known = pathlib.Path(path).read_text(), KINDS[kind][3]
+    lanes = re.search(r"#define MAT_LANES (\d+)", text)
+    if is_wide(text):
+        return ["sm_90a"] if kind == "NVRTC" else []
+    return known if not lanes or int(lanes[1]) == (64 if known[0] == "gfx90a" else 32) else []
 
 
 def compile_all(kind, compiler, files, report):
     workers = Workers(kind, compiler)
-    jobs = [(arch, path) for i, path in enumerate(files) if fits(KINDS[kind][3][0], path)
-            for arch in (KINDS[kind][3] if report.everything else [KINDS[kind][3][i % len(KINDS[kind][3])]])]
+    jobs = []
+    for i, path in enumerate(files):
+        fitting = architectures(kind, path)
+        jobs += [(arch, path) for arch in (fitting if report.everything else fitting[i % len(fitting):][:1] if fitting else [])]
     most = faults = spilling = 0
     with concurrent.futures.ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
         for (arch, path), answer in zip(jobs, pool.map(lambda job: workers.compile(*job), jobs)):
