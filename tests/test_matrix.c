@@ -105,8 +105,10 @@ static const product products[] = {
 
 /* Whole matrices and edges of them, in both directions, by packets and by elements; both widths. */
 static const product wide_products[] = {
-    {1, 128, 256, 192, TN_F16, false, false, false, 2}, {1, 150, 300, 72, TN_BF16, false, true, true, 2},
-    {2, 136, 128, 64, TN_F16, true, true, false, 2},    {1, 70, 131, 201, TN_BF16, true, false, false, 0},
+    {1, 128, 256, 192, TN_F16, false, false, false, 2},
+    {1, 150, 300, 72, TN_BF16, false, true, true, 2},
+    {2, 136, 128, 64, TN_F16, true, true, false, 2},
+    {1, 70, 131, 201, TN_BF16, true, false, false, 0},
 };
 
 static void check_products(const product *list, size_t count, uint32_t matrix, int64_t subgroup, int64_t shared) {
@@ -296,10 +298,13 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "--sources") == 0) return write_sources(argv[2]);
     far_loaded = look_at;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_of_halves_by_late_packets), cmocka_unit_test(products_of_halves_by_packets),
-        cmocka_unit_test(products_of_halves_by_elements),     cmocka_unit_test(products_by_wide_matrices),
+        cmocka_unit_test(products_of_halves_by_late_packets),
+        cmocka_unit_test(products_of_halves_by_packets),
+        cmocka_unit_test(products_of_halves_by_elements),
+        cmocka_unit_test(products_by_wide_matrices),
         cmocka_unit_test(matrix_units_can_be_left_out),
-        cmocka_unit_test(what_breaks_a_rule_is_told),         cmocka_unit_test(names_are_no_values),
+        cmocka_unit_test(what_breaks_a_rule_is_told),
+        cmocka_unit_test(names_are_no_values),
     };
     return cmocka_run_group_tests_name("matrix", tests, make_scratch, remove_scratch);
 }

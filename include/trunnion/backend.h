@@ -114,11 +114,11 @@ typedef struct tn_caps {
     int64_t subgroup;      /* threads that run in step, 0: unknown */
     bool exact;            /* f32: division, square root, fma and denormals are IEEE 754's */
     char version[96];      /* of the driver and its compiler: what compiled kernels on disk are kept under */
-    bool words_only;   /* kernels read and write memory in words of 32 bits: they pack smaller elements themselves */
-    uint32_t features; /* bits that the form of code gives a meaning: TN_SPIRV_…, TN_WGSL_… */
-    int64_t max_loop;  /* how often an item goes round its loops in all, beyond which the device errs; 0: no limit */
-    bool joins;        /* a buffer may take several bindings: as many as max_bindings leaves to each of a kernel's */
-    uint32_t matrix;   /* TN_MATRIX_…; 0: no matrix units, or subgroups of other sizes than 32 and 64 */
+    bool words_only;    /* kernels read and write memory in words of 32 bits: they pack smaller elements themselves */
+    uint32_t features;  /* bits that the form of code gives a meaning: TN_SPIRV_…, TN_WGSL_… */
+    int64_t max_loop;   /* how often an item goes round its loops in all, beyond which the device errs; 0: no limit */
+    bool joins;         /* a buffer may take several bindings: as many as max_bindings leaves to each of a kernel's */
+    uint32_t matrix;    /* TN_MATRIX_…; 0: no matrix units, or subgroups of other sizes than 32 and 64 */
     int64_t processors; /* that run workgroups side by side; 0: unknown */
 } tn_caps;
 

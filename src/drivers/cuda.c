@@ -568,7 +568,7 @@ static tn_status launch(gpu_queue *q, const gpu_module *m, const tn_dispatch *l,
     arguments[m->buffer_count] = (void *)(uintptr_t)params;
     return CALL(q->device, launch,
                 (m->function, l->groups[0], l->groups[1], l->groups[2], m->group[0], m->group[1], m->group[2],
-                 m->brought,                 q->stream, arguments, NULL),
+                 m->brought, q->stream, arguments, NULL),
                 "%s, %u x %u x %u workgroups of %u x %u x %u items", m->name, l->groups[0], l->groups[1], l->groups[2],
                 m->group[0], m->group[1], m->group[2]);
 }

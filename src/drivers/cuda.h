@@ -144,8 +144,8 @@ enum {
     HOST_PORTABLE = 1,
     FUNCTION_MAX_ITEMS = 0,
     FUNCTION_MAX_BROUGHT = 8, /* CUDA: workgroup memory that launches bring */
-    COMPILER_BAD_OPTION = 5, /* NVRTC_ERROR_INVALID_OPTION */
-    COMPILER_REFUSES = 6     /* NVRTC_ERROR_COMPILATION, HIPRTC_ERROR_COMPILATION */
+    COMPILER_BAD_OPTION = 5,  /* NVRTC_ERROR_INVALID_OPTION */
+    COMPILER_REFUSES = 6      /* NVRTC_ERROR_COMPILATION, HIPRTC_ERROR_COMPILATION */
 };
 
 /* Attributes of devices. */
@@ -174,7 +174,7 @@ typedef struct gpu_vendor {
     void (*details)(tn_device_info *d, int device);
     gpu_attributes attributes;
     tn_code_form form;
-    int64_t max_groups_x; /* more than the attribute says is never asked for */
+    int64_t max_groups_x;                 /* more than the attribute says is never asked for */
     uint32_t (*matrix)(const char *arch); /* TN_MATRIX_… of an architecture */
     const char *arch_option, *compiler_title;
     const char *const *options; /* for the compiler, up to a NULL */

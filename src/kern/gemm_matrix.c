@@ -28,11 +28,8 @@ enum { NARROW_DEPTH = 32, WIDE_DEPTH = 64, PAD = 8, PACKET = 8, UNROLLED = 8, LE
 
 /* From the largest; what a workgroup has decides, and how much of a tile would be empty. 64 × 64 a subgroup are 128
  * registers of sums an item, of 255; a step of k then takes 8 fragments for 16 products. Never tried on a device. */
-static const tile tiles_32[] = {{2, 2, 4, 4, 3, 2, 0},
-                                {2, 2, 4, 4, 2, 1, 0},
-                                {2, 2, 4, 2, 2, 2, 0},
-                                {2, 2, 2, 2, 2, 2, 0},
-                                {1, 4, 1, 2, 2, 2, 0}};
+static const tile tiles_32[] = {
+    {2, 2, 4, 4, 3, 2, 0}, {2, 2, 4, 4, 2, 1, 0}, {2, 2, 4, 2, 2, 2, 0}, {2, 2, 2, 2, 2, 2, 0}, {1, 4, 1, 2, 2, 2, 0}};
 static const tile tiles_64[] = {{2, 2, 4, 4, 2, 4, 0}, {2, 1, 2, 4, 2, 4, 0}, {1, 2, 1, 4, 2, 4, 0}};
 /* The largest of which there are enough for three quarters of the device's processors. */
 static const tile tiles_wide[] = {{2, 1, 1, 1, 4, 2, 256}, {2, 1, 1, 1, 4, 2, 128}, {1, 1, 1, 1, 4, 2, 128}};

@@ -16,8 +16,8 @@
 /* What a device has for a workgroup. */
 typedef struct tn_group_limits {
     int64_t items, local_bytes;
-    int64_t subgroup; /* items of one */
-    uint32_t matrix;  /* TN_MATRIX_… of tn_caps */
+    int64_t subgroup;   /* items of one */
+    uint32_t matrix;    /* TN_MATRIX_… of tn_caps */
     int64_t processors; /* that run workgroups side by side; 0: unknown */
 } tn_group_limits;
 

@@ -447,8 +447,8 @@ static void multiply_wide(interp *m, const wide_mma *w) {
 }
 
 static void run_wide_mma(interp *m, const kir_ins *in) {
-    wide_mma w = {in, m->places[wide_at(m, in->b)], m->places[wide_at(m, in->c)],
-                  m->wide_batches[m->item / m->lanes], m->item};
+    wide_mma w = {in, m->places[wide_at(m, in->b)], m->places[wide_at(m, in->c)], m->wide_batches[m->item / m->lanes],
+                  m->item};
     for (int e = 0; e < KIR_WIDE_ROWS * KIR_EDGE; e++)
         (void)wide_element(m, in->b, w.x, e / KIR_EDGE, e % KIR_EDGE);
     for (int e = 0; e < m->p->ins[in->a].kind * KIR_EDGE * KIR_EDGE; e++)

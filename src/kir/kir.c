@@ -306,7 +306,8 @@ static tn_status check_dial(const verifier *v, const kir_ins *in) {
 
 static tn_status check_matrix(const verifier *v, const kir_ins *in) {
     bool wide = is_wide(v->p), some = in->kind > 0 && in->kind * KIR_EDGE <= KIR_WIDE_COLUMNS;
-    return wide == some && wide == (in->kind > 0) ? TN_OK : invalid(v, "a number of columns that its items do not share");
+    if (wide == some && wide == (in->kind > 0)) return TN_OK;
+    return invalid(v, "a number of columns that its items do not share");
 }
 
 /* Fragments of one dtype, a first and a second factor. */

@@ -77,11 +77,11 @@ enum {
     KIR_MAX_INS = 4096,
     KIR_MAX_LEGAL_INS = 16384, /* … of programs that legal.h has made of others */
     KIR_MAX_ITEM_AXES = 3,
-    KIR_MAX_ITEMS = 1024,      /* of a workgroup */
-    KIR_EDGE = 16,             /* of a matrix */
-    KIR_WIDE = 128,            /* items that share a wide matrix */
+    KIR_MAX_ITEMS = 1024, /* of a workgroup */
+    KIR_EDGE = 16,        /* of a matrix */
+    KIR_WIDE = 128,       /* items that share a wide matrix */
     KIR_WIDE_ROWS = 64,
-    KIR_WIDE_COLUMNS = 256, /* at most */
+    KIR_WIDE_COLUMNS = 256,    /* at most */
     KIR_MAX_LOCAL = 256 << 10, /* bytes of workgroup memory, more than any device has; what one has is in its caps */
     KIR_KSUM = 256,            /* length of an fma chain: part of the numerics contract */
     /* A reduction keeps 64 partial results: element i goes to lane i % 64, in order, from the identity. After each
@@ -94,57 +94,57 @@ enum {
 typedef enum kir_type { KIR_F32, KIR_F64, KIR_I32, KIR_I64, KIR_U32, KIR_U64, KIR_BOOL, KIR_TYPE_COUNT } kir_type;
 
 /* name, operands, what the operands' types must be: S same as result, B bool, I I64, * any, - none */
-#define KIR_OPS(X)                                                                           \
-    X(CONST, 0, "") /* imm */                                                                \
-    X(DIAL, 0, "")  /* dials[imm.i]: a scalar that may change at each launch */              \
-    X(INDEX, 0, "") /* I64: the affine value of access imm.i (its buffer is -1) */           \
-    X(NEG, 1, "S")                                                                           \
-    X(ABS, 1, "S")                                                                           \
-    X(ROUND, 1, "S") /* imm.i: a kir_round */                                                \
-    X(SQRT, 1, "S")                                                                          \
-    X(EXP, 1, "S")                                                                           \
-    X(LOG, 1, "S")                                                                           \
-    X(SIN, 1, "S")                                                                           \
-    X(COS, 1, "S")                                                                           \
-    X(TANH, 1, "S")                                                                          \
-    X(ERF, 1, "S")                                                                           \
-    X(CAST, 1, "*")                                                                          \
-    X(BITCAST, 1, "*") /* same width */                                                      \
-    X(ADD, 2, "SS")                                                                          \
-    X(SUB, 2, "SS")                                                                          \
-    X(MUL, 2, "SS")                                                                          \
-    X(DIV, 2, "SS")                                                                          \
-    X(MOD, 2, "SS")                                                                          \
-    X(MIN, 2, "SS")                                                                          \
-    X(MAX, 2, "SS")                                                                          \
-    X(AND, 2, "SS") /* integers and bool */                                                  \
-    X(OR, 2, "SS")                                                                           \
-    X(XOR, 2, "SS")                                                                          \
-    X(SHL, 2, "SS")                                                                          \
-    X(SHR, 2, "SS")                                                                          \
-    X(EQ, 2, "**") /* BOOL; operands of one type */                                          \
-    X(LT, 2, "**")                                                                           \
-    X(LE, 2, "**")                                                                           \
-    X(FMA, 3, "SSS")    /* a·b + c, float */                                                \
-    X(SELECT, 3, "BSS") /* a ? b : c */                                                      \
-    X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                                  \
-    X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                              \
-    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; yields nothing */    \
-    X(LOOP, 1, "I")     /* imm.i: first axis | count << 8; a: see below; no value */         \
-    X(END, 0, "")                                                                            \
-    X(REDUCE, 2, "**")       /* kind: a kir_reduce; b only for CHAIN */                      \
-    X(SCAN, 1, "S")          /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */                  \
-    X(VAR, 1, "S")           /* a variable that begins as a; only GET and SET may name it */ \
-    X(GET, 1, "S")           /* the value of variable a now */                               \
-    X(SET, 2, "SS")          /* variable a becomes b; yields nothing */                      \
-    X(BARRIER, 0, "")        /* of a workgroup; yields nothing */                            \
-    X(MATRIX, 0, "")         /* a subgroup's; kind: of a wide one; only MMA and MATRIX_STORE may name it */       \
-    X(FRAGMENT, 0, "")       /* access imm.i; kind: below; only MMA may name it */           \
-    X(MMA, 3, "***")         /* matrix a += fragment b · fragment c; yields nothing */      \
-    X(MATRIX_STORE, 2, "*B") /* access imm.i; a: matrix, b: mask; kind: below; no value */   \
-    X(FETCH, 1, "B")         /* a packet from access imm.i; a: mask; only PUT may name it */ \
-    X(PUT, 1, "*")           /* packet a to access imm.i; kind 1: late; yields nothing */    \
-    X(COMMIT, 0, "")         /* kind 1: of MMAs */                                          \
+#define KIR_OPS(X)                                                                                          \
+    X(CONST, 0, "") /* imm */                                                                               \
+    X(DIAL, 0, "")  /* dials[imm.i]: a scalar that may change at each launch */                             \
+    X(INDEX, 0, "") /* I64: the affine value of access imm.i (its buffer is -1) */                          \
+    X(NEG, 1, "S")                                                                                          \
+    X(ABS, 1, "S")                                                                                          \
+    X(ROUND, 1, "S") /* imm.i: a kir_round */                                                               \
+    X(SQRT, 1, "S")                                                                                         \
+    X(EXP, 1, "S")                                                                                          \
+    X(LOG, 1, "S")                                                                                          \
+    X(SIN, 1, "S")                                                                                          \
+    X(COS, 1, "S")                                                                                          \
+    X(TANH, 1, "S")                                                                                         \
+    X(ERF, 1, "S")                                                                                          \
+    X(CAST, 1, "*")                                                                                         \
+    X(BITCAST, 1, "*") /* same width */                                                                     \
+    X(ADD, 2, "SS")                                                                                         \
+    X(SUB, 2, "SS")                                                                                         \
+    X(MUL, 2, "SS")                                                                                         \
+    X(DIV, 2, "SS")                                                                                         \
+    X(MOD, 2, "SS")                                                                                         \
+    X(MIN, 2, "SS")                                                                                         \
+    X(MAX, 2, "SS")                                                                                         \
+    X(AND, 2, "SS") /* integers and bool */                                                                 \
+    X(OR, 2, "SS")                                                                                          \
+    X(XOR, 2, "SS")                                                                                         \
+    X(SHL, 2, "SS")                                                                                         \
+    X(SHR, 2, "SS")                                                                                         \
+    X(EQ, 2, "**") /* BOOL; operands of one type */                                                         \
+    X(LT, 2, "**")                                                                                          \
+    X(LE, 2, "**")                                                                                          \
+    X(FMA, 3, "SSS")    /* a·b + c, float */                                                               \
+    X(SELECT, 3, "BSS") /* a ? b : c */                                                                     \
+    X(PHILOX, 2, "**")  /* U32 of (U64 key, U64 counter) */                                                 \
+    X(LOAD, 1, "B")     /* access imm.i; a: mask or KIR_NONE */                                             \
+    X(STORE, 2, "*B")   /* access imm.i; a: value, b: mask or KIR_NONE; yields nothing */                   \
+    X(LOOP, 1, "I")     /* imm.i: first axis | count << 8; a: see below; no value */                        \
+    X(END, 0, "")                                                                                           \
+    X(REDUCE, 2, "**")       /* kind: a kir_reduce; b only for CHAIN */                                     \
+    X(SCAN, 1, "S")          /* kind: a kir_reduce (SUM, PROD, MAX, MIN) */                                 \
+    X(VAR, 1, "S")           /* a variable that begins as a; only GET and SET may name it */                \
+    X(GET, 1, "S")           /* the value of variable a now */                                              \
+    X(SET, 2, "SS")          /* variable a becomes b; yields nothing */                                     \
+    X(BARRIER, 0, "")        /* of a workgroup; yields nothing */                                           \
+    X(MATRIX, 0, "")         /* a subgroup's; kind: of a wide one; only MMA and MATRIX_STORE may name it */ \
+    X(FRAGMENT, 0, "")       /* access imm.i; kind: below; only MMA may name it */                          \
+    X(MMA, 3, "***")         /* matrix a += fragment b · fragment c; yields nothing */                     \
+    X(MATRIX_STORE, 2, "*B") /* access imm.i; a: matrix, b: mask; kind: below; no value */                  \
+    X(FETCH, 1, "B")         /* a packet from access imm.i; a: mask; only PUT may name it */                \
+    X(PUT, 1, "*")           /* packet a to access imm.i; kind 1: late; yields nothing */                   \
+    X(COMMIT, 0, "")         /* kind 1: of MMAs */                                                          \
     X(WAIT, 0, "")           /* imm.i: batches that may be under way, 0 … 7; kind 1: of MMAs */
 
 typedef enum kir_op {

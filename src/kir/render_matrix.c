@@ -13,12 +13,12 @@
 #include <stdio.h>
 
 /* Packets as CUDA and HIP have them alike. */
-#define PACKETS                                                                     \
-    "MAT mat_packet mat_fetch(const void *from, bool there) {\n"                    \
-    "    mat_packet v = {{0, 0, 0, 0}};\n"                                          \
-    "    if (there) v = *(const mat_packet *)from;\n"                               \
-    "    return v;\n"                                                               \
-    "}\n"                                                                           \
+#define PACKETS                                                  \
+    "MAT mat_packet mat_fetch(const void *from, bool there) {\n" \
+    "    mat_packet v = {{0, 0, 0, 0}};\n"                       \
+    "    if (there) v = *(const mat_packet *)from;\n"            \
+    "    return v;\n"                                            \
+    "}\n"                                                        \
     "MAT void mat_put(void *to, const mat_packet &v) { *(mat_packet *)to = v; }\n"
 
 /* ldmatrix gives item i of each eight the i-th row of an 8×8 square: those of two squares below each other, and of two
@@ -84,8 +84,7 @@ const char kir_matrix_cuda[] =
     "    p += (lane >> 2) * line + (lane & 3) * 2;\n"
     "#pragma unroll\n"
     "    for (int i = 0; i < 8; i++) p[(i >> 1 & 1) * 8 * line + (i >> 2) * 8 + (i & 1)] = c.e[i];\n"
-    "}\n"
-    PACKETS
+    "}\n" PACKETS
     "MAT void mat_copy(void *to, const void *from, bool there) { ptx_cp_async_16(to, from, there ? 16 : 0); }\n"
     "MAT void mat_commit() { ptx_cp_async_commit(); }\n"
     "template <int N> MAT void mat_wait() { ptx_cp_async_wait<N>(); }\n";
@@ -106,7 +105,8 @@ const char kir_wide_cuda[] =
     "#define PTX_WGMMA(name, columns, type, places, sums, x, y, one, ta, tb) \\\n"
     "    template <int TA, int TB> MAT void name(float *c, unsigned long long a, unsigned long long b) { \\\n"
     "        asm volatile(\"{\\n.reg .pred p;\\nsetp.ne.b32 p, \" one \", 0;\\n\" \\\n"
-    "                     \"wgmma.mma_async.sync.aligned.m64n\" columns \"k16.f32.\" type \".\" type \" {\" places \"}, \" \\\n"
+    "                     \"wgmma.mma_async.sync.aligned.m64n\" columns \"k16.f32.\" type \".\" type \\\n"
+    "                     \" {\" places \"}, \" \\\n"
     "                     x \", \" y \", p, 1, 1, \" ta \", \" tb \";\\n}\" \\\n"
     "                     : sums : \"l\"(a), \"l\"(b), \"r\"(1), \"n\"(TA), \"n\"(TB)); \\\n"
     "    }\n"
@@ -141,7 +141,8 @@ const char kir_wide_cuda[] =
     "    return {(ptx_shared(p) & 0x3ffff) >> 4 | (T ? lines : packets) << 16 | (T ? packets : lines) << 32};\n"
     "}\n"
     "#define MAT_WIDE(columns, type, brain) \\\n"
-    "    template <int TA, int TB> MAT void mat_mul(mat_wide<columns> &c, mat_place<brain, TA> a, mat_place<brain, TB> b) { \\\n"
+    "    template <int TA, int TB> \\\n"
+    "    MAT void mat_mul(mat_wide<columns> &c, mat_place<brain, TA> a, mat_place<brain, TB> b) { \\\n"
     "        ptx_wgmma_##columns##_##type<TA, TB>(c.e, a.at, b.at); \\\n"
     "    }\n"
     "MAT_WIDE(256, f16, 0)\n"
@@ -205,9 +206,7 @@ const char kir_matrix_hip[] =
     "    const int lane = threadIdx.x & (MAT_LANES - 1), own = lane & 15, part = lane >> 4;\n"
     "#pragma unroll\n"
     "    for (int i = 0; i < MAT_ROWS; i++) p[(MAT_ROWS == 4 ? part * 4 + i : 2 * i + part) * line + own] = c.e[i];\n"
-    "}\n"
-    PACKETS
-    "MAT void mat_copy(void *to, const void *from, bool there) { mat_put(to, mat_fetch(from, there)); }\n"
+    "}\n" PACKETS "MAT void mat_copy(void *to, const void *from, bool there) { mat_put(to, mat_fetch(from, there)); }\n"
     "MAT void mat_commit() {}\n"
     "template <int N> MAT void mat_wait() {}\n";
 
@@ -270,8 +269,8 @@ static render_name mask_of(const render *r, kir_val mask) {
 }
 
 static void put_wide_fragment(render *r, int i, const kir_ins *in, bool half) {
-    kir_render_put(r, "const mat_place<%d, %d> v%d = mat_factor_at<%d, %d>(", !half, !(in->kind & KIR_ALONG_K), i, !half,
-                   !(in->kind & KIR_ALONG_K));
+    bool across = !(in->kind & KIR_ALONG_K);
+    kir_render_put(r, "const mat_place<%d, %d> v%d = mat_factor_at<%d, %d>(", !half, across, i, !half, across);
     put_pointer(r, in);
     kir_render_put(r, ", %d);\n", kir_pitch(in));
 }

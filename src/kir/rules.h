@@ -53,9 +53,7 @@ static inline int kir_line(const kir_ins *in) { return (in->kind >> KIR_LINE_SHI
 /* Of wide ones: from packet to packet of a line; from line to line, and the first column. */
 static inline int kir_pitch(const kir_ins *in) { return KIR_LINE_UNIT * ((1 << (in->kind >> KIR_LINE_SHIFT)) + 1); }
 static inline int kir_wide_line(const kir_ins *in) { return (in->kind >> KIR_WIDE_SHIFT) * KIR_LINE_UNIT; }
-static inline int kir_wide_column(const kir_ins *in) {
-    return (in->kind & ((1 << KIR_WIDE_SHIFT) - 1)) * KIR_EDGE;
-}
+static inline int kir_wide_column(const kir_ins *in) { return (in->kind & ((1 << KIR_WIDE_SHIFT) - 1)) * KIR_EDGE; }
 
 /* The first axis and the number of axes of a LOOP. */
 static inline int kir_loop_first(const kir_ins *in) { return (int)(in->imm.i & 0xff); }

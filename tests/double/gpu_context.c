@@ -298,10 +298,10 @@ static int attribute_of(int attribute, int *value) {
         {API(8, 74), API(48, 64) << 10}, /* workgroup memory */
         {API(97, 75), API(227, 64) << 10},
         {API(10, 87), (int)gpu_warp},
-        {API(16, 63), 4}, /* multiprocessors */
-        {API(18, 16), 0}, /* integrated */
-        {API(40, 2), 2},  /* engines that copy */
-        {API(41, 85), 1}, /* one space of addresses */
+        {API(16, 63), 4},                               /* multiprocessors */
+        {API(18, 16), 0},                               /* integrated */
+        {API(40, 2), 2},                                /* engines that copy */
+        {API(41, 85), 1},                               /* one space of addresses */
         {API(75, 23), API(atoi(gpu_arch + 3) / 10, 9)}, /* the architecture's number */
         {API(76, 61), API(atoi(gpu_arch + 3) % 10, 0)},
         {API(115, -1), 0}, /* memory pools */
