@@ -152,6 +152,14 @@ typedef struct tn_probe {
     char reason_code[32], reason[240], fix[240], library[256];
 } tn_probe;
 
+/* What a driver lends for the time of one call: a queue of its interface's own, in which a vendor's library of kernels
+ * (matrix products) then works as the driver itself would. */
+typedef struct tn_lent {
+    size_t struct_size;
+    void *stream; /* cuda: CUstream, rocm: hipStream_t; their device is the calling thread's until the call ends */
+} tn_lent;
+typedef tn_status tn_lent_work(void *ctx, const tn_lent *lent);
+
 typedef struct tn_driver {
     size_t struct_size;
     int abi;                  /* TN_BACKEND_ABI */
@@ -232,6 +240,8 @@ typedef struct tn_driver {
     tn_status (*list_make)(void *device, const tn_list_item *items, int64_t count, void **list);
     tn_status (*list_run)(void *queue, void *list, const tn_list_item *items, int64_t count);
     void (*list_free)(void *device, void *list);
+    /* Calls work(ctx, …) with this queue and gives its status. Default: no library computes on the device. */
+    tn_status (*lend)(void *queue, tn_lent_work *work, void *ctx);
 } tn_driver;
 
 /* Adds a driver to the process's table, before the first listing or open. The struct must outlive the process's use.

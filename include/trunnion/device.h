@@ -87,7 +87,7 @@ typedef struct tn_device_options {
     int simd;                      /* cpu: 0 best, 1 baseline, 2 AVX2, 3 AVX-512 at most */
     size_t pool_initial, pool_max; /* bytes of device memory taken at open / at most; 0 = on demand / no limit */
     size_t pool_growth; /* bytes of a piece that blocks up to its size are cut out of; 0 = a block by itself each */
-    const char *library; /* cpu: as tn_set_library; NULL = as it is */
+    const char *library; /* as tn_set_library; NULL = as it is */
 } tn_device_options;
 
 /* One step of a selection: a device or backend that was looked at. */
@@ -305,10 +305,11 @@ TN_API tn_status tn_device_defragment(tn_device *device, int64_t *given);
 TN_API tn_status tn_set_num_threads(int n);
 TN_API int tn_get_num_threads(void);
 
-/* ---- libraries for matrix products on the CPU -------------------------------------------------------------------- */
+/* ---- libraries for matrix products ------------------------------------------------------------------------------- */
 
 /* BLAS libraries of the system, one that can compute the CPU's products in our place: on our threads, an activation
- * still joined to the product. Their sums run in an order of their own: results agree with ours within rounding, but
+ * still joined to the product. And what vendors ship for their devices (cuBLASLt): in our queues and memory, products
+ * alone. Their sums run in an order of their own: results agree with ours within rounding, but
  * are not the same bits, from library to library, processor to processor, and perhaps for another number of threads.
  * So one is used only when it is asked for. */
 typedef struct tn_library_info {
@@ -320,21 +321,25 @@ typedef struct tn_library_info {
     bool available;       /* found; one that does not work says so when it is loaded */
     bool in_use;
     char reason_code[32], reason[240], fix[240]; /* as in tn_backend_info */
+    char backend[24]; /* whose products it computes: "cpu", "cuda" */
 } tn_library_info;
 
 TN_API int tn_library_count(void);
 /* Row i of [0, count). Loads nothing but what TRUNNION_LIBRARY names. Errors: TN_ERR_ARGUMENT outside of that. */
 TN_API tn_status tn_library_at(int i, tn_library_info *out);
-/* What is planned from now on multiplies matrices in f32 and f64 with this library; graphs captured before stay as they
- * are. name: of a row above; "auto", the first that works, or where tuning (tune.h) measured it the fastest, our
- * own kernels included; "none" or NULL, our own kernels. For the whole process; without a call TRUNNION_LIBRARY in the
- * environment decides. TRUNNION_OPENBLAS_LIB, TRUNNION_MKL_LIB …: its file.
- * A library is tried first in a process of its own (fork), so that one that crashes or hangs is but refused.
+/* What is planned from now on multiplies matrices with this library, on the devices of its backend, where it can: in
+ * f32 and f64, a vendor's also in f16 and bf16 with sums in f32. Graphs captured before stay as they
+ * are. name: of a row above; "auto", for each kind of device the first that works, on the CPU or where tuning (tune.h)
+ * measured it the fastest, our own kernels included; "none" or NULL, our own kernels. For the whole process; without a
+ * call TRUNNION_LIBRARY in the environment decides. TRUNNION_OPENBLAS_LIB, TRUNNION_CUBLASLT_LIB …: its file.
+ * One for the CPU is tried first in a process of its own (fork), so that one that crashes or hangs is but refused. One
+ * for a device that does not start there says so on standard error, and our kernels compute.
  * Loading sets variables of the environment for a moment (OPENBLAS_CORETYPE …): no other thread should read or write
  * the environment meanwhile. A loaded library stays until the process ends.
  * Errors: TN_ERR_ARGUMENT for an unknown name; TN_ERR_UNAVAILABLE with the reason and what to do. */
 TN_API tn_status tn_set_library(const char *name);
-TN_API const char *tn_get_library(void); /* "none": our own kernels */
+/* The CPU's, else a device's; "none": our own kernels. */
+TN_API const char *tn_get_library(void);
 
 #ifdef __cplusplus
 }

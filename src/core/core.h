@@ -7,6 +7,7 @@
  *   fuse.c     values → groups: what becomes one kernel
  *   lower.c    a group → a KIR program; blocks.c: what an element of quantised weights is
  *   template.c the same for products and native ops on devices with workgroups
+ *   vendor.c   which products the library of the device's vendor computes
  *   place.c    which groups the plan's device computes, which the host, and why
  *   layout.c   where values lie
  *   plan.c     groups → commands: order, the commit section; running them
@@ -117,6 +118,9 @@ typedef struct tn_value {
     int host_from;      /* position of the first group of the host that makes or reads it; -1: none does */
     int64_t host_offset; /* in the host's part of the plan's memory */
     bool fetched;        /* a command that copies it there has been made */
+    /* vendor.c */
+    struct tn_vendor_call *vendor; /* a library computes it on the device, alone; NULL: our kernels do */
+    const char *vendor_why;        /* … though a library was asked for; NULL: none was */
 } tn_value;
 
 enum { TN_BLOCK = -3 };
@@ -196,8 +200,11 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n);  /* compositions foll
 bool tn_value_in_memory(const tn_graph_plan *g, int value); /* its root is a leaf or stored */
 int64_t tn_value_numel(const tn_value *v);
 
+/* Asks a library that was chosen for the plan's kind of device for each product (vendor.c). */
+tn_status tn_vendor_choose(tn_graph_plan *g);
 tn_status tn_fuse(tn_graph_plan *g);
-static inline bool tn_group_is_native(const tn_group *group) { /* a kernel of kern/cpu computes it */
+/* A kernel of kern/cpu computes it, or a vendor's library on the device: it reads operands that lie in memory. */
+static inline bool tn_group_is_native(const tn_group *group) {
     return (group->kind == TN_GROUP_MATMUL || group->kind == TN_GROUP_NATIVE) && !group->templated;
 }
 bool tn_group_writes_state(const tn_graph_plan *g, const tn_group *group); /* some member is a state's new value */
@@ -233,7 +240,14 @@ void tn_span_of_leaf(tn_value *v); /* byte_first and bytes of one that has a slo
 /* ---- plans (plan.c) ---------------------------------------------------------------------------------------------- */
 
 /* FETCH and SEND copy between the device and the host's part of the memory, for what the host computes. */
-typedef enum tn_command_kind { TN_CMD_KERNEL, TN_CMD_NATIVE, TN_CMD_COPY, TN_CMD_FETCH, TN_CMD_SEND } tn_command_kind;
+typedef enum tn_command_kind {
+    TN_CMD_KERNEL,
+    TN_CMD_NATIVE,
+    TN_CMD_VENDOR,
+    TN_CMD_COPY,
+    TN_CMD_FETCH,
+    TN_CMD_SEND
+} tn_command_kind;
 
 /* pointers[pointer] = address of slot + offset, done when a run is bound. */
 typedef struct tn_patch {
@@ -254,8 +268,9 @@ typedef struct tn_command {
     tn_launch *launches;
     int64_t launch_count;
     tn_native *native; /* NATIVE */
+    struct tn_vendor_call *vendor; /* VENDOR */
     tn_device *device; /* KERNEL: where; the plan's, or the cpu */
-    void **pointers;   /* NATIVE; COPY, FETCH, SEND (to, from): operands, inside the plan's pointers */
+    void **pointers;   /* NATIVE, VENDOR; COPY, FETCH, SEND (to, from): operands, inside the plan's pointers */
     kir_dial *dials;   /* NATIVE: its joint's */
     size_t bytes;      /* COPY, FETCH, SEND */
     bool commit;

@@ -10,7 +10,8 @@
  *     needed before. Reductions over the same rows of the same values are one pass, even where nobody needs both.
  *   - On the CPU a reduction of columns stands alone and reads memory: what it reads is made faster by itself, or
  *     joins the product before it, and columns are then reduced as fast as memory goes (kir/vm_columns.c).
- *   - A product takes the element-wise group behind it as its store joint, and so does a convolution.
+ *   - A product takes the element-wise group behind it as its store joint, and so does a convolution. One that a
+ *     vendor's library computes stands alone.
  *   - Everything else is a group of its own.
  * Users are visited before what they use, so the needs of a value are known when its turn comes. Joins are tried on
  * shape alone; lowering finds out when an index does not fit, names the value, and fusing starts again with it left
@@ -104,7 +105,7 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
     bool dear = in->loads > 0 && in->weight > MOVED_WEIGHT;
     bool spread = in->weight > SPREAD_WEIGHT && tn_value_numel(u) > 4 * tn_value_numel(in) && c != TN_REDUCTION;
     if (root->slot >= 0) return;
-    if (c == TN_MATMUL && tn_template_takes(u)) { /* it has a joint, which each element passes a few times */
+    if (c == TN_MATMUL && !u->vendor && tn_template_takes(u)) { /* it has a joint, which elements pass a few times */
         if (dear) want_memory(g, x);
         return;
     }
@@ -262,10 +263,10 @@ static bool has_zero_extent(const tn_node *n) { return tn_node_numel(n) == 0; }
 
 static bool may_join(tn_graph_plan *g, int group, int value) {
     const tn_value *v = &g->values[value];
-    if (v->alone || has_zero_extent(v->node)) return false;
+    if (v->alone || v->vendor || has_zero_extent(v->node)) return false;
     const tn_group *to = &g->groups[group];
     for (size_t i = 0; i < to->member_count; i++)
-        if (g->values[to->members[i]].alone) return false;
+        if (g->values[to->members[i]].alone || g->values[to->members[i]].vendor) return false;
     return space_fits(g, to, v) && !reads_any(g, group, v->pulls, v->pull_count);
 }
 

@@ -719,7 +719,7 @@ void tn_lowering_results(tn_lower *lw, const kir_aff *at, kir_val value, kir_val
 tn_status tn_lower_group(tn_graph_plan *g, int group_id) {
     tn_group *group = &g->groups[group_id];
     bool by_kernel = group->kind == TN_GROUP_NATIVE || group->kind == TN_GROUP_MATMUL;
-    group->templated = by_kernel && tn_template_takes(&g->values[group->lead]);
+    group->templated = by_kernel && !g->values[group->lead].vendor && tn_template_takes(&g->values[group->lead]);
     group->updates = false;
     if (group->templated) return tn_template_lower(g, group_id);
     if (group->kind == TN_GROUP_NATIVE || (group->kind == TN_GROUP_MATMUL && group->member_count == 1)) return TN_OK;

@@ -68,6 +68,8 @@ tn_status tn_native_join(tn_native *n, const tn_group *group, tn_joint *joint);
 bool tn_native_may_form(const tn_graph_plan *g, int slot);
 /* An operand as a kernel of products sees it: the last two dims are rows and columns, those before them the batch. */
 void tn_native_matrix(const tn_value *v, tn_matrix *m);
+/* native_product.c. A product of two operands in memory, `c` its result; no joints, no data yet. */
+void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *out);
 
 tn_native_maker tn_make_matmul, tn_make_linear_stored;                        /* native_product.c */
 tn_native_maker tn_make_rope, tn_make_cache_append, tn_make_cached_attention; /* native_attention.c */

@@ -69,29 +69,34 @@ static void choose_way(const tn_graph_plan *g, tn_native *n, const tn_value *b) 
     n->by = way.name;
 }
 
-tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
-    const tn_value *c = &g->values[group->lead], *a = &g->values[c->in[0]], *b = &g->values[c->in[1]];
+void tn_native_product(const tn_graph_plan *g, const tn_value *c, tn_gemm_args *out) {
+    const tn_value *a = &g->values[c->in[0]], *b = &g->values[c->in[1]];
     int rank = c->node->rank;
-    n->run = run_matmul;
-    n->gemm = (tn_gemm_args){.m = c->node->shape[rank - 2],
-                             .n = c->node->shape[rank - 1],
-                             .k = a->node->shape[a->node->rank - 1],
-                             .a_dtype = (tn_dtype)a->node->dtype,
-                             .b_dtype = (tn_dtype)b->node->dtype};
+    *out = (tn_gemm_args){.m = c->node->shape[rank - 2],
+                          .n = c->node->shape[rank - 1],
+                          .k = a->node->shape[a->node->rank - 1],
+                          .a_dtype = (tn_dtype)a->node->dtype,
+                          .b_dtype = (tn_dtype)b->node->dtype};
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
-        n->gemm.batch[axis] = 1;
+        out->batch[axis] = 1;
     for (int d = 0; d < rank - 2; d++)
-        n->gemm.batch[TN_GEMM_BATCH_AXES - (rank - 2) + d] = c->node->shape[d];
-    tn_native_matrix(a, &n->gemm.a);
-    tn_native_matrix(b, &n->gemm.b);
-    tn_native_matrix(c, &n->gemm.c);
+        out->batch[TN_GEMM_BATCH_AXES - (rank - 2) + d] = c->node->shape[d];
+    tn_native_matrix(a, &out->a);
+    tn_native_matrix(b, &out->b);
+    tn_native_matrix(c, &out->c);
+}
+
+tn_status tn_make_matmul(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *c = &g->values[group->lead];
+    n->run = run_matmul;
+    tn_native_product(g, c, &n->gemm);
     TRY(tn_native_join(n, group, &n->gemm.c.joint));
-    choose_way(g, n, b);
+    choose_way(g, n, &g->values[c->in[1]]);
     if (n->library) {
         *workspace = tn_blas_workspace(&n->gemm, tn_threads());
         return TN_OK;
     }
-    keep_packed(g, n, b);
+    keep_packed(g, n, &g->values[c->in[1]]);
     *workspace = tn_gemm_workspace(&n->gemm, n->dtype, tn_threads());
     return TN_OK;
 }

@@ -71,7 +71,8 @@ static bool reaches(const tn_plan *p, const tn_graph_plan *g, const tn_group *gr
 
 /* Why the device does not take a group. *takes: it does, and the kernel is loaded. */
 static tn_status ask(const tn_plan *p, const tn_graph_plan *g, tn_group *group, tn_kernel_answer *reason, bool *takes) {
-    *takes = false;
+    *takes = g->values[group->lead].vendor != NULL;
+    if (*takes) return TN_OK;
     if (tn_group_is_native(group)) {
         explain_native(g, group, reason);
         return TN_OK;

@@ -7,6 +7,7 @@
  * A plan of a device that lacks something has groups which the host computes (place.c): what they read is fetched into
  * the host's part of the memory, once a run, and what the device or the caller needs of their results is sent back. */
 #include "core/core.h"
+#include "hal/vendor.h"
 #include "ops/ops_build.h"
 
 #include <stdio.h>
@@ -260,6 +261,11 @@ static void add_label(const tn_graph_plan *g, const tn_group *group, char *label
     snprintf(label + n, size - n, " %s", tn_shape_text(g->values[group->lead].node, shape, sizeof shape));
 }
 
+static void add_by(tn_command *c, const char *words, const char *by) {
+    size_t used = strlen(c->label);
+    snprintf(c->label + used, sizeof c->label - used, "%s%s", words, by);
+}
+
 static bool ranges_meet(const tn_value *a, const tn_value *b) {
     int64_t first = a->byte_offset + a->byte_first, other = b->byte_offset + b->byte_first;
     return a->place >= 0 && a->place == b->place && first < other + b->bytes && other < first + a->bytes;
@@ -361,18 +367,17 @@ static tn_status add_kernel(command_maker *m, int position) {
                       .host = group->host != NULL};
     c->cost = tn_group_cost(m->g, group);
     add_label(m->g, group, c->label, sizeof c->label);
+    const char *why = m->g->values[group->lead].vendor_why;
+    if (why) add_by(c, " not by the library, which ", why);
     return TN_OK;
 }
 
-static void add_native(command_maker *m, tn_group *group) {
+/* A native kernel's, or a library's. */
+static tn_command *add_call(command_maker *m, const tn_group *group) {
     int operands[TN_NATIVE_POINTERS];
     int count = tn_native_operands(m->g, group, operands);
     tn_command *c = &m->p->commands[m->p->command_count++];
-    *c = (tn_command){.kind = TN_CMD_NATIVE,
-                      .native = group->native,
-                      .pointers = m->next_pointer,
-                      .commit = group->commit,
-                      .host = group->host != NULL};
+    *c = (tn_command){.pointers = m->next_pointer, .commit = group->commit, .host = group->host != NULL};
     c->cost = tn_group_cost(m->g, group);
     for (int k = 0; k < count; k++, m->next_pointer++) {
         const tn_value *v = operands[k] >= 0 ? &m->g->values[operands[k]] : NULL;
@@ -380,12 +385,27 @@ static void add_native(command_maker *m, tn_group *group) {
         if (operands[k] == TN_WORKSPACE)
             patch(m->p, m->next_pointer, group->host ? host_slot(m->p) : arena_slot(m->p), group->workspace_offset);
     }
+    add_label(m->g, group, c->label, sizeof c->label);
+    return c;
+}
+
+static void add_vendor(command_maker *m, tn_group *group) {
+    tn_command *c = add_call(m, group);
+    tn_value *v = &m->g->values[group->lead];
+    c->kind = TN_CMD_VENDOR;
+    c->vendor = v->vendor;
+    v->vendor = NULL;
+    add_by(c, " by ", c->vendor->library->name);
+}
+
+static void add_native(command_maker *m, tn_group *group) {
+    tn_command *c = add_call(m, group);
+    c->kind = TN_CMD_NATIVE;
+    c->native = group->native;
     take_program_pointers(m, group);
     c->dials = take_dials(m, group);
-    add_label(m->g, group, c->label, sizeof c->label);
     const char *by = tn_native_by(group->native);
-    size_t used = strlen(c->label);
-    if (by) snprintf(c->label + used, sizeof c->label - used, " by %s", by);
+    if (by) add_by(c, " by ", by);
     m->p->natives[m->p->native_count++] = group->native;
     group->native = NULL;
 }
@@ -489,7 +509,9 @@ static tn_status make_commands(tn_graph_plan *g, tn_plan *p, size_t copies) {
         if (computes_nothing(g, group)) continue;
         if (group->host) add_fetches(&m, group);
         if (group->updates) add_update_copy(&m, group);
-        if (group->native)
+        if (g->values[group->lead].vendor)
+            add_vendor(&m, group);
+        else if (group->native)
             add_native(&m, group);
         else
             TRY(add_kernel(&m, (int)i));
@@ -534,7 +556,10 @@ static tn_status prepare_groups(tn_graph_plan *g) {
     for (size_t i = 0; i < g->group_count; i++) {
         tn_group *group = &g->groups[i];
         TRY(tn_group_find_reads(g, group));
-        if (tn_group_is_native(group)) TRY(tn_native_make(g, group, &group->native, &group->workspace));
+        if (g->values[group->lead].vendor)
+            group->workspace = g->values[group->lead].vendor->workspace;
+        else if (tn_group_is_native(group))
+            TRY(tn_native_make(g, group, &group->native, &group->workspace));
     }
     return TN_OK;
 }
@@ -562,6 +587,7 @@ static tn_status plan_steps(tn_graph_plan *g, tn_plan *p) {
     size_t copies = 0;
     TRY(copy_key(p, g->binding));
     TRY(tn_values_make(g));
+    TRY(tn_vendor_choose(g));
     TRY(fuse_and_place(g, p));
     TRY(topological_order(g));
     TRY(prepare_groups(g));
@@ -628,6 +654,7 @@ void tn_plan_free(tn_plan *p) {
     for (size_t i = 0; i < p->command_count; i++) {
         tn_list_free(p->commands[i].list);
         tn_kernel_release(p->commands[i].kernel);
+        tn_vendor_free(p->commands[i].vendor);
     }
     for (size_t i = 0; i < p->owned_count; i++)
         tn_mem_free(p->owned[i]);
@@ -673,6 +700,7 @@ static tn_status run_command(tn_plan *p, const tn_command *c) {
     switch (c->kind) {
     case TN_CMD_KERNEL: return tn_kernel_launch(c->device, c->kernel, c->launches, c->launch_count);
     case TN_CMD_NATIVE: return run_native(c);
+    case TN_CMD_VENDOR: return tn_vendor_run(p->device, c->vendor, c->pointers);
     case TN_CMD_SEND: return copy(p, c, 0);
     case TN_CMD_FETCH: return copy(p, c, 1);
     case TN_CMD_COPY: return copy(p, c, 2);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "hal/vendor.h"
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
@@ -22,7 +23,7 @@ static bool has_kernel(const tn_value *v) {
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     tn_op_class c = v->row->impl->class_;
-    if ((c != TN_MATMUL && c != TN_NATIVE) || has_kernel(v)) return c;
+    if ((c != TN_MATMUL && c != TN_NATIVE) || v->vendor || has_kernel(v)) return c;
     if (c == TN_NATIVE && !v->row->impl->lower) return c;
     return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;
 }
@@ -318,6 +319,7 @@ void tn_graph_plan_free(tn_graph_plan *g) {
         tn_mem_free(g->values[i].in);
         tn_mem_free(g->values[i].users);
         tn_mem_free(g->values[i].pulls);
+        tn_vendor_free(g->values[i].vendor);
     }
     for (size_t i = 0; i < g->group_count; i++)
         tn_group_free(&g->groups[i]);

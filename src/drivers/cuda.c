@@ -889,6 +889,11 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
     return TN_OK;
 }
 
+static tn_status gpu_lend(void *queue, tn_lent_work *work, void *ctx) {
+    const tn_lent lent = {.struct_size = sizeof lent, .stream = ((gpu_queue *)queue)->stream};
+    return work(ctx, &lent);
+}
+
 /* ---- as hal calls them: on the device, and back ------------------------------------------------------------------ */
 
 /* X(function, parameters, arguments): the first of them is the device's or a queue's handle. */
@@ -914,7 +919,8 @@ static tn_status gpu_event_time(void *device, void *event, double *seconds) {
     X(event_query, (void *on, void *event, bool *passed), (on, event, passed))                                    \
     X(event_sync, (void *on, void *event), (on, event))                                                           \
     X(event_time, (void *on, void *event, double *seconds), (on, event, seconds))                                 \
-    X(host_alloc, (void *on, size_t bytes, void **host), (on, bytes, host))
+    X(host_alloc, (void *on, size_t bytes, void **host), (on, bytes, host))                                       \
+    X(lend, (void *on, tn_lent_work *work, void *ctx), (on, work, ctx))
 /* Those that give something back do so whether the device can be chosen or not. */
 #define GIVING_BACK(X) X(free) X(unload) X(queue_free) X(event_free) X(host_free) X(list_free)
 

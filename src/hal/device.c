@@ -10,6 +10,7 @@
 
 #include "hal/look.h"
 #include "hal/queue.h"
+#include "hal/vendor.h"
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
@@ -192,6 +193,7 @@ static tn_device *open_devices; /* guarded by the registry's lock */
 void tn_device_end(tn_device *d) {
     tn_device_order_end(d);
     tn_lists_close(d);
+    tn_vendors_close(d);
     if (d->kernels) tn_kernels_close(d);
     tn_pool_free(d);
     if (d->handle) d->driver->close(d->handle);

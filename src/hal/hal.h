@@ -28,6 +28,7 @@ struct tn_device {
     void *kernels;                  /* kernel.c's table, by structure */
     void *pool;                     /* memory.c's kept blocks and counts */
     struct tn_list *lists;          /* list.c's: those that the driver has a form of */
+    struct tn_vendors *vendors;     /* vendor.c's: libraries that were started here */
     _Atomic bool ordered;           /* it has had further queues: buffers bear marks (queue.h) */
     tn_queue *own;                  /* its own queue as one with a line; NULL where calls have ended when they return */
     tn_device *next;                /* device.c's list of open devices */
@@ -41,6 +42,8 @@ bool tn_child_run(void (*body)(void *ctx, void *out), void *ctx, void *out, size
                   const char **why);
 /* The library for matrix products in use, NULL: none. Without a call of tn_set_library, TRUNNION_LIBRARY decides. */
 const struct tn_blas *tn_library_chosen(void);
+/* The vendors' libraries in use, for devices: bit i is row i of kern/vendor.c. */
+uint32_t tn_vendors_chosen(void);
 tn_device *tn_chosen_device(void); /* what this thread has set as its current device; NULL: the default */
 
 typedef uint64_t tn_mark; /* a place in the order of a queue's work: queue.h */

@@ -1,25 +1,48 @@
-/* libraries.c — the public face of the libraries for matrix products (kern/blas.c).
+/* libraries.c — the public face of the libraries for matrix products: the CPU's (kern/blas.c), then those of vendors
+ * for their devices (kern/vendor.c).
  *
- * A library that crashes or hangs must not take the program with it: before one is loaded here, a process of its own
- * loads it and multiplies with it. */
+ * A library that crashes or hangs must not take the program with it: before one is loaded here for the CPU, a process
+ * of its own loads it and multiplies with it. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "hal/hal.h"
 #include "kern/blas.h"
+#include "kern/vendor.h"
 
-int tn_library_count(void) { return tn_blas_count(); }
+static atomic_uint vendors; /* chosen: bit i is row i of kern/vendor.c */
+
+static int vendor_count(void) {
+    int count = 0;
+    while (tn_vendor_library_at(count))
+        count++;
+    return count;
+}
+
+int tn_library_count(void) { return tn_blas_count() + vendor_count(); }
+
+/* Of a vendor's library, without loading it. */
+static void look(int row, tn_blas_facts *out) {
+    const tn_vendor_library *l = tn_vendor_library_at(row);
+    *out = (tn_blas_facts){.name = l->name, .title = l->spec.title, .chosen = atomic_load(&vendors) >> row & 1};
+    if (!tn_library_locate(&l->spec, out->path, sizeof out->path))
+        tn_reason_set(&out->why, TN_REASON_LIBRARY_NOT_FOUND, l->spec.fix, "%s: not found", l->spec.title);
+}
 
 tn_status tn_library_at(int i, tn_library_info *out) {
     TRY(tn_need(out, "tn_library_at: out"));
     if (out->struct_size < sizeof(size_t))
         return tn_fail(TN_ERR_ARGUMENT, "tn_library_at: out->struct_size is not set");
-    if (i < 0 || i >= tn_blas_count())
-        return tn_fail(TN_ERR_ARGUMENT, "tn_library_at: row %d; there are %d", i, tn_blas_count());
+    if (i < 0 || i >= tn_library_count())
+        return tn_fail(TN_ERR_ARGUMENT, "tn_library_at: row %d; there are %d", i, tn_library_count());
     tn_blas_facts facts;
+    int row = i - tn_blas_count();
     (void)tn_library_chosen();
-    tn_blas_look(i, &facts);
+    if (row < 0)
+        tn_blas_look(i, &facts);
+    else
+        look(row, &facts);
     tn_library_info full = {
         .struct_size = out->struct_size, .available = facts.why.code == TN_REASON_NONE, .in_use = facts.chosen};
     snprintf(full.name, sizeof full.name, "%s", facts.name);
@@ -29,6 +52,7 @@ tn_status tn_library_at(int i, tn_library_info *out) {
     snprintf(full.reason_code, sizeof full.reason_code, "%s", tn_reason_code_name(facts.why.code));
     snprintf(full.reason, sizeof full.reason, "%s", facts.why.text);
     snprintf(full.fix, sizeof full.fix, "%s", facts.why.fix);
+    snprintf(full.backend, sizeof full.backend, "%s", row < 0 ? "cpu" : tn_vendor_library_at(row)->backend);
     memcpy(out, &full, out->struct_size < sizeof full ? out->struct_size : sizeof full);
     return TN_OK;
 }
@@ -56,10 +80,34 @@ static void try_apart(const char *asked) {
     }
 }
 
+/* Those that are here; each is loaded when a device first wants it. */
+static unsigned vendors_found(void) {
+    char path[256];
+    unsigned found = 0;
+    for (int i = 0; tn_vendor_library_at(i); i++)
+        if (tn_library_locate(&tn_vendor_library_at(i)->spec, path, sizeof path)) found |= 1u << i;
+    return found;
+}
+
+/* One for devices; on the CPU our kernels compute. */
+static tn_status choose_vendor(int row) {
+    tn_reason why;
+    if (!tn_library_open(&tn_vendor_library_at(row)->spec, &why))
+        return tn_fail(TN_ERR_UNAVAILABLE, "%s (%s)", why.text, why.fix);
+    atomic_store(&vendors, 1u << row);
+    return tn_blas_choose(NULL);
+}
+
 /* The caller holds the lock. */
 static tn_status choose(const char *name) {
+    int row = name ? tn_vendor_row(name) : -1;
+    if (row >= 0) return choose_vendor(row);
+    unsigned found = name && strcmp(name, "auto") == 0 ? vendors_found() : 0;
     if (name) try_apart(name);
-    return tn_blas_choose(name);
+    tn_status s = tn_blas_choose(name);
+    if (s == TN_ERR_UNAVAILABLE && found) s = tn_blas_choose(NULL);
+    if (s == TN_OK) atomic_store(&vendors, found);
+    return s;
 }
 
 tn_status tn_set_library(const char *name) {
@@ -84,4 +132,15 @@ const tn_blas *tn_library_chosen(void) {
     return tn_blas_chosen();
 }
 
-const char *tn_get_library(void) { return tn_blas_name(tn_library_chosen()); }
+uint32_t tn_vendors_chosen(void) {
+    (void)tn_library_chosen();
+    return atomic_load_explicit(&vendors, memory_order_acquire);
+}
+
+const char *tn_get_library(void) {
+    const tn_blas *b = tn_library_chosen();
+    uint32_t chosen = tn_vendors_chosen();
+    for (int i = 0; !b && chosen >> i; i++)
+        if (chosen >> i & 1) return tn_vendor_library_at(i)->name;
+    return tn_blas_name(b);
+}

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kern/cpu/port.h"
+#include "kern/vendor.h"
 
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
@@ -117,16 +118,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of `opened` while it
 static _Atomic(const tn_blas *) chosen;
 static atomic_bool open_choice; /* it was "auto" */
 
-/* A matrix as the libraries want it: contiguous rows, or read as the transpose of such. */
-typedef struct side {
-    const void *data;
-    int64_t ld;
-    bool transposed;
-} side;
-
 typedef struct piece {
     int64_t m, n, k;
-    side a, b;
+    tn_side a, b;
+    const void *a_data, *b_data;
     void *c;
     int64_t ldc;
     bool f64;
@@ -140,28 +135,27 @@ static void stay_single(const tn_blas *b) {
         ((void (*)(int))b->single)(1);
 }
 
-#define CBLAS_ARGUMENTS(integer, real)                                                                              \
-    ROW_MAJOR, p->a.transposed ? TRANSPOSED : AS_IT_IS, p->b.transposed ? TRANSPOSED : AS_IT_IS, (integer)p->m,     \
-        (integer)p->n, (integer)p->k, 1, p->a.data, (integer)p->a.ld, p->b.data, (integer)p->b.ld, 0, (real *)p->c, \
-        (integer)p->ldc
+#define CBLAS_ARGUMENTS(integer, real)                                                                                 \
+    ROW_MAJOR, p->a.turned ? TRANSPOSED : AS_IT_IS, p->b.turned ? TRANSPOSED : AS_IT_IS, (integer)p->m, (integer)p->n, \
+        (integer)p->k, 1, p->a_data, (integer)p->a.ld, p->b_data, (integer)p->b.ld, 0, (real *)p->c, (integer)p->ldc
 
 /* For a library that says that it could not, as without memory. */
 static void multiply_plainly(const piece *p) {
-    const float *a = p->a.data, *b = p->b.data;
+    const float *a = p->a_data, *b = p->b_data;
     float *c = p->c;
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t j = 0; j < p->n; j++) {
             double sum = 0;
             for (int64_t k = 0; k < p->k; k++)
-                sum += (double)a[p->a.transposed ? k * p->a.ld + i : i * p->a.ld + k] *
-                       (double)b[p->b.transposed ? j * p->b.ld + k : k * p->b.ld + j];
+                sum += (double)a[p->a.turned ? k * p->a.ld + i : i * p->a.ld + k] *
+                       (double)b[p->b.turned ? j * p->b.ld + k : k * p->b.ld + j];
             c[i * p->ldc + j] = (float)sum;
         }
 }
 
 static bool multiply_by_dnnl(const tn_blas *b, const piece *p) {
-    return b->dnnl(p->a.transposed ? 'T' : 'N', p->b.transposed ? 'T' : 'N', p->m, p->n, p->k, 1, p->a.data, p->a.ld,
-                   p->b.data, p->b.ld, 0, p->c, p->ldc) == 0;
+    return b->dnnl(p->a.turned ? 'T' : 'N', p->b.turned ? 'T' : 'N', p->m, p->n, p->k, 1, p->a_data, p->a.ld, p->b_data,
+                   p->b.ld, 0, p->c, p->ldc) == 0;
 }
 
 static void multiply(const tn_blas *b, const piece *p) {
@@ -271,8 +265,10 @@ static bool answers_right(const tn_blas *b, bool f64) {
         }
     float *c32 = (float *)(void *)c;
     piece p = {.m = M, .n = N, .k = K, .c = c, .ldc = LD, .f64 = f64};
-    p.a = (side){f64 ? (void *)numbers[0] : (void *)single[0], LD, false};
-    p.b = (side){f64 ? (void *)numbers[1] : (void *)single[1], LD, true};
+    p.a_data = f64 ? (void *)numbers[0] : (void *)single[0];
+    p.b_data = f64 ? (void *)numbers[1] : (void *)single[1];
+    p.a = (tn_side){LD, false};
+    p.b = (tn_side){LD, true};
     multiply(b, &p);
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) {
@@ -321,6 +317,8 @@ static tn_status unknown(const char *name) {
     tn_str names = {0};
     for (int i = 0; i < ROWS; i++)
         tn_str_add(&names, "%s, ", table[i].name);
+    for (int i = 0; tn_vendor_library_at(i); i++)
+        tn_str_add(&names, "%s, ", tn_vendor_library_at(i)->name);
     tn_status s = tn_fail(TN_ERR_ARGUMENT, "\"%.40s\" is no library for matrix products: %sauto or none", name,
                           tn_str_text(&names));
     tn_str_free(&names);
@@ -417,17 +415,16 @@ enum {
 };
 static const double PART_FLOPS = 5e5; /* less is not worth another thread */
 
-/* Contiguous along rows or columns, with a distance that the libraries accept? */
-static bool has_side(const tn_matrix *x, int64_t rows, int64_t cols) {
+bool tn_matrix_has_side(const tn_matrix *x, int64_t rows, int64_t cols) {
     if (x->joint.vm) return false;
     if (x->col_stride == 1 || cols == 1) return rows == 1 || x->row_stride >= cols;
     return (x->row_stride == 1 || rows == 1) && (cols == 1 || x->col_stride >= rows);
 }
 
-static side side_of(const tn_matrix *x, int64_t rows, int64_t cols) {
+tn_side tn_matrix_side(const tn_matrix *x, int64_t rows, int64_t cols) {
     bool by_rows = x->col_stride == 1 || cols == 1;
     int64_t ld = by_rows ? (rows == 1 ? cols : x->row_stride) : (cols == 1 ? rows : x->col_stride);
-    return (side){.ld = tn_max64(ld, by_rows ? cols : rows), .transposed = !by_rows};
+    return (tn_side){.ld = tn_max64(ld, by_rows ? cols : rows), .turned = !by_rows};
 }
 
 static bool fits(int64_t extent) { return extent > 0 && extent <= INT32_MAX; }
@@ -435,8 +432,9 @@ static bool fits(int64_t extent) { return extent > 0 && extent <= INT32_MAX; }
 bool tn_blas_takes(const tn_blas *b, const tn_gemm_args *g, tn_dtype dtype) {
     if (dtype != TN_F32 && (dtype != TN_F64 || !b->dgemm)) return false;
     if (!fits(g->m) || !fits(g->n) || !fits(g->k)) return false;
-    if (!has_side(&g->a, g->m, g->k) || !has_side(&g->b, g->k, g->n)) return false;
-    if (side_of(&g->a, g->m, g->k).ld > INT32_MAX || side_of(&g->b, g->k, g->n).ld > INT32_MAX) return false;
+    if (!tn_matrix_has_side(&g->a, g->m, g->k) || !tn_matrix_has_side(&g->b, g->k, g->n)) return false;
+    if (tn_matrix_side(&g->a, g->m, g->k).ld > INT32_MAX || tn_matrix_side(&g->b, g->k, g->n).ld > INT32_MAX)
+        return false;
     if (g->c.joint.vm) return dtype == TN_F32;
     return (g->c.col_stride == 1 || g->n == 1) && (g->m == 1 || g->c.row_stride >= g->n) &&
            g->c.row_stride <= INT32_MAX;
@@ -473,10 +471,10 @@ static int64_t batch_offset(const tn_matrix *x, const int64_t *batch) {
 static void run_box(const product *p, const int64_t *batch, box at, port *joint, void *block) {
     const tn_gemm_args *g = p->args;
     piece q = {.m = at.rows, .n = at.cols, .k = g->k, .f64 = p->f64};
-    q.a = side_of(&g->a, g->m, g->k);
-    q.b = side_of(&g->b, g->k, g->n);
-    q.a.data = element(g->a.data, batch_offset(&g->a, batch) + at.row * (g->m == 1 ? 0 : g->a.row_stride), p);
-    q.b.data = element(g->b.data, batch_offset(&g->b, batch) + at.col * (g->n == 1 ? 0 : g->b.col_stride), p);
+    q.a = tn_matrix_side(&g->a, g->m, g->k);
+    q.b = tn_matrix_side(&g->b, g->k, g->n);
+    q.a_data = element(g->a.data, batch_offset(&g->a, batch) + at.row * (g->m == 1 ? 0 : g->a.row_stride), p);
+    q.b_data = element(g->b.data, batch_offset(&g->b, batch) + at.col * (g->n == 1 ? 0 : g->b.col_stride), p);
     if (joint->vm) {
         q.c = block;
         q.ldc = BLOCK_COLUMNS;

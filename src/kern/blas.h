@@ -9,6 +9,16 @@
 
 #include "kern/kern.h"
 
+/* A matrix as libraries want it: rows of contiguous elements, `ld` from one to the next, or turned: the transpose of
+ * such a matrix. */
+typedef struct tn_side {
+    int64_t ld;
+    bool turned;
+} tn_side;
+/* Is it one, contiguous along rows or columns with a distance that libraries accept? Then which. */
+bool tn_matrix_has_side(const tn_matrix *x, int64_t rows, int64_t cols);
+tn_side tn_matrix_side(const tn_matrix *x, int64_t rows, int64_t cols);
+
 typedef struct tn_blas tn_blas; /* a loaded library; lives as long as the process */
 
 /* What is known of row i of the table, without loading anything that is not loaded yet. */

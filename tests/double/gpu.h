@@ -47,6 +47,7 @@ typedef enum object_kind {
     OBJECT_MODULE,
     OBJECT_GRAPH,
     OBJECT_EXEC,
+    OBJECT_LIBRARY, /* a handle of a library of kernels */
     OBJECT_KINDS
 } object_kind;
 
@@ -72,6 +73,7 @@ extern size_t gpu_memory_limit;
 extern uint64_t gpu_seed;
 extern char gpu_arch[32];
 extern uint32_t gpu_warp;
+extern long gpu_library_parts; /* descriptors of libraries that were not given back */
 
 /* Memory's owners in the engine. */
 uint32_t gpu_owner(const gpu_context *c, bool pinned);
@@ -119,6 +121,11 @@ typedef struct gpu_launch {
 
 /* NULL stream: the context's own. The queue takes the launch's arguments. 0 or an error. */
 int gpu_queue_launch(const gpu_call *call, void *stream, gpu_launch *launch);
+/* Work of a library of kernels, with a copy of its data. 0 or an error. */
+int gpu_queue_library(const gpu_call *call, void *stream, void (*run)(const void *data), const void *data,
+                      size_t bytes);
+/* 0, or the error of memory that is not all the device's. */
+int gpu_check_range(const gpu_call *call, const void *address, size_t bytes, const char *role);
 /* Does all that the context's streams were given. Gives the context's error. */
 int gpu_finish(gpu_context *c);
 /* Whether a launch of a kernel of this module waits in one of the context's streams. */

@@ -144,6 +144,37 @@ API_EXPORT int nvrtcGetPTXSize(gpu_program *program, size_t *size);
 API_EXPORT int nvrtcGetPTX(gpu_program *program, char *out);
 #endif
 
+/* libraries of matrix products */
+#ifndef DOUBLE_HIP
+typedef struct gpu_algorithm {
+    unsigned long long data[8];
+} gpu_algorithm;
+typedef struct gpu_answer {
+    gpu_algorithm algorithm;
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+} gpu_answer;
+API_EXPORT int cublasLtCreate(void **handle);
+API_EXPORT int cublasLtDestroy(void *handle);
+API_EXPORT int cublasLtMatrixLayoutCreate(void **layout, int type, unsigned long long rows, unsigned long long columns,
+                                          long long ld);
+API_EXPORT int cublasLtMatrixLayoutDestroy(void *layout);
+API_EXPORT int cublasLtMatrixLayoutSetAttribute(void *layout, int what, const void *value, size_t bytes);
+API_EXPORT int cublasLtMatmulDescCreate(void **desc, int compute, int scale);
+API_EXPORT int cublasLtMatmulDescDestroy(void *desc);
+API_EXPORT int cublasLtMatmulDescSetAttribute(void *desc, int what, const void *value, size_t bytes);
+API_EXPORT int cublasLtMatmulPreferenceCreate(void **preference);
+API_EXPORT int cublasLtMatmulPreferenceDestroy(void *preference);
+API_EXPORT int cublasLtMatmulPreferenceSetAttribute(void *preference, int what, const void *value, size_t bytes);
+API_EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle, void *desc, void *a, void *b, void *c, void *d,
+                                              void *preference, int wanted, gpu_answer *answers, int *count);
+API_EXPORT int cublasLtMatmul(void *handle, void *desc, const void *alpha, const void *a, void *a_layout, const void *b,
+                              void *b_layout, const void *beta, const void *c, void *c_layout, void *d, void *d_layout,
+                              const gpu_algorithm *algorithm, void *workspace, size_t bytes, void *stream);
+#endif
+
 /* What only a double has: faults as in tests/fakes/opencl_faults.c, and how many misuses there were. */
 API_EXPORT void faults_arm(const char *name, long n, int error, int forever);
 API_EXPORT long faults_counted(void);

@@ -14,6 +14,7 @@ size_t gpu_memory_limit = (size_t)4 << 30;
 uint64_t gpu_seed = 1;
 char gpu_arch[32] = API("sm_90", "gfx90a");
 uint32_t gpu_warp = API(32, 64);
+long gpu_library_parts;
 
 static int device_count = 1;
 static bool initialised, ends_on_misuse;
@@ -47,7 +48,7 @@ long faults_failures(void) { return failures; }
 
 /* Contexts, objects and allocations that were not given back. */
 long faults_live(void) {
-    long n = live;
+    long n = live + gpu_library_parts;
     size_t bytes;
     for (int i = 0; i < MOST_DEVICES; i++)
         n += API((gpu_contexts[i].users > 0), 0) + (long)engine_live(gpu_owner(&gpu_contexts[i], false), &bytes) +
@@ -153,7 +154,8 @@ void gpu_leave(gpu_call *call) {
 
 /* ---- objects ----------------------------------------------------------------------------------------------------- */
 
-static const char *const KINDS[OBJECT_KINDS] = {"stream", "event", "module", "graph", "executable graph"};
+static const char *const KINDS[OBJECT_KINDS] = {"stream",           "event",         "module", "graph",
+                                                "executable graph", "library handle"};
 
 void *gpu_object_new(gpu_context *c, object_kind kind, size_t size) {
     gpu_object *o = calloc(1, size);

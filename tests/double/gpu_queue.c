@@ -22,7 +22,7 @@ typedef struct gpu_event {
     double seconds;
 } gpu_event;
 
-typedef enum work_kind { WORK_LAUNCH, WORK_COPY, WORK_FILL, WORK_RECORD, WORK_WAIT } work_kind;
+typedef enum work_kind { WORK_LAUNCH, WORK_COPY, WORK_FILL, WORK_RECORD, WORK_WAIT, WORK_LIBRARY } work_kind;
 
 typedef struct work {
     struct work *next;
@@ -42,6 +42,10 @@ typedef struct work {
             uint8_t value;
         } fill;
         gpu_event *event; /* to record */
+        struct {
+            void (*run)(const void *data);
+            void *data; /* owned */
+        } library;
         struct {
             gpu_stream *stream;
             uint64_t number;
@@ -73,6 +77,7 @@ static void free_event(gpu_event *e) {
 static void free_work(work *w) {
     if (w->kind == WORK_LAUNCH) free(w->u.launch.args);
     if (w->kind == WORK_COPY) free(w->u.copy.staged);
+    if (w->kind == WORK_LIBRARY) free(w->u.library.data);
     if (w->kind == WORK_RECORD) {
         w->u.event->waiting--;
         free_event(w->u.event);
@@ -163,6 +168,7 @@ static void do_first(gpu_stream *s) {
         w->u.event->seconds = now();
         break;
     case WORK_WAIT: break;
+    case WORK_LIBRARY: w->u.library.run(w->u.library.data); break;
     }
     free_work(w);
 }
@@ -257,6 +263,22 @@ int gpu_queue_launch(const gpu_call *call, void *stream, gpu_launch *launch) {
         return error ? error : E_MEMORY;
     }
     w->u.launch = *launch;
+    return E_OK;
+}
+
+int gpu_queue_library(const gpu_call *call, void *stream, void (*run)(const void *data), const void *data,
+                      size_t bytes) {
+    gpu_stream *s;
+    CHECK(stream_of(call, stream, &s));
+    void *copy = malloc(bytes);
+    work *w = copy ? give(s, WORK_LIBRARY) : NULL;
+    if (!w) {
+        free(copy);
+        return E_MEMORY;
+    }
+    memcpy(copy, data, bytes);
+    w->u.library.run = run;
+    w->u.library.data = copy;
     return E_OK;
 }
 
@@ -398,6 +420,8 @@ void gpu_free_object(gpu_object *o) {
         free_event((gpu_event *)o);
     } else if (o->kind == OBJECT_MODULE) {
         gpu_free_module((gpu_module *)o);
+    } else if (o->kind == OBJECT_LIBRARY) {
+        free(o);
     } else {
         gpu_free_graph(o);
     }
@@ -471,7 +495,7 @@ static side side_of(const void *address) {
     return gpu_is_pinned(b.owner) ? PINNED : DEVICE;
 }
 
-static int check_device_range(const gpu_call *call, const void *address, size_t bytes, const char *role) {
+int gpu_check_range(const gpu_call *call, const void *address, size_t bytes, const char *role) {
     char what[120];
     if (side_of(address) == DEVICE && engine_within(address, bytes)) return E_OK;
     engine_describe(address, what, sizeof what);
@@ -492,8 +516,8 @@ static int copy(const gpu_call *call, void *to, const void *from, size_t bytes, 
     gpu_stream *s;
     CHECK(stream_of(call, stream, &s));
     if (!bytes) return E_OK;
-    CHECK(d == TO_HOST ? check_host_range(call, to, bytes, "to") : check_device_range(call, to, bytes, "to"));
-    CHECK(d == TO_DEVICE ? check_host_range(call, from, bytes, "from") : check_device_range(call, from, bytes, "from"));
+    CHECK(d == TO_HOST ? check_host_range(call, to, bytes, "to") : gpu_check_range(call, to, bytes, "to"));
+    CHECK(d == TO_DEVICE ? check_host_range(call, from, bytes, "from") : gpu_check_range(call, from, bytes, "from"));
     void *staged = NULL;
     if (d == TO_DEVICE && side_of(from) == PAGEABLE) {
         staged = malloc(bytes);
@@ -537,7 +561,7 @@ int API(cuMemsetD8Async, hipMemsetD8Async)(void *to, unsigned char value, size_t
     gpu_stream *s;
     CHECK(stream_of(&call, stream, &s));
     if (!bytes) return E_OK;
-    CHECK(check_device_range(&call, to, bytes, "filling"));
+    CHECK(gpu_check_range(&call, to, bytes, "filling"));
     work *w = give(s, WORK_FILL);
     if (!w) return E_MEMORY;
     w->u.fill.to = to;

@@ -1,4 +1,5 @@
-"""gpu_headers.py — what src/drivers/cuda.h declares of CUDA, NVRTC, HIP and hiprtc, against the vendors' headers.
+"""gpu_headers.py — what src/drivers/cuda.h declares of CUDA, NVRTC, HIP and hiprtc, and files of src/kern of the vendors'
+libraries, against the vendors' headers.
 
 Building needs no SDK, so the driver declares its calls itself. Where a header is (the toolkit's folder, AMD's package, or
 the folders of CUDA_INCLUDE and HIP_INCLUDE), each call has to be in it with parameters of the same kinds: pointers and
@@ -18,12 +19,15 @@ OURS = (ROOT / "src" / "drivers" / "cuda.h").read_text()
 ERRORS = (ROOT / "src" / "drivers" / "cuda.c").read_text()
 
 SMALL = {"int", "unsigned", "unsigned int", "unsigned char", "CUdevice", "hipDevice_t", "CUdevice_attribute",
-         "hipDeviceAttribute_t", "CUfunction_attribute", "hipFunction_attribute", "float", "uint32_t"}
-WIDE = {"size_t", "unsigned long", "unsigned long long", "cuuint64_t"}
+         "hipDeviceAttribute_t", "CUfunction_attribute", "hipFunction_attribute", "float", "uint32_t", "cudaDataType", "cudaDataType_t",
+         "cublasComputeType_t", "cublasLtMatmulDescAttributes_t", "cublasLtMatrixLayoutAttribute_t",
+         "cublasLtMatmulPreferenceAttributes_t"}
+WIDE = {"size_t", "unsigned long", "unsigned long long", "cuuint64_t", "int64_t", "uint64_t"}
 # Names behind which pointers are, or integers as wide.
 HANDLES = {"CUdeviceptr", "hipDeviceptr_t", "CUcontext", "CUstream", "hipStream_t", "CUevent", "hipEvent_t", "CUmodule",
            "hipModule_t", "CUgraph", "CUgraphExec", "CUgraphNode", "hipGraph_t", "hipGraphExec_t", "hipGraphNode_t",
-           "CUfunction", "hipFunction_t", "nvrtcProgram", "hiprtcProgram"}
+           "CUfunction", "hipFunction_t", "nvrtcProgram", "hiprtcProgram", "cudaStream_t", "cublasLtHandle_t",
+           "cublasLtMatmulDesc_t", "cublasLtMatrixLayout_t", "cublasLtMatmulPreference_t"}
 
 # Our name of a number: the vendors'.
 NUMBERS = {
@@ -167,6 +171,59 @@ def compare_structs(vendor, title, file, report):
     report["failed" if done.returncode else "passed"] += 1
 
 
+# A file of ours: the vendor's headers (the variable of their folder, their names), what its calls return, and structs.
+LIBRARIES = {
+    "src/kern/cublaslt.c": {
+        "title": "cuBLASLt", "variable": "CUDA_INCLUDE", "headers": ["cublasLt.h", "cublas_api.h", "library_types.h"],
+        "places": ["/usr/local/cuda*/include/"], "result": r"cublasStatus_t\s+CUBLASWINAPI",
+        "structs": {("cublaslt_answer", "cublasLtMatmulHeuristicResult_t"): {
+            "algorithm": "algo", "workspace": "workspaceSize", "state": "state", "waves": "wavesCount"},
+            ("cublaslt_algorithm", "cublasLtMatmulAlgo_t"): {"data": "data"}},
+    },
+}
+
+
+def compare_library(ours, library, files, report):
+    """Calls, structs, and each number that we write under its vendor's name."""
+    mine = without_comments((ROOT / ours).read_text())
+    text = without_comments("\n".join(pathlib.Path(f).read_text(errors="replace") for f in files))
+    theirs = {name: kinds(parameters) for name, parameters in
+              re.findall(rf"\b{library['result']}\s+(\w+)\s*\(([^()]*)\)\s*;", text)}
+    calls = re.findall(r'X\(\w+,\s*"(\w+)",\s*\(([^()]*)\)\s*\)', re.sub(r"\\\n", " ", mine))
+    numbers = their_numbers(text)
+    written = re.findall(r"\b([A-Za-z]+_[A-Za-z0-9_]+) = (\d+)\b", mine)
+    written += [(name, value) for value, name in re.findall(r'\{(\d+), "(\w+)"', mine)]
+    faults = [f"{name}({theirs.get(name)}) is declared as ({kinds(wanted)})" for name, wanted in calls
+              if theirs.get(name) != kinds(wanted)]
+    faults += [f"{name} is {numbers.get(name)}, not {value}" for name, value in written if numbers.get(name) != int(value)]
+    include = os.path.dirname(files[0])
+    for (a, b), fields in library["structs"].items():
+        bodies = "".join(re.search(rf"typedef struct {name} \{{.*?\}} {name};", mine, flags=re.S)[0] + "\n"
+                         for name, _ in reversed(library["structs"]))
+        asserts = [f"offsetof({a}, {x}) == offsetof({b}, {y})" for x, y in fields.items()] + [f"sizeof({a}) == sizeof({b})"]
+        text = f"#include <{os.path.basename(files[0])}>\n#include <stddef.h>\n{bodies}" + "".join(
+            f'_Static_assert({x}, "{x}");\n' for x in asserts)
+        done = subprocess.run(["cc", "-std=gnu17", "-fsyntax-only", "-w", "-isystem", include, "-xc", "-"], input=text,
+                              text=True, capture_output=True)
+        faults += [f"{a} is not laid out as {b}\n{done.stderr[:2000]}"] if done.returncode else []
+    for fault in faults:
+        print(f"failed: {library['title']}: {fault}")
+    compared = len(calls) + len(written) + len(library["structs"])
+    report["failed"] += len(faults) + (len(calls) == 0)
+    report["passed"] += compared - len(faults)
+    print(f"{library['title']}: {len(calls)} calls and {len(written)} numbers compared")
+
+
+def compare_libraries(report):
+    for ours, library in LIBRARIES.items():
+        files = [first_file(library["variable"], name, *library["places"]) for name in library["headers"]]
+        if all(files):
+            compare_library(ours, library, files, report)
+        else:
+            print(f"skipped: the headers of {library['title']} are not here")
+            report["skipped"] += 1
+
+
 def first_file(variable, name, *patterns):
     places = ([os.environ[variable] + "/" + name] if variable in os.environ else []) + [p + name for p in patterns]
     return next((found for place in places for found in sorted(glob.glob(place), reverse=True)), None)
@@ -188,6 +245,7 @@ def main():
         else:
             print(f"skipped: the headers of {title} are not here")
             report["skipped"] += 1
+    compare_libraries(report)
     print("{passed} passed, {failed} failed, {skipped} skipped".format(**report))
     return report["failed"] != 0
 

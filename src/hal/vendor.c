@@ -1,0 +1,168 @@
+/* vendor.c — vendors' libraries on open devices: started when a plan first wants one, ended before the device.
+ *
+ * A library's handle belongs to a device, and one thread at a time uses it. Every call is made inside the driver's
+ * lend(), so that it meets the device and the queue that the calls before and behind it go to. */
+#include "hal/vendor.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+struct tn_vendors {
+    pthread_mutex_t lock;
+    const tn_vendor_library *library;
+    void *handle;
+    struct tn_vendors *next; /* of another library */
+};
+
+static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
+
+const tn_vendor_library *tn_vendor_for(const tn_device *d) {
+    uint32_t chosen = tn_vendors_chosen();
+    if (!d->driver->lend) return NULL;
+    for (int i = 0; chosen >> i; i++)
+        if (chosen >> i & 1 && strcmp(tn_vendor_library_at(i)->backend, d->driver->name) == 0)
+            return tn_vendor_library_at(i);
+    return NULL;
+}
+
+/* ---- starting ---------------------------------------------------------------------------------------------------- */
+
+static tn_status start(void *ctx, const tn_lent *lent) {
+    struct tn_vendors *v = ctx;
+    return v->library->open(lent, &v->handle);
+}
+
+static tn_status begin(tn_device *d, struct tn_vendors *v) {
+    tn_reason why;
+    if (!tn_library_open(&v->library->spec, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s (%s)", why.text, why.fix);
+    return d->driver->lend(tn_lane(d), start, v);
+}
+
+/* The entry stays, with or without a handle: what did not start is not tried again. But for a lack of memory. */
+static tn_status add(tn_device *d, const tn_vendor_library *l, struct tn_vendors **out) {
+    struct tn_vendors *v = tn_mem_zalloc(1, sizeof *v);
+    if (!v) return TN_ERR_MEMORY;
+    v->library = l;
+    tn_status s = begin(d, v);
+    if (s == TN_ERR_MEMORY || s == TN_ERR_LOST) {
+        tn_mem_free(v);
+        return s;
+    }
+    if (s != TN_OK) tn_log_line(TN_LOG_NOTICE, "%s: %s; our own kernels compute", d->info.id, tn_error());
+    pthread_mutex_init(&v->lock, NULL);
+    v->next = d->vendors;
+    *out = d->vendors = v;
+    return TN_OK;
+}
+
+static struct tn_vendors *find(const tn_device *d, const tn_vendor_library *l) {
+    struct tn_vendors *v = d->vendors;
+    while (v && v->library != l)
+        v = v->next;
+    return v;
+}
+
+static tn_status need(tn_device *d, const tn_vendor_library *l, struct tn_vendors **out) {
+    pthread_mutex_lock(&lists);
+    *out = find(d, l);
+    tn_status s = *out ? TN_OK : add(d, l, out);
+    pthread_mutex_unlock(&lists);
+    return s;
+}
+
+static tn_status end(void *ctx, const tn_lent *lent) {
+    struct tn_vendors *v = ctx;
+    v->library->close(lent, v->handle);
+    return TN_OK;
+}
+
+void tn_vendors_close(tn_device *d) {
+    while (d->vendors) {
+        struct tn_vendors *v = d->vendors;
+        d->vendors = v->next;
+        if (v->handle) (void)d->driver->lend(d->handle, end, v);
+        pthread_mutex_destroy(&v->lock);
+        tn_mem_free(v);
+    }
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+typedef struct question {
+    void *handle;
+    const tn_vendor_product *product;
+    tn_vendor_call *call;
+} question;
+
+static tn_status ask(void *ctx, const tn_lent *lent) {
+    const question *q = ctx;
+    return q->call->library->make(q->handle, lent, q->product, &q->call->state, &q->call->workspace);
+}
+
+static tn_status make(tn_device *d, struct tn_vendors *v, const tn_vendor_product *p, tn_vendor_call *call) {
+    question q = {.handle = v->handle, .product = p, .call = call};
+    call->library = v->library;
+    for (int s = 0; s < TN_VENDOR_SIDES; s++)
+        call->alignment[s] = p->side[s].alignment;
+    pthread_mutex_lock(&v->lock);
+    tn_status s = d->driver->lend(tn_lane(d), ask, &q);
+    pthread_mutex_unlock(&v->lock);
+    return s;
+}
+
+tn_status tn_vendor_make(tn_device *d, const tn_vendor_product *p, tn_vendor_call **out, const char **why) {
+    struct tn_vendors *v;
+    TRY(need(d, tn_vendor_for(d), &v));
+    *why = v->handle ? "has no way for it" : "does not start here";
+    tn_vendor_call *c = v->handle ? tn_mem_zalloc(1, sizeof *c) : NULL;
+    if (!c) return v->handle ? TN_ERR_MEMORY : TN_OK;
+    tn_status s = make(d, v, p, c);
+    if (s == TN_OK)
+        *out = c;
+    else
+        tn_mem_free(c);
+    return s == TN_ERR_MEMORY || s == TN_ERR_LOST ? s : TN_OK;
+}
+
+void tn_vendor_free(tn_vendor_call *c) {
+    if (!c) return;
+    c->library->free(c->state);
+    tn_mem_free(c);
+}
+
+typedef struct running {
+    void *handle;
+    const tn_vendor_call *call;
+    void *const *pointers;
+} running;
+
+static tn_status work(void *ctx, const tn_lent *lent) {
+    const running *r = ctx;
+    return r->call->library->run(r->handle, lent, r->call->state, r->pointers);
+}
+
+/* Memory that the program brought along may lie elsewhere than when this was planned. */
+static tn_status check_alignment(const tn_vendor_call *c, void *const *pointers) {
+    for (int s = 0; s < TN_VENDOR_SIDES; s++)
+        if ((uintptr_t)pointers[s] % (uintptr_t)c->alignment[s] != 0)
+            return tn_fail(TN_ERR_UNSUPPORTED,
+                           "%s: the product was planned for addresses that are multiples of %lld, and %p is none: "
+                           "evaluate it with other memory, or with --library none",
+                           c->library->spec.title, (long long)c->alignment[s], pointers[s]);
+    return TN_OK;
+}
+
+tn_status tn_vendor_run(tn_device *d, const tn_vendor_call *c, void *const *pointers) {
+    struct tn_vendors *v;
+    TRY(check_alignment(c, pointers));
+    TRY(need(d, c->library, &v));
+    running r = {.handle = v->handle, .call = c, .pointers = pointers};
+    pthread_mutex_lock(&v->lock);
+    tn_status s = d->driver->lend(tn_lane(d), work, &r);
+    pthread_mutex_unlock(&v->lock);
+    if (s == TN_OK || s == TN_ERR_LOST) return s;
+    char text[400];
+    snprintf(text, sizeof text, "%s", tn_error());
+    return tn_fail(s, "%s: %s", d->info.id, text);
+}

@@ -1,0 +1,70 @@
+/* vendor.h — matrix products by the library that a device's vendor ships, instead of our own kernels.
+ *
+ * As with blas.h, one is used only when somebody asks for it: results are of the class `library`. A library is a row of
+ * the table in vendor.c and a file of its own, which declares what it calls. It works in a queue of ours and in memory
+ * of ours: a driver lends the queue for the time of a call (tn_driver.lend; hal/vendor.c), a plan the workspace. What
+ * it chooses for a product it chooses when that is planned. */
+#ifndef TN_KERN_VENDOR_H
+#define TN_KERN_VENDOR_H
+
+#include "kern/kern.h"
+#include "trunnion/backend.h"
+
+/* A matrix, or `batch` of them (× `outer`); distances in elements. Rows are contiguous, or with `turned` columns. */
+typedef struct tn_vendor_side {
+    int64_t ld, batch_stride, outer_stride;
+    bool turned;
+    int64_t alignment; /* bytes that its address is a multiple of */
+} tn_vendor_side;
+
+enum {
+    TN_VENDOR_A,
+    TN_VENDOR_B,
+    TN_VENDOR_C,
+    TN_VENDOR_SIDES,
+    TN_VENDOR_WORKSPACE = TN_VENDOR_SIDES,
+    TN_VENDOR_POINTERS
+};
+
+/* C[outer, batch, m, n] = A[outer, batch, m, k] · B[outer, batch, k, n], all of one dtype, sums in f32 (f64 in f64).
+ * Libraries know one batch; `outer` is for them to go round. All numbers but strides fit 32 bits. */
+typedef struct tn_vendor_product {
+    tn_dtype dtype;
+    int64_t m, n, k, batch, outer;
+    tn_vendor_side side[TN_VENDOR_SIDES];
+} tn_vendor_product;
+
+/* Whether a product is of this form; else *why is the rest of a sentence that begins with the library. Alignments are
+ * the caller's, of the whole operand; what outer strides leave of them is worked out here. */
+bool tn_vendor_product_of(const tn_gemm_args *args, tn_dtype dtype, const int64_t alignment[TN_VENDOR_SIDES],
+                          tn_vendor_product *out, const char **why);
+
+typedef struct tn_vendor_library {
+    const char *name, *backend; /* "cublaslt", "cuda" */
+    tn_library_spec spec;
+    /* On the device whose queue is lent. *handle is used by one thread at a time. */
+    tn_status (*open)(const tn_lent *lent, void **handle);
+    void (*close)(const tn_lent *lent, void *handle);
+    /* Chooses how. TN_ERR_UNSUPPORTED: it has nothing for this product. workspace: bytes that a run wants. */
+    tn_status (*make)(void *handle, const tn_lent *lent, const tn_vendor_product *p, void **call, size_t *workspace);
+    /* In order, in the queue that is lent. pointers: A, B, C, workspace. */
+    tn_status (*run)(void *handle, const tn_lent *lent, const void *call, void *const *pointers);
+    void (*free)(void *call);
+} tn_vendor_library;
+
+/* NULL behind the last row. */
+const tn_vendor_library *tn_vendor_library_at(int row);
+int tn_vendor_row(const char *name); /* -1: there is none of this name */
+
+/* The rows' files. */
+extern const tn_vendor_library tn_vendor_cublaslt;
+
+/* TN_OK, or the failure of a library's call: "cuBLASLt: cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED (15)". */
+typedef struct tn_vendor_error {
+    int code;
+    const char *name;
+    tn_status status;
+} tn_vendor_error;
+tn_status tn_vendor_check(const tn_vendor_library *l, const tn_vendor_error *errors, int code, const char *call);
+
+#endif

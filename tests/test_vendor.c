@@ -1,0 +1,373 @@
+/* test_vendor.c — matrix products by the library of a device's vendor: only when asked for, right for every layout,
+ * refused where it cannot, and every call of it fails once.
+ *
+ * The vendors' libraries are those of the doubles (tests/double/gpu_blas.c), which do the work late, over memory that
+ * notices, and count what is misused. TRUNNION_TEST_VENDOR=real takes what is on this machine instead. */
+#include <dlfcn.h>
+#include <math.h>
+#include <pthread.h>
+
+#include "device_support.h"
+#include "hal/vendor.h"
+#include "trunnion/ops.h"
+#include "trunnion/tensor.h"
+
+static const struct vendor {
+    const char *id, *library, *file; /* of the doubles */
+    const char *variables[3];        /* that name it */
+    const char *choose, *run;        /* calls that choose an algorithm, and that multiply */
+    int refused, failed;             /* what they give when it cannot, and when something broke */
+    bool f64;
+} vendors[] = {
+#if TRUNNION_WITH_CUDA
+    {"cuda:0",
+     "cublaslt",
+     "cuda.so",
+     {"TRUNNION_CUDA_LIB", "TRUNNION_NVRTC_LIB", "TRUNNION_CUBLASLT_LIB"},
+     "cublasLtMatmulAlgoGetHeuristic",
+     "cublasLtMatmul",
+     15,
+     13,
+     true},
+#endif
+    {.id = NULL},
+};
+
+static const struct vendor *now;
+static struct {
+    void (*arm)(const char *name, long n, int error, int forever);
+    long (*counted)(void), (*live)(void), (*misuses)(void);
+} told;
+static tn_device *device;
+
+static void open_vendor(const struct vendor *v) {
+    char path[700];
+    ssize_t n = readlink("/proc/self/exe", path, 500);
+    assert_true(n > 0);
+    path[n] = 0;
+    snprintf(strrchr(path, '/'), 200, "/doubles/%s", v->file);
+    for (size_t i = 0; i < TN_COUNT(v->variables) && v->variables[i]; i++)
+        setenv(v->variables[i], path, 1);
+    void *library = dlopen(path, RTLD_NOW);
+    if (!library) fail_msg("%s", dlerror());
+    *(void **)&told.arm = dlsym(library, "faults_arm");
+    *(void **)&told.counted = dlsym(library, "faults_counted");
+    *(void **)&told.live = dlsym(library, "faults_live");
+    *(void **)&told.misuses = dlsym(library, "double_misuses");
+    now = v;
+}
+
+/* The part of a test that opens the device. In a thread of its own, for that takes its plans along when it ends. */
+typedef struct part {
+    void (*run)(void);
+    tn_status status;
+    char text[500];
+} part;
+
+static tn_status open_device(void) {
+    tn_device_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_STRICT};
+    TRY(tn_device_open(now->id, &o, NULL, &device));
+    return tn_set_current_device(device);
+}
+
+static void close_device(void) {
+    assert_ok(tn_set_current_device(NULL));
+    tn_device_close(device);
+    device = NULL;
+}
+
+static void *run_part(void *of) {
+    part *p = of;
+    assert_ok(open_device());
+    p->run();
+    close_device();
+    return NULL;
+}
+
+static void nothing_is_left(const char *text) {
+    told.arm(NULL, 0, 0, 0);
+    if (told.live() != 0) fail_msg("%ld objects are left: %s", told.live(), text);
+    assert_int_equal(told.misuses(), 0);
+}
+
+static void in_thread(void *(*body)(void *), part *p) {
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, body, p), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    nothing_is_left(p->text);
+}
+
+static void on_device(void (*run)(void)) {
+    part p = {.run = run};
+    in_thread(run_part, &p);
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------- */
+
+/* How an operand lies: as it is; as the transpose; a part of longer rows; heads between rows (two batch axes that are
+ * none in memory); every second column, which no library takes. */
+typedef enum place { PLAIN, TURNED, PART, HEADS, SECOND } place;
+
+typedef struct shape {
+    int64_t outer, batch, m, n, k;
+    place a, b;
+    tn_dtype dtype;
+    bool one_b, taken; /* one B for all; the library takes it */
+} shape;
+
+static const shape shapes[] = {
+    {1, 1, 3, 5, 7, PLAIN, PLAIN, TN_F32, false, true},     {1, 1, 1, 64, 30, PLAIN, TURNED, TN_F32, false, true},
+    {1, 1, 30, 1, 64, TURNED, PLAIN, TN_F32, false, true},  {1, 3, 17, 33, 20, TURNED, TURNED, TN_F32, false, true},
+    {2, 3, 9, 8, 16, HEADS, HEADS, TN_F32, false, true},    {1, 1, 12, 20, 9, PART, PART, TN_F32, false, true},
+    {2, 3, 5, 24, 16, PLAIN, TURNED, TN_F32, true, true},   {1, 2, 11, 13, 17, PLAIN, PLAIN, TN_F64, false, true},
+    {1, 2, 16, 24, 40, PLAIN, TURNED, TN_F16, false, true}, {1, 1, 9, 31, 70, PART, PLAIN, TN_BF16, false, true},
+    {1, 1, 40, 40, 40, PLAIN, PLAIN, TN_F16, false, true},  {1, 1, 10, 16, 12, SECOND, PLAIN, TN_F32, false, false},
+};
+
+static tn_tensor *made(int rank, const int64_t *extents, tn_dtype dtype) {
+    tn_tensor *x = tn_randn(extents, rank);
+    if (dtype != TN_F32) x = tn_cast(x, dtype);
+    assert_ok(tn_eval(&x, 1));
+    return x;
+}
+
+/* [outer, batch, rows, columns] */
+static tn_tensor *operand(int64_t outer, int64_t batch, int64_t rows, int64_t columns, place p, tn_dtype dtype) {
+    switch (p) {
+    case PLAIN: return made(4, (int64_t[]){outer, batch, rows, columns}, dtype);
+    case TURNED: return tn_transpose(made(4, (int64_t[]){outer, batch, columns, rows}, dtype), 2, 3);
+    case PART: return tn_slice(made(4, (int64_t[]){outer, batch, rows, columns + 5}, dtype), 3, 1, columns + 1, 1);
+    case HEADS: return tn_transpose(made(4, (int64_t[]){outer, rows, batch, columns}, dtype), 1, 2);
+    case SECOND: return tn_slice(made(4, (int64_t[]){outer, batch, rows, 2 * columns}, dtype), 3, 0, 2 * columns, 2);
+    }
+    return NULL;
+}
+
+/* As numbers that a test can compute with; the caller frees them. */
+static double *numbers_of(tn_tensor *x) {
+    size_t count = (size_t)tn_numel(x);
+    double *out = malloc(count * sizeof *out);
+    if (tn_dtype_of(x) == TN_F64) {
+        assert_ok(tn_read(x, out, count * sizeof *out));
+        return out;
+    }
+    float *single = malloc(count * sizeof *single);
+    tn_tensor *whole = tn_contiguous(tn_dtype_of(x) == TN_F32 ? x : tn_cast(x, TN_F32));
+    assert_ok(tn_read(whole, single, count * sizeof *single));
+    for (size_t i = 0; i < count; i++)
+        out[i] = (double)single[i];
+    free(single);
+    return out;
+}
+
+static double rounding(tn_dtype dtype) {
+    return dtype == TN_F64 ? 0x1p-53 : dtype == TN_F16 ? 0x1p-11 : dtype == TN_BF16 ? 0x1p-8 : 0x1p-24;
+}
+
+/* Each element within what the roundings of a sum in any order allow, and one rounding to the dtype. */
+static void check_values(const shape *s, const double *a, const double *b, const double *c) {
+    double sums = s->dtype == TN_F64 ? 0x1p-53 : 0x1p-24;
+    for (int64_t e = 0; e < s->outer * s->batch; e++)
+        for (int64_t i = 0; i < s->m; i++)
+            for (int64_t j = 0; j < s->n; j++) {
+                double sum = 0, size = 0, got = c[(e * s->m + i) * s->n + j];
+                for (int64_t k = 0; k < s->k; k++) {
+                    double product = a[(e * s->m + i) * s->k + k] * b[((s->one_b ? 0 : e) * s->k + k) * s->n + j];
+                    sum += product;
+                    size += fabs(product);
+                }
+                double bound = (double)(s->k + 1) * sums * size + rounding(s->dtype) * fabs(sum) + 0x1p-25;
+                if (!(fabs(got - sum) <= bound))
+                    fail_msg("%s [%lld, %lld, %lld], element %lld, %lld of %lld: %.9g is not %.9g", now->library,
+                             (long long)s->m, (long long)s->n, (long long)s->k, (long long)i, (long long)j,
+                             (long long)e, got, sum);
+            }
+}
+
+static bool says(const char *words) {
+    char *text = tn_explain_last();
+    bool found = strstr(text, words) != NULL;
+    if (!found) print_message("%s", text);
+    tn_text_free(text);
+    return found;
+}
+
+static void multiply(const shape *s, const char *words) {
+    TN_SCOPE {
+        tn_tensor *a = operand(s->outer, s->batch, s->m, s->k, s->a, s->dtype);
+        tn_tensor *b = operand(s->one_b ? 1 : s->outer, s->one_b ? 1 : s->batch, s->k, s->n, s->b, s->dtype);
+        if (s->one_b) b = tn_reshape(b, (int64_t[]){s->k, s->n}, 2);
+        tn_tensor *c = tn_matmul(a, b);
+        assert_ok(tn_eval(&c, 1));
+        assert_true(says(words));
+        double *x = numbers_of(a), *y = numbers_of(b), *z = numbers_of(c);
+        check_values(s, x, y, z);
+        free(x);
+        free(y);
+        free(z);
+    }
+}
+
+static void multiply_all(void) {
+    char by[60];
+    snprintf(by, sizeof by, " by %s", now->library);
+    tn_manual_seed(11);
+    assert_ok(tn_set_library(now->library));
+    for (size_t i = 0; i < TN_COUNT(shapes); i++)
+        if (shapes[i].dtype != TN_F64 || now->f64)
+            multiply(&shapes[i], shapes[i].taken ? by : "not by the library, which takes operands");
+}
+
+static void products_agree(void **state) {
+    (void)state;
+    on_device(multiply_all);
+}
+
+/* What stands before and behind a product, states that it writes, other values in each run; then our own kernels. */
+static tn_tensor *step(tn_tensor *w, tn_tensor *x, tn_tensor *bias) {
+    tn_tensor *y = tn_relu(tn_add(tn_matmul(tn_mul(x, x), w), bias));
+    tn_copy_(w, tn_matmul(w, w));
+    return y;
+}
+
+static void run_steps(float *out, int64_t count) {
+    enum { SIZE = 24, RUNS = 5 };
+    tn_manual_seed(3);
+    TN_SCOPE {
+        tn_tensor *w = made(2, (int64_t[]){SIZE, SIZE}, TN_F32), *bias = made(1, (int64_t[]){SIZE}, TN_F32);
+        tn_tensor *x = made(2, (int64_t[]){SIZE, SIZE}, TN_F32), *y = NULL;
+        for (int i = 0; i < RUNS; i++)
+            TN_SCOPE {
+                tn_copy_(w, tn_mul_scalar(tn_tanh(w), 0.2));
+                y = step(w, x, bias);
+                tn_tensor *both[] = {y, w};
+                assert_ok(tn_eval(both, 2));
+                assert_ok(tn_read(i % 2 ? w : y, out, (size_t)count * sizeof *out));
+            }
+    }
+}
+
+static void run_by_all(void) {
+    enum { COUNT = 24 * 24 };
+    static float own[COUNT], theirs[COUNT], again[COUNT], *results[] = {own, theirs, again};
+    const char *who[] = {"none", now->library, NULL};
+    for (int i = 0; i < 3; i++) {
+        assert_ok(tn_set_library(who[i]));
+        run_steps(results[i], COUNT);
+    }
+    assert_memory_equal(own, again, sizeof own);
+    for (int i = 0; i < COUNT; i++)
+        if (!(fabsf(own[i] - theirs[i]) <= 1e-4f + 1e-4f * fabsf(own[i])))
+            fail_msg("%d: %g is not %g", i, (double)theirs[i], (double)own[i]);
+}
+
+static void plans_hold_products(void **state) {
+    (void)state;
+    on_device(run_by_all);
+}
+
+/* ---- faults ------------------------------------------------------------------------------------------------------ */
+
+enum { BATCH = 2, M = 6, N = 8, K = 10 };
+
+/* A product whose operands come from the host, read back. TN_OK with the right values, or an error. */
+static tn_status try_product(void) {
+    const shape s = {1, BATCH, M, N, K, PLAIN, TURNED, TN_F32, false, true};
+    float numbers[BATCH * K * N], got[BATCH * M * N];
+    double a[BATCH * K * N], b[BATCH * K * N], c[BATCH * M * N];
+    for (int i = 0; i < BATCH * K * N; i++)
+        a[i] = (double)(numbers[i] = (float)(i * 7 % 11 - 5));
+    for (int e = 0; e < BATCH; e++)
+        for (int k = 0; k < K; k++)
+            for (int j = 0; j < N; j++)
+                b[(e * K + k) * N + j] = a[(e * N + j) * K + k];
+    TRY(open_device());
+    tn_status status = TN_OK;
+    TN_SCOPE {
+        tn_tensor *x = tn_from_data(numbers, (int64_t[]){BATCH, M, K}, 3, TN_F32);
+        tn_tensor *y = tn_from_data(numbers, (int64_t[]){BATCH, N, K}, 3, TN_F32);
+        status = tn_read(tn_matmul(x, tn_transpose(y, 1, 2)), got, sizeof got);
+    }
+    TRY(status);
+    for (int i = 0; i < BATCH * M * N; i++)
+        c[i] = (double)got[i];
+    check_values(&s, a, b, c);
+    return TN_OK;
+}
+
+static void *run_try(void *of) {
+    part *p = of;
+    p->status = try_product();
+    snprintf(p->text, sizeof p->text, "%s", p->status == TN_OK ? "" : tn_error());
+    close_device();
+    return NULL;
+}
+
+static void failures_are_told(void **state) {
+    (void)state;
+    part p = {0};
+    assert_ok(tn_set_library(now->library));
+    told.arm(now->choose, 1, now->refused, 0);
+    in_thread(run_try, &p);
+    assert_ok(p.status); /* it has no way for this product: ours has */
+    told.arm(now->run, 1, now->failed, 0);
+    in_thread(run_try, &p);
+    assert_int_equal(p.status, TN_ERR_DEVICE);
+    assert_non_null(strstr(p.text, now->id));
+    assert_non_null(strstr(p.text, now->run));
+}
+
+static void every_call_fails_once(void **state) {
+    (void)state;
+    const int codes[] = {now->failed, now->refused, 2};
+    long calls = 1, failed = 0;
+    assert_ok(tn_set_library(now->library));
+    for (long n = 1; n <= calls; n++) {
+        part p = {0};
+        told.arm(NULL, n, codes[n % 3], 0);
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, run_try, &p), 0);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        if (told.counted() >= n) calls = n + 1;
+        failed += p.status != TN_OK;
+        if (p.status != TN_OK && !p.text[0]) fail_msg("call %ld fails without words", n);
+        nothing_is_left(p.text);
+    }
+    assert_true(calls > 30 && failed > 10);
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------- */
+
+static void libraries_are_listed(void **state) {
+    (void)state;
+    tn_library_info info = {.struct_size = sizeof info};
+    bool seen = false;
+    assert_ok(tn_set_library(now->library));
+    assert_string_equal(tn_get_library(), now->library);
+    for (int i = 0; i < tn_library_count(); i++) {
+        assert_ok(tn_library_at(i, &info));
+        assert_int_equal(info.in_use, strcmp(info.name, now->library) == 0);
+        seen |= info.in_use;
+        if (info.in_use) assert_int_equal(strncmp(now->id, info.backend, strlen(info.backend)), 0);
+    }
+    assert_true(seen);
+    assert_ok(tn_set_library("none"));
+    assert_string_equal(tn_get_library(), "none");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(libraries_are_listed),  cmocka_unit_test(products_agree),
+        cmocka_unit_test(plans_hold_products),   cmocka_unit_test(failures_are_told),
+        cmocka_unit_test(every_call_fails_once),
+    };
+    int failed = 0;
+    if (make_scratch(NULL)) return 1;
+    clean_environment(NULL);
+    for (const struct vendor *v = vendors; v->id; v++) {
+        open_vendor(v);
+        failed += cmocka_run_group_tests_name(v->library, tests, NULL, NULL);
+        printf("ran on: %s double (%s): products\n", v->library, v->id);
+    }
+    return failed + remove_scratch(NULL);
+}
