@@ -237,6 +237,18 @@ static void run_once(const problem *p, kernel *run, size_t bytes, int64_t count,
     tn_mem_free(out);
 }
 
+/* Filters that are packed before, or at the run. */
+static void check_filters(problem *p, int threads, int64_t results, const float *y) {
+    tn_conv_args *a = &p->a;
+    void *packed = tn_mem_alloc(tn_conv_packed_bytes(a));
+    assert_non_null(packed);
+    tn_conv_pack(a, packed);
+    run_once(p, tn_conv, tn_conv_workspace(a, threads), results, threads == 2 ? NULL : packed, y, "result");
+    tn_mem_free(packed);
+}
+
+static int64_t turned; /* times that filters were columns */
+
 static void check_everywhere(problem *p) {
     tn_conv_args *a = &p->a;
     int64_t results = a->images * a->groups * a->filters * a->places[0] * a->places[1];
@@ -251,16 +263,16 @@ static void check_everywhere(problem *p) {
     define_gradient(p, dw);
     for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
         if (!tn_gemm_use((tn_isa)isa)) continue;
-        void *packed = tn_mem_alloc(tn_conv_packed_bytes(a));
-        assert_non_null(packed);
-        tn_conv_pack(a, packed);
         for (int threads = 1; threads <= MAX_THREADS; threads++) {
             assert_ok(tn_threads_set(threads));
-            run_once(p, tn_conv, tn_conv_workspace(a, threads), results, threads == 2 ? NULL : packed, y, "result");
+            check_filters(p, threads, results, y);
+            a->turned = tn_conv_turns(a);
+            turned += a->turned;
+            if (a->turned) check_filters(p, threads, results, y);
+            a->turned = false;
             if (spreads) run_once(p, tn_conv_spread, tn_conv_spread_workspace(a, threads), pixels, NULL, dx, "spread");
             run_once(p, tn_conv_weight, tn_conv_weight_workspace(a, threads), weights, NULL, dw, "gradient");
         }
-        tn_mem_free(packed);
     }
     tn_mem_free(y);
     tn_mem_free(dw);
@@ -323,8 +335,12 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         {.images = 1, .channels = 1, .filters = 2, .size = {1, 700}, .kernel = {1, 3}, .places = {1, 700}},
         {.images = 1, .channels = 1, .filters = 530, .size = {3, 3}, .kernel = {2, 3}, .places = {2, 3}},
         {.images = 1, .channels = 140, .filters = 1, .size = {5, 5}, .kernel = {2, 2}, .places = {4, 4}},
+        {.images = 3, .channels = 32, .filters = 61, .size = {7, 29}, .kernel = {3, 3}, .places = {7, 29}},
+        {.images = 17, .channels = 11, .filters = 32, .size = {5, 13}, .kernel = {3, 2}, .places = {5, 13}},
+        {.images = 1, .channels = 530, .filters = 29, .size = {9, 28}, .kernel = {1, 3}, .places = {9, 26}},
     };
     random_state = 2;
+    turned = 0;
     for (size_t i = 0; i < TN_COUNT(sizes); i++) {
         for (int64_t stride = 1; stride <= 2; stride++) {
             problem p = {.a = sizes[i]};
@@ -338,6 +354,7 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
             check_problem(&p, true);
         }
     }
+    assert_true(turned > 0);
 }
 
 static void windows_that_reach_too_far_have_no_kernel(void **state) {
@@ -482,6 +499,7 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
         {1, 4, 24, {3, 400}, {3, 2}, {.stride = {1, 1}, .padding = {1, 0}, .groups = 2}},
         {2, 3, 3, {50, 47}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 3}},
         {1, 1, 900, {3, 3}, {2, 2}, {.stride = {1, 1}, .groups = 1}},
+        {2, 9, 61, {9, 15}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 1}},
         {1, 5, 24, {200, 1}, {5, 1}, {.stride = {1, 1}, .padding = {2, 0}, .groups = 1}},
     };
     enum { MOST = 1 << 15 };

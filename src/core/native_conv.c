@@ -126,7 +126,7 @@ void tn_cost_of_conv(const tn_native *n, tn_cost *cost) {
 /* ---- convolutions ------------------------------------------------------------------------------------------------ */
 
 /* words of the name of packed filters */
-enum { FORM_GROUPS, FORM_FILTERS, FORM_CHANNELS, FORM_KERNEL, FORM_OFFSET = FORM_KERNEL + 2 };
+enum { FORM_GROUPS, FORM_FILTERS, FORM_CHANNELS, FORM_KERNEL, FORM_OFFSET = FORM_KERNEL + 2, FORM_TURNED };
 
 static void pack_form(const tn_form *form, const void *from, void *to) {
     const int64_t *w = form->word;
@@ -135,6 +135,7 @@ static void pack_form(const tn_form *form, const void *from, void *to) {
                       .filters = w[FORM_FILTERS],
                       .channels = w[FORM_CHANNELS],
                       .kernel = {rows, columns},
+                      .turned = w[FORM_TURNED],
                       .weight_group = w[FORM_FILTERS] * w[FORM_CHANNELS] * rows * columns,
                       .weight = (const float *)(const void *)((const char *)from + w[FORM_OFFSET]),
                       .weight_stride = {w[FORM_CHANNELS] * rows * columns, rows * columns, columns, 1}};
@@ -163,7 +164,7 @@ static void keep_packed(const tn_graph_plan *g, tn_native *n, const tn_value *we
     n->form = (tn_form){.make = pack_form,
                         .bytes = bytes,
                         .word = {a->groups, a->filters, a->channels, a->kernel[0], a->kernel[1],
-                                 (int64_t)tn_native_byte_offset(weight)}};
+                                 (int64_t)tn_native_byte_offset(weight), a->turned}};
     n->formed = &n->packed_weight;
 }
 
@@ -402,6 +403,7 @@ tn_status tn_make_correlate2d(const tn_graph_plan *g, const tn_group *group, tn_
         return TN_OK;
     }
     if (n->joint) n->joined_out = only_result(group->program, n->sizes);
+    n->conv.turned = tn_conv_turns(&n->conv);
     keep_packed(g, n, weight);
     *workspace = tn_conv_workspace(&n->conv, tn_threads());
     return TN_OK;

@@ -18,6 +18,7 @@ typedef struct tn_conv_args {
     const float *weight;
     int64_t weight_group, weight_stride[4]; /* from group to group; filter, channel, row, column */
     const void *packed;                     /* what tn_conv_pack made of the weight; NULL: done at each run */
+    bool turned;                            /* what tn_conv_turns said of these sizes, or false: slower, same bits */
     int64_t pass;                           /* tn_conv_each's alone, and the next one */
     bool greatest;
     /* A program that takes blocks of y over instead of `out` (kern.h): its last three axes are images, channels of all
@@ -30,6 +31,9 @@ typedef struct tn_conv_args {
 /* Is there a kernel for these sizes? Not where an extent is 0, nor where a window reaches so far that a block of what
  * it sees is no block any more. Reads sizes alone. */
 bool tn_conv_fits(const tn_conv_args *args);
+
+/* Are filters better the columns of the product than its rows? Filters are packed in another way then. */
+bool tn_conv_turns(const tn_conv_args *args);
 
 /* out = y: each is what tn_gemm_f32 yields for row k = (channel, kernel row, kernel column) of what windows see: chains
  * of KIR_KSUM steps, in order. What lies outside of the image takes part as a zero. Same bits for any thread count and

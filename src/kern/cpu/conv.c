@@ -19,6 +19,7 @@
 
 #include <string.h>
 
+#include "kern/cpu/conv_turned.h"
 #include "kern/cpu/cpu.h"
 #include "kern/cpu/port.h"
 #include "kern/cpu/windows.h"
@@ -31,8 +32,6 @@ enum {
     ROW = CHUNK + MOST_LANES, /* distance of the rows of what is seen */
     WEIGHT_CHANNELS = 64      /* as many taps as so many have a part of the weight's gradient has, at most */
 };
-
-static int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
 
 /* Columns of B that lie side by side for a tile. */
 static int64_t panel_of(const conv_lines *with) { return 2 * with->tiles->lanes; }
@@ -80,6 +79,7 @@ bool tn_conv_fits(const tn_conv_args *a) {
 
 /* Chunk k0 of a group lies at k0 · filters, the tile of row i in it at i · steps, its rows side by side. */
 size_t tn_conv_packed_bytes(const tn_conv_args *a) {
+    if (a->turned) return conv_turned_packed_bytes(a);
     return windows_area(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
 }
 
@@ -136,6 +136,10 @@ static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
 
 void tn_conv_pack(const tn_conv_args *a, void *to) {
     enum { PART_ELEMENTS = 1 << 14 };
+    if (a->turned) {
+        conv_turned_pack(a, to);
+        return;
+    }
     packing p = {tn_conv_lines()->tiles, a, to};
     int64_t depth = a->channels * a->kernel[0] * a->kernel[1], chunks = a->groups * tn_ceil_div(depth, CHUNK);
     int64_t grain = tn_max64(PART_ELEMENTS / (a->filters * tn_min64(depth, CHUNK)), 1);
@@ -456,11 +460,34 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 
 size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
     conv c;
+    if (args->turned) return tn_conv_packed_bytes(args) + conv_turned_workspace(args, threads);
     plan(&c, args);
     return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
 
+/* Filters are packed before, or now, at the begin of the workspace, which moves on. */
+static const void *packed_filters(const tn_conv_args *a, char **memory) {
+    const void *packed = a->packed;
+    if (packed) return packed;
+    packed = *memory;
+    tn_conv_pack(a, *memory);
+    *memory += tn_conv_packed_bytes(a);
+    return packed;
+}
+
+static void run_turned(const tn_conv_args *args) {
+    tn_conv_args a = *args;
+    char *memory = a.workspace;
+    a.packed = packed_filters(args, &memory);
+    conv_turned(&a, memory);
+}
+
+/* `out` has what args->out says, or where results go that do not follow each other; these are not turned. */
 static void run_to(const tn_conv_args *args, const target *out) {
+    if (args->turned) {
+        run_turned(args);
+        return;
+    }
     conv c;
     plan(&c, args);
     c.out = *out;
@@ -468,12 +495,7 @@ static void run_to(const tn_conv_args *args, const target *out) {
     char *memory = args->workspace;
     windows_find_taps(&c.w, (int64_t *)(void *)memory);
     memory += c.tap_bytes;
-    c.packed = args->packed;
-    if (!c.packed) {
-        tn_conv_pack(args, memory);
-        c.packed = (const float *)(const void *)memory;
-        memory += tn_conv_packed_bytes(args);
-    }
+    c.packed = packed_filters(args, &memory);
     c.parts = memory;
     choose_blocks(&c, threads);
     int64_t tasks = c.a.groups * c.row_parts * c.lines * c.blocks;
@@ -483,6 +505,8 @@ static void run_to(const tn_conv_args *args, const target *out) {
         tn_parallel(tasks, 1, compute_blocks, &c);
     }
 }
+
+bool tn_conv_turns(const tn_conv_args *args) { return tn_conv_fits(args) && conv_turned_fits(args); }
 
 void tn_conv(const tn_conv_args *args) {
     target out = {.data = args->out, .channel = args->places[0] * args->places[1], .row = args->places[1], .place = 1};
@@ -519,6 +543,8 @@ static bool phase_args(const tn_conv_args *a, int64_t k, tn_conv_args *p, target
     }
     *out = (target){.channel = a->size[0] * a->size[1], .row = a->size[1] * a->stride[0], .place = a->stride[1]};
     if (a->out) out->data = a->out + number[0] * a->size[1] + number[1];
+    p->out = out->data;
+    p->turned = phases(a) == 1 && tn_conv_turns(p);
     return p->kernel[0] * p->kernel[1] > 0 && p->places[0] * p->places[1] > 0;
 }
 

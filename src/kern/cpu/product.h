@@ -29,7 +29,7 @@ typedef struct tile {
     int64_t a_row, a_k; /* distance between rows and between steps of k */
     const real *b;
     int64_t b_k, b_panel; /* distance between steps of k and between panels */
-    const int64_t *tap;   /* of a tapped tile: where each step of B begins, instead of b_k */
+    const int64_t *tap;   /* where each step begins: of B in a tapped tile, of A in a turned one */
     real *c;
     int64_t c_row;
     int64_t k;
@@ -49,6 +49,13 @@ static inline int64_t tile_height(int64_t left, int64_t full) {
     if (left >= 2 * full || left - full >= BUSY) return full;
     int64_t half = (left + 1) / 2;
     return half > HIGH ? half + (half & 1) : half;
+}
+
+/* The same for turned tiles: as few of them as can be, and nearly alike. */
+static inline int64_t tile_turned_height(int64_t left, int64_t full) {
+    enum { HIGH = 8 };
+    int64_t tiles = (left + full - 1) / full, rows = (left + tiles - 1) / tiles;
+    return rows > HIGH && tiles > 1 && rows < full ? rows + (rows & 1) : rows;
 }
 
 /* ---- packing (pack.h) -------------------------------------------------------------------------------------------- */
@@ -85,6 +92,9 @@ typedef struct result_block {
 typedef struct tile_set {
     tile_fn *const *full, *const *edge, *const *wide;
     tile_fn *const *tapped; /* full ones over a packed A whose steps of B lie anywhere; of f32 alone */
+    /* Over one packed panel of B, rows of A side by side in memory, and of C a panel wide and side by side; the heights
+     * that tile_turned_height yields; of f32 alone. */
+    tile_fn *const *turned;
     const int *wide_panels;
     void (*pack)(const pack *p);
     /* C of `rows` rows of A (t->a …) and t->columns columns of B that lie along k, `distance` bytes apart (lines.h). */

@@ -28,6 +28,9 @@ enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX512F__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
 #define TILE_SPLITS(X) X(9, 5, 4) X(11, 6, 5) X(13, 7, 6)
+#define TAPPED_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
+#define TAPPED_SPLITS(X) TILE_SPLITS(X) X(10, 5, 5) X(12, 6, 6) X(14, 7, 7)
+#define TURNED_HEIGHTS(X) X(4) X(5) X(6) X(7) X(8) X(10) X(12) X(14)
 enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX2__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
@@ -38,6 +41,11 @@ enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
 #endif
 #ifndef TILE_SPLITS
 #define TILE_SPLITS(X)
+#endif
+#ifndef TURNED_HEIGHTS
+#define TAPPED_HEIGHTS TILE_HEIGHTS
+#define TAPPED_SPLITS TILE_SPLITS
+#define TURNED_HEIGHTS TILE_HEIGHTS
 #endif
 
 enum {
@@ -50,6 +58,7 @@ enum {
     A_AHEAD = 12,               /* steps, where one step's rows lie side by side: a line or two */
     B_AHEAD = 32,               /* steps: as long as a line of a large weight takes from the third cache */
     TALL = TILE_ROWS / 2,       /* rows from which there is room for the prefetches of B */
+    FOLDING = 6,                /* rows of a turned tile from which there is room for the loads of folding */
     STRETCH = 64 / sizeof(real) /* steps between two prefetches of a row of A: one cache line */
 };
 
@@ -183,9 +192,56 @@ static tile_fn *const *const tile_tapped = NULL;
     static void tile_tapped_##rows(const tile *t) { tile_split(t, tile_tapped_##first, first, tile_tapped_##second); }
 #define TILE_TAPPED_ROW(rows) [rows] = tile_tapped_##rows,
 #define TILE_TAPPED_SPLIT_ROW(rows, first, second) TILE_TAPPED_ROW(rows)
-TILE_HEIGHTS(TILE_TAPPED)
-TILE_SPLITS(TILE_TAPPED_SPLIT)
-static tile_fn *const tile_tapped[] = {TILE_HEIGHTS(TILE_TAPPED_ROW) TILE_SPLITS(TILE_TAPPED_SPLIT_ROW)};
+TAPPED_HEIGHTS(TILE_TAPPED)
+TAPPED_SPLITS(TILE_TAPPED_SPLIT)
+static tile_fn *const tile_tapped[] = {TAPPED_HEIGHTS(TILE_TAPPED_ROW) TAPPED_SPLITS(TILE_TAPPED_SPLIT_ROW)};
+#endif
+
+/* One step of a turned tile: numbers of A that lie side by side, somewhere, times a step of a packed panel. */
+VEC_INLINE void tile_turned_step(V sum[TILE_ROWS][2], const real *a, const real *b, const int rows) {
+    V y[2] = {v_load(b), v_load(b + VL)};
+    VEC_UNROLL for (int i = 0; i < rows; i++) {
+        if (V_FOLDS && rows >= FOLDING && i % 2 == 1) {
+            VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_fold(a + i, y[j], sum[i][j]);
+            continue;
+        }
+        V x = v_set1(a[i]);
+        VEC_UNROLL for (int j = 0; j < 2; j++) sum[i][j] = v_step(x, y[j], sum[i][j]);
+    }
+}
+
+VEC_INLINE void tile_turn(const tile *t, const int rows) {
+    V sum[TILE_ROWS][2];
+    VEC_UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = v_zero();
+    const real *a = t->a, *b = t->b;
+    const int64_t *tap = t->tap, *end = tap + t->k;
+    for (; tap < end; tap++, b += PANEL)
+        tile_turned_step(sum, a + *tap, b, rows);
+    real *c = t->c;
+    const bool add = t->add;
+    VEC_UNROLL for (int i = 0; i < rows; i++, c += PANEL) {
+        VEC_UNROLL for (int j = 0; j < 2; j++) v_store(c + j * VL, add ? v_load(c + j * VL) + sum[i][j] : sum[i][j]);
+    }
+}
+
+#if defined(TN_VEC_F64) || defined(TN_VEC_PAIRS)
+static tile_fn *const *const tile_turned = NULL;
+#else
+#define TILE_TURNED(rows) \
+    static void tile_turned_##rows(const tile *t) { tile_turn(t, rows); }
+#define TILE_TURNED_SPLIT(rows, first, second)      \
+    static void tile_turned_##rows(const tile *t) { \
+        tile below = *t;                            \
+        tile_turned_##first(t);                     \
+        below.a += (first);                         \
+        below.c += (first)*PANEL;                   \
+        tile_turned_##second(&below);               \
+    }
+#define TILE_TURNED_ROW(rows) [rows] = tile_turned_##rows,
+#define TILE_TURNED_SPLIT_ROW(rows, first, second) TILE_TURNED_ROW(rows)
+TURNED_HEIGHTS(TILE_TURNED)
+TILE_SPLITS(TILE_TURNED_SPLIT)
+static tile_fn *const tile_turned[] = {TURNED_HEIGHTS(TILE_TURNED_ROW) TILE_SPLITS(TILE_TURNED_SPLIT_ROW)};
 #endif
 
 #define TILE_FULL_ROW(rows) [rows] = tile_full_##rows,

@@ -52,6 +52,8 @@ static inline int64_t window_reach(const tn_conv_args *a, int axis) {
     return a->dilation[axis] * (a->kernel[axis] - 1) + 1;
 }
 
+static inline int64_t round_up(int64_t x, int64_t unit) { return tn_ceil_div(x, unit) * unit; }
+
 static inline size_t windows_area(int64_t elements) { return ((size_t)elements * sizeof(float) + 63) / 64 * 64; }
 
 /* How many threads are worth it. */

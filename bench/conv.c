@@ -1,0 +1,155 @@
+/* conv.c — convolutions as networks have them, beside what the processor could do.
+ *
+ * The filters are packed before, as a plan keeps them, and nothing is joined. The limit is measured in the same run, as
+ * in gemm.c; the answer of every shape is checked before it is timed. The last two columns say which part of the limit
+ * a shape reaches in the median and at best.
+ *
+ *   bench_conv [threads] [name part]     default: all usable threads, all shapes */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "bench.h"
+#include "kern/conv.h"
+#include "kern/kern.h"
+
+static const double SAMPLE_SECONDS = 4e-3;
+
+typedef struct shape {
+    const char *name;
+    int64_t images, channels, filters, size, kernel, stride; /* size: of a side, and of the kernel's */
+} shape;
+
+static const shape shapes[] = {
+    {"64-64-56", 1, 64, 64, 56, 3, 1},          {"64-64-56-eight", 8, 64, 64, 56, 3, 1},
+    {"256-256-14", 1, 256, 256, 14, 3, 1},      {"512-512-7", 1, 512, 512, 7, 3, 1},
+    {"cnn-3-32", 32, 3, 32, 32, 3, 1},          {"cnn-32-64", 32, 32, 64, 32, 3, 2},
+    {"cnn-64-64", 32, 64, 64, 16, 3, 1},        {"cnn-64-128", 32, 64, 128, 16, 3, 2},
+    {"cnn-128-128", 32, 128, 128, 8, 3, 1},     {"yolo-3-16-s2", 1, 3, 16, 320, 3, 2},
+    {"yolo-16-32-s2", 1, 16, 32, 160, 3, 2},    {"yolo-16-16-80", 1, 16, 16, 80, 3, 1},
+    {"yolo-32-64-s2", 1, 32, 64, 80, 3, 2},     {"yolo-32-32-40", 1, 32, 32, 40, 3, 1},
+    {"yolo-64-64-40", 1, 64, 64, 40, 3, 1},     {"yolo-64-128-s2", 1, 64, 128, 40, 3, 2},
+    {"yolo-64-64-20", 1, 64, 64, 20, 3, 1},     {"yolo-128-64-20", 1, 128, 64, 20, 3, 1},
+    {"yolo-128-128-10", 1, 128, 128, 10, 3, 1}, {"yolo-256-64-10", 1, 256, 64, 10, 3, 1},
+    {"yolo-64-64-10", 1, 64, 64, 10, 3, 1},     {"few-32-8-40", 1, 32, 8, 40, 3, 1},
+    {"first-3-64-s2-7", 1, 3, 64, 224, 7, 2},
+};
+
+typedef struct problem {
+    tn_conv_args args;
+    float *x, *weight, *out;
+    void *packed;
+} problem;
+
+/* Small whole numbers: sums are exact in any order. */
+static float *make_numbers(int64_t count, int64_t period) {
+    float *x = tn_mem_alloc((size_t)count * sizeof *x);
+    for (int64_t i = 0; x && i < count; i++)
+        x[i] = (float)(i * 7919 % period - period / 2);
+    return x;
+}
+
+static bool make_problem(problem *p, const shape *s, int threads) {
+    int64_t taps = s->kernel * s->kernel, places = (s->size - 1) / s->stride + 1;
+    p->x = make_numbers(s->images * s->channels * s->size * s->size, 17);
+    p->weight = make_numbers(s->filters * s->channels * taps, 13);
+    p->out = make_numbers(s->images * s->filters * places * places, 7);
+    p->args = (tn_conv_args){.images = s->images,
+                             .groups = 1,
+                             .channels = s->channels,
+                             .filters = s->filters,
+                             .size = {s->size, s->size},
+                             .kernel = {s->kernel, s->kernel},
+                             .places = {places, places},
+                             .stride = {s->stride, s->stride},
+                             .before = {s->kernel / 2, s->kernel / 2},
+                             .dilation = {1, 1},
+                             .x = p->x,
+                             .x_stride = {s->channels * s->size * s->size, s->size * s->size, s->size, 1},
+                             .weight = p->weight,
+                             .weight_group = s->filters * s->channels * taps,
+                             .weight_stride = {s->channels * taps, taps, s->kernel, 1},
+                             .out = p->out};
+    p->args.turned = tn_conv_turns(&p->args);
+    p->packed = tn_mem_alloc(tn_conv_packed_bytes(&p->args));
+    p->args.workspace = tn_mem_alloc(tn_conv_workspace(&p->args, threads));
+    if (!p->x || !p->weight || !p->out || !p->packed || !p->args.workspace) return false;
+    tn_conv_pack(&p->args, p->packed);
+    p->args.packed = p->packed;
+    return true;
+}
+
+static void free_problem(problem *p) {
+    tn_mem_free(p->x);
+    tn_mem_free(p->weight);
+    tn_mem_free(p->out);
+    tn_mem_free(p->packed);
+    tn_mem_free(p->args.workspace);
+}
+
+static float sum_of(const tn_conv_args *a, int64_t image, int64_t filter, int64_t row, int64_t column) {
+    float sum = 0;
+    for (int64_t c = 0; c < a->channels; c++)
+        for (int64_t k = 0; k < a->kernel[0] * a->kernel[1]; k++) {
+            int64_t i = row * a->stride[0] - a->before[0] + k / a->kernel[1];
+            int64_t j = column * a->stride[1] - a->before[1] + k % a->kernel[1];
+            if (i < 0 || i >= a->size[0] || j < 0 || j >= a->size[1]) continue;
+            sum += a->x[image * a->x_stride[0] + c * a->x_stride[1] + i * a->x_stride[2] + j] *
+                   a->weight[filter * a->weight_stride[0] + c * a->weight_stride[1] + k];
+        }
+    return sum;
+}
+
+static bool is_right(const tn_conv_args *a) {
+    int64_t down = a->places[0], across = a->places[1];
+    for (int64_t probe = 0; probe < 200; probe++) {
+        int64_t q = probe * 5 % a->images, f = probe * 37 % a->filters, i = probe * 7 % down, j = probe * 91 % across;
+        if (a->out[((q * a->filters + f) * down + i) * across + j] != sum_of(a, q, f, i, j)) return false;
+    }
+    return true;
+}
+
+static void run(void *ctx) { tn_conv(ctx); }
+
+static bool bench(const shape *s, int threads, double limit) {
+    problem p;
+    if (!make_problem(&p, s, threads)) {
+        printf("%s: %s\n", s->name, tn_error());
+        free_problem(&p);
+        return false;
+    }
+    tn_conv(&p.args);
+    bool right = is_right(&p.args);
+    if (right) {
+        times t = measure(run, &p.args, SAMPLE_SECONDS);
+        double taps = (double)(s->channels * s->kernel * s->kernel),
+               places = (double)(p.args.places[0] * p.args.places[1]);
+        double done = 2e-9 * (double)(s->images * s->filters) * places * taps;
+        printf("%-24s %12.2f us %8.1f GFLOP/s %6.2f %6.2f\n", s->name, t.median * 1e6, done / t.median,
+               done / t.median / limit, done / t.best / limit);
+    } else {
+        printf("%s: WRONG RESULT\n", s->name);
+    }
+    free_problem(&p);
+    return right;
+}
+
+int main(int argc, char **argv) {
+    int threads = argc > 1 ? atoi(argv[1]) : 0;
+    if (tn_threads_set(threads) != TN_OK) {
+        fprintf(stderr, "%s\n", tn_error());
+        return 2;
+    }
+    threads = tn_threads();
+    double limit = bench_fma_limit(threads) * 1e-9;
+    printf("%s, %s, %d threads; limit %.1f GFLOP/s\n", tn_cpu().name, tn_isa_name(tn_cpu().isa), threads, limit);
+    printf("%-24s %15s %25s of limit, best\n", "channels-filters-size", "median", "");
+    bool right = true;
+    for (size_t i = 0; i < TN_COUNT(shapes); i++) {
+        if (argc > 2 && !strstr(shapes[i].name, argv[2])) continue;
+        right = bench(&shapes[i], threads, limit) && right;
+    }
+    printf("limit at the end: %.1f GFLOP/s\n", bench_fma_limit(threads) * 1e-9);
+    return right ? 0 : 1;
+}

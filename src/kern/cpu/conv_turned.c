@@ -1,0 +1,259 @@
+/* conv_turned.c — convolutions of many filters: places are the rows of the product, filters its columns.
+ *
+ * out[places, filters] = seen[places, taps] · weight[taps, filters]. Filters are packed as panels of columns. A tile's
+ * rows are places side by side in one row of the image, and whichever tap it is at, what they see lies side by side in
+ * the slab (windows.h), so that nothing is packed there, whatever the stride, and no place is one that does not exist.
+ * The tile brings a number of the slab to all lanes: nothing but the aligned panel is loaded as a vector.
+ *
+ * A block is some rows of places, of one or several images. Their slab holds all channels; panel after panel is
+ * multiplied over it, chunk after chunk of k. What comes out is a panel wide and is turned as it is written out, or
+ * handed to the joint. The chains are those of conv.c. */
+#include "kern/cpu/conv_turned.h"
+
+#include <string.h>
+
+#include "kern/cpu/cpu.h"
+#include "kern/cpu/port.h"
+#include "kern/cpu/windows.h"
+
+enum {
+    CHUNK = KIR_KSUM,
+    MOST_PLACES = TN_GEMM_BLOCK_LD, /* of a block */
+    SLAB = 1 << 17,                 /* elements of a block's slab: a part of the second cache */
+    LEAST_ACROSS = 4,               /* places in a row, or tiles are too low */
+    LEAST_DEPTH = 64,               /* steps of k, or turning takes longer than it gains */
+    LINE = 16                       /* elements of a line of the cache */
+};
+
+typedef struct turned {
+    tn_conv_args a;
+    windows w;
+    int64_t panel, panels;  /* columns of a panel; panels of a group's filters */
+    int64_t all_rows, rows; /* of places: of all images; of a block, at most */
+    int64_t blocks, parts;  /* of rows; of panels */
+    size_t tap_bytes, slab_bytes, sums_bytes, block_bytes, part_bytes;
+    char *memory;
+} turned;
+
+/* Rows whose slab is small enough; whole images where there are several. */
+static int64_t rows_of_block(const tn_conv_args *a, int64_t row) {
+    const int64_t down = a->places[0];
+    int64_t rows = tn_min64(a->images * down, tn_max64(MOST_PLACES / a->places[1], 1));
+    int64_t image = ((down - 1) * a->stride[0] + window_reach(a, 0)) * row * a->channels;
+    if (rows >= down && image <= SLAB) return tn_min64(rows / down, SLAB / image) * down;
+    int64_t fits = (SLAB / (row * a->channels) - window_reach(a, 0)) / a->stride[0] + 1;
+    return tn_min64(tn_min64(rows, down), tn_max64(fits, 1));
+}
+
+static void plan(turned *t, const tn_conv_args *args) {
+    const conv_lines *with = tn_conv_lines();
+    *t = (turned){.a = *args, .panel = 2 * with->tiles->lanes, .all_rows = args->images * args->places[0]};
+    t->panels = tn_ceil_div(args->filters, t->panel);
+    windows_plan(&t->w, with, &t->a, 1, args->channels, false);
+    t->rows = rows_of_block(args, t->w.row);
+    windows_plan(&t->w, with, &t->a, (t->rows - 1) * args->places[1] + 1, args->channels, false);
+    t->w.channel = (round_up(t->w.channel, LINE) / LINE | 1) * LINE; /* channels begin in all sets of the first cache */
+    t->tap_bytes = ((size_t)t->w.depth * sizeof(int64_t) + 63) / 64 * 64;
+    t->slab_bytes = windows_area(windows_elements(&t->w));
+    t->sums_bytes = windows_area(t->rows * args->places[1] * t->panel);
+    t->block_bytes = args->joint.vm ? windows_area(t->panel * TN_GEMM_BLOCK_LD) : 0;
+    t->part_bytes = t->slab_bytes + t->sums_bytes + t->block_bytes + port_scratch(&args->joint, 0);
+}
+
+/* Columns of the last panel that are none are summed all the same: an eighth of them at most. */
+bool conv_turned_fits(const tn_conv_args *a) {
+    turned t;
+    if (a->places[1] < LEAST_ACROSS || a->places[1] > MOST_PLACES) return false;
+    if (a->channels * a->kernel[0] * a->kernel[1] < LEAST_DEPTH) return false;
+    plan(&t, a);
+    return 8 * t.panels * t.panel <= 9 * a->filters && windows_elements(&t.w) <= 4 * SLAB;
+}
+
+/* ---- filters, packed --------------------------------------------------------------------------------------------- */
+
+size_t conv_turned_packed_bytes(const tn_conv_args *a) {
+    int64_t panel = 2 * tn_conv_lines()->tiles->lanes;
+    return windows_area(a->groups * round_up(a->filters, panel) * a->channels * a->kernel[0] * a->kernel[1]);
+}
+
+typedef struct packing {
+    const tn_conv_args *a;
+    const tile_set *with;
+    int64_t panels;
+    float *to;
+} packing;
+
+/* All of k of a panel's filters; zeros for those that are none. */
+static void pack_panel(const packing *p, const float *from, int64_t filters, float *to) {
+    const tn_conv_args *a = p->a;
+    const int64_t *s = a->weight_stride, panel = 2 * p->with->lanes;
+    int64_t taps = a->kernel[0] * a->kernel[1];
+    if (filters < panel) memset(to, 0, (size_t)(panel * taps * a->channels) * sizeof *to);
+    for (int64_t row = 0; row < a->kernel[0]; row++)
+        for (int64_t column = 0; column < a->kernel[1]; column++)
+            p->with->pack(&(pack){.to = to + (row * a->kernel[1] + column) * panel,
+                                  .distance = taps * panel,
+                                  .group = panel,
+                                  .from = from + row * s[2] + column * s[3],
+                                  .along = s[1],
+                                  .across = s[0],
+                                  .steps = a->channels,
+                                  .lines = filters});
+}
+
+static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker) {
+    const packing *p = ctx;
+    const tn_conv_args *a = p->a;
+    const int64_t panel = 2 * p->with->lanes, depth = a->channels * a->kernel[0] * a->kernel[1];
+    (void)worker;
+    for (int64_t n = begin; n < end; n++) {
+        int64_t first = n % p->panels * panel;
+        const float *from = a->weight + n / p->panels * a->weight_group + first * a->weight_stride[0];
+        pack_panel(p, from, tn_min64(panel, a->filters - first), p->to + n * depth * panel);
+    }
+}
+
+void conv_turned_pack(const tn_conv_args *a, void *to) {
+    enum { PART_ELEMENTS = 1 << 14 };
+    const tile_set *with = tn_conv_lines()->tiles;
+    packing p = {a, with, tn_ceil_div(a->filters, 2 * with->lanes), to};
+    int64_t elements = 2 * with->lanes * a->channels * a->kernel[0] * a->kernel[1];
+    tn_parallel(a->groups * p.panels, tn_max64(PART_ELEMENTS / elements, 1), pack_panels, &p);
+}
+
+/* ---- a block ----------------------------------------------------------------------------------------------------- */
+
+/* Rows [row, row + count) of all images' places. */
+static void see_rows_of_images(const windows *w, seen *s, int64_t row, int64_t count) {
+    const tn_conv_args *a = w->a;
+    const int64_t across = a->places[1], down = a->places[0];
+    int k = 0, before = s->sections;
+    bool alike = before > 0, whole = before > 0;
+    for (int64_t r = row; r < row + count; k++) {
+        int64_t rows = tn_min64(down - r % down, row + count - r);
+        section now = {r / down, r % down * across, rows * across, (r - row) * across, 0, 0, 0};
+        see_rows(a, &now);
+        alike = alike && k < before && s->section[k].at == now.at && s->section[k].count == now.count;
+        whole = whole && now.low == 0 && now.high == (rows - 1) * a->stride[0] + window_reach(a, 0);
+        s->section[k] = now;
+        r += rows;
+    }
+    s->sections = k;
+    s->clean = (alike && k == before) || whole; /* left and right of the rows are the zeros that always were there */
+    s->left = 0;
+}
+
+/* Memory of one thread. */
+typedef struct part {
+    seen s;
+    float *sums, *block;
+    port joint;
+} part;
+
+/* A chunk of k over the whole block; `t` has the panel. */
+static void multiply_places(const turned *w, const part *p, tile t) {
+    const tile_set *with = w->w.with->tiles;
+    const int64_t across = w->a.places[1];
+    for (int k = 0; k < p->s.sections; k++) {
+        const section *now = &p->s.section[k];
+        const float *row = p->s.slab + k * w->w.section;
+        t.c = p->sums + now->to * w->panel;
+        for (int64_t at = 0; at < now->count; at += across, row += w->a.stride[0] * w->w.row) {
+            t.a = row;
+            for (int64_t left = across, rows = 0; left > 0; left -= rows, t.a += rows, t.c += rows * w->panel) {
+                rows = tile_turned_height(left, with->rows);
+                with->turned[rows](&t);
+            }
+        }
+    }
+}
+
+/* `filters` of them from channel `first` on (of all groups), to where results go, or to the joint. */
+static void write_out(const turned *w, part *p, int64_t first, int64_t filters) {
+    const tn_conv_args *a = &w->a;
+    const int64_t plane = a->places[0] * a->places[1];
+    for (int k = 0; k < p->s.sections; k++) {
+        const section *now = &p->s.section[k];
+        pack turn = {.to = p->block,
+                     .distance = TN_GEMM_BLOCK_LD,
+                     .group = now->count,
+                     .from = p->sums + now->to * w->panel,
+                     .along = 1,
+                     .across = w->panel,
+                     .steps = filters,
+                     .lines = now->count};
+        if (!p->joint.vm) {
+            turn.to = a->out + (now->image * a->groups * a->filters + first) * plane + now->at;
+            turn.distance = plane;
+        }
+        w->w.with->tiles->pack(&turn);
+        if (!p->joint.vm) continue;
+        box at = {first, filters, now->at, now->count};
+        port_run(&p->joint, (const int64_t[TN_GEMM_BATCH_AXES]){0, 0, 0, now->image}, at, p->block);
+    }
+}
+
+static void compute_block(const turned *w, part *p, int64_t group, int64_t row, int64_t rows, int64_t number) {
+    const tn_conv_args *a = &w->a;
+    const int64_t depth = w->w.depth;
+    see_rows_of_images(&w->w, &p->s, row, rows);
+    fill_slab(&w->w, &p->s, group, 0, a->channels);
+    for (int64_t n = w->panels * number / w->parts; n < w->panels * (number + 1) / w->parts; n++) {
+        const float *packed = (const float *)a->packed + (group * w->panels + n) * depth * w->panel;
+        for (int64_t k0 = 0; k0 < depth; k0 += CHUNK) {
+            tile t = {.b = packed + k0 * w->panel, .tap = w->w.tap + k0, .k = tn_min64(CHUNK, depth - k0)};
+            t.add = k0 > 0;
+            multiply_places(w, p, t);
+        }
+        write_out(w, p, group * a->filters + n * w->panel, tn_min64(w->panel, a->filters - n * w->panel));
+    }
+}
+
+static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
+    const turned *w = ctx;
+    char *memory = w->memory + (size_t)worker * w->part_bytes;
+    part p;
+    p.s.sections = 0;
+    p.s.slab = (float *)(void *)memory;
+    p.sums = (float *)(void *)(memory + w->slab_bytes);
+    p.block = (float *)(void *)(memory + w->slab_bytes + w->sums_bytes);
+    port_open(&p.joint, &w->a.joint, (char *)p.block + w->block_bytes);
+    for (int64_t n = begin; n < end; n++) {
+        int64_t row = n % w->blocks * w->rows, number = n / w->blocks % w->parts, group = n / w->blocks / w->parts;
+        compute_block(w, &p, group, row, tn_min64(w->rows, w->all_rows - row), number);
+    }
+}
+
+/* ---- all of them ------------------------------------------------------------------------------------------------- */
+
+/* Threads share rows; of few rows, where that comes out even, panels: each of those is then read by one thread. */
+static void share_out(turned *t, int threads) {
+    int64_t share = t->a.groups % threads == 0 ? 1 : threads;
+    t->parts = t->all_rows <= t->rows && t->panels % share == 0 ? share : 1;
+    if (t->parts == 1) {
+        int64_t blocks = round_up(tn_ceil_div(t->all_rows, t->rows), share);
+        t->rows = tn_ceil_div(t->all_rows, blocks);
+    }
+    t->blocks = tn_ceil_div(t->all_rows, t->rows);
+}
+
+size_t conv_turned_workspace(const tn_conv_args *args, int threads) {
+    turned t;
+    plan(&t, args);
+    return t.tap_bytes + (size_t)(threads > 1 ? threads : 1) * t.part_bytes;
+}
+
+void conv_turned(const tn_conv_args *args, void *workspace) {
+    turned t;
+    plan(&t, args);
+    int threads = windows_threads(args);
+    windows_find_taps(&t.w, workspace);
+    t.memory = (char *)workspace + t.tap_bytes;
+    share_out(&t, threads);
+    int64_t tasks = t.a.groups * t.parts * t.blocks;
+    if (threads == 1) {
+        compute_blocks(&t, 0, tasks, 0);
+    } else {
+        tn_parallel(tasks, 1, compute_blocks, &t);
+    }
+}
