@@ -146,8 +146,9 @@ class Op:
                 out += p.names()
         return out + (["o"] if self.options else [])
 
-    def optional_mask(self):
-        return sum(1 << i for i, p in enumerate(self.tensors) if p.type == "Tensor?")
+    def takes(self):
+        """The signature from its bracket on."""
+        return self.signature[self.signature.index("("):]
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------
@@ -370,51 +371,148 @@ def view_head(op, tail):
 
 TABLE_HEAD = f"""/* ops_table.c — the op table and the functions that stand for its rows. {BY}
  *
- * A pack_ function puts an op's arguments that are no tensors into attributes, defaults filled in; the public function
- * hands them to tn_record, the builder's to tn_b_op. */
+ * A function with nothing but tensors hands them on. Another one calls one of three functions with a maker: what the
+ * function takes, in letters, by which its arguments are sorted into tensors and attributes, defaults filled in. So a
+ * public function and its builder are a few instructions each. */
 {AS_IT_IS}
+#include <stdarg.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "ops/common.h"
 
-enum {{ LONGEST_LIST = 2 * TN_MAX_RANK }}; /* pads: two a dimension */
+enum {{ LONGEST_LIST = 2 * TN_MAX_RANK, /* pads: two a dimension */ MOST_TENSORS = @MOST_TENSORS@ }};
+
+/* takes, a letter a parameter:
+ *     t ? +   a tensor; one that may be NULL; an array of tensors, and their number
+ *     i f e   int64_t; double; bool or an enumeration
+ *     l 1…9   a list of any length, and its length; a list of that many items
+ *     o       options, then their fields, each a letter and the letter of its default: i f e as above, b: bool, 1…9 */
+typedef struct maker {{
+    int op; /* below zero: -1 - the number of a function that is some view ops */
+    char takes[@MOST_LETTERS@];
+}} maker;
+
+static const double defaults[] = {{@DEFAULTS@}}; /* a, b, … */
+
+typedef tn_status view_rule(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps);
+
+static const struct view_function {{
+    const char *name;
+    view_rule *rule;
+}} views[] = {{
+@VIEWS@
+}};
+
+static const char *name_of(const maker *m) {{ return m->op < 0 ? views[-1 - m->op].name : tn_op(m->op)->name; }}
+
+/* ---- attributes -------------------------------------------------------------------------------------------------- */
 
 static void put_int(tn_attrs *a, int64_t v) {{ a->i[a->n_i++] = v; }}
 
 static void put_float(tn_attrs *a, double v) {{ a->f[a->n_f++] = v; }}
 
-static void put_items(tn_attrs *a, const int64_t *items, int count) {{
-    for (int i = 0; i < count; i++) put_int(a, items[i]);
-}}
-
-static tn_status put_list(tn_attrs *a, const char *op, const int64_t *items, int count) {{
+static tn_status put_list(tn_attrs *a, const maker *m, const int64_t *items, int count) {{
     if (count < 0 || count > LONGEST_LIST || a->n_i + count >= TN_MAX_ATTR_INTS || (count > 0 && !items))
-        return tn_fail(TN_ERR_ARGUMENT, "%s: a list of %d entries; 0 to %d are possible", op, count, LONGEST_LIST);
+        return tn_fail(TN_ERR_ARGUMENT, "%s: a list of %d entries; 0 to %d are possible", name_of(m), count,
+                       LONGEST_LIST);
     put_int(a, count);
-    put_items(a, items, count);
+    for (int i = 0; i < count; i++) put_int(a, items[i]);
     return TN_OK;
 }}
 
-static tn_status put_array(tn_attrs *a, const char *op, const int64_t *items, int count) {{
-    if (!items) return tn_fail(TN_ERR_ARGUMENT, "%s: a list of %d numbers is NULL", op, count);
-    put_items(a, items, count);
+static tn_status put_array(tn_attrs *a, const maker *m, const int64_t *items, int count) {{
+    if (!items) return tn_fail(TN_ERR_ARGUMENT, "%s: a list of %d numbers is NULL", name_of(m), count);
+    for (int i = 0; i < count; i++) put_int(a, items[i]);
     return TN_OK;
 }}
 
-/* An item left zero is as the one before it, the first as `value`. */
+/* An item left zero is as the one before it, the first as `value`: where that is zero too, all is as it is. */
 static void put_defaulted(tn_attrs *a, const int64_t *items, int count, int64_t value) {{
+    int64_t before = value;
     for (int i = 0; i < count; i++) {{
-        value = items[i] ? items[i] : value;
-        put_int(a, value);
+        before = items[i] || value == 0 ? items[i] : before;
+        put_int(a, before);
     }}
 }}
 
-/* The caller's struct may be older (shorter) than ours. */
-static void copy_options(void *own, size_t own_size, const void *given) {{
-    size_t size = 0;
-    if (!given) return;
-    memcpy(&size, given, sizeof size);
-    memcpy(own, given, size == 0 || size > own_size ? own_size : size);
+static bool is_digit(char c) {{ return c >= '1' && c <= '9'; }}
+
+/* The caller's struct may be older (shorter) than ours: fields beyond its end are zero. They lie as the compiler lays
+ * them, each behind the last one at a multiple of what its type asks for. */
+static void put_options(tn_attrs *a, const char *fields, const void *given) {{
+    enum {{
+        INT_ALIGN = offsetof(struct {{ char c; int64_t x; }}, x),
+        FLOAT_ALIGN = offsetof(struct {{ char c; double x; }}, x)
+    }};
+    size_t at = sizeof(size_t), end = 0;
+    if (given) {{
+        memcpy(&end, given, sizeof end);
+        if (end == 0) end = SIZE_MAX;
+    }}
+    for (; *fields; fields += 2) {{
+        char kind = fields[0];
+        int count = is_digit(kind) ? kind - '0' : 1;
+        size_t size = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : 8 * (size_t)count;
+        size_t align = kind == 'b' ? sizeof(bool) : kind == 'e' ? sizeof(int) : kind == 'f' ? FLOAT_ALIGN : INT_ALIGN;
+        double otherwise = defaults[fields[1] - 'a'], f = 0;
+        int64_t items[9] = {{0}};
+        bool yes = false;
+        int choice = 0;
+        at = (at + align - 1) / align * align;
+        if (at + size <= end)
+            memcpy(kind == 'b' ? (void *)&yes : kind == 'e' ? (void *)&choice : kind == 'f' ? (void *)&f : items,
+                   (const char *)given + at, size);
+        at += size;
+        if (kind == 'f') {{
+            put_float(a, f != 0 ? f : otherwise);
+        }} else if (kind == 'b' || kind == 'e') {{
+            put_int(a, yes + choice);
+        }} else {{
+            put_defaulted(a, items, count, (int64_t)otherwise);
+        }}
+    }}
+}}
+
+/* ---- what a function was called with ----------------------------------------------------------------------------- */
+
+typedef struct call {{
+    tn_attrs attrs;
+    const void *room[MOST_TENSORS];
+    const void *const *in; /* tensors, or nodes in a build */
+    int n_in;
+    unsigned optional; /* bit i: tensor i may be NULL */
+}} call;
+
+static tn_status take(call *c, const maker *m, bool build, va_list *with) {{
+    c->in = c->room;
+    c->n_in = 0;
+    c->optional = 0;
+    c->attrs.n_i = c->attrs.n_f = 0;
+    for (const char *p = m->takes; *p; p++) {{
+        if (*p == '+') {{
+            c->in = build ? (const void *const *)va_arg(*with, tn_node *const *)
+                          : (const void *const *)va_arg(*with, const tn_tensor *const *);
+            c->n_in = va_arg(*with, int);
+        }} else if (*p == 't' || *p == '?') {{
+            c->optional |= (unsigned)(*p == '?') << c->n_in;
+            c->room[c->n_in++] = build ? (const void *)va_arg(*with, tn_node *) : va_arg(*with, const tn_tensor *);
+        }} else if (*p == 'i') {{
+            put_int(&c->attrs, va_arg(*with, int64_t));
+        }} else if (*p == 'f') {{
+            put_float(&c->attrs, va_arg(*with, double));
+        }} else if (*p == 'e') {{
+            put_int(&c->attrs, va_arg(*with, int));
+        }} else if (*p == 'o') {{
+            put_options(&c->attrs, p + 1, va_arg(*with, const void *));
+            return TN_OK;
+        }} else {{
+            const int64_t *items = va_arg(*with, const int64_t *);
+            TRY(is_digit(*p) ? put_array(&c->attrs, m, items, *p - '0')
+                             : put_list(&c->attrs, m, items, va_arg(*with, int)));
+        }}
+    }}
+    return TN_OK;
 }}
 
 static tn_tensor *failed(tn_status s) {{ return tn_tensor_error(s); }}
@@ -432,160 +530,197 @@ static int missing(const void *const *in, int n_in, unsigned optional) {{
     return 0;
 }}
 
-static tn_status check_there(int op, const void *const *in, int n_in, unsigned optional) {{
+static tn_status check_there(const char *name, const void *const *in, int n_in, unsigned optional) {{
     int number = missing(in, n_in, optional);
     if (!number) return TN_OK;
-    return tn_fail(TN_ERR_ARGUMENT, "%s: tensor %d is NULL; it is needed", tn_op(op)->name, number);
+    return tn_fail(TN_ERR_ARGUMENT, "%s: tensor %d is NULL; it is needed", name, number);
 }}
 
-static tn_tensor *record_with_gaps(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {{
-    tn_status s = check_there(op, (const void *const *)in, n_in, optional);
-    return s == TN_OK ? tn_record(op, in, n_in, a) : failed(s);
+/* ---- recording --------------------------------------------------------------------------------------------------- */
+
+static tn_tensor *record_few(int op, const tn_tensor *const *in, int n_in, unsigned optional) {{
+    tn_status s = check_there(tn_op(op)->name, (const void *const *)in, n_in, optional);
+    return s == TN_OK ? tn_record(op, in, n_in, NULL) : failed(s);
 }}
 
-static tn_tensor *record(int op, const tn_tensor *const *in, int n_in, const tn_attrs *a, unsigned optional) {{
-    for (int i = 0; i < n_in; i++)
-        if (!in || !in[i]) return record_with_gaps(op, in, n_in, a, optional);
-    return tn_record(op, in, n_in, a);
+static tn_tensor *record_1(const tn_tensor *x, int op) {{ return record_few(op, &x, 1, 0); }}
+
+static tn_tensor *record_2(const tn_tensor *x, const tn_tensor *y, int op) {{
+    return record_few(op, (const tn_tensor *const[]){{x, y}}, 2, 0);
 }}
 
 /* An in-place op without its target has nothing to write to: the result is a new error tensor. */
-static tn_tensor *record_inplace(tn_tensor *x, int op, const tn_tensor *const *in, int n_in, const tn_attrs *a,
-                                 unsigned optional) {{
-    tn_status s = check_there(op, (const void *const *)in, n_in, optional);
-    return s == TN_OK ? tn_record_inplace(x, op, in, n_in, a) : failed(s);
+static tn_tensor *record_to(tn_tensor *x, int op, const tn_tensor *const *in, int n_in) {{
+    tn_status s = check_there(tn_op(op)->name, (const void *const *)in, n_in, 0);
+    return s == TN_OK ? tn_record_inplace(x, op, in, n_in, NULL) : failed(s);
 }}
 
-static tn_node *build(tn_build *b, int op, tn_node *const *in, int n_in, const tn_attrs *a, unsigned optional) {{
-    if (b->status != TN_OK) return NULL;
-    tn_status s = check_there(op, (const void *const *)in, n_in, optional);
-    return s == TN_OK ? tn_b_op(b, op, in, n_in, a) : build_failed(b, s);
+static tn_tensor *record_to_1(tn_tensor *x, int op) {{ return record_to(x, op, (const tn_tensor *const[]){{x}}, 1); }}
+
+static tn_tensor *record_to_2(tn_tensor *x, const tn_tensor *y, int op) {{
+    return record_to(x, op, (const tn_tensor *const[]){{x, y}}, 2);
 }}
 
-typedef tn_status view_rule(const tn_node *const *in, const tn_attrs *args, tn_view_steps *steps);
-
-static tn_tensor *record_view(const char *name, view_rule *rule, const tn_tensor *const *in, int n_in, const tn_attrs *a) {{
-    const tn_node *nodes[2];
-    if (missing((const void *const *)in, n_in, 0))
-        return failed(tn_fail(TN_ERR_ARGUMENT, "%s: a tensor is NULL", name));
-    for (int i = 0; i < n_in; i++) {{
+static tn_tensor *record_view(const struct view_function *v, const call *c) {{
+    const tn_tensor *const *in = (const tn_tensor *const *)c->in;
+    const tn_node *nodes[MOST_TENSORS];
+    for (int i = 0; i < c->n_in; i++) {{
         nodes[i] = tn_tensor_node(in[i]);
         if (nodes[i]->flags & TN_NODE_ERROR) return tn_tensor_new(tn_node_error(nodes[i]->status, nodes[i]->error));
     }}
-    tn_view_steps steps = {{.name = name}};
-    tn_status s = rule(nodes, a, &steps);
-    return s == TN_OK ? tn_view_record(in[0], &steps) : tn_tensor_error(s);
+    tn_view_steps steps = {{.name = v->name}};
+    tn_status s = v->rule(nodes, &c->attrs, &steps);
+    return s == TN_OK ? tn_view_record(in[0], &steps) : failed(s);
 }}
 
-static tn_node *build_view(tn_build *b, const char *name, view_rule *rule, tn_node *const *in, const tn_attrs *a) {{
+static tn_tensor *record(const maker *m, ...) {{
+    call c;
+    va_list with;
+    va_start(with, m);
+    tn_status s = take(&c, m, false, &with);
+    va_end(with);
+    if (s == TN_OK) s = check_there(name_of(m), c.in, c.n_in, c.optional);
+    if (s != TN_OK) return failed(s);
+    if (m->op < 0) return record_view(&views[-1 - m->op], &c);
+    return tn_record(m->op, (const tn_tensor *const *)c.in, c.n_in, &c.attrs);
+}}
+
+/* The target is the first of the tensors. */
+static tn_tensor *record_in(tn_tensor *x, const maker *m, ...) {{
+    call c;
+    va_list with;
+    va_start(with, m);
+    tn_status s = take(&c, m, false, &with);
+    va_end(with);
+    if (s == TN_OK) s = check_there(name_of(m), c.in, c.n_in, c.optional);
+    return s == TN_OK ? tn_record_inplace(x, m->op, (const tn_tensor *const *)c.in, c.n_in, &c.attrs) : failed(s);
+}}
+
+/* ---- building ---------------------------------------------------------------------------------------------------- */
+
+static tn_node *build_few(tn_build *b, int op, tn_node *const *in, int n_in) {{
     if (b->status != TN_OK) return NULL;
-    tn_view_steps steps = {{.name = name}};
-    tn_status s = rule((const tn_node *const *)in, a, &steps);
+    tn_status s = check_there(tn_op(op)->name, (const void *const *)in, n_in, 0);
+    return s == TN_OK ? tn_b_op(b, op, in, n_in, NULL) : build_failed(b, s);
+}}
+
+static tn_node *build_1(tn_build *b, tn_node *x, int op) {{ return build_few(b, op, &x, 1); }}
+
+static tn_node *build_2(tn_build *b, tn_node *x, tn_node *y, int op) {{
+    return build_few(b, op, (tn_node *const[]){{x, y}}, 2);
+}}
+
+static tn_node *build(tn_build *b, const maker *m, ...) {{
+    call c;
+    va_list with;
+    va_start(with, m);
+    tn_status s = take(&c, m, true, &with);
+    va_end(with);
+    if (b->status != TN_OK) return NULL;
+    if (s == TN_OK) s = check_there(name_of(m), c.in, c.n_in, c.optional);
+    if (s != TN_OK) return build_failed(b, s);
+    tn_node *const *in = (tn_node *const *)c.in;
+    if (m->op >= 0) return tn_b_op(b, m->op, in, c.n_in, &c.attrs);
+    tn_view_steps steps = {{.name = name_of(m)}};
+    s = views[-1 - m->op].rule((const tn_node *const *)c.in, &c.attrs, &steps);
     return s == TN_OK ? tn_view_build(b, in[0], &steps) : build_failed(b, s);
 }}
 """
 
 
-def pack_lines(op):
-    lines = []
-    for p in op.values:
-        value = ("own." if p.optional_part else "") + p.name
-        if p.is_list:
-            lines.append(f'TRY(put_list(a, "{op.name}", {value}, {p.count_name()}));')
-        elif p.is_array and p.optional_part and p.default != "0":
-            lines.append(f"put_defaulted(a, {value}, {p.fixed}, {p.default});")
-        elif p.is_array and not p.optional_part:
-            lines.append(f'TRY(put_array(a, "{op.name}", {value}, {p.fixed}));')
-        elif p.is_array:
-            lines.append(f"put_items(a, {value}, {p.fixed});")
-        else:
-            if p.optional_part and p.default not in ("0", "0.0", "false") and not p.choices:
-                value = f"{value} != 0 ? {value} : {p.default}" if p.is_float else f"{value} ? {value} : {p.default}"
-            lines.append(f"put_float(a, {value});" if p.is_float else f"put_int(a, {value});")
-    return lines
+def default_value(p):
+    return 0 if p.choices or p.default in ("0", "0.0", "false") else float(p.default)
 
 
-def pack_function(op):
-    head = function_head("static tn_status ", f"pack_{op.name}", ["tn_attrs *a"] + op.value_declarations(), " {")
-    lines = ["a->n_i = a->n_f = 0;"]
+def default_values(ops):
+    return sorted({0} | {default_value(p) for op in ops for p in op.options})
+
+
+def letters(op, values):
+    """What a maker says that the function takes."""
+    out = ""
+    for p in op.parameters:
+        if p.optional_part:
+            continue
+        kind = "f" if p.is_float else "i" if p.type == "int" else "e"
+        out += {"Tensor": "t", "Tensor?": "?", "Tensor[]": "+", "int[]": "l"}.get(p.type, p.fixed or kind)
     if op.options:
-        lines = [f"tn_{op.name}_options own = {{0}};", "copy_options(&own, sizeof own, o);"] + lines
-    return head + "\n    " + "\n    ".join(lines + pack_lines(op) + ["return TN_OK;"]) + "\n}\n"
-
-
-def inputs(op, const):
-    """(expression for the array of inputs, expression for their number)"""
-    if op.tensors and op.tensors[0].type == "Tensor[]":
-        p = op.tensors[0]
-        return (f"(const tn_tensor *const *){p.name}" if const else p.name), p.count_name()
-    if not op.tensors:
-        return "NULL", "0"
-    kind = "const tn_tensor *const" if const else "tn_node *const"
-    return f"({kind}[]){{{', '.join(p.name for p in op.tensors)}}}", str(len(op.tensors))
-
-
-def body(op, call, fail):
-    """Packs when there is something to pack, then the call."""
-    if not op.values:
-        return f"    return {call('NULL')};"
-    pack = wrap_list(f"    tn_status s = pack_{op.name}(", ["&a"] + op.value_names(), ");")
-    return f"    tn_attrs a;\n{pack}\n    if (s != TN_OK) return {fail};\n    return {call('&a')};"
-
-
-def public_body(op):
-    array, count = inputs(op, True)
-    head = function_head("tn_tensor *", f"(tn_{op.name})", op.declare("const tn_tensor"), " {")
-    if op.kind == "VIEWS":
-        def call(attrs):
-            return f'record_view("{op.name}", tn_view_{op.name}, {array}, {count}, {attrs})'
-    else:
-        def call(attrs):
-            return f"record({op.id}, {array}, {count}, {attrs}, {op.optional_mask()})"
-    out = f"{head}\n{body(op, call, 'failed(s)')}\n}}\n"
-    if op.inplace:
-        def call_inplace(attrs):
-            first = op.tensors[0].name
-            return f"record_inplace({first}, {op.id}, {array}, {count}, {attrs}, {op.optional_mask()})"
-        head = function_head("tn_tensor *", f"(tn_{op.name}_)", op.declare("const tn_tensor", "tn_tensor"), " {")
-        out += f"\n{head}\n{body(op, call_inplace, 'failed(s)')}\n}}\n"
+        out += "o"
+    for p in op.options:
+        kind = "f" if p.is_float else "i" if p.type == "int" else "b" if p.type == "bool" else "e"
+        out += (p.fixed or kind) + chr(ord("a") + values.index(default_value(p)))
+    if any(p.fixed and len(p.fixed) > 1 for p in op.values):
+        raise Wrong(f"{op.name}: a list of fixed length has at most nine items")
     return out
 
 
-def build_body(op):
-    array, count = inputs(op, False)
-    head = function_head("tn_node *", f"tn_b_{op.name}", ["tn_build *b"] + op.declare("tn_node"), " {")
-    if op.kind == "VIEWS":
-        def call(attrs):
-            return f'build_view(b, "{op.name}", tn_view_{op.name}, {array}, {attrs})'
+def is_plain(op):
+    """Nothing but one or two tensors, which must be there."""
+    return op.in_table and not op.values and [p.type for p in op.tensors] in (["Tensor"], ["Tensor"] * 2)
+
+
+def arguments(op):
+    """What a maker's letters stand for, in their order."""
+    out = []
+    for p in op.parameters:
+        if not p.optional_part:
+            out += p.names()
+    return out + (["(const void *)o"] if op.options else [])
+
+
+def one_function(kind, name, parameters, call):
+    head = function_head(kind, name, parameters, " {")
+    one = f"{head} return {call}; }}"
+    return one if "\n" not in head and len(one) <= WIDTH else f"{head}\n    return {call};\n}}"
+
+
+def functions(op):
+    maker, given = f"&make_{op.name}", arguments(op)
+    out = []
+    if is_plain(op):
+        names = ", ".join(given)
+        called = (f"record_{len(given)}({names}, {op.id})", f"record_to_{len(given)}({names}, {op.id})",
+                  f"build_{len(given)}(b, {names}, {op.id})")
     else:
-        def call(attrs):
-            return f"build(b, {op.id}, {array}, {count}, {attrs}, {op.optional_mask()})"
-    return f"{head}\n{body(op, call, 'build_failed(b, s)')}\n}}\n"
+        called = (wrap_list("record(", [maker] + given, ")", 11), wrap_list("record_in(", ["x", maker] + given, ")", 11),
+                  wrap_list("build(", ["b", maker] + given, ")", 11))
+        called = [c.replace("record_in(x,", f"record_in({given[0]},") for c in called]
+    if not op.internal:
+        out.append(one_function("tn_tensor *", f"(tn_{op.name})", op.declare("const tn_tensor"), called[0]))
+        if op.inplace:
+            out.append(one_function("tn_tensor *", f"(tn_{op.name}_)", op.declare("const tn_tensor", "tn_tensor"),
+                                    called[1]))
+    out.append(one_function("tn_node *", f"tn_b_{op.name}", ["tn_build *b"] + op.declare("tn_node"), called[2]))
+    return "\n".join(out) + "\n"
 
 
 def write_table(ops):
-    out = [TABLE_HEAD]
+    values = default_values(ops)
+    made = [op for op in ops if not op.returns_list and op.kind != "HAND"]
+    viewing = [op for op in made if op.kind == "VIEWS"]
+    takes = {op.name: letters(op, values) for op in made if not is_plain(op)}
+    head = TABLE_HEAD.replace("@MOST_TENSORS@", str(max(len(op.tensors) for op in made)))
+    head = head.replace("@MOST_LETTERS@", str(max(len(t) for t in takes.values()) + 1))
+    head = head.replace("@DEFAULTS@", ", ".join(f"{v:g}" for v in values))
+    head = head.replace("@VIEWS@", "\n".join(f'    {{"{op.name}", tn_view_{op.name}}},' for op in viewing))
+    out = [head]
     rows = [op for op in ops if op.in_table]
     out.append(section("the table") + "\n")
     out.append(wrap_list("extern const tn_op_impl ", [f"tn_impl_{op.name}" for op in rows], ";", 4) + "\n")
     lines = []
     for op in rows:
-        line = f'    [{op.id}] = {{"{op.name}", TN_{op.kind}, "{op.signature}", "{op.onnx}", &tn_impl_{op.name}}},'
+        line = f'    [{op.id}] = {{"{op.name}", TN_{op.kind}, "{op.takes()}", "{op.onnx}", &tn_impl_{op.name}}},'
         if len(line) > WIDTH:
-            line = (f'    [{op.id}] = {{"{op.name}", TN_{op.kind},\n        "{op.signature}",\n'
+            line = (f'    [{op.id}] = {{"{op.name}", TN_{op.kind},\n        "{op.takes()}",\n'
                     f'        "{op.onnx}", &tn_impl_{op.name}}},')
         lines.append(line)
     out.append("const tn_op_row tn_op_rows[] = {\n" + "\n".join(lines) + "\n};\n")
     out.append("int tn_op_count(void) { return TN_OP_COUNT; }\n")
     out.append(section("functions") + "\n")
-    for op in ops:
-        if op.returns_list or op.kind == "HAND":
-            continue
-        if op.values:
-            out.append(pack_function(op))
-        if not op.internal:
-            out.append(public_body(op))
-        out.append(build_body(op))
+    for op in made:
+        number = -1 - viewing.index(op) if op in viewing else op.id
+        maker = f'static const maker make_{op.name} = {{{number}, "{takes[op.name]}"}};\n' if op.name in takes else ""
+        out.append(maker + functions(op))
     return "\n".join(out)
 
 

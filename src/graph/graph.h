@@ -189,8 +189,8 @@ typedef struct tn_op_impl {
 typedef struct tn_op_row {
     const char *name;
     tn_op_kind kind;
-    const char *signature; /* PyTorch's style: "Tensor silu(Tensor x)" */
-    const char *onnx;      /* operator names, comma separated; "" if none */
+    const char *takes; /* in PyTorch's style: "(Tensor x, int dim, *, float eps=0.0)" */
+    const char *onnx;  /* operator names, comma separated; "" if none */
     const tn_op_impl *impl;
 } tn_op_row;
 

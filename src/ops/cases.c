@@ -265,11 +265,11 @@ static bool find_value(const char *begin, const char *end, const argument *a, te
 }
 
 static tn_status read_arguments(const tn_case_reader *r, const char *begin, const char *end, tn_case *c) {
-    const char *at = strchr(tn_op(r->op)->signature, '(');
+    const char *at = tn_op(r->op)->takes;
     argument a;
     text_span value;
     c->attrs.n_i = c->attrs.n_f = 0;
-    while (at && next_argument(&at, &a)) {
+    while (next_argument(&at, &a)) {
         if (!find_value(begin, end, &a, &value)) return refuse(r, a.name, "an argument that this case leaves out");
         if (!put_value(c, &a, value)) return refuse(r, value, "not a value of this argument");
     }
@@ -277,9 +277,9 @@ static tn_status read_arguments(const tn_case_reader *r, const char *begin, cons
 }
 
 static bool is_argument(int op, text_span name) {
-    const char *at = strchr(tn_op(op)->signature, '(');
+    const char *at = tn_op(op)->takes;
     argument a;
-    while (at && next_argument(&at, &a))
+    while (next_argument(&at, &a))
         if (a.name.length == name.length && memcmp(a.name.text, name.text, (size_t)name.length) == 0) return true;
     return false;
 }
