@@ -23,8 +23,8 @@ const cli_command cli_convert = {
     .help =
         "  IN                    .gguf, .safetensors (or its index, or a folder), .onnx (its weights), .pt, .pth, "
         ".bin;\n"
-        "                        a Hugging Face folder of a Llama, Mistral or Qwen model becomes a GGUF model, with\n"
-        "                        its tokenizer\n"
+        "                        a Hugging Face folder of a Llama, Mistral, Qwen or GPT-2 model becomes a GGUF\n"
+        "                        model, with its tokenizer\n"
         "  OUT                   .gguf, .safetensors, or .onnx: language models (.gguf or a folder) become a network\n"
         "                        from ids to logits, encoders (a folder) one from ids and a mask to embeddings;\n"
         "                        FOLDER/, as Hugging Face has models, with tokenizer and config.json: of a .gguf of a\n"
@@ -116,6 +116,7 @@ static tn_status convert(const convert_wishes *w, convert_kind to, const convert
     if (status == TN_OK && to == CONVERT_GGUF && cli_is_folder(w->in)) {
         in.folder = &folder;
         status = convert_folder_open(w->in, in.count, &folder);
+        if (status == TN_OK) status = convert_leave_out(&in);
     }
     if (status == TN_OK && to == CONVERT_FOLDER) {
         in.folder = &folder;

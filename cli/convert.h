@@ -11,9 +11,11 @@
 /* ---- a folder that becomes GGUF (convert_folder.c) --------------------------------------------------------------- */
 
 enum { CONVERT_NAME = 192 };
+#define CONVERT_TRANSPOSED INT64_MAX /* in the place of a number of heads: a matrix whose rows become columns */
 
 typedef struct convert_folder {
     const char *path, *architecture; /* GGUF's word */
+    const struct convert_family *family;
     tn_json_doc *config;
     int64_t heads, kv_heads, count;
     bool turned;  /* rows of q and k change places */
@@ -26,6 +28,9 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
 /* The other way: what the tensors of a GGUF file are called in a folder. */
 tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_folder *out); /* close it in either case */
 void convert_folder_close(convert_folder *f);
+bool convert_folder_leaves_out(const convert_folder *f, const char *name); /* masks, tables: what is no weight */
+/* A JSON file of the folder; *out is NULL where it is not there and not needed. */
+tn_status convert_folder_json(const convert_folder *f, const char *name, bool needed, tn_json_doc **out);
 /* The other kind's name of tensor i; *heads: over how many heads its rows change places (convert_turn), 0: none. */
 tn_status convert_folder_name(const convert_folder *f, int64_t i, const char *name, const char **out, int64_t *heads);
 tn_tensor *convert_turn(const tn_tensor *t, int64_t heads);
@@ -36,6 +41,7 @@ typedef struct convert_size {
 } convert_size;
 extern const convert_size convert_sizes[];
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w);
+tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w); /* tokenizer.json (convert_tokenizer.c) */
 
 /* ---- which columns count (convert_importance.c; refused where there is no libtrunnion-text) ---------------------- */
 
@@ -72,7 +78,7 @@ typedef struct convert_file {
     tn_gguf *gguf;
     tn_pickle *pickle;
     tn_onnx *onnx;
-    int *weights;                         /* of the ONNX file, those that count */
+    int *weights;                         /* of the file's tensors, those that count; NULL: all */
     const convert_importance *importance; /* of columns, for quantising; NULL */
     convert_folder *folder;               /* NULL unless its tensors are called as in GGUF files */
     int64_t count;
@@ -94,6 +100,8 @@ typedef struct convert_tensor {
 convert_kind convert_kind_of(const char *path); /* by the ending of its name, or what is in a folder */
 tn_status convert_open(const char *path, convert_file *out);
 void convert_close(convert_file *f);
+/* Tensors of a folder that are no weights do not count any more. */
+tn_status convert_leave_out(convert_file *f);
 tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *out);
 tn_tensor *convert_tensor_of(const convert_file *f, const convert_tensor *t);
 /* All numbers of a tensor in f32; free with free(). NULL after a failure of the library. */

@@ -94,6 +94,20 @@ void convert_close(convert_file *f) {
     *f = (convert_file){0};
 }
 
+tn_status convert_leave_out(convert_file *f) {
+    int64_t kept = 0;
+    f->weights = malloc((size_t)f->count * sizeof *f->weights + 1);
+    if (!f->weights) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)f->count);
+    for (int64_t i = 0; i < f->count; i++) {
+        tn_safetensors_info s = {.struct_size = sizeof s};
+        tn_status status = tn_safetensors_at(f->safetensors, (int)i, &s);
+        if (status != TN_OK) return status;
+        if (!convert_folder_leaves_out(f->folder, s.name)) f->weights[kept++] = (int)i;
+    }
+    f->count = kept;
+    return TN_OK;
+}
+
 static void take(convert_tensor *t, const char *name, const char *type, tn_dtype dtype, int rank,
                  const int64_t *shape) {
     *t = (convert_tensor){.name = name, .source = name, .type = type, .dtype = dtype, .rank = rank, .numel = 1};
@@ -105,7 +119,9 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
     tn_status status;
     if (f->safetensors) {
         tn_safetensors_info s = {.struct_size = sizeof s};
-        if ((status = tn_safetensors_at(f->safetensors, (int)i, &s)) != TN_OK) return status;
+        if (i < 0 || i >= f->count) return TN_ERR_ARGUMENT;
+        if ((status = tn_safetensors_at(f->safetensors, f->weights ? f->weights[i] : (int)i, &s)) != TN_OK)
+            return status;
         take(t, s.name, s.dtype_name, s.dtype, s.rank, s.shape);
         t->bytes = s.bytes;
     } else if (f->gguf) {
@@ -131,6 +147,13 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
     if (!f->folder) return TN_OK;
     if ((status = convert_folder_name(f->folder, i, t->source, &t->name, &t->heads)) != TN_OK) return status;
     if (t->heads != 0) t->data = NULL; /* its rows do not stand there as they will */
+    if (t->heads == CONVERT_TRANSPOSED && t->rank == 2) {
+        int64_t rows = t->shape[0];
+        t->shape[0] = t->shape[1];
+        t->shape[1] = rows;
+        return TN_OK;
+    }
+    if (t->heads == CONVERT_TRANSPOSED) return tn_backend_fail(TN_ERR_FORMAT, "'%s' is no matrix", t->source);
     if (t->heads == 0 || (t->rank >= 1 && t->rank <= 2 && t->shape[0] % (2 * t->heads) == 0)) return TN_OK;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not have the rows of %lld heads", t->source, (long long)t->heads);
 }

@@ -93,6 +93,49 @@ static tn_status write_file(folder_writer *f, const char *name, void (*put)(fold
     return status;
 }
 
+/* ---- kinds of tokenizers ----------------------------------------------------------------------------------------- */
+
+#define SUFFIXES "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
+#define REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+/* What the rules that GGUF files name are in a folder. */
+static const struct {
+    const char *pre, *split; /* split: a pattern of its own; NULL: that of GPT-2, which ByteLevel has */
+    bool digits;             /* each digit by itself, before */
+    bool whole_first;        /* a word that is a token is not merged */
+} rules[] = {
+    {"gpt-2", NULL, false, false},
+    {"smollm", NULL, true, false},
+    {"llama-bpe", SUFFIXES "{1,3}" REST, false, true},
+    {"llama3", SUFFIXES "{1,3}" REST, false, true},
+    {"qwen2", SUFFIXES REST, false, false},
+    {"deepseek-r1-qwen", SUFFIXES REST, false, false},
+};
+enum { RULES = sizeof rules / sizeof *rules };
+
+static int rule_of(const tn_gguf *file) {
+    char *pre = text_of(file, "tokenizer.ggml.pre");
+    int found = -1;
+    for (int i = 0; i < RULES && pre; i++)
+        if (strcmp(rules[i].pre, pre) == 0) found = i;
+    free(pre);
+    return found;
+}
+
+static bool is_model(const tn_gguf *file, const char *name) {
+    char *model = text_of(file, "tokenizer.ggml.model");
+    bool same = model && strcmp(model, name) == 0;
+    free(model);
+    return same;
+}
+
+/* Where the file does not say so, its kind of tokenizer does. */
+static bool adds_bos(const folder_writer *f) {
+    int rule = rule_of(f->file);
+    bool usual = is_model(f->file, "llama") || (rule >= 0 && rules[rule].whole_first);
+    return truth_of(f->file, "tokenizer.ggml.add_bos_token", usual);
+}
+
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -163,7 +206,7 @@ static void put_tokenizer_config(folder_writer *f) {
     char *template = text_of(f->file, "tokenizer.chat_template");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (special(f, names[i][1]) >= 0) cli_json_string(&f->j, names[i][0], f->tokens[special(f, names[i][1])]);
-    cli_json_bool(&f->j, "add_bos_token", truth_of(f->file, "tokenizer.ggml.add_bos_token", false));
+    cli_json_bool(&f->j, "add_bos_token", adds_bos(f));
     cli_json_string(&f->j, "tokenizer_class", "PreTrainedTokenizerFast");
     cli_json_bool(&f->j, "clean_up_tokenization_spaces", false);
     if (template) cli_json_string(&f->j, "chat_template", template);
@@ -171,40 +214,6 @@ static void put_tokenizer_config(folder_writer *f) {
 }
 
 /* ---- tokenizer.json ---------------------------------------------------------------------------------------------- */
-
-#define SUFFIXES "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}"
-#define REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-
-/* What the rules that GGUF files name are in a folder. */
-static const struct {
-    const char *pre, *split; /* split: a pattern of its own; NULL: that of GPT-2, which ByteLevel has */
-    bool digits;             /* each digit by itself, before */
-    bool whole_first;        /* a word that is a token is not merged */
-} rules[] = {
-    {"gpt-2", NULL, false, false},
-    {"smollm", NULL, true, false},
-    {"llama-bpe", SUFFIXES "{1,3}" REST, false, true},
-    {"llama3", SUFFIXES "{1,3}" REST, false, true},
-    {"qwen2", SUFFIXES REST, false, false},
-    {"deepseek-r1-qwen", SUFFIXES REST, false, false},
-};
-enum { RULES = sizeof rules / sizeof *rules };
-
-static int rule_of(const tn_gguf *file) {
-    char *pre = text_of(file, "tokenizer.ggml.pre");
-    int found = -1;
-    for (int i = 0; i < RULES && pre; i++)
-        if (strcmp(rules[i].pre, pre) == 0) found = i;
-    free(pre);
-    return found;
-}
-
-static bool is_model(const tn_gguf *file, const char *name) {
-    char *model = text_of(file, "tokenizer.ggml.model");
-    bool same = model && strcmp(model, name) == 0;
-    free(model);
-    return same;
-}
 
 static void put_step(cli_json *j, const char *key, const char *type) {
     cli_json_object(j, key);
@@ -460,7 +469,7 @@ static void put_tokenizer(folder_writer *f) {
         put_cuts(&f->j, rule);
         put_byte_level(&f->j, "decoder", true);
     }
-    put_ends(f, truth_of(f->file, "tokenizer.ggml.add_bos_token", sentence || rules[rule].whole_first));
+    put_ends(f, adds_bos(f));
     put_model(f, sentence, !sentence && rules[rule].whole_first);
 }
 

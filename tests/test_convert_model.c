@@ -203,13 +203,15 @@ static void assert_same_model(const char *one, const char *other) {
     tn_tokenizer_free(b);
 }
 
-static void sentencepiece_models_become_folders(void **state) {
+static void sentencepiece_models_become_folders_and_come_back(void **state) {
     (void)state;
     static words w;
     make_sentence_words(&w);
     make_model("sentence.gguf", "llama", NULL, &w);
     convert("sentence.gguf sentence/ --verify");
     assert_same_model("sentence.gguf", "sentence");
+    convert("sentence again.gguf --verify");
+    assert_same_model("sentence.gguf", "again.gguf");
 }
 
 static void byte_level_models_become_folders_and_come_back(void **state) {
@@ -227,6 +229,63 @@ static void byte_level_models_become_folders_and_come_back(void **state) {
     }
 }
 
+static const char gpt2_config[] = "{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_positions\": 64, \"n_embd\": 8, "
+                                  "\"n_inner\": 12, \"n_head\": 2, \"vocab_size\": %d, \"layer_norm_epsilon\": 1e-5, "
+                                  "\"activation_function\": \"gelu_new\", \"eos_token_id\": 0}";
+
+/* Matrices stand [in, out]; a mask that older folders have is no weight. */
+static void make_gpt2_weights(const char *path, int64_t tokens) {
+    static const struct {
+        const char *name;
+        int64_t rows, columns; /* columns 0: a vector */
+    } parts[] = {{"wte.weight", 0, HIDDEN},
+                 {"wpe.weight", 64, HIDDEN},
+                 {"ln_f.weight", HIDDEN, 0},
+                 {"ln_f.bias", HIDDEN, 0},
+                 {"h.0.ln_1.weight", HIDDEN, 0},
+                 {"h.0.ln_1.bias", HIDDEN, 0},
+                 {"h.0.ln_2.weight", HIDDEN, 0},
+                 {"h.0.ln_2.bias", HIDDEN, 0},
+                 {"h.0.attn.c_attn.weight", HIDDEN, 3 * HIDDEN},
+                 {"h.0.attn.c_attn.bias", 3 * HIDDEN, 0},
+                 {"h.0.attn.c_proj.weight", HIDDEN, HIDDEN},
+                 {"h.0.attn.c_proj.bias", HIDDEN, 0},
+                 {"h.0.attn.bias", 64, 64},
+                 {"h.0.mlp.c_fc.weight", HIDDEN, INNER},
+                 {"h.0.mlp.c_fc.bias", INNER, 0},
+                 {"h.0.mlp.c_proj.weight", INNER, HIDDEN},
+                 {"h.0.mlp.c_proj.bias", HIDDEN, 0}};
+    tn_named_tensor items[TN_COUNT(parts)];
+    TN_SCOPE {
+        for (size_t i = 0; i < TN_COUNT(parts); i++) {
+            float x[MOST_TOKENS * HIDDEN];
+            int64_t shape[] = {parts[i].rows ? parts[i].rows : tokens, parts[i].columns};
+            int64_t n = shape[0] * (shape[1] ? shape[1] : 1);
+            assert_true(n <= (int64_t)TN_COUNT(x) || i == 12);
+            for (int64_t k = 0; k < n && k < (int64_t)TN_COUNT(x); k++)
+                x[k] = sinf((float)(k * 13 + (int64_t)i * 7 + 1));
+            items[i] = (tn_named_tensor){parts[i].name, i == 12 ? tn_ones(TN_DIMS(1, 1, 64, 64), TN_F32)
+                                                                : tn_from_data(x, shape, shape[1] ? 2 : 1, TN_F32)};
+        }
+        assert_ok(tn_safetensors_save(path, items, TN_COUNT(parts), NULL, 0));
+    }
+}
+
+static void gpt2_folders_become_gguf_files(void **state) {
+    (void)state;
+    static words w;
+    char config[512];
+    make_byte_words(&w);
+    make_model("bytes.gguf", "llama", "gpt-2", &w);
+    convert("bytes.gguf gpt2/"); /* for its tokenizer */
+    snprintf(config, sizeof config, gpt2_config, w.count);
+    write_file(test_scratch("gpt2/config.json"), config);
+    make_gpt2_weights(test_scratch("gpt2/model.safetensors"), w.count);
+    convert("gpt2 gpt2.gguf --verify");
+    assert_same_model("gpt2", "gpt2.gguf");
+    convert("gpt2 gpt2.gguf --quantize F16 --verify");
+}
+
 static void models_become_networks(void **state) {
     (void)state;
     static words w;
@@ -241,8 +300,9 @@ static void models_become_networks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sentencepiece_models_become_folders),
+        cmocka_unit_test(sentencepiece_models_become_folders_and_come_back),
         cmocka_unit_test(byte_level_models_become_folders_and_come_back),
+        cmocka_unit_test(gpt2_folders_become_gguf_files),
         cmocka_unit_test(models_become_networks),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

@@ -42,9 +42,18 @@ const llm_naming tn_llm_gguf_names = {
                     [SLOT_V_BIAS] = "attn_v.bias",
                     [SLOT_O_BIAS] = "attn_output.bias",
                     [SLOT_Q_NORM] = "attn_q_norm.weight",
-                    [SLOT_K_NORM] = "attn_k_norm.weight"},
+                    [SLOT_K_NORM] = "attn_k_norm.weight",
+                    [SLOT_QKV] = "attn_qkv.weight",
+                    [SLOT_QKV_BIAS] = "attn_qkv.bias",
+                    [SLOT_ATTENTION_NORM_BIAS] = "attn_norm.bias",
+                    [SLOT_FFN_NORM_BIAS] = "ffn_norm.bias",
+                    [SLOT_GATE_BIAS] = "ffn_gate.bias",
+                    [SLOT_UP_BIAS] = "ffn_up.bias",
+                    [SLOT_DOWN_BIAS] = "ffn_down.bias"},
     .head_slots = {[SLOT_EMBEDDING] = "token_embd.weight",
+                   [SLOT_POSITIONS] = "position_embd.weight",
                    [SLOT_OUTPUT_NORM] = "output_norm.weight",
+                   [SLOT_OUTPUT_NORM_BIAS] = "output_norm.bias",
                    [SLOT_OUTPUT] = "output.weight",
                    [SLOT_ROPE_FACTORS] = "rope_freqs.weight"},
 };
@@ -125,8 +134,9 @@ static const llm_family families[] = {
     {"mistral", "Mistral", .needs = PLAIN_SLOTS, .window = 4096, LLAMA_LIKE},
     {"qwen2", "Qwen 2, Qwen 2.5", .in_gguf = true, .needs = PLAIN_SLOTS | BIASES, LLAMA_LIKE},
     {"qwen3", "Qwen 3", .in_gguf = true, .needs = PLAIN_SLOTS | NORMS, .allows = BIASES | BIT(SLOT_O_BIAS), LLAMA_LIKE},
-    {"gpt2", "GPT-2", .needs = GPT2_SLOTS, .head_needs = PLAIN_HEAD | BIT(SLOT_OUTPUT_NORM_BIAS) | BIT(SLOT_POSITIONS),
-     .naming = &gpt2_names, .keys = gpt2_keys, .tied = true, .layer_norm = true, .activation = "gelu_new"},
+    {"gpt2", "GPT-2", .in_gguf = true, .needs = GPT2_SLOTS,
+     .head_needs = PLAIN_HEAD | BIT(SLOT_OUTPUT_NORM_BIAS) | BIT(SLOT_POSITIONS), .naming = &gpt2_names,
+     .keys = gpt2_keys, .tied = true, .layer_norm = true, .activation = "gelu_new"},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -258,12 +268,13 @@ static bool is_spare_output(const llm_config *c, int64_t layer, int slot) {
 
 static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
     uint32_t known = c->family->needs | c->family->allows;
+    uint32_t head = c->family->head_needs | BIT(SLOT_OUTPUT) | BIT(SLOT_ROPE_FACTORS);
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
     int64_t layer;
     int slot;
     bool fits = find_slot(c->naming, name, &layer, &slot) && layer < c->layers;
     *counts = fits && !is_spare_output(c, layer, slot);
-    if (fits && (layer < 0 || known & BIT(slot))) return TN_OK;
+    if (fits && (layer < 0 ? head : known) & BIT(slot)) return TN_OK;
     if (is_beside(c->naming, name)) return TN_OK;
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "%s: tensor '%.64s' is none that a %s model of %" PRId64

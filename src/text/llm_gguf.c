@@ -114,6 +114,7 @@ static tn_status read_heads(const tn_gguf *f, llm_config *c) {
     c->size[SIZE_HALF] = c->size[SIZE_HEAD] / 2;
     c->size[SIZE_QUERIES] = c->heads * c->size[SIZE_HEAD];
     c->size[SIZE_KEYS] = c->kv_heads * c->size[SIZE_HEAD];
+    c->size[SIZE_QKV] = c->size[SIZE_QUERIES] + 2 * c->size[SIZE_KEYS];
     return TN_OK;
 }
 
@@ -139,7 +140,9 @@ static tn_status read_sizes(const tn_gguf *f, llm_config *c) {
     TRY(get_size(f, c, "feed_forward_length", LLM_MOST_WIDTH, &c->size[SIZE_INTERMEDIATE]));
     TRY(get_size(f, c, "context_length", LLM_MOST_CONTEXT, &c->trained_context));
     TRY(read_heads(f, c));
-    TRY(get_real(f, c, "attention.layer_norm_rms_epsilon", 1e-12, 1, &c->eps));
+    c->size[SIZE_POSITIONS] = c->trained_context;
+    const char *eps = c->family->layer_norm ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon";
+    TRY(get_real(f, c, eps, 1e-12, 1, &c->eps));
     c->rope = (llm_rope){.base = 10000, .scale = 1, .amplitude = 1};
     if (has(f, c, "rope.freq_base")) TRY(get_real(f, c, "rope.freq_base", 1, 1e12, &c->rope.base));
     TRY(read_rope_scaling(f, c));

@@ -28,6 +28,7 @@ TAIL = 40
 SANITIZERS = {"ASAN_OPTIONS": "print_legend=0", "UBSAN_OPTIONS": "print_stacktrace=1",
               "LSAN_OPTIONS": f"print_suppressions=0:suppressions={ROOT}/tools/checks/leaks_of_others.txt"}
 PASSED_ON = ("ran on: ", "skipped: ")
+MEMORY = "/dev/shm"  # files of fuzzers, which write some for each input
 
 
 class Count:
@@ -156,7 +157,8 @@ def run_one(program, log, options, run):
     """Runs one program. Returns its count and what is to be said of it."""
     if not program.exists():
         return Count(failed=1), f"{program.name}: was not built"
-    folder = tempfile.mkdtemp(prefix=f"{program.name}-")
+    in_memory = MEMORY if run is run_fuzzer and os.access(MEMORY, os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix=f"{program.name}-", dir=in_memory)
     os.chmod(folder, 0o755)  # some tests look at it as a user without rights
     start = time.monotonic()
     try:
