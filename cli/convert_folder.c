@@ -2,8 +2,9 @@
  * in q and k, sizes from config.json; tokens come from convert_tokenizer.c. The table of llama's names is read in the
  * other direction too (convert_to_folder.c).
  *
- * The families that GGUF calls llama, qwen2, qwen3 and gpt2. In llama files rope turns neighbours, in folders the halves
- * of a head, so rows of q and k change places. Folders of GPT-2 have matrices [in, out], GGUF files [out, in]. */
+ * The families that GGUF calls llama, qwen2, qwen3 and gpt2. In llama files rope turns neighbours, in folders the
+ * halves of a head, so rows of q and k change places. Folders of GPT-2 have matrices [in, out], GGUF files [out, in].
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -334,7 +335,7 @@ static tn_status put_rope(const convert_folder *f, tn_gguf_writer *w) {
                              tn_json_number(tn_json_get(rope, "factor"), 1));
 }
 
-/* ---- all of it ---------------------------------------------------------------------------------------------------- */
+/* ---- all of it --------------------------------------------------------------------------------------------------- */
 
 /* GGUF has no word for other forms of GPT-2. */
 static tn_status refuse_forms(const convert_folder *f) {

@@ -1,8 +1,9 @@
-/* convert_tokenizer.c — tokenizer.json as a GGUF file has it: a list of tokens with their kinds, and what says which two
- * are joined first.
+/* convert_tokenizer.c — tokenizer.json as a GGUF file has it: a list of tokens with their kinds, and what says which
+ * two are joined first.
  *
- * Byte-level BPE, with the patterns that the families of convert_folder.c have, keeps its list of merges. SentencePiece's
- * BPE has a score a token instead: the rank of the first merge that makes it, so that the order stays the same. */
+ * Byte-level BPE, with the patterns that the families of convert_folder.c have, keeps its list of merges.
+ * SentencePiece's BPE has a score a token instead: the rank of the first merge that makes it, so that the order stays
+ * the same. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@
 
 enum { NORMAL = 1, UNKNOWN = 2, CONTROL = 3, USER = 4, UNUSED = 5, BYTE = 6, MOST_TOKENS = 1 << 22 };
 
-/* ---- tokens and merges ---------------------------------------------------------------------------------------------- */
+/* ---- tokens and merges ------------------------------------------------------------------------------------------- */
 
 typedef struct vocabulary {
     const char **tokens, **merges;
