@@ -56,6 +56,12 @@ static void record_mlp(trial *t) {
     output(t, "y", tn_softmax(tn_forward(t->net, named(t, NUMBERS(t->batch, 6), 1)), -1));
 }
 
+/* The same with its weights in a file beside it. */
+static void record_mlp_beside(trial *t) {
+    t->options.external_data = true;
+    record_mlp(t);
+}
+
 static tn_module *make_cnn(trial *t, bool training) {
     t->net = tn_nn_sequential(t->root, "net");
     tn_nn_conv2d(t->net, "0", 3, 8, 3,
@@ -296,7 +302,8 @@ static void failing_allocations_leave_no_file(void **state) {
     (void)state;
     const char *path = test_scratch("failing.onnx");
     tn_manual_seed(7);
-    trial t = {.options.struct_size = sizeof t.options, .batch = 2, .length = 5, .root = tn_module_root()};
+    trial t = {.options = {.struct_size = sizeof t.options, .external_data = true}, .batch = 2, .length = 5};
+    t.root = tn_module_root();
     TN_SCOPE {
         tn_status s = TN_ERR_MEMORY;
         record_transformer(&t);
@@ -345,6 +352,7 @@ static void what_cannot_be_exported_is_named(void **state) {
         run_trial(record_##name, #name, false);    \
     }
 TRIAL(mlp)
+TRIAL(mlp_beside)
 TRIAL(cnn)
 TRIAL(cnn_training)
 TRIAL(lstm)
@@ -357,6 +365,7 @@ TRIAL(narrow_types)
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mlp_is_exported),
+        cmocka_unit_test(mlp_beside_is_exported),
         cmocka_unit_test(cnn_is_exported),
         cmocka_unit_test(cnn_training_is_exported),
         cmocka_unit_test(lstm_is_exported),

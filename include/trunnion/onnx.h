@@ -135,6 +135,7 @@ typedef struct tn_onnx_export_options {
     /* names for tensors that become initialisers: parameters by their paths; others are called _w0, _w1 … */
     const tn_named_tensor *weights;
     int weight_count;
+    bool external_data; /* weights go to PATH.data beside the model, as they do where one file cannot hold them */
 } tn_onnx_export_options;
 
 /* Writes what this thread has recorded from `inputs` to `outputs` as an ONNX model (opset 21). Nothing is computed, and
@@ -148,9 +149,10 @@ typedef struct tn_onnx_export_options {
  * value before, and an output NAME_out: what a step has to be given at its next run. Dials are inputs _dial_0 …
  * with a default, too. Names have 1 to 200 bytes, the first not _ (names that are made up begin so).
  * options may be NULL. Errors: TN_ERR_ARGUMENT for names; TN_ERR_UNSUPPORTED for what ONNX has no operator for
- * (random numbers, caches of keys and values, factorizations), naming it with its line, and for more than 2 GiB;
- * TN_ERR_STATE for an output that was evaluated already; TN_ERR_IO. Indices that lead outside of a tensor are left out
- * here and may be refused elsewhere. The file appears whole or not at all. Source: onnx.proto, IR.md, Operators.md. */
+ * (random numbers, caches of keys and values, factorizations), naming it with its line; TN_ERR_STATE for an output that
+ * was evaluated already; TN_ERR_IO. Indices that lead outside of a tensor are left out here and may be refused
+ * elsewhere. A model of more than 2 GiB has its weights in PATH.data (external data). Each file appears whole or not at
+ * all, the model last. Source: onnx.proto, IR.md, ExternalData.md, Operators.md. */
 TN_API tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int input_count,
                                 const tn_named_tensor *outputs, int output_count,
                                 const tn_onnx_export_options *options);

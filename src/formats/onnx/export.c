@@ -24,7 +24,7 @@ enum { NODE_INPUT = 1, NODE_OUTPUT = 2, NODE_OP = 4, NODE_ATTRIBUTE = 5 };
 enum { ATTR_NAME = 1, ATTR_F = 2, ATTR_I = 3, ATTR_S = 4, ATTR_INTS = 8, ATTR_TYPE = 20 };
 enum { ATTR_IS_FLOAT = 1, ATTR_IS_INT = 2, ATTR_IS_STRING = 3, ATTR_IS_INTS = 7 };
 enum { GRAPH_NODE = 1, GRAPH_NAME = 2, GRAPH_INITIALIZER = 5, GRAPH_INPUT = 11, GRAPH_OUTPUT = 12 };
-enum { TENSOR_DIMS = 1, TENSOR_TYPE = 2, TENSOR_NAME = 8, TENSOR_RAW = 9 };
+enum { TENSOR_DIMS = 1, TENSOR_TYPE = 2, TENSOR_NAME = 8, TENSOR_RAW = 9, TENSOR_EXTERNAL = 13, TENSOR_LOCATION = 14 };
 enum { MODEL_IR = 1, MODEL_PRODUCER = 2, MODEL_GRAPH = 7, MODEL_OPSET = 8 };
 
 /* ---- names ------------------------------------------------------------------------------------------------------- */
@@ -255,7 +255,7 @@ static void add_leaf(onnx_export *x, const tn_node *n, const char *name) {
     if (type_of((tn_dtype)n->dtype) == ONNX_UNDEFINED) refuse(x, n, "ONNX has no such type");
     sticks(x, tn_mem_grow(&x->leaves, &x->leaf_capacity, x->leaf_count + 1, sizeof *x->leaves));
     if (x->status != TN_OK) return;
-    x->leaves[x->leaf_count++] = (onnx_leaf){tn_node_retain((tn_node *)(uintptr_t)n), name};
+    x->leaves[x->leaf_count++] = (onnx_leaf){.node = tn_node_retain((tn_node *)(uintptr_t)n), .name = name};
 }
 
 /* The value that a handle had before what was recorded: of a written state, what lies at its home. */
@@ -458,12 +458,35 @@ static size_t leaf_bytes(const tn_node *n) {
            (tn_dtype_is_quantized((tn_dtype)n->dtype) ? sizeof(float) : tn_dtype_size((tn_dtype)n->dtype));
 }
 
+static void put_entry(tn_str *tensor, const char *key, const char *value) {
+    enum { KEY = 1, VALUE = 2 };
+    tn_str entry = {0};
+    onnx_put_text(&entry, KEY, key);
+    onnx_put_text(&entry, VALUE, value);
+    onnx_put_message(tensor, TENSOR_EXTERNAL, &entry);
+}
+
+static void put_place(tn_str *tensor, const onnx_export *x, const onnx_leaf *l) {
+    char number[32];
+    put_entry(tensor, "location", x->data_file);
+    snprintf(number, sizeof number, "%lld", (long long)l->offset);
+    put_entry(tensor, "offset", number);
+    snprintf(number, sizeof number, "%zu", leaf_bytes(l->node));
+    put_entry(tensor, "length", number);
+    onnx_put_int(tensor, TENSOR_LOCATION, 1);
+}
+
+static size_t bytes_inside(const onnx_export *x, const onnx_leaf *l) { return x->data_file ? 0 : leaf_bytes(l->node); }
+
 /* Key and length of the initialiser, and all of it up to its bytes. */
-static void leaf_head(const onnx_leaf *l, tn_str *out) {
+static void leaf_head(const onnx_export *x, const onnx_leaf *l, tn_str *out) {
     tn_str t = {0};
     put_tensor_head(&t, l->name, (tn_dtype)l->node->dtype, l->node->shape, l->node->rank);
-    onnx_put_size(&t, TENSOR_RAW, leaf_bytes(l->node));
-    onnx_put_size(out, GRAPH_INITIALIZER, t.length + leaf_bytes(l->node));
+    if (x->data_file)
+        put_place(&t, x, l);
+    else
+        onnx_put_size(&t, TENSOR_RAW, leaf_bytes(l->node));
+    onnx_put_size(out, GRAPH_INITIALIZER, t.length + bytes_inside(x, l));
     out->failed |= t.failed;
     tn_str_addn(out, tn_str_text(&t), t.length);
     tn_str_free(&t);
@@ -488,17 +511,20 @@ static tn_status read_leaf(const tn_node *n, void **out) {
     return s;
 }
 
-static tn_status save_leaf(tn_save *f, const onnx_leaf *l) {
-    tn_str head = {0};
+static tn_status save_bytes(tn_save *f, const onnx_leaf *l) {
     void *bytes = NULL;
-    leaf_head(l, &head);
-    tn_status s = head.failed ? TN_ERR_MEMORY : tn_save_write(f, head.text, head.length);
-    tn_str_free(&head);
-    TRY(s);
     TRY(read_leaf(l->node, &bytes));
-    s = tn_save_write(f, bytes, leaf_bytes(l->node));
+    tn_status s = tn_save_write(f, bytes, leaf_bytes(l->node));
     tn_mem_free(bytes);
     return s;
+}
+
+static tn_status save_leaf(tn_save *f, const onnx_export *x, const onnx_leaf *l) {
+    tn_str head = {0};
+    leaf_head(x, l, &head);
+    tn_status s = head.failed ? TN_ERR_MEMORY : tn_save_write(f, head.text, head.length);
+    tn_str_free(&head);
+    return s != TN_OK || x->data_file ? s : save_bytes(f, l);
 }
 
 static tn_status save_model(tn_save *f, const onnx_export *x, const tn_str *head) {
@@ -506,20 +532,43 @@ static tn_status save_model(tn_save *f, const onnx_export *x, const tn_str *head
     for (size_t i = 0; i < TN_COUNT(parts); i++)
         TRY(tn_save_write(f, tn_str_text(parts[i]), parts[i]->length));
     for (size_t i = 0; i < x->leaf_count; i++)
-        TRY(save_leaf(f, &x->leaves[i]));
+        TRY(save_leaf(f, x, &x->leaves[i]));
     return TN_OK;
 }
 
-/* All that stands before the graph's nodes. Its length counts them and the initialisers. */
-static tn_status model_head(const onnx_export *x, const char *name, tn_str *head) {
+/* Each weight begins at a multiple of this in the file of external data, so that it can be used where it is mapped. */
+enum { DATA_ALIGN = 64 };
+
+static tn_status save_data(tn_save *f, const onnx_export *x, const tn_str *unused) {
+    static const char zeros[DATA_ALIGN];
+    int64_t at = 0;
+    (void)unused;
+    for (size_t i = 0; i < x->leaf_count; i++) {
+        TRY(tn_save_write(f, zeros, (size_t)(x->leaves[i].offset - at)));
+        TRY(save_bytes(f, &x->leaves[i]));
+        at = x->leaves[i].offset + (int64_t)leaf_bytes(x->leaves[i].node);
+    }
+    return TN_OK;
+}
+
+static void place_leaves(onnx_export *x, const char *data_file) {
+    int64_t at = 0;
+    x->data_file = data_file;
+    for (size_t i = 0; i < x->leaf_count; i++) {
+        x->leaves[i].offset = at;
+        at = tn_ceil_div(at + (int64_t)leaf_bytes(x->leaves[i].node), DATA_ALIGN) * DATA_ALIGN;
+    }
+}
+
+/* All that stands before the graph's nodes. Its length counts them and the initialisers. *bytes: of the graph. */
+static tn_status model_head(const onnx_export *x, const char *name, tn_str *head, int64_t *bytes) {
     tn_str opset = {0}, graph = {0};
     onnx_put_text(&graph, GRAPH_NAME, name);
-    int64_t bytes =
-        (int64_t)(graph.length + x->nodes.length + x->constants.length + x->inputs.length + x->outputs.length);
+    *bytes = (int64_t)(graph.length + x->nodes.length + x->constants.length + x->inputs.length + x->outputs.length);
     for (size_t i = 0; i < x->leaf_count; i++) {
         tn_str leaf = {0};
-        leaf_head(&x->leaves[i], &leaf);
-        bytes += (int64_t)(leaf.length + leaf_bytes(x->leaves[i].node));
+        leaf_head(x, &x->leaves[i], &leaf);
+        *bytes += (int64_t)(leaf.length + bytes_inside(x, &x->leaves[i]));
         head->failed |= leaf.failed;
         tn_str_free(&leaf);
     }
@@ -528,27 +577,50 @@ static tn_status model_head(const onnx_export *x, const char *name, tn_str *head
     onnx_put_text(&opset, 1, "");
     onnx_put_int(&opset, 2, OPSET);
     onnx_put_message(head, MODEL_OPSET, &opset);
-    onnx_put_size(head, MODEL_GRAPH, (size_t)bytes);
+    onnx_put_size(head, MODEL_GRAPH, (size_t)*bytes);
     head->failed |= graph.failed;
     tn_str_addn(head, tn_str_text(&graph), graph.length);
     tn_str_free(&graph);
-    if (head->failed) return TN_ERR_MEMORY;
-    if (bytes <= MOST_BYTES - 4096) return TN_OK;
-    return tn_fail(TN_ERR_UNSUPPORTED,
-                   "ONNX export: the model would have %lld MiB, a file holds 2047: store weights as f16 (tn_cast)",
-                   (long long)(bytes >> 20));
+    return head->failed ? TN_ERR_MEMORY : TN_OK;
 }
 
-static tn_status save(const onnx_export *x, const char *path, const char *name) {
-    tn_str head = {0};
+static tn_status save_file(const char *path, const onnx_export *x, const tn_str *head,
+                           tn_status (*write)(tn_save *f, const onnx_export *x, const tn_str *head)) {
     tn_save *f = NULL;
-    tn_status s = model_head(x, name, &head);
-    if (s == TN_OK) s = tn_save_begin(path, &f);
-    if (s == TN_OK && (s = save_model(f, x, &head)) == TN_OK) {
-        s = tn_save_commit(f);
-        f = NULL;
-    }
+    TRY(tn_save_begin(path, &f));
+    tn_status s = write(f, x, head);
+    if (s == TN_OK) return tn_save_commit(f);
     tn_save_abandon(f);
+    return s;
+}
+
+/* path.data, and what the model calls it: a path without folders. */
+static tn_status save_beside(onnx_export *x, const char *path, const char *name, tn_str *head) {
+    tn_str data = {0};
+    int64_t bytes = 0;
+    tn_str_add(&data, "%s.data", path);
+    if (data.failed) return TN_ERR_MEMORY;
+    const char *slash = strrchr(data.text, '/');
+    place_leaves(x, slash ? slash + 1 : data.text);
+    tn_str_free(head);
+    tn_status s = model_head(x, name, head, &bytes);
+    if (s == TN_OK && bytes > MOST_BYTES - 4096)
+        s = tn_fail(TN_ERR_UNSUPPORTED,
+                    "ONNX export: without its weights the model still has %lld MiB, a file holds 2047",
+                    (long long)(bytes >> 20));
+    if (s == TN_OK) s = save_file(data.text, x, head, save_data);
+    if (s == TN_OK) s = save_file(path, x, head, save_model);
+    tn_str_free(&data);
+    return s;
+}
+
+static tn_status save(onnx_export *x, const char *path, const char *name, bool beside) {
+    tn_str head = {0};
+    int64_t bytes = 0;
+    tn_status s = model_head(x, name, &head, &bytes);
+    if (s == TN_OK)
+        s = beside || bytes > MOST_BYTES - 4096 ? save_beside(x, path, name, &head)
+                                                : save_file(path, x, &head, save_model);
     tn_str_free(&head);
     return s;
 }
@@ -627,7 +699,7 @@ tn_status tn_onnx_export(const char *path, const tn_named_tensor *inputs, int in
         x.symbols[i].name = o.dims[i] ? o.dims[i] : symbol_names[i];
     tn_planner_state before = tn_planner_begin(r, tn_tensor_node(outputs[0].tensor)->device);
     write_all(&x, r, inputs, input_count, outputs, output_count);
-    tn_status s = x.status == TN_OK ? save(&x, path, o.name ? o.name : "graph") : x.status;
+    tn_status s = x.status == TN_OK ? save(&x, path, o.name ? o.name : "graph", o.external_data) : x.status;
     export_end(&x);
     tn_planner_end(r, &before);
     return s;

@@ -27,6 +27,7 @@ void onnx_put_size(tn_str *s, int field, size_t n);           /* what stands bef
 typedef struct onnx_leaf {
     tn_node *node; /* retained */
     const char *name;
+    int64_t offset; /* in the file of external data */
 } onnx_leaf;
 
 typedef struct onnx_export {
@@ -38,7 +39,7 @@ typedef struct onnx_export {
     size_t composed_count, composed_capacity;
     char **name;
     size_t name_count, name_capacity;
-    int fresh; /* names given to values so far */
+    int fresh;              /* names given to values so far */
     const char *widened[4]; /* inputs of the node that is written, cast to what its operator takes; NULL: as they are */
     tn_str nodes, constants, inputs, outputs, attributes, scratch;
     onnx_leaf *leaves;
@@ -46,6 +47,7 @@ typedef struct onnx_export {
     const tn_named_tensor *weights;
     int weight_count;
     int dial_count;
+    const char *data_file; /* where the leaves' bytes are, beside the model; NULL: in it */
     struct {
         const char *value, *name; /* its extent as a list of one i64, once it is asked for; its name in the file */
         const char *source;       /* an input that has it as its extent `dim`; NULL: none */
