@@ -8,7 +8,7 @@
 
 #include "kern/cpu/attention.h"
 
-enum { ROWS = 64, PIECES_A_THREAD = 4 };
+enum { ROWS = 64, PIECES_A_THREAD = 4, LINE = 64 / sizeof(float) };
 
 /* Multiplications that make a thread worth waking. */
 static const double PART_COST = 8e4;
@@ -80,11 +80,22 @@ static float *place(const tn_sdpa_tensor *t, int64_t batch, int64_t head, int64_
     return t->data + batch * t->batch + head * t->head + row * t->row;
 }
 
-/* `rows` rows from row `first` on, side by side and padded with zeros to whole vectors; rows up to `all` are zeros. */
+VEC_INLINE void copy_row(const float *from, int64_t features, float *to) {
+    int64_t c = 0;
+    for (; c + VL <= features; c += VL)
+        v_store(to + c, v_load(from + c));
+    for (; c < features; c++)
+        to[c] = from[c];
+}
+
+/* `rows` rows, side by side and padded with zeros to whole vectors; rows up to `all` are zeros. Rows lie apart, and the
+ * next head's often right behind: it is asked for. */
 static void bring(const tn_sdpa_tensor *t, const float *from, int64_t rows, int64_t all, int64_t features,
                   int64_t width, float *to) {
     for (int64_t i = 0; i < rows; i++, from += t->row, to += width) {
-        if (t->column == 1) memcpy(to, from, (size_t)features * sizeof *to);
+        for (int64_t c = 0; t->column == 1 && c < features; c += LINE)
+            __builtin_prefetch(from + t->head + c);
+        if (t->column == 1) copy_row(from, features, to);
         for (int64_t c = 0; t->column != 1 && c < features; c++)
             to[c] = from[c * t->column];
         for (int64_t c = features; c < width; c++)
@@ -96,18 +107,18 @@ static void bring(const tn_sdpa_tensor *t, const float *from, int64_t rows, int6
 static void take_away(const tn_sdpa_tensor *t, float *to, int64_t rows, int64_t features, int64_t width,
                       const float *from) {
     for (int64_t i = 0; i < rows; i++, from += width, to += t->row)
-        memcpy(to, from, (size_t)features * sizeof *to);
+        copy_row(from, features, to);
 }
 
 /* Chunk by chunk, keys become columns. */
 static void turn(const sdpa *a, const float *from, int64_t width, float *to) {
-    for (int64_t i = 0; i < a->chunks * KEYS; i += VL)
+    for (int64_t i = 0; i < round_up(a->args->keys, LANES); i += VL)
         put_columns(from + i * width, width, width, to + i / KEYS * KEYS * width + i % KEYS);
 }
 
 static void bring_head(const sdpa *a, part *p, int64_t batch, int64_t kv_head) {
     const tn_sdpa_args *x = a->args;
-    int64_t all = a->chunks * KEYS;
+    int64_t all = round_up(x->keys, LANES);
     bring(&x->k, place(&x->k, batch, kv_head, 0), x->keys, all, x->features, a->width, p->keys);
     bring(&x->v, place(&x->v, batch, kv_head, 0), x->keys, all, x->value_features, a->value_width, p->values);
     turn(a, p->keys, a->width, p->keys_turned);
@@ -133,6 +144,9 @@ static float *weights_of(const part *p, int64_t chunk) { return p->weights + chu
 /* Of a chunk, those that there are. */
 static int64_t keys_in(const sdpa *a, int64_t chunk) { return tn_min64(KEYS, a->args->keys - chunk * KEYS); }
 
+/* With those that fill up the lanes: their weights are zeros. More of them than that would be computed for nothing. */
+static int64_t wide_keys_in(const sdpa *a, int64_t chunk) { return round_up(keys_in(a, chunk), LANES); }
+
 static void put_mask(const sdpa *a, const block *b, int64_t row, int64_t chunk, float *s) {
     const tn_sdpa_tensor *mask = &a->args->mask;
     const float *m = place(mask, b->batch, b->head, b->first + row) + chunk * KEYS * mask->column;
@@ -145,16 +159,16 @@ static void put_mask(const sdpa *a, const block *b, int64_t row, int64_t chunk, 
 /* A row's products become scores; the greatest so far is kept in its lanes. */
 static void score_row(const sdpa *a, const part *p, const block *b, int64_t chunk, int64_t row) {
     float *s = weights_of(p, chunk) + row * KEYS, *most = p->lanes + row * LANES;
-    int64_t seen = keys_in(a, chunk);
+    int64_t seen = keys_in(a, chunk), wide = wide_keys_in(a, chunk);
     V scale = v_set1(a->args->scale), lane[LANE_VECTORS];
-    for (int64_t j = 0; j < KEYS; j += VL)
+    for (int64_t j = 0; j < wide; j += VL)
         v_store(s + j, v_load(s + j) * scale);
     if (a->args->mask.data) put_mask(a, b, row, chunk, s);
     if (a->args->causal) seen = tn_max64(0, tn_min64(seen, b->first + row + 1 - chunk * KEYS));
-    for (int64_t j = seen; j < KEYS; j++)
+    for (int64_t j = seen; j < wide; j++)
         s[j] = -INFINITY;
     VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_load(most + i * VL);
-    for (int64_t j = 0; j < KEYS; j += LANES) {
+    for (int64_t j = 0; j < wide; j += LANES) {
         VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_greater(v_load(s + j + i * VL), lane[i]);
     }
     VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) v_store(most + i * VL, lane[i]);
@@ -172,7 +186,7 @@ static void score_chunk(const sdpa *a, const part *p, const block *b, int64_t ch
                      .c_row = KEYS,
                      .steps = tn_min64(KIR_KSUM, a->args->features - i),
                      .add = i > 0};
-        multiply(s, b->rows, KEYS);
+        multiply(s, b->rows, wide_keys_in(a, chunk));
     }
     for (int64_t r = 0; r < b->rows; r++)
         score_row(a, p, b, chunk, r);
@@ -188,12 +202,13 @@ static void find_most(const part *p, const block *b) {
 }
 
 /* Scores become weights, and are added up in their row's lanes. */
-static void weigh_chunk(const part *p, const block *b, int64_t chunk) {
+static void weigh_chunk(const sdpa *a, const part *p, const block *b, int64_t chunk) {
+    int64_t wide = wide_keys_in(a, chunk);
     for (int64_t r = 0; r < b->rows; r++) {
         float *s = weights_of(p, chunk) + r * KEYS, *sum = p->lanes + r * LANES;
         V from = v_set1(p->most[r] == -INFINITY ? 0 : p->most[r]), lane[LANE_VECTORS];
         VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) lane[i] = v_load(sum + i * VL);
-        for (float *end = s + KEYS; s < end; s += LANES) {
+        for (float *end = s + wide; s < end; s += LANES) {
             VEC_UNROLL for (int i = 0; i < LANE_VECTORS; i++) {
                 V w = v_exp_down(v_load(s + i * VL) - from);
                 v_store(s + i * VL, w);
@@ -224,9 +239,7 @@ static void score_block(const sdpa *a, part *p, const block *b) {
 }
 
 /* A query that sees nothing and shall be 0. */
-static bool is_blind(const sdpa *a, const part *p, int64_t row) {
-    return a->args->blind && p->most[row] == -INFINITY;
-}
+static bool is_blind(const sdpa *a, const part *p, int64_t row) { return a->args->blind && p->most[row] == -INFINITY; }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------- */
 
@@ -245,7 +258,7 @@ static void finish(const sdpa *a, const part *p, const block *b) {
 static void attend_block(const sdpa *a, part *p, const block *b) {
     score_block(a, p, b);
     for (int64_t c = 0; c < b->chunks; c++) {
-        weigh_chunk(p, b, c);
+        weigh_chunk(a, p, b, c);
         product o = {.a = weights_of(p, c),
                      .a_row = KEYS,
                      .a_step = 1,
@@ -313,7 +326,7 @@ static void slope_of_scores(const sdpa *a, const part *p, const block *b, int64_
         const float *w = weights_of(p, chunk) + r * KEYS;
         float *s = p->slope + r * KEYS;
         V along = v_set1(p->along[r]), factor = v_set1(a->args->scale * p->sum[r]);
-        for (int64_t j = 0; j < KEYS; j += VL)
+        for (int64_t j = 0; j < wide_keys_in(a, chunk); j += VL)
             v_store(s + j, v_load(w + j) * (v_load(s + j) - along) * factor);
     }
 }
@@ -345,7 +358,7 @@ static void go_back_chunk(const sdpa *a, part *p, const block *b, int64_t chunk)
                      .c_row = KEYS,
                      .steps = tn_min64(KIR_KSUM, a->args->value_features - i),
                      .add = i > 0};
-        multiply(w, b->rows, KEYS);
+        multiply(w, b->rows, wide_keys_in(a, chunk));
     }
     slope_of_scores(a, p, b, chunk);
     add_transposed(p->slope, p->q, a->width, b->rows, keys, p->dk + at * a->width);
@@ -365,7 +378,7 @@ static void go_back_block(const sdpa *a, part *p, const block *b) {
     const tn_sdpa_args *x = a->args;
     score_block(a, p, b);
     for (int64_t c = 0; c < b->chunks; c++)
-        weigh_chunk(p, b, c);
+        weigh_chunk(a, p, b, c);
     find_sums(p, b);
     bring_gradient(a, p, b);
     for (int64_t c = 0; c < b->chunks; c++)

@@ -55,7 +55,7 @@ enum {
 /* Memory is asked for early, and little at a time: a burst would hold up the loads of the steps at hand. */
 enum {
     C_AHEAD_K = 64,             /* C's rows are asked for when the tile starts, if it has so many steps to go */
-    A_AHEAD = 12,               /* steps, where one step's rows lie side by side: a line or two */
+    A_AHEAD = 12,               /* steps, where one step's rows lie side by side */
     B_AHEAD = 32,               /* steps: as long as a line of a large weight takes from the third cache */
     TALL = TILE_ROWS / 2,       /* rows from which there is room for the prefetches of B */
     FOLDING = 6,                /* rows of a turned tile from which there is room for the loads of folding */
@@ -81,10 +81,7 @@ VEC_INLINE void tile_step(V sum[TILE_ROWS][2 * WIDEST], const real *a, const int
                           const real *b, const int64_t b_k, const int64_t b_panel, const M mask, const int rows,
                           const int panels, const int vectors, const bool edge, const bool adjacent, const bool far) {
     const int width = panels * vectors;
-    if (adjacent) {
-        __builtin_prefetch(a + A_AHEAD * a_k);
-        __builtin_prefetch(a + A_AHEAD * a_k + rows - 1);
-    }
+    if (adjacent) __builtin_prefetch(a + A_AHEAD * a_k); /* a packed step is shorter than a line: none is left out */
     V y[2 * WIDEST];
     VEC_UNROLL for (int j = 0; j < width; j++) {
         const real *from = b + (j / vectors) * b_panel + (j % vectors) * VL;
