@@ -16,6 +16,7 @@ static const struct vendor {
     const char *id, *library, *file; /* of the doubles */
     const char *variables[3];        /* that name it */
     const char *choose, *run;        /* calls that choose an algorithm, and that multiply */
+    int run_at;                      /* which call of that multiplies */
     int refused, failed;             /* what they give when it cannot, and when something broke */
     bool f64;
 } vendors[] = {
@@ -26,8 +27,21 @@ static const struct vendor {
      {"TRUNNION_CUDA_LIB", "TRUNNION_NVRTC_LIB", "TRUNNION_CUBLASLT_LIB"},
      "cublasLtMatmulAlgoGetHeuristic",
      "cublasLtMatmul",
+     1,
      15,
      13,
+     true},
+#endif
+#if TRUNNION_WITH_ROCM
+    {"rocm:0",
+     "rocblas",
+     "rocm.so",
+     {"TRUNNION_ROCM_LIB", "TRUNNION_HIPRTC_LIB", "TRUNNION_ROCBLAS_LIB"},
+     "rocblas_start_device_memory_size_query",
+     "rocblas_gemm_strided_batched_ex",
+     2, /* the first is the question of how much memory it wants */
+     2,
+     6,
      true},
 #endif
     {.id = NULL},
@@ -310,7 +324,7 @@ static void failures_are_told(void **state) {
     told.arm(now->choose, 1, now->refused, 0);
     in_thread(run_try, &p);
     assert_ok(p.status); /* it has no way for this product: ours has */
-    told.arm(now->run, 1, now->failed, 0);
+    told.arm(now->run, now->run_at, now->failed, 0);
     in_thread(run_try, &p);
     assert_int_equal(p.status, TN_ERR_DEVICE);
     assert_non_null(strstr(p.text, now->id));

@@ -39,6 +39,14 @@ static tn_status begin(tn_device *d, struct tn_vendors *v) {
     return d->driver->lend(tn_lane(d), start, v);
 }
 
+/* tn_error, behind the device's name unless it begins with that. */
+static const char *with_name(const tn_device *d, char *out, size_t size) {
+    size_t n = strlen(d->info.id);
+    bool named = strncmp(tn_error(), d->info.id, n) == 0 && tn_error()[n] == ':';
+    snprintf(out, size, "%s%s%s", named ? "" : d->info.id, named ? "" : ": ", tn_error());
+    return out;
+}
+
 /* The entry stays, with or without a handle: what did not start is not tried again. But for a lack of memory. */
 static tn_status add(tn_device *d, const tn_vendor_library *l, struct tn_vendors **out) {
     struct tn_vendors *v = tn_mem_zalloc(1, sizeof *v);
@@ -49,7 +57,8 @@ static tn_status add(tn_device *d, const tn_vendor_library *l, struct tn_vendors
         tn_mem_free(v);
         return s;
     }
-    if (s != TN_OK) tn_log_line(TN_LOG_NOTICE, "%s: %s; our own kernels compute", d->info.id, tn_error());
+    char text[400];
+    if (s != TN_OK) tn_log_line(TN_LOG_NOTICE, "%s; our own kernels compute", with_name(d, text, sizeof text));
     pthread_mutex_init(&v->lock, NULL);
     v->next = d->vendors;
     *out = d->vendors = v;
@@ -81,7 +90,8 @@ void tn_vendors_close(tn_device *d) {
     while (d->vendors) {
         struct tn_vendors *v = d->vendors;
         d->vendors = v->next;
-        if (v->handle) (void)d->driver->lend(d->handle, end, v);
+        tn_status s = v->handle ? d->driver->lend(d->handle, end, v) : TN_OK;
+        if (s != TN_OK && s != TN_ERR_LOST) (void)d->driver->lend(d->handle, end, v); /* what failed may have passed */
         pthread_mutex_destroy(&v->lock);
         tn_mem_free(v);
     }
@@ -163,6 +173,5 @@ tn_status tn_vendor_run(tn_device *d, const tn_vendor_call *c, void *const *poin
     pthread_mutex_unlock(&v->lock);
     if (s == TN_OK || s == TN_ERR_LOST) return s;
     char text[400];
-    snprintf(text, sizeof text, "%s", tn_error());
-    return tn_fail(s, "%s: %s", d->info.id, text);
+    return tn_fail(s, "%s", with_name(d, text, sizeof text));
 }

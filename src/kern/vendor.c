@@ -9,6 +9,9 @@ static const tn_vendor_library *const table[] = {
 #if TRUNNION_WITH_CUDA
     &tn_vendor_cublaslt,
 #endif
+#if TRUNNION_WITH_ROCM
+    &tn_vendor_rocblas,
+#endif
     NULL,
 };
 

@@ -8,6 +8,7 @@
 #define TN_DOUBLE_GPU_API_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef DOUBLE_HIP
 #define API(cuda, hip) hip
@@ -173,6 +174,20 @@ API_EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle, void *desc, void *a,
 API_EXPORT int cublasLtMatmul(void *handle, void *desc, const void *alpha, const void *a, void *a_layout, const void *b,
                               void *b_layout, const void *beta, const void *c, void *c_layout, void *d, void *d_layout,
                               const gpu_algorithm *algorithm, void *workspace, size_t bytes, void *stream);
+#else
+API_EXPORT int rocblas_create_handle(void **out);
+API_EXPORT int rocblas_destroy_handle(void *of);
+API_EXPORT int rocblas_set_stream(void *of, void *stream);
+API_EXPORT int rocblas_set_atomics_mode(void *of, int mode);
+API_EXPORT int rocblas_set_workspace(void *of, void *address, size_t bytes);
+API_EXPORT int rocblas_start_device_memory_size_query(void *of);
+API_EXPORT int rocblas_stop_device_memory_size_query(void *of, size_t *bytes);
+API_EXPORT int rocblas_gemm_strided_batched_ex(void *of, int turn_a, int turn_b, int m, int n, int k, const void *alpha,
+                                               const void *a, int a_type, int a_ld, int64_t a_stride, const void *b,
+                                               int b_type, int b_ld, int64_t b_stride, const void *beta, const void *c,
+                                               int c_type, int c_ld, int64_t c_stride, void *d, int d_type, int d_ld,
+                                               int64_t d_stride, int batch, int sums, int algorithm, int32_t solution,
+                                               uint32_t flags);
 #endif
 
 /* What only a double has: faults as in tests/fakes/opencl_faults.c, and how many misuses there were. */

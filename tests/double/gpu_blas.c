@@ -113,6 +113,20 @@ int blas_give(const gpu_call *call, void *stream, const blas_product *p) {
     return error ? error : gpu_queue_library(call, stream, multiply, p, sizeof *p);
 }
 
+/* alpha and beta, as the caller has them. */
+static void blas_factors(const void *alpha, const void *beta, bool wide, double *one, double *zero) {
+    float narrow[2];
+    if (wide) {
+        memcpy(one, alpha, sizeof *one);
+        memcpy(zero, beta, sizeof *zero);
+        return;
+    }
+    memcpy(&narrow[0], alpha, sizeof(float));
+    memcpy(&narrow[1], beta, sizeof(float));
+    *one = (double)narrow[0];
+    *zero = (double)narrow[1];
+}
+
 #ifndef DOUBLE_HIP
 
 /* ---- cuBLASLt ---------------------------------------------------------------------------------------------------- */
@@ -331,15 +345,7 @@ int cublasLtMatmul(void *handle, void *d, const void *alpha, const void *a, void
     if (words) return gpu_misuse(&call, INVALID_VALUE, "%s", words);
     blas_product p = product_of(d, a_layout, b_layout, c_layout);
     double one, zero;
-    float narrow[2];
-    memcpy(&narrow[0], alpha, sizeof(float));
-    memcpy(&narrow[1], beta, sizeof(float));
-    one = (double)narrow[0];
-    zero = (double)narrow[1];
-    if (((const desc *)d)->scale == 1) {
-        memcpy(&one, alpha, sizeof one);
-        memcpy(&zero, beta, sizeof zero);
-    }
+    blas_factors(alpha, beta, ((const desc *)d)->scale == 1, &one, &zero);
     if (zero != 0) return gpu_misuse(&call, NOT_SUPPORTED, "beta is %g", zero);
     p.alpha = one;
     p.a.data = (char *)(uintptr_t)a;
@@ -348,6 +354,132 @@ int cublasLtMatmul(void *handle, void *d, const void *alpha, const void *a, void
     p.workspace = workspace;
     p.workspace_bytes = bytes;
     return status_of(blas_give(&call, stream, &p));
+}
+
+#else
+
+/* ---- rocBLAS ----------------------------------------------------------------------------------------------------- */
+
+enum {
+    NOT_IMPLEMENTED = 2,
+    INVALID_SIZE = 4,
+    MEMORY_ERROR = 5,
+    INTERNAL_ERROR = 6,
+    QUERY_MISMATCH = 8,
+    SIZE_INCREASED = 9,
+    SIZE_UNCHANGED = 10,
+    INVALID_VALUE = 11,
+    WORKSPACE = 2048
+};
+
+typedef struct handle {
+    gpu_object object;
+    void *stream;
+    char *workspace;
+    size_t workspace_bytes, wanted;
+    bool asks;
+} handle;
+
+static int status_of(int error) { return error == E_MEMORY ? MEMORY_ERROR : error ? INTERNAL_ERROR : 0; }
+
+/* An injected fault is a status of the library's already. */
+#define ENTER_ROC(needs, of)                                                                  \
+    gpu_call call __attribute__((cleanup(gpu_leave), unused)) = gpu_enter(__func__, (needs)); \
+    if (call.error) return call.error;                                                        \
+    handle *h = of;                                                                           \
+    if (gpu_check(&call, h, OBJECT_LIBRARY)) return 1
+
+int rocblas_create_handle(void **out) {
+    gpu_call call __attribute__((cleanup(gpu_leave), unused)) = gpu_enter(__func__, NEEDS_CONTEXT);
+    if (call.error) return call.error;
+    *out = gpu_object_new(call.context, OBJECT_LIBRARY, sizeof(handle));
+    return *out ? 0 : MEMORY_ERROR;
+}
+
+int rocblas_destroy_handle(void *of) {
+    ENTER_ROC(NEEDS_CONTEXT | GIVES_BACK, of);
+    gpu_object_remove(&h->object);
+    free(h);
+    return 0;
+}
+
+int rocblas_set_stream(void *of, void *stream) {
+    ENTER_ROC(NEEDS_CONTEXT, of);
+    h->stream = stream;
+    return 0;
+}
+
+int rocblas_set_atomics_mode(void *of, int mode) {
+    ENTER_ROC(NEEDS_CONTEXT, of);
+    return mode == 0 || mode == 1 ? 0 : gpu_misuse(&call, INVALID_VALUE, "mode %d", mode);
+}
+
+int rocblas_set_workspace(void *of, void *address, size_t bytes) {
+    ENTER_ROC(NEEDS_CONTEXT, of);
+    h->workspace = address;
+    h->workspace_bytes = address ? bytes : 0;
+    return 0;
+}
+
+int rocblas_start_device_memory_size_query(void *of) {
+    ENTER_ROC(NEEDS_CONTEXT, of);
+    if (h->asks) return QUERY_MISMATCH;
+    h->asks = true;
+    h->wanted = 0;
+    return 0;
+}
+
+int rocblas_stop_device_memory_size_query(void *of, size_t *bytes) {
+    ENTER_ROC(NEEDS_CONTEXT, of);
+    if (!h->asks) return QUERY_MISMATCH;
+    h->asks = false;
+    *bytes = h->wanted;
+    return 0;
+}
+
+static bool type_of(int number, blas_type *out) {
+    static const int numbers[BLAS_TYPES] = {[BLAS_F32] = 151, [BLAS_F64] = 152, [BLAS_F16] = 150, [BLAS_BF16] = 168};
+    for (int i = 0; i < BLAS_TYPES; i++)
+        if (numbers[i] == number) return *out = (blas_type)i, true;
+    return false;
+}
+
+static bool set_matrix(blas_matrix *m, int type, int turned, int rows, int columns, int ld, int64_t stride,
+                       const void *data) {
+    *m = (blas_matrix){.turned = turned == 112, .ld = ld, .stride = stride, .data = (char *)(uintptr_t)data};
+    m->rows = m->turned ? columns : rows;
+    m->columns = m->turned ? rows : columns;
+    return type_of(type, &m->type) && (turned == 111 || turned == 112);
+}
+
+/* Products of halves want memory, others none. */
+int rocblas_gemm_strided_batched_ex(void *of, int turn_a, int turn_b, int m, int n, int k, const void *alpha,
+                                    const void *a, int a_type, int a_ld, int64_t a_stride, const void *b, int b_type,
+                                    int b_ld, int64_t b_stride, const void *beta, const void *c, int c_type, int c_ld,
+                                    int64_t c_stride, void *d, int d_type, int d_ld, int64_t d_stride, int batch,
+                                    int sums, int algorithm, int32_t solution, uint32_t flags) {
+    ENTER_ROC(NEEDS_CONTEXT, of);
+    blas_product p = {.batch = batch, .alpha = 1, .workspace = h->workspace, .workspace_bytes = h->workspace_bytes};
+    bool good = set_matrix(&p.a, a_type, turn_a, m, k, a_ld, a_stride, a) &&
+                set_matrix(&p.b, b_type, turn_b, k, n, b_ld, b_stride, b) &&
+                set_matrix(&p.c, d_type, 111, m, n, d_ld, d_stride, d);
+    const char *words = !good ? "a type or an operation that there is not" : blas_misfit(&p);
+    if (!words && (c != d || c_type != d_type || c_ld != d_ld || c_stride != d_stride)) words = "C is not D";
+    if (!words && (sums == 152) != (p.c.type == BLAS_F64)) words = "sums of another type";
+    if (!words && (algorithm || solution || flags)) words = "an algorithm or flags";
+    if (words) return gpu_misuse(&call, INVALID_SIZE, "%s", words);
+    bool wants = p.c.type == BLAS_F16 || p.c.type == BLAS_BF16;
+    if (h->asks) {
+        if (!wants || h->wanted >= WORKSPACE) return SIZE_UNCHANGED;
+        h->wanted = WORKSPACE;
+        return SIZE_INCREASED;
+    }
+    if (wants && h->workspace_bytes < WORKSPACE) return gpu_misuse(&call, MEMORY_ERROR, "less workspace than it wants");
+    double one, zero;
+    blas_factors(alpha, beta, p.c.type == BLAS_F64, &one, &zero);
+    if (zero != 0) return gpu_misuse(&call, NOT_IMPLEMENTED, "beta is %g", zero);
+    p.alpha = one;
+    return status_of(blas_give(&call, h->stream, &p));
 }
 
 #endif

@@ -21,13 +21,15 @@ ERRORS = (ROOT / "src" / "drivers" / "cuda.c").read_text()
 SMALL = {"int", "unsigned", "unsigned int", "unsigned char", "CUdevice", "hipDevice_t", "CUdevice_attribute",
          "hipDeviceAttribute_t", "CUfunction_attribute", "hipFunction_attribute", "float", "uint32_t", "cudaDataType", "cudaDataType_t",
          "cublasComputeType_t", "cublasLtMatmulDescAttributes_t", "cublasLtMatrixLayoutAttribute_t",
-         "cublasLtMatmulPreferenceAttributes_t"}
-WIDE = {"size_t", "unsigned long", "unsigned long long", "cuuint64_t", "int64_t", "uint64_t"}
+         "cublasLtMatmulPreferenceAttributes_t", "rocblas_operation", "rocblas_int", "rocblas_datatype",
+         "rocblas_gemm_algo", "rocblas_atomics_mode", "int32_t"}
+WIDE = {"size_t", "unsigned long", "unsigned long long", "cuuint64_t", "int64_t", "uint64_t", "rocblas_stride"}
 # Names behind which pointers are, or integers as wide.
 HANDLES = {"CUdeviceptr", "hipDeviceptr_t", "CUcontext", "CUstream", "hipStream_t", "CUevent", "hipEvent_t", "CUmodule",
            "hipModule_t", "CUgraph", "CUgraphExec", "CUgraphNode", "hipGraph_t", "hipGraphExec_t", "hipGraphNode_t",
            "CUfunction", "hipFunction_t", "nvrtcProgram", "hiprtcProgram", "cudaStream_t", "cublasLtHandle_t",
-           "cublasLtMatmulDesc_t", "cublasLtMatrixLayout_t", "cublasLtMatmulPreference_t"}
+           "cublasLtMatmulDesc_t", "cublasLtMatrixLayout_t", "cublasLtMatmulPreference_t",
+           "rocblas_handle"}
 
 # Our name of a number: the vendors'.
 NUMBERS = {
@@ -179,6 +181,11 @@ LIBRARIES = {
         "structs": {("cublaslt_answer", "cublasLtMatmulHeuristicResult_t"): {
             "algorithm": "algo", "workspace": "workspaceSize", "state": "state", "waves": "wavesCount"},
             ("cublaslt_algorithm", "cublasLtMatmulAlgo_t"): {"data": "data"}},
+    },
+    "src/kern/rocblas.c": {
+        "title": "rocBLAS", "variable": "ROCBLAS_INCLUDE", "places": ["/usr/include/", "/opt/rocm*/include/"],
+        "headers": [f"rocblas/internal/rocblas-{part}.h" for part in ("auxiliary", "functions", "types")],
+        "result": r"ROCBLAS_EXPORT\s+rocblas_status", "structs": {},
     },
 }
 
