@@ -239,21 +239,17 @@ typedef struct block {
     int64_t column; /* … and where among them the block begins, as they lie in the slab */
 } block;
 
-/* The lines that results will be stored to are asked for while there is something to compute: `rows` channels, from the
- * place on that is column `column` of all rows as they lie in the slab. */
-static void fetch_ahead(const conv *c, float *channel, int64_t rows, int64_t column) {
-    enum { LINE = 64 / sizeof *channel };
-    float *at = channel + column / c->w.row * c->out.row + column % c->w.row, *end = at + panel_of(c->w.with);
-    for (int64_t i = 0; i < rows; i++, at += c->out.channel, end += c->out.channel)
-        for (float *line = at; line < end; line += LINE)
-            __builtin_prefetch(line, 1);
-}
-
-/* As many columns as there are panels in the slab, the last one's rest too. */
+/* As many columns as there are panels in the slab, the last one's rest too. The lines that results will be stored to are
+ * asked for while there is something to compute: from `channel` on, which is the first row's, or NULL. (Not in a function
+ * of its own: compilers take one that does nothing else for one that does nothing.) */
 static void multiply_tapped(const conv *c, tile t, int64_t height, int64_t columns, float *channel, int64_t column) {
+    enum { LINE = 64 / sizeof *channel };
     const int64_t panel = panel_of(c->w.with);
-    for (int64_t j = 0; j < columns; j += panel) {
-        if (channel) fetch_ahead(c, channel, height, column + j);
+    for (int64_t end = column + columns; column < end; column += panel) {
+        float *to = channel ? channel + column / c->w.row * c->out.row + column % c->w.row : NULL;
+        for (int64_t i = 0; channel && i < height; i++, to += c->out.channel)
+            for (int64_t j = 0; j < panel; j += LINE)
+                __builtin_prefetch(to + j, 1);
         c->w.with->tiles->tapped[height](&t);
         t.b += panel;
         t.c += panel;
