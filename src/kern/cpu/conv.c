@@ -239,9 +239,9 @@ typedef struct block {
     int64_t column; /* … and where among them the block begins, as they lie in the slab */
 } block;
 
-/* As many columns as there are panels in the slab, the last one's rest too. The lines that results will be stored to are
- * asked for while there is something to compute: from `channel` on, which is the first row's, or NULL. (Not in a function
- * of its own: compilers take one that does nothing else for one that does nothing.) */
+/* As many columns as there are panels in the slab, the last one's rest too. The lines that results will be stored to
+ * are asked for while there is something to compute: from `channel` on, which is the first row's, or NULL. (Not in a
+ * function of its own: compilers take one that does nothing else for one that does nothing.) */
 static void multiply_tapped(const conv *c, tile t, int64_t height, int64_t columns, float *channel, int64_t column) {
     enum { LINE = 64 / sizeof *channel };
     const int64_t panel = panel_of(c->w.with);
