@@ -321,6 +321,48 @@ static void rows_go_where_data_says(void **state) {
         same_bits(record_sequence, &sequences[i], "a sequence");
 }
 
+/* ---- attention over tensors ------------------------------------------------------------------------------------ */
+
+typedef struct attention {
+    int64_t batch, heads, kv_heads, queries, keys, width, value_width;
+    enum { NO_MASK, ADDED, HIDING, INFINITE } mask;
+    bool causal;
+} attention;
+
+static tn_tensor *mask_of(const attention *a) {
+    tn_tensor *x = numbers((int64_t[]){a->mask == ADDED ? a->heads : 1, a->queries, a->keys}, 3, TN_F32, 4);
+    if (a->mask == ADDED) return x;
+    tn_tensor *rows = tn_reshape(tn_arange(0, (double)a->queries, 1, TN_F32), (int64_t[]){a->queries, 1}, 2);
+    tn_tensor *seen = tn_logical_and(tn_lt(x, tn_scalar(0.5)), tn_ne(rows, tn_scalar(3))); /* query 3 sees nothing */
+    if (a->mask == HIDING) return seen;
+    return tn_where(seen, x, tn_scalar(a->mask == INFINITE ? (double)INFINITY : 0));
+}
+
+static tn_tensor *record_attention(const void *arguments) {
+    const attention *a = arguments;
+    tn_tensor *q = numbers((int64_t[]){a->batch, a->heads, a->queries, a->width}, 4, TN_F32, 1);
+    tn_tensor *k = numbers((int64_t[]){a->batch, a->keys, a->kv_heads, a->width}, 4, TN_F32, 2);
+    tn_tensor *v = numbers((int64_t[]){a->batch, a->kv_heads, a->keys, a->value_width}, 4, TN_F32, 3);
+    tn_scaled_dot_product_attention_options o = {.is_causal = a->causal};
+    q = tn_mul(q, tn_scalar(3));
+    tn_tensor *y = tn_scaled_dot_product_attention(q, tn_transpose(k, 1, 2), v, a->mask ? mask_of(a) : NULL, &o);
+    return tn_where(tn_isnan(y), tn_scalar(7), y);
+}
+
+static void attention_over_tensors(void **state) {
+    (void)state;
+    static const attention some[] = {
+        {2, 2, 2, 33, 65, 17, 5, NO_MASK, false},   {1, 4, 2, 70, 130, 40, 70, NO_MASK, true},
+        {1, 2, 1, 9, 64, 16, 64, ADDED, false},     {2, 2, 2, 40, 63, 8, 20, HIDING, false},
+        {1, 1, 1, 32, 200, 256, 131, HIDING, true}, {1, 1, 1, 10, 3, 3, 129, INFINITE, false},
+    };
+    for (size_t i = 0; i < TN_COUNT(some); i++) {
+        char what[80];
+        snprintf(what, sizeof what, "attention %zu", i);
+        same_bits(record_attention, &some[i], what);
+    }
+}
+
 /* ---- small ones, for checkers of kernels that take long ---------------------------------------------------------- */
 
 static void a_product(void **state) {
@@ -358,10 +400,15 @@ static void a_sequence(void **state) {
     same_bits(record_sequence, &(sequence){2, 3, 0, TN_F16, false, true}, "a sequence");
 }
 
+static void some_attention(void **state) {
+    (void)state;
+    same_bits(record_attention, &(attention){1, 2, 1, 9, 5, 4, 3, HIDING, true}, "attention");
+}
+
 static const struct CMUnitTest small[] = {
     cmocka_unit_test(a_product),     cmocka_unit_test(rows_times_a_matrix), cmocka_unit_test(weights_in_blocks),
     cmocka_unit_test(a_convolution), cmocka_unit_test(a_sorted_row),        cmocka_unit_test(rows_added_by_index),
-    cmocka_unit_test(a_sequence),
+    cmocka_unit_test(a_sequence),    cmocka_unit_test(some_attention),
 };
 
 int main(int argc, char **argv) {
@@ -375,7 +422,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(products_of_all_sizes),      cmocka_unit_test(what_joins_a_product),
         cmocka_unit_test(windows_are_never_stored),   cmocka_unit_test(weights_in_all_formats),
         cmocka_unit_test(odd_rows_are_rounded_alike), cmocka_unit_test(rows_are_sorted),
-        cmocka_unit_test(rows_go_where_data_says),
+        cmocka_unit_test(rows_go_where_data_says),    cmocka_unit_test(attention_over_tensors),
     };
     return cmocka_run_group_tests_name("templates", tests, open_devices, close_devices);
 }

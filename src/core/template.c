@@ -565,6 +565,44 @@ static bool takes_attention(const tn_node *n, const tn_group_limits *limits) {
     return tn_attention_template_fits(&s, limits);
 }
 
+/* Dims of 1 stand for all indices. */
+static kir_val load_seen_alike(void *context, int i, const kir_aff *at, kir_val mask) {
+    const template *t = context;
+    const tn_node *x = t->lead->node->in[i];
+    kir_aff own[TN_MAX_RANK];
+    for (int d = 0; d < x->rank; d++)
+        own[d] = x->shape[d] == 1 ? kir_aff_const(0) : at[d];
+    return load_operand(context, i, own, mask);
+}
+
+static tn_dense_shape dense_shape(const tn_node *n) {
+    const int64_t *q = n->in[0]->shape, *k = n->in[1]->shape;
+    return (tn_dense_shape){.batch = q[0],
+                            .heads = q[1],
+                            .kv_heads = k[1],
+                            .queries = q[2],
+                            .keys = k[2],
+                            .width = q[3],
+                            .value_width = n->in[2]->shape[3],
+                            .scale = (float)n->f[TN_ATTENTION_DENSE_SCALE],
+                            .masked = n->in[3] != NULL,
+                            .causal = n->i[TN_ATTENTION_DENSE_IS_CAUSAL] != 0,
+                            .blind = n->i[TN_ATTENTION_DENSE_BLIND] != 0,
+                            .hides = n->i[TN_ATTENTION_DENSE_HIDES] != 0};
+}
+
+static tn_status make_dense(template *t, tn_template_program *out) {
+    tn_operand_joints joints = {t, product_begin, load_seen_alike, store_result};
+    tn_dense_shape s = dense_shape(t->lead->node);
+    tn_group_limits limits = limits_of(t->lead->node->device);
+    return tn_dense_template(&s, &limits, &joints, out);
+}
+
+static bool takes_dense(const tn_node *n, const tn_group_limits *limits) {
+    tn_dense_shape s = dense_shape(n);
+    return tn_node_numel(n) > 0 && s.keys > 0 && s.width > 0 && tn_dense_template_fits(&s, limits);
+}
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -579,6 +617,7 @@ static const struct {
     {TN_OP_CONV2D_WEIGHT, takes_filter_gradient, make_filter_gradient, true},
     {TN_OP_LINEAR_QUANTIZED, takes_quantized, make_quantized, false},
     {TN_OP_CACHED_ATTENTION_ROWS, takes_attention, make_attention, false},
+    {TN_OP_ATTENTION_DENSE, takes_dense, make_dense, false},
     {TN_OP_CACHE_APPEND_ROWS, takes_append, make_append, false},
     {TN_OP_INDEX_ADD_ROWS, takes_index_add, make_index_add, false},
     {TN_OP_ARGSORT_LAST, takes_argsort, make_argsort, false},

@@ -129,6 +129,18 @@ typedef struct tn_attention_shape {
 bool tn_attention_template_fits(const tn_attention_shape *s, const tn_group_limits *limits);
 tn_status tn_attention_template(const tn_attention_shape *s, const tn_operand_joints *joints, tn_template_program *out);
 
+/* Attention over tensors (attention_dense.c), as kern.h defines it. Operands: q [batch, heads, queries, width], k and v
+ * [batch, kv_heads, keys, width or value_width], with `masked` a mask [batch, heads, queries, keys]; result [batch,
+ * heads, queries, value_width]. */
+typedef struct tn_dense_shape {
+    int64_t batch, heads, kv_heads, queries, keys, width, value_width;
+    float scale;
+    bool masked, causal, blind, hides;
+} tn_dense_shape;
+bool tn_dense_template_fits(const tn_dense_shape *s, const tn_group_limits *limits);
+tn_status tn_dense_template(const tn_dense_shape *s, const tn_group_limits *limits, const tn_operand_joints *joints,
+                            tn_template_program *out);
+
 /* Operations on rows (rows.c).
  *
  * Appending to a cache: operands the cache [n_pages, kv_heads, TN_PAGE_TOKENS, width], x [n, kv_heads, width],

@@ -1,0 +1,379 @@
+/* attention_dense.c — attention over whole tensors, by workgroups: 32 queries of a head each.
+ *
+ * Keys come in chunks of 64. Items stand in 8 rows of 16; each has four queries and every sixteenth key of a chunk,
+ * which are the lanes of the sum of weights in the definition (kern.h), so an item's part of it stays in a variable.
+ * The greatest score of a row has to be known before its weights, so there are two passes through the chunks, and the
+ * first one leaves values alone: it costs less than keeping scores would, nothing of the size queries × keys is ever in
+ * memory, and the code of both is one. */
+#include "kern/templates.h"
+
+#include <math.h>
+
+enum {
+    DOWN = 8,
+    ACROSS = 16,
+    OWN = 4, /* queries of an item, and its keys in a chunk */
+    ROWS = DOWN * OWN,
+    KEYS = ACROSS * OWN,
+    DEPTH = 16, /* of panels: features of queries and keys, keys of values */
+    UNROLLED = DEPTH / OWN,
+    Q_LINE = ROWS + 1, /* apart in workgroup memory, so that items meet other banks */
+    K_LINE = KEYS + 1,
+    LANE_LINE = ACROSS + 1,
+    BROAD = KEYS, /* features of values in a panel, or twice as many */
+    MOST_COLUMNS = 2 * BROAD / ACROSS
+};
+_Static_assert((int)KEYS == (int)TN_PAGE_TOKENS, "a chunk is what the definition adds up alone");
+_Static_assert(ROWS *LANE_LINE <= KEYS * Q_LINE && ROWS * BROAD <= KEYS * Q_LINE, "lanes and results lie over weights");
+
+enum { Q, K, V, MASK }; /* operands */
+/* Axes; FOUR and QUARTER are loops of four steps for whatever needs one. */
+enum { BATCH, KV_HEAD, GROUP, BLOCK, SLICE, ROW, ITEM, PARALLEL, PASS = PARALLEL, CHUNK, PANEL, FOUR, QUARTER, AXES };
+
+typedef struct maker {
+    const tn_dense_shape *s;
+    const tn_operand_joints *joints;
+    kir_builder *kb;
+    int columns;                   /* features of the result that an item has */
+    int q, kv, weight, row_value;  /* workgroup memory; of rows: the greatest score, behind these the sum of weights */
+    kir_val most[OWN], total[OWN]; /* variables: of the item's keys */
+} maker;
+
+/* Features of values that a workgroup has room for: others are another workgroup's, with the same weights. */
+static int slice_of(int columns) { return columns > OWN ? 2 * BROAD : BROAD; }
+
+static int64_t local_elements(int columns) {
+    return DEPTH * (Q_LINE + tn_max64(K_LINE, slice_of(columns))) + KEYS * Q_LINE + 2 * ROWS;
+}
+
+/* 0: too little memory. */
+static int columns_of(const tn_dense_shape *s, const tn_group_limits *limits) {
+    int64_t fours = sizeof(float), wanted = (s->value_width + ACROSS - 1) / ACROSS;
+    if (wanted > OWN && local_elements(MOST_COLUMNS) * fours <= limits->local_bytes) return MOST_COLUMNS;
+    return local_elements(OWN) * fours <= limits->local_bytes ? (int)tn_min64(wanted, OWN) : 0;
+}
+
+bool tn_dense_template_fits(const tn_dense_shape *s, const tn_group_limits *limits) {
+    return s->width <= KIR_KSUM && limits->items >= DOWN * ACROSS && columns_of(s, limits) > 0;
+}
+
+static kir_val real(const maker *m, double v) { return kir_const(m->kb, KIR_F32, v); }
+static kir_val whole(const maker *m, int64_t v) { return kir_const_i(m->kb, KIR_I64, v); }
+static kir_val both(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_AND, a, b); }
+static kir_val minus(const maker *m, kir_val a, kir_val b) { return kir_binary(m->kb, KIR_SUB, a, b); }
+static kir_val load_local(const maker *m, int buffer, const kir_aff *at) {
+    return kir_load(m->kb, buffer, at, KIR_NONE);
+}
+
+static kir_aff further(kir_aff a, int64_t by) {
+    a.c += by;
+    return a;
+}
+
+/* Places: queries and keys among all, and where an item begins. */
+static kir_aff head(const maker *m, bool of_kv) {
+    if (of_kv) return tn_along(KV_HEAD, 1);
+    kir_aff a = tn_along(KV_HEAD, m->s->heads / m->s->kv_heads);
+    a.s[GROUP] = 1;
+    return a;
+}
+
+static kir_aff own_query(int i) {
+    kir_aff a = tn_along(BLOCK, ROWS);
+    a.s[ROW] = OWN;
+    return further(a, i);
+}
+
+/* In the loop over the keys that it has of a chunk. */
+static kir_aff own_key(void) {
+    kir_aff a = tn_along(CHUNK, KEYS);
+    a.s[ITEM] = 1;
+    a.s[FOUR] = ACROSS;
+    return a;
+}
+
+/* ---- scores of a chunk ------------------------------------------------------------------------------------------- */
+
+/* Of query i and the first key. */
+static kir_aff own_weight(int i) {
+    kir_aff a = tn_along(ITEM, Q_LINE);
+    a.s[ROW] = OWN;
+    return further(a, i);
+}
+
+/* Items go along features, which are neighbours in memory: one row a pass. Behind the last feature queries are −0 and
+ * keys 0, whose product leaves any sum as it is. */
+static void fill_scores(const maker *m) {
+    kir_aff feature = tn_along(PANEL, DEPTH), query = tn_along(BLOCK, ROWS), key = tn_along(CHUNK, KEYS);
+    kir_aff to_q = tn_along(ITEM, Q_LINE), to_k = tn_along(ITEM, K_LINE);
+    feature.s[ITEM] = 1;
+    query.s[ROW] = key.s[ROW] = to_q.s[ROW] = to_k.s[ROW] = 1;
+    query.s[FOUR] = key.s[FOUR] = to_q.s[FOUR] = to_k.s[FOUR] = DOWN;
+    kir_loop(m->kb, FOUR, 1);
+    kir_val there = tn_inside(m->kb, &feature, m->s->width);
+    kir_aff at[4] = {tn_along(BATCH, 1), head(m, false), query, feature};
+    kir_val v = m->joints->load(m->joints->context, Q, at, both(m, there, tn_inside(m->kb, &query, m->s->queries)));
+    kir_store(m->kb, m->q, &to_q, kir_select(m->kb, there, v, real(m, -0.0)), KIR_NONE);
+    for (int half = 0; half < 2; half++) {
+        kir_aff row = further(key, (int64_t)half * ROWS), to = further(to_k, (int64_t)half * ROWS);
+        kir_aff from[4] = {at[0], head(m, true), row, feature};
+        v = m->joints->load(m->joints->context, K, from, both(m, there, tn_inside(m->kb, &row, m->s->keys)));
+        kir_store(m->kb, m->kv, &to, v, KIR_NONE);
+    }
+    kir_end(m->kb);
+}
+
+/* sum[i, j] += x[row i of the item] · y[its column j], for a panel: lines of x begin at `x_at`, those of y at 0. */
+static void multiply(const maker *m, int x, kir_aff x_at, int x_line, int y, int y_line, int columns,
+                     const kir_val *sum) {
+    kir_val now[OWN * MOST_COLUMNS], b[MOST_COLUMNS];
+    x_at.s[ROW] = OWN;
+    x_at.s[FOUR] = (int64_t)UNROLLED * x_line;
+    kir_loop(m->kb, FOUR, 1);
+    for (int e = 0; e < OWN * columns; e++)
+        now[e] = kir_get(m->kb, sum[e]);
+    for (int step = 0; step < UNROLLED; step++) {
+        for (int j = 0; j < columns; j++) {
+            kir_aff at = further(tn_along(ITEM, 1), (int64_t)step * y_line + (int64_t)j * ACROSS);
+            at.s[FOUR] = (int64_t)UNROLLED * y_line;
+            b[j] = load_local(m, y, &at);
+        }
+        for (int i = 0; i < OWN; i++) {
+            kir_aff at = further(x_at, (int64_t)step * x_line + i);
+            kir_val a = load_local(m, x, &at);
+            for (int j = 0; j < columns; j++)
+                now[i * columns + j] = kir_fma(m->kb, a, b[j], now[i * columns + j]);
+        }
+    }
+    for (int e = 0; e < OWN * columns; e++)
+        kir_set(m->kb, sum[e], now[e]);
+    kir_end(m->kb);
+}
+
+/* Of the item's query i and the key that the loop is at, from their product. */
+static kir_val score_of(const maker *m, int i, kir_val product) {
+    kir_builder *kb = m->kb;
+    kir_aff query = own_query(i), key = own_key(), beyond = further(key, -i);
+    kir_val seen = tn_inside(kb, &key, m->s->keys), s = kir_binary(kb, KIR_MUL, product, real(m, (double)m->s->scale));
+    if (m->s->masked) {
+        kir_aff at[4] = {tn_along(BATCH, 1), head(m, false), query, key};
+        kir_val there = both(m, seen, tn_inside(kb, &query, m->s->queries));
+        kir_val x = m->joints->load(m->joints->context, MASK, at, there);
+        s = !m->s->hides ? kir_binary(kb, KIR_ADD, s, x) : kir_select(kb, kir_binary(kb, KIR_EQ, x, real(m, 0)), s, x);
+    }
+    if (m->s->causal) {
+        beyond.s[BLOCK] = -ROWS;
+        beyond.s[ROW] = -OWN;
+        seen = both(m, seen, kir_binary(kb, KIR_LE, kir_index(kb, &beyond), whole(m, 0)));
+    }
+    return kir_select(kb, seen, s, real(m, -INFINITY));
+}
+
+/* Products of queries and keys come to lie where their weights will. */
+static void make_products(const maker *m) {
+    kir_val product[OWN * OWN];
+    for (int e = 0; e < OWN * OWN; e++)
+        product[e] = kir_var(m->kb, real(m, 0));
+    kir_loop(m->kb, PANEL, 1);
+    fill_scores(m);
+    kir_barrier(m->kb);
+    multiply(m, m->q, kir_aff_const(0), Q_LINE, m->kv, K_LINE, OWN, product);
+    kir_barrier(m->kb);
+    kir_end(m->kb);
+    for (int e = 0; e < OWN * OWN; e++) {
+        kir_aff to = further(own_weight(e / OWN), (int64_t)(e % OWN) * ACROSS * Q_LINE);
+        kir_store(m->kb, m->weight, &to, kir_get(m->kb, product[e]), KIR_NONE);
+    }
+}
+
+/* Chunks that some query of the block sees. */
+static void begin_chunks(const maker *m) {
+    kir_aff block = tn_along(BLOCK, 1);
+    if (!m->s->causal) {
+        kir_loop(m->kb, CHUNK, 1);
+        return;
+    }
+    kir_val pair = kir_binary(m->kb, KIR_SHR, kir_index(m->kb, &block), whole(m, KEYS == 2 * ROWS));
+    kir_loop_until(m->kb, CHUNK, kir_binary(m->kb, KIR_ADD, pair, whole(m, 1)));
+}
+
+/* ---- over lanes -------------------------------------------------------------------------------------------------- */
+
+/* The greater number; what is not a number is passed over. */
+static kir_val greater(const maker *m, kir_val a, kir_val b) {
+    return kir_select(m->kb, kir_binary(m->kb, KIR_LT, a, b), b, a);
+}
+
+static kir_val fold(const maker *m, bool sum, kir_val *lane) {
+    for (int half = ACROSS / 2; half > 0; half /= 2)
+        for (int t = 0; t < half; t++)
+            lane[t] = sum ? kir_binary(m->kb, KIR_ADD, lane[t], lane[t + half]) : greater(m, lane[t], lane[t + half]);
+    return lane[0];
+}
+
+/* What items hold of their rows, variables, becomes one value a row: each of four items folds a row's lanes. */
+static void fold_rows(const maker *m, bool sum, const kir_val *own) {
+    kir_builder *kb = m->kb;
+    kir_val lane[ACROSS];
+    kir_aff item = tn_along(ITEM, 1), row = further(item, sum ? ROWS : 0), from = tn_along(ROW, OWN * LANE_LINE);
+    for (int i = 0; i < OWN; i++) {
+        kir_aff to = further(item, (int64_t)i * LANE_LINE);
+        to.s[ROW] = (int64_t)OWN * LANE_LINE;
+        kir_store(kb, m->weight, &to, kir_get(kb, own[i]), KIR_NONE);
+    }
+    kir_barrier(kb);
+    kir_val number = kir_index(kb, &item), which = both(m, number, whole(m, OWN - 1));
+    from.dyn = kir_binary(kb, KIR_MUL, which, whole(m, LANE_LINE));
+    for (int t = 0; t < ACROSS; t++) {
+        kir_aff at = further(from, t);
+        lane[t] = load_local(m, m->weight, &at);
+    }
+    row.s[ROW] = OWN;
+    kir_store(kb, m->row_value, &row, fold(m, sum, lane), kir_binary(kb, KIR_LT, number, whole(m, OWN)));
+    kir_barrier(kb);
+}
+
+/* Of the item's row i. */
+static kir_val row_value(const maker *m, bool sum, int i) {
+    kir_aff at = further(tn_along(ROW, OWN), i + (sum ? ROWS : 0));
+    return load_local(m, m->row_value, &at);
+}
+
+/* ---- weights and values ------------------------------------------------------------------------------------------ */
+
+/* `second`: whether the greatest scores are known, in the second pass; what becomes of the first one's weights is
+ * nothing. */
+static void weigh(const maker *m, kir_val second) {
+    kir_builder *kb = m->kb;
+    make_products(m);
+    kir_loop(kb, FOUR, 1);
+    for (int i = 0; i < OWN; i++) {
+        kir_aff at = own_weight(i);
+        at.s[FOUR] = ACROSS * Q_LINE;
+        kir_val score = score_of(m, i, load_local(m, m->weight, &at)), so_far = kir_get(kb, m->total[i]);
+        kir_val most = row_value(m, false, i), hidden = kir_binary(kb, KIR_EQ, most, real(m, -INFINITY));
+        kir_val w = kir_unary(kb, KIR_EXP, minus(m, score, kir_select(kb, hidden, real(m, 0), most)));
+        kir_store(kb, m->weight, &at, w, KIR_NONE);
+        kir_set(kb, m->most[i], greater(m, kir_get(kb, m->most[i]), score));
+        kir_set(kb, m->total[i], kir_select(kb, second, kir_binary(kb, KIR_ADD, so_far, w), so_far));
+    }
+    kir_end(kb);
+}
+
+/* Behind the last key values are −0, of which a weight of 0 makes what leaves any sum as it is. */
+static void fill_values(const maker *m, int slice) {
+    kir_aff column = tn_along(SLICE, slice), key = tn_along(CHUNK, KEYS), to = tn_along(ROW, slice);
+    column.s[ITEM] = key.s[ROW] = to.s[ITEM] = 1;
+    column.s[FOUR] = to.s[FOUR] = ACROSS;
+    key.s[QUARTER] = DEPTH;
+    kir_loop(m->kb, FOUR, 1);
+    for (int e = 0; e < slice / BROAD * (DEPTH / DOWN); e++) {
+        int64_t right = (int64_t)(e / 2) * BROAD, down = (int64_t)(e % 2) * DOWN;
+        kir_aff c = further(column, right), k = further(key, down), place = further(to, down * slice + right);
+        kir_aff at[4] = {tn_along(BATCH, 1), head(m, true), k, c};
+        kir_val there = tn_inside(m->kb, &k, m->s->keys);
+        kir_val v = m->joints->load(m->joints->context, V, at, both(m, there, tn_inside(m->kb, &c, m->s->value_width)));
+        kir_store(m->kb, m->kv, &place, kir_select(m->kb, there, v, real(m, -0.0)), KIR_NONE);
+    }
+    kir_end(m->kb);
+}
+
+static void sum_values(const maker *m, const kir_val *sum, kir_val second) {
+    kir_val chain[OWN * MOST_COLUMNS];
+    int own = OWN * m->columns, slice = slice_of(m->columns);
+    for (int e = 0; e < own; e++)
+        chain[e] = kir_var(m->kb, real(m, 0));
+    kir_loop_until(m->kb, QUARTER, kir_select(m->kb, second, whole(m, KEYS / DEPTH), whole(m, 0)));
+    fill_values(m, slice);
+    kir_barrier(m->kb);
+    multiply(m, m->weight, tn_along(QUARTER, DEPTH * Q_LINE), Q_LINE, m->kv, slice, m->columns, chain);
+    kir_barrier(m->kb);
+    kir_end(m->kb);
+    for (int e = 0; e < own; e++) {
+        kir_val so_far = kir_get(m->kb, sum[e]), more = kir_binary(m->kb, KIR_ADD, so_far, kir_get(m->kb, chain[e]));
+        kir_set(m->kb, sum[e], kir_select(m->kb, second, more, so_far));
+    }
+}
+
+/* ---- results ----------------------------------------------------------------------------------------------------- */
+
+/* Through workgroup memory, so that what joins the store stands in the program once a column. */
+static void store_results(const maker *m, const kir_val *sum) {
+    kir_builder *kb = m->kb;
+    fold_rows(m, true, m->total);
+    for (int first = 0; first < m->columns; first += OWN) {
+        int count = (int)tn_min64(OWN, m->columns - first);
+        for (int e = 0; e < OWN * count; e++) {
+            int i = e / count, j = e % count;
+            kir_val y = kir_binary(kb, KIR_DIV, kir_get(kb, sum[i * m->columns + first + j]), row_value(m, true, i));
+            kir_val blind = kir_binary(kb, KIR_EQ, row_value(m, false, i), real(m, -INFINITY));
+            kir_aff to = further(tn_along(ITEM, 1), (int64_t)i * BROAD + (int64_t)j * ACROSS);
+            to.s[ROW] = OWN * BROAD;
+            kir_store(kb, m->weight, &to, m->s->blind ? kir_select(kb, blind, real(m, 0), y) : y, KIR_NONE);
+        }
+        kir_barrier(kb);
+        kir_loop(kb, FOUR, 1);
+        for (int j = 0; j < count; j++) {
+            kir_aff row = tn_along(BLOCK, ROWS), from = further(tn_along(ITEM, 1), (int64_t)j * ACROSS);
+            kir_aff column = further(tn_along(SLICE, slice_of(m->columns)), (int64_t)(first + j) * ACROSS);
+            row.s[ROW] = column.s[ITEM] = 1;
+            row.s[FOUR] = DOWN;
+            from.s[ROW] = BROAD;
+            from.s[FOUR] = DOWN * BROAD;
+            kir_aff at[4] = {tn_along(BATCH, 1), head(m, false), row, column};
+            kir_val there = both(m, tn_inside(kb, &row, m->s->queries), tn_inside(kb, &column, m->s->value_width));
+            m->joints->store(m->joints->context, at, load_local(m, m->weight, &from), there);
+        }
+        kir_end(kb);
+        kir_barrier(kb);
+    }
+}
+
+static void append(maker *m) {
+    kir_val sum[OWN * MOST_COLUMNS];
+    m->joints->begin(m->joints->context, m->kb);
+    m->q = kir_local(m->kb, TN_F32, DEPTH * Q_LINE);
+    m->kv = kir_local(m->kb, TN_F32, DEPTH * tn_max64(K_LINE, slice_of(m->columns)));
+    m->weight = kir_local(m->kb, TN_F32, KEYS * Q_LINE);
+    m->row_value = kir_local(m->kb, TN_F32, 2 * ROWS);
+    for (int i = 0; i < OWN; i++) {
+        m->most[i] = kir_var(m->kb, real(m, -INFINITY));
+        m->total[i] = kir_var(m->kb, real(m, 0));
+    }
+    for (int e = 0; e < OWN * m->columns; e++)
+        sum[e] = kir_var(m->kb, real(m, -0.0)); /* a first chain stands alone */
+    kir_loop(m->kb, PASS, 1);
+    kir_aff pass = tn_along(PASS, 1);
+    kir_val second = kir_binary(m->kb, KIR_EQ, kir_index(m->kb, &pass), whole(m, 1));
+    fold_rows(m, false, m->most);
+    begin_chunks(m);
+    weigh(m, second);
+    kir_barrier(m->kb);
+    sum_values(m, sum, second);
+    kir_end(m->kb);
+    kir_end(m->kb);
+    store_results(m, sum);
+}
+
+static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
+
+tn_status tn_dense_template(const tn_dense_shape *s, const tn_group_limits *limits, const tn_operand_joints *joints,
+                            tn_template_program *out) {
+    maker m = {.s = s, .joints = joints, .columns = columns_of(s, limits)};
+    int64_t extents[AXES] = {[BATCH] = s->batch,
+                             [KV_HEAD] = s->kv_heads,
+                             [GROUP] = s->kv_heads ? s->heads / s->kv_heads : 0,
+                             [BLOCK] = pieces(s->queries, ROWS),
+                             [SLICE] = pieces(s->value_width, slice_of(m.columns)),
+                             [ROW] = DOWN,
+                             [ITEM] = ACROSS,
+                             [PASS] = 2,
+                             [CHUNK] = pieces(s->keys, KEYS),
+                             [PANEL] = pieces(s->width, DEPTH),
+                             [FOUR] = OWN,
+                             [QUARTER] = KEYS / DEPTH};
+    TRY(kir_begin(PARALLEL, AXES - PARALLEL, extents, &m.kb));
+    kir_group(m.kb, 2);
+    append(&m);
+    return kir_finish(m.kb, &out->program, &out->sizes);
+}
