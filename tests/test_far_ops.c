@@ -18,8 +18,8 @@ static tn_device *there, *plain, *cpu; /* plain: far without workgroups, NULL wh
 /* Without workgroups these sum in one piece what the definition cuts in chunks. */
 static const char *const near_only[] = {"cached_attention", "cached_attention_rows"};
 
-/* Their gradients, and without workgroups all of them, have a kernel on the cpu alone, whose sums are cut otherwise than
- * those of the products that other devices compute. */
+/* Their gradients have a kernel on the cpu alone, and without workgroups so have all of them: its sums are cut in other
+ * places than those of the products that other devices compute. */
 static const char *const cpu_alone[] = {"attention_dense", "attention_dense_gradient", "scaled_dot_product_attention"};
 
 /* `k`: 0 for the result, else a gradient. */

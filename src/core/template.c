@@ -598,8 +598,12 @@ static tn_status make_dense(template *t, tn_template_program *out) {
     return tn_dense_template(&s, &limits, &joints, out);
 }
 
+/* Where a function of integers stands for each fma, a compiler takes minutes for it (wgpu-native on llvmpipe). */
+static bool too_long_for(const tn_caps *c) { return c->code == TN_CODE_WGSL && !(c->features & TN_WGSL_FUSED); }
+
 static bool takes_dense(const tn_node *n, const tn_group_limits *limits) {
     tn_dense_shape s = dense_shape(n);
+    if (too_long_for(&n->device->caps)) return false;
     return tn_node_numel(n) > 0 && s.keys > 0 && s.width > 0 && tn_dense_template_fits(&s, limits);
 }
 
