@@ -38,6 +38,8 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("llama3-rope", "Llama", COMMON | {"rope_parameters": LLAMA3}, {}),
     ("llama-linear", "Llama", COMMON | {"rope_parameters": {"rope_type": "linear", "factor": 4.0,
                                                            "rope_theta": 10000.0}}, {}),
+    ("llama-dynamic", "Llama", COMMON | {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0,
+                                                            "rope_theta": 10000.0}}, {}),
     ("llama-yarn", "Llama", COMMON | {"rope_parameters": YARN}, {}),
     ("llama-biases", "Llama", COMMON | {"attention_bias": True, "mlp_bias": True}, {}),
     ("smollm", "Llama", COMMON | {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True}, {}),

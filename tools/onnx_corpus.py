@@ -107,6 +107,15 @@ def told():
           initializer=[h.make_tensor("zero", F, [], [0.0]), h.make_tensor("one", F, [], [1.0])])
 
 
+def few_bits():
+    """Weights of 4 bits: byte i of row r holds the numbers r + 2 i and 7 − i, 8 is subtracted, a half scales them."""
+    packed = [((r + 2 * i) & 15) | ((7 - i) & 15) << 4 for r in range(3) for i in range(8)]
+    rows = [h.make_tensor("b", T.UINT8, [3, 1, 8], packed), h.make_tensor("scales", F, [3], [0.5, 0.25, 1.0])]
+    model("few_bits", [node("MatMulNBits", ["x", "b", "scales"], ["y"], N=3, K=16, bits=4, block_size=16,
+                            domain="com.microsoft")], [info("x", F, ["n", 16])], [info("y", F, ["n", 3])],
+          imports=[h.make_opsetid("com.microsoft", 1)], checked=False, initializer=rows)
+
+
 def unfit():
     """Models that the checker would not let pass, and that fail when they are run."""
     steps = h.make_tensor("steps", T.INT64, [], [3])
@@ -156,5 +165,5 @@ def values():
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for make in (mlp, branch, loop, scan, function, sparse, pool, external, two, told, unfit, types, values):
+    for make in (mlp, branch, loop, scan, function, sparse, pool, external, two, told, few_bits, unfit, types, values):
         make()

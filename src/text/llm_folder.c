@@ -88,12 +88,13 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
                                "'%s/config.json': rope turns %g of a head; only the whole is computed here", f->path,
                                turned);
     if (strcmp(type, "default") == 0) return TN_OK;
+    if (strcmp(type, "dynamic") == 0) return TN_OK; /* another base past the trained context, where no text may reach */
     if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->rope);
     if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->rope);
     if (strcmp(type, "yarn") == 0) return read_yarn(f, o, c);
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                           "'%s/config.json': rope of the type '%s' is not computed here; default, linear, llama3 and "
-                           "yarn are",
+                           "'%s/config.json': rope of the type '%s' is not computed here; default, dynamic, linear, "
+                           "llama3 and yarn are",
                            f->path, tn_txt_shown(type, strlen(type)).text);
 }
 

@@ -20,6 +20,7 @@ enum {
 static const int64_t ONNX_MAX_STEPS = (int64_t)1 << 24;     /* nodes that a run walks, those of loops each time */
 static const int64_t ONNX_MAX_STRUCTURE = (int64_t)1 << 30; /* bytes of what is made from the file's structure */
 static const int64_t ONNX_MAX_FOLDED = (int64_t)64 << 20;   /* bytes of a value of constants that is kept */
+static const int64_t ONNX_MAX_KEPT = (int64_t)1 << 30;      /* bytes of weights that stand in another form for good */
 static const int64_t ONNX_MAX_DENSE = (int64_t)1 << 28;     /* bytes of a sparse tensor made dense */
 
 /* ---- wire.c ------------------------------------------------------------------------------------------------------ */
@@ -159,6 +160,7 @@ struct tn_onnx {
     onnx_graph *graph;
     onnx_value **values; /* all that graphs and attributes own */
     size_t value_count, value_capacity;
+    int64_t kept;         /* bytes of what onnx_keep has put into graphs */
     onnx_replay *replays; /* replay.c */
     bool is_inert;        /* operators were not looked up */
 };

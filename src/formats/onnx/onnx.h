@@ -217,6 +217,10 @@ void onnx_varies(onnx_call *c);
 /* Says that this node cannot be computed, and why: TN_ERR_UNSUPPORTED with the node's name and operator before it. */
 tn_status onnx_refuse(const onnx_call *c, const char *format, ...) TN_PRINTF(2, 3);
 
+/* Input i, a constant, stands as `t` from now on, in this run and all later ones. t, made of constants alone, is not
+ * taken over. Nothing happens where another node reads that constant too, or where t is large. */
+tn_status onnx_keep(onnx_call *c, int i, tn_tensor *t);
+
 /* Runs a subgraph (an attribute's) with values for its inputs; outputs have one reference each. Names of the graphs
  * around it are seen inside (run.c). */
 tn_status onnx_call_graph(onnx_call *c, const onnx_graph *g, onnx_value *const *in, int in_count, onnx_value **out,

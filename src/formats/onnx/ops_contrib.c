@@ -73,9 +73,17 @@ static tn_status run_few_bits(onnx_call *c) {
     int64_t n = onnx_int(c, "N", 0), k = onnx_int(c, "K", 0), bits = onnx_int(c, "bits", 4);
     if (bits != 2 && bits != 4 && bits != 8) return onnx_refuse(c, "weights of %lld bits", (long long)bits);
     if (onnx_has(c, 4)) return onnx_refuse(c, "weights in another order (g_idx)");
-    if (tn_rank(b) != 3 || tn_size(b, 0) != n || !onnx_has(c, 2))
+    bool kept = tn_rank(b) == 2 && tn_dtype_of(b) == TN_F32; /* from a run before */
+    if (!kept && (tn_rank(b) != 3 || tn_size(b, 0) != n || !onnx_has(c, 2)))
         return tn_fail(TN_ERR_SHAPE, "%s: B is not [N, blocks, bytes], or has no scales", c->row->name);
-    tn_tensor *weight = dequantized(c, b, n, k, bits);
+    const tn_tensor *weight = b;
+    if (!kept) {
+        tn_tensor *made = dequantized(c, b, n, k, bits);
+        bool constant = c->in[1]->fixed == ONNX_CONSTANT && c->in[2]->fixed == ONNX_CONSTANT;
+        if (onnx_has(c, 3)) constant = constant && c->in[3]->fixed == ONNX_CONSTANT;
+        if (constant) TRY(onnx_keep(c, 1, made));
+        weight = made;
+    }
     const tn_tensor *bias = onnx_has(c, 5) ? tn_cast(onnx_in(c, 5), TN_F32) : NULL;
     tn_tensor *y = tn_linear(tn_cast(a, TN_F32), weight, bias);
     return onnx_put(c, 0, tn_cast(y, tn_dtype_of(a)));

@@ -104,6 +104,42 @@ static tn_status fold(onnx_run *r, onnx_frame *f, int node) {
     return TN_OK;
 }
 
+/* How often values of a slot are read: by nodes, by subgraphs, as what the graph yields. */
+static int64_t readers_of(const onnx_graph *g, int32_t slot) {
+    int64_t count = 0;
+    for (int i = 0; i < g->node_count; i++) {
+        const onnx_node *n = &g->nodes[i];
+        for (int k = 0; k < n->in_count; k++)
+            count += n->in[k] == slot;
+        for (int k = 0; k < n->attribute_count; k++)
+            for (size_t j = 0; n->attributes[k].graphs && j < n->attributes[k].count; j++)
+                for (int s = 0; s < n->attributes[k].graphs[j]->captured_count; s++)
+                    count += n->attributes[k].graphs[j]->captured[s].from == slot;
+    }
+    for (int k = 0; k < g->output_count; k++)
+        count += g->outputs[k].slot == slot;
+    return count;
+}
+
+tn_status onnx_keep(onnx_call *c, int i, tn_tensor *t) {
+    onnx_run *r = c->run;
+    tn_onnx *m = r->model;
+    onnx_frame *f = r->frame;
+    onnx_graph *g = (onnx_graph *)(uintptr_t)f->graph; /* what it knows of itself grows */
+    int32_t slot = c->node->in[i];
+    int64_t bytes = (int64_t)tn_dtype_bytes(tn_dtype_of(t), tn_numel(t));
+    if (f->function || r->capturing || slot < 0 || c->in[i] != g->constants[slot]) return TN_OK;
+    if (bytes > ONNX_MAX_FOLDED || bytes > ONNX_MAX_KEPT - m->kept || readers_of(g, slot) != 1) return TN_OK;
+    TRY(tn_mem_reserve(&m->values, &m->value_capacity, m->value_count + 1, sizeof(onnx_value *)));
+    onnx_value *v = onnx_value_tensor(tn_detach(t), onnx_type_of(tn_dtype_of(t)));
+    if (!v) return tn_error_code();
+    v->fixed = ONNX_CONSTANT;
+    m->values[m->value_count++] = v;
+    m->kept += bytes;
+    g->constants[slot] = v;
+    return TN_OK;
+}
+
 static tn_status take_outputs(onnx_call *c, onnx_frame *f) {
     const onnx_node *n = c->node;
     for (int k = 0; k < n->out_count; k++) {
