@@ -12,6 +12,7 @@ static const char *const cleared[] = {
     "TRUNNION_ROCM_LIB",
     "TRUNNION_CUBLASLT_LIB",
     "TRUNNION_ROCBLAS_LIB",
+    "TRUNNION_MPS_LIB",
     "TRUNNION_OPENCL_LIB",
     "TRUNNION_VULKAN_LIB",
     "TRUNNION_WEBGPU_LIB",

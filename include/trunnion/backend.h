@@ -156,7 +156,14 @@ typedef struct tn_probe {
  * (matrix products) then works as the driver itself would. */
 typedef struct tn_lent {
     size_t struct_size;
-    void *stream; /* cuda: CUstream, rocm: hipStream_t; their device is the calling thread's until the call ends */
+    /* cuda: CUstream, rocm: hipStream_t; their device is the calling thread's until the call ends.
+     * metal: the MTLCommandBuffer to encode into, inside of a pool; no encoder is open */
+    void *stream;
+    void *device; /* metal: MTLDevice */
+    /* Where addresses are no pointers: the interface's handle of the memory that holds these bytes, and where in it
+     * they begin; NULL: there is none. metal: MTLBuffer */
+    void *(*find)(const struct tn_lent *lent, const void *address, size_t bytes, size_t *offset);
+    void *own; /* the driver's */
 } tn_lent;
 typedef tn_status tn_lent_work(void *ctx, const tn_lent *lent);
 

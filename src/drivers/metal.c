@@ -46,18 +46,16 @@ static const tn_symbol objc_symbols[] = {
     {"objc_autoreleasePoolPush", (void **)&objc.pool_push, false},
     {"objc_autoreleasePoolPop", (void **)&objc.pool_pop, false},
 };
-static const tn_library_spec objc_library = {
-    "Objective-C run time", "TRUNNION_OBJC_LIB", objc_names, objc_symbols, TN_COUNT(objc_symbols), "",
-};
+static const tn_library_spec objc_library = {"Objective-C run time", "TRUNNION_OBJC_LIB",    objc_names,
+                                             objc_symbols,           TN_COUNT(objc_symbols), ""};
 
 static const char *const metal_names[] = {"/System/Library/Frameworks/Metal.framework/Metal", NULL};
 static const tn_symbol metal_symbols[] = {
     {"MTLCreateSystemDefaultDevice", (void **)&objc.default_device, false},
     {"MTLCopyAllDevices", (void **)&objc.all_devices, true},
 };
-static const tn_library_spec metal_library = {
-    "Metal", "TRUNNION_METAL_LIB", metal_names, metal_symbols, TN_COUNT(metal_symbols), "update the system",
-};
+static const tn_library_spec metal_library = {"Metal",       "TRUNNION_METAL_LIB",    metal_names,
+                                              metal_symbols, TN_COUNT(metal_symbols), "update the system"};
 
 enum {
 #define X(name, text, result, parameters) MESSAGE_##name,
@@ -950,6 +948,18 @@ static tn_status metal_event_time(void *device, void *event, double *seconds) {
     return TN_OK;
 }
 
+static void *find_at(const tn_lent *l, const void *at, size_t n, size_t *to) { return tn_span_find(l->own, at, n, to); }
+
+static tn_status metal_lend(void *queue, tn_lent_work *work, void *ctx) {
+    mtl_queue *q = queue;
+    void *pool = enter(q);
+    end_encoder(q);
+    tn_status s = need_buffer(q);
+    const tn_lent lent = {sizeof lent, q->buffer, q->device->device, find_at, &q->device->spans};
+    if (s == TN_OK) s = work(ctx, &lent);
+    return leave(q, pool, s == TN_OK && ++q->held >= BATCH ? commit(q) : s);
+}
+
 /* ---- the driver -------------------------------------------------------------------------------------------------- */
 
 const tn_driver tn_driver_metal = {
@@ -983,6 +993,7 @@ const tn_driver tn_driver_metal = {
     .fill = metal_fill,
     .map = metal_map,
     .unmap = metal_unmap,
+    .lend = metal_lend,
 };
 
 #endif

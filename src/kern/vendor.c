@@ -12,6 +12,9 @@ static const tn_vendor_library *const table[] = {
 #if TRUNNION_WITH_ROCM
     &tn_vendor_rocblas,
 #endif
+#if TRUNNION_WITH_METAL
+    &tn_vendor_mps,
+#endif
     NULL,
 };
 

@@ -57,7 +57,7 @@ const tn_vendor_library *tn_vendor_library_at(int row);
 int tn_vendor_row(const char *name); /* -1: there is none of this name */
 
 /* The rows' files. */
-extern const tn_vendor_library tn_vendor_cublaslt, tn_vendor_rocblas;
+extern const tn_vendor_library tn_vendor_cublaslt, tn_vendor_rocblas, tn_vendor_mps;
 
 /* TN_OK, or the failure of a library's call: "cuBLASLt: cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED (15)". */
 typedef struct tn_vendor_error {

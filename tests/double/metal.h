@@ -1,5 +1,5 @@
 /* metal.h — a double of Apple's Objective-C run time, of the little of Foundation that is asked for, and of Metal: what
- * its three files share.
+ * its files share.
  *
  * It is written from Apple's documentation, not from any header, and knows the messages that the driver sends and no
  * others. It is at its laziest: a committed command buffer is done when somebody waits for it, or at a random later
@@ -143,6 +143,14 @@ typedef struct metal_event {
 } metal_event;
 
 object *metal_new_queue(metal_device *d);
+/* One more command of a command buffer that is open and has no encoder; `data` is dropped with it. */
+void metal_add_work(void *buffer, const char *what, void (*run)(void *data), void (*drop)(void *data), void *data);
 void metal_some_work(void); /* some of what is committed, by chance */
+
+/* ---- Metal Performance Shaders (metal_mps.c) --------------------------------------------------------------------- */
+
+extern const metal_class metal_descriptor_class, metal_matrix_class, metal_product_class;
+object *metal_describe_matrix(object *o, selector s, uint64_t rows, uint64_t columns, uint64_t matrices,
+                              uint64_t row_bytes, uint64_t matrix_bytes, uint32_t type);
 
 #endif

@@ -255,6 +255,8 @@ static const method class_methods[] = {
     METHOD("alloc", class_new, FAULT_NOTHING),
     METHOD("new", class_new, FAULT_NOTHING),
     METHOD("processInfo", process_info, FAULT_NOTHING),
+    METHOD("matrixDescriptorWithRows:columns:matrices:rowBytes:matrixBytes:dataType:", metal_describe_matrix,
+           FAULT_NOTHING),
     {NULL, NULL, FAULT_NEVER},
 };
 
@@ -509,8 +511,12 @@ const metal_class metal_compile_options = {"MTLCompileOptions", options_methods,
 
 METAL_EXPORT object *objc_getClass(const char *name);
 object *objc_getClass(const char *name) {
-    static object classes[] = {
-        {&text_class, NULL, 1, true}, {&process_class, NULL, 1, true}, {&metal_compile_options, NULL, 1, true}};
+    static object classes[] = {{&text_class, NULL, 1, true},
+                               {&process_class, NULL, 1, true},
+                               {&metal_compile_options, NULL, 1, true},
+                               {&metal_descriptor_class, NULL, 1, true},
+                               {&metal_matrix_class, NULL, 1, true},
+                               {&metal_product_class, NULL, 1, true}};
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++)
         if (!strcmp(classes[i].isa->name, name)) return &classes[i];
     return NULL;

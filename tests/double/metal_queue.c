@@ -35,7 +35,7 @@ typedef struct binding {
     uint64_t length, offset; /* of the copy; in the buffer */
 } binding;
 
-typedef enum command_kind { COMMAND_DISPATCH, COMMAND_SIGNAL, COMMAND_WAIT } command_kind;
+typedef enum command_kind { COMMAND_DISPATCH, COMMAND_SIGNAL, COMMAND_WAIT, COMMAND_WORK } command_kind;
 
 typedef struct command {
     struct command *next;
@@ -45,6 +45,8 @@ typedef struct command {
     binding bindings[MOST_BINDINGS];
     metal_event *event;
     uint64_t value;
+    void (*run)(void *data), (*drop)(void *data); /* COMMAND_WORK */
+    void *data;
 } command;
 
 typedef struct command_buffer command_buffer;
@@ -103,6 +105,7 @@ static void free_command(command *c) {
         drop_binding(&c->bindings[i]);
     metal_release(c->pipeline);
     metal_release(c->event);
+    if (c->drop) c->drop(c->data);
     free(c);
 }
 
@@ -149,6 +152,7 @@ static bool run_command(command_buffer *b) {
     bool fails = b->status == STATUS_ERROR || b->fails_with; /* then nobody hears of it */
     if (c->kind == COMMAND_SIGNAL && !fails) c->event->value = c->value;
     if (c->kind == COMMAND_DISPATCH && b->status != STATUS_ERROR) run_dispatch(b, c);
+    if (c->kind == COMMAND_WORK && b->status != STATUS_ERROR) c->run(c->data);
     b->commands = c->next;
     free_command(c);
     return true;
@@ -370,6 +374,19 @@ static void add_event(command_buffer *b, command_kind kind, const char *what, me
     metal_retain(event);
     c->event = event;
     c->value = value;
+}
+
+void metal_add_work(void *buffer, const char *what, void (*run)(void *data), void (*drop)(void *data), void *data) {
+    HOLD;
+    command_buffer *b = buffer;
+    command *c = metal_is(b, &buffer_class, what) && is_writable(b, what) ? add_command(b, COMMAND_WORK) : NULL;
+    if (!c) {
+        drop(data);
+        return;
+    }
+    c->run = run;
+    c->drop = drop;
+    c->data = data;
 }
 
 static void signal_event(command_buffer *b, selector s, metal_event *event, uint64_t value) {
