@@ -30,6 +30,7 @@ VENV = ROOT / ".deps" / "venv"
 RANDOM = (8, 60)  # programs of each kind; with --all
 SAMPLE = 16  # one file of so many
 REGISTERS = 65536  # of a multiprocessor
+ATTENTION = "__shared__ float b2[2112]"  # its weights of 64 keys and 32 queries; no other template has these
 NVRTC_OPTIONS = ["--std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w",
                  "--ptxas-options=-v"]
 HIPRTC_OPTIONS = ["-std=c++17", "-O3", "-ffp-contract=off", "-w", "-fhip-fp32-correctly-rounded-divide-sqrt"]
@@ -219,9 +220,11 @@ def is_wide(text):
     return "; mat_zero(" in text and "mat_wide<" in text.split("__global__")[-1]
 
 
-def may_spill(kind, path):
-    """clang 15 makes code for gfx1100 with half of its registers only, where there are 16-bit numbers."""
-    return "-64." in path or "random" in path or (kind == "clang for AMD" and "matrix" in path)
+def may_spill(kind, path, text):
+    """clang 15 makes code for gfx1100 with half of its registers only where there are 16-bit numbers; and in attention
+    over tensors it computes the addresses of workgroup memory before all loops, and keeps them in memory."""
+    named = "matrix" in path or ATTENTION in text
+    return "-64." in path or "random" in path or (kind == "clang for AMD" and named)
 
 
 def complaint(kind, path, answer):
@@ -235,7 +238,7 @@ def complaint(kind, path, answer):
         most = REGISTERS // items
     if "serialized" in answer.get("words", ""):
         return "products of wide matrices wait for each other"
-    if spills and not may_spill(kind, path):
+    if spills and not may_spill(kind, path, text):
         return f"{spills} bytes of registers are spilled, with {registers} registers and {items} items"
     if registers > most:
         return f"{registers} registers, and {most} are the most for workgroups of {items}"
@@ -262,7 +265,8 @@ def compile_all(kind, compiler, files, report):
         for (arch, path), answer in zip(jobs, pool.map(lambda job: workers.compile(*job), jobs)):
             fault = complaint(kind, path, answer)
             most = max(most, answer.get("registers", 0))
-            spilling += may_spill(kind, path) and answer.get("spills", 0) > 0
+            spills = answer.get("spills", 0) > 0 and may_spill(kind, path, pathlib.Path(path).read_text())
+            spilling += spills
             report.passed += not fault
             faults += bool(fault)
             if fault and faults <= 5:
