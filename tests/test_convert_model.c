@@ -284,6 +284,14 @@ static void gpt2_folders_become_gguf_files(void **state) {
     convert("gpt2 gpt2.gguf --verify");
     assert_same_model("gpt2", "gpt2.gguf");
     convert("gpt2 gpt2.gguf --quantize F16 --verify");
+    tn_gguf *file;
+    tn_gguf_info places = {.struct_size = sizeof places}, table = {.struct_size = sizeof table};
+    assert_ok(tn_gguf_open(test_scratch("gpt2.gguf"), &file));
+    assert_ok(tn_gguf_find(file, "position_embd.weight", &places));
+    assert_ok(tn_gguf_find(file, "token_embd.weight", &table));
+    assert_int_equal(places.dtype, TN_F32); /* as other converters leave it */
+    assert_int_equal(table.dtype, TN_F16);
+    tn_gguf_close(file);
 }
 
 static void models_become_networks(void **state) {
