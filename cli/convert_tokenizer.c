@@ -110,6 +110,13 @@ static bool is_type(const tn_json *v, const char *type) {
     return strcmp(tn_json_string(tn_json_get(v, "type"), ""), type) == 0;
 }
 
+/* A blank becomes the mark. */
+static bool is_marking(const tn_json *step) {
+    const char *from = tn_json_string(tn_json_get(tn_json_get(step, "pattern"), "String"), "");
+    return is_type(step, "Replace") && strcmp(from, " ") == 0 &&
+           strcmp(tn_json_string(tn_json_get(step, "content"), ""), "▁") == 0;
+}
+
 /* Its blanks are marks, by a normalizer or Metaspace; nothing else may change a text. *in_front: a mark begins it. */
 static bool is_sentence(const tn_json *root, bool *in_front) {
     const tn_json *normal = tn_json_get(root, "normalizer"), *list = tn_json_get(normal, "normalizers");
@@ -120,9 +127,9 @@ static bool is_sentence(const tn_json *root, bool *in_front) {
     if (!is_type(model, "BPE") || !tn_json_bool(tn_json_get(model, "byte_fallback"), false)) return false;
     for (size_t i = 0; i < tn_json_length(list); i++) {
         const tn_json *step = tn_json_at(list, i);
-        if (!is_type(step, "Prepend") && !is_type(step, "Replace")) return false;
+        if (!is_type(step, "Prepend") && !is_marking(step)) return false;
         if (is_type(step, "Prepend")) *in_front = true;
-        marks |= is_type(step, "Replace");
+        marks |= is_marking(step);
     }
     return marks && (none || is_type(cuts, "Metaspace"));
 }
