@@ -337,6 +337,7 @@ static void large_windows_have_the_bits_of_their_definition(void **state) {
         {.images = 1, .channels = 140, .filters = 1, .size = {5, 5}, .kernel = {2, 2}, .places = {4, 4}},
         {.images = 3, .channels = 32, .filters = 61, .size = {7, 29}, .kernel = {3, 3}, .places = {7, 29}},
         {.images = 17, .channels = 11, .filters = 32, .size = {5, 13}, .kernel = {3, 2}, .places = {5, 13}},
+        {.images = 2, .channels = 70, .filters = 64, .size = {9, 12}, .kernel = {1, 1}, .places = {9, 12}},
         {.images = 1, .channels = 530, .filters = 29, .size = {9, 28}, .kernel = {1, 3}, .places = {9, 26}},
     };
     random_state = 2;
@@ -499,6 +500,8 @@ static void what_is_joined_has_the_bits_of_what_is_not(void **state) {
         {1, 4, 24, {3, 400}, {3, 2}, {.stride = {1, 1}, .padding = {1, 0}, .groups = 2}},
         {2, 3, 3, {50, 47}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 3}},
         {1, 1, 900, {3, 3}, {2, 2}, {.stride = {1, 1}, .groups = 1}},
+        {2, 70, 64, {9, 12}, {1, 1}, {.stride = {1, 1}, .groups = 1}},
+        {1, 64, 61, {12, 21}, {1, 1}, {.stride = {2, 2}, .groups = 1}},
         {2, 9, 61, {9, 15}, {3, 3}, {.stride = {1, 1}, .padding = {1, 1}, .groups = 1}},
         {1, 5, 24, {200, 1}, {5, 1}, {.stride = {1, 1}, .padding = {2, 0}, .groups = 1}},
     };

@@ -2,8 +2,9 @@
  *
  * Filters that lie in bound memory which this plan does not write are packed once, as a form of their buffer; others at
  * each run. One filter a channel has a kernel of its own, in the order of its composition; so has pooling. Many windows
- * of one tap are a product with the joint of a convolution. What none takes — other dtypes, few windows of one tap,
- * which are plain products, gradients of one filter a channel — stays composed. */
+ * of one tap are a product with the joint of a convolution, or a convolution where filters are columns. What none takes
+ * — other dtypes, other windows of one tap, which are plain products, gradients of one filter a channel — stays
+ * composed. */
 #include "core/native.h"
 #include "ops/window.h"
 
@@ -88,6 +89,13 @@ static bool takes_one_tap(const tn_node *n, const tn_conv_args *a) {
     return n->dtype == TN_F32 && is_one_tap(a) && !tn_blas_chosen();
 }
 
+/* Filters as columns take windows of one tap as they take others, and have a joint: worth it over many places. */
+static bool takes_turned_tap(const tn_node *n, const tn_conv_args *a) {
+    enum { MANY = 64 };
+    bool one = n->dtype == TN_F32 && a->kernel[0] * a->kernel[1] == 1 && tn_node_numel(n) > 0 && !tn_blas_chosen();
+    return one && a->places[0] * a->places[1] >= MANY && tn_conv_turns(a);
+}
+
 /* A program of shifted images would be joined by what follows, and yet takes longer. */
 static bool takes_each(const tn_node *n, tn_conv_args *a) {
     if (n->dtype != TN_F32 || !is_each_alone(a) || tn_node_numel(n) == 0) return false;
@@ -97,7 +105,8 @@ static bool takes_each(const tn_node *n, tn_conv_args *a) {
 
 bool tn_takes_correlate2d(const tn_node *n) {
     tn_conv_args a = sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
-    return takes_each(n, &a) || takes_one_tap(n, &a) || tn_takes_correlation_product(n);
+    if (takes_each(n, &a) || takes_one_tap(n, &a) || takes_turned_tap(n, &a)) return true;
+    return tn_takes_correlation_product(n);
 }
 
 bool tn_takes_max_pool2d(const tn_node *n) {

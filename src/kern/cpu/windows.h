@@ -104,10 +104,12 @@ static inline int64_t windows_elements(const windows *w) { return w->channels * 
 static inline void windows_find_taps(windows *w, int64_t *tap) {
     const tn_conv_args *a = w->a;
     w->tap = tap;
-    for (int64_t k = 0; k < w->depth; k++) {
-        int64_t i = k % w->taps / a->kernel[1] * a->dilation[0], j = k % a->kernel[1] * a->dilation[1];
-        tap[k] = k / w->taps * w->channel + i * w->row + j % a->stride[1] * w->phase + j / a->stride[1];
+    for (int64_t k = 0; k < w->taps; k++) {
+        int64_t i = k / a->kernel[1] * a->dilation[0], j = k % a->kernel[1] * a->dilation[1];
+        tap[k] = i * w->row + j % a->stride[1] * w->phase + j / a->stride[1];
     }
+    for (int64_t k = w->taps; k < w->depth; k++)
+        tap[k] = tap[k - w->taps] + w->channel;
 }
 
 /* ---- a run of places --------------------------------------------------------------------------------------------- */
