@@ -13,7 +13,7 @@ static struct {
     int devices;
     bool software, open_fails, lost;
     int64_t free_memory;
-    int loads, unloads, launches, live;
+    int loads, unloads, launches, peer_copies, live;
 } mock;
 
 static void mock_probe(tn_probe *out) {
@@ -89,6 +89,14 @@ static tn_status mock_copy(void *device, void *dst, const void *src, size_t byte
     return TN_OK;
 }
 
+static tn_status mock_copy_peer(void *device, void *dst, void *other, const void *src, size_t bytes) {
+    (void)device;
+    (void)other;
+    if (++mock.peer_copies > 1) return TN_ERR_UNSUPPORTED;
+    memcpy(dst, src, bytes);
+    return TN_OK;
+}
+
 static tn_status mock_sync(void *device) {
     (void)device;
     return mock.lost ? tn_backend_fail(TN_ERR_LOST, "mock: the device is gone") : TN_OK;
@@ -118,6 +126,7 @@ static const tn_driver mock_driver = {
     .copy = mock_copy,
     .sync = mock_sync,
     .memory = mock_memory,
+    .copy_peer = mock_copy_peer,
 };
 
 static int clean_mock(void **state) {
@@ -636,6 +645,7 @@ static void hand_copies_go_between_any_two_places(void **state) {
             assert_ok(tn_device_copy(NULL, back, devices[to], place[to], BYTES));
             assert_memory_equal(back, source, BYTES);
         }
+    assert_int_equal(mock.peer_copies, 2); /* one is done, one is refused and staged */
     mock.lost = true;
     assert_int_equal(tn_device_copy(NULL, back, devices[2], place[2], BYTES), TN_ERR_LOST);
     assert_int_equal(tn_device_synchronize(devices[2]), TN_ERR_LOST);

@@ -249,6 +249,9 @@ typedef struct tn_driver {
     void (*list_free)(void *device, void *list);
     /* Calls work(ctx, …) with this queue and gives its status. Default: no library computes on the device. */
     tn_status (*lend)(void *queue, tn_lent_work *work, void *ctx);
+    /* From another open device of this driver, on which all work has ended; in order behind what `device` was given.
+     * Default, also for a copy that is TN_ERR_UNSUPPORTED: by way of the host. */
+    tn_status (*copy_peer)(void *device, void *dst, void *other, const void *src, size_t bytes);
 } tn_driver;
 
 /* Adds a driver to the process's table, before the first listing or open. The struct must outlive the process's use.

@@ -302,6 +302,14 @@ static tn_status gpu_copy(void *queue, void *dst, const void *src, size_t bytes,
     return kind == 2 || !bytes ? TN_OK : gpu_sync(queue);
 }
 
+static tn_status gpu_copy_peer(void *device, void *dst, void *other, const void *src, size_t bytes) {
+    gpu_device *d = device_of(device), *o = device_of(other);
+    int error = d->vendor->hip ? d->gpu->from_device(dst, d->device, src, o->device, bytes, d->queue.stream)
+                               : d->gpu->from_context(dst, d->context, src, o->context, bytes, d->queue.stream);
+    return check(d, error, d->vendor->hip ? "hipMemcpyPeerAsync" : "cuMemcpyPeerAsync", "%zu bytes from %s", bytes,
+                 o->loss.id);
+}
+
 static tn_status gpu_fill(void *queue, void *dst, uint8_t value, size_t bytes) {
     gpu_queue *q = queue;
     if (!bytes) return TN_OK;
@@ -903,6 +911,7 @@ static tn_status gpu_lend(void *queue, tn_lent_work *work, void *ctx) {
     X(load, (void *on, const tn_code *code, void **module), (on, code, module))                                   \
     X(copy, (void *on, void *dst, const void *src, size_t bytes, int kind), (on, dst, src, bytes, kind))          \
     X(copy_async, (void *on, void *dst, const void *src, size_t bytes, int kind), (on, dst, src, bytes, kind))    \
+    X(copy_peer, (void *on, void *dst, void *other, const void *src, size_t bytes), (on, dst, other, src, bytes)) \
     X(fill, (void *on, void *dst, uint8_t value, size_t bytes), (on, dst, value, bytes))                          \
     X(sync, (void *on), (on))                                                                                     \
     X(memory, (void *on, int64_t *total, int64_t *unused), (on, total, unused))                                   \

@@ -81,15 +81,19 @@ typedef struct hip_node {
 } hip_node;
 
 /* A thread chooses the device that its calls are about: CUDA by a stack of contexts, HIP by the device's number. */
-#define CUDA_CALLS(X)                                                                 \
-    X(context_retain, "cuDevicePrimaryCtxRetain", NULL, (void **context, int device)) \
-    X(context_release, "cuDevicePrimaryCtxRelease_v2", NULL, (int device))            \
-    X(context_push, "cuCtxPushCurrent_v2", NULL, (void *context))                     \
-    X(context_pop, "cuCtxPopCurrent_v2", NULL, (void **context))                      \
-    X(function_set, "cuFuncSetAttribute", NULL, (void *function, int what, int value))
+#define CUDA_CALLS(X)                                                                  \
+    X(context_retain, "cuDevicePrimaryCtxRetain", NULL, (void **context, int device))  \
+    X(context_release, "cuDevicePrimaryCtxRelease_v2", NULL, (int device))             \
+    X(context_push, "cuCtxPushCurrent_v2", NULL, (void *context))                      \
+    X(context_pop, "cuCtxPopCurrent_v2", NULL, (void **context))                       \
+    X(function_set, "cuFuncSetAttribute", NULL, (void *function, int what, int value)) \
+    X(from_context, "cuMemcpyPeerAsync", NULL,                                         \
+      (void *to, void *to_context, const void *from, void *from_context, size_t bytes, void *stream))
 #define HIP_CALLS(X)                                   \
     X(device_get, NULL, "hipGetDevice", (int *device)) \
-    X(device_set, NULL, "hipSetDevice", (int device))
+    X(device_set, NULL, "hipSetDevice", (int device))  \
+    X(from_device, NULL, "hipMemcpyPeerAsync",         \
+      (void *to, int to_device, const void *from, int from_device, size_t bytes, void *stream))
 
 /* A struct of facts whose layout differs between versions: from ROCm 6 on, and before. */
 #define HIP_EXTRAS(X)                                                                    \

@@ -117,6 +117,16 @@ static tn_status copy_staged(tn_device *dst_device, char *dst, tn_device *src_de
     return s;
 }
 
+/* Between two devices: the driver's own way if it has one. */
+static tn_status copy_between(tn_device *dst_device, char *dst, tn_device *src_device, const char *src, size_t len) {
+    const tn_driver *driver = dst_device->driver;
+    if (driver != src_device->driver || !driver->copy_peer) return copy_staged(dst_device, dst, src_device, src, len);
+    TRY(driver->sync(src_device->handle));
+    tn_status s = driver->copy_peer(dst_device->handle, dst, src_device->handle, src, len);
+    if (s == TN_ERR_UNSUPPORTED) return copy_staged(dst_device, dst, src_device, src, len);
+    return s == TN_OK ? driver->sync(dst_device->handle) : s;
+}
+
 static tn_status copy_one_device(tn_device *d, void *dst, const void *src, size_t len, int kind) {
     TRY(d->driver->copy(d->handle, dst, src, len, kind));
     return d->driver->sync(d->handle);
@@ -134,7 +144,7 @@ static tn_status copy_now(tn_device *dst_device, char *dst, tn_device *src_devic
     if (dst_device && dst_device == src_device) return copy_one_device(dst_device, dst, src, len, 2);
     TRY(as_host(&src_device));
     TRY(as_host(&dst_device));
-    if (dst_device && src_device) return copy_staged(dst_device, dst, src_device, src, len);
+    if (dst_device && src_device) return copy_between(dst_device, dst, src_device, src, len);
     if (dst_device) return copy_one_device(dst_device, dst, src, len, 0);
     if (src_device) return copy_one_device(src_device, dst, src, len, 1);
     memcpy(dst, src, len);

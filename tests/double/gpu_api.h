@@ -81,6 +81,9 @@ API_EXPORT int API(cuMemcpyDtoD_v2, hipMemcpyDtoD)(void *to, const void *from, s
 API_EXPORT int API(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)(void *to, const void *from, size_t bytes, void *stream);
 API_EXPORT int API(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync)(void *to, const void *from, size_t bytes, void *stream);
 API_EXPORT int API(cuMemcpyDtoDAsync_v2, hipMemcpyDtoDAsync)(void *to, const void *from, size_t bytes, void *stream);
+API_EXPORT int API(cuMemcpyPeerAsync, hipMemcpyPeerAsync)(void *to, API(void *, int) to_where, const void *from,
+                                                          API(const void *, int) from_where, size_t bytes,
+                                                          void *stream);
 API_EXPORT int API(cuMemsetD8Async, hipMemsetD8Async)(void *to, unsigned char value, size_t bytes, void *stream);
 
 /* modules and launches; the numbers: workgroups, items of each, bytes of dynamic workgroup memory */

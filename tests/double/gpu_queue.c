@@ -556,6 +556,18 @@ COPY(cuMemcpyHtoD, hipMemcpyHtoD, TO_DEVICE)
 COPY(cuMemcpyDtoH, hipMemcpyDtoH, TO_HOST)
 COPY(cuMemcpyDtoD, hipMemcpyDtoD, WITHIN)
 
+/* Between devices, each named by what its addresses belong to. */
+int API(cuMemcpyPeerAsync, hipMemcpyPeerAsync)(void *to, API(void *, int) to_where, const void *from,
+                                               API(const void *, int) from_where, size_t bytes, void *stream) {
+    ENTER(NEEDS_CONTEXT);
+    const gpu_context *there = API(to_where, &gpu_contexts[to_where]);
+    const gpu_context *here = API(from_where, &gpu_contexts[from_where]);
+    if (bytes &&
+        (engine_find(to).owner != gpu_owner(there, false) || engine_find(from).owner != gpu_owner(here, false)))
+        return gpu_misuse(&call, E_VALUE, "%p or %p is no memory of the device that is named with it", to, from);
+    return copy(&call, to, from, bytes, stream, WITHIN);
+}
+
 int API(cuMemsetD8Async, hipMemsetD8Async)(void *to, unsigned char value, size_t bytes, void *stream) {
     ENTER(NEEDS_CONTEXT);
     gpu_stream *s;

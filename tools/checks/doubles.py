@@ -107,7 +107,7 @@ def check_double(name, build, more):
             for named in MATRIX_UNITS[name] if seed == 1 else []:
                 check_program(report, " ".join([f"{name}: matrix units", *named.values()]), "env",
                               *[f"{key}={value}" for key, value in named.items()], build / "test_matrix", seed=seed)
-    if name == "cuda":
+    if name == "cuda" or (name == "rocm" and more > 1):
         # the record of what was listed says one device: another folder for two
         check_program(report, f"{name}: two devices share batches", "env", "DOUBLE_DEVICES=2",
                       f"TRUNNION_CACHE={os.environ['TRUNNION_CACHE']}-two",
