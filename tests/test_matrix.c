@@ -67,7 +67,9 @@ static void check_element(const product *p, const float *a, const float *b, floa
         size += fabs((double)a[i * p->k + k] * b[k * p->n + j]);
     }
     double want = p->joined ? fmax(sum, 0.0) : sum;
-    double bound = (double)(p->k + 1) * ldexp(size, -22) + ldexp(fabs(want), p->dtype == TN_F16 ? -11 : -8) + 1e-7;
+    int bits = p->dtype == TN_F16 ? -11 : p->dtype == TN_BF16 ? -8 : -24;
+    double bound = (double)(p->k + 1) * ldexp(size, -22) + ldexp(fabs(want), bits) + 1e-7;
+    if (p->dtype == TN_F32) bound += ldexp(size, -10) + ldexp(size, -22); /* each factor errs by 2^-11 of it */
     if (!(fabs(got - want) <= bound))
         fail_msg("%lld × %lld × %lld of %s: element (%lld, %lld) is %.9g, should be %.9g within %.3g", (long long)p->m,
                  (long long)p->n, (long long)p->k, tn_dtype_name(p->dtype), (long long)i, (long long)j, got, want,
@@ -94,7 +96,7 @@ static void check_product(const product *p) {
     if (getenv("TRUNNION_TEST_DEVICE") || far_loaded != look_at) return;
     assert_true(matrices_seen > 0);
     assert_int_equal(fetches_seen > 0, p->fetched > 0);
-    assert_int_equal(wide_seen > 0, far_nature_now.matrix & TN_MATRIX_WIDE ? 1 : 0);
+    assert_int_equal(wide_seen > 0, far_nature_now.matrix & TN_MATRIX_WIDE && p->dtype != TN_F32);
 }
 
 static const product products[] = {
@@ -124,7 +126,10 @@ static void check_products(const product *list, size_t count, uint32_t matrix, i
     for (size_t i = 0; i < count; i++) {
         product p = list[i];
         if (!(matrix & TN_MATRIX_PACKETS)) p.fetched = 0;
-        if (name && d->caps.matrix && !(d->caps.matrix & TN_MATRIX_BF16)) p.dtype = TN_F16;
+        bool lacks = name && p.dtype == TN_F32 && !(d->caps.matrix & TN_MATRIX_TF32);
+        if (lacks) assert_string_not_equal(d->driver->name, "cuda");
+        if (lacks) continue;
+        if (name && p.dtype != TN_F32 && d->caps.matrix && !(d->caps.matrix & TN_MATRIX_BF16)) p.dtype = TN_F16;
         if (name) assert_true(d->caps.matrix != 0);
         check_product(&p);
     }
@@ -155,6 +160,27 @@ enum { WIDE = BOTH | TN_MATRIX_PACKETS | TN_MATRIX_LATE | TN_MATRIX_WIDE };
 static void products_by_wide_matrices(void **state) {
     (void)state;
     check_products(wide_products, TN_COUNT(wide_products), WIDE, 32, 227 << 10);
+}
+
+static const product short_products[] = {
+    {1, 128, 64, 96, TN_F32, false, false, false, 0},
+    {2, 70, 50, 40, TN_F32, true, true, true, 0},
+    {1, 33, 45, 67, TN_F32, true, false, false, 0},
+    {1, 5, 96, 31, TN_F32, false, true, false, 0},
+};
+
+/* Only of those who ask for it. */
+static void products_of_shortened_f32(void **state) {
+    (void)state;
+    const uint32_t units = WIDE | TN_MATRIX_TF32;
+    far_nature_now = (far_nature){.matrix = units, .subgroup = 32};
+    tn_device *d = far_open(0, NULL);
+    assert_false(d->caps.matrix & TN_MATRIX_TF32);
+    tn_device_close(d);
+    assert_int_equal(setenv("TRUNNION_MATRIX", "tf32", 1), 0);
+    check_products(short_products, TN_COUNT(short_products), units, 32, 96 << 10);
+    check_products(short_products, TN_COUNT(short_products), units, 32, 64 << 10);
+    assert_int_equal(unsetenv("TRUNNION_MATRIX"), 0);
 }
 
 static void matrix_units_can_be_left_out(void **state) {
@@ -291,6 +317,8 @@ static int write_sources(const char *folder) {
     check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS, 64, 64 << 10);
     check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS, 32, 64 << 10);
     check_products(wide_products, TN_COUNT(wide_products), WIDE, 32, 227 << 10);
+    assert_int_equal(setenv("TRUNNION_MATRIX", "tf32", 1), 0);
+    check_products(short_products, TN_COUNT(short_products), TN_MATRIX_TF32, 32, 227 << 10);
     return 0;
 }
 
@@ -298,13 +326,10 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "--sources") == 0) return write_sources(argv[2]);
     far_loaded = look_at;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_of_halves_by_late_packets),
-        cmocka_unit_test(products_of_halves_by_packets),
-        cmocka_unit_test(products_of_halves_by_elements),
-        cmocka_unit_test(products_by_wide_matrices),
-        cmocka_unit_test(matrix_units_can_be_left_out),
-        cmocka_unit_test(what_breaks_a_rule_is_told),
-        cmocka_unit_test(names_are_no_values),
+        cmocka_unit_test(products_of_halves_by_late_packets), cmocka_unit_test(products_of_halves_by_packets),
+        cmocka_unit_test(products_of_halves_by_elements),     cmocka_unit_test(products_by_wide_matrices),
+        cmocka_unit_test(products_of_shortened_f32),          cmocka_unit_test(matrix_units_can_be_left_out),
+        cmocka_unit_test(what_breaks_a_rule_is_told),         cmocka_unit_test(names_are_no_values),
     };
     return cmocka_run_group_tests_name("matrix", tests, make_scratch, remove_scratch);
 }

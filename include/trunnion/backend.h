@@ -97,7 +97,8 @@ enum {
     TN_MATRIX_BF16 = 1 << 1,
     TN_MATRIX_PACKETS = 1 << 2, /* 16 bytes move at once from memory to workgroup memory … */
     TN_MATRIX_LATE = 1 << 3,    /* … and on their own, while items compute */
-    TN_MATRIX_WIDE = 1 << 4     /* four subgroups of 32 multiply 64 rows with up to 256 columns (CUDA C for sm_90a) */
+    TN_MATRIX_WIDE = 1 << 4,    /* four subgroups of 32 multiply 64 rows with up to 256 columns (CUDA C for sm_90a) */
+    TN_MATRIX_TF32 = 1 << 5 /* f32, rounded to 10 bits of fraction first: only if asked for (TRUNNION_MATRIX=tf32) */
 };
 
 typedef struct tn_caps {

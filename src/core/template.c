@@ -144,10 +144,11 @@ static tn_status make_product(template *t, tn_template_program *out) {
     tn_group_limits limits = limits_of(lead->node->device);
     s.a_along_k = along_last(&values[lead->in[0]]);
     s.b_along_k = along_last(&values[lead->in[1]]) == weight_first(lead->node);
-    if (is_plain_f32(lead->node)) s.tile = tn_tune_tile(lead->node->device, &s, &limits);
+    s.plain = is_plain_f32(lead->node);
+    if (s.plain) s.tile = tn_tune_tile(lead->node->device, &s, &limits);
     if (!tn_gemm_matrix_fits(&s, &limits)) return tn_gemm_template(&s, &limits, &joints, out);
     t->lw.sized = true;
-    if (limits.matrix & TN_MATRIX_PACKETS) {
+    if (limits.matrix & TN_MATRIX_PACKETS && s.half) {
         if (has_packets(t, 0, s.a_along_k)) joints.fetch_a = fetch_a;
         if (has_packets(t, 1, !s.b_along_k)) joints.fetch_b = fetch_b;
     }

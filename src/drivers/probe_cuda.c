@@ -167,7 +167,8 @@ static const char *const nvrtc_options[] = {
 /* Products of bf16, with copies that go on by themselves: from Ampere on; of wide matrices: on Hopper alone. */
 static uint32_t cuda_matrix(const char *arch) {
     uint32_t wide = strcmp(arch, "90a") == 0 ? TN_MATRIX_WIDE : 0;
-    return atoi(arch) >= 80 ? TN_MATRIX_F16 | TN_MATRIX_BF16 | TN_MATRIX_PACKETS | TN_MATRIX_LATE | wide : 0;
+    uint32_t all = TN_MATRIX_F16 | TN_MATRIX_BF16 | TN_MATRIX_TF32 | TN_MATRIX_PACKETS | TN_MATRIX_LATE;
+    return atoi(arch) >= 80 ? all | wide : 0;
 }
 
 const gpu_vendor tn_gpu_cuda = {

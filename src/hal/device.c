@@ -65,17 +65,10 @@ static const char *missing_function(const tn_driver *d) {
         const char *name;
         bool there;
     } need[] = {
-        {"probe", d->probe},
-        {"open", d->open},
-        {"close", d->close},
-        {"caps", d->caps},
-        {"alloc", d->alloc},
-        {"free", d->free},
-        {"load", d->load},
-        {"unload", d->unload},
-        {"launch or dispatch", d->launch || has_dispatch(d)},
-        {"copy", d->copy},
-        {"sync", d->sync},
+        {"probe", d->probe}, {"open", d->open},     {"close", d->close},
+        {"caps", d->caps},   {"alloc", d->alloc},   {"free", d->free},
+        {"load", d->load},   {"unload", d->unload}, {"launch or dispatch", d->launch || has_dispatch(d)},
+        {"copy", d->copy},   {"sync", d->sync},
     };
     for (size_t i = 0; i < TN_COUNT(need); i++)
         if (!need[i].there) return need[i].name;
@@ -211,6 +204,7 @@ static tn_status device_start(tn_device *d, const tn_device_options *o) {
                        d->info.id, rendered ? "dispatch" : "launch");
     const char *matrices = tn_env("TRUNNION_MATRIX");
     if (matrices && strcmp(matrices, "0") == 0) d->caps.matrix = 0;
+    if (!matrices || strcmp(matrices, "tf32") != 0) d->caps.matrix &= ~(uint32_t)TN_MATRIX_TF32;
     d->says_exact = d->caps.exact;
     if (tn_certify_list_has(d, "exact", NULL, 0)) d->caps.exact = false;
     TRY(tn_kernels_open(d));

@@ -1,4 +1,4 @@
-/* gemm_matrix.c — the product of two matrices of f16 or bf16 by subgroups that multiply matrices of 16×16 (kir.h).
+/* gemm_matrix.c — the product of two matrices of f16 or bf16, or of f32 made shorter, by subgroups that multiply matrices of 16×16 (kir.h).
  *
  * A workgroup's subgroups stand in wy rows of wx, each with my × mx matrices of C in its registers. Panels of A and B,
  * DEPTH deep, go round a ring of stages in workgroup memory: while one is multiplied, those behind it are on their way,
@@ -89,7 +89,7 @@ static int items_of(const tile *t, int lanes) { return t->wy * t->wx * lanes; }
 static int staging_line(const tile *t) { return t->strip * KIR_EDGE + PAD; }
 
 static int64_t local_bytes(const maker *m) {
-    int64_t panels = (int64_t)m->t->stages * (m->a.stage + m->b.stage) * 2;
+    int64_t panels = (int64_t)m->t->stages * (m->a.stage + m->b.stage) * (int64_t)tn_dtype_size(m->s->half);
     return panels + (int64_t)m->t->wy * m->t->wx * matrix_rows(m->t) * staging_line(m->t) * 4;
 }
 
@@ -110,7 +110,7 @@ static int64_t pieces(int64_t n, int64_t of) { return (n + of - 1) / of; }
 static bool choose_wide(maker *m, const tn_group_limits *limits) {
     int count = (int)TN_COUNT(tiles_wide), lanes = m->lanes;
     int64_t batch = 1;
-    if (!(limits->matrix & TN_MATRIX_WIDE) || m->s->k < WIDE_DEPTH) return false;
+    if (!(limits->matrix & TN_MATRIX_WIDE) || m->s->plain || m->s->k < WIDE_DEPTH) return false;
     for (int d = 0; d < m->s->batch_axes; d++)
         batch *= m->s->batch[d];
     m->lanes = KIR_WIDE;
@@ -142,6 +142,7 @@ static bool choose_tile(maker *m, const tn_group_limits *limits) {
 bool tn_gemm_matrix_fits(const tn_gemm_shape *s, const tn_group_limits *limits) {
     maker m = {.s = s, .lanes = (int)limits->subgroup};
     uint32_t wanted = s->half == TN_F16 ? TN_MATRIX_F16 : s->half == TN_BF16 ? TN_MATRIX_BF16 : 0;
+    if (s->plain) wanted = TN_MATRIX_TF32;
     if (!(limits->matrix & wanted) || (m.lanes != 32 && m.lanes != 64)) return false;
     if (s->a_k.count || s->b_k.count || s->columns.count || s->batch_axes + 5 + MOST_LOOPS > KIR_MAX_AXES) return false;
     return s->m * s->n >= LEAST * LEAST && s->k >= LEAST && choose_tile(&m, limits);

@@ -63,6 +63,7 @@ typedef struct tn_gemm_shape {
     bool a_along_k, b_along_k;
     tn_digits a_k, b_k, columns; /* of k for load_a, of k for load_b; only of numbers below 2³¹ */
     tn_dtype half;               /* TN_F16 or TN_BF16 if both operands are of it; else 0 */
+    bool plain;                  /* both are of f32 */
     int tile;                    /* 0: by rule; else one of the list below, where it fits */
 } tn_gemm_shape;
 bool tn_gemm_template_fits(const tn_gemm_shape *s, const tn_group_limits *limits);

@@ -323,6 +323,17 @@ static uint8_t *in_line(interp *m, int i, int line, int at, tn_dtype *dtype) {
     return element_at(m, i, first + (int64_t)line * kir_line(in) + at, dtype);
 }
 
+/* A factor's element as matrix units take it. */
+static float factor_of(tn_dtype dtype, const uint8_t *at) {
+    float x = load_element(dtype, at).f32;
+    uint32_t bits;
+    if (dtype != TN_F32) return x;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x1000u) & ~0x1fffu;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 /* Element (row, column) of a first factor is that of k = column; of a second one that of k = row. */
 static void run_fragment(interp *m, int i, const kir_ins *in) {
     bool rows = (in->kind & KIR_FACTOR_B) == 0 ? in->kind & KIR_ALONG_K : !(in->kind & KIR_ALONG_K);
@@ -332,7 +343,7 @@ static void run_fragment(interp *m, int i, const kir_ins *in) {
             tn_dtype dtype;
             const uint8_t *from = in_line(m, i, line, at, &dtype);
             if (!from) return;
-            (*matrix_at(m, (kir_val)i))[rows ? line : at][rows ? at : line] = load_element(dtype, from).f32;
+            (*matrix_at(m, (kir_val)i))[rows ? line : at][rows ? at : line] = factor_of(dtype, from);
         }
     }
 }

@@ -224,7 +224,8 @@ static tn_status check_matrix_access(const verifier *v, const kir_ins *in, const
     tn_dtype t = (tn_dtype)p->buffer_dtype[access->buffer];
     bool local = p->local[access->buffer] > 0, lines = in->op == KIR_FRAGMENT || in->op == KIR_MATRIX_STORE;
     if (local == (in->op == KIR_FETCH)) return invalid(v, "a buffer in the wrong memory");
-    if (in->op == KIR_MATRIX_STORE ? t != TN_F32 : !is_half(t)) return invalid(v, "a buffer of the wrong dtype");
+    bool f32 = in->op == KIR_MATRIX_STORE || (in->op == KIR_FRAGMENT && !is_wide(p) && t == TN_F32);
+    if (f32 ? t != TN_F32 : !is_half(t)) return invalid(v, "a buffer of the wrong dtype");
     if (lines && !lines_are_apart(p, in)) return invalid(v, "lines that lie in one another");
     if (lines && access->fixed[p->n_par] != 0) return invalid(v, "a place that differs within a subgroup");
     for (int i = 0; i <= p->n_par + p->n_loop && local; i++)

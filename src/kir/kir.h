@@ -42,11 +42,11 @@
  * Matrices. A program that has them has subgroups: the items along its last axis, whose number is that of the device's
  * subgroups (tn_caps). A MATRIX is a variable of a subgroup, 16×16 values of f32 that begin as 0, and how its items
  * share them is the machine's secret. MMA adds the product of two fragments to it, 16×16 factors out of workgroup
- * memory, f16 or bf16, exact in f32; in which order the sixteen products of an element are added, and how that is
- * rounded, is the machine's business too: the one operation of which no bits are promised (the interpreter: FMAs in
- * ascending order). Items of a subgroup give a matrix instruction the same place and the same mask, and it counts as
- * done by their first one, so barriers stand where they would for single elements. Memory is read in lines: 16
- * neighbours, the next line a given number of elements further.
+ * memory: f16 or bf16, exact in f32, or f32 rounded to 10 bits of fraction, ties away from 0. In which order the sixteen
+ * products of an element are added, and how that is rounded, is the machine's business too: the one operation of which
+ * no bits are promised (the interpreter: FMAs in ascending order). Items of a subgroup give a matrix instruction the
+ * same place and the same mask, and it counts as done by their first one, so barriers stand where they would for single
+ * elements. Memory is read in lines: 16 neighbours, the next line a given number of elements further.
  *   FETCH, PUT         move 8 neighbours of 16 bits as one packet, from global to workgroup memory, at places that are
  *                      multiples of 16 bytes. A packet that is not loaded (mask) has zeros.
  *   late PUTs          may write, and read their packet, any time up to the WAIT: COMMIT ends a batch of an item's late

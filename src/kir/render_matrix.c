@@ -1,8 +1,9 @@
 /* render_matrix.c — matrices and packets in C's family of languages: the functions that stand in a source for them, and
  * the instructions as calls of these.
  *
- * Each language has one text: types mat_c (a matrix of 16×16 sums), mat_f16 and mat_bf16 (fragments), mat_packet, and
- * mat_zero, mat_load<kind>, mat_mul, mat_store, mat_fetch, mat_put, mat_copy (a late PUT), mat_commit, mat_wait. How a
+ * Each language has one text: types mat_c (a matrix of 16×16 sums), mat_f16, mat_bf16 and mat_tf32 (fragments),
+ * mat_packet, and mat_zero, mat_load<kind>, mat_mul, mat_store, mat_fetch, mat_put, mat_copy (a late PUT), mat_commit,
+ * mat_wait. How a
  * subgroup's items share a matrix is known here and nowhere else: CUDA's from the tables of PTX's mma.m16n8k16 and
  * ldmatrix, AMD's from those of v_mfma_f32_16x16x16 (64 items) and v_wmma_f32_16x16x16 (32 items); Metal keeps it to
  * itself. The instructions proper are functions called ptx_… and amd_…; a compiler that makes no code for these
@@ -47,6 +48,17 @@ const char kir_matrix_cuda[] =
     "    }\n"
     "PTX_MMA(ptx_mma_f16, \"f16\")\n"
     "PTX_MMA(ptx_mma_bf16, \"bf16\")\n"
+    "MAT void ptx_mma_tf32(float *c, const unsigned *a, const unsigned *b) {\n"
+    "    asm volatile(\"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, \"\n"
+    "                 \"{%8, %9}, {%0, %1, %2, %3};\"\n"
+    "                 : \"+f\"(c[0]), \"+f\"(c[1]), \"+f\"(c[2]), \"+f\"(c[3])\n"
+    "                 : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"r\"(b[0]), \"r\"(b[1]));\n"
+    "}\n"
+    "MAT unsigned ptx_tf32(float x) {\n"
+    "    unsigned r;\n"
+    "    asm(\"cvt.rna.tf32.f32 %0, %1;\" : \"=r\"(r) : \"f\"(x));\n"
+    "    return r;\n"
+    "}\n"
     "MAT void ptx_cp_async_16(void *to, const void *from, int bytes) {\n"
     "    asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, %2;\"\n"
     "                 :: \"r\"(ptx_shared(to)), \"l\"(from), \"r\"(bytes) : \"memory\");\n"
@@ -78,6 +90,22 @@ const char kir_matrix_cuda[] =
     "MAT void mat_mul(mat_c &c, const mat_bf16 &a, const mat_bf16 &b) {\n"
     "    ptx_mma_bf16(c.e, a.e, b.e);\n"
     "    ptx_mma_bf16(c.e + 4, a.e, b.e + 2);\n"
+    "}\n"
+    "struct mat_tf32 { unsigned e[8]; };\n"
+    "template <int KIND> MAT void mat_load(mat_tf32 &f, const float *p, int line) {\n"
+    "    const int lane = threadIdx.x & 31;\n"
+    "#pragma unroll\n"
+    "    for (int i = 0; i < 8; i++) {\n"
+    "        const int across = (lane >> 2) + 8 * (KIND & 1 ? i >> 2 : i & 1);\n"
+    "        const int k = (lane & 3) + (KIND & 1 ? 4 * (i & 1) + 8 * (i >> 1 & 1) : 4 * (i >> 1 & 1) + 8 * (i >> "
+    "2));\n"
+    "        f.e[i] = ptx_tf32(KIND & 2 ? p[across * line + k] : p[k * line + across]);\n"
+    "    }\n"
+    "}\n"
+    "MAT void mat_mul(mat_c &c, const mat_tf32 &a, const mat_tf32 &b) {\n"
+    "#pragma unroll\n"
+    "    for (int i = 0; i < 4; i++) ptx_mma_tf32(c.e + 4 * (i & 1), a.e + 4 * (i >> 1), b.e + 4 * (i & 1) + 2 * (i >> "
+    "1));\n"
     "}\n"
     "MAT void mat_store(float *p, int line, const mat_c &c) {\n"
     "    const int lane = threadIdx.x & 31;\n"
@@ -276,13 +304,16 @@ static void put_wide_fragment(render *r, int i, const kir_ins *in, bool half) {
 }
 
 static void put_fragment(render *r, int i, const kir_ins *in) {
-    bool half = r->p->buffer_dtype[r->p->access[in->imm.i].buffer] == TN_F16;
+    tn_dtype t = (tn_dtype)r->p->buffer_dtype[r->p->access[in->imm.i].buffer];
     if (r->wide) {
-        put_wide_fragment(r, i, in, half);
+        put_wide_fragment(r, i, in, t == TN_F16);
         return;
     }
-    kir_render_put(r, "mat_%s v%d; mat_load<%d>(v%d, ", half ? "f16" : "bf16", i,
-                   in->kind & (KIR_FACTOR_B | KIR_ALONG_K), i);
+    kir_render_put(r, "mat_%s v%d; mat_load<%d>(v%d, ",
+                   t == TN_F32   ? "tf32"
+                   : t == TN_F16 ? "f16"
+                                 : "bf16",
+                   i, in->kind & (KIR_FACTOR_B | KIR_ALONG_K), i);
     put_pointer(r, in);
     kir_render_put(r, ", %d);\n", kir_line(in));
 }

@@ -130,6 +130,27 @@ static inline void engine_mma(float *c, const unsigned *a, const unsigned *b, bo
 static inline void ptx_mma_f16(float *c, const unsigned *a, const unsigned *b) { engine_mma(c, a, b, false); }
 static inline void ptx_mma_bf16(float *c, const unsigned *a, const unsigned *b) { engine_mma(c, a, b, true); }
 
+/* m16n8k8 of numbers with 10 bits of fraction: item 4 g + t has rows g and g + 8 of a at k = t and t + 4, and column g
+ * of b there. */
+static inline unsigned ptx_tf32(float x) { return (engine_bits<unsigned>(x) + 0x1000u) & ~0x1fffu; }
+static inline void ptx_mma_tf32(float *c, const unsigned *a, const unsigned *b) {
+    engine_hand mine = {};
+    for (int i = 0; i < 6; i++) {
+        mine.e[i] = i < 4 ? a[i] : b[i - 4];
+        if (mine.e[i] & 0x1fff) __builtin_trap();
+    }
+    const engine_hand *all = engine_show(mine);
+    const int lane = (int)engine_lane();
+    for (int i = 0; i < 4; i++) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 8; k++) {
+            const unsigned x = all[row % 8 * 4 + k % 4].e[row / 8 + k / 4 * 2];
+            const unsigned y = all[column * 4 + k % 4].e[4 + k / 4];
+            c[i] = __builtin_fmaf(engine_bits<float>(x), engine_bits<float>(y), c[i]);
+        }
+    }
+}
+
 /* Item l has row l % 16 of a and column l % 16 of b: of 64 items four elements of k, of 32 all, each twice. */
 template <class S, class V> static inline V engine_amd(S a, S b, V c, bool brain) {
     enum { K = sizeof(S) / 2, ROWS = sizeof(V) / 4 };
