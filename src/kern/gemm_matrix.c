@@ -1,4 +1,5 @@
-/* gemm_matrix.c — the product of two matrices of f16 or bf16, or of f32 made shorter, by subgroups that multiply matrices of 16×16 (kir.h).
+/* gemm_matrix.c — the product of two matrices of f16 or bf16, or of shortened f32, by subgroups that multiply matrices
+ * of 16×16 (kir.h).
  *
  * A workgroup's subgroups stand in wy rows of wx, each with my × mx matrices of C in its registers. Panels of A and B,
  * DEPTH deep, go round a ring of stages in workgroup memory: while one is multiplied, those behind it are on their way,

@@ -42,7 +42,7 @@
  * Matrices. A program that has them has subgroups: the items along its last axis, whose number is that of the device's
  * subgroups (tn_caps). A MATRIX is a variable of a subgroup, 16×16 values of f32 that begin as 0, and how its items
  * share them is the machine's secret. MMA adds the product of two fragments to it, 16×16 factors out of workgroup
- * memory: f16 or bf16, exact in f32, or f32 rounded to 10 bits of fraction, ties away from 0. In which order the sixteen
+ * memory: f16 or bf16, exact in f32, or f32 rounded to 10 bits of fraction, ties away from 0. In which order the 16
  * products of an element are added, and how that is rounded, is the machine's business too: the one operation of which
  * no bits are promised (the interpreter: FMAs in ascending order). Items of a subgroup give a matrix instruction the
  * same place and the same mask, and it counts as done by their first one, so barriers stand where they would for single
