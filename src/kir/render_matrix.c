@@ -3,7 +3,7 @@
  *
  * Each language has one text: types mat_c (a matrix of 16×16 sums), mat_f16, mat_bf16 and mat_tf32 (fragments),
  * mat_packet, and mat_zero, mat_load<kind>, mat_mul, mat_store, mat_fetch, mat_put, mat_copy (a late PUT), mat_commit,
- * mat_wait. How a subgroup's items share a matrix is known here and nowhere else: CUDA's from the tables of PTX's mma and
+ * mat_wait. How a subgroup's items share a matrix is known here and nowhere else: CUDA's from PTX's tables of mma and
  * ldmatrix, AMD's from those of v_mfma_f32_16x16x16 (64 items) and v_wmma_f32_16x16x16 (32 items); Metal keeps it to
  * itself. The instructions proper are functions called ptx_… and amd_…; a compiler that makes no code for these
  * machines must be given them (the tests' doubles do). */
