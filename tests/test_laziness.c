@@ -336,6 +336,26 @@ static void a_view_outlives_the_scope_it_was_made_in(void **state) {
     tn_free(x);
 }
 
+/* ---- tensors beside each other ----------------------------------------------------------------------------------- */
+
+/* Parts of few elements and of many, in any layout, one of nothing: each element is that of its part. */
+static void joined_tensors_have_the_elements_of_their_parts(void **state) {
+    (void)state;
+    enum { PARTS = 4, A = 40, B = 30 };
+    for (int64_t dim = 0; dim < 3; dim++)
+        TN_SCOPE {
+            tn_tensor *x = tn_reshape(vector_of((int64_t)A * B * 2, 0), TN_DIMS(A, B, 2));
+            tn_tensor *y = tn_transpose(tn_reshape(vector_of((int64_t)A * B * 2, 5), TN_DIMS(B, A, 2)), 0, 1);
+            tn_tensor *parts[PARTS] = {tn_narrow(x, dim, 0, 1), y, tn_narrow(x, dim, 1, 0), tn_narrow(y, dim, 1, 1)};
+            tn_tensor *all = tn_cat(parts, PARTS, dim);
+            for (int64_t k = 0, at = 0; k < PARTS; at += tn_size(parts[k++], dim)) {
+                tn_tensor *part = tn_contiguous(tn_narrow(all, dim, at, tn_size(parts[k], dim)));
+                assert_ok(tn_eval((tn_tensor *[]){all, part}, 2));
+                assert_true(tn_numel(part) == 0 || tn_item(tn_all(tn_eq(part, parts[k]), NULL, 0, false)) == 1);
+            }
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equal_kernels_wait_for_each_other),
@@ -353,6 +373,7 @@ int main(void) {
         cmocka_unit_test(what_another_thread_did_not_compute_is_refused),
         cmocka_unit_test(views_of_views_have_an_end),
         cmocka_unit_test(a_view_outlives_the_scope_it_was_made_in),
+        cmocka_unit_test(joined_tensors_have_the_elements_of_their_parts),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     puts("ran on: cpu");

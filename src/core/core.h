@@ -378,7 +378,7 @@ tn_status tn_device_try_exact(tn_device *d, uint64_t seed, bool *exact, char *wh
 
 /* The values whose memory a native group reads and writes, in the order of its pointers: operands, then the workspace,
  * then the buffers of its joint. A negative entry: -1 none, TN_WORKSPACE. */
-enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = 9 };
+enum { TN_WORKSPACE = -2, TN_NATIVE_POINTERS = TN_CAT_PARTS + 2 };
 /* Has the processor a kernel for it? What has none is its composition there too. */
 bool tn_native_takes(const tn_node *n);
 bool tn_native_joins(const tn_value *v); /* is no product, and element-wise values behind its kernel may join it */

@@ -2,7 +2,7 @@
  *
  * Everything that does not change between runs is worked out once: strides, workspace, the compiled joint, the weight
  * in the form that the kernel reads. The kinds are in native_product.c, native_conv.c, native_attention.c and
- * native_linalg.c; argsort and index_add are short and here. */
+ * native_linalg.c; argsort, index_add and cat_few are short and here. */
 #include "core/native.h"
 
 #include <string.h>
@@ -107,6 +107,53 @@ static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, t
     return TN_OK;
 }
 
+/* ---- cat_few ----------------------------------------------------------------------------------------------------- */
+
+static void run_cat(tn_native *n, void *const *pointers) {
+    n->cat.out = pointers[0];
+    for (int k = 0; k < n->cat.parts; k++)
+        n->cat.part[k].data = pointers[1 + k];
+    tn_cat_run(&n->cat);
+}
+
+static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
+    const tn_value *v = &g->values[group->lead];
+    n->run = run_cat;
+    n->cat = (tn_cat_args){.rank = v->node->rank, .dim = (int)v->node->i[0], .parts = v->n_in};
+    memcpy(n->cat.shape, v->node->shape, sizeof n->cat.shape);
+    for (int k = 0; k < v->n_in; k++) {
+        const tn_value *x = &g->values[v->in[k]];
+        n->cat.part[k].extent = x->node->rank == v->node->rank ? x->node->shape[n->cat.dim] : 0;
+        memcpy(n->cat.part[k].stride, x->stride, sizeof n->cat.part[k].stride);
+    }
+    *workspace = 0;
+    return TN_OK;
+}
+
+/* Is it in memory before it is joined, whoever joins it? What one pass computes beside other things is not, so that it
+ * is better computed where it is joined. */
+static bool is_stored_anyway(const tn_node *x) {
+    while (x->op != TN_OP_NONE && tn_op(x->op)->impl->class_ == TN_VIEW_OP)
+        x = x->in[0];
+    return x->op == TN_OP_NONE || tn_op(x->op)->impl->class_ != TN_ELEMENTWISE;
+}
+
+/* A kernel looks for the tensor at each element, which costs most where a few elements of each take turns. */
+static bool takes_cat(const tn_node *n) {
+    enum { FEW = 16, MANY = 1024 };
+    int64_t inner = 1, longest = 0;
+    bool stored = true;
+    for (int d = (int)n->i[0] + 1; d < n->rank; d++)
+        inner *= n->shape[d];
+    for (int k = 0; k < n->n_in; k++) {
+        const tn_node *x = n->in[k];
+        if (x->rank == n->rank) longest = tn_max64(longest, x->shape[n->i[0]] * inner);
+        stored = stored && is_stored_anyway(x);
+    }
+    return tn_dtype_size((tn_dtype)n->dtype) == 4 && n->n_in <= TN_CAT_PARTS && tn_node_numel(n) >= MANY &&
+           (stored || longest <= FEW);
+}
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 /* What a kernel's result is: memory of its own; its first operand with some elements changed, each by itself; or that
@@ -129,6 +176,7 @@ static const tn_native_row natives[] = {
     {"linear_half", tn_make_linear_stored, RESULT_FRESH, NULL, NULL, NULL},
     {"argsort_last", make_argsort, RESULT_FRESH, NULL, NULL, NULL},
     {"index_add_rows", make_index_add, RESULT_UPDATED, NULL, NULL, NULL},
+    {"cat_few", make_cat, RESULT_FRESH, NULL, takes_cat, NULL},
     {"rope_rows", tn_make_rope, RESULT_FRESH, NULL, NULL, NULL},
     {"cache_append_rows", tn_make_cache_append, RESULT_APPENDED, tn_cost_of_cache_append, NULL, NULL},
     {"attention_dense", tn_make_sdpa, RESULT_FRESH, tn_cost_of_sdpa, NULL, NULL},

@@ -37,6 +37,7 @@ struct tn_native {
         tn_qmat_args qmat;
         tn_argsort_args argsort;
         tn_scatter_args scatter;
+        tn_cat_args cat;
         tn_cache_write_args append;
         tn_attention_args attention;
         tn_rope_args rope;

@@ -23,6 +23,7 @@ static bool has_kernel(const tn_value *v) {
 tn_op_class tn_value_class(const tn_value *v) {
     if (!v->row) return TN_LEAF_VALUE;
     tn_op_class c = v->row->impl->class_;
+    if (v->node->op == TN_OP_CAT_FEW && v->node->device->is_cpu && tn_native_takes(v->node)) return TN_NATIVE;
     if ((c != TN_MATMUL && c != TN_NATIVE) || v->vendor || has_kernel(v)) return c;
     if (c == TN_NATIVE && !v->row->impl->lower) return c;
     return v->row->impl->loops ? TN_REDUCTION : TN_MOVEMENT;

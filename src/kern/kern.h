@@ -131,6 +131,21 @@ typedef struct tn_scatter_args {
 int64_t tn_scatter_add_f32(const tn_scatter_args *args);
 int64_t tn_scatter_add_f64(const tn_scatter_args *args);
 
+/* out = the parts one behind the other along `dim`; elements of 4 bytes. A part's extents are those of out's shape but
+ * along dim, its strides count elements; out is contiguous and no part of it is read. */
+enum { TN_CAT_PARTS = 16, TN_CAT_AXES = 8 };
+typedef struct tn_cat_part {
+    const uint32_t *data;
+    int64_t extent, stride[TN_CAT_AXES];
+} tn_cat_part;
+typedef struct tn_cat_args {
+    uint32_t *out;
+    int rank, dim, parts;
+    int64_t shape[TN_CAT_AXES];
+    tn_cat_part part[TN_CAT_PARTS];
+} tn_cat_args;
+void tn_cat_run(const tn_cat_args *args);
+
 /* Stable order of each row: order[r, i] = position of the i-th smallest (largest if descending) element of row r.
  * NaN is the greatest. Rows of `length` contiguous elements; scratch: 2·length int64 a thread. Any compute dtype. */
 typedef struct tn_argsort_args {

@@ -1,0 +1,108 @@
+/* cat.c — tensors beside each other: their elements copied to where the joined one has them.
+ *
+ * Strides of both sides are known, so a part is a copy between two layouts, whose axes are put together where both
+ * allow it: what lies alike becomes one move of memory. The result is made a stretch of its first axis at a time, all
+ * parts of it one after the other, so that parts of a few elements, which take turns in its lines, find these lines in
+ * the first cache. */
+#include <string.h>
+
+#include "kern/kern.h"
+
+enum { STRETCH = 1 << 13 }; /* elements: what a first cache holds */
+
+/* Axes of a copy, innermost first. */
+typedef struct layout {
+    int n;
+    int64_t extent[TN_CAT_AXES], to[TN_CAT_AXES], from[TN_CAT_AXES];
+} layout;
+
+static void add_axis(layout *l, int64_t extent, int64_t to, int64_t from) {
+    if (extent == 1) return;
+    int k = l->n - 1;
+    if (k >= 0 && to == l->extent[k] * l->to[k] && from == l->extent[k] * l->from[k]) {
+        l->extent[k] *= extent;
+        return;
+    }
+    l->extent[l->n] = extent;
+    l->to[l->n] = to;
+    l->from[l->n++] = from;
+}
+
+static void copy_line(uint32_t *to, int64_t to_step, const uint32_t *from, int64_t from_step, int64_t count) {
+    if (to_step == 1 && from_step == 1) {
+        memcpy(to, from, (size_t)count * sizeof *to);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++)
+        to[i * to_step] = from[i * from_step];
+}
+
+static void copy_all(const layout *l, uint32_t *to, const uint32_t *from) {
+    int64_t at[TN_CAT_AXES] = {0};
+    if (l->n == 0) *to = *from;
+    for (int k = 0; k < l->n;) {
+        copy_line(to, l->to[0], from, l->from[0], l->extent[0]);
+        for (k = 1; k < l->n; k++) {
+            to += l->to[k];
+            from += l->from[k];
+            if (++at[k] < l->extent[k]) break;
+            to -= l->extent[k] * l->to[k];
+            from -= l->extent[k] * l->from[k];
+            at[k] = 0;
+        }
+    }
+}
+
+typedef struct job {
+    const tn_cat_args *a;
+    int64_t stride[TN_CAT_AXES]; /* of the result */
+    int64_t place[TN_CAT_PARTS]; /* where along `dim` each part begins */
+    int lead;                    /* the first axis that is one, if it comes before `dim` */
+    int64_t rows, stretches;     /* of that axis in a stretch; how many */
+} job;
+
+static void copy_part(const job *j, int64_t stretch, int part) {
+    const tn_cat_args *a = j->a;
+    const tn_cat_part *p = &a->part[part];
+    int64_t first = stretch * j->rows;
+    layout l = {.n = 0};
+    for (int d = a->rank - 1; d >= 0; d--) {
+        int64_t extent = d == a->dim ? p->extent : a->shape[d];
+        if (d == j->lead) extent = tn_min64(j->rows, extent - first);
+        if (extent == 0) return;
+        add_axis(&l, extent, j->stride[d], p->stride[d]);
+    }
+    uint32_t *to = a->out + j->place[part] * j->stride[a->dim];
+    const uint32_t *from = p->data;
+    if (j->lead >= 0) {
+        to += first * j->stride[j->lead];
+        from += first * p->stride[j->lead];
+    }
+    copy_all(&l, to, from);
+}
+
+static void copy_parts(void *ctx, int64_t begin, int64_t end, int worker) {
+    const job *j = ctx;
+    (void)worker;
+    for (int64_t n = begin; n < end; n++)
+        copy_part(j, n / j->a->parts, (int)(n % j->a->parts));
+}
+
+void tn_cat_run(const tn_cat_args *a) {
+    job j = {.a = a, .lead = -1, .rows = 1, .stretches = 1};
+    int64_t elements = 1;
+    for (int d = a->rank - 1; d >= 0; d--) {
+        j.stride[d] = elements;
+        elements *= a->shape[d];
+        if (d < a->dim && a->shape[d] > 1) j.lead = d;
+    }
+    for (int k = 1; k < a->parts; k++)
+        j.place[k] = j.place[k - 1] + a->part[k - 1].extent;
+    if (elements == 0) return;
+    if (j.lead >= 0) {
+        j.rows = tn_min64(tn_max64(STRETCH / j.stride[j.lead], 1), a->shape[j.lead]);
+        j.stretches = tn_ceil_div(a->shape[j.lead], j.rows);
+    }
+    int64_t tasks = j.stretches * a->parts, each = tn_max64(elements / tasks, 1);
+    tn_parallel(tasks, tn_max64(2 * STRETCH / each, 1), copy_parts, &j);
+}
