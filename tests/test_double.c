@@ -692,6 +692,7 @@ static void faults_and_lack_of_memory(void **state) {
 
 /* Functions of our header and of the vendor's have results and parameters of the same sizes, and the same classes. */
 static const char COMPARE[] = "#include <cuda.h>\n#include <nvrtc.h>\n#include <type_traits>\n"
+                              "#if __has_include(<cublasLt.h>)\n#include <cublasLt.h>\n#endif\n"
                               "#undef API\n"
                               "namespace ours {\n#include \"tests/double/gpu_api.h\"\n}\n"
                               "template <class A, class B> constexpr bool alike = sizeof(A) == sizeof(B) &&\n"
@@ -722,7 +723,13 @@ static void prototypes_are_the_vendors(void **state) {
     fputs(
         "SAME(cuDeviceTotalMem_v2) SAME(cuDeviceGetPCIBusId) SAME(cuCtxSetCurrent) SAME(cuGetErrorName) "
         "SAME(cuMemGetInfo_v2) SAME(cuFuncGetAttribute) SAME(cuMemcpyHtoD_v2) SAME(nvrtcGetPTX) SAME(nvrtcGetPTXSize) "
-        "SAME(nvrtcGetProgramLogSize) SAME(nvrtcVersion) SAME(nvrtcGetSupportedArchs) SAME(cuDriverGetVersion)\n",
+        "SAME(nvrtcGetProgramLogSize) SAME(nvrtcVersion) SAME(nvrtcGetSupportedArchs) SAME(cuDriverGetVersion)\n"
+        "#if __has_include(<cublasLt.h>)\n"
+        "SAME(cublasLtCreate) SAME(cublasLtDestroy) SAME(cublasLtMatrixLayoutCreate) SAME(cublasLtMatmulDescCreate) "
+        "SAME(cublasLtMatrixLayoutSetAttribute) SAME(cublasLtMatmulDescSetAttribute) "
+        "SAME(cublasLtMatmulPreferenceCreate) "
+        "SAME(cublasLtMatmulPreferenceSetAttribute) SAME(cublasLtMatmulAlgoGetHeuristic) SAME(cublasLtMatmul)\n"
+        "#endif\n",
         f);
     fclose(f);
     snprintf(command, sizeof command, "${CXX:-c++} -std=c++17 -fsyntax-only -w -I. -isystem %s %s", folder,

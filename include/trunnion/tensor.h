@@ -218,7 +218,8 @@ TN_API void tn_text_free(char *text);
 typedef struct tn_profile tn_profile;
 typedef struct tn_profile_row {
     size_t struct_size; /* set by the caller */
-    const char *kind;   /* "kernel", "native", "copy"; "host", "fetch", "send" of what a device leaves to the host */
+    /* "kernel", "native", "library", "copy"; "host", "fetch", "send" of what a device leaves to the host */
+    const char *kind;
     const char *label;  /* the ops joined in it and the shape it runs over; lives as long as the profile */
     int64_t runs;
     int64_t bytes;  /* predicted: what all runs read and write, an operand once a run */

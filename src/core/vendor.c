@@ -19,7 +19,7 @@ static int64_t alignment_of(const tn_graph_plan *g, const tn_value *v) {
     return bytes;
 }
 
-static tn_status ask(tn_graph_plan *g, tn_value *c) {
+static tn_status ask(tn_graph_plan *g, const tn_vendor_library *l, tn_value *c) {
     const tn_value *a = &g->values[c->in[0]], *b = &g->values[c->in[1]];
     const int64_t alignment[] = {alignment_of(g, a), alignment_of(g, b), alignment_of(g, c)};
     tn_vendor_product p;
@@ -28,12 +28,13 @@ static tn_status ask(tn_graph_plan *g, tn_value *c) {
     if (c->node->rank > TN_GEMM_BATCH_AXES + 2) return TN_OK;
     tn_native_product(g, c, &args);
     if (!tn_vendor_product_of(&args, (tn_dtype)c->node->dtype, alignment, &p, &c->vendor_why)) return TN_OK;
-    return tn_vendor_make(g->binding->device, &p, &c->vendor, &c->vendor_why);
+    return tn_vendor_make(g->binding->device, l, &p, &c->vendor, &c->vendor_why);
 }
 
 tn_status tn_vendor_choose(tn_graph_plan *g) {
-    if (g->binding->device->is_cpu || !tn_vendor_for(g->binding->device)) return TN_OK;
-    for (size_t i = 0; i < g->value_count; i++)
-        if (g->values[i].row && g->values[i].node->op == TN_OP_MATMUL_BATCHED) TRY(ask(g, &g->values[i]));
+    const tn_device *d = g->binding->device;
+    const tn_vendor_library *l = d->is_cpu ? NULL : tn_vendor_for(d);
+    for (size_t i = 0; l && i < g->value_count; i++)
+        if (g->values[i].row && g->values[i].node->op == TN_OP_MATMUL_BATCHED) TRY(ask(g, l, &g->values[i]));
     return TN_OK;
 }

@@ -121,9 +121,10 @@ static tn_status make(tn_device *d, struct tn_vendors *v, const tn_vendor_produc
     return s;
 }
 
-tn_status tn_vendor_make(tn_device *d, const tn_vendor_product *p, tn_vendor_call **out, const char **why) {
+tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vendor_product *p, tn_vendor_call **out,
+                         const char **why) {
     struct tn_vendors *v;
-    TRY(need(d, tn_vendor_for(d), &v));
+    TRY(need(d, l, &v));
     *why = v->handle ? "has no way for it" : "does not start here";
     tn_vendor_call *c = v->handle ? tn_mem_zalloc(1, sizeof *c) : NULL;
     if (!c) return v->handle ? TN_ERR_MEMORY : TN_OK;

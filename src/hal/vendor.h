@@ -16,9 +16,10 @@ typedef struct tn_vendor_call {
 /* The library that was asked for and computes on this kind of device; NULL: none, our kernels do. */
 const tn_vendor_library *tn_vendor_for(const tn_device *d);
 
-/* Asks it. *out stays NULL where it cannot; *why is then the rest of a sentence that begins with its name. A library
- * that does not start on this device says so once, as a notice. Errors: TN_ERR_MEMORY, TN_ERR_LOST. */
-tn_status tn_vendor_make(tn_device *d, const tn_vendor_product *p, tn_vendor_call **out, const char **why);
+/* Asks such a library. *out stays NULL where it cannot; *why is then the rest of a sentence that begins with its name.
+ * A library that does not start on this device says so once, as a notice. Errors: TN_ERR_MEMORY, TN_ERR_LOST. */
+tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vendor_product *p, tn_vendor_call **out,
+                         const char **why);
 void tn_vendor_free(tn_vendor_call *c); /* NULL is fine */
 /* In the order of this thread's queue. pointers: A, B, C, workspace. */
 tn_status tn_vendor_run(tn_device *d, const tn_vendor_call *c, void *const *pointers);
