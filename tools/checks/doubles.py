@@ -121,7 +121,7 @@ def check_double(name, build, more):
         options += ["--data", str(table)] if task == "digits" else []
         device_work.check_training(program, report, name, task, steps, bound=0, more=options)
     if more > 1:
-        device_work.check_training(program, report, name, "chars", 2)  # its attention is composed there
+        device_work.check_training(program, report, name, "chars", 2)  # its gradient of attention is composed there
         device_work.check_model(program, report, name, WORDS, 8)
     if not report.failed:
         print(f"ran on: {name} double (tests/double: no hardware): kernels, operations, training")
