@@ -24,7 +24,7 @@ typedef struct each {
     int64_t end[KIR_LANES]; /* of each chain, in `order` and in the slab's distances */
     int64_t *order, *at;    /* [taps]: the chains' taps, one chain after the other */
     float outside;          /* what the window sees there */
-    bool of_four;
+    bool of_four, beside;
     size_t order_bytes, slab_bytes, sums_bytes, part_bytes;
     char *parts;
 } each;
@@ -36,6 +36,13 @@ static bool of_four(const tn_conv_args *a) {
         fits = fits && a->kernel[d] == 2 && a->stride[d] == 2 && a->dilation[d] == 1 && a->before[d] == 0 &&
                2 * a->places[d] <= a->size[d];
     return fits;
+}
+
+/* Windows of four places of a row that lie side by side? */
+static bool are_beside(const tn_conv_args *a) {
+    return a->greatest && a->x_stride[3] == 1 && a->kernel[0] == 1 && a->kernel[1] == 4 && a->stride[1] == 4 &&
+           a->dilation[1] == 1 && a->before[0] == 0 && a->before[1] == 0 && 4 * a->places[1] <= a->size[1] &&
+           (a->places[0] - 1) * a->stride[0] < a->size[0];
 }
 
 /* Windows that lie in one row and end where the next begins do not ask where rows end: several rows of a few places
@@ -63,6 +70,7 @@ static void plan_each(each *e, const tn_conv_args *a) {
     *e = (each){.a = *a, .w.with = tn_conv_lines(), .outside = a->greatest ? -INFINITY : 0, .of_four = of_four(a)};
     join_rows(&e->a);
     a = &e->a;
+    e->beside = are_beside(a);
     int64_t taps = a->kernel[0] * a->kernel[1];
     e->w.a = &e->a;
     e->w.phase = tn_ceil_div((a->places[1] - 1) * a->stride[1] + window_reach(a, 1), a->stride[1]);
@@ -160,6 +168,9 @@ static void compute_rows(const each *e, const part *p, int64_t plane, int64_t ro
                                    a->places[1]);
         return;
     }
+    for (int64_t r = 0; e->beside && r < rows; r++, to += a->places[1])
+        with->greatest_beside(x + (top + r * down) * a->x_stride[2], to, a->places[1]);
+    if (e->beside) return;
     if (!a->greatest) take_filter(e, channel, p->weight);
     fill_each(e, x, top, (rows - 1) * down + window_reach(a, 0), p->slab);
     for (int64_t r = 0; r < rows; r++, to += a->places[1])

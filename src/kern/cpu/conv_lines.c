@@ -1,6 +1,8 @@
 /* conv_lines.c — rows of images, copied and weighed by vectors; compiled once per instruction set (conv_lines.h). */
 #include "kern/cpu/conv_lines.h"
 
+#include <string.h>
+
 #include "kern/cpu/cpu.h"
 #include "kern/cpu/vec.h"
 
@@ -207,5 +209,23 @@ static void greatest_of_four(const float *upper, const float *lower, float *to, 
     v_part_store(to + i, v_mask(places - i), v_greatest(v_evens(first, second), v_odds(first, second)));
 }
 
-const conv_lines VEC_JOIN(tn_conv_lines, TN_ISA_SUFFIX) = {&TILES,     copy_rows, spread_row,   copy_piece,
-                                                           copy_steps, weigh_row, greatest_row, greatest_of_four};
+/* Four beside each other, by the same tree: taps 0 and 2, 1 and 3, then these two. */
+VEC_INLINE V v_greatest_beside(const float *from) {
+    V a = v_load(from), b = v_load(from + VL), c = v_load(from + 2 * VL), d = v_load(from + 3 * VL);
+    V evens = v_evens(a, b), odds = v_odds(a, b), more_evens = v_evens(c, d), more_odds = v_odds(c, d);
+    V first = v_greatest(v_evens(evens, more_evens), v_odds(evens, more_evens));
+    return v_greatest(first, v_greatest(v_evens(odds, more_odds), v_odds(odds, more_odds)));
+}
+
+static void greatest_beside(const float *from, float *to, int64_t places) {
+    int64_t i = 0;
+    for (; i + VL <= places; i += VL)
+        v_store(to + i, v_greatest_beside(from + 4 * i));
+    if (i == places) return;
+    float rest[4 * VL] = {0};
+    memcpy(rest, from + 4 * i, (size_t)(4 * (places - i)) * sizeof *rest);
+    v_part_store(to + i, v_mask(places - i), v_greatest_beside(rest));
+}
+
+const conv_lines VEC_JOIN(tn_conv_lines, TN_ISA_SUFFIX) = {
+    &TILES, copy_rows, spread_row, copy_piece, copy_steps, weigh_row, greatest_row, greatest_of_four, greatest_beside};

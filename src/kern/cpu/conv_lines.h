@@ -45,6 +45,7 @@ typedef struct conv_lines {
     void (*greatest_row)(const tap_chains *c, const float *from, const float *weight, float *to, int64_t places);
     /* A row of places, each the greatest of two neighbours in two rows: as greatest_row, without a slab. */
     void (*greatest_of_four)(const float *upper, const float *lower, float *to, int64_t places);
+    void (*greatest_beside)(const float *from, float *to, int64_t places); /* … of four neighbours in one row */
 } conv_lines;
 
 extern const conv_lines tn_conv_lines_base, tn_conv_lines_avx2, tn_conv_lines_avx512;
