@@ -17,7 +17,13 @@ enum {
 };
 
 /* Rows and vectors of a micro-kernel: rows · vectors sums, the vectors of B and one of A must fit into registers. */
+#if defined(__x86_64__) && !defined(__AVX2__) /* old processors: small code */
+enum { TILE_ROWS = 1 };
+#define TILE_HEIGHTS(X) X(1)
+#else
 enum { TILE_ROWS = 6 };
+#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#endif
 #if defined(__AVX2__) && !defined(__AVX512F__)
 enum { TILE_VECTORS = 2 };
 #else
@@ -124,7 +130,6 @@ VEC_INLINE void tile_run(const product *p, const int rows, const int vectors, co
     }
 }
 
-#define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #define TILE_FUNCTIONS(rows)                                                                   \
     static void tile_wide_##rows(const product *p) { tile_run(p, rows, TILE_VECTORS, false); } \
     static void tile_narrow_##rows(const product *p) { tile_run(p, rows, 1, false); }

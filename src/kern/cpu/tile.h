@@ -35,6 +35,10 @@ enum { TILE_ROWS = 14, WIDE_1 = 4, WIDE_2 = 4, WIDE_3 = 2, WIDE_4 = 2 };
 #elif defined(__AVX2__)
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4) X(5) X(6)
 enum { TILE_ROWS = 6, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 2, WIDE_4 = 1 };
+#elif defined(__x86_64__) /* old processors: small code */
+#define TILE_HEIGHTS(X) X(1) X(4)
+#define TILE_SPLITS(X) X(2, 1, 1) X(3, 2, 1)
+enum { TILE_ROWS = 4, WIDE_1 = 1, WIDE_2 = 1, WIDE_3 = 1, WIDE_4 = 1 };
 #else
 #define TILE_HEIGHTS(X) X(1) X(2) X(3) X(4)
 enum { TILE_ROWS = 4, WIDE_1 = 4, WIDE_2 = 2, WIDE_3 = 1, WIDE_4 = 1 };
@@ -173,8 +177,14 @@ VEC_INLINE void tile_split(const tile *t, tile_fn *upper, int64_t rows, tile_fn 
     static void tile_edge_##rows(const tile *t) { tile_split(t, tile_edge_##first, first, tile_edge_##second); }
 TILE_SPLITS(TILE_SPLIT_FUNCTIONS)
 
-#define TILE_WIDE_FUNCTION(rows) \
-    static void tile_wide_##rows(const tile *t) { tile_run(t, rows, WIDE_##rows, 2, false, false, false); }
+#define TILE_WIDE_FUNCTION(rows)                                    \
+    static void tile_wide_##rows(const tile *t) {                   \
+        if (WIDE_##rows == 1) {                                     \
+            tile_full_##rows(t);                                    \
+        } else {                                                    \
+            tile_run(t, rows, WIDE_##rows, 2, false, false, false); \
+        }                                                           \
+    }
 TILE_WIDE_FUNCTION(1)
 TILE_WIDE_FUNCTION(2)
 TILE_WIDE_FUNCTION(3)
