@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # library.sh BUILD — what the built libraries promise their users: libtrunnion needs only the C library, libtrunnion-text
 # beside it PCRE2 and utf8proc; they are small, their names cannot clash with the users', and nothing in them can end the
-# process.
+# process. The command is small as well.
 set -u
 cd "$(dirname "$0")/../.."
 build=$1
@@ -67,6 +67,14 @@ check_library() {
 
 check_library libtrunnion 2000000 'c|m|dl|pthread' '\(tn\|kir\|onnx\)_'
 check_library libtrunnion-text 300000 'c|m|dl|pthread|trunnion|pcre2-8|utf8proc' 'tn_'
+
+# The command has the libraries in it.
+command_limit=4000000
+command=$build/check/trunnion.stripped
+strip -o "$command" "$build/trunnion"
+size=$(stat -c %s "$command")
+verdict "the command is smaller than $command_limit bytes, stripped ($size)" \
+    "$([ "$size" -lt "$command_limit" ] || echo "  $size bytes")"
 
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed = 0 ]
