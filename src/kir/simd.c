@@ -596,6 +596,23 @@ LANE_VECTOR(f64, int64_t)
         ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], TAKEN(kir_##t, l)); \
     }
 
+/* The same in less room, with lanes in memory: for what is rare. */
+#define TAKE_RARE(OP, op, t, TAKEN, LONG)                                                            \
+    SHARED void take_##OP##_##t(kir_##t *lane, const kir_##t *a, const kir_##t *b, int64_t n) {      \
+        enum { WIDE = VECTOR_BYTES / sizeof(kir_##t) };                                              \
+        (void)b;                                                                                     \
+        while (n >= WIDE) {                                                                          \
+            vector_##t *to = (vector_##t *)(void *)lane;                                             \
+            int64_t vectors = tn_min64(n, KIR_LANES) / WIDE;                                         \
+            ROLLED for (int64_t k = 0; k < vectors; k++, a += WIDE, to++) {                          \
+                *to = vectors_##op##_##t(*to, TAKEN(vector_##t, 0));                                 \
+            }                                                                                        \
+            n -= vectors * WIDE;                                                                     \
+            if (n < WIDE) lane = vectors * WIDE == KIR_LANES ? lane : (kir_##t *)(void *)to;         \
+        }                                                                                            \
+        ROLLED for (int64_t l = 0; l < n; l++) lane[l] = kir_##op##_##t(lane[l], TAKEN(kir_##t, l)); \
+    }
+
 /* `first` is what a lane begins with. Lanes that hold no element are not folded: op(x, first) is x. */
 #define FOLD(op, t, half)          \
     for (int l = 0; l < half; l++) \
@@ -610,7 +627,7 @@ LANE_VECTOR(f64, int64_t)
         return tree_##FOLDED##_##t(lane, KIR_LANES);                                     \
     }
 
-#define REDUCTION(OP, op, t, first, LONG)                                                       \
+#define REDUCTION(OP, op, t, first, TAKING, LONG)                                               \
     ALWAYS_INLINE kir_##t tree_##OP##_##t(kir_##t *lane, int size) {                            \
         if (size > 32) FOLD(op, t, 32)                                                          \
         if (size > 16) FOLD(op, t, 16)                                                          \
@@ -620,7 +637,7 @@ LANE_VECTOR(f64, int64_t)
         FOLD(op, t, 1)                                                                          \
         return lane[0];                                                                         \
     }                                                                                           \
-    TAKE(OP, op, t, ELEMENT, LONG)                                                              \
+    TAKING(OP, op, t, ELEMENT, LONG)                                                            \
     static void lanes_##OP##_##t(ARGS_A) {                                                      \
         kir_##t *lane = d_;                                                                     \
         const kir_##t *a = a_;                                                                  \
@@ -658,14 +675,14 @@ LANE_VECTOR(f64, int64_t)
                                   : long_##OP##_##t(a, a, length);                              \
         }                                                                                       \
     }
-REDUCTION(SUM, add, f32, 0.0f, ALWAYS_INLINE)
-REDUCTION(PROD, mul, f32, 1.0f, SHARED)
-REDUCTION(RMAX, max, f32, -INFINITY, ALWAYS_INLINE)
-REDUCTION(RMIN, min, f32, INFINITY, SHARED)
-REDUCTION(SUM, add, f64, 0.0, SHARED)
-REDUCTION(PROD, mul, f64, 1.0, SHARED)
-REDUCTION(RMAX, max, f64, -(double)INFINITY, SHARED)
-REDUCTION(RMIN, min, f64, (double)INFINITY, SHARED)
+REDUCTION(SUM, add, f32, 0.0f, TAKE, ALWAYS_INLINE)
+REDUCTION(PROD, mul, f32, 1.0f, TAKE_RARE, SHARED)
+REDUCTION(RMAX, max, f32, -INFINITY, TAKE, ALWAYS_INLINE)
+REDUCTION(RMIN, min, f32, INFINITY, TAKE_RARE, SHARED)
+REDUCTION(SUM, add, f64, 0.0, TAKE_RARE, SHARED)
+REDUCTION(PROD, mul, f64, 1.0, TAKE_RARE, SHARED)
+REDUCTION(RMAX, max, f64, -(double)INFINITY, TAKE_RARE, SHARED)
+REDUCTION(RMIN, min, f64, (double)INFINITY, TAKE_RARE, SHARED)
 
 /* Sums of products, without the products in memory. */
 TAKE(product, add, f32, PRODUCT, ALWAYS_INLINE)

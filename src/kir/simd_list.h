@@ -57,8 +57,8 @@
     ROWS_CHOOSE_SHAPE(i, op, KIR_VV, vv) ROWS_CHOOSE_SHAPE(i, op, KIR_VS, vs)                   \
     ROWS_CHOOSE_SHAPE(i, op, KIR_SV, sv)
 #define ROWS_JOINED                                                                                       \
-    FUSED_LIST(ROWS_FUSED_BOTH) SECOND_LIST(ROWS_FUSED_RSUB, RSUB) AT(rows_of_products, rows_product_f32) \
-    ROWS_CHOOSE(0, eq) ROWS_CHOOSE(1, lt) ROWS_CHOOSE(2, le)
+    FUSED_LIST(ROWS_FUSED_BOTH) SECOND_LIST(ROWS_FUSED_RSUB, RSUB) AT(rows_of_products, rows_product_f32)
+#define ROWS_CHOICES ROWS_CHOOSE(0, eq) ROWS_CHOOSE(1, lt) ROWS_CHOOSE(2, le)
 #define ROWS_SEQUENTIAL                                                                                   \
     SEQUENTIAL_LIST(ROW_VV) ROWS_REDUCE(scan) ROWS_ARG(ROWS_SIGNED, arg) ROWS_ARG(ROWS_SIGNED, arg_columns)
 
@@ -107,7 +107,7 @@
 #elif defined(__x86_64__)
 #define ALL_ROWS MOST_ROWS ROWS_SEQUENTIAL
 #else
-#define ALL_ROWS MOST_ROWS ROWS_SEQUENTIAL ROWS_JOINED
+#define ALL_ROWS MOST_ROWS ROWS_SEQUENTIAL ROWS_JOINED ROWS_CHOICES
 #endif
 // clang-format on
 
