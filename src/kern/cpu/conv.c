@@ -11,7 +11,7 @@
  * y is packed into panels, 256 places at a time, and what is seen is copied to rows that the tiles read as they are;
  * threads share the taps.
  *
- * One filter a channel is no product: conv_each.c.
+ * Many filters are better the columns of the product: conv_turned.c. One filter a channel is no product: conv_each.c.
  *
  * The micro-kernels are those of products (tile.h), and so are the chains: any cut gives the same bits. What is moved a
  * vector at a time is in conv_lines.c. */
@@ -79,7 +79,7 @@ bool tn_conv_fits(const tn_conv_args *a) {
 
 /* Chunk k0 of a group lies at k0 · filters, the tile of row i in it at i · steps, its rows side by side. */
 size_t tn_conv_packed_bytes(const tn_conv_args *a) {
-    if (a->turned) return conv_turned_packed_bytes(a);
+    if (a->turned) return tn_conv_turned_packed_bytes(a);
     return windows_area(a->groups * a->filters * a->channels * a->kernel[0] * a->kernel[1]);
 }
 
@@ -137,7 +137,7 @@ static void pack_chunks(void *ctx, int64_t begin, int64_t end, int worker) {
 void tn_conv_pack(const tn_conv_args *a, void *to) {
     enum { PART_ELEMENTS = 1 << 14 };
     if (a->turned) {
-        conv_turned_pack(a, to);
+        tn_conv_turned_pack(a, to);
         return;
     }
     packing p = {tn_conv_lines()->tiles, a, to};
@@ -456,7 +456,7 @@ static void compute_blocks(void *ctx, int64_t begin, int64_t end, int worker) {
 
 size_t tn_conv_workspace(const tn_conv_args *args, int threads) {
     conv c;
-    if (args->turned) return tn_conv_packed_bytes(args) + conv_turned_workspace(args, threads);
+    if (args->turned) return tn_conv_packed_bytes(args) + tn_conv_turned_workspace(args, threads);
     plan(&c, args);
     return c.tap_bytes + tn_conv_packed_bytes(args) + (size_t)(threads > 1 ? threads : 1) * c.part_bytes;
 }
@@ -475,7 +475,7 @@ static void run_turned(const tn_conv_args *args) {
     tn_conv_args a = *args;
     char *memory = a.workspace;
     a.packed = packed_filters(args, &memory);
-    conv_turned(&a, memory);
+    tn_conv_turned(&a, memory);
 }
 
 /* `out` has what args->out says, or where results go that do not follow each other; these are not turned. */
@@ -502,7 +502,7 @@ static void run_to(const tn_conv_args *args, const target *out) {
     }
 }
 
-bool tn_conv_turns(const tn_conv_args *args) { return tn_conv_fits(args) && conv_turned_fits(args); }
+bool tn_conv_turns(const tn_conv_args *args) { return tn_conv_fits(args) && tn_conv_turned_fits(args); }
 
 void tn_conv(const tn_conv_args *args) {
     target out = {.data = args->out, .channel = args->places[0] * args->places[1], .row = args->places[1], .place = 1};

@@ -61,7 +61,7 @@ static void plan(turned *t, const tn_conv_args *args) {
 }
 
 /* Columns of the last panel that are none are summed all the same: an eighth of them at most. */
-bool conv_turned_fits(const tn_conv_args *a) {
+bool tn_conv_turned_fits(const tn_conv_args *a) {
     turned t;
     if (a->places[1] < LEAST_ACROSS || a->places[1] > MOST_PLACES) return false;
     if (a->channels * a->kernel[0] * a->kernel[1] < LEAST_DEPTH) return false;
@@ -71,7 +71,7 @@ bool conv_turned_fits(const tn_conv_args *a) {
 
 /* ---- filters, packed --------------------------------------------------------------------------------------------- */
 
-size_t conv_turned_packed_bytes(const tn_conv_args *a) {
+size_t tn_conv_turned_packed_bytes(const tn_conv_args *a) {
     int64_t panel = 2 * tn_conv_lines()->tiles->lanes;
     return windows_area(a->groups * round_up(a->filters, panel) * a->channels * a->kernel[0] * a->kernel[1]);
 }
@@ -113,7 +113,7 @@ static void pack_panels(void *ctx, int64_t begin, int64_t end, int worker) {
     }
 }
 
-void conv_turned_pack(const tn_conv_args *a, void *to) {
+void tn_conv_turned_pack(const tn_conv_args *a, void *to) {
     enum { PART_ELEMENTS = 1 << 14 };
     const tile_set *with = tn_conv_lines()->tiles;
     packing p = {a, with, tn_ceil_div(a->filters, 2 * with->lanes), to};
@@ -237,13 +237,13 @@ static void share_out(turned *t, int threads) {
     t->blocks = tn_ceil_div(t->all_rows, t->rows);
 }
 
-size_t conv_turned_workspace(const tn_conv_args *args, int threads) {
+size_t tn_conv_turned_workspace(const tn_conv_args *args, int threads) {
     turned t;
     plan(&t, args);
     return t.tap_bytes + (size_t)(threads > 1 ? threads : 1) * t.part_bytes;
 }
 
-void conv_turned(const tn_conv_args *args, void *workspace) {
+void tn_conv_turned(const tn_conv_args *args, void *workspace) {
     turned t;
     plan(&t, args);
     int threads = windows_threads(args);

@@ -5,10 +5,10 @@
 #include "kern/conv.h"
 
 /* Does it take these sizes, and is it worth it? The others take sizes for which this is so. */
-bool conv_turned_fits(const tn_conv_args *args);
-size_t conv_turned_packed_bytes(const tn_conv_args *args);
-void conv_turned_pack(const tn_conv_args *args, void *to);
-size_t conv_turned_workspace(const tn_conv_args *args, int threads); /* beside packed filters */
-void conv_turned(const tn_conv_args *args, void *workspace);         /* args->packed is there */
+bool tn_conv_turned_fits(const tn_conv_args *args);
+size_t tn_conv_turned_packed_bytes(const tn_conv_args *args);
+void tn_conv_turned_pack(const tn_conv_args *args, void *to);
+size_t tn_conv_turned_workspace(const tn_conv_args *args, int threads); /* beside packed filters */
+void tn_conv_turned(const tn_conv_args *args, void *workspace);         /* args->packed is there */
 
 #endif
