@@ -159,6 +159,25 @@ static void random_kernels_have_the_interpreters_bits(void **state) {
     }
 }
 
+/* Whether the device's own compiler may end the process. PoCL 3.1 (LLVM 15) takes barriers behind a workgroup's early
+ * return for conditional ones; where loops that reduce nothing stand on both sides of a barrier, its check of what it
+ * makes of them may then fail: "Incoming edges to non-entry block!". It compiles the same kernels without that return,
+ * which is for workgroups that are too many. Software shares rows nowhere but here (tn_rows_pay). */
+static bool may_end_its_compiler(const tn_device *d, uint64_t seed, const kir_random_options *o) {
+    int loops = 0;
+    bool reduces = false;
+    kir_random t;
+    if (!d->info.software || strncmp(d->info.id, "opencl", 6) != 0) return false;
+    kir_random_make(&t, seed, o);
+    for (int i = 0; i < t.program->n_ins; i++) {
+        kir_op op = t.program->ins[i].op;
+        reduces = op != KIR_LOOP && (reduces || op == KIR_REDUCE);
+        loops += op == KIR_END && !reduces;
+    }
+    kir_random_free(&t);
+    return loops > 1;
+}
+
 /* Programs with loops, their rows shared by workgroups whether it pays or not. */
 static void shared_rows_have_the_interpreters_bits(void **state) {
     (void)state;
@@ -166,15 +185,20 @@ static void shared_rows_have_the_interpreters_bits(void **state) {
     for (size_t i = 0; i < TN_COUNT(devices); i++) {
         tn_device *d = open_one(i);
         if (d && d->caps.code != TN_CODE_KIR) {
-            int ran = 0, refused = 0;
+            int ran = 0, refused = 0, left = 0;
             tn_rows_set(TN_ROWS_ALWAYS);
             for (int n = 0; n < count; n++) {
+                uint64_t seed = 2000 + (uint64_t)n;
                 kir_random_options o = {.no_chains = true, .no_f64 = !d->caps.f64, .long_loop = n % 6 == 3};
                 o.most_buffers = KIR_MAX_BUFFERS - KIR_TYPE_COUNT;
-                compare_random(d, 2000 + (uint64_t)n, &o, &ran, &refused);
+                if (may_end_its_compiler(d, seed, &o))
+                    left++;
+                else
+                    compare_random(d, seed, &o, &ran, &refused);
             }
             tn_rows_set(TN_ROWS_AUTO);
             printf("ran on: %s: %d random kernels with shared rows\n", d->info.id, ran);
+            if (left) printf("skipped: %s: %d kernels that may end its compiler\n", d->info.id, left);
             assert_true(ran > refused);
         }
         if (d) tn_device_close(d);
