@@ -237,6 +237,21 @@ static int64_t number_of(const convert_folder *f, const char *key, int64_t fallb
     return tn_json_int(tn_json_get(tn_json_root(f->config), key), fallback);
 }
 
+/* GGUF has no word for other forms of GPT-2. */
+static tn_status refuse_forms(const convert_folder *f) {
+    const tn_json *root = tn_json_root(f->config);
+    const char *activation = tn_json_string(tn_json_get(root, "activation_function"), "gelu_new");
+    bool usual = strcmp(activation, "gelu_new") == 0 || strcmp(activation, "gelu_pytorch_tanh") == 0;
+    usual = usual && tn_json_bool(tn_json_get(root, "scale_attn_weights"), true);
+    usual = usual && !tn_json_bool(tn_json_get(root, "scale_attn_by_inverse_layer_idx"), false);
+    if (f->family->turns || usual) return TN_OK;
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "'%s/config.json': this form of GPT-2 is not converted to GGUF, which has no word for it: the "
+        "activation '%.40s', or another scale of attention",
+        f->path, activation);
+}
+
 tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder *f) {
     *f = (convert_folder){.path = path, .count = tensors};
     tn_status status = convert_folder_json(f, "config.json", true, &f->config);
@@ -256,7 +271,7 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     f->names = calloc((size_t)tensors + 1, sizeof *f->names);
     f->turns = calloc((size_t)tensors + 1, sizeof *f->turns);
     if (!f->names || !f->turns) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)tensors);
-    if (f->heads > 0 && f->kv_heads > 0) return TN_OK;
+    if (f->heads > 0 && f->kv_heads > 0) return refuse_forms(f);
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' does not say how many heads there are", path);
 }
 
@@ -337,27 +352,10 @@ static tn_status put_rope(const convert_folder *f, tn_gguf_writer *w) {
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
 
-/* GGUF has no word for other forms of GPT-2. */
-static tn_status refuse_forms(const convert_folder *f) {
-    const tn_json *root = tn_json_root(f->config);
-    const char *activation = tn_json_string(tn_json_get(root, "activation_function"), "gelu_new");
-    bool usual = strcmp(activation, "gelu_new") == 0 || strcmp(activation, "gelu_pytorch_tanh") == 0;
-    usual = usual && tn_json_bool(tn_json_get(root, "scale_attn_weights"), true);
-    usual = usual && !tn_json_bool(tn_json_get(root, "scale_attn_by_inverse_layer_idx"), false);
-    if (f->family->turns || usual) return TN_OK;
-    return tn_backend_fail(
-        TN_ERR_UNSUPPORTED,
-        "'%s/config.json': this form of GPT-2 is not converted to GGUF, which has no word for it: the "
-        "activation '%.40s', or another scale of attention",
-        f->path, activation);
-}
-
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
     char key[KEY_SIZE];
     double small = tn_json_number(tn_json_get(tn_json_root(f->config), f->family->eps), f->family->turns ? 1e-6 : 1e-5);
-    tn_status status = refuse_forms(f);
-    if (status == TN_OK)
-        status = tn_gguf_put_string(w, "general.architecture", f->architecture, (int64_t)strlen(f->architecture));
+    tn_status status = tn_gguf_put_string(w, "general.architecture", f->architecture, (int64_t)strlen(f->architecture));
     if (status == TN_OK) status = put_sizes(f, w);
     if (status == TN_OK && f->family->turns) status = put_rope(f, w);
     if (status == TN_OK) status = tn_gguf_put_float(w, key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small);

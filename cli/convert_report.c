@@ -9,6 +9,11 @@ static double rms(const convert_class *row) { return row->numel ? sqrt(row->squa
 
 void convert_put_text(const convert_wishes *w, const convert_report *r) {
     int64_t weights = 0;
+    if (r->count == 0 && !w->verify) { /* a network, whose weights only --verify compares */
+        printf("%s: %lld bytes in %.1f s, of %lld tensors of %lld bytes\n", w->out, (long long)r->bytes, r->seconds,
+               (long long)r->tensors, (long long)r->input_bytes);
+        return;
+    }
     printf("%-40s %7s  %-18s %12s %10s %10s %9s\n", "class", "tensors", "type", "bytes", "max error", "rms error",
            "relative");
     for (int i = 0; i < r->count; i++) {

@@ -251,6 +251,11 @@ tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w) {
     tn_json_doc *doc;
     tn_status status = convert_folder_json(f, "tokenizer.json", false, &doc);
     if (status == TN_OK && doc) status = put_vocabulary(f, tn_json_root(doc), w);
+    if (status == TN_OK && !doc)
+        cli_print(stderr,
+                  "trunnion: '%s' has no tokenizer.json, so the file gets no tokenizer: --like FILE.gguf takes one "
+                  "from there\n",
+                  f->path);
     tn_json_free(doc);
     return status;
 }

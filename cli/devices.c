@@ -16,7 +16,7 @@ const cli_command cli_devices = {
         "  -v, --verbose         reason codes (docs/devices.md), libraries, identities\n"
         "  --json                backends[{name, title, available, reason_code, reason, fix, library, devices[…]}], "
         "recommended,\n"
-        "                        libraries[{name, title, available, in_use, reason_code, reason, fix, path, "
+        "                        libraries[{name, title, backend, available, in_use, reason_code, reason, fix, path, "
         "description}]\n"
         "\n"
         "examples:\n"
@@ -65,6 +65,7 @@ static void put_library(cli_json *j, const tn_library_info *l) {
     cli_json_object(j, NULL);
     cli_json_string(j, "name", l->name);
     cli_json_string(j, "title", l->title);
+    cli_json_string(j, "backend", l->backend);
     cli_json_bool(j, "available", l->available);
     cli_json_bool(j, "in_use", l->in_use);
     cli_json_string(j, "reason_code", l->reason_code);

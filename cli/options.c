@@ -190,6 +190,18 @@ static void say_steps(const tn_selection *s) {
     }
 }
 
+/* A vendor's library computes on its own devices alone: asked for beside another one, it does nothing. */
+static void say_idle_library(const char *library, const tn_device *device) {
+    tn_device_info d = {.struct_size = sizeof d};
+    tn_library_info l = {.struct_size = sizeof l};
+    for (int i = 0; tn_device_get_info(device, &d) == TN_OK && i < tn_library_count(); i++) {
+        if (tn_library_at(i, &l) != TN_OK || strcmp(l.name, library) != 0) continue;
+        if (strcmp(l.backend, "cpu") == 0 || strcmp(l.backend, d.backend) == 0) return;
+        cli_print(stderr, "trunnion: --library %s is for %s devices; on %s our own kernels compute\n", l.name,
+                  l.backend, d.id);
+    }
+}
+
 tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
     tn_device_options d = {.struct_size = sizeof d, .minimum_memory = o->memory, .threads = o->threads};
     d.fallback = o->strict ? TN_FALLBACK_STRICT : TN_FALLBACK_WARN;
@@ -199,6 +211,7 @@ tn_device *cli_choose_device(const cli_options *o, tn_selection *s, int *code) {
     if (status == TN_OK) status = tn_device_open(o->device, &d, s, &device);
     if (status == TN_OK) status = tn_set_current_device(device);
     if (o->verbose && status == TN_OK) say_steps(s);
+    if (o->library && status == TN_OK) say_idle_library(o->library, device);
     cli_show_compiling(status == TN_OK);
     if (status == TN_OK) return device;
     *code = cli_failed();

@@ -453,6 +453,26 @@ static void devices_json_has_the_promised_keys(void **state) {
     tn_json_free(doc);
 }
 
+static void idle_library_is_said(void **state) {
+    (void)state;
+#if TRUNNION_WITH_CUDA
+    char heard[65536], path[700];
+    ssize_t n = readlink("/proc/self/exe", path, 500);
+    assert_true(n > 0);
+    path[n] = 0;
+    snprintf(strrchr(path, '/'), 200, "/doubles/cuda.so");
+    setenv("TRUNNION_CUBLASLT_LIB", path, 1);
+    assert_int_equal(run_command("devices", heard, sizeof heard), 0);
+    assert_text_has(heard, "cublaslt on cuda");
+    int code = run_command("tune 8x8x8 --device cpu --library cublaslt 2>&1", heard, sizeof heard);
+    assert_int_equal(code, 0);
+    assert_text_has(heard, "--library cublaslt is for cuda devices; on cpu our own kernels compute");
+    unsetenv("TRUNNION_CUBLASLT_LIB");
+#else
+    skip();
+#endif
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_are_read_wherever_they_stand),
@@ -474,6 +494,7 @@ int main(void) {
         cmocka_unit_test(command_ends_with_the_promised_codes),
         cmocka_unit_test(listing_is_ascii_where_the_locale_says_so),
         cmocka_unit_test(devices_json_has_the_promised_keys),
+        cmocka_unit_test(idle_library_is_said),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

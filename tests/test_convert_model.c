@@ -294,6 +294,25 @@ static void gpt2_folders_become_gguf_files(void **state) {
     tn_gguf_close(file);
 }
 
+/* What a user would otherwise find out late: a file without a tokenizer, and a form that no metadata can tell of. */
+static void what_gguf_does_not_get_is_said(void **state) {
+    (void)state;
+    static words w;
+    char config[512], said[4096];
+    make_byte_words(&w);
+    make_model("bytes.gguf", "llama", "gpt-2", &w);
+    snprintf(config, sizeof config, gpt2_config, w.count);
+    assert_int_equal(mkdir(test_scratch("bare"), 0700), 0);
+    write_file(test_scratch("bare/config.json"), config);
+    make_gpt2_weights(test_scratch("bare/model.safetensors"), w.count);
+    assert_int_equal(run_convert("bare bare.gguf", said, sizeof said), 0);
+    assert_text_has(said, "has no tokenizer.json");
+    memcpy(strstr(config, "gelu_new"), "gelu_old", 8);
+    write_file(test_scratch("bare/config.json"), config);
+    assert_int_equal(run_convert("bare bare.gguf --like bytes.gguf", said, sizeof said), 1);
+    assert_text_has(said, "the activation 'gelu_old'");
+}
+
 static void models_become_networks(void **state) {
     (void)state;
     static words w;
@@ -311,6 +330,7 @@ int main(void) {
         cmocka_unit_test(sentencepiece_models_become_folders_and_come_back),
         cmocka_unit_test(byte_level_models_become_folders_and_come_back),
         cmocka_unit_test(gpt2_folders_become_gguf_files),
+        cmocka_unit_test(what_gguf_does_not_get_is_said),
         cmocka_unit_test(models_become_networks),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

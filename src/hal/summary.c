@@ -130,6 +130,10 @@ static void put_libraries(const printer *p) {
         p->write(p->ctx, p->verbose ? "\n  " : found ? ", " : " ");
         put(p, l.available ? GOOD : BAD, p->verbose ? l.available ? "✓ " : "✗ " : "");
         put(p, l.in_use ? STRONG : NULL, l.name);
+        if (strcmp(l.backend, "cpu") != 0) {
+            p->write(p->ctx, " on ");
+            p->write(p->ctx, l.backend);
+        }
         if (l.in_use) p->write(p->ctx, " (in use)");
         if (p->verbose) put(p, FAINT, ": ");
         if (p->verbose) put(p, FAINT, l.available ? l.path : l.reason);
