@@ -319,6 +319,20 @@ static void views_of_views_have_an_end(void **state) {
     }
 }
 
+/* Two lists, each of which fits, that together do not: nothing is written behind the room for them. */
+static void lists_that_do_not_fit_are_refused(void **state) {
+    const int64_t items[16] = {0};
+    (void)state;
+    TN_SCOPE {
+        tn_tensor *x = vector_of(3, 1);
+        for (int count = 10; count <= 16; count++) {
+            tn_tensor *y = tn_as_strided(x, items, 26 - count, items, count, 0);
+            assert_int_equal(tn_status_of(y), TN_ERR_ARGUMENT);
+            assert_text_has(tn_error(), "a list of");
+        }
+    }
+}
+
 /* A view made in several steps: the step between is its own alone, once the scope around has ended. */
 static void a_view_outlives_the_scope_it_was_made_in(void **state) {
     (void)state;
@@ -372,6 +386,7 @@ int main(void) {
         cmocka_unit_test(borrowed_memory_is_read_and_never_written),
         cmocka_unit_test(what_another_thread_did_not_compute_is_refused),
         cmocka_unit_test(views_of_views_have_an_end),
+        cmocka_unit_test(lists_that_do_not_fit_are_refused),
         cmocka_unit_test(a_view_outlives_the_scope_it_was_made_in),
         cmocka_unit_test(joined_tensors_have_the_elements_of_their_parts),
     };

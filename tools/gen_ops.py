@@ -381,7 +381,11 @@ TABLE_HEAD = f"""/* ops_table.c — the op table and the functions that stand fo
 
 #include "ops/common.h"
 
-enum {{ LONGEST_LIST = 2 * TN_MAX_RANK, /* pads: two a dimension */ MOST_TENSORS = @MOST_TENSORS@ }};
+enum {{
+    LONGEST_LIST = 2 * TN_MAX_RANK, /* pads: two a dimension */
+    MOST_TENSORS = @MOST_TENSORS@,
+    MOST_BEHIND = @MOST_BEHIND@ /* numbers behind a function's last list */
+}};
 
 /* takes, a letter a parameter:
  *     t ? +   a tensor; one that may be NULL; an array of tensors, and their number
@@ -413,7 +417,8 @@ static void put_int(tn_attrs *a, int64_t v) {{ a->i[a->n_i++] = v; }}
 static void put_float(tn_attrs *a, double v) {{ a->f[a->n_f++] = v; }}
 
 static tn_status put_list(tn_attrs *a, const maker *m, const int64_t *items, int count) {{
-    if (count < 0 || count > LONGEST_LIST || a->n_i + count >= TN_MAX_ATTR_INTS || (count > 0 && !items))
+    enum {{ ROOM = TN_MAX_ATTR_INTS - MOST_BEHIND }};
+    if (count < 0 || count > LONGEST_LIST || a->n_i + count >= ROOM || (count > 0 && !items))
         return tn_fail(TN_ERR_ARGUMENT, "%s: a list of %d entries; 0 to %d are possible", name_of(m), count,
                        LONGEST_LIST);
     put_int(a, count);
@@ -654,6 +659,12 @@ def letters(op, values):
     return out
 
 
+def numbers_behind(letters):
+    """How many integers a function takes behind its last list."""
+    behind, _, options = letters[letters.rfind("l") + 1:].partition("o")
+    return sum(int(c) if c.isdigit() else c in "ieb" for c in behind + options[::2]) if "l" in letters else 0
+
+
 def is_plain(op):
     """Nothing but one or two tensors, which must be there."""
     return op.in_table and not op.values and [p.type for p in op.tensors] in (["Tensor"], ["Tensor"] * 2)
@@ -700,6 +711,7 @@ def write_table(ops):
     viewing = [op for op in made if op.kind == "VIEWS"]
     takes = {op.name: letters(op, values) for op in made if not is_plain(op)}
     head = TABLE_HEAD.replace("@MOST_TENSORS@", str(max(len(op.tensors) for op in made)))
+    head = head.replace("@MOST_BEHIND@", str(max(numbers_behind(t) for t in takes.values())))
     head = head.replace("@MOST_LETTERS@", str(max(len(t) for t in takes.values()) + 1))
     head = head.replace("@DEFAULTS@", ", ".join(f"{v:g}" for v in values))
     head = head.replace("@VIEWS@", "\n".join(f'    {{"{op.name}", tn_view_{op.name}}},' for op in viewing))

@@ -10,7 +10,11 @@
 
 #include "ops/common.h"
 
-enum { LONGEST_LIST = 2 * TN_MAX_RANK, /* pads: two a dimension */ MOST_TENSORS = 7 };
+enum {
+    LONGEST_LIST = 2 * TN_MAX_RANK, /* pads: two a dimension */
+    MOST_TENSORS = 7,
+    MOST_BEHIND = 2 /* numbers behind a function's last list */
+};
 
 /* takes, a letter a parameter:
  *     t ? +   a tensor; one that may be NULL; an array of tensors, and their number
@@ -54,7 +58,8 @@ static void put_int(tn_attrs *a, int64_t v) { a->i[a->n_i++] = v; }
 static void put_float(tn_attrs *a, double v) { a->f[a->n_f++] = v; }
 
 static tn_status put_list(tn_attrs *a, const maker *m, const int64_t *items, int count) {
-    if (count < 0 || count > LONGEST_LIST || a->n_i + count >= TN_MAX_ATTR_INTS || (count > 0 && !items))
+    enum { ROOM = TN_MAX_ATTR_INTS - MOST_BEHIND };
+    if (count < 0 || count > LONGEST_LIST || a->n_i + count >= ROOM || (count > 0 && !items))
         return tn_fail(TN_ERR_ARGUMENT, "%s: a list of %d entries; 0 to %d are possible", name_of(m), count,
                        LONGEST_LIST);
     put_int(a, count);
