@@ -658,14 +658,21 @@ static tn_status need_map(const onnx_call *c, const onnx_value **map) {
     return TN_OK;
 }
 
-/* [1, count]: at each place the value that `from` names, 0 for −1. */
+/* [1, count]: at each place the value that `from` names, 0 for −1. Zeros in a row are one part, for a file may ask for
+ * millions of them. */
 static tn_status put_values_at(onnx_call *c, const onnx_value *map, const int64_t *from, int64_t count, tn_dtype as) {
     tn_tensor **parts = tn_mem_zalloc((size_t)count + 1, sizeof *parts);
     if (!parts) return tn_error_code();
-    tn_tensor *zero = tn_zeros(TN_DIMS(1), as);
-    for (int64_t i = 0; i < count; i++)
-        parts[i] = from[i] < 0 ? zero : tn_reshape(onnx_as(map->items[from[i]]->tensor, as), TN_DIMS(1));
-    tn_tensor *row = count ? onnx_joined(parts, count, 0, false) : tn_zeros(TN_DIMS(0), as);
+    int64_t n = 0, end;
+    for (int64_t i = 0; i < count; i = end) {
+        for (end = i; end < count && from[end] < 0;)
+            end++;
+        bool zeros = end > i;
+        parts[n++] = zeros ? tn_zeros(TN_DIMS(end - i), as)
+                           : tn_reshape(onnx_as(map->items[from[i]]->tensor, as), TN_DIMS(1));
+        end += !zeros;
+    }
+    tn_tensor *row = n ? onnx_joined(parts, n, 0, false) : tn_zeros(TN_DIMS(0), as);
     tn_status status = onnx_put(c, 0, tn_reshape(row, TN_DIMS(1, count)));
     tn_mem_free(parts);
     return status;
