@@ -252,6 +252,8 @@ static tn_status refuse_forms(const convert_folder *f) {
         f->path, activation);
 }
 
+static bool is_count(int64_t n) { return n > 0 && n <= UINT32_MAX; } /* that a GGUF file can say */
+
 tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder *f) {
     *f = (convert_folder){.path = path, .count = tensors};
     tn_status status = convert_folder_json(f, "config.json", true, &f->config);
@@ -271,7 +273,7 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     f->names = calloc((size_t)tensors + 1, sizeof *f->names);
     f->turns = calloc((size_t)tensors + 1, sizeof *f->turns);
     if (!f->names || !f->turns) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)tensors);
-    if (f->heads > 0 && f->kv_heads > 0) return refuse_forms(f);
+    if (is_count(f->heads) && is_count(f->kv_heads)) return refuse_forms(f);
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' does not say how many heads there are", path);
 }
 
@@ -299,7 +301,7 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
     f->names = calloc((size_t)tensors + 1, sizeof *f->names);
     f->turns = calloc((size_t)tensors + 1, sizeof *f->turns);
     if (!f->names || !f->turns) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)tensors);
-    if (status != TN_OK || (f->heads > 0 && f->kv_heads > 0)) return status;
+    if (status != TN_OK || (is_count(f->heads) && is_count(f->kv_heads))) return status;
     return tn_backend_fail(TN_ERR_FORMAT, "'%s' does not say how many heads there are", f->path);
 }
 

@@ -58,6 +58,7 @@ static tn_status add(tn_device *d, const tn_vendor_library *l, struct tn_vendors
         return s;
     }
     char text[400];
+    if (s != TN_OK) v->handle = NULL; /* whatever the library left there */
     if (s != TN_OK) tn_log_line(TN_LOG_NOTICE, "%s; our own kernels compute", with_name(d, text, sizeof text));
     pthread_mutex_init(&v->lock, NULL);
     v->next = d->vendors;

@@ -668,8 +668,8 @@ static tn_status put_values_at(onnx_call *c, const onnx_value *map, const int64_
         for (end = i; end < count && from[end] < 0;)
             end++;
         bool zeros = end > i;
-        parts[n++] = zeros ? tn_zeros(TN_DIMS(end - i), as)
-                           : tn_reshape(onnx_as(map->items[from[i]]->tensor, as), TN_DIMS(1));
+        parts[n++] =
+            zeros ? tn_zeros(TN_DIMS(end - i), as) : tn_reshape(onnx_as(map->items[from[i]]->tensor, as), TN_DIMS(1));
         end += !zeros;
     }
     tn_tensor *row = n ? onnx_joined(parts, n, 0, false) : tn_zeros(TN_DIMS(0), as);
