@@ -278,6 +278,37 @@ static void inference_is_split_without_a_trace(void **state) {
     model_free(&m);
 }
 
+/* Weights that tn_swap exchanges have been written as often as those before: they are others all the same. */
+static void copies_follow_an_exchange(void **state) {
+    (void)state;
+    tn_device *team[] = {cpu, far_device[0]};
+    model m;
+    tn_data_parallel *p;
+    float whole[ROWS * CLASSES], parts[ROWS * CLASSES];
+    tn_part all = {sizeof all, 0, 1, 0, ROWS, ROWS, cpu};
+    model_new(&m, cpu, false);
+    tn_module_train(m.root, false);
+    assert_ok(tn_data_parallel_new(m.root, team, 2, NULL, &p));
+    TN_SCOPE {
+        tn_tensor *weight = tn_module_variable(m.root, "net.0.weight"), *other = NULL;
+        TN_NO_GRAD other = tn_contiguous(tn_mul(weight, tn_scalar(3)));
+        assert_ok(tn_make_state(other));
+        assert_ok(tn_eval(&other, 1));
+        for (int round = 0; round < 3; round++) {
+            assert_ok(tn_read(logits_of(&m, &all), whole, sizeof whole));
+            assert_ok(tn_read(tn_data_parallel_forward(p, ROWS, logits_of, &m), parts, sizeof parts));
+            assert_memory_equal(whole, parts, sizeof whole);
+            int64_t writes = tn_write_count(weight);
+            uint64_t id = tn_value_id(weight);
+            assert_ok(tn_swap(weight, other));
+            assert_int_equal(tn_write_count(weight), writes);
+            assert_true(tn_value_id(weight) != id && tn_value_id(other) == id);
+        }
+    }
+    tn_data_parallel_free(p);
+    model_free(&m);
+}
+
 static void a_part_takes_its_rows(void **state) {
     (void)state;
     const float x[] = {0, 1, 2, 3, 4, 5};
@@ -370,6 +401,29 @@ static void strictly_a_failure_changes_nothing(void **state) {
     model_free(&m);
 }
 
+/* An optimizer of another model is refused after the parts have been computed: what they made of the running statistics
+ * is not written, now or with the next run. */
+static void a_refused_step_leaves_nothing_to_write(void **state) {
+    (void)state;
+    tn_device *team[] = {cpu, far_device[0]};
+    model m = {.root = tn_module_root(), .refused_part = -1}, stranger;
+    tn_data_parallel *p;
+    int64_t batches = -1;
+    m.net = tn_nn_sequential(m.root, "net");
+    tn_nn_conv2d(m.net, "0", 1, 2, 1, NULL);
+    tn_nn_batch_norm2d(m.net, "1", 2, NULL);
+    model_new(&stranger, cpu, false);
+    assert_ok(tn_data_parallel_new(m.root, team, 2, NULL, &p));
+    assert_int_equal(tn_data_parallel_minimize(p, stranger.adam, ROWS, image_loss, &m, NULL), TN_ERR_ARGUMENT);
+    assert_text_has(tn_error(), "a variable that the module does not have");
+    assert_ok(tn_eval(NULL, 0));
+    assert_ok(tn_read(tn_module_variable(m.root, "net.1.num_batches_tracked"), &batches, sizeof batches));
+    assert_int_equal(batches, 0);
+    tn_data_parallel_free(p);
+    model_free(&stranger);
+    model_free(&m);
+}
+
 static void without_any_device_left_it_says_so(void **state) {
     (void)state;
     tn_data_parallel_options o = {.struct_size = sizeof o, .fallback = TN_FALLBACK_SILENT};
@@ -459,9 +513,11 @@ int main(void) {
         cmocka_unit_test(one_part_is_tn_minimize),
         cmocka_unit_test(running_statistics_follow_the_first_part),
         cmocka_unit_test(inference_is_split_without_a_trace),
+        cmocka_unit_test(copies_follow_an_exchange),
         cmocka_unit_test(a_part_takes_its_rows),
         cmocka_unit_test(a_device_that_fails_is_replaced),
         cmocka_unit_test(strictly_a_failure_changes_nothing),
+        cmocka_unit_test(a_refused_step_leaves_nothing_to_write),
         cmocka_unit_test(without_any_device_left_it_says_so),
         cmocka_unit_test(wrong_options_are_refused),
         cmocka_unit_test(swapped_handles_stand_for_each_other),

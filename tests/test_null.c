@@ -154,6 +154,7 @@ static void tensors_refuse(void **state) {
     YIELDS(true, isnan(tn_item(NULL)))
     YIELDS(NULL, tn_retain(NULL))
     YIELDS(0, tn_write_count(NULL))
+    YIELDS(0, tn_value_id(NULL))
     FAILS(tn_swap(NULL, x))
     FAILS(tn_swap(x, NULL))
     YIELDS(NULL, tn_keep(NULL))

@@ -29,8 +29,8 @@
  * When a device fails (out of memory, lost), nothing has been written: its parts are computed by the others, with the
  * same random numbers, and it is not asked again. Only the home device is needed to the end.
  *
- * Copies are known to be old by tn_write_count. Whoever gives the module other values by tn_swap between two calls
- * makes a new tn_data_parallel for them; tn_copy_, tn_module_load and tn_checkpoint_load need none.
+ * Copies are known to be old by tn_write_count and tn_value_id: what is written between two calls, loaded or exchanged
+ * by tn_swap is computed with from then on.
  *
  * Threads: as of the module, one at a time. */
 #ifndef TRUNNION_DATA_PARALLEL_H

@@ -79,6 +79,10 @@ TN_API tn_device *tn_device_of(const tn_tensor *t);
 /* How often what t stands for was written in place, through t or any view of it: while that does not change, the value
  * does not, unless tn_swap exchanged it, which exchanges the counts too. 0 for NULL. PyTorch's _version. */
 TN_API int64_t tn_write_count(const tn_tensor *t);
+/* What t stands for, as a number that the process gives once: views of it have the same, writes do not change it,
+ * tn_swap exchanges it. While it and tn_write_count are what they were, so is the value. 0 for NULL, and when memory is
+ * out. */
+TN_API uint64_t tn_value_id(const tn_tensor *t);
 /* TN_OK, or the cause's code for an error tensor; sets tn_error */
 TN_API tn_status tn_status_of(const tn_tensor *t);
 

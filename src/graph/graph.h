@@ -257,6 +257,7 @@ tn_status tn_infer_dim(const tn_infer *c, int64_t dim, int rank, int64_t *out);
 typedef struct tn_storage {
     _Atomic int32_t refs;
     tn_node *value; /* a non-view node */
+    uint64_t id;    /* given once */
     uint32_t version;
     bool state; /* value is kept at home's address */
     tn_buffer *home;

@@ -210,12 +210,14 @@ void tn_free(tn_tensor *t) {
 /* ---- storages ---------------------------------------------------------------------------------------------------- */
 
 tn_storage *tn_tensor_storage(const tn_tensor *t) {
+    static _Atomic uint64_t ids;
     tn_tensor *own = (tn_tensor *)(uintptr_t)t; /* a cache: every thread that looks would make the same */
     tn_storage *s = atomic_load_explicit(&own->storage, memory_order_acquire);
     if (s) return s;
     tn_storage *fresh = tn_mem_zalloc(1, sizeof *fresh);
     if (!fresh) return NULL;
     atomic_init(&fresh->refs, 1);
+    fresh->id = 1 + atomic_fetch_add_explicit(&ids, 1, memory_order_relaxed);
     fresh->value = pin(tn_node_retain(t->node));
     if (atomic_compare_exchange_strong(&own->storage, &s, fresh)) return fresh;
     tn_storage_release(fresh);
@@ -661,6 +663,11 @@ tn_status tn_status_of(const tn_tensor *t) {
 int64_t tn_write_count(const tn_tensor *t) {
     const tn_storage *s = t ? atomic_load_explicit(&t->storage, memory_order_acquire) : NULL;
     return s ? (int64_t)s->version : 0;
+}
+
+uint64_t tn_value_id(const tn_tensor *t) {
+    const tn_storage *s = t && t != &no_memory ? tn_tensor_storage(t) : NULL;
+    return s ? s->id : 0;
 }
 
 bool tn_grad_enabled(void) {

@@ -18,12 +18,18 @@
 
 enum { MOST_PARTS = 256, MOST_DEVICES = 64 };
 
+/* A value of a variable: what its handle stood for, written so many times. */
+typedef struct version {
+    uint64_t id; /* 0: none */
+    int64_t writes;
+} version;
+
 /* A device that computes parts. */
 typedef struct member {
     tn_device *device;
     tn_queue *queue;    /* NULL: its own */
     tn_tensor **copies; /* of each variable; NULL at home, which has the variables themselves */
-    int64_t *copied;    /* the variables' write counts then; -1: never */
+    version *copied;    /* the variables' values then */
     int64_t parts;
     bool lost;
     char reason[sizeof((tn_data_parallel_device *)NULL)->reason];
@@ -102,10 +108,8 @@ static tn_status add_member(tn_data_parallel *p, tn_device *device, bool alone) 
     m->device = device;
     if (device != p->home) {
         m->copies = calloc((size_t)p->count + 1, sizeof *m->copies);
-        m->copied = malloc(((size_t)p->count + 1) * sizeof *m->copied);
+        m->copied = calloc((size_t)p->count + 1, sizeof *m->copied);
         if (!m->copies || !m->copied) return out_of_memory();
-        for (int i = 0; i < p->count; i++)
-            m->copied[i] = -1;
     }
     return alone ? TN_OK : tn_queue_new(device, &m->queue);
 }
@@ -190,8 +194,8 @@ static bool is_trained(const tn_variable *v) { return v->parameter && tn_require
 static tn_status refresh(const tn_data_parallel *p, member *m) {
     for (int i = 0; m->copies && i < p->count; i++) {
         const tn_variable *v = &p->variables[i];
-        int64_t written = tn_write_count(v->tensor);
-        if (m->copied[i] != written) {
+        version now = {tn_value_id(v->tensor), tn_write_count(v->tensor)};
+        if (!now.id || m->copied[i].id != now.id || m->copied[i].writes != now.writes) {
             tn_tensor *copy = NULL;
             TN_SCOPE TN_NO_GRAD copy = tn_retain(tn_to_device(v->tensor, m->device));
             tn_status status = tn_status_of(copy);
@@ -201,7 +205,7 @@ static tn_status refresh(const tn_data_parallel *p, member *m) {
             }
             tn_free(m->copies[i]);
             m->copies[i] = copy;
-            m->copied[i] = written;
+            m->copied[i] = now;
         }
         if (tn_requires_grad(m->copies[i]) == tn_requires_grad(v->tensor)) continue;
         tn_status status = tn_set_requires_grad(m->copies[i], tn_requires_grad(v->tensor));
@@ -448,11 +452,14 @@ static void call_end(const call *c) {
     free(c->works);
 }
 
-static void write_buffers(const call *c) {
-    TN_SCOPE TN_NO_GRAD for (int i = 0; i < c->p->count; i++) {
+static tn_status write_buffers(void *ctx) {
+    const call *c = ctx;
+    tn_status status = TN_OK;
+    TN_SCOPE TN_NO_GRAD for (int i = 0; i < c->p->count && status == TN_OK; i++) {
         tn_tensor *value = c->works[0].values[i];
-        if (value && !c->p->variables[i].parameter) (void)tn_copy_(c->p->variables[i].tensor, value);
+        if (value && !c->p->variables[i].parameter) status = tn_status_of(tn_copy_(c->p->variables[i].tensor, value));
     }
+    return status;
 }
 
 static tn_tensor *gradient_of(void *ctx, const tn_tensor *parameter) {
@@ -493,10 +500,7 @@ tn_status tn_data_parallel_minimize(tn_data_parallel *p, tn_optimizer *o, int64_
         status = minimize_here(&c, o, rows, value);
     } else if (status == TN_OK) {
         status = compute_all(&c, rows);
-        if (status == TN_OK) {
-            write_buffers(&c);
-            status = tn_nn_step(o, gradient_of, &c);
-        }
+        if (status == TN_OK) status = tn_nn_step(o, gradient_of, write_buffers, &c);
         if (value) *value = 0;
         for (int i = 0; i < c.count && value; i++)
             *value += c.works[i].weight * c.works[i].loss;
@@ -516,9 +520,10 @@ tn_tensor *tn_data_parallel_forward(tn_data_parallel *p, int64_t rows, tn_part_f
             tn_tensor *results[MOST_PARTS];
             for (int i = 0; i < c.count; i++)
                 results[i] = c.works[i].result;
-            write_buffers(&c);
+            status = write_buffers(&c);
             out = tn_cat(results, c.count, 0);
-        } else {
+        }
+        if (status != TN_OK) {
             out = tn_failed(status, "%s", tn_error());
         }
         tn_keep(out);

@@ -20,7 +20,9 @@ bool tn_nn_check_sizes(tn_module *parent, const char *what, const char *name, in
 void tn_nn_write(tn_module *m, const char *name, const tn_tensor *value);
 
 /* tn_minimize with gradients that were computed elsewhere: gradient(ctx, v) is that of parameter v (the handle that
- * its module has), in the scope around it; NULL: v is left alone. */
-tn_status tn_nn_step(tn_optimizer *o, tn_tensor *(*gradient)(void *ctx, const tn_tensor *parameter), void *ctx);
+ * its module has), in the scope around it; NULL: v is left alone. also(ctx) records what is written together with the
+ * step: it is called when nothing but the run can fail any more. */
+tn_status tn_nn_step(tn_optimizer *o, tn_tensor *(*gradient)(void *ctx, const tn_tensor *parameter),
+                     tn_status (*also)(void *ctx), void *ctx);
 
 #endif

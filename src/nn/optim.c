@@ -322,6 +322,7 @@ void tn_optimizer_zero_grad(tn_optimizer *o) {
 /* Where a step's gradients come from: as tn_nn_step has it. */
 typedef struct gradients {
     tn_tensor *(*of)(void *ctx, const tn_tensor *parameter);
+    tn_status (*also)(void *ctx); /* may be NULL */
     void *ctx;
 } gradients;
 
@@ -391,6 +392,7 @@ static tn_status step(tn_optimizer *o, bool forget, const gradients *g) {
         status = collect_gradients(o, g);
         if (status == TN_OK && o->max_grad_norm > 0) status = clip_collected(o);
         if (status == TN_OK) status = record_updates(o);
+        if (status == TN_OK && g->also) status = g->also(g->ctx);
     }
     if (status == TN_OK) count_step(o, 1);
     if (forget) tn_optimizer_zero_grad(o);
@@ -418,8 +420,9 @@ tn_status tn_minimize(tn_optimizer *o, const tn_tensor *loss) {
     return status;
 }
 
-tn_status tn_nn_step(tn_optimizer *o, tn_tensor *(*gradient)(void *ctx, const tn_tensor *parameter), void *ctx) {
-    return step(o, true, &(gradients){gradient, ctx});
+tn_status tn_nn_step(tn_optimizer *o, tn_tensor *(*gradient)(void *ctx, const tn_tensor *parameter),
+                     tn_status (*also)(void *ctx), void *ctx) {
+    return step(o, true, &(gradients){gradient, also, ctx});
 }
 
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
