@@ -180,7 +180,7 @@ tn_status npy_decode(const unsigned char *bytes, size_t size, const char *what, 
 
 /* ---- .npz -------------------------------------------------------------------------------------------------------- */
 
-enum { ZIP_HEADER = 30 }; /* of a member: signature, …, method at 8, sizes at 18 and 22, lengths at 26 and 28 */
+enum { ZIP_HEADER = 30 }; /* of a member: signature, …, method at 8, CRC at 14, sizes at 18, 22, lengths at 26, 28 */
 
 static size_t number(const unsigned char *at, int bytes) {
     size_t v = 0;
@@ -217,8 +217,33 @@ bool npz_next(const unsigned char *bytes, size_t size, size_t *at, npz_member *o
     if (name > 4 && strcmp(out->name + name - 4, ".npy") == 0) out->name[name - 4] = 0;
     out->bytes = bytes + begin;
     out->packed = number(header + 8, 2) != 0;
+    out->crc = (uint32_t)number(header + 14, 4);
     *at = begin + out->size;
     return true;
+}
+
+/* CRC-32 as zip has it (ISO 3309: polynomial 0x04c11db7, bits turned), four bits at a time. */
+static uint32_t crc_of(const unsigned char *bytes, size_t size) {
+    uint32_t table[16], crc = ~(uint32_t)0;
+    for (uint32_t i = 0; i < 16; i++) {
+        table[i] = i;
+        for (int bit = 0; bit < 4; bit++)
+            table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0xedb88320u : 0);
+    }
+    for (size_t i = 0; i < size; i++) {
+        crc ^= bytes[i];
+        crc = crc >> 4 ^ table[crc & 15];
+        crc = crc >> 4 ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+/* The tensor in a member's unpacked bytes, if they are those that were written. */
+static tn_status decode_member(const npz_member *m, const unsigned char *bytes, size_t size, tn_tensor **out) {
+    uint32_t crc = crc_of(bytes, size);
+    if (crc == m->crc) return npy_decode(bytes, size, m->name, out);
+    return tn_backend_fail(TN_ERR_FORMAT, "the member '%s' is damaged: its CRC is %08x, not %08x", m->name,
+                           (unsigned)crc, (unsigned)m->crc);
 }
 
 #if TN_HAVE_ZLIB
@@ -241,21 +266,21 @@ static tn_status unpack(const npz_member *m, unsigned char *to) {
 
 tn_status npz_decode(const npz_member *m, tn_tensor **out) {
     *out = NULL;
-    if (!m->packed) return npy_decode(m->bytes, m->size, m->name, out);
+    if (!m->packed) return decode_member(m, m->bytes, m->size, out);
     if (m->whole / 1040 > m->size + 1)
         return tn_backend_fail(TN_ERR_FORMAT, "the member '%s' says that %zu bytes become %zu", m->name, m->size,
                                m->whole);
     unsigned char *whole = malloc(m->whole + 1);
     if (!whole) return tn_backend_fail(TN_ERR_MEMORY, "no memory for the %zu bytes of '%s'", m->whole, m->name);
     tn_status status = unpack(m, whole);
-    if (status == TN_OK) status = npy_decode(whole, m->whole, m->name, out);
+    if (status == TN_OK) status = decode_member(m, whole, m->whole, out);
     free(whole);
     return status;
 }
 #else
 tn_status npz_decode(const npz_member *m, tn_tensor **out) {
     *out = NULL;
-    if (!m->packed) return npy_decode(m->bytes, m->size, m->name, out);
+    if (!m->packed) return decode_member(m, m->bytes, m->size, out);
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "the member '%s' is compressed, and this build has no zlib: write the file with np.savez",
                            m->name);

@@ -15,6 +15,7 @@ typedef struct npz_member {
     char name[256];
     const unsigned char *bytes;
     size_t size, whole; /* bytes here, and unpacked */
+    uint32_t crc;       /* of the unpacked ones */
     bool packed;        /* compressed: np.savez_compressed */
 } npz_member;
 bool npz_is(const unsigned char *bytes, size_t size);

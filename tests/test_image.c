@@ -163,6 +163,8 @@ static void archives_have_their_members(void **state) {
             if (count == 1)
                 TN_SCOPE assert_float_equal(tn_item(tn_select(t, 0, tn_size(t, 0) - 1)), m.packed ? 39 : 3, 0);
             tn_free(t);
+            bytes[(size_t)(m.bytes - bytes) + (m.packed ? m.size / 2 : m.size - 1)] ^= 1;
+            assert_int_equal(npz_decode(&m, &t), TN_ERR_FORMAT);
             m.whole -= m.whole ? 1 : 0; /* it says one byte less than there is */
             if (m.packed) assert_int_not_equal(npz_decode(&m, &t), TN_OK);
         }
