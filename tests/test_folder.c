@@ -173,7 +173,7 @@ static const refusal llama_refusals[] = {
     {",\"num_key_value_heads\":3", "cannot share"},
     {",\"head_dim\":3", "even number"},
     {",\"tie_word_embeddings\":false", "lm_head.weight"},
-    {",\"rope_scaling\":{\"type\":\"dynamic\"}", "dynamic"},
+    {",\"rope_scaling\":{\"type\":\"longrope\"}", "longrope"},
     {",\"rope_scaling\":{\"rope_type\":\"llama3\"}", "'factor'"},
     {",\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":0}", "'factor'"},
     {",\"rope_theta\":1e300", "'rope_theta'"},
@@ -196,6 +196,22 @@ static void configurations_that_do_not_fit_are_refused(void **state) {
         assert_true(tn_llm_open(make_llama("wrong", llama_refusals[i].more), NULL, &m) != TN_OK);
         assert_null(m);
         assert_text_has(tn_error(), llama_refusals[i].reason);
+    }
+}
+
+/* Another base is taken past the trained context alone, where no text may reach: within it nothing differs. */
+static void rope_that_grows_counts_within_the_trained_context(void **state) {
+    (void)state;
+    const char *more[] = {"", ",\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2}"};
+    float kept[WORDS];
+    for (size_t i = 0; i < TN_COUNT(more); i++) {
+        tn_llm *m;
+        const float *logits;
+        assert_ok(tn_llm_open(make_llama("rope", more[i]), NULL, &m));
+        assert_ok(tn_llm_prompt(m, ids, 5, &logits));
+        if (i == 0) memcpy(kept, logits, sizeof kept);
+        assert_memory_equal(logits, kept, sizeof kept);
+        tn_llm_close(m);
     }
 }
 
@@ -392,6 +408,7 @@ int main(void) {
         cmocka_unit_test(texts_together_are_as_texts_alone),
         cmocka_unit_test(what_is_no_text_is_refused),
         cmocka_unit_test(configurations_that_do_not_fit_are_refused),
+        cmocka_unit_test(rope_that_grows_counts_within_the_trained_context),
         cmocka_unit_test(tensors_that_nobody_knows_are_refused),
         cmocka_unit_test(a_folder_tells_its_sizes_and_ends),
         cmocka_unit_test(memory_may_run_out_anywhere),
