@@ -31,7 +31,7 @@ static const struct {
      "  --threads N           threads on the processor, 1 to 4096"},
     {{"library", required_argument, NULL, OPT_LIBRARY},
      CLI_THREADS,
-     "  --library NAME        matrix products by a library of `trunnion devices`, auto, or none"},
+     "  --library NAME        products, convolutions by a library of `trunnion devices`, auto, none"},
     {{"seed", required_argument, NULL, OPT_SEED},
      CLI_SEED,
      "  --seed N              start of the random numbers, a whole number from 0"},

@@ -693,6 +693,7 @@ static void faults_and_lack_of_memory(void **state) {
 /* Functions of our header and of the vendor's have results and parameters of the same sizes, and the same classes. */
 static const char COMPARE[] = "#include <cuda.h>\n#include <nvrtc.h>\n#include <type_traits>\n"
                               "#if __has_include(<cublasLt.h>)\n#include <cublasLt.h>\n#endif\n"
+                              "#if __has_include(<cudnn.h>)\n#include <cudnn.h>\n#endif\n"
                               "#undef API\n"
                               "namespace ours {\n#include \"tests/double/gpu_api.h\"\n}\n"
                               "template <class A, class B> constexpr bool alike = sizeof(A) == sizeof(B) &&\n"
@@ -729,6 +730,16 @@ static void prototypes_are_the_vendors(void **state) {
         "SAME(cublasLtMatrixLayoutSetAttribute) SAME(cublasLtMatmulDescSetAttribute) "
         "SAME(cublasLtMatmulPreferenceCreate) "
         "SAME(cublasLtMatmulPreferenceSetAttribute) SAME(cublasLtMatmulAlgoGetHeuristic) SAME(cublasLtMatmul)\n"
+        "#endif\n"
+        "#if __has_include(<cudnn.h>)\n"
+        "SAME(cudnnCreate) SAME(cudnnDestroy) SAME(cudnnSetStream) SAME(cudnnCreateTensorDescriptor) "
+        "SAME(cudnnDestroyTensorDescriptor) SAME(cudnnSetTensor4dDescriptor) SAME(cudnnCreateFilterDescriptor) "
+        "SAME(cudnnDestroyFilterDescriptor) SAME(cudnnSetFilter4dDescriptor) SAME(cudnnCreateConvolutionDescriptor) "
+        "SAME(cudnnDestroyConvolutionDescriptor) SAME(cudnnSetConvolution2dDescriptor) "
+        "SAME(cudnnSetConvolutionGroupCount) SAME(cudnnSetConvolutionMathType)\n"
+        "#define CONV(way) SAME(cudnnGetConvolution##way##Algorithm_v7) SAME(cudnnConvolution##way) \\\n"
+        "    SAME(cudnnGetConvolution##way##WorkspaceSize)\n"
+        "CONV(Forward) CONV(BackwardData) CONV(BackwardFilter)\n"
         "#endif\n",
         f);
     fclose(f);

@@ -1,7 +1,7 @@
-/* test_vendor.c — matrix products by the library of a device's vendor: only when asked for, right for every layout,
- * refused where it cannot, and every call of it fails once.
+/* test_vendor.c — matrix products and convolutions by the library of a device's vendor: only when asked for, right for
+ * every layout, refused where it cannot, and every call of it fails once.
  *
- * The vendors' libraries are those of the doubles (tests/double/gpu_blas.c), which do the work late, over memory that
+ * The vendors' libraries are those of the doubles (tests/double/gpu_blas.c, gpu_dnn.c), which do the work late, over memory that
  * notices, and count what is misused. Nothing here says anything of the real ones. */
 #include <dlfcn.h>
 #include <math.h>
@@ -14,11 +14,12 @@
 
 static const struct vendor {
     const char *id, *library, *file; /* of the doubles */
-    const char *variables[3];        /* that name it */
+    const char *variables[4];        /* that name it */
     const char *choose, *run;        /* calls that choose an algorithm, and that multiply */
     int run_at;                      /* which call of that multiplies */
     int refused, failed;             /* what they give when it cannot, and when something broke */
     bool all;                        /* every dtype and place; else f32, matrices behind each other */
+    bool convolves;                  /* convolutions; else products */
 } vendors[] = {
 #if TRUNNION_WITH_CUDA
     {"cuda:0",
@@ -30,6 +31,18 @@ static const struct vendor {
      1,
      15,
      13,
+     true,
+     false},
+    {"cuda:0",
+     "cudnn",
+     "cuda.so",
+     {"TRUNNION_CUDA_LIB", "TRUNNION_NVRTC_LIB", "TRUNNION_CUDNN_LIB"},
+     "cudnnGetConvolutionBackwardDataAlgorithm_v7",
+     "cudnnConvolutionBackwardFilter",
+     1,
+     3002, /* of version 9's thousand of what is not supported */
+     5003,
+     true,
      true},
 #endif
 #if TRUNNION_WITH_ROCM
@@ -42,7 +55,8 @@ static const struct vendor {
      2, /* the first is the question of how much memory it wants */
      2,
      6,
-     true},
+     true,
+     false},
 #endif
 #if TRUNNION_WITH_METAL
     {"metal:0",
@@ -54,6 +68,7 @@ static const struct vendor {
      0,
      1,
      1,
+     false,
      false},
 #endif
     {.id = NULL},
@@ -72,7 +87,7 @@ static void open_vendor(const struct vendor *v) {
     assert_true(n > 0);
     path[n] = 0;
     snprintf(strrchr(path, '/'), 200, "/doubles/%s", v->file);
-    for (size_t i = 0; i < TN_COUNT(v->variables) && v->variables[i]; i++)
+    for (size_t i = 0; v->variables[i]; i++)
         setenv(v->variables[i], path, 1);
     setenv("DOUBLE_LEVEL", "0", 0); /* kernels that run once are compiled soon */
     void *library = dlopen(path, RTLD_NOW);
@@ -297,6 +312,172 @@ static void plans_hold_products(void **state) {
     on_device(run_by_all);
 }
 
+/* ---- convolutions ------------------------------------------------------------------------------------------------ */
+
+/* Images [n, channels, size], filters [out, channels / groups, kernel]. */
+typedef struct window {
+    int64_t n, channels, size[2], out, kernel[2];
+    tn_conv2d_options o;
+    tn_dtype dtype;
+    bool part;           /* of larger images */
+    const char *refused; /* what explain says; NULL: the library takes it and both gradients */
+} window;
+
+static const window windows[] = {
+    {2, 3, {5, 6}, 4, {3, 3}, {.padding = {1, 1}}, TN_F32, false, NULL},
+    {2, 4, {7, 8}, 6, {3, 2}, {.stride = {2, 3}, .padding = {1, 0}, .groups = 2}, TN_F32, false, NULL},
+    {1, 6, {6, 5}, 6, {3, 3}, {.padding = {2, 2}, .dilation = {2, 1}, .groups = 6}, TN_F32, false, NULL},
+    {2, 5, {4, 4}, 7, {1, 1}, {0}, TN_F32, false, NULL},
+    {2, 8, {6, 6}, 8, {3, 3}, {.padding = {1, 1}}, TN_F16, false, NULL},
+    {1, 4, {9, 9}, 4, {3, 3}, {.stride = {2, 2}, .groups = 4}, TN_BF16, false, NULL},
+    {1, 2, {5, 5}, 3, {3, 3}, {0}, TN_F64, false, "has no convolution of its dtype"},
+    {1, 2, {5, 5}, 3, {3, 3}, {0}, TN_F32, true, "takes tensors that lie whole"},
+};
+
+static int64_t or_one(int64_t n) { return n ? n : 1; }
+
+static int64_t places_of(const window *c, int d) {
+    int64_t reach = (c->kernel[d] - 1) * or_one(c->o.dilation[d]) + 1;
+    return (c->size[d] + 2 * c->o.padding[d] - reach) / or_one(c->o.stride[d]) + 1;
+}
+
+enum { IMAGES, FILTERS, RESULTS, KINDS };
+
+/* What element y of the results, channel k of its group and tap t have in common: elements of each. */
+static bool meet(const window *c, int64_t y, int64_t k, int64_t t, int64_t at[KINDS]) {
+    int64_t rows = places_of(c, 0), columns = places_of(c, 1), depth = c->channels / or_one(c->o.groups);
+    int64_t o = y / columns / rows % c->out, n = y / columns / rows / c->out, taps = c->kernel[0] * c->kernel[1];
+    int64_t v =
+        y / columns % rows * or_one(c->o.stride[0]) - c->o.padding[0] + t / c->kernel[1] * or_one(c->o.dilation[0]);
+    int64_t h = y % columns * or_one(c->o.stride[1]) - c->o.padding[1] + t % c->kernel[1] * or_one(c->o.dilation[1]);
+    int64_t channel = o / (c->out / or_one(c->o.groups)) * depth + k;
+    at[IMAGES] = ((n * c->channels + channel) * c->size[0] + v) * c->size[1] + h;
+    at[FILTERS] = (o * depth + k) * taps + t;
+    at[RESULTS] = y;
+    return v >= 0 && v < c->size[0] && h >= 0 && h < c->size[1];
+}
+
+/* Values of one kind from those of the other two, each within what the roundings of a sum in any order allow. */
+static void check_kind(const window *c, int kind, const double *const values[KINDS], const double *got, int64_t count) {
+    double *sum = calloc((size_t)count, sizeof *sum), *size = calloc((size_t)count, sizeof *size);
+    int64_t *terms = calloc((size_t)count, sizeof *terms), at[KINDS];
+    int64_t results = c->n * c->out * places_of(c, 0) * places_of(c, 1), taps = c->kernel[0] * c->kernel[1];
+    double sums = c->dtype == TN_F64 ? 0x1p-53 : 0x1p-24;
+    for (int64_t y = 0; y < results; y++)
+        for (int64_t k = 0; k < c->channels / or_one(c->o.groups); k++)
+            for (int64_t t = 0; t < taps; t++) {
+                if (!meet(c, y, k, t, at)) continue;
+                int a = (kind + 1) % KINDS, b = (kind + 2) % KINDS;
+                double product = values[a][at[a]] * values[b][at[b]];
+                sum[at[kind]] += product;
+                size[at[kind]] += fabs(product);
+                terms[at[kind]]++;
+            }
+    for (int64_t i = 0; i < count; i++) {
+        double bound = (double)(terms[i] + 1) * sums * size[i] + rounding(c->dtype) * fabs(sum[i]) + 0x1p-25;
+        if (!(fabs(got[i] - sum[i]) <= bound))
+            fail_msg("convolution %d, kind %d, element %lld: %.9g is not %.9g", (int)(c - windows), kind, (long long)i,
+                     got[i], sum[i]);
+    }
+    free(sum);
+    free(size);
+    free(terms);
+}
+
+static int64_t count_of(const window *c, int kind) {
+    if (kind == IMAGES) return c->n * c->channels * c->size[0] * c->size[1];
+    if (kind == FILTERS) return c->out * c->channels / or_one(c->o.groups) * c->kernel[0] * c->kernel[1];
+    return c->n * c->out * places_of(c, 0) * places_of(c, 1);
+}
+
+static tn_tensor *images_of(const window *c) {
+    if (!c->part) return made(4, (int64_t[]){c->n, c->channels, c->size[0], c->size[1]}, c->dtype);
+    tn_tensor *larger = made(4, (int64_t[]){c->n, c->channels, c->size[0], c->size[1] + 2}, c->dtype);
+    return tn_slice(larger, 3, 1, c->size[1] + 1, 1);
+}
+
+static void says_who(const window *c) {
+    char by[100];
+    if (c->refused) snprintf(by, sizeof by, " not by the library, which %s", c->refused);
+    assert_true(says(c->refused ? by : " by cudnn"));
+}
+
+/* A convolution and both of its gradients. */
+static void convolve(const window *c) {
+    TN_SCOPE {
+        tn_tensor *x = images_of(c), *grads[2];
+        tn_tensor *w =
+            made(4, (int64_t[]){c->out, c->channels / or_one(c->o.groups), c->kernel[0], c->kernel[1]}, c->dtype);
+        tn_tensor *dy = made(4, (int64_t[]){c->n, c->out, places_of(c, 0), places_of(c, 1)}, c->dtype);
+        int wanted = c->part ? 1 : 2; /* a view is no leaf */
+        assert_ok(tn_set_requires_grad(w, true));
+        if (!c->part) assert_ok(tn_set_requires_grad(x, true));
+        tn_tensor *y = tn_conv2d(x, w, NULL, &c->o);
+        assert_ok(tn_eval(&y, 1));
+        says_who(c);
+        assert_ok(tn_gradients(&y, 1, &dy, (tn_tensor *[]){w, x}, wanted, false, grads));
+        for (int i = 0; i < wanted; i++) {
+            assert_ok(tn_eval(&grads[i], 1));
+            says_who(c);
+        }
+        double *values[KINDS] = {numbers_of(x), numbers_of(w), numbers_of(dy)};
+        double *got[KINDS] = {c->part ? NULL : numbers_of(grads[1]), numbers_of(grads[0]), numbers_of(y)};
+        for (int k = c->part ? FILTERS : IMAGES; k < KINDS; k++)
+            check_kind(c, k, (const double *const *)values, got[k], count_of(c, k));
+        for (int k = 0; k < KINDS; k++) {
+            free(values[k]);
+            free(got[k]);
+        }
+    }
+}
+
+static void convolve_all(void) {
+    tn_manual_seed(12);
+    assert_ok(tn_set_library(now->library));
+    for (size_t i = 0; i < TN_COUNT(windows); i++)
+        convolve(&windows[i]);
+}
+
+static void convolutions_agree(void **state) {
+    (void)state;
+    on_device(convolve_all);
+}
+
+/* Operands from the host, a step of training with what stands around it, read back; equal convolutions are one. */
+static tn_status try_convolutions(void) {
+    enum { N = 2, CHANNELS = 3, SIZE = 5, OUT = 4, KERNEL = 3 };
+    static const window c = {N,      CHANNELS, {SIZE, SIZE}, OUT, {KERNEL, KERNEL}, {.padding = {1, 1}},
+                             TN_F32, false,    NULL};
+    float numbers[N * OUT * SIZE * SIZE], got[2][N * OUT * SIZE * SIZE];
+    double values[N * OUT * SIZE * SIZE], results[N * OUT * SIZE * SIZE];
+    for (int i = 0; i < N * OUT * SIZE * SIZE; i++)
+        values[i] = (double)(numbers[i] = (float)(i * 7 % 11 - 5));
+    TRY(open_device());
+    tn_status status = TN_OK;
+    TN_SCOPE {
+        tn_tensor *x = tn_from_data(numbers, (int64_t[]){N, CHANNELS, SIZE, SIZE}, 4, TN_F32), *grads[2];
+        tn_tensor *w = tn_from_data(numbers, (int64_t[]){OUT, CHANNELS, KERNEL, KERNEL}, 4, TN_F32);
+        tn_tensor *dy = tn_from_data(numbers, (int64_t[]){N, OUT, SIZE, SIZE}, 4, TN_F32);
+        status = tn_set_requires_grad(x, true);
+        if (status == TN_OK) status = tn_set_requires_grad(w, true);
+        tn_tensor *y = tn_conv2d(x, w, NULL, &c.o);
+        tn_tensor *twice = tn_add(y, tn_conv2d(x, w, NULL, &c.o));
+        if (status == TN_OK) status = tn_gradients(&y, 1, &dy, (tn_tensor *[]){x, w}, 2, false, grads);
+        if (status == TN_OK) status = tn_eval((tn_tensor *[]){twice, grads[0], grads[1]}, 3);
+        if (status == TN_OK) status = tn_read(twice, got[0], (size_t)count_of(&c, RESULTS) * sizeof(float));
+        if (status == TN_OK) status = tn_read(grads[1], got[1], (size_t)count_of(&c, FILTERS) * sizeof(float));
+    }
+    TRY(status);
+    const double *const all[KINDS] = {values, values, values};
+    for (int i = 0; i < 2; i++) {
+        int kind = i ? FILTERS : RESULTS;
+        for (int64_t k = 0; k < count_of(&c, kind); k++)
+            results[k] = (double)got[i][k] / (i ? 1 : 2);
+        check_kind(&c, kind, all, results, count_of(&c, kind));
+    }
+    return TN_OK;
+}
+
 /* ---- faults ------------------------------------------------------------------------------------------------------ */
 
 enum { BATCH = 2, M = 6, N = 8, K = 10 };
@@ -328,7 +509,7 @@ static tn_status try_product(void) {
 
 static void *run_try(void *of) {
     part *p = of;
-    p->status = try_product();
+    p->status = now->convolves ? try_convolutions() : try_product();
     snprintf(p->text, sizeof p->text, "%s", p->status == TN_OK ? "" : tn_error());
     close_device();
     return NULL;
@@ -340,7 +521,7 @@ static void failures_are_told(void **state) {
     assert_ok(tn_set_library(now->library));
     told.arm(now->choose, 1, now->refused, 0);
     in_thread(run_try, &p);
-    assert_ok(p.status); /* it has no way for this product: ours has */
+    assert_ok(p.status); /* it has no way for this: ours has */
     if (!now->run) return;
     told.arm(now->run, now->run_at, now->failed, 0);
     in_thread(run_try, &p);
@@ -393,13 +574,22 @@ int main(void) {
         cmocka_unit_test(plans_hold_products),   cmocka_unit_test(failures_are_told),
         cmocka_unit_test(every_call_fails_once),
     };
+    const struct CMUnitTest of_convolutions[] = {
+        cmocka_unit_test(libraries_are_listed),
+        cmocka_unit_test(convolutions_agree),
+        cmocka_unit_test(failures_are_told),
+        cmocka_unit_test(every_call_fails_once),
+    };
     int failed = 0;
     if (make_scratch(NULL)) return 1;
     clean_environment(NULL);
     for (const struct vendor *v = vendors; v->id; v++) {
         open_vendor(v);
-        failed += cmocka_run_group_tests_name(v->library, tests, NULL, NULL);
-        printf("ran on: %s double (%s): products\n", v->library, v->id);
+        if (v->convolves)
+            failed += cmocka_run_group_tests_name(v->library, of_convolutions, NULL, NULL);
+        else
+            failed += cmocka_run_group_tests_name(v->library, tests, NULL, NULL);
+        printf("ran on: %s double (%s): %s\n", v->library, v->id, v->convolves ? "convolutions" : "products");
     }
     return failed + remove_scratch(NULL);
 }

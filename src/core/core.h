@@ -7,7 +7,7 @@
  *   fuse.c     values → groups: what becomes one kernel
  *   lower.c    a group → a KIR program; blocks.c: what an element of quantised weights is
  *   template.c the same for products and native ops on devices with workgroups
- *   vendor.c   which products the library of the device's vendor computes
+ *   vendor.c   which products and convolutions the library of the device's vendor computes
  *   place.c    which groups the plan's device computes, which the host, and why
  *   layout.c   where values lie
  *   plan.c     groups → commands: order, the commit section; running them
@@ -173,6 +173,14 @@ typedef struct tn_group {
     tn_kernel *kernel; /* of the program; place.c loads it early to see whether the device takes it */
 } tn_group;
 
+/* What a vendor's library said to a convolution (vendor.c). */
+typedef struct tn_vendor_answer {
+    const tn_node *node;
+    bool taken;
+    struct tn_vendor_call *call; /* until a value has it; NULL: it refused, and `why` is the rest of a sentence */
+    const char *why;
+} tn_vendor_answer;
+
 typedef struct tn_graph_plan {
     const tn_binding *binding;
     tn_recorder *recorder;
@@ -183,6 +191,9 @@ typedef struct tn_graph_plan {
     tn_pointer_map expansion_of; /* composed node → index in expansions */
     tn_node **expansions;
     size_t expansion_count, expansion_capacity;
+    tn_pointer_map answer_of; /* convolution → index in answers */
+    tn_vendor_answer *answers;
+    size_t answer_count, answer_capacity;
     tn_build build;
     tn_group *groups;
     size_t group_count, group_capacity;
@@ -200,7 +211,10 @@ int tn_value_of(const tn_graph_plan *g, const tn_node *n);  /* compositions foll
 bool tn_value_in_memory(const tn_graph_plan *g, int value); /* its root is a leaf or stored */
 int64_t tn_value_numel(const tn_value *v);
 
-/* Asks a library that was chosen for the plan's kind of device for each product (vendor.c). */
+/* Asks a library that was chosen for the plan's kind of device for a convolution; nodes of other ops are not taken. */
+tn_status tn_vendor_ask(tn_graph_plan *g, const tn_node *n, bool *taken);
+void tn_vendor_forget(tn_graph_plan *g);
+/* Asks it for each product, and hands over what it said to convolutions (vendor.c). */
 tn_status tn_vendor_choose(tn_graph_plan *g);
 tn_status tn_fuse(tn_graph_plan *g);
 /* A kernel of kern/cpu computes it, or a vendor's library on the device: it reads operands that lie in memory. */

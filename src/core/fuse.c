@@ -109,7 +109,7 @@ static void input_needs(tn_graph_plan *g, const tn_value *u, int x) {
         if (dear) want_memory(g, x);
         return;
     }
-    if (c == TN_NATIVE && in->dial >= 0 && tn_template_takes(u)) return; /* comes with the launch */
+    if (c == TN_NATIVE && !u->vendor && in->dial >= 0 && tn_template_takes(u)) return; /* comes with the launch */
     if (c == TN_MATMUL || c == TN_NATIVE || (c == TN_VIEW_OP && !view_maps(u)) || (c == TN_MOVEMENT && dear) || spread)
         want_memory(g, x);
     if (c == TN_REDUCTION && !over_dims(u) && dear) want_memory(g, x);

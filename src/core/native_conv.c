@@ -45,6 +45,12 @@ static tn_conv_args sizes_of(const tn_node *n, const window_places *at, const tn
     return a;
 }
 
+tn_conv_args tn_conv_sizes(const tn_node *n) {
+    if (n->op == TN_OP_SPREAD2D) return sizes_of(n, &of_spread2d, n, n->in[0], n->in[1]);
+    if (n->op == TN_OP_CONV2D_WEIGHT) return sizes_of(n, &of_conv2d_weight, n->in[0], n->in[1], n);
+    return sizes_of(n, &of_correlate2d, n->in[0], n, n->in[1]);
+}
+
 /* The greatest of each window of x [(images,) channels, size]: a window over each channel alone. */
 static tn_conv_args sizes_of_pool(const tn_node *n) {
     const tn_node *x = n->in[0];

@@ -100,8 +100,11 @@ static tn_status expand(tn_graph_plan *g, const tn_node *n, tn_node **out) {
 /* Follows compositions to the node that is really computed. */
 static tn_status resolve(tn_graph_plan *g, const tn_node *n, const tn_node **out) {
     enum { MAX_NESTING = 64 };
-    for (int depth = 0; is_composed(n); depth++) {
+    for (int depth = 0;; depth++) {
         tn_node *e = NULL;
+        bool taken = false;
+        TRY(tn_vendor_ask(g, n, &taken));
+        if (taken || !is_composed(n)) break;
         if (depth == MAX_NESTING)
             return tn_fail(TN_ERR_INTERNAL, "%s: compositions nest endlessly", tn_op(n->op)->name);
         TRY(expand(g, n, &e));
@@ -330,5 +333,6 @@ void tn_graph_plan_free(tn_graph_plan *g) {
     tn_mem_free(g->expansions);
     tn_map_free(&g->value_of);
     tn_map_free(&g->expansion_of);
+    tn_vendor_forget(g);
     tn_build_end(&g->build);
 }

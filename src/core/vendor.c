@@ -1,8 +1,10 @@
-/* vendor.c — products of a plan that a vendor's library computes on its device.
+/* vendor.c — products and convolutions of a plan that a vendor's library computes on its device.
  *
  * The library is asked before anything is fused, for it is told where its operands will lie: views and data where they
  * are, everything else stored whole. A product that it takes stands alone: nothing joins it, and what it reads is in
- * memory. One that it does not take is ours, as if nobody had asked, and explain says why. */
+ * memory. One that it does not take is ours, as if nobody had asked, and explain says why.
+ *
+ * A convolution is asked for earlier, before it would be composed: as a node, whose inputs are whole or are not. */
 #include "hal/vendor.h"
 
 #include "core/native.h"
@@ -28,13 +30,122 @@ static tn_status ask(tn_graph_plan *g, const tn_vendor_library *l, tn_value *c) 
     if (c->node->rank > TN_GEMM_BATCH_AXES + 2) return TN_OK;
     tn_native_product(g, c, &args);
     if (!tn_vendor_product_of(&args, (tn_dtype)c->node->dtype, alignment, &p, &c->vendor_why)) return TN_OK;
-    return tn_vendor_make(g->binding->device, l, &p, &c->vendor, &c->vendor_why);
+    return tn_vendor_make(g->binding->device, l, &p, NULL, &c->vendor, &c->vendor_why);
 }
+
+/* ---- convolutions ------------------------------------------------------------------------------------------------ */
+
+static const struct form {
+    tn_op_id op;
+    tn_vendor_way way;
+} forms[] = {{TN_OP_CORRELATE2D, TN_VENDOR_RESULTS},
+             {TN_OP_SPREAD2D, TN_VENDOR_IMAGES},
+             {TN_OP_CONV2D_WEIGHT, TN_VENDOR_FILTERS}};
+
+static const struct form *form_of(const tn_node *n) {
+    if (n->rank != 4 || n->in[0]->rank != 4 || tn_node_computed(n)) return NULL;
+    for (size_t i = 0; i < TN_COUNT(forms); i++)
+        if (n->op == forms[i].op) return &forms[i];
+    return NULL;
+}
+
+static bool lies_well(const tn_node *n) {
+    const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
+    return tn_node_contiguous(n) && !(root->buffer && (uintptr_t)root->buffer->address % TN_VENDOR_CONV_ALIGNMENT);
+}
+
+static bool fill(int out[4], int64_t n, int64_t channels, const int64_t size[2]) {
+    const int64_t all[] = {n, channels, size[0], size[1]};
+    int64_t count = 1;
+    for (int d = 0; d < 4; d++) {
+        if (all[d] < 1 || all[d] > INT32_MAX || (count *= all[d]) > INT32_MAX) return false;
+        out[d] = (int)all[d];
+    }
+    return true;
+}
+
+/* As many zeros behind an image as before it, and every place of the window. */
+static bool is_even(const tn_conv_args *a, tn_vendor_conv *out) {
+    for (int d = 0; d < 2; d++) {
+        int64_t most = INT32_MAX / 4, reach = (a->kernel[d] - 1) * a->dilation[d] + 1;
+        if (a->before[d] < 0 || a->before[d] > most || a->stride[d] > most || a->dilation[d] > most || reach > most)
+            return false;
+        if (a->places[d] != (a->size[d] + 2 * a->before[d] - reach) / a->stride[d] + 1) return false;
+        out->padding[d] = (int)a->before[d];
+        out->stride[d] = (int)a->stride[d];
+        out->dilation[d] = (int)a->dilation[d];
+    }
+    return true;
+}
+
+/* Whether a convolution is of the form that libraries have; else *why is the rest of a sentence. */
+static bool conv_of(const tn_node *n, tn_vendor_conv *c, const char **why) {
+    tn_conv_args a = tn_conv_sizes(n);
+    *why = "has no convolution of its dtype";
+    if (n->dtype != TN_F32 && n->dtype != TN_F16 && n->dtype != TN_BF16) return false;
+    *why = "takes tensors that lie whole, at multiples of 16 bytes";
+    if (!lies_well(n->in[0]) || !lies_well(n->in[1])) return false;
+    *why = "takes fewer than 2^31 elements, and some";
+    c->dtype = (tn_dtype)n->dtype;
+    c->groups = (int)a.groups;
+    if (!fill(c->images, a.images, a.groups * a.channels, a.size) ||
+        !fill(c->filters, a.groups * a.filters, a.channels, a.kernel) ||
+        !fill(c->results, a.images, a.groups * a.filters, a.places))
+        return false;
+    *why = "pads both ends of an axis alike";
+    return is_even(&a, c);
+}
+
+static tn_status add_answer(tn_graph_plan *g, const tn_vendor_library *l, const tn_node *n, tn_vendor_way way) {
+    tn_vendor_conv c = {.way = way};
+    TRY(tn_mem_grow(&g->answers, &g->answer_capacity, g->answer_count + 1, sizeof *g->answers));
+    tn_vendor_answer *answer = &g->answers[g->answer_count];
+    *answer = (tn_vendor_answer){.node = n};
+    TRY(tn_map_put(&g->answer_of, n, (int32_t)g->answer_count));
+    g->answer_count++;
+    if (conv_of(n, &c, &answer->why)) TRY(tn_vendor_make(g->binding->device, l, NULL, &c, &answer->call, &answer->why));
+    answer->taken = answer->call != NULL;
+    return TN_OK;
+}
+
+tn_status tn_vendor_ask(tn_graph_plan *g, const tn_node *n, bool *taken) {
+    const struct form *form = n->device->is_cpu || n->op == TN_OP_NONE ? NULL : form_of(n);
+    const tn_vendor_library *l = form ? tn_vendor_for(g->binding->device, true) : NULL;
+    *taken = false;
+    if (!l) return TN_OK;
+    if (tn_map_find(&g->answer_of, n) < 0) TRY(add_answer(g, l, n, form->way));
+    *taken = g->answers[tn_map_find(&g->answer_of, n)].taken;
+    return TN_OK;
+}
+
+/* To the values: equal ones need but one call. What the library refused was perhaps composed. */
+static void give_answers(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->answer_count; i++) {
+        tn_vendor_answer *answer = &g->answers[i];
+        int id = tn_value_of(g, answer->node);
+        tn_value *v = id < 0 ? NULL : &g->values[g->values[id].root];
+        if (!v) continue;
+        if (!answer->taken) v->vendor_why = answer->why;
+        if (!answer->taken || v->vendor) continue;
+        v->vendor = answer->call;
+        answer->call = NULL;
+    }
+}
+
+void tn_vendor_forget(tn_graph_plan *g) {
+    for (size_t i = 0; i < g->answer_count; i++)
+        tn_vendor_free(g->answers[i].call);
+    tn_mem_free(g->answers);
+    tn_map_free(&g->answer_of);
+}
+
+/* ---- all --------------------------------------------------------------------------------------------------------- */
 
 tn_status tn_vendor_choose(tn_graph_plan *g) {
     const tn_device *d = g->binding->device;
-    const tn_vendor_library *l = d->is_cpu ? NULL : tn_vendor_for(d);
+    const tn_vendor_library *l = d->is_cpu ? NULL : tn_vendor_for(d, false);
     for (size_t i = 0; l && i < g->value_count; i++)
         if (g->values[i].row && g->values[i].node->op == TN_OP_MATMUL_BATCHED) TRY(ask(g, l, &g->values[i]));
+    give_answers(g);
     return TN_OK;
 }

@@ -17,12 +17,14 @@ struct tn_vendors {
 
 static pthread_mutex_t lists = PTHREAD_MUTEX_INITIALIZER;
 
-const tn_vendor_library *tn_vendor_for(const tn_device *d) {
+const tn_vendor_library *tn_vendor_for(const tn_device *d, bool convolutions) {
     uint32_t chosen = tn_vendors_chosen();
     if (!d->driver->lend) return NULL;
-    for (int i = 0; chosen >> i; i++)
-        if (chosen >> i & 1 && strcmp(tn_vendor_library_at(i)->backend, d->driver->name) == 0)
-            return tn_vendor_library_at(i);
+    for (int i = 0; chosen >> i; i++) {
+        const tn_vendor_library *l = tn_vendor_library_at(i);
+        bool computes = convolutions ? l->make_conv != NULL : l->make != NULL;
+        if (chosen >> i & 1 && computes && strcmp(l->backend, d->driver->name) == 0) return l;
+    }
     return NULL;
 }
 
@@ -98,38 +100,41 @@ void tn_vendors_close(tn_device *d) {
     }
 }
 
-/* ---- products ---------------------------------------------------------------------------------------------------- */
+/* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 typedef struct question {
     void *handle;
     const tn_vendor_product *product;
+    const tn_vendor_conv *conv;
     tn_vendor_call *call;
 } question;
 
 static tn_status ask(void *ctx, const tn_lent *lent) {
     const question *q = ctx;
-    return q->call->library->make(q->handle, lent, q->product, &q->call->state, &q->call->workspace);
+    tn_vendor_call *c = q->call;
+    if (q->conv) return c->library->make_conv(q->handle, lent, q->conv, &c->state, &c->workspace);
+    return c->library->make(q->handle, lent, q->product, &c->state, &c->workspace);
 }
 
-static tn_status make(tn_device *d, struct tn_vendors *v, const tn_vendor_product *p, tn_vendor_call *call) {
-    question q = {.handle = v->handle, .product = p, .call = call};
-    call->library = v->library;
+static tn_status make(tn_device *d, struct tn_vendors *v, question *q) {
+    q->handle = v->handle;
+    q->call->library = v->library;
     for (int s = 0; s < TN_VENDOR_SIDES; s++)
-        call->alignment[s] = p->side[s].alignment;
+        q->call->alignment[s] = q->conv ? TN_VENDOR_CONV_ALIGNMENT : q->product->side[s].alignment;
     pthread_mutex_lock(&v->lock);
-    tn_status s = d->driver->lend(tn_lane(d), ask, &q);
+    tn_status s = d->driver->lend(tn_lane(d), ask, q);
     pthread_mutex_unlock(&v->lock);
     return s;
 }
 
-tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vendor_product *p, tn_vendor_call **out,
-                         const char **why) {
+tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vendor_product *p,
+                         const tn_vendor_conv *conv, tn_vendor_call **out, const char **why) {
     struct tn_vendors *v;
     TRY(need(d, l, &v));
     *why = v->handle ? "has no way for it" : "does not start here";
     tn_vendor_call *c = v->handle ? tn_mem_zalloc(1, sizeof *c) : NULL;
     if (!c) return v->handle ? TN_ERR_MEMORY : TN_OK;
-    tn_status s = make(d, v, p, c);
+    tn_status s = make(d, v, &(question){.product = p, .conv = conv, .call = c});
     if (s == TN_OK)
         *out = c;
     else
@@ -159,7 +164,7 @@ static tn_status check_alignment(const tn_vendor_call *c, void *const *pointers)
     for (int s = 0; s < TN_VENDOR_SIDES; s++)
         if ((uintptr_t)pointers[s] % (uintptr_t)c->alignment[s] != 0)
             return tn_fail(TN_ERR_UNSUPPORTED,
-                           "%s: the product was planned for addresses that are multiples of %lld, and %p is none: "
+                           "%s: this was planned for addresses that are multiples of %lld, and %p is none: "
                            "evaluate it with other memory, or with --library none",
                            c->library->spec.title, (long long)c->alignment[s], pointers[s]);
     return TN_OK;

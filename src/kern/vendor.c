@@ -8,6 +8,7 @@
 static const tn_vendor_library *const table[] = {
 #if TRUNNION_WITH_CUDA
     &tn_vendor_cublaslt,
+    &tn_vendor_cudnn,
 #endif
 #if TRUNNION_WITH_ROCM
     &tn_vendor_rocblas,
@@ -26,12 +27,18 @@ int tn_vendor_row(const char *name) {
     return -1;
 }
 
-tn_status tn_vendor_check(const tn_vendor_library *l, const tn_vendor_error *errors, int code, const char *call) {
-    if (code == 0) return TN_OK;
+static const tn_vendor_error *find(const tn_vendor_error *errors, int code) {
     while (errors->name && errors->code != code)
         errors++;
-    const char *name = errors->name ? errors->name : "an unknown error";
-    return tn_fail(errors->name ? errors->status : TN_ERR_DEVICE, "%s: %s: %s (%d)", l->spec.title, call, name, code);
+    return errors;
+}
+
+tn_status tn_vendor_check(const tn_vendor_library *l, const tn_vendor_error *errors, int code, const char *call) {
+    if (code == 0) return TN_OK;
+    const tn_vendor_error *e = find(errors, code);
+    if (!e->name && code > 1000) e = find(errors, code - code % 1000);
+    const char *name = e->name ? e->name : "an unknown error";
+    return tn_fail(e->name ? e->status : TN_ERR_DEVICE, "%s: %s: %s (%d)", l->spec.title, call, name, code);
 }
 
 /* ---- the form of a product --------------------------------------------------------------------------------------- */

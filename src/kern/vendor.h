@@ -1,9 +1,9 @@
-/* vendor.h — matrix products by the library that a device's vendor ships, instead of our own kernels.
+/* vendor.h — matrix products and convolutions by the library that a device's vendor ships, instead of our kernels.
  *
  * As with blas.h, one is used only when somebody asks for it: results are of the class `library`. A library is a row of
  * the table in vendor.c and a file of its own, which declares what it calls. It works in a queue of ours and in memory
  * of ours: a driver lends the queue for the time of a call (tn_driver.lend; hal/vendor.c), a plan the workspace. What
- * it chooses for a product it chooses when that is planned. */
+ * it chooses for a product or a convolution it chooses when that is planned. */
 #ifndef TN_KERN_VENDOR_H
 #define TN_KERN_VENDOR_H
 
@@ -39,6 +39,24 @@ typedef struct tn_vendor_product {
 bool tn_vendor_product_of(const tn_gemm_args *args, tn_dtype dtype, const int64_t alignment[TN_VENDOR_SIDES],
                           tn_vendor_product *out, const char **why);
 
+/* What is made of the other two: results of images and filters, or a gradient. The order of their pointers: what is
+ * made, then images before results, results before filters, images before filters. */
+typedef enum tn_vendor_way {
+    TN_VENDOR_RESULTS,
+    TN_VENDOR_IMAGES,
+    TN_VENDOR_FILTERS,
+} tn_vendor_way;
+
+/* Images [n, channels, size], filters [out, channels / groups, kernel], results [n, out, places], each of which lies
+ * whole in memory, at a multiple of these bytes; sums in f32. All numbers and counts of elements fit 32 bits. */
+enum { TN_VENDOR_CONV_ALIGNMENT = 16 };
+typedef struct tn_vendor_conv {
+    tn_dtype dtype;
+    tn_vendor_way way;
+    int images[4], filters[4], results[4];
+    int padding[2], stride[2], dilation[2], groups;
+} tn_vendor_conv;
+
 typedef struct tn_vendor_library {
     const char *name, *backend; /* "cublaslt", "cuda" */
     tn_library_spec spec;
@@ -47,7 +65,9 @@ typedef struct tn_vendor_library {
     void (*close)(const tn_lent *lent, void *handle);
     /* Chooses how. TN_ERR_UNSUPPORTED: it has nothing for this product. workspace: bytes that a run wants. */
     tn_status (*make)(void *handle, const tn_lent *lent, const tn_vendor_product *p, void **call, size_t *workspace);
-    /* In order, in the queue that is lent. pointers: A, B, C, workspace. */
+    /* The same for a convolution. A library has one of the two, the other one is NULL. */
+    tn_status (*make_conv)(void *handle, const tn_lent *lent, const tn_vendor_conv *c, void **call, size_t *workspace);
+    /* In order, in the queue that is lent. pointers: A, B, C or a convolution's, then the workspace. */
     tn_status (*run)(void *handle, const tn_lent *lent, const void *call, void *const *pointers);
     void (*free)(void *call);
 } tn_vendor_library;
@@ -57,9 +77,10 @@ const tn_vendor_library *tn_vendor_library_at(int row);
 int tn_vendor_row(const char *name); /* -1: there is none of this name */
 
 /* The rows' files. */
-extern const tn_vendor_library tn_vendor_cublaslt, tn_vendor_rocblas, tn_vendor_mps;
+extern const tn_vendor_library tn_vendor_cublaslt, tn_vendor_cudnn, tn_vendor_rocblas, tn_vendor_mps;
 
-/* TN_OK, or the failure of a library's call: "cuBLASLt: cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED (15)". */
+/* TN_OK, or the failure of a library's call: "cuBLASLt: cublasLtMatmul: CUBLAS_STATUS_NOT_SUPPORTED (15)". A code above
+ * 1000 that has no row is of the kind of its thousand. */
 typedef struct tn_vendor_error {
     int code;
     const char *name;

@@ -177,6 +177,41 @@ API_EXPORT int cublasLtMatmulAlgoGetHeuristic(void *handle, void *desc, void *a,
 API_EXPORT int cublasLtMatmul(void *handle, void *desc, const void *alpha, const void *a, void *a_layout, const void *b,
                               void *b_layout, const void *beta, const void *c, void *c_layout, void *d, void *d_layout,
                               const gpu_algorithm *algorithm, void *workspace, size_t bytes, void *stream);
+
+/* convolutions */
+typedef struct gpu_conv_answer {
+    int algorithm, state;
+    float time;
+    size_t workspace;
+    int same_bits, math, reserved[3];
+} gpu_conv_answer;
+API_EXPORT int cudnnCreate(void **handle);
+API_EXPORT int cudnnDestroy(void *handle);
+API_EXPORT int cudnnSetStream(void *handle, void *stream);
+API_EXPORT int cudnnCreateTensorDescriptor(void **out);
+API_EXPORT int cudnnDestroyTensorDescriptor(void *tensor);
+API_EXPORT int cudnnSetTensor4dDescriptor(void *tensor, int format, int type, int n, int c, int h, int w);
+API_EXPORT int cudnnCreateFilterDescriptor(void **out);
+API_EXPORT int cudnnDestroyFilterDescriptor(void *filter);
+API_EXPORT int cudnnSetFilter4dDescriptor(void *filter, int type, int format, int k, int c, int h, int w);
+API_EXPORT int cudnnCreateConvolutionDescriptor(void **out);
+API_EXPORT int cudnnDestroyConvolutionDescriptor(void *conv);
+API_EXPORT int cudnnSetConvolution2dDescriptor(void *conv, int pad_h, int pad_w, int stride_h, int stride_w,
+                                               int dilation_h, int dilation_w, int mode, int type);
+API_EXPORT int cudnnSetConvolutionGroupCount(void *conv, int groups);
+API_EXPORT int cudnnSetConvolutionMathType(void *conv, int math);
+#define CONV_CALLS(way)                                                                                              \
+    API_EXPORT int cudnnGetConvolution##way##Algorithm_v7(void *handle, void *a, void *b, void *conv, void *out,     \
+                                                          int wanted, int *count, gpu_conv_answer *answers);         \
+    API_EXPORT int cudnnGetConvolution##way##WorkspaceSize(void *handle, void *a, void *b, void *conv, void *out,    \
+                                                           int algorithm, size_t *bytes);                            \
+    API_EXPORT int cudnnConvolution##way(void *handle, const void *alpha, void *a_desc, const void *a, void *b_desc, \
+                                         const void *b, void *conv, int algorithm, void *workspace, size_t bytes,    \
+                                         const void *beta, void *out_desc, void *out);
+CONV_CALLS(Forward)
+CONV_CALLS(BackwardData)
+CONV_CALLS(BackwardFilter)
+#undef CONV_CALLS
 #else
 API_EXPORT int rocblas_create_handle(void **out);
 API_EXPORT int rocblas_destroy_handle(void *of);

@@ -39,31 +39,37 @@ static uint16_t to_half(float f) {
     return sign | (uint16_t)((bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13);
 }
 
-static double load(const blas_matrix *m, int64_t batch, int64_t row, int64_t column) {
-    int64_t at = m->turned ? row * m->ld + column : column * m->ld + row;
-    const char *p = m->data + (batch * m->stride + at) * (int64_t)blas_size(m->type);
+double blas_load(blas_type type, const char *p) {
     double wide;
     float narrow;
     uint16_t half;
-    if (m->type == BLAS_F64) return memcpy(&wide, p, sizeof wide), wide;
-    if (m->type == BLAS_F32) return memcpy(&narrow, p, sizeof narrow), (double)narrow;
+    if (type == BLAS_F64) return memcpy(&wide, p, sizeof wide), wide;
+    if (type == BLAS_F32) return memcpy(&narrow, p, sizeof narrow), (double)narrow;
     memcpy(&half, p, sizeof half);
-    if (m->type == BLAS_F16) return (double)from_half(half);
+    if (type == BLAS_F16) return (double)from_half(half);
     uint32_t bits = (uint32_t)half << 16;
     memcpy(&narrow, &bits, sizeof narrow);
     return (double)narrow;
 }
 
-static void store(const blas_matrix *m, int64_t batch, int64_t row, int64_t column, double value) {
-    char *p = m->data + (batch * m->stride + column * m->ld + row) * (int64_t)blas_size(m->type);
+void blas_store(blas_type type, char *p, double value) {
     float narrow = (float)value;
     uint16_t half = to_half(narrow);
     uint32_t bits;
-    if (m->type == BLAS_BF16) {
+    if (type == BLAS_BF16) {
         memcpy(&bits, &narrow, sizeof bits);
         half = narrow != narrow ? 0x7fc0 : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
-    memcpy(p, m->type == BLAS_F64 ? (void *)&value : m->type == BLAS_F32 ? (void *)&narrow : &half, blas_size(m->type));
+    memcpy(p, type == BLAS_F64 ? (void *)&value : type == BLAS_F32 ? (void *)&narrow : &half, blas_size(type));
+}
+
+static double load(const blas_matrix *m, int64_t batch, int64_t row, int64_t column) {
+    int64_t at = m->turned ? row * m->ld + column : column * m->ld + row;
+    return blas_load(m->type, m->data + (batch * m->stride + at) * (int64_t)blas_size(m->type));
+}
+
+static void store(const blas_matrix *m, int64_t batch, int64_t row, int64_t column, double value) {
+    blas_store(m->type, m->data + (batch * m->stride + column * m->ld + row) * (int64_t)blas_size(m->type), value);
 }
 
 static double sum(const blas_product *p, int64_t batch, int64_t row, int64_t column) {
@@ -134,7 +140,6 @@ static void blas_factors(const void *alpha, const void *beta, bool wide, double 
 enum { NOT_INITIALISED = 1, ALLOC_FAILED = 3, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum { MAGIC = 0x6c74 };
 
-/* Descriptors live on the host, and of none of any context: the double counts them as it counts contexts. */
 typedef struct layout {
     blas_matrix m;
     int32_t batch;
@@ -158,13 +163,13 @@ static int status_of(int error) {
     gpu_call call __attribute__((cleanup(gpu_leave), unused)) = gpu_enter(__func__, (needs)); \
     if (call.error) return call.error
 
-static void *new_part(size_t bytes) {
+void *blas_part_new(size_t bytes) {
     void *p = calloc(1, bytes);
     gpu_library_parts += p != NULL;
     return p;
 }
 
-static int free_part(void *part) {
+int blas_part_free(void *part) {
     gpu_library_parts -= part != NULL;
     free(part);
     return 0;
@@ -199,7 +204,7 @@ int cublasLtMatrixLayoutCreate(void **out, int type, unsigned long long rows, un
     if (!type_of(type, &t) || !rows || !columns || ld < (long long)rows)
         return gpu_misuse(&call, INVALID_VALUE, "type %d, %llu x %llu, leading dimension %lld", type, rows, columns,
                           ld);
-    layout *l = new_part(sizeof *l);
+    layout *l = blas_part_new(sizeof *l);
     if (!l) return ALLOC_FAILED;
     l->m = (blas_matrix){.type = t, .rows = (int64_t)rows, .columns = (int64_t)columns, .ld = ld};
     l->batch = 1;
@@ -209,7 +214,7 @@ int cublasLtMatrixLayoutCreate(void **out, int type, unsigned long long rows, un
 
 int cublasLtMatrixLayoutDestroy(void *l) {
     ENTER_LT(GIVES_BACK);
-    return free_part(l);
+    return blas_part_free(l);
 }
 
 /* An attribute: its number, where it is kept, and its bytes. */
@@ -243,7 +248,7 @@ int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
     ENTER_LT(NEEDS_NOTHING);
     if (!(compute == 68 && scale == 0) && !(compute == 70 && scale == 1))
         return gpu_misuse(&call, INVALID_VALUE, "sums of kind %d, scaled by type %d", compute, scale);
-    desc *d = new_part(sizeof *d);
+    desc *d = blas_part_new(sizeof *d);
     if (!d) return ALLOC_FAILED;
     d->compute = compute;
     d->scale = scale;
@@ -253,7 +258,7 @@ int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
 
 int cublasLtMatmulDescDestroy(void *d) {
     ENTER_LT(GIVES_BACK);
-    return free_part(d);
+    return blas_part_free(d);
 }
 
 int cublasLtMatmulDescSetAttribute(void *handle, int what, const void *value, size_t bytes) {
@@ -264,7 +269,7 @@ int cublasLtMatmulDescSetAttribute(void *handle, int what, const void *value, si
 
 int cublasLtMatmulPreferenceCreate(void **out) {
     ENTER_LT(NEEDS_NOTHING);
-    preference *p = new_part(sizeof *p);
+    preference *p = blas_part_new(sizeof *p);
     if (!p) return ALLOC_FAILED;
     *p = (preference){.schemes = 7, .alignment = {256, 256, 256, 256}};
     *out = p;
@@ -273,7 +278,7 @@ int cublasLtMatmulPreferenceCreate(void **out) {
 
 int cublasLtMatmulPreferenceDestroy(void *p) {
     ENTER_LT(GIVES_BACK);
-    return free_part(p);
+    return blas_part_free(p);
 }
 
 int cublasLtMatmulPreferenceSetAttribute(void *handle, int what, const void *value, size_t bytes) {

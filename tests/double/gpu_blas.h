@@ -23,6 +23,12 @@ typedef struct blas_product {
 } blas_product;
 
 size_t blas_size(blas_type type);
+/* An element, at an address of any alignment. */
+double blas_load(blas_type type, const char *p);
+void blas_store(blas_type type, char *p, double value);
+/* Descriptors live on the host, and of none of any context: the double counts them as it counts contexts. */
+void *blas_part_new(size_t bytes);
+int blas_part_free(void *part);
 /* What is wrong with the sizes; NULL: they fit. */
 const char *blas_misfit(const blas_product *p);
 /* Checks memory and puts the product into a stream. 0 or an error of the interface. */

@@ -22,14 +22,17 @@ SMALL = {"int", "unsigned", "unsigned int", "unsigned char", "CUdevice", "hipDev
          "hipDeviceAttribute_t", "CUfunction_attribute", "hipFunction_attribute", "float", "uint32_t", "cudaDataType", "cudaDataType_t",
          "cublasComputeType_t", "cublasLtMatmulDescAttributes_t", "cublasLtMatrixLayoutAttribute_t",
          "cublasLtMatmulPreferenceAttributes_t", "rocblas_operation", "rocblas_int", "rocblas_datatype",
-         "rocblas_gemm_algo", "rocblas_atomics_mode", "int32_t"}
+         "rocblas_gemm_algo", "rocblas_atomics_mode", "int32_t", "cudnnTensorFormat_t", "cudnnDataType_t",
+         "cudnnConvolutionMode_t", "cudnnMathType_t", "cudnnConvolutionFwdAlgo_t", "cudnnConvolutionBwdDataAlgo_t",
+         "cudnnConvolutionBwdFilterAlgo_t"}
 WIDE = {"size_t", "unsigned long", "unsigned long long", "cuuint64_t", "int64_t", "uint64_t", "rocblas_stride"}
 # Names behind which pointers are, or integers as wide.
 HANDLES = {"CUdeviceptr", "hipDeviceptr_t", "CUcontext", "CUstream", "hipStream_t", "CUevent", "hipEvent_t", "CUmodule",
            "hipModule_t", "CUgraph", "CUgraphExec", "CUgraphNode", "hipGraph_t", "hipGraphExec_t", "hipGraphNode_t",
            "CUfunction", "hipFunction_t", "nvrtcProgram", "hiprtcProgram", "cudaStream_t", "cublasLtHandle_t",
            "cublasLtMatmulDesc_t", "cublasLtMatrixLayout_t", "cublasLtMatmulPreference_t",
-           "rocblas_handle"}
+           "rocblas_handle", "cudnnHandle_t", "cudnnTensorDescriptor_t", "cudnnFilterDescriptor_t",
+           "cudnnConvolutionDescriptor_t"}
 
 # Our name of a number: the vendors'.
 NUMBERS = {
@@ -104,8 +107,8 @@ def their_numbers(text):
             if not match:
                 continue
             given = match[2]
-            value = value + 1 if given is None else numbers.get(given, int(given, 0) if re.match(r"-?\w+$", given) and
-                                                                 given.lstrip("-")[0].isdigit() else value + 1)
+            number = re.match(r"(-?(?:0x[0-9a-fA-F]+|\d+))[uUlL]*$", given or "")
+            value = int(number[1], 0) if number else numbers.get(given, value + 1)
             numbers[match[1]] = value
     for name, value in re.findall(r"#define\s+(\w+)\s+\(?(0x[0-9a-fA-F]+|\d+)\)?", text):
         numbers.setdefault(name, int(value, 0))
@@ -173,8 +176,20 @@ def compare_structs(vendor, title, file, report):
     report["failed" if done.returncode else "passed"] += 1
 
 
-# A file of ours: the vendor's headers (the variable of their folder, their names), what its calls return, and structs.
+# A file of ours: the vendor's headers (the variable of their folder, their names, those of an older version), what its
+# calls return, and structs.
+PERFORMANCE = {"algorithm": "algo", "state": "status", "time": "time", "workspace": "memory", "same_bits": "determinism",
+               "math": "mathType", "reserved": "reserved"}
 LIBRARIES = {
+    "src/kern/cudnn.c": {
+        "title": "cuDNN", "variable": "CUDNN_INCLUDE",
+        "places": ["/usr/local/cuda*/include/", "/usr/include/", "/usr/include/x86_64-linux-gnu/"],
+        "headers": ["cudnn_cnn.h", "cudnn_ops.h", "cudnn_graph.h"],
+        "older": ["cudnn_cnn_train.h", "cudnn_cnn_infer.h", "cudnn_ops_infer.h"],
+        "result": r"cudnnStatus_t\s+CUDNNWINAPI", "ignored": r"\bCUDNN_DEPRECATED(_ENUM)?\b",
+        "structs": {("cudnn_answer", f"cudnnConvolution{way}AlgoPerf_t"): PERFORMANCE
+                    for way in ("Fwd", "BwdData", "BwdFilter")},
+    },
     "src/kern/cublaslt.c": {
         "title": "cuBLASLt", "variable": "CUDA_INCLUDE", "headers": ["cublasLt.h", "cublas_api.h", "library_types.h"],
         "places": ["/usr/local/cuda*/include/"], "result": r"cublasStatus_t\s+CUBLASWINAPI",
@@ -190,10 +205,11 @@ LIBRARIES = {
 }
 
 
-def compare_library(ours, library, files, report):
+def compare_library(ours, library, files, older, report):
     """Calls, structs, and each number that we write under its vendor's name."""
     mine = without_comments((ROOT / ours).read_text())
-    text = without_comments("\n".join(pathlib.Path(f).read_text(errors="replace") for f in files))
+    text = without_comments("\n".join(pathlib.Path(f).read_text(errors="replace") for f in reversed(files)))
+    text = re.sub(library.get("ignored", r"\A(?!)"), " ", text)
     theirs = {name: kinds(parameters) for name, parameters in
               re.findall(rf"\b{library['result']}\s+(\w+)\s*\(([^()]*)\)\s*;", text)}
     calls = re.findall(r'X\(\w+,\s*"(\w+)",\s*\(([^()]*)\)\s*\)', re.sub(r"\\\n", " ", mine))
@@ -202,16 +218,19 @@ def compare_library(ours, library, files, report):
     written += [(name, value) for value, name in re.findall(r'\{(\d+), "(\w+)"', mine)]
     faults = [f"{name}({theirs.get(name)}) is declared as ({kinds(wanted)})" for name, wanted in calls
               if theirs.get(name) != kinds(wanted)]
-    faults += [f"{name} is {numbers.get(name)}, not {value}" for name, value in written if numbers.get(name) != int(value)]
+    values = {name: [int(v) for n, v in written if n == name] for name, _ in written}  # several: of several versions
+    faults += [f"{name} is {numbers.get(name)}, not {some}" for name, some in values.items()
+               if numbers.get(name) not in some and (name in numbers or not older)]
     include = os.path.dirname(files[0])
+    toolkit = first_file("CUDA_INCLUDE", "cuda_runtime.h", "/usr/local/cuda*/include/") or include + "/"
     for (a, b), fields in library["structs"].items():
         bodies = "".join(re.search(rf"typedef struct {name} \{{.*?\}} {name};", mine, flags=re.S)[0] + "\n"
-                         for name, _ in reversed(library["structs"]))
+                         for name in reversed(dict.fromkeys(ours for ours, _ in library["structs"])))
         asserts = [f"offsetof({a}, {x}) == offsetof({b}, {y})" for x, y in fields.items()] + [f"sizeof({a}) == sizeof({b})"]
         text = f"#include <{os.path.basename(files[0])}>\n#include <stddef.h>\n{bodies}" + "".join(
             f'_Static_assert({x}, "{x}");\n' for x in asserts)
-        done = subprocess.run(["cc", "-std=gnu17", "-fsyntax-only", "-w", "-isystem", include, "-xc", "-"], input=text,
-                              text=True, capture_output=True)
+        done = subprocess.run(["cc", "-std=gnu17", "-fsyntax-only", "-w", "-isystem", include, "-isystem",
+                               os.path.dirname(toolkit), "-xc", "-"], input=text, text=True, capture_output=True)
         faults += [f"{a} is not laid out as {b}\n{done.stderr[:2000]}"] if done.returncode else []
     for fault in faults:
         print(f"failed: {library['title']}: {fault}")
@@ -223,9 +242,12 @@ def compare_library(ours, library, files, report):
 
 def compare_libraries(report):
     for ours, library in LIBRARIES.items():
-        files = [first_file(library["variable"], name, *library["places"]) for name in library["headers"]]
-        if all(files):
-            compare_library(ours, library, files, report)
+        for names in (library["headers"], library.get("older", [])):
+            files = [first_file(library["variable"], name, *library["places"]) for name in names]
+            if files and all(files):
+                break
+        if files and all(files):
+            compare_library(ours, library, files, names is library.get("older"), report)
         else:
             print(f"skipped: the headers of {library['title']} are not here")
             report["skipped"] += 1
