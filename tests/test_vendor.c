@@ -431,11 +431,23 @@ static void convolve(const window *c) {
     }
 }
 
+/* A transposed one whose image has more behind it than before it. */
+static void convolve_unevenly(void) {
+    TN_SCOPE {
+        const tn_conv_transpose2d_options o = {.dilation = {2, 2}, .output_padding = {1, 1}};
+        tn_tensor *y = made(4, (int64_t[]){1, 2, 3, 3}, TN_F32), *w = made(4, (int64_t[]){2, 2, 2, 2}, TN_F32);
+        tn_tensor *x = tn_conv_transpose2d(y, w, NULL, &o);
+        assert_ok(tn_eval(&x, 1));
+        assert_true(says("not by the library, which pads both ends of an axis alike"));
+    }
+}
+
 static void convolve_all(void) {
     tn_manual_seed(12);
     assert_ok(tn_set_library(now->library));
     for (size_t i = 0; i < TN_COUNT(windows); i++)
         convolve(&windows[i]);
+    convolve_unevenly();
 }
 
 static void convolutions_agree(void **state) {

@@ -118,9 +118,10 @@ tn_status tn_vendor_ask(tn_graph_plan *g, const tn_node *n, bool *taken) {
     return TN_OK;
 }
 
-/* To the values: equal ones need but one call. What the library refused was perhaps composed. */
+/* To the values: equal ones need but one call. What the library refused was perhaps composed, of others that it refused
+ * too: the first reason is what explain says. */
 static void give_answers(tn_graph_plan *g) {
-    for (size_t i = 0; i < g->answer_count; i++) {
+    for (size_t i = g->answer_count; i-- > 0;) {
         tn_vendor_answer *answer = &g->answers[i];
         int id = tn_value_of(g, answer->node);
         tn_value *v = id < 0 ? NULL : &g->values[g->values[id].root];

@@ -184,7 +184,7 @@ static int choose(const gpu_call *call, void *h, const task *t, int wanted, int 
     if (words) return gpu_misuse(call, BAD_PARAM, "%s", words);
     const gpu_conv_answer all[COUNT] = {
         {.algorithm = transforms, .same_bits = 1, .workspace = 64},
-        {.algorithm = GOOD_ALGORITHM, .same_bits = 1, .workspace = (size_t)1 << 33},
+        {.algorithm = 0, .same_bits = 1, .workspace = (size_t)1 << 33},
         {.algorithm = 0, .state = NO_ALGORITHM, .same_bits = 1},
         {.algorithm = 0, .same_bits = 0},
         {.algorithm = GOOD_ALGORITHM, .same_bits = 1, .workspace = WORKSPACE},
