@@ -11,6 +11,7 @@ static const char *const cleared[] = {
     "TRUNNION_NVML_LIB",
     "TRUNNION_ROCM_LIB",
     "TRUNNION_CUBLASLT_LIB",
+    "TRUNNION_CUDNN_LIB",
     "TRUNNION_ROCBLAS_LIB",
     "TRUNNION_MPS_LIB",
     "TRUNNION_OPENCL_LIB",

@@ -1,8 +1,8 @@
 /* test_vendor.c — matrix products and convolutions by the library of a device's vendor: only when asked for, right for
  * every layout, refused where it cannot, and every call of it fails once.
  *
- * The vendors' libraries are those of the doubles (tests/double/gpu_blas.c, gpu_dnn.c), which do the work late, over memory that
- * notices, and count what is misused. Nothing here says anything of the real ones. */
+ * The vendors' libraries are those of the doubles (tests/double/gpu_blas.c, gpu_dnn.c), which do the work late, over
+ * memory that notices, and count what is misused. Nothing here says anything of the real ones. */
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>

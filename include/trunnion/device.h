@@ -308,10 +308,10 @@ TN_API int tn_get_num_threads(void);
 /* ---- libraries for matrix products and convolutions -------------------------------------------------------------- */
 
 /* BLAS libraries of the system, one that can compute the CPU's products in our place: on our threads, an activation
- * still joined to the product. And what vendors ship for their devices (cuBLASLt, rocBLAS, Metal Performance Shaders; for
- * convolutions cuDNN): in our queues and memory, products alone. Their sums run in an order of their own: results agree with ours within
- * rounding, but are not the same bits, from library to library, processor to processor, and perhaps for another number
- * of threads. So one is used only when it is asked for. */
+ * still joined to the product. And what vendors ship for their devices (cuBLASLt, rocBLAS, Metal Performance Shaders;
+ * for convolutions cuDNN): in our queues and memory, products alone. Their sums run in an order of their own: results
+ * agree with ours within rounding, but are not the same bits, from library to library, processor to processor, and
+ * perhaps for another number of threads. So one is used only when it is asked for. */
 typedef struct tn_library_info {
     size_t struct_size; /* set by the caller */
     char name[24];      /* "openblas": what tn_set_library takes */
@@ -329,9 +329,9 @@ TN_API int tn_library_count(void);
 TN_API tn_status tn_library_at(int i, tn_library_info *out);
 /* What is planned from now on multiplies matrices with this library, on the devices of its backend, where it can: in
  * f32 and f64, a vendor's also in f16 and bf16 with sums in f32; "cudnn" computes convolutions and their gradients in
- * f32, f16 and bf16. Graphs captured before stay as they are. name: of a row above; "auto", for each kind of device and of work the first that works, on the CPU or where tuning (tune.h)
- * measured it the fastest, our own kernels included; "none" or NULL, our own kernels. For the whole process; without a
- * call TRUNNION_LIBRARY in the environment decides. TRUNNION_OPENBLAS_LIB, TRUNNION_CUBLASLT_LIB …: its file.
+ * f32, f16 and bf16. Graphs captured before stay as they are. name: of a row above; "auto", for each kind of device and
+ * of work the first that works, on the CPU or where tuning (tune.h) measured it the fastest, our own kernels included;
+ * "none" or NULL, our own kernels. For the whole process; without a call TRUNNION_LIBRARY in the environment decides. TRUNNION_OPENBLAS_LIB, TRUNNION_CUBLASLT_LIB …: its file.
  * One for the CPU is tried first in a process of its own (fork), so that one that crashes or hangs is but refused. One
  * for a device that does not start there says so on standard error, and our kernels compute.
  * Loading sets variables of the environment for a moment (OPENBLAS_CORETYPE …): no other thread should read or write

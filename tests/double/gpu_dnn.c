@@ -1,8 +1,8 @@
 /* gpu_dnn.c — of the double of CUDA: cuDNN's convolutions, with version 9's numbers of errors.
  *
  * As in gpu_blas.c, work waits in a stream, is done over memory that must be the device's, adds in f32 from the last
- * to the first, and overwrites the workspace. The heuristics list algorithms that Trunnion must pass over before the one
- * that it may take: one that transforms, one that failed, one of other bits each time, one that wants too much. To
+ * to the first, and overwrites the workspace. The heuristics list algorithms that Trunnion must pass over before the
+ * one that it may take: one that transforms, one that failed, one of other bits each time, one that wants too much. To
  * compute with any of those, with other mathematics than was listed, or with less workspace, is a misuse. */
 #include "gpu_blas.h"
 
