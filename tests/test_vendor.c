@@ -9,6 +9,7 @@
 
 #include "device_support.h"
 #include "hal/vendor.h"
+#include "trunnion/autograd.h"
 #include "trunnion/ops.h"
 #include "trunnion/tensor.h"
 
