@@ -43,9 +43,8 @@ static const struct form {
              {TN_OP_CONV2D_WEIGHT, TN_VENDOR_FILTERS}};
 
 static const struct form *form_of(const tn_node *n) {
-    if (n->rank != 4 || n->in[0]->rank != 4 || tn_node_computed(n)) return NULL;
     for (size_t i = 0; i < TN_COUNT(forms); i++)
-        if (n->op == forms[i].op) return &forms[i];
+        if (n->op == forms[i].op && !tn_node_computed(n)) return n->rank == 4 && n->in[0]->rank == 4 ? &forms[i] : NULL;
     return NULL;
 }
 
