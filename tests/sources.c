@@ -21,7 +21,8 @@ void sources_write(const char *folder, const char *name, const kir_program *p) {
     bool wide = kir_lanes(p) == KIR_WIDE;
     for (size_t i = 0; i < TN_COUNT(kinds); i++) {
         bool cuda = kinds[i].dialect == &kir_dialect_cuda;
-        if (cuda ? kir_lanes(p) == 64 : wide) continue; /* CUDA has subgroups of 32, and alone wide matrices */
+        /* CUDA has subgroups of 32, and alone wide matrices and shortened f32 */
+        if (cuda ? kir_lanes(p) == 64 : wide || kir_shortens(p)) continue;
         for (int narrow = 0; narrow < 2; narrow++) {
             char path[512];
             kir_rendering k;

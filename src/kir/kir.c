@@ -352,6 +352,14 @@ int kir_lanes(const kir_program *p) {
     return 0;
 }
 
+bool kir_shortens(const kir_program *p) {
+    for (int i = 0; i < p->n_ins; i++) {
+        const kir_ins *in = &p->ins[i];
+        if (in->op == KIR_FRAGMENT && p->buffer_dtype[p->access[in->imm.i].buffer] == TN_F32) return true;
+    }
+    return false;
+}
+
 int64_t kir_local_bytes(const kir_program *p) {
     int64_t bytes = 0;
     for (int i = 0; i < p->n_buffers; i++)

@@ -240,6 +240,8 @@ static inline int kir_items(const kir_program *p) {
 int64_t kir_local_bytes(const kir_program *p);
 /* Items of a subgroup; 0: a program without matrices and packets. */
 int kir_lanes(const kir_program *p);
+/* Whether matrices multiply 32-bit floats, which their units shorten. */
+bool kir_shortens(const kir_program *p);
 
 /* What one launch gets. Buffers: the address of element 0 of each buffer; not looked at for local ones. */
 typedef struct kir_launch {

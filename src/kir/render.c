@@ -95,6 +95,8 @@ static tn_status check_target(const kir_program *p, const kir_target *t) {
     if (lanes > 0 && !t->dialect->matrices) return refuse(p, t, "it has matrices, the language has none");
     if (lanes == KIR_WIDE && !(t->wide && t->dialect->wide))
         return refuse(p, t, "it has wide matrices, the device has none");
+    if (lanes > 0 && kir_shortens(p) && !t->dialect->short_f32)
+        return refuse(p, t, "it has matrices of shortened 32-bit floats, the language has none");
     if (lanes > 0 && lanes != KIR_WIDE && lanes != t->lanes)
         return refuse(p, t, "it has matrices of other subgroups than the device");
     if (p->n_items > 0 && !t->dialect->groups) return refuse(p, t, "it has workgroups, the language has none");

@@ -253,6 +253,7 @@ const kir_dialect kir_dialect_cuda = {
     .local_brought = "    $type *const b$n = ($type *)(workgroup_memory + $base);\n",
     .matrices = kir_matrix_cuda,
     .wide = kir_wide_cuda,
+    .short_f32 = true,
     .words = {GPU_WORDS},
     GPU_TEXTS,
     .halves_if = "__CUDA_ARCH__",

@@ -78,6 +78,7 @@ struct kir_dialect {
     bool by_address_always; /* the words never come by value */
     const char *matrices;   /* the functions for matrices and packets (render_matrix.c); NULL: there are none */
     const char *wide;       /* … for wide ones, behind them */
+    bool short_f32;         /* … and whether `matrices` has fragments of f32 (tf32) */
     unsigned legal;         /* what programs must be rid of first (legal.h); they then need no prelude */
     /* Writes all up to the kernel's brace, in the place of `params_type` … `local`; elements are then reached by
      * functions: get3(at3 + i) and set3(at3 + i, v) of buffer 3, without at3 in workgroup memory. */
