@@ -110,21 +110,24 @@ static tn_status make_index_add(const tn_graph_plan *g, const tn_group *group, t
 /* ---- cat_few ----------------------------------------------------------------------------------------------------- */
 
 static void run_cat(tn_native *n, void *const *pointers) {
-    n->cat.out = pointers[0];
-    for (int k = 0; k < n->cat.parts; k++)
-        n->cat.part[k].data = pointers[1 + k];
-    tn_cat_run(&n->cat);
+    n->cat->out = pointers[0];
+    for (int k = 0; k < n->cat->parts; k++)
+        n->cat->part[k].data = pointers[1 + k];
+    tn_cat_run(n->cat);
 }
 
 static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_native *n, size_t *workspace) {
     const tn_value *v = &g->values[group->lead];
+    tn_cat_args *a = n->own = tn_mem_zalloc(1, sizeof *a);
+    if (!a) return TN_ERR_MEMORY;
     n->run = run_cat;
-    n->cat = (tn_cat_args){.rank = v->node->rank, .dim = (int)v->node->i[0], .parts = v->n_in};
-    memcpy(n->cat.shape, v->node->shape, sizeof n->cat.shape);
+    n->cat = a;
+    *a = (tn_cat_args){.rank = v->node->rank, .dim = (int)v->node->i[0], .parts = v->n_in};
+    memcpy(a->shape, v->node->shape, sizeof a->shape);
     for (int k = 0; k < v->n_in; k++) {
         const tn_value *x = &g->values[v->in[k]];
-        n->cat.part[k].extent = x->node->rank == v->node->rank ? x->node->shape[n->cat.dim] : 0;
-        memcpy(n->cat.part[k].stride, x->stride, sizeof n->cat.part[k].stride);
+        a->part[k].extent = x->node->rank == v->node->rank ? x->node->shape[a->dim] : 0;
+        memcpy(a->part[k].stride, x->stride, sizeof a->part[k].stride);
     }
     *workspace = 0;
     return TN_OK;
@@ -279,5 +282,6 @@ void tn_native_free(tn_native *n) {
     if (!n) return;
     kir_vm_free(n->vm);
     tn_mem_free(n->sizes);
+    tn_mem_free(n->own);
     tn_mem_free(n);
 }

@@ -31,13 +31,14 @@ struct tn_native {
     void *packed_weight;
     const tn_blas *library; /* computes a product of floats instead; NULL: our kernel does */
     const char *by;         /* that library, or the way that was measured to be the fastest; NULL: neither */
-    size_t packed_at; /* in the workspace, of a weight that is packed at each run */
+    void *own;              /* memory of the kernel's arguments, or NULL */
+    size_t packed_at;       /* in the workspace, of a weight that is packed at each run */
     union {
         tn_gemm_args gemm;
         tn_qmat_args qmat;
         tn_argsort_args argsort;
         tn_scatter_args scatter;
-        tn_cat_args cat;
+        tn_cat_args *cat; /* `own`: large, and there are few */
         tn_cache_write_args append;
         tn_attention_args attention;
         tn_rope_args rope;
@@ -84,7 +85,7 @@ bool tn_takes_conv2d_weight(const tn_node *n);
 extern const tn_native_joint tn_correlate2d_joint, tn_max_pool2d_joint;
 tn_conv_args tn_conv_sizes(const tn_node *n); /* of a correlate2d, spread2d or conv2d_weight; no more than sizes */
 void tn_cost_of_conv(const tn_native *n, tn_cost *cost);
-tn_native_maker tn_make_linalg;                                               /* native_linalg.c */
+tn_native_maker tn_make_linalg; /* native_linalg.c */
 tn_native_maker tn_make_sdpa, tn_make_sdpa_gradient;
 void tn_cost_of_cache_append(const tn_native *n, tn_cost *cost);
 void tn_cost_of_cached_attention(const tn_native *n, tn_cost *cost);
