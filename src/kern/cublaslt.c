@@ -202,19 +202,15 @@ static tn_status lt_make(void *handle, const tn_lent *lent, const tn_vendor_prod
 }
 
 static tn_status lt_run(void *handle, const tn_lent *lent, const void *call, void *const *pointers) {
-    static const double wide[] = {0, 1};
-    static const float narrow[] = {0, 1};
     const lt_call *c = call;
-    const void *zero = c->p.dtype == TN_F64 ? (const void *)&wide[0] : &narrow[0];
-    const void *one = c->p.dtype == TN_F64 ? (const void *)&wide[1] : &narrow[1];
-    char *at[TN_VENDOR_SIDES] = {pointers[TN_VENDOR_A], pointers[TN_VENDOR_B], pointers[TN_VENDOR_C]};
+    const void *zero = tn_vendor_zero(c->p.dtype), *one = tn_vendor_one(c->p.dtype);
+    void *at[TN_VENDOR_SIDES] = {pointers[TN_VENDOR_A], pointers[TN_VENDOR_B], pointers[TN_VENDOR_C]};
     void *const *m = c->matrix;
     for (int64_t i = 0; i < c->p.outer; i++) {
         TRY(CALL(multiply, (handle, c->product, one, at[TN_VENDOR_B], m[TN_VENDOR_B], at[TN_VENDOR_A], m[TN_VENDOR_A],
                             zero, at[TN_VENDOR_C], m[TN_VENDOR_C], at[TN_VENDOR_C], m[TN_VENDOR_C], &c->algorithm,
                             pointers[TN_VENDOR_WORKSPACE], c->workspace, lent->stream)));
-        for (int s = 0; s < TN_VENDOR_SIDES; s++)
-            at[s] += c->p.side[s].outer_stride * (int64_t)tn_dtype_size(c->p.dtype);
+        tn_vendor_step(&c->p, at);
     }
     return TN_OK;
 }

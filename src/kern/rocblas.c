@@ -101,12 +101,9 @@ static int turn_of(const tn_vendor_side *side) {
 }
 
 static int multiply(void *handle, const tn_vendor_product *p, void *const *at) {
-    static const double wide[] = {0, 1};
-    static const float narrow[] = {0, 1};
-    bool f64 = p->dtype == TN_F64;
-    const void *zero = f64 ? (const void *)&wide[0] : &narrow[0], *one = f64 ? (const void *)&wide[1] : &narrow[1];
+    const void *zero = tn_vendor_zero(p->dtype), *one = tn_vendor_one(p->dtype);
     const tn_vendor_side *a = &p->side[TN_VENDOR_A], *b = &p->side[TN_VENDOR_B], *c = &p->side[TN_VENDOR_C];
-    int type = type_of(p->dtype), sums = f64 ? rocblas_datatype_f64_r : rocblas_datatype_f32_r;
+    int type = type_of(p->dtype), sums = p->dtype == TN_F64 ? rocblas_datatype_f64_r : rocblas_datatype_f32_r;
     return rocblas.multiply(handle, turn_of(b), turn_of(a), (int)p->n, (int)p->m, (int)p->k, one, at[TN_VENDOR_B], type,
                             (int)b->ld, b->batch_stride, at[TN_VENDOR_A], type, (int)a->ld, a->batch_stride, zero,
                             at[TN_VENDOR_C], type, (int)c->ld, c->batch_stride, at[TN_VENDOR_C], type, (int)c->ld,
@@ -149,8 +146,7 @@ static tn_status rocblas_run(void *handle, const tn_lent *lent, const void *call
         int code = multiply(handle, &c->p, at);
         if (code != rocblas_status_perf_degraded)
             TRY(tn_vendor_check(&tn_vendor_rocblas, errors, code, symbols[CALL_multiply].name));
-        for (int s = 0; s < TN_VENDOR_SIDES; s++)
-            at[s] = (char *)at[s] + c->p.side[s].outer_stride * (int64_t)tn_dtype_size(c->p.dtype);
+        tn_vendor_step(&c->p, at);
     }
     return TN_OK;
 }

@@ -125,3 +125,19 @@ bool tn_vendor_product_of(const tn_gemm_args *g, tn_dtype dtype, const int64_t a
     *out = p;
     return true;
 }
+
+/* ---- a run of it ------------------------------------------------------------------------------------------------- */
+
+static const void *scalar(tn_dtype dtype, int value) {
+    static const double wide[] = {0, 1};
+    static const float narrow[] = {0, 1};
+    return dtype == TN_F64 ? (const void *)&wide[value] : &narrow[value];
+}
+
+const void *tn_vendor_zero(tn_dtype dtype) { return scalar(dtype, 0); }
+const void *tn_vendor_one(tn_dtype dtype) { return scalar(dtype, 1); }
+
+void tn_vendor_step(const tn_vendor_product *p, void *at[TN_VENDOR_SIDES]) {
+    for (int s = 0; s < TN_VENDOR_SIDES; s++)
+        at[s] = (char *)at[s] + p->side[s].outer_stride * (int64_t)tn_dtype_size(p->dtype);
+}

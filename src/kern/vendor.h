@@ -39,6 +39,12 @@ typedef struct tn_vendor_product {
 bool tn_vendor_product_of(const tn_gemm_args *args, tn_dtype dtype, const int64_t alignment[TN_VENDOR_SIDES],
                           tn_vendor_product *out, const char **why);
 
+/* 0 and 1 of the dtype in which a product of `dtype` is added and scaled: f64's own, f32's for all others. */
+const void *tn_vendor_zero(tn_dtype dtype);
+const void *tn_vendor_one(tn_dtype dtype);
+/* The operands' addresses from one of the outer axis' products to the next. */
+void tn_vendor_step(const tn_vendor_product *p, void *at[TN_VENDOR_SIDES]);
+
 /* What is made of the other two: results of images and filters, or a gradient. The order of their pointers: what is
  * made, then images before results, results before filters, images before filters. */
 typedef enum tn_vendor_way {
