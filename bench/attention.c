@@ -156,11 +156,8 @@ static bool bench(const shape *s, tn_dtype dtype, int64_t position, int64_t n, i
 }
 
 int main(int argc, char **argv) {
-    if (tn_threads_set(argc > 1 ? atoi(argv[1]) : 0) != TN_OK) {
-        fprintf(stderr, "%s\n", tn_error());
-        return 2;
-    }
-    int threads = tn_threads();
+    int threads = take_threads(argc, argv);
+    if (threads == 0) return 2;
     printf("%s, %s, %d threads; a layer's time\n", tn_cpu().name, tn_isa_name(tn_cpu().isa), threads);
     bool right = true;
     static const int64_t contexts[] = {16, 127, 1023, 2047};

@@ -139,8 +139,8 @@ static bool bench(const shape *s, int threads, double limit) {
         double taps = (double)(s->channels * s->kernel * s->kernel),
                places = (double)(p.args.places[0] * p.args.places[1]);
         double done = 2e-9 * (double)(s->images * s->filters) * places * taps;
-        printf("%-24s %12.2f us %8.1f GFLOP/s %6.2f %6.2f\n", s->name, t.median * 1e6, done / t.median,
-               done / t.median / limit, done / t.best / limit);
+        printf("%-24s", s->name);
+        print_rate(t, done, limit);
     } else {
         printf("%s: WRONG RESULT\n", s->name);
     }
@@ -149,12 +149,8 @@ static bool bench(const shape *s, int threads, double limit) {
 }
 
 int main(int argc, char **argv) {
-    int threads = argc > 1 ? atoi(argv[1]) : 0;
-    if (tn_threads_set(threads) != TN_OK) {
-        fprintf(stderr, "%s\n", tn_error());
-        return 2;
-    }
-    threads = tn_threads();
+    int threads = take_threads(argc, argv);
+    if (threads == 0) return 2;
     double limit = bench_fma_limit(threads) * 1e-9;
     printf("%s, %s, %d threads; limit %.1f GFLOP/s\n", tn_cpu().name, tn_isa_name(tn_cpu().isa), threads, limit);
     printf("%-24s %15s %25s of limit, best\n", "channels-filters-size", "median", "");

@@ -181,9 +181,9 @@ static bool bench(const shape *s, int threads, double limit) {
     if (right) {
         times t = measure(run, &(work){&p.args, s->dtype}, SAMPLE_SECONDS);
         double done = 2e-9 * (double)(s->batch * s->m * s->n * s->k);
-        printf("%-24s %3lld x %5lld x %5lld x %5lld %12.2f us %8.1f GFLOP/s %6.2f %6.2f\n", s->name,
-               (long long)s->batch, (long long)s->m, (long long)s->n, (long long)s->k, t.median * 1e6, done / t.median,
-               done / t.median / limit, done / t.best / limit);
+        printf("%-24s %3lld x %5lld x %5lld x %5lld", s->name, (long long)s->batch, (long long)s->m, (long long)s->n,
+               (long long)s->k);
+        print_rate(t, done, limit);
     } else {
         printf("%s: WRONG RESULT\n", s->name);
     }
@@ -192,12 +192,8 @@ static bool bench(const shape *s, int threads, double limit) {
 }
 
 int main(int argc, char **argv) {
-    int threads = argc > 1 ? atoi(argv[1]) : 0;
-    if (tn_threads_set(threads) != TN_OK) {
-        fprintf(stderr, "%s\n", tn_error());
-        return 2;
-    }
-    threads = tn_threads();
+    int threads = take_threads(argc, argv);
+    if (threads == 0) return 2;
     double limit = bench_fma_limit(threads) * 1e-9;
     printf("%s, %s, %d threads; limit %.1f GFLOP/s\n", tn_cpu().name, tn_isa_name(tn_cpu().isa), threads, limit);
     printf("%-24s batch x m x n x k %39s %16s of limit, best\n", "shape", "median", "");

@@ -197,11 +197,8 @@ static bool bench_model(void) {
 }
 
 int main(int argc, char **argv) {
-    if (tn_threads_set(argc > 1 ? atoi(argv[1]) : 0) != TN_OK) {
-        fprintf(stderr, "%s\n", tn_error());
-        return 2;
-    }
-    int threads = tn_threads();
+    int threads = take_threads(argc, argv);
+    if (threads == 0) return 2;
     const char *what = argc > 2 ? argv[2] : "";
     printf("%s, %s%s, %d threads; limit %.0f GOP/s\n", tn_cpu().name, tn_isa_name(tn_cpu().isa),
            tn_cpu().vnni ? " with vnni" : "", threads, 1e-9 * bench_dot_limit(threads));
