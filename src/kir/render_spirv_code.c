@@ -519,65 +519,6 @@ static uint32_t bitcast(spv *e, const kir_ins *in, kir_type operand, uint32_t v)
     return from == to ? v : kir_spv_op(e, OpBitcast, to, v, 0, 0);
 }
 
-/* A sum of two, and what it leaves out (Knuth's). */
-typedef struct two {
-    uint32_t sum, rest;
-} two;
-
-static two sum_of(spv *e, spv_type t, uint32_t a, uint32_t b) {
-    uint32_t sum = kir_spv_op(e, OpFAdd, t, a, b, 0), of_b = kir_spv_op(e, OpFSub, t, sum, a, 0);
-    uint32_t of_a = kir_spv_op(e, OpFSub, t, sum, of_b, 0), left_a = kir_spv_op(e, OpFSub, t, a, of_a, 0);
-    return (two){sum, kir_spv_op(e, OpFAdd, t, left_a, kir_spv_op(e, OpFSub, t, b, of_b, 0), 0)};
-}
-
-/* A product of two, and what it leaves out, by halves of the factors (Dekker's and Veltkamp's). */
-static two halves_of(spv *e, spv_type t, uint32_t a) {
-    uint32_t by = kir_spv_const(e, t, t == SPV_F32 ? 0x45800800 /* 2^12 + 1 */ : 0x41a0000002000000 /* 2^27 + 1 */);
-    uint32_t wide = kir_spv_op(e, OpFMul, t, a, by, 0), low = kir_spv_op(e, OpFSub, t, wide, a, 0);
-    uint32_t high = kir_spv_op(e, OpFSub, t, wide, low, 0);
-    return (two){high, kir_spv_op(e, OpFSub, t, a, high, 0)};
-}
-
-static two product_of(spv *e, spv_type t, uint32_t a, uint32_t b) {
-    two x = halves_of(e, t, a), y = halves_of(e, t, b);
-    uint32_t product = kir_spv_op(e, OpFMul, t, a, b, 0);
-    uint32_t rest = kir_spv_op(e, OpFSub, t, kir_spv_op(e, OpFMul, t, x.sum, y.sum, 0), product, 0);
-    rest = kir_spv_op(e, OpFAdd, t, rest, kir_spv_op(e, OpFMul, t, x.sum, y.rest, 0), 0);
-    rest = kir_spv_op(e, OpFAdd, t, rest, kir_spv_op(e, OpFMul, t, x.rest, y.sum, 0), 0);
-    return (two){product, kir_spv_op(e, OpFAdd, t, rest, kir_spv_op(e, OpFMul, t, x.rest, y.rest, 0), 0)};
-}
-
-/* a + b, whose last bit says whether anything was left out: rounding it further is as if the exact sum were rounded. */
-static uint32_t odd_sum_of(spv *e, spv_type t, uint32_t a, uint32_t b) {
-    spv_type u = t == SPV_F32 ? SPV_U32 : SPV_U64;
-    two s = sum_of(e, t, a, b);
-    uint32_t way = kir_spv_op(e, OpFMul, t, s.rest, s.sum, 0),
-             zero = kir_spv_const(e, t, 0); /* from or to 0, or none */
-    uint32_t bits = kir_spv_op(e, OpBitcast, u, s.sum, 0, 0), one = kir_spv_const(e, u, 1);
-    uint32_t odd = kir_spv_op(e, OpBitwiseOr, u, bits, one, 0),
-             even = kir_spv_op(e, OpINotEqual, SPV_BOOL, odd, bits, 0);
-    uint32_t below = kir_spv_op(e, OpSelect, u, even, kir_spv_op(e, OpISub, u, bits, one, 0), bits);
-    bits = kir_spv_op(e, OpSelect, u, kir_spv_op(e, OpFOrdLessThan, SPV_BOOL, zero, way, 0), odd, bits);
-    bits = kir_spv_op(e, OpSelect, u, kir_spv_op(e, OpFOrdLessThan, SPV_BOOL, way, zero, 0), below, bits);
-    return kir_spv_op(e, OpBitcast, t, bits, 0, 0);
-}
-
-/* a·b + c on a device that would round the product (Boldo and Melquiond 2008). That of f32 in f64, where the product
- * is exact; else with the product's rest, right but where parts of it leave the type's range. */
-static uint32_t fused(spv *e, spv_type t, const uint32_t v[3]) {
-    if (t == SPV_F32 && e->t->f64 && e->t->i64) {
-        uint32_t a = kir_spv_resize(e, v[0], t, SPV_F64, true), b = kir_spv_resize(e, v[1], t, SPV_F64, true);
-        uint32_t c = kir_spv_resize(e, v[2], t, SPV_F64, true), product = kir_spv_op(e, OpFMul, SPV_F64, a, b, 0);
-        return kir_spv_resize(e, odd_sum_of(e, SPV_F64, product, c), SPV_F64, t, true);
-    }
-    two product = product_of(e, t, v[0], v[1]), low = sum_of(e, t, v[2], product.rest);
-    two high = sum_of(e, t, product.sum, low.sum);
-    uint32_t sum = kir_spv_op(e, OpFAdd, t, high.sum, odd_sum_of(e, t, low.rest, high.rest), 0);
-    uint32_t plain = kir_spv_op(e, OpFAdd, t, product.sum, v[2], 0);
-    uint32_t good = kir_spv_op(e, OpFOrdEqual, SPV_BOOL, sum, sum, 0);
-    return kir_spv_op(e, OpSelect, t, good, sum, plain);
-}
-
 static bool is_split(const spv *e, const kir_ins *in) {
     return in->op == KIR_FMA && e->t->features & TN_SPIRV_FMA_SPLITS && (in->type == KIR_F32 || e->t->i64);
 }
@@ -587,7 +528,7 @@ uint32_t kir_spv_operation(spv *e, const kir_ins *in, kir_type operand, const ui
     if (in->op == KIR_CAST) return cast(e, in, operand, v[0]);
     if (in->op == KIR_BITCAST) return bitcast(e, in, operand, v[0]);
     if (in->op == KIR_ROUND) return kir_spv_ext(e, ROUNDINGS[in->imm.i], type, v[0], 0, 0);
-    if (is_split(e, in)) return fused(e, type, v);
+    if (is_split(e, in)) return kir_spv_fma(e, type, v);
     uint32_t op = OPERATIONS[in->op][CLASSES[operand]];
     if (op == 0) return 0;
     if (op >= EXT) return kir_spv_ext(e, op - EXT, type, v[0], v[1], v[2]);
