@@ -36,6 +36,17 @@ def declared():
     heads = {"num_heads": 2}
     mask = np.array([5, 3], "i4")
 
+    ids = lambda n, most: r.integers(0, most, n).astype("i4")
+    table = {"block_size": 16, "bits": 4, "gather_axis": 0, "quantize_axis": 1}
+    pairs = {"num_heads": 2, "kv_num_heads": 1}
+
+    def grouped(batch, now, past, total, lengths=None, after=()):
+        """Two heads of queries and one of keys, 16 wide, behind a cache of `past` places."""
+        before = [f32(batch, 1, past, 16), f32(batch, 1, past, 16)] if past else [None, None]
+        ends = np.array(lengths or [total - 1] * batch, "i4")
+        return [f32(batch, now, 32), f32(batch, now, 16), f32(batch, now, 16), *before, ends, np.array(total, "i4"),
+                f32(12, 8), f32(12, 8), *after]
+
     rows = [
         ("qadd", "QLinearAdd", ms, byte(2, 3, 4) + byte(3, 4) + to, {}, ONE_OFF),
         ("qadd_signed", "QLinearAdd", ms, signed(2, 3, 4) + signed(4) + to_signed, {}, ONE_OFF),
@@ -79,6 +90,48 @@ def declared():
         ("grouped", "GroupQueryAttention", ms,
          [f32(1, 3, 16), f32(1, 3, 8), f32(1, 3, 8), None, None, np.array([2], "i4"), np.array(3, "i4")],
          {"num_heads": 2, "kv_num_heads": 1}, FLOATS),
+        ("few_bits_order", "MatMulNBits", ms, [f32(5, 64), u8(6, 2, 16), f32(12), None, ids(64, most=2)], few, FLOATS),
+        ("few_bits_bias", "MatMulNBits", ms, [f32(5, 64), u8(6, 2, 32), f32(12), None, None, f32(6)], few | {"bits": 8},
+         FLOATS),
+        ("gather_blocks", "GatherBlockQuantized", ms, [u8(9, 16), np.array([[1, 3, 8]], "i8"), f32(9, 2)], table, FLOATS),
+        ("gather_blocks_zero", "GatherBlockQuantized", ms,
+         [u8(9, 16), np.array([[1], [8]], "i8"), f32(9, 2), u8(9, 1)], table, FLOATS),
+        ("gather_blocks_8", "GatherBlockQuantized", ms, [u8(9, 32), np.array([4, 0], "i8"), f32(9, 2)],
+         table | {"bits": 8}, FLOATS),
+        ("multi_head_past", "MultiHeadAttention", ms,
+         [f32(2, 1, 8), f32(2, 1, 8), f32(2, 1, 8), None, None, None, f32(2, 2, 6, 4), f32(2, 2, 6, 4)], heads, FLOATS),
+        ("multi_head_piece", "MultiHeadAttention", ms,
+         [f32(2, 3, 8), f32(2, 3, 8), f32(2, 3, 8), None, None, f32(1, 1, 3, 9), f32(2, 2, 6, 4), f32(2, 2, 6, 4)],
+         heads | {"unidirectional": 1}, FLOATS),
+        ("rotary_offset", "RotaryEmbedding", ms, [f32(2, 2, 3, 8), np.array([4], "i8"), f32(9, 4), f32(9, 4)], {}, FLOATS),
+        ("rotary_part", "RotaryEmbedding", ms,
+         [f32(1, 3, 16), np.array([[2, 3, 4]], "i8"), f32(9, 2), f32(9, 2)],
+         {"rotary_embedding_dim": 4, "num_heads": 2}, FLOATS),
+        ("grouped_step", "GroupQueryAttention", ms, grouped(1, 1, 6, 7), pairs | {"do_rotary": 1}, FLOATS),
+        ("grouped_neighbours", "GroupQueryAttention", ms, grouped(1, 3, 0, 3),
+         pairs | {"do_rotary": 1, "rotary_interleaved": 1}, FLOATS),
+        ("grouped_piece", "GroupQueryAttention", ms, grouped(1, 3, 6, 9), pairs | {"do_rotary": 1}, FLOATS),
+        ("grouped_buffer", "GroupQueryAttention", ms, grouped(1, 1, 10, 5), pairs | {"do_rotary": 1}, FLOATS),
+        ("grouped_batch", "GroupQueryAttention", ms, grouped(3, 1, 6, 7, lengths=[6, 2, 4]), pairs | {"do_rotary": 1},
+         FLOATS),
+        ("grouped_batch_window", "GroupQueryAttention", ms, grouped(2, 1, 9, 7, lengths=[6, 5]),
+         pairs | {"do_rotary": 1, "local_window_size": 3}, FLOATS),
+        ("grouped_window", "GroupQueryAttention", ms, grouped(1, 6, 0, 6), pairs | {"local_window_size": 2}, FLOATS),
+        ("grouped_window_step", "GroupQueryAttention", ms, grouped(1, 1, 8, 9), pairs | {"local_window_size": 4}, FLOATS),
+        ("grouped_softcap", "GroupQueryAttention", ms, grouped(1, 4, 0, 4), pairs | {"softcap": 2.0}, FLOATS),
+        ("grouped_smooth", "GroupQueryAttention", ms, grouped(1, 2, 5, 7), pairs | {"smooth_softmax": 1}, FLOATS),
+        ("grouped_sink", "GroupQueryAttention", ms, grouped(1, 3, 0, 3, after=[None, None, f32(2)]), pairs, FLOATS),
+        ("grouped_bias", "GroupQueryAttention", ms, grouped(1, 3, 2, 5, after=[None, f32(1, 2, 3, 5)]),
+         pairs | {"scale": 0.5}, FLOATS),
+        ("grouped_places", "GroupQueryAttention", ms, grouped(1, 3, 0, 3, after=[np.array([[4, 5, 6]], "i8")]),
+         pairs | {"do_rotary": 1}, FLOATS),
+        ("grouped_packed", "GroupQueryAttention", ms,
+         [f32(1, 3, 64), None, None, None, None, np.array([2], "i4"), np.array(3, "i4")], pairs, FLOATS),
+        ("linear_attention", "LinearAttention", ms,
+         [f32(1, 3, 16), f32(1, 3, 16), f32(1, 3, 16), f32(1, 2, 8, 8), -abs(f32(1, 3, 16)), abs(f32(1, 3, 2))],
+         {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "gated_delta"}, FLOATS),
+        ("causal_conv", "CausalConvWithState", ms, [f32(1, 6, 5), f32(6, 1, 4), f32(6), f32(1, 6, 3)],
+         {"activation": "silu"}, FLOATS),
         ("quantize", "QuantizeLinear", ms, [f32(3, 5), scale, zero], {}, ONE_OFF),
         ("dequantize", "DequantizeLinear", ms, byte(3, 5), {}, FLOATS),
         ("dict_texts", "DictVectorizer", ml, [{"b": 2.5, "z": 9.0, "a": 1.5}], {"string_vocabulary": ["a", "b", "c"]},
@@ -89,8 +142,9 @@ def declared():
         ("cast_map_sparse", "CastMap", ml, [{5: 1.5, 1: 2.5}],
          {"cast_to": "TO_FLOAT", "map_form": "SPARSE", "max_map": 7}, FLOATS),
     ]
-    outputs = {"grouped": 3}
-    return [row + (outputs.get(row[0], 1),) for row in rows]
+    outputs = {"GroupQueryAttention": 3, "LinearAttention": 2, "CausalConvWithState": 2}
+    several = {"multi_head_past": 3, "multi_head_piece": 3}
+    return [row + (several.get(row[0], outputs.get(row[1], 1)),) for row in rows]
 
 
 def value_info(name, value):

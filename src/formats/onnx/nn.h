@@ -50,7 +50,26 @@ tn_status onnx_max_unpool(onnx_call *c);
 
 /* y [batch, heads, positions, features] → [batch, positions, heads · features]. */
 tn_tensor *onnx_joined_heads(tn_tensor *y);
+
+/* One call, all in four dimensions: [batch, heads, positions, features]. */
+typedef struct onnx_heads {
+    const tn_tensor *q, *k, *v;
+    tn_tensor *seen;       /* bool, broadcastable to the scores; NULL: all */
+    const tn_tensor *bias; /* added to the scores; NULL */
+    const tn_tensor *sink; /* [heads]: a further score that takes weight and gives nothing; NULL */
+    double scale;
+} onnx_heads;
+/* Is it scaled_dot_product_attention, or does the node bend or ask for scores (softcap, softmax_precision, output 3)? */
+bool onnx_attends_plainly(const onnx_call *c, const onnx_heads *h);
+/* causal: a plain call in which `seen` is NULL and queries and keys are as many. */
+tn_status onnx_attend(onnx_call *c, const onnx_heads *h, bool causal, tn_tensor **y);
+/* x [batch, heads, positions, features] with each pair of features turned; cosines and sines [batch or 1, positions,
+ * half] (ops_contrib.c). */
+tn_tensor *onnx_turned(const tn_tensor *x, const tn_tensor *cosines, const tn_tensor *sines, bool neighbours);
+/* Rows of a table at positions first … first + count − 1: [1, count, half]. */
+tn_tensor *onnx_rows_from(const tn_tensor *cache, int64_t first, int64_t count);
 tn_status onnx_attention(onnx_call *c);
+tn_status onnx_grouped_attention(onnx_call *c); /* ops_grouped.c */
 tn_status onnx_rotary_embedding(onnx_call *c);
 tn_status onnx_linear_attention(onnx_call *c);
 tn_status onnx_causal_conv(onnx_call *c);

@@ -7,13 +7,7 @@
 
 #include "formats/onnx/nn.h"
 
-/* One call, all in four dimensions: [batch, heads, positions, features]. */
-typedef struct heads {
-    const tn_tensor *q, *k, *v;
-    tn_tensor *seen;       /* bool, broadcastable to the scores; NULL: all */
-    const tn_tensor *bias; /* added to the scores; NULL */
-    double scale;
-} heads;
+typedef onnx_heads heads;
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------ */
 
@@ -126,9 +120,27 @@ static tn_status written_out(onnx_call *c, const heads *h, tn_tensor **y) {
     TRY(put_scores(c, CAPPED, scores));
     if (bias) scores = tn_add(scores, bias);
     TRY(put_scores(c, BIASED, scores));
+    int64_t keys_end = tn_size(scores, -1), shape[] = {tn_size(scores, 0), count, tn_size(scores, 2), 1};
+    if (h->sink) { /* one more score, whose weight goes nowhere */
+        const tn_tensor *own_sink = onnx_as(tn_reshape(h->sink, (int64_t[]){1, -1, 1, 1}, 4), own);
+        scores = tn_cat((tn_tensor *[]){scores, tn_expand(own_sink, shape, 4)}, 2, 3);
+    }
     tn_tensor *weights = tn_cast(unless_blind(tn_softmax(onnx_as(scores, precision), -1), bias), own);
+    if (h->sink) weights = tn_narrow(weights, 3, 0, keys_end);
     TRY(put_scores(c, WEIGHTS, weights));
     *y = tn_matmul(weights, repeated(h->v, count));
+    return TN_OK;
+}
+
+bool onnx_attends_plainly(const onnx_call *c, const onnx_heads *h) {
+    bool bent = onnx_wants(c, 3) || onnx_float(c, "softcap", 0) != 0 || onnx_find(c, "softmax_precision");
+    return !bent && !h->sink && h->scale != 0;
+}
+
+tn_status onnx_attend(onnx_call *c, const onnx_heads *h, bool causal, tn_tensor **y) {
+    if (!onnx_attends_plainly(c, h)) return written_out(c, h, y);
+    tn_scaled_dot_product_attention_options o = {.is_causal = causal, .scale = h->scale};
+    *y = tn_scaled_dot_product_attention(h->q, h->k, h->v, h->bias ? additive(h) : h->seen, &o);
     return TN_OK;
 }
 
@@ -148,18 +160,11 @@ tn_status onnx_attention(onnx_call *c) {
         return onnx_refuse(c, "queries' heads are no multiple of keys'");
     h.scale = onnx_float(c, "scale", 0);
     if (!onnx_find(c, "scale")) h.scale = 1 / sqrt((double)tn_size(h.q, 3));
-    bool plain =
-        !onnx_wants(c, 3) && onnx_float(c, "softcap", 0) == 0 && !onnx_find(c, "softmax_precision") && h.scale != 0;
-    bool causal = onnx_int(c, "is_causal", 0) && !onnx_has(c, 3) && !onnx_has(c, 4) && !onnx_has(c, 6) &&
-                  onnx_int(c, "left_window_size", -1) < 0;
-    if (!plain || !causal) h.seen = seen_by_place(c, queries, keys);
+    bool causal = onnx_attends_plainly(c, &h) && onnx_int(c, "is_causal", 0) && !onnx_has(c, 3) && !onnx_has(c, 4) &&
+                  !onnx_has(c, 6) && onnx_int(c, "left_window_size", -1) < 0;
+    if (!causal) h.seen = seen_by_place(c, queries, keys);
     if (onnx_has(c, 3)) take_mask(c, &h, keys);
-    if (!plain) TRY(written_out(c, &h, &y));
-    if (plain) {
-        tn_scaled_dot_product_attention_options o = {.is_causal = causal, .scale = h.scale};
-        const tn_tensor *bias = h.bias ? additive(&h) : NULL;
-        y = tn_scaled_dot_product_attention(h.q, h.k, h.v, bias ? bias : h.seen, &o);
-    }
+    TRY(onnx_attend(c, &h, causal, &y));
     TRY(onnx_put(c, 0, tn_rank(onnx_in(c, 0)) == 3 ? onnx_joined_heads(y) : y));
     if (onnx_wants(c, 1)) TRY(onnx_put(c, 1, tn_detach(h.k)));
     return onnx_wants(c, 2) ? onnx_put(c, 2, tn_detach(h.v)) : TN_OK;

@@ -4,6 +4,7 @@
  * Attention comes in three dressings here. Each brings queries, keys and values to [batch, heads, positions, features],
  * what may be seen to one mask, and hands them to scaled dot-product attention. */
 #include <math.h>
+#include <string.h>
 
 #include "formats/onnx/nn.h"
 
@@ -51,19 +52,57 @@ static tn_tensor *unpacked(const tn_tensor *x, int64_t bits) {
     return tn_cast(tn_flatten(stacked, -2, -1), TN_F32);
 }
 
+/* Numbers of blocks as f32, [rows, blocks · numbers], (value − zero) · scale: values [rows, blocks, numbers]; scales
+ * and zeros [rows, blocks], zeros NULL: all are `zero`. order: NULL, or the block of each column. */
+static tn_tensor *scaled(const tn_tensor *values, const tn_tensor *scales, const tn_tensor *zeros, double zero,
+                         const tn_tensor *order) {
+    const tn_tensor *each[] = {scales, zeros};
+    if (order) values = tn_slice(tn_flatten(values, 1, 2), 1, 0, tn_size(order, 0), 1);
+    for (int i = 0; i < 2 && each[i]; i++)
+        each[i] = onnx_as(order ? tn_index_select(each[i], 1, order) : tn_unsqueeze(each[i], -1), TN_F32);
+    tn_tensor *y = tn_mul(zeros ? tn_sub(values, each[1]) : tn_sub_scalar(values, zero), each[0]);
+    return order ? y : tn_flatten(y, 1, 2);
+}
+
+/* Zero points of the blocks, [rows, blocks]: as floats, or as many to a byte as the numbers. */
+static const tn_tensor *zeros_of(const tn_tensor *given, int64_t rows, int64_t blocks, int64_t bits) {
+    const tn_tensor *flat = tn_reshape(given, (int64_t[]){rows, -1}, 2);
+    return tn_dtype_is_float(tn_dtype_of(given)) ? flat : tn_slice(unpacked(flat, bits), 1, 0, blocks, 1);
+}
+
 /* B [n, blocks, bytes of a block] with scales [n, blocks]: its rows [n, k] in f32. */
 static tn_tensor *dequantized(const onnx_call *c, const tn_tensor *b, int64_t n, int64_t k, int64_t bits) {
-    int64_t blocks = tn_size(b, 1), each[] = {n, blocks, 1}, rows[] = {n, -1};
-    tn_tensor *values = unpacked(b, bits), *zero = NULL;
-    tn_tensor *scales = tn_cast(tn_reshape(onnx_in(c, 2), each, 3), TN_F32);
+    int64_t blocks = tn_size(b, 1);
+    const tn_tensor *scales = tn_reshape(onnx_in(c, 2), (int64_t[]){n, blocks}, 2);
+    const tn_tensor *zeros = onnx_has(c, 3) ? zeros_of(onnx_in(c, 3), n, blocks, bits) : NULL;
+    const tn_tensor *order = onnx_has(c, 4) ? onnx_in(c, 4) : NULL;
+    return tn_slice(scaled(unpacked(b, bits), scales, zeros, (double)(1 << (bits - 1)), order), 1, 0, k, 1);
+}
+
+/* GatherBlockQuantized: rows of a table whose numbers are few bits, [rows, columns] with scales [rows, blocks]. */
+static tn_status run_gather_blocks(onnx_call *c) {
+    const tn_tensor *data, *ids, *scales;
+    TRY(onnx_need(c, 0, &data));
+    TRY(onnx_need(c, 1, &ids));
+    TRY(onnx_need(c, 2, &scales));
+    int64_t bits = onnx_int(c, "bits", 4), quantized = onnx_int(c, "quantize_axis", 1);
+    bool last = quantized == 1 || quantized == -1;
+    if (tn_rank(data) != 2 || tn_rank(scales) != 2 || tn_rank(ids) >= TN_MAX_RANK || !last ||
+        onnx_int(c, "gather_axis", 0) != 0 || (bits != 2 && bits != 4 && bits != 8))
+        return onnx_refuse(c, "other tables than of rows whose columns are blocks of 2, 4 or 8 bits");
+    bool packed = onnx_in_type(c, 0) == ONNX_UINT8;
+    int64_t count = tn_numel(ids), blocks = tn_size(scales, 1), shape[TN_MAX_RANK];
+    const tn_tensor *flat = tn_reshape(ids, &count, 1), *rows = tn_index_select(data, 0, flat), *zeros = NULL;
+    const tn_tensor *values = packed ? unpacked(rows, bits) : onnx_as(rows, TN_F32);
     if (onnx_has(c, 3)) {
-        const tn_tensor *given = onnx_in(c, 3);
-        bool packed = !tn_dtype_is_float(tn_dtype_of(given));
-        zero = packed ? unpacked(tn_reshape(given, rows, 2), bits) : tn_cast(tn_reshape(given, rows, 2), TN_F32);
-        zero = tn_reshape(tn_slice(zero, 1, 0, blocks, 1), each, 3);
+        zeros = tn_index_select(onnx_in(c, 3), 0, flat);
+        zeros = packed ? zeros_of(zeros, count, blocks, bits) : onnx_as(zeros, TN_F32);
     }
-    tn_tensor *centred = zero ? tn_sub(values, zero) : tn_sub_scalar(values, (double)(1 << (bits - 1)));
-    return tn_slice(tn_flatten(tn_mul(centred, scales), 1, 2), 1, 0, k, 1);
+    values = tn_reshape(values, (int64_t[]){count, blocks, -1}, 3);
+    tn_tensor *y = scaled(values, tn_index_select(scales, 0, flat), zeros, packed ? 1 << (bits - 1) : 0, NULL);
+    memcpy(shape, tn_shape(ids), (size_t)tn_rank(ids) * sizeof *shape);
+    shape[tn_rank(ids)] = tn_size(y, 1);
+    return onnx_put(c, 0, tn_cast(tn_reshape(y, shape, tn_rank(ids) + 1), tn_dtype_of(scales)));
 }
 
 static tn_status run_few_bits(onnx_call *c) {
@@ -72,7 +111,6 @@ static tn_status run_few_bits(onnx_call *c) {
     TRY(onnx_need(c, 1, &b));
     int64_t n = onnx_int(c, "N", 0), k = onnx_int(c, "K", 0), bits = onnx_int(c, "bits", 4);
     if (bits != 2 && bits != 4 && bits != 8) return onnx_refuse(c, "weights of %lld bits", (long long)bits);
-    if (onnx_has(c, 4)) return onnx_refuse(c, "weights in another order (g_idx)");
     bool kept = tn_rank(b) == 2 && tn_dtype_of(b) == TN_F32; /* from a run before */
     if (!kept && (tn_rank(b) != 3 || tn_size(b, 0) != n || !onnx_has(c, 2)))
         return tn_fail(TN_ERR_SHAPE, "%s: B is not [N, blocks, bytes], or has no scales", c->row->name);
@@ -80,7 +118,8 @@ static tn_status run_few_bits(onnx_call *c) {
     if (!kept) {
         tn_tensor *made = dequantized(c, b, n, k, bits);
         bool constant = c->in[1]->fixed == ONNX_CONSTANT && c->in[2]->fixed == ONNX_CONSTANT;
-        if (onnx_has(c, 3)) constant = constant && c->in[3]->fixed == ONNX_CONSTANT;
+        for (int i = 3; i < 5; i++)
+            constant = constant && (!onnx_has(c, i) || c->in[i]->fixed == ONNX_CONSTANT);
         if (constant) TRY(onnx_keep(c, 1, made));
         weight = made;
     }
@@ -156,11 +195,9 @@ static const tn_tensor *split_heads(const tn_tensor *x, int64_t heads) {
     return tn_transpose(tn_unflatten(x, -1, (int64_t[]){heads, -1}, 2), 1, 2);
 }
 
-/* Bool [queries, keys]: the last query sees all, each one before it a key less; window ≥ 0: only so many of them. */
-static tn_tensor *causal(int64_t queries, int64_t keys, int64_t window) {
-    tn_tensor *seen = tn_tril(tn_ones((int64_t[]){queries, keys}, 2, TN_F32), keys - queries);
-    if (window >= 0 && window < keys) seen = tn_triu(seen, keys - queries - window + 1);
-    return tn_gt_scalar(seen, 0.5);
+/* Bool [queries, keys]: the last query sees all, each one before it a key less. */
+static tn_tensor *causal(int64_t queries, int64_t keys) {
+    return tn_gt_scalar(tn_tril(tn_ones((int64_t[]){queries, keys}, 2, TN_F32), keys - queries), 0.5);
 }
 
 /* Numbers 0 … n − 1 as [n]. */
@@ -188,7 +225,7 @@ typedef struct attention {
     const tn_tensor *q, *k, *v; /* [batch, heads, positions, features] */
     tn_tensor *mask;            /* bool; NULL */
     const tn_tensor *bias;      /* added to the scores; NULL */
-    int64_t heads, window;
+    int64_t heads;
     bool causal;
 } attention;
 
@@ -196,9 +233,9 @@ static tn_tensor *attend(const onnx_call *c, attention *a) {
     int64_t queries = tn_size(a->q, 2), keys = tn_size(a->k, 2);
     double scale = onnx_float(c, "scale", 0);
     tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .scale = scale};
-    bool whole = a->causal && queries == keys && a->window < 0 && !a->mask && !a->bias;
-    if (a->causal && !whole && (queries > 1 || a->window >= 0)) {
-        tn_tensor *seen = causal(queries, keys, a->window);
+    bool whole = a->causal && queries == keys && !a->mask && !a->bias;
+    if (a->causal && !whole && queries > 1) {
+        tn_tensor *seen = causal(queries, keys);
         a->mask = a->mask ? tn_logical_and(a->mask, seen) : seen;
     }
     o.is_causal = whole;
@@ -220,7 +257,7 @@ static const tn_tensor *optional(const onnx_call *c, int i) { return onnx_has(c,
 static tn_status attend_joined(onnx_call *c, const tn_tensor *y, int mask, int past_in, int bias) {
     const tn_tensor *parts[3];
     tn_tensor *made[3];
-    attention a = {.window = -1, .heads = onnx_int(c, "num_heads", 0)};
+    attention a = {.heads = onnx_int(c, "num_heads", 0)};
     TRY(tn_status_of(y));
     a.causal = onnx_int(c, "unidirectional", 0) != 0;
     if (tn_rank(y) != 3 || a.heads < 1)
@@ -269,7 +306,7 @@ static tn_tensor *biased(const tn_tensor *x, const tn_tensor *bias, int64_t from
 /* MultiHeadAttention: queries, keys and values come one by one, or packed [batch, positions, heads, 2 or 3, features].
  */
 static tn_status run_multi_head(onnx_call *c) {
-    attention a = {.window = -1, .heads = onnx_int(c, "num_heads", 0)};
+    attention a = {.heads = onnx_int(c, "num_heads", 0)};
     const tn_tensor *parts[3];
     TRY(onnx_need(c, 0, &parts[0]));
     parts[1] = optional(c, 1);
@@ -300,9 +337,7 @@ static tn_status run_multi_head(onnx_call *c) {
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */
 
-/* x [batch, heads, positions, features] with each pair of features turned; cosines and sines [batch or 1, positions,
- * half]. */
-static tn_tensor *turned(const tn_tensor *x, const tn_tensor *cosines, const tn_tensor *sines, bool neighbours) {
+tn_tensor *onnx_turned(const tn_tensor *x, const tn_tensor *cosines, const tn_tensor *sines, bool neighbours) {
     int64_t half = tn_size(cosines, -1), width = tn_size(x, -1);
     tn_tensor *turning = tn_slice(x, -1, 0, 2 * half, 1), *cos = tn_unsqueeze(cosines, 1),
               *sin = tn_unsqueeze(sines, 1);
@@ -313,8 +348,7 @@ static tn_tensor *turned(const tn_tensor *x, const tn_tensor *cosines, const tn_
     return 2 * half == width ? y : tn_cat((tn_tensor *[]){y, tn_slice(x, -1, 2 * half, width, 1)}, 2, -1);
 }
 
-/* Rows of the cache at positions first … first + count − 1: [1, count, half]. */
-static tn_tensor *rows_from(const tn_tensor *cache, int64_t first, int64_t count) {
+tn_tensor *onnx_rows_from(const tn_tensor *cache, int64_t first, int64_t count) {
     int64_t rows = tn_size(cache, 0);
     if (first < 0 || first > rows - count)
         return tn_failed(TN_ERR_SHAPE, "%lld positions from %lld on, of a table of %lld", (long long)count,
@@ -337,67 +371,22 @@ static tn_status run_rotary(onnx_call *c) {
     const tn_tensor *split = split_heads(x, heads);
     if (offset) TRY(onnx_read_int(c, 1, 0, &first));
     for (int i = 0; i < 2; i++)
-        rows[i] = offset ? rows_from(caches[i], first, tn_size(split, 2)) : tn_embedding(ids, caches[i]);
-    tn_tensor *y = turned(split, rows[0], rows[1], onnx_int(c, "interleaved", 0) != 0);
+        rows[i] = offset ? onnx_rows_from(caches[i], first, tn_size(split, 2)) : tn_embedding(ids, caches[i]);
+    tn_tensor *y = onnx_turned(split, rows[0], rows[1], onnx_int(c, "interleaved", 0) != 0);
     return onnx_put(c, 0, flat ? onnx_joined_heads(y) : y);
-}
-
-/* GroupQueryAttention: the newest positions of a sequence, whose past comes along. */
-static tn_status run_grouped(onnx_call *c) {
-    const tn_tensor *parts[3];
-    tn_tensor *made[3];
-    attention a = {.causal = true, .heads = onnx_int(c, "num_heads", 0)};
-    int64_t few = onnx_int(c, "kv_num_heads", 0), total;
-    TRY(onnx_need(c, 0, &parts[0]));
-    int64_t width = tn_size(parts[0], -1);
-    if (tn_rank(parts[0]) != 3 || a.heads < 1 || few < 1 || a.heads > width || few > width)
-        return tn_fail(TN_ERR_SHAPE, "GroupQueryAttention: no heads");
-    if (onnx_float(c, "softcap", 0) != 0) return onnx_refuse(c, "softcap");
-    if (onnx_has(c, 1)) {
-        TRY(onnx_need(c, 1, &parts[1]));
-        TRY(onnx_need(c, 2, &parts[2]));
-    } else {
-        int64_t each = tn_size(parts[0], -1) / (a.heads + 2 * few);
-        if (tn_split(parts[0], (int64_t[]){a.heads * each, few * each, few * each}, 3, -1, made) != 3)
-            return tn_status_of(made[0]);
-        for (int i = 0; i < 3; i++)
-            parts[i] = made[i];
-    }
-    int64_t now = tn_size(parts[0], 1);
-    TRY(onnx_read_int(c, 6, now, &total));
-    if (total < now)
-        return tn_fail(TN_ERR_SHAPE, "GroupQueryAttention: fewer positions in all than there are new ones");
-    int64_t before = onnx_has(c, 3) ? tn_max64(tn_min64(tn_size(onnx_in(c, 3), 2), total - now), 0) : 0;
-    for (int i = 0; i < 3; i++)
-        parts[i] = split_heads(parts[i], i ? few : a.heads);
-    for (int i = 0; i < 2 && onnx_int(c, "do_rotary", 0); i++) {
-        const tn_tensor *cos, *sin;
-        TRY(onnx_need(c, 7, &cos));
-        TRY(onnx_need(c, 8, &sin));
-        parts[i] = turned(parts[i], rows_from(cos, before, now), rows_from(sin, before, now),
-                          onnx_int(c, "rotary_interleaved", 0) != 0);
-    }
-    for (int i = 1; i < 3; i++) {
-        const tn_tensor *past = before ? tn_slice(onnx_in(c, 2 + i), 2, 0, before, 1) : NULL;
-        TRY(continue_from(c, past, i, &parts[i]));
-    }
-    a.q = parts[0], a.k = parts[1], a.v = parts[2];
-    a.window = onnx_int(c, "local_window_size", -1);
-    if (onnx_has(c, 5)) { /* keys behind a sequence's end do not count; what is given is the place of the last */
-        tn_tensor *lengths = tn_reshape(tn_add_scalar(tn_cast(onnx_in(c, 5), TN_I32), 1), (int64_t[]){-1, 1, 1, 1}, 4);
-        if (tn_size(a.q, 0) > 1) a.mask = tn_le(counting(tn_size(a.k, 2)), lengths);
-    }
-    return onnx_put(c, 0, attend(c, &a));
 }
 
 const onnx_op_row onnx_contrib_ops[] = {
     {"Attention", 1, .run = run_attention},
     {"BiasGelu", 1, .run = run_gelu, .with = GELU},
+    {"CausalConvWithState", 1, .run = onnx_causal_conv},
     {"EmbedLayerNormalization", 1, .run = run_embed_norm},
     {"FastGelu", 1, .run = run_gelu, .with = GELU_TANH},
     {"FusedMatMul", 1, .run = run_matmul},
+    {"GatherBlockQuantized", 1, .run = run_gather_blocks},
     {"Gelu", 1, .run = run_gelu, .with = GELU},
-    {"GroupQueryAttention", 1, .run = run_grouped},
+    {"GroupQueryAttention", 1, .run = onnx_grouped_attention},
+    {"LinearAttention", 1, .run = onnx_linear_attention},
     {"MatMulNBits", 1, .run = run_few_bits},
     {"MultiHeadAttention", 1, .run = run_multi_head},
     {"QAttention", 1, .run = run_byte_attention},
