@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "image.h"
 #include "npy.h"
+#include "run_steps.h"
 #include "train.h"
 #include "trunnion/backend.h"
 #include "trunnion/onnx.h"
@@ -19,6 +20,8 @@
 enum {
     OPT_RANDOM = 256,
     OPT_REPEAT,
+    OPT_STEPS,
+    OPT_FEED,
     OPT_DIM,
     OPT_PROFILE,
     OPT_TRACE,
@@ -50,13 +53,20 @@ const cli_command cli_run = {
             "      --dim NAME=N       the extent of an open dim of random inputs (default 1): by its name, or by "
             "place, x.2=48\n"
             "      --repeat N         runs it N times more and tells the median\n"
+            "      --steps N          N runs one after another, each given what came out of the last one: states, "
+            "caches of\n"
+            "                         language models (-i input_ids=FILE.npy), whose likeliest tokens are told\n"
+            "      --feed OUT=IN      which output becomes which input then; a * in both stands for the same text\n"
             "      --profile          what each command takes\n"
             "      --trace FILE.json  the same for chrome://tracing\n"
-            "  --json                 outputs{NAME: {shape[], dtype}}, median_seconds, device, placement, fallback[]\n"
+            "  --json                 outputs{NAME: {shape[], dtype}}, tokens[][], median_seconds, device, placement,\n"
+            "                         fallback[]\n"
             "\n"
             "examples:\n"
             "  trunnion run model.onnx --random --repeat 100\n"
             "  trunnion run model.onnx -i input=image.npy -o results\n"
+            "  trunnion run decoder.onnx -i input_ids=prompt.npy --steps 20\n"
+            "  trunnion run recurrent.onnx -i x=frame.npy --steps 100 --feed state_n=state\n"
             "  trunnion run model.onnx -i input=photo.jpg --mean 0.485,0.456,0.406 --std 0.229,0.224,0.225\n",
     .accepts = CLI_ALL,
     .run = run,
@@ -77,6 +87,7 @@ typedef struct work {
     image_options picture;
     bool for_pictures, has_picture; /* an option of theirs was given; an input is one */
     int64_t repeat;
+    run_steps steps;
     tn_onnx *model;
     tn_onnx_value **in, **out;
     double median;
@@ -145,6 +156,8 @@ static bool take(void *ctx, int val, const char *arg) {
     case 'o': w->output = arg; return *arg != 0;
     case OPT_DIM: return take_dim(w, own);
     case OPT_RANDOM: return w->random = true;
+    case OPT_STEPS: return cli_parse_int(arg, 1, 1 << 20, &w->steps.count);
+    case OPT_FEED: return steps_take_pair(&w->steps, own);
     case OPT_PROFILE: return w->profile = true;
     case OPT_TRACE: w->trace = arg; return *arg != 0;
     case OPT_RESIZE: return take_resize(arg, &w->picture.resize);
@@ -236,14 +249,15 @@ static bool names_dim(const char *name, const tn_onnx_info *info, int d) {
            (strncmp(name, info->name, length) == 0 && strcmp(name + length, place) == 0);
 }
 
-static int64_t extent_of(work *w, const tn_onnx_info *info, int d) {
+static int64_t extent_of(void *ctx, const tn_onnx_info *info, int d, int64_t otherwise) {
+    work *w = ctx;
     if (info->shape[d] >= 0) return info->shape[d];
     for (int i = 0; i < w->dim_count; i++) {
         if (!names_dim(w->dims[i].name, info, d)) continue;
         w->dims[i].used = true;
         return w->dims[i].number;
     }
-    return 1;
+    return otherwise;
 }
 
 /* Floats from the normal distribution's middle, whole numbers 0 and 1: a valid index of anything. */
@@ -257,7 +271,7 @@ static tn_status random_input(work *w, int i, uint64_t *state) {
                                info.name);
     bool fits = true;
     for (int d = 0; d < info.rank; d++) {
-        shape[d] = extent_of(w, &info, d);
+        shape[d] = extent_of(w, &info, d, 1);
         fits = fits && !__builtin_mul_overflow(count, shape[d], &count);
     }
     float *numbers = fits && count < INT64_MAX / 8 ? malloc((size_t)count * sizeof *numbers + 1) : NULL;
@@ -280,6 +294,8 @@ static tn_status make_inputs(work *w) {
     tn_status status = TN_OK;
     for (int i = 0; i < w->input_count && status == TN_OK; i++)
         status = give_file(w, &w->inputs[i]);
+    if (status == TN_OK && w->steps.count) status = steps_begin(&w->steps, w->model);
+    if (status == TN_OK && w->steps.count) status = steps_make_inputs(&w->steps, w->model, w->in, extent_of, w);
     for (int i = 0; i < tn_onnx_input_count(w->model) && status == TN_OK; i++) {
         if (w->in[i]) continue;
         if (w->random)
@@ -322,17 +338,18 @@ static tn_status run_once(work *w, double *seconds) {
     return status;
 }
 
-static tn_status repeat_runs(work *w) {
-    double *seconds = malloc((size_t)w->repeat * sizeof *seconds);
-    tn_status status =
-        seconds ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld times", (long long)w->repeat);
-    for (int64_t i = -WARM; i < w->repeat && status == TN_OK; i++) {
+/* The median of `count` runs, behind `warm` ones that do not count. */
+static tn_status run_many(work *w, int64_t warm, int64_t count) {
+    double *seconds = malloc((size_t)count * sizeof *seconds);
+    tn_status status = seconds ? TN_OK : tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld times", (long long)count);
+    for (int64_t i = -warm; i < count && status == TN_OK; i++) {
         free_outputs(w);
         status = run_once(w, &seconds[i < 0 ? 0 : i]);
+        if (status == TN_OK && w->steps.count) status = steps_advance(&w->steps, i, w->model, w->in, w->out);
     }
     if (status == TN_OK) {
-        qsort(seconds, (size_t)w->repeat, sizeof *seconds, compare);
-        w->median = seconds[w->repeat / 2];
+        qsort(seconds, (size_t)count, sizeof *seconds, compare);
+        w->median = seconds[count / 2];
     }
     free(seconds);
     return status;
@@ -348,8 +365,8 @@ static tn_status run_profiled(work *w) {
 }
 
 static tn_status run_all(work *w) {
-    tn_status status = run_once(w, &w->median);
-    if (status == TN_OK && w->repeat) status = repeat_runs(w);
+    tn_status status = w->steps.count ? run_many(w, 0, w->steps.count) : run_once(w, &w->median);
+    if (status == TN_OK && w->repeat) status = run_many(w, WARM, w->repeat);
     if (status == TN_OK && (w->profile || w->trace)) status = run_profiled(w);
     return status;
 }
@@ -432,7 +449,8 @@ static void put_text(const work *w, const tn_placement *p) {
         tn_profile_row row = row_at(w, i);
         printf("  %9.1f us  %-6s %s\n", row.seconds * 1e6, row.kind, row.label);
     }
-    printf("%s %.3f ms on %s", w->repeat ? "median" : "first run", w->median * 1e3, p->device);
+    steps_put_text(&w->steps);
+    printf("%s %.3f ms on %s", w->repeat || w->steps.count ? "median" : "first run", w->median * 1e3, p->device);
     if (p->on_host) printf(", %lld operations on the host", (long long)p->on_host);
     printf("\n");
 }
@@ -456,6 +474,7 @@ static void put_json(const work *w, const tn_placement *p, const tn_selection *s
         cli_json_end(&j, '}');
     }
     cli_json_end(&j, '}');
+    steps_put_json(&w->steps, &j);
     cli_json_number(&j, "median_seconds", w->median);
     cli_json_string(&j, "device", p->device);
     cli_json_object(&j, "placement");
@@ -514,6 +533,8 @@ static int run(int argc, char **argv) {
         {"output", required_argument, NULL, 'o'},
         {"random", no_argument, NULL, OPT_RANDOM},
         {"repeat", required_argument, NULL, OPT_REPEAT},
+        {"steps", required_argument, NULL, OPT_STEPS},
+        {"feed", required_argument, NULL, OPT_FEED},
         {"dim", required_argument, NULL, OPT_DIM},
         {"profile", no_argument, NULL, OPT_PROFILE},
         {"trace", required_argument, NULL, OPT_TRACE},
@@ -530,7 +551,11 @@ static int run(int argc, char **argv) {
     if (first < 0) return status;
     if (first == argc) return cli_wrong_usage(&cli_run, "which model? Give its ONNX file");
     if (first + 1 < argc) return cli_wrong_usage(&cli_run, "\"%s\" belongs to no option", argv[first + 1]);
+    if (w.steps.count && w.repeat)
+        return cli_wrong_usage(&cli_run, "--steps and --repeat: steps change the inputs, repeated runs do not");
+    if (w.steps.pair_count && !w.steps.count) return cli_wrong_usage(&cli_run, "--feed belongs to --steps");
     int code = do_work(&w, argv[first]);
+    steps_end(&w.steps);
     free_outputs(&w);
     for (int i = 0; w.in && i < tn_onnx_input_count(w.model); i++)
         tn_onnx_value_free(w.in[i]);

@@ -65,6 +65,7 @@ fuzz      | check     | 300 | tools/build.sh $BUILD-asan fuzzers $asan && $run_p
 llm       | check     | 300 | tools/build.sh $BUILD all $plain && python3 tools/checks/llm.py $BUILD
 export    | check     | 120 | tools/build.sh $BUILD tests $plain && python3 tools/checks/onnx_export.py $BUILD
 runtime-ops | check   |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_runtime_ops.py $BUILD
+decoders  | check     |  60 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_decoders.py $BUILD
 mutants   | check     | 120 | tools/build.sh $BUILD all $plain && python3 tools/mutate_gguf.py $BUILD --count 500 --jobs $JOBS
 tsan      | check     | 600 | tools/checks/tsan.sh $BUILD-tsan '$tsan' $threaded
 onnx-all  | check-all | 3600 | tools/build.sh $BUILD all $plain && python3 tools/checks/onnx_nodes.py $BUILD --device opencl

@@ -136,9 +136,11 @@ static tn_status make_cat(const tn_graph_plan *g, const tn_group *group, tn_nati
 /* Is it in memory before it is joined, whoever joins it? What one pass computes beside other things is not, so that it
  * is better computed where it is joined. */
 static bool is_stored_anyway(const tn_node *x) {
-    while (x->op != TN_OP_NONE && tn_op(x->op)->impl->class_ == TN_VIEW_OP)
+    while (x->op != TN_OP_NONE && !tn_node_computed(x)) { /* what was computed has forgotten its inputs */
+        if (tn_op(x->op)->impl->class_ != TN_VIEW_OP) return tn_op(x->op)->impl->class_ != TN_ELEMENTWISE;
         x = x->in[0];
-    return x->op == TN_OP_NONE || tn_op(x->op)->impl->class_ != TN_ELEMENTWISE;
+    }
+    return true;
 }
 
 /* A kernel looks for the tensor at each element, which costs most where a few elements of each take turns. */

@@ -50,6 +50,8 @@ tn_status onnx_max_unpool(onnx_call *c);
 
 /* y [batch, heads, positions, features] → [batch, positions, heads · features]. */
 tn_tensor *onnx_joined_heads(tn_tensor *y);
+/* The other way round; x of rank 4 is there already (ops_contrib.c). */
+const tn_tensor *onnx_split_heads(const tn_tensor *x, int64_t heads);
 
 /* One call, all in four dimensions: [batch, heads, positions, features]. */
 typedef struct onnx_heads {
@@ -59,7 +61,8 @@ typedef struct onnx_heads {
     const tn_tensor *sink; /* [heads]: a further score that takes weight and gives nothing; NULL */
     double scale;
 } onnx_heads;
-/* Is it scaled_dot_product_attention, or does the node bend or ask for scores (softcap, softmax_precision, output 3)? */
+/* Is it scaled_dot_product_attention, or does the node bend scores or ask for them (softcap, softmax_precision, output
+ * 3)? */
 bool onnx_attends_plainly(const onnx_call *c, const onnx_heads *h);
 /* causal: a plain call in which `seen` is NULL and queries and keys are as many. */
 tn_status onnx_attend(onnx_call *c, const onnx_heads *h, bool causal, tn_tensor **y);

@@ -189,8 +189,7 @@ static tn_status run_embed_norm(onnx_call *c) {
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* x [batch, positions, heads · features] → [batch, heads, positions, features]. */
-static const tn_tensor *split_heads(const tn_tensor *x, int64_t heads) {
+const tn_tensor *onnx_split_heads(const tn_tensor *x, int64_t heads) {
     if (tn_rank(x) == 4) return x;
     return tn_transpose(tn_unflatten(x, -1, (int64_t[]){heads, -1}, 2), 1, 2);
 }
@@ -229,19 +228,18 @@ typedef struct attention {
     bool causal;
 } attention;
 
-static tn_tensor *attend(const onnx_call *c, attention *a) {
+static tn_status put_attended(onnx_call *c, attention *a) {
     int64_t queries = tn_size(a->q, 2), keys = tn_size(a->k, 2);
-    double scale = onnx_float(c, "scale", 0);
-    tn_scaled_dot_product_attention_options o = {.struct_size = sizeof o, .scale = scale};
+    tn_tensor *y;
     bool whole = a->causal && queries == keys && !a->mask && !a->bias;
     if (a->causal && !whole && queries > 1) {
         tn_tensor *seen = causal(queries, keys);
         a->mask = a->mask ? tn_logical_and(a->mask, seen) : seen;
     }
-    o.is_causal = whole;
-    const tn_tensor *mask = a->mask ? a->mask : a->bias;
-    if (a->mask && a->bias) mask = tn_where(a->mask, a->bias, onnx_number(-INFINITY, a->bias));
-    return onnx_joined_heads(tn_scaled_dot_product_attention(a->q, a->k, a->v, mask, &o));
+    onnx_heads h = {a->q, a->k, a->v, .seen = a->mask, .bias = a->bias, .scale = onnx_float(c, "scale", 0)};
+    if (h.scale == 0) h.scale = 1 / sqrt((double)tn_size(a->q, 3));
+    TRY(onnx_attend(c, &h, whole, &y));
+    return onnx_put(c, 0, onnx_joined_heads(y));
 }
 
 /* Keys or values of before in front of the new ones; output k is both. */
@@ -267,7 +265,7 @@ static tn_status attend_joined(onnx_call *c, const tn_tensor *y, int mask, int p
     int64_t third = tn_size(y, -1) / 3, equal[] = {third, third, third};
     if (tn_split(y, count == 3 ? sizes : equal, 3, -1, made) != 3) return tn_status_of(made[0]);
     for (int i = 0; i < 3; i++)
-        parts[i] = split_heads(made[i], a.heads);
+        parts[i] = onnx_split_heads(made[i], a.heads);
     const tn_tensor *past = optional(c, past_in);
     for (int i = 1; i < 3 && past; i++)
         TRY(continue_from(c, tn_select(past, 0, i - 1), -1, &parts[i]));
@@ -276,7 +274,7 @@ static tn_status attend_joined(onnx_call *c, const tn_tensor *y, int mask, int p
         TRY(onnx_put(c, 1, tn_stack((tn_tensor *[]){(tn_tensor *)(uintptr_t)a.k, (tn_tensor *)(uintptr_t)a.v}, 2, 0)));
     if (onnx_has(c, mask)) TRY(take_mask(c, mask, tn_size(y, 0), tn_size(a.k, 2), &a.mask));
     a.bias = optional(c, bias);
-    return onnx_put(c, 0, attend(c, &a));
+    return put_attended(c, &a);
 }
 
 /* Attention: one product makes queries, keys and values. */
@@ -323,7 +321,7 @@ static tn_status run_multi_head(onnx_call *c) {
     for (int i = 0; i < 3; i++) {
         int64_t width = tn_size(parts[i], -1);
         if (bias && tn_rank(parts[i]) == 3) parts[i] = biased(parts[i], bias, from);
-        parts[i] = split_heads(parts[i], a.heads);
+        parts[i] = onnx_split_heads(parts[i], a.heads);
         from += width;
     }
     for (int i = 1; i < 3; i++)
@@ -332,7 +330,7 @@ static tn_status run_multi_head(onnx_call *c) {
     a.causal = onnx_int(c, "unidirectional", 0) != 0;
     if (onnx_has(c, 4)) TRY(take_mask(c, 4, batch, tn_size(a.k, 2), &a.mask));
     a.bias = optional(c, 5);
-    return onnx_put(c, 0, attend(c, &a));
+    return put_attended(c, &a);
 }
 
 /* ---- positions --------------------------------------------------------------------------------------------------- */
@@ -368,7 +366,7 @@ static tn_status run_rotary(onnx_call *c) {
     int64_t rotary = onnx_int(c, "rotary_embedding_dim", 0);
     if (flat && !heads) heads = tn_size(x, -1) / tn_max64(rotary ? rotary : 2 * tn_size(caches[0], 1), 1);
     if (flat && heads < 1) return onnx_refuse(c, "no number of heads");
-    const tn_tensor *split = split_heads(x, heads);
+    const tn_tensor *split = onnx_split_heads(x, heads);
     if (offset) TRY(onnx_read_int(c, 1, 0, &first));
     for (int i = 0; i < 2; i++)
         rows[i] = offset ? onnx_rows_from(caches[i], first, tn_size(split, 2)) : tn_embedding(ids, caches[i]);

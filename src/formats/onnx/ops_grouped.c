@@ -1,9 +1,9 @@
 /* ops_grouped.c — GroupQueryAttention: the newest positions of sequences whose keys and values of before come along.
  *
- * One sequence has its past in front of what is new, so places are numbers on the host. Several sequences may have pasts
- * of different lengths in one table (seqlens_k): there, places are tensors, and what is new is put behind each one's own
- * past. A given cache may be longer than what is in it (a buffer that is shared between steps): what comes out is as
- * long. Source: ONNX Runtime's ContribOperators. */
+ * One sequence has its past in front of what is new, so places are numbers on the host. Several sequences may have
+ * pasts of different lengths in one table (seqlens_k): there, places are tensors, and what is new is put behind each
+ * one's own past. A given cache may be longer than what is in it (a buffer that is shared between steps): what comes
+ * out is as long. Source: ONNX Runtime's ContribOperators. */
 #include <math.h>
 
 #include "formats/onnx/nn.h"
@@ -14,10 +14,6 @@ typedef struct grouped {
     int64_t past;      /* of the given cache, how many positions count for the longest sequence */
     tn_tensor *before; /* [batch, 1]: how many do for each; NULL: all have `past` */
 } grouped;
-
-static const tn_tensor *split_heads(const tn_tensor *x, int64_t heads) {
-    return tn_transpose(tn_unflatten(x, -1, (int64_t[]){heads, -1}, 2), 1, 2);
-}
 
 /* Numbers first … first + count − 1. */
 static tn_tensor *counted(int64_t first, int64_t count) {
@@ -31,7 +27,8 @@ static tn_status take_parts(onnx_call *c, grouped *g) {
     TRY(onnx_need(c, 0, &x));
     if (tn_rank(x) != 3 || g->heads < 1 || g->few < 1 || g->heads > tn_size(x, -1) || g->few > g->heads ||
         g->heads % g->few)
-        return tn_fail(TN_ERR_SHAPE, "GroupQueryAttention: %lld heads of queries and %lld of keys in an input of rank %d",
+        return tn_fail(TN_ERR_SHAPE,
+                       "GroupQueryAttention: %lld heads of queries and %lld of keys in an input of rank %d",
                        (long long)g->heads, (long long)g->few, tn_rank(x));
     g->now = tn_size(x, 1);
     g->parts[0] = x;
@@ -46,7 +43,7 @@ static tn_status take_parts(onnx_call *c, grouped *g) {
             g->parts[i] = made[i];
     }
     for (int i = 0; i < 3; i++)
-        TRY(tn_status_of(g->parts[i] = split_heads(g->parts[i], i ? g->few : g->heads)));
+        TRY(tn_status_of(g->parts[i] = onnx_split_heads(g->parts[i], i ? g->few : g->heads)));
     return TN_OK;
 }
 
@@ -77,8 +74,8 @@ static tn_status turn(onnx_call *c, grouped *g) {
     TRY(onnx_need(c, 7, &cos));
     TRY(onnx_need(c, 8, &sin));
     for (int i = 0; i < 2; i++)
-        g->parts[i] = onnx_turned(g->parts[i], angles(c, g, cos), angles(c, g, sin),
-                                  onnx_int(c, "rotary_interleaved", 0) != 0);
+        g->parts[i] =
+            onnx_turned(g->parts[i], angles(c, g, cos), angles(c, g, sin), onnx_int(c, "rotary_interleaved", 0) != 0);
     return TN_OK;
 }
 
@@ -89,7 +86,8 @@ static const tn_tensor *continued(const grouped *g, const tn_tensor *given, cons
     tn_tensor *all = tn_cat(both, 2, 2);
     if (!g->before) return all;
     tn_tensor *ahead = tn_sub(counted(0, g->total), g->before); /* [batch, total]; below 0: of before */
-    tn_tensor *fresh = tn_minimum(tn_add_scalar(ahead, (double)g->past), tn_full(NULL, 0, g->total - 1, TN_I32));
+    tn_tensor *fresh =
+        tn_minimum(tn_add_scalar(ahead, (double)g->past), tn_full(NULL, 0, (double)(g->total - 1), TN_I32));
     tn_tensor *place = tn_where(tn_lt_scalar(ahead, 0), counted(0, g->total), fresh);
     int64_t shape[] = {tn_size(x, 0), 1, g->total, 1};
     tn_tensor *moved = tn_take_along_dim(all, 2, tn_cast(tn_reshape(place, shape, 4), TN_I64));
