@@ -11,6 +11,7 @@
 #include "far_driver.h"
 #include "kir/rules.h"
 #include "sources.h"
+#include "spirv_val.h"
 #include "trunnion/trunnion.h"
 
 /* ---- products ---------------------------------------------------------------------------------------------------- */
@@ -93,7 +94,7 @@ static void check_product(const product *p) {
         free(w);
         free(got);
     }
-    if (getenv("TRUNNION_TEST_DEVICE") || far_loaded != look_at) return;
+    if (getenv("TRUNNION_TEST_DEVICE") || far_loaded == sources_take) return;
     assert_true(matrices_seen > 0);
     assert_int_equal(fetches_seen > 0, p->fetched > 0);
     assert_int_equal(wide_seen > 0, far_nature_now.matrix & TN_MATRIX_WIDE && p->dtype != TN_F32);
@@ -155,6 +156,14 @@ static void products_of_halves_by_elements(void **state) {
     check_products(products, TN_COUNT(products), BOTH, 32, 48 << 10);
 }
 
+static void products_by_small_subgroups(void **state) {
+    (void)state;
+    check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS, 8, 32 << 10);
+    check_products(products, TN_COUNT(products), BOTH, 8, 48 << 10);
+    check_products(products, TN_COUNT(products), BOTH | TN_MATRIX_PACKETS | TN_MATRIX_LATE, 16, 48 << 10);
+    check_products(products, TN_COUNT(products), BOTH, 16, 64 << 10);
+}
+
 enum { WIDE = BOTH | TN_MATRIX_PACKETS | TN_MATRIX_LATE | TN_MATRIX_WIDE };
 
 static void products_by_wide_matrices(void **state) {
@@ -200,6 +209,43 @@ static void matrix_units_can_be_left_out(void **state) {
     assert_ok(tn_set_current_device(NULL));
     tn_device_close(d);
     far_nature_now = (far_nature){0};
+}
+
+/* ---- SPIR-V ------------------------------------------------------------------------------------------------------ */
+
+static bool validated = true;
+
+/* For devices that multiply whole matrices and all kinds of parts, whose 16-bit floats are IEEE 754's and others. */
+static void validate(const kir_program *p) {
+    enum { PLAIN = TN_SPIRV_STORAGE_16 | TN_SPIRV_INT_16 | TN_SPIRV_FLOAT_16 };
+    const uint32_t exact = TN_SPIRV_PRESERVE_16 | TN_SPIRV_DENORM_16 | TN_SPIRV_RTE_16;
+    look_at(p);
+    for (uint32_t shape = 0; shape < 8 && validated && kir_lanes(p) > 0; shape++) {
+        kir_rendering r;
+        kir_target t = {.dialect = &kir_dialect_spirv, .group_size = 64, .lanes = kir_lanes(p)};
+        t.index32 = shape < 6;
+        t.i64 = shape > 1;
+        t.features = PLAIN | shape * TN_SPIRV_MATRIX_M8 | (shape & 1 ? exact : 0);
+        assert_ok(kir_render(p, &t, &r));
+        assert_int_equal(r.lanes, kir_lanes(p));
+        validated = spirv_val_check(&r, "1.3", "a product");
+        kir_rendering_free(&r);
+    }
+}
+
+static void modules_are_valid(void **state) {
+    (void)state;
+    if (getenv("TRUNNION_TEST_DEVICE") || !spirv_val_find()) return;
+    product halves[TN_COUNT(products)];
+    for (size_t i = 0; i < TN_COUNT(products); i++) {
+        halves[i] = products[i];
+        halves[i].dtype = TN_F16;
+    }
+    far_loaded = validate;
+    check_products(halves, TN_COUNT(products), TN_MATRIX_F16 | TN_MATRIX_PACKETS, 8, 32 << 10);
+    check_products(halves, TN_COUNT(products), TN_MATRIX_F16, 16, 64 << 10);
+    check_products(halves, TN_COUNT(products), TN_MATRIX_F16 | TN_MATRIX_PACKETS, 32, 64 << 10);
+    far_loaded = look_at;
 }
 
 /* ---- rules ------------------------------------------------------------------------------------------------------- */
@@ -329,6 +375,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(products_of_halves_by_late_packets), cmocka_unit_test(products_of_halves_by_packets),
         cmocka_unit_test(products_of_halves_by_elements),     cmocka_unit_test(products_by_wide_matrices),
         cmocka_unit_test(products_of_shortened_f32),          cmocka_unit_test(matrix_units_can_be_left_out),
+        cmocka_unit_test(products_by_small_subgroups),        cmocka_unit_test(modules_are_valid),
         cmocka_unit_test(what_breaks_a_rule_is_told),         cmocka_unit_test(names_are_no_values),
     };
     return cmocka_run_group_tests_name("matrix", tests, make_scratch, remove_scratch);

@@ -60,6 +60,7 @@ typedef struct tn_code {
      * word3(i), put3(i, v) and flip3(i, v) read, write and exclusive-or the u32 number i of buffer 3. A driver may put
      * others in their place. */
     size_t head_size;
+    int subgroup; /* items that have to run in step, whole subgroups of them; 0: the kernel has no subgroups */
 } tn_code;
 
 enum { TN_CUDA_DECLARED = 48 << 10 };
@@ -82,7 +83,11 @@ enum {
     TN_SPIRV_RTE_16 = 1 << 11, /* RoundingModeRTE */
     TN_SPIRV_RTE_32 = 1 << 12,
     TN_SPIRV_RTE_64 = 1 << 13,
-    TN_SPIRV_FMA_SPLITS = 1 << 14 /* Fma rounds its product too: the code rounds once itself (f64's: with i64) */
+    TN_SPIRV_FMA_SPLITS = 1 << 14, /* Fma rounds its product too: the code rounds once itself (f64's: with i64) */
+    /* Cooperative matrices (SPV_KHR_cooperative_matrix) have 8 rows, columns, steps of k; without the bit 16 */
+    TN_SPIRV_MATRIX_M8 = 1 << 15,
+    TN_SPIRV_MATRIX_N8 = 1 << 16,
+    TN_SPIRV_MATRIX_K8 = 1 << 17
 };
 
 /* … and one that takes WGSL. */
@@ -119,7 +124,7 @@ typedef struct tn_caps {
     uint32_t features;  /* bits that the form of code gives a meaning: TN_SPIRV_…, TN_WGSL_… */
     int64_t max_loop;   /* how often an item goes round its loops in all, beyond which the device errs; 0: no limit */
     bool joins;         /* a buffer may take several bindings: as many as max_bindings leaves to each of a kernel's */
-    uint32_t matrix;    /* TN_MATRIX_…; 0: no matrix units, or subgroups of other sizes than 32 and 64 */
+    uint32_t matrix;    /* TN_MATRIX_…; 0: no matrix units, or subgroups of other sizes than 8, 16, 32 and 64 */
     int64_t processors; /* that run workgroups side by side; 0: unknown */
 } tn_caps;
 

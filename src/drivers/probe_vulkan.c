@@ -57,7 +57,8 @@ typedef struct call {
     vk_function *address;
 } call;
 #define X(name, result, parameters) {"vk" #name, (vk_function *)&tn_vk.name},
-static const call look_calls[] = {VK_LOOK_CALLS(X)}, device_calls[] = {VK_DEVICE_CALLS(X)};
+static const call look_calls[] = {VK_LOOK_CALLS(X)}, more_calls[] = {VK_MORE_CALLS(X)},
+                  device_calls[] = {VK_DEVICE_CALLS(X)};
 #undef X
 
 /* The first call that the loader does not know; NULL: all are there. */
@@ -84,6 +85,7 @@ static int32_t make_instance(void) {
     int32_t error = bind(NULL, &create, 1) ? INCOMPATIBLE_DRIVER : tn_vk.CreateInstance(&info, NULL, &made);
     if (error == SUCCESS && bind(made, look_calls, TN_COUNT(look_calls))) error = INCOMPATIBLE_DRIVER;
     if (error != SUCCESS) return error;
+    (void)bind(made, more_calls, TN_COUNT(more_calls));
     instance = made;
     instance_of = getpid();
     device_calls_known = false;
@@ -225,7 +227,19 @@ void tn_vulkan_watch(tn_watch_add *add, void *ctx) {
 
 /* ---- what a device can do --------------------------------------------------------------------------------------- */
 
-enum { EXT_STORAGE_8, EXT_FLOAT16_INT8, EXT_FLOAT_CONTROLS, EXT_BUDGET, EXT_DRIVER, EXT_SUBSET, EXT_COUNT };
+enum {
+    EXT_STORAGE_8,
+    EXT_FLOAT16_INT8,
+    EXT_FLOAT_CONTROLS,
+    EXT_BUDGET,
+    EXT_DRIVER,
+    EXT_SUBSET,
+    EXT_MATRIX,
+    EXT_MEMORY_MODEL,
+    EXT_SIZE_CONTROL,
+    EXT_COUNT,
+    EXTS_OF_MATRICES = 1 << EXT_MATRIX | 1 << EXT_MEMORY_MODEL | 1 << EXT_SIZE_CONTROL
+};
 _Static_assert((int)EXT_COUNT == (int)VK_MOST_EXTENSIONS, "room for all of them");
 static const char *const extensions[EXT_COUNT] = {
     [EXT_STORAGE_8] = "VK_KHR_8bit_storage",
@@ -234,6 +248,9 @@ static const char *const extensions[EXT_COUNT] = {
     [EXT_BUDGET] = "VK_EXT_memory_budget",
     [EXT_DRIVER] = "VK_KHR_driver_properties",
     [EXT_SUBSET] = "VK_KHR_portability_subset", /* to be enabled where it is there */
+    [EXT_MATRIX] = "VK_KHR_cooperative_matrix",
+    [EXT_MEMORY_MODEL] = "VK_KHR_vulkan_memory_model",
+    [EXT_SIZE_CONTROL] = "VK_EXT_subgroup_size_control",
 };
 
 static void chain(vk_chain *head, vk_chain *more) {
@@ -303,6 +320,57 @@ static void fill_caps(vk_abilities *a, const vk_subgroup *subgroup, const vk_flo
     version_of(&a->properties, driver, c);
 }
 
+/* ---- matrices ---------------------------------------------------------------------------------------------------- */
+
+enum { WHOLE = 16, HALF = 8 }; /* edges of what is multiplied at once */
+
+static bool is_edge(uint32_t n) { return n == WHOLE || n == HALF; }
+
+static bool takes_matrix(const vk_matrix *m) {
+    bool halves = m->a == COMPONENT_F16 && m->b == COMPONENT_F16 && m->c == COMPONENT_F32 && m->result == COMPONENT_F32;
+    bool edges = is_edge(m->rows) && is_edge(m->columns) && is_edge(m->k);
+    return halves && edges && m->scope == SCOPE_SUBGROUP;
+}
+
+/* The largest of what the device multiplies that renderers take; no rows: there is none. */
+static vk_matrix largest_matrix(void *place) {
+    enum { MOST_MATRICES = 128 };
+    vk_matrix best = {.rows = 0}, *list = tn_mem_zalloc(MOST_MATRICES, sizeof *list);
+    uint32_t count = MOST_MATRICES;
+    for (int i = 0; list && i < MOST_MATRICES; i++)
+        list[i].head.kind = KIND_MATRIX;
+    bool told = list && tn_vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR &&
+                tn_vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(place, &count, list) >= 0;
+    for (uint32_t i = 0; told && i < count; i++) {
+        const vk_matrix *m = &list[i];
+        if (takes_matrix(m) && m->rows * m->columns * m->k > best.rows * best.columns * best.k) best = *m;
+    }
+    tn_mem_free(list);
+    return best;
+}
+
+/* Items of the subgroups that multiply: where a device leaves a choice, 32 for whole matrices; units of smaller ones
+ * have an item a column. */
+static int64_t lanes_of(const vk_matrix *m, const vk_sizes *sizes) {
+    uint32_t lanes = m->rows == WHOLE && m->columns == WHOLE ? 32 : m->columns;
+    if (lanes < sizes->least) lanes = sizes->least;
+    return lanes < sizes->most ? lanes : sizes->most;
+}
+
+/* Has the device matrix units, and all that kernels need that make use of them? */
+static void fill_matrix(void *place, vk_abilities *a, const vk_sizes *sizes) {
+    const uint32_t needed = TN_SPIRV_STORAGE_16 | TN_SPIRV_FLOAT_16 | TN_SPIRV_INT_16;
+    tn_caps *c = &a->caps;
+    bool able = a->matrices.matrices && a->model.model && a->control.sizes && a->control.whole;
+    if (!able || !(sizes->stages & SHADER_COMPUTE) || (c->features & needed) != needed || c->words_only) return;
+    vk_matrix m = largest_matrix(place);
+    if (!m.rows) return;
+    c->matrix = TN_MATRIX_F16 | TN_MATRIX_PACKETS;
+    c->subgroup = lanes_of(&m, sizes);
+    c->features |= bit_if(m.rows == HALF, TN_SPIRV_MATRIX_M8) | bit_if(m.columns == HALF, TN_SPIRV_MATRIX_N8) |
+                   bit_if(m.k == HALF, TN_SPIRV_MATRIX_K8);
+}
+
 void tn_vulkan_ask(void *place, vk_abilities *out) {
     vk_features all = {.head.kind = KIND_FEATURES};
     vk_properties2 p = {.head.kind = KIND_PROPERTIES};
@@ -310,31 +378,43 @@ void tn_vulkan_ask(void *place, vk_abilities *out) {
     vk_largest largest = {.head.kind = KIND_LARGEST};
     vk_float_controls floats = {.head.kind = KIND_FLOAT_CONTROLS};
     vk_driver driver = {.head.kind = KIND_DRIVER};
+    vk_sizes sizes = {.head.kind = KIND_SIZES};
     *out = (vk_abilities){.features.head.kind = KIND_FEATURES,
                           .storage_16.head.kind = KIND_STORAGE_16,
                           .storage_8.head.kind = KIND_STORAGE_8,
-                          .small.head.kind = KIND_FLOAT16_INT8};
+                          .small.head.kind = KIND_FLOAT16_INT8,
+                          .matrices.head.kind = KIND_MATRICES,
+                          .model.head.kind = KIND_MEMORY_MODEL,
+                          .control.head.kind = KIND_SIZE_CONTROL};
     tn_vk.GetPhysicalDeviceProperties(place, &out->properties);
     uint32_t found = tn_vulkan_extensions(place, extensions, EXT_COUNT);
     for (int i = 0; i < EXT_COUNT; i++)
         if (found >> i & 1) out->extensions[out->extension_count++] = extensions[i];
     out->knows_budget = found >> EXT_BUDGET & 1;
+    bool matrices = (found & EXTS_OF_MATRICES) == EXTS_OF_MATRICES;
 
     chain(&p.head, &subgroup.head);
     chain(&p.head, &largest.head);
     if (found >> EXT_FLOAT_CONTROLS & 1) chain(&p.head, &floats.head);
     if (found >> EXT_DRIVER & 1) chain(&p.head, &driver.head);
+    if (matrices) chain(&p.head, &sizes.head);
     tn_vk.GetPhysicalDeviceProperties2(place, &p);
     out->largest = largest.allocation ? at_most(largest.allocation) : INT64_MAX;
 
     chain(&all.head, &out->storage_16.head);
     if (found >> EXT_STORAGE_8 & 1) chain(&all.head, &out->storage_8.head);
     if (found >> EXT_FLOAT16_INT8 & 1) chain(&all.head, &out->small.head);
+    if (matrices) chain(&all.head, &out->matrices.head);
+    if (matrices) chain(&all.head, &out->model.head);
+    if (matrices) chain(&all.head, &out->control.head);
     tn_vk.GetPhysicalDeviceFeatures2(place, &all);
     out->features = (vk_features){.head = all.head, .f64 = all.f64, .i64 = all.i64, .i16 = all.i16};
     out->storage_16 = (vk_storage_16){.head = out->storage_16.head, .storage = out->storage_16.storage};
     out->storage_8 = (vk_storage_8){.head = out->storage_8.head, .storage = out->storage_8.storage};
+    out->matrices.robust = 0;
+    out->model.device_scope = out->model.chains = 0;
     fill_caps(out, &subgroup, &floats, &driver);
+    fill_matrix(place, out, &sizes);
 }
 
 tn_status tn_vulkan_find(int index, void **place) {

@@ -48,8 +48,14 @@
     X(KIND_STORAGE_8, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES, 1000177000)                          \
     X(KIND_DRIVER, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES, 1000196000)                                 \
     X(KIND_FLOAT_CONTROLS, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES, 1000197000)                 \
+    X(KIND_MEMORY_MODEL, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES, 1000211000)                \
     X(KIND_PCI, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PCI_BUS_INFO_PROPERTIES_EXT, 1000212000)                          \
-    X(KIND_BUDGET, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT, 1000237000)
+    X(KIND_SIZES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES, 1000225000)                   \
+    X(KIND_SIZE, VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO, 1000225001)            \
+    X(KIND_SIZE_CONTROL, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES, 1000225002)              \
+    X(KIND_BUDGET, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_BUDGET_PROPERTIES_EXT, 1000237000)                      \
+    X(KIND_MATRICES, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR, 1000506000)                 \
+    X(KIND_MATRIX, VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR, 1000506001)
 
 /* The same for all other numbers. */
 #define VK_NUMBERS(X)                                                                                               \
@@ -71,6 +77,10 @@
     X(INVALID_SHADER, VK_ERROR_INVALID_SHADER_NV, -1000012000)                                                      \
     X(TYPE_INTEGRATED, VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU, 1)                                                   \
     X(TYPE_CPU, VK_PHYSICAL_DEVICE_TYPE_CPU, 4)                                                                     \
+    X(WHOLE_SUBGROUPS, VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT, 2)                               \
+    X(SCOPE_SUBGROUP, VK_SCOPE_SUBGROUP_KHR, 3)                                                                     \
+    X(COMPONENT_F16, VK_COMPONENT_TYPE_FLOAT16_KHR, 0)                                                              \
+    X(COMPONENT_F32, VK_COMPONENT_TYPE_FLOAT32_KHR, 1)                                                              \
     X(QUEUE_COMPUTE, VK_QUEUE_COMPUTE_BIT, 2)                                                                       \
     X(HEAP_LOCAL, VK_MEMORY_HEAP_DEVICE_LOCAL_BIT, 1)                                                               \
     X(MEMORY_LOCAL, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 1)                                                         \
@@ -227,6 +237,33 @@ typedef struct vk_extension {
     char name[256];
     uint32_t version;
 } vk_extension;
+
+/* Of VK_EXT_subgroup_size_control. */
+typedef struct vk_sizes {
+    vk_chain head;
+    uint32_t least, most, most_subgroups, stages;
+} vk_sizes;
+
+typedef struct vk_size_control {
+    vk_chain head;
+    uint32_t sizes, whole;
+} vk_size_control;
+
+/* Of VK_KHR_cooperative_matrix: what a device multiplies, rows × k by k × columns. */
+typedef struct vk_matrix {
+    vk_chain head;
+    uint32_t rows, columns, k, a, b, c, result, saturates, scope;
+} vk_matrix;
+
+typedef struct vk_matrices {
+    vk_chain head;
+    uint32_t matrices, robust;
+} vk_matrices;
+
+typedef struct vk_memory_model {
+    vk_chain head;
+    uint32_t model, device_scope, chains;
+} vk_memory_model;
 
 typedef struct vk_features {
     vk_chain head;
@@ -413,6 +450,13 @@ typedef struct vk_stage_info {
     const void *constants;
 } vk_stage_info;
 
+/* A stage's, before it. */
+typedef struct vk_size {
+    uint32_t kind;
+    void *next;
+    uint32_t size;
+} vk_size;
+
 typedef struct vk_pipeline_info {
     uint32_t kind;
     const void *next;
@@ -438,6 +482,10 @@ typedef void (*vk_function)(void);
     X(GetPhysicalDeviceMemoryProperties2, void, (void *place, vk_memory2 *out))                                     \
     X(GetPhysicalDeviceFeatures2, void, (void *place, vk_features *out))                                            \
     X(CreateDevice, int32_t, (void *place, const vk_device_info *info, const void *allocator, void **out))
+
+/* The same; what only devices with an extension have, so it may be NULL. */
+#define VK_MORE_CALLS(X)                                                                                            \
+    X(GetPhysicalDeviceCooperativeMatrixPropertiesKHR, int32_t, (void *place, uint32_t *count, vk_matrix *out))
 
 #define MAKE(info) void *device, const info *in, const void *allocator, uint64_t *out
 #define END void *device, uint64_t what, const void *allocator
@@ -510,7 +558,7 @@ typedef struct tn_vk_calls {
     vk_function (*GetInstanceProcAddr)(void *instance, const char *name);
     int32_t (*CreateInstance)(const vk_instance_info *info, const void *allocator, void **out);
 #define X(name, result, parameters) result(*name) parameters;
-    VK_LOOK_CALLS(X) VK_DEVICE_CALLS(X)
+    VK_LOOK_CALLS(X) VK_MORE_CALLS(X) VK_DEVICE_CALLS(X)
 #undef X
 } tn_vk_calls;
 extern tn_vk_calls tn_vk;
@@ -529,7 +577,7 @@ uint32_t tn_vulkan_extensions(void *place, const char *const *wanted, uint32_t n
 /* What a device can do and what of that is used: features is the head of a chain into the structures behind it, for
  * vkCreateDevice. */
 enum {
-    VK_MOST_EXTENSIONS = 6,
+    VK_MOST_EXTENSIONS = 9,
     VK_MOST_BINDINGS = 64,
     VK_GRAIN = 64 /* allocations are multiples of it: kernels may read whole words behind the last element */
 };
@@ -544,6 +592,9 @@ typedef struct vk_abilities {
     vk_storage_16 storage_16;
     vk_storage_8 storage_8;
     vk_float16_int8 small;
+    vk_matrices matrices; /* these three: only if caps.matrix says so */
+    vk_memory_model model;
+    vk_size_control control;
 } vk_abilities;
 /* *out must stay where it is. */
 void tn_vulkan_ask(void *place, vk_abilities *out);

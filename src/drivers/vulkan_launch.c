@@ -57,9 +57,14 @@ static tn_status refused(tn_status s) {
 static tn_status make_pipeline(vk_device *d, const tn_code *code, vk_module *m) {
     const vk_data_info words = {.kind = KIND_SHADER, .size = code->size, .data = code->data};
     vk_data_info kept = {.kind = KIND_PIPELINE_CACHE, .size = code->binary_size, .data = code->binary};
+    const vk_size size = {.kind = KIND_SIZE, .size = (uint32_t)code->subgroup};
     vk_pipeline_info info = {.kind = KIND_PIPELINE,
                              .stage = {.kind = KIND_STAGE, .stage = SHADER_COMPUTE, .entry = code->entry},
                              .layout = m->layout};
+    if (code->subgroup) {
+        info.stage.next = &size;
+        info.stage.flags = WHOLE_SUBGROUPS;
+    }
     TRY(check(d, tn_vk.CreatePipelineCache(d->device, &kept, NULL, &m->cache), "vkCreatePipelineCache", "%zu bytes",
               kept.size));
     TRY(refused(check(d, tn_vk.CreateShaderModule(d->device, &words, NULL, &info.stage.shader), "vkCreateShaderModule",

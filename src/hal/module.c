@@ -88,7 +88,8 @@ void tn_code_of_rendering(tn_code_form form, const kir_program *p, const kir_ren
                           .written = out->written,
                           .options = "",
                           .elements = out->elements,
-                          .head_size = r->head_size};
+                          .head_size = r->head_size,
+                          .subgroup = r->lanes};
 }
 
 static tn_status load_rendering(tn_device *d, const kir_program *p, const kir_rendering *r, void **handle) {

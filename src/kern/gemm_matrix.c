@@ -8,9 +8,8 @@
  * by element, rounded to what it is. Panels keep the operand's own direction, so memory is read along lines; one is 8
  * elements longer than its panel, so that neighbours down a column lie in other banks.
  *
- * At the end each subgroup lays a strip of its matrices down in workgroup memory, at most as many columns as it has
- * items, and its items hand the elements to the joint, along rows; strip after strip, so the joint stands in the
- * program once.
+ * At the end each subgroup lays a strip of its matrices down in workgroup memory, and its items hand the elements to the
+ * joint, along rows; strip after strip, so the joint stands in the program once.
  *
  * Where four subgroups multiply wide matrices, each such four has one, of 64 rows, and multiplies out of workgroup
  * memory. A panel is 64 deep and lies in packets (kir.h); products of one panel are under way while the next one's are
@@ -32,6 +31,16 @@ enum { NARROW_DEPTH = 32, WIDE_DEPTH = 64, PAD = 8, PACKET = 8, UNROLLED = 8, LE
 static const tile tiles_32[] = {
     {2, 2, 4, 4, 3, 2, 0}, {2, 2, 4, 4, 2, 1, 0}, {2, 2, 4, 2, 2, 2, 0}, {2, 2, 2, 2, 2, 2, 0}, {1, 4, 1, 2, 2, 2, 0}};
 static const tile tiles_64[] = {{2, 2, 4, 4, 2, 4, 0}, {2, 1, 2, 4, 2, 4, 0}, {1, 2, 1, 4, 2, 4, 0}};
+/* Subgroups of few items are one vector of a processor's: 64 registers of sums an item, of 128. */
+static const tile tiles_16[] = {{4, 2, 2, 2, 2, 2, 0}, {2, 2, 1, 2, 2, 2, 0}, {1, 4, 1, 2, 2, 2, 0}};
+static const tile tiles_8[] = {{4, 4, 1, 2, 2, 2, 0}, {2, 4, 1, 1, 2, 1, 0}, {1, 4, 1, 1, 2, 1, 0}};
+static const struct {
+    int lanes, count;
+    const tile *tiles;
+} lists[] = {{8, TN_COUNT(tiles_8), tiles_8},
+             {16, TN_COUNT(tiles_16), tiles_16},
+             {32, TN_COUNT(tiles_32), tiles_32},
+             {64, TN_COUNT(tiles_64), tiles_64}};
 /* The largest of which there are enough for three quarters of the device's processors. */
 static const tile tiles_wide[] = {{2, 1, 1, 1, 4, 2, 256}, {2, 1, 1, 1, 4, 2, 128}, {1, 1, 1, 1, 4, 2, 128}};
 
@@ -79,7 +88,7 @@ typedef struct maker {
     kir_builder *kb;
     int lanes;
     bool late;
-    int down, across, wy, wx, lane, panels, strips, rows; /* axes */
+    int down, across, wy, wx, lane, panels, strips, turns; /* axes */
     panel a, b;
     int staging;
     kir_aff batch[TN_TEMPLATE_BATCH_AXES];
@@ -127,8 +136,12 @@ static bool choose_wide(maker *m, const tn_group_limits *limits) {
 }
 
 static bool choose_tile(maker *m, const tn_group_limits *limits) {
-    const tile *tiles = m->lanes == 64 ? tiles_64 : tiles_32;
-    int count = m->lanes == 64 ? (int)TN_COUNT(tiles_64) : (int)TN_COUNT(tiles_32);
+    size_t list = 0;
+    while (list < TN_COUNT(lists) && lists[list].lanes != m->lanes)
+        list++;
+    if (list == TN_COUNT(lists)) return false;
+    const tile *tiles = lists[list].tiles;
+    int count = lists[list].count;
     m->late = limits->matrix & TN_MATRIX_LATE;
     if (choose_wide(m, limits)) return true;
     if (m->s->m <= FLAT && with_tile(m, &tiles[count - 1], limits)) return true;
@@ -144,7 +157,7 @@ bool tn_gemm_matrix_fits(const tn_gemm_shape *s, const tn_group_limits *limits) 
     maker m = {.s = s, .lanes = (int)limits->subgroup};
     uint32_t wanted = s->half == TN_F16 ? TN_MATRIX_F16 : s->half == TN_BF16 ? TN_MATRIX_BF16 : 0;
     if (s->plain) wanted = TN_MATRIX_TF32;
-    if (!(limits->matrix & wanted) || (m.lanes != 32 && m.lanes != 64)) return false;
+    if (!(limits->matrix & wanted)) return false;
     if (s->a_k.count || s->b_k.count || s->columns.count || s->batch_axes + 5 + MOST_LOOPS > KIR_MAX_AXES) return false;
     return s->m * s->n >= LEAST * LEAST && s->k >= LEAST && choose_tile(&m, limits);
 }
@@ -341,18 +354,20 @@ static void do_panels(maker *m) {
 
 /* ---- the finished tile ------------------------------------------------------------------------------------------- */
 
-/* The rows of a strip that its items reach at once, lines of neighbours. */
-static int rows_at_once(const maker *m) { return m->lanes / (m->t->strip * KIR_EDGE); }
+/* Neighbours along a line of a strip, and how often its items hand over an element each. */
+static int strip_width(const tile *t) { return t->strip * KIR_EDGE; }
+static int strip_turns(const maker *m) { return matrix_rows(m->t) * strip_width(m->t) / m->lanes; }
 
-/* An item's row and column in a strip. */
+/* An item's row and column in a strip, whose elements the items go through in order. */
 static void place_in_strip(const maker *m, kir_aff *row, kir_aff *column) {
-    *row = tn_along(m->rows, rows_at_once(m));
+    *row = tn_along(m->turns, 1);
     *column = tn_along(m->lane, 1);
-    if (rows_at_once(m) == 1) return;
-    int across = m->t->strip * KIR_EDGE;
-    kir_val lane = kir_index(m->kb, column);
-    row->dyn = kir_binary(m->kb, KIR_SHR, lane, whole(m, __builtin_ctz((unsigned)across)));
-    *column = with_dyn(kir_aff_const(0), kir_binary(m->kb, KIR_AND, lane, whole(m, across - 1)));
+    if (m->lanes == strip_width(m->t)) return;
+    column->s[m->turns] = m->lanes;
+    kir_val number = kir_index(m->kb, column);
+    int across = strip_width(m->t);
+    *row = with_dyn(kir_aff_const(0), kir_binary(m->kb, KIR_SHR, number, whole(m, __builtin_ctz((unsigned)across))));
+    *column = with_dyn(kir_aff_const(0), kir_binary(m->kb, KIR_AND, number, whole(m, across - 1)));
 }
 
 /* Where it lies in workgroup memory, and in the result. */
@@ -361,11 +376,9 @@ static void hand_over(const maker *m, const kir_aff *own, const kir_aff *down, c
     int line = staging_line(t);
     kir_aff row, column, from = *own;
     place_in_strip(m, &row, &column);
-    from.s[m->rows] = (int64_t)rows_at_once(m) * line;
-    from.s[m->lane] = column.s[m->lane];
-    from.dyn = column.dyn;
-    if (row.dyn != KIR_NONE)
-        from.dyn = kir_binary(m->kb, KIR_ADD, kir_binary(m->kb, KIR_MUL, row.dyn, whole(m, line)), column.dyn);
+    from.s[m->turns] = row.s[m->turns] * line;
+    if (row.dyn != KIR_NONE) from.dyn = kir_binary(m->kb, KIR_MUL, row.dyn, whole(m, line));
+    from = plus(m, from, &column);
     row.s[m->down] = rows_of(t);
     row.s[m->wy] = (int64_t)t->my * matrix_rows(t);
     column.s[m->across] = columns_of(t);
@@ -408,7 +421,7 @@ static void store_tile(const maker *m) {
         right.dyn = kir_binary(m->kb, KIR_MUL, j, whole(m, (int64_t)t->strip * KIR_EDGE));
     }
     kir_barrier(m->kb);
-    kir_loop(m->kb, m->rows, 1);
+    kir_loop(m->kb, m->turns, 1);
     hand_over(m, &own, &down, &right);
     kir_end(m->kb);
     kir_barrier(m->kb);
@@ -432,7 +445,7 @@ static void set_axes(maker *m, int64_t *extents, int *n_par, int *count) {
     extents[m->a.pass_axis = axis++] = m->a.steps;
     extents[m->b.pass_axis = axis++] = m->b.steps;
     extents[m->strips = axis++] = strips_of(t);
-    extents[m->rows = axis++] = matrix_rows(t) / rows_at_once(m);
+    extents[m->turns = axis++] = strip_turns(m);
     *count = axis;
     m->a.first = tn_along(m->down, rows_of(t));
     m->b.first = tn_along(m->across, columns_of(t));

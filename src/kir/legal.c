@@ -13,7 +13,7 @@
 #include "kir/rules.h"
 
 typedef struct legaliser {
-    const kir_program *p;
+    const kir_program *p, *frame; /* what it had; what it has to have of buffers and axes */
     unsigned what;
     kir_builder *b;
     kir_val *map; /* by instruction of p: the value that stands for it */
@@ -109,11 +109,23 @@ static int function_of(const kir_ins *in, kir_type operand) {
     return -1;
 }
 
+/* Is a buffer of 16-bit floats to be one of bits? Not where matrices or packets move: who has these has the type. */
+static bool holds_bits(const kir_program *p, unsigned what, int buffer) {
+    bool half = p->buffer_dtype[buffer] == TN_F16 || p->buffer_dtype[buffer] == TN_BF16;
+    if (!half || !(what & KIR_LEGAL_HALVES)) return false;
+    for (int i = 0; i < p->n_ins; i++)
+        if (p->ins[i].op > KIR_BARRIER && kir_has_access((kir_op)p->ins[i].op) &&
+            p->access[p->ins[i].imm.i].buffer == buffer)
+            return false;
+    return true;
+}
+
 /* The dtype of an access's buffer, if conversions from and to it are to be taken apart; else none. */
 static bool is_half(const legaliser *l, const kir_ins *in, tn_dtype *dtype) {
-    if (!(l->what & KIR_LEGAL_HALVES) || (in->op != KIR_LOAD && in->op != KIR_STORE)) return false;
-    *dtype = (tn_dtype)l->p->buffer_dtype[l->p->access[in->imm.i].buffer];
-    return *dtype == TN_F16 || *dtype == TN_BF16;
+    if (in->op != KIR_LOAD && in->op != KIR_STORE) return false;
+    int buffer = l->p->access[in->imm.i].buffer;
+    *dtype = (tn_dtype)l->p->buffer_dtype[buffer];
+    return *dtype != l->frame->buffer_dtype[buffer];
 }
 
 static kir_val rewrite_half(legaliser *l, kir_ins in, kir_val dyn, tn_dtype dtype) {
@@ -158,15 +170,15 @@ static kir_val rewrite(legaliser *l, const kir_ins *old) {
 /* What both programs share, as the new one is to have it. */
 static kir_program frame_of(const kir_program *p, unsigned what) {
     kir_program frame = *p;
-    for (int i = 0; i < p->n_buffers && what & KIR_LEGAL_HALVES; i++) {
-        if (p->buffer_dtype[i] == TN_F16 || p->buffer_dtype[i] == TN_BF16) frame.buffer_dtype[i] = TN_U16;
-    }
+    for (int i = 0; i < p->n_buffers; i++)
+        if (holds_bits(p, what, i)) frame.buffer_dtype[i] = TN_U16;
     return frame;
 }
 
 static tn_status rewrite_all(legaliser *l, kir_program **out) {
     kir_program frame = frame_of(l->p, l->what);
     int64_t *sizes = NULL;
+    l->frame = &frame;
     TRY(kir_begin_like(&frame, &l->b));
     for (int i = 0; i < l->p->n_ins; i++)
         l->map[i] = rewrite(l, &l->p->ins[i]);

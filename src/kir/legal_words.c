@@ -415,7 +415,7 @@ static kir_val renamed(const words *w, kir_val v) { return v == KIR_NONE ? KIR_N
 
 static kir_ins renamed_ins(const words *w, const kir_ins *old) {
     kir_ins in = *old;
-    in.kind = in.op == KIR_REDUCE || in.op == KIR_SCAN ? in.kind : 0;
+    in.kind = in.op == KIR_REDUCE || in.op == KIR_SCAN || in.op > KIR_BARRIER ? in.kind : 0;
     in.a = renamed(w, in.a);
     in.b = renamed(w, in.b);
     in.c = renamed(w, in.c);

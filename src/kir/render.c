@@ -124,7 +124,7 @@ static int local_room(const kir_program *p, int buffer) {
 
 static void describe(const kir_program *p, const kir_target *t, kir_rendering *out) {
     int64_t apart = 0;
-    *out = (kir_rendering){.local_bytes = kir_local_bytes(p)};
+    *out = (kir_rendering){.local_bytes = kir_local_bytes(p), .lanes = kir_lanes(p)};
     for (int i = 0; i < p->n_buffers; i++) {
         out->buffer_count += p->local[i] == 0;
         apart += local_room(p, i);

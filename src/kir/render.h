@@ -49,6 +49,7 @@ typedef struct kir_rendering {
     int buffer_count;      /* global ones */
     bool params_in_buffer; /* the block is more than every device takes by value: its address comes instead */
     size_t head_size;      /* bytes of a WGSL source that may be replaced (wgsl.h) */
+    int lanes;             /* items of its subgroups, where it has such (kir_lanes) */
 } kir_rendering;
 
 /* Errors: TN_ERR_UNSUPPORTED for what the target lacks (doubles, workgroups), TN_ERR_MEMORY. */

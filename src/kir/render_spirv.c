@@ -82,8 +82,7 @@ uint32_t kir_spv_phi(spv *e, spv_type type, const uint32_t v[4]) {
 
 /* ---- what exists once -------------------------------------------------------------------------------------------- */
 
-/* The global instruction with these operands, whose result stands behind the first `before` of them. */
-static uint32_t shared(spv *e, uint32_t op, size_t before, const uint32_t *operands, size_t n) {
+uint32_t kir_spv_shared(spv *e, uint32_t op, size_t before, const uint32_t *operands, size_t n) {
     const spv_words *s = &e->sections[SPV_GLOBALS];
     size_t behind = (n - before) * sizeof *operands;
     for (size_t at = 0; at < s->count; at += s->words[at] >> 16) {
@@ -105,7 +104,7 @@ static const struct {
     [SPV_VOID] = {OpTypeVoid, 0, 0},    [SPV_BOOL] = {OpTypeBool, 0, 0},    [SPV_U8] = {OpTypeInt, 8, 2},
     [SPV_U16] = {OpTypeInt, 16, 2},     [SPV_U32] = {OpTypeInt, 32, 2},     [SPV_U64] = {OpTypeInt, 64, 2},
     [SPV_F16] = {OpTypeFloat, 16, 1},   [SPV_F32] = {OpTypeFloat, 32, 1},   [SPV_F64] = {OpTypeFloat, 64, 1},
-    [SPV_UVEC2] = {OpTypeVector, 2, 2}, [SPV_UVEC3] = {OpTypeVector, 3, 2},
+    [SPV_UVEC2] = {OpTypeVector, 2, 2}, [SPV_UVEC3] = {OpTypeVector, 3, 2}, [SPV_UVEC4] = {OpTypeVector, 4, 2},
 };
 
 uint32_t kir_spv_type_id(spv *e, spv_type type) {
@@ -115,17 +114,17 @@ uint32_t kir_spv_type_id(spv *e, spv_type type) {
         operands[0] = kir_spv_type_id(e, SPV_U32);
         operands[1] = width;
     }
-    return e->types[type] = shared(e, TYPES[type].op, 0, operands, TYPES[type].operands);
+    return e->types[type] = kir_spv_shared(e, TYPES[type].op, 0, operands, TYPES[type].operands);
 }
 
 uint32_t kir_spv_pointer(spv *e, uint32_t storage, uint32_t type) {
-    return shared(e, OpTypePointer, 0, (uint32_t[]){storage, type}, 2);
+    return kir_spv_shared(e, OpTypePointer, 0, (uint32_t[]){storage, type}, 2);
 }
 
 uint32_t kir_spv_const(spv *e, spv_type type, uint64_t bits) {
     uint32_t words[] = {kir_spv_type_id(e, type), (uint32_t)bits, (uint32_t)(bits >> 32)};
-    if (type == SPV_BOOL) return shared(e, bits ? OpConstantTrue : OpConstantFalse, 1, words, 1);
-    return shared(e, OpConstant, 1, words, TYPES[type].width > 32 ? 3 : 2);
+    if (type == SPV_BOOL) return kir_spv_shared(e, bits ? OpConstantTrue : OpConstantFalse, 1, words, 1);
+    return kir_spv_shared(e, OpConstant, 1, words, TYPES[type].width > 32 ? 3 : 2);
 }
 
 uint32_t kir_spv_u32(spv *e, uint32_t value) { return kir_spv_const(e, SPV_U32, value); }
@@ -137,7 +136,7 @@ spv_type kir_spv_type_of(kir_type t) {
 
 static uint32_t array_type(spv *e, spv_type type, uint32_t length) {
     uint32_t of = kir_spv_type_id(e, type);
-    return length == 1 ? of : shared(e, OpTypeArray, 0, (uint32_t[]){of, kir_spv_u32(e, length)}, 2);
+    return length == 1 ? of : kir_spv_shared(e, OpTypeArray, 0, (uint32_t[]){of, kir_spv_u32(e, length)}, 2);
 }
 
 uint32_t kir_spv_variable(spv *e, spv_type type, uint32_t length) {
@@ -243,7 +242,11 @@ static void put_capability(spv *e, uint32_t capability) { kir_spv_put(e, SPV_HEA
 
 static void put_capabilities(spv *e) {
     enum { Shader = 1, Float64 = 10, Int64 = 11 };
+    static const uint32_t of_matrices[] = {61 /* GroupNonUniform */, 5345 /* VulkanMemoryModel */,
+                                           6022 /* CooperativeMatrixKHR */};
     put_capability(e, Shader);
+    for (size_t i = 0; e->shared_access && i < TN_COUNT(of_matrices); i++)
+        put_capability(e, of_matrices[i]);
     if (e->types[SPV_F64]) put_capability(e, Float64);
     if (e->types[SPV_U64]) put_capability(e, Int64);
     for (size_t i = 0; i < TN_COUNT(FEATURES); i++)
@@ -260,13 +263,15 @@ static void put_extensions(spv *e) {
     for (size_t i = 0; i < 3 * TN_COUNT(CONTROLS); i++)
         any |= controls(e, i / 3, (int)(i % 3));
     if (any) put_text(e, OpExtension, NULL, 0, "SPV_KHR_float_controls", NULL, 0);
+    if (e->shared_access) put_text(e, OpExtension, NULL, 0, "SPV_KHR_vulkan_memory_model", NULL, 0);
+    if (e->shared_access) put_text(e, OpExtension, NULL, 0, "SPV_KHR_cooperative_matrix", NULL, 0);
     if (e->library) put_text(e, OpExtInstImport, &e->library, 1, "GLSL.std.450", NULL, 0);
 }
 
 static void put_entry(spv *e, uint32_t function) {
-    enum { Logical = 0, GLSL450 = 1, GLCompute = 5, LocalSize = 17 };
+    enum { Logical = 0, GLSL450 = 1, Vulkan = 3, GLCompute = 5, LocalSize = 17 };
     const uint32_t *group = e->kernel->group;
-    kir_spv_put(e, SPV_HEAD, OpMemoryModel, (uint32_t[]){Logical, GLSL450}, 2);
+    kir_spv_put(e, SPV_HEAD, OpMemoryModel, (uint32_t[]){Logical, e->shared_access ? Vulkan : GLSL450}, 2);
     put_text(e, OpEntryPoint, (uint32_t[]){GLCompute, function}, 2, e->kernel->entry, e->inputs,
              (size_t)e->input_count);
     kir_spv_put(e, SPV_HEAD, OpExecutionMode, (uint32_t[]){function, LocalSize, group[0], group[1], group[2]}, 5);
@@ -281,7 +286,7 @@ static void put_entry(spv *e, uint32_t function) {
 
 /* All but the head, which tells what the rest has turned out to use. */
 static void put_function(spv *e, uint32_t function) {
-    uint32_t none = kir_spv_type_id(e, SPV_VOID), type = shared(e, OpTypeFunction, 0, &none, 1);
+    uint32_t none = kir_spv_type_id(e, SPV_VOID), type = kir_spv_shared(e, OpTypeFunction, 0, &none, 1);
     kir_spv_put(e, SPV_GLOBALS, OpFunction, (uint32_t[]){none, function, 0, type}, 4);
     kir_spv_put(e, SPV_GLOBALS, OpLabel, (uint32_t[]){kir_spv_id(e)}, 1);
 }
@@ -320,7 +325,9 @@ static void *rows(spv *e, size_t count, size_t size) {
 }
 
 static tn_status write_legal(const kir_program *p, const kir_target *t, kir_rendering *out) {
+    enum { NonPrivatePointer = 0x20 };
     spv e = {.p = p, .t = t, .kernel = out, .next_id = 1, .ix = t->index32 ? SPV_U32 : SPV_U64};
+    if (out->lanes > 0) e.shared_access = NonPrivatePointer;
     size_t n = (size_t)p->n_ins + 1, words = out->params_bytes / 8;
     e.value = rows(&e, n, sizeof *e.value);
     e.states = rows(&e, n, sizeof *e.states);
@@ -368,6 +375,7 @@ const kir_dialect kir_dialect_spirv = {
     .name = "SPIR-V",
     .groups = true,
     .by_address_always = true,
+    .matrices = "",
     .legal = KIR_LEGAL_I64,
     .write = write_words,
 };

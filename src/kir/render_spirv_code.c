@@ -22,7 +22,9 @@ enum {
     DecorationOffset = 35,
     BuiltInNumWorkgroups = 24,
     BuiltInWorkgroupId = 26,
-    BuiltInLocalInvocationIndex = 29
+    BuiltInLocalInvocationIndex = 29,
+    BuiltInSubgroupId = 40,
+    BuiltInSubgroupLocalInvocationId = 41
 };
 
 static void decorate(spv *e, uint32_t id, uint32_t decoration) {
@@ -55,8 +57,9 @@ static uint32_t built_in(spv *e, spv_type type, uint32_t number) {
 }
 
 /* Bytes of an element in memory. */
-static const uint8_t STRIDES[SPV_TYPE_COUNT] = {[SPV_U8] = 1,  [SPV_U16] = 2, [SPV_F16] = 2, [SPV_U32] = 4,
-                                                [SPV_F32] = 4, [SPV_U64] = 8, [SPV_F64] = 8, [SPV_UVEC2] = 8};
+static const uint8_t STRIDES[SPV_TYPE_COUNT] = {
+    [SPV_U8] = 1,  [SPV_U16] = 2, [SPV_F16] = 2,   [SPV_U32] = 4,   [SPV_F32] = 4,
+    [SPV_U64] = 8, [SPV_F64] = 8, [SPV_UVEC2] = 8, [SPV_UVEC4] = 16};
 
 /* The struct whose only member is an array of this type, without end. */
 static uint32_t block_of(spv *e, spv_type type) {
@@ -96,11 +99,19 @@ static const element *element_of(const spv *e, int buffer) { return &ELEMENTS[e-
 /* Whether loads and stores take words of an element: of 64-bit integers in programs of words. */
 static bool is_pair(const spv *e, int buffer) { return e->p->words && element_of(e, buffer)->type == SPV_U64; }
 
+/* Is it filled by packets? Then it is an array of these: single elements of it nobody reaches. */
+static bool takes_packets(const spv *e, int buffer) {
+    for (int i = 0; i < e->p->n_ins; i++)
+        if (e->p->ins[i].op == KIR_PUT && e->p->access[e->p->ins[i].imm.i].buffer == buffer) return true;
+    return false;
+}
+
 /* The type that a buffer is an array of. A small element takes a word where the device has nothing smaller. */
 static spv_type memory_type(spv *e, int buffer) {
     const element *m = element_of(e, buffer);
     bool local = e->p->local[buffer] > 0, small = m->bits < 32;
     if (is_pair(e, buffer)) return SPV_U32;
+    if (local && takes_packets(e, buffer)) return SPV_UVEC4;
     uint32_t feature = m->bits == 8 ? TN_SPIRV_INT_8 : TN_SPIRV_INT_16;
     if (small && (local ? !(e->t->features & feature) : e->t->words_only)) return SPV_U32;
     if (m->type == SPV_F16) e->uses |= TN_SPIRV_FLOAT_16;
@@ -131,9 +142,17 @@ static void declare_global(spv *e, int buffer, uint32_t number) {
     if (is_exchanged(e, buffer)) decorate(e, id, DecorationCoherent);
 }
 
+uint32_t kir_spv_alias(spv *e, spv_type type, uint32_t number) {
+    uint32_t id = binding(e, type, number);
+    decorate(e, id, DecorationAliased);
+    decorate(e, id, DecorationNonWritable);
+    return id;
+}
+
 static void declare_local(spv *e, int buffer) {
-    uint32_t count = (uint32_t)e->p->local[buffer] << is_pair(e, buffer), length = kir_spv_u32(e, count),
-             array = kir_spv_id(e);
+    uint32_t count = (uint32_t)e->p->local[buffer] << is_pair(e, buffer);
+    if (e->memory[buffer] == SPV_UVEC4) count = (count + 7) / 8;
+    uint32_t length = kir_spv_u32(e, count), array = kir_spv_id(e);
     uint32_t of = kir_spv_type_id(e, e->memory[buffer]);
     kir_spv_put(e, SPV_GLOBALS, OpTypeArray, (uint32_t[]){array, of, length}, 3);
     e->local_bytes += (int64_t)count * STRIDES[e->memory[buffer]];
@@ -155,7 +174,7 @@ static void declare_buffers(spv *e) {
 
 /* ---- the launch's numbers ---------------------------------------------------------------------------------------- */
 
-static uint32_t element_pointer(spv *e, uint32_t storage, spv_type type, uint32_t variable, uint32_t index) {
+uint32_t kir_spv_place(spv *e, uint32_t storage, spv_type type, uint32_t variable, uint32_t index) {
     uint32_t pointer = kir_spv_pointer(e, storage, kir_spv_type_id(e, type)), id = kir_spv_id(e);
     uint32_t words[] = {pointer, id, variable, kir_spv_u32(e, 0), index};
     if (storage == StorageWorkgroup) words[3] = index;
@@ -171,7 +190,7 @@ static spv_section move_to(spv *e, spv_section to) {
 
 static uint32_t loaded_word(spv *e, size_t word) {
     if (e->loaded[word]) return e->loaded[word];
-    uint32_t pointer = element_pointer(e, StorageBuffer, SPV_UVEC2, e->params, kir_spv_u32(e, (uint32_t)word));
+    uint32_t pointer = kir_spv_place(e, StorageBuffer, SPV_UVEC2, e->params, kir_spv_u32(e, (uint32_t)word));
     return e->loaded[word] = kir_spv_op(e, OpLoad, SPV_UVEC2, pointer, 0, 0);
 }
 
@@ -291,9 +310,17 @@ static void put_point(spv *e, uint32_t start, uint32_t item, int end) {
     }
 }
 
+/* The item's number in its workgroup. Of those with subgroups: in which order these lie there no one promises. */
+static uint32_t item_number(spv *e) {
+    if (!e->kernel->lanes) return built_in(e, SPV_U32, BuiltInLocalInvocationIndex);
+    uint32_t subgroup = built_in(e, SPV_U32, BuiltInSubgroupId), lanes = kir_spv_u32(e, (uint32_t)e->kernel->lanes);
+    uint32_t first = kir_spv_op(e, OpIMul, SPV_U32, subgroup, lanes, 0);
+    return kir_spv_op(e, OpIAdd, SPV_U32, first, built_in(e, SPV_U32, BuiltInSubgroupLocalInvocationId), 0);
+}
+
 static void put_lead(spv *e) {
     int lead = lead_axes(e->p);
-    uint32_t group = group_number(e), item = to_index(e, built_in(e, SPV_U32, BuiltInLocalInvocationIndex));
+    uint32_t group = group_number(e), item = to_index(e, item_number(e));
     if (e->p->n_items > 0) {
         leave_beyond(e, group);
         put_coordinates(e, e->x, group, 0, lead);
@@ -359,7 +386,7 @@ static uint32_t affine(spv *e, int access, spv_type type) {
 
 static spv_type type_of(const spv *e, kir_val v) { return kir_spv_type_of((kir_type)e->p->ins[v].type); }
 
-static uint32_t address(spv *e, const kir_ins *in) {
+uint32_t kir_spv_address(spv *e, const kir_ins *in) {
     kir_val dyn = e->p->access[in->imm.i].dyn;
     uint32_t index = affine(e, (int)in->imm.i, SPV_U32);
     if (dyn == KIR_NONE) return index;
@@ -383,7 +410,9 @@ typedef struct location {
 
 static location locate(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
-    uint32_t storage = e->p->local[buffer] > 0 ? StorageWorkgroup : StorageBuffer, index = address(e, in), shift = 0;
+    if (e->memory[buffer] == SPV_UVEC4 && !e->refused) e->refused = (int)(in - e->p->ins) + 1;
+    uint32_t storage = e->p->local[buffer] > 0 ? StorageWorkgroup : StorageBuffer, index = kir_spv_address(e, in),
+             shift = 0;
     if (is_packed(e, buffer)) {
         uint32_t bits = element_of(e, buffer)->bits, log2 = bits == 8 ? 2 : 1;
         shift = kir_spv_op(e, OpBitwiseAnd, SPV_U32, index, kir_spv_u32(e, 32 / bits - 1), 0);
@@ -393,15 +422,18 @@ static location locate(spv *e, const kir_ins *in) {
         index = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, index, kir_spv_u32(e, 1), 0);
         index = kir_spv_op(e, OpBitwiseOr, SPV_U32, index, kir_spv_u32(e, in->kind), 0);
     }
-    return (location){element_pointer(e, storage, e->memory[buffer], e->buffers[buffer], index), shift};
+    return (location){kir_spv_place(e, storage, e->memory[buffer], e->buffers[buffer], index), shift};
 }
+
+/* The operand of a load or store that says that other items see it; 0: there is none. */
+static uint32_t shared_access(const spv *e, int buffer) { return e->p->local[buffer] > 0 ? e->shared_access : 0; }
 
 static uint32_t load_element(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
     const element *m = element_of(e, buffer);
     spv_type type = e->memory[buffer];
     location at = locate(e, in);
-    uint32_t v = kir_spv_op(e, OpLoad, type, at.pointer, 0, 0);
+    uint32_t v = kir_spv_op(e, OpLoad, type, at.pointer, shared_access(e, buffer), 0);
     if (m->bits < 32 && type == SPV_U32) {
         uint32_t shift = at.shift ? at.shift : kir_spv_u32(e, 0);
         v = kir_spv_op(e, m->is_signed ? OpBitFieldSExtract : OpBitFieldUExtract, type, v, shift,
@@ -448,7 +480,8 @@ static void store_element(spv *e, const kir_ins *in) {
         store_packed(e, at, v, element_of(e, buffer)->bits);
         return;
     }
-    kir_spv_do(e, OpStore, at.pointer, kir_spv_resize(e, v, from == SPV_BOOL ? SPV_U32 : from, type, false), 0);
+    v = kir_spv_resize(e, v, from == SPV_BOOL ? SPV_U32 : from, type, false);
+    kir_spv_do(e, OpStore, at.pointer, v, shared_access(e, buffer));
 }
 
 static void put_store(spv *e, int i) {
@@ -612,7 +645,12 @@ static void put_set(spv *e, int i) {
 static void put_barrier(spv *e, int i) {
     (void)i;
     uint32_t group = kir_spv_u32(e, ScopeWorkgroup);
-    kir_spv_do(e, OpControlBarrier, group, group, kir_spv_u32(e, SemanticsBarrier));
+    uint32_t semantics = e->shared_access ? SemanticsBarrier | SemanticsExchange : SemanticsBarrier;
+    kir_spv_do(e, OpControlBarrier, group, group, kir_spv_u32(e, semantics));
+}
+
+static void put_of_group(spv *e, int i) {
+    if (!kir_spv_matrix(e, i) && !e->refused) e->refused = i + 1;
 }
 
 void kir_spv_range(spv *e, int begin, int end) {
@@ -627,6 +665,8 @@ void kir_spv_range(spv *e, int begin, int end) {
             i = kir_spv_loop(e, i);
         else if (writers[op])
             writers[op](e, i);
+        else if (op > KIR_BARRIER)
+            put_of_group(e, i);
         else
             put_pure(e, i);
     }

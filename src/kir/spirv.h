@@ -33,6 +33,8 @@ enum {
     OpConstantTrue = 41,
     OpConstantFalse = 42,
     OpConstant = 43,
+    OpConstantComposite = 44,
+    OpConstantNull = 46,
     OpFunction = 54,
     OpFunctionEnd = 56,
     OpVariable = 59,
@@ -104,12 +106,18 @@ enum {
     OpLabel = 248,
     OpBranch = 249,
     OpBranchConditional = 250,
-    OpReturn = 253
+    OpReturn = 253,
+    OpTypeCooperativeMatrixKHR = 4456,
+    OpCooperativeMatrixLoadKHR = 4457,
+    OpCooperativeMatrixStoreKHR = 4458,
+    OpCooperativeMatrixMulAddKHR = 4459
 };
 
 enum { ExtRoundEven = 2, ExtTrunc = 3, ExtFAbs = 4, ExtFloor = 8, ExtCeil = 9, ExtSqrt = 31, ExtFma = 50 };
 enum { StorageInput = 1, StorageWorkgroup = 4, StorageFunction = 7, StorageBuffer = 12 };
-enum { ScopeDevice = 1, ScopeWorkgroup = 2, SemanticsBarrier = 0x8 | 0x40 | 0x100 /* AcquireRelease, both memories */ };
+enum { ScopeDevice = 1, ScopeWorkgroup = 2, ScopeSubgroup = 3 };
+/* AcquireRelease, both memories; in Vulkan's memory model what was written must be made available and visible, too. */
+enum { SemanticsBarrier = 0x8 | 0x40 | 0x100, SemanticsExchange = 0x2000 | 0x4000 };
 
 /* Types of single values, and two vectors. */
 typedef enum spv_type {
@@ -124,6 +132,7 @@ typedef enum spv_type {
     SPV_F64,
     SPV_UVEC2,
     SPV_UVEC3,
+    SPV_UVEC4,
     SPV_TYPE_COUNT
 } spv_type;
 
@@ -145,7 +154,7 @@ typedef enum spv_section {
     SPV_SECTIONS
 } spv_section;
 
-enum { SPV_MAX_INPUTS = 3 };
+enum { SPV_MAX_INPUTS = 4 };
 
 /* A reduction's: variables of its state, and of the blocks or chains before, or the extreme's place. */
 typedef struct spv_state {
@@ -175,6 +184,10 @@ typedef struct spv {
     uint32_t bases[KIR_MAX_BUFFERS];           /* in elements */
     int64_t local_bytes;                       /* of workgroup memory */
     uint32_t params;                           /* variable */
+    uint32_t packets[KIR_MAX_BUFFERS];         /* of global buffers: variables that see packets there; 0: none */
+    /* Of a program with matrices; its memory model is Vulkan's, and what other items read of workgroup memory is told
+     * by each access: the operand that says so, else 0. */
+    uint32_t shared_access;
     uint32_t *value;                           /* id of each instruction's value; of a VAR's variable */
     uint32_t *place;                           /* of each access: the part of its index outside loops */
     uint32_t *loaded, *low;                    /* words of the parameters, and their low halves */
@@ -196,6 +209,8 @@ uint32_t kir_spv_ext(spv *e, uint32_t function, spv_type type, uint32_t a, uint3
 uint32_t kir_spv_phi(spv *e, spv_type type, const uint32_t values_and_labels[4]);
 
 uint32_t kir_spv_type_id(spv *e, spv_type type);
+/* The global instruction with these operands, at most 7, whose result stands behind the first `before` of them. */
+uint32_t kir_spv_shared(spv *e, uint32_t op, size_t before, const uint32_t *operands, size_t n);
 uint32_t kir_spv_pointer(spv *e, uint32_t storage, uint32_t type);
 uint32_t kir_spv_const(spv *e, spv_type type, uint64_t bits);
 uint32_t kir_spv_u32(spv *e, uint32_t value);
@@ -238,8 +253,18 @@ uint32_t kir_spv_literal(spv *e, const kir_ins *constant);
 /* v[0]·v[1] + v[2], rounded once, of operations that round each by itself (render_spirv_fma.c); f64's has words of 64
  * bits. */
 uint32_t kir_spv_fma(spv *e, spv_type type, const uint32_t v[3]);
+/* The index of an instruction's element in its buffer; what points to element `index` of an array of `type`. */
+uint32_t kir_spv_address(spv *e, const kir_ins *in);
+uint32_t kir_spv_place(spv *e, uint32_t storage, spv_type type, uint32_t variable, uint32_t index);
+/* A further variable for binding `number`, which is only read: an array of `type`. */
+uint32_t kir_spv_alias(spv *e, spv_type type, uint32_t number);
 
 int kir_spv_loop(spv *e, int loop);
 void kir_spv_feed(spv *e, int i);
+
+/* ---- matrices and packets (render_spirv_matrix.c) ---------------------------------------------------------------- */
+
+/* One of the instructions that only groups have; false: it has no words. */
+bool kir_spv_matrix(spv *e, int i);
 
 #endif
