@@ -341,7 +341,7 @@ static vk_matrix largest_matrix(void *place) {
         list[i].head.kind = KIND_MATRIX;
     bool told = list && tn_vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR &&
                 tn_vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(place, &count, list) >= 0;
-    for (uint32_t i = 0; told && i < count; i++) {
+    for (uint32_t i = 0; told && i < count && i < MOST_MATRICES; i++) {
         const vk_matrix *m = &list[i];
         if (takes_matrix(m) && m->rows * m->columns * m->k > best.rows * best.columns * best.k) best = *m;
     }

@@ -171,14 +171,15 @@ static void put_packet(spv *e, int i) {
 }
 
 bool kir_spv_matrix(spv *e, int i) {
-    static void (*const writers[KIR_OP_COUNT])(spv * e, int i) = {
-        [KIR_MATRIX] = put_matrix, [KIR_FRAGMENT] = put_fragment,
-        [KIR_MMA] = put_mma,       [KIR_MATRIX_STORE] = put_matrix_store,
-        [KIR_FETCH] = put_fetch,   [KIR_PUT] = put_packet,
+    enum { FIRST = KIR_MATRIX, COUNT = KIR_OP_COUNT - FIRST };
+    static void (*const writers[COUNT])(spv * e, int i) = {
+        [KIR_MATRIX - FIRST] = put_matrix, [KIR_FRAGMENT - FIRST] = put_fragment,
+        [KIR_MMA - FIRST] = put_mma,       [KIR_MATRIX_STORE - FIRST] = put_matrix_store,
+        [KIR_FETCH - FIRST] = put_fetch,   [KIR_PUT - FIRST] = put_packet,
     };
     const kir_ins *in = &e->p->ins[i];
     bool late = in->op == KIR_PUT && in->kind, wide = in->op == KIR_MATRIX && in->kind;
-    if (late || wide || !writers[in->op]) return false;
-    writers[in->op](e, i);
+    if (late || wide || !writers[in->op - FIRST]) return false;
+    writers[in->op - FIRST](e, i);
     return true;
 }

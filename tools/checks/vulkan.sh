@@ -5,7 +5,8 @@
 # three mistakes are seeded, calls that the fake library between driver and loader leaves out, and have to be found. Then
 # the driver's promises are tried, also with memory that the host does not see, a sample of all operations, and a
 # training whose loss must be the processor's. SwiftShader, where it is, is the minimal device: no f16, f64, or 64-bit
-# integers, and no memory in less than words.
+# integers, and no memory in less than words. Matrices are multiplied by Mesa from 26 on: where TRUNNION_NEWER_ROOT is the
+# folder of a system that has it (in_root.sh), products of halves are tried there.
 set -u
 cd "$(dirname "$0")/../.."
 build=$1
@@ -90,6 +91,16 @@ clean validated "$build/test_vulkan"
 clean queues env TRUNNION_TEST_DEVICE=vulkan "$build/test_queue"
 clean validated-staging env TRUNNION_VULKAN_STAGING=1 "$build/test_vulkan"
 clean validated-certify "$build/trunnion" certify --device vulkan --sample 500 --seed "${SEED:-1}"
+
+if [ -n "${TRUNNION_NEWER_ROOT:-}" ]; then
+    newer=tools/checks/in_root.sh
+    clean matrices env TRUNNION_TEST_DEVICE=vulkan $newer "$TRUNNION_NEWER_ROOT" "$build/test_matrix"
+    clean certify-matrices $newer "$TRUNNION_NEWER_ROOT" "$build/trunnion" certify --device vulkan --only matmul
+    clean modules env TRUNNION_SPIRV_VAL="$newer $TRUNNION_NEWER_ROOT spirv-val" "$build/test_matrix"
+    echo "ran on: vulkan:0 of $TRUNNION_NEWER_ROOT (cooperative matrices, under Khronos' validation layer)"
+else
+    echo "skipped: cooperative matrices: Mesa multiplies them from 26 on (TRUNNION_NEWER_ROOT: the folder of a system)"
+fi
 
 [ $failed = 0 ] && echo "ran on: vulkan:0 (Khronos' validation layer found nothing)"
 echo "$passed passed, $failed failed, 0 skipped"
