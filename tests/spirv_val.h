@@ -8,7 +8,7 @@
 /* Is there one? Says so where not: "skipped: …". */
 bool spirv_val_find(void);
 
-/* Fails the test when the validator finds fault with a module for this version of Vulkan ("1.1"), `what` being its name.
+/* Fails the test when the validator finds fault with a module for this version of Vulkan ("1.1"); `what`: its name.
  * false: the validator does not know what the module is made of, it is too old. */
 bool spirv_val_check(const kir_rendering *module, const char *vulkan, const char *what);
 

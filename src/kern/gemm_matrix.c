@@ -8,8 +8,8 @@
  * by element, rounded to what it is. Panels keep the operand's own direction, so memory is read along lines; one is 8
  * elements longer than its panel, so that neighbours down a column lie in other banks.
  *
- * At the end each subgroup lays a strip of its matrices down in workgroup memory, and its items hand the elements to the
- * joint, along rows; strip after strip, so the joint stands in the program once.
+ * At the end each subgroup lays a strip of its matrices down in workgroup memory, and its items hand the elements to
+ * the joint, along rows; strip after strip, so the joint stands in the program once.
  *
  * Where four subgroups multiply wide matrices, each such four has one, of 64 rows, and multiplies out of workgroup
  * memory. A panel is 64 deep and lies in packets (kir.h); products of one panel are under way while the next one's are

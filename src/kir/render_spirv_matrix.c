@@ -1,5 +1,5 @@
-/* render_spirv_matrix.c — matrices and packets as SPIR-V: cooperative matrices (SPV_KHR_cooperative_matrix, revision 10),
- * which a subgroup shares as the device likes.
+/* render_spirv_matrix.c — matrices and packets as SPIR-V: cooperative matrices (SPV_KHR_cooperative_matrix), which a
+ * subgroup shares as the device likes.
  *
  * What a device multiplies may be smaller than KIR's 16×16: 8 or 16 rows, columns and steps of k (tn_caps.features). So
  * a matrix or fragment is a grid of pieces, whose ids follow each other: a matrix' variables, a fragment's values. A
