@@ -28,7 +28,7 @@ static tn_status take_parts(onnx_call *c, grouped *g) {
     if (tn_rank(x) != 3 || g->heads < 1 || g->few < 1 || g->heads > tn_size(x, -1) || g->few > g->heads ||
         g->heads % g->few)
         return tn_fail(TN_ERR_SHAPE,
-                       "GroupQueryAttention: %lld heads of queries and %lld of keys in an input of rank %d",
+                       "GroupQueryAttention: no heads that fit: %lld of queries, %lld of keys, an input of rank %d",
                        (long long)g->heads, (long long)g->few, tn_rank(x));
     g->now = tn_size(x, 1);
     g->parts[0] = x;
