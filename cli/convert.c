@@ -121,6 +121,7 @@ static tn_status convert(const convert_wishes *w, convert_kind to, const convert
     if (status == TN_OK && to == CONVERT_FOLDER) {
         in.folder = &folder;
         status = convert_folder_from(in.gguf, in.count, &folder);
+        if (status == TN_OK) status = convert_leave_out(&in);
     }
     if (status == TN_OK) status = ways[to].write(&in, w, r);
     r->tensors = in.count;

@@ -22,6 +22,9 @@ typedef struct convert_folder {
     bool back;    /* from a GGUF file to a folder */
     char **names; /* of the tensors that were asked for */
     int64_t *turns;
+    tn_tensor *tables[2]; /* of rope: tensors that a GGUF file has and a folder has not */
+    const char *table_names[2];
+    int table_count;
 } convert_folder;
 
 tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder *out); /* close it in either case */
@@ -39,8 +42,16 @@ typedef struct convert_size {
     const char *hf, *gguf; /* GGUF's behind the architecture */
     bool needed;
 } convert_size;
-extern const convert_size convert_sizes[];
+const convert_size *convert_folder_sizes(const convert_folder *f);
+/* config.json's word for a model of that architecture; window: layers look back over so many tokens alone. */
+const char *convert_folder_type(const convert_folder *f, bool window);
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w);
+/* Rope (convert_rope.c): makes tables and writes keys; the other way, writes config.json's members. */
+tn_status convert_rope_open(convert_folder *f);
+tn_status convert_rope_put(const convert_folder *f, tn_gguf_writer *w);
+bool convert_rope_is_table(const char *name);
+bool convert_rope_is_known(const tn_gguf *file, const char *architecture);
+void convert_rope_back(const tn_gguf *file, const char *architecture, double context, cli_json *j);
 tn_status convert_tokenizer(const convert_folder *f, tn_gguf_writer *w); /* tokenizer.json (convert_tokenizer.c) */
 
 /* ---- which columns count (convert_importance.c; refused where there is no libtrunnion-text) ---------------------- */
@@ -100,7 +111,7 @@ typedef struct convert_tensor {
 convert_kind convert_kind_of(const char *path); /* by the ending of its name, or what is in a folder */
 tn_status convert_open(const char *path, convert_file *out);
 void convert_close(convert_file *f);
-/* Tensors of a folder that are no weights do not count any more. */
+/* Tensors of a folder that are no weights do not count any more; tables that the other kind holds as tensors do. */
 tn_status convert_leave_out(convert_file *f);
 tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *out);
 tn_tensor *convert_tensor_of(const convert_file *f, const convert_tensor *t);

@@ -94,20 +94,6 @@ void convert_close(convert_file *f) {
     *f = (convert_file){0};
 }
 
-tn_status convert_leave_out(convert_file *f) {
-    int64_t kept = 0;
-    f->weights = malloc((size_t)f->count * sizeof *f->weights + 1);
-    if (!f->weights) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)f->count);
-    for (int64_t i = 0; i < f->count; i++) {
-        tn_safetensors_info s = {.struct_size = sizeof s};
-        tn_status status = tn_safetensors_at(f->safetensors, (int)i, &s);
-        if (status != TN_OK) return status;
-        if (!convert_folder_leaves_out(f->folder, s.name)) f->weights[kept++] = (int)i;
-    }
-    f->count = kept;
-    return TN_OK;
-}
-
 static void take(convert_tensor *t, const char *name, const char *type, tn_dtype dtype, int rank,
                  const int64_t *shape) {
     *t = (convert_tensor){.name = name, .source = name, .type = type, .dtype = dtype, .rank = rank, .numel = 1};
@@ -115,13 +101,21 @@ static void take(convert_tensor *t, const char *name, const char *type, tn_dtype
         t->numel *= t->shape[d] = shape[d];
 }
 
-tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
-    tn_status status;
+/* A table of rope, which the folder says in config.json. */
+static tn_status table_at(const convert_folder *f, int64_t i, convert_tensor *t) {
+    tn_tensor *x = f->tables[i];
+    take(t, f->table_names[i], "F32", TN_F32, 1, tn_shape(x));
+    t->bytes = (int64_t)tn_dtype_bytes(TN_F32, t->numel);
+    t->value = x;
+    return TN_OK;
+}
+
+/* As the file has it. */
+static tn_status source_at(const convert_file *f, int64_t i, convert_tensor *t) {
+    tn_status status = TN_OK;
     if (f->safetensors) {
         tn_safetensors_info s = {.struct_size = sizeof s};
-        if (i < 0 || i >= f->count) return TN_ERR_ARGUMENT;
-        if ((status = tn_safetensors_at(f->safetensors, f->weights ? f->weights[i] : (int)i, &s)) != TN_OK)
-            return status;
+        if ((status = tn_safetensors_at(f->safetensors, (int)i, &s)) != TN_OK) return status;
         take(t, s.name, s.dtype_name, s.dtype, s.rank, s.shape);
         t->bytes = s.bytes;
     } else if (f->gguf) {
@@ -132,7 +126,7 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
         t->data = g.data;
     } else if (f->onnx) {
         const char *name = "";
-        const tn_onnx_value *v = i < f->count ? tn_onnx_weight_at(f->onnx, f->weights[i], &name) : NULL;
+        const tn_onnx_value *v = tn_onnx_weight_at(f->onnx, (int)i, &name);
         tn_tensor *x = tn_onnx_value_get(v);
         if (!x) return TN_ERR_ARGUMENT;
         take(t, name, tn_onnx_value_type(v), tn_dtype_of(x), tn_rank(x), tn_shape(x));
@@ -144,7 +138,29 @@ tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
         take(t, p.name, p.dtype_name, p.dtype, p.rank, p.shape);
         t->bytes = (int64_t)tn_dtype_bytes(p.dtype, t->numel);
     }
-    if (!f->folder) return TN_OK;
+    return status;
+}
+
+tn_status convert_leave_out(convert_file *f) {
+    int64_t kept = 0;
+    f->weights = malloc((size_t)f->count * sizeof *f->weights + 1);
+    if (!f->weights) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)f->count);
+    for (int64_t i = 0; i < f->count; i++) {
+        convert_tensor t;
+        tn_status status = source_at(f, i, &t);
+        if (status != TN_OK) return status;
+        if (!convert_folder_leaves_out(f->folder, t.name)) f->weights[kept++] = (int)i;
+    }
+    f->count = kept + f->folder->table_count;
+    return TN_OK;
+}
+
+tn_status convert_at(const convert_file *f, int64_t i, convert_tensor *t) {
+    int64_t tables = f->folder ? f->folder->table_count : 0;
+    if (i < 0 || i >= f->count) return TN_ERR_ARGUMENT;
+    if (i >= f->count - tables) return table_at(f->folder, i - (f->count - tables), t);
+    tn_status status = source_at(f, f->weights ? f->weights[i] : i, t);
+    if (status != TN_OK || !f->folder) return status;
     if ((status = convert_folder_name(f->folder, i, t->source, &t->name, &t->heads)) != TN_OK) return status;
     if (t->heads != 0) t->data = NULL; /* its rows do not stand there as they will */
     if (t->heads == CONVERT_TRANSPOSED && t->rank == 2) {

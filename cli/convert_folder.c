@@ -70,7 +70,7 @@ static const name_row gpt2_names[] = {
     {"mlp.c_proj.bias", "ffn_down.bias", 0},
 };
 
-const convert_size convert_sizes[] = {
+static const convert_size llama_sizes[] = {
     {"num_hidden_layers", "block_count", true},
     {"max_position_embeddings", "context_length", true},
     {"hidden_size", "embedding_length", true},
@@ -95,16 +95,17 @@ struct convert_family {
     const convert_size *sizes;
     const char *heads, *eps, *gguf_eps;
     bool turns;            /* rope */
+    int64_t window;        /* where config.json says nothing; 0: only on request */
     const char *beside[2]; /* ends of names of what is no weight */
 };
 
 #define LLAMA_LIKE                                                                                                   \
     .prefix = "model.", .layer = "layers.", .names = llama_names, .count = sizeof llama_names / sizeof *llama_names, \
-    .top = 2, .sizes = convert_sizes, .heads = "num_attention_heads", .eps = "rms_norm_eps",                         \
+    .top = 2, .sizes = llama_sizes, .heads = "num_attention_heads", .eps = "rms_norm_eps",                           \
     .gguf_eps = "attention.layer_norm_rms_epsilon", .turns = true, .beside = {".rotary_emb.inv_freq"}
 static const struct convert_family families[] = {
     {"llama", "llama", LLAMA_LIKE},
-    {"mistral", "llama", LLAMA_LIKE},
+    {"mistral", "llama", LLAMA_LIKE, .window = 4096},
     {"qwen2", "qwen2", LLAMA_LIKE},
     {"qwen3", "qwen3", LLAMA_LIKE},
     {"gpt2", "gpt2", .prefix = "transformer.", .layer = "h.", .names = gpt2_names,
@@ -116,6 +117,7 @@ enum { FAMILIES = sizeof families / sizeof *families };
 
 bool convert_folder_leaves_out(const convert_folder *f, const char *name) {
     size_t length = strlen(name);
+    if (f->back) return convert_rope_is_table(name); /* config.json has them */
     for (int i = 0; i < 2 && f->family->beside[i]; i++) {
         size_t n = strlen(f->family->beside[i]);
         if (length > n && strcmp(name + length - n, f->family->beside[i]) == 0) return true;
@@ -175,7 +177,8 @@ static tn_status map_back(const convert_folder *f, const char *name, char *out, 
         if (strcmp(n->gguf, rest) != 0 || (i < family->top) != (layer < 0)) continue;
         if (layer < 0) snprintf(out, CONVERT_NAME, "%s%s", family->prefix, n->hf);
         if (layer >= 0) snprintf(out, CONVERT_NAME, "%s%s%ld.%s", family->prefix, family->layer, layer, n->hf);
-        *heads = -rows_of(f, n);
+        int64_t rows = rows_of(f, n);
+        *heads = rows == CONVERT_TRANSPOSED ? rows : -rows;
         return TN_OK;
     }
     return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': the tensor '%.100s' is none that %s models have in folders",
@@ -198,14 +201,15 @@ tn_status convert_folder_name(const convert_folder *f, int64_t i, const char *na
 /* [heads, 2, half, …] → [heads, half, 2, …]: element i of the first half stands beside element i of the second. With
  * heads < 0 the other way round. */
 tn_tensor *convert_turn(const tn_tensor *blocks, int64_t heads) {
+    tn_tensor *t = tn_dtype_block(tn_dtype_of(blocks)) > 1 ? tn_cast(blocks, TN_F32) : tn_contiguous(blocks);
     if (heads == CONVERT_TRANSPOSED) {
-        tn_tensor *view = tn_transpose(blocks, 0, 1), *turned = tn_contiguous(view);
+        tn_tensor *view = tn_transpose(t, 0, 1), *turned = tn_contiguous(view);
         tn_free(view);
+        tn_free(t);
         return turned;
     }
     bool back = heads < 0;
     int64_t count = back ? -heads : heads;
-    tn_tensor *t = tn_dtype_block(tn_dtype_of(blocks)) > 1 ? tn_cast(blocks, TN_F32) : tn_contiguous(blocks);
     int64_t rows = tn_size(t, 0), columns = tn_rank(t) > 1 ? tn_size(t, 1) : 1, half = rows / count / 2;
     tn_tensor *split = tn_reshape(t, (int64_t[]){count, back ? half : 2, back ? 2 : half, columns}, 4);
     tn_tensor *turned = tn_transpose(split, 1, 2);
@@ -273,7 +277,10 @@ tn_status convert_folder_open(const char *path, int64_t tensors, convert_folder 
     f->names = calloc((size_t)tensors + 1, sizeof *f->names);
     f->turns = calloc((size_t)tensors + 1, sizeof *f->turns);
     if (!f->names || !f->turns) return tn_backend_fail(TN_ERR_MEMORY, "no memory for %lld names", (long long)tensors);
-    if (is_count(f->heads) && is_count(f->kv_heads)) return refuse_forms(f);
+    if (is_count(f->heads) && is_count(f->kv_heads)) {
+        status = refuse_forms(f);
+        return status == TN_OK && f->family->turns ? convert_rope_open(f) : status;
+    }
     return tn_backend_fail(TN_ERR_FORMAT, "'%s/config.json' does not say how many heads there are", path);
 }
 
@@ -284,14 +291,15 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
     *f = (convert_folder){.path = tn_gguf_path(file), .count = tensors, .back = true};
     tn_status status = tn_gguf_get_string(file, "general.architecture", &word, &length);
     for (int i = 0; i < FAMILIES && status == TN_OK && !f->family; i++)
-        if (families[i].turns && strlen(families[i].architecture) == (size_t)length &&
+        if (strlen(families[i].architecture) == (size_t)length &&
             memcmp(families[i].architecture, word, (size_t)length) == 0)
             f->family = &families[i];
     if (status != TN_OK) return status;
     if (!f->family)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED,
-                               "'%s': models of architecture '%.*s' do not become folders; llama, qwen2 and qwen3 do",
-                               f->path, (int)length, word);
+        return tn_backend_fail(
+            TN_ERR_UNSUPPORTED,
+            "'%s': models of architecture '%.*s' do not become folders; llama, qwen2, qwen3 and gpt2 do", f->path,
+            (int)length, word);
     f->architecture = f->family->architecture;
     f->turned = strcmp(f->architecture, "llama") == 0;
     status = tn_gguf_get_int(file, key_of(f, "attention.head_count", key), &f->heads);
@@ -308,10 +316,47 @@ tn_status convert_folder_from(const tn_gguf *file, int64_t tensors, convert_fold
 void convert_folder_close(convert_folder *f) {
     for (int64_t i = 0; i < f->count && f->names; i++)
         free(f->names[i]);
+    for (int i = 0; i < f->table_count; i++)
+        tn_free(f->tables[i]);
     free(f->names);
     free(f->turns);
     tn_json_free(f->config);
     *f = (convert_folder){0};
+}
+
+const convert_size *convert_folder_sizes(const convert_folder *f) { return f->family->sizes; }
+
+const char *convert_folder_type(const convert_folder *f, bool window) {
+    for (int i = 0; i < FAMILIES && window; i++)
+        if (families[i].window && strcmp(families[i].architecture, f->architecture) == 0) return families[i].type;
+    return f->family->type;
+}
+
+/* In how many layers does a query see the last tokens alone? */
+static int64_t layers_with_window(const convert_folder *f, int64_t layers) {
+    const tn_json *root = tn_json_root(f->config), *types = tn_json_get(root, "layer_types");
+    int64_t count = 0, from = f->family->window ? 0 : number_of(f, "max_window_layers", 0);
+    if (tn_json_kind_of(types) != TN_JSON_ARRAY) return from < layers ? layers - from : 0;
+    for (size_t i = 0; i < tn_json_length(types); i++)
+        count += strcmp(tn_json_string(tn_json_at(types, i), ""), "sliding_attention") == 0;
+    return count;
+}
+
+/* GGUF has a word for windows of all layers alike. */
+static tn_status put_window(const convert_folder *f, tn_gguf_writer *w) {
+    char key[KEY_SIZE];
+    const tn_json *root = tn_json_root(f->config), *given = tn_json_get(root, "sliding_window");
+    bool used = tn_json_bool(tn_json_get(root, "use_sliding_window"), f->family->window > 0);
+    int64_t layers = number_of(f, "num_hidden_layers", 0), window = tn_json_int(given, f->family->window);
+    if (!used || !f->family->turns || (given && tn_json_kind_of(given) == TN_JSON_NULL)) return TN_OK;
+    int64_t count = layers_with_window(f, layers);
+    if (count == 0 || window < 1 || window >= number_of(f, "max_position_embeddings", 0)) return TN_OK;
+    if (count == layers) return tn_gguf_put_int(w, key_of(f, "attention.sliding_window", key), TN_GGUF_U32, window);
+    return tn_backend_fail(
+        TN_ERR_UNSUPPORTED,
+        "'%s/config.json': %lld of %lld layers have a window of %lld tokens; GGUF files of this kind "
+        "have no word for windows of some layers",
+        f->path, (long long)count, (long long)layers, (long long)window);
 }
 
 static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
@@ -333,25 +378,6 @@ static tn_status put_sizes(const convert_folder *f, tn_gguf_writer *w) {
     return tn_gguf_put_int(w, key_of(f, "attention.head_count_kv", key), TN_GGUF_U32, f->kv_heads);
 }
 
-static tn_status put_rope(const convert_folder *f, tn_gguf_writer *w) {
-    char key[KEY_SIZE];
-    const tn_json *root = tn_json_root(f->config), *rope = tn_json_get(root, "rope_parameters");
-    if (tn_json_kind_of(rope) != TN_JSON_OBJECT) rope = tn_json_get(root, "rope_scaling");
-    double base =
-        tn_json_number(tn_json_get(rope, "rope_theta"), tn_json_number(tn_json_get(root, "rope_theta"), 10000));
-    const char *type =
-        tn_json_string(tn_json_get(rope, "rope_type"), tn_json_string(tn_json_get(rope, "type"), "default"));
-    tn_status status = tn_gguf_put_float(w, key_of(f, "rope.freq_base", key), TN_GGUF_F32, base);
-    if (status != TN_OK || strcmp(type, "default") == 0) return status;
-    if (strcmp(type, "linear") != 0)
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s/config.json': rope of type '%.40s' is not converted to GGUF",
-                               f->path, type);
-    status = tn_gguf_put_string(w, key_of(f, "rope.scaling.type", key), "linear", 6);
-    if (status != TN_OK) return status;
-    return tn_gguf_put_float(w, key_of(f, "rope.scaling.factor", key), TN_GGUF_F32,
-                             tn_json_number(tn_json_get(rope, "factor"), 1));
-}
-
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
 
 tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
@@ -359,7 +385,8 @@ tn_status convert_folder_metadata(const convert_folder *f, tn_gguf_writer *w) {
     double small = tn_json_number(tn_json_get(tn_json_root(f->config), f->family->eps), f->family->turns ? 1e-6 : 1e-5);
     tn_status status = tn_gguf_put_string(w, "general.architecture", f->architecture, (int64_t)strlen(f->architecture));
     if (status == TN_OK) status = put_sizes(f, w);
-    if (status == TN_OK && f->family->turns) status = put_rope(f, w);
+    if (status == TN_OK && f->family->turns) status = convert_rope_put(f, w);
+    if (status == TN_OK) status = put_window(f, w);
     if (status == TN_OK) status = tn_gguf_put_float(w, key_of(f, f->family->gguf_eps, key), TN_GGUF_F32, small);
     return status == TN_OK ? convert_tokenizer(f, w) : status;
 }

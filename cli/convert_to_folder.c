@@ -139,10 +139,12 @@ static bool adds_bos(const folder_writer *f) {
 /* ---- config.json ------------------------------------------------------------------------------------------------- */
 
 static const struct {
-    const char *gguf, *type, *class;
-} families[] = {{"llama", "llama", "LlamaForCausalLM"},
-                {"qwen2", "qwen2", "Qwen2ForCausalLM"},
-                {"qwen3", "qwen3", "Qwen3ForCausalLM"}};
+    const char *type, *class;
+} classes[] = {{"llama", "LlamaForCausalLM"},
+               {"mistral", "MistralForCausalLM"},
+               {"qwen2", "Qwen2ForCausalLM"},
+               {"qwen3", "Qwen3ForCausalLM"},
+               {"gpt2", "GPT2LMHeadModel"}};
 
 static bool has_tensor(const folder_writer *f, const char *name) {
     tn_gguf_info info = {.struct_size = sizeof info};
@@ -153,27 +155,20 @@ static void put_id(folder_writer *f, const char *key, const char *which) {
     if (special(f, which) >= 0) cli_json_int(&f->j, key, special(f, which));
 }
 
-static void put_rope(folder_writer *f) {
-    double factor = number_of(f, "rope.scaling.factor", 1);
-    cli_json_number(&f->j, "rope_theta", number_of(f, "rope.freq_base", 10000));
-    if (factor == 1) return;
-    cli_json_object(&f->j, "rope_scaling");
-    cli_json_string(&f->j, "rope_type", "linear");
-    cli_json_number(&f->j, "factor", factor);
-    cli_json_end(&f->j, '}');
+static void put_type(folder_writer *f, const char *type) {
+    cli_json_string(&f->j, "model_type", type);
+    for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
+        if (strcmp(classes[i].type, type) != 0) continue;
+        cli_json_array(&f->j, "architectures");
+        cli_json_string(&f->j, NULL, classes[i].class);
+        cli_json_end(&f->j, ']');
+    }
 }
 
-static void put_config(folder_writer *f) {
+static void put_sizes(folder_writer *f) {
     tn_gguf_info table = {.struct_size = sizeof table};
     const char *written = "";
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        if (strcmp(families[i].gguf, f->architecture) != 0) continue;
-        cli_json_array(&f->j, "architectures");
-        cli_json_string(&f->j, NULL, families[i].class);
-        cli_json_end(&f->j, ']');
-        cli_json_string(&f->j, "model_type", families[i].type);
-    }
-    for (const convert_size *s = convert_sizes; s->hf; s++) {
+    for (const convert_size *s = convert_folder_sizes(f->in->folder); s->hf; s++) {
         int64_t v = (int64_t)number_of(f, s->gguf, -1);
         if (strcmp(s->hf, "vocab_size") == 0 && tn_gguf_find(f->file, "token_embd.weight", &table) == TN_OK)
             v = table.shape[0];
@@ -181,15 +176,39 @@ static void put_config(folder_writer *f) {
         cli_json_int(&f->j, s->hf, v);
         written = s->hf;
     }
+}
+
+static void put_gpt2(folder_writer *f) {
+    cli_json_int(&f->j, "n_inner", (int64_t)number_of(f, "feed_forward_length", 0));
+    cli_json_number(&f->j, "layer_norm_epsilon", number_of(f, "attention.layer_norm_epsilon", 1e-5));
+    cli_json_string(&f->j, "activation_function", "gelu_new");
+}
+
+static void put_llama_like(folder_writer *f, const char *type, int64_t window) {
     cli_json_int(&f->j, "num_key_value_heads", f->in->folder->kv_heads);
     cli_json_number(&f->j, "rms_norm_eps", number_of(f, "attention.layer_norm_rms_epsilon", 1e-6));
-    put_rope(f);
+    convert_rope_back(f->file, f->architecture, number_of(f, "context_length", 0), &f->j);
     cli_json_string(&f->j, "hidden_act", "silu");
-    cli_json_bool(&f->j, "tie_word_embeddings", !has_tensor(f, "output.weight"));
-    if (strcmp(f->architecture, "llama") == 0) {
-        cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
-        cli_json_bool(&f->j, "mlp_bias", has_tensor(f, "blk.0.ffn_up.bias"));
+    if (window > 0) {
+        cli_json_bool(&f->j, "use_sliding_window", true);
+        cli_json_int(&f->j, "sliding_window", window);
+        cli_json_int(&f->j, "max_window_layers", 0);
     }
+    if (strcmp(type, "llama") != 0) return;
+    cli_json_bool(&f->j, "attention_bias", has_tensor(f, "blk.0.attn_q.bias"));
+    cli_json_bool(&f->j, "mlp_bias", has_tensor(f, "blk.0.ffn_up.bias"));
+}
+
+static void put_config(folder_writer *f) {
+    int64_t window = (int64_t)number_of(f, "attention.sliding_window", 0);
+    const char *type = convert_folder_type(f->in->folder, window > 0);
+    put_type(f, type);
+    put_sizes(f);
+    if (strcmp(type, "gpt2") == 0)
+        put_gpt2(f);
+    else
+        put_llama_like(f, type, window);
+    cli_json_bool(&f->j, "tie_word_embeddings", !has_tensor(f, "output.weight"));
     put_id(f, "bos_token_id", "bos");
     put_id(f, "eos_token_id", "eos");
 }
@@ -492,11 +511,10 @@ static tn_status read_tokens(folder_writer *f) {
 }
 
 static tn_status refuse(const folder_writer *f) {
-    char key[KEY], *scaling = text_of(f->file, key_of(f, "rope.scaling.type", key));
-    bool linear = !scaling || strcmp(scaling, "linear") == 0 || strcmp(scaling, "none") == 0;
-    free(scaling);
-    if (!linear || has_tensor(f, "rope_freqs.weight"))
-        return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': its scaling of rope is not written to folders; linear is",
+    if (!convert_rope_is_known(f->file, f->architecture))
+        return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                               "'%s': its scaling of rope is not written to folders; linear, yarn without keys of its "
+                               "own and longrope are",
                                tn_gguf_path(f->file));
     if (is_model(f->file, "llama") || (is_model(f->file, "gpt2") && rule_of(f->file) >= 0)) return TN_OK;
     char *model = text_of(f->file, "tokenizer.ggml.model"), *pre = text_of(f->file, "tokenizer.ggml.pre");

@@ -2,10 +2,13 @@
 
 Makes a tiny folder with random weights for every family, and for what configurations vary (shards, tied embeddings,
 half precision, kinds of rope, windows, biases), lets transformers compute it, and compares the command's logits, greedy
-tokens and embeddings with that. Needs Python with torch and transformers; without them all is skipped.
+tokens and embeddings with that. A language model then becomes a GGUF file, which has to compute the same here and in
+llama.cpp, where TRUNNION_PEERS has it; and a folder again, in which transformers has to find the same model. Needs
+Python with torch and transformers; without them all is skipped.
 """
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -17,13 +20,17 @@ import minilm  # noqa: E402
 LOGITS_BOUND = 1e-4  # relative to the largest number; transformers computes in f32 with the same weights
 HALF_BOUND = 2e-2    # beside weights in half precision, activations are rounded to their type in products
 COSINE_BOUND = 0.9999
-TOKENS, GREEDY, VOCABULARY = 70, 12, 199  # more than a page of the cache
+GGUF_BOUND = 1e-5    # the same numbers, computed alike
+PEER_BOUND = 2e-2    # llama.cpp keeps keys and values in half precision
+TOKENS, GREEDY, VOCABULARY = 70, 12, 263  # more than a page of the cache
 
 COMMON = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6,
           "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 256,
           "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32, "rope_theta": 500.0}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 5.0, 9.0],
+        "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
 GPT2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": VOCABULARY, "bos_token_id": 1,
         "eos_token_id": 2}
@@ -41,14 +48,23 @@ DECODERS = [  # name, classes' stem, configuration, how it is saved
     ("llama-dynamic", "Llama", COMMON | {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0,
                                                             "rope_theta": 10000.0}}, {}),
     ("llama-yarn", "Llama", COMMON | {"rope_parameters": YARN}, {}),
+    ("llama-longrope", "Llama", COMMON | {"rope_parameters": LONG}, {}),
+    ("llama-longrope-within", "Llama", COMMON | {"rope_parameters": LONG | {"original_max_position_embeddings": 256}},
+     {}),
+    ("qwen2-yarn", "Qwen2", COMMON | {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 16.0}}, {}),
     ("llama-biases", "Llama", COMMON | {"attention_bias": True, "mlp_bias": True}, {}),
     ("smollm", "Llama", COMMON | {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True}, {}),
-    ("mistral", "Mistral", COMMON | {"sliding_window": 9, "head_dim": 16}, {}),
+    ("mistral", "Mistral", COMMON | {"sliding_window": 9, "head_dim": 16}, {"peer": False}),
+    ("mistral-whole", "Mistral", COMMON | {"sliding_window": None, "head_dim": 16}, {}),
     ("qwen2", "Qwen2", COMMON, {}),
-    ("qwen2-window", "Qwen2", COMMON | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}, {}),
+    ("qwen2-window", "Qwen2", COMMON | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+     {"gguf": False}),
+    ("qwen3-window", "Qwen3", COMMON | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
+     {"peer": False}),
     ("qwen3", "Qwen3", COMMON | {"head_dim": 16, "tie_word_embeddings": True}, {}),
     ("gpt2", "GPT2", GPT2, {}),
-    ("gpt2-inner", "GPT2", GPT2 | {"n_inner": 100, "activation_function": "gelu"}, {}),
+    ("gpt2-inner", "GPT2", GPT2 | {"n_inner": 100}, {}),
+    ("gpt2-gelu", "GPT2", GPT2 | {"activation_function": "gelu"}, {"gguf": False}),
 ]
 ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
     ("bert", "Bert", BERT, "mean", True),
@@ -61,6 +77,7 @@ ENCODERS = [  # name, stem, configuration, pooling, vectors of length 1
 ]
 TEXTS = ["How is the weather?", "Is it raining?", "", "a", "Ünïcödé — naïve café, 東京 🙂", "word " * 400,
          "def f(x):\n    return x ** 2", "The quick brown fox jumps over the lazy dog. " * 5]
+HUGGING = ("max_shard_size",)  # what of a row's last column save_pretrained takes
 POOLING = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
 
 
@@ -73,8 +90,35 @@ def randomize(torch, model):
                 p.add_(1)
 
 
+def write_tokenizer(folder):
+    """Byte-level BPE of all bytes, a few merges, and the two tokens that begin and end a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("a", "n"), ("an", "d")]
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for token in letters[:VOCABULARY - 3 - len(merges)] + ["".join(m) for m in merges]:
+        vocabulary[token] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def find_peer():
+    """llama.cpp, if somebody built it; this does not."""
+    peers = os.environ.get("TRUNNION_PEERS")
+    if not peers or not list(pathlib.Path(peers).glob("llama.cpp-*/complete")):
+        return None
+    from peers import llama_cpp
+
+    return llama_cpp.Peer
+
+
 class Suite:
     def __init__(self, program, torch, transformers, numpy, folder):
+        self.peer = find_peer()
         self.program, self.torch, self.transformers, self.numpy, self.folder = program, torch, transformers, numpy, folder
         self.passed = self.failed = self.skipped = 0
 
@@ -101,7 +145,7 @@ class Suite:
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
         model = self.make(name, stem, "LMHeadModel" if stem == "GPT2" else "ForCausalLM", config)
         kind = getattr(torch, how.get("dtype", "float32"))
-        model.to(kind).save_pretrained(folder, **{k: v for k, v in how.items() if k != "dtype"})
+        model.to(kind).save_pretrained(folder, **{k: v for k, v in how.items() if k in HUGGING})
         model.float()
         ids = torch.randint(3, VOCABULARY, (1, TOKENS))
         with torch.no_grad():
@@ -122,8 +166,39 @@ class Suite:
         held = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
         self.expect(sizes["weights_bytes"] <= held <= sizes["weights_bytes"] + 65536,
                     f"{name}: fit says {sizes['weights_bytes']} bytes of weights, the files have {held}")
-        print(f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens, as ONNX {self.network(name):.1e}",
-              flush=True)
+        told = f"{name}: {count} weights, logits {error:.1e}, {len(got)} greedy tokens, as ONNX {self.network(name):.1e}"
+        if how.get("gguf", True):
+            self.command("logits", "-m", folder, "--ids", words, "-o", out, "--cache", "f32", "--json")
+            told += ", " + self.through_gguf(name, words, wanted, greedy, kind, how.get("peer", True))
+        print(told, flush=True)
+
+    def through_gguf(self, name, words, wanted, greedy, kind, peers):
+        """The folder as a GGUF file, and that as a folder; what each of them computes. peers: llama.cpp has windows."""
+        exact = kind == self.torch.float32
+        torch, numpy, folder, file = self.torch, self.numpy, self.folder / name, self.folder / f"{name}.gguf"
+        out, back = self.folder / "logits.npy", self.folder / f"{name}-back"
+        ids = list(map(int, words.split()))
+        worst = lambda got: float(numpy.abs(got - wanted).max() / numpy.abs(wanted).max())
+        write_tokenizer(folder)
+        self.command("convert", folder, file, "--verify", "--json")
+        ours = numpy.load(out)
+        self.command("logits", "-m", file, "--ids", words, "-o", out, "--cache", "f32", "--json")
+        error = numpy.abs(numpy.load(out) - ours).max() / numpy.abs(ours).max()
+        self.expect(error <= GGUF_BOUND, f"{name}: logits of the GGUF file differ by {error:.2g}")
+        told = f"GGUF {error:.1e}"
+        if self.peer and peers:
+            peer = self.peer(file, context=256, flash=False)
+            theirs, tokens = worst(peer.logits(ids)), peer.greedy(ids[:20], GREEDY)
+            tokens = tokens[:tokens.index(2)] if 2 in tokens else tokens
+            self.expect(theirs <= PEER_BOUND, f"{name}: llama.cpp's logits differ by {theirs:.2g} of the largest")
+            self.expect(tokens == greedy or not exact, f"{name}: tokens by llama.cpp {tokens}, by transformers {greedy}")
+            told += f", llama.cpp {theirs:.1e}"
+        self.command("convert", file, f"{back}/", "--verify", "--json")
+        again = self.transformers.AutoModelForCausalLM.from_pretrained(back, dtype=torch.float32).eval()
+        with torch.no_grad():
+            error = worst(again(torch.tensor([ids])).logits[0].numpy())
+        self.expect(error <= (GGUF_BOUND if exact else HALF_BOUND), f"{name}: the folder of the GGUF file differs by {error:.2g}")
+        return f"{told}, a folder again {error:.1e}"
 
     def encoder(self, name, stem, config, pooling, unit):
         torch, numpy, folder = self.torch, self.numpy, self.folder / name
@@ -194,7 +269,8 @@ class Suite:
 
 REFUSED = [
     ("type", {"model_type": "mamba"}, "model_type"),
-    ("rope", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+    ("rope", {"rope_parameters": {"rope_type": "proportional"}}, "proportional"),
+    ("longrope", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1, 2]}}, "short_factor"),
     ("part", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "whole"),
     ("layers", {"num_hidden_layers": 2}, "results would be wrong"),
     ("more", {"num_hidden_layers": 4}, "no tensor"),
@@ -220,10 +296,12 @@ def main():
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="trunnion-folders-") as folder:
         suite = Suite(pathlib.Path(sys.argv[1]), torch, transformers, numpy, pathlib.Path(folder))
-        for row in DECODERS:
-            suite.decoder(*row)
-        for row in ENCODERS:
-            suite.encoder(*row)
+        for one, rows in ((suite.decoder, DECODERS), (suite.encoder, ENCODERS)):
+            for row in rows:
+                try:
+                    one(*row)
+                except RuntimeError as fault:  # of the command
+                    suite.expect(False, f"{row[0]}: {fault}")
         for row in REFUSED:
             suite.refused(*row)
         suite.sentences()

@@ -55,11 +55,21 @@ static tn_status take_weights(tn_llm *m) {
     return TN_OK;
 }
 
-/* A GGUF file may hold a factor for each frequency (Llama 3). */
-static tn_status fill_frequencies(const llm_config *c, const tn_tensor *factors, float *divisors, float *out) {
+/* What divides each frequency, where the model has a list: of a GGUF file's tensor, or of config.json. */
+static tn_status read_divisors(const tn_llm *m, float *out, bool *any) {
+    const llm_config *c = &m->config;
+    bool tables = c->rope.kind == ROPE_LONG, beyond = (double)c->context > c->rope.trained;
     int64_t half = c->size[SIZE_HALF];
-    if (factors) TRY(tn_read(factors, divisors, (size_t)half * sizeof *divisors));
-    tn_llm_rope_fill(&c->rope, half, factors ? divisors : NULL, out);
+    const tn_tensor *factors = m->weights.head[!tables ? SLOT_ROPE_FACTORS : beyond ? SLOT_ROPE_LONG : SLOT_ROPE_SHORT];
+    *any = factors || tables;
+    if (factors) return tn_read(factors, out, (size_t)half * sizeof *out);
+    return tables ? tn_llm_rope_list(&m->source.folder, beyond ? "long_factor" : "short_factor", half, out) : TN_OK;
+}
+
+static tn_status fill_frequencies(const tn_llm *m, float *divisors, float *out) {
+    bool any;
+    TRY(read_divisors(m, divisors, &any));
+    tn_llm_rope_fill(&m->config.rope, m->config.size[SIZE_HALF], any ? divisors : NULL, out);
     return TN_OK;
 }
 
@@ -68,7 +78,7 @@ static tn_status make_frequencies(tn_llm *m) {
     if (m->weights.head[SLOT_POSITIONS]) return TN_OK; /* they are learned */
     float *values = tn_txt_alloc((size_t)half, 2 * sizeof *values);
     if (!values) return TN_ERR_MEMORY;
-    tn_status status = fill_frequencies(&m->config, m->weights.head[SLOT_ROPE_FACTORS], values + half, values);
+    tn_status status = fill_frequencies(m, values + half, values);
     TN_SCOPE if (status == TN_OK) m->weights.rope_frequencies =
         tn_retain(tn_from_data(values, TN_DIMS(1, 1, half), TN_F32));
     tn_txt_free(values);

@@ -17,6 +17,7 @@ enum {
     BIASES = BIT(SLOT_Q_BIAS) | BIT(SLOT_K_BIAS) | BIT(SLOT_V_BIAS),
     NORMS = BIT(SLOT_Q_NORM) | BIT(SLOT_K_NORM),
     GATED_BIASES = BIT(SLOT_GATE_BIAS) | BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN_BIAS),
+    ROPE_TABLES = BIT(SLOT_ROPE_SHORT) | BIT(SLOT_ROPE_LONG),
     GPT2_SLOTS = BIT(SLOT_QKV) | BIT(SLOT_QKV_BIAS) | BIT(SLOT_O) | BIT(SLOT_O_BIAS) | BIT(SLOT_ATTENTION_NORM) |
                  BIT(SLOT_ATTENTION_NORM_BIAS) | BIT(SLOT_FFN_NORM) | BIT(SLOT_FFN_NORM_BIAS) | BIT(SLOT_UP) |
                  BIT(SLOT_UP_BIAS) | BIT(SLOT_DOWN) | BIT(SLOT_DOWN_BIAS),
@@ -55,7 +56,9 @@ const llm_naming tn_llm_gguf_names = {
                    [SLOT_OUTPUT_NORM] = "output_norm.weight",
                    [SLOT_OUTPUT_NORM_BIAS] = "output_norm.bias",
                    [SLOT_OUTPUT] = "output.weight",
-                   [SLOT_ROPE_FACTORS] = "rope_freqs.weight"},
+                   [SLOT_ROPE_FACTORS] = "rope_freqs.weight",
+                   [SLOT_ROPE_SHORT] = "rope_factors_short.weight",
+                   [SLOT_ROPE_LONG] = "rope_factors_long.weight"},
 };
 
 static const llm_naming llama_names = {
@@ -186,9 +189,14 @@ static const llm_size layer_shapes[LAYER_SLOTS][2] = {
 };
 
 static const llm_size head_shapes[HEAD_SLOTS][2] = {
-    [SLOT_EMBEDDING] = {SIZE_VOCABULARY, SIZE_HIDDEN}, [SLOT_OUTPUT_NORM] = {SIZE_HIDDEN},
-    [SLOT_OUTPUT] = {SIZE_VOCABULARY, SIZE_HIDDEN},    [SLOT_ROPE_FACTORS] = {SIZE_HALF},
-    [SLOT_OUTPUT_NORM_BIAS] = {SIZE_HIDDEN},           [SLOT_POSITIONS] = {SIZE_POSITIONS, SIZE_HIDDEN},
+    [SLOT_EMBEDDING] = {SIZE_VOCABULARY, SIZE_HIDDEN},
+    [SLOT_OUTPUT_NORM] = {SIZE_HIDDEN},
+    [SLOT_OUTPUT] = {SIZE_VOCABULARY, SIZE_HIDDEN},
+    [SLOT_ROPE_FACTORS] = {SIZE_HALF},
+    [SLOT_OUTPUT_NORM_BIAS] = {SIZE_HIDDEN},
+    [SLOT_POSITIONS] = {SIZE_POSITIONS, SIZE_HIDDEN},
+    [SLOT_ROPE_SHORT] = {SIZE_HALF},
+    [SLOT_ROPE_LONG] = {SIZE_HALF},
 };
 
 bool tn_llm_name(const llm_naming *n, char name[LLM_NAME_SIZE], int64_t layer, int slot) {
@@ -268,7 +276,8 @@ static bool is_spare_output(const llm_config *c, int64_t layer, int slot) {
 
 static tn_status check_known(const llm_source *s, const llm_config *c, const llm_tensor *t, bool *counts) {
     uint32_t known = c->family->needs | c->family->allows;
-    uint32_t head = c->family->head_needs | BIT(SLOT_OUTPUT) | BIT(SLOT_ROPE_FACTORS);
+    uint32_t head = c->family->head_needs | BIT(SLOT_OUTPUT);
+    head |= c->rope.kind == ROPE_LONG ? (uint32_t)ROPE_TABLES : BIT(SLOT_ROPE_FACTORS);
     const char *name = s->gguf ? t->name : tn_hf_strip(&s->folder, t->name);
     int64_t layer;
     int slot;
@@ -320,6 +329,7 @@ static tn_status read_vocabulary(const llm_source *s, llm_config *c) {
 static tn_status check_tensors(const llm_source *s, llm_config *c) {
     TRY(read_vocabulary(s, c));
     uint32_t head = c->family->head_needs | (c->tied ? 0 : BIT(SLOT_OUTPUT));
+    if (s->gguf && c->rope.kind == ROPE_LONG) head |= ROPE_TABLES;
     for (int slot = 0; slot < HEAD_SLOTS; slot++)
         if (!is_spare_output(c, -1, slot)) TRY(check_tensor(s, c, -1, slot, head & BIT(slot)));
     for (int64_t layer = 0; layer < c->layers; layer++)

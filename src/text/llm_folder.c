@@ -42,8 +42,6 @@ static tn_status read_llama3(const hf_folder *f, const tn_json *o, llm_rope *r) 
                            f->path);
 }
 
-static double yarn_amplitude(double factor, double by) { return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1; }
-
 static tn_status read_yarn(const hf_folder *f, const tn_json *o, llm_config *c) {
     llm_rope *r = &c->rope;
     double all, part;
@@ -56,13 +54,44 @@ static tn_status read_yarn(const hf_folder *f, const tn_json *o, llm_config *c) 
     TRY(tn_hf_real(f, o, "mscale", 0, 0, 1e6, &part));
     TRY(tn_hf_real(f, o, "mscale_all_dim", 0, 0, 1e6, &all));
     bool both = part > 0 && all > 0;
-    double usual =
-        both ? yarn_amplitude(r->factor, part) / yarn_amplitude(r->factor, all) : yarn_amplitude(r->factor, 1);
+    double usual = both ? tn_llm_yarn_amplitude(r->factor, part) / tn_llm_yarn_amplitude(r->factor, all)
+                        : tn_llm_yarn_amplitude(r->factor, 1);
     TRY(tn_hf_real(f, o, "attention_factor", usual, 1e-6, 1e6, &r->amplitude));
     r->whole = tn_json_bool(tn_json_get(o, "truncate"), true);
-    int64_t longer = (int64_t)(r->trained * r->factor);
-    if (longer > c->trained_context && longer <= LLM_MOST_CONTEXT) c->trained_context = longer;
+    tn_llm_lengthen(c);
     return TN_OK;
+}
+
+/* A list of config.json by which frequencies are divided. */
+tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, float *out) {
+    const tn_json *o = tn_json_get(f->config, "rope_parameters");
+    if (tn_json_kind_of(o) != TN_JSON_OBJECT) o = tn_json_get(f->config, "rope_scaling");
+    const tn_json *list = tn_json_get(o, key);
+    bool fits = tn_json_kind_of(list) == TN_JSON_ARRAY && tn_json_length(list) == (size_t)count;
+    for (int64_t i = 0; i < count && fits; i++) {
+        double v = tn_json_number(tn_json_at(list, (size_t)i), 0);
+        fits = v >= 1e-6 && v <= 1e6;
+        if (out) out[i] = (float)v;
+    }
+    if (fits) return TN_OK;
+    return tn_backend_fail(TN_ERR_FORMAT,
+                           "'%s/config.json': '%s' must be a list of %" PRId64 " numbers above 0, one for each pair "
+                           "that rope turns",
+                           f->path, key, count);
+}
+
+/* Source: Ding et al. 2024, "LongRoPE", as transformers computes it. */
+static tn_status read_longrope(const hf_folder *f, const tn_json *o, llm_config *c) {
+    llm_rope *r = &c->rope;
+    double context = (double)c->trained_context;
+    r->kind = ROPE_LONG;
+    TRY(tn_hf_real(f, f->config, "original_max_position_embeddings", context, 1, LLM_MOST_CONTEXT, &r->trained));
+    TRY(tn_hf_real(f, o, "original_max_position_embeddings", r->trained, 1, LLM_MOST_CONTEXT, &r->trained));
+    TRY(tn_hf_real(f, o, "factor", context / r->trained, 1e-6, 1e6, &r->factor));
+    double usual = r->factor <= 1 || r->trained <= 1 ? 1 : sqrt(1 + log(r->factor) / log(r->trained));
+    TRY(tn_hf_real(f, o, "attention_factor", usual, 1e-6, 1e6, &r->amplitude));
+    TRY(tn_llm_rope_list(f, "short_factor", c->size[SIZE_HALF], NULL));
+    return tn_llm_rope_list(f, "long_factor", c->size[SIZE_HALF], NULL);
 }
 
 static tn_status read_linear(const hf_folder *f, const tn_json *o, llm_rope *r) {
@@ -92,9 +121,10 @@ static tn_status read_rope(const hf_folder *f, llm_config *c) {
     if (strcmp(type, "linear") == 0) return read_linear(f, o, &c->rope);
     if (strcmp(type, "llama3") == 0) return read_llama3(f, o, &c->rope);
     if (strcmp(type, "yarn") == 0) return read_yarn(f, o, c);
+    if (strcmp(type, "longrope") == 0 || strcmp(type, "su") == 0) return read_longrope(f, o, c); /* su: its old name */
     return tn_backend_fail(TN_ERR_UNSUPPORTED,
                            "'%s/config.json': rope of the type '%s' is not computed here; default, dynamic, linear, "
-                           "llama3 and yarn are",
+                           "llama3, yarn and longrope are",
                            f->path, tn_txt_shown(type, strlen(type)).text);
 }
 

@@ -118,20 +118,65 @@ static tn_status read_heads(const tn_gguf *f, llm_config *c) {
     return TN_OK;
 }
 
-static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
-    const char *type = "none";
-    int64_t length = 4;
+static tn_status read_real(const tn_gguf *f, const llm_config *c, const char *what, double usual, double most,
+                           double *out) {
+    *out = usual;
+    return has(f, c, what) ? get_real(f, c, what, 1e-6, most, out) : TN_OK;
+}
+
+/* What llama.cpp's keys say; the trained length is the model's own where they do not. */
+static tn_status read_yarn(const tn_gguf *f, llm_config *c) {
+    llm_rope *r = &c->rope;
+    r->kind = ROPE_YARN;
+    r->whole = true;
+    TRY(get_real(f, c, "rope.scaling.factor", 1, 1e6, &r->factor));
+    TRY(read_real(f, c, "rope.scaling.yarn_beta_fast", 32, 1e6, &r->high));
+    TRY(read_real(f, c, "rope.scaling.yarn_beta_slow", 1, 1e6, &r->low));
+    r->amplitude *= tn_llm_yarn_amplitude(r->factor, 1);
+    tn_llm_lengthen(c);
+    return TN_OK;
+}
+
+static tn_status read_linear(const tn_gguf *f, llm_config *c) {
     double factor = 1;
-    key_name key = key_of(c, "rope.scaling.type");
-    if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
-    if (text_is(type, length, "none")) return TN_OK;
-    if (!text_is(type, length, "linear"))
-        return tn_backend_fail(
-            TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": rope scaling of type '%s' is not computed here",
-            tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)), tn_txt_shown(type, (size_t)length).text);
     TRY(get_real(f, c, "rope.scaling.factor", 1e-3, 1e6, &factor));
     c->rope.scale = 1 / factor;
     return TN_OK;
+}
+
+/* Phi-3's files have the tables of longrope, and do not always name it. */
+static bool has_tables(const tn_gguf *f) {
+    tn_gguf_info info = {.struct_size = sizeof info};
+    return tn_gguf_find(f, tn_llm_gguf_names.head_slots[SLOT_ROPE_LONG], &info) == TN_OK;
+}
+
+static tn_status read_rope_scaling(const tn_gguf *f, llm_config *c) {
+    static const char *const other[] = {"rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
+                                        "rope.scaling.yarn_log_multiplier", "rope.scaling.alpha"};
+    const char *type = "none";
+    int64_t length = 4;
+    key_name key = key_of(c, "rope.scaling.type");
+    TRY(read_real(f, c, "rope.scaling.attn_factor", 1, 1e6, &c->rope.amplitude));
+    TRY(read_real(f, c, "rope.scaling.original_context_length", (double)c->trained_context, LLM_MOST_CONTEXT,
+                  &c->rope.trained));
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++)
+        if (has(f, c, other[i]))
+            return tn_backend_fail(TN_ERR_UNSUPPORTED, "'%s': byte %" PRId64 ": '%s' is not computed here",
+                                   tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key_of(c, other[i]).text)),
+                                   key_of(c, other[i]).text);
+    if (tn_gguf_get(f, key.text)) TRY(tn_gguf_get_string(f, key.text, &type, &length));
+    if (text_is(type, length, "longrope") || has_tables(f)) {
+        c->rope.kind = ROPE_LONG;
+        return TN_OK;
+    }
+    if (text_is(type, length, "none")) return TN_OK;
+    if (text_is(type, length, "linear")) return read_linear(f, c);
+    if (text_is(type, length, "yarn")) return read_yarn(f, c);
+    return tn_backend_fail(TN_ERR_UNSUPPORTED,
+                           "'%s': byte %" PRId64 ": rope scaling of type '%s' is not computed here; linear, yarn and "
+                           "longrope are",
+                           tn_gguf_path(f), tn_gguf_offset(tn_gguf_get(f, key.text)),
+                           tn_txt_shown(type, (size_t)length).text);
 }
 
 static tn_status read_sizes(const tn_gguf *f, llm_config *c) {

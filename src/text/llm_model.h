@@ -65,7 +65,9 @@ typedef enum llm_head_slot {
     SLOT_EMBEDDING,
     SLOT_OUTPUT_NORM,
     SLOT_OUTPUT,
-    SLOT_ROPE_FACTORS,
+    SLOT_ROPE_FACTORS, /* by which frequencies are divided: of all texts (Llama 3), */
+    SLOT_ROPE_SHORT,   /* of texts within the trained length and */
+    SLOT_ROPE_LONG,    /* of longer ones (longrope) */
     SLOT_OUTPUT_NORM_BIAS,
     SLOT_POSITIONS, /* learned ones, in place of rope */
     HEAD_SLOTS
@@ -109,15 +111,15 @@ typedef enum llm_key {
 } llm_key;
 
 /* How positions become angles. */
-typedef enum llm_rope_kind { ROPE_PLAIN, ROPE_LLAMA3, ROPE_YARN } llm_rope_kind;
+typedef enum llm_rope_kind { ROPE_PLAIN, ROPE_LLAMA3, ROPE_YARN, ROPE_LONG } llm_rope_kind;
 typedef struct llm_rope {
     llm_rope_kind kind;
     double base, scale; /* scale: positions are multiplied by it */
     double factor;      /* llama3, yarn: slow frequencies are divided by it */
     double low, high;   /* turns within `trained` tokens between which it sets in */
-    double trained;
-    double amplitude; /* by which sines and cosines are multiplied */
-    bool whole;       /* yarn: between whole numbers of frequencies */
+    double trained;     /* longrope: a longer context has factors of its own */
+    double amplitude;   /* by which sines and cosines are multiplied */
+    bool whole;         /* yarn: between whole numbers of frequencies */
 } llm_rope;
 
 /* factors: by which frequencies are divided besides, or NULL. */
@@ -178,6 +180,11 @@ extern const llm_naming tn_llm_gguf_names;
 
 /* Reads and checks; options may be NULL. */
 tn_status tn_llm_configure(llm_source *s, const tn_llm_options *options, llm_config *out);
+/* llm_rope.c: yarn's factor of sines and cosines; a model that it stretches may be asked for longer texts. */
+double tn_llm_yarn_amplitude(double factor, double by);
+void tn_llm_lengthen(llm_config *c);
+/* llm_folder.c: the list of config.json's rope under this name, checked; out may be NULL. */
+tn_status tn_llm_rope_list(const hf_folder *f, const char *key, int64_t count, float *out);
 tn_status tn_llm_describe(const llm_config *c, const llm_source *s, tn_llm_facts *facts);
 
 /* The name of a tensor, "blk.7.attn_q.weight"; layer < 0: of a head slot; false where such files have none. */

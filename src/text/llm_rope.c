@@ -15,6 +15,13 @@ static double llama3(const llm_rope *r, double frequency) {
     return (1 - mix) * frequency / r->factor + mix * frequency;
 }
 
+double tn_llm_yarn_amplitude(double factor, double by) { return factor <= 1 ? 1 : 0.1 * by * log(factor) + 1; }
+
+void tn_llm_lengthen(llm_config *c) {
+    double longer = c->rope.trained * c->rope.factor;
+    if (longer > (double)c->trained_context && longer <= LLM_MOST_CONTEXT) c->trained_context = (int64_t)longer;
+}
+
 /* The pair, counted in halves of a head, that turns so many times within the trained context. */
 static double pair_of_turns(const llm_rope *r, int64_t half, double turns) {
     return (double)half * log(r->trained / (turns * 2 * PI)) / log(r->base);
