@@ -11,6 +11,7 @@ enum { TN_OP_NONE = UINT16_MAX }; /* op of data and error nodes */
 tn_node *tn_node_number(double v);              /* a rank-0 f32 that does not raise dtypes; the caller's reference */
 tn_node *tn_node_cast(tn_node *x, tn_dtype to); /* a number keeps all its digits; the caller's reference */
 bool tn_node_computed(const tn_node *n);        /* its root has a buffer */
+void tn_node_unpin(tn_node *n);                 /* a handle's, storage's or build's reference goes */
 void tn_node_forget_inputs(tn_node *n);         /* a computed node without gradient needs its history no more */
 void tn_strides_contiguous(const int64_t *shape, int rank, int64_t *stride);
 void tn_grad_slot_release(tn_grad_slot *s);

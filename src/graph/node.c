@@ -190,8 +190,23 @@ static _Thread_local bool releasing;
 
 static void doom(tn_node *n);
 
+/* The list's own reference alone is left of a pending node: nobody can ask for it any more, so it goes now and not with
+ * the next flush, which may never come, while its inputs keep memory. Not what is planned: the planner's list is its own. */
+static bool leave_list(tn_node *n) {
+    if (!here || n->recorder != &here->recorder || here->recorder.planning) return false;
+    tn_recorder *r = n->recorder;
+    r->pending[n->index] = NULL;
+    while (r->count > 0 && !r->pending[r->count - 1])
+        r->count--;
+    n->recorder = NULL;
+    n->index = -1;
+    return true;
+}
+
 static inline void drop_reference(tn_node *n) {
-    if (n && tn_node_count(n, &n->refs, -1) == 1) doom(n);
+    if (!n) return;
+    int32_t before = tn_node_count(n, &n->refs, -1);
+    if (before == 1 || (before == 2 && n->recorder && leave_list(n))) doom(n);
 }
 
 static void doom(tn_node *n) {
@@ -265,8 +280,7 @@ static void node_destroy(tn_node *n) {
     node_recycle(n);
 }
 
-void tn_node_end(tn_node *n) {
-    doom(n);
+static void end_doomed(void) {
     if (releasing) return;
     releasing = true;
     while (doomed) {
@@ -276,6 +290,18 @@ void tn_node_end(tn_node *n) {
         node_destroy(next);
     }
     releasing = false;
+    if (here && here->recorder.count == 0) tn_recorder_settle();
+}
+
+void tn_node_end(tn_node *n) {
+    doom(n);
+    end_doomed();
+}
+
+void tn_node_unpin(tn_node *n) {
+    tn_node_count(n, &n->handles, -1);
+    drop_reference(n);
+    if (doomed) end_doomed();
 }
 
 void tn_node_forget_inputs(tn_node *n) {
@@ -777,10 +803,8 @@ tn_node *tn_b_op(tn_build *b, int op, tn_node *const *in, int n_in, const tn_att
 }
 
 void tn_build_end(tn_build *b) {
-    for (size_t i = 0; i < b->count; i++) {
-        tn_node_count(b->made[i], &b->made[i]->handles, -1);
-        tn_node_release(b->made[i]);
-    }
+    for (size_t i = 0; i < b->count; i++)
+        tn_node_unpin(b->made[i]);
     tn_mem_free(b->made);
     *b = (tn_build){.status = b->status};
 }

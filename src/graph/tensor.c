@@ -95,11 +95,6 @@ static tn_node *pin(tn_node *n) {
     return n;
 }
 
-static void unpin(tn_node *n) {
-    tn_node_count(n, &n->handles, -1);
-    tn_node_release(n);
-}
-
 /* What a caller gets when not even a handle can be had; never freed, never written. */
 static tn_node no_memory_node = {.refs = 1 << 30,
                                  .handles = 1,
@@ -174,7 +169,7 @@ tn_tensor *tn_retain(tn_tensor *t) {
 
 void tn_storage_release(tn_storage *s) {
     if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
-    unpin(s->value);
+    tn_node_unpin(s->value);
     if (s->resident) tn_node_release(s->resident);
     tn_buffer_release(s->home);
     tn_grad_slot_close(s->slot);
@@ -183,7 +178,7 @@ void tn_storage_release(tn_storage *s) {
 
 void tn_storage_restore(tn_storage *s) {
     if (!s->resident || s->value == s->resident) return;
-    unpin(s->value);
+    tn_node_unpin(s->value);
     s->value = pin(tn_node_retain(s->resident));
     s->version++;
 }
@@ -198,8 +193,8 @@ void tn_free(tn_tensor *t) {
             return;
         tn_tensor *base = t->base;
         if (t->slot != NO_SLOT) scope_forget(t);
-        unpin(t->node);
-        if (t->failed) unpin(t->failed);
+        tn_node_unpin(t->node);
+        if (t->failed) tn_node_unpin(t->failed);
         tn_storage *s = atomic_load_explicit(&t->storage, memory_order_relaxed);
         if (s) tn_storage_release(s);
         handle_recycle(t);
@@ -246,7 +241,7 @@ static bool refresh(tn_tensor *t, const tn_storage *s) {
     }
     /* What is no view is the storage's value; its handle may stand for another storage by now (tn_swap). */
     if (!up->base && up->version != s->version && atomic_load_explicit(&up->storage, memory_order_relaxed) == s) {
-        unpin(up->node);
+        tn_node_unpin(up->node);
         up->node = pin(tn_node_retain(s->value));
         up->version = s->version;
     }
@@ -258,7 +253,7 @@ static bool refresh(tn_tensor *t, const tn_storage *s) {
             tn_node_release(n);
             return false;
         }
-        unpin(v->node);
+        tn_node_unpin(v->node);
         v->node = base = pin(n);
         v->version = s->version;
     }
@@ -411,7 +406,7 @@ static void storage_set(tn_recorder *r, tn_storage *s, tn_node *whole) {
             whole->slot = s->slot;
         }
     }
-    unpin(s->value);
+    tn_node_unpin(s->value);
     s->value = pin(whole);
     s->version++;
     if (!s->state || s->in_written) return;
