@@ -97,10 +97,11 @@ static int tune_one(const char *name) {
 enum { SECONDS = 600, PERIOD = 20000 /* microseconds between two looks */ };
 static const char HERE[] = "TRUNNION_TUNE_HERE"; /* set for the process that measures */
 
-/* Waits for it; false when it had to be ended. */
+/* Waits for it; false when it had to be ended, or how it ended is not to be had. */
 static bool wait_for(pid_t pid, int *status) {
     double end = cli_now() + SECONDS;
-    while (waitpid(pid, status, WNOHANG) == 0) {
+    pid_t ended;
+    while ((ended = waitpid(pid, status, WNOHANG)) == 0) {
         if (cli_now() > end) {
             kill(pid, SIGKILL);
             waitpid(pid, status, 0);
@@ -108,7 +109,7 @@ static bool wait_for(pid_t pid, int *status) {
         }
         usleep(PERIOD);
     }
-    return true;
+    return ended == pid;
 }
 
 extern char **environ;

@@ -3,6 +3,7 @@
  * Timing decides nothing here: records are written by hand, and of a measurement only that it left an entry counts. */
 #include "device_support.h"
 
+#include "core/tuner.h"
 #include "far_driver.h"
 #include "hal/tune.h"
 #include "kern/templates.h"
@@ -226,12 +227,31 @@ static void part_dying(void) {
     }
 }
 
+/* Operands whose bytes do not even fit 64 bits: they are not measured, and nothing is launched. */
+static void part_vast(void) {
+    static float y[SIDE * SIDE];
+    tn_tuned e = {.struct_size = sizeof e};
+    tn_device *far = far_open(0, NULL);
+    tn_gemm_shape vast = {
+        .m = 4, .n = 4, .k = 4, .batch = {1 << 30, 1 << 30}, .batch_axes = 2, .type = KIR_F32, .a_along_k = true};
+    const tn_group_limits limits = {.items = 256, .local_bytes = 64 << 10};
+    assert_ok(tn_set_current_device(far));
+    assert_ok(tn_set_tuning(TN_TUNING_FIRST_USE));
+    int64_t allocs = far_counts_now.allocs;
+    assert_int_equal(tn_tune_tile(far, &vast, &limits), 0);
+    assert_int_equal(far_counts_now.allocs, allocs);
+    assert_ok(tn_tuned_at(0, &e));
+    assert_string_equal(e.way, "by rule");
+    multiply_far(y, 1);
+}
+
 static const struct {
     const char *name;
     void (*body)(void);
 } parts[] = {{"forced", part_forced},     {"ignored", part_ignored}, {"unasked", part_unasked},
              {"full", part_full},         {"library", part_library}, {"measured", part_measured},
-             {"crashing", part_crashing}, {"device", part_device},   {"dying", part_dying}};
+             {"crashing", part_crashing}, {"device", part_device},   {"dying", part_dying},
+             {"vast", part_vast}};
 
 static const char *part_asked;
 
@@ -310,6 +330,8 @@ static void tiles_of_devices_are_tuned(void **state) {
     assert_int_equal(run_apart("device"), 0);
     unlink(record);
     assert_int_equal(run_apart("dying"), 0);
+    unlink(record);
+    assert_int_equal(run_apart("vast"), 0);
 }
 
 static int prepare(void **state) {

@@ -102,8 +102,9 @@ static void *memory_for(const tn_matrix *x, const int64_t *batch, int64_t rows, 
     int64_t last = (rows - 1) * x->row_stride + (cols - 1) * x->col_stride;
     for (int axis = 0; axis < TN_GEMM_BATCH_AXES; axis++)
         last += (batch[axis] - 1) * x->batch_stride[axis];
+    if (last >= MOST_BYTES / (int64_t)tn_dtype_size(dtype)) return NULL;
     size_t bytes = (size_t)(last + 1) * tn_dtype_size(dtype);
-    void *memory = bytes > MOST_BYTES ? NULL : tn_mem_alloc(bytes);
+    void *memory = tn_mem_alloc(bytes);
     if (memory) memset(memory, 0x3c, bytes);
     return memory;
 }

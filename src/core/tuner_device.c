@@ -13,7 +13,7 @@
 #include "hal/code.h"
 #include "hal/tune.h"
 
-enum { MOST_TILES = 16, ROUNDS = 5, MOST_LAUNCHES = 64 };
+enum { MOST_TILES = 16, ROUNDS = 5, MOST_LAUNCHES = 64, MOST_ELEMENTS = 1 << 28 };
 static const char BY_RULE[] = "by rule";
 static const double LEAST_FLOPS = 6e4, GAIN = 0.97;
 /* Of one launch by rule, beyond which nothing is measured; that launches between two looks at the clock take. */
@@ -109,10 +109,16 @@ typedef struct trial {
     int count;
 } trial;
 
+/* Operands that are expanded may have more elements than any memory could hold. */
 static tn_status make_memory(trial *t, const tn_gemm_shape *s) {
-    const int64_t elements[] = {s->m * s->k, s->k * s->n, s->m * s->n};
+    const int64_t sides[][2] = {{s->m, s->k}, {s->k, s->n}, {s->m, s->n}};
     for (int i = 0; i < 3; i++) {
-        size_t bytes = (size_t)(elements[i] * batches_of(s)) * sizeof(float);
+        int64_t elements;
+        bool over = tn_mul_overflow(sides[i][0], sides[i][1], &elements);
+        for (int d = 0; !over && d < s->batch_axes; d++)
+            over = tn_mul_overflow(elements, s->batch[d], &elements);
+        if (over || elements > MOST_ELEMENTS) return TN_ERR_MEMORY;
+        size_t bytes = (size_t)elements * sizeof(float);
         TRY(tn_buffer_new_for_host(t->device, bytes, &t->memory[i]));
         void *zeros = i < 2 ? tn_mem_zalloc(bytes, 1) : NULL;
         tn_status status = !zeros ? (i < 2 ? TN_ERR_MEMORY : TN_OK) : tn_buffer_write(t->memory[i], 0, zeros, bytes);
