@@ -1,6 +1,7 @@
 /* main.c — the command `trunnion`: finds the subcommand and runs it.
  *
  * A subcommand is one line of the table below and one file. */
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,6 +119,8 @@ static int finish(int status) {
 
 int main(int argc, char **argv) {
     const char *name = argc > 1 ? argv[1] : NULL;
+    signal(SIGCHLD,
+           SIG_DFL); /* if the caller ignores it, so would this process, and not learn how its children ended */
     setenv("XDG_RUNTIME_DIR", "/nowhere", 0); /* without one, Mesa's Vulkan complains on standard error */
     if (!name) {
         print_overview(stderr);

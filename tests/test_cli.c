@@ -453,6 +453,16 @@ static void devices_json_has_the_promised_keys(void **state) {
     tn_json_free(doc);
 }
 
+/* Whoever ignores the end of its children hands that down: the command has children whose end tells what they did. */
+static void children_are_waited_for_whoever_calls(void **state) {
+    (void)state;
+    char heard[600];
+    assert_int_equal(
+        run_trunnion("trap '' CHLD; TRUNNION_LOG=0 exec %s bench peak-memory-fill --json 2>&1", heard, sizeof heard),
+        0);
+    assert_text_has(heard, "bytes");
+}
+
 static void idle_library_is_said(void **state) {
     (void)state;
 #if TRUNNION_WITH_CUDA
@@ -495,6 +505,7 @@ int main(void) {
         cmocka_unit_test(listing_is_ascii_where_the_locale_says_so),
         cmocka_unit_test(devices_json_has_the_promised_keys),
         cmocka_unit_test(idle_library_is_said),
+        cmocka_unit_test(children_are_waited_for_whoever_calls),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <math.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/wait.h>
 
 #include "hal/look.h"
@@ -67,6 +68,17 @@ static void absent_library_is_named(void **state) {
     (void)state;
     assert_reason("cuda", "library_not_found", "/nowhere/at-all.so");
     assert_reason("engine:torch", "library_not_found", "TRUNNION_TORCH_LIB");
+}
+
+static void a_long_reason_is_whole_or_says_that_it_is_not(void **state) {
+    (void)state;
+    static const int lengths[] = {300, 700};
+    for (size_t i = 0; i < TN_COUNT(lengths); i++) {
+        char path[800];
+        snprintf(path, sizeof path, "/nowhere/%0*d", lengths[i], 0);
+        setenv("TRUNNION_CUDA_LIB", path, 1);
+        assert_reason("cuda", "library_not_found", lengths[i] < TN_REASON_BYTES ? path : "0…");
+    }
 }
 
 static void toolkit_stub_counts_as_no_library(void **state) {
@@ -168,6 +180,19 @@ static void answer_is_heard_however_late(void **state) {
     tn_child_finish(&c, &found);
     assert_string_equal(found.reason, "");
     assert_int_equal(found.count, 1);
+}
+
+/* A host that ignores the end of its children is not told how they ended: what they wrote decides. */
+static void children_are_heard_though_their_end_is_ignored(void **state) {
+    (void)state;
+    void (*before)(int) = signal(SIGCHLD, SIG_IGN);
+    setenv("TRUNNION_CUDA_LIB", build_fake("gpu.c", "libcuda.so.1", ""), 1);
+    tn_device_list *l = list_new(true);
+    assert_true(backend_in(l, "cuda")->available);
+    tn_device_list_free(l);
+    setenv("FAKE_DOES", "crash", 1);
+    assert_reason("cuda", "crashed", "ended the process");
+    signal(SIGCHLD, before);
 }
 
 static void old_wgpu_is_refused_before_any_other_call(void **state) {
@@ -584,12 +609,14 @@ int main(int argc, char **argv) {
 #define TEST(f) cmocka_unit_test_setup(f, clean_environment)
     const struct CMUnitTest tests[] = {
         TEST(absent_library_is_named),
+        TEST(a_long_reason_is_whole_or_says_that_it_is_not),
         TEST(toolkit_stub_counts_as_no_library),
         TEST(missing_function_is_named),
         TEST(error_codes_become_reasons),
         TEST(crash_is_survived_and_named),
         TEST(hanging_library_costs_its_time_once),
         TEST(answer_is_heard_however_late),
+        TEST(children_are_heard_though_their_end_is_ignored),
         TEST(old_wgpu_is_refused_before_any_other_call),
         TEST(metal_is_for_apple),
         TEST(device_node_of_others_is_a_permission_problem),

@@ -155,7 +155,7 @@ typedef struct tn_probe {
     size_t struct_size;
     tn_device_info *devices;
     int capacity, count; /* room in devices; found */
-    char reason_code[32], reason[240], fix[240], library[256];
+    char reason_code[32], reason[TN_REASON_BYTES], fix[TN_REASON_BYTES], library[256];
 } tn_probe;
 
 /* What a driver lends for the time of one call: a queue of its interface's own, in which a vendor's library of kernels

@@ -105,11 +105,11 @@ TN_API tn_tensor *tn_part_rows(const tn_part *part, const tn_tensor *x);
 
 /* One device, and how it does. */
 typedef struct tn_data_parallel_device {
-    size_t struct_size; /* set by the caller */
-    char id[32];        /* "cuda:1" */
-    int64_t parts;      /* computed so far */
-    bool lost;          /* it failed, and is not asked any more */
-    char reason[400];   /* why; "" while it works */
+    size_t struct_size;           /* set by the caller */
+    char id[32];                  /* "cuda:1" */
+    int64_t parts;                /* computed so far */
+    bool lost;                    /* it failed, and is not asked any more */
+    char reason[TN_REASON_BYTES]; /* why; "" while it works */
 } tn_data_parallel_device;
 TN_API int tn_data_parallel_device_count(const tn_data_parallel *p); /* 0 for NULL */
 /* Device i of [0, count), as tn_data_parallel_new was given them. Errors: TN_ERR_ARGUMENT outside of that. */

@@ -86,7 +86,7 @@ typedef struct tn_device_options {
     int threads;                   /* cpu: threads to use; 0 = all that affinity and quota allow */
     int simd;                      /* cpu: 0 best, 1 baseline, 2 AVX2, 3 AVX-512 at most */
     size_t pool_initial, pool_max; /* bytes of device memory taken at open / at most; 0 = on demand / no limit */
-    size_t pool_growth; /* bytes of a piece that blocks up to its size are cut out of; 0 = a block by itself each */
+    size_t pool_growth;  /* bytes of a piece that blocks up to its size are cut out of; 0 = a block by itself each */
     const char *library; /* as tn_set_library; NULL = as it is */
 } tn_device_options;
 
@@ -95,8 +95,8 @@ typedef struct tn_selection_step {
     char id[32];
     bool chosen;
     char reason_code[32]; /* "none" for the chosen one */
-    char reason[240];
-    char fix[240];
+    char reason[TN_REASON_BYTES];
+    char fix[TN_REASON_BYTES];
 } tn_selection_step;
 
 typedef struct tn_selection {
@@ -138,11 +138,11 @@ TN_API void tn_on_kernel_load(void (*told)(void *ctx, const char *device, int64_
 
 /* What the host computes for a device, since that lacks a type, a kernel or a size: an operation and reason. */
 typedef struct tn_host_use {
-    size_t struct_size; /* set by the caller */
-    char op[48];        /* "argsort_last" */
-    char code[32];      /* a word of docs/devices.md: "no_f64" */
-    char reason[200];   /* the rest of a sentence that begins with the device: "has no f64" */
-    int64_t operations; /* such in all plans made for the device since it was opened */
+    size_t struct_size;           /* set by the caller */
+    char op[48];                  /* "argsort_last" */
+    char code[32];                /* a word of docs/devices.md: "no_f64" */
+    char reason[TN_REASON_BYTES]; /* the rest of a sentence that begins with the device: "has no f64" */
+    int64_t operations;           /* such in all plans made for the device since it was opened */
 } tn_host_use;
 TN_API int tn_device_host_count(const tn_device *device); /* 0: it computed all that it was given */
 /* Row i of [0, count). Errors: TN_ERR_ARGUMENT outside of that. */
@@ -150,10 +150,10 @@ TN_API tn_status tn_device_host_at(const tn_device *device, int i, tn_host_use *
 
 /* One device on which tn_try ran its work, or could not. */
 typedef struct tn_attempt {
-    char id[32];      /* "cuda:0"; what was asked for, when it could not be opened */
-    tn_status status; /* TN_OK of the one that ran */
-    char reason[400]; /* what failed; "" of the one that ran */
-    double seconds;   /* spent on opening and working */
+    char id[32];                  /* "cuda:0"; what was asked for, when it could not be opened */
+    tn_status status;             /* TN_OK of the one that ran */
+    char reason[TN_REASON_BYTES]; /* what failed; "" of the one that ran */
+    double seconds;               /* spent on opening and working */
 } tn_attempt;
 
 typedef struct tn_try_report {
@@ -320,8 +320,8 @@ typedef struct tn_library_info {
     char description[96]; /* what it says of itself; "" until it is loaded */
     bool available;       /* found; one that does not work says so when it is loaded */
     bool in_use;
-    char reason_code[32], reason[240], fix[240]; /* as in tn_backend_info */
-    char backend[24]; /* where it computes: "cpu", "cuda" */
+    char reason_code[32], reason[TN_REASON_BYTES], fix[TN_REASON_BYTES]; /* as in tn_backend_info */
+    char backend[24];                                                    /* where it computes: "cpu", "cuda" */
 } tn_library_info;
 
 TN_API int tn_library_count(void);

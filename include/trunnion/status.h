@@ -23,6 +23,9 @@ extern "C" {
 #define TN_VERSION_MINOR 1
 #define TN_VERSION_PATCH 0
 
+/* Room for a reason, or for its advice, with the 0 at its end; a longer one ends with an ellipsis. */
+enum { TN_REASON_BYTES = 512 };
+
 /* What went wrong, by kind; tn_error() has the words. */
 typedef enum tn_status {
     TN_OK = 0,

@@ -208,7 +208,7 @@ typedef struct tn_placed_operation {
     /* no_kernel, refused_by_compiler, no_f64, no_i64, too_many_bindings, buffer_too_large, loop_too_long,
      * local_memory, group_too_large, no_renderer, not_certified; follows: a small one that stands between such */
     char code[32];
-    char reason[200]; /* the rest of a sentence that begins with the device: "has no f64" */
+    char reason[TN_REASON_BYTES]; /* the rest of a sentence that begins with the device: "has no f64" */
 } tn_placed_operation;
 /* i: 0 … on_host − 1. Errors: TN_ERR_ARGUMENT outside of that. */
 TN_API tn_status tn_get_placed(int64_t i, tn_placed_operation *out);
@@ -224,7 +224,7 @@ typedef struct tn_profile_row {
     size_t struct_size; /* set by the caller */
     /* "kernel", "native", "library", "copy"; "host", "fetch", "send" of what a device leaves to the host */
     const char *kind;
-    const char *label;  /* the ops joined in it and the shape it runs over; lives as long as the profile */
+    const char *label; /* the ops joined in it and the shape it runs over; lives as long as the profile */
     int64_t runs;
     int64_t bytes;  /* predicted: what all runs read and write, an operand once a run */
     double flops;   /* predicted: operations on elements in all runs */

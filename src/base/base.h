@@ -156,8 +156,8 @@ typedef enum tn_reason_code {
 
 typedef struct tn_reason {
     tn_reason_code code;
-    char text[240];
-    char fix[240];
+    char text[TN_REASON_BYTES];
+    char fix[TN_REASON_BYTES];
 } tn_reason;
 const char *tn_reason_code_name(tn_reason_code code); /* "library_not_found" */
 void tn_reason_set(tn_reason *r, tn_reason_code code, const char *fix, const char *format, ...) TN_PRINTF(4, 5);

@@ -22,6 +22,7 @@
 #endif
 
 enum { CONFIG_LIMIT = 64 << 10 };
+static const char ELLIPSIS[] = "…";
 
 /* ---- reasons ----------------------------------------------------------------------------------------------------- */
 
@@ -45,12 +46,21 @@ const char *tn_reason_code_name(tn_reason_code code) {
     return (size_t)code < TN_COUNT(reason_names) ? reason_names[code] : "unknown";
 }
 
+/* Says that something was left out, and where no character is cut in two. */
+static void end_with_ellipsis(char *text, size_t size) {
+    size_t at = size - sizeof ELLIPSIS;
+    while (at > 0 && ((unsigned char)text[at] & 0xc0) == 0x80)
+        at--;
+    memcpy(text + at, ELLIPSIS, sizeof ELLIPSIS);
+}
+
 void tn_reason_set(tn_reason *r, tn_reason_code code, const char *fix, const char *format, ...) {
     char text[sizeof r->text]; /* the arguments may point into *r */
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
+    int length = vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    if (length >= (int)sizeof text) end_with_ellipsis(text, sizeof text);
     char advice[sizeof r->fix];
     snprintf(advice, sizeof advice, "%s", fix != NULL ? fix : "");
     r->code = code;
@@ -397,7 +407,7 @@ static void explain_absence(const tn_library_spec *spec, tn_reason *why) {
                       spec->title, spec->env, value);
         return;
     }
-    char names[200] = "";
+    char names[TN_REASON_BYTES] = "";
     size_t used = 0;
     for (size_t i = 0; spec->names[i] != NULL && used < sizeof names; i++) {
         int n = snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", spec->names[i]);

@@ -115,9 +115,9 @@ typedef struct tn_value {
     int64_t byte_first; /* leaves: of the byte that is first, from the beginning of what is bound; `bytes` follow */
     bool host_only;     /* place.c: the device refused what it would be there; as a native group the host computes it */
     const tn_kernel_answer *refusal; /* place.c: why it refused; NULL: it did not, or nobody knows any more */
-    int host_from;      /* position of the first group of the host that makes or reads it; -1: none does */
-    int64_t host_offset; /* in the host's part of the plan's memory */
-    bool fetched;        /* a command that copies it there has been made */
+    int host_from;                   /* position of the first group of the host that makes or reads it; -1: none does */
+    int64_t host_offset;             /* in the host's part of the plan's memory */
+    bool fetched;                    /* a command that copies it there has been made */
     /* vendor.c */
     struct tn_vendor_call *vendor; /* a library computes it on the device, alone; NULL: our kernels do */
     const char *vendor_why;        /* … though a library was asked for; NULL: none was */
@@ -281,12 +281,12 @@ typedef struct tn_command {
     tn_kernel *kernel; /* KERNEL: launches that do not depend on each other */
     tn_launch *launches;
     int64_t launch_count;
-    tn_native *native; /* NATIVE */
+    tn_native *native;             /* NATIVE */
     struct tn_vendor_call *vendor; /* VENDOR */
-    tn_device *device; /* KERNEL: where; the plan's, or the cpu */
-    void **pointers;   /* NATIVE, VENDOR; COPY, FETCH, SEND (to, from): operands, inside the plan's pointers */
-    kir_dial *dials;   /* NATIVE: its joint's */
-    size_t bytes;      /* COPY, FETCH, SEND */
+    tn_device *device;             /* KERNEL: where; the plan's, or the cpu */
+    void **pointers; /* NATIVE, VENDOR; COPY, FETCH, SEND (to, from): operands, inside the plan's pointers */
+    kir_dial *dials; /* NATIVE: its joint's */
+    size_t bytes;    /* COPY, FETCH, SEND */
     bool commit;
     tn_list *list;        /* KERNEL: this and the next listed - 1 commands gathered, NULL: not (yet) */
     int32_t listed;       /* commands in it */
@@ -324,7 +324,7 @@ typedef struct tn_plan {
     bool torn;            /* the last run failed when it had begun to write states */
     double last_seconds;  /* what that one took */
     char largest[160];    /* of the values in the arena: line, op, shape */
-    tn_mark mark; /* its last run by a queue's thread, which uses its pointers and dials */
+    tn_mark mark;         /* its last run by a queue's thread, which uses its pointers and dials */
     uint64_t last_used;
     int followed_by; /* place in the cache of the plan that was asked for after this one */
     void **owned;    /* blocks freed with the plan */
@@ -354,7 +354,7 @@ tn_status tn_plan_run(tn_plan *p, tn_buffer *const *bound, tn_buffer *const *out
  * all, in order; forms: tn_native_form's, one a native; dials: the plan's own. */
 size_t tn_plan_slots(const tn_plan *p);
 tn_status tn_plan_execute(tn_plan *p, void *const *slots, void *const *forms, const kir_dial *dials);
-void tn_plan_await(tn_plan *p); /* until no thread of a queue runs it */
+void tn_plan_await(tn_plan *p);                                   /* until no thread of a queue runs it */
 void tn_node_describe(const tn_node *n, char *text, size_t size); /* its line, op, shape and dtype, for messages */
 void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long as the plan; NULL on failure */
 
@@ -362,9 +362,9 @@ void *tn_plan_own(tn_plan *p, size_t bytes); /* zeroed memory that lives as long
 
 /* An operation that the host computes. */
 typedef struct tn_placed {
-    const char *op, *code; /* code: a word of the table in place.c */
-    char reason[200];      /* what follows the device's name: "has no f64" */
-    char where[160];       /* line, op, shape and dtype */
+    const char *op, *code;        /* code: a word of the table in place.c */
+    char reason[TN_REASON_BYTES]; /* what follows the device's name: "has no f64" */
+    char where[160];              /* line, op, shape and dtype */
 } tn_placed;
 
 /* Gives each group to the plan's device or to the host, and loads the kernels. *again: a value turned out to be the

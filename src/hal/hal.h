@@ -149,7 +149,7 @@ tn_status tn_list_run(tn_list *l);
  * no f64", "binds 8 buffers at most, this kernel has 11"). */
 typedef struct tn_kernel_answer {
     const char *code;
-    char why[200];
+    char why[TN_REASON_BYTES];
 } tn_kernel_answer;
 /* Whether the device can run the program with these sizes (NULL: with some); if not, *answer (may be NULL) says why:
  *   no_f64, no_i64, no_renderer, too_many_bindings, buffer_too_large, loop_too_long, local_memory, group_too_large,

@@ -8,24 +8,24 @@ enum { TN_MOST_BACKENDS = 24, TN_MOST_DEVICES = 16 };
 
 /* What a look at one backend found. */
 typedef struct tn_findings {
-    char code[32], reason[240], fix[240], library[256];
+    char code[32], reason[TN_REASON_BYTES], fix[TN_REASON_BYTES], library[256];
     int count;
     tn_device_info devices[TN_MOST_DEVICES];
 } tn_findings;
 
 /* A file that was named as a driver's and cannot be used. */
 typedef struct tn_refusal {
-    char name[24], path[256], reason[240];
+    char name[24], path[256], reason[TN_REASON_BYTES];
     tn_reason_code code;
 } tn_refusal;
 
 /* One line of the table. */
 typedef struct tn_backend {
     const char *name, *title;
-    const tn_driver *driver; /* NULL: left out at build time */
-    tn_findings *found;      /* listing.c: the last look; NULL before it */
-    uint64_t key;            /* listing.c: what the last look depended on; 0: it is not to be relied on */
-    double looked;           /* listing.c: when a probe last answered, as tn_now; 0: not in this process */
+    const tn_driver *driver;   /* NULL: left out at build time */
+    tn_findings *found;        /* listing.c: the last look; NULL before it */
+    uint64_t key;              /* listing.c: what the last look depended on; 0: it is not to be relied on */
+    double looked;             /* listing.c: when a probe last answered, as tn_now; 0: not in this process */
     const tn_refusal *refused; /* plugin.c: why the file that should hold its driver does not */
 } tn_backend;
 
