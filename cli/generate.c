@@ -366,7 +366,7 @@ static void put_why(char *out, size_t size, const work *w) {
 }
 
 static void tell(const work *w) {
-    char why[512];
+    char why[TN_REASON_BYTES + 40]; /* behind a device's id */
     tn_device_info info = {.struct_size = sizeof info};
     tn_device_get_info(w->device, &info);
     put_why(why, sizeof why, w);

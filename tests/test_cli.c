@@ -458,7 +458,7 @@ static void children_are_waited_for_whoever_calls(void **state) {
     (void)state;
     char heard[600];
     assert_int_equal(
-        run_trunnion("trap '' CHLD; TRUNNION_LOG=0 exec %s bench peak-memory-fill --json 2>&1", heard, sizeof heard),
+        run_trunnion("trap '' CHLD; TRUNNION_LOG=0 exec %s bench peak-memory-add-16 --json 2>&1", heard, sizeof heard),
         0);
     assert_text_has(heard, "bytes");
 }

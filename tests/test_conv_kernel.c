@@ -685,6 +685,32 @@ static void the_greatest_of_a_window_has_the_bits_of_a_reduction(void **state) {
         }
 }
 
+/* Where a result is no number is promised, and not which: so numbers are compared by their bits, and others as such. */
+static void what_is_no_number_stands_at_the_same_places(void **state) {
+    (void)state;
+    enum { FILTERS = 40, PLACES = 2 * FILTERS * 9 * 9 };
+    static float got[PLACES], want[PLACES];
+    static const int64_t size[2] = {9, 9};
+    for (int isa = TN_ISA_BASE; isa < TN_ISA_COUNT; isa++) {
+        if (!tn_gemm_use((tn_isa)isa)) continue;
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
+            bool first = isa == TN_ISA_BASE && threads == 1;
+            assert_ok(tn_threads_set(threads));
+            random_state = 5;
+            TN_SCOPE {
+                tn_conv2d_options o = {.struct_size = sizeof o, .padding = {1, 1}};
+                tn_tensor *w = tn_full(TN_DIMS(FILTERS, 3, 3, 3), 0.5, TN_F32);
+                tn_tensor *y = tn_conv2d(peculiar_images(3, size), w, NULL, &o);
+                assert_ok(tn_read(y, first ? want : got, sizeof got));
+            }
+            for (int i = 0; !first && i < PLACES; i++)
+                if (memcmp(&got[i], &want[i], sizeof *got) != 0 && !(isnan(got[i]) && isnan(want[i])))
+                    fail_msg("isa %d, %d threads, place %d: %a, not %a", isa, threads, i, (double)got[i],
+                             (double)want[i]);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_windows_have_the_bits_of_their_definition),
@@ -696,6 +722,7 @@ int main(void) {
         cmocka_unit_test(one_filter_a_channel_has_the_bits_of_its_composition),
         cmocka_unit_test(one_tap_has_the_bits_of_a_product),
         cmocka_unit_test(the_greatest_of_a_window_has_the_bits_of_a_reduction),
+        cmocka_unit_test(what_is_no_number_stands_at_the_same_places),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -185,8 +185,8 @@ static void answer_is_heard_however_late(void **state) {
 /* A host that ignores the end of its children is not told how they ended: what they wrote decides. */
 static void children_are_heard_though_their_end_is_ignored(void **state) {
     (void)state;
-    void (*before)(int) = signal(SIGCHLD, SIG_IGN);
     setenv("TRUNNION_CUDA_LIB", build_fake("gpu.c", "libcuda.so.1", ""), 1);
+    void (*before)(int) = signal(SIGCHLD, SIG_IGN);
     tn_device_list *l = list_new(true);
     assert_true(backend_in(l, "cuda")->available);
     tn_device_list_free(l);

@@ -13,6 +13,7 @@ static struct {
     int devices;
     bool software, open_fails, lost;
     int64_t free_memory;
+    size_t skew; /* bytes by which memory lies beside what it should be aligned to */
     int loads, unloads, launches, peer_copies, live;
 } mock;
 
@@ -51,13 +52,14 @@ static tn_status mock_caps(void *device, tn_caps *out) {
 
 static tn_status mock_alloc(void *device, size_t bytes, void **address) {
     (void)device;
-    *address = tn_mem_alloc(bytes);
-    return *address ? TN_OK : TN_ERR_MEMORY;
+    char *memory = tn_mem_alloc(bytes + mock.skew);
+    *address = memory ? memory + mock.skew : NULL;
+    return memory ? TN_OK : TN_ERR_MEMORY;
 }
 
 static void mock_free(void *device, void *address) {
     (void)device;
-    tn_mem_free(address);
+    tn_mem_free((char *)address - mock.skew);
 }
 
 static tn_status mock_load(void *device, const tn_code *code, void **module) {
@@ -544,6 +546,24 @@ static void pool_limits_hold(void **state) {
     assert_int_equal(mock.live, 0);
 }
 
+/* Kernels and vendors' libraries are told that buffers begin at multiples of 64. */
+static void crooked_memory_of_a_driver_is_refused(void **state) {
+    (void)state;
+    tn_device *d;
+    void *address;
+    mock.devices = 1;
+    assert_ok(tn_device_open("mock", NULL, NULL, &d));
+    int64_t before = tn_mem_get_stats().live_blocks;
+    mock.skew = 16;
+    assert_int_equal(tn_device_alloc(d, 1000, 16, &address), TN_ERR_DEVICE);
+    assert_text_has(tn_error(), "no multiple of 64");
+    assert_int_equal(tn_mem_get_stats().live_blocks, before);
+    mock.skew = 0;
+    assert_ok(tn_device_alloc(d, 1000, 16, &address));
+    tn_device_dealloc(d, address);
+    tn_device_close(d);
+}
+
 static void trim_gives_all_back(void **state) {
     (void)state;
     mock.devices = 1;
@@ -1022,6 +1042,7 @@ int main(void) {
         TEST(current_device_is_the_best_until_set),
         TEST(threads_are_set_for_all),
         TEST(pool_limits_hold),
+        TEST(crooked_memory_of_a_driver_is_refused),
         TEST(trim_gives_all_back),
         TEST(hand_copies_go_between_any_two_places),
         TEST(equal_structures_share_a_kernel),

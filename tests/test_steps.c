@@ -1,5 +1,5 @@
-/* test_steps.c — training may go on for ever: whatever layer, loss and optimiser, a step leaves no node, no memory and
- * no device memory behind that the step before it did not leave; and when all is freed, nothing is recorded any more. */
+/* test_steps.c — training may go on for ever: whatever layer, loss and optimiser, a step leaves nothing behind that the
+ * step before it did not leave; and when all is freed, nothing is recorded any more. */
 #include "test_support.h"
 
 #include "graph/graph.h"
@@ -26,7 +26,7 @@ static void assert_no_more(amounts now, amounts before, const char *what) {
             (long long)before.blocks, (long long)before.bytes);
 }
 
-/* ---- networks: each takes [BATCH, FEATURES] or a picture, each has its layer between others ------------------------- */
+/* ---- networks: each takes [BATCH, FEATURES] or a picture, each has its layer between others ---------------------- */
 
 static void linear(tn_module *net) { tn_nn_linear(net, "layer", FEATURES, FEATURES, true); }
 static void layer_norm(tn_module *net) { tn_nn_layer_norm(net, "layer", FEATURES, NULL); }
@@ -97,7 +97,7 @@ static const struct {
     {"embedding", embedding}, {"lstm_cell", lstm},
 };
 
-/* ---- losses: of logits y [BATCH, FEATURES] --------------------------------------------------------------------------- */
+/* ---- losses: of logits y [BATCH, FEATURES] ----------------------------------------------------------------------- */
 
 static tn_tensor *half(const tn_tensor *y) { return tn_full_like(y, 0.5); }
 
@@ -135,7 +135,7 @@ static const struct {
     {"cross_entropy", cross_entropy},
 };
 
-/* ---- optimisers ------------------------------------------------------------------------------------------------------ */
+/* ---- optimisers -------------------------------------------------------------------------------------------------- */
 
 static tn_status sgd(tn_module *net, tn_optimizer **o) {
     return tn_optimizer_sgd(net, &(tn_sgd_options){.struct_size = sizeof(tn_sgd_options), .lr = 1e-3, .momentum = 0.9},
@@ -146,7 +146,7 @@ static tn_status adamw(tn_module *net, tn_optimizer **o) { return tn_optimizer_a
 
 static tn_status (*const optimisers[])(tn_module *net, tn_optimizer **o) = {sgd, adam, adamw};
 
-/* ---- the promise ----------------------------------------------------------------------------------------------------- */
+/* ---- the promise ------------------------------------------------------------------------------------------------- */
 
 /* Trains a network and frees it; yields what is left then. */
 static amounts train(size_t layer, size_t loss, size_t optimiser) {

@@ -9,13 +9,13 @@
 
 #include "core/native.h"
 
-enum { ADDRESSES = 64 }; /* buffers and places in the arena begin at multiples of it */
+/* Buffers and places in the arena begin at multiples of it: drivers see to that, and hal/memory.c looks. Memory that a
+ * program brings along is that of devices which compute in the host's, and has no vendor's library. */
+enum { ADDRESSES = 64 };
 
 /* Bytes that an operand's address is a multiple of, a power of two. */
-static int64_t alignment_of(const tn_graph_plan *g, const tn_value *v) {
+static int64_t alignment_of(const tn_value *v) {
     int64_t bytes = ADDRESSES, at = (int64_t)tn_native_byte_offset(v);
-    int slot = g->values[v->root].slot;
-    if (slot >= 0) at += (int64_t)((uintptr_t)g->binding->buffers[slot]->address % ADDRESSES);
     while (at % bytes != 0)
         bytes /= 2;
     return bytes;
@@ -23,7 +23,7 @@ static int64_t alignment_of(const tn_graph_plan *g, const tn_value *v) {
 
 static tn_status ask(tn_graph_plan *g, const tn_vendor_library *l, tn_value *c) {
     const tn_value *a = &g->values[c->in[0]], *b = &g->values[c->in[1]];
-    const int64_t alignment[] = {alignment_of(g, a), alignment_of(g, b), alignment_of(g, c)};
+    const int64_t alignment[] = {alignment_of(a), alignment_of(b), alignment_of(c)};
     tn_vendor_product p;
     tn_gemm_args args;
     c->vendor_why = "takes one batch, and this product has several";
@@ -46,11 +46,6 @@ static const struct form *form_of(const tn_node *n) {
     for (size_t i = 0; i < TN_COUNT(forms); i++)
         if (n->op == forms[i].op && !tn_node_computed(n)) return n->rank == 4 && n->in[0]->rank == 4 ? &forms[i] : NULL;
     return NULL;
-}
-
-static bool lies_well(const tn_node *n) {
-    const tn_node *root = n->flags & TN_NODE_VIEW ? n->root : n;
-    return tn_node_contiguous(n) && !(root->buffer && (uintptr_t)root->buffer->address % TN_VENDOR_CONV_ALIGNMENT);
 }
 
 static bool fill(int out[4], int64_t n, int64_t channels, const int64_t size[2]) {
@@ -82,8 +77,8 @@ static bool conv_of(const tn_node *n, tn_vendor_conv *c, const char **why) {
     tn_conv_args a = tn_conv_sizes(n);
     *why = "has no convolution of its dtype";
     if (n->dtype != TN_F32 && n->dtype != TN_F16 && n->dtype != TN_BF16) return false;
-    *why = "takes tensors that lie whole, at multiples of 16 bytes";
-    if (!lies_well(n->in[0]) || !lies_well(n->in[1])) return false;
+    *why = "takes tensors that lie whole";
+    if (!tn_node_contiguous(n->in[0]) || !tn_node_contiguous(n->in[1])) return false;
     *why = "takes fewer than 2^31 elements, and some";
     c->dtype = (tn_dtype)n->dtype;
     c->groups = (int)a.groups;

@@ -37,6 +37,7 @@ static const char VERSIONS[] = "driver and compiler library do not fit: update t
     X(201, "CUDA_ERROR_INVALID_CONTEXT", "hipErrorInvalidContext", TN_ERR_LOST, TN_ADVICE_ANEW)                        \
     X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "hipErrorNoBinaryForGpu", TN_ERR_UNSUPPORTED, VERSIONS)                     \
     X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "hipErrorECCNotCorrectable", TN_ERR_LOST, TN_ADVICE_ANEW)                   \
+    X(217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "hipErrorPeerAccessUnsupported", TN_ERR_UNSUPPORTED, VERSIONS) \
     X(218, "CUDA_ERROR_INVALID_PTX", "hipErrorInvalidKernelFile", TN_ERR_UNSUPPORTED, VERSIONS)                        \
     X(220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
     X(222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "hipErrorUnknown", TN_ERR_UNSUPPORTED, VERSIONS)                      \

@@ -757,6 +757,29 @@ static tn_status request_device(wg_device *d, void *adapter) {
     return d->queue ? TN_OK : check_type(d, ERROR_INTERNAL, d->wait.text, "wgpuAdapterRequestDevice", name);
 }
 
+/* What the driver itself needs: two buffers a launch, windows that reach beyond the step in which they begin, and room
+ * for parameters and for what is read back. Where a limit is 0, nothing else would notice. */
+static tn_status check_adapter(const wg_device *d, uint64_t unit) {
+    const wgpu_limits *l = &d->limits;
+    const struct {
+        const char *limit;
+        uint64_t has, least;
+    } needs[] = {{"maxBufferSize", l->buffer, STAGING_BYTES},
+                 {"maxStorageBufferBindingSize", l->storage_binding, 2 * unit},
+                 {"maxStorageBuffersPerShaderStage", l->storage_buffers, 2},
+                 {"maxUniformBufferBindingSize", l->uniform_binding, sizeof(kir_wgsl_patch_params)},
+                 {"maxComputeWorkgroupSizeX", l->group_x, KIR_WGSL_PATCH_ITEMS},
+                 {"maxComputeInvocationsPerWorkgroup", l->group_items, KIR_WGSL_PATCH_ITEMS}};
+    for (size_t i = 0; i < TN_COUNT(needs); i++)
+        if (needs[i].has < needs[i].least)
+            return tn_fail(TN_ERR_UNSUPPORTED,
+                           "%s: the adapter's %s is %llu, and %llu is the least that can be worked with; use another "
+                           "device (see: trunnion devices)",
+                           d->loss.id, needs[i].limit, (unsigned long long)needs[i].has,
+                           (unsigned long long)needs[i].least);
+    return TN_OK;
+}
+
 static tn_status device_start(wg_device *d, int index) {
     void *adapter;
     const tn_code code = {.form = TN_CODE_WGSL,
@@ -777,6 +800,7 @@ static tn_status device_start(wg_device *d, int index) {
     TRY(s);
     d->step = d->limits.uniform_alignment > 16 ? d->limits.uniform_alignment : 16;
     uint64_t unit = d->limits.storage_alignment > 64 ? d->limits.storage_alignment : 64, buffers = KIR_MAX_BUFFERS;
+    TRY(check_adapter(d, unit));
     d->bind.unit = unit;
     d->bind.window = (d->limits.storage_binding < INT32_MAX ? d->limits.storage_binding : INT32_MAX) / unit * unit;
     d->bind.most = d->limits.storage_buffers < buffers ? d->limits.storage_buffers : buffers;

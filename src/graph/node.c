@@ -191,7 +191,8 @@ static _Thread_local bool releasing;
 static void doom(tn_node *n);
 
 /* The list's own reference alone is left of a pending node: nobody can ask for it any more, so it goes now and not with
- * the next flush, which may never come, while its inputs keep memory. Not what is planned: the planner's list is its own. */
+ * the next flush, which may never come, while its inputs keep memory. Not while a plan is made: the planner ends its
+ * part of the list itself. */
 static bool leave_list(tn_node *n) {
     if (!here || n->recorder != &here->recorder || here->recorder.planning) return false;
     tn_recorder *r = n->recorder;

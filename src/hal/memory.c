@@ -159,6 +159,12 @@ static tn_status driver_alloc(tn_device *d, size_t bytes, void **address) {
     if (s == TN_OK && !*address)
         s = tn_fail(TN_ERR_DEVICE, "%s: its driver's alloc of %zu bytes gives neither an address nor an error",
                     d->info.id, bytes);
+    if (s == TN_OK && (uintptr_t)*address % UNIT != 0) {
+        s = tn_fail(TN_ERR_DEVICE,
+                    "%s: its driver's alloc of %zu bytes gives the address %p, which is no multiple of %d", d->info.id,
+                    bytes, *address, UNIT);
+        d->driver->free(d->handle, *address);
+    }
     if (s != TN_OK) give_booked(p, (int64_t)bytes);
     return s;
 }

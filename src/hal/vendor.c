@@ -119,8 +119,6 @@ static tn_status ask(void *ctx, const tn_lent *lent) {
 static tn_status make(tn_device *d, struct tn_vendors *v, question *q) {
     q->handle = v->handle;
     q->call->library = v->library;
-    for (int s = 0; s < TN_VENDOR_SIDES; s++)
-        q->call->alignment[s] = q->conv ? TN_VENDOR_CONV_ALIGNMENT : q->product->side[s].alignment;
     pthread_mutex_lock(&v->lock);
     tn_status s = d->driver->lend(tn_lane(d), ask, q);
     pthread_mutex_unlock(&v->lock);
@@ -159,20 +157,8 @@ static tn_status work(void *ctx, const tn_lent *lent) {
     return r->call->library->run(r->handle, lent, r->call->state, r->pointers);
 }
 
-/* Memory that the program brought along may lie elsewhere than when this was planned. */
-static tn_status check_alignment(const tn_vendor_call *c, void *const *pointers) {
-    for (int s = 0; s < TN_VENDOR_SIDES; s++)
-        if ((uintptr_t)pointers[s] % (uintptr_t)c->alignment[s] != 0)
-            return tn_fail(TN_ERR_UNSUPPORTED,
-                           "%s: this was planned for addresses that are multiples of %lld, and %p is none: "
-                           "evaluate it with other memory, or with --library none",
-                           c->library->spec.title, (long long)c->alignment[s], pointers[s]);
-    return TN_OK;
-}
-
 tn_status tn_vendor_run(tn_device *d, const tn_vendor_call *c, void *const *pointers) {
     struct tn_vendors *v;
-    TRY(check_alignment(c, pointers));
     TRY(need(d, c->library, &v));
     running r = {.handle = v->handle, .call = c, .pointers = pointers};
     pthread_mutex_lock(&v->lock);

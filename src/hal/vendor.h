@@ -10,7 +10,6 @@ typedef struct tn_vendor_call {
     const tn_vendor_library *library;
     void *state;
     size_t workspace; /* bytes that a run wants, aligned to 64 */
-    int64_t alignment[TN_VENDOR_SIDES];
 } tn_vendor_call;
 
 /* The library that was asked for and computes products, or convolutions, on this kind of device; NULL: our kernels. */

@@ -78,7 +78,7 @@ void tn_gemm_f32(const tn_gemm_args *args);
  *
  * y[m, n] = x[m, k] · W[n, k]ᵀ in f32. W in f16 or bf16: what tn_gemm_f32 gives for the widened weight. W in one of the
  * block formats (TN_Q4_0 … TN_Q8_X): this is the definition. The kernels of every instruction set, for any m, any
- * number of threads and any split, give its bits (a NaN is a NaN, whatever its payload).
+ * number of threads and any split, give its bits (a NaN is a NaN, whatever its sign and payload).
  *
  * Weights. A block of 32 is one part of 32 weights, or in Q2_K, Q3_K, Q6_K and Q8_X two parts of 16. In a part,
  * w = s·u + t:

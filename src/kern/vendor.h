@@ -54,8 +54,7 @@ typedef enum tn_vendor_way {
 } tn_vendor_way;
 
 /* Images [n, channels, size], filters [out, channels / groups, kernel], results [n, out, places], each of which lies
- * whole in memory, at a multiple of these bytes; sums in f32. All numbers and counts of elements fit 32 bits. */
-enum { TN_VENDOR_CONV_ALIGNMENT = 16 };
+ * whole in memory, at a multiple of 64 bytes; sums in f32. All numbers and counts of elements fit 32 bits. */
 typedef struct tn_vendor_conv {
     tn_dtype dtype;
     tn_vendor_way way;

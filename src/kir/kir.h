@@ -30,7 +30,7 @@
  *   LOOP               in workgroups it may have an operand (one axis, no reduction or scan of its own): it then ends
  *                      at that number of points, where the axis has more; below 0 is 0. All items have the same number.
  *   VAR, GET, SET      a variable of this point: begins anew with VAR's operand each time that VAR is reached.
- *   NaN                that a result is NaN is promised, not which one.
+ *   NaN                that a result is NaN is promised, not which one (sign, payload).
  *
  * Workgroups. In a *group program* the last n_items parallel axes are the items of a workgroup, whose number is part of
  * the structure. Items share local buffers (one copy a workgroup, undefined at first), and BARRIER: no item passes it

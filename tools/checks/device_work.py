@@ -47,7 +47,7 @@ def call(program, *arguments, environment=None):
     ended = subprocess.run([program, *arguments, "--json"], capture_output=True, text=True, env=environment)
     if ended.returncode == 0:
         return json.loads(ended.stdout)
-    print(f"trunnion {' '.join(arguments)}: {ended.stderr[-600:]}")
+    print(f"trunnion {' '.join(arguments)} ended with {ended.returncode}: {ended.stderr[-600:]}")
     return None
 
 

@@ -53,6 +53,9 @@ good kernels env TRUNNION_TEST_DEVICE=webgpu "$build/test_conform"
 good words env TRUNNION_TEST_DEVICE=webgpu "$build/test_wgsl"
 good small-driver $shrunk=4096 "$build/test_webgpu"
 good small-bindings $shrunk=1024 "$build/trunnion" certify --device webgpu --only "$windows"
+# An adapter through whose bindings nothing can be reached is refused by its limit's name.
+good tiny-bindings bash -c "$shrunk=48 '$build/trunnion' train digits --steps 1 --device webgpu --strict 2>&1 |
+    grep 'maxStorageBufferBindingSize is 48'"
 good queues env TRUNNION_TEST_DEVICE=webgpu "$build/test_queue"
 good certify "$build/trunnion" certify --device webgpu --sample 250 --seed "${SEED:-1}"
 "$build/trunnion" devices >"$logs/listing" 2>&1
