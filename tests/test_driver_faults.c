@@ -542,6 +542,38 @@ static void the_callers_choice_stays(void **state) {
     for_each_driver(work_from_elsewhere);
 }
 
+/* Cards that cannot see each other: the copy is refused as such, so that hal goes by the host, and no card is lost. */
+static void copy_between_cards(void) {
+    enum { BYTES = 64, PEER_ACCESS_UNSUPPORTED = 217 };
+    const tn_driver *driver = now->driver;
+    char sent[BYTES] = "from card to card", got[BYTES] = "";
+    void *device[2], *address[2];
+    bool hip = strcmp(driver->name, "rocm") == 0;
+    if (!driver->copy_peer) return;
+    for (int i = 0; i < 2; i++) {
+        assert_ok(driver->open(i, NULL, &device[i]));
+        assert_ok(driver->alloc(device[i], BYTES, &address[i]));
+    }
+    assert_ok(driver->copy(device[0], address[0], sent, BYTES, 0));
+    faults.arm(hip ? "hipMemcpyPeerAsync" : "cuMemcpyPeerAsync", 1, PEER_ACCESS_UNSUPPORTED, 0);
+    tn_status refused = driver->copy_peer(device[1], address[1], device[0], address[0], BYTES);
+    faults.arm(NULL, 0, 0, 0);
+    assert_int_equal(refused, TN_ERR_UNSUPPORTED);
+    assert_text_has(tn_error(), hip ? "hipErrorPeerAccessUnsupported" : "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED");
+    assert_ok(driver->copy_peer(device[1], address[1], device[0], address[0], BYTES));
+    assert_ok(driver->copy(device[1], got, address[1], BYTES, 1));
+    assert_string_equal(got, sent);
+    for (int i = 0; i < 2; i++) {
+        driver->free(device[i], address[i]);
+        driver->close(device[i]);
+    }
+}
+
+static void cards_that_do_not_see_each_other_are_told(void **state) {
+    (void)state;
+    for_each_driver(copy_between_cards);
+}
+
 /* ---- devices that are not as most -------------------------------------------------------------------------------- */
 
 /* Of Vulkan 1.0: not listed, with the reason, and not opened. */
@@ -855,6 +887,7 @@ int main(void) {
         cmocka_unit_test(parameters_take_turns),
         cmocka_unit_test(devices_are_opened_beside_work),
         cmocka_unit_test(the_callers_choice_stays),
+        cmocka_unit_test(cards_that_do_not_see_each_other_are_told),
         cmocka_unit_test(old_devices_and_short_clocks),
         cmocka_unit_test(lists_are_run_where_memory_is),
         cmocka_unit_test(lists_without_a_form_run_as_before),
