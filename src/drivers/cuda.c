@@ -14,60 +14,10 @@
 
 #include "drivers/cuda.h"
 #include "hal/hal.h"
-#include "hal/loss.h"
 
 #if TRUNNION_WITH_CUDA || TRUNNION_WITH_ROCM
 
-/* ---- errors ------------------------------------------------------------------------------------------------------ */
-
-static const char VERSIONS[] = "driver and compiler library do not fit: update the driver, or install an older library";
-
-/* Results that have a meaning here: code, CUDA's name and HIP's, and what follows as in tn_call_error. */
-// clang-format off
-#define ERRORS(X)                                                                                                      \
-    X(1, "CUDA_ERROR_INVALID_VALUE", "hipErrorInvalidValue", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                          \
-    X(2, "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory", TN_ERR_MEMORY, TN_ADVICE_SMALLER)                          \
-    X(3, "CUDA_ERROR_NOT_INITIALIZED", "hipErrorNotInitialized", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                      \
-    X(4, "CUDA_ERROR_DEINITIALIZED", "hipErrorDeinitialized", TN_ERR_LOST, TN_ADVICE_ANEW)                             \
-    X(46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "hipErrorDeviceUnavailable", TN_ERR_UNAVAILABLE,                            \
-      "another program may have the device to itself: see nvidia-smi")                                                 \
-    X(100, "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices")                    \
-    X(101, "CUDA_ERROR_INVALID_DEVICE", "hipErrorInvalidDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices")          \
-    X(200, "CUDA_ERROR_INVALID_IMAGE", "hipErrorInvalidImage", TN_ERR_UNSUPPORTED, VERSIONS)                           \
-    X(201, "CUDA_ERROR_INVALID_CONTEXT", "hipErrorInvalidContext", TN_ERR_LOST, TN_ADVICE_ANEW)                        \
-    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "hipErrorNoBinaryForGpu", TN_ERR_UNSUPPORTED, VERSIONS)                     \
-    X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "hipErrorECCNotCorrectable", TN_ERR_LOST, TN_ADVICE_ANEW)                   \
-    X(217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "hipErrorPeerAccessUnsupported", TN_ERR_UNSUPPORTED, VERSIONS) \
-    X(218, "CUDA_ERROR_INVALID_PTX", "hipErrorInvalidKernelFile", TN_ERR_UNSUPPORTED, VERSIONS)                        \
-    X(220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
-    X(222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "hipErrorUnknown", TN_ERR_UNSUPPORTED, VERSIONS)                      \
-    X(304, "CUDA_ERROR_OPERATING_SYSTEM", "hipErrorOperatingSystem", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                  \
-    X(400, "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidHandle", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                      \
-    X(500, "CUDA_ERROR_NOT_FOUND", "hipErrorNotFound", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                                \
-    X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress", TN_ERR_LOST, TN_ADVICE_ANEW)                        \
-    X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "hipErrorLaunchOutOfResources", TN_ERR_DEVICE, TN_ADVICE_SMALLER)     \
-    X(702, "CUDA_ERROR_LAUNCH_TIMEOUT", "hipErrorLaunchTimeOut", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
-    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "hipErrorContextIsDestroyed", TN_ERR_LOST, TN_ADVICE_ANEW)               \
-    X(710, "CUDA_ERROR_ASSERT", "hipErrorAssert", TN_ERR_LOST, TN_ADVICE_ANEW)                                         \
-    X(714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
-    X(715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                           \
-    X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                            \
-    X(717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                         \
-    X(718, "CUDA_ERROR_INVALID_PC", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                                    \
-    X(719, "CUDA_ERROR_LAUNCH_FAILED", "hipErrorLaunchFailure", TN_ERR_LOST, TN_ADVICE_ANEW)                           \
-    X(801, "CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE)                   \
-    X(910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", "hipErrorGraphExecUpdateFailure", TN_ERR_UNSUPPORTED,               \
-      TN_ADVICE_UPDATE)                                                                                                \
-    X(999, "CUDA_ERROR_UNKNOWN", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)
-// clang-format on
-#define X(code, cuda, hip, status, advice) {code, cuda, status, advice},
-static const tn_call_error cuda_rows[] = {ERRORS(X)};
-#undef X
-#define X(code, cuda, hip, status, advice) {code, hip, status, advice},
-static const tn_call_error hip_rows[] = {ERRORS(X)};
-#undef X
-static const tn_call_errors cuda_errors = {.rows = cuda_rows, .count = TN_COUNT(cuda_rows), .positive = true};
-static const tn_call_errors hip_errors = {.rows = hip_rows, .count = TN_COUNT(hip_rows), .positive = true};
+/* ---- what the driver keeps --------------------------------------------------------------------------------------- */
 
 /* A stream. Its address is a queue's handle, and that of a device's first queue the device's. */
 typedef struct gpu_queue {
@@ -105,8 +55,7 @@ typedef struct gpu_device {
 static gpu_device *device_of(void *handle) { return ((gpu_queue *)handle)->device; }
 
 /* TN_OK, or the failure of a call with these values. */
-#define check(d, code, call, ...) \
-    tn_call_check(&(d)->loss, (d)->vendor->hip ? &hip_errors : &cuda_errors, code, call, __VA_ARGS__)
+#define check(d, code, call, ...) tn_call_check(&(d)->loss, (d)->vendor->errors, code, call, __VA_ARGS__)
 
 /* The status of d's call `field`; what follows are its values for an error's text. */
 #define CALL(d, field, arguments, ...) \

@@ -7,6 +7,7 @@
 #define TN_DRIVERS_CUDA_H
 
 #include "drivers/probe.h"
+#include "hal/loss.h"
 
 /* X(field, CUDA's name, HIP's name, parameters): what looking for devices takes. */
 #define PROBE_CALLS(X)                                                                        \
@@ -173,6 +174,7 @@ typedef struct gpu_vendor {
     tn_library_spec probe, work; /* one library, with the symbols for looking and for computing */
     tn_library_spec compiles;
     const struct gpu_meaning *meanings; /* of what looking gives */
+    const tn_call_errors *errors;       /* of what other calls give */
     const char *node;                   /* device node that every use needs */
     const char *node_fix;               /* when it is not there at all */
     void (*details)(tn_device_info *d, int device);

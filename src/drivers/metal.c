@@ -18,144 +18,12 @@
 #include <string.h>
 
 #include "drivers/metal.h"
-#include "drivers/probe.h"
 #include "hal/hal.h"
 #include "hal/loss.h"
 #include "hal/room.h"
 #include "hal/span.h"
 
 #if TRUNNION_WITH_METAL
-
-/* ---- the libraries and messages ---------------------------------------------------------------------------------- */
-
-static struct {
-    void (*send)(void);
-    selector (*selector_named)(const char *);
-    object (*class_named)(const char *);
-    void *(*pool_push)(void);
-    void (*pool_pop)(void *);
-    object (*all_devices)(void);    /* macOS */
-    object (*default_device)(void); /* everywhere */
-} objc;
-
-static const char *const objc_names[] = {"/usr/lib/libobjc.A.dylib", NULL};
-static const tn_symbol objc_symbols[] = {
-    {"objc_msgSend", (void **)&objc.send, false},
-    {"sel_registerName", (void **)&objc.selector_named, false},
-    {"objc_getClass", (void **)&objc.class_named, false},
-    {"objc_autoreleasePoolPush", (void **)&objc.pool_push, false},
-    {"objc_autoreleasePoolPop", (void **)&objc.pool_pop, false},
-};
-static const tn_library_spec objc_library = {"Objective-C run time", "TRUNNION_OBJC_LIB",    objc_names,
-                                             objc_symbols,           TN_COUNT(objc_symbols), ""};
-
-static const char *const metal_names[] = {"/System/Library/Frameworks/Metal.framework/Metal", NULL};
-static const tn_symbol metal_symbols[] = {
-    {"MTLCreateSystemDefaultDevice", (void **)&objc.default_device, false},
-    {"MTLCopyAllDevices", (void **)&objc.all_devices, true},
-};
-static const tn_library_spec metal_library = {"Metal",       "TRUNNION_METAL_LIB",    metal_names,
-                                              metal_symbols, TN_COUNT(metal_symbols), "update the system"};
-
-enum {
-#define X(name, text, result, parameters) MESSAGE_##name,
-    MESSAGES(X)
-#undef X
-        MESSAGE_COUNT
-};
-
-#define X(name, text, result, parameters) typedef result message_##name parameters;
-MESSAGES(X)
-#undef X
-
-static const char *const selector_texts[MESSAGE_COUNT] = {
-#define X(name, text, result, parameters) text,
-    MESSAGES(X)
-#undef X
-};
-static selector selectors[MESSAGE_COUNT];
-
-/* ASK sends a message without arguments, SEND one with. A message to NULL does nothing and yields 0. */
-#define ASK(message, to) (((message_##message *)objc.send)((to), selectors[MESSAGE_##message]))
-#define SEND(message, to, ...) (((message_##message *)objc.send)((to), selectors[MESSAGE_##message], __VA_ARGS__))
-
-static void release(object o) {
-    if (o) ASK(release, o);
-}
-
-static const char *text_of(object string, const char *otherwise) {
-    const char *text = string ? ASK(utf8, string) : NULL;
-    return text ? text : otherwise;
-}
-
-/* Opens both once a process; hal probes and opens under one lock. A probe's own process looks anew: its environment may
- * not be the one in which this process opened them. *which is the library of *why. */
-static bool load_libraries(bool anew, const tn_library_spec **which, tn_reason *why) {
-    static bool loaded;
-    if (loaded && !anew) return true;
-    *which = &objc_library;
-    loaded = tn_library_open(*which, why) != NULL;
-    if (loaded) *which = &metal_library;
-    loaded = loaded && tn_library_open(*which, why) != NULL;
-    for (int i = 0; loaded && i < MESSAGE_COUNT; i++)
-        selectors[i] = objc.selector_named(selector_texts[i]);
-    return loaded;
-}
-
-/* ---- finding devices --------------------------------------------------------------------------------------------- */
-
-enum { MOST_DEVICES = 16 };
-
-/* The devices, retained. */
-static int list_devices(object list[MOST_DEVICES]) {
-    object all = objc.all_devices ? objc.all_devices() : NULL;
-    uint64_t there = all ? ASK(count, all) : 0;
-    int count = 0;
-    for (; (uint64_t)count < there && count < MOST_DEVICES; count++)
-        list[count] = ASK(retain, SEND(object_at, all, (uint64_t)count));
-    release(all);
-    if (count) return count;
-    list[0] = objc.default_device();
-    return list[0] != NULL;
-}
-
-static void describe(tn_probe *out, object device) {
-    tn_device_info *d = tn_probe_device(out);
-    if (!d) return;
-    snprintf(d->name, sizeof d->name, "%s", text_of(ASK(name, device), "Metal device"));
-    d->total_memory = (int64_t)ASK(working_set, device);
-    d->free_memory = tn_max64(0, d->total_memory - (int64_t)ASK(allocated, device));
-    d->unified_memory = ASK(unified, device);
-}
-
-static void metal_probe(tn_probe *out) {
-    const tn_library_spec *which;
-    tn_reason why;
-    object list[MOST_DEVICES];
-    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env)) {
-        tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists on Apple's systems alone");
-        return;
-    }
-    if (!tn_library_locate(&metal_library, out->library, sizeof out->library)) out->library[0] = 0;
-    if (!load_libraries(TN_PROBE_ISOLATE, &which, &why)) {
-        if (!tn_library_locate(which, out->library, sizeof out->library)) out->library[0] = 0;
-        tn_probe_reason(out, why.code, why.fix, "%s", why.text);
-        return;
-    }
-    void *pool = objc.pool_push(); /* names live until it is popped */
-    int count = list_devices(list);
-    for (int i = 0; i < count; i++) {
-        describe(out, list[i]);
-        release(list[i]);
-    }
-    objc.pool_pop(pool);
-    if (!count) tn_probe_reason(out, TN_REASON_NO_DEVICE, "", "Metal runs, and has no device");
-}
-
-static void metal_watch(tn_watch_add *add, void *ctx) {
-    tn_probe_watch(&metal_library, add, ctx);
-    tn_probe_watch(&objc_library, add, ctx);
-}
 
 /* ---- what the driver keeps --------------------------------------------------------------------------------------- */
 
@@ -210,7 +78,7 @@ static mtl_device *device_of(void *handle) { return ((mtl_queue *)handle)->devic
 
 /* An NSError's words on one line. */
 static void error_words(object error, char *out, size_t size) {
-    snprintf(out, size, "%s", error ? text_of(ASK(description, error), "an error without words") : "no words");
+    snprintf(out, size, "%s", error ? metal_text(ASK(description, error), "an error without words") : "no words");
     for (char *c = out; *c; c++)
         if (*c == '\n') *c = '|';
 }
@@ -244,8 +112,8 @@ static tn_status outcome(mtl_device *d, object buffer) {
 }
 
 static void drop_signal(const signal *s) {
-    release(s->buffer);
-    release(s->event);
+    metal_release(s->buffer);
+    metal_release(s->event);
 }
 
 /* The first signal, retained; false: there is none, or its command buffer has not ended and nobody `waits`. */
@@ -310,11 +178,11 @@ static tn_status nothing(const mtl_device *d, const char *message) {
 /* Around whatever is done to a queue. */
 static void *enter(mtl_queue *q) {
     pthread_mutex_lock(&q->lock);
-    return objc.pool_push();
+    return tn_objc.pool_push();
 }
 
 static tn_status leave(mtl_queue *q, void *pool, tn_status s) {
-    objc.pool_pop(pool);
+    tn_objc.pool_pop(pool);
     pthread_mutex_unlock(&q->lock);
     return s;
 }
@@ -327,7 +195,7 @@ static tn_status finish_sent(mtl_queue *q, int count) {
     for (int i = 0; i < count; i++) {
         tn_status s = finish(q->device, q->sent[i]);
         if (first == TN_OK) first = s;
-        release(q->sent[i]);
+        metal_release(q->sent[i]);
     }
     q->sent_count -= count;
     memmove(q->sent, q->sent + count, (size_t)q->sent_count * sizeof *q->sent);
@@ -337,7 +205,7 @@ static tn_status finish_sent(mtl_queue *q, int count) {
 static void end_encoder(mtl_queue *q) {
     if (!q->encoder) return;
     ASK(end, q->encoder);
-    release(q->encoder);
+    metal_release(q->encoder);
     q->encoder = NULL;
 }
 
@@ -385,7 +253,7 @@ static tn_status set_params(mtl_queue *q, const mtl_module *m, const void *words
         return tn_fail(TN_ERR_MEMORY, "%s: %s: %zu bytes of parameters: newBufferWithBytes gives nothing; %s",
                        q->device->loss.id, m->name, m->params_bytes, TN_ADVICE_SMALLER);
     SEND(set_buffer, q->encoder, buffer, 0, at);
-    release(buffer);
+    metal_release(buffer);
     return TN_OK;
 }
 
@@ -439,7 +307,7 @@ static tn_status move(mtl_queue *q, object to, size_t to_at, object from, size_t
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 static object new_text(const char *text, size_t size) {
-    object string = ASK(alloc, objc.class_named("NSString"));
+    object string = ASK(alloc, tn_objc.class_named("NSString"));
     return string ? SEND(init_text, string, text, size, UTF8) : NULL;
 }
 
@@ -448,7 +316,7 @@ static tn_status new_library(mtl_device *d, const char *name, const char *text, 
     object error = NULL, source = new_text(text, size);
     if (!source) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s is no text", d->loss.id, name);
     *library = SEND(new_library, d->device, source, d->options, &error);
-    release(source);
+    metal_release(source);
     if (*library) return TN_OK; /* an error beside it holds warnings */
     error_words(error, words, sizeof words);
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s does not compile: %s", d->loss.id, name, words);
@@ -458,10 +326,10 @@ static tn_status new_pipeline(mtl_device *d, const char *name, object library, o
     char words[400];
     object error = NULL, entry = new_text(name, strlen(name));
     object function = entry ? SEND(new_function, library, entry) : NULL;
-    release(entry);
+    metal_release(entry);
     if (!function) return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s: newFunctionWithName gives nothing", d->loss.id, name);
     *pipeline = SEND(new_pipeline, d->device, function, &error);
-    release(function);
+    metal_release(function);
     if (*pipeline) return TN_OK;
     error_words(error, words, sizeof words);
     return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s becomes no pipeline: %s", d->loss.id, name, words);
@@ -482,14 +350,14 @@ static tn_status module_start(mtl_device *d, const tn_code *code, mtl_module *m)
                        code->buffer_count, MOST_BUFFERS - 1);
     TRY(new_library(d, m->name, code->data, code->size, &library));
     tn_status s = new_pipeline(d, code->entry, library, &m->pipeline);
-    release(library);
+    metal_release(library);
     return s == TN_OK ? check_group(d, m) : s;
 }
 
 static void metal_unload(void *device, void *module) {
     (void)device;
     mtl_module *m = module;
-    if (m) release(m->pipeline);
+    if (m) metal_release(m->pipeline);
     tn_mem_free(m);
 }
 
@@ -506,19 +374,19 @@ static tn_status metal_load(void *device, const tn_code *code, void **module) {
     for (int i = 0; i < 3; i++)
         group[i] = code->group[i] ? code->group[i] : 1;
     m->group = (metal_size){group[0], group[1], group[2]};
-    void *pool = objc.pool_push();
+    void *pool = tn_objc.pool_push();
     tn_status s = module_start(d, code, m);
-    objc.pool_pop(pool);
+    tn_objc.pool_pop(pool);
     return tn_hand_out(s, m, metal_unload, d, module);
 }
 
 /* ---- opening ----------------------------------------------------------------------------------------------------- */
 
 static void queue_end(mtl_queue *q) {
-    void *pool = objc.pool_push();
+    void *pool = tn_objc.pool_push();
     (void)settle(q);
-    release(q->queue);
-    objc.pool_pop(pool);
+    metal_release(q->queue);
+    tn_objc.pool_pop(pool);
     pthread_mutex_destroy(&q->lock);
 }
 
@@ -531,9 +399,9 @@ static tn_status queue_start(mtl_device *d, mtl_queue *q) {
 
 /* No liberties with floats: sums in the order that the text has them, quotients and roots rounded correctly. */
 static tn_status start_options(mtl_device *d) {
-    object o = d->options = ASK(new_, objc.class_named("MTLCompileOptions"));
+    object o = d->options = ASK(new_, tn_objc.class_named("MTLCompileOptions"));
     if (!o) return nothing(d, "MTLCompileOptions");
-    if (SEND(responds, o, selectors[MESSAGE_math_mode])) {
+    if (SEND(responds, o, tn_metal_selectors[MESSAGE_math_mode])) {
         SEND(math_mode, o, MATH_SAFE);
         SEND(math_functions, o, FUNCTIONS_PRECISE);
     } else {
@@ -564,16 +432,16 @@ static tn_status device_start(mtl_device *d) {
 /* Also for a device that did not open all the way. */
 static void metal_close(void *device) {
     mtl_device *d = device_of(device);
-    void *pool = objc.pool_push();
+    void *pool = tn_objc.pool_push();
     queue_end(&d->queue);
     for (size_t i = 0; i < d->signal_count; i++)
         drop_signal(&d->signals[i]);
     tn_mem_free(d->signals);
     metal_unload(d, d->move_words);
     metal_unload(d, d->move_bytes);
-    release(d->options);
-    release(d->device);
-    objc.pool_pop(pool);
+    metal_release(d->options);
+    metal_release(d->device);
+    tn_objc.pool_pop(pool);
     tn_spans_close(&d->spans);
     pthread_mutex_destroy(&d->lock);
     tn_loss_close(&d->loss);
@@ -584,19 +452,19 @@ static void metal_close(void *device) {
 static tn_status find_device(int index, object *out) {
     const tn_library_spec *which;
     tn_reason why;
-    object list[MOST_DEVICES];
+    object list[METAL_DEVICES];
     if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env))
         return tn_fail(TN_ERR_UNAVAILABLE, "Metal exists on Apple's systems alone");
-    if (!load_libraries(false, &which, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
-    void *pool = objc.pool_push();
-    int count = list_devices(list);
+    if (!tn_metal_load(false, &which, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
+    void *pool = tn_objc.pool_push();
+    int count = tn_metal_devices(list);
     for (int i = 0; i < count; i++) {
         if (i == index)
             *out = list[i];
         else
-            release(list[i]);
+            metal_release(list[i]);
     }
-    objc.pool_pop(pool);
+    tn_objc.pool_pop(pool);
     if (index >= 0 && index < count) return TN_OK;
     return tn_fail(TN_ERR_UNAVAILABLE, "metal:%d does not exist; Metal has %d device%s", index, count,
                    count == 1 ? "" : "s");
@@ -608,16 +476,16 @@ static tn_status metal_open(int index, const tn_device_options *options, void **
     TRY(find_device(index, &found));
     mtl_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) {
-        release(found);
+        metal_release(found);
         return TN_ERR_MEMORY;
     }
     d->device = found;
     tn_loss_open(&d->loss, "metal", index);
     pthread_mutex_init(&d->lock, NULL);
     tn_spans_open(&d->spans);
-    void *pool = objc.pool_push();
+    void *pool = tn_objc.pool_push();
     tn_status s = device_start(d);
-    objc.pool_pop(pool);
+    tn_objc.pool_pop(pool);
     return tn_hand_out_device(s, d, metal_close, device);
 }
 
@@ -630,7 +498,7 @@ enum {
 
 static tn_status metal_caps(void *device, tn_caps *out) {
     mtl_device *d = device_of(device);
-    void *pool = objc.pool_push();
+    void *pool = tn_objc.pool_push();
     *out = (tn_caps){
         .struct_size = sizeof *out,
         .code = TN_CODE_MSL,
@@ -646,13 +514,13 @@ static tn_status metal_caps(void *device, tn_caps *out) {
         /* all but subnormal numbers, which may become zero, is promised: not enough */
         .exact = false,
     };
-    const char *name = text_of(ASK(name, d->device), "Metal device");
+    const char *name = metal_text(ASK(name, d->device), "Metal device");
     if (out->subgroup == 32 && strncmp(name, "Apple M", 7) == 0)
         out->matrix = TN_MATRIX_F16 | TN_MATRIX_PACKETS; /* processors of Macs; that of phones differs */
-    object process = ASK(process, objc.class_named("NSProcessInfo"));
+    object process = ASK(process, tn_objc.class_named("NSProcessInfo"));
     snprintf(out->version, sizeof out->version, "%.40s, %.40s", name,
-             text_of(process ? ASK(system_version, process) : NULL, "an unknown system"));
-    objc.pool_pop(pool);
+             metal_text(process ? ASK(system_version, process) : NULL, "an unknown system"));
+    tn_objc.pool_pop(pool);
     return TN_OK;
 }
 
@@ -677,7 +545,7 @@ static tn_status metal_alloc(void *device, size_t bytes, void **address) {
                          : tn_fail(TN_ERR_MEMORY, "%s: %zu bytes: newBufferWithLength gives nothing; %s", d->loss.id,
                                    bytes, TN_ADVICE_SMALLER);
     if (s == TN_OK) return TN_OK;
-    if (buffer) release(buffer);
+    if (buffer) metal_release(buffer);
     tn_room_give(&d->room, (int64_t)size);
     return s;
 }
@@ -687,7 +555,7 @@ static void metal_free(void *device, void *address) {
     size_t bytes = 0;
     object buffer = tn_span_remove(&d->spans, address, &bytes);
     if (!buffer) return;
-    release(buffer); /* what is under way keeps it */
+    metal_release(buffer); /* what is under way keeps it */
     tn_room_give(&d->room, (int64_t)bytes);
 }
 
@@ -722,7 +590,7 @@ static tn_status copy_staged(mtl_queue *q, object buffer, size_t at, char *host,
         if (s == TN_OK) s = settle(q);
         if (s == TN_OK && to_host) memcpy(host + done, seen, n);
     }
-    release(stage);
+    metal_release(stage);
     return s;
 }
 
@@ -867,14 +735,14 @@ static tn_status metal_event_new(void *device, bool timed, void **event) {
 static void metal_event_free(void *device, void *event) {
     (void)device;
     mtl_mark *m = event;
-    release(m->buffer);
-    release(m->event);
+    metal_release(m->buffer);
+    metal_release(m->event);
     tn_mem_free(m);
 }
 
 static tn_status need_event(const mtl_queue *q, mtl_mark *m) {
     if (m->event && m->queue == q) return TN_OK;
-    release(m->event);
+    metal_release(m->event);
     m->queue = q;
     m->value = 0;
     m->event = ASK(new_event, q->device->device);
@@ -886,7 +754,7 @@ static tn_status record(mtl_queue *q, mtl_mark *m) {
     TRY(need_buffer(q));
     end_encoder(q);
     SEND(signal, q->buffer, m->event, ++m->value);
-    release(m->buffer);
+    metal_release(m->buffer);
     m->buffer = ASK(retain, q->buffer);
     TRY(commit(q)); /* another queue may wait for it */
     return add_signal(q->device, m->buffer, m->event, m->value);
@@ -921,11 +789,11 @@ static tn_status metal_event_query(void *device, void *event, bool *passed) {
     mtl_device *d = device_of(device);
     const mtl_mark *m = event;
     TRY(tn_loss_check(&d->loss));
-    void *pool = objc.pool_push();
+    void *pool = tn_objc.pool_push();
     tend_signals(d, false);
     *passed = !m->buffer || ASK(status, m->buffer) >= STATUS_COMPLETED;
     tn_status s = m->buffer && *passed ? outcome(d, m->buffer) : TN_OK;
-    objc.pool_pop(pool);
+    tn_objc.pool_pop(pool);
     return s;
 }
 
@@ -934,9 +802,9 @@ static tn_status metal_event_sync(void *device, void *event) {
     const mtl_mark *m = event;
     TRY(tn_loss_check(&d->loss));
     if (!m->buffer) return TN_OK;
-    void *pool = objc.pool_push();
+    void *pool = tn_objc.pool_push();
     tn_status s = finish(d, m->buffer);
-    objc.pool_pop(pool);
+    tn_objc.pool_pop(pool);
     return s;
 }
 
@@ -967,7 +835,7 @@ const tn_driver tn_driver_metal = {
     .abi = TN_BACKEND_ABI,
     .name = "metal",
     .title = "Apple Metal",
-    .probe = metal_probe,
+    .probe = tn_metal_probe,
     .open = metal_open,
     .close = metal_close,
     .caps = metal_caps,
@@ -978,7 +846,7 @@ const tn_driver tn_driver_metal = {
     .copy = metal_copy,
     .sync = metal_sync,
     .memory = metal_memory,
-    .watch = metal_watch,
+    .watch = tn_metal_watch,
     .isolate = TN_PROBE_ISOLATE,
     .dispatch = metal_dispatch,
     .queue_new = metal_queue_new,

@@ -1,4 +1,4 @@
-/* probe_cuda.c — NVIDIA's and AMD's GPUs: their libraries, looking for devices, and what a result means.
+/* probe_cuda.c — NVIDIA's and AMD's GPUs: their libraries, looking for devices, and what results of calls mean.
  *
  * The two interfaces have the same functions under two sets of names, so one probe reads a table of symbols and a table
  * of what their error codes mean. What only one side has stands in a function of its own: free memory (NVML; Linux's
@@ -13,6 +13,51 @@
 #include "hal/hal.h"
 
 #if TRUNNION_WITH_CUDA || TRUNNION_WITH_ROCM
+
+/* ---- what results of calls mean ---------------------------------------------------------------------------------- */
+
+static const char VERSIONS[] = "driver and compiler library do not fit: update the driver, or install an older library";
+
+/* Results that have a meaning here: code, CUDA's name and HIP's, and what follows as in tn_call_error. */
+// clang-format off
+#define ERRORS(X)                                                                                                      \
+    X(1, "CUDA_ERROR_INVALID_VALUE", "hipErrorInvalidValue", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                          \
+    X(2, "CUDA_ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory", TN_ERR_MEMORY, TN_ADVICE_SMALLER)                          \
+    X(3, "CUDA_ERROR_NOT_INITIALIZED", "hipErrorNotInitialized", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                      \
+    X(4, "CUDA_ERROR_DEINITIALIZED", "hipErrorDeinitialized", TN_ERR_LOST, TN_ADVICE_ANEW)                             \
+    X(46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "hipErrorDeviceUnavailable", TN_ERR_UNAVAILABLE,                            \
+      "another program may have the device to itself: see nvidia-smi")                                                 \
+    X(100, "CUDA_ERROR_NO_DEVICE", "hipErrorNoDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices")                    \
+    X(101, "CUDA_ERROR_INVALID_DEVICE", "hipErrorInvalidDevice", TN_ERR_UNAVAILABLE, "see: trunnion devices")          \
+    X(200, "CUDA_ERROR_INVALID_IMAGE", "hipErrorInvalidImage", TN_ERR_UNSUPPORTED, VERSIONS)                           \
+    X(201, "CUDA_ERROR_INVALID_CONTEXT", "hipErrorInvalidContext", TN_ERR_LOST, TN_ADVICE_ANEW)                        \
+    X(209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "hipErrorNoBinaryForGpu", TN_ERR_UNSUPPORTED, VERSIONS)                     \
+    X(214, "CUDA_ERROR_ECC_UNCORRECTABLE", "hipErrorECCNotCorrectable", TN_ERR_LOST, TN_ADVICE_ANEW)                   \
+    X(217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "hipErrorPeerAccessUnsupported", TN_ERR_UNSUPPORTED, VERSIONS) \
+    X(218, "CUDA_ERROR_INVALID_PTX", "hipErrorInvalidKernelFile", TN_ERR_UNSUPPORTED, VERSIONS)                        \
+    X(220, "CUDA_ERROR_NVLINK_UNCORRECTABLE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
+    X(222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "hipErrorUnknown", TN_ERR_UNSUPPORTED, VERSIONS)                      \
+    X(304, "CUDA_ERROR_OPERATING_SYSTEM", "hipErrorOperatingSystem", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                  \
+    X(400, "CUDA_ERROR_INVALID_HANDLE", "hipErrorInvalidHandle", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                      \
+    X(500, "CUDA_ERROR_NOT_FOUND", "hipErrorNotFound", TN_ERR_DEVICE, TN_ADVICE_UPDATE)                                \
+    X(700, "CUDA_ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress", TN_ERR_LOST, TN_ADVICE_ANEW)                        \
+    X(701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "hipErrorLaunchOutOfResources", TN_ERR_DEVICE, TN_ADVICE_SMALLER)     \
+    X(702, "CUDA_ERROR_LAUNCH_TIMEOUT", "hipErrorLaunchTimeOut", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
+    X(709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "hipErrorContextIsDestroyed", TN_ERR_LOST, TN_ADVICE_ANEW)               \
+    X(710, "CUDA_ERROR_ASSERT", "hipErrorAssert", TN_ERR_LOST, TN_ADVICE_ANEW)                                         \
+    X(714, "CUDA_ERROR_HARDWARE_STACK_ERROR", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                          \
+    X(715, "CUDA_ERROR_ILLEGAL_INSTRUCTION", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                           \
+    X(716, "CUDA_ERROR_MISALIGNED_ADDRESS", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                            \
+    X(717, "CUDA_ERROR_INVALID_ADDRESS_SPACE", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                         \
+    X(718, "CUDA_ERROR_INVALID_PC", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)                                    \
+    X(719, "CUDA_ERROR_LAUNCH_FAILED", "hipErrorLaunchFailure", TN_ERR_LOST, TN_ADVICE_ANEW)                           \
+    X(801, "CUDA_ERROR_NOT_SUPPORTED", "hipErrorNotSupported", TN_ERR_UNSUPPORTED, TN_ADVICE_UPDATE)                   \
+    X(910, "CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", "hipErrorGraphExecUpdateFailure", TN_ERR_UNSUPPORTED,               \
+      TN_ADVICE_UPDATE)                                                                                                \
+    X(999, "CUDA_ERROR_UNKNOWN", "hipErrorUnknown", TN_ERR_LOST, TN_ADVICE_ANEW)
+// clang-format on
+
+/* ---- looking for devices ----------------------------------------------------------------------------------------- */
 
 /* What an error of init or count means. */
 typedef struct gpu_meaning {
@@ -122,6 +167,11 @@ static const char INSTALL_NVRTC[] =
 static const char LOAD_NVIDIA[] =
     "load NVIDIA's kernel module (nvidia-smi shows whether it runs); in a container, pass the GPU in";
 
+#define X(code, cuda, hip, status, advice) {code, cuda, status, advice},
+static const tn_call_error cuda_rows[] = {ERRORS(X)};
+#undef X
+static const tn_call_errors cuda_errors = {.rows = cuda_rows, .count = TN_COUNT(cuda_rows), .positive = true};
+
 static const meaning cuda_meanings[] = {
     {34, TN_REASON_LIBRARY_NOT_FOUND, "this libcuda is the toolkit's stub, not a driver", INSTALL_NVIDIA},
     {35, TN_REASON_TOO_OLD, "the kernel's driver is older than this libcuda needs", "update NVIDIA's driver"},
@@ -181,6 +231,7 @@ const gpu_vendor tn_gpu_cuda = {
              "update NVIDIA's driver"},
     .compiles = {"NVRTC", "TRUNNION_NVRTC_LIB", nvrtc_names, nvrtc_symbols, TN_COUNT(nvrtc_symbols), INSTALL_NVRTC},
     .meanings = cuda_meanings,
+    .errors = &cuda_errors,
     .node = "nvidiactl",
     .node_fix = LOAD_NVIDIA,
     .details = cuda_details,
@@ -253,6 +304,11 @@ static const char INSTALL_HIPRTC[] =
     "TRUNNION_HIPRTC_LIB may name the file";
 static const char LOAD_AMD[] = "load the kernel module amdgpu; in a container, pass /dev/kfd and /dev/dri in";
 
+#define X(code, cuda, hip, status, advice) {code, hip, status, advice},
+static const tn_call_error hip_rows[] = {ERRORS(X)};
+#undef X
+static const tn_call_errors hip_errors = {.rows = hip_rows, .count = TN_COUNT(hip_rows), .positive = true};
+
 static const meaning rocm_meanings[] = {
     {100, TN_REASON_NO_DEVICE, "no AMD GPU", LOAD_AMD},
     {101, TN_REASON_NO_DEVICE, "no AMD GPU", LOAD_AMD},
@@ -305,6 +361,7 @@ const gpu_vendor tn_gpu_rocm = {
     .compiles = {"hiprtc", "TRUNNION_HIPRTC_LIB", hiprtc_names, hiprtc_symbols, TN_COUNT(hiprtc_symbols),
                  INSTALL_HIPRTC},
     .meanings = rocm_meanings,
+    .errors = &hip_errors,
     .node = "kfd",
     .node_fix = LOAD_AMD,
     .details = rocm_details,

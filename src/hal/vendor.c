@@ -125,6 +125,12 @@ static tn_status make(tn_device *d, struct tn_vendors *v, question *q) {
     return s;
 }
 
+void tn_vendor_free(tn_vendor_call *c) {
+    if (!c) return;
+    if (c->state) c->library->free(c->state);
+    tn_mem_free(c);
+}
+
 tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vendor_product *p,
                          const tn_vendor_conv *conv, tn_vendor_call **out, const char **why) {
     struct tn_vendors *v;
@@ -136,14 +142,8 @@ tn_status tn_vendor_make(tn_device *d, const tn_vendor_library *l, const tn_vend
     if (s == TN_OK)
         *out = c;
     else
-        tn_mem_free(c);
+        tn_vendor_free(c);
     return s == TN_ERR_MEMORY || s == TN_ERR_LOST ? s : TN_OK;
-}
-
-void tn_vendor_free(tn_vendor_call *c) {
-    if (!c) return;
-    c->library->free(c->state);
-    tn_mem_free(c);
 }
 
 typedef struct running {

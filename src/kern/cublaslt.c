@@ -43,12 +43,6 @@ typedef struct cublaslt_answer {
        const void *beta, const void *c, void *c_matrix, void *d, void *d_matrix, const cublaslt_algorithm *algorithm, \
        void *workspace, size_t bytes, void *stream))
 
-static struct {
-#define X(field, name, parameters) int(*field) parameters;
-    CALLS(X)
-#undef X
-} lt;
-
 enum { /* as NVIDIA numbers them */
        CUDA_R_32F = 0,
        CUDA_R_64F = 1,
@@ -85,17 +79,10 @@ static const char *const names[] = {
     NULL,
 };
 
-#define X(field, name, parameters) {name, (void **)&lt.field, false},
-static const tn_symbol symbols[] = {CALLS(X)};
-#undef X
-enum {
-#define X(field, name, parameters) CALL_##field,
-    CALLS(X)
-#undef X
-};
+TN_VENDOR_CALLS(CALLS);
 
 #define CALL(field, arguments) \
-    tn_vendor_check(&tn_vendor_cublaslt, errors, lt.field arguments, symbols[CALL_##field].name)
+    tn_vendor_check(&tn_vendor_cublaslt, errors, calls.field arguments, symbols[CALL_##field].name)
 
 static tn_status lt_open(const tn_lent *lent, void **handle) {
     (void)lent;
@@ -104,7 +91,7 @@ static tn_status lt_open(const tn_lent *lent, void **handle) {
 
 static void lt_close(const tn_lent *lent, void *handle) {
     (void)lent;
-    (void)lt.close(handle);
+    (void)calls.close(handle);
 }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
@@ -119,8 +106,8 @@ typedef struct lt_call {
 static void lt_free(void *call) {
     lt_call *c = call;
     for (int s = 0; s < TN_VENDOR_SIDES; s++)
-        if (c->matrix[s]) (void)lt.matrix_free(c->matrix[s]);
-    if (c->product) (void)lt.product_free(c->product);
+        if (c->matrix[s]) (void)calls.matrix_free(c->matrix[s]);
+    if (c->product) (void)calls.product_free(c->product);
     tn_mem_free(c);
 }
 
@@ -187,18 +174,14 @@ static tn_status lt_make(void *handle, const tn_lent *lent, const tn_vendor_prod
     void *wish = NULL;
     lt_call *c = tn_mem_zalloc(1, sizeof *c);
     if (!c) return TN_ERR_MEMORY;
-    c->p = *p;
-    tn_status s = describe(c);
-    if (s == TN_OK) s = CALL(wish_new, (&wish));
-    if (s == TN_OK) s = choose(c, handle, wish);
-    if (wish) (void)lt.wish_free(wish);
-    if (s != TN_OK) {
-        lt_free(c);
-        return s;
-    }
     *call = c;
+    c->p = *p;
+    TRY(describe(c));
+    TRY(CALL(wish_new, (&wish)));
+    tn_status s = choose(c, handle, wish);
+    (void)calls.wish_free(wish);
     *workspace = c->workspace;
-    return TN_OK;
+    return s;
 }
 
 static tn_status lt_run(void *handle, const tn_lent *lent, const void *call, void *const *pointers) {

@@ -60,12 +60,6 @@ typedef struct cudnn_answer {
       (void *handle, const void *alpha, void *a_form, const void *a, void *b_form, const void *b, void *conv,        \
        int algorithm, void *workspace, size_t bytes, const void *beta, void *out_form, void *out))
 
-static struct {
-#define X(field, name, parameters) int(*field) parameters;
-    CALLS(X)
-#undef X
-} dnn;
-
 enum { /* as NVIDIA numbers them */
        CUDNN_TENSOR_NCHW = 0,
        CUDNN_DATA_FLOAT = 0,
@@ -111,22 +105,15 @@ static const char *const names[] = {
     NULL,
 };
 
-#define X(field, name, parameters) {name, (void **)&dnn.field, false},
-static const tn_symbol symbols[] = {CALLS(X)};
-#undef X
-enum {
-#define X(field, name, parameters) CALL_##field,
-    CALLS(X)
-#undef X
-};
+TN_VENDOR_CALLS(CALLS);
 
 #define CHECK(number, code) tn_vendor_check(&tn_vendor_cudnn, errors, code, symbols[number].name)
-#define CALL(field, arguments) CHECK(CALL_##field, dnn.field arguments)
+#define CALL(field, arguments) CHECK(CALL_##field, calls.field arguments)
 /* Of a way. */
-#define CALL_FOR(way, field, arguments)                                                \
-    CHECK(CALL_##field + (int)(way), ((way) == TN_VENDOR_RESULTS  ? dnn.field          \
-                                      : (way) == TN_VENDOR_IMAGES ? dnn.field##_images \
-                                                                  : dnn.field##_filters) arguments)
+#define CALL_FOR(way, field, arguments)                                                  \
+    CHECK(CALL_##field + (int)(way), ((way) == TN_VENDOR_RESULTS  ? calls.field          \
+                                      : (way) == TN_VENDOR_IMAGES ? calls.field##_images \
+                                                                  : calls.field##_filters) arguments)
 
 static tn_status dnn_open(const tn_lent *lent, void **handle) {
     (void)lent;
@@ -135,7 +122,7 @@ static tn_status dnn_open(const tn_lent *lent, void **handle) {
 
 static void dnn_close(const tn_lent *lent, void *handle) {
     (void)lent;
-    (void)dnn.close(handle);
+    (void)calls.close(handle);
 }
 
 /* ---- choosing ---------------------------------------------------------------------------------------------------- */
@@ -151,10 +138,10 @@ typedef struct dnn_call {
 
 static void dnn_free(void *call) {
     dnn_call *c = call;
-    if (c->images) (void)dnn.tensor_free(c->images);
-    if (c->results) (void)dnn.tensor_free(c->results);
-    if (c->filters) (void)dnn.filter_free(c->filters);
-    if (c->conv) (void)dnn.conv_free(c->conv);
+    if (c->images) (void)calls.tensor_free(c->images);
+    if (c->results) (void)calls.tensor_free(c->results);
+    if (c->filters) (void)calls.filter_free(c->filters);
+    if (c->conv) (void)calls.conv_free(c->conv);
     tn_mem_free(c);
 }
 
@@ -224,15 +211,11 @@ static tn_status dnn_make(void *handle, const tn_lent *lent, const tn_vendor_con
     (void)lent;
     dnn_call *c = tn_mem_zalloc(1, sizeof *c);
     if (!c) return TN_ERR_MEMORY;
-    c->way = v->way;
-    tn_status s = describe(c, v);
-    order(c);
-    if (s == TN_OK) s = choose(c, handle);
-    if (s != TN_OK) {
-        dnn_free(c);
-        return s;
-    }
     *call = c;
+    c->way = v->way;
+    TRY(describe(c, v));
+    order(c);
+    TRY(choose(c, handle));
     *workspace = c->workspace;
     return TN_OK;
 }

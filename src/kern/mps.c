@@ -131,14 +131,9 @@ static tn_status mps_make(void *handle, const tn_lent *lent, const tn_vendor_pro
     (void)lent;
     mps_call *c = tn_mem_zalloc(1, sizeof *c);
     if (!c) return TN_ERR_MEMORY;
-    tn_status s = describe(c, handle, p);
-    if (s != TN_OK) {
-        mps_free(c);
-        return s;
-    }
     *call = c;
     *workspace = 0;
-    return TN_OK;
+    return describe(c, handle, p);
 }
 
 static tn_status mps_run(void *handle, const tn_lent *lent, const void *call, void *const *pointers) {

@@ -1,4 +1,4 @@
-/* rocblas.c — AMD's rocBLAS: matrix products on ROCm devices.
+/* calls.c — AMD's rocBLAS: matrix products on ROCm devices.
  *
  * The library counts columns first, so it is told the transpose, Cᵀ = Bᵀ·Aᵀ, as cuBLASLt is. A handle has the stream
  * and the workspace of the next call, so both are set before each product; how much workspace a product wants is asked
@@ -22,12 +22,6 @@
        int a_ld, int64_t a_stride, const void *b, int b_type, int b_ld, int64_t b_stride, const void *beta,     \
        const void *c, int c_type, int c_ld, int64_t c_stride, void *d, int d_type, int d_ld, int64_t d_stride,  \
        int batch, int sums, int algorithm, int32_t solution, uint32_t flags))
-
-static struct {
-#define X(field, name, parameters) int(*field) parameters;
-    CALLS(X)
-#undef X
-} rocblas;
 
 enum { /* as AMD numbers them */
        rocblas_operation_none = 111,
@@ -58,21 +52,14 @@ static const char *const names[] = {
     NULL,
 };
 
-#define X(field, name, parameters) {name, (void **)&rocblas.field, false},
-static const tn_symbol symbols[] = {CALLS(X)};
-#undef X
-enum {
-#define X(field, name, parameters) CALL_##field,
-    CALLS(X)
-#undef X
-};
+TN_VENDOR_CALLS(CALLS);
 
 #define CALL(field, arguments) \
-    tn_vendor_check(&tn_vendor_rocblas, errors, rocblas.field arguments, symbols[CALL_##field].name)
+    tn_vendor_check(&tn_vendor_rocblas, errors, calls.field arguments, symbols[CALL_##field].name)
 
 static void rocblas_close(const tn_lent *lent, void *handle) {
     (void)lent;
-    (void)rocblas.close(handle);
+    (void)calls.close(handle);
 }
 
 static tn_status rocblas_open(const tn_lent *lent, void **handle) {
@@ -104,10 +91,10 @@ static int multiply(void *handle, const tn_vendor_product *p, void *const *at) {
     const void *zero = tn_vendor_zero(p->dtype), *one = tn_vendor_one(p->dtype);
     const tn_vendor_side *a = &p->side[TN_VENDOR_A], *b = &p->side[TN_VENDOR_B], *c = &p->side[TN_VENDOR_C];
     int type = type_of(p->dtype), sums = p->dtype == TN_F64 ? rocblas_datatype_f64_r : rocblas_datatype_f32_r;
-    return rocblas.multiply(handle, turn_of(b), turn_of(a), (int)p->n, (int)p->m, (int)p->k, one, at[TN_VENDOR_B], type,
-                            (int)b->ld, b->batch_stride, at[TN_VENDOR_A], type, (int)a->ld, a->batch_stride, zero,
-                            at[TN_VENDOR_C], type, (int)c->ld, c->batch_stride, at[TN_VENDOR_C], type, (int)c->ld,
-                            c->batch_stride, (int)p->batch, sums, rocblas_gemm_algo_standard, 0, 0);
+    return calls.multiply(handle, turn_of(b), turn_of(a), (int)p->n, (int)p->m, (int)p->k, one, at[TN_VENDOR_B], type,
+                          (int)b->ld, b->batch_stride, at[TN_VENDOR_A], type, (int)a->ld, a->batch_stride, zero,
+                          at[TN_VENDOR_C], type, (int)c->ld, c->batch_stride, at[TN_VENDOR_C], type, (int)c->ld,
+                          c->batch_stride, (int)p->batch, sums, rocblas_gemm_algo_standard, 0, 0);
 }
 
 /* Between begin and end a product is not computed, and says what it would want. */
@@ -126,13 +113,9 @@ static tn_status rocblas_make(void *handle, const tn_lent *lent, const tn_vendor
     (void)lent;
     rocblas_call *c = tn_mem_zalloc(1, sizeof *c);
     if (!c) return TN_ERR_MEMORY;
-    c->p = *p;
-    tn_status s = ask_workspace(handle, c);
-    if (s != TN_OK) {
-        tn_mem_free(c);
-        return s;
-    }
     *call = c;
+    c->p = *p;
+    TRY(ask_workspace(handle, c));
     *workspace = c->workspace;
     return TN_OK;
 }

@@ -68,7 +68,8 @@ typedef struct tn_vendor_library {
     /* On the device whose queue is lent. *handle is used by one thread at a time. */
     tn_status (*open)(const tn_lent *lent, void **handle);
     void (*close)(const tn_lent *lent, void *handle);
-    /* Chooses how. TN_ERR_UNSUPPORTED: it has nothing for this product. workspace: bytes that a run wants. */
+    /* Chooses how. TN_ERR_UNSUPPORTED: it has nothing for this product. workspace: bytes that a run wants. What *call
+     * holds, also after a failure, is freed by the caller. */
     tn_status (*make)(void *handle, const tn_lent *lent, const tn_vendor_product *p, void **call, size_t *workspace);
     /* The same for a convolution. A library has one of the two, the other one is NULL. */
     tn_status (*make_conv)(void *handle, const tn_lent *lent, const tn_vendor_conv *c, void **call, size_t *workspace);
@@ -92,5 +93,15 @@ typedef struct tn_vendor_error {
     tn_status status;
 } tn_vendor_error;
 tn_status tn_vendor_check(const tn_vendor_library *l, const tn_vendor_error *errors, int code, const char *call);
+
+/* A library's calls, out of a list of X(field, name, parameters): the struct `calls` of pointers to them, `symbols` to
+ * find them by, and of each its number there, CALL_field. */
+#define TN_VENDOR_FIELD(field, name, parameters) int(*field) parameters;
+#define TN_VENDOR_SYMBOL(field, name, parameters) {name, (void **)&calls.field, false},
+#define TN_VENDOR_NUMBER(field, name, parameters) CALL_##field,
+#define TN_VENDOR_CALLS(LIST)                                    \
+    static struct { LIST(TN_VENDOR_FIELD) } calls;               \
+    static const tn_symbol symbols[] = {LIST(TN_VENDOR_SYMBOL)}; \
+    enum { LIST(TN_VENDOR_NUMBER) }
 
 #endif

@@ -16,7 +16,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 OURS = (ROOT / "src" / "drivers" / "cuda.h").read_text()
-ERRORS = (ROOT / "src" / "drivers" / "cuda.c").read_text()
+ERRORS = (ROOT / "src" / "drivers" / "probe_cuda.c").read_text()
 
 SMALL = {"int", "unsigned", "unsigned int", "unsigned char", "CUdevice", "hipDevice_t", "CUdevice_attribute",
          "hipDeviceAttribute_t", "CUfunction_attribute", "hipFunction_attribute", "float", "uint32_t", "cudaDataType", "cudaDataType_t",
