@@ -1,4 +1,5 @@
 /* gpu_context.c — of the double of CUDA and ROCm: beginning a call, misuse and faults, devices and contexts. */
+#include "../fakes/fault_counter.h"
 #include "gpu.h"
 
 #include <pthread.h>
@@ -25,26 +26,9 @@ static __thread gpu_context *current;
 static __thread gpu_context *below[16] __attribute__((unused)); /* CUDA's stack of contexts, without the uppermost */
 static __thread int depth __attribute__((unused));
 
-/* ---- faults: the functions of tests/fakes/faults.h -------------------------------------------------------- */
+/* ---- faults and counts ------------------------------------------------------------------------------------------- */
 
-static long counted, live, failures;
-static char wanted[64];
-static long at;
-static int with;
-static bool on_and_on;
-
-void faults_arm(const char *name, long n, int error, int forever) {
-    pthread_mutex_lock(&lock);
-    snprintf(wanted, sizeof wanted, "%s", name ? name : "");
-    at = n;
-    with = error;
-    on_and_on = forever;
-    counted = failures = 0;
-    pthread_mutex_unlock(&lock);
-}
-
-long faults_counted(void) { return counted; }
-long faults_failures(void) { return failures; }
+static long live;
 
 /* Contexts, objects and allocations that were not given back. */
 long faults_live(void) {
@@ -58,14 +42,6 @@ long faults_live(void) {
 
 long double_misuses(void) { return misuses; }
 
-static bool fails(const char *name, bool gives_back) {
-    bool eligible = wanted[0] ? !strcmp(wanted, name) : !gives_back;
-    counted += eligible;
-    bool now = eligible && at > 0 && (counted == at || (on_and_on && counted > at));
-    failures += now;
-    return now;
-}
-
 static void tell_counts(void) {
     engine_counts c = engine_get_counts();
     fprintf(stderr, "double: %s: %llu launches, %llu items, %llu switches, %llu compiled, %llu from disk\n", TITLE,
@@ -75,10 +51,7 @@ static void tell_counts(void) {
 
 __attribute__((constructor)) static void start(void) {
     const char *devices = getenv("DOUBLE_DEVICES"), *memory = getenv("DOUBLE_MEMORY"), *seed = getenv("DOUBLE_SEED");
-    const char *arch = getenv("DOUBLE_ARCH"), *fault = getenv("DOUBLE_FAULT");
-    char name[64];
-    long n;
-    int error;
+    const char *arch = getenv("DOUBLE_ARCH");
     if (devices) device_count = atoi(devices);
     if (device_count > MOST_DEVICES) device_count = MOST_DEVICES;
     if (memory) gpu_memory_limit = strtoull(memory, NULL, 10);
@@ -89,8 +62,7 @@ __attribute__((constructor)) static void start(void) {
     random_state = gpu_seed;
     for (int i = 0; i < MOST_DEVICES; i++)
         gpu_contexts[i].device = i;
-    if (fault && sscanf(fault, "%63[^:]:%ld:%d", name, &n, &error) == 3)
-        faults_arm(strcmp(name, "any") ? name : NULL, n, error, 0);
+    fault_arm_by("DOUBLE_FAULT");
     if (getenv("DOUBLE_COUNTS")) atexit(tell_counts);
 }
 
@@ -128,8 +100,8 @@ gpu_call gpu_enter(const char *name, int needs) {
     pthread_mutex_lock(&lock);
     gpu_call call = {.name = name};
     bool gives_back = needs & GIVES_BACK;
-    if (fails(name, gives_back))
-        call.error = with;
+    if (fails(name, !gives_back))
+        call.error = fault.with;
     else if ((needs & NEEDS_INIT) && !initialised && API(true, false))
         call.error = gpu_misuse(&call, E_INIT, "before cuInit");
     if (call.error || (needs & NEEDS_CONTEXT) != NEEDS_CONTEXT) return call;

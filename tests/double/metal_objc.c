@@ -3,6 +3,7 @@
  * objc_msgSend looks the selector up in the receiver's class and jumps to the method with all arguments as they came,
  * so that methods are plain functions of their own types. An object whose count has come to nothing stays in memory,
  * without what it held: a message to it is told with its class's name. */
+#include "../fakes/fault_counter.h"
 #include "metal.h"
 
 #include <pthread.h>
@@ -15,46 +16,22 @@ uint64_t metal_seed = 1;
 bool metal_old;
 
 static pthread_mutex_t lock;
-static long live, misuses, counted, failures;
+static long live, misuses;
 static bool ends_on_misuse;
 static uint64_t random_state;
 
 /* ---- faults and counts ------------------------------------------------------------------------------------------- */
 
-static char wanted[64]; /* the only selector that fails; "": any */
-static long at;         /* the message that fails; 0: none */
-static int with;
-static bool on_and_on; /* all from that one on fail */
-
-METAL_EXPORT void faults_arm(const char *name, long n, int error, int forever);
-METAL_EXPORT long faults_counted(void);
 METAL_EXPORT long faults_live(void);
-METAL_EXPORT long faults_failures(void);
 METAL_EXPORT long double_misuses(void);
 
-/* As in tests/fakes/opencl_faults.c. `error`: of command buffers (MTLCommandBufferError). */
-void faults_arm(const char *name, long n, int error, int forever) {
-    HOLD;
-    snprintf(wanted, sizeof wanted, "%s", name ? name : "");
-    at = n;
-    with = error;
-    on_and_on = forever;
-    counted = failures = 0;
-}
-
-long faults_counted(void) { return counted; }
-long faults_failures(void) { return failures; }
 long faults_live(void) { return live; }
 long double_misuses(void) { return misuses; }
 
+/* `error`: of command buffers (MTLCommandBufferError). */
 bool metal_fails(const char *name, int *error) {
-    HOLD;
-    if (wanted[0] && strcmp(wanted, name)) return false;
-    counted++;
-    bool now = at > 0 && (counted == at || (on_and_on && counted > at));
-    failures += now;
-    *error = with;
-    return now;
+    *error = fault.with;
+    return fails(name, true);
 }
 
 uint64_t metal_random(uint64_t n) { return metal_seed && n ? engine_random(&random_state) % n : 0; }
@@ -68,10 +45,7 @@ static void tell_counts(void) {
 
 __attribute__((constructor)) static void start(void) {
     pthread_mutexattr_t recursive;
-    const char *seed = getenv("DOUBLE_SEED"), *fault = getenv("DOUBLE_FAULT");
-    char name[64];
-    long n;
-    int error;
+    const char *seed = getenv("DOUBLE_SEED");
     pthread_mutexattr_init(&recursive);
     pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
     pthread_mutex_init(&lock, &recursive);
@@ -79,13 +53,7 @@ __attribute__((constructor)) static void start(void) {
     random_state = metal_seed;
     metal_old = getenv("DOUBLE_OLD") != NULL;
     ends_on_misuse = getenv("DOUBLE_ABORT") != NULL;
-    const char *behind = fault ? strrchr(fault, ':') : NULL; /* selectors have colons themselves */
-    while (behind && behind > fault && *--behind != ':')
-        continue;
-    if (behind && sscanf(behind, ":%ld:%d", &n, &error) == 2) {
-        snprintf(name, sizeof name, "%.*s", (int)(behind - fault), fault);
-        faults_arm(strcmp(name, "any") ? name : NULL, n, error, 0);
-    }
+    fault_arm_by("DOUBLE_FAULT");
     if (getenv("DOUBLE_COUNTS")) atexit(tell_counts);
 }
 

@@ -10,62 +10,20 @@
 #define TN_TESTS_FAULTS_H
 
 #include <dlfcn.h>
-#include <pthread.h>
-#include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+
+#include "fault_counter.h"
 
 typedef intptr_t function(intptr_t, intptr_t, intptr_t, intptr_t, intptr_t, intptr_t, intptr_t, intptr_t, intptr_t,
                           intptr_t);
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static long counted, live, failures; /* calls that could fail since arming; objects; calls made to fail */
-static char wanted[64];              /* the only function that fails; "": any */
-static long at;                      /* the call that fails; 0: none */
-static int with;
-static bool on_and_on; /* all calls from that one fail */
+static long live; /* objects */
 
-/* From now on the n-th call of `name` (NULL: of any) fails with `error`, and with `forever` all behind it; n = 0: none
- * does. Counting begins anew. */
-void faults_arm(const char *name, long n, int error, int forever);
-void faults_arm(const char *name, long n, int error, int forever) {
-    pthread_mutex_lock(&lock);
-    snprintf(wanted, sizeof wanted, "%s", name ? name : "");
-    at = n;
-    with = error;
-    on_and_on = forever;
-    counted = failures = 0;
-    pthread_mutex_unlock(&lock);
-}
-
-long faults_counted(void);
-long faults_live(void);
-long faults_failures(void);
-long faults_counted(void) { return counted; }
+FAULT_EXPORT long faults_live(void);
 long faults_live(void) { return live; }
-long faults_failures(void) { return failures; }
 
-__attribute__((constructor)) static void arm_from_environment(void) {
-    const char *fault = getenv("FAULT");
-    char name[64];
-    long n;
-    int error;
-    if (fault && sscanf(fault, "%63[^:]:%ld:%d", name, &n, &error) == 3)
-        faults_arm(strcmp(name, "any") ? name : NULL, n, error, 0);
-}
-
-/* Whether this call fails; counts it. `may`: without being named. */
-static bool fails(const char *name, bool may) {
-    pthread_mutex_lock(&lock);
-    bool eligible = wanted[0] ? !strcmp(wanted, name) : may;
-    counted += eligible;
-    bool now = eligible && at > 0 && (counted == at || (on_and_on && counted > at));
-    failures += now;
-    pthread_mutex_unlock(&lock);
-    return now;
-}
+__attribute__((constructor)) static void arm_from_environment(void) { fault_arm_by("FAULT"); }
 
 static void count(long change) {
     pthread_mutex_lock(&lock);

@@ -58,8 +58,8 @@ static intptr_t pass(int i, const intptr_t *w) {
     int32_t *error = row->error_at == NONE ? NULL : (int32_t *)w[row->error_at];
     if (!real[i]) return row->error_at == NONE ? -59 : 0;
     if (fails(row->name, row->lives >= 0)) {
-        if (error) *error = with;
-        return row->error_at == NONE ? with : 0;
+        if (error) *error = fault.with;
+        return row->error_at == NONE ? fault.with : 0;
     }
     intptr_t result = real[i](w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9]);
     bool good = row->error_at == NONE ? (int32_t)result == 0 : result != 0;

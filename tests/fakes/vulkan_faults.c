@@ -55,7 +55,7 @@ static function *real[CALL_COUNT];
 
 static intptr_t pass(int i, const intptr_t *w) {
     const struct row *row = &rows[i];
-    if (fails(row->name, row->result)) return with;
+    if (fails(row->name, row->result)) return fault.with;
     intptr_t result = real[i](w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9]);
     if (row->lives == MAKES && (int32_t)result == 0) count(1);
     if (row->lives == ENDS && (w[1] || i == INDEX_vkDestroyDevice)) count(-1);

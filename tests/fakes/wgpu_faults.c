@@ -33,12 +33,12 @@ typedef void lost_function(void *const *device, uint32_t reason, wgpu_text messa
 static wgpu_text words(const char *name) { return (wgpu_text){name, SIZE_MAX}; }
 
 static void tell(const char *name) {
-    if (with == LOST && on_lost.call)
+    if (fault.with == LOST && on_lost.call)
         ((lost_function *)(void *)on_lost.call)(NULL, 1, words("a test took it away"), on_lost.a, on_lost.b);
     else if (open_scopes)
-        caught = with;
+        caught = fault.with;
     else if (on_error.call)
-        on_error.call(NULL, (uint32_t)with, words(name), on_error.a, on_error.b);
+        on_error.call(NULL, (uint32_t)fault.with, words(name), on_error.a, on_error.b);
 }
 
 /* name, what becomes of the count of objects, whether any may fail */
