@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "drivers/metal.h"
+#include "drivers/probe_metal.h"
 #include "hal/hal.h"
 #include "hal/loss.h"
 #include "hal/room.h"
@@ -448,32 +448,10 @@ static void metal_close(void *device) {
     tn_mem_free(d);
 }
 
-/* The device of this number, retained. */
-static tn_status find_device(int index, object *out) {
-    const tn_library_spec *which;
-    tn_reason why;
-    object list[METAL_DEVICES];
-    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env))
-        return tn_fail(TN_ERR_UNAVAILABLE, "Metal exists on Apple's systems alone");
-    if (!tn_metal_load(false, &which, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
-    void *pool = tn_objc.pool_push();
-    int count = tn_metal_devices(list);
-    for (int i = 0; i < count; i++) {
-        if (i == index)
-            *out = list[i];
-        else
-            metal_release(list[i]);
-    }
-    tn_objc.pool_pop(pool);
-    if (index >= 0 && index < count) return TN_OK;
-    return tn_fail(TN_ERR_UNAVAILABLE, "metal:%d does not exist; Metal has %d device%s", index, count,
-                   count == 1 ? "" : "s");
-}
-
 static tn_status metal_open(int index, const tn_device_options *options, void **device) {
     (void)options;
     object found = NULL;
-    TRY(find_device(index, &found));
+    TRY(tn_metal_find(index, &found));
     mtl_device *d = tn_mem_zalloc(1, sizeof *d);
     if (!d) {
         metal_release(found);

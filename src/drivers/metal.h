@@ -9,8 +9,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "drivers/probe.h"
-
 typedef struct metal_object *object;
 typedef struct metal_selector *selector;
 
@@ -102,54 +100,5 @@ enum {
     X(9, "invalid resource", "please report this")                                               \
     X(11, "the device was removed", "use another device")                                        \
     X(12, "a stack ran over", "please report this")
-
-/* The functions of the two libraries. */
-typedef struct metal_functions {
-    void (*send)(void);
-    selector (*selector_named)(const char *);
-    object (*class_named)(const char *);
-    void *(*pool_push)(void);
-    void (*pool_pop)(void *);
-    object (*all_devices)(void);    /* macOS */
-    object (*default_device)(void); /* everywhere */
-} metal_functions;
-extern metal_functions tn_objc;
-
-enum {
-#define X(name, text, result, parameters) MESSAGE_##name,
-    MESSAGES(X)
-#undef X
-        MESSAGE_COUNT
-};
-
-#define X(name, text, result, parameters) typedef result message_##name parameters;
-MESSAGES(X)
-#undef X
-extern selector tn_metal_selectors[MESSAGE_COUNT];
-
-/* ASK sends a message without arguments, SEND one with. A message to NULL does nothing and yields 0. */
-#define ASK(message, to) (((message_##message *)tn_objc.send)((to), tn_metal_selectors[MESSAGE_##message]))
-#define SEND(message, to, ...) \
-    (((message_##message *)tn_objc.send)((to), tn_metal_selectors[MESSAGE_##message], __VA_ARGS__))
-
-static inline void metal_release(object o) {
-    if (o) ASK(release, o);
-}
-
-static inline const char *metal_text(object string, const char *otherwise) {
-    const char *text = string ? ASK(utf8, string) : NULL;
-    return text ? text : otherwise;
-}
-
-/* Opens both libraries once a process; hal probes and opens under one lock. A probe's own process looks anew: its
- * environment may not be the one in which this process opened them. *which is the library of *why. */
-bool tn_metal_load(bool anew, const tn_library_spec **which, tn_reason *why);
-
-/* The devices, retained; how many. */
-enum { METAL_DEVICES = 16 };
-int tn_metal_devices(object list[METAL_DEVICES]);
-
-void tn_metal_probe(tn_probe *out);
-void tn_metal_watch(tn_watch_add *add, void *ctx);
 
 #endif

@@ -167,9 +167,8 @@ static const char INSTALL_NVRTC[] =
 static const char LOAD_NVIDIA[] =
     "load NVIDIA's kernel module (nvidia-smi shows whether it runs); in a container, pass the GPU in";
 
-#define X(code, cuda, hip, status, advice) {code, cuda, status, advice},
-static const tn_call_error cuda_rows[] = {ERRORS(X)};
-#undef X
+#define CUDA_ROW(code, cuda, hip, status, advice) {code, cuda, status, advice},
+static const tn_call_error cuda_rows[] = {ERRORS(CUDA_ROW)};
 static const tn_call_errors cuda_errors = {.rows = cuda_rows, .count = TN_COUNT(cuda_rows), .positive = true};
 
 static const meaning cuda_meanings[] = {
@@ -304,9 +303,8 @@ static const char INSTALL_HIPRTC[] =
     "TRUNNION_HIPRTC_LIB may name the file";
 static const char LOAD_AMD[] = "load the kernel module amdgpu; in a container, pass /dev/kfd and /dev/dri in";
 
-#define X(code, cuda, hip, status, advice) {code, hip, status, advice},
-static const tn_call_error hip_rows[] = {ERRORS(X)};
-#undef X
+#define HIP_ROW(code, cuda, hip, status, advice) {code, hip, status, advice},
+static const tn_call_error hip_rows[] = {ERRORS(HIP_ROW)};
 static const tn_call_errors hip_errors = {.rows = hip_rows, .count = TN_COUNT(hip_rows), .positive = true};
 
 static const meaning rocm_meanings[] = {

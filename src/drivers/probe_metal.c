@@ -1,10 +1,10 @@
 /* probe_metal.c — Apple's Metal: its libraries, the messages by their selectors, and looking for devices.
  *
- * What is sent is spelled once, in metal.h; here each message gets its selector. What computes is in metal.c. */
+ * What is sent is spelled out in metal.h; here each message gets its selector. What computes is in metal.c. */
 #include <stdint.h>
 #include <stdio.h>
 
-#include "drivers/metal.h"
+#include "drivers/probe_metal.h"
 #include "hal/hal.h"
 
 #if TRUNNION_WITH_METAL
@@ -39,7 +39,9 @@ static const char *const selector_texts[MESSAGE_COUNT] = {
 };
 selector tn_metal_selectors[MESSAGE_COUNT];
 
-bool tn_metal_load(bool anew, const tn_library_spec **which, tn_reason *why) {
+/* Opens both once a process; hal probes and opens under one lock. A probe's own process looks anew: its environment may
+ * not be the one in which this process opened them. *which is the library of *why. */
+static bool load_libraries(bool anew, const tn_library_spec **which, tn_reason *why) {
     static bool loaded;
     if (loaded && !anew) return true;
     *which = &objc_library;
@@ -53,11 +55,14 @@ bool tn_metal_load(bool anew, const tn_library_spec **which, tn_reason *why) {
 
 /* ---- finding devices --------------------------------------------------------------------------------------------- */
 
-int tn_metal_devices(object list[METAL_DEVICES]) {
+enum { MOST_DEVICES = 16 };
+
+/* The devices, retained. */
+static int list_devices(object list[MOST_DEVICES]) {
     object all = tn_objc.all_devices ? tn_objc.all_devices() : NULL;
     uint64_t there = all ? ASK(count, all) : 0;
     int count = 0;
-    for (; (uint64_t)count < there && count < METAL_DEVICES; count++)
+    for (; (uint64_t)count < there && count < MOST_DEVICES; count++)
         list[count] = ASK(retain, SEND(object_at, all, (uint64_t)count));
     metal_release(all);
     if (count) return count;
@@ -77,25 +82,46 @@ static void describe(tn_probe *out, object device) {
 void tn_metal_probe(tn_probe *out) {
     const tn_library_spec *which;
     tn_reason why;
-    object list[METAL_DEVICES];
+    object list[MOST_DEVICES];
     if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env)) {
         tn_probe_reason(out, TN_REASON_PLATFORM, "", "Metal exists on Apple's systems alone");
         return;
     }
     if (!tn_library_locate(&metal_library, out->library, sizeof out->library)) out->library[0] = 0;
-    if (!tn_metal_load(TN_PROBE_ISOLATE, &which, &why)) {
+    if (!load_libraries(TN_PROBE_ISOLATE, &which, &why)) {
         if (!tn_library_locate(which, out->library, sizeof out->library)) out->library[0] = 0;
         tn_probe_reason(out, why.code, why.fix, "%s", why.text);
         return;
     }
     void *pool = tn_objc.pool_push(); /* names live until it is popped */
-    int count = tn_metal_devices(list);
+    int count = list_devices(list);
     for (int i = 0; i < count; i++) {
         describe(out, list[i]);
         metal_release(list[i]);
     }
     tn_objc.pool_pop(pool);
     if (!count) tn_probe_reason(out, TN_REASON_NO_DEVICE, "", "Metal runs, and has no device");
+}
+
+tn_status tn_metal_find(int index, object *out) {
+    const tn_library_spec *which;
+    tn_reason why;
+    object list[MOST_DEVICES];
+    if (!TN_PROBE_ON_APPLE && !tn_env(metal_library.env))
+        return tn_fail(TN_ERR_UNAVAILABLE, "Metal exists on Apple's systems alone");
+    if (!load_libraries(false, &which, &why)) return tn_fail(TN_ERR_UNAVAILABLE, "%s; %s", why.text, why.fix);
+    void *pool = tn_objc.pool_push();
+    int count = list_devices(list);
+    for (int i = 0; i < count; i++) {
+        if (i == index)
+            *out = list[i];
+        else
+            metal_release(list[i]);
+    }
+    tn_objc.pool_pop(pool);
+    if (index >= 0 && index < count) return TN_OK;
+    return tn_fail(TN_ERR_UNAVAILABLE, "metal:%d does not exist; Metal has %d device%s", index, count,
+                   count == 1 ? "" : "s");
 }
 
 void tn_metal_watch(tn_watch_add *add, void *ctx) {
