@@ -29,13 +29,14 @@ kir_target kir_device_target(const kir_device *d, bool index32) {
                         .i64 = d->caps.i64,
                         .words_only = d->caps.words_only,
                         .features = d->caps.features,
+                        .window = tn_window_bytes(&d->caps),
                         .lanes = d->caps.matrix ? (int)d->caps.subgroup : 0};
 }
 
 static void *load(const kir_device *d, const kir_program *p, const kir_rendering *k) {
     void *module = NULL;
     tn_rendered_code rendered;
-    tn_code_of_rendering(d->caps.code, p, k, &rendered);
+    tn_code_of_rendering(&d->caps, p, k, &rendered);
     if (d->driver->load(d->handle, &rendered.code, &module) != TN_OK) fail_msg("%s", tn_error());
     return module;
 }

@@ -310,14 +310,23 @@ static void what_is_read_anywhere_is_within_reach(void **state) {
     wrap_now = (wrap_nature){.max_buffer = 1 << 16};
     tn_device *d = open_wrapped();
     assert_true(tn_kernel_can(d, p, sizes, &a));
-    assert_true(tn_kernel_reaches(d, p, X, 1 << 12, &a));
-    assert_false(tn_kernel_reaches(d, p, X, 1 << 17, &a));
+    assert_true(tn_kernel_reaches(d, p, X, 1 << 12, false, &a));
+    assert_false(tn_kernel_reaches(d, p, X, 1 << 17, false, &a));
     assert_string_equal(a.code, "buffer_too_large");
     assert_string_equal(a.why, "binds 65536 bytes at once, this kernel reads anywhere in 131072");
-    assert_true(tn_kernel_reaches(d, p, Y, 1 << 17, &a));
+    assert_true(tn_kernel_reaches(d, p, Y, 1 << 17, false, &a));
     d->caps.joins = true;
     d->caps.max_bindings = 9; /* three to a buffer */
-    assert_true(tn_kernel_reaches(d, p, X, 1 << 17, &a));
+    assert_true(tn_kernel_reaches(d, p, X, 1 << 17, false, &a));
+    d->caps.joins = false;
+    d->caps.code = TN_CODE_SPIRV;
+    assert_false(tn_kernel_reaches(d, p, X, 1 << 17, false, &a));
+    d->caps.features |= TN_SPIRV_WINDOWS;
+    assert_true(tn_kernel_reaches(d, p, X, 1 << 17, false, &a));
+    assert_int_equal(p->windows[X], 3);                           /* the first may begin an alignment before */
+    assert_false(tn_kernel_reaches(d, p, X, 1 << 20, false, &a)); /* 17 and two others are more than nine */
+    assert_true(tn_kernel_reaches(d, p, Y, 1 << 17, true, &a));
+    assert_int_equal(p->windows[X] + p->windows[Y], 4);
     close_wrapped(d);
     kir_free(p);
     tn_mem_free(sizes);

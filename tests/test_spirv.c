@@ -5,7 +5,7 @@
  * Vulkan device, where it rounds as IEEE 754 has it. */
 #include "test_support.h"
 
-#include "hal/hal.h"
+#include "hal/code.h"
 #include "kir/render.h"
 #include "kir_cases.h"
 #include "kir_device.h"
@@ -62,15 +62,19 @@ static void check_words(const kir_rendering *r) {
 /* ---- every program ----------------------------------------------------------------------------------------------- */
 
 /* false: a program that this device cannot have. */
-static bool check(const kir_program *p, size_t device, const char *what) {
+static bool check_for(const kir_program *p, kir_target target, const char *what) {
     kir_rendering r;
-    tn_status s = kir_render(p, &DEVICES[device].target, &r);
+    tn_status s = kir_render(p, &target, &r);
     if (s == TN_ERR_UNSUPPORTED) return false;
     assert_ok(s);
     check_words(&r);
     validate(&r, what);
     kir_rendering_free(&r);
     return true;
+}
+
+static bool check(const kir_program *p, size_t number, const char *what) {
+    return check_for(p, DEVICES[number].target, what);
 }
 
 static void every_operation_is_valid(void **state) {
@@ -231,6 +235,50 @@ static void random_programs_have_the_interpreters_bits(void **state) {
         assert_true(check_shared_rows(seed));
 }
 
+/* Some buffers in windows, as many as the device binds: each a fourth of all memory, or less. */
+static void take_windows(const kir_random *t, int first) {
+    enum { EACH = 6 };
+    uint8_t windows[KIR_MAX_BUFFERS] = {0};
+    for (int b = first % 3; b < t->program->n_buffers; b += 3) {
+        if (tn_global_bindings(t->program) + EACH - 1 > device.caps.max_bindings) break;
+        windows[b] = (uint8_t)(t->program->local[b] == 0 ? EACH : 0);
+        kir_set_windows(t->program, windows, t->program->n_buffers);
+    }
+    int64_t window = 1024;
+    while (4 * window < (int64_t)t->bytes + 4096)
+        window *= 2;
+    device.caps.max_buffer = window - device.caps.alignment;
+}
+
+/* On the device as it is, and as one that has nothing but words. */
+static void windows_have_the_interpreters_bits(void **state) {
+    (void)state;
+    enum { PLAIN = TN_SPIRV_FMA_SPLITS | TN_SPIRV_PRESERVE_32 | TN_SPIRV_DENORM_32 | TN_SPIRV_RTE_32 };
+    if (!device.handle) skip();
+    const tn_caps whole = device.caps;
+    for (int i = 0; i < kir_case_count + (int)cases(CASES); i++) {
+        kir_random t;
+        bool by_hand = i < kir_case_count;
+        device.caps = whole;
+        if (i % 3 == 2) {
+            device.caps.words_only = true;
+            device.caps.i64 = device.caps.f64 = device.caps.f16 = false;
+            device.caps.features &= PLAIN;
+        }
+        if (!by_hand)
+            kir_random_make(&t, (uint64_t)i, &(kir_random_options){.variables = true, .no_f64 = !device.caps.f64});
+        else if (kir_cases[i].f64 && !device.caps.f64)
+            continue;
+        else
+            kir_case_make(&t, &kir_cases[i]);
+        take_windows(&t, i);
+        if (i % 4 == 0) check_for(t.program, kir_device_target(&device, !device.caps.i64), "windows");
+        if (!check_on_device(&t, device.caps.i64 ? (uint64_t)i : 1))
+            fail_msg("%s, number %d", by_hand ? kir_cases[i].name : "seed", i);
+    }
+    device.caps = whole;
+}
+
 /* --plain, --long, --group or --rows, first seed, one past the last. */
 static int run_seeds(const char *kind, uint64_t begin, uint64_t end) {
     kir_random_options options = {.variables = true, .group = strcmp(kind, "--group") == 0};
@@ -254,6 +302,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(one_module_has_one_kernel),
         cmocka_unit_test(every_operation_has_the_interpreters_bits),
         cmocka_unit_test(random_programs_have_the_interpreters_bits),
+        cmocka_unit_test(windows_have_the_interpreters_bits),
     };
     return cmocka_run_group_tests(tests, prepare, close_device);
 }

@@ -61,6 +61,11 @@ typedef struct tn_code {
      * others in their place. */
     size_t head_size;
     int subgroup; /* items that have to run in step, whole subgroups of them; 0: the kernel has no subgroups */
+    /* TN_CODE_SPIRV, of a device with TN_SPIRV_WINDOWS: bindings that each buffer takes behind each other, valid during
+     * load(); NULL: one each. Those of a buffer with several hold window_bytes from the launch's place on, rounded down
+     * to the caps' alignment; where memory ends before, whatever the last one holds. */
+    const uint8_t *windows;
+    int64_t window_bytes;
 } tn_code;
 
 enum { TN_CUDA_DECLARED = 48 << 10 };
@@ -87,7 +92,8 @@ enum {
     /* Cooperative matrices (SPV_KHR_cooperative_matrix) have 8 rows, columns, steps of k; without the bit 16 */
     TN_SPIRV_MATRIX_M8 = 1 << 15,
     TN_SPIRV_MATRIX_N8 = 1 << 16,
-    TN_SPIRV_MATRIX_K8 = 1 << 17
+    TN_SPIRV_MATRIX_K8 = 1 << 17,
+    TN_SPIRV_WINDOWS = 1 << 18 /* load() heeds tn_code.windows */
 };
 
 /* … and one that takes WGSL. */

@@ -57,16 +57,26 @@ static void explain_native(const tn_graph_plan *g, const tn_group *group, tn_ker
     snprintf(reason->why, sizeof reason->why, "has no kernel for it");
 }
 
-/* Does it reach what the group's program reads wherever it likes? */
-static bool reaches(const tn_plan *p, const tn_graph_plan *g, const tn_group *group, tn_kernel_answer *reason) {
+/* Does it reach what the group's program reads wherever it likes, or all there is? */
+static bool reaches(const tn_plan *p, const tn_graph_plan *g, const tn_group *group, bool all,
+                    tn_kernel_answer *reason) {
     for (int b = 0; b < group->buffer_count; b++) {
         if (group->buffer_values[b] == TN_BLOCK) continue;
         tn_value v = g->values[group->buffer_values[b]];
         v.bytes = (int64_t)tn_node_bytes(v.node);
         if (v.slot >= 0) tn_span_of_leaf(&v);
-        if (!tn_kernel_reaches(p->device, group->program, b, v.byte_first + v.bytes, reason)) return false;
+        if (!tn_kernel_reaches(p->device, group->program, b, v.byte_first + v.bytes, all, reason)) return false;
     }
     return true;
+}
+
+/* Can it run the group's program? What no division makes small enough may still be reached as a whole. */
+static bool can_run(const tn_plan *p, const tn_graph_plan *g, const tn_group *group, tn_kernel_answer *reason) {
+    if (!reaches(p, g, group, false, reason)) return false;
+    if (tn_kernel_can(p->device, group->program, group->sizes, reason)) return true;
+    tn_kernel_answer again;
+    return !strcmp(reason->code, "buffer_too_large") && reaches(p, g, group, true, &again) &&
+           tn_kernel_can(p->device, group->program, group->sizes, reason);
 }
 
 /* Why the device does not take a group. *takes: it does, and the kernel is loaded. */
@@ -77,7 +87,7 @@ static tn_status ask(const tn_plan *p, const tn_graph_plan *g, tn_group *group, 
         explain_native(g, group, reason);
         return TN_OK;
     }
-    if (!tn_kernel_can(p->device, group->program, group->sizes, reason) || !reaches(p, g, group, reason)) return TN_OK;
+    if (!can_run(p, g, group, reason)) return TN_OK;
     tn_status s = tn_kernel_get(p->device, group->program, &group->kernel);
     *takes = s == TN_OK;
     if (s == TN_OK || s == TN_ERR_MEMORY) return s;

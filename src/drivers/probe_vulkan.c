@@ -311,7 +311,7 @@ static void fill_caps(vk_abilities *a, const vk_subgroup *subgroup, const vk_flo
         .subgroup = subgroup->size,
     };
     c->max_buffer = (int64_t)l->storage_range - c->alignment;
-    c->features = bit_if(a->storage_8.storage, TN_SPIRV_STORAGE_8) |
+    c->features = TN_SPIRV_WINDOWS | bit_if(a->storage_8.storage, TN_SPIRV_STORAGE_8) |
                   bit_if(a->storage_16.storage, TN_SPIRV_STORAGE_16) | bit_if(a->small.i8, TN_SPIRV_INT_8) |
                   bit_if(a->features.i16, TN_SPIRV_INT_16) | bit_if(a->small.f16, TN_SPIRV_FLOAT_16) |
                   float_features(floats);

@@ -1,8 +1,9 @@
 /* vulkan_launch.c — Vulkan: kernels (SPIR-V), their launches, and lists of these.
  *
- * A kernel is bound whole allocations, as far as a binding reaches, and finds its place in them by the bases among its
- * parameters, which lie in host memory: of the slot, or of the list. A list that is run again has command buffers of
- * its own: submitted behind what the stream's slot holds, and recorded anew only when other memory is bound. */
+ * A kernel is bound whole allocations, as far as a binding reaches (or in windows behind each other, where it was made
+ * for these), and finds its place in them by the bases among its parameters, which lie in host memory: of the slot, or
+ * of the list. A list that is run again has command buffers of its own: submitted behind what the stream's slot holds,
+ * and recorded anew only when other memory is bound. */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,7 +18,9 @@ typedef struct vk_module {
     uint64_t set_layout, layout, cache, pipeline;
     uint64_t last; /* number of the last submission that runs it; the stream's lock guards it */
     char name[48];
-    int buffer_count;
+    int buffer_count, binding_count;   /* a buffer may have several */
+    uint8_t windows[VK_MOST_BINDINGS]; /* of a buffer */
+    uint64_t window_bytes;
     size_t params_bytes, bases_at;
     size_t room; /* of the parameters, so that the next ones begin where they may */
     void *binary;
@@ -38,12 +41,12 @@ void tn_vulkan_unload(void *device, void *module) {
 /* The buffers, and behind them the parameters, whose place in their buffer is told at each launch. */
 static tn_status make_layout(vk_device *d, vk_module *m) {
     vk_binding bindings[VK_MOST_BINDINGS] = {{0}};
-    uint32_t n = (uint32_t)m->buffer_count;
+    uint32_t n = (uint32_t)m->binding_count;
     for (uint32_t i = 0; i <= n; i++)
         bindings[i] = (vk_binding){i, i < n ? STORAGE : STORAGE_MOVING, 1, SHADER_COMPUTE, NULL};
     const vk_set_layout_info set = {.kind = KIND_SET_LAYOUT, .count = n + 1, .bindings = bindings};
     TRY(check(d, tn_vk.CreateDescriptorSetLayout(d->device, &set, NULL, &m->set_layout), "vkCreateDescriptorSetLayout",
-              "%s, %u buffers", m->name, n + 1));
+              "%s, %u bindings", m->name, n + 1));
     const vk_pipeline_layout_info info = {.kind = KIND_PIPELINE_LAYOUT, .count = 1, .sets = &m->set_layout};
     return check(d, tn_vk.CreatePipelineLayout(d->device, &info, NULL, &m->layout), "vkCreatePipelineLayout", "%s",
                  m->name);
@@ -85,6 +88,18 @@ static tn_status check_code(const vk_device *d, const tn_code *code) {
                    code->size, first);
 }
 
+static tn_status count_bindings(const vk_device *d, const tn_code *code, vk_module *m) {
+    m->buffer_count = code->buffer_count;
+    m->window_bytes = (uint64_t)code->window_bytes;
+    for (int i = 0; i < m->buffer_count; i++) {
+        m->windows[i] = code->windows ? code->windows[i] : 1;
+        m->binding_count += m->windows[i];
+    }
+    if (m->binding_count < VK_MOST_BINDINGS) return TN_OK;
+    return tn_fail(TN_ERR_UNSUPPORTED, "%s: %s has %d bindings, and %d are the most", d->loss.id, m->name,
+                   m->binding_count, VK_MOST_BINDINGS - 1);
+}
+
 tn_status tn_vulkan_load(void *device, const tn_code *code, void **module) {
     vk_device *d = device;
     TRY(alive(d));
@@ -92,12 +107,12 @@ tn_status tn_vulkan_load(void *device, const tn_code *code, void **module) {
     vk_module *m = tn_mem_zalloc(1, sizeof *m);
     if (!m) return TN_ERR_MEMORY;
     snprintf(m->name, sizeof m->name, "%s", code->entry);
-    m->buffer_count = code->buffer_count;
     size_t step = (size_t)d->has.caps.alignment;
     m->params_bytes = code->params_bytes;
     m->room = (code->params_bytes + step - 1) / step * step;
     m->bases_at = code->bases_at;
-    tn_status s = make_layout(d, m);
+    tn_status s = count_bindings(d, code, m);
+    if (s == TN_OK) s = make_layout(d, m);
     if (s == TN_OK) s = make_pipeline(d, code, m);
     return tn_hand_out(s, m, tn_vulkan_unload, d, module);
 }
@@ -128,19 +143,24 @@ typedef struct place {
     uint64_t serial;
 } place;
 
-/* What a launch binds: each buffer's allocation, or as much of it from the launch's place on as a binding reaches; the
- * rest of the way is added to its base. */
+/* What a launch binds: each buffer's allocation, or as much of it from the launch's place on as a binding reaches, or
+ * its windows from there on; the rest of the way is added to its base. */
 static tn_status bind_buffers(vk_device *d, const vk_module *m, const tn_dispatch *l, uint64_t *params, place *places) {
     uint64_t *bases = params + m->bases_at / sizeof *bases, most = d->has.properties.limits.storage_range;
+    uint64_t step = (uint64_t)d->has.caps.alignment;
     for (int i = 0; i < m->buffer_count; i++) {
         vk_block *b;
         size_t at;
+        bool apart = m->windows[i] > 1;
         TRY(tn_vulkan_locate(d, l->buffers[i], 0, m->name, &b, &at));
-        uint64_t from = b->bytes <= most ? 0 : at / (uint64_t)d->has.caps.alignment * (uint64_t)d->has.caps.alignment;
-        if (from == b->bytes) from -= (uint64_t)d->has.caps.alignment; /* behind the last byte nothing is touched */
-        uint64_t size = b->bytes - from;
-        places[i] = (place){{b->buffer, from, size < most ? size : most}, b->serial};
+        uint64_t from = b->bytes <= most && !apart ? 0 : at / step * step, each = apart ? m->window_bytes : most;
+        if (from == b->bytes) from -= step; /* behind the last byte nothing is touched */
         bases[i] += at - from;
+        for (int k = 0; k < m->windows[i]; k++) {
+            uint64_t size = b->bytes - from;
+            *places++ = (place){{b->buffer, from, size < each ? size : each}, b->serial};
+            if (size > each) from += each;
+        }
         b->last = d->stream.submitted + 1;
     }
     return TN_OK;
@@ -151,7 +171,7 @@ static tn_status prepare_dispatch(vk_device *d, vk_module *m, const tn_dispatch 
                                   place *places) {
     memcpy(s->room.host + at, l->params, m->params_bytes);
     TRY(bind_buffers(d, m, l, (uint64_t *)(void *)(s->room.host + at), places));
-    places[m->buffer_count] = (place){{s->room.buffer, 0, m->params_bytes}, s->room.serial};
+    places[m->binding_count] = (place){{s->room.buffer, 0, m->params_bytes}, s->room.serial};
     m->last = d->stream.submitted + 1;
     return TN_OK;
 }
@@ -160,8 +180,8 @@ static tn_status prepare_dispatch(vk_device *d, vk_module *m, const tn_dispatch 
 static tn_status make_set(vk_device *d, const vk_module *m, const vk_slot *s, const place *places, uint64_t *set) {
     vk_write writes[VK_MOST_BINDINGS];
     const vk_set_info info = {.kind = KIND_SET, .pool = s->sets, .count = 1, .layouts = &m->set_layout};
-    uint32_t n = (uint32_t)m->buffer_count;
-    TRY(check(d, tn_vk.AllocateDescriptorSets(d->device, &info, set), "vkAllocateDescriptorSets", "%s, %u buffers",
+    uint32_t n = (uint32_t)m->binding_count;
+    TRY(check(d, tn_vk.AllocateDescriptorSets(d->device, &info, set), "vkAllocateDescriptorSets", "%s, %u bindings",
               m->name, n));
     for (uint32_t i = 0; i <= n; i++)
         writes[i] = (vk_write){.kind = KIND_WRITE,
@@ -189,13 +209,13 @@ static tn_status dispatch_one(vk_device *d, vk_module *m, const tn_dispatch *l, 
     vk_slot *s;
     size_t step = (size_t)d->has.caps.alignment;
     if (!has_work(l)) return TN_OK;
-    TRY(tn_vulkan_record(d, m->room + step, m->buffer_count, &s));
+    TRY(tn_vulkan_record(d, m->room + step, m->binding_count, &s));
     size_t at = (s->used + step - 1) / step * step;
     TRY(prepare_dispatch(d, m, l, s, at, places));
     TRY(make_set(d, m, s, places, &set));
     s->used = at + m->room;
     s->dispatches++;
-    s->bindings += m->buffer_count;
+    s->bindings += m->binding_count;
     if (first) tn_vulkan_follow(d, s, &s->room, &s->room);
     record_dispatch(m, s, l->groups, set, at);
     d->written = true;
@@ -265,7 +285,7 @@ tn_status tn_vulkan_list_make(void *device, const tn_list_item *items, int64_t c
     for (int64_t i = 0; i < count; i++) {
         const vk_module *m = items[i].module;
         room += m->room;
-        places += (size_t)m->buffer_count + 1;
+        places += (size_t)m->binding_count + 1;
     }
     if (room > MOST_LIST_ROOM)
         return tn_fail(TN_ERR_UNSUPPORTED, "%s: a list with %zu bytes of parameters", d->loss.id, room);
@@ -289,7 +309,7 @@ static tn_status record_copy_of(vk_device *d, vk_copy *c, const tn_list_item *it
             record_dispatch(m, &c->slot, items[i].dispatch.groups, set, at);
         }
         at += m->room;
-        places += m->buffer_count + 1;
+        places += m->binding_count + 1;
     }
     tn_vulkan_barrier(d, c->slot.commands, STAGE_HOST, HOST_READ | HOST_WRITE);
     return check(d, tn_vk.EndCommandBuffer(c->slot.commands), "vkEndCommandBuffer", "%lld launches", (long long)count);
@@ -304,7 +324,7 @@ static tn_status prepare_copy(vk_device *d, const vk_list *l, const vk_copy *c, 
         vk_module *m = items[i].module;
         if (has_work(&items[i].dispatch)) TRY(prepare_dispatch(d, m, &items[i].dispatch, &c->slot, at, places));
         at += m->room;
-        places += m->buffer_count + 1;
+        places += m->binding_count + 1;
     }
     return TN_OK;
 }

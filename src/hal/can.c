@@ -13,7 +13,7 @@ typedef struct needs {
 } needs;
 
 static needs needs_of(const kir_program *p) {
-    needs n = {.bindings = tn_global_buffers(p), .items = kir_items(p), .local_bytes = kir_local_bytes(p)};
+    needs n = {.bindings = tn_global_bindings(p), .items = kir_items(p), .local_bytes = kir_local_bytes(p)};
     for (int i = 0; i < p->n_ins; i++) {
         n.f64 |= p->ins[i].type == KIR_F64;
         n.i64 |= p->ins[i].type == KIR_I64 || p->ins[i].type == KIR_U64;
@@ -94,12 +94,33 @@ bool tn_kernel_can(tn_device *d, const kir_program *p, const int64_t *sizes, tn_
     return true;
 }
 
-bool tn_kernel_reaches(tn_device *d, const kir_program *p, int buffer, int64_t bytes, tn_kernel_answer *answer) {
-    int64_t reach = tn_reach(d, p);
-    if (bytes <= reach - d->caps.alignment) return true;
-    for (int i = 0; i < p->n_sized; i++)
-        if (p->access[i].buffer == buffer && p->access[i].dyn != KIR_NONE)
-            return no(answer, "buffer_too_large", "binds %lld bytes at once, this kernel reads anywhere in %lld",
-                      (long long)reach, (long long)bytes);
+/* Makes the program bind a buffer in so many windows as reach so far, from a place within an alignment on; false where
+ * the device has no windows, or too few. */
+static bool take_windows(const tn_caps *c, kir_program *p, int buffer, int64_t bytes) {
+    uint8_t windows[KIR_MAX_BUFFERS];
+    int64_t each = tn_window_bytes(c), count = (bytes + c->alignment - 1) / tn_max64(1, each) + 1;
+    if (c->code != TN_CODE_SPIRV || !(c->features & TN_SPIRV_WINDOWS) || kir_lanes(p) || count > UINT8_MAX)
+        return false;
+    if (bytes / (int64_t)tn_dtype_size((tn_dtype)p->buffer_dtype[buffer]) > INT32_MAX) return false;
+    memcpy(windows, p->windows, sizeof windows);
+    windows[buffer] = 1;
+    kir_set_windows(p, windows, KIR_MAX_BUFFERS);
+    if (tn_global_bindings(p) - 1 + count > c->max_bindings) return false;
+    windows[buffer] = (uint8_t)count;
+    kir_set_windows(p, windows, KIR_MAX_BUFFERS);
     return true;
+}
+
+static bool reads_anywhere(const kir_program *p, int buffer) {
+    for (int i = 0; i < p->n_sized; i++)
+        if (p->access[i].buffer == buffer && p->access[i].dyn != KIR_NONE) return true;
+    return false;
+}
+
+bool tn_kernel_reaches(tn_device *d, kir_program *p, int buffer, int64_t bytes, bool all, tn_kernel_answer *answer) {
+    int64_t reach = tn_reach(d, p);
+    if (bytes <= reach - d->caps.alignment || !(all || reads_anywhere(p, buffer))) return true;
+    return take_windows(&d->caps, p, buffer, bytes) ||
+           no(answer, "buffer_too_large", "binds %lld bytes at once, this kernel reads anywhere in %lld",
+              (long long)reach, (long long)bytes);
 }

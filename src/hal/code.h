@@ -34,8 +34,9 @@ typedef struct tn_rendered_code {
     tn_code code;
     bool written[KIR_MAX_BUFFERS];
     tn_dtype elements[KIR_MAX_BUFFERS];
+    uint8_t windows[KIR_MAX_BUFFERS];
 } tn_rendered_code;
-void tn_code_of_rendering(tn_code_form form, const kir_program *p, const kir_rendering *r, tn_rendered_code *out);
+void tn_code_of_rendering(const tn_caps *c, const kir_program *p, const kir_rendering *r, tn_rendered_code *out);
 
 /* One form of a kernel as a driver has it. */
 typedef struct tn_loaded {
@@ -83,6 +84,20 @@ static inline int tn_global_buffers(const kir_program *p) {
     for (int b = 0; b < p->n_buffers; b++)
         n += !tn_is_local(p, b);
     return n;
+}
+
+/* Bindings of a kernel: one a global buffer, or its windows. */
+static inline int tn_global_bindings(const kir_program *p) {
+    int n = 0;
+    for (int b = 0; b < p->n_buffers; b++)
+        n += tn_is_local(p, b) ? 0 : p->windows[b] ? p->windows[b] : 1;
+    return n;
+}
+
+/* Bytes of a window: the largest power of two that a binding holds. */
+static inline int64_t tn_window_bytes(const tn_caps *c) {
+    int64_t binding = c->max_buffer < INT64_MAX - c->alignment ? c->max_buffer + c->alignment : INT64_MAX;
+    return binding > 0 ? (int64_t)1 << (63 - __builtin_clzll((uint64_t)binding)) : 0;
 }
 
 /* Bytes of a buffer that a launch of this kernel can reach from the address that it is given: by one binding, or by

@@ -68,14 +68,15 @@ static tn_status load_cached(tn_device *d, tn_code *code, void **handle) {
     return TN_OK;
 }
 
-void tn_code_of_rendering(tn_code_form form, const kir_program *p, const kir_rendering *r, tn_rendered_code *out) {
+void tn_code_of_rendering(const tn_caps *c, const kir_program *p, const kir_rendering *r, tn_rendered_code *out) {
     int n = 0;
     for (int b = 0; b < p->n_buffers; b++) {
         if (tn_is_local(p, b)) continue;
         out->written[n] = p->buffer_written[b];
+        out->windows[n] = p->windows[b] ? p->windows[b] : 1;
         out->elements[n++] = (tn_dtype)p->buffer_dtype[b];
     }
-    out->code = (tn_code){.form = form,
+    out->code = (tn_code){.form = c->code,
                           .data = tn_str_text(&r->text),
                           .size = r->text.length,
                           .entry = r->entry,
@@ -89,12 +90,14 @@ void tn_code_of_rendering(tn_code_form form, const kir_program *p, const kir_ren
                           .options = "",
                           .elements = out->elements,
                           .head_size = r->head_size,
-                          .subgroup = r->lanes};
+                          .subgroup = r->lanes,
+                          .windows = out->windows,
+                          .window_bytes = tn_window_bytes(c)};
 }
 
 static tn_status load_rendering(tn_device *d, const kir_program *p, const kir_rendering *r, void **handle) {
     tn_rendered_code rendered;
-    tn_code_of_rendering(d->caps.code, p, r, &rendered);
+    tn_code_of_rendering(&d->caps, p, r, &rendered);
     return load_cached(d, &rendered.code, handle);
 }
 
@@ -108,6 +111,7 @@ static kir_target target_of(const tn_device *d, bool narrow) {
                         .i64 = d->caps.i64,
                         .words_only = d->caps.words_only,
                         .features = d->caps.features,
+                        .window = tn_window_bytes(&d->caps),
                         .lanes = d->caps.matrix ? (int)d->caps.subgroup : 0,
                         .wide = d->caps.matrix & TN_MATRIX_WIDE};
 }

@@ -23,9 +23,9 @@ typedef struct division {
     int64_t *sizes;
     tn_part_fn *emit;
     void *ctx;
-    int parts;                      /* so far */
-    bool moves;                     /* buffers may be bound further on */
-    bool computed[KIR_MAX_BUFFERS]; /* the buffer is read at computed places too: its range is not known */
+    int parts;                   /* so far */
+    bool moves;                  /* buffers may be bound further on */
+    bool whole[KIR_MAX_BUFFERS]; /* the buffer is read at computed places too, or has windows: all of it is bound */
 } division;
 
 typedef struct range {
@@ -86,14 +86,14 @@ static int64_t moved(const division *v, int buffer, int64_t low) {
     return v->moves ? low / unit * unit : 0;
 }
 
-static bool is_known(const division *v, int buffer) { return !tn_is_local(v->p, buffer) && !v->computed[buffer]; }
+static bool is_ranged(const division *v, int buffer) { return !tn_is_local(v->p, buffer) && !v->whole[buffer]; }
 
 /* The first buffer that does not fit into a binding, -1 when all do. A driver may have to bind from an aligned address
  * before the one that it is given. */
 static int first_too_large(const division *v, const box *at) {
     for (int b = 0; b < v->p->n_buffers; b++) {
         range r;
-        if (!is_known(v, b)) continue;
+        if (!is_ranged(v, b)) continue;
         if (!buffer_range(v, b, at, &r)) return b;
         int64_t elements = r.high < r.low ? 0 : r.high + 1 - moved(v, b, r.low);
         if (elements > (v->most - v->alignment) / element_bytes(v->p, b)) return b;
@@ -134,7 +134,7 @@ static tn_status emit_part(const division *v, const box *at) {
         buffers[b] = NULL;
         skipped[b] = 0;
         if (tn_is_local(p, b)) continue;
-        if (is_known(v, b)) (void)buffer_range(v, b, at, &r);
+        if (is_ranged(v, b)) (void)buffer_range(v, b, at, &r);
         skipped[b] = r.high < r.low ? 0 : moved(v, b, r.low);
         buffers[b] = v->launch->buffers[b];
         if (skipped[b]) buffers[b] = (char *)buffers[b] + skipped[b] * element_bytes(p, b);
@@ -169,8 +169,10 @@ tn_status tn_launch_divide(const kir_program *p, const tn_launch *launch, int64_
     if (most == INT64_MAX) return emit ? emit(ctx, launch) : TN_OK;
     division v = {
         .p = p, .launch = launch, .most = most, .alignment = alignment, .sizes = sizes, .emit = emit, .ctx = ctx};
+    for (int b = 0; b < p->n_buffers; b++)
+        v.whole[b] = p->windows[b] > 0;
     for (int i = 0; i < p->n_sized; i++)
-        if (p->access[i].buffer >= 0 && p->access[i].dyn != KIR_NONE) v.computed[p->access[i].buffer] = true;
+        if (p->access[i].buffer >= 0 && p->access[i].dyn != KIR_NONE) v.whole[p->access[i].buffer] = true;
     box all = whole(p, launch->sizes);
     if (first_too_large(&v, &all) < 0) return emit ? emit(ctx, launch) : TN_OK;
     v.moves = true;

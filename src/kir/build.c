@@ -820,10 +820,15 @@ static uint64_t hash_structure(const kir_program *p) {
         if (i >= p->n_sized) h = tn_hash64(p->access[i].fixed, sizeof p->access[i].fixed, h);
     }
     for (int i = 0; i < p->n_buffers; i++) {
-        int64_t row[] = {p->buffer_dtype[i], p->buffer_written[i], p->local[i]};
+        int64_t row[] = {p->buffer_dtype[i], p->buffer_written[i], p->local[i] | (int64_t)p->windows[i] << 32};
         h = tn_hash64(row, sizeof row, h);
     }
     return h;
+}
+
+void kir_set_windows(kir_program *p, const uint8_t *windows, int buffers) {
+    memcpy(p->windows, windows, (size_t)buffers);
+    p->hash = hash_structure(p);
 }
 
 /* Room for a program as large as the builder's; map: instructions, then accesses. */

@@ -460,7 +460,7 @@ static bool same_counts(const kir_program *a, const kir_program *b) {
 static bool same_buffers(const kir_program *a, const kir_program *b) {
     for (int i = 0; i < a->n_buffers; i++) {
         if (a->buffer_dtype[i] != b->buffer_dtype[i] || a->buffer_written[i] != b->buffer_written[i] ||
-            a->local[i] != b->local[i])
+            a->local[i] != b->local[i] || a->windows[i] != b->windows[i])
             return false;
     }
     return true;

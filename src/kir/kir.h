@@ -211,6 +211,9 @@ typedef struct kir_program {
     uint16_t item[KIR_MAX_ITEM_AXES]; /* their extents, outermost first */
     int32_t local[KIR_MAX_BUFFERS];   /* elements of a buffer in workgroup memory; 0: a global buffer */
     bool words;                       /* no value has 64 bits: see below */
+    /* Bindings behind each other that a global buffer takes where one does not hold it (kir_set_windows); 0: one. Code
+     * for devices that have no such thing pays no heed to it. */
+    uint8_t windows[KIR_MAX_BUFFERS];
     uint64_t hash;                    /* of the structure alone */
 } kir_program;
 
@@ -324,6 +327,8 @@ kir_val kir_append(kir_builder *b, const kir_ins *in, kir_val dyn);
 void kir_abandon(kir_builder *b);
 /* Dead code removed, verified; the sizes of this launch come beside the program (kir_sizes_count of them). Frees b. */
 tn_status kir_finish(kir_builder *b, kir_program **program, int64_t **sizes);
+/* A program for a device that binds so many windows for each of the first buffers. */
+void kir_set_windows(kir_program *p, const uint8_t *windows, int buffers);
 
 tn_status kir_verify(const kir_program *p);
 /* Do these sizes fit the structure: extents that are not negative, those of items as the structure has them? */

@@ -211,5 +211,6 @@ tn_status kir_legalise(const kir_program *p, unsigned what, kir_program **out) {
     /* a verified program has no other fault than its growth */
     if (status == TN_ERR_ARGUMENT)
         return tn_fail_prefix(TN_ERR_UNSUPPORTED, "kernel %016llx made simpler", (unsigned long long)p->hash);
+    if (status == TN_OK) kir_set_windows(*out, p->windows, p->n_buffers);
     return status;
 }

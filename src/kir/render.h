@@ -35,6 +35,7 @@ typedef struct kir_target {
     bool i64;          /* (C's family takes it for granted) */
     bool words_only;   /* memory is read and written in words of 32 bits */
     uint32_t features; /* as in tn_caps */
+    int64_t window;    /* bytes of a binding where a buffer takes several: a power of two */
     int lanes;         /* items of a subgroup, of devices with matrices; 0: the device has none */
     bool wide;         /* … and whether four subgroups multiply wide matrices */
 } kir_target;

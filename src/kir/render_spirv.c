@@ -334,12 +334,13 @@ static tn_status write_legal(const kir_program *p, const kir_target *t, kir_rend
     e.place = rows(&e, (size_t)p->n_access + 1, sizeof *e.place);
     e.loaded = rows(&e, words, sizeof *e.loaded);
     e.low = rows(&e, words, sizeof *e.low);
+    e.windows = rows(&e, KIR_MAX_BUFFERS * (UINT8_MAX + 1), sizeof *e.windows);
     if (!e.failed) put_module(&e);
     out->local_bytes = e.local_bytes;
     tn_status s = join(&e, out);
     for (int i = 0; i < SPV_SECTIONS; i++)
         tn_mem_free(e.sections[i].words);
-    void *all[] = {e.value, e.states, e.place, e.loaded, e.low};
+    void *all[] = {e.value, e.states, e.place, e.loaded, e.low, e.windows};
     for (size_t i = 0; i < TN_COUNT(all); i++)
         tn_mem_free(all[i]);
     return s;

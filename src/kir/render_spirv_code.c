@@ -3,7 +3,8 @@
  * What one binding holds has a number of 32 bits, so addresses are computed in 32 bits, wherever the launch's numbers
  * come from: what is above falls away by itself. Coordinates that a program asks for (INDEX) have as many bits as it
  * takes. Elements of 8 and 16 bits are loaded as such and widened at once; where a device has only words, they are cut
- * out of those, and put into them by two atomic operations, for other items may write the rest. */
+ * out of those, and put into them by two atomic operations, for other items may write the rest. A buffer in several
+ * windows is looked for in one after the other. */
 #include "kir/eval.h"
 #include "kir/rules.h"
 #include "kir/spirv.h"
@@ -135,11 +136,23 @@ static bool is_exchanged(const spv *e, int buffer) {
     return loaded && barrier && e->p->buffer_written[buffer];
 }
 
-static void declare_global(spv *e, int buffer, uint32_t number) {
-    uint32_t id = e->buffers[buffer] = binding(e, e->memory[buffer], number);
+static int windows_of(const spv *e, int buffer) { return e->p->windows[buffer] ? e->p->windows[buffer] : 1; }
+
+static uint32_t declare_window(spv *e, int buffer, uint32_t number) {
+    uint32_t id = binding(e, e->memory[buffer], number);
     decorate(e, id, DecorationAliased); /* operands of one launch may share memory */
     if (!e->p->buffer_written[buffer]) decorate(e, id, DecorationNonWritable);
     if (is_exchanged(e, buffer)) decorate(e, id, DecorationCoherent);
+    return e->windows[number] = id;
+}
+
+/* Yields the number of the next binding. */
+static uint32_t declare_global(spv *e, int buffer, uint32_t number) {
+    e->buffers[buffer] = declare_window(e, buffer, number);
+    for (int k = 1; k < windows_of(e, buffer); k++)
+        declare_window(e, buffer, number + (uint32_t)k);
+    if (windows_of(e, buffer) > 1) e->buffers[buffer] = number;
+    return number + (uint32_t)windows_of(e, buffer);
 }
 
 uint32_t kir_spv_alias(spv *e, spv_type type, uint32_t number) {
@@ -166,7 +179,7 @@ static void declare_buffers(spv *e) {
         if (e->p->local[b] > 0)
             declare_local(e, b);
         else
-            declare_global(e, b, number++);
+            number = declare_global(e, b, number);
     }
     e->params = binding(e, SPV_UVEC2, number);
     decorate(e, e->params, DecorationNonWritable);
@@ -403,16 +416,16 @@ static void put_index(spv *e, int i) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* A packed element: what points to its word, and by how many bits it is shifted; else what points to it, and 0. */
+/* Where an element lies: the number of a value of its buffer's memory_type, and by how many bits it is shifted there;
+ * shift 0: not at all. */
 typedef struct location {
-    uint32_t pointer, shift;
+    uint32_t index, shift;
 } location;
 
 static location locate(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
     if (e->memory[buffer] == SPV_UVEC4 && !e->refused) e->refused = (int)(in - e->p->ins) + 1;
-    uint32_t storage = e->p->local[buffer] > 0 ? StorageWorkgroup : StorageBuffer, index = kir_spv_address(e, in),
-             shift = 0;
+    uint32_t index = kir_spv_address(e, in), shift = 0;
     if (is_packed(e, buffer)) {
         uint32_t bits = element_of(e, buffer)->bits, log2 = bits == 8 ? 2 : 1;
         shift = kir_spv_op(e, OpBitwiseAnd, SPV_U32, index, kir_spv_u32(e, 32 / bits - 1), 0);
@@ -422,18 +435,53 @@ static location locate(spv *e, const kir_ins *in) {
         index = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, index, kir_spv_u32(e, 1), 0);
         index = kir_spv_op(e, OpBitwiseOr, SPV_U32, index, kir_spv_u32(e, in->kind), 0);
     }
-    return (location){kir_spv_place(e, storage, e->memory[buffer], e->buffers[buffer], index), shift};
+    return (location){index, shift};
+}
+
+static uint32_t pointer_in(spv *e, int buffer, uint32_t index) {
+    uint32_t storage = e->p->local[buffer] > 0 ? StorageWorkgroup : StorageBuffer;
+    return kir_spv_place(e, storage, e->memory[buffer], e->buffers[buffer], index);
+}
+
+/* One of a buffer's windows: whatever is written until it is closed is done where the index lies in it. */
+typedef struct window {
+    uint32_t pointer, merge;
+} window;
+
+static window open_window(spv *e, int buffer, uint32_t index, int k) {
+    uint32_t shift = (uint32_t)__builtin_ctzll((uint64_t)e->t->window / STRIDES[e->memory[buffer]]);
+    uint32_t number = kir_spv_op(e, OpShiftRightLogical, SPV_U32, index, kir_spv_u32(e, shift), 0);
+    uint32_t is_here = kir_spv_op(e, OpIEqual, SPV_BOOL, number, kir_spv_u32(e, (uint32_t)k), 0);
+    window w = {.merge = kir_spv_if(e, is_here)};
+    uint32_t inside =
+        kir_spv_op(e, OpBitwiseAnd, SPV_U32, index, kir_spv_u32(e, (uint32_t)(((uint64_t)1 << shift) - 1)), 0);
+    uint32_t variable = e->windows[e->buffers[buffer] + (uint32_t)k];
+    w.pointer = kir_spv_place(e, StorageBuffer, e->memory[buffer], variable, inside);
+    return w;
 }
 
 /* The operand of a load or store that says that other items see it; 0: there is none. */
 static uint32_t shared_access(const spv *e, int buffer) { return e->p->local[buffer] > 0 ? e->shared_access : 0; }
+
+static uint32_t load_memory(spv *e, int buffer, uint32_t index) {
+    spv_type type = e->memory[buffer];
+    if (windows_of(e, buffer) == 1)
+        return kir_spv_op(e, OpLoad, type, pointer_in(e, buffer, index), shared_access(e, buffer), 0);
+    uint32_t found = kir_spv_variable(e, type, 1);
+    for (int k = 0; k < windows_of(e, buffer); k++) {
+        window w = open_window(e, buffer, index, k);
+        kir_spv_do(e, OpStore, found, kir_spv_op(e, OpLoad, type, w.pointer, 0, 0), 0);
+        kir_spv_end_if(e, w.merge);
+    }
+    return kir_spv_op(e, OpLoad, type, found, 0, 0);
+}
 
 static uint32_t load_element(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
     const element *m = element_of(e, buffer);
     spv_type type = e->memory[buffer];
     location at = locate(e, in);
-    uint32_t v = kir_spv_op(e, OpLoad, type, at.pointer, shared_access(e, buffer), 0);
+    uint32_t v = load_memory(e, buffer, at.index);
     if (m->bits < 32 && type == SPV_U32) {
         uint32_t shift = at.shift ? at.shift : kir_spv_u32(e, 0);
         v = kir_spv_op(e, m->is_signed ? OpBitFieldSExtract : OpBitFieldUExtract, type, v, shift,
@@ -458,11 +506,11 @@ static void put_load(spv *e, int i) {
 }
 
 /* Puts the low bits of v into a word beside others, which other items may be writing. */
-static void store_packed(spv *e, location at, uint32_t v, uint32_t bits) {
+static void store_packed(spv *e, uint32_t pointer, uint32_t shift, uint32_t v, uint32_t bits) {
     uint32_t mask = kir_spv_u32(e, (1U << bits) - 1), scope = kir_spv_u32(e, ScopeDevice), relaxed = kir_spv_u32(e, 0);
-    uint32_t hole = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, mask, at.shift, 0);
-    v = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, kir_spv_op(e, OpBitwiseAnd, SPV_U32, v, mask, 0), at.shift, 0);
-    uint32_t words[] = {kir_spv_type_id(e, SPV_U32), kir_spv_id(e), at.pointer, scope, relaxed, 0};
+    uint32_t hole = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, mask, shift, 0);
+    v = kir_spv_op(e, OpShiftLeftLogical, SPV_U32, kir_spv_op(e, OpBitwiseAnd, SPV_U32, v, mask, 0), shift, 0);
+    uint32_t words[] = {kir_spv_type_id(e, SPV_U32), kir_spv_id(e), pointer, scope, relaxed, 0};
     words[5] = kir_spv_op(e, OpNot, SPV_U32, hole, 0, 0);
     kir_spv_put(e, e->at, OpAtomicAnd, words, 6);
     words[1] = kir_spv_id(e);
@@ -470,18 +518,26 @@ static void store_packed(spv *e, location at, uint32_t v, uint32_t bits) {
     kir_spv_put(e, e->at, OpAtomicOr, words, 6);
 }
 
+static void store_memory(spv *e, int buffer, uint32_t pointer, uint32_t shift, uint32_t v) {
+    if (shift)
+        store_packed(e, pointer, shift, v, element_of(e, buffer)->bits);
+    else
+        kir_spv_do(e, OpStore, pointer, v, shared_access(e, buffer));
+}
+
 static void store_element(spv *e, const kir_ins *in) {
     int buffer = e->p->access[in->imm.i].buffer;
-    spv_type type = e->memory[buffer], from = type_of(e, in->a);
+    spv_type from = type_of(e, in->a);
     uint32_t v = kir_spv_value(e, in->a);
     location at = locate(e, in);
     if (from == SPV_BOOL) v = kir_spv_op(e, OpSelect, SPV_U32, v, kir_spv_u32(e, 1), kir_spv_u32(e, 0));
-    if (at.shift) {
-        store_packed(e, at, v, element_of(e, buffer)->bits);
-        return;
+    if (!at.shift) v = kir_spv_resize(e, v, from == SPV_BOOL ? SPV_U32 : from, e->memory[buffer], false);
+    if (windows_of(e, buffer) == 1) store_memory(e, buffer, pointer_in(e, buffer, at.index), at.shift, v);
+    for (int k = 0; windows_of(e, buffer) > 1 && k < windows_of(e, buffer); k++) {
+        window w = open_window(e, buffer, at.index, k);
+        store_memory(e, buffer, w.pointer, at.shift, v);
+        kir_spv_end_if(e, w.merge);
     }
-    v = kir_spv_resize(e, v, from == SPV_BOOL ? SPV_U32 : from, type, false);
-    kir_spv_do(e, OpStore, at.pointer, v, shared_access(e, buffer));
 }
 
 static void put_store(spv *e, int i) {

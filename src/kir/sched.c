@@ -511,6 +511,7 @@ static tn_status make(maker *m) {
     }
     tn_status status = kir_finish(m->b, &m->rows->program, &numbers);
     if (status == TN_OK) status = keep_rules(m, numbers);
+    if (status == TN_OK) kir_set_windows(m->rows->program, m->p->windows, m->p->n_buffers);
     tn_mem_free(numbers);
     return status;
 }

@@ -179,18 +179,19 @@ typedef struct spv {
     uint32_t n[KIR_MAX_AXES], x[KIR_MAX_AXES]; /* extents and coordinates */
     uint32_t x32[KIR_MAX_AXES];                /* their low words, all that an address needs */
     uint32_t axes_open;                        /* coordinates that exist here */
-    uint32_t buffers[KIR_MAX_BUFFERS];         /* variables */
-    spv_type memory[KIR_MAX_BUFFERS];          /* what they are arrays of */
-    uint32_t bases[KIR_MAX_BUFFERS];           /* in elements */
-    int64_t local_bytes;                       /* of workgroup memory */
-    uint32_t params;                           /* variable */
-    uint32_t packets[KIR_MAX_BUFFERS];         /* of global buffers: variables that see packets there; 0: none */
+    uint32_t buffers[KIR_MAX_BUFFERS]; /* variables; where a buffer has windows, the first one's number in … */
+    uint32_t *windows;                 /* … their variables */
+    spv_type memory[KIR_MAX_BUFFERS];  /* what they are arrays of */
+    uint32_t bases[KIR_MAX_BUFFERS];   /* in elements */
+    int64_t local_bytes;               /* of workgroup memory */
+    uint32_t params;                   /* variable */
+    uint32_t packets[KIR_MAX_BUFFERS]; /* of global buffers: variables that see packets there; 0: none */
     /* Of a program with matrices; its memory model is Vulkan's, and what other items read of workgroup memory is told
      * by each access: the operand that says so, else 0. */
     uint32_t shared_access;
-    uint32_t *value;                           /* id of each instruction's value; of a VAR's variable */
-    uint32_t *place;                           /* of each access: the part of its index outside loops */
-    uint32_t *loaded, *low;                    /* words of the parameters, and their low halves */
+    uint32_t *value;        /* id of each instruction's value; of a VAR's variable */
+    uint32_t *place;        /* of each access: the part of its index outside loops */
+    uint32_t *loaded, *low; /* words of the parameters, and their low halves */
 
     int loop;                 /* the number of the innermost LOOP around */
     uint32_t counter, points; /* its points gone by, and in all; 0: nobody counts */

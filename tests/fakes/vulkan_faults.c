@@ -3,7 +3,7 @@
  * what it should have done is then missing, which a validation layer ought to see.
  *
  * VULKAN_LIES=old: the devices know Vulkan 1.0 alone. VULKAN_LIES=clock: times have 36 bits, and each that is asked for
- * lies 0.4 rounds behind the one before. */
+ * lies 0.4 rounds behind the one before. SHRINK=BYTES: bindings hold no more. */
 #include "faults.h"
 
 /* What becomes of the count of living objects when the call went well, whether it has a result that may be an error. */
@@ -84,10 +84,12 @@ static int lies(const char *of) {
 static function *real_properties, *real_families;
 enum { TIME_BITS = 36 };
 
-/* The version is the first word. */
+/* The version is the first word, the limits begin with the 75th, and the bytes of a binding are the eighth of them. */
 static void properties(intptr_t place, uint32_t *out) {
+    const char *shrink = getenv("SHRINK");
     real_properties(place, (intptr_t)out, 0, 0, 0, 0, 0, 0, 0, 0);
     if (lies("old")) *out = 1u << 22;
+    if (shrink) out[74 + 7] = (uint32_t)atoll(shrink);
 }
 
 /* Words of a family: what it can do, how many queues, bits of times, and three more. */
