@@ -5,7 +5,8 @@
 # these are its counts; any other suite counts as one test. Past its budget it is stopped and has failed. A line
 # "ran on: DEVICE" says that a device or engine really computed, "skipped: …" why something did not run, "listing: …" is
 # the text of `trunnion devices`; these are shown.
-# Each suite builds what it needs, so every one can be run alone. Logs: build/check/SUITE.log.
+# Each suite builds what it needs, so every one can be run alone. Logs: build/check/SUITE.log. What a suite came to is
+# also a line of build/check/ran.tsv, of which tools/checks/record.py makes a page.
 #
 # The last line of all is the sum. No quiet pass: what is `expected` below must have said "ran on".
 set -u
@@ -92,6 +93,8 @@ logs=$BUILD/check
 mkdir -p "$logs"
 passed=0 failed=0 skipped=0
 ran_on=""
+commit=$(git rev-parse --short HEAD 2>/dev/null || echo unknown)
+[ -z "$(git status --porcelain --untracked-files=no 2>/dev/null)" ] || commit+=+
 
 # Reads the counts of a finished suite: counts_of LOG EXIT_CODE → "passed failed skipped".
 counts_of() {
@@ -109,13 +112,16 @@ counts_of() {
 }
 
 run_suite() {
-    local name=$1 budget=$2 command=$3 log=$logs/$1.log start=$EPOCHREALTIME code p f s seconds verdict=ok
+    local name=$1 budget=$2 command=$3 log=$logs/$1.log start=$EPOCHREALTIME code p f s seconds load verdict=ok
     timeout --kill-after=10 "$budget" bash -c "$command" >"$log" 2>&1 </dev/null
     code=$?
     seconds=$(awk "BEGIN { printf \"%.1f\", $EPOCHREALTIME - $start }")
     [ $code = 124 ] || [ $code = 137 ] && echo "stopped: it ran past its budget of $budget s" >>"$log"
     read -r p f s <<<"$(counts_of "$log" $code)"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    load=$(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null || echo unknown)
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$name" "$(date '+%F %H:%M')" "$commit" "$seconds" "$budget" \
+        "$p" "$f" "$s" "$load" >>"$logs/ran.tsv"
 
     [ "$p $f" = "0 0" ] && verdict=none
     [ "$f" != 0 ] && verdict=FAIL

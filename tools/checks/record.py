@@ -1,0 +1,52 @@
+"""record.py BUILD — when each slow suite was last run: writes docs/measured/check-all-DATE.md of what check.sh kept.
+
+check.sh adds a line to BUILD/check/ran.tsv for each suite that it runs; the page holds the last one of each suite of
+`make check-all`, and names those that were not run.
+"""
+
+import datetime
+import os
+import pathlib
+import re
+import sys
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+FIELDS = ["suite", "ended", "commit", "seconds", "budget", "passed", "failed", "skipped", "load"]
+
+
+def slow_suites():
+    table = (ROOT / "tools" / "check.sh").read_text()
+    return re.findall(r"^([\w-]+) *\| check-all *\|", table, re.MULTILINE)
+
+
+def last_runs(path):
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {run["suite"]: run for line in lines if (run := dict(zip(FIELDS, line.split("\t"))))}
+
+
+def row(run):
+    verdict = "red" if run["failed"] != "0" else "green" if run["passed"] != "0" else "skipped"
+    return f"| {run['suite']} | {verdict} | " + " | ".join(run[field] for field in FIELDS[1:]) + " |"
+
+
+def main():
+    runs, suites = last_runs(ROOT / sys.argv[1] / "check" / "ran.tsv"), slow_suites()
+    processor = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text())
+    words = (f"Written by `tools/checks/record.py BUILD`: the last run of each suite of `make check-all`, on "
+             f"{processor[1] if processor else 'an unknown processor'}, {os.cpu_count()} threads. A commit with + had "
+             "changes that were not committed; the load is that of the machine when the suite ended, and seconds beside a "
+             "load above the number of threads say nothing of a quiet one.")
+    lines = [f"# The slow suites, {datetime.date.today()}", "", textwrap.fill(words, 120), "",
+             "| suite | | " + " | ".join(FIELDS[1:]) + " |", "|---" * (len(FIELDS) + 1) + "|"]
+    lines += [row(runs[name]) for name in suites if name in runs]
+    missing = [name for name in suites if name not in runs]
+    if missing:
+        lines += ["", "Not run: " + ", ".join(missing) + "."]
+    path = ROOT / "docs" / "measured" / f"check-all-{datetime.date.today()}.md"
+    path.write_text("\n".join(lines) + "\n")
+    print(f"written: {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
