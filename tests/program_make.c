@@ -672,6 +672,39 @@ static void some_state(maker *k) {
     make_state(k, r);
 }
 
+enum { WEIGHT_COLUMNS = 8 }; /* from so many on the packed form of a bound second operand is kept */
+
+static bool is_weight(const maker *k, int r) {
+    return is_state(k, r) && float_matrix(k, r) && at(k, r)->rank == 2 && at(k, r)->shape[1] >= WEIGHT_COLUMNS;
+}
+
+static int make_weight(maker *k) {
+    int64_t shape[2] = {1 + below(k, 6), WEIGHT_COLUMNS + below(k, 5)};
+    int w = make_data(k, shape, 2, chance(k, 70) ? TN_F32 : TN_F64, CONTENT_PLAIN, 0);
+    if (w >= 0) make_state(k, w);
+    return w;
+}
+
+/* A product with a weight, which may just have been written. */
+static void weigh(maker *k, bool may_make) {
+    int w = pick(k, is_weight), x = -1;
+    if (w < 0 && may_make) w = make_weight(k);
+    if (w < 0) return;
+    if (chance(k, 40)) {
+        step s = new_step(chance(k, 50) ? STEP_neg_ : STEP_tanh_);
+        add_in(&s, w);
+        take(k, &s);
+    }
+    int64_t inner = at(k, w)->shape[0], shape[2] = {1 + below(k, 4), inner};
+    tn_dtype dtype = at(k, w)->dtype;
+    for (int tries = 0; tries < 6 && x < 0; tries++) {
+        int r = pick(k, float_matrix);
+        if (r >= 0 && at(k, r)->dtype == dtype && at(k, r)->shape[at(k, r)->rank - 1] == inner) x = r;
+    }
+    if (x < 0) x = make_data(k, shape, 2, dtype, CONTENT_PLAIN, 0);
+    if (x >= 0) binary(k, STEP_matmul, x, w);
+}
+
 /* ---- controls ---------------------------------------------------------------------------------------------------- */
 
 static void some_read(maker *k) {
@@ -721,6 +754,8 @@ static void one_move(maker *k, bool reads) {
         normalise(k);
     else if (what < 41)
         some_product(k);
+    else if (what < 44 && k->form != PROGRAM_GRADIENT)
+        weigh(k, reads);
     else if (what < 58)
         some_view(k);
     else if (what < 65)
