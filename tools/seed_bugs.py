@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """seed_bugs.py [--keep] [NUMBER…] — does the proof of laziness notice when laziness is broken?
 
-Each bug below is a small edit of the recorder or the planner, of the kind that is made by mistake. The tree is copied to
-a temporary folder and the tests of laziness are built there, once as it is (all must pass), then again with each bug
-(one must fail).
+Each bug below is a small edit of the recorder or the planner, of the kind that is made by mistake. The tree is copied
+to a temporary folder and the tests of laziness are built there, once as it is (all must pass), then again with each bug
+(one must fail). A bug names the test that notices it soonest; only if that one says nothing, the others are asked.
+A run ends with its first failure, and when it takes many times the processor's time of a run without bugs.
 An edit whose text is no longer in the sources fails as well: then the bug has to be sown anew, not the test dropped.
 
   NUMBER…   only these bugs
@@ -14,90 +15,102 @@ import argparse
 import os
 import pathlib
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPIED = ["CMakeLists.txt", "cli", "cmake", "include", "src", "tests", "LICENSE", "README.md"]
-TESTS = ["test_laziness", "test_programs", "test_program_failures", "test_cache"]
+LAZINESS, RANDOM, FAILURES, CACHE = TESTS = ["test_laziness", "test_programs", "test_program_failures", "test_cache"]
 PROGRAMS = "600"  # enough for every bug here, and a few seconds when all is well
-SECONDS = 180     # a bug may also make a program run for ever
+SECONDS = 180     # a bug may also make a program wait for ever
+SLOWER = 4        # times as much of the processor's time as without a bug, and
+MORE_SECONDS = 5  # some more, is what a program takes that does not end
+# Quickly built: what touches every number is not vectorized, and drivers have no part in laziness.
+OPTIONS = ["-DTRUNNION_SHARED=OFF", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_C_FLAGS_DEBUG=-O1"] + [
+    f"-DTRUNNION_{part}=OFF" for part in "OPENCL CUDA ROCM VULKAN WEBGPU METAL TORCH ONNXRUNTIME".split()]
+FAILURE = re.compile(r"^seed \d+, |killed in the program|^\[  FAILED  \]")
 
-# what is wrong | file | what stands there (white space does not count) | what is put there
+# what is wrong | file | what stands there (white space does not count) | what is put there | noticed soonest by
 BUGS = [
     ("a state is written while later kernels still read it", "core/layout.c",
-     "if (tn_group_reads_slot(g, &g->groups[g->order[i]], home)) return false;", ";"),
+     "if (tn_group_reads_slot(g, &g->groups[g->order[i]], home)) return false;", ";", RANDOM),
     ("a state is written by a kernel that reads it elsewhere", "core/layout.c",
      "if (tn_group_reads_slot(g, maker, home) && !same_place_only(g, maker, home, element)) return false;",
-     "(void)element;"),
+     "(void)element;", RANDOM),
     ("states are written before what runs last", "core/layout.c",
-     "if (!maker->commit && !maker->appends) return false;", ";"),
+     "if (!maker->commit && !maker->appends) return false;", ";", FAILURES),
     ("a dying operand is written over though it is read at other places", "core/layout.c",
      "|| !group->buffer_same_place[b]) continue; if (tn_dtype_size",
-     ") continue; if (tn_dtype_size"),
+     ") continue; if (tn_dtype_size", RANDOM),
     ("memory is free one kernel too early", "core/layout.c",
-     "if (a->blocks[i].last >= position)", "if (a->blocks[i].last > position)"),
+     "if (a->blocks[i].last >= position)", "if (a->blocks[i].last > position)", RANDOM),
     ("a value lives only until its first reader", "core/layout.c",
      "if (g->groups[v->pulls[k]].position > last) last = g->groups[v->pulls[k]].position;",
-     "if (k == 0) last = g->groups[v->pulls[k]].position;"),
+     "if (k == 0) last = g->groups[v->pulls[k]].position;", RANDOM),
     ("places in the arena are forgotten", "core/plan.c",
-     "patch(p, at, v->place, v->byte_offset + first)", "patch(p, at, v->place, first)"),
+     "patch(p, at, v->place, v->byte_offset + first)", "patch(p, at, v->place, first)", RANDOM),
     ("equal kernels become one launch without a look at their memory", "core/plan.c",
-     "if (touches(g, group, before) || touches(g, before, group)) return false;", "(void)group; (void)before;"),
+     "if (touches(g, group, before) || touches(g, before, group)) return false;", "(void)group; (void)before;", RANDOM),
     ("a view's offset is dropped", "core/lower.c",
      "v->node->rank, v->offset, v->stride); if (tn_dtype_is_quantized",
-     "v->node->rank, 0, v->stride); if (tn_dtype_is_quantized"),
+     "v->node->rank, 0, v->stride); if (tn_dtype_is_quantized", RANDOM),
     ("what was computed in a loop is used behind it", "core/lower.c",
-     "if (e->region != 0 && e->region != w->region) continue;", ""),
+     "if (e->region != 0 && e->region != w->region) continue;", "", RANDOM),
     ("results are stored before all operands are loaded", "core/lower.c",
-     "pull(lw, w, w->group->members[i], w->space);", ";"),
+     "pull(lw, w, w->group->members[i], w->space);", ";", RANDOM),
     ("values of small types are not rounded where they are made", "core/lower.c",
-     "return loaded || moved ? r :", "return loaded || moved || true ? r :"),
+     "return loaded || moved ? r :", "return loaded || moved || true ? r :", RANDOM),
     ("a value is used at any index, not only at its own", "core/lower.c",
-     "if (!at_own_place(w, v->node, at) || lw->mask != KIR_NONE) return give_up(lw, w, value);", ""),
+     "if (!at_own_place(w, v->node, at) || lw->mask != KIR_NONE) return give_up(lw, w, value);", "", RANDOM),
     ("kernels are joined in a circle", "core/fuse.c",
-     "return space_fits(g, to, v) && !reads_any(g, group, v->pulls, v->pull_count);", "return space_fits(g, to, v);"),
+     "return space_fits(g, to, v) && !reads_any(g, group, v->pulls, v->pull_count);",
+     "return space_fits(g, to, v);", RANDOM),
     ("kernels do not wait for what they read", "core/fuse.c",
-     "reader->deps[reader->dep_count++] = v->group;", "reader->deps[reader->dep_count] = v->group;"),
+     "reader->deps[reader->dep_count++] = v->group;", "reader->deps[reader->dep_count] = v->group;", RANDOM),
     ("equal operations with other attributes are shared", "core/values.c",
-     "return memcmp(m->i, n->i, (size_t)n->n_i * sizeof *n->i) == 0 &&", "return"),
+     "return memcmp(m->i, n->i, (size_t)n->n_i * sizeof *n->i) == 0 &&", "return", FAILURES),
     ("a plan is found again for views of other strides", "core/key.c",
-     "put(at, (uint64_t)n->layout[d]);", "put(at, 0);"),
+     "put(at, (uint64_t)n->layout[d]);", "put(at, 0);", RANDOM),
     ("a plan is found again though other values are kept", "core/key.c",
-     "mark = b->marks[n->index] & OUTPUT ? 1 : 0", "mark = 0"),
+     "mark = b->marks[n->index] & OUTPUT ? 1 : 0", "mark = 0", RANDOM),
     ("a plan is found again at another size", "core/flush.c",
      "return b->size_count == 0 || memcmp(p->sizes, b->sizes, b->size_count * sizeof *b->sizes) == 0;",
-     "(void)p; (void)b; return true;"),
+     "(void)p; (void)b; return true;", RANDOM),
     ("dials keep the value of the first run", "core/plan.c",
-     "p->dials[i] = dials[p->dial_source[i]];", "if (p->runs == 0) p->dials[i] = dials[p->dial_source[i]];"),
+     "p->dials[i] = dials[p->dial_source[i]];", "if (p->runs == 0) p->dials[i] = dials[p->dial_source[i]];", RANDOM),
     ("a packed weight is used after it was written", "hal/forms.c",
-     "return e && atomic_load_explicit(&e->version, memory_order_acquire) == b->version;", "(void)b; return e;"),
+     "return e && atomic_load_explicit(&e->version, memory_order_acquire) == b->version;",
+     "(void)b; return e;", RANDOM),
     ("what is appended to a cache does not wait for who reads the cache as it was", "core/plan.c",
-     "if (other == group || !tn_group_reads_slot(g, other, home)) continue;", "(void)home; continue;"),
+     "if (other == group || !tn_group_reads_slot(g, other, home)) continue;", "(void)home; continue;", CACHE),
     ("what is appended to a cache does not wait for what it is made of", "core/plan.c",
-     "last = needed->position > last ? needed->position : last;", "(void)needed;"),
+     "last = needed->position > last ? needed->position : last;", "(void)needed;", CACHE),
     ("a handle keeps its view after its base was written", "graph/tensor.c",
-     "return !s || t->version == s->version ?", "return !s || t->base || t->version == s->version ?"),
+     "return !s || t->version == s->version ?", "return !s || t->base || t->version == s->version ?", RANDOM),
     ("a write through a view forgets the writes before it", "graph/tensor.c",
-     "dst->base ? assign_view(s->value, place, fitted)", "dst->base ? assign_view(dst->base->node, place, fitted)"),
+     "dst->base ? assign_view(s->value, place, fitted)",
+     "dst->base ? assign_view(dst->base->node, place, fitted)", RANDOM),
     ("a view's place is taken from its own memory", "graph/tensor.c",
-     "a.i[0] = place->layout[0];", "a.i[0] = 0;"),
+     "a.i[0] = place->layout[0];", "a.i[0] = 0;", RANDOM),
     ("a launch keeps the first inputs", "core/capture.c",
-     "g->bound[in->slot] = n->buffer;", "tn_buffer_release(n->buffer); tn_buffer_retain(g->bound[in->slot]);"),
+     "g->bound[in->slot] = n->buffer;", "tn_buffer_release(n->buffer); tn_buffer_retain(g->bound[in->slot]);", RANDOM),
     ("a launch does not notice that it wrote states", "core/capture.c",
-     "if (s == TN_OK || torn) mark_written(g);", "(void)mark_written;"),
+     "if (s == TN_OK || torn) mark_written(g);", "(void)mark_written;", LAZINESS),
     ("kernels that write states are not prepared", "core/plan.c",
-     "if (c->commit && !committing) TRY(prepare_commits(p, i));", "(void)prepare_commits;"),
+     "if (c->commit && !committing) TRY(prepare_commits(p, i));", "(void)prepare_commits;", FAILURES),
     ("a launch hands out the state itself", "core/capture.c",
-     "if (is_state(g, o)) TRY(tn_buffer_new", "if (is_state(g, o) && false) TRY(tn_buffer_new"),
+     "if (is_state(g, o)) TRY(tn_buffer_new", "if (is_state(g, o) && false) TRY(tn_buffer_new", LAZINESS),
     ("a refused write takes the place of what views look at", "graph/tensor.c",
-     "dst->failed = pin(error);", "{ unpin(dst->node); dst->node = pin(error); }"),
+     "dst->failed = pin(error);", "{ unpin(dst->node); dst->node = pin(error); }", LAZINESS),
     ("a kernel's dials are counted from the wrong one", "core/plan.c",
      "m->p->dial_source[m->next_dial - m->p->dials] = dial < 0 ? -1 : dial;",
-     "m->p->dial_source[m->next_dial - m->p->dials] = dial < 0 ? -1 : 0;"),
+     "m->p->dial_source[m->next_dial - m->p->dials] = dial < 0 ? -1 : 0;", RANDOM),
 ]
 
 
@@ -115,75 +128,80 @@ def sow(source, old, new):
     return re.sub(pattern(old), lambda _: new, source)
 
 
-def run(command, folder, limit=None, **environment):
-    """Exit code (None when time ran out) and output."""
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               errors="replace", env=dict(os.environ, **environment), start_new_session=True)
-    try:
-        out, _ = process.communicate(timeout=limit)
-        return process.returncode, out
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.communicate()
-        return None, ""
+class Tree:
+    """A copy of the sources, its build, and how long the tests take there."""
+
+    def __init__(self, folder):
+        self.folder, self.clean_seconds = folder, {}
+        self.environment = os.environ | {"TRUNNION_PROGRAMS": PROGRAMS, "TRUNNION_BRIEF": "1", "TMPDIR": str(folder)}
+        self.environment["PATH"] = f"{ROOT}/.deps/venv/bin:{os.environ['PATH']}"
+        self.environment["CCACHE_BASEDIR"] = str(folder)  # wherever the copy lies, its objects are the same
+        for name in COPIED:
+            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, folder / name)
+
+    def call(self, *command):
+        ended = subprocess.run(command, cwd=self.folder, env=self.environment, text=True, errors="replace",
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return ended.returncode == 0, ended.stdout
+
+    def configure(self):
+        tools = ["-GNinja"] if shutil.which("ninja", path=self.environment["PATH"]) else []
+        if shutil.which("ccache"):
+            tools.append("-DCMAKE_C_COMPILER_LAUNCHER=ccache")
+        return self.call("cmake", "-S", ".", "-B", "build", *tools, *OPTIONS)
+
+    def build(self, *tests):
+        return self.call("cmake", "--build", "build", "-j", os.environ.get("JOBS", "2"), "--target", *tests)
+
+    def limit(self, name):
+        """Of the processor's time, in seconds: on a busy machine, too, no test looks as if it had no end."""
+        clean = self.clean_seconds.get(name)
+        return SECONDS if clean is None else round(SLOWER * clean) + MORE_SECONDS
+
+    def test(self, name):
+        """None when it passes; else what its first failure says."""
+        seconds = self.limit(name)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        test = subprocess.Popen(["stdbuf", "-oL", f"build/{name}"], cwd=self.folder, env=self.environment, text=True,
+                                errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                start_new_session=True, preexec_fn=lambda: resource.setrlimit(
+                                    resource.RLIMIT_CPU, (seconds, seconds)))
+        timer = threading.Timer(SECONDS, os.killpg, (test.pid, signal.SIGKILL))
+        timer.start()
+        said = next((line.strip() for line in test.stdout if FAILURE.search(line)), None)
+        if said:
+            os.killpg(test.pid, signal.SIGKILL)
+        test.communicate()
+        timer.cancel()
+        self.clean_seconds.setdefault(name, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
+        if said or test.returncode == 0:
+            return said
+        stopped = -test.returncode in (signal.SIGKILL, signal.SIGXCPU)
+        return "does not end" if stopped else f"ended with {test.returncode}"
+
+    def ask(self, names):
+        """None when all these tests pass, or what the first failure says; whether they could be built."""
+        built, out = self.build(*names)
+        if not built:
+            return "does not build:\n" + out[-2000:], False
+        failures = (f"{name}: {said}" for name in names if (said := self.test(name)))
+        return next(failures, None), True
 
 
-def build(folder):
-    return run(["cmake", "--build", "build", "-j", os.environ.get("JOBS", "2"), "--target", *TESTS], folder)
-
-
-def configure(folder):
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name)
-        else:
-            shutil.copy2(source, folder / name)
-    options = ["-DTRUNNION_SHARED=OFF", "-DCMAKE_C_FLAGS_RELEASE=-O1"]
-    code, out = run(["cmake", "-S", ".", "-B", "build", *options], folder)
-    if code == 0:
-        code, out = build(folder)
-    return code == 0, out
-
-
-def test(folder):
-    """None when all pass; else what the first failure says."""
-    for name in TESTS:
-        code, out = run([f"build/{name}"], folder, SECONDS, TRUNNION_PROGRAMS=PROGRAMS, TRUNNION_BRIEF="1",
-                        TMPDIR=str(folder))
-        if code != 0:
-            return f"{name}: {first_difference(code, out)}"
-    return None
-
-
-def first_difference(code, out):
-    if code is None:
-        return "does not end"
-    for line in out.splitlines():
-        if line.startswith("seed ") or "killed in the program" in line:
-            return line.strip()
-    failed = re.search(r"\[  FAILED  \] (\w+)", out)
-    return failed.group(1) if failed else f"ended with {code}"
-
-
-def try_bug(folder, bug):
+def try_bug(tree, bug):
     """(caught, words)"""
-    _, name, old, new = bug
-    path = folder / "src" / name
+    _, name, old, new, soonest = bug
+    path = tree.folder / "src" / name
     source = path.read_text(encoding="utf-8")
     wrong = sow(source, old, new)
     if wrong is None:
         return False, f"its text does not stand in src/{name} exactly once: sow it anew"
     path.write_text(wrong, encoding="utf-8")
-    code, out = build(folder)
-    words = "does not build:\n" + out[-2000:]
-    caught = False
-    if code == 0:
-        noticed = test(folder)
-        caught = noticed is not None
-        words = noticed or "not noticed"
+    words, built = tree.ask([soonest])
+    if not words:
+        words, built = tree.ask([test for test in TESTS if test != soonest])
     path.write_text(source, encoding="utf-8")
-    return caught, words
+    return words is not None and built, words or "not noticed"
 
 
 def main():
@@ -192,21 +210,19 @@ def main():
     parser.add_argument("--keep", action="store_true")
     arguments = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="trunnion-bugs-"))
-    missed = 0
+    missed, begun = 0, time.monotonic()
     try:
-        built, out = configure(folder)
-        if not built:
-            print(out[-4000:])
-            print("the tree does not build as it is")
-            return 1
-        noticed = test(folder)
+        tree = Tree(folder)
+        configured, out = tree.configure()
+        noticed = tree.ask(TESTS)[0] if configured else out[-4000:]
         if noticed:
-            print(f"without any bug, {noticed}")
+            print(f"without any bug: {noticed}")
             return 1
+        print(f"without any bug: built and tested in {time.monotonic() - begun:.0f} s", flush=True)
         numbers = arguments.numbers or range(1, len(BUGS) + 1)
         for number in numbers:
             start = time.monotonic()
-            caught, words = try_bug(folder, BUGS[number - 1])
+            caught, words = try_bug(tree, BUGS[number - 1])
             missed += not caught
             verdict, seconds = "caught" if caught else "MISSED", time.monotonic() - start
             print(f"{number:3}  {verdict}  {seconds:4.0f} s  {BUGS[number - 1][0]}")
