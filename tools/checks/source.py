@@ -73,7 +73,7 @@ def unproven_nulls():
 
 def dead_bugs():
     """Bugs of tools/seed_bugs.py that cannot be sown any more."""
-    for number, (what, name, old, new) in enumerate(seed_bugs.BUGS, 1):
+    for number, (what, name, old, new, _) in enumerate(seed_bugs.BUGS, 1):
         path = ROOT / "src" / name
         if not path.exists() or seed_bugs.sow(path.read_text(encoding="utf-8"), old, new) is None:
             yield f"tools/seed_bugs.py: bug {number} ({what}): its text does not stand in src/{name} exactly once: sow it anew"
