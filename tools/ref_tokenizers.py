@@ -93,6 +93,7 @@ def probes():
     yield "pt_whitespace_split", probe(None, pt.WhitespaceSplit())
     yield "pt_delimiter", probe(None, pt.CharDelimiterSplit("ä"))
     yield "pt_fixed", probe(None, pt.FixedLength(3))
+    yield "pt_unicode_scripts", probe(None, pt.UnicodeScripts())
     yield "pt_digits", probe(None, pt.Digits(individual_digits=True))
     yield "pt_digits_run", probe(None, pt.Digits(individual_digits=False))
     for scheme in ("always", "first", "never"):

@@ -8,6 +8,7 @@
 #include <utf8proc.h>
 
 #include "text/hf.h"
+#include "text/scripts.h"
 
 tn_status tn_hf_pass(tn_hf_work *w, int index, const char *text, size_t size, bool first) {
     if (size == 0) return TN_OK;
@@ -311,6 +312,39 @@ static tn_status cut_metaspace(tn_hf_work *w, const tn_hf_step *s, const char *t
     return cut_at_text(&k, out->size, s->text.data, s->text.size);
 }
 
+/* ---- scripts ----------------------------------------------------------------------------------------------------- */
+
+static uint8_t script_of(uint32_t c) {
+    size_t low = tn_hf_planes[c >> 16], high = tn_hf_planes[(c >> 16) + 1];
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if (tn_hf_run_begins[middle] <= (c & 0xffff))
+            low = middle;
+        else
+            high = middle;
+    }
+    return tn_hf_run_scripts[low];
+}
+
+/* A new piece begins where the script changes; characters of none stay with what is before them, and are left out in
+ * front of the first piece. */
+static tn_status cut_scripts(tn_hf_work *w, const tn_hf_step *s, const char *text, size_t size, bool first) {
+    cutting k = {.w = w, .step = s, .text = text, .first = first};
+    uint8_t last = 0;
+    size_t start = 0;
+    for (size_t at = 0, length; at < size; at += length) {
+        uint32_t c;
+        length = tn_hf_char(text + at, size - at, &c);
+        uint8_t script = script_of(c);
+        if (script == 0 || script == last) continue;
+        if (last != 0) TRY(take(&k, start, at, false));
+        start = at;
+        last = script;
+    }
+    if (last != 0) TRY(take(&k, start, size, false));
+    return flush(&k);
+}
+
 /* ---- the table --------------------------------------------------------------------------------------------------- */
 
 const tn_hf_row tn_hf_cutters[] = {
@@ -323,6 +357,7 @@ const tn_hf_row tn_hf_cutters[] = {
     {.name = "Punctuation", .read = read_punctuation, .cut = cut_punctuation},
     {.name = "Digits", .read = read_digits, .cut = cut_digits},
     {.name = "Split", .read = read_split, .cut = cut_split},
+    {.name = "UnicodeScripts", .read = tn_hf_read_nothing, .cut = cut_scripts},
     {.name = "FixedLength", .read = read_fixed, .cut = cut_fixed},
     {0},
 };
